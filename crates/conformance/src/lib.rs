@@ -1,0 +1,1 @@
+//! One behaviour suite for every Device

@@ -1,0 +1,195 @@
+//! Packets to send, gathered into trains: equal sizes to one path, the last one shorter.
+
+use hca_core::wire::ICRC_BYTES;
+
+use crate::PathId;
+
+/// Segments of one train at most: what UDP_SEGMENT takes.
+const MAX_SEGMENTS: usize = 64;
+/// Bytes of one train at most: what fits one UDP datagram before it is cut.
+const MAX_TRAIN_BYTES: usize = 65_000;
+
+/// Consecutive packets of a [`TxBatch`] that leave for one path in one piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Train {
+    /// Where to.
+    pub path: PathId,
+    /// First byte in the batch.
+    pub start: usize,
+    /// Bytes, ICRCs included.
+    pub len: usize,
+    /// Bytes of every packet but the last, which may be shorter; ICRC included.
+    pub segment: usize,
+}
+
+impl Train {
+    /// Packets in it.
+    pub fn packets(&self) -> usize {
+        self.len.div_ceil(self.segment)
+    }
+}
+
+/// An append-only batch of packets in one buffer, with room for each ICRC, which the fabric fills in.
+pub struct TxBatch {
+    buf: Box<[u8]>,
+    used: usize,
+    trains: Vec<Train>,
+    /// Trains before this index were sent.
+    sent: usize,
+    /// The last train takes no more packets.
+    closed: bool,
+    /// A packet of this many bytes (ICRC included) is reserved behind `used`.
+    reserved: Option<(PathId, usize)>,
+    /// One bit each to flip after the ICRC is on: (byte in the batch, bit).
+    flips: Vec<(usize, u8)>,
+}
+
+impl TxBatch {
+    /// A batch of at most `bytes` bytes.
+    pub fn with_capacity(bytes: usize) -> Self {
+        Self {
+            buf: vec![0; bytes].into_boxed_slice(),
+            used: 0,
+            trains: Vec::with_capacity(64),
+            sent: 0,
+            closed: false,
+            reserved: None,
+            flips: Vec::new(),
+        }
+    }
+
+    /// Whether nothing waits to be sent.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.sent == self.trains.len()
+    }
+
+    /// Room for a packet of `len` bytes (BTH to padding) on `path`; `None` if the batch is full.
+    #[inline]
+    pub fn reserve(&mut self, path: PathId, len: usize) -> Option<&mut [u8]> {
+        let total = len + ICRC_BYTES;
+        if self.buf.len() - self.used < total {
+            return None;
+        }
+        self.reserved = Some((path, total));
+        Some(&mut self.buf[self.used..self.used + len])
+    }
+
+    /// Appends the packet last reserved.
+    ///
+    /// # Panics
+    /// If none is reserved.
+    #[inline]
+    pub fn commit(&mut self) {
+        let (path, total) = self.reserved.take().expect("a packet was reserved");
+        let start = self.used;
+        self.used += total;
+        if !self.closed
+            && let Some(t) = self.trains[self.sent..].last_mut()
+            && t.path == path
+            && total <= t.segment
+            && t.len + total <= MAX_TRAIN_BYTES
+            && t.len < MAX_SEGMENTS * t.segment
+        {
+            t.len += total;
+            self.closed = total < t.segment;
+            return;
+        }
+        self.closed = false;
+        self.trains.push(Train { path, start, len: total, segment: total });
+    }
+
+    /// The trains that wait to be sent, oldest first.
+    pub fn trains(&self) -> &[Train] {
+        &self.trains[self.sent..]
+    }
+    /// The bytes of a train.
+    pub fn bytes(&self, train: &Train) -> &[u8] {
+        &self.buf[train.start..train.start + train.len]
+    }
+    /// The bytes of a train, for the fabric to put the ICRCs on.
+    pub fn bytes_mut(&mut self, train: &Train) -> &mut [u8] {
+        &mut self.buf[train.start..train.start + train.len]
+    }
+    /// Has a bit flipped on its way, after the ICRC was put on: byte `offset` of the batch.
+    pub fn flip_later(&mut self, offset: usize, bit: u8) {
+        self.flips.push((offset, bit & 7));
+    }
+    /// Flips the bits that were asked for within a train. The fabric calls it once the ICRCs are on.
+    pub fn apply_flips(&mut self, train: &Train) {
+        if self.flips.is_empty() {
+            return;
+        }
+        let within = train.start..train.start + train.len;
+        for &(at, bit) in self.flips.iter().filter(|f| within.contains(&f.0)) {
+            self.buf[at] ^= 1 << bit;
+        }
+        self.flips.retain(|f| !within.contains(&f.0));
+    }
+    /// The oldest `n` waiting trains were sent (or lost); empties the batch when none is left.
+    pub fn advance(&mut self, n: usize) {
+        self.sent += n;
+        assert!(self.sent <= self.trains.len(), "advanced past the batch's end");
+        if self.is_empty() {
+            self.used = 0;
+            self.trains.clear();
+            self.sent = 0;
+            self.closed = false;
+            self.flips.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn push(b: &mut TxBatch, path: u32, len: usize) {
+        b.reserve(PathId(path), len).unwrap().fill(len as u8);
+        b.commit();
+    }
+
+    #[test]
+    fn equal_packets_join_and_a_shorter_one_closes_the_train() {
+        let mut b = TxBatch::with_capacity(4096);
+        for len in [20, 20, 16, 16] {
+            push(&mut b, 1, len);
+        }
+        let t: Vec<_> = b.trains().iter().map(|t| (t.segment, t.packets())).collect();
+        assert_eq!(t, [(24, 3), (20, 1)]);
+    }
+
+    #[test]
+    fn another_path_and_a_longer_packet_begin_a_train() {
+        let mut b = TxBatch::with_capacity(4096);
+        push(&mut b, 1, 20);
+        push(&mut b, 2, 20);
+        push(&mut b, 2, 24);
+        assert_eq!(b.trains().len(), 3);
+        b.advance(3);
+        assert!(b.is_empty() && b.trains().is_empty());
+    }
+
+    #[test]
+    fn trains_end_at_64_segments_and_65000_bytes() {
+        let mut b = TxBatch::with_capacity(1 << 20);
+        for _ in 0..65 {
+            push(&mut b, 1, 20);
+        }
+        assert_eq!(b.trains()[0].packets(), 64);
+        let mut b = TxBatch::with_capacity(1 << 20);
+        for _ in 0..16 {
+            push(&mut b, 1, 4124);
+        }
+        assert_eq!(b.trains()[0].packets(), 15);
+    }
+
+    #[test]
+    fn a_full_batch_refuses_and_an_uncommitted_packet_is_replaced() {
+        let mut b = TxBatch::with_capacity(48);
+        assert!(b.reserve(PathId(1), 40).is_some());
+        push(&mut b, 1, 20);
+        push(&mut b, 1, 20);
+        assert!(b.reserve(PathId(1), 0).is_none());
+    }
+}

@@ -1,0 +1,168 @@
+//! The trait that every kind of network has.
+
+use core::net::IpAddr;
+use std::os::fd::BorrowedFd;
+
+use hca_core::{AddressVector, Counter, Instant, Mtu};
+use thiserror::Error;
+
+use crate::TxBatch;
+
+/// Names a path to a peer within one fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PathId(pub u32);
+
+/// What a fabric is and can.
+#[derive(Clone, Debug)]
+pub struct FabricAttr {
+    /// `udp`, `uring`, `loopback`, `sim`, with layers in front (`capture+udp`).
+    pub name: String,
+    /// Its address.
+    pub local: IpAddr,
+    /// The largest path MTU that the link carries.
+    pub max_mtu: Mtu,
+    /// Bytes that a receiver of this kind buffers, and so the most that a sender keeps in flight to one peer.
+    pub recv_buffer_bytes: usize,
+    /// What was found out at run time, for people: (what, what it is, and the remedy where it could be better).
+    pub notes: Vec<(&'static str, String)>,
+}
+
+/// Why a path can't be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PathError {
+    /// The peer's address is of the other IP version.
+    #[error("the peer {peer} and this adapter's address {local} are of different IP versions")]
+    Family {
+        /// The peer.
+        peer: IpAddr,
+        /// This side.
+        local: IpAddr,
+    },
+    /// Too many paths.
+    #[error("{0} paths are open, which is the limit")]
+    Limit(usize),
+    /// The operating system refused.
+    #[error("{doing}: {source}")]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// The reason.
+        source: std::io::Error,
+    },
+}
+
+/// One packet that arrived, its ICRC checked.
+#[derive(Clone, Copy, Debug)]
+pub struct RxPacket<'a> {
+    /// The sender's address.
+    pub src: IpAddr,
+    /// This side's address.
+    pub dst: IpAddr,
+    /// The sender's UDP port.
+    pub src_port: u16,
+    /// DSCP and ECN bits; 3 in the lower two is "congestion experienced".
+    pub traffic_class: u8,
+    /// Time to live as it arrived; 0 where it is not known.
+    pub hop_limit: u8,
+    /// From BTH to padding, the ICRC left out. At least 12 bytes.
+    pub bytes: &'a [u8],
+}
+
+impl RxPacket<'_> {
+    /// Whether it met congestion on its way.
+    pub fn congestion_experienced(&self) -> bool {
+        self.traffic_class & 3 == 3
+    }
+}
+
+/// How much one receive call may take.
+#[derive(Clone, Copy, Debug)]
+pub struct RxBudget {
+    /// Packets.
+    pub packets: usize,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+/// What a receive call did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RxOutcome {
+    /// Packets given to the sink.
+    pub packets: usize,
+    /// The budget ended before the input did.
+    pub more: bool,
+}
+
+/// Direction of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// Sent by this side.
+    Tx,
+    /// Received by this side.
+    Rx,
+}
+
+/// A frame as it is on the wire, for a [`Tap`].
+#[derive(Clone, Copy, Debug)]
+pub struct TapFrame<'a> {
+    /// Who sent it.
+    pub direction: Direction,
+    /// Source address.
+    pub src: IpAddr,
+    /// Destination address.
+    pub dst: IpAddr,
+    /// Source port.
+    pub src_port: u16,
+    /// DSCP and ECN bits.
+    pub traffic_class: u8,
+    /// Time to live.
+    pub hop_limit: u8,
+    /// IPv4 Identification as it stands in the frame, or the one that the ICRC proves.
+    pub ident: u16,
+    /// UDP payload: BTH to ICRC.
+    pub payload: &'a [u8],
+}
+
+/// Sees every frame, with its true header: what a capture is made of.
+pub trait Tap: Send {
+    /// One frame at this time.
+    fn frame(&mut self, now: Instant, frame: &TapFrame<'_>);
+    /// Writes out what is held back.
+    ///
+    /// # Errors
+    /// The file can't be written.
+    fn flush(&mut self) -> std::io::Result<()>;
+}
+
+/// A network, seen from one address.
+pub trait Fabric: Send {
+    /// What it is.
+    fn attr(&self) -> &FabricAttr;
+    /// Opens a path; several to one peer with different flow labels may be one.
+    ///
+    /// # Errors
+    /// The peer can't be addressed from here.
+    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError>;
+    /// Closes a path. What is under way may still be sent.
+    fn close_path(&mut self, path: PathId);
+    /// Sends all waiting trains, ICRCs put on, in order for each path. What the network can't take now
+    /// stays in the batch; what it refuses for good is lost, and counted.
+    fn send(&mut self, now: Instant, batch: &mut TxBatch);
+    /// Gives packets that arrived to `sink`, at most the budget (a train may exceed it by its rest).
+    fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome;
+    /// When the fabric itself needs a call although nothing arrives (a delay layer).
+    fn next_deadline(&self) -> Option<Instant> {
+        None
+    }
+    /// Readable when `recv` has something. `None`: this fabric has no descriptor (the simulator).
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
+    /// To be called before one sleeps on [`wait_fd`](Self::wait_fd); `true`: do not sleep, there is input.
+    fn prepare_wait(&mut self) -> bool {
+        false
+    }
+    /// Appends this fabric's counters.
+    fn counters(&self, out: &mut Vec<Counter>);
+    /// Installs (or removes) a tap.
+    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>);
+}

@@ -1,0 +1,359 @@
+//! The face of an adapter: a control path that may lock and allocate, and data path ports that
+//! do neither.
+//!
+//! A port is used by one thread at a time (`&mut self`), so it needs no lock; different ports of
+//! one queue pair may live on different threads: one posts while another polls. Dynamic dispatch
+//! happens once a batch.
+#![allow(unsafe_code)] // declarations only: what a caller has to promise about memory
+
+use core::ptr::NonNull;
+use core::task::Waker;
+use core::time::Duration;
+use std::os::fd::BorrowedFd;
+
+use crate::{
+    Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, DeviceError, Gid, Lid, Lkey, MrHandle,
+    Mtu, PdHandle, PostError, QpAttr, QpCap, QpHandle, QpInit, QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle,
+};
+
+/// An adapter. Object-safe; the control path.
+///
+/// Handles carry a generation: one that outlived its object is refused, never taken for another.
+pub trait Device: Send + Sync {
+    /// Limits and abilities.
+    fn attr(&self) -> &DeviceAttr;
+    /// The port (an adapter has one).
+    fn port(&self) -> PortAttr;
+    /// A snapshot of all counters, by name. Names are only ever added.
+    fn counters(&self) -> Vec<Counter>;
+
+    /// Creates a protection domain.
+    ///
+    /// # Errors
+    /// The limit is reached.
+    fn alloc_pd(&self) -> Result<PdHandle, DeviceError>;
+    /// Destroys a protection domain.
+    ///
+    /// # Errors
+    /// It is unknown, or objects still belong to it.
+    fn dealloc_pd(&self, pd: PdHandle) -> Result<(), DeviceError>;
+
+    /// Memory that this device can reach (mapped, pinned or shared as it needs), zeroed, aligned to
+    /// at least 4096 bytes.
+    ///
+    /// # Errors
+    /// There is not that much.
+    fn alloc_memory(&self, len: usize) -> Result<DmaMemory, DeviceError>;
+    /// Registers memory. `Access` of nothing means local reads only.
+    ///
+    /// # Safety
+    /// `mr.addr .. mr.addr + mr.len` stays valid until [`dereg_mr`](Self::dereg_mr) has returned, and
+    /// the program reads and writes it under the rules of memory that others change meanwhile:
+    /// wherever a request in flight or a peer may write, no reference to it exists.
+    ///
+    /// # Errors
+    /// A limit, an unknown protection domain, or memory of a kind that the device can't reach.
+    unsafe fn reg_mr(&self, pd: PdHandle, mr: &MrInit) -> Result<MrKeys, DeviceError>;
+    /// Takes a region's keys back. When it returns, the device touches the memory no more.
+    ///
+    /// # Errors
+    /// The handle is unknown.
+    fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError>;
+
+    /// Creates a completion queue of at least `depth` entries.
+    ///
+    /// # Errors
+    /// `depth` is 0 or beyond the limit, or there are too many.
+    fn create_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError>;
+    /// Destroys a completion queue.
+    ///
+    /// # Errors
+    /// It is unknown, or queue pairs still use it.
+    fn destroy_cq(&self, cq: CqHandle) -> Result<(), DeviceError>;
+
+    /// Creates a shared receive queue.
+    ///
+    /// # Errors
+    /// A limit, or an unknown protection domain.
+    fn create_srq(&self, pd: PdHandle, init: &SrqInit)
+    -> Result<(SrqHandle, Box<dyn RecvPort>), DeviceError>;
+    /// Arms the limit event: it is raised once, when fewer than `limit` requests are left. 0 disarms.
+    ///
+    /// # Errors
+    /// It is unknown, or the limit is beyond the queue's depth.
+    fn set_srq_limit(&self, srq: SrqHandle, limit: u32) -> Result<(), DeviceError>;
+    /// Destroys a shared receive queue.
+    ///
+    /// # Errors
+    /// It is unknown, or queue pairs still use it.
+    fn destroy_srq(&self, srq: SrqHandle) -> Result<(), DeviceError>;
+
+    /// Creates an address handle for datagrams.
+    ///
+    /// # Errors
+    /// A limit, an unknown protection domain, or no path.
+    fn create_ah(&self, pd: PdHandle, av: &AddressVector) -> Result<AhHandle, DeviceError>;
+    /// Destroys an address handle.
+    ///
+    /// # Errors
+    /// It is unknown.
+    fn destroy_ah(&self, ah: AhHandle) -> Result<(), DeviceError>;
+
+    /// Creates a queue pair in state RESET.
+    ///
+    /// # Errors
+    /// A limit, an unknown handle, or objects of another protection domain.
+    fn create_qp(&self, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError>;
+    /// Sets attributes and changes the state.
+    ///
+    /// # Errors
+    /// The transition's rules ([`QpAttr::check`]), a value out of range, or no path to the peer.
+    fn modify_qp(&self, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError>;
+    /// The state and all attributes that are set.
+    ///
+    /// # Errors
+    /// It is unknown.
+    fn query_qp(&self, qp: QpHandle) -> Result<QpStatus, DeviceError>;
+    /// Destroys a queue pair. When it returns, the device touches no memory for it any more, and no
+    /// completion of it will be returned by any poll that begins later.
+    ///
+    /// # Errors
+    /// It is unknown.
+    fn destroy_qp(&self, qp: QpHandle) -> Result<(), DeviceError>;
+
+    /// Takes the oldest asynchronous event.
+    fn poll_event(&self) -> Option<AsyncEvent>;
+    /// Has `waker` woken once when the next asynchronous event comes.
+    fn set_event_waker(&self, waker: &Waker);
+
+    /// Lets the device do a bounded piece of its work on this thread, if it works that way and nobody
+    /// else is at it. Returns whether it did anything. Hardware returns `false`.
+    fn turn(&self) -> bool;
+    /// How long until the device needs a turn even if nothing happens; `None`: it does not.
+    fn next_deadline(&self) -> Option<Duration>;
+    /// The descriptor that becomes readable when the device needs a turn, or has an asynchronous
+    /// event, while nobody turns it. `None` where the device moves by itself.
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
+}
+
+/// Takes send requests of one queue pair.
+pub trait SendPort: Send {
+    /// Takes a batch. The device may start at once, and has to by the next [`ring`](Self::ring).
+    ///
+    /// # Safety
+    /// Until a request completes: memory in its list that is read is not written, and memory that is
+    /// written (READ, atomics) is neither read nor written by references.
+    ///
+    /// # Errors
+    /// The index of the first request that is refused, and why; those before it are taken.
+    unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError>;
+    /// Tells the device of all that was posted: the doorbell.
+    fn ring(&mut self);
+}
+
+/// Takes receive requests of one queue pair, or of one shared receive queue.
+pub trait RecvPort: Send {
+    /// Takes a batch.
+    ///
+    /// # Safety
+    /// Until a request completes, no reference to the memory in its list exists.
+    ///
+    /// # Errors
+    /// The index of the first request that is refused, and why; those before it are taken.
+    unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError>;
+    /// Tells the device of all that was posted: the doorbell.
+    fn ring(&mut self);
+}
+
+/// Which completions an armed queue notifies of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Notify {
+    /// The next one.
+    Any,
+    /// The next one that is solicited, or an error.
+    Solicited,
+}
+
+/// Yields completions of one queue.
+pub trait CqPort: Send {
+    /// Fills `out` from its start with the oldest completions and returns how many. A device that is
+    /// turned by its callers does a turn when the queue is empty.
+    fn poll(&mut self, out: &mut [Completion]) -> usize;
+    /// Asks for one notification. A completion that came before the call does not raise it: poll once
+    /// more after arming, and only then wait.
+    fn arm(&mut self, notify: Notify);
+    /// Where notifications go, beside the descriptor.
+    fn set_waker(&mut self, waker: &Waker);
+    /// One descriptor for everything that a waiter on this queue has to wake up for: readable when
+    /// an armed notification was raised, or when the device needs a turn (then poll). Created at the
+    /// first call.
+    ///
+    /// # Errors
+    /// The system has no descriptors left, or the device has none (in the simulator).
+    fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError>;
+}
+
+/// What creating a queue pair yields.
+pub struct QpPorts {
+    /// Its handle.
+    pub handle: QpHandle,
+    /// Its number on the wire.
+    pub qpn: Qpn,
+    /// What was granted.
+    pub cap: QpCap,
+    /// The send queue.
+    pub send: Box<dyn SendPort>,
+    /// The receive queue; `None` with a shared receive queue.
+    pub recv: Option<Box<dyn RecvPort>>,
+}
+
+/// State and attributes of a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub struct QpStatus {
+    /// The state now.
+    pub state: QpState,
+    /// Attributes as they were set.
+    pub attr: QpAttr,
+    /// The queues' limits.
+    pub cap: QpCap,
+}
+
+/// What a shared receive queue is created with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqInit {
+    /// Outstanding requests.
+    pub max_wr: u32,
+    /// Entries in a request's list.
+    pub max_sge: u32,
+}
+
+/// Memory to register.
+#[derive(Clone, Copy, Debug)]
+pub struct MrInit {
+    /// First byte.
+    pub addr: NonNull<u8>,
+    /// Bytes; at least 1.
+    pub len: usize,
+    /// The address by which requests name the first byte; usually `addr`.
+    pub iova: u64,
+    /// What may be done with it.
+    pub access: Access,
+}
+
+/// A registered region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MrKeys {
+    /// Its handle.
+    pub handle: MrHandle,
+    /// For scatter/gather entries.
+    pub lkey: Lkey,
+    /// For peers.
+    pub rkey: Rkey,
+}
+
+/// Memory that a device gave out; freed when dropped.
+pub struct DmaMemory {
+    addr: NonNull<u8>,
+    len: usize,
+    _owner: Box<dyn Send + Sync>,
+}
+
+impl DmaMemory {
+    /// Wraps memory that lives as long as `owner`.
+    ///
+    /// # Safety
+    /// `addr .. addr + len` is valid for reads and writes, zeroed, and used by nobody else until
+    /// `owner` is dropped.
+    pub unsafe fn new(addr: NonNull<u8>, len: usize, owner: Box<dyn Send + Sync>) -> Self {
+        Self { addr, len, _owner: owner }
+    }
+    /// First byte.
+    pub fn addr(&self) -> NonNull<u8> {
+        self.addr
+    }
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+// SAFETY: a `DmaMemory` is an address and the right to free it; who reads and writes there is ruled
+// by the holder, as for any raw pointer.
+unsafe impl Send for DmaMemory {}
+// SAFETY: as above; a shared `DmaMemory` only tells its address.
+unsafe impl Sync for DmaMemory {}
+
+/// How far an atomic operation is atomic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AtomicScope {
+    /// No atomics.
+    None,
+    /// Against other operations through the same adapter.
+    Hca,
+    /// Against the CPU as well.
+    Cpu,
+}
+
+/// Limits and abilities of a device. Every limit is enforced.
+#[derive(Clone, Debug)]
+pub struct DeviceAttr {
+    /// A name for people.
+    pub name: String,
+    /// What carries the packets: `udp`, `uring`, `loopback`, …
+    pub fabric: String,
+    /// Queue pairs.
+    pub max_qp: u32,
+    /// Outstanding requests a queue.
+    pub max_qp_wr: u32,
+    /// Scatter/gather entries a request.
+    pub max_sge: u32,
+    /// Inline bytes a request.
+    pub max_inline: u32,
+    /// Completion queues.
+    pub max_cq: u32,
+    /// Entries a completion queue.
+    pub max_cqe: u32,
+    /// Memory regions.
+    pub max_mr: u32,
+    /// Bytes a region.
+    pub max_mr_bytes: u64,
+    /// Protection domains.
+    pub max_pd: u32,
+    /// Address handles.
+    pub max_ah: u32,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// Outstanding requests a shared receive queue.
+    pub max_srq_wr: u32,
+    /// READs and atomics that a queue pair may have outstanding, on either side.
+    pub max_rd_atomic: u8,
+    /// How far atomics are atomic.
+    pub atomics: AtomicScope,
+    /// Whether any memory of the process can be registered, or only what `alloc_memory` gave.
+    pub foreign_memory: bool,
+}
+
+/// State of the port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAttr {
+    /// Its GID.
+    pub gid: Gid,
+    /// Its LID; 0 on RoCE.
+    pub lid: Lid,
+    /// The largest path MTU that its link carries.
+    pub active_mtu: Mtu,
+    /// Whether packets can go.
+    pub active: bool,
+}
+
+/// A named counter's value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counter {
+    /// What it counts, as `part_thing`.
+    pub name: &'static str,
+    /// Since the device was opened.
+    pub value: u64,
+}

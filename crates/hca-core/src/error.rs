@@ -1,0 +1,198 @@
+//! Errors of the control path and of posting.
+
+use thiserror::Error;
+
+use crate::{QpAttrMask, QpState, QpType};
+
+/// Why a control call was refused.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// A table is full.
+    #[error(
+        "no room for another {what}: the device's limit is {limit}; destroy one, or open the device with a larger limit"
+    )]
+    LimitReached {
+        /// What was to be created.
+        what: &'static str,
+        /// How many there may be.
+        limit: u64,
+    },
+    /// A number asked for lies beyond what the device reports in its attributes.
+    #[error("{what} of {value} is out of range: this device takes {min} to {max}")]
+    OutOfRange {
+        /// The argument.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// The least.
+        min: u64,
+        /// The most.
+        max: u64,
+    },
+    /// The handle names nothing (any more).
+    #[error("unknown {what} {handle}: it was never created, or is destroyed")]
+    UnknownHandle {
+        /// Kind of object.
+        what: &'static str,
+        /// The index in it.
+        handle: u32,
+    },
+    /// Other objects still use this one.
+    #[error("{what} is in use by {users} other objects; destroy these first")]
+    InUse {
+        /// Kind of object.
+        what: &'static str,
+        /// How many users.
+        users: u64,
+    },
+    /// Objects of two protection domains were mixed.
+    #[error("{what} belongs to another protection domain")]
+    ForeignPd {
+        /// Kind of object.
+        what: &'static str,
+    },
+    /// A queue pair transition was refused.
+    #[error(transparent)]
+    Transition(#[from] TransitionError),
+    /// The device can't do this at all.
+    #[error("this device does not support {what}")]
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
+    },
+    /// The address can't be reached from this device.
+    #[error("no path from this device to {gid}: {why}")]
+    NoPath {
+        /// The peer.
+        gid: crate::Gid,
+        /// The rule.
+        why: &'static str,
+    },
+    /// The operating system refused.
+    #[error("{doing}: {source}")]
+    Io {
+        /// What was being done, with its object.
+        doing: &'static str,
+        /// The reason it gave.
+        source: std::io::Error,
+    },
+}
+
+/// Why a queue pair can't go from one state to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum TransitionError {
+    /// There is no such transition.
+    #[error("a {qp_type:?} queue pair can't go from {from:?} to {to:?}")]
+    Illegal {
+        /// Service.
+        qp_type: QpType,
+        /// The state it is in.
+        from: QpState,
+        /// The state asked for.
+        to: QpState,
+    },
+    /// Attributes are missing.
+    #[error("{from:?} to {to:?} also needs {missing:?}")]
+    Missing {
+        /// The state it is in.
+        from: QpState,
+        /// The state asked for.
+        to: QpState,
+        /// What has to be given.
+        missing: QpAttrMask,
+    },
+    /// Attributes were given that can't change in this transition.
+    #[error("{from:?} to {to:?} can't set {unexpected:?}")]
+    Unexpected {
+        /// The state it is in.
+        from: QpState,
+        /// The state asked for.
+        to: QpState,
+        /// What has to be left out.
+        unexpected: QpAttrMask,
+    },
+    /// An attribute's value is out of range.
+    #[error("{what} of {value} is out of range (at most {max})")]
+    Value {
+        /// The attribute.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// The most.
+        max: u64,
+    },
+}
+
+/// Why a work request was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PostErrorKind {
+    /// As many requests as the queue is deep are outstanding.
+    #[error("the queue is full: {depth} requests are outstanding; poll completions first")]
+    QueueFull {
+        /// Depth of the queue.
+        depth: u32,
+    },
+    /// The state does not take requests.
+    #[error("a queue pair in state {0:?} takes no such request")]
+    WrongState(QpState),
+    /// More entries than the queue was created with.
+    #[error("{count} scatter/gather entries, but the queue was created for {max}")]
+    TooManySges {
+        /// Entries in the request.
+        count: usize,
+        /// Entries allowed.
+        max: u32,
+    },
+    /// More inline bytes than the queue was created with.
+    #[error("{len} inline bytes, but the queue was created for {max}")]
+    InlineTooLong {
+        /// Bytes in the request.
+        len: usize,
+        /// Bytes allowed.
+        max: u32,
+    },
+    /// A message longer than the service carries.
+    #[error("a message of {len} bytes; this service carries at most {max}")]
+    MessageTooLong {
+        /// Bytes in the request.
+        len: u64,
+        /// Bytes allowed.
+        max: u64,
+    },
+    /// The service does not offer the operation (or not with this payload).
+    #[error("a {qp_type:?} queue pair does not offer {op}")]
+    Unsupported {
+        /// Service.
+        qp_type: QpType,
+        /// The operation.
+        op: &'static str,
+    },
+    /// A datagram without a destination, or a connected service with one.
+    #[error("a destination must be given for UD, and for UD only")]
+    Destination,
+    /// An atomic needs exactly 8 bytes of local memory.
+    #[error("an atomic returns 8 bytes, but the local list has {len}")]
+    AtomicLength {
+        /// Bytes in the local list.
+        len: u64,
+    },
+    /// The queue pair takes receive requests from a shared receive queue.
+    #[error("this queue pair takes its receive requests from a shared receive queue; post there")]
+    UsesSrq,
+    /// The queue pair or queue was destroyed.
+    #[error("the queue was destroyed")]
+    Destroyed,
+}
+
+/// A batch that was not taken as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("work request {accepted} of the batch: {kind}")]
+pub struct PostError {
+    /// The requests before this index were taken, this one and those behind it not.
+    pub accepted: usize,
+    /// Why it was refused.
+    pub kind: PostErrorKind,
+}

@@ -1,0 +1,41 @@
+//! The vocabulary of an InfiniBand host channel adapter (HCA): its numbers, its wire formats, its
+//! work requests and completions, the states of its queue pairs, and the [`Device`] traits behind
+//! which an adapter in software and an adapter in silicon look alike.
+//!
+//! This crate does no I/O, starts no thread, reads no clock and draws no random number.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`wire`] | every header, byte by byte; parsing, building, ICRC and VCRC |
+//! | `num` | [`Qpn`], [`Psn`], [`Lkey`], [`Rkey`], [`Gid`], [`Mtu`], timers: the field's numbers as types |
+//! | `wr` | [`SendWr`], [`RecvWr`], [`Sge`]: what a program posts |
+//! | `wc` | [`Completion`] and all completion statuses |
+//! | `qp` | queue pair states, attributes and the legal transitions |
+//! | `device` | [`Device`] (control path) and its ports (data path) |
+//!
+//! ```
+//! use hca_core::{Psn, Mtu};
+//! let psn = Psn::new(0xff_ffff);
+//! assert_eq!(psn.add(1), Psn::new(0)); // PSNs are 24-bit serial numbers
+//! assert_eq!(Mtu::B1024.packets(2500), 3);
+//! ```
+#![deny(unsafe_code)]
+
+mod device;
+mod error;
+mod event;
+mod num;
+mod qp;
+mod time;
+mod wc;
+pub mod wire;
+mod wr;
+
+pub use device::*;
+pub use error::*;
+pub use event::*;
+pub use num::*;
+pub use qp::*;
+pub use time::*;
+pub use wc::*;
+pub use wr::*;

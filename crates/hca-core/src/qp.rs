@@ -1,0 +1,314 @@
+//! Queue pairs: service types, states, attributes and the legal transitions.
+
+use crate::{AckTimeout, CqHandle, Gid, Mtu, Pkey, Psn, Qkey, Qpn, RnrTimer, SrqHandle, TransitionError};
+
+/// The transport service of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub enum QpType {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+}
+
+/// The states of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum QpState {
+    /// Just created; takes no requests.
+    #[default]
+    Reset,
+    /// Takes receive requests.
+    Init,
+    /// Ready to receive: answers its peer.
+    Rtr,
+    /// Ready to send.
+    Rts,
+    /// Send queue drained: finishes what is under way, starts nothing new.
+    Sqd,
+    /// Send queue error (UC and UD): still receives.
+    Sqe,
+    /// Error: every request completes as flushed.
+    Error,
+}
+
+bitflags::bitflags! {
+    /// Which remote operations (and, for regions, local writes) are allowed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    pub struct Access: u8 {
+        /// The adapter may write here on behalf of local requests (receive, READ, atomics).
+        const LOCAL_WRITE = 1;
+        /// Peers may write.
+        const REMOTE_WRITE = 1 << 1;
+        /// Peers may read.
+        const REMOTE_READ = 1 << 2;
+        /// Peers may do atomics.
+        const REMOTE_ATOMIC = 1 << 3;
+        /// Peers may take the key back by SEND with invalidate (regions only).
+        const REMOTE_INVALIDATE = 1 << 4;
+    }
+}
+
+/// The path to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct AddressVector {
+    /// The peer's GID; on RoCEv2 its IP address.
+    pub dgid: Gid,
+    /// Flow label, 20 bits; on RoCEv2 entropy for the UDP source port. 0 lets the device choose.
+    pub flow_label: u32,
+    /// Hop limit (TTL); 0 takes the device's default.
+    pub hop_limit: u8,
+    /// Traffic class: DSCP and ECN bits.
+    pub traffic_class: u8,
+}
+
+/// What a queue pair is created with.
+#[derive(Clone, Copy, Debug)]
+pub struct QpInit {
+    /// Service.
+    pub qp_type: QpType,
+    /// Completions of the send queue go here.
+    pub send_cq: CqHandle,
+    /// Completions of the receive queue go here.
+    pub recv_cq: CqHandle,
+    /// Receive requests come from here instead of a queue of its own.
+    pub srq: Option<SrqHandle>,
+    /// Limits of the queues.
+    pub cap: QpCap,
+}
+
+/// Limits of a queue pair's queues. The device may grant more, never less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpCap {
+    /// Outstanding send requests.
+    pub max_send_wr: u32,
+    /// Outstanding receive requests (ignored with a shared receive queue).
+    pub max_recv_wr: u32,
+    /// Entries in a send request's list.
+    pub max_send_sge: u32,
+    /// Entries in a receive request's list.
+    pub max_recv_sge: u32,
+    /// Inline bytes of a send request.
+    pub max_inline: u32,
+}
+impl Default for QpCap {
+    fn default() -> Self {
+        Self { max_send_wr: 128, max_recv_wr: 128, max_send_sge: 4, max_recv_sge: 4, max_inline: 64 }
+    }
+}
+
+/// Attributes for `modify_qp`: those that are `Some` are set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct QpAttr {
+    /// The state to go to; `None` stays.
+    pub state: Option<QpState>,
+    /// Partition key.
+    pub pkey: Option<Pkey>,
+    /// What the peer may do (RC, UC).
+    pub access: Option<Access>,
+    /// Queue key (UD).
+    pub qkey: Option<Qkey>,
+    /// The peer's queue pair (RC, UC).
+    pub dest_qpn: Option<Qpn>,
+    /// The path to the peer (RC, UC).
+    pub av: Option<AddressVector>,
+    /// Path MTU (RC, UC).
+    pub path_mtu: Option<Mtu>,
+    /// The first PSN that is expected.
+    pub rq_psn: Option<Psn>,
+    /// The first PSN that is sent.
+    pub sq_psn: Option<Psn>,
+    /// READs and atomics that this side may have outstanding (RC).
+    pub max_rd_atomic: Option<u8>,
+    /// READs and atomics that the peer may have outstanding here (RC).
+    pub max_dest_rd_atomic: Option<u8>,
+    /// What an RNR NAK tells the peer to wait (RC).
+    pub min_rnr_timer: Option<RnrTimer>,
+    /// Local ACK timeout (RC).
+    pub timeout: Option<AckTimeout>,
+    /// Retries after timeouts and sequence NAKs, 0 to 7 (RC).
+    pub retry_cnt: Option<u8>,
+    /// Retries after RNR NAKs, 0 to 7; 7 is for ever (RC).
+    pub rnr_retry: Option<u8>,
+    /// Raise an event once the queue has drained (to SQD).
+    pub sqd_event: Option<bool>,
+}
+
+bitflags::bitflags! {
+    /// Names of [`QpAttr`]'s fields, for the transition tables and their errors.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+    pub struct QpAttrMask: u32 {
+        /// `pkey`.
+        const PKEY = 1;
+        /// `access`.
+        const ACCESS = 1 << 1;
+        /// `qkey`.
+        const QKEY = 1 << 2;
+        /// `dest_qpn`.
+        const DEST_QPN = 1 << 3;
+        /// `av`.
+        const AV = 1 << 4;
+        /// `path_mtu`.
+        const PATH_MTU = 1 << 5;
+        /// `rq_psn`.
+        const RQ_PSN = 1 << 6;
+        /// `sq_psn`.
+        const SQ_PSN = 1 << 7;
+        /// `max_rd_atomic`.
+        const MAX_RD_ATOMIC = 1 << 8;
+        /// `max_dest_rd_atomic`.
+        const MAX_DEST_RD_ATOMIC = 1 << 9;
+        /// `min_rnr_timer`.
+        const MIN_RNR_TIMER = 1 << 10;
+        /// `timeout`.
+        const TIMEOUT = 1 << 11;
+        /// `retry_cnt`.
+        const RETRY_CNT = 1 << 12;
+        /// `rnr_retry`.
+        const RNR_RETRY = 1 << 13;
+        /// `sqd_event`.
+        const SQD_EVENT = 1 << 14;
+    }
+}
+
+impl QpAttr {
+    /// Which fields are given (the state left out).
+    pub fn mask(&self) -> QpAttrMask {
+        use QpAttrMask as M;
+        let given = [
+            (self.pkey.is_some(), M::PKEY),
+            (self.access.is_some(), M::ACCESS),
+            (self.qkey.is_some(), M::QKEY),
+            (self.dest_qpn.is_some(), M::DEST_QPN),
+            (self.av.is_some(), M::AV),
+            (self.path_mtu.is_some(), M::PATH_MTU),
+            (self.rq_psn.is_some(), M::RQ_PSN),
+            (self.sq_psn.is_some(), M::SQ_PSN),
+            (self.max_rd_atomic.is_some(), M::MAX_RD_ATOMIC),
+            (self.max_dest_rd_atomic.is_some(), M::MAX_DEST_RD_ATOMIC),
+            (self.min_rnr_timer.is_some(), M::MIN_RNR_TIMER),
+            (self.timeout.is_some(), M::TIMEOUT),
+            (self.retry_cnt.is_some(), M::RETRY_CNT),
+            (self.rnr_retry.is_some(), M::RNR_RETRY),
+            (self.sqd_event.is_some(), M::SQD_EVENT),
+        ];
+        given.into_iter().filter(|g| g.0).map(|g| g.1).collect()
+    }
+
+    /// Checks a transition of a queue pair of type `qp_type` out of state `from`: whether it exists,
+    /// whether all that it needs is given and nothing that it can't set, and the values' ranges.
+    ///
+    /// # Errors
+    /// The rule that is broken, with the states and attributes.
+    pub fn check(&self, qp_type: QpType, from: QpState) -> Result<(), TransitionError> {
+        let to = self.state.unwrap_or(from);
+        let Some((required, optional)) = transition(qp_type, from, to) else {
+            return Err(TransitionError::Illegal { qp_type, from, to });
+        };
+        let given = self.mask();
+        let missing = required - given;
+        if !missing.is_empty() {
+            return Err(TransitionError::Missing { from, to, missing });
+        }
+        let unexpected = given - required - optional;
+        if !unexpected.is_empty() {
+            return Err(TransitionError::Unexpected { from, to, unexpected });
+        }
+        for (what, value) in [("retry_cnt", self.retry_cnt), ("rnr_retry", self.rnr_retry)] {
+            if let Some(v) = value.filter(|v| *v > 7) {
+                return Err(TransitionError::Value { what, value: v.into(), max: 7 });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The required and the optional attributes of a transition; `None` where there is none.
+fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttrMask, QpAttrMask)> {
+    use QpAttrMask as M;
+    use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+    let none = M::empty();
+    // What each service sets when it leaves RESET, and may set again later.
+    let (init, again) = match qp_type {
+        QpType::Ud => (M::PKEY | M::QKEY, M::QKEY),
+        QpType::Uc => (M::PKEY | M::ACCESS, M::ACCESS),
+        QpType::Rc => (M::PKEY | M::ACCESS, M::ACCESS | M::MIN_RNR_TIMER),
+    };
+    let connect = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN;
+    Some(match (from, to) {
+        (_, Reset | Error) => (none, none),
+        (Reset, Init) => (init, none),
+        (Init, Init) => (none, init),
+        (Init, Rtr) => match qp_type {
+            QpType::Ud => (none, init),
+            QpType::Uc => (connect, init),
+            QpType::Rc => (connect | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER, init),
+        },
+        (Rtr, Rts) => match qp_type {
+            QpType::Rc => (M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_RD_ATOMIC, again),
+            QpType::Ud | QpType::Uc => (M::SQ_PSN, again),
+        },
+        (Rts, Rts) | (Sqd, Rts) => (none, again),
+        (Rts, Sqd) => (none, M::SQD_EVENT),
+        (Sqd, Sqd) => match qp_type {
+            QpType::Ud => (none, init),
+            QpType::Uc => (none, init | M::AV),
+            QpType::Rc => (
+                none,
+                init | M::AV
+                    | M::TIMEOUT
+                    | M::RETRY_CNT
+                    | M::RNR_RETRY
+                    | M::MAX_RD_ATOMIC
+                    | M::MAX_DEST_RD_ATOMIC
+                    | M::MIN_RNR_TIMER,
+            ),
+        },
+        (Sqe, Rts) if qp_type != QpType::Rc => (none, again),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rc_needs_its_path_to_become_ready_to_receive() {
+        let attr = QpAttr { state: Some(QpState::Rtr), dest_qpn: Some(Qpn::new(9)), ..QpAttr::default() };
+        let Err(TransitionError::Missing { missing, .. }) = attr.check(QpType::Rc, QpState::Init) else {
+            panic!("must be refused");
+        };
+        assert!(
+            missing.contains(QpAttrMask::AV | QpAttrMask::RQ_PSN) && !missing.contains(QpAttrMask::DEST_QPN)
+        );
+    }
+
+    #[test]
+    fn every_state_goes_to_reset_and_error() {
+        use QpState::*;
+        for t in [QpType::Rc, QpType::Uc, QpType::Ud] {
+            for from in [Reset, Init, Rtr, Rts, Sqd, Sqe, Error] {
+                for to in [Reset, Error] {
+                    let attr = QpAttr { state: Some(to), ..QpAttr::default() };
+                    assert_eq!(attr.check(t, from), Ok(()));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sqe_is_for_unreliable_services_only() {
+        let attr = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
+        assert!(attr.check(QpType::Ud, QpState::Sqe).is_ok());
+        assert!(attr.check(QpType::Rc, QpState::Sqe).is_err());
+    }
+
+    #[test]
+    fn reset_does_not_jump_to_rts() {
+        let attr = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
+        assert!(matches!(attr.check(QpType::Rc, QpState::Reset), Err(TransitionError::Illegal { .. })));
+    }
+}

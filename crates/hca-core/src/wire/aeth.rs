@@ -1,0 +1,108 @@
+//! ACK Extended Transport Header and its syndrome.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::Be24;
+use crate::RnrTimer;
+
+/// ACK Extended Transport Header, 4 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Aeth {
+    /// ACK with credits, RNR NAK with timer, or NAK with code; see [`Syndrome`].
+    pub syndrome: u8,
+    /// Message sequence number: messages that the responder has completed, modulo 2^24.
+    pub msn: Be24,
+}
+const _: () = assert!(size_of::<Aeth>() == 4 && align_of::<Aeth>() == 1);
+
+/// Why a responder refuses a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum NakCode {
+    /// A packet is missing; the requester goes back to the PSN of this NAK.
+    PsnSequence = 0,
+    /// The request is malformed, or not supported here.
+    InvalidRequest = 1,
+    /// A key, a range or a right does not allow the access.
+    RemoteAccess = 2,
+    /// The responder can't carry it out.
+    RemoteOperational = 3,
+    /// Invalid reliable datagram request.
+    InvalidRd = 4,
+}
+
+/// The meaning of an [`Aeth`]'s syndrome byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Syndrome {
+    /// Acknowledged; the encoded end-to-end credit count (0 to 30), or `None` where the responder
+    /// does not count (31).
+    Ack(Option<u8>),
+    /// Receiver not ready; wait this long.
+    RnrNak(RnrTimer),
+    /// Refused.
+    Nak(NakCode),
+}
+
+const KIND: u8 = 0x60;
+const VALUE: u8 = 0x1f;
+const ACK: u8 = 0x00;
+const RNR_NAK: u8 = 0x20;
+const NAK: u8 = 0x60;
+const NO_CREDITS: u8 = 0x1f;
+
+impl Syndrome {
+    /// The byte on the wire.
+    pub const fn encode(self) -> u8 {
+        match self {
+            Self::Ack(Some(c)) => ACK | if c < NO_CREDITS { c } else { NO_CREDITS - 1 },
+            Self::Ack(None) => ACK | NO_CREDITS,
+            Self::RnrNak(t) => RNR_NAK | t.encoding(),
+            Self::Nak(code) => NAK | code as u8,
+        }
+    }
+    /// The meaning of a byte from the wire; `None` where it is reserved.
+    pub const fn decode(byte: u8) -> Option<Self> {
+        let v = byte & VALUE;
+        Some(match byte & KIND {
+            ACK if v == NO_CREDITS => Self::Ack(None),
+            ACK => Self::Ack(Some(v)),
+            RNR_NAK => Self::RnrNak(RnrTimer::new(v)),
+            NAK => Self::Nak(match v {
+                0 => NakCode::PsnSequence,
+                1 => NakCode::InvalidRequest,
+                2 => NakCode::RemoteAccess,
+                3 => NakCode::RemoteOperational,
+                4 => NakCode::InvalidRd,
+                _ => return None,
+            }),
+            _ => return None,
+        })
+    }
+}
+
+/// Credits behind the encoded count of an ACK syndrome, and back.
+impl Syndrome {
+    const CREDITS: [u16; 31] = [
+        0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
+        3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768,
+    ];
+    /// The number of credits that an encoded count (0 to 30) stands for.
+    pub const fn credits(encoded: u8) -> u16 {
+        Self::CREDITS[if encoded < 31 { encoded as usize } else { 30 }]
+    }
+    /// The largest encoded count that promises no more than `credits`.
+    pub const fn encode_credits(credits: u32) -> u8 {
+        let mut lo = 0;
+        let mut hi = 30;
+        while lo < hi {
+            let mid = (lo + hi + 1) / 2;
+            if Self::CREDITS[mid] as u32 <= credits {
+                lo = mid;
+            } else {
+                hi = mid - 1;
+            }
+        }
+        lo as u8
+    }
+}

@@ -1,0 +1,118 @@
+//! Base Transport Header.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Be16, Be24, Opcode};
+use crate::{Pkey, Psn, Qpn};
+
+bitflags::bitflags! {
+    /// The single bits of a [`Bth`], gathered.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+    pub struct BthFlags: u8 {
+        /// Solicited event.
+        const SOLICITED = 1;
+        /// The requester asks for an acknowledgement.
+        const ACK_REQ = 1 << 1;
+        /// Forward explicit congestion notification.
+        const FECN = 1 << 2;
+        /// Backward explicit congestion notification.
+        const BECN = 1 << 3;
+    }
+}
+
+/// Base Transport Header, 12 bytes; the first of every transport packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Bth {
+    opcode: u8,
+    /// SE, MigReq, PadCnt (2 bits), TVer (4 bits).
+    se_m_pad_tver: u8,
+    pkey: Be16,
+    /// FECN, BECN and 6 reserved bits; the byte that the ICRC takes as ones.
+    fecn_becn: u8,
+    dest_qp: Be24,
+    /// AckReq and 7 reserved bits.
+    ack_req: u8,
+    psn: Be24,
+}
+const _: () = assert!(size_of::<Bth>() == 12 && align_of::<Bth>() == 1);
+
+const SOLICITED: u8 = 0x80;
+const MIG_REQ: u8 = 0x40;
+const PAD_SHIFT: u32 = 4;
+const TVER: u8 = 0x0f;
+const FECN: u8 = 0x80;
+const BECN: u8 = 0x40;
+const ACK_REQ: u8 = 0x80;
+
+impl Bth {
+    /// Bytes on the wire.
+    pub const BYTES: usize = 12;
+
+    /// A header of transport version 0, MigReq set as adapters send it.
+    #[inline]
+    pub fn new(opcode: Opcode, flags: BthFlags, pad: u8, pkey: Pkey, dest_qp: Qpn, psn: Psn) -> Self {
+        let bit = |flag, mask| if flags.contains(flag) { mask } else { 0 };
+        Self {
+            opcode: opcode.raw(),
+            se_m_pad_tver: bit(BthFlags::SOLICITED, SOLICITED) | MIG_REQ | (pad & 3) << PAD_SHIFT,
+            pkey: Be16::new(pkey.raw()),
+            fecn_becn: bit(BthFlags::FECN, FECN) | bit(BthFlags::BECN, BECN),
+            dest_qp: Be24::new(dest_qp.raw()),
+            ack_req: bit(BthFlags::ACK_REQ, ACK_REQ),
+            psn: Be24::new(psn.raw()),
+        }
+    }
+    /// The operation code.
+    #[inline]
+    pub const fn opcode(&self) -> Opcode {
+        Opcode::new(self.opcode)
+    }
+    /// Bytes of padding behind the payload, 0 to 3.
+    #[inline]
+    pub const fn pad(&self) -> u8 {
+        self.se_m_pad_tver >> PAD_SHIFT & 3
+    }
+    /// Whether the solicited event bit is set.
+    #[inline]
+    pub const fn solicited(&self) -> bool {
+        self.se_m_pad_tver & SOLICITED != 0
+    }
+    /// The path migration bit.
+    pub const fn mig_req(&self) -> bool {
+        self.se_m_pad_tver & MIG_REQ != 0
+    }
+    /// Transport header version; 0 is the only one.
+    #[inline]
+    pub const fn version(&self) -> u8 {
+        self.se_m_pad_tver & TVER
+    }
+    /// Partition key.
+    #[inline]
+    pub const fn pkey(&self) -> Pkey {
+        Pkey::new(self.pkey.get())
+    }
+    /// Destination queue pair.
+    #[inline]
+    pub const fn dest_qp(&self) -> Qpn {
+        Qpn::new(self.dest_qp.get())
+    }
+    /// Whether the sender asks for an acknowledgement.
+    #[inline]
+    pub const fn ack_req(&self) -> bool {
+        self.ack_req & ACK_REQ != 0
+    }
+    /// Whether the packet met congestion on its way (forward notification).
+    pub const fn fecn(&self) -> bool {
+        self.fecn_becn & FECN != 0
+    }
+    /// Whether the peer met congestion (backward notification).
+    pub const fn becn(&self) -> bool {
+        self.fecn_becn & BECN != 0
+    }
+    /// Packet sequence number.
+    #[inline]
+    pub const fn psn(&self) -> Psn {
+        Psn::new(self.psn.get())
+    }
+}

@@ -1,0 +1,161 @@
+//! One transport packet, from BTH to the end of its payload.
+
+use bytemuck::Pod;
+use thiserror::Error;
+
+use super::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ieth, ImmDt, Layout, Opcode, Rdeth, Reth, Xrceth};
+
+/// Why bytes are not a transport packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ParseError {
+    /// Fewer bytes than the headers of the opcode need.
+    #[error("packet of {len} bytes is shorter than the {need} bytes of its headers and padding")]
+    Short {
+        /// Bytes there.
+        len: usize,
+        /// Bytes needed.
+        need: usize,
+    },
+    /// No packet has this opcode.
+    #[error("opcode {0:#04x} is not defined")]
+    UnknownOpcode(u8),
+    /// The transport header version is not 0.
+    #[error("transport header version {0} is not 0")]
+    Version(u8),
+    /// A payload where the opcode has none, or a length that is no multiple of 4.
+    #[error("payload of {len} bytes (padding included) does not fit the opcode")]
+    PayloadLength {
+        /// Bytes behind the headers.
+        len: usize,
+    },
+}
+
+/// A parsed packet: views into the bytes that it was parsed from. The ICRC is not part of it.
+#[derive(Clone, Copy)]
+pub struct Packet<'a> {
+    bytes: &'a [u8],
+    layout: &'static Layout,
+    payload_end: usize,
+}
+
+impl<'a> Packet<'a> {
+    /// Parses `bytes`, which begin with the BTH and end before the ICRC.
+    ///
+    /// # Errors
+    /// What one packet alone shows to be wrong: too short, unknown opcode, version, pad count.
+    #[inline]
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, ParseError> {
+        let short = |need| ParseError::Short { len: bytes.len(), need };
+        let Some(head) = bytes.first_chunk::<{ Bth::BYTES }>() else { return Err(short(Bth::BYTES)) };
+        let bth: &Bth = bytemuck::cast_ref(head);
+        let Some(layout) = bth.opcode().layout() else {
+            return Err(ParseError::UnknownOpcode(bth.opcode().raw()));
+        };
+        if bth.version() != 0 {
+            return Err(ParseError::Version(bth.version()));
+        }
+        let headers = usize::from(layout.header_bytes);
+        let need = headers + usize::from(bth.pad());
+        if bytes.len() < need {
+            return Err(short(need));
+        }
+        let behind = bytes.len() - headers;
+        if !behind.is_multiple_of(4) || (!layout.payload && behind != 0) {
+            return Err(ParseError::PayloadLength { len: behind });
+        }
+        Ok(Self { bytes, layout, payload_end: bytes.len() - usize::from(bth.pad()) })
+    }
+    /// The base transport header.
+    #[inline]
+    pub fn bth(&self) -> &'a Bth {
+        view(self.bytes, 0)
+    }
+    /// The operation code.
+    #[inline]
+    pub fn opcode(&self) -> Opcode {
+        self.bth().opcode()
+    }
+    /// The payload without padding.
+    #[inline]
+    pub fn payload(&self) -> &'a [u8] {
+        &self.bytes[usize::from(self.layout.header_bytes)..self.payload_end]
+    }
+    /// All bytes, padding included, ICRC not.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+    fn ext<T: Pod>(&self, at: u8) -> Option<&'a T> {
+        if at == 0 { None } else { Some(view(self.bytes, usize::from(at))) }
+    }
+    /// RDMA header, where the opcode has one.
+    #[inline]
+    pub fn reth(&self) -> Option<&'a Reth> {
+        self.ext(self.layout.reth)
+    }
+    /// Acknowledgement header, where the opcode has one.
+    #[inline]
+    pub fn aeth(&self) -> Option<&'a Aeth> {
+        self.ext(self.layout.aeth)
+    }
+    /// Atomic header, where the opcode has one.
+    #[inline]
+    pub fn atomic(&self) -> Option<&'a AtomicEth> {
+        self.ext(self.layout.atomic)
+    }
+    /// Atomic acknowledgement, where the opcode has one.
+    #[inline]
+    pub fn atomic_ack(&self) -> Option<&'a AtomicAckEth> {
+        self.ext(self.layout.atomic_ack)
+    }
+    /// Immediate data, where the opcode has it.
+    #[inline]
+    pub fn imm(&self) -> Option<u32> {
+        self.ext::<ImmDt>(self.layout.imm).map(|i| i.data.get())
+    }
+    /// Key to invalidate, where the opcode has one.
+    #[inline]
+    pub fn ieth(&self) -> Option<&'a Ieth> {
+        self.ext(self.layout.ieth)
+    }
+    /// Datagram header, where the opcode has one.
+    #[inline]
+    pub fn deth(&self) -> Option<&'a Deth> {
+        self.ext(self.layout.deth)
+    }
+    /// Reliable datagram header, where the opcode has one.
+    pub fn rdeth(&self) -> Option<&'a Rdeth> {
+        self.ext(self.layout.rdeth)
+    }
+    /// XRC header, where the opcode has one.
+    pub fn xrceth(&self) -> Option<&'a Xrceth> {
+        self.ext(self.layout.xrceth)
+    }
+}
+
+#[inline]
+fn view<T: Pod>(bytes: &[u8], at: usize) -> &T {
+    bytemuck::from_bytes(&bytes[at..at + size_of::<T>()])
+}
+
+impl core::fmt::Debug for Packet<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let bth = self.bth();
+        let mut s = f.debug_struct("Packet");
+        s.field("opcode", &self.opcode()).field("qpn", &bth.dest_qp()).field("psn", &bth.psn());
+        if let Some(a) = self.aeth() {
+            s.field("aeth", &Syndrome(a));
+        }
+        if let Some(r) = self.reth() {
+            s.field("reth", r);
+        }
+        s.field("ack_req", &bth.ack_req()).field("payload", &self.payload().len()).finish()
+    }
+}
+
+struct Syndrome<'a>(&'a Aeth);
+impl core::fmt::Debug for Syndrome<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        write!(f, "{:?} msn {}", super::Syndrome::decode(self.0.syndrome), self.0.msn.get())
+    }
+}

@@ -1,0 +1,1 @@
+//! RDMA anywhere: open a device by name; the hca command

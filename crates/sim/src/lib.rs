@@ -1,0 +1,1 @@
+//! Many adapters, one seed, a hostile network: deterministic simulation for verbs programs

@@ -1,0 +1,1 @@
+//! A host channel adapter in software

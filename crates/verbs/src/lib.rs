@@ -1,0 +1,1 @@
+//! Safe verbs over any Device
