@@ -12,5 +12,7 @@
 extern crate alloc;
 
 mod host;
+mod qp;
 
 pub use host::*;
+pub use qp::{AckOwed, Qp, QpConfig, RxMeta, WindowStats};
