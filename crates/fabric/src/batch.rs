@@ -64,6 +64,11 @@ impl TxBatch {
         self.sent == self.trains.len()
     }
 
+    /// Bytes gathered since the batch was last empty, sent ones included.
+    pub fn len_bytes(&self) -> usize {
+        self.used
+    }
+
     /// Room for a packet of `len` bytes (BTH to padding) on `path`; `None` if the batch is full.
     #[inline]
     pub fn reserve(&mut self, path: PathId, len: usize) -> Option<&mut [u8]> {
@@ -111,11 +116,21 @@ impl TxBatch {
     pub fn bytes_mut(&mut self, train: &Train) -> &mut [u8] {
         &mut self.buf[train.start..train.start + train.len]
     }
+    /// The first free byte: where the packet reserved next will stand.
+    pub fn position(&self) -> usize {
+        self.used
+    }
+    /// Bytes that are still free. A packet takes [`ICRC_BYTES`] more than its transport bytes.
+    pub fn room(&self) -> usize {
+        self.buf.len() - self.used
+    }
     /// Has a bit flipped on its way, after the ICRC was put on: byte `offset` of the batch.
     pub fn flip_later(&mut self, offset: usize, bit: u8) {
         self.flips.push((offset, bit & 7));
     }
-    /// Flips the bits that were asked for within a train. The fabric calls it once the ICRCs are on.
+    /// Flips the bits that were asked for within a train. The fabric calls it once the ICRCs are on, and
+    /// once more to take the flips back when the train could not leave.
+    #[inline]
     pub fn apply_flips(&mut self, train: &Train) {
         if self.flips.is_empty() {
             return;
@@ -124,10 +139,13 @@ impl TxBatch {
         for &(at, bit) in self.flips.iter().filter(|f| within.contains(&f.0)) {
             self.buf[at] ^= 1 << bit;
         }
-        self.flips.retain(|f| !within.contains(&f.0));
     }
     /// The oldest `n` waiting trains were sent (or lost); empties the batch when none is left.
     pub fn advance(&mut self, n: usize) {
+        if !self.flips.is_empty() {
+            let gone = &self.trains[self.sent..self.sent + n];
+            self.flips.retain(|f| !gone.iter().any(|t| (t.start..t.start + t.len).contains(&f.0)));
+        }
         self.sent += n;
         assert!(self.sent <= self.trains.len(), "advanced past the batch's end");
         if self.is_empty() {
@@ -182,6 +200,23 @@ mod tests {
             push(&mut b, 1, 4124);
         }
         assert_eq!(b.trains()[0].packets(), 15);
+    }
+
+    #[test]
+    fn flips_are_taken_back_by_a_second_call_and_forgotten_with_the_train() {
+        let mut b = TxBatch::with_capacity(48);
+        push(&mut b, 1, 20);
+        b.flip_later(3, 1);
+        let t = b.trains()[0];
+        b.apply_flips(&t);
+        assert_eq!(b.bytes(&t)[3], 20 ^ 2);
+        b.apply_flips(&t);
+        assert_eq!(b.bytes(&t)[3], 20);
+        b.advance(1);
+        push(&mut b, 1, 20);
+        let t = b.trains()[0];
+        b.apply_flips(&t);
+        assert_eq!(b.bytes(&t)[3], 20);
     }
 
     #[test]
