@@ -1,1 +1,27 @@
-//! Many adapters, one seed, a hostile network: deterministic simulation for verbs programs
+#![doc = include_str!("../README.md")]
+#![deny(unsafe_code)]
+
+mod adapter;
+mod check;
+mod executor;
+mod fabric;
+mod link;
+mod net;
+mod rng;
+mod sim;
+#[cfg(test)]
+mod tests;
+mod trace;
+mod violation;
+
+pub use check::check;
+pub use executor::{
+    Cancelled, Elapsed, JoinHandle, Sleep, note, now, random, sleep, spawn, timeout, yield_now,
+};
+pub use fabric::SimFabric;
+pub use link::LinkProfile;
+pub use net::{NetStats, SimNet};
+pub use rng::Rng;
+pub use sim::{Actor, Node, Outcome, Sim, SimBuilder, Step};
+pub use trace::{Event, FrameTag, Loss};
+pub use violation::Violation;

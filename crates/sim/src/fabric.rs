@@ -1,0 +1,199 @@
+//! One adapter's view of the network.
+
+use core::net::IpAddr;
+use std::os::fd::BorrowedFd;
+
+use hca_core::wire::{Bth, ICRC_BYTES};
+use hca_core::{AddressVector, Counter, Instant, Mtu};
+use hca_fabric::{
+    Direction, Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TapFrame, TxBatch,
+};
+
+use crate::SimNet;
+use crate::net::{Path, RECV_BUFFER_BYTES, seal};
+
+/// Paths that may be open at once.
+const MAX_PATHS: usize = 1 << 20;
+/// Time to live of a packet whose path names none.
+const DEFAULT_HOP_LIMIT: u8 = 64;
+
+/// The fabric of one adapter in a simulation. Works packet by packet, puts the ICRC on and checks it,
+/// so that changed packets are found out as they are on a real network.
+///
+/// A node that crashed may open another at the same address; this one then sends into the void and
+/// receives nothing.
+pub struct SimFabric {
+    net: SimNet,
+    node: usize,
+    incarnation: u32,
+    attr: FabricAttr,
+    paths: Vec<Option<Path>>,
+    tap: Option<Box<dyn Tap>>,
+    counts: Counts,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Counts {
+    tx_packets: u64,
+    tx_bytes: u64,
+    rx_packets: u64,
+    rx_bytes: u64,
+}
+
+impl SimFabric {
+    pub(crate) fn open(net: &SimNet, node: usize) -> Self {
+        let mut inner = net.lock();
+        let incarnation = inner.open_port(node);
+        let attr = FabricAttr {
+            name: "sim".into(),
+            local: inner.ip(node),
+            max_mtu: Mtu::B4096,
+            recv_buffer_bytes: RECV_BUFFER_BYTES,
+            notes: Vec::new(),
+        };
+        drop(inner);
+        let (paths, counts) = (Vec::new(), Counts::default());
+        Self { net: net.clone(), node, incarnation, attr, paths, tap: None, counts }
+    }
+}
+
+impl Fabric for SimFabric {
+    fn attr(&self) -> &FabricAttr {
+        &self.attr
+    }
+
+    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+        let (peer, local) = (av.dgid.ip(), self.attr.local);
+        if peer.is_ipv4() != local.is_ipv4() {
+            return Err(PathError::Family { peer, local });
+        }
+        let path = Path {
+            peer,
+            src_port: 0xc000 | (av.flow_label ^ av.flow_label >> 14) as u16 & 0x3fff,
+            traffic_class: av.traffic_class,
+            hop_limit: if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit },
+        };
+        let slot = match self.paths.iter().position(Option::is_none) {
+            Some(free) => free,
+            None if self.paths.len() == MAX_PATHS => return Err(PathError::Limit(MAX_PATHS)),
+            None => {
+                self.paths.push(None);
+                self.paths.len() - 1
+            }
+        };
+        self.paths[slot] = Some(path);
+        Ok(PathId(slot as u32))
+    }
+
+    fn close_path(&mut self, path: PathId) {
+        if let Some(slot) = self.paths.get_mut(path.0 as usize) {
+            *slot = None;
+        }
+    }
+
+    fn send(&mut self, now: Instant, batch: &mut TxBatch) {
+        let mut net = self.net.lock();
+        let live = net.is_live(self.node, self.incarnation);
+        let trains = batch.trains().len();
+        for n in 0..trains {
+            let train = batch.trains()[n];
+            let Some(path) = self.paths.get(train.path.0 as usize).copied().flatten() else { continue };
+            if !live {
+                continue;
+            }
+            let mut idents = Vec::with_capacity(train.packets());
+            for packet in batch.bytes_mut(&train).chunks_mut(train.segment) {
+                let ident = net.next_ident(self.node);
+                seal(self.attr.local, &path, ident, packet);
+                idents.push(ident);
+            }
+            batch.apply_flips(&train);
+            for (packet, ident) in batch.bytes(&train).chunks(train.segment).zip(idents) {
+                self.counts.tx_packets += 1;
+                self.counts.tx_bytes += packet.len() as u64;
+                if let Some(tap) = &mut self.tap {
+                    let (src, dst) = (self.attr.local, path.peer);
+                    tap.frame(now, &tap_frame(Direction::Tx, src, dst, &path, ident, packet));
+                }
+                net.send(now, self.node, &path, ident, packet);
+            }
+        }
+        batch.advance(trains);
+    }
+
+    fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
+        let mut done = RxOutcome::default();
+        let mut bytes = 0;
+        if !self.net.lock().is_live(self.node, self.incarnation) {
+            return done;
+        }
+        while done.packets < budget.packets && bytes < budget.bytes {
+            let mut net = self.net.lock();
+            let Some(frame) = net.take(now, self.node) else { return done };
+            let src = net.ip(frame.from);
+            drop(net);
+            let packet = RxPacket {
+                src,
+                dst: self.attr.local,
+                src_port: frame.src_port,
+                traffic_class: frame.traffic_class,
+                hop_limit: frame.hop_limit,
+                bytes: &frame.bytes[..frame.bytes.len() - ICRC_BYTES],
+            };
+            debug_assert!(packet.bytes.len() >= Bth::BYTES, "shorter frames are dropped by the network");
+            if let Some(tap) = &mut self.tap {
+                let path = Path {
+                    peer: src,
+                    src_port: frame.src_port,
+                    traffic_class: frame.traffic_class,
+                    hop_limit: frame.hop_limit,
+                };
+                let dst = self.attr.local;
+                tap.frame(now, &tap_frame(Direction::Rx, src, dst, &path, frame.ident, &frame.bytes));
+            }
+            sink(&packet);
+            done.packets += 1;
+            bytes += frame.bytes.len();
+            self.counts.rx_packets += 1;
+            self.counts.rx_bytes += frame.bytes.len() as u64;
+            self.net.lock().recycle(frame.bytes);
+        }
+        done.more = self.net.lock().has_input(self.node);
+        done
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn prepare_wait(&mut self) -> bool {
+        let net = self.net.lock();
+        net.is_live(self.node, self.incarnation) && net.has_input(self.node)
+    }
+
+    fn counters(&self, out: &mut Vec<Counter>) {
+        let Counts { tx_packets, tx_bytes, rx_packets, rx_bytes } = self.counts;
+        out.extend([
+            Counter { name: "fabric_tx_packets", value: tx_packets },
+            Counter { name: "fabric_tx_bytes", value: tx_bytes },
+            Counter { name: "fabric_rx_packets", value: rx_packets },
+            Counter { name: "fabric_rx_bytes", value: rx_bytes },
+        ]);
+    }
+
+    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
+        self.tap = tap;
+    }
+}
+
+fn tap_frame<'a>(
+    direction: Direction,
+    src: IpAddr,
+    dst: IpAddr,
+    path: &Path,
+    ident: u16,
+    payload: &'a [u8],
+) -> TapFrame<'a> {
+    let Path { src_port, traffic_class, hop_limit, .. } = *path;
+    TapFrame { direction, src, dst, src_port, traffic_class, hop_limit, ident, payload }
+}
