@@ -1,0 +1,135 @@
+//! Completion queues: the engine's side, and what both sides share.
+
+use core::task::Waker;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+
+use hca_core::{Completion, CqHandle, DeviceError, Notify, QpHandle, WcStatus};
+
+use crate::notify::EventFd;
+use crate::ring::Producer;
+use crate::sync::{Arc, AtomicU32, Mutex, Ordering, fence};
+
+const DISARMED: u32 = 0;
+const SOLICITED: u32 = 1;
+const ANY: u32 = 2;
+
+/// What the engine and the polling side of a completion queue share beside the ring.
+pub(crate) struct CqShared {
+    armed: AtomicU32,
+    waker: Mutex<Option<Waker>>,
+    event: OnceLock<EventFd>,
+    /// Counts changes of `purges`.
+    pub(crate) purge_epoch: AtomicU32,
+    /// Completions of these queue pairs that lie before the ring index are to be passed over.
+    pub(crate) purges: Mutex<Vec<(QpHandle, u32)>>,
+}
+
+impl CqShared {
+    pub(crate) fn new() -> Self {
+        Self {
+            armed: AtomicU32::new(DISARMED),
+            waker: Mutex::new(None),
+            event: OnceLock::new(),
+            purge_epoch: AtomicU32::new(0),
+            purges: Mutex::new(Vec::new()),
+        }
+    }
+    /// Asks for one notification. The caller polls once more afterwards.
+    pub(crate) fn arm(&self, notify: Notify) {
+        if let Some(e) = self.event.get() {
+            e.clear();
+        }
+        let word = match notify {
+            Notify::Any => ANY,
+            Notify::Solicited => SOLICITED,
+        };
+        self.armed.store(word, Ordering::Relaxed);
+        // Pairs with the fence in `CqEntry::finish`: either the engine sees the queue armed, or the
+        // caller's next poll sees the completion.
+        fence(Ordering::SeqCst);
+    }
+    pub(crate) fn set_waker(&self, waker: &Waker) {
+        let mut slot = lock(&self.waker);
+        match &mut *slot {
+            Some(w) => w.clone_from(waker),
+            None => *slot = Some(waker.clone()),
+        }
+    }
+    /// The descriptor of notifications.
+    pub(crate) fn event_fd(&self) -> Result<BorrowedFd<'_>, DeviceError> {
+        EventFd::get_or_create(&self.event)
+    }
+    /// Raises the notification.
+    pub(crate) fn notify(&self) {
+        if let Some(e) = self.event.get() {
+            e.signal();
+        }
+        if let Some(w) = &*lock(&self.waker) {
+            w.wake_by_ref();
+        }
+    }
+}
+
+/// The engine's side of a completion queue.
+pub(crate) struct CqEntry {
+    pub(crate) handle: CqHandle,
+    pub(crate) ring: Producer<Completion>,
+    pub(crate) shared: Arc<CqShared>,
+    /// Queue pairs that complete here; a pair that sends and receives here counts twice.
+    pub(crate) users: u32,
+    /// A completion was lost.
+    pub(crate) overrun: bool,
+    /// What was pushed since the last `finish`: nothing, or whether any of it was solicited or an error.
+    fresh: Option<bool>,
+}
+
+impl CqEntry {
+    pub(crate) fn new(handle: CqHandle, ring: Producer<Completion>, shared: Arc<CqShared>) -> Self {
+        Self { handle, ring, shared, users: 0, overrun: false, fresh: None }
+    }
+    /// Appends a completion. Returns `(first since finish, lost)`.
+    #[inline]
+    pub(crate) fn push(&mut self, c: Completion) -> (bool, bool) {
+        let urgent = c.solicited || c.status != WcStatus::Success;
+        let first = self.fresh.is_none();
+        self.fresh = Some(self.fresh.unwrap_or(false) | urgent);
+        let lost = self.ring.push(c, core::iter::empty()).is_err();
+        (first, lost)
+    }
+    /// Shows all that was pushed to the poller, and notifies it if it asked for that.
+    pub(crate) fn finish(&mut self) {
+        let Some(urgent) = self.fresh.take() else { return };
+        self.ring.publish();
+        // Pairs with the fence in `CqShared::arm`.
+        fence(Ordering::SeqCst);
+        let armed = self.shared.armed.load(Ordering::Relaxed);
+        if armed == ANY || armed == SOLICITED && urgent {
+            self.shared.armed.store(DISARMED, Ordering::Relaxed);
+            self.shared.notify();
+        }
+    }
+    /// From now on the poller passes over the completions of `qp` that are in the queue.
+    pub(crate) fn purge(&mut self, qp: QpHandle) {
+        self.finish();
+        lock(&self.shared.purges).push((qp, self.ring.tail()));
+        // Release: pairs with the Acquire in `SoftCq::poll`.
+        self.shared.purge_epoch.fetch_add(1, Ordering::Release);
+    }
+}
+
+pub(crate) fn lock<T>(m: &Mutex<T>) -> crate::sync::MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// An epoll descriptor that is readable when any of `fds` is.
+pub(crate) fn epoll_of(fds: &[BorrowedFd<'_>]) -> Result<OwnedFd, DeviceError> {
+    use rustix::event::epoll;
+    let doing = "creating the descriptor that waiters sleep on";
+    let io = |e: rustix::io::Errno| DeviceError::Io { doing, source: e.into() };
+    let ep = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io)?;
+    for (i, fd) in fds.iter().enumerate() {
+        epoll::add(&ep, fd, epoll::EventData::new_u64(i as u64), epoll::EventFlags::IN).map_err(io)?;
+    }
+    Ok(ep)
+}

@@ -1,0 +1,567 @@
+//! The adapter itself: opening it, and its control path.
+
+use core::task::Waker;
+use core::time::Duration;
+use std::os::fd::BorrowedFd;
+use std::thread::JoinHandle;
+
+use hca_core::{
+    AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqPort, Device, DeviceAttr,
+    DeviceError, DmaMemory, Gid, Lid, MrHandle, MrInit, MrKeys, PdHandle, PortAttr, QpAttr, QpHandle, QpInit,
+    QpPorts, QpStatus, QpType, RecvPort, SrqHandle, SrqInit, TransitionError,
+};
+use hca_fabric::{Fabric, FabricAttr, PathError, PathId};
+use hca_transport::{Qp, QpConfig};
+
+use crate::cq::{CqEntry, CqShared};
+use crate::engine::{DESTROYED, Engine, qpn_of};
+use crate::mr::MrTable;
+use crate::options::{Limits, Options, Progress, Time};
+use crate::ports::{MAX_CONNECTED_MESSAGE, QpRecvPort, QpSendPort, SoftCq, SrqPort};
+use crate::progress::{self, Sleeper};
+use crate::qp::{Held, QpEntry, QpHost, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader};
+use crate::random::Random;
+use crate::ring::{Cell, ring};
+use crate::shared::Shared;
+use crate::slab::Slab;
+use crate::sync::{Arc, Ordering};
+use crate::tables::{Ah, Events, Pd, SrqEntry, Tables};
+
+/// The longest queue.
+const MAX_WR: u32 = 32_768;
+/// The longest completion queue: what many queues of the longest kind complete into.
+const MAX_CQE: u32 = 1 << 22;
+const MAX_SGE: u32 = 32;
+const MAX_INLINE: u32 = 1024;
+const MAX_RD_ATOMIC: u8 = 128;
+/// ECN-capable transport, codepoint 0: what an address vector without a traffic class is sent with.
+const ECT0: u8 = 0b10;
+
+/// A host channel adapter in software.
+pub struct SoftHca {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl SoftHca {
+    /// Opens an adapter on a network.
+    ///
+    /// # Errors
+    /// The progress mode needs a descriptor that the network has not, or the system has no descriptor or
+    /// thread left.
+    pub fn open(fabric: Box<dyn Fabric>, options: Options) -> Result<std::sync::Arc<Self>, DeviceError> {
+        let threaded = options.progress != Progress::Inline;
+        let virtual_time = matches!(options.clock, crate::Clock::Virtual(_));
+        if threaded && (fabric.wait_fd().is_none() || virtual_time) {
+            return Err(DeviceError::Unsupported {
+                what: "an adapter thread on a network without a descriptor, or in virtual time; use Progress::Inline",
+            });
+        }
+        let l = options.limits;
+        for (what, value, max) in
+            [("queue pair limit", l.qps, 65_536), ("memory region limit", l.mrs, 1 << 24)]
+        {
+            in_range(what, value, 1, max)?;
+        }
+        let seed = match options.seed {
+            Some(s) => s,
+            None => system_seed()?,
+        };
+        let (attr, port) = describe(fabric.attr(), &l);
+        let events = Arc::new(Events::new());
+        let tables = Tables::new(
+            Slab::new(l.pds),
+            MrTable::new(l.mrs, Random::new(seed)),
+            Slab::new(l.cqs),
+            Slab::new(l.srqs),
+            events.clone(),
+        );
+        let engine = Engine::new(fabric, Slab::new(l.qps), tables, Slab::new(l.ahs));
+        let sleeper = Sleeper::new(options.progress)?;
+        let time = Time::new(options.clock);
+        let shared = Arc::new(Shared::new(engine, time, options.progress, (attr, port), events, sleeper)?);
+        let thread = if threaded {
+            let s = shared.clone();
+            let builder = std::thread::Builder::new().name("hca-progress".into());
+            let io = |source| DeviceError::Io { doing: "starting the adapter's thread", source };
+            Some(builder.spawn(move || progress::run(&s)).map_err(io)?)
+        } else {
+            None
+        };
+        Ok(std::sync::Arc::new(Self { shared, thread }))
+    }
+
+    /// Which progress mode it was opened with.
+    pub fn progress(&self) -> Progress {
+        self.shared.progress
+    }
+    /// What the network is, and what was found out about it.
+    pub fn fabric(&self) -> FabricAttr {
+        self.shared.control(|e| e.fabric.attr().clone())
+    }
+    /// The send window of a queue pair.
+    ///
+    /// # Errors
+    /// It is unknown.
+    pub fn window(&self, qp: QpHandle) -> Result<hca_transport::WindowStats, DeviceError> {
+        self.shared.control(|e| {
+            e.core
+                .qps
+                .get(qp.index, qp.generation)
+                .map(|q| q.machine.window())
+                .ok_or(unknown("queue pair", qp.index))
+        })
+    }
+}
+
+impl Drop for SoftHca {
+    fn drop(&mut self) {
+        self.shared.sleeper.stop();
+        if let Some(t) = self.thread.take()
+            && t.thread().id() != std::thread::current().id()
+            && t.join().is_err()
+        {
+            tracing::error!("the adapter's thread had panicked");
+        }
+    }
+}
+
+fn system_seed() -> Result<u64, DeviceError> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| DeviceError::Io { doing: "drawing the seed of the keys", source: e.into() })?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+fn describe(fabric: &FabricAttr, l: &Limits) -> (DeviceAttr, PortAttr) {
+    let attr = DeviceAttr {
+        name: format!("softhca-{}", fabric.local),
+        fabric: fabric.name.clone(),
+        max_qp: l.qps,
+        max_qp_wr: MAX_WR,
+        max_sge: MAX_SGE,
+        max_inline: MAX_INLINE,
+        max_cq: l.cqs,
+        max_cqe: MAX_CQE,
+        max_mr: l.mrs,
+        max_mr_bytes: isize::MAX as u64,
+        max_pd: l.pds,
+        max_ah: l.ahs,
+        max_srq: l.srqs,
+        max_srq_wr: MAX_WR,
+        max_rd_atomic: MAX_RD_ATOMIC,
+        atomics: AtomicScope::Cpu,
+        foreign_memory: true,
+    };
+    let gid = Gid::from_ip(fabric.local);
+    (attr, PortAttr { gid, lid: Lid::new(0), active_mtu: fabric.max_mtu, active: true })
+}
+
+fn unknown(what: &'static str, handle: u32) -> DeviceError {
+    DeviceError::UnknownHandle { what, handle }
+}
+
+fn in_range(what: &'static str, value: u32, min: u32, max: u32) -> Result<(), DeviceError> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    Err(DeviceError::OutOfRange { what, value: value.into(), min: min.into(), max: max.into() })
+}
+
+fn limit<T>(what: &'static str, slab: &Slab<T>) -> DeviceError {
+    DeviceError::LimitReached { what, limit: slab.limit().into() }
+}
+
+impl Engine {
+    fn use_pd(&mut self, pd: PdHandle) -> Result<&mut Pd, DeviceError> {
+        self.core.tables.pds.at_mut(pd.0).ok_or(unknown("protection domain", pd.0))
+    }
+    fn leave_pd(&mut self, pd: PdHandle) {
+        if let Some(p) = self.core.tables.pds.at_mut(pd.0) {
+            p.users -= 1;
+        }
+    }
+    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, DeviceError> {
+        let gid = av.dgid;
+        let mut av = *av;
+        if av.traffic_class == 0 {
+            av.traffic_class = ECT0;
+        }
+        self.fabric.open_path(&av).map_err(|e| match e {
+            PathError::Family { .. } => DeviceError::NoPath { gid, why: "it is of the other IP version" },
+            PathError::Limit(_) => DeviceError::NoPath { gid, why: "too many paths are open" },
+            PathError::Io { doing, source } => DeviceError::Io { doing, source },
+            _ => DeviceError::NoPath { gid, why: "the network refuses it" },
+        })
+    }
+    fn cq_users(&mut self, cq: CqHandle) -> Result<&mut u32, DeviceError> {
+        let entry = self.core.tables.cqs.get_mut(cq.index, cq.generation);
+        entry.map(|c| &mut c.users).ok_or(unknown("completion queue", cq.index))
+    }
+
+    fn create_qp(&mut self, hca: &Arc<Shared>, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
+        let cap = init.cap;
+        in_range("max_send_wr", cap.max_send_wr, 1, MAX_WR)?;
+        in_range("max_recv_wr", cap.max_recv_wr, if init.srq.is_some() { 0 } else { 1 }, MAX_WR)?;
+        in_range("max_send_sge", cap.max_send_sge, 0, MAX_SGE)?;
+        in_range("max_recv_sge", cap.max_recv_sge, 0, MAX_SGE)?;
+        in_range("max_inline", cap.max_inline, 0, MAX_INLINE)?;
+        self.use_pd(pd)?;
+        self.cq_users(init.send_cq)?;
+        self.cq_users(init.recv_cq)?;
+        if let Some(s) = init.srq {
+            let srq = self.core.tables.srqs.get(s.index, s.generation);
+            if srq.ok_or(unknown("shared receive queue", s.index))?.pd != pd {
+                return Err(DeviceError::ForeignPd { what: "the shared receive queue" });
+            }
+        }
+        let Some((index, generation)) = self.core.qps.vacant() else {
+            return Err(limit("queue pair", &self.core.qps));
+        };
+        let handle = QpHandle { index, generation };
+        let qpn = qpn_of(index, generation);
+        let cells = (cap.max_send_sge as usize).max((cap.max_inline as usize).div_ceil(size_of::<Cell>()));
+        let (send_ring, sq) = ring::<SendHeader>(cap.max_send_wr, cells);
+        let qp_shared = Arc::new(QpShared::new(handle));
+        let attr = self.fabric.attr();
+        let port_mtu = attr.max_mtu;
+        let machine = Qp::new(&QpConfig {
+            qp_type: init.qp_type,
+            qpn,
+            max_rd_atomic_limit: MAX_RD_ATOMIC,
+            window_bytes: attr.recv_buffer_bytes.min(u32::MAX as usize) as u32,
+            port_mtu,
+        });
+        let (rq, recv) = match init.srq {
+            Some(s) => (RecvQueue::Shared(s.index), None),
+            None => {
+                let (ring, rq) = ring::<RecvHeader>(cap.max_recv_wr, cap.max_recv_sge as usize);
+                let (hca, qp, max_sge) = (hca.clone(), qp_shared.clone(), cap.max_recv_sge);
+                let port = QpRecvPort { hca, qp, ring, max_sge };
+                (RecvQueue::Own(rq), Some(Box::new(port) as Box<dyn RecvPort>))
+            }
+        };
+        let res = QpRes {
+            shared: qp_shared.clone(),
+            pd,
+            cap,
+            send_cq: init.send_cq.index,
+            recv_cq: init.recv_cq.index,
+            sq,
+            rq,
+            held: Held::default(),
+            path: None,
+            peer: None,
+        };
+        let entry = QpEntry { machine, res, ready: false, ack_since: None, timer: None };
+        self.core.qps.insert(Box::new(entry)).expect("a vacant slot was seen");
+        *self.cq_users(init.send_cq)? += 1;
+        *self.cq_users(init.recv_cq)? += 1;
+        if let Some(srq) = init.srq.and_then(|s| self.core.tables.srqs.at_mut(s.index)) {
+            srq.users += 1;
+        }
+        self.use_pd(pd)?.users += 1;
+        let send = QpSendPort {
+            hca: hca.clone(),
+            qp: qp_shared,
+            ring: send_ring,
+            qp_type: init.qp_type,
+            max_sge: cap.max_send_sge,
+            max_inline: cap.max_inline,
+            max_message: if init.qp_type == QpType::Ud {
+                port_mtu.bytes().into()
+            } else {
+                MAX_CONNECTED_MESSAGE
+            },
+        };
+        Ok(QpPorts { handle, qpn, cap, send: Box::new(send), recv })
+    }
+
+    fn modify_qp(&mut self, now: hca_core::Instant, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {
+        let missing = || unknown("queue pair", qp.index);
+        let port_mtu = self.fabric.attr().max_mtu;
+        let entry = self.core.qps.get(qp.index, qp.generation).ok_or_else(missing)?;
+        attr.check(entry.machine.qp_type(), entry.machine.state())?;
+        if let Some(mtu) = attr.path_mtu.filter(|m| *m > port_mtu) {
+            let (value, max) = (mtu.bytes().into(), port_mtu.bytes().into());
+            return Err(TransitionError::Value { what: "path_mtu", value, max }.into());
+        }
+        let path = attr.av.as_ref().map(|av| self.open_path(av)).transpose()?;
+        let done = self.core.with_qp(now, qp, |entry, tables, ahs| {
+            let QpEntry { machine, res, .. } = entry;
+            machine.modify(now, attr, &mut QpHost { res, tables, ahs })?;
+            let reset = attr.state == Some(hca_core::QpState::Reset);
+            if reset {
+                drop_requests(res, tables);
+            }
+            let old = if path.is_some() || reset { core::mem::replace(&mut res.path, path) } else { None };
+            if reset {
+                res.peer = None;
+            } else if let Some(av) = &attr.av {
+                res.peer = Some(av.dgid.ip());
+            }
+            Ok::<_, TransitionError>(old)
+        });
+        match done.ok_or_else(missing)? {
+            Ok(old) => {
+                if let Some(p) = old {
+                    self.fabric.close_path(p);
+                }
+                Ok(())
+            }
+            Err(e) => {
+                if let Some(p) = path {
+                    self.fabric.close_path(p);
+                }
+                Err(e.into())
+            }
+        }
+    }
+
+    fn destroy_qp(&mut self, now: hca_core::Instant, qp: QpHandle) -> Result<(), DeviceError> {
+        let entry =
+            self.core.qps.remove(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
+        let mut res = entry.res;
+        res.shared.state.store(DESTROYED, Ordering::SeqCst);
+        drop_requests(&mut res, &mut self.core.tables);
+        for cq in [res.send_cq, res.recv_cq] {
+            self.core.tables.cqs.at_mut(cq).expect("a user's queue exists").users -= 1;
+        }
+        if let RecvQueue::Shared(s) = res.rq
+            && let Some(srq) = self.core.tables.srqs.at_mut(s)
+        {
+            srq.users -= 1;
+        }
+        if let Some(p) = res.path {
+            self.fabric.close_path(p);
+        }
+        self.core.forget(qp.index);
+        self.leave_pd(res.pd);
+        self.core.finish(now);
+        Ok(())
+    }
+}
+
+/// Forgets all requests of a queue pair, and has its completions passed over.
+fn drop_requests(res: &mut QpRes, tables: &mut Tables) {
+    let tail = res.sq.refresh();
+    res.sq.release(tail);
+    if let RecvQueue::Own(rq) = &mut res.rq {
+        let tail = rq.refresh();
+        rq.release(tail);
+    }
+    res.held.active = false;
+    for cq in [res.send_cq, res.recv_cq] {
+        if let Some(c) = tables.cqs.at_mut(cq) {
+            c.purge(res.shared.handle);
+        }
+    }
+}
+
+#[allow(unsafe_code)] // `reg_mr`'s contract
+impl Device for SoftHca {
+    fn attr(&self) -> &DeviceAttr {
+        &self.shared.attr
+    }
+    fn port(&self) -> PortAttr {
+        self.shared.port
+    }
+    fn counters(&self) -> Vec<Counter> {
+        let mut out = Vec::new();
+        self.shared.control(|e| {
+            let t = &e.core.tables;
+            e.core.counters.list(&t.counts, &mut out);
+            out.extend([
+                Counter { name: "completions", value: t.completions },
+                Counter { name: "events_dropped", value: t.events.dropped() },
+                Counter { name: "queue_pairs", value: e.core.qps.len().into() },
+                Counter { name: "memory_regions", value: t.mrs.live().into() },
+            ]);
+            e.fabric.counters(&mut out);
+        });
+        out
+    }
+
+    fn alloc_pd(&self) -> Result<PdHandle, DeviceError> {
+        self.shared.control(|e| {
+            let pds = &mut e.core.tables.pds;
+            pds.insert(Pd { users: 0 })
+                .map(|(i, _)| PdHandle(i))
+                .ok_or_else(|| limit("protection domain", &e.core.tables.pds))
+        })
+    }
+    fn dealloc_pd(&self, pd: PdHandle) -> Result<(), DeviceError> {
+        self.shared.control(|e| {
+            let users = e.use_pd(pd)?.users;
+            if users > 0 {
+                return Err(DeviceError::InUse { what: "protection domain", users });
+            }
+            e.core.tables.pds.remove_at(pd.0);
+            Ok(())
+        })
+    }
+
+    fn alloc_memory(&self, len: usize) -> Result<DmaMemory, DeviceError> {
+        crate::memory::alloc(len)
+    }
+    unsafe fn reg_mr(&self, pd: PdHandle, mr: &MrInit) -> Result<MrKeys, DeviceError> {
+        let max = self.shared.attr.max_mr_bytes;
+        let fits = (mr.addr.addr().get() as u64).checked_add(mr.len as u64).is_some();
+        if mr.len == 0 || mr.len as u64 > max || !fits || mr.iova.checked_add(mr.len as u64).is_none() {
+            return Err(DeviceError::OutOfRange { what: "region length", value: mr.len as u64, min: 1, max });
+        }
+        self.shared.control(|e| {
+            e.use_pd(pd)?;
+            let keys = e.core.tables.mrs.register(pd, mr)?;
+            e.use_pd(pd)?.users += 1;
+            Ok(keys)
+        })
+    }
+    fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError> {
+        // All copies run under the engine's lock, so none is under way when this returns.
+        self.shared.control(|e| {
+            let pd = e.core.tables.mrs.deregister(mr)?;
+            e.leave_pd(pd);
+            Ok(())
+        })
+    }
+
+    fn create_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError> {
+        in_range("completion queue depth", depth, 1, MAX_CQE)?;
+        let (producer, consumer) = ring(depth, 0);
+        let shared = Arc::new(CqShared::new());
+        let handle = self.shared.control(|e| {
+            let cqs = &mut e.core.tables.cqs;
+            let (index, generation) = cqs.vacant().ok_or_else(|| limit("completion queue", cqs))?;
+            let handle = CqHandle { index, generation };
+            cqs.insert(CqEntry::new(handle, producer, shared.clone()));
+            Ok::<_, DeviceError>(handle)
+        })?;
+        let port = SoftCq {
+            hca: self.shared.clone(),
+            ring: consumer,
+            shared,
+            purge_epoch: 0,
+            dead: Vec::new(),
+            wait: None,
+        };
+        Ok((handle, Box::new(port)))
+    }
+    fn destroy_cq(&self, cq: CqHandle) -> Result<(), DeviceError> {
+        self.shared.control(|e| {
+            let users = u64::from(*e.cq_users(cq)?);
+            if users > 0 {
+                return Err(DeviceError::InUse { what: "completion queue", users });
+            }
+            e.core.tables.cqs.remove(cq.index, cq.generation);
+            Ok(())
+        })
+    }
+
+    fn create_srq(
+        &self,
+        pd: PdHandle,
+        init: &SrqInit,
+    ) -> Result<(SrqHandle, Box<dyn RecvPort>), DeviceError> {
+        in_range("max_wr", init.max_wr, 1, MAX_WR)?;
+        in_range("max_sge", init.max_sge, 0, MAX_SGE)?;
+        let (producer, consumer) = ring(init.max_wr, init.max_sge as usize);
+        let handle = self.shared.control(|e| {
+            e.use_pd(pd)?;
+            let srqs = &mut e.core.tables.srqs;
+            let (index, generation) = srqs.vacant().ok_or_else(|| limit("shared receive queue", srqs))?;
+            let handle = SrqHandle { index, generation };
+            let (depth, returned) = (init.max_wr, Vec::new());
+            srqs.insert(SrqEntry { handle, pd, ring: consumer, returned, depth, limit: 0, users: 0 });
+            e.use_pd(pd)?.users += 1;
+            Ok::<_, DeviceError>(handle)
+        })?;
+        Ok((handle, Box::new(SrqPort { ring: producer, max_sge: init.max_sge })))
+    }
+    fn set_srq_limit(&self, srq: SrqHandle, limit: u32) -> Result<(), DeviceError> {
+        self.shared.control(|e| {
+            let tables = &mut e.core.tables;
+            let q = tables.srqs.get_mut(srq.index, srq.generation);
+            let q = q.ok_or_else(|| unknown("shared receive queue", srq.index))?;
+            in_range("limit", limit, 0, q.depth)?;
+            q.limit = limit;
+            if q.limit_reached() {
+                tables.event(AsyncEvent::SrqLimitReached(srq));
+            }
+            Ok(())
+        })
+    }
+    fn destroy_srq(&self, srq: SrqHandle) -> Result<(), DeviceError> {
+        self.shared.control(|e| {
+            let srqs = &mut e.core.tables.srqs;
+            let q = srqs.get(srq.index, srq.generation);
+            let users = q.ok_or_else(|| unknown("shared receive queue", srq.index))?.users.into();
+            if users > 0 {
+                return Err(DeviceError::InUse { what: "shared receive queue", users });
+            }
+            let q = srqs.remove(srq.index, srq.generation).expect("seen just now");
+            e.leave_pd(q.pd);
+            Ok(())
+        })
+    }
+
+    fn create_ah(&self, pd: PdHandle, av: &AddressVector) -> Result<AhHandle, DeviceError> {
+        self.shared.control(|e| {
+            e.use_pd(pd)?;
+            if e.core.ahs.vacant().is_none() {
+                return Err(limit("address handle", &e.core.ahs));
+            }
+            let path = e.open_path(av)?;
+            e.use_pd(pd)?.users += 1;
+            let (index, generation) = e.core.ahs.insert(Ah { pd, path }).expect("a vacant slot was seen");
+            Ok(AhHandle { index, generation })
+        })
+    }
+    fn destroy_ah(&self, ah: AhHandle) -> Result<(), DeviceError> {
+        self.shared.control(|e| {
+            let gone = e.core.ahs.remove(ah.index, ah.generation);
+            let gone = gone.ok_or_else(|| unknown("address handle", ah.index))?;
+            e.fabric.close_path(gone.path);
+            e.leave_pd(gone.pd);
+            Ok(())
+        })
+    }
+
+    fn create_qp(&self, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
+        self.shared.control(|e| e.create_qp(&self.shared, pd, init))
+    }
+    fn modify_qp(&self, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {
+        let now = self.shared.time.now();
+        let done = self.shared.control(|e| e.modify_qp(now, qp, attr));
+        self.shared.sleeper.nudge();
+        done
+    }
+    fn query_qp(&self, qp: QpHandle) -> Result<QpStatus, DeviceError> {
+        self.shared.control(|e| {
+            let q = e.core.qps.get(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
+            Ok(QpStatus { state: q.machine.state(), attr: *q.machine.attr(), cap: q.res.cap })
+        })
+    }
+    fn destroy_qp(&self, qp: QpHandle) -> Result<(), DeviceError> {
+        let now = self.shared.time.now();
+        self.shared.control(|e| e.destroy_qp(now, qp))
+    }
+
+    fn poll_event(&self) -> Option<AsyncEvent> {
+        self.shared.events.pop()
+    }
+    fn set_event_waker(&self, waker: &Waker) {
+        self.shared.events.set_waker(waker);
+    }
+
+    fn turn(&self) -> bool {
+        self.shared.program_turn()
+    }
+    fn next_deadline(&self) -> Option<Duration> {
+        self.shared.prepare_wait();
+        self.shared.next_deadline()
+    }
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.wait_fd().ok()
+    }
+}

@@ -1,0 +1,453 @@
+//! The engine: one single-threaded struct that owns all state of the adapter and does a bounded piece
+//! of work a turn.
+
+use core::cmp::Reverse;
+use core::net::IpAddr;
+use std::collections::{BinaryHeap, VecDeque};
+
+use hca_core::wire::Packet;
+use hca_core::{AhHandle, Instant, QpHandle, QpState, QpType, Qpn};
+use hca_fabric::{Fabric, PathId, RxBudget, RxPacket, TxBatch};
+use hca_transport::{RxMeta, TxSink};
+
+use crate::counters::EngineCounters;
+use crate::doorbell::Doorbell;
+use crate::qp::{QpEntry, QpHost, QpShared};
+use crate::slab::Slab;
+use crate::sync::{Arc, Ordering};
+use crate::tables::{Ah, Tables};
+
+/// Bytes of packets gathered before they are handed to the fabric.
+const BATCH_BYTES: usize = 192 << 10;
+/// What a turn receives and sends at most.
+const TURN_BYTES: usize = 256 << 10;
+const TURN_PACKETS: usize = 512;
+/// Packets a queue pair sends before the next one has its turn.
+const BURST_PACKETS: usize = 64;
+/// QPNs are `generation << SLOT_BITS | slot + FIRST_QPN`: 0 and 1 are the management queue pairs'.
+const SLOT_BITS: u32 = 17;
+const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
+const FIRST_QPN: u32 = 2;
+
+/// The number of a queue pair.
+pub(crate) fn qpn_of(index: u32, generation: u32) -> Qpn {
+    Qpn::new(generation << SLOT_BITS | (index + FIRST_QPN))
+}
+
+pub(crate) struct Engine {
+    pub(crate) fabric: Box<dyn Fabric>,
+    tx: TxBatch,
+    pub(crate) core: Core,
+}
+
+/// The engine without its network.
+pub(crate) struct Core {
+    pub(crate) qps: Slab<Box<QpEntry>>,
+    pub(crate) tables: Tables,
+    pub(crate) ahs: Slab<Ah>,
+    pub(crate) counters: EngineCounters,
+    /// Queue pairs that want to send, each once.
+    ready: VecDeque<u32>,
+    /// Queue pairs that owe an acknowledgement, each once.
+    acks: Vec<u32>,
+    /// When queue pairs want a call; entries may be too early, never too late.
+    timers: BinaryHeap<Reverse<(Instant, u32)>>,
+    turn: u64,
+    /// The time that was passed in last.
+    now: Instant,
+}
+
+/// Gives a queue pair's packets to the batch.
+struct Sink<'a> {
+    batch: &'a mut TxBatch,
+    path: Option<PathId>,
+    ahs: &'a Slab<Ah>,
+    full: bool,
+}
+
+impl TxSink for Sink<'_> {
+    #[inline]
+    fn reserve(&mut self, to: Option<AhHandle>, len: usize) -> Option<&mut [u8]> {
+        let path = match to {
+            None => self.path,
+            Some(ah) => self.ahs.get(ah.index, ah.generation).map(|a| a.path),
+        };
+        let path = path.expect("a queue pair that sends has a path");
+        let room = self.batch.reserve(path, len);
+        self.full = room.is_none();
+        room
+    }
+    #[inline]
+    fn commit(&mut self) {
+        self.batch.commit();
+    }
+}
+
+impl Engine {
+    pub(crate) fn new(
+        fabric: Box<dyn Fabric>,
+        qps: Slab<Box<QpEntry>>,
+        tables: Tables,
+        ahs: Slab<Ah>,
+    ) -> Self {
+        Self {
+            fabric,
+            tx: TxBatch::with_capacity(BATCH_BYTES),
+            core: Core {
+                qps,
+                tables,
+                ahs,
+                counters: EngineCounters::default(),
+                ready: VecDeque::with_capacity(64),
+                acks: Vec::with_capacity(64),
+                timers: BinaryHeap::with_capacity(64),
+                turn: 0,
+                now: Instant::ZERO,
+            },
+        }
+    }
+
+    /// A bounded piece of all work there is. Returns whether there was any.
+    pub(crate) fn turn(&mut self, now: Instant, bell: &Doorbell<QpShared>) -> bool {
+        self.core.turn += 1;
+        self.core.now = now;
+        self.core.counters.turns += 1;
+        let rang = self.core.take_doorbells(now, bell);
+        let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
+        let core = &mut self.core;
+        let received = self.fabric.recv(now, budget, &mut |p| core.receive(now, p));
+        let fired = self.core.fire_timers(now);
+        let sent = self.transmit(now);
+        let acked = self.flush_acks(now);
+        self.send(now);
+        self.core.finish(now);
+        rang | (received.packets > 0) | fired | sent | acked
+    }
+
+    /// What a post asks for: its doorbell, and what can be sent at once.
+    pub(crate) fn turn_posted(&mut self, now: Instant, bell: &Doorbell<QpShared>) {
+        if self.core.take_doorbells(now, bell) {
+            self.transmit(now);
+            self.send(now);
+            self.core.finish(now);
+        }
+    }
+
+    /// Whether nothing waits for a turn: neither to be sent nor to be acknowledged.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.core.ready.is_empty() && self.core.acks.is_empty() && self.tx.is_empty()
+    }
+
+    /// When the next turn is due even if nothing happens.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        let timer = self.core.timers.peek().map(|t| t.0.0);
+        [timer, self.fabric.next_deadline()].into_iter().flatten().min()
+    }
+
+    fn send(&mut self, now: Instant) {
+        if !self.tx.is_empty() {
+            self.fabric.send(now, &mut self.tx);
+        }
+    }
+
+    /// Lets the queue pairs that want to send, in turns, until none does, the turn's share is used up or
+    /// the network takes no more. An acknowledgement that is owed goes along.
+    fn transmit(&mut self, now: Instant) -> bool {
+        let mut spent = 0;
+        while !self.core.ready.is_empty() && spent < TURN_BYTES {
+            let before = self.tx.len_bytes();
+            let full = self.core.transmit_round(now, &mut self.tx);
+            let made = self.tx.len_bytes() - before;
+            spent += made;
+            if full || self.core.ready.is_empty() {
+                self.send(now);
+            }
+            if (full && !self.tx.is_empty()) || made == 0 {
+                break;
+            }
+        }
+        spent > 0
+    }
+
+    /// Sends the acknowledgements that are due: all that were owed before this turn, and those of queue
+    /// pairs whose program has nothing to answer yet.
+    fn flush_acks(&mut self, now: Instant) -> bool {
+        let mut sent = false;
+        let mut kept = 0;
+        for i in 0..self.core.acks.len() {
+            let slot = self.core.acks[i];
+            match self.core.flush_ack(now, slot, &mut self.tx) {
+                Ack::Sent => sent = true,
+                Ack::None => {}
+                Ack::Later => {
+                    self.core.acks[kept] = slot;
+                    kept += 1;
+                }
+            }
+        }
+        self.core.acks.truncate(kept);
+        sent
+    }
+}
+
+enum Ack {
+    None,
+    Sent,
+    Later,
+}
+
+impl Core {
+    /// A queue pair with its host, by handle.
+    pub(crate) fn with_qp<R>(
+        &mut self,
+        now: Instant,
+        handle: QpHandle,
+        f: impl FnOnce(&mut QpEntry, &mut Tables, &Slab<Ah>) -> R,
+    ) -> Option<R> {
+        self.now = now;
+        let entry = self.qps.get_mut(handle.index, handle.generation)?;
+        let r = f(entry, &mut self.tables, &self.ahs);
+        self.settle(handle.index);
+        self.finish(now);
+        Some(r)
+    }
+
+    fn take_doorbells(&mut self, now: Instant, bell: &Doorbell<QpShared>) -> bool {
+        self.now = now;
+        let mut any = false;
+        for shared in bell.take() {
+            let h = shared.handle;
+            let Some(entry) = self.qps.get_mut(h.index, h.generation) else { continue };
+            any = true;
+            entry.res.sq.refresh();
+            let QpEntry { machine, res, .. } = &mut **entry;
+            machine.handle_posted(now, &mut QpHost { res, tables: &mut self.tables, ahs: &self.ahs });
+            self.settle(h.index);
+        }
+        any
+    }
+
+    /// One packet from the network.
+    fn receive(&mut self, now: Instant, rx: &RxPacket<'_>) {
+        let packet = match Packet::parse(rx.bytes) {
+            Ok(p) => p,
+            Err(e) => return self.counters.malformed(e),
+        };
+        let qpn = packet.bth().dest_qp().raw();
+        let slot = (qpn & SLOT_MASK).wrapping_sub(FIRST_QPN);
+        let entry = self.qps.at_mut(slot).filter(|e| e.machine.qpn().raw() == qpn);
+        let Some(entry) = entry else {
+            self.counters.unknown_qp += 1;
+            return;
+        };
+        if entry.res.peer.is_some_and(|peer| peer != rx.src) {
+            self.counters.foreign_source += 1;
+            return;
+        }
+        let ce = rx.congestion_experienced();
+        let mut grh = [0; 40];
+        let meta = if entry.machine.qp_type() == QpType::Ud {
+            write_grh(rx, &mut grh);
+            RxMeta { ce, grh: Some(&grh) }
+        } else {
+            RxMeta { ce, grh: None }
+        };
+        let QpEntry { machine, res, .. } = &mut **entry;
+        let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
+        machine.handle_packet(now, &meta, &packet, &mut host);
+        self.settle(slot);
+    }
+
+    /// Notes what a queue pair wants after an input.
+    #[inline]
+    fn settle(&mut self, slot: u32) {
+        let Some(entry) = self.qps.at_mut(slot) else { return };
+        if !entry.ready && entry.machine.wants_transmit() {
+            entry.ready = true;
+            self.ready.push_back(slot);
+        }
+        if entry.ack_since.is_none() && entry.machine.ack_owed().is_some() {
+            entry.ack_since = Some(self.turn);
+            self.acks.push(slot);
+        }
+        if let Some(at) = entry.machine.next_deadline()
+            && entry.timer.is_none_or(|t| at < t)
+        {
+            entry.timer = Some(at);
+            self.timers.push(Reverse((at, slot)));
+        }
+        let state = encode_state(entry.machine.state());
+        // Only the engine stores the state, under its lock, so this compares with its own last word.
+        if entry.res.shared.state.load(Ordering::Relaxed) != state {
+            self.show_state(slot, state);
+        }
+    }
+
+    /// Shows a new state to the posting side. A receive port publishes a request and then reads the
+    /// state; so once ERROR is shown, the queues are looked at once more for requests to flush.
+    #[cold]
+    fn show_state(&mut self, slot: u32, state: u32) {
+        let Some(entry) = self.qps.at_mut(slot) else { return };
+        // SeqCst: pairs with `QpRecvPort::ring`.
+        entry.res.shared.state.store(state, Ordering::SeqCst);
+        if state == encode_state(QpState::Error) {
+            let QpEntry { machine, res, .. } = &mut **entry;
+            res.sq.refresh();
+            let now = self.now;
+            machine.handle_posted(now, &mut QpHost { res, tables: &mut self.tables, ahs: &self.ahs });
+        }
+    }
+
+    fn fire_timers(&mut self, now: Instant) -> bool {
+        let mut fired = false;
+        while let Some(&Reverse((at, slot))) = self.timers.peek() {
+            if at > now {
+                break;
+            }
+            self.timers.pop();
+            let Some(entry) = self.qps.at_mut(slot) else { continue };
+            if entry.timer != Some(at) {
+                continue;
+            }
+            entry.timer = None;
+            if entry.machine.next_deadline().is_some_and(|d| d <= now) {
+                let QpEntry { machine, res, .. } = &mut **entry;
+                machine.handle_timeout(now, &mut QpHost { res, tables: &mut self.tables, ahs: &self.ahs });
+                fired = true;
+            }
+            self.settle(slot);
+        }
+        fired
+    }
+
+    /// Every ready queue pair once. Returns whether the batch is full.
+    fn transmit_round(&mut self, now: Instant, tx: &mut TxBatch) -> bool {
+        for _ in 0..self.ready.len() {
+            let Some(slot) = self.ready.pop_front() else { break };
+            let Some(entry) = self.qps.at_mut(slot) else { continue };
+            entry.ready = false;
+            let QpEntry { machine, res, .. } = &mut **entry;
+            let path = res.path;
+            let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
+            let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false };
+            let sent = machine.poll_transmit(now, &mut host, &mut sink, BURST_PACKETS);
+            if sent > 0 && !sink.full && machine.ack_owed().is_some() {
+                machine.poll_ack(now, &mut host, &mut sink);
+            }
+            let full = sink.full;
+            self.counters.tx_packets += sent as u64;
+            self.settle(slot);
+            if full {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn flush_ack(&mut self, now: Instant, slot: u32, tx: &mut TxBatch) -> Ack {
+        let turn = self.turn;
+        let Some(entry) = self.qps.at_mut(slot) else { return Ack::None };
+        let (Some(owed), Some(since)) = (entry.machine.ack_owed(), entry.ack_since) else {
+            entry.ack_since = None;
+            return Ack::None;
+        };
+        if owed.delivered && since == turn {
+            return Ack::Later;
+        }
+        let QpEntry { machine, res, .. } = &mut **entry;
+        let path = res.path;
+        let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
+        let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false };
+        let sent = machine.poll_ack(now, &mut host, &mut sink);
+        if sink.full {
+            return Ack::Later;
+        }
+        if machine.ack_owed().is_some() {
+            // READ responses stand before it: it leaves behind them.
+            return Ack::Later;
+        }
+        entry.ack_since = None;
+        if sent { Ack::Sent } else { Ack::None }
+    }
+
+    /// Puts the queue pairs of overrun completion queues in error, and shows all completions.
+    pub(crate) fn finish(&mut self, now: Instant) {
+        while let Some(cq) = self.tables.overrun_cqs.pop() {
+            let users = |e: &QpEntry| e.res.send_cq == cq || e.res.recv_cq == cq;
+            let slots: Vec<u32> = self.qps.iter().filter(|(_, e)| users(e)).map(|(i, _)| i).collect();
+            for slot in slots {
+                let entry = self.qps.at_mut(slot).expect("listed just now");
+                let QpEntry { machine, res, .. } = &mut **entry;
+                machine.fail(now, &mut QpHost { res, tables: &mut self.tables, ahs: &self.ahs });
+                self.settle(slot);
+            }
+        }
+        self.tables.finish();
+    }
+}
+
+/// The header that precedes a datagram in its buffer: over IPv6 the IP header, over IPv4 20 zeros and
+/// the IP header.
+fn write_grh(rx: &RxPacket<'_>, grh: &mut [u8; 40]) {
+    let udp_len = (8 + rx.bytes.len() + hca_core::wire::ICRC_BYTES) as u16;
+    match (rx.src, rx.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            let ip = &mut grh[20..];
+            ip[0] = 0x45;
+            ip[1] = rx.traffic_class;
+            ip[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
+            ip[6] = 0x40;
+            ip[8] = rx.hop_limit;
+            ip[9] = 17;
+            ip[12..16].copy_from_slice(&src.octets());
+            ip[16..20].copy_from_slice(&dst.octets());
+            let sum: u32 = ip.chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
+            let sum = (sum & 0xffff) + (sum >> 16);
+            let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+            ip[10..12].copy_from_slice(&sum.to_be_bytes());
+        }
+        (IpAddr::V6(src), IpAddr::V6(dst)) => {
+            grh[0] = 0x60 | rx.traffic_class >> 4;
+            grh[1] = rx.traffic_class << 4;
+            grh[4..6].copy_from_slice(&udp_len.to_be_bytes());
+            grh[6] = 17;
+            grh[7] = rx.hop_limit;
+            grh[8..24].copy_from_slice(&src.octets());
+            grh[24..40].copy_from_slice(&dst.octets());
+        }
+        _ => unreachable!("a fabric has addresses of one family"),
+    }
+}
+
+pub(crate) const DESTROYED: u32 = 7;
+
+pub(crate) const fn encode_state(s: QpState) -> u32 {
+    s as u32
+}
+
+pub(crate) const fn decode_state(word: u32) -> Option<QpState> {
+    Some(match word {
+        0 => QpState::Reset,
+        1 => QpState::Init,
+        2 => QpState::Rtr,
+        3 => QpState::Rts,
+        4 => QpState::Sqd,
+        5 => QpState::Sqe,
+        6 => QpState::Error,
+        _ => return None,
+    })
+}
+
+/// A queue pair left the tables: nothing of it may be found by index any more.
+impl Core {
+    pub(crate) fn forget(&mut self, slot: u32) {
+        self.ready.retain(|s| *s != slot);
+        self.acks.retain(|s| *s != slot);
+    }
+}
+
+const _: fn() = || {
+    fn send<T: Send>() {}
+    send::<Engine>();
+    send::<Arc<QpShared>>();
+};

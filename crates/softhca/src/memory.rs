@@ -1,0 +1,52 @@
+//! Memory that the adapter gives out: pages of this process, huge ones where there are any.
+#![allow(unsafe_code)]
+
+use core::alloc::Layout;
+use core::ptr::NonNull;
+use std::alloc::{alloc_zeroed, dealloc};
+
+use hca_core::{DeviceError, DmaMemory};
+
+const PAGE: usize = 4096;
+const HUGE: usize = 2 << 20;
+
+struct Pages(NonNull<u8>, Layout);
+
+// SAFETY: pages and the right to free them; nothing is read or written through this type.
+unsafe impl Send for Pages {}
+// SAFETY: as above.
+unsafe impl Sync for Pages {}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated below with this very layout, freed once.
+        unsafe { dealloc(self.0.as_ptr(), self.1) }
+    }
+}
+
+/// Zeroed memory of at least `len` bytes.
+pub(crate) fn alloc(len: usize) -> Result<DmaMemory, DeviceError> {
+    let max = isize::MAX as u64;
+    let range = |_| DeviceError::OutOfRange { what: "memory length", value: len as u64, min: 1, max };
+    if len == 0 {
+        return Err(range(()));
+    }
+    let align = if len >= HUGE { HUGE } else { PAGE };
+    let layout = Layout::from_size_align(len, align).map_err(|_| range(()))?.pad_to_align();
+    // SAFETY: the layout's size is not 0.
+    let Some(addr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
+        return Err(DeviceError::Io {
+            doing: "allocating memory for a region",
+            source: std::io::ErrorKind::OutOfMemory.into(),
+        });
+    };
+    #[cfg(not(miri))]
+    if len >= HUGE {
+        // SAFETY: the range is ours; the advice changes no content. Without huge pages it does nothing.
+        let _ = unsafe {
+            rustix::mm::madvise(addr.as_ptr().cast(), layout.size(), rustix::mm::Advice::LinuxHugepage)
+        };
+    }
+    // SAFETY: freshly allocated, zeroed, and `Pages` frees it when the owner is dropped.
+    Ok(unsafe { DmaMemory::new(addr, len, Box::new(Pages(addr, layout))) })
+}

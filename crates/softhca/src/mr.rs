@@ -1,0 +1,266 @@
+//! Memory regions and their keys: the one place where an access to memory is checked.
+//!
+//! A key is 24 bits of index and 8 bits of tag. The index is a keyed permutation of the table's slot,
+//! so that keys can't be guessed by counting, and the tag is random for each registration, so that an
+//! old key misses a slot that was used again. Slots are used again in the order in which they were
+//! freed, and only once a number of them are free.
+
+use std::collections::VecDeque;
+
+use hca_core::{Access, DeviceError, MrHandle, MrInit, MrKeys, PdHandle};
+
+use crate::random::Random;
+
+/// Free slots that are kept unused before one is used again.
+const QUARANTINE: usize = 4096;
+const INDEX_BITS: u32 = 24;
+
+struct Entry {
+    base: *mut u8,
+    iova: u64,
+    len: u64,
+    pd: PdHandle,
+    access: Access,
+    tag: u8,
+    state: State,
+    generation: u32,
+}
+
+// SAFETY: an entry is an address and a rule; whoever follows the address argues for it in `dma`.
+#[allow(unsafe_code)]
+unsafe impl Send for Entry {}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Valid,
+    /// A peer took the key back; the region still exists.
+    Invalidated,
+}
+
+pub(crate) struct MrTable {
+    entries: Vec<Entry>,
+    free: VecDeque<u32>,
+    permutation: Permutation,
+    random: Random,
+    limit: u32,
+    live: u32,
+}
+
+/// Why an access was refused. All are one to a peer; the program's own error tells more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refused;
+
+impl MrTable {
+    pub(crate) fn new(limit: u32, mut random: Random) -> Self {
+        assert!(limit <= 1 << INDEX_BITS, "a key has {INDEX_BITS} index bits");
+        let permutation = Permutation::new(&mut random);
+        Self { entries: Vec::new(), free: VecDeque::new(), permutation, random, limit, live: 0 }
+    }
+
+    pub(crate) fn register(&mut self, pd: PdHandle, mr: &MrInit) -> Result<MrKeys, DeviceError> {
+        let room = (self.entries.len() as u64) < u64::from(self.limit);
+        let slot = if room && self.free.len() < QUARANTINE {
+            self.entries.push(Entry {
+                base: core::ptr::null_mut(),
+                iova: 0,
+                len: 0,
+                pd,
+                access: Access::empty(),
+                tag: 0,
+                state: State::Free,
+                generation: 0,
+            });
+            (self.entries.len() - 1) as u32
+        } else {
+            let limit = u64::from(self.limit);
+            self.free.pop_front().ok_or(DeviceError::LimitReached { what: "memory region", limit })?
+        };
+        let tag = self.random.next() as u8;
+        let entry = &mut self.entries[slot as usize];
+        // Another tag than last time: the old key must miss.
+        entry.tag = if tag == entry.tag { tag.wrapping_add(1) } else { tag };
+        entry.base = mr.addr.as_ptr();
+        entry.iova = mr.iova;
+        entry.len = mr.len as u64;
+        entry.pd = pd;
+        entry.access = mr.access;
+        entry.state = State::Valid;
+        self.live += 1;
+        let key = self.permutation.forward(slot) << 8 | u32::from(entry.tag);
+        Ok(MrKeys {
+            handle: MrHandle { index: slot, generation: entry.generation },
+            lkey: hca_core::Lkey::new(key),
+            rkey: hca_core::Rkey::new(key),
+        })
+    }
+
+    pub(crate) fn deregister(&mut self, mr: MrHandle) -> Result<PdHandle, DeviceError> {
+        let entry = self
+            .entries
+            .get_mut(mr.index as usize)
+            .filter(|e| e.generation == mr.generation && e.state != State::Free)
+            .ok_or(DeviceError::UnknownHandle { what: "memory region", handle: mr.index })?;
+        entry.state = State::Free;
+        entry.base = core::ptr::null_mut();
+        entry.len = 0;
+        entry.generation = entry.generation.wrapping_add(1);
+        self.free.push_back(mr.index);
+        self.live -= 1;
+        Ok(entry.pd)
+    }
+
+    pub(crate) fn live(&self) -> u32 {
+        self.live
+    }
+
+    #[inline]
+    fn entry(&self, key: u32) -> Option<&Entry> {
+        let slot = self.permutation.backward(key >> 8);
+        self.entries.get(slot as usize).filter(|e| e.tag == key as u8 && e.state == State::Valid)
+    }
+
+    /// The address behind `addr .. addr + len` of the region that `key` names, if that region belongs
+    /// to `pd` and grants all of `access`. `len` must not be 0.
+    #[inline]
+    pub(crate) fn translate(
+        &self,
+        pd: PdHandle,
+        key: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<*mut u8, Refused> {
+        let e = self.entry(key).ok_or(Refused)?;
+        let offset = addr.checked_sub(e.iova).ok_or(Refused)?;
+        let fits = offset.checked_add(len).is_some_and(|end| end <= e.len);
+        if !fits || e.pd != pd || !e.access.contains(access) {
+            return Err(Refused);
+        }
+        Ok(e.base.wrapping_add(offset as usize))
+    }
+
+    /// Takes a key back on behalf of a peer.
+    pub(crate) fn invalidate(&mut self, pd: PdHandle, key: u32) -> Result<(), Refused> {
+        let slot = self.permutation.backward(key >> 8);
+        let e = self
+            .entries
+            .get_mut(slot as usize)
+            .filter(|e| e.tag == key as u8 && e.state == State::Valid && e.pd == pd)
+            .filter(|e| e.access.contains(Access::REMOTE_INVALIDATE))
+            .ok_or(Refused)?;
+        e.state = State::Invalidated;
+        Ok(())
+    }
+}
+
+/// A permutation of 24-bit numbers: a Feistel network of four rounds over two halves of 12 bits.
+struct Permutation {
+    keys: [u32; 4],
+}
+
+const HALF: u32 = INDEX_BITS / 2;
+const HALF_MASK: u32 = (1 << HALF) - 1;
+
+impl Permutation {
+    fn new(random: &mut Random) -> Self {
+        Self { keys: core::array::from_fn(|_| random.next() as u32) }
+    }
+    #[inline]
+    fn round(half: u32, key: u32) -> u32 {
+        // One multiplication spreads the half over the upper bits.
+        ((half ^ key).wrapping_mul(0x9e37_79b1) ^ key.rotate_left(13)).wrapping_mul(0x85eb_ca77)
+            >> (32 - HALF)
+    }
+    #[inline]
+    fn forward(&self, x: u32) -> u32 {
+        let (mut l, mut r) = (x >> HALF & HALF_MASK, x & HALF_MASK);
+        for k in self.keys {
+            (l, r) = (r, l ^ Self::round(r, k));
+        }
+        l << HALF | r
+    }
+    #[inline]
+    fn backward(&self, y: u32) -> u32 {
+        let (mut l, mut r) = (y >> HALF & HALF_MASK, y & HALF_MASK);
+        for k in self.keys.into_iter().rev() {
+            (l, r) = (r ^ Self::round(l, k), l);
+        }
+        l << HALF | r
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::ptr::NonNull;
+
+    use super::*;
+
+    const PD: PdHandle = PdHandle(1);
+
+    fn init(buf: &mut [u8], access: Access) -> MrInit {
+        let addr = NonNull::new(buf.as_mut_ptr()).unwrap();
+        MrInit { addr, len: buf.len(), iova: addr.addr().get() as u64, access }
+    }
+
+    #[test]
+    fn the_permutation_is_one() {
+        let p = Permutation::new(&mut Random::new(3));
+        for x in (0..1 << INDEX_BITS).step_by(997) {
+            assert_eq!(p.backward(p.forward(x)), x);
+            assert!(p.forward(x) < 1 << INDEX_BITS);
+        }
+    }
+
+    #[test]
+    fn range_rights_domain_and_state_are_checked() {
+        let mut t = MrTable::new(16, Random::new(1));
+        let mut buf = [0; 100];
+        let mr = init(&mut buf, Access::REMOTE_READ);
+        let k = t.register(PD, &mr).unwrap();
+        let key = k.rkey.raw();
+        let ok = |t: &MrTable, at, len, access| t.translate(PD, key, at, len, access).is_ok();
+        assert!(ok(&t, mr.iova, 100, Access::REMOTE_READ));
+        assert!(ok(&t, mr.iova + 99, 1, Access::empty()));
+        assert!(!ok(&t, mr.iova, 101, Access::REMOTE_READ));
+        assert!(!ok(&t, mr.iova - 1, 1, Access::REMOTE_READ));
+        assert!(!ok(&t, mr.iova + 100, 1, Access::REMOTE_READ));
+        assert!(!ok(&t, mr.iova + 1, u64::MAX, Access::REMOTE_READ));
+        assert!(!ok(&t, mr.iova, 1, Access::REMOTE_WRITE));
+        assert!(t.translate(PdHandle(2), key, mr.iova, 1, Access::empty()).is_err());
+        assert!(t.translate(PD, key ^ 1, mr.iova, 1, Access::empty()).is_err());
+        t.deregister(k.handle).unwrap();
+        assert!(!ok(&t, mr.iova, 1, Access::empty()));
+        assert!(t.deregister(k.handle).is_err());
+    }
+
+    #[test]
+    fn a_peer_takes_back_only_keys_that_allow_it() {
+        let mut t = MrTable::new(16, Random::new(1));
+        let mut buf = [0; 8];
+        let plain = t.register(PD, &init(&mut buf, Access::REMOTE_WRITE)).unwrap();
+        let open = t.register(PD, &init(&mut buf, Access::REMOTE_INVALIDATE)).unwrap();
+        assert_eq!(t.invalidate(PD, plain.rkey.raw()), Err(Refused));
+        assert_eq!(t.invalidate(PdHandle(9), open.rkey.raw()), Err(Refused));
+        assert_eq!(t.invalidate(PD, open.rkey.raw()), Ok(()));
+        assert_eq!(t.invalidate(PD, open.rkey.raw()), Err(Refused));
+        t.deregister(open.handle).unwrap();
+    }
+
+    #[test]
+    fn a_stale_key_misses_the_slot_that_is_used_again() {
+        let mut t = MrTable::new(1, Random::new(7));
+        let mut buf = [0; 8];
+        let mut old = Vec::new();
+        for _ in 0..50 {
+            let mr = init(&mut buf, Access::empty());
+            let k = t.register(PD, &mr).unwrap();
+            if let Some(last) = old.last() {
+                assert!(t.translate(PD, *last, mr.iova, 1, Access::empty()).is_err());
+            }
+            assert!(matches!(t.register(PD, &mr), Err(DeviceError::LimitReached { .. })));
+            old.push(k.lkey.raw());
+            t.deregister(k.handle).unwrap();
+        }
+    }
+}

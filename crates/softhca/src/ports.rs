@@ -1,0 +1,246 @@
+//! The data path: what posts and polls.
+#![allow(unsafe_code)] // the ports' contracts are the trait's; nothing unsafe is done here
+
+use core::task::Waker;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use hca_core::{
+    Completion, CqPort, DeviceError, MAX_MESSAGE_BYTES, Notify, Payload, PostError, PostErrorKind, QpHandle,
+    QpState, QpType, RecvPort, RecvWr, SendPort, SendWr,
+};
+
+use crate::cq::{CqShared, epoll_of, lock};
+use crate::engine::decode_state;
+use crate::options::Progress;
+use crate::qp::{QpShared, RecvHeader, SendHeader, offers, sge_to_cell};
+use crate::ring::{Cell, Consumer, Producer};
+use crate::shared::Shared;
+use crate::sync::{Arc, Ordering, fence};
+
+/// A send queue.
+pub(crate) struct QpSendPort {
+    pub(crate) hca: Arc<Shared>,
+    pub(crate) qp: Arc<QpShared>,
+    pub(crate) ring: Producer<SendHeader>,
+    pub(crate) qp_type: QpType,
+    pub(crate) max_sge: u32,
+    pub(crate) max_inline: u32,
+    /// The longest message.
+    pub(crate) max_message: u64,
+}
+
+impl QpSendPort {
+    fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        let state = decode_state(self.qp.state.load(Ordering::Relaxed)).ok_or(PostErrorKind::Destroyed)?;
+        if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr) {
+            return Err(PostErrorKind::WrongState(state));
+        }
+        let qp_type = self.qp_type;
+        offers(qp_type, wr.op).map_err(|op| PostErrorKind::Unsupported { qp_type, op })?;
+        if wr.dest.is_some() != (qp_type == QpType::Ud) {
+            return Err(PostErrorKind::Destination);
+        }
+        let (len, sges, inline) = match wr.payload {
+            Payload::Sges(sges) => {
+                if sges.len() > self.max_sge as usize {
+                    return Err(PostErrorKind::TooManySges { count: sges.len(), max: self.max_sge });
+                }
+                (sges.iter().map(|s| u64::from(s.len)).sum(), sges.len() as u8, false)
+            }
+            Payload::Inline(_) if wr.op.is_read_or_atomic() => {
+                return Err(PostErrorKind::Unsupported { qp_type, op: "inline data with READ or atomics" });
+            }
+            Payload::Inline(bytes) => {
+                if bytes.len() > self.max_inline as usize {
+                    return Err(PostErrorKind::InlineTooLong { len: bytes.len(), max: self.max_inline });
+                }
+                (bytes.len() as u64, 0, true)
+            }
+        };
+        if len > self.max_message {
+            return Err(PostErrorKind::MessageTooLong { len, max: self.max_message });
+        }
+        let atomic = wr.op.is_read_or_atomic() && !matches!(wr.op, hca_core::SendOp::Read(_));
+        if atomic && len != 8 {
+            return Err(PostErrorKind::AtomicLength { len });
+        }
+        let header = SendHeader {
+            wr_id: wr.wr_id,
+            op: wr.op,
+            dest: wr.dest,
+            len: len as u32,
+            sges,
+            inline,
+            flags: wr.flags,
+        };
+        let pushed = match wr.payload {
+            Payload::Sges(sges) => self.ring.push(header, sges.iter().copied().map(sge_to_cell)),
+            Payload::Inline(bytes) => self.ring.push(header, inline_cells(bytes)),
+        };
+        pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
+    }
+}
+
+/// Inline bytes as cells, the last one filled up with zeros.
+fn inline_cells(bytes: &[u8]) -> impl Iterator<Item = Cell> {
+    bytes.chunks(size_of::<Cell>()).map(|c| {
+        let mut cell: Cell = [0; 2];
+        bytemuck::cast_slice_mut::<u64, u8>(&mut cell)[..c.len()].copy_from_slice(c);
+        cell
+    })
+}
+
+/// Takes the requests of a batch until one is refused.
+fn batch<W>(wrs: &[W], mut push: impl FnMut(&W) -> Result<(), PostErrorKind>) -> Result<(), PostError> {
+    for (accepted, wr) in wrs.iter().enumerate() {
+        push(wr).map_err(|kind| PostError { accepted, kind })?;
+    }
+    Ok(())
+}
+
+impl SendPort for QpSendPort {
+    #[inline]
+    unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        batch(wrs, |wr| self.push(wr))
+    }
+    #[inline]
+    fn ring(&mut self) {
+        self.ring.publish();
+        self.hca.posted(&self.qp);
+    }
+}
+
+pub(crate) const MAX_CONNECTED_MESSAGE: u64 = MAX_MESSAGE_BYTES;
+
+fn push_recv(ring: &mut Producer<RecvHeader>, max_sge: u32, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
+    if wr.sges.len() > max_sge as usize {
+        return Err(PostErrorKind::TooManySges { count: wr.sges.len(), max: max_sge });
+    }
+    let header = RecvHeader { wr_id: wr.wr_id, sges: wr.sges.len() as u8 };
+    let depth = ring.depth();
+    ring.push(header, wr.sges.iter().copied().map(sge_to_cell))
+        .map_err(|_| PostErrorKind::QueueFull { depth })
+}
+
+/// The receive queue of a queue pair.
+pub(crate) struct QpRecvPort {
+    pub(crate) hca: Arc<Shared>,
+    pub(crate) qp: Arc<QpShared>,
+    pub(crate) ring: Producer<RecvHeader>,
+    pub(crate) max_sge: u32,
+}
+
+impl RecvPort for QpRecvPort {
+    unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        batch(wrs, |wr| match decode_state(self.qp.state.load(Ordering::Relaxed)) {
+            None => Err(PostErrorKind::Destroyed),
+            Some(QpState::Reset) => Err(PostErrorKind::WrongState(QpState::Reset)),
+            Some(_) => push_recv(&mut self.ring, self.max_sge, wr),
+        })
+    }
+    fn ring(&mut self) {
+        self.ring.publish();
+        // Pairs with `Core::show_state`: either the engine, which shows ERROR and then looks at the queue,
+        // finds the requests, or we see ERROR and ring for them to be flushed.
+        fence(Ordering::SeqCst);
+        if decode_state(self.qp.state.load(Ordering::SeqCst)) == Some(QpState::Error) {
+            self.hca.posted(&self.qp);
+        }
+    }
+}
+
+/// A shared receive queue.
+pub(crate) struct SrqPort {
+    pub(crate) ring: Producer<RecvHeader>,
+    pub(crate) max_sge: u32,
+}
+
+impl RecvPort for SrqPort {
+    unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        batch(wrs, |wr| push_recv(&mut self.ring, self.max_sge, wr))
+    }
+    fn ring(&mut self) {
+        self.ring.publish();
+    }
+}
+
+/// The polling side of a completion queue.
+pub(crate) struct SoftCq {
+    pub(crate) hca: Arc<Shared>,
+    pub(crate) ring: Consumer<Completion>,
+    pub(crate) shared: Arc<CqShared>,
+    /// `CqShared::purge_epoch` as last seen.
+    pub(crate) purge_epoch: u32,
+    /// Queue pairs whose completions before the ring index are passed over.
+    pub(crate) dead: Vec<(QpHandle, u32)>,
+    pub(crate) wait: Option<OwnedFd>,
+}
+
+impl SoftCq {
+    #[inline]
+    fn take(&mut self, out: &mut [Completion]) -> usize {
+        // Acquire: pairs with the Release in `CqEntry::purge`.
+        if self.shared.purge_epoch.load(Ordering::Acquire) != self.purge_epoch {
+            self.look_up_the_dead();
+        }
+        let (head, tail) = (self.ring.head(), self.ring.refresh());
+        let (mut at, mut n) = (head, 0);
+        while at != tail && n < out.len() {
+            let c = self.ring.header(at);
+            at = at.wrapping_add(1);
+            if self.dead.is_empty() || !self.is_dead(&c, at) {
+                out[n] = c;
+                n += 1;
+            }
+        }
+        if at != head {
+            self.ring.release(at);
+        }
+        n
+    }
+
+    /// Whether the completion that ends at ring index `end` is of a queue pair that was destroyed after.
+    fn is_dead(&mut self, c: &Completion, end: u32) -> bool {
+        self.dead.retain(|d| d.1.wrapping_sub(end) as i32 >= 0);
+        self.dead.iter().any(|d| d.0 == c.qp)
+    }
+
+    #[cold]
+    fn look_up_the_dead(&mut self) {
+        self.purge_epoch = self.shared.purge_epoch.load(Ordering::Acquire);
+        self.dead.append(&mut lock(&self.shared.purges));
+    }
+}
+
+impl CqPort for SoftCq {
+    #[inline]
+    fn poll(&mut self, out: &mut [Completion]) -> usize {
+        let n = self.take(out);
+        if n > 0 || out.is_empty() || self.hca.progress == Progress::Thread {
+            return n;
+        }
+        self.hca.program_turn();
+        self.take(out)
+    }
+    fn arm(&mut self, notify: Notify) {
+        self.shared.arm(notify);
+        if self.wait.is_some() && self.hca.progress != Progress::Thread && self.hca.prepare_wait() {
+            self.shared.notify();
+        }
+    }
+    fn set_waker(&mut self, waker: &Waker) {
+        self.shared.set_waker(waker);
+    }
+    fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {
+        if self.wait.is_none() {
+            let event = self.shared.event_fd()?;
+            let epoll = if self.hca.progress == Progress::Thread {
+                epoll_of(&[event])?
+            } else {
+                epoll_of(&[event, self.hca.wait_fd()?])?
+            };
+            self.wait = Some(epoll);
+        }
+        Ok(self.wait.as_ref().expect("made above").as_fd())
+    }
+}

@@ -1,0 +1,144 @@
+//! The adapter's thread.
+//!
+//! In [`Progress::Thread`] it alone turns the engine, and sleeps on the network's descriptor and the
+//! program's doorbells when there is nothing to do.
+//!
+//! In [`Progress::Adaptive`] it stands guard. While the program turns, a thread that slept on the
+//! network's descriptor would be woken by every packet, so it is registered nowhere then:
+//!
+//! - ACTIVE: it sleeps for a tick of 1 ms and looks whether the program has turned since.
+//! - GUARD: entered by a tick without a turn. It turns the engine until nothing is left, and sleeps on
+//!   the descriptors and the next protocol deadline, without a tick: an idle adapter uses no CPU.
+//!
+//! The first turn of the program puts it back to ACTIVE, at the cost of one wake-up. So at most 2 ms pass
+//! between the program's last turn and the thread's first. A turn that misses the change of state costs
+//! a wake-up, never a stall: in GUARD everything moves.
+
+use core::time::Duration;
+use std::os::fd::AsFd;
+
+use hca_core::DeviceError;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::notify::EventFd;
+use crate::options::Progress;
+use crate::shared::Shared;
+use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering};
+
+const TICK: Duration = Duration::from_millis(1);
+
+const ACTIVE: u32 = 0;
+const GUARD: u32 = 1;
+
+/// How the program and the thread tell each other what they do.
+pub(crate) struct Sleeper {
+    /// Changes with every turn of the program. Lost counts of racing threads do not matter.
+    turns: CachePadded<AtomicU64>,
+    mode: CachePadded<AtomicU32>,
+    asleep: AtomicBool,
+    stop: AtomicBool,
+    kick: Option<EventFd>,
+}
+
+impl Sleeper {
+    pub(crate) fn new(progress: Progress) -> Result<Self, DeviceError> {
+        Ok(Self {
+            turns: CachePadded(AtomicU64::new(0)),
+            mode: CachePadded(AtomicU32::new(ACTIVE)),
+            asleep: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            kick: if progress == Progress::Inline { None } else { Some(EventFd::new()?) },
+        })
+    }
+
+    fn kick(&self) {
+        if let Some(k) = &self.kick {
+            k.signal();
+        }
+    }
+
+    /// The program turned the engine.
+    #[inline]
+    pub(crate) fn program_turned(&self) {
+        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        if self.mode.load(Ordering::Relaxed) == GUARD && self.mode.swap(ACTIVE, Ordering::Relaxed) == GUARD {
+            self.kick();
+        }
+    }
+
+    /// The program rang a doorbell. The ring was a SeqCst exchange and so is the thread's word that it
+    /// sleeps, followed by its look at the doorbells: one of the two sees the other.
+    #[inline]
+    pub(crate) fn wake_if_asleep(&self) {
+        if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
+            self.kick();
+        }
+    }
+
+    /// The control path changed something that the thread may have to look at.
+    pub(crate) fn nudge(&self) {
+        self.kick();
+    }
+
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::SeqCst);
+        self.kick();
+    }
+}
+
+/// The thread's life.
+pub(crate) fn run(shared: &Arc<Shared>) {
+    let s = &shared.sleeper;
+    while !s.stop.load(Ordering::SeqCst) {
+        if shared.progress == Progress::Adaptive {
+            let seen = s.turns.load(Ordering::Relaxed);
+            sleep(shared, false, Some(TICK));
+            if s.turns.load(Ordering::Relaxed) != seen {
+                continue;
+            }
+            s.mode.store(GUARD, Ordering::SeqCst);
+        }
+        guard(shared);
+    }
+}
+
+/// Turns the engine until the program does so itself again.
+fn guard(shared: &Shared) {
+    let s = &shared.sleeper;
+    while !s.stop.load(Ordering::SeqCst) {
+        if shared.progress == Progress::Adaptive && s.mode.load(Ordering::Relaxed) == ACTIVE {
+            return;
+        }
+        let now = shared.time.now();
+        let (worked, quiet, deadline) =
+            shared.control(|e| (e.turn(now, &shared.bell), e.is_quiet(), e.next_deadline()));
+        if worked {
+            continue;
+        }
+        s.asleep.store(true, Ordering::SeqCst);
+        if shared.bell.is_empty() && !shared.control(|e| e.fabric.prepare_wait()) {
+            // What is neither done nor quiet waits for the network to take more.
+            let timeout = deadline.map(|d| d.since(now));
+            sleep(shared, true, if quiet { timeout } else { Some(timeout.map_or(TICK, |t| t.min(TICK))) });
+        }
+        s.asleep.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Sleeps until it is kicked, the time is over, or (if asked for) packets arrive.
+fn sleep(shared: &Shared, network: bool, timeout: Option<Duration>) {
+    let kick = shared.sleeper.kick.as_ref().expect("a thread has something to kick it by");
+    let kick_fd = kick.fd();
+    let network = shared.fabric_fd.as_ref().filter(|_| network);
+    let mut fds = [PollFd::new(&kick_fd, PollFlags::IN), PollFd::new(&kick_fd, PollFlags::empty())];
+    let network_fd = network.map(|n| n.as_fd());
+    if let Some(fd) = &network_fd {
+        fds[1] = PollFd::new(fd, PollFlags::IN);
+    }
+    let timeout = timeout.map(|t| Timespec { tv_sec: t.as_secs() as i64, tv_nsec: t.subsec_nanos().into() });
+    // An interruption is a wake-up like any other: everything is looked at again.
+    let _ = poll(&mut fds, timeout.as_ref());
+    if fds[0].revents().contains(PollFlags::IN) {
+        kick.clear();
+    }
+}

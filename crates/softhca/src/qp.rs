@@ -1,0 +1,415 @@
+//! What a queue pair has beside its transport machine: rings, keys, completions; and how the machine
+//! reaches them.
+
+use core::net::IpAddr;
+
+use hca_core::wire::Packet;
+use hca_core::{
+    Access, AsyncEvent, Completion, Lkey, PdHandle, QpCap, QpHandle, QpType, Rkey, SendFlags, SendOp, Sge,
+    UdDest, WcOpcode, WcStatus,
+};
+use hca_fabric::PathId;
+use hca_transport::{
+    AtomicOp, Count, Host, LocalError, Qp, QpEvent, RecvDone, RemoteAccessError, SendRequest, UdTarget,
+};
+
+use crate::dma;
+use crate::doorbell::{Link, Ringer};
+use crate::ring::{Cell, Consumer};
+use crate::sync::{Arc, AtomicU32};
+use crate::tables::{Ah, Tables};
+
+/// The header of a send queue slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendHeader {
+    pub(crate) wr_id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) dest: Option<UdDest>,
+    pub(crate) len: u32,
+    /// Entries in the list; inline data has none.
+    pub(crate) sges: u8,
+    pub(crate) inline: bool,
+    pub(crate) flags: SendFlags,
+}
+
+/// The header of a receive queue slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecvHeader {
+    pub(crate) wr_id: u64,
+    pub(crate) sges: u8,
+}
+
+pub(crate) const fn sge_to_cell(s: Sge) -> Cell {
+    [s.addr, s.len as u64 | (s.lkey.raw() as u64) << 32]
+}
+pub(crate) const fn cell_to_sge(c: Cell) -> Sge {
+    Sge { addr: c[0], len: c[1] as u32, lkey: Lkey::new((c[1] >> 32) as u32) }
+}
+
+/// What the ports of a queue pair and the engine share.
+pub(crate) struct QpShared {
+    link: Link<QpShared>,
+    pub(crate) handle: QpHandle,
+    /// The state as [`encode_state`] writes it, for the checks at posting.
+    pub(crate) state: AtomicU32,
+}
+
+impl QpShared {
+    pub(crate) fn new(handle: QpHandle) -> Self {
+        Self { link: Link::new(), handle, state: AtomicU32::new(0) }
+    }
+}
+impl Ringer for QpShared {
+    fn link(&self) -> &Link<Self> {
+        &self.link
+    }
+}
+
+/// A receive request that a message is being placed into.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    pub(crate) active: bool,
+    pub(crate) wr_id: u64,
+    pub(crate) sges: Vec<Sge>,
+}
+
+/// Where a queue pair's receive requests come from.
+pub(crate) enum RecvQueue {
+    Own(Consumer<RecvHeader>),
+    Shared(u32),
+}
+
+/// A queue pair without its machine.
+pub(crate) struct QpRes {
+    pub(crate) shared: Arc<QpShared>,
+    pub(crate) pd: PdHandle,
+    pub(crate) cap: QpCap,
+    pub(crate) send_cq: u32,
+    pub(crate) recv_cq: u32,
+    pub(crate) sq: Consumer<SendHeader>,
+    pub(crate) rq: RecvQueue,
+    pub(crate) held: Held,
+    pub(crate) path: Option<PathId>,
+    pub(crate) peer: Option<IpAddr>,
+}
+
+/// A queue pair.
+pub(crate) struct QpEntry {
+    pub(crate) machine: Qp,
+    pub(crate) res: QpRes,
+    /// It is in the engine's list of those that want to send.
+    pub(crate) ready: bool,
+    /// It is in the engine's list of those that owe an acknowledgement, since this turn.
+    pub(crate) ack_since: Option<u64>,
+    /// The engine's timers hold an entry for it at this time.
+    pub(crate) timer: Option<hca_core::Instant>,
+}
+
+/// The [`Host`] of one queue pair: its own resources and the adapter's tables.
+pub(crate) struct QpHost<'a> {
+    pub(crate) res: &'a mut QpRes,
+    pub(crate) tables: &'a mut Tables,
+    pub(crate) ahs: &'a crate::slab::Slab<Ah>,
+}
+
+/// Walks the pieces of a scatter/gather list that lie in `offset .. offset + len`.
+#[inline]
+fn pieces(
+    sges: impl Iterator<Item = Sge>,
+    offset: u32,
+    len: usize,
+    mut f: impl FnMut(Sge, usize) -> Result<(), LocalError>,
+) -> Result<(), LocalError> {
+    let (mut skip, mut done) = (offset, 0);
+    for s in sges {
+        if done == len {
+            break;
+        }
+        if skip >= s.len {
+            skip -= s.len;
+            continue;
+        }
+        let n = ((s.len - skip) as usize).min(len - done);
+        f(Sge { addr: s.addr.wrapping_add(skip.into()), len: n as u32, lkey: s.lkey }, done)?;
+        done += n;
+        skip = 0;
+    }
+    if done == len { Ok(()) } else { Err(LocalError::Length) }
+}
+
+impl QpHost<'_> {
+    #[inline]
+    fn local(&self, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
+        local(self.tables, self.res.pd, s, access)
+    }
+    fn complete(&mut self, cq: u32, c: Completion) {
+        self.tables.complete(cq, c);
+    }
+    fn recv_completion(&self, status: WcStatus, opcode: WcOpcode) -> Completion {
+        Completion {
+            wr_id: self.res.held.wr_id,
+            qp: self.res.shared.handle,
+            status,
+            opcode,
+            ..Completion::default()
+        }
+    }
+    /// Drops the held receive request's slot, for good.
+    fn release_held(&mut self) {
+        self.res.held.active = false;
+        if let RecvQueue::Own(rq) = &mut self.res.rq {
+            rq.release(rq.head().wrapping_add(1));
+        }
+    }
+    fn hold_own(&mut self) -> Option<u64> {
+        let RecvQueue::Own(rq) = &mut self.res.rq else { return None };
+        if rq.head() == rq.tail() && rq.refresh() == rq.head() {
+            return None;
+        }
+        let head = rq.head();
+        let h = *rq.header_ref(head);
+        let held = &mut self.res.held;
+        held.wr_id = h.wr_id;
+        held.sges.clear();
+        held.sges.extend(rq.cells(head)[..h.sges.into()].iter().copied().map(cell_to_sge));
+        held.active = true;
+        Some(held.sges.iter().map(|s| u64::from(s.len)).sum())
+    }
+}
+
+#[inline]
+fn local(tables: &Tables, pd: PdHandle, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
+    tables.mrs.translate(pd, s.lkey.raw(), s.addr, s.len.into(), access).map_err(|_| LocalError::Protection)
+}
+
+#[inline]
+fn entries(cells: &[Cell], h: &SendHeader) -> impl Iterator<Item = Sge> {
+    cells[..usize::from(h.sges)].iter().copied().map(cell_to_sge)
+}
+
+#[allow(unsafe_code)] // the calls of `dma`, each with its argument
+impl Host for QpHost<'_> {
+    #[inline]
+    fn sq_posted(&self) -> u32 {
+        self.res.sq.tail()
+    }
+    #[inline]
+    fn send_request(&self, index: u32) -> SendRequest {
+        let h = self.res.sq.header_ref(index);
+        let dest = h.dest.map(|d| UdTarget { ah: d.ah, qpn: d.qpn, qkey: d.qkey });
+        SendRequest { op: h.op, flags: h.flags, len: h.len, dest }
+    }
+    #[inline]
+    fn gather(&mut self, index: u32, offset: u32, out: &mut [u8]) -> Result<(), LocalError> {
+        let h = self.res.sq.header_ref(index);
+        let cells = self.res.sq.cells(index);
+        if h.inline {
+            let bytes: &[u8] = bytemuck::cast_slice(cells);
+            let offset = offset as usize;
+            let end = offset + out.len();
+            out.copy_from_slice(bytes[..h.len as usize].get(offset..end).ok_or(LocalError::Length)?);
+            return Ok(());
+        }
+        pieces(entries(cells, h), offset, out.len(), |s, at| {
+            let from = self.local(s, Access::empty())?;
+            // SAFETY: dma (1): `translate` found `s` inside a live region, and we run under the engine's lock.
+            unsafe { dma::load(from, &mut out[at..at + s.len as usize]) };
+            Ok(())
+        })
+    }
+    #[inline]
+    fn scatter(&mut self, index: u32, offset: u32, data: &[u8]) -> Result<(), LocalError> {
+        let h = self.res.sq.header_ref(index);
+        pieces(entries(self.res.sq.cells(index), h), offset, data.len(), |s, at| {
+            let to = self.local(s, Access::LOCAL_WRITE)?;
+            // SAFETY: as in `gather`, with the right to write.
+            unsafe { dma::store(to, &data[at..at + s.len as usize]) };
+            Ok(())
+        })
+    }
+    fn check_local(&mut self, index: u32, write: bool) -> Result<(), LocalError> {
+        let h = self.res.sq.header_ref(index);
+        if let Some(d) = h.dest {
+            let ah = self.ahs.get(d.ah.index, d.ah.generation).filter(|a| a.pd == self.res.pd);
+            ah.ok_or(LocalError::Protection)?;
+        }
+        if h.inline {
+            return Ok(());
+        }
+        let access = if write { Access::LOCAL_WRITE } else { Access::empty() };
+        for s in entries(self.res.sq.cells(index), h).filter(|s| s.len > 0) {
+            self.local(s, access)?;
+        }
+        Ok(())
+    }
+    #[inline]
+    fn complete_send(&mut self, index: u32, status: WcStatus, byte_len: u32) {
+        let sq = &mut self.res.sq;
+        assert_eq!(index, sq.head(), "send requests complete in order");
+        let h = *sq.header_ref(index);
+        sq.release(index.wrapping_add(1));
+        if status == WcStatus::Success && !h.flags.contains(SendFlags::SIGNALED) {
+            return;
+        }
+        let c = Completion {
+            wr_id: h.wr_id,
+            qp: self.res.shared.handle,
+            status,
+            opcode: h.op.wc_opcode(),
+            byte_len,
+            ..Completion::default()
+        };
+        self.complete(self.res.send_cq, c);
+    }
+
+    #[inline]
+    fn take_recv(&mut self, _packet: &Packet<'_>) -> Option<u64> {
+        assert!(!self.res.held.active, "one receive request at a time");
+        match self.res.rq {
+            RecvQueue::Own(_) => self.hold_own(),
+            RecvQueue::Shared(srq) => self.tables.take_from_srq(srq, &mut self.res.held),
+        }
+    }
+    #[inline]
+    fn place_recv(&mut self, offset: u32, data: &[u8]) -> Result<(), LocalError> {
+        let (tables, pd) = (&*self.tables, self.res.pd);
+        pieces(self.res.held.sges.iter().copied(), offset, data.len(), |s, at| {
+            let to = local(tables, pd, s, Access::LOCAL_WRITE)?;
+            // SAFETY: as in `scatter`.
+            unsafe { dma::store(to, &data[at..at + s.len as usize]) };
+            Ok(())
+        })
+    }
+    #[inline]
+    fn complete_recv(&mut self, done: &RecvDone) {
+        assert!(self.res.held.active, "a receive request is held");
+        let c = Completion {
+            byte_len: done.byte_len,
+            extra: done.extra,
+            src_qp: done.src_qp,
+            grh: done.grh,
+            solicited: done.solicited,
+            ..self.recv_completion(done.status, done.opcode)
+        };
+        self.release_held();
+        self.complete(self.res.recv_cq, c);
+    }
+    fn return_recv(&mut self) {
+        if !core::mem::take(&mut self.res.held.active) {
+            return;
+        }
+        if let RecvQueue::Shared(srq) = self.res.rq {
+            self.tables.return_to_srq(srq, &mut self.res.held);
+        }
+    }
+    fn recv_credits(&self) -> Option<u32> {
+        match &self.res.rq {
+            RecvQueue::Own(rq) => {
+                Some(rq.published().wrapping_sub(rq.head()) - u32::from(self.res.held.active))
+            }
+            RecvQueue::Shared(_) => None,
+        }
+    }
+    fn flush_recv(&mut self) {
+        loop {
+            if self.res.held.active || self.hold_own().is_some() {
+                let c = self.recv_completion(WcStatus::WrFlushed, WcOpcode::Recv);
+                self.release_held();
+                self.complete(self.res.recv_cq, c);
+            } else {
+                return;
+            }
+        }
+    }
+    fn has_srq(&self) -> bool {
+        matches!(self.res.rq, RecvQueue::Shared(_))
+    }
+
+    #[inline]
+    fn check_remote(
+        &mut self,
+        rkey: Rkey,
+        va: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<(), RemoteAccessError> {
+        if len == 0 {
+            return Ok(());
+        }
+        let r = self.tables.mrs.translate(self.res.pd, rkey.raw(), va, len, access);
+        r.map(|_| ()).map_err(|_| RemoteAccessError)
+    }
+    #[inline]
+    fn write_remote(&mut self, rkey: Rkey, va: u64, data: &[u8]) -> Result<(), RemoteAccessError> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let to = self
+            .tables
+            .mrs
+            .translate(self.res.pd, rkey.raw(), va, data.len() as u64, Access::REMOTE_WRITE)
+            .map_err(|_| RemoteAccessError)?;
+        // SAFETY: dma (1): `translate` found the range inside a live region that peers may write, and we
+        // run under the engine's lock.
+        unsafe { dma::store(to, data) };
+        Ok(())
+    }
+    #[inline]
+    fn read_remote(&mut self, rkey: Rkey, va: u64, out: &mut [u8]) -> Result<(), RemoteAccessError> {
+        if out.is_empty() {
+            return Ok(());
+        }
+        let from = self
+            .tables
+            .mrs
+            .translate(self.res.pd, rkey.raw(), va, out.len() as u64, Access::REMOTE_READ)
+            .map_err(|_| RemoteAccessError)?;
+        // SAFETY: as in `write_remote`, with the right to read.
+        unsafe { dma::load(from, out) };
+        Ok(())
+    }
+    fn atomic_remote(&mut self, rkey: Rkey, va: u64, op: AtomicOp) -> Result<u64, RemoteAccessError> {
+        let at = self
+            .tables
+            .mrs
+            .translate(self.res.pd, rkey.raw(), va, 8, Access::REMOTE_ATOMIC)
+            .map_err(|_| RemoteAccessError)?;
+        // A region whose addresses are not its memory's may have aligned addresses of unaligned words.
+        if at.addr() & 7 != 0 {
+            return Err(RemoteAccessError);
+        }
+        // SAFETY: as in `write_remote`, with the right to do atomics, and aligned.
+        Ok(unsafe { dma::atomic(at, op) })
+    }
+    fn invalidate(&mut self, rkey: Rkey) -> Result<(), RemoteAccessError> {
+        self.tables.mrs.invalidate(self.res.pd, rkey.raw()).map_err(|_| RemoteAccessError)
+    }
+
+    fn event(&mut self, event: QpEvent) {
+        let qp = self.res.shared.handle;
+        self.tables.event(match event {
+            QpEvent::CommEstablished => AsyncEvent::CommEstablished(qp),
+            QpEvent::SqDrained => AsyncEvent::SqDrained(qp),
+            QpEvent::LastWqeReached => AsyncEvent::LastWqeReached(qp),
+            QpEvent::Fatal => AsyncEvent::QpFatal(qp),
+            QpEvent::RequestError => AsyncEvent::QpRequestError(qp),
+            QpEvent::AccessError => AsyncEvent::QpAccessError(qp),
+        });
+    }
+    #[inline]
+    fn count(&mut self, what: Count) {
+        self.tables.counts[what as usize] += 1;
+    }
+}
+
+/// A queue pair's service as the posting side checks it.
+pub(crate) const fn offers(qp_type: QpType, op: SendOp) -> Result<(), &'static str> {
+    match (qp_type, op) {
+        (QpType::Rc, _) | (_, SendOp::Send | SendOp::SendImm(_)) => Ok(()),
+        (QpType::Uc, SendOp::Write(_) | SendOp::WriteImm(..)) => Ok(()),
+        (_, SendOp::SendInv(_)) => Err("SEND with invalidate"),
+        (_, SendOp::Write(_) | SendOp::WriteImm(..)) => Err("RDMA WRITE"),
+        (_, SendOp::Read(_)) => Err("RDMA READ"),
+        (_, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) => Err("atomics"),
+    }
+}

@@ -1,0 +1,255 @@
+//! A ring of fixed slots between one producer and one consumer: send queues, receive queues and
+//! completion queues.
+//!
+//! A slot is a header and an area of 16-byte cells (scatter/gather entries or inline bytes). The
+//! consumer may read a slot any number of times before it releases it, in order.
+//!
+//! Invariants:
+//! 1. There is one [`Producer`] and one [`Consumer`] a ring; neither can be cloned, and what moves an
+//!    index takes `&mut self`.
+//! 2. Slots of the indices `head .. tail` belong to the consumer, all others to the producer; both
+//!    indices run free (wrapping), and `tail - head <= depth <= slots`.
+//! 3. Only the producer stores `tail`, with Release after it has written the slots; only the consumer
+//!    stores `head`, with Release after it has read them.
+#![allow(unsafe_code)]
+
+use core::mem::MaybeUninit;
+
+use crate::sync::{Arc, AtomicU32, CachePadded, Ordering, UnsafeCell};
+
+/// 16 bytes of a slot's area.
+pub(crate) type Cell = [u64; 2];
+
+struct Ring<H> {
+    headers: Box<[UnsafeCell<MaybeUninit<H>>]>,
+    cells: Box<[UnsafeCell<Cell>]>,
+    cells_per_slot: usize,
+    mask: u32,
+    depth: u32,
+    head: CachePadded<AtomicU32>,
+    tail: CachePadded<AtomicU32>,
+}
+
+// SAFETY: (2) a slot is touched by one side at a time, and (3) hands it over with Release/Acquire; `H`
+// moves between the threads, hence `H: Send`.
+unsafe impl<H: Send> Send for Ring<H> {}
+// SAFETY: as above.
+unsafe impl<H: Send> Sync for Ring<H> {}
+
+/// The side that fills slots.
+pub(crate) struct Producer<H> {
+    ring: Arc<Ring<H>>,
+    tail: u32,
+    /// `head` as last seen.
+    head: u32,
+}
+
+/// The side that reads and releases slots.
+pub(crate) struct Consumer<H> {
+    ring: Arc<Ring<H>>,
+    head: u32,
+    /// `tail` as last seen.
+    tail: u32,
+}
+
+/// The ring has no free slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Full;
+
+/// A ring of `depth` slots (at least 1), each with an area of `cells` cells.
+pub(crate) fn ring<H: Copy>(depth: u32, cells: usize) -> (Producer<H>, Consumer<H>) {
+    let slots = depth.next_power_of_two();
+    let ring = Arc::new(Ring {
+        headers: (0..slots).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
+        cells: (0..slots as usize * cells).map(|_| UnsafeCell::new([0; 2])).collect(),
+        cells_per_slot: cells,
+        mask: slots - 1,
+        depth,
+        head: CachePadded(AtomicU32::new(0)),
+        tail: CachePadded(AtomicU32::new(0)),
+    });
+    (Producer { ring: ring.clone(), tail: 0, head: 0 }, Consumer { ring, head: 0, tail: 0 })
+}
+
+impl<H: Copy> Producer<H> {
+    /// Slots of the ring.
+    pub(crate) fn depth(&self) -> u32 {
+        self.ring.depth
+    }
+    /// The index of the next slot.
+    pub(crate) fn tail(&self) -> u32 {
+        self.tail
+    }
+    /// Whether a slot is free.
+    #[inline]
+    pub(crate) fn has_room(&mut self) -> bool {
+        if self.tail.wrapping_sub(self.head) < self.ring.depth {
+            return true;
+        }
+        // Acquire: pairs with the Release in `Consumer::release`.
+        self.head = self.ring.head.load(Ordering::Acquire);
+        self.tail.wrapping_sub(self.head) < self.ring.depth
+    }
+    /// Fills the next slot, header and first cells; the consumer sees it after [`publish`](Self::publish).
+    #[inline]
+    pub(crate) fn push(&mut self, header: H, cells: impl Iterator<Item = Cell>) -> Result<(), Full> {
+        if !self.has_room() {
+            return Err(Full);
+        }
+        let slot = (self.tail & self.ring.mask) as usize;
+        // SAFETY: (2) the slot at `tail` is free, so it is the producer's, which we are (1).
+        self.ring.headers[slot].with_mut(|p| unsafe { (*p).write(header) });
+        let base = slot * self.ring.cells_per_slot;
+        for (cell, to) in cells.zip(&self.ring.cells[base..base + self.ring.cells_per_slot]) {
+            // SAFETY: as above; the cells of a slot go with it.
+            to.with_mut(|p| unsafe { *p = cell });
+        }
+        self.tail = self.tail.wrapping_add(1);
+        Ok(())
+    }
+    /// Hands all filled slots to the consumer.
+    #[inline]
+    pub(crate) fn publish(&mut self) {
+        // Release: pairs with the Acquire in `Consumer::refresh`.
+        self.ring.tail.store(self.tail, Ordering::Release);
+    }
+}
+
+impl<H: Copy> Consumer<H> {
+    /// The oldest slot that is not released.
+    #[inline]
+    pub(crate) fn head(&self) -> u32 {
+        self.head
+    }
+    /// The end of what was seen by the last [`refresh`](Self::refresh).
+    #[inline]
+    pub(crate) fn tail(&self) -> u32 {
+        self.tail
+    }
+    /// Looks how far the producer has come, and returns it.
+    #[inline]
+    pub(crate) fn refresh(&mut self) -> u32 {
+        // Acquire: pairs with the Release in `Producer::publish`.
+        self.tail = self.ring.tail.load(Ordering::Acquire);
+        self.tail
+    }
+    /// How far the producer has come by now.
+    #[inline]
+    pub(crate) fn published(&self) -> u32 {
+        self.ring.tail.load(Ordering::Acquire)
+    }
+    fn slot(&self, index: u32) -> usize {
+        assert!(
+            index.wrapping_sub(self.head) < self.tail.wrapping_sub(self.head),
+            "slot {index} is not in {}..{}",
+            self.head,
+            self.tail
+        );
+        (index & self.ring.mask) as usize
+    }
+    /// The header of a slot.
+    ///
+    /// # Panics
+    /// If `index` is not in `head()..tail()`.
+    #[inline]
+    pub(crate) fn header(&self, index: u32) -> H {
+        let slot = self.slot(index);
+        // SAFETY: (2) `slot` checked that it is ours, and (3) that it was written.
+        self.ring.headers[slot].with(|p| unsafe { (*p).assume_init() })
+    }
+    /// The header of a slot, by reference.
+    ///
+    /// # Panics
+    /// If `index` is not in `head()..tail()`.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(crate) fn header_ref(&self, index: u32) -> &H {
+        let slot = self.slot(index);
+        // SAFETY: as in `header`; the slot stays ours as long as `self` is borrowed, since `release`
+        // takes `&mut self`.
+        self.ring.headers[slot].with(|p| unsafe { (*p).assume_init_ref() })
+    }
+    /// The area of a slot.
+    ///
+    /// # Panics
+    /// If `index` is not in `head()..tail()`.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(crate) fn cells(&self, index: u32) -> &[Cell] {
+        let base = self.slot(index) * self.ring.cells_per_slot;
+        let cells = &self.ring.cells[base..base + self.ring.cells_per_slot];
+        let first: *const UnsafeCell<Cell> = cells.as_ptr();
+        // SAFETY: our `UnsafeCell` has the layout of its content; the cells are ours (2) as long as
+        // `self` is borrowed.
+        unsafe { core::slice::from_raw_parts(first.cast::<Cell>(), cells.len()) }
+    }
+    /// Gives all slots before `head` back to the producer.
+    #[inline]
+    pub(crate) fn release(&mut self, head: u32) {
+        debug_assert!(head.wrapping_sub(self.head) <= self.tail.wrapping_sub(self.head));
+        self.head = head;
+        // Release: pairs with the Acquire in `Producer::has_room`.
+        self.ring.head.store(head, Ordering::Release);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_takes_its_depth_and_no_more() {
+        let (mut p, mut c) = ring::<u32>(3, 1);
+        for i in 0..3 {
+            p.push(i, [[i.into(), 0]].into_iter()).unwrap();
+        }
+        assert_eq!(p.push(3, core::iter::empty()), Err(Full));
+        p.publish();
+        assert_eq!(c.refresh(), 3);
+        assert_eq!((c.header(1), c.cells(2)[0][0]), (1, 2));
+        c.release(1);
+        p.push(3, core::iter::empty()).unwrap();
+    }
+
+    #[test]
+    #[should_panic(expected = "is not in")]
+    fn a_released_slot_cannot_be_read() {
+        let (mut p, mut c) = ring::<u32>(2, 0);
+        p.push(7, core::iter::empty()).unwrap();
+        p.publish();
+        c.refresh();
+        c.release(1);
+        c.header(0);
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_handed_over_whole_and_in_order() {
+        loom::model(|| {
+            let (mut p, mut c) = ring::<u32>(2, 1);
+            let t = loom::thread::spawn(move || {
+                for i in 0..3 {
+                    while p.push(i, [[i.into(), 0]].into_iter()).is_err() {
+                        loom::thread::yield_now();
+                    }
+                    p.publish();
+                }
+            });
+            let mut next = 0;
+            while next < 3 {
+                if c.refresh() == next {
+                    loom::thread::yield_now();
+                    continue;
+                }
+                assert_eq!(c.header(next), next);
+                next += 1;
+                c.release(next);
+            }
+            t.join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,135 @@
+//! What the adapter's handle, its ports and its thread share.
+
+use core::time::Duration;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+
+use hca_core::{DeviceAttr, DeviceError, PortAttr};
+
+use crate::cq::epoll_of;
+use crate::doorbell::Doorbell;
+use crate::engine::Engine;
+use crate::notify::{EventFd, TimerFd};
+use crate::options::{Progress, Time};
+use crate::progress::Sleeper;
+use crate::qp::QpShared;
+use crate::sync::Arc;
+use crate::tables::Events;
+use crate::turn_lock::TurnLock;
+
+pub(crate) struct Shared {
+    engine: TurnLock<Engine>,
+    pub(crate) bell: Doorbell<QpShared>,
+    pub(crate) time: Time,
+    pub(crate) progress: Progress,
+    pub(crate) attr: DeviceAttr,
+    pub(crate) port: PortAttr,
+    pub(crate) events: Arc<Events>,
+    pub(crate) sleeper: Sleeper,
+    /// A copy of the fabric's descriptor, for those that sleep without the engine's lock.
+    pub(crate) fabric_fd: Option<OwnedFd>,
+    wait: OnceLock<DeviceWait>,
+}
+
+/// The descriptor that a program sleeps on when it turns the device itself.
+struct DeviceWait {
+    epoll: OwnedFd,
+    timer: TimerFd,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        engine: Engine,
+        time: Time,
+        progress: Progress,
+        (attr, port): (DeviceAttr, PortAttr),
+        events: Arc<Events>,
+        sleeper: Sleeper,
+    ) -> Result<Self, DeviceError> {
+        let fabric_fd = engine
+            .fabric
+            .wait_fd()
+            .map(|fd| fd.try_clone_to_owned())
+            .transpose()
+            .map_err(|source| DeviceError::Io { doing: "copying the network's descriptor", source })?;
+        let engine = TurnLock::new(engine);
+        let (bell, wait) = (Doorbell::new(), OnceLock::new());
+        Ok(Self { engine, bell, time, progress, attr, port, events, sleeper, fabric_fd, wait })
+    }
+
+    /// A turn by the program, in the modes in which it turns.
+    #[inline]
+    pub(crate) fn program_turn(&self) -> bool {
+        if self.progress == Progress::Thread {
+            return false;
+        }
+        let worked = self.engine.try_turn(|e| e.turn(self.time.now(), &self.bell));
+        self.note_program_turn();
+        worked.unwrap_or(false)
+    }
+
+    /// A queue pair has something new.
+    #[inline]
+    pub(crate) fn posted(&self, qp: &Arc<QpShared>) {
+        self.bell.ring(qp);
+        if self.progress == Progress::Thread {
+            self.sleeper.wake_if_asleep();
+        } else {
+            self.engine.turn_or_leave_word(|e| e.turn_posted(self.time.now(), &self.bell));
+            self.note_program_turn();
+        }
+    }
+
+    fn note_program_turn(&self) {
+        if self.progress == Progress::Adaptive {
+            self.sleeper.program_turned();
+        }
+    }
+
+    /// The control path: waits for the engine, and runs `f` on it.
+    pub(crate) fn control<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
+        self.engine.with(f, |e| {
+            e.turn_posted(self.time.now(), &self.bell);
+        })
+    }
+
+    /// Before a program sleeps on a descriptor: sets the timer to the next deadline. `true`: there is
+    /// input already.
+    pub(crate) fn prepare_wait(&self) -> bool {
+        let Some(wait) = self.wait.get() else { return false };
+        let (input, deadline) = self.control(|e| {
+            let input = e.fabric.prepare_wait() || !e.is_quiet();
+            (input, e.next_deadline())
+        });
+        wait.timer.set(deadline.map(|d| d.since(self.time.now())));
+        input
+    }
+
+    /// How long until the next turn is due.
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        let (quiet, deadline) = self.control(|e| (e.is_quiet(), e.next_deadline()));
+        if !quiet {
+            return Some(Duration::ZERO);
+        }
+        deadline.map(|d| d.since(self.time.now()))
+    }
+
+    /// The descriptor of [`DeviceWait`], made at the first call.
+    pub(crate) fn wait_fd(&self) -> Result<BorrowedFd<'_>, DeviceError> {
+        if let Some(w) = self.wait.get() {
+            return Ok(w.epoll.as_fd());
+        }
+        let events = EventFd::get_or_create(&self.events.fd)?;
+        let timer = TimerFd::new()?;
+        let epoll = match &self.fabric_fd {
+            Some(fd) if self.progress != Progress::Thread => epoll_of(&[fd.as_fd(), timer.fd(), events])?,
+            None if self.progress != Progress::Thread => {
+                return Err(DeviceError::Unsupported {
+                    what: "waiting on a descriptor: its network has none",
+                });
+            }
+            _ => epoll_of(&[events])?,
+        };
+        Ok(self.wait.get_or_init(|| DeviceWait { epoll, timer }).epoll.as_fd())
+    }
+}

@@ -1,0 +1,210 @@
+//! The adapter's tables: what every queue pair of an engine shares.
+
+use core::task::Waker;
+use std::collections::VecDeque;
+
+use hca_core::{AsyncEvent, Completion, PdHandle, Sge, SrqHandle};
+use hca_fabric::PathId;
+use hca_transport::Count;
+
+use crate::cq::{CqEntry, lock};
+use crate::mr::MrTable;
+use crate::notify::EventFd;
+use crate::qp::{Held, RecvHeader, cell_to_sge};
+use crate::ring::Consumer;
+use crate::slab::Slab;
+use crate::sync::{Arc, Mutex};
+
+/// Events that wait to be taken at most; the oldest ones are dropped beyond it, and counted.
+const MAX_EVENTS: usize = 4096;
+
+/// An address handle.
+pub(crate) struct Ah {
+    pub(crate) pd: PdHandle,
+    pub(crate) path: PathId,
+}
+
+/// A shared receive queue.
+pub(crate) struct SrqEntry {
+    pub(crate) handle: SrqHandle,
+    pub(crate) pd: PdHandle,
+    pub(crate) ring: Consumer<RecvHeader>,
+    /// Requests that were taken and given back unused.
+    pub(crate) returned: Vec<(u64, Vec<Sge>)>,
+    pub(crate) depth: u32,
+    /// The event is raised when fewer are left; 0: disarmed.
+    pub(crate) limit: u32,
+    pub(crate) users: u32,
+}
+
+impl SrqEntry {
+    /// Requests that wait.
+    pub(crate) fn waiting(&self) -> u32 {
+        self.ring.published().wrapping_sub(self.ring.head()) + self.returned.len() as u32
+    }
+    /// Whether the limit event is due; disarms it.
+    pub(crate) fn limit_reached(&mut self) -> bool {
+        let reached = self.limit > 0 && self.waiting() < self.limit;
+        if reached {
+            self.limit = 0;
+        }
+        reached
+    }
+}
+
+/// Asynchronous events on their way to the program.
+pub(crate) struct Events {
+    queue: Mutex<EventQueue>,
+    pub(crate) fd: std::sync::OnceLock<EventFd>,
+}
+
+#[derive(Default)]
+struct EventQueue {
+    events: VecDeque<AsyncEvent>,
+    dropped: u64,
+    waker: Option<Waker>,
+}
+
+impl Events {
+    pub(crate) fn new() -> Self {
+        Self { queue: Mutex::new(EventQueue::default()), fd: std::sync::OnceLock::new() }
+    }
+    pub(crate) fn push(&self, event: AsyncEvent) {
+        let mut q = lock(&self.queue);
+        if q.events.len() == MAX_EVENTS {
+            q.events.pop_front();
+            q.dropped += 1;
+        }
+        q.events.push_back(event);
+        if let Some(w) = q.waker.take() {
+            w.wake();
+        }
+        if let Some(fd) = self.fd.get() {
+            fd.signal();
+        }
+    }
+    pub(crate) fn pop(&self) -> Option<AsyncEvent> {
+        let mut q = lock(&self.queue);
+        let e = q.events.pop_front();
+        if q.events.is_empty()
+            && let Some(fd) = self.fd.get()
+        {
+            fd.clear();
+        }
+        e
+    }
+    pub(crate) fn set_waker(&self, waker: &Waker) {
+        let mut q = lock(&self.queue);
+        if q.events.is_empty() {
+            q.waker = Some(waker.clone());
+        } else {
+            waker.wake_by_ref();
+        }
+    }
+    pub(crate) fn dropped(&self) -> u64 {
+        lock(&self.queue).dropped
+    }
+}
+
+/// A protection domain: how many objects belong to it.
+pub(crate) struct Pd {
+    pub(crate) users: u64,
+}
+
+/// What every queue pair of an engine shares.
+pub(crate) struct Tables {
+    pub(crate) pds: Slab<Pd>,
+    pub(crate) mrs: MrTable,
+    pub(crate) cqs: Slab<CqEntry>,
+    pub(crate) srqs: Slab<SrqEntry>,
+    pub(crate) counts: [u64; Count::COUNT],
+    pub(crate) completions: u64,
+    pub(crate) events: Arc<Events>,
+    /// Completion queues that were pushed to since the last `finish`.
+    fresh_cqs: Vec<u32>,
+    /// Completion queues that lost a completion and whose queue pairs are still to be put in error.
+    pub(crate) overrun_cqs: Vec<u32>,
+}
+
+impl Tables {
+    pub(crate) fn new(
+        pds: Slab<Pd>,
+        mrs: MrTable,
+        cqs: Slab<CqEntry>,
+        srqs: Slab<SrqEntry>,
+        events: Arc<Events>,
+    ) -> Self {
+        Self {
+            pds,
+            mrs,
+            cqs,
+            srqs,
+            counts: [0; Count::COUNT],
+            completions: 0,
+            events,
+            fresh_cqs: Vec::with_capacity(16),
+            overrun_cqs: Vec::new(),
+        }
+    }
+
+    /// Appends a completion to a queue.
+    #[inline]
+    pub(crate) fn complete(&mut self, cq: u32, c: Completion) {
+        let entry = self.cqs.at_mut(cq).expect("a queue pair's completion queue outlives it");
+        self.completions += 1;
+        let (first, lost) = entry.push(c);
+        if first {
+            self.fresh_cqs.push(cq);
+        }
+        if lost && !core::mem::replace(&mut entry.overrun, true) {
+            let handle = entry.handle;
+            self.overrun_cqs.push(cq);
+            self.events.push(AsyncEvent::CqOverrun(handle));
+        }
+    }
+
+    /// Shows all new completions to the pollers and notifies those that asked for it.
+    #[inline]
+    pub(crate) fn finish(&mut self) {
+        while let Some(cq) = self.fresh_cqs.pop() {
+            if let Some(entry) = self.cqs.at_mut(cq) {
+                entry.finish();
+            }
+        }
+    }
+
+    pub(crate) fn event(&mut self, event: AsyncEvent) {
+        self.events.push(event);
+    }
+
+    /// Takes the oldest request of a shared receive queue; returns the bytes that it can take.
+    pub(crate) fn take_from_srq(&mut self, srq: u32, held: &mut Held) -> Option<u64> {
+        let q = self.srqs.at_mut(srq)?;
+        if let Some((wr_id, sges)) = q.returned.pop() {
+            (held.wr_id, held.sges) = (wr_id, sges);
+        } else {
+            let head = q.ring.head();
+            if head == q.ring.tail() && q.ring.refresh() == head {
+                return None;
+            }
+            let h = q.ring.header(head);
+            held.wr_id = h.wr_id;
+            held.sges.clear();
+            held.sges.extend(q.ring.cells(head)[..h.sges.into()].iter().copied().map(cell_to_sge));
+            q.ring.release(head.wrapping_add(1));
+        }
+        held.active = true;
+        if q.limit_reached() {
+            let event = AsyncEvent::SrqLimitReached(q.handle);
+            self.events.push(event);
+        }
+        Some(held.sges.iter().map(|s| u64::from(s.len)).sum())
+    }
+
+    /// Gives a request back unused; it is the next to be taken.
+    pub(crate) fn return_to_srq(&mut self, srq: u32, held: &mut Held) {
+        if let Some(q) = self.srqs.at_mut(srq) {
+            q.returned.push((held.wr_id, core::mem::take(&mut held.sges)));
+        }
+    }
+}
