@@ -156,6 +156,19 @@ impl TxBatch {
             self.flips.clear();
         }
     }
+    /// The oldest `n` packets of the oldest train were sent (or lost), fewer than it has.
+    ///
+    /// # Panics
+    /// When no train waits, or it has no more packets than `n`.
+    pub fn advance_packets(&mut self, n: usize) {
+        let t = &mut self.trains[self.sent];
+        let bytes = n * t.segment;
+        assert!(bytes < t.len, "a whole train is advanced over by `advance`");
+        let gone = t.start..t.start + bytes;
+        t.start += bytes;
+        t.len -= bytes;
+        self.flips.retain(|f| !gone.contains(&f.0));
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,172 @@
+//! Incoming flows: which IPv4 Identification comes next, and whether a packet's ICRC is right.
+//!
+//! A UDP socket does not show the Identification, and the ICRC covers it. So it is predicted from the
+//! flow's last packets. Linux gives a connected socket's datagrams ascending numbers, one a send call;
+//! segment `k` of a train carries the train's number plus `k`; an unconnected socket that does not
+//! fragment has 0 plus `k`. When the prediction fails (a first packet, a loss, another kind of sender),
+//! the number is solved from the ICRC itself, and taken for true if there is a solution.
+//!
+//! **Strength.** A predicted packet is checked by all 32 bits. One that had to be solved is checked by
+//! the 15 bits that the Identification and "don't fragment" leave over: of packets damaged at random,
+//! one in 2^15 passes. The UDP checksum stands beside it where the sender set one. The first packet of a
+//! flow is always solved, and counted by `icrc_flows_learned`; later ones that had to be solved are
+//! counted by `icrc_ident_solved`, which between ends of this project stays at 0 on a path without loss.
+
+use core::net::IpAddr;
+
+use hca_core::wire::{Bth, ICRC_BYTES};
+
+use crate::icrc::{FlowCrc, Icrc};
+
+/// Flows whose next number is remembered; beyond it flows evict each other, and are solved.
+const FLOWS: usize = 1024;
+
+#[derive(Clone, Copy)]
+struct Flow {
+    src: IpAddr,
+    port: u16,
+    /// The slot is in use.
+    known: bool,
+    /// A packet of it was found right.
+    learned: bool,
+    /// Datagrams begin at 0.
+    zero_based: bool,
+    /// Number of the datagram that is being checked, or comes next.
+    base: u16,
+    /// Number of the packet that came last.
+    last: u16,
+    /// Number at which the last ascending row began.
+    row: u16,
+    crc: FlowCrc,
+}
+
+/// What the check of one packet found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Checked {
+    /// Right, with this Identification.
+    Good(u16),
+    /// Wrong. With the Identification that was expected.
+    Bad(u16),
+    /// Shorter than a BTH and an ICRC.
+    Short,
+}
+
+/// Checks packets as they come from one socket.
+pub(crate) struct RxFlows {
+    local: IpAddr,
+    flows: Box<[Flow]>,
+    icrc: Icrc,
+    current: usize,
+    segments: u16,
+    /// Packets of known flows whose Identification was solved, not predicted.
+    pub(crate) ident_solved: u64,
+    /// Flows whose Identification was learned from their first packet.
+    pub(crate) flows_learned: u64,
+}
+
+impl RxFlows {
+    pub(crate) fn new(local: IpAddr) -> Self {
+        let empty = Flow {
+            src: local,
+            port: 0,
+            known: false,
+            learned: false,
+            zero_based: false,
+            base: 0,
+            last: 0,
+            row: 0,
+            crc: FlowCrc::default(),
+        };
+        let flows = vec![empty; FLOWS].into_boxed_slice();
+        Self { local, flows, icrc: Icrc::new(), current: 0, segments: 0, ident_solved: 0, flows_learned: 0 }
+    }
+
+    /// A datagram from this source comes; its packets follow by [`check`](Self::check).
+    #[inline]
+    pub(crate) fn begin(&mut self, src: IpAddr, port: u16) {
+        let folded = match src {
+            IpAddr::V4(a) => u64::from(a.to_bits()),
+            IpAddr::V6(a) => a.to_bits() as u64 ^ (a.to_bits() >> 64) as u64,
+        };
+        let mixed = (folded ^ u64::from(port) << 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.current = (mixed >> 54) as usize;
+        self.segments = 0;
+        let flow = &mut self.flows[self.current];
+        if !flow.known || flow.port != port || flow.src != src {
+            let crc = FlowCrc::new(src, self.local, port).unwrap_or_default();
+            *flow = Flow {
+                src,
+                port,
+                known: true,
+                learned: false,
+                zero_based: false,
+                base: 0,
+                last: 0,
+                row: 0,
+                crc,
+            };
+        }
+    }
+
+    /// Checks the datagram's next packet, ICRC included.
+    #[inline]
+    pub(crate) fn check(&mut self, packet: &[u8]) -> Checked {
+        if packet.len() < Bth::BYTES + ICRC_BYTES {
+            self.segments += 1;
+            return Checked::Short;
+        }
+        let (body, tail) = packet.split_last_chunk::<ICRC_BYTES>().expect("16 bytes at least");
+        let flow = &mut self.flows[self.current];
+        let expected = flow.base.wrapping_add(self.segments);
+        let residual = u32::from_le_bytes(*tail) ^ self.icrc.icrc(&flow.crc, expected, body);
+        let k = self.segments;
+        self.segments += 1;
+        if residual == 0 {
+            flow.last = expected;
+            flow.learned = true;
+            return Checked::Good(expected);
+        }
+        self.check_unexpected(expected, k, residual, body.len())
+    }
+
+    /// The datagram ends: what number begins the next?
+    #[inline]
+    pub(crate) fn end(&mut self) {
+        let flow = &mut self.flows[self.current];
+        if self.segments > 1 {
+            flow.row = flow.base;
+        }
+        flow.base = if flow.zero_based { 0 } else { flow.base.wrapping_add(1) };
+    }
+
+    #[cold]
+    fn check_unexpected(&mut self, expected: u16, k: u16, residual: u32, bytes: usize) -> Checked {
+        let flow = &mut self.flows[self.current];
+        if flow.crc.is_v6() {
+            return Checked::Bad(expected);
+        }
+        let Some(found) = self.icrc.solve(expected, residual, bytes) else {
+            return Checked::Bad(expected);
+        };
+        let ident = found.ident;
+        if found.df_differs {
+            flow.crc.toggle_df();
+        }
+        // A sender whose trains were cut on their way starts again one behind where the last train began.
+        let next_row = ident == flow.row.wrapping_add(1);
+        let next_packet = ident == flow.last.wrapping_add(1);
+        flow.zero_based = ident == k;
+        if !flow.learned {
+            flow.learned = true;
+            self.flows_learned += 1;
+        } else if found.df_differs || !(next_row || next_packet || flow.zero_based) {
+            self.ident_solved += 1;
+        }
+        if !next_packet {
+            flow.row = ident.wrapping_sub(k);
+        }
+        flow.base = ident.wrapping_sub(k);
+        flow.last = ident;
+        Checked::Good(ident)
+    }
+}

@@ -1,0 +1,391 @@
+//! The invariant CRC of a flow, cheaply.
+//!
+//! CRC-32 is linear, so the part of a packet's ICRC that its flow's addresses contribute is computed
+//! once a flow, the part of the lengths once a length, and the part of the IPv4 Identification is two
+//! table look-ups. What is left for a packet are its own bytes.
+//!
+//! The same linearity answers the inverse question: which Identification makes a given ICRC right?
+//! The residual is shifted back over the packet's bytes (a multiplication by a power of the inverse
+//! of x, modulo the polynomial) and then lies in a space of 17 dimensions (16 bits, and "don't
+//! fragment") or in none: [`Icrc::solve`].
+
+use core::net::IpAddr;
+
+use hca_core::wire::{Bth, ICRC_BYTES, ROCEV2_PORT};
+
+/// The polynomial of IEEE 802.3, reflected.
+const POLY: u32 = 0xedb8_8320;
+/// From here on crc32fast's vector code is quicker than tables.
+const VECTOR_BYTES: usize = 64;
+/// Bytes of ones, IPv4 header and UDP header.
+const PREFIX_V4: usize = 8 + 20 + 8;
+/// Bytes of ones, IPv6 header and UDP header.
+const PREFIX_V6: usize = 8 + 40 + 8;
+/// Where the Identification stands in the prefix.
+const IDENT_AT: usize = 8 + 4;
+/// Where the IPv4 flags stand in the prefix.
+const FLAGS_AT: usize = 8 + 6;
+/// "Don't fragment" in the first byte of the flags.
+const DF: u8 = 0x40;
+
+/// `TABLES[k][b]`: the raw CRC of byte `b` and `k` bytes of zero behind it.
+static TABLES: [[u32; 256]; 8] = slice_tables();
+/// Contribution of the Identification's first and second byte at the end of an IPv4 prefix.
+static IDENT: [[u32; 256]; 2] = [byte_table(PREFIX_V4 - IDENT_AT - 1), byte_table(PREFIX_V4 - IDENT_AT - 2)];
+/// Contribution of "don't fragment" at the end of an IPv4 prefix.
+const DF_PART: u32 = byte_part(DF, PREFIX_V4 - FLAGS_AT - 1);
+/// A reduced basis of what Identification and "don't fragment" contribute.
+static BASIS: [(u32, u32); 17] = basis();
+/// `BACK[k]`: x to the power of minus 8 * 2^k.
+static BACK: [u32; 16] = back_powers();
+
+const fn shift_byte(mut c: u32) -> u32 {
+    let mut i = 0;
+    while i < 8 {
+        c = if c & 1 == 1 { c >> 1 ^ POLY } else { c >> 1 };
+        i += 1;
+    }
+    c
+}
+const fn byte_part(byte: u8, behind: usize) -> u32 {
+    let mut c = shift_byte(byte as u32);
+    let mut i = 0;
+    while i < behind {
+        c = shift_byte(c);
+        i += 1;
+    }
+    c
+}
+const fn byte_table(behind: usize) -> [u32; 256] {
+    let mut t = [0; 256];
+    let mut b = 0;
+    while b < 256 {
+        t[b] = byte_part(b as u8, behind);
+        b += 1;
+    }
+    t
+}
+const fn slice_tables() -> [[u32; 256]; 8] {
+    let mut t = [[0; 256]; 8];
+    let mut k = 0;
+    while k < 8 {
+        t[k] = byte_table(k);
+        k += 1;
+    }
+    t
+}
+/// Each row: a vector, and in which unknowns (bit 0 to 15: Identification, bit 16: "don't fragment") it
+/// consists; rows have distinct highest bits and descend.
+const fn basis() -> [(u32, u32); 17] {
+    let mut rows = [(0_u32, 0_u32); 17];
+    let mut i = 0;
+    while i < 17 {
+        let mut v = if i == 16 {
+            DF_PART
+        } else if i >= 8 {
+            byte_part(1 << (i - 8), PREFIX_V4 - IDENT_AT - 1)
+        } else {
+            byte_part(1 << i, PREFIX_V4 - IDENT_AT - 2)
+        };
+        let mut what = 1_u32 << i;
+        let mut at = 0;
+        while at < i {
+            if v ^ rows[at].0 < v {
+                v ^= rows[at].0;
+                what ^= rows[at].1;
+            }
+            at += 1;
+        }
+        assert!(v != 0, "the unknowns are independent");
+        let mut to = i;
+        while to > 0 && rows[to - 1].0 < v {
+            rows[to] = rows[to - 1];
+            to -= 1;
+        }
+        rows[to] = (v, what);
+        i += 1;
+    }
+    rows
+}
+/// The product of two polynomials modulo the CRC's, bit 31 being the coefficient of 1.
+const fn multiply(a: u32, mut b: u32) -> u32 {
+    let mut p = 0;
+    let mut m = 1 << 31;
+    while m != 0 {
+        if a & m != 0 {
+            p ^= b;
+        }
+        b = if b & 1 == 1 { b >> 1 ^ POLY } else { b >> 1 };
+        m >>= 1;
+    }
+    p
+}
+const fn back_powers() -> [u32; 16] {
+    // x^-1, squared three times: x^-8.
+    let mut p = (1 << 31 ^ POLY) << 1 | 1;
+    let mut t = [0; 16];
+    let mut i = 0;
+    while i < 3 + 16 {
+        if i >= 3 {
+            t[i - 3] = p;
+        }
+        p = multiply(p, p);
+        i += 1;
+    }
+    t
+}
+
+/// Raw CRC state after a few more bytes.
+#[inline]
+fn advance(mut c: u32, bytes: &[u8]) -> u32 {
+    let (eights, rest) = bytes.as_chunks::<8>();
+    for e in eights {
+        c = advance8(c, *e);
+    }
+    let mut rest = rest;
+    if let Some((four, tail)) = rest.split_first_chunk::<4>() {
+        c = advance4(c, *four);
+        rest = tail;
+    }
+    for &b in rest {
+        c = TABLES[0][((c ^ u32::from(b)) & 0xff) as usize] ^ c >> 8;
+    }
+    c
+}
+#[inline]
+fn advance8(c: u32, e: [u8; 8]) -> u32 {
+    let lo = c ^ u32::from_le_bytes([e[0], e[1], e[2], e[3]]);
+    let byte = |v: u32, n: u32| (v >> (8 * n) & 0xff) as usize;
+    TABLES[7][byte(lo, 0)]
+        ^ TABLES[6][byte(lo, 1)]
+        ^ TABLES[5][byte(lo, 2)]
+        ^ TABLES[4][byte(lo, 3)]
+        ^ TABLES[3][e[4] as usize]
+        ^ TABLES[2][e[5] as usize]
+        ^ TABLES[1][e[6] as usize]
+        ^ TABLES[0][e[7] as usize]
+}
+#[inline]
+fn advance4(c: u32, e: [u8; 4]) -> u32 {
+    let lo = c ^ u32::from_le_bytes(e);
+    let byte = |v: u32, n: u32| (v >> (8 * n) & 0xff) as usize;
+    TABLES[3][byte(lo, 0)] ^ TABLES[2][byte(lo, 1)] ^ TABLES[1][byte(lo, 2)] ^ TABLES[0][byte(lo, 3)]
+}
+
+/// What a flow's addresses contribute to the ICRC of its packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FlowCrc {
+    /// Raw CRC state behind the UDP header, with zeros for lengths and Identification.
+    base: u32,
+    v6: bool,
+}
+
+impl FlowCrc {
+    /// The flow from `src` and `src_port` to `dst`, "don't fragment" set; `None` if the IP versions differ.
+    pub(crate) fn new(src: IpAddr, dst: IpAddr, src_port: u16) -> Option<Self> {
+        let mut head = [0_u8; PREFIX_V6];
+        head[..8].fill(0xff);
+        let (udp, v6) = match (src, dst) {
+            (IpAddr::V4(src), IpAddr::V4(dst)) => {
+                let ip = &mut head[8..28];
+                (ip[0], ip[1], ip[6], ip[8], ip[9]) = (0x45, 0xff, DF, 0xff, 17);
+                ip[10..12].fill(0xff);
+                ip[12..16].copy_from_slice(&src.octets());
+                ip[16..20].copy_from_slice(&dst.octets());
+                (28, false)
+            }
+            (IpAddr::V6(src), IpAddr::V6(dst)) => {
+                let ip = &mut head[8..48];
+                ip[..4].copy_from_slice(&[0x6f, 0xff, 0xff, 0xff]);
+                (ip[6], ip[7]) = (17, 0xff);
+                ip[8..24].copy_from_slice(&src.octets());
+                ip[24..40].copy_from_slice(&dst.octets());
+                (48, true)
+            }
+            _ => return None,
+        };
+        head[udp..udp + 2].copy_from_slice(&src_port.to_be_bytes());
+        head[udp + 2..udp + 4].copy_from_slice(&ROCEV2_PORT.to_be_bytes());
+        head[udp + 6..udp + 8].fill(0xff);
+        Some(Self { base: advance(!0, &head[..udp + 8]), v6 })
+    }
+    /// Whether its packets have no Identification.
+    pub(crate) fn is_v6(&self) -> bool {
+        self.v6
+    }
+    /// The same flow without "don't fragment" where it was set, with it where it was not.
+    pub(crate) fn toggle_df(&mut self) {
+        self.base ^= DF_PART;
+    }
+}
+
+/// An unknown of a packet's IP header, as its ICRC proves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Solution {
+    /// The Identification.
+    pub(crate) ident: u16,
+    /// "Don't fragment" is not as the flow has it.
+    pub(crate) df_differs: bool,
+}
+
+/// Computes ICRCs; remembers what the lengths seen last contribute.
+pub(crate) struct Icrc {
+    /// By length: (length and IP version, the contribution of the lengths).
+    lens: [(u32, u32); 16],
+    /// By length: (length, x to the power of minus 8 a byte).
+    backs: [(u32, u32); 16],
+}
+
+impl Icrc {
+    pub(crate) fn new() -> Self {
+        Self { lens: [(u32::MAX, 0); 16], backs: [(u32::MAX, 0); 16] }
+    }
+
+    /// The ICRC of a packet whose transport bytes (BTH to padding) are `packet`.
+    ///
+    /// # Panics
+    /// When `packet` is shorter than a BTH.
+    #[inline]
+    pub(crate) fn icrc(&mut self, flow: &FlowCrc, ident: u16, packet: &[u8]) -> u32 {
+        let (bth, rest) = packet.split_first_chunk::<{ Bth::BYTES }>().expect("a packet has a BTH");
+        let mut c = flow.base ^ self.lengths(packet.len(), flow.v6);
+        if !flow.v6 {
+            c ^= ident_part(ident);
+        }
+        c = advance8(c, [bth[0], bth[1], bth[2], bth[3], 0xff, bth[5], bth[6], bth[7]]);
+        c = advance4(c, [bth[8], bth[9], bth[10], bth[11]]);
+        if rest.len() < VECTOR_BYTES {
+            return !advance(c, rest);
+        }
+        // crc32fast takes a tail of less than 16 bytes byte by byte.
+        let (wide, tail) = rest.split_at(rest.len() & !15);
+        let mut wide_crc = crc32fast::Hasher::new_with_initial(!c);
+        wide_crc.update(wide);
+        !advance(!wide_crc.finalize(), tail)
+    }
+
+    /// Puts the ICRC onto a packet, in its last 4 bytes.
+    #[inline]
+    pub(crate) fn seal(&mut self, flow: &FlowCrc, ident: u16, packet: &mut [u8]) {
+        let (body, tail) = packet.split_last_chunk_mut::<ICRC_BYTES>().expect("room for the ICRC");
+        *tail = self.icrc(flow, ident, body).to_le_bytes();
+    }
+
+    /// The one Identification (and "don't fragment") that makes a packet right whose ICRC, computed
+    /// with `ident`, differs from the one it carries by `residual`; `None` if there is none.
+    pub(crate) fn solve(&mut self, ident: u16, residual: u32, packet_bytes: usize) -> Option<Solution> {
+        let mut v = multiply(residual, self.back(packet_bytes));
+        let mut what = 0;
+        for &(row, unknowns) in &BASIS {
+            if v ^ row < v {
+                v ^= row;
+                what ^= unknowns;
+            }
+        }
+        (v == 0).then_some(Solution { ident: ident ^ what as u16, df_differs: what >> 16 & 1 == 1 })
+    }
+
+    #[inline]
+    fn lengths(&mut self, packet_bytes: usize, v6: bool) -> u32 {
+        let key = (packet_bytes as u32) << 1 | u32::from(v6);
+        let slot = &mut self.lens[packet_bytes >> 2 & 15];
+        if slot.0 != key {
+            *slot = (key, lengths_part(packet_bytes, v6));
+        }
+        slot.1
+    }
+
+    fn back(&mut self, packet_bytes: usize) -> u32 {
+        let slot = &mut self.backs[packet_bytes >> 2 & 15];
+        if slot.0 != packet_bytes as u32 {
+            let mut p = 1 << 31;
+            for (k, &power) in BACK.iter().enumerate() {
+                if packet_bytes >> k & 1 == 1 {
+                    p = multiply(p, power);
+                }
+            }
+            *slot = (packet_bytes as u32, p);
+        }
+        slot.1
+    }
+}
+
+#[inline]
+fn ident_part(ident: u16) -> u32 {
+    IDENT[0][usize::from(ident >> 8)] ^ IDENT[1][usize::from(ident & 0xff)]
+}
+
+#[cold]
+fn lengths_part(packet_bytes: usize, v6: bool) -> u32 {
+    let udp = ((8 + packet_bytes + ICRC_BYTES) as u16).to_be_bytes();
+    let mut head = [0_u8; PREFIX_V6];
+    if v6 {
+        head[12..14].copy_from_slice(&udp);
+        head[52..54].copy_from_slice(&udp);
+        advance(0, &head)
+    } else {
+        let total = (20 + 8 + packet_bytes + ICRC_BYTES) as u16;
+        head[10..12].copy_from_slice(&total.to_be_bytes());
+        head[32..34].copy_from_slice(&udp);
+        advance(0, &head[..PREFIX_V4])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hca_core::wire::icrc::IpFlow;
+    use proptest::prelude::*;
+
+    fn ip(v6: bool, bits: u128) -> IpAddr {
+        if v6 { IpAddr::V6(bits.into()) } else { IpAddr::V4((bits as u32).into()) }
+    }
+
+    proptest! {
+        #[test]
+        fn equals_the_plain_computation_for_every_flow_and_length(
+            v6: bool, src: u128, dst: u128, port: u16, ident: u16,
+            packet in proptest::collection::vec(any::<u8>(), 12..300),
+        ) {
+            let (src, dst) = (ip(v6, src), ip(v6, dst));
+            let plain = IpFlow::new(src, dst, port).unwrap().icrc(ident, &packet);
+            let flow = FlowCrc::new(src, dst, port).unwrap();
+            prop_assert_eq!(Icrc::new().icrc(&flow, ident, &packet), plain);
+        }
+
+        #[test]
+        fn the_identification_is_solved_exactly(
+            src: u32, port: u16, guess: u16, truth: u16, df: bool,
+            packet in proptest::collection::vec(any::<u8>(), 12..4200),
+        ) {
+            let (src, dst) = (ip(false, src.into()), ip(false, 0x7f00_0001));
+            let mut icrc = Icrc::new();
+            let flow = FlowCrc::new(src, dst, port).unwrap();
+            let flags = if df { 0x4000 } else { 0 };
+            let wire = IpFlow::new(src, dst, port).unwrap().icrc_with_flags(truth, flags, &packet);
+            let residual = wire ^ icrc.icrc(&flow, guess, &packet);
+            prop_assert_eq!(
+                icrc.solve(guess, residual, packet.len()),
+                Some(Solution { ident: truth, df_differs: !df })
+            );
+        }
+
+        #[test]
+        fn a_single_flipped_bit_has_no_solution(
+            ident: u16, at: proptest::sample::Index, bit in 0_u8..8,
+            packet in proptest::collection::vec(any::<u8>(), 12..4200),
+        ) {
+            // Within the Identification's reach of bits this holds for every bit of these packets: the
+            // shifted unit vectors are not in the space of 17 dimensions.
+            let mut icrc = Icrc::new();
+            let flow = FlowCrc::new(ip(false, 1), ip(false, 2), 50_000).unwrap();
+            let wire = icrc.icrc(&flow, ident, &packet);
+            let mut bad = packet.clone();
+            let at = at.index(packet.len());
+            prop_assume!(at != 4);
+            bad[at] ^= 1 << bit;
+            let residual = wire ^ icrc.icrc(&flow, ident, &bad);
+            prop_assert_eq!(icrc.solve(ident, residual, bad.len()), None);
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! A network inside of the process, for tests: queues under a lock, no system call unless somebody waits.
+//!
+//! The ICRC is put on and checked as on a real network, so that the layers above and below meet
+//! frames as they are on a wire. It runs under miri as long as no descriptor is asked for.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use hca_core::wire::ICRC_BYTES;
+use hca_core::{AddressVector, Counter, Instant, Mtu};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::flow::{Checked, RxFlows};
+use crate::icrc::{FlowCrc, Icrc};
+use crate::{
+    Direction, Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TapFrame, TxBatch,
+};
+
+/// Bytes that a queue holds; what comes beyond is dropped.
+const QUEUE_BYTES: usize = 4 << 20;
+/// Trains that a queue holds; what comes beyond is dropped.
+const QUEUE_TRAINS: usize = 16_384;
+/// Empty buffers that a queue keeps for later trains.
+const SPARE_BUFFERS: usize = 256;
+/// Paths of one fabric.
+const MAX_PATHS: usize = 1 << 20;
+/// Every loopback flow has this source port.
+const SRC_PORT: u16 = 0xc000;
+const DEFAULT_HOP_LIMIT: u8 = 64;
+
+/// A train on its way.
+struct Frame {
+    src: IpAddr,
+    traffic_class: u8,
+    hop_limit: u8,
+    segment: usize,
+    bytes: Vec<u8>,
+}
+
+#[derive(Default)]
+struct QueueState {
+    frames: VecDeque<Frame>,
+    bytes: usize,
+    spare: Vec<Vec<u8>>,
+    dropped: u64,
+    /// The receiver sleeps on its descriptor, or is about to.
+    armed: bool,
+    /// The descriptor was written to.
+    signalled: bool,
+}
+
+#[derive(Default)]
+struct Queue {
+    state: Mutex<QueueState>,
+    event: OnceLock<OwnedFd>,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        // A sink that panics leaves the queue itself in order.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn event(&self) -> Option<BorrowedFd<'_>> {
+        if let Some(fd) = self.event.get() {
+            return Some(fd.as_fd());
+        }
+        let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).ok()?;
+        Some(self.event.get_or_init(|| fd).as_fd())
+    }
+    /// Takes a train; returns false when it is full.
+    fn push(&self, src: IpAddr, traffic_class: u8, hop_limit: u8, segment: usize, train: &[u8]) -> bool {
+        let mut state = self.lock();
+        if state.frames.len() == QUEUE_TRAINS || state.bytes + train.len() > QUEUE_BYTES {
+            state.dropped += train.len().div_ceil(segment) as u64;
+            return false;
+        }
+        let mut bytes = state.spare.pop().unwrap_or_default();
+        bytes.extend_from_slice(train);
+        state.bytes += bytes.len();
+        state.frames.push_back(Frame { src, traffic_class, hop_limit, segment, bytes });
+        if state.armed {
+            state.armed = false;
+            state.signalled = true;
+            if let Some(fd) = self.event.get() {
+                // It can't overflow: the receiver reads it before it arms again.
+                let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
+            }
+        }
+        true
+    }
+}
+
+/// A network in this process.
+#[derive(Clone, Default)]
+pub struct LoopbackNet {
+    queues: Arc<Mutex<HashMap<IpAddr, Arc<Queue>>>>,
+}
+
+impl LoopbackNet {
+    /// A network that nobody is attached to.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    fn queue(&self, addr: IpAddr) -> Option<Arc<Queue>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner).get(&addr).cloned()
+    }
+
+    /// Attaches an adapter's end at an address of this network; it takes the place of one that stood
+    /// there before.
+    pub fn attach(&self, addr: IpAddr) -> LoopbackFabric {
+        let queue = Arc::new(Queue::default());
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner).insert(addr, Arc::clone(&queue));
+        LoopbackFabric {
+            attr: FabricAttr {
+                name: "loopback".to_owned(),
+                local: addr,
+                max_mtu: Mtu::B4096,
+                recv_buffer_bytes: QUEUE_BYTES / 2,
+                notes: Vec::new(),
+            },
+            net: self.clone(),
+            queue,
+            paths: Vec::new(),
+            icrc: Icrc::new(),
+            flows: RxFlows::new(addr),
+            counters: LoopbackCounters::default(),
+            tap: None,
+        }
+    }
+}
+
+struct Path {
+    av: AddressVector,
+    refs: u32,
+    peer: IpAddr,
+    hop_limit: u8,
+    crc: FlowCrc,
+    queue: Option<Arc<Queue>>,
+    ident: u16,
+}
+
+#[derive(Default)]
+struct LoopbackCounters {
+    tx_packets: u64,
+    tx_bytes: u64,
+    tx_trains: u64,
+    tx_lost_unreachable: u64,
+    tx_lost_full: u64,
+    tx_lost_closed: u64,
+    rx_packets: u64,
+    rx_bytes: u64,
+    icrc_errors: u64,
+    short_packets: u64,
+}
+
+/// One address of a [`LoopbackNet`].
+pub struct LoopbackFabric {
+    attr: FabricAttr,
+    net: LoopbackNet,
+    queue: Arc<Queue>,
+    paths: Vec<Option<Path>>,
+    icrc: Icrc,
+    flows: RxFlows,
+    counters: LoopbackCounters,
+    tap: Option<Box<dyn Tap>>,
+}
+
+impl LoopbackFabric {
+    fn deliver(&mut self, now: Instant, frame: &Frame, sink: &mut dyn FnMut(&RxPacket<'_>)) -> usize {
+        let mut good = 0;
+        self.flows.begin(frame.src, SRC_PORT);
+        for packet in frame.bytes.chunks(frame.segment) {
+            let checked = self.flows.check(packet);
+            if let (Some(tap), Checked::Good(ident) | Checked::Bad(ident)) = (&mut self.tap, checked) {
+                let tapped = TapFrame {
+                    direction: Direction::Rx,
+                    src: frame.src,
+                    dst: self.attr.local,
+                    src_port: SRC_PORT,
+                    traffic_class: frame.traffic_class,
+                    hop_limit: frame.hop_limit,
+                    ident,
+                    payload: packet,
+                };
+                tap.frame(now, &tapped);
+            }
+            match checked {
+                Checked::Good(_) => {
+                    good += 1;
+                    self.counters.rx_bytes += packet.len() as u64;
+                    sink(&RxPacket {
+                        src: frame.src,
+                        dst: self.attr.local,
+                        src_port: SRC_PORT,
+                        traffic_class: frame.traffic_class,
+                        hop_limit: frame.hop_limit,
+                        bytes: &packet[..packet.len() - ICRC_BYTES],
+                    });
+                }
+                Checked::Bad(_) => self.counters.icrc_errors += 1,
+                Checked::Short => self.counters.short_packets += 1,
+            }
+        }
+        self.flows.end();
+        self.counters.rx_packets += good as u64;
+        good
+    }
+}
+
+impl Drop for LoopbackFabric {
+    fn drop(&mut self) {
+        let mut queues = self.net.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if queues.get(&self.attr.local).is_some_and(|q| Arc::ptr_eq(q, &self.queue)) {
+            queues.remove(&self.attr.local);
+        }
+    }
+}
+
+impl Fabric for LoopbackFabric {
+    fn attr(&self) -> &FabricAttr {
+        &self.attr
+    }
+
+    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+        let (peer, local) = (av.dgid.ip(), self.attr.local);
+        let crc = FlowCrc::new(local, peer, SRC_PORT).ok_or(PathError::Family { peer, local })?;
+        if let Some(i) = self.paths.iter().position(|p| p.as_ref().is_some_and(|p| p.av == *av)) {
+            self.paths[i].as_mut().expect("found above").refs += 1;
+            return Ok(PathId(i as u32));
+        }
+        let slot = match self.paths.iter().position(Option::is_none) {
+            Some(free) => free,
+            None if self.paths.len() == MAX_PATHS => return Err(PathError::Limit(MAX_PATHS)),
+            None => {
+                self.paths.push(None);
+                self.paths.len() - 1
+            }
+        };
+        let hop_limit = if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit };
+        self.paths[slot] = Some(Path { av: *av, refs: 1, peer, hop_limit, crc, queue: None, ident: 0 });
+        Ok(PathId(slot as u32))
+    }
+
+    fn close_path(&mut self, path: PathId) {
+        let Some(slot) = self.paths.get_mut(path.0 as usize) else { return };
+        if let Some(p) = slot {
+            p.refs -= 1;
+            if p.refs == 0 {
+                *slot = None;
+            }
+        }
+    }
+
+    fn send(&mut self, now: Instant, batch: &mut TxBatch) {
+        while let Some(&train) = batch.trains().first() {
+            let packets = train.packets() as u64;
+            let Some(path) = self.paths.get_mut(train.path.0 as usize).and_then(Option::as_mut) else {
+                self.counters.tx_lost_closed += packets;
+                batch.advance(1);
+                continue;
+            };
+            let first = path.ident;
+            path.ident = first.wrapping_add(1);
+            for (k, packet) in batch.bytes_mut(&train).chunks_mut(train.segment).enumerate() {
+                self.icrc.seal(&path.crc, first.wrapping_add(k as u16), packet);
+            }
+            batch.apply_flips(&train);
+            let bytes = batch.bytes(&train);
+            if let Some(tap) = &mut self.tap {
+                for (k, payload) in bytes.chunks(train.segment).enumerate() {
+                    let frame = TapFrame {
+                        direction: Direction::Tx,
+                        src: self.attr.local,
+                        dst: path.peer,
+                        src_port: SRC_PORT,
+                        traffic_class: path.av.traffic_class,
+                        hop_limit: path.hop_limit,
+                        ident: first.wrapping_add(k as u16),
+                        payload,
+                    };
+                    tap.frame(now, &frame);
+                }
+            }
+            // A queue that only this path holds belongs to a peer that left.
+            if path.queue.as_ref().is_none_or(|q| Arc::strong_count(q) < 3) {
+                path.queue = self.net.queue(path.peer);
+            }
+            let (tc, hops) = (path.av.traffic_class, path.hop_limit);
+            match &path.queue {
+                None => self.counters.tx_lost_unreachable += packets,
+                Some(q) if q.push(self.attr.local, tc, hops, train.segment, bytes) => {
+                    self.counters.tx_trains += 1;
+                    self.counters.tx_packets += packets;
+                    self.counters.tx_bytes += train.len as u64;
+                }
+                Some(_) => self.counters.tx_lost_full += packets,
+            }
+            batch.advance(1);
+        }
+    }
+
+    fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
+        let mut outcome = RxOutcome::default();
+        let mut bytes = 0;
+        let queue = Arc::clone(&self.queue);
+        loop {
+            let mut state = queue.lock();
+            state.armed = false;
+            if state.signalled {
+                state.signalled = false;
+                if let Some(fd) = queue.event.get() {
+                    let _ = rustix::io::read(fd, &mut [0_u8; 8][..]);
+                }
+            }
+            if outcome.packets >= budget.packets || bytes >= budget.bytes {
+                outcome.more = !state.frames.is_empty();
+                return outcome;
+            }
+            let Some(mut frame) = state.frames.pop_front() else { return outcome };
+            state.bytes -= frame.bytes.len();
+            drop(state);
+            bytes += frame.bytes.len();
+            outcome.packets += self.deliver(now, &frame, sink);
+            frame.bytes.clear();
+            let mut state = queue.lock();
+            if state.spare.len() < SPARE_BUFFERS {
+                state.spare.push(frame.bytes);
+            }
+        }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.queue.event()
+    }
+
+    fn prepare_wait(&mut self) -> bool {
+        let mut state = self.queue.lock();
+        if !state.frames.is_empty() {
+            return true;
+        }
+        // Without a descriptor nobody could be woken.
+        state.armed = self.queue.event().is_some();
+        !state.armed
+    }
+
+    fn counters(&self, out: &mut Vec<Counter>) {
+        let c = &self.counters;
+        let mut push = |name, value| out.push(Counter { name, value });
+        push("tx_packets", c.tx_packets);
+        push("tx_bytes", c.tx_bytes);
+        push("tx_trains", c.tx_trains);
+        push("tx_lost_unreachable", c.tx_lost_unreachable);
+        push("tx_lost_no_buffers", c.tx_lost_full);
+        push("tx_lost_closed", c.tx_lost_closed);
+        push("rx_packets", c.rx_packets);
+        push("rx_bytes", c.rx_bytes);
+        push("icrc_errors", c.icrc_errors);
+        push("short_packets", c.short_packets);
+        push("icrc_ident_solved", self.flows.ident_solved);
+        push("icrc_flows_learned", self.flows.flows_learned);
+        push("rx_kernel_drops", self.queue.lock().dropped);
+    }
+
+    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
+        self.tap = tap;
+    }
+}

@@ -1,0 +1,57 @@
+//! What the fabrics over UDP count.
+
+use hca_core::Counter;
+
+macro_rules! counters {
+    ($($(#[$m:meta])* $name:ident,)*) => {
+        /// Plain counters; read by a snapshot.
+        #[derive(Clone, Copy, Debug, Default)]
+        pub(crate) struct Counters {
+            $($(#[$m])* pub(crate) $name: u64,)*
+        }
+        impl Counters {
+            pub(crate) fn append(&self, out: &mut Vec<Counter>) {
+                $(out.push(Counter { name: stringify!($name), value: self.$name });)*
+            }
+        }
+    };
+}
+
+counters! {
+    /// Packets that the kernel took.
+    tx_packets,
+    /// Their bytes, from BTH to ICRC.
+    tx_bytes,
+    /// Trains that the kernel took.
+    tx_trains,
+    /// System calls for sending.
+    send_calls,
+    /// Send calls that the kernel could not take at the time; the trains stay in the batch.
+    tx_blocked,
+    /// Errors of earlier packets (nobody listens at the peer's address, no route), told by a later call.
+    tx_refused,
+    /// Packets lost as the peer could not be reached.
+    tx_lost_unreachable,
+    /// Packets lost for want of buffers.
+    tx_lost_no_buffers,
+    /// Packets lost by other errors.
+    tx_lost_other,
+    /// Packets to paths that were closed.
+    tx_lost_closed,
+    /// Trains that were sent packet by packet, since the kernel refused to cut them.
+    tx_uncut_trains,
+    /// Packets given to the sink.
+    rx_packets,
+    /// Their bytes, from BTH to ICRC.
+    rx_bytes,
+    /// Datagrams, merged trains counted as one.
+    rx_trains,
+    /// System calls for receiving.
+    recv_calls,
+    /// Errors of receive calls.
+    recv_errors,
+    /// Packets whose ICRC is wrong; dropped.
+    icrc_errors,
+    /// Packets shorter than a BTH and an ICRC; dropped.
+    short_packets,
+}

@@ -1,0 +1,303 @@
+//! RoCEv2 over UDP sockets.
+//!
+//! One unconnected socket at port 4791 receives; a connected socket a flow sends, with a source port
+//! from 49152 up as entropy. Trains leave by UDP_SEGMENT and arrive merged by UDP_GRO. The socket of a
+//! flow counts the IPv4 Identification by one a send call, so once it is learned it is known, and the
+//! ICRC covers what really stands in the frame.
+
+mod counters;
+mod path;
+mod rx;
+pub(crate) mod sys;
+mod tx;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use hca_core::wire::ROCEV2_PORT;
+use hca_core::{AddressVector, Counter, Instant, Mtu};
+use socket2::{Domain, Protocol, Socket, Type};
+use thiserror::Error;
+
+use crate::{Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
+pub(crate) use counters::Counters;
+pub(crate) use path::Paths;
+pub(crate) use rx::Receiver;
+pub(crate) use tx::Sender;
+
+/// Datagrams that one receive call takes at most when many small ones come.
+const RX_SLOTS: usize = 8;
+/// Receive calls in a row that found something, after which several datagrams are taken a call.
+const BUSY_CALLS: u32 = 4;
+/// A datagram with this many packets or more says that more may follow.
+const LARGE_TRAIN: usize = 4;
+
+/// Settings of a [`UdpFabric`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpOptions {
+    /// Bytes of receive buffer to ask the kernel for; what was granted stands in [`FabricAttr`].
+    pub recv_buffer: usize,
+    /// Bytes of send buffer to ask the kernel for, a flow.
+    pub max_paths: usize,
+}
+
+impl Default for UdpOptions {
+    /// 8 MiB, and 1024 flows with a socket of their own.
+    fn default() -> Self {
+        Self { recv_buffer: 8 << 20, max_paths: 1024 }
+    }
+}
+
+/// Why a fabric can't be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another process or adapter has the address.
+    #[error(
+        "address in use: another adapter stands on {0}, port 4791; one address serves one adapter, so take another \
+         address of this machine (on loopback any of 127.0.0.2, 127.0.0.3, …)"
+    )]
+    InUse(IpAddr),
+    /// No interface has the address.
+    #[error("no interface of this machine has the address {0}; `ip address` lists those that can be used")]
+    NotLocal(IpAddr),
+    /// The address does not name one interface.
+    #[error(
+        "{0} does not name one interface: the ICRC covers the address, so give a unicast address that is not link-local"
+    )]
+    NotUnicast(IpAddr),
+    /// What was asked for is missing in this kernel, or forbidden.
+    #[error("{what} is missing or forbidden here: {source}")]
+    Unsupported {
+        /// What.
+        what: &'static str,
+        /// The reason.
+        source: io::Error,
+    },
+    /// The operating system refused.
+    #[error("{doing} for {local}: {source}")]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// For which address.
+        local: IpAddr,
+        /// The reason.
+        source: io::Error,
+    },
+}
+
+/// The receiving socket of an address, and what it was granted.
+pub(crate) struct RxSocket {
+    pub(crate) socket: Socket,
+    pub(crate) attr: FabricAttr,
+}
+
+impl RxSocket {
+    pub(crate) fn open(local: IpAddr, options: &UdpOptions, name: &str) -> Result<Self, OpenError> {
+        let link_local = matches!(local, IpAddr::V6(a) if a.is_unicast_link_local());
+        let broadcast = matches!(local, IpAddr::V4(a) if a.is_broadcast());
+        if local.is_unspecified() || local.is_multicast() || link_local || broadcast {
+            return Err(OpenError::NotUnicast(local));
+        }
+        let io = |doing| move |source| OpenError::Io { doing, local, source };
+        let domain = if local.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
+        let socket = Socket::new(domain, Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP))
+            .map_err(io("opening a UDP socket"))?;
+        socket.bind(&SocketAddr::new(local, ROCEV2_PORT).into()).map_err(|e| match e.kind() {
+            io::ErrorKind::AddrInUse => OpenError::InUse(local),
+            io::ErrorKind::AddrNotAvailable => OpenError::NotLocal(local),
+            _ => io("binding port 4791")(e),
+        })?;
+        let mut notes = Vec::new();
+        if let Err(e) = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1) {
+            notes.push(("receive merging", format!("off ({e}): trains arrive packet by packet")));
+        }
+        let (level, option) = if local.is_ipv6() {
+            (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS)
+        } else {
+            (libc::IPPROTO_IP, libc::IP_RECVTOS)
+        };
+        sys::set_option(socket.as_fd(), level, option, 1).map_err(io("asking for the traffic class"))?;
+        let recv_buffer_bytes = grant_recv_buffer(&socket, options.recv_buffer, &mut notes)
+            .map_err(io("sizing the receive buffer"))?;
+        let max_mtu = sys::link_mtu(local).map_or(Mtu::B1024, |link| {
+            notes.push(("link mtu", format!("{link} bytes")));
+            Mtu::largest_for_link(link).unwrap_or(Mtu::B256)
+        });
+        let attr = FabricAttr { name: name.to_owned(), local, max_mtu, recv_buffer_bytes, notes };
+        Ok(Self { socket, attr })
+    }
+
+    /// Has the hop limit of each datagram told, or not.
+    pub(crate) fn tell_hop_limit(&self, on: bool) {
+        let (level, option) = if self.attr.local.is_ipv6() {
+            (libc::IPPROTO_IPV6, libc::IPV6_RECVHOPLIMIT)
+        } else {
+            (libc::IPPROTO_IP, libc::IP_RECVTTL)
+        };
+        // A kernel that will not tell leaves the field at 0, "not known".
+        let _ = sys::set_option(self.socket.as_fd(), level, option, i32::from(on));
+    }
+
+    /// Appends what the kernel counts at this socket.
+    pub(crate) fn counters(&self, out: &mut Vec<Counter>) {
+        let value = sys::dropped(self.socket.as_fd()).unwrap_or(0);
+        out.push(Counter { name: "rx_kernel_drops", value });
+    }
+}
+
+/// Asks for a receive buffer and returns how many bytes of packets it holds.
+fn grant_recv_buffer(
+    socket: &Socket,
+    wanted: usize,
+    notes: &mut Vec<(&'static str, String)>,
+) -> io::Result<usize> {
+    let asked = i32::try_from(wanted).unwrap_or(i32::MAX / 2);
+    let forced = sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, asked);
+    if forced.is_err() {
+        socket.set_recv_buffer_size(wanted)?;
+    }
+    // The kernel doubles what it is asked for, and charges its own overhead to it.
+    let usable = socket.recv_buffer_size()? / 2;
+    let remedy = if usable < wanted {
+        format!("; {wanted} were asked for, and `sysctl -w net.core.rmem_max={wanted}` grants them")
+    } else {
+        String::new()
+    };
+    notes.push(("receive buffer", format!("{usable} bytes{remedy}")));
+    Ok(usable)
+}
+
+/// RoCEv2 over plain UDP sockets.
+pub struct UdpFabric {
+    rx: RxSocket,
+    slots: sys::RxSlots,
+    receiver: Receiver,
+    sender: Sender,
+    counters: Counters,
+    tap: Option<Box<dyn Tap>>,
+    /// Receive calls in a row that found something.
+    busy: u32,
+}
+
+impl UdpFabric {
+    /// Opens the adapter's end at an address of this machine.
+    ///
+    /// # Errors
+    /// The address is in use, is not of this machine, or the system refuses sockets.
+    pub fn open(local: IpAddr, options: &UdpOptions) -> Result<Self, OpenError> {
+        let rx = RxSocket::open(local, options, "udp")?;
+        let paths = Paths::open(local, options.max_paths).map_err(|source| OpenError::Io {
+            doing: "opening the send socket",
+            local,
+            source,
+        })?;
+        Ok(Self {
+            rx,
+            slots: sys::RxSlots::new(RX_SLOTS),
+            receiver: Receiver::new(local),
+            sender: Sender::new(local, paths),
+            counters: Counters::default(),
+            tap: None,
+            busy: 0,
+        })
+    }
+
+    fn recv_error(&mut self, error: &io::Error) {
+        self.busy = 0;
+        if !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) {
+            self.counters.recv_errors += 1;
+        }
+    }
+}
+
+/// What both fabrics over UDP count beside their plain counters.
+pub(crate) fn append_shared(receiver: &Receiver, sender: &Sender, out: &mut Vec<Counter>) {
+    let mut push = |name, value| out.push(Counter { name, value });
+    push("icrc_ident_solved", receiver.flows.ident_solved);
+    push("icrc_flows_learned", receiver.flows.flows_learned);
+    push("tx_ident_probes", sender.paths.ident_probes);
+    push("tx_shared_paths", sender.paths.shared_paths);
+}
+
+impl Fabric for UdpFabric {
+    fn attr(&self) -> &FabricAttr {
+        &self.rx.attr
+    }
+
+    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+        self.sender.paths.open_path(av)
+    }
+
+    fn close_path(&mut self, path: PathId) {
+        self.sender.paths.close_path(path);
+    }
+
+    fn send(&mut self, now: Instant, batch: &mut TxBatch) {
+        let cut = self.sender.cuts;
+        self.sender.send(now, batch, &mut self.counters, &mut self.tap);
+        if cut && !self.sender.cuts {
+            note_uncut(&mut self.rx.attr);
+        }
+    }
+
+    fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
+        let mut outcome = RxOutcome::default();
+        let mut bytes = 0;
+        loop {
+            if outcome.packets >= budget.packets || bytes >= budget.bytes {
+                outcome.more = true;
+                return outcome;
+            }
+            let fd = self.rx.socket.as_fd();
+            self.counters.recv_calls += 1;
+            let several = self.busy >= BUSY_CALLS;
+            let received =
+                if several { self.slots.recv_many(fd) } else { self.slots.recv_one(fd).map(|()| 1) };
+            let count = match received {
+                Ok(n) => n,
+                Err(e) => {
+                    self.recv_error(&e);
+                    return outcome;
+                }
+            };
+            let before = outcome.packets;
+            for slot in 0..count {
+                let Some(datagram) = self.slots.datagram(slot) else { continue };
+                bytes += datagram.bytes.len();
+                outcome.packets +=
+                    self.receiver.deliver(now, &datagram, &mut self.counters, &mut self.tap, sink);
+            }
+            self.busy = if several && count < RX_SLOTS / 2 { 0 } else { self.busy.saturating_add(1) };
+            // A lone small datagram is most likely the last: that an answer leaves at once is worth
+            // more than to look. Nothing is missed, as the descriptor stays readable.
+            if !several && outcome.packets - before < LARGE_TRAIN {
+                return outcome;
+            }
+            if several && count < RX_SLOTS {
+                return outcome;
+            }
+        }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.rx.socket.as_fd())
+    }
+
+    fn counters(&self, out: &mut Vec<Counter>) {
+        self.counters.append(out);
+        append_shared(&self.receiver, &self.sender, out);
+        self.rx.counters(out);
+    }
+
+    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
+        self.rx.tell_hop_limit(tap.is_some());
+        self.tap = tap;
+    }
+}
+
+#[cold]
+pub(crate) fn note_uncut(attr: &mut FabricAttr) {
+    attr.notes.push(("segmentation", "the kernel refuses UDP_SEGMENT; trains leave packet by packet".into()));
+}

@@ -1,0 +1,339 @@
+//! Outgoing flows: a connected socket each, and the IPv4 Identification that comes next on it.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use hca_core::AddressVector;
+use hca_core::wire::ROCEV2_PORT;
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use super::sys;
+use crate::icrc::{FlowCrc, Icrc};
+use crate::{PathError, PathId};
+
+/// Source ports begin here, as RoCEv2 asks for; what is above is entropy.
+const FIRST_PORT: u16 = 0xc000;
+/// Ports that are tried before a path falls back to the shared socket.
+const PORT_TRIES: u16 = 256;
+/// Paths at most, connected or not.
+const MAX_PATHS: usize = 1 << 20;
+/// Bits of a [`PathId`] that are the slot; the others tell a reused slot from its predecessor.
+const SLOT_BITS: u32 = 20;
+/// Hop limit where the address vector leaves it open.
+const DEFAULT_HOP_LIMIT: u8 = 64;
+/// What is sent to learn a flow's Identification. Only this side's own shared socket gets it.
+const PROBE: &[u8] = b"ident";
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Key {
+    peer: IpAddr,
+    traffic_class: u8,
+    hop_limit: u8,
+    flow_label: u32,
+}
+
+/// One outgoing flow.
+pub(crate) struct TxPath {
+    key: Key,
+    refs: u32,
+    /// Its own connected socket; `None`: it goes by the shared, unconnected one.
+    socket: Option<Socket>,
+    addr: SockAddr,
+    pub(crate) src_port: u16,
+    crc: FlowCrc,
+    /// Identification of the next datagram; of no meaning for the shared socket (always 0) and IPv6.
+    next_ident: u16,
+    /// An error left open whether the kernel used up a number.
+    uncertain: bool,
+}
+
+impl TxPath {
+    pub(crate) fn peer(&self) -> IpAddr {
+        self.key.peer
+    }
+    pub(crate) fn traffic_class(&self) -> u8 {
+        self.key.traffic_class
+    }
+    pub(crate) fn hop_limit(&self) -> u8 {
+        self.key.hop_limit
+    }
+    /// Its own socket, if it has one.
+    #[inline]
+    pub(crate) fn own_socket(&self) -> Option<&Socket> {
+        self.socket.as_ref()
+    }
+    /// Identification of the datagram that is sent after `ahead` others.
+    #[inline]
+    pub(crate) fn ident(&self, ahead: usize) -> u16 {
+        if self.socket.is_some() { self.next_ident.wrapping_add(ahead as u16) } else { 0 }
+    }
+    /// Datagrams left.
+    #[inline]
+    pub(crate) fn sent(&mut self, datagrams: usize) {
+        self.next_ident = self.next_ident.wrapping_add(datagrams as u16);
+    }
+    /// The kernel may have used up a number for a datagram that did not leave.
+    pub(crate) fn doubt_ident(&mut self) {
+        self.uncertain = true;
+    }
+    /// Puts ICRCs on the packets of a train whose first has this Identification.
+    #[inline]
+    pub(crate) fn seal(&self, icrc: &mut Icrc, ident: u16, segment: usize, bytes: &mut [u8]) {
+        for (k, packet) in bytes.chunks_mut(segment).enumerate() {
+            icrc.seal(&self.crc, ident.wrapping_add(k as u16), packet);
+        }
+    }
+    /// Destination and control messages for a datagram of segments of this size (0: one packet).
+    #[inline]
+    pub(crate) fn datagram<'a>(&'a self, bytes: &'a [u8], segment: usize) -> sys::TxDatagram<'a> {
+        let mut control = sys::TxControl::new();
+        if segment != 0 {
+            control.segment(segment);
+        }
+        let to = if self.socket.is_some() {
+            None
+        } else {
+            control.header(self.key.peer.is_ipv6(), self.key.traffic_class, self.key.hop_limit);
+            Some(&self.addr)
+        };
+        sys::TxDatagram { bytes, to, control }
+    }
+}
+
+struct Slot {
+    generation: u32,
+    path: Option<TxPath>,
+}
+
+/// All outgoing flows of one address.
+pub(crate) struct Paths {
+    local: IpAddr,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    by_key: HashMap<Key, PathId>,
+    shared: Socket,
+    shared_addr: SockAddr,
+    shared_port: u16,
+    sockets: usize,
+    max_sockets: usize,
+    pub(crate) ident_probes: u64,
+    /// Paths that could not have a socket of their own, or not learn its Identification.
+    pub(crate) shared_paths: u64,
+}
+
+impl Paths {
+    pub(crate) fn open(local: IpAddr, max_sockets: usize) -> io::Result<Self> {
+        let shared = new_socket(local)?;
+        let start = entropy(local, local, 0);
+        let shared_port = bind_from(&shared, local, start, u16::MAX - FIRST_PORT)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::AddrInUse))?;
+        let shared_addr = SocketAddr::new(local, shared_port).into();
+        let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let fair = descriptors.current.map_or(usize::MAX, |n| n as usize / 2);
+        Ok(Self {
+            local,
+            slots: Vec::new(),
+            free: Vec::new(),
+            by_key: HashMap::new(),
+            shared,
+            shared_addr,
+            shared_port,
+            sockets: 0,
+            max_sockets: max_sockets.min(fair),
+            ident_probes: 0,
+            shared_paths: 0,
+        })
+    }
+
+    /// The path to a peer; equal address vectors share one.
+    pub(crate) fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+        let peer = av.dgid.ip();
+        if peer.is_ipv4() != self.local.is_ipv4() {
+            return Err(PathError::Family { peer, local: self.local });
+        }
+        let hop_limit = if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit };
+        let flow_label = av.flow_label & 0xf_ffff;
+        let key = Key { peer, traffic_class: av.traffic_class, hop_limit, flow_label };
+        if let Some(&id) = self.by_key.get(&key) {
+            self.get_mut(id).expect("paths by key are open").refs += 1;
+            return Ok(id);
+        }
+        if self.by_key.len() == MAX_PATHS {
+            return Err(PathError::Limit(MAX_PATHS));
+        }
+        let path = self.connect(key).unwrap_or_else(|| self.shared_path(key));
+        self.sockets += usize::from(path.socket.is_some());
+        let index = match self.free.pop() {
+            Some(i) => i,
+            None => {
+                self.slots.push(Slot { generation: 0, path: None });
+                self.slots.len() as u32 - 1
+            }
+        };
+        let slot = &mut self.slots[index as usize];
+        slot.path = Some(path);
+        let id = PathId(index | slot.generation << SLOT_BITS);
+        self.by_key.insert(key, id);
+        Ok(id)
+    }
+
+    pub(crate) fn close_path(&mut self, id: PathId) {
+        let Some(path) = self.get_mut(id) else { return };
+        path.refs -= 1;
+        if path.refs > 0 {
+            return;
+        }
+        let key = path.key;
+        let index = id.0 & ((1 << SLOT_BITS) - 1);
+        let slot = &mut self.slots[index as usize];
+        let had_socket = slot.path.take().is_some_and(|p| p.socket.is_some());
+        slot.generation = slot.generation.wrapping_add(1) & (u32::MAX >> SLOT_BITS);
+        self.sockets -= usize::from(had_socket);
+        self.free.push(index);
+        self.by_key.remove(&key);
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: PathId) -> Option<&TxPath> {
+        let slot = self.slots.get((id.0 & ((1 << SLOT_BITS) - 1)) as usize)?;
+        if slot.generation == id.0 >> SLOT_BITS { slot.path.as_ref() } else { None }
+    }
+    #[inline]
+    pub(crate) fn get_mut(&mut self, id: PathId) -> Option<&mut TxPath> {
+        let slot = self.slots.get_mut((id.0 & ((1 << SLOT_BITS) - 1)) as usize)?;
+        if slot.generation == id.0 >> SLOT_BITS { slot.path.as_mut() } else { None }
+    }
+    /// The descriptor that a path sends by.
+    #[inline]
+    pub(crate) fn socket_of<'a>(&'a self, path: &'a TxPath) -> BorrowedFd<'a> {
+        path.socket.as_ref().unwrap_or(&self.shared).as_fd()
+    }
+    /// Whether the path's next Identification is known; learns it again where an error left it open.
+    #[inline]
+    pub(crate) fn make_certain(&mut self, id: PathId) {
+        if self.get(id).is_some_and(|p| p.uncertain) {
+            self.learn_again(id);
+        }
+    }
+
+    #[cold]
+    fn learn_again(&mut self, id: PathId) {
+        let learned = self.get(id).and_then(|p| learn_ident(p.socket.as_ref()?, &self.shared_addr).ok());
+        self.ident_probes += 1;
+        let Some(path) = self.get_mut(id) else { return };
+        path.uncertain = false;
+        if let Some(last) = learned {
+            path.next_ident = last.wrapping_add(1);
+            return;
+        }
+        let key = path.key;
+        let (refs, had_socket) = (path.refs, path.socket.is_some());
+        let mut path = self.shared_path(key);
+        path.refs = refs;
+        *self.get_mut(id).expect("found above") = path;
+        self.sockets -= usize::from(had_socket);
+    }
+
+    /// A path with a socket of its own, or `None` where none can be had or its Identification not be learned.
+    fn connect(&mut self, key: Key) -> Option<TxPath> {
+        if self.sockets >= self.max_sockets {
+            return None;
+        }
+        let socket = new_socket(self.local).ok()?;
+        let start = entropy(self.local, key.peer, key.flow_label);
+        let src_port = bind_from(&socket, self.local, start, PORT_TRIES)?;
+        let addr = SocketAddr::new(key.peer, ROCEV2_PORT).into();
+        socket.connect(&addr).ok()?;
+        set_header(&socket, key).ok()?;
+        let next_ident = if self.local.is_ipv4() {
+            self.ident_probes += 1;
+            learn_ident(&socket, &self.shared_addr).ok()?.wrapping_add(1)
+        } else {
+            0
+        };
+        let crc = FlowCrc::new(self.local, key.peer, src_port)?;
+        let socket = Some(socket);
+        Some(TxPath { key, refs: 1, socket, addr, src_port, crc, next_ident, uncertain: false })
+    }
+
+    fn shared_path(&mut self, key: Key) -> TxPath {
+        self.shared_paths += 1;
+        let crc = FlowCrc::new(self.local, key.peer, self.shared_port).expect("families were compared");
+        let addr = SocketAddr::new(key.peer, ROCEV2_PORT).into();
+        let src_port = self.shared_port;
+        TxPath { key, refs: 1, socket: None, addr, src_port, crc, next_ident: 0, uncertain: false }
+    }
+}
+
+/// A nonblocking socket for sending that sets "don't fragment" and holds next to nothing that arrives.
+fn new_socket(local: IpAddr) -> io::Result<Socket> {
+    let v6 = local.is_ipv6();
+    let domain = if v6 { Domain::IPV6 } else { Domain::IPV4 };
+    let socket = Socket::new(domain, Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP))?;
+    let (level, name, dont_fragment) = if v6 {
+        (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)
+    } else {
+        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
+    };
+    sys::set_option(socket.as_fd(), level, name, dont_fragment)?;
+    socket.set_recv_buffer_size(1)?;
+    Ok(socket)
+}
+
+/// Binds to the first free port, from an offset into the range on.
+fn bind_from(socket: &Socket, local: IpAddr, start: u16, tries: u16) -> Option<u16> {
+    (0..tries).map(|i| FIRST_PORT | start.wrapping_add(i) & !FIRST_PORT).find(|&port| {
+        let addr: SockAddr = SocketAddr::new(local, port).into();
+        socket.bind(&addr).is_ok()
+    })
+}
+
+/// Where to begin the search for a source port: from the flow label, else from the two addresses.
+fn entropy(local: IpAddr, peer: IpAddr, flow_label: u32) -> u16 {
+    if flow_label != 0 {
+        return (flow_label ^ flow_label >> 14) as u16;
+    }
+    let bits = |ip: IpAddr| match ip {
+        IpAddr::V4(a) => u64::from(a.to_bits()),
+        IpAddr::V6(a) => a.to_bits() as u64 ^ (a.to_bits() >> 64) as u64,
+    };
+    let mixed = (bits(local) ^ bits(peer).rotate_left(21)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 48) as u16
+}
+
+fn set_header(socket: &Socket, key: Key) -> io::Result<()> {
+    let (tc, hops) = (i32::from(key.traffic_class), i32::from(key.hop_limit));
+    let (level, tc_name, hops_name) = if key.peer.is_ipv6() {
+        (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_UNICAST_HOPS)
+    } else {
+        (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
+    };
+    sys::set_option(socket.as_fd(), level, tc_name, tc)?;
+    sys::set_option(socket.as_fd(), level, hops_name, hops)
+}
+
+/// The Identification that a connected socket's last datagram had.
+///
+/// A probe is sent to this side's own shared socket, which nobody reads: a connected socket counts
+/// datagrams to other destinations as well, so nothing reaches the peer or leaves the machine. The
+/// timestamp that was asked for comes back by the error queue, with the frame and its IP header.
+fn learn_ident(socket: &Socket, sink: &SockAddr) -> io::Result<u16> {
+    const TIMESTAMPS: i32 = (libc::SOF_TIMESTAMPING_TX_SOFTWARE | libc::SOF_TIMESTAMPING_SOFTWARE) as i32;
+    sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPING, TIMESTAMPS)?;
+    let sent = socket.send_to(PROBE, sink).or_else(|e| {
+        // The error of an earlier datagram, which this call took.
+        if e.kind() == io::ErrorKind::ConnectionRefused { socket.send_to(PROBE, sink) } else { Err(e) }
+    });
+    sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_TIMESTAMPING, 0)?;
+    sent?;
+    // On the loopback interface the stamp is there when the send returns.
+    let mut frame = [0_u8; 256];
+    let n = sys::recv_error(socket.as_fd(), &mut frame)?;
+    let header = n.checked_sub(20 + 8 + PROBE.len()).map(|ip| &frame[ip..]);
+    match header {
+        Some([0x45, _, _, _, hi, lo, ..]) => Ok(u16::from_be_bytes([*hi, *lo])),
+        _ => Err(io::ErrorKind::InvalidData.into()),
+    }
+}

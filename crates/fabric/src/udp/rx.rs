@@ -1,0 +1,94 @@
+//! From datagrams to packets: taken apart, checked, tapped, given to the sink.
+
+use std::net::IpAddr;
+
+use hca_core::Instant;
+use hca_core::wire::ICRC_BYTES;
+
+use super::counters::Counters;
+use super::sys::Datagram;
+use crate::flow::{Checked, RxFlows};
+use crate::{Direction, RxPacket, Tap, TapFrame};
+
+/// What a receive call works with beside its buffers.
+pub(crate) struct Receiver {
+    pub(crate) local: IpAddr,
+    pub(crate) flows: RxFlows,
+}
+
+impl Receiver {
+    pub(crate) fn new(local: IpAddr) -> Self {
+        Self { local, flows: RxFlows::new(local) }
+    }
+
+    /// Gives a datagram's packets to the sink and returns how many it were.
+    #[inline]
+    pub(crate) fn deliver(
+        &mut self,
+        now: Instant,
+        datagram: &Datagram<'_>,
+        counters: &mut Counters,
+        tap: &mut Option<Box<dyn Tap>>,
+        sink: &mut dyn FnMut(&RxPacket<'_>),
+    ) -> usize {
+        let bytes = datagram.bytes;
+        let segment = if datagram.control.segment == 0 { bytes.len() } else { datagram.control.segment };
+        counters.rx_trains += 1;
+        if bytes.is_empty() {
+            counters.short_packets += 1;
+            return 0;
+        }
+        self.flows.begin(datagram.src, datagram.src_port);
+        let mut good = 0;
+        for packet in bytes.chunks(segment) {
+            let checked = self.flows.check(packet);
+            if let Some(tap) = tap {
+                self.tapped(now, datagram, checked, packet, tap);
+            }
+            match checked {
+                Checked::Good(_) => {
+                    good += 1;
+                    counters.rx_bytes += packet.len() as u64;
+                    sink(&RxPacket {
+                        src: datagram.src,
+                        dst: self.local,
+                        src_port: datagram.src_port,
+                        traffic_class: datagram.control.traffic_class,
+                        hop_limit: datagram.control.hop_limit,
+                        bytes: &packet[..packet.len() - ICRC_BYTES],
+                    });
+                }
+                Checked::Bad(_) => counters.icrc_errors += 1,
+                Checked::Short => counters.short_packets += 1,
+            }
+        }
+        self.flows.end();
+        counters.rx_packets += good as u64;
+        good
+    }
+
+    #[cold]
+    fn tapped(
+        &self,
+        now: Instant,
+        datagram: &Datagram<'_>,
+        checked: Checked,
+        packet: &[u8],
+        tap: &mut Box<dyn Tap>,
+    ) {
+        let (Checked::Good(ident) | Checked::Bad(ident)) = checked else { return };
+        tap.frame(
+            now,
+            &TapFrame {
+                direction: Direction::Rx,
+                src: datagram.src,
+                dst: self.local,
+                src_port: datagram.src_port,
+                traffic_class: datagram.control.traffic_class,
+                hop_limit: datagram.control.hop_limit,
+                ident,
+                payload: packet,
+            },
+        );
+    }
+}

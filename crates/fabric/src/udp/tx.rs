@@ -1,0 +1,349 @@
+//! From trains to send calls: sealed, sent, counted, and what becomes of those that did not leave.
+
+use std::io;
+use std::net::IpAddr;
+
+use hca_core::Instant;
+
+use super::counters::Counters;
+use super::path::Paths;
+use super::sys::{TX_BATCH, TxDatagram, TxHeaders};
+use crate::icrc::Icrc;
+use crate::{Direction, PathId, Tap, TapFrame, Train, TxBatch};
+
+/// What became of a send call.
+pub(crate) enum Step {
+    /// This many trains are done, sent or lost.
+    Done(usize),
+    /// Nothing goes now.
+    Blocked,
+}
+
+/// What an error of a send call means.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// No room now.
+    Blocked,
+    /// A signal came; call again.
+    Interrupted,
+    /// The error of an earlier packet; this one was not tried.
+    Earlier,
+    /// Possibly that the kernel or the interface does not cut trains.
+    Uncut,
+    /// No buffers.
+    NoBuffers,
+    /// Anything else.
+    Other,
+}
+
+impl Refusal {
+    pub(crate) fn of(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EAGAIN) => Self::Blocked,
+            Some(libc::EINTR) => Self::Interrupted,
+            Some(
+                libc::ECONNREFUSED
+                | libc::EHOSTUNREACH
+                | libc::ENETUNREACH
+                | libc::EHOSTDOWN
+                | libc::ENETDOWN,
+            ) => Self::Earlier,
+            Some(libc::EINVAL | libc::EIO | libc::EMSGSIZE | libc::EOPNOTSUPP) => Self::Uncut,
+            Some(libc::ENOBUFS | libc::ENOMEM) => Self::NoBuffers,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// What a send call works with.
+pub(crate) struct Sender {
+    pub(crate) local: IpAddr,
+    pub(crate) paths: Paths,
+    pub(crate) icrc: Icrc,
+    headers: Box<TxHeaders>,
+    /// The kernel cuts trains.
+    pub(crate) cuts: bool,
+}
+
+impl Sender {
+    pub(crate) fn new(local: IpAddr, paths: Paths) -> Self {
+        Self { local, paths, icrc: Icrc::new(), headers: TxHeaders::new(), cuts: true }
+    }
+
+    /// Sends all waiting trains that the kernel takes.
+    #[inline]
+    pub(crate) fn send(
+        &mut self,
+        now: Instant,
+        batch: &mut TxBatch,
+        counters: &mut Counters,
+        tap: &mut Option<Box<dyn Tap>>,
+    ) {
+        while let Some(&first) = batch.trains().first() {
+            let step = if self.paths.get(first.path).is_none() {
+                counters.tx_lost_closed += first.packets() as u64;
+                Step::Done(1)
+            } else if !self.cuts && first.packets() > 1 {
+                self.send_uncut(now, first, batch, counters, tap)
+            } else {
+                self.send_group(now, first.path, batch, counters, tap)
+            };
+            match step {
+                Step::Done(n) => batch.advance(n),
+                Step::Blocked => {
+                    counters.tx_blocked += 1;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// How many of the oldest trains leave by one call on one path.
+    pub(crate) fn group(&self, path: PathId, batch: &TxBatch, most: usize) -> usize {
+        let fits = |t: &&Train| t.path == path && (self.cuts || t.packets() == 1);
+        batch.trains().iter().take(most).take_while(fits).count()
+    }
+
+    /// Sends the oldest trains, as far as they are for one path, by one call.
+    fn send_group(
+        &mut self,
+        now: Instant,
+        id: PathId,
+        batch: &mut TxBatch,
+        counters: &mut Counters,
+        tap: &mut Option<Box<dyn Tap>>,
+    ) -> Step {
+        let count = self.group(id, batch, TX_BATCH);
+        let mut tried_again = false;
+        loop {
+            self.seal_group(id, count, batch);
+            counters.send_calls += 1;
+            let error = match self.call(id, count, batch) {
+                Ok(sent) => {
+                    for t in unsealed(batch, sent, count) {
+                        batch.apply_flips(&t);
+                    }
+                    self.account(now, id, sent, batch, counters, tap);
+                    return Step::Done(sent);
+                }
+                Err(e) => e,
+            };
+            for t in unsealed(batch, 0, count) {
+                batch.apply_flips(&t);
+            }
+            let first = batch.trains()[0];
+            match self.refused(id, Refusal::of(&error), first, tried_again, counters) {
+                Some(step) => return step,
+                None => tried_again |= Refusal::of(&error) == Refusal::Earlier,
+            }
+            if !self.cuts && first.packets() > 1 {
+                return Step::Done(0);
+            }
+        }
+    }
+
+    /// Puts ICRCs on the oldest trains, which are for one path.
+    #[inline]
+    pub(crate) fn seal_group(&mut self, id: PathId, count: usize, batch: &mut TxBatch) {
+        self.paths.make_certain(id);
+        let path = self.paths.get(id).expect("the caller looked");
+        for ahead in 0..count {
+            let train = batch.trains()[ahead];
+            path.seal(&mut self.icrc, path.ident(ahead), train.segment, batch.bytes_mut(&train));
+            batch.apply_flips(&train);
+        }
+    }
+
+    #[inline]
+    fn call(&mut self, id: PathId, count: usize, batch: &TxBatch) -> io::Result<usize> {
+        let path = self.paths.get(id).expect("the caller looked");
+        let trains = batch.trains();
+        if count == 1
+            && trains[0].packets() == 1
+            && let Some(socket) = path.own_socket()
+        {
+            let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+            return socket.send_with_flags(batch.bytes(&trains[0]), flags).map(|_| 1);
+        }
+        let datagram = |t: &Train| path.datagram(batch.bytes(t), if t.packets() > 1 { t.segment } else { 0 });
+        let fd = self.paths.socket_of(path);
+        if count == 1 {
+            return self.headers.send(fd, &[datagram(&trains[0])]);
+        }
+        let mut datagrams: [TxDatagram<'_>; TX_BATCH] = [path.datagram(&[], 0); TX_BATCH];
+        for (d, t) in datagrams.iter_mut().zip(&trains[..count]) {
+            *d = datagram(t);
+        }
+        self.headers.send(fd, &datagrams[..count])
+    }
+
+    /// Counts trains that left, and shows them to the tap.
+    #[inline]
+    pub(crate) fn account(
+        &mut self,
+        now: Instant,
+        id: PathId,
+        sent: usize,
+        batch: &TxBatch,
+        counters: &mut Counters,
+        tap: &mut Option<Box<dyn Tap>>,
+    ) {
+        counters.tx_trains += sent as u64;
+        for (ahead, t) in batch.trains()[..sent].iter().enumerate() {
+            counters.tx_packets += t.packets() as u64;
+            counters.tx_bytes += t.len as u64;
+            if let Some(tap) = tap {
+                let ident = self.paths.get(id).map_or(0, |p| p.ident(ahead));
+                self.tapped(now, id, ident, t.segment, batch.bytes(t), tap);
+            }
+        }
+        if let Some(path) = self.paths.get_mut(id) {
+            path.sent(sent);
+        }
+    }
+
+    /// What to do about a refusal of the train `first`; `None`: call again.
+    pub(crate) fn refused(
+        &mut self,
+        id: PathId,
+        why: Refusal,
+        first: Train,
+        tried_again: bool,
+        counters: &mut Counters,
+    ) -> Option<Step> {
+        let packets = first.packets() as u64;
+        if why == Refusal::Earlier {
+            counters.tx_refused += 1;
+        }
+        match why {
+            Refusal::Blocked => return Some(Step::Blocked),
+            Refusal::Interrupted => return None,
+            Refusal::Earlier if !tried_again => return None,
+            Refusal::Earlier => counters.tx_lost_unreachable += packets,
+            Refusal::Uncut if packets > 1 && self.cuts => {
+                self.cuts = false;
+                self.doubt(id);
+                return None;
+            }
+            Refusal::NoBuffers => counters.tx_lost_no_buffers += packets,
+            Refusal::Uncut | Refusal::Other => counters.tx_lost_other += packets,
+        }
+        self.doubt(id);
+        Some(Step::Done(1))
+    }
+
+    fn doubt(&mut self, id: PathId) {
+        if let Some(path) = self.paths.get_mut(id) {
+            path.doubt_ident();
+        }
+    }
+
+    /// Sends a train packet by packet.
+    fn send_uncut(
+        &mut self,
+        now: Instant,
+        train: Train,
+        batch: &mut TxBatch,
+        counters: &mut Counters,
+        tap: &mut Option<Box<dyn Tap>>,
+    ) -> Step {
+        self.paths.make_certain(train.path);
+        let count = train.packets().min(TX_BATCH);
+        let part = Train { len: train.len.min(count * train.segment), ..train };
+        let mut tried_again = false;
+        let done = loop {
+            let path = self.paths.get(train.path).expect("the caller looked");
+            for (ahead, packet) in batch.bytes_mut(&part).chunks_mut(train.segment).enumerate() {
+                path.seal(&mut self.icrc, path.ident(ahead), train.segment, packet);
+            }
+            batch.apply_flips(&part);
+            let mut datagrams: [TxDatagram<'_>; TX_BATCH] = [path.datagram(&[], 0); TX_BATCH];
+            for (d, packet) in datagrams.iter_mut().zip(batch.bytes(&part).chunks(train.segment)) {
+                *d = path.datagram(packet, 0);
+            }
+            counters.send_calls += 1;
+            match self.headers.send(self.paths.socket_of(path), &datagrams[..count]) {
+                Ok(sent) => {
+                    self.account_uncut(now, &part, sent, batch, counters, tap);
+                    batch.apply_flips(&part);
+                    break sent;
+                }
+                Err(e) => {
+                    batch.apply_flips(&part);
+                    let why = Refusal::of(&e);
+                    let one = Train { len: train.segment, ..train };
+                    match self.refused(train.path, why, one, tried_again, counters) {
+                        Some(Step::Blocked) => return Step::Blocked,
+                        Some(Step::Done(_)) => break 1,
+                        None => tried_again |= why == Refusal::Earlier,
+                    }
+                }
+            }
+        };
+        if done == train.packets() {
+            counters.tx_uncut_trains += 1;
+            return Step::Done(1);
+        }
+        batch.advance_packets(done);
+        Step::Done(0)
+    }
+
+    fn account_uncut(
+        &mut self,
+        now: Instant,
+        part: &Train,
+        sent: usize,
+        batch: &TxBatch,
+        counters: &mut Counters,
+        tap: &mut Option<Box<dyn Tap>>,
+    ) {
+        counters.tx_packets += sent as u64;
+        for (ahead, packet) in batch.bytes(part).chunks(part.segment).take(sent).enumerate() {
+            counters.tx_bytes += packet.len() as u64;
+            if let Some(tap) = tap {
+                let ident = self.paths.get(part.path).map_or(0, |p| p.ident(ahead));
+                self.tapped(now, part.path, ident, part.segment, packet, tap);
+            }
+        }
+        if let Some(path) = self.paths.get_mut(part.path) {
+            path.sent(sent);
+        }
+    }
+
+    #[cold]
+    fn tapped(
+        &self,
+        now: Instant,
+        id: PathId,
+        ident: u16,
+        segment: usize,
+        bytes: &[u8],
+        tap: &mut Box<dyn Tap>,
+    ) {
+        let Some(path) = self.paths.get(id) else { return };
+        for (k, payload) in bytes.chunks(segment).enumerate() {
+            tap.frame(
+                now,
+                &TapFrame {
+                    direction: Direction::Tx,
+                    src: self.local,
+                    dst: path.peer(),
+                    src_port: path.src_port,
+                    traffic_class: path.traffic_class(),
+                    hop_limit: path.hop_limit(),
+                    ident: ident.wrapping_add(k as u16),
+                    payload,
+                },
+            );
+        }
+    }
+}
+
+/// Copies of the trains from `from` on, below `to`.
+fn unsealed(batch: &TxBatch, from: usize, to: usize) -> impl Iterator<Item = Train> + use<> {
+    let mut copies = [None; TX_BATCH];
+    for (c, t) in copies.iter_mut().zip(&batch.trains()[from..to]) {
+        *c = Some(*t);
+    }
+    copies.into_iter().flatten()
+}

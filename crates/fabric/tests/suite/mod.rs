@@ -1,0 +1,256 @@
+//! What every fabric has to do, written once. `pair` opens two ends that reach each other.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant as Clock};
+
+use hca_core::{AddressVector, Counter, Gid, Instant};
+use hca_fabric::{Fabric, OpenError, PathId, RxBudget, TxBatch};
+
+pub const BUDGET: RxBudget = RxBudget { packets: 1024, bytes: 1 << 20 };
+
+/// Time stands still in these tests.
+pub fn now() -> Instant {
+    Instant::from_nanos(1_000_000)
+}
+
+/// Opens a fabric at a loopback address that this process found free.
+pub fn at_free_address<F>(salt: u32, open: impl Fn(IpAddr) -> Result<F, OpenError>) -> F {
+    let seed = std::process::id().wrapping_mul(0x9e37_79b9).wrapping_add(salt.wrapping_mul(0x85eb_ca6b));
+    for attempt in 0..64_u32 {
+        let bits = seed.wrapping_add(attempt.wrapping_mul(0x00c2_b2ae)) & 0x00ff_ffff;
+        let addr = Ipv4Addr::from(0x7f00_0000 | bits.clamp(0x100, 0xff_fffe));
+        match open(addr.into()) {
+            Ok(f) => return f,
+            Err(OpenError::InUse(_)) => {}
+            Err(e) => panic!("{e}"),
+        }
+    }
+    panic!("no free loopback address in 64 attempts");
+}
+
+pub fn av(peer: IpAddr) -> AddressVector {
+    AddressVector { dgid: Gid::from_ip(peer), flow_label: 0, hop_limit: 0, traffic_class: 0 }
+}
+
+/// A packet of `len` bytes whose content tells its number.
+pub fn packet(number: u32, len: usize) -> Vec<u8> {
+    let mut p: Vec<u8> = (0..len).map(|i| (i as u32).wrapping_mul(7).wrapping_add(number) as u8).collect();
+    p[8..12].copy_from_slice(&number.to_be_bytes());
+    p
+}
+
+pub fn put(batch: &mut TxBatch, path: PathId, bytes: &[u8]) {
+    batch.reserve(path, bytes.len()).expect("room").copy_from_slice(bytes);
+    batch.commit();
+}
+
+/// Receives until `count` packets came, or two seconds passed.
+pub fn receive(fabric: &mut dyn Fabric, count: usize) -> Vec<Vec<u8>> {
+    let mut got = Vec::new();
+    let deadline = Clock::now() + Duration::from_secs(2);
+    while got.len() < count && Clock::now() < deadline {
+        fabric.recv(now(), BUDGET, &mut |p| got.push(p.bytes.to_vec()));
+    }
+    got
+}
+
+pub fn counter(fabric: &dyn Fabric, name: &str) -> u64 {
+    let mut all: Vec<Counter> = Vec::new();
+    fabric.counters(&mut all);
+    all.iter().find(|c| c.name == name).unwrap_or_else(|| panic!("no counter {name}: {all:?}")).value
+}
+
+/// Sends packets from `a` to `b` and says what arrived.
+pub fn pass(a: &mut dyn Fabric, b: &mut dyn Fabric, packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let mut batch = TxBatch::with_capacity(4 << 20);
+    for p in packets {
+        put(&mut batch, path, p);
+    }
+    let mut got = Vec::new();
+    while !batch.is_empty() {
+        a.send(now(), &mut batch);
+        b.recv(now(), BUDGET, &mut |p| got.push(p.bytes.to_vec()));
+    }
+    let rest = packets.len() - got.len();
+    got.extend(receive(b, rest));
+    a.close_path(path);
+    got
+}
+
+/// The suite.
+pub fn run(mut a: Box<dyn Fabric>, mut b: Box<dyn Fabric>) {
+    singles_and_trains_arrive_in_order(&mut *a, &mut *b);
+    the_identification_is_predicted(&mut *a, &mut *b);
+    a_flipped_bit_is_dropped_and_counted(&mut *a, &mut *b);
+    source_and_traffic_class_are_told(&mut *a, &mut *b);
+    equal_address_vectors_share_a_path(&mut *a, &mut *b);
+    packets_to_a_closed_path_are_lost_and_counted(&mut *a, &mut *b);
+    a_budget_is_kept(&mut *a, &mut *b);
+    the_descriptor_is_readable_when_a_packet_came(&mut *a, &mut *b);
+    both_directions_at_once(&mut *a, &mut *b);
+}
+
+fn singles_and_trains_arrive_in_order(a: &mut dyn Fabric, b: &mut dyn Fabric) {
+    // Singles, a train with a shorter end, trains at both limits, then singles again.
+    let mut sizes = vec![12, 20, 16, 300];
+    sizes.extend([28; 20]);
+    sizes.push(24);
+    sizes.extend([1036; 70]);
+    sizes.extend([4108; 40]);
+    sizes.extend([12, 4108, 12]);
+    let packets: Vec<_> = sizes.iter().enumerate().map(|(i, &n)| packet(i as u32, n)).collect();
+    let got = pass(a, b, &packets);
+    assert_eq!(got.len(), packets.len());
+    assert!(got == packets, "bytes and order are kept");
+    assert_eq!(counter(b, "icrc_errors"), 0);
+    assert_eq!(counter(b, "short_packets"), 0);
+}
+
+fn the_identification_is_predicted(a: &mut dyn Fabric, b: &mut dyn Fabric) {
+    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 20);
+    // A path that is opened again begins at a number of its own.
+    put(&mut batch, path, &packet(0, 20));
+    a.send(now(), &mut batch);
+    assert_eq!(receive(b, 1).len(), 1);
+    let learned = counter(b, "icrc_flows_learned");
+    let solved = counter(b, "icrc_ident_solved");
+    for round in 0..300_u32 {
+        for i in 0..=round % 9 {
+            put(&mut batch, path, &packet(i, 20 + 4 * (round as usize % 3)));
+        }
+        a.send(now(), &mut batch);
+        assert_eq!(receive(b, (round % 9 + 1) as usize).len(), (round % 9 + 1) as usize);
+    }
+    a.close_path(path);
+    assert_eq!(counter(b, "icrc_ident_solved"), solved);
+    assert_eq!(counter(b, "icrc_flows_learned"), learned);
+}
+
+fn a_flipped_bit_is_dropped_and_counted(a: &mut dyn Fabric, b: &mut dyn Fabric) {
+    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 16);
+    // The flow is known then.
+    put(&mut batch, path, &packet(0, 20));
+    a.send(now(), &mut batch);
+    assert_eq!(receive(b, 1).len(), 1);
+    let errors = counter(b, "icrc_errors");
+    for i in 0..5 {
+        put(&mut batch, path, &packet(i, 60));
+    }
+    batch.flip_later(2 * 64 + 30, 5);
+    a.send(now(), &mut batch);
+    let got = receive(b, 4);
+    assert_eq!(got, [packet(0, 60), packet(1, 60), packet(3, 60), packet(4, 60)]);
+    assert_eq!(counter(b, "icrc_errors"), errors + 1);
+    a.close_path(path);
+}
+
+fn source_and_traffic_class_are_told(a: &mut dyn Fabric, b: &mut dyn Fabric) {
+    let marked = AddressVector { traffic_class: 0x6b, ..av(b.attr().local) };
+    let path = a.open_path(&marked).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 16);
+    put(&mut batch, path, &packet(1, 20));
+    a.send(now(), &mut batch);
+    let (from, to) = (a.attr().local, b.attr().local);
+    let mut seen = 0;
+    let deadline = Clock::now() + Duration::from_secs(2);
+    while seen == 0 && Clock::now() < deadline {
+        b.recv(now(), BUDGET, &mut |p| {
+            assert_eq!((p.src, p.dst, p.traffic_class), (from, to, 0x6b));
+            assert!(p.congestion_experienced() && p.src_port >= 0xc000);
+            seen += 1;
+        });
+    }
+    assert_eq!(seen, 1);
+    a.close_path(path);
+}
+
+fn equal_address_vectors_share_a_path(a: &mut dyn Fabric, b: &mut dyn Fabric) {
+    let peer = av(b.attr().local);
+    let one = a.open_path(&peer).unwrap();
+    assert_eq!(a.open_path(&peer).unwrap(), one);
+    let other = a.open_path(&AddressVector { flow_label: 0x12345, ..peer }).unwrap();
+    assert_ne!(other, one);
+    a.close_path(other);
+    a.close_path(one);
+    // One of two users is left.
+    let mut batch = TxBatch::with_capacity(1 << 16);
+    put(&mut batch, one, &packet(1, 20));
+    a.send(now(), &mut batch);
+    assert_eq!(receive(b, 1).len(), 1);
+    a.close_path(one);
+}
+
+fn packets_to_a_closed_path_are_lost_and_counted(a: &mut dyn Fabric, b: &mut dyn Fabric) {
+    let path = a.open_path(&av(b.attr().local)).unwrap();
+    a.close_path(path);
+    let mut batch = TxBatch::with_capacity(1 << 16);
+    put(&mut batch, path, &packet(1, 20));
+    put(&mut batch, path, &packet(1, 20));
+    let before = counter(a, "tx_lost_closed");
+    a.send(now(), &mut batch);
+    assert!(batch.is_empty());
+    assert_eq!(counter(a, "tx_lost_closed"), before + 2);
+}
+
+fn a_budget_is_kept(a: &mut dyn Fabric, b: &mut dyn Fabric) {
+    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 20);
+    for i in 0..160 {
+        put(&mut batch, path, &packet(i, 20));
+    }
+    a.send(now(), &mut batch);
+    let mut got = 0;
+    let deadline = Clock::now() + Duration::from_secs(2);
+    while got < 160 && Clock::now() < deadline {
+        let outcome = b.recv(now(), RxBudget { packets: 10, bytes: 1 << 20 }, &mut |_| {});
+        assert!(outcome.packets <= 10 + 63, "a train may exceed it by its rest only");
+        got += outcome.packets;
+    }
+    assert_eq!(got, 160);
+    a.close_path(path);
+}
+
+fn the_descriptor_is_readable_when_a_packet_came(a: &mut dyn Fabric, b: &mut dyn Fabric) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 16);
+    let readable = |b: &dyn Fabric, ms: i64| {
+        let fd = b.wait_fd().expect("a descriptor");
+        let timeout = Timespec { tv_sec: 0, tv_nsec: ms * 1_000_000 };
+        poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+    };
+    for _ in 0..3 {
+        assert!(!b.prepare_wait());
+        assert!(!readable(b, 0));
+        put(&mut batch, path, &packet(1, 20));
+        a.send(now(), &mut batch);
+        assert!(readable(b, 900));
+        assert_eq!(receive(b, 1).len(), 1);
+        b.recv(now(), BUDGET, &mut |_| panic!("one was sent"));
+    }
+    put(&mut batch, path, &packet(1, 20));
+    a.send(now(), &mut batch);
+    assert!(b.prepare_wait() || readable(b, 900));
+    assert_eq!(receive(b, 1).len(), 1);
+    a.close_path(path);
+}
+
+fn both_directions_at_once(a: &mut dyn Fabric, b: &mut dyn Fabric) {
+    let to_b = a.open_path(&av(b.attr().local)).unwrap();
+    let to_a = b.open_path(&av(a.attr().local)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 16);
+    for round in 0..200 {
+        put(&mut batch, to_b, &packet(round, 20));
+        a.send(now(), &mut batch);
+        assert_eq!(receive(b, 1), [packet(round, 20)]);
+        put(&mut batch, to_a, &packet(round, 16));
+        b.send(now(), &mut batch);
+        assert_eq!(receive(a, 1), [packet(round, 16)]);
+    }
+    a.close_path(to_b);
+    b.close_path(to_a);
+    assert_eq!(counter(a, "icrc_errors"), 0);
+}
