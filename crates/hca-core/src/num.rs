@@ -4,13 +4,38 @@ use core::fmt;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
 
+/// With the feature `serde`: a bare number, refused beyond its largest value.
+macro_rules! serde_bounded {
+    ($name:ident, $t:ty, $max:expr) => {
+        #[cfg(feature = "serde")]
+        impl serde::Serialize for $name {
+            fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+                self.0.serialize(s)
+            }
+        }
+        #[cfg(feature = "serde")]
+        impl<'de> serde::Deserialize<'de> for $name {
+            fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+                let raw = <$t>::deserialize(d)?;
+                if raw > $max {
+                    return Err(serde::de::Error::custom(format_args!(
+                        concat!(stringify!($name), " of {} is out of range: at most {}"),
+                        raw, $max
+                    )));
+                }
+                Ok(Self(raw))
+            }
+        }
+    };
+}
+
 macro_rules! number {
     ($(#[$m:meta])* $name:ident($t:ty), $mask:expr, $width:literal) => {
         $(#[$m])*
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-        #[cfg_attr(feature = "serde", serde(transparent))]
         pub struct $name($t);
+
+        serde_bounded!($name, $t, $mask);
 
         impl $name {
             /// The number, cut to the bits that the wire has for it.
@@ -104,8 +129,9 @@ impl Pkey {
 
 /// Global identifier of a port, 128 bits. On RoCEv2 it holds the port's IP address, IPv4 as an
 /// IPv4-mapped IPv6 address.
+///
+/// With the feature `serde` it is written as text, `::ffff:127.0.0.1`, in formats for people.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Gid(pub [u8; 16]);
 
 impl Gid {
@@ -146,9 +172,23 @@ impl fmt::Display for Gid {
     }
 }
 
+#[cfg(feature = "serde")]
+impl serde::Serialize for Gid {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        Ipv6Addr::from(self.0).serialize(s)
+    }
+}
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Gid {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        Ok(Self(Ipv6Addr::deserialize(d)?.octets()))
+    }
+}
+
 /// Path MTU: payload bytes a packet carries at most.
+///
+/// With the feature `serde` it is written as its bytes, `1024`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(u8)]
 pub enum Mtu {
     /// 256 bytes.
@@ -192,10 +232,27 @@ impl Mtu {
     }
 }
 
+#[cfg(feature = "serde")]
+impl serde::Serialize for Mtu {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        self.bytes().serialize(s)
+    }
+}
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for Mtu {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let bytes = u32::deserialize(d)?;
+        Self::from_bytes(bytes).ok_or_else(|| {
+            serde::de::Error::custom(format_args!("a path MTU of {bytes} bytes: 256 to 4096, a power of two"))
+        })
+    }
+}
+
 /// Local ACK timeout, 5 bits: 4.096 us x 2^n; 0 means for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct AckTimeout(u8);
+
+serde_bounded!(AckTimeout, u8, 31);
 
 impl AckTimeout {
     /// No timeout at all.
@@ -223,8 +280,9 @@ impl Default for AckTimeout {
 
 /// RNR NAK timer, 5 bits: how long a requester waits after "receiver not ready".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RnrTimer(u8);
+
+serde_bounded!(RnrTimer, u8, 31);
 
 impl RnrTimer {
     /// The encoded value, cut to 5 bits.

@@ -93,10 +93,10 @@ impl Syndrome {
     }
     /// The largest encoded count that promises no more than `credits`.
     pub const fn encode_credits(credits: u32) -> u8 {
-        let mut lo = 0;
+        let mut lo = 0_usize;
         let mut hi = 30;
         while lo < hi {
-            let mid = (lo + hi + 1) / 2;
+            let mid = (lo + hi).div_ceil(2);
             if Self::CREDITS[mid] as u32 <= credits {
                 lo = mid;
             } else {
@@ -104,5 +104,48 @@ impl Syndrome {
             }
         }
         lo as u8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_stand_where_the_iba_has_them() {
+        // Golden rows RC_ACKNOWLEDGE, RC_ACK_RNR_NAK_t1 and RC_ACK_NAK_REM_ACCESS.
+        for (bytes, syndrome, msn) in [
+            ([0x1f_u8, 0x00, 0x00, 0x05], Syndrome::Ack(None), 5),
+            ([0x21, 0x00, 0x00, 0x09], Syndrome::RnrNak(RnrTimer::new(1)), 9),
+            ([0x62, 0x00, 0x00, 0x09], Syndrome::Nak(NakCode::RemoteAccess), 9),
+        ] {
+            let aeth: Aeth = bytemuck::cast(bytes);
+            assert_eq!((Syndrome::decode(aeth.syndrome), aeth.msn.get()), (Some(syndrome), msn));
+            assert_eq!(syndrome.encode(), bytes[0]);
+        }
+    }
+
+    #[test]
+    fn a_syndrome_is_reserved_or_encodes_to_itself() {
+        for byte in 0..=0xff {
+            match Syndrome::decode(byte) {
+                // The highest bit is reserved and not kept.
+                Some(s) => assert_eq!(s.encode(), byte & 0x7f),
+                None => assert!(byte & 0x60 == 0x40 || byte & 0x7f >= 0x65, "{byte:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn encoded_credits_never_promise_more_than_there_are() {
+        for encoded in 0..31 {
+            assert_eq!(Syndrome::encode_credits(Syndrome::credits(encoded).into()), encoded);
+        }
+        for credits in (0..40_000).chain([u32::MAX]) {
+            let encoded = Syndrome::encode_credits(credits);
+            assert!(u32::from(Syndrome::credits(encoded)) <= credits);
+            assert!(encoded == 30 || u32::from(Syndrome::credits(encoded + 1)) > credits);
+        }
+        assert_eq!(Syndrome::Ack(Some(31)).encode(), Syndrome::Ack(Some(30)).encode());
     }
 }

@@ -58,3 +58,17 @@ be!(
     /// 64 bits.
     Be64, u64, 8
 );
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_significant_byte_comes_first_and_more_bits_are_cut() {
+        assert_eq!(bytemuck::bytes_of(&Be16::new(0x0102)), [1, 2]);
+        assert_eq!(bytemuck::bytes_of(&Be24::new(0xff01_0203)), [1, 2, 3]);
+        assert_eq!(bytemuck::bytes_of(&Be32::new(0x0102_0304)), [1, 2, 3, 4]);
+        assert_eq!(bytemuck::bytes_of(&Be64::new(0x0102_0304_0506_0708)), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(Be24::new(0xff01_0203).get(), 0x01_0203);
+    }
+}

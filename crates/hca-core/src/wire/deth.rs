@@ -38,3 +38,19 @@ pub struct Xrceth {
     pub srqn: Be24,
 }
 const _: () = assert!(size_of::<Xrceth>() == 4 && align_of::<Xrceth>() == 1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_stand_where_the_iba_has_them() {
+        // Golden rows UD_SEND_ONLY, RD_SEND_ONLY and XRC_SEND_ONLY.
+        let deth: Deth = bytemuck::cast([0x11_u8, 0x11, 0x11, 0x11, 0x00, 0x00, 0x00, 0x42]);
+        assert_eq!((deth.qkey.get(), deth.src_qp.get()), (0x1111_1111, 0x42));
+        let rdeth: Rdeth = bytemuck::cast([0x00_u8, 0x00, 0x00, 0x77]);
+        assert_eq!(rdeth.eec.get(), 0x77);
+        let xrceth: Xrceth = bytemuck::cast([0x00_u8, 0x00, 0x00, 0x99]);
+        assert_eq!(xrceth.srqn.get(), 0x99);
+    }
+}

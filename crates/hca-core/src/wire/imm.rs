@@ -20,3 +20,17 @@ pub struct Ieth {
     pub rkey: Be32,
 }
 const _: () = assert!(size_of::<ImmDt>() == 4 && size_of::<Ieth>() == 4);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_stand_where_the_iba_has_them() {
+        // Golden rows RC_SEND_ONLY_WITH_IMMEDIATE and RC_SEND_ONLY_INVALIDATE.
+        let imm: ImmDt = bytemuck::cast([0xca_u8, 0xfe, 0xf0, 0x0d]);
+        assert_eq!(imm.data.get(), 0xcafe_f00d);
+        let ieth: Ieth = bytemuck::cast([0xde_u8, 0xad, 0xbe, 0xef]);
+        assert_eq!(ieth.rkey.get(), 0xdead_beef);
+    }
+}

@@ -3,27 +3,52 @@
 //! Headers are `#[repr(C)]` structs over big-endian byte arrays: alignment 1, no padding, so that a
 //! view of any bytes is a cast that can't fail. Two steps: a *view* accepts any bits; [`Packet::parse`]
 //! checks what one packet alone can show (lengths, opcode, pad count, version) and copies nothing.
+//!
+//! [`PacketBuilder`] writes a packet of any opcode; [`frame`] holds what surrounds it on Ethernet.
+#![forbid(unsafe_code)]
 
 mod aeth;
 mod atomic;
 mod be;
 mod bth;
+mod build;
+mod checksum;
 mod deth;
+mod ethernet;
+mod feth;
+pub mod frame;
+mod grh;
 pub mod icrc;
 mod imm;
+mod ipv4;
+mod ipv6;
+mod lrh;
+mod mad;
 mod opcode;
 mod packet;
 mod reth;
+mod udp;
+mod vcrc;
 
 pub use aeth::{Aeth, NakCode, Syndrome};
 pub use atomic::{AtomicAckEth, AtomicEth};
 pub use be::{Be16, Be24, Be32, Be64};
 pub use bth::{Bth, BthFlags};
+pub use build::{BuildError, PacketBuilder};
 pub use deth::{Deth, Rdeth, Xrceth};
+pub use ethernet::{EthernetHeader, VlanTag, ether_type};
+pub use feth::{Feth, Placement, Selectivity};
+pub use grh::Grh;
 pub use imm::{Ieth, ImmDt};
+pub use ipv4::Ipv4Header;
+pub use ipv6::Ipv6Header;
+pub use lrh::{Lrh, NextHeader};
+pub use mad::{MadHeader, method, mgmt_class};
 pub use opcode::{Layout, Opcode, PacketOp, TransportKind};
 pub use packet::{Packet, ParseError};
 pub use reth::Reth;
+pub use udp::UdpHeader;
+pub use vcrc::vcrc;
 
 /// UDP port of RoCEv2.
 pub const ROCEV2_PORT: u16 = 4791;

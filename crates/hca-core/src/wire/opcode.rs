@@ -1,6 +1,6 @@
 //! Operation codes: the upper three bits name the transport service, the lower five the operation.
 
-use super::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ieth, ImmDt, Rdeth, Reth, Xrceth};
+use super::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Ieth, ImmDt, Rdeth, Reth, Xrceth};
 
 /// The transport service bits of an opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -168,6 +168,8 @@ pub struct Layout {
     pub deth: u8,
     /// Offset of the XRCETH.
     pub xrceth: u8,
+    /// Offset of the FETH.
+    pub feth: u8,
     /// Offset of the RETH.
     pub reth: u8,
     /// Offset of the AtomicETH.
@@ -200,6 +202,7 @@ const fn layout(raw: u8) -> Layout {
         rdeth: 0,
         deth: 0,
         xrceth: 0,
+        feth: 0,
         reth: 0,
         atomic: 0,
         aeth: 0,
@@ -256,8 +259,7 @@ const fn layout(raw: u8) -> Layout {
         put!(xrceth, Xrceth);
     }
     if matches!(op, P::Flush) {
-        // FETH (4 bytes) stands before the RETH.
-        at += 4;
+        put!(feth, Feth);
     }
     if matches!(
         op,

@@ -3,7 +3,9 @@
 use bytemuck::Pod;
 use thiserror::Error;
 
-use super::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ieth, ImmDt, Layout, Opcode, Rdeth, Reth, Xrceth};
+use super::{
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Ieth, ImmDt, Layout, Opcode, Rdeth, Reth, Xrceth,
+};
 
 /// Why bytes are not a transport packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -92,6 +94,10 @@ impl<'a> Packet<'a> {
     #[inline]
     pub fn reth(&self) -> Option<&'a Reth> {
         self.ext(self.layout.reth)
+    }
+    /// Flush header, where the opcode has one.
+    pub fn feth(&self) -> Option<&'a Feth> {
+        self.ext(self.layout.feth)
     }
     /// Acknowledgement header, where the opcode has one.
     #[inline]

@@ -1,0 +1,102 @@
+//! Global Route Header: the network header of InfiniBand and RoCEv1, and what a datagram's receive
+//! buffer begins with.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Be16, Be32};
+use crate::Gid;
+
+/// Global Route Header, 40 bytes; the shape of an IPv6 header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Grh {
+    /// IPVer (4 bits), TClass (8 bits), FlowLabel (20 bits).
+    version_class_flow: Be32,
+    /// Bytes behind this header, the ICRC included.
+    pub pay_len: Be16,
+    /// What follows: [`Grh::NEXT_IBA`] where it is a BTH.
+    pub next_header: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    sgid: [u8; 16],
+    dgid: [u8; 16],
+}
+const _: () = assert!(size_of::<Grh>() == 40 && align_of::<Grh>() == 1);
+
+const VERSION: u32 = 6;
+const VERSION_SHIFT: u32 = 28;
+const CLASS_SHIFT: u32 = 20;
+const FLOW: u32 = 0xf_ffff;
+
+impl Grh {
+    /// Bytes on the wire.
+    pub const BYTES: usize = 40;
+    /// Next header: a transport header of the IBA.
+    pub const NEXT_IBA: u8 = 0x1b;
+
+    /// A header of IP version 6 before `pay_len` bytes of the IBA's transport; `flow_label` is cut to
+    /// 20 bits.
+    pub const fn new(
+        traffic_class: u8,
+        flow_label: u32,
+        pay_len: u16,
+        hop_limit: u8,
+        sgid: Gid,
+        dgid: Gid,
+    ) -> Self {
+        Self {
+            version_class_flow: Be32::new(
+                VERSION << VERSION_SHIFT | (traffic_class as u32) << CLASS_SHIFT | flow_label & FLOW,
+            ),
+            pay_len: Be16::new(pay_len),
+            next_header: Self::NEXT_IBA,
+            hop_limit,
+            sgid: sgid.0,
+            dgid: dgid.0,
+        }
+    }
+    /// IP version, 6 in every header that is one.
+    pub const fn version(&self) -> u8 {
+        (self.version_class_flow.get() >> VERSION_SHIFT) as u8
+    }
+    /// Traffic class.
+    pub const fn traffic_class(&self) -> u8 {
+        (self.version_class_flow.get() >> CLASS_SHIFT) as u8
+    }
+    /// Flow label, 20 bits.
+    pub const fn flow_label(&self) -> u32 {
+        self.version_class_flow.get() & FLOW
+    }
+    /// Where the packet comes from.
+    pub const fn sgid(&self) -> Gid {
+        Gid(self.sgid)
+    }
+    /// Where the packet goes.
+    pub const fn dgid(&self) -> Gid {
+        Gid(self.dgid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_stand_where_the_iba_has_them() {
+        let (s, d) = (Gid([0x11; 16]), Gid([0x22; 16]));
+        let grh = Grh::new(0xab, 0x1_2345, 0x40, 63, s, d);
+        let mut bytes = [0_u8; 40];
+        bytes[..8].copy_from_slice(&[0x6a, 0xb1, 0x23, 0x45, 0x00, 0x40, 0x1b, 63]);
+        bytes[8..24].fill(0x11);
+        bytes[24..].fill(0x22);
+        assert_eq!(bytemuck::bytes_of(&grh), bytes);
+        assert_eq!((grh.version(), grh.traffic_class(), grh.flow_label()), (6, 0xab, 0x1_2345));
+        assert_eq!((grh.sgid(), grh.dgid()), (s, d));
+    }
+
+    #[test]
+    fn a_flow_label_is_cut_to_20_bits() {
+        let grh = Grh::new(0, u32::MAX, 0, 0, Gid::default(), Gid::default());
+        assert_eq!((grh.version(), grh.traffic_class(), grh.flow_label()), (6, 0, 0xf_ffff));
+    }
+}

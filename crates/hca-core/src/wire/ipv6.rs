@@ -1,0 +1,91 @@
+//! IPv6 header (RFC 8200).
+
+use core::net::Ipv6Addr;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Be16, Be32};
+
+/// IPv6 header, 40 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct Ipv6Header {
+    /// Version (4 bits), traffic class (8 bits), flow label (20 bits).
+    version_class_flow: Be32,
+    /// Bytes behind this header.
+    pub payload_len: Be16,
+    /// What follows; 17 is UDP.
+    pub next_header: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    src: [u8; 16],
+    dst: [u8; 16],
+}
+const _: () = assert!(size_of::<Ipv6Header>() == 40 && align_of::<Ipv6Header>() == 1);
+
+const VERSION: u32 = 6;
+const VERSION_SHIFT: u32 = 28;
+const CLASS_SHIFT: u32 = 20;
+const FLOW: u32 = 0xf_ffff;
+
+impl Ipv6Header {
+    /// Bytes on the wire.
+    pub const BYTES: usize = 40;
+
+    /// A header before `payload_len` bytes of UDP; `flow_label` is cut to 20 bits.
+    pub const fn new(
+        src: Ipv6Addr,
+        dst: Ipv6Addr,
+        payload_len: u16,
+        traffic_class: u8,
+        flow_label: u32,
+        hop_limit: u8,
+    ) -> Self {
+        Self {
+            version_class_flow: Be32::new(
+                VERSION << VERSION_SHIFT | (traffic_class as u32) << CLASS_SHIFT | flow_label & FLOW,
+            ),
+            payload_len: Be16::new(payload_len),
+            next_header: super::UdpHeader::PROTOCOL,
+            hop_limit,
+            src: src.octets(),
+            dst: dst.octets(),
+        }
+    }
+    /// IP version, 6 in every header that is one.
+    pub const fn version(&self) -> u8 {
+        (self.version_class_flow.get() >> VERSION_SHIFT) as u8
+    }
+    /// Traffic class: DSCP and ECN bits.
+    pub const fn traffic_class(&self) -> u8 {
+        (self.version_class_flow.get() >> CLASS_SHIFT) as u8
+    }
+    /// Flow label, 20 bits.
+    pub const fn flow_label(&self) -> u32 {
+        self.version_class_flow.get() & FLOW
+    }
+    /// Source address.
+    pub const fn src(&self) -> Ipv6Addr {
+        Ipv6Addr::from_octets(self.src)
+    }
+    /// Destination address.
+    pub const fn dst(&self) -> Ipv6Addr {
+        Ipv6Addr::from_octets(self.dst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bytes_stand_where_the_rfc_has_them() {
+        let (src, dst) = ("fe80::1".parse().unwrap(), "fe80::2".parse().unwrap());
+        let h = Ipv6Header::new(src, dst, 40, 2, 0x1_2345, 64);
+        let bytes = bytemuck::bytes_of(&h);
+        assert_eq!(bytes[..10], [0x60, 0x21, 0x23, 0x45, 0x00, 0x28, 0x11, 0x40, 0xfe, 0x80]);
+        assert_eq!((bytes[23], bytes[24], bytes[39]), (1, 0xfe, 2));
+        assert_eq!((h.version(), h.traffic_class(), h.flow_label()), (6, 2, 0x1_2345));
+        assert_eq!((h.src(), h.dst()), (src, dst));
+    }
+}
