@@ -26,27 +26,47 @@
 //! | `progress`, `turn_lock`, `doorbell` | who turns, and how others tell it |
 //! | `ring`, `dma` | shared rings; copies on memory that others change |
 #![deny(unsafe_code)]
+// Under loom only the primitives that threads share are built, and explored.
+#![cfg_attr(loom, allow(dead_code, unused_imports, unused_crate_dependencies))]
 
+#[cfg(not(loom))]
 mod counters;
+#[cfg(not(loom))]
 mod cq;
+#[cfg(not(loom))]
 mod device;
+#[cfg(not(loom))]
 mod dma;
 mod doorbell;
+#[cfg(not(loom))]
 mod engine;
+#[cfg(not(loom))]
 mod memory;
+#[cfg(not(loom))]
 mod mr;
+#[cfg(not(loom))]
 mod notify;
+#[cfg(not(loom))]
 mod options;
+#[cfg(not(loom))]
 mod ports;
+#[cfg(not(loom))]
 mod progress;
+#[cfg(not(loom))]
 mod qp;
+#[cfg(not(loom))]
 mod random;
 mod ring;
+#[cfg(not(loom))]
 mod shared;
+#[cfg(not(loom))]
 mod slab;
 mod sync;
+#[cfg(not(loom))]
 mod tables;
 mod turn_lock;
 
+#[cfg(not(loom))]
 pub use device::SoftHca;
+#[cfg(not(loom))]
 pub use options::{Clock, Limits, Options, Progress, UnknownProgress};
