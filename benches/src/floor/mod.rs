@@ -1,0 +1,143 @@
+//! What the machine gives without any RDMA: the figures that ours are held against.
+//!
+//! Each floor runs in two processes, bound to a CPU each, as the measured programs do.
+
+mod shared;
+mod tcp;
+mod udp;
+
+use std::io;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+pub use shared::Shared;
+
+/// The first argument of a process that is the far side of a floor.
+const FAR_COMMAND: &str = "__floor";
+/// A stall this long means that what is missing was lost.
+const STALL: Duration = Duration::from_millis(20);
+/// How long the far side may take to begin.
+const START_LIMIT: Duration = Duration::from_secs(5);
+
+/// A floor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Floor {
+    /// 8 bytes there and back on connected UDP sockets, both sides spinning.
+    UdpPingPong,
+    /// Goodput of 4 KiB segments, sent by UDP_SEGMENT and received by UDP_GRO.
+    UdpGoodput,
+    /// Packets of 24 bytes, 64 a call, by the same two.
+    UdpRate,
+    /// One TCP stream by calls of 1 MiB.
+    TcpStream,
+}
+
+impl Floor {
+    const ALL: [Self; 4] = [Self::UdpPingPong, Self::UdpGoodput, Self::UdpRate, Self::TcpStream];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::UdpPingPong => "udp-ping-pong",
+            Self::UdpGoodput => "udp-goodput",
+            Self::UdpRate => "udp-rate",
+            Self::TcpStream => "tcp-stream",
+        }
+    }
+
+    /// Bytes of a packet where packets are equal.
+    fn segment(self) -> usize {
+        match self {
+            Self::UdpGoodput => 4096,
+            Self::UdpRate => 24,
+            Self::UdpPingPong => 8,
+            Self::TcpStream => 1 << 20,
+        }
+    }
+}
+
+/// What a floor's run gave.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Figures {
+    /// Half round trip, median, in ns; 0 where there is none.
+    pub half_rtt_ns: f64,
+    /// Bytes a second that arrived.
+    pub bytes_per_s: f64,
+    /// Packets a second that arrived.
+    pub packets_per_s: f64,
+}
+
+/// Runs a floor for `time`: this process on CPU `near`, a new one on CPU `far`.
+///
+/// # Errors
+/// A socket or a process can't be made.
+pub fn run(floor: Floor, near: usize, far: usize, time: Duration) -> io::Result<Figures> {
+    hca::probe::pin(near)?;
+    let shared = Shared::new()?;
+    let mut child = Far::spawn(floor, far, &shared)?;
+    let figures = match floor {
+        Floor::UdpPingPong => udp::ping(&shared, &mut child, time),
+        Floor::UdpGoodput | Floor::UdpRate => udp::stream(floor.segment(), &shared, &mut child, time),
+        Floor::TcpStream => tcp::send(floor.segment(), &shared, &mut child, time),
+    };
+    shared.stop.store(1);
+    child.end();
+    figures
+}
+
+/// To be called first in `main` of every program that runs floors: becomes the far side if that is
+/// what this process was started for.
+pub fn far_side_if_asked() {
+    let mut args = std::env::args().skip(1);
+    if args.next().as_deref() != Some(FAR_COMMAND) {
+        return;
+    }
+    let name = args.next().expect("the floor's name");
+    let floor = Floor::ALL.into_iter().find(|f| f.name() == name).expect("a floor of this name");
+    let mut number = || args.next().and_then(|a| a.parse::<u32>().ok()).expect("a number");
+    let (cpu, fd) = (number(), number());
+    hca::probe::pin(cpu as usize).expect("the CPU exists");
+    let shared = Shared::open(fd).expect("the starter left its memory open");
+    let done = match floor {
+        Floor::UdpPingPong => udp::pong(&shared),
+        Floor::UdpGoodput | Floor::UdpRate => udp::sink(floor.segment(), &shared),
+        Floor::TcpStream => tcp::sink(floor.segment(), &shared),
+    };
+    std::process::exit(i32::from(done.is_err()));
+}
+
+/// The far process.
+struct Far(Child);
+
+impl Far {
+    fn spawn(floor: Floor, cpu: usize, shared: &Shared) -> io::Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args([FAR_COMMAND, floor.name(), &cpu.to_string(), &shared.fd().to_string()]);
+        command.spawn().map(Self)
+    }
+
+    /// The port on which the far side listens.
+    fn port(&mut self, shared: &Shared) -> io::Result<u16> {
+        let begin = Instant::now();
+        loop {
+            match shared.port.load() {
+                0 if begin.elapsed() > START_LIMIT => return Err(io::ErrorKind::TimedOut.into()),
+                0 => {}
+                port => return Ok(port as u16),
+            }
+            if let Some(status) = self.0.try_wait()? {
+                return Err(io::Error::other(format!("the floor's far side ended: {status}")));
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn end(&mut self) {
+        let begin = Instant::now();
+        while let Ok(None) = self.0.try_wait() {
+            if begin.elapsed() > STALL * 10 {
+                let _ = self.0.kill();
+            }
+            std::thread::yield_now();
+        }
+    }
+}

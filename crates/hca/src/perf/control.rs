@@ -1,0 +1,259 @@
+//! What the two processes of a measurement tell each other: JSON, one message a line, over the peer's
+//! standard input and output, or over TCP between hosts.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use hca_core::{Gid, Psn, Qpn, RemoteAddr};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::plan::Case;
+
+/// Version of these messages; both ends must agree.
+pub const PROTOCOL: u32 = 1;
+/// A line longer than this is no message of ours.
+const MAX_LINE_BYTES: u64 = 64 << 10;
+
+/// Which of a row's two measurements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Phase {
+    /// One message at a time.
+    Latency,
+    /// As many as the queues take.
+    Stream,
+}
+
+/// What a queue pair needs to know of the other one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// Its port.
+    pub gid: Gid,
+    /// Its number.
+    pub qpn: Qpn,
+    /// Its first PSN.
+    pub psn: Psn,
+    /// Memory that it lets the other side reach.
+    pub window: Option<RemoteAddr>,
+}
+
+/// From the measuring process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ToPeer {
+    /// First of all.
+    Hello {
+        /// [`PROTOCOL`].
+        protocol: u32,
+        /// The device to open; `None` leaves it to the peer's own command line.
+        device: Option<String>,
+        /// The CPU to be bound to.
+        cpu: Option<usize>,
+    },
+    /// Make a queue pair for this measurement and connect it.
+    Prepare {
+        /// What will be measured.
+        case: Case,
+        /// How.
+        phase: Phase,
+        /// Path MTU in bytes.
+        mtu: u32,
+        /// The measuring side's queue pair.
+        endpoint: Endpoint,
+    },
+    /// The measurement is over: say what you saw.
+    Stop,
+    /// All is over.
+    Bye,
+}
+
+/// From the peer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FromPeer {
+    /// Answer to `Hello`.
+    Hello {
+        /// [`PROTOCOL`].
+        protocol: u32,
+        /// The device that was opened.
+        device: String,
+        /// Its largest path MTU in bytes.
+        mtu: u32,
+        /// The CPU that the peer is bound to.
+        cpu: Option<usize>,
+    },
+    /// Answer to `Prepare`: the peer serves until `Stop`.
+    Ready {
+        /// Its queue pair.
+        endpoint: Endpoint,
+    },
+    /// Answer to `Stop`.
+    Done {
+        /// Messages that arrived.
+        received: u64,
+        /// Completions with an error.
+        errors: u64,
+    },
+    /// The peer can't go on.
+    Failed {
+        /// Why, and what to do.
+        why: String,
+    },
+}
+
+/// Why the two processes lost each other.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ControlError {
+    /// The other end is gone.
+    #[error("the peer closed the control channel; its own message, above or on its host, says why")]
+    Closed,
+    /// The channel broke.
+    #[error("the control channel broke: {0}; check that both hosts are up and run the command again")]
+    Io(#[from] std::io::Error),
+    /// Nothing came.
+    #[error("the peer did not answer within {0:?}; see whether it hangs, end it, and run both ends again")]
+    Silent(Duration),
+    /// Something else is at the other end.
+    #[error("the peer sent {line:?}, which is no message of `hca perf`: check the address and port, and that both ends run the same version")]
+    Garbled {
+        /// What came.
+        line: String,
+    },
+    /// Another version.
+    #[error("the peer speaks version {theirs} of the control protocol, this end {PROTOCOL}: run the same version of `hca` on both ends")]
+    Version {
+        /// The peer's.
+        theirs: u32,
+    },
+    /// The peer reports an error.
+    #[error("the peer: {0}")]
+    Peer(String),
+    /// A message out of turn.
+    #[error("the peer sent {0} out of turn: run the same version of `hca` on both ends")]
+    OutOfTurn(String),
+}
+
+/// One end of the conversation; it yields messages of type `In`.
+pub struct Channel<In> {
+    out: Box<dyn Write + Send>,
+    lines: Receiver<Result<In, ControlError>>,
+    arrived: Arc<AtomicBool>,
+}
+
+impl<In: DeserializeOwned + Send + 'static> Channel<In> {
+    /// A channel over a pair of streams. A thread reads, so that a measuring loop sees in one load
+    /// whether a message waits.
+    pub fn new(input: impl Read + Send + 'static, out: impl Write + Send + 'static) -> Self {
+        let (tx, lines) = channel();
+        let arrived = Arc::new(AtomicBool::new(false));
+        let flag = Arc::clone(&arrived);
+        std::thread::spawn(move || {
+            let mut input = BufReader::new(input);
+            loop {
+                let message = read_line(&mut input);
+                let last = message.is_err();
+                let gone = tx.send(message).is_err();
+                flag.store(true, Ordering::Release);
+                if last || gone {
+                    return;
+                }
+            }
+        });
+        Self { out: Box::new(out), lines, arrived }
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// The channel broke.
+    pub fn send(&mut self, message: &impl Serialize) -> Result<(), ControlError> {
+        let mut line = serde_json::to_vec(message).expect("messages have string keys");
+        line.push(b'\n');
+        let written = self.out.write_all(&line).and_then(|()| self.out.flush());
+        match written {
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Err(ControlError::Closed),
+            other => Ok(other?),
+        }
+    }
+
+    /// Whether a message, or the end of the channel, came since the last [`recv`](Self::recv).
+    #[inline]
+    pub fn arrived(&self) -> bool {
+        self.arrived.load(Ordering::Relaxed)
+    }
+
+    /// The next message.
+    ///
+    /// # Errors
+    /// The channel broke, the other end is no `hca perf`, or nothing came in `patience`.
+    pub fn recv(&mut self, patience: Option<Duration>) -> Result<In, ControlError> {
+        self.arrived.store(false, Ordering::Release);
+        match patience {
+            None => self.lines.recv().unwrap_or(Err(ControlError::Closed)),
+            Some(limit) => match self.lines.recv_timeout(limit) {
+                Ok(message) => message,
+                Err(RecvTimeoutError::Timeout) => Err(ControlError::Silent(limit)),
+                Err(RecvTimeoutError::Disconnected) => Err(ControlError::Closed),
+            },
+        }
+    }
+}
+
+fn read_line<In: DeserializeOwned>(input: &mut impl BufRead) -> Result<In, ControlError> {
+    let mut line = String::new();
+    if input.take(MAX_LINE_BYTES).read_line(&mut line)? == 0 {
+        return Err(ControlError::Closed);
+    }
+    serde_json::from_str(&line).map_err(|_| ControlError::Garbled { line: line.chars().take(60).collect() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    fn pair() -> (Channel<FromPeer>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let far = listener.accept().unwrap().0;
+        (Channel::new(near.try_clone().unwrap(), near), far)
+    }
+
+    #[test]
+    fn messages_come_over_in_order_and_the_end_is_told() {
+        let (mut near, far) = pair();
+        let mut far: Channel<ToPeer> = Channel::new(far.try_clone().unwrap(), far);
+        near.send(&ToPeer::Stop).unwrap();
+        near.send(&ToPeer::Bye).unwrap();
+        assert_eq!(far.recv(None).unwrap(), ToPeer::Stop);
+        assert_eq!(far.recv(None).unwrap(), ToPeer::Bye);
+        far.send(&FromPeer::Done { received: 3, errors: 0 }).unwrap();
+        assert_eq!(near.recv(None).unwrap(), FromPeer::Done { received: 3, errors: 0 });
+    }
+
+    #[test]
+    fn a_stranger_at_the_other_end_is_named() {
+        let (mut near, mut far) = pair();
+        far.write_all(b"SSH-2.0-OpenSSH_9.6\r\n").unwrap();
+        let text = near.recv(None).unwrap_err().to_string();
+        assert!(text.contains("SSH-2.0") && text.contains("port"), "{text}");
+    }
+
+    #[test]
+    fn the_end_of_the_channel_wakes_a_loop() {
+        let (mut near, far) = pair();
+        far.shutdown(std::net::Shutdown::Both).unwrap();
+        while !near.arrived() {
+            std::thread::yield_now();
+        }
+        assert!(matches!(near.recv(None), Err(ControlError::Closed)));
+        assert!(matches!(near.recv(Some(Duration::ZERO)), Err(ControlError::Closed | ControlError::Silent(_))));
+    }
+}

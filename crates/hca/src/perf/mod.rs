@@ -1,0 +1,219 @@
+//! `hca perf`: latency, bandwidth and message rate between two processes.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `plan` | operations, services, sizes: the rows |
+//! | `control` | what the two processes tell each other |
+//! | `side` | one side's queue pair and memory, through the safe verbs |
+//! | `run` | the measuring side; [`Pair`] starts it |
+//! | `peer` | the side that answers |
+//! | `json`, `table`, `plot` | what comes out |
+
+mod control;
+mod json;
+pub mod peer;
+pub mod plan;
+mod plot;
+mod run;
+mod side;
+mod table;
+
+use std::io::IsTerminal;
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::cli::{DeviceArgs, FabricName, Failure, PerfArgs, interrupted};
+use crate::open;
+use crate::probe;
+use crate::url::{DeviceUrl, Options, Target};
+
+pub use control::Phase;
+pub use json::Row;
+pub use plan::{Case, Op, Plan, Service, Size};
+pub use run::{Limit, Measured, Pair, PairError, Setup};
+
+/// The hidden command that makes a process the peer of a measurement.
+pub const PEER_COMMAND: &str = "__peer";
+/// TCP port of the control channel between hosts.
+pub const CONTROL_PORT: u16 = 18516;
+/// Time for a row, unless another is asked for.
+pub const DEFAULT_DURATION: Duration = Duration::from_millis(800);
+
+/// Becomes the peer of a measurement if this process was started as one by [`Pair::start`]. To be called
+/// first in `main` of every program that measures.
+pub fn peer_if_asked() {
+    if std::env::args().nth(1).as_deref() == Some(PEER_COMMAND) {
+        let done = peer::serve_standard_streams();
+        if let Err(e) = &done {
+            eprintln!("peer: {e}");
+        }
+        std::process::exit(i32::from(done.is_err()));
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// With what to do about it.
+pub fn perf(args: &PerfArgs) -> Result<(), Failure> {
+    match args.listen {
+        Some(address) => listen(args, address),
+        None => measure(args),
+    }
+}
+
+/// The device that the arguments name; `None` leaves the choice.
+fn device(args: &DeviceArgs) -> Result<Option<DeviceUrl>, Failure> {
+    let by_fabric = args.fabric.map(|fabric| {
+        let target = match fabric {
+            FabricName::Udp => Target::Udp(None),
+            FabricName::Uring => Target::Uring(None),
+        };
+        DeviceUrl { target, options: Options::default() }
+    });
+    let named = match args.device.clone().or(by_fabric) {
+        Some(url) => Some(url),
+        None => open::device_from_environment()?,
+    };
+    Ok(named)
+}
+
+/// What the arguments set beside the device's name.
+fn overrides(args: &DeviceArgs) -> Options {
+    Options { progress: args.progress, fault: args.fault, capture: args.capture.clone(), mtu: None }
+}
+
+/// The device that the arguments describe: named, or chosen.
+pub(crate) fn device_or_auto(args: &DeviceArgs) -> Result<DeviceUrl, Failure> {
+    let named = device(args)?;
+    let url = named.unwrap_or(DeviceUrl { target: Target::Auto, options: Options::default() });
+    Ok(DeviceUrl { options: url.options.overridden_by(overrides(args)), ..url })
+}
+
+/// Measures, and prints as it goes.
+fn measure(args: &PerfArgs) -> Result<(), Failure> {
+    let mut pair = match args.connect {
+        None => {
+            let mut setup = Setup::new(device_or_auto(&args.device)?);
+            setup.peer_device.clone_from(&args.peer_device);
+            if args.no_pin {
+                setup.cpus = None;
+            }
+            Pair::start(&setup)?
+        }
+        Some(address) => {
+            let cpu = if args.no_pin { None } else { probe::cpus().first().copied() };
+            let device = device(&args.device)?;
+            Pair::connect(address, device.as_ref(), &overrides(&args.device), cpu)?
+        }
+    };
+    let plan = Plan::new(&args.service, &args.op, &args.size, pair.mtu().bytes(), args.duration);
+    for what in &plan.left_out {
+        eprintln!("left out: {what}");
+    }
+    if plan.cases.is_empty() {
+        return Err("nothing to measure: choose other operations, services or sizes".into());
+    }
+    let rows = rows(&mut pair, &plan, args.json)?;
+    if !args.json && !rows.is_empty() {
+        println!("{}\n", describe(&pair));
+        println!("{}", table::table(&rows));
+    }
+    if let Some(path) = &args.plot
+        && !interrupted()
+    {
+        plot::plot(path, &describe(&pair), &rows)?;
+        if !args.json {
+            println!("\nDrawn to {}", path.display());
+        }
+    }
+    pair.opened().finish_capture()?;
+    Ok(())
+}
+
+/// The rows of a plan, with a bar on standard error while they are measured.
+fn rows(pair: &mut Pair, plan: &Plan, json: bool) -> Result<Vec<Row>, Failure> {
+    let bar = ProgressBar::with_draw_target(Some(plan.cases.len() as u64), bar_target());
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed}  {msg}");
+    bar.set_style(style.expect("the template is well formed"));
+    let mut rows = Vec::with_capacity(plan.cases.len());
+    for case in &plan.cases {
+        if interrupted() {
+            break;
+        }
+        bar.set_message(format!("{} {} {}", case.service, case.op, case.size));
+        let row = pair.row(case, plan.duration)?;
+        bar.inc(1);
+        if interrupted() {
+            break;
+        }
+        if json {
+            println!("{}", row.to_json());
+        }
+        rows.push(row);
+    }
+    bar.finish_and_clear();
+    Ok(rows)
+}
+
+fn bar_target() -> ProgressDrawTarget {
+    if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() }
+}
+
+/// One line on what was measured with.
+fn describe(pair: &Pair) -> String {
+    let opened = pair.opened();
+    let place = match pair.cpus() {
+        (Some(a), Some(b)) => format!("CPUs {a} and {b}"),
+        (Some(a), None) => format!("CPU {a} and the peer's host"),
+        _ => "unbound".to_owned(),
+    };
+    format!(
+        "{} fabric, progress {}, path MTU {}, {place}",
+        opened.fabric(),
+        opened.progress(),
+        pair.mtu().bytes()
+    )
+}
+
+/// Serves measurements that other hosts start.
+fn listen(args: &PerfArgs, address: SocketAddr) -> Result<(), Failure> {
+    let refuse = |e: std::io::Error| {
+        format!("can't listen on {address}: {e}; give an address of this host, or another port, with --listen ADDR:PORT")
+    };
+    let listener = TcpListener::bind(address).map_err(refuse)?;
+    listener.set_nonblocking(true).map_err(refuse)?;
+    if !args.no_pin
+        && let Some(&cpu) = probe::cpus().last()
+    {
+        probe::pin(cpu)?;
+    }
+    let named = device(&args.device)?.unwrap_or_else(|| run::device_at(address.ip()));
+    let url = DeviceUrl { options: named.options.overridden_by(overrides(&args.device)), ..named };
+    let own = listener.local_addr().map_err(refuse)?;
+    eprintln!("waiting on {own}; start `hca perf --connect {own}` on the other host, end with Ctrl-C");
+    while !interrupted() {
+        match listener.accept() {
+            Ok((stream, from)) => {
+                stream.set_nonblocking(false)?;
+                eprintln!("measuring with {from}");
+                let served = peer::serve_stream(stream, &url);
+                match served {
+                    Err(e) if args.once => return Err(e),
+                    Err(e) => eprintln!("hca: {e}"),
+                    Ok(()) => {}
+                }
+                if args.once {
+                    return Ok(());
+                }
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(e) => return Err(refuse(e).into()),
+        }
+    }
+    Ok(())
+}

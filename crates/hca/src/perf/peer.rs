@@ -1,0 +1,154 @@
+//! The side that answers: it does what the measuring side asks for over the control channel.
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use hca_core::Mtu;
+
+use super::control::{Channel, ControlError, Endpoint, FromPeer, PROTOCOL, Phase, ToPeer};
+use super::plan::{Case, Op, Service};
+use super::side::Side;
+use crate::cli::Failure;
+use crate::open::{Opened, open_exactly};
+use crate::probe;
+use crate::url::DeviceUrl;
+use softhca::Progress;
+
+/// Datagrams that are under way when the stop comes arrive within this time.
+const LINGER: Duration = Duration::from_millis(2);
+
+/// Serves the process that started this one, over standard input and output.
+///
+/// # Errors
+/// The channel broke, or the device can't go on.
+pub fn serve_standard_streams() -> Result<(), Failure> {
+    serve(Channel::new(std::io::stdin(), std::io::stdout()), None)
+}
+
+/// Serves a measuring process on another host.
+pub(super) fn serve_stream(stream: TcpStream, device: &DeviceUrl) -> Result<(), Failure> {
+    stream.set_nodelay(true)?;
+    serve(Channel::new(stream.try_clone()?, stream), Some(device))
+}
+
+/// Serves one conversation. A failure is told to the other side as well.
+fn serve(mut channel: Channel<ToPeer>, device: Option<&DeviceUrl>) -> Result<(), Failure> {
+    let served = converse(&mut channel, device);
+    if let Err(e) = &served
+        && !matches!(e.downcast_ref(), Some(ControlError::Closed))
+    {
+        // Where the channel itself broke, nobody is left to be told.
+        let _ = channel.send(&FromPeer::Failed { why: e.to_string() });
+    }
+    served
+}
+
+fn converse(channel: &mut Channel<ToPeer>, device: Option<&DeviceUrl>) -> Result<(), Failure> {
+    let opened = match channel.recv(None)? {
+        ToPeer::Hello { protocol: PROTOCOL, device: asked, cpu } => {
+            if let Some(cpu) = cpu {
+                probe::pin(cpu)?;
+            }
+            let opened = match (device, asked) {
+                (Some(url), _) => open_exactly(url)?,
+                (None, Some(text)) => open_exactly(&text.parse()?)?,
+                (None, None) => open_exactly(&"auto://".parse()?)?,
+            };
+            let (device, mtu) = (opened.url().to_string(), opened.mtu().bytes());
+            channel.send(&FromPeer::Hello { protocol: PROTOCOL, device, mtu, cpu })?;
+            opened
+        }
+        ToPeer::Hello { protocol, .. } => return Err(ControlError::Version { theirs: protocol }.into()),
+        other => return Err(ControlError::OutOfTurn(format!("{other:?}")).into()),
+    };
+    loop {
+        match channel.recv(None)? {
+            ToPeer::Prepare { case, phase, mtu, endpoint } => {
+                measurement(channel, &opened, &case, phase, mtu, &endpoint)?;
+            }
+            ToPeer::Bye => return Ok(()),
+            other => return Err(ControlError::OutOfTurn(format!("{other:?}")).into()),
+        }
+    }
+}
+
+fn measurement(
+    channel: &mut Channel<ToPeer>,
+    opened: &Opened,
+    case: &Case,
+    phase: Phase,
+    mtu: u32,
+    theirs: &Endpoint,
+) -> Result<(), Failure> {
+    let mtu = Mtu::from_bytes(mtu).ok_or_else(|| ControlError::OutOfTurn(format!("a path MTU of {mtu}")))?;
+    let mut side = Side::new(opened, case, phase, mtu, 0)?;
+    side.connect(theirs)?;
+    channel.send(&FromPeer::Ready { endpoint: side.endpoint() })?;
+    let (received, errors) = match (case.op, phase) {
+        (Op::Send, Phase::Latency) => echo(channel, &mut side)?,
+        (Op::Send, Phase::Stream) => take(channel, &mut side, case.service)?,
+        (Op::Write, Phase::Latency) => write_back(channel, &mut side)?,
+        // Its WRITEs carry immediate data, so that arrivals can be counted.
+        (Op::Write, Phase::Stream) if case.service == Service::Uc => take(channel, &mut side, case.service)?,
+        (Op::Write | Op::Read | Op::Atomic, _) => stand_by(channel, opened),
+    };
+    match channel.recv(None)? {
+        ToPeer::Stop => Ok(channel.send(&FromPeer::Done { received, errors })?),
+        other => Err(ControlError::OutOfTurn(format!("{other:?}")).into()),
+    }
+}
+
+/// Sends every message back.
+fn echo(channel: &Channel<ToPeer>, side: &mut Side) -> Result<(u64, u64), Failure> {
+    let (mut received, mut owed) = (0, 0);
+    while !channel.arrived() {
+        owed += side.poll()?.received;
+        while owed > 0 && side.post(received + 1)? {
+            owed -= 1;
+            received += 1;
+        }
+    }
+    Ok((received, 0))
+}
+
+/// Takes a stream of messages.
+fn take(channel: &Channel<ToPeer>, side: &mut Side, service: Service) -> Result<(u64, u64), Failure> {
+    let (mut received, mut idle_since) = (0, None::<Instant>);
+    loop {
+        let n = side.poll()?.received;
+        received += n;
+        if n > 0 {
+            idle_since = None;
+        } else if channel.arrived() {
+            let since = *idle_since.get_or_insert_with(Instant::now);
+            if service == Service::Rc || since.elapsed() > LINGER {
+                return Ok((received, 0));
+            }
+        }
+    }
+}
+
+/// Answers every WRITE with one of the same stamp.
+fn write_back(channel: &Channel<ToPeer>, side: &mut Side) -> Result<(u64, u64), Failure> {
+    let mut last = 0;
+    while !channel.arrived() {
+        let Some(stamp) = side.flag_above(last)? else { continue };
+        while !side.post(stamp)? {
+            side.poll()?;
+            if channel.arrived() {
+                break;
+            }
+        }
+        last = stamp;
+    }
+    Ok((last, 0))
+}
+
+/// Lets the adapter work while nobody needs this program.
+fn stand_by(channel: &Channel<ToPeer>, opened: &Opened) -> (u64, u64) {
+    // An adapter's own thread would share the CPU with a loop here.
+    while opened.progress() != Progress::Thread && !channel.arrived() {
+        opened.device().turn();
+    }
+    (0, 0)
+}

@@ -1,0 +1,206 @@
+//! What is measured: operations, services, sizes, and the rows that they make.
+
+use core::fmt;
+use core::str::FromStr;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// The longest message that is measured: 1 GiB.
+const MAX_SIZE: u64 = 1 << 30;
+
+/// An operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Op {
+    /// SEND into receive requests.
+    Send,
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ.
+    Read,
+    /// Fetch-and-add on one 64-bit word.
+    Atomic,
+}
+impl fmt::Display for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Send => "send",
+            Self::Write => "write",
+            Self::Read => "read",
+            Self::Atomic => "atomic",
+        })
+    }
+}
+
+/// A transport service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection.
+    Uc,
+    /// Unreliable datagram.
+    Ud,
+}
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rc => "rc",
+            Self::Uc => "uc",
+            Self::Ud => "ud",
+        })
+    }
+}
+impl Service {
+    /// Whether the service offers an operation.
+    pub fn offers(self, op: Op) -> bool {
+        match self {
+            Self::Rc => true,
+            Self::Uc => matches!(op, Op::Send | Op::Write),
+            Self::Ud => op == Op::Send,
+        }
+    }
+}
+
+/// A message size, as `8`, `64K` or `4M` (1024 and 1024 x 1024).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Size(pub u64);
+
+impl FromStr for Size {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let upper = s.to_ascii_uppercase();
+        let (digits, unit) = match upper.strip_suffix("IB").or(upper.strip_suffix('B')).unwrap_or(&upper) {
+            x if x.ends_with('K') => (&x[..x.len() - 1], 1 << 10),
+            x if x.ends_with('M') => (&x[..x.len() - 1], 1 << 20),
+            x if x.ends_with('G') => (&x[..x.len() - 1], 1 << 30),
+            x => (x, 1),
+        };
+        let bytes = digits.trim().parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
+        bytes
+            .filter(|n| (1..=MAX_SIZE).contains(n))
+            .map(Self)
+            .ok_or_else(|| format!("`{s}` is no size from 1 to 1G: write bytes, or 64K, or 4M"))
+    }
+}
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (n, unit) = match self.0 {
+            n if n >= 1 << 30 && n % (1 << 30) == 0 => (n >> 30, " GiB"),
+            n if n >= 1 << 20 && n % (1 << 20) == 0 => (n >> 20, " MiB"),
+            n if n >= 1 << 10 && n % (1 << 10) == 0 => (n >> 10, " KiB"),
+            n => (n, " B"),
+        };
+        f.pad(&format!("{n}{unit}"))
+    }
+}
+
+/// Sizes that are measured unless others are asked for.
+pub const DEFAULT_SIZES: [Size; 10] = [
+    Size(8),
+    Size(64),
+    Size(256),
+    Size(1 << 10),
+    Size(4 << 10),
+    Size(16 << 10),
+    Size(64 << 10),
+    Size(256 << 10),
+    Size(1 << 20),
+    Size(4 << 20),
+];
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Case {
+    /// Service.
+    pub service: Service,
+    /// Operation.
+    pub op: Op,
+    /// Bytes a message.
+    pub size: Size,
+}
+
+/// All that a run measures.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The rows.
+    pub cases: Vec<Case>,
+    /// Time for each row.
+    pub duration: Duration,
+    /// What was asked for and has no row, and why.
+    pub left_out: Vec<String>,
+}
+
+impl Plan {
+    /// Every combination that exists of `services`, `ops` and `sizes`. `mtu` bounds datagrams.
+    pub fn new(services: &[Service], ops: &[Op], sizes: &[Size], mtu: u32, duration: Duration) -> Self {
+        let (mut cases, mut left_out) = (Vec::new(), Vec::new());
+        for &service in services {
+            for &op in ops {
+                if !service.offers(op) {
+                    left_out.push(format!("{service} has no {op}"));
+                    continue;
+                }
+                let own = if op == Op::Atomic { &[Size(8)][..] } else { sizes };
+                for &size in own {
+                    if service == Service::Ud && size.0 > u64::from(mtu) {
+                        left_out.push(format!("{size} does not fit one datagram (path MTU {mtu})"));
+                    } else {
+                        cases.push(Case { service, op, size });
+                    }
+                }
+            }
+        }
+        Self { cases, duration, left_out }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_printed() {
+        for (text, bytes, shown) in
+            [("8", 8, "8 B"), ("64K", 65_536, "64 KiB"), ("4MiB", 4 << 20, "4 MiB"), ("1500b", 1500, "1500 B")]
+        {
+            let size: Size = text.parse().unwrap();
+            assert_eq!((size.0, size.to_string().as_str()), (bytes, shown));
+        }
+        for text in ["", "0", "x", "2G", "-1", "18446744073709551615K"] {
+            assert!(text.parse::<Size>().unwrap_err().contains("64K"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_plan_leaves_out_what_a_service_does_not_offer_and_says_so() {
+        let ops = [Op::Send, Op::Write, Op::Read, Op::Atomic];
+        let sizes = [Size(8), Size(8192)];
+        let plan = Plan::new(&[Service::Ud, Service::Rc], &ops, &sizes, 4096, Duration::from_secs(1));
+        let rows: Vec<_> = plan.cases.iter().map(|c| (c.service, c.op, c.size.0)).collect();
+        use {Op::*, Service::*};
+        assert_eq!(rows, [
+            (Ud, Send, 8),
+            (Rc, Send, 8),
+            (Rc, Send, 8192),
+            (Rc, Write, 8),
+            (Rc, Write, 8192),
+            (Rc, Read, 8),
+            (Rc, Read, 8192),
+            (Rc, Atomic, 8)
+        ]);
+        assert_eq!(plan.left_out.len(), 4);
+    }
+
+    #[test]
+    fn the_default_plan_takes_less_than_a_minute() {
+        let ops = [Op::Send, Op::Write, Op::Read, Op::Atomic];
+        let plan = Plan::new(&[Service::Rc], &ops, &DEFAULT_SIZES, 4096, crate::perf::DEFAULT_DURATION);
+        let overhead = Duration::from_millis(300);
+        assert!((plan.duration + overhead) * (plan.cases.len() as u32) < Duration::from_secs(55));
+    }
+}

@@ -1,0 +1,461 @@
+//! The measuring side.
+
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use hca_core::Mtu;
+use hdrhistogram::Histogram;
+use thiserror::Error;
+
+use super::control::{Channel, ControlError, Endpoint, FromPeer, PROTOCOL, Phase, ToPeer};
+use super::json::Row;
+use super::plan::{Case, Op, Service};
+use super::side::Side;
+use crate::cli::{Failure, interrupted};
+use crate::open::{DEVICE_VARIABLE, Opened, open_exactly};
+use crate::probe::{self, Placement};
+use crate::url::{DeviceUrl, Options, Target};
+
+/// How long the peer may take for an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// A message of an unreliable service that takes longer is lost.
+const LOST_AFTER: Duration = Duration::from_millis(20);
+/// How long a stream may take to drain.
+const DRAIN_LIMIT: Duration = Duration::from_secs(20);
+/// Messages before a latency counts.
+const WARM_UP: u64 = 16;
+/// The longest latency that is told apart: 1000 s.
+const MAX_LATENCY_NS: u64 = 1_000_000_000_000;
+
+/// What is measured with.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// The device of this process.
+    pub device: DeviceUrl,
+    /// The device of the peer process; `None` takes the same fabric on an address of its own.
+    pub peer_device: Option<DeviceUrl>,
+    /// CPUs of this process and of the peer.
+    pub cpus: Option<(usize, usize)>,
+    /// Connected queue pairs that do nothing, beside the one that is measured.
+    pub idle_qps: u32,
+}
+
+impl Setup {
+    /// This device, both processes bound to the first two CPUs where there are two.
+    pub fn new(device: DeviceUrl) -> Self {
+        let cpus = match probe::cpus()[..] {
+            [a, b, ..] => Some((a, b)),
+            _ => None,
+        };
+        Self { device, peer_device: None, cpus, idle_qps: 0 }
+    }
+}
+
+/// When a measurement ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// After this time.
+    Time(Duration),
+    /// After this many messages.
+    Count(u64),
+}
+
+/// What one measurement gave.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// Latencies in ns; empty for a stream.
+    pub latencies: Histogram<u64>,
+    /// Messages that arrived or completed.
+    pub messages: u64,
+    /// Messages that were lost, and completions with an error.
+    pub errors: u64,
+    /// Time from the first post to the last completion.
+    pub elapsed: Duration,
+}
+
+impl Measured {
+    fn new() -> Self {
+        let latencies = Histogram::new_with_bounds(1, MAX_LATENCY_NS, 3).expect("the bounds are legal");
+        Self { latencies, messages: 0, errors: 0, elapsed: Duration::ZERO }
+    }
+    /// Messages a second.
+    pub fn rate(&self) -> f64 {
+        let seconds = self.elapsed.as_secs_f64();
+        if seconds > 0.0 { self.messages as f64 / seconds } else { 0.0 }
+    }
+}
+
+/// Why two processes could not be set up for measuring.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum PairError {
+    /// The peer needs a device of its own.
+    #[error("{device} can't serve both processes, since the port of one address belongs to one device: give the other one with --peer-device, as in --peer-device udp://ADDRESS")]
+    OneAddress {
+        /// This process's device.
+        device: DeviceUrl,
+    },
+    /// No other process can reach it.
+    #[error("{device} ends at this process: measure with --device udp:// or --device uring://")]
+    InProcess {
+        /// This process's device.
+        device: DeviceUrl,
+    },
+    /// The process can't be started.
+    #[error("the peer process can't be started: {0}; check the limits on processes (ulimit -u)")]
+    Spawn(std::io::Error),
+    /// Nobody listens.
+    #[error("no peer at {address}: {source}; start `hca perf --listen {ip}` there first", ip = address.ip())]
+    Connect {
+        /// The address.
+        address: SocketAddr,
+        /// The reason.
+        source: std::io::Error,
+    },
+    /// A CPU can't be used.
+    #[error("CPU {cpu} can't be used: {source}; leave the binding away with --no-pin")]
+    Pin {
+        /// The CPU.
+        cpu: usize,
+        /// The reason.
+        source: std::io::Error,
+    },
+}
+
+/// Two processes with a device each, this one and a peer that it started or reached.
+pub struct Pair {
+    opened: Opened,
+    channel: Channel<FromPeer>,
+    mtu: Mtu,
+    cpus: (Option<usize>, Option<usize>),
+    /// Both are on this machine, so that their CPUs can be probed.
+    child: Option<Child>,
+    _idle: Vec<Side>,
+}
+
+impl Pair {
+    /// Starts a peer process: this program again, which must call
+    /// [`peer_if_asked`](super::peer_if_asked) first of all.
+    ///
+    /// # Errors
+    /// A device can't be opened, or the process not be started.
+    pub fn start(setup: &Setup) -> Result<Self, Failure> {
+        let peer_device = match &setup.peer_device {
+            Some(url) => url.clone(),
+            None => peer_of(&setup.device)?,
+        };
+        if let Some((cpu, _)) = setup.cpus {
+            probe::pin(cpu).map_err(|source| PairError::Pin { cpu, source })?;
+        }
+        let opened = open_exactly(&setup.device)?;
+        let mut command = Command::new(std::env::current_exe().map_err(PairError::Spawn)?);
+        command.arg(super::PEER_COMMAND).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.env_remove(DEVICE_VARIABLE);
+        let mut child = command.spawn().map_err(PairError::Spawn)?;
+        let input = child.stdout.take().expect("the peer's output is a pipe");
+        let out = child.stdin.take().expect("the peer's input is a pipe");
+        let channel = Channel::new(input, out);
+        let peer_cpu = setup.cpus.map(|c| c.1);
+        let mut pair = Self::greet(opened, channel, Some(peer_device.to_string()), peer_cpu, Some(child))?;
+        pair.cpus.0 = setup.cpus.map(|c| c.0);
+        pair._idle = (0..setup.idle_qps).map(|_| pair.idle_qp()).collect::<Result<_, _>>()?;
+        Ok(pair)
+    }
+
+    /// Measures against a process on another host that listens there.
+    ///
+    /// # Errors
+    /// Nobody listens, it speaks another version, or the device can't be opened.
+    pub fn connect(
+        address: SocketAddr,
+        device: Option<&DeviceUrl>,
+        options: &Options,
+        cpu: Option<usize>,
+    ) -> Result<Self, Failure> {
+        let refuse = |source| PairError::Connect { address, source };
+        let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(refuse)?;
+        stream.set_nodelay(true).map_err(refuse)?;
+        let own = stream.local_addr().map_err(refuse)?.ip();
+        let named = device.cloned().unwrap_or_else(|| device_at(own));
+        let options = named.options.overridden_by(options.clone());
+        let opened = open_exactly(&DeviceUrl { options, ..named })?;
+        if let Some(cpu) = cpu {
+            probe::pin(cpu).map_err(|source| PairError::Pin { cpu, source })?;
+        }
+        let channel = Channel::new(stream.try_clone().map_err(refuse)?, stream);
+        let mut pair = Self::greet(opened, channel, None, None, None)?;
+        pair.cpus.0 = cpu;
+        Ok(pair)
+    }
+
+    fn greet(
+        opened: Opened,
+        mut channel: Channel<FromPeer>,
+        device: Option<String>,
+        cpu: Option<usize>,
+        child: Option<Child>,
+    ) -> Result<Self, Failure> {
+        channel.send(&ToPeer::Hello { protocol: PROTOCOL, device, cpu })?;
+        let (theirs, peer_cpu) = match channel.recv(Some(PATIENCE))? {
+            FromPeer::Hello { protocol: PROTOCOL, mtu, cpu, .. } => (mtu, cpu),
+            FromPeer::Hello { protocol, .. } => return Err(ControlError::Version { theirs: protocol }.into()),
+            other => return Err(unexpected(other).into()),
+        };
+        let own = opened.mtu();
+        let mtu = Mtu::from_bytes(theirs).map_or(own, |theirs| theirs.min(own));
+        Ok(Self { opened, channel, mtu, cpus: (None, peer_cpu), child, _idle: Vec::new() })
+    }
+
+    /// The device of this process.
+    pub fn opened(&self) -> &Opened {
+        &self.opened
+    }
+    /// The path MTU that both devices carry.
+    pub fn mtu(&self) -> Mtu {
+        self.mtu
+    }
+    /// The CPUs of this process and of the peer, where they are bound.
+    pub fn cpus(&self) -> (Option<usize>, Option<usize>) {
+        self.cpus
+    }
+
+    /// How the CPUs of both processes stand now. The peer must be idle.
+    pub fn placement(&self) -> Placement {
+        match (self.child.is_some(), self.cpus) {
+            (true, (Some(a), Some(b))) => probe::placement(a, b),
+            _ => Placement::Unknown,
+        }
+    }
+
+    /// A queue pair that is connected to nobody in particular and never used.
+    fn idle_qp(&self) -> Result<Side, Failure> {
+        let case = Case { service: Service::Rc, op: Op::Write, size: super::plan::Size(8) };
+        let mut side = Side::new(&self.opened, &case, Phase::Latency, self.mtu, 1)?;
+        let nobody = Endpoint { qpn: hca_core::Qpn::new(0xff_fffe), ..side.endpoint() };
+        side.connect(&nobody)?;
+        Ok(side)
+    }
+
+    /// Does one measurement.
+    ///
+    /// # Errors
+    /// The peer or a device can't go on.
+    pub fn run(&mut self, case: &Case, phase: Phase, limit: Limit) -> Result<Measured, Failure> {
+        let mut side = Side::new(&self.opened, case, phase, self.mtu, 0)?;
+        let endpoint = side.endpoint();
+        self.channel.send(&ToPeer::Prepare { case: *case, phase, mtu: self.mtu.bytes(), endpoint })?;
+        match self.channel.recv(Some(PATIENCE))? {
+            FromPeer::Ready { endpoint } => side.connect(&endpoint)?,
+            other => return Err(unexpected(other).into()),
+        }
+        let mut run = Run { side: &mut side, channel: &self.channel, case, limit, out: Measured::new() };
+        match phase {
+            Phase::Latency => run.latency()?,
+            Phase::Stream => run.stream()?,
+        }
+        let mut measured = run.out;
+        self.channel.send(&ToPeer::Stop)?;
+        match self.channel.recv(Some(DRAIN_LIMIT + PATIENCE))? {
+            FromPeer::Done { received, errors } => {
+                measured.errors += errors;
+                if phase == Phase::Stream && case.service != Service::Rc {
+                    measured.errors += measured.messages.saturating_sub(received);
+                    measured.messages = received.min(measured.messages);
+                }
+            }
+            other => return Err(unexpected(other).into()),
+        }
+        Ok(measured)
+    }
+
+    /// Measures one row: the latency in one half of `time`, a stream in the other.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub fn row(&mut self, case: &Case, time: Duration) -> Result<Row, Failure> {
+        let limit = Limit::Time(time / 2);
+        let before = self.placement();
+        let latency = self.run(case, Phase::Latency, limit)?;
+        let stream = if interrupted() { Measured::new() } else { self.run(case, Phase::Stream, limit)? };
+        let placement = before.and(self.placement());
+        let h = &latency.latencies;
+        let rate = stream.rate();
+        Ok(Row {
+            fabric: self.opened.fabric().to_owned(),
+            service: case.service,
+            op: case.op,
+            layer: "verbs".to_owned(),
+            size: case.size.0,
+            p50_ns: h.value_at_quantile(0.5),
+            p99_ns: h.value_at_quantile(0.99),
+            p999_ns: h.value_at_quantile(0.999),
+            mean_ns: h.mean() as u64,
+            max_ns: h.max(),
+            gb_per_s: rate * case.size.0 as f64 / 1e9,
+            msgs_per_s: rate,
+            count: h.len(),
+            errors: latency.errors + stream.errors,
+            progress: self.opened.progress().to_string(),
+            placement,
+            cpu: self.cpus.0,
+            peer_cpu: self.cpus.1,
+        })
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        let told = self.channel.send(&ToPeer::Bye).is_ok();
+        let Some(child) = &mut self.child else { return };
+        let begin = Instant::now();
+        while told && begin.elapsed() < Duration::from_secs(2) {
+            match child.try_wait() {
+                Ok(None) => std::thread::sleep(Duration::from_millis(1)),
+                _ => return,
+            }
+        }
+        // It does not listen any more; nothing of it is worth keeping.
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+fn unexpected(message: FromPeer) -> ControlError {
+    match message {
+        FromPeer::Failed { why } => ControlError::Peer(why),
+        other => ControlError::OutOfTurn(format!("{other:?}")),
+    }
+}
+
+/// The device for a peer process on this machine.
+fn peer_of(device: &DeviceUrl) -> Result<DeviceUrl, PairError> {
+    let chosen = |ip: &Option<IpAddr>| ip.is_none_or(|ip| ip.is_ipv4() && ip.is_loopback());
+    let target = match &device.target {
+        Target::Auto => Target::Auto,
+        Target::Udp(ip) if chosen(ip) => Target::Udp(None),
+        Target::Uring(ip) if chosen(ip) => Target::Uring(None),
+        Target::Udp(_) | Target::Uring(_) => return Err(PairError::OneAddress { device: device.clone() }),
+        Target::Loopback(_) => return Err(PairError::InProcess { device: device.clone() }),
+    };
+    // Faults strike both directions at one end, and a capture sees both, so the peer has neither.
+    let options = Options { fault: None, capture: None, ..device.options.clone() };
+    Ok(DeviceUrl { target, options })
+}
+
+/// The device to use towards a host that is reached from `own`.
+pub(super) fn device_at(own: IpAddr) -> DeviceUrl {
+    let target = if own.is_loopback() || own.is_unspecified() { Target::Auto } else { Target::Udp(Some(own)) };
+    DeviceUrl { target, options: Options::default() }
+}
+
+/// One measurement under way.
+struct Run<'a> {
+    side: &'a mut Side,
+    channel: &'a Channel<FromPeer>,
+    case: &'a Case,
+    limit: Limit,
+    out: Measured,
+}
+
+impl Run<'_> {
+    fn reliable(&self) -> bool {
+        self.case.service == Service::Rc
+    }
+
+    /// Whether the user or the peer ends it.
+    #[inline]
+    fn cut_short(&self) -> bool {
+        interrupted() || self.channel.arrived()
+    }
+
+    fn over(&self, begin: Instant, now: Instant, done: u64) -> bool {
+        let reached = match self.limit {
+            Limit::Time(t) => now - begin >= t,
+            Limit::Count(n) => done >= n,
+        };
+        reached || self.cut_short()
+    }
+
+    /// One message at a time.
+    fn latency(&mut self) -> Result<(), Failure> {
+        let halves = if matches!(self.case.op, Op::Send | Op::Write) { 2 } else { 1 };
+        let begin = Instant::now();
+        let (mut t0, mut turns) = (begin, 0_u64);
+        let mut counted_from = begin;
+        loop {
+            let answered = self.once(turns + 1, t0)?;
+            let t1 = Instant::now();
+            turns += 1;
+            match answered {
+                true if turns <= WARM_UP => counted_from = t1,
+                true => {
+                    self.out.latencies.saturating_record((t1 - t0).as_nanos() as u64 / halves);
+                    self.out.messages += 1;
+                }
+                false => self.out.errors += u64::from(!self.cut_short()),
+            }
+            if self.over(begin, t1, self.out.messages) {
+                break;
+            }
+            t0 = t1;
+        }
+        self.out.elapsed = counted_from.elapsed();
+        Ok(())
+    }
+
+    /// Sends one message and waits for what ends it; `false`: it was lost, or all is over.
+    fn once(&mut self, stamp: u64, posted: Instant) -> Result<bool, Failure> {
+        while !self.side.post(stamp)? {
+            self.side.poll()?;
+            if self.cut_short() {
+                return Ok(false);
+            }
+        }
+        let lossy = !self.reliable();
+        let mut spins = 0_u32;
+        loop {
+            let here = match self.case.op {
+                Op::Send => self.side.poll()?.received > 0,
+                Op::Write => self.side.flag_is(stamp)?,
+                Op::Read | Op::Atomic => self.side.poll()?.completed > 0,
+            };
+            if here {
+                return Ok(true);
+            }
+            spins = spins.wrapping_add(1);
+            if self.cut_short() || lossy && spins % 64 == 0 && posted.elapsed() > LOST_AFTER {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// As many as the queue takes.
+    fn stream(&mut self) -> Result<(), Failure> {
+        let begin = Instant::now();
+        let mut posted = 0_u64;
+        let mut looks = 0_u32;
+        loop {
+            let budget = match self.limit {
+                Limit::Count(n) => n - posted,
+                Limit::Time(_) => u64::MAX,
+            };
+            posted += self.side.post_many(budget)?;
+            let polled = self.side.poll()?;
+            self.out.messages += polled.completed;
+            looks = looks.wrapping_add(1);
+            let look = looks % 16 == 0 || polled.completed == 0;
+            if look && self.over(begin, Instant::now(), posted) {
+                break;
+            }
+        }
+        self.side.finish()?;
+        let drain = Instant::now();
+        while self.out.messages < posted && drain.elapsed() < DRAIN_LIMIT && !self.cut_short() {
+            self.out.messages += self.side.poll()?.completed;
+        }
+        self.out.elapsed = begin.elapsed();
+        self.out.errors += posted - self.out.messages;
+        Ok(())
+    }
+}

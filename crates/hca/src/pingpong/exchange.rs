@@ -1,0 +1,167 @@
+//! The text by which the programs `ibv_rc_pingpong`, `ibv_uc_pingpong` and `ibv_ud_pingpong` learn of
+//! each other: `LID:QPN:PSN:GID` in hexadecimal over TCP, each with a zero byte behind it.
+//!
+//! The client sends its own, reads the server's, and sends `done`. The server connects its queue pair
+//! before it answers, so that the client's first message finds it ready.
+
+use std::io::{Read, Write};
+
+use hca_core::{Gid, Lid, Psn, Qpn};
+use thiserror::Error;
+
+/// Bytes of the text, its zero byte included.
+const DEST_BYTES: usize = "0000:000000:000000:00000000000000000000000000000000\0".len();
+/// What the client closes the exchange with.
+const DONE: &[u8] = b"done\0";
+
+/// One end, as the other one needs to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Dest {
+    /// LID; 0 on RoCE.
+    pub(crate) lid: Lid,
+    /// Queue pair.
+    pub(crate) qpn: Qpn,
+    /// First PSN that this end sends.
+    pub(crate) psn: Psn,
+    /// Port.
+    pub(crate) gid: Gid,
+}
+
+/// Why the two ends did not learn of each other.
+#[derive(Debug, Error)]
+pub(crate) enum ExchangeError {
+    /// The connection broke.
+    #[error("the exchange broke off while {doing}: {source}; see what the other end printed, and start both again")]
+    Io { doing: &'static str, source: std::io::Error },
+    /// Something else answered.
+    #[error("the other end sent {text:?} instead of LID:QPN:PSN:GID: check that an ibv_*_pingpong or `hca pingpong` of the same service listens on that port")]
+    Garbled { text: String },
+    /// The peer gave no GID.
+    #[error("the other end sent no GID, which RoCE needs: start it with -g and the index of its RoCEv2 GID (show_gids, or ibv_devinfo -v, lists them)")]
+    NoGid,
+    /// This end could not connect its queue pair.
+    #[error(transparent)]
+    Connect(crate::cli::Failure),
+}
+
+impl Dest {
+    fn to_text(self) -> String {
+        let gid: String = self.gid.0.iter().map(|b| format!("{b:02x}")).collect();
+        format!("{:04x}:{:06x}:{:06x}:{gid}\0", self.lid.raw(), self.qpn.raw(), self.psn.raw())
+    }
+
+    fn from_text(text: &[u8]) -> Result<Self, ExchangeError> {
+        let garbled = || ExchangeError::Garbled { text: String::from_utf8_lossy(text).into_owned() };
+        let clean = std::str::from_utf8(text).map_err(|_| garbled())?.trim_end_matches('\0');
+        let mut parts = clean.split(':');
+        let mut number = |digits: usize| {
+            let part = parts.next().filter(|p| p.len() <= digits).ok_or_else(garbled)?;
+            u128::from_str_radix(part, 16).map_err(|_| garbled())
+        };
+        let (lid, qpn, psn, gid) = (number(4)?, number(6)?, number(6)?, number(32)?);
+        if parts.next().is_some() {
+            return Err(garbled());
+        }
+        if gid == 0 {
+            return Err(ExchangeError::NoGid);
+        }
+        Ok(Self {
+            lid: Lid::new(lid as u16),
+            qpn: Qpn::new(qpn as u32),
+            psn: Psn::new(psn as u32),
+            gid: Gid(gid.to_be_bytes()),
+        })
+    }
+}
+
+fn read_dest(stream: &mut impl Read) -> Result<Dest, ExchangeError> {
+    let mut text = [0; DEST_BYTES];
+    let doing = "reading the other end's address";
+    stream.read_exact(&mut text).map_err(|source| ExchangeError::Io { doing, source })?;
+    Dest::from_text(&text)
+}
+
+fn write(stream: &mut impl Write, bytes: &[u8], doing: &'static str) -> Result<(), ExchangeError> {
+    stream.write_all(bytes).map_err(|source| ExchangeError::Io { doing, source })
+}
+
+/// The side that connected: sends its own, reads the other's, says done.
+pub(crate) fn client(stream: &mut (impl Read + Write), own: Dest) -> Result<Dest, ExchangeError> {
+    write(stream, own.to_text().as_bytes(), "sending this end's address")?;
+    let theirs = read_dest(stream)?;
+    write(stream, DONE, "closing the exchange")?;
+    Ok(theirs)
+}
+
+/// The side that waited: reads the other's, has `connect` make its queue pair ready, answers, and waits
+/// for the end.
+pub(crate) fn server(
+    stream: &mut (impl Read + Write),
+    own: Dest,
+    connect: impl FnOnce(&Dest) -> Result<(), crate::cli::Failure>,
+) -> Result<Dest, ExchangeError> {
+    let theirs = read_dest(stream)?;
+    connect(&theirs).map_err(ExchangeError::Connect)?;
+    write(stream, own.to_text().as_bytes(), "sending this end's address")?;
+    let mut done = [0; DONE.len()];
+    let doing = "waiting for the other end's `done`";
+    stream.read_exact(&mut done).map_err(|source| ExchangeError::Io { doing, source })?;
+    Ok(theirs)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    fn dest(n: u8) -> Dest {
+        Dest {
+            lid: Lid::new(0),
+            qpn: Qpn::new(0x11 + u32::from(n)),
+            psn: Psn::new(0xabc_def),
+            gid: Gid::from_ip([127, 0, 0, n].into()),
+        }
+    }
+
+    #[test]
+    fn the_text_is_that_of_rdma_core() {
+        let text = dest(2).to_text();
+        assert_eq!(text, "0000:000013:abcdef:00000000000000000000ffff7f000002\0");
+        assert_eq!(text.len(), DEST_BYTES);
+        assert_eq!(Dest::from_text(text.as_bytes()).unwrap(), dest(2));
+    }
+
+    #[test]
+    fn both_sides_learn_of_each_other_and_the_server_connects_before_it_answers() {
+        let (mut a, mut b) = UnixStream::pair().unwrap();
+        let far = std::thread::spawn(move || {
+            // Nothing may have been answered while the server connects.
+            let connect = |d: &Dest| {
+                assert_eq!(*d, dest(1));
+                Ok(())
+            };
+            server(&mut b, dest(2), connect).unwrap()
+        });
+        assert_eq!(client(&mut a, dest(1)).unwrap(), dest(2));
+        assert_eq!(far.join().unwrap(), dest(1));
+    }
+
+    #[test]
+    fn a_server_that_can_not_connect_does_not_answer() {
+        let (mut a, mut b) = UnixStream::pair().unwrap();
+        let far = std::thread::spawn(move || server(&mut b, dest(2), |_| Err("no path".into())));
+        assert!(client(&mut a, dest(1)).unwrap_err().to_string().contains("broke off"));
+        assert!(far.join().unwrap().unwrap_err().to_string().contains("no path"));
+    }
+
+    #[test]
+    fn a_peer_without_a_gid_and_a_stranger_are_told_apart() {
+        let none = b"0001:000013:abcdef:00000000000000000000000000000000\0";
+        assert!(Dest::from_text(none).unwrap_err().to_string().contains("-g"));
+        for text in [&b"HTTP/1.1 400 Bad Request"[..], b"0000:000013:abcdef\0", b"\xff\xfe", b""] {
+            let e = Dest::from_text(text).unwrap_err();
+            assert!(matches!(e, ExchangeError::Garbled { .. }), "{text:?}: {e}");
+        }
+    }
+}

@@ -1,0 +1,391 @@
+//! Device names: `auto://`, `udp://ADDRESS`, `uring://ADDRESS`, `loopback://NAME`, with `?option=value`.
+
+use core::fmt;
+use core::net::IpAddr;
+use core::str::FromStr;
+use std::path::PathBuf;
+
+use hca_core::Mtu;
+use softhca::Progress;
+use thiserror::Error;
+
+/// The name of a device, parsed.
+///
+/// ```text
+/// auto://                                     the best fabric of this machine, on a free loopback address
+/// udp://127.0.0.2                             UDP sockets, bound to this address
+/// udp://[fd00::2]?mtu=1024                    IPv6, with a smaller path MTU
+/// udp://                                      the same on a free loopback address
+/// uring://127.0.0.2?progress=inline           io_uring; the calling thread does the adapter's work
+/// loopback://lab?fault=loss=0.01,seed=7       inside this process, losing one packet in a hundred
+/// udp://10.0.0.2?capture=/tmp/run.pcapng      every frame into a file that Wireshark opens
+/// ```
+///
+/// A value may hold any character as `%XX`; it has to for `&`, `%` and space.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceUrl {
+    /// What carries the packets, and where the device stands.
+    pub target: Target,
+    /// How it is set up.
+    pub options: Options,
+}
+
+/// What carries the packets, and where the device stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// The default fabric, on the first loopback address from 127.0.0.2 on that is free.
+    Auto,
+    /// RoCEv2 over UDP sockets; `None` takes a free loopback address.
+    Udp(Option<IpAddr>),
+    /// RoCEv2 over UDP by io_uring; `None` takes a free loopback address.
+    Uring(Option<IpAddr>),
+    /// A network inside this process; devices of one name reach each other.
+    Loopback(String),
+}
+
+/// Set-up of a device; `None` leaves the device's default.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Options {
+    /// `progress=inline|thread|adaptive`.
+    pub progress: Option<Progress>,
+    /// `fault=KEY=VALUE,…`: what the network does to packets; see [`FaultSpec`].
+    pub fault: Option<FaultSpec>,
+    /// `capture=FILE`: every frame, sent and received, as pcapng.
+    pub capture: Option<PathBuf>,
+    /// `mtu=256|512|1024|2048|4096`: the largest path MTU.
+    pub mtu: Option<Mtu>,
+}
+
+/// Faults that a device's network is given, by seed: `loss=0.01,seed=7`.
+///
+/// Probabilities are for each packet, in each direction on its own.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct FaultSpec {
+    /// `loss=P`: packets that vanish.
+    pub loss: f64,
+    /// `duplicate=P`: packets that arrive twice.
+    pub duplicate: f64,
+    /// `reorder=P`: packets that are overtaken.
+    pub reorder: f64,
+    /// `corrupt=P`: packets with a flipped bit.
+    pub corrupt: f64,
+    /// `delay=MICROSECONDS`: how long every packet is held back.
+    pub delay_us: u64,
+    /// `seed=N`: the same seed draws the same faults.
+    pub seed: u64,
+}
+
+/// Why a name is not a device's.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum UrlError {
+    /// No `://`.
+    #[error("`{url}` is not a device name: write SCHEME://, for example auto:// or udp://127.0.0.2")]
+    NoScheme {
+        /// What was given.
+        url: String,
+    },
+    /// The scheme is unknown.
+    #[error("unknown scheme `{scheme}` in `{url}`: use auto://, udp://ADDRESS, uring://ADDRESS or loopback://NAME")]
+    UnknownScheme {
+        /// What was given.
+        url: String,
+        /// Its scheme.
+        scheme: String,
+    },
+    /// The address does not parse.
+    #[error("`{address}` in `{url}` is no IP address: write one of this machine, as in {scheme}://127.0.0.2 or {scheme}://[::1]")]
+    Address {
+        /// What was given.
+        url: String,
+        /// Its scheme.
+        scheme: &'static str,
+        /// Its address.
+        address: String,
+    },
+    /// The scheme takes no address, or needs a name.
+    #[error("`{url}`: {rule}")]
+    Place {
+        /// What was given.
+        url: String,
+        /// The rule, and what to write.
+        rule: &'static str,
+    },
+    /// The option is unknown.
+    #[error("unknown option `{option}`: use progress=, fault=, capture= or mtu=")]
+    UnknownOption {
+        /// Its name.
+        option: String,
+    },
+    /// The option is there twice.
+    #[error("option `{option}` is given twice: leave one out")]
+    Repeated {
+        /// Its name.
+        option: String,
+    },
+    /// The value does not fit.
+    #[error("`{value}` is no value for {option}: {rule}")]
+    Value {
+        /// The option's name.
+        option: &'static str,
+        /// What was given.
+        value: String,
+        /// What it takes.
+        rule: &'static str,
+    },
+}
+
+impl FromStr for DeviceUrl {
+    type Err = UrlError;
+
+    fn from_str(url: &str) -> Result<Self, UrlError> {
+        let no_scheme = || UrlError::NoScheme { url: url.to_owned() };
+        let (scheme, rest) = url.split_once("://").ok_or_else(no_scheme)?;
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let address = |scheme: &'static str| {
+            let bare = place.strip_prefix('[').and_then(|p| p.strip_suffix(']')).unwrap_or(place);
+            let parsed = if bare.is_empty() { Ok(None) } else { bare.parse::<IpAddr>().map(Some) };
+            parsed.map_err(|_| UrlError::Address {
+                url: url.to_owned(),
+                scheme,
+                address: place.to_owned(),
+            })
+        };
+        let rule = |rule| UrlError::Place { url: url.to_owned(), rule };
+        let target = match scheme {
+            "auto" if place.is_empty() => Target::Auto,
+            "auto" => return Err(rule("auto:// takes no address; name one with udp://ADDRESS")),
+            "udp" => Target::Udp(address("udp")?),
+            "uring" => Target::Uring(address("uring")?),
+            "loopback" if place.is_empty() => {
+                return Err(rule("a loopback network needs a name, as in loopback://lab"));
+            }
+            "loopback" => Target::Loopback(decode("NAME", place)?),
+            _ => {
+                return Err(UrlError::UnknownScheme { url: url.to_owned(), scheme: scheme.to_owned() });
+            }
+        };
+        Ok(Self { target, options: Options::parse(query)? })
+    }
+}
+
+impl fmt::Display for DeviceUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bracketed = |ip: &Option<IpAddr>| match ip {
+            None => String::new(),
+            Some(IpAddr::V4(v4)) => v4.to_string(),
+            Some(IpAddr::V6(v6)) => format!("[{v6}]"),
+        };
+        match &self.target {
+            Target::Auto => f.write_str("auto://")?,
+            Target::Udp(ip) => write!(f, "udp://{}", bracketed(ip))?,
+            Target::Uring(ip) => write!(f, "uring://{}", bracketed(ip))?,
+            Target::Loopback(name) => write!(f, "loopback://{}", encode(name))?,
+        }
+        let o = &self.options;
+        let given = [
+            o.progress.map(|p| format!("progress={p}")),
+            o.fault.map(|s| format!("fault={s}")),
+            o.capture.as_ref().map(|c| format!("capture={}", encode(&c.to_string_lossy()))),
+            o.mtu.map(|m| format!("mtu={}", m.bytes())),
+        ];
+        for (i, option) in given.into_iter().flatten().enumerate() {
+            write!(f, "{}{option}", if i == 0 { '?' } else { '&' })?;
+        }
+        Ok(())
+    }
+}
+
+impl Options {
+    /// Parses what stands behind the `?`.
+    fn parse(query: &str) -> Result<Self, UrlError> {
+        let mut options = Self::default();
+        for item in query.split('&').filter(|i| !i.is_empty()) {
+            let (name, raw) = item.split_once('=').unwrap_or((item, ""));
+            let value = decode("an option", raw)?;
+            let repeated = match name {
+                "progress" => options.progress.replace(parse_progress(&value)?).is_some(),
+                "fault" => options.fault.replace(value.parse()?).is_some(),
+                "capture" if value.is_empty() => {
+                    let rule = "give the file to write, as in capture=run.pcapng";
+                    return Err(UrlError::Value { option: "capture", value, rule });
+                }
+                "capture" => options.capture.replace(value.into()).is_some(),
+                "mtu" => options.mtu.replace(parse_mtu(&value)?).is_some(),
+                _ => return Err(UrlError::UnknownOption { option: name.to_owned() }),
+            };
+            if repeated {
+                return Err(UrlError::Repeated { option: name.to_owned() });
+            }
+        }
+        Ok(options)
+    }
+
+    /// These options, with those of `over` in place of the ones that it gives.
+    #[must_use]
+    pub fn overridden_by(self, over: Self) -> Self {
+        Self {
+            progress: over.progress.or(self.progress),
+            fault: over.fault.or(self.fault),
+            capture: over.capture.or(self.capture),
+            mtu: over.mtu.or(self.mtu),
+        }
+    }
+}
+
+impl FromStr for FaultSpec {
+    type Err = UrlError;
+    fn from_str(s: &str) -> Result<Self, UrlError> {
+        let refuse = |rule| UrlError::Value { option: "fault", value: s.to_owned(), rule };
+        let mut spec = Self::default();
+        for item in s.split(',') {
+            let (name, value) =
+                item.split_once('=').ok_or_else(|| refuse("write KEY=VALUE, as in loss=0.01,seed=7"))?;
+            let probability = || {
+                let p = value.parse::<f64>().ok().filter(|p| (0.0..=1.0).contains(p));
+                p.ok_or_else(|| refuse("a probability lies between 0 and 1, as in loss=0.01"))
+            };
+            let number = || value.parse::<u64>().map_err(|_| refuse("seed= and delay= take a whole number"));
+            match name {
+                "loss" => spec.loss = probability()?,
+                "duplicate" => spec.duplicate = probability()?,
+                "reorder" => spec.reorder = probability()?,
+                "corrupt" => spec.corrupt = probability()?,
+                "delay" => spec.delay_us = number()?,
+                "seed" => spec.seed = number()?,
+                _ => return Err(refuse("use loss=, duplicate=, reorder=, corrupt=, delay= (us) and seed=")),
+            }
+        }
+        Ok(spec)
+    }
+}
+impl fmt::Display for FaultSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (name, p) in [
+            ("loss", self.loss),
+            ("duplicate", self.duplicate),
+            ("reorder", self.reorder),
+            ("corrupt", self.corrupt),
+        ] {
+            if p > 0.0 {
+                write!(f, "{name}={p},")?;
+            }
+        }
+        if self.delay_us > 0 {
+            write!(f, "delay={},", self.delay_us)?;
+        }
+        write!(f, "seed={}", self.seed)
+    }
+}
+
+fn parse_progress(value: &str) -> Result<Progress, UrlError> {
+    value.parse().map_err(|_| UrlError::Value {
+        option: "progress",
+        value: value.to_owned(),
+        rule: "use inline, thread or adaptive",
+    })
+}
+
+fn parse_mtu(value: &str) -> Result<Mtu, UrlError> {
+    value.parse().ok().and_then(Mtu::from_bytes).ok_or_else(|| UrlError::Value {
+        option: "mtu",
+        value: value.to_owned(),
+        rule: "a path MTU is 256, 512, 1024, 2048 or 4096",
+    })
+}
+
+/// Takes `%XX` apart.
+fn decode(what: &'static str, s: &str) -> Result<String, UrlError> {
+    let refuse = |rule| UrlError::Value { option: what, value: s.to_owned(), rule };
+    let mut out = Vec::with_capacity(s.len());
+    let mut bytes = s.bytes();
+    while let Some(b) = bytes.next() {
+        if b != b'%' {
+            out.push(b);
+            continue;
+        }
+        let mut digit = || bytes.next().and_then(|d| char::from(d).to_digit(16));
+        match (digit(), digit()) {
+            (Some(hi), Some(lo)) => out.push((hi * 16 + lo) as u8),
+            _ => return Err(refuse("two hexadecimal digits follow a %; write %25 for % itself")),
+        }
+    }
+    String::from_utf8(out).map_err(|_| refuse("the bytes are not UTF-8"))
+}
+
+fn encode(s: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-._~/,=:".contains(&b);
+    s.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(s: &str) -> DeviceUrl {
+        s.parse().unwrap_or_else(|e| panic!("{s}: {e}"))
+    }
+    fn refusal(s: &str) -> String {
+        s.parse::<DeviceUrl>().unwrap_err().to_string()
+    }
+
+    #[test]
+    fn every_scheme_is_read() {
+        assert_eq!(parse("auto://").target, Target::Auto);
+        assert_eq!(parse("udp://127.0.0.2").target, Target::Udp(Some([127, 0, 0, 2].into())));
+        assert_eq!(parse("udp://[::1]").target, Target::Udp("::1".parse().ok()));
+        assert_eq!(parse("udp://::1").target, Target::Udp("::1".parse().ok()));
+        assert_eq!(parse("uring://10.0.0.1").target, Target::Uring(Some([10, 0, 0, 1].into())));
+        assert_eq!(parse("udp://").target, Target::Udp(None));
+        assert_eq!(parse("loopback://a%20b").target, Target::Loopback("a b".into()));
+    }
+
+    #[test]
+    fn options_are_read() {
+        let o = parse("udp://127.0.0.2?progress=inline&fault=loss=0.01,seed=7&mtu=1024&capture=/tmp/a%26b").options;
+        assert_eq!(o.progress, Some(Progress::Inline));
+        assert_eq!(o.fault, Some(FaultSpec { loss: 0.01, seed: 7, ..FaultSpec::default() }));
+        assert_eq!(o.mtu, Some(Mtu::B1024));
+        assert_eq!(o.capture, Some("/tmp/a&b".into()));
+    }
+
+    #[test]
+    fn what_is_printed_parses_to_the_same() {
+        for s in [
+            "auto://",
+            "auto://?progress=thread",
+            "udp://",
+            "udp://[fd00::2]?mtu=256",
+            "uring://127.0.0.9?progress=adaptive&fault=loss=0.25,delay=20,seed=3",
+            "loopback://a%26b%25?capture=x%20y.pcapng",
+        ] {
+            let url = parse(s);
+            assert_eq!(url.to_string(), s);
+            assert_eq!(parse(&url.to_string()), url);
+        }
+    }
+
+    #[test]
+    fn refusals_name_the_value_and_the_remedy() {
+        for (url, parts) in [
+            ("127.0.0.1", ["127.0.0.1", "auto://"]),
+            ("tcp://127.0.0.1", ["`tcp`", "udp://ADDRESS"]),
+            ("udp://localhost", ["localhost", "udp://127.0.0.2"]),
+            ("auto://127.0.0.1", ["takes no address", "udp://ADDRESS"]),
+            ("loopback://", ["needs a name", "loopback://lab"]),
+            ("auto://?speed=9", ["`speed`", "progress="]),
+            ("auto://?mtu=1500", ["1500", "4096"]),
+            ("auto://?mtu=256&mtu=512", ["mtu", "twice"]),
+            ("auto://?progress=fast", ["fast", "adaptive"]),
+            ("auto://?fault=loss=2", ["loss=2", "between 0 and 1"]),
+            ("auto://?fault=lost=0.1", ["lost=0.1", "duplicate="]),
+            ("auto://?capture=", ["capture", "run.pcapng"]),
+            ("auto://?capture=a%2", ["a%2", "%25"]),
+        ] {
+            let text = refusal(url);
+            for part in parts {
+                assert!(text.contains(part), "{url}: {text:?} lacks {part:?}");
+            }
+        }
+    }
+}
