@@ -11,8 +11,19 @@
 
 extern crate alloc;
 
+mod build;
+mod completer;
+mod connection;
 mod host;
+mod inbound;
+mod psn;
 mod qp;
+mod requester;
+mod responder;
+mod rtt;
+mod uc;
+mod ud;
+mod window;
 
 pub use host::*;
 pub use qp::{AckOwed, Qp, QpConfig, RxMeta, WindowStats};

@@ -1,9 +1,16 @@
 //! The queue pair: its states, its attributes, and who gets which input.
 
-use hca_core::wire::Packet;
-use hca_core::{Instant, Mtu, QpAttr, QpState, QpType, Qpn, TransitionError};
+use hca_core::wire::{Packet, PacketOp, TransportKind};
+use hca_core::{Instant, Mtu, Pkey, QpAttr, QpState, QpType, Qpn, TransitionError, WcStatus};
 
-use crate::{Host, TxSink};
+use crate::completer::is_response;
+use crate::connection::{Connection, Path};
+use crate::inbound::failed_recv;
+use crate::requester::NEVER;
+use crate::responder::Fatal;
+use crate::uc::Unreliable;
+use crate::ud::Datagram;
+use crate::{Count, Host, QpEvent, TxSink};
 
 /// What a queue pair is created with.
 #[derive(Clone, Copy, Debug)]
@@ -52,18 +59,48 @@ pub struct WindowStats {
     pub rttvar_ns: u64,
 }
 
+/// What a queue pair is beyond its state, once it can receive.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a queue pair keeps its variant; a box would cost each packet a miss"
+)]
+enum Service {
+    /// RESET and INIT; the index of the next send request.
+    Unconnected {
+        index: u32,
+    },
+    Rc(Connection),
+    Uc(Unreliable),
+    Ud(Datagram),
+}
+
 /// A queue pair.
 #[derive(Debug)]
 pub struct Qp {
     config: QpConfig,
     state: QpState,
     attr: QpAttr,
+    pkey: Pkey,
+    service: Service,
+    /// SQD is to raise its event once the queue has drained.
+    drain_event: bool,
+    /// The event of the first packet in RTR was raised.
+    established: bool,
 }
 
 impl Qp {
     /// A queue pair in state RESET.
     pub fn new(config: &QpConfig) -> Self {
-        Self { config: *config, state: QpState::Reset, attr: QpAttr::default() }
+        Self {
+            config: *config,
+            state: QpState::Reset,
+            attr: QpAttr { state: Some(QpState::Reset), ..QpAttr::default() },
+            pkey: Pkey::default(),
+            service: Service::Unconnected { index: 0 },
+            drain_event: false,
+            established: false,
+        }
     }
     /// Its service.
     pub fn qp_type(&self) -> QpType {
@@ -77,10 +114,11 @@ impl Qp {
     pub fn state(&self) -> QpState {
         self.state
     }
-    /// All attributes that were set.
+    /// All attributes that were set, and the state.
     pub fn attr(&self) -> &QpAttr {
         &self.attr
     }
+
     /// Sets attributes and changes the state. To ERROR it completes all requests as flushed, those of the
     /// send queue first; to RESET it forgets everything, and the host drops its rings itself.
     ///
@@ -90,56 +128,464 @@ impl Qp {
         &mut self,
         _now: Instant,
         attr: &QpAttr,
-        _host: &mut H,
+        host: &mut H,
     ) -> Result<(), TransitionError> {
         attr.check(self.config.qp_type, self.state)?;
+        self.check_limits(attr)?;
+        let from = self.state;
+        let to = attr.state.unwrap_or(from);
+        merge(&mut self.attr, attr);
+        self.pkey = self.attr.pkey.unwrap_or_default();
+        match (from, to) {
+            (_, QpState::Reset) => *self = Self::new(&self.config),
+            (_, QpState::Error) => self.enter_error(host),
+            (QpState::Reset, QpState::Init) => {
+                self.service = Service::Unconnected { index: host.sq_posted() };
+            }
+            (QpState::Init, QpState::Rtr) => self.connect(),
+            (QpState::Rtr, QpState::Rts) => self.start(),
+            _ => self.update(),
+        }
+        self.set_state(to);
+        if from == QpState::Rts && to == QpState::Sqd {
+            self.drain_event = attr.sqd_event.unwrap_or(false);
+            self.check_drained(host);
+        }
         Ok(())
     }
+
+    fn check_limits(&self, attr: &QpAttr) -> Result<(), TransitionError> {
+        let limit = u64::from(self.config.max_rd_atomic_limit);
+        let mtu = u64::from(self.config.port_mtu.bytes());
+        let checks = [
+            ("max_rd_atomic", attr.max_rd_atomic.map(u64::from), limit),
+            ("max_dest_rd_atomic", attr.max_dest_rd_atomic.map(u64::from), limit),
+            ("path_mtu", attr.path_mtu.map(|m| m.bytes().into()), mtu),
+        ];
+        for (what, value, max) in checks {
+            if let Some(value) = value.filter(|v| *v > max) {
+                return Err(TransitionError::Value { what, value, max });
+            }
+        }
+        Ok(())
+    }
+    fn set_state(&mut self, state: QpState) {
+        self.state = state;
+        self.attr.state = Some(state);
+    }
+    /// To RTR: the peer is known.
+    fn connect(&mut self) {
+        let index = self.sq_index();
+        let (config, attr) = (&self.config, &self.attr);
+        self.service = match config.qp_type {
+            QpType::Rc => Service::Rc(Connection::new(config, attr, index)),
+            QpType::Uc => Service::Uc(Unreliable::new(config, attr, index)),
+            QpType::Ud => {
+                let qkey = attr.qkey.unwrap_or_default();
+                Service::Ud(Datagram::new(config.qpn, self.pkey, qkey, config.port_mtu.bytes(), index))
+            }
+        };
+    }
+    /// To RTS.
+    fn start(&mut self) {
+        let psn = self.attr.sq_psn.unwrap_or_default();
+        match &mut self.service {
+            Service::Rc(c) => c.start(&self.config, &self.attr, psn),
+            Service::Uc(u) => {
+                u.path = Path::new(&self.config, &self.attr);
+                u.start(psn);
+            }
+            Service::Ud(d) => {
+                d.qkey = self.attr.qkey.unwrap_or_default();
+                d.start(psn);
+            }
+            Service::Unconnected { .. } => {}
+        }
+    }
+    /// Attributes changed, or sending may go on.
+    fn update(&mut self) {
+        match &mut self.service {
+            Service::Rc(c) => c.update(&self.config, &self.attr),
+            Service::Uc(u) => {
+                u.path = Path::new(&self.config, &self.attr);
+                u.posted();
+            }
+            Service::Ud(d) => {
+                (d.pkey, d.qkey) = (self.pkey, self.attr.qkey.unwrap_or_default());
+                d.posted();
+            }
+            Service::Unconnected { .. } => {}
+        }
+    }
+    fn sq_index(&self) -> u32 {
+        match &self.service {
+            Service::Unconnected { index } => *index,
+            Service::Rc(c) => c.requester.una_index,
+            Service::Uc(u) => u.index,
+            Service::Ud(d) => d.index,
+        }
+    }
+    fn check_drained<H: Host>(&mut self, host: &mut H) {
+        if !self.drain_event || self.state != QpState::Sqd {
+            return;
+        }
+        let drained = match &self.service {
+            Service::Rc(c) => c.requester.is_drained(),
+            Service::Uc(u) => u.is_drained(),
+            Service::Ud(_) | Service::Unconnected { .. } => true,
+        };
+        if drained {
+            self.drain_event = false;
+            host.event(QpEvent::SqDrained);
+        }
+    }
+
     /// Takes one packet that is for this queue pair's number.
+    #[inline]
     pub fn handle_packet<H: Host>(
         &mut self,
-        _now: Instant,
-        _rx: &RxMeta<'_>,
-        _packet: &Packet<'_>,
-        _host: &mut H,
+        now: Instant,
+        rx: &RxMeta<'_>,
+        packet: &Packet<'_>,
+        host: &mut H,
     ) {
+        let bth = packet.bth();
+        if !matches!(self.state, QpState::Rts | QpState::Rtr | QpState::Sqd | QpState::Sqe) {
+            host.count(Count::DroppedState);
+            return;
+        }
+        if !self.pkey.matches(bth.pkey()) {
+            host.count(Count::DroppedPkey);
+            return;
+        }
+        let opcode = packet.opcode();
+        let (Some(kind), Some(op)) = (opcode.kind(), opcode.op()) else {
+            self.handle_cnp(now, opcode.kind(), host);
+            return;
+        };
+        if rx.ce || bth.fecn() || bth.becn() {
+            self.handle_marks(now, rx.ce || bth.fecn(), bth.becn(), host);
+        }
+        let fits = matches!(
+            (kind, &self.service),
+            (TransportKind::Rc, Service::Rc(_))
+                | (TransportKind::Uc, Service::Uc(_))
+                | (TransportKind::Ud, Service::Ud(_))
+        );
+        if !fits {
+            host.count(Count::DroppedState);
+            return;
+        }
+        self.dispatch(now, rx, op, packet, host);
     }
+
+    #[inline]
+    fn dispatch<H: Host>(
+        &mut self,
+        now: Instant,
+        rx: &RxMeta<'_>,
+        op: PacketOp,
+        packet: &Packet<'_>,
+        host: &mut H,
+    ) {
+        let rtr = self.state == QpState::Rtr;
+        match &mut self.service {
+            Service::Rc(c) if is_response(op) => {
+                if rtr {
+                    host.count(Count::DroppedState);
+                    return;
+                }
+                match c.requester.handle_response(now, &c.path, op, packet, host) {
+                    Ok(()) if self.drain_event => self.check_drained(host),
+                    Ok(()) => {}
+                    Err(status) => self.fail_send(status, host),
+                }
+            }
+            Service::Rc(c) => {
+                if rtr && !self.established {
+                    self.established = true;
+                    host.event(QpEvent::CommEstablished);
+                }
+                if let Err(fatal) = c.responder.handle_request(&c.path, op, packet, host) {
+                    self.fail_request(fatal, host);
+                }
+            }
+            Service::Uc(u) => {
+                if rtr && !self.established {
+                    self.established = true;
+                    host.event(QpEvent::CommEstablished);
+                }
+                if let Err(status) = u.handle_packet(op, packet, host) {
+                    self.fail_recv(status, host);
+                }
+            }
+            Service::Ud(d) => {
+                if let Err(status) = d.handle_packet(rx, packet, host) {
+                    self.fail_recv(status, host);
+                }
+            }
+            Service::Unconnected { .. } => host.count(Count::DroppedState),
+        }
+    }
+
+    #[cold]
+    fn handle_cnp<H: Host>(&mut self, now: Instant, kind: Option<TransportKind>, host: &mut H) {
+        if kind != Some(TransportKind::Cnp) {
+            host.count(Count::DroppedInvalid);
+            return;
+        }
+        host.count(Count::CnpReceived);
+        self.handle_marks(now, false, true, host);
+    }
+    /// `forward`: a packet to here met congestion, and the peer is to be told; `backward`: the peer tells us.
+    #[cold]
+    fn handle_marks<H: Host>(&mut self, now: Instant, forward: bool, backward: bool, host: &mut H) {
+        let now_ns = now.as_nanos();
+        match &mut self.service {
+            Service::Rc(c) => {
+                if forward {
+                    c.cnp.marked(now_ns, host);
+                }
+                if backward {
+                    c.requester.marked(now_ns);
+                }
+            }
+            Service::Uc(u) if forward => u.cnp.marked(now_ns, host),
+            // Whom to tell of a datagram's congestion is known to the program only.
+            Service::Ud(_) if forward => host.count(Count::EcnMarked),
+            _ => {}
+        }
+    }
+
     /// Send or receive requests were posted.
-    pub fn handle_posted<H: Host>(&mut self, _now: Instant, _host: &mut H) {}
-    /// Time passed; to be called at [`next_deadline`](Self::next_deadline). Early calls are harmless.
-    pub fn handle_timeout<H: Host>(&mut self, _now: Instant, _host: &mut H) {}
-    /// When [`handle_timeout`](Self::handle_timeout) is due.
-    pub fn next_deadline(&self) -> Option<Instant> {
-        None
+    #[inline]
+    pub fn handle_posted<H: Host>(&mut self, _now: Instant, host: &mut H) {
+        match self.state {
+            QpState::Error => self.flush(WcStatus::WrFlushed, host),
+            QpState::Sqe => self.flush_send(WcStatus::WrFlushed, host),
+            _ => match &mut self.service {
+                Service::Rc(c) => c.requester.posted(),
+                Service::Uc(u) => u.posted(),
+                Service::Ud(d) => d.posted(),
+                Service::Unconnected { .. } => {}
+            },
+        }
     }
+
+    /// Time passed; to be called at [`next_deadline`](Self::next_deadline). Early calls are harmless.
+    pub fn handle_timeout<H: Host>(&mut self, now: Instant, host: &mut H) {
+        if let Service::Rc(c) = &mut self.service
+            && now.as_nanos() >= c.requester.deadline_ns()
+            && let Err(status) = c.requester.timeout(now, &c.path, host)
+        {
+            self.fail_send(status, host);
+        }
+    }
+    /// When [`handle_timeout`](Self::handle_timeout) is due.
+    #[inline]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let Service::Rc(c) = &self.service else { return None };
+        let at = c.requester.deadline_ns();
+        (at != NEVER).then(|| Instant::from_nanos(at))
+    }
+
     /// Whether [`poll_transmit`](Self::poll_transmit) may have something; never while it merely waits for
     /// acknowledgements, credits or a timer.
+    #[inline]
     pub fn wants_transmit(&self) -> bool {
-        false
+        let sends = matches!(self.state, QpState::Rts | QpState::Sqd);
+        match &self.service {
+            Service::Rc(c) => {
+                (sends && c.requester.wants_transmit())
+                    || c.responder.wants_transmit()
+                    || c.cnp.is_owed() && self.state != QpState::Error
+            }
+            Service::Uc(u) => {
+                (sends && u.wants_transmit()) || u.cnp.is_owed() && self.state != QpState::Error
+            }
+            Service::Ud(d) => sends && d.wants_transmit(),
+            Service::Unconnected { .. } => false,
+        }
     }
+
     /// Sends up to `max_packets` packets and returns how many; fewer when there are no more, or when the
     /// sink is full. Plain acknowledgements are left to [`poll_ack`](Self::poll_ack).
     pub fn poll_transmit<H: Host, T: TxSink>(
         &mut self,
-        _now: Instant,
-        _host: &mut H,
-        _tx: &mut T,
-        _max_packets: usize,
+        now: Instant,
+        host: &mut H,
+        tx: &mut T,
+        max_packets: usize,
     ) -> usize {
-        0
+        let mut sent = 0;
+        if self.state != QpState::Error {
+            match self.poll_cnp(host, tx, max_packets) {
+                Some(n) => sent += n,
+                None => return 0,
+            }
+        }
+        if let Service::Rc(c) = &mut self.service
+            && c.responder.wants_transmit()
+        {
+            let (n, outcome) = c.responder.poll(&c.path, host, tx, max_packets - sent);
+            sent += n;
+            match outcome {
+                Ok(true) => {}
+                Ok(false) => return sent,
+                Err(fatal) => {
+                    self.fail_request(fatal, host);
+                    return sent;
+                }
+            }
+        }
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) {
+            return sent;
+        }
+        let may_start = self.state == QpState::Rts;
+        let max = max_packets - sent;
+        let (n, failure) = match &mut self.service {
+            Service::Rc(c) => c.requester.poll(now, &c.path, may_start, host, tx, max),
+            Service::Uc(u) => u.poll(may_start, host, tx, max),
+            Service::Ud(d) => d.poll(may_start, host, tx, max),
+            Service::Unconnected { .. } => (0, None),
+        };
+        if let Some(status) = failure {
+            self.fail_send(status, host);
+        } else if self.drain_event {
+            self.check_drained(host);
+        }
+        sent + n
     }
+
+    /// `None`: the sink is full.
+    #[inline]
+    fn poll_cnp<H: Host, T: TxSink>(&mut self, host: &mut H, tx: &mut T, max: usize) -> Option<usize> {
+        let (cnp, path) = match &mut self.service {
+            Service::Rc(c) => (&mut c.cnp, &c.path),
+            Service::Uc(u) => (&mut u.cnp, &u.path),
+            _ => return Some(0),
+        };
+        if !cnp.is_owed() || max == 0 {
+            return Some(0);
+        }
+        cnp.poll(path.pkey, path.dest_qpn, host, tx).map(|()| 1)
+    }
+
     /// The acknowledgement that is owed, if one is.
+    #[inline]
     pub fn ack_owed(&self) -> Option<AckOwed> {
-        None
+        match &self.service {
+            Service::Rc(c) => c.responder.ack_owed(),
+            _ => None,
+        }
     }
     /// Sends the acknowledgement that is owed, one for all packets since the last. Returns whether it did.
-    pub fn poll_ack<H: Host, T: TxSink>(&mut self, _now: Instant, _host: &mut H, _tx: &mut T) -> bool {
-        false
+    #[inline]
+    pub fn poll_ack<H: Host, T: TxSink>(&mut self, _now: Instant, host: &mut H, tx: &mut T) -> bool {
+        match &mut self.service {
+            Service::Rc(c) => c.responder.poll_ack(&c.path, host, tx),
+            _ => false,
+        }
     }
+
     /// Forces the error state: the adapter lost one of its completions.
-    pub fn fail<H: Host>(&mut self, _now: Instant, _host: &mut H) {}
+    pub fn fail<H: Host>(&mut self, _now: Instant, host: &mut H) {
+        if !matches!(self.state, QpState::Reset | QpState::Error) {
+            self.enter_error(host);
+        }
+    }
     /// The send window.
     pub fn window(&self) -> WindowStats {
-        WindowStats::default()
+        match &self.service {
+            Service::Rc(c) => c.requester.stats(),
+            _ => WindowStats::default(),
+        }
     }
+
+    /// Error from outside: nothing is answered any more.
+    fn enter_error<H: Host>(&mut self, host: &mut H) {
+        if let Service::Rc(c) = &mut self.service {
+            c.responder.stop();
+        }
+        self.to_error(WcStatus::WrFlushed, host);
+    }
+    /// To ERROR: the oldest send request completes with `status`, everything else as flushed.
+    fn to_error<H: Host>(&mut self, status: WcStatus, host: &mut H) {
+        let first = self.state != QpState::Error;
+        let used = self.state != QpState::Reset;
+        self.set_state(QpState::Error);
+        self.flush(status, host);
+        if first && used && host.has_srq() {
+            host.event(QpEvent::LastWqeReached);
+        }
+    }
+    fn flush<H: Host>(&mut self, status: WcStatus, host: &mut H) {
+        self.flush_send(status, host);
+        if let Service::Uc(u) = &mut self.service {
+            u.forget_inbound();
+        }
+        host.flush_recv();
+    }
+    /// The oldest send request completes with `status`, the others as flushed.
+    fn flush_send<H: Host>(&mut self, status: WcStatus, host: &mut H) {
+        if let Service::Rc(c) = &mut self.service {
+            c.requester.flush(status, host);
+            return;
+        }
+        let (mut index, posted) = (self.sq_index(), host.sq_posted());
+        let mut status = status;
+        while index != posted {
+            host.complete_send(index, status, 0);
+            index = index.wrapping_add(1);
+            status = WcStatus::WrFlushed;
+        }
+        match &mut self.service {
+            Service::Unconnected { index } => *index = posted,
+            Service::Uc(u) => u.stop(posted),
+            Service::Ud(d) => d.stop(posted),
+            Service::Rc(_) => {}
+        }
+    }
+    /// The oldest send request failed: RC goes to ERROR, UC and UD stop sending only.
+    #[cold]
+    fn fail_send<H: Host>(&mut self, status: WcStatus, host: &mut H) {
+        if self.config.qp_type == QpType::Rc {
+            if let Service::Rc(c) = &mut self.service {
+                c.responder.stop();
+            }
+            self.to_error(status, host);
+        } else {
+            self.set_state(QpState::Sqe);
+            self.flush_send(status, host);
+        }
+    }
+    /// A request of the peer failed; the NAK, and what was asked for before it, still leave.
+    #[cold]
+    fn fail_request<H: Host>(&mut self, fatal: Fatal, host: &mut H) {
+        if self.state == QpState::Error {
+            return;
+        }
+        if let Some(status) = fatal.recv {
+            host.complete_recv(&failed_recv(status));
+        }
+        self.to_error(WcStatus::WrFlushed, host);
+        if let Some(event) = fatal.event {
+            host.event(event);
+        }
+    }
+    /// The held receive request can't be carried out.
+    #[cold]
+    fn fail_recv<H: Host>(&mut self, status: WcStatus, host: &mut H) {
+        host.complete_recv(&failed_recv(status));
+        self.to_error(WcStatus::WrFlushed, host);
+    }
+}
+
+/// Sets in `all` what `given` sets.
+fn merge(all: &mut QpAttr, given: &QpAttr) {
+    macro_rules! set {
+        ($($field:ident)*) => { $(if given.$field.is_some() { all.$field = given.$field; })* };
+    }
+    set!(pkey access qkey dest_qpn av path_mtu rq_psn sq_psn max_rd_atomic max_dest_rd_atomic
+         min_rnr_timer timeout retry_cnt rnr_retry sqd_event);
 }

@@ -1,0 +1,66 @@
+//! Building packets: headers are written in place, the payload is left to who knows it.
+
+use bytemuck::Pod;
+use hca_core::AhHandle;
+use hca_core::wire::{AtomicEth, Bth, Opcode};
+
+use crate::TxSink;
+
+/// The opcode byte of a CNP.
+pub(crate) const CNP: Opcode = Opcode::CNP;
+/// Reserved bytes behind the BTH of a CNP.
+pub(crate) const CNP_PAYLOAD: usize = 16;
+
+/// Extended headers in the order in which they follow the BTH.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ext {
+    bytes: [u8; size_of::<AtomicEth>()],
+    len: usize,
+}
+
+impl Ext {
+    /// No extended header.
+    #[inline]
+    pub(crate) fn none() -> Self {
+        Self { bytes: [0; size_of::<AtomicEth>()], len: 0 }
+    }
+    /// Appends one.
+    #[inline]
+    pub(crate) fn push<E: Pod>(&mut self, header: &E) {
+        let bytes = bytemuck::bytes_of(header);
+        self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+    }
+    /// Only this one.
+    #[inline]
+    pub(crate) fn one<E: Pod>(header: &E) -> Self {
+        let mut ext = Self::none();
+        ext.push(header);
+        ext
+    }
+}
+
+/// Bytes of padding behind a payload of `len` bytes.
+#[inline]
+pub(crate) const fn pad(len: usize) -> u8 {
+    (len.wrapping_neg() & 3) as u8
+}
+
+/// Reserves a packet, writes its headers and padding, and returns where its payload of `payload` bytes
+/// goes. The packet leaves by [`TxSink::commit`]. `None`: the sink has no room.
+#[inline]
+pub(crate) fn reserve_packet<'t, T: TxSink>(
+    tx: &'t mut T,
+    to: Option<AhHandle>,
+    bth: &Bth,
+    ext: &Ext,
+    payload: usize,
+) -> Option<&'t mut [u8]> {
+    let headers = Bth::BYTES + ext.len;
+    let out = tx.reserve(to, headers + payload + usize::from(pad(payload)))?;
+    out[..Bth::BYTES].copy_from_slice(bytemuck::bytes_of(bth));
+    out[Bth::BYTES..headers].copy_from_slice(&ext.bytes[..ext.len]);
+    let (body, padding) = out[headers..].split_at_mut(payload);
+    padding.fill(0);
+    Some(body)
+}

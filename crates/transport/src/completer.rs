@@ -1,0 +1,307 @@
+//! The completer: what acknowledgements, READ responses and atomic responses do to the requester.
+//!
+//! An answer to one PSN answers all before it, READs and atomics excepted: these need their own, and
+//! an answer that passes over one says that its response was lost.
+
+use hca_core::wire::{Aeth, NakCode, Packet, PacketOp, Syndrome};
+use hca_core::{Instant, Psn, WcStatus};
+
+use crate::connection::Path;
+use crate::psn::span;
+use crate::requester::{Kind, NEVER, Requester, local_status};
+use crate::{Count, Host};
+
+/// Whether this opcode is a responder's answer.
+#[inline]
+pub(crate) const fn is_response(op: PacketOp) -> bool {
+    (op as u8) >= PacketOp::ReadResponseFirst as u8 && (op as u8) <= PacketOp::AtomicAcknowledge as u8
+}
+
+impl Requester {
+    /// Takes an answer of the responder. An error is the end of the oldest request.
+    #[inline]
+    pub(crate) fn handle_response<H: Host>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        op: PacketOp,
+        packet: &Packet<'_>,
+        host: &mut H,
+    ) -> Result<(), WcStatus> {
+        let psn = packet.bth().psn();
+        let offset = span(self.una_psn, psn);
+        if offset >= span(self.una_psn, self.sent_psn) {
+            self.handle_ghost(psn, packet, host);
+            return Ok(());
+        }
+        match op {
+            PacketOp::Acknowledge => match packet.aeth().and_then(|a| Syndrome::decode(a.syndrome)) {
+                Some(Syndrome::Ack(credits)) => {
+                    self.handle_ack(now, path, psn, host);
+                    self.credit(credits);
+                    Ok(())
+                }
+                Some(Syndrome::RnrNak(timer)) => {
+                    host.count(Count::RnrNakReceived);
+                    let wait_ns = u64::try_from(timer.duration().as_nanos()).unwrap_or(NEVER);
+                    self.handle_rnr_nak(now, path, psn, wait_ns, host)
+                }
+                Some(Syndrome::Nak(code)) => {
+                    host.count(Count::NakReceived);
+                    self.handle_nak(now, path, psn, code, host)
+                }
+                None => {
+                    host.count(Count::DroppedInvalid);
+                    Ok(())
+                }
+            },
+            PacketOp::AtomicAcknowledge => self.handle_atomic_response(now, path, psn, packet, host),
+            _ => self.handle_read_response(now, path, op, psn, packet, host),
+        }
+    }
+
+    /// An answer to nothing that is in flight: late, doubled, or made up.
+    #[cold]
+    fn handle_ghost<H: Host>(&mut self, psn: Psn, packet: &Packet<'_>, host: &mut H) {
+        // The last acknowledgement once more may bring new credits.
+        if psn.add(1) == self.una_psn
+            && let Some(Aeth { syndrome, .. }) = packet.aeth()
+            && let Some(Syndrome::Ack(credits)) = Syndrome::decode(*syndrome)
+            && packet.opcode().op() == Some(PacketOp::Acknowledge)
+        {
+            let before = self.recv_limit;
+            self.credit(credits);
+            if let (Some(before), Some(limit)) = (before, self.recv_limit)
+                && (limit.wrapping_sub(before) as i32) < 0
+            {
+                self.recv_limit = Some(before);
+            }
+            return;
+        }
+        host.count(Count::DroppedPsn);
+    }
+
+    /// All up to `psn` arrived.
+    #[inline]
+    fn handle_ack<H: Host>(&mut self, now: Instant, path: &Path, psn: Psn, host: &mut H) {
+        let lost = self.advance(now, path, psn.add(1), host);
+        let probed = self.probed;
+        if lost {
+            if self.may_rewind(now) {
+                self.rewind(now.as_nanos());
+            }
+        } else if probed.is_some() {
+            self.settle_probe(now);
+        }
+    }
+
+    /// The probe was answered: if nothing behind it arrived, all of that was lost.
+    #[cold]
+    fn settle_probe(&mut self, now: Instant) {
+        let Some(end) = self.probed else { return };
+        if self.una_psn.is_before(end) {
+            return;
+        }
+        self.probed = None;
+        if self.una_psn == end && self.una_psn != self.sent_psn {
+            self.rewind(now.as_nanos());
+        }
+    }
+
+    /// Moves the oldest unacknowledged PSN up to `upto`, completing what lies before it. Returns whether
+    /// a READ or atomic that was not answered stands in the way.
+    #[inline]
+    fn advance<H: Host>(&mut self, now: Instant, path: &Path, upto: Psn, host: &mut H) -> bool {
+        let (from, cost) = (self.una_psn, self.una_cost);
+        let mut lost = false;
+        while self.una_psn != upto {
+            let kind = self.una_kind();
+            if kind.is_answered() {
+                lost = true;
+                break;
+            }
+            let (end, end_cost) = self.end_of(self.una_index);
+            let left = span(self.una_psn, end);
+            let acked = span(self.una_psn, upto);
+            if acked < left {
+                self.una_psn = upto;
+                self.una_cost = self.una_cost.wrapping_add(path.full_cost.wrapping_mul(acked as u16));
+                break;
+            }
+            (self.una_psn, self.una_cost) = (end, end_cost);
+            self.complete_oldest(kind, 0, host);
+        }
+        if self.una_psn != from {
+            self.progressed(now, path, self.una_cost.wrapping_sub(cost));
+        }
+        lost
+    }
+
+    #[inline]
+    fn complete_oldest<H: Host>(&mut self, kind: Kind, byte_len: u32, host: &mut H) {
+        host.complete_send(self.una_index, WcStatus::Success, byte_len);
+        self.una_index = self.una_index.wrapping_add(1);
+        self.recv_done = self.recv_done.wrapping_add(kind.consumes_recv().into());
+    }
+
+    /// The responder's credit count, as of the last PSN that it acknowledged.
+    #[inline]
+    fn credit(&mut self, credits: Option<u8>) {
+        self.recv_limit = credits.map(|encoded| {
+            // A SEND under way holds its receive request already.
+            let begun = !self.is_drained()
+                && self.una_kind() == Kind::Send
+                && self.first_psn(self.una_index) != self.una_psn;
+            let used = self.recv_done.wrapping_add(begun.into());
+            used.wrapping_add(Syndrome::credits(encoded).into())
+        });
+        self.unblock();
+    }
+
+    #[cold]
+    fn handle_rnr_nak<H: Host>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        psn: Psn,
+        wait_ns: u64,
+        host: &mut H,
+    ) -> Result<(), WcStatus> {
+        if self.advance(now, path, psn, host) {
+            if self.may_rewind(now) {
+                self.rewind(now.as_nanos());
+            }
+            return Ok(());
+        }
+        if self.rnr_until != NEVER {
+            // The same refusal once more.
+            return Ok(());
+        }
+        if path.rnr_retry < hca_core::RNR_RETRY_INFINITE {
+            if self.rnr_left == 0 {
+                return Err(WcStatus::RnrRetryExceeded);
+            }
+            self.rnr_left -= 1;
+        }
+        self.retries_left = path.retry_cnt;
+        self.go_back(now.as_nanos());
+        self.disarm();
+        self.rnr_until = now.as_nanos().saturating_add(wait_ns);
+        Ok(())
+    }
+
+    #[cold]
+    fn handle_nak<H: Host>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        psn: Psn,
+        code: NakCode,
+        host: &mut H,
+    ) -> Result<(), WcStatus> {
+        self.advance(now, path, psn, host);
+        match code {
+            NakCode::PsnSequence => {
+                if !self.may_rewind(now) {
+                    return Ok(());
+                }
+                if self.retries_left == 0 {
+                    return Err(WcStatus::RetryExceeded);
+                }
+                self.retries_left -= 1;
+                self.rewind(now.as_nanos());
+                Ok(())
+            }
+            NakCode::InvalidRequest => Err(WcStatus::RemoteInvalidRequest),
+            NakCode::RemoteAccess => Err(WcStatus::RemoteAccess),
+            NakCode::RemoteOperational => Err(WcStatus::RemoteOperation),
+            NakCode::InvalidRd => Err(WcStatus::RemoteInvalidRd),
+        }
+    }
+
+    /// Brings the oldest unacknowledged PSN up to a response's own. `false`: an earlier response was lost.
+    #[inline]
+    fn advance_to_response<H: Host>(&mut self, now: Instant, path: &Path, psn: Psn, host: &mut H) -> bool {
+        if self.una_psn != psn && self.advance(now, path, psn, host) {
+            if self.may_rewind(now) {
+                self.rewind(now.as_nanos());
+            }
+            return false;
+        }
+        true
+    }
+
+    fn handle_atomic_response<H: Host>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        psn: Psn,
+        packet: &Packet<'_>,
+        host: &mut H,
+    ) -> Result<(), WcStatus> {
+        if !self.advance_to_response(now, path, psn, host) {
+            return Ok(());
+        }
+        let Some(original) = packet.atomic_ack() else { return Err(WcStatus::BadResponse) };
+        if self.una_kind() != Kind::Atomic {
+            return Err(WcStatus::BadResponse);
+        }
+        host.scatter(self.una_index, 0, &original.original.get().to_ne_bytes()).map_err(local_status)?;
+        self.answered(now, path, Some(8), host);
+        self.settle_probe(now);
+        Ok(())
+    }
+
+    fn handle_read_response<H: Host>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        op: PacketOp,
+        psn: Psn,
+        packet: &Packet<'_>,
+        host: &mut H,
+    ) -> Result<(), WcStatus> {
+        if !self.advance_to_response(now, path, psn, host) {
+            return Ok(());
+        }
+        if self.una_kind() != Kind::Read {
+            return Err(WcStatus::BadResponse);
+        }
+        let len = host.send_request(self.una_index).len;
+        let at = span(self.first_psn(self.una_index), psn);
+        let offset = at * path.mtu;
+        let last = at + 1 == path.packets(len);
+        let ends_request = last || (at + 1).is_multiple_of(path.chunk);
+        let says_end = matches!(op, PacketOp::ReadResponseLast | PacketOp::ReadResponseOnly);
+        let data = packet.payload();
+        if data.len() as u32 != (len - offset).min(path.mtu) || ends_request != says_end {
+            return Err(WcStatus::BadResponse);
+        }
+        if !data.is_empty() {
+            host.scatter(self.una_index, offset, data).map_err(local_status)?;
+        }
+        self.answered(now, path, last.then_some(len), host);
+        if self.probed.is_some() {
+            self.settle_probe(now);
+        }
+        Ok(())
+    }
+
+    /// The packet that was waited for came; `Some` ends its message, with this many bytes.
+    #[inline]
+    fn answered<H: Host>(&mut self, now: Instant, path: &Path, ends: Option<u32>, host: &mut H) {
+        let before = self.una_cost;
+        match ends {
+            Some(byte_len) => {
+                (self.una_psn, self.una_cost) = self.end_of(self.una_index);
+                self.complete_oldest(Kind::Read, byte_len, host);
+            }
+            None => {
+                self.una_psn = self.una_psn.add(1);
+                self.una_cost = self.una_cost.wrapping_add(path.full_cost);
+            }
+        }
+        let cost = self.una_cost.wrapping_sub(before);
+        self.progressed(now, path, cost);
+    }
+}

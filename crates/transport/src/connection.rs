@@ -1,0 +1,156 @@
+//! The state of one reliable connection: PSNs, timers, window and replay buffer of both directions.
+//!
+//! It is a type of its own, apart from the queue pair, whose queues it works for through the host:
+//! another service may keep several connections, or let several queues share one.
+
+use hca_core::wire::{Aeth, Be24, Bth, BthFlags, Opcode, PacketOp, Syndrome};
+use hca_core::{Access, Pkey, Psn, QpAttr, Qpn, RnrTimer};
+
+use crate::build::{CNP, CNP_PAYLOAD, Ext, reserve_packet};
+use crate::window::packet_cost;
+use crate::{Count, Host, QpConfig, TxSink};
+
+use crate::requester::Requester;
+use crate::responder::Responder;
+
+/// Time between two CNPs of one connection at least.
+const CNP_INTERVAL_NS: u64 = 50_000;
+/// Packets of one READ request at most.
+const MAX_CHUNK_PACKETS: u32 = 64;
+
+/// What both directions know about the way to the peer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Path {
+    pub(crate) dest_qpn: Qpn,
+    pub(crate) pkey: Pkey,
+    /// Path MTU in bytes, a power of two.
+    pub(crate) mtu: u32,
+    /// What a full packet costs of the window.
+    pub(crate) full_cost: u16,
+    /// What the peer may do.
+    pub(crate) access: Access,
+    /// Packets that one READ request asks for at most, a power of two. A longer READ is cut into several
+    /// requests, so that no more than a window of its data is on its way to this side.
+    pub(crate) chunk: u32,
+    pub(crate) rnr_timer: RnrTimer,
+    /// The queue pair's own timeout; `u64::MAX` is for ever.
+    pub(crate) timeout_ns: u64,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) max_rd_atomic: u8,
+}
+
+impl Path {
+    pub(crate) fn new(config: &QpConfig, attr: &QpAttr) -> Self {
+        let mtu = attr.path_mtu.unwrap_or(config.port_mtu).bytes();
+        let packets = (config.window_bytes / 2 / mtu).clamp(1, MAX_CHUNK_PACKETS);
+        Self {
+            dest_qpn: attr.dest_qpn.unwrap_or_default(),
+            pkey: attr.pkey.unwrap_or_default(),
+            mtu,
+            full_cost: packet_cost(mtu),
+            access: attr.access.unwrap_or_default(),
+            chunk: 1 << packets.ilog2(),
+            rnr_timer: attr.min_rnr_timer.unwrap_or_default(),
+            timeout_ns: attr
+                .timeout
+                .and_then(|t| t.duration())
+                .map_or(u64::MAX, |d| u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)),
+            retry_cnt: attr.retry_cnt.unwrap_or(7),
+            rnr_retry: attr.rnr_retry.unwrap_or(7),
+            max_rd_atomic: attr.max_rd_atomic.unwrap_or(0),
+        }
+    }
+    /// Packets that `len` bytes take: at least one.
+    #[inline]
+    pub(crate) fn packets(&self, len: u32) -> u32 {
+        if len <= self.mtu { 1 } else { len.div_ceil(self.mtu) }
+    }
+    /// The BTH of a packet on this path.
+    #[inline]
+    pub(crate) fn bth(&self, op: PacketOp, flags: BthFlags, pad: u8, psn: Psn) -> Bth {
+        Bth::new(Opcode::rc(op), flags, pad, self.pkey, self.dest_qpn, psn)
+    }
+}
+
+/// An acknowledgement header.
+#[inline]
+pub(crate) fn aeth(syndrome: Syndrome, msn: u32) -> Aeth {
+    Aeth { syndrome: syndrome.encode(), msn: Be24::new(msn) }
+}
+
+/// Congestion notifications towards the peer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Cnp {
+    owed: bool,
+    /// None is sent before this time.
+    again_ns: u64,
+}
+
+impl Cnp {
+    /// A packet of the peer met congestion.
+    pub(crate) fn marked<H: Host>(&mut self, now_ns: u64, host: &mut H) {
+        host.count(Count::EcnMarked);
+        if now_ns >= self.again_ns {
+            self.again_ns = now_ns.saturating_add(CNP_INTERVAL_NS);
+            self.owed = true;
+        }
+    }
+    #[inline]
+    pub(crate) fn is_owed(&self) -> bool {
+        self.owed
+    }
+    /// Sends the one that is owed. `None`: the sink is full.
+    pub(crate) fn poll<H: Host, T: TxSink>(
+        &mut self,
+        pkey: Pkey,
+        dest_qpn: Qpn,
+        host: &mut H,
+        tx: &mut T,
+    ) -> Option<()> {
+        let bth = Bth::new(CNP, BthFlags::BECN, 0, pkey, dest_qpn, Psn::new(0));
+        reserve_packet(tx, None, &bth, &Ext::none(), CNP_PAYLOAD)?.fill(0);
+        tx.commit();
+        host.count(Count::CnpSent);
+        self.owed = false;
+        Some(())
+    }
+}
+
+/// One reliable connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) path: Path,
+    pub(crate) requester: Requester,
+    pub(crate) responder: Responder,
+    pub(crate) cnp: Cnp,
+}
+
+impl Connection {
+    pub(crate) fn new(config: &QpConfig, attr: &QpAttr, sq_index: u32) -> Self {
+        let path = Path::new(config, attr);
+        Self {
+            requester: Requester::new(&path, config, attr.sq_psn.unwrap_or_default(), sq_index),
+            responder: Responder::new(
+                attr.rq_psn.unwrap_or_default(),
+                attr.max_dest_rd_atomic.unwrap_or_default(),
+            ),
+            cnp: Cnp::default(),
+            path,
+        }
+    }
+
+    /// Ready to send, from this PSN on.
+    pub(crate) fn start(&mut self, config: &QpConfig, attr: &QpAttr, psn: Psn) {
+        self.path = Path::new(config, attr);
+        self.requester = Requester::new(&self.path, config, psn, self.requester.una_index);
+        self.requester.posted();
+    }
+    /// Attributes changed, or sending may go on.
+    pub(crate) fn update(&mut self, config: &QpConfig, attr: &QpAttr) {
+        self.path = Path::new(config, attr);
+        self.requester.update(&self.path);
+        self.responder.set_max_dest_rd_atomic(attr.max_dest_rd_atomic.unwrap_or_default());
+        self.requester.posted();
+    }
+}

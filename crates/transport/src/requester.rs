@@ -1,0 +1,806 @@
+//! The requester of a reliable connection: it cuts send requests into packets, remembers which messages
+//! are in flight, goes back when packets were lost, and keeps to window, credits and limits.
+//!
+//! Nothing of a packet is stored. A message in flight is its index, its first PSN and its kind; a
+//! cursor (request, packet) says what is sent next, and going back moves the cursor. What answers mean
+//! is in `completer`.
+
+use alloc::boxed::Box;
+use alloc::vec;
+
+use hca_core::wire::{AtomicEth, Be32, Be64, BthFlags, Ieth, ImmDt, PacketOp, Reth};
+use hca_core::{Instant, MAX_MESSAGE_BYTES, Psn, RemoteAddr, SendFlags, SendOp, WcStatus};
+
+use crate::build::{Ext, pad, reserve_packet};
+use crate::connection::Path;
+use crate::psn::{MAX_OUTSTANDING, span};
+use crate::rtt::Rtt;
+use crate::window::{UNIT_BYTES, Window, packet_cost};
+use crate::{Count, Host, LocalError, QpConfig, SendRequest, TxSink, WindowStats};
+
+/// Messages in flight: the ring begins with this many and grows when all are in use.
+const MIN_INFLIGHT: usize = 32;
+/// Messages in flight at most.
+const MAX_INFLIGHT: usize = 512;
+/// Packets without an acknowledgement being asked for at most.
+const ACK_EVERY_PACKETS: u32 = 32;
+/// From one packet one does not go back again within a round trip, nor within this time.
+const MIN_REWIND_NS: u64 = 20_000;
+/// No deadline.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+/// What a message in flight is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    #[default]
+    Send,
+    Write,
+    WriteImm,
+    Read,
+    Atomic,
+}
+
+impl Kind {
+    #[inline]
+    fn of(op: &SendOp) -> Self {
+        match op {
+            SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => Self::Send,
+            SendOp::Write(_) => Self::Write,
+            SendOp::WriteImm(..) => Self::WriteImm,
+            SendOp::Read(_) => Self::Read,
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => Self::Atomic,
+        }
+    }
+    /// Completed by a response of its own, never by an acknowledgement of a later packet.
+    #[inline]
+    pub(crate) fn is_answered(self) -> bool {
+        matches!(self, Self::Read | Self::Atomic)
+    }
+    #[inline]
+    pub(crate) fn consumes_recv(self) -> bool {
+        matches!(self, Self::Send | Self::WriteImm)
+    }
+}
+
+/// A message in flight, 6 bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Slot {
+    psn_low: u16,
+    psn_high: u8,
+    kind: Kind,
+    /// Cost of all messages before this one, modulo 2^16.
+    cost: u16,
+}
+
+/// The messages in flight, by the index of their request.
+#[derive(Debug)]
+struct Inflight {
+    slots: Box<[Slot]>,
+}
+
+impl Inflight {
+    fn new() -> Self {
+        Self { slots: vec![Slot::default(); MIN_INFLIGHT].into_boxed_slice() }
+    }
+    #[inline]
+    fn slot(&self, index: u32) -> &Slot {
+        &self.slots[index as usize & (self.slots.len() - 1)]
+    }
+    #[inline]
+    fn put(&mut self, index: u32, psn: Psn, kind: Kind, cost: u16) {
+        let raw = psn.raw();
+        let at = index as usize & (self.slots.len() - 1);
+        self.slots[at] = Slot { psn_low: raw as u16, psn_high: (raw >> 16) as u8, kind, cost };
+    }
+    /// Makes room behind `count` messages from `first` on; `false` at the limit.
+    #[inline]
+    fn make_room(&mut self, first: u32, count: u32) -> bool {
+        (count as usize) < self.slots.len() || self.grow(first, count)
+    }
+    #[cold]
+    fn grow(&mut self, first: u32, count: u32) -> bool {
+        let len = self.slots.len() * 2;
+        if len > MAX_INFLIGHT {
+            return false;
+        }
+        let mut slots = vec![Slot::default(); len].into_boxed_slice();
+        for i in 0..count {
+            let index = first.wrapping_add(i);
+            slots[index as usize & (len - 1)] = *self.slot(index);
+        }
+        self.slots = slots;
+        true
+    }
+}
+
+/// READ requests and atomics that wait for their answers: the PSN behind each one's last.
+#[derive(Debug)]
+struct Unanswered {
+    ends: Box<[Psn]>,
+    head: usize,
+    len: usize,
+}
+
+impl Unanswered {
+    fn new(max: u8) -> Self {
+        Self { ends: vec![Psn::default(); usize::from(max)].into_boxed_slice(), head: 0, len: 0 }
+    }
+    fn push(&mut self, end: Psn) {
+        let at = (self.head + self.len) % self.ends.len();
+        self.ends[at] = end;
+        self.len += 1;
+    }
+    /// Everything before `una` was answered.
+    #[inline]
+    fn release(&mut self, una: Psn) {
+        while self.len > 0 && !una.is_before(self.ends[self.head]) {
+            self.head = (self.head + 1) % self.ends.len();
+            self.len -= 1;
+        }
+    }
+}
+
+/// The request at the cursor, read once.
+#[derive(Clone, Copy, Debug)]
+struct Current {
+    request: SendRequest,
+    kind: Kind,
+    packets: u32,
+}
+
+/// What an attempt to send one packet came to.
+enum Step {
+    Sent,
+    /// Nothing more was posted.
+    Idle,
+    /// Something has to come in first.
+    Blocked,
+    SinkFull,
+    Fail(WcStatus),
+}
+
+/// What left: PSNs and cost.
+struct Emitted {
+    packets: u32,
+    cost: u16,
+}
+
+/// The requester of one connection.
+#[derive(Debug)]
+pub(crate) struct Requester {
+    inflight: Inflight,
+    /// Oldest request that is not completed.
+    pub(crate) una_index: u32,
+    /// Oldest PSN that is not acknowledged, and the cost of all before it.
+    pub(crate) una_psn: Psn,
+    pub(crate) una_cost: u16,
+    /// The first request that was not started; its first PSN and cost.
+    pub(crate) next_index: u32,
+    next_psn: Psn,
+    next_cost: u16,
+    /// The cursor: request, packet in it, its PSN and cost.
+    cur_index: u32,
+    cur_packet: u32,
+    cur_psn: Psn,
+    cur_cost: u16,
+    current: Option<Current>,
+    /// The PSN behind the last that was ever sent.
+    pub(crate) sent_psn: Psn,
+    unanswered: Unanswered,
+    /// Something can be sent as far as is known.
+    ready: bool,
+    /// Something is to be sent, but waits for an input.
+    blocked: bool,
+    /// Packets and cost since the last packet that asked for an acknowledgement.
+    unasked_packets: u32,
+    unasked_cost: u32,
+    /// Messages started and completed that consume receive requests, and how many may be started.
+    recv_started: u32,
+    pub(crate) recv_done: u32,
+    pub(crate) recv_limit: Option<u32>,
+    pub(crate) window: Window,
+    pub(crate) rtt: Rtt,
+    /// A packet whose round trip is being measured, and when it left.
+    sample: Option<(Psn, u64)>,
+    /// The queue pair's own timeout; the probe; the end of an RNR wait.
+    timeout_at: u64,
+    probe_at: u64,
+    pub(crate) rnr_until: u64,
+    probe_due: bool,
+    /// A probe was sent that ends before this PSN.
+    pub(crate) probed: Option<Psn>,
+    pub(crate) retries_left: u8,
+    pub(crate) rnr_left: u8,
+    /// When the cursor last went back, and from where.
+    rewound_at: u64,
+    rewound_una: Option<Psn>,
+}
+
+impl Requester {
+    pub(crate) fn new(path: &Path, config: &QpConfig, psn: Psn, index: u32) -> Self {
+        Self {
+            inflight: Inflight::new(),
+            una_index: index,
+            una_psn: psn,
+            una_cost: 0,
+            next_index: index,
+            next_psn: psn,
+            next_cost: 0,
+            cur_index: index,
+            cur_packet: 0,
+            cur_psn: psn,
+            cur_cost: 0,
+            current: None,
+            sent_psn: psn,
+            unanswered: Unanswered::new(path.max_rd_atomic),
+            ready: false,
+            blocked: false,
+            unasked_packets: 0,
+            unasked_cost: 0,
+            recv_started: 0,
+            recv_done: 0,
+            recv_limit: None,
+            window: Window::new(config.window_bytes, path.mtu),
+            rtt: Rtt::default(),
+            sample: None,
+            timeout_at: NEVER,
+            probe_at: NEVER,
+            rnr_until: NEVER,
+            probe_due: false,
+            probed: None,
+            retries_left: path.retry_cnt,
+            rnr_left: path.rnr_retry,
+            rewound_at: 0,
+            rewound_una: None,
+        }
+    }
+
+    /// The limits of the path changed.
+    pub(crate) fn update(&mut self, path: &Path) {
+        self.retries_left = path.retry_cnt;
+        self.rnr_left = path.rnr_retry;
+        if self.unanswered.ends.len() != usize::from(path.max_rd_atomic) && self.unanswered.len == 0 {
+            self.unanswered = Unanswered::new(path.max_rd_atomic);
+        }
+    }
+    /// Requests were posted, or may be started now.
+    #[inline]
+    pub(crate) fn posted(&mut self) {
+        self.ready = true;
+    }
+    /// An input came that may lift what sending waits for.
+    #[inline]
+    pub(crate) fn unblock(&mut self) {
+        self.ready |= self.blocked;
+    }
+    /// Whether every message that was started is completed.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.una_index == self.next_index
+    }
+    #[inline]
+    pub(crate) fn wants_transmit(&self) -> bool {
+        self.ready || self.probe_due
+    }
+    /// When [`timeout`](Self::timeout) is due.
+    #[inline]
+    pub(crate) fn deadline_ns(&self) -> u64 {
+        self.timeout_at.min(self.probe_at).min(self.rnr_until)
+    }
+    /// Kind of the oldest request in flight.
+    #[inline]
+    pub(crate) fn una_kind(&self) -> Kind {
+        self.inflight.slot(self.una_index).kind
+    }
+    /// First PSN of a message in flight.
+    #[inline]
+    pub(crate) fn first_psn(&self, index: u32) -> Psn {
+        let s = self.inflight.slot(index);
+        Psn::new(u32::from(s.psn_high) << 16 | u32::from(s.psn_low))
+    }
+    /// The PSN and the cost behind a message in flight.
+    #[inline]
+    pub(crate) fn end_of(&self, index: u32) -> (Psn, u16) {
+        let next = index.wrapping_add(1);
+        if next == self.next_index {
+            (self.next_psn, self.next_cost)
+        } else {
+            (self.first_psn(next), self.inflight.slot(next).cost)
+        }
+    }
+    pub(crate) fn stats(&self) -> WindowStats {
+        WindowStats {
+            cwnd_bytes: self.window.units() * UNIT_BYTES,
+            inflight_bytes: u32::from(self.cur_cost.wrapping_sub(self.una_cost)) * UNIT_BYTES,
+            srtt_ns: self.rtt.srtt_ns,
+            rttvar_ns: self.rtt.rttvar_ns,
+        }
+    }
+
+    /// Sends up to `max` packets; returns how many, and why the oldest request failed if it did.
+    #[inline]
+    pub(crate) fn poll<H: Host, T: TxSink>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        may_start: bool,
+        host: &mut H,
+        tx: &mut T,
+        max: usize,
+    ) -> (usize, Option<WcStatus>) {
+        let mut sent = 0;
+        if self.rnr_until != NEVER {
+            self.ready = false;
+            return (0, None);
+        }
+        if self.probe_due && max > 0 {
+            match self.probe(now, path, host, tx) {
+                Ok(true) => sent += 1,
+                Ok(false) => return (0, None),
+                Err(status) => return (0, Some(status)),
+            }
+        }
+        while sent < max && self.ready {
+            match self.step(now, path, may_start, host, tx) {
+                Step::Sent => sent += 1,
+                Step::SinkFull => break,
+                Step::Idle => (self.ready, self.blocked) = (false, false),
+                Step::Blocked => (self.ready, self.blocked) = (false, true),
+                Step::Fail(status) => return (sent, Some(status)),
+            }
+        }
+        (sent, None)
+    }
+
+    #[inline]
+    fn step<H: Host, T: TxSink>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        may_start: bool,
+        host: &mut H,
+        tx: &mut T,
+    ) -> Step {
+        let current = match self.current {
+            Some(c) => c,
+            None => {
+                if self.cur_index == self.next_index && self.cur_index == host.sq_posted() {
+                    return Step::Idle;
+                }
+                let request = host.send_request(self.cur_index);
+                let kind = Kind::of(&request.op);
+                *self.current.insert(Current { request, kind, packets: path.packets(request.len) })
+            }
+        };
+        if self.cur_index == self.next_index {
+            if !may_start || !self.may_start(&current, path) {
+                return Step::Blocked;
+            }
+            if let Err(status) = check(&current, self.cur_index, path, host) {
+                return self.local_failure(status);
+            }
+        }
+        let (packets, cost) = extent(&current, self.cur_packet, path);
+        let inflight = u32::from(self.cur_cost.wrapping_sub(self.una_cost));
+        let outstanding = span(self.una_psn, self.cur_psn);
+        if (inflight > 0 && inflight + u32::from(cost) > self.window.units())
+            || outstanding + packets > MAX_OUTSTANDING
+            || (current.kind.is_answered() && self.unanswered.len == self.unanswered.ends.len())
+        {
+            return Step::Blocked;
+        }
+        if self.cur_index == self.next_index {
+            self.start(&current, path);
+        }
+        self.unasked_packets += 1;
+        self.unasked_cost += u32::from(cost);
+        let ask = self.unasked_packets >= ACK_EVERY_PACKETS || self.unasked_cost * 4 >= self.window.units();
+        match emit(&current, self.cur_index, self.cur_packet, self.cur_psn, ask, path, host, tx) {
+            Ok(Some(e)) => {
+                self.sent(now, &current, &e, ask, path, host);
+                Step::Sent
+            }
+            Ok(None) => Step::SinkFull,
+            Err(status) => self.local_failure(status),
+        }
+    }
+
+    /// Fails the request at the cursor, once all before it are completed.
+    #[cold]
+    fn local_failure(&self, status: WcStatus) -> Step {
+        if self.una_index == self.cur_index { Step::Fail(status) } else { Step::Blocked }
+    }
+
+    /// Whether the rules between messages let the next one start.
+    #[inline]
+    fn may_start(&mut self, current: &Current, _path: &Path) -> bool {
+        if current.request.flags.contains(SendFlags::FENCE) && self.unanswered.len > 0 {
+            return false;
+        }
+        // Without credits one message may go, as a probe, when nothing else is in flight.
+        if let Some(limit) = self.recv_limit
+            && current.kind.consumes_recv()
+            && self.recv_started.wrapping_sub(limit) as i32 >= 0
+            && self.una_psn != self.cur_psn
+        {
+            return false;
+        }
+        self.inflight.make_room(self.una_index, self.next_index.wrapping_sub(self.una_index))
+    }
+
+    /// Gives the message at the cursor its PSNs.
+    #[inline]
+    fn start(&mut self, current: &Current, path: &Path) {
+        self.inflight.put(self.next_index, self.next_psn, current.kind, self.next_cost);
+        self.next_index = self.next_index.wrapping_add(1);
+        self.next_psn = self.next_psn.add(current.packets);
+        let last = current.request.len - (current.packets - 1) * path.mtu;
+        self.next_cost = self
+            .next_cost
+            .wrapping_add(path.full_cost.wrapping_mul((current.packets - 1) as u16))
+            .wrapping_add(packet_cost(last));
+        self.recv_started = self.recv_started.wrapping_add(current.kind.consumes_recv().into());
+    }
+
+    /// A packet at the cursor left: moves the cursor on.
+    #[inline]
+    fn sent<H: Host>(
+        &mut self,
+        now: Instant,
+        current: &Current,
+        e: &Emitted,
+        asked: bool,
+        path: &Path,
+        host: &mut H,
+    ) {
+        let now_ns = now.as_nanos();
+        let psn = self.cur_psn;
+        self.cur_psn = psn.add(e.packets);
+        self.cur_packet += e.packets;
+        self.cur_cost = self.cur_cost.wrapping_add(e.cost);
+        if current.kind.is_answered() {
+            self.unanswered.push(self.cur_psn);
+        }
+        let ends = self.cur_packet == current.packets;
+        if asked || ends {
+            (self.unasked_packets, self.unasked_cost) = (0, 0);
+        }
+        if span(self.una_psn, self.cur_psn) > span(self.una_psn, self.sent_psn) {
+            self.sent_psn = self.cur_psn;
+            if self.sample.is_none() && (asked || ends) {
+                self.sample = Some((psn, now_ns));
+            }
+        } else {
+            host.count(Count::Retransmitted);
+        }
+        if ends {
+            self.cur_index = self.cur_index.wrapping_add(1);
+            self.cur_packet = 0;
+            self.current = None;
+        }
+        if self.probe_at == NEVER {
+            self.arm(now_ns, path);
+        }
+    }
+
+    /// Sends the oldest unacknowledged packet once more, by itself, and asks what became of it.
+    /// `false`: the sink is full.
+    #[cold]
+    fn probe<H: Host, T: TxSink>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        host: &mut H,
+        tx: &mut T,
+    ) -> Result<bool, WcStatus> {
+        if self.una_psn == self.sent_psn {
+            self.probe_due = false;
+            return Ok(true);
+        }
+        let request = host.send_request(self.una_index);
+        let current = Current { request, kind: Kind::of(&request.op), packets: path.packets(request.len) };
+        let packet = span(self.first_psn(self.una_index), self.una_psn);
+        match emit(&current, self.una_index, packet, self.una_psn, true, path, host, tx)? {
+            None => Ok(false),
+            Some(e) => {
+                host.count(Count::Probe);
+                self.probe_due = false;
+                self.probed = Some(self.una_psn.add(e.packets));
+                self.sample = None;
+                self.rtt.probed();
+                self.probe_at = now.as_nanos().saturating_add(self.rtt.probe_ns(path.timeout_ns));
+                Ok(true)
+            }
+        }
+    }
+
+    /// Time passed. An error is the end of the oldest request.
+    pub(crate) fn timeout<H: Host>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        host: &mut H,
+    ) -> Result<(), WcStatus> {
+        let now_ns = now.as_nanos();
+        if now_ns >= self.rnr_until {
+            self.rnr_until = NEVER;
+            self.ready = true;
+        }
+        if now_ns >= self.timeout_at {
+            if self.retries_left == 0 {
+                return Err(WcStatus::RetryExceeded);
+            }
+            self.retries_left -= 1;
+            host.count(Count::Timeout);
+            self.timeout_at = now_ns.saturating_add(path.timeout_ns);
+            self.probe_at = now_ns.saturating_add(self.rtt.probe_ns(path.timeout_ns));
+            self.rewind(now_ns);
+        } else if now_ns >= self.probe_at {
+            self.probe_due = true;
+            self.probe_at = now_ns.saturating_add(self.rtt.probe_ns(path.timeout_ns));
+        }
+        Ok(())
+    }
+
+    /// Starts the timers of the oldest packet in flight.
+    #[inline]
+    fn arm(&mut self, now_ns: u64, path: &Path) {
+        self.timeout_at = now_ns.saturating_add(path.timeout_ns);
+        self.probe_at = now_ns.saturating_add(self.rtt.probe_ns(path.timeout_ns));
+    }
+    /// Stops the timers.
+    pub(crate) fn disarm(&mut self) {
+        (self.timeout_at, self.probe_at, self.probe_due) = (NEVER, NEVER, false);
+    }
+
+    /// `una` moved on: restarts timers and counts, measures, grows the window, lets the cursor catch up.
+    #[inline]
+    pub(crate) fn progressed(&mut self, now: Instant, path: &Path, cost: u16) {
+        let now_ns = now.as_nanos();
+        self.rtt.progressed();
+        self.retries_left = path.retry_cnt;
+        self.rnr_left = path.rnr_retry;
+        self.probe_due = false;
+        if let Some((psn, at)) = self.sample
+            && psn.is_before(self.una_psn)
+        {
+            self.rtt.sample(now_ns.saturating_sub(at));
+            self.sample = None;
+        }
+        // A window that is not used says nothing about the path.
+        let inflight = u32::from(self.cur_cost.wrapping_sub(self.una_cost)) + u32::from(cost);
+        let used = self.blocked || inflight * 2 >= self.window.units();
+        self.window.acknowledged(cost.into(), used && !self.rtt.is_congested());
+        self.unanswered.release(self.una_psn);
+        let sent = span(self.una_psn, self.sent_psn);
+        if span(self.una_psn, self.cur_psn) > sent {
+            self.cursor_to_una();
+        }
+        if sent == 0 {
+            self.disarm();
+        } else {
+            self.arm(now_ns, path);
+        }
+        self.unblock();
+    }
+
+    /// The peer saw congestion.
+    pub(crate) fn marked(&mut self, now_ns: u64) {
+        self.window.marked(now_ns, self.rtt.srtt_ns);
+    }
+
+    /// Whether going back makes sense: not a second time from the same packet within a round trip.
+    pub(crate) fn may_rewind(&self, now: Instant) -> bool {
+        self.rewound_una != Some(self.una_psn)
+            || now.as_nanos().saturating_sub(self.rewound_at) >= self.rtt.srtt_ns.max(MIN_REWIND_NS)
+    }
+    /// Goes back to the oldest unacknowledged packet, since packets were lost.
+    #[cold]
+    pub(crate) fn rewind(&mut self, now_ns: u64) {
+        self.window.lost(now_ns, self.rtt.srtt_ns);
+        self.go_back(now_ns);
+    }
+    /// Goes back to the oldest unacknowledged packet.
+    pub(crate) fn go_back(&mut self, now_ns: u64) {
+        self.cursor_to_una();
+        (self.rewound_at, self.rewound_una) = (now_ns, Some(self.una_psn));
+        self.unanswered.len = 0;
+        self.sample = None;
+        self.probed = None;
+        self.probe_due = false;
+        (self.unasked_packets, self.unasked_cost) = (0, 0);
+        self.ready = true;
+    }
+    fn cursor_to_una(&mut self) {
+        self.cur_index = self.una_index;
+        self.cur_packet = if self.una_index == self.next_index {
+            0
+        } else {
+            span(self.first_psn(self.una_index), self.una_psn)
+        };
+        self.cur_psn = self.una_psn;
+        self.cur_cost = self.una_cost;
+        self.current = None;
+    }
+
+    /// Completes the oldest request with `status` (unless there is none) and all others as flushed.
+    pub(crate) fn flush<H: Host>(&mut self, status: WcStatus, host: &mut H) {
+        let posted = host.sq_posted();
+        let mut status = status;
+        while self.una_index != posted {
+            host.complete_send(self.una_index, status, 0);
+            self.una_index = self.una_index.wrapping_add(1);
+            status = WcStatus::WrFlushed;
+        }
+        self.next_index = posted;
+        self.next_psn = self.sent_psn;
+        self.una_psn = self.sent_psn;
+        self.cursor_to_una();
+        self.disarm();
+        self.rnr_until = NEVER;
+        (self.ready, self.blocked) = (false, false);
+    }
+}
+
+/// PSNs and cost of what is sent next of a message, from its packet `packet` on: one packet of a SEND or
+/// WRITE, all that one request asks for of a READ.
+#[inline]
+fn extent(current: &Current, packet: u32, path: &Path) -> (u32, u16) {
+    let packets = if current.kind == Kind::Read {
+        ((packet | (path.chunk - 1)) + 1).min(current.packets) - packet
+    } else {
+        1
+    };
+    let cost = if packet + packets == current.packets {
+        let last = current.request.len - (current.packets - 1) * path.mtu;
+        path.full_cost.wrapping_mul((packets - 1) as u16).wrapping_add(packet_cost(last))
+    } else {
+        path.full_cost.wrapping_mul(packets as u16)
+    };
+    (packets, cost)
+}
+
+/// Checks a request before its first packet.
+#[inline]
+fn check<H: Host>(current: &Current, index: u32, path: &Path, host: &mut H) -> Result<(), WcStatus> {
+    let len = current.request.len;
+    if u64::from(len) > MAX_MESSAGE_BYTES || (current.kind == Kind::Atomic && len != 8) {
+        return Err(WcStatus::LocalLength);
+    }
+    let answered = current.kind.is_answered();
+    if answered && path.max_rd_atomic == 0 {
+        return Err(WcStatus::LocalQpOperation);
+    }
+    // A message of one packet is checked as it is gathered.
+    if len > 0 && (answered || current.packets > 1) {
+        host.check_local(index, answered).map_err(local_status)?;
+    }
+    Ok(())
+}
+
+/// The completion status of a local failure.
+pub(crate) fn local_status(error: LocalError) -> WcStatus {
+    match error {
+        LocalError::Protection => WcStatus::LocalProtection,
+        LocalError::Length => WcStatus::LocalLength,
+    }
+}
+
+/// Builds one packet of a message. `None`: the sink is full.
+#[inline]
+#[expect(clippy::too_many_arguments, reason = "the parts of a packet; a struct would be built for one call")]
+fn emit<H: Host, T: TxSink>(
+    current: &Current,
+    index: u32,
+    packet: u32,
+    psn: Psn,
+    ask: bool,
+    path: &Path,
+    host: &mut H,
+    tx: &mut T,
+) -> Result<Option<Emitted>, WcStatus> {
+    let request = &current.request;
+    let (packets, cost) = extent(current, packet, path);
+    let emitted = Ok(Some(Emitted { packets, cost }));
+    if current.kind.is_answered() {
+        let (op, ext) = answered_headers(request, packet, packets, path);
+        let bth = path.bth(op, BthFlags::empty(), 0, psn);
+        if reserve_packet(tx, None, &bth, &ext, 0).is_none() {
+            return Ok(None);
+        }
+        tx.commit();
+        return emitted;
+    }
+    let offset = packet * path.mtu;
+    let len = (request.len - offset).min(path.mtu);
+    let last = packet + 1 == current.packets;
+    let (op, ext) = headers(request, packet == 0, last);
+    let mut flags = BthFlags::empty();
+    if ask || last {
+        flags |= BthFlags::ACK_REQ;
+    }
+    if last && current.kind.consumes_recv() && request.flags.contains(SendFlags::SOLICITED) {
+        flags |= BthFlags::SOLICITED;
+    }
+    let bth = path.bth(op, flags, pad(len as usize), psn);
+    let Some(body) = reserve_packet(tx, None, &bth, &ext, len as usize) else { return Ok(None) };
+    if len > 0 {
+        host.gather(index, offset, body).map_err(local_status)?;
+    }
+    tx.commit();
+    emitted
+}
+
+fn reth(remote: RemoteAddr, len: u32) -> Reth {
+    Reth { va: Be64::new(remote.addr), rkey: Be32::new(remote.rkey.raw()), dma_len: Be32::new(len) }
+}
+
+/// Opcode and extended headers of a packet of a SEND or RDMA WRITE.
+#[inline]
+pub(crate) fn headers(request: &SendRequest, first: bool, last: bool) -> (PacketOp, Ext) {
+    use PacketOp as P;
+    let op = |only, begin, middle, end| match (first, last) {
+        (true, true) => only,
+        (true, false) => begin,
+        (false, false) => middle,
+        (false, true) => end,
+    };
+    let mut ext = Ext::none();
+    let op = match request.op {
+        SendOp::SendImm(imm) => {
+            if last {
+                ext.push(&ImmDt { data: Be32::new(imm) });
+            }
+            op(P::SendOnlyImm, P::SendFirst, P::SendMiddle, P::SendLastImm)
+        }
+        SendOp::SendInv(rkey) => {
+            if last {
+                ext.push(&Ieth { rkey: Be32::new(rkey.raw()) });
+            }
+            op(P::SendOnlyInv, P::SendFirst, P::SendMiddle, P::SendLastInv)
+        }
+        SendOp::Write(remote) => {
+            if first {
+                ext.push(&reth(remote, request.len));
+            }
+            op(P::WriteOnly, P::WriteFirst, P::WriteMiddle, P::WriteLast)
+        }
+        SendOp::WriteImm(remote, imm) => {
+            if first {
+                ext.push(&reth(remote, request.len));
+            }
+            if last {
+                ext.push(&ImmDt { data: Be32::new(imm) });
+            }
+            op(P::WriteOnlyImm, P::WriteFirst, P::WriteMiddle, P::WriteLastImm)
+        }
+        _ => op(P::SendOnly, P::SendFirst, P::SendMiddle, P::SendLast),
+    };
+    (op, ext)
+}
+
+/// Opcode and extended header of a READ or atomic request.
+fn answered_headers(request: &SendRequest, packet: u32, packets: u32, path: &Path) -> (PacketOp, Ext) {
+    let atomic = |remote: RemoteAddr, swap_add, compare| {
+        Ext::one(&AtomicEth {
+            va: Be64::new(remote.addr),
+            rkey: Be32::new(remote.rkey.raw()),
+            swap_add: Be64::new(swap_add),
+            compare: Be64::new(compare),
+        })
+    };
+    match request.op {
+        SendOp::CompareSwap { remote, compare, swap } => {
+            (PacketOp::CompareSwap, atomic(remote, swap, compare))
+        }
+        SendOp::FetchAdd { remote, add } => (PacketOp::FetchAdd, atomic(remote, add, 0)),
+        SendOp::Read(remote) => {
+            let offset = packet * path.mtu;
+            let len = u64::from(packets) * u64::from(path.mtu);
+            let len = len.min(u64::from(request.len - offset)) as u32;
+            let at = RemoteAddr { addr: remote.addr.wrapping_add(offset.into()), ..remote };
+            (PacketOp::ReadRequest, Ext::one(&reth(at, len)))
+        }
+        _ => unreachable!("only READ and atomics are answered: {:?}", request.op),
+    }
+}
