@@ -116,6 +116,9 @@ impl SoftHca {
 
 impl Drop for SoftHca {
     fn drop(&mut self) {
+        if self.shared.fork.is_child() {
+            return;
+        }
         self.shared.sleeper.stop();
         if let Some(t) = self.thread.take()
             && t.thread().id() != std::thread::current().id()
@@ -368,6 +371,9 @@ impl Device for SoftHca {
     }
     fn counters(&self) -> Vec<Counter> {
         let mut out = Vec::new();
+        if self.shared.fork.is_child() {
+            return out;
+        }
         self.shared.control(|e| {
             let t = &e.core.tables;
             e.core.counters.list(&t.counts, &mut out);
@@ -383,6 +389,7 @@ impl Device for SoftHca {
     }
 
     fn alloc_pd(&self) -> Result<PdHandle, DeviceError> {
+        self.shared.fork.check()?;
         self.shared.control(|e| {
             let pds = &mut e.core.tables.pds;
             pds.insert(Pd { users: 0 })
@@ -391,6 +398,7 @@ impl Device for SoftHca {
         })
     }
     fn dealloc_pd(&self, pd: PdHandle) -> Result<(), DeviceError> {
+        self.shared.fork.check()?;
         self.shared.control(|e| {
             let users = e.use_pd(pd)?.users;
             if users > 0 {
@@ -402,9 +410,11 @@ impl Device for SoftHca {
     }
 
     fn alloc_memory(&self, len: usize) -> Result<DmaMemory, DeviceError> {
+        self.shared.fork.check()?;
         crate::memory::alloc(len)
     }
     unsafe fn reg_mr(&self, pd: PdHandle, mr: &MrInit) -> Result<MrKeys, DeviceError> {
+        self.shared.fork.check()?;
         let max = self.shared.attr.max_mr_bytes;
         let fits = (mr.addr.addr().get() as u64).checked_add(mr.len as u64).is_some();
         if mr.len == 0 || mr.len as u64 > max || !fits || mr.iova.checked_add(mr.len as u64).is_none() {
@@ -418,6 +428,7 @@ impl Device for SoftHca {
         })
     }
     fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError> {
+        self.shared.fork.check()?;
         // All copies run under the engine's lock, so none is under way when this returns.
         self.shared.control(|e| {
             let pd = e.core.tables.mrs.deregister(mr)?;
@@ -427,6 +438,7 @@ impl Device for SoftHca {
     }
 
     fn create_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError> {
+        self.shared.fork.check()?;
         in_range("completion queue depth", depth, 1, MAX_CQE)?;
         let (producer, consumer) = ring(depth, 0);
         let shared = Arc::new(CqShared::new());
@@ -448,6 +460,7 @@ impl Device for SoftHca {
         Ok((handle, Box::new(port)))
     }
     fn destroy_cq(&self, cq: CqHandle) -> Result<(), DeviceError> {
+        self.shared.fork.check()?;
         self.shared.control(|e| {
             let users = u64::from(*e.cq_users(cq)?);
             if users > 0 {
@@ -463,6 +476,7 @@ impl Device for SoftHca {
         pd: PdHandle,
         init: &SrqInit,
     ) -> Result<(SrqHandle, Box<dyn RecvPort>), DeviceError> {
+        self.shared.fork.check()?;
         in_range("max_wr", init.max_wr, 1, MAX_WR)?;
         in_range("max_sge", init.max_sge, 0, MAX_SGE)?;
         let (producer, consumer) = ring(init.max_wr, init.max_sge as usize);
@@ -479,6 +493,7 @@ impl Device for SoftHca {
         Ok((handle, Box::new(SrqPort { ring: producer, max_sge: init.max_sge })))
     }
     fn set_srq_limit(&self, srq: SrqHandle, limit: u32) -> Result<(), DeviceError> {
+        self.shared.fork.check()?;
         self.shared.control(|e| {
             let tables = &mut e.core.tables;
             let q = tables.srqs.get_mut(srq.index, srq.generation);
@@ -492,6 +507,7 @@ impl Device for SoftHca {
         })
     }
     fn destroy_srq(&self, srq: SrqHandle) -> Result<(), DeviceError> {
+        self.shared.fork.check()?;
         self.shared.control(|e| {
             let srqs = &mut e.core.tables.srqs;
             let q = srqs.get(srq.index, srq.generation);
@@ -506,6 +522,7 @@ impl Device for SoftHca {
     }
 
     fn create_ah(&self, pd: PdHandle, av: &AddressVector) -> Result<AhHandle, DeviceError> {
+        self.shared.fork.check()?;
         self.shared.control(|e| {
             e.use_pd(pd)?;
             if e.core.ahs.vacant().is_none() {
@@ -518,6 +535,7 @@ impl Device for SoftHca {
         })
     }
     fn destroy_ah(&self, ah: AhHandle) -> Result<(), DeviceError> {
+        self.shared.fork.check()?;
         self.shared.control(|e| {
             let gone = e.core.ahs.remove(ah.index, ah.generation);
             let gone = gone.ok_or_else(|| unknown("address handle", ah.index))?;
@@ -528,26 +546,33 @@ impl Device for SoftHca {
     }
 
     fn create_qp(&self, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
+        self.shared.fork.check()?;
         self.shared.control(|e| e.create_qp(&self.shared, pd, init))
     }
     fn modify_qp(&self, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {
+        self.shared.fork.check()?;
         let now = self.shared.time.now();
         let done = self.shared.control(|e| e.modify_qp(now, qp, attr));
         self.shared.sleeper.nudge();
         done
     }
     fn query_qp(&self, qp: QpHandle) -> Result<QpStatus, DeviceError> {
+        self.shared.fork.check()?;
         self.shared.control(|e| {
             let q = e.core.qps.get(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
             Ok(QpStatus { state: q.machine.state(), attr: *q.machine.attr(), cap: q.res.cap })
         })
     }
     fn destroy_qp(&self, qp: QpHandle) -> Result<(), DeviceError> {
+        self.shared.fork.check()?;
         let now = self.shared.time.now();
         self.shared.control(|e| e.destroy_qp(now, qp))
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {
+        if self.shared.fork.is_child() {
+            return None;
+        }
         self.shared.events.pop()
     }
     fn set_event_waker(&self, waker: &Waker) {
@@ -558,6 +583,9 @@ impl Device for SoftHca {
         self.shared.program_turn()
     }
     fn next_deadline(&self) -> Option<Duration> {
+        if self.shared.fork.is_child() {
+            return None;
+        }
         self.shared.prepare_wait();
         self.shared.next_deadline()
     }

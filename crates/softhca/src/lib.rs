@@ -41,6 +41,8 @@ mod doorbell;
 #[cfg(not(loom))]
 mod engine;
 #[cfg(not(loom))]
+mod fork;
+#[cfg(not(loom))]
 mod memory;
 #[cfg(not(loom))]
 mod mr;

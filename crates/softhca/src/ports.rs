@@ -31,6 +31,9 @@ pub(crate) struct QpSendPort {
 
 impl QpSendPort {
     fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        if self.hca.fork.is_child() {
+            return Err(PostErrorKind::Destroyed);
+        }
         let state = decode_state(self.qp.state.load(Ordering::Relaxed)).ok_or(PostErrorKind::Destroyed)?;
         if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err(PostErrorKind::WrongState(state));
@@ -132,7 +135,8 @@ pub(crate) struct QpRecvPort {
 
 impl RecvPort for QpRecvPort {
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
-        batch(wrs, |wr| match decode_state(self.qp.state.load(Ordering::Relaxed)) {
+        let child = self.hca.fork.is_child();
+        batch(wrs, |wr| match decode_state(self.qp.state.load(Ordering::Relaxed)).filter(|_| !child) {
             None => Err(PostErrorKind::Destroyed),
             Some(QpState::Reset) => Err(PostErrorKind::WrongState(QpState::Reset)),
             Some(_) => push_recv(&mut self.ring, self.max_sge, wr),
@@ -215,6 +219,9 @@ impl SoftCq {
 impl CqPort for SoftCq {
     #[inline]
     fn poll(&mut self, out: &mut [Completion]) -> usize {
+        if self.hca.fork.is_child() {
+            return 0;
+        }
         let n = self.take(out);
         if n > 0 || out.is_empty() || self.hca.progress == Progress::Thread {
             return n;
@@ -223,6 +230,9 @@ impl CqPort for SoftCq {
         self.take(out)
     }
     fn arm(&mut self, notify: Notify) {
+        if self.hca.fork.is_child() {
+            return;
+        }
         self.shared.arm(notify);
         if self.wait.is_some() && self.hca.progress != Progress::Thread && self.hca.prepare_wait() {
             self.shared.notify();

@@ -9,6 +9,7 @@ use hca_core::{DeviceAttr, DeviceError, PortAttr};
 use crate::cq::epoll_of;
 use crate::doorbell::Doorbell;
 use crate::engine::Engine;
+use crate::fork::Fork;
 use crate::notify::{EventFd, TimerFd};
 use crate::options::{Progress, Time};
 use crate::progress::Sleeper;
@@ -26,6 +27,7 @@ pub(crate) struct Shared {
     pub(crate) port: PortAttr,
     pub(crate) events: Arc<Events>,
     pub(crate) sleeper: Sleeper,
+    pub(crate) fork: Fork,
     /// A copy of the fabric's descriptor, for those that sleep without the engine's lock.
     pub(crate) fabric_fd: Option<OwnedFd>,
     wait: OnceLock<DeviceWait>,
@@ -53,14 +55,14 @@ impl Shared {
             .transpose()
             .map_err(|source| DeviceError::Io { doing: "copying the network's descriptor", source })?;
         let engine = TurnLock::new(engine);
-        let (bell, wait) = (Doorbell::new(), OnceLock::new());
-        Ok(Self { engine, bell, time, progress, attr, port, events, sleeper, fabric_fd, wait })
+        let (bell, wait, fork) = (Doorbell::new(), OnceLock::new(), Fork::new());
+        Ok(Self { engine, bell, time, progress, attr, port, events, sleeper, fork, fabric_fd, wait })
     }
 
     /// A turn by the program, in the modes in which it turns.
     #[inline]
     pub(crate) fn program_turn(&self) -> bool {
-        if self.progress == Progress::Thread {
+        if self.progress == Progress::Thread || self.fork.is_child() {
             return false;
         }
         let worked = self.engine.try_turn(|e| e.turn(self.time.now(), &self.bell));
@@ -71,6 +73,9 @@ impl Shared {
     /// A queue pair has something new.
     #[inline]
     pub(crate) fn posted(&self, qp: &Arc<QpShared>) {
+        if self.fork.is_child() {
+            return;
+        }
         self.bell.ring(qp);
         if self.progress == Progress::Thread {
             self.sleeper.wake_if_asleep();
