@@ -64,7 +64,8 @@ impl TxBatch {
         self.sent == self.trains.len()
     }
 
-    /// Bytes gathered since the batch was last empty, sent ones included.
+    /// Bytes gathered since the batch was last empty, sent ones included: where the packet reserved
+    /// next will stand.
     pub fn len_bytes(&self) -> usize {
         self.used
     }
@@ -116,10 +117,6 @@ impl TxBatch {
     pub fn bytes_mut(&mut self, train: &Train) -> &mut [u8] {
         &mut self.buf[train.start..train.start + train.len]
     }
-    /// The first free byte: where the packet reserved next will stand.
-    pub fn position(&self) -> usize {
-        self.used
-    }
     /// Bytes that are still free. A packet takes [`ICRC_BYTES`] more than its transport bytes.
     pub fn room(&self) -> usize {
         self.buf.len() - self.used
@@ -127,6 +124,10 @@ impl TxBatch {
     /// Has a bit flipped on its way, after the ICRC was put on: byte `offset` of the batch.
     pub fn flip_later(&mut self, offset: usize, bit: u8) {
         self.flips.push((offset, bit & 7));
+    }
+    /// A bit that is to be flipped within this range of the batch, as (offset into the range, bit).
+    pub(crate) fn flip_within(&self, range: core::ops::Range<usize>) -> Option<(usize, u8)> {
+        self.flips.iter().find(|f| range.contains(&f.0)).map(|&(at, bit)| (at - range.start, bit))
     }
     /// Flips the bits that were asked for within a train. The fabric calls it once the ICRCs are on, and
     /// once more to take the flips back when the train could not leave.

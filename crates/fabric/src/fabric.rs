@@ -166,3 +166,36 @@ pub trait Fabric: Send {
     /// Installs (or removes) a tap.
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>);
 }
+
+impl<F: Fabric + ?Sized> Fabric for Box<F> {
+    fn attr(&self) -> &FabricAttr {
+        (**self).attr()
+    }
+    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+        (**self).open_path(av)
+    }
+    fn close_path(&mut self, path: PathId) {
+        (**self).close_path(path);
+    }
+    fn send(&mut self, now: Instant, batch: &mut TxBatch) {
+        (**self).send(now, batch);
+    }
+    fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
+        (**self).recv(now, budget, sink)
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        (**self).next_deadline()
+    }
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        (**self).wait_fd()
+    }
+    fn prepare_wait(&mut self) -> bool {
+        (**self).prepare_wait()
+    }
+    fn counters(&self, out: &mut Vec<Counter>) {
+        (**self).counters(out);
+    }
+    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
+        (**self).set_tap(tap);
+    }
+}

@@ -6,18 +6,24 @@
 //! | `batch` | packets to send, gathered into trains |
 //! | `fabric` | the trait |
 //! | `icrc`, `flow` | the ICRC of a flow, the IPv4 Identification predicted and solved |
+//! | `capture` | a tap that writes pcapng |
+//! | `faulty` | a layer of loss, duplication, reordering, delay and corruption, by seed |
 //! | `loopback` | a network inside of the process, for tests |
 //! | `udp` | plain UDP sockets |
 #![deny(unsafe_code)]
 
 mod batch;
+mod capture;
 mod fabric;
+mod faulty;
 mod flow;
 mod icrc;
 mod loopback;
 mod udp;
 
 pub use batch::{Train, TxBatch};
+pub use capture::Capture;
 pub use fabric::*;
+pub use faulty::{FaultPlan, FaultPlanError, Faults, Faulty, Script, Verdict};
 pub use loopback::{LoopbackFabric, LoopbackNet};
 pub use udp::{OpenError, UdpFabric, UdpOptions};

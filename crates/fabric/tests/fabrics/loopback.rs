@@ -1,7 +1,5 @@
 //! The suite over the loopback network.
 
-mod suite;
-
 use hca_fabric::LoopbackNet;
 
 #[test]
@@ -9,5 +7,5 @@ fn the_suite_passes_over_loopback() {
     let net = LoopbackNet::new();
     let a = net.attach("10.0.0.1".parse().unwrap());
     let b = net.attach("10.0.0.2".parse().unwrap());
-    suite::run(Box::new(a), Box::new(b));
+    crate::suite::run(Box::new(a), Box::new(b));
 }

@@ -6,15 +6,15 @@ use std::time::{Duration, Instant as Clock};
 use hca_core::{AddressVector, Counter, Gid, Instant};
 use hca_fabric::{Fabric, OpenError, PathId, RxBudget, TxBatch};
 
-pub const BUDGET: RxBudget = RxBudget { packets: 1024, bytes: 1 << 20 };
+pub(crate) const BUDGET: RxBudget = RxBudget { packets: 1024, bytes: 1 << 20 };
 
 /// Time stands still in these tests.
-pub fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::from_nanos(1_000_000)
 }
 
 /// Opens a fabric at a loopback address that this process found free.
-pub fn at_free_address<F>(salt: u32, open: impl Fn(IpAddr) -> Result<F, OpenError>) -> F {
+pub(crate) fn at_free_address<F>(salt: u32, open: impl Fn(IpAddr) -> Result<F, OpenError>) -> F {
     let seed = std::process::id().wrapping_mul(0x9e37_79b9).wrapping_add(salt.wrapping_mul(0x85eb_ca6b));
     for attempt in 0..64_u32 {
         let bits = seed.wrapping_add(attempt.wrapping_mul(0x00c2_b2ae)) & 0x00ff_ffff;
@@ -28,24 +28,24 @@ pub fn at_free_address<F>(salt: u32, open: impl Fn(IpAddr) -> Result<F, OpenErro
     panic!("no free loopback address in 64 attempts");
 }
 
-pub fn av(peer: IpAddr) -> AddressVector {
+pub(crate) fn av(peer: IpAddr) -> AddressVector {
     AddressVector { dgid: Gid::from_ip(peer), flow_label: 0, hop_limit: 0, traffic_class: 0 }
 }
 
 /// A packet of `len` bytes whose content tells its number.
-pub fn packet(number: u32, len: usize) -> Vec<u8> {
+pub(crate) fn packet(number: u32, len: usize) -> Vec<u8> {
     let mut p: Vec<u8> = (0..len).map(|i| (i as u32).wrapping_mul(7).wrapping_add(number) as u8).collect();
     p[8..12].copy_from_slice(&number.to_be_bytes());
     p
 }
 
-pub fn put(batch: &mut TxBatch, path: PathId, bytes: &[u8]) {
+pub(crate) fn put(batch: &mut TxBatch, path: PathId, bytes: &[u8]) {
     batch.reserve(path, bytes.len()).expect("room").copy_from_slice(bytes);
     batch.commit();
 }
 
 /// Receives until `count` packets came, or two seconds passed.
-pub fn receive(fabric: &mut dyn Fabric, count: usize) -> Vec<Vec<u8>> {
+pub(crate) fn receive(fabric: &mut dyn Fabric, count: usize) -> Vec<Vec<u8>> {
     let mut got = Vec::new();
     let deadline = Clock::now() + Duration::from_secs(2);
     while got.len() < count && Clock::now() < deadline {
@@ -54,14 +54,14 @@ pub fn receive(fabric: &mut dyn Fabric, count: usize) -> Vec<Vec<u8>> {
     got
 }
 
-pub fn counter(fabric: &dyn Fabric, name: &str) -> u64 {
+pub(crate) fn counter(fabric: &dyn Fabric, name: &str) -> u64 {
     let mut all: Vec<Counter> = Vec::new();
     fabric.counters(&mut all);
     all.iter().find(|c| c.name == name).unwrap_or_else(|| panic!("no counter {name}: {all:?}")).value
 }
 
 /// Sends packets from `a` to `b` and says what arrived.
-pub fn pass(a: &mut dyn Fabric, b: &mut dyn Fabric, packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
+pub(crate) fn pass(a: &mut dyn Fabric, b: &mut dyn Fabric, packets: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let path = a.open_path(&av(b.attr().local)).unwrap();
     let mut batch = TxBatch::with_capacity(4 << 20);
     for p in packets {
@@ -79,7 +79,7 @@ pub fn pass(a: &mut dyn Fabric, b: &mut dyn Fabric, packets: &[Vec<u8>]) -> Vec<
 }
 
 /// The suite.
-pub fn run(mut a: Box<dyn Fabric>, mut b: Box<dyn Fabric>) {
+pub(crate) fn run(mut a: Box<dyn Fabric>, mut b: Box<dyn Fabric>) {
     singles_and_trains_arrive_in_order(&mut *a, &mut *b);
     the_identification_is_predicted(&mut *a, &mut *b);
     a_flipped_bit_is_dropped_and_counted(&mut *a, &mut *b);

@@ -1,0 +1,276 @@
+//! A tap that writes what crosses a fabric into a pcapng file, for Wireshark and its kin.
+//!
+//! Frames carry Ethernet headers (with addresses made up from the IP addresses, since a socket shows
+//! none), and the IP header as the ICRC covers it: the true Identification, "don't fragment", a right
+//! checksum. The UDP checksum is 0 over IPv4, as RoCEv2 senders set it, and computed over IPv6.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use hca_core::Instant;
+use hca_core::wire::ROCEV2_PORT;
+
+use crate::{Direction, Tap, TapFrame};
+
+const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+const INTERFACE_DESCRIPTION: u32 = 1;
+const ENHANCED_PACKET: u32 = 6;
+const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
+const LINKTYPE_ETHERNET: u16 = 1;
+const OPT_END: u16 = 0;
+const OPT_IF_NAME: u16 = 2;
+const OPT_IF_TSRESOL: u16 = 9;
+const OPT_EPB_FLAGS: u16 = 2;
+/// Timestamps count nanoseconds.
+const TSRESOL_NS: u8 = 9;
+/// Headers in front of the UDP payload at most: Ethernet, IPv6, UDP.
+const MAX_FRAME_HEADERS: usize = 14 + 40 + 8;
+const DEFAULT_HOP_LIMIT: u8 = 64;
+/// Bytes that are held back before they are written.
+const BUFFER_BYTES: usize = 1 << 18;
+
+/// Writes frames as pcapng.
+pub struct Capture<W: Write + Send = File> {
+    // An `Option` only so that `into_inner` can take it out of a type that flushes when dropped.
+    out: Option<BufWriter<W>>,
+    /// Wall-clock time of the adapter's instant 0; found at the first frame if not given.
+    wall_at_zero: Option<Duration>,
+    written: u64,
+    limit: u64,
+    left_out: u64,
+    error: Option<io::Error>,
+}
+
+impl Capture<File> {
+    /// Creates a capture file; one that is there is replaced.
+    ///
+    /// # Errors
+    /// The file can't be created or written.
+    pub fn create(path: impl AsRef<Path>) -> io::Result<Self> {
+        Self::to_writer(File::create(path)?, "rocev2")
+    }
+}
+
+impl<W: Write + Send> Capture<W> {
+    /// Writes a capture to any writer; `interface` is the name that Wireshark shows.
+    ///
+    /// # Errors
+    /// The writer refuses.
+    pub fn to_writer(out: W, interface: &str) -> io::Result<Self> {
+        let mut capture = Self {
+            out: Some(BufWriter::with_capacity(BUFFER_BYTES, out)),
+            wall_at_zero: None,
+            written: 0,
+            limit: u64::MAX,
+            left_out: 0,
+            error: None,
+        };
+        let mut section = Vec::new();
+        section.extend(BYTE_ORDER_MAGIC.to_le_bytes());
+        section.extend([1, 0, 0, 0]);
+        section.extend((-1_i64).to_le_bytes());
+        capture.block(SECTION_HEADER, &[&section])?;
+        let mut description = Vec::new();
+        description.extend(LINKTYPE_ETHERNET.to_le_bytes());
+        description.extend([0; 6]);
+        option(&mut description, OPT_IF_NAME, interface.as_bytes());
+        option(&mut description, OPT_IF_TSRESOL, &[TSRESOL_NS]);
+        option(&mut description, OPT_END, &[]);
+        capture.block(INTERFACE_DESCRIPTION, &[&description])?;
+        Ok(capture)
+    }
+
+    /// Says which time of day the adapter's instant 0 was, as the time since 1970.
+    #[must_use]
+    pub fn with_wall_at_zero(mut self, wall: Duration) -> Self {
+        self.wall_at_zero = Some(wall);
+        self
+    }
+
+    /// Stops writing at this size of file; what comes later is counted only.
+    #[must_use]
+    pub fn with_limit(mut self, bytes: u64) -> Self {
+        self.limit = bytes;
+        self
+    }
+
+    /// Frames that were not written, for the limit or an error.
+    pub fn left_out(&self) -> u64 {
+        self.left_out
+    }
+
+    /// Writes out what is held back and gives the writer back.
+    ///
+    /// # Errors
+    /// The writer refuses, or refused before.
+    pub fn into_inner(mut self) -> io::Result<W> {
+        self.flush()?;
+        let out = self.out.take().expect("taken only here");
+        out.into_inner().map_err(io::IntoInnerError::into_error)
+    }
+
+    fn block(&mut self, kind: u32, parts: &[&[u8]]) -> io::Result<()> {
+        let body: usize = parts.iter().map(|p| p.len()).sum();
+        let total = (12 + body) as u32;
+        let out = self.out.as_mut().expect("taken only by into_inner");
+        out.write_all(&kind.to_le_bytes())?;
+        out.write_all(&total.to_le_bytes())?;
+        for part in parts {
+            out.write_all(part)?;
+        }
+        out.write_all(&total.to_le_bytes())?;
+        self.written += u64::from(total);
+        Ok(())
+    }
+
+    fn write(&mut self, now: Instant, frame: &TapFrame<'_>) -> io::Result<()> {
+        let since_zero = Duration::from_nanos(now.as_nanos());
+        let wall_at_zero = *self.wall_at_zero.get_or_insert_with(|| {
+            let wall = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            wall.saturating_sub(since_zero)
+        });
+        let ns = (wall_at_zero + since_zero).as_nanos() as u64;
+        let mut headers = [0; MAX_FRAME_HEADERS];
+        let headers = frame_headers(frame, &mut headers);
+        let captured = (headers.len() + frame.payload.len()) as u32;
+        let mut fixed = [0_u8; 20];
+        fixed[4..8].copy_from_slice(&((ns >> 32) as u32).to_le_bytes());
+        fixed[8..12].copy_from_slice(&(ns as u32).to_le_bytes());
+        fixed[12..16].copy_from_slice(&captured.to_le_bytes());
+        fixed[16..20].copy_from_slice(&captured.to_le_bytes());
+        let padding = [0_u8; 3];
+        let padding = &padding[..captured.next_multiple_of(4) as usize - captured as usize];
+        let mut options = [0_u8; 12];
+        options[..2].copy_from_slice(&OPT_EPB_FLAGS.to_le_bytes());
+        options[2] = 4;
+        options[4] = match frame.direction {
+            Direction::Rx => 1,
+            Direction::Tx => 2,
+        };
+        if self.written + 64 + u64::from(captured) > self.limit {
+            self.left_out += 1;
+            return Ok(());
+        }
+        self.block(ENHANCED_PACKET, &[&fixed, headers, frame.payload, padding, &options])
+    }
+}
+
+impl<W: Write + Send> Tap for Capture<W> {
+    fn frame(&mut self, now: Instant, frame: &TapFrame<'_>) {
+        if self.error.is_some() {
+            self.left_out += 1;
+            return;
+        }
+        if let Err(e) = self.write(now, frame) {
+            self.left_out += 1;
+            self.error = Some(e);
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        if let Some(e) = &self.error {
+            return Err(io::Error::new(e.kind(), e.to_string()));
+        }
+        self.out.as_mut().map_or(Ok(()), Write::flush)
+    }
+}
+
+impl<W: Write + Send> Drop for Capture<W> {
+    fn drop(&mut self) {
+        // Who wants to know of an error calls `flush` before.
+        let _ = self.flush();
+    }
+}
+
+/// One tap for several fabrics, or one that is still reachable once installed.
+impl<T: Tap> Tap for Arc<Mutex<T>> {
+    fn frame(&mut self, now: Instant, frame: &TapFrame<'_>) {
+        self.lock().unwrap_or_else(PoisonError::into_inner).frame(now, frame);
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        self.lock().unwrap_or_else(PoisonError::into_inner).flush()
+    }
+}
+
+fn option(out: &mut Vec<u8>, code: u16, value: &[u8]) {
+    out.extend(code.to_le_bytes());
+    out.extend((value.len() as u16).to_le_bytes());
+    out.extend(value);
+    out.resize(out.len().next_multiple_of(4), 0);
+}
+
+/// A locally administered address that tells the last four bytes of the IP address.
+fn mac(ip: IpAddr) -> [u8; 6] {
+    let tail = match ip {
+        IpAddr::V4(a) => a.octets(),
+        IpAddr::V6(a) => (a.to_bits() as u32).to_be_bytes(),
+    };
+    [2, 0, tail[0], tail[1], tail[2], tail[3]]
+}
+
+/// One's complement sum of 16-bit words, not yet folded.
+fn sum(bytes: &[u8]) -> u64 {
+    let (pairs, odd) = bytes.as_chunks::<2>();
+    let last = odd.first().map_or(0, |&b| u64::from(b) << 8);
+    pairs.iter().map(|&p| u64::from(u16::from_be_bytes(p))).sum::<u64>() + last
+}
+
+fn fold(mut sum: u64) -> u16 {
+    while sum >> 16 != 0 {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+/// Ethernet, IP and UDP header of a frame.
+fn frame_headers<'a>(frame: &TapFrame<'_>, out: &'a mut [u8; MAX_FRAME_HEADERS]) -> &'a [u8] {
+    let udp_len = (8 + frame.payload.len()) as u16;
+    let hops = if frame.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { frame.hop_limit };
+    out[..6].copy_from_slice(&mac(frame.dst));
+    out[6..12].copy_from_slice(&mac(frame.src));
+    let udp_at = match (frame.src, frame.dst) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => {
+            out[12..14].copy_from_slice(&[0x08, 0x00]);
+            let ip = &mut out[14..34];
+            (ip[0], ip[1], ip[6], ip[8], ip[9]) = (0x45, frame.traffic_class, 0x40, hops, 17);
+            ip[2..4].copy_from_slice(&(udp_len + 20).to_be_bytes());
+            ip[4..6].copy_from_slice(&frame.ident.to_be_bytes());
+            ip[12..16].copy_from_slice(&src.octets());
+            ip[16..20].copy_from_slice(&dst.octets());
+            let checksum = fold(sum(ip));
+            ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+            34
+        }
+        (src, dst) => {
+            let v6 = |ip| match ip {
+                IpAddr::V4(a) => a.to_ipv6_mapped(),
+                IpAddr::V6(a) => a,
+            };
+            out[12..14].copy_from_slice(&[0x86, 0xdd]);
+            let ip = &mut out[14..54];
+            let first = 6 << 28 | u32::from(frame.traffic_class) << 20;
+            ip[..4].copy_from_slice(&first.to_be_bytes());
+            ip[4..6].copy_from_slice(&udp_len.to_be_bytes());
+            (ip[6], ip[7]) = (17, hops);
+            ip[8..24].copy_from_slice(&v6(src).octets());
+            ip[24..40].copy_from_slice(&v6(dst).octets());
+            54
+        }
+    };
+    out[udp_at..udp_at + 2].copy_from_slice(&frame.src_port.to_be_bytes());
+    out[udp_at + 2..udp_at + 4].copy_from_slice(&ROCEV2_PORT.to_be_bytes());
+    out[udp_at + 4..udp_at + 6].copy_from_slice(&udp_len.to_be_bytes());
+    if udp_at == 54 {
+        let pseudo = sum(&out[22..54]) + u64::from(udp_len) + 17;
+        let checksum = match fold(pseudo + sum(&out[54..60]) + sum(frame.payload)) {
+            0 => 0xffff,
+            c => c,
+        };
+        out[60..62].copy_from_slice(&checksum.to_be_bytes());
+    }
+    &out[..udp_at + 8]
+}

@@ -1,0 +1,391 @@
+//! A layer that does to packets what bad networks do: loss, duplication, reordering, delay, corruption.
+//!
+//! Every packet is decided over by itself, also within trains, acknowledgements included, in each
+//! direction on its own; the decisions follow from the seed and the order of packets only.
+
+mod plan;
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use hca_core::wire::ICRC_BYTES;
+use hca_core::{AddressVector, Counter, Instant};
+
+use crate::{Direction, Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
+pub use plan::{FaultPlan, FaultPlanError, Faults, Script, Verdict};
+
+/// Packets that are held back at most; what comes beyond is lost.
+const MAX_HELD: usize = 4096;
+/// Bytes of survivors that wait for the fabric below.
+const OUT_BYTES: usize = 1 << 20;
+/// At most so many later packets overtake a reordered one.
+const MAX_OVERTAKERS: u64 = 4;
+/// A reordered packet that nothing overtakes goes on after this time.
+const REORDER_PATIENCE: Duration = Duration::from_millis(1);
+/// When the fabric below took nothing, it is asked again after this time.
+const RETRY_AFTER: Duration = Duration::from_micros(100);
+/// The byte of the BTH that the ICRC does not cover.
+const UNCOVERED_BYTE: usize = 4;
+
+/// A small generator of good numbers (splitmix64), so that a seed means the same everywhere.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    }
+    fn chance(&mut self, probability: f64) -> bool {
+        probability > 0.0 && ((self.next() >> 11) as f64) < probability * (1_u64 << 53) as f64
+    }
+    /// A number below `n`.
+    fn below(&mut self, n: u64) -> u64 {
+        (u128::from(self.next()) * u128::from(n) >> 64) as u64
+    }
+}
+
+/// What happens to one packet.
+#[derive(Clone, Copy, Default)]
+struct Fate {
+    lost: bool,
+    twice: bool,
+    flip: Option<(usize, u8)>,
+    /// Held until this time.
+    until: Option<Instant>,
+    /// Or until this many packets of its direction have passed.
+    overtakers: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Tx(PathId),
+    Rx { src: IpAddr, dst: IpAddr, src_port: u16, traffic_class: u8, hop_limit: u8 },
+}
+
+struct Held {
+    way: Way,
+    flip: Option<(usize, u8)>,
+    bytes: Vec<u8>,
+}
+
+/// The packets of one direction that are held back, and the chances there.
+struct Side {
+    faults: Faults,
+    rng: Rng,
+    /// Packets that were decided over.
+    seen: u64,
+    /// By time, then by arrival: index into `held`.
+    by_time: BinaryHeap<Reverse<(Instant, u64, usize)>>,
+    /// (number of the packet behind which it goes on, index into `held`).
+    by_number: Vec<(u64, usize)>,
+    held: Vec<Option<Held>>,
+    free: Vec<usize>,
+    arrivals: u64,
+    lost: u64,
+    duplicated: u64,
+    reordered: u64,
+    delayed: u64,
+    corrupted: u64,
+    overflowed: u64,
+}
+
+impl Side {
+    fn new(faults: Faults, seed: u64) -> Self {
+        Self {
+            faults,
+            rng: Rng(seed),
+            seen: 0,
+            by_time: BinaryHeap::new(),
+            by_number: Vec::new(),
+            held: Vec::new(),
+            free: Vec::new(),
+            arrivals: 0,
+            lost: 0,
+            duplicated: 0,
+            reordered: 0,
+            delayed: 0,
+            corrupted: 0,
+            overflowed: 0,
+        }
+    }
+
+    fn decide(&mut self, now: Instant, verdict: Verdict, len: usize) -> Fate {
+        let f = self.faults;
+        let mut fate = Fate::default();
+        self.seen += 1;
+        match verdict {
+            Verdict::Pass => {}
+            Verdict::Drop => fate.lost = true,
+            Verdict::Duplicate => fate.twice = true,
+            Verdict::Delay(by) => fate.until = Some(now + by),
+            Verdict::Corrupt(at, bit) => fate.flip = Some((at % (len + ICRC_BYTES), bit & 7)),
+        }
+        // Every chance is drawn for every packet, so that one setting does not shift another's luck.
+        fate.lost |= self.rng.chance(f.loss);
+        fate.twice |= self.rng.chance(f.duplicate);
+        if self.rng.chance(f.corrupt) {
+            let at = self.rng.below((len + ICRC_BYTES) as u64 - 1) as usize;
+            let at = if at >= UNCOVERED_BYTE { at + 1 } else { at };
+            fate.flip = Some((at, self.rng.below(8) as u8));
+        }
+        if self.rng.chance(f.reorder) {
+            fate.overtakers = Some(1 + self.rng.below(MAX_OVERTAKERS));
+        }
+        if self.rng.chance(f.delay) {
+            let spread = f.delay_max.saturating_sub(f.delay_min).as_nanos() as u64;
+            fate.until = Some(now + f.delay_min + Duration::from_nanos(self.rng.below(spread + 1)));
+        }
+        if fate.lost {
+            self.lost += 1;
+            return Fate { lost: true, ..Fate::default() };
+        }
+        self.duplicated += u64::from(fate.twice);
+        self.corrupted += u64::from(fate.flip.is_some());
+        self.delayed += u64::from(fate.until.is_some());
+        self.reordered += u64::from(fate.overtakers.is_some() && fate.until.is_none());
+        fate
+    }
+
+    /// Holds a packet back, as its fate says.
+    fn hold(&mut self, now: Instant, fate: &Fate, way: Way, bytes: &[u8]) {
+        if self.held.len() - self.free.len() >= MAX_HELD {
+            self.overflowed += 1;
+            return;
+        }
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.held.push(None);
+            self.held.len() - 1
+        });
+        self.held[index] = Some(Held { way, flip: fate.flip, bytes: bytes.to_vec() });
+        let due = fate.until.unwrap_or(now + REORDER_PATIENCE);
+        self.by_time.push(Reverse((due, self.arrivals, index)));
+        self.arrivals += 1;
+        if fate.until.is_none() {
+            self.by_number.push((self.seen + fate.overtakers.unwrap_or(0), index));
+        }
+    }
+
+    /// Takes a packet whose time or turn has come.
+    fn take_due(&mut self, now: Instant) -> Option<Held> {
+        let index = if let Some(i) = self.by_number.iter().position(|&(n, _)| n <= self.seen) {
+            let index = self.by_number.remove(i).1;
+            self.by_time.retain(|&Reverse((_, _, i))| i != index);
+            index
+        } else {
+            let &Reverse((due, _, index)) = self.by_time.peek()?;
+            if due > now {
+                return None;
+            }
+            self.by_time.pop();
+            self.by_number.retain(|&(_, i)| i != index);
+            index
+        };
+        self.free.push(index);
+        self.held[index].take()
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.by_time.peek().map(|&Reverse((due, ..))| due)
+    }
+}
+
+/// A fabric with faults in front of another.
+pub struct Faulty {
+    inner: Box<dyn Fabric>,
+    attr: FabricAttr,
+    script: Option<Script>,
+    tx: Side,
+    rx: Side,
+    /// Survivors on their way down.
+    out: TxBatch,
+    /// The fabric below took not all of `out`.
+    retry_at: Option<Instant>,
+}
+
+impl Faulty {
+    /// Puts the plan's faults in front of a fabric.
+    pub fn new(inner: Box<dyn Fabric>, plan: FaultPlan) -> Self {
+        let mut attr = inner.attr().clone();
+        attr.name = format!("faulty+{}", attr.name);
+        let mut seeds = Rng(plan.seed);
+        Self {
+            inner,
+            attr,
+            script: plan.script,
+            tx: Side::new(plan.tx, seeds.next()),
+            rx: Side::new(plan.rx, seeds.next()),
+            out: TxBatch::with_capacity(OUT_BYTES),
+            retry_at: None,
+        }
+    }
+
+    /// Moves what is due, and what was left, down to the fabric below.
+    fn push_down(&mut self, now: Instant) {
+        while let Some(held) = self.take_due_tx(now) {
+            let Way::Tx(path) = held.way else { unreachable!("only sent packets are held there") };
+            append(&mut self.out, path, &held.bytes, held.flip);
+        }
+        if !self.out.is_empty() {
+            self.inner.send(now, &mut self.out);
+        }
+        self.retry_at = (!self.out.is_empty()).then(|| now + RETRY_AFTER);
+    }
+
+    fn take_due_tx(&mut self, now: Instant) -> Option<Held> {
+        // A packet and its ICRC fit at most 64 KiB; without that room it stays held.
+        if self.out.room() < 1 << 16 { None } else { self.tx.take_due(now) }
+    }
+
+    fn send_packet(&mut self, now: Instant, path: PathId, body: &[u8], flip: Option<(usize, u8)>) {
+        let verdict = self.script.as_mut().map_or(Verdict::Pass, |s| s(Direction::Tx, body));
+        let mut fate = self.tx.decide(now, verdict, body.len());
+        if fate.lost {
+            return;
+        }
+        fate.flip = fate.flip.or(flip);
+        if fate.twice {
+            append(&mut self.out, path, body, flip);
+        }
+        if fate.until.is_some() || fate.overtakers.is_some() {
+            self.tx.hold(now, &fate, Way::Tx(path), body);
+        } else {
+            append(&mut self.out, path, body, fate.flip);
+        }
+        while let Some(held) = self.take_due_tx(now) {
+            let Way::Tx(path) = held.way else { unreachable!("only sent packets are held there") };
+            append(&mut self.out, path, &held.bytes, held.flip);
+        }
+    }
+}
+
+/// Appends a packet that is known to fit.
+fn append(out: &mut TxBatch, path: PathId, body: &[u8], flip: Option<(usize, u8)>) {
+    let at = out.len_bytes();
+    out.reserve(path, body.len()).expect("room was looked for").copy_from_slice(body);
+    out.commit();
+    if let Some((byte, bit)) = flip {
+        out.flip_later(at + byte, bit);
+    }
+}
+
+impl Fabric for Faulty {
+    fn attr(&self) -> &FabricAttr {
+        &self.attr
+    }
+    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+        self.inner.open_path(av)
+    }
+    fn close_path(&mut self, path: PathId) {
+        self.inner.close_path(path);
+    }
+
+    fn send(&mut self, now: Instant, batch: &mut TxBatch) {
+        self.push_down(now);
+        while let Some(&train) = batch.trains().first() {
+            // Twice the train, and all that may come out of hiding behind it.
+            if self.out.room() < 2 * train.len + (1 << 16) {
+                self.push_down(now);
+                if self.out.room() < 2 * train.len + (1 << 16) {
+                    return;
+                }
+            }
+            for (k, packet) in batch.bytes(&train).chunks(train.segment).enumerate() {
+                let start = train.start + k * train.segment;
+                // A layer above may have corrupted it already.
+                let flip = batch.flip_within(start..start + packet.len());
+                self.send_packet(now, train.path, &packet[..packet.len() - ICRC_BYTES], flip);
+            }
+            batch.advance(1);
+        }
+        self.push_down(now);
+    }
+
+    fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
+        self.push_down(now);
+        let mut given = 0;
+        let Self { inner, rx, script, .. } = self;
+        let mut emit = |p: &RxPacket<'_>, given: &mut usize| {
+            sink(p);
+            *given += 1;
+        };
+        release(rx, now, &mut given, &mut emit);
+        let mut outcome = inner.recv(now, budget, &mut |p| {
+            let verdict = script.as_mut().map_or(Verdict::Pass, |s| s(Direction::Rx, p.bytes));
+            let fate = rx.decide(now, verdict, p.bytes.len());
+            if fate.lost {
+                return;
+            }
+            if fate.twice {
+                emit(p, &mut given);
+            }
+            // What a flipped bit on its way would come to: the ICRC below drops it.
+            if fate.flip.is_none() {
+                if fate.until.is_some() || fate.overtakers.is_some() {
+                    let way = Way::Rx {
+                        src: p.src,
+                        dst: p.dst,
+                        src_port: p.src_port,
+                        traffic_class: p.traffic_class,
+                        hop_limit: p.hop_limit,
+                    };
+                    rx.hold(now, &fate, way, p.bytes);
+                } else {
+                    emit(p, &mut given);
+                }
+            }
+            release(rx, now, &mut given, &mut emit);
+        });
+        outcome.packets = given;
+        outcome
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let all =
+            [self.inner.next_deadline(), self.tx.next_deadline(), self.rx.next_deadline(), self.retry_at];
+        all.into_iter().flatten().min()
+    }
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wait_fd()
+    }
+    fn prepare_wait(&mut self) -> bool {
+        self.inner.prepare_wait()
+    }
+
+    fn counters(&self, out: &mut Vec<Counter>) {
+        self.inner.counters(out);
+        let mut push = |name, value| out.push(Counter { name, value });
+        push("faulty_tx_lost", self.tx.lost);
+        push("faulty_tx_duplicated", self.tx.duplicated);
+        push("faulty_tx_reordered", self.tx.reordered);
+        push("faulty_tx_delayed", self.tx.delayed);
+        push("faulty_tx_corrupted", self.tx.corrupted);
+        push("faulty_tx_overflowed", self.tx.overflowed);
+        push("faulty_rx_lost", self.rx.lost);
+        push("faulty_rx_duplicated", self.rx.duplicated);
+        push("faulty_rx_reordered", self.rx.reordered);
+        push("faulty_rx_delayed", self.rx.delayed);
+        push("faulty_rx_corrupted", self.rx.corrupted);
+        push("faulty_rx_overflowed", self.rx.overflowed);
+    }
+
+    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
+        self.inner.set_tap(tap);
+    }
+}
+
+/// Gives received packets on whose time or turn has come.
+fn release(rx: &mut Side, now: Instant, given: &mut usize, emit: &mut dyn FnMut(&RxPacket<'_>, &mut usize)) {
+    while let Some(held) = rx.take_due(now) {
+        let Way::Rx { src, dst, src_port, traffic_class, hop_limit } = held.way else {
+            unreachable!("only received packets are held there")
+        };
+        let bytes = &held.bytes;
+        emit(&RxPacket { src, dst, src_port, traffic_class, hop_limit, bytes }, given);
+    }
+}

@@ -1,0 +1,7 @@
+//! Every fabric passes one suite; what is particular to one stands in a file of its own.
+
+mod capture;
+mod faulty;
+mod loopback;
+mod suite;
+mod udp;

@@ -1,0 +1,112 @@
+//! The suite over UDP sockets, and what only they have.
+
+use crate::suite::{BUDGET, at_free_address, av, counter, now, packet, pass, put, receive};
+use hca_fabric::{Fabric, OpenError, TxBatch, UdpFabric, UdpOptions};
+
+fn open(salt: u32) -> UdpFabric {
+    at_free_address(salt, |addr| UdpFabric::open(addr, &UdpOptions::default()))
+}
+
+#[test]
+fn the_suite_passes_over_udp() {
+    crate::suite::run(Box::new(open(1)), Box::new(open(2)));
+}
+
+#[test]
+fn the_suite_passes_without_sockets_of_their_own_for_paths() {
+    let options = UdpOptions { max_paths: 0, ..UdpOptions::default() };
+    let a = at_free_address(3, |addr| UdpFabric::open(addr, &options));
+    crate::suite::run(Box::new(a), Box::new(open(4)));
+}
+
+#[test]
+fn an_address_in_use_is_named_with_the_remedy() {
+    let a = open(5);
+    let addr = a.attr().local;
+    let Err(e) = UdpFabric::open(addr, &UdpOptions::default()) else { panic!("two adapters on one address") };
+    assert!(matches!(e, OpenError::InUse(at) if at == addr));
+    let text = e.to_string();
+    assert!(text.contains(&addr.to_string()) && text.contains("127.0.0.2"), "{text}");
+}
+
+#[test]
+fn addresses_that_are_not_ours_are_refused() {
+    let error = |addr: &str| UdpFabric::open(addr.parse().unwrap(), &UdpOptions::default()).err().unwrap();
+    assert!(matches!(error("0.0.0.0"), OpenError::NotUnicast(_)));
+    assert!(matches!(error("::"), OpenError::NotUnicast(_)));
+    assert!(matches!(error("224.0.0.1"), OpenError::NotUnicast(_)));
+    assert!(matches!(error("fe80::1"), OpenError::NotUnicast(_)));
+    assert!(matches!(error("192.0.2.1"), OpenError::NotLocal(_)));
+}
+
+#[test]
+fn a_peer_of_the_other_ip_version_has_no_path() {
+    let mut a = open(6);
+    assert!(matches!(a.open_path(&av("::1".parse().unwrap())), Err(hca_fabric::PathError::Family { .. })));
+}
+
+#[test]
+fn nobody_at_the_peers_address_is_loss_that_is_counted() {
+    let mut a = open(7);
+    // An address that was free a moment ago.
+    let nobody = open(8).attr().local;
+    let path = a.open_path(&av(nobody)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 16);
+    for i in 0..5 {
+        put(&mut batch, path, &packet(i, 20));
+        a.send(now(), &mut batch);
+        assert!(batch.is_empty());
+    }
+    assert_eq!(counter(&a, "tx_refused"), 4);
+    // Somebody comes: the flow's numbers are still right.
+    let mut b = UdpFabric::open(nobody, &UdpOptions::default()).unwrap();
+    for i in 0..5 {
+        put(&mut batch, path, &packet(i, 20));
+        a.send(now(), &mut batch);
+        assert_eq!(receive(&mut b, 1), [packet(i, 20)]);
+    }
+    assert_eq!(counter(&b, "icrc_ident_solved"), 0);
+}
+
+#[test]
+fn an_adapter_reaches_itself_over_ipv6() {
+    // IPv6 loopback has one address, which another test process may hold.
+    let Ok(mut a) = UdpFabric::open("::1".parse().unwrap(), &UdpOptions::default()) else { return };
+    let path = a.open_path(&av(a.attr().local)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 20);
+    let packets: Vec<_> = [20, 28, 28, 28, 16, 4108, 4108].map(|n| packet(n, n as usize)).into();
+    packets.iter().for_each(|p| put(&mut batch, path, p));
+    a.send(now(), &mut batch);
+    assert_eq!(receive(&mut a, packets.len()), packets);
+    assert_eq!(counter(&a, "icrc_errors") + counter(&a, "icrc_ident_solved"), 0);
+}
+
+#[test]
+fn datagrams_that_are_no_packets_are_dropped_and_counted() {
+    let mut b = open(9);
+    let to = std::net::SocketAddr::new(b.attr().local, 4791);
+    let stranger = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    for len in [0, 1, 15] {
+        stranger.send_to(&vec![0xff; len], to).unwrap();
+    }
+    // Long enough, but with an ICRC that no Identification makes right.
+    stranger.send_to(&[0xff; 16], to).unwrap();
+    stranger.send_to(&[0; 60_000], to).unwrap();
+    for _ in 0..8 {
+        assert_eq!(b.recv(now(), BUDGET, &mut |_| panic!("none is a packet")).packets, 0);
+    }
+    assert_eq!(counter(&b, "short_packets"), 3);
+    assert_eq!(counter(&b, "icrc_errors"), 2);
+}
+
+#[test]
+fn the_same_train_twice_keeps_its_own_identification() {
+    // Trains of one path leave by one call of several datagrams; all are predicted.
+    let (mut a, mut b) = (open(10), open(11));
+    let packets: Vec<_> = (0..200).map(|i| packet(i, if i % 10 == 9 { 16 } else { 28 })).collect();
+    assert_eq!(pass(&mut a, &mut b, &packets), packets);
+    assert_eq!(counter(&a, "tx_trains"), 20);
+    assert_eq!(counter(&a, "send_calls"), 2);
+    assert_eq!(counter(&b, "icrc_ident_solved"), 0);
+    assert_eq!(counter(&b, "icrc_flows_learned"), 1);
+}
