@@ -290,7 +290,7 @@ impl Sent {
 pub type Script = Box<dyn FnMut(Side, usize, &Packet<'_>) -> Fate>;
 
 /// How a pair is set up.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Setup {
     pub qp_type: QpType,
     pub mtu: Mtu,

@@ -1,0 +1,486 @@
+//! Reliable connection: what is refused, and how requests end by it.
+mod pair;
+
+use hca_core::wire::{NakCode, Opcode, Packet, PacketOp, Syndrome};
+use hca_core::*;
+use hca_transport::*;
+use pair::*;
+
+use PacketOp as P;
+use Side::{A, B};
+use WcStatus::{Success, WrFlushed};
+
+const PSN: u32 = 0xff_fffd;
+
+/// Gives B one packet by hand and returns the NAK that it sends, if it does.
+fn nak_for(p: &mut Pair, raw: &Raw) -> Option<NakCode> {
+    p.deliver(B, &raw.bytes());
+    p.transmit_side(B);
+    p.naks(B).last().copied()
+}
+
+#[test]
+fn a_forbidden_access_ends_both_sides_and_says_why() {
+    let far = RemoteAddr { addr: MEMORY as u64 - 4, rkey: KEY };
+    let wrong = RemoteAddr { addr: 0, rkey: Rkey::new(1) };
+    for op in [
+        SendOp::Write(far),
+        SendOp::Write(wrong),
+        SendOp::Read(wrong),
+        SendOp::WriteImm(far, 1),
+        SendOp::FetchAdd { remote: wrong, add: 1 },
+    ] {
+        let mut p = Pair::rc();
+        p.recv(B, 0, 8);
+        p.recv(A, 0, 8);
+        p.send(A, SendOp::Write(remote(0)), 0, 8);
+        p.send(A, op, 0, 8);
+        p.send(A, SendOp::Write(remote(64)), 0, 8);
+        p.run();
+        p.expect_sends(&[Success, WcStatus::RemoteAccess, WrFlushed]);
+        assert_eq!(p.a.host.done.last(), Some(&Done::RecvFlushed(0)), "the send queue is flushed first");
+        assert_eq!(p.b.host.done, [Done::RecvFlushed(0), Done::Event(QpEvent::AccessError)]);
+        assert_eq!((p.a.qp.state(), p.b.qp.state()), (QpState::Error, QpState::Error));
+        assert_eq!(p.b.host.mem[64..72], [0; 8], "nothing behind the refused request is carried out");
+    }
+}
+
+#[test]
+fn the_queue_pairs_own_access_flags_are_checked() {
+    for (access, op) in [
+        (Access::all() - Access::REMOTE_WRITE, SendOp::Write(remote(0))),
+        (Access::all() - Access::REMOTE_READ, SendOp::Read(remote(0))),
+        (Access::all() - Access::REMOTE_ATOMIC, SendOp::FetchAdd { remote: remote(0), add: 1 }),
+    ] {
+        let mut p = Pair::new(&Setup { access, ..Setup::default() });
+        p.send(A, op, 0, 8);
+        p.run();
+        p.expect_sends(&[WcStatus::RemoteAccess]);
+        assert!(p.b.host.has_event(QpEvent::AccessError));
+    }
+}
+
+#[test]
+fn no_bytes_need_no_key() {
+    let wrong = RemoteAddr { addr: u64::MAX, rkey: Rkey::new(0) };
+    let mut p = Pair::rc();
+    p.send(A, SendOp::Write(wrong), 0, 0);
+    p.send(A, SendOp::Read(wrong), 0, 0);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+}
+
+#[test]
+fn requests_before_the_failing_one_complete_even_if_their_acknowledgement_never_came() {
+    let mut p = Pair::rc();
+    p.script = Box::new(|s, _, packet| {
+        let ack = packet.aeth().and_then(|a| Syndrome::decode(a.syndrome));
+        if s == B && matches!(ack, Some(Syndrome::Ack(_))) { Fate::Drop } else { Fate::Pass }
+    });
+    for _ in 0..3 {
+        p.send(A, SendOp::Write(remote(0)), 0, 8);
+    }
+    p.send(A, SendOp::Write(remote(MEMORY)), 0, 8);
+    p.run();
+    p.expect_sends(&[Success, Success, Success, WcStatus::RemoteAccess]);
+}
+
+#[test]
+fn a_receive_too_small_ends_with_local_length_first_and_invalid_request_at_the_sender() {
+    for len in [9, 256, 700] {
+        let mut p = Pair::rc();
+        p.recv(B, 0, 8);
+        p.recv(B, 0, 8);
+        p.send(B, SendOp::Send, 0, 8);
+        p.send(A, SendOp::Send, 0, len);
+        p.transmit_side(A);
+        p.run();
+        p.expect_sends(&[WcStatus::RemoteInvalidRequest]);
+        let Done::Recv(0, done) = p.b.host.done[0] else { panic!("{:?}", p.b.host.done) };
+        assert_eq!(done.status, WcStatus::LocalLength);
+        assert!(matches!(p.b.host.done[1], Done::Send(_, WrFlushed, _)));
+        assert_eq!(p.b.host.done[2], Done::RecvFlushed(1));
+    }
+}
+
+#[test]
+fn a_receive_that_cant_be_written_is_a_remote_operation_error_at_the_sender() {
+    let mut p = Pair::rc();
+    p.recv_raw(B, 0, 100, true);
+    p.send(A, SendOp::Send, 0, 8);
+    p.run();
+    p.expect_sends(&[WcStatus::RemoteOperation]);
+    assert_eq!(p.b.host.recvs()[0].1.status, WcStatus::LocalProtection);
+}
+
+#[test]
+fn a_local_protection_error_waits_for_the_requests_before_it() {
+    for len in [8, 1000] {
+        let mut p = Pair::rc();
+        p.send(A, SendOp::Write(remote(0)), 0, 8);
+        let request =
+            SendRequest { op: SendOp::Write(remote(64)), flags: SendFlags::SIGNALED, len, dest: None };
+        p.post_raw(A, Posted { request, addr: 0, bad: true });
+        p.send(A, SendOp::Write(remote(0)), 0, 8);
+        p.run();
+        p.expect_sends(&[Success, WcStatus::LocalProtection, WrFlushed]);
+        assert_eq!(p.ops(A).len(), 1, "nothing of it was sent");
+        assert_eq!(p.a.qp.state(), QpState::Error);
+    }
+}
+
+#[test]
+fn an_atomic_needs_eight_bytes_and_an_aligned_word() {
+    let mut p = Pair::rc();
+    p.send(A, SendOp::FetchAdd { remote: remote(0), add: 1 }, 0, 4);
+    p.run();
+    p.expect_sends(&[WcStatus::LocalLength]);
+    let mut p = Pair::rc();
+    p.send(A, SendOp::FetchAdd { remote: remote(4), add: 1 }, 0, 8);
+    p.run();
+    p.expect_sends(&[WcStatus::RemoteInvalidRequest]);
+    assert_eq!(p.b.host.atomics, 0);
+    assert!(p.b.host.has_event(QpEvent::RequestError));
+}
+
+#[test]
+fn more_reads_than_max_dest_rd_atomic_are_an_invalid_request() {
+    let mut p = Pair::new(&Setup { rd_atomic: 4, dest_rd_atomic: 2, ..Setup::default() });
+    for _ in 0..3 {
+        p.send(A, SendOp::Read(remote(0)), 0, 8);
+    }
+    p.run();
+    p.expect_sends(&[Success, Success, WcStatus::RemoteInvalidRequest]);
+}
+
+#[test]
+fn max_rd_atomic_zero_refuses_reads_at_home() {
+    let mut p = Pair::new(&Setup { rd_atomic: 0, ..Setup::default() });
+    p.send(A, SendOp::Read(remote(0)), 0, 8);
+    p.run();
+    p.expect_sends(&[WcStatus::LocalQpOperation]);
+    assert!(p.wire.is_empty());
+}
+
+#[test]
+fn opcode_sequences_that_the_iba_forbids_are_invalid_requests() {
+    let w = |op, len| Raw::rc(op, B, 0).reth(0, KEY, len);
+    let cases: Vec<Vec<Raw>> = vec![
+        vec![Raw::rc(P::SendMiddle, B, 0).payload(256)],
+        vec![Raw::rc(P::SendLast, B, 0).payload(1)],
+        vec![Raw::rc(P::WriteMiddle, B, 0).payload(256)],
+        vec![Raw::rc(P::SendFirst, B, 0).payload(256), Raw::rc(P::SendFirst, B, 0).payload(256)],
+        vec![Raw::rc(P::SendFirst, B, 0).payload(256), Raw::rc(P::SendOnly, B, 0).payload(1)],
+        vec![Raw::rc(P::SendFirst, B, 0).payload(256), Raw::rc(P::WriteLast, B, 0).payload(1)],
+        vec![Raw::rc(P::SendFirst, B, 0).payload(256), w(P::ReadRequest, 8)],
+        vec![Raw::rc(P::SendFirst, B, 0).payload(256), Raw::rc(P::FetchAdd, B, 0).atomic(0, 1)],
+        vec![w(P::WriteFirst, 300).payload(256), Raw::rc(P::SendLast, B, 0).payload(44)],
+        // Lengths that lie.
+        vec![Raw::rc(P::SendFirst, B, 0).payload(255)],
+        vec![Raw::rc(P::SendOnly, B, 0).payload(257)],
+        vec![Raw::rc(P::SendFirst, B, 0).payload(256), Raw::rc(P::SendLast, B, 0)],
+        vec![w(P::WriteOnly, 9).payload(8)],
+        vec![w(P::WriteFirst, 256).payload(256)],
+        vec![w(P::WriteFirst, 0x8000_0001).payload(256)],
+        vec![w(P::ReadRequest, 0x8000_0001)],
+        vec![w(P::WriteFirst, 300).payload(256), Raw::rc(P::WriteLast, B, 0).payload(45)],
+        vec![w(P::WriteFirst, 300).payload(256), Raw::rc(P::WriteLast, B, 0).payload(43)],
+        vec![w(P::WriteFirst, 300).payload(256), Raw::rc(P::WriteMiddle, B, 0).payload(256)],
+        vec![w(P::AtomicWrite, 8).payload(8)],
+    ];
+    for (n, case) in cases.into_iter().enumerate() {
+        let mut p = Pair::rc();
+        p.recv(B, 0, 10_000);
+        let mut nak = None;
+        for (i, mut raw) in case.into_iter().enumerate() {
+            raw.psn = (PSN + i as u32) & 0xff_ffff;
+            nak = nak_for(&mut p, &raw);
+        }
+        assert_eq!(nak, Some(NakCode::InvalidRequest), "case {n}");
+        assert_eq!(p.b.qp.state(), QpState::Error, "case {n}");
+        assert!(p.b.host.done.contains(&Done::RecvFlushed(0)), "case {n}");
+        assert!(p.b.host.has_event(QpEvent::RequestError), "case {n}");
+    }
+}
+
+#[test]
+fn packets_of_wrong_partition_service_or_state_are_dropped_and_counted() {
+    let mut p = Pair::rc();
+    p.recv(B, 0, 100);
+    let mut raw = Raw::rc(P::SendOnly, B, PSN).payload(4);
+    raw.pkey = Pkey::new(0x8001);
+    p.deliver(B, &raw.bytes());
+    assert_eq!(p.b.host.counted(Count::DroppedPkey), 1);
+    let mut raw = Raw::rc(P::SendOnly, B, PSN).payload(4);
+    raw.opcode = Opcode::uc(P::SendOnly);
+    p.deliver(B, &raw.bytes());
+    assert_eq!(p.b.host.counted(Count::DroppedState), 1);
+    p.state(B, QpState::Error);
+    p.deliver(B, &Raw::rc(P::SendOnly, B, PSN).payload(4).bytes());
+    assert_eq!(p.b.host.counted(Count::DroppedState), 2);
+    assert!(!p.transmit_side(B));
+}
+
+#[test]
+fn refusals_complete_the_oldest_request_with_their_cause() {
+    for (code, status) in [
+        (NakCode::InvalidRequest, WcStatus::RemoteInvalidRequest),
+        (NakCode::RemoteAccess, WcStatus::RemoteAccess),
+        (NakCode::RemoteOperational, WcStatus::RemoteOperation),
+        (NakCode::InvalidRd, WcStatus::RemoteInvalidRd),
+    ] {
+        let mut p = Pair::rc();
+        for _ in 0..3 {
+            p.send(A, SendOp::Write(remote(0)), 0, 8);
+        }
+        p.transmit_side(A);
+        p.deliver(A, &Raw::rc(P::Acknowledge, A, PSN + 1).aeth(Syndrome::Nak(code)).bytes());
+        p.expect_sends(&[Success, status, WrFlushed]);
+    }
+}
+
+#[test]
+fn acknowledgements_of_what_was_never_sent_are_dropped() {
+    let mut p = Pair::rc();
+    p.recv(B, 0, 8);
+    p.send(A, SendOp::Send, 0, 8);
+    p.transmit_side(A);
+    for psn in [PSN + 1, 0x7f_0000, PSN - 5] {
+        for s in [
+            Syndrome::Ack(Some(3)),
+            Syndrome::Nak(NakCode::RemoteAccess),
+            Syndrome::Nak(NakCode::PsnSequence),
+        ] {
+            p.deliver(A, &Raw::rc(P::Acknowledge, A, psn).aeth(s).bytes());
+        }
+    }
+    p.expect_sends(&[]);
+    p.run();
+    p.expect_sends(&[Success]);
+    assert_eq!(p.a.host.counted(Count::DroppedPsn), 9);
+}
+
+#[test]
+fn responses_that_no_request_called_for_are_bad_responses() {
+    let ack = Syndrome::Ack(None);
+    let read = |op, len| Raw::rc(op, A, PSN).aeth(ack).payload(len);
+    let cases: Vec<(SendOp, u32, Raw)> = vec![
+        (SendOp::Send, 8, read(P::ReadResponseOnly, 8)),
+        (SendOp::Read(remote(0)), 8, read(P::ReadResponseOnly, 9)),
+        (SendOp::Read(remote(0)), 8, read(P::ReadResponseOnly, 0)),
+        (SendOp::Read(remote(0)), 8, read(P::ReadResponseFirst, 8)),
+        (SendOp::Read(remote(0)), 600, read(P::ReadResponseLast, 256)),
+        (SendOp::FetchAdd { remote: remote(0), add: 1 }, 8, read(P::ReadResponseOnly, 8)),
+        (SendOp::Read(remote(0)), 8, Raw { ext: vec![0; 12], ..Raw::rc(P::AtomicAcknowledge, A, PSN) }),
+    ];
+    for (n, (op, len, raw)) in cases.into_iter().enumerate() {
+        let mut p = Pair::rc();
+        p.send(A, op, 0, len);
+        p.transmit_side(A);
+        p.deliver(A, &raw.bytes());
+        assert_eq!(p.a.host.statuses(), [WcStatus::BadResponse], "case {n}");
+    }
+}
+
+#[test]
+fn a_read_into_memory_that_is_gone_is_a_local_protection_error() {
+    let mut p = Pair::rc();
+    let i = p.send(A, SendOp::Read(remote(0)), 0, 600);
+    p.transmit_side(A);
+    p.a.host.sq[i.wrapping_sub(SQ_BASE) as usize].bad = true;
+    p.run();
+    p.expect_sends(&[WcStatus::LocalProtection]);
+}
+
+#[test]
+fn a_key_taken_back_during_a_read_ends_it_with_remote_access() {
+    let mut p = Pair::rc();
+    p.sink_room = 1;
+    p.send(A, SendOp::Read(remote(0)), 0, 1000);
+    p.transmit_side(A);
+    p.now += LATENCY_NS;
+    p.turn();
+    p.transmit_side(B);
+    p.b.host.revoked = true;
+    p.run();
+    p.expect_sends(&[WcStatus::RemoteAccess]);
+}
+
+#[test]
+fn a_late_copy_of_a_read_long_done_ends_nothing() {
+    let mut p = Pair::rc();
+    p.send(A, SendOp::Read(remote(0)), 0, 600);
+    p.run();
+    p.b.host.revoked = true;
+    let copy = p.wire[0].bytes.clone();
+    p.deliver(B, &copy);
+    assert!(!p.transmit_side(B));
+    assert_eq!(p.b.qp.state(), QpState::Rts);
+}
+
+#[test]
+fn send_with_invalidate_takes_the_key_back_after_the_data_is_placed() {
+    let mut p = Pair::rc();
+    p.recv(B, 4096, 300);
+    p.recv(B, 4096, 300);
+    p.fill(A, 0, 300);
+    p.send(A, SendOp::SendInv(KEY), 0, 300);
+    p.run();
+    p.expect_sends(&[Success]);
+    assert_eq!(p.b.host.invalidated, [KEY]);
+    assert_eq!(p.b.host.recvs()[0].1.extra, RecvExtra::Invalidated(KEY));
+    p.send(A, SendOp::SendInv(Rkey::new(5)), 0, 8);
+    p.run();
+    p.expect_sends(&[Success, WcStatus::RemoteAccess]);
+    assert_ne!(p.b.host.recvs()[1].1.status, Success);
+}
+
+#[test]
+fn a_solicited_send_says_so_in_its_last_packet() {
+    let mut p = Pair::rc();
+    p.recv(B, 0, 600);
+    p.recv(B, 0, 600);
+    p.post(A, SendOp::Send, 0, 600, SendFlags::SOLICITED);
+    p.post(A, SendOp::Send, 0, 600, SendFlags::empty());
+    p.run();
+    let flags: Vec<bool> = p.b.host.recvs().iter().map(|r| r.1.solicited).collect();
+    assert_eq!(flags, [true, false]);
+    let on_wire: Vec<bool> = p
+        .wire
+        .iter()
+        .filter(|s| s.side == A)
+        .map(|s| Packet::parse(&s.bytes).unwrap().bth().solicited())
+        .collect();
+    assert_eq!(on_wire, [false, false, true, false, false, false]);
+}
+
+#[test]
+fn the_first_packet_in_rtr_raises_comm_established_once() {
+    let s = Setup::default();
+    let mut p = Pair::reset(&s);
+    p.to_rtr(A, &s);
+    p.to_rts(A, &s);
+    p.to_rtr(B, &s);
+    p.recv(B, 0, 8);
+    p.send(A, SendOp::Send, 0, 8);
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+    let events = p.b.host.done.iter().filter(|d| **d == Done::Event(QpEvent::CommEstablished)).count();
+    assert_eq!(events, 1);
+}
+
+#[test]
+fn a_drained_send_queue_finishes_what_is_under_way_and_tells() {
+    let mut p = Pair::rc();
+    p.sink_room = 2;
+    p.send(A, SendOp::Write(remote(0)), 0, 1000);
+    p.transmit_side(A);
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    let sqd = QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() };
+    p.sink_room = 1;
+    p.modify(A, sqd).unwrap();
+    assert!(!p.a.host.has_event(QpEvent::SqDrained));
+    p.run();
+    p.expect_sends(&[Success]);
+    assert_eq!(p.a.host.done.last(), Some(&Done::Event(QpEvent::SqDrained)));
+    // The responder goes on meanwhile.
+    p.send(B, SendOp::Read(remote(0)), 0, 8);
+    p.run();
+    assert_eq!(p.b.host.statuses(), [Success]);
+    p.state(A, QpState::Rts);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+}
+
+#[test]
+fn an_idle_send_queue_drains_at_once() {
+    let mut p = Pair::rc();
+    p.modify(A, QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() }).unwrap();
+    assert!(p.a.host.has_event(QpEvent::SqDrained));
+}
+
+#[test]
+fn what_is_posted_in_error_is_flushed_at_once() {
+    let mut p = Pair::rc();
+    p.state(A, QpState::Error);
+    p.send(A, SendOp::Send, 0, 8);
+    p.recv(A, 0, 8);
+    p.expect_sends(&[WrFlushed]);
+    assert_eq!(p.a.host.done[1], Done::RecvFlushed(0));
+    assert!(!p.a.qp.wants_transmit() && p.a.qp.next_deadline().is_none());
+}
+
+#[test]
+fn a_message_half_received_is_flushed_first() {
+    let mut p = Pair::rc();
+    p.recv(B, 0, 1000);
+    p.recv(B, 0, 1000);
+    p.deliver(B, &Raw::rc(P::SendFirst, B, PSN).payload(256).bytes());
+    p.state(B, QpState::Error);
+    assert_eq!(p.b.host.done, [Done::RecvFlushed(0), Done::RecvFlushed(1)]);
+}
+
+#[test]
+fn a_shared_receive_queue_keeps_its_requests_and_the_last_wqe_event_is_raised() {
+    let mut p = Pair::new(&Setup { srq_b: true, ..Setup::default() });
+    p.recv(B, 0, 8);
+    p.state(B, QpState::Error);
+    assert_eq!(p.b.host.done, [Done::Event(QpEvent::LastWqeReached)]);
+}
+
+#[test]
+fn the_adapter_can_force_the_error_state() {
+    let mut p = Pair::rc();
+    p.send(A, SendOp::Send, 0, 8);
+    let now = Instant::from_nanos(p.now);
+    p.a.qp.fail(now, &mut p.a.host);
+    p.expect_sends(&[WrFlushed]);
+    assert_eq!(p.a.qp.state(), QpState::Error);
+}
+
+#[test]
+fn a_reset_queue_pair_connects_again_with_new_psns() {
+    let mut p = Pair::rc();
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.run();
+    let s = Setup { psn_a: 100, psn_b: 200, ..Setup::default() };
+    for side in [A, B] {
+        p.state(side, QpState::Reset);
+        assert_eq!(p.node(side).qp.attr().dest_qpn, None);
+        p.to_rtr(side, &s);
+        p.to_rts(side, &s);
+    }
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+    assert_eq!(p.psns(A), [PSN, 100]);
+}
+
+#[test]
+fn limits_of_the_configuration_are_checked() {
+    let s = Setup { dest_rd_atomic: 17, ..Setup::default() };
+    let mut p = Pair::reset(&s);
+    let init = QpAttr {
+        state: Some(QpState::Init),
+        pkey: Some(Pkey::DEFAULT),
+        access: Some(Access::empty()),
+        ..QpAttr::default()
+    };
+    p.modify(A, init).unwrap();
+    let rtr = QpAttr {
+        state: Some(QpState::Rtr),
+        av: Some(AddressVector::default()),
+        path_mtu: Some(Mtu::B256),
+        dest_qpn: Some(qpn(B)),
+        rq_psn: Some(Psn::new(0)),
+        max_dest_rd_atomic: Some(17),
+        min_rnr_timer: Some(RnrTimer::default()),
+        ..QpAttr::default()
+    };
+    assert!(matches!(
+        p.modify(A, rtr),
+        Err(TransitionError::Value { what: "max_dest_rd_atomic", value: 17, max: 16 })
+    ));
+    assert_eq!(p.a.qp.state(), QpState::Init);
+}
