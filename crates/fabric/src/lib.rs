@@ -10,6 +10,7 @@
 //! | `faulty` | a layer of loss, duplication, reordering, delay and corruption, by seed |
 //! | `loopback` | a network inside of the process, for tests |
 //! | `udp` | plain UDP sockets |
+//! | `uring` | UDP sockets driven by io_uring |
 #![deny(unsafe_code)]
 
 mod batch;
@@ -20,6 +21,8 @@ mod flow;
 mod icrc;
 mod loopback;
 mod udp;
+#[cfg(feature = "io-uring")]
+mod uring;
 
 pub use batch::{Train, TxBatch};
 pub use capture::Capture;
@@ -27,3 +30,5 @@ pub use fabric::*;
 pub use faulty::{FaultPlan, FaultPlanError, Faults, Faulty, Script, Verdict};
 pub use loopback::{LoopbackFabric, LoopbackNet};
 pub use udp::{OpenError, UdpFabric, UdpOptions};
+#[cfg(feature = "io-uring")]
+pub use uring::{UringFabric, UringOptions};

@@ -25,6 +25,8 @@ pub(crate) use counters::Counters;
 pub(crate) use path::Paths;
 pub(crate) use rx::Receiver;
 pub(crate) use tx::Sender;
+#[cfg(feature = "io-uring")]
+pub(crate) use tx::{Refusal, Step};
 
 /// Datagrams that one receive call takes at most when many small ones come.
 const RX_SLOTS: usize = 8;
@@ -38,7 +40,7 @@ const LARGE_TRAIN: usize = 4;
 pub struct UdpOptions {
     /// Bytes of receive buffer to ask the kernel for; what was granted stands in [`FabricAttr`].
     pub recv_buffer: usize,
-    /// Bytes of send buffer to ask the kernel for, a flow.
+    /// Flows with a socket of their own at most; those beyond share one.
     pub max_paths: usize,
 }
 
@@ -202,6 +204,12 @@ impl UdpFabric {
             tap: None,
             busy: 0,
         })
+    }
+
+    /// Adds a note for people to the attributes.
+    #[cfg(feature = "io-uring")]
+    pub(crate) fn note(&mut self, what: &'static str, text: String) {
+        self.rx.attr.notes.push((what, text));
     }
 
     fn recv_error(&mut self, error: &io::Error) {

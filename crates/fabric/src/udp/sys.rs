@@ -303,9 +303,10 @@ impl TxHeaders {
 
     /// Points the first headers at these datagrams (at most [`TX_BATCH`]). They hold pointers into
     /// `datagrams` then, to be followed only while that borrow lasts.
-    fn prepare(&mut self, datagrams: &[TxDatagram<'_>]) -> usize {
-        let count = datagrams.len().min(TX_BATCH);
-        for (i, d) in datagrams[..count].iter().enumerate() {
+    fn prepare<'a>(&mut self, datagrams: impl Iterator<Item = &'a TxDatagram<'a>>) -> usize {
+        let mut count = 0;
+        for (i, d) in datagrams.take(TX_BATCH).enumerate() {
+            count = i + 1;
             self.iovecs[i] =
                 libc::iovec { iov_base: d.bytes.as_ptr().cast_mut().cast(), iov_len: d.bytes.len() };
             let h = &mut self.headers[i].msg_hdr;
@@ -324,13 +325,24 @@ impl TxHeaders {
         count
     }
 
+    /// Points the headers at these datagrams and returns the first one's address, for a ring. What they
+    /// point to is to be followed only while the datagrams live and this value is not used again.
+    #[cfg(feature = "io-uring")]
+    pub(crate) fn point_at<'a>(
+        &mut self,
+        datagrams: impl Iterator<Item = &'a TxDatagram<'a>>,
+    ) -> *const libc::mmsghdr {
+        self.prepare(datagrams);
+        self.headers.as_ptr()
+    }
+
     /// Sends datagrams by one call and returns how many left.
     ///
     /// # Errors
     /// Why the first one did not.
     #[inline]
     pub(crate) fn send(&mut self, fd: BorrowedFd<'_>, datagrams: &[TxDatagram<'_>]) -> io::Result<usize> {
-        let count = self.prepare(datagrams);
+        let count = self.prepare(datagrams.iter());
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let n = if count == 1 {
             // SAFETY: (1) the header points into `datagrams`, which outlives the call.

@@ -79,16 +79,8 @@ impl Sender {
         counters: &mut Counters,
         tap: &mut Option<Box<dyn Tap>>,
     ) {
-        while let Some(&first) = batch.trains().first() {
-            let step = if self.paths.get(first.path).is_none() {
-                counters.tx_lost_closed += first.packets() as u64;
-                Step::Done(1)
-            } else if !self.cuts && first.packets() > 1 {
-                self.send_uncut(now, first, batch, counters, tap)
-            } else {
-                self.send_group(now, first.path, batch, counters, tap)
-            };
-            match step {
+        while !batch.is_empty() {
+            match self.step(now, batch, counters, tap) {
                 Step::Done(n) => batch.advance(n),
                 Step::Blocked => {
                     counters.tx_blocked += 1;
@@ -98,8 +90,28 @@ impl Sender {
         }
     }
 
+    /// Sends the oldest train, and those behind it that leave by the same call.
+    #[inline]
+    pub(crate) fn step(
+        &mut self,
+        now: Instant,
+        batch: &mut TxBatch,
+        counters: &mut Counters,
+        tap: &mut Option<Box<dyn Tap>>,
+    ) -> Step {
+        let Some(&first) = batch.trains().first() else { return Step::Done(0) };
+        if self.paths.get(first.path).is_none() {
+            counters.tx_lost_closed += first.packets() as u64;
+            Step::Done(1)
+        } else if !self.cuts && first.packets() > 1 {
+            self.send_uncut(now, first, batch, counters, tap)
+        } else {
+            self.send_group(now, first.path, batch, counters, tap)
+        }
+    }
+
     /// How many of the oldest trains leave by one call on one path.
-    pub(crate) fn group(&self, path: PathId, batch: &TxBatch, most: usize) -> usize {
+    fn group(&self, path: PathId, batch: &TxBatch, most: usize) -> usize {
         let fits = |t: &&Train| t.path == path && (self.cuts || t.packets() == 1);
         batch.trains().iter().take(most).take_while(fits).count()
     }
@@ -144,14 +156,32 @@ impl Sender {
 
     /// Puts ICRCs on the oldest trains, which are for one path.
     #[inline]
-    pub(crate) fn seal_group(&mut self, id: PathId, count: usize, batch: &mut TxBatch) {
+    fn seal_group(&mut self, id: PathId, count: usize, batch: &mut TxBatch) {
         self.paths.make_certain(id);
-        let path = self.paths.get(id).expect("the caller looked");
         for ahead in 0..count {
             let train = batch.trains()[ahead];
-            path.seal(&mut self.icrc, path.ident(ahead), train.segment, batch.bytes_mut(&train));
-            batch.apply_flips(&train);
+            self.seal(&train, ahead, batch);
         }
+    }
+
+    /// Puts ICRCs on a train before which `ahead` others leave on its path.
+    #[inline]
+    pub(crate) fn seal(&mut self, train: &Train, ahead: usize, batch: &mut TxBatch) {
+        let path = self.paths.get(train.path).expect("the caller looked");
+        path.seal(&mut self.icrc, path.ident(ahead), train.segment, batch.bytes_mut(train));
+        batch.apply_flips(train);
+    }
+
+    /// A train as a datagram, and the descriptor that it leaves by.
+    #[cfg(feature = "io-uring")]
+    pub(crate) fn datagram<'a>(
+        &'a self,
+        train: &Train,
+        batch: &'a TxBatch,
+    ) -> (std::os::fd::BorrowedFd<'a>, TxDatagram<'a>) {
+        let path = self.paths.get(train.path).expect("the caller looked");
+        let segment = if train.packets() > 1 { train.segment } else { 0 };
+        (self.paths.socket_of(path), path.datagram(batch.bytes(train), segment))
     }
 
     #[inline]

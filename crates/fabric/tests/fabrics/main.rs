@@ -5,3 +5,5 @@ mod faulty;
 mod loopback;
 mod suite;
 mod udp;
+#[cfg(feature = "io-uring")]
+mod uring;

@@ -1,0 +1,215 @@
+//! RoCEv2 over io_uring: one multishot receive into provided buffers, batches to several peers by one
+//! system call.
+//!
+//! A train to one peer leaves by a plain system call, which is quicker. The ring is entered when it is
+//! polled. An engine may be turned by several threads under a lock, one after the other; the setup
+//! flags that bind a ring to one thread (`SINGLE_ISSUER`, `DEFER_TASKRUN`) are therefore set only if the
+//! caller promises one thread by [`UringOptions::single_thread`]. When the thread that armed the receive
+//! ends, the kernel ends the receive too, and the next call arms it again.
+
+mod ring;
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use hca_core::{AddressVector, Counter, Instant};
+
+use crate::udp::sys::TX_BATCH;
+use crate::udp::{Counters, Paths, Receiver, Refusal, RxSocket, Sender, Step, append_shared, note_uncut};
+use crate::{
+    Fabric, FabricAttr, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch, UdpFabric,
+    UdpOptions,
+};
+use ring::Ring;
+
+/// Settings of a [`UringFabric`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UringOptions {
+    /// Those of the sockets.
+    pub udp: UdpOptions,
+    /// The thread that opens the fabric is the only one that ever calls it, which lets the kernel save
+    /// work. Calls by another thread then find nothing, and are counted as errors.
+    pub single_thread: bool,
+}
+
+/// RoCEv2 over io_uring.
+pub struct UringFabric {
+    // Before the socket that it receives from: dropped first.
+    ring: Ring,
+    rx: RxSocket,
+    receiver: Receiver,
+    sender: Sender,
+    counters: Counters,
+    tap: Option<Box<dyn Tap>>,
+}
+
+impl UringFabric {
+    /// Opens the adapter's end at an address of this machine.
+    ///
+    /// # Errors
+    /// As [`UdpFabric::open`], and [`OpenError::Unsupported`] where the kernel lacks what is needed.
+    pub fn open(local: IpAddr, options: &UringOptions) -> Result<Self, OpenError> {
+        let rx = RxSocket::open(local, &options.udp, "uring")?;
+        let ring = Ring::open(rx.socket.as_fd(), options.single_thread)
+            .map_err(|(what, source)| OpenError::Unsupported { what, source })?;
+        let paths = Paths::open(local, options.udp.max_paths).map_err(|source| OpenError::Io {
+            doing: "opening the send socket",
+            local,
+            source,
+        })?;
+        Ok(Self {
+            ring,
+            rx,
+            receiver: Receiver::new(local),
+            sender: Sender::new(local, paths),
+            counters: Counters::default(),
+            tap: None,
+        })
+    }
+
+    /// Opens the adapter's end, over plain sockets where io_uring is missing or forbidden; a note in
+    /// [`FabricAttr`] says so then.
+    ///
+    /// # Errors
+    /// As [`UdpFabric::open`].
+    pub fn open_or_udp(local: IpAddr, options: &UringOptions) -> Result<Box<dyn Fabric>, OpenError> {
+        match Self::open(local, options) {
+            Ok(fabric) => Ok(Box::new(fabric)),
+            Err(e @ OpenError::Unsupported { .. }) => {
+                let mut fabric = UdpFabric::open(local, &options.udp)?;
+                fabric.note("io_uring", format!("{e}; plain sockets serve instead"));
+                Ok(Box::new(fabric))
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Sends the oldest trains, which are for several paths, by one system call.
+    fn send_chain(&mut self, now: Instant, batch: &mut TxBatch) -> Step {
+        let mut trains = [batch.trains()[0]; TX_BATCH];
+        let mut count = 0;
+        for t in batch.trains().iter().take(TX_BATCH) {
+            if self.sender.paths.get(t.path).is_none() {
+                break;
+            }
+            trains[count] = *t;
+            count += 1;
+        }
+        let trains = &trains[..count];
+        for t in trains {
+            self.sender.paths.make_certain(t.path);
+        }
+        for (i, t) in trains.iter().enumerate() {
+            let ahead = trains[..i].iter().filter(|o| o.path == t.path).count();
+            self.sender.seal(t, ahead, batch);
+        }
+        let sends: [_; TX_BATCH] = std::array::from_fn(|i| {
+            let t = trains.get(i).unwrap_or(&trains[0]);
+            self.sender.datagram(t, batch)
+        });
+        self.counters.send_calls += 1;
+        let (sent, why) = self.ring.send_chain(&sends[..count]);
+        for t in &trains[sent..] {
+            batch.apply_flips(t);
+        }
+        for t in &trains[..sent] {
+            self.sender.account(now, t.path, 1, batch, &mut self.counters, &mut self.tap);
+            batch.advance(1);
+        }
+        let Some(error) = why else { return Step::Done(0) };
+        let (first, why) = (trains[sent], Refusal::of(&error));
+        match self.sender.refused(first.path, why, first, false, &mut self.counters) {
+            Some(step) => step,
+            // Tried again by itself, by the call that knows what to do next.
+            None => self.sender.step(now, batch, &mut self.counters, &mut self.tap),
+        }
+    }
+}
+
+impl Fabric for UringFabric {
+    fn attr(&self) -> &FabricAttr {
+        &self.rx.attr
+    }
+
+    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+        self.sender.paths.open_path(av)
+    }
+
+    fn close_path(&mut self, path: PathId) {
+        self.sender.paths.close_path(path);
+    }
+
+    fn send(&mut self, now: Instant, batch: &mut TxBatch) {
+        let cut = self.sender.cuts;
+        while let Some(&first) = batch.trains().first() {
+            let chain = self.sender.cuts
+                && !self.ring.broken
+                && self.sender.paths.get(first.path).is_some()
+                && batch.trains().iter().take(TX_BATCH).any(|t| t.path != first.path);
+            let step = if chain {
+                self.send_chain(now, batch)
+            } else {
+                self.sender.step(now, batch, &mut self.counters, &mut self.tap)
+            };
+            match step {
+                Step::Done(n) => batch.advance(n),
+                Step::Blocked => {
+                    self.counters.tx_blocked += 1;
+                    break;
+                }
+            }
+        }
+        if cut && !self.sender.cuts {
+            note_uncut(&mut self.rx.attr);
+        }
+    }
+
+    fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
+        let mut outcome = RxOutcome::default();
+        let mut bytes = 0;
+        self.ring.poll();
+        let Self { ring, receiver, counters, tap, .. } = self;
+        loop {
+            let over = outcome.packets >= budget.packets || bytes >= budget.bytes;
+            if over && ring.poll() {
+                outcome.more = true;
+                return outcome;
+            }
+            let taken = ring.take(|datagram| {
+                let datagram = datagram?;
+                let good = receiver.deliver(now, &datagram, counters, tap, sink);
+                Some((good, datagram.bytes.len()))
+            });
+            match taken {
+                None => return outcome,
+                Some(None) => {}
+                Some(Some((good, len))) => {
+                    outcome.packets += good;
+                    bytes += len;
+                }
+            }
+        }
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.ring.fd())
+    }
+
+    fn prepare_wait(&mut self) -> bool {
+        self.ring.poll()
+    }
+
+    fn counters(&self, out: &mut Vec<Counter>) {
+        let mut counters = self.counters;
+        counters.recv_calls += self.ring.recv_calls;
+        counters.recv_errors += self.ring.recv_errors;
+        counters.append(out);
+        append_shared(&self.receiver, &self.sender, out);
+        self.rx.counters(out);
+    }
+
+    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
+        self.rx.tell_hop_limit(tap.is_some());
+        self.tap = tap;
+    }
+}
