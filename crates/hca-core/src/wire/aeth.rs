@@ -141,7 +141,7 @@ mod tests {
         for encoded in 0..31 {
             assert_eq!(Syndrome::encode_credits(Syndrome::credits(encoded).into()), encoded);
         }
-        for credits in (0..40_000).chain([u32::MAX]) {
+        for credits in (0..if cfg!(miri) { 100 } else { 40_000 }).chain([u32::MAX]) {
             let encoded = Syndrome::encode_credits(credits);
             assert!(u32::from(Syndrome::credits(encoded)) <= credits);
             assert!(encoded == 30 || u32::from(Syndrome::credits(encoded + 1)) > credits);

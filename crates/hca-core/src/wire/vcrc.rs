@@ -52,7 +52,7 @@ mod tests {
     #[test]
     fn the_table_agrees_with_long_division() {
         let bytes: Vec<u8> = (0..97_u8).map(|i| i.wrapping_mul(37)).collect();
-        for len in 2..bytes.len() {
+        for len in (2..bytes.len()).step_by(if cfg!(miri) { 31 } else { 1 }) {
             assert_eq!(vcrc(&bytes[..len]), long_division(&bytes[..len]), "{len} bytes");
         }
     }
