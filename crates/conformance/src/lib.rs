@@ -1,1 +1,73 @@
-//! One behaviour suite for every Device
+//! One behaviour suite for every [`Device`](hca_core::Device): what verbs promise, driven at the
+//! level of the device's own traits. A new device is done when the suite is green.
+//!
+//! # How a device joins
+//!
+//! A *bed* opens adapters that can reach each other. A device brings one for each fabric and mode in
+//! which it runs, and [`suite!`] turns each into a module of tests, one for each check, so that a
+//! failure reads `udp_adaptive::keys::after_deregistration_no_write_lands`:
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use hca_conformance::{Bed, Feature, suite};
+//! use hca_core::{Device, Gid};
+//!
+//! struct MyBed;
+//!
+//! impl Bed for MyBed {
+//!     fn name(&self) -> String {
+//!         "mine".into()
+//!     }
+//!     fn open(&self, n: usize) -> Vec<Arc<dyn Device>> {
+//!         # let open_my_device = |_: usize| -> Arc<dyn Device> { unimplemented!() };
+//!         (0..n).map(|i| open_my_device(i)).collect()
+//!     }
+//!     fn can(&self, feature: Feature) -> bool {
+//!         // Silicon moves by itself, and a direct cable loses nothing.
+//!         matches!(feature, Feature::Lossless | Feature::Passive | Feature::WaitFd)
+//!     }
+//!     fn silent_gid(&self) -> Option<Gid> {
+//!         Some("192.0.2.99".parse::<std::net::Ipv4Addr>().unwrap().into())
+//!     }
+//! }
+//!
+//! suite!(mine, MyBed);
+//! # fn main() {}
+//! ```
+//!
+//! # What a check may rely on
+//!
+//! - Every check opens adapters of its own and closes them again; checks run in parallel.
+//! - Waiting polls, turns *all* adapters of the check (some have nobody else who does) and yields; it
+//!   ends in a failure that shows every counter when [`Bed::patience`] is over. Nothing hangs.
+//! - Where adapters differ and the IBA leaves it open, a check takes each of the answers, and says so.
+//! - What a bed can't offer it denies by [`Bed::can`]; the checks that need it then pass at once. A
+//!   bed over a network that loses packets denies [`Feature::Lossless`]: the reliable services have to
+//!   pass all the same.
+//!
+//! # Topics
+//!
+//! | topic | promises |
+//! |---|---|
+//! | `send_recv`, `rdma`, `atomics` | bytes, lengths, immediate data, order, lists, inline, PSN wrap |
+//! | `keys` | ranges, rights, protection domains; nothing lands after deregistration |
+//! | `qp_states` | legal and illegal transitions, what each state takes, draining, reuse |
+//! | `errors` | the cause first, then the flushed; RNR and timeouts in their time |
+//! | `srq`, `cq` | sharing, limit and last-request events; overrun, notification, descriptors |
+//! | `uc`, `ud` | what the unreliable services drop and never deliver; GRH, Q_Keys, SQE |
+//! | `limits` | what is reported is granted, what lies beyond refused; stale handles |
+//! | `progress` | who moves the device while its program does not |
+//! | `concurrency` | all of it with four threads |
+#![deny(unsafe_code)]
+
+mod bed;
+mod checks;
+mod mem;
+mod node;
+mod qp;
+mod suite;
+mod world;
+
+pub use bed::{Bed, Feature, run};
+pub(crate) use suite::CHECKS;

@@ -1,0 +1,15 @@
+//! The checks, by topic.
+
+pub(crate) mod atomics;
+pub(crate) mod concurrency;
+pub(crate) mod cq;
+pub(crate) mod errors;
+pub(crate) mod keys;
+pub(crate) mod limits;
+pub(crate) mod progress;
+pub(crate) mod qp_states;
+pub(crate) mod rdma;
+pub(crate) mod send_recv;
+pub(crate) mod srq;
+pub(crate) mod uc;
+pub(crate) mod ud;

@@ -1,0 +1,120 @@
+//! Who moves an adapter while its program computes, waits or sleeps.
+
+use core::sync::atomic::Ordering::{Acquire, Release};
+use std::time::{Duration, Instant};
+
+use hca_core::{AtomicScope, SendOp, WcStatus};
+
+use crate::checks::cq::block_for_completion;
+use crate::mem::pattern;
+use crate::node::Node;
+use crate::qp::{Conn, Pair};
+use crate::{Bed, Feature};
+
+pub(crate) fn one_sided_operations_need_nothing_of_the_targets_program(bed: &dyn Bed) {
+    if !bed.can(Feature::Passive) {
+        return;
+    }
+    let p = Pair::rc(bed);
+    let bytes = pattern(1, 5000);
+    p.ma.write(0, &bytes);
+    // From here on only A's queue is polled.
+    p.a.send(1, SendOp::Write(p.mb.remote(0)), &[p.ma.sge(0, 5000)]);
+    assert_eq!(p.a.send_cq.next_alone().status, WcStatus::Success);
+    p.mb.assert_bytes(0, &bytes);
+    p.a.send(2, SendOp::Read(p.mb.remote(0)), &[p.ma.sge(8192, 5000)]);
+    assert_eq!(p.a.send_cq.next_alone().status, WcStatus::Success);
+    p.ma.assert_bytes(8192, &bytes);
+    if p.b.node.dev().attr().atomics != AtomicScope::None {
+        p.a.send(3, SendOp::FetchAdd { remote: p.mb.remote(8000), add: 7 }, &[p.ma.sge(0, 8)]);
+        assert_eq!(p.a.send_cq.next_alone().status, WcStatus::Success);
+        assert_eq!(p.mb.word(8000).load(Acquire), 7);
+    }
+    p.b.recv(4, &[p.mb.sge(0, 100)]);
+    p.a.send(4, SendOp::Send, &[p.ma.sge(0, 100)]);
+    assert_eq!(p.a.send_cq.next_alone().status, WcStatus::Success);
+    assert_eq!(p.b.recv_cq.next_alone().status, WcStatus::Success);
+}
+
+pub(crate) fn a_posted_write_lands_though_nobody_polls(bed: &dyn Bed) {
+    if !bed.can(Feature::Passive) {
+        return;
+    }
+    let p = Pair::rc(bed);
+    for round in 1..4 {
+        p.ma.word(0).store(round, Release);
+        p.a.send(round, SendOp::Write(p.mb.remote(4096)), &[p.ma.sge(0, 8)]);
+        p.a.node.world.wait_idle("the word", || (p.mb.word(4096).load(Acquire) == round).then_some(()));
+    }
+    // Longer than a send window, so that acknowledgements have to move it on.
+    let long = Pair::between(&p.a.node, &p.b.node, Conn { mem_bytes: 1 << 20, ..Conn::default() });
+    long.ma.word((1 << 20) - 8).store(9, Release);
+    long.a.send(1, SendOp::Write(long.mb.remote(0)), &[long.ma.sge(0, 1 << 20)]);
+    long.a
+        .node
+        .world
+        .wait_idle("the last word", || (long.mb.word((1 << 20) - 8).load(Acquire) == 9).then_some(()));
+    long.a.send_cq.ok(1);
+}
+
+pub(crate) fn a_program_that_spins_on_its_memory_turns_the_device(bed: &dyn Bed) {
+    let p = Pair::rc(bed);
+    p.ma.word(0).store(1, Release);
+    p.a.send(1, SendOp::Write(p.mb.remote(64)), &[p.ma.sge(0, 8)]);
+    p.a.node.world.wait("the word", || (p.mb.word(64).load(Acquire) == 1).then_some(()));
+    p.a.send_cq.ok(1);
+}
+
+pub(crate) fn a_retry_runs_out_while_the_program_sleeps_on_the_descriptor(bed: &dyn Bed) {
+    if !bed.can(Feature::WaitFd) {
+        return;
+    }
+    let Some(nobody) = bed.silent_gid() else { return };
+    let [node] = Node::open(bed);
+    let conn = Conn { timeout: 9, retry_cnt: 2, ..Conn::default() };
+    let (qp, m) = (node.qp(&conn), node.mem(64, crate::qp::ALL));
+    qp.to_init(&conn);
+    qp.to_rts(&conn, hca_core::Qpn::new(0x55), nobody, 0);
+    qp.send(1, SendOp::Send, &[m.sge(0, 8)]);
+    let c = block_for_completion(&qp.send_cq, bed.patience());
+    assert_eq!((c.wr_id, c.status), (1, WcStatus::RetryExceeded));
+}
+
+pub(crate) fn a_blocked_target_serves_its_peers(bed: &dyn Bed) {
+    if !bed.can(Feature::WaitFd) {
+        return;
+    }
+    let p = Pair::rc(bed);
+    p.ma.write(0, &pattern(3, 3000));
+    p.b.recv(1, &[p.mb.sge(8192, 64)]);
+    std::thread::scope(|s| {
+        // B sleeps until the SEND at the end; the READs and WRITEs before it raise no completion.
+        let sleeper = s.spawn(|| block_for_completion(&p.b.recv_cq, bed.patience()));
+        for id in 0..5 {
+            p.a.send(id, SendOp::Write(p.mb.remote(0)), &[p.ma.sge(0, 3000)]);
+            assert_eq!(p.a.send_cq.next_alone().status, WcStatus::Success);
+            p.a.send(id, SendOp::Read(p.mb.remote(0)), &[p.ma.sge(8192, 3000)]);
+            assert_eq!(p.a.send_cq.next_alone().status, WcStatus::Success);
+        }
+        p.ma.assert_bytes(8192, &pattern(3, 3000));
+        p.a.send(9, SendOp::Send, &[p.ma.sge(0, 64)]);
+        assert_eq!(sleeper.join().unwrap().wr_id, 1);
+        p.a.send_cq.ok(9);
+    });
+}
+
+pub(crate) fn turning_an_idle_device_is_harmless(bed: &dyn Bed) {
+    let [a, b] = Node::open(bed);
+    for _ in 0..200 {
+        a.dev().turn();
+        b.dev().turn();
+    }
+    let p = Pair::between(&a, &b, Conn::default());
+    p.assert_works();
+    let start = Instant::now();
+    // A connected pair at rest comes to rest: nobody asks for turns at once for ever.
+    while p.a.node.world.turn() {
+        assert!(start.elapsed() < Duration::from_secs(5), "an idle device never rests\n{}", a.world.report());
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,177 @@
+//! Registered memory of a check.
+//!
+//! Invariants:
+//! 1. The bytes of a [`Mem`] are reached through atomics only, never through references to plain
+//!    data: adapters and peers change them meanwhile.
+//! 2. The region is deregistered before its memory is freed.
+#![allow(unsafe_code)]
+
+use core::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+use hca_core::{Access, DeviceError, DmaMemory, MrHandle, MrInit, MrKeys, RemoteAddr, Sge};
+
+use crate::node::{Node, Pd};
+use crate::world::lock;
+
+/// Memory from the device, registered.
+pub(crate) struct Mem {
+    pd: Arc<Pd>,
+    keys: MrKeys,
+    iova: u64,
+    len: usize,
+    live: Mutex<bool>,
+    memory: DmaMemory,
+}
+
+impl Node {
+    /// `len` zeroed bytes with these rights.
+    pub(crate) fn mem(&self, len: usize, access: Access) -> Mem {
+        Mem::register(self.pd.clone(), len, access, None)
+    }
+    /// Memory that requests name by addresses from `iova` on.
+    pub(crate) fn mem_at(&self, len: usize, access: Access, iova: u64) -> Mem {
+        Mem::register(self.pd.clone(), len, access, Some(iova))
+    }
+    /// Tries to register `len` bytes of fresh memory and takes the registration back.
+    pub(crate) fn try_reg(&self, pd: hca_core::PdHandle, len: usize) -> Result<(), DeviceError> {
+        let memory = self.dev().alloc_memory(4096)?;
+        let addr = memory.addr();
+        let init = MrInit { addr, len, iova: addr.as_ptr() as u64, access: Access::LOCAL_WRITE };
+        // SAFETY: (2) nothing uses the region, and it goes before `memory`. A `len` beyond the memory is
+        // used with a length that has to be refused only.
+        let keys = unsafe { self.dev().reg_mr(pd, &init) }?;
+        self.dev().dereg_mr(keys.handle)
+    }
+}
+
+impl Mem {
+    fn register(pd: Arc<Pd>, len: usize, access: Access, iova: Option<u64>) -> Self {
+        let memory = pd.dev.alloc_memory(len).expect("the device has memory");
+        let addr = memory.addr();
+        assert_eq!(addr.as_ptr() as usize % 4096, 0, "memory of a device is aligned to 4096 bytes");
+        assert!(memory.len() >= len);
+        let iova = iova.unwrap_or(addr.as_ptr() as u64);
+        // SAFETY: (2) `drop` deregisters before it frees, and (1) no reference to the bytes is made.
+        let keys = unsafe { pd.dev.reg_mr(pd.handle, &MrInit { addr, len, iova, access }) }
+            .expect("the region is registered");
+        Self { pd, keys, iova, len, live: Mutex::new(true), memory }
+    }
+
+    /// What the device gave.
+    pub(crate) fn keys(&self) -> MrKeys {
+        self.keys
+    }
+    /// The handle.
+    pub(crate) fn handle(&self) -> MrHandle {
+        self.keys.handle
+    }
+    /// An entry for `len` bytes from `offset` on.
+    pub(crate) fn sge(&self, offset: usize, len: usize) -> Sge {
+        Sge { addr: self.iova + offset as u64, len: u32::try_from(len).unwrap(), lkey: self.keys.lkey }
+    }
+    /// The address by which peers name the byte at `offset`, which may lie outside.
+    pub(crate) fn remote(&self, offset: i64) -> RemoteAddr {
+        RemoteAddr { addr: self.iova.wrapping_add_signed(offset), rkey: self.keys.rkey }
+    }
+    /// Takes the keys back.
+    pub(crate) fn dereg(&self) -> Result<(), DeviceError> {
+        let r = self.pd.dev.dereg_mr(self.keys.handle);
+        if r.is_ok() {
+            *lock(&self.live) = false;
+        }
+        r
+    }
+
+    fn at(&self, offset: usize, len: usize) -> NonNull<u8> {
+        assert!(offset + len <= self.memory.len());
+        // SAFETY: the assertion keeps it inside of the allocation.
+        unsafe { self.memory.addr().add(offset) }
+    }
+    fn byte(&self, offset: usize) -> &AtomicU8 {
+        // SAFETY: (1) valid as long as `self`, and only reached through atomics.
+        unsafe { AtomicU8::from_ptr(self.at(offset, 1).as_ptr()) }
+    }
+    /// The word at `offset`, a multiple of 8.
+    pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
+        assert_eq!(offset % 8, 0);
+        // SAFETY: (1) as in `byte`; the memory is aligned to 4096 bytes and the offset to 8.
+        unsafe { AtomicU64::from_ptr(self.at(offset, 8).as_ptr().cast()) }
+    }
+    /// Writes bytes at `offset`.
+    pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
+        let mut at = offset;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            if at % 8 == 0 && rest.len() >= 8 {
+                let (word, tail) = rest.split_first_chunk::<8>().unwrap();
+                self.word(at).store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+                (at, rest) = (at + 8, tail);
+            } else {
+                self.byte(at).store(rest[0], Ordering::Relaxed);
+                (at, rest) = (at + 1, &rest[1..]);
+            }
+        }
+    }
+    /// Reads `len` bytes at `offset`.
+    pub(crate) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(len);
+        while out.len() < len {
+            let at = offset + out.len();
+            if at % 8 == 0 && len - out.len() >= 8 {
+                out.extend_from_slice(&self.word(at).load(Ordering::Relaxed).to_ne_bytes());
+            } else {
+                out.push(self.byte(at).load(Ordering::Relaxed));
+            }
+        }
+        out
+    }
+    /// Fills all of it with one byte.
+    pub(crate) fn fill(&self, byte: u8) {
+        self.write(0, &vec![byte; self.len]);
+    }
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+    /// Fails unless the bytes at `offset` are these.
+    #[track_caller]
+    pub(crate) fn assert_bytes(&self, offset: usize, want: &[u8]) {
+        let got = self.read(offset, want.len());
+        if let Some(i) = (0..want.len()).find(|&i| got[i] != want[i]) {
+            panic!("byte {i} of {} at offset {offset} is {:#04x}, not {:#04x}", want.len(), got[i], want[i]);
+        }
+    }
+    /// Fails unless all bytes outside of `offset .. offset + len` are `byte`.
+    #[track_caller]
+    pub(crate) fn assert_untouched_but(&self, offset: usize, len: usize, byte: u8) {
+        let all = self.read(0, self.len());
+        if let Some(i) = (0..all.len()).find(|&i| !(offset..offset + len).contains(&i) && all[i] != byte) {
+            panic!("byte {i} was written ({:#04x}), outside of {offset}..{}", all[i], offset + len);
+        }
+    }
+}
+
+impl Drop for Mem {
+    fn drop(&mut self) {
+        if *lock(&self.live) {
+            let _ = self.pd.dev.dereg_mr(self.keys.handle);
+        }
+    }
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        x ^= x << 13;
+        x ^= x >> 7;
+        x ^= x << 17;
+        out.extend_from_slice(&x.to_ne_bytes());
+    }
+    out.truncate(len);
+    out
+}

@@ -1,0 +1,339 @@
+//! Queue pairs of a check, shared receive queues, and pairs of connected queue pairs.
+#![allow(unsafe_code)]
+
+use std::sync::{Arc, Mutex};
+
+use hca_core::{
+    Access, AckTimeout, AddressVector, AsyncEvent, DeviceError, Gid, Mtu, Payload, Pkey, PostError, Psn,
+    Qkey, QpAttr, QpCap, QpHandle, QpInit, QpState, QpStatus, QpType, Qpn, RecvPort, RecvWr, RnrTimer,
+    SendFlags, SendOp, SendPort, SendWr, Sge, SrqHandle, SrqInit,
+};
+
+use crate::Bed;
+use crate::mem::Mem;
+use crate::node::{Cq, Node, Pd};
+use crate::world::lock;
+
+/// Everything that a peer or this side may be allowed.
+pub(crate) const ALL: Access = Access::all();
+/// The Q_Key of a check's datagrams.
+pub(crate) const QKEY: Qkey = Qkey::new(0x1234_5678);
+
+/// How the queue pairs of a check are made and connected; the first of two values is side A's.
+#[derive(Clone, Copy)]
+pub(crate) struct Conn {
+    pub(crate) qp_type: QpType,
+    pub(crate) cap: QpCap,
+    pub(crate) cq_depth: u32,
+    pub(crate) mtu: Mtu,
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) psn: [u32; 2],
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) max_dest_rd_atomic: u8,
+    pub(crate) access: Access,
+    pub(crate) mem_bytes: usize,
+}
+
+impl Default for Conn {
+    fn default() -> Self {
+        Self {
+            qp_type: QpType::Rc,
+            cap: QpCap::default(),
+            cq_depth: 512,
+            mtu: Mtu::B1024,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 1,
+            psn: [0x11_2233, 0x44_5566],
+            max_rd_atomic: 8,
+            max_dest_rd_atomic: 8,
+            access: ALL,
+            mem_bytes: 16 << 10,
+        }
+    }
+}
+
+impl Conn {
+    pub(crate) fn of(qp_type: QpType) -> Self {
+        Self { qp_type, ..Self::default() }
+    }
+    pub(crate) fn init(&self) -> QpAttr {
+        let ud = self.qp_type == QpType::Ud;
+        QpAttr {
+            state: Some(QpState::Init),
+            pkey: Some(Pkey::DEFAULT),
+            qkey: ud.then_some(QKEY),
+            access: (!ud).then_some(self.access),
+            ..QpAttr::default()
+        }
+    }
+    /// To RTR, towards queue pair `qpn` at `gid`; `psn` is the peer's first.
+    pub(crate) fn rtr(&self, qpn: Qpn, gid: Gid, psn: u32) -> QpAttr {
+        let (rc, ud) = (self.qp_type == QpType::Rc, self.qp_type == QpType::Ud);
+        QpAttr {
+            state: Some(QpState::Rtr),
+            dest_qpn: (!ud).then_some(qpn),
+            av: (!ud).then_some(AddressVector { dgid: gid, ..AddressVector::default() }),
+            path_mtu: (!ud).then_some(self.mtu),
+            rq_psn: (!ud).then_some(Psn::new(psn)),
+            max_dest_rd_atomic: rc.then_some(self.max_dest_rd_atomic),
+            min_rnr_timer: rc.then_some(RnrTimer::new(self.min_rnr_timer)),
+            ..QpAttr::default()
+        }
+    }
+    pub(crate) fn rts(&self, psn: u32) -> QpAttr {
+        let rc = self.qp_type == QpType::Rc;
+        QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(Psn::new(psn)),
+            timeout: rc.then_some(AckTimeout::new(self.timeout)),
+            retry_cnt: rc.then_some(self.retry_cnt),
+            rnr_retry: rc.then_some(self.rnr_retry),
+            max_rd_atomic: rc.then_some(self.max_rd_atomic),
+            ..QpAttr::default()
+        }
+    }
+}
+
+/// Only a change of state.
+pub(crate) fn to_state(state: QpState) -> QpAttr {
+    QpAttr { state: Some(state), ..QpAttr::default() }
+}
+
+/// A queue pair; destroyed when dropped.
+pub(crate) struct Qp {
+    pub(crate) node: Node,
+    pub(crate) handle: QpHandle,
+    pub(crate) qpn: Qpn,
+    pub(crate) cap: QpCap,
+    pub(crate) send_cq: Arc<Cq>,
+    pub(crate) recv_cq: Arc<Cq>,
+    send: Mutex<Box<dyn SendPort>>,
+    recv: Mutex<Option<Box<dyn RecvPort>>>,
+    _srq: Option<Arc<Srq>>,
+}
+
+impl Node {
+    /// A queue pair in RESET with two completion queues of its own.
+    pub(crate) fn qp(&self, conn: &Conn) -> Qp {
+        self.qp_on(conn, &self.cq(conn.cq_depth), &self.cq(conn.cq_depth), None)
+    }
+    /// A queue pair in RESET on given completion queues.
+    pub(crate) fn qp_on(
+        &self,
+        conn: &Conn,
+        send_cq: &Arc<Cq>,
+        recv_cq: &Arc<Cq>,
+        srq: Option<&Arc<Srq>>,
+    ) -> Qp {
+        let ports = self
+            .dev()
+            .create_qp(self.pd.handle, &qp_init(conn, send_cq, recv_cq, srq))
+            .expect("a queue pair");
+        let (want, got) = (conn.cap, ports.cap);
+        assert!(got.max_send_wr >= want.max_send_wr && got.max_send_sge >= want.max_send_sge);
+        assert!(got.max_inline >= want.max_inline);
+        assert!(
+            srq.is_some() || got.max_recv_wr >= want.max_recv_wr && got.max_recv_sge >= want.max_recv_sge
+        );
+        assert_eq!(ports.recv.is_none(), srq.is_some(), "a receive port comes without an SRQ, and only so");
+        Qp {
+            node: self.clone(),
+            handle: ports.handle,
+            qpn: ports.qpn,
+            cap: got,
+            send_cq: send_cq.clone(),
+            recv_cq: recv_cq.clone(),
+            send: Mutex::new(ports.send),
+            recv: Mutex::new(ports.recv),
+            _srq: srq.cloned(),
+        }
+    }
+}
+
+pub(crate) fn qp_init(conn: &Conn, send_cq: &Cq, recv_cq: &Cq, srq: Option<&Arc<Srq>>) -> QpInit {
+    QpInit {
+        qp_type: conn.qp_type,
+        send_cq: send_cq.handle,
+        recv_cq: recv_cq.handle,
+        srq: srq.map(|s| s.handle),
+        cap: conn.cap,
+    }
+}
+
+impl Qp {
+    /// Posts a batch of send requests and rings.
+    pub(crate) fn try_send(&self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        let mut port = lock(&self.send);
+        // SAFETY: the memory of a check is reached through atomics only (see `mem`), so there is no
+        // reference to it; whether a key fits is the device's to check.
+        let r = unsafe { port.post(wrs) };
+        port.ring();
+        r
+    }
+    /// Posts a batch of receive requests and rings.
+    pub(crate) fn try_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        let mut port = lock(&self.recv);
+        let port = port.as_mut().expect("this queue pair has a receive queue");
+        // SAFETY: as in `try_send`.
+        let r = unsafe { port.post(wrs) };
+        port.ring();
+        r
+    }
+    /// Posts one signalled request.
+    #[track_caller]
+    pub(crate) fn send(&self, wr_id: u64, op: SendOp, sges: &[Sge]) {
+        self.try_send(&[wr(wr_id, op, sges)]).expect("the request is taken");
+    }
+    /// Posts one receive request.
+    #[track_caller]
+    pub(crate) fn recv(&self, wr_id: u64, sges: &[Sge]) {
+        self.try_recv(&[RecvWr { wr_id, sges }]).expect("the request is taken");
+    }
+    pub(crate) fn modify(&self, attr: &QpAttr) -> Result<(), DeviceError> {
+        self.node.dev().modify_qp(self.handle, attr)
+    }
+    /// Goes to a state that needs no attributes.
+    #[track_caller]
+    pub(crate) fn go(&self, state: QpState) {
+        self.modify(&to_state(state)).expect("a legal transition");
+    }
+    pub(crate) fn query(&self) -> QpStatus {
+        self.node.dev().query_qp(self.handle).expect("the queue pair is there")
+    }
+    pub(crate) fn state(&self) -> QpState {
+        self.query().state
+    }
+    /// Waits until it is in a state.
+    pub(crate) fn wait_state(&self, state: QpState) {
+        self.node.world.wait(&format!("state {state:?} (it is {:?})", self.state()), || {
+            (self.state() == state).then_some(())
+        });
+    }
+    pub(crate) fn wait_event(&self, event: fn(QpHandle) -> AsyncEvent) {
+        self.node.wait_event(event(self.handle));
+    }
+    pub(crate) fn count_events(&self, event: fn(QpHandle) -> AsyncEvent) -> usize {
+        self.node.count_events(event(self.handle))
+    }
+    pub(crate) fn to_init(&self, conn: &Conn) {
+        self.modify(&conn.init()).expect("RESET to INIT");
+    }
+    /// From INIT to RTS towards a peer; `side` says whose PSNs are whose.
+    pub(crate) fn to_rts(&self, conn: &Conn, qpn: Qpn, gid: Gid, side: usize) {
+        self.modify(&conn.rtr(qpn, gid, conn.psn[1 - side])).expect("INIT to RTR");
+        self.modify(&conn.rts(conn.psn[side])).expect("RTR to RTS");
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        let _ = self.node.dev().destroy_qp(self.handle);
+    }
+}
+
+/// Brings two queue pairs in RESET to RTS, towards each other.
+pub(crate) fn connect(conn: &Conn, a: &Qp, b: &Qp) {
+    a.to_init(conn);
+    b.to_init(conn);
+    b.to_rts(conn, a.qpn, a.node.gid(), 1);
+    a.to_rts(conn, b.qpn, b.node.gid(), 0);
+}
+
+/// A signalled request.
+pub(crate) fn wr(wr_id: u64, op: SendOp, sges: &[Sge]) -> SendWr<'_> {
+    SendWr { wr_id, op, flags: SendFlags::SIGNALED, payload: Payload::Sges(sges), dest: None }
+}
+
+/// A shared receive queue; destroyed when dropped.
+pub(crate) struct Srq {
+    node: Node,
+    _pd: Arc<Pd>,
+    pub(crate) handle: SrqHandle,
+    port: Mutex<Box<dyn RecvPort>>,
+}
+
+impl Node {
+    pub(crate) fn srq(&self, max_wr: u32, max_sge: u32) -> Arc<Srq> {
+        let (handle, port) = self
+            .dev()
+            .create_srq(self.pd.handle, &SrqInit { max_wr, max_sge })
+            .expect("a shared receive queue");
+        Arc::new(Srq { node: self.clone(), _pd: self.pd.clone(), handle, port: Mutex::new(port) })
+    }
+}
+
+impl Srq {
+    pub(crate) fn try_recv(&self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        let mut port = lock(&self.port);
+        // SAFETY: as in `Qp::try_send`.
+        let r = unsafe { port.post(wrs) };
+        port.ring();
+        r
+    }
+    #[track_caller]
+    pub(crate) fn recv(&self, wr_id: u64, sges: &[Sge]) {
+        self.try_recv(&[RecvWr { wr_id, sges }]).expect("the request is taken");
+    }
+    pub(crate) fn set_limit(&self, limit: u32) -> Result<(), DeviceError> {
+        self.node.dev().set_srq_limit(self.handle, limit)
+    }
+    pub(crate) fn destroy(&self) -> Result<(), DeviceError> {
+        self.node.dev().destroy_srq(self.handle)
+    }
+}
+
+impl Drop for Srq {
+    fn drop(&mut self) {
+        let _ = self.node.dev().destroy_srq(self.handle);
+    }
+}
+
+/// Two connected queue pairs on two adapters, with a region each that grants everything.
+pub(crate) struct Pair {
+    pub(crate) conn: Conn,
+    pub(crate) a: Qp,
+    pub(crate) b: Qp,
+    pub(crate) ma: Mem,
+    pub(crate) mb: Mem,
+}
+
+impl Pair {
+    pub(crate) fn rc(bed: &dyn Bed) -> Self {
+        Self::new(bed, Conn::default())
+    }
+    pub(crate) fn new(bed: &dyn Bed, conn: Conn) -> Self {
+        let [a, b] = Node::open(bed);
+        Self::between(&a, &b, conn)
+    }
+    /// Between two adapters, which may be the same.
+    pub(crate) fn between(a: &Node, b: &Node, mut conn: Conn) -> Self {
+        conn.mtu = conn.mtu.min(a.dev().port().active_mtu).min(b.dev().port().active_mtu);
+        let (ma, mb) = (a.mem(conn.mem_bytes, ALL), b.mem(conn.mem_bytes, ALL));
+        let (a, b) = (a.qp(&conn), b.qp(&conn));
+        connect(&conn, &a, &b);
+        Self { conn, a, b, ma, mb }
+    }
+    pub(crate) fn settle(&self) {
+        self.a.node.world.settle();
+    }
+    /// Sends one message each way and fails if either does not arrive.
+    #[track_caller]
+    pub(crate) fn assert_works(&self) {
+        for (from, to, mf, mt) in
+            [(&self.a, &self.b, &self.ma, &self.mb), (&self.b, &self.a, &self.mb, &self.ma)]
+        {
+            let bytes = crate::mem::pattern(77, 100);
+            mf.write(0, &bytes);
+            to.recv(901, &[mt.sge(200, 100)]);
+            from.send(900, SendOp::Send, &[mf.sge(0, 100)]);
+            assert_eq!(to.recv_cq.ok(901).byte_len, 100);
+            from.send_cq.ok(900);
+            mt.assert_bytes(200, &bytes);
+        }
+    }
+}

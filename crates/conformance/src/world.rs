@@ -1,0 +1,132 @@
+//! The adapters of one check, and waiting for what they do.
+
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use hca_core::{AsyncEvent, Device};
+
+use crate::{Bed, Feature};
+
+/// All adapters of one check. Waiting turns them all, since with some devices nobody else does.
+pub(crate) struct World {
+    pub(crate) devices: Vec<Arc<dyn Device>>,
+    /// Asynchronous events that were taken, an entry a device, oldest first.
+    events: Vec<Mutex<Vec<AsyncEvent>>>,
+    name: String,
+    patience: Duration,
+    passive: bool,
+}
+
+impl World {
+    pub(crate) fn open(bed: &dyn Bed, n: usize) -> Arc<Self> {
+        let devices = bed.open(n);
+        assert_eq!(devices.len(), n, "{} opened the wrong number of adapters", bed.name());
+        Arc::new(Self {
+            events: devices.iter().map(|_| Mutex::default()).collect(),
+            devices,
+            name: bed.name(),
+            patience: bed.patience(),
+            passive: bed.can(Feature::Passive),
+        })
+    }
+
+    /// Turns every adapter once; whether any did something.
+    pub(crate) fn turn(&self) -> bool {
+        self.devices.iter().fold(false, |moved, d| d.turn() | moved)
+    }
+
+    /// Turns all adapters until `ready` yields something.
+    ///
+    /// # Panics
+    /// When the bed's patience ends, with `what` and all counters that are not zero.
+    pub(crate) fn wait<T>(&self, what: &str, ready: impl FnMut() -> Option<T>) -> T {
+        self.wait_calling(what, ready, || {
+            self.turn();
+        })
+    }
+
+    /// Waits and calls no adapter; they have to move by themselves.
+    pub(crate) fn wait_idle<T>(&self, what: &str, ready: impl FnMut() -> Option<T>) -> T {
+        self.wait_calling(what, ready, || ())
+    }
+
+    fn wait_calling<T>(
+        &self,
+        what: &str,
+        mut ready: impl FnMut() -> Option<T>,
+        mut between: impl FnMut(),
+    ) -> T {
+        let start = Instant::now();
+        loop {
+            if let Some(v) = ready() {
+                return v;
+            }
+            between();
+            assert!(
+                start.elapsed() < self.patience,
+                "{}: waited {:?} in vain for {what}\n{}",
+                self.name,
+                self.patience,
+                self.report()
+            );
+            std::thread::yield_now();
+        }
+    }
+
+    /// Lets everything arrive that is still under way: turns until all adapters were quiet for a while.
+    pub(crate) fn settle(&self) {
+        let quiet = Duration::from_millis(if self.passive { 5 } else { 2 });
+        let start = Instant::now();
+        let mut since = start;
+        while since.elapsed() < quiet && start.elapsed() < self.patience {
+            if self.turn() {
+                since = Instant::now();
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// All events of one adapter so far.
+    pub(crate) fn events(&self, device: usize) -> Vec<AsyncEvent> {
+        self.take_events(device).clone()
+    }
+
+    fn take_events(&self, device: usize) -> MutexGuard<'_, Vec<AsyncEvent>> {
+        let mut seen = lock(&self.events[device]);
+        while let Some(e) = self.devices[device].poll_event() {
+            seen.push(e);
+        }
+        seen
+    }
+
+    /// Waits until an adapter has raised `event`.
+    pub(crate) fn wait_event(&self, device: usize, event: AsyncEvent) {
+        self.wait(&format!("{event:?} (seen: {:?})", self.events(device)), || {
+            self.take_events(device).contains(&event).then_some(())
+        });
+    }
+
+    /// How often an adapter has raised `event`.
+    pub(crate) fn count_events(&self, device: usize, event: AsyncEvent) -> usize {
+        self.take_events(device).iter().filter(|e| **e == event).count()
+    }
+
+    /// Counters that are not zero, an adapter a line.
+    pub(crate) fn report(&self) -> String {
+        let mut out = String::new();
+        for (i, device) in self.devices.iter().enumerate() {
+            let _ = write!(out, "adapter {i} {}:", device.port().gid);
+            for c in device.counters().iter().filter(|c| c.value != 0) {
+                let _ = write!(out, " {}={}", c.name, c.value);
+            }
+            let _ = writeln!(out, " events={:?}", self.events(i));
+        }
+        out
+    }
+}
+
+/// The lock's content, whether or not another check's thread panicked.
+pub(crate) fn lock<T: ?Sized>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}

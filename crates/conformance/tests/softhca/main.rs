@@ -1,0 +1,22 @@
+//! The suite on the software adapter: every fabric in every progress mode, and hostile networks.
+
+mod beds;
+
+use beds::{Net, SoftBed};
+use hca_conformance::suite;
+use softhca::Progress;
+
+suite!(loopback_inline, SoftBed::new(Net::Loopback, Progress::Inline));
+suite!(loopback_thread, SoftBed::new(Net::Loopback, Progress::Thread));
+suite!(loopback_adaptive, SoftBed::new(Net::Loopback, Progress::Adaptive));
+suite!(loopback6_inline, SoftBed::new(Net::Loopback6, Progress::Inline));
+
+suite!(udp_inline, SoftBed::new(Net::Udp, Progress::Inline));
+suite!(udp_thread, SoftBed::new(Net::Udp, Progress::Thread));
+suite!(udp_adaptive, SoftBed::new(Net::Udp, Progress::Adaptive));
+
+suite!(udp_one_percent_loss, SoftBed::new(Net::Udp, Progress::Adaptive).with_faults("loss=0.01"));
+suite!(
+    loopback_hostile,
+    SoftBed::new(Net::Loopback, Progress::Inline).with_faults("loss=0.02,dup=0.02,reorder=0.02,corrupt=0.01")
+);
