@@ -20,6 +20,9 @@ use crate::icrc::{FlowCrc, Icrc};
 
 /// Flows whose next number is remembered; beyond it flows evict each other, and are solved.
 const FLOWS: usize = 1024;
+/// Packets of a train at most, and so how far the number steps back behind a train that was cut. A
+/// step back within it is no surprise, and leaves a check of 26 bits.
+const MAX_STEP_BACK: u16 = 64;
 
 #[derive(Clone, Copy)]
 struct Flow {
@@ -35,8 +38,6 @@ struct Flow {
     base: u16,
     /// Number of the packet that came last.
     last: u16,
-    /// Number at which the last ascending row began.
-    row: u16,
     crc: FlowCrc,
 }
 
@@ -74,7 +75,6 @@ impl RxFlows {
             zero_based: false,
             base: 0,
             last: 0,
-            row: 0,
             crc: FlowCrc::default(),
         };
         let flows = vec![empty; FLOWS].into_boxed_slice();
@@ -94,17 +94,7 @@ impl RxFlows {
         let flow = &mut self.flows[self.current];
         if !flow.known || flow.port != port || flow.src != src {
             let crc = FlowCrc::new(src, self.local, port).unwrap_or_default();
-            *flow = Flow {
-                src,
-                port,
-                known: true,
-                learned: false,
-                zero_based: false,
-                base: 0,
-                last: 0,
-                row: 0,
-                crc,
-            };
+            *flow = Flow { src, port, known: true, learned: false, zero_based: false, base: 0, last: 0, crc };
         }
     }
 
@@ -133,9 +123,6 @@ impl RxFlows {
     #[inline]
     pub(crate) fn end(&mut self) {
         let flow = &mut self.flows[self.current];
-        if self.segments > 1 {
-            flow.row = flow.base;
-        }
         flow.base = if flow.zero_based { 0 } else { flow.base.wrapping_add(1) };
     }
 
@@ -152,21 +139,147 @@ impl RxFlows {
         if found.df_differs {
             flow.crc.toggle_df();
         }
-        // A sender whose trains were cut on their way starts again one behind where the last train began.
-        let next_row = ident == flow.row.wrapping_add(1);
-        let next_packet = ident == flow.last.wrapping_add(1);
+        // A sender whose trains were cut on their way steps back to where it sent its last train, plus one.
+        let near = flow.last.wrapping_add(1).wrapping_sub(ident) <= MAX_STEP_BACK;
         flow.zero_based = ident == k;
         if !flow.learned {
             flow.learned = true;
             self.flows_learned += 1;
-        } else if found.df_differs || !(next_row || next_packet || flow.zero_based) {
+        } else if found.df_differs || !(near || flow.zero_based) {
             self.ident_solved += 1;
-        }
-        if !next_packet {
-            flow.row = ident.wrapping_sub(k);
         }
         flow.base = ident.wrapping_sub(k);
         flow.last = ident;
         Checked::Good(ident)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SRC: [u8; 4] = [10, 0, 0, 1];
+    const PORT: u16 = 50_000;
+
+    /// A receiver and a sender's view of one flow.
+    struct Pair {
+        rx: RxFlows,
+        icrc: Icrc,
+        crc: FlowCrc,
+    }
+
+    impl Pair {
+        fn new() -> Self {
+            let (src, dst) = (IpAddr::from(SRC), IpAddr::from([10, 0, 0, 2]));
+            let crc = FlowCrc::new(src, dst, PORT).unwrap();
+            Self { rx: RxFlows::new(dst), icrc: Icrc::new(), crc }
+        }
+        fn packet(&mut self, ident: u16) -> Vec<u8> {
+            let mut p = vec![0x5a; 28];
+            self.icrc.seal(&self.crc, ident, &mut p);
+            p
+        }
+        /// One datagram of these packets; all have to be right.
+        fn datagram(&mut self, idents: impl IntoIterator<Item = u16>) {
+            self.rx.begin(IpAddr::from(SRC), PORT);
+            for ident in idents {
+                let p = self.packet(ident);
+                assert_eq!(self.rx.check(&p), Checked::Good(ident));
+            }
+            self.rx.end();
+        }
+        fn solved(&self) -> u64 {
+            self.rx.ident_solved
+        }
+    }
+
+    #[test]
+    fn merged_trains_count_by_one_a_call_and_wrap() {
+        let mut p = Pair::new();
+        p.datagram([65_530]);
+        for base in 65_531_u32..65_631 {
+            p.datagram((0..base % 7 + 1).map(|k| (base + k) as u16));
+        }
+        assert_eq!((p.solved(), p.rx.flows_learned), (0, 1));
+    }
+
+    #[test]
+    fn trains_that_were_cut_on_their_way_are_predicted() {
+        let mut p = Pair::new();
+        p.datagram([100]);
+        for base in 101..200 {
+            for k in 0..3 {
+                p.datagram([base + k]);
+            }
+        }
+        assert_eq!(p.solved(), 0);
+    }
+
+    #[test]
+    fn a_sender_without_numbers_is_predicted() {
+        let mut p = Pair::new();
+        for n in [1, 3, 1, 1, 5, 2] {
+            p.datagram(0..n);
+        }
+        assert_eq!(p.solved(), 0);
+    }
+
+    #[test]
+    fn a_loss_is_solved_once_and_counted() {
+        let mut p = Pair::new();
+        p.datagram([7]);
+        p.datagram([8]);
+        p.datagram([300, 301]);
+        p.datagram([301]);
+        assert_eq!(p.solved(), 1);
+    }
+
+    #[test]
+    fn a_sender_that_does_not_set_dont_fragment_is_learned() {
+        let mut p = Pair::new();
+        p.crc.toggle_df();
+        for ident in 500..520 {
+            p.datagram([ident]);
+        }
+        assert_eq!((p.solved(), p.rx.flows_learned), (0, 1));
+    }
+
+    #[test]
+    fn a_damaged_packet_is_refused_and_disturbs_nothing() {
+        let mut p = Pair::new();
+        p.datagram([40]);
+        let mut bad = p.packet(41);
+        bad[20] ^= 4;
+        p.rx.begin(IpAddr::from(SRC), PORT);
+        assert_eq!(p.rx.check(&bad), Checked::Bad(41));
+        p.rx.end();
+        p.datagram([42]);
+        assert_eq!(p.solved(), 0);
+    }
+
+    #[test]
+    fn short_packets_are_told_from_wrong_ones() {
+        let mut p = Pair::new();
+        p.rx.begin(IpAddr::from(SRC), PORT);
+        assert_eq!(p.rx.check(&[0; 15]), Checked::Short);
+        assert_eq!(p.rx.check(&[]), Checked::Short);
+        assert!(matches!(p.rx.check(&[0; 16]), Checked::Bad(_)));
+        p.rx.end();
+    }
+
+    #[test]
+    fn flows_beyond_the_table_evict_each_other_and_are_still_right() {
+        let mut p = Pair::new();
+        for round in 0..3_u16 {
+            for port in 0..3000_u16 {
+                let (src, dst) = (IpAddr::from(SRC), IpAddr::from([10, 0, 0, 2]));
+                p.crc = FlowCrc::new(src, dst, port).unwrap();
+                let packet = p.packet(port.wrapping_mul(31).wrapping_add(round));
+                p.rx.begin(src, port);
+                assert!(matches!(p.rx.check(&packet), Checked::Good(_)));
+                p.rx.end();
+            }
+        }
+        assert_eq!(p.rx.flows.len(), FLOWS);
     }
 }

@@ -42,12 +42,14 @@ pub struct UdpOptions {
     pub recv_buffer: usize,
     /// Flows with a socket of their own at most; those beyond share one.
     pub max_paths: usize,
+    /// Has the kernel (or the adapter) cut trains. Off, they leave packet by packet.
+    pub segmentation: bool,
 }
 
 impl Default for UdpOptions {
-    /// 8 MiB, and 1024 flows with a socket of their own.
+    /// 8 MiB, 1024 flows with a socket of their own, segmentation on.
     fn default() -> Self {
-        Self { recv_buffer: 8 << 20, max_paths: 1024 }
+        Self { recv_buffer: 8 << 20, max_paths: 1024, segmentation: true }
     }
 }
 
@@ -199,7 +201,7 @@ impl UdpFabric {
             rx,
             slots: sys::RxSlots::new(RX_SLOTS),
             receiver: Receiver::new(local),
-            sender: Sender::new(local, paths),
+            sender: Sender::new(local, paths, options.segmentation),
             counters: Counters::default(),
             tap: None,
             busy: 0,

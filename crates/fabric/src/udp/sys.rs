@@ -88,6 +88,7 @@ impl Control {
     #[inline]
     pub(crate) fn parse(mut bytes: &[u8]) -> Self {
         const HEAD: usize = size_of::<libc::cmsghdr>();
+        const { assert!(HEAD == 16, "a 64-bit system") };
         let mut c = Self::default();
         while let Some(head) = bytes.first_chunk::<HEAD>() {
             let len = usize::from_ne_bytes(head[..8].try_into().expect("8 bytes"));
@@ -233,6 +234,7 @@ impl RxSlots {
         let len = (h.msg_len as usize).min(RX_BUFFER_BYTES);
         let (src, src_port) = parse_name(&self.names[slot])?;
         // (3) as slices, so that a length beyond the buffer would panic and not read on.
+        #[allow(clippy::unnecessary_cast, reason = "the C library decides over the type")]
         let control_len = (h.msg_hdr.msg_controllen as usize).min(CONTROL_BYTES);
         let control = Control::parse(&self.controls[slot].0[..control_len]);
         let at = slot * RX_BUFFER_BYTES;

@@ -66,8 +66,8 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    pub(crate) fn new(local: IpAddr, paths: Paths) -> Self {
-        Self { local, paths, icrc: Icrc::new(), headers: TxHeaders::new(), cuts: true }
+    pub(crate) fn new(local: IpAddr, paths: Paths, cuts: bool) -> Self {
+        Self { local, paths, icrc: Icrc::new(), headers: TxHeaders::new(), cuts }
     }
 
     /// Sends all waiting trains that the kernel takes.

@@ -61,7 +61,7 @@ impl UringFabric {
             ring,
             rx,
             receiver: Receiver::new(local),
-            sender: Sender::new(local, paths),
+            sender: Sender::new(local, paths, options.udp.segmentation),
             counters: Counters::default(),
             tap: None,
         })

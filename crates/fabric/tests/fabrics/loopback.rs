@@ -1,6 +1,8 @@
 //! The suite over the loopback network.
 
-use hca_fabric::LoopbackNet;
+use hca_fabric::{Fabric, LoopbackNet, TxBatch};
+
+use crate::suite::{BUDGET, av, counter, now, packet, put};
 
 #[test]
 fn the_suite_passes_over_loopback() {
@@ -8,4 +10,72 @@ fn the_suite_passes_over_loopback() {
     let a = net.attach("10.0.0.1".parse().unwrap());
     let b = net.attach("10.0.0.2".parse().unwrap());
     crate::suite::run(Box::new(a), Box::new(b));
+}
+
+#[test]
+fn four_senders_on_threads_of_their_own_lose_nothing() {
+    const EACH: u32 = 500;
+    let net = LoopbackNet::new();
+    let mut sink = net.attach("10.0.0.9".parse().unwrap());
+    let to = av(sink.attr().local);
+    std::thread::scope(|s| {
+        for n in 1..=4_u8 {
+            let mut a = net.attach([10, 0, 0, n].into());
+            s.spawn(move || {
+                let path = a.open_path(&to).unwrap();
+                let mut batch = TxBatch::with_capacity(1 << 16);
+                for i in 0..EACH {
+                    put(&mut batch, path, &packet(i, 20));
+                    a.send(now(), &mut batch);
+                }
+            });
+        }
+        let mut next = [0_u32; 5];
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while next.iter().sum::<u32>() < 4 * EACH && std::time::Instant::now() < deadline {
+            sink.recv(now(), BUDGET, &mut |p| {
+                let std::net::IpAddr::V4(from) = p.src else { panic!("an IPv4 network") };
+                let from = usize::from(from.octets()[3]);
+                assert_eq!(p.bytes, packet(next[from], 20), "in order from each");
+                next[from] += 1;
+            });
+        }
+        assert_eq!(next, [0, EACH, EACH, EACH, EACH]);
+    });
+    assert_eq!(counter(&sink, "icrc_errors"), 0);
+}
+
+#[test]
+fn a_full_queue_drops_and_counts() {
+    let net = LoopbackNet::new();
+    let mut a = net.attach("10.0.0.1".parse().unwrap());
+    let mut b = net.attach("10.0.0.2".parse().unwrap());
+    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let mut batch = TxBatch::with_capacity(8 << 20);
+    (0..1500).for_each(|i| put(&mut batch, path, &packet(i, 4096)));
+    a.send(now(), &mut batch);
+    let lost = counter(&a, "tx_lost_no_buffers");
+    assert!(lost > 0);
+    assert_eq!(counter(&b, "rx_kernel_drops"), lost);
+    let mut got = 0;
+    while b.recv(now(), BUDGET, &mut |_| got += 1).more {}
+    assert_eq!(got + lost, 1500);
+}
+
+#[test]
+fn who_leaves_is_unreachable_and_who_comes_back_is_reached() {
+    let net = LoopbackNet::new();
+    let mut a = net.attach("10.0.0.1".parse().unwrap());
+    let peer = "10.0.0.2".parse().unwrap();
+    let path = a.open_path(&av(peer)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 16);
+    for round in 1..4 {
+        put(&mut batch, path, &packet(0, 20));
+        a.send(now(), &mut batch);
+        assert_eq!(counter(&a, "tx_lost_unreachable"), round);
+        let mut b = net.attach(peer);
+        put(&mut batch, path, &packet(1, 20));
+        a.send(now(), &mut batch);
+        assert_eq!(b.recv(now(), BUDGET, &mut |_| {}).packets, 1);
+    }
 }

@@ -7,3 +7,4 @@ mod suite;
 mod udp;
 #[cfg(feature = "io-uring")]
 mod uring;
+mod wire;

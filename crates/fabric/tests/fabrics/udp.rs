@@ -20,6 +20,13 @@ fn the_suite_passes_without_sockets_of_their_own_for_paths() {
 }
 
 #[test]
+fn the_suite_passes_where_the_kernel_does_not_cut_trains() {
+    let options = UdpOptions { segmentation: false, ..UdpOptions::default() };
+    let a = at_free_address(12, |addr| UdpFabric::open(addr, &options));
+    crate::suite::run(Box::new(a), Box::new(open(13)));
+}
+
+#[test]
 fn an_address_in_use_is_named_with_the_remedy() {
     let a = open(5);
     let addr = a.attr().local;
