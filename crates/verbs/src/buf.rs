@@ -1,0 +1,249 @@
+//! Buffers: owned parts of regions that no peer reaches.
+//!
+//! Invariants of the unsafe code:
+//! 1. `addr .. addr + len` lies inside of `region`, which holds it until the last part is dropped.
+//! 2. The region grants no remote access, and its parts never overlap: each byte has one owner.
+//! 3. Posting moves a [`Buf`] into the queue's slots, so while a request may touch the bytes no `Buf`
+//!    is in the program's hands, and no slice of it exists. What a queue holds of a [`FrozenBuf`] is only
+//!    ever read, by the device as by the program.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::{Bound, Deref, DerefMut, RangeBounds};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::part::First;
+use crate::region::Region;
+
+/// An owned part of a region that no peer reaches: a slice while held; posting moves it, its completion
+/// gives it back. From [`Pd::alloc`](crate::Pd::alloc).
+///
+/// Dropped, its bytes go back to where they came from. Forgotten, they are leaked.
+pub struct Buf {
+    region: Arc<Region>,
+    addr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: (2), (3): a `Buf` owns its bytes as a `Box<[u8]>` does.
+unsafe impl Send for Buf {}
+// SAFETY: as above.
+unsafe impl Sync for Buf {}
+
+impl Buf {
+    /// The owner of these bytes, which have no other.
+    pub(crate) fn new(region: Arc<Region>, addr: NonNull<u8>, len: usize) -> Self {
+        Self { region, addr, len }
+    }
+
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Two parts: the first `mid` bytes, and the others.
+    ///
+    /// # Panics
+    /// `mid` lies beyond the end.
+    #[track_caller]
+    #[must_use]
+    pub fn split_at(self, mid: usize) -> (Self, Self) {
+        assert!(mid <= self.len, "split at {mid} of a buffer of {} bytes", self.len);
+        let (region, addr, len) = self.into_raw();
+        // SAFETY: (1): `mid` is at most `len`.
+        let second = unsafe { addr.add(mid) };
+        (Self::new(Arc::clone(&region), addr, mid), Self::new(region, second, len - mid))
+    }
+
+    /// Parts of `part_len` bytes, in order; the last is shorter if it has to be. What the iterator has
+    /// not yielded when it is dropped is dropped.
+    ///
+    /// # Panics
+    /// `part_len` is 0.
+    pub fn split_into(self, part_len: usize) -> SplitInto {
+        assert!(part_len > 0, "parts of 0 bytes");
+        SplitInto { rest: Some(self).filter(|b| b.len > 0), part_len }
+    }
+
+    /// The part that begins here and ends where `next` ends.
+    ///
+    /// # Errors
+    /// `next` does not begin where this ends, or lies in another region: both come back.
+    pub fn join(self, next: Self) -> Result<Self, (Self, Self)> {
+        // SAFETY: (1): one past the end at most.
+        let end = unsafe { self.addr.add(self.len) };
+        if !Arc::ptr_eq(&self.region, &next.region) || end != next.addr {
+            return Err((self, next));
+        }
+        let (region, addr, len) = self.into_raw();
+        let (_, _, more) = next.into_raw();
+        Ok(Self::new(region, addr, len + more))
+    }
+
+    /// Makes it read-only, and cloneable: one buffer can be sent to many.
+    pub fn freeze(self) -> FrozenBuf {
+        let (addr, len) = (self.addr, self.len);
+        FrozenBuf { whole: Arc::new(self), addr, len }
+    }
+
+    /// Posts only the first `len` bytes; the whole buffer comes back.
+    ///
+    /// # Panics
+    /// `len` lies beyond the end.
+    #[track_caller]
+    pub fn first(self, len: usize) -> First {
+        assert!(len <= self.len, "the first {len} of a buffer of {} bytes", self.len);
+        First::new(self, len)
+    }
+
+    /// Takes it apart without giving the bytes back.
+    fn into_raw(self) -> (Arc<Region>, NonNull<u8>, usize) {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: `this` is never used again, so the `Arc` moves out once.
+        (unsafe { std::ptr::read(&this.region) }, this.addr, this.len)
+    }
+}
+
+impl Drop for Buf {
+    fn drop(&mut self) {
+        self.region.give_back(self.addr, self.len);
+    }
+}
+
+impl Deref for Buf {
+    type Target = [u8];
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: (1), (2), (3): valid, initialised (zeroed when given out), and ours alone.
+        unsafe { std::slice::from_raw_parts(self.addr.as_ptr(), self.len) }
+    }
+}
+impl DerefMut for Buf {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `deref`; `&mut self` makes it exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.addr.as_ptr(), self.len) }
+    }
+}
+impl AsRef<[u8]> for Buf {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+impl AsMut<[u8]> for Buf {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self
+    }
+}
+impl fmt::Debug for Buf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buf").field("addr", &self.addr).field("len", &self.len).finish()
+    }
+}
+
+/// Parts of one buffer; see [`Buf::split_into`].
+#[derive(Debug)]
+pub struct SplitInto {
+    rest: Option<Buf>,
+    part_len: usize,
+}
+
+impl Iterator for SplitInto {
+    type Item = Buf;
+    fn next(&mut self) -> Option<Buf> {
+        let rest = self.rest.take()?;
+        if rest.len <= self.part_len {
+            return Some(rest);
+        }
+        let (part, rest) = rest.split_at(self.part_len);
+        self.rest = Some(rest);
+        Some(part)
+    }
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let n = self.rest.as_ref().map_or(0, |r| r.len.div_ceil(self.part_len));
+        (n, Some(n))
+    }
+}
+impl ExactSizeIterator for SplitInto {}
+
+/// A read-only buffer with any number of owners: to send one buffer to many. From [`Buf::freeze`].
+#[derive(Clone)]
+pub struct FrozenBuf {
+    whole: Arc<Buf>,
+    addr: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: (3): the bytes are only ever read while it exists.
+unsafe impl Send for FrozenBuf {}
+// SAFETY: as above.
+unsafe impl Sync for FrozenBuf {}
+
+impl FrozenBuf {
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.whole.region
+    }
+
+    /// A part of it, with the same owner.
+    ///
+    /// # Panics
+    /// The range does not lie inside.
+    #[track_caller]
+    #[must_use]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
+        let (start, end) = bounds(range, self.len);
+        // SAFETY: (1): `bounds` has checked that both lie inside.
+        let addr = unsafe { self.addr.add(start) };
+        Self { whole: Arc::clone(&self.whole), addr, len: end - start }
+    }
+
+    /// The whole buffer, writable again, if this is its only owner: no clone, slice or request in flight
+    /// has it.
+    ///
+    /// # Errors
+    /// It has other owners; this one comes back.
+    pub fn try_unfreeze(self) -> Result<Buf, Self> {
+        let Self { whole, addr, len } = self;
+        Arc::try_unwrap(whole).map_err(|whole| Self { whole, addr, len })
+    }
+}
+
+impl Deref for FrozenBuf {
+    type Target = [u8];
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        // SAFETY: (1), (3): valid, initialised, and written by nobody while frozen.
+        unsafe { std::slice::from_raw_parts(self.addr.as_ptr(), self.len) }
+    }
+}
+impl AsRef<[u8]> for FrozenBuf {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+impl fmt::Debug for FrozenBuf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FrozenBuf").field("addr", &self.addr).field("len", &self.len).finish()
+    }
+}
+
+/// Start and end of a range within `len`.
+///
+/// # Panics
+/// The range does not lie inside.
+#[track_caller]
+pub(crate) fn bounds(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
+    let start = match range.start_bound() {
+        Bound::Included(&s) => s,
+        Bound::Excluded(&s) => s.checked_add(1).expect("a range within memory"),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(&e) => e.checked_add(1).expect("a range within memory"),
+        Bound::Excluded(&e) => e,
+        Bound::Unbounded => len,
+    };
+    assert!(start <= end && end <= len, "range {start}..{end} of {len} bytes");
+    (start, end)
+}

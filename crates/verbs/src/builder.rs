@@ -1,0 +1,278 @@
+//! Building queue pairs.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use hca_core::{Access, DeviceError, Pkey, Psn, Qkey, QpAttr, QpCap, QpInit, QpPorts, QpState};
+
+use crate::BuildError;
+use crate::connect::Endpoint;
+use crate::cq::{CqRef, CqShared, Entry, Need};
+use crate::pd::Pd;
+use crate::post::{RecvSide, SendSide};
+use crate::qp::{QpInner, QueuePair};
+use crate::service::Service;
+use crate::slots::{RecvSlots, SendSlots};
+use crate::srq::SrqRef;
+use crate::sync;
+
+/// Sets a queue pair up. From [`Pd::qp`].
+///
+/// ```
+/// # use hca_verbs::*;
+/// # fn example(pd: &Pd, cq: &CompletionQueue) -> Result<(), BuildError> {
+/// let qp: QueuePair<Rc> = pd.qp::<Rc>(cq).max_send_wr(64).max_recv_wr(64).max_inline(256).build()?;
+/// println!("{}", qp.endpoint()); // to be exchanged, then qp.connect(..)
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a builder builds nothing until `build` is called"]
+pub struct QpBuilder<'a, S> {
+    pd: &'a Pd,
+    send_cq: CqRef,
+    recv_cq: CqRef,
+    srq: Option<SrqRef>,
+    cap: QpCap,
+    access: Access,
+    pkey: Pkey,
+    psn: Option<Psn>,
+    rd_atomic: Option<u8>,
+    context: u64,
+    service: PhantomData<fn() -> S>,
+}
+
+impl<'a, S: Service> QpBuilder<'a, S> {
+    pub(crate) fn new(pd: &'a Pd, cq: CqRef) -> Self {
+        Self {
+            pd,
+            send_cq: cq.clone(),
+            recv_cq: cq,
+            srq: None,
+            cap: QpCap::default(),
+            access: Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC,
+            pkey: Pkey::DEFAULT,
+            psn: None,
+            rd_atomic: None,
+            context: 0,
+            service: PhantomData,
+        }
+    }
+
+    /// The send queue completes here.
+    pub fn send_cq(mut self, cq: impl AsRef<CqRef>) -> Self {
+        self.send_cq = cq.as_ref().clone();
+        self
+    }
+    /// The receive queue completes here.
+    pub fn recv_cq(mut self, cq: impl AsRef<CqRef>) -> Self {
+        self.recv_cq = cq.as_ref().clone();
+        self
+    }
+    /// Receive requests come from there.
+    pub fn srq(mut self, srq: impl AsRef<SrqRef>) -> Self {
+        self.srq = Some(srq.as_ref().clone());
+        self
+    }
+    /// Outstanding send requests; 128 unless given.
+    pub fn max_send_wr(mut self, n: u32) -> Self {
+        self.cap.max_send_wr = n;
+        self
+    }
+    /// Outstanding receive requests; 128 unless given. Without meaning with a shared receive queue.
+    pub fn max_recv_wr(mut self, n: u32) -> Self {
+        self.cap.max_recv_wr = n;
+        self
+    }
+    /// Entries in a send request's list; 4 unless given.
+    pub fn max_send_sge(mut self, n: u32) -> Self {
+        self.cap.max_send_sge = n;
+        self
+    }
+    /// Entries in a receive request's list; 4 unless given.
+    pub fn max_recv_sge(mut self, n: u32) -> Self {
+        self.cap.max_recv_sge = n;
+        self
+    }
+    /// Inline bytes of a send request; 64 unless given.
+    pub fn max_inline(mut self, bytes: u32) -> Self {
+        self.cap.max_inline = bytes;
+        self
+    }
+    /// What the connected peer may do to regions whose keys it has; everything unless given. Without
+    /// meaning for datagrams.
+    pub fn access(mut self, access: Access) -> Self {
+        self.access = access;
+        self
+    }
+    /// The partition; the default one unless given.
+    pub fn pkey(mut self, pkey: Pkey) -> Self {
+        self.pkey = pkey;
+        self
+    }
+    /// The first PSN that it sends; drawn by the context unless given.
+    pub fn psn(mut self, psn: Psn) -> Self {
+        self.psn = Some(psn);
+        self
+    }
+    /// READs and atomics of the peer that it serves at once; the device's limit, but at most 16, unless
+    /// given.
+    pub fn rd_atomic(mut self, n: u8) -> Self {
+        self.rd_atomic = Some(n);
+        self
+    }
+    /// A number of the program's own, which completions carry.
+    pub fn context(mut self, context: u64) -> Self {
+        self.context = context;
+        self
+    }
+
+    /// Builds it, in state INIT: it takes receive requests, and waits to be connected (or activated).
+    ///
+    /// # Errors
+    /// A completion queue has too few entries left for it, a limit of the device, or parts of another
+    /// context or protection domain.
+    pub fn build(self) -> Result<QueuePair<S>, BuildError> {
+        self.check()?;
+        let (send_need, recv_need) = self.needs();
+        self.send_cq.shared.reserve("send", send_need)?;
+        if let Err(e) = self.recv_cq.shared.reserve("receive", recv_need) {
+            self.send_cq.shared.release(send_need);
+            return Err(e);
+        }
+        let ports = self.create().inspect_err(|_| {
+            self.send_cq.shared.release(send_need);
+            self.recv_cq.shared.release(recv_need);
+        })?;
+        let (inner, send, recv) = self.assemble(ports, send_need, recv_need);
+        let qp = QueuePair::new(inner, send, recv);
+        // From here on, dropping `qp` undoes everything.
+        self.pd.core.ctx.device.modify_qp(qp.handle(), &self.init_attr())?;
+        Ok(qp)
+    }
+
+    fn check(&self) -> Result<(), BuildError> {
+        let ctx = &self.pd.core.ctx;
+        for (what, cq) in
+            [("send completion queue", &self.send_cq), ("receive completion queue", &self.recv_cq)]
+        {
+            if !Arc::ptr_eq(&cq.shared.ctx, ctx) {
+                return Err(BuildError::ForeignContext { what });
+            }
+        }
+        if let Some(srq) = &self.srq {
+            srq.check_pd(&self.pd.core)?;
+        }
+        let (attr, cap) = (ctx.device.attr(), &self.cap);
+        let mut limits = vec![
+            ("max_send_wr", cap.max_send_wr, 1, attr.max_qp_wr),
+            ("max_send_sge", cap.max_send_sge, 0, attr.max_sge),
+            ("max_inline", cap.max_inline, 0, attr.max_inline),
+        ];
+        if self.srq.is_none() {
+            limits.push(("max_recv_wr", cap.max_recv_wr, 0, attr.max_qp_wr));
+            limits.push(("max_recv_sge", cap.max_recv_sge, 0, attr.max_sge));
+        }
+        match limits.into_iter().find(|&(_, value, min, max)| value < min || value > max) {
+            Some((what, value, min, max)) => Err(BuildError::OutOfRange { what, value, min, max }),
+            None => Ok(()),
+        }
+    }
+
+    /// What has to be set aside on the two completion queues.
+    fn needs(&self) -> (Need, Need) {
+        let send = Need { entries: self.cap.max_send_wr, srq: None };
+        let recv = match &self.srq {
+            Some(srq) => Need { entries: 0, srq: Some((srq.inner.handle, srq.inner.init.max_wr)) },
+            None => Need { entries: self.cap.max_recv_wr, srq: None },
+        };
+        (send, recv)
+    }
+
+    fn create(&self) -> Result<QpPorts, DeviceError> {
+        let init = QpInit {
+            qp_type: S::TYPE,
+            send_cq: self.send_cq.handle(),
+            recv_cq: self.recv_cq.handle(),
+            srq: self.srq.as_ref().map(|srq| srq.inner.handle),
+            cap: self.cap,
+        };
+        self.pd.core.ctx.device.create_qp(self.pd.core.handle, &init)
+    }
+
+    /// Puts slots between the ports and the completion queues.
+    fn assemble(
+        &self,
+        ports: QpPorts,
+        send_need: Need,
+        recv_need: Need,
+    ) -> (QpInner, SendSide, Option<RecvSide>) {
+        let (core, cap) = (&self.pd.core, &self.cap);
+        // A datagram also holds its address handle.
+        let (send, poster, taker) = SendSlots::create(cap.max_send_wr, cap.max_send_sge as usize + 1);
+        let send_side =
+            SendSide::new(ports.send, poster, Arc::clone(core), cap.max_send_wr, cap.max_send_sge);
+        let (recv, recv_side) = match (&self.srq, ports.recv) {
+            (Some(srq), _) => (sync::Arc::clone(&srq.inner.slots), None),
+            (None, port) => {
+                let (slots, poster) = RecvSlots::create(cap.max_recv_wr, cap.max_recv_sge as usize);
+                let side = port.map(|port| {
+                    RecvSide::new(port, poster, Arc::clone(core), cap.max_recv_wr, cap.max_recv_sge)
+                });
+                (slots, side)
+            }
+        };
+        let (qp, context) = (ports.handle, self.context);
+        let (send_cq, recv_cq) = (Arc::clone(&self.send_cq.shared), Arc::clone(&self.recv_cq.shared));
+        register(
+            &send_cq,
+            &recv_cq,
+            Entry { qp, context, send: Some(taker), recv: Some(sync::Arc::clone(&recv)) },
+        );
+        let inner = QpInner {
+            pd: Arc::clone(core),
+            handle: qp,
+            endpoint: self.endpoint(ports.qpn),
+            context,
+            cap: *cap,
+            send,
+            recv,
+            send_cq: (send_cq, send_need),
+            recv_cq: (recv_cq, recv_need),
+            srq: self.srq.as_ref().map(|srq| Arc::clone(&srq.inner)),
+        };
+        (inner, send_side, recv_side)
+    }
+
+    fn endpoint(&self, qpn: hca_core::Qpn) -> Endpoint {
+        let ctx = &self.pd.core.ctx;
+        let port = ctx.device.port();
+        let serves = ctx.device.attr().max_rd_atomic;
+        Endpoint {
+            service: S::TYPE,
+            qpn,
+            psn: self.psn.unwrap_or_else(|| ctx.next_psn()),
+            mtu: port.active_mtu,
+            rd_atomic: self.rd_atomic.unwrap_or(16).min(serves),
+            gid: port.gid,
+        }
+    }
+
+    fn init_attr(&self) -> QpAttr {
+        let datagram = S::TYPE == hca_core::QpType::Ud;
+        QpAttr {
+            state: Some(QpState::Init),
+            pkey: Some(self.pkey),
+            access: (!datagram).then_some(self.access),
+            qkey: datagram.then_some(Qkey::new(0)),
+            ..QpAttr::default()
+        }
+    }
+}
+
+/// Tells the pollers of the completion queues where a queue pair's requests are found.
+fn register(send_cq: &Arc<CqShared>, recv_cq: &Arc<CqShared>, mut entry: Entry) {
+    if !Arc::ptr_eq(send_cq, recv_cq) {
+        recv_cq.add(Entry { qp: entry.qp, context: entry.context, send: None, recv: entry.recv.take() });
+    }
+    send_cq.add(entry);
+}

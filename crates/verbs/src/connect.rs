@@ -1,0 +1,162 @@
+//! What two queue pairs have to know of each other.
+
+use std::fmt;
+use std::str::FromStr;
+
+use hca_core::{AckTimeout, Gid, Mtu, Psn, QpType, Qpn, RNR_RETRY_INFINITE, RnrTimer};
+
+use crate::ParseEndpointError;
+
+/// One end of a connection, as the other end has to know it: plain data, to be exchanged by any means
+/// that the program has. It prints and parses as one line of text.
+///
+/// ```
+/// # use hca_verbs::Endpoint;
+/// let line = "rc,qpn=0x000012,psn=0x00abcd,mtu=1024,rd=16,gid=::ffff:127.0.0.1";
+/// let endpoint: Endpoint = line.parse()?;
+/// assert_eq!(endpoint.to_string(), line);
+/// # Ok::<(), hca_verbs::ParseEndpointError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Endpoint {
+    /// Service of the queue pair.
+    pub service: QpType,
+    /// Its number.
+    pub qpn: Qpn,
+    /// The first PSN that it sends.
+    pub psn: Psn,
+    /// The largest path MTU that its port carries.
+    pub mtu: Mtu,
+    /// READs and atomics that it serves at once.
+    pub rd_atomic: u8,
+    /// Its port.
+    pub gid: Gid,
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let service = match self.service {
+            QpType::Rc => "rc",
+            QpType::Uc => "uc",
+            QpType::Ud => "ud",
+        };
+        let Self { qpn, psn, mtu, rd_atomic, gid, .. } = self;
+        write!(f, "{service},qpn={qpn},psn={psn},mtu={},rd={rd_atomic},gid={gid}", mtu.bytes())
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = ParseEndpointError;
+
+    fn from_str(line: &str) -> Result<Self, Self::Err> {
+        let mut fields = line.trim().split(',');
+        let service = match fields.next() {
+            Some("rc") => QpType::Rc,
+            Some("uc") => QpType::Uc,
+            Some("ud") => QpType::Ud,
+            _ => return Err(ParseEndpointError { what: "service" }),
+        };
+        let mut field = |what: &'static str| {
+            let value = fields.next().and_then(|f| f.strip_prefix(what)?.strip_prefix('='));
+            value.ok_or(ParseEndpointError { what })
+        };
+        let hex24 = |what, text: &str| {
+            let raw = text.strip_prefix("0x").and_then(|t| u32::from_str_radix(t, 16).ok());
+            raw.filter(|&raw| raw < 1 << 24).ok_or(ParseEndpointError { what })
+        };
+        let qpn = Qpn::new(hex24("qpn", field("qpn")?)?);
+        let psn = Psn::new(hex24("psn", field("psn")?)?);
+        let mtu = field("mtu")?.parse().ok().and_then(Mtu::from_bytes);
+        let mtu = mtu.ok_or(ParseEndpointError { what: "mtu" })?;
+        let rd_atomic = field("rd")?.parse().map_err(|_| ParseEndpointError { what: "rd" })?;
+        let gid: std::net::Ipv6Addr =
+            field("gid")?.parse().map_err(|_| ParseEndpointError { what: "gid" })?;
+        if fields.next().is_some() {
+            return Err(ParseEndpointError { what: "the end of the line" });
+        }
+        Ok(Self { service, qpn, psn, mtu, rd_atomic, gid: Gid(gid.octets()) })
+    }
+}
+
+/// How a connection behaves. The defaults suit most programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectOptions {
+    /// Path MTU; it is cut to what both ports carry, which is taken if `None`.
+    pub mtu: Option<Mtu>,
+    /// How long to wait for an acknowledgement (RC); 67 ms unless given.
+    pub timeout: AckTimeout,
+    /// How often to retry after that, 0 to 7 (RC); 7 unless given.
+    pub retry_cnt: u8,
+    /// How often to retry while the peer has no receive request, 0 to 7 (RC). 7 is for ever, and is taken
+    /// unless given: a peer may be slow in posting receives.
+    pub rnr_retry: u8,
+    /// How long a peer is told to wait when there is no receive request here (RC); 0.64 ms unless given.
+    pub min_rnr_timer: RnrTimer,
+    /// READs and atomics that this side has outstanding (RC); it is cut to what both sides serve, which is
+    /// taken if `None`.
+    pub rd_atomic: Option<u8>,
+    /// DSCP and ECN bits.
+    pub traffic_class: u8,
+    /// Hop limit (TTL); 0 takes the device's default.
+    pub hop_limit: u8,
+    /// Flow label, 20 bits; on RoCEv2 entropy for the UDP source port. 0 lets the device choose.
+    pub flow_label: u32,
+}
+
+impl Default for ConnectOptions {
+    fn default() -> Self {
+        Self {
+            mtu: None,
+            timeout: AckTimeout::new(14),
+            retry_cnt: 7,
+            rnr_retry: RNR_RETRY_INFINITE,
+            min_rnr_timer: RnrTimer::default(),
+            rd_atomic: None,
+            traffic_class: 0,
+            hop_limit: 0,
+            flow_label: 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = "uc,qpn=0x000012,psn=0xffffff,mtu=4096,rd=0,gid=fe80::1";
+
+    #[test]
+    fn an_endpoint_is_one_line_of_text() {
+        let endpoint: Endpoint = LINE.parse().unwrap();
+        assert_eq!(endpoint.service, QpType::Uc);
+        assert_eq!(endpoint.psn, Psn::new(0xff_ffff));
+        assert_eq!(endpoint.to_string(), LINE);
+        assert_eq!(format!("{LINE}\n").parse(), Ok(endpoint));
+    }
+
+    #[test]
+    fn a_malformed_line_names_the_field() {
+        for (from, to, what) in [
+            ("uc", "rd", "service"),
+            ("0x000012", "0x1000000", "qpn"),
+            ("psn=", "spn=", "psn"),
+            ("4096", "4097", "mtu"),
+            ("rd=0", "rd=256", "rd"),
+            ("fe80::1", "fe80", "gid"),
+            ("fe80::1", "fe80::1,x", "the end of the line"),
+        ] {
+            let error = LINE.replacen(from, to, 1).parse::<Endpoint>().unwrap_err();
+            assert_eq!(error.what, what);
+        }
+        assert!("".parse::<Endpoint>().is_err());
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn an_endpoint_survives_serde() {
+        let endpoint: Endpoint = LINE.parse().unwrap();
+        let json = serde_json::to_string(&endpoint).unwrap();
+        assert_eq!(serde_json::from_str::<Endpoint>(&json).unwrap(), endpoint);
+    }
+}

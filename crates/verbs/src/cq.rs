@@ -1,0 +1,432 @@
+//! Completion queues: polling, blocking, and async on any runtime.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context as TaskContext, Poll};
+use std::time::{Duration, Instant};
+
+use hca_core::{Completion, CqHandle, CqPort, DeviceError, Notify, QpHandle, SrqHandle};
+
+use crate::context::Ctx;
+use crate::part::Held;
+use crate::slots::{RecvSlots, SendTaker};
+use crate::sync;
+use crate::wait::wait_readable;
+use crate::wc::{Record, Wcs};
+use crate::{BuildError, Completions, WaitError};
+
+/// Yields completions, with the buffers that they give back. From
+/// [`Context::create_cq`](crate::Context::create_cq).
+///
+/// One thread at a time uses it; it may be another than those that post. Queue pairs are built on its
+/// [`reference`](Self::reference), and keep the device's queue alive: dropping this stops the polling, and the
+/// buffers of later completions then stay with their queue pairs until these are dropped.
+pub struct CompletionQueue {
+    port: Box<dyn CqPort>,
+    cq: CqRef,
+    /// The changes that were taken over from `CqShared`.
+    epoch: u64,
+    entries: Vec<Option<Entry>>,
+    index: HashMap<QpHandle, usize, BuildHasherDefault<HandleHasher>>,
+    vacant: Vec<usize>,
+    /// Where the last completion's queue pair was found.
+    last: usize,
+}
+
+/// Names a completion queue, to build queue pairs on. Cheap to clone.
+#[derive(Clone)]
+pub struct CqRef {
+    pub(crate) shared: Arc<CqShared>,
+}
+
+impl CompletionQueue {
+    pub(crate) fn create(ctx: Arc<Ctx>, depth: u32) -> Result<Self, DeviceError> {
+        let (handle, port) = ctx.device.create_cq(depth)?;
+        let shared = Arc::new(CqShared {
+            ctx,
+            handle,
+            depth,
+            reserved: Mutex::default(),
+            changes: Mutex::new(Some(HashMap::new())),
+            epoch: AtomicU64::new(0),
+        });
+        Ok(Self {
+            port,
+            cq: CqRef { shared },
+            epoch: 0,
+            entries: Vec::new(),
+            index: HashMap::default(),
+            vacant: Vec::new(),
+            last: 0,
+        })
+    }
+
+    /// Its name, which another thread can build queue pairs with.
+    pub fn reference(&self) -> CqRef {
+        self.cq.clone()
+    }
+    /// The device's handle.
+    pub fn handle(&self) -> CqHandle {
+        self.cq.handle()
+    }
+    /// Its entries.
+    pub fn depth(&self) -> u32 {
+        self.cq.depth()
+    }
+
+    /// Takes the oldest completions, as many as `wcs` has room for. Never waits.
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// # fn example(cq: &mut CompletionQueue, qp: &mut QueuePair<Rc>) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut wcs = Completions::with_capacity(32);
+    /// for wc in cq.poll(&mut wcs) {
+    ///     let mut wc = wc.ok()?;
+    ///     if let Some(buf) = wc.take_buf() {
+    ///         qp.post_recv(buf)?;
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[inline]
+    pub fn poll<'w>(&mut self, wcs: &'w mut Completions) -> Wcs<'w> {
+        self.fill(wcs);
+        wcs.iter_mut()
+    }
+
+    /// Takes completions; if there are none, waits for some, for ever without a `timeout`. It blocks on
+    /// the device's descriptor, and turns the device where that works so: nobody else is needed.
+    ///
+    /// # Errors
+    /// None came in time, or there is nothing to wait on.
+    pub fn wait<'w>(
+        &mut self,
+        wcs: &'w mut Completions,
+        timeout: Option<Duration>,
+    ) -> Result<Wcs<'w>, WaitError> {
+        self.wait_for(wcs, Notify::Any, timeout)
+    }
+
+    /// As [`wait`](Self::wait), but sleeping on through completions that are not solicited (errors are).
+    /// Those that are there when it is called, or when it wakes up, are yielded whatever they are.
+    ///
+    /// # Errors
+    /// None came in time, or there is nothing to wait on.
+    pub fn wait_solicited<'w>(
+        &mut self,
+        wcs: &'w mut Completions,
+        timeout: Option<Duration>,
+    ) -> Result<Wcs<'w>, WaitError> {
+        self.wait_for(wcs, Notify::Solicited, timeout)
+    }
+
+    fn wait_for<'w>(
+        &mut self,
+        wcs: &'w mut Completions,
+        notify: Notify,
+        timeout: Option<Duration>,
+    ) -> Result<Wcs<'w>, WaitError> {
+        if self.fill(wcs) > 0 {
+            return Ok(wcs.iter_mut());
+        }
+        let deadline = timeout.map(|t| Instant::now() + t);
+        // The descriptor first: it is made at the first call, and an armed notification needs it.
+        self.port.wait_fd()?;
+        loop {
+            self.port.arm(notify);
+            if self.fill(wcs) > 0 {
+                return Ok(wcs.iter_mut());
+            }
+            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Err(WaitError::TimedOut(timeout.unwrap_or_default()));
+            }
+            wait_readable(self.port.wait_fd()?, left)?;
+            if self.fill(wcs) > 0 {
+                return Ok(wcs.iter_mut());
+            }
+        }
+    }
+
+    /// The next completions, on any runtime. Something else has to turn the device meanwhile: an adapter
+    /// thread, or the simulator's executor (a runtime can do it by the descriptor alone: [`wait_fd`](Self::wait_fd),
+    /// or `AsyncCq` with the feature `tokio`). The future may be dropped at any await; nothing is lost.
+    pub async fn next<'w>(&mut self, wcs: &'w mut Completions) -> Wcs<'w> {
+        poll_fn(|cx| self.poll_next(cx, wcs)).await;
+        wcs.iter_mut()
+    }
+
+    /// As [`next`](Self::next), for futures written by hand: fills `wcs`, or has the task woken when
+    /// there is something to fill it with.
+    pub fn poll_next(&mut self, cx: &mut TaskContext<'_>, wcs: &mut Completions) -> Poll<()> {
+        if self.fill(wcs) > 0 {
+            return Poll::Ready(());
+        }
+        self.port.set_waker(cx.waker());
+        self.port.arm(Notify::Any);
+        if self.fill(wcs) > 0 { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Asks for one notification, on the descriptor and the waker. A completion that came before does
+    /// not raise it: poll once more after arming, and only then wait.
+    pub fn arm(&mut self, notify: Notify) {
+        self.port.arm(notify);
+    }
+
+    /// One descriptor for event loops: readable when an armed notification was raised or the device
+    /// needs a turn (then poll, arm, and poll again).
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {
+        self.port.wait_fd()
+    }
+
+    /// Empties `wcs` and fills it; returns how many.
+    #[inline]
+    pub(crate) fn fill(&mut self, wcs: &mut Completions) -> usize {
+        wcs.clear();
+        let n = self.port.poll(&mut wcs.raw);
+        // Acquire: pairs with the Release in `CqShared::change`. After the poll, so that a queue pair
+        // whose completion came is known.
+        if self.cq.shared.epoch.load(Ordering::Acquire) != self.epoch {
+            self.take_over_changes();
+        }
+        for i in 0..n {
+            let completion = wcs.raw[i];
+            self.take(completion, wcs);
+        }
+        wcs.records.len()
+    }
+
+    /// Finds the request of a completion and takes its buffers back.
+    #[inline]
+    fn take(&mut self, completion: Completion, wcs: &mut Completions) {
+        let Some(entry) = self.entry(completion.qp) else {
+            tracing::warn!(?completion, "completion of a queue pair that this queue does not know");
+            return;
+        };
+        let parts = &mut wcs.parts;
+        let keep = |held| {
+            if let Held::Part(part) = held {
+                parts.push(Some(part));
+            }
+        };
+        let id = if completion.opcode.is_recv() {
+            entry.recv.as_ref().and_then(|slots| slots.take(completion.wr_id, keep))
+        } else {
+            entry.send.as_mut().and_then(|taker| taker.take(completion.wr_id, keep))
+        };
+        let context = entry.context;
+        let Some(id) = id else {
+            tracing::error!(?completion, "completion of a request that is not outstanding");
+            return;
+        };
+        wcs.records.push(Record { completion, id, context, parts_end: wcs.parts.len() });
+    }
+
+    #[inline]
+    fn entry(&mut self, qp: QpHandle) -> Option<&mut Entry> {
+        if !matches!(self.entries.get(self.last), Some(Some(entry)) if entry.qp == qp) {
+            self.last = *self.index.get(&qp)?;
+        }
+        self.entries[self.last].as_mut()
+    }
+
+    #[cold]
+    fn take_over_changes(&mut self) {
+        let mut changes = self.cq.shared.changes();
+        self.epoch = self.cq.shared.epoch.load(Ordering::Relaxed);
+        let taken = changes.as_mut().map(std::mem::take).unwrap_or_default();
+        drop(changes);
+        for (qp, change) in taken {
+            if let Some(i) = self.index.remove(&qp) {
+                self.entries[i] = None;
+                self.vacant.push(i);
+            }
+            if let Some(entry) = change {
+                let i = self.vacant.pop().unwrap_or_else(|| {
+                    self.entries.push(None);
+                    self.entries.len() - 1
+                });
+                self.entries[i] = Some(entry);
+                self.index.insert(qp, i);
+            }
+        }
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        // Nobody takes changes over any more, so none are kept.
+        *self.cq.shared.changes() = None;
+    }
+}
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.cq.fmt(f)
+    }
+}
+impl AsRef<CqRef> for CompletionQueue {
+    fn as_ref(&self) -> &CqRef {
+        &self.cq
+    }
+}
+impl AsRef<Self> for CqRef {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
+impl CqRef {
+    /// The device's handle.
+    pub fn handle(&self) -> CqHandle {
+        self.shared.handle
+    }
+    /// Its entries.
+    pub fn depth(&self) -> u32 {
+        self.shared.depth
+    }
+    /// Entries that queue pairs have reserved.
+    pub fn reserved(&self) -> u32 {
+        self.shared.reserved().entries
+    }
+}
+impl fmt::Debug for CqRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompletionQueue")
+            .field("handle", &self.handle())
+            .field("depth", &self.depth())
+            .field("reserved", &self.reserved())
+            .finish()
+    }
+}
+
+/// What a completion queue's poller and its queue pairs share.
+pub(crate) struct CqShared {
+    pub(crate) ctx: Arc<Ctx>,
+    pub(crate) handle: CqHandle,
+    depth: u32,
+    reserved: Mutex<Reserved>,
+    /// Queue pairs that came (`Some`) or went since the poller last looked; `None` once it is gone.
+    changes: Mutex<Option<HashMap<QpHandle, Option<Entry>>>>,
+    /// Counts changes.
+    epoch: AtomicU64,
+}
+
+/// Where a queue pair's requests are found.
+pub(crate) struct Entry {
+    pub(crate) qp: QpHandle,
+    pub(crate) context: u64,
+    pub(crate) send: Option<SendTaker<Held>>,
+    pub(crate) recv: Option<sync::Arc<RecvSlots<Held>>>,
+}
+
+#[derive(Default)]
+struct Reserved {
+    entries: u32,
+    /// Queue pairs on each shared receive queue: its depth is reserved once.
+    srqs: HashMap<SrqHandle, u32>,
+}
+
+/// What one queue pair needs of a completion queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Need {
+    pub(crate) entries: u32,
+    pub(crate) srq: Option<(SrqHandle, u32)>,
+}
+
+impl CqShared {
+    fn reserved(&self) -> MutexGuard<'_, Reserved> {
+        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn changes(&self) -> MutexGuard<'_, Option<HashMap<QpHandle, Option<Entry>>>> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets entries aside, so that the queue can't overrun.
+    pub(crate) fn reserve(&self, side: &'static str, need: Need) -> Result<(), BuildError> {
+        let mut reserved = self.reserved();
+        let srq = need.srq.filter(|(srq, _)| !reserved.srqs.contains_key(srq)).map_or(0, |s| s.1);
+        let needed = need.entries.saturating_add(srq);
+        if needed > self.depth.saturating_sub(reserved.entries) {
+            let (depth, reserved) = (self.depth, reserved.entries);
+            return Err(BuildError::CqDepth { side, depth, reserved, needed });
+        }
+        reserved.entries += needed;
+        if let Some((srq, _)) = need.srq {
+            *reserved.srqs.entry(srq).or_default() += 1;
+        }
+        Ok(())
+    }
+
+    /// Gives entries back.
+    pub(crate) fn release(&self, need: Need) {
+        let mut reserved = self.reserved();
+        reserved.entries -= need.entries;
+        if let Some((srq, depth)) = need.srq {
+            let users = reserved.srqs.get_mut(&srq).expect("it was reserved");
+            *users -= 1;
+            if *users == 0 {
+                reserved.srqs.remove(&srq);
+                reserved.entries -= depth;
+            }
+        }
+    }
+
+    /// Tells the poller of a queue pair that came.
+    pub(crate) fn add(&self, entry: Entry) {
+        self.change(entry.qp, Some(entry));
+    }
+
+    /// Tells the poller of a queue pair that went: the device will yield no completion of it any more.
+    pub(crate) fn remove(&self, qp: QpHandle) {
+        self.change(qp, None);
+    }
+
+    fn change(&self, qp: QpHandle, change: Option<Entry>) {
+        let mut changes = self.changes();
+        let Some(pending) = changes.as_mut() else { return };
+        let gone = change.is_none();
+        let before = pending.insert(qp, change);
+        if gone && matches!(before, Some(Some(_))) {
+            // The poller never heard of it (a handle is never used twice).
+            pending.remove(&qp);
+        }
+        // Release: pairs with the Acquire in `CompletionQueue::fill`.
+        self.epoch.fetch_add(1, Ordering::Release);
+        drop(changes);
+        drop(before);
+    }
+}
+
+impl Drop for CqShared {
+    fn drop(&mut self) {
+        if !self.ctx.forked()
+            && let Err(error) = self.ctx.device.destroy_cq(self.handle)
+        {
+            tracing::error!(cq = %self.handle, %error, "the device keeps the completion queue");
+        }
+    }
+}
+
+/// Hashes a handle by one multiplication: the device chose it, no adversary did.
+#[derive(Default)]
+pub(crate) struct HandleHasher(u64);
+
+impl Hasher for HandleHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&b| self.write_u32(b.into()));
+    }
+    fn write_u32(&mut self, n: u32) {
+        self.0 = (self.0 ^ u64::from(n)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
+    }
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}

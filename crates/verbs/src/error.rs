@@ -1,0 +1,233 @@
+//! Errors, one enum a family of operations.
+
+use core::fmt;
+use core::time::Duration;
+
+use hca_core::{DeviceError, PostErrorKind, QpHandle, QpType, WcOpcode, WcStatus};
+use thiserror::Error;
+
+/// Why memory was not given out or registered.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The device reaches only memory that it gave out itself.
+    #[error(
+        "this device ({device}) can't reach memory of the program's own; take it from `Pd::alloc` or `Pd::alloc_shared`"
+    )]
+    ForeignMemory {
+        /// Its name.
+        device: String,
+    },
+    /// A region of no bytes.
+    #[error("a region has at least 1 byte")]
+    Empty,
+    /// A region longer than the device takes.
+    #[error("a region of {len} bytes; this device takes at most {max}")]
+    TooLong {
+        /// Bytes asked for.
+        len: u64,
+        /// Bytes allowed.
+        max: u64,
+    },
+}
+
+/// Why a queue pair was not built.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A completion queue could overrun.
+    #[error(
+        "the {side} completion queue has {depth} entries, {reserved} of them reserved; this queue pair needs {needed} more: create it with a depth of at least {}",
+        reserved + needed
+    )]
+    CqDepth {
+        /// `send` or `receive`.
+        side: &'static str,
+        /// Its entries.
+        depth: u32,
+        /// Entries that other queues have reserved.
+        reserved: u32,
+        /// Entries that this queue pair has to reserve.
+        needed: u32,
+    },
+    /// A queue of no entries, or lists of more entries than can be posted.
+    #[error("{what} of {value} is out of range: {min} to {max}")]
+    OutOfRange {
+        /// The setting.
+        what: &'static str,
+        /// Its value.
+        value: u32,
+        /// The least.
+        min: u32,
+        /// The most.
+        max: u32,
+    },
+    /// Parts of two adapters were mixed.
+    #[error("the {what} belongs to another context")]
+    ForeignContext {
+        /// The part.
+        what: &'static str,
+    },
+}
+
+/// Why a queue pair was not connected.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ConnectError {
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The far end is a queue pair of another service.
+    #[error("the far end is a {theirs:?} queue pair, this one is {ours:?}; both have to be of one service")]
+    Service {
+        /// This end's.
+        ours: QpType,
+        /// The far end's.
+        theirs: QpType,
+    },
+    /// RESET drops requests without a completion.
+    #[error("a queue pair of the safe API does not go back to RESET; drop it and build another")]
+    Reset,
+}
+
+/// Why waiting ended without a completion or event.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// Nothing came in time.
+    #[error("nothing came within {0:?}")]
+    TimedOut(Duration),
+    /// The device has nothing to wait on.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The operating system refused.
+    #[error("waiting on the device's descriptor: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// Why a request was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PostRefusal {
+    /// The rules of the queue.
+    #[error(transparent)]
+    Queue(#[from] PostErrorKind),
+    /// Memory of another protection domain.
+    #[error("entry {entry} of the list belongs to another protection domain than the queue pair")]
+    ForeignPd {
+        /// Its place in the list.
+        entry: usize,
+    },
+    /// An address handle of another protection domain.
+    #[error("the address handle belongs to another protection domain than the queue pair")]
+    ForeignAh,
+    /// The queue would fill for ever.
+    #[error(
+        "{run} requests in a row are unsignalled, and a queue of {depth} would never be freed; signal at least every {depth}th"
+    )]
+    NeverSignaled {
+        /// Unsignalled requests since the last signalled one.
+        run: u32,
+        /// The queue's depth.
+        depth: u32,
+    },
+    /// The remote range ends before the local list does.
+    #[error("{len} bytes, but the remote range has {room}")]
+    RemoteTooShort {
+        /// Bytes of the local list.
+        len: u64,
+        /// Bytes of the remote range.
+        room: u64,
+    },
+    /// An atomic on a word that is not aligned.
+    #[error("an atomic needs an address aligned to 8 bytes, and {addr:#x} is not")]
+    Misaligned {
+        /// Address at the peer.
+        addr: u64,
+    },
+}
+
+/// A request that was not taken comes back with all that it owned.
+pub struct Refused<R> {
+    /// The request, as it was given.
+    pub request: R,
+    /// Why.
+    pub error: PostRefusal,
+}
+
+impl<R> fmt::Debug for Refused<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+impl<R> fmt::Display for Refused<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+impl<R> std::error::Error for Refused<R> {}
+
+/// A completion that is no success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WcError {
+    /// The request's id.
+    pub id: u64,
+    /// Its queue pair.
+    pub qp: QpHandle,
+    /// What it was.
+    pub opcode: WcOpcode,
+    /// How it ended.
+    pub status: WcStatus,
+}
+
+impl WcError {
+    /// What a program, or its author, can do about it.
+    pub const fn advice(&self) -> &'static str {
+        match self.status {
+            WcStatus::Success => "nothing is wrong",
+            WcStatus::LocalLength => "post receive buffers as long as the longest message",
+            WcStatus::LocalProtection => {
+                "check that the memory belongs to the queue pair's protection domain, and is still registered with the right that the operation needs"
+            }
+            WcStatus::WrFlushed => {
+                "an earlier completion of this queue pair says what went wrong; build a new queue pair to go on"
+            }
+            WcStatus::RemoteInvalidRequest => {
+                "check that the peer's receive buffers are long enough and that it allows READs and atomics"
+            }
+            WcStatus::RemoteAccess => {
+                "check the remote range, its key, and the rights that the peer gave them"
+            }
+            WcStatus::RemoteOperation => "look at the peer's own completions: one of them failed",
+            WcStatus::RetryExceeded => {
+                "check that the peer is alive, connected back, and reachable (UDP port 4791), or raise timeout and retry_cnt"
+            }
+            WcStatus::RnrRetryExceeded => "have the peer post more receive requests, or raise rnr_retry",
+            _ => "move the queue pair to the error state and build a new one",
+        }
+    }
+}
+
+impl fmt::Display for WcError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { id, qp, opcode, status } = self;
+        write!(f, "{opcode:?} request {id} of queue pair {qp}: {status}; {}", self.advice())
+    }
+}
+impl std::error::Error for WcError {}
+
+/// A line that is no [`Endpoint`](crate::Endpoint).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error(
+    "not an endpoint: {what} is missing or malformed; the form is rc,qpn=0x12,psn=0x3,mtu=1024,rd=16,gid=::ffff:127.0.0.1"
+)]
+pub struct ParseEndpointError {
+    /// The field.
+    pub what: &'static str,
+}

@@ -1,0 +1,284 @@
+//! Memory that peers reach: copies and atomics, never a slice.
+
+use std::fmt;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hca_core::{Access, DeviceError, MrHandle, RemoteAddr, Rkey};
+
+use crate::WaitError;
+use crate::buf::bounds;
+use crate::region::Region;
+
+/// Turns without anything done after which a wait loop lets other threads run.
+const IDLE_TURNS: u32 = 64;
+
+/// A region that peers reach, by the rights that it was made with. From
+/// [`Pd::alloc_shared`](crate::Pd::alloc_shared).
+///
+/// A peer may change it at any time, so it is never a slice: the program copies in and out, and does
+/// atomic operations on aligned words. Clones are the same region; it is deregistered when the last
+/// clone, range, and request in flight is gone.
+///
+/// What is promised when peers write meanwhile: an aligned WRITE of up to 8 bytes is seen whole; WRITEs
+/// of one queue pair are seen in their order; inside of a longer one nothing is promised. Once a completion or a
+/// received message was polled, or [`load_u64`](Self::load_u64) has seen a later WRITE's value, all
+/// earlier data is visible.
+#[derive(Clone)]
+pub struct SharedMr {
+    region: Arc<Region>,
+}
+
+impl SharedMr {
+    pub(crate) fn new(region: Region) -> Self {
+        Self { region: Arc::new(region) }
+    }
+
+    /// Bytes.
+    #[allow(clippy::len_without_is_empty)] // a region has at least one
+    pub fn len(&self) -> usize {
+        self.region.len()
+    }
+    /// What peers and requests may do.
+    pub fn access(&self) -> Access {
+        self.region.access()
+    }
+    /// The device's handle.
+    pub fn handle(&self) -> MrHandle {
+        self.region.keys().handle
+    }
+
+    /// What a peer needs to reach all of it.
+    pub fn remote(&self) -> RemoteMr {
+        let addr = self.region.base().addr().get() as u64;
+        RemoteMr { addr, rkey: self.region.keys().rkey, len: self.len() as u64 }
+    }
+
+    /// A part of it, as local entry of any request.
+    ///
+    /// # Panics
+    /// The range does not lie inside.
+    #[track_caller]
+    pub fn range(&self, range: impl RangeBounds<usize>) -> SharedRange {
+        let (start, end) = bounds(range, self.len());
+        SharedRange { region: Arc::clone(&self.region), start, len: end - start }
+    }
+
+    /// Copies from `offset` on into `out`.
+    ///
+    /// # Panics
+    /// The bytes do not lie inside.
+    #[track_caller]
+    pub fn read_at(&self, offset: usize, out: &mut [u8]) {
+        self.region.bytes().read(offset, out);
+    }
+    /// Copies `data` to `offset` and beyond.
+    ///
+    /// # Panics
+    /// The bytes do not lie inside.
+    #[track_caller]
+    pub fn write_at(&self, offset: usize, data: &[u8]) {
+        self.region.bytes().write(offset, data);
+    }
+    /// Reads a word of this machine's byte order; what was written before its value was is visible (Acquire).
+    ///
+    /// # Panics
+    /// `offset` is not a multiple of 8, or lies outside.
+    #[inline]
+    #[track_caller]
+    pub fn load_u64(&self, offset: usize) -> u64 {
+        self.region.bytes().load(offset)
+    }
+    /// Writes a word; what was written before is visible to whoever reads its value (Release).
+    ///
+    /// # Panics
+    /// `offset` is not a multiple of 8, or lies outside.
+    #[inline]
+    #[track_caller]
+    pub fn store_u64(&self, offset: usize, value: u64) {
+        self.region.bytes().store(offset, value);
+    }
+    /// Adds to a word and returns its old value. Atomic against peers' atomics only where the device's
+    /// `AtomicScope` is `Cpu`.
+    ///
+    /// # Panics
+    /// `offset` is not a multiple of 8, or lies outside.
+    #[track_caller]
+    pub fn fetch_add(&self, offset: usize, value: u64) -> u64 {
+        self.region.bytes().fetch_add(offset, value)
+    }
+    /// Swaps `new` into a word if it is `current`. Atomic against peers' atomics only where the device's
+    /// `AtomicScope` is `Cpu`.
+    ///
+    /// # Errors
+    /// It is not `current`, but the value that comes back.
+    ///
+    /// # Panics
+    /// `offset` is not a multiple of 8, or lies outside.
+    #[track_caller]
+    pub fn compare_exchange(&self, offset: usize, current: u64, new: u64) -> Result<u64, u64> {
+        self.region.bytes().compare_exchange(offset, current, new)
+    }
+
+    /// Waits until the word at `offset` satisfies `done`, and returns it. It turns the device meanwhile,
+    /// since nobody else might; after a while without anything to do it lets other threads run.
+    ///
+    /// # Panics
+    /// `offset` is not a multiple of 8, or lies outside.
+    #[track_caller]
+    pub fn wait_until(&self, offset: usize, mut done: impl FnMut(u64) -> bool) -> u64 {
+        let mut idle = 0;
+        loop {
+            let value = self.load_u64(offset);
+            if done(value) {
+                return value;
+            }
+            self.turn_or_yield(&mut idle);
+        }
+    }
+
+    /// As [`wait_until`](Self::wait_until), for at most `timeout`.
+    ///
+    /// # Errors
+    /// Nothing that satisfies `done` came in time.
+    ///
+    /// # Panics
+    /// `offset` is not a multiple of 8, or lies outside.
+    #[track_caller]
+    pub fn wait_until_timeout(
+        &self,
+        offset: usize,
+        timeout: Duration,
+        mut done: impl FnMut(u64) -> bool,
+    ) -> Result<u64, WaitError> {
+        let start = Instant::now();
+        let mut idle = 0;
+        loop {
+            let value = self.load_u64(offset);
+            if done(value) {
+                return Ok(value);
+            }
+            if start.elapsed() >= timeout {
+                return Err(WaitError::TimedOut(timeout));
+            }
+            self.turn_or_yield(&mut idle);
+        }
+    }
+
+    /// Takes the keys back now, while clones exist: on return neither peers nor requests reach the
+    /// region any more (those that try fail). The program still does.
+    ///
+    /// # Errors
+    /// The device refused; the keys are still good.
+    pub fn revoke(&self) -> Result<(), DeviceError> {
+        self.region.revoke()
+    }
+
+    fn turn_or_yield(&self, idle: &mut u32) {
+        if self.region.pd.ctx.device.turn() {
+            *idle = 0;
+        } else {
+            *idle += 1;
+            if *idle >= IDLE_TURNS {
+                *idle = 0;
+                std::thread::yield_now();
+            }
+        }
+        std::hint::spin_loop();
+    }
+}
+
+impl fmt::Debug for SharedMr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let RemoteMr { addr, rkey, len } = self.remote();
+        write!(f, "SharedMr {{ addr: {addr:#x}, len: {len}, rkey: {rkey}, access: {:?} }}", self.access())
+    }
+}
+
+/// A part of a [`SharedMr`], as local entry of a request; it keeps the region registered.
+#[derive(Clone)]
+pub struct SharedRange {
+    region: Arc<Region>,
+    start: usize,
+    len: usize,
+}
+
+impl SharedRange {
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+    /// Where it begins in its region.
+    pub fn offset(&self) -> usize {
+        self.start
+    }
+    /// Its region.
+    pub fn mr(&self) -> SharedMr {
+        SharedMr { region: Arc::clone(&self.region) }
+    }
+
+    pub(crate) fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+    pub(crate) fn addr(&self) -> u64 {
+        (self.region.base().addr().get() + self.start) as u64
+    }
+}
+
+impl fmt::Debug for SharedRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SharedRange({}..{})", self.start, self.start + self.len)
+    }
+}
+
+/// Memory at a peer: where, how much, and the key. Plain data, to be sent to whoever is to use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct RemoteMr {
+    /// First byte at the peer.
+    pub addr: u64,
+    /// Key of the peer's region.
+    pub rkey: Rkey,
+    /// Bytes.
+    pub len: u64,
+}
+
+impl RemoteMr {
+    /// Bytes that [`to_bytes`](Self::to_bytes) gives.
+    pub const BYTES: usize = 20;
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// The range does not lie inside.
+    #[track_caller]
+    #[must_use]
+    pub fn range(&self, range: impl RangeBounds<usize>) -> Self {
+        let (start, end) = bounds(range, usize::try_from(self.len).unwrap_or(usize::MAX));
+        Self { addr: self.addr.wrapping_add(start as u64), rkey: self.rkey, len: (end - start) as u64 }
+    }
+
+    /// As bytes to be sent: address, key and length, big-endian.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        out[..8].copy_from_slice(&self.addr.to_be_bytes());
+        out[8..12].copy_from_slice(&self.rkey.raw().to_be_bytes());
+        out[12..].copy_from_slice(&self.len.to_be_bytes());
+        out
+    }
+    /// From the bytes that [`to_bytes`](Self::to_bytes) gave.
+    pub fn from_bytes(bytes: &[u8; Self::BYTES]) -> Self {
+        let u64_at = |i: usize| u64::from_be_bytes(bytes[i..i + 8].try_into().expect("8 bytes"));
+        let rkey = Rkey::new(u32::from_be_bytes(bytes[8..12].try_into().expect("4 bytes")));
+        Self { addr: u64_at(0), rkey, len: u64_at(12) }
+    }
+
+    pub(crate) fn target(&self) -> RemoteAddr {
+        RemoteAddr { addr: self.addr, rkey: self.rkey }
+    }
+}

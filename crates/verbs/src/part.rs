@@ -1,0 +1,418 @@
+//! What a request's local list is made of.
+//!
+//! A list goes three ways: it is described as scatter/gather entries, stored in a slot while the request
+//! is in flight, and restored from there if the device refuses the request.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hca_core::Sge;
+
+use crate::ah::AddressHandle;
+use crate::buf::{Buf, FrozenBuf};
+use crate::mr::SharedRange;
+use crate::pd::PdCore;
+use crate::region::Region;
+use crate::slots::{SlotReader, SlotWriter};
+
+/// One local entry of a request, whatever its kind: for lists that are put together at run time, and
+/// what a completion gives back.
+#[derive(Debug)]
+pub enum Part {
+    /// A buffer.
+    Buf(Buf),
+    /// A read-only buffer.
+    Frozen(FrozenBuf),
+    /// A part of a shared region.
+    Shared(SharedRange),
+}
+
+impl Part {
+    /// The buffer, if it is one.
+    ///
+    /// # Errors
+    /// It is of another kind, and comes back.
+    pub fn into_buf(self) -> Result<Buf, Self> {
+        match self {
+            Self::Buf(buf) => Ok(buf),
+            other => Err(other),
+        }
+    }
+}
+impl From<Buf> for Part {
+    fn from(buf: Buf) -> Self {
+        Self::Buf(buf)
+    }
+}
+impl From<FrozenBuf> for Part {
+    fn from(buf: FrozenBuf) -> Self {
+        Self::Frozen(buf)
+    }
+}
+impl From<SharedRange> for Part {
+    fn from(range: SharedRange) -> Self {
+        Self::Shared(range)
+    }
+}
+
+/// What a slot holds: parts, and what else a request needs to stay alive.
+pub(crate) enum Held {
+    Part(Part),
+    Ah(#[allow(dead_code)] AddressHandle), // held, never read
+}
+
+/// The first bytes of a buffer: only they are posted, the whole buffer comes back. From [`Buf::first`].
+#[derive(Debug)]
+pub struct First {
+    buf: Buf,
+    len: usize,
+}
+
+impl First {
+    pub(crate) fn new(buf: Buf, len: usize) -> Self {
+        Self { buf, len }
+    }
+    /// The whole buffer.
+    pub fn into_buf(self) -> Buf {
+        self.buf
+    }
+}
+
+/// Bytes that are copied into the request as it is posted, so nothing has to be registered or kept.
+/// The queue pair is built with room for them ([`QpBuilder::max_inline`](crate::QpBuilder::max_inline)).
+#[derive(Clone, Copy)]
+pub struct Inline<'a>(pub &'a [u8]);
+
+impl fmt::Debug for Inline<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Inline({} bytes)", self.0.len())
+    }
+}
+
+/// A local list that a request reads from: a [`Buf`], the [`First`] bytes of one, a [`FrozenBuf`], a
+/// [`SharedRange`], a [`Part`]; tuples, arrays and `Vec`s of them; [`Inline`] bytes; `()` for none.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be sent from",
+    note = "a local list is a `Buf`, `FrozenBuf`, `SharedRange`, `Part`, a tuple, array or `Vec` of them, or `Inline` bytes"
+)]
+pub trait GatherList: sealed::List {}
+
+/// A local list that a request writes into (receive, READ, atomics): a [`Buf`], the [`First`] bytes of
+/// one, or a [`SharedRange`]; tuples, arrays and `Vec`s of them; `()` for none.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be received into",
+    note = "a list to receive, READ or do atomics into is made of `Buf`s and `SharedRange`s: nothing that is frozen or inline"
+)]
+pub trait ScatterList: GatherList {}
+
+/// A list while its entries are written down for the device.
+pub struct Entries<'a> {
+    pd: &'a Arc<PdCore>,
+    sges: &'a mut Vec<Sge>,
+    room: usize,
+    count: usize,
+    len: u64,
+    foreign: Option<usize>,
+}
+
+impl<'a> Entries<'a> {
+    pub(crate) fn new(pd: &'a Arc<PdCore>, sges: &'a mut Vec<Sge>, room: usize) -> Self {
+        sges.clear();
+        Self { pd, sges, room, count: 0, len: 0, foreign: None }
+    }
+
+    #[inline]
+    fn push(&mut self, region: &Arc<Region>, addr: u64, len: usize) {
+        if !Arc::ptr_eq(&region.pd, self.pd) {
+            self.foreign.get_or_insert(self.count);
+        }
+        self.count += 1;
+        self.len += len as u64;
+        // A longer list, or an entry of more bytes than a message may have, is refused.
+        if self.count <= self.room {
+            self.sges.push(Sge { addr, len: len as u32, lkey: region.lkey() });
+        }
+    }
+
+    /// Entries of the list.
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+    /// Entries that a list may have.
+    pub(crate) fn room(&self) -> usize {
+        self.room
+    }
+    /// Bytes of the list.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.len
+    }
+    /// The first entry that belongs to another protection domain.
+    pub(crate) fn foreign(&self) -> Option<usize> {
+        self.foreign
+    }
+}
+
+/// A slot while it is filled.
+pub struct Filling<'a, 'b>(pub(crate) &'a mut SlotWriter<'b, Held>);
+
+/// A slot while it is emptied.
+pub struct Emptying<'a, 'b>(pub(crate) &'a mut SlotReader<'b, Held>);
+
+impl Iterator for Emptying<'_, '_> {
+    type Item = Part;
+    fn next(&mut self) -> Option<Part> {
+        self.0.find_map(|held| match held {
+            Held::Part(part) => Some(part),
+            Held::Ah(_) => None,
+        })
+    }
+}
+
+pub(crate) mod sealed {
+    use super::{Emptying, Entries, Filling, Part};
+
+    /// A local list.
+    pub trait List: Sized {
+        /// What of it stays outside of the slot.
+        type Shell;
+        fn describe(&self, entries: &mut Entries<'_>);
+        fn store(self, slot: &mut Filling<'_, '_>) -> Self::Shell;
+        fn restore(shell: Self::Shell, slot: &mut Emptying<'_, '_>) -> Self;
+        /// Bytes to copy instead of a list.
+        #[inline]
+        fn inline(_: &Self::Shell) -> Option<&[u8]> {
+            None
+        }
+    }
+
+    /// One entry of a list.
+    pub trait Entry: Sized {
+        /// What of it stays outside of the slot.
+        type Shell;
+        fn add_to(&self, entries: &mut Entries<'_>);
+        fn into_part(self) -> (Part, Self::Shell);
+        /// # Panics
+        /// The part is of another kind than `into_part` made.
+        fn from_part(part: Part, shell: Self::Shell) -> Self;
+    }
+}
+use sealed::{Entry, List};
+
+impl Entry for Buf {
+    type Shell = ();
+    #[inline]
+    fn add_to(&self, entries: &mut Entries<'_>) {
+        entries.push(self.region(), self.as_ptr().addr() as u64, self.len());
+    }
+    #[inline]
+    fn into_part(self) -> (Part, ()) {
+        (Part::Buf(self), ())
+    }
+    fn from_part(part: Part, (): ()) -> Self {
+        part.into_buf().expect("a buffer was stored")
+    }
+}
+
+impl Entry for First {
+    type Shell = usize;
+    #[inline]
+    fn add_to(&self, entries: &mut Entries<'_>) {
+        entries.push(self.buf.region(), self.buf.as_ptr().addr() as u64, self.len);
+    }
+    #[inline]
+    fn into_part(self) -> (Part, usize) {
+        (Part::Buf(self.buf), self.len)
+    }
+    fn from_part(part: Part, len: usize) -> Self {
+        Self { buf: part.into_buf().expect("a buffer was stored"), len }
+    }
+}
+
+impl Entry for FrozenBuf {
+    type Shell = ();
+    #[inline]
+    fn add_to(&self, entries: &mut Entries<'_>) {
+        entries.push(self.region(), self.as_ptr().addr() as u64, self.len());
+    }
+    #[inline]
+    fn into_part(self) -> (Part, ()) {
+        (Part::Frozen(self), ())
+    }
+    fn from_part(part: Part, (): ()) -> Self {
+        match part {
+            Part::Frozen(buf) => buf,
+            other => panic!("a frozen buffer was stored, not {other:?}"),
+        }
+    }
+}
+
+impl Entry for SharedRange {
+    type Shell = ();
+    #[inline]
+    fn add_to(&self, entries: &mut Entries<'_>) {
+        entries.push(self.region(), self.addr(), self.len());
+    }
+    #[inline]
+    fn into_part(self) -> (Part, ()) {
+        (Part::Shared(self), ())
+    }
+    fn from_part(part: Part, (): ()) -> Self {
+        match part {
+            Part::Shared(range) => range,
+            other => panic!("a shared range was stored, not {other:?}"),
+        }
+    }
+}
+
+impl Entry for Part {
+    type Shell = ();
+    fn add_to(&self, entries: &mut Entries<'_>) {
+        match self {
+            Self::Buf(buf) => buf.add_to(entries),
+            Self::Frozen(buf) => buf.add_to(entries),
+            Self::Shared(range) => range.add_to(entries),
+        }
+    }
+    fn into_part(self) -> (Part, ()) {
+        (self, ())
+    }
+    fn from_part(part: Part, (): ()) -> Self {
+        part
+    }
+}
+
+#[inline]
+fn store_one<E: Entry>(entry: E, slot: &mut Filling<'_, '_>) -> E::Shell {
+    let (part, shell) = entry.into_part();
+    slot.0.push(Held::Part(part));
+    shell
+}
+
+fn restore_one<E: Entry>(shell: E::Shell, slot: &mut Emptying<'_, '_>) -> E {
+    E::from_part(slot.next().expect("the slot holds as many parts as were stored"), shell)
+}
+
+macro_rules! single {
+    ($($t:ty),*) => {$(
+        impl List for $t {
+            type Shell = <$t as Entry>::Shell;
+            #[inline]
+            fn describe(&self, entries: &mut Entries<'_>) {
+                Entry::add_to(self, entries);
+            }
+            #[inline]
+            fn store(self, slot: &mut Filling<'_, '_>) -> Self::Shell {
+                store_one(self, slot)
+            }
+            fn restore(shell: Self::Shell, slot: &mut Emptying<'_, '_>) -> Self {
+                restore_one(shell, slot)
+            }
+        }
+        impl GatherList for $t {}
+    )*};
+}
+single!(Buf, First, FrozenBuf, SharedRange, Part);
+
+/// Entries that a request may write into.
+pub trait Writable: Entry {}
+impl Writable for Buf {}
+impl Writable for First {}
+impl Writable for SharedRange {}
+
+impl ScatterList for Buf {}
+impl ScatterList for First {}
+impl ScatterList for SharedRange {}
+
+impl<E: Entry<Shell = ()>, const N: usize> List for [E; N] {
+    type Shell = ();
+    fn describe(&self, entries: &mut Entries<'_>) {
+        self.iter().for_each(|e| e.add_to(entries));
+    }
+    fn store(self, slot: &mut Filling<'_, '_>) {
+        self.into_iter().for_each(|e| store_one(e, slot));
+    }
+    fn restore((): (), slot: &mut Emptying<'_, '_>) -> Self {
+        std::array::from_fn(|_| restore_one((), slot))
+    }
+}
+impl<E: Entry<Shell = ()>, const N: usize> GatherList for [E; N] {}
+impl<E: Writable<Shell = ()>, const N: usize> ScatterList for [E; N] {}
+
+impl<E: Entry<Shell = ()>> List for Vec<E> {
+    type Shell = Self;
+    fn describe(&self, entries: &mut Entries<'_>) {
+        self.iter().for_each(|e| e.add_to(entries));
+    }
+    fn store(mut self, slot: &mut Filling<'_, '_>) -> Self {
+        self.drain(..).for_each(|e| store_one(e, slot));
+        self
+    }
+    fn restore(mut shell: Self, slot: &mut Emptying<'_, '_>) -> Self {
+        shell.extend(slot.map(|part| E::from_part(part, ())));
+        shell
+    }
+}
+impl<E: Entry<Shell = ()>> GatherList for Vec<E> {}
+impl<E: Writable<Shell = ()>> ScatterList for Vec<E> {}
+
+macro_rules! tuples {
+    ($($($t:ident)+;)*) => {$(
+        #[allow(non_snake_case)]
+        impl<$($t: Entry),+> List for ($($t,)+) {
+            type Shell = ($($t::Shell,)+);
+            fn describe(&self, entries: &mut Entries<'_>) {
+                let ($($t,)+) = self;
+                $($t.add_to(entries);)+
+            }
+            fn store(self, slot: &mut Filling<'_, '_>) -> Self::Shell {
+                let ($($t,)+) = self;
+                ($(store_one($t, slot),)+)
+            }
+            fn restore(shell: Self::Shell, slot: &mut Emptying<'_, '_>) -> Self {
+                let ($($t,)+) = shell;
+                ($(restore_one($t, slot),)+)
+            }
+        }
+        impl<$($t: Entry),+> GatherList for ($($t,)+) {}
+        impl<$($t: Writable),+> ScatterList for ($($t,)+) {}
+    )*};
+}
+tuples! {
+    A;
+    A B;
+    A B C;
+    A B C D;
+    A B C D E;
+    A B C D E F;
+    A B C D E F G;
+    A B C D E F G H;
+}
+
+impl List for () {
+    type Shell = ();
+    fn describe(&self, _: &mut Entries<'_>) {}
+    fn store(self, _: &mut Filling<'_, '_>) {}
+    fn restore((): (), _: &mut Emptying<'_, '_>) {}
+}
+impl GatherList for () {}
+impl ScatterList for () {}
+
+impl List for Inline<'_> {
+    type Shell = Self;
+    #[inline]
+    fn describe(&self, entries: &mut Entries<'_>) {
+        entries.len += self.0.len() as u64;
+    }
+    #[inline]
+    fn store(self, _: &mut Filling<'_, '_>) -> Self {
+        self
+    }
+    fn restore(shell: Self, _: &mut Emptying<'_, '_>) -> Self {
+        shell
+    }
+    #[inline]
+    fn inline(shell: &Self) -> Option<&[u8]> {
+        Some(shell.0)
+    }
+}
+impl GatherList for Inline<'_> {}

@@ -1,0 +1,184 @@
+//! Posting: from a request to the device's port, with what it owns in a slot meanwhile.
+//!
+//! Invariants of the unsafe code:
+//! 1. Before the device sees a request, all parts of its list are in a slot. The slots are held by the
+//!    queue pair (or shared receive queue), which drops them only after the device has said that it is
+//!    destroyed; otherwise they are leaked.
+//! 2. Parts leave a slot when the device refused the request, or completed it or a later one of the
+//!    same send queue. So for as long as the device may touch memory, it is owned by a slot, nobody holds
+//!    a reference to a [`Buf`](crate::Buf)'s bytes, and a [`FrozenBuf`](crate::FrozenBuf)'s are only read.
+//! 3. Lists that are written into hold nothing frozen ([`ScatterList`]).
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+
+use hca_core::{
+    MAX_MESSAGE_BYTES, Payload, PostErrorKind, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr, Sge,
+};
+
+use crate::PostRefusal;
+use crate::part::{Emptying, Entries, Filling, GatherList, Held, ScatterList};
+use crate::pd::PdCore;
+use crate::request::Head;
+use crate::slots::{RecvPoster, SendPoster};
+
+/// The posting end of a send queue.
+pub(crate) struct SendSide {
+    port: Box<dyn SendPort>,
+    poster: SendPoster<Held>,
+    pd: Arc<PdCore>,
+    sges: Vec<Sge>,
+    max_sge: usize,
+    depth: u32,
+    /// Unsignalled requests since the last signalled one.
+    unsignaled: u32,
+}
+
+impl SendSide {
+    pub(crate) fn new(
+        port: Box<dyn SendPort>,
+        poster: SendPoster<Held>,
+        pd: Arc<PdCore>,
+        depth: u32,
+        max_sge: u32,
+    ) -> Self {
+        let max_sge = max_sge as usize;
+        let sges = Vec::with_capacity(max_sge);
+        Self { port, poster, pd, sges, max_sge, depth, unsignaled: 0 }
+    }
+
+    /// Posts one request without ringing.
+    ///
+    /// # Errors
+    /// The list comes back, with the reason.
+    #[inline]
+    pub(crate) fn post<L: GatherList>(&mut self, head: &Head, local: L) -> Result<(), (L, PostRefusal)> {
+        let signaled = head.flags.contains(SendFlags::SIGNALED);
+        let mut entries = Entries::new(&self.pd, &mut self.sges, self.max_sge);
+        local.describe(&mut entries);
+        if let Err(error) = check(head, &entries, &self.pd) {
+            return Err((local, error));
+        }
+        if !self.poster.has_room() {
+            return Err((local, PostErrorKind::QueueFull { depth: self.depth }.into()));
+        }
+        if !signaled && self.unsignaled + 1 >= self.depth {
+            let run = self.unsignaled + 1;
+            return Err((local, PostRefusal::NeverSignaled { run, depth: self.depth }));
+        }
+        let (wr_id, shell) = self.poster.put(head.id, |slot| {
+            let shell = local.store(&mut Filling(slot));
+            if let Some(peer) = &head.peer {
+                slot.push(Held::Ah(peer.ah.clone()));
+            }
+            shell
+        });
+        let payload = L::inline(&shell).map_or(Payload::Sges(&self.sges), Payload::Inline);
+        let dest = head.peer.as_ref().map(crate::ah::UdPeer::dest);
+        let wr = SendWr { wr_id, op: head.op, flags: head.flags, payload, dest };
+        // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
+        if let Err(refused) = unsafe { self.port.post(&[wr]) } {
+            let local = L::restore(shell, &mut Emptying(&mut self.poster.retract()));
+            return Err((local, refused.kind.into()));
+        }
+        self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn ring(&mut self) {
+        self.port.ring();
+    }
+}
+
+/// The posting end of a receive queue, a queue pair's own or a shared one.
+pub(crate) struct RecvSide {
+    port: Box<dyn RecvPort>,
+    poster: RecvPoster<Held>,
+    pd: Arc<PdCore>,
+    sges: Vec<Sge>,
+    max_sge: usize,
+    depth: u32,
+}
+
+impl RecvSide {
+    pub(crate) fn new(
+        port: Box<dyn RecvPort>,
+        poster: RecvPoster<Held>,
+        pd: Arc<PdCore>,
+        depth: u32,
+        max_sge: u32,
+    ) -> Self {
+        let max_sge = max_sge as usize;
+        let sges = Vec::with_capacity(max_sge);
+        Self { port, poster, pd, sges, max_sge, depth }
+    }
+
+    /// Posts one request without ringing.
+    ///
+    /// # Errors
+    /// The list comes back, with the reason.
+    #[inline]
+    pub(crate) fn post<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), (L, PostRefusal)> {
+        let mut entries = Entries::new(&self.pd, &mut self.sges, self.max_sge);
+        local.describe(&mut entries);
+        if let Err(error) = check_list(&entries) {
+            return Err((local, error));
+        }
+        if !self.poster.has_room() {
+            return Err((local, PostErrorKind::QueueFull { depth: self.depth }.into()));
+        }
+        let (wr_id, shell) = self.poster.put(id, |slot| local.store(&mut Filling(slot)));
+        let wr = RecvWr { wr_id, sges: &self.sges };
+        // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
+        if let Err(refused) = unsafe { self.port.post(&[wr]) } {
+            let local = L::restore(shell, &mut Emptying(&mut self.poster.retract(wr_id)));
+            return Err((local, refused.kind.into()));
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(crate) fn ring(&mut self) {
+        self.port.ring();
+    }
+}
+
+/// What every list has to obey.
+#[inline]
+fn check_list(entries: &Entries<'_>) -> Result<(), PostRefusal> {
+    if let Some(entry) = entries.foreign() {
+        return Err(PostRefusal::ForeignPd { entry });
+    }
+    if entries.count() > entries.room() {
+        let max = entries.room() as u32;
+        return Err(PostErrorKind::TooManySges { count: entries.count(), max }.into());
+    }
+    if entries.bytes() > MAX_MESSAGE_BYTES {
+        return Err(PostErrorKind::MessageTooLong { len: entries.bytes(), max: MAX_MESSAGE_BYTES }.into());
+    }
+    Ok(())
+}
+
+/// What a send request has to obey beside the rules that the device knows.
+#[inline]
+fn check(head: &Head, entries: &Entries<'_>, pd: &Arc<PdCore>) -> Result<(), PostRefusal> {
+    check_list(entries)?;
+    if let Some(room) = head.remote_len
+        && entries.bytes() > room
+    {
+        return Err(PostRefusal::RemoteTooShort { len: entries.bytes(), room });
+    }
+    if let SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } = head.op {
+        if entries.bytes() != 8 {
+            return Err(PostErrorKind::AtomicLength { len: entries.bytes() }.into());
+        }
+        if !remote.addr.is_multiple_of(8) {
+            return Err(PostRefusal::Misaligned { addr: remote.addr });
+        }
+    }
+    match &head.peer {
+        Some(peer) if !peer.ah.is_of(pd) => Err(PostRefusal::ForeignAh),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,605 @@
+//! Queue pairs: posting, and their two halves.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use hca_core::{
+    Access, AddressVector, DeviceError, PostErrorKind, Qkey, QpAttr, QpCap, QpHandle, QpState, QpStatus, Qpn,
+};
+
+use crate::ah::UdPeer;
+use crate::connect::{ConnectOptions, Endpoint};
+use crate::cq::{CqShared, Need};
+use crate::mr::RemoteMr;
+use crate::part::{GatherList, Held, Inline, ScatterList};
+use crate::pd::PdCore;
+use crate::post::{RecvSide, SendSide};
+use crate::request::SendRequest;
+use crate::service::{Connected, OfferedBy, Rc, Service, Ud, ops};
+use crate::slots::{RecvSlots, SendSlots};
+use crate::srq::SrqInner;
+use crate::{ConnectError, Refused, sync};
+
+/// A queue pair of service `S`. Built by [`Pd::qp`](crate::Pd::qp), connected by
+/// [`connect`](QpControl::connect) or, as a datagram one, by [`activate`](QpControl::activate).
+///
+/// It posts ([`SendQueue`], [`RecvQueue`]) and is controlled ([`QpControl`], to which it derefs). The
+/// three can be used apart, by several threads: [`split`](Self::split). When the last of them is dropped, the
+/// device's queue pair is destroyed, and its buffers in flight go back to where they came from, at the
+/// latest when its completion queue is next polled.
+pub struct QueuePair<S: Service> {
+    /// The sending half.
+    pub sq: SendQueue<S>,
+    /// The receiving half.
+    pub rq: RecvQueue<S>,
+}
+
+impl<S: Service> QueuePair<S> {
+    pub(crate) fn new(inner: QpInner, send: SendSide, recv: Option<RecvSide>) -> Self {
+        let control = QpControl { inner: Arc::new(inner), service: PhantomData };
+        Self { sq: SendQueue { side: send, control: control.clone() }, rq: RecvQueue { side: recv, control } }
+    }
+
+    /// The two halves, for a thread each. Either can be [controlled](QpControl) still.
+    pub fn split(self) -> (SendQueue<S>, RecvQueue<S>) {
+        (self.sq, self.rq)
+    }
+    /// Its control, to be used elsewhere.
+    pub fn control(&self) -> QpControl<S> {
+        self.sq.control.clone()
+    }
+
+    /// As [`SendQueue::post_send`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn post_send<O: OfferedBy<S>, L: GatherList>(
+        &mut self,
+        request: SendRequest<O, L>,
+    ) -> Result<(), Refused<SendRequest<O, L>>> {
+        self.sq.post_send(request)
+    }
+    /// As [`SendQueue::batch`].
+    pub fn batch(&mut self) -> SendBatch<'_, S> {
+        self.sq.batch()
+    }
+    /// As [`RecvQueue::post_recv`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn post_recv<L: ScatterList>(&mut self, local: L) -> Result<(), Refused<L>> {
+        self.rq.post_recv(local)
+    }
+    /// As [`RecvQueue::post_recv_id`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
+        self.rq.post_recv_id(id, local)
+    }
+    /// As [`RecvQueue::batch`].
+    pub fn recv_batch(&mut self) -> RecvBatch<'_> {
+        self.rq.batch()
+    }
+}
+
+impl<S: Connected> QueuePair<S>
+where
+    ops::Send: OfferedBy<S>,
+    ops::Write: OfferedBy<S>,
+{
+    /// As [`SendQueue::send`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn send<L: GatherList>(&mut self, local: L) -> Result<(), Refused<L>> {
+        self.sq.send(local)
+    }
+    /// As [`SendQueue::send_inline`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn send_inline<'a>(&mut self, bytes: &'a [u8]) -> Result<(), Refused<Inline<'a>>> {
+        self.sq.send_inline(bytes)
+    }
+    /// As [`SendQueue::write`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn write<L: GatherList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L>> {
+        self.sq.write(local, remote)
+    }
+}
+
+impl QueuePair<Rc> {
+    /// As [`SendQueue::read`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn read<L: ScatterList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L>> {
+        self.sq.read(local, remote)
+    }
+}
+
+impl QueuePair<Ud> {
+    /// As [`SendQueue::send_to`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn send_to<L: GatherList>(&mut self, local: L, peer: &UdPeer) -> Result<(), Refused<L>> {
+        self.sq.send_to(local, peer)
+    }
+}
+
+impl<S: Service> Deref for QueuePair<S> {
+    type Target = QpControl<S>;
+    fn deref(&self) -> &QpControl<S> {
+        &self.sq.control
+    }
+}
+impl<S: Service> fmt::Debug for QueuePair<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.sq.control.fmt(f)
+    }
+}
+
+/// The sending half of a queue pair. One thread at a time posts.
+pub struct SendQueue<S: Service> {
+    side: SendSide,
+    control: QpControl<S>,
+}
+
+impl<S: Service> SendQueue<S> {
+    /// Posts a request and tells the device.
+    ///
+    /// # Errors
+    /// It is not taken, and comes back: the queue is full or in a state that takes none, the list is too
+    /// long or of another protection domain, the remote range too short.
+    #[inline]
+    #[allow(clippy::result_large_err)] // the request comes back by value, unallocated
+    pub fn post_send<O: OfferedBy<S>, L: GatherList>(
+        &mut self,
+        request: SendRequest<O, L>,
+    ) -> Result<(), Refused<SendRequest<O, L>>> {
+        let SendRequest { head, local, .. } = request;
+        match self.side.post(&head, local) {
+            Ok(()) => {
+                self.side.ring();
+                Ok(())
+            }
+            Err((local, error)) => Err(Refused { request: SendRequest::from_parts(head, local), error }),
+        }
+    }
+
+    /// Begins a batch: many requests, one doorbell.
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// # fn example(sq: &mut SendQueue<Rc>, parts: Vec<Buf>, remote: RemoteMr) -> Result<(), Box<dyn std::error::Error>> {
+    /// let last = parts.len() - 1;
+    /// let mut batch = sq.batch();
+    /// for (i, part) in parts.into_iter().enumerate() {
+    ///     let at = remote.range(i * 4096..);
+    ///     batch.post_send(SendRequest::write(part, at).id(i as u64).signaled(i == last))?;
+    /// }
+    /// batch.ring();
+    /// # Ok(()) }
+    /// ```
+    pub fn batch(&mut self) -> SendBatch<'_, S> {
+        SendBatch { queue: self, posted: 0 }
+    }
+
+    /// Its control.
+    pub fn control(&self) -> &QpControl<S> {
+        &self.control
+    }
+
+    #[inline]
+    #[allow(clippy::result_large_err)]
+    fn post_plain<O: OfferedBy<S>, L: GatherList>(
+        &mut self,
+        request: SendRequest<O, L>,
+    ) -> Result<(), Refused<L>> {
+        self.post_send(request)
+            .map_err(|Refused { request, error }| Refused { request: request.into_local(), error })
+    }
+}
+
+impl<S: Connected> SendQueue<S>
+where
+    ops::Send: OfferedBy<S>,
+    ops::Write: OfferedBy<S>,
+{
+    /// Posts a plain SEND, signalled, id 0.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    #[inline]
+    #[allow(clippy::result_large_err)]
+    pub fn send<L: GatherList>(&mut self, local: L) -> Result<(), Refused<L>> {
+        self.post_plain(SendRequest::send(local))
+    }
+    /// Posts a plain SEND of bytes that are copied at once.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    #[inline]
+    #[allow(clippy::result_large_err)]
+    pub fn send_inline<'a>(&mut self, bytes: &'a [u8]) -> Result<(), Refused<Inline<'a>>> {
+        self.post_plain(SendRequest::send(Inline(bytes)))
+    }
+    /// Posts a plain RDMA WRITE, signalled, id 0.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    #[inline]
+    #[allow(clippy::result_large_err)]
+    pub fn write<L: GatherList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L>> {
+        self.post_plain(SendRequest::write(local, remote))
+    }
+}
+
+impl SendQueue<Rc> {
+    /// Posts a plain RDMA READ, signalled, id 0.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    #[inline]
+    #[allow(clippy::result_large_err)]
+    pub fn read<L: ScatterList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L>> {
+        self.post_plain(SendRequest::read(local, remote))
+    }
+}
+
+impl SendQueue<Ud> {
+    /// Posts a plain datagram, signalled, id 0.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    #[inline]
+    #[allow(clippy::result_large_err)]
+    pub fn send_to<L: GatherList>(&mut self, local: L, peer: &UdPeer) -> Result<(), Refused<L>> {
+        self.post_plain(SendRequest::send(local).to(peer))
+    }
+}
+
+impl<S: Service> fmt::Debug for SendQueue<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.control.fmt(f)
+    }
+}
+
+/// Send requests that are told to the device at once, by [`ring`](Self::ring) or when it is dropped.
+pub struct SendBatch<'a, S: Service> {
+    queue: &'a mut SendQueue<S>,
+    posted: usize,
+}
+
+impl<S: Service> SendBatch<'_, S> {
+    /// Posts a request.
+    ///
+    /// # Errors
+    /// As [`SendQueue::post_send`]; the requests before it are posted.
+    #[inline]
+    #[allow(clippy::result_large_err)]
+    pub fn post_send<O: OfferedBy<S>, L: GatherList>(
+        &mut self,
+        request: SendRequest<O, L>,
+    ) -> Result<(), Refused<SendRequest<O, L>>> {
+        let SendRequest { head, local, .. } = request;
+        match self.queue.side.post(&head, local) {
+            Ok(()) => {
+                self.posted += 1;
+                Ok(())
+            }
+            Err((local, error)) => Err(Refused { request: SendRequest::from_parts(head, local), error }),
+        }
+    }
+    /// Tells the device, and how many requests were posted.
+    pub fn ring(self) -> usize {
+        self.posted
+    }
+}
+
+impl<S: Service> Drop for SendBatch<'_, S> {
+    fn drop(&mut self) {
+        if self.posted > 0 {
+            self.queue.side.ring();
+        }
+    }
+}
+impl<S: Service> fmt::Debug for SendBatch<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendBatch").field("posted", &self.posted).finish_non_exhaustive()
+    }
+}
+
+/// The receiving half of a queue pair. One thread at a time posts. With a shared receive queue it takes
+/// no requests: they are posted there.
+pub struct RecvQueue<S: Service> {
+    side: Option<RecvSide>,
+    control: QpControl<S>,
+}
+
+impl<S: Service> RecvQueue<S> {
+    /// Posts a receive request with id 0, and tells the device. Datagrams take 40 bytes more than their
+    /// payload.
+    ///
+    /// # Errors
+    /// It is not taken, and its list comes back: the queue is full or in a state that takes none, the
+    /// list is too long or of another protection domain, or a shared receive queue is used.
+    #[inline]
+    pub fn post_recv<L: ScatterList>(&mut self, local: L) -> Result<(), Refused<L>> {
+        self.post_recv_id(0, local)
+    }
+    /// As [`post_recv`](Self::post_recv), with an id.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
+        post_recv(self.side.as_mut(), id, local)?;
+        self.side.iter_mut().for_each(RecvSide::ring);
+        Ok(())
+    }
+    /// Begins a batch: many requests, one doorbell.
+    pub fn batch(&mut self) -> RecvBatch<'_> {
+        RecvBatch { side: self.side.as_mut(), posted: 0 }
+    }
+    /// Its control.
+    pub fn control(&self) -> &QpControl<S> {
+        &self.control
+    }
+}
+
+impl<S: Service> fmt::Debug for RecvQueue<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.control.fmt(f)
+    }
+}
+
+/// Receive requests that are told to the device at once, by [`ring`](Self::ring) or when it is dropped.
+pub struct RecvBatch<'a> {
+    side: Option<&'a mut RecvSide>,
+    posted: usize,
+}
+
+impl<'a> RecvBatch<'a> {
+    pub(crate) fn of(side: &'a mut RecvSide) -> Self {
+        Self { side: Some(side), posted: 0 }
+    }
+    /// Posts a request.
+    ///
+    /// # Errors
+    /// As [`RecvQueue::post_recv`]; the requests before it are posted.
+    #[inline]
+    pub fn post_recv<L: ScatterList>(&mut self, local: L) -> Result<(), Refused<L>> {
+        self.post_recv_id(0, local)
+    }
+    /// As [`post_recv`](Self::post_recv), with an id.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
+        post_recv(self.side.as_deref_mut(), id, local)?;
+        self.posted += 1;
+        Ok(())
+    }
+    /// Tells the device, and how many requests were posted.
+    pub fn ring(self) -> usize {
+        self.posted
+    }
+}
+
+impl Drop for RecvBatch<'_> {
+    fn drop(&mut self) {
+        if let Some(side) = self.side.as_deref_mut().filter(|_| self.posted > 0) {
+            side.ring();
+        }
+    }
+}
+impl fmt::Debug for RecvBatch<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecvBatch").field("posted", &self.posted).finish_non_exhaustive()
+    }
+}
+
+#[inline]
+fn post_recv<L: ScatterList>(side: Option<&mut RecvSide>, id: u64, local: L) -> Result<(), Refused<L>> {
+    let Some(side) = side else {
+        return Err(Refused { request: local, error: PostErrorKind::UsesSrq.into() });
+    };
+    side.post(id, local).map_err(|(request, error)| Refused { request, error })
+}
+
+/// What controls a queue pair: its states and attributes. Cheap to clone; it keeps the queue pair alive.
+pub struct QpControl<S: Service> {
+    inner: Arc<QpInner>,
+    service: PhantomData<fn() -> S>,
+}
+
+impl<S: Service> Clone for QpControl<S> {
+    fn clone(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), service: PhantomData }
+    }
+}
+
+impl<S: Service> QpControl<S> {
+    /// Its number on the wire.
+    pub fn qpn(&self) -> Qpn {
+        self.inner.endpoint.qpn
+    }
+    /// The device's handle, which completions carry.
+    pub fn handle(&self) -> QpHandle {
+        self.inner.handle
+    }
+    /// The number that it was built with, which completions carry.
+    pub fn context(&self) -> u64 {
+        self.inner.context
+    }
+    /// The limits that it was built with.
+    pub fn cap(&self) -> QpCap {
+        self.inner.cap
+    }
+    /// What the far end has to know of it.
+    pub fn endpoint(&self) -> Endpoint {
+        self.inner.endpoint
+    }
+
+    /// State and attributes.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub fn query(&self) -> Result<QpStatus, DeviceError> {
+        self.inner.pd.ctx.device.query_qp(self.inner.handle)
+    }
+
+    /// Sets attributes and changes the state, for those who know the IBA's transitions. RESET is out of
+    /// reach: it would drop requests without a completion.
+    ///
+    /// # Errors
+    /// The transition's rules, or the device refused.
+    pub fn modify(&self, attr: &QpAttr) -> Result<(), ConnectError> {
+        if attr.state == Some(QpState::Reset) {
+            return Err(ConnectError::Reset);
+        }
+        Ok(self.inner.pd.ctx.device.modify_qp(self.inner.handle, attr)?)
+    }
+
+    /// Moves it to the error state: every outstanding request completes as flushed. Poll until
+    /// [`outstanding`](Self::outstanding) says that all have come.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub fn to_error(&self) -> Result<(), DeviceError> {
+        self.inner.set_error()
+    }
+
+    /// Send and receive requests that are posted and have not come back by a poll. With a shared receive
+    /// queue, those of the whole shared queue.
+    pub fn outstanding(&self) -> (u32, u32) {
+        (self.inner.send.outstanding(), self.inner.recv.outstanding())
+    }
+}
+
+impl<S: Connected> QpControl<S> {
+    /// Connects it to a queue pair of the same service, and makes it ready to send. The far end has to
+    /// do the same; what is sent before it has is sent again by RC, and lost by UC.
+    ///
+    /// # Errors
+    /// The far end's service is another, it is connected already, a value is out of range, or there is no path.
+    pub fn connect(&self, remote: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
+        let (ours, rc) = (self.inner.endpoint, S::TYPE == hca_core::QpType::Rc);
+        if remote.service != S::TYPE {
+            return Err(ConnectError::Service { ours: S::TYPE, theirs: remote.service });
+        }
+        let mtu = ours.mtu.min(remote.mtu);
+        let serves = ours.rd_atomic.min(remote.rd_atomic);
+        let rtr = QpAttr {
+            state: Some(QpState::Rtr),
+            dest_qpn: Some(remote.qpn),
+            av: Some(AddressVector {
+                dgid: remote.gid,
+                flow_label: options.flow_label,
+                hop_limit: options.hop_limit,
+                traffic_class: options.traffic_class,
+            }),
+            path_mtu: Some(options.mtu.map_or(mtu, |wanted| wanted.min(mtu))),
+            rq_psn: Some(remote.psn),
+            max_dest_rd_atomic: rc.then_some(ours.rd_atomic),
+            min_rnr_timer: rc.then_some(options.min_rnr_timer),
+            ..QpAttr::default()
+        };
+        let rts = QpAttr {
+            state: Some(QpState::Rts),
+            sq_psn: Some(ours.psn),
+            max_rd_atomic: rc.then(|| options.rd_atomic.map_or(serves, |wanted| wanted.min(serves))),
+            timeout: rc.then_some(options.timeout),
+            retry_cnt: rc.then_some(options.retry_cnt),
+            rnr_retry: rc.then_some(options.rnr_retry),
+            ..QpAttr::default()
+        };
+        self.modify(&rtr)?;
+        self.modify(&rts)
+    }
+
+    /// Changes what the peer may do.
+    ///
+    /// # Errors
+    /// The state does not allow it, or the device refused.
+    pub fn set_access(&self, access: Access) -> Result<(), ConnectError> {
+        self.modify(&QpAttr { access: Some(access), ..QpAttr::default() })
+    }
+}
+
+impl QpControl<Ud> {
+    /// Makes it ready to send and receive datagrams that carry `qkey`.
+    ///
+    /// # Errors
+    /// It is active already, or the device refused.
+    pub fn activate(&self, qkey: Qkey) -> Result<(), ConnectError> {
+        self.modify(&QpAttr { state: Some(QpState::Rtr), qkey: Some(qkey), ..QpAttr::default() })?;
+        let sq_psn = Some(self.inner.endpoint.psn);
+        self.modify(&QpAttr { state: Some(QpState::Rts), sq_psn, ..QpAttr::default() })
+    }
+}
+
+impl<S: Service> fmt::Debug for QpControl<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePair")
+            .field("service", &S::TYPE)
+            .field("qpn", &self.qpn())
+            .field("handle", &self.handle())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What the halves and controls of a queue pair hold on to. Dropped, it destroys the device's queue
+/// pair first, and lets go of the slots then.
+pub(crate) struct QpInner {
+    pub(crate) pd: Arc<PdCore>,
+    pub(crate) handle: QpHandle,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) context: u64,
+    pub(crate) cap: QpCap,
+    pub(crate) send: sync::Arc<SendSlots<Held>>,
+    pub(crate) recv: sync::Arc<RecvSlots<Held>>,
+    pub(crate) send_cq: (Arc<CqShared>, Need),
+    pub(crate) recv_cq: (Arc<CqShared>, Need),
+    pub(crate) srq: Option<Arc<SrqInner>>,
+}
+
+impl QpInner {
+    fn set_error(&self) -> Result<(), DeviceError> {
+        let attr = QpAttr { state: Some(QpState::Error), ..QpAttr::default() };
+        self.pd.ctx.device.modify_qp(self.handle, &attr)
+    }
+}
+
+impl Drop for QpInner {
+    fn drop(&mut self) {
+        let forked = self.pd.ctx.forked();
+        if !forked {
+            let Err(error) = self.pd.ctx.device.destroy_qp(self.handle) else {
+                for (cq, need) in [&self.send_cq, &self.recv_cq] {
+                    cq.remove(self.handle);
+                    cq.release(*need);
+                }
+                return;
+            };
+            tracing::error!(qp = %self.handle, %error, "leaking buffers: the device keeps the queue pair");
+        }
+        std::mem::forget((sync::Arc::clone(&self.send), sync::Arc::clone(&self.recv), self.srq.clone()));
+    }
+}

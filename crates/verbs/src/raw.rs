@@ -1,0 +1,267 @@
+//! Below the safe API: `unsafe` posting on the program's own memory, for language bindings.
+//!
+//! Nothing is kept here: no slots, no buffers, no reservation of completion queue entries. What a
+//! program posts, it keeps in place until the completion has come.
+//!
+//! ```
+//! # use hca_verbs::{Context, Pd, raw::{RawCq, RawQp}};
+//! # use hca_core::*;
+//! # fn example(context: &Context, pd: &Pd, sges: &[Sge]) -> Result<(), Box<dyn std::error::Error>> {
+//! let mut cq = RawCq::create(context, 256)?;
+//! let mut qp = RawQp::create(pd, QpType::Rc, &cq, &cq, None, QpCap::default())?;
+//! // ... qp.modify(..) to INIT, RTR and RTS ...
+//! let recv = RecvWr { wr_id: 1, sges };
+//! // SAFETY: the memory of `sges` is registered and left alone until request 1 completes.
+//! unsafe { qp.post_recv(&[recv])? };
+//! let mut out = [Completion::default(); 16];
+//! let n = cq.poll(&mut out);
+//! # Ok(()) }
+//! ```
+//!
+//! Invariants of the unsafe code:
+//! 1. What the device's ports ask of memory is asked of the caller in the same words, and handed on.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::task::Waker;
+
+use hca_core::{
+    Completion, CqHandle, CqPort, DeviceError, Notify, PostError, PostErrorKind, QpAttr, QpCap, QpHandle,
+    QpInit, QpPorts, QpStatus, QpType, Qpn, RecvPort, RecvWr, SendPort, SendWr, SrqHandle, SrqInit,
+};
+
+use crate::context::Ctx;
+use crate::pd::PdCore;
+use crate::{Context, Pd};
+
+/// A completion queue that yields bare completions. It can overrun: it is for the program to make it deep
+/// enough.
+pub struct RawCq {
+    port: Box<dyn CqPort>,
+    owner: Arc<CqOwner>,
+}
+
+struct CqOwner {
+    ctx: Arc<Ctx>,
+    handle: CqHandle,
+}
+
+impl RawCq {
+    /// Creates it.
+    ///
+    /// # Errors
+    /// The device's limits.
+    pub fn create(context: &Context, depth: u32) -> Result<Self, DeviceError> {
+        let ctx = Arc::clone(&context.ctx);
+        let (handle, port) = ctx.device.create_cq(depth)?;
+        Ok(Self { port, owner: Arc::new(CqOwner { ctx, handle }) })
+    }
+    /// The device's handle.
+    pub fn handle(&self) -> CqHandle {
+        self.owner.handle
+    }
+    /// Fills `out` from its start; returns how many came.
+    pub fn poll(&mut self, out: &mut [Completion]) -> usize {
+        self.port.poll(out)
+    }
+    /// Asks for one notification; poll once more before waiting for it.
+    pub fn arm(&mut self, notify: Notify) {
+        self.port.arm(notify);
+    }
+    /// Where notifications go, beside the descriptor.
+    pub fn set_waker(&mut self, waker: &Waker) {
+        self.port.set_waker(waker);
+    }
+    /// The descriptor to wait on.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {
+        self.port.wait_fd()
+    }
+}
+
+impl fmt::Debug for RawCq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RawCq").field(&self.owner.handle).finish()
+    }
+}
+impl Drop for CqOwner {
+    fn drop(&mut self) {
+        if !self.ctx.forked()
+            && let Err(error) = self.ctx.device.destroy_cq(self.handle)
+        {
+            tracing::error!(cq = %self.handle, %error, "the device keeps the completion queue");
+        }
+    }
+}
+
+/// A shared receive queue that takes bare requests.
+pub struct RawSrq {
+    port: Box<dyn RecvPort>,
+    owner: Arc<SrqOwner>,
+}
+
+struct SrqOwner {
+    pd: Arc<PdCore>,
+    handle: SrqHandle,
+}
+
+impl RawSrq {
+    /// Creates it.
+    ///
+    /// # Errors
+    /// The device's limits.
+    pub fn create(pd: &Pd, init: &SrqInit) -> Result<Self, DeviceError> {
+        let pd = Arc::clone(&pd.core);
+        let (handle, port) = pd.ctx.device.create_srq(pd.handle, init)?;
+        Ok(Self { port, owner: Arc::new(SrqOwner { pd, handle }) })
+    }
+    /// The device's handle.
+    pub fn handle(&self) -> SrqHandle {
+        self.owner.handle
+    }
+    /// Posts requests and tells the device.
+    ///
+    /// # Safety
+    /// As [`RawQp::post_recv`].
+    ///
+    /// # Errors
+    /// The first request that is refused, and why; those before it are posted.
+    pub unsafe fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        // SAFETY: (1).
+        let result = unsafe { self.port.post(wrs) };
+        self.port.ring();
+        result
+    }
+}
+
+impl fmt::Debug for RawSrq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RawSrq").field(&self.owner.handle).finish()
+    }
+}
+impl Drop for SrqOwner {
+    fn drop(&mut self) {
+        if !self.pd.ctx.forked()
+            && let Err(error) = self.pd.ctx.device.destroy_srq(self.handle)
+        {
+            tracing::error!(srq = %self.handle, %error, "the device keeps the shared receive queue");
+        }
+    }
+}
+
+/// A queue pair that takes bare requests. Dropped, the device's queue pair is destroyed; what it does not
+/// confirm is logged, and memory of requests in flight then has to stay in place for good.
+pub struct RawQp {
+    send: Box<dyn SendPort>,
+    recv: Option<Box<dyn RecvPort>>,
+    handle: QpHandle,
+    qpn: Qpn,
+    cap: QpCap,
+    pd: Arc<PdCore>,
+    _queues: (Arc<CqOwner>, Arc<CqOwner>, Option<Arc<SrqOwner>>),
+}
+
+impl RawQp {
+    /// Creates it, in state RESET.
+    ///
+    /// # Errors
+    /// The device's limits.
+    pub fn create(
+        pd: &Pd,
+        qp_type: QpType,
+        send_cq: &RawCq,
+        recv_cq: &RawCq,
+        srq: Option<&RawSrq>,
+        cap: QpCap,
+    ) -> Result<Self, DeviceError> {
+        let pd = Arc::clone(&pd.core);
+        let srq = srq.map(|srq| Arc::clone(&srq.owner));
+        let init = QpInit {
+            qp_type,
+            send_cq: send_cq.handle(),
+            recv_cq: recv_cq.handle(),
+            srq: srq.as_ref().map(|srq| srq.handle),
+            cap,
+        };
+        let QpPorts { handle, qpn, cap, send, recv } = pd.ctx.device.create_qp(pd.handle, &init)?;
+        let queues = (Arc::clone(&send_cq.owner), Arc::clone(&recv_cq.owner), srq);
+        Ok(Self { send, recv, handle, qpn, cap, pd, _queues: queues })
+    }
+    /// The device's handle, which completions carry.
+    pub fn handle(&self) -> QpHandle {
+        self.handle
+    }
+    /// Its number on the wire.
+    pub fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+    /// What was granted.
+    pub fn cap(&self) -> QpCap {
+        self.cap
+    }
+    /// Sets attributes and changes the state.
+    ///
+    /// # Errors
+    /// The transition's rules, or the device refused.
+    pub fn modify(&mut self, attr: &QpAttr) -> Result<(), DeviceError> {
+        self.pd.ctx.device.modify_qp(self.handle, attr)
+    }
+    /// State and attributes.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub fn query(&self) -> Result<QpStatus, DeviceError> {
+        self.pd.ctx.device.query_qp(self.handle)
+    }
+    /// Posts send requests and tells the device.
+    ///
+    /// # Safety
+    /// Until a request completes (an unsignalled one: until a later one does), or this is dropped, or is in state
+    /// RESET: memory in its list that is read is not written, and memory that is written (READ, atomics) is neither
+    /// read nor written by references.
+    ///
+    /// # Errors
+    /// The first request that is refused, and why; those before it are posted.
+    pub unsafe fn post_send(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        // SAFETY: (1).
+        let result = unsafe { self.send.post(wrs) };
+        self.send.ring();
+        result
+    }
+    /// Posts receive requests and tells the device.
+    ///
+    /// # Safety
+    /// Until a request completes, or this is dropped, or is in state RESET, no reference to the memory in its list
+    /// is used.
+    ///
+    /// # Errors
+    /// The first request that is refused, and why; those before it are posted.
+    pub unsafe fn post_recv(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        let Some(recv) = &mut self.recv else {
+            return Err(PostError { accepted: 0, kind: PostErrorKind::UsesSrq });
+        };
+        // SAFETY: (1).
+        let result = unsafe { recv.post(wrs) };
+        recv.ring();
+        result
+    }
+}
+
+impl fmt::Debug for RawQp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RawQp").field(&self.handle).finish()
+    }
+}
+impl Drop for RawQp {
+    fn drop(&mut self) {
+        if !self.pd.ctx.forked()
+            && let Err(error) = self.pd.ctx.device.destroy_qp(self.handle)
+        {
+            tracing::error!(qp = %self.handle, %error, "the device keeps the queue pair");
+        }
+    }
+}

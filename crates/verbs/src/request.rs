@@ -1,0 +1,173 @@
+//! Send requests, typed by their operation.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use hca_core::{RemoteAddr, Rkey, SendFlags, SendOp};
+
+use crate::ah::UdPeer;
+use crate::mr::RemoteMr;
+use crate::part::{GatherList, ScatterList};
+use crate::service::ops;
+
+/// A request for a send queue: an operation `O` on a local list `L`.
+///
+/// ```
+/// # use hca_verbs::{Buf, RemoteMr, SendRequest};
+/// # fn example(a: Buf, b: Buf, c: Buf, remote: RemoteMr) {
+/// let hello = SendRequest::send(a).imm(7).id(42);
+/// let put = SendRequest::write((b, c), remote.range(64..)).signaled(false);
+/// # }
+/// ```
+pub struct SendRequest<O, L> {
+    pub(crate) head: Head,
+    pub(crate) local: L,
+    op: PhantomData<fn() -> O>,
+}
+
+/// What a request is beside its local list.
+#[derive(Clone, Debug)]
+pub(crate) struct Head {
+    pub(crate) id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) flags: SendFlags,
+    /// Bytes at the peer; for RDMA and atomics.
+    pub(crate) remote_len: Option<u64>,
+    pub(crate) peer: Option<UdPeer>,
+}
+
+impl<O, L> SendRequest<O, L> {
+    pub(crate) fn new(op: SendOp, remote_len: Option<u64>, local: L) -> Self {
+        let head = Head { id: 0, op, flags: SendFlags::SIGNALED, remote_len, peer: None };
+        Self { head, local, op: PhantomData }
+    }
+
+    pub(crate) fn from_parts(head: Head, local: L) -> Self {
+        Self { head, local, op: PhantomData }
+    }
+
+    /// A number of the program's own, which the completion carries; 0 unless given.
+    #[must_use]
+    pub fn id(mut self, id: u64) -> Self {
+        self.head.id = id;
+        self
+    }
+    /// Whether a success is reported (a failure always is); yes unless given. The buffers of an
+    /// unsignalled request come back with the next completion of its queue.
+    #[must_use]
+    pub fn signaled(mut self, yes: bool) -> Self {
+        self.head.flags.set(SendFlags::SIGNALED, yes);
+        self
+    }
+    /// Begins only when all earlier READs and atomics of this queue have completed.
+    #[must_use]
+    pub fn fence(mut self) -> Self {
+        self.head.flags |= SendFlags::FENCE;
+        self
+    }
+    /// The peer's receive completion raises a solicited event.
+    #[must_use]
+    pub fn solicited(mut self) -> Self {
+        self.head.flags |= SendFlags::SOLICITED;
+        self
+    }
+    /// The local list.
+    pub fn local(&self) -> &L {
+        &self.local
+    }
+    /// The local list, back.
+    pub fn into_local(self) -> L {
+        self.local
+    }
+
+    fn with_op<P>(mut self, op: SendOp) -> SendRequest<P, L> {
+        self.head.op = op;
+        SendRequest { head: self.head, local: self.local, op: PhantomData }
+    }
+}
+
+impl<L: GatherList> SendRequest<ops::Send, L> {
+    /// SEND: into a receive request of the peer.
+    pub fn send(local: L) -> Self {
+        Self::new(SendOp::Send, None, local)
+    }
+    /// Takes immediate data along.
+    #[must_use]
+    pub fn imm(self, data: u32) -> Self {
+        self.with_op(SendOp::SendImm(data))
+    }
+    /// Takes back a key of the peer's; in the place of immediate data, if there was any.
+    #[must_use]
+    pub fn invalidate(self, rkey: Rkey) -> SendRequest<ops::SendInvalidate, L> {
+        self.with_op(SendOp::SendInv(rkey))
+    }
+    /// Makes it a datagram to `peer`.
+    #[must_use]
+    pub fn to(self, peer: &UdPeer) -> SendRequest<ops::Datagram, L> {
+        let op = self.head.op;
+        let mut request = self.with_op(op);
+        request.head.peer = Some(peer.clone());
+        request
+    }
+}
+
+impl<L: GatherList> SendRequest<ops::Datagram, L> {
+    /// Takes immediate data along.
+    #[must_use]
+    pub fn imm(self, data: u32) -> Self {
+        self.with_op(SendOp::SendImm(data))
+    }
+}
+
+impl<L: GatherList> SendRequest<ops::Write, L> {
+    /// RDMA WRITE: to the beginning of `remote`.
+    pub fn write(local: L, remote: RemoteMr) -> Self {
+        Self::new(SendOp::Write(remote.target()), Some(remote.len), local)
+    }
+    /// Also consumes a receive request of the peer, to deliver immediate data.
+    #[must_use]
+    pub fn imm(self, data: u32) -> Self {
+        let remote = remote_of(self.head.op);
+        self.with_op(SendOp::WriteImm(remote, data))
+    }
+}
+
+impl<L: ScatterList> SendRequest<ops::Read, L> {
+    /// RDMA READ: from the beginning of `remote`, as many bytes as the local list has.
+    pub fn read(local: L, remote: RemoteMr) -> Self {
+        Self::new(SendOp::Read(remote.target()), Some(remote.len), local)
+    }
+}
+
+impl<L: ScatterList> SendRequest<ops::Atomic, L> {
+    /// Compares the word at the beginning of `remote` with `compare`, and makes it `swap` if they are
+    /// equal. Its old value comes back into the 8 bytes of the local list, in this machine's byte order.
+    pub fn compare_swap(local: L, remote: RemoteMr, compare: u64, swap: u64) -> Self {
+        let op = SendOp::CompareSwap { remote: remote.target(), compare, swap };
+        Self::new(op, Some(remote.len), local)
+    }
+    /// Adds to the word at the beginning of `remote`. Its old value comes back into the 8 bytes of the
+    /// local list, in this machine's byte order.
+    pub fn fetch_add(local: L, remote: RemoteMr, add: u64) -> Self {
+        Self::new(SendOp::FetchAdd { remote: remote.target(), add }, Some(remote.len), local)
+    }
+}
+
+impl<O, L> fmt::Debug for SendRequest<O, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SendRequest")
+            .field("id", &self.head.id)
+            .field("op", &self.head.op)
+            .field("flags", &self.head.flags)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where an RDMA operation goes.
+fn remote_of(op: SendOp) -> RemoteAddr {
+    match op {
+        SendOp::Write(remote) | SendOp::WriteImm(remote, _) | SendOp::Read(remote) => remote,
+        SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => remote,
+        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => RemoteAddr::default(),
+    }
+}

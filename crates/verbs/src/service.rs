@@ -1,0 +1,87 @@
+//! The transport services as types, and what each offers.
+
+use hca_core::QpType;
+
+/// A transport service: [`Rc`], [`Uc`] or [`Ud`].
+pub trait Service: sealed::Sealed + Send + Sync + 'static {
+    /// Its number.
+    const TYPE: QpType;
+}
+
+/// A service whose queue pairs are connected to one peer: [`Rc`] or [`Uc`].
+pub trait Connected: Service {}
+
+/// Reliable connection: every operation; nothing is lost, doubled or reordered.
+#[derive(Debug)]
+pub enum Rc {}
+/// Unreliable connection: SEND and RDMA WRITE; messages may be lost.
+#[derive(Debug)]
+pub enum Uc {}
+/// Unreliable datagram: SEND of one packet to any peer; messages may be lost.
+#[derive(Debug)]
+pub enum Ud {}
+
+impl Service for Rc {
+    const TYPE: QpType = QpType::Rc;
+}
+impl Service for Uc {
+    const TYPE: QpType = QpType::Uc;
+}
+impl Service for Ud {
+    const TYPE: QpType = QpType::Ud;
+}
+impl Connected for Rc {}
+impl Connected for Uc {}
+
+/// An operation that a service offers.
+#[diagnostic::on_unimplemented(
+    message = "a `{S}` queue pair does not offer `{Self}`",
+    note = "Rc offers everything but datagrams; Uc offers SEND and RDMA WRITE; Ud offers datagrams: `SendRequest::send(..).to(..)`"
+)]
+pub trait OfferedBy<S: Service>: sealed::Sealed {}
+
+/// The operations, as types: they say which service offers a request.
+pub mod ops {
+    /// SEND to the connected peer.
+    #[derive(Debug)]
+    pub enum Send {}
+    /// SEND that takes back a key at the peer.
+    #[derive(Debug)]
+    pub enum SendInvalidate {}
+    /// SEND to any peer.
+    #[derive(Debug)]
+    pub enum Datagram {}
+    /// RDMA WRITE.
+    #[derive(Debug)]
+    pub enum Write {}
+    /// RDMA READ.
+    #[derive(Debug)]
+    pub enum Read {}
+    /// Compare and swap, fetch and add.
+    #[derive(Debug)]
+    pub enum Atomic {}
+}
+
+impl OfferedBy<Rc> for ops::Send {}
+impl OfferedBy<Rc> for ops::SendInvalidate {}
+impl OfferedBy<Rc> for ops::Write {}
+impl OfferedBy<Rc> for ops::Read {}
+impl OfferedBy<Rc> for ops::Atomic {}
+impl OfferedBy<Uc> for ops::Send {}
+impl OfferedBy<Uc> for ops::Write {}
+impl OfferedBy<Ud> for ops::Datagram {}
+
+mod sealed {
+    use super::{Rc, Uc, Ud, ops};
+
+    pub trait Sealed {}
+    impl Sealed for Rc {}
+    impl Sealed for Uc {}
+    impl Sealed for Ud {}
+    impl Sealed for ops::Send {}
+    impl Sealed for ops::SendInvalidate {}
+    impl Sealed for ops::Datagram {}
+    impl Sealed for ops::Write {}
+    impl Sealed for ops::Read {}
+    impl Sealed for ops::Atomic {}
+}

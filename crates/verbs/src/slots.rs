@@ -1,0 +1,530 @@
+//! Where buffers in flight live: slots that the poster fills and the poller empties, without a lock.
+//!
+//! Send requests complete in order, so their slots are a ring ([`SendSlots`]): one poster, one taker,
+//! two counters. Receive requests may complete in any order (several queue pairs take from one shared
+//! receive queue), so theirs are a pool ([`RecvSlots`]): one poster, any number of takers, and a
+//! stack of freed slots that takers push to and the poster takes as a whole (so that no ABA arises).
+//!
+//! Invariants of the unsafe code:
+//! 1. There is one [`SendPoster`] and one [`SendTaker`] of a [`SendSlots`], and one [`RecvPoster`] of a
+//!    [`RecvSlots`]: `create` hands them out, they are not `Clone`, and they work by `&mut self`.
+//! 2. Ring: slots `freed .. posted` belong to the taker, all others to the poster. The poster moves
+//!    `posted` (Release) after it filled a slot; the taker reads it (Acquire) before it looks. The
+//!    taker moves `freed` (Release) after it emptied slots; the poster reads it (Acquire) before it
+//!    fills. The poster takes a slot back only while the device has refused that very request, and a
+//!    device completes no request that it refused, so the taker does not look there.
+//! 3. Ring: in slots `taken .. posted` the first `Head::parts` cells hold values, in all others none.
+//!    `taken` is moved before values are moved out, so that an unwinding leaks and doubles nothing.
+//! 4. Pool: a slot whose generation is odd is full: its first `Head::parts` cells hold values, and
+//!    whoever moves the generation on by compare-and-swap (Acquire) owns them. An even one belongs to
+//!    the poster, or is on its way to it on the stack of freed slots (pushed by Release, taken by Acquire).
+#![allow(unsafe_code)]
+
+use core::mem::MaybeUninit;
+
+use crate::sync::{Arc, AtomicU32, AtomicU64, CachePadded, Ordering, UnsafeCell};
+
+/// What a slot holds beside its parts.
+#[derive(Clone, Copy, Default)]
+struct Head {
+    /// The program's own number for the request.
+    id: u64,
+    /// How many cells are filled.
+    parts: u32,
+}
+
+type Cells<T> = [UnsafeCell<MaybeUninit<T>>];
+
+fn cells<T>(n: usize) -> Box<Cells<T>> {
+    (0..n).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect()
+}
+
+/// Fills one slot.
+pub(crate) struct SlotWriter<'a, T> {
+    cells: &'a Cells<T>,
+    filled: usize,
+}
+
+impl<T> SlotWriter<'_, T> {
+    /// Puts one more value in.
+    pub(crate) fn push(&mut self, value: T) {
+        let cell = &self.cells[self.filled];
+        // SAFETY: (2), (4): the slot belongs to the poster, which made this writer from its `&mut self`.
+        cell.with_mut(|p| unsafe { (*p).write(value) });
+        self.filled += 1;
+    }
+}
+
+/// Empties one slot; what is not read is dropped.
+pub(crate) struct SlotReader<'a, T> {
+    cells: &'a Cells<T>,
+    next: usize,
+    end: usize,
+}
+
+impl<T> Iterator for SlotReader<'_, T> {
+    type Item = T;
+    fn next(&mut self) -> Option<T> {
+        if self.next == self.end {
+            return None;
+        }
+        let cell = &self.cells[self.next];
+        self.next += 1;
+        // SAFETY: (3), (4): cells below `end` hold values and are the maker's of this reader, who
+        // has marked them as taken; `next` moves past each once.
+        Some(cell.with(|p| unsafe { (*p).assume_init_read() }))
+    }
+}
+
+impl<T> Drop for SlotReader<'_, T> {
+    fn drop(&mut self) {
+        self.for_each(drop);
+    }
+}
+
+/// The slots of a send queue.
+pub(crate) struct SendSlots<T> {
+    depth: u32,
+    mask: u64,
+    stride: usize,
+    heads: Box<[UnsafeCell<Head>]>,
+    parts: Box<Cells<T>>,
+    posted: CachePadded<AtomicU64>,
+    freed: CachePadded<AtomicU64>,
+    taken: AtomicU64,
+}
+
+// SAFETY: (2) says which thread touches which cell, with the memory orders that hand a cell over; the
+// values themselves go from thread to thread, hence `T: Send`. Tested under loom and Miri.
+unsafe impl<T: Send> Send for SendSlots<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for SendSlots<T> {}
+
+impl<T> SendSlots<T> {
+    /// Slots for `depth` requests of at most `stride` parts.
+    pub(crate) fn create(depth: u32, stride: usize) -> (Arc<Self>, SendPoster<T>, SendTaker<T>) {
+        let capacity = (depth.max(1) as usize).next_power_of_two();
+        let slots = Arc::new(Self {
+            depth,
+            mask: capacity as u64 - 1,
+            stride,
+            heads: (0..capacity).map(|_| UnsafeCell::new(Head::default())).collect(),
+            parts: cells(capacity * stride),
+            posted: CachePadded(AtomicU64::new(0)),
+            freed: CachePadded(AtomicU64::new(0)),
+            taken: AtomicU64::new(0),
+        });
+        let poster = SendPoster { slots: Arc::clone(&slots), next: 0, freed: 0 };
+        let taker = SendTaker { slots: Arc::clone(&slots), head: 0 };
+        (slots, poster, taker)
+    }
+
+    /// Requests that are posted and not yet given back.
+    pub(crate) fn outstanding(&self) -> u32 {
+        let freed = self.freed.load(Ordering::Acquire);
+        self.posted.load(Ordering::Acquire).saturating_sub(freed) as u32
+    }
+
+    fn cells_of(&self, seq: u64) -> &Cells<T> {
+        let first = (seq & self.mask) as usize * self.stride;
+        &self.parts[first..first + self.stride]
+    }
+
+    fn head_of(&self, seq: u64) -> &UnsafeCell<Head> {
+        &self.heads[(seq & self.mask) as usize]
+    }
+}
+
+impl<T> Drop for SendSlots<T> {
+    fn drop(&mut self) {
+        for seq in self.taken.load(Ordering::Acquire)..self.posted.load(Ordering::Acquire) {
+            // SAFETY: `&mut self`: nobody else is here; (3) says what is filled.
+            let head = self.head_of(seq).with(|p| unsafe { *p });
+            drop(SlotReader { cells: self.cells_of(seq), next: 0, end: head.parts as usize });
+        }
+    }
+}
+
+/// The posting end of a send queue's slots.
+pub(crate) struct SendPoster<T> {
+    slots: Arc<SendSlots<T>>,
+    /// As `posted`.
+    next: u64,
+    /// `freed` as it was last read.
+    freed: u64,
+}
+
+impl<T> SendPoster<T> {
+    /// Whether a slot is free. Looks at the other end's counter only if none seems to be.
+    #[inline]
+    pub(crate) fn has_room(&mut self) -> bool {
+        if self.next - self.freed < u64::from(self.slots.depth) {
+            return true;
+        }
+        // Acquire: pairs with the Release in `SendTaker::take`.
+        self.freed = self.slots.freed.load(Ordering::Acquire);
+        self.next - self.freed < u64::from(self.slots.depth)
+    }
+
+    /// Fills the next slot, which [`has_room`](Self::has_room) found free, and returns the number by
+    /// which the taker finds it, with what `fill` returned.
+    #[inline]
+    pub(crate) fn put<R>(&mut self, id: u64, fill: impl FnOnce(&mut SlotWriter<'_, T>) -> R) -> (u64, R) {
+        assert!(self.next - self.freed < u64::from(self.slots.depth), "no free slot");
+        let seq = self.next;
+        let mut writer = SlotWriter { cells: self.slots.cells_of(seq), filled: 0 };
+        let result = fill(&mut writer);
+        let parts = writer.filled as u32;
+        // SAFETY: (2): `seq` is `posted`, and at most `depth` ahead of `freed`: the slot is ours.
+        self.slots.head_of(seq).with_mut(|p| unsafe { *p = Head { id, parts } });
+        self.next += 1;
+        // Release: pairs with the Acquire in `SendTaker::take`.
+        self.slots.posted.store(self.next, Ordering::Release);
+        (seq, result)
+    }
+
+    /// Takes the last slot back: the device refused its request.
+    pub(crate) fn retract(&mut self) -> SlotReader<'_, T> {
+        assert!(self.next > self.freed, "nothing to take back");
+        self.next -= 1;
+        self.slots.posted.store(self.next, Ordering::Release);
+        // SAFETY: (2): the device refused the request, so the taker does not look at this slot.
+        let head = self.slots.head_of(self.next).with(|p| unsafe { *p });
+        SlotReader { cells: self.slots.cells_of(self.next), next: 0, end: head.parts as usize }
+    }
+}
+
+/// The taking end of a send queue's slots.
+pub(crate) struct SendTaker<T> {
+    slots: Arc<SendSlots<T>>,
+    /// As `freed`.
+    head: u64,
+}
+
+impl<T> SendTaker<T> {
+    /// Gives all values up to and with those of request `seq` to `sink`, and returns the request's
+    /// id; `None` if no such request is outstanding.
+    #[inline]
+    pub(crate) fn take(&mut self, seq: u64, mut sink: impl FnMut(T)) -> Option<u64> {
+        // Acquire: pairs with the Release in `SendPoster::put`.
+        let posted = self.slots.posted.load(Ordering::Acquire);
+        if seq < self.head || seq >= posted {
+            return None;
+        }
+        self.slots.taken.store(seq + 1, Ordering::Relaxed);
+        let mut id = 0;
+        for s in self.head..=seq {
+            // SAFETY: (2): below `posted`, which we loaded by Acquire, and not below `freed`.
+            let head = self.slots.head_of(s).with(|p| unsafe { *p });
+            SlotReader { cells: self.slots.cells_of(s), next: 0, end: head.parts as usize }
+                .for_each(&mut sink);
+            id = head.id;
+        }
+        self.head = seq + 1;
+        // Release: pairs with the Acquire in `SendPoster::has_room`.
+        self.slots.freed.store(self.head, Ordering::Release);
+        Some(id)
+    }
+}
+
+/// A slot of a pool.
+struct PoolSlot {
+    /// Odd: full.
+    generation: AtomicU32,
+    /// Next free slot plus one; 0 ends the list.
+    next_free: AtomicU32,
+    head: UnsafeCell<Head>,
+}
+
+/// The slots of a receive queue, its own or a shared one.
+pub(crate) struct RecvSlots<T> {
+    stride: usize,
+    slots: Box<[PoolSlot]>,
+    parts: Box<Cells<T>>,
+    /// Freed slots, as a list: first plus one, or 0.
+    freed: CachePadded<AtomicU32>,
+}
+
+// SAFETY: (4) says which thread touches which cell, with the memory orders that hand a cell over; the
+// values themselves go from thread to thread, hence `T: Send`. Tested under loom and Miri.
+unsafe impl<T: Send> Send for RecvSlots<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for RecvSlots<T> {}
+
+impl<T> RecvSlots<T> {
+    /// Slots for `depth` requests of at most `stride` parts.
+    pub(crate) fn create(depth: u32, stride: usize) -> (Arc<Self>, RecvPoster<T>) {
+        let slot = |i: u32| PoolSlot {
+            generation: AtomicU32::new(0),
+            next_free: AtomicU32::new(if i + 1 < depth { i + 2 } else { 0 }),
+            head: UnsafeCell::new(Head::default()),
+        };
+        let slots = Arc::new(Self {
+            stride,
+            slots: (0..depth).map(slot).collect(),
+            parts: cells(depth as usize * stride),
+            freed: CachePadded(AtomicU32::new(0)),
+        });
+        let poster = RecvPoster { slots: Arc::clone(&slots), free: u32::from(depth > 0) };
+        (slots, poster)
+    }
+
+    /// Gives the values of request `wr_id` to `sink`, and returns the request's id; `None` if no
+    /// such request is outstanding.
+    #[inline]
+    pub(crate) fn take(&self, wr_id: u64, sink: impl FnMut(T)) -> Option<u64> {
+        let (index, head) = self.claim(wr_id)?;
+        SlotReader { cells: self.cells_of(index), next: 0, end: head.parts as usize }.for_each(sink);
+        let slot = &self.slots[index as usize];
+        let mut first = self.freed.load(Ordering::Relaxed);
+        loop {
+            slot.next_free.store(first, Ordering::Relaxed);
+            // Release: pairs with the Acquire in `RecvPoster::has_room`.
+            match self.freed.compare_exchange_weak(first, index + 1, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return Some(head.id),
+                Err(now) => first = now,
+            }
+        }
+    }
+
+    /// Requests that are posted and not yet given back. Looks at every slot.
+    pub(crate) fn outstanding(&self) -> u32 {
+        self.slots.iter().map(|s| s.generation.load(Ordering::Relaxed) & 1).sum()
+    }
+
+    /// Makes a full slot ours.
+    fn claim(&self, wr_id: u64) -> Option<(u32, Head)> {
+        let (index, generation) = (wr_id as u32, (wr_id >> 32) as u32);
+        let slot = self.slots.get(index as usize).filter(|_| generation & 1 == 1)?;
+        let next = generation.wrapping_add(1);
+        // Acquire: pairs with the Release in `RecvPoster::put`.
+        slot.generation.compare_exchange(generation, next, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        // SAFETY: (4): we moved the generation on.
+        Some((index, slot.head.with(|p| unsafe { *p })))
+    }
+
+    fn cells_of(&self, index: u32) -> &Cells<T> {
+        let first = index as usize * self.stride;
+        &self.parts[first..first + self.stride]
+    }
+}
+
+impl<T> Drop for RecvSlots<T> {
+    fn drop(&mut self) {
+        for (index, slot) in self.slots.iter().enumerate() {
+            if slot.generation.load(Ordering::Acquire) & 1 == 1 {
+                // SAFETY: `&mut self`: nobody else is here; (4) says what is filled.
+                let head = slot.head.with(|p| unsafe { *p });
+                drop(SlotReader { cells: self.cells_of(index as u32), next: 0, end: head.parts as usize });
+            }
+        }
+    }
+}
+
+/// The posting end of a receive queue's slots.
+pub(crate) struct RecvPoster<T> {
+    slots: Arc<RecvSlots<T>>,
+    /// The poster's own list of free slots: first plus one, or 0.
+    free: u32,
+}
+
+impl<T> RecvPoster<T> {
+    /// Whether a slot is free.
+    #[inline]
+    pub(crate) fn has_room(&mut self) -> bool {
+        if self.free == 0 {
+            // Acquire: pairs with the Release in `RecvSlots::take`.
+            self.free = self.slots.freed.swap(0, Ordering::Acquire);
+        }
+        self.free != 0
+    }
+
+    /// Fills a slot, which [`has_room`](Self::has_room) found free, and returns the number by which
+    /// a taker finds it, with what `fill` returned.
+    #[inline]
+    pub(crate) fn put<R>(&mut self, id: u64, fill: impl FnOnce(&mut SlotWriter<'_, T>) -> R) -> (u64, R) {
+        let index = self.free.checked_sub(1).expect("a slot is free");
+        let slot = &self.slots.slots[index as usize];
+        self.free = slot.next_free.load(Ordering::Relaxed);
+        let mut writer = SlotWriter { cells: self.slots.cells_of(index), filled: 0 };
+        let result = fill(&mut writer);
+        let parts = writer.filled as u32;
+        // SAFETY: (4): the slot was on our own list, so its generation is even and it is ours.
+        slot.head.with_mut(|p| unsafe { *p = Head { id, parts } });
+        let generation = slot.generation.load(Ordering::Relaxed).wrapping_add(1);
+        // Release: pairs with the Acquire in `RecvSlots::claim`.
+        slot.generation.store(generation, Ordering::Release);
+        (u64::from(generation) << 32 | u64::from(index), result)
+    }
+
+    /// Takes a slot back: the device refused its request.
+    pub(crate) fn retract(&mut self, wr_id: u64) -> SlotReader<'_, T> {
+        let (index, head) = self.slots.claim(wr_id).expect("the slot was just filled");
+        self.slots.slots[index as usize].next_free.store(self.free, Ordering::Relaxed);
+        self.free = index + 1;
+        SlotReader { cells: self.slots.cells_of(index), next: 0, end: head.parts as usize }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completion_gives_back_everything_posted_before_it() {
+        let (slots, mut poster, mut taker) = SendSlots::create(4, 2);
+        for i in 0..3_u64 {
+            assert!(poster.has_room());
+            poster.put(100 + i, |w| {
+                w.push(Box::new(i * 2));
+                w.push(Box::new(i * 2 + 1));
+            });
+        }
+        let mut got = Vec::new();
+        assert_eq!(taker.take(1, |b| got.push(*b)), Some(101));
+        assert_eq!(got, [0, 1, 2, 3]);
+        assert_eq!(taker.take(1, |_| panic!("twice")), None);
+        assert_eq!(taker.take(3, |_| panic!("never posted")), None);
+        assert_eq!(slots.outstanding(), 1);
+    }
+
+    #[test]
+    fn a_depth_that_is_no_power_of_two_is_kept() {
+        let (_slots, mut poster, mut taker) = SendSlots::create(3, 1);
+        for i in 0..3 {
+            assert!(poster.has_room());
+            poster.put(i, |w| w.push(i));
+        }
+        assert!(!poster.has_room());
+        taker.take(0, drop);
+        assert!(poster.has_room());
+    }
+
+    #[test]
+    fn a_refused_request_is_taken_back_and_its_slot_used_again() {
+        let (_slots, mut poster, mut taker) = SendSlots::create(1, 2);
+        poster.put(1, |w| w.push(Box::new(7)));
+        assert_eq!(poster.retract().map(|b| *b).collect::<Vec<_>>(), [7]);
+        assert_eq!(taker.take(0, drop), None);
+        poster.put(2, |w| w.push(Box::new(8)));
+        assert_eq!(taker.take(0, drop), Some(2));
+    }
+
+    #[test]
+    fn receive_slots_complete_in_any_order_and_once() {
+        let (slots, mut poster) = RecvSlots::create(3, 1);
+        let ids: Vec<u64> = (0..3_u64)
+            .map(|i| {
+                assert!(poster.has_room());
+                poster.put(i, |w| w.push(Box::new(i))).0
+            })
+            .collect();
+        assert!(!poster.has_room());
+        let mut got = Vec::new();
+        assert_eq!(slots.take(ids[2], |b| got.push(*b)), Some(2));
+        assert_eq!(slots.take(ids[2], |_| panic!("twice")), None);
+        assert_eq!(slots.take(ids[0], |b| got.push(*b)), Some(0));
+        assert_eq!(got, [2, 0]);
+        assert!(poster.has_room());
+        let again = poster.put(9, |w| w.push(Box::new(9))).0;
+        assert_ne!(again, ids[0]);
+        assert_eq!(slots.take(ids[0], |_| panic!("stale")), None);
+        assert_eq!(poster.retract(again).count(), 1);
+        assert_eq!(slots.outstanding(), 1);
+    }
+
+    #[test]
+    fn values_left_in_slots_are_dropped_with_them() {
+        let token = std::sync::Arc::new(());
+        let (send, mut poster, taker) = SendSlots::create(2, 1);
+        poster.put(0, |w| w.push(std::sync::Arc::clone(&token)));
+        let (recv, mut recv_poster) = RecvSlots::create(2, 1);
+        recv_poster.put(0, |w| w.push(std::sync::Arc::clone(&token)));
+        drop((send, poster, taker, recv, recv_poster));
+        assert_eq!(std::sync::Arc::strong_count(&token), 1);
+    }
+
+    #[test]
+    fn one_thread_posts_while_another_takes() {
+        let rounds = if cfg!(miri) { 50_u64 } else { 20_000 };
+        let (_slots, mut poster, mut taker) = SendSlots::create(4, 1);
+        let (tx, rx) = std::sync::mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let mut sum = 0;
+            for seq in rx {
+                taker.take(seq, |b: Box<u64>| sum += *b);
+            }
+            sum
+        });
+        for i in 0..rounds {
+            while !poster.has_room() {
+                std::thread::yield_now();
+            }
+            tx.send(poster.put(i, |w| w.push(Box::new(i))).0).unwrap();
+        }
+        drop(tx);
+        assert_eq!(thread.join().unwrap(), rounds * (rounds - 1) / 2);
+    }
+}
+
+/// Run by `RUSTFLAGS="--cfg loom" cargo test -p hca-verbs --lib --release loom_`.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+
+    #[test]
+    fn loom_ring_hands_every_value_over_once() {
+        loom::model(|| {
+            let (slots, mut poster, mut taker) = SendSlots::create(2, 1);
+            // The device: tells the poller of the last request, in no order with the slots.
+            let last = Arc::new(AtomicU32::new(0));
+            let device = Arc::clone(&last);
+            let poller = thread::spawn(move || {
+                let mut got = Vec::new();
+                for _ in 0..3 {
+                    let n = device.load(Ordering::Relaxed);
+                    if n > 0 {
+                        taker.take(u64::from(n - 1), |v: Box<u32>| got.push(*v));
+                    }
+                }
+                got
+            });
+            let mut posted = 0;
+            for _ in 0..3 {
+                if poster.has_room() {
+                    poster.put(0, |w| w.push(Box::new(posted)));
+                    posted += 1;
+                    last.store(posted, Ordering::Relaxed);
+                }
+            }
+            let got = poller.join().unwrap();
+            assert_eq!(got, (0..got.len() as u32).collect::<Vec<_>>());
+            assert_eq!(slots.outstanding(), posted - got.len() as u32);
+        });
+    }
+
+    #[test]
+    fn loom_pool_gives_a_slot_to_one_taker() {
+        loom::model(|| {
+            let (slots, mut poster) = RecvSlots::create(2, 1);
+            let ids: Vec<u64> =
+                (0..2_u64).map(|i| (poster.has_room(), poster.put(i, |w| w.push(Box::new(i))).0).1).collect();
+            let other = Arc::clone(&slots);
+            let (a, b) = (ids[0], ids[1]);
+            let taker = thread::spawn(move || {
+                let mut n = 0;
+                other.take(a, |_| n += 1);
+                other.take(b, |_| n += 1);
+                n
+            });
+            let mut n = 0;
+            slots.take(b, |_| n += 1);
+            // The poster goes on meanwhile.
+            if poster.has_room() {
+                poster.put(7, |w| w.push(Box::new(7)));
+            }
+            assert_eq!(n + taker.join().unwrap(), 2);
+        });
+    }
+}

@@ -1,0 +1,140 @@
+//! Shared receive queues.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hca_core::{DeviceError, SrqHandle, SrqInit};
+
+use crate::part::{Held, ScatterList};
+use crate::pd::PdCore;
+use crate::post::RecvSide;
+use crate::qp::RecvBatch;
+use crate::slots::RecvSlots;
+use crate::{BuildError, Refused, sync};
+
+/// Receive requests that many queue pairs take from. One thread at a time posts; queue pairs are built on its
+/// [`reference`](Self::reference) and keep it alive.
+///
+/// A queue pair that is dropped takes along the requests that it has consumed and whose completions
+/// were not polled: to lose none, move it to the error state first, and poll until
+/// `AsyncEvent::LastWqeReached` and the last completion have come. The buffers of lost requests go back when
+/// the shared queue is dropped.
+pub struct Srq {
+    side: RecvSide,
+    srq: SrqRef,
+}
+
+/// Names a shared receive queue, to build queue pairs on. Cheap to clone.
+#[derive(Clone)]
+pub struct SrqRef {
+    pub(crate) inner: Arc<SrqInner>,
+}
+
+/// What a shared receive queue and its queue pairs hold on to.
+pub(crate) struct SrqInner {
+    pub(crate) pd: Arc<PdCore>,
+    pub(crate) handle: SrqHandle,
+    pub(crate) init: SrqInit,
+    pub(crate) slots: sync::Arc<RecvSlots<Held>>,
+}
+
+impl Srq {
+    pub(crate) fn create(pd: &Arc<PdCore>, init: SrqInit) -> Result<Self, DeviceError> {
+        let (handle, port) = pd.ctx.device.create_srq(pd.handle, &init)?;
+        let (slots, poster) = RecvSlots::create(init.max_wr, init.max_sge as usize);
+        let inner = SrqInner { pd: Arc::clone(pd), handle, init, slots };
+        let side = RecvSide::new(port, poster, Arc::clone(pd), init.max_wr, init.max_sge);
+        Ok(Self { side, srq: SrqRef { inner: Arc::new(inner) } })
+    }
+
+    /// Its name, which another thread can build queue pairs with.
+    pub fn reference(&self) -> SrqRef {
+        self.srq.clone()
+    }
+    /// The device's handle.
+    pub fn handle(&self) -> SrqHandle {
+        self.srq.inner.handle
+    }
+    /// What it was created with.
+    pub fn init(&self) -> SrqInit {
+        self.srq.inner.init
+    }
+    /// Requests that are posted and have not come back by a poll.
+    pub fn outstanding(&self) -> u32 {
+        self.srq.inner.slots.outstanding()
+    }
+
+    /// Posts a receive request with id 0, and tells the device.
+    ///
+    /// # Errors
+    /// It is not taken, and its list comes back: the queue is full, the list is too long or of another
+    /// protection domain.
+    pub fn post_recv<L: ScatterList>(&mut self, local: L) -> Result<(), Refused<L>> {
+        self.post_recv_id(0, local)
+    }
+    /// As [`post_recv`](Self::post_recv), with an id.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
+        self.side.post(id, local).map_err(|(request, error)| Refused { request, error })?;
+        self.side.ring();
+        Ok(())
+    }
+    /// Begins a batch: many requests, one doorbell.
+    pub fn batch(&mut self) -> RecvBatch<'_> {
+        RecvBatch::of(&mut self.side)
+    }
+
+    /// Arms the limit event: it is raised once, when fewer than `limit` requests are left. 0 disarms.
+    ///
+    /// # Errors
+    /// The limit is beyond the queue's depth.
+    pub fn set_limit(&self, limit: u32) -> Result<(), DeviceError> {
+        let inner = &self.srq.inner;
+        inner.pd.ctx.device.set_srq_limit(inner.handle, limit)
+    }
+}
+
+impl AsRef<SrqRef> for Srq {
+    fn as_ref(&self) -> &SrqRef {
+        &self.srq
+    }
+}
+impl AsRef<Self> for SrqRef {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+impl fmt::Debug for Srq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.srq.fmt(f)
+    }
+}
+impl fmt::Debug for SrqRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Srq").field("handle", &self.inner.handle).field("init", &self.inner.init).finish()
+    }
+}
+
+impl SrqRef {
+    /// Checks that a queue pair of `pd` may use it.
+    pub(crate) fn check_pd(&self, pd: &Arc<PdCore>) -> Result<(), BuildError> {
+        if Arc::ptr_eq(&self.inner.pd, pd) {
+            Ok(())
+        } else {
+            Err(DeviceError::ForeignPd { what: "the shared receive queue" }.into())
+        }
+    }
+}
+
+impl Drop for SrqInner {
+    fn drop(&mut self) {
+        let forked = self.pd.ctx.forked();
+        if !forked {
+            let Err(error) = self.pd.ctx.device.destroy_srq(self.handle) else { return };
+            tracing::error!(srq = %self.handle, %error, "leaking buffers: the device keeps the shared receive queue");
+        }
+        std::mem::forget(sync::Arc::clone(&self.slots));
+    }
+}

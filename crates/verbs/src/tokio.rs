@@ -1,0 +1,82 @@
+//! A completion queue on a tokio runtime.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use ::tokio::io::Interest;
+use ::tokio::io::unix::AsyncFd;
+use hca_core::Notify;
+
+use crate::wait::wait_readable;
+use crate::wc::Wcs;
+use crate::{CompletionQueue, Completions, WaitError};
+
+/// A completion queue whose device is turned by a tokio task: no adapter thread is needed, and no
+/// thread blocks. Everything goes by the device's one descriptor.
+#[derive(Debug)]
+pub struct AsyncCq {
+    cq: CompletionQueue,
+    fd: AsyncFd<OwnedFd>,
+}
+
+impl AsyncCq {
+    /// Registers the queue's descriptor with the current runtime.
+    ///
+    /// # Errors
+    /// The device has no descriptor, or the runtime can't take it. The queue is dropped then.
+    ///
+    /// # Panics
+    /// There is no current runtime, or its I/O is off.
+    pub fn new(mut cq: CompletionQueue) -> Result<Self, WaitError> {
+        let fd = cq.wait_fd()?.try_clone_to_owned()?;
+        Ok(Self { fd: AsyncFd::register_with_interest(fd, Interest::READABLE)?, cq })
+    }
+
+    /// The next completions. The future may be dropped at any await; nothing is lost.
+    ///
+    /// # Errors
+    /// The runtime is shutting down, or the operating system refused to look at the descriptor.
+    pub async fn next<'w>(&mut self, wcs: &'w mut Completions) -> Result<Wcs<'w>, WaitError> {
+        if self.cq.fill(wcs) > 0 {
+            return Ok(wcs.iter_mut());
+        }
+        loop {
+            self.cq.arm(Notify::Any);
+            if self.cq.fill(wcs) > 0 {
+                return Ok(wcs.iter_mut());
+            }
+            let mut ready = self.fd.readable().await?;
+            if self.cq.fill(wcs) > 0 {
+                return Ok(wcs.iter_mut());
+            }
+            // The runtime hears of edges only. While the descriptor stays readable there will be none,
+            // so its readiness is kept and the device turned again; else it is cleared.
+            let level = ready.try_io(|fd| {
+                let readable = wait_readable(fd.as_fd(), Some(std::time::Duration::ZERO))?;
+                readable.then_some(()).ok_or_else(|| std::io::ErrorKind::WouldBlock.into())
+            });
+            if let Ok(result) = level {
+                result?;
+                ::tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// The queue: to poll without waiting, and to build queue pairs on.
+    pub fn cq(&mut self) -> &mut CompletionQueue {
+        &mut self.cq
+    }
+    /// The queue, as it was.
+    pub fn into_inner(self) -> CompletionQueue {
+        self.cq
+    }
+    /// Its name, which another task can build queue pairs with.
+    pub fn reference(&self) -> crate::CqRef {
+        self.cq.reference()
+    }
+}
+
+impl AsRef<crate::CqRef> for AsyncCq {
+    fn as_ref(&self) -> &crate::CqRef {
+        self.cq.as_ref()
+    }
+}

@@ -1,0 +1,237 @@
+//! Completions as a program sees them: with the buffers that they give back.
+
+use std::fmt;
+
+use hca_core::{Completion, QpHandle, Qpn, RecvExtra, WcOpcode, WcStatus};
+
+use crate::WcError;
+use crate::ah::AddressHandle;
+use crate::buf::Buf;
+use crate::grh::Grh;
+use crate::part::Part;
+use crate::pd::Pd;
+
+/// Room for completions and the buffers that they give back: made once, filled by each poll.
+///
+/// A program keeps one per loop. Filling it begins by emptying it: buffers that were not taken out are
+/// dropped. It grows when a completion gives back more buffers than ever before, and never shrinks.
+pub struct Completions {
+    pub(crate) raw: Box<[Completion]>,
+    pub(crate) records: Vec<Record>,
+    pub(crate) parts: Vec<Option<Part>>,
+}
+
+/// One completion, and where its parts end.
+#[derive(Clone, Copy)]
+pub(crate) struct Record {
+    pub(crate) completion: Completion,
+    pub(crate) id: u64,
+    pub(crate) context: u64,
+    pub(crate) parts_end: usize,
+}
+
+impl Completions {
+    /// Room for at most `count` completions a poll (at least one), each with a buffer.
+    pub fn with_capacity(count: usize) -> Self {
+        Self::with_parts(count, count)
+    }
+    /// Room for at most `count` completions a poll (at least one), with `parts` buffers in all.
+    pub fn with_parts(count: usize, parts: usize) -> Self {
+        let count = count.max(1);
+        Self {
+            raw: vec![Completion::default(); count].into_boxed_slice(),
+            records: Vec::with_capacity(count),
+            parts: Vec::with_capacity(parts),
+        }
+    }
+    /// Completions that a poll yields at most.
+    pub fn capacity(&self) -> usize {
+        self.raw.len()
+    }
+    /// Completions that the last poll yielded.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+    /// Whether the last poll yielded none.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+    /// Drops what it holds.
+    pub fn clear(&mut self) {
+        self.records.clear();
+        self.parts.clear();
+    }
+    /// The completions of the last poll, oldest first. Buffers that were taken out are gone.
+    pub fn iter_mut(&mut self) -> Wcs<'_> {
+        Wcs { records: self.records.iter(), parts: &mut self.parts, taken: 0 }
+    }
+}
+
+impl Default for Completions {
+    /// Room for 32.
+    fn default() -> Self {
+        Self::with_capacity(32)
+    }
+}
+impl fmt::Debug for Completions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Completions").field("len", &self.len()).field("capacity", &self.capacity()).finish()
+    }
+}
+impl<'a> IntoIterator for &'a mut Completions {
+    type Item = Wc<'a>;
+    type IntoIter = Wcs<'a>;
+    fn into_iter(self) -> Wcs<'a> {
+        self.iter_mut()
+    }
+}
+
+/// The completions of one poll, oldest first.
+pub struct Wcs<'a> {
+    records: std::slice::Iter<'a, Record>,
+    parts: &'a mut [Option<Part>],
+    taken: usize,
+}
+
+impl<'a> Iterator for Wcs<'a> {
+    type Item = Wc<'a>;
+    #[inline]
+    fn next(&mut self) -> Option<Wc<'a>> {
+        let &Record { completion: c, id, context, parts_end } = self.records.next()?;
+        let (parts, rest) = std::mem::take(&mut self.parts).split_at_mut(parts_end - self.taken);
+        self.parts = rest;
+        self.taken = parts_end;
+        Some(Wc {
+            id,
+            context,
+            qp: c.qp,
+            status: c.status,
+            opcode: c.opcode,
+            byte_len: c.byte_len,
+            extra: c.extra,
+            src_qp: c.src_qp,
+            has_grh: c.grh,
+            solicited: c.solicited,
+            parts,
+        })
+    }
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.records.size_hint()
+    }
+}
+impl ExactSizeIterator for Wcs<'_> {}
+impl fmt::Debug for Wcs<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wcs").field("len", &self.len()).finish()
+    }
+}
+
+/// The end of one work request, with the buffers that it gives back: its own, and on a send queue those of
+/// all earlier requests that were not signalled.
+#[derive(Debug)]
+pub struct Wc<'a> {
+    /// The request's id, as posted.
+    pub id: u64,
+    /// The number that its queue pair was built with ([`QpBuilder::context`](crate::QpBuilder::context)).
+    pub context: u64,
+    /// Its queue pair.
+    pub qp: QpHandle,
+    /// How it ended. Unless it is success, of the fields below only `opcode` means anything.
+    pub status: WcStatus,
+    /// What it was.
+    pub opcode: WcOpcode,
+    /// Bytes received or read; of a datagram with the 40 bytes of GRH.
+    pub byte_len: u32,
+    /// Immediate data, or a key that the sender took back.
+    pub extra: RecvExtra,
+    /// The sender's queue pair, of a datagram.
+    pub src_qp: Qpn,
+    /// Whether the buffer begins with a 40-byte GRH (datagrams).
+    pub has_grh: bool,
+    /// Whether the sender asked for a solicited event.
+    pub solicited: bool,
+    parts: &'a mut [Option<Part>],
+}
+
+impl<'a> Wc<'a> {
+    /// Itself if it is a success.
+    ///
+    /// # Errors
+    /// It is not: which request it was, what happened, and what to do about it. To have the buffers of a
+    /// request that went wrong, take them out before.
+    pub fn ok(self) -> Result<Self, WcError> {
+        self.error().map_or(Ok(self), Err)
+    }
+
+    /// What went wrong, if anything did.
+    pub fn error(&self) -> Option<WcError> {
+        let &Self { id, qp, opcode, status, .. } = self;
+        (status != WcStatus::Success).then_some(WcError { id, qp, opcode, status })
+    }
+
+    /// Immediate data, if it came with any.
+    pub fn imm(&self) -> Option<u32> {
+        match self.extra {
+            RecvExtra::Imm(data) => Some(data),
+            RecvExtra::None | RecvExtra::Invalidated(_) => None,
+        }
+    }
+
+    /// Takes the next buffer out, in the order in which they were posted.
+    #[inline]
+    pub fn take_buf(&mut self) -> Option<Buf> {
+        let slot = self.parts.iter_mut().find(|p| matches!(p, Some(Part::Buf(_))))?;
+        slot.take()?.into_buf().ok()
+    }
+
+    /// Takes all buffers out, in the order in which they were posted.
+    pub fn take_bufs(&mut self) -> impl Iterator<Item = Buf> {
+        self.parts.iter_mut().filter_map(|p| match p.take() {
+            Some(Part::Buf(buf)) => Some(buf),
+            other => {
+                *p = other;
+                None
+            }
+        })
+    }
+
+    /// Takes everything out, in the order in which it was posted.
+    pub fn take_parts(&mut self) -> impl Iterator<Item = Part> {
+        self.parts.iter_mut().filter_map(Option::take)
+    }
+
+    /// The header that a datagram came with: who sent it, by which path. `None` for anything else, or
+    /// if its buffer was taken out or does not hold the 40 bytes.
+    pub fn grh(&self) -> Option<Grh> {
+        if !self.has_grh || self.status != WcStatus::Success {
+            return None;
+        }
+        Grh::parse(self.first_buf()?.first_chunk()?)
+    }
+
+    /// The message, without GRH, as far as it lies in the first buffer; `None` if that is none, or taken out, or
+    /// if this is no receive that succeeded.
+    pub fn payload(&self) -> Option<&[u8]> {
+        if !self.opcode.is_recv() || self.status != WcStatus::Success {
+            return None;
+        }
+        let buf = self.first_buf()?;
+        let end = buf.len().min(self.byte_len as usize);
+        buf.get(if self.has_grh { Grh::BYTES } else { 0 }..end)
+    }
+
+    /// An address handle for the path back to the sender of a datagram.
+    ///
+    /// # Errors
+    /// The device's limits, or no path.
+    pub fn reply_ah(&self, pd: &Pd) -> Option<Result<AddressHandle, hca_core::DeviceError>> {
+        self.grh().map(|grh| pd.create_ah(&grh.reply_path()))
+    }
+
+    fn first_buf(&self) -> Option<&Buf> {
+        match self.parts.first()? {
+            Some(Part::Buf(buf)) => Some(buf),
+            _ => None,
+        }
+    }
+}
