@@ -291,6 +291,10 @@ impl Fabric for UdpFabric {
         }
     }
 
+    fn next_deadline(&self) -> Option<Instant> {
+        self.sender.retry_at
+    }
+
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.rx.socket.as_fd())
     }

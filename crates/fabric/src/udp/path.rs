@@ -23,6 +23,8 @@ const MAX_PATHS: usize = 1 << 20;
 const SLOT_BITS: u32 = 20;
 /// Hop limit where the address vector leaves it open.
 const DEFAULT_HOP_LIMIT: u8 = 64;
+/// Send buffer to ask for, a flow.
+const SEND_BUFFER_BYTES: i32 = 2 << 20;
 /// What is sent to learn a flow's Identification. Only this side's own shared socket gets it.
 const PROBE: &[u8] = b"ident";
 
@@ -279,6 +281,10 @@ fn new_socket(local: IpAddr) -> io::Result<Socket> {
     };
     sys::set_option(socket.as_fd(), level, name, dont_fragment)?;
     socket.set_recv_buffer_size(1)?;
+    // Trains are held here until the interface took them; what is not granted shows as EAGAIN.
+    if sys::set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, SEND_BUFFER_BYTES).is_err() {
+        socket.set_send_buffer_size(SEND_BUFFER_BYTES as usize)?;
+    }
     Ok(socket)
 }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use hca_core::Instant;
 
@@ -10,6 +11,9 @@ use super::path::Paths;
 use super::sys::{TX_BATCH, TxDatagram, TxHeaders};
 use crate::icrc::Icrc;
 use crate::{Direction, PathId, Tap, TapFrame, Train, TxBatch};
+
+/// When the kernel took nothing, it is asked again after this time.
+const RETRY_AFTER: Duration = Duration::from_micros(100);
 
 /// What became of a send call.
 pub(crate) enum Step {
@@ -63,11 +67,13 @@ pub(crate) struct Sender {
     headers: Box<TxHeaders>,
     /// The kernel cuts trains.
     pub(crate) cuts: bool,
+    /// When trains that the kernel did not take are to be sent again.
+    pub(crate) retry_at: Option<Instant>,
 }
 
 impl Sender {
     pub(crate) fn new(local: IpAddr, paths: Paths, cuts: bool) -> Self {
-        Self { local, paths, icrc: Icrc::new(), headers: TxHeaders::new(), cuts }
+        Self { local, paths, icrc: Icrc::new(), headers: TxHeaders::new(), cuts, retry_at: None }
     }
 
     /// Sends all waiting trains that the kernel takes.
@@ -79,15 +85,22 @@ impl Sender {
         counters: &mut Counters,
         tap: &mut Option<Box<dyn Tap>>,
     ) {
+        self.retry_at = None;
         while !batch.is_empty() {
             match self.step(now, batch, counters, tap) {
                 Step::Done(n) => batch.advance(n),
                 Step::Blocked => {
-                    counters.tx_blocked += 1;
+                    self.blocked(now, counters);
                     return;
                 }
             }
         }
+    }
+
+    /// The kernel takes nothing now: when to ask it again.
+    pub(crate) fn blocked(&mut self, now: Instant, counters: &mut Counters) {
+        counters.tx_blocked += 1;
+        self.retry_at = Some(now + RETRY_AFTER);
     }
 
     /// Sends the oldest train, and those behind it that leave by the same call.

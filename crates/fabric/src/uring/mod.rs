@@ -141,6 +141,7 @@ impl Fabric for UringFabric {
 
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
         let cut = self.sender.cuts;
+        self.sender.retry_at = None;
         while let Some(&first) = batch.trains().first() {
             let chain = self.sender.cuts
                 && !self.ring.broken
@@ -154,7 +155,7 @@ impl Fabric for UringFabric {
             match step {
                 Step::Done(n) => batch.advance(n),
                 Step::Blocked => {
-                    self.counters.tx_blocked += 1;
+                    self.sender.blocked(now, &mut self.counters);
                     break;
                 }
             }
@@ -189,6 +190,10 @@ impl Fabric for UringFabric {
                 }
             }
         }
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.sender.retry_at
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {

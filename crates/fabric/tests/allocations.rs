@@ -1,0 +1,96 @@
+//! Between opening a path and closing it, sending and receiving allocate nothing.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::net::{IpAddr, Ipv4Addr};
+
+use hca_core::{AddressVector, Gid, Instant};
+use hca_fabric::{Fabric, OpenError, RxBudget, TxBatch, UdpFabric, UdpOptions};
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, counted a thread.
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged; the counter is plain thread-local data
+// without a destructor, so touching it allocates nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn open<F>(salt: u32, open: impl Fn(IpAddr) -> Result<F, OpenError>) -> F {
+    let seed = std::process::id().wrapping_mul(0x9e37_79b9).wrapping_add(salt << 20);
+    (0..64_u32)
+        .map(|i| Ipv4Addr::from(0x7f00_0000 | (seed.wrapping_add(i * 0x1_2357) & 0x00ff_fffe).max(0x100)))
+        .find_map(|addr| match open(addr.into()) {
+            Err(OpenError::InUse(_)) => None,
+            other => Some(other.unwrap()),
+        })
+        .expect("a free loopback address")
+}
+
+/// Sends singles and trains both ways, and says how often that allocated once it was warm.
+fn allocations(a: &mut dyn Fabric, b: &mut dyn Fabric) -> u64 {
+    let now = Instant::from_nanos(1);
+    let budget = RxBudget { packets: 256, bytes: 1 << 18 };
+    let to = |f: &dyn Fabric, flow_label| AddressVector {
+        dgid: Gid::from_ip(f.attr().local),
+        flow_label,
+        hop_limit: 0,
+        traffic_class: 0,
+    };
+    let paths = [1, 2].map(|label| a.open_path(&to(b, label)).unwrap());
+    let mut batch = TxBatch::with_capacity(1 << 18);
+    let mut before = 0;
+    let mut got = 0;
+    for round in 0..100 {
+        if round == 10 {
+            before = ALLOCATIONS.get();
+        }
+        for i in 0..20 {
+            let packet = batch.reserve(paths[i / 10], if i % 7 == 6 { 20 } else { 1036 }).unwrap();
+            packet.fill(i as u8);
+            batch.commit();
+        }
+        a.send(now, &mut batch);
+        for _ in 0..8 {
+            got += b.recv(now, budget, &mut |_| {}).packets;
+        }
+    }
+    let allocated = ALLOCATIONS.get() - before;
+    assert_eq!(got, 2000);
+    allocated
+}
+
+#[test]
+fn udp_allocates_nothing_while_it_sends_and_receives() {
+    let (mut a, mut b) = (
+        open(1, |at| UdpFabric::open(at, &UdpOptions::default())),
+        open(2, |at| UdpFabric::open(at, &UdpOptions::default())),
+    );
+    assert_eq!(allocations(&mut a, &mut b), 0);
+}
+
+#[cfg(feature = "io-uring")]
+#[test]
+fn uring_allocates_nothing_while_it_sends_and_receives() {
+    use hca_fabric::{UringFabric, UringOptions};
+    let (mut a, mut b) = (
+        open(3, |at| UringFabric::open_or_udp(at, &UringOptions::default())),
+        open(4, |at| UringFabric::open_or_udp(at, &UringOptions::default())),
+    );
+    assert_eq!(allocations(&mut *a, &mut *b), 0);
+}
