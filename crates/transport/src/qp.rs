@@ -502,15 +502,17 @@ impl Qp {
         }
     }
 
-    /// Error from outside: nothing is answered any more.
+    /// Error from outside: nothing is answered any more, but a NAK that brought the error on still leaves.
     fn enter_error<H: Host>(&mut self, host: &mut H) {
-        if let Service::Rc(c) = &mut self.service {
+        if let Service::Rc(c) = &mut self.service
+            && self.state != QpState::Error
+        {
             c.responder.stop();
         }
-        self.to_error(WcStatus::WrFlushed, host);
+        self.end(WcStatus::WrFlushed, host);
     }
     /// To ERROR: the oldest send request completes with `status`, everything else as flushed.
-    fn to_error<H: Host>(&mut self, status: WcStatus, host: &mut H) {
+    fn end<H: Host>(&mut self, status: WcStatus, host: &mut H) {
         let first = self.state != QpState::Error;
         let used = self.state != QpState::Reset;
         self.set_state(QpState::Error);
@@ -553,7 +555,7 @@ impl Qp {
             if let Service::Rc(c) = &mut self.service {
                 c.responder.stop();
             }
-            self.to_error(status, host);
+            self.end(status, host);
         } else {
             self.set_state(QpState::Sqe);
             self.flush_send(status, host);
@@ -568,7 +570,7 @@ impl Qp {
         if let Some(status) = fatal.recv {
             host.complete_recv(&failed_recv(status));
         }
-        self.to_error(WcStatus::WrFlushed, host);
+        self.end(WcStatus::WrFlushed, host);
         if let Some(event) = fatal.event {
             host.event(event);
         }
@@ -577,7 +579,7 @@ impl Qp {
     #[cold]
     fn fail_recv<H: Host>(&mut self, status: WcStatus, host: &mut H) {
         host.complete_recv(&failed_recv(status));
-        self.to_error(WcStatus::WrFlushed, host);
+        self.end(WcStatus::WrFlushed, host);
     }
 }
 
@@ -588,4 +590,24 @@ fn merge(all: &mut QpAttr, given: &QpAttr) {
     }
     set!(pkey access qkey dest_qpn av path_mtu rq_psn sq_psn max_rd_atomic max_dest_rd_atomic
          min_rnr_timer timeout retry_cnt rnr_retry sqd_event);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_connected_queue_pair_takes_less_than_4_kib() {
+        let config = QpConfig {
+            qp_type: QpType::Rc,
+            qpn: Qpn::new(2),
+            max_rd_atomic_limit: 16,
+            window_bytes: 1 << 20,
+            port_mtu: Mtu::B4096,
+        };
+        let attr = QpAttr { max_rd_atomic: Some(16), max_dest_rd_atomic: Some(16), ..QpAttr::default() };
+        let c = Connection::new(&config, &attr, 0);
+        let bytes = size_of::<Qp>() + c.requester.heap_bytes() + c.responder.heap_bytes();
+        assert!(bytes <= 4096, "{bytes}");
+    }
 }

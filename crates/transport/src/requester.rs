@@ -308,6 +308,11 @@ impl Requester {
             (self.first_psn(next), self.inflight.slot(next).cost)
         }
     }
+    /// Bytes on the heap.
+    #[cfg(test)]
+    pub(crate) fn heap_bytes(&self) -> usize {
+        size_of_val(&*self.inflight.slots) + size_of_val(&*self.unanswered.ends)
+    }
     pub(crate) fn stats(&self) -> WindowStats {
         WindowStats {
             cwnd_bytes: self.window.units() * UNIT_BYTES,
@@ -576,7 +581,7 @@ impl Requester {
         if span(self.una_psn, self.cur_psn) > sent {
             self.cursor_to_una();
         }
-        if sent == 0 {
+        if sent == 0 || self.rnr_until != NEVER {
             self.disarm();
         } else {
             self.arm(now_ns, path);

@@ -172,6 +172,11 @@ impl Responder {
             self.replay = Replay::new(max);
         }
     }
+    /// Bytes on the heap.
+    #[cfg(test)]
+    pub(crate) fn heap_bytes(&self) -> usize {
+        size_of_val(&*self.responses.slots) + size_of_val(&*self.replay.slots)
+    }
     /// Whether responses or NAKs wait.
     #[inline]
     pub(crate) fn wants_transmit(&self) -> bool {
@@ -182,9 +187,10 @@ impl Responder {
     pub(crate) fn ack_owed(&self) -> Option<AckOwed> {
         (self.ack && !self.wants_transmit()).then_some(AckOwed { delivered: self.delivered })
     }
-    /// Nothing more is answered, but a NAK that waits still leaves.
+    /// Nothing more is answered.
     pub(crate) fn stop(&mut self) {
         self.responses.clear();
+        self.nak = None;
         self.inbound = Inbound::Idle;
         self.ack = false;
     }

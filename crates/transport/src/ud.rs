@@ -82,6 +82,8 @@ impl Datagram {
         if request.len > self.mtu {
             return Err(WcStatus::LocalLength);
         }
+        // The path and the whole list, before there is a packet.
+        host.check_local(self.index, false).map_err(local_status)?;
         // A privileged Q_Key stands for the queue pair's own.
         let qkey = if dest.qkey.is_privileged() { self.qkey } else { dest.qkey };
         let mut ext =

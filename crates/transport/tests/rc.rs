@@ -473,8 +473,8 @@ fn a_reordered_packet_is_recovered() {
 fn a_queue_pair_can_be_its_own_peer() {
     let s = Setup { psn_b: 0xff_fffd, ..Setup::default() };
     let mut p = Pair::reset(&s);
-    p.to_rtr(A, &s);
-    p.to_rts(A, &s);
+    p.ready_to_receive(A, &s);
+    p.ready_to_send(A, &s);
     p.fill(A, 0, 1000);
     p.recv(A, 4096, 1000);
     p.send(A, SendOp::Send, 0, 1000);

@@ -358,9 +358,9 @@ fn a_solicited_send_says_so_in_its_last_packet() {
 fn the_first_packet_in_rtr_raises_comm_established_once() {
     let s = Setup::default();
     let mut p = Pair::reset(&s);
-    p.to_rtr(A, &s);
-    p.to_rts(A, &s);
-    p.to_rtr(B, &s);
+    p.ready_to_receive(A, &s);
+    p.ready_to_send(A, &s);
+    p.ready_to_receive(B, &s);
     p.recv(B, 0, 8);
     p.send(A, SendOp::Send, 0, 8);
     p.send(A, SendOp::Write(remote(0)), 0, 8);
@@ -448,8 +448,8 @@ fn a_reset_queue_pair_connects_again_with_new_psns() {
     for side in [A, B] {
         p.state(side, QpState::Reset);
         assert_eq!(p.node(side).qp.attr().dest_qpn, None);
-        p.to_rtr(side, &s);
-        p.to_rts(side, &s);
+        p.ready_to_receive(side, &s);
+        p.ready_to_send(side, &s);
     }
     p.send(A, SendOp::Write(remote(0)), 0, 8);
     p.run();

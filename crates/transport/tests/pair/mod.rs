@@ -181,7 +181,7 @@ impl Host for MockHost {
         self.rq.push_front(r);
     }
     fn recv_credits(&self) -> Option<u32> {
-        (!self.srq).then(|| self.rq.len() as u32)
+        if self.srq { None } else { Some(self.rq.len() as u32) }
     }
     fn flush_recv(&mut self) {
         let rest = if self.srq { None } else { Some(self.rq.drain(..)) };
@@ -350,8 +350,8 @@ impl Pair {
     pub fn new(setup: &Setup) -> Self {
         let mut pair = Self::reset(setup);
         for side in [Side::A, Side::B] {
-            pair.to_rtr(side, setup);
-            pair.to_rts(side, setup);
+            pair.ready_to_receive(side, setup);
+            pair.ready_to_send(side, setup);
         }
         pair.b.host.srq = setup.srq_b;
         pair
@@ -395,7 +395,7 @@ impl Pair {
     pub fn state(&mut self, side: Side, state: QpState) {
         self.modify(side, QpAttr { state: Some(state), ..QpAttr::default() }).unwrap();
     }
-    pub fn to_rtr(&mut self, side: Side, s: &Setup) {
+    pub fn ready_to_receive(&mut self, side: Side, s: &Setup) {
         let (rc, ud) = (s.qp_type == QpType::Rc, s.qp_type == QpType::Ud);
         self.modify(
             side,
@@ -424,7 +424,7 @@ impl Pair {
         )
         .unwrap();
     }
-    pub fn to_rts(&mut self, side: Side, s: &Setup) {
+    pub fn ready_to_send(&mut self, side: Side, s: &Setup) {
         let rc = s.qp_type == QpType::Rc;
         let sq_psn = if side == Side::A { s.psn_a } else { s.psn_b };
         self.modify(
