@@ -5,11 +5,20 @@ use std::sync::Arc;
 
 use hca_core::{Device, DeviceError};
 use hca_fabric::Fabric;
+use softhca::{Clock, Options, Progress, SoftHca};
 
+/// Opens the software adapter, turned by the simulation, on virtual time.
 pub(crate) fn open(
-    _fabric: Box<dyn Fabric>,
-    _clock: Arc<AtomicU64>,
-    _seed: u64,
+    fabric: Box<dyn Fabric>,
+    clock: Arc<AtomicU64>,
+    seed: u64,
 ) -> Result<Arc<dyn Device>, DeviceError> {
-    Err(DeviceError::Unsupported { what: "a default adapter; give one by SimBuilder::opener" })
+    let options = Options {
+        progress: Progress::Inline,
+        seed: Some(seed),
+        clock: Clock::Virtual(clock),
+        ..Options::default()
+    };
+    let device: Arc<dyn Device> = SoftHca::open(fabric, options)?;
+    Ok(device)
 }

@@ -2,7 +2,9 @@
 #![deny(unsafe_code)]
 
 mod adapter;
+mod arena;
 mod check;
+pub mod checker;
 mod executor;
 mod fabric;
 mod link;
@@ -13,6 +15,7 @@ mod sim;
 mod tests;
 mod trace;
 mod violation;
+mod workload;
 
 pub use check::check;
 pub use executor::{
@@ -22,6 +25,7 @@ pub use fabric::SimFabric;
 pub use link::LinkProfile;
 pub use net::{NetStats, SimNet};
 pub use rng::Rng;
-pub use sim::{Actor, Node, Outcome, Sim, SimBuilder, Step};
+pub use sim::{Actor, Node, Outcome, Sim, SimBuilder, Step, report_panics_only};
 pub use trace::{Event, FrameTag, Loss};
 pub use violation::Violation;
+pub use workload::{Report, Workload};

@@ -56,6 +56,21 @@ impl NetStats {
     }
 }
 
+impl core::ops::AddAssign for NetStats {
+    fn add_assign(&mut self, r: Self) {
+        self.sent += r.sent;
+        self.arrived += r.arrived;
+        self.lost += r.lost;
+        self.overflowed += r.overflowed;
+        self.unreachable += r.unreachable;
+        self.duplicated += r.duplicated;
+        self.reordered += r.reordered;
+        self.corrupted += r.corrupted;
+        self.rejected += r.rejected;
+        self.marked += r.marked;
+    }
+}
+
 /// A frame under way.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {

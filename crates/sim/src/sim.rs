@@ -228,6 +228,13 @@ impl Sim {
     pub fn print_trace(&self, on: bool) {
         self.inner.net.lock().trace.set_print(on);
     }
+    pub(crate) fn say(&self, text: &str) {
+        self.inner.net.lock().trace.say(self.now(), text);
+    }
+    /// Whether every event is printed.
+    pub(crate) fn prints(&self) -> bool {
+        self.inner.net.lock().trace.prints()
+    }
     /// Shows a note among the events.
     pub fn note(&self, text: impl Into<String>) {
         self.inner.net.event(Event::Note(text.into()));
@@ -248,7 +255,15 @@ impl Sim {
         node.restart();
         node
     }
-    /// The nodes that were added.
+    /// A node by its number.
+    ///
+    /// # Panics
+    /// If there is no such node.
+    pub fn node(&self, index: usize) -> Node {
+        assert!(index < self.nodes(), "node {index} of {}", self.nodes());
+        Node { sim: self.clone(), index }
+    }
+    /// How many nodes were added.
     pub fn nodes(&self) -> usize {
         self.inner.nodes.borrow().len()
     }
@@ -316,7 +331,7 @@ impl Sim {
     }
 
     /// Turns a panic into a violation, so that it names its seed.
-    fn guarded<T>(&self, run: impl FnOnce() -> Result<T, Violation>) -> Result<T, Violation> {
+    pub(crate) fn guarded<T>(&self, run: impl FnOnce() -> Result<T, Violation>) -> Result<T, Violation> {
         let _entered = self.inner.executor.enter();
         match catch_unwind(AssertUnwindSafe(run)) {
             Ok(done) => done,
@@ -463,8 +478,22 @@ impl Sim {
     }
 }
 
+thread_local! {
+    static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// From now on a panic prints nothing, but is part of the violation that it leads to, with its place.
+/// For programs that run many seeds.
+pub fn report_panics_only() {
+    std::panic::set_hook(Box::new(|info| {
+        LAST_PANIC.with(|p| *p.borrow_mut() = Some(info.to_string()));
+    }));
+}
+
 fn panic_text(panic: &(dyn Any + Send)) -> String {
-    if let Some(s) = panic.downcast_ref::<&str>() {
+    if let Some(text) = LAST_PANIC.with(|p| p.borrow_mut().take()) {
+        text
+    } else if let Some(s) = panic.downcast_ref::<&str>() {
         (*s).into()
     } else if let Some(s) = panic.downcast_ref::<String>() {
         s.clone()

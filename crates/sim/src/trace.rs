@@ -157,6 +157,15 @@ impl Trace {
     pub(crate) fn set_print(&mut self, print: bool) {
         self.print = print;
     }
+    /// Prints what is no event: it does not count.
+    pub(crate) fn say(&self, at: Instant, text: &str) {
+        if self.print {
+            println!("{:>14} {text}", Micros(at).to_string());
+        }
+    }
+    pub(crate) fn prints(&self) -> bool {
+        self.print
+    }
     fn word(&mut self, w: u64) {
         self.hash = (self.hash.rotate_left(5) ^ w).wrapping_mul(0x517c_c1b7_2722_0a95);
     }

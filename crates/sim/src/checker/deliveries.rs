@@ -1,0 +1,150 @@
+//! What was sent arrives: exactly once and in order, or at most as often as it may.
+
+use std::collections::BTreeMap;
+
+use super::{Breach, Found};
+
+/// A number that stands for a message: its bytes, and whatever came with it.
+pub fn fingerprint(bytes: &[u8], with: u64) -> u64 {
+    const K: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mut h = (bytes.len() as u64 ^ with.wrapping_mul(K)).wrapping_add(K);
+    let mut add = |w: u64| h = (h ^ w).wrapping_mul(0xff51_afd7_ed55_8ccd).rotate_left(29);
+    let mut chunks = bytes.chunks_exact(8);
+    for c in &mut chunks {
+        add(u64::from_le_bytes(*c.first_chunk().expect("chunks of 8 bytes")));
+    }
+    let mut rest = [0; 8];
+    rest[..chunks.remainder().len()].copy_from_slice(chunks.remainder());
+    add(u64::from_le_bytes(rest));
+    h ^ h >> 32
+}
+
+/// One direction of a reliable connection: every message arrives exactly once, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Stream {
+    sent: Vec<u64>,
+    arrived: u64,
+}
+
+impl Stream {
+    /// A message with this fingerprint is sent; returns its number.
+    pub fn sent(&mut self, print: u64) -> u64 {
+        self.sent.push(print);
+        self.sent.len() as u64 - 1
+    }
+    /// A message arrived; returns its number.
+    ///
+    /// # Errors
+    /// It is not the one that is due.
+    pub fn arrived(&mut self, print: u64) -> Result<u64, Breach> {
+        let number = self.arrived;
+        if self.sent.get(number as usize) == Some(&print) {
+            self.arrived += 1;
+            return Ok(number);
+        }
+        let found = match self.sent.iter().position(|p| *p == print) {
+            Some(n) if (n as u64) < number => Found::Again(n as u64),
+            Some(n) => Found::Later(n as u64),
+            None => Found::Other,
+        };
+        Err(Breach::WrongMessage { number, found })
+    }
+    /// The sender was told that a message arrived.
+    ///
+    /// # Errors
+    /// It did not.
+    pub fn acknowledged(&self, number: u64) -> Result<(), Breach> {
+        if number < self.arrived {
+            return Ok(());
+        }
+        Err(Breach::NotDelivered { number, arrived: self.arrived })
+    }
+    /// Messages that arrived.
+    pub fn count(&self) -> u64 {
+        self.arrived
+    }
+}
+
+/// An unreliable service: messages arrive whole or not at all, and not more often than they may.
+#[derive(Clone, Debug)]
+pub struct Datagrams {
+    /// Sent and arrived, by fingerprint.
+    messages: BTreeMap<u64, (u64, u64)>,
+    copies: u64,
+    arrived: u64,
+}
+
+impl Datagrams {
+    /// Each message may arrive `copies` times: 1, or 2 where the network doubles packets.
+    pub fn new(copies: u64) -> Self {
+        Self { messages: BTreeMap::new(), copies, arrived: 0 }
+    }
+    /// A message is sent.
+    pub fn sent(&mut self, print: u64) {
+        self.messages.entry(print).or_default().0 += 1;
+    }
+    /// A message arrived.
+    ///
+    /// # Errors
+    /// It was never sent like this, or arrived too often.
+    pub fn arrived(&mut self, print: u64) -> Result<(), Breach> {
+        let Some((sent, arrived)) = self.messages.get_mut(&print) else { return Err(Breach::NeverSent) };
+        *arrived += 1;
+        self.arrived += 1;
+        if *arrived > *sent * self.copies {
+            return Err(Breach::TooOften { sent: *sent, arrived: *arrived });
+        }
+        Ok(())
+    }
+    /// Messages that arrived.
+    pub fn count(&self) -> u64 {
+        self.arrived
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fingerprints_tell_bytes_lengths_and_companions_apart() {
+        let all = [
+            fingerprint(b"", 0),
+            fingerprint(b"\0", 0),
+            fingerprint(b"\0\0", 0),
+            fingerprint(b"abcdefgh", 0),
+            fingerprint(b"abcdefgi", 0),
+            fingerprint(b"abcdefgh", 1),
+            fingerprint(b"hgfedcba", 0),
+            fingerprint(b"abcdefghabcdefgi", 0),
+        ];
+        for (n, a) in all.iter().enumerate() {
+            assert!(!all[..n].contains(a), "{n}");
+        }
+    }
+
+    #[test]
+    fn a_stream_notices_loss_doubling_and_change() {
+        let mut s = Stream::default();
+        (10..14).for_each(|p| {
+            s.sent(p);
+        });
+        assert_eq!(s.arrived(10), Ok(0));
+        let wrong = |number, found| Err(Breach::WrongMessage { number, found });
+        assert_eq!(s.arrived(10), wrong(1, Found::Again(0)));
+        assert_eq!(s.arrived(12), wrong(1, Found::Later(2)));
+        assert_eq!(s.arrived(99), wrong(1, Found::Other));
+        assert_eq!(s.acknowledged(0), Ok(()));
+        assert_eq!(s.acknowledged(1), Err(Breach::NotDelivered { number: 1, arrived: 1 }));
+    }
+
+    #[test]
+    fn datagrams_may_be_lost_but_not_invented_or_doubled() {
+        let mut d = Datagrams::new(1);
+        d.sent(1);
+        d.sent(2);
+        assert_eq!(d.arrived(2), Ok(()));
+        assert_eq!(d.arrived(2), Err(Breach::TooOften { sent: 1, arrived: 2 }));
+        assert_eq!(d.arrived(3), Err(Breach::NeverSent));
+    }
+}

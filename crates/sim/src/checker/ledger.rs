@@ -1,0 +1,169 @@
+//! Every request ends in exactly one completion.
+
+use std::collections::VecDeque;
+
+use hca_core::{Instant, WcStatus};
+
+use super::Breach;
+
+/// In which order requests complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// As posted; after a failure all later ones are flushed (queues of one queue pair).
+    Fifo,
+    /// Any order, each on its own (a shared receive queue).
+    Any,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    wr_id: u64,
+    signaled: bool,
+    posted: Instant,
+}
+
+/// A request that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// As posted.
+    pub wr_id: u64,
+    /// How; success too for an unsignalled request that a later completion covers.
+    pub status: WcStatus,
+}
+
+/// The requests of one queue that are outstanding.
+#[derive(Clone, Debug)]
+pub struct Ledger {
+    order: Order,
+    entries: VecDeque<Entry>,
+    failed: Option<WcStatus>,
+}
+
+impl Ledger {
+    /// An empty queue.
+    pub fn new(order: Order) -> Self {
+        Self { order, entries: VecDeque::new(), failed: None }
+    }
+    /// A request was posted. Receive requests are always signalled.
+    pub fn post(&mut self, wr_id: u64, signaled: bool, now: Instant) {
+        self.entries.push_back(Entry { wr_id, signaled, posted: now });
+    }
+    /// A completion came: which requests have ended by it, oldest first.
+    ///
+    /// # Errors
+    /// The request is not outstanding, overtook another, was not signalled, or was not flushed though
+    /// an earlier one failed.
+    pub fn complete(&mut self, wr_id: u64, status: WcStatus) -> Result<Vec<Ended>, Breach> {
+        let Some(at) = self.entries.iter().position(|e| e.wr_id == wr_id) else {
+            return Err(Breach::Unknown { wr_id, status });
+        };
+        if self.order == Order::Any {
+            self.entries.remove(at);
+            return Ok(vec![Ended { wr_id, status }]);
+        }
+        if let Some(first) = self.failed.filter(|_| status != WcStatus::WrFlushed) {
+            return Err(Breach::NotFlushed { wr_id, status, first });
+        }
+        // After a failure the unsignalled ones complete as well.
+        let skipped = self.entries.iter().take(at);
+        if let Some(e) = skipped.into_iter().find(|e| e.signaled || self.failed.is_some()) {
+            return Err(Breach::OutOfOrder { wr_id, status, earlier: e.wr_id });
+        }
+        if status == WcStatus::Success && !self.entries[at].signaled {
+            return Err(Breach::NotSignaled { wr_id });
+        }
+        if status != WcStatus::Success {
+            self.failed = Some(status);
+        }
+        let mut ended: Vec<_> =
+            self.entries.drain(..=at).map(|e| Ended { wr_id: e.wr_id, status: WcStatus::Success }).collect();
+        if let Some(last) = ended.last_mut() {
+            last.status = status;
+        }
+        Ok(ended)
+    }
+    /// How the first failure ended, if there was one.
+    pub fn failed(&self) -> Option<WcStatus> {
+        self.failed
+    }
+    /// Requests that are outstanding.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+    /// Whether none is outstanding.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+    /// The signalled request that has waited longest, and since when.
+    pub fn oldest_signaled(&self) -> Option<(u64, Instant)> {
+        self.entries.iter().find(|e| e.signaled).map(|e| (e.wr_id, e.posted))
+    }
+    /// Nothing more will come: takes out the unsignalled requests at the end, which ended well if there
+    /// was no failure.
+    ///
+    /// # Errors
+    /// Signalled ones, or any after a failure, are outstanding.
+    pub fn finish(&mut self) -> Result<Vec<Ended>, Breach> {
+        if let Some(e) = self.entries.iter().find(|e| e.signaled || self.failed.is_some()) {
+            return Err(Breach::Unfinished { wr_id: e.wr_id, count: self.entries.len() });
+        }
+        Ok(self.entries.drain(..).map(|e| Ended { wr_id: e.wr_id, status: WcStatus::Success }).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use WcStatus::{RetryExceeded, Success, WrFlushed};
+
+    fn ledger(signaled: &[bool]) -> Ledger {
+        let mut l = Ledger::new(Order::Fifo);
+        for (n, s) in signaled.iter().enumerate() {
+            l.post(n as u64, *s, Instant::ZERO);
+        }
+        l
+    }
+    fn ids(ended: &[Ended]) -> Vec<(u64, WcStatus)> {
+        ended.iter().map(|e| (e.wr_id, e.status)).collect()
+    }
+
+    #[test]
+    fn a_completion_covers_the_unsignalled_ones_before_it() {
+        let mut l = ledger(&[false, false, true]);
+        assert_eq!(ids(&l.complete(2, Success).unwrap()), [(0, Success), (1, Success), (2, Success)]);
+        assert_eq!(l.complete(2, Success), Err(Breach::Unknown { wr_id: 2, status: Success }));
+    }
+
+    #[test]
+    fn a_signalled_one_is_not_overtaken() {
+        let mut l = ledger(&[true, true]);
+        let status = Success;
+        assert_eq!(l.complete(1, status), Err(Breach::OutOfOrder { wr_id: 1, status, earlier: 0 }));
+    }
+
+    #[test]
+    fn an_unsignalled_success_has_no_completion() {
+        assert_eq!(ledger(&[false]).complete(0, Success), Err(Breach::NotSignaled { wr_id: 0 }));
+    }
+
+    #[test]
+    fn after_a_failure_each_is_flushed_in_order() {
+        let mut l = ledger(&[false, false, false, true]);
+        assert_eq!(ids(&l.complete(1, RetryExceeded).unwrap()), [(0, Success), (1, RetryExceeded)]);
+        assert!(matches!(l.complete(2, Success), Err(Breach::NotFlushed { .. })));
+        assert!(matches!(l.complete(3, WrFlushed), Err(Breach::OutOfOrder { earlier: 2, .. })));
+        assert!(matches!(l.finish(), Err(Breach::Unfinished { wr_id: 2, count: 2 })));
+        assert_eq!(ids(&l.complete(2, WrFlushed).unwrap()), [(2, WrFlushed)]);
+        assert_eq!(ids(&l.complete(3, WrFlushed).unwrap()), [(3, WrFlushed)]);
+        assert_eq!(l.finish(), Ok(vec![]));
+    }
+
+    #[test]
+    fn a_shared_queue_completes_in_any_order() {
+        let mut l = Ledger::new(Order::Any);
+        (0..3).for_each(|n| l.post(n, true, Instant::ZERO));
+        assert_eq!(ids(&l.complete(2, WrFlushed).unwrap()), [(2, WrFlushed)]);
+        assert_eq!(ids(&l.complete(0, Success).unwrap()), [(0, Success)]);
+        assert!(matches!(l.finish(), Err(Breach::Unfinished { wr_id: 1, count: 1 })));
+    }
+}

@@ -1,0 +1,189 @@
+//! `hca-sim`: random workloads on random networks, a seed each.
+
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use comfy_table::{CellAlignment, Table, presets};
+use hca_sim::{Report, Violation, Workload};
+use indicatif::{HumanCount, ProgressBar, ProgressStyle};
+
+/// Runs random programs on simulated adapters and a hostile network, and checks every promise that
+/// their services make. A violation prints the command that replays it, and ends with exit code 1.
+#[derive(Parser)]
+#[command(name = "hca-sim", version)]
+struct Args {
+    /// How many seeds to run.
+    #[arg(long, default_value_t = 2000)]
+    seeds: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 0)]
+    start: u64,
+    /// Run this seed only.
+    #[arg(long, conflicts_with_all = ["seeds", "start"])]
+    seed: Option<u64>,
+    /// Print every event.
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// Write every frame, as it was sent, to this pcapng file.
+    #[arg(long, value_name = "FILE", requires = "seed")]
+    capture: Option<PathBuf>,
+    /// Threads; each runs a seed at a time. 0: as many as there are CPUs.
+    #[arg(long, default_value_t = 0)]
+    threads: usize,
+    /// Go on after a violation, and list the seeds that failed.
+    #[arg(long)]
+    keep_going: bool,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    // A panic in a run is part of its report.
+    hca_sim::report_panics_only();
+    let done = match args.seed {
+        Some(seed) => one(&args, seed),
+        None => many(&args),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(text) => {
+            eprintln!("{text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn workload() -> Workload {
+    Workload::new().replay("cargo run --release -p hca-sim -- --trace")
+}
+
+fn one(args: &Args, seed: u64) -> Result<(), String> {
+    let begun = Instant::now();
+    let mut workload = workload().print_trace(args.trace);
+    if let Some(path) = &args.capture {
+        let tap = capture(path).map_err(|e| format!("{}: {e}", path.display()))?;
+        workload = workload.tap(Some(tap));
+    }
+    let report = workload.run(seed).map_err(|v| v.to_string())?;
+    print_summary(&report, begun.elapsed());
+    println!("trace hash of seed {seed}: {:016x}", report.trace_hash);
+    Ok(())
+}
+
+fn capture(path: &std::path::Path) -> std::io::Result<Box<dyn hca_fabric::Tap>> {
+    Ok(Box::new(hca_fabric::Capture::create(path)?))
+}
+
+/// What the threads of a run share.
+struct Shared {
+    next: AtomicU64,
+    stop: AtomicBool,
+    sum: Mutex<Report>,
+    violations: Mutex<Vec<Violation>>,
+    bar: ProgressBar,
+}
+
+fn many(args: &Args) -> Result<(), String> {
+    let begun = Instant::now();
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if args.threads == 0 { cpus } else { args.threads };
+    let shared = Shared {
+        next: AtomicU64::new(0),
+        stop: AtomicBool::new(false),
+        sum: Mutex::default(),
+        violations: Mutex::default(),
+        bar: progress_bar(args.seeds),
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| work(args, &shared));
+        }
+    });
+    shared.bar.finish_and_clear();
+    let sum = *shared.sum.lock().expect("no thread panicked");
+    print_summary(&sum, begun.elapsed());
+    let mut violations = shared.violations.into_inner().expect("no thread panicked");
+    violations.sort_by_key(|v| v.seed);
+    if let Some(first) = violations.first() {
+        let seeds: Vec<String> = violations.iter().map(|v| v.seed.to_string()).collect();
+        return Err(format!("{first}\n{} of {} seeds failed: {}", seeds.len(), sum.runs, seeds.join(" ")));
+    }
+    println!("no violation in {} seeds", HumanCount(sum.runs));
+    Ok(())
+}
+
+fn work(args: &Args, shared: &Shared) {
+    let mut sum = Report::default();
+    while !shared.stop.load(Ordering::Relaxed) {
+        let n = shared.next.fetch_add(1, Ordering::Relaxed);
+        if n >= args.seeds {
+            break;
+        }
+        match workload().run(args.start + n) {
+            Ok(report) => sum += report,
+            Err(violation) => {
+                sum.runs += 1;
+                shared.violations.lock().expect("no thread panics while it holds this").push(violation);
+                if !args.keep_going {
+                    shared.stop.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+        shared.bar.inc(1);
+    }
+    *shared.sum.lock().expect("no thread panics while it holds this") += sum;
+}
+
+fn progress_bar(seeds: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style =
+        ProgressStyle::with_template("{bar:40} {human_pos} of {human_len} seeds, {per_sec}, {eta} left")
+            .expect("the template is right");
+    let bar = ProgressBar::new(seeds).with_style(style);
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+fn print_summary(r: &Report, took: Duration) {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_header(["what", "how many"]);
+    let net = &r.net;
+    for (what, n) in [
+        ("seeds", r.runs),
+        ("connections", r.connections),
+        ("requests that succeeded", r.requests),
+        ("messages received", r.messages),
+        ("bytes moved", r.bytes),
+        ("requests that failed as they should", r.errors),
+        ("requests flushed", r.flushed),
+        ("packets sent", net.sent),
+        ("packets retransmitted", r.retransmitted),
+        ("RNR NAKs", r.rnr_naks),
+        ("faults injected", net.faults() + r.crashes),
+        ("  packets lost", net.lost),
+        ("  lost in full queues and buffers", net.overflowed),
+        ("  lost in partitions and crashes", net.unreachable),
+        ("  doubled", net.duplicated),
+        ("  held back", net.reordered),
+        ("  changed", net.corrupted),
+        ("  marked", net.marked),
+        ("  crashes", r.crashes),
+        ("comparisons of a whole memory", r.memory_checks),
+        ("events", r.events),
+    ] {
+        table.add_row([what.to_string(), HumanCount(n).to_string()]);
+    }
+    if let Some(column) = table.column_mut(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    println!("{table}");
+    let virtual_time = Duration::from_nanos(r.virtual_ns);
+    println!("{:.1} s of virtual time in {:.1} s", virtual_time.as_secs_f64(), took.as_secs_f64());
+}

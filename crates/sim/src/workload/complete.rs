@@ -1,0 +1,327 @@
+//! What completions have to keep.
+
+use core::net::IpAddr;
+use std::rc::Rc;
+
+use hca_core::{Completion, QpType, RecvExtra, WcOpcode, WcStatus};
+
+use super::end::{Life, Op, Promise, RecvBuf, Span};
+use super::post::{GRH_BYTES, With};
+use super::world::{Checked, World};
+use crate::checker::fingerprint;
+
+impl World {
+    fn end_of(&self, n: usize, c: &Completion) -> Checked<usize> {
+        match self.by_qp.get(&(n, c.qp.index, c.qp.generation)) {
+            Some(e) if self.ends[*e].life != Life::Gone => Ok(*e),
+            Some(_) => Err(self.broken(format!("a completion of the destroyed qp {} of n{n}: {c:?}", c.qp))),
+            None => Err(self.broken(format!("a completion of an unknown qp {} of n{n}: {c:?}", c.qp))),
+        }
+    }
+
+    pub(super) fn request_completed(&mut self, n: usize, c: &Completion) -> Checked<()> {
+        let e = self.end_of(n, c)?;
+        let first = self.ends[e].sq.failed().is_none();
+        let ended = self.ends[e].sq.complete(c.wr_id, c.status);
+        for ended in self.check(e, "send queue", ended)? {
+            self.request_ended(e, ended.wr_id, ended.status)?;
+        }
+        self.ends[e].progress_at = self.now();
+        if c.status != WcStatus::Success && first {
+            self.is_truthful(e, c)?;
+            self.went_down(e);
+        }
+        Ok(())
+    }
+
+    fn went_down(&mut self, e: usize) {
+        if self.ends[e].life == Life::Up {
+            self.ends[e].life = Life::Down;
+            let (now, peer) = (self.now(), self.ends[e].peer);
+            self.ends[peer].progress_at = self.ends[peer].progress_at.max(now);
+        }
+    }
+
+    /// Whether the first failure of a send queue says what really happened.
+    fn is_truthful(&self, e: usize, c: &Completion) -> Checked<()> {
+        let end = &self.ends[e];
+        let plan = &self.plan.conns[end.conn];
+        let peer = &self.ends[end.peer];
+        let peer_erred = peer.made.is_some() || peer.life != Life::Up || end.forced;
+        let true_word = match c.status {
+            WcStatus::WrFlushed => peer_erred,
+            // One that is refused may also run out of retries, as the peer is in error after that.
+            WcStatus::RetryExceeded => plan.may_fail || peer.life != Life::Up || end.made.is_some(),
+            WcStatus::RnrRetryExceeded => plan.rnr_retry < 7,
+            WcStatus::RemoteAccess => {
+                end.made == Some(WcStatus::RemoteAccess) || peer.own.as_ref().is_some_and(|o| o.revoked)
+            }
+            WcStatus::RemoteInvalidRequest => end.made == Some(WcStatus::RemoteInvalidRequest),
+            _ => false,
+        };
+        if true_word && plan.kind == QpType::Rc || end.forced {
+            return Ok(());
+        }
+        Err(self.broken(format!(
+            "{:?} qp {} of n{}: request {:#x} ended as {:?}, which nothing that happened calls for \
+             (timeout {:?}, retry_cnt {}, rnr_retry {}; peer {:?})",
+            plan.kind,
+            end.qpn,
+            end.host,
+            c.wr_id,
+            c.status,
+            plan.timeout.duration(),
+            plan.retry_cnt,
+            plan.rnr_retry,
+            peer.life,
+        )))
+    }
+
+    /// A request has ended: what it promised must be so.
+    pub(super) fn request_ended(&mut self, e: usize, wr_id: u64, status: WcStatus) -> Checked<()> {
+        let op = self.ends[e].ops.remove(&wr_id).expect("the ledger names requests that were posted");
+        match status {
+            WcStatus::Success => {
+                self.report.requests += 1;
+                self.report.bytes += op.len as u64;
+                self.keep_promise(e, wr_id, op)
+            }
+            _ => {
+                if status == WcStatus::WrFlushed {
+                    self.report.flushed += 1;
+                } else {
+                    self.report.errors += 1;
+                }
+                self.forget(e, op);
+                Ok(())
+            }
+        }
+    }
+
+    fn keep_promise(&mut self, e: usize, wr_id: u64, op: Op) -> Checked<()> {
+        let p = self.ends[e].peer;
+        let rc = self.plan.conns[self.ends[e].conn].kind == QpType::Rc;
+        let what = |w: &str| format!("{w} {wr_id:#x}");
+        match &op.promise {
+            Promise::Send(number) => self.must_have_arrived(p, *number)?,
+            Promise::Write { target, bytes, number } => {
+                self.must_have_arrived(p, *number)?;
+                // An unreliable WRITE may never arrive: its range stays open.
+                if !rc {
+                    self.ends[e].tainted.push(Rc::clone(target));
+                } else {
+                    self.must_hold(target, bytes, &what("RDMA WRITE"))?;
+                }
+            }
+            Promise::Read { bytes, .. } => {
+                let mut at = 0;
+                for piece in &op.pieces {
+                    let part = &bytes[at..at + piece.range.len()];
+                    self.must_hold(piece, part, &what("RDMA READ"))?;
+                    at += piece.range.len();
+                }
+            }
+            Promise::Atomic { old } => {
+                let found = self.take_value(&op.pieces);
+                if found != *old {
+                    return Err(self.broken(format!(
+                        "atomic {wr_id:#x} returned {found:#x}, but the word held {old:#x}"
+                    )));
+                }
+            }
+            Promise::SharedAdd => {
+                let found = self.take_value(&op.pieces);
+                self.shared_add_returned(p, found)?;
+            }
+            Promise::Mistake => {
+                return Err(self.broken(format!("request {wr_id:#x} succeeded, but had to be refused")));
+            }
+        }
+        if let Promise::Write { target: span, .. } | Promise::Read { source: Some(span), .. } = op.promise {
+            if rc {
+                self.release(span);
+            }
+        }
+        op.pieces.into_iter().for_each(|s| self.release(s));
+        Ok(())
+    }
+
+    /// A message that was acknowledged is there, unless the peer is gone.
+    fn must_have_arrived(&mut self, p: usize, number: Option<u64>) -> Checked<()> {
+        let Some(number) = number.filter(|_| self.ends[p].life != Life::Gone) else { return Ok(()) };
+        let arrived = self.ends[p].stream.acknowledged(number);
+        self.check(p, "acknowledged message", arrived)
+    }
+
+    /// A range holds these bytes; from now on nobody changes them.
+    fn must_hold(&mut self, span: &Rc<Span>, bytes: &[u8], what: &str) -> Checked<()> {
+        let Some(host) = self.hosts[span.host].as_mut().filter(|h| h.epoch == span.epoch) else {
+            return Ok(());
+        };
+        if let Some((at, found)) = host.arena.difference(span.range.start, bytes) {
+            return Err(self.broken(format!(
+                "{what} ended well, but byte {at} of {} at n{} is {found:#04x}, not {:#04x}",
+                bytes.len(),
+                span.host,
+                bytes[at]
+            )));
+        }
+        if host.shadow.is_open(&span.range) {
+            host.shadow.write(span.range.start, bytes);
+            host.shadow.close(span.range.clone());
+        }
+        Ok(())
+    }
+
+    /// The eight bytes that an atomic returned.
+    fn take_value(&mut self, pieces: &[Rc<Span>]) -> u64 {
+        let mut bytes = Vec::with_capacity(8);
+        for p in pieces {
+            bytes.extend(self.host(p.host).arena.read(p.range.clone()));
+            self.seal(p);
+        }
+        u64::from_le_bytes(*bytes.first_chunk().expect("an atomic returns 8 bytes"))
+    }
+
+    fn shared_add_returned(&mut self, p: usize, value: u64) -> Checked<()> {
+        let (n, epoch) = (self.ends[p].host, self.ends[p].epoch);
+        let Some(host) = self.hosts[n].as_mut().filter(|h| h.epoch == epoch) else { return Ok(()) };
+        if value >= host.shared_posted || host.shared_seen.contains(&value) {
+            let posted = host.shared_posted;
+            return Err(self.broken(format!(
+                "fetch and add on the shared word of n{n} returned {value}, which another got already, \
+                 or which is more than the {posted} that were posted"
+            )));
+        }
+        host.shared_seen.push(value);
+        Ok(())
+    }
+
+    /// A request failed: nobody knows what it did before.
+    fn forget(&mut self, e: usize, op: Op) {
+        if let Promise::Write { target: span, .. } | Promise::Read { source: Some(span), .. } = &op.promise {
+            self.ends[e].tainted.push(Rc::clone(span));
+        }
+        self.ends[e].tainted.extend(op.pieces);
+    }
+
+    pub(super) fn receive_completed(&mut self, n: usize, c: &Completion) -> Checked<()> {
+        let e = self.end_of(n, c)?;
+        let shared = self.ends[e].recv.is_none();
+        let ended = if shared {
+            let srq = self.host_mut(n).srq.as_mut().expect("an end without a receive queue shares one");
+            srq.ledger.complete(c.wr_id, c.status)
+        } else {
+            self.ends[e].rq.complete(c.wr_id, c.status)
+        };
+        self.check(e, "receive queue", ended)?;
+        let buf = self.recv_bufs.remove(&c.wr_id).expect("the ledger names requests that were posted");
+        if c.status == WcStatus::Success {
+            self.message_arrived(e, c, &buf)?;
+        } else {
+            self.may_be_flushed(e, c)?;
+            for piece in &buf.pieces {
+                self.seal(piece);
+            }
+            self.went_down(e);
+        }
+        buf.pieces.into_iter().for_each(|s| self.release(s));
+        Ok(())
+    }
+
+    fn may_be_flushed(&self, e: usize, c: &Completion) -> Checked<()> {
+        let end = &self.ends[e];
+        let peer = &self.ends[end.peer];
+        let called_for = end.forced
+            || end.life != Life::Up
+            || end.sq.failed().is_some()
+            || peer.made.is_some()
+            || end.own.as_ref().is_some_and(|o| o.revoked)
+            || self.plan.conns[end.conn].may_fail;
+        if c.status == WcStatus::WrFlushed && called_for {
+            return Ok(());
+        }
+        Err(self.broken(format!(
+            "receive request {:#x} of qp {} of n{} ended as {:?}, which nothing that happened calls for",
+            c.wr_id, end.qpn, end.host, c.status
+        )))
+    }
+
+    fn message_arrived(&mut self, e: usize, c: &Completion, buf: &RecvBuf) -> Checked<()> {
+        self.report.messages += 1;
+        let (n, conn) = (self.ends[e].host, self.ends[e].conn);
+        let kind = self.plan.conns[conn].kind;
+        let room: usize = buf.pieces.iter().map(|p| p.range.len()).sum();
+        let placed = if c.opcode == WcOpcode::RecvRdmaWithImm { 0 } else { c.byte_len as usize };
+        let grh = if kind == QpType::Ud { GRH_BYTES } else { 0 };
+        if placed > room || placed < grh || c.grh != (grh > 0) {
+            return Err(self.broken(format!("a message of {placed} bytes in a buffer of {room}: {c:?}")));
+        }
+        let bytes = self.take_message(buf, placed, n)?;
+        self.check_grh(e, &bytes[..grh])?;
+        let with = match (c.opcode, c.extra) {
+            (WcOpcode::RecvRdmaWithImm, RecvExtra::Imm(imm)) => With::WriteImm(imm, c.byte_len),
+            (_, RecvExtra::Imm(imm)) => With::Imm(imm),
+            (_, RecvExtra::Invalidated(key)) => With::Invalidated(key),
+            (_, RecvExtra::None) => With::Nothing,
+        };
+        let src = if kind == QpType::Ud { c.src_qp.raw() } else { 0 };
+        let print = fingerprint(&bytes[grh..], with.number(src));
+        if kind == QpType::Rc {
+            let arrived = self.ends[e].stream.arrived(print).map(|_| ());
+            self.check(e, "message", arrived)?;
+        } else {
+            let arrived = self.ends[e].datagrams.arrived(print);
+            self.check(e, "message", arrived)?;
+        }
+        if let With::WriteImm(imm, _) = with
+            && let Some((range, bytes)) = self.ends[e].placed.get(&imm)
+            && let Some((at, found)) = self.host(n).arena.difference(range.start, bytes)
+        {
+            return Err(self.broken(format!(
+                "immediate data {imm:#x} arrived at n{n}, but byte {at} of its RDMA WRITE is {found:#04x}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The message in a buffer; what lies behind it must be untouched.
+    fn take_message(&mut self, buf: &RecvBuf, len: usize, n: usize) -> Checked<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(len);
+        for piece in &buf.pieces {
+            let host = self.host_mut(n);
+            let here = (len - bytes.len()).min(piece.range.len());
+            let (start, split) = (piece.range.start, piece.range.start + here);
+            let part = host.arena.read(start..split);
+            host.shadow.write(start, &part);
+            bytes.extend(part);
+            let rest = host.shadow.bytes(split..piece.range.end);
+            if let Some((at, found)) = host.arena.difference(split, rest) {
+                return Err(self.broken(format!(
+                    "a message of {len} bytes at n{n}: {found:#04x} was written {at} bytes behind its end"
+                )));
+            }
+            host.shadow.close(piece.range.clone());
+        }
+        Ok(bytes)
+    }
+
+    /// Source and destination in the header before a datagram.
+    fn check_grh(&self, e: usize, grh: &[u8]) -> Checked<()> {
+        if grh.is_empty() {
+            return Ok(());
+        }
+        let address = |n: usize| match self.sim.net().address(n) {
+            IpAddr::V4(a) => a.octets().to_vec(),
+            IpAddr::V6(a) => a.octets().to_vec(),
+        };
+        let (end, mut expected) = (&self.ends[e], Vec::new());
+        expected.extend(address(self.ends[end.peer].host));
+        expected.extend(address(end.host));
+        if grh[GRH_BYTES - expected.len()..] == expected {
+            return Ok(());
+        }
+        Err(self
+            .broken(format!("the GRH of a datagram at n{} names the wrong addresses: {grh:02x?}", end.host)))
+    }
+}

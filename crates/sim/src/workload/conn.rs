@@ -1,0 +1,350 @@
+//! Connections: how they come, fail and go.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use hca_core::{Access, AddressVector, Gid, Pkey, Qkey, QpAttr, QpCap, QpInit, QpState, QpType, WcStatus};
+
+use super::end::{End, Invalidatable, Life, Own, Promise};
+use super::host::Host;
+use super::world::{Checked, World};
+use super::zone::Zone;
+use crate::checker::{Datagrams, Stream};
+
+pub(super) const QKEY: Qkey = Qkey::new(0x1357_9bdf & 0x7fff_ffff);
+/// Bytes of an end's own region, and of a region that the peer takes back.
+const OWN_BYTES: usize = 8 << 10;
+const INVALIDATABLE_BYTES: usize = 64;
+
+impl World {
+    pub(super) fn open_host(&mut self, n: usize, epoch: u32) -> Checked<()> {
+        let sharers = self.plan.conns.iter().filter(|c| (0..2).any(|s| c.nodes[s] == n && c.srq[s]));
+        let buffer = sharers.map(|c| c.max_message).max();
+        let depth = self.rng.pick(&[2, 8, 32]);
+        let node = self.sim.node(n);
+        let mut rng = self.rng.fork();
+        let host = Host::new(&node, self.plan.arena_bytes, epoch, buffer.map(|b| (depth, b)), &mut rng);
+        self.hosts[n] = Some(self.refused("setting up a node", host)?);
+        Ok(())
+    }
+
+    /// Creates the two queue pairs of a connection and connects them.
+    pub(super) fn connect(&mut self, c: usize) -> Checked<()> {
+        self.report.connections += 1;
+        let first = self.conns[c].reconnects == 0;
+        for side in 0..2 {
+            let end = self.create_end(c, side, first)?;
+            let e = self.conns[c].ends[side];
+            self.by_qp.insert((end.host, end.handle.index, end.handle.generation), e);
+            if e < self.ends.len() {
+                self.ends[e] = end;
+            } else {
+                self.ends.push(end);
+            }
+        }
+        let conn = &mut self.conns[c];
+        (conn.closed, conn.close_at) = (false, None);
+        for side in 0..2 {
+            self.bring_up(c, side)?;
+        }
+        for side in 0..2 {
+            self.prepare_memory(c, side)?;
+        }
+        Ok(())
+    }
+
+    fn create_end(&mut self, c: usize, side: usize, first: bool) -> Checked<End> {
+        let plan = self.plan.conns[c].clone();
+        let host_at = plan.nodes[side];
+        let (r1, r2) = (self.rng.next_u64(), self.rng.next_u64());
+        let host = self.host(host_at);
+        let cq = |r: u64| host.cqs[(r % host.cqs.len() as u64) as usize].0;
+        let init = QpInit {
+            qp_type: plan.kind,
+            send_cq: cq(r1),
+            recv_cq: cq(r2),
+            srq: host.srq.as_ref().filter(|_| plan.srq[side]).map(|s| s.handle),
+            cap: QpCap {
+                max_send_wr: plan.send_depth,
+                max_recv_wr: plan.recv_depth,
+                max_send_sge: 4,
+                max_recv_sge: 4,
+                max_inline: 128,
+            },
+        };
+        let ports = self.refused("create_qp", host.device.create_qp(host.pd, &init))?;
+        let epoch = host.epoch;
+        let (sq, rq) = End::new_ledgers();
+        let now = self.now();
+        // Doubled packets may bring an unreliable message twice.
+        Ok(End {
+            conn: c,
+            host: host_at,
+            epoch,
+            peer: self.conns[c].ends[1 - side],
+            life: Life::Up,
+            handle: ports.handle,
+            qpn: ports.qpn,
+            send: ports.send,
+            recv: ports.recv,
+            ah: None,
+            sq,
+            rq,
+            ops: BTreeMap::new(),
+            stream: Stream::default(),
+            datagrams: Datagrams::new(2),
+            placed: BTreeMap::new(),
+            left: if first { plan.requests } else { plan.requests / 3 },
+            next_post: now,
+            next_recv: now,
+            progress_at: now,
+            word: None,
+            own: None,
+            invalidatable: Vec::new(),
+            mistake: plan.mistake.filter(|_| side == 1 && first),
+            made: None,
+            forced: false,
+            tainted: Vec::new(),
+        })
+    }
+
+    /// Takes a queue pair from RESET to RTS.
+    fn bring_up(&mut self, c: usize, side: usize) -> Checked<()> {
+        let plan = self.plan.conns[c].clone();
+        let (e, p) = (self.conns[c].ends[side], self.conns[c].ends[1 - side]);
+        let (handle, peer_qpn, peer_host) = (self.ends[e].handle, self.ends[p].qpn, self.ends[p].host);
+        let shift = self.conns[c].reconnects * 1_000_003;
+        let psn = plan.psn.map(|p| p.add(shift));
+        let dgid = Gid::from_ip(self.sim.net().address(peer_host));
+        let flow_label = (handle.index * 7919 + c as u32 + 1) & 0xf_ffff;
+        let av = AddressVector { dgid, flow_label, hop_limit: 0, traffic_class: plan.traffic_class };
+        let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let (rc, ud) = (plan.kind == QpType::Rc, plan.kind == QpType::Ud);
+        let init = QpAttr {
+            state: Some(QpState::Init),
+            pkey: Some(Pkey::DEFAULT),
+            access: (!ud).then_some(access),
+            qkey: ud.then_some(QKEY),
+            ..QpAttr::default()
+        };
+        let mut rtr = QpAttr { state: Some(QpState::Rtr), ..QpAttr::default() };
+        let mut rts = QpAttr { state: Some(QpState::Rts), sq_psn: Some(psn[side]), ..QpAttr::default() };
+        if !ud {
+            rtr.av = Some(av);
+            rtr.dest_qpn = Some(peer_qpn);
+            rtr.path_mtu = Some(plan.mtu);
+            rtr.rq_psn = Some(psn[1 - side]);
+        }
+        if rc {
+            rtr.max_dest_rd_atomic = Some(plan.rd_atomic);
+            rtr.min_rnr_timer = Some(plan.rnr_timer);
+            rts.timeout = Some(plan.timeout);
+            rts.retry_cnt = Some(plan.retry_cnt);
+            rts.rnr_retry = Some(plan.rnr_retry);
+            rts.max_rd_atomic = Some(plan.rd_atomic);
+        }
+        let host = self.host(self.ends[e].host);
+        for attr in [init, rtr, rts] {
+            self.refused("modify_qp", host.device.modify_qp(handle, &attr))?;
+        }
+        if ud {
+            let ah = self.refused("create_ah", host.device.create_ah(host.pd, &av))?;
+            self.ends[e].ah = Some(ah);
+        }
+        Ok(())
+    }
+
+    /// Memory at an end's host that its peer works with.
+    fn prepare_memory(&mut self, c: usize, side: usize) -> Checked<()> {
+        let plan = &self.plan.conns[c];
+        if plan.kind != QpType::Rc {
+            return Ok(());
+        }
+        let own = plan.doomed && side == 0 && self.conns[c].reconnects == 0;
+        let (e, p) = (self.conns[c].ends[side], self.conns[c].ends[1 - side]);
+        let n = self.ends[e].host;
+        let mut rng = self.rng.fork();
+        let Some(host) = &mut self.hosts[n] else { return Ok(()) };
+        let mut failed = Ok(());
+        if let Some(word) = host.remote.zone.take(8, 8, &mut rng) {
+            host.fill(word.start, &[0; 8]);
+            host.shadow.open(word.clone());
+            self.ends[p].word = Some((word, 0));
+        }
+        // Regions of their own lie within what the host's region for local use covers.
+        let remote = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
+        if own && let Some(range) = host.local.zone.take(OWN_BYTES, 8, &mut rng) {
+            match host.register(range.clone(), remote) {
+                Ok(keys) => self.ends[e].own = Some(Own { zone: Zone::new(range), keys, revoked: false }),
+                Err(e) => failed = Err(e),
+            }
+        }
+        for _ in 0..2 {
+            let Some(range) = host.local.zone.take(INVALIDATABLE_BYTES, 8, &mut rng) else { continue };
+            match host.register(range.clone(), remote | Access::REMOTE_INVALIDATE) {
+                Ok(keys) => self.ends[e].invalidatable.push(Invalidatable { keys, range, used: false }),
+                Err(e) => failed = Err(e),
+            }
+        }
+        self.refused("reg_mr", failed)
+    }
+
+    /// Deregisters an end's own region while the peer works with it.
+    pub(super) fn revoke(&mut self, c: usize) -> Checked<()> {
+        let e = self.conns[c].ends[0];
+        let n = self.ends[e].host;
+        let Some(own) = self.ends[e].own.as_mut().filter(|o| !o.revoked) else { return Ok(()) };
+        own.revoked = true;
+        let (keys, all) = (own.keys, own.zone.all());
+        let Some(host) = &mut self.hosts[n] else { return Ok(()) };
+        let done = host.deregister(keys);
+        // From here on nothing there may change: what it holds now is what it holds.
+        let peer = self.ends[e].peer;
+        let spans: Vec<_> = self.ends[peer]
+            .ops
+            .values()
+            .filter_map(|op| match &op.promise {
+                Promise::Write { target, .. } => Some(Rc::clone(target)),
+                _ => None,
+            })
+            .chain(self.ends[peer].tainted.iter().map(Rc::clone))
+            .filter(|s| s.host == n && all.start <= s.range.start && s.range.end <= all.end)
+            .collect();
+        for span in spans {
+            self.seal(&span);
+        }
+        self.sim.note(format!("deregistered {} of n{n}", keys.handle));
+        self.refused("dereg_mr", done)
+    }
+
+    /// Puts both ends in error, expects everything to be flushed, and destroys them.
+    pub(super) fn close(&mut self, c: usize) -> Checked<()> {
+        let ends = self.conns[c].ends;
+        for e in ends {
+            if self.ends[e].life == Life::Gone {
+                continue;
+            }
+            self.ends[e].forced = true;
+            self.ends[e].life = Life::Down;
+            let host = self.host(self.ends[e].host);
+            let attr = QpAttr { state: Some(QpState::Error), ..QpAttr::default() };
+            self.refused("modify_qp to ERROR", host.device.modify_qp(self.ends[e].handle, &attr))?;
+        }
+        self.poll_all()?;
+        for e in ends {
+            if self.ends[e].life != Life::Gone {
+                self.destroy(e)?;
+            }
+        }
+        for e in ends {
+            self.settle_memory(e)?;
+        }
+        self.conns[c].closed = true;
+        self.conns[c].close_at = None;
+        Ok(())
+    }
+
+    fn destroy(&mut self, e: usize) -> Checked<()> {
+        let finished = self.ends[e].sq.finish();
+        let rest = self.check(e, "send queue at its end", finished)?;
+        for ended in rest {
+            self.request_ended(e, ended.wr_id, WcStatus::Success)?;
+        }
+        let finished = self.ends[e].rq.finish();
+        self.check(e, "receive queue at its end", finished)?;
+        let end = &mut self.ends[e];
+        end.life = Life::Gone;
+        let (n, handle, ah) = (end.host, end.handle, end.ah.take());
+        let host = self.host(n);
+        self.refused("destroy_qp", host.device.destroy_qp(handle))?;
+        if let Some(ah) = ah {
+            self.refused("destroy_ah", host.device.destroy_ah(ah))?;
+        }
+        Ok(())
+    }
+
+    /// Both queue pairs are gone: no byte changes any more.
+    fn settle_memory(&mut self, e: usize) -> Checked<()> {
+        for span in core::mem::take(&mut self.ends[e].tainted) {
+            self.seal(&span);
+            self.release(span);
+        }
+        let peer = &self.ends[self.ends[e].peer];
+        let (n, clean) = (peer.host, self.ends[e].made.is_none() && self.ends[e].sq.failed().is_none());
+        let alive = self.hosts[n].as_ref().is_some_and(|h| h.epoch == peer.epoch);
+        if let Some((range, value)) = self.ends[e].word.take().filter(|_| alive) {
+            let host = self.host_mut(n);
+            if clean && let Some((at, found)) = host.arena.difference(range.start, &value.to_le_bytes()) {
+                return Err(self.broken(format!(
+                    "the word of qp {} at n{n} is not {value}: byte {at} is {found:#04x}",
+                    self.ends[e].qpn
+                )));
+            }
+            let now = host.arena.read(range.clone());
+            host.shadow.write(range.start, &now);
+            host.shadow.close(range.clone());
+            host.remote.zone.give_back(range);
+        }
+        let (own, invalidatable) =
+            (self.ends[e].own.take(), core::mem::take(&mut self.ends[e].invalidatable));
+        let (n, epoch) = (self.ends[e].host, self.ends[e].epoch);
+        let Some(host) = self.hosts[n].as_mut().filter(|h| h.epoch == epoch) else { return Ok(()) };
+        let mut failed = Ok(());
+        for (keys, range) in own
+            .into_iter()
+            .filter(|o| !o.revoked)
+            .map(|o| (o.keys, o.zone.all()))
+            .chain(invalidatable.into_iter().map(|i| (i.keys, i.range)))
+        {
+            failed = failed.and(host.deregister(keys));
+            host.local.zone.give_back(range);
+        }
+        self.refused("dereg_mr", failed)
+    }
+
+    /// A node's process is gone, and with it its ends and its memory.
+    pub(super) fn crash(&mut self, n: usize) {
+        let Some(host) = self.hosts[n].take() else { return };
+        self.report.crashes += 1;
+        let now = self.now();
+        self.count_adapter(&host);
+        for e in 0..self.ends.len() {
+            if self.ends[e].host != n || self.ends[e].life == Life::Gone {
+                continue;
+            }
+            self.recv_bufs.retain(|_, b| b.pieces.first().is_none_or(|p| p.host != n));
+            let peer = self.ends[e].peer;
+            self.ends[peer].progress_at = self.ends[peer].progress_at.max(now);
+            let end = &mut self.ends[e];
+            end.life = Life::Gone;
+            (end.sq, end.rq) = End::new_ledgers();
+            // What it was about to write elsewhere stays in doubt.
+            let ops = core::mem::take(&mut end.ops);
+            for op in ops.into_values() {
+                if let Promise::Write { target, .. } = op.promise {
+                    self.ends[e].tainted.push(target);
+                }
+            }
+        }
+        self.by_qp.retain(|k, _| k.0 != n);
+        self.sim.node(n).crash();
+        drop(host);
+    }
+
+    pub(super) fn restart(&mut self, n: usize) -> Checked<()> {
+        self.sim.node(n).restart();
+        let epoch = self.report.crashes as u32;
+        self.open_host(n, epoch)
+    }
+
+    /// Adds up what an adapter counted.
+    pub(super) fn count_adapter(&mut self, host: &Host) {
+        for c in host.device.counters() {
+            match c.name {
+                "retransmitted" => self.report.retransmitted += c.value,
+                "rnr_nak_sent" => self.report.rnr_naks += c.value,
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! One queue pair of the workload, and what it is doing.
+
+use core::ops::Range;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use hca_core::{AhHandle, Instant, MrKeys, QpHandle, Qpn, RecvPort, SendPort, WcStatus};
+
+use super::plan::Mistake;
+use super::zone::Zone;
+use crate::checker::{Datagrams, Ledger, Order, Stream};
+
+/// Where a range was taken from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// The host's zone for local use.
+    Local,
+    /// The host's zone for peers.
+    Remote,
+    /// An end's own region.
+    Own(usize),
+}
+
+/// A range of a host's arena that is in use; several requests may share it.
+#[derive(Debug)]
+pub(super) struct Span {
+    pub(super) host: usize,
+    pub(super) epoch: u32,
+    pub(super) origin: Origin,
+    pub(super) range: Range<usize>,
+}
+
+/// What a request promises.
+#[derive(Debug)]
+pub(super) enum Promise {
+    /// The message with this number is at the peer.
+    Send(Option<u64>),
+    /// The peer's memory holds these bytes; with immediate data the message is there too.
+    Write { target: Rc<Span>, bytes: Vec<u8>, number: Option<u64> },
+    /// The local list holds these bytes.
+    Read { bytes: Vec<u8>, source: Option<Rc<Span>> },
+    /// The local list holds this value.
+    Atomic { old: u64 },
+    /// The local list holds a value that nobody else got.
+    SharedAdd,
+    /// It fails.
+    Mistake,
+}
+
+#[derive(Debug)]
+pub(super) struct Op {
+    pub(super) promise: Promise,
+    pub(super) len: usize,
+    /// The local list.
+    pub(super) pieces: Vec<Rc<Span>>,
+}
+
+/// A receive request's buffer.
+#[derive(Debug)]
+pub(super) struct RecvBuf {
+    pub(super) pieces: Vec<Rc<Span>>,
+}
+
+/// Memory at this end's host that its peer alone works with.
+pub(super) struct Own {
+    pub(super) zone: Zone,
+    pub(super) keys: MrKeys,
+    pub(super) revoked: bool,
+}
+
+/// A region that the peer may take back.
+pub(super) struct Invalidatable {
+    pub(super) keys: MrKeys,
+    pub(super) range: Range<usize>,
+    pub(super) used: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    Up,
+    /// In the error state: it failed, or was put there.
+    Down,
+    /// Destroyed, or its node crashed.
+    Gone,
+}
+
+pub(super) struct End {
+    pub(super) conn: usize,
+    pub(super) host: usize,
+    pub(super) epoch: u32,
+    pub(super) peer: usize,
+    pub(super) life: Life,
+    pub(super) handle: QpHandle,
+    pub(super) qpn: Qpn,
+    pub(super) send: Box<dyn SendPort>,
+    pub(super) recv: Option<Box<dyn RecvPort>>,
+    pub(super) ah: Option<AhHandle>,
+    pub(super) sq: Ledger,
+    pub(super) rq: Ledger,
+    pub(super) ops: BTreeMap<u64, Op>,
+    /// Messages to this end (RC).
+    pub(super) stream: Stream,
+    /// Messages to this end (UC, UD).
+    pub(super) datagrams: Datagrams,
+    /// UC: what a WRITE with this immediate data placed.
+    pub(super) placed: BTreeMap<u32, (Range<usize>, Vec<u8>)>,
+    pub(super) left: u32,
+    pub(super) next_post: Instant,
+    pub(super) next_recv: Instant,
+    /// When it last posted a request or saw one complete, or its peer went away.
+    pub(super) progress_at: Instant,
+    /// A word at the peer that only this end changes: offset and what it holds.
+    pub(super) word: Option<(Range<usize>, u64)>,
+    pub(super) own: Option<Own>,
+    pub(super) invalidatable: Vec<Invalidatable>,
+    pub(super) mistake: Option<Mistake>,
+    /// How the mistake it made has to end.
+    pub(super) made: Option<WcStatus>,
+    /// It was put into the error state by the program.
+    pub(super) forced: bool,
+    /// Ranges of requests that failed: what they hold is anybody's guess until the queue pairs are gone.
+    pub(super) tainted: Vec<Rc<Span>>,
+}
+
+impl End {
+    pub(super) fn new_ledgers() -> (Ledger, Ledger) {
+        (Ledger::new(Order::Fifo), Ledger::new(Order::Fifo))
+    }
+    /// Nothing is left to do.
+    pub(super) fn is_idle(&self) -> bool {
+        self.sq.is_empty() && (self.left == 0 || self.life != Life::Up)
+    }
+}

@@ -1,0 +1,172 @@
+//! One node of the workload: its adapter, memory, keys and queues.
+
+use core::ops::Range;
+use std::sync::Arc;
+
+use hca_core::{
+    Access, Completion, CqHandle, CqPort, Device, DeviceError, MrKeys, PdHandle, RecvPort, SrqHandle, SrqInit,
+};
+
+use super::zone::Zone;
+use crate::arena::Arena;
+use crate::checker::{Breach, Ledger, Order, Shadow};
+use crate::{Node, Rng};
+
+/// Bytes between regions, which belong to none.
+const GUARD: usize = 64;
+/// Bytes that peers may read only, and bytes of another protection domain.
+const FIXED_BYTES: usize = 16 << 10;
+/// Entries of each completion queue: more than all requests together.
+const CQ_DEPTH: u32 = 8192;
+
+/// A part of the arena with a region over it.
+pub(super) struct Region {
+    pub(super) zone: Zone,
+    pub(super) keys: MrKeys,
+}
+
+pub(super) struct Srq {
+    pub(super) handle: SrqHandle,
+    pub(super) port: Box<dyn RecvPort>,
+    pub(super) ledger: Ledger,
+    pub(super) depth: u32,
+    pub(super) buffer: usize,
+}
+
+pub(super) struct Host {
+    pub(super) device: Arc<dyn Device>,
+    pub(super) pd: PdHandle,
+    pub(super) arena: Arena,
+    pub(super) shadow: Shadow,
+    /// For local use only.
+    pub(super) local: Region,
+    /// For everything.
+    pub(super) remote: Region,
+    /// Readable by peers.
+    pub(super) readable: Region,
+    /// Of another protection domain.
+    pub(super) foreign: Region,
+    pub(super) cqs: Vec<(CqHandle, Box<dyn CqPort>)>,
+    pub(super) srq: Option<Srq>,
+    /// Counts crashes.
+    pub(super) epoch: u32,
+    /// A word that all peers add 1 to: offset, values seen, additions posted.
+    pub(super) shared_word: Range<usize>,
+    pub(super) shared_seen: Vec<u64>,
+    pub(super) shared_posted: u64,
+    /// Registered regions: the arena may be freed when none is left.
+    pub(super) regions: Vec<MrKeys>,
+}
+
+impl Host {
+    pub(super) fn new(
+        node: &Node,
+        bytes: usize,
+        epoch: u32,
+        srq: Option<(u32, usize)>,
+        rng: &mut Rng,
+    ) -> Result<Self, DeviceError> {
+        let device = node.device();
+        let (pd, other_pd) = (device.alloc_pd()?, device.alloc_pd()?);
+        let arena = Arena::new(bytes);
+        let mut fill = vec![0; bytes];
+        for word in fill.chunks_exact_mut(8) {
+            word.copy_from_slice(&rng.next_u64().to_le_bytes());
+        }
+        arena.write(0, &fill);
+        let mut shadow = Shadow::new(fill);
+        let mut regions = Vec::new();
+        let mut at = 0;
+        let mut region = |len: usize, pd, access| -> Result<Region, DeviceError> {
+            let range = at + GUARD..at + GUARD + len;
+            at = range.end;
+            let keys = arena.register(&*device, pd, range.clone(), access)?;
+            regions.push(keys);
+            Ok(Region { zone: Zone::new(range), keys })
+        };
+        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let rest = bytes - 2 * FIXED_BYTES - 5 * GUARD;
+        let local = region(rest * 5 / 8 & !63, pd, Access::LOCAL_WRITE)?;
+        let mut remote = region((rest / 4) & !63, pd, all)?;
+        let readable = region(FIXED_BYTES, pd, Access::REMOTE_READ)?;
+        let foreign = region(FIXED_BYTES, other_pd, all)?;
+        let mut cqs = Vec::new();
+        for _ in 0..rng.between(1, 3) {
+            cqs.push(device.create_cq(CQ_DEPTH)?);
+        }
+        let srq = match srq {
+            Some((depth, buffer)) => {
+                let (handle, port) = device.create_srq(pd, &SrqInit { max_wr: depth, max_sge: 4 })?;
+                Some(Srq { handle, port, ledger: Ledger::new(Order::Any), depth, buffer })
+            }
+            None => None,
+        };
+        let shared_word = remote.zone.take(8, 8, rng).expect("the zone is empty");
+        arena.write(shared_word.start, &[0; 8]);
+        shadow.write(shared_word.start, &[0; 8]);
+        shadow.open(shared_word.clone());
+        Ok(Self {
+            device,
+            pd,
+            arena,
+            shadow,
+            local,
+            remote,
+            readable,
+            foreign,
+            cqs,
+            srq,
+            epoch,
+            shared_word,
+            shared_seen: Vec::new(),
+            shared_posted: 0,
+            regions,
+        })
+    }
+
+    /// Takes everything from the completion queues.
+    pub(super) fn drain(&mut self, out: &mut Vec<Completion>) {
+        let mut some = [Completion::default(); 32];
+        for (_, cq) in &mut self.cqs {
+            loop {
+                let n = cq.poll(&mut some);
+                out.extend_from_slice(&some[..n]);
+                if n == 0 {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Compares the memory with what it should be.
+    pub(super) fn check_memory(&self) -> Result<(), Breach> {
+        self.shadow.compare(|at, expected| self.arena.difference(at, expected))
+    }
+
+    /// The program writes its own memory.
+    pub(super) fn fill(&mut self, at: usize, bytes: &[u8]) {
+        self.arena.write(at, bytes);
+        self.shadow.write(at, bytes);
+    }
+
+    /// Registers a range for its own.
+    pub(super) fn register(&mut self, range: Range<usize>, access: Access) -> Result<MrKeys, DeviceError> {
+        let keys = self.arena.register(&*self.device, self.pd, range, access)?;
+        self.regions.push(keys);
+        Ok(keys)
+    }
+    pub(super) fn deregister(&mut self, keys: MrKeys) -> Result<(), DeviceError> {
+        self.regions.retain(|r| r.handle != keys.handle);
+        self.device.dereg_mr(keys.handle)
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        for r in self.regions.drain(..) {
+            if self.device.dereg_mr(r.handle).is_err() {
+                self.arena.leak();
+            }
+        }
+    }
+}

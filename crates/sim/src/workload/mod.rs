@@ -1,0 +1,144 @@
+//! Random programs on random networks, checked to the last byte.
+//!
+//! A seed decides how many nodes there are, which queue pairs connect them with which settings, what
+//! they post, and what the network and the nodes suffer meanwhile. After a while all faults end, and
+//! everything that was posted has to end too, as its service promises.
+
+mod complete;
+mod conn;
+mod end;
+mod host;
+mod plan;
+mod post;
+mod report;
+mod world;
+mod zone;
+
+use core::cell::RefCell;
+use core::time::Duration;
+use std::rc::Rc;
+
+use hca_core::{Instant, QpType};
+use hca_fabric::Tap;
+
+use crate::{Outcome, Rng, Sim, Step, Violation};
+use plan::{ConnPlan, Plan};
+use world::{Checked, World};
+
+pub use report::Report;
+
+/// How long everything takes at most once all faults have ended, beside what timeouts allow.
+const AFTERMATH: Duration = Duration::from_secs(20);
+
+/// How long a request whose peer is gone may wait for its error: each try up to four times the
+/// timeout. `None` is for ever.
+fn patience(plan: &ConnPlan) -> Option<Duration> {
+    if plan.kind != QpType::Rc {
+        return Some(Duration::ZERO);
+    }
+    let tries = u32::from(plan.retry_cnt) + 1;
+    plan.timeout.duration().map(|t| t * 4 * tries + plan.rnr_timer.duration() * 8 + Duration::from_millis(5))
+}
+
+/// The workload of one seed.
+#[derive(Default)]
+pub struct Workload {
+    trace: bool,
+    replay: Option<String>,
+    tap: Option<Box<dyn Tap>>,
+}
+
+impl Workload {
+    /// With the standard mix of operations and faults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+    /// Prints every event.
+    #[must_use]
+    pub fn print_trace(mut self, on: bool) -> Self {
+        self.trace = on;
+        self
+    }
+    /// The command that replays it, without the seed, which is appended.
+    #[must_use]
+    pub fn replay(mut self, command: impl Into<String>) -> Self {
+        self.replay = Some(command.into());
+        self
+    }
+    /// Shows every frame, as it is sent, to a tap.
+    #[must_use]
+    pub fn tap(mut self, tap: Option<Box<dyn Tap>>) -> Self {
+        self.tap = tap;
+        self
+    }
+
+    /// Runs a seed.
+    ///
+    /// # Errors
+    /// A promise was broken.
+    pub fn run(self, seed: u64) -> Result<Report, Violation> {
+        // The plan has a stream of its own, so that it does not change with the simulation.
+        let mut rng = Rng::new(seed ^ 0x5eed_0000_0000_0000);
+        let plan = Plan::new(&mut rng);
+        let mut builder = Sim::builder(seed).ipv6(plan.ipv6).links(&plan.profile).print_trace(self.trace);
+        if let Some(command) = self.replay {
+            builder = builder.replay(format!("{command} --seed {seed}"));
+        }
+        let sim = builder.build();
+        sim.net().set_tap(self.tap);
+        if self.trace {
+            sim.say(&format!("{plan:#?}"));
+        }
+        let heal = Instant::ZERO + plan.heal;
+        let world = sim.guarded(|| World::new(&sim, plan, rng)).map(|w| Rc::new(RefCell::new(w)))?;
+        let outcome = drive(&sim, &world, heal);
+        sim.net().set_tap(None);
+        outcome?;
+        let mut report = world.borrow().report;
+        report.net = sim.stats();
+        report.events = sim.events();
+        report.trace_hash = sim.trace_hash();
+        report.virtual_ns = sim.now().as_nanos();
+        Ok(report)
+    }
+}
+
+fn drive(sim: &Sim, world: &Rc<RefCell<World>>, heal: Instant) -> Checked<()> {
+    let actor = Rc::clone(world);
+    sim.add_actor(move |now: Instant| -> Step {
+        let step = actor.borrow_mut().step(now);
+        match step {
+            Ok(step) => step,
+            // No panic hook runs for what is reported anyway.
+            Err(violation) => std::panic::resume_unwind(Box::new(violation)),
+        }
+    });
+    sim.run_until(heal)?;
+    world.borrow_mut().heal();
+    let longest = world.borrow().plan.conns.iter().filter_map(patience).max().unwrap_or_default();
+    let deadline = heal + AFTERMATH + longest;
+    while sim.now() < deadline && !world.borrow().is_finished() {
+        if sim.run_for(Duration::from_millis(2))? == Outcome::Idle {
+            break;
+        }
+    }
+    if !world.borrow().is_finished() {
+        let rest = world.borrow().outstanding();
+        return Err(sim.violation(format!("hang: all faults have ended, but this is left:{rest}")));
+    }
+    quiesce(sim, world)
+}
+
+/// Nothing is left to do: the network falls silent, and everything can be taken down.
+fn quiesce(sim: &Sim, world: &Rc<RefCell<World>>) -> Checked<()> {
+    if sim.run_for(AFTERMATH)? != Outcome::Idle {
+        return Err(sim.violation("nothing is left to do, but timers run or packets travel on"));
+    }
+    let frames = sim.net().frames_under_way();
+    if frames > 0 {
+        return Err(sim.violation(format!("{frames} frames are left in a quiet network")));
+    }
+    let mut world = world.borrow_mut();
+    let world = &mut *world;
+    sim.guarded(|| world.tear_down())
+}

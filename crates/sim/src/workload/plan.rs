@@ -1,0 +1,191 @@
+//! What a seed does: everything random about a run that is decided before it begins.
+
+use core::time::Duration;
+
+use hca_core::{AckTimeout, Mtu, Psn, QpType, RnrTimer};
+
+use crate::{LinkProfile, Rng};
+
+/// A mistake that an end makes as its last request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mistake {
+    /// A WRITE with a key that names nothing.
+    UnknownKey,
+    /// A WRITE that begins inside of the region and ends behind it.
+    BeyondRegion,
+    /// A WRITE to a region that grants reads only.
+    NoWriteRight,
+    /// An atomic on a region that grants reads only.
+    NoAtomicRight,
+    /// A READ of a region that grants no remote access.
+    NoReadRight,
+    /// A WRITE to a region of another protection domain.
+    ForeignPd,
+    /// A WRITE with a key that a SEND with invalidate has taken back.
+    Invalidated,
+    /// An atomic on a word that is not aligned.
+    Misaligned,
+}
+
+impl Mistake {
+    const ALL: [Self; 8] = [
+        Self::UnknownKey,
+        Self::BeyondRegion,
+        Self::NoWriteRight,
+        Self::NoAtomicRight,
+        Self::NoReadRight,
+        Self::ForeignPd,
+        Self::Invalidated,
+        Self::Misaligned,
+    ];
+}
+
+/// How a pair of queue pairs is connected and used.
+#[derive(Clone, Debug)]
+pub(super) struct ConnPlan {
+    pub(super) nodes: [usize; 2],
+    pub(super) kind: QpType,
+    pub(super) mtu: Mtu,
+    pub(super) max_message: usize,
+    /// Requests of each end.
+    pub(super) requests: u32,
+    pub(super) send_depth: u32,
+    pub(super) recv_depth: u32,
+    pub(super) srq: [bool; 2],
+    pub(super) timeout: AckTimeout,
+    pub(super) retry_cnt: u8,
+    pub(super) rnr_retry: u8,
+    pub(super) rnr_timer: RnrTimer,
+    pub(super) rd_atomic: u8,
+    pub(super) psn: [Psn; 2],
+    /// Marks of an ECN-capable flow.
+    pub(super) traffic_class: u8,
+    /// Retries may run out: they are few, or a node of it crashes.
+    pub(super) may_fail: bool,
+    pub(super) mistake: Option<Mistake>,
+    /// The first end's own region is deregistered while the other writes there.
+    pub(super) doomed: bool,
+    /// The longest pause between two posts.
+    pub(super) pause: Duration,
+    /// The longest pause before receive requests are posted again.
+    pub(super) recv_pause: Duration,
+}
+
+/// Something that happens to nodes and links.
+#[derive(Clone, Debug)]
+pub(super) enum Chaos {
+    Cut { from: usize, to: usize, heal_after: Duration },
+    Partition { group: Vec<usize>, heal_after: Duration },
+    Stall { node: usize, resume_after: Duration },
+    Crash { node: usize, restart_after: Duration },
+    Links(LinkProfile),
+    Revoke { conn: usize },
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) nodes: usize,
+    pub(super) ipv6: bool,
+    pub(super) profile: LinkProfile,
+    pub(super) conns: Vec<ConnPlan>,
+    /// In order of time.
+    pub(super) chaos: Vec<(Duration, Chaos)>,
+    /// When all faults end.
+    pub(super) heal: Duration,
+    pub(super) arena_bytes: usize,
+}
+
+impl Plan {
+    pub(super) fn new(rng: &mut Rng) -> Self {
+        let nodes = rng.pick(&[2, 2, 2, 3, 4]);
+        let crash = rng.chance(0.15).then(|| rng.below(nodes as u64) as usize);
+        let big = rng.chance(0.1);
+        let mut conns: Vec<ConnPlan> = Vec::new();
+        for _ in 0..rng.between(1, 4) {
+            conns.push(ConnPlan::new(rng, nodes, big, crash));
+        }
+        let heal = Duration::from_micros(rng.between(2_000, 40_000));
+        let mut chaos = Vec::new();
+        let at = |rng: &mut Rng| heal.mul_f64(rng.below(900) as f64 / 1000.0);
+        for _ in 0..rng.below(4) {
+            let node = rng.below(nodes as u64) as usize;
+            let other = (node + 1 + rng.below(nodes as u64 - 1) as usize) % nodes;
+            let lasts = Duration::from_micros(rng.between(1, 8_000));
+            let what = match rng.below(5) {
+                0 => Chaos::Cut { from: node, to: other, heal_after: lasts },
+                1 => Chaos::Partition { group: vec![node], heal_after: lasts },
+                2 | 3 => Chaos::Stall { node, resume_after: lasts },
+                _ => Chaos::Links(LinkProfile::random(rng)),
+            };
+            chaos.push((at(rng), what));
+        }
+        if let Some(node) = crash {
+            let restart_after = Duration::from_micros(rng.between(0, 5_000));
+            chaos.push((at(rng), Chaos::Crash { node, restart_after }));
+        }
+        for (conn, _) in conns.iter().enumerate().filter(|c| c.1.doomed) {
+            chaos.push((at(rng), Chaos::Revoke { conn }));
+        }
+        chaos.sort_by_key(|c| c.0);
+        Self {
+            nodes,
+            ipv6: rng.chance(0.2),
+            profile: if rng.chance(0.1) { LinkProfile::default() } else { LinkProfile::random(rng) },
+            conns,
+            chaos,
+            heal,
+            arena_bytes: if big { 4 << 20 } else { 512 << 10 },
+        }
+    }
+}
+
+impl ConnPlan {
+    fn new(rng: &mut Rng, nodes: usize, big: bool, crash: Option<usize>) -> Self {
+        let a = rng.below(nodes as u64) as usize;
+        // Now and then a node talks to itself.
+        let b = if rng.chance(0.05) { a } else { (a + 1 + rng.below(nodes as u64 - 1) as usize) % nodes };
+        let kind = rng.pick(&[QpType::Rc, QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud]);
+        let rc = kind == QpType::Rc;
+        let crashes = crash.is_some_and(|n| n == a || n == b);
+        let weak = rc && rng.chance(0.2);
+        let mistake = (rc && rng.chance(0.15)).then(|| rng.pick(&Mistake::ALL));
+        let max_message = match kind {
+            QpType::Ud => 1024,
+            _ if big => rng.pick(&[20_000, 120_000, 300_000]),
+            _ => rng.pick(&[64, 1500, 6_000, 16_000]),
+        };
+        let timeout = if weak {
+            rng.between(6, 11)
+        } else if !crashes && rng.chance(0.2) {
+            0
+        } else {
+            rng.between(13, 15)
+        };
+        let near_wrap = |rng: &mut Rng| {
+            let psn = if rng.chance(0.6) { 0x100_0000 - rng.between(1, 300) } else { rng.below(1 << 24) };
+            Psn::new(psn as u32)
+        };
+        Self {
+            nodes: [a, b],
+            kind,
+            mtu: rng.pick(&Mtu::ALL),
+            max_message,
+            requests: rng.between(5, if max_message > 20_000 { 12 } else { 60 }) as u32,
+            send_depth: rng.pick(&[2, 5, 16, 64]),
+            recv_depth: rng.pick(&[1, 3, 16, 64]).min(if max_message > 20_000 { 4 } else { 64 }),
+            srq: [rc && rng.chance(0.25), rc && rng.chance(0.25)],
+            timeout: AckTimeout::new(timeout as u8),
+            retry_cnt: if weak { rng.below(3) as u8 } else { 7 },
+            rnr_retry: if weak { rng.below(8) as u8 } else { 7 },
+            rnr_timer: RnrTimer::new(rng.between(1, 12) as u8),
+            rd_atomic: rng.pick(&[1, 2, 4, 16]),
+            psn: [near_wrap(rng), near_wrap(rng)],
+            traffic_class: rng.pick(&[0, 2]),
+            may_fail: weak || crashes,
+            mistake,
+            doomed: rc && mistake.is_none() && rng.chance(0.1),
+            pause: Duration::from_micros(rng.pick(&[0, 20, 200, 1000])),
+            recv_pause: Duration::from_micros(rng.pick(&[0, 0, 30, 500])),
+        }
+    }
+}

@@ -1,0 +1,508 @@
+//! What ends post.
+
+use core::ops::Range;
+use std::rc::Rc;
+
+use hca_core::{
+    Instant, Lkey, Payload, QpType, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Sge, UdDest,
+    WcStatus,
+};
+
+use super::conn::QKEY;
+use super::end::{Life, Op, Origin, Promise, RecvBuf, Span};
+use super::plan::Mistake;
+use super::world::{Checked, World};
+use crate::arena::{post_recv, post_send};
+use crate::checker::fingerprint;
+use crate::rng::mix;
+
+/// Bytes of GRH before a datagram.
+pub(super) const GRH_BYTES: usize = 40;
+
+/// The bytes of a message.
+fn pattern(key: u64, len: usize) -> Vec<u8> {
+    let mut state = key;
+    let mut out = Vec::with_capacity(len + 8);
+    while out.len() < len {
+        out.extend_from_slice(&mix(&mut state).to_le_bytes());
+    }
+    out.truncate(len);
+    out
+}
+
+/// What stands beside a message's bytes in its fingerprint.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum With {
+    Nothing,
+    Imm(u32),
+    Invalidated(Rkey),
+    /// Immediate data of an RDMA WRITE of this length.
+    WriteImm(u32, u32),
+}
+impl With {
+    pub(super) fn number(self, src: u32) -> u64 {
+        let (kind, a, b) = match self {
+            Self::Nothing => (0, 0, 0),
+            Self::Imm(i) => (1, i, 0),
+            Self::Invalidated(k) => (2, k.raw(), 0),
+            Self::WriteImm(i, len) => (3, i, len),
+        };
+        let mut state = kind << 60 ^ u64::from(a) << 24 ^ u64::from(b) ^ u64::from(src) << 33;
+        mix(&mut state)
+    }
+}
+
+/// A request that is about to be posted.
+struct Draft {
+    op: SendOp,
+    promise: Promise,
+    len: usize,
+    pieces: Vec<Rc<Span>>,
+    inline: Option<Vec<u8>>,
+    fence: bool,
+}
+
+impl World {
+    pub(super) fn post_receives(&mut self, now: Instant, e: usize) -> Checked<bool> {
+        let end = &self.ends[e];
+        if end.life != Life::Up || now < end.next_recv {
+            return Ok(false);
+        }
+        let plan = &self.plan.conns[end.conn];
+        let (n, shared, pause) = (end.host, end.recv.is_none(), plan.recv_pause);
+        let grh = if plan.kind == QpType::Ud { GRH_BYTES } else { 0 };
+        let (mut room, mut bytes) =
+            ((plan.recv_depth as usize).saturating_sub(end.rq.len()), plan.max_message);
+        if shared && let Some(srq) = self.hosts[n].as_ref().and_then(|h| h.srq.as_ref()) {
+            (room, bytes) = ((srq.depth as usize).saturating_sub(srq.ledger.len()), srq.buffer);
+        }
+        if room == 0 {
+            return Ok(false);
+        }
+        let wanted = 1 + self.rng.below(room as u64) as usize;
+        let mut posted = false;
+        for _ in 0..wanted {
+            let Some(pieces) = self.take_pieces(n, bytes + grh, grh) else { break };
+            for p in &pieces {
+                self.host_mut(n).shadow.open(p.range.clone());
+            }
+            let sges = self.sges(n, &pieces);
+            let wr_id = self.new_wr();
+            self.recv_bufs.insert(wr_id, RecvBuf { pieces });
+            let wr = RecvWr { wr_id, sges: &sges };
+            let result = if shared {
+                let srq = self.host_mut(n).srq.as_mut().expect("an end without a receive queue shares one");
+                srq.ledger.post(wr_id, true, now);
+                post_recv(&mut *srq.port, &[wr]).map(|()| srq.port.ring())
+            } else {
+                let end = &mut self.ends[e];
+                end.rq.post(wr_id, true, now);
+                let recv = end.recv.as_mut().expect("it has a receive queue");
+                post_recv(&mut **recv, &[wr]).map(|()| recv.ring())
+            };
+            if let Err(refused) = result {
+                return Err(self.broken(format!("a receive request of n{n} was refused: {refused}")));
+            }
+            posted = true;
+        }
+        let wait = self.rng.up_to(pause);
+        self.ends[e].next_recv = now + wait;
+        Ok(posted)
+    }
+
+    pub(super) fn post_requests(&mut self, now: Instant, e: usize) -> Checked<bool> {
+        let end = &self.ends[e];
+        if end.life != Life::Up
+            || end.left == 0
+            || now < end.next_post
+            || self.ends[end.peer].life != Life::Up
+        {
+            return Ok(false);
+        }
+        let plan = &self.plan.conns[end.conn];
+        let (depth, pause) = (plan.send_depth as usize, plan.pause);
+        let room = depth.saturating_sub(end.sq.len()).min(end.left as usize);
+        if room == 0 {
+            return Ok(false);
+        }
+        let wanted = 1 + self.rng.below(room as u64) as usize;
+        let mut posted = 0;
+        while posted < wanted && self.ends[e].left > 0 {
+            let room = depth - self.ends[e].sq.len();
+            let mut drafts = self.draft(e, room);
+            if drafts.is_empty() {
+                break;
+            }
+            posted += drafts.len();
+            for draft in drafts.drain(..) {
+                self.post(now, e, draft)?;
+            }
+        }
+        if posted > 0 {
+            self.ends[e].send.ring();
+            self.ends[e].progress_at = now;
+        }
+        let wait = if posted == 0 { core::time::Duration::from_micros(5) } else { self.rng.up_to(pause) };
+        self.ends[e].next_post = now + wait;
+        Ok(posted > 0)
+    }
+
+    fn post(&mut self, now: Instant, e: usize, draft: Draft) -> Checked<()> {
+        let wr_id = self.new_wr();
+        let end = &self.ends[e];
+        let depth = self.plan.conns[end.conn].send_depth as usize;
+        let left = end.left.saturating_sub(1);
+        // Now and then without a completion, but never so that a full queue has none to come.
+        let must = left == 0 || end.sq.len() + 1 >= depth || matches!(draft.promise, Promise::Mistake);
+        let signaled = must || self.rng.chance(0.5);
+        let mut flags = SendFlags::empty();
+        flags.set(SendFlags::SIGNALED, signaled);
+        flags.set(SendFlags::FENCE, draft.fence || self.rng.chance(0.05));
+        flags.set(SendFlags::SOLICITED, self.rng.chance(0.1));
+        let sges = self.sges(self.ends[e].host, &draft.pieces);
+        let payload = match &draft.inline {
+            Some(bytes) => Payload::Inline(bytes),
+            None => Payload::Sges(&sges),
+        };
+        let end = &self.ends[e];
+        let dest = end.ah.map(|ah| UdDest { ah, qpn: self.ends[end.peer].qpn, qkey: QKEY });
+        let wr = SendWr { wr_id, op: draft.op, flags, payload, dest };
+        if self.sim.prints() {
+            self.sim.say(&format!(
+                "n{} qp {} posts wr {wr_id} {:?} {} B {flags:?}",
+                end.host, end.qpn, draft.op, draft.len
+            ));
+        }
+        let end = &mut self.ends[e];
+        end.left = left;
+        end.sq.post(wr_id, signaled, now);
+        end.ops.insert(wr_id, Op { promise: draft.promise, len: draft.len, pieces: draft.pieces });
+        if let Err(refused) = post_send(&mut *end.send, &[wr]) {
+            let (n, op) = (end.host, draft.op);
+            return Err(self.broken(format!("a request of n{n} ({op:?}) was refused: {refused}")));
+        }
+        Ok(())
+    }
+
+    /// One request, or two that belong together; none if memory is short.
+    fn draft(&mut self, e: usize, room: usize) -> Vec<Draft> {
+        let end = &self.ends[e];
+        let kind = self.plan.conns[end.conn].kind;
+        if end.left == 1
+            && let Some(mistake) = end.mistake
+        {
+            return self.draft_mistake(e, mistake).into_iter().collect();
+        }
+        let two = room >= 2 && end.left >= 2;
+        let one = |d: Option<Draft>| d.into_iter().collect();
+        match kind {
+            QpType::Ud => one(self.draft_send(e)),
+            QpType::Uc => match self.rng.below(3) {
+                0 => one(self.draft_write(e)),
+                _ => one(self.draft_send(e)),
+            },
+            QpType::Rc => match self.rng.below(12) {
+                0..4 => one(self.draft_send(e)),
+                4..7 => one(self.draft_write(e)),
+                7 => one(self.draft_read(e)),
+                8 if two => self.draft_write_read(e),
+                9 if two => self.draft_read_send(e),
+                10 => one(self.draft_atomic(e)),
+                _ => one(self.draft_shared_add(e)),
+            },
+        }
+    }
+
+    /// A random length, rather short, and often near a boundary.
+    fn length(&mut self, e: usize) -> usize {
+        let plan = &self.plan.conns[self.ends[e].conn];
+        let (max, mtu) = (plan.max_message, plan.mtu.bytes() as usize);
+        let rng = &mut self.rng;
+        let len = match rng.below(8) {
+            0 => rng.below(9) as usize,
+            1 => (mtu * (1 + rng.below(3) as usize) + rng.below(3) as usize).saturating_sub(1),
+            2 => max,
+            3 | 4 => rng.below(max as u64 + 1) as usize,
+            _ => (rng.below(max as u64 + 1) >> rng.below(8)) as usize,
+        };
+        len.min(max)
+    }
+
+    /// Ranges for `len` bytes of a host's local memory; the first one of at least `first` bytes.
+    fn take_pieces(&mut self, n: usize, len: usize, first: usize) -> Option<Vec<Rc<Span>>> {
+        let count = self.rng.between(1, 4) as usize;
+        let mut cuts: Vec<usize> =
+            (1..count).map(|_| self.rng.between(first.min(len) as u64, len as u64) as usize).collect();
+        cuts.sort_unstable();
+        cuts.push(len);
+        let mut pieces = Vec::with_capacity(count);
+        let mut at = 0;
+        for cut in cuts {
+            let host = self.hosts[n].as_mut().expect("the node is up");
+            let Some(range) = host.local.zone.take(cut - at, 1, &mut self.rng) else {
+                pieces.into_iter().for_each(|p| self.release(p));
+                return None;
+            };
+            pieces.push(Rc::new(Span { host: n, epoch: host.epoch, origin: Origin::Local, range }));
+            at = cut;
+        }
+        Some(pieces)
+    }
+    fn sges(&self, n: usize, pieces: &[Rc<Span>]) -> Vec<Sge> {
+        let host = self.host(n);
+        let sge = |p: &Rc<Span>| Sge {
+            addr: host.arena.address(p.range.start),
+            len: p.range.len() as u32,
+            // An entry without bytes needs no key.
+            lkey: if p.range.is_empty() { Lkey::new(0) } else { host.local.keys.lkey },
+        };
+        pieces.iter().map(sge).collect()
+    }
+    fn fill_pieces(&mut self, n: usize, pieces: &[Rc<Span>], bytes: &[u8]) {
+        let mut at = 0;
+        for p in pieces {
+            self.host_mut(n).fill(p.range.start, &bytes[at..at + p.range.len()]);
+            at += p.range.len();
+        }
+    }
+    fn open_pieces(&mut self, n: usize, pieces: &[Rc<Span>]) {
+        for p in pieces {
+            self.host_mut(n).shadow.open(p.range.clone());
+        }
+    }
+    /// Local memory filled with these bytes, or the bytes inline.
+    #[allow(clippy::type_complexity)]
+    fn source(&mut self, e: usize, bytes: &[u8]) -> Option<(Vec<Rc<Span>>, Option<Vec<u8>>)> {
+        if bytes.len() <= 128 && self.rng.chance(0.4) {
+            return Some((Vec::new(), Some(bytes.to_vec())));
+        }
+        let n = self.ends[e].host;
+        let pieces = self.take_pieces(n, bytes.len(), 0)?;
+        self.fill_pieces(n, &pieces, bytes);
+        Some((pieces, None))
+    }
+
+    /// A message to the peer is noted where it has to arrive.
+    fn expect_message(&mut self, e: usize, bytes: &[u8], with: With) -> Option<u64> {
+        let end = &self.ends[e];
+        let kind = self.plan.conns[end.conn].kind;
+        let src = if kind == QpType::Ud { end.qpn.raw() } else { 0 };
+        let print = fingerprint(bytes, with.number(src));
+        let peer = end.peer;
+        if kind == QpType::Rc {
+            return Some(self.ends[peer].stream.sent(print));
+        }
+        self.ends[peer].datagrams.sent(print);
+        None
+    }
+
+    fn draft_send(&mut self, e: usize) -> Option<Draft> {
+        let (len, key) = (self.length(e), self.rng.next_u64());
+        let bytes = pattern(key, len);
+        let (pieces, inline) = self.source(e, &bytes)?;
+        Some(self.draft_send_of(e, &bytes, pieces, inline, false))
+    }
+    fn draft_send_of(
+        &mut self,
+        e: usize,
+        bytes: &[u8],
+        pieces: Vec<Rc<Span>>,
+        inline: Option<Vec<u8>>,
+        fence: bool,
+    ) -> Draft {
+        let end = &self.ends[e];
+        let rc = self.plan.conns[end.conn].kind == QpType::Rc;
+        let peer = end.peer;
+        let key = self.ends[peer].invalidatable.iter().position(|i| !i.used).filter(|_| rc);
+        let (op, with) = match self.rng.below(10) {
+            0..5 => (SendOp::Send, With::Nothing),
+            9 if key.is_some() => {
+                let i = &mut self.ends[peer].invalidatable[key.expect("seen just now")];
+                i.used = true;
+                (SendOp::SendInv(i.keys.rkey), With::Invalidated(i.keys.rkey))
+            }
+            _ => {
+                let imm = self.rng.next_u64() as u32;
+                (SendOp::SendImm(imm), With::Imm(imm))
+            }
+        };
+        let number = self.expect_message(e, bytes, with);
+        Draft { op, promise: Promise::Send(number), len: bytes.len(), pieces, inline, fence }
+    }
+
+    /// A range at the peer for an end to write.
+    fn take_target(&mut self, e: usize, len: usize) -> Option<(Rc<Span>, RemoteAddr)> {
+        let p = self.ends[e].peer;
+        let n = self.ends[p].host;
+        let host = self.hosts[n].as_mut().expect("the peer is up");
+        let (origin, range, rkey) = match &mut self.ends[p].own {
+            // A region that is gone is still named: the access has to be refused.
+            Some(own) if own.revoked => return None,
+            Some(own) => (Origin::Own(p), own.zone.take(len, 1, &mut self.rng)?, own.keys.rkey),
+            None => (Origin::Remote, host.remote.zone.take(len, 1, &mut self.rng)?, host.remote.keys.rkey),
+        };
+        host.shadow.open(range.clone());
+        let remote = RemoteAddr { addr: host.arena.address(range.start), rkey };
+        Some((Rc::new(Span { host: n, epoch: host.epoch, origin, range }), remote))
+    }
+
+    fn draft_write(&mut self, e: usize) -> Option<Draft> {
+        if let Some(refused) = self.draft_to_revoked(e) {
+            return Some(refused);
+        }
+        let (len, key) = (self.length(e), self.rng.next_u64());
+        let bytes = pattern(key, len);
+        let (pieces, inline) = self.source(e, &bytes)?;
+        let Some((target, remote)) = self.take_target(e, len) else {
+            pieces.into_iter().for_each(|p| self.release(p));
+            return None;
+        };
+        let mut number = None;
+        let mut op = SendOp::Write(remote);
+        if self.rng.chance(0.3) {
+            let imm = self.next_wr as u32;
+            op = SendOp::WriteImm(remote, imm);
+            number = self.expect_message(e, &[], With::WriteImm(imm, len as u32));
+            let peer = self.ends[e].peer;
+            self.ends[peer].placed.insert(imm, (target.range.clone(), bytes.clone()));
+        }
+        let promise = Promise::Write { target, bytes, number };
+        Some(Draft { op, promise, len, pieces, inline, fence: false })
+    }
+
+    /// A WRITE to the peer's region that was deregistered: it has to be refused.
+    fn draft_to_revoked(&mut self, e: usize) -> Option<Draft> {
+        let p = self.ends[e].peer;
+        let own = self.ends[p].own.as_ref().filter(|o| o.revoked)?;
+        let (rkey, at) = (own.keys.rkey, own.zone.all().start);
+        let addr = self.host(self.ends[p].host).arena.address(at);
+        let (pieces, inline) = self.source(e, &pattern(1, 16))?;
+        self.ends[e].made = Some(WcStatus::RemoteAccess);
+        self.ends[e].left = 1;
+        let op = SendOp::Write(RemoteAddr { addr, rkey });
+        Some(Draft { op, promise: Promise::Mistake, len: 16, pieces, inline, fence: false })
+    }
+
+    fn draft_read(&mut self, e: usize) -> Option<Draft> {
+        let n = self.ends[e].host;
+        let peer = self.host(self.ends[self.ends[e].peer].host);
+        let (all, rkey) = (peer.readable.zone.all(), peer.readable.keys.rkey);
+        let len = self.length(e).min(all.len());
+        let start = all.start + self.rng.below((all.len() - len) as u64 + 1) as usize;
+        let peer = self.host(self.ends[self.ends[e].peer].host);
+        let bytes = peer.shadow.bytes(start..start + len).to_vec();
+        let addr = peer.arena.address(start);
+        let pieces = self.take_pieces(n, len, 0)?;
+        self.open_pieces(n, &pieces);
+        let op = SendOp::Read(RemoteAddr { addr, rkey });
+        Some(Draft {
+            op,
+            promise: Promise::Read { bytes, source: None },
+            len,
+            pieces,
+            inline: None,
+            fence: false,
+        })
+    }
+
+    /// A WRITE, and a READ of the same range behind it.
+    fn draft_write_read(&mut self, e: usize) -> Vec<Draft> {
+        let Some(write) = self.draft_write(e) else { return Vec::new() };
+        let (Promise::Write { target, bytes, .. }, SendOp::Write(remote) | SendOp::WriteImm(remote, _)) =
+            (&write.promise, write.op)
+        else {
+            return vec![write];
+        };
+        let (source, bytes, n) = (Some(Rc::clone(target)), bytes.clone(), self.ends[e].host);
+        let Some(pieces) = self.take_pieces(n, bytes.len(), 0) else { return vec![write] };
+        self.open_pieces(n, &pieces);
+        let len = bytes.len();
+        let promise = Promise::Read { bytes, source };
+        let read = Draft { op: SendOp::Read(remote), promise, len, pieces, inline: None, fence: false };
+        vec![write, read]
+    }
+
+    /// A READ, and a fenced SEND of what it brought.
+    fn draft_read_send(&mut self, e: usize) -> Vec<Draft> {
+        let Some(read) = self.draft_read(e) else { return Vec::new() };
+        let Promise::Read { bytes, .. } = &read.promise else { return vec![read] };
+        let (bytes, pieces) = (bytes.clone(), read.pieces.iter().map(Rc::clone).collect());
+        let send = self.draft_send_of(e, &bytes, pieces, None, true);
+        vec![read, send]
+    }
+
+    fn take_word(&mut self, e: usize) -> Option<Vec<Rc<Span>>> {
+        let n = self.ends[e].host;
+        let pieces = self.take_pieces(n, 8, 0)?;
+        self.open_pieces(n, &pieces);
+        Some(pieces)
+    }
+
+    /// An atomic on the word that only this end changes.
+    fn draft_atomic(&mut self, e: usize) -> Option<Draft> {
+        let (range, old) = self.ends[e].word.clone()?;
+        let pieces = self.take_word(e)?;
+        let peer = self.host(self.ends[self.ends[e].peer].host);
+        let remote = RemoteAddr { addr: peer.arena.address(range.start), rkey: peer.remote.keys.rkey };
+        let number = self.rng.next_u64();
+        let (op, new) = match self.rng.below(3) {
+            0 => (SendOp::FetchAdd { remote, add: number }, old.wrapping_add(number)),
+            1 => (SendOp::CompareSwap { remote, compare: old, swap: number }, number),
+            _ => (SendOp::CompareSwap { remote, compare: old ^ 1 << (number % 64), swap: number }, old),
+        };
+        self.ends[e].word = Some((range, new));
+        Some(Draft { op, promise: Promise::Atomic { old }, len: 8, pieces, inline: None, fence: false })
+    }
+
+    /// Adds 1 to the word that all peers of a node share.
+    fn draft_shared_add(&mut self, e: usize) -> Option<Draft> {
+        let pieces = self.take_word(e)?;
+        let n = self.ends[self.ends[e].peer].host;
+        let peer = self.host_mut(n);
+        peer.shared_posted += 1;
+        let addr = peer.arena.address(peer.shared_word.start);
+        let op = SendOp::FetchAdd { remote: RemoteAddr { addr, rkey: peer.remote.keys.rkey }, add: 1 };
+        Some(Draft { op, promise: Promise::SharedAdd, len: 8, pieces, inline: None, fence: false })
+    }
+
+    fn draft_mistake(&mut self, e: usize, mistake: Mistake) -> Option<Draft> {
+        let p = self.ends[e].peer;
+        let peer = self.host(self.ends[p].host);
+        let start = |r: Range<usize>| peer.arena.address(r.start);
+        let end = |r: Range<usize>| peer.arena.address(r.end);
+        let to = |addr, rkey| RemoteAddr { addr, rkey };
+        let add = |remote| SendOp::FetchAdd { remote, add: 1 };
+        let mut status = WcStatus::RemoteAccess;
+        let op = match mistake {
+            Mistake::UnknownKey => {
+                let key = Rkey::new(peer.remote.keys.rkey.raw() ^ 0x0100);
+                SendOp::Write(to(start(peer.remote.zone.all()), key))
+            }
+            Mistake::BeyondRegion => {
+                SendOp::Write(to(end(peer.remote.zone.all()) - 4, peer.remote.keys.rkey))
+            }
+            Mistake::NoWriteRight => {
+                SendOp::Write(to(start(peer.readable.zone.all()), peer.readable.keys.rkey))
+            }
+            Mistake::NoAtomicRight => add(to(start(peer.readable.zone.all()), peer.readable.keys.rkey)),
+            Mistake::NoReadRight => SendOp::Read(to(start(peer.local.zone.all()), peer.local.keys.rkey)),
+            Mistake::ForeignPd => SendOp::Write(to(start(peer.foreign.zone.all()), peer.foreign.keys.rkey)),
+            Mistake::Invalidated => match self.ends[p].invalidatable.iter().find(|i| i.used) {
+                Some(i) => SendOp::Write(to(start(i.range.clone()), i.keys.rkey)),
+                None => return self.draft_mistake(e, Mistake::NoWriteRight),
+            },
+            Mistake::Misaligned => {
+                status = WcStatus::RemoteInvalidRequest;
+                add(to(start(peer.remote.zone.all()) + 4, peer.remote.keys.rkey))
+            }
+        };
+        let len = 8;
+        let (pieces, inline) = if op.is_read_or_atomic() {
+            (self.take_word(e)?, None)
+        } else {
+            self.source(e, &pattern(2, len))?
+        };
+        self.ends[e].made = Some(status);
+        Some(Draft { op, promise: Promise::Mistake, len, pieces, inline, fence: false })
+    }
+}
