@@ -23,7 +23,7 @@ fn cut_and_changed_golden_frames_pass() {
         let frame: Vec<u8> =
             (0..hex.len()).step_by(2).map(|i| u8::from_str_radix(&hex[i..i + 2], 16).unwrap()).collect();
         let heads = frame.len().min(120);
-        for at in 0..heads {
+        for at in (0..heads).step_by(if cfg!(miri) { 37 } else { 1 }) {
             parse::parse(&frame[..at]);
             for byte in [0, 0xff, frame[at] ^ 1, frame[at] ^ 0x80] {
                 let mut bad = frame.clone();

@@ -13,7 +13,9 @@ impl Row {
     fn all() -> Vec<Self> {
         let rows: Vec<Value> = serde_json::from_str(ROWS).unwrap();
         assert_eq!(rows.len(), 102);
-        rows.into_iter().map(Self).collect()
+        // The interpreter takes some of each kind.
+        let step = if cfg!(miri) { 11 } else { 1 };
+        rows.into_iter().step_by(step).map(Self).collect()
     }
     fn name(&self) -> &str {
         self.0["name"].as_str().unwrap()
@@ -151,6 +153,7 @@ fn every_packet_is_built_again_bit_for_bit() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "needs every row")]
 fn every_opcode_of_the_rows_is_one_that_the_layout_knows_and_no_other_kind_is_left_out() {
     let rows = Row::all();
     let seen: std::collections::BTreeSet<u8> =
@@ -164,6 +167,7 @@ fn every_opcode_of_the_rows_is_one_that_the_layout_knows_and_no_other_kind_is_le
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "needs every row")]
 fn the_capture_holds_the_generated_rows() {
     let word = |at: usize| u32::from_le_bytes(PCAP[at..at + 4].try_into().unwrap());
     assert_eq!(word(0), 0xa1b2_c3d4, "a little-endian pcap file");

@@ -165,3 +165,45 @@ impl core::fmt::Debug for Syndrome<'_> {
         write!(f, "{:?} msn {}", super::Syndrome::decode(self.0.syndrome), self.0.msn.get())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An RC SEND only of 3 bytes and 1 byte of padding.
+    const SEND: [u8; 16] = [0x04, 0x50, 0xff, 0xff, 0, 0, 0, 7, 0x80, 0, 0, 1, b'a', b'b', b'c', 0];
+
+    fn error(bytes: &[u8]) -> ParseError {
+        Packet::parse(bytes).expect_err("must be refused")
+    }
+
+    #[test]
+    fn the_payload_ends_before_the_padding() {
+        let packet = Packet::parse(&SEND).unwrap();
+        assert_eq!(packet.payload(), b"abc");
+        assert_eq!(packet.bytes(), SEND);
+        assert_eq!(packet.opcode(), Opcode::rc(crate::wire::PacketOp::SendOnly));
+    }
+
+    #[test]
+    fn padding_that_is_longer_than_what_is_there_is_refused() {
+        assert_eq!(error(&SEND[..12]), ParseError::Short { len: 12, need: 13 });
+    }
+
+    #[test]
+    fn what_one_packet_alone_shows_to_be_wrong_is_named() {
+        let with = |at: usize, byte: u8| {
+            let mut bytes = SEND;
+            bytes[at] = byte;
+            error(&bytes)
+        };
+        assert_eq!(error(&SEND[..11]), ParseError::Short { len: 11, need: 12 });
+        assert_eq!(error(&SEND[..15]), ParseError::PayloadLength { len: 3 });
+        assert_eq!(with(0, 0x82), ParseError::UnknownOpcode(0x82));
+        assert_eq!(with(1, 0x51), ParseError::Version(1));
+        // The headers of a WRITE only, and an acknowledgement with a payload.
+        assert_eq!(with(0, 0x0a), ParseError::Short { len: 16, need: 29 });
+        let acknowledge = [&[0x11, 0x40][..], &SEND[2..], &[0; 4]].concat();
+        assert_eq!(error(&acknowledge), ParseError::PayloadLength { len: 4 });
+    }
+}
