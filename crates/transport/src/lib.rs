@@ -6,6 +6,18 @@
 //! random number and stores no payload: it names requests by index and asks the [`Host`] that it is
 //! lent to move bytes. Completions and events go straight to the host, which saves a queue a
 //! connection. The same code runs under every fabric, the simulator, the fuzzers and miri.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `qp` | [`Qp`]: states, transitions, who gets which input |
+//! | `host` | [`Host`] and [`TxSink`]: what a queue pair borrows |
+//! | `connection` | one reliable connection: both directions, the path, congestion notifications |
+//! | `requester`, `completer` | sending, going back, probes and timeouts; what answers do |
+//! | `responder` | PSN checks, duplicates, READ and atomic responses, NAKs |
+//! | `inbound` | a SEND or WRITE as it comes in, for RC and UC |
+//! | `uc`, `ud` | the unreliable services |
+//! | `window`, `rtt` | how much may be in flight; the measured round trip |
+//! | `build`, `psn` | packets in place; PSN arithmetic |
 #![no_std]
 #![forbid(unsafe_code)]
 

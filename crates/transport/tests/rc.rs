@@ -96,12 +96,30 @@ fn an_acknowledgement_never_passes_a_read_response() {
     let mut p = Pair::rc();
     p.send(A, SendOp::Read(remote(0)), 0, 1000);
     p.send(A, SendOp::Write(remote(0)), 0, 4);
-    p.transmit();
-    p.sink_room = 2;
+    p.transmit_side(A);
+    for s in p.wire.clone() {
+        p.deliver(B, &s.bytes);
+    }
+    let now = Instant::from_nanos(p.now);
+    let mut sink = VecSink::with_room(100);
+    for _ in 0..3 {
+        assert_eq!(p.b.qp.poll_transmit(now, &mut p.b.host, &mut sink, 1), 1);
+        assert_eq!(p.b.qp.ack_owed(), None);
+        assert!(!p.b.qp.poll_ack(now, &mut p.b.host, &mut sink));
+    }
+    assert_eq!(p.b.qp.poll_transmit(now, &mut p.b.host, &mut sink, 1), 1);
+    assert!(p.b.qp.poll_ack(now, &mut p.b.host, &mut sink));
+}
+
+#[test]
+fn going_back_forgets_reads_that_are_asked_for_again() {
+    let mut p = Pair::new(&Setup { rd_atomic: 1, dest_rd_atomic: 1, ..Setup::default() });
+    p.drop_packets(A, &[0]);
+    p.send(A, SendOp::Read(remote(0)), 0, 8);
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
     p.run();
     p.expect_sends(&[Success; 2]);
-    assert_eq!(*p.ops(B).last().unwrap(), P::Acknowledge);
-    assert_eq!(p.ops(B).len(), 5);
+    assert!(p.now < 100_000, "recovered without a timer: {}", p.now);
 }
 
 #[test]
