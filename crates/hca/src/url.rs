@@ -6,6 +6,7 @@ use core::str::FromStr;
 use std::path::PathBuf;
 
 use hca_core::Mtu;
+use hca_fabric::{FaultPlan, FaultPlanError};
 use softhca::Progress;
 use thiserror::Error;
 
@@ -22,7 +23,7 @@ use thiserror::Error;
 /// ```
 ///
 /// A value may hold any character as `%XX`; it has to for `&`, `%` and space.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceUrl {
     /// What carries the packets, and where the device stands.
     pub target: Target,
@@ -44,7 +45,7 @@ pub enum Target {
 }
 
 /// Set-up of a device; `None` leaves the device's default.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// `progress=inline|thread|adaptive`.
     pub progress: Option<Progress>,
@@ -56,23 +57,16 @@ pub struct Options {
     pub mtu: Option<Mtu>,
 }
 
-/// Faults that a device's network is given, by seed: `loss=0.01,seed=7`.
-///
-/// Probabilities are for each packet, in each direction on its own.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct FaultSpec {
-    /// `loss=P`: packets that vanish.
-    pub loss: f64,
-    /// `duplicate=P`: packets that arrive twice.
-    pub duplicate: f64,
-    /// `reorder=P`: packets that are overtaken.
-    pub reorder: f64,
-    /// `corrupt=P`: packets with a flipped bit.
-    pub corrupt: f64,
-    /// `delay=MICROSECONDS`: how long every packet is held back.
-    pub delay_us: u64,
-    /// `seed=N`: the same seed draws the same faults.
-    pub seed: u64,
+/// Faults that a device's network is given, by seed, as `loss=0.01,dup=0.001,delay=0.1:10us-2ms,seed=7`: the text of
+/// a [`FaultPlan`], checked. The same seed draws the same faults; each direction is drawn on its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FaultSpec(String);
+
+impl FaultSpec {
+    /// A fresh plan from the text.
+    pub fn plan(&self) -> FaultPlan {
+        self.0.parse().expect("the text was checked when the value was made")
+    }
 }
 
 /// Why a name is not a device's.
@@ -86,7 +80,9 @@ pub enum UrlError {
         url: String,
     },
     /// The scheme is unknown.
-    #[error("unknown scheme `{scheme}` in `{url}`: use auto://, udp://ADDRESS, uring://ADDRESS or loopback://NAME")]
+    #[error(
+        "unknown scheme `{scheme}` in `{url}`: use auto://, udp://ADDRESS, uring://ADDRESS or loopback://NAME"
+    )]
     UnknownScheme {
         /// What was given.
         url: String,
@@ -94,7 +90,9 @@ pub enum UrlError {
         scheme: String,
     },
     /// The address does not parse.
-    #[error("`{address}` in `{url}` is no IP address: write one of this machine, as in {scheme}://127.0.0.2 or {scheme}://[::1]")]
+    #[error(
+        "`{address}` in `{url}` is no IP address: write one of this machine, as in {scheme}://127.0.0.2 or {scheme}://[::1]"
+    )]
     Address {
         /// What was given.
         url: String,
@@ -123,6 +121,9 @@ pub enum UrlError {
         /// Its name.
         option: String,
     },
+    /// The faults do not parse.
+    #[error("fault: {0}")]
+    Fault(FaultPlanError),
     /// The value does not fit.
     #[error("`{value}` is no value for {option}: {rule}")]
     Value {
@@ -145,11 +146,7 @@ impl FromStr for DeviceUrl {
         let address = |scheme: &'static str| {
             let bare = place.strip_prefix('[').and_then(|p| p.strip_suffix(']')).unwrap_or(place);
             let parsed = if bare.is_empty() { Ok(None) } else { bare.parse::<IpAddr>().map(Some) };
-            parsed.map_err(|_| UrlError::Address {
-                url: url.to_owned(),
-                scheme,
-                address: place.to_owned(),
-            })
+            parsed.map_err(|_| UrlError::Address { url: url.to_owned(), scheme, address: place.to_owned() })
         };
         let rule = |rule| UrlError::Place { url: url.to_owned(), rule };
         let target = match scheme {
@@ -185,7 +182,7 @@ impl fmt::Display for DeviceUrl {
         let o = &self.options;
         let given = [
             o.progress.map(|p| format!("progress={p}")),
-            o.fault.map(|s| format!("fault={s}")),
+            o.fault.as_ref().map(|s| format!("fault={}", encode(&s.0))),
             o.capture.as_ref().map(|c| format!("capture={}", encode(&c.to_string_lossy()))),
             o.mtu.map(|m| format!("mtu={}", m.bytes())),
         ];
@@ -236,45 +233,13 @@ impl Options {
 impl FromStr for FaultSpec {
     type Err = UrlError;
     fn from_str(s: &str) -> Result<Self, UrlError> {
-        let refuse = |rule| UrlError::Value { option: "fault", value: s.to_owned(), rule };
-        let mut spec = Self::default();
-        for item in s.split(',') {
-            let (name, value) =
-                item.split_once('=').ok_or_else(|| refuse("write KEY=VALUE, as in loss=0.01,seed=7"))?;
-            let probability = || {
-                let p = value.parse::<f64>().ok().filter(|p| (0.0..=1.0).contains(p));
-                p.ok_or_else(|| refuse("a probability lies between 0 and 1, as in loss=0.01"))
-            };
-            let number = || value.parse::<u64>().map_err(|_| refuse("seed= and delay= take a whole number"));
-            match name {
-                "loss" => spec.loss = probability()?,
-                "duplicate" => spec.duplicate = probability()?,
-                "reorder" => spec.reorder = probability()?,
-                "corrupt" => spec.corrupt = probability()?,
-                "delay" => spec.delay_us = number()?,
-                "seed" => spec.seed = number()?,
-                _ => return Err(refuse("use loss=, duplicate=, reorder=, corrupt=, delay= (us) and seed=")),
-            }
-        }
-        Ok(spec)
+        s.parse::<FaultPlan>().map_err(UrlError::Fault)?;
+        Ok(Self(s.to_owned()))
     }
 }
 impl fmt::Display for FaultSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (name, p) in [
-            ("loss", self.loss),
-            ("duplicate", self.duplicate),
-            ("reorder", self.reorder),
-            ("corrupt", self.corrupt),
-        ] {
-            if p > 0.0 {
-                write!(f, "{name}={p},")?;
-            }
-        }
-        if self.delay_us > 0 {
-            write!(f, "delay={},", self.delay_us)?;
-        }
-        write!(f, "seed={}", self.seed)
+        f.write_str(&self.0)
     }
 }
 
@@ -342,9 +307,11 @@ mod tests {
 
     #[test]
     fn options_are_read() {
-        let o = parse("udp://127.0.0.2?progress=inline&fault=loss=0.01,seed=7&mtu=1024&capture=/tmp/a%26b").options;
+        let o = parse("udp://127.0.0.2?progress=inline&fault=loss=0.01,seed=7&mtu=1024&capture=/tmp/a%26b")
+            .options;
         assert_eq!(o.progress, Some(Progress::Inline));
-        assert_eq!(o.fault, Some(FaultSpec { loss: 0.01, seed: 7, ..FaultSpec::default() }));
+        let plan = o.fault.unwrap().plan();
+        assert_eq!((plan.tx.loss, plan.rx.loss, plan.seed), (0.01, 0.01, 7));
         assert_eq!(o.mtu, Some(Mtu::B1024));
         assert_eq!(o.capture, Some("/tmp/a&b".into()));
     }
@@ -356,7 +323,7 @@ mod tests {
             "auto://?progress=thread",
             "udp://",
             "udp://[fd00::2]?mtu=256",
-            "uring://127.0.0.9?progress=adaptive&fault=loss=0.25,delay=20,seed=3",
+            "uring://127.0.0.9?progress=adaptive&fault=loss=0.25,delay=0.1:20us,seed=3",
             "loopback://a%26b%25?capture=x%20y.pcapng",
         ] {
             let url = parse(s);
@@ -377,8 +344,8 @@ mod tests {
             ("auto://?mtu=1500", ["1500", "4096"]),
             ("auto://?mtu=256&mtu=512", ["mtu", "twice"]),
             ("auto://?progress=fast", ["fast", "adaptive"]),
-            ("auto://?fault=loss=2", ["loss=2", "between 0 and 1"]),
-            ("auto://?fault=lost=0.1", ["lost=0.1", "duplicate="]),
+            ("auto://?fault=loss=2", ["`2`", "from 0 to 1"]),
+            ("auto://?fault=lost=0.1", ["`lost`", "dup"]),
             ("auto://?capture=", ["capture", "run.pcapng"]),
             ("auto://?capture=a%2", ["a%2", "%25"]),
         ] {

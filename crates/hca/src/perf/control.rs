@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-use hca_core::{Gid, Psn, Qpn, RemoteAddr};
+use hca_verbs::RemoteMr;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -15,7 +15,7 @@ use thiserror::Error;
 use super::plan::Case;
 
 /// Version of these messages; both ends must agree.
-pub const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 1;
 /// A line longer than this is no message of ours.
 const MAX_LINE_BYTES: u64 = 64 << 10;
 
@@ -29,23 +29,19 @@ pub enum Phase {
     Stream,
 }
 
-/// What a queue pair needs to know of the other one.
+/// What one side needs to know of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Endpoint {
-    /// Its port.
-    pub gid: Gid,
-    /// Its number.
-    pub qpn: Qpn,
-    /// Its first PSN.
-    pub psn: Psn,
+pub(super) struct Endpoint {
+    /// Its queue pair.
+    pub(super) qp: hca_verbs::Endpoint,
     /// Memory that it lets the other side reach.
-    pub window: Option<RemoteAddr>,
+    pub(super) window: RemoteMr,
 }
 
 /// From the measuring process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum ToPeer {
+pub(super) enum ToPeer {
     /// First of all.
     Hello {
         /// [`PROTOCOL`].
@@ -75,7 +71,7 @@ pub enum ToPeer {
 /// From the peer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum FromPeer {
+pub(super) enum FromPeer {
     /// Answer to `Hello`.
     Hello {
         /// [`PROTOCOL`].
@@ -109,7 +105,7 @@ pub enum FromPeer {
 /// Why the two processes lost each other.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum ControlError {
+pub(super) enum ControlError {
     /// The other end is gone.
     #[error("the peer closed the control channel; its own message, above or on its host, says why")]
     Closed,
@@ -120,13 +116,17 @@ pub enum ControlError {
     #[error("the peer did not answer within {0:?}; see whether it hangs, end it, and run both ends again")]
     Silent(Duration),
     /// Something else is at the other end.
-    #[error("the peer sent {line:?}, which is no message of `hca perf`: check the address and port, and that both ends run the same version")]
+    #[error(
+        "the peer sent {line:?}, which is no message of `hca perf`: check the address and port, and that both ends run the same version"
+    )]
     Garbled {
         /// What came.
         line: String,
     },
     /// Another version.
-    #[error("the peer speaks version {theirs} of the control protocol, this end {PROTOCOL}: run the same version of `hca` on both ends")]
+    #[error(
+        "the peer speaks version {theirs} of the control protocol, this end {PROTOCOL}: run the same version of `hca` on both ends"
+    )]
     Version {
         /// The peer's.
         theirs: u32,
@@ -140,7 +140,7 @@ pub enum ControlError {
 }
 
 /// One end of the conversation; it yields messages of type `In`.
-pub struct Channel<In> {
+pub(super) struct Channel<In> {
     out: Box<dyn Write + Send>,
     lines: Receiver<Result<In, ControlError>>,
     arrived: Arc<AtomicBool>,
@@ -149,7 +149,7 @@ pub struct Channel<In> {
 impl<In: DeserializeOwned + Send + 'static> Channel<In> {
     /// A channel over a pair of streams. A thread reads, so that a measuring loop sees in one load
     /// whether a message waits.
-    pub fn new(input: impl Read + Send + 'static, out: impl Write + Send + 'static) -> Self {
+    pub(super) fn new(input: impl Read + Send + 'static, out: impl Write + Send + 'static) -> Self {
         let (tx, lines) = channel();
         let arrived = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&arrived);
@@ -172,7 +172,7 @@ impl<In: DeserializeOwned + Send + 'static> Channel<In> {
     ///
     /// # Errors
     /// The channel broke.
-    pub fn send(&mut self, message: &impl Serialize) -> Result<(), ControlError> {
+    pub(super) fn send(&mut self, message: &impl Serialize) -> Result<(), ControlError> {
         let mut line = serde_json::to_vec(message).expect("messages have string keys");
         line.push(b'\n');
         let written = self.out.write_all(&line).and_then(|()| self.out.flush());
@@ -184,7 +184,7 @@ impl<In: DeserializeOwned + Send + 'static> Channel<In> {
 
     /// Whether a message, or the end of the channel, came since the last [`recv`](Self::recv).
     #[inline]
-    pub fn arrived(&self) -> bool {
+    pub(super) fn arrived(&self) -> bool {
         self.arrived.load(Ordering::Relaxed)
     }
 
@@ -192,7 +192,7 @@ impl<In: DeserializeOwned + Send + 'static> Channel<In> {
     ///
     /// # Errors
     /// The channel broke, the other end is no `hca perf`, or nothing came in `patience`.
-    pub fn recv(&mut self, patience: Option<Duration>) -> Result<In, ControlError> {
+    pub(super) fn recv(&mut self, patience: Option<Duration>) -> Result<In, ControlError> {
         self.arrived.store(false, Ordering::Release);
         match patience {
             None => self.lines.recv().unwrap_or(Err(ControlError::Closed)),
@@ -254,6 +254,9 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(matches!(near.recv(None), Err(ControlError::Closed)));
-        assert!(matches!(near.recv(Some(Duration::ZERO)), Err(ControlError::Closed | ControlError::Silent(_))));
+        assert!(matches!(
+            near.recv(Some(Duration::ZERO)),
+            Err(ControlError::Closed | ControlError::Silent(_))
+        ));
     }
 }

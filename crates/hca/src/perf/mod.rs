@@ -82,7 +82,7 @@ fn device(args: &DeviceArgs) -> Result<Option<DeviceUrl>, Failure> {
 
 /// What the arguments set beside the device's name.
 fn overrides(args: &DeviceArgs) -> Options {
-    Options { progress: args.progress, fault: args.fault, capture: args.capture.clone(), mtu: None }
+    Options { progress: args.progress, fault: args.fault.clone(), capture: args.capture.clone(), mtu: None }
 }
 
 /// The device that the arguments describe: named, or chosen.
@@ -181,7 +181,9 @@ fn describe(pair: &Pair) -> String {
 /// Serves measurements that other hosts start.
 fn listen(args: &PerfArgs, address: SocketAddr) -> Result<(), Failure> {
     let refuse = |e: std::io::Error| {
-        format!("can't listen on {address}: {e}; give an address of this host, or another port, with --listen ADDR:PORT")
+        format!(
+            "can't listen on {address}: {e}; give an address of this host, or another port, with --listen ADDR:PORT"
+        )
     };
     let listener = TcpListener::bind(address).map_err(refuse)?;
     listener.set_nonblocking(true).map_err(refuse)?;

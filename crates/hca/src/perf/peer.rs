@@ -81,8 +81,8 @@ fn measurement(
     theirs: &Endpoint,
 ) -> Result<(), Failure> {
     let mtu = Mtu::from_bytes(mtu).ok_or_else(|| ControlError::OutOfTurn(format!("a path MTU of {mtu}")))?;
-    let mut side = Side::new(opened, case, phase, mtu, 0)?;
-    side.connect(theirs)?;
+    let mut side = Side::new(opened, case, phase)?;
+    side.connect(theirs, mtu)?;
     channel.send(&FromPeer::Ready { endpoint: side.endpoint() })?;
     let (received, errors) = match (case.op, phase) {
         (Op::Send, Phase::Latency) => echo(channel, &mut side)?,
@@ -131,24 +131,26 @@ fn take(channel: &Channel<ToPeer>, side: &mut Side, service: Service) -> Result<
 /// Answers every WRITE with one of the same stamp.
 fn write_back(channel: &Channel<ToPeer>, side: &mut Side) -> Result<(u64, u64), Failure> {
     let mut last = 0;
-    while !channel.arrived() {
-        let Some(stamp) = side.flag_above(last)? else { continue };
+    loop {
+        let stamp = side.wait_flag(|flag| flag != last || channel.arrived());
+        if stamp == last {
+            return Ok((last, 0));
+        }
         while !side.post(stamp)? {
             side.poll()?;
             if channel.arrived() {
-                break;
+                return Ok((last, 0));
             }
         }
         last = stamp;
     }
-    Ok((last, 0))
 }
 
 /// Lets the adapter work while nobody needs this program.
 fn stand_by(channel: &Channel<ToPeer>, opened: &Opened) -> (u64, u64) {
     // An adapter's own thread would share the CPU with a loop here.
     while opened.progress() != Progress::Thread && !channel.arrived() {
-        opened.device().turn();
+        opened.context().turn();
     }
     (0, 0)
 }

@@ -165,9 +165,12 @@ mod tests {
 
     #[test]
     fn sizes_are_read_and_printed() {
-        for (text, bytes, shown) in
-            [("8", 8, "8 B"), ("64K", 65_536, "64 KiB"), ("4MiB", 4 << 20, "4 MiB"), ("1500b", 1500, "1500 B")]
-        {
+        for (text, bytes, shown) in [
+            ("8", 8, "8 B"),
+            ("64K", 65_536, "64 KiB"),
+            ("4MiB", 4 << 20, "4 MiB"),
+            ("1500b", 1500, "1500 B"),
+        ] {
             let size: Size = text.parse().unwrap();
             assert_eq!((size.0, size.to_string().as_str()), (bytes, shown));
         }
@@ -183,16 +186,19 @@ mod tests {
         let plan = Plan::new(&[Service::Ud, Service::Rc], &ops, &sizes, 4096, Duration::from_secs(1));
         let rows: Vec<_> = plan.cases.iter().map(|c| (c.service, c.op, c.size.0)).collect();
         use {Op::*, Service::*};
-        assert_eq!(rows, [
-            (Ud, Send, 8),
-            (Rc, Send, 8),
-            (Rc, Send, 8192),
-            (Rc, Write, 8),
-            (Rc, Write, 8192),
-            (Rc, Read, 8),
-            (Rc, Read, 8192),
-            (Rc, Atomic, 8)
-        ]);
+        assert_eq!(
+            rows,
+            [
+                (Ud, Send, 8),
+                (Rc, Send, 8),
+                (Rc, Send, 8192),
+                (Rc, Write, 8),
+                (Rc, Write, 8192),
+                (Rc, Read, 8),
+                (Rc, Read, 8192),
+                (Rc, Atomic, 8)
+            ]
+        );
         assert_eq!(plan.left_out.len(), 4);
     }
 

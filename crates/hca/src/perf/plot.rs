@@ -13,7 +13,7 @@ use super::plan::{Op, Service, Size};
 /// Why a plot was not drawn.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum PlotError {
+pub(super) enum PlotError {
     /// There is nothing to draw.
     #[error("no row has a latency or a bandwidth to draw; measure longer with --duration")]
     Empty,
@@ -49,7 +49,7 @@ struct Series {
 ///
 /// # Errors
 /// There is nothing to draw, or the file can't be written.
-pub fn plot(path: &Path, title: &str, rows: &[Row]) -> Result<(), PlotError> {
+pub(super) fn plot(path: &Path, title: &str, rows: &[Row]) -> Result<(), PlotError> {
     let refuse =
         |e: &dyn std::fmt::Display| PlotError::Write { path: path.display().to_string(), why: e.to_string() };
     let latency = series(rows, |r| r.p50_ns as f64 / 1e3);
@@ -178,7 +178,8 @@ mod tests {
     #[test]
     fn a_plot_shows_every_series_and_names_its_axes() {
         let path = std::env::temp_dir().join(format!("hca-plot-{}.svg", std::process::id()));
-        let rows = [row(Op::Send, 8, 2700, 0.01), row(Op::Send, 4096, 3100, 2.0), row(Op::Atomic, 8, 5300, 0.02)];
+        let rows =
+            [row(Op::Send, 8, 2700, 0.01), row(Op::Send, 4096, 3100, 2.0), row(Op::Atomic, 8, 5300, 0.02)];
         plot(&path, "a title", &rows).unwrap();
         let svg = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();

@@ -8,7 +8,7 @@ use hca_core::Mtu;
 use hdrhistogram::Histogram;
 use thiserror::Error;
 
-use super::control::{Channel, ControlError, Endpoint, FromPeer, PROTOCOL, Phase, ToPeer};
+use super::control::{Channel, ControlError, FromPeer, PROTOCOL, Phase, ToPeer};
 use super::json::Row;
 use super::plan::{Case, Op, Service};
 use super::side::Side;
@@ -37,8 +37,6 @@ pub struct Setup {
     pub peer_device: Option<DeviceUrl>,
     /// CPUs of this process and of the peer.
     pub cpus: Option<(usize, usize)>,
-    /// Connected queue pairs that do nothing, beside the one that is measured.
-    pub idle_qps: u32,
 }
 
 impl Setup {
@@ -48,7 +46,7 @@ impl Setup {
             [a, b, ..] => Some((a, b)),
             _ => None,
         };
-        Self { device, peer_device: None, cpus, idle_qps: 0 }
+        Self { device, peer_device: None, cpus }
     }
 }
 
@@ -91,7 +89,9 @@ impl Measured {
 #[non_exhaustive]
 pub enum PairError {
     /// The peer needs a device of its own.
-    #[error("{device} can't serve both processes, since the port of one address belongs to one device: give the other one with --peer-device, as in --peer-device udp://ADDRESS")]
+    #[error(
+        "{device} can't serve both processes, since the port of one address belongs to one device: give the other one with --peer-device, as in --peer-device udp://ADDRESS"
+    )]
     OneAddress {
         /// This process's device.
         device: DeviceUrl,
@@ -131,7 +131,6 @@ pub struct Pair {
     cpus: (Option<usize>, Option<usize>),
     /// Both are on this machine, so that their CPUs can be probed.
     child: Option<Child>,
-    _idle: Vec<Side>,
 }
 
 impl Pair {
@@ -159,7 +158,6 @@ impl Pair {
         let peer_cpu = setup.cpus.map(|c| c.1);
         let mut pair = Self::greet(opened, channel, Some(peer_device.to_string()), peer_cpu, Some(child))?;
         pair.cpus.0 = setup.cpus.map(|c| c.0);
-        pair._idle = (0..setup.idle_qps).map(|_| pair.idle_qp()).collect::<Result<_, _>>()?;
         Ok(pair)
     }
 
@@ -204,7 +202,7 @@ impl Pair {
         };
         let own = opened.mtu();
         let mtu = Mtu::from_bytes(theirs).map_or(own, |theirs| theirs.min(own));
-        Ok(Self { opened, channel, mtu, cpus: (None, peer_cpu), child, _idle: Vec::new() })
+        Ok(Self { opened, channel, mtu, cpus: (None, peer_cpu), child })
     }
 
     /// The device of this process.
@@ -228,25 +226,16 @@ impl Pair {
         }
     }
 
-    /// A queue pair that is connected to nobody in particular and never used.
-    fn idle_qp(&self) -> Result<Side, Failure> {
-        let case = Case { service: Service::Rc, op: Op::Write, size: super::plan::Size(8) };
-        let mut side = Side::new(&self.opened, &case, Phase::Latency, self.mtu, 1)?;
-        let nobody = Endpoint { qpn: hca_core::Qpn::new(0xff_fffe), ..side.endpoint() };
-        side.connect(&nobody)?;
-        Ok(side)
-    }
-
     /// Does one measurement.
     ///
     /// # Errors
     /// The peer or a device can't go on.
     pub fn run(&mut self, case: &Case, phase: Phase, limit: Limit) -> Result<Measured, Failure> {
-        let mut side = Side::new(&self.opened, case, phase, self.mtu, 0)?;
+        let mut side = Side::new(&self.opened, case, phase)?;
         let endpoint = side.endpoint();
         self.channel.send(&ToPeer::Prepare { case: *case, phase, mtu: self.mtu.bytes(), endpoint })?;
         match self.channel.recv(Some(PATIENCE))? {
-            FromPeer::Ready { endpoint } => side.connect(&endpoint)?,
+            FromPeer::Ready { endpoint } => side.connect(&endpoint, self.mtu)?,
             other => return Err(unexpected(other).into()),
         }
         let mut run = Run { side: &mut side, channel: &self.channel, case, limit, out: Measured::new() };
@@ -345,7 +334,8 @@ fn peer_of(device: &DeviceUrl) -> Result<DeviceUrl, PairError> {
 
 /// The device to use towards a host that is reached from `own`.
 pub(super) fn device_at(own: IpAddr) -> DeviceUrl {
-    let target = if own.is_loopback() || own.is_unspecified() { Target::Auto } else { Target::Udp(Some(own)) };
+    let target =
+        if own.is_loopback() || own.is_unspecified() { Target::Auto } else { Target::Udp(Some(own)) };
     DeviceUrl { target, options: Options::default() }
 }
 
@@ -414,17 +404,23 @@ impl Run<'_> {
         }
         let lossy = !self.reliable();
         let mut spins = 0_u32;
+        if self.case.op == Op::Write {
+            let wanted = stamp & self.side.flag_mask();
+            let flag = self.side.wait_flag(|flag| {
+                spins = spins.wrapping_add(1);
+                let lost = lossy && spins.is_multiple_of(64) && posted.elapsed() > LOST_AFTER;
+                flag == wanted || lost || self.cut_short()
+            });
+            return Ok(flag == wanted);
+        }
         loop {
-            let here = match self.case.op {
-                Op::Send => self.side.poll()?.received > 0,
-                Op::Write => self.side.flag_is(stamp)?,
-                Op::Read | Op::Atomic => self.side.poll()?.completed > 0,
-            };
+            let polled = self.side.poll()?;
+            let here = if self.case.op == Op::Send { polled.received > 0 } else { polled.completed > 0 };
             if here {
                 return Ok(true);
             }
             spins = spins.wrapping_add(1);
-            if self.cut_short() || lossy && spins % 64 == 0 && posted.elapsed() > LOST_AFTER {
+            if self.cut_short() || lossy && spins.is_multiple_of(64) && posted.elapsed() > LOST_AFTER {
                 return Ok(false);
             }
         }
@@ -444,12 +440,12 @@ impl Run<'_> {
             let polled = self.side.poll()?;
             self.out.messages += polled.completed;
             looks = looks.wrapping_add(1);
-            let look = looks % 16 == 0 || polled.completed == 0;
+            let look = looks.is_multiple_of(16) || polled.completed == 0;
             if look && self.over(begin, Instant::now(), posted) {
                 break;
             }
         }
-        self.side.finish()?;
+        posted += self.side.finish()?;
         let drain = Instant::now();
         while self.out.messages < posted && drain.elapsed() < DRAIN_LIMIT && !self.cut_short() {
             self.out.messages += self.side.poll()?.completed;

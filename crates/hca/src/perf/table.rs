@@ -6,7 +6,7 @@ use super::json::Row;
 use super::plan::Size;
 
 /// Lays rows out as an aligned table.
-pub fn table(rows: &[Row]) -> String {
+pub(super) fn table(rows: &[Row]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_header([

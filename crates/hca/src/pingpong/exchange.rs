@@ -31,13 +31,19 @@ pub(crate) struct Dest {
 #[derive(Debug, Error)]
 pub(crate) enum ExchangeError {
     /// The connection broke.
-    #[error("the exchange broke off while {doing}: {source}; see what the other end printed, and start both again")]
+    #[error(
+        "the exchange broke off while {doing}: {source}; see what the other end printed, and start both again"
+    )]
     Io { doing: &'static str, source: std::io::Error },
     /// Something else answered.
-    #[error("the other end sent {text:?} instead of LID:QPN:PSN:GID: check that an ibv_*_pingpong or `hca pingpong` of the same service listens on that port")]
+    #[error(
+        "the other end sent {text:?} instead of LID:QPN:PSN:GID: check that an ibv_*_pingpong or `hca pingpong` of the same service listens on that port"
+    )]
     Garbled { text: String },
     /// The peer gave no GID.
-    #[error("the other end sent no GID, which RoCE needs: start it with -g and the index of its RoCEv2 GID (show_gids, or ibv_devinfo -v, lists them)")]
+    #[error(
+        "the other end sent no GID, which RoCE needs: start it with -g and the index of its RoCEv2 GID (show_gids, or ibv_devinfo -v, lists them)"
+    )]
     NoGid,
     /// This end could not connect its queue pair.
     #[error(transparent)]

@@ -1,0 +1,309 @@
+//! The command line: what can be asked for, and how each part ends.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::perf::plan::{DEFAULT_SIZES, Op, Service, Size};
+use crate::url::{DeviceUrl, FaultSpec};
+use crate::{devinfo, perf, pingpong};
+use softhca::Progress;
+
+/// The fields of a row of `hca perf --json`, in their order.
+pub const PERF_FIELDS: &str = "fabric service op layer size p50_ns p99_ns p999_ns mean_ns max_ns gb_per_s \
+     msgs_per_s count errors progress placement cpu peer_cpu";
+
+const EXIT_CODES: &str = "Exit codes: 0 success, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.";
+
+const DEVICES: &str = "\
+Devices:
+  auto://             the best fabric of this machine, on a free loopback address (default)
+  udp://ADDRESS       RoCEv2 over UDP sockets, bound to ADDRESS, port 4791
+  uring://ADDRESS     the same through io_uring; without ADDRESS a free loopback one is taken
+  loopback://NAME     inside one process
+ with ?option=value, joined by &: progress=inline|thread|adaptive, mtu=BYTES, capture=FILE.pcapng,
+ fault=loss=P,dup=P,reorder=P,corrupt=P,delay=P:MIN-MAX,seed=N (P from 0 to 1; tx.loss, rx.loss for one
+ direction; delays as 10us or 2ms).
+ The environment variable HCA_DEVICE takes the place of auto:// and of a device that is not given.";
+
+const EXAMPLES: &str = "\
+Examples:
+  hca devinfo                                   limits and counters of the default device
+  hca perf                                      latency, bandwidth and rate between two processes
+  hca perf --op send --size 8,4K --plot a.svg   two rows, and a drawing
+  hca perf --listen 10.0.0.1                    on one host, and on another:
+  hca perf --connect 10.0.0.1
+  hca pingpong rc --server                      against ibv_rc_pingpong on another host";
+
+const PERF_EXAMPLES: &str = "\
+Examples:
+  hca perf
+  hca perf --op write --size 64K,1M --duration 3
+  hca perf --service ud --op send --json
+  hca perf --fault loss=0.01,seed=7 --capture lossy.pcapng
+  hca perf --listen 10.0.0.1          (first host)
+  hca perf --connect 10.0.0.1         (second host)
+
+Latency is one way (half of a round trip) for send and write, and from post to completion for read
+and atomic. gb_per_s is 10^9 bytes of payload a second. A write of more than 8 bytes is timed with an
+8-byte flag written behind it, since the order inside one long write is not promised.
+
+Fields of --json, one object a row, only ever added to:
+  fabric service op layer size p50_ns p99_ns p999_ns mean_ns max_ns gb_per_s msgs_per_s count errors
+  progress placement cpu peer_cpu
+placement says how the CPUs of both processes stood: near, far, mixed (it changed), unknown. Compare
+only rows of one placement.";
+
+/// RDMA anywhere: a software host channel adapter, verbs over RoCEv2.
+#[derive(Debug, Parser)]
+#[command(name = "hca", version, about, after_help = EXIT_CODES,
+    after_long_help = format!("{EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Shows what a device is and can: limits, port, what its fabric found, counters
+    #[command(after_long_help = format!("{DEVICES}\n\n{EXIT_CODES}"))]
+    Devinfo(DevinfoArgs),
+    /// Measures latency, bandwidth and message rate between two processes
+    #[command(after_long_help = format!("{PERF_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
+    Perf(PerfArgs),
+    /// Bounces messages with another host; speaks the exchange of ibv_rc_pingpong and its sisters
+    #[command(after_long_help = format!("{PINGPONG_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
+    Pingpong(PingpongArgs),
+    /// The other process of a measurement
+    #[command(name = perf::PEER_COMMAND, hide = true)]
+    Peer,
+}
+
+/// Where the device comes from, for every command.
+#[derive(Clone, Debug, Default, Args)]
+pub struct DeviceArgs {
+    /// The device to use, as udp://127.0.0.2 (default: HCA_DEVICE, then auto://)
+    #[arg(long, value_name = "URL")]
+    pub device: Option<DeviceUrl>,
+    /// What carries the packets, on an address that is chosen
+    #[arg(long, value_enum, conflicts_with = "device")]
+    pub fabric: Option<FabricName>,
+    /// Who does the adapter's work: inline, thread or adaptive
+    #[arg(long, value_name = "MODE")]
+    pub progress: Option<Progress>,
+    /// Faults of the network, as loss=0.01,seed=7
+    #[arg(long, value_name = "KEY=VALUE,..")]
+    pub fault: Option<FaultSpec>,
+    /// Write every frame of this end to a file that Wireshark opens
+    #[arg(long, value_name = "FILE.pcapng")]
+    pub capture: Option<PathBuf>,
+}
+
+/// Fabrics that need no address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FabricName {
+    /// UDP sockets.
+    Udp,
+    /// UDP through io_uring.
+    Uring,
+}
+
+/// `hca devinfo`.
+#[derive(Clone, Debug, Args)]
+pub struct DevinfoArgs {
+    /// The device (default: HCA_DEVICE, then auto://)
+    pub url: Option<DeviceUrl>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Write every frame to a file that Wireshark opens
+    #[arg(long, value_name = "FILE.pcapng")]
+    pub capture: Option<PathBuf>,
+}
+
+/// `hca perf`.
+#[derive(Clone, Debug, Args)]
+pub struct PerfArgs {
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Operations to measure
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Op::Send, Op::Write, Op::Read, Op::Atomic])]
+    pub op: Vec<Op>,
+    /// Transport services to measure
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Service::Rc])]
+    pub service: Vec<Service>,
+    /// Message sizes, as 8,4096,64K,4M
+    #[arg(long, value_delimiter = ',', default_values_t = DEFAULT_SIZES)]
+    pub size: Vec<Size>,
+    /// Seconds for each row
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.8")]
+    pub duration: Duration,
+    /// Print one JSON object a row, and nothing else, to standard output
+    #[arg(long)]
+    pub json: bool,
+    /// Draw latency and bandwidth against size
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+    /// Be the peer of a measurement that another host starts with --connect
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = control_address, conflicts_with_all = ["connect", "plot", "json"])]
+    pub listen: Option<SocketAddr>,
+    /// Measure against a host that runs --listen
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = control_address)]
+    pub connect: Option<SocketAddr>,
+    /// With --listen: end after one measurement
+    #[arg(long, requires = "listen")]
+    pub once: bool,
+    /// The device of the peer process (default: the same fabric on an address of its own)
+    #[arg(long, value_name = "URL", conflicts_with_all = ["listen", "connect"])]
+    pub peer_device: Option<DeviceUrl>,
+    /// Leave the processes unbound instead of binding each to a CPU of its own
+    #[arg(long)]
+    pub no_pin: bool,
+}
+
+const PINGPONG_EXAMPLES: &str = "\
+Examples:
+  hca pingpong rc --server --device udp://10.0.0.1            then, on another host:
+  ibv_rc_pingpong -g 1 10.0.0.1                               (the GID index of a RoCEv2 GID)
+  hca pingpong ud 10.0.0.2 --device udp://10.0.0.1 --size 1024   against ibv_ud_pingpong -g 1 -s 1024
+
+Both ends need the same size and iters.";
+
+/// `hca pingpong`.
+#[derive(Clone, Debug, Args)]
+pub struct PingpongArgs {
+    /// Transport service
+    #[arg(value_enum)]
+    pub service: Service,
+    /// The host that waits; left out: this one waits
+    #[arg(conflicts_with = "server")]
+    pub host: Option<String>,
+    /// Wait for the other end (as when HOST is left out)
+    #[arg(long)]
+    pub server: bool,
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// TCP port of the exchange
+    #[arg(short, long, default_value_t = 18515)]
+    pub port: u16,
+    /// Address to wait on for the exchange (default: the device's, or loopback)
+    #[arg(long, value_name = "ADDR", conflicts_with = "host")]
+    pub bind: Option<std::net::IpAddr>,
+    /// Bytes a message (default: 4096; ud: 2048, or the path MTU if that is less)
+    #[arg(short, long)]
+    pub size: Option<Size>,
+    /// Messages in each direction
+    #[arg(short = 'n', long, default_value_t = 1000)]
+    pub iters: u32,
+    /// Path MTU in bytes (rc and uc)
+    #[arg(short, long, default_value = "1024", value_parser = path_mtu)]
+    pub mtu: hca_core::Mtu,
+    /// Receive requests to keep posted
+    #[arg(short, long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=16384))]
+    pub rx_depth: u32,
+    /// GID index, for command lines of ibv_*_pingpong; a device has one GID, so only 0 is taken
+    #[arg(short, long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=0))]
+    pub gid_idx: u32,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a command reports when it could not do its work.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Set by Ctrl-C.
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// Whether Ctrl-C was pressed: loops end, and the command with 130.
+#[inline]
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
+/// Runs the command of this process's arguments.
+pub fn run() -> ExitCode {
+    let cli = Cli::parse();
+    // A second Ctrl-C ends at once. The peer outlives the first one, so that it can be told to stop.
+    let peer = matches!(cli.command, Command::Peer);
+    let handler = move || {
+        if INTERRUPTED.swap(true, Ordering::Relaxed) && !peer {
+            std::process::exit(130);
+        }
+    };
+    if let Err(e) = ctrlc::set_handler(handler) {
+        eprintln!("hca: Ctrl-C will end this abruptly: {e}");
+    }
+    let result = match cli.command {
+        Command::Devinfo(args) => devinfo::devinfo(&args),
+        Command::Perf(args) => perf::perf(&args),
+        Command::Pingpong(args) => pingpong::pingpong(&args),
+        Command::Peer => perf::peer::serve_standard_streams(),
+    };
+    match result {
+        _ if interrupted() && !peer => ExitCode::from(130),
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("hca: {e}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let refuse = || format!("`{text}` is no time from 0.02 to 3600 seconds");
+    let s = text.parse::<f64>().map_err(|_| refuse())?;
+    if (0.02..=3600.0).contains(&s) { Ok(Duration::from_secs_f64(s)) } else { Err(refuse()) }
+}
+
+fn path_mtu(text: &str) -> Result<hca_core::Mtu, String> {
+    let refuse = || format!("`{text}` is no path MTU: use 256, 512, 1024, 2048 or 4096");
+    text.parse().ok().and_then(hca_core::Mtu::from_bytes).ok_or_else(refuse)
+}
+
+fn control_address(text: &str) -> Result<SocketAddr, String> {
+    let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+    text.parse()
+        .or_else(|_| bare.parse().map(|ip| SocketAddr::new(ip, perf::CONTROL_PORT)))
+        .map_err(|_| format!("`{text}` is no address: write an IP address, or ADDRESS:PORT"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_help_with_exit_codes_and_the_devices() {
+        let mut command = Cli::command();
+        for name in ["devinfo", "perf", "pingpong"] {
+            let help = command.find_subcommand_mut(name).unwrap().render_long_help().to_string();
+            assert!(help.contains("130") && help.contains("udp://ADDRESS"), "{name}: {help}");
+        }
+        let perf = command.find_subcommand_mut("perf").unwrap().render_long_help().to_string();
+        for field in PERF_FIELDS.split_whitespace() {
+            assert!(perf.contains(field), "the help does not document {field}");
+        }
+    }
+
+    #[test]
+    fn control_addresses_take_a_port_or_the_usual_one() {
+        assert_eq!(control_address("10.0.0.1").unwrap(), "10.0.0.1:18516".parse().unwrap());
+        assert_eq!(control_address("10.0.0.1:99").unwrap(), "10.0.0.1:99".parse().unwrap());
+        assert_eq!(control_address("::1").unwrap(), "[::1]:18516".parse().unwrap());
+        assert_eq!(control_address("[::1]:7").unwrap(), "[::1]:7".parse().unwrap());
+        assert!(control_address("host").unwrap_err().contains("host"));
+    }
+}

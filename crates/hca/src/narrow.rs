@@ -1,0 +1,70 @@
+//! A network as it is, but for the path MTU: what `mtu=` in a device's name does.
+
+use std::os::fd::BorrowedFd;
+
+use hca_core::{AddressVector, Counter, Instant, Mtu};
+use hca_fabric::{Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
+
+/// A network whose largest path MTU is made smaller.
+pub(crate) struct Narrow {
+    inner: Box<dyn Fabric>,
+    attr: FabricAttr,
+}
+
+impl Narrow {
+    /// `inner`, with a path MTU of at most `mtu`.
+    pub(crate) fn new(inner: Box<dyn Fabric>, mtu: Mtu) -> Self {
+        let mut attr = inner.attr().clone();
+        attr.max_mtu = attr.max_mtu.min(mtu);
+        Self { inner, attr }
+    }
+}
+
+impl Fabric for Narrow {
+    fn attr(&self) -> &FabricAttr {
+        &self.attr
+    }
+    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+        self.inner.open_path(av)
+    }
+    fn close_path(&mut self, path: PathId) {
+        self.inner.close_path(path);
+    }
+    fn send(&mut self, now: Instant, batch: &mut TxBatch) {
+        self.inner.send(now, batch);
+    }
+    fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
+        self.inner.recv(now, budget, sink)
+    }
+    fn next_deadline(&self) -> Option<Instant> {
+        self.inner.next_deadline()
+    }
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wait_fd()
+    }
+    fn prepare_wait(&mut self) -> bool {
+        self.inner.prepare_wait()
+    }
+    fn counters(&self, out: &mut Vec<Counter>) {
+        self.inner.counters(out);
+    }
+    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
+        self.inner.set_tap(tap);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_fabric::LoopbackNet;
+
+    use super::*;
+
+    #[test]
+    fn the_smaller_mtu_wins() {
+        let net = LoopbackNet::new();
+        let wide = Box::new(net.attach([10, 0, 0, 1].into()));
+        let narrow = Narrow::new(wide, Mtu::B512);
+        assert_eq!(narrow.attr().max_mtu, Mtu::B512);
+        assert_eq!(Narrow::new(Box::new(narrow), Mtu::B4096).attr().max_mtu, Mtu::B512);
+    }
+}

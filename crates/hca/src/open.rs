@@ -1,0 +1,243 @@
+//! Devices by name.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hca_core::{Device, DeviceError, Mtu};
+use hca_fabric::{
+    Capture, Fabric, FabricAttr, Faulty, LoopbackNet, OpenError as FabricError, Tap, UdpFabric, UdpOptions,
+    UringFabric, UringOptions,
+};
+use hca_verbs::Context;
+use softhca::{Progress, SoftHca};
+use thiserror::Error;
+
+use crate::narrow::Narrow;
+use crate::url::{DeviceUrl, Target, UrlError};
+
+/// The environment variable whose value takes the place of what [`open`] is given.
+pub const DEVICE_VARIABLE: &str = "HCA_DEVICE";
+
+/// Loopback addresses that are tried for a device without one: from 127.0.0.2 on.
+const LOOPBACK_TRIES: u32 = 4096;
+
+/// Why a device was not opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The name is wrong.
+    #[error(transparent)]
+    Url(#[from] UrlError),
+    /// The name in the environment is wrong.
+    #[error("{DEVICE_VARIABLE} in the environment: {0}")]
+    Environment(UrlError),
+    /// The network can't be opened.
+    #[error("{url}: {source}")]
+    Fabric {
+        /// The device.
+        url: DeviceUrl,
+        /// The reason, and what to do.
+        source: FabricError,
+    },
+    /// All loopback addresses that are tried are taken.
+    #[error(
+        "{LOOPBACK_TRIES} loopback addresses from 127.0.0.2 on are in use: close a device, or name an address, as in udp://127.1.2.3"
+    )]
+    NoFreeAddress,
+    /// The adapter can't be opened.
+    #[error("{url}: {source}")]
+    Device {
+        /// The device.
+        url: DeviceUrl,
+        /// The reason.
+        source: DeviceError,
+    },
+    /// The capture file can't be written.
+    #[error("the capture file {path} can't be written: {source}; name another one with capture=")]
+    Capture {
+        /// The file.
+        path: String,
+        /// The reason.
+        source: std::io::Error,
+    },
+}
+
+/// Opens a device by name and begins to use it. `HCA_DEVICE` takes the place of the name, so that a program
+/// runs on another device without being changed.
+///
+/// ```
+/// let context = hca::open("loopback://readme?progress=inline")?;
+/// println!("{}: {}", context.attr().name, context.port().gid);
+/// # Ok::<(), hca::OpenError>(())
+/// ```
+///
+/// # Errors
+/// The name is wrong, or the device can't be opened; the error says what to do.
+pub fn open(name: &str) -> Result<Context, OpenError> {
+    Ok(open_device(name)?.context().clone())
+}
+
+/// As [`open`], with the adapter beside the context.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_device(name: &str) -> Result<Opened, OpenError> {
+    match device_from_environment()? {
+        Some(url) => open_exactly(&url),
+        None => open_exactly(&name.parse()?),
+    }
+}
+
+/// The device that the environment names.
+///
+/// # Errors
+/// It names none that there is.
+pub fn device_from_environment() -> Result<Option<DeviceUrl>, OpenError> {
+    match std::env::var(DEVICE_VARIABLE) {
+        Ok(name) if !name.is_empty() => name.parse().map(Some).map_err(OpenError::Environment),
+        _ => Ok(None),
+    }
+}
+
+/// Opens the device of this name, whatever the environment says.
+///
+/// # Errors
+/// The device can't be opened.
+pub fn open_exactly(url: &DeviceUrl) -> Result<Opened, OpenError> {
+    let options = &url.options;
+    let (mut fabric, url) = bare_fabric(url)?;
+    let fabric_name = fabric.attr().name.clone();
+    if let Some(mtu) = options.mtu {
+        fabric = Box::new(Narrow::new(fabric, mtu));
+    }
+    if let Some(fault) = &options.fault {
+        fabric = Box::new(Faulty::new(fabric, fault.plan()));
+    }
+    let capture = options.capture.as_deref().map(capture).transpose()?;
+    if let Some((_, capture)) = &capture {
+        fabric.set_tap(Some(Box::new(Arc::clone(capture))));
+    }
+    let settings =
+        softhca::Options { progress: options.progress.unwrap_or_default(), ..softhca::Options::default() };
+    let device =
+        SoftHca::open(fabric, settings).map_err(|source| OpenError::Device { url: url.clone(), source })?;
+    let context = Context::new(Arc::clone(&device) as Arc<dyn Device>);
+    Ok(Opened { url, device, context, fabric_name, capture })
+}
+
+/// The network that a name asks for, and the name with its address.
+fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
+    let named = |target| DeviceUrl { target, options: url.options.clone() };
+    match &url.target {
+        Target::Auto => first_free(&|ip| udp(ip), &|ip| named(Target::Udp(Some(ip)))),
+        Target::Udp(None) => first_free(&|ip| udp(ip), &|ip| named(Target::Udp(Some(ip)))),
+        Target::Uring(None) => first_free(&|ip| uring(ip), &|ip| named(Target::Uring(Some(ip)))),
+        Target::Udp(Some(ip)) => at(&|ip| udp(ip), *ip, url.clone()),
+        Target::Uring(Some(ip)) => at(&|ip| uring(ip), *ip, url.clone()),
+        Target::Loopback(name) => Ok((Box::new(loopback(name)), url.clone())),
+    }
+}
+
+/// Opens a network on an address.
+type Opener<'a> = &'a dyn Fn(IpAddr) -> Result<Box<dyn Fabric>, FabricError>;
+
+fn udp(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
+    Ok(Box::new(UdpFabric::open(ip, &UdpOptions::default())?))
+}
+
+fn uring(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
+    Ok(Box::new(UringFabric::open(ip, &UringOptions::default())?))
+}
+
+fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
+    match open(ip) {
+        Ok(fabric) => Ok((fabric, url)),
+        Err(source) => Err(OpenError::Fabric { url, source }),
+    }
+}
+
+/// The first loopback address from 127.0.0.2 on that nobody has.
+fn first_free(
+    open: Opener<'_>,
+    name: &dyn Fn(IpAddr) -> DeviceUrl,
+) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
+    let first = u32::from(Ipv4Addr::new(127, 0, 0, 2));
+    for ip in (first..first + LOOPBACK_TRIES).map(|n| IpAddr::V4(n.into())) {
+        match open(ip) {
+            Err(FabricError::InUse(_)) => {}
+            Ok(fabric) => return Ok((fabric, name(ip))),
+            Err(source) => return Err(OpenError::Fabric { url: name(ip), source }),
+        }
+    }
+    Err(OpenError::NoFreeAddress)
+}
+
+/// The next address of the loopback network of this name in this process.
+fn loopback(name: &str) -> impl Fabric + use<> {
+    static NETS: Mutex<Option<HashMap<String, (LoopbackNet, u32)>>> = Mutex::new(None);
+    let mut nets = NETS.lock().unwrap_or_else(PoisonError::into_inner);
+    let nets = nets.get_or_insert_default();
+    let (net, used) = nets.entry(name.to_owned()).or_insert_with(|| (LoopbackNet::new(), 0));
+    *used += 1;
+    net.attach(IpAddr::V4((u32::from(Ipv4Addr::new(10, 0, 0, 0)) + *used).into()))
+}
+
+/// A device that was opened by name.
+pub struct Opened {
+    url: DeviceUrl,
+    device: Arc<SoftHca>,
+    context: Context,
+    fabric_name: String,
+    capture: Option<(PathBuf, SharedCapture)>,
+}
+
+/// A capture that the device writes to and its owner asks about.
+type SharedCapture = Arc<Mutex<Capture>>;
+
+fn capture(path: &Path) -> Result<(PathBuf, SharedCapture), OpenError> {
+    let refuse = |source| OpenError::Capture { path: path.display().to_string(), source };
+    let file = Capture::create(path).map_err(refuse)?;
+    Ok((path.to_owned(), Arc::new(Mutex::new(file))))
+}
+
+impl Opened {
+    /// Its name, the address included.
+    pub fn url(&self) -> &DeviceUrl {
+        &self.url
+    }
+    /// What programs work with.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+    /// The adapter.
+    pub fn device(&self) -> &Arc<SoftHca> {
+        &self.device
+    }
+    /// What carries its packets: `udp`, `uring`, `loopback`.
+    pub fn fabric(&self) -> &str {
+        &self.fabric_name
+    }
+    /// What its network is, and what was found out about it.
+    pub fn fabric_attr(&self) -> FabricAttr {
+        self.device.fabric()
+    }
+    /// Who does its work.
+    pub fn progress(&self) -> Progress {
+        self.device.progress()
+    }
+    /// Writes out what the capture holds back; nothing to do without one.
+    ///
+    /// # Errors
+    /// The file could not be written, now or earlier.
+    pub fn finish_capture(&self) -> Result<(), OpenError> {
+        let Some((path, capture)) = &self.capture else { return Ok(()) };
+        let flushed = capture.lock().unwrap_or_else(PoisonError::into_inner).flush();
+        flushed.map_err(|source| OpenError::Capture { path: path.display().to_string(), source })
+    }
+    /// The largest path MTU that it carries.
+    pub fn mtu(&self) -> Mtu {
+        self.device.port().active_mtu
+    }
+}

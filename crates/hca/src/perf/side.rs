@@ -1,0 +1,443 @@
+//! One side of a measurement: a queue pair with its memory, through the safe verbs.
+
+use hca_core::{Access, AddressVector, Mtu, Qkey};
+use hca_verbs::{
+    Buf, CompletionQueue, Completions, ConnectOptions, Connected, Context, FrozenBuf, Inline, OfferedBy, Pd,
+    QueuePair, Rc, RecvBatch, RemoteMr, SendBatch, SendRequest, Service as VerbsService, SharedMr, Uc, Ud,
+    UdPeer, ops,
+};
+use softhca::Progress;
+
+use super::control::{Endpoint, Phase};
+use super::plan::{Case, Op, Service};
+use crate::cli::Failure;
+use crate::open::Opened;
+
+/// Messages of at most this many bytes are sent inline.
+const INLINE_BYTES: usize = 256;
+/// Bytes that a side has under way at most.
+const BYTES_UNDER_WAY: u64 = 8 << 20;
+/// Messages that a side has under way at most.
+const MAX_WINDOW: u64 = 512;
+/// READs and atomics that a side has under way at most.
+const READ_WINDOW: u64 = 16;
+/// Of a stream, every so many requests one is signalled.
+const SIGNAL_EVERY: u64 = 64;
+/// Requests that are told to the device at once.
+const BATCH: u64 = 32;
+/// Bytes before each datagram.
+const GRH_BYTES: usize = 40;
+/// The Q_Key of datagrams.
+const QKEY: Qkey = Qkey::new(0x1ca1);
+/// The word that ends a write.
+const FLAG_BYTES: usize = 8;
+
+/// A queue pair of any service.
+enum AnyQp {
+    Rc(QueuePair<Rc>),
+    Uc(QueuePair<Uc>),
+    Ud(QueuePair<Ud>, Option<UdPeer>),
+}
+
+/// What a poll found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Polled {
+    /// Messages of this side that have completed.
+    pub(super) completed: u64,
+    /// Messages of the other side that arrived.
+    pub(super) received: u64,
+}
+
+/// One side.
+pub(super) struct Side {
+    qp: AnyQp,
+    cq: CompletionQueue,
+    wcs: Completions,
+    case: Case,
+    phase: Phase,
+    /// What the other side writes to and reads from: the message, and behind it the flag.
+    window: SharedMr,
+    remote: Option<RemoteMr>,
+    /// What is sent, where it is not inline.
+    source: FrozenBuf,
+    /// Whether messages go inline.
+    inline: bool,
+    /// What is sent inline.
+    small: [u8; INLINE_BYTES],
+    /// Where READs and atomics go.
+    sinks: Vec<Buf>,
+    /// Receive buffers that came back and are not posted yet.
+    back: Vec<Option<Buf>>,
+    recv_depth: usize,
+    /// Messages posted, and those known to be complete.
+    posted: u64,
+    completed: u64,
+    window_messages: u64,
+    signal_every: u64,
+    /// The adapter's thread may need this CPU.
+    yields: bool,
+    pd: Pd,
+}
+
+impl Side {
+    /// A queue pair for a measurement.
+    pub(super) fn new(opened: &Opened, case: &Case, phase: Phase) -> Result<Self, Failure> {
+        let context: &Context = opened.context();
+        let pd = context.alloc_pd()?;
+        let size = case.size.0 as usize;
+        let max = if matches!(case.op, Op::Read | Op::Atomic) { READ_WINDOW } else { MAX_WINDOW };
+        let window_messages = (BYTES_UNDER_WAY / case.size.0).clamp(2, max);
+        // The other side's window twice, so that it meets a request even before those that it has used up
+        // are posted again.
+        let recv_depth = if takes_messages(case, phase) { 2 * window_messages as usize } else { 0 };
+        let send_depth = 2 * window_messages as u32;
+        let cq = context.create_cq(send_depth + recv_depth as u32)?;
+        let inline = INLINE_BYTES.min(context.attr().max_inline as usize);
+        let qp = match case.service {
+            Service::Rc => AnyQp::Rc(build(&pd, &cq, send_depth, recv_depth, inline)?),
+            Service::Uc => AnyQp::Uc(build(&pd, &cq, send_depth, recv_depth, inline)?),
+            Service::Ud => AnyQp::Ud(build(&pd, &cq, send_depth, recv_depth, inline)?, None),
+        };
+        let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let window = pd.alloc_shared(flag_offset(size) + FLAG_BYTES, rights)?;
+        let goes_inline = size <= inline;
+        let source = pd.alloc(if goes_inline { 1 } else { size })?.freeze();
+        let sinks = match case.op {
+            Op::Read | Op::Atomic => pd.alloc_many(window_messages as usize, size)?,
+            Op::Send | Op::Write => Vec::new(),
+        };
+        let back = match case.op {
+            Op::Send => {
+                let len = size + if case.service == Service::Ud { GRH_BYTES } else { 0 };
+                pd.alloc_many(recv_depth, len)?.into_iter().map(Some).collect()
+            }
+            _ => (0..recv_depth).map(|_| None).collect(),
+        };
+        let mut side = Self {
+            qp,
+            wcs: Completions::with_parts(64, 2 * window_messages as usize + 64),
+            cq,
+            case: *case,
+            phase,
+            window,
+            remote: None,
+            source,
+            inline: goes_inline,
+            small: [0x5a; INLINE_BYTES],
+            sinks,
+            back,
+            recv_depth,
+            posted: 0,
+            completed: 0,
+            window_messages,
+            signal_every: match case.op {
+                Op::Read | Op::Atomic => 1,
+                Op::Send | Op::Write => (window_messages / 4).clamp(1, SIGNAL_EVERY),
+            },
+            yields: opened.progress() == Progress::Thread,
+            pd,
+        };
+        side.post_receives()?;
+        Ok(side)
+    }
+
+    /// What the other side has to know.
+    pub(super) fn endpoint(&self) -> Endpoint {
+        let qp = match &self.qp {
+            AnyQp::Rc(qp) => qp.endpoint(),
+            AnyQp::Uc(qp) => qp.endpoint(),
+            AnyQp::Ud(qp, _) => qp.endpoint(),
+        };
+        Endpoint { qp, window: self.window.remote() }
+    }
+
+    /// Connects to the other side.
+    pub(super) fn connect(&mut self, theirs: &Endpoint, mtu: Mtu) -> Result<(), Failure> {
+        let options = ConnectOptions { mtu: Some(mtu), ..ConnectOptions::default() };
+        match &mut self.qp {
+            AnyQp::Rc(qp) => qp.connect(&theirs.qp, &options)?,
+            AnyQp::Uc(qp) => qp.connect(&theirs.qp, &options)?,
+            AnyQp::Ud(qp, peer) => {
+                qp.activate(QKEY)?;
+                let av = AddressVector { dgid: theirs.qp.gid, ..AddressVector::default() };
+                *peer = Some(self.pd.create_ah(&av)?.peer(theirs.qp.qpn, QKEY));
+            }
+        }
+        self.remote = Some(theirs.window);
+        Ok(())
+    }
+
+    /// Posts one message that carries `stamp`; `false`: the queue is full.
+    #[inline]
+    pub(super) fn post(&mut self, stamp: u64) -> Result<bool, Failure> {
+        self.small[..8].copy_from_slice(&stamp.to_le_bytes());
+        Ok(self.post_up_to(1)? == 1)
+    }
+
+    /// Posts as many messages as the window and `budget` allow, by one doorbell; returns how many.
+    #[inline]
+    pub(super) fn post_many(&mut self, budget: u64) -> Result<u64, Failure> {
+        self.post_up_to(budget.min(BATCH))
+    }
+
+    #[inline]
+    fn post_up_to(&mut self, wanted: u64) -> Result<u64, Failure> {
+        let free = self.window_messages - (self.posted - self.completed);
+        let count = wanted.min(free);
+        if count == 0 {
+            return Ok(0);
+        }
+        let message = Message {
+            op: self.case.op,
+            flagged: self.phase == Phase::Latency && self.case.size.0 > FLAG_BYTES as u64,
+            counted: counts_arrivals(&self.case, self.phase),
+            inline: self.inline,
+            size: self.case.size.0 as usize,
+            small: &self.small,
+            source: &self.source,
+            remote: self.remote.as_ref(),
+        };
+        let ids = self.posted + 1..=self.posted + count;
+        let every = self.signal_every;
+        match &mut self.qp {
+            AnyQp::Rc(qp) => {
+                let mut batch = qp.batch();
+                for id in ids {
+                    match self.case.op {
+                        Op::Send => message.send(&mut batch, id, every)?,
+                        Op::Write => message.write(&mut batch, id, every)?,
+                        Op::Read | Op::Atomic => message.fetch(&mut batch, id, &mut self.sinks)?,
+                    }
+                }
+            }
+            AnyQp::Uc(qp) => {
+                let mut batch = qp.batch();
+                for id in ids {
+                    match self.case.op {
+                        Op::Send => message.send(&mut batch, id, every)?,
+                        _ => message.write(&mut batch, id, every)?,
+                    }
+                }
+            }
+            AnyQp::Ud(qp, peer) => {
+                let peer = peer.as_ref().expect("connected before anything is posted");
+                let mut batch = qp.batch();
+                for id in ids {
+                    message.datagram(&mut batch, peer, id, every)?;
+                }
+            }
+        }
+        self.posted += count;
+        Ok(count)
+    }
+
+    /// Has the last messages of a stream reported: posts one more, which is signalled, if they are not.
+    /// Returns how many it posted.
+    pub(super) fn finish(&mut self) -> Result<u64, Failure> {
+        if self.posted % self.signal_every == 0 {
+            return Ok(0);
+        }
+        while self.posted - self.completed == self.window_messages {
+            // Some of a full window are signalled, so they complete.
+            self.poll()?;
+        }
+        let every = std::mem::replace(&mut self.signal_every, 1);
+        let posted = self.post_up_to(1);
+        self.signal_every = every;
+        posted
+    }
+
+    /// Takes completions, and posts used receive requests again in batches.
+    #[inline]
+    pub(super) fn poll(&mut self) -> Result<Polled, Failure> {
+        let mut polled = Polled::default();
+        let mut newest = self.completed;
+        for wc in self.cq.poll(&mut self.wcs) {
+            let mut wc = wc.ok()?;
+            if wc.opcode.is_recv() {
+                polled.received += 1;
+                self.back.push(wc.take_buf());
+            } else {
+                newest = newest.max(wc.id);
+                self.sinks.extend(wc.take_bufs());
+            }
+        }
+        polled.completed = newest - self.completed;
+        self.completed = newest;
+        if self.back.len() * 4 > self.recv_depth {
+            self.post_receives()?;
+        }
+        if self.yields && polled == Polled::default() {
+            std::thread::yield_now();
+        }
+        Ok(polled)
+    }
+
+    /// Posts the receive requests that came back.
+    fn post_receives(&mut self) -> Result<(), Failure> {
+        let post = |mut batch: RecvBatch<'_>, back: &mut Vec<Option<Buf>>| -> Result<(), Failure> {
+            for buf in back.drain(..) {
+                match buf {
+                    Some(buf) => batch.post_recv(buf).map_err(|e| e.error)?,
+                    None => batch.post_recv(()).map_err(|e| e.error)?,
+                }
+            }
+            Ok(())
+        };
+        match &mut self.qp {
+            AnyQp::Rc(qp) => post(qp.recv_batch(), &mut self.back),
+            AnyQp::Uc(qp) => post(qp.recv_batch(), &mut self.back),
+            AnyQp::Ud(qp, _) => post(qp.recv_batch(), &mut self.back),
+        }
+    }
+
+    /// Waits until the other side's flag satisfies `done`, and returns it. `done` sees the bits that
+    /// a message of this size carries.
+    #[inline]
+    pub(super) fn wait_flag(&self, mut done: impl FnMut(u64) -> bool) -> u64 {
+        let (at, mask) = (flag_offset(self.case.size.0 as usize), self.flag_mask());
+        self.window.wait_until(at, |word| done(word & mask)) & mask
+    }
+
+    /// The bits of a stamp that a message of this size carries.
+    pub(super) fn flag_mask(&self) -> u64 {
+        match self.case.size.0 {
+            size @ 1..8 => (1 << (8 * size)) - 1,
+            _ => u64::MAX,
+        }
+    }
+}
+
+/// Whether the other side's messages take receive requests.
+fn takes_messages(case: &Case, phase: Phase) -> bool {
+    case.op == Op::Send || counts_arrivals(case, phase)
+}
+
+/// Whether WRITEs carry immediate data, so that their arrival can be counted where nothing else tells.
+fn counts_arrivals(case: &Case, phase: Phase) -> bool {
+    case.op == Op::Write && case.service == Service::Uc && phase == Phase::Stream
+}
+
+/// Where the flag of a message lies: behind it, or the message is the flag.
+fn flag_offset(size: usize) -> usize {
+    if size <= FLAG_BYTES { 0 } else { size.next_multiple_of(FLAG_BYTES) }
+}
+
+fn build<S: VerbsService>(
+    pd: &Pd,
+    cq: &CompletionQueue,
+    send_depth: u32,
+    recv_depth: usize,
+    inline: usize,
+) -> Result<QueuePair<S>, Failure> {
+    let builder = pd.qp::<S>(cq).max_send_wr(send_depth).max_recv_wr(recv_depth as u32);
+    Ok(builder.max_send_sge(1).max_recv_sge(1).max_inline(inline as u32).build()?)
+}
+
+/// What all messages of a batch have in common.
+struct Message<'a> {
+    op: Op,
+    /// A flag is written behind each WRITE.
+    flagged: bool,
+    /// WRITEs carry immediate data.
+    counted: bool,
+    inline: bool,
+    size: usize,
+    small: &'a [u8; INLINE_BYTES],
+    source: &'a FrozenBuf,
+    remote: Option<&'a RemoteMr>,
+}
+
+impl Message<'_> {
+    /// The message's bytes, where they go inline.
+    #[inline]
+    fn inline(&self) -> Option<Inline<'_>> {
+        self.inline.then(|| Inline(&self.small[..self.size]))
+    }
+
+    fn remote(&self) -> &RemoteMr {
+        self.remote.expect("connected before anything is posted")
+    }
+
+    #[inline]
+    fn send<S: Connected>(&self, batch: &mut SendBatch<'_, S>, id: u64, every: u64) -> Result<(), Failure>
+    where
+        ops::Send: OfferedBy<S>,
+    {
+        let signaled = id.is_multiple_of(every);
+        match self.inline() {
+            Some(bytes) => post(batch, SendRequest::send(bytes).id(id).signaled(signaled)),
+            None => post(batch, SendRequest::send(self.source.clone()).id(id).signaled(signaled)),
+        }
+    }
+
+    #[inline]
+    fn datagram(
+        &self,
+        batch: &mut SendBatch<'_, Ud>,
+        to: &UdPeer,
+        id: u64,
+        every: u64,
+    ) -> Result<(), Failure> {
+        let signaled = id.is_multiple_of(every);
+        match self.inline() {
+            Some(bytes) => post(batch, SendRequest::send(bytes).id(id).signaled(signaled).to(to)),
+            None => post(batch, SendRequest::send(self.source.clone()).id(id).signaled(signaled).to(to)),
+        }
+    }
+
+    #[inline]
+    fn write<S: Connected>(&self, batch: &mut SendBatch<'_, S>, id: u64, every: u64) -> Result<(), Failure>
+    where
+        ops::Write: OfferedBy<S>,
+    {
+        let signaled = id.is_multiple_of(every);
+        let remote = *self.remote();
+        let body_signaled = signaled && !self.flagged;
+        match self.inline() {
+            Some(bytes) => self.write_body(batch, SendRequest::write(bytes, remote).id(id), body_signaled)?,
+            None => {
+                let source = self.source.clone();
+                self.write_body(batch, SendRequest::write(source, remote).id(id), body_signaled)?;
+            }
+        }
+        if self.flagged {
+            let flag = Inline(&self.small[..FLAG_BYTES]);
+            let at = remote.range(flag_offset(self.size)..);
+            post(batch, SendRequest::write(flag, at).id(id).signaled(signaled))?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn write_body<S: Connected, L: hca_verbs::GatherList>(
+        &self,
+        batch: &mut SendBatch<'_, S>,
+        request: SendRequest<ops::Write, L>,
+        signaled: bool,
+    ) -> Result<(), Failure>
+    where
+        ops::Write: OfferedBy<S>,
+    {
+        let request = if self.counted { request.imm(0) } else { request };
+        post(batch, request.signaled(signaled))
+    }
+
+    #[inline]
+    fn fetch(&self, batch: &mut SendBatch<'_, Rc>, id: u64, sinks: &mut Vec<Buf>) -> Result<(), Failure> {
+        let sink = sinks.pop().expect("as many buffers as the window has messages");
+        let remote = *self.remote();
+        match self.op {
+            Op::Atomic => post(batch, SendRequest::fetch_add(sink, remote, 1).id(id)),
+            _ => post(batch, SendRequest::read(sink, remote).id(id)),
+        }
+    }
+}
+
+#[inline]
+fn post<S: VerbsService, O: OfferedBy<S>, L: hca_verbs::GatherList>(
+    batch: &mut SendBatch<'_, S>,
+    request: SendRequest<O, L>,
+) -> Result<(), Failure> {
+    Ok(batch.post_send(request).map_err(|refused| refused.error)?)
+}

@@ -1,0 +1,314 @@
+//! `hca pingpong`: bounces messages with another host, as `ibv_rc_pingpong`, `ibv_uc_pingpong` and
+//! `ibv_ud_pingpong` do, so that either end may be that program on another vendor's adapter.
+//!
+//! Both ends post `rx_depth` receive requests, learn of each other over TCP ([`exchange`]), and then bounce: the
+//! client sends first, and each end sends the next message once its last one has completed and the
+//! other's has arrived.
+
+mod exchange;
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use hca_core::{Access, AddressVector, Lid, Mtu, Qkey, QpType};
+use hca_verbs::{
+    Buf, CompletionQueue, Completions, ConnectOptions, Connected, Endpoint, FrozenBuf, OfferedBy, Pd,
+    QueuePair, Rc, SendRequest, Service as VerbsService, Uc, Ud, UdPeer, ops,
+};
+use thiserror::Error;
+
+use self::exchange::Dest;
+use crate::cli::{Failure, PingpongArgs, interrupted};
+use crate::open::{Opened, open_exactly};
+use crate::perf::{Service, device_or_auto};
+
+/// The Q_Key of `ibv_ud_pingpong`.
+const QKEY: Qkey = Qkey::new(0x1111_1111);
+/// What `ibv_*_pingpong` fills its buffer with.
+const PATTERN: u8 = 0x7b;
+/// Bytes before each datagram.
+const GRH_BYTES: usize = 40;
+/// Message size of `ibv_rc_pingpong` and `ibv_uc_pingpong`.
+const DEFAULT_SIZE: u64 = 4096;
+/// Message size of `ibv_ud_pingpong`.
+const DEFAULT_UD_SIZE: u64 = 2048;
+/// Nothing moved for so long: the other end is gone, or (uc, ud) a message is lost.
+const STALL: Duration = Duration::from_secs(10);
+
+/// Why two ends do not bounce.
+#[derive(Debug, Error)]
+enum PingpongError {
+    #[error(
+        "no one waits at {host}:{port}: {source}; start `hca pingpong {service} --server` or ibv_{service}_pingpong there first, and give its --port"
+    )]
+    Connect { host: String, port: u16, service: Service, source: std::io::Error },
+    #[error(
+        "port {port} can't be listened on: {source}; end the other program that has it, or give both ends another --port"
+    )]
+    Listen { port: u16, source: std::io::Error },
+    #[error("a datagram carries at most {mtu} bytes here: give both ends --size {mtu} or less")]
+    TooLong { mtu: u32 },
+    #[error("nothing came for {STALL:?} after {received} of {iters} messages: {advice}")]
+    Stalled { received: u32, iters: u32, advice: &'static str },
+    #[error("a message of {len} bytes came, not {size}: give both ends the same --size")]
+    Size { len: u32, size: u32 },
+}
+
+/// Runs the command.
+pub(crate) fn pingpong(args: &PingpongArgs) -> Result<(), Failure> {
+    let opened = open_exactly(&device_or_auto(&args.device)?)?;
+    let done = match args.service {
+        Service::Rc => connected::<Rc>(args, &opened),
+        Service::Uc => connected::<Uc>(args, &opened),
+        Service::Ud => datagrams(args, &opened),
+    };
+    opened.finish_capture()?;
+    done
+}
+
+/// What both kinds of service share: queues, buffers, counts.
+struct Bounce<S: VerbsService> {
+    qp: QueuePair<S>,
+    cq: CompletionQueue,
+    source: FrozenBuf,
+    /// Receive buffers that are not posted.
+    free: Vec<Buf>,
+    size: u32,
+    rx_depth: usize,
+}
+
+impl<S: VerbsService> Bounce<S> {
+    fn new(args: &PingpongArgs, pd: &Pd, size: u64, headroom: usize) -> Result<Self, Failure> {
+        let depth = args.rx_depth;
+        let cq = pd.context().create_cq(depth + 1)?;
+        let builder = pd.qp::<S>(&cq).max_send_wr(1).max_recv_wr(depth).max_send_sge(1).max_recv_sge(1);
+        let qp = builder.access(Access::empty()).build()?;
+        let mut source = pd.alloc(size as usize)?;
+        source.fill(PATTERN);
+        let free = pd.alloc_many(depth as usize, size as usize + headroom)?;
+        let mut bounce =
+            Self { qp, cq, source: source.freeze(), free, size: size as u32, rx_depth: depth as usize };
+        bounce.post_receives()?;
+        Ok(bounce)
+    }
+
+    fn post_receives(&mut self) -> Result<(), Failure> {
+        let mut batch = self.qp.recv_batch();
+        for buf in self.free.drain(..) {
+            batch.post_recv(buf).map_err(|refused| refused.error)?;
+        }
+        Ok(())
+    }
+
+    /// Bounces `iters` messages in each direction; returns how long it took.
+    fn run(
+        &mut self,
+        iters: u32,
+        first: bool,
+        headroom: u32,
+        mut send: impl FnMut(&mut QueuePair<S>, FrozenBuf) -> Result<(), Failure>,
+    ) -> Result<Duration, Failure> {
+        let mut wcs = Completions::with_capacity(16);
+        let (mut sent, mut received) = (0, 0);
+        // What the next send waits for: the last one's completion, and the other end's message.
+        let (mut sending, mut waiting) = (false, true);
+        if first {
+            send(&mut self.qp, self.source.clone())?;
+            sending = true;
+        }
+        let begin = Instant::now();
+        let mut moved = begin;
+        while (received < iters || sent < iters) && !interrupted() {
+            let mut any = false;
+            for wc in self.cq.poll(&mut wcs) {
+                any = true;
+                let mut wc = wc.ok()?;
+                if wc.opcode.is_recv() {
+                    if wc.byte_len != self.size + headroom {
+                        let len = wc.byte_len.saturating_sub(headroom);
+                        return Err(PingpongError::Size { len, size: self.size }.into());
+                    }
+                    self.free.extend(wc.take_buf());
+                    received += 1;
+                    waiting = false;
+                } else {
+                    sent += 1;
+                    sending = false;
+                }
+                if sent < iters && !sending && !waiting {
+                    send(&mut self.qp, self.source.clone())?;
+                    (sending, waiting) = (true, true);
+                }
+            }
+            if self.free.len() * 2 > self.rx_depth {
+                self.post_receives()?;
+            }
+            if any {
+                moved = Instant::now();
+            } else if moved.elapsed() > STALL {
+                let advice = match S::TYPE {
+                    QpType::Rc => "see what the other end printed",
+                    QpType::Uc | QpType::Ud => {
+                        "this service loses messages, or the other end uses another size or count; start both again"
+                    }
+                };
+                return Err(PingpongError::Stalled { received, iters, advice }.into());
+            }
+        }
+        Ok(begin.elapsed())
+    }
+}
+
+/// RC and UC.
+fn connected<S: Connected>(args: &PingpongArgs, opened: &Opened) -> Result<(), Failure>
+where
+    ops::Send: OfferedBy<S>,
+    ops::Write: OfferedBy<S>,
+{
+    let pd = opened.context().alloc_pd()?;
+    let size = args.size.map_or(DEFAULT_SIZE, |s| s.0);
+    let mut bounce: Bounce<S> = Bounce::new(args, &pd, size, 0)?;
+    let own = bounce.qp.endpoint();
+    let control = bounce.qp.control();
+    let (theirs, client) = learn(args, &own, &|theirs: &Dest| {
+        let options = ConnectOptions { mtu: Some(args.mtu), rd_atomic: Some(1), ..ConnectOptions::default() };
+        let remote = Endpoint {
+            service: S::TYPE,
+            qpn: theirs.qpn,
+            psn: theirs.psn,
+            mtu: Mtu::B4096,
+            rd_atomic: 1,
+            gid: theirs.gid,
+        };
+        Ok(control.connect(&remote, &options)?)
+    })?;
+    let took = bounce.run(args.iters, client, 0, |qp, source| Ok(qp.send(source).map_err(|r| r.error)?))?;
+    finish(args, &own, &theirs, size, took);
+    linger(&mut bounce.cq);
+    Ok(())
+}
+
+/// UD.
+fn datagrams(args: &PingpongArgs, opened: &Opened) -> Result<(), Failure> {
+    let pd = opened.context().alloc_pd()?;
+    let mtu = opened.mtu().bytes();
+    let size = args.size.map_or(DEFAULT_UD_SIZE.min(mtu.into()), |s| s.0);
+    if size > mtu.into() {
+        return Err(PingpongError::TooLong { mtu }.into());
+    }
+    let mut bounce: Bounce<Ud> = Bounce::new(args, &pd, size, GRH_BYTES)?;
+    let own = bounce.qp.endpoint();
+    let control = bounce.qp.control();
+    let (theirs, client) = learn(args, &own, &|_: &Dest| Ok(control.activate(QKEY)?))?;
+    let av = AddressVector { dgid: theirs.gid, ..AddressVector::default() };
+    let peer: UdPeer = pd.create_ah(&av)?.peer(theirs.qpn, QKEY);
+    let took = bounce.run(args.iters, client, GRH_BYTES as u32, |qp, source| {
+        Ok(qp.post_send(SendRequest::send(source).to(&peer)).map_err(|r| r.error)?)
+    })?;
+    finish(args, &own, &theirs, size, took);
+    Ok(())
+}
+
+/// Learns of the other end over TCP and has `connect` make the queue pair ready at the right moment.
+/// Also returns whether this end is the client.
+fn learn(
+    args: &PingpongArgs,
+    own: &Endpoint,
+    connect: &dyn Fn(&Dest) -> Result<(), Failure>,
+) -> Result<(Dest, bool), Failure> {
+    let dest = Dest { lid: Lid::new(0), qpn: own.qpn, psn: own.psn, gid: own.gid };
+    if !args.json {
+        println!("  local address:  {}", describe(&dest));
+    }
+    let theirs = match &args.host {
+        Some(host) => {
+            let mut stream = dial(args, host)?;
+            let theirs = exchange::client(&mut stream, dest)?;
+            connect(&theirs)?;
+            theirs
+        }
+        None => exchange::server(&mut accept(args, own)?, dest, connect)?,
+    };
+    if !args.json {
+        println!("  remote address: {}", describe(&theirs));
+    }
+    Ok((theirs, args.host.is_some()))
+}
+
+fn dial(args: &PingpongArgs, host: &str) -> Result<TcpStream, PingpongError> {
+    let (port, service) = (args.port, args.service);
+    let refuse = |source| PingpongError::Connect { host: host.to_owned(), port, service, source };
+    let mut last = std::io::ErrorKind::AddrNotAvailable.into();
+    for address in (host, port).to_socket_addrs().map_err(refuse)? {
+        match TcpStream::connect_timeout(&address, STALL) {
+            Ok(stream) => return Ok(stream),
+            Err(e) => last = e,
+        }
+    }
+    Err(refuse(last))
+}
+
+/// Waits for the other end: on the device's own address, which the other end has to reach anyway, or on
+/// loopback if the device stands there.
+fn accept(args: &PingpongArgs, own: &Endpoint) -> Result<TcpStream, Failure> {
+    let port = args.port;
+    let refuse = |source| PingpongError::Listen { port, source };
+    let device = own.gid.ip();
+    let chosen = if device.is_loopback() && device.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { device };
+    let address = SocketAddr::new(args.bind.unwrap_or(chosen), port);
+    let listener = TcpListener::bind(address).map_err(refuse)?;
+    listener.set_nonblocking(true).map_err(refuse)?;
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false).map_err(refuse)?;
+                return Ok(stream);
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock && !interrupted() => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(e) => return Err(refuse(e).into()),
+        }
+    }
+}
+
+fn describe(dest: &Dest) -> String {
+    format!(
+        "LID 0x{:04x}, QPN 0x{:06x}, PSN 0x{:06x}, GID {}",
+        dest.lid.raw(),
+        dest.qpn.raw(),
+        dest.psn.raw(),
+        dest.gid
+    )
+}
+
+fn finish(args: &PingpongArgs, own: &Endpoint, theirs: &Dest, size: u64, took: Duration) {
+    if interrupted() {
+        return;
+    }
+    let (seconds, iters) = (took.as_secs_f64(), f64::from(args.iters));
+    let bytes = size * u64::from(args.iters) * 2;
+    if args.json {
+        let row = serde_json::json!({
+            "service": args.service,
+            "size": size,
+            "iters": args.iters,
+            "seconds": seconds,
+            "usec_per_iter": seconds * 1e6 / iters,
+            "mbit_per_s": bytes as f64 * 8.0 / seconds / 1e6,
+            "local_gid": own.gid.to_string(),
+            "remote_gid": theirs.gid.to_string(),
+        });
+        println!("{row}");
+        return;
+    }
+    println!("{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / seconds / 1e6);
+    println!("{} iters in {seconds:.2} seconds = {:.2} usec/iter", args.iters, seconds * 1e6 / iters);
+}
+
+/// Stays a moment to acknowledge again what the other end might not have heard.
+fn linger(cq: &mut CompletionQueue) {
+    let mut wcs = Completions::with_capacity(1);
+    // Nothing more completes; the waiting itself turns the device.
+    let _ = cq.wait(&mut wcs, Some(Duration::from_millis(100)));
+}
