@@ -14,6 +14,7 @@
 //! | `connection` | one reliable connection: both directions, the path, congestion notifications |
 //! | `requester`, `completer` | sending, going back, probes and timeouts; what answers do |
 //! | `responder` | PSN checks, duplicates, READ and atomic responses, NAKs |
+//! | `inflight` | the messages that a requester has under way |
 //! | `inbound` | a SEND or WRITE as it comes in, for RC and UC |
 //! | `uc`, `ud` | the unreliable services |
 //! | `window`, `rtt` | how much may be in flight; the measured round trip |
@@ -28,6 +29,7 @@ mod completer;
 mod connection;
 mod host;
 mod inbound;
+mod inflight;
 mod psn;
 mod qp;
 mod requester;

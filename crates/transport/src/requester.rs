@@ -5,141 +5,23 @@
 //! cursor (request, packet) says what is sent next, and going back moves the cursor. What answers mean
 //! is in `completer`.
 
-use alloc::boxed::Box;
-use alloc::vec;
-
 use hca_core::wire::{AtomicEth, Be32, Be64, BthFlags, Ieth, ImmDt, PacketOp, Reth};
 use hca_core::{Instant, MAX_MESSAGE_BYTES, Psn, RemoteAddr, SendFlags, SendOp, WcStatus};
 
 use crate::build::{Ext, pad, reserve_packet};
 use crate::connection::Path;
+use crate::inflight::{Inflight, Kind, Unanswered};
 use crate::psn::{MAX_OUTSTANDING, span};
 use crate::rtt::Rtt;
 use crate::window::{UNIT_BYTES, Window, packet_cost};
 use crate::{Count, Host, LocalError, QpConfig, SendRequest, TxSink, WindowStats};
 
-/// Messages in flight: the ring begins with this many and grows when all are in use.
-const MIN_INFLIGHT: usize = 32;
-/// Messages in flight at most.
-const MAX_INFLIGHT: usize = 512;
 /// Packets without an acknowledgement being asked for at most.
 const ACK_EVERY_PACKETS: u32 = 32;
 /// From one packet one does not go back again within a round trip, nor within this time.
 const MIN_REWIND_NS: u64 = 20_000;
 /// No deadline.
 pub(crate) const NEVER: u64 = u64::MAX;
-
-/// What a message in flight is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Kind {
-    #[default]
-    Send,
-    Write,
-    WriteImm,
-    Read,
-    Atomic,
-}
-
-impl Kind {
-    #[inline]
-    fn of(op: &SendOp) -> Self {
-        match op {
-            SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => Self::Send,
-            SendOp::Write(_) => Self::Write,
-            SendOp::WriteImm(..) => Self::WriteImm,
-            SendOp::Read(_) => Self::Read,
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => Self::Atomic,
-        }
-    }
-    /// Completed by a response of its own, never by an acknowledgement of a later packet.
-    #[inline]
-    pub(crate) fn is_answered(self) -> bool {
-        matches!(self, Self::Read | Self::Atomic)
-    }
-    #[inline]
-    pub(crate) fn consumes_recv(self) -> bool {
-        matches!(self, Self::Send | Self::WriteImm)
-    }
-}
-
-/// A message in flight, 6 bytes.
-#[derive(Clone, Copy, Debug, Default)]
-struct Slot {
-    psn_low: u16,
-    psn_high: u8,
-    kind: Kind,
-    /// Cost of all messages before this one, modulo 2^16.
-    cost: u16,
-}
-
-/// The messages in flight, by the index of their request.
-#[derive(Debug)]
-struct Inflight {
-    slots: Box<[Slot]>,
-}
-
-impl Inflight {
-    fn new() -> Self {
-        Self { slots: vec![Slot::default(); MIN_INFLIGHT].into_boxed_slice() }
-    }
-    #[inline]
-    fn slot(&self, index: u32) -> &Slot {
-        &self.slots[index as usize & (self.slots.len() - 1)]
-    }
-    #[inline]
-    fn put(&mut self, index: u32, psn: Psn, kind: Kind, cost: u16) {
-        let raw = psn.raw();
-        let at = index as usize & (self.slots.len() - 1);
-        self.slots[at] = Slot { psn_low: raw as u16, psn_high: (raw >> 16) as u8, kind, cost };
-    }
-    /// Makes room behind `count` messages from `first` on; `false` at the limit.
-    #[inline]
-    fn make_room(&mut self, first: u32, count: u32) -> bool {
-        (count as usize) < self.slots.len() || self.grow(first, count)
-    }
-    #[cold]
-    fn grow(&mut self, first: u32, count: u32) -> bool {
-        let len = self.slots.len() * 2;
-        if len > MAX_INFLIGHT {
-            return false;
-        }
-        let mut slots = vec![Slot::default(); len].into_boxed_slice();
-        for i in 0..count {
-            let index = first.wrapping_add(i);
-            slots[index as usize & (len - 1)] = *self.slot(index);
-        }
-        self.slots = slots;
-        true
-    }
-}
-
-/// READ requests and atomics that wait for their answers: the PSN behind each one's last.
-#[derive(Debug)]
-struct Unanswered {
-    ends: Box<[Psn]>,
-    head: usize,
-    len: usize,
-}
-
-impl Unanswered {
-    fn new(max: u8) -> Self {
-        Self { ends: vec![Psn::default(); usize::from(max)].into_boxed_slice(), head: 0, len: 0 }
-    }
-    fn push(&mut self, end: Psn) {
-        let at = (self.head + self.len) % self.ends.len();
-        self.ends[at] = end;
-        self.len += 1;
-    }
-    /// Everything before `una` was answered.
-    #[inline]
-    fn release(&mut self, una: Psn) {
-        while self.len > 0 && !una.is_before(self.ends[self.head]) {
-            self.head = (self.head + 1) % self.ends.len();
-            self.len -= 1;
-        }
-    }
-}
 
 /// The request at the cursor, read once.
 #[derive(Clone, Copy, Debug)]
@@ -260,7 +142,7 @@ impl Requester {
     pub(crate) fn update(&mut self, path: &Path) {
         self.retries_left = path.retry_cnt;
         self.rnr_left = path.rnr_retry;
-        if self.unanswered.ends.len() != usize::from(path.max_rd_atomic) && self.unanswered.len == 0 {
+        if self.unanswered.limit() != usize::from(path.max_rd_atomic) && self.unanswered.len() == 0 {
             self.unanswered = Unanswered::new(path.max_rd_atomic);
         }
     }
@@ -295,8 +177,7 @@ impl Requester {
     /// First PSN of a message in flight.
     #[inline]
     pub(crate) fn first_psn(&self, index: u32) -> Psn {
-        let s = self.inflight.slot(index);
-        Psn::new(u32::from(s.psn_high) << 16 | u32::from(s.psn_low))
+        self.inflight.slot(index).psn()
     }
     /// The PSN and the cost behind a message in flight.
     #[inline]
@@ -311,7 +192,7 @@ impl Requester {
     /// Bytes on the heap.
     #[cfg(test)]
     pub(crate) fn heap_bytes(&self) -> usize {
-        size_of_val(&*self.inflight.slots) + size_of_val(&*self.unanswered.ends)
+        self.inflight.heap_bytes() + self.unanswered.heap_bytes()
     }
     pub(crate) fn stats(&self) -> WindowStats {
         WindowStats {
@@ -390,7 +271,7 @@ impl Requester {
         let outstanding = span(self.una_psn, self.cur_psn);
         if (inflight > 0 && inflight + u32::from(cost) > self.window.units())
             || outstanding + packets > MAX_OUTSTANDING
-            || (current.kind.is_answered() && self.unanswered.len == self.unanswered.ends.len())
+            || (current.kind.is_answered() && self.unanswered.len() == self.unanswered.limit())
         {
             return Step::Blocked;
         }
@@ -419,7 +300,7 @@ impl Requester {
     /// Whether the rules between messages let the next one start.
     #[inline]
     fn may_start(&mut self, current: &Current, _path: &Path) -> bool {
-        if current.request.flags.contains(SendFlags::FENCE) && self.unanswered.len > 0 {
+        if current.request.flags.contains(SendFlags::FENCE) && self.unanswered.len() > 0 {
             return false;
         }
         // Without credits one message may go, as a probe, when nothing else is in flight.
@@ -609,7 +490,7 @@ impl Requester {
     pub(crate) fn go_back(&mut self, now_ns: u64) {
         self.cursor_to_una();
         (self.rewound_at, self.rewound_una) = (now_ns, Some(self.una_psn));
-        self.unanswered.len = 0;
+        self.unanswered.clear();
         self.sample = None;
         self.probed = None;
         self.probe_due = false;
