@@ -44,7 +44,8 @@ impl CqShared {
             Notify::Any => ANY,
             Notify::Solicited => SOLICITED,
         };
-        self.armed.store(word, Ordering::Relaxed);
+        // A queue that is armed for any completion stays so.
+        self.armed.fetch_max(word, Ordering::Relaxed);
         // Pairs with the fence in `CqEntry::finish`: either the engine sees the queue armed, or the
         // caller's next poll sees the completion.
         fence(Ordering::SeqCst);
@@ -60,11 +61,15 @@ impl CqShared {
     pub(crate) fn event_fd(&self) -> Result<BorrowedFd<'_>, DeviceError> {
         EventFd::get_or_create(&self.event)
     }
-    /// Raises the notification.
-    pub(crate) fn notify(&self) {
+    /// Makes the descriptor readable, if there is one.
+    pub(crate) fn wake(&self) {
         if let Some(e) = self.event.get() {
             e.signal();
         }
+    }
+    /// Raises the notification.
+    pub(crate) fn notify(&self) {
+        self.wake();
         if let Some(w) = &*lock(&self.waker) {
             w.wake_by_ref();
         }

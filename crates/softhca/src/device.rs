@@ -456,6 +456,7 @@ impl Device for SoftHca {
             purge_epoch: 0,
             dead: Vec::new(),
             wait: None,
+            waiting: false,
         };
         Ok((handle, Box::new(port)))
     }

@@ -178,6 +178,8 @@ pub(crate) struct SoftCq {
     /// Queue pairs whose completions before the ring index are passed over.
     pub(crate) dead: Vec<(QpHandle, u32)>,
     pub(crate) wait: Option<OwnedFd>,
+    /// Counted in `Shared::waiters`.
+    pub(crate) waiting: bool,
 }
 
 impl SoftCq {
@@ -199,8 +201,16 @@ impl SoftCq {
         }
         if at != head {
             self.ring.release(at);
+            self.waits_no_more();
         }
         n
+    }
+
+    #[inline]
+    fn waits_no_more(&mut self) {
+        if core::mem::take(&mut self.waiting) {
+            self.hca.waiters.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// Whether the completion that ends at ring index `end` is of a queue pair that was destroyed after.
@@ -213,6 +223,12 @@ impl SoftCq {
     fn look_up_the_dead(&mut self) {
         self.purge_epoch = self.shared.purge_epoch.load(Ordering::Acquire);
         self.dead.append(&mut lock(&self.shared.purges));
+    }
+}
+
+impl Drop for SoftCq {
+    fn drop(&mut self) {
+        self.waits_no_more();
     }
 }
 
@@ -234,8 +250,11 @@ impl CqPort for SoftCq {
             return;
         }
         self.shared.arm(notify);
-        if self.wait.is_some() && self.hca.progress != Progress::Thread && self.hca.prepare_wait() {
-            self.shared.notify();
+        if self.wait.is_some() && self.hca.progress != Progress::Thread {
+            if !core::mem::replace(&mut self.waiting, true) {
+                self.hca.waiters.fetch_add(1, Ordering::Relaxed);
+            }
+            self.hca.prepare_wait();
         }
     }
     fn set_waker(&mut self, waker: &Waker) {
@@ -250,6 +269,9 @@ impl CqPort for SoftCq {
                 epoll_of(&[event, self.hca.wait_fd()?])?
             };
             self.wait = Some(epoll);
+            // The queue may have been armed before there was a descriptor: the first wait returns at
+            // once, and arming again prepares the next.
+            self.shared.wake();
         }
         Ok(self.wait.as_ref().expect("made above").as_fd())
     }

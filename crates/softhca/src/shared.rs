@@ -14,7 +14,7 @@ use crate::notify::{EventFd, TimerFd};
 use crate::options::{Progress, Time};
 use crate::progress::Sleeper;
 use crate::qp::QpShared;
-use crate::sync::Arc;
+use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
 use crate::tables::Events;
 use crate::turn_lock::TurnLock;
 
@@ -31,12 +31,33 @@ pub(crate) struct Shared {
     /// A copy of the fabric's descriptor, for those that sleep without the engine's lock.
     pub(crate) fabric_fd: Option<OwnedFd>,
     wait: OnceLock<DeviceWait>,
+    /// Completion queues that were armed with a descriptor and have yielded nothing since: somebody may
+    /// sleep on them, or is about to.
+    pub(crate) waiters: AtomicU32,
 }
 
 /// The descriptor that a program sleeps on when it turns the device itself.
 struct DeviceWait {
     epoll: OwnedFd,
     timer: TimerFd,
+    /// What the timer is set to, in nanoseconds; `NEVER` if it is not. Changed under the engine's lock.
+    timer_at: AtomicU64,
+}
+
+/// No deadline.
+const NEVER: u64 = u64::MAX;
+
+impl DeviceWait {
+    /// Makes the descriptor readable as soon as the engine needs a turn, and at once if it does now.
+    fn prepare(&self, e: &mut Engine, time: &Time) {
+        let now = time.now();
+        let input = e.fabric.prepare_wait() || !e.is_quiet();
+        let deadline = if input { Some(now) } else { e.next_deadline() };
+        let at = deadline.map_or(NEVER, |d| d.as_nanos());
+        if self.timer_at.swap(at, Ordering::Relaxed) != at {
+            self.timer.set(deadline.map(|d| d.since(now)));
+        }
+    }
 }
 
 impl Shared {
@@ -56,7 +77,8 @@ impl Shared {
             .map_err(|source| DeviceError::Io { doing: "copying the network's descriptor", source })?;
         let engine = TurnLock::new(engine);
         let (bell, wait, fork) = (Doorbell::new(), OnceLock::new(), Fork::new());
-        Ok(Self { engine, bell, time, progress, attr, port, events, sleeper, fork, fabric_fd, wait })
+        let waiters = AtomicU32::new(0);
+        Ok(Self { engine, bell, time, progress, attr, port, events, sleeper, fork, fabric_fd, wait, waiters })
     }
 
     /// A turn by the program, in the modes in which it turns.
@@ -65,7 +87,11 @@ impl Shared {
         if self.progress == Progress::Thread || self.fork.is_child() {
             return false;
         }
-        let worked = self.engine.try_turn(|e| e.turn(self.time.now(), &self.bell));
+        let worked = self.engine.try_turn(|e| {
+            let worked = e.turn(self.time.now(), &self.bell);
+            self.keep_waiters(e);
+            worked
+        });
         self.note_program_turn();
         worked.unwrap_or(false)
     }
@@ -80,7 +106,10 @@ impl Shared {
         if self.progress == Progress::Thread {
             self.sleeper.wake_if_asleep();
         } else {
-            self.engine.turn_or_leave_word(|e| e.turn_posted(self.time.now(), &self.bell));
+            self.engine.turn_or_leave_word(|e| {
+                e.turn_posted(self.time.now(), &self.bell);
+                self.keep_waiters(e);
+            });
             self.note_program_turn();
         }
     }
@@ -93,21 +122,43 @@ impl Shared {
 
     /// The control path: waits for the engine, and runs `f` on it.
     pub(crate) fn control<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
+        let f = |e: &mut Engine| {
+            let r = f(e);
+            self.keep_waiters(e);
+            r
+        };
         self.engine.with(f, |e| {
             e.turn_posted(self.time.now(), &self.bell);
+            self.keep_waiters(e);
         })
     }
 
-    /// Before a program sleeps on a descriptor: sets the timer to the next deadline. `true`: there is
-    /// input already.
-    pub(crate) fn prepare_wait(&self) -> bool {
-        let Some(wait) = self.wait.get() else { return false };
-        let (input, deadline) = self.control(|e| {
-            let input = e.fabric.prepare_wait() || !e.is_quiet();
-            (input, e.next_deadline())
-        });
-        wait.timer.set(deadline.map(|d| d.since(self.time.now())));
-        input
+    /// Somebody may sleep while another thread turns, posts or changes something: deadlines that are new
+    /// and input that is left have to wake the sleeper. With an adapter thread that one sees to it.
+    #[inline]
+    fn keep_waiters(&self, e: &mut Engine) {
+        // Relaxed: it is raised before `prepare_wait` takes the engine's lock, which is held here.
+        if self.progress == Progress::Inline && self.waiters.load(Ordering::Relaxed) != 0 {
+            self.prepare(e);
+        }
+    }
+
+    #[cold]
+    fn prepare(&self, e: &mut Engine) {
+        if let Some(wait) = self.wait.get() {
+            wait.prepare(e, &self.time);
+        }
+    }
+
+    /// Before a program sleeps on a descriptor: makes it readable as soon as the device needs a turn.
+    pub(crate) fn prepare_wait(&self) {
+        self.engine.with(
+            |e| self.prepare(e),
+            |e| {
+                e.turn_posted(self.time.now(), &self.bell);
+                self.keep_waiters(e);
+            },
+        );
     }
 
     /// How long until the next turn is due.
@@ -135,6 +186,10 @@ impl Shared {
             }
             _ => epoll_of(&[events])?,
         };
-        Ok(self.wait.get_or_init(|| DeviceWait { epoll, timer }).epoll.as_fd())
+        Ok(self
+            .wait
+            .get_or_init(|| DeviceWait { epoll, timer, timer_at: AtomicU64::new(NEVER) })
+            .epoll
+            .as_fd())
     }
 }
