@@ -127,7 +127,7 @@ impl Cq {
     pub(crate) fn ends(&self, wr_id: u64, status: WcStatus) -> Completion {
         let c = self.next();
         assert_eq!(
-            (c.wr_id, c.status),
+            (c.wr_id, self.world.as_refusal(c.status, status)),
             (wr_id, status),
             "request {} ended as: {}\n{}",
             c.wr_id,

@@ -142,6 +142,7 @@ macro_rules! __for_each_check {
                 a_destination_is_for_datagrams_and_only_for_them,
                 ud_send_errors_stop_the_send_queue_only,
                 ud_refuses_a_destroyed_address_handle,
+                ud_refuses_an_address_handle_of_another_domain,
                 ud_one_queue_pair_hears_many,
                 ud_sends_inline_and_to_itself;
             limits: capabilities_beyond_the_limits_are_refused,
@@ -160,6 +161,9 @@ macro_rules! __for_each_check {
                 a_program_that_spins_on_its_memory_turns_the_device,
                 a_retry_runs_out_while_the_program_sleeps_on_the_descriptor,
                 a_blocked_target_serves_its_peers,
+                what_is_posted_while_another_thread_sleeps_is_retried,
+                a_turn_by_another_thread_takes_no_wakeup_away,
+                a_program_may_sleep_on_the_devices_descriptor,
                 turning_an_idle_device_is_harmless;
             concurrency: four_threads_each_with_a_connection_of_their_own,
                 four_threads_on_one_adapter,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use hca_core::{AsyncEvent, Device};
+use hca_core::{AsyncEvent, Device, WcStatus};
 
 use crate::{Bed, Feature};
 
@@ -16,6 +16,7 @@ pub(crate) struct World {
     name: String,
     patience: Duration,
     passive: bool,
+    lossless: bool,
 }
 
 impl World {
@@ -28,7 +29,16 @@ impl World {
             name: bed.name(),
             patience: bed.patience(),
             passive: bed.can(Feature::Passive),
+            lossless: bed.can(Feature::Lossless),
         })
+    }
+
+    /// What a request that the peer refuses may end as. A responder that refused is in error and answers
+    /// no retransmission, so that a refusal that the network lost looks like silence.
+    pub(crate) fn as_refusal(&self, got: WcStatus, want: WcStatus) -> WcStatus {
+        use WcStatus::{RemoteAccess, RemoteInvalidRequest, RemoteOperation, RetryExceeded};
+        let refusal = matches!(want, RemoteAccess | RemoteInvalidRequest | RemoteOperation);
+        if refusal && got == RetryExceeded && !self.lossless { want } else { got }
     }
 
     /// Turns every adapter once; whether any did something.
@@ -78,10 +88,11 @@ impl World {
     pub(crate) fn settle(&self) {
         let quiet = Duration::from_millis(if self.passive { 5 } else { 2 });
         let start = Instant::now();
-        let mut since = start;
-        while since.elapsed() < quiet && start.elapsed() < self.patience {
+        let (mut since, mut quiet_turns) = (start, 0);
+        while (since.elapsed() < quiet || quiet_turns < 20) && start.elapsed() < self.patience {
+            quiet_turns += 1;
             if self.turn() {
-                since = Instant::now();
+                (since, quiet_turns) = (Instant::now(), 0);
             }
             std::thread::yield_now();
         }

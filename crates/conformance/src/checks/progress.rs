@@ -3,7 +3,8 @@
 use core::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
-use hca_core::{AtomicScope, SendOp, WcStatus};
+use hca_core::{AtomicScope, Notify, SendOp, WcStatus};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::checks::cq::block_for_completion;
 use crate::mem::pattern;
@@ -100,6 +101,86 @@ pub(crate) fn a_blocked_target_serves_its_peers(bed: &dyn Bed) {
         p.a.send(9, SendOp::Send, &[p.ma.sge(0, 64)]);
         assert_eq!(sleeper.join().unwrap().wr_id, 1);
         p.a.send_cq.ok(9);
+    });
+}
+
+/// Sleeps once on the descriptor of an armed queue; whether it became readable.
+fn wakes(p: &crate::node::Cq, patience: Duration) -> bool {
+    let fd = p.with_port(|p| p.wait_fd().expect("a descriptor").try_clone_to_owned().expect("a descriptor"));
+    let limit = Timespec::try_from(patience).unwrap();
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)).is_ok_and(|n| n > 0)
+}
+
+/// Arms a queue until it is armed with its descriptor made and nothing to wake up for.
+fn arm_at_rest(cq: &crate::node::Cq) {
+    for _ in 0..100 {
+        cq.arm(Notify::Any);
+        assert_eq!(cq.try_next(), None);
+        if !wakes(cq, Duration::ZERO) {
+            return;
+        }
+    }
+    panic!("an idle queue's descriptor is always readable\n{}", cq.world.report());
+}
+
+pub(crate) fn what_is_posted_while_another_thread_sleeps_is_retried(bed: &dyn Bed) {
+    if !bed.can(Feature::WaitFd) {
+        return;
+    }
+    let Some(nobody) = bed.silent_gid() else { return };
+    let [node] = Node::open(bed);
+    let conn = Conn { timeout: 9, retry_cnt: 1, ..Conn::default() };
+    let (qp, m) = (node.qp(&conn), node.mem(64, crate::qp::ALL));
+    qp.to_init(&conn);
+    qp.to_rts(&conn, hca_core::Qpn::new(0x55), nobody, 0);
+    arm_at_rest(&qp.send_cq);
+    // What another thread does while this one sleeps: it posts, and goes away.
+    qp.send(1, SendOp::Send, &[m.sge(0, 8)]);
+    assert!(wakes(&qp.send_cq, bed.patience()), "the retry timer woke nobody\n{}", node.world.report());
+    let c = block_for_completion(&qp.send_cq, bed.patience());
+    assert_eq!((c.wr_id, c.status), (1, WcStatus::RetryExceeded));
+}
+
+pub(crate) fn a_turn_by_another_thread_takes_no_wakeup_away(bed: &dyn Bed) {
+    if !bed.can(Feature::WaitFd) {
+        return;
+    }
+    let p = Pair::rc(bed);
+    p.b.recv(1, &[p.mb.sge(0, 64)]);
+    p.settle();
+    arm_at_rest(&p.b.recv_cq);
+    // What another thread does while this one sleeps.
+    p.b.node.dev().turn();
+    p.a.send(1, SendOp::Send, &[p.ma.sge(0, 64)]);
+    assert!(wakes(&p.b.recv_cq, bed.patience()), "nothing woke the sleeper\n{}", p.a.node.world.report());
+    p.b.recv_cq.ok(1);
+}
+
+pub(crate) fn a_program_may_sleep_on_the_devices_descriptor(bed: &dyn Bed) {
+    let p = Pair::rc(bed);
+    let dev = p.b.node.dev();
+    if bed.can(Feature::Passive) || dev.wait_fd().is_none() {
+        return;
+    }
+    p.b.recv(1, &[p.mb.sge(0, 64)]);
+    std::thread::scope(|s| {
+        let sleeper = s.spawn(|| {
+            let start = Instant::now();
+            loop {
+                while dev.turn() {}
+                if let Some(c) = p.b.recv_cq.try_next() {
+                    return c;
+                }
+                let limit = dev.next_deadline().unwrap_or(bed.patience()).min(bed.patience());
+                let limit = Timespec::try_from(limit).unwrap();
+                let fd = dev.wait_fd().expect("a descriptor");
+                let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit));
+                assert!(start.elapsed() < bed.patience(), "slept in vain\n{}", p.a.node.world.report());
+            }
+        });
+        p.a.send(1, SendOp::Send, &[p.ma.sge(0, 64)]);
+        assert_eq!(p.a.send_cq.next_alone().status, WcStatus::Success);
+        assert_eq!(sleeper.join().unwrap().wr_id, 1);
     });
 }
 

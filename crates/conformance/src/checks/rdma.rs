@@ -154,14 +154,16 @@ pub(crate) fn rc_reads_beyond_what_the_responder_takes_are_refused(bed: &dyn Bed
 
 pub(crate) fn rc_operations_of_one_queue_pair_take_effect_in_order(bed: &dyn Bed) {
     let p = Pair::rc(bed);
-    // WRITE, READ of what it wrote, WRITE over it, SEND: the READ sees the first WRITE only.
+    // WRITE, READ of what it wrote, WRITE over it, SEND: the READ sees the first WRITE only. A READ is
+    // overtaken by what follows it unless that is fenced.
     p.ma.write(0, &pattern(1, 3000));
     p.ma.write(3000, &pattern(2, 3000));
     p.b.recv(9, &[p.mb.sge(12000, 8)]);
+    let over = SendOp::Write(p.mb.remote(0));
     p.a.try_send(&[
         wr(1, SendOp::Write(p.mb.remote(0)), &[p.ma.sge(0, 3000)]),
         wr(2, SendOp::Read(p.mb.remote(0)), &[p.ma.sge(8192, 3000)]),
-        wr(3, SendOp::Write(p.mb.remote(0)), &[p.ma.sge(3000, 3000)]),
+        SendWr { flags: SendFlags::SIGNALED | SendFlags::FENCE, ..wr(3, over, &[p.ma.sge(3000, 3000)]) },
         wr(4, SendOp::Send, &[p.ma.sge(0, 8)]),
     ])
     .unwrap();

@@ -235,11 +235,9 @@ pub(crate) fn rc_invalidate_needs_the_right(bed: &dyn Bed) {
     p.b.recv(2, &[p.mb.sge(0, 100)]);
     p.a.send(2, SendOp::SendInv(window.keys().rkey), &[p.ma.sge(0, 100)]);
     let c = p.a.send_cq.next();
+    let status = p.a.node.world.as_refusal(c.status, WcStatus::RemoteAccess);
     assert!(
-        matches!(
-            c.status,
-            WcStatus::RemoteAccess | WcStatus::RemoteOperation | WcStatus::RemoteInvalidRequest
-        ),
+        matches!(status, WcStatus::RemoteAccess | WcStatus::RemoteOperation | WcStatus::RemoteInvalidRequest),
         "{:?}",
         c.status
     );

@@ -129,6 +129,7 @@ pub(crate) fn uc_send_errors_stop_the_send_queue_only(bed: &dyn Bed) {
         p.a.recv(9, &[p.ma.sge(0, 64)]);
         p.b.send(9, SendOp::Send, &[p.mb.sge(0, 64)]);
         p.a.recv_cq.ok(9);
+        p.b.send_cq.ok(9);
         p.a.go(QpState::Rts);
         p.assert_works();
     }

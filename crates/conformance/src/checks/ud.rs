@@ -243,6 +243,17 @@ pub(crate) fn ud_refuses_a_destroyed_address_handle(bed: &dyn Bed) {
     u.b.recv_cq.stays_empty();
 }
 
+pub(crate) fn ud_refuses_an_address_handle_of_another_domain(bed: &dyn Bed) {
+    let u = Ud::new(bed);
+    u.b.recv(1, &[u.mb.sge(0, 200)]);
+    let foreign = u.a.node.other_pd();
+    let dest = UdDest { ah: foreign.ah(u.b.node.gid()), ..u.to_b() };
+    if u.a.try_send(&[to(dest, 1, SendOp::Send, &[u.ma.sge(0, 64)])]).is_ok() {
+        assert_ne!(u.a.send_cq.next().status, WcStatus::Success);
+    }
+    u.b.recv_cq.stays_empty();
+}
+
 pub(crate) fn ud_one_queue_pair_hears_many(bed: &dyn Bed) {
     if !bed.can(Feature::Lossless) {
         return;

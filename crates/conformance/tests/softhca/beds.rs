@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use hca_conformance::{Bed, Feature};
 use hca_core::{Device, Gid};
-use hca_fabric::{Fabric, FaultPlan, Faulty, LoopbackNet, UdpFabric, UdpOptions};
+use hca_fabric::{Fabric, FaultPlan, Faulty, LoopbackNet, UdpFabric, UdpOptions, UringFabric, UringOptions};
 use softhca::{Options, Progress, SoftHca};
 
 /// What carries the packets.
@@ -18,6 +18,8 @@ pub(crate) enum Net {
     Loopback6,
     /// UDP sockets on 127.0.0.0/8.
     Udp,
+    /// The same through io_uring, or plain sockets where the kernel has none.
+    Uring,
 }
 
 /// Software adapters on one kind of network.
@@ -68,6 +70,7 @@ impl Bed for SoftBed {
                     Net::Udp => on_own_address(|a| {
                         UdpFabric::open(a, &UdpOptions::default()).map(|f| Box::new(f) as _)
                     }),
+                    Net::Uring => on_own_address(|a| UringFabric::open_or_udp(a, &UringOptions::default())),
                 };
                 self.open_one(fabric, i as u64)
             })
@@ -86,7 +89,7 @@ impl Bed for SoftBed {
             Net::Loopback => Ipv4Addr::new(10, 0, 0, 250).into(),
             Net::Loopback6 => IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 250)).into(),
             // Addresses of tests end in 2 to 251.
-            Net::Udp => Ipv4Addr::new(127, 255, 0, 253).into(),
+            Net::Udp | Net::Uring => Ipv4Addr::new(127, 255, 0, 253).into(),
         })
     }
 }

@@ -15,6 +15,8 @@ suite!(udp_inline, SoftBed::new(Net::Udp, Progress::Inline));
 suite!(udp_thread, SoftBed::new(Net::Udp, Progress::Thread));
 suite!(udp_adaptive, SoftBed::new(Net::Udp, Progress::Adaptive));
 
+suite!(uring_adaptive, SoftBed::new(Net::Uring, Progress::Adaptive));
+
 suite!(udp_one_percent_loss, SoftBed::new(Net::Udp, Progress::Adaptive).with_faults("loss=0.01"));
 suite!(
     loopback_hostile,

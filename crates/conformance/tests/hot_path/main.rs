@@ -1,0 +1,202 @@
+//! What happens between post and completion, and what does not: no allocation, and no system call but
+//! the network's. A system call is how a lock that is contended, a sleep or a memory mapping would show.
+//!
+//! One thread drives two adapters over UDP through the safe verbs.
+#![allow(unsafe_code, reason = "a counting allocator, and a filter for system calls")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::Command;
+
+use hca_core::Access;
+use hca_fabric::{OpenError, UdpFabric, UdpOptions};
+use hca_verbs::{
+    Buf, CompletionQueue, Completions, ConnectOptions, Context, QueuePair, Rc, RemoteMr, SendRequest, SharedMr,
+};
+use softhca::{Options, Progress, SoftHca};
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: hands every call on to the system's allocator, and counts.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: our caller's contract is the same.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: as above.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// One end of a connection.
+struct End {
+    context: Context,
+    cq: CompletionQueue,
+    qp: QueuePair<Rc>,
+    window: SharedMr,
+    wcs: Completions,
+    spare: Vec<Buf>,
+}
+
+fn open() -> Context {
+    let pid = std::process::id();
+    for host in 1..=254 {
+        let ip = Ipv4Addr::new(127, 200 + (pid >> 8 & 31) as u8, pid as u8, host);
+        match UdpFabric::open(IpAddr::V4(ip), &UdpOptions::default()) {
+            Ok(fabric) => {
+                let options = Options { progress: Progress::Inline, ..Options::default() };
+                return Context::new(SoftHca::open(Box::new(fabric), options).expect("an adapter opens"));
+            }
+            Err(OpenError::InUse(_)) => {}
+            Err(e) => panic!("{e}"),
+        }
+    }
+    panic!("no free loopback address");
+}
+
+fn end() -> End {
+    let context = open();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(512).unwrap();
+    let qp = pd.qp::<Rc>(&cq).max_send_wr(128).max_recv_wr(128).access(Access::all()).build().unwrap();
+    let window = pd.alloc_shared(4096, Access::all()).unwrap();
+    let spare = pd.alloc_many(96, 64).unwrap();
+    End { context, cq, qp, window, wcs: Completions::with_capacity(64), spare }
+}
+
+fn pair() -> (End, End) {
+    let (mut a, mut b) = (end(), end());
+    a.qp.control().connect(&b.qp.endpoint(), &ConnectOptions::default()).unwrap();
+    b.qp.control().connect(&a.qp.endpoint(), &ConnectOptions::default()).unwrap();
+    for e in [&mut a, &mut b] {
+        for _ in 0..64 {
+            let buf = e.spare.pop().unwrap();
+            e.qp.post_recv(buf).unwrap();
+        }
+    }
+    (a, b)
+}
+
+impl End {
+    /// Polls once, reposts receives, keeps other buffers. Returns messages received and requests completed.
+    fn poll(&mut self) -> (u32, u32) {
+        let (mut received, mut sent) = (0, 0);
+        for mut wc in self.cq.poll(&mut self.wcs) {
+            assert!(wc.error().is_none(), "{:?}", wc.error());
+            if wc.opcode.is_recv() {
+                received += 1;
+                let buf = wc.take_buf().expect("a receive gives its buffer back");
+                self.qp.post_recv(buf).unwrap();
+            } else {
+                sent += 1;
+                self.spare.extend(wc.take_bufs());
+            }
+        }
+        (received, sent)
+    }
+}
+
+/// Every kind of request, `rounds` times, until all have completed.
+fn traffic(a: &mut End, b: &mut End, remote: RemoteMr, rounds: u32) {
+    for _ in 0..rounds {
+        let buf = a.spare.pop().expect("a buffer is free");
+        a.qp.send(buf).unwrap();
+        a.qp.send_inline(b"inline").unwrap();
+        let local = a.window.range(0..8);
+        a.qp.post_send(SendRequest::write(local.clone(), remote.range(64..72)).signaled(false)).unwrap();
+        a.qp.read(local.clone(), remote.range(128..136)).unwrap();
+        a.qp.post_send(SendRequest::fetch_add(local, remote.range(0..8), 1)).unwrap();
+        let (mut received, mut sent) = (0, 0);
+        while (received, sent) != (2, 4) {
+            sent += a.poll().1;
+            received += b.poll().0;
+        }
+    }
+}
+
+#[test]
+fn no_allocation_between_post_and_completion() {
+    let (mut a, mut b) = pair();
+    let remote = b.window.remote();
+    traffic(&mut a, &mut b, remote, 200);
+    let before = ALLOCATIONS.get();
+    traffic(&mut a, &mut b, remote, 500);
+    assert_eq!(ALLOCATIONS.get() - before, 0, "allocations and frees in 2500 requests");
+    drop(std::hint::black_box(Box::new(1)));
+    assert_eq!(ALLOCATIONS.get() - before, 2, "the counter counts");
+    assert_eq!(b.window.load_u64(0), 700);
+    drop((a.context, b.context));
+}
+
+/// Kills this process at the next system call of this thread that is not in `allowed`.
+fn allow_only(allowed: &[libc::c_long]) {
+    let op = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let mut program = vec![op(load, 0, 0, 0)];
+    let n = allowed.len() as u8;
+    program.extend(allowed.iter().enumerate().map(|(i, nr)| op(equal, *nr as u32, n - i as u8, 0)));
+    program.push(op(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_KILL_PROCESS, 0, 0));
+    program.push(op(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0));
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: both calls take numbers and a filter that lives across them.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
+    }
+}
+
+const CHILD: &str = "HOT_PATH_CHILD";
+
+/// This test once more in a process of its own, which ends at the first system call that is not allowed.
+fn run_child(role: &str) -> std::process::ExitStatus {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "no_system_call_but_the_networks_between_post_and_completion", "--nocapture"])
+        .env(CHILD, role)
+        .status()
+        .unwrap()
+}
+
+#[test]
+fn no_system_call_but_the_networks_between_post_and_completion() {
+    let Ok(role) = std::env::var(CHILD) else {
+        assert!(run_child("traffic").success(), "a system call beside the network's was made");
+        assert!(!run_child("cheat").success(), "the filter lets another system call pass");
+        return;
+    };
+    let (mut a, mut b) = pair();
+    let remote = b.window.remote();
+    traffic(&mut a, &mut b, remote, 100);
+    let calls = |e: &End| {
+        ["send_calls", "recv_calls"].map(|name| e.context.counter(name).expect("the fabric counts its calls"))
+    };
+    let before = calls(&a);
+    allow_only(&[
+        libc::SYS_sendto,
+        libc::SYS_recvfrom,
+        libc::SYS_sendmsg,
+        libc::SYS_recvmsg,
+        libc::SYS_sendmmsg,
+        libc::SYS_recvmmsg,
+        libc::SYS_exit_group,
+    ]);
+    traffic(&mut a, &mut b, remote, 200);
+    let after = calls(&a);
+    if role == "cheat" {
+        std::thread::yield_now();
+    }
+    let few = after[0] - before[0] <= 200 * 12 && after[1] > before[1];
+    // SAFETY: ends the process without the system calls of an orderly end, which the filter would kill.
+    unsafe { libc::_exit(i32::from(!few)) }
+}
