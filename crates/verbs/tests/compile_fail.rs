@@ -1,0 +1,7 @@
+//! What must not compile.
+
+#[test]
+#[cfg_attr(miri, ignore = "it runs the compiler")]
+fn misuse_does_not_compile() {
+    trybuild::TestCases::new().compile_fail("tests/ui/*.rs");
+}

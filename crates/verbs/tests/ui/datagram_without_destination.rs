@@ -1,0 +1,7 @@
+use hca_verbs::*;
+
+fn main() {}
+
+fn misuse(qp: &mut QueuePair<Ud>, buf: Buf) {
+    qp.post_send(SendRequest::send(buf)).unwrap();
+}
