@@ -12,7 +12,8 @@ use std::process::Command;
 use hca_core::Access;
 use hca_fabric::{OpenError, UdpFabric, UdpOptions};
 use hca_verbs::{
-    Buf, CompletionQueue, Completions, ConnectOptions, Context, QueuePair, Rc, RemoteMr, SendRequest, SharedMr,
+    Buf, CompletionQueue, Completions, ConnectOptions, Context, QueuePair, Rc, RemoteMr, SendRequest,
+    SharedMr,
 };
 use softhca::{Options, Progress, SoftHca};
 
@@ -130,9 +131,14 @@ fn no_allocation_between_post_and_completion() {
     let (mut a, mut b) = pair();
     let remote = b.window.remote();
     traffic(&mut a, &mut b, remote, 200);
+    let sends = |e: &End| e.context.counter("send_calls").expect("the fabric counts its calls");
+    let sends_before = sends(&a);
     let before = ALLOCATIONS.get();
     traffic(&mut a, &mut b, remote, 500);
     assert_eq!(ALLOCATIONS.get() - before, 0, "allocations and frees in 2500 requests");
+    // A post sends at most once; five posts and at most as many lone acknowledgements a round.
+    assert!(sends(&a) - sends_before <= 500 * 10, "{} send calls", sends(&a) - sends_before);
+    let before = ALLOCATIONS.get();
     drop(std::hint::black_box(Box::new(1)));
     assert_eq!(ALLOCATIONS.get() - before, 2, "the counter counts");
     assert_eq!(b.window.load_u64(0), 700);
@@ -178,10 +184,6 @@ fn no_system_call_but_the_networks_between_post_and_completion() {
     let (mut a, mut b) = pair();
     let remote = b.window.remote();
     traffic(&mut a, &mut b, remote, 100);
-    let calls = |e: &End| {
-        ["send_calls", "recv_calls"].map(|name| e.context.counter(name).expect("the fabric counts its calls"))
-    };
-    let before = calls(&a);
     allow_only(&[
         libc::SYS_sendto,
         libc::SYS_recvfrom,
@@ -192,11 +194,9 @@ fn no_system_call_but_the_networks_between_post_and_completion() {
         libc::SYS_exit_group,
     ]);
     traffic(&mut a, &mut b, remote, 200);
-    let after = calls(&a);
     if role == "cheat" {
         std::thread::yield_now();
     }
-    let few = after[0] - before[0] <= 200 * 12 && after[1] > before[1];
     // SAFETY: ends the process without the system calls of an orderly end, which the filter would kill.
-    unsafe { libc::_exit(i32::from(!few)) }
+    unsafe { libc::_exit(0) }
 }
