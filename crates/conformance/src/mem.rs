@@ -105,7 +105,7 @@ impl Mem {
         let mut at = offset;
         let mut rest = bytes;
         while !rest.is_empty() {
-            if at % 8 == 0 && rest.len() >= 8 {
+            if at.is_multiple_of(8) && rest.len() >= 8 {
                 let (word, tail) = rest.split_first_chunk::<8>().unwrap();
                 self.word(at).store(u64::from_ne_bytes(*word), Ordering::Relaxed);
                 (at, rest) = (at + 8, tail);
@@ -120,7 +120,7 @@ impl Mem {
         let mut out = Vec::with_capacity(len);
         while out.len() < len {
             let at = offset + out.len();
-            if at % 8 == 0 && len - out.len() >= 8 {
+            if at.is_multiple_of(8) && len - out.len() >= 8 {
                 out.extend_from_slice(&self.word(at).load(Ordering::Relaxed).to_ne_bytes());
             } else {
                 out.push(self.byte(at).load(Ordering::Relaxed));

@@ -9,7 +9,7 @@ use hca_core::{AsyncEvent, DeviceError, Notify, QpCap, QpState, SendFlags, SendO
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::node::{Cq, Node};
-use crate::qp::{Conn, Pair, connect, qp_init, to_state, wr};
+use crate::qp::{Conn, Pair, Qp, connect, qp_init, to_state, wr};
 use crate::{Bed, Feature};
 
 /// Counts how often it was woken.
@@ -85,9 +85,7 @@ pub(crate) fn a_completion_queue_holds_its_depth(bed: &dyn Bed) {
     for id in 0..100 {
         p.a.send(id, SendOp::Write(p.mb.remote(0)), &[p.ma.sge(0, 8)]);
     }
-    // The last byte written tells that all are done, without a look at the queue.
-    let done = p.a.node.qp(&p.conn);
-    drop(done);
+    // Without a look at the queue until all are done.
     p.settle();
     p.a.send_cq.all_end(0..100, WcStatus::Success);
     assert_eq!(a.events(), []);
@@ -156,29 +154,37 @@ pub(crate) fn the_descriptor_is_readable_when_a_completion_waits(bed: &dyn Bed) 
     if !bed.can(Feature::WaitFd) {
         return;
     }
+    const N: u64 = 20;
     let p = Pair::rc(bed);
     let patience = bed.patience();
+    let done = AtomicUsize::new(0);
+    // Who is through goes on turning, so that the other gets what the network lost.
+    let until_both_are_done = |qp: &Qp| {
+        done.fetch_add(1, Ordering::AcqRel);
+        qp.node.world.wait_idle("the other side", || {
+            qp.node.dev().turn();
+            (done.load(Ordering::Acquire) == 2).then_some(())
+        });
+    };
+    for id in 0..N {
+        p.a.recv(id, &[p.ma.sge(0, 8)]);
+        p.b.recv(id, &[p.mb.sge(0, 8)]);
+    }
     std::thread::scope(|s| {
-        let waiter = s.spawn(|| {
-            for id in 0..20 {
+        s.spawn(|| {
+            for id in 0..N {
                 let c = block_for_completion(&p.b.recv_cq, patience);
                 assert_eq!((c.wr_id, c.status), (id, WcStatus::Success));
-                // The answer lets the other side go on.
                 p.b.send(id, SendOp::Send, &[p.mb.sge(0, 8)]);
             }
+            until_both_are_done(&p.b);
         });
-        for id in 0..20 {
-            p.a.recv(id, &[p.ma.sge(0, 8)]);
-            p.b.recv(id, &[p.mb.sge(0, 8)]);
+        for id in 0..N {
             p.a.send(id, SendOp::Send, &[p.ma.sge(0, 8)]);
             let c = block_for_completion(&p.a.recv_cq, patience);
             assert_eq!((c.wr_id, c.status), (id, WcStatus::Success));
         }
-        // Its last answer is acknowledged by now or by our turns.
-        while !waiter.is_finished() {
-            p.a.node.world.turn();
-            std::thread::yield_now();
-        }
+        until_both_are_done(&p.a);
     });
 }
 
@@ -193,14 +199,14 @@ pub(crate) fn a_blocked_waiter_misses_nothing(bed: &dyn Bed) {
         p.b.recv(id, &[p.mb.sge(0, 8)]);
     }
     std::thread::scope(|s| {
-        s.spawn(|| {
+        let sender = s.spawn(|| {
             for id in 0..N {
                 p.a.send(id, SendOp::Send, &[p.ma.sge(0, 8)]);
                 // Bursts of changing length, so that some arrive between the look and the arming.
                 if id % 7 == 0 || id % 11 == 3 || id + 1 == N {
-                    while p.a.send_cq.try_next().is_none_or(|c| c.wr_id < id) {
-                        std::thread::yield_now();
-                    }
+                    p.a.node
+                        .world
+                        .wait_idle("a completion", || p.a.send_cq.try_next().filter(|c| c.wr_id == id));
                 }
             }
         });
@@ -208,8 +214,11 @@ pub(crate) fn a_blocked_waiter_misses_nothing(bed: &dyn Bed) {
             let c = block_for_completion(&p.b.recv_cq, bed.patience());
             assert_eq!((c.wr_id, c.status), (id, WcStatus::Success));
         }
-        // The receiver goes on turning until its last acknowledgements are out.
-        p.settle();
+        // The receiver goes on turning until its last acknowledgements have arrived.
+        while !sender.is_finished() {
+            p.b.node.dev().turn();
+            std::thread::yield_now();
+        }
     });
 }
 

@@ -1,6 +1,7 @@
 //! The suite on the software adapter: every fabric in every progress mode, and hostile networks.
 
 mod beds;
+mod limits;
 
 use beds::{Net, SoftBed};
 use hca_conformance::suite;
