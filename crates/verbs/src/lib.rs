@@ -1,4 +1,165 @@
-//! Safe verbs over any [`Device`](hca_core::Device).
+//! Safe verbs over any [`Device`](hca_core::Device): queue pairs, completion queues, registered memory.
+//!
+//! A program opens a device elsewhere, hands it to a [`Context`], and needs no `unsafe` from there on:
+//! posting a buffer moves it into the queue, its completion gives it back, and whatever is dropped, forgotten
+//! or cancelled, nothing dangles. The names are those of the InfiniBand specification.
+//!
+//! ```
+//! use hca_verbs::*;
+//! use std::sync::Arc;
+//!
+//! fn ping(device: Arc<dyn hca_core::Device>, exchange: impl Fn(Endpoint) -> Endpoint)
+//! -> Result<(), Box<dyn std::error::Error>> {
+//!     let context = Context::new(device);
+//!     let pd = context.alloc_pd()?;
+//!     let mut cq = context.create_cq(256)?;
+//!     let mut qp = pd.qp::<Rc>(&cq).build()?;
+//!     qp.post_recv(pd.alloc(4096)?)?;
+//!     let remote = exchange(qp.endpoint()); // a line of text over any channel of the program's own
+//!     qp.connect(&remote, &ConnectOptions::default())?;
+//!
+//!     let mut hello = pd.alloc(5)?;
+//!     hello.copy_from_slice(b"hello");
+//!     qp.send(hello)?;
+//!     let mut wcs = Completions::default();
+//!     loop {
+//!         for wc in cq.wait(&mut wcs, None)? {
+//!             let wc = wc.ok()?;
+//!             if let Some(answer) = wc.payload() {
+//!                 println!("{}", String::from_utf8_lossy(answer));
+//!                 return Ok(());
+//!             }
+//!         }
+//!     }
+//! }
+//! ```
+//!
+//! # Memory
+//!
+//! | | [`Buf`] | [`FrozenBuf`] | [`SharedMr`] |
+//! |---|---|---|---|
+//! | from | [`Pd::alloc`] | [`Buf::freeze`] | [`Pd::alloc_shared`] |
+//! | peers reach it | no | no | as its [`Access`](hca_core::Access) says |
+//! | the program sees | `&mut [u8]` while it holds it | `&[u8]`, always | copies and atomics |
+//! | posting | moves it; its completion gives it back | takes a clone | takes a [`range`](SharedMr::range) |
+//! | parts | [`split_at`](Buf::split_at), [`split_into`](Buf::split_into), [`join`](Buf::join) | [`slice`](FrozenBuf::slice) | `range` |
+//! | SEND and WRITE from | yes | yes | yes |
+//! | receive, READ and atomics into | yes | no | yes |
+//!
+//! Local lists mix them: `(header, body.clone(), window.range(..64))`. [`Inline`] bytes are copied as they
+//! are posted, and belong to the program again at once. Memory that the program brings itself is registered by
+//! [`Pd::register`], where the device can.
+//!
+//! **What others see.** Of WRITEs into a [`SharedMr`]: an aligned one of up to 8 bytes is seen whole; those
+//! of one queue pair are seen in their order; inside of a longer one nothing is promised. A completion or a
+//! received message makes all earlier data visible, and so does a word read by
+//! [`SharedMr::load_u64`] or [`wait_until`](SharedMr::wait_until) for what was written before it.
+//!
+//! **Unsignalled requests** report only failures. Their buffers come back with the next completion of the same
+//! send queue; a queue that only has such requests would never be freed, and the request that would cause that is refused.
+//!
+//! # Completion queues
+//!
+//! A queue pair reserves its depths on its completion queues (a shared receive queue its own, once), so they can't
+//! overrun; [`BuildError::CqDepth`] says what is missing. Three faces of the same queue fill the same [`Completions`]:
+//!
+//! - [`poll`](CompletionQueue::poll) never waits, and allocates and locks nothing.
+//! - [`wait`](CompletionQueue::wait) blocks on the device's descriptor and turns the device itself.
+//! - [`next`](CompletionQueue::next) is a future for any runtime, where something else turns the device: its thread,
+//!   or the simulator. With the feature `tokio`, `AsyncCq` needs nothing else.
+//!
+//! # Four programs
+//!
+//! One buffer to many peers:
+//! ```
+//! # use hca_verbs::*;
+//! fn broadcast(news: Buf, peers: &mut [QueuePair<Rc>]) -> Result<FrozenBuf, Box<dyn std::error::Error>> {
+//!     let news = news.freeze();
+//!     for qp in peers {
+//!         qp.send(news.clone())?;
+//!     }
+//!     Ok(news) // once all have completed, `try_unfreeze` makes it writable again
+//! }
+//! ```
+//! Many parts of one large region in flight, one doorbell for all of them:
+//! ```
+//! # use hca_verbs::*;
+//! fn stripe(pd: &Pd, qp: &mut QueuePair<Rc>, to: RemoteMr) -> Result<(), Box<dyn std::error::Error>> {
+//!     const PART: usize = 16 << 20;
+//!     let whole = pd.alloc(1 << 30)?;
+//!     let mut batch = qp.batch();
+//!     for (i, part) in whole.split_into(PART).enumerate() {
+//!         let at = to.range(i * PART..);
+//!         batch.post_send(SendRequest::write(part, at).id(i as u64).signaled(i % 8 == 7))?;
+//!     }
+//!     batch.ring();
+//!     Ok(()) // `Buf::join` puts the parts together again as they come back
+//! }
+//! ```
+//! A READ into a window that peers write meanwhile:
+//! ```
+//! # use hca_verbs::*;
+//! fn refresh(window: &SharedMr, qp: &mut QueuePair<Rc>, from: RemoteMr) -> Result<(), Box<dyn std::error::Error>> {
+//!     qp.read(window.range(4096..8192), from.range(..4096))?;
+//!     let bell = window.wait_until(0, |word| word != 0); // a peer rings it by an 8-byte WRITE
+//!     let mut copy = vec![0; bell as usize];
+//!     window.read_at(64, &mut copy);
+//!     Ok(())
+//! }
+//! ```
+//! One thread posts while another polls:
+//! ```
+//! # use hca_verbs::*;
+//! fn two_threads(qp: QueuePair<Rc>, mut cq: CompletionQueue, bufs: Vec<Buf>) {
+//!     let (mut sq, _rq) = qp.split();
+//!     std::thread::scope(|s| {
+//!         let (give, take) = std::sync::mpsc::channel::<Buf>();
+//!         bufs.into_iter().for_each(|buf| give.send(buf).expect("the receiver lives"));
+//!         s.spawn(move || take.into_iter().try_for_each(|buf| sq.send(buf)));
+//!         s.spawn(move || {
+//!             let mut wcs = Completions::default();
+//!             while let Ok(wcs) = cq.wait(&mut wcs, None) {
+//!                 for mut wc in wcs {
+//!                     wc.take_bufs().for_each(|buf| drop(give.send(buf)));
+//!                 }
+//!             }
+//!         });
+//!     });
+//! }
+//! ```
+//!
+//! # Threads
+//!
+//! | type | `Send` | `Sync` | |
+//! |---|---|---|---|
+//! | [`Context`], [`Pd`], [`AddressHandle`], [`UdPeer`], [`CqRef`], [`SrqRef`], [`QpControl`] | yes | yes | clones are the same object |
+//! | [`Buf`], [`FrozenBuf`], [`Part`], [`SharedMr`], [`SharedRange`] | yes | yes | [`SharedMr`] is written through `&self`, by atomics |
+//! | [`RemoteMr`], [`Endpoint`], [`SendRequest`], [`Completions`], [`Wc`] | yes | yes | data |
+//! | [`QueuePair`], [`SendQueue`], [`RecvQueue`], [`Srq`], [`CompletionQueue`], batches, and those of [`raw`] | yes | no | one thread at a time; the two halves and the completion queue may be used by three |
+//!
+//! # Dropping, forgetting, forking
+//!
+//! - Nothing blocks or panics in a drop; a drop takes a short lock where an arena gets a part back.
+//! - A queue pair is destroyed when its halves and controls are gone; the device has let go of its memory then. Its
+//!   buffers in flight go back when its completion queues are next polled, or dropped.
+//! - Everything keeps what it stands on: the order of drops does not matter.
+//! - What is forgotten (`mem::forget`) is leaked. If a device does not confirm that it let go, memory is leaked and
+//!   the loss is logged (`tracing`, level error).
+//! - A batch that is forgotten leaves its requests to the next doorbell of its queue.
+//! - After `fork` a device belongs to the parent. A child may drop what it inherited, which touches no device and
+//!   leaks, and use nothing else of it.
+//!
+//! # Modules
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `context`, `pd`, `region`, `arena` | the device in use, its protection domains and registered memory |
+//! | `buf`, `mr`, `shared` | memory that peers do not, and do, reach |
+//! | `part`, `request`, `service` | what is posted, and which service offers it |
+//! | `post`, `slots` | how it is posted, and where it stays meanwhile |
+//! | `qp`, `builder`, `connect`, `srq`, `ah` | queues, and what connects them |
+//! | `cq`, `wc`, `grh`, `wait`, `tokio` | completions |
+//! | [`raw`] | `unsafe` posting on the program's own memory |
 #![deny(unsafe_code)]
 
 mod ah;
@@ -44,5 +205,5 @@ pub use request::SendRequest;
 pub use service::{Connected, OfferedBy, Rc, Service, Uc, Ud, ops};
 pub use srq::{Srq, SrqRef};
 #[cfg(feature = "tokio")]
-pub use tokio::AsyncCq;
+pub use tokio::{AsyncCq, NotAsync};
 pub use wc::{Completions, Wc, Wcs};

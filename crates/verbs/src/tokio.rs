@@ -1,10 +1,16 @@
 //! A completion queue on a tokio runtime.
+//!
+//! Invariants of the unsafe code:
+//! 1. What is registered is an [`OwnedFd`] that the registration owns: it stays open, and the same, until
+//!    the registration is dropped.
+#![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, OwnedFd};
 
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
 use hca_core::Notify;
+use thiserror::Error;
 
 use crate::wait::wait_readable;
 use crate::wc::Wcs;
@@ -22,13 +28,16 @@ impl AsyncCq {
     /// Registers the queue's descriptor with the current runtime.
     ///
     /// # Errors
-    /// The device has no descriptor, or the runtime can't take it. The queue is dropped then.
+    /// The device has no descriptor, or the runtime can't take it; the queue comes back.
     ///
     /// # Panics
     /// There is no current runtime, or its I/O is off.
-    pub fn new(mut cq: CompletionQueue) -> Result<Self, WaitError> {
-        let fd = cq.wait_fd()?.try_clone_to_owned()?;
-        Ok(Self { fd: AsyncFd::register_with_interest(fd, Interest::READABLE)?, cq })
+    #[allow(clippy::result_large_err)] // the queue comes back by value
+    pub fn new(mut cq: CompletionQueue) -> Result<Self, NotAsync> {
+        match register(&mut cq) {
+            Ok(fd) => Ok(Self { cq, fd }),
+            Err(error) => Err(NotAsync { cq, error }),
+        }
     }
 
     /// The next completions. The future may be dropped at any await; nothing is lost.
@@ -79,4 +88,21 @@ impl AsRef<crate::CqRef> for AsyncCq {
     fn as_ref(&self) -> &crate::CqRef {
         self.cq.as_ref()
     }
+}
+
+fn register(cq: &mut CompletionQueue) -> Result<AsyncFd<OwnedFd>, WaitError> {
+    let fd = cq.wait_fd()?.try_clone_to_owned()?;
+    // SAFETY: (1).
+    let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+    Ok(registered.map_err(std::io::Error::from)?)
+}
+
+/// A completion queue that no runtime can wait for comes back.
+#[derive(Debug, Error)]
+#[error("{error}")]
+pub struct NotAsync {
+    /// The queue, as it was given.
+    pub cq: CompletionQueue,
+    /// Why.
+    pub error: WaitError,
 }

@@ -69,7 +69,12 @@ impl SendPort for Port {
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         let mut ring = self.0.lock().unwrap();
         for wr in wrs.iter().filter(|wr| wr.flags.contains(SendFlags::SIGNALED)) {
-            ring.push(Completion { wr_id: wr.wr_id, qp: QP, opcode: wr.op.wc_opcode(), ..Default::default() });
+            ring.push(Completion {
+                wr_id: wr.wr_id,
+                qp: QP,
+                opcode: wr.op.wc_opcode(),
+                ..Default::default()
+            });
         }
         Ok(())
     }
@@ -261,7 +266,8 @@ fn cost_of_post_and_poll() {
     let mr = pd.alloc_shared(4096, Access::REMOTE_WRITE).unwrap();
     let mut wcs = Completions::default();
     let mut buf = pd.alloc(64).unwrap();
-    let mut bare = Port(Arc::new(Mutex::new(Ring { completions: [Completion::default(); 256], head: 0, tail: 0 })));
+    let mut bare =
+        Port(Arc::new(Mutex::new(Ring { completions: [Completion::default(); 256], head: 0, tail: 0 })));
     let ns = |f: &mut dyn FnMut()| {
         const ROUNDS: u32 = 1_000_000;
         let best = (0..7).map(|_| {
@@ -297,5 +303,7 @@ fn cost_of_post_and_poll() {
         let mut out = [Completion::default(); 1];
         assert_eq!(CqPort::poll(std::hint::black_box(&mut bare), &mut out), 1);
     });
-    println!("inline {inline:.1} ns, buffer {owned:.1} ns, empty poll {empty:.1} ns, bare ports {floor:.1} ns");
+    println!(
+        "inline {inline:.1} ns, buffer {owned:.1} ns, empty poll {empty:.1} ns, bare ports {floor:.1} ns"
+    );
 }
