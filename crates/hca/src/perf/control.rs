@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -143,7 +143,9 @@ pub(super) enum ControlError {
 pub(super) struct Channel<In> {
     out: Box<dyn Write + Send>,
     lines: Receiver<Result<In, ControlError>>,
-    arrived: Arc<AtomicBool>,
+    /// Messages that were read, and the end of the channel.
+    arrived: Arc<AtomicU64>,
+    taken: u64,
 }
 
 impl<In: DeserializeOwned + Send + 'static> Channel<In> {
@@ -151,21 +153,21 @@ impl<In: DeserializeOwned + Send + 'static> Channel<In> {
     /// whether a message waits.
     pub(super) fn new(input: impl Read + Send + 'static, out: impl Write + Send + 'static) -> Self {
         let (tx, lines) = channel();
-        let arrived = Arc::new(AtomicBool::new(false));
-        let flag = Arc::clone(&arrived);
+        let arrived = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&arrived);
         std::thread::spawn(move || {
             let mut input = BufReader::new(input);
             loop {
                 let message = read_line(&mut input);
                 let last = message.is_err();
-                let gone = tx.send(message).is_err();
-                flag.store(true, Ordering::Release);
-                if last || gone {
+                // Counted before it can be taken, so that what was taken is never waited for.
+                count.fetch_add(1, Ordering::Release);
+                if tx.send(message).is_err() || last {
                     return;
                 }
             }
         });
-        Self { out: Box::new(out), lines, arrived }
+        Self { out: Box::new(out), lines, arrived, taken: 0 }
     }
 
     /// Sends a message.
@@ -182,10 +184,10 @@ impl<In: DeserializeOwned + Send + 'static> Channel<In> {
         }
     }
 
-    /// Whether a message, or the end of the channel, came since the last [`recv`](Self::recv).
+    /// Whether a message, or the end of the channel, waits to be taken by [`recv`](Self::recv).
     #[inline]
     pub(super) fn arrived(&self) -> bool {
-        self.arrived.load(Ordering::Relaxed)
+        self.arrived.load(Ordering::Relaxed) != self.taken
     }
 
     /// The next message.
@@ -193,15 +195,15 @@ impl<In: DeserializeOwned + Send + 'static> Channel<In> {
     /// # Errors
     /// The channel broke, the other end is no `hca perf`, or nothing came in `patience`.
     pub(super) fn recv(&mut self, patience: Option<Duration>) -> Result<In, ControlError> {
-        self.arrived.store(false, Ordering::Release);
-        match patience {
-            None => self.lines.recv().unwrap_or(Err(ControlError::Closed)),
-            Some(limit) => match self.lines.recv_timeout(limit) {
-                Ok(message) => message,
-                Err(RecvTimeoutError::Timeout) => Err(ControlError::Silent(limit)),
-                Err(RecvTimeoutError::Disconnected) => Err(ControlError::Closed),
-            },
-        }
+        let message = match patience {
+            None => self.lines.recv().map_err(|_| ControlError::Closed)?,
+            Some(limit) => self.lines.recv_timeout(limit).map_err(|e| match e {
+                RecvTimeoutError::Timeout => ControlError::Silent(limit),
+                RecvTimeoutError::Disconnected => ControlError::Closed,
+            })?,
+        };
+        self.taken += 1;
+        message
     }
 }
 

@@ -116,10 +116,13 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
     if plan.cases.is_empty() {
         return Err("nothing to measure: choose other operations, services or sizes".into());
     }
-    let rows = rows(&mut pair, &plan, args.json)?;
+    let (rows, failure) = rows(&mut pair, &plan, args.json);
     if !args.json && !rows.is_empty() {
         println!("{}\n", describe(&pair));
         println!("{}", table::table(&rows));
+    }
+    if let Some(e) = failure {
+        return Err(e);
     }
     if let Some(path) = &args.plot
         && !interrupted()
@@ -133,8 +136,9 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The rows of a plan, with a bar on standard error while they are measured.
-fn rows(pair: &mut Pair, plan: &Plan, json: bool) -> Result<Vec<Row>, Failure> {
+/// The rows of a plan, with a bar on standard error while they are measured; and why there are fewer, if
+/// there are.
+fn rows(pair: &mut Pair, plan: &Plan, json: bool) -> (Vec<Row>, Option<Failure>) {
     let bar = ProgressBar::with_draw_target(Some(plan.cases.len() as u64), bar_target());
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed}  {msg}");
     bar.set_style(style.expect("the template is well formed"));
@@ -144,18 +148,25 @@ fn rows(pair: &mut Pair, plan: &Plan, json: bool) -> Result<Vec<Row>, Failure> {
             break;
         }
         bar.set_message(format!("{} {} {}", case.service, case.op, case.size));
-        let row = pair.row(case, plan.duration)?;
+        let measured = pair.row(case, plan.duration);
         bar.inc(1);
-        if interrupted() {
-            break;
+        match measured {
+            // A row that was cut short says nothing.
+            _ if interrupted() => break,
+            Ok(row) => {
+                if json {
+                    println!("{}", row.to_json());
+                }
+                rows.push(row);
+            }
+            Err(e) => {
+                bar.finish_and_clear();
+                return (rows, Some(format!("{} {} {}: {e}", case.service, case.op, case.size).into()));
+            }
         }
-        if json {
-            println!("{}", row.to_json());
-        }
-        rows.push(row);
     }
     bar.finish_and_clear();
-    Ok(rows)
+    (rows, None)
 }
 
 fn bar_target() -> ProgressDrawTarget {

@@ -91,7 +91,8 @@ impl Side {
         // are posted again.
         let recv_depth = if takes_messages(case, phase) { 2 * window_messages as usize } else { 0 };
         let send_depth = 2 * window_messages as u32;
-        let cq = context.create_cq(send_depth + recv_depth as u32)?;
+        // A queue has one entry at least.
+        let cq = context.create_cq(send_depth + recv_depth.max(1) as u32)?;
         let inline = INLINE_BYTES.min(context.attr().max_inline as usize);
         let qp = match case.service {
             Service::Rc => AnyQp::Rc(build(&pd, &cq, send_depth, recv_depth, inline)?),
@@ -330,7 +331,7 @@ fn build<S: VerbsService>(
     recv_depth: usize,
     inline: usize,
 ) -> Result<QueuePair<S>, Failure> {
-    let builder = pd.qp::<S>(cq).max_send_wr(send_depth).max_recv_wr(recv_depth as u32);
+    let builder = pd.qp::<S>(cq).max_send_wr(send_depth).max_recv_wr(recv_depth.max(1) as u32);
     Ok(builder.max_send_sge(1).max_recv_sge(1).max_inline(inline as u32).build()?)
 }
 

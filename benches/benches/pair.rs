@@ -1,0 +1,3 @@
+//! Wall time between two processes, each beside its floor.
+
+fn main() {}

@@ -1,0 +1,237 @@
+//! Counts the instructions of hot functions under callgrind and holds them against the record in
+//! `benches/instructions.toml`: they repeat exactly, whatever else the machine does.
+//!
+//! ```text
+//! instructions            count, compare, print the differences; exit code 1 if anything got slower
+//! instructions --update   count and write the record
+//! instructions count CASE run one case, for callgrind
+//! ```
+
+use std::hint::black_box;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use comfy_table::{CellAlignment, Table, presets};
+use hca::cli::Failure;
+use hca::{
+    CompletionQueue, Completions, ConnectOptions, Inline, Opened, Pd, QueuePair, Rc, SendRequest, open_exactly,
+};
+use hca_benches::cost::{Counts, Verdict, count, judge, parse, render};
+use hca_core::wire::Packet;
+use hca_core::wire::icrc::IpFlow;
+
+/// How much a count may differ from its record.
+const TOLERANCE: f64 = 0.03;
+/// Rounds of each case, of which the count is the mean.
+const ROUNDS: u64 = 256;
+
+/// A case: its name, and what prepares and runs it.
+type Case = (&'static str, fn());
+
+const CASES: [Case; 8] = [
+    ("packet_parse", packet_parse),
+    ("icrc_64", || icrc(64)),
+    ("icrc_4096", || icrc(4096)),
+    ("post_send", post_send),
+    ("post_recv", post_recv),
+    ("poll_empty", poll_empty),
+    ("rc_send_8", || rc_send(8)),
+    ("rc_send_4096", || rc_send(4096)),
+];
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let result = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["count", case] => run(case),
+        ["--update"] => check(true),
+        [] => check(false),
+        _ => Err("usage: instructions [--update | count CASE]".into()),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(e) => {
+            eprintln!("instructions: {e}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(name: &str) -> Result<bool, Failure> {
+    let case = CASES.iter().find(|c| c.0 == name).ok_or_else(|| format!("there is no case {name}"))?;
+    case.1();
+    Ok(true)
+}
+
+fn check(update: bool) -> Result<bool, Failure> {
+    let record = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/instructions.toml"));
+    let recorded = match std::fs::read_to_string(&record) {
+        Ok(text) => parse(&text)?,
+        Err(_) => Counts::new(),
+    };
+    let (program, dir) = (std::env::current_exe()?, std::env::temp_dir());
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header(["case", "recorded", "counted", "difference", ""]);
+    table.column_iter_mut().skip(1).take(3).for_each(|c| c.set_cell_alignment(CellAlignment::Right));
+    let (mut counts, mut good) = (Counts::new(), true);
+    for (name, _) in CASES {
+        let counted = count(&program, name, ROUNDS, &dir)?;
+        let before = recorded.get(name).copied();
+        let verdict = judge(before, counted, TOLERANCE);
+        good &= verdict != Verdict::Worse;
+        let difference = before.map(|b| format!("{:+.1} %", (counted as f64 / b as f64 - 1.0) * 100.0));
+        table.add_row([
+            name.to_owned(),
+            before.map(|b| b.to_string()).unwrap_or_default(),
+            counted.to_string(),
+            difference.unwrap_or_default(),
+            verdict.to_string(),
+        ]);
+        counts.insert(name.to_owned(), counted);
+    }
+    println!("{table}");
+    if update {
+        std::fs::write(&record, render(&counts))?;
+        println!("written to {}", record.display());
+    } else if !good {
+        println!("more instructions than recorded: find out why, or record them with `instructions --update`");
+    }
+    Ok(good || update)
+}
+
+/// A SEND ONLY with 64 bytes of payload.
+fn packet(payload: usize) -> Vec<u8> {
+    let mut bytes = vec![0x04, 0x40, 0xff, 0xff, 0, 0, 0, 0x11, 0x80, 0, 0, 7];
+    bytes.resize(12 + payload, 0x5a);
+    bytes
+}
+
+fn packet_parse() {
+    let bytes = packet(64);
+    for _ in 0..ROUNDS {
+        counted_packet_parse(black_box(&bytes));
+    }
+}
+
+#[inline(never)]
+fn counted_packet_parse(bytes: &[u8]) {
+    black_box(Packet::parse(bytes).is_ok());
+}
+
+fn icrc(payload: usize) {
+    let ip = |n| IpAddr::V4(Ipv4Addr::new(127, 0, 0, n));
+    let flow = IpFlow::new(ip(2), ip(3), 0xc000).expect("both are IPv4");
+    let bytes = packet(payload);
+    // The first use finds out what the CPU can do.
+    black_box(flow.icrc(7, &bytes));
+    for _ in 0..ROUNDS {
+        counted_icrc(&flow, black_box(&bytes));
+    }
+}
+
+#[inline(never)]
+fn counted_icrc(flow: &IpFlow, bytes: &[u8]) {
+    black_box(flow.icrc(7, bytes));
+}
+
+/// One end of a connection inside of this process.
+struct End {
+    opened: Opened,
+    pd: Pd,
+    cq: CompletionQueue,
+    qp: QueuePair<Rc>,
+    wcs: Completions,
+}
+
+fn end() -> Result<End, Failure> {
+    let opened = open_exactly(&"loopback://count?progress=inline".parse()?)?;
+    let pd = opened.context().alloc_pd()?;
+    let cq = opened.context().create_cq(1024)?;
+    let qp = pd.qp::<Rc>(&cq).max_send_wr(512).max_recv_wr(512).build()?;
+    Ok(End { opened, pd, cq, qp, wcs: Completions::with_capacity(32) })
+}
+
+fn ends() -> (End, End) {
+    let make = || -> Result<_, Failure> {
+        let (a, b) = (end()?, end()?);
+        a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default())?;
+        b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default())?;
+        Ok((a, b))
+    };
+    make().expect("a loopback connection can always be made")
+}
+
+fn post_send() {
+    let (mut a, _b) = ends();
+    for id in 0..ROUNDS {
+        counted_post_send(&mut a.qp, id);
+    }
+}
+
+#[inline(never)]
+fn counted_post_send(qp: &mut QueuePair<Rc>, id: u64) {
+    let request = SendRequest::send(Inline(&[7; 8])).id(id);
+    qp.batch().post_send(request).expect("the queue has room");
+}
+
+fn post_recv() {
+    let (mut a, _b) = ends();
+    for buf in a.pd.alloc_many(ROUNDS as usize, 64).expect("there is memory") {
+        counted_post_recv(&mut a.qp, buf);
+    }
+}
+
+#[inline(never)]
+fn counted_post_recv(qp: &mut QueuePair<Rc>, buf: hca::Buf) {
+    qp.post_recv(buf).expect("the queue has room");
+}
+
+fn poll_empty() {
+    let (mut a, _b) = ends();
+    for _ in 0..ROUNDS {
+        counted_poll_empty(&mut a);
+    }
+}
+
+#[inline(never)]
+fn counted_poll_empty(a: &mut End) {
+    assert_eq!(a.cq.poll(&mut a.wcs).len(), 0, "nothing was posted");
+}
+
+/// One message after the other from one end to the other, and its acknowledgement back.
+fn rc_send(len: usize) {
+    let (mut a, mut b) = ends();
+    let source = a.pd.alloc(len).expect("there is memory").freeze();
+    for buf in b.pd.alloc_many(8, len).expect("there is memory") {
+        b.qp.post_recv(buf).expect("the queue has room");
+    }
+    for _ in 0..ROUNDS / 2 {
+        rc_send_once(&mut a, &mut b, &source);
+    }
+    for _ in 0..ROUNDS {
+        counted_rc_send(&mut a, &mut b, &source);
+    }
+}
+
+#[inline(never)]
+fn counted_rc_send(a: &mut End, b: &mut End, source: &hca::FrozenBuf) {
+    rc_send_once(a, b, source);
+}
+
+fn rc_send_once(a: &mut End, b: &mut End, source: &hca::FrozenBuf) {
+    a.qp.send(source.clone()).expect("the queue has room");
+    let (mut sent, mut received) = (false, false);
+    while !sent || !received {
+        for wc in b.cq.poll(&mut b.wcs) {
+            let mut wc = wc.ok().expect("the receive succeeds");
+            b.qp.post_recv(wc.take_buf().expect("a buffer was posted")).expect("the queue has room");
+            received = true;
+        }
+        for wc in a.cq.poll(&mut a.wcs) {
+            wc.ok().expect("the send succeeds");
+            sent = true;
+        }
+    }
+    debug_assert!(a.opened.mtu() >= hca_core::Mtu::B256);
+}

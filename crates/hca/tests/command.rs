@@ -1,0 +1,282 @@
+//! The `hca` command as a user meets it: exit codes, what stands on which stream, and what errors say.
+#![cfg(feature = "cli")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Output, Stdio};
+
+fn hca(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hca"));
+    command.args(args).env_remove("HCA_DEVICE").stdin(Stdio::null());
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    hca(args).output().expect("the command can be started")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs a command that fails with this exit code, and returns what it says.
+fn refusal(args: &[&str], code: i32) -> String {
+    let out = run(args);
+    let said = text(&out.stderr);
+    assert_eq!(out.status.code(), Some(code), "{args:?}: {said}");
+    assert!(out.stdout.is_empty(), "{args:?}: errors go to standard error: {}", text(&out.stdout));
+    said
+}
+
+fn json_lines(out: &Output) -> Vec<serde_json::Value> {
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let lines = text(&out.stdout);
+    lines.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}"))).collect()
+}
+
+/// A file of this test's own, removed at the end.
+struct Scratch(std::path::PathBuf);
+impl Scratch {
+    fn new(name: &str) -> Self {
+        Self(std::env::temp_dir().join(format!("hca-{}-{name}", std::process::id())))
+    }
+    fn path(&self) -> &str {
+        self.0.to_str().expect("the path is text")
+    }
+}
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn help_and_version_succeed_and_name_the_exit_codes() {
+    for args in [&["--help"][..], &["perf", "--help"], &["pingpong", "--help"], &["devinfo", "--help"]] {
+        let out = run(args);
+        assert!(out.status.success() && text(&out.stdout).contains("130"), "{args:?}");
+    }
+    assert!(run(&["--version"]).status.success());
+}
+
+#[test]
+fn wrong_usage_is_exit_code_2_and_says_what_to_write() {
+    for (args, part) in [
+        (&["perf", "--device", "tcp://x"][..], "udp://ADDRESS"),
+        (&["perf", "--size", "0"], "64K"),
+        (&["perf", "--duration", "-1"], "0.02"),
+        (&["perf", "--op", "swap"], "atomic"),
+        (&["perf", "--fault", "loss=7"], "from 0 to 1"),
+        (&["perf", "--progress", "fast"], "adaptive"),
+        (&["perf", "--listen", "somewhere"], "IP address"),
+        (&["pingpong", "rd"], "ud"),
+        (&["pingpong", "rc", "--mtu", "1500"], "4096"),
+        (&["devinfo", "udp://localhost"], "127.0.0.2"),
+        (&["fly"], "--help"),
+    ] {
+        let said = refusal(args, 2);
+        assert!(said.contains(part), "{args:?} says {said:?}, which lacks {part:?}");
+    }
+}
+
+#[test]
+fn what_can_not_be_done_is_exit_code_1_and_says_what_to_do() {
+    for (args, part) in [
+        (&["devinfo", "udp://192.0.2.1"][..], "ip address"),
+        (&["perf", "--device", "loopback://x"], "udp://"),
+        (&["perf", "--connect", "127.0.0.1:1"], "--listen"),
+        (&["perf", "--service", "ud", "--op", "read"], "choose other"),
+        (&["perf", "--device", "udp://[::1]"], "--peer-device"),
+        (&["pingpong", "rc", "127.0.0.1", "--port", "1"], "--server"),
+        (&["pingpong", "ud", "127.0.0.1", "--size", "8192"], "--size"),
+        (&["devinfo", "--capture", "/nonexistent/x.pcapng"], "/nonexistent/x.pcapng"),
+    ] {
+        let said = refusal(args, 1);
+        assert!(said.contains(part), "{args:?} says {said:?}, which lacks {part:?}");
+    }
+}
+
+#[test]
+fn the_environment_names_the_device_and_is_blamed_if_it_is_wrong() {
+    let out =
+        hca(&["devinfo", "--json"]).env("HCA_DEVICE", "loopback://env?progress=inline").output().unwrap();
+    assert_eq!(json_lines(&out)[0]["fabric"], "loopback");
+    let out = hca(&["devinfo"]).env("HCA_DEVICE", "nothing").output().unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    assert!(text(&out.stderr).contains("HCA_DEVICE"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn devinfo_tells_limits_port_and_counters() {
+    let info = &json_lines(&run(&["devinfo", "udp://?mtu=1024", "--json"]))[0];
+    assert_eq!(info["limits"]["max_qp"], 65_536);
+    assert_eq!(info["port"]["active_mtu"], 1024);
+    assert!(info["port"]["gid"].as_str().unwrap().starts_with("::ffff:127."), "{info}");
+    assert!(info["counters"].as_object().unwrap().len() > 5, "{info}");
+    assert!(info["recv_buffer_bytes"].as_u64().unwrap() > 0, "{info}");
+    let plain = run(&["devinfo"]);
+    let plain = text(&plain.stdout);
+    for part in ["udp", "max_qp", "gid", "active_mtu", "recv_buffer_bytes"] {
+        assert!(plain.contains(part), "{plain}");
+    }
+}
+
+#[test]
+fn perf_prints_one_object_a_row_and_nothing_else() {
+    let args = ["perf", "--json", "--size", "8,64K", "--duration", "0.04"];
+    let rows = json_lines(&run(&args));
+    let seen: Vec<_> =
+        rows.iter().map(|r| (r["op"].as_str().unwrap(), r["size"].as_u64().unwrap())).collect();
+    let wanted = [
+        ("send", 8),
+        ("send", 65536),
+        ("write", 8),
+        ("write", 65536),
+        ("read", 8),
+        ("read", 65536),
+        ("atomic", 8),
+    ];
+    assert_eq!(seen, wanted);
+    for row in &rows {
+        assert_eq!((row["fabric"].as_str(), row["service"].as_str()), (Some("udp"), Some("rc")));
+        assert_eq!(row["errors"], 0, "{row}");
+        let ns = |f: &str| row[f].as_u64().unwrap();
+        assert!(ns("p50_ns") > 0 && ns("p50_ns") <= ns("p99_ns") && ns("p99_ns") <= ns("p999_ns"), "{row}");
+        assert!(row["gb_per_s"].as_f64().unwrap() > 0.0 && row["count"].as_u64().unwrap() > 0, "{row}");
+    }
+}
+
+#[test]
+fn perf_measures_every_service_in_every_progress_mode() {
+    for mode in ["inline", "thread", "adaptive"] {
+        let args = [
+            "perf",
+            "--json",
+            "--service",
+            "rc,uc,ud",
+            "--op",
+            "send,write",
+            "--size",
+            "64,4096",
+            "--duration",
+            "0.04",
+        ];
+        let rows = json_lines(&run(&[&args[..], &["--progress", mode]].concat()));
+        assert_eq!(rows.len(), 10, "{mode}");
+        for row in rows {
+            assert_eq!(row["progress"], mode);
+            assert!(row["count"].as_u64().unwrap() > 0, "{row}");
+        }
+    }
+}
+
+#[test]
+fn perf_draws_prints_and_captures() {
+    let (plot, capture) = (Scratch::new("plot.svg"), Scratch::new("run.pcapng"));
+    let args = ["perf", "--op", "write", "--size", "8,1K", "--duration", "0.04"];
+    let files = ["--plot", plot.path(), "--capture", capture.path(), "--fault", "loss=0.01,seed=7"];
+    let out = run(&[&args[..], &files].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let table = text(&out.stdout);
+    assert!(table.contains("rc write") && table.contains("1 KiB") && table.contains("p99.9"), "{table}");
+    assert!(std::fs::read_to_string(&plot.0).unwrap().contains("</svg>"));
+    let captured = std::fs::read(&capture.0).unwrap();
+    assert_eq!(captured[..4], [0x0a, 0x0d, 0x0d, 0x0a], "a pcapng section begins the file");
+    assert!(captured.len() > 1000);
+}
+
+/// Reads the address off the first line of a listener.
+fn listener() -> (Child, String) {
+    let mut child =
+        hca(&["perf", "--listen", "127.0.0.1:0", "--once"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.split_whitespace().nth(2).unwrap().trim_end_matches(';').to_owned();
+    (child, address)
+}
+
+#[test]
+fn perf_measures_against_a_listener() {
+    let (mut child, address) = listener();
+    let rows = json_lines(&run(&[
+        "perf",
+        "--json",
+        "--connect",
+        &address,
+        "--op",
+        "read",
+        "--size",
+        "64",
+        "--duration",
+        "0.04",
+    ]));
+    assert_eq!(rows.len(), 1);
+    assert_eq!(rows[0]["placement"], "unknown");
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn a_stranger_at_the_listener_is_named() {
+    let (mut child, address) = listener();
+    std::net::TcpStream::connect(address).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+}
+
+#[test]
+fn ctrl_c_ends_both_processes_with_130() {
+    let child = hca(&["perf", "--op", "send", "--size", "8", "--duration", "60"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    // It measures once its peer runs.
+    let children = format!("/proc/{0}/task/{0}/children", child.id());
+    let peer = loop {
+        let list = std::fs::read_to_string(&children).unwrap();
+        if let Some(first) = list.split_whitespace().next() {
+            break first.to_owned();
+        }
+        std::thread::yield_now();
+    };
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(130), "{}", text(&out.stderr));
+    assert!(!std::path::Path::new(&format!("/proc/{peer}")).exists(), "the peer is gone");
+}
+
+/// Both ends of a ping-pong, on a port of the test's own.
+fn bounce(service: &str, more: &[&str]) -> (Output, Output) {
+    // The port is free now; nobody else on this machine takes it so soon again.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let common = [&["pingpong", service, "--port", &port, "--iters", "200"][..], more].concat();
+    let mut server = hca(&common).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // The server listens once it has printed its address.
+    let mut out = BufReader::new(server.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    assert!(line.contains("local address"), "{line}");
+    let client = loop {
+        let out = run(&[&common[..], &["127.0.0.1"]].concat());
+        let early = text(&out.stderr).contains("no one waits");
+        if !early || server.try_wait().unwrap().is_some() {
+            break out;
+        }
+    };
+    let mut rest = String::new();
+    std::io::Read::read_to_string(&mut out, &mut rest).unwrap();
+    let mut server = server.wait_with_output().unwrap();
+    server.stdout = (line + &rest).into_bytes();
+    (server, client)
+}
+
+#[test]
+fn both_ends_of_a_pingpong_meet_for_every_service() {
+    for (service, more) in [("rc", &[][..]), ("uc", &["--size", "1000"]), ("ud", &["--size", "1024"])] {
+        let (server, client) = bounce(service, more);
+        for out in [&server, &client] {
+            let said = text(&out.stdout) + &text(&out.stderr);
+            assert!(out.status.success(), "{service}: {said}");
+            assert!(said.contains("remote address") && said.contains("usec/iter"), "{service}: {said}");
+        }
+    }
+}
