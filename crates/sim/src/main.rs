@@ -75,7 +75,7 @@ fn one(args: &Args, seed: u64) -> Result<(), String> {
 }
 
 fn capture(path: &std::path::Path) -> std::io::Result<Box<dyn hca_fabric::Tap>> {
-    Ok(Box::new(hca_fabric::Capture::create(path)?))
+    Ok(Box::new(hca_fabric::Capture::create(path)?.with_wall_at_zero(Duration::ZERO)))
 }
 
 /// What the threads of a run share.

@@ -526,6 +526,14 @@ impl Node {
         let nodes = self.sim.inner.nodes.borrow();
         nodes[self.index].device.clone().expect("the node has crashed; restart it first")
     }
+    /// Its adapter behind verbs, with initial PSNs that the seed decides.
+    ///
+    /// # Panics
+    /// While the node is down.
+    pub fn context(&self) -> hca_verbs::Context {
+        let seed = self.sim.inner.rng.borrow_mut().next_u64();
+        hca_verbs::Context::with_seed(self.device(), seed)
+    }
     /// Whether it has not crashed.
     pub fn is_up(&self) -> bool {
         self.sim.inner.nodes.borrow()[self.index].device.is_some()

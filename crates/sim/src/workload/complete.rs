@@ -235,6 +235,7 @@ impl World {
         let called_for = end.forced
             || end.life != Life::Up
             || end.sq.failed().is_some()
+            || end.made.is_some()
             || peer.made.is_some()
             || end.own.as_ref().is_some_and(|o| o.revoked)
             || self.plan.conns[end.conn].may_fail;
@@ -257,7 +258,7 @@ impl World {
         if placed > room || placed < grh || c.grh != (grh > 0) {
             return Err(self.broken(format!("a message of {placed} bytes in a buffer of {room}: {c:?}")));
         }
-        let bytes = self.take_message(buf, placed, n)?;
+        let bytes = self.take_message(buf, placed, n, kind == QpType::Rc)?;
         self.check_grh(e, &bytes[..grh])?;
         let with = match (c.opcode, c.extra) {
             (WcOpcode::RecvRdmaWithImm, RecvExtra::Imm(imm)) => With::WriteImm(imm, c.byte_len),
@@ -285,8 +286,8 @@ impl World {
         Ok(())
     }
 
-    /// The message in a buffer; what lies behind it must be untouched.
-    fn take_message(&mut self, buf: &RecvBuf, len: usize, n: usize) -> Checked<Vec<u8>> {
+    /// The message in a buffer; what lies behind it must be untouched on a reliable connection.
+    fn take_message(&mut self, buf: &RecvBuf, len: usize, n: usize, reliable: bool) -> Checked<Vec<u8>> {
         let mut bytes = Vec::with_capacity(len);
         for piece in &buf.pieces {
             let host = self.host_mut(n);
@@ -296,12 +297,13 @@ impl World {
             host.shadow.write(start, &part);
             bytes.extend(part);
             let rest = host.shadow.bytes(split..piece.range.end);
-            if let Some((at, found)) = host.arena.difference(split, rest) {
+            // An unreliable message that broke off leaves its beginning in a buffer that is used again.
+            if reliable && let Some((at, found)) = host.arena.difference(split, rest) {
                 return Err(self.broken(format!(
                     "a message of {len} bytes at n{n}: {found:#04x} was written {at} bytes behind its end"
                 )));
             }
-            host.shadow.close(piece.range.clone());
+            self.seal(piece);
         }
         Ok(bytes)
     }

@@ -7,6 +7,7 @@ use hca_core::{Access, AddressVector, Gid, Pkey, Qkey, QpAttr, QpCap, QpInit, Qp
 
 use super::end::{End, Invalidatable, Life, Own, Promise};
 use super::host::Host;
+use super::plan::recv_limit;
 use super::world::{Checked, World};
 use super::zone::Zone;
 use crate::checker::{Datagrams, Stream};
@@ -20,7 +21,7 @@ impl World {
     pub(super) fn open_host(&mut self, n: usize, epoch: u32) -> Checked<()> {
         let sharers = self.plan.conns.iter().filter(|c| (0..2).any(|s| c.nodes[s] == n && c.srq[s]));
         let buffer = sharers.map(|c| c.max_message).max();
-        let depth = self.rng.pick(&[2, 8, 32]);
+        let depth = self.rng.pick(&[2, 8, 32]).min(buffer.map_or(2, recv_limit));
         let node = self.sim.node(n);
         let mut rng = self.rng.fork();
         let host = Host::new(&node, self.plan.arena_bytes, epoch, buffer.map(|b| (depth, b)), &mut rng);

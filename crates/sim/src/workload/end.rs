@@ -15,6 +15,8 @@ use crate::checker::{Datagrams, Ledger, Order, Stream};
 pub(super) enum Origin {
     /// The host's zone for local use.
     Local,
+    /// The host's zone for receive buffers.
+    Recv,
     /// The host's zone for peers.
     Remote,
     /// An end's own region.

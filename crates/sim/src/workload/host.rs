@@ -40,6 +40,8 @@ pub(super) struct Host {
     pub(super) shadow: Shadow,
     /// For local use only.
     pub(super) local: Region,
+    /// A part of it, for receive buffers: senders must not use it up.
+    pub(super) recv_zone: Zone,
     /// For everything.
     pub(super) remote: Region,
     /// Readable by peers.
@@ -86,7 +88,11 @@ impl Host {
         };
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let rest = bytes - 2 * FIXED_BYTES - 5 * GUARD;
-        let local = region(rest * 5 / 8 & !63, pd, Access::LOCAL_WRITE)?;
+        let mut local = region(rest * 5 / 8 & !63, pd, Access::LOCAL_WRITE)?;
+        let Range { start, end } = local.zone.all();
+        let middle = start + (end - start) * 5 / 8;
+        local.zone = Zone::new(start..middle);
+        let recv_zone = Zone::new(middle..end);
         let mut remote = region((rest / 4) & !63, pd, all)?;
         let readable = region(FIXED_BYTES, pd, Access::REMOTE_READ)?;
         let foreign = region(FIXED_BYTES, other_pd, all)?;
@@ -111,6 +117,7 @@ impl Host {
             arena,
             shadow,
             local,
+            recv_zone,
             remote,
             readable,
             foreign,

@@ -101,7 +101,7 @@ impl Plan {
         let crash = rng.chance(0.15).then(|| rng.below(nodes as u64) as usize);
         let big = rng.chance(0.1);
         let mut conns: Vec<ConnPlan> = Vec::new();
-        for _ in 0..rng.between(1, 4) {
+        for _ in 0..rng.between(1, if big { 2 } else { 4 }) {
             conns.push(ConnPlan::new(rng, nodes, big, crash));
         }
         let heal = Duration::from_micros(rng.between(2_000, 40_000));
@@ -134,9 +134,14 @@ impl Plan {
             conns,
             chaos,
             heal,
-            arena_bytes: if big { 4 << 20 } else { 512 << 10 },
+            arena_bytes: if big { 5 << 20 } else { 1 << 20 },
         }
     }
+}
+
+/// Receive requests for messages of this length that a queue holds at most: memory is for all.
+pub(super) fn recv_limit(max_message: usize) -> u32 {
+    ((24 << 10) / max_message).clamp(2, 64) as u32
 }
 
 impl ConnPlan {
@@ -151,7 +156,7 @@ impl ConnPlan {
         let mistake = (rc && rng.chance(0.15)).then(|| rng.pick(&Mistake::ALL));
         let max_message = match kind {
             QpType::Ud => 1024,
-            _ if big => rng.pick(&[20_000, 120_000, 300_000]),
+            _ if big => rng.pick(&[20_000, 80_000, 200_000]),
             _ => rng.pick(&[64, 1500, 6_000, 16_000]),
         };
         let timeout = if weak {
@@ -172,7 +177,7 @@ impl ConnPlan {
             max_message,
             requests: rng.between(5, if max_message > 20_000 { 12 } else { 60 }) as u32,
             send_depth: rng.pick(&[2, 5, 16, 64]),
-            recv_depth: rng.pick(&[1, 3, 16, 64]).min(if max_message > 20_000 { 4 } else { 64 }),
+            recv_depth: rng.pick(&[1, 3, 16, 64]).min(recv_limit(max_message)),
             srq: [rc && rng.chance(0.25), rc && rng.chance(0.25)],
             timeout: AckTimeout::new(timeout as u8),
             retry_cnt: if weak { rng.below(3) as u8 } else { 7 },

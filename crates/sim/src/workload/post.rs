@@ -16,6 +16,8 @@ use crate::arena::{post_recv, post_send};
 use crate::checker::fingerprint;
 use crate::rng::mix;
 
+/// The longest unreliable WRITE.
+const UC_WRITE_BYTES: usize = 1024;
 /// Bytes of GRH before a datagram.
 pub(super) const GRH_BYTES: usize = 40;
 
@@ -82,7 +84,7 @@ impl World {
         let wanted = 1 + self.rng.below(room as u64) as usize;
         let mut posted = false;
         for _ in 0..wanted {
-            let Some(pieces) = self.take_pieces(n, bytes + grh, grh) else { break };
+            let Some(pieces) = self.take_pieces(n, Origin::Recv, bytes + grh, grh) else { break };
             for p in &pieces {
                 self.host_mut(n).shadow.open(p.range.clone());
             }
@@ -120,23 +122,24 @@ impl World {
             return Ok(false);
         }
         let plan = &self.plan.conns[end.conn];
-        let (depth, pause) = (plan.send_depth as usize, plan.pause);
-        let room = depth.saturating_sub(end.sq.len()).min(end.left as usize);
+        let pause = plan.pause;
+        let room = (plan.send_depth as usize).saturating_sub(end.sq.len()).min(end.left as usize);
         if room == 0 {
             return Ok(false);
         }
         let wanted = 1 + self.rng.below(room as u64) as usize;
-        let mut posted = 0;
-        while posted < wanted && self.ends[e].left > 0 {
-            let room = depth - self.ends[e].sq.len();
-            let mut drafts = self.draft(e, room);
-            if drafts.is_empty() {
+        let mut drafts = Vec::new();
+        while drafts.len() < wanted && (drafts.len() as u32) < self.ends[e].left {
+            let some = self.draft(e, room - drafts.len(), drafts.len() as u32);
+            if some.is_empty() {
                 break;
             }
-            posted += drafts.len();
-            for draft in drafts.drain(..) {
-                self.post(now, e, draft)?;
-            }
+            drafts.extend(some);
+        }
+        let posted = drafts.len();
+        for (n, draft) in drafts.into_iter().enumerate() {
+            // The last of a batch is signalled: the memory of those before it comes back for sure.
+            self.post(now, e, draft, n + 1 == posted)?;
         }
         if posted > 0 {
             self.ends[e].send.ring();
@@ -147,13 +150,12 @@ impl World {
         Ok(posted > 0)
     }
 
-    fn post(&mut self, now: Instant, e: usize, draft: Draft) -> Checked<()> {
+    fn post(&mut self, now: Instant, e: usize, draft: Draft, last: bool) -> Checked<()> {
         let wr_id = self.new_wr();
         let end = &self.ends[e];
-        let depth = self.plan.conns[end.conn].send_depth as usize;
-        let left = end.left.saturating_sub(1);
-        // Now and then without a completion, but never so that a full queue has none to come.
-        let must = left == 0 || end.sq.len() + 1 >= depth || matches!(draft.promise, Promise::Mistake);
+        let mistake = matches!(draft.promise, Promise::Mistake);
+        let left = if mistake { 0 } else { end.left - 1 };
+        let must = last || mistake;
         let signaled = must || self.rng.chance(0.5);
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::SIGNALED, signaled);
@@ -185,15 +187,19 @@ impl World {
     }
 
     /// One request, or two that belong together; none if memory is short.
-    fn draft(&mut self, e: usize, room: usize) -> Vec<Draft> {
+    fn draft(&mut self, e: usize, room: usize, before: u32) -> Vec<Draft> {
         let end = &self.ends[e];
+        if end.made.is_some() {
+            return Vec::new();
+        }
+        let left = end.left - before;
         let kind = self.plan.conns[end.conn].kind;
-        if end.left == 1
+        if left == 1
             && let Some(mistake) = end.mistake
         {
             return self.draft_mistake(e, mistake).into_iter().collect();
         }
-        let two = room >= 2 && end.left >= 2;
+        let two = room >= 2 && left >= 2 + u32::from(end.mistake.is_some());
         let one = |d: Option<Draft>| d.into_iter().collect();
         match kind {
             QpType::Ud => one(self.draft_send(e)),
@@ -229,7 +235,7 @@ impl World {
     }
 
     /// Ranges for `len` bytes of a host's local memory; the first one of at least `first` bytes.
-    fn take_pieces(&mut self, n: usize, len: usize, first: usize) -> Option<Vec<Rc<Span>>> {
+    fn take_pieces(&mut self, n: usize, origin: Origin, len: usize, first: usize) -> Option<Vec<Rc<Span>>> {
         let count = self.rng.between(1, 4) as usize;
         let mut cuts: Vec<usize> =
             (1..count).map(|_| self.rng.between(first.min(len) as u64, len as u64) as usize).collect();
@@ -239,11 +245,12 @@ impl World {
         let mut at = 0;
         for cut in cuts {
             let host = self.hosts[n].as_mut().expect("the node is up");
-            let Some(range) = host.local.zone.take(cut - at, 1, &mut self.rng) else {
+            let zone = if origin == Origin::Recv { &mut host.recv_zone } else { &mut host.local.zone };
+            let Some(range) = zone.take(cut - at, 1, &mut self.rng) else {
                 pieces.into_iter().for_each(|p| self.release(p));
                 return None;
             };
-            pieces.push(Rc::new(Span { host: n, epoch: host.epoch, origin: Origin::Local, range }));
+            pieces.push(Rc::new(Span { host: n, epoch: host.epoch, origin, range }));
             at = cut;
         }
         Some(pieces)
@@ -277,7 +284,7 @@ impl World {
             return Some((Vec::new(), Some(bytes.to_vec())));
         }
         let n = self.ends[e].host;
-        let pieces = self.take_pieces(n, bytes.len(), 0)?;
+        let pieces = self.take_pieces(n, Origin::Local, bytes.len(), 0)?;
         self.fill_pieces(n, &pieces, bytes);
         Some((pieces, None))
     }
@@ -350,7 +357,11 @@ impl World {
         if let Some(refused) = self.draft_to_revoked(e) {
             return Some(refused);
         }
-        let (len, key) = (self.length(e), self.rng.next_u64());
+        let (mut len, key) = (self.length(e), self.rng.next_u64());
+        if self.plan.conns[self.ends[e].conn].kind == QpType::Uc {
+            // Nobody can tell when the range is free again.
+            len = len.min(UC_WRITE_BYTES);
+        }
         let bytes = pattern(key, len);
         let (pieces, inline) = self.source(e, &bytes)?;
         let Some((target, remote)) = self.take_target(e, len) else {
@@ -360,7 +371,7 @@ impl World {
         let mut number = None;
         let mut op = SendOp::Write(remote);
         if self.rng.chance(0.3) {
-            let imm = self.next_wr as u32;
+            let imm = self.new_wr() as u32;
             op = SendOp::WriteImm(remote, imm);
             number = self.expect_message(e, &[], With::WriteImm(imm, len as u32));
             let peer = self.ends[e].peer;
@@ -378,7 +389,6 @@ impl World {
         let addr = self.host(self.ends[p].host).arena.address(at);
         let (pieces, inline) = self.source(e, &pattern(1, 16))?;
         self.ends[e].made = Some(WcStatus::RemoteAccess);
-        self.ends[e].left = 1;
         let op = SendOp::Write(RemoteAddr { addr, rkey });
         Some(Draft { op, promise: Promise::Mistake, len: 16, pieces, inline, fence: false })
     }
@@ -392,7 +402,7 @@ impl World {
         let peer = self.host(self.ends[self.ends[e].peer].host);
         let bytes = peer.shadow.bytes(start..start + len).to_vec();
         let addr = peer.arena.address(start);
-        let pieces = self.take_pieces(n, len, 0)?;
+        let pieces = self.take_pieces(n, Origin::Local, len, 0)?;
         self.open_pieces(n, &pieces);
         let op = SendOp::Read(RemoteAddr { addr, rkey });
         Some(Draft {
@@ -414,7 +424,7 @@ impl World {
             return vec![write];
         };
         let (source, bytes, n) = (Some(Rc::clone(target)), bytes.clone(), self.ends[e].host);
-        let Some(pieces) = self.take_pieces(n, bytes.len(), 0) else { return vec![write] };
+        let Some(pieces) = self.take_pieces(n, Origin::Local, bytes.len(), 0) else { return vec![write] };
         self.open_pieces(n, &pieces);
         let len = bytes.len();
         let promise = Promise::Read { bytes, source };
@@ -433,7 +443,7 @@ impl World {
 
     fn take_word(&mut self, e: usize) -> Option<Vec<Rc<Span>>> {
         let n = self.ends[e].host;
-        let pieces = self.take_pieces(n, 8, 0)?;
+        let pieces = self.take_pieces(n, Origin::Local, 8, 0)?;
         self.open_pieces(n, &pieces);
         Some(pieces)
     }

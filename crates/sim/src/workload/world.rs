@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use hca_core::{AsyncEvent, Completion, DeviceError, Instant, QpType};
+use hca_core::{AsyncEvent, Completion, DeviceError, Instant, QpType, WcStatus};
 
 use super::end::{End, Life, Origin, RecvBuf, Span};
 use super::host::Host;
@@ -160,8 +160,8 @@ impl World {
             .min()
     }
 
-    /// Takes all completions and events. Receive completions are looked at first: what a sender is told
-    /// must have arrived before.
+    /// Takes all completions and events. Messages that arrived are looked at first, since what a sender is
+    /// told must have arrived before; flushed receive requests last, as the failure stands elsewhere.
     pub(super) fn poll_all(&mut self) -> Checked<()> {
         loop {
             let mut all: Vec<(usize, Completion)> = Vec::new();
@@ -179,11 +179,18 @@ impl World {
             for (n, c) in &all {
                 self.sim.event(Event::Completed(*n, *c));
             }
-            for (n, c) in all.iter().filter(|c| c.1.opcode.is_recv()) {
+            type Some = Vec<(usize, Completion)>;
+            let (received, sent): (Some, Some) = all.into_iter().partition(|c| c.1.opcode.is_recv());
+            let (arrived, failed): (Some, Some) =
+                received.into_iter().partition(|c| c.1.status == WcStatus::Success);
+            for (n, c) in &arrived {
                 self.receive_completed(*n, c)?;
             }
-            for (n, c) in all.iter().filter(|c| !c.1.opcode.is_recv()) {
+            for (n, c) in &sent {
                 self.request_completed(*n, c)?;
+            }
+            for (n, c) in &failed {
+                self.receive_completed(*n, c)?;
             }
         }
     }
@@ -221,6 +228,7 @@ impl World {
         let Some(host) = self.hosts[span.host].as_mut().filter(|h| h.epoch == span.epoch) else { return };
         match span.origin {
             Origin::Local => host.local.zone.give_back(span.range),
+            Origin::Recv => host.recv_zone.give_back(span.range),
             Origin::Remote => host.remote.zone.give_back(span.range),
             Origin::Own(end) => {
                 if let Some(own) = self.ends[end].own.as_mut().filter(|o| !o.revoked) {
