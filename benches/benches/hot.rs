@@ -16,7 +16,9 @@ fn packet(payload: usize) -> Vec<u8> {
 
 fn parse(c: &mut Criterion) {
     let bytes = packet(64);
-    c.bench_function("header parse", |b| b.iter(|| Packet::parse(black_box(&bytes)).expect("it is well formed")));
+    c.bench_function("header parse", |b| {
+        b.iter(|| Packet::parse(black_box(&bytes)).expect("it is well formed"))
+    });
 }
 
 fn icrc(c: &mut Criterion) {
@@ -26,7 +28,9 @@ fn icrc(c: &mut Criterion) {
     for payload in [64, 1024, 4096] {
         let bytes = packet(payload);
         group.throughput(Throughput::Bytes(payload as u64));
-        group.bench_function(format!("{payload} B"), |b| b.iter(|| flow.icrc(black_box(7), black_box(&bytes))));
+        group.bench_function(format!("{payload} B"), |b| {
+            b.iter(|| flow.icrc(black_box(7), black_box(&bytes)))
+        });
         // The floor: the CRC over as many bytes, without the pseudo header.
         group.bench_function(format!("{payload} B, crc32fast alone"), |b| {
             b.iter(|| crc32fast::hash(black_box(&bytes)));

@@ -42,7 +42,8 @@ pub fn count(program: &Path, case: &str, rounds: u64, dir: &Path) -> Result<u64,
 
 /// The total of a profile: the last line that begins with `summary:` or `totals:`.
 fn total(profile: &str) -> Option<u64> {
-    let line = profile.lines().rev().find_map(|l| l.strip_prefix("totals:").or(l.strip_prefix("summary:")))?;
+    let line =
+        profile.lines().rev().find_map(|l| l.strip_prefix("totals:").or(l.strip_prefix("summary:")))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
@@ -86,7 +87,9 @@ pub fn parse(text: &str) -> Result<Counts, Failure> {
 
 /// Writes a record.
 pub fn render(counts: &Counts) -> String {
-    let mut text = String::from("# Instructions a round, as callgrind counts them; rewritten by `instructions --update`.\n");
+    let mut text = String::from(
+        "# Instructions a round, as callgrind counts them; rewritten by `instructions --update`.\n",
+    );
     for (name, count) in counts {
         text += &format!("{name} = {count}\n");
     }

@@ -7,6 +7,7 @@
 //! | what | where |
 //! |---|---|
 //! | floors: bare UDP and TCP in two processes | [`floor`] |
+//! | idle adapters: wake-ups, memory | [`idle`] |
 //! | ratios from interleaved pairs, against the project's targets | [`ratio`], `cargo run --release --bin ratios` |
 //! | wall time | `benches/hot.rs`, `benches/pair.rs`: `cargo bench` |
 //! | instruction counts, which repeat exactly | `cargo run --release --bin instructions`, `.ci/instructions` |
@@ -14,4 +15,5 @@
 
 pub mod cost;
 pub mod floor;
+pub mod idle;
 pub mod ratio;

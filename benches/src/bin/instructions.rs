@@ -15,7 +15,8 @@ use std::process::ExitCode;
 use comfy_table::{CellAlignment, Table, presets};
 use hca::cli::Failure;
 use hca::{
-    CompletionQueue, Completions, ConnectOptions, Inline, Opened, Pd, QueuePair, Rc, SendRequest, open_exactly,
+    CompletionQueue, Completions, ConnectOptions, Inline, Opened, Pd, QueuePair, Rc, SendRequest,
+    open_exactly,
 };
 use hca_benches::cost::{Counts, Verdict, count, judge, parse, render};
 use hca_core::wire::Packet;
@@ -95,7 +96,9 @@ fn check(update: bool) -> Result<bool, Failure> {
         std::fs::write(&record, render(&counts))?;
         println!("written to {}", record.display());
     } else if !good {
-        println!("more instructions than recorded: find out why, or record them with `instructions --update`");
+        println!(
+            "more instructions than recorded: find out why, or record them with `instructions --update`"
+        );
     }
     Ok(good || update)
 }

@@ -24,8 +24,7 @@ const PACKET_OVERHEAD: usize = 1000;
 /// A socket on 127.0.0.1 with large buffers.
 fn socket() -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-    for (forced, plain) in
-        [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
+    for (forced, plain) in [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
     {
         set(&socket, libc::SOL_SOCKET, forced, BUFFER_BYTES)
             .or_else(|_| set(&socket, libc::SOL_SOCKET, plain, BUFFER_BYTES))?;
@@ -47,7 +46,8 @@ fn granted(socket: &UdpSocket) -> io::Result<usize> {
     let (mut value, mut len) = (0_i32, size_of::<i32>() as u32);
     let at = (&raw mut value).cast();
     // SAFETY: (1) value and length outlive the call, and the length is the value's.
-    match unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, at, &raw mut len) } {
+    match unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, at, &raw mut len) }
+    {
         0 => Ok(value as usize),
         _ => Err(io::Error::last_os_error()),
     }
