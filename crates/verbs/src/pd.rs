@@ -163,7 +163,7 @@ impl Pd {
 
 impl fmt::Debug for Pd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Pd").field(&self.core.handle.0).finish()
+        f.debug_tuple("Pd").field(&self.core.handle).finish()
     }
 }
 
@@ -172,7 +172,7 @@ impl Drop for PdCore {
         if !self.ctx.forked()
             && let Err(error) = self.ctx.device.dealloc_pd(self.handle)
         {
-            tracing::error!(pd = self.handle.0, %error, "the device keeps the protection domain");
+            tracing::error!(pd = ?self.handle, %error, "the device keeps the protection domain");
         }
     }
 }
