@@ -123,7 +123,7 @@ pub trait Device: Send + Sync {
 
     /// Takes the oldest asynchronous event.
     fn poll_event(&self) -> Option<AsyncEvent>;
-    /// Has `waker` woken once when the next asynchronous event comes.
+    /// Has `waker` woken once when the next asynchronous event comes, by whoever moves the device.
     fn set_event_waker(&self, waker: &Waker);
 
     /// Lets the device do a bounded piece of its work on this thread, if it works that way and nobody
@@ -132,7 +132,7 @@ pub trait Device: Send + Sync {
     /// How long until the device needs a turn even if nothing happens; `None`: it does not.
     fn next_deadline(&self) -> Option<Duration>;
     /// The descriptor that becomes readable when the device needs a turn, or has an asynchronous
-    /// event, while nobody turns it. `None` where the device moves by itself.
+    /// event, while nobody turns it. `None` only where there is no descriptor.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
 }
 
@@ -179,10 +179,11 @@ pub trait CqPort: Send {
     /// Fills `out` from its start with the oldest completions and returns how many. A device that is
     /// turned by its callers does a turn when the queue is empty.
     fn poll(&mut self, out: &mut [Completion]) -> usize;
-    /// Asks for one notification. A completion that came before the call does not raise it: poll once
-    /// more after arming, and only then wait.
+    /// Asks for one notification. A completion that came before the call need not raise it: poll
+    /// once more after arming, and only then wait. A notification without a completion is legal.
     fn arm(&mut self, notify: Notify);
-    /// Where notifications go, beside the descriptor.
+    /// Where notifications go, beside the descriptor. Woken by whoever moves the device; where the device
+    /// wants turns and nobody else gives them, a waiter sleeps on [`wait_fd`](Self::wait_fd) as well.
     fn set_waker(&mut self, waker: &Waker);
     /// One descriptor for everything that a waiter on this queue has to wake up for: readable when
     /// an armed notification was raised, or when the device needs a turn (then poll). Created at the

@@ -26,6 +26,6 @@ pub enum AsyncEvent {
     PortActive,
     /// The port does not carry packets.
     PortError,
-    /// The device is unusable.
+    /// The device is unusable; every outstanding request ends with status `Fatal`.
     DeviceFatal,
 }

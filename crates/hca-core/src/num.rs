@@ -316,10 +316,6 @@ pub const RNR_RETRY_INFINITE: u8 = 7;
 /// The longest message, in bytes (2^31).
 pub const MAX_MESSAGE_BYTES: u64 = 1 << 31;
 
-/// Handle of a protection domain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PdHandle(pub u32);
-
 /// An index into a table of the device, with a generation that tells a reused slot from its
 /// predecessor.
 macro_rules! handle {
@@ -339,6 +335,10 @@ macro_rules! handle {
         }
     };
 }
+handle!(
+    /// A protection domain of a device.
+    PdHandle
+);
 handle!(
     /// A queue pair of a device. Completions carry it, since QPNs are reused.
     QpHandle

@@ -135,6 +135,6 @@ pub struct Completion {
     pub src_qp: Qpn,
     /// The buffer begins with a 40-byte GRH (UD receives).
     pub grh: bool,
-    /// The receiver was asked for a solicited event.
+    /// The receiver was asked for a solicited event; not every device tells.
     pub solicited: bool,
 }

@@ -177,10 +177,10 @@ fn limit<T>(what: &'static str, slab: &Slab<T>) -> DeviceError {
 
 impl Engine {
     fn use_pd(&mut self, pd: PdHandle) -> Result<&mut Pd, DeviceError> {
-        self.core.tables.pds.at_mut(pd.0).ok_or(unknown("protection domain", pd.0))
+        self.core.tables.pds.get_mut(pd.index, pd.generation).ok_or(unknown("protection domain", pd.index))
     }
     fn leave_pd(&mut self, pd: PdHandle) {
-        if let Some(p) = self.core.tables.pds.at_mut(pd.0) {
+        if let Some(p) = self.core.tables.pds.get_mut(pd.index, pd.generation) {
             p.users -= 1;
         }
     }
@@ -393,7 +393,7 @@ impl Device for SoftHca {
         self.shared.control(|e| {
             let pds = &mut e.core.tables.pds;
             pds.insert(Pd { users: 0 })
-                .map(|(i, _)| PdHandle(i))
+                .map(|(index, generation)| PdHandle { index, generation })
                 .ok_or_else(|| limit("protection domain", &e.core.tables.pds))
         })
     }
@@ -404,7 +404,7 @@ impl Device for SoftHca {
             if users > 0 {
                 return Err(DeviceError::InUse { what: "protection domain", users });
             }
-            e.core.tables.pds.remove_at(pd.0);
+            e.core.tables.pds.remove(pd.index, pd.generation);
             Ok(())
         })
     }

@@ -196,7 +196,7 @@ mod tests {
 
     use super::*;
 
-    const PD: PdHandle = PdHandle(1);
+    const PD: PdHandle = PdHandle { index: 1, generation: 0 };
 
     fn init(buf: &mut [u8], access: Access) -> MrInit {
         let addr = NonNull::new(buf.as_mut_ptr()).unwrap();
@@ -227,7 +227,7 @@ mod tests {
         assert!(!ok(&t, mr.iova + 100, 1, Access::REMOTE_READ));
         assert!(!ok(&t, mr.iova + 1, u64::MAX, Access::REMOTE_READ));
         assert!(!ok(&t, mr.iova, 1, Access::REMOTE_WRITE));
-        assert!(t.translate(PdHandle(2), key, mr.iova, 1, Access::empty()).is_err());
+        assert!(t.translate(PdHandle { index: 1, generation: 1 }, key, mr.iova, 1, Access::empty()).is_err());
         assert!(t.translate(PD, key ^ 1, mr.iova, 1, Access::empty()).is_err());
         t.deregister(k.handle).unwrap();
         assert!(!ok(&t, mr.iova, 1, Access::empty()));
@@ -241,7 +241,7 @@ mod tests {
         let plain = t.register(PD, &init(&mut buf, Access::REMOTE_WRITE)).unwrap();
         let open = t.register(PD, &init(&mut buf, Access::REMOTE_INVALIDATE)).unwrap();
         assert_eq!(t.invalidate(PD, plain.rkey.raw()), Err(Refused));
-        assert_eq!(t.invalidate(PdHandle(9), open.rkey.raw()), Err(Refused));
+        assert_eq!(t.invalidate(PdHandle { index: 9, generation: 0 }, open.rkey.raw()), Err(Refused));
         assert_eq!(t.invalidate(PD, open.rkey.raw()), Ok(()));
         assert_eq!(t.invalidate(PD, open.rkey.raw()), Err(Refused));
         t.deregister(open.handle).unwrap();

@@ -64,11 +64,6 @@ impl<T> Slab<T> {
         self.len -= 1;
         Some(value)
     }
-    /// Removes by index alone.
-    pub(crate) fn remove_at(&mut self, index: u32) -> Option<T> {
-        let generation = self.slots.get(index as usize)?.generation;
-        self.remove(index, generation)
-    }
     /// All objects with their indices.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         self.slots.iter().enumerate().filter_map(|(i, s)| Some((i as u32, s.value.as_ref()?)))

@@ -118,7 +118,7 @@ impl Device for Echo {
         Vec::new()
     }
     fn alloc_pd(&self) -> Result<PdHandle, DeviceError> {
-        Ok(PdHandle(1))
+        Ok(PdHandle { index: 1, generation: 0 })
     }
     fn dealloc_pd(&self, _: PdHandle) -> Result<(), DeviceError> {
         Ok(())

@@ -435,10 +435,10 @@ impl Device for Fake {
         let mut s = self.shared.lock();
         let id = s.id();
         s.pds.insert(id, 0);
-        Ok(PdHandle(id))
+        Ok(PdHandle { index: id, generation: 0 })
     }
     fn dealloc_pd(&self, pd: PdHandle) -> Result<(), DeviceError> {
-        self.shared.lock().pds.remove(&pd.0).map(drop).ok_or_else(|| unknown("pd", pd.0))
+        self.shared.lock().pds.remove(&pd.index).map(drop).ok_or_else(|| unknown("pd", pd.index))
     }
     fn alloc_memory(&self, len: usize) -> Result<DmaMemory, DeviceError> {
         let layout = Layout::from_size_align(len, 4096).unwrap();
@@ -451,7 +451,7 @@ impl Device for Fake {
         let mut s = self.shared.lock();
         let id = s.id();
         let MrInit { addr: base, len, iova, access } = *mr;
-        s.mrs.insert(id, Mr { pd: pd.0, base, iova, len, access });
+        s.mrs.insert(id, Mr { pd: pd.index, base, iova, len, access });
         Ok(MrKeys { handle: MrHandle { index: id, generation: 0 }, lkey: Lkey::new(id), rkey: Rkey::new(id) })
     }
     fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError> {
@@ -497,7 +497,7 @@ impl Device for Fake {
         let id = s.id();
         let qp = Qp {
             init: *init,
-            pd: pd.0,
+            pd: pd.index,
             state: QpState::Reset,
             attr: QpAttr::default(),
             sq: VecDeque::with_capacity(init.cap.max_send_wr as usize),
