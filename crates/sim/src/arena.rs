@@ -20,23 +20,25 @@ use hca_core::{
 pub(crate) struct Arena {
     addr: NonNull<u8>,
     layout: Layout,
+    /// By which requests name the first byte: the same in every run, as true addresses are not.
+    iova: u64,
     leaked: bool,
 }
 
 impl Arena {
-    pub(crate) fn new(len: usize) -> Self {
+    pub(crate) fn new(len: usize, iova: u64) -> Self {
         let layout = Layout::from_size_align(len, 4096).expect("an arena is small");
         assert!(len > 0, "an arena has bytes");
         // SAFETY: the layout's size is not zero.
         let Some(addr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
-        Self { addr, layout, leaked: false }
+        Self { addr, layout, iova, leaked: false }
     }
     pub(crate) fn len(&self) -> usize {
         self.layout.size()
     }
     /// Address of an offset, as requests name it.
     pub(crate) fn address(&self, at: usize) -> u64 {
-        self.addr.as_ptr() as u64 + at as u64
+        self.iova + at as u64
     }
     pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len(), "{at} + {} lies in the arena", bytes.len());

@@ -6,6 +6,8 @@ use std::collections::VecDeque;
 use hca_core::wire::{Bth, Opcode};
 use hca_core::{Completion, Instant, Psn, Qpn};
 
+use crate::checker::fingerprint;
+
 /// Events that a violation shows.
 const KEPT: usize = 60;
 
@@ -26,13 +28,12 @@ pub struct FrameTag {
     pub psn: Psn,
     /// Bytes from BTH to ICRC.
     pub len: usize,
-    /// The ICRC, which stands for the bytes.
-    pub icrc: u32,
+    /// Stands for the bytes, but for virtual addresses in RETH and AtomicETH, which differ from run to run.
+    pub digest: u32,
 }
 
 impl FrameTag {
     pub(crate) fn new(id: u64, from: usize, to: usize, bytes: &[u8]) -> Self {
-        let icrc = bytes.last_chunk::<4>().map_or(0, |c| u32::from_le_bytes(*c));
         let mut tag = Self {
             id,
             from,
@@ -41,13 +42,20 @@ impl FrameTag {
             qpn: Qpn::new(0),
             psn: Psn::new(0),
             len: bytes.len(),
-            icrc,
+            digest: 0,
         };
         if let Some(head) = bytes.get(..Bth::BYTES) {
             tag.opcode = Opcode::new(head[0]);
             tag.qpn = Qpn::new(u32::from_be_bytes([0, head[5], head[6], head[7]]));
             tag.psn = Psn::new(u32::from_be_bytes([0, head[9], head[10], head[11]]));
         }
+        tag.digest = match tag.opcode.layout().map(|l| usize::from(l.reth.max(l.atomic))) {
+            Some(va) if va > 0 && bytes.len() >= va + 12 => {
+                let rest = &bytes[va + 8..bytes.len() - 4];
+                (fingerprint(&bytes[..va], 0) ^ fingerprint(rest, 1)) as u32
+            }
+            _ => bytes.last_chunk::<4>().map_or(0, |c| u32::from_le_bytes(*c)),
+        };
         tag
     }
 }
@@ -171,7 +179,7 @@ impl Trace {
     }
     fn tag(&mut self, kind: u64, t: &FrameTag) {
         self.word(kind | (t.len as u64) << 8 | (t.from as u64) << 40 | (t.to as u64) << 48);
-        self.word(t.id << 32 | u64::from(t.icrc));
+        self.word(t.id << 32 | u64::from(t.digest));
     }
     pub(crate) fn add(&mut self, at: Instant, event: Event) {
         self.count += 1;

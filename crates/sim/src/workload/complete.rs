@@ -49,7 +49,7 @@ impl World {
         let peer = &self.ends[end.peer];
         let peer_erred = peer.made.is_some() || peer.life != Life::Up || end.forced;
         let true_word = match c.status {
-            WcStatus::WrFlushed => peer_erred,
+            WcStatus::WrFlushed => peer_erred || end.own.as_ref().is_some_and(|o| o.revoked),
             // One that is refused may also run out of retries, as the peer is in error after that.
             WcStatus::RetryExceeded => plan.may_fail || peer.life != Life::Up || end.made.is_some(),
             WcStatus::RnrRetryExceeded => plan.rnr_retry < 7,

@@ -193,7 +193,10 @@ impl World {
     /// Deregisters an end's own region while the peer works with it.
     pub(super) fn revoke(&mut self, c: usize) -> Checked<()> {
         let e = self.conns[c].ends[0];
-        let n = self.ends[e].host;
+        let (n, epoch) = (self.ends[e].host, self.ends[e].epoch);
+        if self.hosts[n].as_ref().is_none_or(|h| h.epoch != epoch) {
+            return Ok(());
+        }
         let Some(own) = self.ends[e].own.as_mut().filter(|o| !o.revoked) else { return Ok(()) };
         own.revoked = true;
         let (keys, all) = (own.keys, own.zone.all());
@@ -271,7 +274,10 @@ impl World {
             self.release(span);
         }
         let peer = &self.ends[self.ends[e].peer];
-        let (n, clean) = (peer.host, self.ends[e].made.is_none() && self.ends[e].sq.failed().is_none());
+        let end = &self.ends[e];
+        // What a crashed node had under way may have been done or not.
+        let survived = self.hosts[end.host].as_ref().is_some_and(|h| h.epoch == end.epoch);
+        let (n, clean) = (peer.host, survived && end.made.is_none() && end.sq.failed().is_none());
         let alive = self.hosts[n].as_ref().is_some_and(|h| h.epoch == peer.epoch);
         if let Some((range, value)) = self.ends[e].word.take().filter(|_| alive) {
             let host = self.host_mut(n);

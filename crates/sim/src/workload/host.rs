@@ -70,7 +70,7 @@ impl Host {
     ) -> Result<Self, DeviceError> {
         let device = node.device();
         let (pd, other_pd) = (device.alloc_pd()?, device.alloc_pd()?);
-        let arena = Arena::new(bytes);
+        let arena = Arena::new(bytes, (node.index() as u64 + 1) << 40);
         let mut fill = vec![0; bytes];
         for word in fill.chunks_exact_mut(8) {
             word.copy_from_slice(&rng.next_u64().to_le_bytes());

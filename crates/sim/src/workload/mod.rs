@@ -142,3 +142,21 @@ fn quiesce(sim: &Sim, world: &Rc<RefCell<World>>) -> Checked<()> {
     let world = &mut *world;
     sim.guarded(|| world.tear_down())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_programs_survive_random_networks_and_repeat_exactly() {
+        let mut sum = Report::default();
+        for seed in 0..12 {
+            let first = Workload::new().run(seed).unwrap();
+            if seed % 4 == 0 {
+                assert_eq!(Workload::new().run(seed).unwrap(), first, "seed {seed} does not repeat");
+            }
+            sum += first;
+        }
+        assert!(sum.requests > 500 && sum.messages > 200 && sum.net.faults() > 100, "{sum:?}");
+    }
+}
