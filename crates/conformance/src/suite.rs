@@ -26,6 +26,7 @@ macro_rules! __for_each_check {
                 rc_send_with_invalidate_takes_the_key_back,
                 rc_invalidate_needs_the_right,
                 rc_packet_sequence_numbers_wrap,
+                rc_nothing_is_lost_or_early_where_sequence_numbers_wrap,
                 rc_connects_queue_pairs_of_one_adapter,
                 rc_connects_a_queue_pair_to_itself,
                 queue_pairs_of_all_services_live_side_by_side;

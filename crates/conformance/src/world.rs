@@ -1,6 +1,7 @@
 //! The adapters of one check, and waiting for what they do.
 
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -134,6 +135,14 @@ impl World {
             let _ = writeln!(out, " events={:?}", self.events(i));
         }
         out
+    }
+}
+
+/// Raises a flag when dropped, so that other threads end even if this one panics.
+pub(crate) struct RaiseOnDrop<'a>(pub(crate) &'a AtomicBool);
+impl Drop for RaiseOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
 }
 

@@ -8,6 +8,7 @@ use crate::Bed;
 use crate::mem::pattern;
 use crate::node::Node;
 use crate::qp::{ALL, Conn, Pair, connect};
+use crate::world::RaiseOnDrop;
 
 const THREADS: usize = 4;
 
@@ -141,19 +142,18 @@ pub(crate) fn four_posting_threads_share_one_completion_queue(bed: &dyn Bed) {
 pub(crate) fn objects_come_and_go_beside_traffic(bed: &dyn Bed) {
     let [a, b] = Node::open(bed);
     let (p, q) = (Pair::between(&a, &b, conn()), Pair::between(&b, &a, conn()));
-    let busy = AtomicU64::new(2);
+    let done = [AtomicBool::new(false), AtomicBool::new(false)];
     std::thread::scope(|s| {
-        for p in [&p, &q] {
-            let busy = &busy;
+        for (p, done) in [&p, &q].into_iter().zip(&done) {
             s.spawn(move || {
+                let _end = RaiseOnDrop(done);
                 exchange(p, 5, 40);
-                busy.fetch_sub(1, Ordering::AcqRel);
             });
         }
         for (x, y) in [(&a, &b), (&b, &a)] {
-            let busy = &busy;
+            let done = &done;
             s.spawn(move || {
-                while busy.load(Ordering::Acquire) != 0 {
+                while !done.iter().all(|d| d.load(Ordering::Acquire)) {
                     let short = Pair::between(x, y, conn());
                     short.ma.write(0, &pattern(1, 100));
                     short.a.send(1, SendOp::Write(short.mb.remote(0)), &[short.ma.sge(0, 100)]);
@@ -178,6 +178,7 @@ pub(crate) fn queue_pairs_are_destroyed_in_full_flight(bed: &dyn Bed) {
                 n += 1;
             }
         });
+        let _end = RaiseOnDrop(&stop);
         for round in 0..10 {
             let p = Pair::between(
                 &a,
@@ -201,6 +202,5 @@ pub(crate) fn queue_pairs_are_destroyed_in_full_flight(bed: &dyn Bed) {
                 drop((ma, qa));
             }
         }
-        stop.store(true, Ordering::Release);
     });
 }

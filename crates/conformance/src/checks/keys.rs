@@ -8,6 +8,7 @@ use crate::Bed;
 use crate::mem::{Mem, pattern};
 use crate::node::Node;
 use crate::qp::{ALL, Conn, Pair, wr};
+use crate::world::RaiseOnDrop;
 
 /// WRITE, READ and an atomic to one place.
 fn remote_ops(remote: RemoteAddr) -> [SendOp; 4] {
@@ -232,13 +233,13 @@ pub(crate) fn after_deregistration_no_write_lands(bed: &dyn Bed) {
                     }
                 }
             });
+            let _end = RaiseOnDrop(&done);
             let some = usize::from(round) * 1000 + 8;
             a.world.wait("the first bytes", || (target.read(some, 1)[0] != 0).then_some(()));
             target.dereg().unwrap();
             let at_return = target.read(0, 64 << 10);
             a.world.settle();
             target.assert_bytes(0, &at_return);
-            done.store(true, Ordering::Release);
         });
     }
 }

@@ -255,6 +255,35 @@ pub(crate) fn rc_packet_sequence_numbers_wrap(bed: &dyn Bed) {
     }
 }
 
+pub(crate) fn rc_nothing_is_lost_or_early_where_sequence_numbers_wrap(bed: &dyn Bed) {
+    let [a, b] = Node::open(bed);
+    for first in 0xff_fff8..=0xff_ffff {
+        let psn = [first, first];
+        let conn = Conn { psn, mtu: Mtu::B256, min_rnr_timer: 1, ..Conn::default() };
+        let p = Pair::between(&a, &b, conn);
+        let bytes = pattern(first.into(), 4096);
+        p.mb.write(4096, &bytes);
+        // READs, messages that nobody receives yet, and an atomic behind them.
+        for i in 0..4_usize {
+            p.a.send(i as u64, SendOp::Read(p.mb.remote(4096 + i as i64 * 600)), &[p.ma.sge(i * 600, 600)]);
+        }
+        for id in 4..7 {
+            p.a.send(id, SendOp::Send, &[p.ma.sge(8192, 300)]);
+        }
+        p.a.send(7, SendOp::FetchAdd { remote: p.mb.remote(0), add: 1 }, &[p.ma.sge(4096, 8)]);
+        p.a.send_cq.all_end(0..4, WcStatus::Success);
+        p.ma.assert_bytes(0, &bytes[..2400]);
+        for id in 4..7 {
+            assert_eq!(p.a.send_cq.try_next(), None, "nobody received message {id}");
+            p.b.recv(id, &[p.mb.sge(8192, 300)]);
+            p.b.recv_cq.ok(id);
+            p.a.send_cq.ok(id);
+        }
+        p.a.send_cq.ok(7);
+        p.mb.assert_bytes(0, &1_u64.to_ne_bytes());
+    }
+}
+
 pub(crate) fn rc_connects_queue_pairs_of_one_adapter(bed: &dyn Bed) {
     let [a] = Node::open(bed);
     let p = Pair::between(&a, &a, Conn::default());
