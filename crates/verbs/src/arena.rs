@@ -104,7 +104,8 @@ mod tests {
     #[test]
     fn everything_given_back_in_pieces_is_one_range_again() {
         let mut free = FreeRanges::new(1 << 20);
-        let starts: Vec<_> = (0..1000).map(|i| (free.carve(i + 1).unwrap().start, i + 1)).collect();
+        let parts = if cfg!(miri) { 60 } else { 1000 };
+        let starts: Vec<_> = (0..parts).map(|i| (free.carve(i + 1).unwrap().start, i + 1)).collect();
         for &(start, len) in starts.iter().rev().step_by(2).chain(starts.iter().rev().skip(1).step_by(2)) {
             let cut = len / 3;
             free.give_back(start + cut, len - cut);

@@ -25,6 +25,8 @@ pub struct Faults {
     pub refuse_post: AtomicBool,
     /// Each READ and WRITE fails.
     pub fail_rdma: AtomicBool,
+    /// Completion queues have no descriptor.
+    pub no_descriptor: AtomicBool,
     pub turns: AtomicU32,
 }
 
@@ -635,6 +637,9 @@ impl CqPort for FakeCq {
         self.shared.lock().cqs.get_mut(&self.id).unwrap().waker = Some(waker.clone());
     }
     fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {
+        if self.shared.faults.no_descriptor.load(Ordering::Relaxed) {
+            return Err(DeviceError::Unsupported { what: "waiting" });
+        }
         if self.fd.is_none() {
             let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
                 .map_err(|e| DeviceError::Io { doing: "eventfd", source: e.into() })?;

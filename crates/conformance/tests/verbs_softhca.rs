@@ -1,0 +1,373 @@
+//! The safe API over the software adapter, in all progress modes: every service and operation, waiting,
+//! async, several threads, and memory that peers change.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::time::Duration;
+
+use hca_core::{Access, Qkey, SrqInit, WcOpcode, WcStatus};
+use hca_fabric::LoopbackNet;
+use hca_verbs::*;
+use softhca::{Options, Progress, SoftHca};
+
+/// One end: an adapter of its own on a network that both share.
+struct End {
+    context: Context,
+    pd: Pd,
+    cq: CompletionQueue,
+    wcs: Completions,
+}
+
+fn ends(progress: Progress) -> [End; 2] {
+    let net = LoopbackNet::new();
+    ["10.0.0.1", "10.0.0.2"].map(|addr| {
+        let fabric = Box::new(net.attach(addr.parse().unwrap()));
+        let options = Options { progress, seed: Some(7), ..Options::default() };
+        let context = Context::with_seed(SoftHca::open(fabric, options).unwrap(), 3);
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(512).unwrap();
+        End { context, pd, cq, wcs: Completions::default() }
+    })
+}
+
+impl End {
+    fn qp<S: Connected>(&self) -> QueuePair<S> {
+        self.pd.qp::<S>(&self.cq).max_send_wr(32).max_recv_wr(32).max_inline(256).build().unwrap()
+    }
+    fn buf(&self, bytes: &[u8]) -> Buf {
+        let mut buf = self.pd.alloc(bytes.len()).unwrap();
+        buf.copy_from_slice(bytes);
+        buf
+    }
+}
+
+fn connect<S: Connected>(a: &QueuePair<S>, b: &QueuePair<S>) {
+    let options = ConnectOptions::default();
+    // As text, as two programs would.
+    a.connect(&b.endpoint().to_string().parse().unwrap(), &options).unwrap();
+    b.connect(&a.endpoint().to_string().parse().unwrap(), &options).unwrap();
+}
+
+/// What came, by opcode, with its buffers: polls both ends until both have as many as they should.
+type Came = Vec<(WcOpcode, WcStatus, Vec<Part>)>;
+
+fn collect(ends: &mut [End; 2], want: [usize; 2]) -> [Came; 2] {
+    let mut came = [Vec::new(), Vec::new()];
+    let start = std::time::Instant::now();
+    while came[0].len() < want[0] || came[1].len() < want[1] {
+        assert!(start.elapsed() < Duration::from_secs(20), "only {came:?} came");
+        for (end, came) in ends.iter_mut().zip(&mut came) {
+            for mut wc in end.cq.poll(&mut end.wcs) {
+                came.push((wc.opcode, wc.status, wc.take_parts().collect()));
+            }
+        }
+    }
+    came
+}
+
+fn bytes(part: &Part) -> &[u8] {
+    match part {
+        Part::Buf(buf) => buf,
+        other => panic!("{other:?} is no buffer"),
+    }
+}
+
+fn in_all_modes(test: impl Fn(&mut [End; 2])) {
+    for progress in Progress::ALL {
+        test(&mut ends(progress));
+    }
+}
+
+#[test]
+fn a_message_of_many_packets_arrives_whole() {
+    in_all_modes(|ends| {
+        let (mut a, mut b) = (ends[0].qp::<Rc>(), ends[1].qp::<Rc>());
+        connect(&a, &b);
+        let text: Vec<u8> = (0..300_000_u32).map(|i| (i % 251) as u8).collect();
+        b.post_recv(ends[1].pd.alloc(text.len()).unwrap()).unwrap();
+        a.send(ends[0].buf(&text)).unwrap();
+        let [sent, received] = collect(ends, [1, 1]);
+        assert_eq!(sent[0].1, WcStatus::Success);
+        assert_eq!(bytes(&received[0].2[0]), text);
+    });
+}
+
+#[test]
+fn every_operation_of_a_reliable_connection_does_what_it_says() {
+    in_all_modes(|ends| {
+        let (mut a, mut b) = (ends[0].qp::<Rc>(), ends[1].qp::<Rc>());
+        connect(&a, &b);
+        let all = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let window = ends[1].pd.alloc_shared(4096, all).unwrap();
+        let remote = RemoteMr::from_bytes(&window.remote().to_bytes());
+        b.post_recv(()).unwrap();
+        let head = ends[0].buf(b"head");
+        let body = ends[0].buf(b"-body-").freeze();
+        a.post_send(SendRequest::write((head, body.slice(1..5)), remote.range(64..72)).imm(5)).unwrap();
+        a.post_send(SendRequest::fetch_add(ends[0].pd.alloc(8).unwrap(), remote.range(8..16), 3)).unwrap();
+        a.post_send(SendRequest::compare_swap(ends[0].pd.alloc(8).unwrap(), remote.range(8..16), 3, 4))
+            .unwrap();
+        a.post_send(SendRequest::read(ends[0].pd.alloc(8).unwrap(), remote.range(64..72)).fence()).unwrap();
+        let [sent, received] = collect(ends, [4, 1]);
+        assert_eq!(received[0].0, WcOpcode::RecvRdmaWithImm);
+        assert!(sent.iter().all(|c| c.1 == WcStatus::Success), "{sent:?}");
+        let word = |i: usize| u64::from_ne_bytes(bytes(&sent[i].2[0]).try_into().unwrap());
+        assert_eq!((word(1), word(2), window.load_u64(8)), (0, 3, 4));
+        assert_eq!(bytes(&sent[3].2[0]), b"headbody");
+    });
+}
+
+#[test]
+fn a_key_that_was_taken_back_is_refused_and_the_rest_flushed() {
+    in_all_modes(|ends| {
+        let (mut a, b) = (ends[0].qp::<Rc>(), ends[1].qp::<Rc>());
+        connect(&a, &b);
+        let window = ends[1].pd.alloc_shared(4096, Access::REMOTE_WRITE).unwrap();
+        window.revoke().unwrap();
+        for _ in 0..3 {
+            a.post_send(SendRequest::write(ends[0].buf(b"x"), window.remote()).signaled(false)).unwrap();
+        }
+        let [sent, _] = collect(ends, [3, 0]);
+        let statuses: Vec<_> = sent.iter().map(|c| (c.1, c.2.len())).collect();
+        let flushed = (WcStatus::WrFlushed, 1);
+        assert_eq!(statuses, [(WcStatus::RemoteAccess, 1), flushed, flushed]);
+        assert_eq!(a.outstanding().0, 0);
+        drop((a, b));
+    });
+}
+
+#[test]
+fn unreliable_services_carry_messages() {
+    in_all_modes(|ends| {
+        let (mut a, mut b) = (ends[0].qp::<Uc>(), ends[1].qp::<Uc>());
+        connect(&a, &b);
+        b.post_recv(ends[1].pd.alloc(16).unwrap()).unwrap();
+        a.send_inline(b"uc").unwrap();
+        let [_, received] = collect(ends, [1, 1]);
+        assert_eq!(&bytes(&received[0].2[0])[..2], b"uc");
+
+        let qkey = Qkey::new(0x1ee7);
+        let datagrams = |end: &End| {
+            let qp = end.pd.qp::<Ud>(&end.cq).max_send_wr(8).max_recv_wr(8).build().unwrap();
+            qp.activate(qkey).unwrap();
+            qp
+        };
+        let (mut c, mut d) = (datagrams(&ends[0]), datagrams(&ends[1]));
+        d.post_recv(ends[1].pd.alloc(104).unwrap()).unwrap();
+        let to = d.endpoint();
+        let path = hca_core::AddressVector { dgid: to.gid, ..Default::default() };
+        let peer = ends[0].pd.create_ah(&path).unwrap().peer(to.qpn, qkey);
+        c.send_to(ends[0].buf(b"datagram"), &peer).unwrap();
+        let [left, right] = ends;
+        let mut seen = false;
+        while !seen {
+            left.cq.poll(&mut left.wcs);
+            for wc in right.cq.poll(&mut right.wcs) {
+                let wc = wc.ok().unwrap();
+                assert_eq!((wc.payload(), wc.src_qp), (Some(&b"datagram"[..]), c.qpn()));
+                assert_eq!(wc.grh().unwrap().sgid, c.endpoint().gid);
+                seen = true;
+            }
+        }
+    });
+}
+
+#[test]
+fn a_shared_receive_queue_serves_two_queue_pairs() {
+    in_all_modes(|ends| {
+        let mut srq = ends[1].pd.create_srq(SrqInit { max_wr: 8, max_sge: 1 }).unwrap();
+        let mut batch = srq.batch();
+        (0..4).for_each(|i| batch.post_recv_id(i, ends[1].pd.alloc(8).unwrap()).unwrap());
+        assert_eq!(batch.ring(), 4);
+        let mut pairs: Vec<_> = (0..2)
+            .map(|_| {
+                let b = ends[1].pd.qp::<Rc>(&ends[1].cq).srq(&srq).build().unwrap();
+                let a = ends[0].qp::<Rc>();
+                connect(&a, &b);
+                (a, b)
+            })
+            .collect();
+        for (i, (a, _)) in pairs.iter_mut().enumerate() {
+            a.send_inline(&[i as u8; 8]).unwrap();
+        }
+        let [_, received] = collect(ends, [2, 2]);
+        let mut got: Vec<u8> = received.iter().map(|c| bytes(&c.2[0])[0]).collect();
+        got.sort_unstable();
+        assert_eq!(got, [0, 1]);
+        assert_eq!(srq.outstanding(), 2);
+    });
+}
+
+#[test]
+fn waiting_ends_with_the_message_or_the_timeout() {
+    in_all_modes(|ends| {
+        let (mut a, mut b) = (ends[0].qp::<Rc>(), ends[1].qp::<Rc>());
+        connect(&a, &b);
+        b.post_recv(ends[1].pd.alloc(8).unwrap()).unwrap();
+        let [left, right] = ends;
+        let nothing = right.cq.wait(&mut right.wcs, Some(Duration::from_millis(1)));
+        assert!(matches!(nothing, Err(WaitError::TimedOut(_))));
+        std::thread::scope(|s| {
+            let sender = s.spawn(|| {
+                a.send(left.buf(b"12345678")).unwrap();
+                let mut polled = left.cq.wait(&mut left.wcs, Some(Duration::from_secs(20))).unwrap();
+                polled.next().unwrap().ok().unwrap();
+            });
+            let mut polled = right.cq.wait(&mut right.wcs, Some(Duration::from_secs(20))).unwrap();
+            assert_eq!(polled.next().unwrap().ok().unwrap().payload(), Some(&b"12345678"[..]));
+            // The acknowledgement is still due, and in Inline mode nobody else turns.
+            turn_until(&right.context, || sender.is_finished());
+        });
+    });
+}
+
+/// Turns an adapter while its program has nothing of its own to wait for.
+fn turn_until(context: &Context, mut done: impl FnMut() -> bool) {
+    while !done() {
+        context.turn();
+        std::thread::yield_now();
+    }
+}
+
+/// Runs a future on this thread.
+fn block_on<F: Future>(future: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        match future.as_mut().poll(&mut TaskContext::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => std::thread::park_timeout(Duration::from_secs(20)),
+        }
+    }
+}
+
+#[test]
+fn a_future_is_woken_where_the_adapter_has_a_thread() {
+    for progress in [Progress::Thread, Progress::Adaptive] {
+        let [mut left, mut right] = ends(progress);
+        let (mut a, mut b) = (left.qp::<Rc>(), right.qp::<Rc>());
+        connect(&a, &b);
+        b.post_recv(right.pd.alloc(8).unwrap()).unwrap();
+        std::thread::scope(|s| {
+            let waiter = s.spawn(|| {
+                let mut polled = block_on(right.cq.next(&mut right.wcs));
+                polled.next().unwrap().ok().unwrap().payload().map(<[u8]>::to_vec)
+            });
+            a.send(left.buf(b"12345678")).unwrap();
+            assert!(block_on(left.cq.next(&mut left.wcs)).next().unwrap().ok().is_ok());
+            assert_eq!(waiter.join().unwrap().unwrap(), b"12345678");
+        });
+    }
+}
+
+#[test]
+fn a_window_is_written_while_the_program_waits_on_it() {
+    in_all_modes(|ends| {
+        let (mut a, b) = (ends[0].qp::<Rc>(), ends[1].qp::<Rc>());
+        connect(&a, &b);
+        let window = ends[1].pd.alloc_shared(8192, Access::REMOTE_WRITE).unwrap();
+        let remote = window.remote();
+        let data = ends[0].buf(&[0xab; 4096]);
+        a.post_send(SendRequest::write(data, remote.range(4096..)).signaled(false)).unwrap();
+        a.write(Inline(&1_u64.to_ne_bytes()), remote.range(..8)).unwrap();
+        std::thread::scope(|s| {
+            let [left, right] = ends;
+            let writer = s.spawn(|| {
+                // Whoever waits for nothing of its own still has to turn, in Inline mode.
+                let mut polled = left.cq.wait(&mut left.wcs, Some(Duration::from_secs(20))).unwrap();
+                polled.next().unwrap().ok().unwrap();
+            });
+            let bell = window.wait_until_timeout(0, Duration::from_secs(20), |word| word == 1);
+            assert_eq!(bell.unwrap(), 1);
+            let mut got = vec![0; 4096];
+            window.read_at(4096, &mut got);
+            assert!(got.iter().all(|&b| b == 0xab), "earlier WRITEs are seen");
+            turn_until(&right.context, || writer.is_finished());
+        });
+    });
+}
+
+#[test]
+fn four_threads_post_and_poll() {
+    const MESSAGES: u64 = 500;
+    in_all_modes(|ends| {
+        let (a, b) = (ends[0].qp::<Rc>(), ends[1].qp::<Rc>());
+        connect(&a, &b);
+        let ((mut sq, _a), (_b, mut rq)) = (a.split(), b.split());
+        let [left, right] = ends;
+        let (send_pd, recv_pd) = (left.pd.clone(), right.pd.clone());
+        std::thread::scope(|s| {
+            s.spawn(move || {
+                for i in 0..MESSAGES {
+                    let mut message = send_pd.alloc(8).unwrap();
+                    message.copy_from_slice(&i.to_ne_bytes());
+                    while let Err(refused) = sq.send(message) {
+                        message = refused.request;
+                        std::thread::yield_now();
+                    }
+                }
+                sq
+            });
+            s.spawn(move || {
+                for _ in 0..MESSAGES {
+                    let mut buf = recv_pd.alloc(8).unwrap();
+                    while let Err(refused) = rq.post_recv(buf) {
+                        buf = refused.request;
+                        std::thread::yield_now();
+                    }
+                }
+                rq
+            });
+            let poller = s.spawn(|| {
+                let mut sent = 0;
+                while sent < MESSAGES {
+                    for wc in left.cq.wait(&mut left.wcs, None).unwrap() {
+                        wc.ok().unwrap();
+                        sent += 1;
+                    }
+                }
+            });
+            let mut next = 0;
+            while next < MESSAGES {
+                for wc in right.cq.wait(&mut right.wcs, None).unwrap() {
+                    let wc = wc.ok().unwrap();
+                    assert_eq!(wc.payload(), Some(&next.to_ne_bytes()[..]), "in order, once");
+                    next += 1;
+                }
+            }
+            turn_until(&right.context, || poller.is_finished());
+        });
+    });
+}
+
+#[test]
+fn dropping_in_mid_transfer_gives_everything_back() {
+    in_all_modes(|ends| {
+        for round in 0..20_u32 {
+            let (mut a, mut b) = (ends[0].qp::<Rc>(), ends[1].qp::<Rc>());
+            connect(&a, &b);
+            b.post_recv(ends[1].pd.alloc(1 << 20).unwrap()).unwrap();
+            a.send(ends[0].pd.alloc(1 << 20).unwrap()).unwrap();
+            for _ in 0..round {
+                ends[1].context.turn();
+            }
+            if round % 2 == 0 {
+                drop((a, b));
+            } else {
+                drop((b, a));
+            }
+            for end in &mut *ends {
+                assert_eq!(end.cq.poll(&mut end.wcs).len(), 0, "no completion of what is gone");
+                assert_eq!(end.cq.reference().reserved(), 0);
+            }
+        }
+    });
+}
