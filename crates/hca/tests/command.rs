@@ -1,8 +1,8 @@
 //! The `hca` command as a user meets it: exit codes, what stands on which stream, and what errors say.
 #![cfg(feature = "cli")]
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Output, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
 
 fn hca(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hca"));
@@ -23,7 +23,9 @@ fn refusal(args: &[&str], code: i32) -> String {
     let out = run(args);
     let said = text(&out.stderr);
     assert_eq!(out.status.code(), Some(code), "{args:?}: {said}");
-    assert!(out.stdout.is_empty(), "{args:?}: errors go to standard error: {}", text(&out.stdout));
+    // A ping-pong prints its own address before it looks for the other end's.
+    let printed = text(&out.stdout).lines().filter(|l| !l.contains("local address")).count();
+    assert_eq!(printed, 0, "{args:?}: errors go to standard error: {}", text(&out.stdout));
     said
 }
 
@@ -63,7 +65,7 @@ fn wrong_usage_is_exit_code_2_and_says_what_to_write() {
     for (args, part) in [
         (&["perf", "--device", "tcp://x"][..], "udp://ADDRESS"),
         (&["perf", "--size", "0"], "64K"),
-        (&["perf", "--duration", "-1"], "0.02"),
+        (&["perf", "--duration", "0"], "0.02"),
         (&["perf", "--op", "swap"], "atomic"),
         (&["perf", "--fault", "loss=7"], "from 0 to 1"),
         (&["perf", "--progress", "fast"], "adaptive"),
@@ -184,19 +186,19 @@ fn perf_draws_prints_and_captures() {
     assert!(captured.len() > 1000);
 }
 
-/// Reads the address off the first line of a listener.
-fn listener() -> (Child, String) {
-    let mut child =
-        hca(&["perf", "--listen", "127.0.0.1:0", "--once"]).stderr(Stdio::piped()).spawn().unwrap();
+/// A listener, where it listens, and what it says (which has to be kept open while it runs).
+fn listener() -> (Child, String, BufReader<ChildStderr>) {
+    let mut child = hca(&["perf", "--listen", "127.0.0.1:0", "--once"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    said.read_line(&mut line).unwrap();
     let address = line.split_whitespace().nth(2).unwrap().trim_end_matches(';').to_owned();
-    (child, address)
+    (child, address, said)
 }
 
 #[test]
 fn perf_measures_against_a_listener() {
-    let (mut child, address) = listener();
+    let (mut child, address, mut said) = listener();
     let rows = json_lines(&run(&[
         "perf",
         "--json",
@@ -211,14 +213,20 @@ fn perf_measures_against_a_listener() {
     ]));
     assert_eq!(rows.len(), 1);
     assert_eq!(rows[0]["placement"], "unknown");
-    assert!(child.wait().unwrap().success());
+    let status = child.wait().unwrap();
+    let mut text = String::new();
+    said.read_to_string(&mut text).unwrap();
+    assert!(status.success(), "{text}");
 }
 
 #[test]
 fn a_stranger_at_the_listener_is_named() {
-    let (mut child, address) = listener();
+    let (mut child, address, mut said) = listener();
     std::net::TcpStream::connect(address).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(1));
+    let mut text = String::new();
+    said.read_to_string(&mut text).unwrap();
+    assert!(text.contains("GET / HTTP") && text.contains("same version"), "{text}");
 }
 
 #[test]
@@ -263,7 +271,7 @@ fn bounce(service: &str, more: &[&str]) -> (Output, Output) {
         }
     };
     let mut rest = String::new();
-    std::io::Read::read_to_string(&mut out, &mut rest).unwrap();
+    out.read_to_string(&mut rest).unwrap();
     let mut server = server.wait_with_output().unwrap();
     server.stdout = (line + &rest).into_bytes();
     (server, client)

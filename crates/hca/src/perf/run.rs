@@ -23,6 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOST_AFTER: Duration = Duration::from_millis(20);
 /// How long a stream may take to drain.
 const DRAIN_LIMIT: Duration = Duration::from_secs(20);
+/// How much longer than asked for a measurement goes on that has nothing to show.
+const STRETCH: Duration = Duration::from_secs(5);
 /// Messages before a latency counts.
 const WARM_UP: u64 = 16;
 /// The longest latency that is told apart: 1000 s.
@@ -359,12 +361,23 @@ impl Run<'_> {
         interrupted() || self.channel.arrived()
     }
 
+    /// Whether the limit is reached, or somebody ends it. A time that was too short for a single message is
+    /// stretched, so that a busy machine yields a figure as well.
     fn over(&self, begin: Instant, now: Instant, done: u64) -> bool {
         let reached = match self.limit {
-            Limit::Time(t) => now - begin >= t,
+            Limit::Time(t) => now - begin >= t && (done > 0 || now - begin >= t + STRETCH),
             Limit::Count(n) => done >= n,
         };
         reached || self.cut_short()
+    }
+
+    /// Whether a message still belongs to the warm-up.
+    fn warming(&self, turns: u64, passed: Duration) -> bool {
+        let early = match self.limit {
+            Limit::Time(t) => passed < t / 4,
+            Limit::Count(_) => true,
+        };
+        turns <= WARM_UP && early
     }
 
     /// One message at a time.
@@ -378,7 +391,7 @@ impl Run<'_> {
             let t1 = Instant::now();
             turns += 1;
             match answered {
-                true if turns <= WARM_UP => counted_from = t1,
+                true if self.warming(turns, t1 - begin) => counted_from = t1,
                 true => {
                     self.out.latencies.saturating_record((t1 - t0).as_nanos() as u64 / halves);
                     self.out.messages += 1;
