@@ -6,7 +6,7 @@ seeds=${1:-2000}
 root=$(cd "$(dirname "$0")/../.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
-export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$work/target}/planted"
+export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$work/target}"
 
 missed=0
 for patch in "$root"/crates/sim/planted/*.patch; do

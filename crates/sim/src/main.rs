@@ -152,7 +152,7 @@ fn progress_bar(seeds: u64) -> ProgressBar {
 
 fn print_summary(r: &Report, took: Duration) {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_preset(presets::UTF8_BORDERS_ONLY);
     table.set_header(["what", "how many"]);
     let net = &r.net;
     for (what, n) in [

@@ -441,7 +441,8 @@ impl Sim {
             let mut actor = {
                 let state = &mut self.inner.actors.borrow_mut()[n];
                 let due = state.due.is_some_and(|d| d <= now);
-                if !due && !(moved && state.waits_for_progress) {
+                let progressed = moved && state.waits_for_progress;
+                if !due && !progressed {
                     continue;
                 }
                 match state.actor.take() {

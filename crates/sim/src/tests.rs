@@ -189,9 +189,11 @@ impl Device for Echo {
     }
 }
 
+type Echoes = Rc<RefCell<Vec<Arc<Echo>>>>;
+
 /// A simulation of echo devices, and a way to reach them as what they are.
-fn echoes(seed: u64, profile: &LinkProfile, nodes: usize) -> (Sim, Vec<Node>, Rc<RefCell<Vec<Arc<Echo>>>>) {
-    let devices: Rc<RefCell<Vec<Arc<Echo>>>> = Rc::default();
+fn echoes(seed: u64, profile: &LinkProfile, nodes: usize) -> (Sim, Vec<Node>, Echoes) {
+    let devices: Echoes = Rc::default();
     let list = Rc::clone(&devices);
     let sim = Sim::builder(seed)
         .links(profile)
@@ -413,12 +415,12 @@ fn a_crash_cancels_the_tasks_of_its_node_and_those_that_they_started() {
     let inner = nodes[0].spawn(async {
         let inner = spawn(sleep(Duration::from_secs(1)));
         sleep(Duration::from_micros(1)).await;
-        inner
+        (inner,)
     });
     let other = nodes[1].spawn(async { sleep(Duration::from_secs(1)).await });
     let node = nodes[0].clone();
     let seen = sim.block_on(async move {
-        let inner = inner.await.unwrap();
+        let (inner,) = inner.await.unwrap();
         node.crash();
         inner.await.is_err()
     });

@@ -137,10 +137,10 @@ impl World {
                 return Err(self.broken(format!("request {wr_id:#x} succeeded, but had to be refused")));
             }
         }
-        if let Promise::Write { target: span, .. } | Promise::Read { source: Some(span), .. } = op.promise {
-            if rc {
-                self.release(span);
-            }
+        if let Promise::Write { target: span, .. } | Promise::Read { source: Some(span), .. } = op.promise
+            && rc
+        {
+            self.release(span);
         }
         op.pieces.into_iter().for_each(|s| self.release(s));
         Ok(())

@@ -78,6 +78,7 @@ impl World {
         let (sq, rq) = End::new_ledgers();
         let now = self.now();
         // Doubled packets may bring an unreliable message twice.
+        let copies = if self.plan.doubles() { 2 } else { 1 };
         Ok(End {
             conn: c,
             host: host_at,
@@ -93,7 +94,7 @@ impl World {
             rq,
             ops: BTreeMap::new(),
             stream: Stream::default(),
-            datagrams: Datagrams::new(2),
+            datagrams: Datagrams::new(copies),
             placed: BTreeMap::new(),
             left: if first { plan.requests } else { plan.requests / 3 },
             next_post: now,

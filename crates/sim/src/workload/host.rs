@@ -88,7 +88,7 @@ impl Host {
         };
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let rest = bytes - 2 * FIXED_BYTES - 5 * GUARD;
-        let mut local = region(rest * 5 / 8 & !63, pd, Access::LOCAL_WRITE)?;
+        let mut local = region((rest * 5 / 8) & !63, pd, Access::LOCAL_WRITE)?;
         let Range { start, end } = local.zone.all();
         let middle = start + (end - start) * 5 / 8;
         local.zone = Zone::new(start..middle);

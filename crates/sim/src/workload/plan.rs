@@ -139,6 +139,14 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// Whether the network may double packets.
+    pub(super) fn doubles(&self) -> bool {
+        let later = |c: &(Duration, Chaos)| matches!(&c.1, Chaos::Links(p) if p.duplicate > 0.0);
+        self.profile.duplicate > 0.0 || self.chaos.iter().any(later)
+    }
+}
+
 /// Receive requests for messages of this length that a queue holds at most: memory is for all.
 pub(super) fn recv_limit(max_message: usize) -> u32 {
     ((24 << 10) / max_message).clamp(2, 64) as u32
