@@ -14,7 +14,7 @@ use hca_fabric::{Fabric, FabricAttr, PathError, PathId};
 use hca_transport::{Qp, QpConfig};
 
 use crate::cq::{CqEntry, CqShared};
-use crate::engine::{DESTROYED, Engine, qpn_of};
+use crate::engine::{AckRule, DESTROYED, Engine, qpn_of};
 use crate::mr::MrTable;
 use crate::options::{Limits, Options, Progress, Time};
 use crate::ports::{MAX_CONNECTED_MESSAGE, QpRecvPort, QpSendPort, SoftCq, SrqPort};
@@ -581,7 +581,7 @@ impl Device for SoftHca {
     }
 
     fn turn(&self) -> bool {
-        self.shared.program_turn()
+        self.shared.program_turn(AckRule::NextTurn)
     }
     fn next_deadline(&self) -> Option<Duration> {
         if self.shared.fork.is_child() {

@@ -29,6 +29,9 @@ const SLOT_BITS: u32 = 17;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 const FIRST_QPN: u32 = 2;
 
+/// Stands for the turn of a queue pair whose acknowledgement has left, while it is still in the list.
+const LISTED: u64 = u64::MAX;
+
 /// The number of a queue pair.
 pub(crate) fn qpn_of(index: u32, generation: u32) -> Qpn {
     Qpn::new(generation << SLOT_BITS | (index + FIRST_QPN))
@@ -108,7 +111,7 @@ impl Engine {
     }
 
     /// A bounded piece of all work there is. Returns whether there was any.
-    pub(crate) fn turn(&mut self, now: Instant, bell: &Doorbell<QpShared>) -> bool {
+    pub(crate) fn turn(&mut self, now: Instant, bell: &Doorbell<QpShared>, acks: AckRule) -> bool {
         self.core.turn += 1;
         self.core.now = now;
         self.core.counters.turns += 1;
@@ -118,7 +121,7 @@ impl Engine {
         let received = self.fabric.recv(now, budget, &mut |p| core.receive(now, p));
         let fired = self.core.fire_timers(now);
         let sent = self.transmit(now);
-        let acked = self.flush_acks(now);
+        let acked = self.flush_acks(now, acks);
         self.send(now);
         self.core.finish(now);
         rang | (received.packets > 0) | fired | sent | acked
@@ -169,14 +172,14 @@ impl Engine {
         spent > 0
     }
 
-    /// Sends the acknowledgements that are due: all that were owed before this turn, and those of queue
-    /// pairs whose program has nothing to answer yet.
-    fn flush_acks(&mut self, now: Instant) -> bool {
+    /// Sends the acknowledgements that are due: all that were owed before this turn, and by the rule those
+    /// of queue pairs whose program has nothing to answer yet.
+    fn flush_acks(&mut self, now: Instant, rule: AckRule) -> bool {
         let mut sent = false;
         let mut kept = 0;
         for i in 0..self.core.acks.len() {
             let slot = self.core.acks[i];
-            match self.core.flush_ack(now, slot, &mut self.tx) {
+            match self.core.flush_ack(now, slot, rule, &mut self.tx) {
                 Ack::Sent => sent = true,
                 Ack::None => {}
                 Ack::Later => {
@@ -188,6 +191,17 @@ impl Engine {
         self.core.acks.truncate(kept);
         sent
     }
+}
+
+/// When an acknowledgement that became due in this turn leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AckRule {
+    /// Now, unless the program was given a message that it may answer: then with the answer, or in the
+    /// next turn.
+    UnlessDelivered,
+    /// With the next packet to the peer, or in the next turn: who turns looks at its memory between turns,
+    /// and may answer what it finds there.
+    NextTurn,
 }
 
 enum Ack {
@@ -266,8 +280,10 @@ impl Core {
             entry.ready = true;
             self.ready.push_back(slot);
         }
-        if entry.ack_since.is_none() && entry.machine.ack_owed().is_some() {
-            entry.ack_since = Some(self.turn);
+        if entry.ack_since.is_none_or(|since| since == LISTED)
+            && entry.machine.ack_owed().is_some()
+            && entry.ack_since.replace(self.turn).is_none()
+        {
             self.acks.push(slot);
         }
         if let Some(at) = entry.machine.next_deadline()
@@ -331,8 +347,12 @@ impl Core {
             let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
             let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false };
             let sent = machine.poll_transmit(now, &mut host, &mut sink, BURST_PACKETS);
-            if sent > 0 && !sink.full && machine.ack_owed().is_some() {
-                machine.poll_ack(now, &mut host, &mut sink);
+            if sent > 0
+                && !sink.full
+                && machine.ack_owed().is_some()
+                && machine.poll_ack(now, &mut host, &mut sink)
+            {
+                entry.ack_since = entry.ack_since.map(|_| LISTED);
             }
             let full = sink.full;
             self.counters.tx_packets += sent as u64;
@@ -344,14 +364,14 @@ impl Core {
         false
     }
 
-    fn flush_ack(&mut self, now: Instant, slot: u32, tx: &mut TxBatch) -> Ack {
+    fn flush_ack(&mut self, now: Instant, slot: u32, rule: AckRule, tx: &mut TxBatch) -> Ack {
         let turn = self.turn;
         let Some(entry) = self.qps.at_mut(slot) else { return Ack::None };
         let (Some(owed), Some(since)) = (entry.machine.ack_owed(), entry.ack_since) else {
             entry.ack_since = None;
             return Ack::None;
         };
-        if owed.delivered && since == turn {
+        if since == turn && (owed.delivered || rule == AckRule::NextTurn) {
             return Ack::Later;
         }
         let QpEntry { machine, res, .. } = &mut **entry;

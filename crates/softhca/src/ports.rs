@@ -10,7 +10,7 @@ use hca_core::{
 };
 
 use crate::cq::{CqShared, epoll_of, lock};
-use crate::engine::decode_state;
+use crate::engine::{AckRule, decode_state};
 use crate::options::Progress;
 use crate::qp::{QpShared, RecvHeader, SendHeader, offers, sge_to_cell};
 use crate::ring::{Cell, Consumer, Producer};
@@ -242,7 +242,7 @@ impl CqPort for SoftCq {
         if n > 0 || out.is_empty() || self.hca.progress == Progress::Thread {
             return n;
         }
-        self.hca.program_turn();
+        self.hca.program_turn(AckRule::UnlessDelivered);
         self.take(out)
     }
     fn arm(&mut self, notify: Notify) {

@@ -20,6 +20,7 @@ use std::os::fd::AsFd;
 use hca_core::DeviceError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::engine::AckRule;
 use crate::notify::EventFd;
 use crate::options::Progress;
 use crate::shared::Shared;
@@ -110,8 +111,9 @@ fn guard(shared: &Shared) {
             return;
         }
         let now = shared.time.now();
-        let (worked, quiet, deadline) =
-            shared.control(|e| (e.turn(now, &shared.bell), e.is_quiet(), e.next_deadline()));
+        let (worked, quiet, deadline) = shared.control(|e| {
+            (e.turn(now, &shared.bell, AckRule::UnlessDelivered), e.is_quiet(), e.next_deadline())
+        });
         if worked {
             continue;
         }

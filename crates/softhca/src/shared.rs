@@ -8,7 +8,7 @@ use hca_core::{DeviceAttr, DeviceError, PortAttr};
 
 use crate::cq::epoll_of;
 use crate::doorbell::Doorbell;
-use crate::engine::Engine;
+use crate::engine::{AckRule, Engine};
 use crate::fork::Fork;
 use crate::notify::{EventFd, TimerFd};
 use crate::options::{Progress, Time};
@@ -83,12 +83,12 @@ impl Shared {
 
     /// A turn by the program, in the modes in which it turns.
     #[inline]
-    pub(crate) fn program_turn(&self) -> bool {
+    pub(crate) fn program_turn(&self, acks: AckRule) -> bool {
         if self.progress == Progress::Thread || self.fork.is_child() {
             return false;
         }
         let worked = self.engine.try_turn(|e| {
-            let worked = e.turn(self.time.now(), &self.bell);
+            let worked = e.turn(self.time.now(), &self.bell, acks);
             self.keep_waiters(e);
             worked
         });
