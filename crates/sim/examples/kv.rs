@@ -1,5 +1,4 @@
-//! A key-value store over SEND and RECV, tested on 50 hostile networks: `cargo run -p hca-sim --example kv`.
-//! `HCA_SIM_SEED=7 HCA_SIM_TRACE=1` before it replays one of them.
+//! A key-value store over SEND and RECV on 50 hostile networks; `HCA_SIM_SEED=7 HCA_SIM_TRACE=1` replays one.
 
 use hca_sim::{LinkProfile, Node, check};
 use hca_verbs::{CompletionQueue, Completions, ConnectOptions, Pd, QueuePair, Rc};

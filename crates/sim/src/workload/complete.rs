@@ -5,10 +5,15 @@ use std::rc::Rc;
 
 use hca_core::{Completion, QpType, RecvExtra, WcOpcode, WcStatus};
 
-use super::end::{Life, Op, Promise, RecvBuf, Span};
+use super::end::{End, Life, Op, Promise, RecvBuf, Span};
 use super::post::{GRH_BYTES, With};
 use super::world::{Checked, World};
 use crate::checker::fingerprint;
+
+/// Whether an end's own region was deregistered.
+fn revoked(end: &End) -> bool {
+    end.own.as_ref().is_some_and(|o| o.revoked)
+}
 
 impl World {
     fn end_of(&self, n: usize, c: &Completion) -> Checked<usize> {
@@ -49,13 +54,14 @@ impl World {
         let peer = &self.ends[end.peer];
         let peer_erred = peer.made.is_some() || peer.life != Life::Up || end.forced;
         let true_word = match c.status {
-            WcStatus::WrFlushed => peer_erred || end.own.as_ref().is_some_and(|o| o.revoked),
-            // One that is refused may also run out of retries, as the peer is in error after that.
-            WcStatus::RetryExceeded => plan.may_fail || peer.life != Life::Up || end.made.is_some(),
-            WcStatus::RnrRetryExceeded => plan.rnr_retry < 7,
-            WcStatus::RemoteAccess => {
-                end.made == Some(WcStatus::RemoteAccess) || peer.own.as_ref().is_some_and(|o| o.revoked)
+            WcStatus::WrFlushed => peer_erred || revoked(end),
+            // One that is refused may also run out of retries, as the peer is in error after that. A READ that
+            // is repeated after its region was deregistered is not answered: it may be a late copy.
+            WcStatus::RetryExceeded => {
+                plan.may_fail || peer.life != Life::Up || end.made.is_some() || revoked(peer)
             }
+            WcStatus::RnrRetryExceeded => plan.rnr_retry < 7,
+            WcStatus::RemoteAccess => end.made == Some(WcStatus::RemoteAccess) || revoked(peer),
             WcStatus::RemoteInvalidRequest => end.made == Some(WcStatus::RemoteInvalidRequest),
             _ => false,
         };
@@ -237,7 +243,7 @@ impl World {
             || end.sq.failed().is_some()
             || end.made.is_some()
             || peer.made.is_some()
-            || end.own.as_ref().is_some_and(|o| o.revoked)
+            || revoked(end)
             || self.plan.conns[end.conn].may_fail;
         if c.status == WcStatus::WrFlushed && called_for {
             return Ok(());
