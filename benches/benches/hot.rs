@@ -17,7 +17,7 @@ fn packet(payload: usize) -> Vec<u8> {
 fn parse(c: &mut Criterion) {
     let bytes = packet(64);
     c.bench_function("header parse", |b| {
-        b.iter(|| Packet::parse(black_box(&bytes)).expect("it is well formed"))
+        b.iter(|| Packet::parse(black_box(&bytes)).expect("it is well formed"));
     });
 }
 
@@ -29,7 +29,7 @@ fn icrc(c: &mut Criterion) {
         let bytes = packet(payload);
         group.throughput(Throughput::Bytes(payload as u64));
         group.bench_function(format!("{payload} B"), |b| {
-            b.iter(|| flow.icrc(black_box(7), black_box(&bytes)))
+            b.iter(|| flow.icrc(black_box(7), black_box(&bytes)));
         });
         // The floor: the CRC over as many bytes, without the pseudo header.
         group.bench_function(format!("{payload} B, crc32fast alone"), |b| {

@@ -125,7 +125,7 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
     let n = values.len();
     match n {
         0 => None,
-        n if n % 2 == 1 => Some(values[n / 2]),
+        n if !n.is_multiple_of(2) => Some(values[n / 2]),
         n => Some((values[n / 2 - 1] + values[n / 2]) / 2.0),
     }
 }

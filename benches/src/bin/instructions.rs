@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use comfy_table::{CellAlignment, Table, presets};
 use hca::cli::Failure;
 use hca::{
-    CompletionQueue, Completions, ConnectOptions, Inline, Opened, Pd, QueuePair, Rc, SendRequest,
+    CompletionQueue, Completions, ConnectOptions, Inline, Opened, Pd, QueuePair, Rc, SendBatch, SendRequest,
     open_exactly,
 };
 use hca_benches::cost::{Counts, Verdict, count, judge, parse, render};
@@ -167,15 +167,16 @@ fn ends() -> (End, End) {
 
 fn post_send() {
     let (mut a, _b) = ends();
+    let mut batch = a.qp.batch();
     for id in 0..ROUNDS {
-        counted_post_send(&mut a.qp, id);
+        counted_post_send(&mut batch, id);
     }
 }
 
 #[inline(never)]
-fn counted_post_send(qp: &mut QueuePair<Rc>, id: u64) {
+fn counted_post_send(batch: &mut SendBatch<'_, Rc>, id: u64) {
     let request = SendRequest::send(Inline(&[7; 8])).id(id);
-    qp.batch().post_send(request).expect("the queue has room");
+    batch.post_send(request).expect("the queue has room");
 }
 
 fn post_recv() {

@@ -122,8 +122,8 @@ pub(super) fn pong(shared: &Shared) -> io::Result<()> {
         if recv(&socket, &mut buf).is_some() {
             send(&socket, &buf[..8]);
         } else {
-            empty += 1;
-            if empty % 256 == 0 && shared.stop.load() != 0 {
+            empty = empty.wrapping_add(1);
+            if empty.is_multiple_of(256) && shared.stop.load() != 0 {
                 return Ok(());
             }
         }
@@ -190,8 +190,8 @@ pub(super) fn sink(segment: usize, shared: &Shared) -> io::Result<()> {
             arrived += (n as usize).div_ceil(segment) as u64;
             shared.arrived.store(arrived);
         } else {
-            empty += 1;
-            if empty % 256 == 0 && shared.stop.load() != 0 {
+            empty = empty.wrapping_add(1);
+            if empty.is_multiple_of(256) && shared.stop.load() != 0 {
                 return Ok(());
             }
         }

@@ -16,13 +16,13 @@ async fn main() -> Result<(), Failure> {
     client_qp.connect(&server_qp.endpoint(), &ConnectOptions::default())?;
     let server = tokio::spawn(echo(server_pd, server_cq, server_qp));
     ask(client_pd, client_cq, client_qp).await?;
-    server.abort(); // its futures may be dropped at any await
+    server.abort();
     Ok(())
 }
 
 fn side(context: &Context) -> Result<(Pd, AsyncCq, QueuePair<Rc>), Failure> {
     let pd = context.alloc_pd()?;
-    let cq = AsyncCq::new(context.create_cq(256)?)?;
+    let cq = AsyncCq::new(context.create_cq(256)?).map_err(|e| e.error)?;
     let mut qp = pd.qp::<Rc>(&cq).build()?;
     pd.alloc_many(8, 4096)?.into_iter().try_for_each(|buf| qp.post_recv(buf))?;
     Ok((pd, cq, qp))
@@ -36,7 +36,6 @@ async fn echo(pd: Pd, mut cq: AsyncCq, mut qp: QueuePair<Rc>) -> Result<(), Fail
             if wc.opcode.is_recv() {
                 let len = wc.byte_len as usize;
                 qp.post_recv(pd.alloc(4096)?)?;
-                // The message goes back from the buffer that it came in.
                 qp.send(wc.take_buf().expect("a buffer was posted").first(len)).map_err(|r| r.error)?;
             }
         }

@@ -37,7 +37,7 @@ pub enum OpenError {
     #[error("{url}: {source}")]
     Fabric {
         /// The device.
-        url: DeviceUrl,
+        url: Box<DeviceUrl>,
         /// The reason, and what to do.
         source: FabricError,
     },
@@ -50,7 +50,7 @@ pub enum OpenError {
     #[error("{url}: {source}")]
     Device {
         /// The device.
-        url: DeviceUrl,
+        url: Box<DeviceUrl>,
         /// The reason.
         source: DeviceError,
     },
@@ -121,8 +121,8 @@ pub fn open_exactly(url: &DeviceUrl) -> Result<Opened, OpenError> {
     }
     let settings =
         softhca::Options { progress: options.progress.unwrap_or_default(), ..softhca::Options::default() };
-    let device =
-        SoftHca::open(fabric, settings).map_err(|source| OpenError::Device { url: url.clone(), source })?;
+    let device = SoftHca::open(fabric, settings)
+        .map_err(|source| OpenError::Device { url: Box::new(url.clone()), source })?;
     let context = Context::new(Arc::clone(&device) as Arc<dyn Device>);
     Ok(Opened { url, device, context, fabric_name, capture })
 }
@@ -154,7 +154,7 @@ fn uring(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
 fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
     match open(ip) {
         Ok(fabric) => Ok((fabric, url)),
-        Err(source) => Err(OpenError::Fabric { url, source }),
+        Err(source) => Err(OpenError::Fabric { url: Box::new(url), source }),
     }
 }
 
@@ -168,7 +168,7 @@ fn first_free(
         match open(ip) {
             Err(FabricError::InUse(_)) => {}
             Ok(fabric) => return Ok((fabric, name(ip))),
-            Err(source) => return Err(OpenError::Fabric { url: name(ip), source }),
+            Err(source) => return Err(OpenError::Fabric { url: Box::new(name(ip)), source }),
         }
     }
     Err(OpenError::NoFreeAddress)

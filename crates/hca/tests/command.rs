@@ -188,7 +188,8 @@ fn perf_draws_prints_and_captures() {
 
 /// A listener, where it listens, and what it says (which has to be kept open while it runs).
 fn listener() -> (Child, String, BufReader<ChildStderr>) {
-    let mut child = hca(&["perf", "--listen", "127.0.0.1:0", "--once"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        hca(&["perf", "--listen", "127.0.0.1:0", "--once"]).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     said.read_line(&mut line).unwrap();

@@ -7,7 +7,7 @@ use hca_core::Mtu;
 
 use super::control::{Channel, ControlError, Endpoint, FromPeer, PROTOCOL, Phase, ToPeer};
 use super::plan::{Case, Op, Service};
-use super::side::Side;
+use super::side::{Side, stamp};
 use crate::cli::Failure;
 use crate::open::{Opened, open_exactly};
 use crate::probe;
@@ -103,7 +103,7 @@ fn echo(channel: &Channel<ToPeer>, side: &mut Side) -> Result<(u64, u64), Failur
     let (mut received, mut owed) = (0, 0);
     while !channel.arrived() {
         owed += side.poll()?.received;
-        while owed > 0 && side.post(received + 1)? {
+        while owed > 0 && side.post(stamp(received + 1))? {
             owed -= 1;
             received += 1;
         }
@@ -132,17 +132,17 @@ fn take(channel: &Channel<ToPeer>, side: &mut Side, service: Service) -> Result<
 fn write_back(channel: &Channel<ToPeer>, side: &mut Side) -> Result<(u64, u64), Failure> {
     let mut last = 0;
     loop {
-        let stamp = side.wait_flag(|flag| flag != last || channel.arrived());
-        if stamp == last {
-            return Ok((last, 0));
+        let flag = side.wait_flag(|flag| flag != last || channel.arrived());
+        if flag == last {
+            return Ok((0, 0));
         }
-        while !side.post(stamp)? {
+        while !side.post(flag)? {
             side.poll()?;
             if channel.arrived() {
-                return Ok((last, 0));
+                return Ok((0, 0));
             }
         }
-        last = stamp;
+        last = flag;
     }
 }
 

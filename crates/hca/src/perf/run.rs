@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::control::{Channel, ControlError, FromPeer, PROTOCOL, Phase, ToPeer};
 use super::json::Row;
 use super::plan::{Case, Op, Service};
-use super::side::Side;
+use super::side::{Side, stamp};
 use crate::cli::{Failure, interrupted};
 use crate::open::{DEVICE_VARIABLE, Opened, open_exactly};
 use crate::probe::{self, Placement};
@@ -387,7 +387,7 @@ impl Run<'_> {
         let (mut t0, mut turns) = (begin, 0_u64);
         let mut counted_from = begin;
         loop {
-            let answered = self.once(turns + 1, t0)?;
+            let answered = self.once(stamp(turns + 1), t0)?;
             let t1 = Instant::now();
             turns += 1;
             match answered {

@@ -31,6 +31,14 @@ const GRH_BYTES: usize = 40;
 const QKEY: Qkey = Qkey::new(0x1ca1);
 /// The word that ends a write.
 const FLAG_BYTES: usize = 8;
+/// What messages are made of.
+const FILL: u8 = 0x5a;
+
+/// The word that the `n`th message carries. Its third and fourth byte are never zero, since Wireshark takes a payload that
+/// begins like an EtherType and two zeros for a tunnelled frame.
+pub(super) fn stamp(n: u64) -> u64 {
+    n & 0xffff | 0x5a5a << 16 | n >> 16 << 32
+}
 
 /// A queue pair of any service.
 enum AnyQp {
@@ -102,7 +110,13 @@ impl Side {
         let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let window = pd.alloc_shared(flag_offset(size) + FLAG_BYTES, rights)?;
         let goes_inline = size <= inline;
-        let source = pd.alloc(if goes_inline { 1 } else { size })?.freeze();
+        // Written once, so that pages of its own stand behind it and not the system's one page of zeros.
+        let mut source = pd.alloc(if goes_inline { 1 } else { size })?;
+        source.fill(FILL);
+        let source = source.freeze();
+        if case.op == Op::Read {
+            window.write_at(0, &vec![FILL; size]);
+        }
         let sinks = match case.op {
             Op::Read | Op::Atomic => pd.alloc_many(window_messages as usize, size)?,
             Op::Send | Op::Write => Vec::new(),
@@ -124,7 +138,7 @@ impl Side {
             remote: None,
             source,
             inline: goes_inline,
-            small: [0x5a; INLINE_BYTES],
+            small: [FILL; INLINE_BYTES],
             sinks,
             back,
             recv_depth,
@@ -235,7 +249,7 @@ impl Side {
     /// Has the last messages of a stream reported: posts one more, which is signalled, if they are not.
     /// Returns how many it posted.
     pub(super) fn finish(&mut self) -> Result<u64, Failure> {
-        if self.posted % self.signal_every == 0 {
+        if self.posted.is_multiple_of(self.signal_every) {
             return Ok(0);
         }
         while self.posted - self.completed == self.window_messages {
