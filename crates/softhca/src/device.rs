@@ -67,6 +67,9 @@ impl SoftHca {
             Some(s) => s,
             None => system_seed()?,
         };
+        // Queue pair numbers begin elsewhere each time an adapter is opened, so that packets to one that is
+        // gone do not find its successor at the same address.
+        let first_generation = Random::new(seed ^ 1).next() as u32 & 0xffff;
         let (attr, port) = describe(fabric.attr(), &l);
         let events = Arc::new(Events::new());
         let tables = Tables::new(
@@ -76,7 +79,8 @@ impl SoftHca {
             Slab::new(l.srqs),
             events.clone(),
         );
-        let engine = Engine::new(fabric, Slab::new(l.qps), tables, Slab::new(l.ahs));
+        let engine =
+            Engine::new(fabric, Slab::beginning_at(l.qps, first_generation), tables, Slab::new(l.ahs));
         let sleeper = Sleeper::new(options.progress)?;
         let time = Time::new(options.clock);
         let shared = Arc::new(Shared::new(engine, time, options.progress, (attr, port), events, sleeper)?);

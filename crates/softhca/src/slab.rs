@@ -8,6 +8,7 @@ pub(crate) struct Slab<T> {
     free: VecDeque<u32>,
     limit: u32,
     len: u32,
+    first_generation: u32,
 }
 
 struct Slot<T> {
@@ -17,7 +18,11 @@ struct Slot<T> {
 
 impl<T> Slab<T> {
     pub(crate) fn new(limit: u32) -> Self {
-        Self { slots: Vec::new(), free: VecDeque::new(), limit, len: 0 }
+        Self::beginning_at(limit, 0)
+    }
+    /// A table whose slots begin with this generation.
+    pub(crate) fn beginning_at(limit: u32, first_generation: u32) -> Self {
+        Self { slots: Vec::new(), free: VecDeque::new(), limit, len: 0, first_generation }
     }
     pub(crate) fn len(&self) -> u32 {
         self.len
@@ -29,7 +34,9 @@ impl<T> Slab<T> {
     pub(crate) fn vacant(&self) -> Option<(u32, u32)> {
         match self.free.front() {
             Some(&i) => Some((i, self.slots[i as usize].generation)),
-            None if (self.slots.len() as u64) < u64::from(self.limit) => Some((self.slots.len() as u32, 0)),
+            None if (self.slots.len() as u64) < u64::from(self.limit) => {
+                Some((self.slots.len() as u32, self.first_generation))
+            }
             None => None,
         }
     }
@@ -39,7 +46,7 @@ impl<T> Slab<T> {
         if self.free.pop_front().is_some() {
             self.slots[index as usize].value = Some(value);
         } else {
-            self.slots.push(Slot { generation: 0, value: Some(value) });
+            self.slots.push(Slot { generation, value: Some(value) });
         }
         self.len += 1;
         Some((index, generation))
