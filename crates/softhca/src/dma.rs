@@ -36,8 +36,9 @@ pub(crate) unsafe fn store(to: *mut u8, data: &[u8]) {
                 let v = u16::from_ne_bytes(data.try_into().expect("2 bytes"));
                 AtomicU16::from_ptr(to.cast()).store(v, Ordering::Release);
             }
-            len if len < 128 => words_to(to, data),
-            len => string_move(to, data.as_ptr(), len),
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            len if len >= 128 => string_move(to, data.as_ptr(), len),
+            _ => words_to(to, data),
         }
     }
 }
@@ -66,8 +67,9 @@ pub(crate) unsafe fn load(from: *const u8, out: &mut [u8]) {
                     &AtomicU16::from_ptr(from.cast_mut().cast()).load(Ordering::Acquire).to_ne_bytes(),
                 );
             }
-            len if len < 128 => words_from(from, out),
-            len => string_move(out.as_mut_ptr(), from, len),
+            #[cfg(all(target_arch = "x86_64", not(miri)))]
+            len if len >= 128 => string_move(out.as_mut_ptr(), from, len),
+            _ => words_from(from, out),
         }
     }
     fence(Ordering::Acquire);
@@ -143,9 +145,9 @@ unsafe fn words_from(from: *const u8, out: &mut [u8]) {
 ///
 /// # Safety
 /// Both ranges are valid; at most one of them is memory of (1).
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 #[inline]
 unsafe fn string_move(to: *mut u8, from: *const u8, len: usize) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: our caller's; the direction flag is clear as the ABI demands.
     unsafe {
         core::arch::asm!(
@@ -153,14 +155,6 @@ unsafe fn string_move(to: *mut u8, from: *const u8, len: usize) {
             inout("rcx") len => _, inout("rdi") to => _, inout("rsi") from => _,
             options(nostack, preserves_flags)
         );
-    }
-    #[cfg(any(not(target_arch = "x86_64"), miri))]
-    // SAFETY: our caller's; single bytes need no alignment.
-    unsafe {
-        for i in 0..len {
-            let b = AtomicU8::from_ptr(from.add(i).cast_mut()).load(Ordering::Relaxed);
-            AtomicU8::from_ptr(to.add(i)).store(b, Ordering::Relaxed);
-        }
     }
 }
 
