@@ -123,6 +123,8 @@ impl Drop for SoftHca {
         if self.shared.fork.is_child() {
             return;
         }
+        let now = self.shared.time.now();
+        self.shared.control(|e| e.acknowledge_all(now));
         self.shared.sleeper.stop();
         if let Some(t) = self.thread.take()
             && t.thread().id() != std::thread::current().id()
@@ -209,7 +211,7 @@ impl Engine {
     fn create_qp(&mut self, hca: &Arc<Shared>, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
         let cap = init.cap;
         in_range("max_send_wr", cap.max_send_wr, 1, MAX_WR)?;
-        in_range("max_recv_wr", cap.max_recv_wr, if init.srq.is_some() { 0 } else { 1 }, MAX_WR)?;
+        in_range("max_recv_wr", cap.max_recv_wr, 0, MAX_WR)?;
         in_range("max_send_sge", cap.max_send_sge, 0, MAX_SGE)?;
         in_range("max_recv_sge", cap.max_recv_sge, 0, MAX_SGE)?;
         in_range("max_inline", cap.max_inline, 0, MAX_INLINE)?;
@@ -326,6 +328,7 @@ impl Engine {
     }
 
     fn destroy_qp(&mut self, now: hca_core::Instant, qp: QpHandle) -> Result<(), DeviceError> {
+        self.acknowledge(now, qp);
         let entry =
             self.core.qps.remove(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
         let mut res = entry.res;

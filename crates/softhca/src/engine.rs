@@ -136,6 +136,23 @@ impl Engine {
         }
     }
 
+    /// Sends the acknowledgement that a queue pair owes, before it goes: its peer's requests were carried
+    /// out, and must not end in error.
+    pub(crate) fn acknowledge(&mut self, now: Instant, qp: QpHandle) {
+        if self.core.qps.get(qp.index, qp.generation).is_some_and(|e| e.machine.ack_owed().is_some()) {
+            self.core.turn += 1;
+            self.core.flush_ack(now, qp.index, AckRule::UnlessDelivered, &mut self.tx);
+            self.send(now);
+        }
+    }
+
+    /// Sends all acknowledgements that are owed, before the adapter goes.
+    pub(crate) fn acknowledge_all(&mut self, now: Instant) {
+        self.core.turn += 1;
+        self.flush_acks(now, AckRule::UnlessDelivered);
+        self.send(now);
+    }
+
     /// Whether nothing waits for a turn: neither to be sent nor to be acknowledged.
     pub(crate) fn is_quiet(&self) -> bool {
         self.core.ready.is_empty() && self.core.acks.is_empty() && self.tx.is_empty()

@@ -56,7 +56,7 @@ pub(crate) struct Consumer<H> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
-/// A ring of `depth` slots (at least 1), each with an area of `cells` cells.
+/// A ring of `depth` slots, each with an area of `cells` cells. One of none takes nothing.
 pub(crate) fn ring<H: Copy>(depth: u32, cells: usize) -> (Producer<H>, Consumer<H>) {
     let slots = depth.next_power_of_two();
     let ring = Arc::new(Ring {
