@@ -825,19 +825,25 @@ impl Bed {
             // last two how much.
             let area = usize::from(bytes[at + 11]) % AREAS.len();
             let (range, key) = (Arena::range(AREAS[area].0), self.keys[area].rkey);
-            let raw = u16::from_be_bytes([bytes[at + 6], bytes[at + 7]]);
-            let place = range.start + usize::from(raw) % (range.len() + 8);
+            let raw = |i: usize| u16::from_be_bytes([bytes[at + i], bytes[at + i + 1]]);
+            let len = match (layout.reth, raw(14) >> 14) {
+                (0, _) => 8,
+                (_, 0) => payload as u32,
+                (_, 1) => payload as u32 + u32::from(raw(14) & 0x3ff),
+                _ => u32::from(raw(14) & 0x1fff),
+            };
+            let raw = raw(6);
+            let place = if raw >> 12 == 0xf {
+                // So that the access ends close to the end of the region, on either side of it.
+                (range.end + usize::from(raw & 0x1f)).saturating_sub(16 + len as usize)
+            } else {
+                range.start + usize::from(raw) % (range.len() + 8)
+            };
             let va = self.arena.addr(place.min(range.end + GUARD / 2)).as_ptr() as u64;
             let va = if layout.atomic != 0 && raw & 0x8000 == 0 { va & !7 } else { va };
             bytes[at..at + 8].copy_from_slice(&va.to_be_bytes());
             bytes[at + 8..at + 12].copy_from_slice(&key.raw().to_be_bytes());
             if layout.reth != 0 {
-                let raw = u16::from_be_bytes([bytes[at + 14], bytes[at + 15]]);
-                let len = match raw >> 14 {
-                    0 => payload as u32,
-                    1 => payload as u32 + u32::from(raw & 0x3ff),
-                    _ => u32::from(raw & 0x1fff),
-                };
                 bytes[at + 12..at + 16].copy_from_slice(&len.to_be_bytes());
             }
         }
