@@ -43,9 +43,9 @@ impl fmt::Display for Placement {
 }
 
 /// Half round trips below this are near.
-const NEAR_NS: f64 = 110.0;
+const NEAR_NS: f64 = 150.0;
 /// Half round trips above this are far.
-const FAR_NS: f64 = 150.0;
+const FAR_NS: f64 = 180.0;
 /// Round trips between two looks at the clock.
 const BATCH: u64 = 200;
 
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn classes_keep_a_gap_between_near_and_far() {
         assert_eq!(classify(45.0), Placement::Near);
-        assert_eq!(classify(130.0), Placement::Mixed);
+        assert_eq!(classify(165.0), Placement::Mixed);
         assert_eq!(classify(230.0), Placement::Far);
         assert_eq!(Placement::Near.and(Placement::Far), Placement::Mixed);
         assert_eq!(Placement::Far.and(Placement::Far), Placement::Far);
