@@ -1,5 +1,6 @@
 //! What the fuzz target `live_qp` does with its input: a software adapter with connected queue pairs of
 //! every service, in virtual time, fed raw transport packets. The corpus runs through it in `cargo test` too.
+//! It is one file since the target and the test include it by path.
 //!
 //! The first byte of an input chooses the set-up. Then come records; the low three bits of a record's
 //! first byte say what it is:
