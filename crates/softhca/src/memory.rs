@@ -1,4 +1,7 @@
 //! Memory that the adapter gives out: pages of this process, huge ones where there are any.
+//!
+//! Invariants:
+//! 1. A `Pages` owns one allocation, made and freed with the layout that it keeps; nobody else frees it.
 #![allow(unsafe_code)]
 
 use core::alloc::Layout;
@@ -19,7 +22,7 @@ unsafe impl Sync for Pages {}
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: allocated below with this very layout, freed once.
+        // SAFETY: (1)
         unsafe { dealloc(self.0.as_ptr(), self.1) }
     }
 }
