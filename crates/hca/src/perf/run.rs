@@ -44,7 +44,7 @@ pub struct Setup {
 impl Setup {
     /// This device, both processes bound to the first two CPUs where there are two.
     pub fn new(device: DeviceUrl) -> Self {
-        let cpus = match probe::cpus()[..] {
+        let cpus = match *probe::cpus() {
             [a, b, ..] => Some((a, b)),
             _ => None,
         };
