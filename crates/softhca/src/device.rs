@@ -238,6 +238,7 @@ impl Engine {
             qp_type: init.qp_type,
             qpn,
             max_rd_atomic_limit: MAX_RD_ATOMIC,
+            max_send_wr: cap.max_send_wr,
             window_bytes: attr.recv_buffer_bytes.min(u32::MAX as usize) as u32,
             port_mtu,
         });

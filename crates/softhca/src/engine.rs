@@ -127,9 +127,16 @@ impl Engine {
         rang | (received.packets > 0) | fired | sent | acked
     }
 
-    /// What a post asks for: its doorbell, and what can be sent at once.
-    pub(crate) fn turn_posted(&mut self, now: Instant, bell: &Doorbell<QpShared>) {
-        if self.core.take_doorbells(now, bell) {
+    /// What posts ask for: their doorbells, and what can be sent at once. `caller` is the queue pair of
+    /// who runs this, which need not ring.
+    pub(crate) fn turn_posted(
+        &mut self,
+        now: Instant,
+        bell: &Doorbell<QpShared>,
+        caller: Option<QpHandle>,
+    ) {
+        let rang = self.core.take_doorbells(now, bell);
+        if rang | caller.is_some_and(|qp| self.core.posted(now, qp)) {
             self.transmit(now);
             self.send(now);
             self.core.finish(now);
@@ -247,15 +254,19 @@ impl Core {
         self.now = now;
         let mut any = false;
         for shared in bell.take() {
-            let h = shared.handle;
-            let Some(entry) = self.qps.get_mut(h.index, h.generation) else { continue };
-            any = true;
-            entry.res.sq.refresh();
-            let QpEntry { machine, res, .. } = &mut **entry;
-            machine.handle_posted(now, &mut QpHost { res, tables: &mut self.tables, ahs: &self.ahs });
-            self.settle(h.index);
+            any |= self.posted(now, shared.handle);
         }
         any
+    }
+
+    /// A queue pair has new requests. `false`: it is gone.
+    fn posted(&mut self, now: Instant, qp: QpHandle) -> bool {
+        let Some(entry) = self.qps.get_mut(qp.index, qp.generation) else { return false };
+        entry.res.sq.refresh();
+        let QpEntry { machine, res, .. } = &mut **entry;
+        machine.handle_posted(now, &mut QpHost { res, tables: &mut self.tables, ahs: &self.ahs });
+        self.settle(qp.index);
+        true
     }
 
     /// One packet from the network.

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use hca_core::{DeviceAttr, DeviceError, PortAttr};
+use hca_core::{DeviceAttr, DeviceError, PortAttr, QpHandle};
 
 use crate::cq::epoll_of;
 use crate::doorbell::Doorbell;
@@ -102,16 +102,23 @@ impl Shared {
         if self.fork.is_child() {
             return;
         }
-        self.bell.ring(qp);
         if self.progress == Progress::Thread {
+            self.bell.ring(qp);
             self.sleeper.wake_if_asleep();
-        } else {
-            self.engine.turn_or_leave_word(|e| {
-                e.turn_posted(self.time.now(), &self.bell);
-                self.keep_waiters(e);
-            });
-            self.note_program_turn();
+            return;
         }
+        // Who has the engine need not ring.
+        if self.engine.try_turn(|e| self.turn_posted(e, Some(qp.handle))).is_none() {
+            self.bell.ring(qp);
+            self.engine.turn_or_leave_word(|e| self.turn_posted(e, None));
+        }
+        self.note_program_turn();
+    }
+
+    #[inline]
+    fn turn_posted(&self, e: &mut Engine, caller: Option<QpHandle>) {
+        e.turn_posted(self.time.now(), &self.bell, caller);
+        self.keep_waiters(e);
     }
 
     fn note_program_turn(&self) {
@@ -127,10 +134,7 @@ impl Shared {
             self.keep_waiters(e);
             r
         };
-        self.engine.with(f, |e| {
-            e.turn_posted(self.time.now(), &self.bell);
-            self.keep_waiters(e);
-        })
+        self.engine.with(f, |e| self.turn_posted(e, None))
     }
 
     /// Somebody may sleep while another thread turns, posts or changes something: deadlines that are new
@@ -152,13 +156,7 @@ impl Shared {
 
     /// Before a program sleeps on a descriptor: makes it readable as soon as the device needs a turn.
     pub(crate) fn prepare_wait(&self) {
-        self.engine.with(
-            |e| self.prepare(e),
-            |e| {
-                e.turn_posted(self.time.now(), &self.bell);
-                self.keep_waiters(e);
-            },
-        );
+        self.engine.with(|e| self.prepare(e), |e| self.turn_posted(e, None));
     }
 
     /// How long until the next turn is due.

@@ -22,6 +22,8 @@ pub struct QpConfig {
     /// READs and atomics outstanding at most, on either side; `max_rd_atomic` and
     /// `max_dest_rd_atomic` beyond it are refused.
     pub max_rd_atomic_limit: u8,
+    /// Depth of the send queue.
+    pub max_send_wr: u32,
     /// Bytes in flight to the peer at most: what its receive buffer takes.
     pub window_bytes: u32,
     /// The largest path MTU of the port; datagrams are at most this long.
@@ -602,6 +604,7 @@ mod tests {
             qp_type: QpType::Rc,
             qpn: Qpn::new(2),
             max_rd_atomic_limit: 16,
+            max_send_wr: 128,
             window_bytes: 1 << 20,
             port_mtu: Mtu::B4096,
         };

@@ -17,7 +17,7 @@ use crate::window::{UNIT_BYTES, Window, packet_cost};
 use crate::{Count, Host, LocalError, QpConfig, SendRequest, TxSink, WindowStats};
 
 /// Packets without an acknowledgement being asked for at most.
-const ACK_EVERY_PACKETS: u32 = 32;
+const MAX_UNASKED_PACKETS: u32 = 32;
 /// From one packet one does not go back again within a round trip, nor within this time.
 const MIN_REWIND_NS: u64 = 20_000;
 /// No deadline.
@@ -74,9 +74,13 @@ pub(crate) struct Requester {
     ready: bool,
     /// Something is to be sent, but waits for an input.
     blocked: bool,
-    /// Packets and cost since the last packet that asked for an acknowledgement.
+    /// Packets and cost since the last packet that asked for an acknowledgement, and how many packets
+    /// there may be.
     unasked_packets: u32,
     unasked_cost: u32,
+    max_unasked: u32,
+    /// The PSN behind the last packet that asked, until it is answered.
+    asked: Option<Psn>,
     /// Messages started and completed that consume receive requests, and how many may be started.
     recv_started: u32,
     pub(crate) recv_done: u32,
@@ -120,6 +124,8 @@ impl Requester {
             blocked: false,
             unasked_packets: 0,
             unasked_cost: 0,
+            max_unasked: (config.max_send_wr / 4).clamp(1, MAX_UNASKED_PACKETS),
+            asked: None,
             recv_started: 0,
             recv_done: 0,
             recv_limit: None,
@@ -278,9 +284,7 @@ impl Requester {
         if self.cur_index == self.next_index {
             self.start(&current, path);
         }
-        self.unasked_packets += 1;
-        self.unasked_cost += u32::from(cost);
-        let ask = self.unasked_packets >= ACK_EVERY_PACKETS || self.unasked_cost * 4 >= self.window.units();
+        let ask = self.asks(&current, packets, cost);
         match emit(&current, self.cur_index, self.cur_packet, self.cur_psn, ask, path, host, tx) {
             Ok(Some(e)) => {
                 self.sent(now, &current, &e, ask, path, host);
@@ -289,6 +293,22 @@ impl Requester {
             Ok(None) => Step::SinkFull,
             Err(status) => self.local_failure(status),
         }
+    }
+
+    /// Whether the packets at the cursor ask for an acknowledgement. What ends a signalled request does, or
+    /// one of several packets; so does what else would leave the requester waiting: for its queue, its
+    /// window, credits, or the end of what is sent once more. Unsignalled small messages share the
+    /// acknowledgement of a later one: the peer need not send one for each.
+    #[inline]
+    fn asks(&mut self, current: &Current, packets: u32, cost: u16) -> bool {
+        self.unasked_packets += packets;
+        self.unasked_cost += u32::from(cost);
+        let ends = self.cur_packet + packets == current.packets;
+        ends && (current.packets > 1 || current.request.flags.contains(SendFlags::SIGNALED))
+            || self.unasked_packets >= self.max_unasked
+            || self.unasked_cost * 4 >= self.window.units()
+            || self.recv_limit.is_some_and(|limit| self.recv_started.wrapping_sub(limit) as i32 >= 0)
+            || self.cur_psn.add(packets) == self.sent_psn
     }
 
     /// Fails the request at the cursor, once all before it are completed.
@@ -348,12 +368,17 @@ impl Requester {
             self.unanswered.push(self.cur_psn);
         }
         let ends = self.cur_packet == current.packets;
-        if asked || ends {
+        // An answer asks for none: it is one.
+        let asked = asked || current.kind.is_answered();
+        // Timers run from the oldest packet that asks. As long as none does, from the last one sent.
+        let restart = self.asked.is_none();
+        if asked {
             (self.unasked_packets, self.unasked_cost) = (0, 0);
+            self.asked = Some(self.cur_psn);
         }
         if span(self.una_psn, self.cur_psn) > span(self.una_psn, self.sent_psn) {
             self.sent_psn = self.cur_psn;
-            if self.sample.is_none() && (asked || ends) {
+            if self.sample.is_none() && asked {
                 self.sample = Some((psn, now_ns));
             }
         } else {
@@ -364,7 +389,7 @@ impl Requester {
             self.cur_packet = 0;
             self.current = None;
         }
-        if self.probe_at == NEVER {
+        if restart {
             self.arm(now_ns, path);
         }
     }
@@ -392,6 +417,10 @@ impl Requester {
                 host.count(Count::Probe);
                 self.probe_due = false;
                 self.probed = Some(self.una_psn.add(e.packets));
+                if self.asked.is_none() {
+                    self.asked = self.probed;
+                    self.timeout_at = now.as_nanos().saturating_add(path.timeout_ns);
+                }
                 self.sample = None;
                 self.rtt.probed();
                 self.probe_at = now.as_nanos().saturating_add(self.rtt.probe_ns(path.timeout_ns));
@@ -428,15 +457,17 @@ impl Requester {
         Ok(())
     }
 
-    /// Starts the timers of the oldest packet in flight.
+    /// Starts the timers. The queue pair's own runs for an answer that was asked for; the probe asks.
     #[inline]
     fn arm(&mut self, now_ns: u64, path: &Path) {
-        self.timeout_at = now_ns.saturating_add(path.timeout_ns);
+        self.timeout_at =
+            if self.asked.is_some() { now_ns.saturating_add(path.timeout_ns) } else { NEVER };
         self.probe_at = now_ns.saturating_add(self.rtt.probe_ns(path.timeout_ns));
     }
     /// Stops the timers.
     pub(crate) fn disarm(&mut self) {
         (self.timeout_at, self.probe_at, self.probe_due) = (NEVER, NEVER, false);
+        self.asked = None;
     }
 
     /// `una` moved on: restarts timers and counts, measures, grows the window, lets the cursor catch up.
@@ -458,6 +489,9 @@ impl Requester {
         let used = self.blocked || inflight * 2 >= self.window.units();
         self.window.acknowledged(cost.into(), used && !self.rtt.is_congested());
         self.unanswered.release(self.una_psn);
+        if self.asked.is_some_and(|end| !self.una_psn.is_before(end)) {
+            self.asked = None;
+        }
         let sent = span(self.una_psn, self.sent_psn);
         if span(self.una_psn, self.cur_psn) > sent {
             self.cursor_to_una();
@@ -602,7 +636,7 @@ fn emit<H: Host, T: TxSink>(
     let last = packet + 1 == current.packets;
     let (op, ext) = headers(request, packet == 0, last);
     let mut flags = BthFlags::empty();
-    if ask || last {
+    if ask {
         flags |= BthFlags::ACK_REQ;
     }
     if last && current.kind.consumes_recv() && request.flags.contains(SendFlags::SOLICITED) {

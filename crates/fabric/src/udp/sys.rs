@@ -1,5 +1,6 @@
 //! The system calls that need raw pointers: control messages, several datagrams a call, options that
-//! the safe crates do not name.
+//! the safe crates do not name. Those of the data path go by `syscall`: the C library's wrappers of them
+//! are cancellation points, which costs a program with threads two locked instructions a call.
 //!
 //! Invariants:
 //! 1. Every pointer in a `msghdr` handed to the kernel points into memory that lives and is not
@@ -199,7 +200,9 @@ impl RxSlots {
     pub(crate) fn recv_one(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         self.prepare(1);
         // SAFETY: (1, 2) the header was just pointed at slot 0's buffers.
-        let n = unsafe { libc::recvmsg(fd.as_raw_fd(), &mut self.headers[0].msg_hdr, libc::MSG_DONTWAIT) };
+        let n = unsafe {
+            libc::syscall(libc::SYS_recvmsg, fd.as_raw_fd(), &mut self.headers[0].msg_hdr, libc::MSG_DONTWAIT)
+        };
         if n < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -348,7 +351,8 @@ impl TxHeaders {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let n = if count == 1 {
             // SAFETY: (1) the header points into `datagrams`, which outlives the call.
-            let n = unsafe { libc::sendmsg(fd.as_raw_fd(), &self.headers[0].msg_hdr, flags) };
+            let n =
+                unsafe { libc::syscall(libc::SYS_sendmsg, fd.as_raw_fd(), &self.headers[0].msg_hdr, flags) };
             if n < 0 { -1 } else { 1 }
         } else {
             // SAFETY: (1) the first `count` headers point into `datagrams`, which outlives the call.

@@ -19,6 +19,8 @@ const INLINE_BYTES: usize = 256;
 const BYTES_UNDER_WAY: u64 = 8 << 20;
 /// Messages that a side has under way at most.
 const MAX_WINDOW: u64 = 512;
+/// Messages that a side has under way at most where one at a time is measured.
+const LATENCY_WINDOW: u64 = 64;
 /// READs and atomics that a side has under way at most.
 const READ_WINDOW: u64 = 16;
 /// Of a stream, every so many requests one is signalled.
@@ -93,7 +95,12 @@ impl Side {
         let context: &Context = opened.context();
         let pd = context.alloc_pd()?;
         let size = case.size.0 as usize;
-        let max = if matches!(case.op, Op::Read | Op::Atomic) { READ_WINDOW } else { MAX_WINDOW };
+        // Queues no deeper than their use, so that the same few cache lines are gone through again and again.
+        let max = match (phase, case.op) {
+            (Phase::Latency, _) => LATENCY_WINDOW,
+            (Phase::Stream, Op::Read | Op::Atomic) => READ_WINDOW,
+            (Phase::Stream, Op::Send | Op::Write) => MAX_WINDOW,
+        };
         let window_messages = (BYTES_UNDER_WAY / case.size.0).clamp(2, max);
         // The other side's window twice, so that it meets a request even before those that it has used up
         // are posted again.
@@ -101,7 +108,10 @@ impl Side {
         let send_depth = 2 * window_messages as u32;
         // A queue has one entry at least.
         let cq = context.create_cq(send_depth + recv_depth.max(1) as u32)?;
-        let inline = INLINE_BYTES.min(context.attr().max_inline as usize);
+        let offered = INLINE_BYTES.min(context.attr().max_inline as usize);
+        let goes_inline = size <= offered;
+        // A flag of a word may go beside the message.
+        let inline = if goes_inline { size.max(FLAG_BYTES) } else { FLAG_BYTES };
         let qp = match case.service {
             Service::Rc => AnyQp::Rc(build(&pd, &cq, send_depth, recv_depth, inline)?),
             Service::Uc => AnyQp::Uc(build(&pd, &cq, send_depth, recv_depth, inline)?),
@@ -109,7 +119,6 @@ impl Side {
         };
         let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let window = pd.alloc_shared(flag_offset(size) + FLAG_BYTES, rights)?;
-        let goes_inline = size <= inline;
         // Written once, so that pages of its own stand behind it and not the system's one page of zeros.
         let mut source = pd.alloc(if goes_inline { 1 } else { size })?;
         source.fill(FILL);

@@ -366,6 +366,7 @@ impl Pair {
                 qp_type: setup.qp_type,
                 qpn: qpn(side),
                 max_rd_atomic_limit: 16,
+                max_send_wr: 128,
                 window_bytes: setup.window_bytes,
                 port_mtu: Mtu::B4096,
             }),
