@@ -141,6 +141,17 @@ impl TxBatch {
             self.buf[at] ^= 1 << bit;
         }
     }
+    /// Takes the flips in the waiting trains `from .. to` back, which could not leave.
+    #[inline]
+    pub(crate) fn take_flips_back(&mut self, from: usize, to: usize) {
+        if self.flips.is_empty() {
+            return;
+        }
+        for at in from..to {
+            let train = self.trains()[at];
+            self.apply_flips(&train);
+        }
+    }
     /// The oldest `n` waiting trains were sent (or lost); empties the batch when none is left.
     pub fn advance(&mut self, n: usize) {
         if !self.flips.is_empty() {

@@ -45,8 +45,8 @@ impl CqShared {
             Notify::Solicited => SOLICITED,
         };
         // A queue that is armed for any completion stays so.
-        self.armed.fetch_max(word, Ordering::Relaxed);
-        // Pairs with the fence in `CqEntry::finish`: either the engine sees the queue armed, or the
+        self.armed.fetch_max(word, Ordering::SeqCst);
+        // Pairs with the exchange in `CqEntry::finish`: either the engine sees the queue armed, or the
         // caller's next poll sees the completion.
         fence(Ordering::SeqCst);
     }
@@ -105,10 +105,9 @@ impl CqEntry {
     /// Shows all that was pushed to the poller, and notifies it if it asked for that.
     pub(crate) fn finish(&mut self) {
         let Some(urgent) = self.fresh.take() else { return };
-        self.ring.publish();
         // Pairs with the fence in `CqShared::arm`.
-        fence(Ordering::SeqCst);
-        let armed = self.shared.armed.load(Ordering::Relaxed);
+        self.ring.publish_and_look();
+        let armed = self.shared.armed.load(Ordering::SeqCst);
         if armed == ANY || armed == SOLICITED && urgent {
             self.shared.armed.store(DISARMED, Ordering::Relaxed);
             self.shared.notify();

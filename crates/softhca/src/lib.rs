@@ -30,6 +30,8 @@
 #![cfg_attr(loom, allow(dead_code, unused_imports, unused_crate_dependencies))]
 
 #[cfg(not(loom))]
+mod clock;
+#[cfg(not(loom))]
 mod counters;
 #[cfg(not(loom))]
 mod cq;

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hca_core::Instant;
 
+use crate::clock::monotonic_ns;
+
 /// Who turns the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Progress {
@@ -62,17 +64,18 @@ pub enum Clock {
 
 pub(crate) struct Time {
     clock: Clock,
-    origin: std::time::Instant,
+    /// The system's clock when the adapter was opened.
+    origin_ns: u64,
 }
 
 impl Time {
     pub(crate) fn new(clock: Clock) -> Self {
-        Self { clock, origin: std::time::Instant::now() }
+        Self { clock, origin_ns: monotonic_ns() }
     }
     #[inline]
     pub(crate) fn now(&self) -> Instant {
         Instant::from_nanos(match &self.clock {
-            Clock::Monotonic => self.origin.elapsed().as_nanos() as u64,
+            Clock::Monotonic => monotonic_ns().saturating_sub(self.origin_ns),
             Clock::Virtual(ns) => ns.load(Ordering::Relaxed),
         })
     }

@@ -15,7 +15,7 @@ use crate::options::Progress;
 use crate::qp::{QpShared, RecvHeader, SendHeader, offers, sge_to_cell};
 use crate::ring::{Cell, Consumer, Producer};
 use crate::shared::Shared;
-use crate::sync::{Arc, Ordering, fence};
+use crate::sync::{Arc, Ordering};
 
 /// A send queue.
 pub(crate) struct QpSendPort {
@@ -143,10 +143,9 @@ impl RecvPort for QpRecvPort {
         })
     }
     fn ring(&mut self) {
-        self.ring.publish();
         // Pairs with `Core::show_state`: either the engine, which shows ERROR and then looks at the queue,
         // finds the requests, or we see ERROR and ring for them to be flushed.
-        fence(Ordering::SeqCst);
+        self.ring.publish_and_look();
         if decode_state(self.qp.state.load(Ordering::SeqCst)) == Some(QpState::Error) {
             self.hca.posted(&self.qp);
         }

@@ -113,6 +113,13 @@ impl<H: Copy> Producer<H> {
         // Release: pairs with the Acquire in `Consumer::refresh`.
         self.ring.tail.store(self.tail, Ordering::Release);
     }
+    /// As [`publish`](Self::publish), where the producer reads a word of the consumer next, by a SeqCst load:
+    /// either it finds what the consumer wrote before a SeqCst fence, or the consumer's look at the ring
+    /// behind that fence finds the slots. An exchange, which costs less than a fence.
+    #[inline]
+    pub(crate) fn publish_and_look(&mut self) {
+        self.ring.tail.swap(self.tail, Ordering::SeqCst);
+    }
 }
 
 impl<H: Copy> Consumer<H> {

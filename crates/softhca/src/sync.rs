@@ -15,6 +15,11 @@ pub(crate) use loom::{
     },
 };
 
+#[cfg(loom)]
+pub(crate) use loom::thread::yield_now;
+#[cfg(not(loom))]
+pub(crate) use std::thread::yield_now;
+
 /// `core::cell::UnsafeCell` with the closure face that loom's cell has.
 #[cfg(not(loom))]
 #[derive(Debug)]

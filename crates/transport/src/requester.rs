@@ -260,8 +260,13 @@ impl Requester {
                     return Step::Idle;
                 }
                 let request = host.send_request(self.cur_index);
-                let kind = Kind::of(&request.op);
-                *self.current.insert(Current { request, kind, packets: path.packets(request.len) })
+                let current =
+                    Current { request, kind: Kind::of(&request.op), packets: path.packets(request.len) };
+                // What one packet ends need not be kept.
+                if current.packets > 1 {
+                    self.current = Some(current);
+                }
+                current
             }
         };
         if self.cur_index == self.next_index {
@@ -307,7 +312,8 @@ impl Requester {
         ends && (current.packets > 1 || current.request.flags.contains(SendFlags::SIGNALED))
             || self.unasked_packets >= self.max_unasked
             || self.unasked_cost * 4 >= self.window.units()
-            || self.recv_limit.is_some_and(|limit| self.recv_started.wrapping_sub(limit) as i32 >= 0)
+            || current.kind.consumes_recv()
+                && self.recv_limit.is_some_and(|limit| self.recv_started.wrapping_sub(limit) as i32 >= 0)
             || self.cur_psn.add(packets) == self.sent_psn
     }
 
@@ -387,7 +393,9 @@ impl Requester {
         if ends {
             self.cur_index = self.cur_index.wrapping_add(1);
             self.cur_packet = 0;
-            self.current = None;
+            if current.packets > 1 {
+                self.current = None;
+            }
         }
         if restart {
             self.arm(now_ns, path);

@@ -73,6 +73,21 @@ pub(crate) fn recv_error(fd: BorrowedFd<'_>, frame: &mut [u8]) -> io::Result<usi
     if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
 }
 
+/// Sends one packet by a connected socket.
+///
+/// # Errors
+/// Why it did not leave.
+#[inline]
+pub(crate) fn send_one(fd: BorrowedFd<'_>, packet: &[u8]) -> io::Result<()> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let (at, nowhere) = (packet.as_ptr(), std::ptr::null::<u8>());
+    // SAFETY: (1) the slice lives for the call and its length is given; the socket's own peer is meant.
+    let n = unsafe {
+        libc::syscall(libc::SYS_sendto, fd.as_raw_fd(), at, packet.len(), flags, nowhere, 0_usize)
+    };
+    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 /// What the control messages of a datagram said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Control {

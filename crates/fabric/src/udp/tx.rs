@@ -2,13 +2,14 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use hca_core::Instant;
 
 use super::counters::Counters;
 use super::path::Paths;
-use super::sys::{TX_BATCH, TxDatagram, TxHeaders};
+use super::sys::{self, TX_BATCH, TxDatagram, TxHeaders};
 use crate::icrc::Icrc;
 use crate::{Direction, PathId, Tap, TapFrame, Train, TxBatch};
 
@@ -145,17 +146,13 @@ impl Sender {
             counters.send_calls += 1;
             let error = match self.call(id, count, batch) {
                 Ok(sent) => {
-                    for t in unsealed(batch, sent, count) {
-                        batch.apply_flips(&t);
-                    }
+                    batch.take_flips_back(sent, count);
                     self.account(now, id, sent, batch, counters, tap);
                     return Step::Done(sent);
                 }
                 Err(e) => e,
             };
-            for t in unsealed(batch, 0, count) {
-                batch.apply_flips(&t);
-            }
+            batch.take_flips_back(0, count);
             let first = batch.trains()[0];
             match self.refused(id, Refusal::of(&error), first, tried_again, counters) {
                 Some(step) => return step,
@@ -205,8 +202,7 @@ impl Sender {
             && trains[0].packets() == 1
             && let Some(socket) = path.own_socket()
         {
-            let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-            return socket.send_with_flags(batch.bytes(&trains[0]), flags).map(|_| 1);
+            return sys::send_one(socket.as_fd(), batch.bytes(&trains[0])).map(|()| 1);
         }
         let datagram = |t: &Train| path.datagram(batch.bytes(t), if t.packets() > 1 { t.segment } else { 0 });
         let fd = self.paths.socket_of(path);
@@ -380,13 +376,4 @@ impl Sender {
             );
         }
     }
-}
-
-/// Copies of the trains from `from` on, below `to`.
-fn unsealed(batch: &TxBatch, from: usize, to: usize) -> impl Iterator<Item = Train> + use<> {
-    let mut copies = [None; TX_BATCH];
-    for (c, t) in copies.iter_mut().zip(&batch.trains()[from..to]) {
-        *c = Some(*t);
-    }
-    copies.into_iter().flatten()
 }
