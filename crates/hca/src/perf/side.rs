@@ -26,7 +26,7 @@ const READ_WINDOW: u64 = 16;
 /// Of a stream, every so many requests one is signalled.
 const SIGNAL_EVERY: u64 = 64;
 /// Requests that are told to the device at once.
-const BATCH: u64 = 32;
+const BATCH: u64 = 64;
 /// Bytes before each datagram.
 const GRH_BYTES: usize = 40;
 /// The Q_Key of datagrams.
