@@ -229,7 +229,8 @@ impl Engine {
         };
         let handle = QpHandle { index, generation };
         let qpn = qpn_of(index, generation);
-        let cells = (cap.max_send_sge as usize).max((cap.max_inline as usize).div_ceil(size_of::<Cell>()));
+        let cells = (cap.max_send_sge as usize).max((cap.max_inline as usize).div_ceil(size_of::<Cell>()))
+            + usize::from(init.qp_type == QpType::Ud);
         let (send_ring, sq) = ring::<SendHeader>(cap.max_send_wr, cells);
         let qp_shared = Arc::new(QpShared::new(handle));
         let attr = self.fabric.attr();

@@ -55,6 +55,8 @@ pub(crate) struct Core {
     acks: Vec<u32>,
     /// When queue pairs want a call; entries may be too early, never too late.
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
+    /// The queue pair of the packet before, which wants what it did to be noted.
+    touched: Option<u32>,
     turn: u64,
     /// The time that was passed in last.
     now: Instant,
@@ -104,6 +106,7 @@ impl Engine {
                 ready: VecDeque::with_capacity(64),
                 acks: Vec::with_capacity(64),
                 timers: BinaryHeap::with_capacity(64),
+                touched: None,
                 turn: 0,
                 now: Instant::ZERO,
             },
@@ -119,6 +122,7 @@ impl Engine {
         let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
         let core = &mut self.core;
         let received = self.fabric.recv(now, budget, &mut |p| core.receive(now, p));
+        core.settle_touched(None);
         let fired = self.core.fire_timers(now);
         let sent = self.transmit(now);
         let acked = self.flush_acks(now, acks);
@@ -297,7 +301,17 @@ impl Core {
         let QpEntry { machine, res, .. } = &mut **entry;
         let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
         machine.handle_packet(now, &meta, &packet, &mut host);
-        self.settle(slot);
+        if self.touched != Some(slot) {
+            self.settle_touched(Some(slot));
+        }
+    }
+
+    /// Notes what the packets of one queue pair made it want, once for all of them in a row; `next` is the
+    /// queue pair of the packet that was just handled.
+    fn settle_touched(&mut self, next: Option<u32>) {
+        if let Some(slot) = core::mem::replace(&mut self.touched, next) {
+            self.settle(slot);
+        }
     }
 
     /// Notes what a queue pair wants after an input.

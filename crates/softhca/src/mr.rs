@@ -5,6 +5,7 @@
 //! old key misses a slot that was used again. Slots are used again in the order in which they were
 //! freed, and only once a number of them are free.
 
+use core::cell::Cell;
 use std::collections::VecDeque;
 
 use hca_core::{Access, DeviceError, MrHandle, MrInit, MrKeys, PdHandle};
@@ -42,6 +43,8 @@ pub(crate) struct MrTable {
     entries: Vec<Entry>,
     free: VecDeque<u32>,
     permutation: Permutation,
+    /// The key index that was looked up last, and its slot: most accesses are to one region.
+    last: Cell<(u32, u32)>,
     random: Random,
     limit: u32,
     live: u32,
@@ -55,7 +58,8 @@ impl MrTable {
     pub(crate) fn new(limit: u32, mut random: Random) -> Self {
         assert!(limit <= 1 << INDEX_BITS, "a key has {INDEX_BITS} index bits");
         let permutation = Permutation::new(&mut random);
-        Self { entries: Vec::new(), free: VecDeque::new(), permutation, random, limit, live: 0 }
+        let last = Cell::new((permutation.forward(0), 0));
+        Self { entries: Vec::new(), free: VecDeque::new(), permutation, last, random, limit, live: 0 }
     }
 
     pub(crate) fn register(&mut self, pd: PdHandle, mr: &MrInit) -> Result<MrKeys, DeviceError> {
@@ -116,8 +120,20 @@ impl MrTable {
 
     #[inline]
     fn entry(&self, key: u32) -> Option<&Entry> {
-        let slot = self.permutation.backward(key >> 8);
-        self.entries.get(slot as usize).filter(|e| e.tag == key as u8 && e.state == State::Valid)
+        self.entries.get(self.slot(key) as usize).filter(|e| e.tag == key as u8 && e.state == State::Valid)
+    }
+
+    /// The slot that a key names.
+    #[inline]
+    fn slot(&self, key: u32) -> u32 {
+        let index = key >> 8;
+        let (last, slot) = self.last.get();
+        if last == index {
+            return slot;
+        }
+        let slot = self.permutation.backward(index);
+        self.last.set((index, slot));
+        slot
     }
 
     /// The address behind `addr .. addr + len` of the region that `key` names, if that region belongs
@@ -142,7 +158,7 @@ impl MrTable {
 
     /// Takes a key back on behalf of a peer.
     pub(crate) fn invalidate(&mut self, pd: PdHandle, key: u32) -> Result<(), Refused> {
-        let slot = self.permutation.backward(key >> 8);
+        let slot = self.slot(key);
         let e = self
             .entries
             .get_mut(slot as usize)

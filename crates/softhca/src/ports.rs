@@ -6,14 +6,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use hca_core::{
     Completion, CqPort, DeviceError, MAX_MESSAGE_BYTES, Notify, Payload, PostError, PostErrorKind, QpHandle,
-    QpState, QpType, RecvPort, RecvWr, SendPort, SendWr,
+    QpState, QpType, RecvPort, RecvWr, SendPort, SendWr, UdDest,
 };
 
 use crate::cq::{CqShared, epoll_of, lock};
 use crate::engine::{AckRule, decode_state};
 use crate::options::Progress;
-use crate::qp::{QpShared, RecvHeader, SendHeader, offers, sge_to_cell};
-use crate::ring::{Cell, Consumer, Producer};
+use crate::qp::{QpShared, RecvHeader, SendHeader, dest_to_cell, offers, sge_to_cell};
+use crate::ring::{Cell, Consumer, Full, Producer};
 use crate::shared::Shared;
 use crate::sync::{Arc, Ordering};
 
@@ -70,17 +70,28 @@ impl QpSendPort {
         let header = SendHeader {
             wr_id: wr.wr_id,
             op: wr.op,
-            dest: wr.dest,
+            dest: wr.dest.is_some(),
             len: len as u32,
             sges,
             inline,
             flags: wr.flags,
         };
-        let pushed = match wr.payload {
-            Payload::Sges(sges) => self.ring.push(header, sges.iter().copied().map(sge_to_cell)),
-            Payload::Inline(bytes) => self.ring.push(header, inline_cells(bytes)),
+        let pushed = match (wr.payload, wr.dest) {
+            (Payload::Sges(sges), None) => self.ring.push(header, sges.iter().copied().map(sge_to_cell)),
+            (Payload::Inline(bytes), None) => self.ring.push(header, inline_cells(bytes)),
+            (payload, Some(dest)) => self.push_datagram(header, payload, dest),
         };
         pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
+    }
+}
+
+impl QpSendPort {
+    fn push_datagram(&mut self, header: SendHeader, payload: Payload<'_>, dest: UdDest) -> Result<(), Full> {
+        let dest = core::iter::once(dest_to_cell(dest));
+        match payload {
+            Payload::Sges(sges) => self.ring.push(header, dest.chain(sges.iter().copied().map(sge_to_cell))),
+            Payload::Inline(bytes) => self.ring.push(header, dest.chain(inline_cells(bytes))),
+        }
     }
 }
 

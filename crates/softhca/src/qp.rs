@@ -5,8 +5,8 @@ use core::net::IpAddr;
 
 use hca_core::wire::Packet;
 use hca_core::{
-    Access, AsyncEvent, Completion, Lkey, PdHandle, QpCap, QpHandle, QpType, Rkey, SendFlags, SendOp, Sge,
-    UdDest, WcOpcode, WcStatus,
+    Access, AhHandle, AsyncEvent, Completion, Lkey, PdHandle, Qkey, QpCap, QpHandle, QpType, Qpn, Rkey,
+    SendFlags, SendOp, Sge, UdDest, WcOpcode, WcStatus,
 };
 use hca_fabric::PathId;
 use hca_transport::{
@@ -19,18 +19,20 @@ use crate::ring::{Cell, Consumer};
 use crate::sync::{Arc, AtomicU32};
 use crate::tables::{Ah, Tables};
 
-/// The header of a send queue slot.
+/// The header of a send queue slot, one cache line. The first cell of a datagram's slot is its destination.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(crate) struct SendHeader {
     pub(crate) wr_id: u64,
     pub(crate) op: SendOp,
-    pub(crate) dest: Option<UdDest>,
     pub(crate) len: u32,
     /// Entries in the list; inline data has none.
     pub(crate) sges: u8,
     pub(crate) inline: bool,
+    pub(crate) dest: bool,
     pub(crate) flags: SendFlags,
 }
+const _: () = assert!(size_of::<SendHeader>() == 64);
 
 /// The header of a receive queue slot.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +46,18 @@ pub(crate) const fn sge_to_cell(s: Sge) -> Cell {
 }
 pub(crate) const fn cell_to_sge(c: Cell) -> Sge {
     Sge { addr: c[0], len: c[1] as u32, lkey: Lkey::new((c[1] >> 32) as u32) }
+}
+
+pub(crate) const fn dest_to_cell(d: UdDest) -> Cell {
+    let (ah, generation) = (d.ah.index as u64, d.ah.generation as u64);
+    [ah | generation << 32, d.qpn.raw() as u64 | (d.qkey.raw() as u64) << 32]
+}
+const fn cell_to_target(c: Cell) -> UdTarget {
+    UdTarget {
+        ah: AhHandle { index: c[0] as u32, generation: (c[0] >> 32) as u32 },
+        qpn: Qpn::new(c[1] as u32),
+        qkey: Qkey::new((c[1] >> 32) as u32),
+    }
 }
 
 /// What the ports of a queue pair and the engine share.
@@ -184,7 +198,13 @@ fn local(tables: &Tables, pd: PdHandle, s: Sge, access: Access) -> Result<*mut u
 
 #[inline]
 fn entries(cells: &[Cell], h: &SendHeader) -> impl Iterator<Item = Sge> {
-    cells[..usize::from(h.sges)].iter().copied().map(cell_to_sge)
+    list(cells, h)[..usize::from(h.sges)].iter().copied().map(cell_to_sge)
+}
+
+/// The cells of a request's list or inline bytes.
+#[inline]
+fn list<'a>(cells: &'a [Cell], h: &SendHeader) -> &'a [Cell] {
+    &cells[usize::from(h.dest)..]
 }
 
 #[allow(unsafe_code)] // the calls of `dma`, each with its argument
@@ -196,7 +216,7 @@ impl Host for QpHost<'_> {
     #[inline]
     fn send_request(&self, index: u32) -> SendRequest {
         let h = self.res.sq.header_ref(index);
-        let dest = h.dest.map(|d| UdTarget { ah: d.ah, qpn: d.qpn, qkey: d.qkey });
+        let dest = h.dest.then(|| cell_to_target(self.res.sq.cells(index)[0]));
         SendRequest { op: h.op, flags: h.flags, len: h.len, dest }
     }
     #[inline]
@@ -204,7 +224,7 @@ impl Host for QpHost<'_> {
         let h = self.res.sq.header_ref(index);
         let cells = self.res.sq.cells(index);
         if h.inline {
-            let bytes: &[u8] = bytemuck::cast_slice(cells);
+            let bytes: &[u8] = bytemuck::cast_slice(list(cells, h));
             let offset = offset as usize;
             let end = offset + out.len();
             out.copy_from_slice(bytes[..h.len as usize].get(offset..end).ok_or(LocalError::Length)?);
@@ -229,7 +249,8 @@ impl Host for QpHost<'_> {
     }
     fn check_local(&mut self, index: u32, write: bool) -> Result<(), LocalError> {
         let h = self.res.sq.header_ref(index);
-        if let Some(d) = h.dest {
+        if h.dest {
+            let d = cell_to_target(self.res.sq.cells(index)[0]);
             let ah = self.ahs.get(d.ah.index, d.ah.generation).filter(|a| a.pd == self.res.pd);
             ah.ok_or(LocalError::Protection)?;
         }

@@ -57,10 +57,16 @@ pub(crate) fn reserve_packet<'t, T: TxSink>(
     payload: usize,
 ) -> Option<&'t mut [u8]> {
     let headers = Bth::BYTES + ext.len;
-    let out = tx.reserve(to, headers + payload + usize::from(pad(payload)))?;
-    out[..Bth::BYTES].copy_from_slice(bytemuck::bytes_of(bth));
-    out[Bth::BYTES..headers].copy_from_slice(&ext.bytes[..ext.len]);
-    let (body, padding) = out[headers..].split_at_mut(payload);
-    padding.fill(0);
+    let padding = usize::from(pad(payload));
+    let out = tx.reserve(to, headers + payload + padding)?;
+    let (head, rest) = out.split_first_chunk_mut::<{ Bth::BYTES }>().expect("a BTH was reserved");
+    *head = bytemuck::cast(*bth);
+    if ext.len > 0 {
+        rest[..ext.len].copy_from_slice(&ext.bytes[..ext.len]);
+    }
+    let (body, tail) = rest[ext.len..].split_at_mut(payload);
+    if padding > 0 {
+        tail.fill(0);
+    }
     Some(body)
 }

@@ -42,8 +42,9 @@ enum Step {
     Fail(WcStatus),
 }
 
-/// What left: PSNs and cost.
-struct Emitted {
+/// What is sent next of a message: PSNs and cost.
+#[derive(Clone, Copy)]
+struct Extent {
     packets: u32,
     cost: u16,
 }
@@ -277,7 +278,8 @@ impl Requester {
                 return self.local_failure(status);
             }
         }
-        let (packets, cost) = extent(&current, self.cur_packet, path);
+        let extent = extent(&current, self.cur_packet, path);
+        let Extent { packets, cost } = extent;
         let inflight = u32::from(self.cur_cost.wrapping_sub(self.una_cost));
         let outstanding = span(self.una_psn, self.cur_psn);
         if (inflight > 0 && inflight + u32::from(cost) > self.window.units())
@@ -287,15 +289,15 @@ impl Requester {
             return Step::Blocked;
         }
         if self.cur_index == self.next_index {
-            self.start(&current, path);
+            self.start(&current, cost, path);
         }
-        let ask = self.asks(&current, packets, cost);
-        match emit(&current, self.cur_index, self.cur_packet, self.cur_psn, ask, path, host, tx) {
-            Ok(Some(e)) => {
-                self.sent(now, &current, &e, ask, path, host);
+        let ask = self.asks(&current, extent);
+        match emit(&current, self.cur_index, self.cur_packet, packets, self.cur_psn, ask, path, host, tx) {
+            Ok(true) => {
+                self.sent(now, &current, extent, ask, path, host);
                 Step::Sent
             }
-            Ok(None) => Step::SinkFull,
+            Ok(false) => Step::SinkFull,
             Err(status) => self.local_failure(status),
         }
     }
@@ -305,7 +307,7 @@ impl Requester {
     /// window, credits, or the end of what is sent once more. Unsignalled small messages share the
     /// acknowledgement of a later one: the peer need not send one for each.
     #[inline]
-    fn asks(&mut self, current: &Current, packets: u32, cost: u16) -> bool {
+    fn asks(&mut self, current: &Current, Extent { packets, cost }: Extent) -> bool {
         self.unasked_packets += packets;
         self.unasked_cost += u32::from(cost);
         let ends = self.cur_packet + packets == current.packets;
@@ -340,17 +342,20 @@ impl Requester {
         self.inflight.make_room(self.una_index, self.next_index.wrapping_sub(self.una_index))
     }
 
-    /// Gives the message at the cursor its PSNs.
+    /// Gives the message at the cursor its PSNs. `cost` is that of what is sent first of it.
     #[inline]
-    fn start(&mut self, current: &Current, path: &Path) {
+    fn start(&mut self, current: &Current, cost: u16, path: &Path) {
         self.inflight.put(self.next_index, self.next_psn, current.kind, self.next_cost);
         self.next_index = self.next_index.wrapping_add(1);
         self.next_psn = self.next_psn.add(current.packets);
-        let last = current.request.len - (current.packets - 1) * path.mtu;
-        self.next_cost = self
-            .next_cost
-            .wrapping_add(path.full_cost.wrapping_mul((current.packets - 1) as u16))
-            .wrapping_add(packet_cost(last));
+        let whole = match current.packets {
+            1 => cost,
+            n => {
+                let last = current.request.len - (n - 1) * path.mtu;
+                path.full_cost.wrapping_mul((n - 1) as u16).wrapping_add(packet_cost(last))
+            }
+        };
+        self.next_cost = self.next_cost.wrapping_add(whole);
         self.recv_started = self.recv_started.wrapping_add(current.kind.consumes_recv().into());
     }
 
@@ -360,16 +365,16 @@ impl Requester {
         &mut self,
         now: Instant,
         current: &Current,
-        e: &Emitted,
+        Extent { packets, cost }: Extent,
         asked: bool,
         path: &Path,
         host: &mut H,
     ) {
         let now_ns = now.as_nanos();
         let psn = self.cur_psn;
-        self.cur_psn = psn.add(e.packets);
-        self.cur_packet += e.packets;
-        self.cur_cost = self.cur_cost.wrapping_add(e.cost);
+        self.cur_psn = psn.add(packets);
+        self.cur_packet += packets;
+        self.cur_cost = self.cur_cost.wrapping_add(cost);
         if current.kind.is_answered() {
             self.unanswered.push(self.cur_psn);
         }
@@ -419,22 +424,21 @@ impl Requester {
         let request = host.send_request(self.una_index);
         let current = Current { request, kind: Kind::of(&request.op), packets: path.packets(request.len) };
         let packet = span(self.first_psn(self.una_index), self.una_psn);
-        match emit(&current, self.una_index, packet, self.una_psn, true, path, host, tx)? {
-            None => Ok(false),
-            Some(e) => {
-                host.count(Count::Probe);
-                self.probe_due = false;
-                self.probed = Some(self.una_psn.add(e.packets));
-                if self.asked.is_none() {
-                    self.asked = self.probed;
-                    self.timeout_at = now.as_nanos().saturating_add(path.timeout_ns);
-                }
-                self.sample = None;
-                self.rtt.probed();
-                self.probe_at = now.as_nanos().saturating_add(self.rtt.probe_ns(path.timeout_ns));
-                Ok(true)
-            }
+        let Extent { packets, .. } = extent(&current, packet, path);
+        if !emit(&current, self.una_index, packet, packets, self.una_psn, true, path, host, tx)? {
+            return Ok(false);
         }
+        host.count(Count::Probe);
+        self.probe_due = false;
+        self.probed = Some(self.una_psn.add(packets));
+        if self.asked.is_none() {
+            self.asked = self.probed;
+            self.timeout_at = now.as_nanos().saturating_add(path.timeout_ns);
+        }
+        self.sample = None;
+        self.rtt.probed();
+        self.probe_at = now.as_nanos().saturating_add(self.rtt.probe_ns(path.timeout_ns));
+        Ok(true)
     }
 
     /// Time passed. An error is the end of the oldest request.
@@ -573,7 +577,7 @@ impl Requester {
 /// PSNs and cost of what is sent next of a message, from its packet `packet` on: one packet of a SEND or
 /// WRITE, all that one request asks for of a READ.
 #[inline]
-fn extent(current: &Current, packet: u32, path: &Path) -> (u32, u16) {
+fn extent(current: &Current, packet: u32, path: &Path) -> Extent {
     let packets = if current.kind == Kind::Read {
         ((packet | (path.chunk - 1)) + 1).min(current.packets) - packet
     } else {
@@ -585,7 +589,7 @@ fn extent(current: &Current, packet: u32, path: &Path) -> (u32, u16) {
     } else {
         path.full_cost.wrapping_mul(packets as u16)
     };
-    (packets, cost)
+    Extent { packets, cost }
 }
 
 /// Checks a request before its first packet.
@@ -614,30 +618,30 @@ pub(crate) fn local_status(error: LocalError) -> WcStatus {
     }
 }
 
-/// Builds one packet of a message. `None`: the sink is full.
+/// Builds one packet of a message: its `packet`th, or the request for `packets` of a READ. `false`: the
+/// sink is full.
 #[inline]
 #[expect(clippy::too_many_arguments, reason = "the parts of a packet; a struct would be built for one call")]
 fn emit<H: Host, T: TxSink>(
     current: &Current,
     index: u32,
     packet: u32,
+    packets: u32,
     psn: Psn,
     ask: bool,
     path: &Path,
     host: &mut H,
     tx: &mut T,
-) -> Result<Option<Emitted>, WcStatus> {
+) -> Result<bool, WcStatus> {
     let request = &current.request;
-    let (packets, cost) = extent(current, packet, path);
-    let emitted = Ok(Some(Emitted { packets, cost }));
     if current.kind.is_answered() {
         let (op, ext) = answered_headers(request, packet, packets, path);
         let bth = path.bth(op, BthFlags::empty(), 0, psn);
         if reserve_packet(tx, None, &bth, &ext, 0).is_none() {
-            return Ok(None);
+            return Ok(false);
         }
         tx.commit();
-        return emitted;
+        return Ok(true);
     }
     let offset = packet * path.mtu;
     let len = (request.len - offset).min(path.mtu);
@@ -651,12 +655,12 @@ fn emit<H: Host, T: TxSink>(
         flags |= BthFlags::SOLICITED;
     }
     let bth = path.bth(op, flags, pad(len as usize), psn);
-    let Some(body) = reserve_packet(tx, None, &bth, &ext, len as usize) else { return Ok(None) };
+    let Some(body) = reserve_packet(tx, None, &bth, &ext, len as usize) else { return Ok(false) };
     if len > 0 {
         host.gather(index, offset, body).map_err(local_status)?;
     }
     tx.commit();
-    emitted
+    Ok(true)
 }
 
 fn reth(remote: RemoteAddr, len: u32) -> Reth {
