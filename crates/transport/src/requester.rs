@@ -226,12 +226,17 @@ impl Requester {
             self.ready = false;
             return (0, None);
         }
+        // Timers run from the oldest packet that asks. As long as none does, from the last one sent.
+        let waits = self.asked.is_some();
         if self.probe_due && max > 0 {
             match self.probe(now, path, host, tx) {
                 Ok(true) => sent += 1,
                 Ok(false) => return (0, None),
                 Err(status) => return (0, Some(status)),
             }
+        }
+        if may_start && self.ready {
+            sent += self.run_small(now, path, host, tx, max - sent);
         }
         while sent < max && self.ready {
             match self.step(now, path, may_start, host, tx) {
@@ -242,7 +247,83 @@ impl Requester {
                 Step::Fail(status) => return (sent, Some(status)),
             }
         }
+        if sent > 0 && !waits {
+            self.arm(now.as_nanos(), path);
+        }
         (sent, None)
+    }
+
+    /// Starts plain SENDs and WRITEs of one packet in a row, as long as nothing stands against it; what
+    /// stops it is for [`step`](Self::step) to judge. Returns how many. Small messages come by the million,
+    /// and this takes a third of what `step` takes for each.
+    #[inline]
+    fn run_small<H: Host, T: TxSink>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        host: &mut H,
+        tx: &mut T,
+        max: usize,
+    ) -> usize {
+        if self.cur_index != self.next_index || self.sent_psn != self.cur_psn {
+            return 0;
+        }
+        let (posted, units) = (host.sq_posted(), self.window.units());
+        let mut sent = 0;
+        while sent < max && self.next_index != posted {
+            let request = host.send_request(self.next_index);
+            let (kind, remote) = match request.op {
+                SendOp::Send => (Kind::Send, None),
+                SendOp::Write(remote) => (Kind::Write, Some(remote)),
+                _ => break,
+            };
+            let extent = Extent { packets: 1, cost: packet_cost(request.len) };
+            let current = Current { request, kind, packets: 1 };
+            if request.len > path.mtu || !self.fits(extent, units) || !self.may_start(&current) {
+                break;
+            }
+            let ask = self.asks(&current, extent);
+            let mut flags = if ask { BthFlags::ACK_REQ } else { BthFlags::empty() };
+            if kind == Kind::Send && request.flags.contains(SendFlags::SOLICITED) {
+                flags |= BthFlags::SOLICITED;
+            }
+            let (op, ext) = match remote {
+                None => (PacketOp::SendOnly, Ext::none()),
+                Some(remote) => (PacketOp::WriteOnly, Ext::one(&reth(remote, request.len))),
+            };
+            let bth = path.bth(op, flags, pad(request.len as usize), self.next_psn);
+            let Some(body) = reserve_packet(tx, None, &bth, &ext, request.len as usize) else { break };
+            if request.len > 0 && host.gather(self.next_index, 0, body).is_err() {
+                break;
+            }
+            tx.commit();
+            if ask {
+                self.asked_at(self.next_psn.add(1), now);
+            }
+            self.start(&current, extent.cost, path);
+            (self.cur_psn, self.cur_cost) = (self.next_psn, self.next_cost);
+            sent += 1;
+        }
+        (self.cur_index, self.sent_psn) = (self.next_index, self.cur_psn);
+        sent
+    }
+
+    /// Whether window and PSNs have room for more.
+    #[inline]
+    fn fits(&self, Extent { packets, cost }: Extent, units: u32) -> bool {
+        let inflight = u32::from(self.cur_cost.wrapping_sub(self.una_cost));
+        (inflight == 0 || inflight + u32::from(cost) <= units)
+            && span(self.una_psn, self.cur_psn) + packets <= MAX_OUTSTANDING
+    }
+
+    /// The packet that ends before `end`, sent for the first time, asks for an acknowledgement.
+    #[inline]
+    fn asked_at(&mut self, end: Psn, now: Instant) {
+        (self.unasked_packets, self.unasked_cost) = (0, 0);
+        self.asked = Some(end);
+        if self.sample.is_none() {
+            self.sample = Some((end.sub(1), now.as_nanos()));
+        }
     }
 
     #[inline]
@@ -271,7 +352,7 @@ impl Requester {
             }
         };
         if self.cur_index == self.next_index {
-            if !may_start || !self.may_start(&current, path) {
+            if !may_start || !self.may_start(&current) {
                 return Step::Blocked;
             }
             if let Err(status) = check(&current, self.cur_index, path, host) {
@@ -280,10 +361,7 @@ impl Requester {
         }
         let extent = extent(&current, self.cur_packet, path);
         let Extent { packets, cost } = extent;
-        let inflight = u32::from(self.cur_cost.wrapping_sub(self.una_cost));
-        let outstanding = span(self.una_psn, self.cur_psn);
-        if (inflight > 0 && inflight + u32::from(cost) > self.window.units())
-            || outstanding + packets > MAX_OUTSTANDING
+        if !self.fits(extent, self.window.units())
             || (current.kind.is_answered() && self.unanswered.len() == self.unanswered.limit())
         {
             return Step::Blocked;
@@ -294,7 +372,7 @@ impl Requester {
         let ask = self.asks(&current, extent);
         match emit(&current, self.cur_index, self.cur_packet, packets, self.cur_psn, ask, path, host, tx) {
             Ok(true) => {
-                self.sent(now, &current, extent, ask, path, host);
+                self.sent(now, &current, extent, ask, host);
                 Step::Sent
             }
             Ok(false) => Step::SinkFull,
@@ -327,7 +405,7 @@ impl Requester {
 
     /// Whether the rules between messages let the next one start.
     #[inline]
-    fn may_start(&mut self, current: &Current, _path: &Path) -> bool {
+    fn may_start(&mut self, current: &Current) -> bool {
         if current.request.flags.contains(SendFlags::FENCE) && self.unanswered.len() > 0 {
             return false;
         }
@@ -367,7 +445,6 @@ impl Requester {
         current: &Current,
         Extent { packets, cost }: Extent,
         asked: bool,
-        path: &Path,
         host: &mut H,
     ) {
         let now_ns = now.as_nanos();
@@ -381,8 +458,6 @@ impl Requester {
         let ends = self.cur_packet == current.packets;
         // An answer asks for none: it is one.
         let asked = asked || current.kind.is_answered();
-        // Timers run from the oldest packet that asks. As long as none does, from the last one sent.
-        let restart = self.asked.is_none();
         if asked {
             (self.unasked_packets, self.unasked_cost) = (0, 0);
             self.asked = Some(self.cur_psn);
@@ -401,9 +476,6 @@ impl Requester {
             if current.packets > 1 {
                 self.current = None;
             }
-        }
-        if restart {
-            self.arm(now_ns, path);
         }
     }
 
