@@ -26,11 +26,13 @@ use hca_core::wire::icrc::IpFlow;
 const TOLERANCE: f64 = 0.03;
 /// Rounds of each case, of which the count is the mean.
 const ROUNDS: u64 = 256;
+/// Messages by one doorbell.
+const BURST: u64 = 64;
 
 /// A case: its name, and what prepares and runs it.
 type Case = (&'static str, fn());
 
-const CASES: [Case; 8] = [
+const CASES: [Case; 9] = [
     ("packet_parse", packet_parse),
     ("icrc_64", || icrc(64)),
     ("icrc_4096", || icrc(4096)),
@@ -39,6 +41,7 @@ const CASES: [Case; 8] = [
     ("poll_empty", poll_empty),
     ("rc_send_8", || rc_send(8)),
     ("rc_send_4096", || rc_send(4096)),
+    ("rc_burst_8", rc_burst),
 ];
 
 fn main() -> ExitCode {
@@ -238,4 +241,46 @@ fn rc_send_once(a: &mut End, b: &mut End, source: &hca::FrozenBuf) {
         }
     }
     debug_assert!(a.opened.mtu() >= hca_core::Mtu::B256);
+}
+
+/// 64 messages of 8 bytes by one doorbell, the last one signalled, until all are there and acknowledged.
+/// A round is a message.
+fn rc_burst() {
+    let (mut a, mut b) = ends();
+    (a.wcs, b.wcs) = (Completions::with_capacity(64), Completions::with_capacity(64));
+    for buf in b.pd.alloc_many(2 * BURST as usize, 8).expect("there is memory") {
+        b.qp.post_recv(buf).expect("the queue has room");
+    }
+    rc_burst_once(&mut a, &mut b);
+    for _ in 0..ROUNDS / BURST {
+        counted_rc_burst(&mut a, &mut b);
+    }
+}
+
+#[inline(never)]
+fn counted_rc_burst(a: &mut End, b: &mut End) {
+    rc_burst_once(a, b);
+}
+
+fn rc_burst_once(a: &mut End, b: &mut End) {
+    let mut batch = a.qp.batch();
+    for id in 1..=BURST {
+        let request = SendRequest::send(Inline(&[7; 8])).id(id).signaled(id == BURST);
+        batch.post_send(request).expect("the queue has room");
+    }
+    drop(batch);
+    let (mut sent, mut received) = (false, 0);
+    while !sent || received < BURST {
+        let mut batch = b.qp.recv_batch();
+        for wc in b.cq.poll(&mut b.wcs) {
+            let mut wc = wc.ok().expect("the receive succeeds");
+            let buf = wc.take_buf().expect("a buffer was posted");
+            batch.post_recv(buf).expect("the queue has room");
+            received += 1;
+        }
+        drop(batch);
+        for wc in a.cq.poll(&mut a.wcs) {
+            sent |= wc.ok().expect("the send succeeds").id == BURST;
+        }
+    }
 }
