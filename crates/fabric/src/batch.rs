@@ -25,7 +25,12 @@ pub struct Train {
 impl Train {
     /// Packets in it.
     pub fn packets(&self) -> usize {
-        self.len.div_ceil(self.segment)
+        if self.is_single() { 1 } else { (self.len as u32).div_ceil(self.segment as u32) as usize }
+    }
+    /// Whether it is one packet.
+    #[inline]
+    pub fn is_single(&self) -> bool {
+        self.len == self.segment
     }
 }
 

@@ -272,7 +272,7 @@ impl Requester {
         let at = span(self.first_psn(self.una_index), psn);
         let offset = at * path.mtu;
         let last = at + 1 == path.packets(len);
-        let ends_request = last || (at + 1).is_multiple_of(path.chunk);
+        let ends_request = last || (at + 1) & (path.chunk - 1) == 0;
         let says_end = matches!(op, PacketOp::ReadResponseLast | PacketOp::ReadResponseOnly);
         let data = packet.payload();
         if data.len() as u32 != (len - offset).min(path.mtu) || ends_request != says_end {

@@ -117,7 +117,7 @@ impl Sender {
         if self.paths.get(first.path).is_none() {
             counters.tx_lost_closed += first.packets() as u64;
             Step::Done(1)
-        } else if !self.cuts && first.packets() > 1 {
+        } else if !self.cuts && !first.is_single() {
             self.send_uncut(now, first, batch, counters, tap)
         } else {
             self.send_group(now, first.path, batch, counters, tap)
@@ -126,7 +126,7 @@ impl Sender {
 
     /// How many of the oldest trains leave by one call on one path.
     fn group(&self, path: PathId, batch: &TxBatch, most: usize) -> usize {
-        let fits = |t: &&Train| t.path == path && (self.cuts || t.packets() == 1);
+        let fits = |t: &&Train| t.path == path && (self.cuts || t.is_single());
         batch.trains().iter().take(most).take_while(fits).count()
     }
 
@@ -158,7 +158,7 @@ impl Sender {
                 Some(step) => return step,
                 None => tried_again |= Refusal::of(&error) == Refusal::Earlier,
             }
-            if !self.cuts && first.packets() > 1 {
+            if !self.cuts && !first.is_single() {
                 return Step::Done(0);
             }
         }
@@ -190,7 +190,7 @@ impl Sender {
         batch: &'a TxBatch,
     ) -> (std::os::fd::BorrowedFd<'a>, TxDatagram<'a>) {
         let path = self.paths.get(train.path).expect("the caller looked");
-        let segment = if train.packets() > 1 { train.segment } else { 0 };
+        let segment = if train.is_single() { 0 } else { train.segment };
         (self.paths.socket_of(path), path.datagram(batch.bytes(train), segment))
     }
 
@@ -199,12 +199,12 @@ impl Sender {
         let path = self.paths.get(id).expect("the caller looked");
         let trains = batch.trains();
         if count == 1
-            && trains[0].packets() == 1
+            && trains[0].is_single()
             && let Some(socket) = path.own_socket()
         {
             return sys::send_one(socket.as_fd(), batch.bytes(&trains[0])).map(|()| 1);
         }
-        let datagram = |t: &Train| path.datagram(batch.bytes(t), if t.packets() > 1 { t.segment } else { 0 });
+        let datagram = |t: &Train| path.datagram(batch.bytes(t), if t.is_single() { 0 } else { t.segment });
         let fd = self.paths.socket_of(path);
         if count == 1 {
             return self.headers.send(fd, &[datagram(&trains[0])]);

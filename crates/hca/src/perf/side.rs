@@ -83,6 +83,7 @@ pub(super) struct Side {
     posted: u64,
     completed: u64,
     window_messages: u64,
+    /// A power of two.
     signal_every: u64,
     /// The adapter's thread may need this CPU.
     yields: bool,
@@ -156,7 +157,7 @@ impl Side {
             window_messages,
             signal_every: match case.op {
                 Op::Read | Op::Atomic => 1,
-                Op::Send | Op::Write => (window_messages / 4).clamp(1, SIGNAL_EVERY),
+                Op::Send | Op::Write => 1 << (window_messages / 4).clamp(1, SIGNAL_EVERY).ilog2(),
             },
             yields: opened.progress() == Progress::Thread,
             pd,
@@ -258,7 +259,7 @@ impl Side {
     /// Has the last messages of a stream reported: posts one more, which is signalled, if they are not.
     /// Returns how many it posted.
     pub(super) fn finish(&mut self) -> Result<u64, Failure> {
-        if self.posted.is_multiple_of(self.signal_every) {
+        if is_signaled(self.posted, self.signal_every) {
             return Ok(0);
         }
         while self.posted - self.completed == self.window_messages {
@@ -332,6 +333,12 @@ impl Side {
     }
 }
 
+/// Whether the request of this number is signalled, of every `every`, a power of two.
+#[inline]
+fn is_signaled(id: u64, every: u64) -> bool {
+    id & (every - 1) == 0
+}
+
 /// Whether the other side's messages take receive requests.
 fn takes_messages(case: &Case, phase: Phase) -> bool {
     case.op == Op::Send || counts_arrivals(case, phase)
@@ -388,7 +395,7 @@ impl Message<'_> {
     where
         ops::Send: OfferedBy<S>,
     {
-        let signaled = id.is_multiple_of(every);
+        let signaled = is_signaled(id, every);
         match self.inline() {
             Some(bytes) => post(batch, SendRequest::send(bytes).id(id).signaled(signaled)),
             None => post(batch, SendRequest::send(self.source.clone()).id(id).signaled(signaled)),
@@ -403,7 +410,7 @@ impl Message<'_> {
         id: u64,
         every: u64,
     ) -> Result<(), Failure> {
-        let signaled = id.is_multiple_of(every);
+        let signaled = is_signaled(id, every);
         match self.inline() {
             Some(bytes) => post(batch, SendRequest::send(bytes).id(id).signaled(signaled).to(to)),
             None => post(batch, SendRequest::send(self.source.clone()).id(id).signaled(signaled).to(to)),
@@ -415,7 +422,7 @@ impl Message<'_> {
     where
         ops::Write: OfferedBy<S>,
     {
-        let signaled = id.is_multiple_of(every);
+        let signaled = is_signaled(id, every);
         let remote = *self.remote();
         let body_signaled = signaled && !self.flagged;
         match self.inline() {
