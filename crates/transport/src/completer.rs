@@ -96,15 +96,15 @@ impl Requester {
         }
     }
 
-    /// The probe was answered: if nothing behind it arrived, all of that was lost.
+    /// The probe was answered: what was sent before it and is not acknowledged was lost.
     #[cold]
     fn settle_probe(&mut self, now: Instant) {
-        let Some(end) = self.probed else { return };
+        let Some((end, tells_of)) = self.probed else { return };
         if self.una_psn.is_before(end) {
             return;
         }
         self.probed = None;
-        if self.una_psn == end && self.una_psn != self.sent_psn {
+        if self.una_psn.is_before(tells_of) {
             self.rewind(now.as_nanos());
         }
     }

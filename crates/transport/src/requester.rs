@@ -95,8 +95,9 @@ pub(crate) struct Requester {
     probe_at: u64,
     pub(crate) rnr_until: u64,
     probe_due: bool,
-    /// A probe was sent that ends before this PSN.
-    pub(crate) probed: Option<Psn>,
+    /// A probe was sent that ends before the first PSN. An answer that leaves what is before the second one
+    /// unacknowledged says that it was lost.
+    pub(crate) probed: Option<(Psn, Psn)>,
     pub(crate) retries_left: u8,
     pub(crate) rnr_left: u8,
     /// When the cursor last went back, and from where.
@@ -250,6 +251,14 @@ impl Requester {
         if sent > 0 && !waits {
             self.arm(now.as_nanos(), path);
         }
+        // What is blocked, or drains, waits for an answer; where nothing asked for one, the probe does.
+        if !self.ready
+            && (self.blocked || !may_start)
+            && self.asked.is_none()
+            && self.una_psn != self.sent_psn
+        {
+            self.probe_due = true;
+        }
         (sent, None)
     }
 
@@ -366,10 +375,10 @@ impl Requester {
         {
             return Step::Blocked;
         }
+        let ask = self.asks(&current, extent);
         if self.cur_index == self.next_index {
             self.start(&current, cost, path);
         }
-        let ask = self.asks(&current, extent);
         match emit(&current, self.cur_index, self.cur_packet, packets, self.cur_psn, ask, path, host, tx) {
             Ok(true) => {
                 self.sent(now, &current, extent, ask, host);
@@ -389,11 +398,15 @@ impl Requester {
         self.unasked_packets += packets;
         self.unasked_cost += u32::from(cost);
         let ends = self.cur_packet + packets == current.packets;
-        ends && (current.packets > 1 || current.request.flags.contains(SendFlags::SIGNALED))
+        let takes_last_credit = || {
+            current.kind.consumes_recv()
+                && self.recv_limit.is_some_and(|limit| self.recv_started.wrapping_sub(limit) as i32 >= -1)
+        };
+        ends && (current.packets > 1
+            || current.request.flags.contains(SendFlags::SIGNALED)
+            || takes_last_credit())
             || self.unasked_packets >= self.max_unasked
             || self.unasked_cost * 4 >= self.window.units()
-            || current.kind.consumes_recv()
-                && self.recv_limit.is_some_and(|limit| self.recv_started.wrapping_sub(limit) as i32 >= 0)
             || self.cur_psn.add(packets) == self.sent_psn
     }
 
@@ -502,10 +515,15 @@ impl Requester {
         }
         host.count(Count::Probe);
         self.probe_due = false;
-        self.probed = Some(self.una_psn.add(packets));
+        let end = self.una_psn.add(packets);
         if self.asked.is_none() {
-            self.asked = self.probed;
+            // The next answer is the probe's, and tells of all that was sent before it.
+            self.probed = Some((end, self.sent_psn));
+            self.asked = Some(end);
             self.timeout_at = now.as_nanos().saturating_add(path.timeout_ns);
+        } else {
+            // An answer to what asked before may come first; it tells no more than that it is older.
+            self.probed = Some((end, end.add(u32::from(end != self.sent_psn))));
         }
         self.sample = None;
         self.rtt.probed();
@@ -544,8 +562,7 @@ impl Requester {
     /// Starts the timers. The queue pair's own runs for an answer that was asked for; the probe asks.
     #[inline]
     fn arm(&mut self, now_ns: u64, path: &Path) {
-        self.timeout_at =
-            if self.asked.is_some() { now_ns.saturating_add(path.timeout_ns) } else { NEVER };
+        self.timeout_at = if self.asked.is_some() { now_ns.saturating_add(path.timeout_ns) } else { NEVER };
         self.probe_at = now_ns.saturating_add(self.rtt.probe_ns(path.timeout_ns));
     }
     /// Stops the timers.

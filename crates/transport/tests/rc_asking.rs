@@ -1,0 +1,376 @@
+//! Which packets ask for an acknowledgement, and what becomes of those that do not, as packet scripts.
+mod pair;
+
+use hca_core::wire::{Packet, PacketOp};
+use hca_core::*;
+use hca_transport::*;
+use pair::*;
+
+use PacketOp as P;
+use Side::{A, B};
+use WcStatus::Success;
+
+const PSN: u32 = 0xff_fffd;
+const QUIET: SendFlags = SendFlags::empty();
+const MS: u64 = 1_000_000;
+
+fn write(p: &mut Pair, flags: SendFlags) {
+    p.post(A, SendOp::Write(remote(0)), 0, 8, flags);
+}
+/// Whether each packet of A asked, in order.
+fn asked(p: &Pair) -> Vec<bool> {
+    p.wire.iter().filter(|s| s.side == A).map(|s| Packet::parse(&s.bytes).unwrap().bth().ack_req()).collect()
+}
+/// Makes the round trip known, so that probes wait 300 us.
+fn measure(p: &mut Pair) {
+    write(p, SendFlags::SIGNALED);
+    p.run();
+    assert!(p.a.qp.window().srtt_ns > 0);
+    p.wire.clear();
+    p.counts = [0; 2];
+    p.a.host.done.clear();
+}
+/// `bad` local memory.
+fn bad_write(p: &mut Pair) {
+    let request =
+        SendRequest { op: SendOp::Write(remote(0)), flags: SendFlags::SIGNALED, len: 8, dest: None };
+    p.post_raw(A, Posted { request, addr: 0, bad: true });
+}
+
+#[test]
+fn only_signalled_requests_ask_among_small_ones() {
+    let mut p = Pair::rc();
+    for flags in [QUIET, QUIET, SendFlags::SIGNALED, QUIET, SendFlags::SIGNALED] {
+        write(&mut p, flags);
+    }
+    p.run();
+    p.expect_sends(&[Success; 5]);
+    assert_eq!(asked(&p), [false, false, true, false, true]);
+    assert_eq!(p.a.host.counted(Count::Probe), 0);
+}
+
+#[test]
+fn what_has_several_packets_asks_with_its_last() {
+    let mut p = Pair::rc();
+    p.post(A, SendOp::Write(remote(0)), 0, 700, QUIET);
+    p.run();
+    p.expect_sends(&[Success]);
+    assert_eq!(asked(&p), [false, false, true]);
+    assert_eq!(p.a.host.counted(Count::Probe), 0);
+}
+
+#[test]
+fn a_quarter_of_the_send_queue_asks_once_unsignalled_as_it_may_be() {
+    let mut p = Pair::rc();
+    for _ in 0..128 {
+        write(&mut p, QUIET);
+    }
+    p.transmit_side(A);
+    p.transmit_side(A);
+    let asks: Vec<usize> = asked(&p).iter().enumerate().filter(|a| *a.1).map(|a| a.0).collect();
+    assert_eq!(asks, [31, 63, 95, 127]);
+    p.run();
+    p.expect_sends(&[Success; 128]);
+    assert_eq!(p.a.host.counted(Count::Probe), 0);
+}
+
+#[test]
+fn a_quarter_of_the_window_asks() {
+    let mut p = Pair::new(&Setup { window_bytes: 8 << 10, ..Setup::default() });
+    for _ in 0..30 {
+        p.post(A, SendOp::Write(remote(0)), 0, 256, QUIET);
+    }
+    p.run();
+    p.expect_sends(&[Success; 30]);
+    assert!(asked(&p).chunks(7).all(|c| c.contains(&true) || c.len() < 7), "{:?}", asked(&p));
+    assert!(p.a.host.counted(Count::Probe) <= 1, "only what is last may need one");
+}
+
+#[test]
+fn what_takes_the_last_credit_asks() {
+    for op in [SendOp::Send, SendOp::SendImm(1)] {
+        let mut p = Pair::rc();
+        for _ in 0..4 {
+            p.recv(B, 0, 8);
+        }
+        p.post(A, SendOp::Send, 0, 8, SendFlags::SIGNALED);
+        p.run();
+        // Three credits are known now.
+        for _ in 0..8 {
+            p.post(A, op, 0, 8, QUIET);
+        }
+        p.transmit_side(A);
+        assert_eq!(asked(&p)[1..], [false, false, true], "{op:?}");
+        for _ in 0..8 {
+            p.recv(B, 0, 8);
+        }
+        let until = p.now + 4 * LATENCY_NS;
+        p.run_until(until);
+        assert!(asked(&p).len() > 4, "{op:?}: goes on without the probe");
+        p.run();
+        p.expect_sends(&[Success; 9]);
+    }
+}
+
+#[test]
+fn what_is_sent_once_more_asks_at_its_end() {
+    let mut p = Pair::rc();
+    measure(&mut p);
+    p.drop_packets(A, &[0]);
+    for _ in 0..4 {
+        write(&mut p, QUIET);
+    }
+    p.run();
+    p.expect_sends(&[Success; 4]);
+    assert_eq!(asked(&p), [false, false, false, false, false, false, false, true]);
+    assert!(p.now < MS, "the peer's NAK needs no timer: {}", p.now);
+    assert_eq!(p.a.host.counted(Count::Probe), 0);
+}
+
+#[test]
+fn an_unsignalled_end_is_acknowledged_by_one_probe() {
+    let mut p = Pair::rc();
+    measure(&mut p);
+    let start = p.now;
+    for _ in 0..5 {
+        write(&mut p, QUIET);
+    }
+    p.run();
+    p.expect_sends(&[Success; 5]);
+    assert_eq!(p.ops(A).len(), 6, "five messages and one probe");
+    assert_eq!(p.a.host.counted(Count::Probe), 1);
+    assert!(p.now - start < MS, "{}", p.now - start);
+    assert_eq!(p.b.host.writes, 6, "none is placed twice");
+    assert_eq!(p.a.qp.next_deadline(), None);
+}
+
+#[test]
+fn a_lost_unsignalled_end_is_recovered_by_one_probe_and_uses_up_no_retry() {
+    for lost in [&[4][..], &[3, 4], &[1, 2, 3, 4], &[0, 1, 2, 3, 4]] {
+        let mut p = Pair::new(&Setup { retry_cnt: 0, ..Setup::default() });
+        measure(&mut p);
+        let start = p.now;
+        p.drop_packets(A, lost);
+        for _ in 0..5 {
+            write(&mut p, QUIET);
+        }
+        p.run();
+        p.expect_sends(&[Success; 5]);
+        assert_eq!(p.a.host.counted(Count::Probe), 1, "{lost:?}");
+        assert_eq!(p.a.host.counted(Count::Timeout), 0);
+        assert!(p.now - start < MS, "{lost:?}: {}", p.now - start);
+        assert_eq!(p.b.host.writes, 6, "{lost:?}");
+    }
+}
+
+#[test]
+fn a_lost_probe_of_an_unsignalled_end_is_sent_again_and_uses_up_no_retry() {
+    let mut p = Pair::new(&Setup { retry_cnt: 0, ..Setup::default() });
+    measure(&mut p);
+    p.drop_packets(A, &[0, 1, 2, 3]);
+    write(&mut p, QUIET);
+    p.run();
+    p.expect_sends(&[Success]);
+    assert_eq!(p.ops(A).len(), 5);
+    assert_eq!(p.a.host.counted(Count::Timeout), 0);
+}
+
+#[test]
+fn each_unsignalled_packet_starts_the_probe_timer_anew_and_no_other_runs() {
+    let mut p = Pair::rc();
+    measure(&mut p);
+    for _ in 0..10 {
+        write(&mut p, QUIET);
+        p.transmit_side(A);
+        assert_eq!(p.a.qp.next_deadline().map(Instant::as_nanos), Some(p.now + 300_000));
+        p.now += 200_000;
+    }
+    assert_eq!(p.a.host.counted(Count::Probe), 0);
+    assert_eq!(p.ops(A).len(), 10);
+    p.run();
+    p.expect_sends(&[Success; 10]);
+}
+
+#[test]
+fn later_packets_do_not_put_off_the_timers_of_one_that_asks() {
+    let mut p = Pair::rc();
+    measure(&mut p);
+    p.script = Box::new(|_, _, _| Fate::Drop);
+    write(&mut p, SendFlags::SIGNALED);
+    p.transmit_side(A);
+    let at = p.a.qp.next_deadline();
+    p.now += 100_000;
+    write(&mut p, QUIET);
+    write(&mut p, SendFlags::SIGNALED);
+    p.transmit_side(A);
+    assert_eq!(p.a.qp.next_deadline(), at);
+}
+
+#[test]
+fn a_dead_peer_ends_unsignalled_requests_in_retry_exceeded() {
+    for (timeout, retry_cnt) in [(14, 2), (8, 7), (1, 0)] {
+        let mut p = Pair::new(&Setup { timeout, retry_cnt, ..Setup::default() });
+        p.script = Box::new(|_, _, _| Fate::Drop);
+        for _ in 0..3 {
+            write(&mut p, QUIET);
+        }
+        let start = p.now;
+        p.run();
+        p.expect_sends(&[WcStatus::RetryExceeded, WcStatus::WrFlushed, WcStatus::WrFlushed]);
+        let total = (4096 << timeout) * (u64::from(retry_cnt) + 1);
+        let took = p.now - start;
+        assert!((total..=4 * total).contains(&took), "{took} of {total}");
+        assert_eq!(p.a.qp.next_deadline(), None);
+    }
+}
+
+#[test]
+fn a_dead_peer_is_noticed_though_unsignalled_requests_keep_coming() {
+    let (timeout, retry_cnt) = (10, 1);
+    let mut p = Pair::new(&Setup { timeout, retry_cnt, ..Setup::default() });
+    measure(&mut p);
+    p.script = Box::new(|_, _, _| Fate::Drop);
+    let start = p.now;
+    let until = start + 1000 * MS;
+    while p.a.qp.state() == QpState::Rts && p.now < until {
+        write(&mut p, QUIET);
+        let next = p.now + 100_000;
+        while p.a.qp.next_deadline().is_some_and(|d| d.as_nanos() <= next) {
+            p.turn();
+        }
+        p.transmit_side(A);
+        p.now = p.now.max(next);
+    }
+    let bound = 4 * (4096 << timeout) * (u64::from(retry_cnt) + 1) + 32 * 100_000 + MS;
+    assert!(p.now - start < bound, "{} of {bound}", p.now - start);
+    assert_eq!(p.a.host.statuses()[0], WcStatus::RetryExceeded);
+}
+
+#[test]
+fn draining_asks_at_once_for_what_did_not_ask() {
+    let mut p = Pair::rc();
+    measure(&mut p);
+    for _ in 0..3 {
+        write(&mut p, QUIET);
+    }
+    p.transmit_side(A);
+    assert_eq!(asked(&p), [false; 3]);
+    let start = p.now;
+    p.modify(A, QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() }).unwrap();
+    write(&mut p, QUIET);
+    p.run();
+    p.expect_sends(&[Success; 3]);
+    assert!(p.a.host.has_event(QpEvent::SqDrained));
+    assert!(p.now - start < 200_000, "without a timer: {}", p.now - start);
+    p.state(A, QpState::Rts);
+    p.run();
+    p.expect_sends(&[Success; 4]);
+}
+
+#[test]
+fn draining_ends_though_packets_that_did_not_ask_were_lost() {
+    let mut p = Pair::rc();
+    measure(&mut p);
+    p.drop_packets(A, &[1, 2, 3]);
+    for _ in 0..3 {
+        write(&mut p, QUIET);
+    }
+    p.transmit_side(A);
+    p.modify(A, QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() }).unwrap();
+    p.run();
+    p.expect_sends(&[Success; 3]);
+    assert_eq!(p.a.host.done.iter().filter(|d| **d == Done::Event(QpEvent::SqDrained)).count(), 1);
+}
+
+#[test]
+fn a_request_that_fails_here_waits_for_no_timer_behind_unsignalled_ones() {
+    let mut p = Pair::rc();
+    measure(&mut p);
+    let start = p.now;
+    write(&mut p, QUIET);
+    write(&mut p, QUIET);
+    bad_write(&mut p);
+    p.run();
+    p.expect_sends(&[Success, Success, WcStatus::LocalProtection]);
+    assert!(p.now - start < 200_000, "{}", p.now - start);
+}
+
+#[test]
+fn a_send_without_credits_waits_for_no_timer_behind_unsignalled_writes() {
+    let mut p = Pair::rc();
+    p.recv(B, 0, 8);
+    p.post(A, SendOp::Send, 0, 8, SendFlags::SIGNALED);
+    p.run();
+    // No credit is left.
+    p.recv(B, 0, 8);
+    let start = p.now;
+    write(&mut p, QUIET);
+    p.post(A, SendOp::Send, 0, 8, SendFlags::SIGNALED);
+    p.run();
+    p.expect_sends(&[Success; 3]);
+    assert!(p.now - start < 200_000, "{}", p.now - start);
+}
+
+#[test]
+fn a_blocked_requester_that_was_answered_does_not_probe_without_end() {
+    let mut p = Pair::new(&Setup { window_bytes: 300, ..Setup::default() });
+    for _ in 0..40 {
+        p.post(A, SendOp::Write(remote(0)), 0, 30, QUIET);
+    }
+    p.run();
+    p.expect_sends(&[Success; 40]);
+    assert!(p.ops(A).len() <= 81, "{}", p.ops(A).len());
+}
+
+#[test]
+fn an_answered_probe_with_nothing_sent_before_it_blames_no_packet_sent_after() {
+    let mut p = Pair::rc();
+    measure(&mut p);
+    write(&mut p, QUIET);
+    p.transmit_side(A);
+    // The probe leaves, and a new message right behind it.
+    while p.a.host.counted(Count::Probe) == 0 {
+        p.turn();
+    }
+    write(&mut p, QUIET);
+    p.transmit_side(A);
+    let cwnd = p.a.qp.window().cwnd_bytes;
+    // The peer answered before it saw the new message.
+    let ack = Raw::rc(P::Acknowledge, A, PSN + 1).aeth(hca_core::wire::Syndrome::Ack(None)).bytes();
+    p.deliver(A, &ack);
+    p.transmit_side(A);
+    assert_eq!(p.a.host.counted(Count::Retransmitted), 0);
+    assert_eq!(p.a.qp.window().cwnd_bytes, cwnd);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+}
+
+#[test]
+fn the_round_trip_is_measured_at_packets_that_ask() {
+    let mut p = Pair::rc();
+    write(&mut p, QUIET);
+    p.transmit_side(A);
+    p.run_until(MS);
+    write(&mut p, SendFlags::SIGNALED);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+    let srtt = p.a.qp.window().srtt_ns;
+    assert!((2 * LATENCY_NS..4 * LATENCY_NS).contains(&srtt), "{srtt}");
+}
+
+#[test]
+fn requests_behind_a_wait_for_a_receive_request_are_asked_about() {
+    let mut p = Pair::new(&Setup { srq_b: true, ..Setup::default() });
+    measure(&mut p);
+    for _ in 0..3 {
+        p.post(A, SendOp::Send, 0, 8, QUIET);
+    }
+    p.run_until(p.now + 5 * MS);
+    assert!(p.b.host.counted(Count::RnrNakSent) > 1);
+    for _ in 0..3 {
+        p.recv(B, 0, 8);
+    }
+    p.run();
+    p.expect_sends(&[Success; 3]);
+    assert_eq!(p.a.qp.next_deadline(), None);
+}
