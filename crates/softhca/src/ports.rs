@@ -78,7 +78,7 @@ impl QpSendPort {
         };
         let pushed = match (wr.payload, wr.dest) {
             (Payload::Sges(sges), None) => self.ring.push(header, sges.iter().copied().map(sge_to_cell)),
-            (Payload::Inline(bytes), None) => self.ring.push(header, inline_cells(bytes)),
+            (Payload::Inline(bytes), None) => self.ring.push_bytes(header, bytes),
             (payload, Some(dest)) => self.push_datagram(header, payload, dest),
         };
         pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })

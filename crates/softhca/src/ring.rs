@@ -107,6 +107,30 @@ impl<H: Copy> Producer<H> {
         self.tail = self.tail.wrapping_add(1);
         Ok(())
     }
+    /// Fills the next slot: header, and `bytes` from its first cell on; what lies behind them is left as it was.
+    ///
+    /// # Panics
+    /// If a slot's cells do not hold that many bytes.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(crate) fn push_bytes(&mut self, header: H, bytes: &[u8]) -> Result<(), Full> {
+        if !self.has_room() {
+            return Err(Full);
+        }
+        let slot = (self.tail & self.ring.mask) as usize;
+        let base = slot * self.ring.cells_per_slot;
+        let cells = &self.ring.cells[base..base + self.ring.cells_per_slot];
+        assert!(bytes.len() <= size_of_val(cells), "{} bytes into {} cells", bytes.len(), cells.len());
+        // SAFETY: (2) the slot at `tail` is free, so it is the producer's, which we are (1). Our `UnsafeCell`
+        // has the layout of its content, so the cells are one piece of memory, and long enough.
+        unsafe {
+            self.ring.headers[slot].with_mut(|p| (*p).write(header));
+            let to: *mut u8 = cells.as_ptr().cast_mut().cast();
+            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+        self.tail = self.tail.wrapping_add(1);
+        Ok(())
+    }
     /// Hands all filled slots to the consumer.
     #[inline]
     pub(crate) fn publish(&mut self) {
@@ -216,6 +240,25 @@ mod tests {
         assert_eq!((c.header(1), c.cells(2)[0][0]), (1, 2));
         c.release(1);
         p.push(3, core::iter::empty()).unwrap();
+    }
+
+    #[test]
+    fn bytes_fill_cells_from_the_first_on() {
+        let (mut p, mut c) = ring::<u32>(2, 2);
+        p.push_bytes(1, &[7; 3]).unwrap();
+        p.push_bytes(2, &[9; 32]).unwrap();
+        assert_eq!(p.push_bytes(3, &[]), Err(Full));
+        p.publish();
+        c.refresh();
+        assert_eq!((c.header(0), c.cells(0)[0]), (1, [0x07_0707, 0]));
+        assert_eq!((c.header(1), c.cells(1)), (2, &[[0x0909_0909_0909_0909; 2]; 2][..]));
+    }
+
+    #[test]
+    #[should_panic(expected = "33 bytes into 2 cells")]
+    fn more_bytes_than_cells_are_refused() {
+        let (mut p, _c) = ring::<u32>(2, 2);
+        let _ = p.push_bytes(1, &[0; 33]);
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub(crate) use std::thread::yield_now;
 /// `core::cell::UnsafeCell` with the closure face that loom's cell has.
 #[cfg(not(loom))]
 #[derive(Debug)]
+#[repr(transparent)]
 pub(crate) struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
 
 #[cfg(not(loom))]

@@ -216,7 +216,7 @@ impl UdpFabric {
 
     fn recv_error(&mut self, error: &io::Error) {
         self.busy = 0;
-        if !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) {
+        if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) {
             self.counters.recv_errors += 1;
         }
     }
