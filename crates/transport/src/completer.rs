@@ -185,9 +185,7 @@ impl Requester {
             self.rnr_left -= 1;
         }
         self.retries_left = path.retry_cnt;
-        self.go_back(now.as_nanos());
-        self.disarm();
-        self.rnr_until = now.as_nanos().saturating_add(wait_ns);
+        self.refused(now.as_nanos(), wait_ns);
         Ok(())
     }
 

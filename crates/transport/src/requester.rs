@@ -94,6 +94,9 @@ pub(crate) struct Requester {
     timeout_at: u64,
     probe_at: u64,
     pub(crate) rnr_until: u64,
+    /// The peer had no receive request. It drops all behind the packet that it refused, so that one goes
+    /// alone until it is taken.
+    refused: bool,
     probe_due: bool,
     /// A probe was sent that ends before the first PSN. An answer that leaves what is before the second one
     /// unacknowledged says that it was lost.
@@ -137,6 +140,7 @@ impl Requester {
             timeout_at: NEVER,
             probe_at: NEVER,
             rnr_until: NEVER,
+            refused: false,
             probe_due: false,
             probed: None,
             retries_left: path.retry_cnt,
@@ -321,7 +325,7 @@ impl Requester {
     #[inline]
     fn fits(&self, Extent { packets, cost }: Extent, units: u32) -> bool {
         let inflight = u32::from(self.cur_cost.wrapping_sub(self.una_cost));
-        (inflight == 0 || inflight + u32::from(cost) <= units)
+        (inflight == 0 || !self.refused && inflight + u32::from(cost) <= units)
             && span(self.una_psn, self.cur_psn) + packets <= MAX_OUTSTANDING
     }
 
@@ -408,6 +412,7 @@ impl Requester {
             || self.unasked_packets >= self.max_unasked
             || self.unasked_cost * 4 >= self.window.units()
             || self.cur_psn.add(packets) == self.sent_psn
+            || self.refused
     }
 
     /// Fails the request at the cursor, once all before it are completed.
@@ -578,6 +583,7 @@ impl Requester {
         self.rtt.progressed();
         self.retries_left = path.retry_cnt;
         self.rnr_left = path.rnr_retry;
+        self.refused = false;
         self.probe_due = false;
         if let Some((psn, at)) = self.sample
             && psn.is_before(self.una_psn)
@@ -621,8 +627,16 @@ impl Requester {
         self.window.lost(now_ns, self.rtt.srtt_ns);
         self.go_back(now_ns);
     }
+    /// The peer has no receive request for the oldest unacknowledged packet: that one is sent once more when
+    /// the wait is over.
+    pub(crate) fn refused(&mut self, now_ns: u64, wait_ns: u64) {
+        self.go_back(now_ns);
+        self.disarm();
+        self.refused = true;
+        self.rnr_until = now_ns.saturating_add(wait_ns);
+    }
     /// Goes back to the oldest unacknowledged packet.
-    pub(crate) fn go_back(&mut self, now_ns: u64) {
+    fn go_back(&mut self, now_ns: u64) {
         self.cursor_to_una();
         (self.rewound_at, self.rewound_una) = (now_ns, Some(self.una_psn));
         self.unanswered.clear();

@@ -322,6 +322,27 @@ fn no_receive_request_is_answered_by_an_rnr_nak_and_tried_again_after_its_timer(
 }
 
 #[test]
+fn after_an_rnr_nak_one_packet_goes_alone_until_it_is_taken() {
+    let mut p = Pair::new(&Setup { srq_b: true, ..Setup::default() });
+    for _ in 0..2 {
+        p.post(A, SendOp::Send, 0, 600, SendFlags::empty());
+    }
+    p.post(A, SendOp::Write(remote(0)), 0, 8, SendFlags::empty());
+    p.run_until(500_000);
+    let tries = p.b.host.counted(Count::RnrNakSent) as usize;
+    assert!(tries > 3);
+    let psns: Vec<u32> = (0..7).map(|i| (PSN + i) & 0xff_ffff).chain(vec![PSN; tries - 1]).collect();
+    assert_eq!(p.psns(A)[..6 + tries], psns[..6 + tries], "all once, then the first one only");
+    let before = p.ops(A).len();
+    p.recv(B, 0, 600);
+    p.recv(B, 0, 600);
+    p.run();
+    p.expect_sends(&[Success; 3]);
+    assert!(p.ops(A).len() - before <= 8, "the first one, and the six behind it once it was taken");
+    assert_eq!(p.a.host.counted(Count::Probe), 0, "each that went alone asked");
+}
+
+#[test]
 fn rnr_retry_counts_and_then_fails() {
     let mut p = Pair::new(&Setup { rnr_retry: 3, ..Setup::default() });
     p.send(A, SendOp::Write(remote(0)), 0, 8);
