@@ -525,7 +525,6 @@ impl Requester {
             // The next answer is the probe's, and tells of all that was sent before it.
             self.probed = Some((end, self.sent_psn));
             self.asked = Some(end);
-            self.timeout_at = now.as_nanos().saturating_add(path.timeout_ns);
         } else {
             // An answer to what asked before may come first; it tells no more than that it is older.
             self.probed = Some((end, end.add(u32::from(end != self.sent_psn))));

@@ -338,7 +338,9 @@ fn after_an_rnr_nak_one_packet_goes_alone_until_it_is_taken() {
     p.recv(B, 0, 600);
     p.run();
     p.expect_sends(&[Success; 3]);
-    assert!(p.ops(A).len() - before <= 8, "the first one, and the six behind it once it was taken");
+    let left: Vec<u64> = p.wire.iter().filter(|s| s.side == A).skip(before).map(|s| s.at_ns).collect();
+    assert!(left.len() <= 8, "the first one, and the six behind it once it was taken");
+    assert!(left[left.len() - 6..].iter().all(|at| *at == left[left.len() - 1]), "the six in one train");
     assert_eq!(p.a.host.counted(Count::Probe), 0, "each that went alone asked");
 }
 

@@ -347,15 +347,19 @@ fn an_answered_probe_with_nothing_sent_before_it_blames_no_packet_sent_after() {
 
 #[test]
 fn the_round_trip_is_measured_at_packets_that_ask() {
-    let mut p = Pair::rc();
-    write(&mut p, QUIET);
-    p.transmit_side(A);
-    p.run_until(MS);
-    write(&mut p, SendFlags::SIGNALED);
-    p.run();
-    p.expect_sends(&[Success; 2]);
-    let srtt = p.a.qp.window().srtt_ns;
-    assert!((2 * LATENCY_NS..4 * LATENCY_NS).contains(&srtt), "{srtt}");
+    for op in [SendOp::Write(remote(0)), SendOp::WriteImm(remote(0), 1)] {
+        let mut p = Pair::rc();
+        p.recv(B, 0, 8);
+        p.recv(B, 0, 8);
+        p.post(A, op, 0, 8, QUIET);
+        p.transmit_side(A);
+        p.now += MS;
+        p.post(A, op, 0, 8, SendFlags::SIGNALED);
+        p.run();
+        p.expect_sends(&[Success; 2]);
+        let srtt = p.a.qp.window().srtt_ns;
+        assert!((2 * LATENCY_NS..4 * LATENCY_NS).contains(&srtt), "{op:?}: {srtt}");
+    }
 }
 
 #[test]
