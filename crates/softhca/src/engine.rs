@@ -133,12 +133,7 @@ impl Engine {
 
     /// What posts ask for: their doorbells, and what can be sent at once. `caller` is the queue pair of
     /// who runs this, which need not ring.
-    pub(crate) fn turn_posted(
-        &mut self,
-        now: Instant,
-        bell: &Doorbell<QpShared>,
-        caller: Option<QpHandle>,
-    ) {
+    pub(crate) fn turn_posted(&mut self, now: Instant, bell: &Doorbell<QpShared>, caller: Option<QpHandle>) {
         let rang = self.core.take_doorbells(now, bell);
         if rang | caller.is_some_and(|qp| self.core.posted(now, qp)) {
             self.transmit(now);

@@ -79,11 +79,13 @@ impl Ringer for QpShared {
     }
 }
 
-/// A receive request that a message is being placed into.
+/// A receive request that a message is being placed into. One of an own queue stays in its slot meanwhile,
+/// one of a shared queue is copied out.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     pub(crate) active: bool,
     pub(crate) wr_id: u64,
+    /// The list, of a shared queue's request.
     pub(crate) sges: Vec<Sge>,
 }
 
@@ -180,20 +182,22 @@ impl QpHost<'_> {
         if rq.head() == rq.tail() && rq.refresh() == rq.head() {
             return None;
         }
-        let head = rq.head();
-        let h = *rq.header_ref(head);
-        let held = &mut self.res.held;
-        held.wr_id = h.wr_id;
-        held.sges.clear();
-        held.sges.extend(rq.cells(head)[..h.sges.into()].iter().copied().map(cell_to_sge));
-        held.active = true;
-        Some(held.sges.iter().map(|s| u64::from(s.len)).sum())
+        self.res.held.wr_id = rq.header_ref(rq.head()).wr_id;
+        self.res.held.active = true;
+        Some(oldest(rq).map(|s| u64::from(s.len)).sum())
     }
 }
 
 #[inline]
 fn local(tables: &Tables, pd: PdHandle, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
     tables.mrs.translate(pd, s.lkey.raw(), s.addr, s.len.into(), access).map_err(|_| LocalError::Protection)
+}
+
+/// The list of an own receive queue's oldest request.
+#[inline]
+fn oldest(rq: &Consumer<RecvHeader>) -> impl Iterator<Item = Sge> {
+    let count = usize::from(rq.header_ref(rq.head()).sges);
+    rq.cells(rq.head())[..count].iter().copied().map(cell_to_sge)
 }
 
 #[inline]
@@ -294,12 +298,16 @@ impl Host for QpHost<'_> {
     #[inline]
     fn place_recv(&mut self, offset: u32, data: &[u8]) -> Result<(), LocalError> {
         let (tables, pd) = (&*self.tables, self.res.pd);
-        pieces(self.res.held.sges.iter().copied(), offset, data.len(), |s, at| {
+        let place = |s: Sge, at: usize| {
             let to = local(tables, pd, s, Access::LOCAL_WRITE)?;
             // SAFETY: as in `scatter`.
             unsafe { dma::store(to, &data[at..at + s.len as usize]) };
             Ok(())
-        })
+        };
+        match &self.res.rq {
+            RecvQueue::Own(rq) => pieces(oldest(rq), offset, data.len(), place),
+            RecvQueue::Shared(_) => pieces(self.res.held.sges.iter().copied(), offset, data.len(), place),
+        }
     }
     #[inline]
     fn complete_recv(&mut self, done: &RecvDone) {

@@ -12,7 +12,7 @@ use crate::pd::Pd;
 use crate::post::{RecvSide, SendSide};
 use crate::qp::{QpInner, QueuePair};
 use crate::service::Service;
-use crate::slots::{RecvSlots, SendSlots};
+use crate::slots::{RecvPoster, RecvSlots, RecvTaker, RingSlots};
 use crate::srq::SrqRef;
 use crate::sync;
 
@@ -208,26 +208,27 @@ impl<'a, S: Service> QpBuilder<'a, S> {
     ) -> (QpInner, SendSide, Option<RecvSide>) {
         let (core, cap) = (&self.pd.core, &self.cap);
         // A datagram also holds its address handle.
-        let (send, poster, taker) = SendSlots::create(cap.max_send_wr, cap.max_send_sge as usize + 1);
+        let (send, poster, taker) = RingSlots::create(cap.max_send_wr, cap.max_send_sge as usize + 1);
         let send_side =
             SendSide::new(ports.send, poster, Arc::clone(core), cap.max_send_wr, cap.max_send_sge);
-        let (recv, recv_side) = match (&self.srq, ports.recv) {
-            (Some(srq), _) => (sync::Arc::clone(&srq.inner.slots), None),
+        let (recv, recv_taker, recv_side) = match (&self.srq, ports.recv) {
+            (Some(srq), _) => {
+                let slots = &srq.inner.slots;
+                let taker = RecvTaker::Shared(sync::Arc::clone(slots));
+                (RecvSlots::Shared(sync::Arc::clone(slots)), taker, None)
+            }
             (None, port) => {
-                let (slots, poster) = RecvSlots::create(cap.max_recv_wr, cap.max_recv_sge as usize);
+                let (slots, poster, taker) = RingSlots::create(cap.max_recv_wr, cap.max_recv_sge as usize);
+                let poster = RecvPoster::Own(poster);
                 let side = port.map(|port| {
                     RecvSide::new(port, poster, Arc::clone(core), cap.max_recv_wr, cap.max_recv_sge)
                 });
-                (slots, side)
+                (RecvSlots::Own(slots), RecvTaker::Own(taker), side)
             }
         };
         let (qp, context) = (ports.handle, self.context);
         let (send_cq, recv_cq) = (Arc::clone(&self.send_cq.shared), Arc::clone(&self.recv_cq.shared));
-        register(
-            &send_cq,
-            &recv_cq,
-            Entry { qp, context, send: Some(taker), recv: Some(sync::Arc::clone(&recv)) },
-        );
+        register(&send_cq, &recv_cq, Entry { qp, context, send: Some(taker), recv: Some(recv_taker) });
         let inner = QpInner {
             pd: Arc::clone(core),
             handle: qp,

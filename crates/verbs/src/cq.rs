@@ -14,8 +14,7 @@ use hca_core::{Completion, CqHandle, CqPort, DeviceError, Notify, QpHandle, SrqH
 
 use crate::context::Ctx;
 use crate::part::Held;
-use crate::slots::{RecvSlots, SendTaker};
-use crate::sync;
+use crate::slots::{RecvTaker, RingTaker};
 use crate::wait::wait_readable;
 use crate::wc::{Record, Wcs};
 use crate::{BuildError, Completions, WaitError};
@@ -218,7 +217,7 @@ impl CompletionQueue {
             }
         };
         let id = if completion.opcode.is_recv() {
-            entry.recv.as_ref().and_then(|slots| slots.take(completion.wr_id, keep))
+            entry.recv.as_mut().and_then(|taker| taker.take(completion.wr_id, keep))
         } else {
             entry.send.as_mut().and_then(|taker| taker.take(completion.wr_id, keep))
         };
@@ -323,8 +322,8 @@ pub(crate) struct CqShared {
 pub(crate) struct Entry {
     pub(crate) qp: QpHandle,
     pub(crate) context: u64,
-    pub(crate) send: Option<SendTaker<Held>>,
-    pub(crate) recv: Option<sync::Arc<RecvSlots<Held>>>,
+    pub(crate) send: Option<RingTaker<Held>>,
+    pub(crate) recv: Option<RecvTaker<Held>>,
 }
 
 #[derive(Default)]

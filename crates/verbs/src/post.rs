@@ -20,12 +20,12 @@ use crate::PostRefusal;
 use crate::part::{Emptying, Entries, Filling, GatherList, Held, ScatterList};
 use crate::pd::PdCore;
 use crate::request::Head;
-use crate::slots::{RecvPoster, SendPoster};
+use crate::slots::{RecvPoster, RingPoster};
 
 /// The posting end of a send queue.
 pub(crate) struct SendSide {
     port: Box<dyn SendPort>,
-    poster: SendPoster<Held>,
+    poster: RingPoster<Held>,
     pd: Arc<PdCore>,
     sges: Vec<Sge>,
     max_sge: usize,
@@ -37,7 +37,7 @@ pub(crate) struct SendSide {
 impl SendSide {
     pub(crate) fn new(
         port: Box<dyn SendPort>,
-        poster: SendPoster<Held>,
+        poster: RingPoster<Held>,
         pd: Arc<PdCore>,
         depth: u32,
         max_sge: u32,

@@ -18,7 +18,7 @@ use crate::pd::PdCore;
 use crate::post::{RecvSide, SendSide};
 use crate::request::SendRequest;
 use crate::service::{Connected, OfferedBy, Rc, Service, Ud, ops};
-use crate::slots::{RecvSlots, SendSlots};
+use crate::slots::{RecvSlots, RingSlots};
 use crate::srq::SrqInner;
 use crate::{ConnectError, Refused, sync};
 
@@ -573,8 +573,8 @@ pub(crate) struct QpInner {
     pub(crate) endpoint: Endpoint,
     pub(crate) context: u64,
     pub(crate) cap: QpCap,
-    pub(crate) send: sync::Arc<SendSlots<Held>>,
-    pub(crate) recv: sync::Arc<RecvSlots<Held>>,
+    pub(crate) send: sync::Arc<RingSlots<Held>>,
+    pub(crate) recv: RecvSlots<Held>,
     pub(crate) send_cq: (Arc<CqShared>, Need),
     pub(crate) recv_cq: (Arc<CqShared>, Need),
     pub(crate) srq: Option<Arc<SrqInner>>,
@@ -600,6 +600,6 @@ impl Drop for QpInner {
             };
             tracing::error!(qp = %self.handle, %error, "leaking buffers: the device keeps the queue pair");
         }
-        std::mem::forget((sync::Arc::clone(&self.send), sync::Arc::clone(&self.recv), self.srq.clone()));
+        std::mem::forget((sync::Arc::clone(&self.send), self.recv.clone(), self.srq.clone()));
     }
 }

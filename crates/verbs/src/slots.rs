@@ -1,13 +1,14 @@
 //! Where buffers in flight live: slots that the poster fills and the poller empties, without a lock.
 //!
-//! Send requests complete in order, so their slots are a ring ([`SendSlots`]): one poster, one taker,
-//! two counters. Receive requests may complete in any order (several queue pairs take from one shared
-//! receive queue), so theirs are a pool ([`RecvSlots`]): one poster, any number of takers, and a
-//! stack of freed slots that takers push to and the poster takes as a whole (so that no ABA arises).
+//! Send requests complete in order, and so do those of a queue pair's own receive queue: their slots are a
+//! ring ([`RingSlots`]) with one poster, one taker and two counters. Requests of a shared receive queue may
+//! complete in any order, since several queue pairs take from it: theirs are a pool ([`PoolSlots`]) with one
+//! poster, any number of takers, and a stack of freed slots that takers push to and the poster takes as a
+//! whole (so that no ABA arises).
 //!
 //! Invariants of the unsafe code:
-//! 1. There is one [`SendPoster`] and one [`SendTaker`] of a [`SendSlots`], and one [`RecvPoster`] of a
-//!    [`RecvSlots`]: `create` hands them out, they are not `Clone`, and they work by `&mut self`.
+//! 1. There is one [`RingPoster`] and one [`RingTaker`] of a [`RingSlots`], and one [`PoolPoster`] of a
+//!    [`PoolSlots`]: `create` hands them out, they are not `Clone`, and they work by `&mut self`.
 //! 2. Ring: slots `freed .. posted` belong to the taker, all others to the poster. The poster moves
 //!    `posted` (Release) after it filled a slot; the taker reads it (Acquire) before it looks. The
 //!    taker moves `freed` (Release) after it emptied slots; the poster reads it (Acquire) before it
@@ -82,8 +83,8 @@ impl<T> Drop for SlotReader<'_, T> {
     }
 }
 
-/// The slots of a send queue.
-pub(crate) struct SendSlots<T> {
+/// The slots of a queue that completes in order.
+pub(crate) struct RingSlots<T> {
     depth: u32,
     mask: u64,
     stride: usize,
@@ -96,13 +97,13 @@ pub(crate) struct SendSlots<T> {
 
 // SAFETY: (2) says which thread touches which cell, with the memory orders that hand a cell over; the
 // values themselves go from thread to thread, hence `T: Send`. Tested under loom and Miri.
-unsafe impl<T: Send> Send for SendSlots<T> {}
+unsafe impl<T: Send> Send for RingSlots<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for SendSlots<T> {}
+unsafe impl<T: Send> Sync for RingSlots<T> {}
 
-impl<T> SendSlots<T> {
+impl<T> RingSlots<T> {
     /// Slots for `depth` requests of at most `stride` parts.
-    pub(crate) fn create(depth: u32, stride: usize) -> (Arc<Self>, SendPoster<T>, SendTaker<T>) {
+    pub(crate) fn create(depth: u32, stride: usize) -> (Arc<Self>, RingPoster<T>, RingTaker<T>) {
         let capacity = (depth.max(1) as usize).next_power_of_two();
         let slots = Arc::new(Self {
             depth,
@@ -114,8 +115,8 @@ impl<T> SendSlots<T> {
             freed: CachePadded(AtomicU64::new(0)),
             taken: AtomicU64::new(0),
         });
-        let poster = SendPoster { slots: Arc::clone(&slots), next: 0, freed: 0 };
-        let taker = SendTaker { slots: Arc::clone(&slots), head: 0 };
+        let poster = RingPoster { slots: Arc::clone(&slots), next: 0, freed: 0 };
+        let taker = RingTaker { slots: Arc::clone(&slots), head: 0 };
         (slots, poster, taker)
     }
 
@@ -135,7 +136,7 @@ impl<T> SendSlots<T> {
     }
 }
 
-impl<T> Drop for SendSlots<T> {
+impl<T> Drop for RingSlots<T> {
     fn drop(&mut self) {
         for seq in self.taken.load(Ordering::Acquire)..self.posted.load(Ordering::Acquire) {
             // SAFETY: `&mut self`: nobody else is here; (3) says what is filled.
@@ -146,22 +147,22 @@ impl<T> Drop for SendSlots<T> {
 }
 
 /// The posting end of a send queue's slots.
-pub(crate) struct SendPoster<T> {
-    slots: Arc<SendSlots<T>>,
+pub(crate) struct RingPoster<T> {
+    slots: Arc<RingSlots<T>>,
     /// As `posted`.
     next: u64,
     /// `freed` as it was last read.
     freed: u64,
 }
 
-impl<T> SendPoster<T> {
+impl<T> RingPoster<T> {
     /// Whether a slot is free. Looks at the other end's counter only if none seems to be.
     #[inline]
     pub(crate) fn has_room(&mut self) -> bool {
         if self.next - self.freed < u64::from(self.slots.depth) {
             return true;
         }
-        // Acquire: pairs with the Release in `SendTaker::take`.
+        // Acquire: pairs with the Release in `RingTaker::take`.
         self.freed = self.slots.freed.load(Ordering::Acquire);
         self.next - self.freed < u64::from(self.slots.depth)
     }
@@ -178,7 +179,7 @@ impl<T> SendPoster<T> {
         // SAFETY: (2): `seq` is `posted`, and at most `depth` ahead of `freed`: the slot is ours.
         self.slots.head_of(seq).with_mut(|p| unsafe { *p = Head { id, parts } });
         self.next += 1;
-        // Release: pairs with the Acquire in `SendTaker::take`.
+        // Release: pairs with the Acquire in `RingTaker::take`.
         self.slots.posted.store(self.next, Ordering::Release);
         (seq, result)
     }
@@ -194,19 +195,19 @@ impl<T> SendPoster<T> {
     }
 }
 
-/// The taking end of a send queue's slots.
-pub(crate) struct SendTaker<T> {
-    slots: Arc<SendSlots<T>>,
+/// The taking end of a ring of slots.
+pub(crate) struct RingTaker<T> {
+    slots: Arc<RingSlots<T>>,
     /// As `freed`.
     head: u64,
 }
 
-impl<T> SendTaker<T> {
+impl<T> RingTaker<T> {
     /// Gives all values up to and with those of request `seq` to `sink`, and returns the request's
     /// id; `None` if no such request is outstanding.
     #[inline]
     pub(crate) fn take(&mut self, seq: u64, mut sink: impl FnMut(T)) -> Option<u64> {
-        // Acquire: pairs with the Release in `SendPoster::put`.
+        // Acquire: pairs with the Release in `RingPoster::put`.
         let posted = self.slots.posted.load(Ordering::Acquire);
         if seq < self.head || seq >= posted {
             return None;
@@ -221,7 +222,7 @@ impl<T> SendTaker<T> {
             id = head.id;
         }
         self.head = seq + 1;
-        // Release: pairs with the Acquire in `SendPoster::has_room`.
+        // Release: pairs with the Acquire in `RingPoster::has_room`.
         self.slots.freed.store(self.head, Ordering::Release);
         Some(id)
     }
@@ -236,8 +237,8 @@ struct PoolSlot {
     head: UnsafeCell<Head>,
 }
 
-/// The slots of a receive queue, its own or a shared one.
-pub(crate) struct RecvSlots<T> {
+/// The slots of a shared receive queue.
+pub(crate) struct PoolSlots<T> {
     stride: usize,
     slots: Box<[PoolSlot]>,
     parts: Box<Cells<T>>,
@@ -247,13 +248,13 @@ pub(crate) struct RecvSlots<T> {
 
 // SAFETY: (4) says which thread touches which cell, with the memory orders that hand a cell over; the
 // values themselves go from thread to thread, hence `T: Send`. Tested under loom and Miri.
-unsafe impl<T: Send> Send for RecvSlots<T> {}
+unsafe impl<T: Send> Send for PoolSlots<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for RecvSlots<T> {}
+unsafe impl<T: Send> Sync for PoolSlots<T> {}
 
-impl<T> RecvSlots<T> {
+impl<T> PoolSlots<T> {
     /// Slots for `depth` requests of at most `stride` parts.
-    pub(crate) fn create(depth: u32, stride: usize) -> (Arc<Self>, RecvPoster<T>) {
+    pub(crate) fn create(depth: u32, stride: usize) -> (Arc<Self>, PoolPoster<T>) {
         let slot = |i: u32| PoolSlot {
             generation: AtomicU32::new(0),
             next_free: AtomicU32::new(if i + 1 < depth { i + 2 } else { 0 }),
@@ -265,7 +266,7 @@ impl<T> RecvSlots<T> {
             parts: cells(depth as usize * stride),
             freed: CachePadded(AtomicU32::new(0)),
         });
-        let poster = RecvPoster { slots: Arc::clone(&slots), free: u32::from(depth > 0) };
+        let poster = PoolPoster { slots: Arc::clone(&slots), free: u32::from(depth > 0) };
         (slots, poster)
     }
 
@@ -279,7 +280,7 @@ impl<T> RecvSlots<T> {
         let mut first = self.freed.load(Ordering::Relaxed);
         loop {
             slot.next_free.store(first, Ordering::Relaxed);
-            // Release: pairs with the Acquire in `RecvPoster::has_room`.
+            // Release: pairs with the Acquire in `PoolPoster::has_room`.
             match self.freed.compare_exchange_weak(first, index + 1, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return Some(head.id),
                 Err(now) => first = now,
@@ -297,7 +298,7 @@ impl<T> RecvSlots<T> {
         let (index, generation) = (wr_id as u32, (wr_id >> 32) as u32);
         let slot = self.slots.get(index as usize).filter(|_| generation & 1 == 1)?;
         let next = generation.wrapping_add(1);
-        // Acquire: pairs with the Release in `RecvPoster::put`.
+        // Acquire: pairs with the Release in `PoolPoster::put`.
         slot.generation.compare_exchange(generation, next, Ordering::Acquire, Ordering::Relaxed).ok()?;
         // SAFETY: (4): we moved the generation on.
         Some((index, slot.head.with(|p| unsafe { *p })))
@@ -309,7 +310,7 @@ impl<T> RecvSlots<T> {
     }
 }
 
-impl<T> Drop for RecvSlots<T> {
+impl<T> Drop for PoolSlots<T> {
     fn drop(&mut self) {
         for (index, slot) in self.slots.iter().enumerate() {
             if slot.generation.load(Ordering::Acquire) & 1 == 1 {
@@ -321,19 +322,19 @@ impl<T> Drop for RecvSlots<T> {
     }
 }
 
-/// The posting end of a receive queue's slots.
-pub(crate) struct RecvPoster<T> {
-    slots: Arc<RecvSlots<T>>,
+/// The posting end of a pool of slots.
+pub(crate) struct PoolPoster<T> {
+    slots: Arc<PoolSlots<T>>,
     /// The poster's own list of free slots: first plus one, or 0.
     free: u32,
 }
 
-impl<T> RecvPoster<T> {
+impl<T> PoolPoster<T> {
     /// Whether a slot is free.
     #[inline]
     pub(crate) fn has_room(&mut self) -> bool {
         if self.free == 0 {
-            // Acquire: pairs with the Release in `RecvSlots::take`.
+            // Acquire: pairs with the Release in `PoolSlots::take`.
             self.free = self.slots.freed.swap(0, Ordering::Acquire);
         }
         self.free != 0
@@ -352,7 +353,7 @@ impl<T> RecvPoster<T> {
         // SAFETY: (4): the slot was on our own list, so its generation is even and it is ours.
         slot.head.with_mut(|p| unsafe { *p = Head { id, parts } });
         let generation = slot.generation.load(Ordering::Relaxed).wrapping_add(1);
-        // Release: pairs with the Acquire in `RecvSlots::claim`.
+        // Release: pairs with the Acquire in `PoolSlots::claim`.
         slot.generation.store(generation, Ordering::Release);
         (u64::from(generation) << 32 | u64::from(index), result)
     }
@@ -366,13 +367,89 @@ impl<T> RecvPoster<T> {
     }
 }
 
+/// The slots of a receive queue.
+pub(crate) enum RecvSlots<T> {
+    Own(Arc<RingSlots<T>>),
+    Shared(Arc<PoolSlots<T>>),
+}
+
+impl<T> Clone for RecvSlots<T> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Own(slots) => Self::Own(Arc::clone(slots)),
+            Self::Shared(slots) => Self::Shared(Arc::clone(slots)),
+        }
+    }
+}
+
+impl<T> RecvSlots<T> {
+    /// Requests that are posted and not yet given back.
+    pub(crate) fn outstanding(&self) -> u32 {
+        match self {
+            Self::Own(slots) => slots.outstanding(),
+            Self::Shared(slots) => slots.outstanding(),
+        }
+    }
+}
+
+/// The posting end of a receive queue's slots.
+pub(crate) enum RecvPoster<T> {
+    Own(RingPoster<T>),
+    Shared(PoolPoster<T>),
+}
+
+impl<T> RecvPoster<T> {
+    /// Whether a slot is free.
+    #[inline]
+    pub(crate) fn has_room(&mut self) -> bool {
+        match self {
+            Self::Own(ring) => ring.has_room(),
+            Self::Shared(pool) => pool.has_room(),
+        }
+    }
+    /// Fills a slot, which [`has_room`](Self::has_room) found free, and returns the number by which a taker
+    /// finds it, with what `fill` returned.
+    #[inline]
+    pub(crate) fn put<R>(&mut self, id: u64, fill: impl FnOnce(&mut SlotWriter<'_, T>) -> R) -> (u64, R) {
+        match self {
+            Self::Own(ring) => ring.put(id, fill),
+            Self::Shared(pool) => pool.put(id, fill),
+        }
+    }
+    /// Takes the last slot back: the device refused its request, `wr_id`.
+    pub(crate) fn retract(&mut self, wr_id: u64) -> SlotReader<'_, T> {
+        match self {
+            Self::Own(ring) => ring.retract(),
+            Self::Shared(pool) => pool.retract(wr_id),
+        }
+    }
+}
+
+/// The taking end of a receive queue's slots.
+pub(crate) enum RecvTaker<T> {
+    Own(RingTaker<T>),
+    Shared(Arc<PoolSlots<T>>),
+}
+
+impl<T> RecvTaker<T> {
+    /// Gives the values of request `wr_id` to `sink`, and returns the request's id; `None` if no such
+    /// request is outstanding.
+    #[inline]
+    pub(crate) fn take(&mut self, wr_id: u64, sink: impl FnMut(T)) -> Option<u64> {
+        match self {
+            Self::Own(ring) => ring.take(wr_id, sink),
+            Self::Shared(pool) => pool.take(wr_id, sink),
+        }
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
     #[test]
     fn a_completion_gives_back_everything_posted_before_it() {
-        let (slots, mut poster, mut taker) = SendSlots::create(4, 2);
+        let (slots, mut poster, mut taker) = RingSlots::create(4, 2);
         for i in 0..3_u64 {
             assert!(poster.has_room());
             poster.put(100 + i, |w| {
@@ -390,7 +467,7 @@ mod tests {
 
     #[test]
     fn a_depth_that_is_no_power_of_two_is_kept() {
-        let (_slots, mut poster, mut taker) = SendSlots::create(3, 1);
+        let (_slots, mut poster, mut taker) = RingSlots::create(3, 1);
         for i in 0..3 {
             assert!(poster.has_room());
             poster.put(i, |w| w.push(i));
@@ -402,7 +479,7 @@ mod tests {
 
     #[test]
     fn a_refused_request_is_taken_back_and_its_slot_used_again() {
-        let (_slots, mut poster, mut taker) = SendSlots::create(1, 2);
+        let (_slots, mut poster, mut taker) = RingSlots::create(1, 2);
         poster.put(1, |w| w.push(Box::new(7)));
         assert_eq!(poster.retract().map(|b| *b).collect::<Vec<_>>(), [7]);
         assert_eq!(taker.take(0, drop), None);
@@ -412,7 +489,7 @@ mod tests {
 
     #[test]
     fn receive_slots_complete_in_any_order_and_once() {
-        let (slots, mut poster) = RecvSlots::create(3, 1);
+        let (slots, mut poster) = PoolSlots::create(3, 1);
         let ids: Vec<u64> = (0..3_u64)
             .map(|i| {
                 assert!(poster.has_room());
@@ -436,9 +513,9 @@ mod tests {
     #[test]
     fn values_left_in_slots_are_dropped_with_them() {
         let token = std::sync::Arc::new(());
-        let (send, mut poster, taker) = SendSlots::create(2, 1);
+        let (send, mut poster, taker) = RingSlots::create(2, 1);
         poster.put(0, |w| w.push(std::sync::Arc::clone(&token)));
-        let (recv, mut recv_poster) = RecvSlots::create(2, 1);
+        let (recv, mut recv_poster) = PoolSlots::create(2, 1);
         recv_poster.put(0, |w| w.push(std::sync::Arc::clone(&token)));
         drop((send, poster, taker, recv, recv_poster));
         assert_eq!(std::sync::Arc::strong_count(&token), 1);
@@ -447,7 +524,7 @@ mod tests {
     #[test]
     fn one_thread_posts_while_another_takes() {
         let rounds = if cfg!(miri) { 50_u64 } else { 20_000 };
-        let (_slots, mut poster, mut taker) = SendSlots::create(4, 1);
+        let (_slots, mut poster, mut taker) = RingSlots::create(4, 1);
         let (tx, rx) = std::sync::mpsc::channel();
         let thread = std::thread::spawn(move || {
             let mut sum = 0;
@@ -476,7 +553,7 @@ mod loom_tests {
     #[test]
     fn loom_ring_hands_every_value_over_once() {
         loom::model(|| {
-            let (slots, mut poster, mut taker) = SendSlots::create(2, 1);
+            let (slots, mut poster, mut taker) = RingSlots::create(2, 1);
             // The device: tells the poller of the last request, in no order with the slots.
             let last = Arc::new(AtomicU32::new(0));
             let device = Arc::clone(&last);
@@ -507,7 +584,7 @@ mod loom_tests {
     #[test]
     fn loom_pool_gives_a_slot_to_one_taker() {
         loom::model(|| {
-            let (slots, mut poster) = RecvSlots::create(2, 1);
+            let (slots, mut poster) = PoolSlots::create(2, 1);
             let ids: Vec<u64> =
                 (0..2_u64).map(|i| (poster.has_room(), poster.put(i, |w| w.push(Box::new(i))).0).1).collect();
             let other = Arc::clone(&slots);

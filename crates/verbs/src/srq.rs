@@ -9,7 +9,7 @@ use crate::part::{Held, ScatterList};
 use crate::pd::PdCore;
 use crate::post::RecvSide;
 use crate::qp::RecvBatch;
-use crate::slots::RecvSlots;
+use crate::slots::{PoolSlots, RecvPoster};
 use crate::{BuildError, Refused, sync};
 
 /// Receive requests that many queue pairs take from. One thread at a time posts; queue pairs are built on its
@@ -35,15 +35,15 @@ pub(crate) struct SrqInner {
     pub(crate) pd: Arc<PdCore>,
     pub(crate) handle: SrqHandle,
     pub(crate) init: SrqInit,
-    pub(crate) slots: sync::Arc<RecvSlots<Held>>,
+    pub(crate) slots: sync::Arc<PoolSlots<Held>>,
 }
 
 impl Srq {
     pub(crate) fn create(pd: &Arc<PdCore>, init: SrqInit) -> Result<Self, DeviceError> {
         let (handle, port) = pd.ctx.device.create_srq(pd.handle, &init)?;
-        let (slots, poster) = RecvSlots::create(init.max_wr, init.max_sge as usize);
+        let (slots, poster) = PoolSlots::create(init.max_wr, init.max_sge as usize);
         let inner = SrqInner { pd: Arc::clone(pd), handle, init, slots };
-        let side = RecvSide::new(port, poster, Arc::clone(pd), init.max_wr, init.max_sge);
+        let side = RecvSide::new(port, RecvPoster::Shared(poster), Arc::clone(pd), init.max_wr, init.max_sge);
         Ok(Self { side, srq: SrqRef { inner: Arc::new(inner) } })
     }
 
