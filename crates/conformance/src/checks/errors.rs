@@ -7,7 +7,7 @@ use hca_core::{AckTimeout, AsyncEvent, QpState, RnrTimer, SendFlags, SendOp, Sen
 use crate::mem::pattern;
 use crate::node::Node;
 use crate::qp::{Conn, Pair, Qp, wr};
-use crate::{Bed, Feature};
+use crate::Bed;
 
 /// Beyond the computed bound: what a loaded machine may add.
 const SLACK: Duration = Duration::from_secs(3);
@@ -92,9 +92,6 @@ pub(crate) fn no_receive_within_the_retries_is_an_error(bed: &dyn Bed) {
         p.a.send_cq.ends(2, WcStatus::WrFlushed);
         let least = RnrTimer::new(timer).duration() * u32::from(rnr_retry);
         assert!(took >= least, "{rnr_retry} retries took {took:?}, but {least:?} is the least");
-        if bed.can(Feature::Lossless) {
-            assert!(took < least * 8 + SLACK, "{rnr_retry} retries took {took:?}");
-        }
         // The responder only said "not ready": it is as it was.
         assert_eq!(p.b.state(), QpState::Rts);
     }
