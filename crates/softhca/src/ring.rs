@@ -143,6 +143,9 @@ impl<H: Copy> Producer<H> {
     #[inline]
     pub(crate) fn publish_and_look(&mut self) {
         self.ring.tail.swap(self.tail, Ordering::SeqCst);
+        // loom knows the total order of SeqCst fences only.
+        #[cfg(loom)]
+        crate::sync::fence(Ordering::SeqCst);
     }
 }
 
@@ -276,6 +279,25 @@ mod tests {
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
+
+    /// Both write one word and read the other's: one of them at least sees what the other wrote.
+    #[test]
+    fn who_shows_slots_and_looks_meets_who_asks_and_looks() {
+        loom::model(|| {
+            let (mut p, mut c) = ring::<u32>(1, 0);
+            let asked = Arc::new(AtomicU32::new(0));
+            let seen = asked.clone();
+            let t = loom::thread::spawn(move || {
+                p.push(7, core::iter::empty()).unwrap();
+                p.publish_and_look();
+                seen.load(Ordering::SeqCst)
+            });
+            asked.fetch_max(1, Ordering::SeqCst);
+            crate::sync::fence(Ordering::SeqCst);
+            let tail = c.refresh();
+            assert!(t.join().unwrap() == 1 || tail == 1);
+        });
+    }
 
     #[test]
     fn slots_are_handed_over_whole_and_in_order() {

@@ -82,9 +82,8 @@ pub(crate) fn send_one(fd: BorrowedFd<'_>, packet: &[u8]) -> io::Result<()> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     let (at, nowhere) = (packet.as_ptr(), std::ptr::null::<u8>());
     // SAFETY: (1) the slice lives for the call and its length is given; the socket's own peer is meant.
-    let n = unsafe {
-        libc::syscall(libc::SYS_sendto, fd.as_raw_fd(), at, packet.len(), flags, nowhere, 0_usize)
-    };
+    let n =
+        unsafe { libc::syscall(libc::SYS_sendto, fd.as_raw_fd(), at, packet.len(), flags, nowhere, 0_usize) };
     if n < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
