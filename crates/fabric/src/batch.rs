@@ -41,8 +41,8 @@ pub struct TxBatch {
     trains: Vec<Train>,
     /// Trains before this index were sent.
     sent: usize,
-    /// The last train takes no more packets.
-    closed: bool,
+    /// Packets that the last train still takes.
+    open: usize,
     /// A packet of this many bytes (ICRC included) is reserved behind `used`.
     reserved: Option<(PathId, usize)>,
     /// One bit each to flip after the ICRC is on: (byte in the batch, bit).
@@ -57,7 +57,7 @@ impl TxBatch {
             used: 0,
             trains: Vec::with_capacity(64),
             sent: 0,
-            closed: false,
+            open: 0,
             reserved: None,
             flips: Vec::new(),
         }
@@ -95,18 +95,16 @@ impl TxBatch {
         let (path, total) = self.reserved.take().expect("a packet was reserved");
         let start = self.used;
         self.used += total;
-        if !self.closed
-            && let Some(t) = self.trains[self.sent..].last_mut()
+        if self.open > 0
+            && let Some(t) = self.trains.last_mut()
             && t.path == path
             && total <= t.segment
-            && t.len + total <= MAX_TRAIN_BYTES
-            && t.len < MAX_SEGMENTS * t.segment
         {
             t.len += total;
-            self.closed = total < t.segment;
+            self.open = if total < t.segment { 0 } else { self.open - 1 };
             return;
         }
-        self.closed = false;
+        self.open = (MAX_TRAIN_BYTES / total).min(MAX_SEGMENTS).saturating_sub(1);
         self.trains.push(Train { path, start, len: total, segment: total });
     }
 
@@ -169,7 +167,7 @@ impl TxBatch {
             self.used = 0;
             self.trains.clear();
             self.sent = 0;
-            self.closed = false;
+            self.open = 0;
             self.flips.clear();
         }
     }

@@ -115,6 +115,9 @@ fn batch<W>(wrs: &[W], mut push: impl FnMut(&W) -> Result<(), PostErrorKind>) ->
 impl SendPort for QpSendPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        if let [wr] = wrs {
+            return self.push(wr).map_err(|kind| PostError { accepted: 0, kind });
+        }
         batch(wrs, |wr| self.push(wr))
     }
     #[inline]
