@@ -63,6 +63,10 @@ impl Stream {
     pub fn count(&self) -> u64 {
         self.arrived
     }
+    /// Whether every message that was sent has arrived.
+    pub fn is_complete(&self) -> bool {
+        self.arrived == self.sent.len() as u64
+    }
 }
 
 /// An unreliable service: messages arrive whole or not at all, and not more often than they may.
@@ -72,16 +76,26 @@ pub struct Datagrams {
     messages: BTreeMap<u64, (u64, u64)>,
     copies: u64,
     arrived: u64,
+    /// Where order is kept: all that were sent, and how many of these have arrived or been passed over.
+    order: Option<(Vec<u64>, usize)>,
 }
 
 impl Datagrams {
     /// Each message may arrive `copies` times: 1, or 2 where the network doubles packets.
     pub fn new(copies: u64) -> Self {
-        Self { messages: BTreeMap::new(), copies, arrived: 0 }
+        Self { messages: BTreeMap::new(), copies, arrived: 0, order: None }
+    }
+    /// Each message may arrive once, and none behind a later one: an unreliable connection over a network
+    /// that keeps the order.
+    pub fn in_order() -> Self {
+        Self { order: Some((Vec::new(), 0)), ..Self::new(1) }
     }
     /// A message is sent.
     pub fn sent(&mut self, print: u64) {
         self.messages.entry(print).or_default().0 += 1;
+        if let Some((all, _)) = &mut self.order {
+            all.push(print);
+        }
     }
     /// A message arrived.
     ///
@@ -93,6 +107,16 @@ impl Datagrams {
         self.arrived += 1;
         if *arrived > *sent * self.copies {
             return Err(Breach::TooOften { sent: *sent, arrived: *arrived });
+        }
+        if let Some((all, next)) = &mut self.order {
+            // Equal messages can't be told apart: the first that is possible leaves most room to the others.
+            match all[*next..].iter().position(|p| *p == print) {
+                Some(skipped) => *next += skipped + 1,
+                None => {
+                    let number = all[..*next].iter().rposition(|p| *p == print).unwrap_or_default() as u64;
+                    return Err(Breach::Overtaken { number, last: *next as u64 - 1 });
+                }
+            }
         }
         Ok(())
     }
@@ -146,5 +170,17 @@ mod tests {
         assert_eq!(d.arrived(2), Ok(()));
         assert_eq!(d.arrived(2), Err(Breach::TooOften { sent: 1, arrived: 2 }));
         assert_eq!(d.arrived(3), Err(Breach::NeverSent));
+    }
+
+    #[test]
+    fn where_order_is_kept_a_message_may_be_lost_but_not_overtaken() {
+        let mut d = Datagrams::in_order();
+        for print in [1, 2, 1, 3] {
+            d.sent(print);
+        }
+        assert_eq!(d.arrived(2), Ok(()));
+        assert_eq!(d.arrived(1), Ok(()), "the second of its kind");
+        assert_eq!(d.arrived(1), Err(Breach::Overtaken { number: 2, last: 2 }));
+        assert_eq!(d.arrived(3), Ok(()));
     }
 }

@@ -92,6 +92,16 @@ pub enum Breach {
         /// Times that it arrived.
         arrived: u64,
     },
+    /// A message arrived behind a later one, though the network keeps the order.
+    #[error(
+        "message {number} arrived, but message {last} arrived before it, and the network keeps the order"
+    )]
+    Overtaken {
+        /// Number of the message, from 0.
+        number: u64,
+        /// Number of the latest that arrived.
+        last: u64,
+    },
     /// A byte changed that nobody may change, or is not what it should be.
     #[error("byte {at:#x} of the memory is {found:#04x} and should be {expected:#04x}")]
     Memory {

@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 use std::rc::Rc;
 
-use hca_core::{Completion, QpType, RecvExtra, WcOpcode, WcStatus};
+use hca_core::{Completion, QpHandle, QpType, RecvExtra, WcOpcode, WcStatus};
 
 use super::end::{End, Life, Op, Promise, RecvBuf, Span};
 use super::post::{GRH_BYTES, With};
@@ -26,6 +26,9 @@ impl World {
 
     pub(super) fn request_completed(&mut self, n: usize, c: &Completion) -> Checked<()> {
         let e = self.end_of(n, c)?;
+        if c.status == WcStatus::Success {
+            self.is_not_drained(e, &format!("request {:#x}", c.wr_id))?;
+        }
         let first = self.ends[e].sq.failed().is_none();
         let ended = self.ends[e].sq.complete(c.wr_id, c.status);
         for ended in self.check(e, "send queue", ended)? {
@@ -36,6 +39,31 @@ impl World {
             self.is_truthful(e, c)?;
             self.went_down(e);
         }
+        Ok(())
+    }
+
+    /// Once an end has drained, nothing of it moves until it goes on.
+    fn is_not_drained(&self, e: usize, what: &str) -> Checked<()> {
+        let end = &self.ends[e];
+        match end.drain.and_then(|d| d.drained) {
+            Some(at) if at < self.now() => Err(self.broken(format!(
+                "{what} of qp {} of n{} ended well, but its send queue said at {at:?} that it has drained",
+                end.qpn, end.host
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// An event says that a queue pair is in error, since its peer was refused something: with a shared
+    /// receive queue and nothing to send, no completion says so.
+    pub(super) fn has_fallen(&mut self, n: usize, qp: QpHandle) -> Checked<()> {
+        let Some(e) = self.end_by_handle(n, qp) else { return Ok(()) };
+        let end = &self.ends[e];
+        if self.ends[end.peer].made.is_none() && !revoked(end) && !end.forced {
+            return Err(self
+                .broken(format!("qp {} of n{n} fell, which nothing that its peer did calls for", end.qpn)));
+        }
+        self.went_down(e);
         Ok(())
     }
 
@@ -225,7 +253,11 @@ impl World {
         if c.status == WcStatus::Success {
             self.message_arrived(e, c, &buf)?;
         } else {
-            self.may_be_flushed(e, c)?;
+            if c.status == WcStatus::LocalLength {
+                self.was_too_short(e, c)?;
+            } else {
+                self.may_be_flushed(e, c)?;
+            }
             for piece in &buf.pieces {
                 self.seal(piece);
             }
@@ -233,6 +265,20 @@ impl World {
         }
         buf.pieces.into_iter().for_each(|s| self.release(s));
         Ok(())
+    }
+
+    /// A message was too long for its receive request: the one that the peer sent on purpose, its last.
+    fn was_too_short(&mut self, e: usize, c: &Completion) -> Checked<()> {
+        self.report.too_short += 1;
+        self.ends[e].short += 1;
+        let (end, peer) = (&self.ends[e], &self.ends[self.ends[e].peer]);
+        if peer.too_long && end.short == 1 && end.stream.is_complete() {
+            return Ok(());
+        }
+        Err(self.broken(format!(
+            "receive request {:#x} of qp {} of n{} was too short, which nothing that was sent calls for ({} ended so)",
+            c.wr_id, end.qpn, end.host, end.short
+        )))
     }
 
     fn may_be_flushed(&self, e: usize, c: &Completion) -> Checked<()> {
@@ -275,6 +321,7 @@ impl World {
         let src = if kind == QpType::Ud { c.src_qp.raw() } else { 0 };
         let print = fingerprint(&bytes[grh..], with.number(src));
         if kind == QpType::Rc {
+            self.is_not_drained(self.ends[e].peer, "a message")?;
             let arrived = self.ends[e].stream.arrived(print).map(|_| ());
             self.check(e, "message", arrived)?;
         } else {

@@ -1,11 +1,12 @@
 //! Connections: how they come, fail and go.
 
+use core::time::Duration;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use hca_core::{Access, AddressVector, Gid, Pkey, Qkey, QpAttr, QpCap, QpInit, QpState, QpType, WcStatus};
 
-use super::end::{End, Invalidatable, Life, Own, Promise};
+use super::end::{Drain, End, Invalidatable, Life, Own, Promise};
 use super::host::Host;
 use super::plan::recv_limit;
 use super::world::{Checked, World};
@@ -78,7 +79,12 @@ impl World {
         let (sq, rq) = End::new_ledgers();
         let now = self.now();
         // Doubled packets may bring an unreliable message twice.
-        let copies = if self.plan.doubles() { 2 } else { 1 };
+        let doubles = self.plan.doubles();
+        let datagrams = if plan.kind == QpType::Uc && !doubles && !self.plan.reorders() {
+            Datagrams::in_order()
+        } else {
+            Datagrams::new(if doubles { 2 } else { 1 })
+        };
         Ok(End {
             conn: c,
             host: host_at,
@@ -94,7 +100,7 @@ impl World {
             rq,
             ops: BTreeMap::new(),
             stream: Stream::default(),
-            datagrams: Datagrams::new(copies),
+            datagrams,
             placed: BTreeMap::new(),
             left: if first { plan.requests } else { plan.requests / 3 },
             next_post: now,
@@ -105,6 +111,10 @@ impl World {
             invalidatable: Vec::new(),
             mistake: plan.mistake.filter(|_| side == 1 && first),
             made: None,
+            too_long: false,
+            short: 0,
+            drain: None,
+            unsignaled: 0,
             forced: false,
             tainted: Vec::new(),
         })
@@ -222,6 +232,46 @@ impl World {
         self.refused("dereg_mr", done)
     }
 
+    /// An end stops after what it has begun, and tells.
+    pub(super) fn drain(&mut self, c: usize, side: usize, pause: Duration) -> Checked<()> {
+        let e = self.conns[c].ends[side];
+        let end = &mut self.ends[e];
+        if end.life != Life::Up || end.drain.is_some() {
+            return Ok(());
+        }
+        end.drain = Some(Drain { drained: None, pause, resume_at: None });
+        let attr = QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() };
+        if !self.modify_live(e, &attr)? {
+            self.ends[e].drain = None;
+        }
+        // The event of a queue that is empty is here already, and no progress will tell of it.
+        self.poll_all()
+    }
+    /// A drained end goes on.
+    pub(super) fn resume(&mut self, e: usize) -> Checked<()> {
+        self.ends[e].drain = None;
+        self.ends[e].progress_at = self.now();
+        let attr = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
+        if self.ends[e].life == Life::Up && self.modify_live(e, &attr)? {
+            self.report.drains += 1;
+        }
+        Ok(())
+    }
+    /// Modifies a queue pair. `false`: it has failed meanwhile, which nobody has seen yet.
+    fn modify_live(&mut self, e: usize, attr: &QpAttr) -> Checked<bool> {
+        let (n, handle) = (self.ends[e].host, self.ends[e].handle);
+        let device = &self.host(n).device;
+        let Err(refused) = device.modify_qp(handle, attr) else { return Ok(true) };
+        let status = self.refused("query_qp", device.query_qp(handle))?;
+        if matches!(status.state, QpState::Error | QpState::Sqe) {
+            return Ok(false);
+        }
+        Err(self.broken(format!(
+            "modify_qp to {:?} of {handle} at n{n}, which is in {:?}, was refused: {refused}",
+            attr.state, status.state
+        )))
+    }
+
     /// Puts both ends in error, expects everything to be flushed, and destroys them.
     pub(super) fn close(&mut self, c: usize) -> Checked<()> {
         let ends = self.conns[c].ends;
@@ -257,6 +307,14 @@ impl World {
         }
         let finished = self.ends[e].rq.finish();
         self.check(e, "receive queue at its end", finished)?;
+        let peer = &self.ends[self.ends[e].peer];
+        let refused = peer.too_long && peer.sq.failed() == Some(WcStatus::RemoteInvalidRequest);
+        if refused && self.ends[e].short != 1 {
+            let (qpn, short) = (self.ends[e].qpn, self.ends[e].short);
+            return Err(self.broken(format!(
+                "the peer's SEND was too long and refused, but {short} receive requests of qp {qpn} ended as too short"
+            )));
+        }
         let end = &mut self.ends[e];
         end.life = Life::Gone;
         let (n, handle, ah) = (end.host, end.handle, end.ah.take());

@@ -1,6 +1,7 @@
 //! One queue pair of the workload, and what it is doing.
 
 use core::ops::Range;
+use core::time::Duration;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -86,6 +87,16 @@ pub(super) enum Life {
     Gone,
 }
 
+/// A send queue that drains (SQD).
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Drain {
+    /// When the device said that it has.
+    pub(super) drained: Option<Instant>,
+    /// How long it stays so at most, and when it goes on.
+    pub(super) pause: Duration,
+    pub(super) resume_at: Option<Instant>,
+}
+
 pub(super) struct End {
     pub(super) conn: usize,
     pub(super) host: usize,
@@ -118,6 +129,13 @@ pub(super) struct End {
     pub(super) mistake: Option<Mistake>,
     /// How the mistake it made has to end.
     pub(super) made: Option<WcStatus>,
+    /// Its mistake was a message longer than the peer's receive requests.
+    pub(super) too_long: bool,
+    /// Receive requests that ended as too short.
+    pub(super) short: u32,
+    pub(super) drain: Option<Drain>,
+    /// Unsignalled requests since the last signalled one.
+    pub(super) unsignaled: u32,
     /// It was put into the error state by the program.
     pub(super) forced: bool,
     /// Ranges of requests that failed: what they hold is anybody's guess until the queue pairs are gone.
@@ -130,6 +148,6 @@ impl End {
     }
     /// Nothing is left to do.
     pub(super) fn is_idle(&self) -> bool {
-        self.sq.is_empty() && (self.left == 0 || self.life != Life::Up)
+        self.sq.is_empty() && (self.life != Life::Up || self.left == 0 && self.drain.is_none())
     }
 }

@@ -31,6 +31,46 @@ pub(super) struct Srq {
     pub(super) ledger: Ledger,
     pub(super) depth: u32,
     pub(super) buffer: usize,
+    pub(super) limit: SrqLimit,
+}
+
+/// The limit event of a shared receive queue: it comes once, and when fewer requests are left.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct SrqLimit {
+    /// 0: none is armed.
+    pub(super) armed: u32,
+    /// The fewest requests that were outstanding since.
+    low: usize,
+    /// Posted since the last look.
+    pub(super) fresh: usize,
+    /// The event came.
+    pub(super) fired: bool,
+}
+
+impl SrqLimit {
+    pub(super) fn arm(&mut self, limit: u32, outstanding: usize) {
+        (self.armed, self.low) = (limit, outstanding);
+    }
+    /// All completions have been taken: what may be said of the event. Up to `held` of the requests that
+    /// are outstanding are in use by messages under way, and count no more. Returns whether it came.
+    pub(super) fn look(&mut self, outstanding: usize, held: usize) -> Result<bool, String> {
+        self.low = self.low.min(outstanding);
+        let (fired, fresh) = (core::mem::take(&mut self.fired), core::mem::take(&mut self.fresh));
+        let (armed, low) = (self.armed as usize, self.low);
+        if fired {
+            self.armed = 0;
+        }
+        match fired {
+            true if armed == 0 => Err("the limit event came, but is not armed".into()),
+            true if low >= armed + held + fresh => {
+                Err(format!("the limit event came at {low} or more requests, and the limit is {armed}"))
+            }
+            false if low < armed => {
+                Err(format!("only {low} requests were left, the limit is {armed}, and no event came"))
+            }
+            _ => Ok(fired),
+        }
+    }
 }
 
 pub(super) struct Host {
@@ -103,7 +143,8 @@ impl Host {
         let srq = match srq {
             Some((depth, buffer)) => {
                 let (handle, port) = device.create_srq(pd, &SrqInit { max_wr: depth, max_sge: 4 })?;
-                Some(Srq { handle, port, ledger: Ledger::new(Order::Any), depth, buffer })
+                let limit = SrqLimit::default();
+                Some(Srq { handle, port, ledger: Ledger::new(Order::Any), depth, buffer, limit })
             }
             None => None,
         };
@@ -175,5 +216,28 @@ impl Drop for Host {
                 self.arena.leak();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_event_has_to_come_once_and_only_below_the_limit() {
+        let mut l = SrqLimit::default();
+        assert_eq!(l.look(0, 0), Ok(false));
+        l.arm(3, 5);
+        assert_eq!(l.look(3, 0), Ok(false));
+        let mut missed = l;
+        assert!(missed.look(2, 0).unwrap_err().contains("no event came"));
+        let mut early = l;
+        early.fired = true;
+        assert!(early.look(3, 0).unwrap_err().contains("at 3 or more"));
+        early = l;
+        early.fired = true;
+        assert_eq!(early.look(3, 1), Ok(true), "one may be in use");
+        early.fired = true;
+        assert!(early.look(1, 0).unwrap_err().contains("not armed"));
     }
 }

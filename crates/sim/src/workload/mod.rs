@@ -158,5 +158,6 @@ mod tests {
             sum += first;
         }
         assert!(sum.requests > 500 && sum.messages > 200 && sum.net.faults() > 100, "{sum:?}");
+        assert!(sum.drains > 5 && sum.srq_limits > 5, "{sum:?}");
     }
 }

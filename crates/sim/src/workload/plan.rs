@@ -25,10 +25,12 @@ pub(super) enum Mistake {
     Invalidated,
     /// An atomic on a word that is not aligned.
     Misaligned,
+    /// A SEND longer than the peer's receive requests.
+    TooLong,
 }
 
 impl Mistake {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 10] = [
         Self::UnknownKey,
         Self::BeyondRegion,
         Self::NoWriteRight,
@@ -37,6 +39,9 @@ impl Mistake {
         Self::ForeignPd,
         Self::Invalidated,
         Self::Misaligned,
+        // Twice, since both ends see it.
+        Self::TooLong,
+        Self::TooLong,
     ];
 }
 
@@ -65,6 +70,8 @@ pub(super) struct ConnPlan {
     pub(super) mistake: Option<Mistake>,
     /// The first end's own region is deregistered while the other writes there.
     pub(super) doomed: bool,
+    /// Unsignalled requests in a row at most.
+    pub(super) unsignaled: u32,
     /// The longest pause between two posts.
     pub(super) pause: Duration,
     /// The longest pause before receive requests are posted again.
@@ -74,12 +81,33 @@ pub(super) struct ConnPlan {
 /// Something that happens to nodes and links.
 #[derive(Clone, Debug)]
 pub(super) enum Chaos {
-    Cut { from: usize, to: usize, heal_after: Duration },
-    Partition { group: Vec<usize>, heal_after: Duration },
-    Stall { node: usize, resume_after: Duration },
-    Crash { node: usize, restart_after: Duration },
+    Cut {
+        from: usize,
+        to: usize,
+        heal_after: Duration,
+    },
+    Partition {
+        group: Vec<usize>,
+        heal_after: Duration,
+    },
+    Stall {
+        node: usize,
+        resume_after: Duration,
+    },
+    Crash {
+        node: usize,
+        restart_after: Duration,
+    },
     Links(LinkProfile),
-    Revoke { conn: usize },
+    Revoke {
+        conn: usize,
+    },
+    /// An end drains its send queue (SQD), and goes on at most this long after it has.
+    Drain {
+        conn: usize,
+        side: usize,
+        pause: Duration,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -126,6 +154,11 @@ impl Plan {
         for (conn, _) in conns.iter().enumerate().filter(|c| c.1.doomed) {
             chaos.push((at(rng), Chaos::Revoke { conn }));
         }
+        for _ in 0..rng.below(4) {
+            let (conn, side) = (rng.below(conns.len() as u64) as usize, rng.below(2) as usize);
+            let pause = Duration::from_micros(rng.pick(&[0, 20, 1000]));
+            chaos.push((at(rng), Chaos::Drain { conn, side, pause }));
+        }
         chaos.sort_by_key(|c| c.0);
         Self {
             nodes,
@@ -142,8 +175,16 @@ impl Plan {
 impl Plan {
     /// Whether the network may double packets.
     pub(super) fn doubles(&self) -> bool {
-        let later = |c: &(Duration, Chaos)| matches!(&c.1, Chaos::Links(p) if p.duplicate > 0.0);
-        self.profile.duplicate > 0.0 || self.chaos.iter().any(later)
+        self.profiles().any(|p| p.duplicate > 0.0)
+    }
+    /// Whether packets may overtake each other.
+    pub(super) fn reorders(&self) -> bool {
+        self.profiles().any(|p| p.reorder > 0.0)
+    }
+    /// How the links are, now or later.
+    fn profiles(&self) -> impl Iterator<Item = &LinkProfile> {
+        let later = self.chaos.iter().filter_map(|c| if let Chaos::Links(p) = &c.1 { Some(p) } else { None });
+        core::iter::once(&self.profile).chain(later)
     }
 }
 
@@ -174,6 +215,7 @@ impl ConnPlan {
         } else {
             rng.between(13, 15)
         };
+        let send_depth = rng.pick(&[2, 5, 16, 64]);
         let near_wrap = |rng: &mut Rng| {
             let psn = if rng.chance(0.6) { 0x100_0000 - rng.between(1, 300) } else { rng.below(1 << 24) };
             Psn::new(psn as u32)
@@ -184,7 +226,9 @@ impl ConnPlan {
             mtu: rng.pick(&Mtu::ALL),
             max_message,
             requests: rng.between(5, if max_message > 20_000 { 12 } else { 60 }) as u32,
-            send_depth: rng.pick(&[2, 5, 16, 64]),
+            send_depth,
+            // Half a queue at most: the other half completes, and makes room.
+            unsignaled: rng.pick(&[0, 1, 1, 4, 32]).min(send_depth / 2),
             recv_depth: rng.pick(&[1, 3, 16, 64]).min(recv_limit(max_message)),
             srq: [rc && rng.chance(0.25), rc && rng.chance(0.25)],
             timeout: AckTimeout::new(timeout as u8),

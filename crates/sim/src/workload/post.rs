@@ -95,6 +95,7 @@ impl World {
             let result = if shared {
                 let srq = self.host_mut(n).srq.as_mut().expect("an end without a receive queue shares one");
                 srq.ledger.post(wr_id, true, now);
+                srq.limit.fresh += 1;
                 post_recv(&mut *srq.port, &[wr]).map(|()| srq.port.ring())
             } else {
                 let end = &mut self.ends[e];
@@ -107,9 +108,23 @@ impl World {
             }
             posted = true;
         }
+        if shared {
+            self.arm_limit(n)?;
+        }
         let wait = self.rng.up_to(pause);
         self.ends[e].next_recv = now + wait;
         Ok(posted)
+    }
+
+    /// Now and then the program wants to know when a shared receive queue runs low.
+    fn arm_limit(&mut self, n: usize) -> Checked<()> {
+        let (wanted, r) = (self.rng.chance(0.5), self.rng.next_u64());
+        let host = self.hosts[n].as_mut().expect("the node is up");
+        let Some(srq) = host.srq.as_mut().filter(|s| wanted && s.limit.armed == 0) else { return Ok(()) };
+        let limit = 1 + (r % u64::from(srq.depth)) as u32;
+        srq.limit.arm(limit, srq.ledger.len());
+        let armed = host.device.set_srq_limit(srq.handle, limit);
+        self.refused("set_srq_limit", armed)
     }
 
     pub(super) fn post_requests(&mut self, now: Instant, e: usize) -> Checked<bool> {
@@ -136,10 +151,16 @@ impl World {
             }
             drafts.extend(some);
         }
+        let end = &self.ends[e];
+        if drafts.is_empty() && !end.sq.is_empty() && end.sq.oldest_signaled().is_none() {
+            // Memory is short, and is held by requests that only a later one's completion gives back.
+            let send = self.draft_send_of(e, &[], Vec::new(), Some(Vec::new()), false);
+            self.post(now, e, send, true)?;
+            self.ends[e].send.ring();
+        }
         let posted = drafts.len();
-        for (n, draft) in drafts.into_iter().enumerate() {
-            // The last of a batch is signalled: the memory of those before it comes back for sure.
-            self.post(now, e, draft, n + 1 == posted)?;
+        for draft in drafts {
+            self.post(now, e, draft, false)?;
         }
         if posted > 0 {
             self.ends[e].send.ring();
@@ -150,13 +171,15 @@ impl World {
         Ok(posted > 0)
     }
 
-    fn post(&mut self, now: Instant, e: usize, draft: Draft, last: bool) -> Checked<()> {
+    fn post(&mut self, now: Instant, e: usize, draft: Draft, must: bool) -> Checked<()> {
         let wr_id = self.new_wr();
         let end = &self.ends[e];
         let mistake = matches!(draft.promise, Promise::Mistake);
         let left = if mistake { 0 } else { end.left - 1 };
-        let must = last || mistake;
-        let signaled = must || self.rng.chance(0.5);
+        let longest = self.plan.conns[end.conn].unsignaled;
+        // The last one of all is signalled: the memory of those before it comes back for sure.
+        let must = must || left == 0 || end.unsignaled >= longest;
+        let signaled = must || longest < 32 && self.rng.chance(0.5);
         let mut flags = SendFlags::empty();
         flags.set(SendFlags::SIGNALED, signaled);
         flags.set(SendFlags::FENCE, draft.fence || self.rng.chance(0.05));
@@ -177,6 +200,7 @@ impl World {
         }
         let end = &mut self.ends[e];
         end.left = left;
+        end.unsignaled = if signaled { 0 } else { end.unsignaled + 1 };
         end.sq.post(wr_id, signaled, now);
         end.ops.insert(wr_id, Op { promise: draft.promise, len: draft.len, pieces: draft.pieces });
         if let Err(refused) = post_send(&mut *end.send, &[wr]) {
@@ -305,6 +329,10 @@ impl World {
 
     fn draft_send(&mut self, e: usize) -> Option<Draft> {
         let (len, key) = (self.length(e), self.rng.next_u64());
+        let plan = &self.plan.conns[self.ends[e].conn];
+        if plan.kind != QpType::Rc && self.rng.chance(0.03) {
+            return self.draft_too_long(e);
+        }
         let bytes = pattern(key, len);
         let (pieces, inline) = self.source(e, &bytes)?;
         Some(self.draft_send_of(e, &bytes, pieces, inline, false))
@@ -335,6 +363,14 @@ impl World {
         };
         let number = self.expect_message(e, bytes, with);
         Draft { op, promise: Promise::Send(number), len: bytes.len(), pieces, inline, fence }
+    }
+
+    /// An unreliable message that no receive request has room for: nobody is to see anything of it.
+    fn draft_too_long(&mut self, e: usize) -> Option<Draft> {
+        let max = self.plan.conns[self.ends[e].conn].max_message;
+        let len = max + 1 + self.rng.below(100) as usize;
+        let (pieces, inline) = self.source(e, &pattern(3, len))?;
+        Some(Draft { op: SendOp::Send, promise: Promise::Send(None), len, pieces, inline, fence: false })
     }
 
     /// A range at the peer for an end to write.
@@ -483,6 +519,7 @@ impl World {
         let to = |addr, rkey| RemoteAddr { addr, rkey };
         let add = |remote| SendOp::FetchAdd { remote, add: 1 };
         let mut status = WcStatus::RemoteAccess;
+        let mut len = 8;
         let op = match mistake {
             Mistake::UnknownKey => {
                 let key = Rkey::new(peer.remote.keys.rkey.raw() ^ 0x0100);
@@ -505,14 +542,23 @@ impl World {
                 status = WcStatus::RemoteInvalidRequest;
                 add(to(start(peer.remote.zone.all()) + 4, peer.remote.keys.rkey))
             }
+            Mistake::TooLong => {
+                let room = match &self.ends[p].recv {
+                    Some(_) => self.plan.conns[self.ends[e].conn].max_message,
+                    None => peer.srq.as_ref().expect("an end without a receive queue shares one").buffer,
+                };
+                status = WcStatus::RemoteInvalidRequest;
+                len = room + 1 + self.rng.below(5000) as usize;
+                SendOp::Send
+            }
         };
-        let len = 8;
         let (pieces, inline) = if op.is_read_or_atomic() {
             (self.take_word(e)?, None)
         } else {
             self.source(e, &pattern(2, len))?
         };
         self.ends[e].made = Some(status);
+        self.ends[e].too_long = mistake == Mistake::TooLong;
         Some(Draft { op, promise: Promise::Mistake, len, pieces, inline, fence: false })
     }
 }

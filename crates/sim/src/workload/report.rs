@@ -27,6 +27,12 @@ pub struct Report {
     pub retransmitted: u64,
     /// RNR NAKs.
     pub rnr_naks: u64,
+    /// Send queues that were drained and went on.
+    pub drains: u64,
+    /// Limit events of shared receive queues.
+    pub srq_limits: u64,
+    /// Receive requests that were too short for their message.
+    pub too_short: u64,
     /// Comparisons of a node's whole memory.
     pub memory_checks: u64,
     /// What the network did.
@@ -51,6 +57,9 @@ impl AddAssign for Report {
         self.crashes += r.crashes;
         self.retransmitted += r.retransmitted;
         self.rnr_naks += r.rnr_naks;
+        self.drains += r.drains;
+        self.srq_limits += r.srq_limits;
+        self.too_short += r.too_short;
         self.memory_checks += r.memory_checks;
         self.net += r.net;
         self.events += r.events;

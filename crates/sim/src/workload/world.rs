@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use hca_core::{AsyncEvent, Completion, DeviceError, Instant, QpType, WcStatus};
+use hca_core::{AsyncEvent, Completion, DeviceError, Instant, QpHandle, QpType, WcStatus};
 
 use super::end::{End, Life, Origin, RecvBuf, Span};
 use super::host::Host;
@@ -148,11 +148,14 @@ impl World {
         let posts = ends.clone().filter(|e| e.left > 0).map(|e| e.next_post);
         let recvs = ends.map(|e| e.next_recv);
         let conns = self.conns.iter().flat_map(|c| [c.close_at, c.reconnect_at]).flatten();
+        let resumes = self.ends.iter().filter(|e| e.life != Life::Gone);
+        let resumes = resumes.filter_map(|e| e.drain.and_then(|d| d.resume_at));
         let chaos = self.chaos.iter().map(|c| c.0);
         let undo = self.undo.iter().map(|u| u.0);
         posts
             .chain(recvs)
             .chain(conns)
+            .chain(resumes)
             .chain(chaos)
             .chain(undo)
             .chain(self.patience_ends())
@@ -174,7 +177,7 @@ impl World {
             }
             self.poll_events()?;
             if all.is_empty() {
-                return Ok(());
+                return self.look_at_limits();
             }
             for (n, c) in &all {
                 self.sim.event(Event::Completed(*n, *c));
@@ -196,6 +199,7 @@ impl World {
     }
 
     fn poll_events(&mut self) -> Checked<()> {
+        let (mut drained, mut fallen, mut limits) = (Vec::new(), Vec::new(), Vec::new());
         for n in 0..self.hosts.len() {
             let Some(host) = &self.hosts[n] else { continue };
             while let Some(event) = host.device.poll_event() {
@@ -203,8 +207,56 @@ impl World {
                     AsyncEvent::CqOverrun(_) | AsyncEvent::DeviceFatal | AsyncEvent::QpFatal(_) => {
                         return Err(self.broken(format!("event {event:?} at n{n}")));
                     }
-                    _ => self.sim.note(format!("event {event:?} at n{n}")),
+                    AsyncEvent::SqDrained(qp) => drained.push((n, qp)),
+                    AsyncEvent::QpAccessError(qp) | AsyncEvent::QpRequestError(qp) => fallen.push((n, qp)),
+                    AsyncEvent::SrqLimitReached(_) => limits.push(n),
+                    _ => {}
                 }
+                self.sim.note(format!("event {event:?} at n{n}"));
+            }
+        }
+        for (n, qp) in drained {
+            self.has_drained(n, qp)?;
+        }
+        for (n, qp) in fallen {
+            self.has_fallen(n, qp)?;
+        }
+        for n in limits {
+            let srq = self.hosts[n].as_mut().and_then(|h| h.srq.as_mut());
+            let twice = srq.is_none_or(|s| core::mem::replace(&mut s.limit.fired, true));
+            if twice {
+                return Err(self.broken(format!("a second limit event at n{n}")));
+            }
+        }
+        Ok(())
+    }
+    /// The end that an event is about. Who comes back after a failure has another handle.
+    pub(super) fn end_by_handle(&self, n: usize, qp: QpHandle) -> Option<usize> {
+        let e = self.by_qp.get(&(n, qp.index, qp.generation)).copied();
+        e.filter(|e| self.ends[*e].handle == qp)
+    }
+    /// The device says that a send queue has drained.
+    fn has_drained(&mut self, n: usize, qp: QpHandle) -> Checked<()> {
+        let (now, r) = (self.now(), self.rng.next_u64());
+        let Some(e) = self.end_by_handle(n, qp) else { return Ok(()) };
+        match &mut self.ends[e].drain {
+            Some(d) if d.drained.is_none() => {
+                let wait = Duration::from_nanos(r % (d.pause.as_nanos() as u64 + 1));
+                (d.drained, d.resume_at) = (Some(now), Some(now + wait));
+                Ok(())
+            }
+            _ => {
+                Err(self.broken(format!("{qp} of n{n} has drained, but was not told to, or said so before")))
+            }
+        }
+    }
+    fn look_at_limits(&mut self) -> Checked<()> {
+        for n in 0..self.hosts.len() {
+            let held = self.ends.iter().filter(|e| e.host == n && e.recv.is_none()).count();
+            let Some(srq) = self.hosts[n].as_mut().and_then(|h| h.srq.as_mut()) else { continue };
+            match srq.limit.look(srq.ledger.len(), held) {
+                Ok(fired) => self.report.srq_limits += u64::from(fired),
+                Err(what) => return Err(self.broken(format!("shared receive queue of n{n}: {what}"))),
             }
         }
         Ok(())
@@ -277,6 +329,7 @@ impl World {
                     self.undo.push((now + restart_after, Undo::Restart(node)));
                 }
                 Chaos::Revoke { conn } => self.revoke(conn)?,
+                Chaos::Drain { conn, side, pause } => self.drain(conn, side, pause)?,
             }
         }
         Ok(())
@@ -296,6 +349,12 @@ impl World {
     }
 
     fn tend_connections(&mut self, now: Instant) -> Checked<()> {
+        for e in 0..self.ends.len() {
+            let due = self.ends[e].drain.and_then(|d| d.resume_at).is_some_and(|at| at <= now);
+            if due && self.ends[e].life != Life::Gone {
+                self.resume(e)?;
+            }
+        }
         for c in 0..self.conns.len() {
             let ends = self.conns[c].ends;
             let lives = ends.map(|e| self.ends[e].life);
@@ -334,6 +393,10 @@ impl World {
                 continue;
             }
             let Some((wr_id, _)) = end.sq.oldest_signaled() else { continue };
+            // What has not begun waits until the end goes on.
+            if end.drain.is_some() {
+                return Ok(false);
+            }
             if now > end.progress_at + patience {
                 return Err(self.broken(format!(
                     "hang: the peer of qp {} of n{} is gone, its request {wr_id:#x} heard nothing for {:?}, and \
@@ -413,12 +476,13 @@ impl World {
             }
             let plan = &self.plan.conns[e.conn];
             out.push_str(&format!(
-                "\n  {:?} qp {} of n{} ({:?}): {} requests outstanding, the oldest signalled one {:x?}, {} to post, \
+                "\n  {:?} qp {} of n{} ({:?}{}): {} requests outstanding, the oldest signalled one {:x?}, {} to post, \
                  {} receive requests posted, {} messages arrived; timeout {:?}, retry_cnt {}, rnr_retry {}, mtu {:?}",
                 plan.kind,
                 e.qpn,
                 e.host,
                 e.life,
+                if e.drain.is_some() { ", draining" } else { "" },
                 e.sq.len(),
                 e.sq.oldest_signaled(),
                 e.left,
