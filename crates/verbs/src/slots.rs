@@ -116,7 +116,7 @@ impl<T> RingSlots<T> {
             taken: AtomicU64::new(0),
         });
         let poster = RingPoster { slots: Arc::clone(&slots), next: 0, freed: 0 };
-        let taker = RingTaker { slots: Arc::clone(&slots), head: 0 };
+        let taker = RingTaker { slots: Arc::clone(&slots), head: 0, posted: 0 };
         (slots, poster, taker)
     }
 
@@ -200,6 +200,8 @@ pub(crate) struct RingTaker<T> {
     slots: Arc<RingSlots<T>>,
     /// As `freed`.
     head: u64,
+    /// `posted` as last seen.
+    posted: u64,
 }
 
 impl<T> RingTaker<T> {
@@ -207,23 +209,28 @@ impl<T> RingTaker<T> {
     /// id; `None` if no such request is outstanding.
     #[inline]
     pub(crate) fn take(&mut self, seq: u64, mut sink: impl FnMut(T)) -> Option<u64> {
-        // Acquire: pairs with the Release in `RingPoster::put`.
-        let posted = self.slots.posted.load(Ordering::Acquire);
-        if seq < self.head || seq >= posted {
+        let slots = &*self.slots;
+        if seq >= self.posted {
+            // Acquire: pairs with the Release in `RingPoster::put`.
+            self.posted = slots.posted.load(Ordering::Acquire);
+        }
+        if seq < self.head || seq >= self.posted {
             return None;
         }
-        self.slots.taken.store(seq + 1, Ordering::Relaxed);
+        slots.taken.store(seq + 1, Ordering::Relaxed);
         let mut id = 0;
-        for s in self.head..=seq {
+        while self.head <= seq {
             // SAFETY: (2): below `posted`, which we loaded by Acquire, and not below `freed`.
-            let head = self.slots.head_of(s).with(|p| unsafe { *p });
-            SlotReader { cells: self.slots.cells_of(s), next: 0, end: head.parts as usize }
-                .for_each(&mut sink);
+            let head = slots.head_of(self.head).with(|p| unsafe { *p });
+            for cell in &slots.cells_of(self.head)[..head.parts as usize] {
+                // SAFETY: (2) as above; (3) it holds a value, and each slot is gone through once.
+                sink(cell.with(|p| unsafe { (*p).assume_init_read() }));
+            }
             id = head.id;
+            self.head += 1;
         }
-        self.head = seq + 1;
         // Release: pairs with the Acquire in `RingPoster::has_room`.
-        self.slots.freed.store(self.head, Ordering::Release);
+        slots.freed.store(self.head, Ordering::Release);
         Some(id)
     }
 }

@@ -159,14 +159,19 @@ impl<'a> Wc<'a> {
     /// # Errors
     /// It is not: which request it was, what happened, and what to do about it. To have the buffers of a
     /// request that went wrong, take them out before.
+    #[inline]
     pub fn ok(self) -> Result<Self, WcError> {
-        self.error().map_or(Ok(self), Err)
+        if self.status == WcStatus::Success { Ok(self) } else { Err(self.failure()) }
     }
 
     /// What went wrong, if anything did.
     pub fn error(&self) -> Option<WcError> {
+        (self.status != WcStatus::Success).then(|| self.failure())
+    }
+    #[cold]
+    fn failure(&self) -> WcError {
         let &Self { id, qp, opcode, status, .. } = self;
-        (status != WcStatus::Success).then_some(WcError { id, qp, opcode, status })
+        WcError { id, qp, opcode, status }
     }
 
     /// Immediate data, if it came with any.
@@ -178,6 +183,7 @@ impl<'a> Wc<'a> {
     }
 
     /// Takes the next buffer out, in the order in which they were posted.
+    #[inline]
     #[inline]
     pub fn take_buf(&mut self) -> Option<Buf> {
         let slot = self.parts.iter_mut().find(|p| matches!(p, Some(Part::Buf(_))))?;
