@@ -7,6 +7,8 @@
 
 mod counters;
 mod path;
+#[cfg(test)]
+mod refusals;
 mod rx;
 pub(crate) mod sys;
 mod tx;

@@ -269,6 +269,23 @@ impl Paths {
     }
 }
 
+#[cfg(test)]
+impl Paths {
+    /// The Identification that the kernel gives next; it is asked by using one up.
+    pub(crate) fn kernel_ident(&mut self, id: PathId) -> u16 {
+        let path = self.get(id).expect("the path is open");
+        let socket = path.socket.as_ref().expect("it has a socket of its own");
+        let next = learn_ident(socket, &self.shared_addr).expect("it could be learned before");
+        self.get_mut(id).expect("the path is open").sent(1);
+        next
+    }
+    /// Has the kernel use up an Identification that this side does not know of.
+    pub(crate) fn use_up_ident(&self, id: PathId) {
+        let socket = self.get(id).and_then(|p| p.socket.as_ref()).expect("it has a socket of its own");
+        socket.send_to(PROBE, &self.shared_addr).expect("this side's own socket takes it");
+    }
+}
+
 /// A nonblocking socket for sending that sets "don't fragment" and holds next to nothing that arrives.
 fn new_socket(local: IpAddr) -> io::Result<Socket> {
     let v6 = local.is_ipv6();

@@ -107,6 +107,30 @@ fn datagrams_that_are_no_packets_are_dropped_and_counted() {
 }
 
 #[test]
+fn many_small_datagrams_are_taken_several_a_call() {
+    let (mut a, mut b) = (open(14), open(15));
+    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 16);
+    // Lengths that alternate make each a datagram of its own.
+    let packets: Vec<_> = (0..100).map(|i| packet(i, 20 + 4 * (i as usize % 3))).collect();
+    for p in &packets {
+        put(&mut batch, path, p);
+        a.send(now(), &mut batch);
+    }
+    assert_eq!(counter(&a, "tx_trains"), 100);
+    assert_eq!(receive(&mut b, 100), packets);
+    assert_eq!((counter(&b, "rx_trains"), counter(&b, "rx_packets")), (100, 100));
+    let calls = counter(&b, "recv_calls");
+    assert!(calls <= 4 + 100_u64.div_ceil(8) + 2, "{calls} calls for 100 datagrams");
+    // Once fewer come, one is taken a call again, and none is missed.
+    for p in &packets[..3] {
+        put(&mut batch, path, p);
+        a.send(now(), &mut batch);
+        assert_eq!(receive(&mut b, 1), std::slice::from_ref(p));
+    }
+}
+
+#[test]
 fn the_same_train_twice_keeps_its_own_identification() {
     // Trains of one path leave by one call of several datagrams; all are predicted.
     let (mut a, mut b) = (open(10), open(11));

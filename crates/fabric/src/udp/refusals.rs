@@ -1,0 +1,279 @@
+//! What the kernel refuses at run time, and what becomes of the trains and of the flow's Identification.
+//!
+//! A seccomp filter, which any process may put on a thread of its own, answers the chosen send calls with
+//! an error; the sockets are real. The thread ends with the filter, and the fabric goes on without.
+//!
+//! Invariants:
+//! 1. The filter program lives on the stack for the call that installs it; the kernel copies it.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+
+use hca_core::{AddressVector, Counter, Gid, Instant};
+
+use super::{UdpFabric, UdpOptions};
+use crate::{Fabric, OpenError, PathId, RxBudget, TxBatch};
+
+const NOW: Instant = Instant::from_nanos(1_000_000);
+const BUDGET: RxBudget = RxBudget { packets: 1024, bytes: 1 << 20 };
+
+/// Send calls that can be told apart.
+#[derive(Clone, Copy)]
+enum Call {
+    /// One packet on a connected socket.
+    Packet,
+    /// One train, or one packet with control messages.
+    Train,
+    /// Several datagrams.
+    Several,
+    /// The probe that learns a flow's Identification.
+    Probe,
+}
+use Call::{Packet, Probe, Several, Train};
+
+/// Runs `f` on a thread whose `calls` fail with `errno`. `None` where filters are forbidden.
+fn refusing<R: Send>(calls: &[Call], errno: i32, f: impl FnOnce() -> R + Send) -> Option<R> {
+    let program = program(calls, errno);
+    std::thread::scope(|s| {
+        let run = s.spawn(move || match install(&program) {
+            Ok(()) => Some(f()),
+            Err(e) => {
+                eprintln!("skipped: no seccomp filter can be put on a thread here: {e}");
+                None
+            }
+        });
+        run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// The filter as BPF: for each call a group that returns the error, and at the end what lets pass.
+fn program(calls: &[Call], errno: i32) -> Vec<libc::sock_filter> {
+    let op = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
+    let load = |at: u32| op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at, 0, 0);
+    let equal = |k: u32, jt, jf| op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, k, jt, jf);
+    let end = |k: u32| op(libc::BPF_RET | libc::BPF_K, k, 0, 0);
+    let refuse = end(libc::SECCOMP_RET_ERRNO | errno as u32);
+    // In `seccomp_data`: the call's number, and the low half of `sendto`'s address.
+    let (number, address) = (load(0), load(16 + 4 * 8));
+    let mut out = Vec::new();
+    for call in calls {
+        match call {
+            Train => out.extend([number, equal(libc::SYS_sendmsg as u32, 0, 1), refuse]),
+            Several => out.extend([number, equal(libc::SYS_sendmmsg as u32, 0, 1), refuse]),
+            Packet => {
+                out.extend([number, equal(libc::SYS_sendto as u32, 0, 3), address, equal(0, 0, 1), refuse]);
+            }
+            Probe => {
+                out.extend([number, equal(libc::SYS_sendto as u32, 0, 3), address, equal(0, 1, 0), refuse]);
+            }
+        }
+    }
+    out.push(end(libc::SECCOMP_RET_ALLOW));
+    out
+}
+
+fn install(program: &[libc::sock_filter]) -> io::Result<()> {
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut().cast() };
+    // SAFETY: neither call takes a pointer but that of the second, which is (1).
+    let refused = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
+            || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter, 0, 0) != 0
+    };
+    if refused { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Two fabrics, the path from the first to the second, and a batch.
+struct Ends {
+    a: UdpFabric,
+    b: UdpFabric,
+    path: PathId,
+    batch: TxBatch,
+}
+
+impl Ends {
+    fn new(salt: u32) -> Self {
+        let (mut a, b) = (open(2 * salt), open(2 * salt + 1));
+        let dgid = Gid::from_ip(b.attr().local);
+        let path = a.open_path(&AddressVector { dgid, ..AddressVector::default() }).unwrap();
+        let mut ends = Self { a, b, path, batch: TxBatch::with_capacity(1 << 20) };
+        // The receiver knows the flow's numbers.
+        ends.put(0, 1, 20);
+        ends.send();
+        assert_eq!(ends.receive(1), [packet(0, 20)]);
+        ends
+    }
+    /// Packets of equal length: one train, as long as it is one.
+    fn put(&mut self, first: u32, count: u32, len: usize) {
+        for n in first..first + count {
+            self.batch.reserve(self.path, len).unwrap().copy_from_slice(&packet(n, len));
+            self.batch.commit();
+        }
+    }
+    fn send(&mut self) {
+        self.a.send(NOW, &mut self.batch);
+    }
+    fn send_refused(&mut self, calls: &[Call], errno: i32) -> bool {
+        let (a, batch) = (&mut self.a, &mut self.batch);
+        refusing(calls, errno, move || a.send(NOW, batch)).is_some()
+    }
+    fn receive(&mut self, count: usize) -> Vec<Vec<u8>> {
+        let mut got = Vec::new();
+        // Loopback delivers before the send call returns.
+        for _ in 0..count + 8 {
+            self.b.recv(NOW, BUDGET, &mut |p| got.push(p.bytes.to_vec()));
+        }
+        got
+    }
+    /// The next Identification is what the kernel will give.
+    #[track_caller]
+    fn expect_certain(&mut self) {
+        let ours = self.a.sender.paths.get(self.path).unwrap().ident(0);
+        assert_eq!(ours, self.a.sender.paths.kernel_ident(self.path), "the Identification that comes next");
+    }
+}
+
+fn packet(number: u32, len: usize) -> Vec<u8> {
+    let mut p: Vec<u8> = (0..len).map(|i| (i as u32).wrapping_mul(7).wrapping_add(number) as u8).collect();
+    p[8..12].copy_from_slice(&number.to_be_bytes());
+    p
+}
+
+fn open(salt: u32) -> UdpFabric {
+    let seed = std::process::id().wrapping_mul(0x9e37_79b9).wrapping_add(salt.wrapping_mul(0x85eb_ca6b));
+    let at = |n: u32| seed.wrapping_add(n.wrapping_mul(0x00c2_b2ae)) & 0x00ff_ffff;
+    (0..64)
+        .find_map(|n| {
+            let ip: IpAddr = Ipv4Addr::from(0x7f00_0000 | at(n).clamp(0x100, 0xff_fffe)).into();
+            match UdpFabric::open(ip, &UdpOptions::default()) {
+                Ok(f) => Some(f),
+                Err(OpenError::InUse(_)) => None,
+                Err(e) => panic!("{e}"),
+            }
+        })
+        .expect("a loopback address is free")
+}
+
+fn counter(fabric: &UdpFabric, name: &str) -> u64 {
+    let mut all: Vec<Counter> = Vec::new();
+    fabric.counters(&mut all);
+    all.iter().find(|c| c.name == name).unwrap_or_else(|| panic!("no counter {name}")).value
+}
+
+#[test]
+fn what_the_kernel_has_no_room_for_stays_and_leaves_later() {
+    let mut e = Ends::new(1);
+    let probes = counter(&e.a, "tx_ident_probes");
+    for (first, count) in [(1, 1), (2, 4)] {
+        e.put(first, count, 24);
+        if !e.send_refused(&[Packet, Train, Several], libc::EAGAIN) {
+            return;
+        }
+        assert_eq!(e.batch.trains().len(), 1, "nothing left");
+        assert!(e.a.next_deadline().is_some_and(|at| at > NOW), "it is tried again without being asked");
+        assert_eq!(e.receive(1), Vec::<Vec<u8>>::new());
+        e.send();
+        assert!(e.batch.is_empty());
+        assert_eq!(e.a.next_deadline(), None);
+        let sent: Vec<_> = (first..first + count).map(|n| packet(n, 24)).collect();
+        assert_eq!(e.receive(sent.len()), sent);
+    }
+    assert_eq!(counter(&e.a, "tx_blocked"), 2);
+    assert_eq!(counter(&e.a, "tx_lost_no_buffers") + counter(&e.a, "tx_lost_other"), 0);
+    assert_eq!(counter(&e.a, "tx_ident_probes"), probes, "the kernel used up no number");
+    assert_eq!(counter(&e.b, "icrc_ident_solved"), 0);
+    e.expect_certain();
+}
+
+#[test]
+fn what_finds_no_buffers_is_lost_and_counted_and_the_identification_is_learned_again() {
+    for (salt, calls, errno, name) in [
+        (2, [Packet, Train], libc::ENOBUFS, "tx_lost_no_buffers"),
+        (3, [Packet, Train], libc::ENOMEM, "tx_lost_no_buffers"),
+        (4, [Packet, Several], libc::EPERM, "tx_lost_other"),
+    ] {
+        let mut e = Ends::new(salt);
+        let probes = counter(&e.a, "tx_ident_probes");
+        e.put(1, 1, 24);
+        if !e.send_refused(&calls, errno) {
+            return;
+        }
+        assert!(e.batch.is_empty());
+        assert_eq!(counter(&e.a, name), 1, "{name}");
+        assert_eq!(counter(&e.a, "tx_ident_probes"), probes, "only when it is needed");
+        // As if the kernel had numbered what it threw away.
+        e.a.sender.paths.use_up_ident(e.path);
+        e.put(2, 3, 24);
+        e.send();
+        assert_eq!(counter(&e.a, "tx_ident_probes"), probes + 1);
+        e.expect_certain();
+        assert_eq!(e.receive(3), [packet(2, 24), packet(3, 24), packet(4, 24)]);
+        e.put(5, 1, 24);
+        e.send();
+        assert_eq!(e.receive(1), [packet(5, 24)]);
+        assert_eq!(counter(&e.a, "tx_ident_probes"), probes + 1, "once");
+    }
+}
+
+#[test]
+fn a_kernel_that_will_not_cut_trains_gets_packets_with_the_right_identification() {
+    for (salt, errno) in [(5, libc::EIO), (6, libc::EINVAL), (7, libc::EOPNOTSUPP), (8, libc::EMSGSIZE)] {
+        let mut e = Ends::new(salt);
+        let probes = counter(&e.a, "tx_ident_probes");
+        // As if the kernel had numbered the train and then refused it.
+        e.a.sender.paths.use_up_ident(e.path);
+        e.put(1, 5, 24);
+        if !e.send_refused(&[Train], errno) {
+            return;
+        }
+        assert!(e.batch.is_empty());
+        assert!(!e.a.sender.cuts);
+        assert!(e.a.attr().notes.iter().any(|n| n.0 == "segmentation"), "people are told");
+        assert_eq!(counter(&e.a, "tx_ident_probes"), probes + 1);
+        e.expect_certain();
+        assert_eq!(e.receive(5), (1..6).map(|n| packet(n, 24)).collect::<Vec<_>>());
+        // From now on without asking, also in more than one call.
+        e.put(6, 40, 24);
+        e.send();
+        assert_eq!(e.receive(40), (6..46).map(|n| packet(n, 24)).collect::<Vec<_>>());
+        e.expect_certain();
+        assert_eq!(counter(&e.a, "tx_uncut_trains"), 2);
+        assert_eq!(counter(&e.a, "tx_lost_other"), 0);
+        assert_eq!(counter(&e.a, "tx_ident_probes"), probes + 1);
+    }
+}
+
+#[test]
+fn a_single_packet_that_is_refused_says_nothing_of_trains() {
+    let mut e = Ends::new(9);
+    e.put(1, 1, 24);
+    if !e.send_refused(&[Packet], libc::EINVAL) {
+        return;
+    }
+    assert!(e.batch.is_empty() && e.a.sender.cuts);
+    assert_eq!(counter(&e.a, "tx_lost_other"), 1);
+    e.put(2, 4, 24);
+    e.send();
+    assert_eq!(e.receive(4).len(), 4);
+    assert_eq!(counter(&e.a, "tx_uncut_trains"), 0);
+}
+
+#[test]
+fn where_the_identification_cannot_be_learned_again_the_path_goes_by_the_shared_socket() {
+    let mut e = Ends::new(10);
+    e.put(1, 1, 24);
+    e.put(2, 1, 28);
+    e.put(3, 1, 20);
+    if !e.send_refused(&[Packet, Probe, Several], libc::ENOBUFS) {
+        return;
+    }
+    // The first was lost; the others left by the shared socket, which needs a header's control messages.
+    assert!(e.batch.is_empty());
+    let lost = counter(&e.a, "tx_lost_no_buffers");
+    let got = e.receive(2);
+    assert_eq!(lost + got.len() as u64, 3);
+    assert_eq!(counter(&e.a, "tx_shared_paths"), 1);
+    e.put(4, 4, 24);
+    e.send();
+    assert_eq!(e.receive(4), (4..8).map(|n| packet(n, 24)).collect::<Vec<_>>());
+}
