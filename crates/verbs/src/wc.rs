@@ -184,7 +184,6 @@ impl<'a> Wc<'a> {
 
     /// Takes the next buffer out, in the order in which they were posted.
     #[inline]
-    #[inline]
     pub fn take_buf(&mut self) -> Option<Buf> {
         let slot = self.parts.iter_mut().find(|p| matches!(p, Some(Part::Buf(_))))?;
         slot.take()?.into_buf().ok()
