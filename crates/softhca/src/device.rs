@@ -108,6 +108,7 @@ impl SoftHca {
     /// # Errors
     /// It is unknown.
     pub fn window(&self, qp: QpHandle) -> Result<hca_transport::WindowStats, DeviceError> {
+        self.shared.fork.check()?;
         self.shared.control(|e| {
             e.core
                 .qps
@@ -500,7 +501,8 @@ impl Device for SoftHca {
             e.use_pd(pd)?.users += 1;
             Ok::<_, DeviceError>(handle)
         })?;
-        Ok((handle, Box::new(SrqPort { ring: producer, max_sge: init.max_sge })))
+        let fork = self.shared.fork;
+        Ok((handle, Box::new(SrqPort { fork, ring: producer, max_sge: init.max_sge })))
     }
     fn set_srq_limit(&self, srq: SrqHandle, limit: u32) -> Result<(), DeviceError> {
         self.shared.fork.check()?;

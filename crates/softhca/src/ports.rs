@@ -11,6 +11,7 @@ use hca_core::{
 
 use crate::cq::{CqShared, epoll_of, lock};
 use crate::engine::{AckRule, decode_state};
+use crate::fork::Fork;
 use crate::options::Progress;
 use crate::qp::{QpShared, RecvHeader, SendHeader, dest_to_cell, offers, sge_to_cell};
 use crate::ring::{Cell, Consumer, Full, Producer};
@@ -168,12 +169,16 @@ impl RecvPort for QpRecvPort {
 
 /// A shared receive queue.
 pub(crate) struct SrqPort {
+    pub(crate) fork: Fork,
     pub(crate) ring: Producer<RecvHeader>,
     pub(crate) max_sge: u32,
 }
 
 impl RecvPort for SrqPort {
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        if self.fork.is_child() {
+            return batch(wrs, |_| Err(PostErrorKind::Destroyed));
+        }
         batch(wrs, |wr| push_recv(&mut self.ring, self.max_sge, wr))
     }
     fn ring(&mut self) {

@@ -101,6 +101,8 @@ pub(super) struct Ring {
     pub(super) recv_errors: u64,
     /// The kernel refused an entry that it had taken before; nothing is submitted any more.
     pub(super) broken: bool,
+    /// Who opened it.
+    process: u32,
 }
 // SAFETY: (1, 2) the pointers lead to memory that this value alone owns, together with the kernel.
 unsafe impl Send for Ring {}
@@ -142,6 +144,7 @@ impl Ring {
             recv_calls: 0,
             recv_errors: 0,
             broken: false,
+            process: std::process::id(),
         };
         (0..BUFFERS).for_each(|id| me.give(id));
         me.arm();
@@ -325,6 +328,10 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
+        // A forked child inherits the descriptor, but not the queues' memory, and ends nothing of its parent's.
+        if std::process::id() != self.process {
+            return;
+        }
         if self.cancel() && self.ring.submitter().unregister_buf_ring(GROUP).is_ok() {
             // SAFETY: (1) the receive has ended, the buffer ring is unregistered, and `self` goes.
             unsafe { self.shared.free() };
