@@ -1,0 +1,157 @@
+//! Two adapters with queue pairs, for tests that are processes of their own.
+//!
+//! Invariants:
+//! 1. The memory that is registered outlives its region, which goes before it in [`End::close`].
+//! 2. What is posted names that memory, and no reference to it exists.
+#![allow(unsafe_code, dead_code, unreachable_pub, missing_docs)]
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+
+use hca_core::{
+    Access, AckTimeout, AddressVector, Completion, CqHandle, CqPort, Device, DmaMemory, Gid, MrInit, MrKeys,
+    Mtu, Payload, PdHandle, Pkey, Psn, QpAttr, QpCap, QpHandle, QpInit, QpState, QpType, Qpn, RecvPort,
+    RecvWr, RnrTimer, SendFlags, SendOp, SendPort, SendWr, Sge, SrqInit, WcStatus,
+};
+use hca_fabric::{Fabric, OpenError, UdpFabric, UdpOptions, UringFabric, UringOptions};
+use softhca::{Options, Progress, SoftHca};
+
+/// A queue pair and its ports.
+pub struct Qp {
+    pub handle: QpHandle,
+    pub qpn: Qpn,
+    pub send: Box<dyn SendPort>,
+    pub recv: Box<dyn RecvPort>,
+}
+
+/// One adapter with a reliable and an unreliable queue pair.
+pub struct End {
+    pub device: Arc<SoftHca>,
+    pub pd: PdHandle,
+    pub cq_handle: CqHandle,
+    pub cq: Box<dyn CqPort>,
+    pub srq: Box<dyn RecvPort>,
+    pub rc: Qp,
+    pub uc: Qp,
+    pub keys: MrKeys,
+    pub memory: DmaMemory,
+}
+
+/// An adapter at a free loopback address; `None` where the kernel has no such network.
+pub fn open(fabric: &str, progress: Progress, salt: u32) -> Option<Arc<SoftHca>> {
+    for host in 1..=200 {
+        let ip: IpAddr =
+            Ipv4Addr::from(0x7f00_0000 | (std::process::id() << 9 ^ salt << 8 | host) & 0xff_ffff).into();
+        let opened: Result<Box<dyn Fabric>, OpenError> = match fabric {
+            "udp" => UdpFabric::open(ip, &UdpOptions::default()).map(|f| Box::new(f) as _),
+            _ => UringFabric::open(ip, &UringOptions::default()).map(|f| Box::new(f) as _),
+        };
+        match opened {
+            Ok(f) => return Some(SoftHca::open(f, Options { progress, ..Options::default() }).unwrap()),
+            Err(OpenError::InUse(_)) => {}
+            Err(e @ OpenError::Unsupported { .. }) => {
+                println!("skipped: {e}");
+                return None;
+            }
+            Err(e) => panic!("{e}"),
+        }
+    }
+    panic!("no free loopback address");
+}
+
+impl End {
+    pub fn new(device: Arc<SoftHca>) -> Self {
+        let pd = device.alloc_pd().unwrap();
+        let memory = device.alloc_memory(4096).unwrap();
+        let (addr, access) = (memory.addr(), Access::LOCAL_WRITE);
+        let init = MrInit { addr, len: 4096, iova: addr.as_ptr() as u64, access };
+        // SAFETY: (1, 2)
+        let keys = unsafe { device.reg_mr(pd, &init) }.unwrap();
+        let (cq_handle, cq) = device.create_cq(512).unwrap();
+        let (_, srq) = device.create_srq(pd, &SrqInit { max_wr: 8, max_sge: 1 }).unwrap();
+        let qp = |qp_type| {
+            let init =
+                QpInit { qp_type, send_cq: cq_handle, recv_cq: cq_handle, srq: None, cap: QpCap::default() };
+            let ports = device.create_qp(pd, &init).unwrap();
+            Qp { handle: ports.handle, qpn: ports.qpn, send: ports.send, recv: ports.recv.unwrap() }
+        };
+        let (rc, uc) = (qp(QpType::Rc), qp(QpType::Uc));
+        Self { device, pd, cq_handle, cq, srq, rc, uc, keys, memory }
+    }
+
+    pub fn connect(&self, peer: &Self) {
+        let dgid = Gid::from_ip(peer.device.fabric().local);
+        for (qp, to, rc) in [(&self.rc, &peer.rc, true), (&self.uc, &peer.uc, false)] {
+            let init = QpAttr {
+                state: Some(QpState::Init),
+                pkey: Some(Pkey::DEFAULT),
+                access: Some(Access::empty()),
+                ..QpAttr::default()
+            };
+            let rtr = QpAttr {
+                state: Some(QpState::Rtr),
+                dest_qpn: Some(to.qpn),
+                av: Some(AddressVector { dgid, ..AddressVector::default() }),
+                path_mtu: Some(Mtu::B1024),
+                rq_psn: Some(Psn::new(7)),
+                max_dest_rd_atomic: rc.then_some(1),
+                min_rnr_timer: rc.then_some(RnrTimer::new(1)),
+                ..QpAttr::default()
+            };
+            let rts = QpAttr {
+                state: Some(QpState::Rts),
+                sq_psn: Some(Psn::new(7)),
+                timeout: rc.then_some(AckTimeout::new(14)),
+                retry_cnt: rc.then_some(7),
+                rnr_retry: rc.then_some(7),
+                max_rd_atomic: rc.then_some(1),
+                ..QpAttr::default()
+            };
+            for attr in [init, rtr, rts] {
+                self.device.modify_qp(qp.handle, &attr).unwrap();
+            }
+        }
+    }
+
+    fn sge(&self) -> Sge {
+        Sge { addr: self.memory.addr().as_ptr() as u64, len: 64, lkey: self.keys.lkey }
+    }
+    pub fn recv(&mut self) {
+        let sges = [self.sge()];
+        for qp in [&mut self.rc, &mut self.uc] {
+            // SAFETY: (2)
+            unsafe { qp.recv.post(&[RecvWr { wr_id: 0, sges: &sges }]) }.unwrap();
+            qp.recv.ring();
+        }
+    }
+    /// Polls until a completion comes; `None` after a long time.
+    pub fn next(&mut self, turn: &dyn Device) -> Option<Completion> {
+        let mut one = [Completion::default()];
+        for _ in 0..20_000_000 {
+            if self.cq.poll(&mut one) == 1 {
+                assert_eq!(one[0].status, WcStatus::Success);
+                return Some(one[0]);
+            }
+            turn.turn();
+        }
+        None
+    }
+    pub fn counter(&self, name: &str) -> u64 {
+        self.device.counters().iter().find(|c| c.name == name).expect("it is counted").value
+    }
+    pub fn close(self) {
+        for qp in [self.rc, self.uc] {
+            self.device.destroy_qp(qp.handle).unwrap();
+        }
+        self.device.dereg_mr(self.keys.handle).unwrap();
+    }
+}
+
+/// Posts a short SEND.
+pub fn send(qp: &mut Qp, flags: SendFlags) {
+    let payload = Payload::Inline(b"message");
+    let wr = SendWr { wr_id: 1, op: SendOp::Send, flags, payload, dest: None };
+    // SAFETY: inline data names no memory.
+    unsafe { qp.send.post(&[wr]) }.unwrap();
+    qp.send.ring();
+}
