@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use hca_core::{AckTimeout, AsyncEvent, QpState, RnrTimer, SendFlags, SendOp, SendWr, WcStatus};
 
+use crate::Bed;
 use crate::mem::pattern;
 use crate::node::Node;
 use crate::qp::{Conn, Pair, Qp, wr};
-use crate::Bed;
 
 /// Beyond the computed bound: what a loaded machine may add.
 const SLACK: Duration = Duration::from_secs(3);
