@@ -7,9 +7,10 @@ use hca_core::wire::{Aeth, NakCode, Packet, PacketOp, Syndrome};
 use hca_core::{Instant, Psn, WcStatus};
 
 use crate::connection::Path;
+use crate::emit::local_status;
 use crate::inflight::Kind;
 use crate::psn::span;
-use crate::requester::{NEVER, Requester, local_status};
+use crate::requester::{NEVER, Requester};
 use crate::{Count, Host};
 
 /// Whether this opcode is a responder's answer.

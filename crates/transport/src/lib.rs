@@ -13,6 +13,7 @@
 //! | `host` | [`Host`] and [`TxSink`]: what a queue pair borrows |
 //! | `connection` | one reliable connection: both directions, the path, congestion notifications |
 //! | `requester`, `completer` | sending, going back, probes and timeouts; what answers do |
+//! | `emit` | the packets of a send request |
 //! | `responder` | PSN checks, duplicates, READ and atomic responses, NAKs |
 //! | `inflight` | the messages that a requester has under way |
 //! | `inbound` | a SEND or WRITE as it comes in, for RC and UC |
@@ -27,6 +28,7 @@ extern crate alloc;
 mod build;
 mod completer;
 mod connection;
+mod emit;
 mod host;
 mod inbound;
 mod inflight;

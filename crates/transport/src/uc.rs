@@ -9,8 +9,8 @@ use hca_core::{MAX_MESSAGE_BYTES, Psn, QpAttr, SendFlags, SendOp, WcStatus};
 
 use crate::build::{pad, reserve_packet};
 use crate::connection::{Cnp, Path};
+use crate::emit::{headers, local_status};
 use crate::inbound::{Fault, Inbound, begins_message, is_send_or_write, recv_status};
-use crate::requester::{headers, local_status};
 use crate::{Count, Host, QpConfig, SendRequest, TxSink};
 
 /// Both directions of an unreliable connection.

@@ -7,7 +7,7 @@ use hca_core::wire::{Be24, Be32, Bth, BthFlags, Deth, ImmDt, Opcode, Packet, Pac
 use hca_core::{Pkey, Psn, Qkey, Qpn, RecvExtra, SendFlags, SendOp, WcOpcode, WcStatus};
 
 use crate::build::{Ext, pad, reserve_packet};
-use crate::requester::local_status;
+use crate::emit::local_status;
 use crate::{Count, Host, RecvDone, RxMeta, TxSink};
 
 /// Bytes of the global route header in front of every received datagram.

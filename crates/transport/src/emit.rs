@@ -1,0 +1,193 @@
+//! The packets of a send request: how many PSNs each takes, what it costs of the window, and its headers.
+
+use hca_core::wire::{AtomicEth, Be32, Be64, BthFlags, Ieth, ImmDt, PacketOp, Reth};
+use hca_core::{MAX_MESSAGE_BYTES, Psn, RemoteAddr, SendFlags, SendOp, WcStatus};
+
+use crate::build::{Ext, pad, reserve_packet};
+use crate::connection::Path;
+use crate::inflight::Kind;
+use crate::window::packet_cost;
+use crate::{Host, LocalError, SendRequest, TxSink};
+
+/// The request at the cursor, read once.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Current {
+    pub(crate) request: SendRequest,
+    pub(crate) kind: Kind,
+    pub(crate) packets: u32,
+}
+
+/// What is sent next of a message: PSNs and cost.
+#[derive(Clone, Copy)]
+pub(crate) struct Extent {
+    pub(crate) packets: u32,
+    pub(crate) cost: u16,
+}
+
+/// PSNs and cost of what is sent next of a message, from its packet `packet` on: one packet of a SEND or
+/// WRITE, all that one request asks for of a READ.
+#[inline]
+pub(crate) fn extent(current: &Current, packet: u32, path: &Path) -> Extent {
+    let packets = if current.kind == Kind::Read {
+        ((packet | (path.chunk - 1)) + 1).min(current.packets) - packet
+    } else {
+        1
+    };
+    let cost = if packet + packets == current.packets {
+        let last = current.request.len - (current.packets - 1) * path.mtu;
+        path.full_cost.wrapping_mul((packets - 1) as u16).wrapping_add(packet_cost(last))
+    } else {
+        path.full_cost.wrapping_mul(packets as u16)
+    };
+    Extent { packets, cost }
+}
+
+/// Checks a request before its first packet.
+#[inline]
+pub(crate) fn check<H: Host>(
+    current: &Current,
+    index: u32,
+    path: &Path,
+    host: &mut H,
+) -> Result<(), WcStatus> {
+    let len = current.request.len;
+    if u64::from(len) > MAX_MESSAGE_BYTES || (current.kind == Kind::Atomic && len != 8) {
+        return Err(WcStatus::LocalLength);
+    }
+    let answered = current.kind.is_answered();
+    if answered && path.max_rd_atomic == 0 {
+        return Err(WcStatus::LocalQpOperation);
+    }
+    // A message of one packet is checked as it is gathered.
+    if len > 0 && (answered || current.packets > 1) {
+        host.check_local(index, answered).map_err(local_status)?;
+    }
+    Ok(())
+}
+
+/// The completion status of a local failure.
+pub(crate) fn local_status(error: LocalError) -> WcStatus {
+    match error {
+        LocalError::Protection => WcStatus::LocalProtection,
+        LocalError::Length => WcStatus::LocalLength,
+    }
+}
+
+/// Builds one packet of a message: its `packet`th, or the request for `packets` of a READ. `false`: the
+/// sink is full.
+#[inline]
+#[expect(clippy::too_many_arguments, reason = "the parts of a packet; a struct would be built for one call")]
+pub(crate) fn emit<H: Host, T: TxSink>(
+    current: &Current,
+    index: u32,
+    packet: u32,
+    packets: u32,
+    psn: Psn,
+    ask: bool,
+    path: &Path,
+    host: &mut H,
+    tx: &mut T,
+) -> Result<bool, WcStatus> {
+    let request = &current.request;
+    if current.kind.is_answered() {
+        let (op, ext) = answered_headers(request, packet, packets, path);
+        let bth = path.bth(op, BthFlags::empty(), 0, psn);
+        if reserve_packet(tx, None, &bth, &ext, 0).is_none() {
+            return Ok(false);
+        }
+        tx.commit();
+        return Ok(true);
+    }
+    let offset = packet * path.mtu;
+    let len = (request.len - offset).min(path.mtu);
+    let last = packet + 1 == current.packets;
+    let (op, ext) = headers(request, packet == 0, last);
+    let mut flags = BthFlags::empty();
+    if ask {
+        flags |= BthFlags::ACK_REQ;
+    }
+    if last && current.kind.consumes_recv() && request.flags.contains(SendFlags::SOLICITED) {
+        flags |= BthFlags::SOLICITED;
+    }
+    let bth = path.bth(op, flags, pad(len as usize), psn);
+    let Some(body) = reserve_packet(tx, None, &bth, &ext, len as usize) else { return Ok(false) };
+    if len > 0 {
+        host.gather(index, offset, body).map_err(local_status)?;
+    }
+    tx.commit();
+    Ok(true)
+}
+
+pub(crate) fn reth(remote: RemoteAddr, len: u32) -> Reth {
+    Reth { va: Be64::new(remote.addr), rkey: Be32::new(remote.rkey.raw()), dma_len: Be32::new(len) }
+}
+
+/// Opcode and extended headers of a packet of a SEND or RDMA WRITE.
+#[inline]
+pub(crate) fn headers(request: &SendRequest, first: bool, last: bool) -> (PacketOp, Ext) {
+    use PacketOp as P;
+    let op = |only, begin, middle, end| match (first, last) {
+        (true, true) => only,
+        (true, false) => begin,
+        (false, false) => middle,
+        (false, true) => end,
+    };
+    let mut ext = Ext::none();
+    let op = match request.op {
+        SendOp::SendImm(imm) => {
+            if last {
+                ext.push(&ImmDt { data: Be32::new(imm) });
+            }
+            op(P::SendOnlyImm, P::SendFirst, P::SendMiddle, P::SendLastImm)
+        }
+        SendOp::SendInv(rkey) => {
+            if last {
+                ext.push(&Ieth { rkey: Be32::new(rkey.raw()) });
+            }
+            op(P::SendOnlyInv, P::SendFirst, P::SendMiddle, P::SendLastInv)
+        }
+        SendOp::Write(remote) => {
+            if first {
+                ext.push(&reth(remote, request.len));
+            }
+            op(P::WriteOnly, P::WriteFirst, P::WriteMiddle, P::WriteLast)
+        }
+        SendOp::WriteImm(remote, imm) => {
+            if first {
+                ext.push(&reth(remote, request.len));
+            }
+            if last {
+                ext.push(&ImmDt { data: Be32::new(imm) });
+            }
+            op(P::WriteOnlyImm, P::WriteFirst, P::WriteMiddle, P::WriteLastImm)
+        }
+        _ => op(P::SendOnly, P::SendFirst, P::SendMiddle, P::SendLast),
+    };
+    (op, ext)
+}
+
+/// Opcode and extended header of a READ or atomic request.
+fn answered_headers(request: &SendRequest, packet: u32, packets: u32, path: &Path) -> (PacketOp, Ext) {
+    let atomic = |remote: RemoteAddr, swap_add, compare| {
+        Ext::one(&AtomicEth {
+            va: Be64::new(remote.addr),
+            rkey: Be32::new(remote.rkey.raw()),
+            swap_add: Be64::new(swap_add),
+            compare: Be64::new(compare),
+        })
+    };
+    match request.op {
+        SendOp::CompareSwap { remote, compare, swap } => {
+            (PacketOp::CompareSwap, atomic(remote, swap, compare))
+        }
+        SendOp::FetchAdd { remote, add } => (PacketOp::FetchAdd, atomic(remote, add, 0)),
+        SendOp::Read(remote) => {
+            let offset = packet * path.mtu;
+            let len = u64::from(packets) * u64::from(path.mtu);
+            let len = len.min(u64::from(request.len - offset)) as u32;
+            let at = RemoteAddr { addr: remote.addr.wrapping_add(offset.into()), ..remote };
+            (PacketOp::ReadRequest, Ext::one(&reth(at, len)))
+        }
+        _ => unreachable!("only READ and atomics are answered: {:?}", request.op),
+    }
+}
