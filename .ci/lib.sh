@@ -1,25 +1,83 @@
 # Shared by run and nightly: headings, timings, and what a fresh Debian lacks.
 export CI=true CARGO_TERM_COLOR=never CARGO_INCREMENTAL=0 CARGO_TERM_PROGRESS_WHEN=never
-# Enough for backtraces, and much less to link.
-export CARGO_PROFILE_DEV_DEBUG=line-tables-only
 exec </dev/null
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+target=${CARGO_TARGET_DIR:-target}
 started=$SECONDS
 failed=()
 
+# cpu_seconds NAME: sets it to the CPU time of what this shell has started and what has ended.
+cpu_seconds() {
+    local stat
+    read -r -a stat <"/proc/$BASHPID/stat"
+    # Linux counts in hundredths here, on every architecture.
+    printf -v "$1" %d $(((stat[15] + stat[16]) / 100))
+}
+
 # step NAME COMMAND...: runs it, tells how long it took, and goes on when it fails.
 step() {
-    local name=$1 begun=$SECONDS status=0
+    local name=$1 begun=$SECONDS status
     shift
     printf '\n=== %s\n' "$name"
     # A command of && and || would lose errexit; a subshell of its own keeps it.
     set +e
-    (set -e; "$@")
+    (
+        (set -e; "$@")
+        status=$?
+        cpu_seconds cpu
+        [ $status = 0 ] && how=ok || how="FAILED, status $status"
+        printf -- '--- %s: %s (%d s, %d s of CPU)\n' "$name" "$how" $((SECONDS - begun)) "$cpu"
+        exit $status
+    )
     status=$?
     set -e
-    printf -- '--- %s: %s (%d s)\n' "$name" "$([ $status = 0 ] && echo ok || echo "FAILED, status $status")" $((SECONDS - begun))
     [ $status = 0 ] || failed+=("$name")
+}
+
+# beside FUNCTION: runs its steps beside the ones that follow, until `join`. In its place if there is one
+# CPU, or too little memory for two compilers and two linkers at a time.
+beside() {
+    local free_kib
+    free_kib=$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)
+    if [ "$(nproc)" -lt 2 ] || [ "$free_kib" -lt 4000000 ]; then
+        "$1"
+        return
+    fi
+    aside=$(mktemp -d)
+    trap end_aside EXIT
+    # A process group of its own, so that it can be ended with all that it started.
+    set -m
+    (
+        failed=()
+        "$1"
+        printf '%s\n' "${failed[@]}" >"$aside/failed"
+    ) >"$aside/said" 2>&1 &
+    aside_group=$!
+    set +m
+}
+
+# join: waits for what runs beside, shows what it said, and takes over what failed.
+join() {
+    local name
+    [ -n "${aside:-}" ] || return 0
+    wait "$aside_group" || true
+    aside_group=''
+    cat "$aside/said"
+    if [ -e "$aside/failed" ]; then
+        while read -r name; do
+            [ -z "$name" ] || failed+=("$name")
+        done <"$aside/failed"
+    else
+        failed+=("what ran beside ended early")
+    fi
+    end_aside
+}
+
+end_aside() {
+    [ -z "${aside_group:-}" ] || kill -- "-$aside_group" 2>/dev/null || true
+    [ -z "${aside:-}" ] || rm -rf "$aside"
+    aside='' aside_group=''
 }
 
 skip() { printf '\n=== %s\n--- skipped: %s\n' "$1" "$2"; }
@@ -42,11 +100,14 @@ component() {
 }
 
 finish() {
+    local cpu
+    cpu_seconds cpu
+    cpu=", $cpu s of CPU"
     echo
     if [ ${#failed[@]} != 0 ]; then
         printf 'FAILED: %s\n' "${failed[@]}"
-        echo "test result: FAILED after $((SECONDS - started)) s"
+        echo "test result: FAILED after $((SECONDS - started)) s$cpu"
         exit 1
     fi
-    echo "test result: ok. all steps passed in $((SECONDS - started)) s"
+    echo "test result: ok. all steps passed in $((SECONDS - started)) s$cpu"
 }

@@ -85,13 +85,16 @@ impl World {
         }
     }
 
-    /// Lets everything arrive that is still under way: turns until all adapters were quiet for a while.
+    /// Lets everything arrive that is still under way: turns until all adapters were quiet for a while, or
+    /// for long where they never are, as while a peer is asked again and again whether it is ready.
     pub(crate) fn settle(&self) {
+        let (long, many) = (Duration::from_millis(100), 1000);
         let quiet = Duration::from_millis(if self.passive { 5 } else { 2 });
         let start = Instant::now();
-        let (mut since, mut quiet_turns) = (start, 0);
-        while (since.elapsed() < quiet || quiet_turns < 20) && start.elapsed() < self.patience {
+        let (mut since, mut quiet_turns, mut turns) = (start, 0, 0);
+        while (since.elapsed() < quiet || quiet_turns < 20) && (start.elapsed() < long || turns < many) {
             quiet_turns += 1;
+            turns += 1;
             if self.turn() {
                 (since, quiet_turns) = (Instant::now(), 0);
             }
