@@ -104,9 +104,11 @@ impl Workload {
 }
 
 fn drive(sim: &Sim, world: &Rc<RefCell<World>>, heal: Instant) -> Checked<()> {
-    let actor = Rc::clone(world);
+    // The world holds the simulation, which holds its actors: one of the links has to be weak.
+    let actor = Rc::downgrade(world);
     sim.add_actor(move |now: Instant| -> Step {
-        let step = actor.borrow_mut().step(now);
+        let Some(world) = actor.upgrade() else { return Step::Done };
+        let step = world.borrow_mut().step(now);
         match step {
             Ok(step) => step,
             // No panic hook runs for what is reported anyway.
@@ -146,6 +148,19 @@ fn quiesce(sim: &Sim, world: &Rc<RefCell<World>>) -> Checked<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_of_a_seed_is_left_when_it_ended() {
+        let mut rng = Rng::new(1);
+        let plan = Plan::new(&mut rng);
+        let heal = Instant::ZERO + plan.heal;
+        let sim = Sim::builder(1).ipv6(plan.ipv6).links(&plan.profile).build();
+        let world = sim.guarded(|| World::new(&sim, plan, rng)).map(|w| Rc::new(RefCell::new(w))).unwrap();
+        drive(&sim, &world, heal).unwrap();
+        let gone = Rc::downgrade(&world);
+        drop((world, sim));
+        assert!(gone.upgrade().is_none());
+    }
 
     #[test]
     fn random_programs_survive_random_networks_and_repeat_exactly() {
