@@ -106,6 +106,7 @@ fn inline_cells(bytes: &[u8]) -> impl Iterator<Item = Cell> {
 }
 
 /// Takes the requests of a batch until one is refused.
+#[inline]
 fn batch<W>(wrs: &[W], mut push: impl FnMut(&W) -> Result<(), PostErrorKind>) -> Result<(), PostError> {
     for (accepted, wr) in wrs.iter().enumerate() {
         push(wr).map_err(|kind| PostError { accepted, kind })?;
@@ -130,11 +131,13 @@ impl SendPort for QpSendPort {
 
 pub(crate) const MAX_CONNECTED_MESSAGE: u64 = MAX_MESSAGE_BYTES;
 
+#[inline]
 fn push_recv(ring: &mut Producer<RecvHeader>, max_sge: u32, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
     if wr.sges.len() > max_sge as usize {
         return Err(PostErrorKind::TooManySges { count: wr.sges.len(), max: max_sge });
     }
-    let header = RecvHeader { wr_id: wr.wr_id, sges: wr.sges.len() as u8 };
+    let room = wr.sges.iter().map(|s| u64::from(s.len)).sum();
+    let header = RecvHeader { wr_id: wr.wr_id, room, sges: wr.sges.len() as u8 };
     let depth = ring.depth();
     ring.push(header, wr.sges.iter().copied().map(sge_to_cell))
         .map_err(|_| PostErrorKind::QueueFull { depth })
@@ -149,13 +152,15 @@ pub(crate) struct QpRecvPort {
 }
 
 impl RecvPort for QpRecvPort {
+    #[inline]
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
-        let child = self.hca.fork.is_child();
-        batch(wrs, |wr| match decode_state(self.qp.state.load(Ordering::Relaxed)).filter(|_| !child) {
-            None => Err(PostErrorKind::Destroyed),
-            Some(QpState::Reset) => Err(PostErrorKind::WrongState(QpState::Reset)),
-            Some(_) => push_recv(&mut self.ring, self.max_sge, wr),
-        })
+        let state = decode_state(self.qp.state.load(Ordering::Relaxed)).filter(|_| !self.hca.fork.is_child());
+        let refused = match state {
+            None => PostErrorKind::Destroyed,
+            Some(QpState::Reset) => PostErrorKind::WrongState(QpState::Reset),
+            Some(_) => return batch(wrs, |wr| push_recv(&mut self.ring, self.max_sge, wr)),
+        };
+        Err(PostError { accepted: 0, kind: refused })
     }
     fn ring(&mut self) {
         // Pairs with `Core::show_state`: either the engine, which shows ERROR and then looks at the queue,
@@ -207,19 +212,35 @@ impl SoftCq {
         if self.shared.purge_epoch.load(Ordering::Acquire) != self.purge_epoch {
             self.look_up_the_dead();
         }
-        let (head, tail) = (self.ring.head(), self.ring.refresh());
-        let (mut at, mut n) = (head, 0);
-        while at != tail && n < out.len() {
-            let c = self.ring.header(at);
-            at = at.wrapping_add(1);
-            if self.dead.is_empty() || !self.is_dead(&c, at) {
-                out[n] = c;
-                n += 1;
+        if self.ring.refresh() == self.ring.head() {
+            return 0;
+        }
+        loop {
+            let first = self.ring.head();
+            let taken = self.ring.copy_headers(out);
+            if taken == 0 {
+                return 0;
+            }
+            self.ring.release(first.wrapping_add(taken as u32));
+            self.waits_no_more();
+            let n =
+                if self.dead.is_empty() { taken } else { self.pass_over_the_dead(first, &mut out[..taken]) };
+            if n > 0 {
+                return n;
             }
         }
-        if at != head {
-            self.ring.release(at);
-            self.waits_no_more();
+    }
+
+    /// Moves the completions of queue pairs that live to the front, and returns how many they are. The
+    /// first one stood at ring index `first`.
+    #[cold]
+    fn pass_over_the_dead(&mut self, first: u32, out: &mut [Completion]) -> usize {
+        let mut n = 0;
+        for i in 0..out.len() {
+            if !self.is_dead(&out[i], first.wrapping_add(i as u32 + 1)) {
+                out.swap(n, i);
+                n += 1;
+            }
         }
         n
     }

@@ -38,6 +38,8 @@ const _: () = assert!(size_of::<SendHeader>() == 64);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecvHeader {
     pub(crate) wr_id: u64,
+    /// Bytes that the list takes.
+    pub(crate) room: u64,
     pub(crate) sges: u8,
 }
 
@@ -136,21 +138,24 @@ fn pieces(
     len: usize,
     mut f: impl FnMut(Sge, usize) -> Result<(), LocalError>,
 ) -> Result<(), LocalError> {
+    if len == 0 {
+        return Ok(());
+    }
     let (mut skip, mut done) = (offset, 0);
     for s in sges {
-        if done == len {
-            break;
-        }
-        if skip >= s.len {
+        let Some(room) = s.len.checked_sub(skip).filter(|room| *room > 0) else {
             skip -= s.len;
             continue;
-        }
-        let n = ((s.len - skip) as usize).min(len - done);
+        };
+        let n = (room as usize).min(len - done);
         f(Sge { addr: s.addr.wrapping_add(skip.into()), len: n as u32, lkey: s.lkey }, done)?;
         done += n;
+        if done == len {
+            return Ok(());
+        }
         skip = 0;
     }
-    if done == len { Ok(()) } else { Err(LocalError::Length) }
+    Err(LocalError::Length)
 }
 
 impl QpHost<'_> {
@@ -158,9 +163,11 @@ impl QpHost<'_> {
     fn local(&self, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
         local(self.tables, self.res.pd, s, access)
     }
+    #[inline]
     fn complete(&mut self, cq: u32, c: Completion) {
         self.tables.complete(cq, c);
     }
+    #[inline]
     fn recv_completion(&self, status: WcStatus, opcode: WcOpcode) -> Completion {
         Completion {
             wr_id: self.res.held.wr_id,
@@ -171,33 +178,26 @@ impl QpHost<'_> {
         }
     }
     /// Drops the held receive request's slot, for good.
+    #[inline]
     fn release_held(&mut self) {
         self.res.held.active = false;
         if let RecvQueue::Own(rq) = &mut self.res.rq {
             rq.release(rq.head().wrapping_add(1));
         }
     }
+    #[inline]
     fn hold_own(&mut self) -> Option<u64> {
         let RecvQueue::Own(rq) = &mut self.res.rq else { return None };
-        if rq.head() == rq.tail() && rq.refresh() == rq.head() {
-            return None;
-        }
-        self.res.held.wr_id = rq.header_ref(rq.head()).wr_id;
+        let (h, _) = rq.oldest()?;
+        self.res.held.wr_id = h.wr_id;
         self.res.held.active = true;
-        Some(oldest(rq).map(|s| u64::from(s.len)).sum())
+        Some(h.room)
     }
 }
 
 #[inline]
 fn local(tables: &Tables, pd: PdHandle, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
     tables.mrs.translate(pd, s.lkey.raw(), s.addr, s.len.into(), access).map_err(|_| LocalError::Protection)
-}
-
-/// The list of an own receive queue's oldest request.
-#[inline]
-fn oldest(rq: &Consumer<RecvHeader>) -> impl Iterator<Item = Sge> {
-    let count = usize::from(rq.header_ref(rq.head()).sges);
-    rq.cells(rq.head())[..count].iter().copied().map(cell_to_sge)
 }
 
 #[inline]
@@ -304,8 +304,11 @@ impl Host for QpHost<'_> {
             unsafe { dma::store(to, &data[at..at + s.len as usize]) };
             Ok(())
         };
-        match &self.res.rq {
-            RecvQueue::Own(rq) => pieces(oldest(rq), offset, data.len(), place),
+        match &mut self.res.rq {
+            RecvQueue::Own(rq) => {
+                let (h, cells) = rq.oldest().expect("a receive request is held");
+                pieces(cells[..h.sges.into()].iter().copied().map(cell_to_sge), offset, data.len(), place)
+            }
             RecvQueue::Shared(_) => pieces(self.res.held.sges.iter().copied(), offset, data.len(), place),
         }
     }

@@ -172,6 +172,7 @@ impl<H: Copy> Consumer<H> {
     pub(crate) fn published(&self) -> u32 {
         self.ring.tail.load(Ordering::Acquire)
     }
+    #[inline]
     fn slot(&self, index: u32) -> usize {
         assert!(
             index.wrapping_sub(self.head) < self.tail.wrapping_sub(self.head),
@@ -216,6 +217,31 @@ impl<H: Copy> Consumer<H> {
         // SAFETY: our `UnsafeCell` has the layout of its content; the cells are ours (2) as long as
         // `self` is borrowed.
         unsafe { core::slice::from_raw_parts(first.cast::<Cell>(), cells.len()) }
+    }
+    /// The oldest slot, header and area; `None` if the producer has published none.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(crate) fn oldest(&mut self) -> Option<(&H, &[Cell])> {
+        if self.head == self.tail && self.refresh() == self.head {
+            return None;
+        }
+        Some((self.header_ref(self.head), self.cells(self.head)))
+    }
+    /// Copies the headers of the oldest slots to `out`, as many as there are and it takes; returns how many.
+    /// The slots stay as they are.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(crate) fn copy_headers(&self, out: &mut [H]) -> usize {
+        let count = (self.tail.wrapping_sub(self.head) as usize).min(out.len());
+        let first = (self.head & self.ring.mask) as usize;
+        let (left, right) = out[..count].split_at_mut(count.min(self.ring.headers.len() - first));
+        for (out, from) in [(left, first), (right, 0)] {
+            let from: *const H = self.ring.headers[from..from + out.len()].as_ptr().cast();
+            // SAFETY: (2) slots `head .. tail` are ours, (3) and were written; our `UnsafeCell` has the layout
+            // of its content; `out` is memory of the caller's.
+            unsafe { out.as_mut_ptr().copy_from_nonoverlapping(from, out.len()) };
+        }
+        count
     }
     /// Gives all slots before `head` back to the producer.
     #[inline]
