@@ -100,7 +100,9 @@ impl<H: Copy> Producer<H> {
         // SAFETY: (2) the slot at `tail` is free, so it is the producer's, which we are (1).
         self.ring.headers[slot].with_mut(|p| unsafe { (*p).write(header) });
         let base = slot * self.ring.cells_per_slot;
-        for (cell, to) in cells.zip(&self.ring.cells[base..base + self.ring.cells_per_slot]) {
+        let mut area = self.ring.cells[base..base + self.ring.cells_per_slot].iter();
+        for cell in cells {
+            let to = area.next().expect("a list fits its slot");
             // SAFETY: as above; the cells of a slot go with it.
             to.with_mut(|p| unsafe { *p = cell });
         }

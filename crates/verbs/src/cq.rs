@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, Instant};
 
-use hca_core::{Completion, CqHandle, CqPort, DeviceError, Notify, QpHandle, SrqHandle};
+use hca_core::{CqHandle, CqPort, DeviceError, Notify, QpHandle, SrqHandle};
 
 use crate::context::Ctx;
 use crate::part::Held;
@@ -197,15 +197,15 @@ impl CompletionQueue {
             self.take_over_changes();
         }
         for i in 0..n {
-            let completion = wcs.raw[i];
-            self.take(completion, wcs);
+            self.take(i, wcs);
         }
         wcs.records.len()
     }
 
     /// Finds the request of a completion and takes its buffers back.
     #[inline]
-    fn take(&mut self, completion: Completion, wcs: &mut Completions) {
+    fn take(&mut self, raw: usize, wcs: &mut Completions) {
+        let completion = &wcs.raw[raw];
         let Some(entry) = self.entry(completion.qp) else {
             tracing::warn!(?completion, "completion of a queue pair that this queue does not know");
             return;
@@ -226,7 +226,7 @@ impl CompletionQueue {
             tracing::error!(?completion, "completion of a request that is not outstanding");
             return;
         };
-        wcs.records.push(Record { completion, id, context, parts_end: wcs.parts.len() });
+        wcs.records.push(Record { raw, id, context, parts_end: wcs.parts.len() });
     }
 
     #[inline]
