@@ -133,6 +133,18 @@ impl<H: Copy> Producer<H> {
         self.tail = self.tail.wrapping_add(1);
         Ok(())
     }
+    /// The headers of all slots that the consumer has not released, oldest first. It may release some meanwhile.
+    #[cfg(not(loom))]
+    pub(crate) fn unreleased(&self) -> impl Iterator<Item = &H> {
+        // Acquire, as in `has_room`, though nothing is overwritten.
+        let head = self.ring.head.load(Ordering::Acquire);
+        (0..self.tail.wrapping_sub(head)).map(move |i| {
+            let slot = (head.wrapping_add(i) & self.ring.mask) as usize;
+            // SAFETY: (2) the consumer reads such slots and writes none; we write none as long as `self` is
+            // borrowed; (3) they were written, by us.
+            self.ring.headers[slot].with(|p| unsafe { (*p).assume_init_ref() })
+        })
+    }
     /// Hands all filled slots to the consumer.
     #[inline]
     pub(crate) fn publish(&mut self) {

@@ -44,7 +44,7 @@ fn child(ends: &mut [End; 2]) -> i32 {
         let error = QpAttr { state: Some(QpState::Error), ..QpAttr::default() };
         expect(4, refused(d.modify_qp(e.rc.handle, &error)) && refused(d.query_qp(e.rc.handle).map(|_| ())));
         expect(5, refused(d.alloc_pd().map(|_| ())) && refused(d.create_cq(8).map(|_| ())));
-        expect(6, refused(d.dereg_mr(e.keys.handle)) && refused(d.destroy_qp(e.uc.handle)));
+        expect(6, refused(d.dereg_mr(e.keys.handle)) && refused(d.destroy_qp(e.uc.handle).map(drop)));
         expect(7, refused(d.destroy_cq(e.cq_handle)) && refused(d.dealloc_pd(e.pd)));
         expect(
             8,

@@ -173,14 +173,17 @@ impl Device for Echo {
     fn query_qp(&self, _: QpHandle) -> Result<QpStatus, DeviceError> {
         Err(DeviceError::Unsupported { what: "queries" })
     }
-    fn destroy_qp(&self, _: QpHandle) -> Result<(), DeviceError> {
-        Ok(())
+    fn destroy_qp(&self, _: QpHandle) -> Result<Vec<u64>, DeviceError> {
+        Ok(Vec::new())
     }
     fn poll_event(&self) -> Option<AsyncEvent> {
         None
     }
     fn set_event_waker(&self, _: &Waker) {}
     fn turn(&self) -> bool {
+        false
+    }
+    fn needs_turns(&self) -> bool {
         false
     }
     fn next_deadline(&self) -> Option<Duration> {
