@@ -184,10 +184,10 @@ impl Start {
         let first = add3(first, self.common, low(header_field(ident), self.ident));
         let behind = packet.len() - BLOCK;
         if behind > BLOCK {
-            longer(first, packet)
-        } else {
-            reduce(tail(weigh(first, behind), packet, behind))
+            return longer(first, packet);
         }
+        let last = packet[behind..].first_chunk().expect("a block");
+        reduce(add_last(weigh(first, behind), last, behind))
     }
 }
 
@@ -236,19 +236,24 @@ fn long(first: __m128i, packet: &[u8]) -> u32 {
 #[target_feature(enable = "pclmulqdq,sse4.1")]
 fn blocks(mut sum: __m128i, packet: &[u8], behind: usize) -> __m128i {
     let (whole, rest) = packet[packet.len() - behind..].as_chunks::<BLOCK>();
-    for (k, block) in whole.iter().enumerate() {
-        sum = _mm_xor_si128(sum, weigh(load(block), behind - (k + 1) * BLOCK));
+    // From the end on: a block's factors stand 4 further than those of the block behind it.
+    let (factors, _) = FACTORS[rest.len() / 4 + 1..].as_chunks::<4>();
+    for (block, factors) in whole.iter().rev().zip(factors) {
+        let (block, factor) = (load(block), vector(factors[0]));
+        sum = add3(sum, low(block, factor), high(block, factor));
     }
-    if rest.is_empty() { sum } else { tail(sum, packet, rest.len()) }
+    if rest.is_empty() {
+        return sum;
+    }
+    add_last(sum, packet.last_chunk().expect("more than a block"), rest.len())
 }
 
-/// Adds the last `behind` bytes of a packet, at most 16, to the sum.
+/// Adds the last `behind` bytes of a packet's last block to the sum.
 #[inline]
 #[target_feature(enable = "pclmulqdq,sse4.1")]
-fn tail(sum: __m128i, packet: &[u8], behind: usize) -> __m128i {
+fn add_last(sum: __m128i, last: &[u8; BLOCK], behind: usize) -> __m128i {
     let keep = load(KEEP[behind..].first_chunk().expect("16 bytes at most"));
-    let last = load(packet.last_chunk().expect("16 bytes at least"));
-    _mm_xor_si128(sum, weigh(_mm_and_si128(last, keep), 0))
+    _mm_xor_si128(sum, weigh(_mm_and_si128(load(last), keep), 0))
 }
 
 /// A block with this many bytes behind it, times what that asks for.
