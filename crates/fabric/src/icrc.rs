@@ -214,6 +214,7 @@ impl FlowCrc {
         Some(Self { base: advance(!0, &head[..udp + 8]), v6 })
     }
     /// Raw CRC state behind the UDP header, with zeros for lengths and Identification.
+    #[cfg(target_arch = "x86_64")]
     #[inline]
     pub(crate) fn base(&self) -> u32 {
         self.base
