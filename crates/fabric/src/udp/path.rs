@@ -83,9 +83,7 @@ impl TxPath {
     /// Puts ICRCs on the packets of a train whose first has this Identification.
     #[inline]
     pub(crate) fn seal(&self, icrc: &mut Icrc, ident: u16, segment: usize, bytes: &mut [u8]) {
-        for (k, packet) in bytes.chunks_mut(segment).enumerate() {
-            icrc.seal(&self.crc, ident.wrapping_add(k as u16), packet);
-        }
+        icrc.seal(&self.crc, ident, segment, bytes);
     }
     /// Destination and control messages for a datagram of segments of this size (0: one packet).
     #[inline]
