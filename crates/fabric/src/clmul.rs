@@ -122,7 +122,7 @@ impl Clmul {
     /// When `packet` is shorter than a BTH and an ICRC.
     #[inline]
     pub(crate) fn residual(self, flow: &FlowCrc, ident: u16, packet: &[u8]) -> u32 {
-        // SAFETY: (1).
+        // SAFETY: (1): `self` shows that the CPU has what `residual` is compiled for.
         unsafe { residual(flow, ident, packet) }
     }
 
@@ -133,7 +133,7 @@ impl Clmul {
     /// When a packet is shorter than a BTH and an ICRC.
     #[inline]
     pub(crate) fn seal(self, flow: &FlowCrc, ident: u16, segment: usize, train: &mut [u8]) {
-        // SAFETY: (1).
+        // SAFETY: (1): `self` shows that the CPU has what `seal` is compiled for.
         unsafe { seal(flow, ident, segment, train) }
     }
 }
