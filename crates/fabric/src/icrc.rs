@@ -3,7 +3,7 @@
 //! CRC-32 is linear, so the part of a packet's ICRC that its flow's addresses contribute is computed
 //! once a flow, the part of the lengths once a length, and the part of the IPv4 Identification is two
 //! table look-ups. What is left for a packet are its own bytes. That is how it is done where the CPU lacks a
-//! carry-less multiplication, and for lengths that no packet of ours has; else `clmul` does it, in a third of
+//! carry-less multiplication, and for lengths that no packet of ours has; else `clmul` does it, in half
 //! the instructions for a small packet.
 //!
 //! The same linearity answers the inverse question: which Identification makes a given ICRC right?
