@@ -147,13 +147,20 @@ fn setup() -> impl Strategy<Value = Setup> {
         })
 }
 
+/// 128 cases of a fixed seed; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` ask for others.
+fn config() -> ProptestConfig {
+    let given = ProptestConfig::default();
+    let cases = match std::env::var_os("PROPTEST_CASES") {
+        _ if cfg!(miri) => 1,
+        Some(_) => given.cases,
+        None => 128,
+    };
+    let rng_seed = if given.rng_seed == RngSeed::Random { RngSeed::Fixed(1) } else { given.rng_seed };
+    ProptestConfig { cases, rng_seed, failure_persistence: None, ..given }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 128,
-        failure_persistence: None,
-        rng_seed: RngSeed::Fixed(1),
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(config())]
 
     #[test]
     fn a_faulty_wire_loses_doubles_and_reorders_no_message(
