@@ -19,6 +19,9 @@ const RECVS: usize = 512 << 10;
 /// The word that atomics count in, and where writes leave it alone.
 const COUNTER: usize = MEMORY - 64;
 
+/// Fewer operations than this in a script. Miri takes a second for each.
+const MAX_OPS: usize = if cfg!(miri) { 4 } else { 30 };
+
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Send(u32),
@@ -165,8 +168,8 @@ proptest! {
     #[test]
     fn a_faulty_wire_loses_doubles_and_reorders_no_message(
         setup in setup(),
-        ops_a in prop::collection::vec(op(), 1..30),
-        ops_b in prop::collection::vec(op(), 0..30),
+        ops_a in prop::collection::vec(op(), 1..MAX_OPS),
+        ops_b in prop::collection::vec(op(), 0..MAX_OPS),
         faults in faults(),
         room in prop_oneof![Just(usize::MAX), 1..4_usize],
     ) {
@@ -183,7 +186,7 @@ proptest! {
     #[test]
     fn late_receive_requests_delay_and_lose_nothing(
         setup in setup(),
-        ops in prop::collection::vec(op(), 1..30),
+        ops in prop::collection::vec(op(), 1..MAX_OPS),
         faults in faults(),
         gap in 10_000..400_000_u64,
     ) {
@@ -202,7 +205,7 @@ proptest! {
     #[test]
     fn a_peer_that_goes_away_leaves_one_completion_a_request(
         setup in setup(),
-        ops in prop::collection::vec(op(), 1..30),
+        ops in prop::collection::vec(op(), 1..MAX_OPS),
         faults in faults(),
         dies in 0..200_usize,
     ) {
