@@ -58,14 +58,15 @@ fn between_processes(c: &mut Criterion, setup: &Setup, cpus: (usize, usize)) {
 
     let mut group = c.benchmark_group("stream");
     for (op, size) in [(Op::Send, 8_u64), (Op::Write, 64 << 10), (Op::Write, 1 << 20), (Op::Read, 64 << 10)] {
-        group.throughput(Throughput::Bytes(size));
+        // Of small messages their number tells, of large ones the bytes.
+        group.throughput(if size == 8 { Throughput::Elements(1) } else { Throughput::Bytes(size) });
         group.bench_function(BenchmarkId::new(op.to_string(), size), |b| {
             b.iter_custom(|n| {
                 pair.run(&rc(op, size), Phase::Stream, Limit::Count(n)).expect("it runs").elapsed
             });
         });
     }
-    group.throughput(Throughput::Bytes(24));
+    group.throughput(Throughput::Elements(1));
     group.bench_function("floor: packets of 24 B", |b| {
         b.iter_custom(|n| floor_time(Floor::UdpRate, cpus, |f| 1e9 / f.packets_per_s, n));
     });

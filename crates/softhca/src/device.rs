@@ -40,6 +40,8 @@ const ECT0: u8 = 0b10;
 /// A host channel adapter in software.
 pub struct SoftHca {
     shared: Arc<Shared>,
+    /// The network as it was when the adapter was opened.
+    opened_on: FabricAttr,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -70,7 +72,8 @@ impl SoftHca {
         // Queue pair numbers begin elsewhere each time an adapter is opened, so that packets to one that is
         // gone do not find its successor at the same address.
         let first_generation = Random::new(seed ^ 1).next() as u32 & 0xffff;
-        let (attr, port) = describe(fabric.attr(), &l);
+        let opened_on = fabric.attr().clone();
+        let (attr, port) = describe(&opened_on, &l);
         let events = Arc::new(Events::new());
         let tables = Tables::new(
             Slab::new(l.pds),
@@ -92,15 +95,19 @@ impl SoftHca {
         } else {
             None
         };
-        Ok(std::sync::Arc::new(Self { shared, thread }))
+        Ok(std::sync::Arc::new(Self { shared, opened_on, thread }))
     }
 
     /// Which progress mode it was opened with.
     pub fn progress(&self) -> Progress {
         self.shared.progress
     }
-    /// What the network is, and what was found out about it.
+    /// What the network is, and what was found out about it; in a forked child, what was known when the
+    /// adapter was opened.
     pub fn fabric(&self) -> FabricAttr {
+        if self.shared.fork.is_child() {
+            return self.opened_on.clone();
+        }
         self.shared.control(|e| e.fabric.attr().clone())
     }
     /// The send window of a queue pair.
@@ -609,6 +616,9 @@ impl Device for SoftHca {
         self.shared.events.pop()
     }
     fn set_event_waker(&self, waker: &Waker) {
+        if self.shared.fork.is_child() {
+            return;
+        }
         self.shared.events.set_waker(waker);
     }
 
@@ -626,6 +636,7 @@ impl Device for SoftHca {
         self.shared.next_deadline()
     }
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.fork.check().ok()?;
         self.shared.wait_fd().ok()
     }
 }

@@ -300,9 +300,13 @@ impl CqPort for SoftCq {
         }
     }
     fn set_waker(&mut self, waker: &Waker) {
+        if self.hca.fork.is_child() {
+            return;
+        }
         self.shared.set_waker(waker);
     }
     fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {
+        self.hca.fork.check()?;
         if self.wait.is_none() {
             let event = self.shared.event_fd()?;
             let epoll = if self.hca.progress == Progress::Thread {

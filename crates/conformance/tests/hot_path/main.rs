@@ -2,10 +2,11 @@
 //! the network's. A system call is how a lock that is contended, a sleep or a memory mapping would show.
 //!
 //! One thread drives two adapters over UDP through the safe verbs.
-#![allow(unsafe_code, reason = "a counting allocator, and a filter for system calls")]
+#![allow(unsafe_code, reason = "a filter for system calls")]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "../../../hca-core/tests/counting/mod.rs"]
+mod counting;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
 
@@ -16,29 +17,6 @@ use hca_verbs::{
     SharedMr,
 };
 use softhca::{Options, Progress, SoftHca};
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-// SAFETY: hands every call on to the system's allocator, and counts.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: our caller's contract is the same.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as above.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 /// One end of a connection.
 struct End {
@@ -133,14 +111,14 @@ fn no_allocation_between_post_and_completion() {
     traffic(&mut a, &mut b, remote, 200);
     let sends = |e: &End| e.context.counter("send_calls").expect("the fabric counts its calls");
     let sends_before = sends(&a);
-    let before = ALLOCATIONS.get();
+    let before = counting::calls();
     traffic(&mut a, &mut b, remote, 500);
-    assert_eq!(ALLOCATIONS.get() - before, 0, "allocations and frees in 2500 requests");
+    assert_eq!(counting::calls() - before, 0, "allocations and frees in 2500 requests");
     // A post sends at most once; five posts and at most as many lone acknowledgements a round.
     assert!(sends(&a) - sends_before <= 500 * 10, "{} send calls", sends(&a) - sends_before);
-    let before = ALLOCATIONS.get();
+    let before = counting::calls();
     drop(std::hint::black_box(Box::new(1)));
-    assert_eq!(ALLOCATIONS.get() - before, 2, "the counter counts");
+    assert_eq!(counting::calls() - before, 2, "the counter counts");
     assert_eq!(b.window.load_u64(0), 700);
     drop((a.context, b.context));
 }

@@ -282,6 +282,11 @@ impl Paths {
         let socket = self.get(id).and_then(|p| p.socket.as_ref()).expect("it has a socket of its own");
         socket.send_to(PROBE, &self.shared_addr).expect("this side's own socket takes it");
     }
+    /// Makes the send buffer as small as the kernel allows.
+    pub(crate) fn shrink_send_buffer(&self, id: PathId) {
+        let socket = self.get(id).and_then(|p| p.socket.as_ref()).expect("it has a socket of its own");
+        socket.set_send_buffer_size(1).expect("too little is made the least");
+    }
 }
 
 /// A nonblocking socket for sending that sets "don't fragment" and holds next to nothing that arrives.
