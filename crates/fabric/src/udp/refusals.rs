@@ -246,6 +246,25 @@ fn a_kernel_that_will_not_cut_trains_gets_packets_with_the_right_identification(
 }
 
 #[test]
+fn an_interface_that_goes_is_loss_that_is_counted_and_one_that_comes_back_is_used() {
+    for (salt, errno) in [(11, libc::ENETDOWN), (12, libc::ENETUNREACH), (13, libc::EHOSTUNREACH)] {
+        let mut e = Ends::new(salt);
+        for n in 1..4 {
+            e.put(n, 1, 24);
+            if !e.send_refused(&[Packet], errno) {
+                return;
+            }
+            assert!(e.batch.is_empty(), "nothing waits for an interface");
+        }
+        assert_eq!(counter(&e.a, "tx_lost_unreachable"), 3);
+        e.put(4, 3, 24);
+        e.send();
+        assert_eq!(e.receive(3), [packet(4, 24), packet(5, 24), packet(6, 24)]);
+        e.expect_certain();
+    }
+}
+
+#[test]
 fn a_single_packet_that_is_refused_says_nothing_of_trains() {
     let mut e = Ends::new(9);
     e.put(1, 1, 24);
