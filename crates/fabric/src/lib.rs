@@ -31,6 +31,8 @@ pub use batch::{Train, TxBatch};
 pub use capture::Capture;
 pub use fabric::*;
 pub use faulty::{FaultPlan, FaultPlanError, Faults, Faulty, Script, Verdict};
+#[doc(hidden)]
+pub use icrc::MeasuredIcrc;
 pub use loopback::{LoopbackFabric, LoopbackNet};
 pub use udp::{OpenError, UdpFabric, UdpOptions};
 #[cfg(feature = "io-uring")]
