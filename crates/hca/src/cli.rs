@@ -168,10 +168,13 @@ pub struct PerfArgs {
 
 const PINGPONG_EXAMPLES: &str = "\
 Examples:
+  hca pingpong rc --server           says where it waits, as 127.0.0.2:18515; then, beside it:
+  hca pingpong rc 127.0.0.2
   hca pingpong rc --server --device udp://10.0.0.1            then, on another host:
   ibv_rc_pingpong -g 1 10.0.0.1                               (the GID index of a RoCEv2 GID)
   hca pingpong ud 10.0.0.2 --device udp://10.0.0.1 --size 1024   against ibv_ud_pingpong -g 1 -s 1024
 
+The end that waits does so on its device's own address, and says which on standard error.
 Both ends need the same size and iters.";
 
 /// `hca pingpong`.
@@ -189,10 +192,10 @@ pub struct PingpongArgs {
     /// The device.
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// TCP port of the exchange
-    #[arg(short, long, default_value_t = 18515)]
+    /// TCP port of the exchange; 0 takes a free one to wait on
+    #[arg(short, long, default_value_t = pingpong::DEFAULT_PORT)]
     pub port: u16,
-    /// Address to wait on for the exchange (default: the device's, or loopback)
+    /// Address to wait on for the exchange (default: the device's own)
     #[arg(long, value_name = "ADDR", conflicts_with = "host")]
     pub bind: Option<std::net::IpAddr>,
     /// Bytes a message (default: 4096; ud: 2048, or the path MTU if that is less)

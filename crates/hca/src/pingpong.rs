@@ -7,7 +7,7 @@
 
 mod exchange;
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use hca_core::{Access, AddressVector, Lid, Mtu, Qkey, QpType};
@@ -22,6 +22,8 @@ use crate::cli::{Failure, PingpongArgs, interrupted};
 use crate::open::{Opened, open_exactly};
 use crate::perf::{Service, device_or_auto};
 
+/// TCP port of the exchange in `ibv_*_pingpong`.
+pub(crate) const DEFAULT_PORT: u16 = 18515;
 /// The Q_Key of `ibv_ud_pingpong`.
 const QKEY: Qkey = Qkey::new(0x1111_1111);
 /// What `ibv_*_pingpong` fills its buffer with.
@@ -39,13 +41,13 @@ const STALL: Duration = Duration::from_secs(10);
 #[derive(Debug, Error)]
 enum PingpongError {
     #[error(
-        "no one waits at {host}:{port}: {source}; start `hca pingpong {service} --server` or ibv_{service}_pingpong there first, and give its --port"
+        "no one waits at {host}:{port}: {source}; start `hca pingpong {service} --server` or ibv_{service}_pingpong there first, and give the address and --port that it waits on"
     )]
     Connect { host: String, port: u16, service: Service, source: std::io::Error },
     #[error(
-        "port {port} can't be listened on: {source}; end the other program that has it, or give both ends another --port"
+        "{address} can't be listened on: {source}; end the other program that has it, or give both ends another --port; an address of this machine can be chosen with --bind"
     )]
-    Listen { port: u16, source: std::io::Error },
+    Listen { address: SocketAddr, source: std::io::Error },
     #[error("a datagram carries at most {mtu} bytes here: give both ends --size {mtu} or less")]
     TooLong { mtu: u32 },
     #[error("nothing came for {STALL:?} after {received} of {iters} messages: {advice}")]
@@ -248,19 +250,22 @@ fn dial(args: &PingpongArgs, host: &str) -> Result<TcpStream, PingpongError> {
     Err(refuse(last))
 }
 
-/// Waits for the other end: on the device's own address, which the other end has to reach anyway, or on
-/// loopback if the device stands there.
+/// Waits for the other end on the device's own address, which the other end has to reach anyway, and says
+/// where: on standard error, so that `--json` has standard output to itself.
 fn accept(args: &PingpongArgs, own: &Endpoint) -> Result<TcpStream, Failure> {
-    let port = args.port;
-    let refuse = |source| PingpongError::Listen { port, source };
-    let device = own.gid.ip();
-    let chosen = if device.is_loopback() && device.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { device };
-    let address = SocketAddr::new(args.bind.unwrap_or(chosen), port);
+    let (device, service) = (own.gid.ip(), args.service);
+    let address = SocketAddr::new(args.bind.unwrap_or(device), args.port);
+    let refuse = |source| PingpongError::Listen { address, source };
     let listener = TcpListener::bind(address).map_err(refuse)?;
     listener.set_nonblocking(true).map_err(refuse)?;
+    let here = listener.local_addr().map_err(refuse)?;
+    let host = if here.ip().is_unspecified() { device } else { here.ip() };
+    let port = if here.port() == DEFAULT_PORT { String::new() } else { format!(" --port {}", here.port()) };
+    eprintln!("waiting on {here}; start `hca pingpong {service} {host}{port}`, or ibv_{service}_pingpong");
     loop {
         match listener.accept() {
-            Ok((stream, _)) => {
+            Ok((stream, from)) => {
+                eprintln!("called by {from}");
                 stream.set_nonblocking(false).map_err(refuse)?;
                 return Ok(stream);
             }

@@ -253,28 +253,29 @@ fn ctrl_c_ends_both_processes_with_130() {
     assert!(!std::path::Path::new(&format!("/proc/{peer}")).exists(), "the peer is gone");
 }
 
-/// Both ends of a ping-pong, on a port of the test's own.
-fn bounce(service: &str, more: &[&str]) -> (Output, Output) {
-    // The port is free now; nobody else on this machine takes it so soon again.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
-    let common = [&["pingpong", service, "--port", &port, "--iters", "200"][..], more].concat();
-    let mut server = hca(&common).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // The server listens once it has printed its address.
-    let mut out = BufReader::new(server.stdout.take().unwrap());
+/// The end of a ping-pong that waits, where it does, and what it says (which has to be kept open while it runs).
+fn pingpong_server(args: &[&str]) -> (Child, std::net::SocketAddr, BufReader<ChildStderr>) {
+    let mut child = hca(&[&["pingpong"], args, &["--server", "--port", "0"]].concat())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    out.read_line(&mut line).unwrap();
-    assert!(line.contains("local address"), "{line}");
-    let client = loop {
-        let out = run(&[&common[..], &["127.0.0.1"]].concat());
-        let early = text(&out.stderr).contains("no one waits");
-        if !early || server.try_wait().unwrap().is_some() {
-            break out;
-        }
-    };
-    let mut rest = String::new();
-    out.read_to_string(&mut rest).unwrap();
+    said.read_line(&mut line).unwrap();
+    let address =
+        line.strip_prefix("waiting on ").and_then(|l| l.split_once(';')).and_then(|l| l.0.parse().ok());
+    (child, address.unwrap_or_else(|| panic!("the server does not say where it waits: {line:?}")), said)
+}
+
+/// Both ends of a ping-pong.
+fn bounce(service: &str, more: &[&str]) -> (Output, Output) {
+    let common = [&[service, "--iters", "200"][..], more].concat();
+    let (server, at, mut said) = pingpong_server(&common);
+    let (host, port) = (at.ip().to_string(), at.port().to_string());
+    let client = run(&[&["pingpong"], &common[..], &[&host, "--port", &port]].concat());
     let mut server = server.wait_with_output().unwrap();
-    server.stdout = (line + &rest).into_bytes();
+    said.read_to_end(&mut server.stderr).unwrap();
     (server, client)
 }
 
@@ -288,4 +289,16 @@ fn both_ends_of_a_pingpong_meet_for_every_service() {
             assert!(said.contains("remote address") && said.contains("usec/iter"), "{service}: {said}");
         }
     }
+}
+
+#[test]
+fn a_pingpong_server_waits_on_the_address_of_its_device() {
+    let (mut server, at, _said) = pingpong_server(&["rc", "--device", "udp://127.83.1.5"]);
+    assert_eq!(at.ip().to_string(), "127.83.1.5");
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let (mut server, at, _said) = pingpong_server(&["rc", "--bind", "127.0.0.1"]);
+    assert_eq!(at.ip().to_string(), "127.0.0.1");
+    server.kill().unwrap();
+    server.wait().unwrap();
 }
