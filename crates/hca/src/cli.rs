@@ -3,15 +3,16 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::perf::plan::{DEFAULT_SIZES, Op, Service, Size};
 use crate::url::{DeviceUrl, FaultSpec};
-use crate::{devinfo, perf, pingpong};
+use crate::{devinfo, interrupt, perf, pingpong};
 use softhca::Progress;
+
+pub use crate::interrupt::interrupted;
 
 /// The fields of a row of `hca perf --json`, in their order.
 pub const PERF_FIELDS: &str = "fabric service op layer size p50_ns p99_ns p999_ns mean_ns max_ns gb_per_s \
@@ -221,28 +222,12 @@ pub struct PingpongArgs {
 /// What a command reports when it could not do its work.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Set by Ctrl-C.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-/// Whether Ctrl-C was pressed: loops end, and the command with 130.
-#[inline]
-pub fn interrupted() -> bool {
-    INTERRUPTED.load(Ordering::Relaxed)
-}
-
 /// Runs the command of this process's arguments.
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
-    // A second Ctrl-C ends at once. The peer outlives the first one, so that it can be told to stop.
+    // The peer is told to stop by the process that started it.
     let peer = matches!(cli.command, Command::Peer);
-    let handler = move || {
-        if INTERRUPTED.swap(true, Ordering::Relaxed) && !peer {
-            std::process::exit(130);
-        }
-    };
-    if let Err(e) = ctrlc::set_handler(handler) {
-        eprintln!("hca: Ctrl-C will end this abruptly: {e}");
-    }
+    interrupt::listen(peer);
     let result = match cli.command {
         Command::Devinfo(args) => devinfo::devinfo(&args),
         Command::Perf(args) => perf::perf(&args),

@@ -17,7 +17,7 @@
 //! | `narrow` | a network with a smaller path MTU (`mtu=`) |
 //! | `open` | [`open`], `HCA_DEVICE`, and which device a name becomes |
 //! | [`verbs`], [`core`](mod@core) | the crates below, for programs that need more than the re-exports |
-//! | `cli`, `devinfo`, `pingpong`, `perf` | the command (feature `cli`) |
+//! | `cli`, `devinfo`, `pingpong`, `perf`, `interrupt` | the command, and Ctrl-C (feature `cli`) |
 //! | `probe` | where two CPUs stand to each other, which every latency depends on (feature `cli`) |
 #![forbid(unsafe_code)]
 
@@ -25,6 +25,8 @@
 pub mod cli;
 #[cfg(feature = "cli")]
 mod devinfo;
+#[cfg(feature = "cli")]
+mod interrupt;
 mod narrow;
 mod open;
 #[cfg(feature = "cli")]

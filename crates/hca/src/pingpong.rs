@@ -18,7 +18,8 @@ use hca_verbs::{
 use thiserror::Error;
 
 use self::exchange::Dest;
-use crate::cli::{Failure, PingpongArgs, interrupted};
+use crate::cli::{Failure, PingpongArgs};
+use crate::interrupt::{SLICE, interrupted, unless_interrupted};
 use crate::open::{Opened, open_exactly};
 use crate::perf::{Service, device_or_auto};
 
@@ -225,11 +226,11 @@ fn learn(
     let theirs = match &args.host {
         Some(host) => {
             let mut stream = dial(args, host)?;
-            let theirs = exchange::client(&mut stream, dest)?;
+            let theirs = exchange::client(&mut stream, dest, exchange::LIMIT)?;
             connect(&theirs)?;
             theirs
         }
-        None => exchange::server(&mut accept(args, own)?, dest, connect)?,
+        None => exchange::server(&mut accept(args, own)?, dest, exchange::LIMIT, connect)?,
     };
     if !args.json {
         println!("  remote address: {}", describe(&theirs));
@@ -237,21 +238,30 @@ fn learn(
     Ok((theirs, args.host.is_some()))
 }
 
+/// Calls the other end; the stream's reads return after a slice of time.
 fn dial(args: &PingpongArgs, host: &str) -> Result<TcpStream, PingpongError> {
     let (port, service) = (args.port, args.service);
     let refuse = |source| PingpongError::Connect { host: host.to_owned(), port, service, source };
-    let mut last = std::io::ErrorKind::AddrNotAvailable.into();
-    for address in (host, port).to_socket_addrs().map_err(refuse)? {
-        match TcpStream::connect_timeout(&address, STALL) {
-            Ok(stream) => return Ok(stream),
-            Err(e) => last = e,
+    let called = host.to_owned();
+    let call = move || -> std::io::Result<TcpStream> {
+        let mut last = std::io::ErrorKind::AddrNotAvailable.into();
+        for address in (called.as_str(), port).to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, STALL) {
+                Ok(stream) => return Ok(stream),
+                Err(e) => last = e,
+            }
         }
-    }
-    Err(refuse(last))
+        Err(last)
+    };
+    let answer = unless_interrupted(call).unwrap_or(Err(std::io::ErrorKind::Interrupted.into()));
+    let stream = answer.map_err(refuse)?;
+    stream.set_read_timeout(Some(SLICE)).map_err(refuse)?;
+    Ok(stream)
 }
 
 /// Waits for the other end on the device's own address, which the other end has to reach anyway, and says
-/// where: on standard error, so that `--json` has standard output to itself.
+/// where: on standard error, so that `--json` has standard output to itself. The stream's reads return after a slice
+/// of time.
 fn accept(args: &PingpongArgs, own: &Endpoint) -> Result<TcpStream, Failure> {
     let (device, service) = (own.gid.ip(), args.service);
     let address = SocketAddr::new(args.bind.unwrap_or(device), args.port);
@@ -267,6 +277,7 @@ fn accept(args: &PingpongArgs, own: &Endpoint) -> Result<TcpStream, Failure> {
             Ok((stream, from)) => {
                 eprintln!("called by {from}");
                 stream.set_nonblocking(false).map_err(refuse)?;
+                stream.set_read_timeout(Some(SLICE)).map_err(refuse)?;
                 return Ok(stream);
             }
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock && !interrupted() => {

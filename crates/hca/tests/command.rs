@@ -188,8 +188,12 @@ fn perf_draws_prints_and_captures() {
 
 /// A listener, where it listens, and what it says (which has to be kept open while it runs).
 fn listener() -> (Child, String, BufReader<ChildStderr>) {
-    let mut child =
-        hca(&["perf", "--listen", "127.0.0.1:0", "--once"]).stderr(Stdio::piped()).spawn().unwrap();
+    listener_with(&["--once"])
+}
+
+fn listener_with(more: &[&str]) -> (Child, String, BufReader<ChildStderr>) {
+    let args = [&["perf", "--listen", "127.0.0.1:0"], more].concat();
+    let mut child = hca(&args).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     said.read_line(&mut line).unwrap();
@@ -230,14 +234,108 @@ fn a_stranger_at_the_listener_is_named() {
     assert!(text.contains("GET / HTTP") && text.contains("same version"), "{text}");
 }
 
+/// Presses Ctrl-C once, which ends the command soon, with 130.
+fn ended_by_ctrl_c(child: Child) -> Output {
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let (ended, came) = std::sync::mpsc::channel();
+    std::thread::spawn(move || ended.send(child.wait_with_output().unwrap()));
+    let out = came.recv_timeout(std::time::Duration::from_secs(5)).unwrap_or_else(|_| {
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        let said = came.recv().unwrap();
+        panic!("it goes on after Ctrl-C: {}{}", text(&said.stdout), text(&said.stderr));
+    });
+    assert_eq!(out.status.code(), Some(130), "{}", text(&out.stderr));
+    out
+}
+
+/// A file of packets that ends where a block of it ends.
+fn is_whole_capture(file: &Scratch) -> bool {
+    let bytes = std::fs::read(&file.0).unwrap();
+    let mut rest = &bytes[..];
+    while let Some(len) = rest.get(4..8) {
+        let len = u32::from_le_bytes(len.try_into().unwrap()) as usize;
+        let Some(behind) = rest.get(len..) else { return false };
+        rest = behind;
+    }
+    rest.is_empty() && !bytes.is_empty()
+}
+
+#[test]
+fn ctrl_c_ends_a_pingpong_whose_server_is_silent() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port().to_string();
+    let capture = Scratch::new("silent-server.pcapng");
+    let args = ["pingpong", "rc", "127.0.0.1", "--port", &port, "--capture", capture.path()];
+    let client = hca(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Once its address has come, it waits for ours.
+    let mut stream = silent.accept().unwrap().0;
+    stream.read_exact(&mut [0; 50]).unwrap();
+    ended_by_ctrl_c(client);
+    assert!(is_whole_capture(&capture));
+}
+
+#[test]
+fn ctrl_c_ends_a_pingpong_whose_client_is_silent() {
+    let (server, at, mut said) = pingpong_server(&["rc"]);
+    let _silent = std::net::TcpStream::connect(at).unwrap();
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.starts_with("called by"), "{line}");
+    ended_by_ctrl_c(server);
+}
+
+#[test]
+fn ctrl_c_ends_a_listener_whose_client_is_silent() {
+    let (child, address, mut said) = listener();
+    let _silent = std::net::TcpStream::connect(address).unwrap();
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.starts_with("measuring with"), "{line}");
+    ended_by_ctrl_c(child);
+}
+
+#[test]
+fn ctrl_c_ends_a_listener_in_the_middle_of_a_measurement() {
+    let capture = Scratch::new("listener.pcapng");
+    let (child, address, said) = listener_with(&["--once", "--capture", capture.path()]);
+    let args = ["perf", "--connect", &address, "--op", "send", "--size", "8", "--duration", "60"];
+    let client = hca(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    // Packets are there once it measures: more than one buffer of them has been written.
+    while std::fs::metadata(&capture.0).map_or(0, |m| m.len()) < 10_000 {
+        std::thread::yield_now();
+    }
+    ended_by_ctrl_c(child);
+    assert!(is_whole_capture(&capture));
+    let told = client.wait_with_output().unwrap();
+    assert_eq!(told.status.code(), Some(1));
+    assert!(text(&told.stderr).contains("Ctrl-C"), "{}", text(&told.stderr));
+    drop(said);
+}
+
+#[test]
+fn ctrl_c_ends_a_measurement_whose_listener_is_silent() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let capture = Scratch::new("silent-listener.pcapng");
+    let args = ["perf", "--connect", &address, "--capture", capture.path()];
+    let child = hca(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It waits for the answer to its first line.
+    let mut stream = BufReader::new(silent.accept().unwrap().0);
+    stream.read_line(&mut String::new()).unwrap();
+    ended_by_ctrl_c(child);
+    assert!(is_whole_capture(&capture));
+}
+
 #[test]
 fn ctrl_c_ends_both_processes_with_130() {
-    let child = hca(&["perf", "--op", "send", "--size", "8", "--duration", "60"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    let capture = Scratch::new("ctrl-c.pcapng");
+    let child =
+        hca(&["perf", "--op", "send", "--size", "8", "--duration", "60", "--capture", capture.path()])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
     // It measures once its peer runs.
     let children = format!("/proc/{0}/task/{0}/children", child.id());
     let peer = loop {
@@ -247,9 +345,8 @@ fn ctrl_c_ends_both_processes_with_130() {
         }
         std::thread::yield_now();
     };
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    let out = child.wait_with_output().unwrap();
-    assert_eq!(out.status.code(), Some(130), "{}", text(&out.stderr));
+    ended_by_ctrl_c(child);
+    assert!(is_whole_capture(&capture));
     assert!(!std::path::Path::new(&format!("/proc/{peer}")).exists(), "the peer is gone");
 }
 

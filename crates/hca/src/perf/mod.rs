@@ -117,6 +117,8 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
         return Err("nothing to measure: choose other operations, services or sizes".into());
     }
     let (rows, failure) = rows(&mut pair, &plan, args.json);
+    // However it ended, what was captured is kept.
+    let kept = pair.opened().finish_capture();
     if !args.json && !rows.is_empty() {
         println!("{}\n", describe(&pair));
         println!("{}", table::table(&rows));
@@ -132,8 +134,7 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
             println!("\nDrawn to {}", path.display());
         }
     }
-    pair.opened().finish_capture()?;
-    Ok(())
+    Ok(kept?)
 }
 
 /// The rows of a plan, with a bar on standard error while they are measured; and why there are fewer, if

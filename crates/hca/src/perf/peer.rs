@@ -22,7 +22,7 @@ const LINGER: Duration = Duration::from_millis(2);
 /// # Errors
 /// The channel broke, or the device can't go on.
 pub fn serve_standard_streams() -> Result<(), Failure> {
-    serve(Channel::new(std::io::stdin(), std::io::stdout()), None)
+    serve(Channel::new(std::io::stdin(), std::io::stdout()).outliving_ctrl_c(), None)
 }
 
 /// Serves a measuring process on another host.
@@ -61,10 +61,18 @@ fn converse(channel: &mut Channel<ToPeer>, device: Option<&DeviceUrl>) -> Result
         ToPeer::Hello { protocol, .. } => return Err(ControlError::Version { theirs: protocol }.into()),
         other => return Err(ControlError::OutOfTurn(format!("{other:?}")).into()),
     };
+    let served = measurements(channel, &opened);
+    // However it ended, what was captured is kept.
+    opened.finish_capture()?;
+    served
+}
+
+/// Serves measurements until the other side has had enough.
+fn measurements(channel: &mut Channel<ToPeer>, opened: &Opened) -> Result<(), Failure> {
     loop {
         match channel.recv(None)? {
             ToPeer::Prepare { case, phase, mtu, endpoint } => {
-                measurement(channel, &opened, &case, phase, mtu, &endpoint)?;
+                measurement(channel, opened, &case, phase, mtu, &endpoint)?;
             }
             ToPeer::Bye => return Ok(()),
             other => return Err(ControlError::OutOfTurn(format!("{other:?}")).into()),
@@ -101,7 +109,7 @@ fn measurement(
 /// Sends every message back.
 fn echo(channel: &Channel<ToPeer>, side: &mut Side) -> Result<(u64, u64), Failure> {
     let (mut received, mut owed) = (0, 0);
-    while !channel.arrived() {
+    while !channel.over() {
         owed += side.poll()?.received;
         while owed > 0 && side.post(stamp(received + 1))? {
             owed -= 1;
@@ -119,7 +127,7 @@ fn take(channel: &Channel<ToPeer>, side: &mut Side, service: Service) -> Result<
         received += n;
         if n > 0 {
             idle_since = None;
-        } else if channel.arrived() {
+        } else if channel.over() {
             let since = *idle_since.get_or_insert_with(Instant::now);
             if service == Service::Rc || since.elapsed() > LINGER {
                 return Ok((received, 0));
@@ -132,13 +140,13 @@ fn take(channel: &Channel<ToPeer>, side: &mut Side, service: Service) -> Result<
 fn write_back(channel: &Channel<ToPeer>, side: &mut Side) -> Result<(u64, u64), Failure> {
     let mut last = 0;
     loop {
-        let flag = side.wait_flag(|flag| flag != last || channel.arrived());
+        let flag = side.wait_flag(|flag| flag != last || channel.over());
         if flag == last {
             return Ok((0, 0));
         }
         while !side.post(flag)? {
             side.poll()?;
-            if channel.arrived() {
+            if channel.over() {
                 return Ok((0, 0));
             }
         }
@@ -149,7 +157,7 @@ fn write_back(channel: &Channel<ToPeer>, side: &mut Side) -> Result<(u64, u64), 
 /// Lets the adapter work while nobody needs this program.
 fn stand_by(channel: &Channel<ToPeer>, opened: &Opened) -> (u64, u64) {
     // An adapter's own thread would share the CPU with a loop here.
-    while opened.progress() != Progress::Thread && !channel.arrived() {
+    while opened.progress() != Progress::Thread && !channel.over() {
         opened.context().turn();
     }
     (0, 0)
