@@ -57,7 +57,9 @@ Fields of --json, one object a row, only ever added to:
   fabric service op layer size p50_ns p99_ns p999_ns mean_ns max_ns gb_per_s msgs_per_s count errors
   progress placement cpu peer_cpu
 placement says how the CPUs of both processes stood: near, far, mixed (it changed), unknown. Compare
-only rows of one placement.";
+only rows of one placement.
+
+--listen serves one host after the other, and gives up on one that is silent while nothing is measured.";
 
 /// RDMA anywhere: a software host channel adapter, verbs over RoCEv2.
 #[derive(Debug, Parser)]

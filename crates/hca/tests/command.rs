@@ -225,6 +225,22 @@ fn perf_measures_against_a_listener() {
 }
 
 #[test]
+fn a_silent_client_keeps_nobody_from_a_listener() {
+    let (child, address, mut said) = listener_with(&[]);
+    let mut silent = std::net::TcpStream::connect(&address).unwrap();
+    let args = ["perf", "--json", "--connect", &address, "--op", "send", "--size", "8", "--duration", "0.04"];
+    assert_eq!(json_lines(&run(&args)).len(), 1);
+    // It is told, and its connection is closed.
+    let mut told = String::new();
+    silent.read_to_string(&mut told).unwrap();
+    assert!(told.contains("said nothing"), "{told}");
+    ended_by_ctrl_c(child);
+    let mut text = String::new();
+    said.read_to_string(&mut text).unwrap();
+    assert!(text.contains("the peer said nothing for 3s"), "{text}");
+}
+
+#[test]
 fn a_stranger_at_the_listener_is_named() {
     let (mut child, address, mut said) = listener();
     std::net::TcpStream::connect(address).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
