@@ -22,9 +22,10 @@ const EXIT_CODES: &str = "Exit codes: 0 success, 1 failed, 2 wrong usage, 130 en
 
 const DEVICES: &str = "\
 Devices:
-  auto://             the best fabric of this machine, on a free loopback address (default)
+  auto://             UDP sockets, which measure best, on a free loopback address (default)
   udp://ADDRESS       RoCEv2 over UDP sockets, bound to ADDRESS, port 4791
-  uring://ADDRESS     the same through io_uring; without ADDRESS a free loopback one is taken
+  uring://ADDRESS     the same through io_uring, or plain sockets (with a note) where the kernel has none;
+                      without ADDRESS a free loopback one is taken
   loopback://NAME     inside one process
  with ?option=value, joined by &: progress=inline|thread|adaptive, mtu=BYTES, capture=FILE.pcapng,
  fault=loss=P,dup=P,reorder=P,corrupt=P,delay=P:MIN-MAX,seed=N (P from 0 to 1; tx.loss, rx.loss for one
@@ -111,7 +112,7 @@ pub struct DeviceArgs {
 pub enum FabricName {
     /// UDP sockets.
     Udp,
-    /// UDP through io_uring.
+    /// UDP through io_uring, or through plain sockets where the kernel has none.
     Uring,
 }
 

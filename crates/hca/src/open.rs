@@ -147,8 +147,9 @@ fn udp(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
     Ok(Box::new(UdpFabric::open(ip, &UdpOptions::default())?))
 }
 
+/// Plain sockets where the kernel has no io_uring, or forbids it; [`Opened::stand_in`] says so then.
 fn uring(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
-    Ok(Box::new(UringFabric::open(ip, &UringOptions::default())?))
+    UringFabric::open_or_udp(ip, &UringOptions::default())
 }
 
 fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
@@ -218,6 +219,11 @@ impl Opened {
     /// What carries its packets: `udp`, `uring`, `loopback`.
     pub fn fabric(&self) -> &str {
         &self.fabric_name
+    }
+    /// Why something else carries its packets than its name asks for, if so: `uring://` on a kernel without io_uring.
+    pub fn stand_in(&self) -> Option<String> {
+        let mut notes = self.fabric_attr().notes.into_iter();
+        notes.find(|(what, _)| *what == "io_uring").map(|(what, note)| format!("{what}: {note}"))
     }
     /// What its network is, and what was found out about it.
     pub fn fabric_attr(&self) -> FabricAttr {

@@ -60,6 +60,9 @@ enum PingpongError {
 /// Runs the command.
 pub(crate) fn pingpong(args: &PingpongArgs) -> Result<(), Failure> {
     let opened = open_exactly(&device_or_auto(&args.device)?)?;
+    if let Some(note) = opened.stand_in() {
+        eprintln!("note: {note}");
+    }
     let done = match args.service {
         Service::Rc => connected::<Rc>(args, &opened),
         Service::Uc => connected::<Uc>(args, &opened),

@@ -110,6 +110,9 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
         }
     };
     let plan = Plan::new(&args.service, &args.op, &args.size, pair.mtu().bytes(), args.duration);
+    if let Some(note) = pair.opened().stand_in() {
+        eprintln!("note: {note}");
+    }
     for what in &plan.left_out {
         eprintln!("left out: {what}");
     }
@@ -177,13 +180,14 @@ fn bar_target() -> ProgressDrawTarget {
 /// One line on what was measured with.
 fn describe(pair: &Pair) -> String {
     let opened = pair.opened();
+    let stands_in = if opened.stand_in().is_some() { " in place of io_uring" } else { "" };
     let place = match pair.cpus() {
         (Some(a), Some(b)) => format!("CPUs {a} and {b}"),
         (Some(a), None) => format!("CPU {a} and the peer's host"),
         _ => "unbound".to_owned(),
     };
     format!(
-        "{} fabric, progress {}, path MTU {}, {place}",
+        "{} fabric{stands_in}, progress {}, path MTU {}, {place}",
         opened.fabric(),
         opened.progress(),
         pair.mtu().bytes()
