@@ -199,6 +199,7 @@ impl Engine {
         }
         self.fabric.open_path(&av).map_err(|e| match e {
             PathError::Family { .. } => DeviceError::NoPath { gid, why: "it is of the other IP version" },
+            PathError::NotUnicast { why, .. } => DeviceError::NoPath { gid, why },
             PathError::Limit(_) => DeviceError::NoPath { gid, why: "too many paths are open" },
             PathError::Io { doing, source } => DeviceError::Io { doing, source },
             _ => DeviceError::NoPath { gid, why: "the network refuses it" },

@@ -152,6 +152,7 @@ impl Paths {
     /// The path to a peer; equal address vectors share one.
     pub(crate) fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
         let peer = av.dgid.ip();
+        PathError::unless_unicast(peer)?;
         if peer.is_ipv4() != self.local.is_ipv4() {
             return Err(PathError::Family { peer, local: self.local });
         }
