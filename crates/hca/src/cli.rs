@@ -141,7 +141,7 @@ pub struct PerfArgs {
     /// Transport services to measure
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Service::Rc])]
     pub service: Vec<Service>,
-    /// Message sizes, as 8,4096,64K,4M
+    /// Message sizes, as 8,4096,64K,4M (an atomic has 8 bytes)
     #[arg(long, value_delimiter = ',', default_values_t = DEFAULT_SIZES)]
     pub size: Vec<Size>,
     /// Seconds for each row
@@ -206,7 +206,7 @@ pub struct PingpongArgs {
     #[arg(short, long)]
     pub size: Option<Size>,
     /// Messages in each direction
-    #[arg(short = 'n', long, default_value_t = 1000)]
+    #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     pub iters: u32,
     /// Path MTU in bytes (rc and uc)
     #[arg(short, long, default_value = "1024", value_parser = path_mtu)]

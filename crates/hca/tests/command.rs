@@ -72,6 +72,7 @@ fn wrong_usage_is_exit_code_2_and_says_what_to_write() {
         (&["perf", "--listen", "somewhere"], "IP address"),
         (&["pingpong", "rd"], "ud"),
         (&["pingpong", "rc", "--mtu", "1500"], "4096"),
+        (&["pingpong", "rc", "-n", "0"], "1.."),
         (&["devinfo", "udp://localhost"], "127.0.0.2"),
         (&["fly"], "--help"),
     ] {
