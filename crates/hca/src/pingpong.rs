@@ -10,10 +10,10 @@ mod exchange;
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use hca_core::{Access, AddressVector, Lid, Mtu, Qkey, QpType};
+use hca_core::{Access, AddressVector, AsyncEvent, Lid, Mtu, Qkey, QpType};
 use hca_verbs::{
     Buf, CompletionQueue, Completions, ConnectOptions, Connected, Endpoint, FrozenBuf, OfferedBy, Pd,
-    QueuePair, Rc, SendRequest, Service as VerbsService, Uc, Ud, UdPeer, ops,
+    QueuePair, Rc, SendRequest, Service as VerbsService, Uc, Ud, UdPeer, WcError, ops,
 };
 use thiserror::Error;
 
@@ -53,6 +53,10 @@ enum PingpongError {
     TooLong { mtu: u32 },
     #[error("nothing came for {STALL:?} after {received} of {iters} messages: {advice}")]
     Stalled { received: u32, iters: u32, advice: &'static str },
+    #[error(
+        "{source}; the other end may use another path MTU ({mtu} here, --mtu) or another --size: give both ends the same"
+    )]
+    Completion { source: WcError, mtu: u32 },
     #[error("a message of {len} bytes came, not {size}: give both ends the same --size")]
     Size { len: u32, size: u32 },
 }
@@ -81,10 +85,12 @@ struct Bounce<S: VerbsService> {
     free: Vec<Buf>,
     size: u32,
     rx_depth: usize,
+    /// Path MTU of this end in bytes.
+    mtu: u32,
 }
 
 impl<S: VerbsService> Bounce<S> {
-    fn new(args: &PingpongArgs, pd: &Pd, size: u64, headroom: usize) -> Result<Self, Failure> {
+    fn new(args: &PingpongArgs, pd: &Pd, size: u64, headroom: usize, mtu: u32) -> Result<Self, Failure> {
         let depth = args.rx_depth;
         let cq = pd.context().create_cq(depth + 1)?;
         let builder = pd.qp::<S>(&cq).max_send_wr(1).max_recv_wr(depth).max_send_sge(1).max_recv_sge(1);
@@ -93,7 +99,7 @@ impl<S: VerbsService> Bounce<S> {
         source.fill(PATTERN);
         let free = pd.alloc_many(depth as usize, size as usize + headroom)?;
         let mut bounce =
-            Self { qp, cq, source: source.freeze(), free, size: size as u32, rx_depth: depth as usize };
+            Self { qp, cq, source: source.freeze(), free, size: size as u32, rx_depth: depth as usize, mtu };
         bounce.post_receives()?;
         Ok(bounce)
     }
@@ -128,7 +134,7 @@ impl<S: VerbsService> Bounce<S> {
             let mut any = false;
             for wc in self.cq.poll(&mut wcs) {
                 any = true;
-                let mut wc = wc.ok()?;
+                let mut wc = wc.ok().map_err(|source| PingpongError::Completion { source, mtu: self.mtu })?;
                 if wc.opcode.is_recv() {
                     if wc.byte_len != self.size + headroom {
                         let len = wc.byte_len.saturating_sub(headroom);
@@ -154,7 +160,10 @@ impl<S: VerbsService> Bounce<S> {
             } else if moved.elapsed() > STALL {
                 let advice = match S::TYPE {
                     QpType::Rc => "see what the other end printed",
-                    QpType::Uc | QpType::Ud => {
+                    QpType::Uc => {
+                        "this service loses messages, or the other end uses another path MTU (--mtu), size or count; start both again"
+                    }
+                    QpType::Ud => {
                         "this service loses messages, or the other end uses another size or count; start both again"
                     }
                 };
@@ -173,7 +182,7 @@ where
 {
     let pd = opened.context().alloc_pd()?;
     let size = args.size.map_or(DEFAULT_SIZE, |s| s.0);
-    let mut bounce: Bounce<S> = Bounce::new(args, &pd, size, 0)?;
+    let mut bounce: Bounce<S> = Bounce::new(args, &pd, size, 0, args.mtu.bytes())?;
     let own = bounce.qp.endpoint();
     let control = bounce.qp.control();
     let (theirs, client) = learn(args, &own, &|theirs: &Dest| {
@@ -188,7 +197,8 @@ where
         };
         Ok(control.connect(&remote, &options)?)
     })?;
-    let took = bounce.run(args.iters, client, 0, |qp, source| Ok(qp.send(source).map_err(|r| r.error)?))?;
+    let took = bounce.run(args.iters, client, 0, |qp, source| Ok(qp.send(source).map_err(|r| r.error)?));
+    let took = took.inspect_err(|_| tell_events(opened))?;
     finish(args, &own, &theirs, size, took);
     linger(&mut bounce.cq);
     Ok(())
@@ -202,7 +212,7 @@ fn datagrams(args: &PingpongArgs, opened: &Opened) -> Result<(), Failure> {
     if size > mtu.into() {
         return Err(PingpongError::TooLong { mtu }.into());
     }
-    let mut bounce: Bounce<Ud> = Bounce::new(args, &pd, size, GRH_BYTES)?;
+    let mut bounce: Bounce<Ud> = Bounce::new(args, &pd, size, GRH_BYTES, mtu)?;
     let own = bounce.qp.endpoint();
     let control = bounce.qp.control();
     let (theirs, client) = learn(args, &own, &|_: &Dest| Ok(control.activate(QKEY)?))?;
@@ -210,7 +220,8 @@ fn datagrams(args: &PingpongArgs, opened: &Opened) -> Result<(), Failure> {
     let peer: UdPeer = pd.create_ah(&av)?.peer(theirs.qpn, QKEY);
     let took = bounce.run(args.iters, client, GRH_BYTES as u32, |qp, source| {
         Ok(qp.post_send(SendRequest::send(source).to(&peer)).map_err(|r| r.error)?)
-    })?;
+    });
+    let took = took.inspect_err(|_| tell_events(opened))?;
     finish(args, &own, &theirs, size, took);
     Ok(())
 }
@@ -323,6 +334,22 @@ fn finish(args: &PingpongArgs, own: &Endpoint, theirs: &Dest, size: u64, took: D
     }
     println!("{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / seconds / 1e6);
     println!("{} iters in {seconds:.2} seconds = {:.2} usec/iter", args.iters, seconds * 1e6 / iters);
+}
+
+/// Says what the device noticed that no completion tells.
+fn tell_events(opened: &Opened) {
+    while let Some(event) = opened.context().poll_event() {
+        let what = match event {
+            // That is how every conversation begins.
+            AsyncEvent::CommEstablished(_) => continue,
+            AsyncEvent::QpRequestError(_) => "the other end sent a request that does not fit this queue pair",
+            AsyncEvent::QpAccessError(_) => "the other end was refused access",
+            AsyncEvent::QpFatal(_) => "the queue pair met an error that no request can report",
+            AsyncEvent::CqOverrun(_) => "the completion queue was full",
+            _ => "the device reports",
+        };
+        eprintln!("event: {what} ({event:?})");
+    }
 }
 
 /// Stays a moment to acknowledge again what the other end might not have heard.

@@ -406,6 +406,21 @@ fn both_ends_of_a_pingpong_meet_for_every_service() {
 }
 
 #[test]
+fn ends_with_different_path_mtus_say_what_the_cause_may_be() {
+    let (server, at, mut said) = pingpong_server(&["rc", "--mtu", "4096"]);
+    let (host, port) = (at.ip().to_string(), at.port().to_string());
+    let client = run(&["pingpong", "rc", &host, "--port", &port, "--mtu", "1024"]);
+    let server = server.wait_with_output().unwrap();
+    let mut near = String::new();
+    said.read_to_string(&mut near).unwrap();
+    assert_eq!((server.status.code(), client.status.code()), (Some(1), Some(1)), "{near}");
+    assert!(near.contains("path MTU (4096 here"), "{near}");
+    assert!(near.contains("event: the other end sent a request"), "{near}");
+    let far = text(&client.stderr);
+    assert!(far.contains("path MTU (1024 here"), "{far}");
+}
+
+#[test]
 fn a_pingpong_server_waits_on_the_address_of_its_device() {
     let (mut server, at, _said) = pingpong_server(&["rc", "--device", "udp://127.83.1.5"]);
     assert_eq!(at.ip().to_string(), "127.83.1.5");
