@@ -1,7 +1,7 @@
 //! RDMA anywhere: open a device by name, and talk verbs over standard RoCEv2 to it, on any Linux machine.
 //!
 //! This is the crate that programs add. It opens devices ([`open`]) and re-exports the verbs; the `hca`
-//! command is its binary (feature `cli`, on by default: a library user may turn it off).
+//! command is its binary.
 //!
 //! ```
 //! let context = hca::open("loopback://story?progress=inline")?;
@@ -10,6 +10,17 @@
 //! buf[..5].copy_from_slice(b"hello");
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! All features but `tokio` are on by default. A program that wants no command line in its build names what it uses,
+//! as `hca = { version = "0.1", default-features = false, features = ["udp"] }`:
+//!
+//! | feature | what it brings |
+//! |---|---|
+//! | `udp` | `udp://` and `auto://`: RoCEv2 over UDP sockets |
+//! | `uring` | `uring://`: the same through io_uring |
+//! | `loopback` | `loopback://`: networks inside the process |
+//! | `cli` | the `hca` command and the measurements behind it, with what they need (clap, plotters, …); brings `udp` |
+//! | `tokio` | `AsyncCq`: a completion queue on a tokio runtime |
 //!
 //! | module | what it holds |
 //! |---|---|

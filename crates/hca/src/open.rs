@@ -1,15 +1,20 @@
 //! Devices by name.
 
+#[cfg(feature = "loopback")]
 use std::collections::HashMap;
+#[cfg(any(feature = "udp", feature = "uring", feature = "loopback"))]
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hca_core::{Device, DeviceError, Mtu};
-use hca_fabric::{
-    Capture, Fabric, FabricAttr, Faulty, LoopbackNet, OpenError as FabricError, Tap, UdpFabric, UdpOptions,
-    UringFabric, UringOptions,
-};
+#[cfg(feature = "loopback")]
+use hca_fabric::LoopbackNet;
+use hca_fabric::{Capture, Fabric, FabricAttr, Faulty, OpenError as FabricError, Tap};
+#[cfg(feature = "udp")]
+use hca_fabric::{UdpFabric, UdpOptions};
+#[cfg(feature = "uring")]
+use hca_fabric::{UringFabric, UringOptions};
 use hca_verbs::Context;
 use softhca::{Progress, SoftHca};
 use thiserror::Error;
@@ -33,6 +38,16 @@ pub enum OpenError {
     /// The name in the environment is wrong.
     #[error("{DEVICE_VARIABLE} in the environment: {0}")]
     Environment(UrlError),
+    /// The crate was built without such devices.
+    #[error(
+        "{url}: this program was built without the feature `{feature}` of the crate hca: add it to the features in Cargo.toml, or name another device"
+    )]
+    NotBuilt {
+        /// The device.
+        url: Box<DeviceUrl>,
+        /// The feature that brings it.
+        feature: &'static str,
+    },
     /// The network can't be opened.
     #[error("{url}: {source}")]
     Fabric {
@@ -129,29 +144,45 @@ pub fn open_exactly(url: &DeviceUrl) -> Result<Opened, OpenError> {
 
 /// The network that a name asks for, and the name with its address.
 fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
-    let named = |target| DeviceUrl { target, options: url.options.clone() };
     match &url.target {
-        Target::Auto => first_free(&|ip| udp(ip), &|ip| named(Target::Udp(Some(ip)))),
-        Target::Udp(None) => first_free(&|ip| udp(ip), &|ip| named(Target::Udp(Some(ip)))),
-        Target::Uring(None) => first_free(&|ip| uring(ip), &|ip| named(Target::Uring(Some(ip)))),
-        Target::Udp(Some(ip)) => at(&|ip| udp(ip), *ip, url.clone()),
-        Target::Uring(Some(ip)) => at(&|ip| uring(ip), *ip, url.clone()),
+        #[cfg(feature = "udp")]
+        Target::Auto | Target::Udp(None) => first_free(&udp, url, &|ip| Target::Udp(Some(ip))),
+        #[cfg(feature = "udp")]
+        Target::Udp(Some(ip)) => at(&udp, *ip, url.clone()),
+        #[cfg(feature = "uring")]
+        Target::Uring(None) => first_free(&uring, url, &|ip| Target::Uring(Some(ip))),
+        #[cfg(feature = "uring")]
+        Target::Uring(Some(ip)) => at(&uring, *ip, url.clone()),
+        #[cfg(feature = "loopback")]
         Target::Loopback(name) => Ok((Box::new(loopback(name)), url.clone())),
+        #[cfg(not(all(feature = "udp", feature = "uring", feature = "loopback")))]
+        missing => {
+            let feature = match missing {
+                Target::Auto | Target::Udp(_) => "udp",
+                Target::Uring(_) => "uring",
+                Target::Loopback(_) => "loopback",
+            };
+            Err(OpenError::NotBuilt { url: Box::new(url.clone()), feature })
+        }
     }
 }
 
 /// Opens a network on an address.
+#[cfg(any(feature = "udp", feature = "uring"))]
 type Opener<'a> = &'a dyn Fn(IpAddr) -> Result<Box<dyn Fabric>, FabricError>;
 
+#[cfg(feature = "udp")]
 fn udp(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
     Ok(Box::new(UdpFabric::open(ip, &UdpOptions::default())?))
 }
 
 /// Plain sockets where the kernel has no io_uring, or forbids it; [`Opened::stand_in`] says so then.
+#[cfg(feature = "uring")]
 fn uring(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
     UringFabric::open_or_udp(ip, &UringOptions::default())
 }
 
+#[cfg(any(feature = "udp", feature = "uring"))]
 fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
     match open(ip) {
         Ok(fabric) => Ok((fabric, url)),
@@ -160,10 +191,13 @@ fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, 
 }
 
 /// The first loopback address from 127.0.0.2 on that nobody has.
+#[cfg(any(feature = "udp", feature = "uring"))]
 fn first_free(
     open: Opener<'_>,
-    name: &dyn Fn(IpAddr) -> DeviceUrl,
+    url: &DeviceUrl,
+    target: &dyn Fn(IpAddr) -> Target,
 ) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
+    let name = |ip| DeviceUrl { target: target(ip), options: url.options.clone() };
     let first = u32::from(Ipv4Addr::new(127, 0, 0, 2));
     for ip in (first..first + LOOPBACK_TRIES).map(|n| IpAddr::V4(n.into())) {
         match open(ip) {
@@ -176,6 +210,7 @@ fn first_free(
 }
 
 /// The next address of the loopback network of this name in this process.
+#[cfg(feature = "loopback")]
 fn loopback(name: &str) -> impl Fabric + use<> {
     static NETS: Mutex<Option<HashMap<String, (LoopbackNet, u32)>>> = Mutex::new(None);
     let mut nets = NETS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -245,5 +280,23 @@ impl Opened {
     /// The largest path MTU that it carries.
     pub fn mtu(&self) -> Mtu {
         self.device.port().active_mtu
+    }
+}
+
+#[cfg(all(test, not(all(feature = "udp", feature = "uring", feature = "loopback"))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_was_not_built_names_its_feature() {
+        let built = [
+            ("auto://", "udp", cfg!(feature = "udp")),
+            ("uring://", "uring", cfg!(feature = "uring")),
+            ("loopback://x", "loopback", cfg!(feature = "loopback")),
+        ];
+        for (name, feature, _) in built.into_iter().filter(|b| !b.2) {
+            let Err(e) = open_exactly(&name.parse().unwrap()) else { panic!("{name} is opened") };
+            assert!(e.to_string().contains(&format!("`{feature}`")), "{e}");
+        }
     }
 }
