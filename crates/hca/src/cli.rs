@@ -172,7 +172,7 @@ pub struct PerfArgs {
 
 const PINGPONG_EXAMPLES: &str = "\
 Examples:
-  hca pingpong rc --server                  prints where it waits, as 127.0.0.2:18515; then beside it:
+  hca pingpong rc --server           says where it waits, as 127.0.0.2:18515; then, beside it:
   hca pingpong rc 127.0.0.2
   hca pingpong rc --server --device udp://10.0.0.1            then, on another host:
   ibv_rc_pingpong -g 1 10.0.0.1                               (the GID index of a RoCEv2 GID)

@@ -139,8 +139,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Every combination that exists of `services`, `ops` and `sizes`. `mtu` bounds datagrams. An atomic has
-    /// [`ATOMIC_SIZE`]; of others that it is asked for it says that they are left out.
+    /// Every combination that exists of `services`, `ops` and `sizes`. `mtu` bounds datagrams. An atomic has 8 bytes;
+    /// of other sizes that it is asked for it says that they are left out.
     pub fn new(services: &[Service], ops: &[Op], sizes: &[Size], mtu: u32, duration: Duration) -> Self {
         let (mut cases, mut left_out) = (Vec::new(), Vec::new());
         for &service in services {
