@@ -1,0 +1,143 @@
+//! Copies to and from memory that another process may change meanwhile.
+//!
+//! Invariants:
+//! 1. The caller vouches for the range on the shared side; the private side is a slice of ours.
+//! 2. No reference is made to shared memory. Accesses are relaxed atomic words or one string instruction,
+//!    so a race with the other process is a race of loads and stores, not undefined behaviour.
+#![allow(unsafe_code)]
+
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// From here on one string instruction is quicker than words.
+const STRING_BYTES: usize = 256;
+
+/// Copies `data` to shared memory.
+///
+/// # Safety
+/// (1): `to .. to + data.len()` is mapped, writable and lives for the call.
+#[inline]
+pub(super) unsafe fn store(to: *mut u8, data: &[u8]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if data.len() >= STRING_BYTES {
+        // SAFETY: our caller's (1).
+        return unsafe { string_move(to, data.as_ptr(), data.len()) };
+    }
+    let head = to.align_offset(8).min(data.len());
+    let (head, rest) = data.split_at(head);
+    let (words, tail) = rest.as_chunks::<8>();
+    // SAFETY: (1) every address lies within the caller's range; words are aligned, as the head is what is
+    // missing to the next multiple of 8.
+    unsafe {
+        store_few(to, head);
+        let to = to.add(head.len());
+        for (i, w) in words.iter().enumerate() {
+            AtomicU64::from_ptr(to.add(i * 8).cast()).store(u64::from_ne_bytes(*w), Ordering::Relaxed);
+        }
+        store_few(to.add(words.len() * 8), tail);
+    }
+}
+
+/// Copies from shared memory into `out`.
+///
+/// # Safety
+/// (1): `from .. from + out.len()` is mapped, readable and lives for the call.
+#[inline]
+pub(super) unsafe fn load(from: *const u8, out: &mut [u8]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if out.len() >= STRING_BYTES {
+        // SAFETY: our caller's (1).
+        return unsafe { string_move(out.as_mut_ptr(), from, out.len()) };
+    }
+    let from = from.cast_mut();
+    let head = from.align_offset(8).min(out.len());
+    let (head, rest) = out.split_at_mut(head);
+    let (words, tail) = rest.as_chunks_mut::<8>();
+    // SAFETY: as in `store`.
+    unsafe {
+        load_few(from, head);
+        let from = from.add(head.len());
+        for (i, w) in words.iter_mut().enumerate() {
+            *w = AtomicU64::from_ptr(from.add(i * 8).cast()).load(Ordering::Relaxed).to_ne_bytes();
+        }
+        load_few(from.add(words.len() * 8), tail);
+    }
+}
+
+/// Loads the 64 bytes of a line.
+///
+/// # Safety
+/// (1) for 64 bytes from `from`, a multiple of 8.
+#[inline]
+pub(super) unsafe fn load_line(from: *const u8, out: &mut [u8; 64]) {
+    for (i, w) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        // SAFETY: our caller's.
+        let word = unsafe { AtomicU64::from_ptr(from.add(i * 8).cast_mut().cast()).load(Ordering::Relaxed) };
+        *w = word.to_ne_bytes();
+    }
+}
+
+/// # Safety
+/// As [`store`], for at most 7 bytes.
+#[inline]
+unsafe fn store_few(to: *mut u8, data: &[u8]) {
+    if let (4, Ok(four)) = (to.addr() & 7, <[u8; 4]>::try_from(data)) {
+        // SAFETY: our caller's; the address is a multiple of 4.
+        let word = unsafe { core::sync::atomic::AtomicU32::from_ptr(to.cast()) };
+        return word.store(u32::from_ne_bytes(four), Ordering::Relaxed);
+    }
+    for (i, b) in data.iter().enumerate() {
+        // SAFETY: our caller's.
+        unsafe { AtomicU8::from_ptr(to.add(i)).store(*b, Ordering::Relaxed) };
+    }
+}
+
+/// # Safety
+/// As [`load`], for at most 7 bytes.
+#[inline]
+unsafe fn load_few(from: *mut u8, out: &mut [u8]) {
+    for (i, b) in out.iter_mut().enumerate() {
+        // SAFETY: our caller's.
+        *b = unsafe { AtomicU8::from_ptr(from.add(i)).load(Ordering::Relaxed) };
+    }
+}
+
+/// One string instruction: opaque to the compiler, so that nothing is assumed of either side.
+///
+/// # Safety
+/// Both ranges are valid; at most one of them is shared.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn string_move(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: our caller's; the direction flag is clear as the ABI demands.
+    unsafe {
+        core::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _, inout("rdi") to => _, inout("rsi") from => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_of_every_length_and_alignment_touch_their_range_only() {
+        for len in (0..70).chain([255, 256, 257, 700]) {
+            for at in 0..9 {
+                let data: Vec<u8> = (0..len as u32).map(|i| i as u8 | 1).collect();
+                let mut memory = vec![0_u8; len + 24];
+                let base = memory.as_mut_ptr();
+                let mut back = vec![0; len];
+                // SAFETY: `at + len` is within `memory`, and nobody else touches it.
+                unsafe {
+                    store(base.add(at), &data);
+                    load(base.add(at), &mut back);
+                }
+                assert_eq!(back, data);
+                assert!(memory[..at].iter().chain(&memory[at + len..]).all(|b| *b == 0), "{len} at {at}");
+            }
+        }
+    }
+}
