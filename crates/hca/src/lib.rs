@@ -42,4 +42,4 @@ pub use hca_verbs::*;
 pub use open::{
     DEVICE_VARIABLE, OpenError, Opened, device_from_environment, open, open_device, open_exactly,
 };
-pub use url::{DeviceUrl, FaultSpec, Options, Target, UrlError};
+pub use url::{DeviceUrl, FaultSpec, Options, ShmSettings, Target, UrlError, Users};

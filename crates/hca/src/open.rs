@@ -7,15 +7,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hca_core::{Device, DeviceError, Mtu};
 use hca_fabric::{
-    Capture, Fabric, FabricAttr, Faulty, LoopbackNet, OpenError as FabricError, Tap, UdpFabric, UdpOptions,
-    UringFabric, UringOptions,
+    Capture, Fabric, FabricAttr, Faulty, LoopbackNet, OpenError as FabricError, ShmError, ShmFabric,
+    ShmOptions, Tap, UdpFabric, UdpOptions, UringFabric, UringOptions,
 };
 use hca_verbs::Context;
 use softhca::{Progress, SoftHca};
 use thiserror::Error;
 
 use crate::narrow::Narrow;
-use crate::url::{DeviceUrl, Target, UrlError};
+use crate::url::{DeviceUrl, Target, UrlError, Users};
 
 /// The environment variable whose value takes the place of what [`open`] is given.
 pub const DEVICE_VARIABLE: &str = "HCA_DEVICE";
@@ -40,6 +40,14 @@ pub enum OpenError {
         url: Box<DeviceUrl>,
         /// The reason, and what to do.
         source: FabricError,
+    },
+    /// The shared memory can't be opened.
+    #[error("{url}: {source}")]
+    Shm {
+        /// The device.
+        url: Box<DeviceUrl>,
+        /// The reason, and what to do.
+        source: ShmError,
     },
     /// All loopback addresses that are tried are taken.
     #[error(
@@ -136,6 +144,7 @@ fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenErro
         Target::Uring(None) => first_free(&|ip| uring(ip), &|ip| named(Target::Uring(Some(ip)))),
         Target::Udp(Some(ip)) => at(&|ip| udp(ip), *ip, url.clone()),
         Target::Uring(Some(ip)) => at(&|ip| uring(ip), *ip, url.clone()),
+        Target::Shm(domain) => shm(domain, url),
         Target::Loopback(name) => Ok((Box::new(loopback(name)), url.clone())),
     }
 }
@@ -149,6 +158,19 @@ fn udp(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
 
 fn uring(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
     Ok(Box::new(UringFabric::open(ip, &UringOptions::default())?))
+}
+
+fn shm(domain: &str, url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
+    let settings = url.options.shm.as_deref().cloned().unwrap_or_default();
+    let options = ShmOptions {
+        ring_bytes: settings.ring.unwrap_or(ShmOptions::default().ring_bytes),
+        folder: settings.dir,
+        any_user: settings.users == Some(Users::Any),
+    };
+    match ShmFabric::open(domain, &options) {
+        Ok(fabric) => Ok((Box::new(fabric), url.clone())),
+        Err(source) => Err(OpenError::Shm { url: Box::new(url.clone()), source }),
+    }
 }
 
 fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
@@ -215,7 +237,7 @@ impl Opened {
     pub fn device(&self) -> &Arc<SoftHca> {
         &self.device
     }
-    /// What carries its packets: `udp`, `uring`, `loopback`.
+    /// What carries its packets: `udp`, `uring`, `shm`, `loopback`.
     pub fn fabric(&self) -> &str {
         &self.fabric_name
     }
