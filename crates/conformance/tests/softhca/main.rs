@@ -18,8 +18,16 @@ suite!(udp_adaptive, SoftBed::new(Net::Udp, Progress::Adaptive));
 
 suite!(uring_adaptive, SoftBed::new(Net::Uring, Progress::Adaptive));
 
+suite!(shm_inline, SoftBed::new(Net::Shm, Progress::Inline));
+suite!(shm_thread, SoftBed::new(Net::Shm, Progress::Thread));
+suite!(shm_adaptive, SoftBed::new(Net::Shm, Progress::Adaptive));
+
 suite!(udp_one_percent_loss, SoftBed::new(Net::Udp, Progress::Adaptive).with_faults("loss=0.01"));
 suite!(
     loopback_hostile,
     SoftBed::new(Net::Loopback, Progress::Inline).with_faults("loss=0.02,dup=0.02,reorder=0.02,corrupt=0.01")
+);
+suite!(
+    shm_hostile,
+    SoftBed::new(Net::Shm, Progress::Inline).with_faults("loss=0.02,dup=0.02,reorder=0.02,corrupt=0.01")
 );
