@@ -8,6 +8,7 @@ use super::memory::{LINE, Segment, Window};
 use crate::sync::{Ordering, fence};
 
 /// Bytes of either page.
+#[cfg(not(loom))]
 pub(super) const PAGE_BYTES: usize = 4096;
 /// Where the bits stand that say in which words there are bits.
 const SUMMARY_AT: usize = 0;
@@ -54,7 +55,7 @@ impl Bells {
         self.board.word(SLEEPS_AT).store(1, Ordering::Release);
     }
     /// Whether it has said that it sleeps.
-    #[inline]
+    #[cfg(not(loom))]
     pub(super) fn sleeps(&self) -> bool {
         self.sleeps
     }

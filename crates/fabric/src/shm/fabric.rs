@@ -225,11 +225,11 @@ impl Fabric for ShmFabric {
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
         self.now = now;
         self.turn += 1;
-        if now >= self.tick_at {
-            self.look_around();
-        }
         if self.bells.rung() {
             self.answer_calls();
+        }
+        if now >= self.tick_at {
+            self.look_around();
         }
         self.poll_rings(budget, sink)
     }

@@ -377,7 +377,7 @@ impl ShmFabric {
     }
 
     /// Something at a link's socket.
-    fn hear_link(&mut self, slot: u32) {
+    pub(super) fn hear_link(&mut self, slot: u32) {
         for _ in 0..MESSAGES {
             let Some(link) = self.links.get_mut(slot) else { return };
             let (Stage::Asking(socket) | Stage::Up(socket)) = &link.stage else { return };

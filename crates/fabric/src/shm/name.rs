@@ -55,6 +55,18 @@ impl Domain {
         Ok(domain)
     }
 
+    /// The abstract names of another user.
+    #[cfg(test)]
+    pub(super) fn of_user(name: &str, uid: u32) -> Self {
+        let own = Self::new(name, None, false).expect("a test's name is legal");
+        let (from, to) = (format!("/{}/", own.uid), format!("/{uid}/"));
+        Self { prefix: own.prefix.replacen(&from, &to, 1), uid, ..own }
+    }
+    #[cfg(test)]
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     fn check_folder(&self, folder: &Path) -> Result<(), ShmError> {
         let wrong = |why| ShmError::Folder { folder: folder.to_owned(), why };
         let meta = std::fs::metadata(folder).map_err(|source| ShmError::FolderIo {

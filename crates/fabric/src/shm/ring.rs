@@ -39,6 +39,7 @@ pub(super) const MAX_RECORD: usize = 4096 + 124;
 /// Bytes of a packet at least: a BTH.
 const MIN_PACKET: usize = 12;
 /// Lines of the longest record.
+#[cfg(not(loom))]
 const MAX_LINES: u32 = lines_of(MAX_RECORD);
 /// Lines of a ring at least.
 #[cfg(not(loom))]
@@ -69,6 +70,7 @@ const fn previous_tag(tag: u32) -> u32 {
 }
 
 /// Bytes of an outbox with a ring of so many lines.
+#[cfg(not(loom))]
 pub(super) const fn outbox_bytes(lines: u32) -> usize {
     (RING_AT + lines as usize * LINE).next_multiple_of(4096)
 }
@@ -440,5 +442,295 @@ impl Consumer {
             self.parked = self.parked.wrapping_add(1);
             self.own.word(PARK_AT).store(self.parked, Ordering::Release);
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const LINES: u32 = MIN_RING_LINES;
+
+    /// Both ends of a ring, and the memory of either side.
+    fn pair() -> (Producer, Consumer, Segment, Segment) {
+        let (out, own) = (Segment::heap(outbox_bytes(LINES)), Segment::heap(outbox_bytes(LINES)));
+        let mut producer = Producer::new(out.clone(), LINES, Barrier::Fence);
+        producer.link(own.window(), Barrier::Fence);
+        let consumer = Consumer::new(out.window(), own.clone(), LINES);
+        (producer, consumer, out, own)
+    }
+
+    fn packet(number: u32, len: usize) -> Vec<u8> {
+        // What the middle of a packet holds looks like words of any lap.
+        let tag = (number % 5 + 1) << TAG_SHIFT | (Kind::Plain as u32) << LEN_BITS | 12;
+        let mut p: Vec<u8> = tag.to_le_bytes().into_iter().cycle().take(len).collect();
+        p[..4].copy_from_slice(&number.to_le_bytes());
+        p
+    }
+
+    fn attributes(number: u32) -> Attributes {
+        match number % 7 {
+            0 => Attributes { traffic_class: number as u8, hop_limit: 3 },
+            n if n % 2 == 0 => Attributes::NONE,
+            _ => Attributes::ECT0,
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 64 }, ..ProptestConfig::default() })]
+
+        /// Over many laps, with bursts that fill the ring and packets that reach across its end.
+        #[test]
+        fn what_is_pushed_is_taken_whole_once_and_in_order(
+            lens in prop::collection::vec(prop_oneof![3 => 12..80_usize, 1 => 80..4200_usize], 200..400),
+            bursts in prop::collection::vec((1..200_usize, 1..200_usize), 400),
+            laps in 1..4_usize,
+        ) {
+            let (mut producer, mut consumer, ..) = pair();
+            let mut record = Record::new();
+            let total = lens.len() * laps;
+            let len = |i: usize| lens[i % lens.len()];
+            let (mut sent, mut taken, mut turn) = (0, 0, 0);
+            while taken < total {
+                let (push, take) = bursts[turn % bursts.len()];
+                turn += 1;
+                for _ in 0..push {
+                    if sent == total {
+                        break;
+                    }
+                    match producer.push(attributes(sent as u32), &packet(sent as u32, len(sent))) {
+                        Ok(_) => sent += 1,
+                        Err(Refusal::Full) => break,
+                        Err(Refusal::Garbage(g)) => panic!("{g}"),
+                    }
+                }
+                for _ in 0..take {
+                    let Some((found, _)) = consumer.take(&mut record).unwrap() else { break };
+                    prop_assert_eq!(record.packet(), packet(taken as u32, len(taken)));
+                    prop_assert_eq!(found, attributes(taken as u32));
+                    taken += 1;
+                }
+                prop_assert!(taken <= sent);
+            }
+            prop_assert!(consumer.take(&mut record).unwrap().is_none());
+        }
+    }
+
+    #[test]
+    fn a_ring_is_full_until_credits_come_back() {
+        let (mut producer, mut consumer, ..) = pair();
+        let mut record = Record::new();
+        let mut pushed = 0;
+        while producer.push(Attributes::NONE, &packet(pushed, 60)).is_ok() {
+            pushed += 1;
+        }
+        assert_eq!(pushed, LINES - 1);
+        for _ in 0..LINES / 8 - 1 {
+            consumer.take(&mut record).unwrap().unwrap();
+        }
+        assert_eq!(producer.push(Attributes::NONE, &packet(0, 60)), Err(Refusal::Full));
+        consumer.take(&mut record).unwrap().unwrap();
+        assert_eq!(producer.push(Attributes::NONE, &packet(0, 60)), Ok(1));
+    }
+
+    #[test]
+    fn tags_come_round_without_a_packet_seen_twice() {
+        let (mut producer, mut consumer, ..) = pair();
+        (producer.tag, consumer.tag) = (0xfffe, 0xfffe);
+        let mut record = Record::new();
+        for i in 0..LINES * 5 {
+            producer.push(Attributes::NONE, &packet(i, 12 + i as usize % 120)).unwrap();
+            consumer.take(&mut record).unwrap().unwrap();
+            assert_eq!(record.packet(), packet(i, 12 + i as usize % 120));
+            assert!(consumer.take(&mut record).unwrap().is_none());
+        }
+        assert!(producer.tag < 10);
+    }
+
+    /// A small generator, so that a failing case is its seed.
+    struct Rng(u64);
+    impl Rng {
+        fn next(&mut self) -> u32 {
+            self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            (self.0 >> 33) as u32
+        }
+    }
+
+    /// Garbage in every line and in the credits, at any time between honest packets.
+    #[test]
+    fn garbage_is_refused_or_taken_as_a_packet_but_never_more() {
+        for seed in 0..if cfg!(miri) { 3 } else { 600 } {
+            let mut rng = Rng(seed);
+            let (mut producer, mut consumer, out, own) = pair();
+            let mut record = Record::new();
+            'case: for step in 0..200 {
+                match rng.next() % 5 {
+                    // A word that is nearly right, or not at all.
+                    0 => {
+                        let near = consumer.tag << TAG_SHIFT | rng.next() & 0xffff;
+                        let word = if rng.next().is_multiple_of(4) { rng.next() } else { near };
+                        let at = consumer.line(consumer.head.wrapping_add(rng.next() % 3));
+                        out.word(at).store(word, Ordering::Relaxed);
+                    }
+                    1 => {
+                        let at = (rng.next() as usize % (RING_AT / 4 + LINES as usize * LINE / 4)) * 4;
+                        out.word(at).store(rng.next(), Ordering::Relaxed);
+                    }
+                    2 if rng.next().is_multiple_of(8) => {
+                        let near = producer.tail.wrapping_add(rng.next() % 64).wrapping_sub(48);
+                        own.word(CREDIT_AT).store(near, Ordering::Relaxed);
+                        own.word(PARK_AT).store(rng.next(), Ordering::Relaxed);
+                    }
+                    _ => {
+                        let len = 12 + rng.next() as usize % 4000;
+                        let _ = producer.push(attributes(step), &packet(step, len));
+                        producer.call_due();
+                    }
+                }
+                for _ in 0..rng.next() % 8 {
+                    match consumer.take(&mut record) {
+                        Ok(None) => break,
+                        Ok(Some((_, lines))) => {
+                            assert!((12..=MAX_RECORD).contains(&record.packet().len()));
+                            assert!(lines <= MAX_LINES);
+                        }
+                        Err(_) => break 'case,
+                    }
+                }
+                assert!(producer.unconsumed() <= LINES, "seed {seed}");
+            }
+        }
+    }
+
+    #[test]
+    fn credits_for_what_was_not_sent_are_garbage() {
+        let (mut producer, _, _, own) = pair();
+        producer.push(Attributes::NONE, &packet(0, 60)).unwrap();
+        own.word(CREDIT_AT).store(2, Ordering::Relaxed);
+        assert_eq!(producer.refresh(), Err(Garbage::Credits { credits: 2, from: 0, to: 1 }));
+        own.word(CREDIT_AT).store(u32::MAX, Ordering::Relaxed);
+        assert!(producer.refresh().is_err());
+        own.word(CREDIT_AT).store(1, Ordering::Relaxed);
+        assert_eq!(producer.refresh(), Ok(true));
+    }
+
+    #[test]
+    fn a_parked_consumer_is_called_once_a_parking() {
+        let (mut producer, mut consumer, ..) = pair();
+        let mut record = Record::new();
+        let push = |p: &mut Producer| p.push(Attributes::NONE, &packet(0, 12)).unwrap();
+        push(&mut producer);
+        assert!(!producer.call_due());
+        consumer.take(&mut record).unwrap().unwrap();
+        consumer.park();
+        assert!(!consumer.has_input());
+        push(&mut producer);
+        assert!(producer.call_due());
+        push(&mut producer);
+        assert!(!producer.call_due());
+        // Parked again without having looked: the producer's call is on its way, and says so.
+        consumer.park();
+        assert!(!producer.call_due());
+        consumer.stir();
+        consumer.park();
+        assert!(producer.call_due());
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::super::bell::{Bells, Caller};
+    use super::*;
+
+    const LINES: u32 = 2;
+
+    fn memory(lines: usize) -> Segment {
+        Segment::heap(lines * LINE)
+    }
+
+    fn linked() -> (Producer, Consumer) {
+        let (out, own) = (memory(2 + LINES as usize), memory(2));
+        let mut producer = Producer::new(out.clone(), LINES, Barrier::Fence);
+        producer.link(own.window(), Barrier::Fence);
+        (producer, Consumer::new(out.window(), own, LINES))
+    }
+
+    fn packet(number: u8) -> [u8; 12] {
+        [number; 12]
+    }
+
+    /// The ring holds one packet, so each waits for the credits of the one before.
+    #[test]
+    fn packets_are_handed_over_whole_in_order_and_for_credits() {
+        loom::model(|| {
+            let (mut producer, mut consumer) = linked();
+            let t = loom::thread::spawn(move || {
+                for i in 1..=3 {
+                    while producer.push(Attributes::NONE, &packet(i)).is_err() {
+                        loom::thread::yield_now();
+                    }
+                }
+            });
+            let mut record = Record::new();
+            for i in 1..=3 {
+                while consumer.take(&mut record).unwrap().is_none() {
+                    loom::thread::yield_now();
+                }
+                assert_eq!(record.packet(), packet(i));
+            }
+            t.join().unwrap();
+        });
+    }
+
+    /// The consumer parks and sleeps whenever it finds nothing. If it sleeps with a packet in the ring, then
+    /// somebody wakes it.
+    #[test]
+    fn who_sleeps_is_woken_for_every_packet() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let (mut producer, mut consumer) = linked();
+            let (bits, board) = (memory(3), memory(1));
+            let caller = Caller::new(bits.clone(), board.window(), 0);
+            let mut bells = Bells::new(bits, board);
+            // Stands for the socket: what is written to it stays until it is read.
+            let socket = crate::sync::Arc::new(crate::sync::AtomicU32::new(0));
+            let wake = socket.clone();
+            let t = loom::thread::spawn(move || {
+                for i in 1..=2 {
+                    while producer.push(Attributes::NONE, &packet(i)).is_err() {
+                        loom::thread::yield_now();
+                    }
+                    if producer.call_due() && caller.call() {
+                        wake.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+            });
+            let mut record = Record::new();
+            let mut taken = 0;
+            while taken < 2 {
+                if bells.rung() {
+                    bells.take(|_| consumer.stir());
+                }
+                if consumer.take(&mut record).unwrap().is_some() {
+                    taken += 1;
+                    assert_eq!(record.packet(), packet(taken));
+                    continue;
+                }
+                consumer.park();
+                bells.sleep();
+                Barrier::Fence.on_parking();
+                if !consumer.has_input() && !bells.rung() {
+                    // Asleep: only the socket wakes. Loom reports a deadlock where nothing ever does.
+                    while socket.swap(0, Ordering::SeqCst) == 0 {
+                        loom::thread::yield_now();
+                    }
+                    consumer.stir();
+                }
+                bells.wake();
+            }
+            t.join().unwrap();
+        });
     }
 }

@@ -58,6 +58,15 @@ impl ShmFabric {
             };
             slot = found;
         }
+        let waits = |l: &super::link::Link| l.full_since.is_some() && matches!(l.stage, Stage::Asking(_));
+        if self.links.get(slot).is_some_and(waits) {
+            // The welcome brings credits along.
+            self.hear_link(slot);
+            if self.links.get(slot).is_none() {
+                self.counters.tx_lost_gone += packets;
+                return Sent::Done;
+            }
+        }
         let sent = self.send_to(slot, attributes, batch, train);
         self.call_if_due(slot);
         sent
