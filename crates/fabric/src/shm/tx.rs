@@ -58,18 +58,22 @@ impl ShmFabric {
             };
             slot = found;
         }
-        let waits = |l: &super::link::Link| l.full_since.is_some() && matches!(l.stage, Stage::Asking(_));
-        if self.links.get(slot).is_some_and(waits) {
-            // The welcome brings credits along.
-            self.hear_link(slot);
-            if self.links.get(slot).is_none() {
-                self.counters.tx_lost_gone += packets;
-                return Sent::Done;
-            }
+        if self.links.get(slot).is_some_and(|l| l.full_since.is_some()) && !self.hears_welcome(slot) {
+            self.counters.tx_lost_gone += packets;
+            return Sent::Done;
         }
         let sent = self.send_to(slot, attributes, batch, train);
         self.call_if_due(slot);
         sent
+    }
+
+    /// Looks for a welcome where a ring is full: it brings credits along. `false`: the link is gone.
+    #[cold]
+    fn hears_welcome(&mut self, slot: u32) -> bool {
+        if self.links.get(slot).is_some_and(|l| matches!(l.stage, Stage::Asking(_))) {
+            self.hear_link(slot);
+        }
+        self.links.get(slot).is_some()
     }
 
     /// The link of a train's path, which may have to be made; not too often where nobody is.

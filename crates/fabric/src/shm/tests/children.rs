@@ -87,6 +87,7 @@ fn flood(domain: &str) {
     loop {
         send(&mut f, path, &packets);
         recv(&mut f, &mut Vec::new());
+        std::thread::yield_now();
     }
 }
 
@@ -97,7 +98,9 @@ fn echo(domain: &str) {
     let path = f.open_path(&av(hear().parse().unwrap())).unwrap();
     loop {
         let mut got = Vec::new();
-        recv(&mut f, &mut got);
+        if recv(&mut f, &mut got) == 0 {
+            std::thread::yield_now();
+        }
         for (_, p) in got {
             if p == packet(0, 12) {
                 return;
@@ -202,7 +205,9 @@ fn kill_one_under_load(rounds: u32) {
                 send(&mut a, to_flooder, &[packet(1, 1000), packet(2, 12)]);
             }
             let mut got = Vec::new();
-            recv(&mut a, &mut got);
+            if recv(&mut a, &mut got) == 0 {
+                std::thread::yield_now();
+            }
             for (src, p) in got {
                 if src == IpAddr::from(address) {
                     // Some may be lost where this side was slow, but none is damaged.
@@ -269,7 +274,8 @@ fn another_users_process_is_turned_away() {
         recv(&mut a, &mut Vec::new());
         assert!(start.elapsed() < Duration::from_secs(10));
     }
-    assert_eq!((a.pending.len(), a.links.len()), (0, 0));
+    // It was not even listened to.
+    assert_eq!((a.next_pending, a.links.len()), (0, 0));
     stranger.tell("done");
     stranger.child.wait().unwrap();
 }

@@ -278,49 +278,74 @@ fn a_call_that_somebody_took_back_is_made_up_for() {
     assert!(counter(&a, "rings_found_by_scan") > 0);
 }
 
+/// Receives one packet, asleep until it is there.
+fn sleep_until_one(f: &mut ShmFabric, got: &mut Vec<(IpAddr, Vec<u8>)>) {
+    let before = got.len();
+    loop {
+        if recv(f, got) > 0 {
+            assert_eq!(got.len(), before + 1);
+            return;
+        }
+        if f.prepare_wait() {
+            continue;
+        }
+        let fd = f.wait_fd().unwrap();
+        let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+        let ten = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
+        assert_eq!(rustix::event::poll(&mut fds, Some(&ten)), Ok(1), "asleep with {} packets", got.len());
+    }
+}
+
 #[test]
 fn who_sleeps_on_the_descriptor_is_woken_for_every_packet() {
-    const ROUNDS: u32 = 3000;
+    const ROUNDS: u32 = 1000;
     let d = domain();
     let (mut a, mut b) = (open(&d), open(&d));
     let to_b = a.open_path(&av(b.attr().local)).unwrap();
     let to_a = b.open_path(&av(a.attr().local)).unwrap();
-    /// Receives one packet, asleep until it is there.
-    fn wait_for_one(f: &mut ShmFabric, got: &mut Vec<(IpAddr, Vec<u8>)>) {
-        let before = got.len();
-        loop {
-            if recv(f, got) > 0 {
-                assert_eq!(got.len(), before + 1);
-                return;
-            }
-            if f.prepare_wait() {
-                continue;
-            }
-            let fd = f.wait_fd().unwrap();
-            let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
-            let ten = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
-            assert_eq!(rustix::event::poll(&mut fds, Some(&ten)), Ok(1), "asleep with {} packets", got.len());
-        }
-    }
     let t = std::thread::spawn(move || {
         let mut got = Vec::new();
         for i in 0..ROUNDS {
-            wait_for_one(&mut b, &mut got);
+            sleep_until_one(&mut b, &mut got);
             send(&mut b, to_a, &[packet(i, 40)]);
         }
         b
     });
     let mut got = Vec::new();
     for i in 0..ROUNDS {
-        // Now and then the other side is not yet asleep.
-        if i % 3 == 0 {
-            std::hint::black_box((0..i % 5000).sum::<u32>());
-        }
         send(&mut a, to_b, &[packet(i, 40)]);
-        wait_for_one(&mut a, &mut got);
+        sleep_until_one(&mut a, &mut got);
     }
     t.join().unwrap();
     assert!(counter(&a, "wakeups_sent") > 0);
+}
+
+/// The other side polls, and sends at every moment of this one's going to sleep.
+#[test]
+fn a_packet_that_comes_while_one_goes_to_sleep_is_not_slept_through() {
+    const ROUNDS: u32 = 20_000;
+    let d = domain();
+    let (mut a, mut b) = (open(&d), open(&d));
+    let to_b = a.open_path(&av(b.attr().local)).unwrap();
+    let to_a = b.open_path(&av(a.attr().local)).unwrap();
+    let t = std::thread::spawn(move || {
+        for i in 0..ROUNDS {
+            while recv(&mut b, &mut Vec::new()) == 0 {
+                std::thread::yield_now();
+            }
+            for _ in 0..(i * 7) % 400 {
+                std::hint::spin_loop();
+            }
+            send(&mut b, to_a, &[packet(i, 40)]);
+        }
+        b
+    });
+    let mut got = Vec::new();
+    for i in 0..ROUNDS {
+        send(&mut a, to_b, &[packet(i, 40)]);
+        sleep_until_one(&mut a, &mut got);
+    }
+    t.join().unwrap();
 }
 
 #[test]
