@@ -27,7 +27,7 @@ pub enum ShmError {
         why: &'static str,
     },
     /// The folder can't be read or written.
-    #[error("{doing} in the socket folder {}: {source}", folder.display())]
+    #[error("{doing} in the socket folder {}: {source}; make one with `mkdir -m 700`", folder.display())]
     FolderIo {
         /// What was being done.
         doing: &'static str,

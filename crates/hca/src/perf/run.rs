@@ -99,7 +99,7 @@ pub enum PairError {
         device: DeviceUrl,
     },
     /// No other process can reach it.
-    #[error("{device} ends at this process: measure with --fabric udp, uring or shm")]
+    #[error("{device} ends at this process: measure with --device udp://, uring:// or shm://lab")]
     InProcess {
         /// This process's device.
         device: DeviceUrl,
