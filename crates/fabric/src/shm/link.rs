@@ -41,8 +41,8 @@ pub(super) struct Link {
     pub(super) tx: Producer,
     pub(super) rx: Option<Consumer>,
     pub(super) caller: Option<Caller>,
-    /// The turn in which it last had something for us.
-    pub(super) last_input: u64,
+    /// When it last had something for us.
+    pub(super) last_input: Instant,
     /// It is in the list of rings that are polled each turn.
     pub(super) polled: bool,
     /// Since when its ring is full.
@@ -61,7 +61,7 @@ impl Link {
             tx,
             rx: None,
             caller: None,
-            last_input: 0,
+            last_input: Instant::ZERO,
             polled: false,
             full_since: None,
             generation: 0,

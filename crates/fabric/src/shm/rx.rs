@@ -1,14 +1,19 @@
 //! The receiving side: which rings are polled, and taking packets from them.
 
+use core::cmp::Reverse;
+use std::time::Duration;
+
 use super::bell::BITS;
 use super::fabric::{HOT_RINGS, MAX_POLLED, ShmFabric};
-use super::link::Stage;
+use super::link::{Links, Stage};
 use super::ring::Garbage;
 use super::tx::SRC_PORT;
 use crate::{Direction, RxBudget, RxOutcome, RxPacket};
 
 /// Packets taken from a ring before the next one has its turn.
 const QUANTUM_PACKETS: usize = 64;
+/// How long a ring stays polled for nothing while others are not idle.
+const HOT_FOR: Duration = Duration::from_millis(10);
 /// Rings that are not polled and are looked at each tick nevertheless.
 const SCANNED: u32 = 8;
 
@@ -26,7 +31,7 @@ impl ShmFabric {
         let Some(link) = self.links.get_mut(slot) else { return };
         let Some(rx) = &mut link.rx else { return };
         rx.stir();
-        link.last_input = self.turn;
+        link.last_input = self.now;
         if !link.polled {
             link.polled = true;
             self.polled.push(slot);
@@ -130,7 +135,7 @@ impl ShmFabric {
             });
         };
         if packets > 0 {
-            link.last_input = self.turn;
+            link.last_input = self.now;
             outcome.packets += packets;
             *bytes += taken;
             self.counters.rx_bytes += taken as u64;
@@ -164,28 +169,36 @@ impl ShmFabric {
         }
     }
 
-    /// Stops polling the rings that were idle the longest, down to the number that is polled each turn.
+    /// Stops polling the rings that were idle the longest, down to the number that is polled each turn, and those
+    /// that were idle for long while others were not.
     pub(super) fn park_idle(&mut self) {
-        if self.polled.len() <= HOT_RINGS {
+        let links = &mut self.links;
+        let last_input = |links: &Links, slot: u32| {
+            let link = links.get(slot).expect("what is polled is there");
+            // Where there is no peer, nobody could call.
+            if matches!(link.stage, Stage::Up(_)) { Some(link.last_input) } else { None }
+        };
+        self.polled.sort_by_key(|&slot| last_input(links, slot).map(Reverse));
+        let newest = self.polled.iter().find_map(|&slot| last_input(links, slot));
+        let hot = self.polled.iter().take(HOT_RINGS).take_while(|&&slot| {
+            let idle = last_input(links, slot).zip(newest).map(|(last, newest)| newest.since(last));
+            idle.is_none_or(|idle| idle < HOT_FOR)
+        });
+        let hot = hot.count();
+        if hot == self.polled.len() {
             return;
         }
-        let links = &mut self.links;
-        self.polled.sort_by_key(|&slot| {
-            let link = links.get(slot).expect("what is polled is there");
-            std::cmp::Reverse(if matches!(link.stage, Stage::Up(_)) { link.last_input } else { u64::MAX })
-        });
-        for &slot in &self.polled[HOT_RINGS..] {
+        for &slot in &self.polled[hot..] {
             if let Some(rx) = links.get_mut(slot).and_then(|l| l.rx.as_mut()) {
                 rx.park();
             }
         }
         self.barrier.on_parking();
-        let mut index = 0;
-        let (counters, now_idle) = (&mut self.counters, HOT_RINGS);
+        let (mut index, counters) = (0, &mut self.counters);
         self.polled.retain(|&slot| {
             index += 1;
             let link = links.get_mut(slot).expect("what is polled is there");
-            if index <= now_idle || !matches!(link.stage, Stage::Up(_)) || link.has_input() {
+            if index <= hot || !matches!(link.stage, Stage::Up(_)) || link.has_input() {
                 return true;
             }
             link.polled = false;
