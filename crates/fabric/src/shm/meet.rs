@@ -302,8 +302,8 @@ impl ShmFabric {
         if let Some(slot) = self.links.find(greeting.address) {
             let link = self.links.get_mut(slot).expect("it was found");
             match link.stage {
-                // Ours stays. The peer finds it at its own socket.
-                Stage::Asking(_) if self.local < greeting.address => {
+                // Ours stays. The peer finds it at its own socket, or has done so.
+                Stage::Asking(_) | Stage::Up(_) if self.local < greeting.address => {
                     return tell(&socket, Kind::Crossed, self.local);
                 }
                 Stage::Asking(_) => {

@@ -136,7 +136,10 @@ impl Barrier {
                 use rustix::thread::{MembarrierCommand, membarrier};
                 // SeqCst for what is on this processor; the call reaches the others.
                 fence(Ordering::SeqCst);
-                membarrier(MembarrierCommand::GlobalExpedited).expect("it was registered for");
+                if membarrier(MembarrierCommand::GlobalExpedited).is_err() {
+                    // Out of memory for a moment. The slow one needs none.
+                    let _ = membarrier(MembarrierCommand::Global);
+                }
             }
             Self::Fence => fence(Ordering::SeqCst),
         }
