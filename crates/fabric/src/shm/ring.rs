@@ -42,10 +42,14 @@ const MIN_PACKET: usize = 12;
 #[cfg(not(loom))]
 const MAX_LINES: u32 = lines_of(MAX_RECORD);
 /// Lines of a ring at least.
-#[cfg(not(loom))]
+#[cfg(not(any(loom, miri)))]
 pub(super) const MIN_RING_LINES: u32 = 1 << 10;
+/// Small, so that the exploration ends.
 #[cfg(loom)]
 pub(super) const MIN_RING_LINES: u32 = 2;
+/// Small, as miri is slow.
+#[cfg(miri)]
+pub(super) const MIN_RING_LINES: u32 = 1 << 7;
 /// Lines of a ring at most: 64 MiB.
 pub(super) const MAX_RING_LINES: u32 = 1 << 20;
 const LEN_BITS: u32 = 13;
@@ -54,7 +58,7 @@ const KIND_MASK: u32 = 7;
 const TAG_SHIFT: u32 = 16;
 
 const _: () = assert!(MAX_RECORD <= LEN_MASK as usize);
-#[cfg(not(loom))]
+#[cfg(not(any(loom, miri)))]
 const _: () = assert!(MAX_LINES < MIN_RING_LINES / 8);
 
 const fn lines_of(record: usize) -> u32 {
@@ -454,6 +458,7 @@ mod tests {
     use proptest::prelude::*;
 
     const LINES: u32 = MIN_RING_LINES;
+    const PACKETS: core::ops::Range<usize> = if cfg!(miri) { 40..60 } else { 200..400 };
 
     /// Both ends of a ring, and the memory of either side.
     fn pair() -> (Producer, Consumer, Segment, Segment) {
@@ -486,7 +491,7 @@ mod tests {
         /// Over many laps, with bursts that fill the ring and packets that reach across its end.
         #[test]
         fn what_is_pushed_is_taken_whole_once_and_in_order(
-            lens in prop::collection::vec(prop_oneof![3 => 12..80_usize, 1 => 80..4200_usize], 200..400),
+            lens in prop::collection::vec(prop_oneof![3 => 12..80_usize, 1 => 80..4200_usize], PACKETS),
             bursts in prop::collection::vec((1..200_usize, 1..200_usize), 400),
             laps in 1..4_usize,
         ) {
@@ -563,11 +568,12 @@ mod tests {
     /// Garbage in every line and in the credits, at any time between honest packets.
     #[test]
     fn garbage_is_refused_or_taken_as_a_packet_but_never_more() {
-        for seed in 0..if cfg!(miri) { 3 } else { 600 } {
+        let (seeds, steps) = if cfg!(miri) { (2, 40) } else { (600, 200) };
+        for seed in 0..seeds {
             let mut rng = Rng(seed);
             let (mut producer, mut consumer, out, own) = pair();
             let mut record = Record::new();
-            'case: for step in 0..200 {
+            'case: for step in 0..steps {
                 match rng.next() % 5 {
                     // A word that is nearly right, or not at all.
                     0 => {
