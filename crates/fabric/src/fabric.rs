@@ -15,7 +15,7 @@ pub struct PathId(pub u32);
 /// What a fabric is and can.
 #[derive(Clone, Debug)]
 pub struct FabricAttr {
-    /// `udp`, `uring`, `loopback`, `sim`, with layers in front (`capture+udp`).
+    /// `udp`, `uring`, `shm`, `loopback`, `sim`, with layers in front (`capture+udp`).
     pub name: String,
     /// Its address.
     pub local: IpAddr,
@@ -46,6 +46,17 @@ pub enum PathError {
         peer: IpAddr,
         /// The rule, and what to give instead.
         why: &'static str,
+    },
+    /// The process at the peer's address belongs to another user.
+    #[error(
+        "the process at {peer} belongs to user {uid}: take an adapter of this user, or let both sides admit other users \
+         (users=any)"
+    )]
+    ForeignUser {
+        /// The peer.
+        peer: IpAddr,
+        /// Its user.
+        uid: u32,
     },
     /// Too many paths.
     #[error("{0} paths are open, which is the limit")]

@@ -10,6 +10,7 @@
 //! | `capture` | a tap that writes pcapng |
 //! | `faulty` | a layer of loss, duplication, reordering, delay and corruption, by seed |
 //! | `loopback` | a network inside of the process, for tests |
+//! | `shm` | rings in memory that processes of one machine share |
 //! | `udp` | plain UDP sockets |
 //! | `uring` | UDP sockets driven by io_uring |
 #![deny(unsafe_code)]
@@ -23,6 +24,8 @@ mod faulty;
 mod flow;
 mod icrc;
 mod loopback;
+mod shm;
+mod sync;
 mod udp;
 #[cfg(feature = "io-uring")]
 mod uring;
@@ -34,6 +37,8 @@ pub use faulty::{FaultPlan, FaultPlanError, Faults, Faulty, Script, Verdict};
 #[doc(hidden)]
 pub use icrc::MeasuredIcrc;
 pub use loopback::{LoopbackFabric, LoopbackNet};
+#[cfg(not(loom))]
+pub use shm::{ShmError, ShmFabric, ShmOptions};
 pub use udp::{OpenError, UdpFabric, UdpOptions};
 #[cfg(feature = "io-uring")]
 pub use uring::{UringFabric, UringOptions};

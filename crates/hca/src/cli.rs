@@ -26,10 +26,12 @@ Devices:
   udp://ADDRESS       RoCEv2 over UDP sockets, bound to ADDRESS, port 4791
   uring://ADDRESS     the same through io_uring, or plain sockets (with a note) where the kernel has none;
                       without ADDRESS a free loopback one is taken
+  shm://DOMAIN        shared memory between the processes of this machine that name the DOMAIN
   loopback://NAME     inside one process
  with ?option=value, joined by &: progress=inline|thread|adaptive, mtu=BYTES, capture=FILE.pcapng,
  fault=loss=P,dup=P,reorder=P,corrupt=P,delay=P:MIN-MAX,seed=N (P from 0 to 1; tx.loss, rx.loss for one
- direction; delays as 10us or 2ms).
+ direction; delays as 10us or 2ms). With shm:// also dir=FOLDER (sockets there, for containers that share
+ it), users=own|any (whose processes are peers), ring=BYTES (64K to 64M, to each peer).
  The environment variable HCA_DEVICE takes the place of auto:// and of a device that is not given.";
 
 const EXAMPLES: &str = "\
@@ -114,6 +116,8 @@ pub enum FabricName {
     Udp,
     /// UDP through io_uring, or through plain sockets where the kernel has none.
     Uring,
+    /// Shared memory between processes of this machine.
+    Shm,
 }
 
 /// `hca devinfo`.

@@ -18,6 +18,7 @@
 //! |---|---|
 //! | `udp` | `udp://` and `auto://`: RoCEv2 over UDP sockets |
 //! | `uring` | `uring://`: the same through io_uring |
+//! | `shm` | `shm://`: the processes of this machine, through shared memory |
 //! | `loopback` | `loopback://`: networks inside the process |
 //! | `cli` | the `hca` command and the measurements behind it, with what they need (clap, plotters, …); brings `udp` |
 //! | `tokio` | `AsyncCq`: a completion queue on a tokio runtime |
@@ -55,4 +56,4 @@ pub use hca_verbs::*;
 pub use open::{
     DEVICE_VARIABLE, OpenError, Opened, device_from_environment, open, open_device, open_exactly,
 };
-pub use url::{DeviceUrl, FaultSpec, Options, Target, UrlError};
+pub use url::{DeviceUrl, FaultSpec, Options, ShmSettings, Target, UrlError, Users};

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hca_core::{Device, DeviceError, Mtu};
 #[cfg(feature = "loopback")]
 use hca_fabric::LoopbackNet;
-use hca_fabric::{Capture, Fabric, FabricAttr, Faulty, OpenError as FabricError, Tap};
+use hca_fabric::{Capture, Fabric, FabricAttr, Faulty, OpenError as FabricError, ShmError, Tap};
+#[cfg(feature = "shm")]
+use hca_fabric::{ShmFabric, ShmOptions};
 #[cfg(feature = "udp")]
 use hca_fabric::{UdpFabric, UdpOptions};
 #[cfg(feature = "uring")]
@@ -20,6 +22,8 @@ use softhca::{Progress, SoftHca};
 use thiserror::Error;
 
 use crate::narrow::Narrow;
+#[cfg(feature = "shm")]
+use crate::url::Users;
 use crate::url::{DeviceUrl, Target, UrlError};
 
 /// The environment variable whose value takes the place of what [`open`] is given.
@@ -55,6 +59,14 @@ pub enum OpenError {
         url: Box<DeviceUrl>,
         /// The reason, and what to do.
         source: FabricError,
+    },
+    /// The shared memory can't be opened.
+    #[error("{url}: {source}")]
+    Shm {
+        /// The device.
+        url: Box<DeviceUrl>,
+        /// The reason, and what to do.
+        source: ShmError,
     },
     /// All loopback addresses that are tried are taken.
     #[error(
@@ -153,13 +165,16 @@ fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenErro
         Target::Uring(None) => first_free(&uring, url, &|ip| Target::Uring(Some(ip))),
         #[cfg(feature = "uring")]
         Target::Uring(Some(ip)) => at(&uring, *ip, url.clone()),
+        #[cfg(feature = "shm")]
+        Target::Shm(domain) => shm(domain, url),
         #[cfg(feature = "loopback")]
         Target::Loopback(name) => Ok((Box::new(loopback(name)), url.clone())),
-        #[cfg(not(all(feature = "udp", feature = "uring", feature = "loopback")))]
+        #[cfg(not(all(feature = "udp", feature = "uring", feature = "shm", feature = "loopback")))]
         missing => {
             let feature = match missing {
                 Target::Auto | Target::Udp(_) => "udp",
                 Target::Uring(_) => "uring",
+                Target::Shm(_) => "shm",
                 Target::Loopback(_) => "loopback",
             };
             Err(OpenError::NotBuilt { url: Box::new(url.clone()), feature })
@@ -180,6 +195,20 @@ fn udp(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
 #[cfg(feature = "uring")]
 fn uring(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
     UringFabric::open_or_udp(ip, &UringOptions::default())
+}
+
+#[cfg(feature = "shm")]
+fn shm(domain: &str, url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
+    let settings = url.options.shm.as_deref().cloned().unwrap_or_default();
+    let options = ShmOptions {
+        ring_bytes: settings.ring.unwrap_or(ShmOptions::default().ring_bytes),
+        folder: settings.dir,
+        any_user: settings.users == Some(Users::Any),
+    };
+    match ShmFabric::open(domain, &options) {
+        Ok(fabric) => Ok((Box::new(fabric), url.clone())),
+        Err(source) => Err(OpenError::Shm { url: Box::new(url.clone()), source }),
+    }
 }
 
 #[cfg(any(feature = "udp", feature = "uring"))]
@@ -251,7 +280,7 @@ impl Opened {
     pub fn device(&self) -> &Arc<SoftHca> {
         &self.device
     }
-    /// What carries its packets: `udp`, `uring`, `loopback`.
+    /// What carries its packets: `udp`, `uring`, `shm`, `loopback`.
     pub fn fabric(&self) -> &str {
         &self.fabric_name
     }

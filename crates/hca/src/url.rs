@@ -1,4 +1,4 @@
-//! Device names: `auto://`, `udp://ADDRESS`, `uring://ADDRESS`, `loopback://NAME`, with `?option=value`.
+//! Device names: `auto://`, `udp://ADDRESS`, `uring://ADDRESS`, `shm://DOMAIN`, `loopback://NAME`, with `?option=value`.
 
 use core::fmt;
 use core::net::IpAddr;
@@ -18,6 +18,8 @@ use thiserror::Error;
 /// udp://[fd00::2]?mtu=1024                    IPv6, with a smaller path MTU
 /// udp://                                      the same on a free loopback address
 /// uring://127.0.0.2?progress=inline           io_uring; the calling thread does the adapter's work
+/// shm://lab                                   shared memory: the processes of this machine that name this domain
+/// shm://lab?dir=/run/lab                      the same, between containers that share this folder
 /// loopback://lab?fault=loss=0.01,seed=7       inside this process, losing one packet in a hundred
 /// udp://10.0.0.2?capture=/tmp/run.pcapng      every frame into a file that Wireshark opens
 /// ```
@@ -41,6 +43,8 @@ pub enum Target {
     /// RoCEv2 over UDP by io_uring, or by plain sockets where the kernel has none; `None` takes a free loopback
     /// address.
     Uring(Option<IpAddr>),
+    /// Shared memory between processes of this machine; devices of one domain reach each other.
+    Shm(String),
     /// A network inside this process; devices of one name reach each other.
     Loopback(String),
 }
@@ -56,6 +60,28 @@ pub struct Options {
     pub capture: Option<PathBuf>,
     /// `mtu=256|512|1024|2048|4096`: the largest path MTU.
     pub mtu: Option<Mtu>,
+    /// `dir=`, `users=` and `ring=`, for `shm://` only.
+    pub shm: Option<Box<ShmSettings>>,
+}
+
+/// Set-up of shared memory; `None` leaves the fabric's default.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ShmSettings {
+    /// `dir=FOLDER`: the folder that holds the sockets by which processes find each other.
+    pub dir: Option<PathBuf>,
+    /// `users=own|any`: whose processes are taken for peers.
+    pub users: Option<Users>,
+    /// `ring=BYTES`: the size of the ring to each peer.
+    pub ring: Option<usize>,
+}
+
+/// Whose processes are taken for peers over shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Users {
+    /// Those of the same user.
+    Own,
+    /// Those of any user.
+    Any,
 }
 
 /// Faults that a device's network is given, by seed, as `loss=0.01,dup=0.001,delay=0.1:10us-2ms,seed=7`: the text of
@@ -82,7 +108,8 @@ pub enum UrlError {
     },
     /// The scheme is unknown.
     #[error(
-        "unknown scheme `{scheme}` in `{url}`: use auto://, udp://ADDRESS, uring://ADDRESS or loopback://NAME"
+        "unknown scheme `{scheme}` in `{url}`: use auto://, udp://ADDRESS, uring://ADDRESS, shm://DOMAIN or \
+         loopback://NAME"
     )]
     UnknownScheme {
         /// What was given.
@@ -111,7 +138,9 @@ pub enum UrlError {
         rule: &'static str,
     },
     /// The option is unknown.
-    #[error("unknown option `{option}`: use progress=, fault=, capture= or mtu=")]
+    #[error(
+        "unknown option `{option}`: use progress=, fault=, capture= or mtu=, and with shm:// dir=, users= or ring="
+    )]
     UnknownOption {
         /// Its name.
         option: String,
@@ -155,6 +184,12 @@ impl FromStr for DeviceUrl {
             "auto" => return Err(rule("auto:// takes no address; name one with udp://ADDRESS")),
             "udp" => Target::Udp(address("udp")?),
             "uring" => Target::Uring(address("uring")?),
+            "shm" if place.is_empty() => {
+                return Err(rule(
+                    "shared memory needs a domain that its processes have in common, as in shm://lab",
+                ));
+            }
+            "shm" => Target::Shm(decode("DOMAIN", place)?),
             "loopback" if place.is_empty() => {
                 return Err(rule("a loopback network needs a name, as in loopback://lab"));
             }
@@ -163,7 +198,11 @@ impl FromStr for DeviceUrl {
                 return Err(UrlError::UnknownScheme { url: url.to_owned(), scheme: scheme.to_owned() });
             }
         };
-        Ok(Self { target, options: Options::parse(query)? })
+        let options = Options::parse(query)?;
+        if options.shm.is_some() && !matches!(target, Target::Shm(_)) {
+            return Err(rule("dir=, users= and ring= belong to shm://DOMAIN; leave them out here"));
+        }
+        Ok(Self { target, options })
     }
 }
 
@@ -178,14 +217,19 @@ impl fmt::Display for DeviceUrl {
             Target::Auto => f.write_str("auto://")?,
             Target::Udp(ip) => write!(f, "udp://{}", bracketed(ip))?,
             Target::Uring(ip) => write!(f, "uring://{}", bracketed(ip))?,
+            Target::Shm(domain) => write!(f, "shm://{}", encode(domain))?,
             Target::Loopback(name) => write!(f, "loopback://{}", encode(name))?,
         }
         let o = &self.options;
+        let shm = o.shm.as_deref().cloned().unwrap_or_default();
         let given = [
             o.progress.map(|p| format!("progress={p}")),
             o.fault.as_ref().map(|s| format!("fault={}", encode(&s.0))),
             o.capture.as_ref().map(|c| format!("capture={}", encode(&c.to_string_lossy()))),
             o.mtu.map(|m| format!("mtu={}", m.bytes())),
+            shm.dir.as_ref().map(|d| format!("dir={}", encode(&d.to_string_lossy()))),
+            shm.users.map(|u| format!("users={}", if u == Users::Any { "any" } else { "own" })),
+            shm.ring.map(|r| format!("ring={r}")),
         ];
         for (i, option) in given.into_iter().flatten().enumerate() {
             write!(f, "{}{option}", if i == 0 { '?' } else { '&' })?;
@@ -210,6 +254,13 @@ impl Options {
                 }
                 "capture" => options.capture.replace(value.into()).is_some(),
                 "mtu" => options.mtu.replace(parse_mtu(&value)?).is_some(),
+                "dir" if value.is_empty() => {
+                    let rule = "give the folder that the processes share, as in dir=/run/lab";
+                    return Err(UrlError::Value { option: "dir", value, rule });
+                }
+                "dir" => options.shm().dir.replace(value.into()).is_some(),
+                "users" => options.shm().users.replace(parse_users(&value)?).is_some(),
+                "ring" => options.shm().ring.replace(parse_ring(&value)?).is_some(),
                 _ => return Err(UrlError::UnknownOption { option: name.to_owned() }),
             };
             if repeated {
@@ -217,6 +268,10 @@ impl Options {
             }
         }
         Ok(options)
+    }
+
+    fn shm(&mut self) -> &mut ShmSettings {
+        self.shm.get_or_insert_default()
     }
 
     /// These options, with those of `over` in place of the ones that it gives.
@@ -227,6 +282,7 @@ impl Options {
             fault: over.fault.or(self.fault),
             capture: over.capture.or(self.capture),
             mtu: over.mtu.or(self.mtu),
+            shm: over.shm.or(self.shm),
         }
     }
 }
@@ -257,6 +313,31 @@ fn parse_mtu(value: &str) -> Result<Mtu, UrlError> {
         option: "mtu",
         value: value.to_owned(),
         rule: "a path MTU is 256, 512, 1024, 2048 or 4096",
+    })
+}
+
+fn parse_users(value: &str) -> Result<Users, UrlError> {
+    match value {
+        "own" => Ok(Users::Own),
+        "any" => Ok(Users::Any),
+        _ => Err(UrlError::Value {
+            option: "users",
+            value: value.to_owned(),
+            rule: "use own (processes of this user are peers) or any",
+        }),
+    }
+}
+
+fn parse_ring(value: &str) -> Result<usize, UrlError> {
+    let (digits, unit) = match value.strip_suffix(['K', 'k']) {
+        Some(digits) => (digits, 1 << 10),
+        None => value.strip_suffix(['M', 'm']).map_or((value, 1), |digits| (digits, 1 << 20)),
+    };
+    let bytes = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(unit));
+    bytes.filter(|b| b.is_power_of_two() && (1 << 16..=1 << 26).contains(b)).ok_or_else(|| UrlError::Value {
+        option: "ring",
+        value: value.to_owned(),
+        rule: "a ring has a power of two of bytes, from 64K to 64M",
     })
 }
 
@@ -303,6 +384,7 @@ mod tests {
         assert_eq!(parse("udp://::1").target, Target::Udp("::1".parse().ok()));
         assert_eq!(parse("uring://10.0.0.1").target, Target::Uring(Some([10, 0, 0, 1].into())));
         assert_eq!(parse("udp://").target, Target::Udp(None));
+        assert_eq!(parse("shm://lab").target, Target::Shm("lab".into()));
         assert_eq!(parse("loopback://a%20b").target, Target::Loopback("a b".into()));
     }
 
@@ -325,6 +407,8 @@ mod tests {
             "udp://",
             "udp://[fd00::2]?mtu=256",
             "uring://127.0.0.9?progress=adaptive&fault=loss=0.25,delay=0.1:20us,seed=3",
+            "shm://lab",
+            "shm://lab?progress=inline&dir=/run/a%20b&users=any&ring=65536",
             "loopback://a%26b%25?capture=x%20y.pcapng",
         ] {
             let url = parse(s);
@@ -341,6 +425,11 @@ mod tests {
             ("udp://localhost", ["localhost", "udp://127.0.0.2"]),
             ("auto://127.0.0.1", ["takes no address", "udp://ADDRESS"]),
             ("loopback://", ["needs a name", "loopback://lab"]),
+            ("shm://", ["needs a domain", "shm://lab"]),
+            ("shm://lab?users=root", ["root", "any"]),
+            ("shm://lab?ring=100000", ["100000", "power of two"]),
+            ("shm://lab?dir=", ["dir", "/run/lab"]),
+            ("udp://?dir=/run/lab", ["udp://", "shm://DOMAIN"]),
             ("auto://?speed=9", ["`speed`", "progress="]),
             ("auto://?mtu=1500", ["1500", "4096"]),
             ("auto://?mtu=256&mtu=512", ["mtu", "twice"]),

@@ -88,6 +88,8 @@ fn what_can_not_be_done_is_exit_code_1_and_says_what_to_do() {
         (&["perf", "--device", "loopback://x"], "udp://"),
         (&["perf", "--connect", "127.0.0.1:1"], "--listen"),
         (&["perf", "--service", "ud", "--op", "read"], "choose other"),
+        (&["devinfo", "shm://a/b"], "shm://lab"),
+        (&["devinfo", "shm://lab?dir=/nonexistent"], "mkdir"),
         (&["perf", "--device", "udp://[::1]"], "--peer-device"),
         (&["pingpong", "rc", "127.0.0.1", "--port", "1"], "--server"),
         (&["pingpong", "ud", "127.0.0.1", "--size", "8192"], "--size"),
@@ -170,6 +172,35 @@ fn perf_measures_every_service_in_every_progress_mode() {
             assert!(row["count"].as_u64().unwrap() > 0, "{row}");
         }
     }
+}
+
+#[test]
+fn perf_measures_every_service_over_shared_memory() {
+    for mode in ["inline", "thread", "adaptive"] {
+        let args = [
+            "perf",
+            "--json",
+            "--service",
+            "rc,uc,ud",
+            "--size",
+            "8,4096",
+            "--duration",
+            "0.04",
+            "--fabric",
+            "shm",
+        ];
+        let rows = json_lines(&run(&[&args[..], &["--progress", mode]].concat()));
+        assert_eq!(rows.len(), 13, "{mode}");
+        for row in rows {
+            assert_eq!(row["fabric"], "shm", "{row}");
+            // The others lose what a receiver without a processor has no request for.
+            assert!(row["service"] != "rc" || row["errors"] == 0, "{row}");
+            assert!(row["count"].as_u64().unwrap() > 0, "{row}");
+        }
+    }
+    let info = &json_lines(&run(&["devinfo", "shm://lab?ring=64K", "--json"]))[0];
+    assert!(info["port"]["gid"].as_str().unwrap().starts_with("fd"), "{info}");
+    assert_eq!(info["recv_buffer_bytes"], 32768);
 }
 
 #[test]

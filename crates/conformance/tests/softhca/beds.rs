@@ -6,7 +6,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use hca_conformance::{Bed, Feature};
 use hca_core::{Device, Gid};
-use hca_fabric::{Fabric, FaultPlan, Faulty, LoopbackNet, UdpFabric, UdpOptions, UringFabric, UringOptions};
+use hca_fabric::{
+    Fabric, FaultPlan, Faulty, LoopbackNet, ShmFabric, ShmOptions, UdpFabric, UdpOptions, UringFabric,
+    UringOptions,
+};
 use softhca::{Options, Progress, SoftHca};
 
 /// What carries the packets.
@@ -20,6 +23,8 @@ pub(crate) enum Net {
     Udp,
     /// The same through io_uring, or plain sockets where the kernel has none.
     Uring,
+    /// Rings in shared memory, both ends in this process.
+    Shm,
 }
 
 /// Software adapters on one kind of network.
@@ -58,6 +63,7 @@ impl Bed for SoftBed {
     }
     fn open(&self, n: usize) -> Vec<Arc<dyn Device>> {
         let loopback = LoopbackNet::new();
+        let domain = format!("conformance.{}", std::process::id());
         (0..n)
             .map(|i| {
                 let last = i as u8 + 1;
@@ -70,6 +76,7 @@ impl Bed for SoftBed {
                     Net::Udp => on_own_address(|a| {
                         UdpFabric::open(a, &UdpOptions::default()).map(|f| Box::new(f) as _)
                     }),
+                    Net::Shm => Box::new(ShmFabric::open(&domain, &ShmOptions::default()).expect("it opens")),
                     Net::Uring => uring(),
                 };
                 self.open_one(fabric, i as u64)
@@ -87,7 +94,7 @@ impl Bed for SoftBed {
     fn silent_gid(&self) -> Option<Gid> {
         Some(match self.net {
             Net::Loopback => Ipv4Addr::new(10, 0, 0, 250).into(),
-            Net::Loopback6 => IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 250)).into(),
+            Net::Loopback6 | Net::Shm => IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 250)).into(),
             // Addresses of tests end in 2 to 251.
             Net::Udp | Net::Uring => Ipv4Addr::new(127, 255, 0, 253).into(),
         })

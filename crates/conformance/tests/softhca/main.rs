@@ -20,6 +20,10 @@ suite!(uring_inline, SoftBed::new(Net::Uring, Progress::Inline));
 suite!(uring_thread, SoftBed::new(Net::Uring, Progress::Thread));
 suite!(uring_adaptive, SoftBed::new(Net::Uring, Progress::Adaptive));
 
+suite!(shm_inline, SoftBed::new(Net::Shm, Progress::Inline));
+suite!(shm_thread, SoftBed::new(Net::Shm, Progress::Thread));
+suite!(shm_adaptive, SoftBed::new(Net::Shm, Progress::Adaptive));
+
 #[test]
 fn the_uring_beds_say_what_they_run_on() {
     let fabric = beds::uring();
@@ -34,4 +38,8 @@ suite!(udp_one_percent_loss, SoftBed::new(Net::Udp, Progress::Adaptive).with_fau
 suite!(
     loopback_hostile,
     SoftBed::new(Net::Loopback, Progress::Inline).with_faults("loss=0.02,dup=0.02,reorder=0.02,corrupt=0.01")
+);
+suite!(
+    shm_hostile,
+    SoftBed::new(Net::Shm, Progress::Inline).with_faults("loss=0.02,dup=0.02,reorder=0.02,corrupt=0.01")
 );

@@ -38,6 +38,8 @@ pub use run::{Limit, Measured, Pair, PairError, Setup};
 pub const PEER_COMMAND: &str = "__peer";
 /// TCP port of the control channel between hosts.
 pub const CONTROL_PORT: u16 = 18516;
+/// The domain of shared memory, unless another is named. Each device of it has an address of its own.
+const DEFAULT_DOMAIN: &str = "hca";
 /// Time for a row, unless another is asked for.
 pub const DEFAULT_DURATION: Duration = Duration::from_millis(800);
 
@@ -70,6 +72,7 @@ fn device(args: &DeviceArgs) -> Result<Option<DeviceUrl>, Failure> {
         let target = match fabric {
             FabricName::Udp => Target::Udp(None),
             FabricName::Uring => Target::Uring(None),
+            FabricName::Shm => Target::Shm(DEFAULT_DOMAIN.to_owned()),
         };
         DeviceUrl { target, options: Options::default() }
     });
@@ -82,7 +85,12 @@ fn device(args: &DeviceArgs) -> Result<Option<DeviceUrl>, Failure> {
 
 /// What the arguments set beside the device's name.
 fn overrides(args: &DeviceArgs) -> Options {
-    Options { progress: args.progress, fault: args.fault.clone(), capture: args.capture.clone(), mtu: None }
+    Options {
+        progress: args.progress,
+        fault: args.fault.clone(),
+        capture: args.capture.clone(),
+        ..Options::default()
+    }
 }
 
 /// The device that the arguments describe: named, or chosen.

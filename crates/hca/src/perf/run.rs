@@ -100,7 +100,7 @@ pub enum PairError {
         device: DeviceUrl,
     },
     /// No other process can reach it.
-    #[error("{device} ends at this process: measure with --device udp:// or --device uring://")]
+    #[error("{device} ends at this process: measure with --device udp://, uring:// or shm://lab")]
     InProcess {
         /// This process's device.
         device: DeviceUrl,
@@ -329,6 +329,7 @@ fn peer_of(device: &DeviceUrl) -> Result<DeviceUrl, PairError> {
         Target::Udp(ip) if chosen(ip) => Target::Udp(None),
         Target::Uring(ip) if chosen(ip) => Target::Uring(None),
         Target::Udp(_) | Target::Uring(_) => return Err(PairError::OneAddress { device: device.clone() }),
+        Target::Shm(domain) => Target::Shm(domain.clone()),
         Target::Loopback(_) => return Err(PairError::InProcess { device: device.clone() }),
     };
     // Faults strike both directions at one end, and a capture sees both, so the peer has neither.

@@ -1,0 +1,69 @@
+//! What the fabric counts.
+
+use hca_core::Counter;
+
+macro_rules! counters {
+    ($($(#[$m:meta])* $name:ident,)*) => {
+        /// Plain counters; read by a snapshot.
+        #[derive(Clone, Copy, Debug, Default)]
+        pub(super) struct Counters {
+            $($(#[$m])* pub(super) $name: u64,)*
+        }
+        impl Counters {
+            pub(super) fn append(&self, out: &mut Vec<Counter>) {
+                $(out.push(Counter { name: stringify!($name), value: self.$name });)*
+            }
+        }
+    };
+}
+
+counters! {
+    /// Packets written to rings.
+    tx_packets,
+    /// Their bytes, from BTH to padding.
+    tx_bytes,
+    /// The lines that they took.
+    tx_lines,
+    /// Send calls that ended at a full ring; the packets stay in the batch.
+    tx_blocked,
+    /// Packets lost as nobody is at the peer's address.
+    tx_lost_unreachable,
+    /// Packets lost as the peer's process is gone.
+    tx_lost_gone,
+    /// Packets lost as the peer has left its ring full for too long.
+    tx_lost_full,
+    /// Packets lost as a bit of them was to be flipped on the way, which an ICRC would show.
+    tx_lost_damaged,
+    /// Packets to paths that were closed.
+    tx_lost_closed,
+    /// Lines written for peers that were gone before they read them.
+    tx_lines_unread,
+    /// Packets given to the sink.
+    rx_packets,
+    /// Their bytes, from BTH to padding.
+    rx_bytes,
+    /// The lines that they took.
+    rx_lines,
+    /// Peers met.
+    peers_linked,
+    /// Peers whose process ended, or that left.
+    peers_gone,
+    /// Peers that were turned away: of another user, of another version, with memory that is not sealed.
+    peers_refused,
+    /// Peers that turned this side away.
+    peers_refused_us,
+    /// Peers dropped as they wrote what no peer writes.
+    peers_dropped_garbage,
+    /// Rings that are no longer polled.
+    rings_parked,
+    /// Rings that are polled again.
+    rings_unparked,
+    /// Peers found asleep, and woken.
+    wakeups_sent,
+    /// Times that this side was woken.
+    wakeups_received,
+    /// Packets found in a ring whose producer had called nobody.
+    rings_found_by_scan,
+    /// Connections that could not be accepted for want of descriptors or memory.
+    accepts_failed,
+}

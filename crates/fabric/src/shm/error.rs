@@ -1,0 +1,64 @@
+//! Why a fabric of shared memory can't be opened.
+
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why a [`ShmFabric`](super::ShmFabric) can't be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ShmError {
+    /// The domain's name does not fit a socket's.
+    #[error(
+        "`{domain}` is no domain of shared memory: take 1 to 32 letters, digits, dots, underscores or hyphens, as in \
+         shm://lab"
+    )]
+    Domain {
+        /// What was given.
+        domain: String,
+    },
+    /// The folder can't hold the sockets.
+    #[error("the socket folder {} can't be used: {why}; make one with `mkdir -m 700`", folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// The folder can't be read or written.
+    #[error("{doing} in the socket folder {}: {source}; make one with `mkdir -m 700`", folder.display())]
+    FolderIo {
+        /// What was being done.
+        doing: &'static str,
+        /// The folder.
+        folder: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// The size of a ring.
+    #[error("a ring of {bytes} bytes: take a power of two from 64 KiB to 64 MiB")]
+    Ring {
+        /// What was asked for.
+        bytes: usize,
+    },
+    /// Shared memory can't be had.
+    #[error(
+        "{bytes} bytes of shared memory can't be had: {source}; free memory (or raise the limit of this control \
+         group), or allow memfd_create where a filter forbids it"
+    )]
+    Memory {
+        /// How many.
+        bytes: usize,
+        /// The reason.
+        source: io::Error,
+    },
+    /// The operating system refused.
+    #[error("{doing}: {source}")]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// The reason.
+        source: io::Error,
+    },
+}

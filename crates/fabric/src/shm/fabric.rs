@@ -1,0 +1,271 @@
+//! The fabric itself: what an adapter's end consists of.
+
+use std::collections::HashSet;
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hca_core::{AddressVector, Counter, Instant, Mtu};
+use rustix::event::epoll;
+use rustix::thread::{MembarrierCommand, MembarrierQuery, membarrier, membarrier_query};
+
+use super::bell::{Bells, PAGE_BYTES};
+use super::counters::Counters;
+use super::link::{Links, Stage};
+use super::meet::{LISTENER, Pending};
+use super::memory::{LINE, Writers, create};
+use super::name::{Domain, Listener};
+use super::path::Paths;
+use super::ring::{Barrier, MAX_RING_LINES, MIN_RING_LINES, Record};
+use super::{ShmError, memory};
+use crate::icrc::Icrc;
+use crate::{Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
+
+/// Rings that are polled each turn, once the others were parked.
+pub(super) const HOT_RINGS: usize = 8;
+/// Rings that are polled before some are parked again: one barrier then does for all.
+pub(super) const MAX_POLLED: usize = 2 * HOT_RINGS;
+/// How often sockets are looked at while the adapter is busy.
+pub(super) const TICK: Duration = Duration::from_millis(1);
+/// Addresses that are drawn before one that is free is despaired of.
+const ADDRESS_DRAWS: usize = 4;
+
+/// Settings of a [`ShmFabric`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShmOptions {
+    /// Bytes of the ring to each peer: a power of two from 64 KiB to 64 MiB.
+    pub ring_bytes: usize,
+    /// The folder that holds the sockets, for containers that share one; `None` takes abstract names, which the
+    /// processes of a network namespace share.
+    pub folder: Option<PathBuf>,
+    /// Takes processes of other users for peers. They then reach the queue pairs of this adapter as a network's
+    /// hosts would.
+    pub any_user: bool,
+}
+
+impl Default for ShmOptions {
+    /// 1 MiB to each peer, abstract names, this user's processes only.
+    fn default() -> Self {
+        Self { ring_bytes: 1 << 20, folder: None, any_user: false }
+    }
+}
+
+/// RoCE packets through shared memory.
+pub struct ShmFabric {
+    pub(super) attr: FabricAttr,
+    pub(super) local: Ipv6Addr,
+    pub(super) domain: Domain,
+    pub(super) listener: Listener,
+    /// When the listening socket is looked at again, after descriptors or memory had run out.
+    pub(super) listen_at: Option<Instant>,
+    pub(super) epoll: OwnedFd,
+    pub(super) bells: Bells,
+    pub(super) bits_fd: OwnedFd,
+    pub(super) board_fd: OwnedFd,
+    pub(super) ring_lines: u32,
+    pub(super) barrier: Barrier,
+    pub(super) links: Links,
+    pub(super) paths: Paths,
+    pub(super) pending: Vec<Pending>,
+    pub(super) next_pending: u32,
+    /// Addresses whose adapters wrote garbage.
+    pub(super) banned: HashSet<Ipv6Addr>,
+    /// Links whose rings are polled each turn.
+    pub(super) polled: Vec<u32>,
+    /// Links that were called for, to be gone through.
+    pub(super) called: Vec<u32>,
+    /// Links found to be over while rings were polled.
+    pub(super) ended: u32,
+    /// Greetings under way, for which sockets are looked at each turn for a while.
+    pub(super) greetings: u32,
+    pub(super) eager_until: Instant,
+    pub(super) now: Instant,
+    pub(super) turn: u64,
+    pub(super) tick_at: Instant,
+    /// The link from which the scan of parked rings goes on.
+    pub(super) scan_at: u32,
+    pub(super) record: Box<Record>,
+    pub(super) icrc: Icrc,
+    pub(super) tap: Option<Box<dyn Tap>>,
+    pub(super) counters: Counters,
+}
+
+impl ShmFabric {
+    /// Opens an adapter's end in a domain, on an address that is drawn.
+    ///
+    /// # Errors
+    /// The domain or folder can't be used, or the system refuses sockets or memory.
+    pub fn open(domain: &str, options: &ShmOptions) -> Result<Self, ShmError> {
+        let ring_lines = ring_lines(options.ring_bytes)?;
+        let domain = Domain::new(domain, options.folder.as_deref(), options.any_user)?;
+        let (local, listener) = listen(&domain)?;
+        let io = |doing| move |e: rustix::io::Errno| ShmError::Io { doing, source: e.into() };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("creating an epoll descriptor"))?;
+        epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)
+            .map_err(io("watching the listening socket"))?;
+        let page = |name, writers| {
+            create(name, PAGE_BYTES, writers).map_err(|source| ShmError::Memory { bytes: PAGE_BYTES, source })
+        };
+        let (bits_fd, bits) = page("hca-shm-bits", Writers::Anybody)?;
+        let (board_fd, board) = page("hca-shm-board", Writers::Creator)?;
+        let barrier = barrier();
+        let attr = attr(local, &domain, options.ring_bytes, barrier);
+        Ok(Self {
+            attr,
+            local,
+            domain,
+            listener,
+            listen_at: None,
+            epoll,
+            bells: Bells::new(bits, board),
+            bits_fd,
+            board_fd,
+            ring_lines,
+            barrier,
+            links: Links::default(),
+            paths: Paths::default(),
+            pending: Vec::new(),
+            next_pending: 0,
+            banned: HashSet::new(),
+            polled: Vec::with_capacity(64),
+            called: Vec::with_capacity(64),
+            ended: 0,
+            greetings: 0,
+            eager_until: Instant::ZERO,
+            now: Instant::ZERO,
+            turn: 0,
+            tick_at: Instant::ZERO,
+            scan_at: 0,
+            record: Box::new(Record::new()),
+            icrc: Icrc::new(),
+            tap: None,
+            counters: Counters::default(),
+        })
+    }
+}
+
+fn ring_lines(bytes: usize) -> Result<u32, ShmError> {
+    let sizes = MIN_RING_LINES as usize * LINE..=MAX_RING_LINES as usize * LINE;
+    if bytes.is_power_of_two() && sizes.contains(&bytes) {
+        Ok((bytes / memory::LINE) as u32)
+    } else {
+        Err(ShmError::Ring { bytes })
+    }
+}
+
+/// An address of our own, and the socket there. A name that somebody has taken is left to him.
+fn listen(domain: &Domain) -> Result<(Ipv6Addr, Listener), ShmError> {
+    let mut draws = 0;
+    loop {
+        let address = domain.draw_address()?;
+        match domain.listen(address) {
+            Ok(listener) => return Ok((address, listener)),
+            Err(ShmError::Io { source, .. })
+                if source.kind() == std::io::ErrorKind::AddrInUse && draws < ADDRESS_DRAWS => {}
+            Err(e) => return Err(e),
+        }
+        draws += 1;
+    }
+}
+
+/// Registers for the system's barriers where it has them.
+fn barrier() -> Barrier {
+    let needed = MembarrierQuery::GLOBAL_EXPEDITED | MembarrierQuery::REGISTER_GLOBAL_EXPEDITED;
+    if membarrier_query().contains(needed) && membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok() {
+        Barrier::System
+    } else {
+        Barrier::Fence
+    }
+}
+
+fn attr(local: Ipv6Addr, domain: &Domain, ring_bytes: usize, barrier: Barrier) -> FabricAttr {
+    let mut notes = vec![
+        ("domain", domain.describe()),
+        ("ring", format!("{ring_bytes} bytes to each peer, and as many from it")),
+    ];
+    if barrier == Barrier::Fence {
+        let cost =
+            "membarrier is missing or forbidden: each packet costs a fence; a kernel from 4.16 on has it";
+        notes.push(("barrier", cost.into()));
+    }
+    FabricAttr {
+        name: "shm".to_owned(),
+        local: local.into(),
+        max_mtu: Mtu::B4096,
+        // Several queue pairs share a ring, and small packets leave most of their lines empty.
+        recv_buffer_bytes: ring_bytes / 2,
+        notes,
+    }
+}
+
+impl Fabric for ShmFabric {
+    fn attr(&self) -> &FabricAttr {
+        &self.attr
+    }
+
+    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+        let (peer, local) = (av.dgid.ip(), IpAddr::from(self.local));
+        PathError::unless_unicast(peer)?;
+        let IpAddr::V6(address) = peer else { return Err(PathError::Family { peer, local }) };
+        let link = self.link_to(address)?;
+        let id = self.paths.open(address, av)?;
+        self.paths.get_mut(id).expect("opened just now").link = link.unwrap_or(u32::MAX);
+        Ok(id)
+    }
+
+    fn close_path(&mut self, path: PathId) {
+        self.paths.close(path);
+    }
+
+    fn send(&mut self, now: Instant, batch: &mut TxBatch) {
+        self.now = now;
+        self.send_trains(batch);
+    }
+
+    fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
+        self.now = now;
+        self.turn += 1;
+        if self.bells.rung() {
+            self.answer_calls();
+        }
+        if now >= self.tick_at {
+            self.look_around();
+        }
+        self.poll_rings(budget, sink)
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.meeting_deadline()
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.as_fd())
+    }
+
+    fn prepare_wait(&mut self) -> bool {
+        let ending = |l: &super::link::Link| matches!(l.stage, Stage::Ending);
+        let input = |f: &Self| {
+            let mut polled = f.polled.iter().filter_map(|&slot| f.links.get(slot));
+            f.bells.rung() || polled.any(|l| ending(l) || l.has_input())
+        };
+        if input(self) {
+            return true;
+        }
+        self.park_polled();
+        self.bells.sleep();
+        // The first look behind the sleep is at the sockets, too.
+        self.tick_at = Instant::ZERO;
+        self.barrier.on_parking();
+        input(self)
+    }
+
+    fn counters(&self, out: &mut Vec<Counter>) {
+        self.counters.append(out);
+        out.push(Counter { name: "peers_now", value: self.links.len() as u64 });
+    }
+
+    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
+        self.tap = tap;
+    }
+}

@@ -1,0 +1,202 @@
+//! What two adapters say to each other over their socket: a message of fixed length, with the descriptors of
+//! shared memory where they belong to it.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::Ipv6Addr;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+const MAGIC: [u8; 8] = *b"hca-shm\n";
+/// Version of messages and of the layout of memory.
+const VERSION: u16 = 1;
+const BYTES: usize = 64;
+/// Descriptors of a greeting: the outbox, the page of bits, the page that says whether we sleep.
+pub(super) const DESCRIPTORS: usize = 3;
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// From who connects, with descriptors.
+    Hello = 1,
+    /// The answer, with descriptors.
+    Welcome = 2,
+    /// Both have connected to each other, and the receiver's connection is the one to give up.
+    Crossed = 3,
+    /// The receiver is not wanted.
+    Refused = 4,
+    /// There is something in the sender's ring.
+    Wake = 5,
+}
+
+/// What a greeting tells of its sender.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Greeting {
+    pub(super) kind: Kind,
+    pub(super) address: Ipv6Addr,
+    /// Lines of the ring in the outbox.
+    pub(super) ring_lines: u32,
+    /// The bit by which the receiver calls the sender.
+    pub(super) bit: u32,
+    /// The sender runs system-wide barriers, and is reached by those of others.
+    pub(super) barriers: bool,
+}
+
+/// Why something received is no message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum HelloFault {
+    /// It is something else.
+    #[error("it does not speak this protocol")]
+    Magic,
+    /// Another release.
+    #[error("it speaks version {0}, and this side {VERSION}: run the same release on both sides")]
+    Version(u16),
+    /// A field is out of range.
+    #[error("its {0} is out of range")]
+    Field(&'static str),
+    /// It is longer or shorter, or has other descriptors.
+    #[error("it is not as long as it should, or brings other descriptors")]
+    Length,
+}
+
+impl Greeting {
+    fn encode(&self) -> [u8; BYTES] {
+        let mut m = [0; BYTES];
+        m[..8].copy_from_slice(&MAGIC);
+        m[8..10].copy_from_slice(&VERSION.to_le_bytes());
+        m[10] = self.kind as u8;
+        m[11] = self.barriers.into();
+        m[12..16].copy_from_slice(&self.ring_lines.to_le_bytes());
+        m[16..32].copy_from_slice(&self.address.octets());
+        m[32..36].copy_from_slice(&self.bit.to_le_bytes());
+        m
+    }
+
+    fn decode(m: &[u8; BYTES]) -> Result<Self, HelloFault> {
+        let word = |at: usize| u32::from_le_bytes(*m[at..].first_chunk().expect("64 bytes"));
+        if m[..8] != MAGIC {
+            return Err(HelloFault::Magic);
+        }
+        let version = u16::from_le_bytes([m[8], m[9]]);
+        if version != VERSION {
+            return Err(HelloFault::Version(version));
+        }
+        let kind = match m[10] {
+            1 => Kind::Hello,
+            2 => Kind::Welcome,
+            3 => Kind::Crossed,
+            4 => Kind::Refused,
+            5 => Kind::Wake,
+            _ => return Err(HelloFault::Field("kind")),
+        };
+        let ring_lines = word(12);
+        let fits = super::ring::MIN_RING_LINES..=super::ring::MAX_RING_LINES;
+        let brings_memory = matches!(kind, Kind::Hello | Kind::Welcome);
+        if brings_memory && !(ring_lines.is_power_of_two() && fits.contains(&ring_lines)) {
+            return Err(HelloFault::Field("ring"));
+        }
+        let address = Ipv6Addr::from(*m[16..].first_chunk::<16>().expect("64 bytes"));
+        Ok(Self { kind, address, ring_lines, bit: word(32), barriers: m[11] & 1 != 0 })
+    }
+
+    /// Whether messages of this kind bring descriptors.
+    fn descriptors(&self) -> usize {
+        if matches!(self.kind, Kind::Hello | Kind::Welcome) { DESCRIPTORS } else { 0 }
+    }
+}
+
+/// Sends a message without waiting.
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    greeting: &Greeting,
+    fds: &[BorrowedFd<'_>],
+) -> rustix::io::Result<()> {
+    let bytes = greeting.encode();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "the space is for {DESCRIPTORS}");
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags).map(|_| ())
+}
+
+/// What a look at the socket found.
+#[derive(Debug)]
+pub(super) enum Received {
+    /// A message, with its descriptors.
+    Message(Greeting, Vec<OwnedFd>),
+    /// Nothing for now.
+    Nothing,
+    /// The other end is closed, or its process gone.
+    Closed,
+    /// Something else.
+    Fault(HelloFault),
+}
+
+/// Takes a message without waiting.
+pub(super) fn receive(socket: BorrowedFd<'_>) -> Received {
+    let mut bytes = [0; BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+        Ok(got) => got,
+        Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
+        Err(_) => return Received::Closed,
+    };
+    // All are taken, so that those which are not wanted are closed.
+    let mut fds = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    if got.bytes == 0 {
+        return Received::Closed;
+    }
+    if got.bytes != BYTES || got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Received::Fault(HelloFault::Length);
+    }
+    match Greeting::decode(&bytes) {
+        Ok(g) if g.descriptors() == fds.len() => Received::Message(g, fds),
+        Ok(_) => Received::Fault(HelloFault::Length),
+        Err(fault) => Received::Fault(fault),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_greeting_survives_the_wire() {
+        let kinds = [Kind::Hello, Kind::Welcome, Kind::Crossed, Kind::Refused, Kind::Wake];
+        for kind in kinds {
+            let address = "fd12::34".parse().unwrap();
+            let g = Greeting { kind, address, ring_lines: 1 << 14, bit: 77, barriers: true };
+            assert_eq!(Greeting::decode(&g.encode()), Ok(g));
+        }
+    }
+
+    #[test]
+    fn what_is_no_greeting_is_told_apart() {
+        let address = Ipv6Addr::LOCALHOST;
+        let g = Greeting { kind: Kind::Hello, address, ring_lines: 1 << 14, bit: 0, barriers: false };
+        let with = |at: usize, byte| {
+            let mut m = g.encode();
+            m[at] = byte;
+            Greeting::decode(&m)
+        };
+        assert_eq!(with(0, b'x'), Err(HelloFault::Magic));
+        assert_eq!(with(8, 9), Err(HelloFault::Version(9)));
+        assert_eq!(with(10, 9), Err(HelloFault::Field("kind")));
+        assert_eq!(with(12, 1), Err(HelloFault::Field("ring")));
+        assert_eq!(with(15, 1), Err(HelloFault::Field("ring")));
+    }
+}

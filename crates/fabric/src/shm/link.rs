@@ -1,0 +1,165 @@
+//! The link to a peer: an outbox each way, and the socket by which both see each other's end.
+
+use std::collections::HashMap;
+use std::net::Ipv6Addr;
+use std::os::fd::{AsFd, OwnedFd};
+
+use hca_core::Instant;
+
+use super::bell::Caller;
+use super::hello::Kind;
+use super::memory::Segment;
+use super::ring::{Consumer, Producer};
+
+/// Links at most.
+pub(super) const MAX_LINKS: usize = 1 << 14;
+
+/// How far the two are.
+pub(super) enum Stage {
+    /// We connected and have said hello. Our outbox already takes packets.
+    Asking(OwnedFd),
+    /// Both connected, and the peer's connection is the one that stays: it is on its way.
+    Yielded,
+    /// Both outboxes are mapped.
+    Up(OwnedFd),
+    /// The peer is gone; what it left in its ring is taken, then the link goes.
+    Ending,
+    /// The adapter itself.
+    Own,
+}
+
+/// One peer.
+pub(super) struct Link {
+    pub(super) peer: Ipv6Addr,
+    pub(super) stage: Stage,
+    /// Until when something has to happen.
+    pub(super) deadline: Option<Instant>,
+    /// What we write: our ring, and the credits for the peer's.
+    pub(super) outbox: Segment,
+    /// Its descriptor, until the peer has it for sure.
+    pub(super) outbox_fd: Option<OwnedFd>,
+    pub(super) tx: Producer,
+    pub(super) rx: Option<Consumer>,
+    pub(super) caller: Option<Caller>,
+    /// When it last had something for us.
+    pub(super) last_input: Instant,
+    /// It is in the list of rings that are polled each turn.
+    pub(super) polled: bool,
+    /// Since when its ring is full.
+    pub(super) full_since: Option<Instant>,
+    generation: u32,
+}
+
+impl Link {
+    pub(super) fn new(peer: Ipv6Addr, stage: Stage, outbox: Segment, tx: Producer) -> Self {
+        Self {
+            peer,
+            stage,
+            deadline: None,
+            outbox,
+            outbox_fd: None,
+            tx,
+            rx: None,
+            caller: None,
+            last_input: Instant::ZERO,
+            polled: false,
+            full_since: None,
+            generation: 0,
+        }
+    }
+    /// Calls the peer if it does not poll our ring; `true`: it slept, and was woken.
+    #[inline]
+    pub(super) fn call_if_due(&mut self, wake: impl FnOnce(&OwnedFd)) -> bool {
+        self.tx.call_due() && self.call(wake)
+    }
+    #[cold]
+    fn call(&self, wake: impl FnOnce(&OwnedFd)) -> bool {
+        let (Stage::Up(socket), Some(caller)) = (&self.stage, &self.caller) else { return false };
+        let sleeps = caller.call();
+        if sleeps {
+            wake(socket);
+        }
+        sleeps
+    }
+    /// Whether its ring, which is full, is so for less than this time.
+    #[cold]
+    pub(super) fn is_worth_waiting_for(&mut self, now: Instant, patience: std::time::Duration) -> bool {
+        now < *self.full_since.get_or_insert(now) + patience
+    }
+    /// Whether there is something for us in its ring.
+    #[inline]
+    pub(super) fn has_input(&self) -> bool {
+        self.rx.as_ref().is_some_and(Consumer::has_input)
+    }
+}
+
+/// All peers of an adapter.
+#[derive(Default)]
+pub(super) struct Links {
+    slots: Vec<Option<Box<Link>>>,
+    free: Vec<u32>,
+    by_peer: HashMap<Ipv6Addr, u32>,
+    generation: u32,
+}
+
+impl Links {
+    pub(super) fn len(&self) -> usize {
+        self.by_peer.len()
+    }
+    /// Slots, free ones included.
+    pub(super) fn slots(&self) -> u32 {
+        self.slots.len() as u32
+    }
+    pub(super) fn find(&self, peer: Ipv6Addr) -> Option<u32> {
+        self.by_peer.get(&peer).copied()
+    }
+    #[inline]
+    pub(super) fn get(&self, slot: u32) -> Option<&Link> {
+        self.slots.get(slot as usize)?.as_deref()
+    }
+    #[inline]
+    pub(super) fn get_mut(&mut self, slot: u32) -> Option<&mut Link> {
+        self.slots.get_mut(slot as usize)?.as_deref_mut()
+    }
+    /// The slot that the next link gets.
+    pub(super) fn next_slot(&self) -> u32 {
+        self.free.last().copied().unwrap_or(self.slots.len() as u32)
+    }
+    pub(super) fn insert(&mut self, mut link: Link) -> u32 {
+        let slot = self.next_slot();
+        self.generation = self.generation.wrapping_add(1) & (u32::MAX >> 1);
+        link.generation = self.generation;
+        self.by_peer.insert(link.peer, slot);
+        match self.free.pop() {
+            Some(_) => self.slots[slot as usize] = Some(Box::new(link)),
+            None => self.slots.push(Some(Box::new(link))),
+        }
+        slot
+    }
+    pub(super) fn remove(&mut self, slot: u32) -> Option<Box<Link>> {
+        let link = self.slots.get_mut(slot as usize)?.take()?;
+        self.by_peer.remove(&link.peer);
+        self.free.push(slot);
+        Some(link)
+    }
+    /// Names a link towards the kernel; a link that takes its place later has another name.
+    pub(super) fn token(&self, slot: u32) -> u64 {
+        let generation = self.get(slot).expect("the link is there").generation;
+        u64::from(generation) << 32 | u64::from(slot)
+    }
+    /// The link of a name, if it is still there.
+    pub(super) fn by_token(&self, token: u64) -> Option<u32> {
+        let slot = token as u32;
+        (self.get(slot)?.generation == (token >> 32) as u32).then_some(slot)
+    }
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Link)> {
+        self.slots.iter().enumerate().filter_map(|(i, l)| Some((i as u32, l.as_deref()?)))
+    }
+}
+
+/// Tells the other end something that is one message without descriptors.
+pub(super) fn tell(socket: &OwnedFd, kind: Kind, from: Ipv6Addr) {
+    let message = super::hello::Greeting { kind, address: from, ring_lines: 0, bit: 0, barriers: false };
+    // A queue that is full has something to read already, and who is gone needs to be told nothing.
+    let _ = super::hello::send(socket.as_fd(), &message, &[]);
+}

@@ -1,0 +1,482 @@
+//! How adapters meet and part. Nothing here waits: each socket is looked at when the kernel says that there is
+//! something, and who does not answer in time is forgotten.
+//!
+//! ```text
+//! connects  Hello, its memory  ───►   checks user, version, memory; maps it
+//! maps      ◄───  Welcome, its memory
+//! ```
+//!
+//! Where both connect to each other at once, the connection from the lower address stays.
+
+use std::net::Ipv6Addr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use hca_core::Instant;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+
+use super::bell::{BITS, Caller, PAGE_BYTES};
+use super::fabric::{ShmFabric, TICK};
+use super::hello::{self, DESCRIPTORS, Greeting, Kind, Received};
+use super::link::{Link, MAX_LINKS, Stage, tell};
+use super::memory::{MemoryFault, Sealed, Segment, Window, Writers, create};
+use super::ring::{Consumer, Producer, outbox_bytes};
+use crate::PathError;
+
+/// The kernel's name for the listening socket.
+pub(super) const LISTENER: u64 = u64::MAX;
+/// In the kernel's name for a connection whose other end has not said hello.
+const PENDING: u64 = 1 << 63;
+/// Such connections at most.
+const MAX_PENDING: usize = 64;
+/// Connections accepted in one go.
+const ACCEPTS: usize = 16;
+/// What the kernel is asked for in one go.
+const EVENTS: usize = 64;
+/// Messages taken from a socket in one go.
+const MESSAGES: usize = 16;
+/// The time to say hello in, or to come over the connection that was announced.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the sockets are looked at each turn since a greeting has begun.
+const EAGERNESS: Duration = Duration::from_millis(20);
+/// When accepting is tried again after descriptors or memory had run out.
+const LISTEN_AGAIN: Duration = Duration::from_millis(100);
+/// Addresses of adapters that are remembered for having written garbage.
+const MAX_BANNED: usize = 4096;
+
+/// A connection whose other end has not said hello.
+pub(super) struct Pending {
+    id: u32,
+    socket: OwnedFd,
+    deadline: Instant,
+}
+
+/// A peer's memory, mapped.
+struct PeerMemory {
+    outbox: Window,
+    bits: Segment,
+    board: Window,
+}
+
+/// Why a peer is not taken.
+#[derive(Debug, thiserror::Error)]
+enum Unwanted {
+    #[error("{0}")]
+    Memory(#[from] MemoryFault),
+    #[error("it says that it is at {0}, which is not so")]
+    Address(Ipv6Addr),
+    #[error("there are {MAX_LINKS} peers, which is the limit")]
+    Limit,
+    #[error("shared memory for it can't be had: {0}")]
+    Outbox(std::io::Error),
+}
+
+impl ShmFabric {
+    /// The link to a peer; makes one where somebody listens there. `None`: nobody does.
+    pub(super) fn link_to(&mut self, peer: Ipv6Addr) -> Result<Option<u32>, PathError> {
+        if let Some(slot) = self.links.find(peer) {
+            return Ok(Some(slot));
+        }
+        if peer == self.local {
+            return Ok(Some(self.link_to_self()));
+        }
+        if self.banned.contains(&peer) || self.links.len() >= MAX_LINKS {
+            return Ok(None);
+        }
+        let (socket, uid) = match self.domain.connect(peer) {
+            Ok(connected) => connected,
+            Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
+                return Err(PathError::Io { doing: "connecting to a peer's socket", source: e.into() });
+            }
+            Err(e) => {
+                if e == Errno::CONNREFUSED {
+                    self.domain.remove_if_stale(peer);
+                }
+                return Ok(None);
+            }
+        };
+        if !self.domain.admits(uid) {
+            self.counters.peers_refused += 1;
+            return Err(PathError::ForeignUser { peer: peer.into(), uid });
+        }
+        let io = |doing| move |source| PathError::Io { doing, source };
+        let mut link = self.new_link(peer, Stage::Yielded).map_err(io("making shared memory for a ring"))?;
+        let slot = self.links.next_slot();
+        let fd = link.outbox_fd.as_ref().expect("a new link has it").as_fd();
+        if self.greet(Kind::Hello, &socket, slot, fd).is_err() {
+            return Ok(None);
+        }
+        link.stage = Stage::Asking(socket);
+        let slot = self.links.insert(link);
+        self.greeting_begins();
+        if let Err(e) = self.watch(slot) {
+            self.end(slot);
+            return Err(io("watching a peer's socket")(e.into()));
+        }
+        Ok(Some(slot))
+    }
+
+    /// For a while the sockets are looked at each turn.
+    fn greeting_begins(&mut self) {
+        self.greetings += 1;
+        self.eager_until = self.now + EAGERNESS;
+        self.tick_at = Instant::ZERO;
+    }
+
+    /// A link whose ring both ends of which are ours.
+    fn link_to_self(&mut self) -> u32 {
+        let out = Segment::heap(outbox_bytes(self.ring_lines));
+        let credits = Segment::heap(super::memory::LINE);
+        let mut tx = Producer::new(out.clone(), self.ring_lines, self.barrier);
+        tx.link(credits.window(), self.barrier);
+        let mut link = Link::new(self.local, Stage::Own, out.clone(), tx);
+        link.rx = Some(Consumer::new(out.window(), credits, self.ring_lines));
+        link.polled = true;
+        let slot = self.links.insert(link);
+        self.polled.push(slot);
+        slot
+    }
+
+    fn new_link(&self, peer: Ipv6Addr, stage: Stage) -> std::io::Result<Link> {
+        let (fd, outbox) = create("hca-shm-ring", outbox_bytes(self.ring_lines), Writers::Creator)?;
+        let tx = Producer::new(outbox.clone(), self.ring_lines, self.barrier);
+        let mut link = Link::new(peer, stage, outbox, tx);
+        link.outbox_fd = Some(fd);
+        Ok(link)
+    }
+
+    /// Hands our memory over.
+    fn greet(
+        &self,
+        kind: Kind,
+        socket: &OwnedFd,
+        slot: u32,
+        outbox: BorrowedFd<'_>,
+    ) -> rustix::io::Result<()> {
+        let greeting = Greeting {
+            kind,
+            address: self.local,
+            ring_lines: self.ring_lines,
+            bit: slot % BITS,
+            barriers: self.barriers(),
+        };
+        hello::send(socket.as_fd(), &greeting, &[outbox, self.bits_fd.as_fd(), self.board_fd.as_fd()])
+    }
+
+    fn barriers(&self) -> bool {
+        self.barrier == super::ring::Barrier::System
+    }
+
+    /// Has the kernel tell when there is something at a link's socket.
+    fn watch(&self, slot: u32) -> rustix::io::Result<()> {
+        let link = self.links.get(slot).expect("the link is there");
+        let (Stage::Asking(socket) | Stage::Up(socket)) = &link.stage else { return Ok(()) };
+        let name = epoll::EventData::new_u64(self.links.token(slot));
+        epoll::add(&self.epoll, socket, name, epoll::EventFlags::IN)
+    }
+
+    /// Looks at the sockets, and at what else is not looked at each turn.
+    #[cold]
+    pub(super) fn look_around(&mut self) {
+        if self.bells.sleeps() {
+            self.bells.wake();
+        }
+        let eager = self.greetings > 0 && self.now < self.eager_until;
+        self.tick_at = if eager { self.now } else { self.now + TICK };
+        let mut events = Vec::<epoll::Event>::with_capacity(EVENTS);
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // An error leaves it to the next look.
+        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&none));
+        for event in events {
+            match event.data.u64() {
+                LISTENER => self.accept(),
+                name if name & PENDING != 0 => self.hear_pending(name as u32),
+                name => {
+                    if let Some(slot) = self.links.by_token(name) {
+                        self.hear_link(slot);
+                    }
+                }
+            }
+        }
+        self.expire();
+        self.park_idle();
+        self.scan_parked();
+    }
+
+    /// When [`expire`](Self::expire) has something to do.
+    pub(super) fn meeting_deadline(&self) -> Option<Instant> {
+        if self.greetings == 0 && self.listen_at.is_none() {
+            return None;
+        }
+        let links = self.links.iter().filter_map(|(_, l)| l.deadline);
+        self.pending.iter().map(|p| p.deadline).chain(links).chain(self.listen_at).min()
+    }
+
+    fn expire(&mut self) {
+        if self.meeting_deadline().is_none_or(|at| self.now < at) {
+            return;
+        }
+        let now = self.now;
+        let before = self.pending.len();
+        self.pending.retain(|p| now < p.deadline);
+        let silent = (before - self.pending.len()) as u32;
+        self.counters.peers_refused += u64::from(silent);
+        self.greetings -= silent;
+        let late = |l: &Link| l.deadline.is_some_and(|at| at <= now);
+        let late: Vec<u32> = self.links.iter().filter(|(_, l)| late(l)).map(|(slot, _)| slot).collect();
+        for slot in late {
+            self.end(slot);
+        }
+        if self.listen_at.is_some_and(|at| at <= now) {
+            let name = epoll::EventData::new_u64(LISTENER);
+            let added = epoll::add(&self.epoll, &self.listener, name, epoll::EventFlags::IN);
+            self.listen_at = added.is_err().then(|| now + LISTEN_AGAIN);
+        }
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..ACCEPTS {
+            let (socket, uid) = match self.listener.accept() {
+                Ok(accepted) => accepted,
+                Err(e) => {
+                    if e.kind() != std::io::ErrorKind::WouldBlock {
+                        self.stop_listening();
+                    }
+                    return;
+                }
+            };
+            if !self.domain.admits(uid) || self.pending.len() >= MAX_PENDING {
+                self.counters.peers_refused += 1;
+                tracing::warn!(uid, "a connection was turned away: another user's, or one of too many");
+                tell(&socket, Kind::Refused, self.local);
+                continue;
+            }
+            let id = self.next_pending;
+            self.next_pending = id.wrapping_add(1);
+            let name = epoll::EventData::new_u64(PENDING | u64::from(id));
+            if epoll::add(&self.epoll, &socket, name, epoll::EventFlags::IN).is_err() {
+                self.counters.accepts_failed += 1;
+                continue;
+            }
+            self.pending.push(Pending { id, socket, deadline: self.now + PATIENCE });
+            self.greeting_begins();
+            // Who connects says hello at once.
+            self.hear_pending(id);
+        }
+    }
+
+    /// Leaves connections where they are for a while, since there is nothing to take them with.
+    fn stop_listening(&mut self) {
+        self.counters.accepts_failed += 1;
+        let _ = epoll::delete(&self.epoll, &self.listener);
+        self.listen_at = Some(self.now + LISTEN_AGAIN);
+    }
+
+    /// Something at a connection whose other end has not said hello.
+    fn hear_pending(&mut self, id: u32) {
+        let Some(index) = self.pending.iter().position(|p| p.id == id) else { return };
+        let received = hello::receive(self.pending[index].socket.as_fd());
+        if matches!(received, Received::Nothing) {
+            return;
+        }
+        let Pending { socket, .. } = self.pending.swap_remove(index);
+        self.greetings -= 1;
+        let _ = epoll::delete(&self.epoll, &socket);
+        match received {
+            Received::Message(greeting, fds) if greeting.kind == Kind::Hello => {
+                self.meet(socket, &greeting, &fds);
+            }
+            Received::Closed => {}
+            Received::Fault(fault) => {
+                tracing::warn!(%fault, "a connection was turned away");
+                self.counters.peers_refused += 1;
+                tell(&socket, Kind::Refused, self.local);
+            }
+            _ => self.counters.peers_refused += 1,
+        }
+    }
+
+    /// Somebody said hello.
+    fn meet(&mut self, socket: OwnedFd, greeting: &Greeting, fds: &[OwnedFd]) {
+        if let Some(slot) = self.links.find(greeting.address) {
+            let link = self.links.get_mut(slot).expect("it was found");
+            match link.stage {
+                // Ours stays. The peer finds it at its own socket, or has done so.
+                Stage::Asking(_) | Stage::Up(_) if self.local < greeting.address => {
+                    return tell(&socket, Kind::Crossed, self.local);
+                }
+                Stage::Asking(_) => {
+                    link.stage = Stage::Yielded;
+                }
+                Stage::Yielded => {}
+                // The old link goes first; the peer comes again.
+                Stage::Ending => return,
+                Stage::Up(_) | Stage::Own => {
+                    return self.turn_away(&socket, &Unwanted::Address(greeting.address));
+                }
+            }
+        }
+        if let Err(why) = self.welcome(&socket, greeting, fds) {
+            self.turn_away(&socket, &why);
+            if let Some(slot) = self.links.find(greeting.address) {
+                self.end(slot);
+            }
+            return;
+        }
+        let slot = self.links.find(greeting.address).expect("it was welcomed");
+        self.links.get_mut(slot).expect("it was found").stage = Stage::Up(socket);
+        if self.watch(slot).is_err() {
+            self.end(slot);
+        }
+    }
+
+    /// Maps a peer's memory, and hands ours over, for a link that is there (and yields) or not.
+    fn welcome(&mut self, socket: &OwnedFd, greeting: &Greeting, fds: &[OwnedFd]) -> Result<(), Unwanted> {
+        let peer = greeting.address;
+        if peer == self.local || self.banned.contains(&peer) {
+            return Err(Unwanted::Address(peer));
+        }
+        let memory = map(greeting, fds)?;
+        let slot = match self.links.find(peer) {
+            Some(slot) => slot,
+            None if self.links.len() >= MAX_LINKS => return Err(Unwanted::Limit),
+            None => {
+                let link = self.new_link(peer, Stage::Yielded).map_err(Unwanted::Outbox)?;
+                self.greeting_begins();
+                self.links.insert(link)
+            }
+        };
+        let link = self.links.get(slot).expect("it was found or made");
+        let fd = link.outbox_fd.as_ref().expect("it is kept until the peer has it").as_fd();
+        // A peer that is gone by now may have left something in its ring, and is found gone later.
+        let _ = self.greet(Kind::Welcome, socket, slot, fd);
+        self.link_up(slot, greeting, memory);
+        Ok(())
+    }
+
+    #[cold]
+    fn turn_away(&mut self, socket: &OwnedFd, why: &Unwanted) {
+        tracing::warn!(%why, "a peer was turned away");
+        self.counters.peers_refused += 1;
+        tell(socket, Kind::Refused, self.local);
+    }
+
+    /// Both have the other's memory.
+    fn link_up(&mut self, slot: u32, greeting: &Greeting, memory: PeerMemory) {
+        let barrier = if greeting.barriers { self.barrier } else { super::ring::Barrier::Fence };
+        let link = self.links.get_mut(slot).expect("the link is there");
+        link.tx.link(memory.outbox.clone(), barrier);
+        link.rx = Some(Consumer::new(memory.outbox, link.outbox.clone(), greeting.ring_lines));
+        link.caller = Some(Caller::new(memory.bits, memory.board, greeting.bit));
+        link.outbox_fd = None;
+        link.deadline = None;
+        self.greetings -= 1;
+        self.counters.peers_linked += 1;
+        self.poll_from_now_on(slot);
+    }
+
+    /// Something at a link's socket.
+    pub(super) fn hear_link(&mut self, slot: u32) {
+        for _ in 0..MESSAGES {
+            let Some(link) = self.links.get_mut(slot) else { return };
+            let (Stage::Asking(socket) | Stage::Up(socket)) = &link.stage else { return };
+            let asking = matches!(link.stage, Stage::Asking(_));
+            match hello::receive(socket.as_fd()) {
+                Received::Nothing => return,
+                Received::Closed => return self.end(slot),
+                Received::Message(g, _) if g.kind == Kind::Wake && !asking => {
+                    self.counters.wakeups_received += 1;
+                    self.poll_from_now_on(slot);
+                }
+                Received::Message(g, fds) if g.kind == Kind::Welcome && asking => {
+                    self.be_welcomed(slot, &g, &fds);
+                }
+                Received::Message(g, _) if g.kind == Kind::Crossed && asking => {
+                    link.stage = Stage::Yielded;
+                    link.deadline = Some(self.now + PATIENCE);
+                    return;
+                }
+                Received::Message(g, _) if g.kind == Kind::Refused => {
+                    self.counters.peers_refused_us += 1;
+                    return self.end(slot);
+                }
+                Received::Message(..) => return self.drop_peer(slot, &"it sent a message out of turn"),
+                Received::Fault(fault) => return self.drop_peer(slot, &fault),
+            }
+        }
+    }
+
+    fn be_welcomed(&mut self, slot: u32, greeting: &Greeting, fds: &[OwnedFd]) {
+        let link = self.links.get_mut(slot).expect("its socket was just read");
+        if greeting.address != link.peer {
+            return self.drop_peer(slot, &Unwanted::Address(greeting.address));
+        }
+        let memory = match map(greeting, fds) {
+            Ok(memory) => memory,
+            Err(why) => return self.drop_peer(slot, &why),
+        };
+        let Stage::Asking(socket) = std::mem::replace(&mut link.stage, Stage::Yielded) else {
+            unreachable!("only who asks is welcomed")
+        };
+        link.stage = Stage::Up(socket);
+        self.link_up(slot, greeting, memory);
+        self.call_if_due(slot);
+    }
+
+    /// Drops a peer that broke the rules, and remembers it.
+    #[cold]
+    pub(super) fn drop_peer(&mut self, slot: u32, why: &dyn std::fmt::Display) {
+        self.counters.peers_dropped_garbage += 1;
+        let Some(link) = self.links.get_mut(slot) else { return };
+        tracing::warn!(peer = %link.peer, %why, "a peer was dropped");
+        if self.banned.len() < MAX_BANNED {
+            self.banned.insert(link.peer);
+        }
+        // Nothing more is taken from its ring.
+        link.rx = None;
+        self.end(slot);
+    }
+
+    /// The peer is gone. What it has left in its ring is still taken.
+    pub(super) fn end(&mut self, slot: u32) {
+        let Some(link) = self.links.get_mut(slot) else { return };
+        if !matches!(link.stage, Stage::Ending | Stage::Up(_)) {
+            self.greetings -= u32::from(link.rx.is_none() && link.outbox_fd.is_some());
+        }
+        link.stage = Stage::Ending;
+        link.deadline = None;
+        if link.rx.is_some() {
+            self.poll_from_now_on(slot);
+        } else {
+            self.bury(slot);
+        }
+    }
+
+    /// Nothing of a peer is left to be done.
+    #[cold]
+    pub(super) fn bury(&mut self, slot: u32) {
+        self.polled.retain(|s| *s != slot);
+        let Some(mut link) = self.links.remove(slot) else { return };
+        let _ = link.tx.refresh();
+        self.counters.tx_lines_unread += u64::from(link.tx.unconsumed());
+        self.counters.peers_gone += 1;
+        self.domain.remove_if_stale(link.peer);
+    }
+}
+
+/// Maps what a peer has handed over.
+fn map(greeting: &Greeting, fds: &[OwnedFd]) -> Result<PeerMemory, MemoryFault> {
+    let [outbox, bits, board] = fds else { unreachable!("a greeting brings {DESCRIPTORS} descriptors") };
+    let verify = |fd: &'_ OwnedFd, len, writers| Sealed::verify(fd.as_fd(), len, writers).map(|_| ());
+    // All are verified before one is mapped.
+    let len = outbox_bytes(greeting.ring_lines);
+    verify(outbox, len, Writers::Creator)?;
+    verify(bits, PAGE_BYTES, Writers::Anybody)?;
+    verify(board, PAGE_BYTES, Writers::Creator)?;
+    Ok(PeerMemory {
+        outbox: Sealed::verify(outbox.as_fd(), len, Writers::Creator)?.window()?,
+        bits: Sealed::verify(bits.as_fd(), PAGE_BYTES, Writers::Anybody)?.segment()?,
+        board: Sealed::verify(board.as_fd(), PAGE_BYTES, Writers::Creator)?.window()?,
+    })
+}

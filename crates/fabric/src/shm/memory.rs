@@ -1,0 +1,282 @@
+//! Memory that two processes share: a [`Segment`] is written by this side, a [`Window`] is only read.
+//!
+//! Invariants:
+//! 1. `base .. base + len` is mapped as long as the mapping lives; `base` is a multiple of 64 and `len` of 64.
+//! 2. A mapped file is a memfd sealed against shrinking before it was mapped, so that no access to it ends in
+//!    SIGBUS: a peer's seals are verified by [`Sealed`], our own are put on by [`create`].
+//! 3. No reference to bytes is made: single words are atomics, ranges go by `copy`. Every offset is checked.
+//! 4. A `Window` has no method that writes, and is mapped without the right to.
+#![allow(unsafe_code)]
+
+#[cfg(not(loom))]
+use core::ptr::NonNull;
+#[cfg(not(loom))]
+use std::io;
+#[cfg(not(loom))]
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+#[cfg(not(loom))]
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+#[cfg(not(loom))]
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+#[cfg(not(loom))]
+use super::copy;
+use crate::sync::{Arc, AtomicU32, Ordering};
+
+/// Bytes of a cache line.
+pub(super) const LINE: usize = 64;
+
+#[cfg(not(loom))]
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+    heap: bool,
+}
+
+// SAFETY: (3) all access is by atomics and racy-by-design copies; the owner's rights to the memory move with it.
+#[cfg(not(loom))]
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+#[cfg(not(loom))]
+unsafe impl Sync for Mapping {}
+
+#[cfg(not(loom))]
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: (1) the whole range was mapped or allocated by our constructors with this length, and nobody
+        // has a pointer into it, since none leaves this module.
+        unsafe {
+            if self.heap {
+                std::alloc::dealloc(self.base.as_ptr(), layout(self.len));
+            } else {
+                let _ = rustix::mm::munmap(self.base.as_ptr().cast(), self.len);
+            }
+        }
+    }
+}
+
+#[cfg(not(loom))]
+fn layout(len: usize) -> std::alloc::Layout {
+    std::alloc::Layout::from_size_align(len, 128).expect("a size of some megabytes")
+}
+
+#[cfg(not(loom))]
+impl Mapping {
+    fn heap(len: usize) -> Self {
+        let len = len.next_multiple_of(LINE).max(LINE);
+        // SAFETY: the layout is not of size 0.
+        let base = unsafe { std::alloc::alloc_zeroed(layout(len)) };
+        let base = NonNull::new(base).unwrap_or_else(|| std::alloc::handle_alloc_error(layout(len)));
+        Self { base, len, heap: true }
+    }
+
+    fn map(fd: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<Self> {
+        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping at an address that the kernel chooses changes no memory of ours.
+        let base = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)? };
+        let base = NonNull::new(base.cast()).expect("the kernel maps nothing at 0 by itself");
+        let mapping = Self { base, len, heap: false };
+        let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+        // SAFETY: (1) it is our mapping, and populating changes no byte.
+        match unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, advice) } {
+            // Kernels before 5.14 do not know it; pages come by faults there.
+            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(mapping),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    #[inline]
+    fn at(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(at <= self.len && len <= self.len - at, "{len} bytes at {at} of {}", self.len);
+        // SAFETY: (1) and the line above.
+        unsafe { self.base.as_ptr().add(at) }
+    }
+    #[inline]
+    fn word(&self, at: usize) -> &AtomicU32 {
+        assert!(at.is_multiple_of(4));
+        // SAFETY: (1) four bytes at a multiple of 4, alive as long as `self`.
+        unsafe { AtomicU32::from_ptr(self.at(at, 4).cast()) }
+    }
+    #[inline]
+    fn store(&self, at: usize, data: &[u8]) {
+        // SAFETY: `at` checked the range; only `Segment` calls this, whose memory is writable (4).
+        unsafe { copy::store(self.at(at, data.len()), data) }
+    }
+    #[inline]
+    fn load(&self, at: usize, out: &mut [u8]) {
+        // SAFETY: `at` checked the range.
+        unsafe { copy::load(self.at(at, out.len()), out) }
+    }
+    #[inline]
+    fn load_line(&self, at: usize, out: &mut [u8; LINE]) {
+        assert!(at.is_multiple_of(LINE));
+        // SAFETY: `at` checked the range, and the line above the alignment.
+        unsafe { copy::load_line(self.at(at, LINE), out) }
+    }
+}
+
+/// Under loom: words of its own kind.
+#[cfg(loom)]
+struct Mapping {
+    words: Vec<AtomicU32>,
+}
+
+#[cfg(loom)]
+impl Mapping {
+    fn heap(len: usize) -> Self {
+        Self { words: (0..len / 4).map(|_| AtomicU32::new(0)).collect() }
+    }
+    fn word(&self, at: usize) -> &AtomicU32 {
+        &self.words[at / 4]
+    }
+    fn store(&self, at: usize, data: &[u8]) {
+        for (word, four) in self.words[at / 4..].iter().zip(data.chunks(4)) {
+            word.store(u32::from_ne_bytes(four.try_into().expect("whole words")), Ordering::Relaxed);
+        }
+    }
+    fn load(&self, at: usize, out: &mut [u8]) {
+        for (word, four) in self.words[at / 4..].iter().zip(out.chunks_mut(4)) {
+            four.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[..four.len()]);
+        }
+    }
+    /// Only the line's first 16 bytes, since every word is a branch of the exploration.
+    fn load_line(&self, at: usize, out: &mut [u8; LINE]) {
+        self.load(at + 4, &mut out[4..16]);
+    }
+}
+
+/// Memory that this side writes.
+#[derive(Clone)]
+pub(super) struct Segment(Arc<Mapping>);
+
+/// Memory that the peer writes, and this side reads.
+#[derive(Clone)]
+pub(super) struct Window(Arc<Mapping>);
+
+impl Segment {
+    /// Zeroed memory of this process alone, for what ends at it.
+    pub(super) fn heap(len: usize) -> Self {
+        Self(Arc::new(Mapping::heap(len)))
+    }
+    /// The same memory as whoever reads it sees it.
+    pub(super) fn window(&self) -> Window {
+        Window(Arc::clone(&self.0))
+    }
+    #[inline]
+    pub(super) fn word(&self, at: usize) -> &AtomicU32 {
+        self.0.word(at)
+    }
+    #[inline]
+    pub(super) fn store(&self, at: usize, data: &[u8]) {
+        self.0.store(at, data);
+    }
+}
+
+impl Window {
+    #[inline]
+    pub(super) fn word(&self, at: usize, order: Ordering) -> u32 {
+        self.0.word(at).load(order)
+    }
+    #[inline]
+    pub(super) fn load(&self, at: usize, out: &mut [u8]) {
+        self.0.load(at, out);
+    }
+    #[inline]
+    pub(super) fn load_line(&self, at: usize, out: &mut [u8; LINE]) {
+        self.0.load_line(at, out);
+    }
+}
+
+/// Who may write to a file of shared memory.
+#[cfg(not(loom))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Writers {
+    /// Only the mapping that its creator has: no other one can be made, and no hole be punched.
+    Creator,
+    /// Whoever has the descriptor.
+    Anybody,
+}
+
+#[cfg(not(loom))]
+impl Writers {
+    fn seals(self) -> SealFlags {
+        let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        match self {
+            Self::Creator => size | SealFlags::FUTURE_WRITE,
+            Self::Anybody => size,
+        }
+    }
+}
+
+/// Creates shared memory of this size, mapped, its pages there and its size sealed.
+#[cfg(not(loom))]
+pub(super) fn create(name: &str, len: usize, writers: Writers) -> io::Result<(OwnedFd, Segment)> {
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, len as u64)?;
+    // Says now, as an error, that there is no room; a page fault would say it by a signal.
+    rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64)?;
+    let mapping = Mapping::map(fd.as_fd(), len, true)?;
+    rustix::fs::fcntl_add_seals(&fd, writers.seals())?;
+    Ok((fd, Segment(Arc::new(mapping))))
+}
+
+/// Why a peer's memory is not mapped.
+#[cfg(not(loom))]
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MemoryFault {
+    /// It could shrink, be written to by others, or is no memfd.
+    #[error("its seals are {found:?}, and {needed:?} are needed")]
+    Seals { found: SealFlags, needed: SealFlags },
+    /// It is no ordinary memory file, as one of huge pages.
+    #[error("its file system is of type {0:#x}, which is not tmpfs")]
+    Kind(u64),
+    /// It is of another size than it should.
+    #[error("it has {found} bytes, and {needed} are needed")]
+    Size { found: u64, needed: u64 },
+    /// The system refused.
+    #[error("{0}")]
+    Io(io::Error),
+}
+
+#[cfg(not(loom))]
+impl From<rustix::io::Errno> for MemoryFault {
+    fn from(e: rustix::io::Errno) -> Self {
+        Self::Io(e.into())
+    }
+}
+
+/// A peer's memory whose seals, kind and size were verified.
+#[cfg(not(loom))]
+pub(super) struct Sealed<'a> {
+    fd: BorrowedFd<'a>,
+    len: usize,
+}
+
+#[cfg(not(loom))]
+impl<'a> Sealed<'a> {
+    pub(super) fn verify(fd: BorrowedFd<'a>, len: usize, writers: Writers) -> Result<Self, MemoryFault> {
+        const TMPFS_MAGIC: u64 = 0x0102_1994;
+        let needed = writers.seals();
+        let found = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
+        if !found.contains(needed) {
+            return Err(MemoryFault::Seals { found, needed });
+        }
+        // A hugetlbfs file takes the seals too, but holes can be punched into it nevertheless.
+        let kind = rustix::fs::fstatfs(fd)?.f_type as u64;
+        if kind != TMPFS_MAGIC {
+            return Err(MemoryFault::Kind(kind));
+        }
+        let found = rustix::fs::fstat(fd)?.st_size as u64;
+        if found != len as u64 {
+            return Err(MemoryFault::Size { found, needed: len as u64 });
+        }
+        Ok(Self { fd, len })
+    }
+    pub(super) fn window(self) -> Result<Window, MemoryFault> {
+        Mapping::map(self.fd, self.len, false).map(|m| Window(Arc::new(m))).map_err(MemoryFault::Io)
+    }
+    pub(super) fn segment(self) -> Result<Segment, MemoryFault> {
+        Mapping::map(self.fd, self.len, true).map(|m| Segment(Arc::new(m))).map_err(MemoryFault::Io)
+    }
+}

@@ -1,0 +1,54 @@
+//! RoCE packets between processes of one machine, through rings in shared memory.
+//!
+//! Every adapter of a domain has an address of its own, drawn when it is opened, and a UNIX socket of that name. Who
+//! opens a path connects there; both hand over the memory that they write ([`ring`]) and then meet on the socket only
+//! to be woken, and to see that the other is gone: the kernel closes it with the process, however that ends, and
+//! memory without a name goes with the last process that maps it.
+//!
+//! | module | what |
+//! |---|---|
+//! | `name` | domains, addresses, listening sockets |
+//! | `hello` | messages over a socket, with descriptors |
+//! | `meet` | connecting, accepting, peers that leave |
+//! | `link`, `path` | the state of a peer; of a path |
+//! | `memory`, `copy` | mappings, and all access to them |
+//! | `ring` | packets one way, credits the other; parking |
+//! | `bell` | calling a consumer that does not poll |
+//! | `rx`, `tx` | the data path |
+//!
+//! There is no IP header and no ICRC: nothing between two processes can damage a packet. A tap is shown both, as they
+//! would stand on a wire. A packet is lost only with its receiver, or when that leaves its ring full for so long
+//! that others would suffer from waiting for it.
+
+mod bell;
+#[cfg(not(loom))]
+mod copy;
+#[cfg(not(loom))]
+mod counters;
+#[cfg(not(loom))]
+mod error;
+#[cfg(not(loom))]
+mod fabric;
+#[cfg(not(loom))]
+mod hello;
+#[cfg(not(loom))]
+mod link;
+#[cfg(not(loom))]
+mod meet;
+mod memory;
+#[cfg(not(loom))]
+mod name;
+#[cfg(not(loom))]
+mod path;
+mod ring;
+#[cfg(not(loom))]
+mod rx;
+#[cfg(all(test, not(loom)))]
+mod tests;
+#[cfg(not(loom))]
+mod tx;
+
+#[cfg(not(loom))]
+pub use error::ShmError;
+#[cfg(not(loom))]
+pub use fabric::{ShmFabric, ShmOptions};

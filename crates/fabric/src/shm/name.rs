@@ -1,0 +1,240 @@
+//! Names: the domain that adapters share, an address for each, and the socket where it is found.
+//!
+//! An abstract socket's name holds all that tells two adapters apart: network namespace, user, domain, address. In
+//! a folder, the folder stands for the first two, so that containers which share it find each other.
+
+use std::ffi::OsStr;
+use std::io;
+use std::net::Ipv6Addr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+
+use super::ShmError;
+
+const MAX_DOMAIN: usize = 32;
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+/// A socket file has its final name by then.
+const EARLY_LIFE: Duration = Duration::from_secs(10);
+/// Bytes of a path that a socket's address holds.
+const MAX_SOCKET_PATH: usize = 107;
+
+/// Where the adapters of a domain are found.
+#[derive(Clone, Debug)]
+pub(super) struct Domain {
+    name: String,
+    folder: Option<PathBuf>,
+    /// What an abstract name begins with.
+    prefix: String,
+    any_user: bool,
+    uid: u32,
+}
+
+impl Domain {
+    pub(super) fn new(name: &str, folder: Option<&Path>, any_user: bool) -> Result<Self, ShmError> {
+        let legal = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+        if name.is_empty() || name.len() > MAX_DOMAIN || !name.chars().all(legal) {
+            return Err(ShmError::Domain { domain: name.to_owned() });
+        }
+        let uid = rustix::process::geteuid().as_raw();
+        let netns = std::fs::metadata("/proc/self/ns/net").map_or(0, |m| m.ino());
+        let user = if any_user { "any".to_owned() } else { uid.to_string() };
+        let prefix = format!("hca-shm/{netns:x}/{user}/{name}/");
+        let domain =
+            Self { name: name.to_owned(), folder: folder.map(Path::to_owned), prefix, any_user, uid };
+        if let Some(folder) = folder {
+            domain.check_folder(folder)?;
+        }
+        Ok(domain)
+    }
+
+    /// The abstract names of another user.
+    #[cfg(test)]
+    pub(super) fn of_user(name: &str, uid: u32) -> Self {
+        let own = Self::new(name, None, false).expect("a test's name is legal");
+        let (from, to) = (format!("/{}/", own.uid), format!("/{uid}/"));
+        Self { prefix: own.prefix.replacen(&from, &to, 1), uid, ..own }
+    }
+    #[cfg(test)]
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn check_folder(&self, folder: &Path) -> Result<(), ShmError> {
+        let wrong = |why| ShmError::Folder { folder: folder.to_owned(), why };
+        let meta = std::fs::metadata(folder).map_err(|source| ShmError::FolderIo {
+            doing: "looking for the sockets",
+            folder: folder.to_owned(),
+            source,
+        })?;
+        if !meta.is_dir() {
+            return Err(wrong("it is no folder"));
+        }
+        if !self.any_user && meta.uid() != self.uid {
+            return Err(wrong("it belongs to another user, who could put sockets there"));
+        }
+        if !self.any_user && meta.mode() & 0o022 != 0 {
+            return Err(wrong("others may write to it, and put sockets there"));
+        }
+        if self.path(Ipv6Addr::LOCALHOST).is_some_and(|p| p.as_os_str().len() + 4 > MAX_SOCKET_PATH) {
+            return Err(wrong("its path is too long for the address of a socket"));
+        }
+        Ok(())
+    }
+
+    /// Whether processes of this user are taken for peers.
+    pub(super) fn admits(&self, uid: u32) -> bool {
+        self.any_user || uid == self.uid
+    }
+    /// For people: where it is.
+    pub(super) fn describe(&self) -> String {
+        let users = if self.any_user { "any user" } else { "this user" };
+        match &self.folder {
+            Some(folder) => format!("{} in {}, {users}", self.name, folder.display()),
+            None => format!("{}, {users}", self.name),
+        }
+    }
+
+    /// An address that nobody else draws: unique-local, the network from the domain's name, the rest random.
+    pub(super) fn draw_address(&self) -> Result<Ipv6Addr, ShmError> {
+        let mut random = [0_u8; 8];
+        let mut filled = 0;
+        while filled < random.len() {
+            let n = rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())
+                .map_err(|e| ShmError::Io { doing: "drawing an address", source: e.into() })?;
+            filled += n;
+        }
+        let mut octets = [0_u8; 16];
+        octets[..8].copy_from_slice(&self.network());
+        octets[8..].copy_from_slice(&random);
+        Ok(octets.into())
+    }
+
+    /// The first half of every address of the domain.
+    fn network(&self) -> [u8; 8] {
+        let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+        let folder = self.folder.as_deref().map_or(OsStr::new(""), Path::as_os_str);
+        for byte in self.name.bytes().chain([0]).chain(folder.as_encoded_bytes().iter().copied()) {
+            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+        let mut network = (hash ^ hash >> 29).to_be_bytes();
+        network[0] = 0xfd;
+        network[6] = 0;
+        network[7] = 0;
+        network
+    }
+
+    fn path(&self, addr: Ipv6Addr) -> Option<PathBuf> {
+        Some(self.folder.as_ref()?.join(format!("{}.{:032x}", self.name, addr.to_bits())))
+    }
+    fn socket_name(&self, addr: Ipv6Addr) -> rustix::io::Result<SocketAddrUnix> {
+        match self.path(addr) {
+            Some(path) => SocketAddrUnix::new(path),
+            None => {
+                let name = format!("{}{:032x}", self.prefix, addr.to_bits());
+                SocketAddrUnix::new_abstract_name(name.as_bytes())
+            }
+        }
+    }
+
+    /// Listens at an address; a name that somebody has is an error.
+    pub(super) fn listen(&self, addr: Ipv6Addr) -> Result<Listener, ShmError> {
+        let io = |doing| move |e: Errno| ShmError::Io { doing, source: e.into() };
+        let socket = new_socket().map_err(io("opening a UNIX socket"))?;
+        let Some(path) = self.path(addr) else {
+            let name = self.socket_name(addr).map_err(io("naming a socket"))?;
+            bind(&socket, &name).map_err(io("binding an abstract UNIX socket"))?;
+            listen(&socket, BACKLOG).map_err(io("listening"))?;
+            return Ok(Listener { socket, path: None });
+        };
+        self.remove_stale();
+        let folder = path.parent().expect("it was joined").to_owned();
+        let in_folder = |doing, source| ShmError::FolderIo { doing, folder: folder.clone(), source };
+        // It gets its name once it listens: one that does not is taken for a dead process's, and removed.
+        let early = PathBuf::from(format!("{}.new", path.display()));
+        let name = SocketAddrUnix::new(&early).map_err(io("naming a socket"))?;
+        bind(&socket, &name).map_err(|e| in_folder("binding a socket", e.into()))?;
+        listen(&socket, BACKLOG).map_err(io("listening"))?;
+        let listener = Listener { socket, path: Some(path.clone()) };
+        std::fs::rename(&early, &path).map_err(|e| in_folder("naming a socket", e))?;
+        Ok(listener)
+    }
+
+    /// Connects to the adapter at an address; tells the user whose it is.
+    pub(super) fn connect(&self, addr: Ipv6Addr) -> rustix::io::Result<(OwnedFd, u32)> {
+        let socket = new_socket()?;
+        connect(&socket, &self.socket_name(addr)?)?;
+        let uid = rustix::net::sockopt::socket_peercred(&socket)?.uid.as_raw();
+        Ok((socket, uid))
+    }
+
+    /// Removes the socket file of an adapter whose process is gone.
+    pub(super) fn remove_if_stale(&self, addr: Ipv6Addr) {
+        if let Some(path) = self.path(addr) {
+            remove_if_dead(&path);
+        }
+    }
+
+    /// Removes the socket files of this domain that nobody listens at.
+    fn remove_stale(&self) {
+        let Some(Ok(entries)) = self.folder.as_deref().map(std::fs::read_dir) else { return };
+        let prefix = format!("{}.", self.name);
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let Some(name) = name.to_str().filter(|n| n.starts_with(&prefix)) else { continue };
+            let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+            if !name.ends_with(".new") || age().is_some_and(|age| age > EARLY_LIFE) {
+                remove_if_dead(&entry.path());
+            }
+        }
+    }
+}
+
+fn remove_if_dead(path: &Path) {
+    let refused = || -> rustix::io::Result<()> { connect(new_socket()?, &SocketAddrUnix::new(path)?) };
+    if refused() == Err(Errno::CONNREFUSED) {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+fn new_socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// The socket at which an adapter is found; its file goes with it.
+pub(super) struct Listener {
+    socket: OwnedFd,
+    path: Option<PathBuf>,
+}
+
+impl Listener {
+    /// A connection that waits, and the user who made it.
+    pub(super) fn accept(&self) -> io::Result<(OwnedFd, u32)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::accept_with(&self.socket, flags)?;
+        let uid = rustix::net::sockopt::socket_peercred(&socket)?.uid.as_raw();
+        Ok((socket, uid))
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Some(path) = &self.path {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! The receiving side: which rings are polled, and taking packets from them.
+
+use core::cmp::Reverse;
+use std::time::Duration;
+
+use super::bell::BITS;
+use super::fabric::{HOT_RINGS, MAX_POLLED, ShmFabric};
+use super::link::{Links, Stage};
+use super::ring::Garbage;
+use super::tx::SRC_PORT;
+use crate::{Direction, RxBudget, RxOutcome, RxPacket};
+
+/// Packets taken from a ring before the next one has its turn.
+const QUANTUM_PACKETS: usize = 64;
+/// How long a ring stays polled for nothing while others are not idle.
+const HOT_FOR: Duration = Duration::from_millis(10);
+/// Rings that are not polled and are looked at each tick nevertheless.
+const SCANNED: u32 = 8;
+
+/// How the taking of packets from a ring ended.
+enum Taken {
+    /// It is empty.
+    All,
+    /// There may be more.
+    Some,
+}
+
+impl ShmFabric {
+    /// Adds a ring to those that are polled each turn.
+    pub(super) fn poll_from_now_on(&mut self, slot: u32) {
+        let Some(link) = self.links.get_mut(slot) else { return };
+        let Some(rx) = &mut link.rx else { return };
+        rx.stir();
+        link.last_input = self.now;
+        if !link.polled {
+            link.polled = true;
+            self.polled.push(slot);
+            self.counters.rings_unparked += 1;
+        }
+    }
+
+    /// Takes the calls of producers whose rings are not polled.
+    #[cold]
+    pub(super) fn answer_calls(&mut self) {
+        let mut called = std::mem::take(&mut self.called);
+        called.clear();
+        let slots = self.links.slots();
+        self.bells.take(|bit| called.extend((bit..slots).step_by(BITS as usize)));
+        for &slot in &called {
+            self.poll_from_now_on(slot);
+        }
+        self.called = called;
+    }
+
+    /// Takes packets from all rings that are polled, in turns.
+    pub(super) fn poll_rings(&mut self, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
+        let mut outcome = RxOutcome::default();
+        let mut bytes = 0;
+        let mut busy = true;
+        // Another ring is the first each turn.
+        let count = self.polled.len();
+        let first = if count > 1 { self.turn as usize % count } else { 0 };
+        while busy {
+            busy = false;
+            for i in 0..count {
+                let at = if first + i < count { first + i } else { first + i - count };
+                let Some(&slot) = self.polled.get(at) else { continue };
+                if outcome.packets >= budget.packets || bytes >= budget.bytes {
+                    outcome.more = true;
+                    return self.after_poll(outcome);
+                }
+                let left = RxBudget {
+                    packets: (budget.packets - outcome.packets).min(QUANTUM_PACKETS),
+                    bytes: budget.bytes - bytes,
+                };
+                let before = outcome.packets;
+                match self.poll_ring(slot, left, &mut outcome, &mut bytes, sink) {
+                    Ok(Taken::Some) => busy = true,
+                    Ok(Taken::All) => {}
+                    // The list is shorter now; what moved up has its turn in the next call.
+                    Err(why) => self.drop_peer(slot, &why),
+                }
+                if outcome.packets > before {
+                    self.counters.rx_packets += (outcome.packets - before) as u64;
+                }
+            }
+        }
+        self.after_poll(outcome)
+    }
+
+    #[inline]
+    fn poll_ring(
+        &mut self,
+        slot: u32,
+        budget: RxBudget,
+        outcome: &mut RxOutcome,
+        bytes: &mut usize,
+        sink: &mut dyn FnMut(&RxPacket<'_>),
+    ) -> Result<Taken, Garbage> {
+        let Some(link) = self.links.get_mut(slot) else { return Ok(Taken::All) };
+        let Some(rx) = &mut link.rx else { return Ok(Taken::All) };
+        let (mut packets, mut taken) = (0, 0);
+        let ended = loop {
+            if packets >= budget.packets || taken >= budget.bytes {
+                break Ok(Taken::Some);
+            }
+            let (attributes, lines) = match rx.take(&mut self.record) {
+                Ok(Some(found)) => found,
+                Ok(None) => break Ok(Taken::All),
+                Err(why) => break Err(why),
+            };
+            packets += 1;
+            let packet = self.record.packet();
+            taken += packet.len();
+            self.counters.rx_lines += u64::from(lines);
+            if let Some(tap) = &mut self.tap {
+                let from = link.peer;
+                super::tx::show(
+                    &mut self.icrc,
+                    tap,
+                    self.now,
+                    Direction::Rx,
+                    (from, self.local),
+                    attributes,
+                    packet,
+                );
+            }
+            sink(&RxPacket {
+                src: link.peer.into(),
+                dst: self.local.into(),
+                src_port: SRC_PORT,
+                traffic_class: attributes.traffic_class,
+                hop_limit: attributes.hop_limit,
+                bytes: packet,
+            });
+        };
+        if packets > 0 {
+            link.last_input = self.now;
+            outcome.packets += packets;
+            *bytes += taken;
+            self.counters.rx_bytes += taken as u64;
+        } else if matches!(link.stage, Stage::Ending) && ended.is_ok() {
+            self.ended += 1;
+        }
+        ended
+    }
+
+    #[inline]
+    fn after_poll(&mut self, outcome: RxOutcome) -> RxOutcome {
+        if self.ended > 0 {
+            self.bury_ended();
+        }
+        if self.polled.len() > MAX_POLLED {
+            self.park_idle();
+        }
+        outcome
+    }
+
+    /// Links whose peer is gone, and whose ring is empty now.
+    #[cold]
+    fn bury_ended(&mut self) {
+        self.ended = 0;
+        let over = |slot: &u32| {
+            self.links.get(*slot).is_some_and(|l| matches!(l.stage, Stage::Ending) && !l.has_input())
+        };
+        let over: Vec<u32> = self.polled.iter().copied().filter(over).collect();
+        for slot in over {
+            self.bury(slot);
+        }
+    }
+
+    /// Stops polling the rings that were idle the longest, down to the number that is polled each turn, and those
+    /// that were idle for long while others were not.
+    pub(super) fn park_idle(&mut self) {
+        let links = &mut self.links;
+        let last_input = |links: &Links, slot: u32| {
+            let link = links.get(slot).expect("what is polled is there");
+            // Where there is no peer, nobody could call.
+            if matches!(link.stage, Stage::Up(_)) { Some(link.last_input) } else { None }
+        };
+        self.polled.sort_by_key(|&slot| last_input(links, slot).map(Reverse));
+        let newest = self.polled.iter().find_map(|&slot| last_input(links, slot));
+        let hot = self.polled.iter().take(HOT_RINGS).take_while(|&&slot| {
+            let idle = last_input(links, slot).zip(newest).map(|(last, newest)| newest.since(last));
+            idle.is_none_or(|idle| idle < HOT_FOR)
+        });
+        let hot = hot.count();
+        if hot == self.polled.len() {
+            return;
+        }
+        for &slot in &self.polled[hot..] {
+            if let Some(rx) = links.get_mut(slot).and_then(|l| l.rx.as_mut()) {
+                rx.park();
+            }
+        }
+        self.barrier.on_parking();
+        let (mut index, counters) = (0, &mut self.counters);
+        self.polled.retain(|&slot| {
+            index += 1;
+            let link = links.get_mut(slot).expect("what is polled is there");
+            if index <= hot || !matches!(link.stage, Stage::Up(_)) || link.has_input() {
+                return true;
+            }
+            link.polled = false;
+            counters.rings_parked += 1;
+            false
+        });
+    }
+
+    /// Says of all rings that are polled that they are so no more, before sleeping.
+    pub(super) fn park_polled(&mut self) {
+        for &slot in &self.polled {
+            if let Some(rx) = self.links.get_mut(slot).and_then(|l| l.rx.as_mut()) {
+                rx.park();
+            }
+        }
+    }
+
+    /// Looks at a few of the rings that are not polled: a peer may have taken back another one's call.
+    pub(super) fn scan_parked(&mut self) {
+        let slots = self.links.slots();
+        if self.polled.len() >= self.links.len() || slots == 0 {
+            return;
+        }
+        for _ in 0..SCANNED.min(slots) {
+            self.scan_at = (self.scan_at + 1) % slots;
+            if self.links.get(self.scan_at).is_some_and(|l| !l.polled && l.has_input()) {
+                self.counters.rings_found_by_scan += 1;
+                self.poll_from_now_on(self.scan_at);
+            }
+        }
+    }
+}

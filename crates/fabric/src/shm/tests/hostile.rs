@@ -1,0 +1,214 @@
+//! Peers that break the rules.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use super::super::hello::{self, Greeting, Kind, Received};
+use super::super::link::Stage;
+use super::super::memory::{MemoryFault, Sealed, Writers, create};
+use super::super::ring::outbox_bytes;
+use super::*;
+use crate::sync::Ordering;
+
+/// Two that have met, and the path from the first to the second.
+fn met() -> (ShmFabric, ShmFabric, PathId) {
+    let d = domain();
+    let (mut a, mut b) = (open(&d), open(&d));
+    let path = a.open_path(&av(b.attr().local)).unwrap();
+    b.open_path(&av(a.attr().local)).unwrap();
+    send(&mut a, path, &[packet(0, 40)]);
+    let mut got = [Vec::new(), Vec::new()];
+    turn_until(&mut [&mut a, &mut b], &mut got, |g| g[1].len() == 1);
+    let start = Clock::now();
+    while a.greetings + b.greetings > 0 {
+        recv(&mut a, &mut got[0]);
+        recv(&mut b, &mut got[1]);
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+    (a, b, path)
+}
+
+struct Rng(u64);
+impl Rng {
+    fn next(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (self.0 >> 33) as u32
+    }
+}
+
+#[test]
+fn a_peer_that_writes_garbage_into_its_memory_is_dropped_and_the_others_stay() {
+    for seed in 0..40 {
+        let mut rng = Rng(seed);
+        let (mut a, mut b, to_b) = met();
+        // A third one, who is honest.
+        let d = a.domain.clone();
+        let mut c = open(d.name());
+        let c_to_a = c.open_path(&av(a.attr().local)).unwrap();
+        let outbox = b.links.get(b.links.find(a.local).unwrap()).unwrap().outbox.clone();
+        let words = outbox_bytes(1 << 10) / 4;
+        let mut got = [Vec::new(), Vec::new(), Vec::new()];
+        // Every word of the credits, and of every line.
+        for i in 0..words {
+            outbox.word(i * 4).store(rng.next(), Ordering::Relaxed);
+            if i % 97 == 0 {
+                send(&mut a, to_b, &[packet(i as u32, 40)]);
+                recv(&mut a, &mut got[0]);
+            }
+        }
+        let full: Vec<_> = (0..200).map(|i| packet(i, 4000)).collect();
+        let start = Clock::now();
+        while counter(&a, "peers_dropped_garbage") == 0 {
+            send(&mut a, to_b, &full);
+            recv(&mut a, &mut got[0]);
+            assert!(start.elapsed() < Duration::from_secs(10), "seed {seed}");
+        }
+        assert!(a.links.find(b.local).is_none());
+        got[0].clear();
+        send(&mut c, c_to_a, &[packet(5, 50)]);
+        turn_until(&mut [&mut a, &mut b, &mut c], &mut got, |g| !g[0].is_empty());
+        assert_eq!(got[0][0].1, packet(5, 50));
+        // It is not taken for a peer again.
+        let again = b.open_path(&av(a.attr().local)).unwrap();
+        send(&mut b, again, &[packet(6, 50)]);
+        turn_until(&mut [&mut a, &mut b], &mut got, |_| true);
+        assert!(a.links.find(b.local).is_none());
+    }
+}
+
+#[test]
+fn garbage_on_the_page_of_calls_harms_nobody() {
+    let (mut a, mut b, _) = met();
+    let path = b.open_path(&av(a.attr().local)).unwrap();
+    let mut got = [Vec::new(), Vec::new()];
+    let mut rng = Rng(1);
+    let page = Sealed::verify(a.bits_fd.as_fd(), 4096, Writers::Anybody).unwrap().segment().unwrap();
+    for round in 1..50 {
+        for i in 0..1024 {
+            page.word(i * 4).store(rng.next(), Ordering::Relaxed);
+        }
+        send(&mut b, path, &[packet(round, 50)]);
+        turn_until(&mut [&mut a, &mut b], &mut got, |g| g[0].len() == round as usize);
+    }
+}
+
+/// A memfd with these seals, of this size.
+fn memfd(len: u64, seals: SealFlags, flags: MemfdFlags) -> OwnedFd {
+    let fd =
+        rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | flags).unwrap();
+    rustix::fs::ftruncate(&fd, len).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+#[test]
+fn memory_is_mapped_only_where_it_cannot_change_under_us() {
+    let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    let all = size | SealFlags::FUTURE_WRITE;
+    let plain = MemfdFlags::empty();
+    let verify = |fd: &OwnedFd, writers| Sealed::verify(fd.as_fd(), 8192, writers).map(|_| ());
+    assert!(verify(&memfd(8192, all, plain), Writers::Creator).is_ok());
+    assert!(verify(&memfd(8192, size, plain), Writers::Anybody).is_ok());
+    for missing in [SealFlags::SHRINK, SealFlags::GROW, SealFlags::SEAL, SealFlags::FUTURE_WRITE] {
+        let found = verify(&memfd(8192, all - missing, plain), Writers::Creator);
+        assert!(matches!(found, Err(MemoryFault::Seals { .. })), "{missing:?}: {found:?}");
+    }
+    let other = verify(&memfd(4096, all, plain), Writers::Creator);
+    assert!(matches!(other, Err(MemoryFault::Size { found: 4096, .. })), "{other:?}");
+    let file = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
+    assert!(matches!(verify(&file, Writers::Anybody), Err(MemoryFault::Seals { .. })));
+    // Huge pages take the same seals, and holes nevertheless. The size needs no page to be there.
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+    if let Ok(fd) = rustix::fs::memfd_create("test", flags) {
+        rustix::fs::ftruncate(&fd, 2 << 20).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, all).unwrap();
+        let found = Sealed::verify(fd.as_fd(), 2 << 20, Writers::Creator).map(|_| ());
+        assert!(matches!(found, Err(MemoryFault::Kind(_))), "{found:?}");
+    }
+}
+
+#[test]
+fn nobody_else_can_write_to_an_outbox_or_punch_holes_into_it() {
+    let (fd, segment) = create("test", 8192, Writers::Creator).unwrap();
+    segment.word(0).store(7, Ordering::Relaxed);
+    assert!(Sealed::verify(fd.as_fd(), 8192, Writers::Anybody).unwrap().segment().is_err());
+    let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    assert!(rustix::fs::fallocate(&fd, punch, 0, 4096).is_err());
+    assert!(rustix::io::write(&fd, &[1]).is_err() && rustix::fs::ftruncate(&fd, 0).is_err());
+    let window = Sealed::verify(fd.as_fd(), 8192, Writers::Creator).unwrap().window().unwrap();
+    assert_eq!(window.word(0, Ordering::Relaxed), 7);
+}
+
+/// Speaks to an adapter's socket, and says what becomes of the connection.
+fn say(a: &mut ShmFabric, greeting: &Greeting, fds: &[OwnedFd]) -> Kind {
+    let (socket, _) = a.domain.connect(a.local).unwrap();
+    let fds: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+    hello::send(socket.as_fd(), greeting, &fds).unwrap();
+    let start = Clock::now();
+    loop {
+        recv(a, &mut Vec::new());
+        match hello::receive(socket.as_fd()) {
+            Received::Message(g, _) => return g.kind,
+            Received::Nothing => assert!(start.elapsed() < Duration::from_secs(10)),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_stranger_is_turned_away_and_told_so() {
+    let mut a = open(&domain());
+    let lines = 1 << 10;
+    let address = "fd00::77".parse().unwrap();
+    let hello = Greeting { kind: Kind::Hello, address, ring_lines: lines, bit: 9, barriers: false };
+    let len = outbox_bytes(lines) as u64;
+    let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    let all = size | SealFlags::FUTURE_WRITE;
+    let plain = MemfdFlags::empty();
+    let fds = |outbox_len, outbox_seals| {
+        [memfd(outbox_len, outbox_seals, plain), memfd(4096, size, plain), memfd(4096, all, plain)]
+    };
+    assert_eq!(say(&mut a, &hello, &fds(len, size)), Kind::Refused);
+    assert_eq!(say(&mut a, &hello, &fds(len - 4096, all)), Kind::Refused);
+    let impostor = Greeting { address: a.local, ..hello };
+    assert_eq!(say(&mut a, &impostor, &fds(len, all)), Kind::Refused);
+    assert_eq!(say(&mut a, &hello, &fds(len, all)[..2]), Kind::Refused);
+    assert_eq!(say(&mut a, &Greeting { ring_lines: 3, ..hello }, &fds(len, all)), Kind::Refused);
+    assert_eq!(counter(&a, "peers_refused"), 5);
+    assert_eq!((a.links.len(), a.greetings), (0, 0));
+    assert_eq!(say(&mut a, &hello, &fds(len, all)), Kind::Welcome);
+}
+
+#[test]
+fn who_connects_and_says_nothing_is_forgotten() {
+    let mut a = open(&domain());
+    let silent: Vec<_> = (0..100).map(|_| a.domain.connect(a.local).unwrap()).collect();
+    let later = |a: &mut ShmFabric, after: Duration| {
+        a.recv(now() + after, RxBudget { packets: 1, bytes: 1 }, &mut |_| {});
+    };
+    for _ in 0..20 {
+        later(&mut a, Duration::ZERO);
+    }
+    assert_eq!(a.pending.len(), 64);
+    assert!(a.next_deadline().is_some());
+    later(&mut a, Duration::from_secs(2));
+    assert_eq!((a.pending.len(), a.greetings), (0, 0));
+    assert!(a.next_deadline().is_none());
+    assert_eq!(counter(&a, "peers_refused"), 100);
+    drop(silent);
+}
+
+#[test]
+fn messages_out_of_turn_end_the_link() {
+    let (mut a, b, _) = met();
+    let link = b.links.get(b.links.find(a.local).unwrap()).unwrap();
+    let Stage::Up(socket) = &link.stage else { panic!("they have met") };
+    let message = Greeting { kind: Kind::Crossed, address: b.local, ring_lines: 0, bit: 0, barriers: true };
+    hello::send(socket.as_fd(), &message, &[]).unwrap();
+    let start = Clock::now();
+    while counter(&a, "peers_dropped_garbage") == 0 {
+        recv(&mut a, &mut Vec::new());
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+}

@@ -1,0 +1,178 @@
+//! The sending side.
+
+use std::net::Ipv6Addr;
+use std::time::Duration;
+
+use hca_core::Instant;
+use hca_core::wire::ICRC_BYTES;
+
+use super::fabric::ShmFabric;
+use super::hello::Kind;
+use super::link::{Stage, tell};
+use super::ring::{Attributes, Refusal};
+use crate::icrc::{FlowCrc, Icrc};
+use crate::{Direction, Tap, TapFrame, Train, TxBatch};
+
+/// How long a full ring is waited for. Behind it stand packets to other peers.
+const FULL_PATIENCE: Duration = Duration::from_millis(4);
+/// When an address at which nobody was is looked at again.
+const RETRY_AFTER: Duration = Duration::from_millis(10);
+/// What a tap is shown as the source port: there is none.
+pub(super) const SRC_PORT: u16 = 0xc000;
+
+/// How the sending of a train ended.
+enum Sent {
+    /// It left, or is lost and counted.
+    Done,
+    /// The ring is full behind so many packets of it.
+    Blocked(usize),
+}
+
+impl ShmFabric {
+    pub(super) fn send_trains(&mut self, batch: &mut TxBatch) {
+        while let Some(&train) = batch.trains().first() {
+            match self.send_train(batch, &train) {
+                Sent::Done => batch.advance(1),
+                Sent::Blocked(packets) => {
+                    self.counters.tx_blocked += 1;
+                    if packets > 0 {
+                        batch.advance_packets(packets);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn send_train(&mut self, batch: &TxBatch, train: &Train) -> Sent {
+        let packets = train.packets() as u64;
+        let Some(path) = self.paths.get_mut(train.path) else {
+            self.counters.tx_lost_closed += packets;
+            return Sent::Done;
+        };
+        let (peer, attributes, mut slot) = (path.peer, path.attributes, path.link);
+        if self.links.get(slot).is_none_or(|l| l.peer != peer) {
+            let Some(found) = self.find_link(train) else {
+                self.counters.tx_lost_unreachable += packets;
+                return Sent::Done;
+            };
+            slot = found;
+        }
+        if self.links.get(slot).is_some_and(|l| l.full_since.is_some()) && !self.hears_welcome(slot) {
+            self.counters.tx_lost_gone += packets;
+            return Sent::Done;
+        }
+        let sent = self.send_to(slot, attributes, batch, train);
+        self.call_if_due(slot);
+        sent
+    }
+
+    /// Looks for a welcome where a ring is full: it brings credits along. `false`: the link is gone.
+    #[cold]
+    fn hears_welcome(&mut self, slot: u32) -> bool {
+        if self.links.get(slot).is_some_and(|l| matches!(l.stage, Stage::Asking(_))) {
+            self.hear_link(slot);
+        }
+        self.links.get(slot).is_some()
+    }
+
+    /// The link of a train's path, which may have to be made; not too often where nobody is.
+    #[cold]
+    fn find_link(&mut self, train: &Train) -> Option<u32> {
+        let now = self.now;
+        let path = self.paths.get_mut(train.path)?;
+        let peer = path.peer;
+        let known = self.links.find(peer);
+        if known.is_none() && now < path.retry_at {
+            return None;
+        }
+        let link = known.or_else(|| self.link_to(peer).ok().flatten());
+        let path = self.paths.get_mut(train.path).expect("found above");
+        match link {
+            Some(slot) => path.link = slot,
+            None => path.retry_at = now + RETRY_AFTER,
+        }
+        link
+    }
+
+    fn send_to(&mut self, slot: u32, attributes: Attributes, batch: &TxBatch, train: &Train) -> Sent {
+        let link = self.links.get_mut(slot).expect("found by the caller");
+        let total = train.packets();
+        if matches!(link.stage, Stage::Ending) {
+            self.counters.tx_lost_gone += total as u64;
+            return Sent::Done;
+        }
+        for (k, sealed) in batch.bytes(train).chunks(train.segment).enumerate() {
+            let start = train.start + k * train.segment;
+            if batch.flip_within(start..start + sealed.len()).is_some() {
+                self.counters.tx_lost_damaged += 1;
+                continue;
+            }
+            let packet = &sealed[..sealed.len() - ICRC_BYTES];
+            let lines = match link.tx.push(attributes, packet) {
+                Ok(lines) => lines,
+                Err(Refusal::Full) if link.is_worth_waiting_for(self.now, FULL_PATIENCE) => {
+                    return Sent::Blocked(k);
+                }
+                Err(Refusal::Full) => {
+                    self.counters.tx_lost_full += (total - k) as u64;
+                    return Sent::Done;
+                }
+                Err(Refusal::Garbage(why)) => {
+                    self.counters.tx_lost_gone += (total - k) as u64;
+                    self.drop_peer(slot, &why);
+                    return Sent::Done;
+                }
+            };
+            link.full_since = None;
+            self.counters.tx_packets += 1;
+            self.counters.tx_bytes += packet.len() as u64;
+            self.counters.tx_lines += u64::from(lines);
+            if let Some(tap) = &mut self.tap {
+                let ends = (self.local, link.peer);
+                show(&mut self.icrc, tap, self.now, Direction::Tx, ends, attributes, packet);
+            }
+        }
+        Sent::Done
+    }
+
+    /// Calls the peer of a link if it does not poll.
+    #[inline]
+    pub(super) fn call_if_due(&mut self, slot: u32) {
+        let local = self.local;
+        if let Some(link) = self.links.get_mut(slot)
+            && link.call_if_due(|socket| tell(socket, Kind::Wake, local))
+        {
+            self.counters.wakeups_sent += 1;
+        }
+    }
+}
+
+/// Shows a packet to a tap, as it would stand on a wire.
+#[cold]
+pub(super) fn show(
+    icrc: &mut Icrc,
+    tap: &mut Box<dyn Tap>,
+    now: Instant,
+    direction: Direction,
+    (src, dst): (Ipv6Addr, Ipv6Addr),
+    attributes: Attributes,
+    packet: &[u8],
+) {
+    let (src, dst) = (src.into(), dst.into());
+    let crc = FlowCrc::new(src, dst, SRC_PORT).expect("both are IPv6");
+    let mut payload = packet.to_vec();
+    payload.extend([0; ICRC_BYTES]);
+    icrc.seal(&crc, 0, payload.len(), &mut payload);
+    let frame = TapFrame {
+        direction,
+        src,
+        dst,
+        src_port: SRC_PORT,
+        traffic_class: attributes.traffic_class,
+        hop_limit: attributes.hop_limit,
+        ident: 0,
+        payload: &payload,
+    };
+    tap.frame(now, &frame);
+}
