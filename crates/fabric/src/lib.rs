@@ -20,6 +20,7 @@ mod faulty;
 mod flow;
 mod icrc;
 mod loopback;
+mod paths;
 mod udp;
 #[cfg(feature = "io-uring")]
 mod uring;
