@@ -9,6 +9,7 @@
 //! | `capture` | a tap that writes pcapng |
 //! | `faulty` | a layer of loss, duplication, reordering, delay and corruption, by seed |
 //! | `loopback` | a network inside of the process, for tests |
+//! | `raw` | Ethernet frames over packet sockets, RoCEv2 and RoCEv1 |
 //! | `udp` | plain UDP sockets |
 //! | `uring` | UDP sockets driven by io_uring |
 #![deny(unsafe_code)]
@@ -20,7 +21,9 @@ mod faulty;
 mod flow;
 mod icrc;
 mod loopback;
+mod open;
 mod paths;
+mod raw;
 mod udp;
 #[cfg(feature = "io-uring")]
 mod uring;
@@ -30,6 +33,8 @@ pub use capture::Capture;
 pub use fabric::*;
 pub use faulty::{FaultPlan, FaultPlanError, Faults, Faulty, Script, Verdict};
 pub use loopback::{LoopbackFabric, LoopbackNet};
-pub use udp::{OpenError, UdpFabric, UdpOptions};
+pub use open::OpenError;
+pub use raw::{RawFabric, RawOptions, RoceVersion};
+pub use udp::{UdpFabric, UdpOptions};
 #[cfg(feature = "io-uring")]
 pub use uring::{UringFabric, UringOptions};
