@@ -24,6 +24,7 @@ Devices:
   auto://             the best fabric of this machine, on a free loopback address (default)
   udp://ADDRESS       RoCEv2 over UDP sockets, bound to ADDRESS, port 4791
   uring://ADDRESS     the same through io_uring; without ADDRESS a free loopback one is taken
+  raw://INTERFACE     Ethernet frames on an interface, with ?ip=ADDRESS&roce=1|2&vlan=ID (needs CAP_NET_RAW)
   loopback://NAME     inside one process
  with ?option=value, joined by &: progress=inline|thread|adaptive, mtu=BYTES, capture=FILE.pcapng,
  fault=loss=P,dup=P,reorder=P,corrupt=P,delay=P:MIN-MAX,seed=N (P from 0 to 1; tx.loss, rx.loss for one
@@ -45,6 +46,7 @@ Examples:
   hca perf --op write --size 64K,1M --duration 3
   hca perf --service ud --op send --json
   hca perf --fault loss=0.01,seed=7 --capture lossy.pcapng
+  hca perf --device raw://v0 --peer-netns far --peer-device raw://v1
   hca perf --listen 10.0.0.1          (first host)
   hca perf --connect 10.0.0.1         (second host)
 
@@ -74,13 +76,16 @@ enum Command {
     Devinfo(DevinfoArgs),
     /// Measures latency, bandwidth and message rate between two processes
     #[command(after_long_help = format!("{PERF_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
-    Perf(PerfArgs),
+    Perf(Box<PerfArgs>),
     /// Bounces messages with another host; speaks the exchange of ibv_rc_pingpong and its sisters
     #[command(after_long_help = format!("{PINGPONG_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
     Pingpong(PingpongArgs),
     /// The other process of a measurement
     #[command(name = perf::PEER_COMMAND, hide = true)]
-    Peer,
+    Peer {
+        #[arg(long)]
+        netns: Option<PathBuf>,
+    },
 }
 
 /// Where the device comes from, for every command.
@@ -110,6 +115,8 @@ pub enum FabricName {
     Udp,
     /// UDP through io_uring.
     Uring,
+    /// Ethernet frames on the loopback interface.
+    Raw,
 }
 
 /// `hca devinfo`.
@@ -161,6 +168,9 @@ pub struct PerfArgs {
     /// The device of the peer process (default: the same fabric on an address of its own)
     #[arg(long, value_name = "URL", conflicts_with_all = ["listen", "connect"])]
     pub peer_device: Option<DeviceUrl>,
+    /// Run the peer process in this network namespace: a name of `ip netns`, or a path
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["listen", "connect"])]
+    pub peer_netns: Option<String>,
     /// Leave the processes unbound instead of binding each to a CPU of its own
     #[arg(long)]
     pub no_pin: bool,
@@ -231,7 +241,7 @@ pub fn interrupted() -> bool {
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
     // A second Ctrl-C ends at once. The peer outlives the first one, so that it can be told to stop.
-    let peer = matches!(cli.command, Command::Peer);
+    let peer = matches!(cli.command, Command::Peer { .. });
     let handler = move || {
         if INTERRUPTED.swap(true, Ordering::Relaxed) && !peer {
             std::process::exit(130);
@@ -244,7 +254,7 @@ pub fn run() -> ExitCode {
         Command::Devinfo(args) => devinfo::devinfo(&args),
         Command::Perf(args) => perf::perf(&args),
         Command::Pingpong(args) => pingpong::pingpong(&args),
-        Command::Peer => perf::peer::serve_standard_streams(),
+        Command::Peer { netns } => perf::peer::serve_standard_streams(netns.as_deref()),
     };
     match result {
         _ if interrupted() && !peer => ExitCode::from(130),

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hca_core::{Device, DeviceError, Mtu};
 use hca_fabric::{
-    Capture, Fabric, FabricAttr, Faulty, LoopbackNet, OpenError as FabricError, Tap, UdpFabric, UdpOptions,
-    UringFabric, UringOptions,
+    Capture, Fabric, FabricAttr, Faulty, LoopbackNet, OpenError as FabricError, RawFabric, RawOptions, Tap,
+    UdpFabric, UdpOptions, UringFabric, UringOptions,
 };
 use hca_verbs::Context;
 use softhca::{Progress, SoftHca};
@@ -22,6 +22,9 @@ pub const DEVICE_VARIABLE: &str = "HCA_DEVICE";
 
 /// Loopback addresses that are tried for a device without one: from 127.0.0.2 on.
 const LOOPBACK_TRIES: u32 = 4096;
+
+/// The interface on which every machine can choose among addresses.
+const LOOPBACK_INTERFACE: &str = "lo";
 
 /// Why a device was not opened.
 #[derive(Debug, Error)]
@@ -136,6 +139,20 @@ fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenErro
         Target::Uring(None) => first_free(&|ip| uring(ip), &|ip| named(Target::Uring(Some(ip)))),
         Target::Udp(Some(ip)) => at(&|ip| udp(ip), *ip, url.clone()),
         Target::Uring(Some(ip)) => at(&|ip| uring(ip), *ip, url.clone()),
+        Target::Raw { interface, options } => {
+            let place = |ip| RawOptions { ip: Some(ip), ..*options };
+            let named_at = |ip| named(Target::Raw { interface: interface.clone(), options: place(ip) });
+            if interface == LOOPBACK_INTERFACE && options.ip.is_none() {
+                return first_free(&|ip| raw(interface, &place(ip)), &named_at);
+            }
+            match raw(interface, options) {
+                Ok(fabric) => {
+                    let url = named_at(fabric.attr().local);
+                    Ok((fabric, url))
+                }
+                Err(source) => Err(OpenError::Fabric { url: Box::new(url.clone()), source }),
+            }
+        }
         Target::Loopback(name) => Ok((Box::new(loopback(name)), url.clone())),
     }
 }
@@ -149,6 +166,10 @@ fn udp(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
 
 fn uring(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
     Ok(Box::new(UringFabric::open(ip, &UringOptions::default())?))
+}
+
+fn raw(interface: &str, options: &RawOptions) -> Result<Box<dyn Fabric>, FabricError> {
+    Ok(Box::new(RawFabric::open(interface, options)?))
 }
 
 fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
@@ -215,7 +236,7 @@ impl Opened {
     pub fn device(&self) -> &Arc<SoftHca> {
         &self.device
     }
-    /// What carries its packets: `udp`, `uring`, `loopback`.
+    /// What carries its packets: `udp`, `uring`, `raw`, `loopback`.
     pub fn fabric(&self) -> &str {
         &self.fabric_name
     }
