@@ -2,9 +2,12 @@
 
 mod beds;
 mod limits;
+mod raw;
 
 use beds::{Net, SoftBed};
 use hca_conformance::suite;
+use hca_fabric::RoceVersion;
+use raw::RawBed;
 use softhca::Progress;
 
 suite!(loopback_inline, SoftBed::new(Net::Loopback, Progress::Inline));
@@ -17,6 +20,10 @@ suite!(udp_thread, SoftBed::new(Net::Udp, Progress::Thread));
 suite!(udp_adaptive, SoftBed::new(Net::Udp, Progress::Adaptive));
 
 suite!(uring_adaptive, SoftBed::new(Net::Uring, Progress::Adaptive));
+
+suite!(raw_adaptive, RawBed { version: RoceVersion::V2, progress: Progress::Adaptive });
+suite!(raw_inline, RawBed { version: RoceVersion::V2, progress: Progress::Inline });
+suite!(raw_v1_adaptive, RawBed { version: RoceVersion::V1, progress: Progress::Adaptive });
 
 suite!(udp_one_percent_loss, SoftBed::new(Net::Udp, Progress::Adaptive).with_faults("loss=0.01"));
 suite!(
