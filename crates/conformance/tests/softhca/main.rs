@@ -2,6 +2,8 @@
 
 mod beds;
 mod limits;
+#[path = "../../../fabric/tests/fabrics/namespaces.rs"]
+mod namespaces;
 mod raw;
 
 use beds::{Net, SoftBed};

@@ -1,10 +1,7 @@
 //! A bed of raw Ethernet: two adapters in two network namespaces with a veth pair between; more of them in namespaces
 //! of their own around a bridge.
 
-use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::{AsFd, AsRawFd};
-use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -12,8 +9,9 @@ use std::time::{Duration, Instant};
 use hca_conformance::{Bed, Feature};
 use hca_core::{Device, Gid};
 use hca_fabric::{RawFabric, RawOptions, RoceVersion};
-use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 use softhca::{Options, Progress, SoftHca};
+
+use crate::namespaces::{Namespace, ip};
 
 /// Software adapters on raw Ethernet.
 pub(crate) struct RawBed {
@@ -52,9 +50,9 @@ impl Bed for RawBed {
 
 /// Namespaces for adapters. The first two hold one end each of a veth pair, `wire`; all are on a bridge by `lan`.
 struct Wire {
-    places: [File; PLACES],
+    places: [Namespace; PLACES],
     /// The bridge's; it goes with its namespace.
-    hub: File,
+    hub: Namespace,
 }
 
 /// Adapters of one check at most.
@@ -68,29 +66,30 @@ impl Wire {
     }
 
     fn make() -> Result<Self, String> {
-        let wire =
-            Self { places: [namespace()?, namespace()?, namespace()?, namespace()?], hub: namespace()? };
+        let wire = Self {
+            places: [Namespace::new()?, Namespace::new()?, Namespace::new()?, Namespace::new()?],
+            hub: Namespace::new()?,
+        };
         let hub = &wire.hub;
-        let path = |of: &File| format!("/proc/{}/fd/{}", std::process::id(), of.as_raw_fd());
         wire.within(0, || {
-            let far = path(&wire.places[1]);
+            let far = wire.places[1].path();
             ip(&format!("link add wire mtu 4500 type veth peer name wire mtu 4500 netns {far}"))?;
             ip("link set wire up")
         })?;
         wire.within(1, || ip("link set wire up"))?;
-        within(hub, || {
+        hub.within(|| {
             ip("link add hub type bridge")?;
             ip("link set hub up mtu 4500")
         })?;
         for place in 0..PLACES {
             wire.within(place, || {
-                let far = path(hub);
+                let far = hub.path();
                 let end =
                     format!("link add name lan mtu 4500 type veth peer name lan{place} mtu 4500 netns {far}");
                 ip(&end)?;
                 ip("link set lan up")
             })?;
-            within(hub, || {
+            hub.within(|| {
                 ip(&format!("link set lan{place} master hub up"))?;
                 until_forwarding(&format!("lan{place}"))
             })?;
@@ -112,20 +111,8 @@ impl Wire {
     }
 
     fn within<T: Send>(&self, place: usize, run: impl FnOnce() -> T + Send) -> T {
-        within(&self.places[place], run)
+        self.places[place].within(run)
     }
-}
-
-/// Runs something within a namespace. Sockets that it opens stay in there.
-fn within<T: Send>(namespace: &File, run: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|s| {
-        let inside = s.spawn(move || {
-            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
-                .expect("it was made by us");
-            run()
-        });
-        inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
 }
 
 /// Waits until a port of the bridge passes frames on.
@@ -138,25 +125,4 @@ fn until_forwarding(port: &str) -> Result<(), String> {
         std::thread::yield_now();
     }
     Err(format!("the bridge's {port} does not begin to pass frames on"))
-}
-
-fn namespace() -> Result<File, String> {
-    let make = || {
-        #[allow(deprecated, reason = "a thread of its own, which shares nothing but the network namespace")]
-        rustix::thread::unshare(UnshareFlags::NEWNET).map_err(|e| {
-            format!("network namespaces can't be made here ({e}); they can as root, or by `unshare -rn`")
-        })?;
-        ip("link set lo up")?;
-        File::open("/proc/thread-self/ns/net").map_err(|e| e.to_string())
-    };
-    std::thread::spawn(make).join().expect("it does not panic")
-}
-
-/// Runs `ip` in this thread's namespace.
-fn ip(arguments: &str) -> Result<String, String> {
-    let out = Command::new("ip").args(arguments.split(' ')).output().map_err(|e| format!("ip: {e}"))?;
-    if out.status.success() {
-        return Ok(String::from_utf8_lossy(&out.stdout).into_owned());
-    }
-    Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&out.stderr).trim()))
 }

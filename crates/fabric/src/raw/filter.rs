@@ -120,3 +120,113 @@ pub(super) fn for_socket(ops: &[Op]) -> Vec<SockFilter> {
 pub(super) fn nothing() -> Vec<SockFilter> {
     vec![SockFilter::new(RETURN, 0, 0, 0)]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a kernel would do with a frame; `tag` and `kind` are its metadata.
+    fn passes(program: &[Op], frame: &[u8], tag: u16, kind: u32) -> bool {
+        let load = |at: u32, bytes: usize| -> Option<u32> {
+            match at {
+                PACKET_TYPE => Some(kind),
+                VLAN_TAG => Some(tag.into()),
+                _ => {
+                    let found = frame.get(at as usize..at as usize + bytes)?;
+                    Some(found.iter().fold(0, |v, b| v << 8 | u32::from(*b)))
+                }
+            }
+        };
+        let (mut a, mut x, mut at) = (0_u32, 0_u32, 0);
+        for _ in 0..100 {
+            let op = program[at];
+            at += 1;
+            let loaded = match op.code {
+                LOAD_WORD => load(op.k, 4),
+                LOAD_HALF => load(op.k, 2),
+                LOAD_BYTE => load(op.k, 1),
+                LOAD_HALF_AT_X => load(op.k + x, 2),
+                X_IS_IPV4_HEADER => load(op.k, 1).map(|b| {
+                    x = (b & 15) * 4;
+                    a
+                }),
+                AND => Some(a & op.k),
+                RETURN => return op.k != 0,
+                IF_EQUAL | IF_ANY_BIT => {
+                    let yes = if op.code == IF_EQUAL { a == op.k } else { a & op.k != 0 };
+                    at += usize::from(if yes { op.jt } else { op.jf });
+                    Some(a)
+                }
+                other => panic!("instruction {other:#x}"),
+            };
+            // What reaches beyond the frame is dropped.
+            let Some(value) = loaded else { return false };
+            a = value;
+        }
+        panic!("the program does not end");
+    }
+
+    fn frame(src: &str, dst: &str, version: RoceVersion) -> Vec<u8> {
+        use super::super::frame::{MAX_HEAD_BYTES, Source, Template};
+        let (local, peer) = (src.parse().unwrap(), dst.parse().unwrap());
+        let source = Source { version, local, mac: [2; 6], vlan: None };
+        let key = crate::paths::PathKey { peer, traffic_class: 0, hop_limit: 64, flow_label: 0 };
+        let mut head = [0; MAX_HEAD_BYTES];
+        let len = Template::new(&source, &key, 0xc001).write(&[4; 6], 9, &[0; 16], &mut head);
+        [&head[..len], &[0; 16]].concat()
+    }
+
+    const CASES: [(&str, &str, RoceVersion); 4] = [
+        ("10.0.0.1", "10.0.0.2", RoceVersion::V2),
+        ("fd00::1", "fd00::2", RoceVersion::V2),
+        ("10.0.0.1", "10.0.0.2", RoceVersion::V1),
+        ("fe80::1", "fe80::2", RoceVersion::V1),
+    ];
+
+    #[test]
+    fn only_whole_packets_for_this_address_pass() {
+        for (src, dst, version) in CASES {
+            let p = program(version, dst.parse().unwrap(), 0);
+            let good = frame(src, dst, version);
+            assert!(passes(&p, &good, 0, 0), "{dst} {version}");
+            assert!(passes(&p, &good, 0xe000, 0), "a priority alone is no VLAN");
+            assert!(!passes(&p, &good, 7, 0), "a VLAN");
+            for kind in 1..=4 {
+                assert!(!passes(&p, &good, 0, kind), "to others, or from here");
+            }
+            let other = if dst.contains(':') { "fd00::3" } else { "10.0.0.3" };
+            assert!(!passes(&p, &frame(src, other, version), 0, 0), "to another address");
+            for len in 0..38 {
+                assert!(!passes(&p, &good[..len], 0, 0), "cut to {len} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn a_vlan_gets_its_own_frames_only() {
+        for (src, dst, version) in CASES {
+            let p = program(version, dst.parse().unwrap(), 7);
+            let f = frame(src, dst, version);
+            assert!(passes(&p, &f, 7, 0) && passes(&p, &f, 0x6007, 0));
+            assert!(!passes(&p, &f, 0, 0) && !passes(&p, &f, 8, 0));
+        }
+    }
+
+    #[test]
+    fn fragments_other_protocols_and_other_ports_do_not_pass() {
+        let good = frame("10.0.0.1", "10.0.0.2", RoceVersion::V2);
+        let p = program(RoceVersion::V2, "10.0.0.2".parse().unwrap(), 0);
+        for (at, value) in [(20, 0x20), (21, 1), (23, 6), (36, 0), (37, 0), (12, 0x86), (13, 6)] {
+            let mut bad = good.clone();
+            bad[at] = value;
+            assert!(!passes(&p, &bad, 0, 0), "byte {at} as {value:#x}");
+        }
+        let six = frame("fd00::1", "fd00::2", RoceVersion::V2);
+        let p = program(RoceVersion::V2, "fd00::2".parse().unwrap(), 0);
+        for (at, value) in [(20, 44), (56, 0), (13, 0)] {
+            let mut bad = six.clone();
+            bad[at] = value;
+            assert!(!passes(&p, &bad, 0, 0), "byte {at} as {value:#x}");
+        }
+    }
+}

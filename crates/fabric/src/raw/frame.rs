@@ -266,3 +266,176 @@ fn folded(mut sum: u64) -> u16 {
     sum = (sum & 0xffff) + (sum >> 16);
     sum as u16
 }
+
+#[cfg(test)]
+mod tests {
+    use hca_core::wire::frame::Frame;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const PCAP: &[u8] = include_bytes!("../../../hca-core/tests/data/rocev2_packets.pcap");
+
+    /// The golden frames.
+    fn golden() -> Vec<&'static [u8]> {
+        let (mut rest, mut frames) = (&PCAP[24..], Vec::new());
+        while let Some((head, tail)) = rest.split_first_chunk::<16>() {
+            let len = u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize;
+            frames.push(&tail[..len]);
+            rest = &tail[len..];
+        }
+        assert!(frames.len() >= 100, "{} frames", frames.len());
+        frames
+    }
+
+    fn template_of(frame: &Frame<'_>) -> (Template, u16) {
+        let head = frame.head();
+        let (local, peer) = match head.flow {
+            hca_core::wire::icrc::IpFlow::V4 { src, dst, .. } => (IpAddr::V4(src), IpAddr::V4(dst)),
+            hca_core::wire::icrc::IpFlow::V6 { src, dst, .. } => (IpAddr::V6(src), IpAddr::V6(dst)),
+        };
+        let source =
+            Source { version: RoceVersion::V2, local, mac: head.src_mac, vlan: head.vlan.map(|v| v.1) };
+        let key = PathKey {
+            peer,
+            traffic_class: head.traffic_class,
+            hop_limit: head.hop_limit,
+            flow_label: head.flow_label,
+        };
+        (Template::new(&source, &key, frame.udp.src_port.get()), head.ident)
+    }
+
+    #[test]
+    fn golden_packets_are_taken_apart_and_built_again_bit_for_bit() {
+        for bytes in golden() {
+            let frame = Frame::parse(bytes).unwrap();
+            let (template, ident) = template_of(&frame);
+            let local = match frame.network {
+                hca_core::wire::frame::Network::V4(h) => IpAddr::V4(h.dst()),
+                hca_core::wire::frame::Network::V6(h) => IpAddr::V6(h.dst()),
+            };
+            let shown = parse(RoceVersion::V2, local, false, bytes).expect("a whole packet");
+            assert!(!shown.checksum_wrong);
+            assert_eq!((shown.src_port, shown.ident), (frame.udp.src_port.get(), ident));
+            assert_eq!(shown.payload.len(), frame.packet.bytes().len() + 4);
+            if !shown.dont_fragment {
+                // Not as this side would send it.
+                continue;
+            }
+            let mut head = [0; MAX_HEAD_BYTES];
+            let len = template.write(&frame.ethernet.dst, ident, shown.payload, &mut head);
+            let mut built = [&head[..len], shown.payload].concat();
+            let mut golden = bytes.to_vec();
+            if local.is_ipv6() {
+                // A flow label is made up where the golden packet has none, and the checksum is always put on.
+                for frame in [&mut built, &mut golden] {
+                    frame[15..18].fill(0);
+                    frame[60..62].fill(0);
+                }
+            }
+            assert_eq!(built, golden);
+        }
+    }
+
+    #[test]
+    fn a_frame_for_somebody_else_or_of_the_other_version_is_none() {
+        let frame = golden()[0];
+        let local = match parse_any(frame) {
+            Some(local) => local,
+            None => panic!("the first golden packet is one"),
+        };
+        assert!(parse(RoceVersion::V2, local, true, frame).is_some());
+        assert!(parse(RoceVersion::V1, local, true, frame).is_none());
+        assert!(parse(RoceVersion::V2, "10.9.9.9".parse().unwrap(), true, frame).is_none());
+        assert!(parse(RoceVersion::V2, "::1".parse().unwrap(), true, frame).is_none());
+    }
+
+    fn parse_any(bytes: &[u8]) -> Option<IpAddr> {
+        match Frame::parse(bytes).ok()?.network {
+            hca_core::wire::frame::Network::V4(h) => Some(IpAddr::V4(h.dst())),
+            hca_core::wire::frame::Network::V6(h) => Some(IpAddr::V6(h.dst())),
+        }
+    }
+
+    fn plain_sum(bytes: &[u8]) -> u16 {
+        let words = bytes.chunks(2).map(|c| u32::from(u16::from_be_bytes([c[0], *c.get(1).unwrap_or(&0)])));
+        let mut sum: u32 = words.sum();
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        sum as u16
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_taken_apart_without_a_panic(
+            v6: bool, v1: bool, trusted: bool, kind in 0_usize..4, bytes in proptest::collection::vec(any::<u8>(), 0..120),
+        ) {
+            let version = if v1 { RoceVersion::V1 } else { RoceVersion::V2 };
+            let local: IpAddr = if v6 { "::".parse().unwrap() } else { "0.0.0.0".parse().unwrap() };
+            let mut bytes = bytes;
+            if bytes.len() > 14 {
+                let kinds = [0x0800_u16, 0x86dd, 0x8915, 0x8100];
+                bytes[12..14].copy_from_slice(&kinds[kind].to_be_bytes());
+            }
+            parse(version, local, trusted, &bytes);
+        }
+
+        #[test]
+        fn a_golden_frame_with_bytes_changed_or_cut_off_is_taken_apart_without_a_panic(
+            which in 0_usize..100, cut in 0_usize..400, at in 0_usize..80, value: u8,
+        ) {
+            let mut bytes = golden()[which].to_vec();
+            let local = parse_any(&bytes).unwrap();
+            bytes.truncate(bytes.len().saturating_sub(cut));
+            if let Some(b) = bytes.get_mut(at) {
+                *b = value;
+            }
+            parse(RoceVersion::V2, local, false, &bytes);
+        }
+
+        #[test]
+        fn the_sum_is_that_of_the_rfc(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let ours = folded(sum(&bytes)).to_ne_bytes();
+            let (ours, plain) = (u16::from_be_bytes(ours), plain_sum(&bytes));
+            // Zero has two forms in ones' complement.
+            prop_assert!(ours == plain || ours % 0xffff == plain % 0xffff);
+        }
+
+        #[test]
+        fn what_is_built_is_taken_apart_again(
+            src: u128, dst: u128, v6: bool, v1: bool, tagged: bool, port in 0xc000_u16..,
+            tc: u8, hops in 1_u8.., ident: u16, len in 4_usize..1100, fill: u8,
+        ) {
+            let ip = |bits: u128| -> IpAddr {
+                if v6 { IpAddr::V6((bits | 1 << 127).into()) } else { IpAddr::V4((bits as u32).into()) }
+            };
+            let version = if v1 { RoceVersion::V1 } else { RoceVersion::V2 };
+            let source = Source { version, local: ip(src), mac: [2; 6], vlan: tagged.then_some(77) };
+            let key = PathKey { peer: ip(dst), traffic_class: tc, hop_limit: hops, flow_label: 5 };
+            let payload = vec![fill; len * 4];
+            let mut head = [0; MAX_HEAD_BYTES];
+            let n = Template::new(&source, &key, port).write(&[4; 6], ident, &payload, &mut head);
+            let mut frame = [&head[..n], &payload].concat();
+            if tagged {
+                prop_assert_eq!(&frame[12..16], &[0x81, 0, 0, 77]);
+                frame.drain(12..16);
+            }
+            // Ethernet pads short frames.
+            frame.extend([0; 9]);
+            let shown = parse(version, ip(dst), false, &frame).expect("it is whole");
+            prop_assert_eq!((shown.src, shown.traffic_class, shown.hop_limit), (ip(src), tc, hops));
+            prop_assert_eq!((shown.payload, shown.checksum_wrong), (&payload[..], false));
+            if !v1 {
+                prop_assert_eq!(shown.src_port, port);
+                prop_assert!(v6 || (shown.ident == ident && shown.dont_fragment));
+            }
+            if v6 && !v1 {
+                let at = frame.len() - 10;
+                frame[at] ^= 1;
+                prop_assert!(parse(version, ip(dst), false, &frame).unwrap().checksum_wrong);
+                prop_assert!(!parse(version, ip(dst), true, &frame).unwrap().checksum_wrong);
+            }
+        }
+    }
+}

@@ -1,32 +1,63 @@
-//! Network namespaces for tests: two of them with a veth pair between, made by the test and gone with it.
+//! Network namespaces for tests and benches, made by them and gone with them.
+#![allow(dead_code, reason = "each of its users needs a part of it")]
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::process::Command;
 
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-/// Two namespaces, each with one end of a veth pair, called `wire` in both.
-pub(crate) struct Wire {
-    ends: [File; 2],
+/// A network namespace, which lives until this and all sockets in it are gone.
+pub(crate) struct Namespace(File);
+
+impl Namespace {
+    /// A new one, its loopback interface up; or why there can be none.
+    pub(crate) fn new() -> Result<Self, String> {
+        let make = || {
+            #[allow(
+                deprecated,
+                reason = "a thread of its own, which shares nothing but the network namespace"
+            )]
+            rustix::thread::unshare(UnshareFlags::NEWNET).map_err(|e| {
+                format!("network namespaces can't be made here ({e}); they can as root, or by `unshare -rn`")
+            })?;
+            ip("link set lo up")?;
+            File::open("/proc/thread-self/ns/net").map(Self).map_err(|e| e.to_string())
+        };
+        std::thread::spawn(make).join().expect("it does not panic")
+    }
+
+    /// Runs something in it. Sockets that it opens, and threads and processes that it starts, stay in there.
+    pub(crate) fn within<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|s| {
+            let inside = s.spawn(move || {
+                move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))
+                    .expect("it was made by us");
+                run()
+            });
+            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// By which other processes find it, as long as this lives.
+    pub(crate) fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    }
 }
+
+/// Two namespaces, each with one end of a veth pair, called `wire` in both.
+pub(crate) struct Wire(pub(crate) [Namespace; 2]);
 
 impl Wire {
     /// Makes both, with the link up and no addresses; or says why that is not possible here.
     pub(crate) fn new(mtu: u32) -> Result<Self, String> {
-        let ends = [new_namespace()?, new_namespace()?];
-        let wire = Self { ends };
-        let far = format!("/proc/{}/fd/{}", std::process::id(), fd_number(&wire.ends[1]));
+        let wire = Self([Namespace::new()?, Namespace::new()?]);
+        let far = wire.0[1].path();
         wire.within(0, || {
-            ip("link set lo up")?;
-            let made = format!("link add wire mtu {mtu} type veth peer name wire mtu {mtu} netns {far}");
-            ip(&made)?;
+            ip(&format!("link add wire mtu {mtu} type veth peer name wire mtu {mtu} netns {far}"))?;
             ip("link set wire up")
         })?;
-        wire.within(1, || {
-            ip("link set lo up")?;
-            ip("link set wire up")
-        })?;
+        wire.within(1, || ip("link set wire up"))?;
         Ok(wire)
     }
 
@@ -42,41 +73,17 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Runs something within one of the namespaces. Sockets that it opens stay in there.
+    /// Runs something at one of the ends.
     pub(crate) fn within<T: Send>(&self, end: usize, run: impl FnOnce() -> T + Send) -> T {
-        let ns = &self.ends[end];
-        std::thread::scope(|s| {
-            let inside = s.spawn(move || {
-                move_into_link_name_space(ns.as_fd(), Some(LinkNameSpaceType::Network))
-                    .expect("it was made by us");
-                run()
-            });
-            inside.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+        self.0[end].within(run)
     }
 }
 
-fn fd_number(file: &File) -> i32 {
-    use std::os::fd::AsRawFd;
-    file.as_raw_fd()
-}
-
-fn new_namespace() -> Result<File, String> {
-    let make = || {
-        #[allow(deprecated, reason = "a thread of its own, which shares nothing but the network namespace")]
-        rustix::thread::unshare(UnshareFlags::NEWNET).map_err(|e| {
-            format!("network namespaces can't be made here ({e}); they can as root, or by `unshare -rn`")
-        })?;
-        File::open("/proc/thread-self/ns/net").map_err(|e| e.to_string())
-    };
-    std::thread::spawn(make).join().expect("it does not panic")
-}
-
-/// Runs `ip` in this thread's namespace.
-pub(crate) fn ip(arguments: &str) -> Result<(), String> {
+/// Runs `ip` in this thread's namespace; what it printed.
+pub(crate) fn ip(arguments: &str) -> Result<String, String> {
     let out = Command::new("ip").args(arguments.split(' ')).output().map_err(|e| format!("ip: {e}"))?;
     if out.status.success() {
-        return Ok(());
+        return Ok(String::from_utf8_lossy(&out.stdout).into_owned());
     }
     Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&out.stderr).trim()))
 }
