@@ -8,7 +8,7 @@ use hca_fabric::{
     Fabric, OpenError, PathError, RawFabric, RawOptions, RoceVersion, TxBatch, UdpFabric, UdpOptions,
 };
 
-use crate::namespaces::{Wire, ip};
+use crate::namespaces::{Namespace, Wire, ip};
 use crate::suite::{BUDGET, at_free_address, av, counter, now, packet, pass, put, receive};
 
 /// Runs a test between two namespaces, or says why not.
@@ -17,6 +17,24 @@ fn over_wire(mtu: u32, test: impl FnOnce(&Wire)) {
         Ok(wire) => test(&wire),
         Err(why) => println!("skipped: {why}"),
     }
+}
+
+/// Tells the tests that they run in a user namespace already.
+const INSIDE: &str = "RAW_TESTS_INSIDE";
+
+#[test]
+fn a_plain_user_runs_these_tests_in_a_user_namespace() {
+    if Namespace::new().is_ok() || std::env::var_os(INSIDE).is_some() {
+        return;
+    }
+    let unshare = || std::process::Command::new("unshare");
+    if !unshare().args(["-rn", "true"]).status().is_ok_and(|s| s.success()) {
+        println!("skipped: `unshare -rn` makes no user namespace here; root runs these tests");
+        return;
+    }
+    let program = std::env::current_exe().unwrap();
+    let out = unshare().arg("-rn").arg(program).arg("raw::").env(INSIDE, "1").output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
 }
 
 fn open(wire: &Wire, end: usize, options: RawOptions) -> Box<dyn Fabric> {
@@ -109,8 +127,14 @@ fn on_loopback(salt: u32) -> Option<RawFabric> {
 
 #[test]
 fn the_suite_passes_over_the_loopback_interface() {
-    let (Some(a), Some(b)) = (on_loopback(71), on_loopback(72)) else { return };
-    crate::suite::run(Box::new(a), Box::new(b));
+    let run = || {
+        let (Some(a), Some(b)) = (on_loopback(71), on_loopback(72)) else { return };
+        crate::suite::run(Box::new(a), Box::new(b));
+    };
+    match Namespace::new() {
+        Ok(namespace) => namespace.within(run),
+        Err(why) => println!("skipped: {why}"),
+    }
 }
 
 #[test]
@@ -146,12 +170,25 @@ fn one_address_serves_one_fabric_of_either_kind() {
             let udp = UdpFabric::open(address, &UdpOptions::default()).err();
             assert!(matches!(udp, Some(OpenError::InUse(at)) if at == address), "{udp:?}");
             drop(raw);
-            let udp = UdpFabric::open(address, &UdpOptions::default()).unwrap();
+            let udp = once_free(|| UdpFabric::open(address, &UdpOptions::default()));
             assert!(matches!(RawFabric::open("wire", &RawOptions::default()), Err(OpenError::InUse(_))));
             drop(udp);
-            RawFabric::open("wire", &RawOptions::default()).unwrap();
+            once_free(|| RawFabric::open("wire", &RawOptions::default()));
         });
     });
+}
+
+/// Opens a fabric on an address that was just left: a process that another test starts has copies of all descriptors
+/// until it runs its program.
+fn once_free<F>(open: impl Fn() -> Result<F, OpenError>) -> F {
+    let begin = std::time::Instant::now();
+    loop {
+        match open() {
+            Ok(fabric) => return fabric,
+            Err(OpenError::InUse(_)) if begin.elapsed().as_secs() < 5 => std::thread::yield_now(),
+            Err(e) => panic!("{e}"),
+        }
+    }
 }
 
 #[test]
