@@ -1,7 +1,7 @@
 //! Wall time between two processes, each beside its floor: ping-pong latency, bandwidth, message rate; and
 //! what posting and polling cost inside of one.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use hca::perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
@@ -58,14 +58,15 @@ fn between_processes(c: &mut Criterion, setup: &Setup, cpus: (usize, usize)) {
 
     let mut group = c.benchmark_group("stream");
     for (op, size) in [(Op::Send, 8_u64), (Op::Write, 64 << 10), (Op::Write, 1 << 20), (Op::Read, 64 << 10)] {
-        group.throughput(Throughput::Bytes(size));
+        // Of small messages their number tells, of large ones the bytes.
+        group.throughput(if size == 8 { Throughput::Elements(1) } else { Throughput::Bytes(size) });
         group.bench_function(BenchmarkId::new(op.to_string(), size), |b| {
             b.iter_custom(|n| {
                 pair.run(&rc(op, size), Phase::Stream, Limit::Count(n)).expect("it runs").elapsed
             });
         });
     }
-    group.throughput(Throughput::Bytes(24));
+    group.throughput(Throughput::Elements(1));
     group.bench_function("floor: packets of 24 B", |b| {
         b.iter_custom(|n| floor_time(Floor::UdpRate, cpus, |f| 1e9 / f.packets_per_s, n));
     });
@@ -94,15 +95,42 @@ fn inside_one_process(c: &mut Criterion) {
     c.bench_function("floor: receive call, empty", |b| b.iter(|| socket.recv(&mut buf).is_err()));
 
     let window = pd.alloc_shared(64, hca::core::Access::REMOTE_WRITE).expect("memory");
-    c.bench_function("post and complete a batch of 32 writes to itself", |b| {
-        b.iter(|| {
-            let mut batch = qp.batch();
-            for id in 1..=32 {
-                let write = SendRequest::write(Inline(&[7; 8]), window.remote()).id(id).signaled(id == 32);
-                batch.post_send(write).expect("the queue has room");
-            }
-            batch.ring();
-            while cq.poll(&mut wcs).len() == 0 {}
+    let mut group = c.benchmark_group("a batch of 32 writes to itself");
+    // The doorbell sends, so a post without it is what the queue costs.
+    for (name, rung, completed) in
+        [("posted", false, false), ("posted and sent", true, false), ("to its completion", true, true)]
+    {
+        group.bench_function(name, |b| {
+            b.iter_custom(|n| {
+                let mut spent = Duration::ZERO;
+                for _ in 0..n {
+                    let begun = Instant::now();
+                    let mut batch = qp.batch();
+                    for id in 1..=32 {
+                        let write =
+                            SendRequest::write(Inline(&[7; 8]), window.remote()).id(id).signaled(id == 32);
+                        batch.post_send(write).expect("the queue has room");
+                    }
+                    if !rung {
+                        spent += begun.elapsed();
+                    }
+                    batch.ring();
+                    if rung && !completed {
+                        spent += begun.elapsed();
+                    }
+                    while cq.poll(&mut wcs).len() == 0 {}
+                    if completed {
+                        spent += begun.elapsed();
+                    }
+                }
+                spent
+            });
         });
+    }
+    // The floor of posting: as many cache lines, written.
+    let mut lines = vec![[0_u64; 8]; 32];
+    group.bench_function("floor: 32 cache lines written", |b| {
+        b.iter(|| std::hint::black_box(&mut lines).fill([7; 8]));
     });
+    group.finish();
 }

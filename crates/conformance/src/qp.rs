@@ -230,9 +230,16 @@ impl Qp {
     }
 }
 
+impl Qp {
+    /// Destroys it ahead of time.
+    pub(crate) fn destroy(&self) -> Result<Vec<u64>, DeviceError> {
+        self.node.dev().destroy_qp(self.handle)
+    }
+}
+
 impl Drop for Qp {
     fn drop(&mut self) {
-        let _ = self.node.dev().destroy_qp(self.handle);
+        let _ = self.destroy();
     }
 }
 

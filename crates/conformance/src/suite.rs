@@ -105,6 +105,7 @@ macro_rules! __for_each_check {
                 an_empty_shared_queue_is_not_ready,
                 an_empty_shared_queue_fails_senders_without_retries,
                 an_error_leaves_shared_requests_to_the_others,
+                a_destroyed_queue_pair_names_the_shared_requests_that_it_took,
                 a_message_too_long_fails_only_the_request_it_took,
                 a_shared_queue_takes_its_depth_and_no_more,
                 a_shared_queue_in_use_is_not_destroyed,

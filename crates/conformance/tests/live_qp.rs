@@ -5,7 +5,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-#[path = "../../../fuzz/src/live_qp.rs"]
+#[path = "../../../fuzz/src/live_qp/mod.rs"]
 mod live_qp;
 
 /// What one input may allocate at most, the adapter and its send buffer included.

@@ -4,10 +4,11 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::time::Duration;
 
-use hca_core::{Access, Qkey, SrqInit, WcOpcode, WcStatus};
+use hca_core::{Access, AsyncEvent, Qkey, SrqInit, WcOpcode, WcStatus};
 use hca_fabric::LoopbackNet;
 use hca_verbs::*;
 use softhca::{Options, Progress, SoftHca};
@@ -201,6 +202,54 @@ fn a_shared_receive_queue_serves_two_queue_pairs() {
 }
 
 #[test]
+fn a_dropped_queue_pair_gives_its_places_in_a_shared_queue_back() {
+    in_all_modes(|ends| {
+        let mut srq = ends[1].pd.create_srq(SrqInit { max_wr: 2, max_sge: 1 }).unwrap();
+        for _ in 0..4 {
+            srq.post_recv(ends[1].pd.alloc(8).unwrap()).unwrap();
+            let b = ends[1].pd.qp::<Rc>(&ends[1].cq).srq(&srq).build().unwrap();
+            let mut a = ends[0].qp::<Rc>();
+            connect(&a, &b);
+            a.send_inline(&[1; 8]).unwrap();
+            let [left, right] = ends;
+            while left.cq.poll(&mut left.wcs).next().is_none() {
+                right.context.turn();
+            }
+            // Its message was taken, and nobody polled for it.
+            drop(b);
+            assert_eq!(srq.outstanding(), 0);
+            assert!(right.cq.poll(&mut right.wcs).next().is_none());
+        }
+    });
+}
+
+#[test]
+fn a_connection_that_was_refused_can_be_made() {
+    let ends = ends(Progress::Inline);
+    let (a, b) = (ends[0].qp::<Rc>(), ends[1].qp::<Rc>());
+    let wrong = ConnectOptions { retry_cnt: 9, ..ConnectOptions::default() };
+    let refused = a.connect(&b.endpoint(), &wrong).unwrap_err();
+    assert!(refused.to_string().contains("retry_cnt of 9"), "{refused}");
+    connect(&a, &b);
+}
+
+#[test]
+fn a_wait_may_be_longer_than_the_clock_counts() {
+    let [mut left, mut right] = ends(Progress::Adaptive);
+    let (mut a, mut b) = (left.qp::<Rc>(), right.qp::<Rc>());
+    connect(&a, &b);
+    b.post_recv(right.pd.alloc(8).unwrap()).unwrap();
+    a.send(left.buf(b"12345678")).unwrap();
+    assert_eq!(right.cq.wait(&mut right.wcs, Some(Duration::MAX)).unwrap().count(), 1);
+    assert_eq!(left.cq.wait_solicited(&mut left.wcs, Some(Duration::MAX)).unwrap().count(), 1);
+    let srq = left.pd.create_srq(SrqInit { max_wr: 2, max_sge: 1 }).unwrap();
+    let c = left.pd.qp::<Rc>(&left.cq).srq(&srq).build().unwrap();
+    c.control().to_error().unwrap();
+    let event = left.context.wait_event(Some(Duration::MAX)).unwrap();
+    assert_eq!(event, AsyncEvent::LastWqeReached(c.handle()));
+}
+
+#[test]
 fn waiting_ends_with_the_message_or_the_timeout() {
     in_all_modes(|ends| {
         let (mut a, mut b) = (ends[0].qp::<Rc>(), ends[1].qp::<Rc>());
@@ -250,19 +299,23 @@ fn block_on<F: Future>(future: F) -> F::Output {
 }
 
 #[test]
-fn a_future_is_woken_where_the_adapter_has_a_thread() {
-    for progress in [Progress::Thread, Progress::Adaptive] {
+fn a_future_ends_on_any_runtime() {
+    for progress in Progress::ALL {
         let [mut left, mut right] = ends(progress);
         let (mut a, mut b) = (left.qp::<Rc>(), right.qp::<Rc>());
         connect(&a, &b);
         b.post_recv(right.pd.alloc(8).unwrap()).unwrap();
+        let acknowledged = AtomicBool::new(false);
         std::thread::scope(|s| {
             let waiter = s.spawn(|| {
                 let mut polled = block_on(right.cq.next(&mut right.wcs));
-                polled.next().unwrap().ok().unwrap().payload().map(<[u8]>::to_vec)
+                let text = polled.next().unwrap().ok().unwrap().payload().map(<[u8]>::to_vec);
+                turn_until(&right.context, || acknowledged.load(Ordering::Relaxed));
+                text
             });
             a.send(left.buf(b"12345678")).unwrap();
             assert!(block_on(left.cq.next(&mut left.wcs)).next().unwrap().ok().is_ok());
+            acknowledged.store(true, Ordering::Relaxed);
             assert_eq!(waiter.join().unwrap().unwrap(), b"12345678");
         });
     }

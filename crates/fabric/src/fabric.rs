@@ -50,6 +50,14 @@ pub enum PathError {
         /// This side.
         local: IpAddr,
     },
+    /// The peer's address names no single peer.
+    #[error("no path to {peer}: {why}")]
+    NotUnicast {
+        /// The peer.
+        peer: IpAddr,
+        /// The rule, and what to give instead.
+        why: &'static str,
+    },
     /// Too many paths.
     #[error("{0} paths are open, which is the limit")]
     Limit(usize),
@@ -61,6 +69,23 @@ pub enum PathError {
         /// The reason.
         source: std::io::Error,
     },
+}
+
+impl PathError {
+    /// Refuses a peer's address that names no single peer.
+    pub(crate) fn unless_unicast(peer: IpAddr) -> Result<(), Self> {
+        let broadcast = matches!(peer, IpAddr::V4(a) if a.is_broadcast());
+        let why = match peer {
+            _ if peer.is_unspecified() => {
+                "it is no address: give the peer's own, as its endpoint or GID tells it"
+            }
+            _ if peer.is_multicast() || broadcast => {
+                "a path leads to one peer, and this is a group's address: give the peer's own, as its endpoint or GID tells it"
+            }
+            _ => return Ok(()),
+        };
+        Err(Self::NotUnicast { peer, why })
+    }
 }
 
 /// One packet that arrived, its ICRC checked.

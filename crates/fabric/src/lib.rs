@@ -6,6 +6,7 @@
 //! | `batch` | packets to send, gathered into trains |
 //! | `fabric` | the trait |
 //! | `icrc`, `flow` | the ICRC of a flow, the IPv4 Identification predicted and solved |
+//! | `clmul` | the ICRC by carry-less multiplication, where the CPU has it |
 //! | `capture` | a tap that writes pcapng |
 //! | `faulty` | a layer of loss, duplication, reordering, delay and corruption, by seed |
 //! | `loopback` | a network inside of the process, for tests |
@@ -16,6 +17,8 @@
 
 mod batch;
 mod capture;
+#[cfg_attr(not(target_arch = "x86_64"), path = "clmul_none.rs")]
+mod clmul;
 mod fabric;
 mod faulty;
 mod flow;
@@ -32,6 +35,8 @@ pub use batch::{Train, TxBatch};
 pub use capture::Capture;
 pub use fabric::*;
 pub use faulty::{FaultPlan, FaultPlanError, Faults, Faulty, Script, Verdict};
+#[doc(hidden)]
+pub use icrc::MeasuredIcrc;
 pub use loopback::{LoopbackFabric, LoopbackNet};
 pub use open::OpenError;
 pub use raw::{RawFabric, RawOptions, RoceVersion};

@@ -226,6 +226,7 @@ impl Fabric for LoopbackFabric {
 
     fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
         let (peer, local) = (av.dgid.ip(), self.attr.local);
+        PathError::unless_unicast(peer)?;
         let crc = FlowCrc::new(local, peer, SRC_PORT).ok_or(PathError::Family { peer, local })?;
         if let Some(i) = self.paths.iter().position(|p| p.as_ref().is_some_and(|p| p.av == *av)) {
             self.paths[i].as_mut().expect("found above").refs += 1;
@@ -264,9 +265,7 @@ impl Fabric for LoopbackFabric {
             };
             let first = path.ident;
             path.ident = first.wrapping_add(1);
-            for (k, packet) in batch.bytes_mut(&train).chunks_mut(train.segment).enumerate() {
-                self.icrc.seal(&path.crc, first.wrapping_add(k as u16), packet);
-            }
+            self.icrc.seal(&path.crc, first, train.segment, batch.bytes_mut(&train));
             batch.apply_flips(&train);
             let bytes = batch.bytes(&train);
             if let Some(tap) = &mut self.tap {

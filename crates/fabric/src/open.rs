@@ -24,7 +24,10 @@ pub enum OpenError {
     )]
     NotUnicast(IpAddr),
     /// What was asked for is missing in this kernel, or forbidden.
-    #[error("{what} is missing or forbidden here: {source}")]
+    #[error(
+        "{what} is missing or forbidden here: {source}; plain UDP sockets (udp://) do without it, or have whoever runs \
+         this machine allow it (sysctl kernel.io_uring_disabled, the container's seccomp profile)"
+    )]
     Unsupported {
         /// What.
         what: &'static str,

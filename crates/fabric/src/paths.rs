@@ -29,6 +29,7 @@ impl PathKey {
     /// What an address vector asks for, from this address.
     pub(crate) fn new(local: IpAddr, av: &AddressVector) -> Result<Self, PathError> {
         let peer = av.dgid.ip();
+        PathError::unless_unicast(peer)?;
         if peer.is_ipv4() != local.is_ipv4() {
             return Err(PathError::Family { peer, local });
         }

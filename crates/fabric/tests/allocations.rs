@@ -1,35 +1,12 @@
 //! Between opening a path and closing it, sending and receiving allocate nothing.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "../../hca-core/tests/counting/mod.rs"]
+mod counting;
+
 use std::net::{IpAddr, Ipv4Addr};
 
 use hca_core::{AddressVector, Gid, Instant};
 use hca_fabric::{Fabric, OpenError, RxBudget, TxBatch, UdpFabric, UdpOptions};
-
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-/// The system's allocator, counted a thread.
-struct Counting;
-
-// SAFETY: every call goes to the system's allocator unchanged; the counter is plain thread-local data
-// without a destructor, so touching it allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 fn open<F>(salt: u32, open: impl Fn(IpAddr) -> Result<F, OpenError>) -> F {
     let seed = std::process::id().wrapping_mul(0x9e37_79b9).wrapping_add(salt << 20);
@@ -58,7 +35,7 @@ fn allocations(a: &mut dyn Fabric, b: &mut dyn Fabric) -> u64 {
     let mut got = 0;
     for round in 0..100 {
         if round == 10 {
-            before = ALLOCATIONS.get();
+            before = counting::calls();
         }
         for i in 0..20 {
             let packet = batch.reserve(paths[i / 10], if i % 7 == 6 { 20 } else { 1036 }).unwrap();
@@ -70,7 +47,7 @@ fn allocations(a: &mut dyn Fabric, b: &mut dyn Fabric) -> u64 {
             got += b.recv(now, budget, &mut |_| {}).packets;
         }
     }
-    let allocated = ALLOCATIONS.get() - before;
+    let allocated = counting::calls() - before;
     assert_eq!(got, 2000);
     allocated
 }

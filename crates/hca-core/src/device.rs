@@ -115,11 +115,13 @@ pub trait Device: Send + Sync {
     /// It is unknown.
     fn query_qp(&self, qp: QpHandle) -> Result<QpStatus, DeviceError>;
     /// Destroys a queue pair. When it returns, the device touches no memory for it any more, and no
-    /// completion of it will be returned by any poll that begins later.
+    /// completion of it will be returned by any poll that begins later. Returned are the `wr_id`s of the
+    /// requests that it took from a shared receive queue and that no poll will return any more; one that a poll
+    /// on another thread returns at this moment may be among them.
     ///
     /// # Errors
     /// It is unknown.
-    fn destroy_qp(&self, qp: QpHandle) -> Result<(), DeviceError>;
+    fn destroy_qp(&self, qp: QpHandle) -> Result<Vec<u64>, DeviceError>;
 
     /// Takes the oldest asynchronous event.
     fn poll_event(&self) -> Option<AsyncEvent>;
@@ -129,6 +131,9 @@ pub trait Device: Send + Sync {
     /// Lets the device do a bounded piece of its work on this thread, if it works that way and nobody
     /// else is at it. Returns whether it did anything. Hardware returns `false`.
     fn turn(&self) -> bool;
+    /// Whether the program's calls alone move the device: nothing happens between them, and nobody is woken.
+    /// Hardware, and an adapter with a thread or in a simulator, returns `false`.
+    fn needs_turns(&self) -> bool;
     /// How long until the device needs a turn even if nothing happens; `None`: it does not.
     fn next_deadline(&self) -> Option<Duration>;
     /// The descriptor that becomes readable when the device needs a turn, or has an asynchronous

@@ -47,7 +47,7 @@ pub enum DeviceError {
         users: u64,
     },
     /// Objects of two protection domains were mixed.
-    #[error("{what} belongs to another protection domain")]
+    #[error("{what} belongs to another protection domain; create both in one")]
     ForeignPd {
         /// Kind of object.
         what: &'static str,
@@ -68,6 +68,14 @@ pub enum DeviceError {
         gid: crate::Gid,
         /// The rule.
         why: &'static str,
+    },
+    /// There is no memory.
+    #[error(
+        "{bytes} bytes of memory can't be had; ask for less, or raise the limit of the process or container"
+    )]
+    OutOfMemory {
+        /// What was asked for.
+        bytes: u64,
     },
     /// The operating system refused.
     #[error("{doing}: {source}")]
@@ -136,10 +144,12 @@ pub enum PostErrorKind {
         depth: u32,
     },
     /// The state does not take requests.
-    #[error("a queue pair in state {0:?} takes no such request")]
+    #[error(
+        "a queue pair in state {0:?} takes no such request: receive requests are taken from INIT on, send requests from RTS on"
+    )]
     WrongState(QpState),
     /// More entries than the queue was created with.
-    #[error("{count} scatter/gather entries, but the queue was created for {max}")]
+    #[error("{count} scatter/gather entries, but the queue was created for {max}: create it with more")]
     TooManySges {
         /// Entries in the request.
         count: usize,
@@ -147,7 +157,9 @@ pub enum PostErrorKind {
         max: u32,
     },
     /// More inline bytes than the queue was created with.
-    #[error("{len} inline bytes, but the queue was created for {max}")]
+    #[error(
+        "{len} inline bytes, but the queue was created for {max}: create it with more, or send from registered memory"
+    )]
     InlineTooLong {
         /// Bytes in the request.
         len: usize,
@@ -155,7 +167,7 @@ pub enum PostErrorKind {
         max: u32,
     },
     /// A message longer than the service carries.
-    #[error("a message of {len} bytes; this service carries at most {max}")]
+    #[error("a message of {len} bytes; this service carries at most {max}: send it in pieces")]
     MessageTooLong {
         /// Bytes in the request.
         len: u64,
@@ -163,7 +175,7 @@ pub enum PostErrorKind {
         max: u64,
     },
     /// The service does not offer the operation (or not with this payload).
-    #[error("a {qp_type:?} queue pair does not offer {op}")]
+    #[error("a {qp_type:?} queue pair does not offer {op}; RC offers all operations")]
     Unsupported {
         /// Service.
         qp_type: QpType,
@@ -183,7 +195,7 @@ pub enum PostErrorKind {
     #[error("this queue pair takes its receive requests from a shared receive queue; post there")]
     UsesSrq,
     /// The queue pair or queue was destroyed.
-    #[error("the queue was destroyed")]
+    #[error("the queue was destroyed; build a new one")]
     Destroyed,
 }
 

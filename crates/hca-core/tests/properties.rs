@@ -14,15 +14,12 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-/// `PROPTEST_CASES` asks for more cases than the default; the seed stays.
+/// A fixed seed; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` ask for other cases.
 fn config() -> ProptestConfig {
-    let default = ProptestConfig::default();
-    ProptestConfig {
-        cases: if cfg!(miri) { 6 } else { default.cases },
-        rng_seed: RngSeed::Fixed(0x5eed),
-        failure_persistence: None,
-        ..default
-    }
+    let given = ProptestConfig::default();
+    let cases = if cfg!(miri) { 6 } else { given.cases };
+    let rng_seed = if given.rng_seed == RngSeed::Random { RngSeed::Fixed(0x5eed) } else { given.rng_seed };
+    ProptestConfig { cases, rng_seed, failure_persistence: None, ..given }
 }
 
 /// Any bytes are a header, and stay the same bytes.

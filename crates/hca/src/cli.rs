@@ -3,15 +3,16 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::perf::plan::{DEFAULT_SIZES, Op, Service, Size};
 use crate::url::{DeviceUrl, FaultSpec};
-use crate::{devinfo, perf, pingpong};
+use crate::{devinfo, interrupt, perf, pingpong};
 use softhca::Progress;
+
+pub use crate::interrupt::interrupted;
 
 /// The fields of a row of `hca perf --json`, in their order.
 pub const PERF_FIELDS: &str = "fabric service op layer size p50_ns p99_ns p999_ns mean_ns max_ns gb_per_s \
@@ -21,9 +22,10 @@ const EXIT_CODES: &str = "Exit codes: 0 success, 1 failed, 2 wrong usage, 130 en
 
 const DEVICES: &str = "\
 Devices:
-  auto://             the best fabric of this machine, on a free loopback address (default)
+  auto://             UDP sockets, which measure best, on a free loopback address (default)
   udp://ADDRESS       RoCEv2 over UDP sockets, bound to ADDRESS, port 4791
-  uring://ADDRESS     the same through io_uring; without ADDRESS a free loopback one is taken
+  uring://ADDRESS     the same through io_uring, or plain sockets (with a note) where the kernel has none;
+                      without ADDRESS a free loopback one is taken
   raw://INTERFACE     Ethernet frames on an interface, with ?ip=ADDRESS&roce=1|2&vlan=ID (needs CAP_NET_RAW)
   loopback://NAME     inside one process
  with ?option=value, joined by &: progress=inline|thread|adaptive, mtu=BYTES, capture=FILE.pcapng,
@@ -58,7 +60,9 @@ Fields of --json, one object a row, only ever added to:
   fabric service op layer size p50_ns p99_ns p999_ns mean_ns max_ns gb_per_s msgs_per_s count errors
   progress placement cpu peer_cpu
 placement says how the CPUs of both processes stood: near, far, mixed (it changed), unknown. Compare
-only rows of one placement.";
+only rows of one placement.
+
+--listen serves one host after the other, and gives up on one that is silent while nothing is measured.";
 
 /// RDMA anywhere: a software host channel adapter, verbs over RoCEv2.
 #[derive(Debug, Parser)]
@@ -113,7 +117,7 @@ pub struct DeviceArgs {
 pub enum FabricName {
     /// UDP sockets.
     Udp,
-    /// UDP through io_uring.
+    /// UDP through io_uring, or through plain sockets where the kernel has none.
     Uring,
     /// Ethernet frames on the loopback interface.
     Raw,
@@ -144,7 +148,7 @@ pub struct PerfArgs {
     /// Transport services to measure
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Service::Rc])]
     pub service: Vec<Service>,
-    /// Message sizes, as 8,4096,64K,4M
+    /// Message sizes, as 8,4096,64K,4M (an atomic has 8 bytes)
     #[arg(long, value_delimiter = ',', default_values_t = DEFAULT_SIZES)]
     pub size: Vec<Size>,
     /// Seconds for each row
@@ -178,10 +182,13 @@ pub struct PerfArgs {
 
 const PINGPONG_EXAMPLES: &str = "\
 Examples:
+  hca pingpong rc --server           says where it waits, as 127.0.0.2:18515; then, beside it:
+  hca pingpong rc 127.0.0.2
   hca pingpong rc --server --device udp://10.0.0.1            then, on another host:
   ibv_rc_pingpong -g 1 10.0.0.1                               (the GID index of a RoCEv2 GID)
   hca pingpong ud 10.0.0.2 --device udp://10.0.0.1 --size 1024   against ibv_ud_pingpong -g 1 -s 1024
 
+The end that waits does so on its device's own address, and says which on standard error.
 Both ends need the same size and iters.";
 
 /// `hca pingpong`.
@@ -199,17 +206,17 @@ pub struct PingpongArgs {
     /// The device.
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// TCP port of the exchange
-    #[arg(short, long, default_value_t = 18515)]
+    /// TCP port of the exchange; 0 takes a free one to wait on
+    #[arg(short, long, default_value_t = pingpong::DEFAULT_PORT)]
     pub port: u16,
-    /// Address to wait on for the exchange (default: the device's, or loopback)
+    /// Address to wait on for the exchange (default: the device's own)
     #[arg(long, value_name = "ADDR", conflicts_with = "host")]
     pub bind: Option<std::net::IpAddr>,
     /// Bytes a message (default: 4096; ud: 2048, or the path MTU if that is less)
     #[arg(short, long)]
     pub size: Option<Size>,
     /// Messages in each direction
-    #[arg(short = 'n', long, default_value_t = 1000)]
+    #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     pub iters: u32,
     /// Path MTU in bytes (rc and uc)
     #[arg(short, long, default_value = "1024", value_parser = path_mtu)]
@@ -228,28 +235,12 @@ pub struct PingpongArgs {
 /// What a command reports when it could not do its work.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Set by Ctrl-C.
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-/// Whether Ctrl-C was pressed: loops end, and the command with 130.
-#[inline]
-pub fn interrupted() -> bool {
-    INTERRUPTED.load(Ordering::Relaxed)
-}
-
 /// Runs the command of this process's arguments.
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
-    // A second Ctrl-C ends at once. The peer outlives the first one, so that it can be told to stop.
+    // The peer is told to stop by the process that started it.
     let peer = matches!(cli.command, Command::Peer { .. });
-    let handler = move || {
-        if INTERRUPTED.swap(true, Ordering::Relaxed) && !peer {
-            std::process::exit(130);
-        }
-    };
-    if let Err(e) = ctrlc::set_handler(handler) {
-        eprintln!("hca: Ctrl-C will end this abruptly: {e}");
-    }
+    interrupt::listen(peer);
     let result = match cli.command {
         Command::Devinfo(args) => devinfo::devinfo(&args),
         Command::Perf(args) => perf::perf(&args),

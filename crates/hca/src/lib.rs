@@ -1,7 +1,7 @@
 //! RDMA anywhere: open a device by name, and talk verbs over standard RoCEv2 to it, on any Linux machine.
 //!
 //! This is the crate that programs add. It opens devices ([`open`]) and re-exports the verbs; the `hca`
-//! command is its binary (feature `cli`, on by default: a library user may turn it off).
+//! command is its binary.
 //!
 //! ```
 //! let context = hca::open("loopback://story?progress=inline")?;
@@ -11,13 +11,25 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! All features but `tokio` are on by default. A program that wants no command line in its build names what it uses,
+//! as `hca = { version = "0.1", default-features = false, features = ["udp"] }`:
+//!
+//! | feature | what it brings |
+//! |---|---|
+//! | `udp` | `udp://` and `auto://`: RoCEv2 over UDP sockets |
+//! | `uring` | `uring://`: the same through io_uring |
+//! | `raw` | `raw://`: frames on an Ethernet interface |
+//! | `loopback` | `loopback://`: networks inside the process |
+//! | `cli` | the `hca` command and the measurements behind it, with what they need (clap, plotters, …); brings `udp` |
+//! | `tokio` | `AsyncCq`: a completion queue on a tokio runtime |
+//!
 //! | module | what it holds |
 //! |---|---|
 //! | `url` | [`DeviceUrl`]: the grammar of device names |
 //! | `narrow` | a network with a smaller path MTU (`mtu=`) |
 //! | `open` | [`open`], `HCA_DEVICE`, and which device a name becomes |
 //! | [`verbs`], [`core`](mod@core) | the crates below, for programs that need more than the re-exports |
-//! | `cli`, `devinfo`, `pingpong`, `perf` | the command (feature `cli`) |
+//! | `cli`, `devinfo`, `pingpong`, `perf`, `interrupt` | the command, and Ctrl-C (feature `cli`) |
 //! | `probe` | where two CPUs stand to each other, which every latency depends on (feature `cli`) |
 #![forbid(unsafe_code)]
 
@@ -25,6 +37,8 @@
 pub mod cli;
 #[cfg(feature = "cli")]
 mod devinfo;
+#[cfg(feature = "cli")]
+mod interrupt;
 mod narrow;
 mod open;
 #[cfg(feature = "cli")]

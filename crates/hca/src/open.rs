@@ -1,15 +1,22 @@
 //! Devices by name.
 
+#[cfg(feature = "loopback")]
 use std::collections::HashMap;
+#[cfg(any(feature = "udp", feature = "uring", feature = "raw", feature = "loopback"))]
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hca_core::{Device, DeviceError, Mtu};
-use hca_fabric::{
-    Capture, Fabric, FabricAttr, Faulty, LoopbackNet, OpenError as FabricError, RawFabric, RawOptions, Tap,
-    UdpFabric, UdpOptions, UringFabric, UringOptions,
-};
+#[cfg(feature = "loopback")]
+use hca_fabric::LoopbackNet;
+use hca_fabric::{Capture, Fabric, FabricAttr, Faulty, OpenError as FabricError, Tap};
+#[cfg(feature = "raw")]
+use hca_fabric::{RawFabric, RawOptions};
+#[cfg(feature = "udp")]
+use hca_fabric::{UdpFabric, UdpOptions};
+#[cfg(feature = "uring")]
+use hca_fabric::{UringFabric, UringOptions};
 use hca_verbs::Context;
 use softhca::{Progress, SoftHca};
 use thiserror::Error;
@@ -24,6 +31,7 @@ pub const DEVICE_VARIABLE: &str = "HCA_DEVICE";
 const LOOPBACK_TRIES: u32 = 4096;
 
 /// The interface on which every machine can choose among addresses.
+#[cfg(feature = "raw")]
 const LOOPBACK_INTERFACE: &str = "lo";
 
 /// Why a device was not opened.
@@ -36,6 +44,16 @@ pub enum OpenError {
     /// The name in the environment is wrong.
     #[error("{DEVICE_VARIABLE} in the environment: {0}")]
     Environment(UrlError),
+    /// The crate was built without such devices.
+    #[error(
+        "{url}: this program was built without the feature `{feature}` of the crate hca: add it to the features in Cargo.toml, or name another device"
+    )]
+    NotBuilt {
+        /// The device.
+        url: Box<DeviceUrl>,
+        /// The feature that brings it.
+        feature: &'static str,
+    },
     /// The network can't be opened.
     #[error("{url}: {source}")]
     Fabric {
@@ -132,46 +150,66 @@ pub fn open_exactly(url: &DeviceUrl) -> Result<Opened, OpenError> {
 
 /// The network that a name asks for, and the name with its address.
 fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
-    let named = |target| DeviceUrl { target, options: url.options.clone() };
     match &url.target {
-        Target::Auto => first_free(&|ip| udp(ip), &|ip| named(Target::Udp(Some(ip)))),
-        Target::Udp(None) => first_free(&|ip| udp(ip), &|ip| named(Target::Udp(Some(ip)))),
-        Target::Uring(None) => first_free(&|ip| uring(ip), &|ip| named(Target::Uring(Some(ip)))),
-        Target::Udp(Some(ip)) => at(&|ip| udp(ip), *ip, url.clone()),
-        Target::Uring(Some(ip)) => at(&|ip| uring(ip), *ip, url.clone()),
+        #[cfg(feature = "udp")]
+        Target::Auto | Target::Udp(None) => first_free(&udp, url, &|ip| Target::Udp(Some(ip))),
+        #[cfg(feature = "udp")]
+        Target::Udp(Some(ip)) => at(&udp, *ip, url.clone()),
+        #[cfg(feature = "uring")]
+        Target::Uring(None) => first_free(&uring, url, &|ip| Target::Uring(Some(ip))),
+        #[cfg(feature = "uring")]
+        Target::Uring(Some(ip)) => at(&uring, *ip, url.clone()),
+        #[cfg(feature = "raw")]
         Target::Raw { interface, options } => {
             let place = |ip| RawOptions { ip: Some(ip), ..*options };
-            let named_at = |ip| named(Target::Raw { interface: interface.clone(), options: place(ip) });
+            let target = |ip| Target::Raw { interface: interface.clone(), options: place(ip) };
             if interface == LOOPBACK_INTERFACE && options.ip.is_none() {
-                return first_free(&|ip| raw(interface, &place(ip)), &named_at);
+                return first_free(&|ip| raw(interface, &place(ip)), url, &target);
             }
             match raw(interface, options) {
                 Ok(fabric) => {
-                    let url = named_at(fabric.attr().local);
-                    Ok((fabric, url))
+                    let target = target(fabric.attr().local);
+                    Ok((fabric, DeviceUrl { target, options: url.options.clone() }))
                 }
                 Err(source) => Err(OpenError::Fabric { url: Box::new(url.clone()), source }),
             }
         }
+        #[cfg(feature = "loopback")]
         Target::Loopback(name) => Ok((Box::new(loopback(name)), url.clone())),
+        #[cfg(not(all(feature = "udp", feature = "uring", feature = "raw", feature = "loopback")))]
+        missing => {
+            let feature = match missing {
+                Target::Auto | Target::Udp(_) => "udp",
+                Target::Uring(_) => "uring",
+                Target::Raw { .. } => "raw",
+                Target::Loopback(_) => "loopback",
+            };
+            Err(OpenError::NotBuilt { url: Box::new(url.clone()), feature })
+        }
     }
 }
 
 /// Opens a network on an address.
+#[cfg(any(feature = "udp", feature = "uring", feature = "raw"))]
 type Opener<'a> = &'a dyn Fn(IpAddr) -> Result<Box<dyn Fabric>, FabricError>;
 
+#[cfg(feature = "udp")]
 fn udp(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
     Ok(Box::new(UdpFabric::open(ip, &UdpOptions::default())?))
 }
 
+/// Plain sockets where the kernel has no io_uring, or forbids it; [`Opened::stand_in`] says so then.
+#[cfg(feature = "uring")]
 fn uring(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
-    Ok(Box::new(UringFabric::open(ip, &UringOptions::default())?))
+    UringFabric::open_or_udp(ip, &UringOptions::default())
 }
 
+#[cfg(feature = "raw")]
 fn raw(interface: &str, options: &RawOptions) -> Result<Box<dyn Fabric>, FabricError> {
     Ok(Box::new(RawFabric::open(interface, options)?))
 }
 
+#[cfg(any(feature = "udp", feature = "uring"))]
 fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
     match open(ip) {
         Ok(fabric) => Ok((fabric, url)),
@@ -180,10 +218,13 @@ fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, 
 }
 
 /// The first loopback address from 127.0.0.2 on that nobody has.
+#[cfg(any(feature = "udp", feature = "uring", feature = "raw"))]
 fn first_free(
     open: Opener<'_>,
-    name: &dyn Fn(IpAddr) -> DeviceUrl,
+    url: &DeviceUrl,
+    target: &dyn Fn(IpAddr) -> Target,
 ) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
+    let name = |ip| DeviceUrl { target: target(ip), options: url.options.clone() };
     let first = u32::from(Ipv4Addr::new(127, 0, 0, 2));
     for ip in (first..first + LOOPBACK_TRIES).map(|n| IpAddr::V4(n.into())) {
         match open(ip) {
@@ -196,6 +237,7 @@ fn first_free(
 }
 
 /// The next address of the loopback network of this name in this process.
+#[cfg(feature = "loopback")]
 fn loopback(name: &str) -> impl Fabric + use<> {
     static NETS: Mutex<Option<HashMap<String, (LoopbackNet, u32)>>> = Mutex::new(None);
     let mut nets = NETS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -240,6 +282,11 @@ impl Opened {
     pub fn fabric(&self) -> &str {
         &self.fabric_name
     }
+    /// Why something else carries its packets than its name asks for, if so: `uring://` on a kernel without io_uring.
+    pub fn stand_in(&self) -> Option<String> {
+        let mut notes = self.fabric_attr().notes.into_iter();
+        notes.find(|(what, _)| *what == "io_uring").map(|(what, note)| format!("{what}: {note}"))
+    }
     /// What its network is, and what was found out about it.
     pub fn fabric_attr(&self) -> FabricAttr {
         self.device.fabric()
@@ -260,5 +307,24 @@ impl Opened {
     /// The largest path MTU that it carries.
     pub fn mtu(&self) -> Mtu {
         self.device.port().active_mtu
+    }
+}
+
+#[cfg(all(test, not(all(feature = "udp", feature = "uring", feature = "raw", feature = "loopback"))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_was_not_built_names_its_feature() {
+        let built = [
+            ("auto://", "udp", cfg!(feature = "udp")),
+            ("uring://", "uring", cfg!(feature = "uring")),
+            ("raw://eth0", "raw", cfg!(feature = "raw")),
+            ("loopback://x", "loopback", cfg!(feature = "loopback")),
+        ];
+        for (name, feature, _) in built.into_iter().filter(|b| !b.2) {
+            let Err(e) = open_exactly(&name.parse().unwrap()) else { panic!("{name} is opened") };
+            assert!(e.to_string().contains(&format!("`{feature}`")), "{e}");
+        }
     }
 }

@@ -7,21 +7,24 @@
 
 mod exchange;
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use hca_core::{Access, AddressVector, Lid, Mtu, Qkey, QpType};
+use hca_core::{Access, AddressVector, AsyncEvent, Lid, Mtu, Qkey, QpType};
 use hca_verbs::{
     Buf, CompletionQueue, Completions, ConnectOptions, Connected, Endpoint, FrozenBuf, OfferedBy, Pd,
-    QueuePair, Rc, SendRequest, Service as VerbsService, Uc, Ud, UdPeer, ops,
+    QueuePair, Rc, SendRequest, Service as VerbsService, Uc, Ud, UdPeer, WcError, ops,
 };
 use thiserror::Error;
 
 use self::exchange::Dest;
-use crate::cli::{Failure, PingpongArgs, interrupted};
+use crate::cli::{Failure, PingpongArgs};
+use crate::interrupt::{SLICE, interrupted, unless_interrupted};
 use crate::open::{Opened, open_exactly};
 use crate::perf::{Service, device_or_auto};
 
+/// TCP port of the exchange in `ibv_*_pingpong`.
+pub(crate) const DEFAULT_PORT: u16 = 18515;
 /// The Q_Key of `ibv_ud_pingpong`.
 const QKEY: Qkey = Qkey::new(0x1111_1111);
 /// What `ibv_*_pingpong` fills its buffer with.
@@ -39,17 +42,21 @@ const STALL: Duration = Duration::from_secs(10);
 #[derive(Debug, Error)]
 enum PingpongError {
     #[error(
-        "no one waits at {host}:{port}: {source}; start `hca pingpong {service} --server` or ibv_{service}_pingpong there first, and give its --port"
+        "no one waits at {host}:{port}: {source}; start `hca pingpong {service} --server` or ibv_{service}_pingpong there first, and give the address and --port that it waits on"
     )]
     Connect { host: String, port: u16, service: Service, source: std::io::Error },
     #[error(
-        "port {port} can't be listened on: {source}; end the other program that has it, or give both ends another --port"
+        "{address} can't be listened on: {source}; end the other program that has it, or give both ends another --port; an address of this machine can be chosen with --bind"
     )]
-    Listen { port: u16, source: std::io::Error },
+    Listen { address: SocketAddr, source: std::io::Error },
     #[error("a datagram carries at most {mtu} bytes here: give both ends --size {mtu} or less")]
     TooLong { mtu: u32 },
     #[error("nothing came for {STALL:?} after {received} of {iters} messages: {advice}")]
     Stalled { received: u32, iters: u32, advice: &'static str },
+    #[error(
+        "{source}; the other end may use another path MTU ({mtu} here, --mtu) or another --size: give both ends the same"
+    )]
+    Completion { source: WcError, mtu: u32 },
     #[error("a message of {len} bytes came, not {size}: give both ends the same --size")]
     Size { len: u32, size: u32 },
 }
@@ -57,6 +64,9 @@ enum PingpongError {
 /// Runs the command.
 pub(crate) fn pingpong(args: &PingpongArgs) -> Result<(), Failure> {
     let opened = open_exactly(&device_or_auto(&args.device)?)?;
+    if let Some(note) = opened.stand_in() {
+        eprintln!("note: {note}");
+    }
     let done = match args.service {
         Service::Rc => connected::<Rc>(args, &opened),
         Service::Uc => connected::<Uc>(args, &opened),
@@ -75,10 +85,12 @@ struct Bounce<S: VerbsService> {
     free: Vec<Buf>,
     size: u32,
     rx_depth: usize,
+    /// Path MTU of this end in bytes.
+    mtu: u32,
 }
 
 impl<S: VerbsService> Bounce<S> {
-    fn new(args: &PingpongArgs, pd: &Pd, size: u64, headroom: usize) -> Result<Self, Failure> {
+    fn new(args: &PingpongArgs, pd: &Pd, size: u64, headroom: usize, mtu: u32) -> Result<Self, Failure> {
         let depth = args.rx_depth;
         let cq = pd.context().create_cq(depth + 1)?;
         let builder = pd.qp::<S>(&cq).max_send_wr(1).max_recv_wr(depth).max_send_sge(1).max_recv_sge(1);
@@ -87,7 +99,7 @@ impl<S: VerbsService> Bounce<S> {
         source.fill(PATTERN);
         let free = pd.alloc_many(depth as usize, size as usize + headroom)?;
         let mut bounce =
-            Self { qp, cq, source: source.freeze(), free, size: size as u32, rx_depth: depth as usize };
+            Self { qp, cq, source: source.freeze(), free, size: size as u32, rx_depth: depth as usize, mtu };
         bounce.post_receives()?;
         Ok(bounce)
     }
@@ -122,7 +134,7 @@ impl<S: VerbsService> Bounce<S> {
             let mut any = false;
             for wc in self.cq.poll(&mut wcs) {
                 any = true;
-                let mut wc = wc.ok()?;
+                let mut wc = wc.ok().map_err(|source| PingpongError::Completion { source, mtu: self.mtu })?;
                 if wc.opcode.is_recv() {
                     if wc.byte_len != self.size + headroom {
                         let len = wc.byte_len.saturating_sub(headroom);
@@ -148,7 +160,10 @@ impl<S: VerbsService> Bounce<S> {
             } else if moved.elapsed() > STALL {
                 let advice = match S::TYPE {
                     QpType::Rc => "see what the other end printed",
-                    QpType::Uc | QpType::Ud => {
+                    QpType::Uc => {
+                        "this service loses messages, or the other end uses another path MTU (--mtu), size or count; start both again"
+                    }
+                    QpType::Ud => {
                         "this service loses messages, or the other end uses another size or count; start both again"
                     }
                 };
@@ -167,7 +182,7 @@ where
 {
     let pd = opened.context().alloc_pd()?;
     let size = args.size.map_or(DEFAULT_SIZE, |s| s.0);
-    let mut bounce: Bounce<S> = Bounce::new(args, &pd, size, 0)?;
+    let mut bounce: Bounce<S> = Bounce::new(args, &pd, size, 0, args.mtu.bytes())?;
     let own = bounce.qp.endpoint();
     let control = bounce.qp.control();
     let (theirs, client) = learn(args, &own, &|theirs: &Dest| {
@@ -182,7 +197,8 @@ where
         };
         Ok(control.connect(&remote, &options)?)
     })?;
-    let took = bounce.run(args.iters, client, 0, |qp, source| Ok(qp.send(source).map_err(|r| r.error)?))?;
+    let took = bounce.run(args.iters, client, 0, |qp, source| Ok(qp.send(source).map_err(|r| r.error)?));
+    let took = took.inspect_err(|_| tell_events(opened))?;
     finish(args, &own, &theirs, size, took);
     linger(&mut bounce.cq);
     Ok(())
@@ -196,7 +212,7 @@ fn datagrams(args: &PingpongArgs, opened: &Opened) -> Result<(), Failure> {
     if size > mtu.into() {
         return Err(PingpongError::TooLong { mtu }.into());
     }
-    let mut bounce: Bounce<Ud> = Bounce::new(args, &pd, size, GRH_BYTES)?;
+    let mut bounce: Bounce<Ud> = Bounce::new(args, &pd, size, GRH_BYTES, mtu)?;
     let own = bounce.qp.endpoint();
     let control = bounce.qp.control();
     let (theirs, client) = learn(args, &own, &|_: &Dest| Ok(control.activate(QKEY)?))?;
@@ -204,7 +220,8 @@ fn datagrams(args: &PingpongArgs, opened: &Opened) -> Result<(), Failure> {
     let peer: UdPeer = pd.create_ah(&av)?.peer(theirs.qpn, QKEY);
     let took = bounce.run(args.iters, client, GRH_BYTES as u32, |qp, source| {
         Ok(qp.post_send(SendRequest::send(source).to(&peer)).map_err(|r| r.error)?)
-    })?;
+    });
+    let took = took.inspect_err(|_| tell_events(opened))?;
     finish(args, &own, &theirs, size, took);
     Ok(())
 }
@@ -223,11 +240,11 @@ fn learn(
     let theirs = match &args.host {
         Some(host) => {
             let mut stream = dial(args, host)?;
-            let theirs = exchange::client(&mut stream, dest)?;
+            let theirs = exchange::client(&mut stream, dest, exchange::LIMIT)?;
             connect(&theirs)?;
             theirs
         }
-        None => exchange::server(&mut accept(args, own)?, dest, connect)?,
+        None => exchange::server(&mut accept(args, own)?, dest, exchange::LIMIT, connect)?,
     };
     if !args.json {
         println!("  remote address: {}", describe(&theirs));
@@ -235,33 +252,46 @@ fn learn(
     Ok((theirs, args.host.is_some()))
 }
 
+/// Calls the other end; the stream's reads return after a slice of time.
 fn dial(args: &PingpongArgs, host: &str) -> Result<TcpStream, PingpongError> {
     let (port, service) = (args.port, args.service);
     let refuse = |source| PingpongError::Connect { host: host.to_owned(), port, service, source };
-    let mut last = std::io::ErrorKind::AddrNotAvailable.into();
-    for address in (host, port).to_socket_addrs().map_err(refuse)? {
-        match TcpStream::connect_timeout(&address, STALL) {
-            Ok(stream) => return Ok(stream),
-            Err(e) => last = e,
+    let called = host.to_owned();
+    let call = move || -> std::io::Result<TcpStream> {
+        let mut last = std::io::ErrorKind::AddrNotAvailable.into();
+        for address in (called.as_str(), port).to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, STALL) {
+                Ok(stream) => return Ok(stream),
+                Err(e) => last = e,
+            }
         }
-    }
-    Err(refuse(last))
+        Err(last)
+    };
+    let answer = unless_interrupted(call).unwrap_or(Err(std::io::ErrorKind::Interrupted.into()));
+    let stream = answer.map_err(refuse)?;
+    stream.set_read_timeout(Some(SLICE)).map_err(refuse)?;
+    Ok(stream)
 }
 
-/// Waits for the other end: on the device's own address, which the other end has to reach anyway, or on
-/// loopback if the device stands there.
+/// Waits for the other end on the device's own address, which the other end has to reach anyway, and says
+/// where: on standard error, so that `--json` has standard output to itself. The stream's reads return after a slice
+/// of time.
 fn accept(args: &PingpongArgs, own: &Endpoint) -> Result<TcpStream, Failure> {
-    let port = args.port;
-    let refuse = |source| PingpongError::Listen { port, source };
-    let device = own.gid.ip();
-    let chosen = if device.is_loopback() && device.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { device };
-    let address = SocketAddr::new(args.bind.unwrap_or(chosen), port);
+    let (device, service) = (own.gid.ip(), args.service);
+    let address = SocketAddr::new(args.bind.unwrap_or(device), args.port);
+    let refuse = |source| PingpongError::Listen { address, source };
     let listener = TcpListener::bind(address).map_err(refuse)?;
     listener.set_nonblocking(true).map_err(refuse)?;
+    let here = listener.local_addr().map_err(refuse)?;
+    let host = if here.ip().is_unspecified() { device } else { here.ip() };
+    let port = if here.port() == DEFAULT_PORT { String::new() } else { format!(" --port {}", here.port()) };
+    eprintln!("waiting on {here}; start `hca pingpong {service} {host}{port}`, or ibv_{service}_pingpong");
     loop {
         match listener.accept() {
-            Ok((stream, _)) => {
+            Ok((stream, from)) => {
+                eprintln!("called by {from}");
                 stream.set_nonblocking(false).map_err(refuse)?;
+                stream.set_read_timeout(Some(SLICE)).map_err(refuse)?;
                 return Ok(stream);
             }
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock && !interrupted() => {
@@ -304,6 +334,22 @@ fn finish(args: &PingpongArgs, own: &Endpoint, theirs: &Dest, size: u64, took: D
     }
     println!("{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / seconds / 1e6);
     println!("{} iters in {seconds:.2} seconds = {:.2} usec/iter", args.iters, seconds * 1e6 / iters);
+}
+
+/// Says what the device noticed that no completion tells.
+fn tell_events(opened: &Opened) {
+    while let Some(event) = opened.context().poll_event() {
+        let what = match event {
+            // That is how every conversation begins.
+            AsyncEvent::CommEstablished(_) => continue,
+            AsyncEvent::QpRequestError(_) => "the other end sent a request that does not fit this queue pair",
+            AsyncEvent::QpAccessError(_) => "the other end was refused access",
+            AsyncEvent::QpFatal(_) => "the queue pair met an error that no request can report",
+            AsyncEvent::CqOverrun(_) => "the completion queue was full",
+            _ => "the device reports",
+        };
+        eprintln!("event: {what} ({event:?})");
+    }
 }
 
 /// Stays a moment to acknowledge again what the other end might not have heard.

@@ -14,7 +14,7 @@ use thiserror::Error;
 /// The name of a device, parsed.
 ///
 /// ```text
-/// auto://                                     the best fabric of this machine, on a free loopback address
+/// auto://                                     UDP sockets, which measure best, on a free loopback address
 /// udp://127.0.0.2                             UDP sockets, bound to this address
 /// udp://[fd00::2]?mtu=1024                    IPv6, with a smaller path MTU
 /// udp://                                      the same on a free loopback address
@@ -36,11 +36,12 @@ pub struct DeviceUrl {
 /// What carries the packets, and where the device stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// The default fabric, on the first loopback address from 127.0.0.2 on that is free.
+    /// The default fabric, UDP sockets, on the first loopback address from 127.0.0.2 on that is free.
     Auto,
     /// RoCEv2 over UDP sockets; `None` takes a free loopback address.
     Udp(Option<IpAddr>),
-    /// RoCEv2 over UDP by io_uring; `None` takes a free loopback address.
+    /// RoCEv2 over UDP by io_uring, or by plain sockets where the kernel has none; `None` takes a free loopback
+    /// address.
     Uring(Option<IpAddr>),
     /// RoCE frames on an Ethernet interface. On the loopback interface no address takes a free one.
     Raw {

@@ -72,6 +72,7 @@ fn wrong_usage_is_exit_code_2_and_says_what_to_write() {
         (&["perf", "--listen", "somewhere"], "IP address"),
         (&["pingpong", "rd"], "ud"),
         (&["pingpong", "rc", "--mtu", "1500"], "4096"),
+        (&["pingpong", "rc", "-n", "0"], "1.."),
         (&["devinfo", "udp://localhost"], "127.0.0.2"),
         (&["fly"], "--help"),
     ] {
@@ -188,8 +189,12 @@ fn perf_draws_prints_and_captures() {
 
 /// A listener, where it listens, and what it says (which has to be kept open while it runs).
 fn listener() -> (Child, String, BufReader<ChildStderr>) {
-    let mut child =
-        hca(&["perf", "--listen", "127.0.0.1:0", "--once"]).stderr(Stdio::piped()).spawn().unwrap();
+    listener_with(&["--once"])
+}
+
+fn listener_with(more: &[&str]) -> (Child, String, BufReader<ChildStderr>) {
+    let args = [&["perf", "--listen", "127.0.0.1:0"], more].concat();
+    let mut child = hca(&args).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     said.read_line(&mut line).unwrap();
@@ -221,6 +226,22 @@ fn perf_measures_against_a_listener() {
 }
 
 #[test]
+fn a_silent_client_keeps_nobody_from_a_listener() {
+    let (child, address, mut said) = listener_with(&[]);
+    let mut silent = std::net::TcpStream::connect(&address).unwrap();
+    let args = ["perf", "--json", "--connect", &address, "--op", "send", "--size", "8", "--duration", "0.04"];
+    assert_eq!(json_lines(&run(&args)).len(), 1);
+    // It is told, and its connection is closed.
+    let mut told = String::new();
+    silent.read_to_string(&mut told).unwrap();
+    assert!(told.contains("said nothing"), "{told}");
+    ended_by_ctrl_c(child);
+    let mut text = String::new();
+    said.read_to_string(&mut text).unwrap();
+    assert!(text.contains("the peer said nothing for 3s"), "{text}");
+}
+
+#[test]
 fn a_stranger_at_the_listener_is_named() {
     let (mut child, address, mut said) = listener();
     std::net::TcpStream::connect(address).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
@@ -230,14 +251,108 @@ fn a_stranger_at_the_listener_is_named() {
     assert!(text.contains("GET / HTTP") && text.contains("same version"), "{text}");
 }
 
+/// Presses Ctrl-C once, which ends the command soon, with 130.
+fn ended_by_ctrl_c(child: Child) -> Output {
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let (ended, came) = std::sync::mpsc::channel();
+    std::thread::spawn(move || ended.send(child.wait_with_output().unwrap()));
+    let out = came.recv_timeout(std::time::Duration::from_secs(5)).unwrap_or_else(|_| {
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        let said = came.recv().unwrap();
+        panic!("it goes on after Ctrl-C: {}{}", text(&said.stdout), text(&said.stderr));
+    });
+    assert_eq!(out.status.code(), Some(130), "{}", text(&out.stderr));
+    out
+}
+
+/// A file of packets that ends where a block of it ends.
+fn is_whole_capture(file: &Scratch) -> bool {
+    let bytes = std::fs::read(&file.0).unwrap();
+    let mut rest = &bytes[..];
+    while let Some(len) = rest.get(4..8) {
+        let len = u32::from_le_bytes(len.try_into().unwrap()) as usize;
+        let Some(behind) = rest.get(len..) else { return false };
+        rest = behind;
+    }
+    rest.is_empty() && !bytes.is_empty()
+}
+
+#[test]
+fn ctrl_c_ends_a_pingpong_whose_server_is_silent() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port().to_string();
+    let capture = Scratch::new("silent-server.pcapng");
+    let args = ["pingpong", "rc", "127.0.0.1", "--port", &port, "--capture", capture.path()];
+    let client = hca(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Once its address has come, it waits for ours.
+    let mut stream = silent.accept().unwrap().0;
+    stream.read_exact(&mut [0; 50]).unwrap();
+    ended_by_ctrl_c(client);
+    assert!(is_whole_capture(&capture));
+}
+
+#[test]
+fn ctrl_c_ends_a_pingpong_whose_client_is_silent() {
+    let (server, at, mut said) = pingpong_server(&["rc"]);
+    let _silent = std::net::TcpStream::connect(at).unwrap();
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.starts_with("called by"), "{line}");
+    ended_by_ctrl_c(server);
+}
+
+#[test]
+fn ctrl_c_ends_a_listener_whose_client_is_silent() {
+    let (child, address, mut said) = listener();
+    let _silent = std::net::TcpStream::connect(address).unwrap();
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.starts_with("measuring with"), "{line}");
+    ended_by_ctrl_c(child);
+}
+
+#[test]
+fn ctrl_c_ends_a_listener_in_the_middle_of_a_measurement() {
+    let capture = Scratch::new("listener.pcapng");
+    let (child, address, said) = listener_with(&["--once", "--capture", capture.path()]);
+    let args = ["perf", "--connect", &address, "--op", "send", "--size", "8", "--duration", "60"];
+    let client = hca(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    // Packets are there once it measures: more than one buffer of them has been written.
+    while std::fs::metadata(&capture.0).map_or(0, |m| m.len()) < 10_000 {
+        std::thread::yield_now();
+    }
+    ended_by_ctrl_c(child);
+    assert!(is_whole_capture(&capture));
+    let told = client.wait_with_output().unwrap();
+    assert_eq!(told.status.code(), Some(1));
+    assert!(text(&told.stderr).contains("Ctrl-C"), "{}", text(&told.stderr));
+    drop(said);
+}
+
+#[test]
+fn ctrl_c_ends_a_measurement_whose_listener_is_silent() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let capture = Scratch::new("silent-listener.pcapng");
+    let args = ["perf", "--connect", &address, "--capture", capture.path()];
+    let child = hca(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It waits for the answer to its first line.
+    let mut stream = BufReader::new(silent.accept().unwrap().0);
+    stream.read_line(&mut String::new()).unwrap();
+    ended_by_ctrl_c(child);
+    assert!(is_whole_capture(&capture));
+}
+
 #[test]
 fn ctrl_c_ends_both_processes_with_130() {
-    let child = hca(&["perf", "--op", "send", "--size", "8", "--duration", "60"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    let capture = Scratch::new("ctrl-c.pcapng");
+    let child =
+        hca(&["perf", "--op", "send", "--size", "8", "--duration", "60", "--capture", capture.path()])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
     // It measures once its peer runs.
     let children = format!("/proc/{0}/task/{0}/children", child.id());
     let peer = loop {
@@ -247,34 +362,34 @@ fn ctrl_c_ends_both_processes_with_130() {
         }
         std::thread::yield_now();
     };
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-    let out = child.wait_with_output().unwrap();
-    assert_eq!(out.status.code(), Some(130), "{}", text(&out.stderr));
+    ended_by_ctrl_c(child);
+    assert!(is_whole_capture(&capture));
     assert!(!std::path::Path::new(&format!("/proc/{peer}")).exists(), "the peer is gone");
 }
 
-/// Both ends of a ping-pong, on a port of the test's own.
-fn bounce(service: &str, more: &[&str]) -> (Output, Output) {
-    // The port is free now; nobody else on this machine takes it so soon again.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
-    let common = [&["pingpong", service, "--port", &port, "--iters", "200"][..], more].concat();
-    let mut server = hca(&common).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // The server listens once it has printed its address.
-    let mut out = BufReader::new(server.stdout.take().unwrap());
+/// The end of a ping-pong that waits, where it does, and what it says (which has to be kept open while it runs).
+fn pingpong_server(args: &[&str]) -> (Child, std::net::SocketAddr, BufReader<ChildStderr>) {
+    let mut child = hca(&[&["pingpong"], args, &["--server", "--port", "0"]].concat())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
-    out.read_line(&mut line).unwrap();
-    assert!(line.contains("local address"), "{line}");
-    let client = loop {
-        let out = run(&[&common[..], &["127.0.0.1"]].concat());
-        let early = text(&out.stderr).contains("no one waits");
-        if !early || server.try_wait().unwrap().is_some() {
-            break out;
-        }
-    };
-    let mut rest = String::new();
-    out.read_to_string(&mut rest).unwrap();
+    said.read_line(&mut line).unwrap();
+    let address =
+        line.strip_prefix("waiting on ").and_then(|l| l.split_once(';')).and_then(|l| l.0.parse().ok());
+    (child, address.unwrap_or_else(|| panic!("the server does not say where it waits: {line:?}")), said)
+}
+
+/// Both ends of a ping-pong.
+fn bounce(service: &str, more: &[&str]) -> (Output, Output) {
+    let common = [&[service, "--iters", "200"][..], more].concat();
+    let (server, at, mut said) = pingpong_server(&common);
+    let (host, port) = (at.ip().to_string(), at.port().to_string());
+    let client = run(&[&["pingpong"], &common[..], &[&host, "--port", &port]].concat());
     let mut server = server.wait_with_output().unwrap();
-    server.stdout = (line + &rest).into_bytes();
+    said.read_to_end(&mut server.stderr).unwrap();
     (server, client)
 }
 
@@ -288,4 +403,31 @@ fn both_ends_of_a_pingpong_meet_for_every_service() {
             assert!(said.contains("remote address") && said.contains("usec/iter"), "{service}: {said}");
         }
     }
+}
+
+#[test]
+fn ends_with_different_path_mtus_say_what_the_cause_may_be() {
+    let (server, at, mut said) = pingpong_server(&["rc", "--mtu", "4096"]);
+    let (host, port) = (at.ip().to_string(), at.port().to_string());
+    let client = run(&["pingpong", "rc", &host, "--port", &port, "--mtu", "1024"]);
+    let server = server.wait_with_output().unwrap();
+    let mut near = String::new();
+    said.read_to_string(&mut near).unwrap();
+    assert_eq!((server.status.code(), client.status.code()), (Some(1), Some(1)), "{near}");
+    assert!(near.contains("path MTU (4096 here"), "{near}");
+    assert!(near.contains("event: the other end sent a request"), "{near}");
+    let far = text(&client.stderr);
+    assert!(far.contains("path MTU (1024 here"), "{far}");
+}
+
+#[test]
+fn a_pingpong_server_waits_on_the_address_of_its_device() {
+    let (mut server, at, _said) = pingpong_server(&["rc", "--device", "udp://127.83.1.5"]);
+    assert_eq!(at.ip().to_string(), "127.83.1.5");
+    server.kill().unwrap();
+    server.wait().unwrap();
+    let (mut server, at, _said) = pingpong_server(&["rc", "--bind", "127.0.0.1"]);
+    assert_eq!(at.ip().to_string(), "127.0.0.1");
+    server.kill().unwrap();
+    server.wait().unwrap();
 }

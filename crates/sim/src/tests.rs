@@ -155,7 +155,7 @@ impl Device for Echo {
     fn query_qp(&self, _: QpHandle) -> Result<QpStatus, DeviceError> {
         Err(NO)
     }
-    fn destroy_qp(&self, _: QpHandle) -> Result<(), DeviceError> {
+    fn destroy_qp(&self, _: QpHandle) -> Result<Vec<u64>, DeviceError> {
         Err(NO)
     }
     fn poll_event(&self) -> Option<AsyncEvent> {
@@ -180,6 +180,9 @@ impl Device for Echo {
         }
         inner.fabric.send(now, &mut inner.batch);
         done.packets > 0
+    }
+    fn needs_turns(&self) -> bool {
+        false
     }
     fn next_deadline(&self) -> Option<Duration> {
         None

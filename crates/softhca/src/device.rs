@@ -6,9 +6,9 @@ use std::os::fd::BorrowedFd;
 use std::thread::JoinHandle;
 
 use hca_core::{
-    AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqPort, Device, DeviceAttr,
-    DeviceError, DmaMemory, Gid, Lid, MrHandle, MrInit, MrKeys, PdHandle, PortAttr, QpAttr, QpHandle, QpInit,
-    QpPorts, QpStatus, QpType, RecvPort, SrqHandle, SrqInit, TransitionError,
+    AddressVector, AhHandle, AsyncEvent, AtomicScope, Completion, Counter, CqHandle, CqPort, Device,
+    DeviceAttr, DeviceError, DmaMemory, Gid, Lid, MrHandle, MrInit, MrKeys, PdHandle, PortAttr, QpAttr,
+    QpHandle, QpInit, QpPorts, QpStatus, QpType, RecvPort, SrqHandle, SrqInit, TransitionError,
 };
 use hca_fabric::{Fabric, FabricAttr, PathError, PathId};
 use hca_transport::{Qp, QpConfig};
@@ -40,6 +40,8 @@ const ECT0: u8 = 0b10;
 /// A host channel adapter in software.
 pub struct SoftHca {
     shared: Arc<Shared>,
+    /// The network as it was when the adapter was opened.
+    opened_on: FabricAttr,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -70,7 +72,8 @@ impl SoftHca {
         // Queue pair numbers begin elsewhere each time an adapter is opened, so that packets to one that is
         // gone do not find its successor at the same address.
         let first_generation = Random::new(seed ^ 1).next() as u32 & 0xffff;
-        let (attr, port) = describe(fabric.attr(), &l);
+        let opened_on = fabric.attr().clone();
+        let (attr, port) = describe(&opened_on, &l);
         let events = Arc::new(Events::new());
         let tables = Tables::new(
             Slab::new(l.pds),
@@ -92,15 +95,19 @@ impl SoftHca {
         } else {
             None
         };
-        Ok(std::sync::Arc::new(Self { shared, thread }))
+        Ok(std::sync::Arc::new(Self { shared, opened_on, thread }))
     }
 
     /// Which progress mode it was opened with.
     pub fn progress(&self) -> Progress {
         self.shared.progress
     }
-    /// What the network is, and what was found out about it.
+    /// What the network is, and what was found out about it; in a forked child, what was known when the
+    /// adapter was opened.
     pub fn fabric(&self) -> FabricAttr {
+        if self.shared.fork.is_child() {
+            return self.opened_on.clone();
+        }
         self.shared.control(|e| e.fabric.attr().clone())
     }
     /// The send window of a queue pair.
@@ -154,7 +161,7 @@ fn describe(fabric: &FabricAttr, l: &Limits) -> (DeviceAttr, PortAttr) {
         max_cq: l.cqs,
         max_cqe: MAX_CQE,
         max_mr: l.mrs,
-        max_mr_bytes: isize::MAX as u64,
+        max_mr_bytes: crate::memory::MAX_BYTES,
         max_pd: l.pds,
         max_ah: l.ahs,
         max_srq: l.srqs,
@@ -199,6 +206,7 @@ impl Engine {
         }
         self.fabric.open_path(&av).map_err(|e| match e {
             PathError::Family { .. } => DeviceError::NoPath { gid, why: "it is of the other IP version" },
+            PathError::NotUnicast { why, .. } => DeviceError::NoPath { gid, why },
             PathError::Limit(_) => DeviceError::NoPath { gid, why: "too many paths are open" },
             PathError::Io { doing, source } => DeviceError::Io { doing, source },
             _ => DeviceError::NoPath { gid, why: "the network refuses it" },
@@ -209,7 +217,8 @@ impl Engine {
         entry.map(|c| &mut c.users).ok_or(unknown("completion queue", cq.index))
     }
 
-    fn create_qp(&mut self, hca: &Arc<Shared>, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
+    /// Whether a queue pair's limits are within the adapter's, and its objects exist and fit.
+    fn check_qp(&mut self, pd: PdHandle, init: &QpInit) -> Result<(), DeviceError> {
         let cap = init.cap;
         in_range("max_send_wr", cap.max_send_wr, 1, MAX_WR)?;
         in_range("max_recv_wr", cap.max_recv_wr, 0, MAX_WR)?;
@@ -225,6 +234,12 @@ impl Engine {
                 return Err(DeviceError::ForeignPd { what: "the shared receive queue" });
             }
         }
+        Ok(())
+    }
+
+    fn create_qp(&mut self, hca: &Arc<Shared>, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
+        let cap = init.cap;
+        self.check_qp(pd, init)?;
         let Some((index, generation)) = self.core.qps.vacant() else {
             return Err(limit("queue pair", &self.core.qps));
         };
@@ -330,12 +345,13 @@ impl Engine {
         }
     }
 
-    fn destroy_qp(&mut self, now: hca_core::Instant, qp: QpHandle) -> Result<(), DeviceError> {
+    fn destroy_qp(&mut self, now: hca_core::Instant, qp: QpHandle) -> Result<Vec<u64>, DeviceError> {
         self.acknowledge(now, qp);
         let entry =
             self.core.qps.remove(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
         let mut res = entry.res;
         res.shared.state.store(DESTROYED, Ordering::SeqCst);
+        let lost = lost_recvs(&res, &mut self.core.tables);
         drop_requests(&mut res, &mut self.core.tables);
         for cq in [res.send_cq, res.recv_cq] {
             self.core.tables.cqs.at_mut(cq).expect("a user's queue exists").users -= 1;
@@ -351,8 +367,21 @@ impl Engine {
         self.core.forget(qp.index);
         self.leave_pd(res.pd);
         self.core.finish(now);
-        Ok(())
+        Ok(lost)
     }
+}
+
+/// The requests that a queue pair took from a shared receive queue and whose completions nobody has polled.
+fn lost_recvs(res: &QpRes, tables: &mut Tables) -> Vec<u64> {
+    if !matches!(res.rq, RecvQueue::Shared(_)) {
+        return Vec::new();
+    }
+    let mut lost = Vec::from_iter(res.held.active.then_some(res.held.wr_id));
+    if let Some(cq) = tables.cqs.at_mut(res.recv_cq) {
+        let ours = |c: &&Completion| c.qp == res.shared.handle && c.opcode.is_recv();
+        lost.extend(cq.ring.unreleased().filter(ours).map(|c| c.wr_id));
+    }
+    lost
 }
 
 /// Forgets all requests of a queue pair, and has its completions passed over.
@@ -575,7 +604,7 @@ impl Device for SoftHca {
             Ok(QpStatus { state: q.machine.state(), attr: *q.machine.attr(), cap: q.res.cap })
         })
     }
-    fn destroy_qp(&self, qp: QpHandle) -> Result<(), DeviceError> {
+    fn destroy_qp(&self, qp: QpHandle) -> Result<Vec<u64>, DeviceError> {
         self.shared.fork.check()?;
         let now = self.shared.time.now();
         self.shared.control(|e| e.destroy_qp(now, qp))
@@ -588,11 +617,17 @@ impl Device for SoftHca {
         self.shared.events.pop()
     }
     fn set_event_waker(&self, waker: &Waker) {
+        if self.shared.fork.is_child() {
+            return;
+        }
         self.shared.events.set_waker(waker);
     }
 
     fn turn(&self) -> bool {
         self.shared.program_turn(AckRule::NextTurn)
+    }
+    fn needs_turns(&self) -> bool {
+        self.shared.progress == Progress::Inline && !self.shared.time.is_virtual()
     }
     fn next_deadline(&self) -> Option<Duration> {
         if self.shared.fork.is_child() {
@@ -602,6 +637,7 @@ impl Device for SoftHca {
         self.shared.next_deadline()
     }
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.fork.check().ok()?;
         self.shared.wait_fd().ok()
     }
 }

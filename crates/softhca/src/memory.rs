@@ -12,6 +12,8 @@ use hca_core::{DeviceError, DmaMemory};
 
 const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
+/// The longest piece: what an allocation may have, in whole huge pages.
+pub(crate) const MAX_BYTES: u64 = (isize::MAX as usize & !(HUGE - 1)) as u64;
 
 struct Pages(NonNull<u8>, Layout);
 
@@ -29,8 +31,8 @@ impl Drop for Pages {
 
 /// Zeroed memory of at least `len` bytes.
 pub(crate) fn alloc(len: usize) -> Result<DmaMemory, DeviceError> {
-    let max = isize::MAX as u64;
-    let range = |_| DeviceError::OutOfRange { what: "memory length", value: len as u64, min: 1, max };
+    let range =
+        |_| DeviceError::OutOfRange { what: "memory length", value: len as u64, min: 1, max: MAX_BYTES };
     if len == 0 {
         return Err(range(()));
     }
@@ -38,10 +40,7 @@ pub(crate) fn alloc(len: usize) -> Result<DmaMemory, DeviceError> {
     let layout = Layout::from_size_align(len, align).map_err(|_| range(()))?.pad_to_align();
     // SAFETY: the layout's size is not 0.
     let Some(addr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
-        return Err(DeviceError::Io {
-            doing: "allocating memory for a region",
-            source: std::io::ErrorKind::OutOfMemory.into(),
-        });
+        return Err(DeviceError::OutOfMemory { bytes: len as u64 });
     };
     #[cfg(not(miri))]
     if len >= HUGE {

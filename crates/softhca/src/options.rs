@@ -72,6 +72,10 @@ impl Time {
     pub(crate) fn new(clock: Clock) -> Self {
         Self { clock, origin_ns: monotonic_ns() }
     }
+    /// Whether a simulator sets it, which then moves the adapter too.
+    pub(crate) fn is_virtual(&self) -> bool {
+        matches!(self.clock, Clock::Virtual(_))
+    }
     #[inline]
     pub(crate) fn now(&self) -> Instant {
         Instant::from_nanos(match &self.clock {

@@ -136,7 +136,10 @@ fn push_recv(ring: &mut Producer<RecvHeader>, max_sge: u32, wr: &RecvWr<'_>) -> 
     if wr.sges.len() > max_sge as usize {
         return Err(PostErrorKind::TooManySges { count: wr.sges.len(), max: max_sge });
     }
-    let room = wr.sges.iter().map(|s| u64::from(s.len)).sum();
+    let room = match wr.sges {
+        [one] => one.len.into(),
+        list => list.iter().map(|s| u64::from(s.len)).sum(),
+    };
     let header = RecvHeader { wr_id: wr.wr_id, room, sges: wr.sges.len() as u8 };
     let depth = ring.depth();
     ring.push(header, wr.sges.iter().copied().map(sge_to_cell))
@@ -297,9 +300,13 @@ impl CqPort for SoftCq {
         }
     }
     fn set_waker(&mut self, waker: &Waker) {
+        if self.hca.fork.is_child() {
+            return;
+        }
         self.shared.set_waker(waker);
     }
     fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {
+        self.hca.fork.check()?;
         if self.wait.is_none() {
             let event = self.shared.event_fd()?;
             let epoll = if self.hca.progress == Progress::Thread {

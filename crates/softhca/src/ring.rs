@@ -100,7 +100,9 @@ impl<H: Copy> Producer<H> {
         // SAFETY: (2) the slot at `tail` is free, so it is the producer's, which we are (1).
         self.ring.headers[slot].with_mut(|p| unsafe { (*p).write(header) });
         let base = slot * self.ring.cells_per_slot;
-        for (cell, to) in cells.zip(&self.ring.cells[base..base + self.ring.cells_per_slot]) {
+        let mut area = self.ring.cells[base..base + self.ring.cells_per_slot].iter();
+        for cell in cells {
+            let to = area.next().expect("a list fits its slot");
             // SAFETY: as above; the cells of a slot go with it.
             to.with_mut(|p| unsafe { *p = cell });
         }
@@ -130,6 +132,18 @@ impl<H: Copy> Producer<H> {
         }
         self.tail = self.tail.wrapping_add(1);
         Ok(())
+    }
+    /// The headers of all slots that the consumer has not released, oldest first. It may release some meanwhile.
+    #[cfg(not(loom))]
+    pub(crate) fn unreleased(&self) -> impl Iterator<Item = &H> {
+        // Acquire, as in `has_room`, though nothing is overwritten.
+        let head = self.ring.head.load(Ordering::Acquire);
+        (0..self.tail.wrapping_sub(head)).map(move |i| {
+            let slot = (head.wrapping_add(i) & self.ring.mask) as usize;
+            // SAFETY: (2) the consumer reads such slots and writes none; we write none as long as `self` is
+            // borrowed; (3) they were written, by us.
+            self.ring.headers[slot].with(|p| unsafe { (*p).assume_init_ref() })
+        })
     }
     /// Hands all filled slots to the consumer.
     #[inline]

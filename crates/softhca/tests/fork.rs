@@ -8,12 +8,17 @@
 
 mod ends;
 
-use ends::{End, open, send};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Waker;
+
+use ends::{End, network, open, send};
 use hca_core::{
-    Completion, Device, DeviceError, Payload, PostErrorKind, QpAttr, QpState, RecvWr, SendFlags, SendOp,
-    SendWr,
+    Completion, Device, DeviceError, Instant, Notify, Payload, PostErrorKind, QpAttr, QpState, RecvWr,
+    SendFlags, SendOp, SendWr,
 };
-use softhca::Progress;
+use hca_fabric::{Fabric, Tap, TapFrame};
+use softhca::{Options, Progress, SoftHca};
 
 /// Messages after the fork.
 const MESSAGES: u64 = 50;
@@ -44,15 +49,60 @@ fn child(ends: &mut [End; 2]) -> i32 {
         let error = QpAttr { state: Some(QpState::Error), ..QpAttr::default() };
         expect(4, refused(d.modify_qp(e.rc.handle, &error)) && refused(d.query_qp(e.rc.handle).map(|_| ())));
         expect(5, refused(d.alloc_pd().map(|_| ())) && refused(d.create_cq(8).map(|_| ())));
-        expect(6, refused(d.dereg_mr(e.keys.handle)) && refused(d.destroy_qp(e.uc.handle)));
+        expect(6, refused(d.dereg_mr(e.keys.handle)) && refused(d.destroy_qp(e.uc.handle).map(drop)));
         expect(7, refused(d.destroy_cq(e.cq_handle)) && refused(d.dealloc_pd(e.pd)));
         expect(
             8,
             !d.turn() && d.poll_event().is_none() && d.next_deadline().is_none() && d.counters().is_empty(),
         );
         expect(9, refused(d.window(e.rc.handle).map(|_| ())));
+        e.cq.arm(Notify::Any);
+        e.cq.set_waker(Waker::noop());
+        expect(10, refused(e.cq.wait_fd().map(|_| ())));
+        expect(11, without_the_engine(d));
     }
     broken
+}
+
+/// What of an adapter is no control call and takes no error: it answers, whoever holds the engine.
+fn without_the_engine(d: &SoftHca) -> bool {
+    d.set_event_waker(Waker::noop());
+    let known = d.fabric().local == d.port().gid.ip() && d.fabric().name == d.attr().fabric;
+    known && d.wait_fd().is_none() && d.next_deadline().is_none() && d.counters().is_empty() && !d.turn()
+}
+
+/// Forks; 0 in the child, which its alarm ends if it hangs.
+fn fork() -> libc::pid_t {
+    // SAFETY: (1)
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+    if pid == 0 {
+        // SAFETY: takes no pointer.
+        unsafe { libc::alarm(20) };
+    }
+    pid
+}
+
+/// Ends the child at once, with the first promise that was broken.
+fn end_child(broken: i32) -> ! {
+    // SAFETY: runs nothing of this process.
+    unsafe { libc::_exit(i32::from(broken != 0) * (1 + broken.trailing_zeros() as i32)) }
+}
+
+/// Waits for the child; its status.
+fn wait(pid: libc::pid_t) -> i32 {
+    let mut status = 0;
+    // SAFETY: the status lives on the stack.
+    let waited = unsafe { libc::waitpid(pid, &mut status, 0) };
+    assert_eq!(waited, pid);
+    status
+}
+
+/// The child ended by itself, and no promise was broken.
+fn expect_kept(what: &str, status: i32) {
+    assert!(libc::WIFEXITED(status), "{what}: the child was ended by a signal: {status:#x}");
+    let code = libc::WEXITSTATUS(status);
+    assert_eq!(code, 0, "{what}: promise {} was broken in the child", code - 1);
 }
 
 fn check(fabric: &str, progress: Progress) {
@@ -74,25 +124,14 @@ fn check(fabric: &str, progress: Progress) {
     }
     // And a message that nobody would send again: by itself, it is taken by the parent or by nobody.
     send(&mut a.uc, SendFlags::SIGNALED);
-    // SAFETY: (1)
-    let pid = unsafe { libc::fork() };
-    assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+    let pid = fork();
     if pid == 0 {
-        // SAFETY: takes no pointer.
-        unsafe { libc::alarm(20) };
         let broken = child(&mut ends);
         // Whatever it drops, and in whatever order, touches nothing of the parent's.
         drop(ends);
-        // SAFETY: ends the child at once.
-        unsafe { libc::_exit(i32::from(broken != 0) * (1 + broken.trailing_zeros() as i32)) };
+        end_child(broken);
     }
-    let mut status = 0;
-    // SAFETY: the status lives on the stack.
-    let waited = unsafe { libc::waitpid(pid, &mut status, 0) };
-    assert_eq!(waited, pid);
-    assert!(libc::WIFEXITED(status), "{fabric} {progress:?}: the child was ended by a signal: {status:#x}");
-    let code = libc::WEXITSTATUS(status);
-    assert_eq!(code, 0, "{fabric} {progress:?}: promise {} was broken in the child", code - 1);
+    expect_kept(&format!("{fabric} {progress:?}"), wait(pid));
 
     let [a, b] = &mut ends;
     for what in ["the completion from before the fork", "the message that was under way"] {
@@ -116,7 +155,64 @@ fn check(fabric: &str, progress: Progress) {
     println!("fork over {fabric}, progress {progress:?}: ok");
 }
 
+const OPEN: u32 = 0;
+const SHUT: u32 = 1;
+const WAITING: u32 = 2;
+
+/// Keeps whoever turns the engine in the middle of its turn while the gate is shut.
+struct Gate(Arc<AtomicU32>);
+
+impl Tap for Gate {
+    fn frame(&mut self, _: Instant, _: &TapFrame<'_>) {
+        let shut = self.0.compare_exchange(SHUT, WAITING, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        while shut && self.0.load(Ordering::Acquire) == WAITING {
+            std::thread::yield_now();
+        }
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Forks while another thread, which the child has not, is in the middle of a turn.
+fn check_held() {
+    let gate = Arc::new(AtomicU32::new(OPEN));
+    let inline = Options { progress: Progress::Inline, ..Options::default() };
+    let mut ends = [0, 1].map(|n| {
+        let mut fabric = network("udp", n).expect("every Linux has UDP");
+        fabric.set_tap(Some(Box::new(Gate(gate.clone()))));
+        End::new(SoftHca::open(fabric, inline.clone()).unwrap())
+    });
+    ends[0].connect(&ends[1]);
+    ends[1].connect(&ends[0]);
+    let [a, b] = &mut ends;
+    b.recv();
+    gate.store(SHUT, Ordering::Release);
+    let device = a.device.clone();
+    std::thread::scope(|s| {
+        s.spawn(|| send(&mut a.rc, SendFlags::SIGNALED));
+        while gate.load(Ordering::Acquire) != WAITING {
+            std::thread::yield_now();
+        }
+        let pid = fork();
+        if pid == 0 {
+            end_child(i32::from(!without_the_engine(&device)));
+        }
+        let status = wait(pid);
+        gate.store(OPEN, Ordering::Release);
+        expect_kept("in the middle of a turn", status);
+    });
+    drop(device);
+    assert!(b.next(&*a.device).is_some(), "the message that was under way is lost");
+    assert!(a.next(&*b.device).is_some(), "the send did not complete");
+    let [a, b] = ends;
+    a.close();
+    b.close();
+    println!("fork in the middle of a turn: ok");
+}
+
 fn main() {
+    check_held();
     for fabric in ["udp", "uring"] {
         for progress in Progress::ALL {
             check(fabric, progress);

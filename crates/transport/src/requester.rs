@@ -80,6 +80,8 @@ pub(crate) struct Requester {
     timeout_at: u64,
     probe_at: u64,
     pub(crate) rnr_until: u64,
+    /// The RNR wait that has not begun; 0: it has.
+    rnr_wait_ns: u64,
     /// The peer had no receive request. It drops all behind the packet that it refused, so that one goes
     /// alone until it is taken.
     refused: bool,
@@ -126,6 +128,7 @@ impl Requester {
             timeout_at: NEVER,
             probe_at: NEVER,
             rnr_until: NEVER,
+            rnr_wait_ns: 0,
             refused: false,
             probe_due: false,
             probed: None,
@@ -530,8 +533,11 @@ impl Requester {
     ) -> Result<(), WcStatus> {
         let now_ns = now.as_nanos();
         if now_ns >= self.rnr_until {
-            self.rnr_until = NEVER;
-            self.ready = true;
+            self.ready = self.rnr_wait_ns == 0;
+            self.rnr_until = match core::mem::take(&mut self.rnr_wait_ns) {
+                0 => NEVER,
+                wait_ns => now_ns.saturating_add(wait_ns),
+            };
         }
         if now_ns >= self.timeout_at {
             if self.retries_left == 0 {
@@ -613,12 +619,13 @@ impl Requester {
         self.go_back(now_ns);
     }
     /// The peer has no receive request for the oldest unacknowledged packet: that one is sent once more when
-    /// the wait is over.
+    /// the wait is over. It begins with the next turn: this one's time was taken before the refusal came, and
+    /// by how much is not known.
     pub(crate) fn refused(&mut self, now_ns: u64, wait_ns: u64) {
         self.go_back(now_ns);
         self.disarm();
         self.refused = true;
-        self.rnr_until = now_ns.saturating_add(wait_ns);
+        (self.rnr_until, self.rnr_wait_ns) = (now_ns.saturating_add(1), wait_ns);
     }
     /// Goes back to the oldest unacknowledged packet.
     fn go_back(&mut self, now_ns: u64) {
@@ -657,7 +664,7 @@ impl Requester {
         self.una_psn = self.sent_psn;
         self.cursor_to_una();
         self.disarm();
-        self.rnr_until = NEVER;
+        (self.rnr_until, self.rnr_wait_ns) = (NEVER, 0);
         (self.ready, self.blocked) = (false, false);
     }
 }

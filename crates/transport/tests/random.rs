@@ -19,6 +19,9 @@ const RECVS: usize = 512 << 10;
 /// The word that atomics count in, and where writes leave it alone.
 const COUNTER: usize = MEMORY - 64;
 
+/// Fewer operations than this in a script. Miri takes a second for each.
+const MAX_OPS: usize = if cfg!(miri) { 4 } else { 30 };
+
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Send(u32),
@@ -147,19 +150,26 @@ fn setup() -> impl Strategy<Value = Setup> {
         })
 }
 
+/// 128 cases of a fixed seed; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` ask for others.
+fn config() -> ProptestConfig {
+    let given = ProptestConfig::default();
+    let cases = match std::env::var_os("PROPTEST_CASES") {
+        _ if cfg!(miri) => 1,
+        Some(_) => given.cases,
+        None => 128,
+    };
+    let rng_seed = if given.rng_seed == RngSeed::Random { RngSeed::Fixed(1) } else { given.rng_seed };
+    ProptestConfig { cases, rng_seed, failure_persistence: None, ..given }
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig {
-        cases: 128,
-        failure_persistence: None,
-        rng_seed: RngSeed::Fixed(1),
-        ..ProptestConfig::default()
-    })]
+    #![proptest_config(config())]
 
     #[test]
     fn a_faulty_wire_loses_doubles_and_reorders_no_message(
         setup in setup(),
-        ops_a in prop::collection::vec(op(), 1..30),
-        ops_b in prop::collection::vec(op(), 0..30),
+        ops_a in prop::collection::vec(op(), 1..MAX_OPS),
+        ops_b in prop::collection::vec(op(), 0..MAX_OPS),
         faults in faults(),
         room in prop_oneof![Just(usize::MAX), 1..4_usize],
     ) {
@@ -176,7 +186,7 @@ proptest! {
     #[test]
     fn late_receive_requests_delay_and_lose_nothing(
         setup in setup(),
-        ops in prop::collection::vec(op(), 1..30),
+        ops in prop::collection::vec(op(), 1..MAX_OPS),
         faults in faults(),
         gap in 10_000..400_000_u64,
     ) {
@@ -195,7 +205,7 @@ proptest! {
     #[test]
     fn a_peer_that_goes_away_leaves_one_completion_a_request(
         setup in setup(),
-        ops in prop::collection::vec(op(), 1..30),
+        ops in prop::collection::vec(op(), 1..MAX_OPS),
         faults in faults(),
         dies in 0..200_usize,
     ) {

@@ -322,6 +322,23 @@ fn no_receive_request_is_answered_by_an_rnr_nak_and_tried_again_after_its_timer(
 }
 
 #[test]
+fn the_wait_after_an_rnr_nak_is_not_shortened_by_a_turn_that_stood_still() {
+    let mut p = Pair::new(&Setup { rnr_timer: 14, ..Setup::default() });
+    p.send(A, SendOp::Send, 0, 8);
+    while p.a.host.counted(Count::RnrNakReceived) == 0 {
+        p.turn();
+    }
+    // The turn that took the NAK had its time from before the NAK came.
+    p.now += 5_000_000;
+    let came = p.now;
+    p.recv(B, 0, 8);
+    p.run();
+    p.expect_sends(&[Success]);
+    let again = p.wire.iter().rfind(|s| s.side == A).unwrap();
+    assert!(again.at_ns >= came + RnrTimer::new(14).duration().as_nanos() as u64);
+}
+
+#[test]
 fn after_an_rnr_nak_one_packet_goes_alone_until_it_is_taken() {
     let mut p = Pair::new(&Setup { srq_b: true, ..Setup::default() });
     for _ in 0..2 {

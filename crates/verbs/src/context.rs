@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use hca_core::{AsyncEvent, Counter, Device, DeviceAttr, DeviceError, PortAttr, Psn};
 
 use crate::pd::Pd;
-use crate::wait::wait_readable;
+use crate::wait::{deadline, wait_readable};
 use crate::{CompletionQueue, MemoryError, WaitError};
 
 /// A device that is in use: where protection domains and completion queues come from. Cheap to clone.
@@ -102,7 +102,7 @@ impl Context {
     /// Nothing came in time, or the operating system refused to wait.
     pub fn wait_event(&self, timeout: Option<Duration>) -> Result<AsyncEvent, WaitError> {
         let device = &*self.ctx.device;
-        let deadline = timeout.map(|t| Instant::now() + t);
+        let deadline = deadline(timeout);
         let waker = thread_waker();
         loop {
             device.turn();
@@ -122,12 +122,18 @@ impl Context {
         }
     }
 
-    /// The next asynchronous event, for any runtime. Something else has to turn the device meanwhile:
-    /// an adapter thread, or the simulator.
+    /// The next asynchronous event, for any runtime. As [`CompletionQueue::next`] it moves a device that
+    /// nobody else moves.
     pub async fn next_event(&self) -> AsyncEvent {
+        let device = &*self.ctx.device;
         poll_fn(|cx| {
-            self.ctx.device.set_event_waker(cx.waker());
-            self.ctx.device.poll_event().map_or(Poll::Pending, Poll::Ready)
+            device.turn();
+            device.set_event_waker(cx.waker());
+            let event = device.poll_event();
+            if event.is_none() && device.needs_turns() {
+                cx.waker().wake_by_ref();
+            }
+            event.map_or(Poll::Pending, Poll::Ready)
         })
         .await
     }

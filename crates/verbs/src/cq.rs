@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, Instant};
 
-use hca_core::{Completion, CqHandle, CqPort, DeviceError, Notify, QpHandle, SrqHandle};
+use hca_core::{CqHandle, CqPort, DeviceError, Notify, QpHandle, SrqHandle};
 
 use crate::context::Ctx;
 use crate::part::Held;
 use crate::slots::{RecvTaker, RingTaker};
-use crate::wait::wait_readable;
+use crate::wait::{deadline, wait_readable};
 use crate::wc::{Record, Wcs};
 use crate::{BuildError, Completions, WaitError};
 
@@ -33,6 +33,8 @@ pub struct CompletionQueue {
     entries: Vec<Option<Entry>>,
     index: HashMap<QpHandle, usize, BuildHasherDefault<HandleHasher>>,
     vacant: Vec<usize>,
+    /// Queue pairs to forget once the completions in hand are taken.
+    gone: Vec<QpHandle>,
     /// Where the last completion's queue pair was found.
     last: usize,
 }
@@ -61,6 +63,7 @@ impl CompletionQueue {
             entries: Vec::new(),
             index: HashMap::default(),
             vacant: Vec::new(),
+            gone: Vec::new(),
             last: 0,
         })
     }
@@ -133,7 +136,7 @@ impl CompletionQueue {
         if self.fill(wcs) > 0 {
             return Ok(wcs.iter_mut());
         }
-        let deadline = timeout.map(|t| Instant::now() + t);
+        let deadline = deadline(timeout);
         // The descriptor first: it is made at the first call, and an armed notification needs it.
         self.port.wait_fd()?;
         loop {
@@ -152,9 +155,11 @@ impl CompletionQueue {
         }
     }
 
-    /// The next completions, on any runtime. Something else has to turn the device meanwhile: an adapter
-    /// thread, or the simulator's executor (a runtime can do it by the descriptor alone: [`wait_fd`](Self::wait_fd),
-    /// or `AsyncCq` with the feature `tokio`). The future may be dropped at any await; nothing is lost.
+    /// The next completions, on any runtime. The device is moved meanwhile by an adapter thread, or by the
+    /// simulator's executor. A device that only the program's calls move (`progress=inline`) is moved by this
+    /// future, which has itself polled again and again: a runtime that shall sleep instead waits for the
+    /// descriptor ([`wait_fd`](Self::wait_fd), or `AsyncCq` with the feature `tokio`). The future may be dropped at
+    /// any await; nothing is lost.
     pub async fn next<'w>(&mut self, wcs: &'w mut Completions) -> Wcs<'w> {
         poll_fn(|cx| self.poll_next(cx, wcs)).await;
         wcs.iter_mut()
@@ -168,7 +173,13 @@ impl CompletionQueue {
         }
         self.port.set_waker(cx.waker());
         self.port.arm(Notify::Any);
-        if self.fill(wcs) > 0 { Poll::Ready(()) } else { Poll::Pending }
+        if self.fill(wcs) > 0 {
+            return Poll::Ready(());
+        }
+        if self.cq.shared.ctx.device.needs_turns() {
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
     }
 
     /// Asks for one notification, on the descriptor and the waker. A completion that came before does
@@ -197,15 +208,18 @@ impl CompletionQueue {
             self.take_over_changes();
         }
         for i in 0..n {
-            let completion = wcs.raw[i];
-            self.take(completion, wcs);
+            self.take(i, wcs);
+        }
+        if !self.gone.is_empty() {
+            self.forget_gone();
         }
         wcs.records.len()
     }
 
     /// Finds the request of a completion and takes its buffers back.
     #[inline]
-    fn take(&mut self, completion: Completion, wcs: &mut Completions) {
+    fn take(&mut self, raw: usize, wcs: &mut Completions) {
+        let completion = &wcs.raw[raw];
         let Some(entry) = self.entry(completion.qp) else {
             tracing::warn!(?completion, "completion of a queue pair that this queue does not know");
             return;
@@ -226,7 +240,7 @@ impl CompletionQueue {
             tracing::error!(?completion, "completion of a request that is not outstanding");
             return;
         };
-        wcs.records.push(Record { completion, id, context, parts_end: wcs.parts.len() });
+        wcs.records.push(Record { raw, id, context, parts_end: wcs.parts.len() });
     }
 
     #[inline]
@@ -244,17 +258,26 @@ impl CompletionQueue {
         let taken = changes.as_mut().map(std::mem::take).unwrap_or_default();
         drop(changes);
         for (qp, change) in taken {
+            // One that went may have done so after the completions in hand were polled.
+            let Some(entry) = change else {
+                self.gone.push(qp);
+                continue;
+            };
+            let i = self.vacant.pop().unwrap_or_else(|| {
+                self.entries.push(None);
+                self.entries.len() - 1
+            });
+            self.entries[i] = Some(entry);
+            self.index.insert(qp, i);
+        }
+    }
+
+    #[cold]
+    fn forget_gone(&mut self) {
+        for qp in self.gone.drain(..) {
             if let Some(i) = self.index.remove(&qp) {
                 self.entries[i] = None;
                 self.vacant.push(i);
-            }
-            if let Some(entry) = change {
-                let i = self.vacant.pop().unwrap_or_else(|| {
-                    self.entries.push(None);
-                    self.entries.len() - 1
-                });
-                self.entries[i] = Some(entry);
-                self.index.insert(qp, i);
             }
         }
     }

@@ -69,7 +69,9 @@ pub enum BuildError {
         max: u32,
     },
     /// Parts of two adapters were mixed.
-    #[error("the {what} belongs to another context")]
+    #[error(
+        "the {what} belongs to another context; make it from the context that the queue pair is built in"
+    )]
     ForeignContext {
         /// The part.
         what: &'static str,
@@ -119,13 +121,17 @@ pub enum PostRefusal {
     #[error(transparent)]
     Queue(#[from] PostErrorKind),
     /// Memory of another protection domain.
-    #[error("entry {entry} of the list belongs to another protection domain than the queue pair")]
+    #[error(
+        "entry {entry} of the list belongs to another protection domain than the queue pair; take its memory from the queue pair's own"
+    )]
     ForeignPd {
         /// Its place in the list.
         entry: usize,
     },
     /// An address handle of another protection domain.
-    #[error("the address handle belongs to another protection domain than the queue pair")]
+    #[error(
+        "the address handle belongs to another protection domain than the queue pair; create one in the queue pair's own"
+    )]
     ForeignAh,
     /// The queue would fill for ever.
     #[error(
@@ -138,7 +144,9 @@ pub enum PostRefusal {
         depth: u32,
     },
     /// The remote range ends before the local list does.
-    #[error("{len} bytes, but the remote range has {room}")]
+    #[error(
+        "{len} bytes, but the remote range has {room}; shorten the list, or have the peer give a longer range"
+    )]
     RemoteTooShort {
         /// Bytes of the local list.
         len: u64,
@@ -196,10 +204,10 @@ impl WcError {
                 "check that the memory belongs to the queue pair's protection domain, and is still registered with the right that the operation needs"
             }
             WcStatus::WrFlushed => {
-                "an earlier completion of this queue pair says what went wrong; build a new queue pair to go on"
+                "an earlier completion of this queue pair, or an asynchronous event, says what went wrong; build a new queue pair to go on"
             }
             WcStatus::RemoteInvalidRequest => {
-                "check that the peer's receive buffers are long enough and that it allows READs and atomics"
+                "check that the peer's receive buffers are long enough, that it allows READs and atomics, and that both ends have the same path MTU"
             }
             WcStatus::RemoteAccess => {
                 "check the remote range, its key, and the rights that the peer gave them"

@@ -65,8 +65,9 @@
 //!
 //! - [`poll`](CompletionQueue::poll) never waits, and allocates and locks nothing.
 //! - [`wait`](CompletionQueue::wait) blocks on the device's descriptor and turns the device itself.
-//! - [`next`](CompletionQueue::next) is a future for any runtime, where something else turns the device: its thread,
-//!   or the simulator. With the feature `tokio`, `AsyncCq` needs nothing else.
+//! - [`next`](CompletionQueue::next) is a future for any runtime. A device without a thread (`progress=inline`) is
+//!   moved by the future itself, which is then polled without end; with the feature `tokio`, `AsyncCq` sleeps on
+//!   the device's descriptor instead.
 //!
 //! # Four programs
 //!

@@ -499,6 +499,7 @@ impl<S: Connected> QpControl<S> {
     ///
     /// # Errors
     /// The far end's service is another, it is connected already, a value is out of range, or there is no path.
+    /// It stays as it was then.
     pub fn connect(&self, remote: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
         let (ours, rc) = (self.inner.endpoint, S::TYPE == hca_core::QpType::Rc);
         if remote.service != S::TYPE {
@@ -530,6 +531,8 @@ impl<S: Connected> QpControl<S> {
             rnr_retry: rc.then_some(options.rnr_retry),
             ..QpAttr::default()
         };
+        // What the second step would refuse is refused before the first, which can't be taken back.
+        rts.check(S::TYPE, QpState::Rtr).map_err(DeviceError::from)?;
         self.modify(&rtr)?;
         self.modify(&rts)
     }
@@ -591,14 +594,23 @@ impl Drop for QpInner {
     fn drop(&mut self) {
         let forked = self.pd.ctx.forked();
         if !forked {
-            let Err(error) = self.pd.ctx.device.destroy_qp(self.handle) else {
-                for (cq, need) in [&self.send_cq, &self.recv_cq] {
-                    cq.remove(self.handle);
-                    cq.release(*need);
+            match self.pd.ctx.device.destroy_qp(self.handle) {
+                Ok(lost) => {
+                    if let Some(srq) = &self.srq {
+                        for wr_id in lost {
+                            let _ = srq.slots.take(wr_id, drop);
+                        }
+                    }
+                    for (cq, need) in [&self.send_cq, &self.recv_cq] {
+                        cq.remove(self.handle);
+                        cq.release(*need);
+                    }
+                    return;
                 }
-                return;
-            };
-            tracing::error!(qp = %self.handle, %error, "leaking buffers: the device keeps the queue pair");
+                Err(error) => {
+                    tracing::error!(qp = %self.handle, %error, "leaking buffers: the device keeps the queue pair");
+                }
+            }
         }
         std::mem::forget((sync::Arc::clone(&self.send), self.recv.clone(), self.srq.clone()));
     }

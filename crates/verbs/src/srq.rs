@@ -16,9 +16,9 @@ use crate::{BuildError, Refused, sync};
 /// [`reference`](Self::reference) and keep it alive.
 ///
 /// A queue pair that is dropped takes along the requests that it has consumed and whose completions
-/// were not polled: to lose none, move it to the error state first, and poll until
-/// `AsyncEvent::LastWqeReached` and the last completion have come. The buffers of lost requests go back when
-/// the shared queue is dropped.
+/// were not polled: their buffers go back to their domain, and their places in the queue are free again. To lose
+/// none, move it to the error state first, and poll until `AsyncEvent::LastWqeReached` and the last completion
+/// have come.
 pub struct Srq {
     side: RecvSide,
     srq: SrqRef,

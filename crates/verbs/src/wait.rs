@@ -1,9 +1,14 @@
 //! Waiting on a device's descriptor.
 
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// When a wait that begins now is over; `None`: never, as for a time beyond what the clock counts.
+pub(crate) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
+    Instant::now().checked_add(timeout?)
+}
 
 /// Blocks until `fd` is readable or `timeout` is over; whether it is readable.
 pub(crate) fn wait_readable(fd: BorrowedFd<'_>, timeout: Option<Duration>) -> std::io::Result<bool> {

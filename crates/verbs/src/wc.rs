@@ -21,10 +21,10 @@ pub struct Completions {
     pub(crate) parts: Vec<Option<Part>>,
 }
 
-/// One completion, and where its parts end.
+/// One completion: which of the raw ones, and where its parts end.
 #[derive(Clone, Copy)]
 pub(crate) struct Record {
-    pub(crate) completion: Completion,
+    pub(crate) raw: usize,
     pub(crate) id: u64,
     pub(crate) context: u64,
     pub(crate) parts_end: usize,
@@ -63,7 +63,7 @@ impl Completions {
     }
     /// The completions of the last poll, oldest first. Buffers that were taken out are gone.
     pub fn iter_mut(&mut self) -> Wcs<'_> {
-        Wcs { records: self.records.iter(), parts: &mut self.parts, taken: 0 }
+        Wcs { records: self.records.iter(), raw: &self.raw, parts: &mut self.parts, taken: 0 }
     }
 }
 
@@ -89,6 +89,7 @@ impl<'a> IntoIterator for &'a mut Completions {
 /// The completions of one poll, oldest first.
 pub struct Wcs<'a> {
     records: std::slice::Iter<'a, Record>,
+    raw: &'a [Completion],
     parts: &'a mut [Option<Part>],
     taken: usize,
 }
@@ -97,7 +98,8 @@ impl<'a> Iterator for Wcs<'a> {
     type Item = Wc<'a>;
     #[inline]
     fn next(&mut self) -> Option<Wc<'a>> {
-        let &Record { completion: c, id, context, parts_end } = self.records.next()?;
+        let &Record { raw, id, context, parts_end } = self.records.next()?;
+        let c = &self.raw[raw];
         let (parts, rest) = std::mem::take(&mut self.parts).split_at_mut(parts_end - self.taken);
         self.parts = rest;
         self.taken = parts_end;

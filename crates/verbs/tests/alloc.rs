@@ -1,8 +1,9 @@
 //! Between posting and completion nothing is allocated, once the room for completions has grown.
 #![allow(unsafe_code)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
+#[path = "../../hca-core/tests/counting/mod.rs"]
+mod counting;
+
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
@@ -11,34 +12,10 @@ use std::time::Duration;
 use hca_core::*;
 use hca_verbs::*;
 
-thread_local! {
-    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Counts what the current thread allocates and frees.
-struct Counting;
-
-// SAFETY: hands everything on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as promised by the caller.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, p: *mut u8, layout: Layout) {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: as promised by the caller.
-        unsafe { System.dealloc(p, layout) };
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
-
 fn allocations(f: impl FnOnce()) -> u64 {
-    let before = ALLOCATIONS.get();
+    let before = counting::calls();
     f();
-    ALLOCATIONS.get() - before
+    counting::calls() - before
 }
 
 /// Completes every request as it is posted, and allocates nothing doing so.
@@ -173,14 +150,17 @@ impl Device for Echo {
     fn query_qp(&self, _: QpHandle) -> Result<QpStatus, DeviceError> {
         Err(DeviceError::Unsupported { what: "queries" })
     }
-    fn destroy_qp(&self, _: QpHandle) -> Result<(), DeviceError> {
-        Ok(())
+    fn destroy_qp(&self, _: QpHandle) -> Result<Vec<u64>, DeviceError> {
+        Ok(Vec::new())
     }
     fn poll_event(&self) -> Option<AsyncEvent> {
         None
     }
     fn set_event_waker(&self, _: &Waker) {}
     fn turn(&self) -> bool {
+        false
+    }
+    fn needs_turns(&self) -> bool {
         false
     }
     fn next_deadline(&self) -> Option<Duration> {

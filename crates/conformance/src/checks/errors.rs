@@ -91,9 +91,7 @@ pub(crate) fn no_receive_within_the_retries_is_an_error(bed: &dyn Bed) {
         let took = start.elapsed();
         p.a.send_cq.ends(2, WcStatus::WrFlushed);
         let least = RnrTimer::new(timer).duration() * u32::from(rnr_retry);
-        // An adapter in software dates a NAK by the turn that takes it, which may have begun before it came and
-        // stood still since; the exact time is the transport's own test.
-        assert!(took >= least / 2, "{rnr_retry} retries took {took:?}, but {least:?} is the least");
+        assert!(took >= least, "{rnr_retry} retries took {took:?}, but {least:?} is the least");
         // The responder only said "not ready": it is as it was.
         assert_eq!(p.b.state(), QpState::Rts);
     }

@@ -368,7 +368,7 @@ pub(crate) fn queue_pairs_are_destroyed_in_every_state(bed: &dyn Bed) {
             let (handle, dev) = (qp.handle, node.dev());
             dev.destroy_qp(handle).unwrap();
             for r in [
-                dev.destroy_qp(handle),
+                dev.destroy_qp(handle).map(drop),
                 dev.modify_qp(handle, &to_state(Error)),
                 dev.query_qp(handle).map(|_| ()),
             ] {

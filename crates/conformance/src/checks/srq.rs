@@ -129,6 +129,21 @@ pub(crate) fn an_empty_shared_queue_fails_senders_without_retries(bed: &dyn Bed)
     s.a[0].send_cq.ends(1, WcStatus::RnrRetryExceeded);
 }
 
+pub(crate) fn a_destroyed_queue_pair_names_the_shared_requests_that_it_took(bed: &dyn Bed) {
+    let s = Shared::new(bed, 2, Conn::default());
+    for id in 7..10 {
+        s.srq.recv(id, &[s.mb.sge(0, 64)]);
+    }
+    for qp in &s.a {
+        qp.send(1, SendOp::Send, &[s.ma.sge(0, 64)]);
+        qp.send_cq.ok(1);
+    }
+    assert_eq!(s.b[1].destroy().unwrap(), [8]);
+    // The other's is still there.
+    assert_eq!(s.cq.ok(7).qp, s.b[0].handle);
+    s.cq.stays_empty();
+}
+
 pub(crate) fn an_error_leaves_shared_requests_to_the_others(bed: &dyn Bed) {
     let s = Shared::new(bed, 2, Conn::default());
     for id in 0..3 {

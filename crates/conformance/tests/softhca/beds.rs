@@ -70,7 +70,7 @@ impl Bed for SoftBed {
                     Net::Udp => on_own_address(|a| {
                         UdpFabric::open(a, &UdpOptions::default()).map(|f| Box::new(f) as _)
                     }),
-                    Net::Uring => on_own_address(|a| UringFabric::open_or_udp(a, &UringOptions::default())),
+                    Net::Uring => uring(),
                 };
                 self.open_one(fabric, i as u64)
             })
@@ -92,6 +92,11 @@ impl Bed for SoftBed {
             Net::Udp | Net::Uring => Ipv4Addr::new(127, 255, 0, 253).into(),
         })
     }
+}
+
+/// io_uring, or plain sockets where the kernel has none.
+pub(crate) fn uring() -> Box<dyn Fabric> {
+    on_own_address(|a| UringFabric::open_or_udp(a, &UringOptions::default()))
 }
 
 /// Opens something on a loopback address that no other test uses: a range for each process, and the

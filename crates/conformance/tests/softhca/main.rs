@@ -21,7 +21,19 @@ suite!(udp_inline, SoftBed::new(Net::Udp, Progress::Inline));
 suite!(udp_thread, SoftBed::new(Net::Udp, Progress::Thread));
 suite!(udp_adaptive, SoftBed::new(Net::Udp, Progress::Adaptive));
 
+suite!(uring_inline, SoftBed::new(Net::Uring, Progress::Inline));
+suite!(uring_thread, SoftBed::new(Net::Uring, Progress::Thread));
 suite!(uring_adaptive, SoftBed::new(Net::Uring, Progress::Adaptive));
+
+#[test]
+fn the_uring_beds_say_what_they_run_on() {
+    let fabric = beds::uring();
+    match fabric.attr().name.as_str() {
+        "uring" => println!("the uring beds run on io_uring"),
+        "udp" => println!("skipped: no io_uring here, so the uring beds repeat the udp ones"),
+        other => panic!("the uring beds run on {other}"),
+    }
+}
 
 suite!(raw_adaptive, RawBed { version: RoceVersion::V2, progress: Progress::Adaptive });
 suite!(raw_inline, RawBed { version: RoceVersion::V2, progress: Progress::Inline });

@@ -273,10 +273,10 @@ impl Sender {
         let part = Train { len: train.len.min(most), ..train };
         let flips = batch.flip_within(part.start..part.start + part.len).is_some();
         let mut start = part.start;
-        for packet in batch.bytes_mut(&part).chunks_mut(train.segment) {
+        self.icrc.seal(&path.crc, path.next_ident, train.segment, batch.bytes_mut(&part));
+        for packet in batch.bytes(&part).chunks(train.segment) {
             let ident = path.next_ident;
             path.next_ident = ident.wrapping_add(1);
-            self.icrc.seal(&path.crc, ident, packet);
             let head = path.template.write(mac, ident, packet, &mut self.heads[count]);
             self.leaving[count] = Leaving { path: Some(train.path), start, len: packet.len(), head, ident };
             start += packet.len();
@@ -319,9 +319,7 @@ impl Sender {
             return;
         }
         let first = path.next_ident;
-        for (k, packet) in batch.bytes_mut(&train).chunks_mut(train.segment).enumerate() {
-            self.icrc.seal(&path.crc, first.wrapping_add(k as u16), packet);
-        }
+        self.icrc.seal(&path.crc, first, train.segment, batch.bytes_mut(&train));
         path.next_ident = first.wrapping_add(train.packets() as u16);
         batch.apply_flips(&train);
         let to = path.to;

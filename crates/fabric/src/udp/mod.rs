@@ -6,6 +6,8 @@
 //! ICRC covers what really stands in the frame.
 
 mod counters;
+#[cfg(test)]
+mod full;
 mod path;
 #[cfg(test)]
 mod refusals;

@@ -66,9 +66,7 @@ impl TxPath {
     /// Puts ICRCs on the packets of a train whose first has this Identification.
     #[inline]
     pub(crate) fn seal(&self, icrc: &mut Icrc, ident: u16, segment: usize, bytes: &mut [u8]) {
-        for (k, packet) in bytes.chunks_mut(segment).enumerate() {
-            icrc.seal(&self.crc, ident.wrapping_add(k as u16), packet);
-        }
+        icrc.seal(&self.crc, ident, segment, bytes);
     }
     /// Destination and control messages for a datagram of segments of this size (0: one packet).
     #[inline]
@@ -223,6 +221,11 @@ impl Paths {
     pub(crate) fn use_up_ident(&self, id: PathId) {
         let socket = self.get(id).and_then(|p| p.socket.as_ref()).expect("it has a socket of its own");
         socket.send_to(PROBE, &self.shared_addr).expect("this side's own socket takes it");
+    }
+    /// Makes the send buffer as small as the kernel allows.
+    pub(crate) fn shrink_send_buffer(&self, id: PathId) {
+        let socket = self.get(id).and_then(|p| p.socket.as_ref()).expect("it has a socket of its own");
+        socket.set_send_buffer_size(1).expect("too little is made the least");
     }
 }
 

@@ -15,8 +15,8 @@ use hca_core::{AddressVector, Counter, Gid, Instant};
 use super::{UdpFabric, UdpOptions};
 use crate::{Fabric, OpenError, PathId, RxBudget, TxBatch};
 
-const NOW: Instant = Instant::from_nanos(1_000_000);
-const BUDGET: RxBudget = RxBudget { packets: 1024, bytes: 1 << 20 };
+pub(super) const NOW: Instant = Instant::from_nanos(1_000_000);
+pub(super) const BUDGET: RxBudget = RxBudget { packets: 1024, bytes: 1 << 20 };
 
 /// Send calls that can be told apart.
 #[derive(Clone, Copy)]
@@ -84,19 +84,21 @@ fn install(program: &[libc::sock_filter]) -> io::Result<()> {
 }
 
 /// Two fabrics, the path from the first to the second, and a batch.
-struct Ends {
-    a: UdpFabric,
-    b: UdpFabric,
-    path: PathId,
-    batch: TxBatch,
+pub(super) struct Ends {
+    pub(super) a: UdpFabric,
+    pub(super) b: UdpFabric,
+    pub(super) path: PathId,
+    pub(super) batch: TxBatch,
 }
 
 impl Ends {
-    fn new(salt: u32) -> Self {
-        let (mut a, b) = (open(2 * salt), open(2 * salt + 1));
+    pub(super) fn between(mut a: UdpFabric, b: UdpFabric) -> Self {
         let dgid = Gid::from_ip(b.attr().local);
         let path = a.open_path(&AddressVector { dgid, ..AddressVector::default() }).unwrap();
-        let mut ends = Self { a, b, path, batch: TxBatch::with_capacity(1 << 20) };
+        Self { a, b, path, batch: TxBatch::with_capacity(1 << 20) }
+    }
+    fn new(salt: u32) -> Self {
+        let mut ends = Self::between(open(2 * salt), open(2 * salt + 1));
         // The receiver knows the flow's numbers.
         ends.put(0, 1, 20);
         ends.send();
@@ -104,13 +106,13 @@ impl Ends {
         ends
     }
     /// Packets of equal length: one train, as long as it is one.
-    fn put(&mut self, first: u32, count: u32, len: usize) {
+    pub(super) fn put(&mut self, first: u32, count: u32, len: usize) {
         for n in first..first + count {
             self.batch.reserve(self.path, len).unwrap().copy_from_slice(&packet(n, len));
             self.batch.commit();
         }
     }
-    fn send(&mut self) {
+    pub(super) fn send(&mut self) {
         self.a.send(NOW, &mut self.batch);
     }
     fn send_refused(&mut self, calls: &[Call], errno: i32) -> bool {
@@ -127,13 +129,13 @@ impl Ends {
     }
     /// The next Identification is what the kernel will give.
     #[track_caller]
-    fn expect_certain(&mut self) {
+    pub(super) fn expect_certain(&mut self) {
         let ours = self.a.sender.paths.get(self.path).unwrap().ident(0);
         assert_eq!(ours, self.a.sender.paths.kernel_ident(self.path), "the Identification that comes next");
     }
 }
 
-fn packet(number: u32, len: usize) -> Vec<u8> {
+pub(super) fn packet(number: u32, len: usize) -> Vec<u8> {
     let mut p: Vec<u8> = (0..len).map(|i| (i as u32).wrapping_mul(7).wrapping_add(number) as u8).collect();
     p[8..12].copy_from_slice(&number.to_be_bytes());
     p
@@ -154,7 +156,7 @@ fn open(salt: u32) -> UdpFabric {
         .expect("a loopback address is free")
 }
 
-fn counter(fabric: &UdpFabric, name: &str) -> u64 {
+pub(super) fn counter(fabric: &UdpFabric, name: &str) -> u64 {
     let mut all: Vec<Counter> = Vec::new();
     fabric.counters(&mut all);
     all.iter().find(|c| c.name == name).unwrap_or_else(|| panic!("no counter {name}")).value
@@ -240,6 +242,25 @@ fn a_kernel_that_will_not_cut_trains_gets_packets_with_the_right_identification(
         assert_eq!(counter(&e.a, "tx_uncut_trains"), 2);
         assert_eq!(counter(&e.a, "tx_lost_other"), 0);
         assert_eq!(counter(&e.a, "tx_ident_probes"), probes + 1);
+    }
+}
+
+#[test]
+fn an_interface_that_goes_is_loss_that_is_counted_and_one_that_comes_back_is_used() {
+    for (salt, errno) in [(11, libc::ENETDOWN), (12, libc::ENETUNREACH), (13, libc::EHOSTUNREACH)] {
+        let mut e = Ends::new(salt);
+        for n in 1..4 {
+            e.put(n, 1, 24);
+            if !e.send_refused(&[Packet], errno) {
+                return;
+            }
+            assert!(e.batch.is_empty(), "nothing waits for an interface");
+        }
+        assert_eq!(counter(&e.a, "tx_lost_unreachable"), 3);
+        e.put(4, 3, 24);
+        e.send();
+        assert_eq!(e.receive(3), [packet(4, 24), packet(5, 24), packet(6, 24)]);
+        e.expect_certain();
     }
 }
 

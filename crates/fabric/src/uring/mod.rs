@@ -75,9 +75,11 @@ impl UringFabric {
     pub fn open_or_udp(local: IpAddr, options: &UringOptions) -> Result<Box<dyn Fabric>, OpenError> {
         match Self::open(local, options) {
             Ok(fabric) => Ok(Box::new(fabric)),
-            Err(e @ OpenError::Unsupported { .. }) => {
+            Err(OpenError::Unsupported { what, source }) => {
                 let mut fabric = UdpFabric::open(local, &options.udp)?;
-                fabric.note("io_uring", format!("{e}; plain sockets serve instead"));
+                let note =
+                    format!("plain sockets serve instead: {what} is missing or forbidden here ({source})");
+                fabric.note("io_uring", note);
                 Ok(Box::new(fabric))
             }
             Err(e) => Err(e),

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant as Clock};
 
 use hca_core::{AddressVector, Counter, Gid, Instant};
-use hca_fabric::{Fabric, OpenError, PathId, RxBudget, TxBatch};
+use hca_fabric::{Fabric, OpenError, PathError, PathId, RxBudget, TxBatch};
 
 pub(crate) const BUDGET: RxBudget = RxBudget { packets: 1024, bytes: 1 << 20 };
 
@@ -89,6 +89,15 @@ pub(crate) fn run(mut a: Box<dyn Fabric>, mut b: Box<dyn Fabric>) {
     a_budget_is_kept(&mut *a, &mut *b);
     the_descriptor_is_readable_when_a_packet_came(&mut *a, &mut *b);
     both_directions_at_once(&mut *a, &mut *b);
+    an_address_that_names_no_single_peer_has_no_path(&mut *a);
+}
+
+fn an_address_that_names_no_single_peer_has_no_path(a: &mut dyn Fabric) {
+    for peer in ["224.0.0.1", "239.255.255.250", "255.255.255.255", "0.0.0.0", "::", "ff02::1"] {
+        let e = a.open_path(&av(peer.parse().unwrap())).expect_err(peer);
+        assert!(matches!(e, PathError::NotUnicast { .. }), "{peer}: {e}");
+        assert!(e.to_string().contains(peer) && e.to_string().contains("the peer's own"), "{e}");
+    }
 }
 
 fn singles_and_trains_arrive_in_order(a: &mut dyn Fabric, b: &mut dyn Fabric) {

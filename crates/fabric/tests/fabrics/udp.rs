@@ -76,6 +76,28 @@ fn nobody_at_the_peers_address_is_loss_that_is_counted() {
 }
 
 #[test]
+fn what_a_full_receive_buffer_throws_away_is_counted() {
+    const SENT: usize = 1000;
+    // Uncut trains: the kernel counts datagrams, and a train would be one.
+    let options = UdpOptions { segmentation: false, ..UdpOptions::default() };
+    let mut a = at_free_address(20, |addr| UdpFabric::open(addr, &options));
+    let options = UdpOptions { recv_buffer: 8192, ..UdpOptions::default() };
+    let mut b = at_free_address(21, |addr| UdpFabric::open(addr, &options));
+    let path = a.open_path(&av(b.attr().local)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 22);
+    for i in 0..SENT {
+        put(&mut batch, path, &packet(i as u32, 1000));
+    }
+    a.send(now(), &mut batch);
+    assert!(batch.is_empty());
+    let mut got = 0;
+    while b.recv(now(), BUDGET, &mut |_| got += 1).packets > 0 {}
+    assert!((1..SENT).contains(&got), "{got} packets fit 8 KiB");
+    assert_eq!(got as u64 + counter(&b, "rx_kernel_drops"), SENT as u64);
+    assert_eq!(counter(&b, "icrc_errors"), 0);
+}
+
+#[test]
 fn an_adapter_reaches_itself_over_ipv6() {
     // IPv6 loopback has one address, which another test process may hold.
     let Ok(mut a) = UdpFabric::open("::1".parse().unwrap(), &UdpOptions::default()) else { return };

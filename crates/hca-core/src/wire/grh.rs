@@ -3,15 +3,16 @@
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Be16, Be32};
+use super::Be16;
+use super::class_flow::VersionClassFlow;
 use crate::Gid;
 
 /// Global Route Header, 40 bytes; the shape of an IPv6 header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Grh {
-    /// IPVer (4 bits), TClass (8 bits), FlowLabel (20 bits).
-    version_class_flow: Be32,
+    /// IPVer, TClass, FlowLabel.
+    version_class_flow: VersionClassFlow,
     /// Bytes behind this header, the ICRC included.
     pub pay_len: Be16,
     /// What follows: [`Grh::NEXT_IBA`] where it is a BTH.
@@ -22,11 +23,6 @@ pub struct Grh {
     dgid: [u8; 16],
 }
 const _: () = assert!(size_of::<Grh>() == 40 && align_of::<Grh>() == 1);
-
-const VERSION: u32 = 6;
-const VERSION_SHIFT: u32 = 28;
-const CLASS_SHIFT: u32 = 20;
-const FLOW: u32 = 0xf_ffff;
 
 impl Grh {
     /// Bytes on the wire.
@@ -45,9 +41,7 @@ impl Grh {
         dgid: Gid,
     ) -> Self {
         Self {
-            version_class_flow: Be32::new(
-                VERSION << VERSION_SHIFT | (traffic_class as u32) << CLASS_SHIFT | flow_label & FLOW,
-            ),
+            version_class_flow: VersionClassFlow::new(traffic_class, flow_label),
             pay_len: Be16::new(pay_len),
             next_header: Self::NEXT_IBA,
             hop_limit,
@@ -57,15 +51,15 @@ impl Grh {
     }
     /// IP version, 6 in every header that is one.
     pub const fn version(&self) -> u8 {
-        (self.version_class_flow.get() >> VERSION_SHIFT) as u8
+        self.version_class_flow.version()
     }
     /// Traffic class.
     pub const fn traffic_class(&self) -> u8 {
-        (self.version_class_flow.get() >> CLASS_SHIFT) as u8
+        self.version_class_flow.traffic_class()
     }
     /// Flow label, 20 bits.
     pub const fn flow_label(&self) -> u32 {
-        self.version_class_flow.get() & FLOW
+        self.version_class_flow.flow_label()
     }
     /// Where the packet comes from.
     pub const fn sgid(&self) -> Gid {

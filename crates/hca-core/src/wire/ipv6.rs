@@ -4,14 +4,15 @@ use core::net::Ipv6Addr;
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{Be16, Be32};
+use super::Be16;
+use super::class_flow::VersionClassFlow;
 
 /// IPv6 header, 40 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Ipv6Header {
-    /// Version (4 bits), traffic class (8 bits), flow label (20 bits).
-    version_class_flow: Be32,
+    /// Version, traffic class, flow label.
+    version_class_flow: VersionClassFlow,
     /// Bytes behind this header.
     pub payload_len: Be16,
     /// What follows; 17 is UDP.
@@ -22,11 +23,6 @@ pub struct Ipv6Header {
     dst: [u8; 16],
 }
 const _: () = assert!(size_of::<Ipv6Header>() == 40 && align_of::<Ipv6Header>() == 1);
-
-const VERSION: u32 = 6;
-const VERSION_SHIFT: u32 = 28;
-const CLASS_SHIFT: u32 = 20;
-const FLOW: u32 = 0xf_ffff;
 
 impl Ipv6Header {
     /// Bytes on the wire.
@@ -42,9 +38,7 @@ impl Ipv6Header {
         hop_limit: u8,
     ) -> Self {
         Self {
-            version_class_flow: Be32::new(
-                VERSION << VERSION_SHIFT | (traffic_class as u32) << CLASS_SHIFT | flow_label & FLOW,
-            ),
+            version_class_flow: VersionClassFlow::new(traffic_class, flow_label),
             payload_len: Be16::new(payload_len),
             next_header: super::UdpHeader::PROTOCOL,
             hop_limit,
@@ -54,15 +48,15 @@ impl Ipv6Header {
     }
     /// IP version, 6 in every header that is one.
     pub const fn version(&self) -> u8 {
-        (self.version_class_flow.get() >> VERSION_SHIFT) as u8
+        self.version_class_flow.version()
     }
     /// Traffic class: DSCP and ECN bits.
     pub const fn traffic_class(&self) -> u8 {
-        (self.version_class_flow.get() >> CLASS_SHIFT) as u8
+        self.version_class_flow.traffic_class()
     }
     /// Flow label, 20 bits.
     pub const fn flow_label(&self) -> u32 {
-        self.version_class_flow.get() & FLOW
+        self.version_class_flow.flow_label()
     }
     /// Source address.
     pub const fn src(&self) -> Ipv6Addr {

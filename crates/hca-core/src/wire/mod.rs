@@ -13,6 +13,7 @@ mod be;
 mod bth;
 mod build;
 mod checksum;
+mod class_flow;
 mod deth;
 mod ethernet;
 mod feth;

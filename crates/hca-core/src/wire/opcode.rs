@@ -1,4 +1,6 @@
 //! Operation codes: the upper three bits name the transport service, the lower five the operation.
+//!
+//! `layout` is longer than other functions here: it is one table, an arm for each kind of packet.
 
 use super::{Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Ieth, ImmDt, Rdeth, Reth, Xrceth};
 

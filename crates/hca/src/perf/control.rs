@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hca_verbs::RemoteMr;
 use serde::de::DeserializeOwned;
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::plan::Case;
+use crate::interrupt::{SLICE, interrupted};
 
 /// Version of these messages; both ends must agree.
 pub(super) const PROTOCOL: u32 = 1;
@@ -113,8 +114,13 @@ pub(super) enum ControlError {
     #[error("the control channel broke: {0}; check that both hosts are up and run the command again")]
     Io(#[from] std::io::Error),
     /// Nothing came.
-    #[error("the peer did not answer within {0:?}; see whether it hangs, end it, and run both ends again")]
+    #[error(
+        "the peer said nothing for {0:?}; see whether it hangs, or measures with another host, and run both ends again"
+    )]
     Silent(Duration),
+    /// The user ended it.
+    #[error("it was ended by Ctrl-C")]
+    Interrupted,
     /// Something else is at the other end.
     #[error(
         "the peer sent {line:?}, which is no message of `hca perf`: check the address and port, and that both ends run the same version"
@@ -146,6 +152,8 @@ pub(super) struct Channel<In> {
     /// Messages that were read, and the end of the channel.
     arrived: Arc<AtomicU64>,
     taken: u64,
+    /// Ctrl-C is for the process at the other end, which tells this one.
+    outlives_ctrl_c: bool,
 }
 
 impl<In: DeserializeOwned + Send + 'static> Channel<In> {
@@ -167,7 +175,13 @@ impl<In: DeserializeOwned + Send + 'static> Channel<In> {
                 }
             }
         });
-        Self { out: Box::new(out), lines, arrived, taken: 0 }
+        Self { out: Box::new(out), lines, arrived, taken: 0, outlives_ctrl_c: false }
+    }
+
+    /// The same for a process that Ctrl-C reaches together with the one that started it, and which ends when that
+    /// one says so.
+    pub(super) fn outliving_ctrl_c(self) -> Self {
+        Self { outlives_ctrl_c: true, ..self }
     }
 
     /// Sends a message.
@@ -190,17 +204,37 @@ impl<In: DeserializeOwned + Send + 'static> Channel<In> {
         self.arrived.load(Ordering::Relaxed) != self.taken
     }
 
-    /// The next message.
+    /// Whether Ctrl-C ends this conversation.
+    #[inline]
+    fn interrupted(&self) -> bool {
+        !self.outlives_ctrl_c && interrupted()
+    }
+
+    /// Whether what is being done is to end: a message waits, or Ctrl-C was pressed.
+    #[inline]
+    pub(super) fn over(&self) -> bool {
+        self.arrived() || self.interrupted()
+    }
+
+    /// The next message. One that has arrived is given even after Ctrl-C.
     ///
     /// # Errors
-    /// The channel broke, the other end is no `hca perf`, or nothing came in `patience`.
+    /// The channel broke, the other end is no `hca perf`, nothing came in `patience`, or Ctrl-C was pressed.
     pub(super) fn recv(&mut self, patience: Option<Duration>) -> Result<In, ControlError> {
-        let message = match patience {
-            None => self.lines.recv().map_err(|_| ControlError::Closed)?,
-            Some(limit) => self.lines.recv_timeout(limit).map_err(|e| match e {
-                RecvTimeoutError::Timeout => ControlError::Silent(limit),
-                RecvTimeoutError::Disconnected => ControlError::Closed,
-            })?,
+        let begin = Instant::now();
+        let message = loop {
+            let left = patience.map_or(SLICE, |limit| limit.saturating_sub(begin.elapsed()));
+            match self.lines.recv_timeout(left.min(SLICE)) {
+                Ok(message) => break message,
+                Err(RecvTimeoutError::Disconnected) => return Err(ControlError::Closed),
+                Err(RecvTimeoutError::Timeout) if self.interrupted() => {
+                    return Err(ControlError::Interrupted);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if let Some(limit) = patience.filter(|limit| begin.elapsed() >= *limit) {
+                return Err(ControlError::Silent(limit));
+            }
         };
         self.taken += 1;
         message

@@ -116,6 +116,9 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
         }
     };
     let plan = Plan::new(&args.service, &args.op, &args.size, pair.mtu().bytes(), args.duration);
+    if let Some(note) = pair.opened().stand_in() {
+        eprintln!("note: {note}");
+    }
     for what in &plan.left_out {
         eprintln!("left out: {what}");
     }
@@ -123,6 +126,8 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
         return Err("nothing to measure: choose other operations, services or sizes".into());
     }
     let (rows, failure) = rows(&mut pair, &plan, args.json);
+    // However it ended, what was captured is kept.
+    let kept = pair.opened().finish_capture();
     if !args.json && !rows.is_empty() {
         println!("{}\n", describe(&pair));
         println!("{}", table::table(&rows));
@@ -138,8 +143,7 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
             println!("\nDrawn to {}", path.display());
         }
     }
-    pair.opened().finish_capture()?;
-    Ok(())
+    Ok(kept?)
 }
 
 /// The rows of a plan, with a bar on standard error while they are measured; and why there are fewer, if
@@ -182,13 +186,14 @@ fn bar_target() -> ProgressDrawTarget {
 /// One line on what was measured with.
 fn describe(pair: &Pair) -> String {
     let opened = pair.opened();
+    let stands_in = if opened.stand_in().is_some() { " in place of io_uring" } else { "" };
     let place = match pair.cpus() {
         (Some(a), Some(b)) => format!("CPUs {a} and {b}"),
         (Some(a), None) => format!("CPU {a} and the peer's host"),
         _ => "unbound".to_owned(),
     };
     format!(
-        "{} fabric, progress {}, path MTU {}, {place}",
+        "{} fabric{stands_in}, progress {}, path MTU {}, {place}",
         opened.fabric(),
         opened.progress(),
         pair.mtu().bytes()

@@ -1,7 +1,7 @@
 //! The side that answers: it does what the measuring side asks for over the control channel.
 
 use std::fs::File;
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -23,6 +23,17 @@ const LINGER: Duration = Duration::from_millis(2);
 
 /// The option of the peer's command that names the network namespace to be in.
 pub(super) const NETNS_OPTION: &str = "--netns";
+/// How long another host may take to begin: it says hello as soon as it has its device.
+const HELLO_LIMIT: Duration = Duration::from_secs(3);
+/// How long another host may be silent while nothing is measured.
+const BETWEEN_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long the measuring side may be silent; `None` waits for as long as the channel is open.
+#[derive(Clone, Copy, Default)]
+struct Limits {
+    hello: Option<Duration>,
+    between: Option<Duration>,
+}
 
 /// Serves the process that started this one, over standard input and output, from within a network namespace if
 /// one is given.
@@ -30,7 +41,7 @@ pub(super) const NETNS_OPTION: &str = "--netns";
 /// # Errors
 /// The channel broke, the namespace can't be entered, or the device can't go on.
 pub fn serve_standard_streams(netns: Option<&Path>) -> Result<(), Failure> {
-    let mut channel = Channel::new(std::io::stdin(), std::io::stdout());
+    let mut channel = Channel::new(std::io::stdin(), std::io::stdout()).outliving_ctrl_c();
     if let Some(path) = netns
         && let Err(e) = enter(path)
     {
@@ -41,7 +52,7 @@ pub fn serve_standard_streams(netns: Option<&Path>) -> Result<(), Failure> {
         channel.send(&FromPeer::Failed { why: why.clone() })?;
         return Err(why.into());
     }
-    serve(channel, None)
+    serve(channel, None, Limits::default())
 }
 
 /// Moves this thread, and those that it starts, into a network namespace.
@@ -50,15 +61,20 @@ fn enter(path: &Path) -> std::io::Result<()> {
     Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
-/// Serves a measuring process on another host.
+/// Serves a measuring process on another host. One that is silent is given up on, since the next one waits.
 pub(super) fn serve_stream(stream: TcpStream, device: &DeviceUrl) -> Result<(), Failure> {
     stream.set_nodelay(true)?;
-    serve(Channel::new(stream.try_clone()?, stream), Some(device))
+    let channel = Channel::new(stream.try_clone()?, stream.try_clone()?);
+    let served =
+        serve(channel, Some(device), Limits { hello: Some(HELLO_LIMIT), between: Some(BETWEEN_LIMIT) });
+    // The thread that reads ends with the connection; one that broke is no error of its own.
+    let _ = stream.shutdown(Shutdown::Both);
+    served
 }
 
 /// Serves one conversation. A failure is told to the other side as well.
-fn serve(mut channel: Channel<ToPeer>, device: Option<&DeviceUrl>) -> Result<(), Failure> {
-    let served = converse(&mut channel, device);
+fn serve(mut channel: Channel<ToPeer>, device: Option<&DeviceUrl>, limits: Limits) -> Result<(), Failure> {
+    let served = converse(&mut channel, device, limits);
     if let Err(e) = &served
         && !matches!(e.downcast_ref(), Some(ControlError::Closed))
     {
@@ -68,8 +84,12 @@ fn serve(mut channel: Channel<ToPeer>, device: Option<&DeviceUrl>) -> Result<(),
     served
 }
 
-fn converse(channel: &mut Channel<ToPeer>, device: Option<&DeviceUrl>) -> Result<(), Failure> {
-    let opened = match channel.recv(None)? {
+fn converse(
+    channel: &mut Channel<ToPeer>,
+    device: Option<&DeviceUrl>,
+    limits: Limits,
+) -> Result<(), Failure> {
+    let opened = match channel.recv(limits.hello)? {
         ToPeer::Hello { protocol: PROTOCOL, device: asked, cpu } => {
             if let Some(cpu) = cpu {
                 probe::pin(cpu)?;
@@ -86,10 +106,18 @@ fn converse(channel: &mut Channel<ToPeer>, device: Option<&DeviceUrl>) -> Result
         ToPeer::Hello { protocol, .. } => return Err(ControlError::Version { theirs: protocol }.into()),
         other => return Err(ControlError::OutOfTurn(format!("{other:?}")).into()),
     };
+    let served = measurements(channel, &opened, limits);
+    // However it ended, what was captured is kept.
+    opened.finish_capture()?;
+    served
+}
+
+/// Serves measurements until the other side has had enough.
+fn measurements(channel: &mut Channel<ToPeer>, opened: &Opened, limits: Limits) -> Result<(), Failure> {
     loop {
-        match channel.recv(None)? {
+        match channel.recv(limits.between)? {
             ToPeer::Prepare { case, phase, mtu, endpoint } => {
-                measurement(channel, &opened, &case, phase, mtu, &endpoint)?;
+                measurement(channel, opened, &case, phase, mtu, &endpoint)?;
             }
             ToPeer::Bye => return Ok(()),
             other => return Err(ControlError::OutOfTurn(format!("{other:?}")).into()),
@@ -117,6 +145,7 @@ fn measurement(
         (Op::Write, Phase::Stream) if case.service == Service::Uc => take(channel, &mut side, case.service)?,
         (Op::Write | Op::Read | Op::Atomic, _) => stand_by(channel, opened),
     };
+    // A measurement takes as long as the other side wants, and an adapter's own thread may do all the work.
     match channel.recv(None)? {
         ToPeer::Stop => Ok(channel.send(&FromPeer::Done { received, errors })?),
         other => Err(ControlError::OutOfTurn(format!("{other:?}")).into()),
@@ -126,7 +155,7 @@ fn measurement(
 /// Sends every message back.
 fn echo(channel: &Channel<ToPeer>, side: &mut Side) -> Result<(u64, u64), Failure> {
     let (mut received, mut owed) = (0, 0);
-    while !channel.arrived() {
+    while !channel.over() {
         owed += side.poll()?.received;
         while owed > 0 && side.post(stamp(received + 1))? {
             owed -= 1;
@@ -144,7 +173,7 @@ fn take(channel: &Channel<ToPeer>, side: &mut Side, service: Service) -> Result<
         received += n;
         if n > 0 {
             idle_since = None;
-        } else if channel.arrived() {
+        } else if channel.over() {
             let since = *idle_since.get_or_insert_with(Instant::now);
             if service == Service::Rc || since.elapsed() > LINGER {
                 return Ok((received, 0));
@@ -157,13 +186,13 @@ fn take(channel: &Channel<ToPeer>, side: &mut Side, service: Service) -> Result<
 fn write_back(channel: &Channel<ToPeer>, side: &mut Side) -> Result<(u64, u64), Failure> {
     let mut last = 0;
     loop {
-        let flag = side.wait_flag(|flag| flag != last || channel.arrived());
+        let flag = side.wait_flag(|flag| flag != last || channel.over());
         if flag == last {
             return Ok((0, 0));
         }
         while !side.post(flag)? {
             side.poll()?;
-            if channel.arrived() {
+            if channel.over() {
                 return Ok((0, 0));
             }
         }
@@ -174,8 +203,37 @@ fn write_back(channel: &Channel<ToPeer>, side: &mut Side) -> Result<(u64, u64), 
 /// Lets the adapter work while nobody needs this program.
 fn stand_by(channel: &Channel<ToPeer>, opened: &Opened) -> (u64, u64) {
     // An adapter's own thread would share the CPU with a loop here.
-    while opened.progress() != Progress::Thread && !channel.arrived() {
+    while opened.progress() != Progress::Thread && !channel.over() {
         opened.context().turn();
     }
     (0, 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_host_that_falls_silent_between_measurements_is_given_up_on() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let near = listener.accept().unwrap().0;
+        let mut far: Channel<FromPeer> = Channel::new(far.try_clone().unwrap(), far);
+        let limits = Limits { hello: None, between: Some(Duration::from_millis(20)) };
+        let device = "loopback://silent?progress=inline".parse().unwrap();
+        let serving = std::thread::spawn(move || {
+            let channel = Channel::new(near.try_clone().unwrap(), near);
+            serve(channel, Some(&device), limits).unwrap_err().to_string()
+        });
+        far.send(&ToPeer::Hello { protocol: PROTOCOL, device: None, cpu: None }).unwrap();
+        assert!(matches!(far.recv(None).unwrap(), FromPeer::Hello { .. }));
+        let told = far.recv(None).unwrap();
+        assert!(
+            matches!(&told, FromPeer::Failed { why } if why.contains("said nothing for 20ms")),
+            "{told:?}"
+        );
+        assert!(serving.join().unwrap().contains("said nothing"));
+    }
 }

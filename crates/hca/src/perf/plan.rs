@@ -99,6 +99,9 @@ impl fmt::Display for Size {
     }
 }
 
+/// The one size of an atomic.
+const ATOMIC_SIZE: Size = Size(8);
+
 /// Sizes that are measured unless others are asked for.
 pub const DEFAULT_SIZES: [Size; 10] = [
     Size(8),
@@ -136,7 +139,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Every combination that exists of `services`, `ops` and `sizes`. `mtu` bounds datagrams.
+    /// Every combination that exists of `services`, `ops` and `sizes`. `mtu` bounds datagrams. An atomic has 8 bytes;
+    /// of other sizes that it is asked for it says that they are left out.
     pub fn new(services: &[Service], ops: &[Op], sizes: &[Size], mtu: u32, duration: Duration) -> Self {
         let (mut cases, mut left_out) = (Vec::new(), Vec::new());
         for &service in services {
@@ -145,7 +149,13 @@ impl Plan {
                     left_out.push(format!("{service} has no {op}"));
                     continue;
                 }
-                let own = if op == Op::Atomic { &[Size(8)][..] } else { sizes };
+                let own = if op == Op::Atomic { &[ATOMIC_SIZE][..] } else { sizes };
+                let others = || sizes.iter().filter(|&&size| size != ATOMIC_SIZE).map(Size::to_string);
+                // Nobody asked for the default sizes one by one.
+                if op == Op::Atomic && sizes != DEFAULT_SIZES && others().next().is_some() {
+                    let others = others().collect::<Vec<_>>().join(", ");
+                    left_out.push(format!("{service} atomic of {others}: an atomic has {ATOMIC_SIZE}"));
+                }
                 for &size in own {
                     if service == Service::Ud && size.0 > u64::from(mtu) {
                         left_out.push(format!("{size} does not fit one datagram (path MTU {mtu})"));
@@ -199,7 +209,19 @@ mod tests {
                 (Rc, Atomic, 8)
             ]
         );
-        assert_eq!(plan.left_out.len(), 4);
+        assert_eq!(plan.left_out.len(), 5);
+    }
+
+    #[test]
+    fn sizes_that_an_atomic_does_not_have_are_told() {
+        let left_out = |sizes: &[Size]| {
+            let plan = Plan::new(&[Service::Rc], &[Op::Atomic], sizes, 4096, Duration::from_secs(1));
+            assert_eq!(plan.cases, [Case { service: Service::Rc, op: Op::Atomic, size: Size(8) }]);
+            plan.left_out
+        };
+        assert_eq!(left_out(&[Size(3), Size(8), Size(4096)]), ["rc atomic of 3 B, 4 KiB: an atomic has 8 B"]);
+        assert!(left_out(&[Size(8)]).is_empty());
+        assert!(left_out(&DEFAULT_SIZES).is_empty());
     }
 
     #[test]

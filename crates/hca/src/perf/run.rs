@@ -15,7 +15,8 @@ use super::json::Row;
 use super::peer::NETNS_OPTION;
 use super::plan::{Case, Op, Service};
 use super::side::{Side, stamp};
-use crate::cli::{Failure, interrupted};
+use crate::cli::Failure;
+use crate::interrupt::{interrupted, unless_interrupted};
 use crate::open::{DEVICE_VARIABLE, Opened, open_exactly};
 use crate::probe::{self, Placement};
 use crate::url::{DeviceUrl, Options, Target};
@@ -195,7 +196,8 @@ impl Pair {
         cpu: Option<usize>,
     ) -> Result<Self, Failure> {
         let refuse = |source| PairError::Connect { address, source };
-        let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(refuse)?;
+        let answer = unless_interrupted(move || TcpStream::connect_timeout(&address, PATIENCE));
+        let stream = answer.ok_or(ControlError::Interrupted)?.map_err(refuse)?;
         stream.set_nodelay(true).map_err(refuse)?;
         let own = stream.local_addr().map_err(refuse)?.ip();
         let named = device.cloned().unwrap_or_else(|| device_at(own));

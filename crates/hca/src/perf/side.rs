@@ -96,13 +96,7 @@ impl Side {
         let context: &Context = opened.context();
         let pd = context.alloc_pd()?;
         let size = case.size.0 as usize;
-        // Queues no deeper than their use, so that the same few cache lines are gone through again and again.
-        let max = match (phase, case.op) {
-            (Phase::Latency, _) => LATENCY_WINDOW,
-            (Phase::Stream, Op::Read | Op::Atomic) => READ_WINDOW,
-            (Phase::Stream, Op::Send | Op::Write) => MAX_WINDOW,
-        };
-        let window_messages = (BYTES_UNDER_WAY / case.size.0).clamp(2, max);
+        let window_messages = messages_under_way(case, phase);
         // The other side's window twice, so that it meets a request even before those that it has used up
         // are posted again.
         let recv_depth = if takes_messages(case, phase) { 2 * window_messages as usize } else { 0 };
@@ -123,20 +117,12 @@ impl Side {
         // Written once, so that pages of its own stand behind it and not the system's one page of zeros.
         let mut source = pd.alloc(if goes_inline { 1 } else { size })?;
         source.fill(FILL);
-        let source = source.freeze();
         if case.op == Op::Read {
             window.write_at(0, &vec![FILL; size]);
         }
         let sinks = match case.op {
             Op::Read | Op::Atomic => pd.alloc_many(window_messages as usize, size)?,
             Op::Send | Op::Write => Vec::new(),
-        };
-        let back = match case.op {
-            Op::Send => {
-                let len = size + if case.service == Service::Ud { GRH_BYTES } else { 0 };
-                pd.alloc_many(recv_depth, len)?.into_iter().map(Some).collect()
-            }
-            _ => (0..recv_depth).map(|_| None).collect(),
         };
         let mut side = Self {
             qp,
@@ -146,11 +132,11 @@ impl Side {
             phase,
             window,
             remote: None,
-            source,
+            source: source.freeze(),
             inline: goes_inline,
             small: [FILL; INLINE_BYTES],
             sinks,
-            back,
+            back: receives(&pd, case, recv_depth)?,
             recv_depth,
             posted: 0,
             completed: 0,
@@ -331,6 +317,26 @@ impl Side {
             _ => u64::MAX,
         }
     }
+}
+
+/// Messages that a side has under way at most: no more than are used, so that the same few cache lines of its queues are
+/// gone through again and again.
+fn messages_under_way(case: &Case, phase: Phase) -> u64 {
+    let max = match (phase, case.op) {
+        (Phase::Latency, _) => LATENCY_WINDOW,
+        (Phase::Stream, Op::Read | Op::Atomic) => READ_WINDOW,
+        (Phase::Stream, Op::Send | Op::Write) => MAX_WINDOW,
+    };
+    (BYTES_UNDER_WAY / case.size.0).clamp(2, max)
+}
+
+/// What is posted to receive, with a buffer each where messages bring their bytes to it.
+fn receives(pd: &Pd, case: &Case, depth: usize) -> Result<Vec<Option<Buf>>, Failure> {
+    if case.op != Op::Send {
+        return Ok((0..depth).map(|_| None).collect());
+    }
+    let grh = if case.service == Service::Ud { GRH_BYTES } else { 0 };
+    Ok(pd.alloc_many(depth, case.size.0 as usize + grh)?.into_iter().map(Some).collect())
 }
 
 /// Whether the request of this number is signalled, of every `every`, a power of two.

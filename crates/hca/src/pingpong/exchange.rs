@@ -3,16 +3,25 @@
 //!
 //! The client sends its own, reads the server's, and sends `done`. The server connects its queue pair
 //! before it answers, so that the client's first message finds it ready.
+//!
+//! An end that says nothing is given up on after a limit, and on Ctrl-C. Both are looked for whenever a read
+//! yields, so the stream has a read timeout ([`SLICE`](crate::interrupt::SLICE)).
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
+use std::time::{Duration, Instant};
 
 use hca_core::{Gid, Lid, Psn, Qpn};
 use thiserror::Error;
+
+use crate::interrupt::interrupted;
 
 /// Bytes of the text, its zero byte included.
 const DEST_BYTES: usize = "0000:000000:000000:00000000000000000000000000000000\0".len();
 /// What the client closes the exchange with.
 const DONE: &[u8] = b"done\0";
+
+/// The whole exchange takes this long at most; both programs answer at once.
+pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
 /// One end, as the other one needs to know it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +44,14 @@ pub(crate) enum ExchangeError {
         "the exchange broke off while {doing}: {source}; see what the other end printed, and start both again"
     )]
     Io { doing: &'static str, source: std::io::Error },
+    /// The other end says nothing.
+    #[error(
+        "the other end said nothing for {limit:?} while {doing}: check that an ibv_*_pingpong or `hca pingpong` of the same service is at that address and port, end what hangs there, and start both again"
+    )]
+    Silent { doing: &'static str, limit: Duration },
+    /// The user ended it.
+    #[error("ended by Ctrl-C while {doing}")]
+    Interrupted { doing: &'static str },
     /// Something else answered.
     #[error(
         "the other end sent {text:?} instead of LID:QPN:PSN:GID: check that an ibv_*_pingpong or `hca pingpong` of the same service listens on that port"
@@ -80,11 +97,53 @@ impl Dest {
     }
 }
 
-fn read_dest(stream: &mut impl Read) -> Result<Dest, ExchangeError> {
-    let mut text = [0; DEST_BYTES];
-    let doing = "reading the other end's address";
-    stream.read_exact(&mut text).map_err(|source| ExchangeError::Io { doing, source })?;
-    Dest::from_text(&text)
+/// What is left of the exchange's time.
+#[derive(Clone, Copy)]
+struct Patience {
+    limit: Duration,
+    until: Instant,
+}
+
+impl Patience {
+    fn new(limit: Duration) -> Self {
+        Self { limit, until: Instant::now() + limit }
+    }
+
+    /// Fills `bytes`.
+    fn read(
+        self,
+        stream: &mut impl Read,
+        mut bytes: &mut [u8],
+        doing: &'static str,
+    ) -> Result<(), ExchangeError> {
+        while !bytes.is_empty() {
+            let source = match stream.read(bytes) {
+                Ok(0) => ErrorKind::UnexpectedEof.into(),
+                Ok(n) => {
+                    bytes = &mut bytes[n..];
+                    continue;
+                }
+                Err(e) => e,
+            };
+            match source.kind() {
+                ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {}
+                _ => return Err(ExchangeError::Io { doing, source }),
+            }
+            if interrupted() {
+                return Err(ExchangeError::Interrupted { doing });
+            }
+            if Instant::now() >= self.until {
+                return Err(ExchangeError::Silent { doing, limit: self.limit });
+            }
+        }
+        Ok(())
+    }
+
+    fn read_dest(self, stream: &mut impl Read) -> Result<Dest, ExchangeError> {
+        let mut text = [0; DEST_BYTES];
+        self.read(stream, &mut text, "reading the other end's address")?;
+        Dest::from_text(&text)
+    }
 }
 
 fn write(stream: &mut impl Write, bytes: &[u8], doing: &'static str) -> Result<(), ExchangeError> {
@@ -92,9 +151,14 @@ fn write(stream: &mut impl Write, bytes: &[u8], doing: &'static str) -> Result<(
 }
 
 /// The side that connected: sends its own, reads the other's, says done.
-pub(crate) fn client(stream: &mut (impl Read + Write), own: Dest) -> Result<Dest, ExchangeError> {
+pub(crate) fn client(
+    stream: &mut (impl Read + Write),
+    own: Dest,
+    limit: Duration,
+) -> Result<Dest, ExchangeError> {
+    let patience = Patience::new(limit);
     write(stream, own.to_text().as_bytes(), "sending this end's address")?;
-    let theirs = read_dest(stream)?;
+    let theirs = patience.read_dest(stream)?;
     write(stream, DONE, "closing the exchange")?;
     Ok(theirs)
 }
@@ -104,14 +168,14 @@ pub(crate) fn client(stream: &mut (impl Read + Write), own: Dest) -> Result<Dest
 pub(crate) fn server(
     stream: &mut (impl Read + Write),
     own: Dest,
+    limit: Duration,
     connect: impl FnOnce(&Dest) -> Result<(), crate::cli::Failure>,
 ) -> Result<Dest, ExchangeError> {
-    let theirs = read_dest(stream)?;
+    let patience = Patience::new(limit);
+    let theirs = patience.read_dest(stream)?;
     connect(&theirs).map_err(ExchangeError::Connect)?;
     write(stream, own.to_text().as_bytes(), "sending this end's address")?;
-    let mut done = [0; DONE.len()];
-    let doing = "waiting for the other end's `done`";
-    stream.read_exact(&mut done).map_err(|source| ExchangeError::Io { doing, source })?;
+    patience.read(stream, &mut [0; DONE.len()], "waiting for the other end's `done`")?;
     Ok(theirs)
 }
 
@@ -147,18 +211,35 @@ mod tests {
                 assert_eq!(*d, dest(1));
                 Ok(())
             };
-            server(&mut b, dest(2), connect).unwrap()
+            server(&mut b, dest(2), LIMIT, connect).unwrap()
         });
-        assert_eq!(client(&mut a, dest(1)).unwrap(), dest(2));
+        assert_eq!(client(&mut a, dest(1), LIMIT).unwrap(), dest(2));
         assert_eq!(far.join().unwrap(), dest(1));
     }
 
     #[test]
     fn a_server_that_can_not_connect_does_not_answer() {
         let (mut a, mut b) = UnixStream::pair().unwrap();
-        let far = std::thread::spawn(move || server(&mut b, dest(2), |_| Err("no path".into())));
-        assert!(client(&mut a, dest(1)).unwrap_err().to_string().contains("broke off"));
+        let far = std::thread::spawn(move || server(&mut b, dest(2), LIMIT, |_| Err("no path".into())));
+        assert!(client(&mut a, dest(1), LIMIT).unwrap_err().to_string().contains("broke off"));
         assert!(far.join().unwrap().unwrap_err().to_string().contains("no path"));
+    }
+
+    #[test]
+    fn an_end_that_says_nothing_or_a_part_is_given_up_on() {
+        let limit = Duration::from_millis(20);
+        let (mut a, mut b) = UnixStream::pair().unwrap();
+        a.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let e = client(&mut a, dest(1), limit).unwrap_err();
+        assert!(matches!(e, ExchangeError::Silent { .. }), "{e}");
+        assert!(e.to_string().contains("20ms") && e.to_string().contains("start both again"), "{e}");
+        // An address, and then no `done`.
+        b.write_all(dest(2).to_text().as_bytes()).unwrap();
+        let e = server(&mut a, dest(1), limit, |_| Ok(())).unwrap_err();
+        assert!(
+            matches!(e, ExchangeError::Silent { doing: "waiting for the other end's `done`", .. }),
+            "{e}"
+        );
     }
 
     #[test]

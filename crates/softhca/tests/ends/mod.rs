@@ -39,6 +39,12 @@ pub struct End {
 
 /// An adapter at a free loopback address; `None` where the kernel has no such network.
 pub fn open(fabric: &str, progress: Progress, salt: u32) -> Option<Arc<SoftHca>> {
+    let network = network(fabric, salt)?;
+    Some(SoftHca::open(network, Options { progress, ..Options::default() }).unwrap())
+}
+
+/// A network at a free loopback address; `None` where the kernel has no such network.
+pub fn network(fabric: &str, salt: u32) -> Option<Box<dyn Fabric>> {
     for host in 1..=200 {
         let ip: IpAddr =
             Ipv4Addr::from(0x7f00_0000 | (std::process::id() << 9 ^ salt << 8 | host) & 0xff_ffff).into();
@@ -47,7 +53,7 @@ pub fn open(fabric: &str, progress: Progress, salt: u32) -> Option<Arc<SoftHca>>
             _ => UringFabric::open(ip, &UringOptions::default()).map(|f| Box::new(f) as _),
         };
         match opened {
-            Ok(f) => return Some(SoftHca::open(f, Options { progress, ..Options::default() }).unwrap()),
+            Ok(f) => return Some(f),
             Err(OpenError::InUse(_)) => {}
             Err(e @ OpenError::Unsupported { .. }) => {
                 println!("skipped: {e}");

@@ -532,14 +532,16 @@ impl Device for Fake {
         let qp = s.qps.get(&qp.index).ok_or_else(|| unknown("qp", qp.index))?;
         Ok(QpStatus { state: qp.state, attr: qp.attr, cap: qp.init.cap })
     }
-    fn destroy_qp(&self, qp: QpHandle) -> Result<(), DeviceError> {
+    fn destroy_qp(&self, qp: QpHandle) -> Result<Vec<u64>, DeviceError> {
         if self.faults.refuse_destroy_qp.load(Ordering::Relaxed) {
             return Err(DeviceError::InUse { what: "qp", users: 1 });
         }
         let mut s = self.shared.lock();
-        s.qps.remove(&qp.index).ok_or_else(|| unknown("qp", qp.index))?;
+        let gone = s.qps.remove(&qp.index).ok_or_else(|| unknown("qp", qp.index))?;
+        let lost = |c: &&Completion| gone.init.srq.is_some() && c.qp == qp && c.opcode.is_recv();
+        let lost = s.cqs.values().flat_map(|cq| cq.queue.iter().filter(lost)).map(|c| c.wr_id).collect();
         s.cqs.values_mut().for_each(|cq| cq.queue.retain(|c| c.qp != qp));
-        Ok(())
+        Ok(lost)
     }
     fn poll_event(&self) -> Option<AsyncEvent> {
         self.shared.lock().events.pop_front()
@@ -550,6 +552,9 @@ impl Device for Fake {
     fn turn(&self) -> bool {
         self.faults.turns.fetch_add(1, Ordering::Relaxed);
         self.shared.run()
+    }
+    fn needs_turns(&self) -> bool {
+        false
     }
     fn next_deadline(&self) -> Option<Duration> {
         None

@@ -1,6 +1,5 @@
 //! What the fuzz target `live_qp` does with its input: a software adapter with connected queue pairs of
 //! every service, in virtual time, fed raw transport packets. The corpus runs through it in `cargo test` too.
-//! It is one file since the target and the test include it by path.
 //!
 //! The first byte of an input chooses the set-up. Then come records; the low three bits of a record's
 //! first byte say what it is:
@@ -16,99 +15,38 @@
 //! expected one or of a request under way, a key that exists, a length that fits.
 //!
 //! Invariants of the unsafe code:
-//! 1. The [`Arena`]'s bytes are reached through its pointer only, while adapter and target take turns on
-//!    one thread.
-//! 2. The arena is freed after the adapter that it is registered with.
+//! 1. A request names the arena only, which outlives the adapter; no reference to the arena's bytes exists
+//!    while the adapter works.
 #![allow(unsafe_code)]
+
+mod arena;
+mod repair;
+mod wire;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use hca_core::wire::{ICRC_BYTES, Opcode, Packet, PacketOp, TransportKind};
 use hca_core::{
-    Access, AckTimeout, AddressVector, AhHandle, Completion, Counter, CqHandle, CqPort, Device, Gid, Instant,
-    MrInit, MrKeys, Mtu, Notify, Payload, PdHandle, Pkey, PostErrorKind, Psn, Qkey, QpAttr, QpCap, QpHandle,
-    QpInit, QpState, QpType, Qpn, RecvPort, RecvWr, RemoteAddr, Rkey, RnrTimer, SendFlags, SendOp, SendPort,
-    SendWr, Sge, SrqHandle, SrqInit, UdDest, WcOpcode, WcStatus,
+    Access, AckTimeout, AddressVector, AhHandle, Completion, CqHandle, CqPort, Device, Gid, MrKeys, Mtu,
+    Notify, Payload, PdHandle, Pkey, PostErrorKind, Psn, Qkey, QpAttr, QpCap, QpHandle, QpInit, QpState,
+    QpType, Qpn, RecvPort, RecvWr, RemoteAddr, Rkey, RnrTimer, SendFlags, SendOp, SendPort, SendWr, Sge,
+    SrqHandle, SrqInit, UdDest, WcOpcode, WcStatus,
 };
-use hca_fabric::{Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
+use hca_fabric::FabricAttr;
 use softhca::{Clock, Limits, Options, Progress, SoftHca};
+
+use arena::{AREAS, Area, Arena, register};
+use repair::Repair;
+use wire::{PEER_QPN, Wire, WireFabric};
 
 /// Records of one input at most.
 const MAX_RECORDS: usize = 192;
 /// Turns after which an adapter without new input has to be idle.
 const MAX_TURNS: usize = 2_000;
-/// Requests of a queue pair whose PSNs are remembered.
-const REMEMBERED: usize = 64;
 const QKEY: u32 = 0x1234_5678;
-/// Number of the peer of the queue pair at this index.
-const PEER_QPN: [u32; 3] = [0x111, 0x222, 0x333];
 const SERVICES: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
-
-/// What memory holds that no peer may read. It never comes from an input.
-const SECRET: u8 = 0xee;
-/// As many secret bytes in a row are a leak.
-const LEAK: usize = 24;
-const GUARD: usize = 64;
-const SLOT: usize = 640;
-const SLOTS: usize = 24;
-
-/// The regions of the arena, in its order, each between guards.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Area {
-    /// Peers may do anything.
-    Open = 0,
-    /// Peers may read.
-    ReadOnly = 1,
-    /// Receive buffers and what READs and atomics bring: no peer may name it.
-    Landing = 2,
-    /// Peers may write.
-    WriteOnly = 3,
-    /// Peers may do anything, but it is another protection domain's.
-    Foreign = 4,
-    /// Its key was taken back.
-    Gone = 5,
-    /// What is sent: no peer may name it.
-    Source = 6,
-}
-const AREAS: [(Area, usize, Access); 7] = [
-    (Area::Open, 4096, Access::all()),
-    (Area::ReadOnly, 1024, Access::REMOTE_READ),
-    (Area::Landing, SLOT * SLOTS, Access::LOCAL_WRITE),
-    (Area::WriteOnly, 1024, Access::LOCAL_WRITE.union(Access::REMOTE_WRITE)),
-    (Area::Foreign, 512, Access::all()),
-    (Area::Gone, 512, Access::all()),
-    (Area::Source, 2048, Access::empty()),
-];
-
-/// Repairs of a packet before it is fed.
-struct Repair(u8);
-impl Repair {
-    /// The queue pair's number.
-    const QPN: u8 = 1;
-    /// The PSN: near what the responder expects.
-    const PSN: u8 = 1 << 1;
-    /// With `PSN`: that of a request under way instead.
-    const RESPONSE: u8 = 1 << 2;
-    /// A key that exists, an address in or near its region, a short DMA length.
-    const KEY: u8 = 1 << 3;
-    /// No padding, and a payload of the path MTU where the operation demands it.
-    const LENGTH: u8 = 1 << 4;
-    /// The service bits of the opcode.
-    const SERVICE: u8 = 1 << 5;
-    /// Version, P_Key, Q_Key.
-    const HEADER: u8 = 1 << 6;
-    /// It met congestion on its way.
-    const CONGESTION: u8 = 1 << 7;
-
-    fn has(&self, bit: u8) -> bool {
-        self.0 & bit != 0
-    }
-}
 
 /// Runs one input. Panics on whatever must not happen.
 pub(crate) fn live_qp(data: &[u8]) {
@@ -144,197 +82,6 @@ impl<'a> Input<'a> {
         let (head, tail) = self.0.split_at(len.min(self.0.len()));
         self.0 = tail;
         head
-    }
-}
-
-/// What the network of the target holds: packets that will arrive, and what is known of those that left.
-#[derive(Default)]
-struct Wire {
-    arriving: VecDeque<(bool, bool, Vec<u8>)>,
-    /// PSNs of requests that left, by queue pair.
-    requests: [VecDeque<u32>; 3],
-    /// The PSN that the RC responder is thought to expect.
-    expected: u32,
-    paths: Vec<bool>,
-    mtu: usize,
-}
-
-struct WireFabric {
-    attr: FabricAttr,
-    peer: IpAddr,
-    wire: Arc<Mutex<Wire>>,
-}
-
-impl Wire {
-    /// One packet leaves.
-    fn left(&mut self, bytes: &[u8]) {
-        let packet = Packet::parse(bytes).expect("what the adapter sends is a packet");
-        assert!(packet.payload().len() <= self.mtu, "a payload beyond the path MTU");
-        let secrets = packet.payload().split(|b| *b != SECRET).map(<[u8]>::len).max();
-        assert!(secrets.unwrap_or(0) < LEAK, "memory that no peer may read left: {packet:?}");
-        let Some(op) = packet.opcode().op() else { return };
-        let psn = packet.bth().psn().raw();
-        let qp = PEER_QPN.iter().position(|q| *q == packet.bth().dest_qp().raw());
-        let qp = qp.expect("packets go to the peers that were given");
-        match op {
-            PacketOp::Acknowledge => {
-                // A positive one names the last PSN that was taken, a negative one that expected.
-                let positive = packet.aeth().is_some_and(|a| a.syndrome >> 5 == 0);
-                self.expected = Psn::new(psn).add(u32::from(positive)).raw();
-            }
-            PacketOp::AtomicAcknowledge
-            | PacketOp::ReadResponseFirst
-            | PacketOp::ReadResponseMiddle
-            | PacketOp::ReadResponseLast
-            | PacketOp::ReadResponseOnly => {
-                if Psn::new(self.expected).is_before(Psn::new(psn).add(1)) {
-                    self.expected = Psn::new(psn).add(1).raw();
-                }
-            }
-            _ => {
-                let known = &mut self.requests[qp];
-                if !known.contains(&psn) {
-                    known.push_back(psn);
-                }
-                if known.len() > REMEMBERED {
-                    known.pop_front();
-                }
-            }
-        }
-    }
-}
-
-impl Fabric for WireFabric {
-    fn attr(&self) -> &FabricAttr {
-        &self.attr
-    }
-    fn open_path(&mut self, _: &AddressVector) -> Result<PathId, PathError> {
-        let mut wire = self.wire.lock().unwrap();
-        wire.paths.push(true);
-        Ok(PathId(wire.paths.len() as u32 - 1))
-    }
-    fn close_path(&mut self, path: PathId) {
-        let open = std::mem::replace(&mut self.wire.lock().unwrap().paths[path.0 as usize], false);
-        assert!(open, "a path is closed once");
-    }
-    fn send(&mut self, _: Instant, batch: &mut TxBatch) {
-        let mut wire = self.wire.lock().unwrap();
-        for train in batch.trains() {
-            assert!(wire.paths[train.path.0 as usize], "a closed path is sent on");
-            for packet in batch.bytes(train).chunks(train.segment) {
-                wire.left(&packet[..packet.len() - ICRC_BYTES]);
-            }
-        }
-        drop(wire);
-        batch.advance(batch.trains().len());
-    }
-    fn recv(&mut self, _: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
-        let mut packets = 0;
-        while packets < budget.packets {
-            let Some((congested, stranger, bytes)) = self.wire.lock().unwrap().arriving.pop_front() else {
-                break;
-            };
-            sink(&RxPacket {
-                src: if stranger { self.attr.local } else { self.peer },
-                dst: self.attr.local,
-                src_port: 50_000,
-                traffic_class: if congested { 3 } else { 2 },
-                hop_limit: 64,
-                bytes: &bytes,
-            });
-            packets += 1;
-        }
-        RxOutcome { packets, more: false }
-    }
-    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
-    }
-    fn counters(&self, _: &mut Vec<Counter>) {}
-    fn set_tap(&mut self, _: Option<Box<dyn Tap>>) {}
-}
-
-/// All memory of the adapter, with a copy of what may not have changed.
-struct Arena {
-    memory: NonNull<[u8]>,
-    /// What every byte has to be that nobody may write now.
-    shadow: Vec<u8>,
-    /// Whether a peer may write this area now.
-    written: [bool; AREAS.len()],
-    /// Slots of the landing area that a posted request holds.
-    held: [bool; SLOTS],
-}
-
-impl Arena {
-    fn new() -> Self {
-        let len = AREAS.iter().map(|a| a.1 + GUARD).sum::<usize>() + GUARD;
-        let mut bytes = vec![SECRET; len];
-        for area in [Area::Open, Area::ReadOnly, Area::WriteOnly, Area::Source] {
-            let range = Self::range(area);
-            bytes[range.clone()].iter_mut().zip(range).for_each(|(b, i)| *b = i as u8 & 0x7f);
-        }
-        let shadow = bytes.clone();
-        let memory = NonNull::from(Box::leak(bytes.into_boxed_slice()));
-        let mut written = [false; AREAS.len()];
-        written[Area::Open as usize] = true;
-        written[Area::WriteOnly as usize] = true;
-        Self { memory, shadow, written, held: [false; SLOTS] }
-    }
-    fn range(area: Area) -> std::ops::Range<usize> {
-        let before: usize = AREAS[..area as usize].iter().map(|a| a.1 + GUARD).sum();
-        before + GUARD..before + GUARD + AREAS[area as usize].1
-    }
-    fn slot(n: usize) -> std::ops::Range<usize> {
-        let start = Self::range(Area::Landing).start + n * SLOT;
-        // The last bytes of a slot are in no request's list.
-        start..start + SLOT - 32
-    }
-    fn addr(&self, at: usize) -> NonNull<u8> {
-        // SAFETY: `at` comes from a range of the arena.
-        unsafe { self.memory.cast::<u8>().add(at) }
-    }
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: (1) nobody writes while this thread looks.
-        unsafe { self.memory.as_ref() }
-    }
-    /// What stands there now is what has to stand there from now on.
-    fn keep(&mut self, range: std::ops::Range<usize>) {
-        let now = self.bytes()[range.clone()].to_vec();
-        self.shadow[range].copy_from_slice(&now);
-    }
-    fn release(&mut self, slot: usize) {
-        assert!(std::mem::replace(&mut self.held[slot], false), "slot {slot} was held");
-        self.keep(Self::slot(slot));
-    }
-    /// Nothing changed that no peer and no request could change.
-    fn check(&self) {
-        let mut from = 0;
-        for (area, _, _) in AREAS {
-            let range = Self::range(area);
-            if self.written[area as usize] {
-                self.same(from..range.start);
-                from = range.end;
-            }
-            if area == Area::Landing {
-                for slot in (0..SLOTS).filter(|n| self.held[*n]).map(Self::slot) {
-                    self.same(from..slot.start);
-                    from = slot.end;
-                }
-            }
-        }
-        self.same(from..self.shadow.len());
-    }
-    fn same(&self, range: std::ops::Range<usize>) {
-        let (now, then) = (&self.bytes()[range.clone()], &self.shadow[range.clone()]);
-        if now != then {
-            let at = now.iter().zip(then).position(|(a, b)| a != b).map(|i| range.start + i);
-            panic!("the byte at {at:?} of the arena was changed");
-        }
-    }
-}
-impl Drop for Arena {
-    fn drop(&mut self) {
-        // SAFETY: leaked by `new`, freed once; (2) the adapter is gone.
-        drop(unsafe { Box::from_raw(self.memory.as_ptr()) });
     }
 }
 
@@ -601,7 +348,7 @@ impl Bed {
             (None, Some((_, port))) => (port, Some(&mut self.srq_recvs)),
             (None, None) => unreachable!("a queue pair has a receive queue, or shares one"),
         };
-        // SAFETY: (1) no reference to the slot is made while it is held.
+        // SAFETY: (1)
         match unsafe { port.post(&[RecvWr { wr_id, sges: &sges }]) } {
             Ok(()) => {
                 port.ring();
@@ -667,7 +414,7 @@ impl Bed {
             (n == 2).then_some(UdDest { ah: self.ah, qpn: Qpn::new(PEER_QPN[2]), qkey: Qkey::new(QKEY) });
         let wr = SendWr { wr_id, op, flags, payload: Payload::Sges(&[sge]), dest };
         let pair = &mut self.pairs[n];
-        // SAFETY: (1) no reference to the slot is made while it is held; the source is only read.
+        // SAFETY: (1)
         match unsafe { pair.send.post(&[wr]) } {
             Ok(()) => {
                 pair.send.ring();
@@ -743,141 +490,6 @@ impl Bed {
         }
     }
 
-    /// A packet arrives.
-    fn packet(&mut self, target: usize, repair: &Repair, bytes: &[u8]) {
-        let mut bytes = bytes.to_vec();
-        if bytes.len() < 12 {
-            // A fabric drops what has no BTH.
-            bytes.resize(12, 0);
-        }
-        let n = target % 3;
-        let stranger = target % 32 == 31;
-        if repair.has(Repair::SERVICE) {
-            bytes[0] = bytes[0] & 0x1f | [0, 0x20, 0x60][n];
-        }
-        if repair.has(Repair::HEADER) {
-            bytes[1] &= 0xf0;
-            bytes[2..4].copy_from_slice(&Pkey::DEFAULT.raw().to_be_bytes());
-        }
-        if repair.has(Repair::QPN) {
-            bytes[5..8].copy_from_slice(&self.pairs[n].qpn.raw().to_be_bytes()[1..]);
-        }
-        if repair.has(Repair::LENGTH) {
-            self.repair_length(&mut bytes);
-        }
-        self.repair_headers(repair, &mut bytes);
-        // What an input brings is never taken for a secret.
-        bytes[12..].iter_mut().filter(|b| **b == SECRET).for_each(|b| *b = SECRET - 1);
-        if repair.has(Repair::PSN) {
-            self.repair_psn(n, repair.has(Repair::RESPONSE), &mut bytes);
-        }
-        self.wire.lock().unwrap().arriving.push_back((repair.has(Repair::CONGESTION), stranger, bytes));
-    }
-
-    fn repair_length(&self, bytes: &mut Vec<u8>) {
-        let opcode = Opcode::new(bytes[0]);
-        let Some(layout) = opcode.layout() else { return };
-        bytes[1] &= 0xcf;
-        let headers = usize::from(layout.header_bytes);
-        if bytes.len() < headers {
-            bytes.resize(headers, 0);
-        }
-        use PacketOp as P;
-        let whole = matches!(
-            opcode.op(),
-            Some(
-                P::SendFirst
-                    | P::SendMiddle
-                    | P::WriteFirst
-                    | P::WriteMiddle
-                    | P::ReadResponseFirst
-                    | P::ReadResponseMiddle
-            )
-        );
-        let fill = bytes[8];
-        if whole {
-            bytes.resize(headers + self.mtu.bytes() as usize, fill);
-        } else if layout.payload {
-            // One byte stands for lengths that few inputs would have otherwise.
-            let more = if fill & 0x40 != 0 { usize::from(fill & 0x3f) * 4 } else { 0 };
-            bytes.resize((bytes.len() + more).next_multiple_of(4), fill);
-        } else {
-            bytes.truncate(headers);
-        }
-    }
-
-    /// Keys, addresses and lengths of the extended headers.
-    fn repair_headers(&self, repair: &Repair, bytes: &mut [u8]) {
-        let Some(layout) = Opcode::new(bytes[0]).layout() else { return };
-        if bytes.len() < usize::from(layout.header_bytes) {
-            return;
-        }
-        if repair.has(Repair::HEADER) && layout.deth != 0 {
-            let at = usize::from(layout.deth);
-            bytes[at..at + 4].copy_from_slice(&QKEY.to_be_bytes());
-        }
-        if !repair.has(Repair::KEY) {
-            return;
-        }
-        let payload = bytes.len() - usize::from(layout.header_bytes);
-        let at = usize::from(if layout.reth != 0 { layout.reth } else { layout.atomic });
-        if at != 0 {
-            // The key's last byte chooses the area, the address's last two the place, the length's
-            // last two how much.
-            let area = usize::from(bytes[at + 11]) % AREAS.len();
-            let (range, key) = (Arena::range(AREAS[area].0), self.keys[area].rkey);
-            let raw = |i: usize| u16::from_be_bytes([bytes[at + i], bytes[at + i + 1]]);
-            let len = match (layout.reth, raw(14) >> 14) {
-                (0, _) => 8,
-                (_, 0) => payload as u32,
-                (_, 1) => payload as u32 + u32::from(raw(14) & 0x3ff),
-                _ => u32::from(raw(14) & 0x1fff),
-            };
-            let raw = raw(6);
-            let place = if raw >> 12 == 0xf {
-                // So that the access ends close to the end of the region, on either side of it.
-                (range.end + usize::from(raw & 0x1f)).saturating_sub(16 + len as usize)
-            } else {
-                range.start + usize::from(raw) % (range.len() + 8)
-            };
-            let va = self.arena.addr(place.min(range.end + GUARD / 2)).as_ptr() as u64;
-            let va = if layout.atomic != 0 && raw & 0x8000 == 0 { va & !7 } else { va };
-            bytes[at..at + 8].copy_from_slice(&va.to_be_bytes());
-            bytes[at + 8..at + 12].copy_from_slice(&key.raw().to_be_bytes());
-            if layout.reth != 0 {
-                bytes[at + 12..at + 16].copy_from_slice(&len.to_be_bytes());
-            }
-        }
-        if layout.ieth != 0 {
-            let at = usize::from(layout.ieth);
-            let area = usize::from(bytes[at + 3]) % AREAS.len();
-            bytes[at..at + 4].copy_from_slice(&self.keys[area].rkey.raw().to_be_bytes());
-        }
-    }
-
-    /// The PSN byte is the distance from what is expected, or the index of a request under way.
-    fn repair_psn(&self, n: usize, response: bool, bytes: &mut [u8]) {
-        let mut wire = self.wire.lock().unwrap();
-        let given = bytes[11];
-        let psn = if response {
-            let known = &wire.requests[n];
-            if known.is_empty() {
-                return;
-            }
-            known[usize::from(given) % known.len()]
-        } else {
-            // Mostly the one that is expected.
-            let away = if given < 0xc0 { 0 } else { i32::from(given) - 0xe0 };
-            let psn = (wire.expected as i32).wrapping_add(away) as u32 & 0xff_ffff;
-            let rc = Opcode::new(bytes[0]).kind() == Some(TransportKind::Rc);
-            if away == 0 && rc {
-                wire.expected = Psn::new(psn).add(1).raw();
-            }
-            psn
-        };
-        bytes[9..12].copy_from_slice(&psn.to_be_bytes()[1..]);
-    }
-
     /// Flushes and destroys everything; each request has ended by then.
     fn end(mut self) {
         for n in 0..self.pairs.len() {
@@ -917,13 +529,4 @@ impl Bed {
         );
         self.arena.check();
     }
-}
-
-fn register(device: &SoftHca, pds: &[PdHandle; 2], arena: &Arena, area: Area) -> MrKeys {
-    let (_, len, access) = AREAS[area as usize];
-    let addr = arena.addr(Arena::range(area).start);
-    let init = MrInit { addr, len, iova: addr.as_ptr() as u64, access };
-    let pd = pds[usize::from(area == Area::Foreign)];
-    // SAFETY: (2) the arena outlives the adapter, and (1) no references to it are made meanwhile.
-    unsafe { device.reg_mr(pd, &init) }.expect("a region is registered")
 }
