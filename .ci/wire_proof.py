@@ -30,7 +30,13 @@ RUNS = [
     ("udp", 6, 4500, True),
     ("uring", 4, 1500, False),
     ("uring", 6, 1500, False),
+    ("raw", 4, 4500, True),
+    ("raw", 6, 4500, False),
+    ("raw, VLAN 7", 4, 4500, False),
+    ("raw, RoCEv1", 4, 4500, False),
+    ("raw, RoCEv1", 6, 4500, False),
 ]
+RAW_OPTIONS = {"raw": "", "raw, VLAN 7": "&vlan=7", "raw, RoCEv1": "&roce=1"}
 
 failures = []
 
@@ -94,10 +100,7 @@ def record(path):
                 if stop:
                     break
                 continue
-            at = 34 if frame[12:14] == b"\x08\x00" else 54
-            if frame[12:14] not in (b"\x08\x00", b"\x86\xdd") or frame[at + 2:at + 4] != PORT.to_bytes(2, "big"):
-                continue
-            if frame[23 if at == 34 else 20] != 17 or frames == MAX_FRAMES or size > MAX_BYTES:
+            if not is_roce(frame) or frames == MAX_FRAMES or size > MAX_BYTES:
                 continue
             frames, size = frames + 1, size + len(frame)
             out.write(struct.pack("<IIII", 0, frames, len(frame), len(frame)) + frame)
@@ -105,10 +108,25 @@ def record(path):
     print(f"{seen} {dropped}")
 
 
+def is_roce(frame):
+    if frame[12:14] == b"\x89\x15":
+        return True
+    at = 34 if frame[12:14] == b"\x08\x00" else 54
+    if frame[12:14] not in (b"\x08\x00", b"\x86\xdd") or frame[at + 2:at + 4] != PORT.to_bytes(2, "big"):
+        return False
+    return frame[23 if at == 34 else 20] == 17
+
+
 def measure(net, hca, work, fabric, version, capture):
     """One `hca perf` across the wire. Returns the files with frames, by who recorded them."""
     near, far = ("10.77.0.1", "10.77.0.2") if version == 4 else ("fd77::1", "fd77::2")
-    url = lambda ip: f"{fabric}://{ip}" if version == 4 else f"{fabric}://[{ip}]"
+    raw = fabric in RAW_OPTIONS
+
+    def url(ip):
+        if raw:
+            return f"raw://wire?ip={ip}{RAW_OPTIONS[fabric]}"
+        return f"{fabric}://{ip}" if version == 4 else f"{fabric}://[{ip}]"
+
     there = f"{far}:{CONTROL_PORT}" if version == 4 else f"[{far}]:{CONTROL_PORT}"
     files = {"wire": f"{work}/wire.pcap"}
     ends = {}
@@ -120,14 +138,23 @@ def measure(net, hca, work, fabric, version, capture):
     for path in files.values():
         if os.path.exists(path):
             os.unlink(path)
-    python = ["ip", "netns", "exec", net.near, sys.executable, os.path.abspath(__file__)]
-    recorder = subprocess.Popen(python + ["record", files["wire"]], stdout=subprocess.PIPE, text=True)
+    # A frame that passes the queueing discipline by is seen where it arrives only.
+    records = {net.near: files["wire"]}
+    if raw:
+        records[net.far] = f"{work}/far.pcap"
+    recorders = []
     listener = None
     try:
-        while not (os.path.exists(files["wire"]) and os.path.getsize(files["wire"])):
-            if recorder.poll() is not None:
-                sys.exit("the recorder ended early")
-            time.sleep(0.02)
+        for ns, path in records.items():
+            if os.path.exists(path):
+                os.unlink(path)
+            python = ["ip", "netns", "exec", ns, sys.executable, os.path.abspath(__file__)]
+            recorders.append(subprocess.Popen(python + ["record", path], stdout=subprocess.PIPE, text=True))
+        for recorder, path in zip(recorders, records.values()):
+            while not (os.path.exists(path) and os.path.getsize(path)):
+                if recorder.poll() is not None:
+                    sys.exit("the recorder ended early")
+                time.sleep(0.02)
         listener = subprocess.Popen(ends["far"] + ["--listen", there, "--once"], stderr=subprocess.PIPE, text=True)
         said = listener.stderr.readline()
         if "waiting" not in said:
@@ -142,12 +169,17 @@ def measure(net, hca, work, fabric, version, capture):
         if listener.wait(10):
             raise RuntimeError(f"hca perf --listen: {listener.stderr.read()}")
     finally:
-        for child in filter(None, (listener, recorder)):
+        for child in filter(None, (listener, *recorders)):
             if child.poll() is None:
                 child.terminate()
-    seen, dropped = recorder.communicate()[0].split()
-    if dropped != "0":
-        print(f"    (the recorder missed {dropped} of {seen} frames)")
+    for recorder in recorders:
+        seen, dropped = recorder.communicate()[0].split()
+        if dropped != "0":
+            print(f"    (the recorder missed {dropped} of {seen} frames)")
+    if raw:
+        with open(files["wire"], "ab") as out, open(records[net.far], "rb") as far_file:
+            far_file.seek(24)
+            out.write(far_file.read())
     return files
 
 
@@ -165,9 +197,18 @@ def frames_of(path):
             yield frame[14:] if link == 1 else frame
 
 
+def is_grh(packet):
+    """Whether a packet is RoCEv1's: the shape of IPv6, with the IBA's transport behind it."""
+    return packet[0] >> 4 == 6 and packet[6] == 0x1B
+
+
 def icrc(packet):
     """The ICRC of an IP packet, from the definition: changeable fields as ones, behind 8 bytes of ones."""
     p = bytearray(packet[:-4])
+    if is_grh(packet):
+        p[0] |= 0x0F
+        p[1] = p[2] = p[3] = p[7] = p[44] = 0xFF
+        return zlib.crc32(p, zlib.crc32(b"\xff" * 8)).to_bytes(4, "little")
     if p[0] >> 4 == 4:
         udp = (p[0] & 15) * 4
         p[1] = p[8] = p[10] = p[11] = 0xFF
@@ -197,14 +238,15 @@ class Tally:
         v4 = packet[0] >> 4 == 4
         udp = 20 if v4 else 40
         length = struct.unpack_from(">H", packet, 2 if v4 else 4)[0] + (0 if v4 else 40)
-        opcode = packet[udp + 8]
+        opcode = packet[40 if is_grh(packet) else udp + 8]
         self.frames += 1
         self.kinds[opcode] += 1
         self.longest = max(self.longest, length)
         # Ethernet pads short frames.
         packet = packet[:length]
         good = len(packet) == length and icrc(packet) == packet[-4:]
-        if self.kinds[opcode] <= BY_SCAPY:
+        # scapy knows the ICRC of RoCEv2 only.
+        if self.kinds[opcode] <= BY_SCAPY and not is_grh(packet):
             self.by_scapy += 1
             good = good and icrc_by_scapy(packet) == packet[-4:]
         self.wrong += not good

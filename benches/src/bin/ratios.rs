@@ -5,6 +5,9 @@
 //! cargo run --release -p hca-benches --bin ratios -- [--json] [--only NAME,..] [--device URL] [--time SECONDS]
 //! ```
 
+#[path = "../../../crates/fabric/tests/fabrics/namespaces.rs"]
+mod namespaces;
+
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -16,6 +19,8 @@ use hca::perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
 use hca_benches::floor::{self, Floor};
 use hca_benches::idle;
 use hca_benches::ratio::{Better, Ratio, Target, WANTED_PAIRS, interleave, summary};
+
+use namespaces::Wire;
 
 /// Measures the project's performance targets as ratios to floors of the same minute.
 #[derive(Parser)]
@@ -38,6 +43,8 @@ struct Args {
 enum What {
     /// Half of a round trip against the bare ping-pong, in ns.
     Latency(Op),
+    /// Half of a round trip of 64 bytes over raw Ethernet, between two namespaces, against the bare ring, in ns.
+    Raw,
     /// A stream of writes of this size against a floor, in bytes a second.
     Stream(u64, Floor),
     /// A stream of 8-byte sends against the bare rate, in messages a second.
@@ -67,9 +74,10 @@ const fn more(must: f64, aim: Option<f64>) -> Target {
 }
 
 #[rustfmt::skip]
-const ROWS: [Row; 13] = [
+const ROWS: [Row; 14] = [
     Row { name: "send 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), what: What::Latency(Op::Send) },
     Row { name: "write 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), what: What::Latency(Op::Write) },
+    Row { name: "raw send 64 B, latency", against: "bare V2 ring over veth", target: less(1.25, Some(1.1)), what: What::Raw },
     Row { name: "write 64 KiB, stream", against: "bare GSO+GRO goodput", target: more(0.7, Some(0.85)), what: What::Stream(64 << 10, Floor::UdpGoodput) },
     Row { name: "write 1 MiB, stream", against: "bare GSO+GRO goodput", target: more(0.7, Some(0.85)), what: What::Stream(1 << 20, Floor::UdpGoodput) },
     Row { name: "write 64 KiB, stream, tcp", against: "one TCP stream", target: more(1.0, None), what: What::Stream(64 << 10, Floor::TcpStream) },
@@ -140,6 +148,7 @@ fn measure(args: &Args, cpus: (usize, usize), row: &Row) -> Result<Option<Ratio>
                 || Ok(floor::run(Floor::UdpPingPong, cpus.0, cpus.1, time)?.half_rtt_ns),
             )?
         }
+        What::Raw => return raw(cpus, &rc(Op::Send, 64), limit, time),
         What::Stream(size, against) => {
             let mut pair = start()?;
             interleave(
@@ -182,6 +191,30 @@ fn measure(args: &Args, cpus: (usize, usize), row: &Row) -> Result<Option<Ratio>
     Ok(summary(&samples))
 }
 
+/// A latency over raw Ethernet between two namespaces, against the bare ring on the same wire.
+fn raw(cpus: (usize, usize), case: &Case, limit: Limit, time: Duration) -> Result<Option<Ratio>, Failure> {
+    let wire = match Wire::with_addresses(4500) {
+        Ok(wire) => wire,
+        Err(why) => {
+            eprintln!("left out: {why}");
+            return Ok(None);
+        }
+    };
+    let far = wire.0[1].path();
+    let measured = wire.within(0, || {
+        let mut setup = Setup::new("raw://wire".parse().expect("a device's name"));
+        setup.peer_netns = Some(far.clone());
+        let mut pair = Pair::start(&setup).map_err(|e| e.to_string())?;
+        let samples = interleave(
+            cpus,
+            || Ok(pair.run(case, Phase::Latency, limit)?.latencies.value_at_quantile(0.5) as f64),
+            || Ok(floor::run_across(Floor::RawPingPong, cpus.0, cpus.1, time, Some(&far))?.half_rtt_ns),
+        );
+        samples.map_err(|e| e.to_string())
+    });
+    Ok(summary(&measured?))
+}
+
 /// A figure that has no floor.
 fn single(value: f64) -> Ratio {
     let placement = hca::probe::Placement::Unknown;
@@ -191,7 +224,7 @@ fn single(value: f64) -> Ratio {
 fn cells(row: &Row, measured: Option<&Ratio>, met: bool) -> Vec<String> {
     let plain = |x: f64| if x >= 100.0 { format!("{x:.0}") } else { format!("{x:.2}") };
     let figure = |x: f64| match row.what {
-        What::Latency(_) | What::Crowd(_) => format!("{:.2} us", x / 1e3),
+        What::Latency(_) | What::Raw | What::Crowd(_) => format!("{:.2} us", x / 1e3),
         What::Stream(..) => format!("{:.2} GB/s", x / 1e9),
         What::Rate => format!("{:.2} M/s", x / 1e6),
         What::Loss(_) => format!("{:.2} GB/s", x * 65_536.0 / 1e9),

@@ -2,13 +2,18 @@
 //!
 //! Each floor runs in two processes, bound to a CPU each, as the measured programs do.
 
+mod raw;
 mod shared;
 mod tcp;
 mod udp;
 
+use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 pub use shared::Shared;
 
@@ -30,10 +35,14 @@ pub enum Floor {
     UdpRate,
     /// One TCP stream by calls of 1 MiB.
     TcpStream,
+    /// Frames of 64 bytes behind their Ethernet header there and back over a veth pair, both sides spinning on a
+    /// ring of received frames.
+    RawPingPong,
 }
 
 impl Floor {
-    const ALL: [Self; 4] = [Self::UdpPingPong, Self::UdpGoodput, Self::UdpRate, Self::TcpStream];
+    const ALL: [Self; 5] =
+        [Self::UdpPingPong, Self::UdpGoodput, Self::UdpRate, Self::TcpStream, Self::RawPingPong];
 
     fn name(self) -> &'static str {
         match self {
@@ -41,6 +50,7 @@ impl Floor {
             Self::UdpGoodput => "udp-goodput",
             Self::UdpRate => "udp-rate",
             Self::TcpStream => "tcp-stream",
+            Self::RawPingPong => "raw-ping-pong",
         }
     }
 
@@ -51,6 +61,7 @@ impl Floor {
             Self::UdpRate => 24,
             Self::UdpPingPong => 8,
             Self::TcpStream => 1 << 20,
+            Self::RawPingPong => 64,
         }
     }
 }
@@ -71,13 +82,28 @@ pub struct Figures {
 /// # Errors
 /// A socket or a process can't be made.
 pub fn run(floor: Floor, near: usize, far: usize, time: Duration) -> io::Result<Figures> {
+    run_across(floor, near, far, time, None)
+}
+
+/// As [`run`], with the far process in another network namespace, given by its path.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_across(
+    floor: Floor,
+    near: usize,
+    far: usize,
+    time: Duration,
+    netns: Option<&str>,
+) -> io::Result<Figures> {
     hca::probe::pin(near)?;
     let shared = Shared::new()?;
-    let mut child = Far::spawn(floor, far, &shared)?;
+    let mut child = Far::spawn(floor, far, &shared, netns)?;
     let figures = match floor {
         Floor::UdpPingPong => udp::ping(&shared, &mut child, time),
         Floor::UdpGoodput | Floor::UdpRate => udp::stream(floor.segment(), &shared, &mut child, time),
         Floor::TcpStream => tcp::send(floor.segment(), &shared, &mut child, time),
+        Floor::RawPingPong => raw::ping(floor.segment(), &shared, &mut child, time),
     };
     shared.stop.store(1);
     child.end();
@@ -96,11 +122,17 @@ pub fn far_side_if_asked() {
     let mut number = || args.next().and_then(|a| a.parse::<u32>().ok()).expect("a number");
     let (cpu, fd) = (number(), number());
     hca::probe::pin(cpu as usize).expect("the CPU exists");
+    if let Some(path) = args.next() {
+        let namespace = File::open(path).expect("the starter keeps its namespace");
+        let kind = Some(LinkNameSpaceType::Network);
+        move_into_link_name_space(namespace.as_fd(), kind).expect("the starter may enter its namespace");
+    }
     let shared = Shared::open(fd).expect("the starter left its memory open");
     let done = match floor {
         Floor::UdpPingPong => udp::pong(&shared),
         Floor::UdpGoodput | Floor::UdpRate => udp::sink(floor.segment(), &shared),
         Floor::TcpStream => tcp::sink(floor.segment(), &shared),
+        Floor::RawPingPong => raw::pong(floor.segment(), &shared),
     };
     std::process::exit(i32::from(done.is_err()));
 }
@@ -109,9 +141,10 @@ pub fn far_side_if_asked() {
 struct Far(Child);
 
 impl Far {
-    fn spawn(floor: Floor, cpu: usize, shared: &Shared) -> io::Result<Self> {
+    fn spawn(floor: Floor, cpu: usize, shared: &Shared, netns: Option<&str>) -> io::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args([FAR_COMMAND, floor.name(), &cpu.to_string(), &shared.fd().to_string()]);
+        command.args(netns);
         command.spawn().map(Self)
     }
 

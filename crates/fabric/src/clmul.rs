@@ -22,7 +22,7 @@ use core::arch::x86_64::{
     _mm_set_epi32, _mm_set_epi64x, _mm_setzero_si128, _mm_xor_si128,
 };
 
-use crate::icrc::{FlowCrc, POLY, multiply};
+use crate::icrc::{FlowCrc, Head, POLY, multiply};
 
 /// Bytes of a block.
 const BLOCK: usize = 16;
@@ -93,15 +93,16 @@ const fn power(n: i64) -> u32 {
     }
     p
 }
-/// The factor for 16 bits of the IP or UDP header that have this many bytes between them and the packet.
+/// The factor for 16 bits of a header in front of the BTH that have this many bytes between them and the packet.
 const fn header_factor(behind: i64) -> u32 {
     power(47 + 8 * behind)
 }
-/// What IPv4 and IPv6 multiply UDP's length, the total length (high 64 bits) and the Identification by. IPv6's
-/// length is UDP's and it has no other, so its place is added to UDP's.
-static HEADERS: [[u128; 2]; 2] = [
+/// What a [`Head`] multiplies UDP's length, the total length (high 64 bits) and the Identification by. IPv6's
+/// length is UDP's and it has no other, so its place is added to UDP's. A GRH's length stands in place of UDP's.
+static HEADERS: [[u128; 2]; 3] = [
     [pair(header_factor(2), header_factor(24)), pair(header_factor(22), 0)],
     [pair(header_factor(2) ^ header_factor(42), 0), 0],
+    [pair(header_factor(34), 0), 0],
 ];
 
 /// Proof that the CPU can multiply without carries, and the ICRC made by it.
@@ -168,9 +169,11 @@ impl Start {
     #[inline]
     #[target_feature(enable = "pclmulqdq,sse4.1")]
     fn new(flow: &FlowCrc, bytes: usize) -> Self {
-        let [lengths, ident] = &HEADERS[usize::from(flow.is_v6())];
+        let [lengths, ident] = &HEADERS[flow.head() as usize];
         let lengths = vector(*lengths);
-        let udp = _mm_clmulepi64_si128::<0x00>(header_field((bytes + 8) as u16), lengths);
+        // A GRH's length counts no UDP header.
+        let udp = if flow.head() == Head::Grh { bytes } else { bytes + 8 };
+        let udp = _mm_clmulepi64_si128::<0x00>(header_field(udp as u16), lengths);
         let total = _mm_clmulepi64_si128::<0x10>(header_field((bytes + 28) as u16), lengths);
         Self { common: add3(_mm_cvtsi32_si128(flow.base() as i32), udp, total), ident: vector(*ident) }
     }

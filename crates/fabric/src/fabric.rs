@@ -15,7 +15,7 @@ pub struct PathId(pub u32);
 /// What a fabric is and can.
 #[derive(Clone, Debug)]
 pub struct FabricAttr {
-    /// `udp`, `uring`, `shm`, `loopback`, `sim`, with layers in front (`capture+udp`).
+    /// `udp`, `uring`, `shm`, `raw`, `loopback`, `sim`, with layers in front (`capture+udp`).
     pub name: String,
     /// Its address.
     pub local: IpAddr,
@@ -34,6 +34,17 @@ pub enum PathError {
     /// The peer's address is of the other IP version.
     #[error("the peer {peer} and this adapter's address {local} are of different IP versions")]
     Family {
+        /// The peer.
+        peer: IpAddr,
+        /// This side.
+        local: IpAddr,
+    },
+    /// The peer is another adapter of this machine, to which frames of an Ethernet interface do not come back.
+    #[error(
+        "the peer {peer} is an address of this machine, and frames that leave the interface of {local} do not come \
+         back: use udp:// between adapters of one machine, or network namespaces"
+    )]
+    SameMachine {
         /// The peer.
         peer: IpAddr,
         /// This side.
@@ -95,7 +106,7 @@ pub struct RxPacket<'a> {
     pub src: IpAddr,
     /// This side's address.
     pub dst: IpAddr,
-    /// The sender's UDP port.
+    /// The sender's UDP port; 0 on RoCEv1, which has none.
     pub src_port: u16,
     /// DSCP and ECN bits; 3 in the lower two is "congestion experienced".
     pub traffic_class: u8,

@@ -14,6 +14,7 @@
 
 use core::net::IpAddr;
 
+use hca_core::Gid;
 use hca_core::wire::{Bth, ICRC_BYTES};
 
 use crate::icrc::{FlowCrc, Icrc};
@@ -55,6 +56,8 @@ pub(crate) enum Checked {
 /// Checks packets as they come from one socket.
 pub(crate) struct RxFlows {
     local: IpAddr,
+    /// A GRH stands in front of the packets, and no UDP.
+    grh: bool,
     flows: Box<[Flow]>,
     icrc: Icrc,
     current: usize,
@@ -78,7 +81,13 @@ impl RxFlows {
             crc: FlowCrc::default(),
         };
         let flows = vec![empty; FLOWS].into_boxed_slice();
-        Self { local, flows, icrc: Icrc::new(), current: 0, segments: 0, ident_solved: 0, flows_learned: 0 }
+        let icrc = Icrc::new();
+        Self { local, grh: false, flows, icrc, current: 0, segments: 0, ident_solved: 0, flows_learned: 0 }
+    }
+
+    /// The flows of RoCEv1, which have no ports.
+    pub(crate) fn behind_grh(local: IpAddr) -> Self {
+        Self { grh: true, ..Self::new(local) }
     }
 
     /// A datagram from this source comes; its packets follow by [`check`](Self::check).
@@ -93,7 +102,11 @@ impl RxFlows {
         self.segments = 0;
         let flow = &mut self.flows[self.current];
         if !flow.known || flow.port != port || flow.src != src {
-            let crc = FlowCrc::new(src, self.local, port).unwrap_or_default();
+            let crc = if self.grh {
+                FlowCrc::grh(Gid::from_ip(src), Gid::from_ip(self.local))
+            } else {
+                FlowCrc::new(src, self.local, port).unwrap_or_default()
+            };
             *flow = Flow { src, port, known: true, learned: false, zero_based: false, base: 0, last: 0, crc };
         }
     }
@@ -118,6 +131,23 @@ impl RxFlows {
         self.check_unexpected(expected, k, residual, packet.len() - ICRC_BYTES)
     }
 
+    /// Checks the datagram's next packet, ICRC included, whose frame shows these 16 bits of Identification;
+    /// "don't fragment" is as `dont_fragment` says. Nothing is solved: all 32 bits count.
+    #[inline]
+    pub(crate) fn check_shown(&mut self, ident: u16, dont_fragment: bool, packet: &[u8]) -> Checked {
+        if packet.len() < Bth::BYTES + ICRC_BYTES {
+            return Checked::Short;
+        }
+        let mut crc = self.flows[self.current].crc;
+        if !dont_fragment && !crc.has_no_ident() {
+            crc.toggle_df();
+        }
+        match self.icrc.residual(&crc, ident, packet) {
+            0 => Checked::Good(ident),
+            _ => Checked::Bad(ident),
+        }
+    }
+
     /// The datagram ends: what number begins the next?
     #[inline]
     pub(crate) fn end(&mut self) {
@@ -128,7 +158,7 @@ impl RxFlows {
     #[cold]
     fn check_unexpected(&mut self, expected: u16, k: u16, residual: u32, bytes: usize) -> Checked {
         let flow = &mut self.flows[self.current];
-        if flow.crc.is_v6() {
+        if flow.crc.has_no_ident() {
             return Checked::Bad(expected);
         }
         let Some(found) = self.icrc.solve(expected, residual, bytes) else {

@@ -13,7 +13,8 @@
 
 use core::net::IpAddr;
 
-use hca_core::wire::{Bth, ICRC_BYTES, ROCEV2_PORT};
+use hca_core::Gid;
+use hca_core::wire::{Bth, Grh, ICRC_BYTES, ROCEV2_PORT};
 
 use crate::clmul::Clmul;
 
@@ -25,6 +26,8 @@ const VECTOR_BYTES: usize = 64;
 const PREFIX_V4: usize = 8 + 20 + 8;
 /// Bytes of ones, IPv6 header and UDP header.
 const PREFIX_V6: usize = 8 + 40 + 8;
+/// Bytes of ones and GRH.
+const PREFIX_GRH: usize = 8 + 40;
 /// Where the Identification stands in the prefix.
 const IDENT_AT: usize = 8 + 4;
 /// Where the IPv4 flags stand in the prefix.
@@ -176,53 +179,80 @@ fn advance4(c: u32, e: [u8; 4]) -> u32 {
     TABLES[3][byte(lo, 0)] ^ TABLES[2][byte(lo, 1)] ^ TABLES[1][byte(lo, 2)] ^ TABLES[0][byte(lo, 3)]
 }
 
+/// What stands in front of a flow's BTHs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Head {
+    #[default]
+    Ipv4,
+    Ipv6,
+    Grh,
+}
+
 /// What a flow's addresses contribute to the ICRC of its packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FlowCrc {
-    /// Raw CRC state behind the UDP header, with zeros for lengths and Identification.
+    /// Raw CRC state in front of the BTH, with zeros for lengths and Identification.
     base: u32,
-    v6: bool,
+    head: Head,
 }
 
 impl FlowCrc {
     /// The flow from `src` and `src_port` to `dst`, "don't fragment" set; `None` if the IP versions differ.
     pub(crate) fn new(src: IpAddr, dst: IpAddr, src_port: u16) -> Option<Self> {
-        let mut head = [0_u8; PREFIX_V6];
-        head[..8].fill(0xff);
-        let (udp, v6) = match (src, dst) {
+        let mut bytes = [0_u8; PREFIX_V6];
+        bytes[..8].fill(0xff);
+        let (udp, head) = match (src, dst) {
             (IpAddr::V4(src), IpAddr::V4(dst)) => {
-                let ip = &mut head[8..28];
+                let ip = &mut bytes[8..28];
                 (ip[0], ip[1], ip[6], ip[8], ip[9]) = (0x45, 0xff, DF, 0xff, 17);
                 ip[10..12].fill(0xff);
                 ip[12..16].copy_from_slice(&src.octets());
                 ip[16..20].copy_from_slice(&dst.octets());
-                (28, false)
+                (28, Head::Ipv4)
             }
             (IpAddr::V6(src), IpAddr::V6(dst)) => {
-                let ip = &mut head[8..48];
+                let ip = &mut bytes[8..48];
                 ip[..4].copy_from_slice(&[0x6f, 0xff, 0xff, 0xff]);
                 (ip[6], ip[7]) = (17, 0xff);
                 ip[8..24].copy_from_slice(&src.octets());
                 ip[24..40].copy_from_slice(&dst.octets());
-                (48, true)
+                (48, Head::Ipv6)
             }
             _ => return None,
         };
-        head[udp..udp + 2].copy_from_slice(&src_port.to_be_bytes());
-        head[udp + 2..udp + 4].copy_from_slice(&ROCEV2_PORT.to_be_bytes());
-        head[udp + 6..udp + 8].fill(0xff);
-        Some(Self { base: advance(!0, &head[..udp + 8]), v6 })
+        bytes[udp..udp + 2].copy_from_slice(&src_port.to_be_bytes());
+        bytes[udp + 2..udp + 4].copy_from_slice(&ROCEV2_PORT.to_be_bytes());
+        bytes[udp + 6..udp + 8].fill(0xff);
+        Some(Self { base: advance(!0, &bytes[..udp + 8]), head })
     }
-    /// Raw CRC state behind the UDP header, with zeros for lengths and Identification.
+    /// The flow of RoCEv1 between two GIDs: a GRH and nothing else stands in front of the BTH. Traffic class,
+    /// flow label and hop limit are taken as ones, and so is the LRH, which Ethernet has none of.
+    pub(crate) fn grh(src: Gid, dst: Gid) -> Self {
+        let mut bytes = [0xff_u8; PREFIX_GRH];
+        let grh = &mut bytes[8..];
+        grh[0] = 0x6f;
+        grh[4..6].fill(0);
+        grh[6] = Grh::NEXT_IBA;
+        grh[8..24].copy_from_slice(&src.0);
+        grh[24..40].copy_from_slice(&dst.0);
+        Self { base: advance(!0, &bytes), head: Head::Grh }
+    }
+    /// Raw CRC state in front of the BTH, with zeros for lengths and Identification.
     #[cfg(target_arch = "x86_64")]
     #[inline]
     pub(crate) fn base(&self) -> u32 {
         self.base
     }
+    /// What stands in front of its BTHs.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    pub(crate) fn head(&self) -> Head {
+        self.head
+    }
     /// Whether its packets have no Identification.
     #[inline]
-    pub(crate) fn is_v6(&self) -> bool {
-        self.v6
+    pub(crate) fn has_no_ident(&self) -> bool {
+        self.head != Head::Ipv4
     }
     /// The same flow without "don't fragment" where it was set, with it where it was not.
     pub(crate) fn toggle_df(&mut self) {
@@ -263,7 +293,7 @@ pub(crate) struct Solution {
 /// Computes ICRCs; remembers what the lengths seen last contribute.
 pub(crate) struct Icrc {
     clmul: Option<Clmul>,
-    /// By length: (length and IP version, the contribution of the lengths).
+    /// By length: (length and kind of headers, the contribution of the lengths).
     lens: [(u32, u32); 16],
     /// By length: (length, x to the power of minus 8 a byte).
     backs: [(u32, u32); 16],
@@ -315,8 +345,8 @@ impl Icrc {
     /// The ICRC of a packet whose transport bytes (BTH to padding) are `packet`, by tables and crc32fast.
     fn icrc(&mut self, flow: &FlowCrc, ident: u16, packet: &[u8]) -> u32 {
         let (bth, rest) = packet.split_first_chunk::<{ Bth::BYTES }>().expect("a packet has a BTH");
-        let mut c = flow.base ^ self.lengths(packet.len(), flow.v6);
-        if !flow.v6 {
+        let mut c = flow.base ^ self.lengths(packet.len(), flow.head);
+        if flow.head == Head::Ipv4 {
             c ^= ident_part(ident);
         }
         c = advance8(c, [bth[0], bth[1], bth[2], bth[3], 0xff, bth[5], bth[6], bth[7]]);
@@ -346,11 +376,11 @@ impl Icrc {
     }
 
     #[inline]
-    fn lengths(&mut self, packet_bytes: usize, v6: bool) -> u32 {
-        let key = (packet_bytes as u32) << 1 | u32::from(v6);
+    fn lengths(&mut self, packet_bytes: usize, head: Head) -> u32 {
+        let key = (packet_bytes as u32) << 2 | head as u32;
         let slot = &mut self.lens[packet_bytes >> 2 & 15];
         if slot.0 != key {
-            *slot = (key, lengths_part(packet_bytes, v6));
+            *slot = (key, lengths_part(packet_bytes, head));
         }
         slot.1
     }
@@ -376,18 +406,26 @@ fn ident_part(ident: u16) -> u32 {
 }
 
 #[cold]
-fn lengths_part(packet_bytes: usize, v6: bool) -> u32 {
-    let udp = ((8 + packet_bytes + ICRC_BYTES) as u16).to_be_bytes();
-    let mut head = [0_u8; PREFIX_V6];
-    if v6 {
-        head[12..14].copy_from_slice(&udp);
-        head[52..54].copy_from_slice(&udp);
-        advance(0, &head)
-    } else {
-        let total = (20 + 8 + packet_bytes + ICRC_BYTES) as u16;
-        head[10..12].copy_from_slice(&total.to_be_bytes());
-        head[32..34].copy_from_slice(&udp);
-        advance(0, &head[..PREFIX_V4])
+fn lengths_part(packet_bytes: usize, head: Head) -> u32 {
+    let transport = packet_bytes + ICRC_BYTES;
+    let udp = ((8 + transport) as u16).to_be_bytes();
+    let mut bytes = [0_u8; PREFIX_V6];
+    match head {
+        Head::Ipv4 => {
+            let total = (20 + 8 + transport) as u16;
+            bytes[10..12].copy_from_slice(&total.to_be_bytes());
+            bytes[32..34].copy_from_slice(&udp);
+            advance(0, &bytes[..PREFIX_V4])
+        }
+        Head::Ipv6 => {
+            bytes[12..14].copy_from_slice(&udp);
+            bytes[52..54].copy_from_slice(&udp);
+            advance(0, &bytes)
+        }
+        Head::Grh => {
+            bytes[12..14].copy_from_slice(&(transport as u16).to_be_bytes());
+            advance(0, &bytes[..PREFIX_GRH])
+        }
     }
 }
 
@@ -399,6 +437,20 @@ mod tests {
 
     fn ip(v6: bool, bits: u128) -> IpAddr {
         if v6 { IpAddr::V6(bits.into()) } else { IpAddr::V4((bits as u32).into()) }
+    }
+
+    /// The ICRC of a RoCEv1 packet from its definition: ones in place of an LRH, the GRH with what routers
+    /// change as ones, the BTH with its fifth byte as ones, the rest.
+    fn plain_grh(src: Gid, dst: Gid, packet: &[u8]) -> u32 {
+        let mut head =
+            bytemuck::bytes_of(&Grh::new(0xff, 0xf_ffff, (packet.len() + 4) as u16, 0xff, src, dst)).to_vec();
+        head.extend_from_slice(&packet[..Bth::BYTES]);
+        head[Grh::BYTES + 4] = 0xff;
+        let mut crc = crc32fast::Hasher::new();
+        for part in [&[0xff; 8], &head[..], &packet[Bth::BYTES..]] {
+            crc.update(part);
+        }
+        crc.finalize()
     }
 
     /// Both ways: as this CPU does it, and by tables.
@@ -413,17 +465,41 @@ mod tests {
         for (v6, mut icrc) in [false, true].into_iter().flat_map(|v6| both().map(|icrc| (v6, icrc))) {
             let (src, dst) = (ip(v6, 0xc0a8_0102), ip(v6, 7 << 70 | 0x0a00_0001));
             let (plain, flow) = (IpFlow::new(src, dst, 777).unwrap(), FlowCrc::new(src, dst, 777).unwrap());
+            let grh = FlowCrc::grh(src.into(), dst.into());
             for len in (12..=4200).chain([8192 + 12, 8996 - 12]) {
                 let ident = (len as u16).wrapping_mul(31);
                 let packet = &bytes[len % 7..len % 7 + len + ICRC_BYTES];
                 let (body, tail) = packet.split_last_chunk().unwrap();
                 let wrong = plain.icrc(ident, body) ^ u32::from_le_bytes(*tail);
                 assert_eq!(icrc.residual(&flow, ident, packet), wrong, "{len} bytes, v6 {v6}");
+                let wrong = plain_grh(src.into(), dst.into(), body) ^ u32::from_le_bytes(*tail);
+                assert_eq!(icrc.residual(&grh, ident, packet), wrong, "{len} bytes behind a GRH");
             }
         }
     }
 
     proptest! {
+        #[test]
+        fn equals_the_plain_computation_behind_a_grh(
+            src: [u8; 16], dst: [u8; 16], ident: u16,
+            segment in 16_usize..600, packets in 1_usize..10, last in 16_usize..600, words: bool, byte: u8,
+        ) {
+            let (src, dst) = (Gid(src), Gid(dst));
+            let flow = FlowCrc::grh(src, dst);
+            let round = |n: usize| if words { n & !3 } else { n };
+            let segment = round(segment);
+            let len = segment * (packets - 1) + round(last).min(segment);
+            for mut icrc in both() {
+                let mut train: Vec<u8> = (0..len).map(|i| byte.wrapping_add(i as u8)).collect();
+                icrc.seal(&flow, ident, segment, &mut train);
+                for packet in train.chunks(segment) {
+                    let (body, tail) = packet.split_last_chunk().unwrap();
+                    prop_assert_eq!(u32::from_le_bytes(*tail), plain_grh(src, dst, body));
+                    prop_assert_eq!(icrc.residual(&flow, !ident, packet), 0);
+                }
+            }
+        }
+
         #[test]
         fn equals_the_plain_computation_for_every_flow_and_alignment(
             v6: bool, src: u128, dst: u128, port: u16, ident: u16, at in 0_usize..64,

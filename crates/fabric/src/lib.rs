@@ -10,6 +10,7 @@
 //! | `capture` | a tap that writes pcapng |
 //! | `faulty` | a layer of loss, duplication, reordering, delay and corruption, by seed |
 //! | `loopback` | a network inside of the process, for tests |
+//! | `raw` | Ethernet frames over packet sockets, RoCEv2 and RoCEv1 |
 //! | `shm` | rings in memory that processes of one machine share |
 //! | `udp` | plain UDP sockets |
 //! | `uring` | UDP sockets driven by io_uring |
@@ -24,6 +25,9 @@ mod faulty;
 mod flow;
 mod icrc;
 mod loopback;
+mod open;
+mod paths;
+mod raw;
 mod shm;
 mod sync;
 mod udp;
@@ -37,8 +41,10 @@ pub use faulty::{FaultPlan, FaultPlanError, Faults, Faulty, Script, Verdict};
 #[doc(hidden)]
 pub use icrc::MeasuredIcrc;
 pub use loopback::{LoopbackFabric, LoopbackNet};
+pub use open::OpenError;
+pub use raw::{RawFabric, RawOptions, RoceVersion};
 #[cfg(not(loom))]
 pub use shm::{ShmError, ShmFabric, ShmOptions};
-pub use udp::{OpenError, UdpFabric, UdpOptions};
+pub use udp::{UdpFabric, UdpOptions};
 #[cfg(feature = "io-uring")]
 pub use uring::{UringFabric, UringOptions};

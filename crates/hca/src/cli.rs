@@ -27,6 +27,7 @@ Devices:
   uring://ADDRESS     the same through io_uring, or plain sockets (with a note) where the kernel has none;
                       without ADDRESS a free loopback one is taken
   shm://DOMAIN        shared memory between the processes of this machine that name the DOMAIN
+  raw://INTERFACE     Ethernet frames on an interface, with ?ip=ADDRESS&roce=1|2&vlan=ID (needs CAP_NET_RAW)
   loopback://NAME     inside one process
  with ?option=value, joined by &: progress=inline|thread|adaptive, mtu=BYTES, capture=FILE.pcapng,
  fault=loss=P,dup=P,reorder=P,corrupt=P,delay=P:MIN-MAX,seed=N (P from 0 to 1; tx.loss, rx.loss for one
@@ -49,6 +50,7 @@ Examples:
   hca perf --op write --size 64K,1M --duration 3
   hca perf --service ud --op send --json
   hca perf --fault loss=0.01,seed=7 --capture lossy.pcapng
+  hca perf --device raw://v0 --peer-netns far --peer-device raw://v1
   hca perf --listen 10.0.0.1          (first host)
   hca perf --connect 10.0.0.1         (second host)
 
@@ -80,13 +82,16 @@ enum Command {
     Devinfo(DevinfoArgs),
     /// Measures latency, bandwidth and message rate between two processes
     #[command(after_long_help = format!("{PERF_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
-    Perf(PerfArgs),
+    Perf(Box<PerfArgs>),
     /// Bounces messages with another host; speaks the exchange of ibv_rc_pingpong and its sisters
     #[command(after_long_help = format!("{PINGPONG_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
     Pingpong(PingpongArgs),
     /// The other process of a measurement
     #[command(name = perf::PEER_COMMAND, hide = true)]
-    Peer,
+    Peer {
+        #[arg(long)]
+        netns: Option<PathBuf>,
+    },
 }
 
 /// Where the device comes from, for every command.
@@ -118,6 +123,8 @@ pub enum FabricName {
     Uring,
     /// Shared memory between processes of this machine.
     Shm,
+    /// Ethernet frames on the loopback interface.
+    Raw,
 }
 
 /// `hca devinfo`.
@@ -169,6 +176,9 @@ pub struct PerfArgs {
     /// The device of the peer process (default: the same fabric on an address of its own)
     #[arg(long, value_name = "URL", conflicts_with_all = ["listen", "connect"])]
     pub peer_device: Option<DeviceUrl>,
+    /// Run the peer process in this network namespace: a name of `ip netns`, or a path
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["listen", "connect"])]
+    pub peer_netns: Option<String>,
     /// Leave the processes unbound instead of binding each to a CPU of its own
     #[arg(long)]
     pub no_pin: bool,
@@ -233,13 +243,13 @@ pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
     // The peer is told to stop by the process that started it.
-    let peer = matches!(cli.command, Command::Peer);
+    let peer = matches!(cli.command, Command::Peer { .. });
     interrupt::listen(peer);
     let result = match cli.command {
         Command::Devinfo(args) => devinfo::devinfo(&args),
         Command::Perf(args) => perf::perf(&args),
         Command::Pingpong(args) => pingpong::pingpong(&args),
-        Command::Peer => perf::peer::serve_standard_streams(),
+        Command::Peer { netns } => perf::peer::serve_standard_streams(netns.as_deref()),
     };
     match result {
         _ if interrupted() && !peer => ExitCode::from(130),

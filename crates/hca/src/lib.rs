@@ -19,6 +19,7 @@
 //! | `udp` | `udp://` and `auto://`: RoCEv2 over UDP sockets |
 //! | `uring` | `uring://`: the same through io_uring |
 //! | `shm` | `shm://`: the processes of this machine, through shared memory |
+//! | `raw` | `raw://`: frames on an Ethernet interface |
 //! | `loopback` | `loopback://`: networks inside the process |
 //! | `cli` | the `hca` command and the measurements behind it, with what they need (clap, plotters, …); brings `udp` |
 //! | `tokio` | `AsyncCq`: a completion queue on a tokio runtime |

@@ -2,7 +2,7 @@
 
 #[cfg(feature = "loopback")]
 use std::collections::HashMap;
-#[cfg(any(feature = "udp", feature = "uring", feature = "loopback"))]
+#[cfg(any(feature = "udp", feature = "uring", feature = "raw", feature = "loopback"))]
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,6 +11,8 @@ use hca_core::{Device, DeviceError, Mtu};
 #[cfg(feature = "loopback")]
 use hca_fabric::LoopbackNet;
 use hca_fabric::{Capture, Fabric, FabricAttr, Faulty, OpenError as FabricError, ShmError, Tap};
+#[cfg(feature = "raw")]
+use hca_fabric::{RawFabric, RawOptions};
 #[cfg(feature = "shm")]
 use hca_fabric::{ShmFabric, ShmOptions};
 #[cfg(feature = "udp")]
@@ -31,6 +33,10 @@ pub const DEVICE_VARIABLE: &str = "HCA_DEVICE";
 
 /// Loopback addresses that are tried for a device without one: from 127.0.0.2 on.
 const LOOPBACK_TRIES: u32 = 4096;
+
+/// The interface on which every machine can choose among addresses.
+#[cfg(feature = "raw")]
+const LOOPBACK_INTERFACE: &str = "lo";
 
 /// Why a device was not opened.
 #[derive(Debug, Error)]
@@ -167,14 +173,36 @@ fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenErro
         Target::Uring(Some(ip)) => at(&uring, *ip, url.clone()),
         #[cfg(feature = "shm")]
         Target::Shm(domain) => shm(domain, url),
+        #[cfg(feature = "raw")]
+        Target::Raw { interface, options } => {
+            let place = |ip| RawOptions { ip: Some(ip), ..*options };
+            let target = |ip| Target::Raw { interface: interface.clone(), options: place(ip) };
+            if interface == LOOPBACK_INTERFACE && options.ip.is_none() {
+                return first_free(&|ip| raw(interface, &place(ip)), url, &target);
+            }
+            match raw(interface, options) {
+                Ok(fabric) => {
+                    let target = target(fabric.attr().local);
+                    Ok((fabric, DeviceUrl { target, options: url.options.clone() }))
+                }
+                Err(source) => Err(OpenError::Fabric { url: Box::new(url.clone()), source }),
+            }
+        }
         #[cfg(feature = "loopback")]
         Target::Loopback(name) => Ok((Box::new(loopback(name)), url.clone())),
-        #[cfg(not(all(feature = "udp", feature = "uring", feature = "shm", feature = "loopback")))]
+        #[cfg(not(all(
+            feature = "udp",
+            feature = "uring",
+            feature = "shm",
+            feature = "raw",
+            feature = "loopback"
+        )))]
         missing => {
             let feature = match missing {
                 Target::Auto | Target::Udp(_) => "udp",
                 Target::Uring(_) => "uring",
                 Target::Shm(_) => "shm",
+                Target::Raw { .. } => "raw",
                 Target::Loopback(_) => "loopback",
             };
             Err(OpenError::NotBuilt { url: Box::new(url.clone()), feature })
@@ -183,7 +211,7 @@ fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenErro
 }
 
 /// Opens a network on an address.
-#[cfg(any(feature = "udp", feature = "uring"))]
+#[cfg(any(feature = "udp", feature = "uring", feature = "raw"))]
 type Opener<'a> = &'a dyn Fn(IpAddr) -> Result<Box<dyn Fabric>, FabricError>;
 
 #[cfg(feature = "udp")]
@@ -211,6 +239,11 @@ fn shm(domain: &str, url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), Op
     }
 }
 
+#[cfg(feature = "raw")]
+fn raw(interface: &str, options: &RawOptions) -> Result<Box<dyn Fabric>, FabricError> {
+    Ok(Box::new(RawFabric::open(interface, options)?))
+}
+
 #[cfg(any(feature = "udp", feature = "uring"))]
 fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
     match open(ip) {
@@ -220,7 +253,7 @@ fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, 
 }
 
 /// The first loopback address from 127.0.0.2 on that nobody has.
-#[cfg(any(feature = "udp", feature = "uring"))]
+#[cfg(any(feature = "udp", feature = "uring", feature = "raw"))]
 fn first_free(
     open: Opener<'_>,
     url: &DeviceUrl,
@@ -280,7 +313,7 @@ impl Opened {
     pub fn device(&self) -> &Arc<SoftHca> {
         &self.device
     }
-    /// What carries its packets: `udp`, `uring`, `shm`, `loopback`.
+    /// What carries its packets: `udp`, `uring`, `shm`, `raw`, `loopback`.
     pub fn fabric(&self) -> &str {
         &self.fabric_name
     }
@@ -312,7 +345,7 @@ impl Opened {
     }
 }
 
-#[cfg(all(test, not(all(feature = "udp", feature = "uring", feature = "loopback"))))]
+#[cfg(all(test, not(all(feature = "udp", feature = "uring", feature = "raw", feature = "loopback"))))]
 mod tests {
     use super::*;
 
@@ -321,6 +354,7 @@ mod tests {
         let built = [
             ("auto://", "udp", cfg!(feature = "udp")),
             ("uring://", "uring", cfg!(feature = "uring")),
+            ("raw://eth0", "raw", cfg!(feature = "raw")),
             ("loopback://x", "loopback", cfg!(feature = "loopback")),
         ];
         for (name, feature, _) in built.into_iter().filter(|b| !b.2) {

@@ -1,4 +1,5 @@
-//! Device names: `auto://`, `udp://ADDRESS`, `uring://ADDRESS`, `shm://DOMAIN`, `loopback://NAME`, with `?option=value`.
+//! Device names: `auto://`, `udp://ADDRESS`, `uring://ADDRESS`, `shm://DOMAIN`, `raw://INTERFACE`, `loopback://NAME`,
+//! with `?option=value`.
 
 use core::fmt;
 use core::net::IpAddr;
@@ -6,7 +7,7 @@ use core::str::FromStr;
 use std::path::PathBuf;
 
 use hca_core::Mtu;
-use hca_fabric::{FaultPlan, FaultPlanError};
+use hca_fabric::{FaultPlan, FaultPlanError, RawOptions, RoceVersion};
 use softhca::Progress;
 use thiserror::Error;
 
@@ -20,6 +21,7 @@ use thiserror::Error;
 /// uring://127.0.0.2?progress=inline           io_uring; the calling thread does the adapter's work
 /// shm://lab                                   shared memory: the processes of this machine that name this domain
 /// shm://lab?dir=/run/lab                      the same, between containers that share this folder
+/// raw://eth0?ip=10.0.0.2&vlan=7               Ethernet frames on this interface (needs CAP_NET_RAW)
 /// loopback://lab?fault=loss=0.01,seed=7       inside this process, losing one packet in a hundred
 /// udp://10.0.0.2?capture=/tmp/run.pcapng      every frame into a file that Wireshark opens
 /// ```
@@ -45,6 +47,13 @@ pub enum Target {
     Uring(Option<IpAddr>),
     /// Shared memory between processes of this machine; devices of one domain reach each other.
     Shm(String),
+    /// RoCE frames on an Ethernet interface. On the loopback interface no address takes a free one.
+    Raw {
+        /// The interface's name.
+        interface: String,
+        /// `ip=ADDRESS`, `roce=1|2` and `vlan=ID`.
+        options: RawOptions,
+    },
     /// A network inside this process; devices of one name reach each other.
     Loopback(String),
 }
@@ -108,8 +117,8 @@ pub enum UrlError {
     },
     /// The scheme is unknown.
     #[error(
-        "unknown scheme `{scheme}` in `{url}`: use auto://, udp://ADDRESS, uring://ADDRESS, shm://DOMAIN or \
-         loopback://NAME"
+        "unknown scheme `{scheme}` in `{url}`: use auto://, udp://ADDRESS, uring://ADDRESS, shm://DOMAIN, raw://INTERFACE \
+         or loopback://NAME"
     )]
     UnknownScheme {
         /// What was given.
@@ -139,7 +148,8 @@ pub enum UrlError {
     },
     /// The option is unknown.
     #[error(
-        "unknown option `{option}`: use progress=, fault=, capture= or mtu=, and with shm:// dir=, users= or ring="
+        "unknown option `{option}`: use progress=, fault=, capture= or mtu=, with shm:// dir=, users= or ring=, and with \
+         raw:// ip=, roce= or vlan="
     )]
     UnknownOption {
         /// Its name.
@@ -173,6 +183,7 @@ impl FromStr for DeviceUrl {
         let no_scheme = || UrlError::NoScheme { url: url.to_owned() };
         let (scheme, rest) = url.split_once("://").ok_or_else(no_scheme)?;
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let mut items: Vec<&str> = query.split('&').filter(|i| !i.is_empty()).collect();
         let address = |scheme: &'static str| {
             let bare = place.strip_prefix('[').and_then(|p| p.strip_suffix(']')).unwrap_or(place);
             let parsed = if bare.is_empty() { Ok(None) } else { bare.parse::<IpAddr>().map(Some) };
@@ -190,6 +201,10 @@ impl FromStr for DeviceUrl {
                 ));
             }
             "shm" => Target::Shm(decode("DOMAIN", place)?),
+            "raw" if place.is_empty() => {
+                return Err(rule("raw:// needs an interface, as in raw://eth0; `ip link` lists them"));
+            }
+            "raw" => Target::Raw { interface: decode("INTERFACE", place)?, options: parse_raw(&mut items)? },
             "loopback" if place.is_empty() => {
                 return Err(rule("a loopback network needs a name, as in loopback://lab"));
             }
@@ -198,7 +213,7 @@ impl FromStr for DeviceUrl {
                 return Err(UrlError::UnknownScheme { url: url.to_owned(), scheme: scheme.to_owned() });
             }
         };
-        let options = Options::parse(query)?;
+        let options = Options::parse(&items)?;
         if options.shm.is_some() && !matches!(target, Target::Shm(_)) {
             return Err(rule("dir=, users= and ring= belong to shm://DOMAIN; leave them out here"));
         }
@@ -218,11 +233,19 @@ impl fmt::Display for DeviceUrl {
             Target::Udp(ip) => write!(f, "udp://{}", bracketed(ip))?,
             Target::Uring(ip) => write!(f, "uring://{}", bracketed(ip))?,
             Target::Shm(domain) => write!(f, "shm://{}", encode(domain))?,
+            Target::Raw { interface, .. } => write!(f, "raw://{}", encode(interface))?,
             Target::Loopback(name) => write!(f, "loopback://{}", encode(name))?,
         }
         let o = &self.options;
+        let raw = match &self.target {
+            Target::Raw { options, .. } => *options,
+            _ => RawOptions::default(),
+        };
         let shm = o.shm.as_deref().cloned().unwrap_or_default();
         let given = [
+            raw.ip.map(|ip| format!("ip={ip}")),
+            (raw.version != RoceVersion::default()).then(|| format!("roce={}", raw.version)),
+            raw.vlan.map(|id| format!("vlan={id}")),
             o.progress.map(|p| format!("progress={p}")),
             o.fault.as_ref().map(|s| format!("fault={}", encode(&s.0))),
             o.capture.as_ref().map(|c| format!("capture={}", encode(&c.to_string_lossy()))),
@@ -240,9 +263,9 @@ impl fmt::Display for DeviceUrl {
 
 impl Options {
     /// Parses what stands behind the `?`.
-    fn parse(query: &str) -> Result<Self, UrlError> {
+    fn parse(items: &[&str]) -> Result<Self, UrlError> {
         let mut options = Self::default();
-        for item in query.split('&').filter(|i| !i.is_empty()) {
+        for item in items {
             let (name, raw) = item.split_once('=').unwrap_or((item, ""));
             let value = decode("an option", raw)?;
             let repeated = match name {
@@ -298,6 +321,45 @@ impl fmt::Display for FaultSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// Takes what belongs to a raw device's place out of the options.
+fn parse_raw(items: &mut Vec<&str>) -> Result<RawOptions, UrlError> {
+    let (mut ip, mut version, mut vlan) = (None, None, None);
+    let mut rest = Vec::new();
+    for item in items.drain(..) {
+        let (name, raw) = item.split_once('=').unwrap_or((item, ""));
+        let value = decode("an option", raw)?;
+        let refuse = |option, rule| UrlError::Value { option, value: value.clone(), rule };
+        let repeated = match name {
+            "ip" => {
+                let parsed = value.parse::<IpAddr>();
+                let rule = "give an address of the interface, as in ip=10.0.0.2 or ip=fd00::2";
+                ip.replace(parsed.map_err(|_| refuse("ip", rule))?).is_some()
+            }
+            "roce" => {
+                let parsed = match value.as_str() {
+                    "1" => Ok(RoceVersion::V1),
+                    "2" => Ok(RoceVersion::V2),
+                    _ => Err(refuse("roce", "use 1 or 2")),
+                };
+                version.replace(parsed?).is_some()
+            }
+            "vlan" => {
+                let parsed = value.parse::<u16>().ok().filter(|id| (1..=4094).contains(id));
+                vlan.replace(parsed.ok_or_else(|| refuse("vlan", "a VLAN is 1 to 4094"))?).is_some()
+            }
+            _ => {
+                rest.push(item);
+                continue;
+            }
+        };
+        if repeated {
+            return Err(UrlError::Repeated { option: name.to_owned() });
+        }
+    }
+    *items = rest;
+    Ok(RawOptions { ip, version: version.unwrap_or_default(), vlan })
 }
 
 fn parse_progress(value: &str) -> Result<Progress, UrlError> {
@@ -385,6 +447,11 @@ mod tests {
         assert_eq!(parse("uring://10.0.0.1").target, Target::Uring(Some([10, 0, 0, 1].into())));
         assert_eq!(parse("udp://").target, Target::Udp(None));
         assert_eq!(parse("shm://lab").target, Target::Shm("lab".into()));
+        let raw = |options| Target::Raw { interface: "eth0".into(), options };
+        assert_eq!(parse("raw://eth0").target, raw(RawOptions::default()));
+        let ip = Some([10, 0, 0, 2].into());
+        let tagged = RawOptions { ip, version: RoceVersion::V1, vlan: Some(7) };
+        assert_eq!(parse("raw://eth0?vlan=7&ip=10.0.0.2&mtu=1024&roce=1").target, raw(tagged));
         assert_eq!(parse("loopback://a%20b").target, Target::Loopback("a b".into()));
     }
 
@@ -409,6 +476,8 @@ mod tests {
             "uring://127.0.0.9?progress=adaptive&fault=loss=0.25,delay=0.1:20us,seed=3",
             "shm://lab",
             "shm://lab?progress=inline&dir=/run/a%20b&users=any&ring=65536",
+            "raw://eth0.7",
+            "raw://wire?ip=fd77::1&roce=1&vlan=4094&progress=inline&mtu=512",
             "loopback://a%26b%25?capture=x%20y.pcapng",
         ] {
             let url = parse(s);
@@ -424,6 +493,12 @@ mod tests {
             ("tcp://127.0.0.1", ["`tcp`", "udp://ADDRESS"]),
             ("udp://localhost", ["localhost", "udp://127.0.0.2"]),
             ("auto://127.0.0.1", ["takes no address", "udp://ADDRESS"]),
+            ("raw://", ["needs an interface", "raw://eth0"]),
+            ("raw://eth0?ip=eth0", ["`eth0`", "ip=10.0.0.2"]),
+            ("raw://eth0?roce=3", ["`3`", "1 or 2"]),
+            ("raw://eth0?vlan=4095", ["`4095`", "4094"]),
+            ("raw://eth0?vlan=1&vlan=1", ["vlan", "twice"]),
+            ("udp://?vlan=1", ["`vlan`", "raw://"]),
             ("loopback://", ["needs a name", "loopback://lab"]),
             ("shm://", ["needs a domain", "shm://lab"]),
             ("shm://lab?users=root", ["root", "any"]),

@@ -2,9 +2,14 @@
 
 mod beds;
 mod limits;
+#[path = "../../../fabric/tests/fabrics/namespaces.rs"]
+mod namespaces;
+mod raw;
 
 use beds::{Net, SoftBed};
 use hca_conformance::suite;
+use hca_fabric::RoceVersion;
+use raw::RawBed;
 use softhca::Progress;
 
 suite!(loopback_inline, SoftBed::new(Net::Loopback, Progress::Inline));
@@ -33,6 +38,10 @@ fn the_uring_beds_say_what_they_run_on() {
         other => panic!("the uring beds run on {other}"),
     }
 }
+
+suite!(raw_adaptive, RawBed { version: RoceVersion::V2, progress: Progress::Adaptive });
+suite!(raw_inline, RawBed { version: RoceVersion::V2, progress: Progress::Inline });
+suite!(raw_v1_adaptive, RawBed { version: RoceVersion::V1, progress: Progress::Adaptive });
 
 suite!(udp_one_percent_loss, SoftBed::new(Net::Udp, Progress::Adaptive).with_faults("loss=0.01"));
 suite!(

@@ -3,13 +3,13 @@
 use hca_core::Counter;
 
 macro_rules! counters {
-    ($($(#[$m:meta])* $name:ident,)*) => {
+    ($of:ident: $($(#[$m:meta])* $name:ident,)*) => {
         /// Plain counters; read by a snapshot.
         #[derive(Clone, Copy, Debug, Default)]
-        pub(crate) struct Counters {
+        pub(crate) struct $of {
             $($(#[$m])* pub(crate) $name: u64,)*
         }
-        impl Counters {
+        impl $of {
             pub(crate) fn append(&self, out: &mut Vec<Counter>) {
                 $(out.push(Counter { name: stringify!($name), value: self.$name });)*
             }
@@ -17,7 +17,10 @@ macro_rules! counters {
     };
 }
 
+pub(crate) use counters;
+
 counters! {
+    Counters:
     /// Packets that the kernel took.
     tx_packets,
     /// Their bytes, from BTH to ICRC.

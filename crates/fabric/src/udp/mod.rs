@@ -22,15 +22,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use hca_core::wire::ROCEV2_PORT;
 use hca_core::{AddressVector, Counter, Instant, Mtu};
 use socket2::{Domain, Protocol, Socket, Type};
-use thiserror::Error;
 
-use crate::{Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
-pub(crate) use counters::Counters;
+use crate::{Fabric, FabricAttr, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
+pub(crate) use counters::{Counters, counters};
 pub(crate) use path::Paths;
 pub(crate) use rx::Receiver;
+pub(crate) use tx::Refusal;
 pub(crate) use tx::Sender;
 #[cfg(feature = "io-uring")]
-pub(crate) use tx::{Refusal, Step};
+pub(crate) use tx::Step;
 
 /// Datagrams that one receive call takes at most when many small ones come.
 const RX_SLOTS: usize = 8;
@@ -55,47 +55,6 @@ impl Default for UdpOptions {
     fn default() -> Self {
         Self { recv_buffer: 8 << 20, max_paths: 1024, segmentation: true }
     }
-}
-
-/// Why a fabric can't be opened.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// Another process or adapter has the address.
-    #[error(
-        "address in use: another adapter stands on {0}, port 4791; one address serves one adapter, so take another \
-         address of this machine (on loopback any of 127.0.0.2, 127.0.0.3, …)"
-    )]
-    InUse(IpAddr),
-    /// No interface has the address.
-    #[error("no interface of this machine has the address {0}; `ip address` lists those that can be used")]
-    NotLocal(IpAddr),
-    /// The address does not name one interface.
-    #[error(
-        "{0} does not name one interface: the ICRC covers the address, so give a unicast address that is not link-local"
-    )]
-    NotUnicast(IpAddr),
-    /// What was asked for is missing in this kernel, or forbidden.
-    #[error(
-        "{what} is missing or forbidden here: {source}; plain UDP sockets (udp://) do without it, or have whoever runs \
-         this machine allow it (sysctl kernel.io_uring_disabled, the container's seccomp profile)"
-    )]
-    Unsupported {
-        /// What.
-        what: &'static str,
-        /// The reason.
-        source: io::Error,
-    },
-    /// The operating system refused.
-    #[error("{doing} for {local}: {source}")]
-    Io {
-        /// What was being done.
-        doing: &'static str,
-        /// For which address.
-        local: IpAddr,
-        /// The reason.
-        source: io::Error,
-    },
 }
 
 /// The receiving socket of an address, and what it was granted.

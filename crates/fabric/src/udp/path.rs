@@ -1,6 +1,5 @@
 //! Outgoing flows: a connected socket each, and the IPv4 Identification that comes next on it.
 
-use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -11,35 +10,19 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::sys;
 use crate::icrc::{FlowCrc, Icrc};
+use crate::paths::{FIRST_PORT, PathKey, PathTable, entropy};
 use crate::{PathError, PathId};
 
-/// Source ports begin here, as RoCEv2 asks for; what is above is entropy.
-const FIRST_PORT: u16 = 0xc000;
 /// Ports that are tried before a path falls back to the shared socket.
 const PORT_TRIES: u16 = 256;
-/// Paths at most, connected or not.
-const MAX_PATHS: usize = 1 << 20;
-/// Bits of a [`PathId`] that are the slot; the others tell a reused slot from its predecessor.
-const SLOT_BITS: u32 = 20;
-/// Hop limit where the address vector leaves it open.
-const DEFAULT_HOP_LIMIT: u8 = 64;
 /// Send buffer to ask for, a flow.
 const SEND_BUFFER_BYTES: i32 = 2 << 20;
 /// What is sent to learn a flow's Identification. Only this side's own shared socket gets it.
 const PROBE: &[u8] = b"ident";
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
-    peer: IpAddr,
-    traffic_class: u8,
-    hop_limit: u8,
-    flow_label: u32,
-}
-
 /// One outgoing flow.
 pub(crate) struct TxPath {
-    key: Key,
-    refs: u32,
+    key: PathKey,
     /// Its own connected socket; `None`: it goes by the shared, unconnected one.
     socket: Option<Socket>,
     addr: SockAddr,
@@ -102,17 +85,10 @@ impl TxPath {
     }
 }
 
-struct Slot {
-    generation: u32,
-    path: Option<TxPath>,
-}
-
 /// All outgoing flows of one address.
 pub(crate) struct Paths {
     local: IpAddr,
-    slots: Vec<Slot>,
-    free: Vec<u32>,
-    by_key: HashMap<Key, PathId>,
+    table: PathTable<TxPath>,
     shared: Socket,
     shared_addr: SockAddr,
     shared_port: u16,
@@ -134,9 +110,7 @@ impl Paths {
         let fair = descriptors.current.map_or(usize::MAX, |n| n as usize / 2);
         Ok(Self {
             local,
-            slots: Vec::new(),
-            free: Vec::new(),
-            by_key: HashMap::new(),
+            table: PathTable::new(),
             shared,
             shared_addr,
             shared_port,
@@ -149,62 +123,28 @@ impl Paths {
 
     /// The path to a peer; equal address vectors share one.
     pub(crate) fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
-        let peer = av.dgid.ip();
-        PathError::unless_unicast(peer)?;
-        if peer.is_ipv4() != self.local.is_ipv4() {
-            return Err(PathError::Family { peer, local: self.local });
-        }
-        let hop_limit = if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit };
-        let flow_label = av.flow_label & 0xf_ffff;
-        let key = Key { peer, traffic_class: av.traffic_class, hop_limit, flow_label };
-        if let Some(&id) = self.by_key.get(&key) {
-            self.get_mut(id).expect("paths by key are open").refs += 1;
+        let key = PathKey::new(self.local, av)?;
+        if let Some(id) = self.table.find(&key)? {
             return Ok(id);
-        }
-        if self.by_key.len() == MAX_PATHS {
-            return Err(PathError::Limit(MAX_PATHS));
         }
         let path = self.connect(key).unwrap_or_else(|| self.shared_path(key));
         self.sockets += usize::from(path.socket.is_some());
-        let index = match self.free.pop() {
-            Some(i) => i,
-            None => {
-                self.slots.push(Slot { generation: 0, path: None });
-                self.slots.len() as u32 - 1
-            }
-        };
-        let slot = &mut self.slots[index as usize];
-        slot.path = Some(path);
-        let id = PathId(index | slot.generation << SLOT_BITS);
-        self.by_key.insert(key, id);
-        Ok(id)
+        Ok(self.table.insert(key, path))
     }
 
     pub(crate) fn close_path(&mut self, id: PathId) {
-        let Some(path) = self.get_mut(id) else { return };
-        path.refs -= 1;
-        if path.refs > 0 {
-            return;
+        if let Some(path) = self.table.close(id) {
+            self.sockets -= usize::from(path.socket.is_some());
         }
-        let key = path.key;
-        let index = id.0 & ((1 << SLOT_BITS) - 1);
-        let slot = &mut self.slots[index as usize];
-        let had_socket = slot.path.take().is_some_and(|p| p.socket.is_some());
-        slot.generation = slot.generation.wrapping_add(1) & (u32::MAX >> SLOT_BITS);
-        self.sockets -= usize::from(had_socket);
-        self.free.push(index);
-        self.by_key.remove(&key);
     }
 
     #[inline]
     pub(crate) fn get(&self, id: PathId) -> Option<&TxPath> {
-        let slot = self.slots.get((id.0 & ((1 << SLOT_BITS) - 1)) as usize)?;
-        if slot.generation == id.0 >> SLOT_BITS { slot.path.as_ref() } else { None }
+        self.table.get(id)
     }
     #[inline]
     pub(crate) fn get_mut(&mut self, id: PathId) -> Option<&mut TxPath> {
-        let slot = self.slots.get_mut((id.0 & ((1 << SLOT_BITS) - 1)) as usize)?;
-        if slot.generation == id.0 >> SLOT_BITS { slot.path.as_mut() } else { None }
+        self.table.get_mut(id)
     }
     /// The descriptor that a path sends by.
     #[inline]
@@ -230,15 +170,14 @@ impl Paths {
             return;
         }
         let key = path.key;
-        let (refs, had_socket) = (path.refs, path.socket.is_some());
-        let mut path = self.shared_path(key);
-        path.refs = refs;
-        *self.get_mut(id).expect("found above") = path;
+        let had_socket = path.socket.is_some();
+        let shared = self.shared_path(key);
+        *self.get_mut(id).expect("found above") = shared;
         self.sockets -= usize::from(had_socket);
     }
 
     /// A path with a socket of its own, or `None` where none can be had or its Identification not be learned.
-    fn connect(&mut self, key: Key) -> Option<TxPath> {
+    fn connect(&mut self, key: PathKey) -> Option<TxPath> {
         if self.sockets >= self.max_sockets {
             return None;
         }
@@ -256,15 +195,15 @@ impl Paths {
         };
         let crc = FlowCrc::new(self.local, key.peer, src_port)?;
         let socket = Some(socket);
-        Some(TxPath { key, refs: 1, socket, addr, src_port, crc, next_ident, uncertain: false })
+        Some(TxPath { key, socket, addr, src_port, crc, next_ident, uncertain: false })
     }
 
-    fn shared_path(&mut self, key: Key) -> TxPath {
+    fn shared_path(&mut self, key: PathKey) -> TxPath {
         self.shared_paths += 1;
         let crc = FlowCrc::new(self.local, key.peer, self.shared_port).expect("families were compared");
         let addr = SocketAddr::new(key.peer, ROCEV2_PORT).into();
         let src_port = self.shared_port;
-        TxPath { key, refs: 1, socket: None, addr, src_port, crc, next_ident: 0, uncertain: false }
+        TxPath { key, socket: None, addr, src_port, crc, next_ident: 0, uncertain: false }
     }
 }
 
@@ -317,20 +256,7 @@ fn bind_from(socket: &Socket, local: IpAddr, start: u16, tries: u16) -> Option<u
     })
 }
 
-/// Where to begin the search for a source port: from the flow label, else from the two addresses.
-fn entropy(local: IpAddr, peer: IpAddr, flow_label: u32) -> u16 {
-    if flow_label != 0 {
-        return (flow_label ^ flow_label >> 14) as u16;
-    }
-    let bits = |ip: IpAddr| match ip {
-        IpAddr::V4(a) => u64::from(a.to_bits()),
-        IpAddr::V6(a) => a.to_bits() as u64 ^ (a.to_bits() >> 64) as u64,
-    };
-    let mixed = (bits(local) ^ bits(peer).rotate_left(21)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed >> 48) as u16
-}
-
-fn set_header(socket: &Socket, key: Key) -> io::Result<()> {
+fn set_header(socket: &Socket, key: PathKey) -> io::Result<()> {
     let (tc, hops) = (i32::from(key.traffic_class), i32::from(key.hop_limit));
     let (level, tc_name, hops_name) = if key.peer.is_ipv6() {
         (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_UNICAST_HOPS)

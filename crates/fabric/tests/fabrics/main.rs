@@ -3,6 +3,8 @@
 mod capture;
 mod faulty;
 mod loopback;
+mod namespaces;
+mod raw;
 mod suite;
 mod udp;
 #[cfg(feature = "io-uring")]

@@ -20,8 +20,10 @@ mod table;
 
 use std::io::IsTerminal;
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::time::Duration;
 
+use hca_fabric::RawOptions;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::cli::{DeviceArgs, FabricName, Failure, PerfArgs, interrupted};
@@ -47,7 +49,9 @@ pub const DEFAULT_DURATION: Duration = Duration::from_millis(800);
 /// first in `main` of every program that measures.
 pub fn peer_if_asked() {
     if std::env::args().nth(1).as_deref() == Some(PEER_COMMAND) {
-        let done = peer::serve_standard_streams();
+        let netns = std::env::args_os().nth(2).filter(|a| a == peer::NETNS_OPTION);
+        let netns = netns.and_then(|_| std::env::args_os().nth(3));
+        let done = peer::serve_standard_streams(netns.as_deref().map(Path::new));
         if let Err(e) = &done {
             eprintln!("peer: {e}");
         }
@@ -73,6 +77,7 @@ fn device(args: &DeviceArgs) -> Result<Option<DeviceUrl>, Failure> {
             FabricName::Udp => Target::Udp(None),
             FabricName::Uring => Target::Uring(None),
             FabricName::Shm => Target::Shm(DEFAULT_DOMAIN.to_owned()),
+            FabricName::Raw => Target::Raw { interface: "lo".to_owned(), options: RawOptions::default() },
         };
         DeviceUrl { target, options: Options::default() }
     });
@@ -106,6 +111,7 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
         None => {
             let mut setup = Setup::new(device_or_auto(&args.device)?);
             setup.peer_device.clone_from(&args.peer_device);
+            setup.peer_netns.clone_from(&args.peer_netns);
             if args.no_pin {
                 setup.cpus = None;
             }

@@ -1,9 +1,13 @@
 //! The side that answers: it does what the measuring side asks for over the control channel.
 
+use std::fs::File;
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hca_core::Mtu;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::control::{Channel, ControlError, Endpoint, FromPeer, PROTOCOL, Phase, ToPeer};
 use super::plan::{Case, Op, Service};
@@ -17,6 +21,8 @@ use softhca::Progress;
 /// Datagrams that are under way when the stop comes arrive within this time.
 const LINGER: Duration = Duration::from_millis(2);
 
+/// The option of the peer's command that names the network namespace to be in.
+pub(super) const NETNS_OPTION: &str = "--netns";
 /// How long another host may take to begin: it says hello as soon as it has its device.
 const HELLO_LIMIT: Duration = Duration::from_secs(3);
 /// How long another host may be silent while nothing is measured.
@@ -29,13 +35,30 @@ struct Limits {
     between: Option<Duration>,
 }
 
-/// Serves the process that started this one, over standard input and output.
+/// Serves the process that started this one, over standard input and output, from within a network namespace if
+/// one is given.
 ///
 /// # Errors
-/// The channel broke, or the device can't go on.
-pub fn serve_standard_streams() -> Result<(), Failure> {
-    let channel = Channel::new(std::io::stdin(), std::io::stdout()).outliving_ctrl_c();
+/// The channel broke, the namespace can't be entered, or the device can't go on.
+pub fn serve_standard_streams(netns: Option<&Path>) -> Result<(), Failure> {
+    let mut channel = Channel::new(std::io::stdin(), std::io::stdout()).outliving_ctrl_c();
+    if let Some(path) = netns
+        && let Err(e) = enter(path)
+    {
+        let why = format!(
+            "the network namespace {} can't be entered: {e}; `ip netns add NAME` makes one, and root may enter it",
+            path.display()
+        );
+        channel.send(&FromPeer::Failed { why: why.clone() })?;
+        return Err(why.into());
+    }
     serve(channel, None, Limits::default())
+}
+
+/// Moves this thread, and those that it starts, into a network namespace.
+fn enter(path: &Path) -> std::io::Result<()> {
+    let namespace = File::open(path)?;
+    Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
 
 /// Serves a measuring process on another host. One that is silent is given up on, since the next one waits.

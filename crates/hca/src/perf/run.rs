@@ -1,15 +1,18 @@
 //! The measuring side.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use hca_core::Mtu;
+use hca_fabric::RawOptions;
 use hdrhistogram::Histogram;
 use thiserror::Error;
 
 use super::control::{Channel, ControlError, FromPeer, PROTOCOL, Phase, ToPeer};
 use super::json::Row;
+use super::peer::NETNS_OPTION;
 use super::plan::{Case, Op, Service};
 use super::side::{Side, stamp};
 use crate::cli::Failure;
@@ -18,6 +21,8 @@ use crate::open::{DEVICE_VARIABLE, Opened, open_exactly};
 use crate::probe::{self, Placement};
 use crate::url::{DeviceUrl, Options, Target};
 
+/// Where `ip netns` keeps its namespaces.
+const NETNS_DIR: &str = "/run/netns";
 /// How long the peer may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// A message of an unreliable service that takes longer is lost.
@@ -38,6 +43,8 @@ pub struct Setup {
     pub device: DeviceUrl,
     /// The device of the peer process; `None` takes the same fabric on an address of its own.
     pub peer_device: Option<DeviceUrl>,
+    /// The network namespace that the peer process is in: a name of `ip netns`, or a path; `None` is this one's.
+    pub peer_netns: Option<String>,
     /// CPUs of this process and of the peer.
     pub cpus: Option<(usize, usize)>,
 }
@@ -49,7 +56,7 @@ impl Setup {
             [a, b, ..] => Some((a, b)),
             _ => None,
         };
-        Self { device, peer_device: None, cpus }
+        Self { device, peer_device: None, peer_netns: None, cpus }
     }
 }
 
@@ -99,6 +106,14 @@ pub enum PairError {
         /// This process's device.
         device: DeviceUrl,
     },
+    /// The peer needs an interface of its own, at the other end of the wire.
+    #[error(
+        "{device} can't serve both processes, since frames that leave an interface do not come back to this machine: put the peer at the other end, with --peer-netns NAME (and --peer-device), or on another host with --listen"
+    )]
+    OneInterface {
+        /// This process's device.
+        device: DeviceUrl,
+    },
     /// No other process can reach it.
     #[error("{device} ends at this process: measure with --device udp://, uring:// or shm://lab")]
     InProcess {
@@ -145,6 +160,8 @@ impl Pair {
     pub fn start(setup: &Setup) -> Result<Self, Failure> {
         let peer_device = match &setup.peer_device {
             Some(url) => url.clone(),
+            // In a namespace of its own the same name is another device.
+            None if setup.peer_netns.is_some() => setup.device.clone(),
             None => peer_of(&setup.device)?,
         };
         if let Some((cpu, _)) = setup.cpus {
@@ -154,6 +171,10 @@ impl Pair {
         let mut command = Command::new(std::env::current_exe().map_err(PairError::Spawn)?);
         command.arg(super::PEER_COMMAND).stdin(Stdio::piped()).stdout(Stdio::piped());
         command.env_remove(DEVICE_VARIABLE);
+        if let Some(netns) = &setup.peer_netns {
+            let path = if netns.contains('/') { netns.into() } else { Path::new(NETNS_DIR).join(netns) };
+            command.arg(NETNS_OPTION).arg(path);
+        }
         let mut child = command.spawn().map_err(PairError::Spawn)?;
         let input = child.stdout.take().expect("the peer's output is a pipe");
         let out = child.stdin.take().expect("the peer's input is a pipe");
@@ -328,8 +349,13 @@ fn peer_of(device: &DeviceUrl) -> Result<DeviceUrl, PairError> {
         Target::Auto => Target::Auto,
         Target::Udp(ip) if chosen(ip) => Target::Udp(None),
         Target::Uring(ip) if chosen(ip) => Target::Uring(None),
+        Target::Raw { interface, options } if interface == "lo" && chosen(&options.ip) => {
+            let options = RawOptions { ip: None, ..*options };
+            Target::Raw { interface: interface.clone(), options }
+        }
         Target::Udp(_) | Target::Uring(_) => return Err(PairError::OneAddress { device: device.clone() }),
         Target::Shm(domain) => Target::Shm(domain.clone()),
+        Target::Raw { .. } => return Err(PairError::OneInterface { device: device.clone() }),
         Target::Loopback(_) => return Err(PairError::InProcess { device: device.clone() }),
     };
     // Faults strike both directions at one end, and a capture sees both, so the peer has neither.

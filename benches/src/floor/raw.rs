@@ -1,0 +1,156 @@
+//! Bare Ethernet: a spinning ping-pong of frames between two namespaces, received from a ring that the kernel fills
+//! (TPACKET_V2), sent past the queueing discipline. Both ends call their interface `wire`.
+//!
+//! 1. Option values, addresses and frames outlive the call that is given them, with their true lengths.
+//! 2. The mapping is [`RING_BYTES`] long, its slots begin at multiples of [`SLOT_BYTES`], and it is never unmapped.
+//! 3. A slot's first word is its status and is touched as an atomic only; nothing else of a slot is read but one byte
+//!    of its frame, while the status says that the slot is ours.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::{Far, Figures, STALL, Shared};
+
+/// The interface at both ends.
+const INTERFACE: &std::ffi::CStr = c"wire";
+/// For experiments on one link (IEEE 802).
+const ETHER_TYPE: u16 = 0x88b5;
+const ETHERNET_BYTES: usize = 14;
+const RING_BYTES: usize = 16 << 20;
+const BLOCK_BYTES: usize = 1 << 17;
+const SLOT_BYTES: usize = 8192;
+const PACKET_RX_RING: i32 = 5;
+const PACKET_VERSION: i32 = 10;
+const PACKET_QDISC_BYPASS: i32 = 20;
+
+struct End {
+    _rx: OwnedFd,
+    tx: OwnedFd,
+    ring: *mut u8,
+    slot: usize,
+    frame: Vec<u8>,
+}
+
+impl End {
+    fn open(bytes: usize) -> io::Result<Self> {
+        let rx = socket()?;
+        set(&rx, PACKET_VERSION, &1_i32)?;
+        let blocks = RING_BYTES / BLOCK_BYTES;
+        let request = [BLOCK_BYTES, blocks, SLOT_BYTES, RING_BYTES / SLOT_BYTES].map(|n| n as u32);
+        set(&rx, PACKET_RX_RING, &request)?;
+        let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE);
+        // SAFETY: a new mapping at an address of the system's choice touches nothing that exists.
+        let ring = unsafe { rustix::mm::mmap(std::ptr::null_mut(), RING_BYTES, prot, flags, &rx, 0) }?;
+        bind(&rx, ETHER_TYPE)?;
+        let tx = socket()?;
+        set(&tx, PACKET_QDISC_BYPASS, &1_i32)?;
+        bind(&tx, 0)?;
+        let mut frame = vec![5; ETHERNET_BYTES + bytes];
+        frame[..6].fill(0xff);
+        frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+        frame[12..14].copy_from_slice(&ETHER_TYPE.to_be_bytes());
+        Ok(Self { _rx: rx, tx, ring: ring.cast(), slot: 0, frame })
+    }
+
+    fn send(&self) -> bool {
+        // SAFETY: (1) the frame outlives the call.
+        unsafe { libc::send(self.tx.as_raw_fd(), self.frame.as_ptr().cast(), self.frame.len(), 0) > 0 }
+    }
+
+    /// Takes a frame, if one is there; its last byte.
+    fn recv(&mut self) -> Option<u8> {
+        let at = self.ring.wrapping_add(self.slot * SLOT_BYTES);
+        // SAFETY: (2, 3) the status is the slot's first word, aligned.
+        let status = unsafe { AtomicU32::from_ptr(at.cast()) };
+        if status.load(Ordering::Acquire) & 1 == 0 {
+            return None;
+        }
+        // SAFETY: (3) the slot is ours; where the frame begins is told in its header, within the slot.
+        let byte = unsafe {
+            let mac = usize::from(at.add(12).cast::<u16>().read()).min(SLOT_BYTES / 2);
+            at.add(mac + self.frame.len() - 1).read()
+        };
+        status.store(0, Ordering::Release);
+        self.slot = (self.slot + 1) % (RING_BYTES / SLOT_BYTES);
+        Some(byte)
+    }
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    // SAFETY: takes no pointers.
+    match unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) } {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: the descriptor is new, and nobody else's.
+        fd => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+    }
+}
+
+fn set<T>(fd: &OwnedFd, name: i32, value: &T) -> io::Result<()> {
+    let at = std::ptr::from_ref(value).cast();
+    // SAFETY: (1) the value outlives the call.
+    match unsafe { libc::setsockopt(fd.as_raw_fd(), libc::SOL_PACKET, name, at, size_of::<T>() as u32) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn bind(fd: &OwnedFd, protocol: u16) -> io::Result<()> {
+    // SAFETY: zeros are valid for this struct.
+    let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = protocol.to_be();
+    // SAFETY: (1) the name is a C string.
+    address.sll_ifindex = unsafe { libc::if_nametoindex(INTERFACE.as_ptr()) } as i32;
+    // SAFETY: (1) the address outlives the call.
+    match unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), size_of_val(&address) as u32) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Bounces a frame for `time` and takes the median.
+pub(super) fn ping(bytes: usize, shared: &Shared, far: &mut Far, time: Duration) -> io::Result<Figures> {
+    let mut end = End::open(bytes)?;
+    far.port(shared)?;
+    let mut samples = Vec::with_capacity(1 << 20);
+    let begin = Instant::now();
+    let mut before = begin;
+    while samples.len() < samples.capacity() && before - begin < time {
+        end.send();
+        while end.recv().is_none() {
+            if before.elapsed() > STALL {
+                break;
+            }
+        }
+        let now = Instant::now();
+        if now - begin > time / 10 {
+            samples.push((now - before).as_nanos() as u64);
+        }
+        before = now;
+    }
+    samples.sort_unstable();
+    let median = samples.get(samples.len() / 2).copied().unwrap_or(0);
+    Ok(Figures { half_rtt_ns: median as f64 / 2.0, ..Figures::default() })
+}
+
+/// Sends a frame back for each that comes.
+pub(super) fn pong(bytes: usize, shared: &Shared) -> io::Result<()> {
+    let mut end = End::open(bytes)?;
+    shared.port.store(1);
+    let mut empty = 0_u32;
+    loop {
+        if end.recv().is_some() {
+            end.send();
+        } else {
+            empty = empty.wrapping_add(1);
+            if empty.is_multiple_of(256) && shared.stop.load() != 0 {
+                return Ok(());
+            }
+        }
+    }
+}

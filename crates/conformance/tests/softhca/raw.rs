@@ -1,0 +1,128 @@
+//! A bed of raw Ethernet: two adapters in two network namespaces with a veth pair between; more of them in namespaces
+//! of their own around a bridge.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use hca_conformance::{Bed, Feature};
+use hca_core::{Device, Gid};
+use hca_fabric::{RawFabric, RawOptions, RoceVersion};
+use softhca::{Options, Progress, SoftHca};
+
+use crate::namespaces::{Namespace, ip};
+
+/// Software adapters on raw Ethernet.
+pub(crate) struct RawBed {
+    pub(crate) version: RoceVersion,
+    pub(crate) progress: Progress,
+}
+
+impl Bed for RawBed {
+    fn name(&self) -> String {
+        format!("RoCEv{} {}", self.version, self.progress)
+    }
+    fn open(&self, n: usize) -> Vec<Arc<dyn Device>> {
+        let wire = Wire::shared().as_ref().expect("the bed was found possible");
+        (0..n)
+            .map(|i| {
+                let fabric = wire.adapter(i, n, self.version);
+                let options = Options { progress: self.progress, ..Options::default() };
+                SoftHca::open(Box::new(fabric), options).expect("the adapter opens") as Arc<dyn Device>
+            })
+            .collect()
+    }
+    fn can(&self, feature: Feature) -> bool {
+        match feature {
+            Feature::Lossless | Feature::WaitFd => true,
+            Feature::Passive => self.progress != Progress::Inline,
+            _ => false,
+        }
+    }
+    fn silent_gid(&self) -> Option<Gid> {
+        Some(Ipv4Addr::new(10, 77, 255, 253).into())
+    }
+    fn impossible(&self) -> Option<String> {
+        Wire::shared().as_ref().err().cloned()
+    }
+}
+
+/// Namespaces for adapters. The first two hold one end each of a veth pair, `wire`; all are on a bridge by `lan`.
+struct Wire {
+    places: [Namespace; PLACES],
+    /// The bridge's; it goes with its namespace.
+    hub: Namespace,
+}
+
+/// Adapters of one check at most.
+const PLACES: usize = 4;
+
+impl Wire {
+    /// Those of this process, made when they are first asked for; or why there are none.
+    fn shared() -> &'static Result<Self, String> {
+        static WIRE: OnceLock<Result<Wire, String>> = OnceLock::new();
+        WIRE.get_or_init(Self::make)
+    }
+
+    fn make() -> Result<Self, String> {
+        let wire = Self {
+            places: [Namespace::new()?, Namespace::new()?, Namespace::new()?, Namespace::new()?],
+            hub: Namespace::new()?,
+        };
+        let hub = &wire.hub;
+        wire.within(0, || {
+            let far = wire.places[1].path();
+            ip(&format!("link add wire mtu 4500 type veth peer name wire mtu 4500 netns {far}"))?;
+            ip("link set wire up")
+        })?;
+        wire.within(1, || ip("link set wire up"))?;
+        hub.within(|| {
+            ip("link add hub type bridge")?;
+            ip("link set hub up mtu 4500")
+        })?;
+        for place in 0..PLACES {
+            wire.within(place, || {
+                let far = hub.path();
+                let end =
+                    format!("link add name lan mtu 4500 type veth peer name lan{place} mtu 4500 netns {far}");
+                ip(&end)?;
+                ip("link set lan up")
+            })?;
+            hub.within(|| {
+                ip(&format!("link set lan{place} master hub up"))?;
+                until_forwarding(&format!("lan{place}"))
+            })?;
+        }
+        Ok(wire)
+    }
+
+    /// Opens the fabric of one of `of` adapters, on an address of its own.
+    fn adapter(&self, place: usize, of: usize, version: RoceVersion) -> RawFabric {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let (link, network) = if of <= 2 { ("wire", 0x0a4d_0000) } else { ("lan", 0x0a4e_0000) };
+        let address = Ipv4Addr::from(network + n / 250 * 256 + 1 + n % 250);
+        self.within(place, || {
+            ip(&format!("addr add {address}/16 dev {link}")).unwrap_or_else(|e| panic!("{e}"));
+            let options = RawOptions { ip: Some(IpAddr::V4(address)), version, vlan: None };
+            RawFabric::open(link, &options).unwrap_or_else(|e| panic!("{e}"))
+        })
+    }
+
+    fn within<T: Send>(&self, place: usize, run: impl FnOnce() -> T + Send) -> T {
+        self.places[place].within(run)
+    }
+}
+
+/// Waits until a port of the bridge passes frames on.
+fn until_forwarding(port: &str) -> Result<(), String> {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(5) {
+        if ip(&format!("-d link show {port}"))?.contains("state forwarding") {
+            return Ok(());
+        }
+        std::thread::yield_now();
+    }
+    Err(format!("the bridge's {port} does not begin to pass frames on"))
+}

@@ -1,0 +1,111 @@
+//! Why a fabric can't be opened.
+
+use std::io;
+use std::net::IpAddr;
+
+use thiserror::Error;
+
+/// Why a fabric can't be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another process or adapter has the address.
+    #[error(
+        "address in use: another adapter stands on {0}, port 4791; one address serves one adapter, so take another \
+         address of this machine (on loopback any of 127.0.0.2, 127.0.0.3, …)"
+    )]
+    InUse(IpAddr),
+    /// No interface has the address.
+    #[error("no interface of this machine has the address {0}; `ip address` lists those that can be used")]
+    NotLocal(IpAddr),
+    /// The address does not name one interface.
+    #[error(
+        "{0} does not name one interface: the ICRC covers the address, so give a unicast address that is not link-local"
+    )]
+    NotUnicast(IpAddr),
+    /// What was asked for is missing in this kernel, or forbidden.
+    #[error(
+        "{what} is missing or forbidden here: {source}; plain UDP sockets (udp://) do without it, or have whoever runs \
+         this machine allow it (sysctl kernel.io_uring_disabled, the container's seccomp profile)"
+    )]
+    Unsupported {
+        /// What.
+        what: &'static str,
+        /// The reason.
+        source: io::Error,
+    },
+    /// The operating system refused.
+    #[error("{doing} for {local}: {source}")]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// For which address.
+        local: IpAddr,
+        /// The reason.
+        source: io::Error,
+    },
+    /// Raw Ethernet is not allowed to this program.
+    #[error(
+        "raw Ethernet frames need CAP_NET_RAW: `sudo setcap cap_net_raw+ep {program}` gives it, or start the program as \
+         root; for tests, `unshare -rn` gives it in a network of its own"
+    )]
+    NeedsNetRaw {
+        /// This program.
+        program: String,
+    },
+    /// There is no such interface.
+    #[error("there is no interface {name}; this machine has {}", .known.join(", "))]
+    NoInterface {
+        /// What was given.
+        name: String,
+        /// Those that there are.
+        known: Vec<String>,
+    },
+    /// The interface is down.
+    #[error("the interface {name} is down: `ip link set {name} up` brings it up")]
+    InterfaceDown {
+        /// Its name.
+        name: String,
+    },
+    /// The interface carries no Ethernet frames.
+    #[error("the interface {name} carries no Ethernet frames (hardware type {kind}); udp:// works over it")]
+    NotEthernet {
+        /// Its name.
+        name: String,
+        /// Its hardware type, as in ARPHRD_ETHER.
+        kind: u16,
+    },
+    /// The interface has no address that would do.
+    #[error(
+        "the interface {name} has no address yet: `ip address add ADDRESS/PREFIX dev {name}` gives it one"
+    )]
+    NoAddress {
+        /// Its name.
+        name: String,
+    },
+    /// The address is not one of the interface's.
+    #[error("the interface {name} has no address {address}: give one of {}", list(.has))]
+    NotOnInterface {
+        /// Its name.
+        name: String,
+        /// What was given.
+        address: IpAddr,
+        /// Those that it has.
+        has: Vec<IpAddr>,
+    },
+    /// Duplicates of the address are still being looked for.
+    #[error("the address {address} of {name} is still being checked for duplicates: try again in 2 seconds")]
+    Tentative {
+        /// The interface.
+        name: String,
+        /// The address.
+        address: IpAddr,
+    },
+}
+
+fn list(addresses: &[IpAddr]) -> String {
+    if addresses.is_empty() {
+        return "none".to_owned();
+    }
+    addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,129 @@
+//! Open paths: by what they lead to, and by their names, which tell a reused slot from its predecessor.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use hca_core::AddressVector;
+
+use crate::{PathError, PathId};
+
+/// Source ports begin here, as RoCEv2 asks for; what is above is entropy.
+pub(crate) const FIRST_PORT: u16 = 0xc000;
+/// Paths at most.
+const MAX_PATHS: usize = 1 << 20;
+/// Bits of a [`PathId`] that are the slot; the others tell a reused slot from its predecessor.
+const SLOT_BITS: u32 = 20;
+/// Hop limit where the address vector leaves it open.
+const DEFAULT_HOP_LIMIT: u8 = 64;
+
+/// What two users of one path have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct PathKey {
+    pub(crate) peer: IpAddr,
+    pub(crate) traffic_class: u8,
+    pub(crate) hop_limit: u8,
+    pub(crate) flow_label: u32,
+}
+
+impl PathKey {
+    /// What an address vector asks for, from this address.
+    pub(crate) fn new(local: IpAddr, av: &AddressVector) -> Result<Self, PathError> {
+        let peer = av.dgid.ip();
+        PathError::unless_unicast(peer)?;
+        if peer.is_ipv4() != local.is_ipv4() {
+            return Err(PathError::Family { peer, local });
+        }
+        let hop_limit = if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit };
+        Ok(Self { peer, traffic_class: av.traffic_class, hop_limit, flow_label: av.flow_label & 0xf_ffff })
+    }
+}
+
+struct Slot<P> {
+    generation: u32,
+    users: u32,
+    path: Option<(PathKey, P)>,
+}
+
+/// All open paths of one address.
+pub(crate) struct PathTable<P> {
+    slots: Vec<Slot<P>>,
+    free: Vec<u32>,
+    by_key: HashMap<PathKey, PathId>,
+}
+
+impl<P> PathTable<P> {
+    pub(crate) fn new() -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), by_key: HashMap::new() }
+    }
+
+    /// The path of this key, which has one user more then; `None`: it is to be inserted.
+    pub(crate) fn find(&mut self, key: &PathKey) -> Result<Option<PathId>, PathError> {
+        if let Some(&id) = self.by_key.get(key) {
+            self.slots[slot_of(id)].users += 1;
+            return Ok(Some(id));
+        }
+        if self.by_key.len() == MAX_PATHS {
+            return Err(PathError::Limit(MAX_PATHS));
+        }
+        Ok(None)
+    }
+
+    /// Adds a path with one user, for whose key [`find`](Self::find) had nothing.
+    pub(crate) fn insert(&mut self, key: PathKey, path: P) -> PathId {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { generation: 0, users: 0, path: None });
+            self.slots.len() as u32 - 1
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.path = Some((key, path));
+        slot.users = 1;
+        let id = PathId(index | slot.generation << SLOT_BITS);
+        self.by_key.insert(key, id);
+        id
+    }
+
+    /// One user leaves; the path, if that was the last.
+    pub(crate) fn close(&mut self, id: PathId) -> Option<P> {
+        self.get(id)?;
+        let index = slot_of(id);
+        let slot = &mut self.slots[index];
+        slot.users -= 1;
+        if slot.users > 0 {
+            return None;
+        }
+        let (key, path) = slot.path.take()?;
+        slot.generation = slot.generation.wrapping_add(1) & (u32::MAX >> SLOT_BITS);
+        self.free.push(index as u32);
+        self.by_key.remove(&key);
+        Some(path)
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: PathId) -> Option<&P> {
+        let slot = self.slots.get(slot_of(id))?;
+        if slot.generation == id.0 >> SLOT_BITS { slot.path.as_ref().map(|p| &p.1) } else { None }
+    }
+    #[inline]
+    pub(crate) fn get_mut(&mut self, id: PathId) -> Option<&mut P> {
+        let slot = self.slots.get_mut(slot_of(id))?;
+        if slot.generation == id.0 >> SLOT_BITS { slot.path.as_mut().map(|p| &mut p.1) } else { None }
+    }
+}
+
+#[inline]
+fn slot_of(id: PathId) -> usize {
+    (id.0 & ((1 << SLOT_BITS) - 1)) as usize
+}
+
+/// What a source port is made of: the flow label, else the two addresses.
+pub(crate) fn entropy(local: IpAddr, peer: IpAddr, flow_label: u32) -> u16 {
+    if flow_label != 0 {
+        return (flow_label ^ flow_label >> 14) as u16;
+    }
+    let bits = |ip: IpAddr| match ip {
+        IpAddr::V4(a) => u64::from(a.to_bits()),
+        IpAddr::V6(a) => a.to_bits() as u64 ^ (a.to_bits() >> 64) as u64,
+    };
+    let mixed = (bits(local) ^ bits(peer).rotate_left(21)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (mixed >> 48) as u16
+}

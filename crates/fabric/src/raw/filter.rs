@@ -1,0 +1,232 @@
+//! The classic BPF program of a receiving packet socket: only RoCE frames for one address pass.
+
+use std::net::IpAddr;
+
+use hca_core::Gid;
+use hca_core::wire::{EthernetHeader, Grh, Ipv4Header, ROCEV2_PORT, UdpHeader, ether_type};
+use socket2::SockFilter;
+
+use super::RoceVersion;
+
+/// A jump's target that stands for "drop"; put right when the program is finished.
+const DROP: u8 = 0xff;
+/// The frame's own metadata begins here.
+const METADATA: u32 = 0xffff_f000;
+/// To us, to others, to many, or from us.
+const PACKET_TYPE: u32 = METADATA + 4;
+/// The VLAN tag that was taken off; 0 without one.
+const VLAN_TAG: u32 = METADATA + 44;
+const VID: u32 = 0x0fff;
+/// To this interface's own MAC address.
+const PACKET_HOST: u32 = 0;
+/// "More fragments" and the offset.
+const FRAGMENT: u32 = 0x3fff;
+const ETHERNET: u32 = EthernetHeader::BYTES as u32;
+
+/// One instruction, before jumps are made.
+#[derive(Clone, Copy)]
+pub(super) struct Op {
+    pub(super) code: u16,
+    pub(super) jt: u8,
+    pub(super) jf: u8,
+    pub(super) k: u32,
+}
+
+const LOAD_WORD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const LOAD_HALF: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_ABS) as u16;
+const LOAD_BYTE: u16 = (libc::BPF_LD | libc::BPF_B | libc::BPF_ABS) as u16;
+const LOAD_HALF_AT_X: u16 = (libc::BPF_LD | libc::BPF_H | libc::BPF_IND) as u16;
+const X_IS_IPV4_HEADER: u16 = (libc::BPF_LDX | libc::BPF_B | libc::BPF_MSH) as u16;
+const AND: u16 = (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16;
+const IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const IF_ANY_BIT: u16 = (libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K) as u16;
+const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+
+struct Program(Vec<Op>);
+
+impl Program {
+    fn op(&mut self, code: u16, k: u32) {
+        self.0.push(Op { code, jt: 0, jf: 0, k });
+    }
+    /// Drops what does not have this value there.
+    fn want(&mut self, load: u16, at: u32, value: u32) {
+        self.op(load, at);
+        self.want_loaded(value);
+    }
+    fn want_loaded(&mut self, value: u32) {
+        self.0.push(Op { code: IF_EQUAL, jt: 0, jf: DROP, k: value });
+    }
+    fn want_words(&mut self, at: u32, bytes: &[u8]) {
+        for (i, word) in bytes.as_chunks::<4>().0.iter().enumerate() {
+            self.want(LOAD_WORD, at + 4 * i as u32, u32::from_be_bytes(*word));
+        }
+    }
+    fn finish(mut self) -> Vec<Op> {
+        self.op(RETURN, u32::MAX);
+        self.op(RETURN, 0);
+        let last = self.0.len() - 1;
+        for (i, op) in self.0.iter_mut().enumerate() {
+            let to_drop = (last - i).saturating_sub(1) as u8;
+            for target in [&mut op.jt, &mut op.jf] {
+                if *target == DROP {
+                    *target = to_drop;
+                }
+            }
+        }
+        self.0
+    }
+}
+
+/// Passes RoCE packets of this version to `local` in this VLAN (0: untagged, or tagged with a priority only);
+/// fragments and what leaves this machine do not pass.
+pub(super) fn program(version: RoceVersion, local: IpAddr, vlan: u16) -> Vec<Op> {
+    let mut p = Program(Vec::new());
+    p.want(LOAD_BYTE, PACKET_TYPE, PACKET_HOST);
+    p.op(LOAD_HALF, VLAN_TAG);
+    p.op(AND, VID);
+    p.want_loaded(u32::from(vlan));
+    match (version, local) {
+        (RoceVersion::V1, _) => {
+            p.want(LOAD_HALF, 12, ether_type::ROCEV1.into());
+            p.want(LOAD_BYTE, ETHERNET + 6, Grh::NEXT_IBA.into());
+            p.want_words(ETHERNET + 24, &Gid::from_ip(local).0);
+        }
+        (RoceVersion::V2, IpAddr::V4(ip)) => {
+            p.want(LOAD_HALF, 12, ether_type::IPV4.into());
+            p.want(LOAD_BYTE, ETHERNET + 9, UdpHeader::PROTOCOL.into());
+            p.op(LOAD_HALF, ETHERNET + 6);
+            p.0.push(Op { code: IF_ANY_BIT, jt: DROP, jf: 0, k: FRAGMENT });
+            p.want_words(ETHERNET + Ipv4Header::BYTES as u32 - 4, &ip.octets());
+            p.op(X_IS_IPV4_HEADER, ETHERNET);
+            p.op(LOAD_HALF_AT_X, ETHERNET + 2);
+            p.want_loaded(ROCEV2_PORT.into());
+        }
+        (RoceVersion::V2, IpAddr::V6(ip)) => {
+            p.want(LOAD_HALF, 12, ether_type::IPV6.into());
+            p.want(LOAD_BYTE, ETHERNET + 6, UdpHeader::PROTOCOL.into());
+            p.want_words(ETHERNET + 24, &ip.octets());
+            p.want(LOAD_HALF, ETHERNET + 40 + 2, ROCEV2_PORT.into());
+        }
+    }
+    p.finish()
+}
+
+/// As a socket takes it.
+pub(super) fn for_socket(ops: &[Op]) -> Vec<SockFilter> {
+    ops.iter().map(|o| SockFilter::new(o.code, o.jt, o.jf, o.k)).collect()
+}
+
+/// Passes nothing.
+pub(super) fn nothing() -> Vec<SockFilter> {
+    vec![SockFilter::new(RETURN, 0, 0, 0)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a kernel would do with a frame; `tag` and `kind` are its metadata.
+    fn passes(program: &[Op], frame: &[u8], tag: u16, kind: u32) -> bool {
+        let load = |at: u32, bytes: usize| -> Option<u32> {
+            match at {
+                PACKET_TYPE => Some(kind),
+                VLAN_TAG => Some(tag.into()),
+                _ => {
+                    let found = frame.get(at as usize..at as usize + bytes)?;
+                    Some(found.iter().fold(0, |v, b| v << 8 | u32::from(*b)))
+                }
+            }
+        };
+        let (mut a, mut x, mut at) = (0_u32, 0_u32, 0);
+        for _ in 0..100 {
+            let op = program[at];
+            at += 1;
+            let loaded = match op.code {
+                LOAD_WORD => load(op.k, 4),
+                LOAD_HALF => load(op.k, 2),
+                LOAD_BYTE => load(op.k, 1),
+                LOAD_HALF_AT_X => load(op.k + x, 2),
+                X_IS_IPV4_HEADER => load(op.k, 1).map(|b| {
+                    x = (b & 15) * 4;
+                    a
+                }),
+                AND => Some(a & op.k),
+                RETURN => return op.k != 0,
+                IF_EQUAL | IF_ANY_BIT => {
+                    let yes = if op.code == IF_EQUAL { a == op.k } else { a & op.k != 0 };
+                    at += usize::from(if yes { op.jt } else { op.jf });
+                    Some(a)
+                }
+                other => panic!("instruction {other:#x}"),
+            };
+            // What reaches beyond the frame is dropped.
+            let Some(value) = loaded else { return false };
+            a = value;
+        }
+        panic!("the program does not end");
+    }
+
+    fn frame(src: &str, dst: &str, version: RoceVersion) -> Vec<u8> {
+        use super::super::frame::{MAX_HEAD_BYTES, Source, Template};
+        let (local, peer) = (src.parse().unwrap(), dst.parse().unwrap());
+        let source = Source { version, local, mac: [2; 6], vlan: None };
+        let key = crate::paths::PathKey { peer, traffic_class: 0, hop_limit: 64, flow_label: 0 };
+        let mut head = [0; MAX_HEAD_BYTES];
+        let len = Template::new(&source, &key, 0xc001).write(&[4; 6], 9, &[0; 16], &mut head);
+        [&head[..len], &[0; 16]].concat()
+    }
+
+    const CASES: [(&str, &str, RoceVersion); 4] = [
+        ("10.0.0.1", "10.0.0.2", RoceVersion::V2),
+        ("fd00::1", "fd00::2", RoceVersion::V2),
+        ("10.0.0.1", "10.0.0.2", RoceVersion::V1),
+        ("fe80::1", "fe80::2", RoceVersion::V1),
+    ];
+
+    #[test]
+    fn only_whole_packets_for_this_address_pass() {
+        for (src, dst, version) in CASES {
+            let p = program(version, dst.parse().unwrap(), 0);
+            let good = frame(src, dst, version);
+            assert!(passes(&p, &good, 0, 0), "{dst} {version}");
+            assert!(passes(&p, &good, 0xe000, 0), "a priority alone is no VLAN");
+            assert!(!passes(&p, &good, 7, 0), "a VLAN");
+            for kind in 1..=4 {
+                assert!(!passes(&p, &good, 0, kind), "to others, or from here");
+            }
+            let other = if dst.contains(':') { "fd00::3" } else { "10.0.0.3" };
+            assert!(!passes(&p, &frame(src, other, version), 0, 0), "to another address");
+            for len in 0..38 {
+                assert!(!passes(&p, &good[..len], 0, 0), "cut to {len} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn a_vlan_gets_its_own_frames_only() {
+        for (src, dst, version) in CASES {
+            let p = program(version, dst.parse().unwrap(), 7);
+            let f = frame(src, dst, version);
+            assert!(passes(&p, &f, 7, 0) && passes(&p, &f, 0x6007, 0));
+            assert!(!passes(&p, &f, 0, 0) && !passes(&p, &f, 8, 0));
+        }
+    }
+
+    #[test]
+    fn fragments_other_protocols_and_other_ports_do_not_pass() {
+        let good = frame("10.0.0.1", "10.0.0.2", RoceVersion::V2);
+        let p = program(RoceVersion::V2, "10.0.0.2".parse().unwrap(), 0);
+        for (at, value) in [(20, 0x20), (21, 1), (23, 6), (36, 0), (37, 0), (12, 0x86), (13, 6)] {
+            let mut bad = good.clone();
+            bad[at] = value;
+            assert!(!passes(&p, &bad, 0, 0), "byte {at} as {value:#x}");
+        }
+        let six = frame("fd00::1", "fd00::2", RoceVersion::V2);
+        let p = program(RoceVersion::V2, "fd00::2".parse().unwrap(), 0);
+        for (at, value) in [(20, 44), (56, 0), (13, 0)] {
+            let mut bad = six.clone();
+            bad[at] = value;
+            assert!(!passes(&p, &bad, 0, 0), "byte {at} as {value:#x}");
+        }
+    }
+}

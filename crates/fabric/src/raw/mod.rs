@@ -1,0 +1,359 @@
+//! RoCE frames over an Ethernet interface, by packet sockets (AF_PACKET).
+//!
+//! A ring that the kernel fills is polled without a system call; a filter in the kernel lets only RoCE frames for
+//! this address into it. Frames are built here, with an Identification that is this side's own, and leave
+//! past the queueing discipline. Routes and neighbours are the kernel's, asked by rtnetlink. A UDP socket
+//! that takes nothing holds the address, so that the kernel does not answer packets with ICMP errors.
+//!
+//! The VLAN tag of a frame that arrives is taken off by the kernel. A frame of several packets that was not cut yet
+//! (a sender over veth or the loopback, merging by the interface) is cut here.
+
+mod counters;
+mod filter;
+mod frame;
+mod neighbours;
+mod netlink;
+mod place;
+mod rx;
+mod sys;
+mod tx;
+
+use std::cell::Cell;
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use hca_core::{AddressVector, Counter, Instant, Mtu};
+use rustix::net::RecvFlags;
+use socket2::{Domain, Socket, Type};
+
+use crate::udp::Counters;
+use crate::udp::sys::set_option;
+use crate::{Fabric, FabricAttr, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
+use counters::RawCounters;
+use frame::{Shown, Source};
+use neighbours::Neighbours;
+use netlink::Netlink;
+use place::Place;
+use rx::Receiver;
+use sys::{Ring, SOL_PACKET, Shape};
+use tx::Sender;
+
+/// Bytes of the receive ring, about.
+const RING_BYTES: usize = 16 << 20;
+/// Longest frame that a slot of the ring has room for: a path MTU of 4096 and all headers.
+const MAX_SLOT_FRAME: usize = 4096 + 256;
+/// Bytes of the longest super-frame, with room to spare.
+const SUPERFRAME_BYTES: usize = 1 << 17;
+/// Buffer for super-frames to ask the kernel for.
+const RECV_BUFFER_BYTES: usize = 8 << 20;
+/// Buffer for frames that the interface has not sent yet.
+const SEND_BUFFER_BYTES: usize = 2 << 20;
+/// Bytes that a peer is told a slot holds: small packets take a slot each, too.
+const BYTES_A_SLOT: usize = 1024;
+/// Any protocol, for a packet socket.
+const ETH_P_ALL: u16 = 3;
+
+/// Which RoCE.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum RoceVersion {
+    /// EtherType 0x8915 and a GRH: one Ethernet only.
+    V1,
+    /// UDP over IPv4 or IPv6.
+    #[default]
+    V2,
+}
+
+impl fmt::Display for RoceVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::V1 => "1",
+            Self::V2 => "2",
+        })
+    }
+}
+
+/// Settings of a [`RawFabric`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RawOptions {
+    /// The address, one of the interface's; `None` takes its first.
+    pub ip: Option<IpAddr>,
+    /// RoCEv2, or RoCEv1.
+    pub version: RoceVersion,
+    /// The VLAN to be in, from 1 to 4094; `None` sends without a tag.
+    pub vlan: Option<u16>,
+}
+
+/// RoCE over an Ethernet interface.
+pub struct RawFabric {
+    attr: FabricAttr,
+    ring: Ring,
+    socket: Socket,
+    receiver: Receiver,
+    sender: Sender,
+    guard: UdpSocket,
+    /// Where super-frames go that do not fit a slot.
+    long: Box<[u8]>,
+    counters: Counters,
+    raw: RawCounters,
+    /// Frames that found no room; the kernel forgets them when it is asked.
+    drops: Cell<u64>,
+    tap: Option<Box<dyn Tap>>,
+    told_lost: bool,
+}
+
+impl RawFabric {
+    /// Opens the adapter's end on an interface.
+    ///
+    /// # Errors
+    /// The program may not use raw frames, the interface is unknown, down or without the address, the address is in
+    /// use, or the system refuses. The error says what to do.
+    pub fn open(interface: &str, options: &RawOptions) -> Result<Self, OpenError> {
+        let unspecified = options.ip.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into());
+        let mut netlink = Netlink::open().map_err(|source| OpenError::Io {
+            doing: "opening a socket to the kernel's tables",
+            local: unspecified,
+            source,
+        })?;
+        let place = Place::find(&mut netlink, interface, options.ip)?;
+        let local = place.local;
+        let io = |doing| move |source| OpenError::Io { doing, local, source };
+        let socket = packet_socket(local)?;
+        let guard = place::guard(&place)?;
+        let mut notes = vec![
+            ("interface", format!("{interface}, MAC {}", mac_text(&place.mac))),
+            ("link mtu", format!("{} bytes", place.mtu)),
+        ];
+        let vnet = offer_superframes(&socket, &mut notes);
+        let program = filter::program(options.version, local, options.vlan.unwrap_or(0));
+        socket.attach_filter(&filter::for_socket(&program)).map_err(io("attaching the filter"))?;
+        set_option(socket.as_fd(), SOL_PACKET, sys::PACKET_VERSION, sys::TPACKET_V2)
+            .map_err(io("asking for ring version 2"))?;
+        // Where the kernel does not know it, the filter drops what this side sends.
+        let _ = set_option(socket.as_fd(), SOL_PACKET, sys::PACKET_IGNORE_OUTGOING, 1);
+        let shape = Shape::new(MAX_SLOT_FRAME.min(place.mtu as usize + 64), RING_BYTES);
+        let ring = Ring::new(&socket, shape, vnet).map_err(io("making the receive ring"))?;
+        sys::bind(&socket, place.link, ETH_P_ALL).map_err(io("binding to the interface"))?;
+        notes.push(("receive ring", format!("{} frames in {} bytes", shape.slots(), shape.bytes())));
+        let source = Source { version: options.version, local, mac: place.mac, vlan: options.vlan };
+        let sender = open_sender(&place, source, netlink, &mut notes)?;
+        let attr = FabricAttr {
+            name: "raw".to_owned(),
+            local,
+            max_mtu: Mtu::largest_for_link(place.mtu).unwrap_or(Mtu::B256),
+            recv_buffer_bytes: shape.slots() * BYTES_A_SLOT,
+            notes,
+        };
+        Ok(Self {
+            attr,
+            ring,
+            socket,
+            receiver: Receiver::new(options.version, local, vnet),
+            sender,
+            guard,
+            long: vec![0; SUPERFRAME_BYTES].into_boxed_slice(),
+            counters: Counters::default(),
+            raw: RawCounters::default(),
+            drops: Cell::new(0),
+            tap: None,
+            told_lost: false,
+        })
+    }
+
+    /// Gives packets of this adapter to itself to the sink, as far as the budget goes.
+    #[cold]
+    fn take_looped(
+        &mut self,
+        budget: &RxBudget,
+        outcome: &mut RxOutcome,
+        ledger: &mut rx::Ledger<'_>,
+    ) -> usize {
+        let mut bytes = 0;
+        while let Some(l) = self.sender.looped.packets.front().copied() {
+            if outcome.packets >= budget.packets || bytes >= budget.bytes {
+                outcome.more = true;
+                return bytes;
+            }
+            self.sender.looped.packets.pop_front();
+            bytes += l.len;
+            let shown = Shown {
+                src: self.attr.local,
+                src_port: l.src_port,
+                traffic_class: l.traffic_class,
+                hop_limit: l.hop_limit,
+                ident: l.ident,
+                dont_fragment: true,
+                payload: &self.sender.looped.bytes[l.start..l.start + l.len],
+                checksum_wrong: false,
+            };
+            outcome.packets += self.receiver.give(&shown, ledger);
+        }
+        self.sender.looped.bytes.clear();
+        bytes
+    }
+
+    /// What the interface reports, told once.
+    #[cold]
+    fn interface_error(&mut self, error: &io::Error) {
+        self.raw.interface_errors += 1;
+        self.note_lost(&error.to_string());
+    }
+
+    #[cold]
+    fn note_lost(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.told_lost, true) {
+            let text = format!(
+                "was down or gone ({why}); packets are lost meanwhile. It is used again when it is up again; one \
+                 that was removed and made anew needs the device to be opened again"
+            );
+            self.attr.notes.push(("interface lost", text));
+        }
+    }
+}
+
+/// A packet socket that receives nothing yet.
+fn packet_socket(local: IpAddr) -> Result<Socket, OpenError> {
+    let kind = Type::RAW.nonblocking().cloexec();
+    Socket::new(Domain::PACKET, kind, None).map_err(|source| match source.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            let program = std::env::current_exe().map_or("PROGRAM".to_owned(), |p| p.display().to_string());
+            OpenError::NeedsNetRaw { program }
+        }
+        _ => OpenError::Io { doing: "opening a packet socket", local, source },
+    })
+}
+
+/// Asks for what super-frames need; whether each frame comes with a `virtio_net_hdr`.
+fn offer_superframes(socket: &Socket, notes: &mut Vec<(&'static str, String)>) -> bool {
+    let fd = socket.as_fd();
+    let told = set_option(fd, SOL_PACKET, sys::PACKET_VNET_HDR, 1)
+        .and_then(|()| set_option(fd, SOL_PACKET, sys::PACKET_COPY_THRESH, 1));
+    let asked = RECV_BUFFER_BYTES as i32;
+    if set_option(fd, libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, asked).is_err() {
+        let _ = socket.set_recv_buffer_size(RECV_BUFFER_BYTES);
+    }
+    let text = match &told {
+        Ok(()) => "cut here where they arrive uncut".to_owned(),
+        Err(e) => format!(
+            "dropped ({e}): have a sender on this machine cut them, with `ip link set INTERFACE gso_max_segs 1`"
+        ),
+    };
+    notes.push(("super-frames", text));
+    told.is_ok()
+}
+
+fn open_sender(
+    place: &Place,
+    source: Source,
+    netlink: Netlink,
+    notes: &mut Vec<(&'static str, String)>,
+) -> Result<Sender, OpenError> {
+    let io = |doing| move |e| OpenError::Io { doing, local: place.local, source: e };
+    let socket = packet_socket(place.local)?;
+    if let Err(e) = set_option(socket.as_fd(), SOL_PACKET, sys::PACKET_QDISC_BYPASS, 1) {
+        notes.push(("queueing discipline", format!("not bypassed ({e})")));
+    }
+    let asked = SEND_BUFFER_BYTES as i32;
+    if set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, asked).is_err() {
+        socket.set_send_buffer_size(SEND_BUFFER_BYTES).map_err(io("sizing the send buffer"))?;
+    }
+    sys::bind(&socket, place.link, 0).map_err(io("binding to the interface"))?;
+    let neighbours = Neighbours::new(netlink, place.link, place.local, place.bare);
+    Ok(Sender::new(socket, source, neighbours))
+}
+
+fn mac_text(mac: &frame::Mac) -> String {
+    mac.map(|b| format!("{b:02x}")).join(":")
+}
+
+impl Fabric for RawFabric {
+    fn attr(&self) -> &FabricAttr {
+        &self.attr
+    }
+
+    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+        self.sender.open_path(av)
+    }
+
+    fn close_path(&mut self, path: PathId) {
+        self.sender.close_path(path, &mut self.raw);
+    }
+
+    fn send(&mut self, now: Instant, batch: &mut TxBatch) {
+        let Self { sender, counters, raw, tap, guard, .. } = self;
+        sender.send(batch, &mut tx::Ledger { now, counters, raw, tap, guard });
+        if self.sender.interface_lost && !self.told_lost {
+            self.note_lost("it takes no frames");
+        }
+    }
+
+    fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
+        let mut outcome = RxOutcome::default();
+        let mut bytes = 0;
+        if self.sender.next_deadline().is_some_and(|at| at <= now) {
+            let Self { sender, counters, raw, tap, guard, .. } = self;
+            sender.send_due(&mut tx::Ledger { now, counters, raw, tap, guard });
+        }
+        if !self.sender.looped.packets.is_empty() {
+            let (mut counters, mut raw, mut tap) = (self.counters, self.raw, self.tap.take());
+            let mut ledger =
+                rx::Ledger { now, counters: &mut counters, raw: &mut raw, tap: &mut tap, sink: &mut *sink };
+            bytes += self.take_looped(&budget, &mut outcome, &mut ledger);
+            (self.counters, self.raw, self.tap) = (counters, raw, tap);
+        }
+        let Self { ring, socket, receiver, long, counters, raw, tap, .. } = self;
+        let mut ledger = rx::Ledger { now, counters, raw, tap, sink };
+        while let Some(arrived) = ring.peek() {
+            if outcome.packets >= budget.packets || bytes >= budget.bytes {
+                outcome.more = true;
+                break;
+            }
+            bytes += arrived.bytes.len();
+            if arrived.status & sys::STATUS_COPY != 0 {
+                match rustix::net::recv(&*socket, &mut long[..], RecvFlags::DONTWAIT) {
+                    Ok((len, _)) => {
+                        outcome.packets += receiver.deliver(arrived.status, &long[..len], &mut ledger);
+                    }
+                    Err(_) => ledger.counters.recv_errors += 1,
+                }
+                ledger.counters.recv_calls += 1;
+            } else if arrived.truncated {
+                ledger.raw.rx_truncated += 1;
+            } else {
+                outcome.packets += receiver.deliver(arrived.status, arrived.bytes, &mut ledger);
+            }
+            ring.release();
+        }
+        outcome
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.sender.next_deadline()
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn prepare_wait(&mut self) -> bool {
+        // An error that waits would keep the descriptor readable for ever.
+        if let Ok(Some(e)) = self.socket.take_error() {
+            self.interface_error(&e);
+        }
+        self.ring.has_frame() || !self.sender.looped.packets.is_empty()
+    }
+
+    fn counters(&self, out: &mut Vec<Counter>) {
+        self.counters.append(out);
+        self.raw.append(out);
+        self.drops.set(self.drops.get() + u64::from(sys::take_drops(&self.socket)));
+        out.push(Counter { name: "rx_kernel_drops", value: self.drops.get() });
+        // The Identification stands in the frame: it is neither learned nor solved.
+        out.extend(["icrc_ident_solved", "icrc_flows_learned"].map(|name| Counter { name, value: 0 }));
+    }
+
+    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
+        self.tap = tap;
+    }
+}

@@ -1,0 +1,142 @@
+//! From frames in the ring to packets: taken apart, cut where they are super-frames, checked, given to the sink.
+
+use std::net::IpAddr;
+
+use hca_core::Instant;
+use hca_core::wire::ICRC_BYTES;
+
+use super::RoceVersion;
+use super::counters::RawCounters;
+use super::frame::{self, Shown};
+use super::sys::{STATUS_CSUM_NOT_READY, STATUS_CSUM_VALID, VNET_BYTES};
+use crate::flow::{Checked, RxFlows};
+use crate::udp::Counters;
+use crate::{Direction, RxPacket, Tap, TapFrame};
+
+/// Kinds of super-frames in a `virtio_net_hdr`.
+const GSO_NONE: u8 = 0;
+const GSO_UDP_L4: u8 = 5;
+const GSO_ECN: u8 = 0x80;
+
+/// What a receive call gives packets to, and counts.
+pub(super) struct Ledger<'a> {
+    pub(super) now: Instant,
+    pub(super) counters: &'a mut Counters,
+    pub(super) raw: &'a mut RawCounters,
+    pub(super) tap: &'a mut Option<Box<dyn Tap>>,
+    pub(super) sink: &'a mut dyn FnMut(&RxPacket<'_>),
+}
+
+/// What a receive call works with beside the ring.
+pub(super) struct Receiver {
+    version: RoceVersion,
+    local: IpAddr,
+    /// A `virtio_net_hdr` stands in front of each frame.
+    vnet: bool,
+    flows: RxFlows,
+}
+
+impl Receiver {
+    pub(super) fn new(version: RoceVersion, local: IpAddr, vnet: bool) -> Self {
+        let flows = match version {
+            RoceVersion::V1 => RxFlows::behind_grh(local),
+            RoceVersion::V2 => RxFlows::new(local),
+        };
+        Self { version, local, vnet, flows }
+    }
+
+    /// Gives a frame's packets to the sink and returns how many it were. `bytes` begin with a `virtio_net_hdr` if
+    /// there is one.
+    #[inline]
+    pub(super) fn deliver(&mut self, status: u32, bytes: &[u8], ledger: &mut Ledger<'_>) -> usize {
+        ledger.counters.rx_trains += 1;
+        let Some((segment, frame)) = self.cut_vnet(bytes, ledger.raw) else { return 0 };
+        let trusted = status & (STATUS_CSUM_NOT_READY | STATUS_CSUM_VALID) != 0;
+        let Some(shown) = frame::parse(self.version, self.local, trusted, frame) else {
+            ledger.raw.rx_malformed += 1;
+            return 0;
+        };
+        if shown.checksum_wrong {
+            ledger.raw.udp_checksum_errors += 1;
+            return 0;
+        }
+        if segment == 0 || shown.payload.len() <= segment {
+            return self.give(&shown, ledger);
+        }
+        ledger.raw.rx_superframes += 1;
+        let mut good = 0;
+        for (k, payload) in shown.payload.chunks(segment).enumerate() {
+            // Cut on its way, the packets would have ascending numbers.
+            let ident = shown.ident.wrapping_add(k as u16);
+            good += self.give(&Shown { ident, payload, ..shown }, ledger);
+        }
+        good
+    }
+
+    /// The size of the packets in a super-frame (0: it is none), and the frame.
+    #[inline]
+    fn cut_vnet<'a>(&self, bytes: &'a [u8], raw: &mut RawCounters) -> Option<(usize, &'a [u8])> {
+        if !self.vnet {
+            return Some((0, bytes));
+        }
+        let Some((head, frame)) = bytes.split_first_chunk::<VNET_BYTES>() else {
+            raw.rx_malformed += 1;
+            return None;
+        };
+        let size = usize::from(u16::from_ne_bytes([head[4], head[5]]));
+        match head[1] & !GSO_ECN {
+            GSO_NONE => Some((0, frame)),
+            GSO_UDP_L4 if size != 0 => Some((size, frame)),
+            _ => {
+                raw.rx_superframes_refused += 1;
+                None
+            }
+        }
+    }
+
+    /// Checks one packet and gives it to the sink; how many it were.
+    #[inline]
+    pub(super) fn give(&mut self, shown: &Shown<'_>, ledger: &mut Ledger<'_>) -> usize {
+        self.flows.begin(shown.src, shown.src_port);
+        let checked = self.flows.check_shown(shown.ident, shown.dont_fragment, shown.payload);
+        if ledger.tap.is_some() {
+            self.tapped(shown, checked, ledger);
+        }
+        match checked {
+            Checked::Good(_) => {
+                ledger.counters.rx_packets += 1;
+                ledger.counters.rx_bytes += shown.payload.len() as u64;
+                (ledger.sink)(&RxPacket {
+                    src: shown.src,
+                    dst: self.local,
+                    src_port: shown.src_port,
+                    traffic_class: shown.traffic_class,
+                    hop_limit: shown.hop_limit,
+                    bytes: &shown.payload[..shown.payload.len() - ICRC_BYTES],
+                });
+                return 1;
+            }
+            Checked::Bad(_) => ledger.counters.icrc_errors += 1,
+            Checked::Short => ledger.counters.short_packets += 1,
+        }
+        0
+    }
+
+    #[cold]
+    fn tapped(&self, shown: &Shown<'_>, checked: Checked, ledger: &mut Ledger<'_>) {
+        let (Some(tap), Checked::Good(ident) | Checked::Bad(ident)) = (&mut *ledger.tap, checked) else {
+            return;
+        };
+        let frame = TapFrame {
+            direction: Direction::Rx,
+            src: shown.src,
+            dst: self.local,
+            src_port: shown.src_port,
+            traffic_class: shown.traffic_class,
+            hop_limit: shown.hop_limit,
+            ident,
+            payload: shown.payload,
+        };
+        tap.frame(ledger.now, &frame);
+    }
+}

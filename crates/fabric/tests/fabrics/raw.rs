@@ -1,0 +1,354 @@
+//! The suite over raw Ethernet, between two namespaces and over the loopback interface, and what only raw
+//! frames have.
+
+use std::net::IpAddr;
+
+use hca_core::Instant;
+use hca_fabric::{
+    Fabric, OpenError, PathError, RawFabric, RawOptions, RoceVersion, TxBatch, UdpFabric, UdpOptions,
+};
+
+use crate::namespaces::{Namespace, Wire, ip};
+use crate::suite::{BUDGET, at_free_address, av, counter, now, packet, pass, put, receive};
+
+/// Runs a test between two namespaces, or says why not.
+fn over_wire(mtu: u32, test: impl FnOnce(&Wire)) {
+    match Wire::with_addresses(mtu) {
+        Ok(wire) => test(&wire),
+        Err(why) => println!("skipped: {why}"),
+    }
+}
+
+/// Tells the tests that they run in a user namespace already.
+const INSIDE: &str = "RAW_TESTS_INSIDE";
+
+#[test]
+fn a_plain_user_runs_these_tests_in_a_user_namespace() {
+    if Namespace::new().is_ok() || std::env::var_os(INSIDE).is_some() {
+        return;
+    }
+    let unshare = || std::process::Command::new("unshare");
+    if !unshare().args(["-rn", "true"]).status().is_ok_and(|s| s.success()) {
+        println!("skipped: `unshare -rn` makes no user namespace here; root runs these tests");
+        return;
+    }
+    let program = std::env::current_exe().unwrap();
+    let out = unshare().arg("-rn").arg(program).arg("raw::").env(INSIDE, "1").output().unwrap();
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+}
+
+fn open(wire: &Wire, end: usize, options: RawOptions) -> Box<dyn Fabric> {
+    let fabric = wire.within(end, || RawFabric::open("wire", &options));
+    Box::new(fabric.unwrap_or_else(|e| panic!("{e}")))
+}
+
+fn v6(end: usize) -> Option<IpAddr> {
+    format!("fd77::{}", end + 1).parse().ok()
+}
+
+/// Has both find out each other's hardware address, which takes time, and in the suite time stands still.
+fn acquaint(a: &mut dyn Fabric, b: &mut dyn Fabric) {
+    let start = std::time::Instant::now();
+    let clock = || Instant::from_nanos(start.elapsed().as_nanos() as u64);
+    let meet = |from: &mut dyn Fabric, to: &mut dyn Fabric| {
+        let path = from.open_path(&av(to.attr().local)).unwrap();
+        let mut batch = TxBatch::with_capacity(4096);
+        put(&mut batch, path, &packet(0, 20));
+        from.send(clock(), &mut batch);
+        let mut came = 0;
+        while came == 0 {
+            assert!(start.elapsed().as_secs() < 5, "nobody answers");
+            from.recv(clock(), BUDGET, &mut |_| {});
+            to.recv(clock(), BUDGET, &mut |_| came += 1);
+        }
+        from.close_path(path);
+    };
+    meet(a, b);
+    meet(b, a);
+}
+
+fn suite(mut a: Box<dyn Fabric>, mut b: Box<dyn Fabric>) {
+    acquaint(&mut *a, &mut *b);
+    crate::suite::run(a, b);
+}
+
+#[test]
+fn the_suite_passes_between_two_namespaces() {
+    over_wire(4500, |wire| {
+        let [a, b] = [0, 1].map(|end| open(wire, end, RawOptions::default()));
+        suite(a, b);
+    });
+}
+
+#[test]
+fn the_suite_passes_over_ipv6() {
+    over_wire(4500, |wire| {
+        let [a, b] = [0, 1].map(|end| open(wire, end, RawOptions { ip: v6(end), ..RawOptions::default() }));
+        suite(a, b);
+    });
+}
+
+#[test]
+fn the_suite_passes_in_a_vlan() {
+    over_wire(4500, |wire| {
+        let options = RawOptions { vlan: Some(7), ..RawOptions::default() };
+        let [a, b] = [0, 1].map(|end| open(wire, end, options));
+        suite(a, b);
+    });
+}
+
+#[test]
+fn the_suite_passes_over_rocev1() {
+    over_wire(4500, |wire| {
+        for ip in [|_| None, v6] {
+            let options = |end| RawOptions { ip: ip(end), version: RoceVersion::V1, vlan: None };
+            let [a, b] = [0, 1].map(|end| open(wire, end, options(end)));
+            suite(a, b);
+        }
+    });
+}
+
+/// An adapter on the loopback interface, where raw frames are allowed.
+fn on_loopback(salt: u32) -> Option<RawFabric> {
+    let mut denied = false;
+    let fabric = at_free_address(salt, |ip| {
+        match RawFabric::open("lo", &RawOptions { ip: Some(ip), ..RawOptions::default() }) {
+            Ok(f) => Ok(Some(f)),
+            Err(OpenError::NeedsNetRaw { .. }) => Ok(None),
+            Err(e) => Err(e),
+        }
+    });
+    denied |= fabric.is_none();
+    if denied {
+        println!("skipped: raw frames need CAP_NET_RAW");
+    }
+    fabric
+}
+
+#[test]
+fn the_suite_passes_over_the_loopback_interface() {
+    let run = || {
+        let (Some(a), Some(b)) = (on_loopback(71), on_loopback(72)) else { return };
+        crate::suite::run(Box::new(a), Box::new(b));
+    };
+    match Namespace::new() {
+        Ok(namespace) => namespace.within(run),
+        Err(why) => println!("skipped: {why}"),
+    }
+}
+
+#[test]
+fn trains_that_udp_sends_uncut_are_cut() {
+    over_wire(4500, |wire| {
+        for v6_too in [false, true] {
+            let ip = |end| if v6_too { v6(end) } else { format!("10.77.0.{}", end + 1).parse().ok() };
+            let address = ip(0).unwrap();
+            let sent = wire.within(0, || UdpFabric::open(address, &UdpOptions::default()).unwrap());
+            let mut a: Box<dyn Fabric> = Box::new(sent);
+            let mut b = open(wire, 1, RawOptions { ip: ip(1), ..RawOptions::default() });
+            let sizes = [28, 28, 28, 20, 1036, 1036, 1036, 4108, 4108, 4108, 4108, 16];
+            let packets: Vec<_> = sizes.iter().map(|&n| packet(n as u32, n)).collect();
+            acquaint(&mut *b, &mut *a);
+            assert_eq!(pass(&mut *a, &mut *b, &packets), packets);
+            assert!(counter(&*b, "rx_superframes") >= 2, "{}", counter(&*b, "rx_superframes"));
+            assert_eq!(counter(&*b, "icrc_errors") + counter(&*b, "rx_superframes_refused"), 0);
+            // And the other way: UDP sockets take what raw frames carry.
+            assert_eq!(pass(&mut *b, &mut *a, &packets), packets);
+            assert_eq!(counter(&*a, "icrc_errors") + counter(&*a, "icrc_ident_solved"), 0);
+        }
+    });
+}
+
+#[test]
+fn one_address_serves_one_fabric_of_either_kind() {
+    over_wire(1500, |wire| {
+        wire.within(0, || {
+            let address: IpAddr = "10.77.0.1".parse().unwrap();
+            let raw = RawFabric::open("wire", &RawOptions::default()).unwrap();
+            let second = RawFabric::open("wire", &RawOptions::default()).err();
+            assert!(matches!(second, Some(OpenError::InUse(at)) if at == address), "{second:?}");
+            let udp = UdpFabric::open(address, &UdpOptions::default()).err();
+            assert!(matches!(udp, Some(OpenError::InUse(at)) if at == address), "{udp:?}");
+            drop(raw);
+            let udp = once_free(|| UdpFabric::open(address, &UdpOptions::default()));
+            assert!(matches!(RawFabric::open("wire", &RawOptions::default()), Err(OpenError::InUse(_))));
+            drop(udp);
+            once_free(|| RawFabric::open("wire", &RawOptions::default()));
+        });
+    });
+}
+
+/// Opens a fabric on an address that was just left: a process that another test starts has copies of all descriptors
+/// until it runs its program.
+fn once_free<F>(open: impl Fn() -> Result<F, OpenError>) -> F {
+    let begin = std::time::Instant::now();
+    loop {
+        match open() {
+            Ok(fabric) => return fabric,
+            Err(OpenError::InUse(_)) if begin.elapsed().as_secs() < 5 => std::thread::yield_now(),
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    over_wire(1500, |wire| {
+        wire.within(0, || {
+            let error = |interface: &str, ip: Option<&str>| {
+                let ip = ip.map(|ip| ip.parse().unwrap());
+                RawFabric::open(interface, &RawOptions { ip, ..RawOptions::default() })
+                    .err()
+                    .unwrap()
+                    .to_string()
+            };
+            assert!(error("eth7", None).contains("no interface eth7; this machine has lo"));
+            assert!(error("a-name-that-is-longer-than-any", None).contains("no interface"));
+            assert!(error("wire", Some("10.77.0.9")).contains("give one of 10.77.0.1"));
+            ip("link add name bare type veth peer name other").unwrap();
+            assert!(error("bare", None).contains("ip link set bare up"));
+            ip("link set bare up").unwrap();
+            ip("link set other up addrgenmode none").unwrap();
+            ip("addr flush dev bare").unwrap();
+            assert!(error("bare", None).contains("ip address add"));
+        });
+    });
+}
+
+#[test]
+fn a_peer_on_the_same_machine_is_refused_with_the_remedy() {
+    over_wire(1500, |wire| {
+        wire.within(0, || ip("addr add 10.77.0.77/24 dev wire")).unwrap();
+        let mut a = open(wire, 0, RawOptions { ip: "10.77.0.1".parse().ok(), ..RawOptions::default() });
+        let e = a.open_path(&av("10.77.0.77".parse().unwrap())).unwrap_err();
+        assert!(matches!(e, PathError::SameMachine { .. }) && e.to_string().contains("udp://"), "{e}");
+    });
+}
+
+#[test]
+fn packets_wait_for_the_peers_address_and_are_lost_and_counted_when_nobody_has_it() {
+    over_wire(1500, |wire| {
+        let mut a = open(wire, 0, RawOptions::default());
+        let late: IpAddr = "10.77.0.5".parse().unwrap();
+        let path = a.open_path(&av(late)).unwrap();
+        let mut batch = TxBatch::with_capacity(1 << 16);
+        for i in 0..3 {
+            put(&mut batch, path, &packet(i, 20));
+        }
+        a.send(now(), &mut batch);
+        assert!(batch.is_empty());
+        assert_eq!((counter(&*a, "tx_waited"), counter(&*a, "tx_packets")), (3, 0));
+        let deadline = a.next_deadline().expect("somebody has to look again");
+        assert!(deadline > now());
+        // The time is told, not waited for.
+        let mut at = now();
+        for _ in 0..40 {
+            at = at + std::time::Duration::from_millis(100);
+            a.recv(at, BUDGET, &mut |_| {});
+        }
+        assert_eq!(counter(&*a, "tx_lost_unresolved"), 3);
+        assert_eq!(a.next_deadline(), None);
+        // Somebody comes after all: what is sent then arrives.
+        wire.within(1, || ip("addr add 10.77.0.5/24 dev wire")).unwrap();
+        let mut b = open(wire, 1, RawOptions { ip: Some(late), ..RawOptions::default() });
+        let begin = std::time::Instant::now();
+        let mut got = 0;
+        while got == 0 {
+            assert!(begin.elapsed().as_secs() < 5, "nobody answers");
+            at = at + std::time::Duration::from_millis(100);
+            put(&mut batch, path, &packet(9, 20));
+            a.send(at, &mut batch);
+            a.recv(at, BUDGET, &mut |_| {});
+            b.recv(at, BUDGET, &mut |_| got += 1);
+        }
+    });
+}
+
+#[test]
+fn a_peer_that_moves_is_followed_within_a_second_of_use() {
+    over_wire(1500, |wire| {
+        let [mut a, mut b] = [0, 1].map(|end| open(wire, end, RawOptions::default()));
+        acquaint(&mut *a, &mut *b);
+        let path = a.open_path(&av(b.attr().local)).unwrap();
+        let mut batch = TxBatch::with_capacity(1 << 16);
+        put(&mut batch, path, &packet(1, 20));
+        a.send(now(), &mut batch);
+        assert_eq!(receive(&mut *b, 1).len(), 1);
+        wire.within(1, || ip("link set wire address 02:00:00:00:00:77")).unwrap();
+        wire.within(0, || ip("neigh replace 10.77.0.2 lladdr 02:00:00:00:00:77 dev wire")).unwrap();
+        put(&mut batch, path, &packet(2, 20));
+        a.send(now() + std::time::Duration::from_millis(1100), &mut batch);
+        assert_eq!(receive(&mut *b, 1), [packet(2, 20)]);
+        assert_eq!(counter(&*a, "neighbour_changes"), 1);
+    });
+}
+
+#[test]
+fn a_peer_behind_a_gateway_is_reached_by_the_gateways_address() {
+    over_wire(1500, |wire| {
+        wire.within(1, || {
+            ip("addr add 10.88.0.1/24 dev lo")?;
+            ip("neigh flush dev wire")
+        })
+        .unwrap();
+        wire.within(0, || ip("route add 10.88.0.0/24 via 10.77.0.2 dev wire")).unwrap();
+        let mut a = open(wire, 0, RawOptions::default());
+        let mut b = open(wire, 1, RawOptions::default());
+        acquaint(&mut *a, &mut *b);
+        // Nobody takes it there, but it leaves at once, which it could not without the gateway's MAC address.
+        let path = a.open_path(&av("10.88.0.7".parse().unwrap())).unwrap();
+        let mut batch = TxBatch::with_capacity(1 << 16);
+        let before = counter(&*a, "tx_packets");
+        put(&mut batch, path, &packet(1, 20));
+        a.send(now(), &mut batch);
+        assert_eq!(counter(&*a, "tx_packets"), before + 1);
+    });
+}
+
+#[test]
+fn an_interface_that_goes_away_is_counted_and_noted() {
+    over_wire(1500, |wire| {
+        let [mut a, mut b] = [0, 1].map(|end| open(wire, end, RawOptions::default()));
+        acquaint(&mut *a, &mut *b);
+        let path = a.open_path(&av(b.attr().local)).unwrap();
+        let mut batch = TxBatch::with_capacity(1 << 16);
+        put(&mut batch, path, &packet(0, 20));
+        a.send(now(), &mut batch);
+        assert_eq!(receive(&mut *b, 1).len(), 1);
+        wire.within(1, || ip("link del wire")).unwrap();
+        for _ in 0..3 {
+            put(&mut batch, path, &packet(1, 20));
+            a.send(now(), &mut batch);
+            assert!(batch.is_empty());
+            a.prepare_wait();
+            b.prepare_wait();
+            b.recv(now(), BUDGET, &mut |_| panic!("nothing comes any more"));
+        }
+        assert_eq!(counter(&*a, "tx_lost_interface"), 3);
+        assert_eq!(counter(&*b, "interface_errors"), 1);
+        for end in [&a, &b] {
+            assert!(end.attr().notes.iter().any(|n| n.0 == "interface lost"), "{:?}", end.attr().notes);
+        }
+    });
+}
+
+#[test]
+fn frames_that_are_no_packets_are_dropped_and_counted() {
+    over_wire(1500, |wire| {
+        let mut b = open(wire, 1, RawOptions::default());
+        let stranger = wire.within(0, || std::net::UdpSocket::bind("10.77.0.1:0").unwrap());
+        for len in [0, 1, 15, 16, 1400] {
+            stranger.send_to(&vec![0xff; len], "10.77.0.2:4791").unwrap();
+        }
+        for _ in 0..8 {
+            assert_eq!(b.recv(now(), BUDGET, &mut |_| panic!("none is a packet")).packets, 0);
+        }
+        assert_eq!((counter(&*b, "short_packets"), counter(&*b, "icrc_errors")), (3, 2));
+        // The kernel sent no error back: the port is held.
+        stranger.set_read_timeout(Some(std::time::Duration::from_millis(1))).unwrap();
+        stranger.connect("10.77.0.2:4791").unwrap();
+        stranger.send(&[0; 40]).unwrap();
+        let answer = stranger.recv(&mut [0; 8]).unwrap_err();
+        assert_ne!(answer.kind(), std::io::ErrorKind::ConnectionRefused);
+    });
+}
