@@ -293,7 +293,11 @@ fn block_on<F: Future>(future: F) -> F::Output {
     loop {
         match future.as_mut().poll(&mut TaskContext::from_waker(&waker)) {
             Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park_timeout(Duration::from_secs(20)),
+            Poll::Pending => {
+                let parked = std::time::Instant::now();
+                std::thread::park_timeout(Duration::from_secs(20));
+                assert!(parked.elapsed() < Duration::from_secs(20), "the future was not woken");
+            }
         }
     }
 }
