@@ -92,7 +92,7 @@ pub enum DeviceError {
 #[non_exhaustive]
 pub enum TransitionError {
     /// There is no such transition.
-    #[error("a {qp_type:?} queue pair can't go from {from:?} to {to:?}")]
+    #[error("a {qp_type:?} queue pair can't go from {from:?} to {to:?}; it goes to {}", crate::qp::Targets(*qp_type, *from))]
     Illegal {
         /// Service.
         qp_type: QpType,

@@ -225,6 +225,20 @@ impl QpAttr {
     }
 }
 
+/// The states that a queue pair of this type goes to from this one, for people.
+pub(crate) struct Targets(pub(crate) QpType, pub(crate) QpState);
+
+impl core::fmt::Display for Targets {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+        let legal = |to: &QpState| transition(self.0, self.1, *to).is_some();
+        for (i, to) in [Reset, Init, Rtr, Rts, Sqd, Sqe, Error].iter().filter(|to| legal(to)).enumerate() {
+            write!(f, "{}{to:?}", if i == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
+}
+
 /// The required and the optional attributes of a transition; `None` where there is none.
 fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttrMask, QpAttrMask)> {
     use QpAttrMask as M;
@@ -309,6 +323,11 @@ mod tests {
     #[test]
     fn reset_does_not_jump_to_rts() {
         let attr = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
-        assert!(matches!(attr.check(QpType::Rc, QpState::Reset), Err(TransitionError::Illegal { .. })));
+        let refused = attr.check(QpType::Rc, QpState::Reset).unwrap_err();
+        assert!(matches!(refused, TransitionError::Illegal { .. }));
+        assert!(
+            refused.to_string().ends_with("from Reset to Rts; it goes to Reset, Init, Error"),
+            "{refused}"
+        );
     }
 }
