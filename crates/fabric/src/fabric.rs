@@ -212,6 +212,12 @@ pub trait Fabric: Send {
     fn counters(&self, out: &mut Vec<Counter>);
     /// Installs (or removes) a tap.
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>);
+    /// The fabric of shared memory, for direct access to peers' memory. None on other networks, and behind layers
+    /// that are to see or disturb all that passes.
+    #[cfg(not(loom))]
+    fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
+        None
+    }
 }
 
 impl<F: Fabric + ?Sized> Fabric for Box<F> {
@@ -244,5 +250,9 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     }
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
         (**self).set_tap(tap);
+    }
+    #[cfg(not(loom))]
+    fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
+        (**self).shm()
     }
 }

@@ -44,7 +44,11 @@ pub use loopback::{LoopbackFabric, LoopbackNet};
 pub use open::OpenError;
 pub use raw::{RawFabric, RawOptions, RoceVersion};
 #[cfg(not(loom))]
-pub use shm::{ShmError, ShmFabric, ShmOptions};
+pub use shm::{
+    AccessError, Bracket, Denied, Grant, GrantError, GrantId, Granted, LinkId, MAX_ASKED, MAX_BRACKET_BYTES,
+    MAX_GRANTED_REGIONS, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS, MAX_SHARED_ALLOCATIONS, Notice,
+    QpGuard, Revocation, SharedPages, ShmError, ShmFabric, ShmOptions,
+};
 pub use udp::{UdpFabric, UdpOptions};
 #[cfg(feature = "io-uring")]
 pub use uring::{UringFabric, UringOptions};

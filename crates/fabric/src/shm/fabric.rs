@@ -268,4 +268,8 @@ impl Fabric for ShmFabric {
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
         self.tap = tap;
     }
+
+    fn shm(&mut self) -> Option<&mut ShmFabric> {
+        Some(self)
+    }
 }

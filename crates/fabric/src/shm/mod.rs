@@ -20,6 +20,8 @@
 //! would stand on a wire. A packet is lost only with its receiver, or when that leaves its ring full for so long
 //! that others would suffer from waiting for it.
 
+#[cfg(not(loom))]
+mod access;
 mod bell;
 #[cfg(not(loom))]
 mod copy;
@@ -30,6 +32,10 @@ mod error;
 #[cfg(not(loom))]
 mod fabric;
 #[cfg(not(loom))]
+mod grant;
+#[cfg(not(loom))]
+mod grants;
+#[cfg(not(loom))]
 mod hello;
 #[cfg(not(loom))]
 mod link;
@@ -38,6 +44,8 @@ mod meet;
 mod memory;
 #[cfg(not(loom))]
 mod name;
+#[cfg(not(loom))]
+mod pages;
 #[cfg(not(loom))]
 mod path;
 mod ring;
@@ -49,6 +57,15 @@ mod tests;
 mod tx;
 
 #[cfg(not(loom))]
+pub use access::Bracket;
+#[cfg(not(loom))]
 pub use error::ShmError;
 #[cfg(not(loom))]
 pub use fabric::{ShmFabric, ShmOptions};
+#[cfg(not(loom))]
+pub use grant::{
+    AccessError, Denied, Grant, GrantError, GrantId, Granted, LinkId, MAX_ASKED, MAX_BRACKET_BYTES,
+    MAX_GRANTED_REGIONS, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS, Notice, QpGuard, Revocation,
+};
+#[cfg(not(loom))]
+pub use pages::{MAX_SHARED_ALLOCATIONS, SharedPages};
