@@ -7,6 +7,7 @@
 //! | `fabric` | the trait |
 //! | `icrc`, `flow` | the ICRC of a flow, the IPv4 Identification predicted and solved |
 //! | `clmul` | the ICRC by carry-less multiplication, where the CPU has it |
+//! | [`dma`] | copies and atomics on memory that others may change |
 //! | `capture` | a tap that writes pcapng |
 //! | `faulty` | a layer of loss, duplication, reordering, delay and corruption, by seed |
 //! | `loopback` | a network inside of the process, for tests |
@@ -20,6 +21,7 @@ mod batch;
 mod capture;
 #[cfg_attr(not(target_arch = "x86_64"), path = "clmul_none.rs")]
 mod clmul;
+pub mod dma;
 mod fabric;
 mod faulty;
 mod flow;

@@ -21,9 +21,16 @@ pub const MAX_BRACKET_BYTES: usize = 256 << 10;
 
 /// Names the link to a peer. One that is gone is never mistaken for its successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LinkId(pub(super) u64);
+pub struct LinkId(u64);
 
 impl LinkId {
+    /// Of the name that the list of links gives.
+    pub(super) fn new(token: u64) -> Self {
+        Self(token)
+    }
+    pub(super) fn token(self) -> u64 {
+        self.0
+    }
     pub(super) fn slot(self) -> u32 {
         self.0 as u32
     }
@@ -224,11 +231,14 @@ pub enum AccessError {
     Length,
 }
 
-/// What taking a region back came to. Whatever it says, no access by this key changes or reads the memory any more.
+/// What taking something back came to. Unless it says `exposed`, nothing that peers do changes the memory any more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Revocation {
     /// Peers that were within an access for longer than the bound, and were dropped.
     pub dropped: Vec<LinkId>,
-    /// The memory is this process's alone from now on, as one of them may write to what it had mapped.
+    /// Memory is this process's alone from now on, as one of them may write to what it had mapped.
     pub private: bool,
+    /// There was no memory for that: a dropped peer may change the bytes once more. They are kept for ever then, and
+    /// the program has to be told that the device did not let go of them.
+    pub exposed: bool,
 }

@@ -11,10 +11,12 @@
 //! | `hello` | messages over a socket, with descriptors |
 //! | `meet` | connecting, accepting, peers that leave |
 //! | `link`, `path` | the state of a peer; of a path |
-//! | `memory`, `copy` | mappings, and all access to them |
+//! | `memory` | mappings, and all access to them |
 //! | `ring` | packets one way, credits the other; parking |
 //! | `bell` | calling a consumer that does not poll |
 //! | `rx`, `tx` | the data path |
+//! | `grant`, `grants`, `note`, `pages` | direct access to memory: who grants what, and the messages about it |
+//! | `access`, `bracket`, `revoke` | an access; both sides of its bracket; taking memory back |
 //!
 //! There is no IP header and no ICRC: nothing between two processes can damage a packet. A tap is shown both, as they
 //! would stand on a wire. A packet is lost only with its receiver, or when that leaves its ring full for so long
@@ -23,8 +25,7 @@
 #[cfg(not(loom))]
 mod access;
 mod bell;
-#[cfg(not(loom))]
-mod copy;
+mod bracket;
 #[cfg(not(loom))]
 mod counters;
 #[cfg(not(loom))]
@@ -45,9 +46,13 @@ mod memory;
 #[cfg(not(loom))]
 mod name;
 #[cfg(not(loom))]
+mod note;
+#[cfg(not(loom))]
 mod pages;
 #[cfg(not(loom))]
 mod path;
+#[cfg(not(loom))]
+mod revoke;
 mod ring;
 #[cfg(not(loom))]
 mod rx;

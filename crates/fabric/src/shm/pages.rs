@@ -25,7 +25,7 @@ pub const MAX_SHARED_ALLOCATIONS: u32 = 256;
 /// Bytes of a page.
 pub(super) const PAGE: usize = 4096;
 /// From here on huge pages are asked for.
-const HUGE: usize = 2 << 20;
+pub(super) const HUGE: usize = 2 << 20;
 
 /// Allocations that live, by address. It is one for the process, as its address space is: a region may be registered
 /// with another adapter than the one whose memory it is.

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
+use super::super::grants::BOARD_BYTES;
 use super::super::hello::{self, Greeting, Kind, Received};
 use super::super::link::Stage;
 use super::super::memory::{MemoryFault, Sealed, Writers, create};
@@ -12,7 +13,7 @@ use super::*;
 use crate::sync::Ordering;
 
 /// Two that have met, and the path from the first to the second.
-fn met() -> (ShmFabric, ShmFabric, PathId) {
+pub(super) fn met() -> (ShmFabric, ShmFabric, PathId) {
     let d = domain();
     let (mut a, mut b) = (open(&d), open(&d));
     let path = a.open_path(&av(b.attr().local)).unwrap();
@@ -167,7 +168,11 @@ fn a_stranger_is_turned_away_and_told_so() {
     let all = size | SealFlags::FUTURE_WRITE;
     let plain = MemfdFlags::empty();
     let fds = |outbox_len, outbox_seals| {
-        [memfd(outbox_len, outbox_seals, plain), memfd(4096, size, plain), memfd(4096, all, plain)]
+        [
+            memfd(outbox_len, outbox_seals, plain),
+            memfd(4096, size, plain),
+            memfd(BOARD_BYTES as u64, all, plain),
+        ]
     };
     assert_eq!(say(&mut a, &hello, &fds(len, size)), Kind::Refused);
     assert_eq!(say(&mut a, &hello, &fds(len - 4096, all)), Kind::Refused);

@@ -1,6 +1,7 @@
 //! Adapters' ends in one process.
 
 mod children;
+mod direct;
 mod hostile;
 
 use std::net::IpAddr;
