@@ -152,7 +152,11 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize, caching: Caching) {
 pub unsafe fn store_as(to: *mut u8, data: &[u8], caching: Caching) {
     // SAFETY: our caller's (1); a slice of ours is a range that may be read, and no part of others' memory.
     unsafe {
-        if data.len() <= FEW_BYTES { store(to, data) } else { copy(to, data.as_ptr(), data.len(), caching) }
+        if data.len() <= FEW_BYTES {
+            store(to, data);
+        } else {
+            copy(to, data.as_ptr(), data.len(), caching);
+        }
     }
 }
 
@@ -165,9 +169,9 @@ pub unsafe fn load_as(from: *const u8, out: &mut [u8], caching: Caching) {
     // SAFETY: as in `store_as`.
     unsafe {
         if out.len() <= FEW_BYTES {
-            load(from, out)
+            load(from, out);
         } else {
-            copy(out.as_mut_ptr(), from, out.len(), caching)
+            copy(out.as_mut_ptr(), from, out.len(), caching);
         }
     }
 }

@@ -144,7 +144,17 @@ pub(super) fn send_note(
     send_bytes(socket, &note.encode(), fd.as_slice())
 }
 
-fn send_bytes(socket: BorrowedFd<'_>, bytes: &[u8; BYTES], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+/// Sends anything, as a hostile peer may.
+#[cfg(test)]
+pub(super) fn send_raw(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> rustix::io::Result<()> {
+    send_bytes(socket, bytes, fds)
+}
+
+fn send_bytes(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {

@@ -3,6 +3,7 @@
 mod children;
 mod direct;
 mod hostile;
+mod outside;
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant as Clock};
