@@ -208,16 +208,16 @@ pub trait Fabric: Send {
     fn prepare_wait(&mut self) -> bool {
         false
     }
-    /// Appends this fabric's counters.
-    fn counters(&self, out: &mut Vec<Counter>);
-    /// Installs (or removes) a tap.
-    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>);
-    /// The fabric of shared memory, for direct access to peers' memory. None on other networks, and behind layers
-    /// that are to see or disturb all that passes.
+    /// The part of it that also carries messages between processes of one machine, if it has one. Who takes messages
+    /// receives by [`ShmFabric::recv_all`](crate::ShmFabric::recv_all), and by [`recv`](Self::recv) what comes elsewhere.
     #[cfg(not(loom))]
     fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
         None
     }
+    /// Appends this fabric's counters.
+    fn counters(&self, out: &mut Vec<Counter>);
+    /// Installs (or removes) a tap.
+    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>);
 }
 
 impl<F: Fabric + ?Sized> Fabric for Box<F> {
@@ -245,14 +245,14 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     fn prepare_wait(&mut self) -> bool {
         (**self).prepare_wait()
     }
+    #[cfg(not(loom))]
+    fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
+        (**self).shm()
+    }
     fn counters(&self, out: &mut Vec<Counter>) {
         (**self).counters(out);
     }
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
         (**self).set_tap(tap);
-    }
-    #[cfg(not(loom))]
-    fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
-        (**self).shm()
     }
 }

@@ -74,3 +74,7 @@ pub use grant::{
 };
 #[cfg(not(loom))]
 pub use pages::{MAX_SHARED_ALLOCATIONS, SharedPages};
+#[cfg(not(loom))]
+pub use rx::ShmSink;
+#[cfg(not(loom))]
+pub use tx::ShmTx;

@@ -39,7 +39,7 @@ fn small() -> ShmOptions {
 
 /// Starts a child in a role, and meets it.
 fn meet_child(role: &str, a: &mut ShmFabric) -> (Helper, LinkId) {
-    let helper = Helper::start(role, &a.domain.name().to_owned(), None);
+    let helper = Helper::start(role, a.domain.name(), None);
     meet_helper(helper, a)
 }
 
