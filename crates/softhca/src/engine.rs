@@ -30,8 +30,8 @@ const SLOT_BITS: u32 = 17;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 const FIRST_QPN: u32 = 2;
 
-/// Turns left out in a row at most, where only shared memory was looked at.
-const LEFT_OUT: u32 = 16;
+/// Turns in a row at most that look at shared memory alone.
+const SHORT_TURNS: u32 = 16;
 
 /// Stands for the turn of a queue pair whose acknowledgement has left, while it is still in the list.
 const LISTED: u64 = u64::MAX;
@@ -52,8 +52,8 @@ pub(crate) struct Engine {
     tx: TxBatch,
     /// The fabric carries messages too.
     pub(crate) has_shm: bool,
-    /// Turns left out in a row.
-    left_out: u32,
+    /// Short turns in a row.
+    short_turns: u32,
     pub(crate) core: Core,
 }
 
@@ -137,7 +137,7 @@ impl Engine {
         Self {
             fabric,
             has_shm,
-            left_out: 0,
+            short_turns: 0,
             tx: TxBatch::with_capacity(BATCH_BYTES),
             core: Core {
                 qps,
@@ -191,19 +191,34 @@ impl Engine {
         packets > 0
     }
 
-    /// Whether a look at shared memory finds nothing, and nothing else waits, so that a turn may be left out. What
-    /// comes by other ways is found by every so manyth turn.
+    /// A turn for shared memory alone, with the time of the turn before, if nothing else waits: what comes by other
+    /// ways is found by every so manyth turn. `None`: a whole turn is due.
     #[inline]
-    pub(crate) fn nothing_came(&mut self, bell: &Doorbell<QpShared>) -> bool {
-        if !self.has_shm || self.left_out == LEFT_OUT {
-            self.left_out = 0;
-            return false;
+    pub(crate) fn short_turn(&mut self, bell: &Doorbell<QpShared>, acks: AckRule) -> Option<bool> {
+        if !self.has_shm || self.short_turns == SHORT_TURNS || !bell.is_empty() || !self.tx.is_empty() {
+            self.short_turns = 0;
+            return None;
         }
-        let idle =
-            self.core.ready.is_empty() && self.core.acks.is_empty() && self.tx.is_empty() && bell.is_empty();
-        let nothing = idle && self.fabric.shm().is_some_and(|shm| shm.nothing_came());
-        self.left_out = if nothing { self.left_out + 1 } else { 0 };
-        nothing
+        self.short_turns += 1;
+        let now = self.core.now;
+        let shm = self.fabric.shm()?;
+        if self.core.ready.is_empty() && self.core.acks.is_empty() && shm.nothing_came() {
+            return Some(false);
+        }
+        self.core.turn += 1;
+        let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
+        let core = &mut self.core;
+        let received = shm.recv_all(now, budget, &mut Arrivals { core, now }).packets > 0;
+        core.settle_touched(None);
+        if !self.core.ready.is_empty() {
+            self.transmit(now);
+        }
+        if !self.core.acks.is_empty() {
+            self.flush_acks(now, acks);
+        }
+        self.take_back();
+        self.core.finish(now);
+        Some(received)
     }
 
     /// Sends what a queue pair just posted by messages, if nothing else is to be done before. `false`: a turn is due.
@@ -575,7 +590,7 @@ impl Core {
         if machine.ack_owed().is_none() {
             entry.ack_since = entry.ack_since.map(|_| LISTED);
         }
-        if entry.timer.is_none() {
+        if entry.timer.is_none() && entry.machine.next_deadline().is_some() {
             self.settle(qp.index);
         }
         self.tables.finish();

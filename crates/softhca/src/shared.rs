@@ -105,8 +105,9 @@ impl Shared {
             return false;
         }
         let worked = self.engine.try_turn(|e| {
-            if e.nothing_came(&self.bell) {
-                return false;
+            if let Some(worked) = e.short_turn(&self.bell, acks) {
+                self.keep_waiters(e);
+                return worked;
             }
             let worked = e.turn(self.time.now(), &self.bell, acks);
             self.keep_waiters(e);

@@ -376,7 +376,7 @@ impl Qp {
             host.event(QpEvent::CommEstablished);
         }
         let Service::Local(m) = &mut self.service else { unreachable!("seen above") };
-        let told = if rtr { Ok(()) } else { m.requester.done(now, head.done, host).map(|_| ()) };
+        let told = if rtr { Ok(()) } else { m.requester.done(head.done, host).map(|_| ()) };
         let handled = m.responder.handle_request(&m.path, &head, body, host);
         if told.is_err() || self.drain_event {
             self.answered(told, host);

@@ -49,7 +49,10 @@ pub(crate) struct Requester {
     since_ns: u64,
     resend_at: u64,
     resend_wait: u64,
+    /// When a request that was refused is sent again; `rnr_wait_ns`, if not 0, is still to be added then, since the time
+    /// at the refusal may have been an old one.
     rnr_until: u64,
+    rnr_wait_ns: u64,
     rnr_retry: u8,
     rnr_left: u8,
 }
@@ -87,6 +90,7 @@ impl Requester {
             resend_at: NEVER,
             resend_wait: RESEND_NS.0,
             rnr_until: NEVER,
+            rnr_wait_ns: 0,
             rnr_retry: path.rnr_retry,
             rnr_left: path.rnr_retry,
         }
@@ -360,7 +364,7 @@ impl Requester {
     #[inline]
     fn left(&mut self, now: Instant) {
         if !self.is_waiting() {
-            self.progressed(NEVER);
+            self.progressed();
         }
         self.next = self.next.wrapping_add(1);
         if self.next.wrapping_sub(self.high) as i32 > 0 {
@@ -373,8 +377,8 @@ impl Requester {
     }
 
     #[inline]
-    fn progressed(&mut self, now_ns: u64) {
-        self.since_ns = now_ns;
+    fn progressed(&mut self) {
+        self.since_ns = NEVER;
         if self.resend_wait != RESEND_NS.0 {
             (self.resend_at, self.resend_wait) = (NEVER, RESEND_NS.0);
         }
@@ -406,12 +410,7 @@ impl Requester {
 
     /// All requests before the one of this number are done. `Ok(false)`: the number is none of ours.
     #[inline]
-    pub(crate) fn done<H: Host>(
-        &mut self,
-        now: Instant,
-        number: u16,
-        host: &mut H,
-    ) -> Result<bool, WcStatus> {
+    pub(crate) fn done<H: Host>(&mut self, number: u16, host: &mut H) -> Result<bool, WcStatus> {
         let count = u32::from(number.wrapping_sub(self.number(self.una)));
         if count == 0 {
             return Ok(true);
@@ -426,7 +425,7 @@ impl Requester {
             host.complete_send(self.una, WcStatus::Success, 0);
             self.advance();
         }
-        self.progressed(now.as_nanos());
+        self.progressed();
         self.unblock();
         Ok(true)
     }
@@ -460,7 +459,7 @@ impl Requester {
         body: &[u8],
         host: &mut H,
     ) -> Result<(), WcStatus> {
-        if !self.done(now, head.done, host)? {
+        if !self.done(head.done, host)? {
             host.count(Count::DroppedPsn);
             return Ok(());
         }
@@ -471,7 +470,7 @@ impl Requester {
                 Ok(())
             }
             Op::Nak => self.handle_nak(now, path, head, host),
-            _ => self.handle_response(now, head, body, host),
+            _ => self.handle_response(head, body, host),
         }
     }
 
@@ -499,9 +498,9 @@ impl Requester {
                 self.recount(self.una, host);
                 self.go_back(self.una);
                 self.ready = false;
-                let wait_ns = u64::try_from(timer.duration().as_nanos()).unwrap_or(NEVER);
-                self.rnr_until = now.as_nanos().saturating_add(wait_ns);
-                self.progressed(now.as_nanos());
+                self.rnr_wait_ns = u64::try_from(timer.duration().as_nanos()).unwrap_or(NEVER);
+                self.rnr_until = now.as_nanos();
+                self.progressed();
                 return Ok(());
             }
             Some(Syndrome::Nak(code)) => code,
@@ -516,13 +515,7 @@ impl Requester {
         })
     }
 
-    fn handle_response<H: Host>(
-        &mut self,
-        now: Instant,
-        head: &Head,
-        body: &[u8],
-        host: &mut H,
-    ) -> Result<(), WcStatus> {
+    fn handle_response<H: Host>(&mut self, head: &Head, body: &[u8], host: &mut H) -> Result<(), WcStatus> {
         if head.number != self.number(self.una) || !self.is_waiting() {
             host.count(Count::DroppedPsn);
             return Ok(());
@@ -550,7 +543,7 @@ impl Requester {
             host.complete_send(self.una, WcStatus::Success, len);
             self.advance();
         }
-        self.progressed(now.as_nanos());
+        self.progressed();
         self.unblock();
         Ok(())
     }
@@ -578,8 +571,9 @@ impl Requester {
         let now_ns = now.as_nanos();
         if self.rnr_until != NEVER {
             if now_ns >= self.rnr_until {
-                self.rnr_until = NEVER;
-                self.ready = true;
+                let wait_ns = core::mem::take(&mut self.rnr_wait_ns);
+                self.ready = wait_ns == 0;
+                self.rnr_until = if wait_ns == 0 { NEVER } else { now_ns.saturating_add(wait_ns) };
             }
             return Ok(());
         }
@@ -639,7 +633,8 @@ impl Requester {
         }
         (self.next, self.high) = (posted, posted);
         (self.current, self.sent, self.answered, self.unanswered) = (None, 0, 0, 0);
-        (self.ready, self.blocked, self.rnr_until, self.resend_at) = (false, false, NEVER, NEVER);
+        (self.ready, self.blocked) = (false, false);
+        (self.rnr_until, self.rnr_wait_ns, self.resend_at) = (NEVER, 0, NEVER);
     }
 }
 
