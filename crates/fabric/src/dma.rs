@@ -638,6 +638,54 @@ mod tests {
         }
     }
 
+    /// Prints how quick copies are beside the C library's, on the same buffers: the best of several runs.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[test]
+    #[ignore = "a measurement: run it alone, built for release"]
+    fn copies_are_as_quick_as_memcpy() {
+        use std::time::Instant;
+        const COLD: usize = 256 << 20;
+        let source = vec![1_u8; COLD + 4096];
+        let mut target = vec![2_u8; COLD + 4096];
+        let (to, from) = (target.as_mut_ptr(), source.as_ptr());
+        let best = |len: usize, f: &mut dyn FnMut()| {
+            let (times, runs) = (((2 << 20) / len).max(1), if len > 16 << 20 { 3 } else { 30 });
+            let run = |_| {
+                let start = Instant::now();
+                (0..times).for_each(|_| f());
+                start.elapsed().as_nanos() as f64 / times as f64
+            };
+            (0..runs).map(run).fold(f64::MAX, f64::min)
+        };
+        for len in
+            [128, 256, 1024, 2048, 4096, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, COLD]
+        {
+            // SAFETY: both are longer than what is copied, and nobody else touches them.
+            let (libc, cached, streaming, pieces) = unsafe {
+                (
+                    best(len, &mut || _ = libc::memcpy(to.cast(), from.cast(), len)),
+                    best(len, &mut || copy(to, from, len, Caching::Cached)),
+                    best(len, &mut || copy(to, from, len, Caching::Streaming)),
+                    best(len, &mut || {
+                        let mut f = Footprint::default();
+                        for at in (0..len).step_by(256 << 10) {
+                            let piece = (len - at).min(256 << 10);
+                            let caching = f.caching(at as u64, piece);
+                            copy(to.add(at), from.add(at), piece, caching);
+                        }
+                    }),
+                )
+            };
+            println!(
+                "{len:10} bytes: memcpy {:5.1} GB/s, cached {:.2}, streaming {:.2}, by footprint {:.2}",
+                len as f64 / libc,
+                libc / cached,
+                libc / streaming,
+                libc / pieces
+            );
+        }
+    }
+
     #[test]
     fn atomics_return_the_old_value() {
         let mut word = 5_u64;
