@@ -228,6 +228,12 @@ impl ShmFabric {
         }
         self.poll_rings(budget, sink)
     }
+    /// Whether a look at all rings that are polled, and at the bits of those who call, finds nothing.
+    #[inline]
+    pub fn nothing_came(&self) -> bool {
+        let empty = |&slot: &u32| self.links.get(slot).is_some_and(|l| !l.has_input());
+        !self.bells.rung() && self.ended == 0 && self.polled.iter().all(empty)
+    }
     /// From now on [`Fabric::recv`] takes nothing, since the caller takes all by [`recv_all`](Self::recv_all).
     pub fn leave_to_recv_all(&mut self) {
         self.all_taken = true;
