@@ -27,6 +27,7 @@
 //! In the last two rows the C library goes past the caches, too. Where a processor is not of that make, or has no
 //! quick string move, 32-byte moves serve for all lengths that the caches hold; that was not measured.
 #![allow(unsafe_code)]
+#![cfg_attr(loom, allow(dead_code))]
 
 use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
