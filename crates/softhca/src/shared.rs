@@ -28,6 +28,8 @@ pub(crate) struct Shared {
     pub(crate) events: Arc<Events>,
     pub(crate) sleeper: Sleeper,
     pub(crate) fork: Fork,
+    /// Memory is allocated such that peers on this machine can be given it.
+    pub(crate) gives_shared_memory: bool,
     /// A copy of the fabric's descriptor, for those that sleep without the engine's lock.
     pub(crate) fabric_fd: Option<OwnedFd>,
     wait: OnceLock<DeviceWait>,
@@ -75,10 +77,25 @@ impl Shared {
             .map(|fd| fd.try_clone_to_owned())
             .transpose()
             .map_err(|source| DeviceError::Io { doing: "copying the network's descriptor", source })?;
+        let gives_shared_memory = engine.has_shm();
         let engine = TurnLock::new(engine);
         let (bell, wait, fork) = (Doorbell::new(), OnceLock::new(), Fork::new());
         let waiters = AtomicU32::new(0);
-        Ok(Self { engine, bell, time, progress, attr, port, events, sleeper, fork, fabric_fd, wait, waiters })
+        Ok(Self {
+            engine,
+            bell,
+            time,
+            progress,
+            attr,
+            port,
+            events,
+            sleeper,
+            fork,
+            gives_shared_memory,
+            fabric_fd,
+            wait,
+            waiters,
+        })
     }
 
     /// A turn by the program, in the modes in which it turns.

@@ -26,7 +26,7 @@ pub(crate) struct Requester {
     next: u32,
     /// Behind the last one that was ever sent.
     high: u32,
-    /// The number of request 0.
+    /// The number of request 0, if all since then had gone as messages.
     base: u16,
     /// What of `next` has left, if something has.
     current: Option<SendRequest>,
@@ -245,6 +245,8 @@ impl Requester {
                 host.complete_send(self.next, WcStatus::Success, len);
                 self.next = self.next.wrapping_add(1);
                 (self.una, self.high) = (self.next, self.next);
+                // The peer hears nothing of it, so the next one has its number.
+                self.base = self.base.wrapping_sub(1);
                 Some(Step::Done)
             }
         }
