@@ -305,6 +305,7 @@ impl Engine {
             } else {
                 MAX_CONNECTED_MESSAGE
             },
+            may_be_near: self.has_shm && init.qp_type == QpType::Rc && hca.progress != Progress::Thread,
         };
         Ok(QpPorts { handle, qpn, cap, send: Box::new(send), recv })
     }

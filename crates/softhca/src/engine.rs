@@ -6,14 +6,14 @@ use core::net::{IpAddr, Ipv6Addr};
 use std::collections::{BinaryHeap, VecDeque};
 
 use hca_core::wire::Packet;
-use hca_core::{AhHandle, Instant, QpHandle, QpState, QpType, Qpn};
+use hca_core::{AhHandle, Completion, Instant, QpHandle, QpState, QpType, Qpn, SendFlags, SendWr};
 use hca_fabric::{Fabric, PathId, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx, TxBatch};
-use hca_transport::{Qp, RxMeta, TxSink};
+use hca_transport::{Direct, Qp, RxMeta, TxSink};
 
 use crate::counters::EngineCounters;
 use crate::doorbell::Doorbell;
-use crate::near::Near;
-use crate::qp::{QpEntry, QpHost, QpRes, QpShared};
+use crate::near::{self, Near};
+use crate::qp::{PostedList, QpEntry, QpHost, QpRes, QpShared};
 use crate::slab::Slab;
 use crate::sync::{Arc, Ordering};
 use crate::tables::{Ah, Tables};
@@ -219,6 +219,38 @@ impl Engine {
         self.take_back();
         self.core.finish(now);
         Some(received)
+    }
+
+    /// Does a request on a peer's memory that was not queued, if nothing was posted before it that is not done.
+    #[inline]
+    pub(crate) fn do_at_once(&mut self, qp: QpHandle, wr: &SendWr<'_>, len: u32) -> bool {
+        let Some(shm) = self.fabric.shm() else { return false };
+        let core = &mut self.core;
+        let Some(entry) = core.qps.get_mut(qp.index, qp.generation) else { return false };
+        let QpEntry { machine, res, .. } = &mut **entry;
+        if !machine.is_idle_near() || res.near.is_none() || res.sq.published() != res.sq.head() {
+            return false;
+        }
+        let tables = &core.tables;
+        let list = PostedList { payload: wr.payload, tables, pd: res.pd };
+        let (near, wish) = (res.near.as_mut(), &mut res.wish);
+        let done = shm.reach(|mut reach| {
+            near::carry_out(near, wish, &tables.regions, &mut reach, &list, (&wr.op, len), false)
+        });
+        if done != Direct::Done {
+            return false;
+        }
+        wish.moved = 0;
+        if wr.flags.contains(SendFlags::SIGNALED) {
+            let byte_len = if wr.op.is_read_or_atomic() { len } else { 0 };
+            let (wr_id, opcode) = (wr.wr_id, wr.op.wc_opcode());
+            let status = hca_core::WcStatus::Success;
+            let cq = res.send_cq;
+            let c = Completion { wr_id, qp, status, opcode, byte_len, ..Completion::default() };
+            core.tables.complete(cq, c);
+            core.tables.finish();
+        }
+        true
     }
 
     /// Sends what a queue pair just posted by messages, if nothing else is to be done before. `false`: a turn is due.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use hca_core::{Access, Qpn, RemoteAddr, SendOp};
 use hca_fabric::{Bracket, Denied, GrantId, Granted, LinkId, MAX_BRACKET_BYTES, QpGuard, Reach, ShmFabric};
-use hca_transport::{AtomicOp, Direct, LocalError, SendRequest};
+use hca_transport::{AtomicOp, Direct, LocalError};
 
 /// A longer request waits until those before it are done, instead of going as messages.
 const WORTH_WAITING: u32 = 32 << 10;
@@ -185,10 +185,10 @@ pub(crate) fn carry_out(
     regions: &Regions,
     reach: &mut Reach<'_>,
     list: &impl LocalList,
-    request: &SendRequest,
+    (op, len): (&SendOp, u32),
     behind: bool,
 ) -> Direct {
-    let Some((remote, right)) = target(&request.op).filter(|_| request.len > 0) else {
+    let Some((remote, right)) = target(op).filter(|_| len > 0) else {
         return Direct::Unable;
     };
     let key = remote.rkey.raw();
@@ -204,15 +204,15 @@ pub(crate) fn carry_out(
         }
     };
     let at = remote.addr.wrapping_sub(region.iova);
-    let within = remote.addr >= region.iova && at <= region.len && u64::from(request.len) <= region.len - at;
+    let within = remote.addr >= region.iova && at <= region.len && u64::from(len) <= region.len - at;
     if !within || region.pd != guard.pd || !(region.access.contains(right) && guard.access.contains(right)) {
         return Direct::Unable;
     }
     if behind {
-        return if request.len > WORTH_WAITING { Direct::Later } else { Direct::Unable };
+        return if len > WORTH_WAITING { Direct::Later } else { Direct::Unable };
     }
     let done = match reach.access(region.grant, &guard.qp) {
-        Ok(bracket) => move_piece(bracket, at, &mut wish.offset, list, request),
+        Ok(bracket) => move_piece(bracket, at, &mut wish.offset, list, (op, len)),
         Err(Denied::QueuePair { .. }) => {
             near.guard = None;
             Err(Stop::Remote)
@@ -225,7 +225,7 @@ pub(crate) fn carry_out(
     match done {
         Ok(moved) => {
             wish.moved += moved;
-            if wish.offset < request.len {
+            if wish.offset < len {
                 return Direct::Again;
             }
             wish.offset = 0;
@@ -247,11 +247,11 @@ fn move_piece(
     at: u64,
     offset: &mut u32,
     list: &impl LocalList,
-    request: &SendRequest,
+    (op, len): (&SendOp, u32),
 ) -> Result<usize, Stop> {
-    let len = ((request.len - *offset) as usize).min(MAX_BRACKET_BYTES);
+    let len = ((len - *offset) as usize).min(MAX_BRACKET_BYTES);
     let begin = at + u64::from(*offset);
-    match request.op {
+    match *op {
         SendOp::Write(_) => {
             list.each(*offset, len, false, |piece, i| write(&mut bracket, begin + i as u64, &piece))?;
         }

@@ -5,8 +5,8 @@ use core::net::IpAddr;
 
 use hca_core::wire::Packet;
 use hca_core::{
-    Access, AhHandle, AsyncEvent, Completion, Lkey, PdHandle, Qkey, QpCap, QpHandle, QpType, Qpn, Rkey,
-    SendFlags, SendOp, Sge, UdDest, WcOpcode, WcStatus,
+    Access, AhHandle, AsyncEvent, Completion, Lkey, Payload, PdHandle, Qkey, QpCap, QpHandle, QpType, Qpn,
+    Rkey, SendFlags, SendOp, Sge, UdDest, WcOpcode, WcStatus,
 };
 use hca_fabric::{PathId, Reach};
 use hca_transport::{
@@ -446,7 +446,8 @@ impl Host for QpHost<'_> {
         let Some(reach) = &mut self.reach else { return Direct::Unable };
         let QpRes { near, wish, sq, pd, .. } = &mut *self.res;
         let list = RequestList { sq, index, tables: self.tables, pd: *pd };
-        near::carry_out(near.as_mut(), wish, &self.tables.regions, reach, &list, request, behind)
+        let what = (&request.op, request.len);
+        near::carry_out(near.as_mut(), wish, &self.tables.regions, reach, &list, what, behind)
     }
 
     fn event(&mut self, event: QpEvent) {
@@ -494,6 +495,37 @@ impl LocalList for RequestList<'_> {
         pieces(entries(cells, h), offset, len, |s, at| {
             f(Piece::Memory(local(self.tables, self.pd, s, access)?, s.len as usize), at)
         })
+    }
+}
+
+/// The local list of a request that is not queued.
+pub(crate) struct PostedList<'a> {
+    pub(crate) payload: Payload<'a>,
+    pub(crate) tables: &'a Tables,
+    pub(crate) pd: PdHandle,
+}
+
+impl LocalList for PostedList<'_> {
+    #[inline]
+    fn each<E: From<LocalError>>(
+        &self,
+        offset: u32,
+        len: usize,
+        write: bool,
+        mut f: impl FnMut(Piece<'_>, usize) -> Result<(), E>,
+    ) -> Result<(), E> {
+        match self.payload {
+            Payload::Inline(bytes) => {
+                let end = offset as usize + len;
+                f(Piece::Inline(bytes.get(offset as usize..end).ok_or(LocalError::Length)?), 0)
+            }
+            Payload::Sges(sges) => {
+                let access = if write { Access::LOCAL_WRITE } else { Access::empty() };
+                pieces(sges.iter().copied(), offset, len, |s, at| {
+                    f(Piece::Memory(local(self.tables, self.pd, s, access)?, s.len as usize), at)
+                })
+            }
+        }
     }
 }
 

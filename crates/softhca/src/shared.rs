@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use hca_core::{DeviceAttr, DeviceError, PortAttr, QpHandle};
+use hca_core::{DeviceAttr, DeviceError, PortAttr, QpHandle, SendWr};
 
 use crate::cq::epoll_of;
 use crate::doorbell::Doorbell;
@@ -134,6 +134,19 @@ impl Shared {
             self.engine.turn_or_leave_word(|e| self.turn_posted(e, None));
         }
         self.note_program_turn();
+    }
+
+    /// Does a request at once on a peer's memory. `false`: nothing was done, and it is to be queued.
+    #[inline]
+    pub(crate) fn do_at_once(&self, qp: &QpShared, wr: &SendWr<'_>, len: u32) -> bool {
+        let mut done = None;
+        // What runs again is for word that others left.
+        let ran = self.engine.try_turn(|e| match done {
+            None => done = Some(e.do_at_once(qp.handle, wr, len)),
+            Some(_) => self.turn_posted(e, None),
+        });
+        self.note_program_turn();
+        ran.is_some() && done == Some(true)
     }
 
     #[inline]

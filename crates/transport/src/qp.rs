@@ -395,6 +395,12 @@ impl Qp {
         }
     }
 
+    /// Whether a request that is posted now may be done at once on the peer's memory, without being queued: a
+    /// connection by messages, ready to send, with nothing under way or refused.
+    #[inline]
+    pub fn is_idle_near(&self) -> bool {
+        self.state == QpState::Rts && matches!(&self.service, Service::Local(m) if m.requester.is_idle())
+    }
     /// Whether [`send_messages`](Self::send_messages) may be called.
     #[inline]
     pub fn may_send_messages(&self) -> bool {

@@ -249,6 +249,16 @@ impl<'a> Reach<'a> {
 }
 
 impl ShmFabric {
+    /// Lets `access` reach memory that peers have granted.
+    #[inline]
+    pub fn reach<R>(&mut self, access: impl FnOnce(Reach<'_>) -> R) -> R {
+        let mut revoked = None;
+        let result = access(Reach::new(&mut self.grants.mapped, &mut revoked));
+        if let Some(grant) = revoked {
+            self.unmap(grant);
+        }
+        result
+    }
     /// Begins an access to a peer's region, of at most [`MAX_BRACKET_BYTES`].
     ///
     /// # Errors

@@ -103,6 +103,11 @@ impl Requester {
     pub(crate) fn is_drained(&self) -> bool {
         self.una == self.high && self.sent == 0
     }
+    /// Whether nothing was begun, and nothing keeps the next request back.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.is_drained() && !self.ready && !self.gone && !self.away
+    }
     #[inline]
     pub(crate) fn posted(&mut self) {
         self.ready = self.rnr_until == NEVER;
