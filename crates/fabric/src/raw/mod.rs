@@ -45,7 +45,7 @@ const RING_BYTES: usize = 16 << 20;
 /// Longest frame that a slot of the ring has room for: a path MTU of 4096 and all headers.
 const MAX_SLOT_FRAME: usize = 4096 + 256;
 /// Bytes of the longest super-frame, with room to spare.
-const SUPERFRAME_BYTES: usize = 1 << 17;
+const LONG_FRAME_BYTES: usize = 1 << 17;
 /// Buffer for super-frames to ask the kernel for.
 const RECV_BUFFER_BYTES: usize = 8 << 20;
 /// Buffer for frames that the interface has not sent yet.
@@ -152,7 +152,7 @@ impl RawFabric {
             receiver: Receiver::new(options.version, local, vnet),
             sender,
             guard,
-            long: vec![0; SUPERFRAME_BYTES].into_boxed_slice(),
+            long: vec![0; LONG_FRAME_BYTES].into_boxed_slice(),
             counters: Counters::default(),
             raw: RawCounters::default(),
             drops: Cell::new(0),
@@ -258,9 +258,10 @@ fn open_sender(
     if set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, asked).is_err() {
         socket.set_send_buffer_size(SEND_BUFFER_BYTES).map_err(io("sizing the send buffer"))?;
     }
+    let vnet = set_option(socket.as_fd(), SOL_PACKET, sys::PACKET_VNET_HDR, 1).is_ok();
     sys::bind(&socket, place.link, 0).map_err(io("binding to the interface"))?;
     let neighbours = Neighbours::new(netlink, place.link, place.local, place.bare);
-    Ok(Sender::new(socket, source, neighbours))
+    Ok(Sender::new(socket, source, neighbours, vnet))
 }
 
 fn mac_text(mac: &frame::Mac) -> String {
