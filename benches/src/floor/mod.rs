@@ -6,6 +6,7 @@ mod raw;
 mod shared;
 mod tcp;
 mod udp;
+mod xdp;
 
 use std::fs::File;
 use std::io;
@@ -38,11 +39,25 @@ pub enum Floor {
     /// Frames of 64 bytes behind their Ethernet header there and back over a veth pair, both sides spinning on a
     /// ring of received frames.
     RawPingPong,
+    /// The same by AF_XDP in copy mode, behind a generic XDP program.
+    XdpPingPong,
+    /// Goodput of frames of 4 KiB over a veth pair, 64 a call, received from the ring.
+    RawGoodput,
+    /// Frames of 64 bytes by the same two.
+    RawRate,
 }
 
 impl Floor {
-    const ALL: [Self; 5] =
-        [Self::UdpPingPong, Self::UdpGoodput, Self::UdpRate, Self::TcpStream, Self::RawPingPong];
+    const ALL: [Self; 8] = [
+        Self::UdpPingPong,
+        Self::UdpGoodput,
+        Self::UdpRate,
+        Self::TcpStream,
+        Self::RawPingPong,
+        Self::XdpPingPong,
+        Self::RawGoodput,
+        Self::RawRate,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -51,17 +66,20 @@ impl Floor {
             Self::UdpRate => "udp-rate",
             Self::TcpStream => "tcp-stream",
             Self::RawPingPong => "raw-ping-pong",
+            Self::XdpPingPong => "xdp-ping-pong",
+            Self::RawGoodput => "raw-goodput",
+            Self::RawRate => "raw-rate",
         }
     }
 
     /// Bytes of a packet where packets are equal.
     fn segment(self) -> usize {
         match self {
-            Self::UdpGoodput => 4096,
+            Self::UdpGoodput | Self::RawGoodput => 4096,
             Self::UdpRate => 24,
             Self::UdpPingPong => 8,
             Self::TcpStream => 1 << 20,
-            Self::RawPingPong => 64,
+            Self::RawPingPong | Self::XdpPingPong | Self::RawRate => 64,
         }
     }
 }
@@ -103,7 +121,9 @@ pub fn run_across(
         Floor::UdpPingPong => udp::ping(&shared, &mut child, time),
         Floor::UdpGoodput | Floor::UdpRate => udp::stream(floor.segment(), &shared, &mut child, time),
         Floor::TcpStream => tcp::send(floor.segment(), &shared, &mut child, time),
-        Floor::RawPingPong => raw::ping(floor.segment(), &shared, &mut child, time),
+        Floor::RawPingPong => raw::ping::<raw::Packets>(floor.segment(), &shared, &mut child, time),
+        Floor::XdpPingPong => raw::ping::<xdp::Xsk>(floor.segment(), &shared, &mut child, time),
+        Floor::RawGoodput | Floor::RawRate => raw::stream(floor.segment(), &shared, &mut child, time),
     };
     shared.stop.store(1);
     child.end();
@@ -132,7 +152,9 @@ pub fn far_side_if_asked() {
         Floor::UdpPingPong => udp::pong(&shared),
         Floor::UdpGoodput | Floor::UdpRate => udp::sink(floor.segment(), &shared),
         Floor::TcpStream => tcp::sink(floor.segment(), &shared),
-        Floor::RawPingPong => raw::pong(floor.segment(), &shared),
+        Floor::RawPingPong => raw::pong::<raw::Packets>(floor.segment(), &shared),
+        Floor::XdpPingPong => raw::pong::<xdp::Xsk>(floor.segment(), &shared),
+        Floor::RawGoodput | Floor::RawRate => raw::sink(floor.segment(), &shared),
     };
     std::process::exit(i32::from(done.is_err()));
 }

@@ -17,8 +17,6 @@ pub(crate) type Mac = [u8; 6];
 
 /// Headers in front of a BTH at most: Ethernet, a VLAN tag, IPv6, UDP.
 pub(super) const MAX_HEAD_BYTES: usize = 14 + 4 + 40 + 8;
-/// Bytes of packets in a frame that leaves uncut, at most.
-pub(super) const SUPERFRAME_BYTES: usize = 65_000;
 /// In a `virtio_net_hdr`: the checksum is the kernel's to put on.
 const NEEDS_CSUM: u8 = 1;
 /// In a `virtio_net_hdr`: the kernel, or a peer on this machine, cuts the payload into UDP packets.

@@ -128,6 +128,7 @@ impl Receiver {
         };
         let frame = TapFrame {
             direction: Direction::Rx,
+            version: self.version,
             src: shown.src,
             dst: self.local,
             src_port: shown.src_port,

@@ -10,7 +10,7 @@ use socket2::Socket;
 
 use super::RoceVersion;
 use super::counters::RawCounters;
-use super::frame::{MAX_HEAD_BYTES, Mac, SUPERFRAME_BYTES, Source, Template};
+use super::frame::{MAX_HEAD_BYTES, Mac, Source, Template};
 use super::neighbours::{Neighbours, PeerId, Way};
 use super::netlink::Route;
 use super::sys::{self, TX_BATCH, TxHeaders, VNET_BYTES};
@@ -315,7 +315,7 @@ impl Sender {
             && self.heads_from == 0
             && self.cut_until.is_none()
             && path.template.may_leave_uncut();
-        let frame_bytes = if uncut { segment * (SUPERFRAME_BYTES / segment).max(1) } else { segment };
+        let frame_bytes = if uncut { train.len } else { segment };
         let most = (TX_BATCH - count) * frame_bytes;
         let part = Train { len: train.len.min(most), ..train };
         let flips = batch.flip_within(part.start..part.start + part.len).is_some();
@@ -333,7 +333,8 @@ impl Sender {
                 VNET_BYTES + head
             };
             self.leaving[count] = Leaving { head, ..leaving };
-            path.next_ident = ident.wrapping_add(leaving.train().packets() as u16);
+            // As the kernel counts for a UDP socket, whose receivers predict it: one a frame.
+            path.next_ident = ident.wrapping_add(1);
             start += len;
             count += 1;
         }
@@ -418,6 +419,7 @@ impl Sender {
         {
             let frame = TapFrame {
                 direction: Direction::Tx,
+                version: self.source.version,
                 src: self.source.local,
                 dst: path.key.peer,
                 src_port: path.src_port,
