@@ -43,8 +43,11 @@ struct Args {
 enum What {
     /// Half of a round trip against the bare ping-pong, in ns.
     Latency(Op),
-    /// Half of a round trip of 64 bytes over raw Ethernet, between two namespaces, against the bare ring, in ns.
-    Raw,
+    /// Half of a round trip of 64 bytes over raw Ethernet, between two namespaces, against a floor, in ns.
+    Raw(Op, Floor),
+    /// A stream of this operation and size over raw Ethernet, between two namespaces, against a floor: bytes a second,
+    /// or messages where they are small.
+    RawStream(Op, u64, Floor),
     /// A stream of writes of this size against a floor, in bytes a second.
     Stream(u64, Floor),
     /// A stream of 8-byte sends against the bare rate, in messages a second.
@@ -74,10 +77,15 @@ const fn more(must: f64, aim: Option<f64>) -> Target {
 }
 
 #[rustfmt::skip]
-const ROWS: [Row; 14] = [
+const ROWS: [Row; 19] = [
     Row { name: "send 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), what: What::Latency(Op::Send) },
     Row { name: "write 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), what: What::Latency(Op::Write) },
-    Row { name: "raw send 64 B, latency", against: "bare V2 ring over veth", target: less(1.25, Some(1.1)), what: What::Raw },
+    Row { name: "raw send 64 B, latency", against: "bare V2 ring over veth", target: less(1.25, Some(1.1)), what: What::Raw(Op::Send, Floor::RawPingPong) },
+    Row { name: "raw write 64 B, latency", against: "bare V2 ring over veth", target: less(1.25, Some(1.1)), what: What::Raw(Op::Write, Floor::RawPingPong) },
+    Row { name: "raw send 64 B, latency, AF_XDP", against: "bare AF_XDP copy over veth", target: less(1.25, Some(1.1)), what: What::Raw(Op::Send, Floor::XdpPingPong) },
+    Row { name: "raw write 64 KiB, stream", against: "sendmmsg to V2 ring, 4 KiB", target: more(0.7, Some(0.85)), what: What::RawStream(Op::Write, 64 << 10, Floor::RawGoodput) },
+    Row { name: "raw send 64 B, rate", against: "sendmmsg to V2 ring, 64 B", target: more(0.7, Some(0.85)), what: What::RawStream(Op::Send, 64, Floor::RawRate) },
+    Row { name: "raw write 64 B, rate", against: "sendmmsg to V2 ring, 64 B", target: more(0.7, Some(0.85)), what: What::RawStream(Op::Write, 64, Floor::RawRate) },
     Row { name: "write 64 KiB, stream", against: "bare GSO+GRO goodput", target: more(0.7, Some(0.85)), what: What::Stream(64 << 10, Floor::UdpGoodput) },
     Row { name: "write 1 MiB, stream", against: "bare GSO+GRO goodput", target: more(0.7, Some(0.85)), what: What::Stream(1 << 20, Floor::UdpGoodput) },
     Row { name: "write 64 KiB, stream, tcp", against: "one TCP stream", target: more(1.0, None), what: What::Stream(64 << 10, Floor::TcpStream) },
@@ -148,7 +156,8 @@ fn measure(args: &Args, cpus: (usize, usize), row: &Row) -> Result<Option<Ratio>
                 || Ok(floor::run(Floor::UdpPingPong, cpus.0, cpus.1, time)?.half_rtt_ns),
             )?
         }
-        What::Raw => return raw(cpus, &rc(Op::Send, 64), limit, time),
+        What::Raw(op, floor) => return raw(cpus, (&rc(op, 64), Phase::Latency), limit, (floor, time)),
+        What::RawStream(op, size, floor) => return raw(cpus, (&rc(op, size), Phase::Stream), limit, (floor, time)),
         What::Stream(size, against) => {
             let mut pair = start()?;
             interleave(
@@ -191,8 +200,14 @@ fn measure(args: &Args, cpus: (usize, usize), row: &Row) -> Result<Option<Ratio>
     Ok(summary(&samples))
 }
 
-/// A latency over raw Ethernet between two namespaces, against the bare ring on the same wire.
-fn raw(cpus: (usize, usize), case: &Case, limit: Limit, time: Duration) -> Result<Option<Ratio>, Failure> {
+/// A case over raw Ethernet between two namespaces, against a floor on the same wire: a latency in ns, or messages a
+/// second.
+fn raw(
+    cpus: (usize, usize),
+    (case, phase): (&Case, Phase),
+    limit: Limit,
+    (floor, time): (Floor, Duration),
+) -> Result<Option<Ratio>, Failure> {
     let wire = match Wire::with_addresses(4500) {
         Ok(wire) => wire,
         Err(why) => {
@@ -205,12 +220,22 @@ fn raw(cpus: (usize, usize), case: &Case, limit: Limit, time: Duration) -> Resul
         let mut setup = Setup::new("raw://wire".parse().expect("a device's name"));
         setup.peer_netns = Some(far.clone());
         let mut pair = Pair::start(&setup).map_err(|e| e.to_string())?;
-        let samples = interleave(
-            cpus,
-            || Ok(pair.run(case, Phase::Latency, limit)?.latencies.value_at_quantile(0.5) as f64),
-            || Ok(floor::run_across(Floor::RawPingPong, cpus.0, cpus.1, time, Some(&far))?.half_rtt_ns),
-        );
-        samples.map_err(|e| e.to_string())
+        let ours = || {
+            let measured = pair.run(case, phase, limit)?;
+            Ok(match phase {
+                Phase::Latency => measured.latencies.value_at_quantile(0.5) as f64,
+                Phase::Stream => measured.rate(),
+            })
+        };
+        let bare = || {
+            let figures = floor::run_across(floor, cpus.0, cpus.1, time, Some(&far))?;
+            Ok(match floor {
+                Floor::RawGoodput => figures.bytes_per_s / case.size.0 as f64,
+                Floor::RawRate => figures.packets_per_s,
+                _ => figures.half_rtt_ns,
+            })
+        };
+        interleave(cpus, ours, bare).map_err(|e| e.to_string())
     });
     Ok(summary(&measured?))
 }
@@ -224,9 +249,10 @@ fn single(value: f64) -> Ratio {
 fn cells(row: &Row, measured: Option<&Ratio>, met: bool) -> Vec<String> {
     let plain = |x: f64| if x >= 100.0 { format!("{x:.0}") } else { format!("{x:.2}") };
     let figure = |x: f64| match row.what {
-        What::Latency(_) | What::Raw | What::Crowd(_) => format!("{:.2} us", x / 1e3),
+        What::Latency(_) | What::Raw(..) | What::Crowd(_) => format!("{:.2} us", x / 1e3),
         What::Stream(..) => format!("{:.2} GB/s", x / 1e9),
-        What::Rate => format!("{:.2} M/s", x / 1e6),
+        What::RawStream(_, size, Floor::RawGoodput) => format!("{:.2} GB/s", x * size as f64 / 1e9),
+        What::Rate | What::RawStream(..) => format!("{:.2} M/s", x / 1e6),
         What::Loss(_) => format!("{:.2} GB/s", x * 65_536.0 / 1e9),
         What::Wakeups(_) | What::Memory => plain(x),
     };

@@ -3,8 +3,8 @@
 //! CAP_BPF beside CAP_NET_RAW.
 //!
 //! 1. Option values, attributes, the program and the addresses outlive the call that is given them, with their true lengths.
-//! 2. The four rings and the frames are mapped for [`SLOTS`] entries each and never unmapped; an index is taken modulo
-//!    [`SLOTS`] before it becomes an address.
+//! 2. The four rings and the frames are mapped for [`SLOTS`] entries each and live as long as the [`Xsk`]; an index is
+//!    taken modulo [`SLOTS`] before it becomes an address.
 //! 3. Producer and consumer words are touched as atomics only. An entry is read or written only while it is ours by
 //!    these words, and so is the frame that it names.
 #![allow(unsafe_code)]
@@ -14,7 +14,7 @@ use std::mem::zeroed;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::STALL;
 use super::raw::{End, frame, link};
@@ -100,6 +100,7 @@ fn program(map: &OwnedFd, ether_type: u16) -> Vec<u64> {
 /// A ring that is shared with the kernel.
 struct Ring {
     base: *mut u8,
+    bytes: usize,
     producer: usize,
     consumer: usize,
     entries: usize,
@@ -112,7 +113,7 @@ impl Ring {
         // SAFETY: a new mapping at an address of the system's choice touches nothing that exists.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, socket, at) }?;
         let [producer, consumer, entries] = [offset.producer, offset.consumer, offset.desc].map(|o| o as usize);
-        Ok(Self { base: base.cast(), producer, consumer, entries })
+        Ok(Self { base: base.cast(), bytes, producer, consumer, entries })
     }
     fn word(&self, at: usize) -> &AtomicU32 {
         // SAFETY: (2) `at` is an offset that the kernel told; (3) it is touched as an atomic only.
@@ -127,6 +128,14 @@ impl Ring {
     fn entry<T>(&self, index: u32) -> *mut T {
         // SAFETY: (2) the index is below the entries that are mapped.
         unsafe { self.base.add(self.entries).cast::<T>().add((index % SLOTS) as usize) }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // A mapping would keep the socket, and with it the interface's queue.
+        // SAFETY: (2) the mapping is this ring's, and nothing of it is used any more.
+        let _ = unsafe { munmap(self.base.cast(), self.bytes) };
     }
 }
 
@@ -230,6 +239,13 @@ impl End for Xsk {
         self.received = self.received.wrapping_add(1);
         self.rx.consumer().store(self.received, Ordering::Release);
         Some(byte)
+    }
+}
+
+impl Drop for Xsk {
+    fn drop(&mut self) {
+        // SAFETY: (2) the mapping is this value's, and nothing of it is used any more.
+        let _ = unsafe { munmap(self.frames.cast(), 2 * SLOTS as usize * FRAME_BYTES) };
     }
 }
 
