@@ -138,7 +138,12 @@ fn bind(fd: &OwnedFd, protocol: u16) -> io::Result<()> {
 }
 
 /// Bounces a frame for `time` and takes the median.
-pub(super) fn ping<E: End>(bytes: usize, shared: &Shared, far: &mut Far, time: Duration) -> io::Result<Figures> {
+pub(super) fn ping<E: End>(
+    bytes: usize,
+    shared: &Shared,
+    far: &mut Far,
+    time: Duration,
+) -> io::Result<Figures> {
     let mut end = E::open(bytes)?;
     far.port(shared)?;
     let mut samples = Vec::with_capacity(1 << 20);
@@ -214,7 +219,12 @@ pub(super) fn stream(bytes: usize, shared: &Shared, far: &mut Far, time: Duratio
         }
         // SAFETY: (1) the headers, the part and the frame outlive the call.
         let n = unsafe {
-            libc::sendmmsg(end.tx.as_raw_fd(), headers.as_mut_ptr(), CALL_FRAMES as u32, libc::MSG_DONTWAIT as _)
+            libc::sendmmsg(
+                end.tx.as_raw_fd(),
+                headers.as_mut_ptr(),
+                CALL_FRAMES as u32,
+                libc::MSG_DONTWAIT as _,
+            )
         };
         sent += n.max(0) as u64;
     }

@@ -112,7 +112,8 @@ impl Ring {
         let (prot, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE);
         // SAFETY: a new mapping at an address of the system's choice touches nothing that exists.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, flags, socket, at) }?;
-        let [producer, consumer, entries] = [offset.producer, offset.consumer, offset.desc].map(|o| o as usize);
+        let [producer, consumer, entries] =
+            [offset.producer, offset.consumer, offset.desc].map(|o| o as usize);
         Ok(Self { base: base.cast(), bytes, producer, consumer, entries })
     }
     fn word(&self, at: usize) -> &AtomicU32 {
@@ -156,7 +157,8 @@ pub(super) struct Xsk {
 
 impl End for Xsk {
     fn open(bytes: usize) -> io::Result<Self> {
-        let map = Attribute::new(&[(0, BPF_MAP_TYPE_XSKMAP), (1, 4), (2, 4), (3, 1)], &[]).open(BPF_MAP_CREATE)?;
+        let map =
+            Attribute::new(&[(0, BPF_MAP_TYPE_XSKMAP), (1, 4), (2, 4), (3, 1)], &[]).open(BPF_MAP_CREATE)?;
         let frame = frame(bytes);
         let code = program(&map, u16::from_be_bytes([frame[12], frame[13]]));
         let words = [(0, BPF_PROG_TYPE_XDP), (1, code.len() as u32)];
@@ -176,12 +178,9 @@ impl End for Xsk {
         let mut memory: libc::xdp_umem_reg = unsafe { zeroed() };
         (memory.addr, memory.len, memory.chunk_size) = (frames as u64, len as u64, FRAME_BYTES as u32);
         set(&socket, libc::XDP_UMEM_REG, &memory)?;
-        for ring in [
-            libc::XDP_UMEM_FILL_RING,
-            libc::XDP_UMEM_COMPLETION_RING,
-            libc::XDP_RX_RING,
-            libc::XDP_TX_RING,
-        ] {
+        for ring in
+            [libc::XDP_UMEM_FILL_RING, libc::XDP_UMEM_COMPLETION_RING, libc::XDP_RX_RING, libc::XDP_TX_RING]
+        {
             set(&socket, ring, &SLOTS)?;
         }
         let at = offsets(&socket)?;

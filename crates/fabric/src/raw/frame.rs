@@ -151,7 +151,8 @@ impl Template {
         head[udp_at + 6..udp_at + 8].copy_from_slice(&folded(pseudo).to_ne_bytes());
         let mut vnet = [0; VNET_BYTES];
         (vnet[0], vnet[1]) = (NEEDS_CSUM, GSO_UDP_L4);
-        let numbers = [self.len, segment, self.network_at + udp_at, std::mem::offset_of!(UdpHeader, checksum)];
+        let numbers =
+            [self.len, segment, self.network_at + udp_at, std::mem::offset_of!(UdpHeader, checksum)];
         for (field, number) in vnet[2..].as_chunks_mut::<2>().0.iter_mut().zip(numbers) {
             *field = (number as u16).to_ne_bytes();
         }

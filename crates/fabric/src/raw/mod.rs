@@ -270,7 +270,7 @@ fn open_sender(
     let vnet = set_option(socket.as_fd(), SOL_PACKET, sys::PACKET_VNET_HDR, 1).is_ok();
     sys::bind(&socket, place.link, 0).map_err(io("binding to the interface"))?;
     let neighbours = Neighbours::new(netlink, place.link, place.local, place.bare);
-    Ok(Sender::new(socket, source, neighbours, vnet))
+    Ok(Sender::new(socket, source, neighbours, vnet.then_some(place.uncut)))
 }
 
 fn mac_text(mac: &frame::Mac) -> String {

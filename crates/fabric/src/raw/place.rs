@@ -18,6 +18,8 @@ pub(super) struct Place {
     pub(super) link: u32,
     pub(super) mac: Mac,
     pub(super) mtu: u32,
+    /// Packets and bytes in a frame that the interface may be given uncut.
+    pub(super) uncut: (usize, usize),
     pub(super) local: IpAddr,
     /// The loopback interface, which has no hardware addresses.
     pub(super) bare: bool,
@@ -43,7 +45,7 @@ impl Place {
         let own: Vec<Address> = all.into_iter().filter(|a| a.link == link.index).collect();
         let local = choose(&link, &own, wanted, bare)?;
         let mac = link.mac.unwrap_or_default();
-        Ok(Self { link: link.index, mac, mtu: link.mtu, local, bare })
+        Ok(Self { link: link.index, mac, mtu: link.mtu, uncut: link.uncut, local, bare })
     }
 }
 

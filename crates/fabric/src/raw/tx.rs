@@ -110,6 +110,8 @@ pub(super) struct Sender {
     heads: Box<[[u8; ROOM]; TX_BATCH]>,
     /// Where heads begin: the `virtio_net_hdr` is left out where the system does not take it.
     heads_from: usize,
+    /// Packets and bytes in one frame at most.
+    uncut: (usize, usize),
     leaving: Box<[Leaving; TX_BATCH]>,
     piece: Box<[u8; ROOM + ONE_PIECE_BYTES]>,
     /// Since a super-frame was refused: until when packets leave one by one.
@@ -122,8 +124,14 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    /// A sender on a socket that takes a `virtio_net_hdr` in front of each frame, if `vnet`.
-    pub(super) fn new(socket: Socket, source: Source, neighbours: Neighbours, vnet: bool) -> Self {
+    /// A sender on a socket that takes a `virtio_net_hdr` in front of each frame and so many packets and bytes in one,
+    /// or knows neither.
+    pub(super) fn new(
+        socket: Socket,
+        source: Source,
+        neighbours: Neighbours,
+        uncut: Option<(usize, usize)>,
+    ) -> Self {
         Self {
             socket,
             source,
@@ -132,7 +140,8 @@ impl Sender {
             icrc: Icrc::new(),
             headers: TxHeaders::new(),
             heads: Box::new([[0; ROOM]; TX_BATCH]),
-            heads_from: if vnet { 0 } else { VNET_BYTES },
+            heads_from: if uncut.is_some() { 0 } else { VNET_BYTES },
+            uncut: uncut.unwrap_or((1, 0)),
             leaving: Box::new([Leaving::default(); TX_BATCH]),
             piece: Box::new([0; ROOM + ONE_PIECE_BYTES]),
             cut_until: None,
@@ -311,28 +320,35 @@ impl Sender {
     fn seal(&mut self, mut count: usize, train: Train, mac: &Mac, batch: &mut TxBatch) -> usize {
         let path = self.paths.get_mut(train.path).expect("the caller looked");
         let segment = train.segment;
-        let uncut = !train.is_single()
-            && self.heads_from == 0
-            && self.cut_until.is_none()
-            && path.template.may_leave_uncut();
-        let frame_bytes = if uncut { train.len } else { segment };
-        let most = (TX_BATCH - count) * frame_bytes;
+        let together = match self.uncut {
+            (packets, bytes) if self.cut_until.is_none() && path.template.may_leave_uncut() => {
+                packets.min(bytes.saturating_sub(MAX_HEAD_BYTES) / segment).max(1)
+            }
+            _ => 1,
+        };
+        let most = (TX_BATCH - count) * together * segment;
         let part = Train { len: train.len.min(most), ..train };
-        let flips = batch.flip_within(part.start..part.start + part.len).is_some();
-        let mut start = part.start;
-        self.icrc.seal(&path.crc, path.next_ident, segment, batch.bytes_mut(&part));
-        for packets in batch.bytes(&part).chunks(frame_bytes) {
-            let (ident, len, room) = (path.next_ident, packets.len(), &mut self.heads[count]);
-            let leaving = Leaving { path: Some(train.path), start, len, segment, head: 0, ident };
-            let head = if len <= segment {
-                write_head(&path.template, mac, ident, packets, room)
+        let (mut start, end) = (part.start, part.start + part.len);
+        let flips = batch.flip_within(start..end).is_some();
+        if together == 1 {
+            self.icrc.seal(&path.crc, path.next_ident, segment, batch.bytes_mut(&part));
+        }
+        while start < end {
+            let (ident, room) = (path.next_ident, &mut self.heads[count]);
+            let len = (end - start).min(together * segment);
+            let mut leaving = Leaving { path: Some(train.path), start, len, segment, head: 0, ident };
+            if together > 1 {
+                self.icrc.seal(&path.crc, ident, segment, batch.bytes_mut(&leaving.train()));
+            }
+            leaving.head = if len <= segment {
+                write_head(&path.template, mac, ident, batch.bytes(&leaving.train()), room)
             } else {
                 let headers = room.last_chunk_mut().expect("the room ends with the headers'");
                 let (head, vnet) = path.template.write_uncut(mac, ident, (len, segment), headers);
                 room[..VNET_BYTES].copy_from_slice(&vnet);
                 VNET_BYTES + head
             };
-            self.leaving[count] = Leaving { head, ..leaving };
+            self.leaving[count] = leaving;
             // As the kernel counts for a UDP socket, whose receivers predict it: one a frame.
             path.next_ident = ident.wrapping_add(1);
             start += len;
@@ -459,7 +475,8 @@ fn write_head(template: &Template, mac: &Mac, ident: u16, packet: &[u8], room: &
 /// itself has them dropped where the queueing discipline is passed by, which shows as want of buffers.
 #[cold]
 fn refuses_uncut(error: &io::Error) -> bool {
-    let known = [libc::ENOBUFS, libc::EINVAL, libc::EMSGSIZE, libc::EOPNOTSUPP, libc::EPROTONOSUPPORT, libc::EIO];
+    let known =
+        [libc::ENOBUFS, libc::EINVAL, libc::EMSGSIZE, libc::EOPNOTSUPP, libc::EPROTONOSUPPORT, libc::EIO];
     error.raw_os_error().is_some_and(|e| known.contains(&e))
 }
 

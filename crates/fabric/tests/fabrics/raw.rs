@@ -197,7 +197,9 @@ fn trains_leave_uncut_where_the_interface_takes_them_and_one_by_one_where_not() 
                 [0, 1].map(|end| open(wire, end, RawOptions { ip: ip(end), ..RawOptions::default() }));
             acquaint(&mut *a, &mut *b);
             for offloads in ["on", "off", "on"] {
-                if let Err(why) = wire.within(0, || ethtool(&format!("-K wire tx-udp-segmentation {offloads}"))) {
+                if let Err(why) =
+                    wire.within(0, || ethtool(&format!("-K wire tx-udp-segmentation {offloads}")))
+                {
                     println!("skipped: {why}");
                     return;
                 }
