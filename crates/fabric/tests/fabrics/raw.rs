@@ -218,6 +218,25 @@ fn trains_leave_uncut_where_the_interface_takes_them_and_one_by_one_where_not() 
     });
 }
 
+#[test]
+fn no_more_packets_leave_in_a_frame_than_the_interface_says() {
+    over_wire(4500, |wire| {
+        let packets: Vec<_> = (0..7).map(|n| packet(n, 28)).collect();
+        for (segments, frames) in [(1, 0), (3, 2), (64, 1)] {
+            wire.within(0, || ip(&format!("link set wire gso_max_segs {segments}"))).unwrap();
+            let [mut a, mut b] = [0, 1].map(|end| {
+                let fabric =
+                    wire.within(end, || once_free(|| RawFabric::open("wire", &RawOptions::default())));
+                Box::new(fabric) as Box<dyn Fabric>
+            });
+            acquaint(&mut *a, &mut *b);
+            assert_eq!(pass(&mut *a, &mut *b, &packets), packets);
+            assert_eq!(counter(&*a, "tx_superframes"), frames, "{segments} packets in a frame");
+            assert_eq!(counter(&*a, "tx_superframes_refused"), 0);
+        }
+    });
+}
+
 /// Runs `ethtool` in this thread's namespace.
 fn ethtool(arguments: &str) -> Result<(), String> {
     let out = std::process::Command::new("ethtool").args(arguments.split(' ')).output();
