@@ -320,7 +320,7 @@ pub(super) fn stranger(domain: &str) {
     let (f, parent) = meet_parent(domain, &ShmOptions { any_user: true, ..small() });
     let link = f.links.get(parent.slot()).unwrap();
     let Stage::Up(socket) = &link.stage else { panic!("they have met") };
-    assert!(!link.direct.own_user);
+    assert!(!link.direct.trusted);
     hello::send_note(socket.as_fd(), &Note::Ask { key: KEY, qpn: QPN }, None).unwrap();
     let start = Clock::now();
     loop {
