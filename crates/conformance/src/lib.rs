@@ -63,6 +63,7 @@
 
 mod bed;
 mod checks;
+mod differential;
 mod mem;
 mod node;
 mod qp;
@@ -70,4 +71,5 @@ mod suite;
 mod world;
 
 pub use bed::{Bed, Feature, run};
+pub use differential::differ;
 pub(crate) use suite::CHECKS;

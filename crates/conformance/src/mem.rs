@@ -22,6 +22,7 @@ pub(crate) struct Mem {
     keys: MrKeys,
     iova: u64,
     len: usize,
+    access: Access,
     live: Mutex<bool>,
     memory: DmaMemory,
 }
@@ -34,6 +35,20 @@ impl Node {
     /// Memory that requests name by addresses from `iova` on.
     pub(crate) fn mem_at(&self, len: usize, access: Access, iova: u64) -> Mem {
         Mem::register(self.pd.clone(), len, access, Some(iova))
+    }
+    /// Memory of the program's own, which begins 24 bytes behind a page.
+    pub(crate) fn foreign_mem(&self, len: usize, access: Access) -> Mem {
+        const AFTER: usize = 24;
+        let mut owner = vec![0_u64; (len + 4096 + AFTER).div_ceil(8)].into_boxed_slice();
+        let start = owner.as_mut_ptr().cast::<u8>();
+        let skip = start.align_offset(4096) + AFTER;
+        // SAFETY: (1) the bytes lie within `owner`, which holds 4095 and `AFTER` more than `len`, is zeroed, and is
+        // not touched until it is dropped.
+        let memory = unsafe {
+            let addr = NonNull::new_unchecked(start.add(skip));
+            DmaMemory::new(addr, len, Box::new(owner))
+        };
+        Mem::register_memory(self.pd.clone(), memory, len, access, None)
     }
     /// Tries to register `len` bytes of fresh memory and takes the registration back.
     pub(crate) fn try_reg(&self, pd: hca_core::PdHandle, len: usize) -> Result<(), DeviceError> {
@@ -53,11 +68,34 @@ impl Mem {
         let addr = memory.addr();
         assert_eq!(addr.as_ptr() as usize % 4096, 0, "memory of a device is aligned to 4096 bytes");
         assert!(memory.len() >= len);
+        Self::register_memory(pd, memory, len, access, iova)
+    }
+
+    fn register_memory(
+        pd: Arc<Pd>,
+        memory: DmaMemory,
+        len: usize,
+        access: Access,
+        iova: Option<u64>,
+    ) -> Self {
+        let addr = memory.addr();
         let iova = iova.unwrap_or(addr.as_ptr() as u64);
         // SAFETY: (2) `drop` deregisters before it frees, and (1) no reference to the bytes is made.
         let keys = unsafe { pd.dev.reg_mr(pd.handle, &MrInit { addr, len, iova, access }) }
             .expect("the region is registered");
-        Self { pd, keys, iova, len, live: Mutex::new(true), memory }
+        Self { pd, keys, iova, len, access, live: Mutex::new(true), memory }
+    }
+
+    /// Registers the same bytes again, whether or not they are registered; other keys are theirs now.
+    pub(crate) fn register_again(&mut self) -> Result<(), DeviceError> {
+        if *lock(&self.live) {
+            self.dereg()?;
+        }
+        let init = MrInit { addr: self.memory.addr(), len: self.len, iova: self.iova, access: self.access };
+        // SAFETY: (1) and (2), as when it was registered first.
+        self.keys = unsafe { self.pd.dev.reg_mr(self.pd.handle, &init) }?;
+        *lock(&self.live) = true;
+        Ok(())
     }
 
     /// What the device gave.
@@ -97,7 +135,7 @@ impl Mem {
     /// The word at `offset`, a multiple of 8.
     pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
         assert_eq!(offset % 8, 0);
-        // SAFETY: (1) as in `byte`; the memory is aligned to 4096 bytes and the offset to 8.
+        // SAFETY: (1) as in `byte`; the memory and the offset are aligned to 8 bytes.
         unsafe { AtomicU64::from_ptr(self.at(offset, 8).as_ptr().cast()) }
     }
     /// Writes bytes at `offset`.
