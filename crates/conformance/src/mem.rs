@@ -1,9 +1,10 @@
 //! Registered memory of a check.
 //!
 //! Invariants:
-//! 1. The bytes of a [`Mem`] are reached through atomics only, never through references to plain
+//! 1. While a [`Mem`] is registered its bytes are reached through atomics only, never through references to plain
 //!    data: adapters and peers change them meanwhile.
 //! 2. The region is deregistered before its memory is freed.
+//! 3. While it is not registered nobody else touches the bytes, and who holds it alone may read and write them.
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
@@ -65,8 +66,7 @@ impl Node {
 impl Mem {
     fn register(pd: Arc<Pd>, len: usize, access: Access, iova: Option<u64>) -> Self {
         let memory = pd.dev.alloc_memory(len).expect("the device has memory");
-        let addr = memory.addr();
-        assert_eq!(addr.as_ptr() as usize % 4096, 0, "memory of a device is aligned to 4096 bytes");
+        assert_eq!(memory.addr().as_ptr() as usize % 4096, 0, "memory of a device is aligned to 4096 bytes");
         assert!(memory.len() >= len);
         Self::register_memory(pd, memory, len, access, iova)
     }
@@ -86,13 +86,29 @@ impl Mem {
         Self { pd, keys, iova, len, access, live: Mutex::new(true), memory }
     }
 
+    /// Writes all bytes at once while they are not registered.
+    pub(crate) fn replace(&mut self, bytes: &[u8]) -> Result<(), DeviceError> {
+        assert_eq!(bytes.len(), self.len);
+        self.dereg()?;
+        // SAFETY: (3), and `memory` holds at least `len` bytes.
+        unsafe { self.memory.addr().as_ptr().copy_from(bytes.as_ptr(), self.len) };
+        self.register_again()
+    }
+    /// Takes the keys back if that was not done, and yields the bytes.
+    pub(crate) fn into_bytes(self) -> Result<Vec<u8>, DeviceError> {
+        if *lock(&self.live) {
+            self.dereg()?;
+        }
+        // SAFETY: (3), and `memory` holds at least `len` bytes, all of which were zeroed once.
+        Ok(unsafe { core::slice::from_raw_parts(self.memory.addr().as_ptr(), self.len) }.to_vec())
+    }
     /// Registers the same bytes again, whether or not they are registered; other keys are theirs now.
     pub(crate) fn register_again(&mut self) -> Result<(), DeviceError> {
         if *lock(&self.live) {
             self.dereg()?;
         }
         let init = MrInit { addr: self.memory.addr(), len: self.len, iova: self.iova, access: self.access };
-        // SAFETY: (1) and (2), as when it was registered first.
+        // SAFETY: (1) and (2), as when it was registered at first.
         self.keys = unsafe { self.pd.dev.reg_mr(self.pd.handle, &init) }?;
         *lock(&self.live) = true;
         Ok(())

@@ -8,7 +8,8 @@
 //! - two queue pairs that take from one shared receive queue at once;
 //! - the content of a receive buffer that ended in error, of a target whose WRITE with immediate found no receive request,
 //!   and of the 40 bytes of GRH: these are written anew before anybody compares;
-//! - more unreliable packets at once than a socket's buffer holds, since UDP would drop some.
+//! - more unreliable packets at once than a socket's buffer holds, since UDP would drop some;
+//! - unreliable services on adapters with a thread: nobody tells when a message was dropped, or is about to arrive.
 
 use std::collections::VecDeque;
 
@@ -59,10 +60,13 @@ pub(super) struct Draw {
     pub(super) renewed: [[bool; slot::COUNT]; 2],
 }
 
-/// The script of a seed.
-pub(super) fn script(seed: u64) -> Script {
+/// The script of a seed, of reliable connections only or of all services.
+pub(super) fn script(seed: u64, reliable: bool) -> Script {
     let mut rng = Rng::new(seed);
-    let config = config(&mut rng);
+    let mut config = config(&mut rng);
+    if reliable {
+        config.pairs.fill(QpType::Rc);
+    }
     let psn = [rng.next(), rng.next()].map(psn);
     let waiting = config.pairs.iter().map(|_| Default::default()).collect();
     let regions = config.regions();
@@ -82,7 +86,8 @@ pub(super) fn script(seed: u64) -> Script {
         draw.scene();
     }
     let Draw { config, acts, .. } = draw;
-    Script { config, psn, acts }
+    let content = pattern(seed, regions.iter().map(|r| r.len).max().unwrap_or(0) + 16 * slot::COUNT);
+    Script { config, psn, acts, content }
 }
 
 /// A first PSN, one in four so that it wraps soon.

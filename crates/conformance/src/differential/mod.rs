@@ -16,14 +16,14 @@ mod rng;
 mod scene;
 mod script;
 
-use crate::Bed;
+use crate::{Bed, Feature};
 
 /// Plays the script of a seed on each bed.
 ///
 /// # Errors
 /// What is different, on which bed, and the script.
 pub fn differ(beds: &[&dyn Bed], seed: u64) -> Result<(), String> {
-    let script = draw::script(seed);
+    let script = draw::script(seed, beds.iter().any(|b| b.can(Feature::Passive)));
     let fail = |what: String| {
         let acts: Vec<String> = script.acts.iter().map(|a| format!("  {a:?}")).collect();
         Err(format!("seed {seed}: {what}\n{:?}\n{}", script.config, acts.join("\n")))

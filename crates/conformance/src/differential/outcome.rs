@@ -58,6 +58,9 @@ impl Outcome {
                 ));
             }
             for (slot, (a, b)) in self.memory[side].iter().zip(&other.memory[side]).enumerate() {
+                if a == b {
+                    continue;
+                }
                 let differ: Vec<usize> = (0..a.len()).filter(|&i| a[i] != b[i]).collect();
                 if let (Some(&from), Some(&to)) = (differ.first(), differ.last()) {
                     return Some(format!(

@@ -75,7 +75,7 @@ pub(super) fn play(bed: &dyn Bed, script: &Script) -> Result<Outcome, String> {
 impl<'a> Play<'a> {
     fn new(bed: &dyn Bed, script: &'a Script) -> Self {
         let nodes: [Node; 2] = Node::open(bed);
-        let memory = [0, 1].map(|side| regions(&nodes[side], side, &script.config));
+        let memory = [0, 1].map(|side| regions(&nodes[side], side, &script.config, &script.content));
         let ahs = [0, 1].map(|side| nodes[side].ah(nodes[1 - side].gid()));
         let queues = |(pair, _): (usize, &QpType)| {
             [0, 1].map(|side| ["send", "receive"].map(|q| (format!("{q} queue of pair {pair}, side {side}"), Vec::new())))
@@ -340,12 +340,14 @@ impl<'a> Play<'a> {
             } else if idle > IDLE_TURNS {
                 if self.world.devices.iter().any(|d| d.next_deadline().is_some()) {
                     self.world.settle();
-                    self.poll()?;
                 }
                 break;
             }
         }
+        // A control call waits for a turn on another thread: the acknowledgement that ended a request here left
+        // before the receiver's own completion was shown.
         self.note_states();
+        self.poll()?;
         Ok(())
     }
 
@@ -420,13 +422,15 @@ impl<'a> Play<'a> {
     fn finish(mut self) -> Result<Outcome, String> {
         self.world.settle();
         self.poll()?;
-        for side in 0..2 {
+        self.ends.clear();
+        let memory = std::mem::take(&mut self.memory);
+        for (side, regions) in memory.into_iter().enumerate() {
             let mut events: Vec<String> =
                 self.nodes[side].events().iter().map(|&e| self.event(side, e)).collect();
             events.sort();
             self.outcome.events[side] = events;
-            self.outcome.memory[side] =
-                self.memory[side].iter().map(|m| m.mem.read(0, m.mem.len())).collect();
+            let bytes: Result<Vec<_>, _> = regions.into_iter().map(|m| m.mem.into_bytes()).collect();
+            self.outcome.memory[side] = bytes.map_err(|e| e.to_string())?;
         }
         Ok(self.outcome)
     }
@@ -473,15 +477,17 @@ impl End {
     }
 }
 
-fn regions(node: &Node, side: Side, config: &Config) -> Vec<Memory> {
+fn regions(node: &Node, side: Side, config: &Config, content: &[u8]) -> Vec<Memory> {
     let region = |(slot, r): (usize, super::script::Region)| {
         let node = if slot == slot::STRANGE { node.other_pd() } else { node.clone() };
-        let mem = match r.iova {
+        let mut mem = match r.iova {
             Some(iova) => node.mem_at(r.len, r.access, iova),
             None if r.foreign => node.foreign_mem(r.len, r.access),
             None => node.mem(r.len, r.access),
         };
-        mem.write(0, &pattern((side * slot::COUNT + slot) as u64, r.len));
+        // No two regions begin alike.
+        let begin = (side * slot::COUNT + slot) * 8;
+        mem.replace(&content[begin..][..r.len]).expect("its bytes are written");
         Memory { mem, before: None }
     };
     config.regions().into_iter().enumerate().map(region).collect()

@@ -209,7 +209,10 @@ impl Draw {
             return None;
         }
         self.gone[peer][slot] = true;
-        Some(self.request(Op::SendInv(slot, KeyOf::Good), data))
+        let mut request = self.request(Op::SendInv(slot, KeyOf::Good), data);
+        // Without the fence a READ before it may find the key gone.
+        request.flags |= SendFlags::FENCE;
+        Some(request)
     }
 
     /// As [`batch`](Self::batch), behind others.

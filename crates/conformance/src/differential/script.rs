@@ -206,4 +206,6 @@ pub(super) struct Script {
     pub(super) config: Config,
     pub(super) psn: [u32; 2],
     pub(super) acts: Vec<Act>,
+    /// What regions hold at first.
+    pub(super) content: Vec<u8>,
 }
