@@ -469,3 +469,47 @@ pub(super) enum Reach {
     Both,
     Atomic,
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn the_scripts_of_a_run_hold_every_step_every_operation_and_every_end() {
+        let mut seen = HashSet::new();
+        let word = |text: String| text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned();
+        for seed in 0..200 {
+            let Script { config, acts, .. } = script(seed, false);
+            seen.extend(config.pairs.iter().map(|t| format!("{t:?}")));
+            for act in acts {
+                seen.insert(word(format!("{act:?}")));
+                let Act::Post { requests, .. } = act else { continue };
+                for r in requests {
+                    seen.insert(format!("operation {}", word(format!("{:?}", r.op))));
+                    seen.insert(format!("ends as {:?}", r.expect));
+                    let size = match r.data.len() {
+                        0 => "empty",
+                        1..=46 => "small",
+                        47..=65 => "about a line",
+                        66..=4096 => "a packet",
+                        4097..=65_000 => "packets",
+                        _ => "long",
+                    };
+                    seen.insert(size.to_owned());
+                }
+            }
+        }
+        let steps = "Recv Post Turn Await Hold Dereg Rereg Fill State Drain Allow Reset Rebuild Rise Destroy Limit";
+        let operations = "Send SendImm SendInv Write WriteImm Read CompareSwap FetchAdd";
+        let ends = "Success RemoteAccess RemoteInvalidRequest RemoteOperation LocalProtection WrFlushed RetryExceeded \
+                    RnrRetryExceeded";
+        let mut all: Vec<String> = steps.split_whitespace().map(str::to_owned).collect();
+        all.extend(operations.split_whitespace().map(|o| format!("operation {o}")));
+        all.extend(ends.split_whitespace().map(|e| format!("ends as {e}")));
+        all.extend(["Rc", "Uc", "Ud", "empty", "small", "about a line", "a packet", "packets", "long"].map(Into::into));
+        let missing: Vec<&String> = all.iter().filter(|a| !seen.contains(*a)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+}
