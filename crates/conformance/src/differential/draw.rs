@@ -24,6 +24,8 @@ pub(super) const DEPTH: u32 = 128;
 /// Entries in a list.
 pub(super) const SGES: u32 = 5;
 const GRH: usize = 40;
+/// ACK timeout and retries that no delay of this machine uses up.
+const PATIENT: (u8, u8) = (16, 7);
 
 /// A place that is in use until all is quiet.
 #[derive(Clone, Copy)]
@@ -60,12 +62,14 @@ pub(super) struct Draw {
     pub(super) renewed: [[bool; slot::COUNT]; 2],
 }
 
-/// The script of a seed, of reliable connections only or of all services.
+/// The script of a seed, of reliable connections that nothing hurries only, or of all services.
 pub(super) fn script(seed: u64, reliable: bool) -> Script {
     let mut rng = Rng::new(seed);
     let mut config = config(&mut rng);
     if reliable {
         config.pairs.fill(QpType::Rc);
+        // A thread may be kept from its processor for longer than a short timeout.
+        config.timeout = PATIENT;
     }
     let psn = [rng.next(), rng.next()].map(psn);
     let waiting = config.pairs.iter().map(|_| Default::default()).collect();
@@ -111,7 +115,7 @@ fn config(rng: &mut Rng) -> Config {
         rnr_retry: rng.of(&[7, 7, 7, 0, 1, 3]),
         max_rd_atomic: rng.of(&[1, 2, 8]),
         max_inline: rng.of(&[0, 64, 256]),
-        timeout: if rng.one_in(12) { (13, 1) } else { (16, 7) },
+        timeout: if rng.one_in(12) { (13, 1) } else { PATIENT },
         long: rng.one_in(6),
     }
 }
