@@ -96,7 +96,11 @@ pub(super) fn script(seed: u64, reliable: bool) -> Script {
 
 /// A first PSN, one in four so that it wraps soon.
 pub(super) fn psn(random: u64) -> u32 {
-    if random.is_multiple_of(4) { 0xff_fff0 + (random >> 8) as u32 % 16 } else { (random >> 8) as u32 & 0xff_ffff }
+    if random.is_multiple_of(4) {
+        0xff_fff0 + (random >> 8) as u32 % 16
+    } else {
+        (random >> 8) as u32 & 0xff_ffff
+    }
 }
 
 fn config(rng: &mut Rng) -> Config {
@@ -173,7 +177,14 @@ impl Draw {
     }
 
     /// A free place of `len` bytes in one of these regions, `align`ed.
-    fn place(&mut self, side: Side, slots: &[usize], len: usize, align: usize, write: bool) -> Option<(usize, usize)> {
+    fn place(
+        &mut self,
+        side: Side,
+        slots: &[usize],
+        len: usize,
+        align: usize,
+        write: bool,
+    ) -> Option<(usize, usize)> {
         for _ in 0..12 {
             let slot = self.rng.of(slots);
             let room = self.regions[slot].len;
@@ -350,7 +361,8 @@ impl Draw {
             return out;
         }
         let len = self.length(pair).max(1);
-        let (Some(far), Some(back)) = (self.far(1 - side, Reach::Both, len), self.parts(side, len, true)) else {
+        let (Some(far), Some(back)) = (self.far(1 - side, Reach::Both, len), self.parts(side, len, true))
+        else {
             return out;
         };
         // The last of two WRITEs counts; a READ sees what was written before it; a fenced request sees what was read.
@@ -483,7 +495,8 @@ mod tests {
     #[test]
     fn the_scripts_of_a_run_hold_every_step_every_operation_and_every_end() {
         let mut seen = HashSet::new();
-        let word = |text: String| text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned();
+        let word =
+            |text: String| text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned();
         for seed in 0..200 {
             let Script { config, acts, .. } = script(seed, false);
             seen.extend(config.pairs.iter().map(|t| format!("{t:?}")));
@@ -505,14 +518,18 @@ mod tests {
                 }
             }
         }
-        let steps = "Recv Post Turn Await Hold Dereg Rereg Fill State Drain Allow Reset Rebuild Rise Destroy Limit";
+        let steps =
+            "Recv Post Turn Await Hold Dereg Rereg Fill State Drain Allow Reset Rebuild Rise Destroy Limit";
         let operations = "Send SendImm SendInv Write WriteImm Read CompareSwap FetchAdd";
         let ends = "Success RemoteAccess RemoteInvalidRequest RemoteOperation LocalProtection WrFlushed RetryExceeded \
                     RnrRetryExceeded";
         let mut all: Vec<String> = steps.split_whitespace().map(str::to_owned).collect();
         all.extend(operations.split_whitespace().map(|o| format!("operation {o}")));
         all.extend(ends.split_whitespace().map(|e| format!("ends as {e}")));
-        all.extend(["Rc", "Uc", "Ud", "empty", "small", "about a line", "a packet", "packets", "long"].map(Into::into));
+        all.extend(
+            ["Rc", "Uc", "Ud", "empty", "small", "about a line", "a packet", "packets", "long"]
+                .map(Into::into),
+        );
         let missing: Vec<&String> = all.iter().filter(|a| !seen.contains(*a)).collect();
         assert!(missing.is_empty(), "{missing:?}");
     }

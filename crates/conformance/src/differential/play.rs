@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hca_core::{
-    AhHandle, AsyncEvent, Completion, Lkey, MrKeys, Payload, QpAttr, QpCap, QpHandle, QpState, QpType, Qkey,
+    AhHandle, AsyncEvent, Completion, Lkey, MrKeys, Payload, Qkey, QpAttr, QpCap, QpHandle, QpState, QpType,
     Qpn, RecvExtra, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Sge, UdDest, WcOpcode, WcStatus,
 };
 
@@ -78,7 +78,9 @@ impl<'a> Play<'a> {
         let memory = [0, 1].map(|side| regions(&nodes[side], side, &script.config, &script.content));
         let ahs = [0, 1].map(|side| nodes[side].ah(nodes[1 - side].gid()));
         let queues = |(pair, _): (usize, &QpType)| {
-            [0, 1].map(|side| ["send", "receive"].map(|q| (format!("{q} queue of pair {pair}, side {side}"), Vec::new())))
+            [0, 1].map(|side| {
+                ["send", "receive"].map(|q| (format!("{q} queue of pair {pair}, side {side}"), Vec::new()))
+            })
         };
         let queues = script.config.pairs.iter().enumerate().flat_map(queues).flatten().collect();
         Self {
@@ -467,7 +469,10 @@ impl End {
         }
         let posted = &self.posted[at];
         if c.status != posted.expect {
-            return Err(format!("request {} ended as: {}; foreseen was: {}", c.wr_id, c.status, posted.expect));
+            return Err(format!(
+                "request {} ended as: {}; foreseen was: {}",
+                c.wr_id, c.status, posted.expect
+            ));
         }
         if !posted.signalled && c.status == WcStatus::Success {
             return Err(format!("request {} was not signalled", c.wr_id));

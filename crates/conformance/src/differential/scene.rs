@@ -98,7 +98,8 @@ impl Draw {
                 }
                 signal_last(&mut requests);
                 let waits = self.service(pair) == QpType::Rc && self.config.rnr_retry == 7;
-                let late = if waits && self.rng.one_in(2) { self.rng.below(recvs.len() + 1) } else { recvs.len() };
+                let late =
+                    if waits && self.rng.one_in(2) { self.rng.below(recvs.len() + 1) } else { recvs.len() };
                 let (early, late) = recvs.split_at(late);
                 self.acts.extend_from_slice(early);
                 lists.push(late.to_vec());
@@ -431,8 +432,18 @@ impl Draw {
         use Wrong as W;
         let peer = 1 - side;
         let kinds = [
-            W::Far, W::Far, W::Far, W::Misaligned, W::JustInvalidated, W::Invalidation, W::NotAllowed, W::Near,
-            W::Near, W::NotReady, W::TooSmall, W::BadRecv,
+            W::Far,
+            W::Far,
+            W::Far,
+            W::Misaligned,
+            W::JustInvalidated,
+            W::Invalidation,
+            W::NotAllowed,
+            W::Near,
+            W::Near,
+            W::NotReady,
+            W::TooSmall,
+            W::BadRecv,
         ];
         let kind = self.rng.of(&kinds);
         let count = self.rng.below(6);
@@ -506,12 +517,10 @@ impl Draw {
                 let right = self.rng.of(&[Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC]);
                 let far = Far { slot: slot::MAIN, off: 64, key: KeyOf::Good };
                 let request = match right {
-                    Access::REMOTE_WRITE => self.request(Op::Write(far), Data::Parts(vec![Part {
-                        slot: slot::MAIN,
-                        off: 0,
-                        len: 40,
-                        key: KeyOf::Good,
-                    }])),
+                    Access::REMOTE_WRITE => self.request(
+                        Op::Write(far),
+                        Data::Parts(vec![Part { slot: slot::MAIN, off: 0, len: 40, key: KeyOf::Good }]),
+                    ),
                     Access::REMOTE_READ => self.answered(side, Op::Read(far), 40)?,
                     _ => self.answered(side, Op::FetchAdd(far, 5), 8)?,
                 };

@@ -75,10 +75,7 @@ impl Config {
             region(foreign, ALL, true),
             region(8 << 10, A::LOCAL_WRITE, false),
             region(8 << 10, A::REMOTE_READ, false),
-            Region {
-                iova: Some(0x7_0000_0008),
-                ..region(8 << 10, A::LOCAL_WRITE | A::REMOTE_WRITE, false)
-            },
+            Region { iova: Some(0x7_0000_0008), ..region(8 << 10, A::LOCAL_WRITE | A::REMOTE_WRITE, false) },
             region(4 << 10, ALL, false),
             region(4 << 10, ALL, true),
             region(6 << 10, ALL, false),

@@ -1,6 +1,7 @@
 //! Adapters' ends in one process.
 
 mod children;
+mod helper;
 mod hostile;
 
 use std::net::IpAddr;

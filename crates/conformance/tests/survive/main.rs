@@ -1,0 +1,75 @@
+//! What programs over shared memory survive, on the level of verbs: peers that are killed or stopped, and systems that
+//! refuse. Each test starts processes of its own, which are this program again in a role.
+#![deny(unsafe_code)]
+
+#[allow(dead_code, reason = "shared")]
+#[path = "../filter/mod.rs"]
+mod filter;
+#[path = "../../../fabric/src/shm/tests/helper.rs"]
+mod helper;
+mod kills;
+mod limits;
+mod load;
+mod stopped;
+mod system;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use helper::{Helper, hear, role, say};
+use load::Load;
+use softhca::Progress;
+
+/// A domain that no other test uses.
+fn domain() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("s{}.{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn start(role: &str, argument: &str) -> Helper {
+    Helper::start("a_child_in_its_role", role, argument, None)
+}
+
+#[test]
+#[ignore = "needs another test to start it"]
+fn a_child_in_its_role() {
+    let Some((role, argument)) = role() else { return };
+    match role.as_str() {
+        "load" => under_load(&argument),
+        "survivor" => kills::survivor(&argument),
+        "limits" => limits::child(&argument),
+        _ => panic!("no role {role}"),
+    }
+}
+
+/// Keeps its queue pairs to the one that started it full, until it is killed; says when they have failed.
+fn under_load(argument: &str) {
+    let (domain, progress) = argument.split_once(' ').unwrap();
+    let mut load = Load::open(domain, progress.parse().unwrap());
+    let (peer, line) = load.invite();
+    say(line);
+    load.ends = stopped::ANY_END;
+    load.connect(peer, &hear(), PATIENT);
+    say("connected");
+    hear();
+    while !load.peers[peer].as_ref().unwrap().is_over() {
+        load.pump();
+        std::thread::yield_now();
+    }
+    say("over");
+    hear();
+}
+
+/// An ACK timeout of half a second.
+const PATIENT: u8 = 17;
+
+/// A child under load that is connected to `load`, and the peer that it is there.
+fn peer(load: &mut Load, domain: &str, progress: Progress, timeout: u8) -> (Helper, usize) {
+    let mut child = start("load", &format!("{domain} {progress}"));
+    let (index, line) = load.invite();
+    let theirs = child.line();
+    child.tell(&line);
+    load.connect(index, &theirs, timeout);
+    assert_eq!(child.line(), "connected");
+    child.tell("begin");
+    (child, index)
+}
