@@ -6,14 +6,18 @@
 //!
 //! | what | where |
 //! |---|---|
-//! | floors: bare UDP and TCP in two processes | [`floor`] |
-//! | idle adapters: wake-ups, memory | [`idle`] |
+//! | floors: bare UDP, TCP and cache lines in two processes | [`floor`] |
+//! | ours in two processes, timed in batches | [`duo`], [`batches`] |
+//! | idle adapters: wake-ups, memory; idle peers | [`idle`], [`crowd`] |
 //! | ratios from interleaved pairs, against the project's targets | [`ratio`], `cargo run --release --bin ratios` |
 //! | wall time | `benches/hot.rs`, `benches/pair.rs`: `cargo bench` |
 //! | instruction counts, which repeat exactly | `cargo run --release --bin instructions`, `.ci/instructions` |
 #![deny(unsafe_code)]
 
+pub mod batches;
 pub mod cost;
+pub mod crowd;
+pub mod duo;
 pub mod floor;
 pub mod idle;
 pub mod ratio;

@@ -2,6 +2,7 @@
 //!
 //! Each floor runs in two processes, bound to a CPU each, as the measured programs do.
 
+pub mod cache;
 mod raw;
 mod shared;
 mod tcp;
@@ -13,9 +14,10 @@ use std::os::fd::AsFd;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-pub use shared::Shared;
+pub use shared::{LINE_BYTES, Line, Shared, Word};
 
 /// The first argument of a process that is the far side of a floor.
 const FAR_COMMAND: &str = "__floor";
@@ -38,11 +40,18 @@ pub enum Floor {
     /// Frames of 64 bytes behind their Ethernet header there and back over a veth pair, both sides spinning on a
     /// ring of received frames.
     RawPingPong,
+    /// What two processes do on cache lines that they share.
+    Cache(cache::Kind),
 }
 
 impl Floor {
-    const ALL: [Self; 5] =
+    const PLAIN: [Self; 5] =
         [Self::UdpPingPong, Self::UdpGoodput, Self::UdpRate, Self::TcpStream, Self::RawPingPong];
+
+    fn named(name: &str) -> Option<Self> {
+        let cache = cache::Kind::ALL.into_iter().map(Self::Cache);
+        Self::PLAIN.into_iter().chain(cache).find(|f| f.name() == name)
+    }
 
     fn name(self) -> &'static str {
         match self {
@@ -51,6 +60,7 @@ impl Floor {
             Self::UdpRate => "udp-rate",
             Self::TcpStream => "tcp-stream",
             Self::RawPingPong => "raw-ping-pong",
+            Self::Cache(kind) => kind.name(),
         }
     }
 
@@ -62,6 +72,7 @@ impl Floor {
             Self::UdpPingPong => 8,
             Self::TcpStream => 1 << 20,
             Self::RawPingPong => 64,
+            Self::Cache(kind) => kind.bytes(),
         }
     }
 }
@@ -69,7 +80,7 @@ impl Floor {
 /// What a floor's run gave.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Figures {
-    /// Half round trip, median, in ns; 0 where there is none.
+    /// Half round trip, or one access where the floor is one, median, in ns; 0 where there is none.
     pub half_rtt_ns: f64,
     /// Bytes a second that arrived.
     pub bytes_per_s: f64,
@@ -97,13 +108,17 @@ pub fn run_across(
     netns: Option<&str>,
 ) -> io::Result<Figures> {
     hca::probe::pin(near)?;
-    let shared = Shared::new()?;
+    let shared = match floor {
+        Floor::Cache(_) => Shared::with_lines(cache::LINES)?,
+        _ => Shared::new()?,
+    };
     let mut child = Far::spawn(floor, far, &shared, netns)?;
     let figures = match floor {
         Floor::UdpPingPong => udp::ping(&shared, &mut child, time),
         Floor::UdpGoodput | Floor::UdpRate => udp::stream(floor.segment(), &shared, &mut child, time),
         Floor::TcpStream => tcp::send(floor.segment(), &shared, &mut child, time),
         Floor::RawPingPong => raw::ping(floor.segment(), &shared, &mut child, time),
+        Floor::Cache(kind) => cache::near(kind, &shared, &mut child, time),
     };
     shared.stop.store(1);
     child.end();
@@ -118,7 +133,8 @@ pub fn far_side_if_asked() {
         return;
     }
     let name = args.next().expect("the floor's name");
-    let floor = Floor::ALL.into_iter().find(|f| f.name() == name).expect("a floor of this name");
+    let floor = Floor::named(&name).expect("a floor of this name");
+    end_with_starter().expect("the system ends a process with its starter");
     let mut number = || args.next().and_then(|a| a.parse::<u32>().ok()).expect("a number");
     let (cpu, fd) = (number(), number());
     hca::probe::pin(cpu as usize).expect("the CPU exists");
@@ -133,8 +149,23 @@ pub fn far_side_if_asked() {
         Floor::UdpGoodput | Floor::UdpRate => udp::sink(floor.segment(), &shared),
         Floor::TcpStream => tcp::sink(floor.segment(), &shared),
         Floor::RawPingPong => raw::pong(floor.segment(), &shared),
+        Floor::Cache(kind) => cache::far(kind, &shared),
     };
     std::process::exit(i32::from(done.is_err()));
+}
+
+/// Has the system end this process when the thread ends that started it, however that comes about.
+///
+/// # Errors
+/// The starter is gone already, or the system refuses.
+pub fn end_with_starter() -> io::Result<()> {
+    let starter = rustix::process::getppid();
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+    // It may have ended before the call; then this process has another parent by now, or none.
+    if starter.is_none() || rustix::process::getppid() != starter {
+        return Err(io::Error::other("the process that started this one is gone"));
+    }
+    Ok(())
 }
 
 /// The far process.

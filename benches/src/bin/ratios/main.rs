@@ -1,0 +1,255 @@
+//! The project's performance targets, measured: each figure as a ratio to a floor or a peer of the same
+//! minute, from interleaved pairs of one placement of the CPUs.
+//!
+//! ```text
+//! cargo run --release -p hca-benches --bin ratios -- [--fabric udp|shm] [--json] [--only NAME,..] [--device URL] [--time SECONDS]
+//! ```
+
+#[path = "../../../../crates/fabric/tests/fabrics/namespaces.rs"]
+mod namespaces;
+mod network;
+mod shm;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use comfy_table::{CellAlignment, Table, presets};
+use hca::DeviceUrl;
+use hca::cli::Failure;
+use hca::perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
+use hca_benches::floor::{self, Figures, Floor};
+use hca_benches::ratio::{Better, Ratio, Sample, Target, WANTED_PAIRS, interleave};
+use hca_benches::{crowd, duo, idle};
+
+/// Measures the project's performance targets as ratios to floors of the same minute.
+#[derive(Parser)]
+struct Args {
+    /// Which targets
+    #[arg(long, value_enum, default_value_t = Fabric::Udp)]
+    fabric: Fabric,
+    /// One JSON object a line, and nothing else, on standard output
+    #[arg(long)]
+    json: bool,
+    /// Only the targets whose names contain one of these
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// The device of this process, unless it is the fabric's
+    #[arg(long)]
+    device: Option<DeviceUrl>,
+    /// Seconds of each run of a pair
+    #[arg(long, default_value_t = 0.25)]
+    time: f64,
+}
+
+/// Whose targets are measured.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Fabric {
+    /// Packets over UDP sockets, and raw Ethernet.
+    Udp,
+    /// Shared memory.
+    Shm,
+}
+
+impl Fabric {
+    fn device(self) -> DeviceUrl {
+        match self {
+            Self::Udp => "auto://".parse().expect("it is a device's name"),
+            // A domain of its own, so that nobody else is in it.
+            Self::Shm => {
+                format!("shm://ratios-{}", std::process::id()).parse().expect("it is a device's name")
+            }
+        }
+    }
+
+    fn rows(self) -> &'static [Row] {
+        match self {
+            Self::Udp => &network::ROWS,
+            Self::Shm => &shm::ROWS,
+        }
+    }
+}
+
+/// How a row's figures are shown.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unit {
+    /// Nanoseconds.
+    Ns,
+    /// Bytes a second.
+    Bytes,
+    /// Messages a second.
+    Messages,
+    /// Messages of 64 KiB a second.
+    Blocks,
+    /// A number that has no floor.
+    Alone,
+}
+
+/// A row of the table.
+struct Row {
+    name: &'static str,
+    against: &'static str,
+    /// `None`: the floor is shown, and nothing asked for.
+    target: Option<Target>,
+    unit: Unit,
+    /// `None`: it can't be measured here, and standard error says why.
+    measure: fn(&Bench) -> Result<Option<Ratio>, Failure>,
+}
+
+const fn less(must: f64, aim: Option<f64>) -> Option<Target> {
+    Some(Target { better: Better::Less, must, aim })
+}
+const fn more(must: f64, aim: Option<f64>) -> Option<Target> {
+    Some(Target { better: Better::More, must, aim })
+}
+const fn rc(op: Op, size: u64) -> Case {
+    Case { service: Service::Rc, op, size: Size(size) }
+}
+
+/// What rows are measured with.
+struct Bench {
+    device: DeviceUrl,
+    cpus: (usize, usize),
+    time: Duration,
+}
+
+impl Bench {
+    fn limit(&self) -> Limit {
+        Limit::Time(self.time)
+    }
+    fn pair(&self) -> Result<Pair, Failure> {
+        Pair::start(&Setup::new(self.device.clone()))
+    }
+    fn floor(&self, floor: Floor) -> Result<Figures, Failure> {
+        Ok(floor::run(floor, self.cpus.0, self.cpus.1, self.time)?)
+    }
+    fn interleave(
+        &self,
+        ours: impl FnMut() -> Result<f64, Failure>,
+        floor: impl FnMut() -> Result<f64, Failure>,
+    ) -> Result<Vec<Sample>, Failure> {
+        interleave(self.cpus, ours, floor)
+    }
+    /// The median latency in ns.
+    fn p50(&self, pair: &mut Pair, case: &Case) -> Result<f64, Failure> {
+        Ok(pair.run(case, Phase::Latency, self.limit())?.latencies.value_at_quantile(0.5) as f64)
+    }
+    /// Messages of a stream a second.
+    fn rate(&self, pair: &mut Pair, case: &Case) -> Result<f64, Failure> {
+        Ok(pair.run(case, Phase::Stream, self.limit())?.rate())
+    }
+}
+
+fn main() -> ExitCode {
+    hca::perf::peer_if_asked();
+    floor::far_side_if_asked();
+    idle::child_if_asked();
+    duo::child_if_asked();
+    crowd::child_if_asked();
+    let args = Args::parse();
+    match all(&args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(e) => {
+            eprintln!("ratios: {e}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Measures and prints; whether every target was met.
+fn all(args: &Args) -> Result<bool, Failure> {
+    let device = args.device.clone().unwrap_or_else(|| args.fabric.device());
+    let cpus = Setup::new(device.clone()).cpus.ok_or("two CPUs are needed: one for each process")?;
+    let bench = Bench { device, cpus, time: Duration::from_secs_f64(args.time) };
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header([
+        "what", "against", "ours", "floor", "ratio", "lowest", "highest", "pairs", "must", "aim", "",
+    ]);
+    table.column_iter_mut().skip(2).take(8).for_each(|c| c.set_cell_alignment(CellAlignment::Right));
+    let asked = |r: &&Row| args.only.is_empty() || args.only.iter().any(|o| r.name.contains(o.as_str()));
+    let mut good = true;
+    for row in args.fabric.rows().iter().filter(asked) {
+        eprintln!("{}", row.name);
+        let measured = (row.measure)(&bench)?;
+        let met = row.target.is_none_or(|t| measured.as_ref().is_some_and(|m| t.is_met(m.median)));
+        good &= met;
+        if args.json {
+            println!("{}", as_json(row, measured.as_ref(), met));
+        }
+        table.add_row(cells(row, measured.as_ref(), met));
+    }
+    if !args.json {
+        println!("{table}");
+    }
+    Ok(good)
+}
+
+/// A figure that has no floor.
+fn single(value: f64) -> Ratio {
+    let placement = hca::probe::Placement::Unknown;
+    Ratio { median: value, low: value, high: value, ours: value, floor: 1.0, pairs: 1, placement }
+}
+
+fn figure(unit: Unit, x: f64) -> String {
+    match unit {
+        Unit::Ns if x < 1e3 => format!("{x:.1} ns"),
+        Unit::Ns => format!("{:.2} us", x / 1e3),
+        Unit::Bytes => format!("{:.2} GB/s", x / 1e9),
+        Unit::Blocks => format!("{:.2} GB/s", x * 65_536.0 / 1e9),
+        Unit::Messages => format!("{:.2} M/s", x / 1e6),
+        Unit::Alone => plain(x),
+    }
+}
+
+fn plain(x: f64) -> String {
+    match x {
+        x if x >= 100.0 => format!("{x:.0}"),
+        x if x < 0.1 => format!("{x:.4}"),
+        x => format!("{x:.2}"),
+    }
+}
+
+fn cells(row: &Row, measured: Option<&Ratio>, met: bool) -> Vec<String> {
+    let alone = row.unit == Unit::Alone;
+    let shown = |f: &dyn Fn(&Ratio) -> String| measured.map(f).unwrap_or_default();
+    let beside = |f: &dyn Fn(&Ratio) -> String| if alone { String::new() } else { shown(f) };
+    let few = measured.is_none_or(|m| !alone && m.pairs < WANTED_PAIRS);
+    let sign = |t: Target| if t.better == Better::Less { "<=" } else { ">=" };
+    vec![
+        row.name.to_owned(),
+        row.against.to_owned(),
+        shown(&|m| figure(row.unit, m.ours)),
+        beside(&|m| figure(row.unit, m.floor)),
+        shown(&|m| plain(m.median)),
+        beside(&|m| plain(m.low)),
+        beside(&|m| plain(m.high)),
+        beside(&|m| format!("{} {}", m.pairs, m.placement)),
+        row.target.map(|t| format!("{}{}", sign(t), plain(t.must))).unwrap_or_default(),
+        row.target.and_then(|t| t.aim).map(plain).unwrap_or_default(),
+        match (met, few) {
+            (_, true) => "TOO FEW PAIRS".to_owned(),
+            _ if row.target.is_none() => String::new(),
+            (true, _) => "met".to_owned(),
+            (false, _) => "MISSED".to_owned(),
+        },
+    ]
+}
+
+fn as_json(row: &Row, measured: Option<&Ratio>, met: bool) -> serde_json::Value {
+    serde_json::json!({
+        "name": row.name,
+        "against": row.against,
+        "ratio": measured.map(|m| m.median),
+        "low": measured.map(|m| m.low),
+        "high": measured.map(|m| m.high),
+        "ours": measured.map(|m| m.ours),
+        "floor": measured.map(|m| m.floor),
+        "pairs": measured.map_or(0, |m| m.pairs),
+        "placement": measured.map(|m| m.placement),
+        "must": row.target.map(|t| t.must),
+        "aim": row.target.and_then(|t| t.aim),
+        "met": row.target.map(|_| met),
+    })
+}

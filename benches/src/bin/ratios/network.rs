@@ -1,0 +1,94 @@
+//! Packets over UDP and raw Ethernet, and what an adapter costs that nobody uses.
+
+use hca::cli::Failure;
+use hca::perf::{Op, Pair, Setup};
+use hca_benches::floor::{self, Floor};
+use hca_benches::idle;
+use hca_benches::ratio::{Ratio, summary};
+
+use super::namespaces::Wire;
+use super::{Bench, Row, Unit, less, more, rc, single};
+
+#[rustfmt::skip]
+pub(super) const ROWS: [Row; 14] = [
+    Row { name: "send 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), unit: Unit::Ns, measure: |b| latency(b, Op::Send) },
+    Row { name: "write 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), unit: Unit::Ns, measure: |b| latency(b, Op::Write) },
+    Row { name: "raw send 64 B, latency", against: "bare V2 ring over veth", target: less(1.25, Some(1.1)), unit: Unit::Ns, measure: raw },
+    Row { name: "write 64 KiB, stream", against: "bare GSO+GRO goodput", target: more(0.7, Some(0.85)), unit: Unit::Bytes, measure: |b| stream(b, 64 << 10, Floor::UdpGoodput) },
+    Row { name: "write 1 MiB, stream", against: "bare GSO+GRO goodput", target: more(0.7, Some(0.85)), unit: Unit::Bytes, measure: |b| stream(b, 1 << 20, Floor::UdpGoodput) },
+    Row { name: "write 64 KiB, stream, tcp", against: "one TCP stream", target: more(1.0, None), unit: Unit::Bytes, measure: |b| stream(b, 64 << 10, Floor::TcpStream) },
+    Row { name: "write 1 MiB, stream, tcp", against: "one TCP stream", target: more(1.0, None), unit: Unit::Bytes, measure: |b| stream(b, 1 << 20, Floor::TcpStream) },
+    Row { name: "send 8 B, rate", against: "bare GSO+GRO rate, 24 B", target: more(0.2, Some(0.4)), unit: Unit::Messages, measure: rate },
+    Row { name: "write 64 KiB, 1 % loss", against: "the same without loss", target: more(0.3, None), unit: Unit::Blocks, measure: |b| loss(b, "loss=0.01,seed=7") },
+    Row { name: "write 64 KiB, 0.1 % loss", against: "the same without loss", target: more(0.7, None), unit: Unit::Blocks, measure: |b| loss(b, "loss=0.001,seed=7") },
+    Row { name: "send 8 B, 10,000 idle pairs", against: "the same with none", target: less(1.1, None), unit: Unit::Ns, measure: |b| crowd(b, 10_000) },
+    Row { name: "idle adapter, wake-ups/s", against: "", target: less(1.0, None), unit: Unit::Alone, measure: |b| wakeups(b, 0) },
+    Row { name: "idle adapter, 100 pairs, wake-ups/s", against: "", target: less(1.0, None), unit: Unit::Alone, measure: |b| wakeups(b, 100) },
+    Row { name: "idle pair, bytes", against: "", target: less(8192.0, None), unit: Unit::Alone, measure: |b| Ok(Some(single(idle::bytes_per_pair(&b.device)?))) },
+];
+
+/// Half of a round trip of 8 bytes against the bare ping-pong, in ns.
+fn latency(b: &Bench, op: Op) -> Result<Option<Ratio>, Failure> {
+    let mut pair = b.pair()?;
+    let ours = || b.p50(&mut pair, &rc(op, 8));
+    Ok(summary(&b.interleave(ours, || Ok(b.floor(Floor::UdpPingPong)?.half_rtt_ns))?))
+}
+
+/// Half of a round trip of 64 bytes over raw Ethernet between two namespaces, against the bare ring on the same wire, in ns.
+fn raw(b: &Bench) -> Result<Option<Ratio>, Failure> {
+    let wire = match Wire::with_addresses(4500) {
+        Ok(wire) => wire,
+        Err(why) => {
+            eprintln!("left out: {why}");
+            return Ok(None);
+        }
+    };
+    let far = wire.0[1].path();
+    let measured = wire.within(0, || {
+        let mut setup = Setup::new("raw://wire".parse().expect("a device's name"));
+        setup.peer_netns = Some(far.clone());
+        let mut pair = Pair::start(&setup).map_err(|e| e.to_string())?;
+        let floor = || {
+            let floor = floor::run_across(Floor::RawPingPong, b.cpus.0, b.cpus.1, b.time, Some(&far));
+            Ok(floor?.half_rtt_ns)
+        };
+        b.interleave(|| b.p50(&mut pair, &rc(Op::Send, 64)), floor).map_err(|e| e.to_string())
+    });
+    Ok(summary(&measured?))
+}
+
+/// A stream of writes of this size against a floor, in bytes a second.
+fn stream(b: &Bench, size: u64, against: Floor) -> Result<Option<Ratio>, Failure> {
+    let mut pair = b.pair()?;
+    let ours = || Ok(b.rate(&mut pair, &rc(Op::Write, size))? * size as f64);
+    Ok(summary(&b.interleave(ours, || Ok(b.floor(against)?.bytes_per_s))?))
+}
+
+/// A stream of 8-byte sends against the bare rate, in messages a second.
+fn rate(b: &Bench) -> Result<Option<Ratio>, Failure> {
+    let mut pair = b.pair()?;
+    let ours = || b.rate(&mut pair, &rc(Op::Send, 8));
+    Ok(summary(&b.interleave(ours, || Ok(b.floor(Floor::UdpRate)?.packets_per_s))?))
+}
+
+/// A stream of 64 KiB writes with this loss against one without, in messages a second.
+fn loss(b: &Bench, fault: &str) -> Result<Option<Ratio>, Failure> {
+    let mut lossy = b.device.clone();
+    lossy.options.fault = Some(fault.parse()?);
+    let (mut lossy, mut clean) = (Pair::start(&Setup::new(lossy))?, b.pair()?);
+    let case = rc(Op::Write, 64 << 10);
+    Ok(summary(&b.interleave(|| b.rate(&mut lossy, &case), || b.rate(&mut clean, &case))?))
+}
+
+/// The half round trip with so many idle queue pairs against that with none, in ns.
+pub(super) fn crowd(b: &Bench, count: u32) -> Result<Option<Ratio>, Failure> {
+    let (mut crowded, mut alone) = (b.pair()?, b.pair()?);
+    let _crowd = idle::Crowd::connect(crowded.opened().context(), count)?;
+    let case = rc(Op::Send, 8);
+    Ok(summary(&b.interleave(|| b.p50(&mut crowded, &case), || b.p50(&mut alone, &case))?))
+}
+
+/// Context switches a second of an adapter that nobody uses, with so many connected queue pairs.
+fn wakeups(b: &Bench, pairs: u32) -> Result<Option<Ratio>, Failure> {
+    Ok(Some(single(idle::wakeups_per_s(&b.device, pairs)?)))
+}
