@@ -5,7 +5,7 @@ use std::time::Duration;
 use softhca::Progress;
 
 use crate::helper::say;
-use crate::load::{Load, Ran, pattern};
+use crate::load::{Load, Ran, counters, pattern};
 use crate::{PATIENT, domain, peer, start};
 
 /// An ACK timeout of 34 ms: eight of them pass before a queue pair gives its peer up.
@@ -73,8 +73,9 @@ fn kill_under_load(rounds: u32, progress: Progress, seed: u64) {
         while load.peers[dying].as_ref().unwrap().done < requests {
             load.pump();
             let dead = load.peers[dying].as_ref().unwrap().dead;
-            assert!(!dead.contains(&true), "round {round}: a queue pair failed before its peer was killed");
-            assert!(ran.tick() < PATIENCE, "round {round}: {}", load.context.device().port().gid);
+            let told = || format!("round {round}: {}", counters(&load.context));
+            assert!(!dead.contains(&true), "a queue pair failed before its peer was killed: {}", told());
+            assert!(ran.tick() < PATIENCE, "{}", told());
         }
         for _ in 0..spins {
             std::hint::spin_loop();

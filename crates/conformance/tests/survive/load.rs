@@ -19,7 +19,7 @@ const FULL: u32 = 16;
 const RECVS: usize = 8;
 
 /// What a region consists of.
-const PATTERN: usize = 64 << 10;
+const PATTERN: usize = 256 << 10;
 const READ_INTO: usize = PATTERN;
 const READ_BYTES: usize = 16 << 10;
 const RECV_INTO: usize = READ_INTO + QPS * READ_BYTES;
@@ -166,7 +166,8 @@ impl Load {
                 peer.succeeded(i, &wc, if self.blind { None } else { Some(&self.pattern) });
             } else {
                 // The first request tells why; what stands behind it, and the receive requests, are flushed.
-                assert!(self.ends.contains(&wc.status), "{:?} ended as: {}", wc.opcode, wc.status);
+                let told = self.ends.contains(&wc.status);
+                assert!(told, "{:?} ended as: {}\n{}", wc.opcode, wc.status, counters(&self.context));
                 peer.failed(i, wc.opcode.is_recv());
             }
         }
@@ -201,8 +202,11 @@ impl Peer {
 
     fn post(&mut self, i: usize, random: usize) {
         let (w, remote, qp) = (&self.window, self.remote, &mut self.qps[i]);
-        let long = random.is_multiple_of(5);
-        let len = if long { 1 + random % 32_000 } else { 1 + random % 100 };
+        let len = match random / 4 % 10 {
+            0 => 1 + random % 200_000,
+            1 | 2 => 1 + random % 32_000,
+            _ => 1 + random % 100,
+        };
         let at = random / 7 % (PATTERN - len);
         let source = w.range(at..at + len);
         let posted = match random % 4 {
@@ -281,6 +285,12 @@ impl Peer {
     pub(crate) fn is_over(&self) -> bool {
         self.dead.iter().all(|&f| f) && self.sends == [0; QPS] && self.recvs == [0; QPS]
     }
+}
+
+/// The counters that are not zero, for messages.
+pub(crate) fn counters(context: &Context) -> String {
+    let counted = context.counters().into_iter().filter(|c| c.value > 0);
+    counted.map(|c| format!("{}={} ", c.name, c.value)).collect()
 }
 
 fn recv_at(i: usize, slot: usize) -> usize {
