@@ -6,11 +6,11 @@ use std::path::Path;
 
 use super::super::name::Domain;
 use super::helper::{Helper, hear, role, say};
-use super::*;
+use super::{outside, *};
 
 const NOBODY: u32 = 65_534;
 
-fn start(role: &str, argument: &str, uid: Option<u32>) -> Helper {
+pub(super) fn child(role: &str, argument: &str, uid: Option<u32>) -> Helper {
     Helper::start("shm::tests::children::a_child_in_its_role", role, argument, uid)
 }
 
@@ -26,6 +26,11 @@ fn a_child_in_its_role() {
         "squat" => squat(argument),
         "count" => count_descriptors(argument),
         "folder" => folder(argument),
+        "grab" => outside::grab(argument),
+        "scribble" => outside::scribble(argument),
+        "dwell" => outside::dwell(argument),
+        "stranger" => outside::stranger(argument),
+        "tidy" => outside::tidy(argument),
         _ => panic!("no role {role}"),
     }
 }
@@ -126,7 +131,7 @@ fn folder(folder: &str) {
     hear();
 }
 
-fn is_root() -> bool {
+pub(super) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
@@ -134,12 +139,12 @@ fn is_root() -> bool {
 fn kill_one_under_load(rounds: u32) {
     let d = domain();
     let mut a = open(&d);
-    let mut steady = start("echo", &d, None);
+    let mut steady = child("echo", &d, None);
     let to_steady = a.open_path(&av(steady.line().parse().unwrap())).unwrap();
     steady.tell(&a.local.to_string());
     let (mut sent, mut echoed) = (0_u32, 0_u32);
     for round in 0..rounds {
-        let mut flooder = start("flood", &d, None);
+        let mut flooder = child("flood", &d, None);
         let address: Ipv6Addr = flooder.line().parse().unwrap();
         flooder.tell(&a.local.to_string());
         let to_flooder = a.open_path(&av(address.into())).unwrap();
@@ -202,13 +207,13 @@ fn a_thousand_killed_peers_are_noticed() {
 
 #[test]
 fn nothing_is_left_of_adapters_that_met_and_parted() {
-    let mut helper = start("count", &domain(), None);
+    let mut helper = child("count", &domain(), None);
     assert_eq!(helper.line(), "clean");
     assert!(helper.child.wait().unwrap().success());
 }
 
-fn as_nobody(role: &str, argument: &str) -> Helper {
-    start(role, argument, Some(NOBODY))
+pub(super) fn as_nobody(role: &str, argument: &str) -> Helper {
+    child(role, argument, Some(NOBODY))
 }
 
 #[test]
@@ -267,7 +272,7 @@ fn a_folder_holds_the_sockets_of_the_living_only() {
     assert!(refused.contains("others may write"), "{refused}");
     mode(0o700);
     let mut a = ShmFabric::open("kill", &options).unwrap();
-    let mut killed = start("folder", folder.to_str().unwrap(), None);
+    let mut killed = child("folder", folder.to_str().unwrap(), None);
     let peer: Ipv6Addr = killed.line().parse().unwrap();
     let path = a.open_path(&av(peer.into())).unwrap();
     assert!(a.links.find(peer).is_some());
@@ -282,7 +287,7 @@ fn a_folder_holds_the_sockets_of_the_living_only() {
     assert_eq!(sockets_in(&folder), 1);
     a.close_path(path);
     // So does whoever opens an adapter there next.
-    let mut killed = start("folder", folder.to_str().unwrap(), None);
+    let mut killed = child("folder", folder.to_str().unwrap(), None);
     killed.line();
     killed.kill();
     assert_eq!(sockets_in(&folder), 2);

@@ -1,8 +1,10 @@
 //! Adapters' ends in one process.
 
 mod children;
+mod direct;
 mod helper;
 mod hostile;
+mod outside;
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant as Clock};
