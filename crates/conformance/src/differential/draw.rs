@@ -4,6 +4,7 @@
 //!   it takes one) rules them; so each request gets places of its own until all is quiet;
 //! - sends of the far side while a request of the near side is to fail: how many of them still get through is open;
 //! - a receive request posted late where the retries of the sender are counted;
+//! - a local key that goes while its request is under way: the bytes may have been read before;
 //! - a change of state, or the end of a queue pair, beside requests that are under way and do not wait for anything;
 //! - two queue pairs that take from one shared receive queue at once;
 //! - the content of a receive buffer that ended in error, of a target whose WRITE with immediate found no receive request,

@@ -29,6 +29,19 @@ enum Wrong {
     BadRecv,
 }
 
+/// What happens while a request waits for a receive request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum After {
+    /// It comes.
+    Recv,
+    /// The peer takes back a key that a later request uses, and then it comes.
+    Dereg,
+    /// The queue pair goes to the error state.
+    Error,
+    /// The queue pair is destroyed.
+    Destroy,
+}
+
 impl Draw {
     /// One scene.
     pub(super) fn scene(&mut self) {
@@ -318,45 +331,47 @@ impl Draw {
         };
         let (wr_id, at) = (waits.wr_id, requests.len());
         requests.push(waits);
-        let mut variant = self.rng.below(5);
-        let victim = match variant {
-            1 => self.behind_with_victim(side, pair, peer, &mut requests, WcStatus::RemoteAccess),
-            2 => self.behind_with_victim(side, pair, side, &mut requests, WcStatus::LocalProtection),
-            _ => {
-                requests.extend(self.batch_behind(side, pair, 5, &requests));
-                None
-            }
+        let mut variant =
+            self.rng.of(&[After::Recv, After::Recv, After::Dereg, After::Error, After::Destroy]);
+        let victim = if variant == After::Dereg {
+            self.behind_with_victim(side, pair, &mut requests)
+        } else {
+            requests.extend(self.batch_behind(side, pair, 5, &requests));
+            None
         };
         signal_last(&mut requests);
         self.acts.extend(recvs);
         let fails = requests.iter().position(|r| r.expect != WcStatus::Success).unwrap_or(requests.len());
         let mut late = Vec::new();
-        if variant < 3 {
+        let mut ends = matches!(variant, After::Error | After::Destroy);
+        if !ends {
             let enough;
             (late, enough) = self.recvs_for(peer, pair, &requests[..fails]);
-            variant = if enough { variant } else { 3 };
+            if !enough {
+                (variant, ends) = (After::Error, true);
+            }
         }
-        if variant >= 3 {
+        if ends {
             requests.iter_mut().skip(at).for_each(|r| r.expect = WcStatus::WrFlushed);
         }
         let posts = self.posts(side, pair, &requests);
         self.mix(vec![posts]);
         self.acts.push(Act::Hold { side, pair, wr_id });
         match variant {
-            3 => self.acts.push(Act::State { side, pair, to: QpState::Error }),
-            4 => self.acts.push(Act::Destroy { side, pair }),
-            _ => {
-                if let Some((side, slot)) = victim {
-                    self.acts.push(Act::Dereg { side, slot });
-                    self.gone[side][slot] = true;
+            After::Error => self.acts.push(Act::State { side, pair, to: QpState::Error }),
+            After::Destroy => self.acts.push(Act::Destroy { side, pair }),
+            After::Recv | After::Dereg => {
+                if let Some(slot) = victim {
+                    self.acts.push(Act::Dereg { side: peer, slot });
+                    self.gone[peer][slot] = true;
                 }
                 self.acts.extend(late);
             }
         }
         self.acts.push(Act::Await);
-        if variant >= 3 {
+        if ends {
             self.unpromised(peer, &requests[at]);
-            if variant == 4 {
+            if variant == After::Destroy {
                 let psn = self.psns();
                 self.rebuilt(psn, None);
             } else {
@@ -384,38 +399,21 @@ impl Draw {
         Some(self.request(op, data))
     }
 
-    /// Requests of which one uses a victim of side `of`; it fails, as its key goes meanwhile.
-    fn behind_with_victim(
-        &mut self,
-        side: Side,
-        pair: usize,
-        of: Side,
-        requests: &mut Vec<Request>,
-        status: WcStatus,
-    ) -> Option<(Side, usize)> {
+    /// Requests of which one writes to a victim of the peer's; it fails, as its key goes meanwhile.
+    fn behind_with_victim(&mut self, side: Side, pair: usize, requests: &mut Vec<Request>) -> Option<usize> {
+        let peer = 1 - side;
         requests.extend(self.batch_behind(side, pair, 2, requests));
-        let slot = slot::VICTIMS.rev().find(|&s| !self.gone[of][s])?;
-        let key = KeyOf::Good;
-        let victim = if of == side {
-            let data = Data::Parts(vec![Part { slot, off: 16, len: 100, key }]);
-            let far = self.far(1 - side, Reach::Write, 100)?;
-            self.request(Op::Write(far), data)
-        } else {
-            let far = Far { slot, off: 16, key };
-            let data = self.data(side, 100);
-            if data.len() != 100 {
-                return None;
-            }
-            self.request(Op::Write(far), data)
-        };
-        // What was drawn before must not use the region: its outcome would be the same, but not its place.
-        if requests.iter().any(|r| uses(r, of == side, slot)) {
+        let slot = slot::VICTIMS.rev().find(|&s| !self.gone[peer][s])?;
+        let data = self.data(side, 100);
+        // What was drawn before must not use the region: it would fail first, or not.
+        if data.len() != 100 || requests.iter().any(|r| names(r, slot)) {
             return None;
         }
-        requests.push(Request { expect: status, ..victim });
+        let victim = self.request(Op::Write(Far { slot, off: 16, key: KeyOf::Good }), data);
+        requests.push(Request { expect: WcStatus::RemoteAccess, ..victim });
         let behind = self.batch_behind(side, pair, 3, requests);
         requests.extend(behind.into_iter().map(|r| Request { expect: WcStatus::WrFlushed, ..r }));
-        Some((of, slot))
+        Some(slot)
     }
 
     /// A request's target, whose content nobody promises after it failed half way, is written anew.
@@ -689,11 +687,8 @@ fn signal_last(requests: &mut [Request]) {
     }
 }
 
-/// Whether a request names a region, of its own side or of the peer's.
-fn uses(request: &Request, near: bool, region: usize) -> bool {
-    if near {
-        return matches!(&request.data, Data::Parts(parts) if parts.iter().any(|p| p.slot == region));
-    }
+/// Whether a request names a region of the peer's.
+fn names(request: &Request, region: usize) -> bool {
     match request.op {
         Op::Write(far) | Op::WriteImm(far, _) | Op::Read(far) => far.slot == region,
         Op::CompareSwap(far, ..) | Op::FetchAdd(far, _) => far.slot == region,

@@ -9,7 +9,7 @@ use crate::load::{Load, Ran, counters, pattern};
 use crate::{PATIENT, domain, peer, start};
 
 /// An ACK timeout of 34 ms: eight of them pass before a queue pair gives its peer up.
-const TIMEOUT: u8 = 13;
+const TIMEOUT: u8 = 17;
 /// What a survivor's requests to the dead may take to end.
 const A_SECOND: Duration = Duration::from_secs(1);
 /// When something that has to come is despaired of.

@@ -12,8 +12,8 @@ use super::super::hello::{self, Received};
 use super::super::link::Stage;
 use super::super::note::Note;
 use super::children::{as_nobody, child, is_root};
-use super::helper::{Helper, hear, say};
 use super::direct::{ALL, KEY, QPN, bytes, grant, link};
+use super::helper::{Helper, hear, say};
 use super::*;
 use crate::{Denied, GrantError, GrantId, LinkId, Notice, QpGuard, Revocation, SharedPages};
 
