@@ -376,7 +376,7 @@ impl Qp {
             host.event(QpEvent::CommEstablished);
         }
         let Service::Local(m) = &mut self.service else { unreachable!("seen above") };
-        let told = if rtr { Ok(()) } else { m.requester.done(now, head.done, host).map(|_| ()) };
+        let told = if rtr { Ok(()) } else { m.requester.done(head.done, host).map(|_| ()) };
         let handled = m.responder.handle_request(&m.path, &head, body, host);
         if told.is_err() || self.drain_event {
             self.answered(told, host);
@@ -395,6 +395,12 @@ impl Qp {
         }
     }
 
+    /// Whether a request that is posted now may be done at once on the peer's memory, without being queued: a
+    /// connection by messages, ready to send, with nothing under way or refused.
+    #[inline]
+    pub fn is_idle_near(&self) -> bool {
+        self.state == QpState::Rts && matches!(&self.service, Service::Local(m) if m.requester.is_idle())
+    }
     /// Whether [`send_messages`](Self::send_messages) may be called.
     #[inline]
     pub fn may_send_messages(&self) -> bool {
