@@ -65,6 +65,8 @@ pub(crate) struct Peer {
     pub(crate) recvs: [u32; QPS],
     /// Whether it has failed, and takes no more.
     pub(crate) dead: [bool; QPS],
+    /// How the first request that failed did.
+    pub(crate) why: Option<(WcOpcode, WcStatus)>,
     reading: [bool; QPS],
     /// Requests that succeeded.
     pub(crate) done: u64,
@@ -121,6 +123,7 @@ impl Load {
             sends: [0; QPS],
             recvs: [0; QPS],
             dead: [false; QPS],
+            why: None,
             reading: [false; QPS],
             done: 0,
             next: 0,
@@ -168,6 +171,7 @@ impl Load {
                 // The first request tells why; what stands behind it, and the receive requests, are flushed.
                 let told = self.ends.contains(&wc.status);
                 assert!(told, "{:?} ended as: {}\n{}", wc.opcode, wc.status, counters(&self.context));
+                peer.why.get_or_insert((wc.opcode, wc.status));
                 peer.failed(i, wc.opcode.is_recv());
             }
         }

@@ -41,13 +41,15 @@ fn a_child_in_its_role() {
     }
 }
 
-/// Keeps its queue pairs to the one that started it full, until it is killed; says when they have failed.
+/// Keeps its queue pairs to the one that started it full, until it is killed. Requests may fail in `any` way, or in
+/// `none`.
 fn under_load(argument: &str) {
-    let (domain, progress) = argument.split_once(' ').unwrap();
+    let words: Vec<&str> = argument.split(' ').collect();
+    let [domain, progress, ends] = words[..] else { panic!("{argument}") };
     let mut load = Load::open(domain, progress.parse().unwrap());
     let (peer, line) = load.invite();
     say(line);
-    load.ends = stopped::ANY_END;
+    load.ends = if ends == "any" { stopped::ANY_END } else { &[] };
     load.connect(peer, &hear(), PATIENT);
     say("connected");
     hear();
@@ -62,9 +64,10 @@ fn under_load(argument: &str) {
 /// An ACK timeout of half a second.
 const PATIENT: u8 = 17;
 
-/// A child under load that is connected to `load`, and the peer that it is there.
-fn peer(load: &mut Load, domain: &str, progress: Progress, timeout: u8) -> (Helper, usize) {
-    let mut child = start("load", &format!("{domain} {progress}"));
+/// A child under load that is connected to `load`, and the peer that it is there. Its requests may fail in `any` way,
+/// or in `none`.
+fn peer(load: &mut Load, domain: &str, progress: Progress, timeout: u8, ends: &str) -> (Helper, usize) {
+    let mut child = start("load", &format!("{domain} {progress} {ends}"));
     let (index, line) = load.invite();
     let theirs = child.line();
     child.tell(&line);
