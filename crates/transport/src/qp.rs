@@ -6,7 +6,7 @@ use hca_core::{Instant, Mtu, Pkey, QpAttr, QpState, QpType, Qpn, TransitionError
 use crate::completer::is_response;
 use crate::connection::{Connection, Path};
 use crate::inbound::failed_recv;
-use crate::message::{Head, Messages};
+use crate::message::{Head, Messages, Op};
 use crate::requester::NEVER;
 use crate::responder::Fatal;
 use crate::uc::Unreliable;
@@ -371,11 +371,17 @@ impl Qp {
             let done = m.requester.handle_answer(now, &m.path, &head, body, host);
             return self.answered(done, host);
         }
+        if !m.responder.lets_in(&m.path, &head) {
+            host.count(Count::DroppedPkey);
+            return;
+        }
         if rtr && !self.established {
             self.established = true;
             host.event(QpEvent::CommEstablished);
         }
-        let Service::Local(m) = &mut self.service else { unreachable!("seen above") };
+        if head.op == Op::Hello {
+            return;
+        }
         let told = if rtr { Ok(()) } else { m.requester.done(head.done, host).map(|_| ()) };
         let handled = m.responder.handle_request(&m.path, &head, body, host);
         if told.is_err() || self.drain_event {

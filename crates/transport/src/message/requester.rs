@@ -41,6 +41,8 @@ pub(crate) struct Requester {
     ready: bool,
     /// Something that only the peer can change keeps the next request back.
     blocked: bool,
+    /// The peer has been told our P_Key.
+    greeted: bool,
     /// The peer has gone, and the connection with it.
     gone: bool,
     /// Nobody was found at the peer's address.
@@ -84,6 +86,7 @@ impl Requester {
             limit: None,
             ready: false,
             blocked: false,
+            greeted: false,
             gone: false,
             away: false,
             since_ns: 0,
@@ -94,6 +97,10 @@ impl Requester {
             rnr_retry: path.rnr_retry,
             rnr_left: path.rnr_retry,
         }
+    }
+    /// The P_Key may have changed.
+    pub(crate) fn greet_again(&mut self) {
+        self.greeted = false;
     }
     /// The oldest request that is not completed.
     pub(crate) fn oldest(&self) -> u32 {
@@ -185,6 +192,14 @@ impl Requester {
                 None => {}
                 Some(step) => return step,
             }
+        }
+        if !self.greeted {
+            let head = self.head(path, Op::Hello, FIRST | LAST, done, u32::from(path.pkey.raw()));
+            if reserve(tx, &head, 0).is_none() {
+                return Step::Full;
+            }
+            tx.commit();
+            self.greeted = true;
         }
         if kind.is_answered() {
             self.ask(now, path, done, &request, host, tx)
@@ -596,6 +611,7 @@ impl Requester {
         }
         if silent_ns >= self.resend_wait && self.sent == 0 && self.answered == 0 {
             host.count(Count::Probe);
+            self.greeted = false;
             self.resend_wait = (self.resend_wait * 2).min(RESEND_NS.1);
             self.recount(self.una, host);
             self.go_back(self.una);
