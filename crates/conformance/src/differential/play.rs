@@ -340,7 +340,8 @@ impl<'a> Play<'a> {
                     break;
                 }
             } else if idle > IDLE_TURNS {
-                if self.world.devices.iter().any(|d| d.next_deadline().is_some()) {
+                let unreliable = self.script.config.pairs.iter().any(|&t| t != QpType::Rc);
+                if unreliable || self.world.devices.iter().any(|d| d.next_deadline().is_some()) {
                     self.world.settle();
                 }
                 break;
