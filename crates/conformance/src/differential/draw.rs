@@ -115,7 +115,7 @@ fn config(rng: &mut Rng) -> Config {
     Config {
         pairs,
         mtu: rng.of(&[Mtu::B256, Mtu::B512, Mtu::B1024, Mtu::B2048, Mtu::B4096, Mtu::B4096]),
-        cqs: rng.of(&[Cqs::OfEachQueue, Cqs::OfEachQueuePair, Cqs::OfTheAdapter]),
+        cqs: rng.of(&[Cqs::Queue, Cqs::QueuePair, Cqs::Adapter]),
         srq: if mixed { [false; 2] } else { [rng.one_in(4), rng.one_in(4)] },
         rnr_retry: rng.of(&[7, 7, 7, 0, 1, 3]),
         max_rd_atomic: rng.of(&[1, 2, 8]),

@@ -135,11 +135,11 @@ impl<'a> Play<'a> {
                 let depth = conn.cq_depth;
                 let node = &self.nodes[side];
                 let cqs = &mut self.cqs[side];
-                if cqs.is_empty() || config.cqs != Cqs::OfTheAdapter {
+                if cqs.is_empty() || config.cqs != Cqs::Adapter {
                     cqs.push(node.cq(depth));
                 }
                 let send_cq = cqs.last().expect("one was made").clone();
-                if config.cqs == Cqs::OfEachQueue {
+                if config.cqs == Cqs::Queue {
                     cqs.push(node.cq(depth));
                 }
                 let recv_cq = cqs.last().expect("one was made").clone();

@@ -497,7 +497,7 @@ impl Draw {
             W::JustInvalidated => {
                 let slot = slot::VICTIMS.rev().find(|&s| self.gone[peer][s])?;
                 let far = Far { slot, off: 8, key: KeyOf::Stale };
-                (self.to_far(side, far, 24)?, S::RemoteAccess)
+                (self.on_far(side, far, 24)?, S::RemoteAccess)
             }
             W::Invalidation => {
                 let slot = self.rng.of(&[slot::READ_ONLY, slot::LOCAL, slot::STRANGE]);
@@ -576,7 +576,7 @@ impl Draw {
             0 => at(slot::MAIN, 8, KeyOf::Unknown),
             1 => {
                 let len = len % 8 + 1;
-                return self.to_far(side, at(slot::MAIN, main - len + 1, KeyOf::Good), len);
+                return self.on_far(side, at(slot::MAIN, main - len + 1, KeyOf::Good), len);
             }
             2 => at(slot::MAIN, main + 4096, KeyOf::Good),
             3 => at(slot::STRANGE, 0, KeyOf::Good),
@@ -592,11 +592,11 @@ impl Draw {
                 return self.answered(side, Op::Read(far), len);
             }
         };
-        self.to_far(side, far, len)
+        self.on_far(side, far, len)
     }
 
     /// Some operation on a place.
-    fn to_far(&mut self, side: Side, far: Far, len: usize) -> Option<Request> {
+    fn on_far(&mut self, side: Side, far: Far, len: usize) -> Option<Request> {
         match self.rng.below(3) {
             0 => {
                 let data = self.data(side, len);

@@ -39,12 +39,12 @@ pub(super) struct Region {
     pub(super) iova: Option<u64>,
 }
 
-/// How completion queues are shared.
+/// What has a completion queue of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cqs {
-    OfEachQueue,
-    OfEachQueuePair,
-    OfTheAdapter,
+    Queue,
+    QueuePair,
+    Adapter,
 }
 
 /// What holds for a whole script.

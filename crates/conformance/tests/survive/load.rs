@@ -33,7 +33,7 @@ const RECV: u64 = 1 << 63;
 
 /// The pattern that all regions begin with.
 pub(crate) fn pattern() -> Vec<u8> {
-    (0..PATTERN).map(|i| (i * 31 ^ i >> 7) as u8 | 1).collect()
+    (0..PATTERN).map(|i| ((i * 31) ^ (i >> 7)) as u8 | 1).collect()
 }
 
 /// Time that this process spent running: what it waited for a processor, stopped or not, counts little.
