@@ -73,7 +73,7 @@ pub enum PathError {
     #[error("{0} paths are open, which is the limit")]
     Limit(usize),
     /// The operating system refused.
-    #[error("{doing}: {source}")]
+    #[error("{doing}: {source}{}", hca_core::remedy(source))]
     Io {
         /// What was being done.
         doing: &'static str,

@@ -284,6 +284,10 @@ impl Producer {
                 return Err(Refusal::Full);
             }
         }
+        if self.reserved > 0 {
+            // What it was given was written to perhaps, and is shown to nobody.
+            self.set_middle(self.tail.wrapping_add(1), lines_of(self.reserved) - 1, true);
+        }
         self.reserved = len;
         #[cfg(not(loom))]
         if !self.reaches_across_the_end(len) {
@@ -536,6 +540,19 @@ mod tests {
         let mut p: Vec<u8> = tag.to_le_bytes().into_iter().cycle().take(len).collect();
         p[..4].copy_from_slice(&number.to_le_bytes());
         p
+    }
+
+    #[test]
+    fn what_was_written_and_not_shown_is_no_word_behind_a_shorter_record() {
+        let (mut producer, mut consumer, ..) = pair();
+        let mut record = Record::new();
+        producer.reserve(4000).unwrap().fill(0xcd);
+        for (number, len) in [(1, 20), (2, 200), (3, 4000), (4, 20)] {
+            producer.push(Attributes::NONE, &packet(number, len)).unwrap();
+            consumer.take(&mut record).unwrap().expect("it was shown");
+            assert_eq!(record.packet(), packet(number, len));
+            assert_eq!(consumer.take(&mut record), Ok(None), "behind record {number}");
+        }
     }
 
     fn attributes(number: u32) -> Attributes {

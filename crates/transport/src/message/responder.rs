@@ -172,8 +172,13 @@ impl Responder {
     #[inline]
     fn accept<H: Host>(&mut self, path: &Path, head: &Head, body: &[u8], host: &mut H) -> Result<Did, Fault> {
         let (first, last) = (head.has(FIRST), head.has(LAST));
-        if first != (self.inbound == Inbound::Idle) {
-            return Err(Fault::Invalid);
+        if first {
+            // A requester that went back in the middle of a request begins it anew.
+            if let Inbound::Send { .. } = self.inbound {
+                host.return_recv();
+                self.taken = self.taken.wrapping_sub(1);
+            }
+            self.inbound = Inbound::Idle;
         }
         match head.op {
             Op::Send | Op::SendImm | Op::SendInv => self.accept_send(head, last, body, host),

@@ -11,8 +11,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::super::hello::{self, Received};
 use super::super::link::Stage;
 use super::super::note::Note;
-use super::children::{Helper, as_nobody, hear, is_root, say};
+use super::children::{as_nobody, child, is_root};
 use super::direct::{ALL, KEY, QPN, bytes, grant, link};
+use super::helper::{Helper, hear, say};
 use super::*;
 use crate::{Denied, GrantError, GrantId, LinkId, Notice, QpGuard, Revocation, SharedPages};
 
@@ -46,7 +47,7 @@ fn small() -> ShmOptions {
 
 /// Starts a child in a role, and meets it.
 fn meet_child(role: &str, a: &mut ShmFabric) -> (Helper, LinkId) {
-    let helper = Helper::start(role, a.domain.name(), None);
+    let helper = child(role, a.domain.name(), None);
     meet_helper(helper, a)
 }
 
@@ -411,7 +412,7 @@ pub(super) fn tidy(_: &str) {
 
 #[test]
 fn grants_leave_no_descriptor_and_no_mapping_behind() {
-    let mut helper = Helper::start("tidy", "-", None);
+    let mut helper = child("tidy", "-", None);
     assert_eq!(helper.line(), "tidy");
     assert!(helper.child.wait().unwrap().success());
 }
