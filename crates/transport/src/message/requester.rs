@@ -45,6 +45,8 @@ pub(crate) struct Requester {
     blocked: bool,
     /// Until when, by index, nothing is lent, since the peer could not reach it.
     lends_from: u32,
+    /// The oldest request was refused for want of a receive request, and goes alone until it is taken.
+    alone: bool,
     /// The peer has been told our P_Key.
     greeted: bool,
     /// The peer has gone, and the connection with it.
@@ -91,6 +93,7 @@ impl Requester {
             ready: false,
             blocked: false,
             lends_from: index,
+            alone: false,
             greeted: false,
             gone: false,
             away: false,
@@ -229,6 +232,9 @@ impl Requester {
             && (request.flags.contains(SendFlags::FENCE)
                 || kind.is_answered() && self.unanswered >= u32::from(path.max_rd_atomic))
         {
+            return Some(self.wait());
+        }
+        if self.alone && self.una != self.next {
             return Some(self.wait());
         }
         if kind.consumes_recv() {
@@ -506,6 +512,7 @@ impl Requester {
         }
         self.una = self.una.wrapping_add(1);
         self.rnr_left = self.rnr_retry;
+        self.alone = false;
     }
 
     #[inline]
@@ -567,6 +574,7 @@ impl Requester {
                     }
                     self.rnr_left -= 1;
                 }
+                self.alone = true;
                 self.recount(self.una, host);
                 self.go_back(self.una);
                 self.ready = false;
@@ -655,7 +663,9 @@ impl Requester {
         if self.since_ns == NEVER {
             self.since_ns = now_ns;
         }
-        let silent_ns = now_ns - self.since_ns.min(now_ns);
+        // A timer that comes late says that this process was stopped, not that the peer was silent.
+        self.since_ns = self.since_ns.saturating_add(now_ns - self.resend_at).min(now_ns);
+        let silent_ns = now_ns - self.since_ns;
         let patience_ns = path.timeout_ns.saturating_mul(u64::from(path.retry_cnt) + 1);
         if silent_ns >= patience_ns {
             host.count(Count::Timeout);
