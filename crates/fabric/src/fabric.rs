@@ -208,6 +208,11 @@ pub trait Fabric: Send {
     fn prepare_wait(&mut self) -> bool {
         false
     }
+    /// The part of it that also carries messages between processes of one machine, if it has one. Who takes messages
+    /// receives by [`ShmFabric::recv_all`](crate::ShmFabric::recv_all), and by [`recv`](Self::recv) what comes elsewhere.
+    fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
+        None
+    }
     /// Appends this fabric's counters.
     fn counters(&self, out: &mut Vec<Counter>);
     /// Installs (or removes) a tap.
@@ -238,6 +243,9 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     }
     fn prepare_wait(&mut self) -> bool {
         (**self).prepare_wait()
+    }
+    fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
+        (**self).shm()
     }
     fn counters(&self, out: &mut Vec<Counter>) {
         (**self).counters(out);

@@ -44,7 +44,7 @@ pub use loopback::{LoopbackFabric, LoopbackNet};
 pub use open::OpenError;
 pub use raw::{RawFabric, RawOptions, RoceVersion};
 #[cfg(not(loom))]
-pub use shm::{ShmError, ShmFabric, ShmOptions};
+pub use shm::{ShmError, ShmFabric, ShmOptions, ShmSink, ShmTx};
 pub use udp::{UdpFabric, UdpOptions};
 #[cfg(feature = "io-uring")]
 pub use uring::{UringFabric, UringOptions};

@@ -314,8 +314,12 @@ impl Engine {
             return Err(TransitionError::Value { what: "path_mtu", value, max }.into());
         }
         let path = attr.av.as_ref().map(|av| self.open_path(av)).transpose()?;
+        let messages = path.map(|p| self.fabric.shm().is_some_and(|shm| shm.carries_messages(p)));
         let done = self.core.with_qp(now, qp, |entry, tables, ahs| {
             let QpEntry { machine, res, .. } = entry;
+            if let Some(yes) = messages {
+                machine.use_messages(yes);
+            }
             machine.modify(now, attr, &mut QpHost { res, tables, ahs })?;
             let reset = attr.state == Some(hca_core::QpState::Reset);
             if reset {

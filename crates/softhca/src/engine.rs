@@ -2,12 +2,12 @@
 //! of work a turn.
 
 use core::cmp::Reverse;
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv6Addr};
 use std::collections::{BinaryHeap, VecDeque};
 
 use hca_core::wire::Packet;
 use hca_core::{AhHandle, Instant, QpHandle, QpState, QpType, Qpn};
-use hca_fabric::{Fabric, PathId, RxBudget, RxPacket, TxBatch};
+use hca_fabric::{Fabric, PathId, RxBudget, RxPacket, ShmSink, ShmTx, TxBatch};
 use hca_transport::{RxMeta, TxSink};
 
 use crate::counters::EngineCounters;
@@ -88,13 +88,35 @@ impl TxSink for Sink<'_> {
     }
 }
 
+/// Gives a queue pair's messages to a ring.
+struct MessageSink<'a, 'b> {
+    tx: &'a mut ShmTx<'b>,
+    full: bool,
+}
+
+impl TxSink for MessageSink<'_, '_> {
+    #[inline]
+    fn reserve(&mut self, _: Option<AhHandle>, len: usize) -> Option<&mut [u8]> {
+        let room = self.tx.reserve(len);
+        self.full = room.is_none();
+        room
+    }
+    #[inline]
+    fn commit(&mut self) {
+        self.tx.commit();
+    }
+}
+
 impl Engine {
     pub(crate) fn new(
-        fabric: Box<dyn Fabric>,
+        mut fabric: Box<dyn Fabric>,
         qps: Slab<Box<QpEntry>>,
         tables: Tables,
         ahs: Slab<Ah>,
     ) -> Self {
+        if let Some(shm) = fabric.shm() {
+            shm.leave_to_recv_all();
+        }
         Self {
             fabric,
             tx: TxBatch::with_capacity(BATCH_BYTES),
@@ -120,15 +142,29 @@ impl Engine {
         self.core.counters.turns += 1;
         let rang = self.core.take_doorbells(now, bell);
         let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
-        let core = &mut self.core;
-        let received = self.fabric.recv(now, budget, &mut |p| core.receive(now, p));
-        core.settle_touched(None);
+        let received = self.receive(now, budget);
         let fired = self.core.fire_timers(now);
         let sent = self.transmit(now);
         let acked = self.flush_acks(now, acks);
         self.send(now);
         self.core.finish(now);
-        rang | (received.packets > 0) | fired | sent | acked
+        rang | received | fired | sent | acked
+    }
+
+    /// Takes what arrived. Returns whether anything did.
+    #[inline]
+    fn receive(&mut self, now: Instant, budget: RxBudget) -> bool {
+        let core = &mut self.core;
+        let mut packets = 0;
+        if let Some(shm) = self.fabric.shm() {
+            packets += shm.recv_all(now, budget, &mut Arrivals { core, now }).packets;
+            while let Some(peer) = shm.next_gone() {
+                core.peer_gone(now, peer.into());
+            }
+        }
+        packets += self.fabric.recv(now, budget, &mut |p| core.receive(now, p)).packets;
+        core.settle_touched(None);
+        packets > 0
     }
 
     /// What posts ask for: their doorbells, and what can be sent at once. `caller` is the queue pair of
@@ -147,7 +183,7 @@ impl Engine {
     pub(crate) fn acknowledge(&mut self, now: Instant, qp: QpHandle) {
         if self.core.qps.get(qp.index, qp.generation).is_some_and(|e| e.machine.ack_owed().is_some()) {
             self.core.turn += 1;
-            self.core.flush_ack(now, qp.index, AckRule::UnlessDelivered, &mut self.tx);
+            self.core.flush_ack(now, qp.index, AckRule::UnlessDelivered, &mut self.tx, &mut *self.fabric);
             self.send(now);
         }
     }
@@ -182,8 +218,8 @@ impl Engine {
         let mut spent = 0;
         while !self.core.ready.is_empty() && spent < TURN_BYTES {
             let before = self.tx.len_bytes();
-            let full = self.core.transmit_round(now, &mut self.tx);
-            let made = self.tx.len_bytes() - before;
+            let (full, by_messages) = self.core.transmit_round(now, &mut self.tx, &mut *self.fabric);
+            let made = self.tx.len_bytes() - before + by_messages;
             spent += made;
             if full || self.core.ready.is_empty() {
                 self.send(now);
@@ -202,7 +238,7 @@ impl Engine {
         let mut kept = 0;
         for i in 0..self.core.acks.len() {
             let slot = self.core.acks[i];
-            match self.core.flush_ack(now, slot, rule, &mut self.tx) {
+            match self.core.flush_ack(now, slot, rule, &mut self.tx, &mut *self.fabric) {
                 Ack::Sent => sent = true,
                 Ack::None => {}
                 Ack::Later => {
@@ -213,6 +249,23 @@ impl Engine {
         }
         self.core.acks.truncate(kept);
         sent
+    }
+}
+
+/// What comes by shared memory.
+struct Arrivals<'a> {
+    core: &'a mut Core,
+    now: Instant,
+}
+
+impl ShmSink for Arrivals<'_> {
+    #[inline]
+    fn packet(&mut self, packet: &RxPacket<'_>) {
+        self.core.receive(self.now, packet);
+    }
+    #[inline]
+    fn message(&mut self, from: Ipv6Addr, message: &[u8]) {
+        self.core.receive_message(self.now, from, message);
     }
 }
 
@@ -301,6 +354,42 @@ impl Core {
         }
     }
 
+    /// One message of a peer on this machine.
+    #[inline]
+    fn receive_message(&mut self, now: Instant, from: Ipv6Addr, message: &[u8]) {
+        let Some(qpn) = hca_transport::dest_of(message) else { return };
+        let slot = (qpn.raw() & SLOT_MASK).wrapping_sub(FIRST_QPN);
+        let Some(entry) = self.qps.at_mut(slot).filter(|e| e.machine.qpn() == qpn) else {
+            self.counters.unknown_qp += 1;
+            return;
+        };
+        if entry.res.peer != Some(IpAddr::V6(from)) {
+            self.counters.foreign_source += 1;
+            return;
+        }
+        let QpEntry { machine, res, .. } = &mut **entry;
+        let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
+        machine.handle_message(now, message, &mut host);
+        if self.touched != Some(slot) {
+            self.settle_touched(Some(slot));
+        }
+    }
+
+    /// The process at this address has gone, and every connection by messages with it.
+    #[cold]
+    fn peer_gone(&mut self, now: Instant, peer: IpAddr) {
+        let of_peer = |e: &QpEntry| e.machine.uses_messages() && e.res.peer == Some(peer);
+        let slots: Vec<u32> = self.qps.iter().filter(|(_, e)| of_peer(e)).map(|(i, _)| i).collect();
+        for slot in slots {
+            let entry = self.qps.at_mut(slot).expect("listed just now");
+            let QpEntry { machine, res, .. } = &mut **entry;
+            res.sq.refresh();
+            machine.peer_gone(&mut QpHost { res, tables: &mut self.tables, ahs: &self.ahs });
+            self.settle(slot);
+        }
+        self.finish(now);
+    }
+
     /// Notes what the packets of one queue pair made it want, once for all of them in a row; `next` is the
     /// queue pair of the packet that was just handled.
     fn settle_touched(&mut self, next: Option<u32>) {
@@ -373,12 +462,17 @@ impl Core {
         fired
     }
 
-    /// Every ready queue pair once. Returns whether the batch is full.
-    fn transmit_round(&mut self, now: Instant, tx: &mut TxBatch) -> bool {
+    /// Every ready queue pair once. Returns whether the batch is full, and the bytes that left by messages.
+    fn transmit_round(&mut self, now: Instant, tx: &mut TxBatch, fabric: &mut dyn Fabric) -> (bool, usize) {
+        let mut by_messages = 0;
         for _ in 0..self.ready.len() {
             let Some(slot) = self.ready.pop_front() else { break };
             let Some(entry) = self.qps.at_mut(slot) else { continue };
             entry.ready = false;
+            if entry.machine.uses_messages() {
+                by_messages += self.transmit_messages(now, slot, fabric);
+                continue;
+            }
             let QpEntry { machine, res, .. } = &mut **entry;
             let path = res.path;
             let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
@@ -395,13 +489,42 @@ impl Core {
             self.counters.tx_packets += sent as u64;
             self.settle(slot);
             if full {
-                return true;
+                return (true, by_messages);
             }
         }
-        false
+        (false, by_messages)
     }
 
-    fn flush_ack(&mut self, now: Instant, slot: u32, rule: AckRule, tx: &mut TxBatch) -> Ack {
+    /// Lets a queue pair send messages; returns the bytes that left.
+    #[inline]
+    fn transmit_messages(&mut self, now: Instant, slot: u32, fabric: &mut dyn Fabric) -> usize {
+        let Some(entry) = self.qps.at_mut(slot) else { return 0 };
+        let QpEntry { machine, res, .. } = &mut **entry;
+        let (Some(path), Some(shm)) = (res.path, fabric.shm()) else { return 0 };
+        let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
+        let sent = shm.send_messages(now, path, |tx| {
+            let mut sink = MessageSink { tx, full: false };
+            machine.poll_transmit(now, &mut host, &mut sink, BURST_PACKETS);
+            sink.tx.bytes()
+        });
+        if sent.is_none() {
+            machine.unreachable(now, &mut host);
+        }
+        if machine.ack_owed().is_none() {
+            entry.ack_since = entry.ack_since.map(|_| LISTED);
+        }
+        self.settle(slot);
+        sent.unwrap_or(0)
+    }
+
+    fn flush_ack(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        rule: AckRule,
+        tx: &mut TxBatch,
+        fabric: &mut dyn Fabric,
+    ) -> Ack {
         let turn = self.turn;
         let Some(entry) = self.qps.at_mut(slot) else { return Ack::None };
         let (Some(owed), Some(since)) = (entry.machine.ack_owed(), entry.ack_since) else {
@@ -415,7 +538,20 @@ impl Core {
         let path = res.path;
         let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
         let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false };
-        let sent = machine.poll_ack(now, &mut host, &mut sink);
+        let sent = if machine.uses_messages() {
+            let (Some(path), Some(shm)) = (path, fabric.shm()) else { return Ack::None };
+            let acked = shm.send_messages(now, path, |tx| {
+                let mut sink = MessageSink { tx, full: false };
+                let sent = machine.poll_ack(now, &mut host, &mut sink);
+                (sent, sink.full)
+            });
+            // Where nobody is, nobody asks.
+            let (sent, full) = acked.unwrap_or_default();
+            sink.full = full;
+            sent
+        } else {
+            machine.poll_ack(now, &mut host, &mut sink)
+        };
         if sink.full {
             return Ack::Later;
         }

@@ -288,7 +288,7 @@ impl Host for QpHost<'_> {
     }
 
     #[inline]
-    fn take_recv(&mut self, _packet: &Packet<'_>) -> Option<u64> {
+    fn take_recv(&mut self, _packet: Option<&Packet<'_>>) -> Option<u64> {
         assert!(!self.res.held.active, "one receive request at a time");
         match self.res.rq {
             RecvQueue::Own(_) => self.hold_own(),

@@ -58,6 +58,21 @@ pub enum AtomicOp {
     },
 }
 
+/// What became of a request on the peer's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direct {
+    /// It is done.
+    Done,
+    /// It was begun and goes on when the queue pair has its next turn.
+    Again,
+    /// The memory is out of reach, or the peer has to judge: it goes as a message.
+    Unable,
+    /// It is to wait until what is under way before it is done.
+    Later,
+    /// A local key does not allow it.
+    Fail(LocalError),
+}
+
 /// How a receive request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecvDone {
@@ -173,9 +188,9 @@ pub trait Host {
     /// signalled yields no completion, everything else does.
     fn complete_send(&mut self, index: u32, status: WcStatus, byte_len: u32);
 
-    /// Takes the oldest receive request for the message that begins with `packet`; returns the bytes
-    /// that it can take, or `None` if there is none. At most one is held at a time.
-    fn take_recv(&mut self, packet: &Packet<'_>) -> Option<u64>;
+    /// Takes the oldest receive request for the message that begins with `packet` (`None`: it came by other ways);
+    /// returns the bytes that it can take, or `None` if there is none. At most one is held at a time.
+    fn take_recv(&mut self, packet: Option<&Packet<'_>>) -> Option<u64>;
     /// Places bytes into the held receive request.
     ///
     /// # Errors
@@ -224,6 +239,12 @@ pub trait Host {
     /// # Errors
     /// The key is unknown, of another protection domain, or not one that peers may take back.
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), RemoteAccessError>;
+
+    /// Carries out a WRITE, READ or atomic straight on the peer's memory, if it is within reach. `behind`: an earlier
+    /// request is under way, so nothing may be done yet. Only connections by messages ask.
+    fn direct(&mut self, _index: u32, _request: &SendRequest, _behind: bool) -> Direct {
+        Direct::Unable
+    }
 
     /// Raises an event.
     fn event(&mut self, event: QpEvent);

@@ -89,13 +89,13 @@ impl Inbound {
         }
         match (op, *self) {
             (P::SendOnly | P::SendOnlyImm | P::SendOnlyInv, Self::Idle) => {
-                let room = host.take_recv(packet).ok_or(Fault::NoRecv)?;
+                let room = host.take_recv(Some(packet)).ok_or(Fault::NoRecv)?;
                 place(host, 0, room, data)?;
                 finish_send(packet, len, host)?;
                 Ok(DELIVERED)
             }
             (P::SendFirst, Self::Idle) => {
-                let room = host.take_recv(packet).ok_or(Fault::NoRecv)?;
+                let room = host.take_recv(Some(packet)).ok_or(Fault::NoRecv)?;
                 *self = Self::Send { offset: len, room };
                 place(host, 0, room, data)?;
                 Ok(MORE)
@@ -123,7 +123,7 @@ impl Inbound {
                     return Err(Fault::Invalid);
                 }
                 if op == P::WriteLastImm {
-                    host.take_recv(packet).ok_or(Fault::NoRecv)?;
+                    host.take_recv(Some(packet)).ok_or(Fault::NoRecv)?;
                 }
                 write(op, rkey, va, data, host)?;
                 if more {
@@ -162,7 +162,7 @@ impl Inbound {
             host.check_remote(rkey, va, total.into(), Access::REMOTE_WRITE).map_err(|_| Fault::Access)?;
         }
         if op == PacketOp::WriteOnlyImm {
-            host.take_recv(packet).ok_or(Fault::NoRecv)?;
+            host.take_recv(Some(packet)).ok_or(Fault::NoRecv)?;
         }
         // A WRITE of no bytes touches nothing and needs no valid key.
         if len > 0 {
@@ -221,7 +221,7 @@ pub(crate) fn failed_recv(status: WcStatus) -> RecvDone {
 }
 
 #[inline]
-fn place<H: Host>(host: &mut H, offset: u32, room: u64, data: &[u8]) -> Result<(), Fault> {
+pub(crate) fn place<H: Host>(host: &mut H, offset: u32, room: u64, data: &[u8]) -> Result<(), Fault> {
     if u64::from(offset) + data.len() as u64 > room {
         return Err(Fault::TooLong);
     }

@@ -17,6 +17,7 @@
 //! | `responder` | PSN checks, duplicates, READ and atomic responses, NAKs |
 //! | `inflight` | the messages that a requester has under way |
 //! | `inbound` | a SEND or WRITE as it comes in, for RC and UC |
+//! | `message` | RC between adapters of one machine, by messages instead of packets |
 //! | `uc`, `ud` | the unreliable services |
 //! | `window`, `rtt` | how much may be in flight; the measured round trip |
 //! | `build`, `psn` | packets in place; PSN arithmetic |
@@ -32,6 +33,7 @@ mod emit;
 mod host;
 mod inbound;
 mod inflight;
+mod message;
 mod psn;
 mod qp;
 mod requester;
@@ -42,4 +44,5 @@ mod ud;
 mod window;
 
 pub use host::*;
+pub use message::{HEAD_BYTES, MAX_MESSAGE, dest_of};
 pub use qp::{AckOwed, Qp, QpConfig, RxMeta, WindowStats};

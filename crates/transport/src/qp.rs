@@ -6,6 +6,7 @@ use hca_core::{Instant, Mtu, Pkey, QpAttr, QpState, QpType, Qpn, TransitionError
 use crate::completer::is_response;
 use crate::connection::{Connection, Path};
 use crate::inbound::failed_recv;
+use crate::message::{Head, Messages};
 use crate::requester::NEVER;
 use crate::responder::Fatal;
 use crate::uc::Unreliable;
@@ -73,6 +74,8 @@ enum Service {
         index: u32,
     },
     Rc(Connection),
+    /// RC with a peer on this machine.
+    Local(Messages),
     Uc(Unreliable),
     Ud(Datagram),
 }
@@ -89,6 +92,8 @@ pub struct Qp {
     drain_event: bool,
     /// The event of the first packet in RTR was raised.
     established: bool,
+    /// Its next connection goes by messages.
+    by_messages: bool,
 }
 
 impl Qp {
@@ -102,7 +107,18 @@ impl Qp {
             service: Service::Unconnected { index: 0 },
             drain_event: false,
             established: false,
+            by_messages: false,
         }
+    }
+    /// Whether its next connection goes by messages, as between adapters of one machine; both ends must agree. To be
+    /// said before the transition to RTR. Only RC does.
+    pub fn use_messages(&mut self, yes: bool) {
+        self.by_messages = yes && self.config.qp_type == QpType::Rc;
+    }
+    /// Whether its connection goes by messages.
+    #[inline]
+    pub fn uses_messages(&self) -> bool {
+        matches!(self.service, Service::Local(_))
     }
     /// Its service.
     pub fn qp_type(&self) -> QpType {
@@ -180,6 +196,7 @@ impl Qp {
         let index = self.sq_index();
         let (config, attr) = (&self.config, &self.attr);
         self.service = match config.qp_type {
+            QpType::Rc if self.by_messages => Service::Local(Messages::new(config, attr, index)),
             QpType::Rc => Service::Rc(Connection::new(config, attr, index)),
             QpType::Uc => Service::Uc(Unreliable::new(config, attr, index)),
             QpType::Ud => {
@@ -193,6 +210,7 @@ impl Qp {
         let psn = self.attr.sq_psn.unwrap_or_default();
         match &mut self.service {
             Service::Rc(c) => c.start(&self.config, &self.attr, psn),
+            Service::Local(m) => m.start(&self.config, &self.attr),
             Service::Uc(u) => {
                 u.path = Path::new(&self.config, &self.attr);
                 u.start(psn);
@@ -208,6 +226,7 @@ impl Qp {
     fn update(&mut self) {
         match &mut self.service {
             Service::Rc(c) => c.update(&self.config, &self.attr),
+            Service::Local(m) => m.update(&self.config, &self.attr),
             Service::Uc(u) => {
                 u.path = Path::new(&self.config, &self.attr);
                 u.posted();
@@ -223,6 +242,7 @@ impl Qp {
         match &self.service {
             Service::Unconnected { index } => *index,
             Service::Rc(c) => c.requester.una_index,
+            Service::Local(m) => m.requester.oldest(),
             Service::Uc(u) => u.index,
             Service::Ud(d) => d.index,
         }
@@ -233,6 +253,7 @@ impl Qp {
         }
         let drained = match &self.service {
             Service::Rc(c) => c.requester.is_drained(),
+            Service::Local(m) => m.requester.is_drained(),
             Service::Uc(u) => u.is_drained(),
             Service::Ud(_) | Service::Unconnected { .. } => true,
         };
@@ -326,7 +347,70 @@ impl Qp {
                     self.fail_recv(status, host);
                 }
             }
-            Service::Unconnected { .. } => host.count(Count::DroppedState),
+            Service::Local(_) | Service::Unconnected { .. } => host.count(Count::DroppedState),
+        }
+    }
+
+    /// Takes one message that is for this queue pair's number.
+    #[inline]
+    pub fn handle_message<H: Host>(&mut self, now: Instant, message: &[u8], host: &mut H) {
+        let rtr = self.state == QpState::Rtr;
+        if !rtr && !matches!(self.state, QpState::Rts | QpState::Sqd) {
+            host.count(Count::DroppedState);
+            return;
+        }
+        let (Service::Local(m), Some((head, body))) = (&mut self.service, Head::read(message)) else {
+            host.count(Count::DroppedInvalid);
+            return;
+        };
+        if head.op.is_answer() {
+            if rtr {
+                host.count(Count::DroppedState);
+                return;
+            }
+            let done = m.requester.handle_answer(now, &m.path, &head, body, host);
+            return self.answered(done, host);
+        }
+        if rtr && !self.established {
+            self.established = true;
+            host.event(QpEvent::CommEstablished);
+        }
+        let Service::Local(m) = &mut self.service else { unreachable!("seen above") };
+        let told = if rtr { Ok(()) } else { m.requester.done(now, head.done, host).map(|_| ()) };
+        let handled = m.responder.handle_request(&m.path, &head, body, host);
+        if told.is_err() || self.drain_event {
+            self.answered(told, host);
+        }
+        if let Err(fatal) = handled {
+            self.fail_request(fatal, host);
+        }
+    }
+
+    #[inline]
+    fn answered<H: Host>(&mut self, done: Result<(), WcStatus>, host: &mut H) {
+        match done {
+            Ok(()) if self.drain_event => self.check_drained(host),
+            Ok(()) => {}
+            Err(status) => self.fail_send(status, host),
+        }
+    }
+
+    /// Nobody is at the peer's address now, for a connection by messages: tries again soon, as long as the queue pair's
+    /// timeout lets it.
+    pub fn unreachable<H: Host>(&mut self, now: Instant, host: &mut H) {
+        let Service::Local(m) = &mut self.service else { return };
+        m.responder.stop();
+        if let Err(status) = m.requester.unreachable(now, &m.path, host) {
+            self.fail_send(status, host);
+        }
+    }
+    /// The peer of a connection by messages has gone, and the connection with it: what is under way fails, and so does
+    /// what is posted later.
+    pub fn peer_gone<H: Host>(&mut self, host: &mut H) {
+        let Service::Local(m) = &mut self.service else { return };
+        m.requester.peer_gone();
+        if m.requester.oldest() != host.sq_posted() && matches!(self.state, QpState::Rts | QpState::Sqd) {
+            self.fail_send(WcStatus::RetryExceeded, host);
         }
     }
 
@@ -367,6 +451,7 @@ impl Qp {
             QpState::Sqe => self.flush_send(WcStatus::WrFlushed, host),
             _ => match &mut self.service {
                 Service::Rc(c) => c.requester.posted(),
+                Service::Local(m) => m.requester.posted(),
                 Service::Uc(u) => u.posted(),
                 Service::Ud(d) => d.posted(),
                 Service::Unconnected { .. } => {}
@@ -382,12 +467,20 @@ impl Qp {
         {
             self.fail_send(status, host);
         }
+        if let Service::Local(m) = &mut self.service
+            && let Err(status) = m.requester.timeout(now, &m.path, host)
+        {
+            self.fail_send(status, host);
+        }
     }
     /// When [`handle_timeout`](Self::handle_timeout) is due.
     #[inline]
     pub fn next_deadline(&self) -> Option<Instant> {
-        let Service::Rc(c) = &self.service else { return None };
-        let at = c.requester.deadline_ns();
+        let at = match &self.service {
+            Service::Rc(c) => c.requester.deadline_ns(),
+            Service::Local(m) => m.requester.deadline_ns(),
+            _ => return None,
+        };
         (at != NEVER).then(|| Instant::from_nanos(at))
     }
 
@@ -402,6 +495,7 @@ impl Qp {
                     || c.responder.wants_transmit()
                     || c.cnp.is_owed() && self.state != QpState::Error
             }
+            Service::Local(m) => (sends && m.requester.wants_transmit()) || m.responder.wants_transmit(),
             Service::Uc(u) => {
                 (sends && u.wants_transmit()) || u.cnp.is_owed() && self.state != QpState::Error
             }
@@ -426,18 +520,19 @@ impl Qp {
                 None => return 0,
             }
         }
-        if let Service::Rc(c) = &mut self.service
-            && c.responder.wants_transmit()
-        {
-            let (n, outcome) = c.responder.poll(&c.path, host, tx, max_packets - sent);
-            sent += n;
-            match outcome {
-                Ok(true) => {}
-                Ok(false) => return sent,
-                Err(fatal) => {
-                    self.fail_request(fatal, host);
-                    return sent;
-                }
+        let left = max_packets - sent;
+        let (n, outcome) = match &mut self.service {
+            Service::Rc(c) if c.responder.wants_transmit() => c.responder.poll(&c.path, host, tx, left),
+            Service::Local(m) if m.responder.wants_transmit() => m.responder.poll(&m.path, host, tx, left),
+            _ => (0, Ok(true)),
+        };
+        sent += n;
+        match outcome {
+            Ok(true) => {}
+            Ok(false) => return sent,
+            Err(fatal) => {
+                self.fail_request(fatal, host);
+                return sent;
             }
         }
         if !matches!(self.state, QpState::Rts | QpState::Sqd) {
@@ -447,6 +542,7 @@ impl Qp {
         let max = max_packets - sent;
         let (n, failure) = match &mut self.service {
             Service::Rc(c) => c.requester.poll(now, &c.path, may_start, host, tx, max),
+            Service::Local(m) => m.poll_requests(now, may_start, host, tx, max),
             Service::Uc(u) => u.poll(may_start, host, tx, max),
             Service::Ud(d) => d.poll(may_start, host, tx, max),
             Service::Unconnected { .. } => (0, None),
@@ -478,6 +574,7 @@ impl Qp {
     pub fn ack_owed(&self) -> Option<AckOwed> {
         match &self.service {
             Service::Rc(c) => c.responder.ack_owed(),
+            Service::Local(m) => m.responder.ack_owed(),
             _ => None,
         }
     }
@@ -486,6 +583,7 @@ impl Qp {
     pub fn poll_ack<H: Host, T: TxSink>(&mut self, _now: Instant, host: &mut H, tx: &mut T) -> bool {
         match &mut self.service {
             Service::Rc(c) => c.responder.poll_ack(&c.path, host, tx),
+            Service::Local(m) => m.responder.poll_ack(&m.path, host, tx),
             _ => false,
         }
     }
@@ -506,12 +604,18 @@ impl Qp {
 
     /// Error from outside: nothing is answered any more, but a NAK that brought the error on still leaves.
     fn enter_error<H: Host>(&mut self, host: &mut H) {
-        if let Service::Rc(c) = &mut self.service
-            && self.state != QpState::Error
-        {
-            c.responder.stop();
+        if self.state != QpState::Error {
+            self.stop_responder();
         }
         self.end(WcStatus::WrFlushed, host);
+    }
+    /// Nothing more is answered.
+    fn stop_responder(&mut self) {
+        match &mut self.service {
+            Service::Rc(c) => c.responder.stop(),
+            Service::Local(m) => m.responder.stop(),
+            _ => {}
+        }
     }
     /// To ERROR: the oldest send request completes with `status`, everything else as flushed.
     fn end<H: Host>(&mut self, status: WcStatus, host: &mut H) {
@@ -536,6 +640,9 @@ impl Qp {
             c.requester.flush(status, host);
             return;
         }
+        if let Service::Local(m) = &mut self.service {
+            return m.requester.flush(status, host);
+        }
         let (mut index, posted) = (self.sq_index(), host.sq_posted());
         let mut status = status;
         while index != posted {
@@ -547,16 +654,14 @@ impl Qp {
             Service::Unconnected { index } => *index = posted,
             Service::Uc(u) => u.stop(posted),
             Service::Ud(d) => d.stop(posted),
-            Service::Rc(_) => {}
+            Service::Rc(_) | Service::Local(_) => {}
         }
     }
     /// The oldest send request failed: RC goes to ERROR, UC and UD stop sending only.
     #[cold]
     fn fail_send<H: Host>(&mut self, status: WcStatus, host: &mut H) {
         if self.config.qp_type == QpType::Rc {
-            if let Service::Rc(c) = &mut self.service {
-                c.responder.stop();
-            }
+            self.stop_responder();
             self.end(status, host);
         } else {
             self.set_state(QpState::Sqe);

@@ -24,6 +24,29 @@ pub(crate) struct Fatal {
     pub(crate) event: Option<QpEvent>,
 }
 
+impl Fatal {
+    /// The end of a connection by this NAK.
+    #[cold]
+    pub(crate) fn new<H: Host>(code: NakCode, recv: Option<WcStatus>, host: &mut H) -> Self {
+        let event = match code {
+            NakCode::RemoteAccess => {
+                host.count(Count::NakAccess);
+                Some(QpEvent::AccessError)
+            }
+            NakCode::RemoteOperational => {
+                host.count(Count::NakOperational);
+                None
+            }
+            _ => {
+                host.count(Count::NakInvalid);
+                Some(QpEvent::RequestError)
+            }
+        };
+        // What a receive completion tells needs no event.
+        Self { recv, event: if recv.is_some() { None } else { event } }
+    }
+}
+
 /// What was sent, or waits to be sent, instead of an acknowledgement, until the expected packet comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Refused {
@@ -257,22 +280,7 @@ impl Responder {
     #[cold]
     fn refuse<H: Host>(&mut self, psn: Psn, code: NakCode, recv: Option<WcStatus>, host: &mut H) -> Fatal {
         self.nak = Some((psn, Syndrome::Nak(code)));
-        let event = match code {
-            NakCode::RemoteAccess => {
-                host.count(Count::NakAccess);
-                Some(QpEvent::AccessError)
-            }
-            NakCode::RemoteOperational => {
-                host.count(Count::NakOperational);
-                None
-            }
-            _ => {
-                host.count(Count::NakInvalid);
-                Some(QpEvent::RequestError)
-            }
-        };
-        // What a receive completion tells needs no event.
-        Fatal { recv, event: if recv.is_some() { None } else { event } }
+        Fatal::new(code, recv, host)
     }
 
     fn handle_read_or_atomic<H: Host>(

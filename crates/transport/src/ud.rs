@@ -127,7 +127,7 @@ impl Datagram {
             host.count(Count::DroppedInvalid);
             return Ok(());
         }
-        let Some(room) = host.take_recv(packet) else {
+        let Some(room) = host.take_recv(Some(packet)) else {
             host.count(Count::DroppedNoRecv);
             return Ok(());
         };

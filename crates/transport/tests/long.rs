@@ -74,7 +74,7 @@ impl Host for Side {
         }
         self.completed.push((status, byte_len));
     }
-    fn take_recv(&mut self, _: &Packet<'_>) -> Option<u64> {
+    fn take_recv(&mut self, _: Option<&Packet<'_>>) -> Option<u64> {
         self.recvs = self.recvs.checked_sub(1)?;
         Some(MAX_MESSAGE_BYTES)
     }

@@ -24,6 +24,9 @@ counters! {
     tx_bytes,
     /// The lines that they took.
     tx_lines,
+    /// Messages written to rings, and taken from them.
+    tx_messages,
+    rx_messages,
     /// Send calls that ended at a full ring; the packets stay in the batch.
     tx_blocked,
     /// Packets lost as nobody is at the peer's address.

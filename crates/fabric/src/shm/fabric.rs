@@ -15,9 +15,11 @@ use super::counters::Counters;
 use super::link::{Links, Stage};
 use super::meet::{LISTENER, Pending};
 use super::memory::{LINE, Writers, create};
+use super::name::takes_messages;
 use super::name::{Domain, Listener};
 use super::path::Paths;
 use super::ring::{Barrier, MAX_RING_LINES, MIN_RING_LINES, Record};
+use super::rx::{PacketsOnly, ShmSink};
 use super::{ShmError, memory};
 use crate::icrc::Icrc;
 use crate::{Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
@@ -42,12 +44,15 @@ pub struct ShmOptions {
     /// Takes processes of other users for peers. They then reach the queue pairs of this adapter as a network's
     /// hosts would.
     pub any_user: bool,
+    /// Queue pairs of the service RC, to peers that do so too, exchange messages instead of packets. Without it
+    /// everything is packets, which layers and taps see.
+    pub messages: bool,
 }
 
 impl Default for ShmOptions {
-    /// 1 MiB to each peer, abstract names, this user's processes only.
+    /// 1 MiB to each peer, abstract names, this user's processes only, messages.
     fn default() -> Self {
-        Self { ring_bytes: 1 << 20, folder: None, any_user: false }
+        Self { ring_bytes: 1 << 20, folder: None, any_user: false, messages: true }
     }
 }
 
@@ -64,6 +69,11 @@ pub struct ShmFabric {
     pub(super) bits_fd: OwnedFd,
     pub(super) board_fd: OwnedFd,
     pub(super) ring_lines: u32,
+    pub(super) messages: bool,
+    /// `recv` leaves everything to `recv_all`.
+    all_taken: bool,
+    /// Peers that have gone, until the adapter is told.
+    pub(super) gone: Vec<Ipv6Addr>,
     pub(super) barrier: Barrier,
     pub(super) links: Links,
     pub(super) paths: Paths,
@@ -99,7 +109,7 @@ impl ShmFabric {
     pub fn open(domain: &str, options: &ShmOptions) -> Result<Self, ShmError> {
         let ring_lines = ring_lines(options.ring_bytes)?;
         let domain = Domain::new(domain, options.folder.as_deref(), options.any_user)?;
-        let (local, listener) = listen(&domain)?;
+        let (local, listener) = listen(&domain, options.messages)?;
         let io = |doing| move |e: rustix::io::Errno| ShmError::Io { doing, source: e.into() };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("creating an epoll descriptor"))?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)
@@ -122,6 +132,9 @@ impl ShmFabric {
             bits_fd,
             board_fd,
             ring_lines,
+            messages: options.messages,
+            all_taken: false,
+            gone: Vec::new(),
             barrier,
             links: Links::default(),
             paths: Paths::default(),
@@ -155,10 +168,10 @@ fn ring_lines(bytes: usize) -> Result<u32, ShmError> {
 }
 
 /// An address of our own, and the socket there. A name that somebody has taken is left to him.
-fn listen(domain: &Domain) -> Result<(Ipv6Addr, Listener), ShmError> {
+fn listen(domain: &Domain, messages: bool) -> Result<(Ipv6Addr, Listener), ShmError> {
     let mut draws = 0;
     loop {
-        let address = domain.draw_address()?;
+        let address = domain.draw_address(messages)?;
         match domain.listen(address) {
             Ok(listener) => return Ok((address, listener)),
             Err(ShmError::Io { source, .. })
@@ -199,6 +212,35 @@ fn attr(local: Ipv6Addr, domain: &Domain, ring_bytes: usize, barrier: Barrier) -
     }
 }
 
+impl ShmFabric {
+    /// As [`Fabric::recv`], with messages.
+    #[inline]
+    pub fn recv_all<S: ShmSink>(&mut self, now: Instant, budget: RxBudget, sink: &mut S) -> RxOutcome {
+        self.now = now;
+        self.turn += 1;
+        if self.bells.rung() {
+            self.answer_calls();
+        }
+        if now >= self.tick_at {
+            self.look_around();
+        }
+        self.poll_rings(budget, sink)
+    }
+    /// From now on [`Fabric::recv`] takes nothing, since the caller takes all by [`recv_all`](Self::recv_all).
+    pub fn leave_to_recv_all(&mut self) {
+        self.all_taken = true;
+    }
+    /// Whether queue pairs at both ends of a path exchange messages.
+    pub fn carries_messages(&self, path: PathId) -> bool {
+        self.messages && self.paths.get(path).is_some_and(|p| takes_messages(p.peer))
+    }
+    /// The next peer that has gone, with whatever was on its way.
+    #[inline]
+    pub fn next_gone(&mut self) -> Option<Ipv6Addr> {
+        self.gone.pop()
+    }
+}
+
 impl Fabric for ShmFabric {
     fn attr(&self) -> &FabricAttr {
         &self.attr
@@ -224,15 +266,13 @@ impl Fabric for ShmFabric {
     }
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
-        self.now = now;
-        self.turn += 1;
-        if self.bells.rung() {
-            self.answer_calls();
+        if self.all_taken {
+            return RxOutcome::default();
         }
-        if now >= self.tick_at {
-            self.look_around();
-        }
-        self.poll_rings(budget, sink)
+        self.recv_all(now, budget, &mut PacketsOnly(sink))
+    }
+    fn shm(&mut self) -> Option<&mut ShmFabric> {
+        if self.messages { Some(self) } else { None }
     }
 
     fn next_deadline(&self) -> Option<Instant> {

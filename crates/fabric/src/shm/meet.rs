@@ -461,6 +461,9 @@ impl ShmFabric {
         let _ = link.tx.refresh();
         self.counters.tx_lines_unread += u64::from(link.tx.unconsumed());
         self.counters.peers_gone += 1;
+        if self.messages {
+            self.gone.push(link.peer);
+        }
         self.domain.remove_if_stale(link.peer);
     }
 }

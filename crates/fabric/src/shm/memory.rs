@@ -4,7 +4,8 @@
 //! 1. `base .. base + len` is mapped as long as the mapping lives; `base` is a multiple of 64 and `len` of 64.
 //! 2. A mapped file is a memfd sealed against shrinking before it was mapped, so that no access to it ends in
 //!    SIGBUS: a peer's seals are verified by [`Sealed`], our own are put on by [`create`].
-//! 3. No reference to bytes is made: single words are atomics, ranges go by `copy`. Every offset is checked.
+//! 3. No reference to bytes is made: single words are atomics, ranges go by `copy`. Every offset is checked. The one
+//!    exception is [`Segment::bytes_mut`], on bytes that no other process can write and that nobody looks at yet.
 //! 4. A `Window` has no method that writes, and is mapped without the right to.
 #![allow(unsafe_code)]
 
@@ -170,6 +171,15 @@ impl Segment {
     #[inline]
     pub(super) fn store(&self, at: usize, data: &[u8]) {
         self.0.store(at, data);
+    }
+    /// A range to be written before anybody is told of it. `self` is that of the one producer of a ring, who keeps
+    /// the ring's bytes to himself until he shows them.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(super) fn bytes_mut(&mut self, at: usize, len: usize) -> &mut [u8] {
+        // SAFETY: `at` checked the range, and it lives as long as `self` is borrowed. (3) The memory is sealed against
+        // other writers, or on our heap; consumers read what was shown, of which these bytes are no part.
+        unsafe { core::slice::from_raw_parts_mut(self.0.at(at, len), len) }
     }
 }
 

@@ -52,3 +52,7 @@ mod tx;
 pub use error::ShmError;
 #[cfg(not(loom))]
 pub use fabric::{ShmFabric, ShmOptions};
+#[cfg(not(loom))]
+pub use rx::ShmSink;
+#[cfg(not(loom))]
+pub use tx::ShmTx;

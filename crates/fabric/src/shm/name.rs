@@ -26,6 +26,11 @@ const EARLY_LIFE: Duration = Duration::from_secs(10);
 /// Bytes of a path that a socket's address holds.
 const MAX_SOCKET_PATH: usize = 107;
 
+/// Whether the adapter at this address takes messages beside packets.
+pub(super) fn takes_messages(address: Ipv6Addr) -> bool {
+    address.octets()[15] & 1 != 0
+}
+
 /// Where the adapters of a domain are found.
 #[derive(Clone, Debug)]
 pub(super) struct Domain {
@@ -103,7 +108,8 @@ impl Domain {
     }
 
     /// An address that nobody else draws: unique-local, the network from the domain's name, the rest random.
-    pub(super) fn draw_address(&self) -> Result<Ipv6Addr, ShmError> {
+    /// The last bit says whether messages are taken beside packets, so that both ends know before they meet.
+    pub(super) fn draw_address(&self, messages: bool) -> Result<Ipv6Addr, ShmError> {
         let mut random = [0_u8; 8];
         let mut filled = 0;
         while filled < random.len() {
@@ -114,6 +120,7 @@ impl Domain {
         let mut octets = [0_u8; 16];
         octets[..8].copy_from_slice(&self.network());
         octets[8..].copy_from_slice(&random);
+        octets[15] = octets[15] & !1 | u8::from(messages);
         Ok(octets.into())
     }
 

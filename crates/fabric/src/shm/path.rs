@@ -77,6 +77,10 @@ impl Paths {
         self.by_key.remove(&key);
     }
 
+    pub(super) fn get(&self, id: PathId) -> Option<&Path> {
+        let slot = self.slots.get((id.0 & ((1 << SLOT_BITS) - 1)) as usize)?;
+        if slot.generation == id.0 >> SLOT_BITS { slot.path.as_ref() } else { None }
+    }
     #[inline]
     pub(super) fn get_mut(&mut self, id: PathId) -> Option<&mut Path> {
         let slot = self.slots.get_mut((id.0 & ((1 << SLOT_BITS) - 1)) as usize)?;

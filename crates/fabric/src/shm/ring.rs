@@ -7,7 +7,7 @@
 //! outbox   line 0   credits: lines consumed (u32), how often the consumer parked (u32)
 //!          line 1   unused, so that the prefetch of pairs of lines brings nothing of the ring along
 //!          line 2…  the ring, a power of two of lines
-//! packet   line n   word (u32), then 60 bytes of the packet
+//! record   line n   word (u32), then 60 bytes of the packet or message
 //!          line n+1… the rest of it, 64 bytes a line
 //! word     tag << 16 | kind << 13 | length in bytes
 //! ```
@@ -119,6 +119,17 @@ enum Kind {
     Plain = 1,
     Ect0 = 2,
     Told = 3,
+    /// It is no packet and has none.
+    Message = 4,
+}
+
+/// What a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum What {
+    /// A packet.
+    Packet(Attributes),
+    /// A message of one adapter's queue pair to another's.
+    Message,
 }
 
 /// How a process makes sure that another one's stores and loads are in order, without a fence of theirs.
@@ -190,6 +201,9 @@ pub(super) struct Producer {
     middle: Box<[u64]>,
     /// The count of parkings that a call was made for.
     called: u32,
+    /// The length of the record that room was made for, and where it stands if not in the ring.
+    reserved: usize,
+    aside: Vec<u8>,
 }
 
 impl Producer {
@@ -197,7 +211,19 @@ impl Producer {
     pub(super) fn new(out: Segment, lines: u32, barrier: Barrier) -> Self {
         assert!(lines.is_power_of_two() && (MIN_RING_LINES..=MAX_RING_LINES).contains(&lines));
         let middle = vec![0; lines.div_ceil(64) as usize].into_boxed_slice();
-        Self { out, credits: None, barrier, lines, tail: 0, head: 0, tag: 1, middle, called: 0 }
+        Self {
+            out,
+            credits: None,
+            barrier,
+            lines,
+            tail: 0,
+            head: 0,
+            tag: 1,
+            middle,
+            called: 0,
+            reserved: 0,
+            aside: Vec::new(),
+        }
     }
     /// The consumer has been met.
     pub(super) fn link(&mut self, credits: Window, barrier: Barrier) {
@@ -233,30 +259,64 @@ impl Producer {
     #[inline]
     pub(super) fn push(&mut self, attributes: Attributes, packet: &[u8]) -> Result<u32, Refusal> {
         let kind = attributes.kind();
-        if kind == Kind::Told {
-            let mut record = [0; MAX_RECORD];
-            let len = packet.len() + Attributes::BYTES;
-            record[..packet.len()].copy_from_slice(packet);
-            record[packet.len()..len].copy_from_slice(&[attributes.traffic_class, attributes.hop_limit]);
-            return self.push_record(kind, &record[..len]);
+        let told = if kind == Kind::Told { Attributes::BYTES } else { 0 };
+        let (to, rest) = self.reserve(packet.len() + told)?.split_at_mut(packet.len());
+        to.copy_from_slice(packet);
+        if told > 0 {
+            rest.copy_from_slice(&[attributes.traffic_class, attributes.hop_limit]);
         }
-        self.push_record(kind, packet)
+        Ok(self.commit(kind))
     }
 
+    /// Room for a record of so many bytes, with whatever is in it: every one is to be written, and
+    /// [`commit_message`](Self::commit_message) then shows it. Another one takes its place.
+    ///
+    /// # Panics
+    /// If the record is shorter than 12 bytes or longer than a path MTU with headers.
     #[inline]
-    fn push_record(&mut self, kind: Kind, record: &[u8]) -> Result<u32, Refusal> {
-        assert!((MIN_PACKET..=MAX_RECORD).contains(&record.len()), "a packet of {} bytes", record.len());
-        let lines = lines_of(record.len());
-        // One more: the line behind the packet may have to be cleared.
+    pub(super) fn reserve(&mut self, len: usize) -> Result<&mut [u8], Refusal> {
+        assert!((MIN_PACKET..=MAX_RECORD).contains(&len), "a record of {len} bytes");
+        let lines = lines_of(len);
+        // One more: the line behind the record may have to be cleared.
         if self.lines - self.unconsumed() <= lines {
             self.refresh()?;
             if self.lines - self.unconsumed() <= lines {
                 return Err(Refusal::Full);
             }
         }
-        let first = record.len().min(FIRST_BYTES);
+        self.reserved = len;
+        #[cfg(not(loom))]
+        if !self.reaches_across_the_end(len) {
+            let at = self.line(self.tail) + 4;
+            return Ok(self.out.bytes_mut(at, len));
+        }
+        self.aside.resize(len, 0);
+        Ok(&mut self.aside)
+    }
+
+    /// Shows the message that room was made for; returns the lines that it takes.
+    #[inline]
+    pub(super) fn commit_message(&mut self) -> u32 {
+        self.commit(Kind::Message)
+    }
+
+    /// Whether a record here does not stand in one piece. Under loom none does, whose memory is words.
+    #[inline]
+    fn reaches_across_the_end(&self, len: usize) -> bool {
+        cfg!(loom) || self.line(self.tail) + 4 + len > RING_AT + self.lines as usize * LINE
+    }
+
+    #[inline]
+    fn commit(&mut self, kind: Kind) -> u32 {
+        let len = core::mem::take(&mut self.reserved);
+        assert!(len > 0, "room was made");
+        let lines = lines_of(len);
+        let at = self.line(self.tail);
+        if self.reaches_across_the_end(len) {
+            self.store_aside(at, len);
+        }
         if lines > 1 {
-            self.store_rest(&record[FIRST_BYTES..], lines);
+            self.set_middle(self.tail.wrapping_add(1), lines - 1, true);
         }
         let next = self.tail.wrapping_add(lines);
         if self.was_middle(next) {
@@ -264,26 +324,26 @@ impl Producer {
             self.out.word(self.line(next)).store(0, Ordering::Relaxed);
             self.set_middle(next, 1, false);
         }
-        let at = self.line(self.tail);
-        self.out.store(at + 4, &record[..first]);
-        let word = self.tag << TAG_SHIFT | (kind as u32) << LEN_BITS | record.len() as u32;
+        let word = self.tag << TAG_SHIFT | (kind as u32) << LEN_BITS | len as u32;
         // Release: pairs with the Acquire in `Consumer::word`.
         self.out.word(at).store(word, Ordering::Release);
         if (next ^ self.tail) & self.lines != 0 {
             self.tag = next_tag(self.tag);
         }
         self.tail = next;
-        Ok(lines)
+        lines
     }
 
-    /// Writes the lines behind a packet's first one.
-    fn store_rest(&mut self, rest: &[u8], lines: u32) {
-        let second = self.tail.wrapping_add(1);
-        let at = self.line(second);
-        let fits = rest.len().min(RING_AT + self.lines as usize * LINE - at);
-        self.out.store(at, &rest[..fits]);
+    /// Brings a record that was written elsewhere into the ring: its first line, and the rest behind it, or from the
+    /// ring's beginning on.
+    #[cold]
+    fn store_aside(&mut self, at: usize, len: usize) {
+        let (first, rest) = self.aside[..len].split_at(len.min(FIRST_BYTES));
+        self.out.store(at + 4, first);
+        let second = self.line(self.tail.wrapping_add(1));
+        let fits = rest.len().min(RING_AT + self.lines as usize * LINE - second);
+        self.out.store(second, &rest[..fits]);
         self.out.store(RING_AT, &rest[fits..]);
-        self.set_middle(second, lines - 1, true);
     }
 
     #[inline]
@@ -383,9 +443,9 @@ impl Consumer {
         !matches!(self.word(), Ok(None))
     }
 
-    /// Takes the next packet out; returns its attributes and how many lines it took, or that there is none.
+    /// Takes the next record out; returns what it is and how many lines it took, or that there is none.
     #[inline]
-    pub(super) fn take(&mut self, record: &mut Record) -> Result<Option<(Attributes, u32)>, Garbage> {
+    pub(super) fn take(&mut self, record: &mut Record) -> Result<Option<(What, u32)>, Garbage> {
         let Some(word) = self.word()? else { return Ok(None) };
         let len = (word & LEN_MASK) as usize;
         if !(MIN_PACKET..=MAX_RECORD).contains(&len) {
@@ -398,14 +458,15 @@ impl Consumer {
             self.load_rest(&mut rest[..len - FIRST_BYTES]);
         }
         record.len = len;
-        let attributes = match word >> LEN_BITS & KIND_MASK {
-            k if k == Kind::Ect0 as u32 => Attributes::ECT0,
-            k if k == Kind::Plain as u32 => Attributes::NONE,
+        let what = match word >> LEN_BITS & KIND_MASK {
+            k if k == Kind::Message as u32 => What::Message,
+            k if k == Kind::Ect0 as u32 => What::Packet(Attributes::ECT0),
+            k if k == Kind::Plain as u32 => What::Packet(Attributes::NONE),
             k if k == Kind::Told as u32 && len >= MIN_PACKET + Attributes::BYTES => {
                 record.len -= Attributes::BYTES;
                 let &[traffic_class, hop_limit] =
                     record.bytes[4 + record.len..].first_chunk().expect("they were counted");
-                Attributes { traffic_class, hop_limit }
+                What::Packet(Attributes { traffic_class, hop_limit })
             }
             _ => return Err(Garbage::Word { word, tag: self.tag }),
         };
@@ -418,7 +479,7 @@ impl Consumer {
         if next.wrapping_sub(self.told) >= self.lines / 8 {
             self.give_credits();
         }
-        Ok(Some((attributes, lines)))
+        Ok(Some((what, lines)))
     }
 
     fn load_rest(&self, out: &mut [u8]) {
@@ -516,7 +577,7 @@ mod tests {
                 for _ in 0..take {
                     let Some((found, _)) = consumer.take(&mut record).unwrap() else { break };
                     prop_assert_eq!(record.packet(), packet(taken as u32, len(taken)));
-                    prop_assert_eq!(found, attributes(taken as u32));
+                    prop_assert_eq!(found, What::Packet(attributes(taken as u32)));
                     taken += 1;
                 }
                 prop_assert!(taken <= sent);

@@ -1,12 +1,13 @@
 //! The receiving side: which rings are polled, and taking packets from them.
 
 use core::cmp::Reverse;
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use super::bell::BITS;
 use super::fabric::{HOT_RINGS, MAX_POLLED, ShmFabric};
 use super::link::{Links, Stage};
-use super::ring::Garbage;
+use super::ring::{Garbage, What};
 use super::tx::SRC_PORT;
 use crate::{Direction, RxBudget, RxOutcome, RxPacket};
 
@@ -23,6 +24,24 @@ enum Taken {
     All,
     /// There may be more.
     Some,
+}
+
+/// Takes what arrives.
+pub trait ShmSink {
+    /// A packet.
+    fn packet(&mut self, packet: &RxPacket<'_>);
+    /// A message of the adapter at this address. At least 12 bytes.
+    fn message(&mut self, from: Ipv6Addr, message: &[u8]);
+}
+
+/// Takes packets only; messages are for an adapter that asked for them.
+pub(super) struct PacketsOnly<'a>(pub(super) &'a mut dyn FnMut(&RxPacket<'_>));
+
+impl ShmSink for PacketsOnly<'_> {
+    fn packet(&mut self, packet: &RxPacket<'_>) {
+        (self.0)(packet);
+    }
+    fn message(&mut self, _: Ipv6Addr, _: &[u8]) {}
 }
 
 impl ShmFabric {
@@ -53,7 +72,8 @@ impl ShmFabric {
     }
 
     /// Takes packets from all rings that are polled, in turns.
-    pub(super) fn poll_rings(&mut self, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
+    #[inline]
+    pub(super) fn poll_rings<S: ShmSink>(&mut self, budget: RxBudget, sink: &mut S) -> RxOutcome {
         let mut outcome = RxOutcome::default();
         let mut bytes = 0;
         let mut busy = true;
@@ -89,13 +109,13 @@ impl ShmFabric {
     }
 
     #[inline]
-    fn poll_ring(
+    fn poll_ring<S: ShmSink>(
         &mut self,
         slot: u32,
         budget: RxBudget,
         outcome: &mut RxOutcome,
         bytes: &mut usize,
-        sink: &mut dyn FnMut(&RxPacket<'_>),
+        sink: &mut S,
     ) -> Result<Taken, Garbage> {
         let Some(link) = self.links.get_mut(slot) else { return Ok(Taken::All) };
         let Some(rx) = &mut link.rx else { return Ok(Taken::All) };
@@ -104,7 +124,7 @@ impl ShmFabric {
             if packets >= budget.packets || taken >= budget.bytes {
                 break Ok(Taken::Some);
             }
-            let (attributes, lines) = match rx.take(&mut self.record) {
+            let (what, lines) = match rx.take(&mut self.record) {
                 Ok(Some(found)) => found,
                 Ok(None) => break Ok(Taken::All),
                 Err(why) => break Err(why),
@@ -113,6 +133,11 @@ impl ShmFabric {
             let packet = self.record.packet();
             taken += packet.len();
             self.counters.rx_lines += u64::from(lines);
+            let What::Packet(attributes) = what else {
+                self.counters.rx_messages += 1;
+                sink.message(link.peer, packet);
+                continue;
+            };
             if let Some(tap) = &mut self.tap {
                 let from = link.peer;
                 super::tx::show(
@@ -125,7 +150,7 @@ impl ShmFabric {
                     packet,
                 );
             }
-            sink(&RxPacket {
+            sink.packet(&RxPacket {
                 src: link.peer.into(),
                 dst: self.local.into(),
                 src_port: SRC_PORT,

@@ -9,9 +9,11 @@ use hca_core::wire::ICRC_BYTES;
 use super::fabric::ShmFabric;
 use super::hello::Kind;
 use super::link::{Stage, tell};
-use super::ring::{Attributes, Refusal};
+use super::memory::LINE;
+use super::path::Path;
+use super::ring::{Attributes, Garbage, Producer, Refusal};
 use crate::icrc::{FlowCrc, Icrc};
-use crate::{Direction, Tap, TapFrame, Train, TxBatch};
+use crate::{Direction, PathId, Tap, TapFrame, Train, TxBatch};
 
 /// How long a full ring is waited for. Behind it stand packets to other peers.
 const FULL_PATIENCE: Duration = Duration::from_millis(4);
@@ -26,6 +28,43 @@ enum Sent {
     Done,
     /// The ring is full behind so many packets of it.
     Blocked(usize),
+}
+
+/// Takes messages for one peer.
+pub struct ShmTx<'a> {
+    producer: &'a mut Producer,
+    garbage: Option<Garbage>,
+    messages: u64,
+    lines: u64,
+}
+
+impl ShmTx<'_> {
+    /// Room for a message of 12 to 4,220 bytes; every one is to be written. `None`: the ring is full.
+    #[inline]
+    pub fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
+        if self.garbage.is_some() {
+            return None;
+        }
+        match self.producer.reserve(len) {
+            Ok(room) => Some(room),
+            Err(Refusal::Full) => None,
+            Err(Refusal::Garbage(why)) => {
+                self.garbage = Some(why);
+                None
+            }
+        }
+    }
+    /// Bytes of the ring that messages took so far.
+    #[inline]
+    pub fn bytes(&self) -> usize {
+        self.lines as usize * LINE
+    }
+    /// Shows the message that room was made for last.
+    #[inline]
+    pub fn commit(&mut self) {
+        self.lines += u64::from(self.producer.commit_message());
+        self.messages += 1;
+    }
 }
 
 impl ShmFabric {
@@ -52,7 +91,7 @@ impl ShmFabric {
         };
         let (peer, attributes, mut slot) = (path.peer, path.attributes, path.link);
         if self.links.get(slot).is_none_or(|l| l.peer != peer) {
-            let Some(found) = self.find_link(train) else {
+            let Some(found) = self.find_link(train.path) else {
                 self.counters.tx_lost_unreachable += packets;
                 return Sent::Done;
             };
@@ -76,18 +115,18 @@ impl ShmFabric {
         self.links.get(slot).is_some()
     }
 
-    /// The link of a train's path, which may have to be made; not too often where nobody is.
+    /// The link of a path, which may have to be made; not too often where nobody is.
     #[cold]
-    fn find_link(&mut self, train: &Train) -> Option<u32> {
+    fn find_link(&mut self, id: PathId) -> Option<u32> {
         let now = self.now;
-        let path = self.paths.get_mut(train.path)?;
+        let path = self.paths.get_mut(id)?;
         let peer = path.peer;
         let known = self.links.find(peer);
         if known.is_none() && now < path.retry_at {
             return None;
         }
         let link = known.or_else(|| self.link_to(peer).ok().flatten());
-        let path = self.paths.get_mut(train.path).expect("found above");
+        let path = self.paths.get_mut(id).expect("found above");
         match link {
             Some(slot) => path.link = slot,
             None => path.retry_at = now + RETRY_AFTER,
@@ -134,6 +173,36 @@ impl ShmFabric {
             }
         }
         Sent::Done
+    }
+
+    /// Lets `send` write messages to the peer of a path, and calls the peer if it does not poll.
+    /// `None`: nobody is there now.
+    #[inline]
+    pub fn send_messages<R>(
+        &mut self,
+        now: Instant,
+        path: PathId,
+        send: impl FnOnce(&mut ShmTx<'_>) -> R,
+    ) -> Option<R> {
+        self.now = now;
+        let &mut Path { peer, link: mut slot, .. } = self.paths.get_mut(path)?;
+        if self.links.get(slot).is_none_or(|l| l.peer != peer) {
+            slot = self.find_link(path)?;
+        }
+        let link = self.links.get_mut(slot).expect("found above");
+        if matches!(link.stage, Stage::Ending) {
+            return None;
+        }
+        let mut tx = ShmTx { producer: &mut link.tx, garbage: None, messages: 0, lines: 0 };
+        let result = send(&mut tx);
+        let ShmTx { garbage, messages, lines, .. } = tx;
+        self.counters.tx_messages += messages;
+        self.counters.tx_lines += lines;
+        match garbage {
+            Some(why) => self.drop_peer(slot, &why),
+            None => self.call_if_due(slot),
+        }
+        Some(result)
     }
 
     /// Calls the peer of a link if it does not poll.

@@ -1,0 +1,641 @@
+//! The requester: requests in the order in which they were posted, as messages or straight on the peer's memory.
+
+use hca_core::wire::{NakCode, Syndrome};
+use hca_core::{Instant, MAX_MESSAGE_BYTES, Psn, RNR_RETRY_INFINITE, SendFlags, SendOp, WcStatus};
+
+use super::{FIRST, HEAD_BYTES, Head, LAST, LIMITED, MAX_DATA, OPERAND_BYTES, Op, REMOTE_BYTES, SOLICITED};
+use super::{put_remote, reserve};
+use crate::connection::Path;
+use crate::emit::local_status;
+use crate::inflight::Kind;
+use crate::requester::NEVER;
+use crate::{Count, Direct, Host, SendRequest, TxSink};
+
+/// How long nothing is heard before requests are sent again: at first, and at most.
+const RESEND_NS: (u64, u64) = (4_000_000, 256_000_000);
+
+/// When an address at which nobody was is looked at again.
+const LOOK_AGAIN_NS: u64 = 10_000_000;
+
+/// The requester of one connection. Indices are those of the send queue.
+#[derive(Debug)]
+pub(crate) struct Requester {
+    /// The oldest request that is not completed.
+    una: u32,
+    /// The one that is sent next, or has been in part.
+    next: u32,
+    /// Behind the last one that was ever sent.
+    high: u32,
+    /// The number of request 0.
+    base: u16,
+    /// What of `next` has left, if something has.
+    current: Option<SendRequest>,
+    sent: u32,
+    /// Bytes of the response to the oldest request, a READ.
+    answered: u32,
+    /// READs and atomics that wait for their responses.
+    unanswered: u32,
+    /// Receive requests of the peer that were used, and how many may be.
+    used: u32,
+    limit: Option<u32>,
+    ready: bool,
+    /// Something that only the peer can change keeps the next request back.
+    blocked: bool,
+    /// The peer has gone, and the connection with it.
+    gone: bool,
+    /// Nobody was found at the peer's address.
+    away: bool,
+    /// Since when the oldest request has made no progress.
+    since_ns: u64,
+    resend_at: u64,
+    resend_wait: u64,
+    rnr_until: u64,
+    rnr_retry: u8,
+    rnr_left: u8,
+}
+
+/// What became of an attempt to send.
+enum Step {
+    Sent,
+    /// The request is done, and nothing was sent.
+    Done,
+    /// Nothing may be sent now.
+    Blocked,
+    /// The sink is full.
+    Full,
+    Fail(WcStatus),
+}
+
+impl Requester {
+    pub(crate) fn new(path: &Path, psn: Psn, index: u32) -> Self {
+        Self {
+            una: index,
+            next: index,
+            high: index,
+            base: (psn.raw() as u16).wrapping_sub(index as u16),
+            current: None,
+            sent: 0,
+            answered: 0,
+            unanswered: 0,
+            used: 0,
+            limit: None,
+            ready: false,
+            blocked: false,
+            gone: false,
+            away: false,
+            since_ns: 0,
+            resend_at: NEVER,
+            resend_wait: RESEND_NS.0,
+            rnr_until: NEVER,
+            rnr_retry: path.rnr_retry,
+            rnr_left: path.rnr_retry,
+        }
+    }
+    /// The oldest request that is not completed.
+    pub(crate) fn oldest(&self) -> u32 {
+        self.una
+    }
+    /// Whether nothing that was begun is left.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.una == self.high && self.sent == 0
+    }
+    #[inline]
+    pub(crate) fn posted(&mut self) {
+        self.ready = self.rnr_until == NEVER;
+    }
+    #[inline]
+    pub(crate) fn wants_transmit(&self) -> bool {
+        self.ready
+    }
+    /// The peer has gone.
+    pub(crate) fn peer_gone(&mut self) {
+        self.gone = true;
+        self.go_back(self.una);
+    }
+    #[inline]
+    fn is_waiting(&self) -> bool {
+        self.una != self.high
+    }
+    #[inline]
+    fn number(&self, index: u32) -> u16 {
+        (index as u16).wrapping_add(self.base)
+    }
+
+    /// Sends up to `max` messages; returns how many, and why the oldest request failed if it did. `done` is what
+    /// they tell of the other direction.
+    #[inline]
+    #[expect(clippy::too_many_arguments, reason = "what `Qp` passes on, and one number")]
+    pub(crate) fn poll<H: Host, T: TxSink>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        done: u16,
+        may_start: bool,
+        host: &mut H,
+        tx: &mut T,
+        max: usize,
+    ) -> (usize, Option<WcStatus>) {
+        let mut sent = 0;
+        let mut steps = 0;
+        while steps < max {
+            steps += 1;
+            match self.step(now, path, done, may_start, host, tx) {
+                Step::Sent => sent += 1,
+                Step::Done => {}
+                Step::Blocked => {
+                    self.ready = false;
+                    break;
+                }
+                Step::Full => break,
+                Step::Fail(status) => return (sent, Some(status)),
+            }
+        }
+        (sent, None)
+    }
+
+    #[inline]
+    fn step<H: Host, T: TxSink>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        done: u16,
+        may_start: bool,
+        host: &mut H,
+        tx: &mut T,
+    ) -> Step {
+        let request = match self.current {
+            Some(request) => request,
+            None if self.next == host.sq_posted() || !may_start && self.next == self.high => {
+                return Step::Blocked;
+            }
+            None => host.send_request(self.next),
+        };
+        let kind = Kind::of(&request.op);
+        if self.sent == 0 {
+            match self.begin(&request, kind, path, host) {
+                None => {}
+                Some(step) => return step,
+            }
+        }
+        if kind.is_answered() {
+            self.ask(now, path, done, &request, host, tx)
+        } else {
+            self.tell(now, path, done, &request, host, tx)
+        }
+    }
+
+    /// What decides over a request before its first message; `None`: it is sent.
+    #[inline]
+    fn begin<H: Host>(
+        &mut self,
+        request: &SendRequest,
+        kind: Kind,
+        path: &Path,
+        host: &mut H,
+    ) -> Option<Step> {
+        if self.gone {
+            return Some(self.local_failure(WcStatus::RetryExceeded));
+        }
+        if self.unanswered > 0
+            && (request.flags.contains(SendFlags::FENCE)
+                || kind.is_answered() && self.unanswered >= u32::from(path.max_rd_atomic))
+        {
+            return Some(self.wait());
+        }
+        if kind.consumes_recv() {
+            // Without known receive requests one message may go, as a probe, when nothing else is under way.
+            if let Some(limit) = self.limit
+                && self.used.wrapping_sub(limit) as i32 >= 0
+                && self.una != self.next
+            {
+                return Some(self.wait());
+            }
+        }
+        if u64::from(request.len) > MAX_MESSAGE_BYTES || kind == Kind::Atomic && request.len != 8 {
+            return Some(self.local_failure(WcStatus::LocalLength));
+        }
+        if kind.is_answered() && path.max_rd_atomic == 0 {
+            return Some(self.local_failure(WcStatus::LocalQpOperation));
+        }
+        // A message of one piece is checked as it is gathered.
+        if request.len > 0
+            && (kind.is_answered() || request.len as usize > MAX_DATA)
+            && let Err(e) = host.check_local(self.next, kind.is_answered())
+        {
+            return Some(self.local_failure(local_status(e)));
+        }
+        if matches!(kind, Kind::Write | Kind::Read | Kind::Atomic) {
+            self.begin_direct(request, host)
+        } else {
+            None
+        }
+    }
+
+    /// Does a request straight on the peer's memory where that may be: nothing before it is under way, so it is in
+    /// order, and what went wrong before it was not followed by it.
+    #[inline]
+    fn begin_direct<H: Host>(&mut self, request: &SendRequest, host: &mut H) -> Option<Step> {
+        match host.direct(self.next, request, self.is_waiting()) {
+            Direct::Unable => None,
+            Direct::Later => Some(self.wait()),
+            Direct::Again => Some(Step::Full),
+            Direct::Fail(e) => Some(self.local_failure(local_status(e))),
+            Direct::Done => {
+                let len = if Kind::of(&request.op).is_answered() { request.len } else { 0 };
+                host.complete_send(self.next, WcStatus::Success, len);
+                self.next = self.next.wrapping_add(1);
+                (self.una, self.high) = (self.next, self.next);
+                Some(Step::Done)
+            }
+        }
+    }
+
+    #[inline]
+    fn wait(&mut self) -> Step {
+        self.blocked = true;
+        Step::Blocked
+    }
+
+    /// Fails the next request, once all before it are completed.
+    #[cold]
+    fn local_failure(&mut self, status: WcStatus) -> Step {
+        if self.una == self.next { Step::Fail(status) } else { self.wait() }
+    }
+
+    /// A SEND or WRITE, or the next piece of it.
+    #[inline]
+    fn tell<H: Host, T: TxSink>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        done: u16,
+        request: &SendRequest,
+        host: &mut H,
+        tx: &mut T,
+    ) -> Step {
+        let first = self.sent == 0;
+        let data = ((request.len - self.sent) as usize).min(MAX_DATA);
+        let last = self.sent as usize + data == request.len as usize;
+        let (op, extra, remote) = match request.op {
+            SendOp::SendImm(imm) => (Op::SendImm, imm, None),
+            SendOp::SendInv(rkey) => (Op::SendInv, rkey.raw(), None),
+            SendOp::Write(remote) => (Op::Write, 0, Some(remote)),
+            SendOp::WriteImm(remote, imm) => (Op::WriteImm, imm, Some(remote)),
+            _ => (Op::Send, 0, None),
+        };
+        let solicited = if request.flags.contains(SendFlags::SOLICITED) { SOLICITED } else { 0 };
+        let flags = if first { FIRST } else { 0 } | if last { LAST } else { 0 } | solicited;
+        let remote = remote.filter(|_| first);
+        let head = self.head(path, op, flags, done, extra);
+        let Some(out) = reserve(tx, &head, if remote.is_some() { REMOTE_BYTES + data } else { data }) else {
+            return Step::Full;
+        };
+        let out = match remote {
+            Some(remote) => {
+                let (ext, rest) = out.split_first_chunk_mut().expect("room was made for it");
+                put_remote(ext, remote, request.len);
+                rest
+            }
+            None => out,
+        };
+        if data > 0
+            && let Err(e) = host.gather(self.next, self.sent, out)
+        {
+            return self.local_failure(local_status(e));
+        }
+        tx.commit();
+        if first && !matches!(op, Op::Write) {
+            self.used = self.used.wrapping_add(1);
+        }
+        if last {
+            self.left(now);
+        } else {
+            self.sent += data as u32;
+            self.current = Some(*request);
+        }
+        Step::Sent
+    }
+
+    /// A READ or an atomic.
+    fn ask<H: Host, T: TxSink>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        done: u16,
+        request: &SendRequest,
+        host: &mut H,
+        tx: &mut T,
+    ) -> Step {
+        let _ = host;
+        let (op, remote, operands) = match request.op {
+            SendOp::CompareSwap { remote, compare, swap } => (Op::CompareSwap, remote, Some([swap, compare])),
+            SendOp::FetchAdd { remote, add } => (Op::FetchAdd, remote, Some([add, 0])),
+            SendOp::Read(remote) => (Op::Read, remote, None),
+            _ => unreachable!("only these are answered"),
+        };
+        let head = self.head(path, op, FIRST | LAST, done, 0);
+        let body = REMOTE_BYTES + if operands.is_some() { OPERAND_BYTES } else { 0 };
+        let Some(out) = reserve(tx, &head, body) else { return Step::Full };
+        let (ext, rest) = out.split_first_chunk_mut().expect("room was made for it");
+        put_remote(ext, remote, request.len);
+        if let Some(operands) = operands {
+            for (to, word) in rest.as_chunks_mut::<8>().0.iter_mut().zip(operands) {
+                *to = word.to_ne_bytes();
+            }
+        }
+        tx.commit();
+        self.unanswered += 1;
+        self.left(now);
+        Step::Sent
+    }
+
+    #[inline]
+    fn head(&self, path: &Path, op: Op, flags: u8, done: u16, extra: u32) -> Head {
+        Head { op, flags, dest: path.dest_qpn, number: self.number(self.next), done, extra }
+    }
+
+    /// The last message of the next request has left.
+    #[inline]
+    fn left(&mut self, now: Instant) {
+        if !self.is_waiting() {
+            self.progressed(now);
+        }
+        self.next = self.next.wrapping_add(1);
+        if self.next.wrapping_sub(self.high) as i32 > 0 {
+            self.high = self.next;
+        }
+        (self.current, self.sent, self.away) = (None, 0, false);
+        if self.resend_at == NEVER {
+            self.resend_at = now.as_nanos().saturating_add(self.resend_wait);
+        }
+    }
+
+    #[inline]
+    fn progressed(&mut self, now: Instant) {
+        self.since_ns = now.as_nanos();
+        if self.resend_wait != RESEND_NS.0 {
+            (self.resend_at, self.resend_wait) = (NEVER, RESEND_NS.0);
+        }
+    }
+
+    /// Sends again from this request on.
+    #[cold]
+    fn go_back(&mut self, to: u32) {
+        if self.next == to && self.sent == 0 {
+            self.ready = true;
+            return;
+        }
+        (self.next, self.current, self.sent) = (to, None, 0);
+        (self.ready, self.blocked) = (true, false);
+    }
+
+    /// What was taken back by going back no longer counts.
+    #[cold]
+    fn recount<H: Host>(&mut self, from: u32, host: &H) {
+        let end = if self.sent > 0 { self.next.wrapping_add(1) } else { self.next };
+        let mut index = from;
+        while index != end {
+            let kind = Kind::of(&host.send_request(index).op);
+            self.used = self.used.wrapping_sub(kind.consumes_recv().into());
+            self.unanswered = self.unanswered.saturating_sub(kind.is_answered().into());
+            index = index.wrapping_add(1);
+        }
+    }
+
+    /// All requests before the one of this number are done. `Ok(false)`: the number is none of ours.
+    #[inline]
+    pub(crate) fn done<H: Host>(
+        &mut self,
+        now: Instant,
+        number: u16,
+        host: &mut H,
+    ) -> Result<bool, WcStatus> {
+        let count = u32::from(number.wrapping_sub(self.number(self.una)));
+        if count == 0 {
+            return Ok(true);
+        }
+        if count > self.high.wrapping_sub(self.una) {
+            return Ok(false);
+        }
+        for _ in 0..count {
+            if self.unanswered > 0 && Kind::of(&host.send_request(self.una).op).is_answered() {
+                return Err(WcStatus::BadResponse);
+            }
+            host.complete_send(self.una, WcStatus::Success, 0);
+            self.advance();
+        }
+        self.progressed(now);
+        self.unblock();
+        Ok(true)
+    }
+
+    /// The oldest request is completed.
+    #[inline]
+    fn advance(&mut self) {
+        // It was done although it was about to be sent again.
+        if self.una == self.next {
+            self.next = self.next.wrapping_add(1);
+            (self.current, self.sent) = (None, 0);
+        }
+        self.una = self.una.wrapping_add(1);
+        self.rnr_left = self.rnr_retry;
+    }
+
+    #[inline]
+    fn unblock(&mut self) {
+        if core::mem::take(&mut self.blocked) {
+            self.posted();
+        }
+    }
+
+    /// Takes an answer. An error is the end of the oldest request.
+    #[inline]
+    pub(crate) fn handle_answer<H: Host>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        head: &Head,
+        body: &[u8],
+        host: &mut H,
+    ) -> Result<(), WcStatus> {
+        if !self.done(now, head.done, host)? {
+            host.count(Count::DroppedPsn);
+            return Ok(());
+        }
+        match head.op {
+            Op::Ack => {
+                self.limit = head.has(LIMITED).then_some(head.extra);
+                self.unblock();
+                Ok(())
+            }
+            Op::Nak => self.handle_nak(now, path, head, host),
+            _ => self.handle_response(now, head, body, host),
+        }
+    }
+
+    #[cold]
+    fn handle_nak<H: Host>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        head: &Head,
+        host: &mut H,
+    ) -> Result<(), WcStatus> {
+        if head.number != self.number(self.una) || !self.is_waiting() && self.sent == 0 {
+            host.count(Count::DroppedPsn);
+            return Ok(());
+        }
+        let code = match Syndrome::decode(head.extra as u8) {
+            Some(Syndrome::RnrNak(timer)) => {
+                host.count(Count::RnrNakReceived);
+                if path.rnr_retry < RNR_RETRY_INFINITE {
+                    if self.rnr_left == 0 {
+                        return Err(WcStatus::RnrRetryExceeded);
+                    }
+                    self.rnr_left -= 1;
+                }
+                self.recount(self.una, host);
+                self.go_back(self.una);
+                self.ready = false;
+                let wait_ns = u64::try_from(timer.duration().as_nanos()).unwrap_or(NEVER);
+                self.rnr_until = now.as_nanos().saturating_add(wait_ns);
+                self.progressed(now);
+                return Ok(());
+            }
+            Some(Syndrome::Nak(code)) => code,
+            _ => return Err(WcStatus::BadResponse),
+        };
+        host.count(Count::NakReceived);
+        Err(match code {
+            NakCode::InvalidRequest => WcStatus::RemoteInvalidRequest,
+            NakCode::RemoteAccess => WcStatus::RemoteAccess,
+            NakCode::RemoteOperational => WcStatus::RemoteOperation,
+            NakCode::PsnSequence | NakCode::InvalidRd => WcStatus::BadResponse,
+        })
+    }
+
+    fn handle_response<H: Host>(
+        &mut self,
+        now: Instant,
+        head: &Head,
+        body: &[u8],
+        host: &mut H,
+    ) -> Result<(), WcStatus> {
+        if head.number != self.number(self.una) || !self.is_waiting() {
+            host.count(Count::DroppedPsn);
+            return Ok(());
+        }
+        let request = host.send_request(self.una);
+        let (len, last) = match (Kind::of(&request.op), head.op) {
+            (Kind::Read, Op::ReadData) => (request.len, head.has(LAST)),
+            (Kind::Atomic, Op::Original) if body.len() == 8 => (8, true),
+            _ => return Err(WcStatus::BadResponse),
+        };
+        let end = self.answered as usize + body.len();
+        if head.has(FIRST) != (self.answered == 0) || last != (end == len as usize) || end > len as usize {
+            return Err(WcStatus::BadResponse);
+        }
+        if !body.is_empty() {
+            host.scatter(self.una, self.answered, body).map_err(local_status)?;
+        }
+        self.answered = end as u32;
+        if last {
+            self.answered = 0;
+            // One that is to be asked again is not counted.
+            if self.una != self.next {
+                self.unanswered = self.unanswered.saturating_sub(1);
+            }
+            host.complete_send(self.una, WcStatus::Success, len);
+            self.advance();
+        }
+        self.progressed(now);
+        self.unblock();
+        Ok(())
+    }
+
+    /// When [`timeout`](Self::timeout) is due.
+    #[inline]
+    pub(crate) fn deadline_ns(&self) -> u64 {
+        if self.rnr_until != NEVER {
+            self.rnr_until
+        } else if self.is_waiting() {
+            self.resend_at
+        } else {
+            NEVER
+        }
+    }
+
+    /// Time passed. An error is the end of the oldest request.
+    #[cold]
+    pub(crate) fn timeout<H: Host>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        host: &mut H,
+    ) -> Result<(), WcStatus> {
+        let now_ns = now.as_nanos();
+        if self.rnr_until != NEVER {
+            if now_ns >= self.rnr_until {
+                self.rnr_until = NEVER;
+                self.ready = true;
+            }
+            return Ok(());
+        }
+        if !self.is_waiting() || now_ns < self.resend_at {
+            return Ok(());
+        }
+        let silent_ns = now_ns.saturating_sub(self.since_ns);
+        let patience_ns = path.timeout_ns.saturating_mul(u64::from(path.retry_cnt) + 1);
+        if silent_ns >= patience_ns {
+            host.count(Count::Timeout);
+            return Err(WcStatus::RetryExceeded);
+        }
+        if silent_ns >= self.resend_wait && self.sent == 0 && self.answered == 0 {
+            host.count(Count::Probe);
+            self.resend_wait = (self.resend_wait * 2).min(RESEND_NS.1);
+            self.recount(self.una, host);
+            self.go_back(self.una);
+        }
+        let wait = self.resend_wait.min(patience_ns - silent_ns);
+        self.resend_at = now_ns.saturating_add(wait);
+        Ok(())
+    }
+
+    /// Nothing can be sent now, as nobody is there. An error is the end of the oldest request.
+    #[cold]
+    pub(crate) fn unreachable<H: Host>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        host: &H,
+    ) -> Result<(), WcStatus> {
+        let now_ns = now.as_nanos();
+        let anything = self.is_waiting() || self.next != host.sq_posted();
+        if !core::mem::replace(&mut self.away, true) && !self.is_waiting() {
+            self.since_ns = now_ns;
+        }
+        let patience_ns = path.timeout_ns.saturating_mul(u64::from(path.retry_cnt) + 1);
+        if anything && now_ns.saturating_sub(self.since_ns) >= patience_ns {
+            return Err(WcStatus::RetryExceeded);
+        }
+        self.ready = false;
+        self.rnr_until = if anything { now_ns.saturating_add(LOOK_AGAIN_NS) } else { NEVER };
+        Ok(())
+    }
+
+    /// Completes the oldest request with `status`, the others as flushed.
+    pub(crate) fn flush<H: Host>(&mut self, status: WcStatus, host: &mut H) {
+        let posted = host.sq_posted();
+        let mut status = status;
+        while self.una != posted {
+            host.complete_send(self.una, status, 0);
+            self.una = self.una.wrapping_add(1);
+            status = WcStatus::WrFlushed;
+        }
+        (self.next, self.high) = (posted, posted);
+        (self.current, self.sent, self.answered, self.unanswered) = (None, 0, 0, 0);
+        (self.ready, self.blocked, self.rnr_until, self.resend_at) = (false, false, NEVER, NEVER);
+    }
+}
+
+const _: () = assert!(HEAD_BYTES + 48 == 60, "a small message fits one line with its word");

@@ -1,0 +1,438 @@
+//! The responder: requests of the peer, executed as they come, and what it is told of them.
+
+use alloc::collections::VecDeque;
+
+use hca_core::wire::{NakCode, Syndrome};
+use hca_core::{Access, MAX_MESSAGE_BYTES, Psn, Qpn, RecvExtra, RemoteAddr, Rkey, WcOpcode, WcStatus};
+
+use super::{FIRST, Head, LAST, LIMITED, MAX_DATA, Op, SOLICITED, reserve, take_remote};
+use crate::connection::Path;
+use crate::inbound::{Fault, Inbound, place, recv_status};
+use crate::responder::Fatal;
+use crate::{AckOwed, AtomicOp, Count, Host, RecvDone, TxSink};
+
+/// A READ or atomic whose response has not left.
+#[derive(Clone, Copy, Debug)]
+struct Response {
+    number: u16,
+    answer: Answer,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    Read { remote: RemoteAddr, len: u32, sent: u32 },
+    Atomic { original: u64 },
+}
+
+/// The responder of one connection.
+#[derive(Debug)]
+pub(crate) struct Responder {
+    /// The number of the request that comes next, or is under way.
+    expected: u16,
+    inbound: Inbound,
+    /// Its receive request was missing; until it comes again all is dropped.
+    refused: bool,
+    nak: Option<Syndrome>,
+    /// Something is to be acknowledged, and a receive request was completed since the last time.
+    ack: bool,
+    delivered: bool,
+    /// Receive requests taken, and the limit that the requester was told.
+    taken: u32,
+    told: u32,
+    responses: VecDeque<Response>,
+    max_dest_rd_atomic: u8,
+}
+
+/// What a message did.
+struct Did {
+    done: bool,
+    delivered: bool,
+}
+
+const MORE: Did = Did { done: false, delivered: false };
+
+impl Responder {
+    pub(crate) fn new(psn: Psn, max_dest_rd_atomic: u8) -> Self {
+        Self {
+            expected: psn.raw() as u16,
+            inbound: Inbound::Idle,
+            refused: false,
+            nak: None,
+            ack: false,
+            delivered: false,
+            taken: 0,
+            told: 0,
+            responses: VecDeque::new(),
+            max_dest_rd_atomic,
+        }
+    }
+    pub(crate) fn set_max_dest_rd_atomic(&mut self, max: u8) {
+        self.max_dest_rd_atomic = max;
+    }
+    /// Whether responses or a refusal wait to be sent.
+    #[inline]
+    pub(crate) fn wants_transmit(&self) -> bool {
+        self.nak.is_some() || !self.responses.is_empty()
+    }
+    /// The oldest request that is not done, as the requester is told.
+    #[inline]
+    pub(crate) fn done(&self) -> u16 {
+        self.responses.front().map_or(self.expected, |r| r.number)
+    }
+    #[inline]
+    pub(crate) fn ack_owed(&self) -> Option<AckOwed> {
+        (self.ack && !self.wants_transmit()).then_some(AckOwed { delivered: self.delivered })
+    }
+    /// A request of ours carried the acknowledgement along.
+    #[inline]
+    pub(crate) fn told_along<H: Host>(&mut self, host: &H) {
+        if !self.ack {
+            return;
+        }
+        self.delivered = false;
+        // The limit of receive requests goes by an acknowledgement of its own, long before the peer runs out.
+        let left = self.told.wrapping_sub(self.taken);
+        self.ack = left as i32 <= 0 && host.recv_credits().is_some_and(|c| c > 0)
+            || left.is_multiple_of(16) && host.recv_credits().is_some_and(|c| left < c / 2);
+    }
+    /// Nothing more is answered.
+    pub(crate) fn stop(&mut self) {
+        self.responses.clear();
+        self.nak = None;
+        self.inbound = Inbound::Idle;
+        self.ack = false;
+    }
+
+    /// Takes a request, or a piece of one.
+    #[inline]
+    pub(crate) fn handle_request<H: Host>(
+        &mut self,
+        path: &Path,
+        head: &Head,
+        body: &[u8],
+        host: &mut H,
+    ) -> Result<(), Fatal> {
+        let first = head.has(FIRST);
+        if head.number != self.expected
+            || (self.refused && !first)
+            || (!first && self.inbound == Inbound::Idle)
+        {
+            self.drop_unexpected(head, host);
+            return Ok(());
+        }
+        if core::mem::take(&mut self.refused) {
+            self.nak = None;
+        }
+        match self.accept(path, head, body, host) {
+            Ok(did) => {
+                if did.done {
+                    self.expected = self.expected.wrapping_add(1);
+                    self.ack = true;
+                }
+                self.delivered |= did.delivered;
+                Ok(())
+            }
+            Err(fault) => self.handle_fault(fault, path, host),
+        }
+    }
+
+    /// What was done already is said again; what comes too early, or is of an earlier connection, is dropped.
+    #[cold]
+    fn drop_unexpected<H: Host>(&mut self, head: &Head, host: &mut H) {
+        let before = (head.number.wrapping_sub(self.expected) as i16) < 0;
+        self.ack |= before;
+        host.count(if before { Count::Duplicate } else { Count::DroppedPsn });
+    }
+
+    #[inline]
+    fn accept<H: Host>(&mut self, path: &Path, head: &Head, body: &[u8], host: &mut H) -> Result<Did, Fault> {
+        let (first, last) = (head.has(FIRST), head.has(LAST));
+        if first != (self.inbound == Inbound::Idle) {
+            return Err(Fault::Invalid);
+        }
+        match head.op {
+            Op::Send | Op::SendImm | Op::SendInv => self.accept_send(head, last, body, host),
+            Op::Write | Op::WriteImm => self.accept_write(path, head, last, body, host),
+            _ if !first => Err(Fault::Invalid),
+            _ => self.accept_question(path, head, body, host),
+        }
+    }
+
+    #[inline]
+    fn accept_send<H: Host>(
+        &mut self,
+        head: &Head,
+        last: bool,
+        body: &[u8],
+        host: &mut H,
+    ) -> Result<Did, Fault> {
+        let (offset, room) = match self.inbound {
+            Inbound::Idle => {
+                let room = host.take_recv(None).ok_or(Fault::NoRecv)?;
+                self.taken = self.taken.wrapping_add(1);
+                (0, room)
+            }
+            Inbound::Send { offset, room } => (offset, room),
+            Inbound::Write { .. } => return Err(Fault::Invalid),
+        };
+        let fits = if last { body.len() <= MAX_DATA } else { body.len() == MAX_DATA };
+        if !fits || u64::from(offset) + body.len() as u64 > MAX_MESSAGE_BYTES {
+            return Err(Fault::Invalid);
+        }
+        place(host, offset, room, body)?;
+        let offset = offset + body.len() as u32;
+        if !last {
+            self.inbound = Inbound::Send { offset, room };
+            return Ok(MORE);
+        }
+        let extra = match head.op {
+            Op::SendImm => RecvExtra::Imm(head.extra),
+            Op::SendInv => {
+                let rkey = Rkey::new(head.extra);
+                host.invalidate(rkey).map_err(|_| Fault::Invalidate)?;
+                RecvExtra::Invalidated(rkey)
+            }
+            _ => RecvExtra::None,
+        };
+        self.inbound = Inbound::Idle;
+        host.complete_recv(&received(WcOpcode::Recv, offset, extra, head));
+        Ok(Did { done: true, delivered: true })
+    }
+
+    #[inline]
+    fn accept_write<H: Host>(
+        &mut self,
+        path: &Path,
+        head: &Head,
+        last: bool,
+        body: &[u8],
+        host: &mut H,
+    ) -> Result<Did, Fault> {
+        let (va, rkey, left, len, data) = match self.inbound {
+            Inbound::Idle => {
+                let (remote, len, data) = take_remote(body).ok_or(Fault::Invalid)?;
+                if !path.access.contains(Access::REMOTE_WRITE) {
+                    return Err(Fault::Access);
+                }
+                // What comes in one piece is checked as it is written.
+                if !last {
+                    host.check_remote(remote.rkey, remote.addr, len.into(), Access::REMOTE_WRITE)
+                        .map_err(|_| Fault::Access)?;
+                }
+                (remote.addr, remote.rkey, len, len, data)
+            }
+            Inbound::Write { va, rkey, left, len } => (va, rkey, left, len, body),
+            Inbound::Send { .. } => return Err(Fault::Invalid),
+        };
+        let size = data.len() as u32;
+        let fits = if last { size == left } else { size == MAX_DATA as u32 && size < left };
+        if !fits || u64::from(len) > MAX_MESSAGE_BYTES {
+            return Err(Fault::Invalid);
+        }
+        let imm = last && head.op == Op::WriteImm;
+        if imm {
+            // One that is missing is asked for with the whole request, which changes nothing by coming again.
+            host.take_recv(None).ok_or(Fault::NoRecv)?;
+        }
+        if size > 0 && host.write_remote(rkey, va, data).is_err() {
+            if imm {
+                host.return_recv();
+            }
+            return Err(Fault::Access);
+        }
+        if !last {
+            self.inbound = Inbound::Write { va: va.wrapping_add(size.into()), rkey, left: left - size, len };
+            return Ok(MORE);
+        }
+        self.inbound = Inbound::Idle;
+        if imm {
+            self.taken = self.taken.wrapping_add(1);
+            host.complete_recv(&received(WcOpcode::RecvRdmaWithImm, len, RecvExtra::Imm(head.extra), head));
+        }
+        Ok(Did { done: true, delivered: imm })
+    }
+
+    /// A READ or an atomic.
+    fn accept_question<H: Host>(
+        &mut self,
+        path: &Path,
+        head: &Head,
+        body: &[u8],
+        host: &mut H,
+    ) -> Result<Did, Fault> {
+        if self.responses.len() >= usize::from(self.max_dest_rd_atomic) {
+            return Err(Fault::Invalid);
+        }
+        let (remote, len, operands) = take_remote(body).ok_or(Fault::Invalid)?;
+        let answer = match head.op {
+            Op::Read => {
+                if u64::from(len) > MAX_MESSAGE_BYTES || !operands.is_empty() {
+                    return Err(Fault::Invalid);
+                }
+                if !path.access.contains(Access::REMOTE_READ) {
+                    return Err(Fault::Access);
+                }
+                host.check_remote(remote.rkey, remote.addr, len.into(), Access::REMOTE_READ)
+                    .map_err(|_| Fault::Access)?;
+                Answer::Read { remote, len, sent: 0 }
+            }
+            Op::CompareSwap | Op::FetchAdd => {
+                let (&[first, second], []) = operands.as_chunks::<8>() else { return Err(Fault::Invalid) };
+                let (first, second) = (u64::from_ne_bytes(first), u64::from_ne_bytes(second));
+                if !remote.addr.is_multiple_of(8) {
+                    return Err(Fault::Invalid);
+                }
+                if !path.access.contains(Access::REMOTE_ATOMIC) {
+                    return Err(Fault::Access);
+                }
+                let op = if head.op == Op::FetchAdd {
+                    AtomicOp::FetchAdd { add: first }
+                } else {
+                    AtomicOp::CompareSwap { compare: second, swap: first }
+                };
+                let original = host.atomic_remote(remote.rkey, remote.addr, op);
+                Answer::Atomic { original: original.map_err(|_| Fault::Access)? }
+            }
+            _ => return Err(Fault::Invalid),
+        };
+        let response = Response { number: head.number, answer };
+        self.responses.push_back(response);
+        self.expected = self.expected.wrapping_add(1);
+        // The response answers all requests before it as well.
+        self.ack = false;
+        Ok(MORE)
+    }
+
+    #[cold]
+    fn handle_fault<H: Host>(&mut self, fault: Fault, path: &Path, host: &mut H) -> Result<(), Fatal> {
+        let code = match fault {
+            Fault::NoRecv => {
+                host.count(Count::RnrNakSent);
+                self.refused = true;
+                self.inbound = Inbound::Idle;
+                self.nak = Some(Syndrome::RnrNak(path.rnr_timer));
+                return Ok(());
+            }
+            Fault::Invalid | Fault::TooLong => NakCode::InvalidRequest,
+            Fault::Access | Fault::Invalidate => NakCode::RemoteAccess,
+            Fault::Placement(_) => NakCode::RemoteOperational,
+        };
+        Err(self.refuse(code, recv_status(fault), host))
+    }
+
+    /// Sends a NAK that ends the connection.
+    #[cold]
+    fn refuse<H: Host>(&mut self, code: NakCode, recv: Option<WcStatus>, host: &mut H) -> Fatal {
+        self.nak = Some(Syndrome::Nak(code));
+        Fatal::new(code, recv, host)
+    }
+
+    /// Sends responses, and the refusal behind them. `Ok(false)`: the sink is full.
+    pub(crate) fn poll<H: Host, T: TxSink>(
+        &mut self,
+        path: &Path,
+        host: &mut H,
+        tx: &mut T,
+        max: usize,
+    ) -> (usize, Result<bool, Fatal>) {
+        let mut sent = 0;
+        while sent < max {
+            let Some(&response) = self.responses.front() else { break };
+            match self.respond(path, response, host, tx) {
+                Ok(true) => sent += 1,
+                Ok(false) => return (sent, Ok(false)),
+                Err(fatal) => return (sent, Err(fatal)),
+            }
+        }
+        if sent < max
+            && self.responses.is_empty()
+            && let Some(syndrome) = self.nak
+        {
+            let head = self.head(path, Op::Nak, 0, self.expected, syndrome.encode().into());
+            if reserve(tx, &head, 0).is_none() {
+                return (sent, Ok(false));
+            }
+            tx.commit();
+            (self.nak, self.ack, self.delivered) = (None, false, false);
+            sent += 1;
+        }
+        (sent, Ok(true))
+    }
+
+    fn respond<H: Host, T: TxSink>(
+        &mut self,
+        path: &Path,
+        Response { number, answer }: Response,
+        host: &mut H,
+        tx: &mut T,
+    ) -> Result<bool, Fatal> {
+        let last = match answer {
+            Answer::Atomic { original } => {
+                let head = self.head(path, Op::Original, FIRST | LAST, number, 0);
+                let Some(out) = reserve(tx, &head, 8) else { return Ok(false) };
+                out.copy_from_slice(&original.to_ne_bytes());
+                true
+            }
+            Answer::Read { remote, len, sent } => {
+                let data = (len - sent).min(MAX_DATA as u32);
+                let last = sent + data == len;
+                let flags = if sent == 0 { FIRST } else { 0 } | if last { LAST } else { 0 };
+                let head = self.head(path, Op::ReadData, flags, number, 0);
+                let Some(out) = reserve(tx, &head, data as usize) else { return Ok(false) };
+                let addr = remote.addr.wrapping_add(sent.into());
+                if data > 0 && host.read_remote(remote.rkey, addr, out).is_err() {
+                    self.responses.clear();
+                    self.expected = number;
+                    return Err(self.refuse(NakCode::RemoteAccess, None, host));
+                }
+                if let Some(Response { answer: Answer::Read { sent, .. }, .. }) = self.responses.front_mut() {
+                    *sent += data;
+                }
+                last
+            }
+        };
+        tx.commit();
+        if last {
+            self.responses.pop_front();
+        }
+        Ok(true)
+    }
+
+    /// Sends one acknowledgement for all that was done.
+    #[inline]
+    pub(crate) fn poll_ack<H: Host, T: TxSink>(&mut self, path: &Path, host: &mut H, tx: &mut T) -> bool {
+        if self.ack_owed().is_none() {
+            return false;
+        }
+        let (flags, limit) = match host.recv_credits() {
+            Some(credits) => (LIMITED, self.taken.wrapping_add(credits)),
+            None => (0, 0),
+        };
+        let head = self.head(path, Op::Ack, flags, self.expected, limit);
+        if reserve(tx, &head, 0).is_none() {
+            return false;
+        }
+        tx.commit();
+        self.told = limit;
+        (self.ack, self.delivered) = (false, false);
+        true
+    }
+
+    #[inline]
+    fn head(&self, path: &Path, op: Op, flags: u8, number: u16, extra: u32) -> Head {
+        Head { op, flags, dest: path.dest_qpn, number, done: self.done(), extra }
+    }
+}
+
+#[inline]
+fn received(opcode: WcOpcode, byte_len: u32, extra: RecvExtra, head: &Head) -> RecvDone {
+    RecvDone {
+        status: WcStatus::Success,
+        opcode,
+        byte_len,
+        extra,
+        solicited: head.has(SOLICITED),
+        src_qp: Qpn::default(),
+        grh: false,
+    }
+}
