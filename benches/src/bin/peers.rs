@@ -2,7 +2,7 @@
 //! placement of the CPUs.
 //!
 //! ```text
-//! cargo run --release -p hca-benches --bin peers -- [--fabric shm,udp,raw] [--json] [--plot FILE.svg] [--only NAME,..] [--time SECONDS]
+//! cargo run --release -p hca-benches --bin peers -- [--fabric shm,udp,raw] [--plot FILE.svg] [--json] [--only NAME,..] [--time SECONDS]
 //! ```
 
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use hca::cli::Failure;
 use hca::perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
 use hca_benches::duo::{self, Duo, Kind};
 use hca_benches::peers::plot::{Bar, plot};
-use hca_benches::peers::{Over, Peer, What, leash_if_asked};
+use hca_benches::peers::{Over, Peer, PeerError, What, leash_if_asked};
 use hca_benches::ratio::{Better, Ratio, Target, interleave, plain, summary, verdict};
 
 /// Measures ours beside the messaging libraries that Debian packages.
@@ -31,7 +31,7 @@ struct Args {
     /// Draw how many times better ours is
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
-    /// Only what has one of these in its name, as `put`, or `8 B latency`, or in its peer's, as `UCX`
+    /// Only rows that have one of these in their names, as `put`, or `UCX`, or `8 B latency UCX tags`
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Seconds of each run of a pair, about
@@ -190,7 +190,10 @@ fn all(args: &Args) -> Result<(), Failure> {
             }
         }
     }
-    if !args.json && !rows.is_empty() {
+    if rows.is_empty() {
+        return Err("nothing was compared: install a peer, or ask for other names".into());
+    }
+    if !args.json {
         println!("{}\n\n* the best of the peers", table(&rows));
     }
     if let Some(path) = &args.plot {
@@ -218,8 +221,8 @@ fn table(rows: &[Row]) -> Table {
 fn compare(args: &Args, fabric: Fabric, what: What, missing: &mut Vec<String>) -> Result<Vec<Row>, Failure> {
     let time = Duration::from_secs_f64(args.time);
     let asked = |peer: &&Peer| {
-        let names = |o: &String| what.to_string().contains(o.as_str()) || peer.name.contains(o.as_str());
-        args.only.is_empty() || args.only.iter().any(names)
+        let name = format!("{what} {}", peer.name);
+        args.only.is_empty() || args.only.iter().any(|o| name.contains(o.as_str()))
     };
     let peers = Peer::ALL.iter().filter(|p| p.over == fabric.over() && p.offers(what)).filter(asked);
     let mut rows: Vec<Row> = Vec::new();
@@ -227,11 +230,14 @@ fn compare(args: &Args, fabric: Fabric, what: What, missing: &mut Vec<String>) -
     let cpus = Setup::new(device.clone()).cpus.ok_or("two CPUs are needed: one for each process")?;
     let mut ours = None;
     for peer in peers {
-        eprintln!("{} {what}, {}", fabric.name(), peer.name);
         let mut theirs = match peer.runs(what, cpus, time) {
             Ok(runs) => runs,
             Err(e) => {
-                let why = format!("{}: {e}", peer.name);
+                // A package that is missing is told once, any other trouble for each peer.
+                let why = match e {
+                    PeerError::Missing { .. } => e.to_string(),
+                    _ => format!("{}: {e}", peer.name),
+                };
                 if !missing.contains(&why) {
                     eprintln!("left out: {why}");
                     missing.push(why);
@@ -239,6 +245,7 @@ fn compare(args: &Args, fabric: Fabric, what: What, missing: &mut Vec<String>) -
                 continue;
             }
         };
+        eprintln!("{} {what} beside {}", fabric.name(), peer.name);
         if ours.is_none() {
             ours = Some(Ours::start(&device, cpus, what)?);
         }

@@ -51,23 +51,23 @@ const fn sockets(name: &'static str, program: Program) -> Peer {
 pub(super) const PEERS: [Peer; 13] = [
     memory("UCX tags", ucx("tag_lat", "tag_bw", "posix,cma")),
     memory(
-        "UCX tags, its defaults",
+        "UCX tags (defaults)",
         Program::Ucx { latency: "tag_lat", stream: "tag_bw", tls: None, options: &[] },
     ),
     memory("UCX messages", ucx("ucp_am_lat", "ucp_am_bw", "posix,cma")),
     memory("UCX put", ucx("ucp_put_lat", "ucp_put_bw", "posix,cma")),
     memory(
-        "UCX put, uct",
+        "UCX put (uct)",
         Program::Ucx { latency: "put_lat", stream: "put_bw", tls: Some("posix,cma"), options: SHORT },
     ),
-    memory("libfabric shm", Program::Libfabric { provider: "shm" }),
+    memory("libfabric (shm)", Program::Libfabric { provider: "shm" }),
     memory("Open MPI", Program::OpenMpi { btl: "self,vader" }),
-    sockets("UCX tags, tcp", ucx("tag_lat", "tag_bw", "tcp")),
-    sockets("UCX put, tcp", ucx("ucp_put_lat", "ucp_put_bw", "tcp")),
-    sockets("libfabric udp", Program::Libfabric { provider: "udp;ofi_rxd" }),
-    sockets("libfabric tcp", Program::Libfabric { provider: "tcp;ofi_rxm" }),
-    sockets("Open MPI, tcp", Program::OpenMpi { btl: "self,tcp" }),
-    sockets("UDP, sockperf", Program::Sockperf { tcp: false }),
+    sockets("UCX tags (tcp)", ucx("tag_lat", "tag_bw", "tcp")),
+    sockets("UCX put (tcp)", ucx("ucp_put_lat", "ucp_put_bw", "tcp")),
+    sockets("libfabric (udp)", Program::Libfabric { provider: "udp;ofi_rxd" }),
+    sockets("libfabric (tcp)", Program::Libfabric { provider: "tcp;ofi_rxm" }),
+    sockets("Open MPI (tcp)", Program::OpenMpi { btl: "self,tcp" }),
+    sockets("UDP (sockperf)", Program::Sockperf { tcp: false }),
 ];
 
 impl Program {
@@ -146,9 +146,14 @@ fn run_ucx(
     ucx_figure(&said, what).ok_or_else(|| silent("ucx_perftest", &said))
 }
 
+/// The last line that begins with a number.
+fn last_figures(said: &str) -> Option<&str> {
+    said.lines().rev().map(str::trim_start).find(|l| l.starts_with(|c: char| c.is_ascii_digit()))
+}
+
 /// The last line is `count,p50,average,overall,…` in us, MB/s and messages a second.
 fn ucx_figure(said: &str, what: What) -> Option<f64> {
-    let line = said.lines().rev().find(|l| l.starts_with(|c: char| c.is_ascii_digit()))?;
+    let line = last_figures(said)?;
     let numbers: Vec<f64> = line.split(',').map_while(|f| f.trim().parse().ok()).collect();
     let (p50_us, rate) = (*numbers.get(1)?, *numbers.get(7)?);
     Some(if what.is_latency() { p50_us * 1e3 } else { what.of_rate(rate) })
@@ -166,7 +171,7 @@ fn run_libfabric(provider: &str, what: What, count: u64, cpus: (usize, usize)) -
 
 /// The last line ends with MB/s, us a message and messages a second.
 fn fi_pingpong_ns(said: &str) -> Option<f64> {
-    let line = said.lines().rev().find(|l| l.starts_with(|c: char| c.is_ascii_digit()))?;
+    let line = last_figures(said)?;
     let us: f64 = line.split_whitespace().rev().nth(1)?.parse().ok()?;
     Some(us * 1e3)
 }
@@ -260,6 +265,8 @@ mod tests {
         assert_eq!(ucx_figure(said, What::SendLatency(8)), Some(273.0));
         assert_eq!(ucx_figure(said, What::SendRate), Some(429_618.0));
         assert_eq!(ucx_figure(said, What::PutBandwidth(100)), Some(42_961_800.0));
+        let padded = said.replace("200000,", "   1000,");
+        assert_eq!(ucx_figure(&padded, What::SendLatency(8)), Some(273.0));
         assert_eq!(ucx_figure("connect() failed: Connection refused\n", What::SendRate), None);
     }
 
