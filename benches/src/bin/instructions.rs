@@ -32,19 +32,26 @@ const ROUNDS: u64 = 256;
 /// Messages by one doorbell.
 const BURST: u64 = 64;
 
+/// Networks without a system call.
+const LOOPBACK: &str = "loopback://count?progress=inline";
+const SHM: &str = "shm://count?progress=inline";
+
 /// A case: its name, and what prepares and runs it.
 type Case = (&'static str, fn());
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 12] = [
     ("packet_parse", packet_parse),
     ("icrc_64", || icrc(64)),
     ("icrc_4096", || icrc(4096)),
     ("post_send", post_send),
     ("post_recv", post_recv),
-    ("poll_empty", poll_empty),
+    ("poll_empty", || poll_empty(LOOPBACK)),
     ("rc_send_8", || rc_send(8)),
     ("rc_send_4096", || rc_send(4096)),
-    ("rc_burst_8", rc_burst),
+    ("rc_burst_8", || rc_burst(LOOPBACK)),
+    ("shm_ping_8", shm_ping),
+    ("shm_burst_8", || rc_burst(SHM)),
+    ("shm_poll_empty", || poll_empty(SHM)),
 ];
 
 fn main() -> ExitCode {
@@ -159,26 +166,26 @@ struct End {
     wcs: Completions,
 }
 
-fn end() -> Result<End, Failure> {
-    let opened = open_exactly(&"loopback://count?progress=inline".parse()?)?;
+fn end(device: &str) -> Result<End, Failure> {
+    let opened = open_exactly(&device.parse()?)?;
     let pd = opened.context().alloc_pd()?;
     let cq = opened.context().create_cq(1024)?;
     let qp = pd.qp::<Rc>(&cq).max_send_wr(512).max_recv_wr(512).build()?;
     Ok(End { opened, pd, cq, qp, wcs: Completions::with_capacity(32) })
 }
 
-fn ends() -> (End, End) {
+fn ends(device: &str) -> (End, End) {
     let make = || -> Result<_, Failure> {
-        let (a, b) = (end()?, end()?);
+        let (a, b) = (end(device)?, end(device)?);
         a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default())?;
         b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default())?;
         Ok((a, b))
     };
-    make().expect("a loopback connection can always be made")
+    make().expect("a connection within a process can always be made")
 }
 
 fn post_send() {
-    let (mut a, _b) = ends();
+    let (mut a, _b) = ends(LOOPBACK);
     let mut batch = a.qp.batch();
     for id in 0..ROUNDS {
         counted_post_send(&mut batch, id);
@@ -192,7 +199,7 @@ fn counted_post_send(batch: &mut SendBatch<'_, Rc>, id: u64) {
 }
 
 fn post_recv() {
-    let (mut a, _b) = ends();
+    let (mut a, _b) = ends(LOOPBACK);
     for buf in a.pd.alloc_many(ROUNDS as usize, 64).expect("there is memory") {
         counted_post_recv(&mut a.qp, buf);
     }
@@ -203,8 +210,8 @@ fn counted_post_recv(qp: &mut QueuePair<Rc>, buf: hca::Buf) {
     qp.post_recv(buf).expect("the queue has room");
 }
 
-fn poll_empty() {
-    let (mut a, _b) = ends();
+fn poll_empty(device: &str) {
+    let (mut a, _b) = ends(device);
     for _ in 0..ROUNDS {
         counted_poll_empty(&mut a);
     }
@@ -217,7 +224,7 @@ fn counted_poll_empty(a: &mut End) {
 
 /// One message after the other from one end to the other, and its acknowledgement back.
 fn rc_send(len: usize) {
-    let (mut a, mut b) = ends();
+    let (mut a, mut b) = ends(LOOPBACK);
     let source = a.pd.alloc(len).expect("there is memory").freeze();
     for buf in b.pd.alloc_many(8, len).expect("there is memory") {
         b.qp.post_recv(buf).expect("the queue has room");
@@ -252,10 +259,50 @@ fn rc_send_once(a: &mut End, b: &mut End, source: &hca::FrozenBuf) {
     debug_assert!(a.opened.mtu() >= hca_core::Mtu::B256);
 }
 
+/// One message of 8 bytes there, and one back, by shared memory: unsignalled, but for every 64th. A round is both.
+fn shm_ping() {
+    let (mut a, mut b) = ends(SHM);
+    for end in [&mut a, &mut b] {
+        for buf in end.pd.alloc_many(64, 8).expect("there is memory") {
+            end.qp.post_recv(buf).expect("the queue has room");
+        }
+    }
+    // Both take part in meeting each other.
+    rc_burst_once(&mut a, &mut b);
+    for id in 1..=ROUNDS {
+        counted_shm_ping(&mut a, &mut b, id);
+    }
+}
+
+#[inline(never)]
+fn counted_shm_ping(a: &mut End, b: &mut End, id: u64) {
+    shm_ping_once(a, b, id);
+}
+
+fn shm_ping_once(a: &mut End, b: &mut End, id: u64) {
+    one_way(a, b, id);
+    one_way(b, a, id);
+}
+
+fn one_way(from: &mut End, to: &mut End, id: u64) {
+    let request = SendRequest::send(Inline(&[7; 8])).id(id).signaled(id.is_multiple_of(BURST));
+    from.qp.post_send(request).expect("the queue has room");
+    let mut received = false;
+    while !received {
+        for wc in to.cq.poll(&mut to.wcs) {
+            let mut wc = wc.ok().expect("all succeed");
+            if let Some(buf) = wc.take_buf() {
+                to.qp.post_recv(buf).expect("the queue has room");
+                received = true;
+            }
+        }
+    }
+}
+
 /// 64 messages of 8 bytes by one doorbell, the last one signalled, until all are there and acknowledged.
 /// A round is a message.
-fn rc_burst() {
-    let (mut a, mut b) = ends();
+fn rc_burst(device: &str) {
+    let (mut a, mut b) = ends(device);
     (a.wcs, b.wcs) = (Completions::with_capacity(64), Completions::with_capacity(64));
     for buf in b.pd.alloc_many(2 * BURST as usize, 8).expect("there is memory") {
         b.qp.post_recv(buf).expect("the queue has room");

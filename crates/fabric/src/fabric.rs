@@ -210,6 +210,7 @@ pub trait Fabric: Send {
     }
     /// The part of it that also carries messages between processes of one machine, if it has one. Who takes messages
     /// receives by [`ShmFabric::recv_all`](crate::ShmFabric::recv_all), and by [`recv`](Self::recv) what comes elsewhere.
+    #[cfg(not(loom))]
     fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
         None
     }
@@ -244,6 +245,7 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     fn prepare_wait(&mut self) -> bool {
         (**self).prepare_wait()
     }
+    #[cfg(not(loom))]
     fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
         (**self).shm()
     }

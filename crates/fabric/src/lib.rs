@@ -7,6 +7,7 @@
 //! | `fabric` | the trait |
 //! | `icrc`, `flow` | the ICRC of a flow, the IPv4 Identification predicted and solved |
 //! | `clmul` | the ICRC by carry-less multiplication, where the CPU has it |
+//! | [`dma`] | copies and atomics on memory that others may change |
 //! | `capture` | a tap that writes pcapng |
 //! | `faulty` | a layer of loss, duplication, reordering, delay and corruption, by seed |
 //! | `loopback` | a network inside of the process, for tests |
@@ -20,6 +21,7 @@ mod batch;
 mod capture;
 #[cfg_attr(not(target_arch = "x86_64"), path = "clmul_none.rs")]
 mod clmul;
+pub mod dma;
 mod fabric;
 mod faulty;
 mod flow;
@@ -44,7 +46,11 @@ pub use loopback::{LoopbackFabric, LoopbackNet};
 pub use open::OpenError;
 pub use raw::{RawFabric, RawOptions, RoceVersion};
 #[cfg(not(loom))]
-pub use shm::{ShmError, ShmFabric, ShmOptions, ShmSink, ShmTx};
+pub use shm::{
+    AccessError, Bracket, Denied, Grant, GrantError, GrantId, Granted, LinkId, MAX_ASKED, MAX_BRACKET_BYTES,
+    MAX_GRANTED_REGIONS, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS, MAX_SHARED_ALLOCATIONS, Notice,
+    QpGuard, Revocation, SharedPages, ShmError, ShmFabric, ShmOptions, ShmSink, ShmTx,
+};
 pub use udp::{UdpFabric, UdpOptions};
 #[cfg(feature = "io-uring")]
 pub use uring::{UringFabric, UringOptions};

@@ -7,7 +7,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use hca_core::wire::Packet;
 use hca_core::{AhHandle, Instant, QpHandle, QpState, QpType, Qpn};
-use hca_fabric::{Fabric, PathId, RxBudget, RxPacket, ShmSink, ShmTx, TxBatch};
+use hca_fabric::{Fabric, PathId, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx, TxBatch};
 use hca_transport::{RxMeta, TxSink};
 
 use crate::counters::EngineCounters;
@@ -29,6 +29,9 @@ const SLOT_BITS: u32 = 17;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 const FIRST_QPN: u32 = 2;
 
+/// Turns left out in a row at most, where only shared memory was looked at.
+const LEFT_OUT: u32 = 16;
+
 /// Stands for the turn of a queue pair whose acknowledgement has left, while it is still in the list.
 const LISTED: u64 = u64::MAX;
 
@@ -40,6 +43,10 @@ pub(crate) fn qpn_of(index: u32, generation: u32) -> Qpn {
 pub(crate) struct Engine {
     pub(crate) fabric: Box<dyn Fabric>,
     tx: TxBatch,
+    /// The fabric carries messages too.
+    has_shm: bool,
+    /// Turns left out in a row.
+    left_out: u32,
     pub(crate) core: Core,
 }
 
@@ -114,11 +121,14 @@ impl Engine {
         tables: Tables,
         ahs: Slab<Ah>,
     ) -> Self {
-        if let Some(shm) = fabric.shm() {
+        let has_shm = fabric.shm().is_some_and(|shm| {
             shm.leave_to_recv_all();
-        }
+            true
+        });
         Self {
             fabric,
+            has_shm,
+            left_out: 0,
             tx: TxBatch::with_capacity(BATCH_BYTES),
             core: Core {
                 qps,
@@ -165,6 +175,33 @@ impl Engine {
         packets += self.fabric.recv(now, budget, &mut |p| core.receive(now, p)).packets;
         core.settle_touched(None);
         packets > 0
+    }
+
+    /// Whether a look at shared memory finds nothing, and nothing else waits, so that a turn may be left out. What
+    /// comes by other ways is found by every so manyth turn.
+    #[inline]
+    pub(crate) fn nothing_came(&mut self, bell: &Doorbell<QpShared>) -> bool {
+        if !self.has_shm || self.left_out == LEFT_OUT {
+            self.left_out = 0;
+            return false;
+        }
+        let idle =
+            self.core.ready.is_empty() && self.core.acks.is_empty() && self.tx.is_empty() && bell.is_empty();
+        let nothing = idle && self.fabric.shm().is_some_and(|shm| shm.nothing_came());
+        self.left_out = if nothing { self.left_out + 1 } else { 0 };
+        nothing
+    }
+
+    /// Sends what a queue pair just posted by messages, if nothing else is to be done before. `false`: a turn is due.
+    #[inline]
+    pub(crate) fn send_at_once(&mut self, bell: &Doorbell<QpShared>, caller: Option<QpHandle>) -> bool {
+        if !self.has_shm || !self.core.ready.is_empty() || !bell.is_empty() {
+            return false;
+        }
+        match (caller, self.fabric.shm()) {
+            (Some(qp), Some(shm)) => self.core.send_at_once(qp, shm),
+            _ => false,
+        }
     }
 
     /// What posts ask for: their doorbells, and what can be sent at once. `caller` is the queue pair of
@@ -493,6 +530,34 @@ impl Core {
             }
         }
         (false, by_messages)
+    }
+
+    /// As [`transmit_messages`](Self::transmit_messages) for requests that were just posted, without the engine's
+    /// lists. The time is that of the last turn, which only makes timers look too early.
+    #[inline]
+    fn send_at_once(&mut self, qp: QpHandle, shm: &mut ShmFabric) -> bool {
+        let now = self.now;
+        let Some(entry) = self.qps.get_mut(qp.index, qp.generation) else { return false };
+        let QpEntry { machine, res, .. } = &mut **entry;
+        let Some(path) = res.path.filter(|_| machine.may_send_messages()) else { return false };
+        res.sq.refresh();
+        let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
+        let sent = shm.send_messages(now, path, |tx| {
+            machine.send_messages(now, &mut host, &mut MessageSink { tx, full: false }, BURST_PACKETS)
+        });
+        match sent {
+            // What can't leave now, or failed, is for a turn.
+            None | Some(false) => return false,
+            Some(true) => {}
+        }
+        if machine.ack_owed().is_none() {
+            entry.ack_since = entry.ack_since.map(|_| LISTED);
+        }
+        if entry.timer.is_none() {
+            self.settle(qp.index);
+        }
+        self.tables.finish();
+        true
     }
 
     /// Lets a queue pair send messages; returns the bytes that left.

@@ -88,6 +88,9 @@ impl Shared {
             return false;
         }
         let worked = self.engine.try_turn(|e| {
+            if e.nothing_came(&self.bell) {
+                return false;
+            }
             let worked = e.turn(self.time.now(), &self.bell, acks);
             self.keep_waiters(e);
             worked
@@ -117,7 +120,9 @@ impl Shared {
 
     #[inline]
     fn turn_posted(&self, e: &mut Engine, caller: Option<QpHandle>) {
-        e.turn_posted(self.time.now(), &self.bell, caller);
+        if !e.send_at_once(&self.bell, caller) {
+            e.turn_posted(self.time.now(), &self.bell, caller);
+        }
         self.keep_waiters(e);
     }
 

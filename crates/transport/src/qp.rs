@@ -395,6 +395,31 @@ impl Qp {
         }
     }
 
+    /// Whether [`send_messages`](Self::send_messages) may be called.
+    #[inline]
+    pub fn may_send_messages(&self) -> bool {
+        self.state == QpState::Rts
+            && matches!(&self.service, Service::Local(m) if !m.requester.wants_transmit() && !m.responder.wants_transmit())
+    }
+    /// Sends what was posted last, and nothing else. `false`: there is more to be done, by
+    /// [`poll_transmit`](Self::poll_transmit).
+    #[inline]
+    pub fn send_messages<H: Host, T: TxSink>(
+        &mut self,
+        now: Instant,
+        host: &mut H,
+        tx: &mut T,
+        max: usize,
+    ) -> bool {
+        let Service::Local(m) = &mut self.service else { return false };
+        m.requester.posted();
+        let (_, failure) = m.poll_requests(now, true, host, tx, max);
+        if let Some(status) = failure {
+            self.fail_send(status, host);
+            return false;
+        }
+        !m.requester.wants_transmit()
+    }
     /// Nobody is at the peer's address now, for a connection by messages: tries again soon, as long as the queue pair's
     /// timeout lets it.
     pub fn unreachable<H: Host>(&mut self, now: Instant, host: &mut H) {

@@ -57,6 +57,20 @@ counters! {
     peers_refused_us,
     /// Peers dropped as they wrote what no peer writes.
     peers_dropped_garbage,
+    /// Peers dropped as they stayed within an access to memory that was taken back.
+    peers_dropped_stuck,
+    /// Regions granted to peers, each time.
+    grants_given,
+    /// Grants taken back from peers that held them.
+    grants_revoked,
+    /// Regions of peers mapped here.
+    grants_mapped,
+    /// Regions that peers have granted and that could not be mapped.
+    grants_not_mapped,
+    /// Regions whose memory is this process's alone since a dropped peer had it.
+    regions_made_private,
+    /// Messages about grants that a peer did not take from its socket.
+    notes_lost,
     /// Rings that are no longer polled.
     rings_parked,
     /// Rings that are polled again.

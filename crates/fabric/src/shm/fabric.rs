@@ -12,9 +12,10 @@ use rustix::thread::{MembarrierCommand, MembarrierQuery, membarrier, membarrier_
 
 use super::bell::{Bells, PAGE_BYTES};
 use super::counters::Counters;
+use super::grants::{BOARD_BYTES, Grants};
 use super::link::{Links, Stage};
 use super::meet::{LISTENER, Pending};
-use super::memory::{LINE, Writers, create};
+use super::memory::{LINE, Writers, create, create_sparse};
 use super::name::takes_messages;
 use super::name::{Domain, Listener};
 use super::path::Paths;
@@ -99,6 +100,7 @@ pub struct ShmFabric {
     pub(super) icrc: Icrc,
     pub(super) tap: Option<Box<dyn Tap>>,
     pub(super) counters: Counters,
+    pub(super) grants: Grants,
 }
 
 impl ShmFabric {
@@ -114,11 +116,10 @@ impl ShmFabric {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("creating an epoll descriptor"))?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)
             .map_err(io("watching the listening socket"))?;
-        let page = |name, writers| {
-            create(name, PAGE_BYTES, writers).map_err(|source| ShmError::Memory { bytes: PAGE_BYTES, source })
-        };
-        let (bits_fd, bits) = page("hca-shm-bits", Writers::Anybody)?;
-        let (board_fd, board) = page("hca-shm-board", Writers::Creator)?;
+        let (bits_fd, bits) = create("hca-shm-bits", PAGE_BYTES, Writers::Anybody)
+            .map_err(|source| ShmError::Memory { bytes: PAGE_BYTES, source })?;
+        let (board_fd, board) = create_sparse("hca-shm-board", BOARD_BYTES, PAGE_BYTES, Writers::Creator)
+            .map_err(|source| ShmError::Memory { bytes: BOARD_BYTES, source })?;
         let barrier = barrier();
         let attr = attr(local, &domain, options.ring_bytes, barrier);
         Ok(Self {
@@ -128,6 +129,7 @@ impl ShmFabric {
             listener,
             listen_at: None,
             epoll,
+            grants: Grants::new(board.clone()),
             bells: Bells::new(bits, board),
             bits_fd,
             board_fd,
@@ -226,6 +228,12 @@ impl ShmFabric {
         }
         self.poll_rings(budget, sink)
     }
+    /// Whether a look at all rings that are polled, and at the bits of those who call, finds nothing.
+    #[inline]
+    pub fn nothing_came(&self) -> bool {
+        let empty = |&slot: &u32| self.links.get(slot).is_some_and(|l| !l.has_input());
+        !self.bells.rung() && self.ended == 0 && self.polled.iter().all(empty)
+    }
     /// From now on [`Fabric::recv`] takes nothing, since the caller takes all by [`recv_all`](Self::recv_all).
     pub fn leave_to_recv_all(&mut self) {
         self.all_taken = true;
@@ -276,7 +284,7 @@ impl Fabric for ShmFabric {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.meeting_deadline()
+        self.meeting_deadline().into_iter().chain(self.late_deadline()).min()
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -303,6 +311,8 @@ impl Fabric for ShmFabric {
     fn counters(&self, out: &mut Vec<Counter>) {
         self.counters.append(out);
         out.push(Counter { name: "peers_now", value: self.links.len() as u64 });
+        out.push(Counter { name: "regions_granted_now", value: self.grants.granted_now() as u64 });
+        out.push(Counter { name: "regions_mapped_now", value: self.grants.mapped.len() as u64 });
     }
 
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {

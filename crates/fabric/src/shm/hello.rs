@@ -12,10 +12,14 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use super::note::{self, Note};
+
 const MAGIC: [u8; 8] = *b"hca-shm\n";
 /// Version of messages and of the layout of memory.
-const VERSION: u16 = 1;
-const BYTES: usize = 64;
+const VERSION: u16 = 2;
+/// Bytes of every message.
+pub(super) const BYTES: usize = 96;
+const KIND_AT: usize = 10;
 /// Descriptors of a greeting: the outbox, the page of bits, the page that says whether we sleep.
 pub(super) const DESCRIPTORS: usize = 3;
 
@@ -64,12 +68,30 @@ pub(super) enum HelloFault {
     Length,
 }
 
+/// A message of this kind, of which only the header is there.
+pub(super) fn header(kind: u8) -> [u8; BYTES] {
+    let mut m = [0; BYTES];
+    m[..8].copy_from_slice(&MAGIC);
+    m[8..10].copy_from_slice(&VERSION.to_le_bytes());
+    m[KIND_AT] = kind;
+    m
+}
+
+/// The kind of a message.
+fn check_header(m: &[u8; BYTES]) -> Result<u8, HelloFault> {
+    if m[..8] != MAGIC {
+        return Err(HelloFault::Magic);
+    }
+    let version = u16::from_le_bytes([m[8], m[9]]);
+    if version != VERSION {
+        return Err(HelloFault::Version(version));
+    }
+    Ok(m[KIND_AT])
+}
+
 impl Greeting {
     fn encode(&self) -> [u8; BYTES] {
-        let mut m = [0; BYTES];
-        m[..8].copy_from_slice(&MAGIC);
-        m[8..10].copy_from_slice(&VERSION.to_le_bytes());
-        m[10] = self.kind as u8;
+        let mut m = header(self.kind as u8);
         m[11] = self.barriers.into();
         m[12..16].copy_from_slice(&self.ring_lines.to_le_bytes());
         m[16..32].copy_from_slice(&self.address.octets());
@@ -78,15 +100,8 @@ impl Greeting {
     }
 
     fn decode(m: &[u8; BYTES]) -> Result<Self, HelloFault> {
-        let word = |at: usize| u32::from_le_bytes(*m[at..].first_chunk().expect("64 bytes"));
-        if m[..8] != MAGIC {
-            return Err(HelloFault::Magic);
-        }
-        let version = u16::from_le_bytes([m[8], m[9]]);
-        if version != VERSION {
-            return Err(HelloFault::Version(version));
-        }
-        let kind = match m[10] {
+        let word = |at: usize| u32::from_le_bytes(*m[at..].first_chunk().expect("within the message"));
+        let kind = match check_header(m)? {
             1 => Kind::Hello,
             2 => Kind::Welcome,
             3 => Kind::Crossed,
@@ -100,7 +115,7 @@ impl Greeting {
         if brings_memory && !(ring_lines.is_power_of_two() && fits.contains(&ring_lines)) {
             return Err(HelloFault::Field("ring"));
         }
-        let address = Ipv6Addr::from(*m[16..].first_chunk::<16>().expect("64 bytes"));
+        let address = Ipv6Addr::from(*m[16..].first_chunk::<16>().expect("within the message"));
         Ok(Self { kind, address, ring_lines, bit: word(32), barriers: m[11] & 1 != 0 })
     }
 
@@ -116,14 +131,37 @@ pub(super) fn send(
     greeting: &Greeting,
     fds: &[BorrowedFd<'_>],
 ) -> rustix::io::Result<()> {
-    let bytes = greeting.encode();
+    send_bytes(socket, &greeting.encode(), fds)
+}
+
+/// Sends a note without waiting, and the descriptor that it brings.
+pub(super) fn send_note(
+    socket: BorrowedFd<'_>,
+    note: &Note,
+    fd: Option<BorrowedFd<'_>>,
+) -> rustix::io::Result<()> {
+    assert_eq!(note.brings_descriptor(), fd.is_some());
+    send_bytes(socket, &note.encode(), fd.as_slice())
+}
+
+/// Sends anything, as a hostile peer may.
+#[cfg(test)]
+pub(super) fn send_raw(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> rustix::io::Result<()> {
+    send_bytes(socket, bytes, fds)
+}
+
+fn send_bytes(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() {
         assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "the space is for {DESCRIPTORS}");
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-    sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, flags).map(|_| ())
+    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags).map(|_| ())
 }
 
 /// What a look at the socket found.
@@ -131,6 +169,8 @@ pub(super) fn send(
 pub(super) enum Received {
     /// A message, with its descriptors.
     Message(Greeting, Vec<OwnedFd>),
+    /// A note, with the descriptor that it brings, unless there was no room for that in this process.
+    Note(Note, Option<OwnedFd>),
     /// Nothing for now.
     Nothing,
     /// The other end is closed, or its process gone.
@@ -160,12 +200,28 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Received {
     if got.bytes == 0 {
         return Received::Closed;
     }
-    if got.bytes != BYTES || got.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+    if got.bytes != BYTES || got.flags.contains(ReturnFlags::TRUNC) {
         return Received::Fault(HelloFault::Length);
+    }
+    // Descriptors are cut off where the sender gives too many, and where this process has no room for more.
+    let cut = got.flags.contains(ReturnFlags::CTRUNC);
+    match check_header(&bytes) {
+        Ok(kind) if kind >= note::FIRST => return note_of(kind, &bytes, fds, cut),
+        Ok(_) if cut => return Received::Fault(HelloFault::Length),
+        _ => {}
     }
     match Greeting::decode(&bytes) {
         Ok(g) if g.descriptors() == fds.len() => Received::Message(g, fds),
         Ok(_) => Received::Fault(HelloFault::Length),
+        Err(fault) => Received::Fault(fault),
+    }
+}
+
+fn note_of(kind: u8, bytes: &[u8; BYTES], mut fds: Vec<OwnedFd>, cut: bool) -> Received {
+    match Note::decode(kind, bytes) {
+        Ok(note) if fds.len() > usize::from(note.brings_descriptor()) => Received::Fault(HelloFault::Length),
+        Ok(note) if note.brings_descriptor() && fds.is_empty() && !cut => Received::Fault(HelloFault::Length),
+        Ok(note) => Received::Note(note, fds.pop()),
         Err(fault) => Received::Fault(fault),
     }
 }

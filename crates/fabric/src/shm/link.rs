@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use hca_core::Instant;
 
 use super::bell::Caller;
+use super::grants::Direct;
 use super::hello::Kind;
 use super::memory::Segment;
 use super::ring::{Consumer, Producer};
@@ -47,6 +48,7 @@ pub(super) struct Link {
     pub(super) polled: bool,
     /// Since when its ring is full.
     pub(super) full_since: Option<Instant>,
+    pub(super) direct: Direct,
     generation: u32,
 }
 
@@ -64,6 +66,7 @@ impl Link {
             last_input: Instant::ZERO,
             polled: false,
             full_since: None,
+            direct: Direct::default(),
             generation: 0,
         }
     }

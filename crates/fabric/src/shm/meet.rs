@@ -18,6 +18,7 @@ use rustix::io::Errno;
 
 use super::bell::{BITS, Caller, PAGE_BYTES};
 use super::fabric::{ShmFabric, TICK};
+use super::grants::{BOARD_BYTES, MAX_NOTICES, PeerSide};
 use super::hello::{self, DESCRIPTORS, Greeting, Kind, Received};
 use super::link::{Link, MAX_LINKS, Stage, tell};
 use super::memory::{MemoryFault, Sealed, Segment, Window, Writers, create};
@@ -49,6 +50,8 @@ const MAX_BANNED: usize = 4096;
 pub(super) struct Pending {
     id: u32,
     socket: OwnedFd,
+    /// The user whose process is at the other end.
+    uid: u32,
     deadline: Instant,
 }
 
@@ -108,6 +111,7 @@ impl ShmFabric {
             return Ok(None);
         }
         link.stage = Stage::Asking(socket);
+        link.direct.own_user = self.domain.is_own(uid);
         let slot = self.links.insert(link);
         self.greeting_begins();
         if let Err(e) = self.watch(slot) {
@@ -120,6 +124,11 @@ impl ShmFabric {
     /// For a while the sockets are looked at each turn.
     fn greeting_begins(&mut self) {
         self.greetings += 1;
+        self.look_eagerly();
+    }
+
+    /// An answer is expected, for which the sockets are looked at each turn for a while.
+    pub(super) fn look_eagerly(&mut self) {
         self.eager_until = self.now + EAGERNESS;
         self.tick_at = Instant::ZERO;
     }
@@ -182,7 +191,8 @@ impl ShmFabric {
         if self.bells.sleeps() {
             self.bells.wake();
         }
-        let eager = self.greetings > 0 && self.now < self.eager_until;
+        let expects = self.greetings > 0 || self.grants.questions > 0;
+        let eager = expects && self.now < self.eager_until;
         self.tick_at = if eager { self.now } else { self.now + TICK };
         let mut events = Vec::<epoll::Event>::with_capacity(EVENTS);
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -199,6 +209,7 @@ impl ShmFabric {
                 }
             }
         }
+        self.send_late_notes();
         self.expire();
         self.park_idle();
         self.scan_parked();
@@ -259,7 +270,7 @@ impl ShmFabric {
                 self.counters.accepts_failed += 1;
                 continue;
             }
-            self.pending.push(Pending { id, socket, deadline: self.now + PATIENCE });
+            self.pending.push(Pending { id, socket, uid, deadline: self.now + PATIENCE });
             self.greeting_begins();
             // Who connects says hello at once.
             self.hear_pending(id);
@@ -280,12 +291,12 @@ impl ShmFabric {
         if matches!(received, Received::Nothing) {
             return;
         }
-        let Pending { socket, .. } = self.pending.swap_remove(index);
+        let Pending { socket, uid, .. } = self.pending.swap_remove(index);
         self.greetings -= 1;
         let _ = epoll::delete(&self.epoll, &socket);
         match received {
             Received::Message(greeting, fds) if greeting.kind == Kind::Hello => {
-                self.meet(socket, &greeting, &fds);
+                self.meet(socket, uid, &greeting, &fds);
             }
             Received::Closed => {}
             Received::Fault(fault) => {
@@ -298,7 +309,7 @@ impl ShmFabric {
     }
 
     /// Somebody said hello.
-    fn meet(&mut self, socket: OwnedFd, greeting: &Greeting, fds: &[OwnedFd]) {
+    fn meet(&mut self, socket: OwnedFd, uid: u32, greeting: &Greeting, fds: &[OwnedFd]) {
         if let Some(slot) = self.links.find(greeting.address) {
             let link = self.links.get_mut(slot).expect("it was found");
             match link.stage {
@@ -325,7 +336,9 @@ impl ShmFabric {
             return;
         }
         let slot = self.links.find(greeting.address).expect("it was welcomed");
-        self.links.get_mut(slot).expect("it was found").stage = Stage::Up(socket);
+        let link = self.links.get_mut(slot).expect("it was found");
+        link.stage = Stage::Up(socket);
+        link.direct.own_user = self.domain.is_own(uid);
         if self.watch(slot).is_err() {
             self.end(slot);
         }
@@ -367,6 +380,9 @@ impl ShmFabric {
         let barrier = if greeting.barriers { self.barrier } else { super::ring::Barrier::Fence };
         let link = self.links.get_mut(slot).expect("the link is there");
         link.tx.link(memory.outbox.clone(), barrier);
+        let outbox_bytes = outbox_bytes(greeting.ring_lines);
+        let board = memory.board.clone();
+        link.direct.peer = Some(PeerSide::new(memory.outbox.clone(), outbox_bytes, board, barrier));
         link.rx = Some(Consumer::new(memory.outbox, link.outbox.clone(), greeting.ring_lines));
         link.caller = Some(Caller::new(memory.bits, memory.board, greeting.bit));
         link.outbox_fd = None;
@@ -380,6 +396,13 @@ impl ShmFabric {
     pub(super) fn hear_link(&mut self, slot: u32) {
         for _ in 0..MESSAGES {
             let Some(link) = self.links.get_mut(slot) else { return };
+            if link.direct.notices >= MAX_NOTICES {
+                // Nobody takes them: the rest waits, and with it the peer.
+                if self.is_dead(slot) {
+                    self.end(slot);
+                }
+                return;
+            }
             let (Stage::Asking(socket) | Stage::Up(socket)) = &link.stage else { return };
             let asking = matches!(link.stage, Stage::Asking(_));
             match hello::receive(socket.as_fd()) {
@@ -401,7 +424,14 @@ impl ShmFabric {
                     self.counters.peers_refused_us += 1;
                     return self.end(slot);
                 }
-                Received::Message(..) => return self.drop_peer(slot, &"it sent a message out of turn"),
+                Received::Note(note, fd) if !asking => {
+                    if let Err(why) = self.hear_note(slot, note, fd) {
+                        return self.drop_peer(slot, &why);
+                    }
+                }
+                Received::Message(..) | Received::Note(..) => {
+                    return self.drop_peer(slot, &"it sent a message out of turn");
+                }
                 Received::Fault(fault) => return self.drop_peer(slot, &fault),
             }
         }
@@ -435,6 +465,7 @@ impl ShmFabric {
         }
         // Nothing more is taken from its ring.
         link.rx = None;
+        self.take_back_from(slot);
         self.end(slot);
     }
 
@@ -444,8 +475,13 @@ impl ShmFabric {
         if !matches!(link.stage, Stage::Ending | Stage::Up(_)) {
             self.greetings -= u32::from(link.rx.is_none() && link.outbox_fd.is_some());
         }
+        let parts = !matches!(link.stage, Stage::Ending);
         link.stage = Stage::Ending;
         link.deadline = None;
+        if parts {
+            self.part_grants(slot);
+        }
+        let Some(link) = self.links.get(slot) else { return };
         if link.rx.is_some() {
             self.poll_from_now_on(slot);
         } else {
@@ -476,10 +512,10 @@ fn map(greeting: &Greeting, fds: &[OwnedFd]) -> Result<PeerMemory, MemoryFault> 
     let len = outbox_bytes(greeting.ring_lines);
     verify(outbox, len, Writers::Creator)?;
     verify(bits, PAGE_BYTES, Writers::Anybody)?;
-    verify(board, PAGE_BYTES, Writers::Creator)?;
+    verify(board, BOARD_BYTES, Writers::Creator)?;
     Ok(PeerMemory {
         outbox: Sealed::verify(outbox.as_fd(), len, Writers::Creator)?.window()?,
         bits: Sealed::verify(bits.as_fd(), PAGE_BYTES, Writers::Anybody)?.segment()?,
-        board: Sealed::verify(board.as_fd(), PAGE_BYTES, Writers::Creator)?.window()?,
+        board: Sealed::verify(board.as_fd(), BOARD_BYTES, Writers::Creator)?.sparse_window(PAGE_BYTES)?,
     })
 }

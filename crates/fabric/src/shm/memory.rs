@@ -4,7 +4,7 @@
 //! 1. `base .. base + len` is mapped as long as the mapping lives; `base` is a multiple of 64 and `len` of 64.
 //! 2. A mapped file is a memfd sealed against shrinking before it was mapped, so that no access to it ends in
 //!    SIGBUS: a peer's seals are verified by [`Sealed`], our own are put on by [`create`].
-//! 3. No reference to bytes is made: single words are atomics, ranges go by `copy`. Every offset is checked. The one
+//! 3. No reference to bytes is made: single words are atomics, ranges go by `dma`. Every offset is checked. The one
 //!    exception is [`Segment::bytes_mut`], on bytes that no other process can write and that nobody looks at yet.
 //! 4. A `Window` has no method that writes, and is mapped without the right to.
 #![allow(unsafe_code)]
@@ -22,7 +22,9 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 #[cfg(not(loom))]
-use super::copy;
+use crate::dma;
+#[cfg(not(loom))]
+use crate::sync::AtomicU64;
 use crate::sync::{Arc, AtomicU32, Ordering};
 
 /// Bytes of a cache line.
@@ -72,17 +74,23 @@ impl Mapping {
         Self { base, len, heap: true }
     }
 
-    fn map(fd: BorrowedFd<'_>, len: usize, writable: bool) -> io::Result<Self> {
+    /// Maps a file of this length, of which the first `dense` bytes are to be there at once.
+    fn map(fd: BorrowedFd<'_>, len: usize, dense: usize, writable: bool) -> io::Result<Self> {
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a new mapping at an address that the kernel chooses changes no memory of ours.
         let base = unsafe { rustix::mm::mmap(core::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)? };
         let base = NonNull::new(base.cast()).expect("the kernel maps nothing at 0 by itself");
         let mapping = Self { base, len, heap: false };
+        mapping.populate(0, dense, writable)?;
+        Ok(mapping)
+    }
+    /// Has pages be there, so that no access to them has to ask the system for memory.
+    fn populate(&self, at: usize, len: usize, writable: bool) -> io::Result<()> {
         let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         // SAFETY: (1) it is our mapping, and populating changes no byte.
-        match unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, advice) } {
+        match unsafe { rustix::mm::madvise(self.at(at, len).cast(), len, advice) } {
             // Kernels before 5.14 do not know it; pages come by faults there.
-            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(mapping),
+            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
             Err(e) => Err(e.into()),
         }
     }
@@ -100,20 +108,26 @@ impl Mapping {
         unsafe { AtomicU32::from_ptr(self.at(at, 4).cast()) }
     }
     #[inline]
+    fn word64(&self, at: usize) -> &AtomicU64 {
+        assert!(at.is_multiple_of(8));
+        // SAFETY: (1) eight bytes at a multiple of 8, alive as long as `self`.
+        unsafe { AtomicU64::from_ptr(self.at(at, 8).cast()) }
+    }
+    #[inline]
     fn store(&self, at: usize, data: &[u8]) {
         // SAFETY: `at` checked the range; only `Segment` calls this, whose memory is writable (4).
-        unsafe { copy::store(self.at(at, data.len()), data) }
+        unsafe { dma::store_relaxed(self.at(at, data.len()), data) }
     }
     #[inline]
     fn load(&self, at: usize, out: &mut [u8]) {
         // SAFETY: `at` checked the range.
-        unsafe { copy::load(self.at(at, out.len()), out) }
+        unsafe { dma::load_relaxed(self.at(at, out.len()), out) }
     }
     #[inline]
     fn load_line(&self, at: usize, out: &mut [u8; LINE]) {
         assert!(at.is_multiple_of(LINE));
         // SAFETY: `at` checked the range, and the line above the alignment.
-        unsafe { copy::load_line(self.at(at, LINE), out) }
+        unsafe { dma::load_line(self.at(at, LINE), out) }
     }
 }
 
@@ -168,6 +182,11 @@ impl Segment {
     pub(super) fn word(&self, at: usize) -> &AtomicU32 {
         self.0.word(at)
     }
+    #[cfg(not(loom))]
+    #[inline]
+    pub(super) fn word64(&self, at: usize) -> &AtomicU64 {
+        self.0.word64(at)
+    }
     #[inline]
     pub(super) fn store(&self, at: usize, data: &[u8]) {
         self.0.store(at, data);
@@ -184,6 +203,19 @@ impl Segment {
 }
 
 impl Window {
+    /// A word of eight bytes; under loom the first four of them.
+    #[inline]
+    pub(super) fn word64(&self, at: usize, order: Ordering) -> u64 {
+        #[cfg(not(loom))]
+        return self.0.word64(at).load(order);
+        #[cfg(loom)]
+        return self.0.word(at).load(order).into();
+    }
+    /// Has a page be there whose file may have a hole in its place.
+    #[cfg(not(loom))]
+    pub(super) fn populate(&self, at: usize, len: usize) -> io::Result<()> {
+        self.0.populate(at, len, false)
+    }
     #[inline]
     pub(super) fn word(&self, at: usize, order: Ordering) -> u32 {
         self.0.word(at).load(order)
@@ -222,11 +254,22 @@ impl Writers {
 /// Creates shared memory of this size, mapped, its pages there and its size sealed.
 #[cfg(not(loom))]
 pub(super) fn create(name: &str, len: usize, writers: Writers) -> io::Result<(OwnedFd, Segment)> {
+    create_sparse(name, len, len, writers)
+}
+
+/// Creates shared memory of this size, of which only the first `dense` bytes have pages.
+#[cfg(not(loom))]
+pub(super) fn create_sparse(
+    name: &str,
+    len: usize,
+    dense: usize,
+    writers: Writers,
+) -> io::Result<(OwnedFd, Segment)> {
     let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, len as u64)?;
     // Says now, as an error, that there is no room; a page fault would say it by a signal.
-    rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, len as u64)?;
-    let mapping = Mapping::map(fd.as_fd(), len, true)?;
+    rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, dense as u64)?;
+    let mapping = Mapping::map(fd.as_fd(), len, dense, true)?;
     rustix::fs::fcntl_add_seals(&fd, writers.seals())?;
     Ok((fd, Segment(Arc::new(mapping))))
 }
@@ -265,9 +308,25 @@ pub(super) struct Sealed<'a> {
 
 #[cfg(not(loom))]
 impl<'a> Sealed<'a> {
+    /// Memory of this size to which so many may write.
     pub(super) fn verify(fd: BorrowedFd<'a>, len: usize, writers: Writers) -> Result<Self, MemoryFault> {
+        let found = Self::size(fd, writers.seals())?;
+        if found != len as u64 {
+            return Err(MemoryFault::Size { found, needed: len as u64 });
+        }
+        Ok(Self { fd, len })
+    }
+    /// Memory of whole pages that holds as many bytes, granted by its owner. Who may write to it is the owner's
+    /// affair, who may seal it further.
+    pub(super) fn granted(fd: BorrowedFd<'a>, needed: usize) -> Result<Self, MemoryFault> {
+        let found = Self::size(fd, SealFlags::SHRINK | SealFlags::GROW)?;
+        let fits = |len: &usize| *len >= needed && len.is_multiple_of(4096);
+        let len = usize::try_from(found).ok().filter(fits);
+        Ok(Self { fd, len: len.ok_or(MemoryFault::Size { found, needed: needed as u64 })? })
+    }
+    /// The size of memory that can't change it, nor lose pages to accesses of ours.
+    fn size(fd: BorrowedFd<'_>, needed: SealFlags) -> Result<u64, MemoryFault> {
         const TMPFS_MAGIC: u64 = 0x0102_1994;
-        let needed = writers.seals();
         let found = rustix::fs::fcntl_get_seals(fd).unwrap_or(SealFlags::empty());
         if !found.contains(needed) {
             return Err(MemoryFault::Seals { found, needed });
@@ -277,16 +336,24 @@ impl<'a> Sealed<'a> {
         if kind != TMPFS_MAGIC {
             return Err(MemoryFault::Kind(kind));
         }
-        let found = rustix::fs::fstat(fd)?.st_size as u64;
-        if found != len as u64 {
-            return Err(MemoryFault::Size { found, needed: len as u64 });
-        }
-        Ok(Self { fd, len })
+        Ok(rustix::fs::fstat(fd)?.st_size as u64)
+    }
+    /// Bytes of the file.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+    /// The file.
+    pub(super) fn fd(&self) -> BorrowedFd<'a> {
+        self.fd
+    }
+    /// Maps it with pages for its first bytes only; for the others the window's `populate` is due.
+    pub(super) fn sparse_window(self, dense: usize) -> Result<Window, MemoryFault> {
+        Mapping::map(self.fd, self.len, dense, false).map(|m| Window(Arc::new(m))).map_err(MemoryFault::Io)
     }
     pub(super) fn window(self) -> Result<Window, MemoryFault> {
-        Mapping::map(self.fd, self.len, false).map(|m| Window(Arc::new(m))).map_err(MemoryFault::Io)
+        Mapping::map(self.fd, self.len, self.len, false).map(|m| Window(Arc::new(m))).map_err(MemoryFault::Io)
     }
     pub(super) fn segment(self) -> Result<Segment, MemoryFault> {
-        Mapping::map(self.fd, self.len, true).map(|m| Segment(Arc::new(m))).map_err(MemoryFault::Io)
+        Mapping::map(self.fd, self.len, self.len, true).map(|m| Segment(Arc::new(m))).map_err(MemoryFault::Io)
     }
 }

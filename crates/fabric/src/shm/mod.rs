@@ -11,24 +11,31 @@
 //! | `hello` | messages over a socket, with descriptors |
 //! | `meet` | connecting, accepting, peers that leave |
 //! | `link`, `path` | the state of a peer; of a path |
-//! | `memory`, `copy` | mappings, and all access to them |
+//! | `memory` | mappings, and all access to them |
 //! | `ring` | packets one way, credits the other; parking |
 //! | `bell` | calling a consumer that does not poll |
 //! | `rx`, `tx` | the data path |
+//! | `grant`, `grants`, `note`, `pages` | direct access to memory: who grants what, and the messages about it |
+//! | `access`, `bracket`, `revoke` | an access; both sides of its bracket; taking memory back |
 //!
 //! There is no IP header and no ICRC: nothing between two processes can damage a packet. A tap is shown both, as they
 //! would stand on a wire. A packet is lost only with its receiver, or when that leaves its ring full for so long
 //! that others would suffer from waiting for it.
 
-mod bell;
 #[cfg(not(loom))]
-mod copy;
+mod access;
+mod bell;
+mod bracket;
 #[cfg(not(loom))]
 mod counters;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
 mod fabric;
+#[cfg(not(loom))]
+mod grant;
+#[cfg(not(loom))]
+mod grants;
 #[cfg(not(loom))]
 mod hello;
 #[cfg(not(loom))]
@@ -39,7 +46,13 @@ mod memory;
 #[cfg(not(loom))]
 mod name;
 #[cfg(not(loom))]
+mod note;
+#[cfg(not(loom))]
+mod pages;
+#[cfg(not(loom))]
 mod path;
+#[cfg(not(loom))]
+mod revoke;
 mod ring;
 #[cfg(not(loom))]
 mod rx;
@@ -49,9 +62,18 @@ mod tests;
 mod tx;
 
 #[cfg(not(loom))]
+pub use access::Bracket;
+#[cfg(not(loom))]
 pub use error::ShmError;
 #[cfg(not(loom))]
 pub use fabric::{ShmFabric, ShmOptions};
+#[cfg(not(loom))]
+pub use grant::{
+    AccessError, Denied, Grant, GrantError, GrantId, Granted, LinkId, MAX_ASKED, MAX_BRACKET_BYTES,
+    MAX_GRANTED_REGIONS, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS, Notice, QpGuard, Revocation,
+};
+#[cfg(not(loom))]
+pub use pages::{MAX_SHARED_ALLOCATIONS, SharedPages};
 #[cfg(not(loom))]
 pub use rx::ShmSink;
 #[cfg(not(loom))]

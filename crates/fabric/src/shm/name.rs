@@ -98,6 +98,10 @@ impl Domain {
     pub(super) fn admits(&self, uid: u32) -> bool {
         self.any_user || uid == self.uid
     }
+    /// Whether this is the user whose processes may be given memory.
+    pub(super) fn is_own(&self, uid: u32) -> bool {
+        uid == self.uid
+    }
     /// For people: where it is.
     pub(super) fn describe(&self) -> String {
         let users = if self.any_user { "any user" } else { "this user" };

@@ -161,7 +161,7 @@ impl Barrier {
     }
     /// On the side that shows: behind its store, before it reads the parking side's word.
     #[inline]
-    fn on_showing(self) {
+    pub(super) fn on_showing(self) {
         match self {
             #[cfg(not(loom))]
             Self::System => core::sync::atomic::compiler_fence(Ordering::SeqCst),

@@ -12,7 +12,7 @@ use crate::requester::NEVER;
 use crate::{Count, Direct, Host, SendRequest, TxSink};
 
 /// How long nothing is heard before requests are sent again: at first, and at most.
-const RESEND_NS: (u64, u64) = (4_000_000, 256_000_000);
+const RESEND_NS: (u64, u64) = (16_000_000, 256_000_000);
 
 /// When an address at which nobody was is looked at again.
 const LOOK_AGAIN_NS: u64 = 10_000_000;
@@ -45,7 +45,7 @@ pub(crate) struct Requester {
     gone: bool,
     /// Nobody was found at the peer's address.
     away: bool,
-    /// Since when the oldest request has made no progress.
+    /// Since when the oldest request has made no progress; `NEVER` until the timer first looks.
     since_ns: u64,
     resend_at: u64,
     resend_wait: u64,
@@ -358,7 +358,7 @@ impl Requester {
     #[inline]
     fn left(&mut self, now: Instant) {
         if !self.is_waiting() {
-            self.progressed(now);
+            self.progressed(NEVER);
         }
         self.next = self.next.wrapping_add(1);
         if self.next.wrapping_sub(self.high) as i32 > 0 {
@@ -371,8 +371,8 @@ impl Requester {
     }
 
     #[inline]
-    fn progressed(&mut self, now: Instant) {
-        self.since_ns = now.as_nanos();
+    fn progressed(&mut self, now_ns: u64) {
+        self.since_ns = now_ns;
         if self.resend_wait != RESEND_NS.0 {
             (self.resend_at, self.resend_wait) = (NEVER, RESEND_NS.0);
         }
@@ -424,7 +424,7 @@ impl Requester {
             host.complete_send(self.una, WcStatus::Success, 0);
             self.advance();
         }
-        self.progressed(now);
+        self.progressed(now.as_nanos());
         self.unblock();
         Ok(true)
     }
@@ -499,7 +499,7 @@ impl Requester {
                 self.ready = false;
                 let wait_ns = u64::try_from(timer.duration().as_nanos()).unwrap_or(NEVER);
                 self.rnr_until = now.as_nanos().saturating_add(wait_ns);
-                self.progressed(now);
+                self.progressed(now.as_nanos());
                 return Ok(());
             }
             Some(Syndrome::Nak(code)) => code,
@@ -548,7 +548,7 @@ impl Requester {
             host.complete_send(self.una, WcStatus::Success, len);
             self.advance();
         }
-        self.progressed(now);
+        self.progressed(now.as_nanos());
         self.unblock();
         Ok(())
     }
@@ -584,7 +584,10 @@ impl Requester {
         if !self.is_waiting() || now_ns < self.resend_at {
             return Ok(());
         }
-        let silent_ns = now_ns.saturating_sub(self.since_ns);
+        if self.since_ns == NEVER {
+            self.since_ns = now_ns;
+        }
+        let silent_ns = now_ns - self.since_ns.min(now_ns);
         let patience_ns = path.timeout_ns.saturating_mul(u64::from(path.retry_cnt) + 1);
         if silent_ns >= patience_ns {
             host.count(Count::Timeout);

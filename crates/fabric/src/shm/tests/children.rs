@@ -8,20 +8,20 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::super::name::Domain;
-use super::*;
+use super::{outside, *};
 
 const ROLE: &str = "HCA_SHM_TEST_ROLE";
 const NOBODY: u32 = 65_534;
 
 /// A child in a role, with the pipes to it.
-struct Helper {
-    child: Child,
+pub(super) struct Helper {
+    pub(super) child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
 impl Helper {
-    fn start(role: &str, argument: &str, uid: Option<u32>) -> Self {
+    pub(super) fn start(role: &str, argument: &str, uid: Option<u32>) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "--ignored", "--nocapture", "shm::tests::children::a_child_in_its_role"]);
         command.env(ROLE, format!("{role} {argument}")).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -34,7 +34,7 @@ impl Helper {
         Self { child, input, output }
     }
     /// The next line that is for us: the test program prints some of its own.
-    fn line(&mut self) -> String {
+    pub(super) fn line(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the child ended");
@@ -43,20 +43,20 @@ impl Helper {
             }
         }
     }
-    fn tell(&mut self, line: &str) {
+    pub(super) fn tell(&mut self, line: &str) {
         writeln!(self.input, "{line}").unwrap();
     }
-    fn kill(mut self) {
+    pub(super) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 }
 
-fn say(line: impl std::fmt::Display) {
+pub(super) fn say(line: impl std::fmt::Display) {
     println!("> {line}");
     std::io::stdout().flush().unwrap();
 }
-fn hear() -> String {
+pub(super) fn hear() -> String {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     line.trim().to_owned()
@@ -74,6 +74,11 @@ fn a_child_in_its_role() {
         "squat" => squat(argument),
         "count" => count_descriptors(argument),
         "folder" => folder(argument),
+        "grab" => outside::grab(argument),
+        "scribble" => outside::scribble(argument),
+        "dwell" => outside::dwell(argument),
+        "stranger" => outside::stranger(argument),
+        "tidy" => outside::tidy(argument),
         _ => panic!("no role {role}"),
     }
 }
@@ -174,7 +179,7 @@ fn folder(folder: &str) {
     hear();
 }
 
-fn is_root() -> bool {
+pub(super) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
@@ -255,7 +260,7 @@ fn nothing_is_left_of_adapters_that_met_and_parted() {
     assert!(helper.child.wait().unwrap().success());
 }
 
-fn as_nobody(role: &str, argument: &str) -> Helper {
+pub(super) fn as_nobody(role: &str, argument: &str) -> Helper {
     Helper::start(role, argument, Some(NOBODY))
 }
 

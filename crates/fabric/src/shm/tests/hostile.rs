@@ -4,15 +4,17 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
+use super::super::grants::BOARD_BYTES;
 use super::super::hello::{self, Greeting, Kind, Received};
 use super::super::link::Stage;
 use super::super::memory::{MemoryFault, Sealed, Writers, create};
+use super::super::note::{Note, Place};
 use super::super::ring::outbox_bytes;
 use super::*;
 use crate::sync::Ordering;
 
 /// Two that have met, and the path from the first to the second.
-fn met() -> (ShmFabric, ShmFabric, PathId) {
+pub(super) fn met() -> (ShmFabric, ShmFabric, PathId) {
     let d = domain();
     let (mut a, mut b) = (open(&d), open(&d));
     let path = a.open_path(&av(b.attr().local)).unwrap();
@@ -167,7 +169,11 @@ fn a_stranger_is_turned_away_and_told_so() {
     let all = size | SealFlags::FUTURE_WRITE;
     let plain = MemfdFlags::empty();
     let fds = |outbox_len, outbox_seals| {
-        [memfd(outbox_len, outbox_seals, plain), memfd(4096, size, plain), memfd(4096, all, plain)]
+        [
+            memfd(outbox_len, outbox_seals, plain),
+            memfd(4096, size, plain),
+            memfd(BOARD_BYTES as u64, all, plain),
+        ]
     };
     assert_eq!(say(&mut a, &hello, &fds(len, size)), Kind::Refused);
     assert_eq!(say(&mut a, &hello, &fds(len - 4096, all)), Kind::Refused);
@@ -210,5 +216,167 @@ fn messages_out_of_turn_end_the_link() {
     while counter(&a, "peers_dropped_garbage") == 0 {
         recv(&mut a, &mut Vec::new());
         assert!(start.elapsed() < Duration::from_secs(10));
+    }
+}
+
+/// Says something by the socket of a link, whatever its fabric would say.
+fn say_note(f: &ShmFabric, peer: &ShmFabric, note: &Note, fd: Option<&OwnedFd>) {
+    let link = f.links.get(f.links.find(peer.local).unwrap()).unwrap();
+    let Stage::Up(socket) = &link.stage else { panic!("they have met") };
+    hello::send_note(socket.as_fd(), note, fd.map(|fd| fd.as_fd())).unwrap();
+}
+
+fn some_grant(region: u32, len: u64, offered: bool) -> Note {
+    let access = hca_core::Access::REMOTE_READ | hca_core::Access::REMOTE_WRITE;
+    let granted = crate::Granted { qpn: 1, iova: 0, len, access, pd: 0, qp_word: 0, offered };
+    Note::Grant { key: region, place: Place { region, generation: 0, offset: 0 }, granted }
+}
+
+/// Turns the first until it has dropped the second.
+fn drops(a: &mut ShmFabric, what: &str) {
+    let start = Clock::now();
+    while counter(a, "peers_dropped_garbage") == 0 {
+        recv(a, &mut Vec::new());
+        assert!(start.elapsed() < Duration::from_secs(10), "{what}");
+    }
+}
+
+#[test]
+fn answers_to_what_was_not_asked_end_the_link() {
+    let fd = memfd(4096, SealFlags::SHRINK | SealFlags::GROW, MemfdFlags::empty());
+    for (what, note) in [("refuse", Note::Refuse { key: 1, qpn: 1 }), ("grant", some_grant(0, 4096, false))] {
+        let (mut a, b, _) = met();
+        say_note(&b, &a, &note, note.brings_descriptor().then_some(&fd));
+        drops(&mut a, what);
+        assert_eq!(a.next_notice(), None);
+    }
+}
+
+#[test]
+fn a_peer_that_asks_more_than_it_may_is_dropped() {
+    let (mut a, b, _) = met();
+    for key in 0..=crate::MAX_ASKED {
+        say_note(&b, &a, &Note::Ask { key, qpn: 1 }, None);
+    }
+    drops(&mut a, "questions");
+    let asked =
+        core::iter::from_fn(|| a.next_notice()).filter(|n| matches!(n, crate::Notice::GrantAsked { .. }));
+    assert_eq!(asked.count(), crate::MAX_ASKED as usize);
+}
+
+#[test]
+fn memory_that_a_peer_grants_is_mapped_only_where_it_cannot_shrink() {
+    let (mut a, b, _) = met();
+    let size = SealFlags::SHRINK | SealFlags::GROW;
+    let plain = MemfdFlags::empty();
+    let mut bad = vec![
+        memfd(4096, SealFlags::GROW, plain),
+        memfd(4096, SealFlags::SHRINK, plain),
+        memfd(4096, size, plain),
+        memfd(10_000, size, plain),
+        OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap()),
+        OwnedFd::from(std::os::unix::net::UnixDatagram::unbound().unwrap()),
+    ];
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+    if let Ok(fd) = rustix::fs::memfd_create("test", flags) {
+        rustix::fs::ftruncate(&fd, 2 << 20).unwrap();
+        rustix::fs::fcntl_add_seals(&fd, size).unwrap();
+        bad.push(fd);
+    }
+    // Sealed against writing, but granted for writing.
+    bad.push(memfd(8192, size | SealFlags::FUTURE_WRITE, plain));
+    for fd in &bad {
+        say_note(&b, &a, &some_grant(0, 8192, true), Some(fd));
+    }
+    let good = memfd(8192, size, plain);
+    say_note(&b, &a, &some_grant(0, 8192, true), Some(&good));
+    let start = Clock::now();
+    let notice = loop {
+        recv(&mut a, &mut Vec::new());
+        if let Some(n) = a.next_notice() {
+            break n;
+        }
+        assert!(start.elapsed() < Duration::from_secs(10));
+    };
+    assert!(matches!(notice, crate::Notice::Granted { key: 0, .. }), "{notice:?}");
+    assert_eq!(counter(&a, "grants_not_mapped"), bad.len() as u64);
+    assert_eq!((counter(&a, "grants_mapped"), a.grants.mapped.len()), (1, 1));
+}
+
+#[test]
+fn a_peer_cannot_have_more_mapped_here_than_the_limit_nor_pile_up_notices() {
+    let (mut a, b, _) = met();
+    let fd = memfd(4096, SealFlags::SHRINK | SealFlags::GROW, MemfdFlags::empty());
+    let link = b.links.get(b.links.find(a.local).unwrap()).unwrap();
+    let Stage::Up(socket) = &link.stage else { panic!("they have met") };
+    let mut say = |note: Note, fd: Option<&OwnedFd>| loop {
+        match hello::send_note(socket.as_fd(), &note, fd.map(|fd| fd.as_fd())) {
+            Ok(()) => return true,
+            // Nobody takes them any more.
+            Err(rustix::io::Errno::AGAIN) if a.links.iter().all(|(_, l)| l.direct.notices >= 512) => {
+                return false;
+            }
+            Err(rustix::io::Errno::AGAIN) => drop(recv(&mut a, &mut Vec::new())),
+            Err(e) => panic!("{e}"),
+        }
+    };
+    for region in 0..300 {
+        assert!(say(some_grant(region, 4096, true), Some(&fd)));
+    }
+    let place = |region| Place { region, generation: 0, offset: 0 };
+    // What is taken back makes room for more, and each is a notice.
+    let more = (0..100_000_u32).take_while(|i| {
+        let region = i % 200;
+        say(Note::Revoked { key: region, place: place(region) }, None)
+            && say(some_grant(region, 4096, true), Some(&fd))
+    });
+    assert!(more.count() < 100_000);
+    assert!(a.grants.mapped.len() <= 256 && counter(&a, "grants_not_mapped") >= 44);
+    assert!(a.links.iter().all(|(_, l)| l.direct.notices <= 512));
+    // Its end is noticed nevertheless.
+    drop(b);
+    let start = Clock::now();
+    while a.links.len() > 0 {
+        recv(&mut a, &mut Vec::new());
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+    assert_eq!(a.grants.mapped.len(), 0);
+}
+
+/// Any bytes behind a right header, and right notes at any time; with and without a descriptor.
+#[test]
+fn garbage_by_the_socket_harms_nobody_but_its_sender() {
+    let fd = memfd(8192, SealFlags::SHRINK | SealFlags::GROW, MemfdFlags::empty());
+    let pages = crate::SharedPages::alloc(4096).unwrap();
+    for seed in 0..60 {
+        let mut rng = Rng(seed);
+        let (mut a, b, _) = met();
+        let mut c = open(a.domain.clone().name());
+        let c_to_a = c.open_path(&av(a.attr().local)).unwrap();
+        let b_of_a = crate::LinkId::new(a.links.token(a.links.find(b.local).unwrap()));
+        a.offer(b_of_a, &super::direct::grant(&pages, 3, super::direct::ALL)).unwrap();
+        let link = b.links.get(b.links.find(a.local).unwrap()).unwrap();
+        let Stage::Up(socket) = &link.stage else { panic!("they have met") };
+        for _ in 0..100 {
+            let kind = 14 + (rng.next() % 10) as u8;
+            let mut message = hello::header(kind);
+            for byte in &mut message[12..] {
+                *byte = if rng.next().is_multiple_of(3) { rng.next() as u8 } else { (rng.next() % 3) as u8 };
+            }
+            let len = if rng.next().is_multiple_of(20) { rng.next() as usize % 96 } else { 96 };
+            let fds = [fd.as_fd(); 4];
+            let fds = &fds[..rng.next() as usize % 4];
+            let _ = hello::send_raw(socket.as_fd(), &message[..len], fds);
+            recv(&mut a, &mut Vec::new());
+            while let Some(notice) = a.next_notice() {
+                if let crate::Notice::GrantAsked { link, key, qpn } = notice {
+                    a.refuse_grant(link, key, qpn);
+                }
+            }
+        }
+        send(&mut c, c_to_a, &[packet(5, 50)]);
+        let mut got = [Vec::new(), Vec::new()];
+        turn_until(&mut [&mut a, &mut c], &mut got, |g| g[0].iter().any(|(_, p)| *p == packet(5, 50)));
+        a.revoke(3);
     }
 }

@@ -1,7 +1,9 @@
 //! Adapters' ends in one process.
 
 mod children;
+mod direct;
 mod hostile;
+mod outside;
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant as Clock};

@@ -1,0 +1,668 @@
+//! Copies and atomics on memory that others (the program, its peers, other processes) may read and write meanwhile.
+//!
+//! Invariants:
+//! 1. The caller vouches for each raw range: mapped, with the right to this access, for the length of the call. A
+//!    slice is memory of ours that nobody else touches.
+//! 2. No reference is made to memory behind a raw range. Accesses are single atomics or assembly, which is opaque to
+//!    the compiler, so a race with others is a race of hardware loads and stores, not undefined behaviour.
+//! 3. An aligned piece of 1, 2, 4 or 8 bytes is moved by one access, so others see it whole.
+//! 4. What was placed by one call is seen by others before what a later call places, also where a copy goes past the
+//!    caches, whose stores the processor does not order by itself.
+//!
+//! Which way is the quickest depends on length and processor. Against the C library's `memcpy` on the same buffers,
+//! one core of a Xeon of the Cascade Lake kind, the better of several runs (a rate above 1 is quicker):
+//!
+//! | bytes, how far off a line | `memcpy` | 16-byte moves | 32-byte moves | string move | past the caches |
+//! |---|---|---|---|---|---|
+//! | 128, source by 4 | 16 GB/s | 0.98 | 1.27 | 0.36 | |
+//! | 960, source by 60 | 35 GB/s | 0.69 | 1.41 | 0.69 | |
+//! | 3968, target by 60 | 36 GB/s | 0.51 | 1.09 | 1.18 | |
+//! | 4 KiB | 92 GB/s | 0.50 | 0.92 | 1.06 | 0.08 |
+//! | 64 KiB | 22 GB/s | 1.10 | 1.43 | 1.17 | 0.33 |
+//! | 64 KiB, by 3 and 5 | 26 GB/s | 0.61 | 0.92 | 1.00 | |
+//! | 1 MiB | 12 GB/s | 0.92 | 0.98 | 1.21 | 0.54 |
+//! | 16 MiB | 5.2 GB/s | 0.89 | 0.93 | 0.75 | 1.01 |
+//! | 256 MiB, cold | 5.1 GB/s | 0.91 | 0.94 | 0.75 | 1.03 |
+//!
+//! In the last two rows the C library goes past the caches, too. Where a processor is not of that make, or has no
+//! quick string move, 32-byte moves serve for all lengths that the caches hold; that was not measured.
+#![allow(unsafe_code)]
+
+use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+
+/// From here on assembly moves the bytes.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const MANY_BYTES: usize = 128;
+/// What goes through a buffer of ours in one go, where both sides are others'.
+const FEW_BYTES: usize = 128;
+
+/// Where a copy leaves what it writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Caching {
+    /// In the caches, as somebody is about to read it or it is written again.
+    #[default]
+    Cached,
+    /// In memory: there is more of it than the caches hold.
+    Streaming,
+}
+
+/// Tells copies whose bytes the caches hold from those of a long walk, by where each begins.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Footprint {
+    end: u64,
+    run: u64,
+}
+
+impl Footprint {
+    /// How to copy these bytes: past the caches, once as much was copied in one direction without a step back as
+    /// fills a good part of them.
+    #[inline]
+    pub fn caching(&mut self, at: u64, len: usize) -> Caching {
+        let len = len as u64;
+        let goes_on = at == self.end;
+        self.run = if goes_on { self.run.saturating_add(len) } else { len };
+        self.end = at.wrapping_add(len);
+        if self.run > streaming_bytes() { Caching::Streaming } else { Caching::Cached }
+    }
+}
+
+/// Copies a slice to `to`, behind all that this thread has placed before.
+///
+/// # Safety
+/// (1) for `to .. to + data.len()`, which is written.
+#[inline]
+pub unsafe fn store(to: *mut u8, data: &[u8]) {
+    // Release: what was placed earlier is seen by whoever sees this.
+    fence(Ordering::Release);
+    // SAFETY: our caller's (1).
+    unsafe {
+        match data.len() {
+            8 if to.addr() & 7 == 0 => {
+                let v = u64::from_ne_bytes(data.try_into().expect("8 bytes"));
+                AtomicU64::from_ptr(to.cast()).store(v, Ordering::Release);
+            }
+            4 if to.addr() & 3 == 0 => {
+                let v = u32::from_ne_bytes(data.try_into().expect("4 bytes"));
+                AtomicU32::from_ptr(to.cast()).store(v, Ordering::Release);
+            }
+            2 if to.addr() & 1 == 0 => {
+                let v = u16::from_ne_bytes(data.try_into().expect("2 bytes"));
+                AtomicU16::from_ptr(to.cast()).store(v, Ordering::Release);
+            }
+            _ => store_relaxed(to, data),
+        }
+    }
+}
+
+/// Copies from `from` into a slice, before all that this thread looks at later.
+///
+/// # Safety
+/// (1) for `from .. from + out.len()`, which is read.
+#[inline]
+pub unsafe fn load(from: *const u8, out: &mut [u8]) {
+    let at = from.cast_mut();
+    // SAFETY: our caller's (1).
+    unsafe {
+        match out.len() {
+            8 if at.addr() & 7 == 0 => {
+                let word = AtomicU64::from_ptr(at.cast()).load(Ordering::Acquire);
+                out.copy_from_slice(&word.to_ne_bytes());
+            }
+            4 if at.addr() & 3 == 0 => {
+                let word = AtomicU32::from_ptr(at.cast()).load(Ordering::Acquire);
+                out.copy_from_slice(&word.to_ne_bytes());
+            }
+            2 if at.addr() & 1 == 0 => {
+                let word = AtomicU16::from_ptr(at.cast()).load(Ordering::Acquire);
+                out.copy_from_slice(&word.to_ne_bytes());
+            }
+            _ => load_relaxed(from, out),
+        }
+    }
+    fence(Ordering::Acquire);
+}
+
+/// Copies between two ranges both of which others may change meanwhile, in order with all that this thread has
+/// placed before and looks at later. They do not overlap.
+///
+/// # Safety
+/// (1) for `from .. from + len`, which is read, and `to .. to + len`, which is written; no byte is in both.
+#[inline]
+pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize, caching: Caching) {
+    if len <= FEW_BYTES {
+        let mut few = [0; FEW_BYTES];
+        // SAFETY: our caller's (1).
+        unsafe {
+            load(from, &mut few[..len]);
+            store(to, &few[..len]);
+        }
+        return;
+    }
+    fence(Ordering::Release);
+    // SAFETY: our caller's (1); more bytes than a few.
+    unsafe { copy_many(to, from, len, caching) };
+    fence(Ordering::Acquire);
+}
+
+/// Copies a slice as [`copy`] does, with a choice of where it is left.
+///
+/// # Safety
+/// As [`store`].
+#[inline]
+pub unsafe fn store_as(to: *mut u8, data: &[u8], caching: Caching) {
+    // SAFETY: our caller's (1); a slice of ours is a range that may be read, and no part of others' memory.
+    unsafe {
+        if data.len() <= FEW_BYTES {
+            store(to, data);
+        } else {
+            copy(to, data.as_ptr(), data.len(), caching);
+        }
+    }
+}
+
+/// Copies into a slice as [`copy`] does, with a choice of where it is left.
+///
+/// # Safety
+/// As [`load`].
+#[inline]
+pub unsafe fn load_as(from: *const u8, out: &mut [u8], caching: Caching) {
+    // SAFETY: as in `store_as`.
+    unsafe {
+        if out.len() <= FEW_BYTES {
+            load(from, out);
+        } else {
+            copy(out.as_mut_ptr(), from, out.len(), caching);
+        }
+    }
+}
+
+/// Exchanges the word at `at` for `swap` if it is `compare`, by an atomic operation of the processor; returns the old
+/// value.
+///
+/// # Safety
+/// (1) for `at .. at + 8`, which is read and written; `at` is a multiple of 8.
+#[inline]
+pub unsafe fn compare_swap(at: *mut u8, compare: u64, swap: u64) -> u64 {
+    debug_assert_eq!(at.addr() & 7, 0);
+    // SAFETY: our caller's (1) and alignment.
+    let word = unsafe { AtomicU64::from_ptr(at.cast()) };
+    word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire).unwrap_or_else(|old| old)
+}
+
+/// Adds to the word at `at`, by an atomic operation of the processor; returns the old value.
+///
+/// # Safety
+/// As [`compare_swap`].
+#[inline]
+pub unsafe fn fetch_add(at: *mut u8, add: u64) -> u64 {
+    debug_assert_eq!(at.addr() & 7, 0);
+    // SAFETY: our caller's (1) and alignment.
+    unsafe { AtomicU64::from_ptr(at.cast()) }.fetch_add(add, Ordering::AcqRel)
+}
+
+/// Copies `data` to `to`, in no order with anything else. The caller's own word orders it.
+///
+/// # Safety
+/// As [`store`].
+#[inline]
+pub(crate) unsafe fn store_relaxed(to: *mut u8, data: &[u8]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if data.len() >= MANY_BYTES {
+        // SAFETY: our caller's (1); many bytes.
+        return unsafe { x86::move_cached(to, data.as_ptr(), data.len()) };
+    }
+    let head = to.align_offset(8).min(data.len());
+    let (head, rest) = data.split_at(head);
+    let (words, tail) = rest.as_chunks::<8>();
+    // SAFETY: (1) every address lies within the caller's range; words are aligned, as the head is what is
+    // missing to the next multiple of 8.
+    unsafe {
+        store_few(to, head);
+        let to = to.add(head.len());
+        for (i, w) in words.iter().enumerate() {
+            AtomicU64::from_ptr(to.add(i * 8).cast()).store(u64::from_ne_bytes(*w), Ordering::Relaxed);
+        }
+        store_few(to.add(words.len() * 8), tail);
+    }
+}
+
+/// Copies from `from` into `out`, in no order with anything else.
+///
+/// # Safety
+/// As [`load`].
+#[inline]
+pub(crate) unsafe fn load_relaxed(from: *const u8, out: &mut [u8]) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    if out.len() >= MANY_BYTES {
+        // SAFETY: our caller's (1); many bytes.
+        return unsafe { x86::move_cached(out.as_mut_ptr(), from, out.len()) };
+    }
+    let from = from.cast_mut();
+    let head = from.align_offset(8).min(out.len());
+    let (head, rest) = out.split_at_mut(head);
+    let (words, tail) = rest.as_chunks_mut::<8>();
+    // SAFETY: as in `store_relaxed`.
+    unsafe {
+        load_few(from, head);
+        let from = from.add(head.len());
+        for (i, w) in words.iter_mut().enumerate() {
+            *w = AtomicU64::from_ptr(from.add(i * 8).cast()).load(Ordering::Relaxed).to_ne_bytes();
+        }
+        load_few(from.add(words.len() * 8), tail);
+    }
+}
+
+/// Loads the 64 bytes of a line.
+///
+/// # Safety
+/// (1) for 64 bytes from `from`, a multiple of 8.
+#[inline]
+pub(crate) unsafe fn load_line(from: *const u8, out: &mut [u8; 64]) {
+    for (i, w) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        // SAFETY: our caller's.
+        let word = unsafe { AtomicU64::from_ptr(from.add(i * 8).cast_mut().cast()).load(Ordering::Relaxed) };
+        *w = word.to_ne_bytes();
+    }
+}
+
+/// # Safety
+/// As [`store`], for at most 7 bytes.
+#[inline]
+unsafe fn store_few(to: *mut u8, data: &[u8]) {
+    if let (4, Ok(four)) = (to.addr() & 7, <[u8; 4]>::try_from(data)) {
+        // SAFETY: our caller's; the address is a multiple of 4.
+        let word = unsafe { AtomicU32::from_ptr(to.cast()) };
+        return word.store(u32::from_ne_bytes(four), Ordering::Relaxed);
+    }
+    for (i, b) in data.iter().enumerate() {
+        // SAFETY: our caller's.
+        unsafe { AtomicU8::from_ptr(to.add(i)).store(*b, Ordering::Relaxed) };
+    }
+}
+
+/// # Safety
+/// As [`load`], for at most 7 bytes.
+#[inline]
+unsafe fn load_few(from: *mut u8, out: &mut [u8]) {
+    for (i, b) in out.iter_mut().enumerate() {
+        // SAFETY: our caller's.
+        *b = unsafe { AtomicU8::from_ptr(from.add(i)).load(Ordering::Relaxed) };
+    }
+}
+
+/// # Safety
+/// As [`copy`], for more than [`FEW_BYTES`].
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+unsafe fn copy_many(to: *mut u8, from: *const u8, len: usize, caching: Caching) {
+    // SAFETY: our caller's.
+    unsafe {
+        match caching {
+            Caching::Cached => x86::move_cached(to, from, len),
+            Caching::Streaming => x86::move_streaming(to, from, len),
+        }
+    }
+}
+
+/// # Safety
+/// As [`copy`], for more than [`FEW_BYTES`].
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+unsafe fn copy_many(to: *mut u8, from: *const u8, len: usize, _: Caching) {
+    let mut few = [0; FEW_BYTES];
+    for at in (0..len).step_by(FEW_BYTES) {
+        let few = &mut few[..FEW_BYTES.min(len - at)];
+        // SAFETY: our caller's (1).
+        unsafe {
+            load_relaxed(from.add(at), few);
+            store_relaxed(to.add(at), few);
+        }
+    }
+}
+
+/// Bytes copied in one direction from which on they go past the caches: with as many that are read, half of the
+/// largest cache.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+fn streaming_bytes() -> u64 {
+    x86::plan().streaming_bytes
+}
+#[cfg(not(all(target_arch = "x86_64", not(miri))))]
+fn streaming_bytes() -> u64 {
+    u64::MAX
+}
+
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+mod x86 {
+    use core::arch::asm;
+    use std::sync::OnceLock;
+
+    /// From here on a string move is quicker, on processors that have a quick one.
+    const STRING_BYTES: usize = 3072;
+    /// What is assumed of the largest cache where the system does not tell.
+    const USUAL_CACHE: u64 = 32 << 20;
+    const PAGE: usize = 4096;
+    /// Pages that are copied side by side past the caches, so that several rows of memory are open.
+    const PAGES: usize = 4;
+
+    /// What is quickest on this processor.
+    pub(super) struct Plan {
+        wide: bool,
+        string: bool,
+        pub(super) streaming_bytes: u64,
+    }
+
+    #[inline]
+    pub(super) fn plan() -> &'static Plan {
+        static PLAN: OnceLock<Plan> = OnceLock::new();
+        PLAN.get_or_init(|| {
+            // Vendor "GenuineIntel": others' string moves depend on how source and target lie to each other.
+            let vendor = core::arch::x86_64::__cpuid(0);
+            let intel = (vendor.ebx, vendor.edx, vendor.ecx) == (0x756e_6547, 0x4965_6e69, 0x6c65_746e);
+            // SAFETY: it reads a number.
+            let cache = u64::try_from(unsafe { libc::sysconf(libc::_SC_LEVEL3_CACHE_SIZE) }).unwrap_or(0);
+            let cache = if cache == 0 { USUAL_CACHE } else { cache };
+            Plan {
+                wide: std::is_x86_feature_detected!("avx"),
+                string: intel && std::is_x86_feature_detected!("ermsb"),
+                streaming_bytes: cache / 4,
+            }
+        })
+    }
+
+    /// # Safety
+    /// Both ranges satisfy (1) and do not overlap; at least 128 bytes.
+    #[inline]
+    pub(super) unsafe fn move_cached(to: *mut u8, from: *const u8, len: usize) {
+        debug_assert!(len >= 128);
+        let plan = plan();
+        // SAFETY: our caller's; instructions that the processor was found to have.
+        unsafe {
+            if plan.string && len >= STRING_BYTES {
+                string_move(to, from, len);
+            } else if plan.wide {
+                wide_move(to, from, len);
+            } else {
+                narrow_move(to, from, len);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`move_cached`]; the direction flag is clear as the ABI demands.
+    #[inline]
+    pub(super) unsafe fn string_move(to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: our caller's.
+        unsafe {
+            asm!(
+                "rep movsb",
+                inout("rcx") len => _, inout("rdi") to => _, inout("rsi") from => _,
+                options(nostack, preserves_flags)
+            );
+        }
+    }
+
+    /// Moves blocks of 128 bytes; the last one ends where the range does, and may overlap the one before.
+    ///
+    /// # Safety
+    /// As [`move_cached`], on a processor with AVX.
+    #[inline]
+    #[target_feature(enable = "avx")]
+    pub(super) unsafe fn wide_move(to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: our caller's: there is one block at least.
+        unsafe {
+            wide_blocks(to, from, len / 128);
+            if !len.is_multiple_of(128) {
+                wide_blocks(to.add(len - 128), from.add(len - 128), 1);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`move_cached`] for `blocks * 128` bytes, which are not 0, on a processor with AVX.
+    #[inline]
+    #[target_feature(enable = "avx")]
+    unsafe fn wide_blocks(to: *mut u8, from: *const u8, blocks: usize) {
+        // SAFETY: our caller's.
+        unsafe {
+            asm!(
+                "2:",
+                "vmovdqu {a}, [{from}]",
+                "vmovdqu {b}, [{from} + 32]",
+                "vmovdqu {c}, [{from} + 64]",
+                "vmovdqu {d}, [{from} + 96]",
+                "vmovdqu [{to}], {a}",
+                "vmovdqu [{to} + 32], {b}",
+                "vmovdqu [{to} + 64], {c}",
+                "vmovdqu [{to} + 96], {d}",
+                "add {from}, 128",
+                "add {to}, 128",
+                "dec {n}",
+                "jnz 2b",
+                "vzeroupper",
+                n = inout(reg) blocks => _,
+                to = inout(reg) to => _,
+                from = inout(reg) from => _,
+                a = out(ymm_reg) _, b = out(ymm_reg) _, c = out(ymm_reg) _, d = out(ymm_reg) _,
+                options(nostack)
+            );
+        }
+    }
+
+    /// As [`wide_move`], by blocks of 64 bytes.
+    ///
+    /// # Safety
+    /// As [`move_cached`].
+    #[inline]
+    pub(super) unsafe fn narrow_move(to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: our caller's: there is one block at least.
+        unsafe {
+            narrow_blocks(to, from, len / 64);
+            if !len.is_multiple_of(64) {
+                narrow_blocks(to.add(len - 64), from.add(len - 64), 1);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`move_cached`] for `blocks * 64` bytes, which are not 0.
+    #[inline]
+    unsafe fn narrow_blocks(to: *mut u8, from: *const u8, blocks: usize) {
+        // SAFETY: our caller's.
+        unsafe {
+            asm!(
+                "2:",
+                "movups {a}, [{from}]",
+                "movups {b}, [{from} + 16]",
+                "movups {c}, [{from} + 32]",
+                "movups {d}, [{from} + 48]",
+                "movups [{to}], {a}",
+                "movups [{to} + 16], {b}",
+                "movups [{to} + 32], {c}",
+                "movups [{to} + 48], {d}",
+                "add {from}, 64",
+                "add {to}, 64",
+                "dec {n}",
+                "jnz 2b",
+                n = inout(reg) blocks => _,
+                to = inout(reg) to => _,
+                from = inout(reg) from => _,
+                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                options(nostack)
+            );
+        }
+    }
+
+    /// Past the caches: whole groups of pages side by side, the rest as the caches take it.
+    ///
+    /// # Safety
+    /// As [`move_cached`].
+    pub(super) unsafe fn move_streaming(to: *mut u8, from: *const u8, len: usize) {
+        const GROUP: usize = PAGES * PAGE;
+        let head = to.align_offset(64);
+        // The stores need whole lines, and a head that `move_cached` takes.
+        let head = if head > 0 { head + 128 } else { 0 };
+        if !plan().wide || len < head + GROUP {
+            // SAFETY: our caller's.
+            return unsafe { move_cached(to, from, len) };
+        }
+        let groups = (len - head) / GROUP;
+        let rest = len - head - groups * GROUP;
+        // SAFETY: our caller's; head, groups and rest are the range. A short rest begins within the last group.
+        unsafe {
+            if head > 0 {
+                move_cached(to, from, head);
+            }
+            // What was placed before is seen before what the stores below place (4).
+            asm!("sfence", options(nostack, preserves_flags));
+            for group in 0..groups {
+                let at = head + group * GROUP;
+                stream_group(to.add(at), from.add(at));
+            }
+            asm!("sfence", options(nostack, preserves_flags));
+            if rest > 0 {
+                let rest = rest.max(128);
+                move_cached(to.add(len - rest), from.add(len - rest), rest);
+            }
+        }
+    }
+
+    /// Four pages side by side, by stores that the caches do not keep.
+    ///
+    /// # Safety
+    /// As [`move_cached`] for four pages, on a processor with AVX; `to` is a multiple of 64. Fences follow.
+    #[inline]
+    #[target_feature(enable = "avx")]
+    unsafe fn stream_group(to: *mut u8, from: *const u8) {
+        // SAFETY: our caller's.
+        unsafe {
+            asm!(
+                "2:",
+                "vmovdqu {a}, [{from}]",
+                "vmovdqu {b}, [{from} + 32]",
+                "vmovdqu {c}, [{from} + 4096]",
+                "vmovdqu {d}, [{from} + 4128]",
+                "vmovdqu {e}, [{from} + 8192]",
+                "vmovdqu {f}, [{from} + 8224]",
+                "vmovdqu {g}, [{from} + 12288]",
+                "vmovdqu {h}, [{from} + 12320]",
+                "vmovntdq [{to}], {a}",
+                "vmovntdq [{to} + 32], {b}",
+                "vmovntdq [{to} + 4096], {c}",
+                "vmovntdq [{to} + 4128], {d}",
+                "vmovntdq [{to} + 8192], {e}",
+                "vmovntdq [{to} + 8224], {f}",
+                "vmovntdq [{to} + 12288], {g}",
+                "vmovntdq [{to} + 12320], {h}",
+                "add {from}, 64",
+                "add {to}, 64",
+                "dec {n}",
+                "jnz 2b",
+                "vzeroupper",
+                n = inout(reg) PAGE / 64 => _,
+                to = inout(reg) to => _,
+                from = inout(reg) from => _,
+                a = out(ymm_reg) _, b = out(ymm_reg) _, c = out(ymm_reg) _, d = out(ymm_reg) _,
+                e = out(ymm_reg) _, f = out(ymm_reg) _, g = out(ymm_reg) _, h = out(ymm_reg) _,
+                options(nostack)
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lengths on both sides of each change of method, and what is copied at these offsets from a line.
+    fn lengths() -> impl Iterator<Item = usize> {
+        // Miri is slow, and takes the words only.
+        let (few, many): (usize, &[usize]) = if cfg!(miri) {
+            (20, &[63, 65, 127, 129, 200])
+        } else {
+            (300, &[700, 3071, 3072, 3073, 16_383, 16_384, 16_385, 16_600, 40_000])
+        };
+        (0..few).chain(many.iter().copied())
+    }
+
+    fn data(len: usize) -> Vec<u8> {
+        (0..len as u32).map(|i| (i % 251) as u8 | 1).collect()
+    }
+
+    fn check(what: &str, move_it: impl Fn(*mut u8, *const u8, usize)) {
+        for len in lengths() {
+            for (at, from) in [(0, 0), (1, 0), (0, 3), (4, 4), (7, 8), (8, 2)] {
+                let source = data(len + from);
+                let mut memory = vec![0_u8; len + 24];
+                move_it(memory.as_mut_ptr().wrapping_add(at), source.as_ptr().wrapping_add(from), len);
+                assert_eq!(memory[at..at + len], source[from..], "{what}: {len} at {at}");
+                let outside = memory[..at].iter().chain(&memory[at + len..]);
+                assert!(outside.copied().all(|b| b == 0), "{what}: {len} at {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn copies_of_every_length_and_alignment_touch_their_range_only() {
+        // SAFETY: all ranges are within vectors of ours, which nobody else touches.
+        unsafe {
+            check("store", |to, from, len| store(to, core::slice::from_raw_parts(from, len)));
+            check("load", |to, from, len| load(from, core::slice::from_raw_parts_mut(to, len)));
+            for caching in [Caching::Cached, Caching::Streaming] {
+                check("copy", |to, from, len| copy(to, from, len, caching));
+                check("store_as", |to, from, len| {
+                    store_as(to, core::slice::from_raw_parts(from, len), caching);
+                });
+                check("load_as", |to, from, len| {
+                    load_as(from, core::slice::from_raw_parts_mut(to, len), caching);
+                });
+            }
+        }
+    }
+
+    /// Each way of its own, whichever this processor would choose.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    #[test]
+    fn every_method_moves_what_it_is_told() {
+        // SAFETY: as above, and a processor with AVX.
+        unsafe {
+            let many = |f: unsafe fn(*mut u8, *const u8, usize)| {
+                move |to, from, len| {
+                    if len >= 128 { f(to, from, len) } else { copy(to, from, len, Caching::Cached) }
+                }
+            };
+            check("string", many(x86::string_move));
+            check("narrow", many(x86::narrow_move));
+            if std::is_x86_feature_detected!("avx") {
+                check("wide", many(x86::wide_move));
+            }
+        }
+    }
+
+    #[test]
+    fn atomics_return_the_old_value() {
+        let mut word = 5_u64;
+        let at: *mut u8 = (&raw mut word).cast();
+        // SAFETY: an aligned word of ours.
+        unsafe {
+            assert_eq!(fetch_add(at, 3), 5);
+            assert_eq!(compare_swap(at, 9, 1), 8);
+            assert_eq!(compare_swap(at, 8, 1), 8);
+        }
+        assert_eq!(word, 1);
+    }
+
+    #[test]
+    fn a_long_walk_goes_past_the_caches_and_a_buffer_used_again_does_not() {
+        let mut f = Footprint::default();
+        let piece = 256 << 10;
+        for _ in 0..10_000 {
+            assert_eq!(f.caching(4096, piece), Caching::Cached);
+        }
+        // On other machines there is one way only.
+        if cfg!(all(target_arch = "x86_64", not(miri))) {
+            let walk = (0..4096_u64).map(|i| f.caching(i * piece as u64, piece)).collect::<Vec<_>>();
+            assert_eq!((walk[0], walk[4095]), (Caching::Cached, Caching::Streaming));
+            assert_eq!(f.caching(0, piece), Caching::Cached);
+        }
+    }
+}

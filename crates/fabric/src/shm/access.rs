@@ -1,0 +1,364 @@
+//! A direct access to a peer's memory, and the regions of peers that are mapped here.
+//!
+//! Invariants:
+//! 1. `base .. base + len` is mapped as long as a [`Region`] lives, over a peer's memory file whose seals, kind and
+//!    size were verified: no access to it ends in SIGBUS for want of a page of the file. Where `writable` says so, it
+//!    may be written.
+//! 2. Every offset is checked against the range that was granted, which lies within the file.
+//! 3. The peer and others change these bytes at any time: they are reached by `dma` only.
+#![allow(unsafe_code)]
+
+use core::ptr::NonNull;
+use std::collections::HashMap;
+use std::io;
+
+use hca_core::Access;
+use rustix::mm::Advice;
+
+use super::bracket::{self, Stale, Terms};
+use super::fabric::ShmFabric;
+use super::grant::{
+    AccessError, Denied, GrantId, Granted, LinkId, MAX_BRACKET_BYTES, MAX_MAPPED, MAX_MAPPED_OF_PEER, Notice,
+    QpGuard,
+};
+use super::memory::{MemoryFault, Sealed, Segment, Window};
+use super::note::{Note, Place};
+use super::pages::{HUGE, PAGE, map_aligned};
+use super::ring::Barrier;
+use crate::dma::{self, Caching, Footprint};
+
+/// Bytes of a region whose pages are made ready when it is mapped; those behind come by faults, so that a peer with
+/// a large and empty file costs no more than a small one.
+const READY_BYTES: usize = 16 << 20;
+
+/// A peer's memory, mapped.
+pub(super) struct Region {
+    base: NonNull<u8>,
+    len: usize,
+    writable: bool,
+}
+
+// SAFETY: (3) all access is by copies and atomics that a race can't make undefined.
+unsafe impl Send for Region {}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // SAFETY: (1) it is our mapping, and no pointer into it outlives a call.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+impl Region {
+    pub(super) fn map(sealed: &Sealed<'_>, writable: bool) -> Result<Self, MemoryFault> {
+        let len = sealed.len();
+        let unit = if len >= HUGE { HUGE } else { PAGE };
+        let base = map_aligned(sealed.fd(), len, unit, writable)?;
+        let region = Self { base, len, writable };
+        let at = base.as_ptr().cast();
+        let ready = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+        // SAFETY: (1) none of the advices changes a byte. A child of ours is no party to the grant.
+        unsafe {
+            rustix::mm::madvise(at, len, Advice::LinuxDontFork)?;
+            if len >= HUGE {
+                let _ = rustix::mm::madvise(at, len, Advice::LinuxHugepage);
+            }
+            match rustix::mm::madvise(at, len.min(READY_BYTES), ready) {
+                Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(region),
+                Err(e) => Err(MemoryFault::Io(io::Error::from(e))),
+            }
+        }
+    }
+}
+
+/// A peer's region that is mapped here, and all that an access to it looks at.
+pub(super) struct Mapped {
+    region: Region,
+    /// Where the granted range begins in the file.
+    offset: usize,
+    granted: Granted,
+    footprint: Footprint,
+    place: Place,
+    generation_at: usize,
+    own: Segment,
+    in_use_at: usize,
+    board: Window,
+    barrier: Barrier,
+    pub(super) link: LinkId,
+    pub(super) key: u32,
+    /// How often the peer granted it.
+    times: u32,
+}
+
+/// What an access needs of the link to the peer.
+pub(super) struct Ends {
+    pub(super) link: LinkId,
+    pub(super) own: Segment,
+    pub(super) in_use_at: usize,
+    pub(super) board: Window,
+    pub(super) barrier: Barrier,
+}
+
+struct Slot {
+    generation: u32,
+    mapped: Option<Box<Mapped>>,
+}
+
+/// All peers' regions that are mapped here.
+#[derive(Default)]
+pub(super) struct MappedRegions {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// By link and by region on the peer's board.
+    by_place: HashMap<(LinkId, u32), u32>,
+    /// How many of each link's.
+    counts: HashMap<LinkId, u32>,
+    /// Accesses so far, modulo what an in-use word counts.
+    accesses: u32,
+}
+
+impl MappedRegions {
+    /// Whether one more of this link's is too many.
+    pub(super) fn is_full(&self, link: LinkId) -> bool {
+        let of_link = self.counts.get(&link).copied().unwrap_or(0);
+        of_link >= MAX_MAPPED_OF_PEER || self.by_place.len() >= MAX_MAPPED as usize
+    }
+    pub(super) fn len(&self) -> usize {
+        self.by_place.len()
+    }
+    /// The grant of this place; an older one of the same region is none.
+    pub(super) fn find(&self, link: LinkId, place: &Place) -> Option<GrantId> {
+        let slot = *self.by_place.get(&(link, place.region))?;
+        let found = &self.slots[slot as usize];
+        let id = GrantId { slot, generation: found.generation };
+        found.mapped.as_ref().filter(|m| m.place.generation == place.generation).map(|_| id)
+    }
+    /// Grants once more what is mapped; tells what that is.
+    pub(super) fn again(&mut self, id: GrantId) -> Option<Granted> {
+        let m = self.get_mut(id)?;
+        m.times += 1;
+        Some(m.granted)
+    }
+    /// Any grant of a link.
+    pub(super) fn of_link(&self, link: LinkId) -> Option<GrantId> {
+        let (_, &slot) = self.by_place.iter().find(|((l, _), _)| *l == link)?;
+        Some(GrantId { slot, generation: self.slots[slot as usize].generation })
+    }
+    pub(super) fn of_region(&self, link: LinkId, region: u32) -> Option<GrantId> {
+        let slot = *self.by_place.get(&(link, region))?;
+        Some(GrantId { slot, generation: self.slots[slot as usize].generation })
+    }
+    pub(super) fn insert(
+        &mut self,
+        ends: Ends,
+        key: u32,
+        place: Place,
+        granted: Granted,
+        region: Region,
+        generation_at: usize,
+    ) -> GrantId {
+        assert!(granted.len <= region.len as u64 && place.offset <= region.len as u64 - granted.len);
+        let Ends { link, own, in_use_at, board, barrier } = ends;
+        let offset = place.offset as usize;
+        let footprint = Footprint::default();
+        let mapped = Mapped {
+            region,
+            offset,
+            granted,
+            footprint,
+            place,
+            generation_at,
+            own,
+            in_use_at,
+            board,
+            barrier,
+            link,
+            key,
+            times: 1,
+        };
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { generation: 0, mapped: None });
+            self.slots.len() as u32 - 1
+        });
+        self.by_place.insert((link, place.region), slot);
+        *self.counts.entry(link).or_default() += 1;
+        let at = &mut self.slots[slot as usize];
+        at.mapped = Some(Box::new(mapped));
+        GrantId { slot, generation: at.generation }
+    }
+    pub(super) fn remove(&mut self, id: GrantId) -> Option<Box<Mapped>> {
+        let slot = self.slots.get_mut(id.slot as usize).filter(|s| s.generation == id.generation)?;
+        let mapped = slot.mapped.take()?;
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(id.slot);
+        self.by_place.remove(&(mapped.link, mapped.place.region));
+        match self.counts.get_mut(&mapped.link) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(self.counts.remove(&mapped.link)),
+        }
+        Some(mapped)
+    }
+    #[inline]
+    fn get_mut(&mut self, id: GrantId) -> Option<&mut Mapped> {
+        let slot = self.slots.get_mut(id.slot as usize)?;
+        if slot.generation == id.generation { slot.mapped.as_deref_mut() } else { None }
+    }
+}
+
+impl ShmFabric {
+    /// Begins an access to a peer's region, of at most [`MAX_BRACKET_BYTES`].
+    ///
+    /// # Errors
+    /// The region was taken back, or the queue pair's word is another one than the guard's.
+    #[inline]
+    pub fn access(&mut self, grant: GrantId, guard: &QpGuard) -> Result<Bracket<'_>, Denied> {
+        let mapped = &mut self.grants.mapped;
+        mapped.accesses = mapped.accesses.wrapping_add(1);
+        let count = mapped.accesses;
+        let m = mapped.get_mut(grant).filter(|m| m.link == guard.link).ok_or(Denied::Unknown)?;
+        let terms = Terms {
+            board: &m.board,
+            generation_at: m.generation_at,
+            generation: m.place.generation,
+            qp_at: guard.at as usize,
+            qp_word: guard.word,
+        };
+        match bracket::enter(&m.own, m.in_use_at, m.place.region, count, &terms, m.barrier) {
+            Ok(()) => {}
+            Err(Stale::QueuePair(found)) => return Err(Denied::QueuePair { found }),
+            Err(Stale::Generation) => {
+                self.unmap(grant);
+                return Err(Denied::Revoked);
+            }
+        }
+        let of = self.grants.mapped.get_mut(grant).expect("it was found above");
+        Ok(Bracket { of, left: MAX_BRACKET_BYTES })
+    }
+
+    /// Unmaps a peer's region, and tells it so.
+    pub fn release_grant(&mut self, grant: GrantId) {
+        let Some(m) = self.grants.mapped.remove(grant) else { return };
+        self.send_note(m.link, Note::Left { key: m.key, times: m.times }, None);
+    }
+
+    /// Unmaps a region that the peer took back.
+    #[cold]
+    pub(super) fn unmap(&mut self, grant: GrantId) {
+        let Some(m) = self.grants.mapped.remove(grant) else { return };
+        self.notify(m.link, Notice::GrantRevoked { link: m.link, key: m.key, grant });
+    }
+}
+
+/// One access to a peer's region. The peer, if it takes the region back, waits until this is dropped; so it is held
+/// for a copy of at most [`MAX_BRACKET_BYTES`], and nothing is waited for within.
+///
+/// Offsets count from the region's first byte. An aligned piece of 1, 2, 4 or 8 bytes is moved whole. What was moved
+/// is visible to the peer before whatever is moved later.
+pub struct Bracket<'a> {
+    of: &'a mut Mapped,
+    left: usize,
+}
+
+impl Drop for Bracket<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        bracket::leave(&self.of.own, self.of.in_use_at);
+    }
+}
+
+impl Bracket<'_> {
+    /// The address of a range, if it may be reached so, and how to copy there.
+    #[inline]
+    fn at(&mut self, offset: u64, len: usize, right: Access) -> Result<(*mut u8, Caching), AccessError> {
+        let granted = &self.of.granted;
+        if offset > granted.len || len as u64 > granted.len - offset {
+            return Err(AccessError::Range);
+        }
+        if !granted.access.contains(right) {
+            return Err(AccessError::Right);
+        }
+        self.left = self.left.checked_sub(len).ok_or(AccessError::Length)?;
+        let caching = self.of.footprint.caching(offset, len);
+        debug_assert!(self.of.region.writable || right == Access::REMOTE_READ);
+        // SAFETY: (1) (2): within the range that was granted, which is within the file.
+        Ok((unsafe { self.of.region.base.as_ptr().add(self.of.offset + offset as usize) }, caching))
+    }
+
+    /// The address of an aligned word for an atomic operation.
+    #[inline]
+    fn word(&mut self, offset: u64) -> Result<*mut u8, AccessError> {
+        let (at, _) = self.at(offset, 8, Access::REMOTE_ATOMIC)?;
+        if at.addr() & 7 == 0 { Ok(at) } else { Err(AccessError::Alignment) }
+    }
+
+    /// Writes a slice.
+    ///
+    /// # Errors
+    /// As [`AccessError`] says; nothing was written then.
+    #[inline]
+    pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
+        let (to, caching) = self.at(offset, from.len(), Access::REMOTE_WRITE)?;
+        // SAFETY: `at` checked range and right; with this right the region is writable (1).
+        unsafe { dma::store_as(to, from, caching) };
+        Ok(())
+    }
+    /// Reads into a slice.
+    ///
+    /// # Errors
+    /// As [`AccessError`] says; nothing was read then.
+    #[inline]
+    pub fn read(&mut self, offset: u64, to: &mut [u8]) -> Result<(), AccessError> {
+        let (from, caching) = self.at(offset, to.len(), Access::REMOTE_READ)?;
+        // SAFETY: `at` checked range and right.
+        unsafe { dma::load_as(from, to, caching) };
+        Ok(())
+    }
+    /// Writes from memory that others may change meanwhile.
+    ///
+    /// # Errors
+    /// As [`AccessError`] says; nothing was written then.
+    ///
+    /// # Safety
+    /// `from .. from + len` is mapped and readable for the call, and no part of the region.
+    #[inline]
+    pub unsafe fn write_from(&mut self, offset: u64, from: *const u8, len: usize) -> Result<(), AccessError> {
+        let (to, caching) = self.at(offset, len, Access::REMOTE_WRITE)?;
+        // SAFETY: as in `write`, and our caller's.
+        unsafe { dma::copy(to, from, len, caching) };
+        Ok(())
+    }
+    /// Reads into memory that others may change meanwhile.
+    ///
+    /// # Errors
+    /// As [`AccessError`] says; nothing was read then.
+    ///
+    /// # Safety
+    /// `to .. to + len` is mapped and writable for the call, and no part of the region.
+    #[inline]
+    pub unsafe fn read_into(&mut self, offset: u64, to: *mut u8, len: usize) -> Result<(), AccessError> {
+        let (from, caching) = self.at(offset, len, Access::REMOTE_READ)?;
+        // SAFETY: as in `read`, and our caller's.
+        unsafe { dma::copy(to, from, len, caching) };
+        Ok(())
+    }
+    /// Exchanges an aligned word of 8 bytes, in this machine's byte order, for `swap` if it is `compare`; returns the
+    /// old value.
+    ///
+    /// # Errors
+    /// As [`AccessError`] says; nothing was changed then.
+    #[inline]
+    pub fn compare_swap(&mut self, offset: u64, compare: u64, swap: u64) -> Result<u64, AccessError> {
+        let at = self.word(offset)?;
+        // SAFETY: `word` checked range, right and alignment; with this right the region is writable (1).
+        Ok(unsafe { dma::compare_swap(at, compare, swap) })
+    }
+    /// Adds to an aligned word of 8 bytes, in this machine's byte order; returns the old value.
+    ///
+    /// # Errors
+    /// As [`AccessError`] says; nothing was changed then.
+    #[inline]
+    pub fn fetch_add(&mut self, offset: u64, add: u64) -> Result<u64, AccessError> {
+        let at = self.word(offset)?;
+        // SAFETY: as in `compare_swap`.
+        Ok(unsafe { dma::fetch_add(at, add) })
+    }
+}

@@ -1,0 +1,244 @@
+//! What is said about direct access to a peer's memory: who grants what, and what becomes of it.
+
+use std::io;
+
+use hca_core::Access;
+
+use super::pages::SharedPages;
+
+/// Regions that an adapter has granted at one time.
+pub const MAX_GRANTED_REGIONS: u32 = 8192;
+/// Regions of one peer that are mapped here at one time; more are refused.
+pub const MAX_MAPPED_OF_PEER: u32 = 256;
+/// Regions of all peers that are mapped here at one time; more are refused.
+pub const MAX_MAPPED: u32 = 8192;
+/// Questions to one peer that it has not answered. A peer that asks more breaks the rules, and is dropped.
+pub const MAX_ASKED: u32 = 64;
+/// Queue pairs that have a word on the board.
+pub const MAX_QP_WORDS: u32 = 65_536;
+/// Bytes that one bracket moves at most.
+pub const MAX_BRACKET_BYTES: usize = 256 << 10;
+
+/// Names the link to a peer. One that is gone is never mistaken for its successor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LinkId(u64);
+
+impl LinkId {
+    /// Of the name that the list of links gives.
+    pub(super) fn new(token: u64) -> Self {
+        Self(token)
+    }
+    pub(super) fn token(self) -> u64 {
+        self.0
+    }
+    pub(super) fn slot(self) -> u32 {
+        self.0 as u32
+    }
+}
+
+/// Names a peer's region that is mapped here. One that was taken back is never mistaken for its successor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct GrantId {
+    pub(super) slot: u32,
+    pub(super) generation: u32,
+}
+
+/// What has to stand on the peer's board for its queue pair, so that an access goes ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpGuard {
+    pub(super) link: LinkId,
+    /// Where the word stands on the board.
+    pub(super) at: u32,
+    pub(super) word: u64,
+}
+
+/// A region that a peer may map.
+#[derive(Clone, Copy, Debug)]
+pub struct Grant<'a> {
+    /// The key that the peer presents; it names the region from now on.
+    pub key: u32,
+    /// The queue pair that asked, or that is to know of an offer.
+    pub qpn: u32,
+    /// The region's memory.
+    pub pages: &'a SharedPages,
+    /// Where in it the region begins. It reaches from the first page to the last one, since a descriptor opens all.
+    pub offset: usize,
+    /// Bytes of the region.
+    pub len: usize,
+    /// The address by which peers name its first byte.
+    pub iova: u64,
+    /// What the peer may do: `REMOTE_READ`, `REMOTE_WRITE`, `REMOTE_ATOMIC`; others are not told.
+    pub access: Access,
+    /// The protection domain, in the adapter's own numbers, for the peer to compare with a queue pair's.
+    pub pd: u32,
+    /// The word of the queue pair that asked, as it stands on the board now.
+    pub qp_word: u64,
+}
+
+/// A peer's region that is mapped here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Granted {
+    /// The peer's queue pair number, as the question or the offer named it.
+    pub qpn: u32,
+    /// The address of its first byte, as the peer names it.
+    pub iova: u64,
+    /// Bytes.
+    pub len: u64,
+    /// What may be done there.
+    pub access: Access,
+    /// The protection domain, in the peer's numbers.
+    pub pd: u32,
+    /// The word of the queue pair, when this was granted.
+    pub qp_word: u64,
+    /// The peer came forward with it; nobody asked here.
+    pub offered: bool,
+}
+
+/// What has happened between this adapter and a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// The peer asks for the region of a key. It is answered by `grant` or `refuse_grant`.
+    GrantAsked {
+        /// The peer.
+        link: LinkId,
+        /// The key that it presents.
+        key: u32,
+        /// This adapter's queue pair by which it would use it.
+        qpn: u32,
+    },
+    /// The peer's region is mapped here.
+    Granted {
+        /// The peer.
+        link: LinkId,
+        /// The key.
+        key: u32,
+        /// Its name here.
+        grant: GrantId,
+        /// What is granted.
+        granted: Granted,
+    },
+    /// The peer does not grant the region of this key, or what it granted can't be mapped. Packets serve.
+    GrantRefused {
+        /// The peer.
+        link: LinkId,
+        /// The key.
+        key: u32,
+        /// The peer's queue pair, as the question named it.
+        qpn: u32,
+    },
+    /// The peer has mapped what was offered to it.
+    GrantTaken {
+        /// The peer.
+        link: LinkId,
+        /// The key.
+        key: u32,
+    },
+    /// The peer has not mapped what was offered to it, or has let go of what it was granted.
+    GrantLeft {
+        /// The peer.
+        link: LinkId,
+        /// The key.
+        key: u32,
+    },
+    /// The peer took a region back, which is no longer mapped here.
+    GrantRevoked {
+        /// The peer.
+        link: LinkId,
+        /// The key.
+        key: u32,
+        /// Its name here, which is void.
+        grant: GrantId,
+    },
+    /// The peer is gone, with all grants in either direction.
+    LinkGone {
+        /// The peer.
+        link: LinkId,
+    },
+}
+
+/// Why something was not asked for or granted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrantError {
+    /// There is no such link, or the two have not met yet.
+    #[error("there is no link to this peer")]
+    Link,
+    /// The peer's process belongs to another user.
+    #[error("the peer's process belongs to another user, who gets packets only")]
+    ForeignUser,
+    /// A limit is reached.
+    #[error("{limit} {what}, which is the limit")]
+    Limit {
+        /// Of what.
+        what: &'static str,
+        /// How many there may be.
+        limit: u32,
+    },
+    /// The region does not reach over all pages of its memory, and a descriptor would open the others as well.
+    #[error("the region does not reach over all pages of its memory")]
+    Partial,
+    /// The memory is this process's alone since a peer was stuck in it.
+    #[error("the memory is private since a peer that had it was dropped")]
+    Private,
+    /// The memory was granted for reading only once, and is sealed against other writers for good.
+    #[error("the memory was granted for reading only before, and can't be granted for writing any more")]
+    ReadOnly,
+    /// Another adapter of this process has granted it.
+    #[error("the memory is granted by another adapter of this process")]
+    Elsewhere,
+    /// The operating system refused.
+    #[error("{doing}: {source}")]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// The reason.
+        source: io::Error,
+    },
+}
+
+/// Why a direct access does not go ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// There is no such grant.
+    #[error("there is no such grant")]
+    Unknown,
+    /// The region was taken back; a notice follows.
+    #[error("the region was taken back")]
+    Revoked,
+    /// The queue pair's word is another one.
+    #[error("the queue pair's word is {found:#x}")]
+    QueuePair {
+        /// What stands there.
+        found: u64,
+    },
+}
+
+/// Why a piece was not moved. Nothing was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AccessError {
+    /// It is not within the region.
+    #[error("it is not within the region")]
+    Range,
+    /// The region is not granted for this.
+    #[error("the region is not granted for this")]
+    Right,
+    /// An atomic operation's word is not aligned to 8 bytes.
+    #[error("the word is not aligned to 8 bytes")]
+    Alignment,
+    /// More than [`MAX_BRACKET_BYTES`] within one bracket.
+    #[error("more than {MAX_BRACKET_BYTES} bytes within one bracket")]
+    Length,
+}
+
+/// What taking something back came to. Unless it says `exposed`, nothing that peers do changes the memory any more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Revocation {
+    /// Peers that were within an access for longer than the bound, and were dropped.
+    pub dropped: Vec<LinkId>,
+    /// Memory is this process's alone from now on, as one of them may write to what it had mapped.
+    pub private: bool,
+    /// There was no memory for that: a dropped peer may change the bytes once more. They are kept for ever then, and
+    /// the program has to be told that the device did not let go of them.
+    pub exposed: bool,
+}

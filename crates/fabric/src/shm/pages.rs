@@ -1,0 +1,310 @@
+//! Memory that this process gives out and that peers may map: one file in memory for each allocation, so that a
+//! descriptor opens this allocation and nothing else.
+//!
+//! Invariants:
+//! 1. `base .. base + len` is mapped as long as `Inner` lives, readable and writable, over a whole file of `len` bytes
+//!    or over private copies of its pages; both are whole pages. Nobody else maps or unmaps there.
+//! 2. The file is sealed against shrinking before its descriptor can leave, so that no access ends in SIGBUS.
+//! 3. This module reads and writes none of the memory; that is its holder's, and ruled as any raw memory.
+#![allow(unsafe_code)]
+
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use super::grant::GrantError;
+
+/// Allocations with a descriptor of their own at one time, in a process.
+pub const MAX_SHARED_ALLOCATIONS: u32 = 256;
+/// Bytes of a page.
+pub(super) const PAGE: usize = 4096;
+/// From here on huge pages are asked for.
+pub(super) const HUGE: usize = 2 << 20;
+
+/// Allocations that live, by address. It is one for the process, as its address space is: a region may be registered
+/// with another adapter than the one whose memory it is.
+static LIVE: Mutex<BTreeMap<usize, Weak<Inner>>> = Mutex::new(BTreeMap::new());
+/// Their number, and of those that are being made.
+static COUNT: AtomicU32 = AtomicU32::new(0);
+
+fn live() -> MutexGuard<'static, BTreeMap<usize, Weak<Inner>>> {
+    // The map is whole between any two of its operations.
+    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Memory of this process that peers may be given: whole pages, zeroed at first, there from the beginning.
+///
+/// Clones are the same memory, which lives as long as one of them.
+#[derive(Clone)]
+pub struct SharedPages(Arc<Inner>);
+
+impl core::fmt::Debug for SharedPages {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("SharedPages")
+            .field("addr", &self.0.base)
+            .field("len", &self.0.len)
+            .finish_non_exhaustive()
+    }
+}
+
+struct Inner {
+    base: NonNull<u8>,
+    len: usize,
+    fd: OwnedFd,
+    state: Mutex<State>,
+    /// The adapter that has granted it; 0: none.
+    granted_by: AtomicU64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Whoever has a descriptor may write.
+    Open,
+    /// Nobody but this process, and those who have mapped it for writing already.
+    ReadOnly,
+    /// The file is no longer what stands at the address.
+    Private,
+}
+
+// SAFETY: an address and the right to unmap it; nothing is read or written through it (3).
+unsafe impl Send for Inner {}
+// SAFETY: as above; what changes stands behind a lock.
+unsafe impl Sync for Inner {}
+
+/// A place among [`MAX_SHARED_ALLOCATIONS`].
+struct Place;
+
+impl Place {
+    fn take() -> Option<Self> {
+        let more = |n| (n < MAX_SHARED_ALLOCATIONS).then_some(n + 1);
+        COUNT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self)
+    }
+}
+impl Drop for Place {
+    fn drop(&mut self) {
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let mut live = live();
+        // Another allocation may stand there already only once this one is unmapped, which follows.
+        live.remove(&self.base.addr().get());
+        // SAFETY: (1) the mapping is ours, and whoever was given its address is gone with the last handle.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+        drop(live);
+        drop(Place);
+    }
+}
+
+impl SharedPages {
+    /// Zeroed memory of at least `len` bytes, in whole pages, all of them there; huge ones from 2 MiB on, where there
+    /// are any.
+    ///
+    /// # Errors
+    /// [`MAX_SHARED_ALLOCATIONS`] live already, or the system refuses a file in memory, its pages or address space.
+    /// The caller then takes memory of another kind, for which packets serve.
+    ///
+    /// # Panics
+    /// If `len` is 0.
+    pub fn alloc(len: usize) -> Result<Self, GrantError> {
+        assert!(len > 0, "an allocation of no bytes");
+        let limit = || GrantError::Limit { what: "shared allocations", limit: MAX_SHARED_ALLOCATIONS };
+        let place = Place::take().ok_or_else(limit)?;
+        let io = |doing| move |e: rustix::io::Errno| GrantError::Io { doing, source: e.into() };
+        let too_long = || GrantError::Io {
+            doing: "rounding the length up to pages",
+            source: io::ErrorKind::InvalidInput.into(),
+        };
+        let unit = if len >= HUGE { HUGE } else { PAGE };
+        let len = len.checked_next_multiple_of(PAGE).filter(|l| *l < isize::MAX as usize - unit);
+        let len = len.ok_or_else(too_long)?;
+        let fd = rustix::fs::memfd_create("hca-pages", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(io("creating a file in memory"))?;
+        rustix::fs::ftruncate(&fd, len as u64).map_err(io("sizing a file in memory"))?;
+        let base = map_aligned(fd.as_fd(), len, unit, true).map_err(io("mapping a file in memory"))?;
+        let granted_by = AtomicU64::new(0);
+        std::mem::forget(place); // From here on it is given back by `Inner`.
+        let inner = Arc::new(Inner { base, len, fd, state: Mutex::new(State::Open), granted_by });
+        if len >= HUGE {
+            // SAFETY: (1) the advice changes no content. Without huge pages it does nothing.
+            let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
+        }
+        inner.populate().map_err(io("making pages of memory"))?;
+        // Not against further seals: the one against writing may follow.
+        rustix::fs::fcntl_add_seals(&inner.fd, SealFlags::SHRINK | SealFlags::GROW)
+            .map_err(io("sealing a file in memory"))?;
+        live().insert(base.addr().get(), Arc::downgrade(&inner));
+        Ok(Self(inner))
+    }
+
+    /// The allocation that holds all of `addr .. addr + len`, if there is one.
+    pub fn find(addr: usize, len: usize) -> Option<Self> {
+        let (_, found) = live().range(..=addr).next_back().map(|(at, w)| (*at, w.upgrade()))?;
+        let inner = found?;
+        let within = addr - inner.base.addr().get();
+        (within <= inner.len && len <= inner.len - within).then_some(Self(inner))
+    }
+
+    /// The first byte.
+    pub fn addr(&self) -> NonNull<u8> {
+        self.0.base
+    }
+    /// Bytes: whole pages.
+    pub fn len(&self) -> usize {
+        self.0.len
+    }
+    /// Never: there is a page at least.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+    /// Whether peers can no longer be given it.
+    pub fn is_private(&self) -> bool {
+        *self.0.state() == State::Private
+    }
+}
+
+impl SharedPages {
+    /// The file, for a peer.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.0.fd.as_fd()
+    }
+    /// Says that the adapter of this number grants it. `false`: another one does.
+    pub(super) fn claim(&self, adapter: u64) -> bool {
+        let claimed = self.0.granted_by.compare_exchange(0, adapter, Ordering::AcqRel, Ordering::Acquire);
+        claimed.is_ok() || claimed == Err(adapter)
+    }
+    /// Says that it does so no more.
+    pub(super) fn unclaim(&self, adapter: u64) {
+        let _ = self.0.granted_by.compare_exchange(adapter, 0, Ordering::AcqRel, Ordering::Acquire);
+    }
+    /// Whether these are the same pages.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+    /// Makes sure that a descriptor allows this and nothing more, for as long as the file lives.
+    pub(super) fn prepare(&self, writable: bool) -> Result<(), GrantError> {
+        let mut state = self.0.state();
+        let io = |doing| move |e: rustix::io::Errno| GrantError::Io { doing, source: e.into() };
+        match *state {
+            State::Private => return Err(GrantError::Private),
+            State::ReadOnly if writable => return Err(GrantError::ReadOnly),
+            State::ReadOnly => return Ok(()),
+            State::Open => {}
+        }
+        if writable {
+            // A peer that may write may also seal.
+            let seals = rustix::fs::fcntl_get_seals(self.fd()).map_err(io("reading seals"))?;
+            if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
+                *state = State::ReadOnly;
+                return Err(GrantError::ReadOnly);
+            }
+        } else {
+            let seals = SealFlags::FUTURE_WRITE;
+            match rustix::fs::fcntl_add_seals(self.fd(), seals) {
+                Ok(()) => {}
+                // A peer that may write has forbidden further seals.
+                Err(e) => return Err(io("sealing memory against writing")(e)),
+            }
+            *state = State::ReadOnly;
+        }
+        Ok(())
+    }
+
+    /// Puts private copies of the pages in the place of the shared ones, so that whoever still has the file mapped
+    /// changes nothing here. What this process's threads write meanwhile is kept; what such a peer writes
+    /// meanwhile may be seen. No peer can be given this memory afterwards.
+    ///
+    /// # Errors
+    /// There is no memory for the copies. Some of the pages are still shared then; trying again is possible.
+    pub fn make_private(&self) -> io::Result<()> {
+        let inner = &*self.0;
+        let mut state = inner.state();
+        let at = inner.base.as_ptr().cast();
+        if *state != State::Private {
+            let prot = ProtFlags::READ | ProtFlags::WRITE;
+            let flags = MapFlags::PRIVATE | MapFlags::FIXED;
+            // The same file, private from here on: each page is copied at the first write to it. The kernel
+            // exchanges the mapping in one step, so what was written before is in the file, and what is written
+            // later goes to a copy of that.
+            // SAFETY: (1) it is our range, over the same pages of the same file.
+            unsafe { rustix::mm::mmap(at, inner.len, prot, flags, inner.fd.as_fd(), 0)? };
+            *state = State::Private;
+        }
+        // Write faults on all pages: they copy, and change no byte.
+        // SAFETY: (1), and populating changes no content.
+        match unsafe { rustix::mm::madvise(at, inner.len, Advice::LinuxPopulateWrite) } {
+            Err(rustix::io::Errno::INVAL) => inner.touch(),
+            other => other?,
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// Has all pages be there.
+    fn populate(&self) -> rustix::io::Result<()> {
+        let at = self.base.as_ptr().cast();
+        // SAFETY: (1), and populating changes no content.
+        match unsafe { rustix::mm::madvise(at, self.len, Advice::LinuxPopulateWrite) } {
+            // Kernels before 5.14 do not know it.
+            Err(rustix::io::Errno::INVAL) => {
+                rustix::fs::fallocate(&self.fd, FallocateFlags::empty(), 0, self.len as u64)
+            }
+            other => other,
+        }
+    }
+    /// Writes to every page what stands there, for kernels that can't populate.
+    #[cold]
+    fn touch(&self) {
+        for page in (0..self.len).step_by(PAGE) {
+            // SAFETY: (1); an atomic operation that adds nothing changes nothing, whoever writes meanwhile.
+            unsafe {
+                AtomicU64::from_ptr(self.base.as_ptr().add(page).cast()).fetch_add(0, Ordering::Relaxed)
+            };
+        }
+    }
+}
+
+/// Maps all of a file at a multiple of `unit`, which is a power of two of pages.
+pub(super) fn map_aligned(
+    fd: BorrowedFd<'_>,
+    len: usize,
+    unit: usize,
+    writable: bool,
+) -> rustix::io::Result<NonNull<u8>> {
+    let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+    let spare = unit - PAGE;
+    let nowhere = core::ptr::null_mut();
+    let whole = len.checked_add(spare).ok_or(rustix::io::Errno::NOMEM)?;
+    // SAFETY: new address space, where the kernel chooses; it changes no memory of ours.
+    let base = unsafe { rustix::mm::mmap_anonymous(nowhere, whole, ProtFlags::empty(), MapFlags::PRIVATE)? };
+    let at = base.cast::<u8>();
+    let head = at.addr().next_multiple_of(unit) - at.addr();
+    // SAFETY: all three are parts of the address space that was just taken, on page boundaries.
+    unsafe {
+        let at = at.add(head);
+        let mapped = rustix::mm::mmap(at.cast(), len, prot, MapFlags::SHARED | MapFlags::FIXED, fd, 0);
+        if mapped.is_err() {
+            let _ = rustix::mm::munmap(base, whole);
+        } else {
+            if head > 0 {
+                let _ = rustix::mm::munmap(base, head);
+            }
+            if spare > head {
+                let _ = rustix::mm::munmap(at.add(len).cast(), spare - head);
+            }
+        }
+        mapped.map(|_| NonNull::new(at).expect("the kernel maps nothing at 0 by itself"))
+    }
+}

@@ -1,0 +1,381 @@
+//! Direct access between adapters' ends in one process.
+
+use hca_core::Access;
+
+use super::hostile::met;
+use super::*;
+use crate::{AccessError, Denied, Grant, GrantError, GrantId, Granted, LinkId, Notice, QpGuard, SharedPages};
+
+pub(super) const KEY: u32 = 0x1234_5678;
+pub(super) const QPN: u32 = 77;
+const WORD: u64 = 0xfeed_0001;
+pub(super) const ALL: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+
+/// Two that have met: the one that asks, and the one that grants.
+pub(super) struct Pair {
+    pub(super) a: ShmFabric,
+    pub(super) b: ShmFabric,
+    /// The link to `b` as `a` knows it, and the other way round.
+    pub(super) to_b: LinkId,
+    pub(super) to_a: LinkId,
+}
+
+pub(super) fn link(f: &ShmFabric, peer: &ShmFabric) -> LinkId {
+    LinkId::new(f.links.token(f.links.find(peer.local).unwrap()))
+}
+
+pub(super) fn pair() -> Pair {
+    let (a, b, _) = met();
+    let (to_b, to_a) = (link(&a, &b), link(&b, &a));
+    Pair { a, b, to_b, to_a }
+}
+
+pub(super) fn grant(pages: &SharedPages, key: u32, access: Access) -> Grant<'_> {
+    let (offset, len) = (0, pages.len());
+    Grant { key, qpn: QPN, pages, offset, len, iova: 1 << 40, access, pd: 3, qp_word: WORD }
+}
+
+impl Pair {
+    /// The next notice of either.
+    pub(super) fn notice(&mut self, of_a: bool) -> Notice {
+        let start = Clock::now();
+        loop {
+            recv(&mut self.a, &mut Vec::new());
+            recv(&mut self.b, &mut Vec::new());
+            let f = if of_a { &mut self.a } else { &mut self.b };
+            if let Some(n) = f.next_notice() {
+                return n;
+            }
+            assert!(start.elapsed() < Duration::from_secs(10), "no notice");
+        }
+    }
+    /// Turns both for a while in which nothing is to happen.
+    fn settle(&mut self) {
+        let start = Clock::now();
+        while start.elapsed() < Duration::from_millis(5) {
+            recv(&mut self.a, &mut Vec::new());
+            recv(&mut self.b, &mut Vec::new());
+        }
+    }
+    /// `a` asks for memory of `b`'s, and gets it.
+    pub(super) fn granted(&mut self, pages: &SharedPages, key: u32, access: Access) -> (GrantId, Granted) {
+        self.b.set_qp_word(5, WORD).unwrap();
+        self.a.ask_grant(self.to_b, key, QPN).unwrap();
+        assert_eq!(self.notice(false), Notice::GrantAsked { link: self.to_a, key, qpn: QPN });
+        self.b.grant(self.to_a, &grant(pages, key, access)).unwrap();
+        match self.notice(true) {
+            Notice::Granted { link, key: k, grant, granted } if (link, k) == (self.to_b, key) => {
+                (grant, granted)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    pub(super) fn guard(&mut self) -> QpGuard {
+        self.a.qp_guard(self.to_b, 5, WORD).unwrap()
+    }
+}
+
+pub(super) fn bytes(pages: &SharedPages, at: usize, len: usize) -> Vec<u8> {
+    let mut out = vec![0; len];
+    assert!(at + len <= pages.len());
+    // SAFETY: within the pages, which live.
+    #[allow(unsafe_code)]
+    unsafe {
+        crate::dma::load(pages.addr().as_ptr().add(at), &mut out);
+    }
+    out
+}
+
+#[test]
+fn what_is_granted_is_written_read_and_added_to() {
+    let mut p = pair();
+    let pages = SharedPages::alloc(3 << 20).unwrap();
+    let (g, granted) = p.granted(&pages, KEY, ALL);
+    let expected =
+        Granted { qpn: QPN, iova: 1 << 40, len: 3 << 20, access: ALL, pd: 3, qp_word: WORD, offered: false };
+    assert_eq!(granted, expected);
+    let guard = p.guard();
+    let data: Vec<u8> = (0..250_000_u32).map(|i| (i % 253) as u8).collect();
+    p.a.access(g, &guard).unwrap().write(1_000_001, &data).unwrap();
+    assert_eq!(bytes(&pages, 1_000_001, data.len()), data);
+    let mut back = vec![0; data.len()];
+    let mut bracket = p.a.access(g, &guard).unwrap();
+    assert_eq!(bracket.fetch_add(8, 5), Ok(0));
+    assert_eq!(bracket.compare_swap(8, 4, 9), Ok(5));
+    assert_eq!(bracket.compare_swap(8, 5, 9), Ok(5));
+    bracket.read(1_000_001, &mut back).unwrap();
+    drop(bracket);
+    assert_eq!(back, data);
+    assert_eq!(bytes(&pages, 8, 8), 9_u64.to_ne_bytes());
+}
+
+#[test]
+fn nothing_is_moved_out_of_range_without_the_right_or_in_too_long_a_bracket() {
+    let mut p = pair();
+    let pages = SharedPages::alloc(2 << 20).unwrap();
+    let (g, _) = p.granted(&pages, KEY, Access::REMOTE_READ | Access::REMOTE_WRITE);
+    let guard = p.guard();
+    let end = pages.len() as u64;
+    let mut b = p.a.access(g, &guard).unwrap();
+    let mut few = [0; 16];
+    for at in [end - 15, end, end + 1, u64::MAX, u64::MAX - 15] {
+        assert_eq!(b.write(at, &few), Err(AccessError::Range), "{at}");
+        assert_eq!(b.read(at, &mut few), Err(AccessError::Range), "{at}");
+        assert_eq!(
+            b.fetch_add(at, 1),
+            Err(if at == end - 15 { AccessError::Right } else { AccessError::Range })
+        );
+    }
+    assert_eq!(b.fetch_add(0, 1), Err(AccessError::Right));
+    assert_eq!(b.write(end - 16, &few), Ok(()));
+    drop(b);
+    let mut b = p.a.access(g, &guard).unwrap();
+    assert_eq!(b.write(0, &vec![1; crate::MAX_BRACKET_BYTES]), Ok(()));
+    assert_eq!(b.write(0, &[1]), Err(AccessError::Length));
+    drop(b);
+    let (atomics, _) = p.granted(&SharedPages::alloc(4096).unwrap(), KEY + 1, Access::REMOTE_ATOMIC);
+    let mut b = p.a.access(atomics, &guard).unwrap();
+    assert_eq!(b.fetch_add(4, 1), Err(AccessError::Alignment));
+    assert_eq!(b.read(0, &mut few), Err(AccessError::Right));
+    assert_eq!(b.write(0, &few), Err(AccessError::Right));
+}
+
+#[test]
+fn the_queue_pairs_word_is_looked_at_each_time() {
+    let mut p = pair();
+    let pages = SharedPages::alloc(4096).unwrap();
+    let (g, _) = p.granted(&pages, KEY, ALL);
+    let guard = p.guard();
+    assert_eq!(p.a.qp_word(p.to_b, 5), Some(WORD));
+    assert!(p.a.access(g, &guard).is_ok());
+    assert_eq!(p.b.withdraw_qp_word(p.to_a, 5, 1).unwrap(), crate::Revocation::default());
+    assert_eq!(p.a.access(g, &guard).err(), Some(Denied::QueuePair { found: 1 }));
+    let now = p.a.qp_guard(p.to_b, 5, 1).unwrap();
+    assert!(p.a.access(g, &now).is_ok());
+    // The last word of all, on a page that is not there yet.
+    assert_eq!(p.a.qp_word(p.to_b, 65_535), Some(0));
+    p.b.set_qp_word(65_535, 9).unwrap();
+    assert_eq!(p.a.qp_word(p.to_b, 65_535), Some(9));
+}
+
+#[test]
+fn what_was_taken_back_is_denied_at_once_and_unmapped() {
+    let mut p = pair();
+    let pages = SharedPages::alloc(4096).unwrap();
+    let (g, _) = p.granted(&pages, KEY, ALL);
+    let guard = p.guard();
+    assert_eq!(p.b.revoke(KEY), crate::Revocation::default());
+    // Before any message was heard.
+    assert_eq!(p.a.access(g, &guard).err(), Some(Denied::Revoked));
+    assert_eq!(p.a.access(g, &guard).err(), Some(Denied::Unknown));
+    assert_eq!(p.notice(true), Notice::GrantRevoked { link: p.to_b, key: KEY, grant: g });
+    p.settle();
+    assert_eq!(p.a.next_notice(), None);
+    // Granted once more, on the slot of another region in between.
+    let (again, _) = p.granted(&pages, KEY + 1, ALL);
+    assert_eq!(p.a.access(g, &guard).err(), Some(Denied::Unknown));
+    p.a.access(again, &guard).unwrap().write(0, &[7; 3]).unwrap();
+    assert_eq!(bytes(&pages, 0, 4), [7, 7, 7, 0]);
+    assert_eq!(p.b.revoke(KEY + 1), crate::Revocation::default());
+    assert_eq!(p.notice(true), Notice::GrantRevoked { link: p.to_b, key: KEY + 1, grant: again });
+    assert_eq!((p.a.grants.mapped.len(), p.b.grants.granted_now()), (0, 0));
+    assert_eq!(p.b.revoke(KEY), crate::Revocation::default());
+}
+
+#[test]
+fn a_refusal_is_told() {
+    let mut p = pair();
+    p.a.ask_grant(p.to_b, KEY, QPN).unwrap();
+    p.a.ask_grant(p.to_b, KEY, QPN).unwrap();
+    assert_eq!(p.notice(false), Notice::GrantAsked { link: p.to_a, key: KEY, qpn: QPN });
+    p.b.refuse_grant(p.to_a, KEY, QPN);
+    assert_eq!(p.notice(true), Notice::GrantRefused { link: p.to_b, key: KEY, qpn: QPN });
+    p.settle();
+    assert_eq!((p.a.next_notice(), p.b.next_notice(), p.a.grants.questions), (None, None, 0));
+}
+
+#[test]
+fn a_region_that_is_a_part_of_its_memory_is_not_granted() {
+    let mut p = pair();
+    let pages = SharedPages::alloc(3 * 4096).unwrap();
+    let whole = grant(&pages, KEY, ALL);
+    for (offset, len) in [(4096, 8192), (0, 8192), (0, 0), (0, 3 * 4096 + 1), (usize::MAX, 2)] {
+        p.a.ask_grant(p.to_b, KEY, QPN).unwrap();
+        assert!(matches!(p.notice(false), Notice::GrantAsked { .. }));
+        let refused = p.b.grant(p.to_a, &Grant { offset, len, ..whole });
+        assert!(matches!(refused, Err(GrantError::Partial)), "{offset} {len}: {refused:?}");
+        assert!(matches!(p.notice(true), Notice::GrantRefused { .. }));
+    }
+    // All pages, but neither all of the first nor of the last.
+    p.a.ask_grant(p.to_b, KEY, QPN).unwrap();
+    p.notice(false);
+    p.b.grant(p.to_a, &Grant { offset: 100, len: 2 * 4096, ..whole }).unwrap();
+    let Notice::Granted { grant: g, .. } = p.notice(true) else { panic!("it is granted") };
+    p.b.set_qp_word(5, WORD).unwrap();
+    let guard = p.guard();
+    let mut b = p.a.access(g, &guard).unwrap();
+    assert_eq!(b.write(8192, &[1]), Err(AccessError::Range));
+    b.write(8191, &[1]).unwrap();
+    b.write(0, &[2]).unwrap();
+    drop(b);
+    assert_eq!((bytes(&pages, 8291, 2), bytes(&pages, 99, 2)), (vec![1, 0], vec![0, 2]));
+}
+
+#[test]
+fn what_was_granted_for_reading_is_never_granted_for_writing() {
+    let mut p = pair();
+    let pages = SharedPages::alloc(8192).unwrap();
+    let (g, _) = p.granted(&pages, KEY, Access::REMOTE_READ);
+    let guard = p.guard();
+    assert_eq!(p.a.access(g, &guard).unwrap().write(0, &[1]), Err(AccessError::Right));
+    p.a.access(g, &guard).unwrap().read(0, &mut [0; 9]).unwrap();
+    p.a.ask_grant(p.to_b, KEY + 1, QPN).unwrap();
+    p.notice(false);
+    let refused = p.b.grant(p.to_a, &grant(&pages, KEY + 1, ALL));
+    assert!(matches!(refused, Err(GrantError::ReadOnly)), "{refused:?}");
+    // Who had it for writing before keeps it.
+    let pages = SharedPages::alloc(4096).unwrap();
+    assert!(matches!(p.notice(true), Notice::GrantRefused { .. }));
+    let (writes, _) = p.granted(&pages, KEY + 2, ALL);
+    p.granted(&pages, KEY + 3, Access::REMOTE_READ);
+    p.a.access(writes, &guard).unwrap().write(0, &[1]).unwrap();
+}
+
+#[test]
+fn an_offer_is_taken_and_the_one_who_offers_learns_of_it() {
+    let mut p = pair();
+    let pages = SharedPages::alloc(1 << 20).unwrap();
+    p.b.set_qp_word(5, WORD).unwrap();
+    p.b.offer(p.to_a, &grant(&pages, KEY, Access::REMOTE_READ)).unwrap();
+    let Notice::Granted { grant: g, granted, .. } = p.notice(true) else { panic!("it is mapped") };
+    assert!(granted.offered && granted.access == Access::REMOTE_READ);
+    assert_eq!(p.notice(false), Notice::GrantTaken { link: p.to_a, key: KEY });
+    let guard = p.guard();
+    p.a.access(g, &guard).unwrap().read(5, &mut [1; 100]).unwrap();
+    p.a.release_grant(g);
+    assert_eq!(p.notice(false), Notice::GrantLeft { link: p.to_a, key: KEY });
+    assert_eq!((p.b.grants.granted_now(), p.a.grants.mapped.len()), (0, 0));
+    assert_eq!(p.a.access(g, &guard).err(), Some(Denied::Unknown));
+}
+
+#[test]
+fn a_region_granted_twice_is_held_until_both_are_let_go() {
+    let mut p = pair();
+    let pages = SharedPages::alloc(4096).unwrap();
+    let (g, _) = p.granted(&pages, KEY, ALL);
+    // Another queue pair's question, answered while the first grant is on its way back.
+    p.a.ask_grant(p.to_b, KEY, QPN + 1).unwrap();
+    p.notice(false);
+    p.b.grant(p.to_a, &Grant { qpn: QPN + 1, ..grant(&pages, KEY, ALL) }).unwrap();
+    p.a.release_grant(g);
+    let Notice::Granted { grant: second, .. } = p.notice(true) else { panic!("it is granted") };
+    p.settle();
+    assert_eq!((p.b.next_notice(), p.b.grants.granted_now()), (None, 1));
+    let guard = p.guard();
+    p.a.access(second, &guard).unwrap().write(0, &[1]).unwrap();
+    p.a.release_grant(second);
+    assert_eq!(p.notice(false), Notice::GrantLeft { link: p.to_a, key: KEY });
+    assert_eq!(p.b.grants.granted_now(), 0);
+}
+
+#[test]
+fn two_queue_pairs_that_ask_for_one_key_share_the_mapping() {
+    let mut p = pair();
+    let pages = SharedPages::alloc(4096).unwrap();
+    let (first, _) = p.granted(&pages, KEY, ALL);
+    p.a.ask_grant(p.to_b, KEY, QPN + 1).unwrap();
+    p.notice(false);
+    p.b.grant(p.to_a, &Grant { qpn: QPN + 1, qp_word: 9, ..grant(&pages, KEY, ALL) }).unwrap();
+    let Notice::Granted { grant: second, granted, .. } = p.notice(true) else { panic!("it is granted") };
+    assert_eq!((second, granted.qpn, granted.qp_word), (first, QPN + 1, 9));
+    assert_eq!(p.a.grants.mapped.len(), 1);
+    p.a.release_grant(first);
+    assert_eq!(p.notice(false), Notice::GrantLeft { link: p.to_a, key: KEY });
+}
+
+#[test]
+fn grants_end_with_the_link_on_both_sides() {
+    let mut p = pair();
+    let pages = SharedPages::alloc(4096).unwrap();
+    let (g, _) = p.granted(&pages, KEY, ALL);
+    let guard = p.guard();
+    let own = SharedPages::alloc(4096).unwrap();
+    p.a.offer(p.to_b, &grant(&own, KEY + 1, ALL)).unwrap();
+    assert!(matches!(p.notice(false), Notice::Granted { .. }));
+    assert!(matches!(p.notice(true), Notice::GrantTaken { .. }));
+    drop(p.b);
+    let start = Clock::now();
+    let mut notices = Vec::new();
+    while notices.last() != Some(&Notice::LinkGone { link: p.to_b }) {
+        recv(&mut p.a, &mut Vec::new());
+        notices.extend(p.a.next_notice());
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+    assert_eq!(p.a.access(g, &guard).err(), Some(Denied::Unknown));
+    assert_eq!((p.a.grants.granted_now(), p.a.grants.mapped.len()), (0, 0));
+    assert!(matches!(p.a.ask_grant(p.to_b, KEY, QPN), Err(GrantError::Link)));
+    // The memory is its owner's again: another adapter may grant it.
+    let mut q = pair();
+    q.granted(&pages, KEY, ALL);
+    q.granted(&own, KEY + 1, ALL);
+}
+
+#[test]
+fn memory_is_granted_by_one_adapter_at_a_time() {
+    let (mut p, mut q) = (pair(), pair());
+    let pages = SharedPages::alloc(4096).unwrap();
+    p.granted(&pages, KEY, ALL);
+    q.a.ask_grant(q.to_b, KEY, QPN).unwrap();
+    q.notice(false);
+    assert!(matches!(q.b.grant(q.to_a, &grant(&pages, KEY, ALL)), Err(GrantError::Elsewhere)));
+    assert!(matches!(q.notice(true), Notice::GrantRefused { .. }));
+    p.b.revoke(KEY);
+    q.granted(&pages, KEY, ALL);
+}
+
+#[test]
+fn questions_and_grants_are_bounded() {
+    let mut p = pair();
+    for key in 0..crate::MAX_ASKED {
+        p.a.ask_grant(p.to_b, key, QPN).unwrap();
+    }
+    assert!(matches!(p.a.ask_grant(p.to_b, 1000, QPN), Err(GrantError::Limit { limit: 64, .. })));
+    let pages = SharedPages::alloc(4096).unwrap();
+    let mut asked = 0;
+    while asked < crate::MAX_MAPPED_OF_PEER {
+        let Notice::GrantAsked { key, .. } = p.notice(false) else { panic!("a question") };
+        p.b.grant(p.to_a, &grant(&pages, key, ALL)).unwrap();
+        assert!(matches!(p.notice(true), Notice::Granted { .. }));
+        asked += 1;
+        if asked + crate::MAX_ASKED - 1 < crate::MAX_MAPPED_OF_PEER {
+            p.a.ask_grant(p.to_b, asked + crate::MAX_ASKED - 1, QPN).unwrap();
+        }
+    }
+    assert_eq!(p.a.grants.mapped.len(), 256);
+    p.a.ask_grant(p.to_b, 9999, QPN).unwrap();
+    p.notice(false);
+    let limit = p.b.grant(p.to_a, &grant(&pages, 9999, ALL));
+    assert!(matches!(limit, Err(GrantError::Limit { limit: 256, .. })), "{limit:?}");
+    assert!(matches!(p.notice(true), Notice::GrantRefused { .. }));
+    p.b.revoke(0);
+    assert!(matches!(p.notice(true), Notice::GrantRevoked { .. }));
+    p.granted(&pages, 9999, ALL);
+}
+
+#[test]
+fn pages_are_found_by_any_range_within() {
+    let pages = SharedPages::alloc(5000).unwrap();
+    let at = pages.addr().addr().get();
+    assert_eq!(pages.len(), 8192);
+    assert!(bytes(&pages, 0, 8192).iter().all(|b| *b == 0));
+    for (from, len, found) in
+        [(0, 8192, true), (0, 8193, false), (8191, 1, true), (8192, 1, false), (100, 0, true)]
+    {
+        assert_eq!(SharedPages::find(at + from, len).is_some(), found, "{from} {len}");
+    }
+    assert!(SharedPages::find(at - 1, 1).is_none_or(|p| !p.is(&pages)));
+    drop(pages);
+    assert!(SharedPages::find(at, 1).is_none());
+    let large = SharedPages::alloc(3 << 20).unwrap();
+    assert_eq!(large.addr().addr().get() % (2 << 20), 0);
+}
