@@ -35,6 +35,8 @@ const BAR_HEIGHT: u32 = 20;
 const FRAME_HEIGHT: u32 = 96;
 /// Where the names end.
 const NAMES_WIDTH: u32 = 430;
+/// Where the names' columns begin: what, peer, placement, median.
+const COLUMNS: [i32; 4] = [14, 190, 325, 375];
 const AHEAD: RGBColor = RGBColor(31, 120, 90);
 const BEHIND: RGBColor = RGBColor(200, 90, 40);
 
@@ -55,12 +57,13 @@ fn draw(text: &mut String, bars: &[Bar]) -> Result<(), DrawingAreaErrorKind<std:
     let root = SVGBackend::with_string(text, (WIDTH, height)).into_drawing_area();
     root.fill(&WHITE)?;
     let count = bars.len() as f64;
+    let axis = reach(bars);
     let mut chart = ChartBuilder::on(&root)
         .margin(14)
         .caption("ours beside each peer: how many times better (to the right), or worse", ("sans-serif", 17))
         .x_label_area_size(30)
         .margin_left(NAMES_WIDTH)
-        .build_cartesian_2d(reach(bars).log_scale(), 0.0..count.max(1.0))?;
+        .build_cartesian_2d(axis.clone().log_scale(), 0.0..count.max(1.0))?;
     chart
         .configure_mesh()
         .disable_y_mesh()
@@ -75,19 +78,21 @@ fn draw(text: &mut String, bars: &[Bar]) -> Result<(), DrawingAreaErrorKind<std:
         let colour = if bar.better >= 1.0 { AHEAD } else { BEHIND };
         let corners = [(1.0, middle - 0.34), (bar.better, middle + 0.34)];
         chart.draw_series([Rectangle::new(corners, colour.mix(0.75).filled())])?;
-        let whole = [(bar.span.start, middle), (bar.span.end, middle)];
+        let whole = [bar.span.start, bar.span.end].map(|x| (x.clamp(axis.start, axis.end), middle));
         chart.draw_series([PathElement::new(whole, BLACK.mix(0.6).stroke_width(1))])?;
-        let y = chart.backend_coord(&(1.0, middle)).1 - 7;
-        let name = format!("{}  {}  ({})  {:.2}", bar.what, bar.peer, bar.placement, bar.better);
-        root.draw(&Text::new(name, (14, y), ("sans-serif", 13)))?;
+        let y = chart.backend_coord(&(1.0, middle)).1 - 5;
+        let columns = [&bar.what, &bar.peer, &bar.placement, &format!("{:.2}", bar.better)];
+        for (text, x) in columns.into_iter().zip(COLUMNS) {
+            root.draw(&Text::new(text.as_str(), (x, y), ("sans-serif", 13)))?;
+        }
     }
     chart.draw_series([PathElement::new([(1.0, 0.0), (1.0, count)], BLACK.stroke_width(1))])?;
     root.present()
 }
 
-/// From the worst to the best, in powers of 10 around 1.
+/// From the worst to the best median, in powers of 10 around 1. A pair that something disturbed may lie beyond.
 fn reach(bars: &[Bar]) -> Range<f64> {
-    let all = || bars.iter().flat_map(|b| [b.better, b.span.start, b.span.end]);
+    let all = || bars.iter().map(|b| b.better);
     let low = all().fold(0.5, f64::min).log10().floor();
     let high = all().fold(2.0, f64::max).log10().ceil();
     10_f64.powf(low)..10_f64.powf(high)
@@ -112,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_axis_holds_every_bar_and_one() {
+    fn the_axis_holds_every_bar_and_the_one() {
         assert_eq!(reach(&[bar("a", 30.0), bar("b", 0.05)]), 0.01..100.0);
         assert_eq!(reach(&[]), 0.1..10.0);
     }
