@@ -15,10 +15,11 @@ use std::process::ExitCode;
 use comfy_table::{CellAlignment, Table, presets};
 use hca::cli::Failure;
 use hca::{
-    CompletionQueue, Completions, ConnectOptions, Inline, Opened, Pd, QueuePair, Rc, SendBatch, SendRequest,
-    open_exactly,
+    CompletionQueue, Completions, ConnectOptions, Inline, Opened, Pd, QueuePair, Rc, RemoteMr, SendBatch,
+    SendRequest, open_exactly,
 };
 use hca_benches::cost::{Counts, Verdict, count, judge, parse, render};
+use hca_core::Access;
 use hca_core::wire::{ICRC_BYTES, Packet};
 use hca_fabric::MeasuredIcrc;
 
@@ -39,7 +40,7 @@ const SHM: &str = "shm://count?progress=inline";
 /// A case: its name, and what prepares and runs it.
 type Case = (&'static str, fn());
 
-const CASES: [Case; 12] = [
+const CASES: [Case; 13] = [
     ("packet_parse", packet_parse),
     ("icrc_64", || icrc(64)),
     ("icrc_4096", || icrc(4096)),
@@ -51,6 +52,7 @@ const CASES: [Case; 12] = [
     ("rc_burst_8", || rc_burst(LOOPBACK)),
     ("shm_ping_8", shm_ping),
     ("shm_burst_8", || rc_burst(SHM)),
+    ("shm_write_8", shm_write),
     ("shm_poll_empty", || poll_empty(SHM)),
 ];
 
@@ -296,6 +298,33 @@ fn one_way(from: &mut End, to: &mut End, id: u64) {
                 received = true;
             }
         }
+    }
+}
+
+/// A WRITE of 8 bytes straight to a peer's memory, signalled: posted, and its completion polled.
+fn shm_write() {
+    let (mut a, mut b) = ends(SHM);
+    let memory = b.pd.alloc_shared(4096, Access::REMOTE_WRITE).expect("there is memory");
+    let target = memory.remote().range(64..72);
+    // The first ones go as messages, until the memory is mapped.
+    for _ in 0..100_000 {
+        shm_write_once(&mut a, &mut b, target);
+    }
+    for _ in 0..ROUNDS {
+        counted_shm_write(&mut a, &mut b, target);
+    }
+}
+
+#[inline(never)]
+fn counted_shm_write(a: &mut End, b: &mut End, target: RemoteMr) {
+    shm_write_once(a, b, target);
+}
+
+fn shm_write_once(a: &mut End, b: &mut End, target: RemoteMr) {
+    let request = SendRequest::write(Inline(&[7; 8]), target);
+    a.qp.post_send(request).expect("the queue has room");
+    while a.cq.poll(&mut a.wcs).next().is_none() {
+        b.opened.context().turn();
     }
 }
 

@@ -49,7 +49,7 @@ pub use raw::{RawFabric, RawOptions, RoceVersion};
 pub use shm::{
     AccessError, Bracket, Denied, Grant, GrantError, GrantId, Granted, LinkId, MAX_ASKED, MAX_BRACKET_BYTES,
     MAX_GRANTED_REGIONS, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS, MAX_SHARED_ALLOCATIONS, Notice,
-    QpGuard, Revocation, SharedPages, ShmError, ShmFabric, ShmOptions, ShmSink, ShmTx,
+    QpGuard, Reach, Revocation, SharedPages, ShmError, ShmFabric, ShmOptions, ShmSink, ShmTx,
 };
 pub use udp::{UdpFabric, UdpOptions};
 #[cfg(feature = "io-uring")]

@@ -16,6 +16,7 @@ use hca_transport::{Qp, QpConfig};
 use crate::cq::{CqEntry, CqShared};
 use crate::engine::{AckRule, DESTROYED, Engine, qpn_of};
 use crate::mr::MrTable;
+use crate::near::Wish;
 use crate::options::{Limits, Options, Progress, Time};
 use crate::ports::{MAX_CONNECTED_MESSAGE, QpRecvPort, QpSendPort, SoftCq, SrqPort};
 use crate::progress::{self, Sleeper};
@@ -279,6 +280,10 @@ impl Engine {
             held: Held::default(),
             path: None,
             peer: None,
+            near: None,
+            wish: Wish::default(),
+            word: 0,
+            words: 0,
         };
         let entry = QpEntry { machine, res, ready: false, ack_since: None, timer: None };
         self.core.qps.insert(Box::new(entry)).expect("a vacant slot was seen");
@@ -300,6 +305,7 @@ impl Engine {
             } else {
                 MAX_CONNECTED_MESSAGE
             },
+            may_be_near: self.has_shm && init.qp_type == QpType::Rc && hca.progress != Progress::Thread,
         };
         Ok(QpPorts { handle, qpn, cap, send: Box::new(send), recv })
     }
@@ -320,12 +326,15 @@ impl Engine {
             if let Some(yes) = messages {
                 machine.use_messages(yes);
             }
-            machine.modify(now, attr, &mut QpHost { res, tables, ahs })?;
+            machine.modify(now, attr, &mut QpHost::new(res, tables, ahs))?;
             let reset = attr.state == Some(hca_core::QpState::Reset);
             if reset {
                 drop_requests(res, tables);
             }
             let old = if path.is_some() || reset { core::mem::replace(&mut res.path, path) } else { None };
+            if reset || attr.av.is_some() {
+                (res.near, res.wish) = (None, Wish::default());
+            }
             if reset {
                 res.peer = None;
             } else if let Some(av) = &attr.av {
@@ -335,6 +344,7 @@ impl Engine {
         });
         match done.ok_or_else(missing)? {
             Ok(old) => {
+                self.publish_word(qp.index);
                 if let Some(p) = old {
                     self.fabric.close_path(p);
                 }
@@ -351,6 +361,7 @@ impl Engine {
 
     fn destroy_qp(&mut self, now: hca_core::Instant, qp: QpHandle) -> Result<Vec<u64>, DeviceError> {
         self.acknowledge(now, qp);
+        self.withdraw_word(qp);
         let entry =
             self.core.qps.remove(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
         let mut res = entry.res;
@@ -454,6 +465,11 @@ impl Device for SoftHca {
 
     fn alloc_memory(&self, len: usize) -> Result<DmaMemory, DeviceError> {
         self.shared.fork.check()?;
+        if self.shared.gives_shared_memory
+            && let Some(memory) = crate::memory::alloc_shared(len)
+        {
+            return Ok(memory);
+        }
         crate::memory::alloc(len)
     }
     unsafe fn reg_mr(&self, pd: PdHandle, mr: &MrInit) -> Result<MrKeys, DeviceError> {
@@ -472,11 +488,13 @@ impl Device for SoftHca {
     }
     fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError> {
         self.shared.fork.check()?;
-        // All copies run under the engine's lock, so none is under way when this returns.
+        // All copies of ours run under the engine's lock, so none is under way when this returns; those of peers are
+        // waited for.
         self.shared.control(|e| {
+            let key = e.core.tables.mrs.key(mr);
             let pd = e.core.tables.mrs.deregister(mr)?;
             e.leave_pd(pd);
-            Ok(())
+            key.map_or(Ok(()), |key| e.revoke(key))
         })
     }
 

@@ -6,13 +6,14 @@ use core::net::{IpAddr, Ipv6Addr};
 use std::collections::{BinaryHeap, VecDeque};
 
 use hca_core::wire::Packet;
-use hca_core::{AhHandle, Instant, QpHandle, QpState, QpType, Qpn};
+use hca_core::{AhHandle, Completion, Instant, QpHandle, QpState, QpType, Qpn, SendFlags, SendWr};
 use hca_fabric::{Fabric, PathId, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx, TxBatch};
-use hca_transport::{RxMeta, TxSink};
+use hca_transport::{Direct, Qp, RxMeta, TxSink};
 
 use crate::counters::EngineCounters;
 use crate::doorbell::Doorbell;
-use crate::qp::{QpEntry, QpHost, QpShared};
+use crate::near::{self, Near};
+use crate::qp::{PostedList, QpEntry, QpHost, QpRes, QpShared};
 use crate::slab::Slab;
 use crate::sync::{Arc, Ordering};
 use crate::tables::{Ah, Tables};
@@ -29,8 +30,8 @@ const SLOT_BITS: u32 = 17;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 const FIRST_QPN: u32 = 2;
 
-/// Turns left out in a row at most, where only shared memory was looked at.
-const LEFT_OUT: u32 = 16;
+/// Turns in a row at most that look at shared memory alone.
+const SHORT_TURNS: u32 = 16;
 
 /// Stands for the turn of a queue pair whose acknowledgement has left, while it is still in the list.
 const LISTED: u64 = u64::MAX;
@@ -40,13 +41,19 @@ pub(crate) fn qpn_of(index: u32, generation: u32) -> Qpn {
     Qpn::new(generation << SLOT_BITS | (index + FIRST_QPN))
 }
 
+/// The slot of a queue pair's number.
+#[inline]
+pub(crate) fn slot_of(qpn: u32) -> u32 {
+    (qpn & SLOT_MASK).wrapping_sub(FIRST_QPN)
+}
+
 pub(crate) struct Engine {
     pub(crate) fabric: Box<dyn Fabric>,
     tx: TxBatch,
     /// The fabric carries messages too.
-    has_shm: bool,
-    /// Turns left out in a row.
-    left_out: u32,
+    pub(crate) has_shm: bool,
+    /// Short turns in a row.
+    short_turns: u32,
     pub(crate) core: Core,
 }
 
@@ -62,6 +69,8 @@ pub(crate) struct Core {
     acks: Vec<u32>,
     /// When queue pairs want a call; entries may be too early, never too late.
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
+    /// Queue pairs whose word on the board is to be looked at.
+    pub(crate) words_due: Vec<u32>,
     /// The queue pair of the packet before, which wants what it did to be noted.
     touched: Option<u32>,
     turn: u64,
@@ -128,7 +137,7 @@ impl Engine {
         Self {
             fabric,
             has_shm,
-            left_out: 0,
+            short_turns: 0,
             tx: TxBatch::with_capacity(BATCH_BYTES),
             core: Core {
                 qps,
@@ -138,6 +147,7 @@ impl Engine {
                 ready: VecDeque::with_capacity(64),
                 acks: Vec::with_capacity(64),
                 timers: BinaryHeap::with_capacity(64),
+                words_due: Vec::new(),
                 touched: None,
                 turn: 0,
                 now: Instant::ZERO,
@@ -157,6 +167,7 @@ impl Engine {
         let sent = self.transmit(now);
         let acked = self.flush_acks(now, acks);
         self.send(now);
+        self.take_back();
         self.core.finish(now);
         rang | received | fired | sent | acked
     }
@@ -171,25 +182,75 @@ impl Engine {
             while let Some(peer) = shm.next_gone() {
                 core.peer_gone(now, peer.into());
             }
+            while let Some(notice) = shm.next_notice() {
+                core.heed(notice, shm);
+            }
         }
         packets += self.fabric.recv(now, budget, &mut |p| core.receive(now, p)).packets;
         core.settle_touched(None);
         packets > 0
     }
 
-    /// Whether a look at shared memory finds nothing, and nothing else waits, so that a turn may be left out. What
-    /// comes by other ways is found by every so manyth turn.
+    /// A turn for shared memory alone, with the time of the turn before, if nothing else waits: what comes by other
+    /// ways is found by every so manyth turn. `None`: a whole turn is due.
     #[inline]
-    pub(crate) fn nothing_came(&mut self, bell: &Doorbell<QpShared>) -> bool {
-        if !self.has_shm || self.left_out == LEFT_OUT {
-            self.left_out = 0;
+    pub(crate) fn short_turn(&mut self, bell: &Doorbell<QpShared>, acks: AckRule) -> Option<bool> {
+        if !self.has_shm || self.short_turns == SHORT_TURNS || !bell.is_empty() || !self.tx.is_empty() {
+            self.short_turns = 0;
+            return None;
+        }
+        self.short_turns += 1;
+        let now = self.core.now;
+        let shm = self.fabric.shm()?;
+        if self.core.ready.is_empty() && self.core.acks.is_empty() && shm.nothing_came() {
+            return Some(false);
+        }
+        self.core.turn += 1;
+        let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
+        let core = &mut self.core;
+        let received = shm.recv_all(now, budget, &mut Arrivals { core, now }).packets > 0;
+        core.settle_touched(None);
+        if !self.core.ready.is_empty() {
+            self.transmit(now);
+        }
+        if !self.core.acks.is_empty() {
+            self.flush_acks(now, acks);
+        }
+        self.take_back();
+        self.core.finish(now);
+        Some(received)
+    }
+
+    /// Does a request on a peer's memory that was not queued, if nothing was posted before it that is not done.
+    #[inline]
+    pub(crate) fn do_at_once(&mut self, qp: QpHandle, wr: &SendWr<'_>, len: u32) -> bool {
+        let Some(shm) = self.fabric.shm() else { return false };
+        let core = &mut self.core;
+        let Some(entry) = core.qps.get_mut(qp.index, qp.generation) else { return false };
+        let QpEntry { machine, res, .. } = &mut **entry;
+        if !machine.is_idle_near() || res.near.is_none() || res.sq.published() != res.sq.head() {
             return false;
         }
-        let idle =
-            self.core.ready.is_empty() && self.core.acks.is_empty() && self.tx.is_empty() && bell.is_empty();
-        let nothing = idle && self.fabric.shm().is_some_and(|shm| shm.nothing_came());
-        self.left_out = if nothing { self.left_out + 1 } else { 0 };
-        nothing
+        let tables = &core.tables;
+        let list = PostedList { payload: wr.payload, tables, pd: res.pd };
+        let (near, wish) = (res.near.as_mut(), &mut res.wish);
+        let done = shm.reach(|mut reach| {
+            near::carry_out(near, wish, &tables.regions, &mut reach, &list, (&wr.op, len), false)
+        });
+        if done != Direct::Done {
+            return false;
+        }
+        wish.moved = 0;
+        if wr.flags.contains(SendFlags::SIGNALED) {
+            let byte_len = if wr.op.is_read_or_atomic() { len } else { 0 };
+            let (wr_id, opcode) = (wr.wr_id, wr.op.wc_opcode());
+            let status = hca_core::WcStatus::Success;
+            let cq = res.send_cq;
+            let c = Completion { wr_id, qp, status, opcode, byte_len, ..Completion::default() };
+            core.tables.complete(cq, c);
+            core.tables.finish();
+        }
+        true
     }
 
     /// Sends what a queue pair just posted by messages, if nothing else is to be done before. `false`: a turn is due.
@@ -211,6 +272,7 @@ impl Engine {
         if rang | caller.is_some_and(|qp| self.core.posted(now, qp)) {
             self.transmit(now);
             self.send(now);
+            self.take_back();
             self.core.finish(now);
         }
     }
@@ -353,7 +415,7 @@ impl Core {
         let Some(entry) = self.qps.get_mut(qp.index, qp.generation) else { return false };
         entry.res.sq.refresh();
         let QpEntry { machine, res, .. } = &mut **entry;
-        machine.handle_posted(now, &mut QpHost { res, tables: &mut self.tables, ahs: &self.ahs });
+        machine.handle_posted(now, &mut QpHost::new(res, &mut self.tables, &self.ahs));
         self.settle(qp.index);
         true
     }
@@ -365,7 +427,7 @@ impl Core {
             Err(e) => return self.counters.malformed(e),
         };
         let qpn = packet.bth().dest_qp().raw();
-        let slot = (qpn & SLOT_MASK).wrapping_sub(FIRST_QPN);
+        let slot = slot_of(qpn);
         let entry = self.qps.at_mut(slot).filter(|e| e.machine.qpn().raw() == qpn);
         let Some(entry) = entry else {
             self.counters.unknown_qp += 1;
@@ -384,7 +446,7 @@ impl Core {
             RxMeta { ce, grh: None }
         };
         let QpEntry { machine, res, .. } = &mut **entry;
-        let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
+        let mut host = QpHost::new(res, &mut self.tables, &self.ahs);
         machine.handle_packet(now, &meta, &packet, &mut host);
         if self.touched != Some(slot) {
             self.settle_touched(Some(slot));
@@ -395,7 +457,7 @@ impl Core {
     #[inline]
     fn receive_message(&mut self, now: Instant, from: Ipv6Addr, message: &[u8]) {
         let Some(qpn) = hca_transport::dest_of(message) else { return };
-        let slot = (qpn.raw() & SLOT_MASK).wrapping_sub(FIRST_QPN);
+        let slot = slot_of(qpn.raw());
         let Some(entry) = self.qps.at_mut(slot).filter(|e| e.machine.qpn() == qpn) else {
             self.counters.unknown_qp += 1;
             return;
@@ -405,7 +467,7 @@ impl Core {
             return;
         }
         let QpEntry { machine, res, .. } = &mut **entry;
-        let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
+        let mut host = QpHost::new(res, &mut self.tables, &self.ahs);
         machine.handle_message(now, message, &mut host);
         if self.touched != Some(slot) {
             self.settle_touched(Some(slot));
@@ -421,7 +483,7 @@ impl Core {
             let entry = self.qps.at_mut(slot).expect("listed just now");
             let QpEntry { machine, res, .. } = &mut **entry;
             res.sq.refresh();
-            machine.peer_gone(&mut QpHost { res, tables: &mut self.tables, ahs: &self.ahs });
+            machine.peer_gone(&mut QpHost::new(res, &mut self.tables, &self.ahs));
             self.settle(slot);
         }
         self.finish(now);
@@ -467,13 +529,16 @@ impl Core {
     #[cold]
     fn show_state(&mut self, slot: u32, state: u32) {
         let Some(entry) = self.qps.at_mut(slot) else { return };
+        if entry.res.word != 0 || entry.machine.uses_messages() {
+            self.words_due.push(slot);
+        }
         // SeqCst: pairs with `QpRecvPort::ring`.
         entry.res.shared.state.store(state, Ordering::SeqCst);
         if state == encode_state(QpState::Error) {
             let QpEntry { machine, res, .. } = &mut **entry;
             res.sq.refresh();
             let now = self.now;
-            machine.handle_posted(now, &mut QpHost { res, tables: &mut self.tables, ahs: &self.ahs });
+            machine.handle_posted(now, &mut QpHost::new(res, &mut self.tables, &self.ahs));
         }
     }
 
@@ -491,7 +556,7 @@ impl Core {
             entry.timer = None;
             if entry.machine.next_deadline().is_some_and(|d| d <= now) {
                 let QpEntry { machine, res, .. } = &mut **entry;
-                machine.handle_timeout(now, &mut QpHost { res, tables: &mut self.tables, ahs: &self.ahs });
+                machine.handle_timeout(now, &mut QpHost::new(res, &mut self.tables, &self.ahs));
                 fired = true;
             }
             self.settle(slot);
@@ -512,7 +577,7 @@ impl Core {
             }
             let QpEntry { machine, res, .. } = &mut **entry;
             let path = res.path;
-            let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
+            let mut host = QpHost::new(res, &mut self.tables, &self.ahs);
             let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false };
             let sent = machine.poll_transmit(now, &mut host, &mut sink, BURST_PACKETS);
             if sent > 0
@@ -541,10 +606,14 @@ impl Core {
         let QpEntry { machine, res, .. } = &mut **entry;
         let Some(path) = res.path.filter(|_| machine.may_send_messages()) else { return false };
         res.sq.refresh();
-        let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
-        let sent = shm.send_messages(now, path, |tx| {
+        let (tables, ahs) = (&mut self.tables, &self.ahs);
+        let sent = shm.send_messages(now, path, |tx, reach| {
+            let mut host = QpHost::new(res, tables, ahs).reaching(reach);
             machine.send_messages(now, &mut host, &mut MessageSink { tx, full: false }, BURST_PACKETS)
         });
+        if res.wish.key.is_some() {
+            ask(machine, res, path, shm);
+        }
         match sent {
             // What can't leave now, or failed, is for a turn.
             None | Some(false) => return false,
@@ -553,7 +622,7 @@ impl Core {
         if machine.ack_owed().is_none() {
             entry.ack_since = entry.ack_since.map(|_| LISTED);
         }
-        if entry.timer.is_none() {
+        if entry.timer.is_none() && entry.machine.next_deadline().is_some() {
             self.settle(qp.index);
         }
         self.tables.finish();
@@ -566,14 +635,18 @@ impl Core {
         let Some(entry) = self.qps.at_mut(slot) else { return 0 };
         let QpEntry { machine, res, .. } = &mut **entry;
         let (Some(path), Some(shm)) = (res.path, fabric.shm()) else { return 0 };
-        let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
-        let sent = shm.send_messages(now, path, |tx| {
+        let (tables, ahs) = (&mut self.tables, &self.ahs);
+        let sent = shm.send_messages(now, path, |tx, reach| {
             let mut sink = MessageSink { tx, full: false };
+            let mut host = QpHost::new(res, tables, ahs).reaching(reach);
             machine.poll_transmit(now, &mut host, &mut sink, BURST_PACKETS);
-            sink.tx.bytes()
+            sink.tx.bytes() + core::mem::take(&mut host.res.wish.moved)
         });
         if sent.is_none() {
-            machine.unreachable(now, &mut host);
+            machine.unreachable(now, &mut QpHost::new(res, tables, ahs));
+        }
+        if res.wish.key.is_some() {
+            ask(machine, res, path, shm);
         }
         if machine.ack_owed().is_none() {
             entry.ack_since = entry.ack_since.map(|_| LISTED);
@@ -601,11 +674,11 @@ impl Core {
         }
         let QpEntry { machine, res, .. } = &mut **entry;
         let path = res.path;
-        let mut host = QpHost { res, tables: &mut self.tables, ahs: &self.ahs };
+        let mut host = QpHost::new(res, &mut self.tables, &self.ahs);
         let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false };
         let sent = if machine.uses_messages() {
             let (Some(path), Some(shm)) = (path, fabric.shm()) else { return Ack::None };
-            let acked = shm.send_messages(now, path, |tx| {
+            let acked = shm.send_messages(now, path, |tx, _| {
                 let mut sink = MessageSink { tx, full: false };
                 let sent = machine.poll_ack(now, &mut host, &mut sink);
                 (sent, sink.full)
@@ -636,11 +709,23 @@ impl Core {
             for slot in slots {
                 let entry = self.qps.at_mut(slot).expect("listed just now");
                 let QpEntry { machine, res, .. } = &mut **entry;
-                machine.fail(now, &mut QpHost { res, tables: &mut self.tables, ahs: &self.ahs });
+                machine.fail(now, &mut QpHost::new(res, &mut self.tables, &self.ahs));
                 self.settle(slot);
             }
         }
         self.tables.finish();
+    }
+}
+
+/// Asks the peer for a region that a queue pair would reach directly.
+#[cold]
+fn ask(machine: &Qp, res: &mut QpRes, path: PathId, shm: &mut ShmFabric) {
+    let (Some(key), Some(peer)) = (res.wish.key.take(), machine.attr().dest_qpn) else { return };
+    if res.near.is_none() {
+        res.near = shm.link_of(path).map(Near::new);
+    }
+    if let Some(near) = &mut res.near {
+        near.ask(key, peer, shm);
     }
 }
 

@@ -23,6 +23,7 @@
 //! | `ports` | the data path: posting and polling |
 //! | `engine` | the turn |
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
+//! | `near`, `grants` | direct access to the memory of peers on this machine; what they are granted here |
 //! | `progress`, `turn_lock`, `doorbell` | who turns, and how others tell it |
 //! | `ring`, `dma` | shared rings; copies on memory that others change |
 #![deny(unsafe_code)]
@@ -45,9 +46,13 @@ mod engine;
 #[cfg(not(loom))]
 mod fork;
 #[cfg(not(loom))]
+mod grants;
+#[cfg(not(loom))]
 mod memory;
 #[cfg(not(loom))]
 mod mr;
+#[cfg(not(loom))]
+mod near;
 #[cfg(not(loom))]
 mod notify;
 #[cfg(not(loom))]

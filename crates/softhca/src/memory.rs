@@ -29,6 +29,20 @@ impl Drop for Pages {
     }
 }
 
+/// Zeroed memory that peers on this machine can be given, if there is more of it.
+pub(crate) fn alloc_shared(len: usize) -> Option<DmaMemory> {
+    let pages = match hca_fabric::SharedPages::alloc(len.max(1)) {
+        Ok(pages) if len > 0 => pages,
+        Ok(_) => return None,
+        Err(why) => {
+            tracing::debug!(%why, "memory that peers can't be given takes the place");
+            return None;
+        }
+    };
+    // SAFETY: mapped, zeroed, and unmapped when the owner and all peers' grants are gone.
+    Some(unsafe { DmaMemory::new(pages.addr(), len, Box::new(pages)) })
+}
+
 /// Zeroed memory of at least `len` bytes.
 pub(crate) fn alloc(len: usize) -> Result<DmaMemory, DeviceError> {
     let range =

@@ -99,6 +99,13 @@ impl MrTable {
         })
     }
 
+    /// The key of a region.
+    pub(crate) fn key(&self, mr: MrHandle) -> Option<u32> {
+        let live = |e: &&Entry| e.generation == mr.generation && e.state != State::Free;
+        let entry = self.entries.get(mr.index as usize).filter(live)?;
+        Some(self.permutation.forward(mr.index) << 8 | u32::from(entry.tag))
+    }
+
     pub(crate) fn deregister(&mut self, mr: MrHandle) -> Result<PdHandle, DeviceError> {
         let entry = self
             .entries
@@ -154,6 +161,13 @@ impl MrTable {
             return Err(Refused);
         }
         Ok(e.base.wrapping_add(offset as usize))
+    }
+
+    /// What a key stands for, for a peer of this protection domain: address, length, address by which peers name it,
+    /// and rights.
+    pub(crate) fn region(&self, pd: PdHandle, key: u32) -> Option<(*mut u8, usize, u64, Access)> {
+        let e = self.entry(key).filter(|e| e.pd == pd)?;
+        Some((e.base, e.len as usize, e.iova, e.access))
     }
 
     /// Takes a key back on behalf of a peer.

@@ -6,8 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use hca_core::{
     Completion, CqPort, DeviceError, MAX_MESSAGE_BYTES, Notify, Payload, PostError, PostErrorKind, QpHandle,
-    QpState, QpType, RecvPort, RecvWr, SendPort, SendWr, UdDest,
+    QpState, QpType, RecvPort, RecvWr, SendOp, SendPort, SendWr, UdDest,
 };
+
+use hca_fabric::MAX_BRACKET_BYTES;
 
 use crate::cq::{CqShared, epoll_of, lock};
 use crate::engine::{AckRule, decode_state};
@@ -28,10 +30,14 @@ pub(crate) struct QpSendPort {
     pub(crate) max_inline: u32,
     /// The longest message.
     pub(crate) max_message: u64,
+    /// Its peer may be on this machine.
+    pub(crate) may_be_near: bool,
 }
 
 impl QpSendPort {
-    fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+    /// Checks a request against the queue pair's limits; returns its length, its entries, and whether it is inline.
+    #[inline]
+    fn check(&self, wr: &SendWr<'_>) -> Result<(u64, u8, bool), PostErrorKind> {
         if self.hca.fork.is_child() {
             return Err(PostErrorKind::Destroyed);
         }
@@ -67,6 +73,23 @@ impl QpSendPort {
         let atomic = wr.op.is_read_or_atomic() && !matches!(wr.op, hca_core::SendOp::Read(_));
         if atomic && len != 8 {
             return Err(PostErrorKind::AtomicLength { len });
+        }
+        Ok((len, sges, inline))
+    }
+
+    fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        let (len, sges, inline) = self.check(wr)?;
+        // What is done at once on a peer's memory is not queued.
+        if self.may_be_near
+            && self.ring.is_all_published()
+            && len as usize <= MAX_BRACKET_BYTES
+            && matches!(
+                wr.op,
+                SendOp::Write(_) | SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
+            )
+            && self.hca.do_at_once(&self.qp, wr, len as u32)
+        {
+            return Ok(());
         }
         let header = SendHeader {
             wr_id: wr.wr_id,
@@ -124,6 +147,9 @@ impl SendPort for QpSendPort {
     }
     #[inline]
     fn ring(&mut self) {
+        if self.may_be_near && self.ring.is_all_published() {
+            return;
+        }
         self.ring.publish();
         self.hca.posted(&self.qp);
     }

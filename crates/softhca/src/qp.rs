@@ -5,16 +5,18 @@ use core::net::IpAddr;
 
 use hca_core::wire::Packet;
 use hca_core::{
-    Access, AhHandle, AsyncEvent, Completion, Lkey, PdHandle, Qkey, QpCap, QpHandle, QpType, Qpn, Rkey,
-    SendFlags, SendOp, Sge, UdDest, WcOpcode, WcStatus,
+    Access, AhHandle, AsyncEvent, Completion, Lkey, Payload, PdHandle, Qkey, QpCap, QpHandle, QpType, Qpn,
+    Rkey, SendFlags, SendOp, Sge, UdDest, WcOpcode, WcStatus,
 };
-use hca_fabric::PathId;
+use hca_fabric::{PathId, Reach};
 use hca_transport::{
-    AtomicOp, Count, Host, LocalError, Qp, QpEvent, RecvDone, RemoteAccessError, SendRequest, UdTarget,
+    AtomicOp, Count, Direct, Host, LocalError, Qp, QpEvent, RecvDone, RemoteAccessError, SendRequest,
+    UdTarget,
 };
 
 use crate::dma;
 use crate::doorbell::{Link, Ringer};
+use crate::near::{self, LocalList, Near, Piece, Wish};
 use crate::ring::{Cell, Consumer};
 use crate::sync::{Arc, AtomicU32};
 use crate::tables::{Ah, Tables};
@@ -109,6 +111,12 @@ pub(crate) struct QpRes {
     pub(crate) held: Held,
     pub(crate) path: Option<PathId>,
     pub(crate) peer: Option<IpAddr>,
+    /// A peer on this machine that has been met.
+    pub(crate) near: Option<Near>,
+    pub(crate) wish: Wish,
+    /// What peers see of this queue pair, and how often that changed.
+    pub(crate) word: u64,
+    pub(crate) words: u32,
 }
 
 /// A queue pair.
@@ -128,16 +136,30 @@ pub(crate) struct QpHost<'a> {
     pub(crate) res: &'a mut QpRes,
     pub(crate) tables: &'a mut Tables,
     pub(crate) ahs: &'a crate::slab::Slab<Ah>,
+    /// Peers' memory, where it may be reached.
+    reach: Option<Reach<'a>>,
+}
+
+impl<'a> QpHost<'a> {
+    #[inline]
+    pub(crate) fn new(res: &'a mut QpRes, tables: &'a mut Tables, ahs: &'a crate::slab::Slab<Ah>) -> Self {
+        Self { res, tables, ahs, reach: None }
+    }
+    /// With peers' memory in reach.
+    #[inline]
+    pub(crate) fn reaching(self, reach: Reach<'a>) -> Self {
+        Self { reach: Some(reach), ..self }
+    }
 }
 
 /// Walks the pieces of a scatter/gather list that lie in `offset .. offset + len`.
 #[inline]
-fn pieces(
+fn pieces<E: From<LocalError>>(
     sges: impl Iterator<Item = Sge>,
     offset: u32,
     len: usize,
-    mut f: impl FnMut(Sge, usize) -> Result<(), LocalError>,
-) -> Result<(), LocalError> {
+    mut f: impl FnMut(Sge, usize) -> Result<(), E>,
+) -> Result<(), E> {
     if len == 0 {
         return Ok(());
     }
@@ -155,7 +177,7 @@ fn pieces(
         }
         skip = 0;
     }
-    Err(LocalError::Length)
+    Err(LocalError::Length.into())
 }
 
 impl QpHost<'_> {
@@ -414,7 +436,18 @@ impl Host for QpHost<'_> {
         Ok(unsafe { dma::atomic(at, op) })
     }
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), RemoteAccessError> {
-        self.tables.mrs.invalidate(self.res.pd, rkey.raw()).map_err(|_| RemoteAccessError)
+        self.tables.mrs.invalidate(self.res.pd, rkey.raw()).map_err(|_| RemoteAccessError)?;
+        self.tables.taken_back.push(rkey.raw());
+        Ok(())
+    }
+
+    #[inline]
+    fn direct(&mut self, index: u32, request: &SendRequest, behind: bool) -> Direct {
+        let Some(reach) = &mut self.reach else { return Direct::Unable };
+        let QpRes { near, wish, sq, pd, .. } = &mut *self.res;
+        let list = RequestList { sq, index, tables: self.tables, pd: *pd };
+        let what = (&request.op, request.len);
+        near::carry_out(near.as_mut(), wish, &self.tables.regions, reach, &list, what, behind)
     }
 
     fn event(&mut self, event: QpEvent) {
@@ -431,6 +464,68 @@ impl Host for QpHost<'_> {
     #[inline]
     fn count(&mut self, what: Count) {
         self.tables.counts[what as usize] += 1;
+    }
+}
+
+/// The local list of a request.
+struct RequestList<'a> {
+    sq: &'a Consumer<SendHeader>,
+    index: u32,
+    tables: &'a Tables,
+    pd: PdHandle,
+}
+
+impl LocalList for RequestList<'_> {
+    #[inline]
+    fn each<E: From<LocalError>>(
+        &self,
+        offset: u32,
+        len: usize,
+        write: bool,
+        mut f: impl FnMut(Piece<'_>, usize) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let h = self.sq.header_ref(self.index);
+        let cells = self.sq.cells(self.index);
+        if h.inline {
+            let bytes: &[u8] = bytemuck::cast_slice(list(cells, h));
+            let end = offset as usize + len;
+            return f(Piece::Inline(bytes.get(offset as usize..end).ok_or(LocalError::Length)?), 0);
+        }
+        let access = if write { Access::LOCAL_WRITE } else { Access::empty() };
+        pieces(entries(cells, h), offset, len, |s, at| {
+            f(Piece::Memory(local(self.tables, self.pd, s, access)?, s.len as usize), at)
+        })
+    }
+}
+
+/// The local list of a request that is not queued.
+pub(crate) struct PostedList<'a> {
+    pub(crate) payload: Payload<'a>,
+    pub(crate) tables: &'a Tables,
+    pub(crate) pd: PdHandle,
+}
+
+impl LocalList for PostedList<'_> {
+    #[inline]
+    fn each<E: From<LocalError>>(
+        &self,
+        offset: u32,
+        len: usize,
+        write: bool,
+        mut f: impl FnMut(Piece<'_>, usize) -> Result<(), E>,
+    ) -> Result<(), E> {
+        match self.payload {
+            Payload::Inline(bytes) => {
+                let end = offset as usize + len;
+                f(Piece::Inline(bytes.get(offset as usize..end).ok_or(LocalError::Length)?), 0)
+            }
+            Payload::Sges(sges) => {
+                let access = if write { Access::LOCAL_WRITE } else { Access::empty() };
+                pieces(sges.iter().copied(), offset, len, |s, at| {
+                    f(Piece::Memory(local(self.tables, self.pd, s, access)?, s.len as usize), at)
+                })
+            }
+        }
     }
 }
 

@@ -145,6 +145,13 @@ impl<H: Copy> Producer<H> {
             self.ring.headers[slot].with(|p| unsafe { (*p).assume_init_ref() })
         })
     }
+    /// Whether the consumer was handed all slots that were filled.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(crate) fn is_all_published(&self) -> bool {
+        // Relaxed: only the producer stores it.
+        self.ring.tail.load(Ordering::Relaxed) == self.tail
+    }
     /// Hands all filled slots to the consumer.
     #[inline]
     pub(crate) fn publish(&mut self) {

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use hca_core::{DeviceAttr, DeviceError, PortAttr, QpHandle};
+use hca_core::{DeviceAttr, DeviceError, PortAttr, QpHandle, SendWr};
 
 use crate::cq::epoll_of;
 use crate::doorbell::Doorbell;
@@ -28,6 +28,8 @@ pub(crate) struct Shared {
     pub(crate) events: Arc<Events>,
     pub(crate) sleeper: Sleeper,
     pub(crate) fork: Fork,
+    /// Memory is allocated such that peers on this machine can be given it.
+    pub(crate) gives_shared_memory: bool,
     /// A copy of the fabric's descriptor, for those that sleep without the engine's lock.
     pub(crate) fabric_fd: Option<OwnedFd>,
     wait: OnceLock<DeviceWait>,
@@ -75,10 +77,25 @@ impl Shared {
             .map(|fd| fd.try_clone_to_owned())
             .transpose()
             .map_err(|source| DeviceError::Io { doing: "copying the network's descriptor", source })?;
+        let gives_shared_memory = engine.has_shm();
         let engine = TurnLock::new(engine);
         let (bell, wait, fork) = (Doorbell::new(), OnceLock::new(), Fork::new());
         let waiters = AtomicU32::new(0);
-        Ok(Self { engine, bell, time, progress, attr, port, events, sleeper, fork, fabric_fd, wait, waiters })
+        Ok(Self {
+            engine,
+            bell,
+            time,
+            progress,
+            attr,
+            port,
+            events,
+            sleeper,
+            fork,
+            gives_shared_memory,
+            fabric_fd,
+            wait,
+            waiters,
+        })
     }
 
     /// A turn by the program, in the modes in which it turns.
@@ -88,8 +105,9 @@ impl Shared {
             return false;
         }
         let worked = self.engine.try_turn(|e| {
-            if e.nothing_came(&self.bell) {
-                return false;
+            if let Some(worked) = e.short_turn(&self.bell, acks) {
+                self.keep_waiters(e);
+                return worked;
             }
             let worked = e.turn(self.time.now(), &self.bell, acks);
             self.keep_waiters(e);
@@ -116,6 +134,19 @@ impl Shared {
             self.engine.turn_or_leave_word(|e| self.turn_posted(e, None));
         }
         self.note_program_turn();
+    }
+
+    /// Does a request at once on a peer's memory. `false`: nothing was done, and it is to be queued.
+    #[inline]
+    pub(crate) fn do_at_once(&self, qp: &QpShared, wr: &SendWr<'_>, len: u32) -> bool {
+        let mut done = None;
+        // What runs again is for word that others left.
+        let ran = self.engine.try_turn(|e| match done {
+            None => done = Some(e.do_at_once(qp.handle, wr, len)),
+            Some(_) => self.turn_posted(e, None),
+        });
+        self.note_program_turn();
+        ran.is_some() && done == Some(true)
     }
 
     #[inline]

@@ -9,6 +9,7 @@ use hca_transport::Count;
 
 use crate::cq::{CqEntry, lock};
 use crate::mr::MrTable;
+use crate::near::Regions;
 use crate::notify::EventFd;
 use crate::qp::{Held, RecvHeader, cell_to_sge};
 use crate::ring::Consumer;
@@ -120,6 +121,10 @@ pub(crate) struct Tables {
     pub(crate) counts: [u64; Count::COUNT],
     pub(crate) completions: u64,
     pub(crate) events: Arc<Events>,
+    /// Memory of peers on this machine.
+    pub(crate) regions: Regions,
+    /// Keys that peers took back, and that nobody may use directly any more once that is shown.
+    pub(crate) taken_back: Vec<u32>,
     /// Completion queues that were pushed to since the last `finish`.
     fresh_cqs: Vec<u32>,
     /// Completion queues that lost a completion and whose queue pairs are still to be put in error.
@@ -142,6 +147,8 @@ impl Tables {
             counts: [0; Count::COUNT],
             completions: 0,
             events,
+            regions: Regions::default(),
+            taken_back: Vec::new(),
             fresh_cqs: Vec::with_capacity(16),
             overrun_cqs: Vec::new(),
         }

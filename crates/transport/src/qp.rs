@@ -6,7 +6,7 @@ use hca_core::{Instant, Mtu, Pkey, QpAttr, QpState, QpType, Qpn, TransitionError
 use crate::completer::is_response;
 use crate::connection::{Connection, Path};
 use crate::inbound::failed_recv;
-use crate::message::{Head, Messages};
+use crate::message::{Head, Messages, Op};
 use crate::requester::NEVER;
 use crate::responder::Fatal;
 use crate::uc::Unreliable;
@@ -371,12 +371,18 @@ impl Qp {
             let done = m.requester.handle_answer(now, &m.path, &head, body, host);
             return self.answered(done, host);
         }
+        if !m.responder.lets_in(&m.path, &head) {
+            host.count(Count::DroppedPkey);
+            return;
+        }
         if rtr && !self.established {
             self.established = true;
             host.event(QpEvent::CommEstablished);
         }
-        let Service::Local(m) = &mut self.service else { unreachable!("seen above") };
-        let told = if rtr { Ok(()) } else { m.requester.done(now, head.done, host).map(|_| ()) };
+        if head.op == Op::Hello {
+            return;
+        }
+        let told = if rtr { Ok(()) } else { m.requester.done(head.done, host).map(|_| ()) };
         let handled = m.responder.handle_request(&m.path, &head, body, host);
         if told.is_err() || self.drain_event {
             self.answered(told, host);
@@ -395,6 +401,12 @@ impl Qp {
         }
     }
 
+    /// Whether a request that is posted now may be done at once on the peer's memory, without being queued: a
+    /// connection by messages, ready to send, with nothing under way or refused.
+    #[inline]
+    pub fn is_idle_near(&self) -> bool {
+        self.state == QpState::Rts && matches!(&self.service, Service::Local(m) if m.requester.is_idle())
+    }
     /// Whether [`send_messages`](Self::send_messages) may be called.
     #[inline]
     pub fn may_send_messages(&self) -> bool {

@@ -202,19 +202,11 @@ impl MappedRegions {
         let slot = self.slots.get_mut(id.slot as usize)?;
         if slot.generation == id.generation { slot.mapped.as_deref_mut() } else { None }
     }
-}
-
-impl ShmFabric {
-    /// Begins an access to a peer's region, of at most [`MAX_BRACKET_BYTES`].
-    ///
-    /// # Errors
-    /// The region was taken back, or the queue pair's word is another one than the guard's.
     #[inline]
-    pub fn access(&mut self, grant: GrantId, guard: &QpGuard) -> Result<Bracket<'_>, Denied> {
-        let mapped = &mut self.grants.mapped;
-        mapped.accesses = mapped.accesses.wrapping_add(1);
-        let count = mapped.accesses;
-        let m = mapped.get_mut(grant).filter(|m| m.link == guard.link).ok_or(Denied::Unknown)?;
+    fn access(&mut self, grant: GrantId, guard: &QpGuard) -> Result<Bracket<'_>, Denied> {
+        self.accesses = self.accesses.wrapping_add(1);
+        let count = self.accesses;
+        let m = self.get_mut(grant).filter(|m| m.link == guard.link).ok_or(Denied::Unknown)?;
         let terms = Terms {
             board: &m.board,
             generation_at: m.generation_at,
@@ -225,13 +217,58 @@ impl ShmFabric {
         match bracket::enter(&m.own, m.in_use_at, m.place.region, count, &terms, m.barrier) {
             Ok(()) => {}
             Err(Stale::QueuePair(found)) => return Err(Denied::QueuePair { found }),
-            Err(Stale::Generation) => {
-                self.unmap(grant);
-                return Err(Denied::Revoked);
-            }
+            Err(Stale::Generation) => return Err(Denied::Revoked),
         }
-        let of = self.grants.mapped.get_mut(grant).expect("it was found above");
-        Ok(Bracket { of, left: MAX_BRACKET_BYTES })
+        Ok(Bracket { of: m, left: MAX_BRACKET_BYTES })
+    }
+}
+
+/// Peers' regions within reach, beside a way to send messages.
+pub struct Reach<'a> {
+    mapped: &'a mut MappedRegions,
+    /// One that was found taken back.
+    revoked: &'a mut Option<GrantId>,
+}
+
+impl<'a> Reach<'a> {
+    pub(super) fn new(mapped: &'a mut MappedRegions, revoked: &'a mut Option<GrantId>) -> Self {
+        Self { mapped, revoked }
+    }
+    /// As [`ShmFabric::access`].
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn access(&mut self, grant: GrantId, guard: &QpGuard) -> Result<Bracket<'_>, Denied> {
+        let access = self.mapped.access(grant, guard);
+        if let Err(Denied::Revoked) = access {
+            *self.revoked = Some(grant);
+        }
+        access
+    }
+}
+
+impl ShmFabric {
+    /// Lets `access` reach memory that peers have granted.
+    #[inline]
+    pub fn reach<R>(&mut self, access: impl FnOnce(Reach<'_>) -> R) -> R {
+        let mut revoked = None;
+        let result = access(Reach::new(&mut self.grants.mapped, &mut revoked));
+        if let Some(grant) = revoked {
+            self.unmap(grant);
+        }
+        result
+    }
+    /// Begins an access to a peer's region, of at most [`MAX_BRACKET_BYTES`].
+    ///
+    /// # Errors
+    /// The region was taken back, or the queue pair's word is another one than the guard's.
+    pub fn access(&mut self, grant: GrantId, guard: &QpGuard) -> Result<Bracket<'_>, Denied> {
+        if self.grants.mapped.access(grant, guard).is_err_and(|e| e == Denied::Revoked) {
+            self.unmap(grant);
+            return Err(Denied::Revoked);
+        }
+        self.grants.mapped.access(grant, guard)
     }
 
     /// Unmaps a peer's region, and tells it so.

@@ -62,7 +62,7 @@ mod tests;
 mod tx;
 
 #[cfg(not(loom))]
-pub use access::Bracket;
+pub use access::{Bracket, Reach};
 #[cfg(not(loom))]
 pub use error::ShmError;
 #[cfg(not(loom))]

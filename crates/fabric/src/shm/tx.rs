@@ -6,6 +6,7 @@ use std::time::Duration;
 use hca_core::Instant;
 use hca_core::wire::ICRC_BYTES;
 
+use super::access::Reach;
 use super::fabric::ShmFabric;
 use super::hello::Kind;
 use super::link::{Stage, tell};
@@ -175,14 +176,14 @@ impl ShmFabric {
         Sent::Done
     }
 
-    /// Lets `send` write messages to the peer of a path, and calls the peer if it does not poll.
+    /// Lets `send` write messages to the peer of a path and reach memory that peers have granted, and calls the peer if it does not poll.
     /// `None`: nobody is there now.
     #[inline]
     pub fn send_messages<R>(
         &mut self,
         now: Instant,
         path: PathId,
-        send: impl FnOnce(&mut ShmTx<'_>) -> R,
+        send: impl FnOnce(&mut ShmTx<'_>, Reach<'_>) -> R,
     ) -> Option<R> {
         self.now = now;
         let &mut Path { peer, link: mut slot, .. } = self.paths.get_mut(path)?;
@@ -194,10 +195,14 @@ impl ShmFabric {
             return None;
         }
         let mut tx = ShmTx { producer: &mut link.tx, garbage: None, messages: 0, lines: 0 };
-        let result = send(&mut tx);
+        let mut revoked = None;
+        let result = send(&mut tx, Reach::new(&mut self.grants.mapped, &mut revoked));
         let ShmTx { garbage, messages, lines, .. } = tx;
         self.counters.tx_messages += messages;
         self.counters.tx_lines += lines;
+        if let Some(grant) = revoked {
+            self.unmap(grant);
+        }
         match garbage {
             Some(why) => self.drop_peer(slot, &why),
             None => self.call_if_due(slot),

@@ -11,7 +11,7 @@
 //! byte 1..4   queue pair
 //! byte 4..6   number of the request
 //! byte 6..8   number of the oldest request of the other direction that is not done
-//! byte 8..12  immediate data, key to take back, syndrome, or limit of receive requests
+//! byte 8..12  immediate data, key to take back, syndrome, P_Key, or limit of receive requests
 //! then        the operation's own fields, and data
 //! ```
 //! All in the byte order of the machine, which both ends share.
@@ -60,14 +60,16 @@ pub(crate) enum Op {
     Read = 5,
     CompareSwap = 6,
     FetchAdd = 7,
-    Ack = 8,
-    Nak = 9,
-    ReadData = 10,
-    Original = 11,
+    /// Before the first request, and whenever requests are sent again: the requester's P_Key.
+    Hello = 8,
+    Ack = 9,
+    Nak = 10,
+    ReadData = 11,
+    Original = 12,
 }
 
 impl Op {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Send,
         Self::SendImm,
         Self::SendInv,
@@ -76,6 +78,7 @@ impl Op {
         Self::Read,
         Self::CompareSwap,
         Self::FetchAdd,
+        Self::Hello,
         Self::Ack,
         Self::Nak,
         Self::ReadData,
@@ -209,6 +212,8 @@ impl Messages {
     pub(crate) fn update(&mut self, config: &QpConfig, attr: &QpAttr) {
         self.path = Path::new(config, attr);
         self.responder.set_max_dest_rd_atomic(attr.max_dest_rd_atomic.unwrap_or_default());
+        self.responder.admit(None, &self.path);
+        self.requester.greet_again();
         self.requester.posted();
     }
 }
@@ -237,6 +242,6 @@ mod tests {
             }
         }
         assert_eq!(Head::read(&[0; HEAD_BYTES - 1]), None);
-        assert_eq!(Head::read(&[12; HEAD_BYTES]), None);
+        assert_eq!(Head::read(&[13; HEAD_BYTES]), None);
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct Requester {
     next: u32,
     /// Behind the last one that was ever sent.
     high: u32,
-    /// The number of request 0.
+    /// The number of request 0, if all since then had gone as messages.
     base: u16,
     /// What of `next` has left, if something has.
     current: Option<SendRequest>,
@@ -41,6 +41,8 @@ pub(crate) struct Requester {
     ready: bool,
     /// Something that only the peer can change keeps the next request back.
     blocked: bool,
+    /// The peer has been told our P_Key.
+    greeted: bool,
     /// The peer has gone, and the connection with it.
     gone: bool,
     /// Nobody was found at the peer's address.
@@ -49,7 +51,10 @@ pub(crate) struct Requester {
     since_ns: u64,
     resend_at: u64,
     resend_wait: u64,
+    /// When a request that was refused is sent again; `rnr_wait_ns`, if not 0, is still to be added then, since the time
+    /// at the refusal may have been an old one.
     rnr_until: u64,
+    rnr_wait_ns: u64,
     rnr_retry: u8,
     rnr_left: u8,
 }
@@ -81,15 +86,21 @@ impl Requester {
             limit: None,
             ready: false,
             blocked: false,
+            greeted: false,
             gone: false,
             away: false,
             since_ns: 0,
             resend_at: NEVER,
             resend_wait: RESEND_NS.0,
             rnr_until: NEVER,
+            rnr_wait_ns: 0,
             rnr_retry: path.rnr_retry,
             rnr_left: path.rnr_retry,
         }
+    }
+    /// The P_Key may have changed.
+    pub(crate) fn greet_again(&mut self) {
+        self.greeted = false;
     }
     /// The oldest request that is not completed.
     pub(crate) fn oldest(&self) -> u32 {
@@ -98,6 +109,11 @@ impl Requester {
     /// Whether nothing that was begun is left.
     pub(crate) fn is_drained(&self) -> bool {
         self.una == self.high && self.sent == 0
+    }
+    /// Whether nothing was begun, and nothing keeps the next request back.
+    #[inline]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.is_drained() && !self.ready && !self.gone && !self.away
     }
     #[inline]
     pub(crate) fn posted(&mut self) {
@@ -177,6 +193,14 @@ impl Requester {
                 Some(step) => return step,
             }
         }
+        if !self.greeted {
+            let head = self.head(path, Op::Hello, FIRST | LAST, done, u32::from(path.pkey.raw()));
+            if reserve(tx, &head, 0).is_none() {
+                return Step::Full;
+            }
+            tx.commit();
+            self.greeted = true;
+        }
         if kind.is_answered() {
             self.ask(now, path, done, &request, host, tx)
         } else {
@@ -245,6 +269,8 @@ impl Requester {
                 host.complete_send(self.next, WcStatus::Success, len);
                 self.next = self.next.wrapping_add(1);
                 (self.una, self.high) = (self.next, self.next);
+                // The peer hears nothing of it, so the next one has its number.
+                self.base = self.base.wrapping_sub(1);
                 Some(Step::Done)
             }
         }
@@ -358,7 +384,7 @@ impl Requester {
     #[inline]
     fn left(&mut self, now: Instant) {
         if !self.is_waiting() {
-            self.progressed(NEVER);
+            self.progressed();
         }
         self.next = self.next.wrapping_add(1);
         if self.next.wrapping_sub(self.high) as i32 > 0 {
@@ -371,8 +397,8 @@ impl Requester {
     }
 
     #[inline]
-    fn progressed(&mut self, now_ns: u64) {
-        self.since_ns = now_ns;
+    fn progressed(&mut self) {
+        self.since_ns = NEVER;
         if self.resend_wait != RESEND_NS.0 {
             (self.resend_at, self.resend_wait) = (NEVER, RESEND_NS.0);
         }
@@ -404,12 +430,7 @@ impl Requester {
 
     /// All requests before the one of this number are done. `Ok(false)`: the number is none of ours.
     #[inline]
-    pub(crate) fn done<H: Host>(
-        &mut self,
-        now: Instant,
-        number: u16,
-        host: &mut H,
-    ) -> Result<bool, WcStatus> {
+    pub(crate) fn done<H: Host>(&mut self, number: u16, host: &mut H) -> Result<bool, WcStatus> {
         let count = u32::from(number.wrapping_sub(self.number(self.una)));
         if count == 0 {
             return Ok(true);
@@ -424,7 +445,7 @@ impl Requester {
             host.complete_send(self.una, WcStatus::Success, 0);
             self.advance();
         }
-        self.progressed(now.as_nanos());
+        self.progressed();
         self.unblock();
         Ok(true)
     }
@@ -458,7 +479,7 @@ impl Requester {
         body: &[u8],
         host: &mut H,
     ) -> Result<(), WcStatus> {
-        if !self.done(now, head.done, host)? {
+        if !self.done(head.done, host)? {
             host.count(Count::DroppedPsn);
             return Ok(());
         }
@@ -469,7 +490,7 @@ impl Requester {
                 Ok(())
             }
             Op::Nak => self.handle_nak(now, path, head, host),
-            _ => self.handle_response(now, head, body, host),
+            _ => self.handle_response(head, body, host),
         }
     }
 
@@ -497,9 +518,9 @@ impl Requester {
                 self.recount(self.una, host);
                 self.go_back(self.una);
                 self.ready = false;
-                let wait_ns = u64::try_from(timer.duration().as_nanos()).unwrap_or(NEVER);
-                self.rnr_until = now.as_nanos().saturating_add(wait_ns);
-                self.progressed(now.as_nanos());
+                self.rnr_wait_ns = u64::try_from(timer.duration().as_nanos()).unwrap_or(NEVER);
+                self.rnr_until = now.as_nanos();
+                self.progressed();
                 return Ok(());
             }
             Some(Syndrome::Nak(code)) => code,
@@ -514,13 +535,7 @@ impl Requester {
         })
     }
 
-    fn handle_response<H: Host>(
-        &mut self,
-        now: Instant,
-        head: &Head,
-        body: &[u8],
-        host: &mut H,
-    ) -> Result<(), WcStatus> {
+    fn handle_response<H: Host>(&mut self, head: &Head, body: &[u8], host: &mut H) -> Result<(), WcStatus> {
         if head.number != self.number(self.una) || !self.is_waiting() {
             host.count(Count::DroppedPsn);
             return Ok(());
@@ -548,7 +563,7 @@ impl Requester {
             host.complete_send(self.una, WcStatus::Success, len);
             self.advance();
         }
-        self.progressed(now.as_nanos());
+        self.progressed();
         self.unblock();
         Ok(())
     }
@@ -576,8 +591,9 @@ impl Requester {
         let now_ns = now.as_nanos();
         if self.rnr_until != NEVER {
             if now_ns >= self.rnr_until {
-                self.rnr_until = NEVER;
-                self.ready = true;
+                let wait_ns = core::mem::take(&mut self.rnr_wait_ns);
+                self.ready = wait_ns == 0;
+                self.rnr_until = if wait_ns == 0 { NEVER } else { now_ns.saturating_add(wait_ns) };
             }
             return Ok(());
         }
@@ -595,6 +611,7 @@ impl Requester {
         }
         if silent_ns >= self.resend_wait && self.sent == 0 && self.answered == 0 {
             host.count(Count::Probe);
+            self.greeted = false;
             self.resend_wait = (self.resend_wait * 2).min(RESEND_NS.1);
             self.recount(self.una, host);
             self.go_back(self.una);
@@ -637,7 +654,8 @@ impl Requester {
         }
         (self.next, self.high) = (posted, posted);
         (self.current, self.sent, self.answered, self.unanswered) = (None, 0, 0, 0);
-        (self.ready, self.blocked, self.rnr_until, self.resend_at) = (false, false, NEVER, NEVER);
+        (self.ready, self.blocked) = (false, false);
+        (self.rnr_until, self.rnr_wait_ns, self.resend_at) = (NEVER, 0, NEVER);
     }
 }
 

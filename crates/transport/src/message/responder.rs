@@ -3,7 +3,7 @@
 use alloc::collections::VecDeque;
 
 use hca_core::wire::{NakCode, Syndrome};
-use hca_core::{Access, MAX_MESSAGE_BYTES, Psn, Qpn, RecvExtra, RemoteAddr, Rkey, WcOpcode, WcStatus};
+use hca_core::{Access, MAX_MESSAGE_BYTES, Pkey, Psn, Qpn, RecvExtra, RemoteAddr, Rkey, WcOpcode, WcStatus};
 
 use super::{FIRST, Head, LAST, LIMITED, MAX_DATA, Op, SOLICITED, reserve, take_remote};
 use crate::connection::Path;
@@ -41,6 +41,9 @@ pub(crate) struct Responder {
     told: u32,
     responses: VecDeque<Response>,
     max_dest_rd_atomic: u8,
+    /// The requester's P_Key, and whether ours lets it in.
+    peer_pkey: Option<Pkey>,
+    admitted: bool,
 }
 
 /// What a message did.
@@ -64,7 +67,14 @@ impl Responder {
             told: 0,
             responses: VecDeque::new(),
             max_dest_rd_atomic,
+            peer_pkey: None,
+            admitted: false,
         }
+    }
+    /// Decides whether the requester is let in, by its P_Key or the one that it told before.
+    pub(crate) fn admit(&mut self, pkey: Option<Pkey>, path: &Path) {
+        self.peer_pkey = pkey.or(self.peer_pkey);
+        self.admitted = self.peer_pkey.is_some_and(|k| path.pkey.matches(k));
     }
     pub(crate) fn set_max_dest_rd_atomic(&mut self, max: u8) {
         self.max_dest_rd_atomic = max;
@@ -101,6 +111,15 @@ impl Responder {
         self.nak = None;
         self.inbound = Inbound::Idle;
         self.ack = false;
+    }
+
+    /// Whether the requester is let in; its first message tells.
+    #[inline]
+    pub(crate) fn lets_in(&mut self, path: &Path, head: &Head) -> bool {
+        if head.op == Op::Hello {
+            self.admit(Some(Pkey::new(head.extra as u16)), path);
+        }
+        self.admitted
     }
 
     /// Takes a request, or a piece of one.

@@ -379,3 +379,32 @@ fn pages_are_found_by_any_range_within() {
     let large = SharedPages::alloc(3 << 20).unwrap();
     assert_eq!(large.addr().addr().get() % (2 << 20), 0);
 }
+
+/// Prints what an access costs, beside the bare copy.
+#[test]
+#[ignore = "a measurement: run it alone, built for release"]
+fn an_access_costs_little_more_than_its_copy() {
+    let mut p = pair();
+    let pages = SharedPages::alloc(1 << 20).unwrap();
+    let (g, _) = p.granted(&pages, KEY, ALL);
+    let guard = p.guard();
+    let best = |f: &mut dyn FnMut()| {
+        const TIMES: u32 = 20_000;
+        let run = |_| {
+            let start = Clock::now();
+            (0..TIMES).for_each(|_| f());
+            start.elapsed().as_nanos() as f64 / f64::from(TIMES)
+        };
+        (0..30).map(run).fold(f64::MAX, f64::min)
+    };
+    for len in [8, 64, 256, 4096] {
+        let data = vec![1; len];
+        let to = pages.addr().as_ptr();
+        // SAFETY: within the pages, which live.
+        #[allow(unsafe_code)]
+        let bare = best(&mut || unsafe { crate::dma::store(to, std::hint::black_box(&data)) });
+        let access =
+            best(&mut || p.a.access(g, &guard).unwrap().write(0, std::hint::black_box(&data)).unwrap());
+        println!("{len:5} bytes: the copy {bare:.1} ns, as an access {access:.1} ns");
+    }
+}

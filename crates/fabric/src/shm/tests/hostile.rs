@@ -270,8 +270,8 @@ fn memory_that_a_peer_grants_is_mapped_only_where_it_cannot_shrink() {
     let size = SealFlags::SHRINK | SealFlags::GROW;
     let plain = MemfdFlags::empty();
     let mut bad = vec![
-        memfd(4096, SealFlags::GROW, plain),
-        memfd(4096, SealFlags::SHRINK, plain),
+        memfd(8192, SealFlags::GROW, plain),
+        memfd(8192, SealFlags::SHRINK, plain),
         memfd(4096, size, plain),
         memfd(10_000, size, plain),
         OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap()),

@@ -24,13 +24,20 @@ fn meet_parent(domain: &str, options: &ShmOptions) -> (ShmFabric, LinkId) {
     say(f.local);
     let parent: Ipv6Addr = hear().parse().unwrap();
     let path = f.open_path(&av(parent.into())).unwrap();
+    let start = Clock::now();
     loop {
         recv(&mut f, &mut Vec::new());
         if let Some(link) = f.link_of(path) {
             return (f, link);
         }
-        std::thread::yield_now();
+        wait_since(start);
     }
+}
+
+/// Gives way, for as long as there is hope.
+fn wait_since(start: Clock) {
+    assert!(start.elapsed() < Duration::from_secs(20), "the other process does not come");
+    std::thread::yield_now();
 }
 
 fn small() -> ShmOptions {
@@ -53,8 +60,7 @@ fn meet_helper(mut child: Helper, a: &mut ShmFabric) -> (Helper, LinkId) {
         if let Some(slot) = a.links.find(address).filter(|s| up(*s)) {
             return (child, LinkId::new(a.links.token(slot)));
         }
-        assert!(start.elapsed() < Duration::from_secs(20), "the child does not come");
-        std::thread::yield_now();
+        wait_since(start);
     }
 }
 
@@ -93,10 +99,11 @@ pub(super) fn grab(domain: &str) {
     let link = f.links.get(parent.slot()).unwrap();
     let Stage::Up(socket) = &link.stage else { panic!("they have met") };
     hello::send_note(socket.as_fd(), &Note::Ask { key: KEY, qpn: QPN }, None).unwrap();
+    let start = Clock::now();
     let fd = loop {
         match hello::receive(socket.as_fd()) {
             Received::Note(Note::Grant { .. }, Some(fd)) => break fd,
-            Received::Nothing => std::thread::yield_now(),
+            Received::Nothing => wait_since(start),
             other => panic!("{other:?}"),
         }
     };
@@ -315,10 +322,11 @@ pub(super) fn stranger(domain: &str) {
     let Stage::Up(socket) = &link.stage else { panic!("they have met") };
     assert!(!link.direct.own_user);
     hello::send_note(socket.as_fd(), &Note::Ask { key: KEY, qpn: QPN }, None).unwrap();
+    let start = Clock::now();
     loop {
         match hello::receive(socket.as_fd()) {
             Received::Note(note, _) => break say(format!("{note:?}")),
-            Received::Nothing => std::thread::yield_now(),
+            Received::Nothing => wait_since(start),
             other => panic!("{other:?}"),
         }
     }

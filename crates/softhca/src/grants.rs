@@ -1,0 +1,187 @@
+//! The other side of direct access: what this adapter grants to peers on this machine, and takes back.
+
+use hca_core::{Access, DeviceError, QpHandle, QpState};
+use hca_fabric::{Grant, LinkId, Notice, Revocation, ShmFabric};
+
+use crate::engine::{Core, Engine, slot_of};
+use crate::near::{self, Region};
+use crate::qp::QpEntry;
+
+/// The word by which peers reach memory through a queue pair as it is now; 0: they may not.
+fn word_of(entry: &QpEntry) -> u64 {
+    let m = &entry.machine;
+    if !m.uses_messages() || !matches!(m.state(), QpState::Rtr | QpState::Rts | QpState::Sqd) {
+        return 0;
+    }
+    near::qp_word(entry.res.words, entry.res.pd.index, m.attr().access.unwrap_or_default())
+}
+
+/// Logs what a peer that was dropped may still do.
+fn report(revocation: &Revocation) {
+    if revocation.exposed {
+        tracing::error!(
+            "memory that a stuck peer had mapped could not be made private: it may change once more"
+        );
+    }
+}
+
+impl Engine {
+    /// Whether its network carries messages too.
+    pub(crate) fn has_shm(&self) -> bool {
+        self.has_shm
+    }
+
+    /// Shows peers what a queue pair allows now. What it allows no more is not under way when this returns.
+    pub(crate) fn publish_word(&mut self, slot: u32) {
+        if self.has_shm
+            && let Some(shm) = self.fabric.shm()
+        {
+            self.core.publish_word(slot, shm);
+        }
+    }
+
+    /// Ends all direct accesses by way of a queue pair that goes.
+    pub(crate) fn withdraw_word(&mut self, qp: QpHandle) {
+        let Some(shm) = self.fabric.shm().filter(|_| self.has_shm) else { return };
+        if self.core.qps.get(qp.index, qp.generation).is_some() {
+            self.core.withdraw(qp.index, 0, shm);
+        }
+    }
+
+    /// Ends all direct accesses by a key.
+    pub(crate) fn revoke(&mut self, key: u32) -> Result<(), DeviceError> {
+        let Some(shm) = self.fabric.shm().filter(|_| self.has_shm) else { return Ok(()) };
+        let revocation = shm.revoke(key);
+        report(&revocation);
+        if revocation.exposed {
+            let source = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+            return Err(DeviceError::Io {
+                doing: "taking memory back from a peer that is stuck in it",
+                source,
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes back what peers may reach no more since this turn.
+    #[inline]
+    pub(crate) fn take_back(&mut self) {
+        if !self.core.words_due.is_empty() || !self.core.tables.taken_back.is_empty() {
+            self.take_back_now();
+        }
+    }
+
+    #[cold]
+    fn take_back_now(&mut self) {
+        let Some(shm) = self.fabric.shm() else { return };
+        while let Some(slot) = self.core.words_due.pop() {
+            self.core.publish_word(slot, shm);
+        }
+        while let Some(key) = self.core.tables.taken_back.pop() {
+            report(&shm.revoke(key));
+        }
+    }
+}
+
+impl Core {
+    fn publish_word(&mut self, slot: u32, shm: &mut ShmFabric) {
+        let Some(entry) = self.qps.at_mut(slot) else { return };
+        let now = word_of(entry);
+        if now == entry.res.word {
+            return;
+        }
+        // Another one each time, so that what a peer has seen before fits no more.
+        entry.res.words = entry.res.words.wrapping_add(1);
+        let word = if now == 0 { 0 } else { word_of(entry) };
+        self.withdraw(slot, word, shm);
+    }
+
+    fn withdraw(&mut self, slot: u32, word: u64, shm: &mut ShmFabric) {
+        let Some(entry) = self.qps.at_mut(slot) else { return };
+        if entry.res.word == word {
+            return;
+        }
+        let before = core::mem::replace(&mut entry.res.word, word);
+        let link = entry.res.path.filter(|_| before != 0).and_then(|p| shm.link_of(p));
+        let published = match link {
+            Some(link) => shm.withdraw_qp_word(link, slot, word).map(|r| report(&r)),
+            None => shm.set_qp_word(slot, word),
+        };
+        if let Err(why) = published {
+            tracing::debug!(%why, slot, "peers do not reach memory through a queue pair");
+        }
+    }
+
+    /// Heeds what a peer says about direct access.
+    #[cold]
+    pub(crate) fn heed(&mut self, notice: Notice, shm: &mut ShmFabric) {
+        match notice {
+            Notice::GrantAsked { link, key, qpn } => self.answer(link, key, qpn, shm),
+            Notice::Granted { link, key, grant, granted } => {
+                self.tables.regions.insert(link, key, Some(Region::new(key, grant, &granted)));
+                let guard = shm.qp_guard(link, slot_of(granted.qpn), granted.qp_word);
+                self.tell(link, granted.qpn, key, guard.map(|g| (g, granted.qp_word)));
+            }
+            Notice::GrantRefused { link, key, qpn } => {
+                self.tables.regions.insert(link, key, None);
+                self.tell(link, qpn, key, None);
+            }
+            Notice::GrantRevoked { link, key, .. } => self.tables.regions.remove(link, key),
+            Notice::LinkGone { link } => self.tables.regions.forget(link),
+            _ => {}
+        }
+    }
+
+    /// Tells the queue pairs that are connected to a peer's what it answered.
+    fn tell(&mut self, link: LinkId, qpn: u32, key: u32, granted: Option<(hca_fabric::QpGuard, u64)>) {
+        let asks = |e: &QpEntry| {
+            e.res.near.as_ref().is_some_and(|n| n.link == link)
+                && e.machine.attr().dest_qpn.is_some_and(|d| d.raw() == qpn)
+        };
+        let slots: Vec<u32> = self.qps.iter().filter(|(_, e)| asks(e)).map(|(i, _)| i).collect();
+        for slot in slots {
+            if let Some(near) = self.qps.at_mut(slot).and_then(|e| e.res.near.as_mut()) {
+                near.answered(key, granted);
+            }
+        }
+    }
+
+    /// Answers a peer that asks for the region of a key, to be reached through a queue pair of ours.
+    fn answer(&mut self, link: LinkId, key: u32, qpn: u32, shm: &mut ShmFabric) {
+        if self.grant(link, key, qpn, shm).is_none() {
+            shm.refuse_grant(link, key, qpn);
+        }
+    }
+
+    /// Grants a region to the peer that this queue pair is connected to, if it may have it; a refusal by the fabric is
+    /// told by the fabric.
+    fn grant(&mut self, link: LinkId, key: u32, qpn: u32, shm: &mut ShmFabric) -> Option<()> {
+        let slot = slot_of(qpn);
+        let entry = self.qps.at_mut(slot).filter(|e| e.machine.qpn().raw() == qpn && e.res.word != 0)?;
+        if shm.link_of(entry.res.path?) != Some(link) {
+            return None;
+        }
+        let (base, len, iova, access) = self.tables.mrs.region(entry.res.pd, key)?;
+        let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let access = access.intersection(remote);
+        if access.is_empty() {
+            return None;
+        }
+        let pages = shm.pages_of(base.addr(), len)?;
+        let grant = Grant {
+            key,
+            qpn,
+            offset: base.addr() - pages.addr().addr().get(),
+            pages: &pages,
+            len,
+            iova,
+            access,
+            pd: entry.res.pd.index,
+            qp_word: entry.res.word,
+        };
+        if let Err(why) = shm.grant(link, &grant) {
+            tracing::debug!(%why, "a peer does not reach a region directly");
+        }
+        Some(())
+    }
+}

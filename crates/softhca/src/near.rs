@@ -1,0 +1,310 @@
+//! Direct access to the memory of peers on this machine: WRITE, READ and atomics done by the requester's side, once,
+//! on memory that the peer has granted. What is not granted, or that the peer must judge, goes as a message.
+
+use std::collections::HashMap;
+
+use hca_core::{Access, Qpn, RemoteAddr, SendOp};
+use hca_fabric::{Bracket, Denied, GrantId, Granted, LinkId, MAX_BRACKET_BYTES, QpGuard, Reach, ShmFabric};
+use hca_transport::{AtomicOp, Direct, LocalError};
+
+/// A longer request waits until those before it are done, instead of going as messages.
+const WORTH_WAITING: u32 = 32 << 10;
+
+/// What peers may do.
+const RIGHTS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
+
+/// The word of a queue pair by which peers may reach memory: how often it changed, protection domain, rights.
+pub(crate) fn qp_word(times: u32, pd: u32, access: Access) -> u64 {
+    u64::from(times) << 32
+        | u64::from(pd & 0xff_ffff) << 8
+        | u64::from(access.intersection(RIGHTS).bits())
+        | 1
+}
+
+/// A peer's region that is mapped here.
+#[derive(Clone, Copy)]
+pub(crate) struct Region {
+    key: u32,
+    grant: GrantId,
+    iova: u64,
+    len: u64,
+    access: Access,
+    pd: u32,
+}
+
+impl Region {
+    pub(crate) fn new(key: u32, grant: GrantId, g: &Granted) -> Self {
+        Self { key, grant, iova: g.iova, len: g.len, access: g.access, pd: g.pd }
+    }
+}
+
+/// Peers' regions by key; `None` is one that the peer does not grant.
+#[derive(Default)]
+pub(crate) struct Regions(HashMap<(LinkId, u32), Option<Region>>);
+
+impl Regions {
+    pub(crate) fn insert(&mut self, link: LinkId, key: u32, region: Option<Region>) {
+        self.0.insert((link, key), region);
+    }
+    pub(crate) fn remove(&mut self, link: LinkId, key: u32) {
+        self.0.remove(&(link, key));
+    }
+    pub(crate) fn forget(&mut self, link: LinkId) {
+        self.0.retain(|(l, _), _| *l != link);
+    }
+}
+
+/// What has to stand on the peer's board, and what its queue pair then allows.
+#[derive(Clone, Copy)]
+struct Guard {
+    qp: QpGuard,
+    pd: u32,
+    access: Access,
+}
+
+/// What a queue pair knows of its peer on this machine.
+pub(crate) struct Near {
+    pub(crate) link: LinkId,
+    guard: Option<Guard>,
+    /// The region that was used last.
+    last: Option<Region>,
+    /// The key that the peer was asked for and has not answered.
+    asked: Option<u32>,
+}
+
+impl Near {
+    pub(crate) fn new(link: LinkId) -> Self {
+        Self { link, guard: None, last: None, asked: None }
+    }
+    /// The peer answered the question for this key, and told the word of its queue pair.
+    pub(crate) fn answered(&mut self, key: u32, granted: Option<(QpGuard, u64)>) {
+        if self.asked == Some(key) {
+            self.asked = None;
+        }
+        if let Some((qp, word)) = granted.filter(|(_, word)| *word != 0) {
+            let access = Access::from_bits_truncate(word as u8).intersection(RIGHTS);
+            self.guard = Some(Guard { qp, pd: (word >> 8) as u32 & 0xff_ffff, access });
+        }
+    }
+    /// Asks the peer for a key, unless it was asked already. `false`: it can't be asked.
+    #[cold]
+    pub(crate) fn ask(&mut self, key: u32, peer: Qpn, shm: &mut ShmFabric) -> bool {
+        if self.asked.is_some() {
+            return true;
+        }
+        let asked = shm.ask_grant(self.link, key, peer.raw()).is_ok();
+        if asked {
+            self.asked = Some(key);
+        }
+        asked
+    }
+    /// The region of a key, if all is there that an access to it needs. `Err`: whether to ask for it.
+    #[inline]
+    fn find(&mut self, key: u32, regions: &Regions) -> Result<(Region, Guard), bool> {
+        let Some(guard) = self.guard else {
+            return Err(!matches!(regions.0.get(&(self.link, key)), Some(None)));
+        };
+        match self.last {
+            Some(region) if region.key == key => Ok((region, guard)),
+            _ => match regions.0.get(&(self.link, key)) {
+                Some(Some(region)) => {
+                    self.last = Some(*region);
+                    Ok((*region, guard))
+                }
+                Some(None) => Err(false),
+                None => Err(true),
+            },
+        }
+    }
+}
+
+/// What is done on the peer's memory, and the right to it.
+#[inline]
+fn target(op: &SendOp) -> Option<(RemoteAddr, Access)> {
+    match op {
+        SendOp::Write(remote) => Some((*remote, Access::REMOTE_WRITE)),
+        SendOp::Read(remote) => Some((*remote, Access::REMOTE_READ)),
+        SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => {
+            Some((*remote, Access::REMOTE_ATOMIC))
+        }
+        _ => None,
+    }
+}
+
+/// Where a piece of a request's local list stands.
+pub(crate) enum Piece<'a> {
+    /// Registered memory that others may change.
+    Memory(*mut u8, usize),
+    /// Bytes of the request itself.
+    Inline(&'a [u8]),
+}
+
+/// The local side of a request.
+pub(crate) trait LocalList {
+    /// Calls `f` with each piece of `offset .. offset + len`, and where it begins within that.
+    ///
+    /// # Errors
+    /// A local key does not allow it, or `f` fails.
+    fn each<E: From<LocalError>>(
+        &self,
+        offset: u32,
+        len: usize,
+        write: bool,
+        f: impl FnMut(Piece<'_>, usize) -> Result<(), E>,
+    ) -> Result<(), E>;
+}
+
+/// Why a piece was not moved.
+pub(crate) enum Stop {
+    Local(LocalError),
+    /// The peer has to judge.
+    Remote,
+}
+impl From<LocalError> for Stop {
+    fn from(e: LocalError) -> Self {
+        Self::Local(e)
+    }
+}
+
+/// What a queue pair wants of its peer, and how far its next request is.
+#[derive(Default)]
+pub(crate) struct Wish {
+    /// The key to ask for.
+    pub(crate) key: Option<u32>,
+    /// Bytes of the next request that are moved.
+    offset: u32,
+    /// Bytes moved since the caller last looked.
+    pub(crate) moved: usize,
+}
+
+/// Carries out the next piece of a request on the peer's memory, if that may be.
+#[inline]
+pub(crate) fn carry_out(
+    near: Option<&mut Near>,
+    wish: &mut Wish,
+    regions: &Regions,
+    reach: &mut Reach<'_>,
+    list: &impl LocalList,
+    (op, len): (&SendOp, u32),
+    behind: bool,
+) -> Direct {
+    let Some((remote, right)) = target(op).filter(|_| len > 0) else {
+        return Direct::Unable;
+    };
+    let key = remote.rkey.raw();
+    let Some(near) = near else {
+        wish.key = Some(key);
+        return Direct::Unable;
+    };
+    let (region, guard) = match near.find(key, regions) {
+        Ok(found) => found,
+        Err(ask) => {
+            wish.key = ask.then_some(key).or(wish.key);
+            return Direct::Unable;
+        }
+    };
+    let at = remote.addr.wrapping_sub(region.iova);
+    let within = remote.addr >= region.iova && at <= region.len && u64::from(len) <= region.len - at;
+    if !within || region.pd != guard.pd || !(region.access.contains(right) && guard.access.contains(right)) {
+        return Direct::Unable;
+    }
+    if behind {
+        return if len > WORTH_WAITING { Direct::Later } else { Direct::Unable };
+    }
+    let done = match reach.access(region.grant, &guard.qp) {
+        Ok(bracket) => move_piece(bracket, at, &mut wish.offset, list, (op, len)),
+        Err(Denied::QueuePair { .. }) => {
+            near.guard = None;
+            Err(Stop::Remote)
+        }
+        Err(_) => {
+            near.last = None;
+            Err(Stop::Remote)
+        }
+    };
+    match done {
+        Ok(moved) => {
+            wish.moved += moved;
+            if wish.offset < len {
+                return Direct::Again;
+            }
+            wish.offset = 0;
+            Direct::Done
+        }
+        Err(stop) => {
+            wish.offset = 0;
+            match stop {
+                Stop::Local(e) => Direct::Fail(e),
+                Stop::Remote => Direct::Unable,
+            }
+        }
+    }
+}
+
+#[inline]
+fn move_piece(
+    mut bracket: Bracket<'_>,
+    at: u64,
+    offset: &mut u32,
+    list: &impl LocalList,
+    (op, len): (&SendOp, u32),
+) -> Result<usize, Stop> {
+    let len = ((len - *offset) as usize).min(MAX_BRACKET_BYTES);
+    let begin = at + u64::from(*offset);
+    match *op {
+        SendOp::Write(_) => {
+            list.each(*offset, len, false, |piece, i| write(&mut bracket, begin + i as u64, &piece))?;
+        }
+        SendOp::Read(_) => {
+            list.each(*offset, len, true, |piece, i| read(&mut bracket, begin + i as u64, &piece))?;
+        }
+        SendOp::CompareSwap { compare, swap, .. } => {
+            atomic(&mut bracket, at, AtomicOp::CompareSwap { compare, swap }, list)?;
+        }
+        SendOp::FetchAdd { add, .. } => atomic(&mut bracket, at, AtomicOp::FetchAdd { add }, list)?,
+        _ => return Err(Stop::Remote),
+    }
+    *offset += len as u32;
+    Ok(len)
+}
+
+#[allow(unsafe_code)] // the bracket's copies, each with its argument
+#[inline]
+fn write(bracket: &mut Bracket<'_>, to: u64, piece: &Piece<'_>) -> Result<(), Stop> {
+    let written = match *piece {
+        Piece::Inline(bytes) => bracket.write(to, bytes),
+        // SAFETY: the list was translated by the key table for this call, under the engine's lock; memory of a peer's
+        // region that is registered here as well is moved by instructions that do not care.
+        Piece::Memory(from, len) => unsafe { bracket.write_from(to, from, len) },
+    };
+    written.map_err(|_| Stop::Remote)
+}
+
+#[allow(unsafe_code)] // as above
+#[inline]
+fn read(bracket: &mut Bracket<'_>, from: u64, piece: &Piece<'_>) -> Result<(), Stop> {
+    match *piece {
+        Piece::Inline(_) => Err(Stop::Local(LocalError::Protection)),
+        // SAFETY: as in `write`, and the list was checked for writing.
+        Piece::Memory(to, len) => unsafe { bracket.read_into(from, to, len) }.map_err(|_| Stop::Remote),
+    }
+}
+
+/// The local side is checked first, as the operation can't be taken back.
+#[allow(unsafe_code)] // as above
+fn atomic(bracket: &mut Bracket<'_>, at: u64, op: AtomicOp, list: &impl LocalList) -> Result<(), Stop> {
+    list.each::<Stop>(0, 8, true, |_, _| Ok(()))?;
+    let original = match op {
+        AtomicOp::CompareSwap { compare, swap } => bracket.compare_swap(at, compare, swap),
+        AtomicOp::FetchAdd { add } => bracket.fetch_add(at, add),
+    };
+    let original = original.map_err(|_| Stop::Remote)?.to_ne_bytes();
+    list.each(0, 8, true, |piece, i| match piece {
+        Piece::Inline(_) => Err(Stop::Local(LocalError::Protection)),
+        Piece::Memory(to, len) => {
+            // SAFETY: as in `read`.
+            unsafe { crate::dma::store(to, &original[i..i + len]) };
+            Ok(())
+        }
+    })
+}
