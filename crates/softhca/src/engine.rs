@@ -7,13 +7,13 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use hca_core::wire::Packet;
 use hca_core::{AhHandle, Completion, Instant, QpHandle, QpState, QpType, Qpn, SendFlags, SendWr};
-use hca_fabric::{Fabric, PathId, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx, TxBatch};
-use hca_transport::{Direct, Qp, RxMeta, TxSink};
+use hca_fabric::{Fabric, PathId, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx, TxBatch};
+use hca_transport::{Direct, RxMeta, TxSink};
 
 use crate::counters::EngineCounters;
 use crate::doorbell::Doorbell;
-use crate::near::{self, Near};
-use crate::qp::{PostedList, QpEntry, QpHost, QpRes, QpShared};
+use crate::near;
+use crate::qp::{PostedList, QpEntry, QpHost, QpShared};
 use crate::slab::Slab;
 use crate::sync::{Arc, Ordering};
 use crate::tables::{Ah, Tables};
@@ -52,6 +52,8 @@ pub(crate) struct Engine {
     tx: TxBatch,
     /// The fabric carries messages too.
     pub(crate) has_shm: bool,
+    /// Peers on this machine may reach this one's memory, and it theirs.
+    pub(crate) shares_memory: bool,
     /// Short turns in a row.
     short_turns: u32,
     pub(crate) core: Core,
@@ -130,13 +132,14 @@ impl Engine {
         tables: Tables,
         ahs: Slab<Ah>,
     ) -> Self {
-        let has_shm = fabric.shm().is_some_and(|shm| {
+        let shares = fabric.shm().map(|shm| {
             shm.leave_to_recv_all();
-            true
+            shm.shares_memory()
         });
         Self {
             fabric,
-            has_shm,
+            has_shm: shares.is_some(),
+            shares_memory: shares == Some(true),
             short_turns: 0,
             tx: TxBatch::with_capacity(BATCH_BYTES),
             core: Core {
@@ -363,8 +366,8 @@ impl ShmSink for Arrivals<'_> {
         self.core.receive(self.now, packet);
     }
     #[inline]
-    fn message(&mut self, from: Ipv6Addr, message: &[u8]) {
-        self.core.receive_message(self.now, from, message);
+    fn message(&mut self, from: Ipv6Addr, message: &[u8], reach: Reach<'_>) -> usize {
+        self.core.receive_message(self.now, from, message, reach)
     }
 }
 
@@ -455,23 +458,25 @@ impl Core {
 
     /// One message of a peer on this machine.
     #[inline]
-    fn receive_message(&mut self, now: Instant, from: Ipv6Addr, message: &[u8]) {
-        let Some(qpn) = hca_transport::dest_of(message) else { return };
+    fn receive_message(&mut self, now: Instant, from: Ipv6Addr, message: &[u8], reach: Reach<'_>) -> usize {
+        let Some(qpn) = hca_transport::dest_of(message) else { return 0 };
         let slot = slot_of(qpn.raw());
         let Some(entry) = self.qps.at_mut(slot).filter(|e| e.machine.qpn() == qpn) else {
             self.counters.unknown_qp += 1;
-            return;
+            return 0;
         };
         if entry.res.peer != Some(IpAddr::V6(from)) {
             self.counters.foreign_source += 1;
-            return;
+            return 0;
         }
         let QpEntry { machine, res, .. } = &mut **entry;
-        let mut host = QpHost::new(res, &mut self.tables, &self.ahs);
+        let mut host = QpHost::new(res, &mut self.tables, &self.ahs).reaching(reach);
         machine.handle_message(now, message, &mut host);
+        let moved = core::mem::take(&mut host.res.wish.moved);
         if self.touched != Some(slot) {
             self.settle_touched(Some(slot));
         }
+        moved
     }
 
     /// The process at this address has gone, and every connection by messages with it.
@@ -611,11 +616,13 @@ impl Core {
             let mut host = QpHost::new(res, tables, ahs).reaching(reach);
             machine.send_messages(now, &mut host, &mut MessageSink { tx, full: false }, BURST_PACKETS)
         });
-        if res.wish.key.is_some() {
-            ask(machine, res, path, shm);
-        }
+        let wishes = res.wish.is_any();
         match sent {
             // What can't leave now, or failed, is for a turn.
+            None | Some(false) if wishes => {
+                self.ask(qp.index, path, shm);
+                return false;
+            }
             None | Some(false) => return false,
             Some(true) => {}
         }
@@ -624,6 +631,9 @@ impl Core {
         }
         if entry.timer.is_none() && entry.machine.next_deadline().is_some() {
             self.settle(qp.index);
+        }
+        if wishes {
+            self.ask(qp.index, path, shm);
         }
         self.tables.finish();
         true
@@ -645,11 +655,12 @@ impl Core {
         if sent.is_none() {
             machine.unreachable(now, &mut QpHost::new(res, tables, ahs));
         }
-        if res.wish.key.is_some() {
-            ask(machine, res, path, shm);
-        }
+        let wishes = res.wish.is_any();
         if machine.ack_owed().is_none() {
             entry.ack_since = entry.ack_since.map(|_| LISTED);
+        }
+        if wishes {
+            self.ask(slot, path, shm);
         }
         self.settle(slot);
         sent.unwrap_or(0)
@@ -714,18 +725,6 @@ impl Core {
             }
         }
         self.tables.finish();
-    }
-}
-
-/// Asks the peer for a region that a queue pair would reach directly.
-#[cold]
-fn ask(machine: &Qp, res: &mut QpRes, path: PathId, shm: &mut ShmFabric) {
-    let (Some(key), Some(peer)) = (res.wish.key.take(), machine.attr().dest_qpn) else { return };
-    if res.near.is_none() {
-        res.near = shm.link_of(path).map(Near::new);
-    }
-    if let Some(near) = &mut res.near {
-        near.ask(key, peer, shm);
     }
 }
 

@@ -1,10 +1,10 @@
 //! The other side of direct access: what this adapter grants to peers on this machine, and takes back.
 
 use hca_core::{Access, DeviceError, QpHandle, QpState};
-use hca_fabric::{Grant, LinkId, Notice, Revocation, ShmFabric};
+use hca_fabric::{Grant, LinkId, Notice, PathId, Revocation, ShmFabric};
 
 use crate::engine::{Core, Engine, slot_of};
-use crate::near::{self, Region};
+use crate::near::{self, Near, Offer, Region};
 use crate::qp::QpEntry;
 
 /// The word by which peers reach memory through a queue pair as it is now; 0: they may not.
@@ -26,11 +26,6 @@ fn report(revocation: &Revocation) {
 }
 
 impl Engine {
-    /// Whether its network carries messages too.
-    pub(crate) fn has_shm(&self) -> bool {
-        self.has_shm
-    }
-
     /// Shows peers what a queue pair allows now. What it allows no more is not under way when this returns.
     pub(crate) fn publish_word(&mut self, slot: u32) {
         if self.has_shm
@@ -52,6 +47,7 @@ impl Engine {
     pub(crate) fn revoke(&mut self, key: u32) -> Result<(), DeviceError> {
         let Some(shm) = self.fabric.shm().filter(|_| self.has_shm) else { return Ok(()) };
         let revocation = shm.revoke(key);
+        self.core.tables.regions.end_key(key);
         report(&revocation);
         if revocation.exposed {
             let source = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
@@ -79,6 +75,7 @@ impl Engine {
         }
         while let Some(key) = self.core.tables.taken_back.pop() {
             report(&shm.revoke(key));
+            self.core.tables.regions.end_key(key);
         }
     }
 }
@@ -118,30 +115,96 @@ impl Core {
         match notice {
             Notice::GrantAsked { link, key, qpn } => self.answer(link, key, qpn, shm),
             Notice::Granted { link, key, grant, granted } => {
-                self.tables.regions.insert(link, key, Some(Region::new(key, grant, &granted)));
+                let region = Region::new(key, grant, &granted);
+                if granted.offered {
+                    self.tables.regions.insert_lent(link, key, region);
+                } else {
+                    self.tables.regions.insert(link, key, Some(region));
+                }
                 let guard = shm.qp_guard(link, slot_of(granted.qpn), granted.qp_word);
-                self.tell(link, granted.qpn, key, guard.map(|g| (g, granted.qp_word)));
+                self.tell(link, granted.qpn, key, guard.map(|g| (g, granted.qp_word)), shm);
             }
             Notice::GrantRefused { link, key, qpn } => {
                 self.tables.regions.insert(link, key, None);
-                self.tell(link, qpn, key, None);
+                self.tell(link, qpn, key, None, shm);
             }
             Notice::GrantRevoked { link, key, .. } => self.tables.regions.remove(link, key),
+            Notice::GrantTaken { link, key } => self.tables.regions.set_offer(link, key, Offer::Taken),
+            Notice::GrantLeft { link, key } => self.tables.regions.set_offer(link, key, Offer::Vain),
             Notice::LinkGone { link } => self.tables.regions.forget(link),
             _ => {}
         }
     }
 
     /// Tells the queue pairs that are connected to a peer's what it answered.
-    fn tell(&mut self, link: LinkId, qpn: u32, key: u32, granted: Option<(hca_fabric::QpGuard, u64)>) {
-        let asks = |e: &QpEntry| {
-            e.res.near.as_ref().is_some_and(|n| n.link == link)
-                && e.machine.attr().dest_qpn.is_some_and(|d| d.raw() == qpn)
+    fn tell(
+        &mut self,
+        link: LinkId,
+        qpn: u32,
+        key: u32,
+        granted: Option<(hca_fabric::QpGuard, u64)>,
+        shm: &mut ShmFabric,
+    ) {
+        let knows = |e: &QpEntry| {
+            e.machine.uses_messages() && e.machine.attr().dest_qpn.is_some_and(|d| d.raw() == qpn)
         };
-        let slots: Vec<u32> = self.qps.iter().filter(|(_, e)| asks(e)).map(|(i, _)| i).collect();
+        let slots: Vec<u32> = self.qps.iter().filter(|(_, e)| knows(e)).map(|(i, _)| i).collect();
         for slot in slots {
-            if let Some(near) = self.qps.at_mut(slot).and_then(|e| e.res.near.as_mut()) {
+            let res = &mut self.qps.at_mut(slot).expect("listed just now").res;
+            if res.near.is_none() && res.path.and_then(|p| shm.link_of(p)) == Some(link) {
+                res.near = Some(Near::new(link));
+            }
+            if let Some(near) = res.near.as_mut().filter(|n| n.link == link) {
                 near.answered(key, granted);
+            }
+        }
+    }
+
+    /// Asks the peer for a region that a queue pair would reach directly, or offers it one to fetch messages from.
+    #[cold]
+    pub(crate) fn ask(&mut self, slot: u32, path: PathId, shm: &mut ShmFabric) {
+        let Some(entry) = self.qps.at_mut(slot) else { return };
+        let (key, offer) = (entry.res.wish.key.take(), entry.res.wish.offer.take());
+        let Some(peer) = entry.machine.attr().dest_qpn.filter(|_| shm.shares_memory()) else { return };
+        if entry.res.near.is_none() {
+            entry.res.near = shm.link_of(path).map(Near::new);
+        }
+        let Some(near) = &mut entry.res.near else { return };
+        let link = near.link;
+        if let Some(key) = key {
+            near.ask(key, peer, shm);
+        }
+        if let Some(key) = offer {
+            let made = if self.offer(slot, link, key, shm).is_some() { Offer::Made } else { Offer::Vain };
+            self.tables.regions.set_offer(link, key, made);
+        }
+    }
+
+    /// Offers a region to a peer, for messages to be fetched from. One that peers may write is not: an offer is for
+    /// reading only, and seals the memory.
+    fn offer(&mut self, slot: u32, link: LinkId, key: u32, shm: &mut ShmFabric) -> Option<()> {
+        let entry = self.qps.at_mut(slot)?;
+        let (base, len, iova, access) = self.tables.mrs.region(entry.res.pd, key)?;
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) {
+            return None;
+        }
+        let pages = shm.pages_of(base.addr(), len)?;
+        let grant = Grant {
+            key,
+            qpn: entry.machine.qpn().raw(),
+            offset: base.addr() - pages.addr().addr().get(),
+            pages: &pages,
+            len,
+            iova,
+            access: Access::REMOTE_READ,
+            pd: entry.res.pd.index,
+            qp_word: entry.res.word,
+        };
+        match shm.offer(link, &grant) {
+            Ok(()) => Some(()),
+            Err(why) => {
+                tracing::debug!(%why, "a peer does not fetch messages from a region");
+                None
             }
         }
     }

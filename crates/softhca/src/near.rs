@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 
-use hca_core::{Access, Qpn, RemoteAddr, SendOp};
+use hca_core::{Access, Qpn, RemoteAddr, Rkey, SendOp, Sge};
 use hca_fabric::{Bracket, Denied, GrantId, Granted, LinkId, MAX_BRACKET_BYTES, QpGuard, Reach, ShmFabric};
-use hca_transport::{AtomicOp, Direct, LocalError};
+use hca_transport::{AtomicOp, Direct, Loan, LocalError};
 
 /// A longer request waits until those before it are done, instead of going as messages.
 const WORTH_WAITING: u32 = 32 << 10;
@@ -38,19 +38,51 @@ impl Region {
     }
 }
 
-/// Peers' regions by key; `None` is one that the peer does not grant.
+/// What this adapter and its peers have let each other see.
 #[derive(Default)]
-pub(crate) struct Regions(HashMap<(LinkId, u32), Option<Region>>);
+pub(crate) struct Regions {
+    /// Peers' regions by key; `None` is one that the peer does not grant.
+    asked: HashMap<(LinkId, u32), Option<Region>>,
+    /// Peers' regions that messages are fetched from.
+    lent: HashMap<(LinkId, u32), Region>,
+    /// Regions of ours that were offered for that, and whether the peer has taken them.
+    offered: HashMap<(LinkId, u32), Offer>,
+}
+
+/// What became of an offer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Offer {
+    Made,
+    Taken,
+    /// Not to be tried again.
+    Vain,
+}
 
 impl Regions {
     pub(crate) fn insert(&mut self, link: LinkId, key: u32, region: Option<Region>) {
-        self.0.insert((link, key), region);
+        self.asked.insert((link, key), region);
     }
+    pub(crate) fn insert_lent(&mut self, link: LinkId, key: u32, region: Region) {
+        self.lent.insert((link, key), region);
+    }
+    pub(crate) fn set_offer(&mut self, link: LinkId, key: u32, offer: Offer) {
+        self.offered.insert((link, key), offer);
+    }
+    /// The peer took a region back.
     pub(crate) fn remove(&mut self, link: LinkId, key: u32) {
-        self.0.remove(&(link, key));
+        self.asked.remove(&(link, key));
+        self.lent.remove(&(link, key));
+    }
+    /// A key of ours ends.
+    pub(crate) fn end_key(&mut self, key: u32) {
+        if !self.offered.is_empty() {
+            self.offered.retain(|(_, k), _| *k != key);
+        }
     }
     pub(crate) fn forget(&mut self, link: LinkId) {
-        self.0.retain(|(l, _), _| *l != link);
+        self.asked.retain(|(l, _), _| *l != link);
+        self.lent.retain(|(l, _), _| *l != link);
+        self.offered.retain(|(l, _), _| *l != link);
     }
 }
 
@@ -102,11 +134,11 @@ impl Near {
     #[inline]
     fn find(&mut self, key: u32, regions: &Regions) -> Result<(Region, Guard), bool> {
         let Some(guard) = self.guard else {
-            return Err(!matches!(regions.0.get(&(self.link, key)), Some(None)));
+            return Err(!matches!(regions.asked.get(&(self.link, key)), Some(None)));
         };
         match self.last {
             Some(region) if region.key == key => Ok((region, guard)),
-            _ => match regions.0.get(&(self.link, key)) {
+            _ => match regions.asked.get(&(self.link, key)) {
                 Some(Some(region)) => {
                     self.last = Some(*region);
                     Ok((*region, guard))
@@ -171,10 +203,54 @@ impl From<LocalError> for Stop {
 pub(crate) struct Wish {
     /// The key to ask for.
     pub(crate) key: Option<u32>,
+    /// A key of ours to offer.
+    pub(crate) offer: Option<u32>,
     /// Bytes of the next request that are moved.
     offset: u32,
     /// Bytes moved since the caller last looked.
     pub(crate) moved: usize,
+}
+
+impl Wish {
+    #[inline]
+    pub(crate) fn is_any(&self) -> bool {
+        self.key.is_some() || self.offer.is_some()
+    }
+}
+
+/// The part of a local list's entry that the peer may fetch by itself.
+pub(crate) fn lend(near: Option<&Near>, wish: &mut Wish, regions: &Regions, s: Sge) -> Option<Loan> {
+    let key = s.lkey.raw();
+    let Some(near) = near else {
+        wish.offer = Some(key);
+        return None;
+    };
+    match regions.offered.get(&(near.link, key)) {
+        Some(Offer::Taken) => {
+            let memory = RemoteAddr { addr: s.addr, rkey: Rkey::new(key) };
+            Some(Loan { memory, len: s.len })
+        }
+        Some(_) => None,
+        None => {
+            wish.offer = Some(key);
+            None
+        }
+    }
+}
+
+/// Begins to fetch from memory that the peer lends; returns where the loan begins in it.
+pub(crate) fn fetch<'r>(
+    near: Option<&Near>,
+    regions: &Regions,
+    reach: &'r mut Reach<'_>,
+    loan: &Loan,
+) -> Option<(Bracket<'r>, u64)> {
+    let near = near?;
+    let region = regions.lent.get(&(near.link, loan.memory.rkey.raw()))?;
+    let at = loan.memory.addr.checked_sub(region.iova)?;
+    let within = at <= region.len && u64::from(loan.len) <= region.len - at;
+    let guard = near.guard.filter(|_| within)?;
+    Some((reach.access(region.grant, &guard.qp).ok()?, at))
 }
 
 /// Carries out the next piece of a request on the peer's memory, if that may be.

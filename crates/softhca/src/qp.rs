@@ -10,8 +10,8 @@ use hca_core::{
 };
 use hca_fabric::{PathId, Reach};
 use hca_transport::{
-    AtomicOp, Count, Direct, Host, LocalError, Qp, QpEvent, RecvDone, RemoteAccessError, SendRequest,
-    UdTarget,
+    AtomicOp, Count, Direct, Host, Loan, LoanError, LocalError, Qp, QpEvent, RecvDone, RemoteAccessError,
+    SendRequest, UdTarget,
 };
 
 use crate::dma;
@@ -448,6 +448,45 @@ impl Host for QpHost<'_> {
         let list = RequestList { sq, index, tables: self.tables, pd: *pd };
         let what = (&request.op, request.len);
         near::carry_out(near.as_mut(), wish, &self.tables.regions, reach, &list, what, behind)
+    }
+
+    fn lend(&mut self, index: u32, offset: u32, max: u32) -> Option<Loan> {
+        let QpRes { near, wish, sq, pd, .. } = &mut *self.res;
+        let h = sq.header_ref(index);
+        if h.inline {
+            return None;
+        }
+        let mut loan = None;
+        // Only the first piece counts.
+        let _ = pieces(entries(sq.cells(index), h), offset, max as usize, |s, _| {
+            local(self.tables, *pd, s, Access::empty())?;
+            loan = near::lend(near.as_ref(), wish, &self.tables.regions, s);
+            Err::<(), LocalError>(LocalError::Length)
+        });
+        loan
+    }
+    fn place_loan(&mut self, offset: u32, loan: &Loan) -> Result<(), LoanError> {
+        let Self { res, tables, reach, .. } = self;
+        let QpRes { near, wish, rq, held, pd, .. } = &mut **res;
+        let reach = reach.as_mut().ok_or(LoanError::Gone)?;
+        let (mut bracket, from) =
+            near::fetch(near.as_ref(), &tables.regions, reach, loan).ok_or(LoanError::Gone)?;
+        let place = |s: Sge, at: usize| {
+            let to = local(tables, *pd, s, Access::LOCAL_WRITE)?;
+            // SAFETY: dma (1): `local` found `s` inside a live region of ours, and we run under the engine's lock;
+            // memory of the peer's that is registered here as well is moved by instructions that do not care.
+            unsafe { bracket.read_into(from + at as u64, to, s.len as usize) }.map_err(|_| LoanError::Gone)
+        };
+        let len = loan.len as usize;
+        match rq {
+            RecvQueue::Own(rq) => {
+                let (h, cells) = rq.oldest().expect("a receive request is held");
+                pieces(cells[..h.sges.into()].iter().copied().map(cell_to_sge), offset, len, place)
+            }
+            RecvQueue::Shared(_) => pieces(held.sges.iter().copied(), offset, len, place),
+        }?;
+        wish.moved += len;
+        Ok(())
     }
 
     fn event(&mut self, event: QpEvent) {

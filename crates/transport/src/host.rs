@@ -1,7 +1,9 @@
 //! What a queue pair borrows from its adapter while it handles one input or makes one output.
 
 use hca_core::wire::Packet;
-use hca_core::{Access, AhHandle, Qkey, Qpn, RecvExtra, Rkey, SendFlags, SendOp, WcOpcode, WcStatus};
+use hca_core::{
+    Access, AhHandle, Qkey, Qpn, RecvExtra, RemoteAddr, Rkey, SendFlags, SendOp, WcOpcode, WcStatus,
+};
 
 /// A send request as the transport sees it; its memory is reached through the [`Host`] only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +73,30 @@ pub enum Direct {
     Later,
     /// A local key does not allow it.
     Fail(LocalError),
+}
+
+/// A piece of a message that the peer fetches from this side's memory itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loan {
+    /// The memory's address and key, as the peer names them.
+    pub memory: RemoteAddr,
+    /// Bytes.
+    pub len: u32,
+}
+
+/// Why what was lent could not be fetched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LoanError {
+    /// The receive request's own list does not take it.
+    Local(LocalError),
+    /// The memory is out of reach.
+    Gone,
+}
+
+impl From<LocalError> for LoanError {
+    fn from(e: LocalError) -> Self {
+        Self::Local(e)
+    }
 }
 
 /// How a receive request ended.
@@ -244,6 +270,19 @@ pub trait Host {
     /// request is under way, so nothing may be done yet. Only connections by messages ask.
     fn direct(&mut self, _index: u32, _request: &SendRequest, _behind: bool) -> Direct {
         Direct::Unable
+    }
+
+    /// Lends the peer up to `max` bytes of a request's local list from `offset` on, if it can reach that memory. Only
+    /// connections by messages ask.
+    fn lend(&mut self, _index: u32, _offset: u32, _max: u32) -> Option<Loan> {
+        None
+    }
+    /// Fetches what the peer lends into the held receive request.
+    ///
+    /// # Errors
+    /// Nothing, or a part, was placed.
+    fn place_loan(&mut self, _offset: u32, _loan: &Loan) -> Result<(), LoanError> {
+        Err(LoanError::Gone)
     }
 
     /// Raises an event.

@@ -4,6 +4,7 @@ use core::cmp::Reverse;
 use std::net::Ipv6Addr;
 use std::time::Duration;
 
+use super::access::Reach;
 use super::bell::BITS;
 use super::fabric::{HOT_RINGS, MAX_POLLED, ShmFabric};
 use super::link::{Links, Stage};
@@ -30,8 +31,9 @@ enum Taken {
 pub trait ShmSink {
     /// A packet.
     fn packet(&mut self, packet: &RxPacket<'_>);
-    /// A message of the adapter at this address. At least 12 bytes.
-    fn message(&mut self, from: Ipv6Addr, message: &[u8]);
+    /// A message of the adapter at this address, of at least 12 bytes, with the memory that peers have granted. Returns
+    /// how many bytes it moved beside the message.
+    fn message(&mut self, from: Ipv6Addr, message: &[u8], reach: Reach<'_>) -> usize;
 }
 
 /// Takes packets only; messages are for an adapter that asked for them.
@@ -41,7 +43,9 @@ impl ShmSink for PacketsOnly<'_> {
     fn packet(&mut self, packet: &RxPacket<'_>) {
         (self.0)(packet);
     }
-    fn message(&mut self, _: Ipv6Addr, _: &[u8]) {}
+    fn message(&mut self, _: Ipv6Addr, _: &[u8], _: Reach<'_>) -> usize {
+        0
+    }
 }
 
 impl ShmFabric {
@@ -119,7 +123,7 @@ impl ShmFabric {
     ) -> Result<Taken, Garbage> {
         let Some(link) = self.links.get_mut(slot) else { return Ok(Taken::All) };
         let Some(rx) = &mut link.rx else { return Ok(Taken::All) };
-        let (mut packets, mut taken) = (0, 0);
+        let (mut packets, mut taken, mut revoked) = (0, 0, None);
         let ended = loop {
             if packets >= budget.packets || taken >= budget.bytes {
                 break Ok(Taken::Some);
@@ -135,7 +139,7 @@ impl ShmFabric {
             self.counters.rx_lines += u64::from(lines);
             let What::Packet(attributes) = what else {
                 self.counters.rx_messages += 1;
-                sink.message(link.peer, packet);
+                taken += sink.message(link.peer, packet, Reach::new(&mut self.grants.mapped, &mut revoked));
                 continue;
             };
             if let Some(tap) = &mut self.tap {
@@ -166,6 +170,9 @@ impl ShmFabric {
             self.counters.rx_bytes += taken as u64;
         } else if matches!(link.stage, Stage::Ending) && ended.is_ok() {
             self.ended += 1;
+        }
+        if let Some(grant) = revoked {
+            self.unmap(grant);
         }
         ended
     }

@@ -29,8 +29,13 @@ pub(crate) use responder::Responder;
 
 /// Bytes of a message's head.
 pub const HEAD_BYTES: usize = 12;
+const _: () = assert!(HEAD_BYTES + 48 == 60, "48 bytes of data fit a line with its word");
 /// Data bytes of one message; longer requests take several.
 pub(crate) const MAX_DATA: usize = 4096;
+/// A SEND of so many bytes is lent, if it can be: from there on one copy is quicker than three, by measurement.
+pub(crate) const LOAN_MIN: u32 = 1 << 10;
+/// Bytes that one message lends at most.
+pub(crate) const MAX_LOAN: u32 = 128 << 10;
 /// Bytes of the longest message.
 pub const MAX_MESSAGE: usize = HEAD_BYTES + REMOTE_BYTES + MAX_DATA;
 
@@ -45,6 +50,10 @@ const FIRST: u8 = 1;
 const LAST: u8 = 2;
 /// The receiver's program wants to be woken by it.
 const SOLICITED: u8 = 4;
+/// Of a SEND: its data is lent, and to be fetched.
+const LENT: u8 = 8;
+/// Of a refusal: what was lent is out of reach, and is to be sent instead.
+const NOT_LENT: u8 = 8;
 /// Of an acknowledgement: it tells a limit of receive requests.
 const LIMITED: u8 = 4;
 

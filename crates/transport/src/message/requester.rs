@@ -3,8 +3,10 @@
 use hca_core::wire::{NakCode, Syndrome};
 use hca_core::{Instant, MAX_MESSAGE_BYTES, Psn, RNR_RETRY_INFINITE, SendFlags, SendOp, WcStatus};
 
-use super::{FIRST, HEAD_BYTES, Head, LAST, LIMITED, MAX_DATA, OPERAND_BYTES, Op, REMOTE_BYTES, SOLICITED};
-use super::{put_remote, reserve};
+use super::{
+    FIRST, Head, LAST, LENT, LIMITED, LOAN_MIN, MAX_DATA, MAX_LOAN, NOT_LENT, OPERAND_BYTES, Op,
+    REMOTE_BYTES, SOLICITED, put_remote, reserve,
+};
 use crate::connection::Path;
 use crate::emit::local_status;
 use crate::inflight::Kind;
@@ -41,6 +43,8 @@ pub(crate) struct Requester {
     ready: bool,
     /// Something that only the peer can change keeps the next request back.
     blocked: bool,
+    /// Until when, by index, nothing is lent, since the peer could not reach it.
+    lends_from: u32,
     /// The peer has been told our P_Key.
     greeted: bool,
     /// The peer has gone, and the connection with it.
@@ -86,6 +90,7 @@ impl Requester {
             limit: None,
             ready: false,
             blocked: false,
+            lends_from: index,
             greeted: false,
             gone: false,
             away: false,
@@ -300,6 +305,12 @@ impl Requester {
         tx: &mut T,
     ) -> Step {
         let first = self.sent == 0;
+        if request.len >= LOAN_MIN
+            && self.next.wrapping_sub(self.lends_from) as i32 >= 0
+            && let Some(step) = self.lend(now, path, done, request, host, tx)
+        {
+            return step;
+        }
         let data = ((request.len - self.sent) as usize).min(MAX_DATA);
         let last = self.sent as usize + data == request.len as usize;
         let (op, extra, remote) = match request.op {
@@ -340,6 +351,41 @@ impl Requester {
             self.current = Some(*request);
         }
         Step::Sent
+    }
+
+    /// The next piece of a long SEND as a loan. `None`: it is not lent.
+    fn lend<H: Host, T: TxSink>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        done: u16,
+        request: &SendRequest,
+        host: &mut H,
+        tx: &mut T,
+    ) -> Option<Step> {
+        let (op, extra) = match request.op {
+            SendOp::Send => (Op::Send, 0),
+            SendOp::SendImm(imm) => (Op::SendImm, imm),
+            SendOp::SendInv(rkey) => (Op::SendInv, rkey.raw()),
+            _ => return None,
+        };
+        let loan = host.lend(self.next, self.sent, MAX_LOAN.min(request.len - self.sent))?;
+        let first = self.sent == 0;
+        let last = self.sent + loan.len == request.len;
+        let solicited = if request.flags.contains(SendFlags::SOLICITED) { SOLICITED } else { 0 };
+        let flags = LENT | if first { FIRST } else { 0 } | if last { LAST } else { 0 } | solicited;
+        let head = self.head(path, op, flags, done, extra);
+        let Some(out) = reserve(tx, &head, REMOTE_BYTES) else { return Some(Step::Full) };
+        put_remote(out.first_chunk_mut().expect("room was made for it"), loan.memory, loan.len);
+        tx.commit();
+        self.used = self.used.wrapping_add(first.into());
+        if last {
+            self.left(now);
+        } else {
+            self.sent += loan.len;
+            self.current = Some(*request);
+        }
+        Some(Step::Sent)
     }
 
     /// A READ or an atomic.
@@ -506,6 +552,12 @@ impl Requester {
             host.count(Count::DroppedPsn);
             return Ok(());
         }
+        if head.has(NOT_LENT) {
+            self.lends_from = self.high.max(self.next.wrapping_add(1));
+            self.recount(self.una, host);
+            self.go_back(self.una);
+            return Ok(());
+        }
         let code = match Syndrome::decode(head.extra as u8) {
             Some(Syndrome::RnrNak(timer)) => {
                 host.count(Count::RnrNakReceived);
@@ -658,5 +710,3 @@ impl Requester {
         (self.rnr_until, self.rnr_wait_ns, self.resend_at) = (NEVER, 0, NEVER);
     }
 }
-
-const _: () = assert!(HEAD_BYTES + 48 == 60, "a small message fits one line with its word");

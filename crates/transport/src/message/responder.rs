@@ -5,11 +5,13 @@ use alloc::collections::VecDeque;
 use hca_core::wire::{NakCode, Syndrome};
 use hca_core::{Access, MAX_MESSAGE_BYTES, Pkey, Psn, Qpn, RecvExtra, RemoteAddr, Rkey, WcOpcode, WcStatus};
 
-use super::{FIRST, Head, LAST, LIMITED, MAX_DATA, Op, SOLICITED, reserve, take_remote};
+use super::{
+    FIRST, Head, LAST, LENT, LIMITED, MAX_DATA, MAX_LOAN, NOT_LENT, Op, SOLICITED, reserve, take_remote,
+};
 use crate::connection::Path;
 use crate::inbound::{Fault, Inbound, place, recv_status};
 use crate::responder::Fatal;
-use crate::{AckOwed, AtomicOp, Count, Host, RecvDone, TxSink};
+use crate::{AckOwed, AtomicOp, Count, Host, Loan, LoanError, RecvDone, TxSink};
 
 /// A READ or atomic whose response has not left.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +35,8 @@ pub(crate) struct Responder {
     /// Its receive request was missing; until it comes again all is dropped.
     refused: bool,
     nak: Option<Syndrome>,
+    /// It is refused because what was lent is out of reach.
+    not_lent: bool,
     /// Something is to be acknowledged, and a receive request was completed since the last time.
     ack: bool,
     delivered: bool,
@@ -61,6 +65,7 @@ impl Responder {
             inbound: Inbound::Idle,
             refused: false,
             nak: None,
+            not_lent: false,
             ack: false,
             delivered: false,
             taken: 0,
@@ -141,6 +146,7 @@ impl Responder {
         }
         if core::mem::take(&mut self.refused) {
             self.nak = None;
+            self.not_lent = false;
         }
         match self.accept(path, head, body, host) {
             Ok(did) => {
@@ -194,12 +200,19 @@ impl Responder {
             Inbound::Send { offset, room } => (offset, room),
             Inbound::Write { .. } => return Err(Fault::Invalid),
         };
-        let fits = if last { body.len() <= MAX_DATA } else { body.len() == MAX_DATA };
-        if !fits || u64::from(offset) + body.len() as u64 > MAX_MESSAGE_BYTES {
+        let len = if head.has(LENT) {
+            self.fetch(offset, room, body, host)?
+        } else {
+            if body.len() > MAX_DATA || u64::from(offset) + body.len() as u64 > MAX_MESSAGE_BYTES {
+                return Err(Fault::Invalid);
+            }
+            place(host, offset, room, body)?;
+            body.len() as u32
+        };
+        if len == 0 && !last {
             return Err(Fault::Invalid);
         }
-        place(host, offset, room, body)?;
-        let offset = offset + body.len() as u32;
+        let offset = offset + len;
         if !last {
             self.inbound = Inbound::Send { offset, room };
             return Ok(MORE);
@@ -216,6 +229,28 @@ impl Responder {
         self.inbound = Inbound::Idle;
         host.complete_recv(&received(WcOpcode::Recv, offset, extra, head));
         Ok(Did { done: true, delivered: true })
+    }
+
+    /// Fetches a piece that the requester lends; returns its length.
+    fn fetch<H: Host>(&mut self, offset: u32, room: u64, body: &[u8], host: &mut H) -> Result<u32, Fault> {
+        let (memory, len, _) = take_remote(body).ok_or(Fault::Invalid)?;
+        if len == 0 || len > MAX_LOAN || u64::from(offset) + u64::from(len) > MAX_MESSAGE_BYTES {
+            return Err(Fault::Invalid);
+        }
+        if u64::from(offset) + u64::from(len) > room {
+            return Err(Fault::TooLong);
+        }
+        match host.place_loan(offset, &Loan { memory, len }) {
+            Ok(()) => Ok(len),
+            Err(LoanError::Local(e)) => Err(Fault::Placement(e)),
+            Err(LoanError::Gone) => {
+                // The receive request waits for the message to come again.
+                host.return_recv();
+                self.taken = self.taken.wrapping_sub(1);
+                self.not_lent = true;
+                Err(Fault::NoRecv)
+            }
+        }
     }
 
     #[inline]
@@ -326,7 +361,9 @@ impl Responder {
     fn handle_fault<H: Host>(&mut self, fault: Fault, path: &Path, host: &mut H) -> Result<(), Fatal> {
         let code = match fault {
             Fault::NoRecv => {
-                host.count(Count::RnrNakSent);
+                if !self.not_lent {
+                    host.count(Count::RnrNakSent);
+                }
                 self.refused = true;
                 self.inbound = Inbound::Idle;
                 self.nak = Some(Syndrome::RnrNak(path.rnr_timer));
@@ -367,7 +404,8 @@ impl Responder {
             && self.responses.is_empty()
             && let Some(syndrome) = self.nak
         {
-            let head = self.head(path, Op::Nak, 0, self.expected, syndrome.encode().into());
+            let flags = if core::mem::take(&mut self.not_lent) { NOT_LENT } else { 0 };
+            let head = self.head(path, Op::Nak, flags, self.expected, syndrome.encode().into());
             if reserve(tx, &head, 0).is_none() {
                 return (sent, Ok(false));
             }
