@@ -187,6 +187,11 @@ impl Requester {
         host: &mut H,
         tx: &mut T,
     ) -> Step {
+        if self.sent == 0
+            && let Some(step) = self.small(now, path, done, may_start, host, tx)
+        {
+            return step;
+        }
         let request = match self.current {
             Some(request) => request,
             None if self.next == host.sq_posted() || !may_start && self.next == self.high => {
@@ -214,6 +219,40 @@ impl Requester {
         } else {
             self.tell(now, path, done, &request, host, tx)
         }
+    }
+
+    /// The next request, if it is one of the many that nothing keeps back and that one line takes.
+    #[inline]
+    fn small<H: Host, T: TxSink>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        done: u16,
+        may_start: bool,
+        host: &mut H,
+        tx: &mut T,
+    ) -> Option<Step> {
+        if self.next == host.sq_posted() {
+            return Some(Step::Blocked);
+        }
+        if !may_start || self.gone || self.alone || !self.greeted {
+            return None;
+        }
+        let len = host.small_send(self.next)?;
+        if self.limit.is_some_and(|limit| self.used.wrapping_sub(limit) as i32 >= 0) {
+            return None;
+        }
+        let head = self.head(path, Op::Send, FIRST | LAST, done, 0);
+        let Some(out) = reserve(tx, &head, len as usize) else { return Some(Step::Full) };
+        if len > 0
+            && let Err(e) = host.gather(self.next, 0, out)
+        {
+            return Some(self.local_failure(local_status(e)));
+        }
+        tx.commit();
+        self.used = self.used.wrapping_add(1);
+        self.left(now);
+        Some(Step::Sent)
     }
 
     /// What decides over a request before its first message; `None`: it is sent.
