@@ -222,6 +222,11 @@ impl Ways {
         self.with(side, |now, qp, host| qp.poll_ack(now, host, &mut sink));
         self.took(side, sink)
     }
+    /// Posts a request of which the queue pair is not told.
+    pub fn queue(&mut self, side: Side, op: SendOp, addr: usize, len: u32) {
+        let request = SendRequest { op, flags: SendFlags::SIGNALED, len, dest: None };
+        self.node(side).host.sq.push(Posted { request, addr, bad: false });
+    }
     /// Lets a side send what was just posted, as `Qp::send_messages` does.
     pub fn send_at_once(&mut self, side: Side) -> bool {
         let mut sink = self.sink(side);
