@@ -154,6 +154,8 @@ impl Ways {
             ways.ready_to_receive(side, setup);
             ways.ready_to_send(side, setup);
         }
+        // Both look once whether there is something to send.
+        ways.settle();
         ways
     }
     pub fn rc() -> Self {
