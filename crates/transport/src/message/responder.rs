@@ -273,6 +273,9 @@ impl Responder {
         let (va, rkey, left, len, data) = match self.inbound {
             Inbound::Idle => {
                 let (remote, len, data) = take_remote(body).ok_or(Fault::Invalid)?;
+                if u64::from(len) > MAX_MESSAGE_BYTES {
+                    return Err(Fault::Invalid);
+                }
                 if !path.access.contains(Access::REMOTE_WRITE) {
                     return Err(Fault::Access);
                 }
@@ -288,7 +291,7 @@ impl Responder {
         };
         let size = data.len() as u32;
         let fits = if last { size == left } else { size == MAX_DATA as u32 && size < left };
-        if !fits || u64::from(len) > MAX_MESSAGE_BYTES {
+        if !fits {
             return Err(Fault::Invalid);
         }
         let imm = last && head.op == Op::WriteImm;
