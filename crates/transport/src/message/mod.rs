@@ -222,7 +222,7 @@ impl Messages {
         self.path = Path::new(config, attr);
         self.responder.set_max_dest_rd_atomic(attr.max_dest_rd_atomic.unwrap_or_default());
         self.responder.admit(None, &self.path);
-        self.requester.greet_again();
+        self.requester.update(&self.path);
         self.requester.posted();
     }
 }

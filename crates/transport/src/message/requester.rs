@@ -106,9 +106,10 @@ impl Requester {
             rnr_left: path.rnr_retry,
         }
     }
-    /// The P_Key may have changed.
-    pub(crate) fn greet_again(&mut self) {
+    /// Attributes changed, and among them perhaps the P_Key.
+    pub(crate) fn update(&mut self, path: &Path) {
         self.greeted = false;
+        (self.rnr_retry, self.rnr_left) = (path.rnr_retry, path.rnr_retry);
     }
     /// The oldest request that is not completed.
     pub(crate) fn oldest(&self) -> u32 {
@@ -116,12 +117,12 @@ impl Requester {
     }
     /// Whether nothing that was begun is left.
     pub(crate) fn is_drained(&self) -> bool {
-        self.una == self.high && self.sent == 0
+        self.una == self.high && self.current.is_none()
     }
     /// Whether nothing was begun, and nothing keeps the next request back.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.is_drained() && !self.ready && !self.gone && !self.away
+        self.is_drained() && !self.ready && !self.gone && !self.away && self.rnr_until == NEVER
     }
     #[inline]
     pub(crate) fn posted(&mut self) {
@@ -161,6 +162,11 @@ impl Requester {
     ) -> (usize, Option<WcStatus>) {
         let mut sent = 0;
         let mut steps = 0;
+        // Answers to the peer, and what is posted meanwhile, end no wait.
+        if self.rnr_until != NEVER {
+            self.ready = false;
+            return (0, None);
+        }
         while steps < max {
             steps += 1;
             match self.step(now, path, done, may_start, host, tx) {
@@ -312,11 +318,15 @@ impl Requester {
         match host.direct(self.next, request, self.is_waiting()) {
             Direct::Unable => None,
             Direct::Later => Some(self.wait()),
-            Direct::Again => Some(Step::Full),
+            Direct::Again => {
+                self.current = Some(*request);
+                Some(Step::Full)
+            }
             Direct::Fail(e) => Some(self.local_failure(local_status(e))),
             Direct::Done => {
                 let len = if Kind::of(&request.op).is_answered() { request.len } else { 0 };
                 host.complete_send(self.next, WcStatus::Success, len);
+                self.current = None;
                 self.next = self.next.wrapping_add(1);
                 (self.una, self.high) = (self.next, self.next);
                 // The peer hears nothing of it, so the next one has its number.
@@ -477,22 +487,17 @@ impl Requester {
         if !self.is_waiting() {
             self.progressed();
         }
+        self.resend_at = self.resend_at.min(now.as_nanos().saturating_add(self.resend_wait));
         self.next = self.next.wrapping_add(1);
         if self.next.wrapping_sub(self.high) as i32 > 0 {
             self.high = self.next;
         }
         (self.current, self.sent, self.away) = (None, 0, false);
-        if self.resend_at == NEVER {
-            self.resend_at = now.as_nanos().saturating_add(self.resend_wait);
-        }
     }
 
     #[inline]
     fn progressed(&mut self) {
-        self.since_ns = NEVER;
-        if self.resend_wait != RESEND_NS.0 {
-            (self.resend_at, self.resend_wait) = (NEVER, RESEND_NS.0);
-        }
+        (self.since_ns, self.resend_wait) = (NEVER, RESEND_NS.0);
     }
 
     /// Sends again from this request on.
@@ -532,6 +537,11 @@ impl Requester {
         for _ in 0..count {
             if self.unanswered > 0 && Kind::of(&host.send_request(self.una).op).is_answered() {
                 return Err(WcStatus::BadResponse);
+            }
+            // It was done although it was about to be sent again, and took its receive request.
+            if self.una == self.next && self.sent == 0 {
+                let kind = Kind::of(&host.send_request(self.una).op);
+                self.used = self.used.wrapping_add(kind.consumes_recv().into());
             }
             host.complete_send(self.una, WcStatus::Success, 0);
             self.advance();
@@ -599,7 +609,8 @@ impl Requester {
             return Ok(());
         }
         if head.has(NOT_LENT) {
-            self.lends_from = self.high.max(self.next.wrapping_add(1));
+            // The next one may be half sent.
+            self.lends_from = self.high.wrapping_add((self.next == self.high).into());
             self.recount(self.una, host);
             self.go_back(self.una);
             return Ok(());
@@ -731,16 +742,20 @@ impl Requester {
         host: &H,
     ) -> Result<(), WcStatus> {
         let now_ns = now.as_nanos();
-        let anything = self.is_waiting() || self.next != host.sq_posted();
-        if !core::mem::replace(&mut self.away, true) && !self.is_waiting() {
+        self.ready = false;
+        if !self.is_waiting() && self.next == host.sq_posted() {
+            (self.away, self.since_ns, self.rnr_until) = (true, NEVER, NEVER);
+            return Ok(());
+        }
+        let known = core::mem::replace(&mut self.away, true) || self.is_waiting();
+        if !known || self.since_ns == NEVER {
             self.since_ns = now_ns;
         }
         let patience_ns = path.timeout_ns.saturating_mul(u64::from(path.retry_cnt) + 1);
-        if anything && now_ns.saturating_sub(self.since_ns) >= patience_ns {
+        if now_ns.saturating_sub(self.since_ns) >= patience_ns {
             return Err(WcStatus::RetryExceeded);
         }
-        self.ready = false;
-        self.rnr_until = if anything { now_ns.saturating_add(LOOK_AGAIN_NS) } else { NEVER };
+        self.rnr_until = now_ns.saturating_add(LOOK_AGAIN_NS);
         Ok(())
     }
 

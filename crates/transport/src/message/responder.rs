@@ -114,7 +114,6 @@ impl Responder {
     pub(crate) fn stop(&mut self) {
         self.responses.clear();
         self.nak = None;
-        self.inbound = Inbound::Idle;
         self.ack = false;
     }
 
@@ -172,19 +171,23 @@ impl Responder {
     #[inline]
     fn accept<H: Host>(&mut self, path: &Path, head: &Head, body: &[u8], host: &mut H) -> Result<Did, Fault> {
         let (first, last) = (head.has(FIRST), head.has(LAST));
-        if first {
-            // A requester that went back in the middle of a request begins it anew.
-            if let Inbound::Send { .. } = self.inbound {
-                host.return_recv();
-                self.taken = self.taken.wrapping_sub(1);
-            }
-            self.inbound = Inbound::Idle;
+        if first && self.inbound != Inbound::Idle {
+            self.begin_anew(host);
         }
         match head.op {
             Op::Send | Op::SendImm | Op::SendInv => self.accept_send(head, last, body, host),
             Op::Write | Op::WriteImm => self.accept_write(path, head, last, body, host),
             _ if !first => Err(Fault::Invalid),
             _ => self.accept_question(path, head, body, host),
+        }
+    }
+
+    /// The requester left its request off and begins it again, as a refusal of an earlier try came in between.
+    #[cold]
+    fn begin_anew<H: Host>(&mut self, host: &mut H) {
+        if let Inbound::Send { .. } = core::mem::take(&mut self.inbound) {
+            host.return_recv();
+            self.taken = self.taken.wrapping_sub(1);
         }
     }
 
@@ -270,6 +273,9 @@ impl Responder {
         let (va, rkey, left, len, data) = match self.inbound {
             Inbound::Idle => {
                 let (remote, len, data) = take_remote(body).ok_or(Fault::Invalid)?;
+                if u64::from(len) > MAX_MESSAGE_BYTES {
+                    return Err(Fault::Invalid);
+                }
                 if !path.access.contains(Access::REMOTE_WRITE) {
                     return Err(Fault::Access);
                 }
@@ -285,7 +291,7 @@ impl Responder {
         };
         let size = data.len() as u32;
         let fits = if last { size == left } else { size == MAX_DATA as u32 && size < left };
-        if !fits || u64::from(len) > MAX_MESSAGE_BYTES {
+        if !fits {
             return Err(Fault::Invalid);
         }
         let imm = last && head.op == Op::WriteImm;
@@ -409,13 +415,13 @@ impl Responder {
             && self.responses.is_empty()
             && let Some(syndrome) = self.nak
         {
-            let flags = if core::mem::take(&mut self.not_lent) { NOT_LENT } else { 0 };
+            let flags = if self.not_lent { NOT_LENT } else { 0 };
             let head = self.head(path, Op::Nak, flags, self.expected, syndrome.encode().into());
             if reserve(tx, &head, 0).is_none() {
                 return (sent, Ok(false));
             }
             tx.commit();
-            (self.nak, self.ack, self.delivered) = (None, false, false);
+            (self.nak, self.not_lent, self.ack, self.delivered) = (None, false, false, false);
             sent += 1;
         }
         (sent, Ok(true))

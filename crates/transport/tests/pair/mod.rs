@@ -76,6 +76,25 @@ pub struct MockHost {
     pub invalidated: Vec<Rkey>,
     pub atomics: u32,
     pub writes: u32,
+    pub near: Near,
+}
+
+/// Says what becomes of a request (index, request, behind) on the peer's memory.
+pub type DirectRule = Box<dyn FnMut(u32, &SendRequest, bool) -> Direct>;
+/// Says how many bytes of a request's list (index, offset, at most) are lent.
+pub type LendRule = Box<dyn FnMut(u32, u32, u32) -> Option<u32>>;
+
+/// What a host knows of a peer on the same machine.
+#[derive(Default)]
+pub struct Near {
+    /// The peer's memory, while a test lets this side reach it.
+    pub memory: Vec<u8>,
+    pub direct: Option<DirectRule>,
+    pub lend: Option<LendRule>,
+    /// Of the loans to come, those that are out of reach, by order.
+    pub gone: VecDeque<bool>,
+    /// Loans that were fetched.
+    pub fetched: Vec<Loan>,
 }
 
 impl MockHost {
@@ -94,6 +113,7 @@ impl MockHost {
             invalidated: Vec::new(),
             atomics: 0,
             writes: 0,
+            near: Near::default(),
         }
     }
     fn at(index: u32) -> usize {
@@ -121,6 +141,27 @@ impl MockHost {
             Err(RemoteAccessError)
         } else {
             Ok(va as usize)
+        }
+    }
+    /// Does a request straight on the peer's memory.
+    fn reach(&mut self, index: u32, request: &SendRequest) {
+        let here = self.sq[Self::at(index)].addr;
+        let len = request.len as usize;
+        let at = |remote: RemoteAddr| remote.addr as usize;
+        match request.op {
+            SendOp::Write(to) => {
+                self.near.memory[at(to)..at(to) + len].copy_from_slice(&self.mem[here..here + len]);
+            }
+            SendOp::Read(from) => {
+                self.mem[here..here + len].copy_from_slice(&self.near.memory[at(from)..at(from) + len]);
+            }
+            SendOp::FetchAdd { remote, add } => {
+                let word = &mut self.near.memory[at(remote)..at(remote) + 8];
+                let old = u64::from_ne_bytes((&*word).try_into().unwrap());
+                word.copy_from_slice(&old.wrapping_add(add).to_ne_bytes());
+                self.mem[here..here + 8].copy_from_slice(&old.to_ne_bytes());
+            }
+            op => panic!("{op:?} is not done directly"),
         }
     }
     fn local(&self, index: u32) -> Result<Posted, LocalError> {
@@ -193,7 +234,7 @@ impl Host for MockHost {
         self.srq
     }
     fn check_remote(&mut self, rkey: Rkey, va: u64, len: u64, _: Access) -> Result<(), RemoteAccessError> {
-        self.remote(rkey, va, len).map(|_| ())
+        if len == 0 { Ok(()) } else { self.remote(rkey, va, len).map(|_| ()) }
     }
     fn write_remote(&mut self, rkey: Rkey, va: u64, data: &[u8]) -> Result<(), RemoteAccessError> {
         let at = self.remote(rkey, va, data.len() as u64)?;
@@ -228,6 +269,30 @@ impl Host for MockHost {
             return Err(RemoteAccessError);
         }
         self.invalidated.push(rkey);
+        Ok(())
+    }
+    fn direct(&mut self, index: u32, request: &SendRequest, behind: bool) -> Direct {
+        let Some(rule) = &mut self.near.direct else { return Direct::Unable };
+        let outcome = rule(index, request, behind);
+        if outcome == Direct::Done {
+            self.reach(index, request);
+        }
+        outcome
+    }
+    fn lend(&mut self, index: u32, offset: u32, max: u32) -> Option<Loan> {
+        let len = self.near.lend.as_mut()?(index, offset, max)?;
+        assert!(len <= max, "more is lent than asked for");
+        let addr = self.sq[Self::at(index)].addr as u64 + u64::from(offset);
+        Some(Loan { memory: RemoteAddr { addr, rkey: KEY }, len })
+    }
+    fn place_loan(&mut self, offset: u32, loan: &Loan) -> Result<(), LoanError> {
+        let at = loan.memory.addr as usize;
+        if self.near.gone.pop_front().unwrap_or(false) {
+            return Err(LoanError::Gone);
+        }
+        let data = self.near.memory.get(at..at + loan.len as usize).ok_or(LoanError::Gone)?.to_vec();
+        self.place_recv(offset, &data)?;
+        self.near.fetched.push(*loan);
         Ok(())
     }
     fn event(&mut self, event: QpEvent) {

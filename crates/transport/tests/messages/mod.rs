@@ -1,0 +1,339 @@
+//! Two queue pairs with a connection by messages, and the two ways between them: each keeps what is put in, in order.
+#![allow(dead_code, unreachable_pub, missing_docs)]
+
+use std::collections::VecDeque;
+use std::ops::{Deref, DerefMut};
+
+use hca_core::wire::{NakCode, Syndrome};
+use hca_core::*;
+use hca_transport::*;
+
+use crate::pair::*;
+use Side::{A, B};
+
+pub const MS: u64 = 1_000_000;
+/// Data bytes of one message.
+pub const PIECE: usize = 4096;
+/// How long nothing is heard before a request is sent again for the first time.
+pub const RESEND_NS: u64 = 16 * MS;
+
+/// What a message is, as its first byte tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum M {
+    Send,
+    SendImm,
+    SendInv,
+    Write,
+    WriteImm,
+    Read,
+    CompareSwap,
+    FetchAdd,
+    Hello,
+    Ack,
+    Nak,
+    ReadData,
+    Original,
+}
+pub const FIRST: u8 = 1;
+pub const LAST: u8 = 2;
+pub const SOLICITED: u8 = 4;
+pub const LENT: u8 = 8;
+pub const LIMITED: u8 = 4;
+pub const NOT_LENT: u8 = 8;
+
+const KINDS: [M; 13] = [
+    M::Send,
+    M::SendImm,
+    M::SendInv,
+    M::Write,
+    M::WriteImm,
+    M::Read,
+    M::CompareSwap,
+    M::FetchAdd,
+    M::Hello,
+    M::Ack,
+    M::Nak,
+    M::ReadData,
+    M::Original,
+];
+
+/// A message, made or taken apart by hand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Msg {
+    pub kind: M,
+    pub flags: u8,
+    pub to: Qpn,
+    pub number: u16,
+    pub done: u16,
+    pub extra: u32,
+    pub body: Vec<u8>,
+}
+
+impl Msg {
+    pub fn new(kind: M, to: Side, number: u16) -> Self {
+        Self { kind, flags: FIRST | LAST, to: qpn(to), number, done: 0, extra: 0, body: Vec::new() }
+    }
+    pub fn flags(self, flags: u8) -> Self {
+        Self { flags, ..self }
+    }
+    pub fn done(self, done: u16) -> Self {
+        Self { done, ..self }
+    }
+    pub fn extra(self, extra: u32) -> Self {
+        Self { extra, ..self }
+    }
+    pub fn data(mut self, len: usize) -> Self {
+        self.body.resize(self.body.len() + len, 0x5a);
+        self
+    }
+    pub fn remote(mut self, remote: RemoteAddr, len: u32) -> Self {
+        self.body.extend(remote.addr.to_ne_bytes());
+        self.body.extend(remote.rkey.raw().to_ne_bytes());
+        self.body.extend(len.to_ne_bytes());
+        self
+    }
+    pub fn bytes(&self) -> Vec<u8> {
+        let kind = self.kind as u32 | u32::from(self.flags) << 4 | self.to.raw() << 8;
+        let numbers = u32::from(self.number) | u32::from(self.done) << 16;
+        let mut out = Vec::new();
+        for word in [kind, numbers, self.extra] {
+            out.extend(word.to_ne_bytes());
+        }
+        out.extend(&self.body);
+        out
+    }
+    pub fn parse(bytes: &[u8]) -> Self {
+        let word = |i: usize| u32::from_ne_bytes(bytes[i * 4..i * 4 + 4].try_into().unwrap());
+        Self {
+            kind: KINDS[(word(0) & 15) as usize],
+            flags: (word(0) >> 4 & 15) as u8,
+            to: Qpn::new(word(0) >> 8),
+            number: word(1) as u16,
+            done: (word(1) >> 16) as u16,
+            extra: word(2),
+            body: bytes[HEAD_BYTES..].to_vec(),
+        }
+    }
+    pub fn has(&self, flag: u8) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// Two queue pairs by messages. What `Pair` has for packets (its wire, script and turns) lies idle.
+pub struct Ways {
+    pair: Pair,
+    /// What is on its way from each side.
+    pub way: [VecDeque<Vec<u8>>; 2],
+    /// All that ever left, in order.
+    pub log: Vec<(Side, Msg)>,
+    /// Messages that a way takes while others are in it.
+    pub room: usize,
+    /// What a side sends at most in one go.
+    pub burst: usize,
+    /// Whether hosts reach the memory of each other.
+    pub reach: bool,
+}
+
+impl Deref for Ways {
+    type Target = Pair;
+    fn deref(&self) -> &Pair {
+        &self.pair
+    }
+}
+impl DerefMut for Ways {
+    fn deref_mut(&mut self) -> &mut Pair {
+        &mut self.pair
+    }
+}
+
+impl Ways {
+    /// Both sides in RTS.
+    pub fn new(setup: &Setup) -> Self {
+        let mut ways = Self::reset(setup);
+        for side in [A, B] {
+            ways.ready_to_receive(side, setup);
+            ways.ready_to_send(side, setup);
+        }
+        // Both look once whether there is something to send.
+        ways.settle();
+        ways
+    }
+    pub fn rc() -> Self {
+        Self::new(&Setup::default())
+    }
+    /// Both sides in RESET.
+    pub fn reset(setup: &Setup) -> Self {
+        let mut pair = Pair::reset(setup);
+        pair.b.host.srq = setup.srq_b;
+        for side in [A, B] {
+            pair.node(side).qp.use_messages(true);
+        }
+        let way = [VecDeque::new(), VecDeque::new()];
+        Self { pair, way, log: Vec::new(), room: usize::MAX, burst: 64, reach: false }
+    }
+    /// A in RTS, and B where it drops all messages.
+    pub fn one_sided(setup: &Setup) -> Self {
+        let mut ways = Self::reset(setup);
+        ways.ready_to_receive(A, setup);
+        ways.ready_to_send(A, setup);
+        ways
+    }
+    pub fn instant(&self) -> Instant {
+        Instant::from_nanos(self.now)
+    }
+    /// Calls `f` with a side, which may reach the other's memory meanwhile if hosts do.
+    pub fn with<R>(&mut self, side: Side, f: impl FnOnce(Instant, &mut Qp, &mut MockHost) -> R) -> R {
+        let now = self.instant();
+        if self.reach {
+            let memory = core::mem::take(&mut self.node(side.other()).host.mem);
+            self.node(side).host.near.memory = memory;
+        }
+        let n = self.node(side);
+        let r = f(now, &mut n.qp, &mut n.host);
+        if self.reach {
+            let memory = core::mem::take(&mut self.node(side).host.near.memory);
+            self.node(side.other()).host.mem = memory;
+        }
+        r
+    }
+    fn sink(&self, side: Side) -> VecSink {
+        VecSink::with_room(self.room.saturating_sub(self.way[side as usize].len()))
+    }
+    fn took(&mut self, side: Side, sink: VecSink) -> usize {
+        let sent = sink.out.len();
+        for (to, bytes) in sink.out {
+            assert!(to.is_none() && bytes.len() <= MAX_MESSAGE);
+            self.log.push((side, Msg::parse(&bytes)));
+            self.way[side as usize].push_back(bytes);
+        }
+        sent
+    }
+    /// Lets a side send what it has but an acknowledgement.
+    pub fn send_side(&mut self, side: Side) -> usize {
+        let (mut sink, burst) = (self.sink(side), self.burst);
+        self.with(side, |now, qp, host| {
+            if qp.wants_transmit() {
+                qp.poll_transmit(now, host, &mut sink, burst);
+            }
+        });
+        self.took(side, sink)
+    }
+    /// Lets a side send the acknowledgement that it owes.
+    pub fn ack_side(&mut self, side: Side) -> usize {
+        let mut sink = self.sink(side);
+        self.with(side, |now, qp, host| qp.poll_ack(now, host, &mut sink));
+        self.took(side, sink)
+    }
+    /// Posts a request of which the queue pair is not told.
+    pub fn queue(&mut self, side: Side, op: SendOp, addr: usize, len: u32) {
+        let request = SendRequest { op, flags: SendFlags::SIGNALED, len, dest: None };
+        self.node(side).host.sq.push(Posted { request, addr, bad: false });
+    }
+    /// Lets a side send what was just posted, as `Qp::send_messages` does.
+    pub fn send_at_once(&mut self, side: Side) -> bool {
+        let mut sink = self.sink(side);
+        let all = self
+            .with(side, |now, qp, host| qp.may_send_messages() && qp.send_messages(now, host, &mut sink, 64));
+        self.took(side, sink);
+        all
+    }
+    /// Lets a side take the next message that is on its way to it.
+    pub fn take(&mut self, side: Side) -> bool {
+        let Some(bytes) = self.way[side.other() as usize].pop_front() else { return false };
+        self.hand(side, &bytes);
+        true
+    }
+    /// Lets a side take all that is on its way to it.
+    pub fn take_all(&mut self, side: Side) {
+        while self.take(side) {}
+    }
+    pub fn hand(&mut self, side: Side, bytes: &[u8]) {
+        self.with(side, |now, qp, host| qp.handle_message(now, bytes, host));
+    }
+    pub fn hand_msg(&mut self, side: Side, msg: &Msg) {
+        self.hand(side, &msg.bytes());
+    }
+    pub fn fire(&mut self, side: Side) -> bool {
+        let now = self.instant();
+        self.with(side, |_, qp, host| {
+            let due = qp.next_deadline().is_some_and(|d| d <= now);
+            if due {
+                qp.handle_timeout(now, host);
+            }
+            due
+        })
+    }
+    /// Sends, takes, and else lets the next timer fire. `false`: all is quiet.
+    pub fn step(&mut self) -> bool {
+        let mut any = false;
+        for side in [A, B] {
+            any |= self.send_side(side) > 0;
+            any |= self.ack_side(side) > 0;
+        }
+        for side in [A, B] {
+            any |= !self.way[side.other() as usize].is_empty();
+            self.take_all(side);
+        }
+        any || self.skip()
+    }
+    /// Lets the next timer fire. `false`: there is none.
+    pub fn skip(&mut self) -> bool {
+        let deadlines = [&self.a, &self.b].into_iter().filter_map(|n| n.qp.next_deadline());
+        let Some(at) = deadlines.map(Instant::as_nanos).min() else { return false };
+        self.now = self.now.max(at);
+        self.fire(A);
+        self.fire(B);
+        true
+    }
+    /// Steps until all is quiet.
+    pub fn run(&mut self) {
+        for _ in 0..20_000 {
+            if !self.step() {
+                let wants = self.a.qp.wants_transmit() || self.b.qp.wants_transmit();
+                assert!(!wants, "quiet, but wants to send");
+                return;
+            }
+        }
+        panic!("not quiet; the last messages: {:?}", &self.log[self.log.len().saturating_sub(10)..]);
+    }
+    /// Steps without letting time pass until nothing moves.
+    pub fn settle(&mut self) {
+        loop {
+            let before = self.log.len();
+            for side in [A, B] {
+                self.send_side(side);
+                self.ack_side(side);
+                self.take_all(side.other());
+            }
+            if self.log.len() == before {
+                return;
+            }
+        }
+    }
+    /// What is on the ways is lost.
+    pub fn lose(&mut self) {
+        self.way = [VecDeque::new(), VecDeque::new()];
+    }
+    /// What a side sent, in order.
+    pub fn sent(&self, side: Side) -> Vec<&Msg> {
+        self.log.iter().filter(|(s, _)| *s == side).map(|(_, m)| m).collect()
+    }
+    pub fn kinds(&self, side: Side) -> Vec<M> {
+        self.sent(side).iter().map(|m| m.kind).collect()
+    }
+    /// How many messages of a kind a side sent.
+    pub fn sent_of(&self, side: Side, kind: M) -> usize {
+        self.kinds(side).into_iter().filter(|k| *k == kind).count()
+    }
+    fn syndromes(&self, side: Side) -> Vec<Syndrome> {
+        let naks = self.sent(side).into_iter().filter(|m| m.kind == M::Nak);
+        naks.filter_map(|m| Syndrome::decode(m.extra as u8)).collect()
+    }
+    pub fn nak_codes(&self, side: Side) -> Vec<NakCode> {
+        let code = |s| if let Syndrome::Nak(code) = s { Some(code) } else { None };
+        self.syndromes(side).into_iter().filter_map(code).collect()
+    }
+    pub fn rnr_naks(&self, side: Side) -> usize {
+        self.syndromes(side).iter().filter(|s| matches!(s, Syndrome::RnrNak(_))).count()
+    }
+}

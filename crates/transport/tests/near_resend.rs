@@ -1,0 +1,596 @@
+//! Reliable connection by messages: what is sent again, when, and that it is carried out once.
+mod messages;
+mod pair;
+
+use hca_core::wire::{NakCode, Syndrome};
+use hca_core::*;
+use hca_transport::*;
+use messages::*;
+use pair::*;
+
+use Side::{A, B};
+use WcStatus::{Success, WrFlushed};
+
+/// The number of A's first request.
+const NUMBER: u16 = 0xfffd;
+const NANOS_OF_RNR_1: u64 = 10_000;
+
+fn rnr(number: u16, done: u16) -> Msg {
+    let syndrome = Syndrome::RnrNak(RnrTimer::new(1)).encode();
+    Msg::new(M::Nak, A, number).flags(0).done(done).extra(syndrome.into())
+}
+
+#[test]
+fn what_was_lost_before_the_peer_was_ready_is_sent_again_and_executed_once() {
+    let s = Setup::default();
+    let mut p = Ways::one_sided(&s);
+    p.fill(A, 0, 10_000);
+    p.fill(B, 50_000, 10_000);
+    p.send(A, SendOp::Send, 0, 10_000);
+    p.send(A, SendOp::FetchAdd { remote: remote(MEMORY - 8), add: 3 }, 20_000, 8);
+    p.send(A, SendOp::Read(remote(50_000)), 30_000, 9_000);
+    p.send(A, SendOp::Write(remote(70_000)), 0, 5_000);
+    p.settle();
+    assert_eq!(p.b.host.counted(Count::DroppedState) as usize, p.log.len());
+    p.ready_to_receive(B, &s);
+    p.recv(B, 100_000, 10_000);
+    p.run();
+    p.expect_sends(&[Success; 4]);
+    assert_eq!((p.b.host.atomics, p.b.host.recvs().len()), (1, 1));
+    p.expect_bytes(B, 100_000, 0, 10_000);
+    p.expect_bytes(A, 30_000, 50_000, 9_000);
+    p.expect_bytes(B, 70_000, 0, 5_000);
+    let hellos: Vec<_> = p.sent(A).into_iter().filter(|m| m.kind == M::Hello).collect();
+    assert_eq!(hellos.len(), 2, "the P_Key is told again");
+    assert_eq!(p.a.host.counted(Count::Probe), 1);
+}
+
+#[test]
+fn of_a_message_whose_first_piece_was_lost_nothing_is_placed() {
+    let s = Setup::default();
+    let mut p = Ways::one_sided(&s);
+    p.fill(A, 0, 3 * PIECE);
+    p.send(A, SendOp::Send, 0, 3 * PIECE as u32);
+    p.send_side(A);
+    // The Hello and the first piece find nobody, the others a peer that knows nothing of them.
+    p.take(B);
+    p.take(B);
+    p.ready_to_receive(B, &s);
+    p.recv(B, 100_000, 3 * PIECE);
+    p.hand_msg(B, &Msg::new(M::Hello, B, NUMBER).extra(0xffff));
+    p.take_all(B);
+    assert!(p.b.host.held.is_none());
+    assert_eq!(p.b.host.counted(Count::DroppedPsn), 2);
+    p.run();
+    p.expect_sends(&[Success]);
+    p.expect_bytes(B, 100_000, 0, 3 * PIECE);
+}
+
+#[test]
+fn duplicates_of_every_kind_are_dropped_and_acknowledged_again() {
+    for op in [
+        SendOp::Send,
+        SendOp::SendImm(1),
+        SendOp::SendInv(KEY),
+        SendOp::Write(remote(0)),
+        SendOp::WriteImm(remote(0), 1),
+        SendOp::Read(remote(0)),
+        SendOp::CompareSwap { remote: remote(0), compare: 0, swap: 1 },
+        SendOp::FetchAdd { remote: remote(0), add: 1 },
+    ] {
+        let mut p = Ways::rc();
+        p.recv(B, 0, 8);
+        p.recv(B, 0, 8);
+        p.send(A, op, 0, 8);
+        p.send_side(A);
+        let copy = p.way[A as usize][1].clone();
+        p.run();
+        let (done, atomics, writes) = (p.b.host.done.len(), p.b.host.atomics, p.b.host.writes);
+        p.hand(B, &copy);
+        assert_eq!(p.b.host.counted(Count::Duplicate), 1, "{op:?}");
+        assert_eq!((p.b.host.done.len(), p.b.host.atomics, p.b.host.writes), (done, atomics, writes));
+        assert_eq!((p.send_side(B), p.ack_side(B)), (0, 1), "{op:?}");
+        let last = p.log.last().unwrap();
+        assert_eq!((last.1.kind, last.1.done), (M::Ack, NUMBER + 1));
+        p.run();
+        p.expect_sends(&[Success]);
+    }
+}
+
+#[test]
+fn a_slow_peer_gets_requests_twice_and_executes_them_once() {
+    let mut p = Ways::rc();
+    p.fill(B, 0, 3 * PIECE);
+    p.recv(B, 200_000, 100);
+    p.send(A, SendOp::Send, 100_000, 100);
+    p.send(A, SendOp::Read(remote(0)), 50_000, 3 * PIECE as u32);
+    p.send(A, SendOp::FetchAdd { remote: remote(MEMORY - 8), add: 1 }, 90_000, 8);
+    p.send_side(A);
+    while p.a.host.counted(Count::Probe) < 2 {
+        assert!(p.skip());
+        p.send_side(A);
+    }
+    assert_eq!(p.sent_of(A, M::Read), 3);
+    p.run();
+    p.expect_sends(&[Success; 3]);
+    p.expect_bytes(A, 50_000, 0, 3 * PIECE);
+    assert_eq!((p.b.host.atomics, p.b.host.recvs().len()), (1, 1));
+    assert!(p.b.host.counted(Count::Duplicate) > 0);
+}
+
+#[test]
+fn a_read_that_is_half_answered_is_not_asked_again() {
+    let mut p = Ways::rc();
+    p.fill(B, 0, 3 * PIECE);
+    p.send(A, SendOp::Read(remote(0)), 50_000, 3 * PIECE as u32);
+    p.send_side(A);
+    p.take_all(B);
+    p.send_side(B);
+    p.take(A);
+    for _ in 0..3 {
+        p.skip();
+    }
+    assert_eq!((p.send_side(A), p.a.host.counted(Count::Probe)), (0, 0));
+    p.run();
+    p.expect_sends(&[Success]);
+    p.expect_bytes(A, 50_000, 0, 3 * PIECE);
+}
+
+#[test]
+fn a_read_that_is_about_to_be_asked_again_takes_its_response() {
+    for pieces in 0..=3 {
+        let mut p = Ways::rc();
+        p.fill(B, 0, 3 * PIECE);
+        p.send(A, SendOp::Read(remote(0)), 50_000, 3 * PIECE as u32);
+        p.send_side(A);
+        p.take_all(B);
+        p.send_side(B);
+        while p.a.host.counted(Count::Probe) == 0 {
+            assert!(p.skip());
+        }
+        assert!(p.a.qp.wants_transmit());
+        for _ in 0..pieces {
+            p.take(A);
+        }
+        p.send_side(A);
+        // One READ at a time, so that a wrong count of what waits would show.
+        for _ in 0..5 {
+            p.send(A, SendOp::Read(remote(0)), 50_000, 8);
+        }
+        p.post(A, SendOp::Write(remote(100_000)), 0, 8, SendFlags::SIGNALED | SendFlags::FENCE);
+        p.run();
+        p.expect_sends(&[Success; 7]);
+        p.expect_bytes(A, 50_008, 8, 3 * PIECE - 8);
+    }
+}
+
+#[test]
+fn silence_ends_after_the_timeout_times_the_tries() {
+    for (timeout, retry_cnt) in [(14, 0), (14, 7), (16, 3), (1, 0)] {
+        let s = Setup { timeout, retry_cnt, ..Setup::default() };
+        let mut p = Ways::one_sided(&s);
+        p.send(A, SendOp::Write(remote(0)), 0, 8);
+        p.send(A, SendOp::Write(remote(0)), 0, 8);
+        p.send_side(A);
+        let begin = p.now;
+        p.run();
+        p.expect_sends(&[WcStatus::RetryExceeded, WrFlushed]);
+        let patience = (4096 << timeout) * (u64::from(retry_cnt) + 1);
+        assert_eq!(p.now - begin, RESEND_NS + patience, "from the first look of the timer on");
+        assert_eq!((p.a.qp.state(), p.a.host.counted(Count::Timeout)), (QpState::Error, 1));
+        assert!(p.a.qp.next_deadline().is_none());
+    }
+}
+
+#[test]
+fn an_infinite_timeout_never_ends() {
+    let s = Setup { timeout: 0, retry_cnt: 0, ..Setup::default() };
+    let mut p = Ways::one_sided(&s);
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    for _ in 0..1000 {
+        assert!(p.step());
+    }
+    assert!(p.now > 60_000 * MS);
+    p.expect_sends(&[]);
+    p.ready_to_receive(B, &s);
+    p.run();
+    p.expect_sends(&[Success]);
+}
+
+#[test]
+fn the_wait_between_two_tries_doubles_up_to_a_quarter_of_a_second() {
+    let s = Setup { timeout: 0, ..Setup::default() };
+    let mut p = Ways::one_sided(&s);
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    let mut times = Vec::new();
+    for _ in 0..200 {
+        if p.send_side(A) > 0 {
+            times.push(p.now);
+        }
+        p.lose();
+        p.skip();
+    }
+    let waits: Vec<_> = times.windows(2).map(|w| (w[1] - w[0]) / MS).collect();
+    assert_eq!(waits[..6], [32, 32, 64, 128, 256, 256], "{waits:?}");
+}
+
+#[test]
+fn after_progress_the_timer_still_runs_for_what_is_left() {
+    let s = Setup::default();
+    let mut p = Ways::one_sided(&s);
+    for _ in 0..3 {
+        p.send(A, SendOp::Read(remote(0)), 0, 8);
+    }
+    p.send_side(A);
+    p.lose();
+    while p.a.host.counted(Count::Probe) == 0 {
+        assert!(p.skip());
+    }
+    // The peer is ready now, answers one request, and is then put in error without a word.
+    p.ready_to_receive(B, &s);
+    p.send_side(A);
+    p.take(B);
+    p.take(B);
+    p.send_side(B);
+    p.take(A);
+    p.expect_sends(&[Success]);
+    p.state(B, QpState::Error);
+    p.take_all(B);
+    assert!(p.a.qp.next_deadline().is_some(), "two requests are under way");
+    p.run();
+    p.expect_sends(&[Success, WcStatus::RetryExceeded, WrFlushed]);
+}
+
+#[test]
+fn rnr_naks_wait_for_their_timer_and_come_through() {
+    for len in [8, 3 * PIECE as u32] {
+        for op in [SendOp::Send, SendOp::WriteImm(remote(300_000), 7)] {
+            let mut p = Ways::rc();
+            p.fill(A, 0, len as usize);
+            p.send(A, op, 0, len);
+            p.send(A, SendOp::Write(remote(MEMORY - 8)), 0, 8);
+            p.settle();
+            assert_eq!(p.rnr_naks(B), 1);
+            assert!(p.b.host.held.is_none() && p.b.host.mem[MEMORY - 8..] == [0; 8], "all behind is dropped");
+            let at = p.a.qp.next_deadline().unwrap().as_nanos();
+            assert_eq!(at, p.now, "the time at the refusal may have been an old one");
+            p.fire(A);
+            assert_eq!(p.a.qp.next_deadline().unwrap().as_nanos(), p.now + NANOS_OF_RNR_1);
+            p.recv(B, 200_000, len as usize);
+            p.run();
+            p.expect_sends(&[Success; 2]);
+            let recvs = p.b.host.recvs();
+            assert_eq!((recvs.len(), recvs[0].1.byte_len), (1, len));
+            let at = if op == SendOp::Send { 200_000 } else { 300_000 };
+            p.expect_bytes(B, at, 0, len as usize);
+            assert_eq!(p.a.host.counted(Count::RnrNakReceived), 1);
+            assert_eq!(p.b.host.counted(Count::RnrNakSent), 1);
+        }
+    }
+}
+
+#[test]
+fn a_refused_request_waits_for_its_timer_whatever_else_is_to_be_sent() {
+    let mut p = Ways::rc();
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    p.fire(A);
+    p.log.clear();
+    // What is posted meanwhile, and answers to the peer, must not carry it along.
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    assert!(p.send_at_once(A) || !p.a.qp.wants_transmit());
+    p.send(B, SendOp::Read(remote(0)), 0, 8);
+    p.settle();
+    assert_eq!(p.b.host.statuses(), [Success]);
+    assert_eq!(p.kinds(A), [M::ReadData]);
+    p.recv(B, 0, 8);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+}
+
+#[test]
+fn rnr_retries_run_out() {
+    for rnr_retry in [0, 1, 6] {
+        let mut p = Ways::new(&Setup { rnr_retry, ..Setup::default() });
+        p.send(A, SendOp::Send, 0, 8);
+        p.send(A, SendOp::Send, 0, 8);
+        p.run();
+        p.expect_sends(&[WcStatus::RnrRetryExceeded, WrFlushed]);
+        assert_eq!(p.rnr_naks(B), usize::from(rnr_retry) + 1);
+        assert_eq!((p.a.qp.state(), p.b.qp.state()), (QpState::Error, QpState::Rts));
+    }
+}
+
+#[test]
+fn rnr_retries_are_counted_for_each_request() {
+    let mut p = Ways::new(&Setup { rnr_retry: 2, ..Setup::default() });
+    for i in 0..3 {
+        p.send(A, SendOp::Send, 0, 8);
+        p.settle();
+        for _ in 0..2 {
+            p.skip();
+            p.settle();
+        }
+        assert_eq!(p.rnr_naks(B), 2 * (i + 1));
+        assert_eq!(p.a.host.statuses().len(), i);
+        p.recv(B, 0, 8);
+        p.run();
+    }
+    p.expect_sends(&[Success; 3]);
+}
+
+#[test]
+fn rnr_retry_7_is_for_ever() {
+    let mut p = Ways::rc();
+    p.send(A, SendOp::Send, 0, 8);
+    for _ in 0..500 {
+        assert!(p.step());
+    }
+    p.expect_sends(&[]);
+    p.recv(B, 0, 8);
+    p.run();
+    p.expect_sends(&[Success]);
+}
+
+#[test]
+fn an_rnr_retry_that_was_raised_in_sqd_holds() {
+    let mut p = Ways::new(&Setup { rnr_retry: 0, ..Setup::default() });
+    p.state(A, QpState::Sqd);
+    p.modify(A, QpAttr { state: Some(QpState::Sqd), rnr_retry: Some(3), ..QpAttr::default() }).unwrap();
+    p.state(A, QpState::Rts);
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    p.expect_sends(&[]);
+    p.recv(B, 0, 8);
+    p.run();
+    p.expect_sends(&[Success]);
+}
+
+#[test]
+fn a_second_refusal_of_the_same_request_may_come_amid_its_next_try() {
+    let len = 3 * PIECE as u32;
+    let mut p = Ways::rc();
+    p.fill(A, 0, 4 * PIECE);
+    p.send(A, SendOp::Send, 0, len);
+    p.send(A, SendOp::Send, 100, len);
+    p.settle();
+    p.skip();
+    p.skip();
+    for _ in 0..2 {
+        p.recv(B, 200_000, len as usize);
+    }
+    // The first piece of its next try is in, as a refusal comes that an earlier copy brought on.
+    p.burst = 1;
+    p.send_side(A);
+    p.take_all(B);
+    assert!(p.b.host.held.is_some());
+    p.hand_msg(A, &rnr(NUMBER, NUMBER));
+    p.burst = 64;
+    p.run();
+    p.expect_sends(&[Success; 2]);
+    assert_eq!(p.b.qp.state(), QpState::Rts);
+    assert_eq!(p.b.host.recvs().iter().map(|r| r.0).collect::<Vec<_>>(), [0, 1]);
+    p.expect_bytes(B, 200_000, 100, len as usize);
+}
+
+#[test]
+fn credits_stay_right_when_what_was_to_be_sent_again_turns_out_done() {
+    // With no retry a SEND beyond the credits ends the connection.
+    let mut p = Ways::new(&Setup { rnr_retry: 0, ..Setup::default() });
+    for _ in 0..4 {
+        p.recv(B, 0, 8);
+    }
+    for _ in 0..4 {
+        p.send(A, SendOp::Send, 0, 8);
+    }
+    p.send_side(A);
+    p.take_all(B);
+    while p.a.host.counted(Count::Probe) == 0 {
+        assert!(p.skip());
+    }
+    // They are to be sent again, as the acknowledgement of all comes.
+    p.recv(B, 0, 8);
+    p.ack_side(B);
+    p.take_all(A);
+    p.expect_sends(&[Success; 4]);
+    for _ in 0..5 {
+        p.send(A, SendOp::Send, 0, 8);
+    }
+    p.send_side(A);
+    assert_eq!(p.sent_of(A, M::Send), 5, "one receive request waits there");
+    for _ in 0..4 {
+        p.recv(B, 0, 8);
+    }
+    p.run();
+    p.expect_sends(&[Success; 9]);
+    assert_eq!(p.rnr_naks(B), 0);
+}
+
+#[test]
+fn numbers_wrap_with_as_many_requests_as_a_queue_takes() {
+    const DEPTH: usize = 32_768;
+    let s = Setup::default();
+    let mut p = Ways::one_sided(&s);
+    for _ in 0..DEPTH {
+        p.post(A, SendOp::Write(remote(0)), 0, 0, SendFlags::empty());
+    }
+    p.burst = usize::MAX;
+    p.send_side(A);
+    p.lose();
+    p.ready_to_receive(B, &s);
+    // A copy of the last finds none of them done: it is dropped, whatever it is taken for.
+    p.hand_msg(B, &Msg::new(M::Hello, B, NUMBER).extra(0xffff));
+    p.hand_msg(B, &Msg::new(M::Write, B, NUMBER.wrapping_add(DEPTH as u16 - 1)).remote(remote(0), 0));
+    p.hand_msg(B, &Msg::new(M::Write, B, NUMBER.wrapping_add(DEPTH as u16)).remote(remote(0), 0));
+    p.settle();
+    p.expect_sends(&[]);
+    p.run();
+    assert_eq!(p.a.host.statuses(), vec![Success; DEPTH]);
+    let copies: Vec<Msg> = p.sent(A).into_iter().filter(|m| m.kind == M::Write).take(9).cloned().collect();
+    for copy in &copies {
+        p.hand_msg(B, copy);
+    }
+    assert_eq!(p.b.host.counted(Count::Duplicate), 10, "nine, and one that is half the numbers away");
+}
+
+#[test]
+fn messages_of_an_earlier_connection_are_dropped() {
+    let mut p = Ways::rc();
+    p.recv(B, 0, 8);
+    p.send(A, SendOp::Send, 0, 8);
+    p.send(A, SendOp::Write(remote(64)), 0, 8);
+    p.send_side(A);
+    let old: Vec<_> = p.way[A as usize].drain(..).collect();
+    let s = Setup { psn_a: 100, psn_b: 200, ..Setup::default() };
+    for side in [A, B] {
+        p.state(side, QpState::Reset);
+        p.node(side).qp.use_messages(true);
+        p.ready_to_receive(side, &s);
+        p.ready_to_send(side, &s);
+    }
+    let base = p.a.host.sq.len();
+    p.a.host.completed = base;
+    for bytes in &old {
+        p.hand(B, bytes);
+    }
+    // And an old answer.
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send_side(A);
+    p.hand_msg(A, &Msg::new(M::Ack, A, NUMBER + 2).flags(0).done(NUMBER + 2));
+    p.hand_msg(A, &Msg::new(M::Nak, A, NUMBER).flags(0).done(NUMBER).extra(0x60));
+    p.expect_sends(&[]);
+    assert!(p.b.host.done.is_empty() && p.b.host.writes == 0);
+    p.run();
+    p.expect_sends(&[Success]);
+}
+
+#[test]
+fn where_nobody_is_a_request_is_tried_again_until_its_patience_ends() {
+    for sent_before in [false, true] {
+        let mut p = Ways::new(&Setup { timeout: 14, retry_cnt: 1, ..Setup::default() });
+        p.send(A, SendOp::Write(remote(0)), 0, 8);
+        if sent_before {
+            p.send_side(A);
+            p.send(A, SendOp::Write(remote(0)), 0, 8);
+        }
+        let (begin, patience) = (p.now, (4096_u64 << 14) * 2);
+        for tries in 0.. {
+            assert!(tries < 1000, "it goes on for ever");
+            if p.a.qp.state() == QpState::Error {
+                break;
+            }
+            if p.a.qp.wants_transmit() {
+                p.with(A, |now, qp, host| qp.unreachable(now, host));
+                assert!(!p.a.qp.is_idle_near());
+            } else {
+                assert!(p.skip());
+            }
+        }
+        assert_eq!(p.a.host.statuses()[0], WcStatus::RetryExceeded);
+        assert!(p.now - begin >= patience && p.now - begin < patience + 50 * MS);
+    }
+}
+
+#[test]
+fn a_peer_that_comes_in_time_gets_the_request() {
+    let mut p = Ways::rc();
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    for _ in 0..3 {
+        p.with(A, |now, qp, host| qp.unreachable(now, host));
+        assert!(!p.a.qp.wants_transmit());
+        assert!(p.skip() && p.a.qp.wants_transmit());
+    }
+    p.run();
+    p.expect_sends(&[Success]);
+    assert!(p.a.qp.is_idle_near());
+}
+
+#[test]
+fn that_nobody_was_there_long_ago_costs_a_request_no_patience() {
+    let mut p = Ways::rc();
+    p.send(B, SendOp::Send, 0, 8);
+    p.send_side(B);
+    p.take_all(A);
+    // The refusal finds nobody.
+    p.with(A, |now, qp, host| qp.unreachable(now, host));
+    assert!(p.a.qp.next_deadline().is_none() && !p.a.qp.wants_transmit());
+    p.now += 3_600_000 * MS;
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.with(A, |now, qp, host| qp.unreachable(now, host));
+    p.expect_sends(&[]);
+    while !p.a.qp.wants_transmit() {
+        assert!(p.skip());
+    }
+    p.send_side(A);
+    p.take_all(B);
+    p.ack_side(B);
+    p.take_all(A);
+    p.expect_sends(&[Success]);
+}
+
+#[test]
+fn an_answer_that_finds_nobody_costs_no_receive_request() {
+    let mut p = Ways::rc();
+    p.recv(B, 200_000, 3 * PIECE);
+    p.fill(A, 0, 3 * PIECE);
+    p.send(A, SendOp::Send, 0, 3 * PIECE as u32);
+    p.burst = 1;
+    p.send_side(A);
+    p.take_all(B);
+    assert!(p.b.host.held.is_some());
+    p.with(B, |now, qp, host| qp.unreachable(now, host));
+    assert!(p.b.qp.next_deadline().is_none());
+    p.burst = 64;
+    p.run();
+    p.expect_sends(&[Success]);
+    p.expect_bytes(B, 200_000, 0, 3 * PIECE);
+}
+
+#[test]
+fn when_the_peer_is_gone_all_fails_at_once_and_later_posts_too() {
+    let mut p = Ways::rc();
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send_side(A);
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.recv(A, 0, 8);
+    p.with(A, |_, qp, host| qp.peer_gone(host));
+    p.expect_sends(&[WcStatus::RetryExceeded, WrFlushed]);
+    assert_eq!(p.a.host.done.last(), Some(&Done::RecvFlushed(0)));
+    assert_eq!(p.a.qp.state(), QpState::Error);
+    assert!(p.a.qp.next_deadline().is_none() && !p.a.qp.wants_transmit());
+    // With nothing under way it is told by the next request.
+    let mut p = Ways::rc();
+    p.with(A, |_, qp, host| qp.peer_gone(host));
+    assert_eq!(p.a.qp.state(), QpState::Rts);
+    assert!(!p.a.qp.is_idle_near());
+    p.send(A, SendOp::Read(remote(0)), 0, 8);
+    p.send_side(A);
+    p.expect_sends(&[WcStatus::RetryExceeded]);
+    assert!(p.log.is_empty());
+}
+
+#[test]
+fn a_peer_gone_during_an_rnr_wait_is_not_waited_for() {
+    let mut p = Ways::rc();
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    p.with(A, |_, qp, host| qp.peer_gone(host));
+    p.expect_sends(&[WcStatus::RetryExceeded]);
+}
+
+#[test]
+fn naks_of_other_numbers_are_dropped() {
+    let mut p = Ways::rc();
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send_side(A);
+    let fatal = u32::from(Syndrome::Nak(NakCode::RemoteAccess).encode());
+    for number in [NUMBER - 1, NUMBER + 1, NUMBER.wrapping_add(0x8000)] {
+        p.hand_msg(A, &Msg::new(M::Nak, A, number).flags(0).done(NUMBER).extra(fatal));
+        p.hand_msg(A, &rnr(number, NUMBER));
+        p.hand_msg(A, &Msg::new(M::Ack, A, number).flags(0).done(NUMBER - 1));
+    }
+    p.expect_sends(&[]);
+    assert_eq!(p.a.host.counted(Count::DroppedPsn), 9);
+    p.run();
+    p.expect_sends(&[Success]);
+}
