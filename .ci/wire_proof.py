@@ -33,7 +33,7 @@ RUNS = [
     ("raw", 4, 4500, True),
     ("raw", 6, 4500, False),
     ("raw, VLAN 7", 4, 4500, False),
-    ("raw, RoCEv1", 4, 4500, False),
+    ("raw, RoCEv1", 4, 4500, True),
     ("raw, RoCEv1", 6, 4500, False),
 ]
 RAW_OPTIONS = {"raw": "", "raw, VLAN 7": "&vlan=7", "raw, RoCEv1": "&roce=1"}

@@ -22,8 +22,10 @@ use crate::floor::{LINE_BYTES, Shared, end_with_starter};
 
 /// The first argument of a process that is the far side.
 const CHILD_COMMAND: &str = "__duo";
-/// Receive requests that are posted.
-const RECEIVES: usize = 128;
+/// Receive requests that are posted: so many, and of long messages fewer, so that the caches hold their buffers.
+const MAX_RECEIVES: usize = 128;
+const MIN_RECEIVES: usize = 8;
+const RECEIVE_BYTES: usize = 1 << 20;
 /// Entries of the send queue.
 const SENDS: usize = 512;
 /// Every so many messages one is signalled.
@@ -111,6 +113,7 @@ struct Side {
     source: FrozenBuf,
     /// Used receive buffers.
     back: Vec<Buf>,
+    receives: usize,
     /// Where READs and atomics go.
     sink: Option<Buf>,
     inline: bool,
@@ -128,9 +131,10 @@ impl Side {
         let opened = open_exactly(device)?;
         let context = opened.context();
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq((RECEIVES + SENDS) as u32)?;
+        let receives = (RECEIVE_BYTES / size).clamp(MIN_RECEIVES, MAX_RECEIVES);
+        let cq = context.create_cq((receives + SENDS) as u32)?;
         let inline = size <= 8;
-        let qp = pd.qp::<Rc>(&cq).max_send_wr(SENDS as u32).max_recv_wr(RECEIVES as u32);
+        let qp = pd.qp::<Rc>(&cq).max_send_wr(SENDS as u32).max_recv_wr(receives as u32);
         let qp = qp.max_send_sge(1).max_recv_sge(1).max_inline(8).build()?;
         let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let window = pd.alloc_shared(kind.window_bytes(size), rights)?;
@@ -142,7 +146,7 @@ impl Side {
             }
             _ => pd.alloc(size)?,
         };
-        let back = if kind == Kind::Send { pd.alloc_many(RECEIVES, size)? } else { Vec::new() };
+        let back = if kind == Kind::Send { pd.alloc_many(receives, size)? } else { Vec::new() };
         let sink = Some(pd.alloc(8)?);
         let (wcs, remote) = (Completions::with_parts(64, 2 * SENDS), RemoteMr::default());
         let source = source.freeze();
@@ -155,6 +159,7 @@ impl Side {
             remote,
             source,
             back,
+            receives,
             sink,
             inline,
             size,
@@ -201,7 +206,7 @@ impl Side {
                 self.completed = self.completed.max(wc.id);
             }
         }
-        if self.back.len() * 4 > RECEIVES {
+        if self.back.len() * 4 > self.receives {
             self.post_receives()?;
         }
         Ok(received)

@@ -1,5 +1,7 @@
 //! Ratios from interleaved pairs, each within one placement of the CPUs.
 
+use core::fmt;
+
 use hca::cli::Failure;
 use hca::probe::{Placement, placement};
 
@@ -35,6 +37,33 @@ impl Target {
             Better::Less => ratio <= self.must,
             Better::More => ratio >= self.must,
         }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.better == Better::Less { "<=" } else { ">=" };
+        write!(f, "{sign}{}", plain(self.must))
+    }
+}
+
+/// Whether a target was met, in a word; nothing where there is none.
+pub fn verdict(target: Option<Target>, measured: Option<&Ratio>) -> &'static str {
+    match (target, measured) {
+        (_, None) => "TOO FEW PAIRS",
+        (_, Some(r)) if r.pairs < WANTED_PAIRS => "TOO FEW PAIRS",
+        (None, _) => "",
+        (Some(t), Some(r)) if t.is_met(r.median) => "met",
+        _ => "MISSED",
+    }
+}
+
+/// A number with as many digits as tell something.
+pub fn plain(x: f64) -> String {
+    match x {
+        x if x >= 100.0 => format!("{x:.0}"),
+        x if x != 0.0 && x < 0.1 => format!("{x:.4}"),
+        x => format!("{x:.2}"),
     }
 }
 
@@ -167,5 +196,18 @@ mod tests {
         assert!(less.is_met(1.25) && !less.is_met(1.26));
         let more = Target { better: Better::More, must: 0.7, aim: None };
         assert!(more.is_met(0.7) && !more.is_met(0.69));
+        assert_eq!((less.to_string().as_str(), more.to_string().as_str()), ("<=1.25", ">=0.70"));
+    }
+
+    #[test]
+    fn a_ratio_of_too_few_pairs_meets_nothing() {
+        let target = Some(Target { better: Better::Less, must: 1.25, aim: None });
+        let few = [sample(1.0, 1.0, Placement::Near); WANTED_PAIRS - 1];
+        let enough = [sample(1.0, 1.0, Placement::Near); WANTED_PAIRS];
+        let slow = [sample(1.3, 1.0, Placement::Near); WANTED_PAIRS];
+        let judged = |samples: &[Sample]| verdict(target, summary(samples).as_ref());
+        assert_eq!((judged(&few), judged(&enough), judged(&slow)), ("TOO FEW PAIRS", "met", "MISSED"));
+        assert_eq!(judged(&[]), "TOO FEW PAIRS");
+        assert_eq!(verdict(None, summary(&slow).as_ref()), "");
     }
 }

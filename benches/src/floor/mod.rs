@@ -7,6 +7,7 @@ mod raw;
 mod shared;
 mod tcp;
 mod udp;
+mod xdp;
 
 use std::fs::File;
 use std::io;
@@ -40,13 +41,27 @@ pub enum Floor {
     /// Frames of 64 bytes behind their Ethernet header there and back over a veth pair, both sides spinning on a
     /// ring of received frames.
     RawPingPong,
+    /// The same by AF_XDP in copy mode, behind a generic XDP program.
+    XdpPingPong,
+    /// Goodput of frames of 4 KiB over a veth pair, 64 a call, received from the ring.
+    RawGoodput,
+    /// Frames of 64 bytes by the same two.
+    RawRate,
     /// What two processes do on cache lines that they share.
     Cache(cache::Kind),
 }
 
 impl Floor {
-    const PLAIN: [Self; 5] =
-        [Self::UdpPingPong, Self::UdpGoodput, Self::UdpRate, Self::TcpStream, Self::RawPingPong];
+    const PLAIN: [Self; 8] = [
+        Self::UdpPingPong,
+        Self::UdpGoodput,
+        Self::UdpRate,
+        Self::TcpStream,
+        Self::RawPingPong,
+        Self::XdpPingPong,
+        Self::RawGoodput,
+        Self::RawRate,
+    ];
 
     fn named(name: &str) -> Option<Self> {
         let cache = cache::Kind::ALL.into_iter().map(Self::Cache);
@@ -60,6 +75,9 @@ impl Floor {
             Self::UdpRate => "udp-rate",
             Self::TcpStream => "tcp-stream",
             Self::RawPingPong => "raw-ping-pong",
+            Self::XdpPingPong => "xdp-ping-pong",
+            Self::RawGoodput => "raw-goodput",
+            Self::RawRate => "raw-rate",
             Self::Cache(kind) => kind.name(),
         }
     }
@@ -67,11 +85,11 @@ impl Floor {
     /// Bytes of a packet where packets are equal.
     fn segment(self) -> usize {
         match self {
-            Self::UdpGoodput => 4096,
+            Self::UdpGoodput | Self::RawGoodput => 4096,
             Self::UdpRate => 24,
             Self::UdpPingPong => 8,
             Self::TcpStream => 1 << 20,
-            Self::RawPingPong => 64,
+            Self::RawPingPong | Self::XdpPingPong | Self::RawRate => 64,
             Self::Cache(kind) => kind.bytes(),
         }
     }
@@ -117,7 +135,9 @@ pub fn run_across(
         Floor::UdpPingPong => udp::ping(&shared, &mut child, time),
         Floor::UdpGoodput | Floor::UdpRate => udp::stream(floor.segment(), &shared, &mut child, time),
         Floor::TcpStream => tcp::send(floor.segment(), &shared, &mut child, time),
-        Floor::RawPingPong => raw::ping(floor.segment(), &shared, &mut child, time),
+        Floor::RawPingPong => raw::ping::<raw::Packets>(floor.segment(), &shared, &mut child, time),
+        Floor::XdpPingPong => raw::ping::<xdp::Xsk>(floor.segment(), &shared, &mut child, time),
+        Floor::RawGoodput | Floor::RawRate => raw::stream(floor.segment(), &shared, &mut child, time),
         Floor::Cache(kind) => cache::near(kind, &shared, &mut child, time),
     };
     shared.stop.store(1);
@@ -148,7 +168,9 @@ pub fn far_side_if_asked() {
         Floor::UdpPingPong => udp::pong(&shared),
         Floor::UdpGoodput | Floor::UdpRate => udp::sink(floor.segment(), &shared),
         Floor::TcpStream => tcp::sink(floor.segment(), &shared),
-        Floor::RawPingPong => raw::pong(floor.segment(), &shared),
+        Floor::RawPingPong => raw::pong::<raw::Packets>(floor.segment(), &shared),
+        Floor::XdpPingPong => raw::pong::<xdp::Xsk>(floor.segment(), &shared),
+        Floor::RawGoodput | Floor::RawRate => raw::sink(floor.segment(), &shared),
         Floor::Cache(kind) => cache::far(kind, &shared),
     };
     std::process::exit(i32::from(done.is_err()));

@@ -24,11 +24,41 @@ const ETHERNET_BYTES: usize = 14;
 const RING_BYTES: usize = 16 << 20;
 const BLOCK_BYTES: usize = 1 << 17;
 const SLOT_BYTES: usize = 8192;
+/// Frames under way at most: the kernel's own queue in front of the ring takes 1000.
+const FRAMES_UNDER_WAY: u64 = 512;
+/// Frames that one call sends.
+const CALL_FRAMES: usize = 64;
 const PACKET_RX_RING: i32 = 5;
 const PACKET_VERSION: i32 = 10;
 const PACKET_QDISC_BYPASS: i32 = 20;
 
-struct End {
+/// An end of the wire.
+pub(super) trait End: Sized {
+    /// Opens it, for frames of so many bytes behind their Ethernet header.
+    fn open(bytes: usize) -> io::Result<Self>;
+    /// Sends a frame.
+    fn send(&mut self) -> bool;
+    /// Takes a frame, if one is there; its last byte.
+    fn recv(&mut self) -> Option<u8>;
+}
+
+/// A frame for everybody on the wire, of so many bytes behind its Ethernet header.
+pub(super) fn frame(bytes: usize) -> Vec<u8> {
+    let mut frame = vec![5; ETHERNET_BYTES + bytes];
+    frame[..6].fill(0xff);
+    frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+    frame[12..14].copy_from_slice(&ETHER_TYPE.to_be_bytes());
+    frame
+}
+
+/// The interface's number.
+pub(super) fn link() -> u32 {
+    // SAFETY: (1) the name is a C string.
+    unsafe { libc::if_nametoindex(INTERFACE.as_ptr()) }
+}
+
+/// By packet sockets.
+pub(super) struct Packets {
     _rx: OwnedFd,
     tx: OwnedFd,
     ring: *mut u8,
@@ -36,7 +66,7 @@ struct End {
     frame: Vec<u8>,
 }
 
-impl End {
+impl End for Packets {
     fn open(bytes: usize) -> io::Result<Self> {
         let rx = socket()?;
         set(&rx, PACKET_VERSION, &1_i32)?;
@@ -50,19 +80,14 @@ impl End {
         let tx = socket()?;
         set(&tx, PACKET_QDISC_BYPASS, &1_i32)?;
         bind(&tx, 0)?;
-        let mut frame = vec![5; ETHERNET_BYTES + bytes];
-        frame[..6].fill(0xff);
-        frame[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
-        frame[12..14].copy_from_slice(&ETHER_TYPE.to_be_bytes());
-        Ok(Self { _rx: rx, tx, ring: ring.cast(), slot: 0, frame })
+        Ok(Self { _rx: rx, tx, ring: ring.cast(), slot: 0, frame: frame(bytes) })
     }
 
-    fn send(&self) -> bool {
+    fn send(&mut self) -> bool {
         // SAFETY: (1) the frame outlives the call.
         unsafe { libc::send(self.tx.as_raw_fd(), self.frame.as_ptr().cast(), self.frame.len(), 0) > 0 }
     }
 
-    /// Takes a frame, if one is there; its last byte.
     fn recv(&mut self) -> Option<u8> {
         let at = self.ring.wrapping_add(self.slot * SLOT_BYTES);
         // SAFETY: (2, 3) the status is the slot's first word, aligned.
@@ -104,8 +129,7 @@ fn bind(fd: &OwnedFd, protocol: u16) -> io::Result<()> {
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_protocol = protocol.to_be();
-    // SAFETY: (1) the name is a C string.
-    address.sll_ifindex = unsafe { libc::if_nametoindex(INTERFACE.as_ptr()) } as i32;
+    address.sll_ifindex = link() as i32;
     // SAFETY: (1) the address outlives the call.
     match unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), size_of_val(&address) as u32) } {
         0 => Ok(()),
@@ -114,8 +138,13 @@ fn bind(fd: &OwnedFd, protocol: u16) -> io::Result<()> {
 }
 
 /// Bounces a frame for `time` and takes the median.
-pub(super) fn ping(bytes: usize, shared: &Shared, far: &mut Far, time: Duration) -> io::Result<Figures> {
-    let mut end = End::open(bytes)?;
+pub(super) fn ping<E: End>(
+    bytes: usize,
+    shared: &Shared,
+    far: &mut Far,
+    time: Duration,
+) -> io::Result<Figures> {
+    let mut end = E::open(bytes)?;
     far.port(shared)?;
     let mut samples = Vec::with_capacity(1 << 20);
     let begin = Instant::now();
@@ -139,13 +168,79 @@ pub(super) fn ping(bytes: usize, shared: &Shared, far: &mut Far, time: Duration)
 }
 
 /// Sends a frame back for each that comes.
-pub(super) fn pong(bytes: usize, shared: &Shared) -> io::Result<()> {
-    let mut end = End::open(bytes)?;
+pub(super) fn pong<E: End>(bytes: usize, shared: &Shared) -> io::Result<()> {
+    let mut end = E::open(bytes)?;
     shared.port.store(1);
     let mut empty = 0_u32;
     loop {
         if end.recv().is_some() {
             end.send();
+        } else {
+            empty = empty.wrapping_add(1);
+            if empty.is_multiple_of(256) && shared.stop.load() != 0 {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Sends frames, as many a call as one takes, and counts what arrives.
+pub(super) fn stream(bytes: usize, shared: &Shared, far: &mut Far, time: Duration) -> io::Result<Figures> {
+    let end = Packets::open(bytes)?;
+    far.port(shared)?;
+    let (at, len) = (end.frame.as_ptr().cast_mut().cast(), end.frame.len());
+    let mut part = libc::iovec { iov_base: at, iov_len: len };
+    // SAFETY: zeros are valid for this struct.
+    let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+    (header.msg_hdr.msg_iov, header.msg_hdr.msg_iovlen) = (&raw mut part, 1);
+    let mut headers = [header; CALL_FRAMES];
+    let start = Instant::now();
+    let (mut begin, mut before, mut warm, mut sent) = (start, 0, false, 0_u64);
+    let (mut seen, mut seen_at) = (0, start);
+    loop {
+        let now = Instant::now();
+        if !warm && now - start > time / 10 {
+            (warm, before, begin) = (true, shared.arrived.load(), now);
+        }
+        if now - start > time {
+            break;
+        }
+        let arrived = shared.arrived.load();
+        if arrived != seen {
+            (seen, seen_at) = (arrived, now);
+        }
+        if sent.saturating_sub(arrived) > FRAMES_UNDER_WAY {
+            std::hint::spin_loop();
+            if now - seen_at > STALL {
+                // The rest was lost.
+                sent = arrived;
+            }
+            continue;
+        }
+        // SAFETY: (1) the headers, the part and the frame outlive the call.
+        let n = unsafe {
+            libc::sendmmsg(
+                end.tx.as_raw_fd(),
+                headers.as_mut_ptr(),
+                CALL_FRAMES as u32,
+                libc::MSG_DONTWAIT as _,
+            )
+        };
+        sent += n.max(0) as u64;
+    }
+    let frames = (shared.arrived.load() - before) as f64 / begin.elapsed().as_secs_f64();
+    Ok(Figures { packets_per_s: frames, bytes_per_s: frames * bytes as f64, ..Figures::default() })
+}
+
+/// Takes frames, and says how many came.
+pub(super) fn sink(bytes: usize, shared: &Shared) -> io::Result<()> {
+    let mut end = Packets::open(bytes)?;
+    shared.port.store(1);
+    let (mut empty, mut arrived) = (0_u32, 0);
+    loop {
+        if end.recv().is_some() {
+            arrived += 1;
+            shared.arrived.store(arrived);
         } else {
             empty = empty.wrapping_add(1);
             if empty.is_multiple_of(256) && shared.stop.load() != 0 {

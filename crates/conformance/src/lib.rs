@@ -59,10 +59,15 @@
 //! | `limits` | what is reported is granted, what lies beyond refused; stale handles |
 //! | `progress` | who moves the device while its program does not |
 //! | `concurrency` | all of it with four threads |
+//!
+//! # Fabrics against each other
+//!
+//! [`differ`] plays the random script of a seed on several beds, and says what came out differently.
 #![deny(unsafe_code)]
 
 mod bed;
 mod checks;
+mod differential;
 mod mem;
 mod node;
 mod qp;
@@ -70,4 +75,5 @@ mod suite;
 mod world;
 
 pub use bed::{Bed, Feature, run};
+pub use differential::differ;
 pub(crate) use suite::CHECKS;

@@ -1,9 +1,10 @@
 //! Registered memory of a check.
 //!
 //! Invariants:
-//! 1. The bytes of a [`Mem`] are reached through atomics only, never through references to plain
+//! 1. While a [`Mem`] is registered its bytes are reached through atomics only, never through references to plain
 //!    data: adapters and peers change them meanwhile.
 //! 2. The region is deregistered before its memory is freed.
+//! 3. While it is not registered nobody else touches the bytes, and who holds it alone may read and write them.
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
@@ -22,6 +23,7 @@ pub(crate) struct Mem {
     keys: MrKeys,
     iova: u64,
     len: usize,
+    access: Access,
     live: Mutex<bool>,
     memory: DmaMemory,
 }
@@ -34,6 +36,20 @@ impl Node {
     /// Memory that requests name by addresses from `iova` on.
     pub(crate) fn mem_at(&self, len: usize, access: Access, iova: u64) -> Mem {
         Mem::register(self.pd.clone(), len, access, Some(iova))
+    }
+    /// Memory of the program's own, which begins 24 bytes behind a page.
+    pub(crate) fn foreign_mem(&self, len: usize, access: Access) -> Mem {
+        const AFTER: usize = 24;
+        let mut owner = vec![0_u64; (len + 4096 + AFTER).div_ceil(8)].into_boxed_slice();
+        let start = owner.as_mut_ptr().cast::<u8>();
+        let skip = start.align_offset(4096) + AFTER;
+        // SAFETY: (1) the bytes lie within `owner`, which holds 4095 and `AFTER` more than `len`, is zeroed, and is
+        // not touched until it is dropped.
+        let memory = unsafe {
+            let addr = NonNull::new_unchecked(start.add(skip));
+            DmaMemory::new(addr, len, Box::new(owner))
+        };
+        Mem::register_memory(self.pd.clone(), memory, len, access, None)
     }
     /// Tries to register `len` bytes of fresh memory and takes the registration back.
     pub(crate) fn try_reg(&self, pd: hca_core::PdHandle, len: usize) -> Result<(), DeviceError> {
@@ -50,14 +66,52 @@ impl Node {
 impl Mem {
     fn register(pd: Arc<Pd>, len: usize, access: Access, iova: Option<u64>) -> Self {
         let memory = pd.dev.alloc_memory(len).expect("the device has memory");
-        let addr = memory.addr();
-        assert_eq!(addr.as_ptr() as usize % 4096, 0, "memory of a device is aligned to 4096 bytes");
+        assert_eq!(memory.addr().as_ptr() as usize % 4096, 0, "memory of a device is aligned to 4096 bytes");
         assert!(memory.len() >= len);
+        Self::register_memory(pd, memory, len, access, iova)
+    }
+
+    fn register_memory(
+        pd: Arc<Pd>,
+        memory: DmaMemory,
+        len: usize,
+        access: Access,
+        iova: Option<u64>,
+    ) -> Self {
+        let addr = memory.addr();
         let iova = iova.unwrap_or(addr.as_ptr() as u64);
         // SAFETY: (2) `drop` deregisters before it frees, and (1) no reference to the bytes is made.
         let keys = unsafe { pd.dev.reg_mr(pd.handle, &MrInit { addr, len, iova, access }) }
             .expect("the region is registered");
-        Self { pd, keys, iova, len, live: Mutex::new(true), memory }
+        Self { pd, keys, iova, len, access, live: Mutex::new(true), memory }
+    }
+
+    /// Writes all bytes at once while they are not registered.
+    pub(crate) fn replace(&mut self, bytes: &[u8]) -> Result<(), DeviceError> {
+        assert_eq!(bytes.len(), self.len);
+        self.dereg()?;
+        // SAFETY: (3), and `memory` holds at least `len` bytes.
+        unsafe { self.memory.addr().as_ptr().copy_from(bytes.as_ptr(), self.len) };
+        self.register_again()
+    }
+    /// Takes the keys back if that was not done, and yields the bytes.
+    pub(crate) fn into_bytes(self) -> Result<Vec<u8>, DeviceError> {
+        if *lock(&self.live) {
+            self.dereg()?;
+        }
+        // SAFETY: (3), and `memory` holds at least `len` bytes, all of which were zeroed once.
+        Ok(unsafe { core::slice::from_raw_parts(self.memory.addr().as_ptr(), self.len) }.to_vec())
+    }
+    /// Registers the same bytes again, whether or not they are registered; other keys are theirs now.
+    pub(crate) fn register_again(&mut self) -> Result<(), DeviceError> {
+        if *lock(&self.live) {
+            self.dereg()?;
+        }
+        let init = MrInit { addr: self.memory.addr(), len: self.len, iova: self.iova, access: self.access };
+        // SAFETY: (1) and (2), as when it was registered at first.
+        self.keys = unsafe { self.pd.dev.reg_mr(self.pd.handle, &init) }?;
+        *lock(&self.live) = true;
+        Ok(())
     }
 
     /// What the device gave.
@@ -97,7 +151,7 @@ impl Mem {
     /// The word at `offset`, a multiple of 8.
     pub(crate) fn word(&self, offset: usize) -> &AtomicU64 {
         assert_eq!(offset % 8, 0);
-        // SAFETY: (1) as in `byte`; the memory is aligned to 4096 bytes and the offset to 8.
+        // SAFETY: (1) as in `byte`; the memory and the offset are aligned to 8 bytes.
         unsafe { AtomicU64::from_ptr(self.at(offset, 8).as_ptr().cast()) }
     }
     /// Writes bytes at `offset`.

@@ -2,7 +2,8 @@
 //!
 //! Frames carry Ethernet headers (with addresses made up from the IP addresses, since a socket shows
 //! none), and the IP header as the ICRC covers it: the true Identification, "don't fragment", a right
-//! checksum. The UDP checksum is 0 over IPv4, as RoCEv2 senders set it, and computed over IPv6.
+//! checksum. The UDP checksum is 0 over IPv4, as RoCEv2 senders set it, and computed over IPv6. RoCEv1 has a GRH
+//! instead of both.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -11,10 +12,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use hca_core::Instant;
-use hca_core::wire::ROCEV2_PORT;
+use hca_core::wire::{Grh, ROCEV2_PORT, ether_type};
+use hca_core::{Gid, Instant};
 
-use crate::{Direction, Tap, TapFrame};
+use crate::{Direction, RoceVersion, Tap, TapFrame};
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const INTERFACE_DESCRIPTION: u32 = 1;
@@ -226,12 +227,19 @@ fn fold(mut sum: u64) -> u16 {
     !(sum as u16)
 }
 
-/// Ethernet, IP and UDP header of a frame.
+/// Headers of a frame: Ethernet, then IP and UDP, or a GRH.
 fn frame_headers<'a>(frame: &TapFrame<'_>, out: &'a mut [u8; MAX_FRAME_HEADERS]) -> &'a [u8] {
     let udp_len = (8 + frame.payload.len()) as u16;
     let hops = if frame.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { frame.hop_limit };
     out[..6].copy_from_slice(&mac(frame.dst));
     out[6..12].copy_from_slice(&mac(frame.src));
+    if frame.version == RoceVersion::V1 {
+        let (src, dst) = (Gid::from_ip(frame.src), Gid::from_ip(frame.dst));
+        let grh = Grh::new(frame.traffic_class, 0, frame.payload.len() as u16, hops, src, dst);
+        out[12..14].copy_from_slice(&ether_type::ROCEV1.to_be_bytes());
+        out[14..54].copy_from_slice(bytemuck::bytes_of(&grh));
+        return &out[..54];
+    }
     let udp_at = match (frame.src, frame.dst) {
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             out[12..14].copy_from_slice(&[0x08, 0x00]);

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use hca_core::{AddressVector, Counter, Instant, Mtu};
 use thiserror::Error;
 
-use crate::TxBatch;
+use crate::{RoceVersion, TxBatch};
 
 /// Names a path to a peer within one fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -73,7 +73,7 @@ pub enum PathError {
     #[error("{0} paths are open, which is the limit")]
     Limit(usize),
     /// The operating system refused.
-    #[error("{doing}: {source}")]
+    #[error("{doing}: {source}{}", hca_core::remedy(source))]
     Io {
         /// What was being done.
         doing: &'static str,
@@ -155,11 +155,13 @@ pub enum Direction {
 pub struct TapFrame<'a> {
     /// Who sent it.
     pub direction: Direction,
+    /// What stands in front of the BTH: IP and UDP, or a GRH.
+    pub version: RoceVersion,
     /// Source address.
     pub src: IpAddr,
     /// Destination address.
     pub dst: IpAddr,
-    /// Source port.
+    /// Source port; 0 on RoCEv1, which has none.
     pub src_port: u16,
     /// DSCP and ECN bits.
     pub traffic_class: u8,
@@ -167,7 +169,7 @@ pub struct TapFrame<'a> {
     pub hop_limit: u8,
     /// IPv4 Identification as it stands in the frame, or the one that the ICRC proves.
     pub ident: u16,
-    /// UDP payload: BTH to ICRC.
+    /// BTH to ICRC.
     pub payload: &'a [u8],
 }
 

@@ -177,6 +177,7 @@ impl LoopbackFabric {
             if let (Some(tap), Checked::Good(ident) | Checked::Bad(ident)) = (&mut self.tap, checked) {
                 let tapped = TapFrame {
                     direction: Direction::Rx,
+                    version: crate::RoceVersion::V2,
                     src: frame.src,
                     dst: self.attr.local,
                     src_port: SRC_PORT,
@@ -272,6 +273,7 @@ impl Fabric for LoopbackFabric {
                 for (k, payload) in bytes.chunks(train.segment).enumerate() {
                     let frame = TapFrame {
                         direction: Direction::Tx,
+                        version: crate::RoceVersion::V2,
                         src: self.attr.local,
                         dst: path.peer,
                         src_port: SRC_PORT,

@@ -35,7 +35,7 @@ pub enum OpenError {
         source: io::Error,
     },
     /// The operating system refused.
-    #[error("{doing} for {local}: {source}")]
+    #[error("{doing} for {local}: {source}{}", hca_core::remedy(source))]
     Io {
         /// What was being done.
         doing: &'static str,

@@ -78,7 +78,7 @@ pub enum DeviceError {
         bytes: u64,
     },
     /// The operating system refused.
-    #[error("{doing}: {source}")]
+    #[error("{doing}: {source}{}", remedy(source))]
     Io {
         /// What was being done, with its object.
         doing: &'static str,
@@ -207,4 +207,32 @@ pub struct PostError {
     pub accepted: usize,
     /// Why it was refused.
     pub kind: PostErrorKind,
+}
+
+/// What helps where the system has no descriptors left, as the end of a message; nothing for any other error.
+pub fn remedy(source: &std::io::Error) -> &'static str {
+    // The same numbers on every architecture of Linux.
+    const EMFILE: i32 = 24;
+    const ENFILE: i32 = 23;
+    match source.raw_os_error() {
+        Some(EMFILE) => "; raise this process's limit of descriptors (ulimit -n, RLIMIT_NOFILE)",
+        Some(ENFILE) => "; raise the system's limit of descriptors (sysctl fs.file-max)",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_descriptors_tells_its_remedy() {
+        let error = |number| {
+            let source = std::io::Error::from_raw_os_error(number);
+            DeviceError::Io { doing: "opening a socket", source }.to_string()
+        };
+        assert!(error(24).contains("Too many open files (os error 24); raise this process's limit"));
+        assert!(error(23).contains("fs.file-max"));
+        assert!(error(13).ends_with("(os error 13)"));
+    }
 }

@@ -232,6 +232,7 @@ fn shm(domain: &str, url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), Op
         ring_bytes: settings.ring.unwrap_or(ShmOptions::default().ring_bytes),
         folder: settings.dir,
         any_user: settings.users == Some(Users::Any),
+        isolated: settings.isolated.unwrap_or(false),
         // Faults, captures and a narrow path are of packets.
         messages: url.options.fault.is_none() && url.options.capture.is_none() && url.options.mtu.is_none(),
     };

@@ -69,7 +69,7 @@ pub struct Options {
     pub capture: Option<PathBuf>,
     /// `mtu=256|512|1024|2048|4096`: the largest path MTU.
     pub mtu: Option<Mtu>,
-    /// `dir=`, `users=` and `ring=`, for `shm://` only.
+    /// `dir=`, `users=`, `ring=` and `isolated=`, for `shm://` only.
     pub shm: Option<Box<ShmSettings>>,
 }
 
@@ -82,6 +82,8 @@ pub struct ShmSettings {
     pub users: Option<Users>,
     /// `ring=BYTES`: the size of the ring to each peer.
     pub ring: Option<usize>,
+    /// `isolated=yes|no`: no memory but the rings is shared with any peer.
+    pub isolated: Option<bool>,
 }
 
 /// Whose processes are taken for peers over shared memory.
@@ -148,7 +150,7 @@ pub enum UrlError {
     },
     /// The option is unknown.
     #[error(
-        "unknown option `{option}`: use progress=, fault=, capture= or mtu=, with shm:// dir=, users= or ring=, and with \
+        "unknown option `{option}`: use progress=, fault=, capture= or mtu=, with shm:// dir=, users=, ring= or isolated=, and with \
          raw:// ip=, roce= or vlan="
     )]
     UnknownOption {
@@ -215,7 +217,9 @@ impl FromStr for DeviceUrl {
         };
         let options = Options::parse(&items)?;
         if options.shm.is_some() && !matches!(target, Target::Shm(_)) {
-            return Err(rule("dir=, users= and ring= belong to shm://DOMAIN; leave them out here"));
+            return Err(rule(
+                "dir=, users=, ring= and isolated= belong to shm://DOMAIN; leave them out here",
+            ));
         }
         Ok(Self { target, options })
     }
@@ -253,6 +257,7 @@ impl fmt::Display for DeviceUrl {
             shm.dir.as_ref().map(|d| format!("dir={}", encode(&d.to_string_lossy()))),
             shm.users.map(|u| format!("users={}", if u == Users::Any { "any" } else { "own" })),
             shm.ring.map(|r| format!("ring={r}")),
+            shm.isolated.map(|yes| format!("isolated={}", if yes { "yes" } else { "no" })),
         ];
         for (i, option) in given.into_iter().flatten().enumerate() {
             write!(f, "{}{option}", if i == 0 { '?' } else { '&' })?;
@@ -284,6 +289,7 @@ impl Options {
                 "dir" => options.shm().dir.replace(value.into()).is_some(),
                 "users" => options.shm().users.replace(parse_users(&value)?).is_some(),
                 "ring" => options.shm().ring.replace(parse_ring(&value)?).is_some(),
+                "isolated" => options.shm().isolated.replace(parse_isolated(&value)?).is_some(),
                 _ => return Err(UrlError::UnknownOption { option: name.to_owned() }),
             };
             if repeated {
@@ -376,6 +382,18 @@ fn parse_mtu(value: &str) -> Result<Mtu, UrlError> {
         value: value.to_owned(),
         rule: "a path MTU is 256, 512, 1024, 2048 or 4096",
     })
+}
+
+fn parse_isolated(value: &str) -> Result<bool, UrlError> {
+    match value {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err(UrlError::Value {
+            option: "isolated",
+            value: value.to_owned(),
+            rule: "give yes, so that no memory but the message rings is shared, or no",
+        }),
+    }
 }
 
 fn parse_users(value: &str) -> Result<Users, UrlError> {
@@ -475,7 +493,7 @@ mod tests {
             "udp://[fd00::2]?mtu=256",
             "uring://127.0.0.9?progress=adaptive&fault=loss=0.25,delay=0.1:20us,seed=3",
             "shm://lab",
-            "shm://lab?progress=inline&dir=/run/a%20b&users=any&ring=65536",
+            "shm://lab?progress=inline&dir=/run/a%20b&users=any&ring=65536&isolated=yes",
             "raw://eth0.7",
             "raw://wire?ip=fd77::1&roce=1&vlan=4094&progress=inline&mtu=512",
             "loopback://a%26b%25?capture=x%20y.pcapng",

@@ -4,37 +4,15 @@
 
 use std::process::{Command, Output, Stdio};
 
-/// System calls refused for the calling thread and what it starts.
-///
-/// Invariants: (1) the program of the filter outlives the call that takes it, and `len` is its length.
-#[allow(unsafe_code)]
-mod forbid {
-    use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W};
-
-    /// Has `io_uring_setup` fail with EPERM from now on.
-    pub(crate) fn io_uring() {
-        let op = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
-        let mut program = [
-            // The number of the system call stands first.
-            op(BPF_LD | BPF_W | BPF_ABS, 0, 0, 0),
-            op(BPF_JMP | BPF_JEQ | BPF_K, libc::SYS_io_uring_setup as u32, 0, 1),
-            op(BPF_RET | BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
-            op(BPF_RET | BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
-        ];
-        let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-        rustix::thread::set_no_new_privs(true).unwrap();
-        // SAFETY: (1) `program` lives until the end of this function, and `filter` has its length.
-        let refused =
-            unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) };
-        assert_eq!(refused, 0, "{}", std::io::Error::last_os_error());
-    }
-}
+#[allow(dead_code, reason = "shared")]
+#[path = "../../conformance/tests/filter/mod.rs"]
+mod filter;
 
 /// Runs the command where io_uring is forbidden.
 fn run(args: &[&str]) -> Output {
     let args: Vec<String> = args.iter().map(|&a| a.to_owned()).collect();
     let inside = std::thread::spawn(move || {
-        forbid::io_uring();
+        filter::refuse(&[libc::SYS_io_uring_setup], libc::EPERM);
         let mut command = Command::new(env!("CARGO_BIN_EXE_hca"));
         command.args(args).env_remove("HCA_DEVICE").stdin(Stdio::null()).output().unwrap()
     });

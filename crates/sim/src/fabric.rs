@@ -195,5 +195,6 @@ fn tap_frame<'a>(
     payload: &'a [u8],
 ) -> TapFrame<'a> {
     let Path { src_port, traffic_class, hop_limit, .. } = *path;
-    TapFrame { direction, src, dst, src_port, traffic_class, hop_limit, ident, payload }
+    let version = hca_fabric::RoceVersion::V2;
+    TapFrame { direction, version, src, dst, src_port, traffic_class, hop_limit, ident, payload }
 }

@@ -317,6 +317,7 @@ impl Net {
         self.next_frame += 1;
         if let Some(tap) = &mut self.tap {
             let frame = TapFrame {
+                version: hca_fabric::RoceVersion::V2,
                 direction: Direction::Tx,
                 src,
                 dst: path.peer,

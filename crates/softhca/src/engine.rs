@@ -52,6 +52,8 @@ pub(crate) struct Engine {
     tx: TxBatch,
     /// The fabric carries messages too.
     pub(crate) has_shm: bool,
+    /// Peers on this machine may reach this one's memory, and it theirs.
+    pub(crate) shares_memory: bool,
     /// Short turns in a row.
     short_turns: u32,
     pub(crate) core: Core,
@@ -130,13 +132,14 @@ impl Engine {
         tables: Tables,
         ahs: Slab<Ah>,
     ) -> Self {
-        let has_shm = fabric.shm().is_some_and(|shm| {
+        let shares = fabric.shm().map(|shm| {
             shm.leave_to_recv_all();
-            true
+            shm.shares_memory()
         });
         Self {
             fabric,
-            has_shm,
+            has_shm: shares.is_some(),
+            shares_memory: shares == Some(true),
             short_turns: 0,
             tx: TxBatch::with_capacity(BATCH_BYTES),
             core: Core {

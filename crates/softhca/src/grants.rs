@@ -26,11 +26,6 @@ fn report(revocation: &Revocation) {
 }
 
 impl Engine {
-    /// Whether its network carries messages too.
-    pub(crate) fn has_shm(&self) -> bool {
-        self.has_shm
-    }
-
     /// Shows peers what a queue pair allows now. What it allows no more is not under way when this returns.
     pub(crate) fn publish_word(&mut self, slot: u32) {
         if self.has_shm
@@ -170,7 +165,7 @@ impl Core {
     pub(crate) fn ask(&mut self, slot: u32, path: PathId, shm: &mut ShmFabric) {
         let Some(entry) = self.qps.at_mut(slot) else { return };
         let (key, offer) = (entry.res.wish.key.take(), entry.res.wish.offer.take());
-        let Some(peer) = entry.machine.attr().dest_qpn else { return };
+        let Some(peer) = entry.machine.attr().dest_qpn.filter(|_| shm.shares_memory()) else { return };
         if entry.res.near.is_none() {
             entry.res.near = shm.link_of(path).map(Near::new);
         }

@@ -325,11 +325,18 @@ fn move_piece(
     list: &impl LocalList,
     (op, len): (&SendOp, u32),
 ) -> Result<usize, Stop> {
+    let whole = len;
     let len = ((len - *offset) as usize).min(MAX_BRACKET_BYTES);
     let begin = at + u64::from(*offset);
     match *op {
         SendOp::Write(_) => {
-            list.each(*offset, len, false, |piece, i| write(&mut bracket, begin + i as u64, &piece))?;
+            list.each(*offset, len, false, |piece, i| {
+                // Nothing is written of a request whose list does not hold; one entry is judged as it is copied.
+                if i == 0 && matches!(piece, Piece::Memory(_, size) if size < len) {
+                    list.each(0, whole as usize, false, |_, _| Ok::<_, Stop>(()))?;
+                }
+                write(&mut bracket, begin + i as u64, &piece)
+            })?;
         }
         SendOp::Read(_) => {
             list.each(*offset, len, true, |piece, i| read(&mut bracket, begin + i as u64, &piece))?;

@@ -11,7 +11,7 @@ use hca_core::{
 use hca_fabric::{PathId, Reach};
 use hca_transport::{
     AtomicOp, Count, Direct, Host, Loan, LoanError, LocalError, Qp, QpEvent, RecvDone, RemoteAccessError,
-    SendRequest, UdTarget,
+    SMALL_BYTES, SendRequest, UdTarget,
 };
 
 use crate::dma;
@@ -450,6 +450,13 @@ impl Host for QpHost<'_> {
         near::carry_out(near.as_mut(), wish, &self.tables.regions, reach, &list, what, behind)
     }
 
+    #[inline]
+    fn small_send(&self, index: u32) -> Option<u32> {
+        let h = self.res.sq.header_ref(index);
+        let plain =
+            matches!(h.op, SendOp::Send) && !h.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
+        (plain && h.len <= SMALL_BYTES).then_some(h.len)
+    }
     fn lend(&mut self, index: u32, offset: u32, max: u32) -> Option<Loan> {
         let QpRes { near, wish, sq, pd, .. } = &mut *self.res;
         let h = sq.header_ref(index);

@@ -77,7 +77,7 @@ impl Shared {
             .map(|fd| fd.try_clone_to_owned())
             .transpose()
             .map_err(|source| DeviceError::Io { doing: "copying the network's descriptor", source })?;
-        let gives_shared_memory = engine.has_shm();
+        let gives_shared_memory = engine.shares_memory;
         let engine = TurnLock::new(engine);
         let (bell, wait, fork) = (Doorbell::new(), OnceLock::new(), Fork::new());
         let waiters = AtomicU32::new(0);

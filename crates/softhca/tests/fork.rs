@@ -24,7 +24,7 @@ use softhca::{Options, Progress, SoftHca};
 const MESSAGES: u64 = 50;
 
 /// What the child finds: a bit for each promise that is broken.
-fn child(ends: &mut [End; 2]) -> i32 {
+fn child(ends: &mut [End; 2], fabric: &str) -> i32 {
     let mut broken = 0;
     let mut expect = |bit: i32, holds: bool| broken |= if holds { 0 } else { 1 << bit };
     let refused = |r: Result<(), DeviceError>| matches!(&r, Err(DeviceError::Unsupported { what }) if what.contains("fork"));
@@ -60,8 +60,17 @@ fn child(ends: &mut [End; 2]) -> i32 {
         e.cq.set_waker(Waker::noop());
         expect(10, refused(e.cq.wait_fd().map(|_| ())));
         expect(11, without_the_engine(d));
+        // What peers reach is the parent's alone.
+        expect(12, fabric != "shm" || !is_mapped(e.memory.addr().as_ptr()));
     }
     broken
+}
+
+/// Whether there is a page at this address.
+fn is_mapped(at: *mut u8) -> bool {
+    let mut there = 0_u8;
+    // SAFETY: it looks at no byte of the page, and the answer lives on the stack.
+    unsafe { libc::mincore(at.cast(), 1, &mut there) == 0 }
 }
 
 /// What of an adapter is no control call and takes no error: it answers, whoever holds the engine.
@@ -126,7 +135,7 @@ fn check(fabric: &str, progress: Progress) {
     send(&mut a.uc, SendFlags::SIGNALED);
     let pid = fork();
     if pid == 0 {
-        let broken = child(&mut ends);
+        let broken = child(&mut ends, fabric);
         // Whatever it drops, and in whatever order, touches nothing of the parent's.
         drop(ends);
         end_child(broken);
@@ -213,7 +222,7 @@ fn check_held() {
 
 fn main() {
     check_held();
-    for fabric in ["udp", "uring"] {
+    for fabric in ["udp", "uring", "shm"] {
         for progress in Progress::ALL {
             check(fabric, progress);
         }

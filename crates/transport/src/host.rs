@@ -75,6 +75,9 @@ pub enum Direct {
     Fail(LocalError),
 }
 
+/// Bytes of a SEND that [`Host::small_send`] tells of at most: what fits a cache line with its head.
+pub const SMALL_BYTES: u32 = 48;
+
 /// A piece of a message that the peer fetches from this side's memory itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loan {
@@ -272,6 +275,11 @@ pub trait Host {
         Direct::Unable
     }
 
+    /// The length of a request that is a plain SEND of at most [`SMALL_BYTES`], neither fenced nor solicited; `None` is
+    /// always right. Only connections by messages ask.
+    fn small_send(&self, _index: u32) -> Option<u32> {
+        None
+    }
     /// Lends the peer up to `max` bytes of a request's local list from `offset` on, if it can reach that memory. Only
     /// connections by messages ask.
     fn lend(&mut self, _index: u32, _offset: u32, _max: u32) -> Option<Loan> {

@@ -148,7 +148,7 @@
 //!   the loss is logged (`tracing`, level error).
 //! - A batch that is forgotten leaves its requests to the next doorbell of its queue.
 //! - After `fork` a device belongs to the parent. A child may drop what it inherited, which touches no device and
-//!   leaks, and use nothing else of it.
+//!   leaks, and use nothing else of it: memory that peers on this machine may reach is not there in a child.
 //!
 //! # Modules
 //!

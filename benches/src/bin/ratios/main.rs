@@ -19,7 +19,7 @@ use hca::DeviceUrl;
 use hca::cli::Failure;
 use hca::perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
 use hca_benches::floor::{self, Figures, Floor};
-use hca_benches::ratio::{Better, Ratio, Sample, Target, WANTED_PAIRS, interleave};
+use hca_benches::ratio::{Better, Ratio, Sample, Target, WANTED_PAIRS, interleave, plain, verdict};
 use hca_benches::{crowd, duo, idle};
 
 /// Measures the project's performance targets as ratios to floors of the same minute.
@@ -178,7 +178,7 @@ fn all(args: &Args) -> Result<bool, Failure> {
         if args.json {
             println!("{}", as_json(row, measured.as_ref(), met));
         }
-        table.add_row(cells(row, measured.as_ref(), met));
+        table.add_row(cells(row, measured.as_ref()));
     }
     if !args.json {
         println!("{table}");
@@ -203,20 +203,13 @@ fn figure(unit: Unit, x: f64) -> String {
     }
 }
 
-fn plain(x: f64) -> String {
-    match x {
-        x if x >= 100.0 => format!("{x:.0}"),
-        x if x < 0.1 => format!("{x:.4}"),
-        x => format!("{x:.2}"),
-    }
-}
-
-fn cells(row: &Row, measured: Option<&Ratio>, met: bool) -> Vec<String> {
+fn cells(row: &Row, measured: Option<&Ratio>) -> Vec<String> {
     let alone = row.unit == Unit::Alone;
     let shown = |f: &dyn Fn(&Ratio) -> String| measured.map(f).unwrap_or_default();
     let beside = |f: &dyn Fn(&Ratio) -> String| if alone { String::new() } else { shown(f) };
-    let few = measured.is_none_or(|m| !alone && m.pairs < WANTED_PAIRS);
-    let sign = |t: Target| if t.better == Better::Less { "<=" } else { ">=" };
+    // A figure that has no floor needs no second one.
+    let enough = |m: &Ratio| if alone { WANTED_PAIRS } else { m.pairs };
+    let judged = measured.map(|m| Ratio { pairs: enough(m), ..m.clone() });
     vec![
         row.name.to_owned(),
         row.against.to_owned(),
@@ -226,14 +219,9 @@ fn cells(row: &Row, measured: Option<&Ratio>, met: bool) -> Vec<String> {
         beside(&|m| plain(m.low)),
         beside(&|m| plain(m.high)),
         beside(&|m| format!("{} {}", m.pairs, m.placement)),
-        row.target.map(|t| format!("{}{}", sign(t), plain(t.must))).unwrap_or_default(),
+        row.target.map(|t| t.to_string()).unwrap_or_default(),
         row.target.and_then(|t| t.aim).map(plain).unwrap_or_default(),
-        match (met, few) {
-            (_, true) => "TOO FEW PAIRS".to_owned(),
-            _ if row.target.is_none() => String::new(),
-            (true, _) => "met".to_owned(),
-            (false, _) => "MISSED".to_owned(),
-        },
+        verdict(row.target, judged.as_ref()).to_owned(),
     ]
 }
 

@@ -10,10 +10,15 @@ use super::namespaces::Wire;
 use super::{Bench, Row, Unit, less, more, rc, single};
 
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 14] = [
+pub(super) const ROWS: [Row; 19] = [
     Row { name: "send 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), unit: Unit::Ns, measure: |b| latency(b, Op::Send) },
     Row { name: "write 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), unit: Unit::Ns, measure: |b| latency(b, Op::Write) },
-    Row { name: "raw send 64 B, latency", against: "bare V2 ring over veth", target: less(1.25, Some(1.1)), unit: Unit::Ns, measure: raw },
+    Row { name: "raw send 64 B, latency", against: "bare V2 ring over veth", target: less(1.25, Some(1.1)), unit: Unit::Ns, measure: |b| raw(b, (Op::Send, 64), Floor::RawPingPong) },
+    Row { name: "raw write 64 B, latency", against: "bare V2 ring over veth", target: less(1.25, Some(1.1)), unit: Unit::Ns, measure: |b| raw(b, (Op::Write, 64), Floor::RawPingPong) },
+    Row { name: "raw send 64 B, latency, xdp", against: "bare AF_XDP copy over veth", target: None, unit: Unit::Ns, measure: |b| raw(b, (Op::Send, 64), Floor::XdpPingPong) },
+    Row { name: "raw write 64 KiB, stream", against: "sendmmsg to V2 ring, 4 KiB", target: None, unit: Unit::Blocks, measure: |b| raw(b, (Op::Write, 64 << 10), Floor::RawGoodput) },
+    Row { name: "raw send 64 B, rate", against: "sendmmsg to V2 ring, 64 B", target: None, unit: Unit::Messages, measure: |b| raw(b, (Op::Send, 64), Floor::RawRate) },
+    Row { name: "raw write 64 B, rate", against: "sendmmsg to V2 ring, 64 B", target: None, unit: Unit::Messages, measure: |b| raw(b, (Op::Write, 64), Floor::RawRate) },
     Row { name: "write 64 KiB, stream", against: "bare GSO+GRO goodput", target: more(0.7, Some(0.85)), unit: Unit::Bytes, measure: |b| stream(b, 64 << 10, Floor::UdpGoodput) },
     Row { name: "write 1 MiB, stream", against: "bare GSO+GRO goodput", target: more(0.7, Some(0.85)), unit: Unit::Bytes, measure: |b| stream(b, 1 << 20, Floor::UdpGoodput) },
     Row { name: "write 64 KiB, stream, tcp", against: "one TCP stream", target: more(1.0, None), unit: Unit::Bytes, measure: |b| stream(b, 64 << 10, Floor::TcpStream) },
@@ -34,8 +39,9 @@ fn latency(b: &Bench, op: Op) -> Result<Option<Ratio>, Failure> {
     Ok(summary(&b.interleave(ours, || Ok(b.floor(Floor::UdpPingPong)?.half_rtt_ns))?))
 }
 
-/// Half of a round trip of 64 bytes over raw Ethernet between two namespaces, against the bare ring on the same wire, in ns.
-fn raw(b: &Bench) -> Result<Option<Ratio>, Failure> {
+/// An operation of this size over raw Ethernet between two namespaces, against a floor on the same wire: half of a round
+/// trip in ns, or a stream in messages a second.
+fn raw(b: &Bench, (op, size): (Op, u64), floor: Floor) -> Result<Option<Ratio>, Failure> {
     let wire = match Wire::with_addresses(4500) {
         Ok(wire) => wire,
         Err(why) => {
@@ -48,11 +54,19 @@ fn raw(b: &Bench) -> Result<Option<Ratio>, Failure> {
         let mut setup = Setup::new("raw://wire".parse().expect("a device's name"));
         setup.peer_netns = Some(far.clone());
         let mut pair = Pair::start(&setup).map_err(|e| e.to_string())?;
-        let floor = || {
-            let floor = floor::run_across(Floor::RawPingPong, b.cpus.0, b.cpus.1, b.time, Some(&far));
-            Ok(floor?.half_rtt_ns)
+        let bare = || {
+            let figures = floor::run_across(floor, b.cpus.0, b.cpus.1, b.time, Some(&far))?;
+            Ok(match floor {
+                Floor::RawGoodput => figures.bytes_per_s / size as f64,
+                Floor::RawRate => figures.packets_per_s,
+                _ => figures.half_rtt_ns,
+            })
         };
-        b.interleave(|| b.p50(&mut pair, &rc(Op::Send, 64)), floor).map_err(|e| e.to_string())
+        let ours = || match floor {
+            Floor::RawGoodput | Floor::RawRate => b.rate(&mut pair, &rc(op, size)),
+            _ => b.p50(&mut pair, &rc(op, size)),
+        };
+        b.interleave(ours, bare).map_err(|e| e.to_string())
     });
     Ok(summary(&measured?))
 }

@@ -2,10 +2,13 @@
 //! the network's. A system call is how a lock that is contended, a sleep or a memory mapping would show.
 //!
 //! One thread drives two adapters over UDP through the safe verbs.
-#![allow(unsafe_code, reason = "a filter for system calls")]
+#![deny(unsafe_code)]
 
 #[path = "../../../hca-core/tests/counting/mod.rs"]
 mod counting;
+#[allow(dead_code, reason = "shared")]
+#[path = "../filter/mod.rs"]
+mod filter;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
@@ -129,24 +132,6 @@ fn allocates_nothing(progress: Progress) {
     drop((a.context, b.context));
 }
 
-/// Kills this process at the next system call of this thread that is not in `allowed`.
-fn allow_only(allowed: &[libc::c_long]) {
-    let op = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
-    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    let mut program = vec![op(load, 0, 0, 0)];
-    let n = allowed.len() as u8;
-    program.extend(allowed.iter().enumerate().map(|(i, nr)| op(equal, *nr as u32, n - i as u8, 0)));
-    program.push(op(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_KILL_PROCESS, 0, 0));
-    program.push(op(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0));
-    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: both calls take numbers and a filter that lives across them.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
-    }
-}
-
 const CHILD: &str = "HOT_PATH_CHILD";
 
 /// This test once more in a process of its own, which ends at the first system call that is not allowed.
@@ -184,11 +169,10 @@ fn no_system_call_but_the_networks_between_post_and_completion() {
         // Where this thread got no processor for a tick, the adapter's thread stands guard and is woken.
         allowed.push(libc::SYS_write);
     }
-    allow_only(&allowed);
+    filter::allow_only(&allowed);
     traffic(&mut a, &mut b, remote, 200);
     if role == "cheat" {
         std::thread::yield_now();
     }
-    // SAFETY: ends the process without the system calls of an orderly end, which the filter would kill.
-    unsafe { libc::_exit(0) }
+    filter::end_at_once();
 }

@@ -25,6 +25,8 @@ pub(crate) enum Net {
     Uring,
     /// Rings in shared memory, both ends in this process.
     Shm,
+    /// The same, and no memory but the rings is shared.
+    ShmIsolated,
 }
 
 /// Software adapters on one kind of network.
@@ -76,7 +78,15 @@ impl Bed for SoftBed {
                     Net::Udp => on_own_address(|a| {
                         UdpFabric::open(a, &UdpOptions::default()).map(|f| Box::new(f) as _)
                     }),
-                    Net::Shm => Box::new(ShmFabric::open(&domain, &ShmOptions::default()).expect("it opens")),
+                    Net::Shm | Net::ShmIsolated => {
+                        let options = ShmOptions {
+                            // Faults are of packets.
+                            messages: self.faults.is_none(),
+                            isolated: matches!(self.net, Net::ShmIsolated),
+                            ..ShmOptions::default()
+                        };
+                        Box::new(ShmFabric::open(&domain, &options).expect("it opens"))
+                    }
                     Net::Uring => uring(),
                 };
                 self.open_one(fabric, i as u64)
@@ -94,7 +104,9 @@ impl Bed for SoftBed {
     fn silent_gid(&self) -> Option<Gid> {
         Some(match self.net {
             Net::Loopback => Ipv4Addr::new(10, 0, 0, 250).into(),
-            Net::Loopback6 | Net::Shm => IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 250)).into(),
+            Net::Loopback6 | Net::Shm | Net::ShmIsolated => {
+                IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 250)).into()
+            }
             // Addresses of tests end in 2 to 251.
             Net::Udp | Net::Uring => Ipv4Addr::new(127, 255, 0, 253).into(),
         })

@@ -28,6 +28,7 @@ suite!(uring_adaptive, SoftBed::new(Net::Uring, Progress::Adaptive));
 suite!(shm_inline, SoftBed::new(Net::Shm, Progress::Inline));
 suite!(shm_thread, SoftBed::new(Net::Shm, Progress::Thread));
 suite!(shm_adaptive, SoftBed::new(Net::Shm, Progress::Adaptive));
+suite!(shm_isolated, SoftBed::new(Net::ShmIsolated, Progress::Adaptive));
 
 #[test]
 fn the_uring_beds_say_what_they_run_on() {

@@ -20,6 +20,10 @@ counters! {
     neighbour_asks,
     /// Peers whose hardware address changed.
     neighbour_changes,
+    /// Frames of several packets that left uncut.
+    tx_superframes,
+    /// Those that the interface refused: packets left one by one for a second then.
+    tx_superframes_refused,
     /// Frames of several packets that were not cut yet; cut here.
     rx_superframes,
     /// Those that could not be cut, for want of the packets' size; dropped.

@@ -9,6 +9,7 @@ use hca_core::wire::{
 };
 
 use super::RoceVersion;
+use super::sys::VNET_BYTES;
 use crate::paths::PathKey;
 
 /// A hardware address.
@@ -16,6 +17,10 @@ pub(crate) type Mac = [u8; 6];
 
 /// Headers in front of a BTH at most: Ethernet, a VLAN tag, IPv6, UDP.
 pub(super) const MAX_HEAD_BYTES: usize = 14 + 4 + 40 + 8;
+/// In a `virtio_net_hdr`: the checksum is the kernel's to put on.
+const NEEDS_CSUM: u8 = 1;
+/// In a `virtio_net_hdr`: the kernel, or a peer on this machine, cuts the payload into UDP packets.
+pub(super) const GSO_UDP_L4: u8 = 5;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Network {
@@ -104,13 +109,66 @@ impl Template {
         payload: &[u8],
         out: &mut [u8; MAX_HEAD_BYTES],
     ) -> usize {
+        self.write_but_checksum(to, ident, payload.len(), out);
+        if self.network == Network::Ipv6 {
+            let head = &mut out[self.network_at..];
+            // Once in the pseudo header, once in UDP's own.
+            let lengths = 2 * u64::from(u16::from_ne_bytes([head[44], head[45]]));
+            let checksum = match !folded(self.sum + lengths + sum(payload)) {
+                0 => 0xffff,
+                other => other,
+            };
+            head[46..48].copy_from_slice(&checksum.to_ne_bytes());
+        }
+        self.len
+    }
+
+    /// Whether frames of several packets can be cut on their way: UDP, and no tag that the cutter had to repeat.
+    pub(super) fn may_leave_uncut(&self) -> bool {
+        self.network != Network::Grh && self.network_at == EthernetHeader::BYTES
+    }
+
+    /// Writes the headers in front of `bytes` bytes of packets, which are cut into `segment` bytes each on
+    /// their way or by who receives them; how long they are, and the `virtio_net_hdr` that says so. UDP's checksum
+    /// is left to who cuts.
+    #[inline]
+    pub(super) fn write_uncut(
+        &self,
+        to: &Mac,
+        ident: u16,
+        (bytes, segment): (usize, usize),
+        out: &mut [u8; MAX_HEAD_BYTES],
+    ) -> (usize, [u8; VNET_BYTES]) {
+        self.write_but_checksum(to, ident, bytes, out);
+        let head = &mut out[self.network_at..];
+        let (addresses, udp_at) = match self.network {
+            Network::Ipv6 => (8..40, Ipv6Header::BYTES),
+            _ => (12..20, Ipv4Header::BYTES),
+        };
+        let len = u16::from_ne_bytes([head[udp_at + 4], head[udp_at + 5]]);
+        let protocol = u16::from_ne_bytes([0, UdpHeader::PROTOCOL]);
+        let pseudo = sum(&head[addresses]) + u64::from(len) + u64::from(protocol);
+        head[udp_at + 6..udp_at + 8].copy_from_slice(&folded(pseudo).to_ne_bytes());
+        let mut vnet = [0; VNET_BYTES];
+        (vnet[0], vnet[1]) = (NEEDS_CSUM, GSO_UDP_L4);
+        let numbers =
+            [self.len, segment, self.network_at + udp_at, std::mem::offset_of!(UdpHeader, checksum)];
+        for (field, number) in vnet[2..].as_chunks_mut::<2>().0.iter_mut().zip(numbers) {
+            *field = (number as u16).to_ne_bytes();
+        }
+        (self.len, vnet)
+    }
+
+    /// All headers but UDP's checksum, which is 0.
+    #[inline]
+    fn write_but_checksum(&self, to: &Mac, ident: u16, bytes: usize, out: &mut [u8; MAX_HEAD_BYTES]) {
         *out = self.bytes;
         out[..6].copy_from_slice(to);
         let head = &mut out[self.network_at..];
+        let udp = ((UdpHeader::BYTES + bytes) as u16).to_be_bytes();
         match self.network {
             Network::Ipv4 => {
-                let udp = ((UdpHeader::BYTES + payload.len()) as u16).to_be_bytes();
-                let total = ((Ipv4Header::BYTES + UdpHeader::BYTES + payload.len()) as u16).to_be_bytes();
+                let total = ((Ipv4Header::BYTES + UdpHeader::BYTES + bytes) as u16).to_be_bytes();
                 let ident = ident.to_be_bytes();
                 head[2..4].copy_from_slice(&total);
                 head[4..6].copy_from_slice(&ident);
@@ -119,20 +177,11 @@ impl Template {
                 head[24..26].copy_from_slice(&udp);
             }
             Network::Ipv6 => {
-                let udp = ((UdpHeader::BYTES + payload.len()) as u16).to_be_bytes();
                 head[4..6].copy_from_slice(&udp);
                 head[44..46].copy_from_slice(&udp);
-                // Once in the pseudo header, once in UDP's own.
-                let lengths = 2 * u64::from(u16::from_ne_bytes(udp));
-                let checksum = match !folded(self.sum + lengths + sum(payload)) {
-                    0 => 0xffff,
-                    other => other,
-                };
-                head[46..48].copy_from_slice(&checksum.to_ne_bytes());
             }
-            Network::Grh => head[4..6].copy_from_slice(&(payload.len() as u16).to_be_bytes()),
+            Network::Grh => head[4..6].copy_from_slice(&(bytes as u16).to_be_bytes()),
         }
-        self.len
     }
 }
 

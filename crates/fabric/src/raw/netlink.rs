@@ -13,6 +13,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::frame::Mac;
 
 /// Bytes of one answer: an interface's with all its statistics and virtual functions.
+// Numbers of <linux/if_link.h> that libc does not have.
+const IFLA_GSO_MAX_SEGS: u16 = 40;
+const IFLA_GSO_MAX_SIZE: u16 = 41;
 const ANSWER_BYTES: usize = 1 << 15;
 const HEADER_BYTES: usize = 16;
 /// Bytes of `ifinfomsg`, `ifaddrmsg`, `rtmsg` and `ndmsg`.
@@ -38,6 +41,8 @@ pub(crate) struct Link {
     pub(crate) flags: u32,
     pub(crate) mac: Option<Mac>,
     pub(crate) mtu: u32,
+    /// Packets and bytes in a frame that it may be given uncut.
+    pub(crate) uncut: (usize, usize),
 }
 
 /// An address of an interface.
@@ -318,6 +323,11 @@ fn parse_link(kind: u16, body: &[u8]) -> Option<Link> {
         flags: word(body, 8)?,
         mac: attribute(body, LINK_BYTES, libc::IFLA_ADDRESS).and_then(|a| a.try_into().ok()),
         mtu: attribute(body, LINK_BYTES, libc::IFLA_MTU).and_then(|v| word(v, 0))?,
+        uncut: {
+            let limit =
+                |name| attribute(body, LINK_BYTES, name).and_then(|v| word(v, 0)).unwrap_or(1) as usize;
+            (limit(IFLA_GSO_MAX_SEGS), limit(IFLA_GSO_MAX_SIZE))
+        },
     })
 }
 

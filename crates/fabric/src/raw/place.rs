@@ -1,6 +1,7 @@
 //! Which interface and address an adapter stands on.
 
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::os::fd::AsFd;
 
 use hca_core::wire::ROCEV2_PORT;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -10,12 +11,15 @@ use super::frame::Mac;
 use super::neighbours::scoped;
 use super::netlink::{Address, Link, Netlink};
 use crate::OpenError;
+use crate::udp::sys::set_option;
 
 /// An interface that is up, and an address of it.
 pub(super) struct Place {
     pub(super) link: u32,
     pub(super) mac: Mac,
     pub(super) mtu: u32,
+    /// Packets and bytes in a frame that the interface may be given uncut.
+    pub(super) uncut: (usize, usize),
     pub(super) local: IpAddr,
     /// The loopback interface, which has no hardware addresses.
     pub(super) bare: bool,
@@ -41,7 +45,7 @@ impl Place {
         let own: Vec<Address> = all.into_iter().filter(|a| a.link == link.index).collect();
         let local = choose(&link, &own, wanted, bare)?;
         let mac = link.mac.unwrap_or_default();
-        Ok(Self { link: link.index, mac, mtu: link.mtu, local, bare })
+        Ok(Self { link: link.index, mac, mtu: link.mtu, uncut: link.uncut, local, bare })
     }
 }
 
@@ -88,6 +92,8 @@ pub(super) fn guard(place: &Place) -> Result<UdpSocket, OpenError> {
     let kind = Type::DGRAM.nonblocking().cloexec();
     let socket = Socket::new(domain, kind, Some(Protocol::UDP)).map_err(io("opening a UDP socket"))?;
     socket.attach_filter(&filter::nothing()).map_err(io("closing the UDP socket to packets"))?;
+    // Frames of several packets are then dropped as they are; the kernel would cut them first.
+    let _ = set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1);
     let address = scoped(local, ROCEV2_PORT, place.link);
     socket.bind(&address.into()).map_err(|e| match e.kind() {
         std::io::ErrorKind::AddrInUse => OpenError::InUse(local),

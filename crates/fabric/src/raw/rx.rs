@@ -7,7 +7,7 @@ use hca_core::wire::ICRC_BYTES;
 
 use super::RoceVersion;
 use super::counters::RawCounters;
-use super::frame::{self, Shown};
+use super::frame::{self, GSO_UDP_L4, Shown};
 use super::sys::{STATUS_CSUM_NOT_READY, STATUS_CSUM_VALID, VNET_BYTES};
 use crate::flow::{Checked, RxFlows};
 use crate::udp::Counters;
@@ -15,7 +15,6 @@ use crate::{Direction, RxPacket, Tap, TapFrame};
 
 /// Kinds of super-frames in a `virtio_net_hdr`.
 const GSO_NONE: u8 = 0;
-const GSO_UDP_L4: u8 = 5;
 const GSO_ECN: u8 = 0x80;
 
 /// What a receive call gives packets to, and counts.
@@ -129,6 +128,7 @@ impl Receiver {
         };
         let frame = TapFrame {
             direction: Direction::Rx,
+            version: self.version,
             src: shown.src,
             dst: self.local,
             src_port: shown.src_port,

@@ -13,7 +13,7 @@ use super::counters::RawCounters;
 use super::frame::{MAX_HEAD_BYTES, Mac, Source, Template};
 use super::neighbours::{Neighbours, PeerId, Way};
 use super::netlink::Route;
-use super::sys::{self, TX_BATCH, TxHeaders};
+use super::sys::{self, TX_BATCH, TxHeaders, VNET_BYTES};
 use crate::icrc::{FlowCrc, Icrc};
 use crate::paths::{FIRST_PORT, PathKey, PathTable, entropy};
 use crate::udp::{Counters, Refusal};
@@ -23,6 +23,10 @@ use crate::{Direction, PathError, PathId, Tap, TapFrame, Train, TxBatch};
 const RETRY_AFTER: Duration = Duration::from_micros(100);
 /// Frames up to this size are put together in one piece, which is quicker than two.
 const ONE_PIECE_BYTES: usize = 1024;
+/// Once the interface refused a frame of several packets, packets leave one by one for so long.
+const CUT_FOR: Duration = Duration::from_secs(1);
+/// Room in front of a payload.
+const ROOM: usize = VNET_BYTES + MAX_HEAD_BYTES;
 /// Bytes that wait for this adapter itself at most.
 const MAX_LOOPED_BYTES: usize = 8 << 20;
 
@@ -62,14 +66,26 @@ pub(super) struct Loop {
     pub(super) packets: VecDeque<Looped>,
 }
 
-/// A packet that is about to leave.
+/// A frame that is about to leave.
 #[derive(Clone, Copy, Default)]
 struct Leaving {
     path: Option<PathId>,
     start: usize,
     len: usize,
+    /// Bytes of each packet in it but the last.
+    segment: usize,
+    /// Where in its room the head ends.
     head: usize,
+    /// Of the first packet.
     ident: u16,
+}
+
+impl Leaving {
+    /// What of the batch it carries.
+    #[inline]
+    fn train(&self) -> Train {
+        Train { path: PathId(0), start: self.start, len: self.len, segment: self.segment }
+    }
 }
 
 /// What a send call counts and shows.
@@ -90,9 +106,16 @@ pub(super) struct Sender {
     neighbours: Neighbours,
     icrc: Icrc,
     headers: Box<TxHeaders>,
-    heads: Box<[[u8; MAX_HEAD_BYTES]; TX_BATCH]>,
+    /// The head of each frame: a `virtio_net_hdr`, of zeros but for super-frames, and the headers.
+    heads: Box<[[u8; ROOM]; TX_BATCH]>,
+    /// Where heads begin: the `virtio_net_hdr` is left out where the system does not take it.
+    heads_from: usize,
+    /// Packets and bytes in one frame at most.
+    uncut: (usize, usize),
     leaving: Box<[Leaving; TX_BATCH]>,
-    piece: Box<[u8; MAX_HEAD_BYTES + ONE_PIECE_BYTES]>,
+    piece: Box<[u8; ROOM + ONE_PIECE_BYTES]>,
+    /// Since a super-frame was refused: until when packets leave one by one.
+    cut_until: Option<Instant>,
     pub(super) looped: Loop,
     /// When packets that the interface did not take are to be sent again.
     retry_at: Option<Instant>,
@@ -101,7 +124,14 @@ pub(super) struct Sender {
 }
 
 impl Sender {
-    pub(super) fn new(socket: Socket, source: Source, neighbours: Neighbours) -> Self {
+    /// A sender on a socket that takes a `virtio_net_hdr` in front of each frame and so many packets and bytes in one,
+    /// or knows neither.
+    pub(super) fn new(
+        socket: Socket,
+        source: Source,
+        neighbours: Neighbours,
+        uncut: Option<(usize, usize)>,
+    ) -> Self {
         Self {
             socket,
             source,
@@ -109,9 +139,12 @@ impl Sender {
             neighbours,
             icrc: Icrc::new(),
             headers: TxHeaders::new(),
-            heads: Box::new([[0; MAX_HEAD_BYTES]; TX_BATCH]),
+            heads: Box::new([[0; ROOM]; TX_BATCH]),
+            heads_from: if uncut.is_some() { 0 } else { VNET_BYTES },
+            uncut: uncut.unwrap_or((1, 0)),
             leaving: Box::new([Leaving::default(); TX_BATCH]),
-            piece: Box::new([0; MAX_HEAD_BYTES + ONE_PIECE_BYTES]),
+            piece: Box::new([0; ROOM + ONE_PIECE_BYTES]),
+            cut_until: None,
             looped: Loop::default(),
             retry_at: None,
             interface_lost: false,
@@ -181,8 +214,8 @@ impl Sender {
                 ledger.counters.tx_lost_closed += 1;
                 continue;
             };
-            let head = path.template.write(&mac, packet.1, &packet.2, &mut self.heads[0]);
-            let pieces = std::iter::once((&self.heads[0][..head], &packet.2[..]));
+            let head = write_head(&path.template, &mac, packet.1, &packet.2, &mut self.heads[0]);
+            let pieces = std::iter::once((&self.heads[0][self.heads_from..head], &packet.2[..]));
             ledger.counters.send_calls += 1;
             match self.headers.send(&self.socket, pieces) {
                 Ok(_) => self.account(packet.0, packet.1, &packet.2, ledger),
@@ -213,21 +246,35 @@ impl Sender {
                         self.take_flips_back(0, count, batch);
                         return false;
                     }
+                    _ if self.leaving[0].train().packets() > 1 && refuses_uncut(&e) => {
+                        self.take_flips_back(0, count, batch);
+                        self.cut_until = Some(ledger.now + CUT_FOR);
+                        ledger.raw.tx_superframes_refused += 1;
+                        return true;
+                    }
                     _ => {
                         self.take_flips_back(1, count, batch);
-                        self.lost(&e, 1, ledger);
-                        advance(batch, 1);
+                        let packets = self.leaving[0].train().packets();
+                        self.lost(&e, packets as u64, ledger);
+                        advance(batch, packets);
                         return true;
                     }
                 },
             };
             self.take_flips_back(sent, count, batch);
             ledger.counters.tx_trains += 1;
+            let mut packets = 0;
             for i in 0..sent {
-                let Leaving { path, start, len, ident, .. } = self.leaving[i];
-                self.account(path.expect("gathered"), ident, batch.bytes(&single(start, len)), ledger);
+                let leaving = self.leaving[i];
+                let before = packets;
+                for packet in batch.bytes(&leaving.train()).chunks(leaving.segment) {
+                    let ident = leaving.ident.wrapping_add((packets - before) as u16);
+                    self.account(leaving.path.expect("gathered"), ident, packet, ledger);
+                    packets += 1;
+                }
+                ledger.raw.tx_superframes += u64::from(packets - before > 1);
             }
-            advance(batch, sent);
+            advance(batch, packets);
             return true;
         }
     }
@@ -237,6 +284,9 @@ impl Sender {
     #[inline]
     fn gather(&mut self, batch: &mut TxBatch, ledger: &mut Ledger<'_>) -> usize {
         let (mut count, mut at) = (0, 0);
+        if self.cut_until.is_some_and(|until| until <= ledger.now) {
+            self.cut_until = None;
+        }
         while let Some(&train) = batch.trains().get(at) {
             let Some(path) = self.paths.get(train.path) else {
                 if at == 0 {
@@ -265,21 +315,43 @@ impl Sender {
         count
     }
 
-    /// Seals packets of a train and builds their headers, until there are [`TX_BATCH`].
+    /// Seals packets of a train and builds the heads of their frames, until there are [`TX_BATCH`].
     #[inline]
     fn seal(&mut self, mut count: usize, train: Train, mac: &Mac, batch: &mut TxBatch) -> usize {
         let path = self.paths.get_mut(train.path).expect("the caller looked");
-        let most = (TX_BATCH - count) * train.segment;
+        let segment = train.segment;
+        let together = match self.uncut {
+            (packets, bytes) if self.cut_until.is_none() && path.template.may_leave_uncut() => {
+                packets.min(bytes.saturating_sub(MAX_HEAD_BYTES) / segment).max(1)
+            }
+            _ => 1,
+        };
+        let most = (TX_BATCH - count) * together * segment;
         let part = Train { len: train.len.min(most), ..train };
-        let flips = batch.flip_within(part.start..part.start + part.len).is_some();
-        let mut start = part.start;
-        self.icrc.seal(&path.crc, path.next_ident, train.segment, batch.bytes_mut(&part));
-        for packet in batch.bytes(&part).chunks(train.segment) {
-            let ident = path.next_ident;
+        let (mut start, end) = (part.start, part.start + part.len);
+        let flips = batch.flip_within(start..end).is_some();
+        if together == 1 {
+            self.icrc.seal(&path.crc, path.next_ident, segment, batch.bytes_mut(&part));
+        }
+        while start < end {
+            let (ident, room) = (path.next_ident, &mut self.heads[count]);
+            let len = (end - start).min(together * segment);
+            let mut leaving = Leaving { path: Some(train.path), start, len, segment, head: 0, ident };
+            if together > 1 {
+                self.icrc.seal(&path.crc, ident, segment, batch.bytes_mut(&leaving.train()));
+            }
+            leaving.head = if len <= segment {
+                write_head(&path.template, mac, ident, batch.bytes(&leaving.train()), room)
+            } else {
+                let headers = room.last_chunk_mut().expect("the room ends with the headers'");
+                let (head, vnet) = path.template.write_uncut(mac, ident, (len, segment), headers);
+                room[..VNET_BYTES].copy_from_slice(&vnet);
+                VNET_BYTES + head
+            };
+            self.leaving[count] = leaving;
+            // As the kernel counts for a UDP socket, whose receivers predict it: one a frame.
             path.next_ident = ident.wrapping_add(1);
-            let head = path.template.write(mac, ident, packet, &mut self.heads[count]);
-            self.leaving[count] = Leaving { path: Some(train.path), start, len: packet.len(), head, ident };
-            start += packet.len();
+            start += len;
             count += 1;
         }
         if flips {
@@ -288,25 +360,27 @@ impl Sender {
         count
     }
 
-    /// Sends what was gathered, and says how many packets left.
+    /// Sends what was gathered, and says how many frames left.
     #[inline]
     fn call(&mut self, count: usize, batch: &TxBatch) -> io::Result<usize> {
-        let Leaving { start, len, head, .. } = self.leaving[0];
+        let Leaving { len, head, .. } = self.leaving[0];
+        let from = self.heads_from;
         if count == 1 && len <= ONE_PIECE_BYTES {
-            self.piece[..head].copy_from_slice(&self.heads[0][..head]);
-            self.piece[head..head + len].copy_from_slice(batch.bytes(&single(start, len)));
+            let head = head - from;
+            self.piece[..head].copy_from_slice(&self.heads[0][from..from + head]);
+            self.piece[head..head + len].copy_from_slice(batch.bytes(&self.leaving[0].train()));
             return sys::send_one(&self.socket, &self.piece[..head + len]).map(|()| 1);
         }
         let pieces = self.leaving[..count].iter().zip(self.heads.iter());
-        let pieces = pieces.map(|(l, head)| (&head[..l.head], batch.bytes(&single(l.start, l.len))));
+        let pieces = pieces.map(|(l, head)| (&head[from..l.head], batch.bytes(&l.train())));
         self.headers.send(&self.socket, pieces)
     }
 
-    /// Takes the flips in gathered packets back that did not leave.
+    /// Takes the flips in gathered frames back that did not leave.
     #[inline]
     fn take_flips_back(&self, from: usize, to: usize, batch: &mut TxBatch) {
         for l in &self.leaving[from..to] {
-            batch.apply_flips(&single(l.start, l.len));
+            batch.apply_flips(&l.train());
         }
     }
 
@@ -361,6 +435,7 @@ impl Sender {
         {
             let frame = TapFrame {
                 direction: Direction::Tx,
+                version: self.source.version,
                 src: self.source.local,
                 dst: path.key.peer,
                 src_port: path.src_port,
@@ -387,10 +462,22 @@ impl Sender {
     }
 }
 
-/// One packet of a batch, as a train of its own.
+/// Writes the head of a frame of one packet, behind a `virtio_net_hdr` of zeros, and says where it ends.
 #[inline]
-fn single(start: usize, len: usize) -> Train {
-    Train { path: PathId(0), start, len, segment: len }
+fn write_head(template: &Template, mac: &Mac, ident: u16, packet: &[u8], room: &mut [u8; ROOM]) -> usize {
+    let (vnet, headers) = room.split_first_chunk_mut::<VNET_BYTES>().expect("the room begins with it");
+    *vnet = [0; VNET_BYTES];
+    let headers = headers.first_chunk_mut().expect("the room ends with the headers'");
+    VNET_BYTES + template.write(mac, ident, packet, headers)
+}
+
+/// Whether the interface, or the system, takes no frames of several packets. A device that can't cut them
+/// itself has them dropped where the queueing discipline is passed by, which shows as want of buffers.
+#[cold]
+fn refuses_uncut(error: &io::Error) -> bool {
+    let known =
+        [libc::ENOBUFS, libc::EINVAL, libc::EMSGSIZE, libc::EOPNOTSUPP, libc::EPROTONOSUPPORT, libc::EIO];
+    error.raw_os_error().is_some_and(|e| known.contains(&e))
 }
 
 /// The oldest packets left, or are lost.

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use hca_core::remedy;
 use thiserror::Error;
 
 /// Why a [`ShmFabric`](super::ShmFabric) can't be opened.
@@ -43,10 +44,7 @@ pub enum ShmError {
         bytes: usize,
     },
     /// Shared memory can't be had.
-    #[error(
-        "{bytes} bytes of shared memory can't be had: {source}; free memory (or raise the limit of this control \
-         group), or allow memfd_create where a filter forbids it"
-    )]
+    #[error("{bytes} bytes of shared memory can't be had: {source}{}", memory_remedy(source))]
     Memory {
         /// How many.
         bytes: usize,
@@ -54,11 +52,21 @@ pub enum ShmError {
         source: io::Error,
     },
     /// The operating system refused.
-    #[error("{doing}: {source}")]
+    #[error("{doing}: {source}{}", remedy(source))]
     Io {
         /// What was being done.
         doing: &'static str,
         /// The reason.
         source: io::Error,
     },
+}
+
+/// What helps where a memory file can't be made or filled.
+fn memory_remedy(source: &io::Error) -> &'static str {
+    let of_descriptors = remedy(source);
+    if of_descriptors.is_empty() {
+        "; free memory (or raise the limit of this control group), or allow memfd_create where a filter forbids it"
+    } else {
+        of_descriptors
+    }
 }

@@ -48,12 +48,14 @@ pub struct ShmOptions {
     /// Queue pairs of the service RC, to peers that do so too, exchange messages instead of packets. Without it
     /// everything is packets, which layers and taps see.
     pub messages: bool,
+    /// No memory but the rings is shared with any peer: the target's side does every copy.
+    pub isolated: bool,
 }
 
 impl Default for ShmOptions {
     /// 1 MiB to each peer, abstract names, this user's processes only, messages.
     fn default() -> Self {
-        Self { ring_bytes: 1 << 20, folder: None, any_user: false, messages: true }
+        Self { ring_bytes: 1 << 20, folder: None, any_user: false, messages: true, isolated: false }
     }
 }
 
@@ -71,6 +73,7 @@ pub struct ShmFabric {
     pub(super) board_fd: OwnedFd,
     pub(super) ring_lines: u32,
     pub(super) messages: bool,
+    pub(super) isolated: bool,
     /// `recv` leaves everything to `recv_all`.
     all_taken: bool,
     /// Peers that have gone, until the adapter is told.
@@ -135,6 +138,7 @@ impl ShmFabric {
             board_fd,
             ring_lines,
             messages: options.messages,
+            isolated: options.isolated,
             all_taken: false,
             gone: Vec::new(),
             barrier,
@@ -241,6 +245,10 @@ impl ShmFabric {
     /// Whether queue pairs at both ends of a path exchange messages.
     pub fn carries_messages(&self, path: PathId) -> bool {
         self.messages && self.paths.get(path).is_some_and(|p| takes_messages(p.peer))
+    }
+    /// Whether peers may be granted memory at all, and may grant it.
+    pub fn shares_memory(&self) -> bool {
+        self.messages && !self.isolated
     }
     /// The next peer that has gone, with whatever was on its way.
     #[inline]

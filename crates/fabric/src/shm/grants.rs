@@ -74,7 +74,7 @@ impl Bits {
 #[derive(Default)]
 pub(super) struct Direct {
     /// The peer's process is this user's.
-    pub(super) own_user: bool,
+    pub(super) trusted: bool,
     /// What the peer writes: its outbox, with the in-use word there, and its board.
     pub(super) peer: Option<PeerSide>,
     /// What was asked of the peer: keys, and queue pairs.
@@ -299,7 +299,7 @@ impl ShmFabric {
     /// A link to a process of this user.
     fn trusted(&mut self, peer: LinkId) -> Result<&mut Link, GrantError> {
         let link = self.linked(peer)?;
-        if link.direct.own_user { Ok(link) } else { Err(GrantError::ForeignUser) }
+        if link.direct.trusted { Ok(link) } else { Err(GrantError::ForeignUser) }
     }
 
     /// Asks a peer for the region of a key, to be used by way of its queue pair; the answer is a notice.
@@ -519,7 +519,7 @@ impl ShmFabric {
         let link = self.links.get_mut(slot).expect("its socket was just read");
         let direct = &mut link.direct;
         match note {
-            Note::Ask { key, qpn } if !direct.own_user => {
+            Note::Ask { key, qpn } if !direct.trusted => {
                 self.send_note(peer, Note::Refuse { key, qpn }, None);
             }
             Note::Ask { key, qpn } => {

@@ -111,7 +111,7 @@ impl ShmFabric {
             return Ok(None);
         }
         link.stage = Stage::Asking(socket);
-        link.direct.own_user = self.domain.is_own(uid);
+        link.direct.trusted = !self.isolated && self.domain.is_own(uid);
         let slot = self.links.insert(link);
         self.greeting_begins();
         if let Err(e) = self.watch(slot) {
@@ -338,7 +338,7 @@ impl ShmFabric {
         let slot = self.links.find(greeting.address).expect("it was welcomed");
         let link = self.links.get_mut(slot).expect("it was found");
         link.stage = Stage::Up(socket);
-        link.direct.own_user = self.domain.is_own(uid);
+        link.direct.trusted = !self.isolated && self.domain.is_own(uid);
         if self.watch(slot).is_err() {
             self.end(slot);
         }

@@ -137,6 +137,10 @@ impl SharedPages {
             // SAFETY: (1) the advice changes no content. Without huge pages it does nothing.
             let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
         }
+        // A child would share them with us, and with our peers.
+        // SAFETY: (1) the advice changes no content.
+        unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxDontFork) }
+            .map_err(io("keeping memory from children"))?;
         inner.populate().map_err(io("making pages of memory"))?;
         // Not against further seals: the one against writing may follow.
         rustix::fs::fcntl_add_seals(&inner.fd, SealFlags::SHRINK | SealFlags::GROW)

@@ -240,6 +240,7 @@ pub(super) fn show(
     icrc.seal(&crc, 0, payload.len(), &mut payload);
     let frame = TapFrame {
         direction,
+        version: crate::RoceVersion::V2,
         src,
         dst,
         src_port: SRC_PORT,

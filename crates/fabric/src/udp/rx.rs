@@ -81,6 +81,7 @@ impl Receiver {
             now,
             &TapFrame {
                 direction: Direction::Rx,
+                version: crate::RoceVersion::V2,
                 src: datagram.src,
                 dst: self.local,
                 src_port: datagram.src_port,

@@ -365,6 +365,7 @@ impl Sender {
                 now,
                 &TapFrame {
                     direction: Direction::Tx,
+                    version: crate::RoceVersion::V2,
                     src: self.local,
                     dst: path.peer(),
                     src_port: path.src_port,

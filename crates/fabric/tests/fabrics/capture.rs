@@ -8,14 +8,14 @@ use crate::suite::{at_free_address, now, packet, pass};
 use hca_core::wire::icrc::IpFlow;
 use hca_fabric::{Capture, Fabric, LoopbackNet, Tap, UdpFabric, UdpOptions};
 
-struct Frame {
+pub(crate) struct Frame {
     time_ns: u64,
     inbound: bool,
-    bytes: Vec<u8>,
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// A reader for what the writer writes: little-endian, one interface.
-fn read(file: &[u8]) -> Vec<Frame> {
+pub(crate) fn read(file: &[u8]) -> Vec<Frame> {
     let u32_at = |at: usize| u32::from_le_bytes(file[at..at + 4].try_into().unwrap());
     let (mut at, mut frames) = (0, Vec::new());
     assert_eq!(u32_at(0), 0x0a0d_0d0a);
@@ -62,7 +62,7 @@ fn check_v4(frame: &[u8]) -> &[u8] {
     body
 }
 
-fn capture_of(a: &mut dyn Fabric, b: &mut dyn Fabric, packets: &[Vec<u8>]) -> (Vec<u8>, Vec<u8>) {
+pub(crate) fn capture_of(a: &mut dyn Fabric, b: &mut dyn Fabric, packets: &[Vec<u8>]) -> (Vec<u8>, Vec<u8>) {
     let taps = [(); 2].map(|()| {
         let capture = Capture::to_writer(Vec::new(), "test").unwrap();
         Arc::new(Mutex::new(Some(capture.with_wall_at_zero(Duration::from_secs(1_700_000_000)))))
@@ -124,6 +124,7 @@ fn a_limit_is_kept_and_what_is_left_out_counted() {
     let payload = packet(0, 100);
     let frame = hca_fabric::TapFrame {
         direction: hca_fabric::Direction::Rx,
+        version: hca_fabric::RoceVersion::V2,
         src: "10.0.0.1".parse().unwrap(),
         dst: "10.0.0.2".parse().unwrap(),
         src_port: 50_000,

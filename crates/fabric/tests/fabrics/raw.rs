@@ -4,10 +4,14 @@
 use std::net::IpAddr;
 
 use hca_core::Instant;
+use hca_core::wire::ether_type;
 use hca_fabric::{
     Fabric, OpenError, PathError, RawFabric, RawOptions, RoceVersion, TxBatch, UdpFabric, UdpOptions,
 };
 
+use socket2::{Domain, Protocol, Socket, Type};
+
+use crate::capture::{capture_of, read};
 use crate::namespaces::{Namespace, Wire, ip};
 use crate::suite::{BUDGET, at_free_address, av, counter, now, packet, pass, put, receive};
 
@@ -138,6 +142,29 @@ fn the_suite_passes_over_the_loopback_interface() {
 }
 
 #[test]
+fn a_capture_of_rocev1_holds_the_frames_that_crossed_the_wire() {
+    over_wire(4500, |wire| {
+        let options = |_| RawOptions { version: RoceVersion::V1, ..RawOptions::default() };
+        let [mut a, mut b] = [0, 1].map(|end| open(wire, end, options(end)));
+        acquaint(&mut *a, &mut *b);
+        let on_wire = wire.within(1, || {
+            let protocol = Protocol::from(i32::from(ether_type::ROCEV1.to_be()));
+            Socket::new(Domain::PACKET, Type::RAW.nonblocking(), Some(protocol)).unwrap()
+        });
+        let packets: Vec<_> = [16, 20, 1036, 4108].iter().map(|&n| packet(n as u32, n)).collect();
+        let (tx, rx) = capture_of(&mut *a, &mut *b, &packets);
+        let mut frame = [0_u8; 8192];
+        for (tx, rx) in read(&tx).iter().zip(read(&rx)) {
+            let len = rustix::net::recv(&on_wire, &mut frame[..], rustix::net::RecvFlags::empty()).unwrap().0;
+            // The hardware addresses of a capture are made up.
+            assert_eq!(frame[12..14], [0x89, 0x15]);
+            assert_eq!((&tx.bytes[12..], &rx.bytes[12..]), (&frame[12..len], &frame[12..len]));
+        }
+        assert_eq!((read(&tx).len(), read(&rx).len()), (4, 4));
+    });
+}
+
+#[test]
 fn trains_that_udp_sends_uncut_are_cut() {
     over_wire(4500, |wire| {
         for v6_too in [false, true] {
@@ -157,6 +184,65 @@ fn trains_that_udp_sends_uncut_are_cut() {
             assert_eq!(counter(&*a, "icrc_errors") + counter(&*a, "icrc_ident_solved"), 0);
         }
     });
+}
+
+#[test]
+fn trains_leave_uncut_where_the_interface_takes_them_and_one_by_one_where_not() {
+    over_wire(4500, |wire| {
+        let sizes = [28, 28, 28, 20, 1036, 1036, 1036, 4108, 4108, 4108, 4108, 16];
+        let packets: Vec<_> = sizes.iter().map(|&n| packet(n as u32, n)).collect();
+        for v6_too in [false, true] {
+            let ip = |end| if v6_too { v6(end) } else { format!("10.77.0.{}", end + 1).parse().ok() };
+            let [mut a, mut b] =
+                [0, 1].map(|end| open(wire, end, RawOptions { ip: ip(end), ..RawOptions::default() }));
+            acquaint(&mut *a, &mut *b);
+            for offloads in ["on", "off", "on"] {
+                if let Err(why) =
+                    wire.within(0, || ethtool(&format!("-K wire tx-udp-segmentation {offloads}")))
+                {
+                    println!("skipped: {why}");
+                    return;
+                }
+                let before = ["tx_superframes", "tx_superframes_refused"].map(|name| counter(&*a, name));
+                assert_eq!(pass(&mut *a, &mut *b, &packets), packets, "IPv6: {v6_too}, offloads {offloads}");
+                let after = ["tx_superframes", "tx_superframes_refused"].map(|name| counter(&*a, name));
+                let first_time = before[0] == 0;
+                // Time stands still here, and so does the second in which a refusal is remembered.
+                assert_eq!(after[0] > before[0], first_time, "IPv6: {v6_too}, offloads {offloads}");
+                assert_eq!(after[1], u64::from(!first_time));
+            }
+            assert_eq!(counter(&*b, "rx_superframes"), counter(&*a, "tx_superframes"));
+            let lost = ["tx_lost_no_buffers", "tx_lost_other"].map(|name| counter(&*a, name));
+            assert_eq!((lost, counter(&*b, "icrc_errors") + counter(&*b, "rx_truncated")), ([0, 0], 0));
+        }
+    });
+}
+
+#[test]
+fn no_more_packets_leave_in_a_frame_than_the_interface_says() {
+    over_wire(4500, |wire| {
+        let packets: Vec<_> = (0..7).map(|n| packet(n, 28)).collect();
+        for (segments, frames) in [(1, 0), (3, 2), (64, 1)] {
+            wire.within(0, || ip(&format!("link set wire gso_max_segs {segments}"))).unwrap();
+            let [mut a, mut b] = [0, 1].map(|end| {
+                let fabric =
+                    wire.within(end, || once_free(|| RawFabric::open("wire", &RawOptions::default())));
+                Box::new(fabric) as Box<dyn Fabric>
+            });
+            acquaint(&mut *a, &mut *b);
+            assert_eq!(pass(&mut *a, &mut *b, &packets), packets);
+            assert_eq!(counter(&*a, "tx_superframes"), frames, "{segments} packets in a frame");
+            assert_eq!(counter(&*a, "tx_superframes_refused"), 0);
+        }
+    });
+}
+
+/// Runs `ethtool` in this thread's namespace.
+fn ethtool(arguments: &str) -> Result<(), String> {
+    let out = std::process::Command::new("ethtool").args(arguments.split(' ')).output();
+    let out = out.map_err(|e| format!("ethtool: {e}"))?;
+    let said = String::from_utf8_lossy(&out.stderr);
+    if out.status.success() { Ok(()) } else { Err(format!("ethtool {arguments}: {}", said.trim())) }
 }
 
 #[test]
@@ -260,6 +346,48 @@ fn packets_wait_for_the_peers_address_and_are_lost_and_counted_when_nobody_has_i
             a.send(at, &mut batch);
             a.recv(at, BUDGET, &mut |_| {});
             b.recv(at, BUDGET, &mut |_| got += 1);
+        }
+    });
+}
+
+/// Takes the right to change the kernel's tables from this thread, which keeps that to raw frames.
+fn give_up_net_admin() {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+    let mut sets = capabilities(None).unwrap();
+    sets.effective.remove(CapabilitySet::NET_ADMIN);
+    set_capabilities(None, sets).unwrap();
+    assert!(capabilities(None).unwrap().effective.contains(CapabilitySet::NET_RAW));
+}
+
+#[test]
+fn without_cap_net_admin_a_datagram_has_the_kernel_find_a_peer_out() {
+    over_wire(1500, |wire| {
+        for v6_too in [false, true] {
+            let ip = |end| if v6_too { v6(end) } else { format!("10.77.0.{}", end + 1).parse().ok() };
+            let options = |end| RawOptions { ip: ip(end), ..RawOptions::default() };
+            let mut b = open(wire, 1, options(1));
+            let heard = wire.within(1, || std::net::UdpSocket::bind((ip(1).unwrap(), 9)).unwrap());
+            heard.set_nonblocking(true).unwrap();
+            let (came, asked) = wire.within(0, || {
+                give_up_net_admin();
+                let mut a = RawFabric::open("wire", &options(0)).unwrap();
+                let path = a.open_path(&av(b.attr().local)).unwrap();
+                let mut batch = TxBatch::with_capacity(4096);
+                put(&mut batch, path, &packet(0, 20));
+                let (begin, mut came) = (std::time::Instant::now(), 0);
+                while came == 0 && begin.elapsed().as_secs() < 5 {
+                    let at = Instant::from_nanos(begin.elapsed().as_nanos() as u64);
+                    a.send(at, &mut batch);
+                    a.recv(at, BUDGET, &mut |_| {});
+                    b.recv(at, BUDGET, &mut |_| came += 1);
+                }
+                (came, counter(&a, "neighbour_asks"))
+            });
+            assert_eq!((came, asked), (1, 1), "IPv6: {v6_too}");
+            // It was the datagram that made the kernel look for the peer.
+            let heard = (0..1_000_000).find_map(|_| heard.recv_from(&mut [0; 8]).ok());
+            assert_eq!(heard.map(|(len, _)| len), Some(0), "IPv6: {v6_too}");
         }
     });
 }

@@ -45,6 +45,8 @@ pub(crate) struct Requester {
     blocked: bool,
     /// Until when, by index, nothing is lent, since the peer could not reach it.
     lends_from: u32,
+    /// The oldest request was refused for want of a receive request, and goes alone until it is taken.
+    alone: bool,
     /// The peer has been told our P_Key.
     greeted: bool,
     /// The peer has gone, and the connection with it.
@@ -91,6 +93,7 @@ impl Requester {
             ready: false,
             blocked: false,
             lends_from: index,
+            alone: false,
             greeted: false,
             gone: false,
             away: false,
@@ -190,6 +193,11 @@ impl Requester {
         host: &mut H,
         tx: &mut T,
     ) -> Step {
+        if self.sent == 0
+            && let Some(step) = self.small(now, path, done, may_start, host, tx)
+        {
+            return step;
+        }
         let request = match self.current {
             Some(request) => request,
             None if self.next == host.sq_posted() || !may_start && self.next == self.high => {
@@ -219,6 +227,40 @@ impl Requester {
         }
     }
 
+    /// The next request, if it is one of the many that nothing keeps back and that one line takes.
+    #[inline]
+    fn small<H: Host, T: TxSink>(
+        &mut self,
+        now: Instant,
+        path: &Path,
+        done: u16,
+        may_start: bool,
+        host: &mut H,
+        tx: &mut T,
+    ) -> Option<Step> {
+        if self.next == host.sq_posted() {
+            return Some(Step::Blocked);
+        }
+        if !may_start || self.gone || self.alone || !self.greeted {
+            return None;
+        }
+        let len = host.small_send(self.next)?;
+        if self.limit.is_some_and(|limit| self.used.wrapping_sub(limit) as i32 >= 0) {
+            return None;
+        }
+        let head = self.head(path, Op::Send, FIRST | LAST, done, 0);
+        let Some(out) = reserve(tx, &head, len as usize) else { return Some(Step::Full) };
+        if len > 0
+            && let Err(e) = host.gather(self.next, 0, out)
+        {
+            return Some(self.local_failure(local_status(e)));
+        }
+        tx.commit();
+        self.used = self.used.wrapping_add(1);
+        self.left(now);
+        Some(Step::Sent)
+    }
+
     /// What decides over a request before its first message; `None`: it is sent.
     #[inline]
     fn begin<H: Host>(
@@ -235,6 +277,9 @@ impl Requester {
             && (request.flags.contains(SendFlags::FENCE)
                 || kind.is_answered() && self.unanswered >= u32::from(path.max_rd_atomic))
         {
+            return Some(self.wait());
+        }
+        if self.alone && self.una != self.next {
             return Some(self.wait());
         }
         if kind.consumes_recv() {
@@ -516,6 +561,7 @@ impl Requester {
         }
         self.una = self.una.wrapping_add(1);
         self.rnr_left = self.rnr_retry;
+        self.alone = false;
     }
 
     #[inline]
@@ -578,6 +624,7 @@ impl Requester {
                     }
                     self.rnr_left -= 1;
                 }
+                self.alone = true;
                 self.recount(self.una, host);
                 self.go_back(self.una);
                 self.ready = false;
@@ -666,7 +713,9 @@ impl Requester {
         if self.since_ns == NEVER {
             self.since_ns = now_ns;
         }
-        let silent_ns = now_ns - self.since_ns.min(now_ns);
+        // A timer that comes late says that this process was stopped, not that the peer was silent.
+        self.since_ns = self.since_ns.saturating_add(now_ns - self.resend_at).min(now_ns);
+        let silent_ns = now_ns - self.since_ns;
         let patience_ns = path.timeout_ns.saturating_mul(u64::from(path.retry_cnt) + 1);
         if silent_ns >= patience_ns {
             host.count(Count::Timeout);

@@ -1,73 +1,25 @@
 //! Other processes: this test program again, in a role that the environment names.
 
-use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv6Addr;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::super::name::Domain;
+use super::helper::{Helper, hear, role, say};
 use super::{outside, *};
 
-const ROLE: &str = "HCA_SHM_TEST_ROLE";
 const NOBODY: u32 = 65_534;
 
-/// A child in a role, with the pipes to it.
-pub(super) struct Helper {
-    pub(super) child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Helper {
-    pub(super) fn start(role: &str, argument: &str, uid: Option<u32>) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "--ignored", "--nocapture", "shm::tests::children::a_child_in_its_role"]);
-        command.env(ROLE, format!("{role} {argument}")).stdin(Stdio::piped()).stdout(Stdio::piped());
-        if let Some(uid) = uid {
-            command.uid(uid);
-        }
-        let mut child = command.spawn().unwrap();
-        let input = child.stdin.take().unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        Self { child, input, output }
-    }
-    /// The next line that is for us: the test program prints some of its own.
-    pub(super) fn line(&mut self) -> String {
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the child ended");
-            if let Some((_, rest)) = line.split_once("> ") {
-                return rest.trim().to_owned();
-            }
-        }
-    }
-    pub(super) fn tell(&mut self, line: &str) {
-        writeln!(self.input, "{line}").unwrap();
-    }
-    pub(super) fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-}
-
-pub(super) fn say(line: impl std::fmt::Display) {
-    println!("> {line}");
-    std::io::stdout().flush().unwrap();
-}
-pub(super) fn hear() -> String {
-    let mut line = String::new();
-    std::io::stdin().read_line(&mut line).unwrap();
-    line.trim().to_owned()
+pub(super) fn child(role: &str, argument: &str, uid: Option<u32>) -> Helper {
+    Helper::start("shm::tests::children::a_child_in_its_role", role, argument, uid)
 }
 
 #[test]
 #[ignore = "needs another test to start it"]
 fn a_child_in_its_role() {
-    let Ok(role) = std::env::var(ROLE) else { return };
-    let (role, argument) = role.split_once(' ').unwrap();
-    match role {
+    let Some((role, argument)) = role() else { return };
+    let argument = argument.as_str();
+    match role.as_str() {
         "flood" => flood(argument),
         "echo" => echo(argument),
         "knock" => knock(argument),
@@ -187,12 +139,12 @@ pub(super) fn is_root() -> bool {
 fn kill_one_under_load(rounds: u32) {
     let d = domain();
     let mut a = open(&d);
-    let mut steady = Helper::start("echo", &d, None);
+    let mut steady = child("echo", &d, None);
     let to_steady = a.open_path(&av(steady.line().parse().unwrap())).unwrap();
     steady.tell(&a.local.to_string());
     let (mut sent, mut echoed) = (0_u32, 0_u32);
     for round in 0..rounds {
-        let mut flooder = Helper::start("flood", &d, None);
+        let mut flooder = child("flood", &d, None);
         let address: Ipv6Addr = flooder.line().parse().unwrap();
         flooder.tell(&a.local.to_string());
         let to_flooder = a.open_path(&av(address.into())).unwrap();
@@ -255,13 +207,13 @@ fn a_thousand_killed_peers_are_noticed() {
 
 #[test]
 fn nothing_is_left_of_adapters_that_met_and_parted() {
-    let mut helper = Helper::start("count", &domain(), None);
+    let mut helper = child("count", &domain(), None);
     assert_eq!(helper.line(), "clean");
     assert!(helper.child.wait().unwrap().success());
 }
 
 pub(super) fn as_nobody(role: &str, argument: &str) -> Helper {
-    Helper::start(role, argument, Some(NOBODY))
+    child(role, argument, Some(NOBODY))
 }
 
 #[test]
@@ -320,7 +272,7 @@ fn a_folder_holds_the_sockets_of_the_living_only() {
     assert!(refused.contains("others may write"), "{refused}");
     mode(0o700);
     let mut a = ShmFabric::open("kill", &options).unwrap();
-    let mut killed = Helper::start("folder", folder.to_str().unwrap(), None);
+    let mut killed = child("folder", folder.to_str().unwrap(), None);
     let peer: Ipv6Addr = killed.line().parse().unwrap();
     let path = a.open_path(&av(peer.into())).unwrap();
     assert!(a.links.find(peer).is_some());
@@ -335,7 +287,7 @@ fn a_folder_holds_the_sockets_of_the_living_only() {
     assert_eq!(sockets_in(&folder), 1);
     a.close_path(path);
     // So does whoever opens an adapter there next.
-    let mut killed = Helper::start("folder", folder.to_str().unwrap(), None);
+    let mut killed = child("folder", folder.to_str().unwrap(), None);
     killed.line();
     killed.kill();
     assert_eq!(sockets_in(&folder), 2);

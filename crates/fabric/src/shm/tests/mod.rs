@@ -2,6 +2,7 @@
 
 mod children;
 mod direct;
+mod helper;
 mod hostile;
 mod outside;
 

@@ -11,8 +11,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::super::hello::{self, Received};
 use super::super::link::Stage;
 use super::super::note::Note;
-use super::children::{Helper, as_nobody, hear, is_root, say};
+use super::children::{as_nobody, child, is_root};
 use super::direct::{ALL, KEY, QPN, bytes, grant, link};
+use super::helper::{Helper, hear, say};
 use super::*;
 use crate::{Denied, GrantError, GrantId, LinkId, Notice, QpGuard, Revocation, SharedPages};
 
@@ -46,7 +47,7 @@ fn small() -> ShmOptions {
 
 /// Starts a child in a role, and meets it.
 fn meet_child(role: &str, a: &mut ShmFabric) -> (Helper, LinkId) {
-    let helper = Helper::start(role, a.domain.name(), None);
+    let helper = child(role, a.domain.name(), None);
     meet_helper(helper, a)
 }
 
@@ -320,7 +321,7 @@ pub(super) fn stranger(domain: &str) {
     let (f, parent) = meet_parent(domain, &ShmOptions { any_user: true, ..small() });
     let link = f.links.get(parent.slot()).unwrap();
     let Stage::Up(socket) = &link.stage else { panic!("they have met") };
-    assert!(!link.direct.own_user);
+    assert!(!link.direct.trusted);
     hello::send_note(socket.as_fd(), &Note::Ask { key: KEY, qpn: QPN }, None).unwrap();
     let start = Clock::now();
     loop {
@@ -411,7 +412,7 @@ pub(super) fn tidy(_: &str) {
 
 #[test]
 fn grants_leave_no_descriptor_and_no_mapping_behind() {
-    let mut helper = Helper::start("tidy", "-", None);
+    let mut helper = child("tidy", "-", None);
     assert_eq!(helper.line(), "tidy");
     assert!(helper.child.wait().unwrap().success());
 }

@@ -1,0 +1,47 @@
+//! The same random script on several fabrics, which has to come out the same.
+//!
+//! A script is what two programs do, one on each of two adapters: all operations in lists and inline, of lengths at
+//! every edge, signalled or not, fenced or not, with receive requests in time, late, missing, too small or unwritable,
+//! shared receive queues, keys that are wrong or go away, drained, failed, reset and rebuilt queue pairs. Whatever is
+//! promised is compared: the bytes of all memory of both sides, the completions of each queue in their order, states,
+//! asynchronous events, and what was refused. What the IBA leaves open the script avoids (see `draw`).
+//!
+//! Beside that each play is held to what holds on any fabric: a request ends once, in order, with the status that the
+//! script foresaw, and those behind a failed one are flushed.
+
+mod draw;
+mod outcome;
+mod play;
+mod rng;
+mod scene;
+mod script;
+
+use crate::{Bed, Feature};
+
+/// Plays the script of a seed on each bed.
+///
+/// # Errors
+/// What is different, on which bed, and the script.
+pub fn differ(beds: &[&dyn Bed], seed: u64) -> Result<(), String> {
+    let script = draw::script(seed, beds.iter().any(|b| b.can(Feature::Passive)));
+    let fail = |what: String| {
+        let acts: Vec<String> = script.acts.iter().map(|a| format!("  {a:?}")).collect();
+        Err(format!("seed {seed}: {what}\n{:?}\n{}", script.config, acts.join("\n")))
+    };
+    let mut first = None;
+    for bed in beds {
+        let outcome = match play::play(*bed, &script) {
+            Ok(outcome) => outcome,
+            Err(what) => return fail(format!("on {}: {what}", bed.name())),
+        };
+        match &first {
+            None => first = Some((bed.name(), outcome)),
+            Some((name, expected)) => {
+                if let Some(what) = expected.difference(&outcome) {
+                    return fail(format!("{name} against {}: {what}", bed.name()));
+                }
+            }
+        }
+    }
+    Ok(())
+}

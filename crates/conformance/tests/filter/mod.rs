@@ -1,0 +1,42 @@
+//! System calls that are refused, to this thread and the threads and processes that it starts.
+//!
+//! Invariants:
+//! 1. A filter's program outlives the call that takes it, and `len` is its length; the kernel copies it.
+#![allow(unsafe_code)]
+
+use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, sock_filter};
+
+/// Kills this process at the next system call that is not in `allowed`.
+pub(crate) fn allow_only(allowed: &[c_long]) {
+    install(allowed, libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_KILL_PROCESS);
+}
+
+/// Has these system calls fail with this error from now on.
+pub(crate) fn refuse(calls: &[c_long], errno: i32) {
+    install(calls, libc::SECCOMP_RET_ERRNO | errno as u32, libc::SECCOMP_RET_ALLOW);
+}
+
+/// Ends the process without the system calls of an orderly end.
+pub(crate) fn end_at_once() -> ! {
+    // SAFETY: takes no pointer, and runs nothing of this process.
+    unsafe { libc::_exit(0) }
+}
+
+/// What becomes of calls in the list, and of all others.
+fn install(calls: &[c_long], listed: u32, others: u32) {
+    let op = |code: u32, k: u32, jt: u8, jf: u8| sock_filter { code: code as u16, jt, jf, k };
+    // The number of the system call stands first.
+    let mut program = vec![op(BPF_LD | BPF_W | BPF_ABS, 0, 0, 0)];
+    let n = calls.len() as u8;
+    program.extend(
+        calls.iter().enumerate().map(|(i, nr)| op(BPF_JMP | BPF_JEQ | BPF_K, *nr as u32, n - i as u8, 0)),
+    );
+    program.push(op(BPF_RET | BPF_K, others, 0, 0));
+    program.push(op(BPF_RET | BPF_K, listed, 0, 0));
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: (1); the first call takes numbers only.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
+    }
+}

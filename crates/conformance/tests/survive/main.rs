@@ -1,0 +1,78 @@
+//! What programs over shared memory survive, on the level of verbs: peers that are killed or stopped, and systems that
+//! refuse. Each test starts processes of its own, which are this program again in a role.
+#![deny(unsafe_code)]
+
+#[allow(dead_code, reason = "shared")]
+#[path = "../filter/mod.rs"]
+mod filter;
+#[path = "../../../fabric/src/shm/tests/helper.rs"]
+mod helper;
+mod kills;
+mod limits;
+mod load;
+mod stopped;
+mod system;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use helper::{Helper, hear, role, say};
+use load::Load;
+use softhca::Progress;
+
+/// A domain that no other test uses.
+fn domain() -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    format!("s{}.{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn start(role: &str, argument: &str) -> Helper {
+    Helper::start("a_child_in_its_role", role, argument, None)
+}
+
+#[test]
+#[ignore = "needs another test to start it"]
+fn a_child_in_its_role() {
+    let Some((role, argument)) = role() else { return };
+    match role.as_str() {
+        "load" => under_load(&argument),
+        "survivor" => kills::survivor(&argument),
+        "limits" => limits::child(&argument),
+        _ => panic!("no role {role}"),
+    }
+}
+
+/// Keeps its queue pairs to the one that started it full, until it is killed. Requests may fail in `any` way, or in
+/// `none`.
+fn under_load(argument: &str) {
+    let words: Vec<&str> = argument.split(' ').collect();
+    let [domain, progress, ends] = words[..] else { panic!("{argument}") };
+    let mut load = Load::open(domain, progress.parse().unwrap());
+    let (peer, line) = load.invite();
+    say(line);
+    load.ends = if ends == "any" { stopped::ANY_END } else { &[] };
+    load.connect(peer, &hear(), PATIENT);
+    say("connected");
+    hear();
+    while !load.peers[peer].as_ref().unwrap().is_over() {
+        load.pump();
+        std::thread::yield_now();
+    }
+    say("over");
+    hear();
+}
+
+/// An ACK timeout of half a second.
+const PATIENT: u8 = 17;
+
+/// A child under load that is connected to `load`, and the peer that it is there. Its requests may fail in `any` way,
+/// or in `none`.
+fn peer(load: &mut Load, domain: &str, progress: Progress, timeout: u8, ends: &str) -> (Helper, usize) {
+    let mut child = start("load", &format!("{domain} {progress} {ends}"));
+    let (index, line) = load.invite();
+    let theirs = child.line();
+    child.tell(&line);
+    load.connect(index, &theirs, timeout);
+    assert_eq!(child.line(), "connected");
+    child.tell("begin");
+    (child, index)
+}

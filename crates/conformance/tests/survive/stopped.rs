@@ -1,0 +1,100 @@
+//! SIGSTOP of a peer in the middle of its work, and deregistration.
+
+use std::time::Duration;
+
+use hca_core::WcStatus;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use softhca::Progress;
+
+use crate::load::{Load, REGION, Ran};
+use crate::{PATIENT, domain, peer};
+
+/// What taking a key back may take.
+const A_SECOND: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How requests end whose own memory, or the peer's, lost its key.
+pub(crate) const ANY_END: &[WcStatus] = &[
+    WcStatus::RetryExceeded,
+    WcStatus::WrFlushed,
+    WcStatus::LocalProtection,
+    WcStatus::RemoteAccess,
+    WcStatus::RemoteOperation,
+];
+/// What the memory holds once its key is taken back.
+const OURS: u8 = 0xee;
+
+/// Stops a child under load at any moment, takes the key of its region back, uses the memory for something else, and
+/// lets the child go on: no byte changes any more.
+fn stop_and_take_back(rounds: u32, seed: u64) {
+    let domain = domain();
+    let mut random = seed | 1;
+    let mut longest = Duration::ZERO;
+    for round in 0..rounds {
+        let mut load = Load::open(&domain, Progress::ALL[round as usize % 3]);
+        let mode = Progress::ALL[round as usize / 3 % 3];
+        let (child, index) = peer(&mut load, &domain, mode, PATIENT, "any");
+        let pid = Pid::from_child(&child.child);
+        random = random.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) | 1;
+        let (requests, spins) = (random % 500, random >> 40 & 0xfff);
+        let mut ran = Ran::new();
+        while load.peers[index].as_ref().unwrap().done < requests {
+            load.pump();
+            assert!(ran.tick() < PATIENCE, "round {round}");
+        }
+        for _ in 0..spins {
+            std::hint::spin_loop();
+        }
+        (load.ends, load.blind) = (ANY_END, true);
+        kill_process(pid, Signal::STOP).unwrap();
+        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().expect("it is waited for");
+        assert!(status.stopped(), "round {round}: {status:?}");
+        let window = load.peers[index].as_ref().unwrap().window.clone();
+        let mut ran = Ran::new();
+        if round % 2 == 0 {
+            window.revoke().unwrap();
+        } else {
+            // The queue pairs first, then the region: what is under way on them ends as well.
+            load.forget(index);
+            window.revoke().unwrap();
+        }
+        longest = longest.max(ran.tick());
+        let ours = vec![OURS; REGION];
+        window.write_at(0, &ours);
+        let unchanged = |when: &str| {
+            let mut now = vec![0; REGION];
+            window.read_at(0, &mut now);
+            let changed = now.iter().position(|&b| b != OURS);
+            assert_eq!(changed, None, "round {round}: a byte changed {when}");
+        };
+        unchanged("while the peer was stopped");
+        kill_process(pid, Signal::CONT).unwrap();
+        // It goes on with its copy, finds itself refused, and says so; or nobody answers it any more.
+        let mut ran = Ran::new();
+        if round % 2 == 0 {
+            while !load.peers[index].as_ref().unwrap().dead.contains(&true) {
+                load.pump();
+                assert!(ran.tick() < PATIENCE, "round {round}");
+            }
+        }
+        while ran.tick() < Duration::from_millis(20) {
+            load.context.turn();
+            std::thread::yield_now();
+        }
+        unchanged("when the peer went on");
+        child.kill();
+        unchanged("when the peer was gone");
+    }
+    println!("{rounds} stopped peers; taking a key back took {longest:?} at most");
+    assert!(longest < A_SECOND, "{longest:?}");
+}
+
+#[test]
+fn a_key_is_taken_back_from_a_stopped_peer_and_no_byte_changes_when_it_goes_on() {
+    stop_and_take_back(18, 1);
+}
+
+#[test]
+#[ignore = "needs minutes"]
+fn keys_are_taken_back_from_hundreds_of_stopped_peers() {
+    stop_and_take_back(360, u64::from(std::process::id()));
+}

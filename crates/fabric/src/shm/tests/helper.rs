@@ -1,0 +1,67 @@
+//! Other processes: the test program again, in a role that the environment names.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+const ROLE: &str = "HCA_SHM_TEST_ROLE";
+
+/// A child in a role, with the pipes to it.
+pub(crate) struct Helper {
+    pub(crate) child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Helper {
+    /// Runs `test`, an ignored one that does what [`role`] says.
+    pub(crate) fn start(test: &str, role: &str, argument: &str, uid: Option<u32>) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "--ignored", "--nocapture", test]);
+        command.env(ROLE, format!("{role} {argument}")).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(uid) = uid {
+            command.uid(uid);
+        }
+        let mut child = command.spawn().unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, input, output }
+    }
+    /// The next line that is for us: the test program prints some of its own.
+    pub(crate) fn line(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the child ended");
+            if let Some((_, rest)) = line.split_once("> ") {
+                return rest.trim().to_owned();
+            }
+        }
+    }
+    pub(crate) fn tell(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+    }
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+/// What this process is to do, and with what, if another one started it.
+pub(crate) fn role() -> Option<(String, String)> {
+    let role = std::env::var(ROLE).ok()?;
+    let (role, argument) = role.split_once(' ').unwrap();
+    Some((role.to_owned(), argument.to_owned()))
+}
+
+/// Tells the one that started this process.
+pub(crate) fn say(line: impl std::fmt::Display) {
+    println!("> {line}");
+    std::io::stdout().flush().unwrap();
+}
+
+/// What the one that started this process tells; nothing if it ended.
+pub(crate) fn hear() -> String {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    line.trim().to_owned()
+}
