@@ -104,6 +104,9 @@ impl Script {
     }
     /// Posts the next request.
     fn post(&mut self, p: &mut Ways) {
+        if self.steps_to_ready == 2 {
+            return;
+        }
         let Some((op, flags)) = self.ops.get(self.posted).copied() else { return };
         let (n, side) = (self.posted, self.side);
         let (local, target) = (n * SLOT, TARGETS + n * SLOT);
@@ -203,6 +206,7 @@ fn reach(p: &mut Ways, seed: u64) {
             x >> 20
         };
         let near = &mut p.node(side).host.near;
+        near.small = roll() % 2 == 0;
         near.gone.extend((0..100).map(|_| roll() % 4 == 0));
         let mut lend = roll;
         near.lend = Some(Box::new(move |_, _, max| match lend() % 4 {
@@ -356,6 +360,7 @@ proptest! {
         p.burst = 8;
         let mut scripts = [Script::new(A, ops_a), Script::new(B, ops_b)];
         for script in &mut scripts {
+            script.steps_to_ready = 0;
             script.finish(&mut p, &setup);
         }
         let posted_recvs = [p.a.host.next_recv, p.b.host.next_recv];
@@ -438,6 +443,9 @@ proptest! {
             prop_assert!(p.b.host.recvs().is_empty());
         }
         prop_assert!(p.b.host.completed <= 10 && p.b.host.recvs().len() <= 10);
+        if state == 0 {
+            return Ok(());
+        }
         p.state(B, QpState::Error);
         prop_assert_eq!(p.b.host.completed, 10);
         let left = p.b.host.rq.len();
