@@ -180,7 +180,9 @@ impl Engine {
     fn receive(&mut self, now: Instant, budget: RxBudget) -> bool {
         let core = &mut self.core;
         let mut packets = 0;
-        if let Some(shm) = self.fabric.shm() {
+        if self.has_shm
+            && let Some(shm) = self.fabric.shm()
+        {
             packets += shm.recv_all(now, budget, &mut Arrivals { core, now }).packets;
             while let Some(peer) = shm.next_gone() {
                 core.peer_gone(now, peer.into());
@@ -198,7 +200,7 @@ impl Engine {
     /// ways is found by every so manyth turn. `None`: a whole turn is due.
     #[inline]
     pub(crate) fn short_turn(&mut self, bell: &Doorbell<QpShared>, acks: AckRule) -> Option<bool> {
-        if !self.has_shm || self.short_turns == SHORT_TURNS || !bell.is_empty() || !self.tx.is_empty() {
+        if self.short_turns == SHORT_TURNS || !bell.is_empty() || !self.tx.is_empty() {
             self.short_turns = 0;
             return None;
         }
@@ -259,7 +261,7 @@ impl Engine {
     /// Sends what a queue pair just posted by messages, if nothing else is to be done before. `false`: a turn is due.
     #[inline]
     pub(crate) fn send_at_once(&mut self, bell: &Doorbell<QpShared>, caller: Option<QpHandle>) -> bool {
-        if !self.has_shm || !self.core.ready.is_empty() || !bell.is_empty() {
+        if !self.core.ready.is_empty() || !bell.is_empty() {
             return false;
         }
         match (caller, self.fabric.shm()) {

@@ -513,12 +513,39 @@ impl Host for QpHost<'_> {
     }
 }
 
-/// The local list of a request.
+/// The local list of a request that is queued.
 struct RequestList<'a> {
     sq: &'a Consumer<SendHeader>,
     index: u32,
     tables: &'a Tables,
     pd: PdHandle,
+}
+
+/// The local list of a request that is not queued.
+pub(crate) struct PostedList<'a> {
+    pub(crate) payload: Payload<'a>,
+    pub(crate) tables: &'a Tables,
+    pub(crate) pd: PdHandle,
+}
+
+/// Goes through a list's pieces in `offset .. offset + len`, translated.
+#[inline]
+fn each_piece<E: From<LocalError>>(
+    (tables, pd): (&Tables, PdHandle),
+    sges: impl Iterator<Item = Sge>,
+    (offset, len): (u32, usize),
+    write: bool,
+    mut f: impl FnMut(Piece<'_>, usize) -> Result<(), E>,
+) -> Result<(), E> {
+    let access = if write { Access::LOCAL_WRITE } else { Access::empty() };
+    pieces(sges, offset, len, |s, at| f(Piece::Memory(local(tables, pd, s, access)?, s.len as usize), at))
+}
+
+/// The piece that inline bytes are.
+#[inline]
+fn inline_piece(bytes: &[u8], offset: u32, len: usize) -> Result<Piece<'_>, LocalError> {
+    let offset = offset as usize;
+    bytes.get(offset..offset + len).map(Piece::Inline).ok_or(LocalError::Length)
 }
 
 impl LocalList for RequestList<'_> {
@@ -533,22 +560,10 @@ impl LocalList for RequestList<'_> {
         let h = self.sq.header_ref(self.index);
         let cells = self.sq.cells(self.index);
         if h.inline {
-            let bytes: &[u8] = bytemuck::cast_slice(list(cells, h));
-            let end = offset as usize + len;
-            return f(Piece::Inline(bytes.get(offset as usize..end).ok_or(LocalError::Length)?), 0);
+            return f(inline_piece(bytemuck::cast_slice(list(cells, h)), offset, len)?, 0);
         }
-        let access = if write { Access::LOCAL_WRITE } else { Access::empty() };
-        pieces(entries(cells, h), offset, len, |s, at| {
-            f(Piece::Memory(local(self.tables, self.pd, s, access)?, s.len as usize), at)
-        })
+        each_piece((self.tables, self.pd), entries(cells, h), (offset, len), write, f)
     }
-}
-
-/// The local list of a request that is not queued.
-pub(crate) struct PostedList<'a> {
-    pub(crate) payload: Payload<'a>,
-    pub(crate) tables: &'a Tables,
-    pub(crate) pd: PdHandle,
 }
 
 impl LocalList for PostedList<'_> {
@@ -561,15 +576,9 @@ impl LocalList for PostedList<'_> {
         mut f: impl FnMut(Piece<'_>, usize) -> Result<(), E>,
     ) -> Result<(), E> {
         match self.payload {
-            Payload::Inline(bytes) => {
-                let end = offset as usize + len;
-                f(Piece::Inline(bytes.get(offset as usize..end).ok_or(LocalError::Length)?), 0)
-            }
+            Payload::Inline(bytes) => f(inline_piece(bytes, offset, len)?, 0),
             Payload::Sges(sges) => {
-                let access = if write { Access::LOCAL_WRITE } else { Access::empty() };
-                pieces(sges.iter().copied(), offset, len, |s, at| {
-                    f(Piece::Memory(local(self.tables, self.pd, s, access)?, s.len as usize), at)
-                })
+                each_piece((self.tables, self.pd), sges.iter().copied(), (offset, len), write, f)
             }
         }
     }

@@ -105,7 +105,9 @@ impl Shared {
             return false;
         }
         let worked = self.engine.try_turn(|e| {
-            if let Some(worked) = e.short_turn(&self.bell, acks) {
+            if e.has_shm
+                && let Some(worked) = e.short_turn(&self.bell, acks)
+            {
                 self.keep_waiters(e);
                 return worked;
             }
@@ -151,7 +153,7 @@ impl Shared {
 
     #[inline]
     fn turn_posted(&self, e: &mut Engine, caller: Option<QpHandle>) {
-        if !e.send_at_once(&self.bell, caller) {
+        if !e.has_shm || !e.send_at_once(&self.bell, caller) {
             e.turn_posted(self.time.now(), &self.bell, caller);
         }
         self.keep_waiters(e);

@@ -208,7 +208,7 @@ fn reach(p: &mut Ways, seed: u64) {
         let near = &mut p.node(side).host.near;
         near.small = roll() % 2 == 0;
         near.gone.extend((0..100).map(|_| roll() % 4 == 0));
-        let mut lend = roll.clone();
+        let mut lend = roll;
         near.lend = Some(Box::new(move |_, _, max| match lend() % 4 {
             0 => None,
             1 => Some(max.min(1 + (lend() % 5000) as u32)),

@@ -171,19 +171,23 @@ impl Responder {
     #[inline]
     fn accept<H: Host>(&mut self, path: &Path, head: &Head, body: &[u8], host: &mut H) -> Result<Did, Fault> {
         let (first, last) = (head.has(FIRST), head.has(LAST));
-        if first {
-            // A requester that went back in the middle of a request begins it anew.
-            if let Inbound::Send { .. } = self.inbound {
-                host.return_recv();
-                self.taken = self.taken.wrapping_sub(1);
-            }
-            self.inbound = Inbound::Idle;
+        if first && self.inbound != Inbound::Idle {
+            self.begin_anew(host);
         }
         match head.op {
             Op::Send | Op::SendImm | Op::SendInv => self.accept_send(head, last, body, host),
             Op::Write | Op::WriteImm => self.accept_write(path, head, last, body, host),
             _ if !first => Err(Fault::Invalid),
             _ => self.accept_question(path, head, body, host),
+        }
+    }
+
+    /// The requester left its request off and begins it again, as a refusal of an earlier try came in between.
+    #[cold]
+    fn begin_anew<H: Host>(&mut self, host: &mut H) {
+        if let Inbound::Send { .. } = core::mem::take(&mut self.inbound) {
+            host.return_recv();
+            self.taken = self.taken.wrapping_sub(1);
         }
     }
 
