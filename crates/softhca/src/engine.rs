@@ -175,22 +175,26 @@ impl Engine {
         rang | received | fired | sent | acked
     }
 
+    /// Takes what came by shared memory. Returns the packets and messages.
+    #[inline(never)]
+    fn receive_shm(&mut self, now: Instant, budget: RxBudget) -> usize {
+        let Some(shm) = self.fabric.shm() else { return 0 };
+        let core = &mut self.core;
+        let packets = shm.recv_all(now, budget, &mut Arrivals { core, now }).packets;
+        while let Some(peer) = shm.next_gone() {
+            core.peer_gone(now, peer.into());
+        }
+        while let Some(notice) = shm.next_notice() {
+            core.heed(notice, shm);
+        }
+        packets
+    }
+
     /// Takes what arrived. Returns whether anything did.
     #[inline]
     fn receive(&mut self, now: Instant, budget: RxBudget) -> bool {
+        let mut packets = if self.has_shm { self.receive_shm(now, budget) } else { 0 };
         let core = &mut self.core;
-        let mut packets = 0;
-        if self.has_shm
-            && let Some(shm) = self.fabric.shm()
-        {
-            packets += shm.recv_all(now, budget, &mut Arrivals { core, now }).packets;
-            while let Some(peer) = shm.next_gone() {
-                core.peer_gone(now, peer.into());
-            }
-            while let Some(notice) = shm.next_notice() {
-                core.heed(notice, shm);
-            }
-        }
         packets += self.fabric.recv(now, budget, &mut |p| core.receive(now, p)).packets;
         core.settle_touched(None);
         packets > 0
@@ -198,7 +202,8 @@ impl Engine {
 
     /// A turn for shared memory alone, with the time of the turn before, if nothing else waits: what comes by other
     /// ways is found by every so manyth turn. `None`: a whole turn is due.
-    #[inline]
+    // Apart, so that the turns of other networks stay as short as they are.
+    #[inline(never)]
     pub(crate) fn short_turn(&mut self, bell: &Doorbell<QpShared>, acks: AckRule) -> Option<bool> {
         if self.short_turns == SHORT_TURNS || !bell.is_empty() || !self.tx.is_empty() {
             self.short_turns = 0;
@@ -259,7 +264,7 @@ impl Engine {
     }
 
     /// Sends what a queue pair just posted by messages, if nothing else is to be done before. `false`: a turn is due.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn send_at_once(&mut self, bell: &Doorbell<QpShared>, caller: Option<QpHandle>) -> bool {
         if !self.core.ready.is_empty() || !bell.is_empty() {
             return false;
