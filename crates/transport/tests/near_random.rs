@@ -111,6 +111,7 @@ impl Script {
         let (n, side) = (self.posted, self.side);
         let (local, target) = (n * SLOT, TARGETS + n * SLOT);
         let (op, len) = match op {
+            Op::Send(len) if len % 2 == 0 => (SendOp::Send, len),
             Op::Send(len) => (SendOp::SendImm(n as u32), len),
             Op::Write(len) => (SendOp::Write(remote(target)), len),
             Op::WriteImm(len) => (SendOp::WriteImm(remote(target), n as u32), len),
@@ -167,7 +168,7 @@ impl Script {
         let side = self.side;
         assert_eq!(p.node(side).host.statuses(), vec![WcStatus::Success; self.ops.len()]);
         let imms: Vec<_> = p.node(side.other()).host.recvs().iter().map(|r| r.1.extra).collect();
-        let want: Vec<_> = self.receives().iter().map(|n| RecvExtra::Imm(*n as u32)).collect();
+        let want: Vec<_> = self.receives().iter().map(|n| extra(*n, self.ops[*n].0)).collect();
         assert_eq!(imms, want, "receives: each once, in order");
         let mut adds = 0_u64;
         for (n, (op, _)) in self.ops.iter().enumerate() {
@@ -189,6 +190,14 @@ impl Script {
         assert_eq!(n.qp.state(), QpState::Rts);
         assert!(n.qp.next_deadline().is_none() && n.qp.ack_owed().is_none() && n.host.held.is_none());
         assert!(n.qp.is_idle_near());
+    }
+}
+
+/// What the receive request of operation `n` tells.
+fn extra(n: usize, op: Op) -> RecvExtra {
+    match op {
+        Op::Send(len) if len % 2 == 0 => RecvExtra::None,
+        _ => RecvExtra::Imm(n as u32),
     }
 }
 

@@ -424,6 +424,32 @@ fn credits_stay_right_when_what_was_to_be_sent_again_turns_out_done() {
 }
 
 #[test]
+fn what_is_sent_again_takes_its_credits_once() {
+    let mut p = Ways::rc();
+    for _ in 0..9 {
+        p.recv(B, 0, 8);
+    }
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    for _ in 0..4 {
+        p.send(A, SendOp::Send, 0, 8);
+    }
+    p.send_side(A);
+    while p.a.host.counted(Count::Probe) < 2 {
+        assert!(p.skip());
+        p.send_side(A);
+    }
+    for _ in 0..4 {
+        p.send(A, SendOp::Send, 0, 8);
+    }
+    p.log.clear();
+    p.send_side(A);
+    assert_eq!(p.sent_of(A, M::Send), 4, "nine receive requests were told of");
+    p.run();
+    p.expect_sends(&[Success; 9]);
+}
+
+#[test]
 fn numbers_wrap_with_as_many_requests_as_a_queue_takes() {
     const DEPTH: usize = 32_768;
     let s = Setup::default();

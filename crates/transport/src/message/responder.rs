@@ -182,6 +182,15 @@ impl Responder {
         }
     }
 
+    /// The requester left its request off and begins it again, as a refusal of an earlier try came in between.
+    #[cold]
+    fn begin_anew<H: Host>(&mut self, host: &mut H) {
+        if let Inbound::Send { .. } = core::mem::take(&mut self.inbound) {
+            host.return_recv();
+            self.taken = self.taken.wrapping_sub(1);
+        }
+    }
+
     #[inline]
     fn accept_send<H: Host>(
         &mut self,
