@@ -613,6 +613,18 @@ fn when_the_peer_is_gone_all_fails_at_once_and_later_posts_too() {
 }
 
 #[test]
+fn a_peer_gone_before_the_queue_pair_may_send_stays_gone() {
+    let setup = Setup::default();
+    let mut p = Ways::reset(&setup);
+    p.ready_to_receive(A, &setup);
+    p.with(A, |_, qp, host| qp.peer_gone(host));
+    p.ready_to_send(A, &setup);
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send_side(A);
+    p.expect_sends(&[WcStatus::RetryExceeded]);
+}
+
+#[test]
 fn a_peer_gone_during_an_rnr_wait_is_not_waited_for() {
     let mut p = Ways::rc();
     p.send(A, SendOp::Send, 0, 8);

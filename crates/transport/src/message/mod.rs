@@ -196,9 +196,12 @@ impl Messages {
     /// Ready to send.
     pub(crate) fn start(&mut self, config: &QpConfig, attr: &QpAttr) {
         self.path = Path::new(config, attr);
-        let index = self.requester.oldest();
+        let (index, gone) = (self.requester.oldest(), self.requester.is_gone());
         self.requester = Requester::new(&self.path, attr.sq_psn.unwrap_or_default(), index);
         self.requester.posted();
+        if gone {
+            self.requester.peer_gone();
+        }
     }
     /// Sends requests, which tell along what was done of the peer's.
     #[inline]

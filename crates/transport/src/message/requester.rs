@@ -132,6 +132,10 @@ impl Requester {
     pub(crate) fn wants_transmit(&self) -> bool {
         self.ready
     }
+    /// Whether the peer has gone.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone
+    }
     /// The peer has gone.
     pub(crate) fn peer_gone(&mut self) {
         self.gone = true;
