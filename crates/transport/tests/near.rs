@@ -249,6 +249,32 @@ fn limits_are_told_although_requests_carry_acknowledgements_along() {
 }
 
 #[test]
+fn a_limit_that_was_passed_is_told_anew_although_the_rest_went_along() {
+    let mut p = Ways::rc();
+    p.recv(B, 0, 8);
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    // A knows of no receive request: this one is a probe, and finds one.
+    for _ in 0..8 {
+        p.recv(B, 0, 8);
+    }
+    p.send(A, SendOp::Send, 0, 8);
+    p.send_side(A);
+    p.take_all(B);
+    p.send(B, SendOp::Write(remote(0)), 0, 8);
+    p.send_side(B);
+    assert!(p.b.qp.ack_owed().is_some(), "of the limit");
+    p.ack_side(B);
+    p.take_all(A);
+    p.log.clear();
+    for _ in 0..9 {
+        p.send(A, SendOp::Send, 0, 8);
+    }
+    p.send_side(A);
+    assert_eq!(p.sent_of(A, M::Send), 7);
+}
+
+#[test]
 fn a_shared_receive_queue_tells_no_limit() {
     let mut p = Ways::new(&Setup { srq_b: true, ..Setup::default() });
     for _ in 0..40 {

@@ -289,6 +289,23 @@ fn a_refused_request_waits_for_its_timer_whatever_else_is_to_be_sent() {
 }
 
 #[test]
+fn a_request_that_was_refused_half_sent_still_has_its_turn_before_others() {
+    let mut p = Ways::rc();
+    p.burst = 2;
+    p.send(A, SendOp::Send, 0, 3 * PIECE as u32);
+    p.send_side(A);
+    p.take_all(B);
+    p.send_side(B);
+    p.take_all(A);
+    assert_eq!(p.rnr_naks(B), 1);
+    assert!(!p.a.qp.is_idle_near());
+    p.recv(B, 0, 3 * PIECE);
+    p.run();
+    p.expect_sends(&[Success]);
+    assert!(p.a.qp.is_idle_near());
+}
+
+#[test]
 fn rnr_retries_run_out() {
     for rnr_retry in [0, 1, 6] {
         let mut p = Ways::new(&Setup { rnr_retry, ..Setup::default() });
@@ -404,6 +421,32 @@ fn credits_stay_right_when_what_was_to_be_sent_again_turns_out_done() {
     p.run();
     p.expect_sends(&[Success; 9]);
     assert_eq!(p.rnr_naks(B), 0);
+}
+
+#[test]
+fn what_is_sent_again_takes_its_credits_once() {
+    let mut p = Ways::rc();
+    for _ in 0..9 {
+        p.recv(B, 0, 8);
+    }
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    for _ in 0..4 {
+        p.send(A, SendOp::Send, 0, 8);
+    }
+    p.send_side(A);
+    while p.a.host.counted(Count::Probe) < 2 {
+        assert!(p.skip());
+        p.send_side(A);
+    }
+    for _ in 0..4 {
+        p.send(A, SendOp::Send, 0, 8);
+    }
+    p.log.clear();
+    p.send_side(A);
+    assert_eq!(p.sent_of(A, M::Send), 4, "nine receive requests were told of");
+    p.run();
+    p.expect_sends(&[Success; 9]);
 }
 
 #[test]

@@ -93,6 +93,8 @@ pub struct Near {
     pub lend: Option<LendRule>,
     /// Of the loans to come, those that are out of reach, by order.
     pub gone: VecDeque<bool>,
+    /// It tells which SENDs are small.
+    pub small: bool,
     /// Loans that were fetched.
     pub fetched: Vec<Loan>,
 }
@@ -279,6 +281,11 @@ impl Host for MockHost {
         }
         outcome
     }
+    fn small_send(&self, index: u32) -> Option<u32> {
+        let SendRequest { op, flags, len, .. } = self.sq[Self::at(index)].request;
+        let plain = op == SendOp::Send && !flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
+        (self.near.small && plain && len <= SMALL_BYTES).then_some(len)
+    }
     fn lend(&mut self, index: u32, offset: u32, max: u32) -> Option<Loan> {
         let len = self.near.lend.as_mut()?(index, offset, max)?;
         assert!(len <= max, "more is lent than asked for");
@@ -290,7 +297,8 @@ impl Host for MockHost {
         if self.near.gone.pop_front().unwrap_or(false) {
             return Err(LoanError::Gone);
         }
-        let data = self.near.memory.get(at..at + loan.len as usize).ok_or(LoanError::Gone)?.to_vec();
+        let end = at.checked_add(loan.len as usize).ok_or(LoanError::Gone)?;
+        let data = self.near.memory.get(at..end).ok_or(LoanError::Gone)?.to_vec();
         self.place_recv(offset, &data)?;
         self.near.fetched.push(*loan);
         Ok(())
