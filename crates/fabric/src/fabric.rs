@@ -15,7 +15,7 @@ pub struct PathId(pub u32);
 /// What a fabric is and can.
 #[derive(Clone, Debug)]
 pub struct FabricAttr {
-    /// `udp`, `uring`, `shm`, `raw`, `loopback`, `sim`, with layers in front (`capture+udp`).
+    /// `auto`, `udp`, `uring`, `shm`, `raw`, `loopback`, `sim`, with layers in front (`capture+udp`).
     pub name: String,
     /// Its address.
     pub local: IpAddr,
@@ -193,6 +193,14 @@ pub trait Fabric: Send {
     /// # Errors
     /// The peer can't be addressed from here.
     fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError>;
+    /// Opens a path for messages, within [`shm`](Self::shm), which closes it. `None`: this peer gets packets, by a path
+    /// of [`open_path`](Self::open_path). The peer comes to the same choice.
+    ///
+    /// # Errors
+    /// The peer can't be addressed from here, or can't be reached although it expects messages.
+    fn open_messages(&mut self, _av: &AddressVector) -> Result<Option<PathId>, PathError> {
+        Ok(None)
+    }
     /// Closes a path. What is under way may still be sent.
     fn close_path(&mut self, path: PathId);
     /// Sends all waiting trains, ICRCs put on, in order for each path. What the network can't take now
@@ -228,6 +236,9 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     }
     fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
         (**self).open_path(av)
+    }
+    fn open_messages(&mut self, av: &AddressVector) -> Result<Option<PathId>, PathError> {
+        (**self).open_messages(av)
     }
     fn close_path(&mut self, path: PathId) {
         (**self).close_path(path);

@@ -3,6 +3,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | `auto` | UDP, and shared memory where a peer is found on this machine |
 //! | `batch` | packets to send, gathered into trains |
 //! | `fabric` | the trait |
 //! | `icrc`, `flow` | the ICRC of a flow, the IPv4 Identification predicted and solved |
@@ -17,6 +18,8 @@
 //! | `uring` | UDP sockets driven by io_uring |
 #![deny(unsafe_code)]
 
+#[cfg(not(loom))]
+mod auto;
 mod batch;
 mod capture;
 #[cfg_attr(not(target_arch = "x86_64"), path = "clmul_none.rs")]
@@ -36,6 +39,8 @@ mod udp;
 #[cfg(feature = "io-uring")]
 mod uring;
 
+#[cfg(not(loom))]
+pub use auto::AutoFabric;
 pub use batch::{Train, TxBatch};
 pub use capture::Capture;
 pub use fabric::*;

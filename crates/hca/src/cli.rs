@@ -22,7 +22,8 @@ const EXIT_CODES: &str = "Exit codes: 0 success, 1 failed, 2 wrong usage, 130 en
 
 const DEVICES: &str = "\
 Devices:
-  auto://             UDP sockets, which measure best, on a free loopback address (default)
+  auto://ADDRESS      as udp://, and shared memory by itself where the peer of a reliable connection is
+                      an auto:// device of this user on this machine (default, but for perf: udp://)
   udp://ADDRESS       RoCEv2 over UDP sockets, bound to ADDRESS, port 4791
   uring://ADDRESS     the same through io_uring, or plain sockets (with a note) where the kernel has none;
                       without ADDRESS a free loopback one is taken
@@ -32,8 +33,9 @@ Devices:
  with ?option=value, joined by &: progress=inline|thread|adaptive, mtu=BYTES, capture=FILE.pcapng,
  fault=loss=P,dup=P,reorder=P,corrupt=P,delay=P:MIN-MAX,seed=N (P from 0 to 1; tx.loss, rx.loss for one
  direction; delays as 10us or 2ms). With shm:// also dir=FOLDER (sockets there, for containers that share
- it), users=own|any (whose processes are peers), ring=BYTES (64K to 64M, to each peer).
- The environment variable HCA_DEVICE takes the place of auto:// and of a device that is not given.";
+ it), users=own|any (whose processes are peers), and with shm:// and auto:// ring=BYTES (64K to 64M, to
+ each peer) and isolated=yes|no (no memory but the rings is shared).
+ The environment variable HCA_DEVICE takes the place of a device that is not given.";
 
 const EXAMPLES: &str = "\
 Examples:
@@ -97,7 +99,7 @@ enum Command {
 /// Where the device comes from, for every command.
 #[derive(Clone, Debug, Default, Args)]
 pub struct DeviceArgs {
-    /// The device to use, as udp://127.0.0.2 (default: HCA_DEVICE, then auto://)
+    /// The device to use, as udp://127.0.0.2 (default: HCA_DEVICE, then auto://; for perf udp://)
     #[arg(long, value_name = "URL")]
     pub device: Option<DeviceUrl>,
     /// What carries the packets, on an address that is chosen

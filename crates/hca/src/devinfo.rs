@@ -13,7 +13,7 @@ pub(crate) fn devinfo(args: &DevinfoArgs) -> Result<(), Failure> {
         Some(url) => Some(url.clone()),
         None => device_from_environment()?,
     };
-    let url = named.unwrap_or(DeviceUrl { target: Target::Auto, options: Options::default() });
+    let url = named.unwrap_or(DeviceUrl { target: Target::Auto(None), options: Options::default() });
     let over = Options { capture: args.capture.clone(), ..Options::default() };
     let opened = open_exactly(&DeviceUrl { options: url.options.overridden_by(over), ..url })?;
     if args.json {

@@ -16,7 +16,7 @@
 //!
 //! | feature | what it brings |
 //! |---|---|
-//! | `udp` | `udp://` and `auto://`: RoCEv2 over UDP sockets |
+//! | `udp` | `udp://` and `auto://`: RoCEv2 over UDP sockets; with `shm`, `auto://` takes shared memory with peers on this machine |
 //! | `uring` | `uring://`: the same through io_uring |
 //! | `shm` | `shm://`: the processes of this machine, through shared memory |
 //! | `raw` | `raw://`: frames on an Ethernet interface |

@@ -8,6 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hca_core::{Device, DeviceError, Mtu};
+#[cfg(all(feature = "udp", feature = "shm"))]
+use hca_fabric::AutoFabric;
 #[cfg(feature = "loopback")]
 use hca_fabric::LoopbackNet;
 use hca_fabric::{Capture, Fabric, FabricAttr, Faulty, OpenError as FabricError, ShmError, Tap};
@@ -24,9 +26,9 @@ use softhca::{Progress, SoftHca};
 use thiserror::Error;
 
 use crate::narrow::Narrow;
-#[cfg(feature = "shm")]
-use crate::url::Users;
 use crate::url::{DeviceUrl, Target, UrlError};
+#[cfg(feature = "shm")]
+use crate::url::{Options, Users};
 
 /// The environment variable whose value takes the place of what [`open`] is given.
 pub const DEVICE_VARIABLE: &str = "HCA_DEVICE";
@@ -97,7 +99,9 @@ pub enum OpenError {
     },
 }
 
-/// Opens a device by name and begins to use it. `HCA_DEVICE` takes the place of the name, so that a program
+/// Opens a device by name and begins to use it. `auto://` is RoCEv2 over UDP, and takes shared memory by itself for
+/// reliable connections to other `auto://` devices of the same user on this machine; the counters `paths_by_shm` and
+/// `paths_by_udp` of the device say which was taken, and `udp://` takes UDP always. `HCA_DEVICE` takes the place of the name, so that a program
 /// runs on another device without being changed.
 ///
 /// ```
@@ -164,7 +168,11 @@ pub fn open_exactly(url: &DeviceUrl) -> Result<Opened, OpenError> {
 fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
     match &url.target {
         #[cfg(feature = "udp")]
-        Target::Auto | Target::Udp(None) => first_free(&udp, url, &|ip| Target::Udp(Some(ip))),
+        Target::Auto(None) => first_free(&|ip| auto(ip, url), url, &|ip| Target::Auto(Some(ip))),
+        #[cfg(feature = "udp")]
+        Target::Auto(Some(ip)) => at(&|ip| auto(ip, url), *ip, url.clone()),
+        #[cfg(feature = "udp")]
+        Target::Udp(None) => first_free(&udp, url, &|ip| Target::Udp(Some(ip))),
         #[cfg(feature = "udp")]
         Target::Udp(Some(ip)) => at(&udp, *ip, url.clone()),
         #[cfg(feature = "uring")]
@@ -199,7 +207,7 @@ fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenErro
         )))]
         missing => {
             let feature = match missing {
-                Target::Auto | Target::Udp(_) => "udp",
+                Target::Auto(_) | Target::Udp(_) => "udp",
                 Target::Uring(_) => "uring",
                 Target::Shm(_) => "shm",
                 Target::Raw { .. } => "raw",
@@ -219,24 +227,46 @@ fn udp(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
     Ok(Box::new(UdpFabric::open(ip, &UdpOptions::default())?))
 }
 
+/// UDP, and shared memory with peers on this machine. Faults, captures and a narrow path are of packets: with one of
+/// them, and without the feature `shm`, nobody finds this device by shared memory, and all its peers are reached by UDP.
+#[cfg(feature = "udp")]
+fn auto(ip: IpAddr, url: &DeviceUrl) -> Result<Box<dyn Fabric>, FabricError> {
+    #[cfg(feature = "shm")]
+    if all_messages(&url.options) {
+        let shm = shm_options(&url.options);
+        return Ok(Box::new(AutoFabric::open(ip, &UdpOptions::default(), &shm)?));
+    }
+    let _ = url;
+    udp(ip)
+}
+
 /// Plain sockets where the kernel has no io_uring, or forbids it; [`Opened::stand_in`] says so then.
 #[cfg(feature = "uring")]
 fn uring(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
     UringFabric::open_or_udp(ip, &UringOptions::default())
 }
 
+/// Whether nothing is asked for that is of packets.
 #[cfg(feature = "shm")]
-fn shm(domain: &str, url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
-    let settings = url.options.shm.as_deref().cloned().unwrap_or_default();
-    let options = ShmOptions {
+fn all_messages(options: &Options) -> bool {
+    options.fault.is_none() && options.capture.is_none() && options.mtu.is_none()
+}
+
+#[cfg(feature = "shm")]
+fn shm_options(options: &Options) -> ShmOptions {
+    let settings = options.shm.as_deref().cloned().unwrap_or_default();
+    ShmOptions {
         ring_bytes: settings.ring.unwrap_or(ShmOptions::default().ring_bytes),
         folder: settings.dir,
         any_user: settings.users == Some(Users::Any),
         isolated: settings.isolated.unwrap_or(false),
-        // Faults, captures and a narrow path are of packets.
-        messages: url.options.fault.is_none() && url.options.capture.is_none() && url.options.mtu.is_none(),
-    };
-    match ShmFabric::open(domain, &options) {
+        messages: all_messages(options),
+    }
+}
+
+#[cfg(feature = "shm")]
+fn shm(domain: &str, url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
+    match ShmFabric::open(domain, &shm_options(&url.options)) {
         Ok(fabric) => Ok((Box::new(fabric), url.clone())),
         Err(source) => Err(OpenError::Shm { url: Box::new(url.clone()), source }),
     }
@@ -316,7 +346,7 @@ impl Opened {
     pub fn device(&self) -> &Arc<SoftHca> {
         &self.device
     }
-    /// What carries its packets: `udp`, `uring`, `shm`, `raw`, `loopback`.
+    /// What carries its packets: `auto`, `udp`, `uring`, `shm`, `raw`, `loopback`.
     pub fn fabric(&self) -> &str {
         &self.fabric_name
     }
@@ -324,6 +354,12 @@ impl Opened {
     pub fn stand_in(&self) -> Option<String> {
         let mut notes = self.fabric_attr().notes.into_iter();
         notes.find(|(what, _)| *what == "io_uring").map(|(what, note)| format!("{what}: {note}"))
+    }
+    /// Of a device that chooses by path: how many were by shared memory so far, and how many by UDP.
+    pub fn paths_taken(&self) -> Option<(u64, u64)> {
+        let counters = self.device.counters();
+        let count = |name| counters.iter().find(|c| c.name == name).map(|c| c.value);
+        count("paths_by_shm").zip(count("paths_by_udp"))
     }
     /// What its network is, and what was found out about it.
     pub fn fabric_attr(&self) -> FabricAttr {

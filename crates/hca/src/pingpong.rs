@@ -21,7 +21,8 @@ use self::exchange::Dest;
 use crate::cli::{Failure, PingpongArgs};
 use crate::interrupt::{SLICE, interrupted, unless_interrupted};
 use crate::open::{Opened, open_exactly};
-use crate::perf::{Service, device_or_auto};
+use crate::perf::{Service, device_or};
+use crate::url::Target;
 
 /// TCP port of the exchange in `ibv_*_pingpong`.
 pub(crate) const DEFAULT_PORT: u16 = 18515;
@@ -63,7 +64,7 @@ enum PingpongError {
 
 /// Runs the command.
 pub(crate) fn pingpong(args: &PingpongArgs) -> Result<(), Failure> {
-    let opened = open_exactly(&device_or_auto(&args.device)?)?;
+    let opened = open_exactly(&device_or(&args.device, Target::Auto(None))?)?;
     if let Some(note) = opened.stand_in() {
         eprintln!("note: {note}");
     }

@@ -1,4 +1,4 @@
-//! Device names: `auto://`, `udp://ADDRESS`, `uring://ADDRESS`, `shm://DOMAIN`, `raw://INTERFACE`, `loopback://NAME`,
+//! Device names: `auto://ADDRESS`, `udp://ADDRESS`, `uring://ADDRESS`, `shm://DOMAIN`, `raw://INTERFACE`, `loopback://NAME`,
 //! with `?option=value`.
 
 use core::fmt;
@@ -14,7 +14,8 @@ use thiserror::Error;
 /// The name of a device, parsed.
 ///
 /// ```text
-/// auto://                                     UDP sockets, which measure best, on a free loopback address
+/// auto://10.0.0.2                             UDP sockets, and shared memory with peers on this machine
+/// auto://                                     the same on a free loopback address
 /// udp://127.0.0.2                             UDP sockets, bound to this address
 /// udp://[fd00::2]?mtu=1024                    IPv6, with a smaller path MTU
 /// udp://                                      the same on a free loopback address
@@ -38,8 +39,10 @@ pub struct DeviceUrl {
 /// What carries the packets, and where the device stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// The default fabric, UDP sockets, on the first loopback address from 127.0.0.2 on that is free.
-    Auto,
+    /// The default: RoCEv2 over UDP sockets, and shared memory between queue pairs of the service RC where the peer is
+    /// such a device of the same user on this machine. `None` takes the first loopback address from 127.0.0.2 on that is
+    /// free.
+    Auto(Option<IpAddr>),
     /// RoCEv2 over UDP sockets; `None` takes a free loopback address.
     Udp(Option<IpAddr>),
     /// RoCEv2 over UDP by io_uring, or by plain sockets where the kernel has none; `None` takes a free loopback
@@ -69,7 +72,7 @@ pub struct Options {
     pub capture: Option<PathBuf>,
     /// `mtu=256|512|1024|2048|4096`: the largest path MTU.
     pub mtu: Option<Mtu>,
-    /// `dir=`, `users=`, `ring=` and `isolated=`, for `shm://` only.
+    /// `dir=`, `users=`, `ring=` and `isolated=`, for `shm://`; `auto://` takes the last two.
     pub shm: Option<Box<ShmSettings>>,
 }
 
@@ -119,7 +122,7 @@ pub enum UrlError {
     },
     /// The scheme is unknown.
     #[error(
-        "unknown scheme `{scheme}` in `{url}`: use auto://, udp://ADDRESS, uring://ADDRESS, shm://DOMAIN, raw://INTERFACE \
+        "unknown scheme `{scheme}` in `{url}`: use auto://ADDRESS, udp://ADDRESS, uring://ADDRESS, shm://DOMAIN, raw://INTERFACE \
          or loopback://NAME"
     )]
     UnknownScheme {
@@ -150,8 +153,8 @@ pub enum UrlError {
     },
     /// The option is unknown.
     #[error(
-        "unknown option `{option}`: use progress=, fault=, capture= or mtu=, with shm:// dir=, users=, ring= or isolated=, and with \
-         raw:// ip=, roce= or vlan="
+        "unknown option `{option}`: use progress=, fault=, capture= or mtu=, with shm:// dir=, users=, ring= or isolated=, with \
+         auto:// ring= or isolated=, and with raw:// ip=, roce= or vlan="
     )]
     UnknownOption {
         /// Its name.
@@ -193,8 +196,7 @@ impl FromStr for DeviceUrl {
         };
         let rule = |rule| UrlError::Place { url: url.to_owned(), rule };
         let target = match scheme {
-            "auto" if place.is_empty() => Target::Auto,
-            "auto" => return Err(rule("auto:// takes no address; name one with udp://ADDRESS")),
+            "auto" => Target::Auto(address("auto")?),
             "udp" => Target::Udp(address("udp")?),
             "uring" => Target::Uring(address("uring")?),
             "shm" if place.is_empty() => {
@@ -216,10 +218,17 @@ impl FromStr for DeviceUrl {
             }
         };
         let options = Options::parse(&items)?;
-        if options.shm.is_some() && !matches!(target, Target::Shm(_)) {
-            return Err(rule(
-                "dir=, users=, ring= and isolated= belong to shm://DOMAIN; leave them out here",
-            ));
+        match (&options.shm, &target) {
+            (None, _) | (_, Target::Shm(_)) => {}
+            (Some(shm), Target::Auto(_)) if shm.dir.is_none() && shm.users.is_none() => {}
+            (_, Target::Auto(_)) => {
+                return Err(rule("dir= and users= belong to shm://DOMAIN; leave them out here"));
+            }
+            _ => {
+                return Err(rule(
+                    "dir=, users=, ring= and isolated= belong to shm://DOMAIN; leave them out here",
+                ));
+            }
         }
         Ok(Self { target, options })
     }
@@ -233,7 +242,7 @@ impl fmt::Display for DeviceUrl {
             Some(IpAddr::V6(v6)) => format!("[{v6}]"),
         };
         match &self.target {
-            Target::Auto => f.write_str("auto://")?,
+            Target::Auto(ip) => write!(f, "auto://{}", bracketed(ip))?,
             Target::Udp(ip) => write!(f, "udp://{}", bracketed(ip))?,
             Target::Uring(ip) => write!(f, "uring://{}", bracketed(ip))?,
             Target::Shm(domain) => write!(f, "shm://{}", encode(domain))?,
@@ -458,7 +467,8 @@ mod tests {
 
     #[test]
     fn every_scheme_is_read() {
-        assert_eq!(parse("auto://").target, Target::Auto);
+        assert_eq!(parse("auto://").target, Target::Auto(None));
+        assert_eq!(parse("auto://[fd00::2]").target, Target::Auto("fd00::2".parse().ok()));
         assert_eq!(parse("udp://127.0.0.2").target, Target::Udp(Some([127, 0, 0, 2].into())));
         assert_eq!(parse("udp://[::1]").target, Target::Udp("::1".parse().ok()));
         assert_eq!(parse("udp://::1").target, Target::Udp("::1".parse().ok()));
@@ -489,6 +499,7 @@ mod tests {
         for s in [
             "auto://",
             "auto://?progress=thread",
+            "auto://10.0.0.2?ring=131072&isolated=yes",
             "udp://",
             "udp://[fd00::2]?mtu=256",
             "uring://127.0.0.9?progress=adaptive&fault=loss=0.25,delay=0.1:20us,seed=3",
@@ -508,9 +519,10 @@ mod tests {
     fn refusals_name_the_value_and_the_remedy() {
         for (url, parts) in [
             ("127.0.0.1", ["127.0.0.1", "auto://"]),
-            ("tcp://127.0.0.1", ["`tcp`", "udp://ADDRESS"]),
+            ("tcp://127.0.0.1", ["`tcp`", "auto://ADDRESS"]),
             ("udp://localhost", ["localhost", "udp://127.0.0.2"]),
-            ("auto://127.0.0.1", ["takes no address", "udp://ADDRESS"]),
+            ("auto://lab", ["lab", "auto://127.0.0.2"]),
+            ("auto://?users=any", ["users=", "shm://DOMAIN"]),
             ("raw://", ["needs an interface", "raw://eth0"]),
             ("raw://eth0?ip=eth0", ["`eth0`", "ip=10.0.0.2"]),
             ("raw://eth0?roce=3", ["`3`", "1 or 2"]),

@@ -120,9 +120,35 @@ fn devinfo_tells_limits_port_and_counters() {
     assert!(info["recv_buffer_bytes"].as_u64().unwrap() > 0, "{info}");
     let plain = run(&["devinfo"]);
     let plain = text(&plain.stdout);
-    for part in ["udp", "max_qp", "gid", "active_mtu", "recv_buffer_bytes"] {
+    for part in ["auto://127.0.0.", "max_qp", "gid", "active_mtu", "recv_buffer_bytes"] {
         assert!(plain.contains(part), "{plain}");
     }
+}
+
+#[test]
+fn devinfo_tells_how_local_peers_are_reached() {
+    let of = |device: &str| {
+        let info = json_lines(&run(&["devinfo", device, "--json"])).remove(0);
+        let note = info["notes"]["local peers"].as_str().map(str::to_owned);
+        (info["fabric"].as_str().unwrap().to_owned(), note, info["counters"]["paths_by_shm"].as_u64())
+    };
+    let (fabric, note, counted) = of("auto://");
+    assert_eq!((fabric.as_str(), counted), ("auto", Some(0)));
+    assert!(note.unwrap().starts_with("by shared memory"));
+    assert_eq!(of("auto://?mtu=1024"), ("udp".to_owned(), None, None));
+}
+
+#[test]
+fn perf_on_auto_says_which_way_the_paths_went() {
+    let of = |args: &[&str]| {
+        let args =
+            [&["perf", "--device", "auto://", "--size", "8", "--op", "send", "--duration", "0.03"], args];
+        text(&run(&args.concat()).stdout).to_owned()
+    };
+    let both = of(&["--service", "rc"]);
+    assert!(both.contains("by UDP: 0)") && !both.contains("by shared memory: 0"), "{both}");
+    let far = of(&["--service", "rc", "--peer-device", "udp://"]);
+    assert!(far.contains("by shared memory: 0") && !far.contains("by UDP: 0)"), "{far}");
 }
 
 #[test]
@@ -438,9 +464,10 @@ fn both_ends_of_a_pingpong_meet_for_every_service() {
 
 #[test]
 fn ends_with_different_path_mtus_say_what_the_cause_may_be() {
-    let (server, at, mut said) = pingpong_server(&["rc", "--mtu", "4096"]);
+    let (server, at, mut said) = pingpong_server(&["rc", "--device", "udp://", "--mtu", "4096"]);
     let (host, port) = (at.ip().to_string(), at.port().to_string());
-    let client = run(&["pingpong", "rc", &host, "--port", &port, "--mtu", "1024"]);
+    let args = ["pingpong", "rc", &host, "--device", "udp://", "--port", &port, "--mtu", "1024"];
+    let client = run(&args);
     let server = server.wait_with_output().unwrap();
     let mut near = String::new();
     said.read_to_string(&mut near).unwrap();

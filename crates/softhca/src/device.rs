@@ -179,6 +179,21 @@ fn unknown(what: &'static str, handle: u32) -> DeviceError {
     DeviceError::UnknownHandle { what, handle }
 }
 
+fn with_traffic_class(av: &AddressVector) -> AddressVector {
+    let traffic_class = if av.traffic_class == 0 { ECT0 } else { av.traffic_class };
+    AddressVector { traffic_class, ..*av }
+}
+
+fn no_path(gid: Gid, e: PathError) -> DeviceError {
+    match e {
+        PathError::Family { .. } => DeviceError::NoPath { gid, why: "it is of the other IP version" },
+        PathError::NotUnicast { why, .. } => DeviceError::NoPath { gid, why },
+        PathError::Limit(_) => DeviceError::NoPath { gid, why: "too many paths are open" },
+        PathError::Io { doing, source } => DeviceError::Io { doing, source },
+        _ => DeviceError::NoPath { gid, why: "the network refuses it" },
+    }
+}
+
 fn in_range(what: &'static str, value: u32, min: u32, max: u32) -> Result<(), DeviceError> {
     if (min..=max).contains(&value) {
         return Ok(());
@@ -200,18 +215,35 @@ impl Engine {
         }
     }
     fn open_path(&mut self, av: &AddressVector) -> Result<PathId, DeviceError> {
-        let gid = av.dgid;
-        let mut av = *av;
-        if av.traffic_class == 0 {
-            av.traffic_class = ECT0;
+        let av = with_traffic_class(av);
+        self.fabric.open_path(&av).map_err(|e| no_path(av.dgid, e))
+    }
+    /// The path of a queue pair, and whether messages go by it. `as_before`: it is connected, in this way.
+    fn open_path_of(
+        &mut self,
+        now: hca_core::Instant,
+        qp_type: QpType,
+        av: &AddressVector,
+        as_before: Option<bool>,
+    ) -> Result<(PathId, bool), DeviceError> {
+        if self.has_shm && qp_type == QpType::Rc && as_before != Some(false) {
+            self.part_from_predecessor(now, av.dgid.ip());
+            let av = with_traffic_class(av);
+            if let Some(path) = self.fabric.open_messages(&av).map_err(|e| no_path(av.dgid, e))? {
+                return Ok((path, true));
+            }
         }
-        self.fabric.open_path(&av).map_err(|e| match e {
-            PathError::Family { .. } => DeviceError::NoPath { gid, why: "it is of the other IP version" },
-            PathError::NotUnicast { why, .. } => DeviceError::NoPath { gid, why },
-            PathError::Limit(_) => DeviceError::NoPath { gid, why: "too many paths are open" },
-            PathError::Io { doing, source } => DeviceError::Io { doing, source },
-            _ => DeviceError::NoPath { gid, why: "the network refuses it" },
-        })
+        if as_before == Some(true) {
+            let why = "it is not reached by shared memory, as the connection is";
+            return Err(DeviceError::NoPath { gid: av.dgid, why });
+        }
+        Ok((self.open_path(av)?, false))
+    }
+    fn close_path(&mut self, path: PathId, messages: bool) {
+        match self.fabric.shm().filter(|_| messages) {
+            Some(shm) => shm.close_path(path),
+            None => self.fabric.close_path(path),
+        }
     }
     fn cq_users(&mut self, cq: CqHandle) -> Result<&mut u32, DeviceError> {
         let entry = self.core.tables.cqs.get_mut(cq.index, cq.generation);
@@ -319,19 +351,25 @@ impl Engine {
             let (value, max) = (mtu.bytes().into(), port_mtu.bytes().into());
             return Err(TransitionError::Value { what: "path_mtu", value, max }.into());
         }
-        let path = attr.av.as_ref().map(|av| self.open_path(av)).transpose()?;
-        let messages = path.map(|p| self.fabric.shm().is_some_and(|shm| shm.carries_messages(p)));
+        let (qp_type, had_messages) = (entry.machine.qp_type(), entry.machine.uses_messages());
+        let as_before = entry.res.path.map(|_| had_messages);
+        let path = attr.av.as_ref().map(|av| self.open_path_of(now, qp_type, av, as_before)).transpose()?;
         let done = self.core.with_qp(now, qp, |entry, tables, ahs| {
             let QpEntry { machine, res, .. } = entry;
-            if let Some(yes) = messages {
-                machine.use_messages(yes);
+            if let Some((_, messages)) = path {
+                machine.use_messages(messages);
             }
             machine.modify(now, attr, &mut QpHost::new(res, tables, ahs))?;
+            res.shared.near.store(machine.uses_messages(), Ordering::Relaxed);
             let reset = attr.state == Some(hca_core::QpState::Reset);
             if reset {
                 drop_requests(res, tables);
             }
-            let old = if path.is_some() || reset { core::mem::replace(&mut res.path, path) } else { None };
+            let old = if path.is_some() || reset {
+                core::mem::replace(&mut res.path, path.map(|p| p.0))
+            } else {
+                None
+            };
             if reset || attr.av.is_some() {
                 (res.near, res.wish) = (None, Wish::default());
             }
@@ -346,13 +384,13 @@ impl Engine {
             Ok(old) => {
                 self.publish_word(qp.index);
                 if let Some(p) = old {
-                    self.fabric.close_path(p);
+                    self.close_path(p, had_messages);
                 }
                 Ok(())
             }
             Err(e) => {
-                if let Some(p) = path {
-                    self.fabric.close_path(p);
+                if let Some((p, messages)) = path {
+                    self.close_path(p, messages);
                 }
                 Err(e.into())
             }
@@ -377,7 +415,7 @@ impl Engine {
             srq.users -= 1;
         }
         if let Some(p) = res.path {
-            self.fabric.close_path(p);
+            self.close_path(p, entry.machine.uses_messages());
         }
         self.core.forget(qp.index);
         self.leave_pd(res.pd);

@@ -30,6 +30,9 @@ const SLOT_BITS: u32 = 17;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 const FIRST_QPN: u32 = 2;
 
+/// Pieces of a turn's size in which the largest ring is taken, with all packets as small as can be.
+const MAX_PIECES: usize = (64 << 20) / 64 / TURN_PACKETS + 1;
+
 /// Turns in a row at most that look at shared memory alone.
 const SHORT_TURNS: u32 = 16;
 
@@ -182,7 +185,7 @@ impl Engine {
         let core = &mut self.core;
         let packets = shm.recv_all(now, budget, &mut Arrivals { core, now }).packets;
         while let Some(peer) = shm.next_gone() {
-            core.peer_gone(now, peer.into());
+            core.peer_gone(now, IpAddr::V6(peer).to_canonical());
         }
         while let Some(notice) = shm.next_notice() {
             core.heed(notice, shm);
@@ -200,6 +203,18 @@ impl Engine {
         packets > 0
     }
 
+    /// Lets go of a process that has gone from a peer's address, before the one that is there now is met.
+    pub(crate) fn part_from_predecessor(&mut self, now: Instant, peer: IpAddr) {
+        let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
+        // What it left in its ring is taken, in so many pieces at most.
+        for _ in 0..MAX_PIECES {
+            if !self.fabric.shm().is_some_and(|shm| shm.is_leaving(peer)) {
+                return;
+            }
+            self.receive(now, budget);
+        }
+    }
+
     /// A turn for shared memory alone, with the time of the turn before, if nothing else waits: what comes by other
     /// ways is found by every so manyth turn. `None`: a whole turn is due.
     // Apart, so that the turns of other networks stay as short as they are.
@@ -212,6 +227,10 @@ impl Engine {
         self.short_turns += 1;
         let now = self.core.now;
         let shm = self.fabric.shm()?;
+        if !shm.polls_rings() {
+            self.short_turns = 0;
+            return None;
+        }
         if self.core.ready.is_empty() && self.core.acks.is_empty() && shm.nothing_came() {
             return Some(false);
         }
@@ -472,7 +491,7 @@ impl Core {
             self.counters.unknown_qp += 1;
             return 0;
         };
-        if entry.res.peer != Some(IpAddr::V6(from)) {
+        if !entry.res.peer.is_some_and(|peer| is_at(peer, from)) {
             self.counters.foreign_source += 1;
             return 0;
         }
@@ -732,6 +751,15 @@ impl Core {
             }
         }
         self.tables.finish();
+    }
+}
+
+/// Whether a peer is the one that messages name so.
+#[inline]
+fn is_at(peer: IpAddr, name: Ipv6Addr) -> bool {
+    match peer {
+        IpAddr::V6(peer) => peer == name,
+        IpAddr::V4(peer) => peer.to_ipv6_mapped() == name,
     }
 }
 

@@ -82,6 +82,7 @@ impl QpSendPort {
         // What is done at once on a peer's memory is not queued.
         if self.may_be_near
             && self.ring.is_all_published()
+            && self.qp.near.load(Ordering::Relaxed)
             && len as usize <= MAX_BRACKET_BYTES
             && matches!(
                 wr.op,

@@ -18,7 +18,7 @@ use crate::dma;
 use crate::doorbell::{Link, Ringer};
 use crate::near::{self, LocalList, Near, Piece, Wish};
 use crate::ring::{Cell, Consumer};
-use crate::sync::{Arc, AtomicU32};
+use crate::sync::{Arc, AtomicBool, AtomicU32};
 use crate::tables::{Ah, Tables};
 
 /// The header of a send queue slot, one cache line. The first cell of a datagram's slot is its destination.
@@ -70,11 +70,13 @@ pub(crate) struct QpShared {
     pub(crate) handle: QpHandle,
     /// The state as [`encode_state`] writes it, for the checks at posting.
     pub(crate) state: AtomicU32,
+    /// It is connected to a peer on this machine, whose memory it may reach.
+    pub(crate) near: AtomicBool,
 }
 
 impl QpShared {
     pub(crate) fn new(handle: QpHandle) -> Self {
-        Self { link: Link::new(), handle, state: AtomicU32::new(0) }
+        Self { link: Link::new(), handle, state: AtomicU32::new(0), near: AtomicBool::new(false) }
     }
 }
 impl Ringer for QpShared {

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use hca_conformance::{Bed, Feature};
 use hca_core::{Device, Gid};
 use hca_fabric::{
-    Fabric, FaultPlan, Faulty, LoopbackNet, ShmFabric, ShmOptions, UdpFabric, UdpOptions, UringFabric,
-    UringOptions,
+    AutoFabric, Fabric, FaultPlan, Faulty, LoopbackNet, ShmFabric, ShmOptions, UdpFabric, UdpOptions,
+    UringFabric, UringOptions,
 };
 use softhca::{Options, Progress, SoftHca};
 
@@ -23,6 +23,8 @@ pub(crate) enum Net {
     Udp,
     /// The same through io_uring, or plain sockets where the kernel has none.
     Uring,
+    /// UDP sockets, and shared memory between queue pairs of the service RC, both ends in this process.
+    Auto,
     /// Rings in shared memory, both ends in this process.
     Shm,
     /// The same, and no memory but the rings is shared.
@@ -75,6 +77,10 @@ impl Bed for SoftBed {
                         let a = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, last.into());
                         Box::new(loopback.attach(a.into()))
                     }
+                    Net::Auto => on_own_address(|a| {
+                        AutoFabric::open(a, &UdpOptions::default(), &ShmOptions::default())
+                            .map(|f| Box::new(f) as _)
+                    }),
                     Net::Udp => on_own_address(|a| {
                         UdpFabric::open(a, &UdpOptions::default()).map(|f| Box::new(f) as _)
                     }),
@@ -108,7 +114,7 @@ impl Bed for SoftBed {
                 IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 250)).into()
             }
             // Addresses of tests end in 2 to 251.
-            Net::Udp | Net::Uring => Ipv4Addr::new(127, 255, 0, 253).into(),
+            Net::Udp | Net::Uring | Net::Auto => Ipv4Addr::new(127, 255, 0, 253).into(),
         })
     }
 }

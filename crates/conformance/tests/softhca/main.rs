@@ -25,6 +25,10 @@ suite!(uring_inline, SoftBed::new(Net::Uring, Progress::Inline));
 suite!(uring_thread, SoftBed::new(Net::Uring, Progress::Thread));
 suite!(uring_adaptive, SoftBed::new(Net::Uring, Progress::Adaptive));
 
+suite!(auto_inline, SoftBed::new(Net::Auto, Progress::Inline));
+suite!(auto_thread, SoftBed::new(Net::Auto, Progress::Thread));
+suite!(auto_adaptive, SoftBed::new(Net::Auto, Progress::Adaptive));
+
 suite!(shm_inline, SoftBed::new(Net::Shm, Progress::Inline));
 suite!(shm_thread, SoftBed::new(Net::Shm, Progress::Thread));
 suite!(shm_adaptive, SoftBed::new(Net::Shm, Progress::Adaptive));

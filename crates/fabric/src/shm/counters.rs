@@ -13,6 +13,10 @@ macro_rules! counters {
             pub(super) fn append(&self, out: &mut Vec<Counter>) {
                 $(out.push(Counter { name: stringify!($name), value: self.$name });)*
             }
+            /// The same, under names that tell them from those of the network beside it.
+            pub(super) fn append_as_part(&self, out: &mut Vec<Counter>) {
+                $(out.push(Counter { name: concat!("shm_", stringify!($name)), value: self.$name });)*
+            }
         }
     };
 }
@@ -55,6 +59,8 @@ counters! {
     peers_refused,
     /// Peers that turned this side away.
     peers_refused_us,
+    /// Peers that did not prove to be at the address that they say they have.
+    peers_not_proven,
     /// Peers dropped as they wrote what no peer writes.
     peers_dropped_garbage,
     /// Peers dropped as they stayed within an access to memory that was taken back.

@@ -1,6 +1,6 @@
 //! The fabric itself: what an adapter's end consists of.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -16,12 +16,11 @@ use super::grants::{BOARD_BYTES, Grants};
 use super::link::{Links, Stage};
 use super::meet::{LISTENER, Pending};
 use super::memory::{LINE, Writers, create, create_sparse};
-use super::name::takes_messages;
 use super::name::{Domain, Listener};
 use super::path::Paths;
 use super::ring::{Barrier, MAX_RING_LINES, MIN_RING_LINES, Record};
 use super::rx::{PacketsOnly, ShmSink};
-use super::{ShmError, memory};
+use super::{ShmError, memory, proof};
 use crate::icrc::Icrc;
 use crate::{Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
 
@@ -97,6 +96,10 @@ pub struct ShmFabric {
     pub(super) now: Instant,
     pub(super) turn: u64,
     pub(super) tick_at: Instant,
+    /// When peers are asked to prove their addresses.
+    pub(super) ask_at: Option<Instant>,
+    /// Addresses at which a process listens that could not prove to be there, and the process.
+    pub(super) impostors: HashMap<Ipv6Addr, i32>,
     /// The link from which the scan of parked rings goes on.
     pub(super) scan_at: u32,
     pub(super) record: Box<Record>,
@@ -112,9 +115,31 @@ impl ShmFabric {
     /// # Errors
     /// The domain or folder can't be used, or the system refuses sockets or memory.
     pub fn open(domain: &str, options: &ShmOptions) -> Result<Self, ShmError> {
-        let ring_lines = ring_lines(options.ring_bytes)?;
+        ring_lines(options.ring_bytes)?;
         let domain = Domain::new(domain, options.folder.as_deref(), options.any_user)?;
         let (local, listener) = listen(&domain, options.messages)?;
+        Self::listening(domain, local, listener, options)
+    }
+
+    /// Opens an adapter's end on an address of the network, where peers of this user and namespace find it. Nothing is
+    /// exchanged with a peer before both have proved, [over the network](Self::asked), to be at their addresses.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); somebody else listens under this name.
+    pub(crate) fn open_on_network(address: IpAddr, options: &ShmOptions) -> Result<Self, ShmError> {
+        let domain = Domain::of_network()?;
+        let local = proof::mapped(address);
+        let listener = domain.listen(local)?;
+        Self::listening(domain, local, listener, options)
+    }
+
+    fn listening(
+        domain: Domain,
+        local: Ipv6Addr,
+        listener: Listener,
+        options: &ShmOptions,
+    ) -> Result<Self, ShmError> {
+        let ring_lines = ring_lines(options.ring_bytes)?;
         let io = |doing| move |e: rustix::io::Errno| ShmError::Io { doing, source: e.into() };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("creating an epoll descriptor"))?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)
@@ -155,6 +180,8 @@ impl ShmFabric {
             now: Instant::ZERO,
             turn: 0,
             tick_at: Instant::ZERO,
+            ask_at: None,
+            impostors: HashMap::new(),
             scan_at: 0,
             record: Box::new(Record::new()),
             icrc: Icrc::new(),
@@ -238,13 +265,25 @@ impl ShmFabric {
         let empty = |&slot: &u32| self.links.get(slot).is_some_and(|l| !l.has_input());
         !self.bells.rung() && self.ended == 0 && self.polled.iter().all(empty)
     }
+    /// Appends its counters, under names that tell them from those of the network beside it.
+    pub(crate) fn counters_as_part(&self, out: &mut Vec<Counter>) {
+        self.counters.append_as_part(out);
+        out.push(Counter { name: "shm_peers_now", value: self.links.len() as u64 });
+        out.push(Counter { name: "shm_regions_granted_now", value: self.grants.granted_now() as u64 });
+        out.push(Counter { name: "shm_regions_mapped_now", value: self.grants.mapped.len() as u64 });
+    }
+    /// Whether there are rings to be looked at each turn.
+    #[inline]
+    pub fn polls_rings(&self) -> bool {
+        !self.polled.is_empty()
+    }
     /// From now on [`Fabric::recv`] takes nothing, since the caller takes all by [`recv_all`](Self::recv_all).
     pub fn leave_to_recv_all(&mut self) {
         self.all_taken = true;
     }
     /// Whether queue pairs at both ends of a path exchange messages.
     pub fn carries_messages(&self, path: PathId) -> bool {
-        self.messages && self.paths.get(path).is_some_and(|p| takes_messages(p.peer))
+        self.messages && self.paths.get(path).is_some_and(|p| self.domain.takes_messages(p.peer))
     }
     /// Whether peers may be granted memory at all, and may grant it.
     pub fn shares_memory(&self) -> bool {
@@ -270,6 +309,18 @@ impl Fabric for ShmFabric {
         let id = self.paths.open(address, av)?;
         self.paths.get_mut(id).expect("opened just now").link = link.unwrap_or(u32::MAX);
         Ok(id)
+    }
+
+    fn open_messages(&mut self, av: &AddressVector) -> Result<Option<PathId>, PathError> {
+        if self.domain.is_on_network() {
+            return self.open_proven(av);
+        }
+        let path = self.open_path(av)?;
+        if self.carries_messages(path) {
+            return Ok(Some(path));
+        }
+        self.close_path(path);
+        Ok(None)
     }
 
     fn close_path(&mut self, path: PathId) {

@@ -222,7 +222,7 @@ impl ShmFabric {
     pub fn link_of(&mut self, path: PathId) -> Option<LinkId> {
         let slot = self.paths.get_mut(path)?.link;
         let link = self.links.get_mut(slot)?;
-        if !matches!(link.stage, Stage::Up(_)) {
+        if !matches!(link.stage, Stage::Up(_)) || link.unproven.is_some() {
             return None;
         }
         link.direct.known = true;

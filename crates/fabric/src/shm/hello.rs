@@ -20,6 +20,7 @@ const VERSION: u16 = 2;
 /// Bytes of every message.
 pub(super) const BYTES: usize = 96;
 const KIND_AT: usize = 10;
+const NONCE_AT: usize = 40;
 /// Descriptors of a greeting: the outbox, the page of bits, the page that says whether we sleep.
 pub(super) const DESCRIPTORS: usize = 3;
 
@@ -36,6 +37,10 @@ pub(super) enum Kind {
     Refused = 4,
     /// There is something in the sender's ring.
     Wake = 5,
+    /// What the sender was asked over the network, at the address that it says it has.
+    Answer = 6,
+    /// The receiver has proved its address.
+    Proven = 7,
 }
 
 /// What a greeting tells of its sender.
@@ -49,6 +54,8 @@ pub(super) struct Greeting {
     pub(super) bit: u32,
     /// The sender runs system-wide barriers, and is reached by those of others.
     pub(super) barriers: bool,
+    /// In an answer: what came over the network.
+    pub(super) nonce: u64,
 }
 
 /// Why something received is no message.
@@ -96,6 +103,7 @@ impl Greeting {
         m[12..16].copy_from_slice(&self.ring_lines.to_le_bytes());
         m[16..32].copy_from_slice(&self.address.octets());
         m[32..36].copy_from_slice(&self.bit.to_le_bytes());
+        m[NONCE_AT..NONCE_AT + 8].copy_from_slice(&self.nonce.to_le_bytes());
         m
     }
 
@@ -107,6 +115,8 @@ impl Greeting {
             3 => Kind::Crossed,
             4 => Kind::Refused,
             5 => Kind::Wake,
+            6 => Kind::Answer,
+            7 => Kind::Proven,
             _ => return Err(HelloFault::Field("kind")),
         };
         let ring_lines = word(12);
@@ -116,7 +126,8 @@ impl Greeting {
             return Err(HelloFault::Field("ring"));
         }
         let address = Ipv6Addr::from(*m[16..].first_chunk::<16>().expect("within the message"));
-        Ok(Self { kind, address, ring_lines, bit: word(32), barriers: m[11] & 1 != 0 })
+        let nonce = u64::from_le_bytes(*m[NONCE_AT..].first_chunk().expect("within the message"));
+        Ok(Self { kind, address, ring_lines, bit: word(32), barriers: m[11] & 1 != 0, nonce })
     }
 
     /// Whether messages of this kind bring descriptors.
@@ -232,10 +243,12 @@ mod tests {
 
     #[test]
     fn a_greeting_survives_the_wire() {
-        let kinds = [Kind::Hello, Kind::Welcome, Kind::Crossed, Kind::Refused, Kind::Wake];
+        let met = [Kind::Hello, Kind::Welcome, Kind::Crossed, Kind::Refused, Kind::Wake];
+        let kinds = met.into_iter().chain([Kind::Answer, Kind::Proven]);
         for kind in kinds {
             let address = "fd12::34".parse().unwrap();
-            let g = Greeting { kind, address, ring_lines: 1 << 14, bit: 77, barriers: true };
+            let nonce = 0x0123_4567_89ab_cdef;
+            let g = Greeting { kind, address, ring_lines: 1 << 14, bit: 77, barriers: true, nonce };
             assert_eq!(Greeting::decode(&g.encode()), Ok(g));
         }
     }
@@ -243,7 +256,8 @@ mod tests {
     #[test]
     fn what_is_no_greeting_is_told_apart() {
         let address = Ipv6Addr::LOCALHOST;
-        let g = Greeting { kind: Kind::Hello, address, ring_lines: 1 << 14, bit: 0, barriers: false };
+        let kind = Kind::Hello;
+        let g = Greeting { kind, address, ring_lines: 1 << 14, bit: 0, barriers: false, nonce: 0 };
         let with = |at: usize, byte| {
             let mut m = g.encode();
             m[at] = byte;

@@ -10,6 +10,7 @@ use super::bell::Caller;
 use super::grants::Direct;
 use super::hello::Kind;
 use super::memory::Segment;
+use super::proof::Proof;
 use super::ring::{Consumer, Producer};
 
 /// Links at most.
@@ -49,6 +50,8 @@ pub(super) struct Link {
     /// Since when its ring is full.
     pub(super) full_since: Option<Instant>,
     pub(super) direct: Direct,
+    /// Nothing is exchanged before both have proved their addresses.
+    pub(super) unproven: Option<Proof>,
     generation: u32,
 }
 
@@ -67,6 +70,7 @@ impl Link {
             polled: false,
             full_since: None,
             direct: Direct::default(),
+            unproven: None,
             generation: 0,
         }
     }
@@ -162,7 +166,8 @@ impl Links {
 
 /// Tells the other end something that is one message without descriptors.
 pub(super) fn tell(socket: &OwnedFd, kind: Kind, from: Ipv6Addr) {
-    let message = super::hello::Greeting { kind, address: from, ring_lines: 0, bit: 0, barriers: false };
+    let (ring_lines, bit, barriers, nonce) = (0, 0, false, 0);
+    let message = super::hello::Greeting { kind, address: from, ring_lines, bit, barriers, nonce };
     // A queue that is full has something to read already, and who is gone needs to be told nothing.
     let _ = super::hello::send(socket.as_fd(), &message, &[]);
 }

@@ -6,7 +6,8 @@
 //! maps      ◄───  Welcome, its memory
 //! ```
 //!
-//! Where both connect to each other at once, the connection from the lower address stays.
+//! Where both connect to each other at once, the connection from the lower address stays. On addresses of the network
+//! each proves its own behind that ([`proof`](super::proof)).
 
 use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -22,6 +23,7 @@ use super::grants::{BOARD_BYTES, MAX_NOTICES, PeerSide};
 use super::hello::{self, DESCRIPTORS, Greeting, Kind, Received};
 use super::link::{Link, MAX_LINKS, Stage, tell};
 use super::memory::{MemoryFault, Sealed, Segment, Window, Writers, create};
+use super::proof::Proof;
 use super::ring::{Consumer, Producer, outbox_bytes};
 use crate::PathError;
 
@@ -52,7 +54,9 @@ pub(super) struct Pending {
     socket: OwnedFd,
     /// The user whose process is at the other end.
     uid: u32,
-    deadline: Instant,
+    pub(super) deadline: Instant,
+    /// What it said: it waits until the last one of its address is gone.
+    pub(super) said: Option<(Greeting, Vec<OwnedFd>)>,
 }
 
 /// A peer's memory, mapped.
@@ -84,6 +88,10 @@ impl ShmFabric {
         if peer == self.local {
             return Ok(Some(self.link_to_self()));
         }
+        let on_network = self.domain.is_on_network();
+        if self.links.len() >= MAX_LINKS && on_network {
+            return Err(PathError::Limit(MAX_LINKS));
+        }
         if self.banned.contains(&peer) || self.links.len() >= MAX_LINKS {
             return Ok(None);
         }
@@ -95,10 +103,17 @@ impl ShmFabric {
             Err(e) => {
                 if e == Errno::CONNREFUSED {
                     self.domain.remove_if_stale(peer);
+                    self.impostors.remove(&peer);
+                } else if on_network {
+                    // The peer sees that this side listens, and takes shared memory: it must not find packets.
+                    return Err(PathError::Io { doing: "connecting to a peer's socket", source: e.into() });
                 }
                 return Ok(None);
             }
         };
+        if on_network && self.is_impostor(peer, &socket) {
+            return Ok(None);
+        }
         if !self.domain.admits(uid) {
             self.counters.peers_refused += 1;
             return Err(PathError::ForeignUser { peer: peer.into(), uid });
@@ -107,8 +122,8 @@ impl ShmFabric {
         let mut link = self.new_link(peer, Stage::Yielded).map_err(io("making shared memory for a ring"))?;
         let slot = self.links.next_slot();
         let fd = link.outbox_fd.as_ref().expect("a new link has it").as_fd();
-        if self.greet(Kind::Hello, &socket, slot, fd).is_err() {
-            return Ok(None);
+        if let Err(e) = self.greet(Kind::Hello, &socket, slot, fd) {
+            return if on_network { Err(io("greeting a peer")(e.into())) } else { Ok(None) };
         }
         link.stage = Stage::Asking(socket);
         link.direct.trusted = !self.isolated && self.domain.is_own(uid);
@@ -152,6 +167,9 @@ impl ShmFabric {
         let tx = Producer::new(outbox.clone(), self.ring_lines, self.barrier);
         let mut link = Link::new(peer, stage, outbox, tx);
         link.outbox_fd = Some(fd);
+        if self.domain.is_on_network() {
+            link.unproven = Some(Proof::new()?);
+        }
         Ok(link)
     }
 
@@ -169,6 +187,7 @@ impl ShmFabric {
             ring_lines: self.ring_lines,
             bit: slot % BITS,
             barriers: self.barriers(),
+            nonce: 0,
         };
         hello::send(socket.as_fd(), &greeting, &[outbox, self.bits_fd.as_fd(), self.board_fd.as_fd()])
     }
@@ -209,6 +228,7 @@ impl ShmFabric {
                 }
             }
         }
+        self.meet_who_waits();
         self.send_late_notes();
         self.expire();
         self.park_idle();
@@ -221,7 +241,8 @@ impl ShmFabric {
             return None;
         }
         let links = self.links.iter().filter_map(|(_, l)| l.deadline);
-        self.pending.iter().map(|p| p.deadline).chain(links).chain(self.listen_at).min()
+        let own = self.listen_at.into_iter().chain(self.ask_at);
+        self.pending.iter().map(|p| p.deadline).chain(links).chain(own).min()
     }
 
     fn expire(&mut self) {
@@ -237,7 +258,7 @@ impl ShmFabric {
         let late = |l: &Link| l.deadline.is_some_and(|at| at <= now);
         let late: Vec<u32> = self.links.iter().filter(|(_, l)| late(l)).map(|(slot, _)| slot).collect();
         for slot in late {
-            self.end(slot);
+            self.give_up(slot);
         }
         if self.listen_at.is_some_and(|at| at <= now) {
             let name = epoll::EventData::new_u64(LISTENER);
@@ -270,7 +291,7 @@ impl ShmFabric {
                 self.counters.accepts_failed += 1;
                 continue;
             }
-            self.pending.push(Pending { id, socket, uid, deadline: self.now + PATIENCE });
+            self.pending.push(Pending { id, socket, uid, deadline: self.now + PATIENCE, said: None });
             self.greeting_begins();
             // Who connects says hello at once.
             self.hear_pending(id);
@@ -291,20 +312,42 @@ impl ShmFabric {
         if matches!(received, Received::Nothing) {
             return;
         }
-        let Pending { socket, uid, .. } = self.pending.swap_remove(index);
+        let mut pending = self.pending.swap_remove(index);
         self.greetings -= 1;
-        let _ = epoll::delete(&self.epoll, &socket);
+        let _ = epoll::delete(&self.epoll, &pending.socket);
+        let socket = &pending.socket;
         match received {
             Received::Message(greeting, fds) if greeting.kind == Kind::Hello => {
-                self.meet(socket, uid, &greeting, &fds);
+                if self.is_leaving(greeting.address) {
+                    pending.said = Some((greeting, fds));
+                    self.pending.push(pending);
+                    return self.greeting_begins();
+                }
+                self.meet(pending.socket, pending.uid, &greeting, &fds);
             }
             Received::Closed => {}
             Received::Fault(fault) => {
                 tracing::warn!(%fault, "a connection was turned away");
                 self.counters.peers_refused += 1;
-                tell(&socket, Kind::Refused, self.local);
+                tell(socket, Kind::Refused, self.local);
             }
             _ => self.counters.peers_refused += 1,
+        }
+    }
+
+    /// Those whose address was another one's, who is gone by now.
+    fn meet_who_waits(&mut self) {
+        let mut at = 0;
+        while let Some(pending) = self.pending.get_mut(at) {
+            let address = pending.said.as_ref().map(|said| said.0.address);
+            if address.is_none_or(|address| self.is_leaving(address)) {
+                at += 1;
+                continue;
+            }
+            let Pending { socket, uid, said, .. } = self.pending.swap_remove(at);
+            let (greeting, fds) = said.expect("looked at just now");
+            self.greetings -= 1;
+            self.meet(socket, uid, &greeting, &fds);
         }
     }
 
@@ -387,6 +430,15 @@ impl ShmFabric {
         link.caller = Some(Caller::new(memory.bits, memory.board, greeting.bit));
         link.outbox_fd = None;
         link.deadline = None;
+        if link.unproven.is_some() {
+            self.ask_at = Some(self.now);
+            return;
+        }
+        self.open_link(slot);
+    }
+
+    /// From now on something can be exchanged.
+    pub(super) fn open_link(&mut self, slot: u32) {
         self.greetings -= 1;
         self.counters.peers_linked += 1;
         self.poll_from_now_on(slot);
@@ -424,7 +476,11 @@ impl ShmFabric {
                     self.counters.peers_refused_us += 1;
                     return self.end(slot);
                 }
-                Received::Note(note, fd) if !asking => {
+                Received::Message(g, _) if g.kind == Kind::Answer && !asking => {
+                    self.hear_answer(slot, g.nonce);
+                }
+                Received::Message(g, _) if g.kind == Kind::Proven && !asking => self.hear_proven(slot),
+                Received::Note(note, fd) if !asking && link.unproven.is_none() => {
                     if let Err(why) = self.hear_note(slot, note, fd) {
                         return self.drop_peer(slot, &why);
                     }
@@ -460,17 +516,28 @@ impl ShmFabric {
         self.counters.peers_dropped_garbage += 1;
         let Some(link) = self.links.get_mut(slot) else { return };
         tracing::warn!(peer = %link.peer, %why, "a peer was dropped");
-        if self.banned.len() < MAX_BANNED {
+        // An address of the network is somebody else's later.
+        if self.banned.len() < MAX_BANNED && !self.domain.is_on_network() {
             self.banned.insert(link.peer);
         }
         // Nothing more is taken from its ring.
-        link.rx = None;
+        self.silence(slot);
         self.take_back_from(slot);
         self.end(slot);
     }
 
+    /// Takes nothing more from a peer's ring.
+    fn silence(&mut self, slot: u32) {
+        let Some(link) = self.links.get_mut(slot) else { return };
+        // The greeting of a link goes on until both are proven.
+        self.greetings -= u32::from(link.rx.take().is_some() && link.unproven.is_some());
+    }
+
     /// The peer is gone. What it has left in its ring is still taken.
     pub(super) fn end(&mut self, slot: u32) {
+        if self.links.get(slot).is_some_and(|l| l.unproven.is_some()) {
+            self.silence(slot);
+        }
         let Some(link) = self.links.get_mut(slot) else { return };
         if !matches!(link.stage, Stage::Ending | Stage::Up(_)) {
             self.greetings -= u32::from(link.rx.is_none() && link.outbox_fd.is_some());

@@ -16,6 +16,7 @@
 //! | `bell` | calling a consumer that does not poll |
 //! | `rx`, `tx` | the data path |
 //! | `grant`, `grants`, `note`, `pages` | direct access to memory: who grants what, and the messages about it |
+//! | `proof` | adapters on addresses of the network: each proves that it is there |
 //! | `access`, `bracket`, `revoke` | an access; both sides of its bracket; taking memory back |
 //!
 //! There is no IP header and no ICRC: nothing between two processes can damage a packet. A tap is shown both, as they
@@ -51,6 +52,8 @@ mod note;
 mod pages;
 #[cfg(not(loom))]
 mod path;
+#[cfg(not(loom))]
+mod proof;
 #[cfg(not(loom))]
 mod revoke;
 mod ring;

@@ -1,7 +1,8 @@
 //! Names: the domain that adapters share, an address for each, and the socket where it is found.
 //!
 //! An abstract socket's name holds all that tells two adapters apart: network namespace, user, domain, address. In
-//! a folder, the folder stands for the first two, so that containers which share it find each other.
+//! a folder, the folder stands for the first two, so that containers which share it find each other. Adapters that
+//! stand on addresses of the network have those for a domain: namespace, user, address.
 
 use std::ffi::OsStr;
 use std::io;
@@ -26,11 +27,6 @@ const EARLY_LIFE: Duration = Duration::from_secs(10);
 /// Bytes of a path that a socket's address holds.
 const MAX_SOCKET_PATH: usize = 107;
 
-/// Whether the adapter at this address takes messages beside packets.
-pub(super) fn takes_messages(address: Ipv6Addr) -> bool {
-    address.octets()[15] & 1 != 0
-}
-
 /// Where the adapters of a domain are found.
 #[derive(Clone, Debug)]
 pub(super) struct Domain {
@@ -40,6 +36,8 @@ pub(super) struct Domain {
     prefix: String,
     any_user: bool,
     uid: u32,
+    /// Its adapters stand on addresses of the network, which they have to prove.
+    on_network: bool,
 }
 
 impl Domain {
@@ -52,12 +50,23 @@ impl Domain {
         let netns = std::fs::metadata("/proc/self/ns/net").map_or(0, |m| m.ino());
         let user = if any_user { "any".to_owned() } else { uid.to_string() };
         let prefix = format!("hca-shm/{netns:x}/{user}/{name}/");
-        let domain =
-            Self { name: name.to_owned(), folder: folder.map(Path::to_owned), prefix, any_user, uid };
+        let (name, folder_path) = (name.to_owned(), folder.map(Path::to_owned));
+        let domain = Self { name, folder: folder_path, prefix, any_user, uid, on_network: false };
         if let Some(folder) = folder {
             domain.check_folder(folder)?;
         }
         Ok(domain)
+    }
+
+    /// The adapters of this user on the addresses of this thread's network namespace.
+    pub(super) fn of_network() -> Result<Self, ShmError> {
+        let netns = std::fs::metadata("/proc/thread-self/ns/net").map_err(|source| ShmError::Io {
+            doing: "looking for the network namespace's inode in /proc",
+            source,
+        })?;
+        let uid = rustix::process::geteuid().as_raw();
+        let prefix = format!("hca-auto/{:x}/{uid}/", netns.ino());
+        Ok(Self { name: "network".to_owned(), folder: None, prefix, any_user: false, uid, on_network: true })
     }
 
     /// The abstract names of another user.
@@ -66,6 +75,13 @@ impl Domain {
         let own = Self::new(name, None, false).expect("a test's name is legal");
         let (from, to) = (format!("/{}/", own.uid), format!("/{uid}/"));
         Self { prefix: own.prefix.replacen(&from, &to, 1), uid, ..own }
+    }
+    /// The names of another user on addresses of the network.
+    #[cfg(test)]
+    pub(super) fn of_network_of(uid: u32) -> Self {
+        let own = Self::of_network().expect("there is /proc");
+        let prefix = own.prefix.replacen(&format!("/{}/", own.uid), &format!("/{uid}/"), 1);
+        Self { prefix, uid, ..own }
     }
     #[cfg(test)]
     pub(super) fn name(&self) -> &str {
@@ -94,6 +110,14 @@ impl Domain {
         Ok(())
     }
 
+    /// Whether its adapters stand on addresses of the network, which they have to prove.
+    pub(super) fn is_on_network(&self) -> bool {
+        self.on_network
+    }
+    /// Whether the adapter at this address takes messages beside packets.
+    pub(super) fn takes_messages(&self, address: Ipv6Addr) -> bool {
+        self.on_network || address.octets()[15] & 1 != 0
+    }
     /// Whether processes of this user are taken for peers.
     pub(super) fn admits(&self, uid: u32) -> bool {
         self.any_user || uid == self.uid
@@ -114,13 +138,7 @@ impl Domain {
     /// An address that nobody else draws: unique-local, the network from the domain's name, the rest random.
     /// The last bit says whether messages are taken beside packets, so that both ends know before they meet.
     pub(super) fn draw_address(&self, messages: bool) -> Result<Ipv6Addr, ShmError> {
-        let mut random = [0_u8; 8];
-        let mut filled = 0;
-        while filled < random.len() {
-            let n = rustix::rand::getrandom(&mut random[filled..], rustix::rand::GetRandomFlags::empty())
-                .map_err(|e| ShmError::Io { doing: "drawing an address", source: e.into() })?;
-            filled += n;
-        }
+        let random = random().map_err(|e| ShmError::Io { doing: "drawing an address", source: e.into() })?;
         let mut octets = [0_u8; 16];
         octets[..8].copy_from_slice(&self.network());
         octets[8..].copy_from_slice(&random);
@@ -206,6 +224,17 @@ impl Domain {
             }
         }
     }
+}
+
+/// Bytes that nobody can guess.
+pub(super) fn random() -> rustix::io::Result<[u8; 8]> {
+    let mut bytes = [0; 8];
+    let mut filled = 0;
+    while filled < bytes.len() {
+        let flags = rustix::rand::GetRandomFlags::empty();
+        filled += rustix::rand::getrandom(&mut bytes[filled..], flags)?;
+    }
+    Ok(bytes)
 }
 
 fn remove_if_dead(path: &Path) {

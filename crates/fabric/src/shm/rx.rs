@@ -51,7 +51,7 @@ impl ShmSink for PacketsOnly<'_> {
 impl ShmFabric {
     /// Adds a ring to those that are polled each turn.
     pub(super) fn poll_from_now_on(&mut self, slot: u32) {
-        let Some(link) = self.links.get_mut(slot) else { return };
+        let Some(link) = self.links.get_mut(slot).filter(|l| l.unproven.is_none()) else { return };
         let Some(rx) = &mut link.rx else { return };
         rx.stir();
         link.last_input = self.now;
@@ -256,7 +256,11 @@ impl ShmFabric {
         }
         for _ in 0..SCANNED.min(slots) {
             self.scan_at = (self.scan_at + 1) % slots;
-            if self.links.get(self.scan_at).is_some_and(|l| !l.polled && l.has_input()) {
+            if self
+                .links
+                .get(self.scan_at)
+                .is_some_and(|l| !l.polled && l.unproven.is_none() && l.has_input())
+            {
                 self.counters.rings_found_by_scan += 1;
                 self.poll_from_now_on(self.scan_at);
             }

@@ -34,6 +34,8 @@ enum Sent {
 /// Takes messages for one peer.
 pub struct ShmTx<'a> {
     producer: &'a mut Producer,
+    /// Takes nothing yet, or no more.
+    closed: bool,
     garbage: Option<Garbage>,
     messages: u64,
     lines: u64,
@@ -43,14 +45,14 @@ impl ShmTx<'_> {
     /// Room for a message of 12 to 4,220 bytes; every one is to be written. `None`: the ring is full.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
-        if self.garbage.is_some() {
+        if self.closed {
             return None;
         }
         match self.producer.reserve(len) {
             Ok(room) => Some(room),
             Err(Refusal::Full) => None,
             Err(Refusal::Garbage(why)) => {
-                self.garbage = Some(why);
+                (self.garbage, self.closed) = (Some(why), true);
                 None
             }
         }
@@ -126,7 +128,9 @@ impl ShmFabric {
         if known.is_none() && now < path.retry_at {
             return None;
         }
-        let link = known.or_else(|| self.link_to(peer).ok().flatten());
+        // Who comes to an address of the network after a peer has left is another one.
+        let made = || if self.domain.is_on_network() { None } else { self.link_to(peer).ok().flatten() };
+        let link = known.or_else(made);
         let path = self.paths.get_mut(id).expect("found above");
         match link {
             Some(slot) => path.link = slot,
@@ -194,7 +198,10 @@ impl ShmFabric {
         if matches!(link.stage, Stage::Ending) {
             return None;
         }
-        let mut tx = ShmTx { producer: &mut link.tx, garbage: None, messages: 0, lines: 0 };
+        if link.unproven.is_some() {
+            return Some(self.send_later(slot, send));
+        }
+        let mut tx = ShmTx { producer: &mut link.tx, closed: false, garbage: None, messages: 0, lines: 0 };
         let mut revoked = None;
         let result = send(&mut tx, Reach::new(&mut self.grants.mapped, &mut revoked));
         let ShmTx { garbage, messages, lines, .. } = tx;
@@ -208,6 +215,15 @@ impl ShmFabric {
             None => self.call_if_due(slot),
         }
         Some(result)
+    }
+
+    /// Has `send` find no room, since the peer has yet to prove its address.
+    #[cold]
+    fn send_later<R>(&mut self, slot: u32, send: impl FnOnce(&mut ShmTx<'_>, Reach<'_>) -> R) -> R {
+        self.hurry_proof(slot);
+        let link = self.links.get_mut(slot).expect("found by the caller");
+        let mut tx = ShmTx { producer: &mut link.tx, closed: true, garbage: None, messages: 0, lines: 0 };
+        send(&mut tx, Reach::new(&mut self.grants.mapped, &mut None))
     }
 
     /// Calls the peer of a link if it does not poll.

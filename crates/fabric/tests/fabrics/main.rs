@@ -1,5 +1,6 @@
 //! Every fabric passes one suite; what is particular to one stands in a file of its own.
 
+mod auto;
 mod capture;
 mod faulty;
 mod loopback;

@@ -98,10 +98,10 @@ fn overrides(args: &DeviceArgs) -> Options {
     }
 }
 
-/// The device that the arguments describe: named, or chosen.
-pub(crate) fn device_or_auto(args: &DeviceArgs) -> Result<DeviceUrl, Failure> {
+/// The device that the arguments describe: named, or this one.
+pub(crate) fn device_or(args: &DeviceArgs, target: Target) -> Result<DeviceUrl, Failure> {
     let named = device(args)?;
-    let url = named.unwrap_or(DeviceUrl { target: Target::Auto, options: Options::default() });
+    let url = named.unwrap_or(DeviceUrl { target, options: Options::default() });
     Ok(DeviceUrl { options: url.options.overridden_by(overrides(args)), ..url })
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn device_or_auto(args: &DeviceArgs) -> Result<DeviceUrl, Failure> {
 fn measure(args: &PerfArgs) -> Result<(), Failure> {
     let mut pair = match args.connect {
         None => {
-            let mut setup = Setup::new(device_or_auto(&args.device)?);
+            let mut setup = Setup::new(device_or(&args.device, Target::Udp(None))?);
             setup.peer_device.clone_from(&args.peer_device);
             setup.peer_netns.clone_from(&args.peer_netns);
             if args.no_pin {
@@ -195,13 +195,16 @@ fn bar_target() -> ProgressDrawTarget {
 fn describe(pair: &Pair) -> String {
     let opened = pair.opened();
     let stands_in = if opened.stand_in().is_some() { " in place of io_uring" } else { "" };
+    let taken = opened
+        .paths_taken()
+        .map_or(String::new(), |(shm, udp)| format!(" (paths by shared memory: {shm}, by UDP: {udp})"));
     let place = match pair.cpus() {
         (Some(a), Some(b)) => format!("CPUs {a} and {b}"),
         (Some(a), None) => format!("CPU {a} and the peer's host"),
         _ => "unbound".to_owned(),
     };
     format!(
-        "{} fabric{stands_in}, progress {}, path MTU {}, {place}",
+        "{} fabric{stands_in}{taken}, progress {}, path MTU {}, {place}",
         opened.fabric(),
         opened.progress(),
         pair.mtu().bytes()

@@ -97,7 +97,7 @@ fn converse(
             let opened = match (device, asked) {
                 (Some(url), _) => open_exactly(url)?,
                 (None, Some(text)) => open_exactly(&text.parse()?)?,
-                (None, None) => open_exactly(&"auto://".parse()?)?,
+                (None, None) => open_exactly(&"udp://".parse()?)?,
             };
             let (device, mtu) = (opened.url().to_string(), opened.mtu().bytes());
             channel.send(&FromPeer::Hello { protocol: PROTOCOL, device, mtu, cpu })?;

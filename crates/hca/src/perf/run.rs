@@ -346,14 +346,16 @@ fn unexpected(message: FromPeer) -> ControlError {
 fn peer_of(device: &DeviceUrl) -> Result<DeviceUrl, PairError> {
     let chosen = |ip: &Option<IpAddr>| ip.is_none_or(|ip| ip.is_ipv4() && ip.is_loopback());
     let target = match &device.target {
-        Target::Auto => Target::Auto,
+        Target::Auto(ip) if chosen(ip) => Target::Auto(None),
         Target::Udp(ip) if chosen(ip) => Target::Udp(None),
         Target::Uring(ip) if chosen(ip) => Target::Uring(None),
         Target::Raw { interface, options } if interface == "lo" && chosen(&options.ip) => {
             let options = RawOptions { ip: None, ..*options };
             Target::Raw { interface: interface.clone(), options }
         }
-        Target::Udp(_) | Target::Uring(_) => return Err(PairError::OneAddress { device: device.clone() }),
+        Target::Auto(_) | Target::Udp(_) | Target::Uring(_) => {
+            return Err(PairError::OneAddress { device: device.clone() });
+        }
         Target::Shm(domain) => Target::Shm(domain.clone()),
         Target::Raw { .. } => return Err(PairError::OneInterface { device: device.clone() }),
         Target::Loopback(_) => return Err(PairError::InProcess { device: device.clone() }),
@@ -366,7 +368,7 @@ fn peer_of(device: &DeviceUrl) -> Result<DeviceUrl, PairError> {
 /// The device to use towards a host that is reached from `own`.
 pub(super) fn device_at(own: IpAddr) -> DeviceUrl {
     let target =
-        if own.is_loopback() || own.is_unspecified() { Target::Auto } else { Target::Udp(Some(own)) };
+        if own.is_loopback() || own.is_unspecified() { Target::Udp(None) } else { Target::Udp(Some(own)) };
     DeviceUrl { target, options: Options::default() }
 }
 

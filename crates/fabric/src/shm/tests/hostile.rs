@@ -163,7 +163,7 @@ fn a_stranger_is_turned_away_and_told_so() {
     let mut a = open(&domain());
     let lines = 1 << 10;
     let address = "fd00::77".parse().unwrap();
-    let hello = Greeting { kind: Kind::Hello, address, ring_lines: lines, bit: 9, barriers: false };
+    let hello = Greeting { kind: Kind::Hello, address, ring_lines: lines, bit: 9, barriers: false, nonce: 0 };
     let len = outbox_bytes(lines) as u64;
     let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     let all = size | SealFlags::FUTURE_WRITE;
@@ -210,7 +210,8 @@ fn messages_out_of_turn_end_the_link() {
     let (mut a, b, _) = met();
     let link = b.links.get(b.links.find(a.local).unwrap()).unwrap();
     let Stage::Up(socket) = &link.stage else { panic!("they have met") };
-    let message = Greeting { kind: Kind::Crossed, address: b.local, ring_lines: 0, bit: 0, barriers: true };
+    let (kind, address) = (Kind::Crossed, b.local);
+    let message = Greeting { kind, address, ring_lines: 0, bit: 0, barriers: true, nonce: 0 };
     hello::send(socket.as_fd(), &message, &[]).unwrap();
     let start = Clock::now();
     while counter(&a, "peers_dropped_garbage") == 0 {

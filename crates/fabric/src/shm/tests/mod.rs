@@ -5,6 +5,7 @@ mod direct;
 mod helper;
 mod hostile;
 mod outside;
+mod proof;
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant as Clock};

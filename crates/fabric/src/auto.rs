@@ -1,0 +1,228 @@
+//! RoCEv2 over UDP, and shared memory to those peers that are adapters of this kind on this machine.
+//!
+//! An adapter stands on an address of the network. Beside its UDP socket it listens, under a name made of network
+//! namespace, user and address, for peers of this machine. Who opens a connection looks whether somebody listens under
+//! the name of the peer's address; both ends look at the same two names, and so come to the same choice.
+//!
+//! Each end proves its address before anything is exchanged. The question is a RoCE packet as any host may send it: a
+//! management datagram, *Get(ClassPortInfo)* of the performance class, to the queue pair 1 of the peer, with a random
+//! transaction. The peer says the transaction over the UNIX socket; only who holds port 4791 of the address has seen it.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use hca_core::wire::{
+    Be24, Be32, Deth, MadHeader, Opcode, Packet, PacketBuilder, PacketOp, method, mgmt_class,
+};
+use hca_core::{AddressVector, Counter, Instant, Psn, Qpn};
+use rustix::event::epoll;
+
+use crate::{
+    Fabric, FabricAttr, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, ShmFabric, ShmOptions,
+    Tap, TxBatch, UdpFabric, UdpOptions,
+};
+
+/// The queue pair of general management.
+const GSI: u32 = 1;
+/// Its Q_Key.
+const GSI_QKEY: u32 = 0x8001_0000;
+const SEND_ONLY: Opcode = Opcode::ud(PacketOp::SendOnly);
+/// Version of the performance class.
+const CLASS_VERSION: u8 = 1;
+/// The attribute that all classes have: what the port can.
+const CLASS_PORT_INFO: u16 = 0x0001;
+
+/// UDP, and shared memory where a peer is found on this machine.
+pub struct AutoFabric {
+    udp: UdpFabric,
+    shm: Option<ShmFabric>,
+    attr: FabricAttr,
+    /// Both networks' descriptors.
+    epoll: OwnedFd,
+    questions: TxBatch,
+    paths_by_shm: u64,
+    paths_by_udp: u64,
+}
+
+impl AutoFabric {
+    /// Opens the adapter's end at an address of this machine. Where shared memory can't be had, a note in the attributes
+    /// says so, and all peers are reached by UDP.
+    ///
+    /// # Errors
+    /// As [`UdpFabric::open`].
+    pub fn open(local: IpAddr, udp: &UdpOptions, shm: &ShmOptions) -> Result<Self, OpenError> {
+        let udp = UdpFabric::open(local, udp)?;
+        let io = |doing| move |e: rustix::io::Errno| OpenError::Io { doing, local, source: e.into() };
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("creating an epoll descriptor"))?;
+        let (shm, note) = match ShmFabric::open_on_network(local, shm) {
+            Ok(shm) => (
+                Some(shm),
+                "by shared memory: this user's adapters on auto:// in this network namespace".to_owned(),
+            ),
+            Err(why) => {
+                tracing::warn!(%local, %why, "peers on this machine are reached by UDP");
+                (None, format!("by UDP: {why}"))
+            }
+        };
+        let fds = udp.wait_fd().into_iter().chain(shm.as_ref().and_then(Fabric::wait_fd));
+        for (i, fd) in fds.enumerate() {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(i as u64), epoll::EventFlags::IN)
+                .map_err(io("watching the sockets"))?;
+        }
+        let mut attr = udp.attr().clone();
+        attr.name = "auto".to_owned();
+        attr.notes.push(("local peers", note));
+        let questions = TxBatch::with_capacity(1 << 12);
+        Ok(Self { udp, shm, attr, epoll, questions, paths_by_shm: 0, paths_by_udp: 0 })
+    }
+
+    /// Asks peers to prove their addresses.
+    #[cold]
+    fn ask(&mut self, now: Instant, peer: IpAddr, nonce: u64) {
+        let av = AddressVector { dgid: peer.into(), ..AddressVector::default() };
+        // What does not get through is asked again.
+        let Ok(path) = self.udp.open_path(&av) else { return };
+        let question = question(nonce);
+        if let Some(room) = self.questions.reserve(path, question.len()) {
+            room.copy_from_slice(&question);
+            self.questions.commit();
+            self.udp.send(now, &mut self.questions);
+        }
+        self.questions.advance(self.questions.trains().len());
+        self.udp.close_path(path);
+    }
+}
+
+/// A question to the holder of an address.
+fn question(nonce: u64) -> Vec<u8> {
+    let header = MadHeader::new(mgmt_class::PERF, CLASS_VERSION, method::GET, nonce, CLASS_PORT_INFO);
+    let mut mad = [0; MadHeader::MAD_BYTES];
+    mad[..MadHeader::BYTES].copy_from_slice(bytemuck::bytes_of(&header));
+    let deth = Deth { qkey: Be32::new(GSI_QKEY), reserved: 0, src_qp: Be24::new(GSI) };
+    let packet = PacketBuilder::new(SEND_ONLY, Qpn::new(GSI), Psn::new(0));
+    packet.deth(deth).payload(&mad).build().expect("it has the headers of its opcode")
+}
+
+/// The number in a question.
+#[inline]
+fn nonce_of(packet: &RxPacket<'_>) -> Option<u64> {
+    const DEST_QP: core::ops::Range<usize> = 5..8;
+    if packet.bytes[DEST_QP] == [0, 0, GSI as u8] { parse_question(packet.bytes) } else { None }
+}
+
+#[cold]
+fn parse_question(bytes: &[u8]) -> Option<u64> {
+    let packet = Packet::parse(bytes).ok()?;
+    let qkey = packet.deth()?.qkey.get();
+    let mad = packet.payload();
+    if packet.opcode() != SEND_ONLY || qkey != GSI_QKEY || mad.len() != MadHeader::MAD_BYTES {
+        return None;
+    }
+    let header: &MadHeader = bytemuck::from_bytes(&mad[..MadHeader::BYTES]);
+    let asked =
+        MadHeader::new(mgmt_class::PERF, CLASS_VERSION, method::GET, header.tid.get(), CLASS_PORT_INFO);
+    (*header == asked).then(|| header.tid.get())
+}
+
+impl Fabric for AutoFabric {
+    fn attr(&self) -> &FabricAttr {
+        &self.attr
+    }
+
+    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+        let path = self.udp.open_path(av)?;
+        self.paths_by_udp += 1;
+        Ok(path)
+    }
+
+    fn open_messages(&mut self, av: &AddressVector) -> Result<Option<PathId>, PathError> {
+        let (peer, local) = (av.dgid.ip(), self.attr.local);
+        if peer.is_ipv4() != local.is_ipv4() {
+            return Err(PathError::Family { peer, local });
+        }
+        let Some(shm) = &mut self.shm else { return Ok(None) };
+        let path = shm.open_messages(av)?;
+        self.paths_by_shm += u64::from(path.is_some());
+        Ok(path)
+    }
+
+    fn close_path(&mut self, path: PathId) {
+        self.udp.close_path(path);
+    }
+
+    fn send(&mut self, now: Instant, batch: &mut TxBatch) {
+        self.udp.send(now, batch);
+    }
+
+    fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
+        let Some(shm) = &mut self.shm else { return self.udp.recv(now, budget, sink) };
+        let mut questions = 0;
+        let mut outcome = self.udp.recv(now, budget, &mut |packet| match nonce_of(packet) {
+            Some(nonce) => {
+                questions += 1;
+                shm.asked(packet.src, nonce);
+            }
+            None => sink(packet),
+        });
+        outcome.packets -= questions;
+        while let Some((peer, nonce)) = self.shm.as_mut().and_then(|shm| shm.question(now)) {
+            self.ask(now, peer, nonce);
+        }
+        outcome
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        let shm = self.shm.as_ref().and_then(Fabric::next_deadline);
+        self.udp.next_deadline().into_iter().chain(shm).min()
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.epoll.as_fd())
+    }
+
+    fn prepare_wait(&mut self) -> bool {
+        // Each is to be prepared.
+        self.udp.prepare_wait() | self.shm.as_mut().is_some_and(Fabric::prepare_wait)
+    }
+
+    fn shm(&mut self) -> Option<&mut ShmFabric> {
+        self.shm.as_mut()
+    }
+
+    fn counters(&self, out: &mut Vec<Counter>) {
+        out.push(Counter { name: "paths_by_shm", value: self.paths_by_shm });
+        out.push(Counter { name: "paths_by_udp", value: self.paths_by_udp });
+        self.udp.counters(out);
+        if let Some(shm) = &self.shm {
+            shm.counters_as_part(out);
+        }
+    }
+
+    /// Packets are shown; messages between processes of this machine are none.
+    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
+        self.udp.set_tap(tap);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_question_is_a_management_datagram_that_only_its_number_tells_from_another() {
+        let bytes = question(0x0123_4567_89ab_cdef);
+        let packet = Packet::parse(&bytes).unwrap();
+        assert_eq!(packet.opcode(), SEND_ONLY);
+        assert_eq!(packet.bth().dest_qp(), Qpn::new(GSI));
+        assert_eq!(parse_question(&bytes), Some(0x0123_4567_89ab_cdef));
+        for at in [0, 5, 12, 20, 21, 22, 23, 24, 37, 40] {
+            let mut other = bytes.clone();
+            other[at] ^= 0x40;
+            let local: IpAddr = [127, 0, 0, 2].into();
+            let (traffic_class, hop_limit, src_port) = (0, 64, 0xc000);
+            let (src, dst, bytes) = (local, local, &other[..]);
+            let rx = RxPacket { src, dst, src_port, traffic_class, hop_limit, bytes };
+            assert_eq!(nonce_of(&rx), None, "byte {at}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Adapters on addresses of the network: each proves that it is where it says.
+//!
+//! The name of a socket can be taken by anybody, and what stands in a greeting is only said. So each side asks, over the
+//! network and at the peer's address, a question with a number that nobody can guess; who receives it there says the
+//! number over the socket. Nothing is exchanged, in either direction, before both sides have done so and said that they
+//! are content.
+//!
+//! ```text
+//! question, by the network  ───►
+//!       ◄───  Answer, by the socket
+//! Proven, by the socket     ───►      and the same the other way
+//! ```
+//!
+//! Who carries the questions asks for them ([`ShmFabric::question`]) and brings those that arrive
+//! ([`ShmFabric::asked`]).
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use hca_core::{AddressVector, Instant};
+
+use super::fabric::ShmFabric;
+use super::hello::{self, Greeting, Kind};
+use super::link::{Stage, tell};
+use super::name::random;
+use crate::{PathError, PathId};
+
+/// When a question is asked again; each time it is twice as long.
+const ASK_AGAIN: Duration = Duration::from_millis(10);
+/// The longest such time.
+const ASK_SELDOM: Duration = Duration::from_secs(2);
+/// How long requests wait for a peer to prove its address. Packets would be given up by then.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// Processes that are remembered for listening at addresses that are not theirs.
+const MAX_IMPOSTORS: usize = 4096;
+
+/// How far a link's two sides are in proving their addresses.
+pub(super) struct Proof {
+    nonce: u64,
+    /// The peer has answered.
+    answered: bool,
+    /// The peer is content with our answer.
+    peer_content: bool,
+    /// When it is asked next.
+    ask_at: Instant,
+    interval: Duration,
+}
+
+impl Proof {
+    pub(super) fn new() -> std::io::Result<Self> {
+        let nonce = u64::from_ne_bytes(random()?);
+        let (answered, peer_content) = (false, false);
+        Ok(Self { nonce, answered, peer_content, ask_at: Instant::ZERO, interval: ASK_AGAIN })
+    }
+}
+
+/// The address of the network by which an adapter is known here.
+pub(super) fn mapped(address: IpAddr) -> Ipv6Addr {
+    match address {
+        IpAddr::V4(a) => a.to_ipv6_mapped(),
+        IpAddr::V6(a) => a,
+    }
+}
+
+impl ShmFabric {
+    /// The path to a peer that listens at its address, if one does who can be taken for it.
+    pub(super) fn open_proven(&mut self, av: &AddressVector) -> Result<Option<PathId>, PathError> {
+        let peer = av.dgid.ip();
+        PathError::unless_unicast(peer)?;
+        let address = mapped(peer);
+        let link = match self.link_to(address) {
+            Ok(Some(link)) => link,
+            // Whoever has squatted a name, its owner could not take it, and sends packets.
+            Ok(None) | Err(PathError::ForeignUser { .. }) => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let path = self.paths.open(address, av)?;
+        self.paths.get_mut(path).expect("opened just now").link = link;
+        Ok(Some(path))
+    }
+
+    /// Whether the link to a peer is one to a process that has gone, which is found out here: another may stand on
+    /// its address now, and is met once nothing is left of the first.
+    pub fn is_leaving(&mut self, peer: impl Into<IpAddr>) -> bool {
+        let Some(slot) = self.links.find(mapped(peer.into())).filter(|_| self.domain.is_on_network()) else {
+            return false;
+        };
+        match self.links.get(slot).map(|l| &l.stage) {
+            Some(Stage::Ending) => true,
+            Some(Stage::Up(_)) if self.is_dead(slot) => {
+                self.end(slot);
+                self.links.get(slot).is_some()
+            }
+            _ => false,
+        }
+    }
+
+    /// The next peer that is to be asked a question at its address, and the number to ask with.
+    #[inline]
+    pub(crate) fn question(&mut self, now: Instant) -> Option<(IpAddr, u64)> {
+        if self.ask_at.is_none_or(|at| now < at) { None } else { self.next_question(now) }
+    }
+
+    #[cold]
+    fn next_question(&mut self, now: Instant) -> Option<(IpAddr, u64)> {
+        let unanswered = |l: &super::link::Link| {
+            let proof = l.unproven.as_ref().filter(|p| !p.answered && matches!(l.stage, Stage::Up(_)));
+            proof.map(|p| p.ask_at)
+        };
+        let waiting = self.links.iter().filter_map(|(slot, l)| Some((unanswered(l)?, slot)));
+        let (at, slot) = waiting.min().unzip();
+        self.ask_at = at;
+        let slot = slot.filter(|_| at.is_some_and(|at| at <= now))?;
+        let link = self.links.get_mut(slot).expect("it was found");
+        let proof = link.unproven.as_mut().expect("it was found");
+        proof.ask_at = now + proof.interval;
+        proof.interval = (proof.interval * 2).min(ASK_SELDOM);
+        Some((IpAddr::V6(link.peer).to_canonical(), proof.nonce))
+    }
+
+    /// A question has come over the network, from this address: the answer goes to the peer that says it is there, if
+    /// that may still need it.
+    #[cold]
+    pub(crate) fn asked(&mut self, from: IpAddr, nonce: u64) {
+        let link = self.links.find(mapped(from)).and_then(|slot| self.links.get(slot));
+        let Some(link) = link.filter(|l| l.unproven.is_some()) else { return };
+        let (Stage::Asking(socket) | Stage::Up(socket)) = &link.stage else { return };
+        let (kind, address) = (Kind::Answer, self.local);
+        let answer = Greeting { kind, address, ring_lines: 0, bit: 0, barriers: false, nonce };
+        // What does not get through is asked again.
+        let _ = hello::send(socket.as_fd(), &answer, &[]);
+    }
+
+    /// A peer says what it was asked. Anything may have come to its address, so another number says nothing.
+    pub(super) fn hear_answer(&mut self, slot: u32, nonce: u64) {
+        let local = self.local;
+        let Some(link) = self.links.get_mut(slot) else { return };
+        let (Some(proof), Stage::Up(socket)) = (&mut link.unproven, &link.stage) else { return };
+        if proof.nonce == nonce && !proof.answered {
+            proof.answered = true;
+            tell(socket, Kind::Proven, local);
+            self.open_if_proven(slot);
+        }
+    }
+
+    pub(super) fn hear_proven(&mut self, slot: u32) {
+        if let Some(proof) = self.links.get_mut(slot).and_then(|l| l.unproven.as_mut()) {
+            proof.peer_content = true;
+            self.open_if_proven(slot);
+        }
+    }
+
+    fn open_if_proven(&mut self, slot: u32) {
+        let Some(link) = self.links.get_mut(slot) else { return };
+        if link.unproven.as_ref().is_some_and(|p| p.answered && p.peer_content) {
+            link.unproven = None;
+            link.deadline = None;
+            self.impostors.remove(&link.peer);
+            self.open_link(slot);
+        }
+    }
+
+    /// Requests wait for a peer to prove its address: for so long.
+    pub(super) fn hurry_proof(&mut self, slot: u32) {
+        let now = self.now;
+        if let Some(link) = self.links.get_mut(slot) {
+            link.deadline.get_or_insert(now + PATIENCE);
+        }
+    }
+
+    /// Something has not happened in time.
+    pub(super) fn give_up(&mut self, slot: u32) {
+        if let Some(link) = self.links.get(slot).filter(|l| l.unproven.is_some())
+            && let Stage::Asking(socket) | Stage::Up(socket) = &link.stage
+        {
+            let address = IpAddr::V6(link.peer).to_canonical();
+            let pid = pid_of(socket);
+            tracing::warn!(
+                %address, pid,
+                "a process that listens for peers of this address did not prove to be there: connections to it fail, and later \
+                 ones go by UDP"
+            );
+            self.counters.peers_not_proven += 1;
+            if self.impostors.len() < MAX_IMPOSTORS {
+                self.impostors.insert(link.peer, pid);
+            }
+        }
+        self.end(slot);
+    }
+
+    /// Whether the process at the other end is one that could not prove to be at this address.
+    pub(super) fn is_impostor(&mut self, peer: Ipv6Addr, socket: &OwnedFd) -> bool {
+        match self.impostors.get(&peer) {
+            Some(&pid) if pid == pid_of(socket) => true,
+            Some(_) => {
+                self.impostors.remove(&peer);
+                false
+            }
+            None => false,
+        }
+    }
+}
+
+/// The process at the other end of a socket; 0 if it is of another PID namespace.
+fn pid_of(socket: &OwnedFd) -> i32 {
+    rustix::net::sockopt::socket_peercred(socket).map_or(0, |cred| cred.pid.as_raw_nonzero().get())
+}

@@ -1,0 +1,248 @@
+//! Adapters on addresses of the network, some of which are not theirs.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsFd;
+
+use super::super::access::Reach;
+use super::super::hello::{self, Greeting, Kind};
+use super::super::link::Stage;
+use super::super::name::{Domain, Listener};
+use super::super::proof::mapped;
+use super::super::rx::ShmSink;
+use super::children::{as_nobody, is_root};
+use super::*;
+use crate::{AutoFabric, OpenError, RxPacket, UdpFabric, UdpOptions};
+
+/// An address that nobody has.
+fn free<T>(open: impl Fn(IpAddr) -> Result<T, OpenError>) -> (IpAddr, T) {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let [_, _, b, c] = std::process::id().wrapping_mul(40_503).to_be_bytes();
+    for _ in 0..50 {
+        let last = 2 + (NEXT.fetch_add(1, Ordering::Relaxed) % 250) as u8;
+        let address = Ipv4Addr::new(127, 16 + b % 224, c, last).into();
+        match open(address) {
+            Ok(opened) => return (address, opened),
+            Err(OpenError::InUse(_)) => {}
+            Err(e) => panic!("{e}"),
+        }
+    }
+    panic!("50 addresses in a row are in use");
+}
+fn auto_at(address: IpAddr) -> Result<AutoFabric, OpenError> {
+    AutoFabric::open(address, &UdpOptions::default(), &small())
+}
+fn auto() -> (IpAddr, AutoFabric) {
+    free(auto_at)
+}
+fn small() -> ShmOptions {
+    ShmOptions { ring_bytes: 1 << 16, ..ShmOptions::default() }
+}
+
+/// Takes messages, with their senders.
+#[derive(Default)]
+struct Inbox(Vec<(Ipv6Addr, Vec<u8>)>);
+
+impl ShmSink for Inbox {
+    fn packet(&mut self, _: &RxPacket<'_>) {
+        panic!("no packets are sent");
+    }
+    fn message(&mut self, from: Ipv6Addr, message: &[u8], _: Reach<'_>) -> usize {
+        self.0.push((from, message.to_vec()));
+        0
+    }
+}
+
+/// A turn as an adapter takes it, at this time.
+fn turn_at(now: Instant, f: &mut AutoFabric, inbox: &mut Inbox) {
+    let budget = RxBudget { packets: 512, bytes: 1 << 18 };
+    f.shm().unwrap().recv_all(now, budget, inbox);
+    f.recv(now, budget, &mut |p| panic!("a packet of {}", p.src));
+}
+fn turn(f: &mut AutoFabric, inbox: &mut Inbox) {
+    turn_at(now(), f, inbox);
+}
+
+/// Sends a message; whether there was room.
+fn say(now: Instant, shm: &mut ShmFabric, path: PathId, message: &[u8]) -> Option<bool> {
+    shm.send_messages(now, path, |tx, _| {
+        let room = tx.reserve(message.len());
+        let there = room.is_some();
+        if let Some(room) = room {
+            room.copy_from_slice(message);
+            tx.commit();
+        }
+        there
+    })
+}
+
+fn messages_to(f: &mut AutoFabric, peer: IpAddr) -> Option<PathId> {
+    f.open_messages(&av(peer)).unwrap()
+}
+
+/// The counter of an adapter.
+fn count(f: &AutoFabric, name: &str) -> u64 {
+    let mut all = Vec::new();
+    f.counters(&mut all);
+    all.iter().find(|c| c.name == name).unwrap_or_else(|| panic!("no counter {name}")).value
+}
+
+#[test]
+fn two_adapters_of_a_machine_exchange_messages_once_both_have_proved_their_addresses() {
+    let ((here, mut a), (there, mut b)) = (auto(), auto());
+    let to_b = messages_to(&mut a, there).expect("it listens");
+    let to_a = messages_to(&mut b, here).expect("it listens");
+    let message = packet(7, 40);
+    assert_eq!(say(now(), a.shm().unwrap(), to_b, &message), Some(false), "nothing leaves before the proof");
+    let (mut at_a, mut at_b) = (Inbox::default(), Inbox::default());
+    let start = Clock::now();
+    let (mut a_said, mut b_said) = (false, false);
+    while at_a.0.is_empty() || at_b.0.is_empty() {
+        for (f, path, said) in [(&mut a, to_b, &mut a_said), (&mut b, to_a, &mut b_said)] {
+            *said = *said || say(now(), f.shm().unwrap(), path, &message) == Some(true);
+        }
+        turn(&mut a, &mut at_a);
+        turn(&mut b, &mut at_b);
+        assert!(start.elapsed() < Duration::from_secs(10), "they do not meet");
+    }
+    assert_eq!(at_b.0, [(mapped(here), message.clone())]);
+    assert_eq!(at_a.0, [(mapped(there), message)]);
+    assert_eq!((count(&a, "paths_by_shm"), count(&a, "paths_by_udp")), (1, 0));
+    assert_eq!((count(&a, "shm_peers_linked"), count(&a, "shm_peers_not_proven")), (1, 0));
+    assert_eq!(a.shm().unwrap().greetings + b.shm().unwrap().greetings, 0);
+}
+
+#[test]
+fn a_peer_that_does_not_listen_is_reached_by_udp() {
+    let (_, mut a) = auto();
+    let (there, _b) = free(|ip| UdpFabric::open(ip, &UdpOptions::default()));
+    assert_eq!(messages_to(&mut a, there), None);
+    assert!(matches!(a.open_messages(&av(Ipv6Addr::LOCALHOST.into())), Err(crate::PathError::Family { .. })));
+}
+
+#[test]
+fn an_adapter_whose_name_is_taken_sends_packets() {
+    let (there, holder) = free(|ip| UdpFabric::open(ip, &UdpOptions::default()));
+    let squatter = squat(there);
+    drop(holder);
+    let mut b = auto_at(there).unwrap();
+    assert!(b.shm().is_none());
+    let note = b.attr().notes.iter().find(|n| n.0 == "local peers").unwrap();
+    assert!(note.1.starts_with("by UDP"), "{note:?}");
+    let (here, mut a) = auto();
+    assert_eq!(messages_to(&mut b, here), None);
+    // The other side finds the squatter, in vain, and sends packets from then on.
+    finds_an_impostor(&mut a, there, |_| {});
+    assert_eq!(messages_to(&mut a, there), None);
+    // Once the name is free again, so is the address.
+    drop((squatter, b));
+    assert_eq!(messages_to(&mut a, there), None);
+    let mut b = auto_at(there).unwrap();
+    messages_to(&mut a, there).expect("its own process listens");
+    let mut idle = Inbox::default();
+    let start = Clock::now();
+    while count(&a, "shm_peers_linked") == 0 {
+        turn(&mut a, &mut idle);
+        turn(&mut b, &mut idle);
+        assert!(start.elapsed() < Duration::from_secs(10), "they do not meet");
+    }
+}
+
+/// Listens for peers of an address.
+fn squat(address: IpAddr) -> Listener {
+    Domain::of_network().unwrap().listen(mapped(address)).unwrap()
+}
+
+/// Opens a path to who listens at an address without being there, who does something each turn: nothing leaves, and the
+/// connection ends.
+fn finds_an_impostor(a: &mut AutoFabric, there: IpAddr, mut act: impl FnMut(Instant)) {
+    let before = count(a, "shm_peers_not_proven");
+    let path = messages_to(a, there).expect("somebody listens");
+    let mut inbox = Inbox::default();
+    let begin = now();
+    for ms in 0..=5_000 {
+        let now = begin + Duration::from_millis(ms);
+        act(now);
+        turn_at(now, a, &mut inbox);
+        let sent = say(now, a.shm().unwrap(), path, &packet(1, 40));
+        assert_ne!(sent, Some(true), "an impostor is sent a message");
+        assert!(inbox.0.is_empty(), "an impostor's message is taken");
+        if count(a, "shm_peers_not_proven") > before {
+            assert_eq!(a.shm().unwrap().next_gone(), Some(mapped(there)));
+            assert_eq!(a.shm().unwrap().greetings, 0);
+            return;
+        }
+    }
+    panic!("it is waited for in vain");
+}
+
+#[test]
+fn an_impostor_who_speaks_the_protocol_gets_and_gives_nothing() {
+    let (there, holder) = free(|ip| UdpFabric::open(ip, &UdpOptions::default()));
+    let mut impostor = ShmFabric::open_on_network(there, &small()).unwrap();
+    let (here, mut a) = auto();
+    finds_an_impostor(&mut a, there, |now| {
+        impostor.recv_all(now, RxBudget { packets: 64, bytes: 1 << 16 }, &mut Inbox::default());
+        let Some(slot) = impostor.links.find(mapped(here)) else { return };
+        let link = impostor.links.get_mut(slot).unwrap();
+        let Stage::Up(socket) = &link.stage else { return };
+        // It says that it is content, answers what it can, and writes without having been asked to.
+        for (kind, nonce) in [(Kind::Proven, 0), (Kind::Answer, 0x1234_5678)] {
+            let local = impostor.local;
+            let g = Greeting { kind, address: local, ring_lines: 0, bit: 0, barriers: false, nonce };
+            let _ = hello::send(socket.as_fd(), &g, &[]);
+        }
+        link.unproven = None;
+        let path = impostor.paths.open(mapped(here), &av(here)).unwrap();
+        let _ = say(now, &mut impostor, path, &packet(3, 40));
+    });
+    assert_eq!(messages_to(&mut a, there), None);
+    drop(holder);
+}
+
+#[test]
+fn another_users_listener_is_no_peer() {
+    if !is_root() {
+        return println!("skipped: needs root, to be two users");
+    }
+    let (there, _holder) = free(|ip| UdpFabric::open(ip, &UdpOptions::default()));
+    let mut child = as_nobody("squat", &format!("network {}", mapped(there)));
+    assert_eq!(child.line(), "listening");
+    let (_, mut a) = auto();
+    assert_eq!(messages_to(&mut a, there), None);
+    assert_eq!(count(&a, "shm_peers_refused"), 1);
+    child.kill();
+}
+
+#[test]
+fn who_comes_to_the_address_of_one_that_has_gone_is_met_anew() {
+    let ((here, mut a), (there, mut b)) = (auto(), auto());
+    let mut idle = Inbox::default();
+    for round in 1..=3 {
+        let to_b = messages_to(&mut a, there).expect("it listens");
+        let to_a = messages_to(&mut b, here).expect("it listens");
+        let start = Clock::now();
+        while count(&a, "shm_peers_linked") < round || count(&b, "shm_peers_linked") == 0 {
+            turn(&mut a, &mut idle);
+            turn(&mut b, &mut idle);
+            assert!(start.elapsed() < Duration::from_secs(10), "they do not meet");
+        }
+        let left = packet(round as u32, 40);
+        assert_eq!(say(now(), b.shm().unwrap(), to_a, &left), Some(true));
+        drop(b);
+        b = auto_at(there).unwrap();
+        // The new one connects before the end of the first was looked for, on every other round.
+        if round % 2 == 0 {
+            messages_to(&mut b, here).expect("it listens");
+        }
+        let mut last = Inbox::default();
+        let start = Clock::now();
+        while a.shm().unwrap().is_leaving(there) {
+            turn(&mut a, &mut last);
+            assert!(start.elapsed() < Duration::from_secs(10), "it does not part");
+        }
+        assert_eq!(last.0, [(mapped(there), left)], "what the first one left is taken");
+        assert_eq!(a.shm().unwrap().next_gone(), Some(mapped(there)));
+        a.shm().unwrap().close_path(to_b);
+    }
+}
