@@ -21,7 +21,7 @@
 //! |---|---|
 //! | `device` | opening, and the control path |
 //! | `ports` | the data path: posting and polling |
-//! | `engine` | the turn |
+//! | `engine` | the turn; in `engine::shm` what concerns peers on this machine |
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
 //! | `near`, `grants` | direct access to the memory of peers on this machine; what they are granted here |
 //! | `progress`, `turn_lock`, `doorbell` | who turns, and how others tell it |

@@ -1,0 +1,271 @@
+//! The engine's part for peers on this machine: messages, and what is done straight on their memory.
+
+use core::net::{IpAddr, Ipv6Addr};
+
+use hca_core::{AhHandle, Completion, Instant, QpHandle, SendFlags, SendWr};
+use hca_fabric::{Fabric, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
+use hca_transport::{Direct, TxSink};
+
+use super::{
+    AckRule, BURST_PACKETS, Core, Engine, LISTED, MAX_PIECES, SHORT_TURNS, TURN_BYTES, TURN_PACKETS, slot_of,
+};
+use crate::doorbell::Doorbell;
+use crate::near;
+use crate::qp::{PostedList, QpEntry, QpHost, QpShared};
+
+/// Gives a queue pair's messages to a ring.
+pub(super) struct MessageSink<'a, 'b> {
+    pub(super) tx: &'a mut ShmTx<'b>,
+    pub(super) full: bool,
+}
+
+impl TxSink for MessageSink<'_, '_> {
+    #[inline]
+    fn reserve(&mut self, _: Option<AhHandle>, len: usize) -> Option<&mut [u8]> {
+        let room = self.tx.reserve(len);
+        self.full = room.is_none();
+        room
+    }
+    #[inline]
+    fn commit(&mut self) {
+        self.tx.commit();
+    }
+}
+
+/// What comes by shared memory.
+struct Arrivals<'a> {
+    core: &'a mut Core,
+    now: Instant,
+}
+
+impl ShmSink for Arrivals<'_> {
+    #[inline]
+    fn packet(&mut self, packet: &RxPacket<'_>) {
+        self.core.receive(self.now, packet);
+    }
+    #[inline]
+    fn message(&mut self, from: Ipv6Addr, message: &[u8], reach: Reach<'_>) -> usize {
+        self.core.receive_message(self.now, from, message, reach)
+    }
+}
+
+impl Engine {
+    /// Takes what came by shared memory. Returns the packets and messages.
+    #[inline(never)]
+    pub(super) fn receive_shm(&mut self, now: Instant, budget: RxBudget) -> usize {
+        let Some(shm) = self.fabric.shm() else { return 0 };
+        let core = &mut self.core;
+        let packets = shm.recv_all(now, budget, &mut Arrivals { core, now }).packets;
+        while let Some(peer) = shm.next_gone() {
+            core.peer_gone(now, IpAddr::V6(peer).to_canonical());
+        }
+        while let Some(notice) = shm.next_notice() {
+            core.heed(notice, shm);
+        }
+        packets
+    }
+
+    /// Lets go of a process that has gone from a peer's address, before the one that is there now is met.
+    pub(crate) fn part_from_predecessor(&mut self, now: Instant, peer: IpAddr) {
+        let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
+        // What it left in its ring is taken, in so many pieces at most.
+        for _ in 0..MAX_PIECES {
+            if !self.fabric.shm().is_some_and(|shm| shm.is_leaving(peer)) {
+                return;
+            }
+            self.receive(now, budget);
+        }
+    }
+
+    /// A turn for shared memory alone, with the time of the turn before, if nothing else waits: what comes by other
+    /// ways is found by every so manyth turn. `None`: a whole turn is due.
+    // Apart, so that the turns of other networks stay as short as they are.
+    #[inline(never)]
+    pub(crate) fn short_turn(&mut self, bell: &Doorbell<QpShared>, acks: AckRule) -> Option<bool> {
+        if self.short_turns == SHORT_TURNS || !bell.is_empty() || !self.tx.is_empty() {
+            self.short_turns = 0;
+            return None;
+        }
+        self.short_turns += 1;
+        let now = self.core.now;
+        let shm = self.fabric.shm()?;
+        if !shm.polls_rings() {
+            self.short_turns = 0;
+            return None;
+        }
+        if self.core.ready.is_empty() && self.core.acks.is_empty() && shm.nothing_came() {
+            return Some(false);
+        }
+        self.core.turn += 1;
+        let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
+        let core = &mut self.core;
+        let received = shm.recv_all(now, budget, &mut Arrivals { core, now }).packets > 0;
+        core.settle_touched(None);
+        if !self.core.ready.is_empty() {
+            self.transmit(now);
+        }
+        if !self.core.acks.is_empty() {
+            self.flush_acks(now, acks);
+        }
+        self.take_back();
+        self.core.finish(now);
+        Some(received)
+    }
+
+    /// Does a request on a peer's memory that was not queued, if nothing was posted before it that is not done.
+    #[inline]
+    pub(crate) fn do_at_once(&mut self, qp: QpHandle, wr: &SendWr<'_>, len: u32) -> bool {
+        let Some(shm) = self.fabric.shm() else { return false };
+        let core = &mut self.core;
+        let Some(entry) = core.qps.get_mut(qp.index, qp.generation) else { return false };
+        let QpEntry { machine, res, .. } = &mut **entry;
+        if !machine.is_idle_near() || res.near.is_none() || res.sq.published() != res.sq.head() {
+            return false;
+        }
+        let tables = &core.tables;
+        let list = PostedList { payload: wr.payload, tables, pd: res.pd };
+        let (near, wish) = (res.near.as_mut(), &mut res.wish);
+        let done = shm.reach(|mut reach| {
+            near::carry_out(near, wish, &tables.regions, &mut reach, &list, (&wr.op, len), false)
+        });
+        if done != Direct::Done {
+            return false;
+        }
+        wish.moved = 0;
+        if wr.flags.contains(SendFlags::SIGNALED) {
+            let byte_len = if wr.op.is_read_or_atomic() { len } else { 0 };
+            let (wr_id, opcode) = (wr.wr_id, wr.op.wc_opcode());
+            let status = hca_core::WcStatus::Success;
+            let cq = res.send_cq;
+            let c = Completion { wr_id, qp, status, opcode, byte_len, ..Completion::default() };
+            core.tables.complete(cq, c);
+            core.tables.finish();
+        }
+        true
+    }
+
+    /// Sends what a queue pair just posted by messages, if nothing else is to be done before. `false`: a turn is due.
+    #[inline(never)]
+    pub(crate) fn send_at_once(&mut self, bell: &Doorbell<QpShared>, caller: Option<QpHandle>) -> bool {
+        if !self.core.ready.is_empty() || !bell.is_empty() {
+            return false;
+        }
+        match (caller, self.fabric.shm()) {
+            (Some(qp), Some(shm)) => self.core.send_at_once(qp, shm),
+            _ => false,
+        }
+    }
+}
+
+impl Core {
+    /// One message of a peer on this machine.
+    #[inline]
+    fn receive_message(&mut self, now: Instant, from: Ipv6Addr, message: &[u8], reach: Reach<'_>) -> usize {
+        let Some(qpn) = hca_transport::dest_of(message) else { return 0 };
+        let slot = slot_of(qpn.raw());
+        let Some(entry) = self.qps.at_mut(slot).filter(|e| e.machine.qpn() == qpn) else {
+            self.counters.unknown_qp += 1;
+            return 0;
+        };
+        if !entry.res.peer.is_some_and(|peer| is_at(peer, from)) {
+            self.counters.foreign_source += 1;
+            return 0;
+        }
+        let QpEntry { machine, res, .. } = &mut **entry;
+        let mut host = QpHost::new(res, &mut self.tables, &self.ahs).reaching(reach);
+        machine.handle_message(now, message, &mut host);
+        let moved = core::mem::take(&mut host.res.wish.moved);
+        if self.touched != Some(slot) {
+            self.settle_touched(Some(slot));
+        }
+        moved
+    }
+
+    /// The process at this address has gone, and every connection by messages with it.
+    #[cold]
+    fn peer_gone(&mut self, now: Instant, peer: IpAddr) {
+        let of_peer = |e: &QpEntry| e.machine.uses_messages() && e.res.peer == Some(peer);
+        let slots: Vec<u32> = self.qps.iter().filter(|(_, e)| of_peer(e)).map(|(i, _)| i).collect();
+        for slot in slots {
+            let entry = self.qps.at_mut(slot).expect("listed just now");
+            let QpEntry { machine, res, .. } = &mut **entry;
+            res.sq.refresh();
+            machine.peer_gone(&mut QpHost::new(res, &mut self.tables, &self.ahs));
+            self.settle(slot);
+        }
+        self.finish(now);
+    }
+
+    /// As [`transmit_messages`](Self::transmit_messages) for requests that were just posted, without the engine's
+    /// lists. The time is that of the last turn, which only makes timers look too early.
+    #[inline]
+    fn send_at_once(&mut self, qp: QpHandle, shm: &mut ShmFabric) -> bool {
+        let now = self.now;
+        let Some(entry) = self.qps.get_mut(qp.index, qp.generation) else { return false };
+        let QpEntry { machine, res, .. } = &mut **entry;
+        let Some(path) = res.path.filter(|_| machine.may_send_messages()) else { return false };
+        res.sq.refresh();
+        let (tables, ahs) = (&mut self.tables, &self.ahs);
+        let sent = shm.send_messages(now, path, |tx, reach| {
+            let mut host = QpHost::new(res, tables, ahs).reaching(reach);
+            machine.send_messages(now, &mut host, &mut MessageSink { tx, full: false }, BURST_PACKETS)
+        });
+        let wishes = res.wish.is_any();
+        match sent {
+            // What can't leave now, or failed, is for a turn.
+            None | Some(false) if wishes => {
+                self.ask(qp.index, path, shm);
+                return false;
+            }
+            None | Some(false) => return false,
+            Some(true) => {}
+        }
+        if machine.ack_owed().is_none() {
+            entry.ack_since = entry.ack_since.map(|_| LISTED);
+        }
+        if entry.timer.is_none() && entry.machine.next_deadline().is_some() {
+            self.settle(qp.index);
+        }
+        if wishes {
+            self.ask(qp.index, path, shm);
+        }
+        self.tables.finish();
+        true
+    }
+
+    /// Lets a queue pair send messages; returns the bytes that left.
+    #[inline]
+    pub(super) fn transmit_messages(&mut self, now: Instant, slot: u32, fabric: &mut dyn Fabric) -> usize {
+        let Some(entry) = self.qps.at_mut(slot) else { return 0 };
+        let QpEntry { machine, res, .. } = &mut **entry;
+        let (Some(path), Some(shm)) = (res.path, fabric.shm()) else { return 0 };
+        let (tables, ahs) = (&mut self.tables, &self.ahs);
+        let sent = shm.send_messages(now, path, |tx, reach| {
+            let mut sink = MessageSink { tx, full: false };
+            let mut host = QpHost::new(res, tables, ahs).reaching(reach);
+            machine.poll_transmit(now, &mut host, &mut sink, BURST_PACKETS);
+            sink.tx.bytes() + core::mem::take(&mut host.res.wish.moved)
+        });
+        if sent.is_none() {
+            machine.unreachable(now, &mut QpHost::new(res, tables, ahs));
+        }
+        let wishes = res.wish.is_any();
+        if machine.ack_owed().is_none() {
+            entry.ack_since = entry.ack_since.map(|_| LISTED);
+        }
+        if wishes {
+            self.ask(slot, path, shm);
+        }
+        self.settle(slot);
+        sent.unwrap_or(0)
+    }
+}
+
+/// Whether a peer is the one that messages name so.
+#[inline]
+fn is_at(peer: IpAddr, name: Ipv6Addr) -> bool {
+    match peer {
+        IpAddr::V6(peer) => peer == name,
+        IpAddr::V4(peer) => peer.to_ipv6_mapped() == name,
+    }
+}
