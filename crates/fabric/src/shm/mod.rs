@@ -1,4 +1,5 @@
-//! RoCE packets between processes of one machine, through rings in shared memory.
+//! RoCE packets between processes of one machine, through rings in shared memory; beside them messages of reliable
+//! connections, and direct access to memory that was granted.
 //!
 //! Every adapter of a domain has an address of its own, drawn when it is opened, and a UNIX socket of that name. Who
 //! opens a path connects there; both hand over the memory that they write ([`ring`]) and then meet on the socket only

@@ -225,7 +225,7 @@ impl Requester {
             self.greeted = true;
         }
         if kind.is_answered() {
-            self.ask(now, path, done, &request, host, tx)
+            self.ask(now, path, done, &request, tx)
         } else {
             self.tell(now, path, done, &request, host, tx)
         }
@@ -372,17 +372,11 @@ impl Requester {
         }
         let data = ((request.len - self.sent) as usize).min(MAX_DATA);
         let last = self.sent as usize + data == request.len as usize;
-        let (op, extra, remote) = match request.op {
-            SendOp::SendImm(imm) => (Op::SendImm, imm, None),
-            SendOp::SendInv(rkey) => (Op::SendInv, rkey.raw(), None),
-            SendOp::Write(remote) => (Op::Write, 0, Some(remote)),
-            SendOp::WriteImm(remote, imm) => (Op::WriteImm, imm, Some(remote)),
-            _ => (Op::Send, 0, None),
+        let remote = match request.op {
+            SendOp::Write(remote) | SendOp::WriteImm(remote, _) if first => Some(remote),
+            _ => None,
         };
-        let solicited = if request.flags.contains(SendFlags::SOLICITED) { SOLICITED } else { 0 };
-        let flags = if first { FIRST } else { 0 } | if last { LAST } else { 0 } | solicited;
-        let remote = remote.filter(|_| first);
-        let head = self.head(path, op, flags, done, extra);
+        let head = self.piece_head(path, request, done, last, 0);
         let Some(out) = reserve(tx, &head, if remote.is_some() { REMOTE_BYTES + data } else { data }) else {
             return Step::Full;
         };
@@ -400,16 +394,36 @@ impl Requester {
             return self.local_failure(local_status(e));
         }
         tx.commit();
-        if first && !matches!(op, Op::Write) {
-            self.used = self.used.wrapping_add(1);
-        }
+        self.piece_left(now, request, data as u32, last);
+        Step::Sent
+    }
+
+    /// The head of a SEND's or WRITE's next piece.
+    #[inline]
+    fn piece_head(&self, path: &Path, request: &SendRequest, done: u16, last: bool, flags: u8) -> Head {
+        let (op, extra) = match request.op {
+            SendOp::SendImm(imm) => (Op::SendImm, imm),
+            SendOp::SendInv(rkey) => (Op::SendInv, rkey.raw()),
+            SendOp::Write(_) => (Op::Write, 0),
+            SendOp::WriteImm(_, imm) => (Op::WriteImm, imm),
+            _ => (Op::Send, 0),
+        };
+        let solicited = if request.flags.contains(SendFlags::SOLICITED) { SOLICITED } else { 0 };
+        let place = if self.sent == 0 { FIRST } else { 0 } | if last { LAST } else { 0 };
+        self.head(path, op, flags | place | solicited, done, extra)
+    }
+
+    /// A piece of a SEND or WRITE has left.
+    #[inline]
+    fn piece_left(&mut self, now: Instant, request: &SendRequest, len: u32, last: bool) {
+        let takes_recv = self.sent == 0 && Kind::of(&request.op).consumes_recv();
+        self.used = self.used.wrapping_add(takes_recv.into());
         if last {
             self.left(now);
         } else {
-            self.sent += data as u32;
+            self.sent += len;
             self.current = Some(*request);
         }
-        Step::Sent
     }
 
     /// The next piece of a long SEND as a loan. `None`: it is not lent.
@@ -422,42 +436,28 @@ impl Requester {
         host: &mut H,
         tx: &mut T,
     ) -> Option<Step> {
-        let (op, extra) = match request.op {
-            SendOp::Send => (Op::Send, 0),
-            SendOp::SendImm(imm) => (Op::SendImm, imm),
-            SendOp::SendInv(rkey) => (Op::SendInv, rkey.raw()),
-            _ => return None,
-        };
+        if Kind::of(&request.op) != Kind::Send {
+            return None;
+        }
         let loan = host.lend(self.next, self.sent, MAX_LOAN.min(request.len - self.sent))?;
-        let first = self.sent == 0;
         let last = self.sent + loan.len == request.len;
-        let solicited = if request.flags.contains(SendFlags::SOLICITED) { SOLICITED } else { 0 };
-        let flags = LENT | if first { FIRST } else { 0 } | if last { LAST } else { 0 } | solicited;
-        let head = self.head(path, op, flags, done, extra);
+        let head = self.piece_head(path, request, done, last, LENT);
         let Some(out) = reserve(tx, &head, REMOTE_BYTES) else { return Some(Step::Full) };
         put_remote(out.first_chunk_mut().expect("room was made for it"), loan.memory, loan.len);
         tx.commit();
-        self.used = self.used.wrapping_add(first.into());
-        if last {
-            self.left(now);
-        } else {
-            self.sent += loan.len;
-            self.current = Some(*request);
-        }
+        self.piece_left(now, request, loan.len, last);
         Some(Step::Sent)
     }
 
     /// A READ or an atomic.
-    fn ask<H: Host, T: TxSink>(
+    fn ask<T: TxSink>(
         &mut self,
         now: Instant,
         path: &Path,
         done: u16,
         request: &SendRequest,
-        host: &mut H,
         tx: &mut T,
     ) -> Step {
-        let _ = host;
         let (op, remote, operands) = match request.op {
             SendOp::CompareSwap { remote, compare, swap } => (Op::CompareSwap, remote, Some([swap, compare])),
             SendOp::FetchAdd { remote, add } => (Op::FetchAdd, remote, Some([add, 0])),
