@@ -610,6 +610,15 @@ fn when_the_peer_is_gone_all_fails_at_once_and_later_posts_too() {
     p.send_side(A);
     p.expect_sends(&[WcStatus::RetryExceeded]);
     assert!(p.log.is_empty());
+    // The same where there is no way to it any more.
+    let mut p = Ways::rc();
+    p.with(A, |_, qp, host| qp.peer_gone(host));
+    p.with(A, |now, qp, host| qp.unreachable(now, host));
+    assert_eq!(p.a.qp.state(), QpState::Rts);
+    p.send(A, SendOp::Read(remote(0)), 0, 8);
+    p.with(A, |now, qp, host| qp.unreachable(now, host));
+    p.expect_sends(&[WcStatus::RetryExceeded]);
+    assert_eq!(p.a.qp.state(), QpState::Error);
 }
 
 #[test]

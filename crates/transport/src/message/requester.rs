@@ -751,6 +751,9 @@ impl Requester {
             (self.away, self.since_ns, self.rnr_until) = (true, NEVER, NEVER);
             return Ok(());
         }
+        if self.gone {
+            return Err(WcStatus::RetryExceeded);
+        }
         let known = core::mem::replace(&mut self.away, true) || self.is_waiting();
         if !known || self.since_ns == NEVER {
             self.since_ns = now_ns;
