@@ -45,6 +45,38 @@ fn what_was_lost_before_the_peer_was_ready_is_sent_again_and_executed_once() {
     assert_eq!(p.a.host.counted(Count::Probe), 1);
 }
 
+/// The peer's memory is reached from now on, and what is long waits for what is under way.
+fn reach_from_now_on(p: &mut Ways) {
+    p.a.host.near.direct =
+        Some(Box::new(|_, _, behind| if behind { Direct::Later } else { panic!("it was sent before") }));
+}
+
+#[test]
+fn what_was_sent_as_a_message_is_sent_again_as_one() {
+    // Lost, and found out by time.
+    let s = Setup::default();
+    let mut p = Ways::one_sided(&s);
+    p.send(A, SendOp::Write(remote(50_000)), 0, 40_000);
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    p.ready_to_receive(B, &s);
+    p.recv(B, 100_000, 8);
+    reach_from_now_on(&mut p);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+    assert_eq!(p.a.host.counted(Count::Probe), 1);
+    // Dropped behind a SEND that was refused.
+    let mut p = Ways::rc();
+    p.send(A, SendOp::Send, 0, 8);
+    p.send(A, SendOp::Write(remote(50_000)), 0, 40_000);
+    p.settle();
+    p.recv(B, 100_000, 8);
+    reach_from_now_on(&mut p);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+    assert_eq!(p.a.host.counted(Count::Probe), 0);
+}
+
 #[test]
 fn of_a_message_whose_first_piece_was_lost_nothing_is_placed() {
     let s = Setup::default();

@@ -308,7 +308,8 @@ impl Requester {
         {
             return Some(self.local_failure(local_status(e)));
         }
-        if matches!(kind, Kind::Write | Kind::Read | Kind::Atomic) {
+        // What was sent before has its number, so it is sent again.
+        if self.next == self.high && matches!(kind, Kind::Write | Kind::Read | Kind::Atomic) {
             self.begin_direct(request, host)
         } else {
             None
