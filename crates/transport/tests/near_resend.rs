@@ -622,6 +622,28 @@ fn an_answer_that_finds_nobody_costs_no_receive_request() {
 }
 
 #[test]
+fn a_read_whose_answer_was_lost_in_the_middle_is_never_called_done() {
+    let mut p = Ways::rc();
+    p.send(A, SendOp::Read(remote(0)), 0, 3 * PIECE as u32);
+    p.send(A, SendOp::Write(remote(50_000)), 0, 8);
+    p.send_side(A);
+    p.take_all(B);
+    p.burst = 1;
+    p.send_side(B);
+    p.with(B, |now, qp, host| qp.unreachable(now, host));
+    p.burst = 64;
+    // It says what it has done along with a request of its own, and with acknowledgements.
+    p.send(B, SendOp::Write(remote(60_000)), 0, 8);
+    p.send_side(B);
+    p.ack_side(B);
+    p.take_all(A);
+    p.expect_sends(&[]);
+    p.run();
+    p.expect_sends(&[WcStatus::RetryExceeded, WrFlushed]);
+    assert_eq!(p.b.host.statuses(), [Success]);
+}
+
+#[test]
 fn when_the_peer_is_gone_all_fails_at_once_and_later_posts_too() {
     let mut p = Ways::rc();
     p.send(A, SendOp::Write(remote(0)), 0, 8);
