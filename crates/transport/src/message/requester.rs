@@ -112,6 +112,7 @@ impl Requester {
         (self.rnr_retry, self.rnr_left) = (path.rnr_retry, path.rnr_retry);
     }
     /// The oldest request that is not completed.
+    #[inline]
     pub(crate) fn oldest(&self) -> u32 {
         self.una
     }
@@ -497,6 +498,54 @@ impl Requester {
             self.high = self.next;
         }
         (self.current, self.sent, self.away) = (None, 0, false);
+    }
+
+    /// Whether nothing keeps the next request back, but perhaps the peer's receive requests.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.greeted
+            && self.next == self.high
+            && self.sent == 0
+            && !(self.ready | self.gone | self.alone | self.away)
+            && self.rnr_until == NEVER
+    }
+    /// The request that is sent next.
+    #[inline]
+    pub(super) fn next(&self) -> u32 {
+        self.next
+    }
+    /// The number of the request that is sent next.
+    #[inline]
+    pub(super) fn next_number(&self) -> u16 {
+        self.number(self.next)
+    }
+    /// Whether the peer is known to have a receive request for it.
+    #[inline]
+    pub(super) fn has_credit(&self) -> bool {
+        self.limit.is_none_or(|limit| (self.used.wrapping_sub(limit) as i32) < 0)
+    }
+    /// It was sent, in one message, and will use a receive request.
+    #[inline]
+    pub(super) fn sent_whole(&mut self, now: Instant) {
+        self.used = self.used.wrapping_add(1);
+        self.left(now);
+    }
+    /// How many requests are done when those before this number are; `None` if that is for [`done`](Self::done) to judge.
+    #[inline]
+    pub(super) fn count_done(&self, number: u16) -> Option<u32> {
+        let count = u32::from(number.wrapping_sub(self.number(self.una)));
+        let plain =
+            self.unanswered == 0 && count <= self.high.wrapping_sub(self.una) && self.next == self.high;
+        (count == 0 || plain).then_some(count)
+    }
+    /// So many are completed.
+    #[inline]
+    pub(super) fn completed(&mut self, count: u32) {
+        self.una = self.una.wrapping_add(count);
+        self.rnr_left = self.rnr_retry;
+        self.alone = false;
+        self.progressed();
+        self.unblock();
     }
 
     #[inline]

@@ -100,15 +100,27 @@ impl Responder {
     }
     /// A request of ours carried the acknowledgement along.
     #[inline]
-    pub(crate) fn told_along<H: Host>(&mut self, host: &H) {
+    pub(crate) fn told_along(&mut self, recv_credits: impl Fn() -> Option<u32>) {
         if !self.ack {
             return;
         }
         self.delivered = false;
         // The limit of receive requests goes by an acknowledgement of its own, long before the peer runs out.
         let left = self.told.wrapping_sub(self.taken);
-        self.ack = left as i32 <= 0 && host.recv_credits().is_some_and(|c| c > 0)
-            || left.is_multiple_of(16) && host.recv_credits().is_some_and(|c| left < c / 2);
+        self.ack = left as i32 <= 0 && recv_credits().is_some_and(|c| c > 0)
+            || left.is_multiple_of(16) && recv_credits().is_some_and(|c| left < c / 2);
+    }
+    /// Whether a request of this number, in one message, is the one that comes next and nothing keeps it back.
+    #[inline]
+    pub(super) fn expects(&self, number: u16) -> bool {
+        number == self.expected && self.admitted && !self.refused && self.inbound == Inbound::Idle
+    }
+    /// It was executed, and used a receive request.
+    #[inline]
+    pub(super) fn took(&mut self) {
+        self.expected = self.expected.wrapping_add(1);
+        self.taken = self.taken.wrapping_add(1);
+        (self.ack, self.delivered) = (true, true);
     }
     /// Nothing more is answered.
     pub(crate) fn stop(&mut self) {
