@@ -6,7 +6,8 @@
 //!
 //! **The favourite.** Most engines are turned by one thread for long. Once a thread has had the lock often enough in a
 //! row, it is left with it: the lock's state names the thread, which then enters by a store to a word of its own and
-//! leaves by another, without an exchange, which would wait for its stores to peers' memory. Who else wants the lock
+//! leaves by another, without an exchange, which would wait for its stores to peers' memory. (The control path favours
+//! nobody, so that an adapter's thread which stands in for the program does not have to be turned out.) Who else wants the lock
 //! takes the favour back: it changes the state, has all processors run a barrier ([`Barrier`]), and waits until the
 //! favourite is not inside. Each time it is taken back, more is needed to be favoured again.
 //!
@@ -79,6 +80,15 @@ impl<T> Guard<'_, T> {
         match favourite {
             Some(me) => me.leave(),
             None => lock.give_back(),
+        }
+    }
+    /// As [`unlock`](Self::unlock), and makes nobody the favourite.
+    fn unlock_unfavoured(self) -> bool {
+        let Self { lock, favourite } = self;
+        core::mem::forget(self);
+        match favourite {
+            Some(me) => me.leave(),
+            None => lock.state.swap(FREE, Ordering::AcqRel) == MARKED,
         }
     }
 }
@@ -176,7 +186,7 @@ impl<T> TurnLock<T> {
             wait(&mut looks);
         };
         let r = guard.run(f);
-        if guard.unlock() {
+        if guard.unlock_unfavoured() {
             self.turn_or_leave_word(again);
         }
         r
