@@ -44,6 +44,8 @@ pub(crate) struct Responder {
     taken: u32,
     told: u32,
     responses: VecDeque<Response>,
+    /// The oldest one whose response found nobody: it is never said to be done.
+    lost: Option<u16>,
     max_dest_rd_atomic: u8,
     /// The requester's P_Key, and whether ours lets it in.
     peer_pkey: Option<Pkey>,
@@ -71,6 +73,7 @@ impl Responder {
             taken: 0,
             told: 0,
             responses: VecDeque::new(),
+            lost: None,
             max_dest_rd_atomic,
             peer_pkey: None,
             admitted: false,
@@ -92,7 +95,7 @@ impl Responder {
     /// The oldest request that is not done, as the requester is told.
     #[inline]
     pub(crate) fn done(&self) -> u16 {
-        self.responses.front().map_or(self.expected, |r| r.number)
+        self.lost.or(self.responses.front().map(|r| r.number)).unwrap_or(self.expected)
     }
     #[inline]
     pub(crate) fn ack_owed(&self) -> Option<AckOwed> {
@@ -124,6 +127,7 @@ impl Responder {
     }
     /// Nothing more is answered.
     pub(crate) fn stop(&mut self) {
+        self.lost = self.lost.or(self.responses.front().map(|r| r.number));
         self.responses.clear();
         self.nak = None;
         self.ack = false;
