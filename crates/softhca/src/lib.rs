@@ -25,6 +25,7 @@
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
 //! | `near`, `grants` | direct access to the memory of peers on this machine; what they are granted here |
 //! | `progress`, `turn_lock`, `doorbell` | who turns, and how others tell it |
+//! | `patience` | when a thread that looks in vain gives way |
 //! | `ring`, `dma` | shared rings; copies on memory that others change |
 #![deny(unsafe_code)]
 // Under loom only the primitives that threads share are built, and explored.
@@ -58,6 +59,8 @@ mod notify;
 #[cfg(not(loom))]
 mod options;
 #[cfg(not(loom))]
+mod patience;
+#[cfg(not(loom))]
 mod ports;
 #[cfg(not(loom))]
 mod progress;
@@ -79,3 +82,6 @@ mod turn_lock;
 pub use device::SoftHca;
 #[cfg(not(loom))]
 pub use options::{Clock, Limits, Options, Progress, UnknownProgress};
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub use patience::Patience;

@@ -15,6 +15,7 @@ use crate::cq::{CqShared, epoll_of, lock};
 use crate::engine::{AckRule, decode_state};
 use crate::fork::Fork;
 use crate::options::Progress;
+use crate::patience;
 use crate::qp::{QpShared, RecvHeader, SendHeader, dest_to_cell, offers, sge_to_cell};
 use crate::ring::{Cell, Consumer, Full, Producer};
 use crate::shared::Shared;
@@ -308,7 +309,8 @@ impl CqPort for SoftCq {
             return 0;
         }
         let n = self.take(out);
-        if n > 0 || out.is_empty() || self.hca.progress == Progress::Thread {
+        if n > 0 || out.is_empty() {
+            patience::found();
             return n;
         }
         self.hca.program_turn(AckRule::UnlessDelivered);

@@ -12,6 +12,7 @@ use crate::engine::{AckRule, Engine};
 use crate::fork::Fork;
 use crate::notify::{EventFd, TimerFd};
 use crate::options::{Progress, Time};
+use crate::patience;
 use crate::progress::Sleeper;
 use crate::qp::QpShared;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
@@ -98,12 +99,24 @@ impl Shared {
         })
     }
 
-    /// A turn by the program, in the modes in which it turns.
+    /// A turn by the program, in the modes in which it turns. Where many find nothing, it gives way to others.
     #[inline]
     pub(crate) fn program_turn(&self, acks: AckRule) -> bool {
-        if self.progress == Progress::Thread || self.fork.is_child() {
+        if self.fork.is_child() {
             return false;
         }
+        let worked = self.progress != Progress::Thread && self.turn_if_free(acks);
+        if worked {
+            patience::found()
+        } else {
+            patience::in_vain()
+        }
+        worked
+    }
+
+    /// A turn by the program, unless another thread is at it.
+    #[inline]
+    fn turn_if_free(&self, acks: AckRule) -> bool {
         let worked = self.engine.try_turn(|e| {
             if e.has_shm
                 && let Some(worked) = e.short_turn(&self.bell, acks)
@@ -125,6 +138,7 @@ impl Shared {
         if self.fork.is_child() {
             return;
         }
+        patience::found();
         if self.progress == Progress::Thread {
             self.bell.ring(qp);
             self.sleeper.wake_if_asleep();
@@ -141,6 +155,7 @@ impl Shared {
     /// Does a request at once on a peer's memory. `false`: nothing was done, and it is to be queued.
     #[inline]
     pub(crate) fn do_at_once(&self, qp: &QpShared, wr: &SendWr<'_>, len: u32) -> bool {
+        patience::found();
         let mut done = None;
         // What runs again is for word that others left.
         let ran = self.engine.try_turn(|e| match done {
@@ -175,12 +190,13 @@ impl Shared {
         self.engine.with(f, |e| self.turn_posted(e, None))
     }
 
-    /// Somebody may sleep while another thread turns, posts or changes something: deadlines that are new
-    /// and input that is left have to wake the sleeper. With an adapter thread that one sees to it.
+    /// Somebody may sleep, or be about to, while a turn, a post or a change is made: deadlines that are new
+    /// and input that is left have to wake the sleeper, and the network has to know again that one sleeps. Where the
+    /// adapter's thread does all turns it sees to that.
     #[inline]
     fn keep_waiters(&self, e: &mut Engine) {
         // Relaxed: it is raised before `prepare_wait` takes the engine's lock, which is held here.
-        if self.progress == Progress::Inline && self.waiters.load(Ordering::Relaxed) != 0 {
+        if self.progress != Progress::Thread && self.waiters.load(Ordering::Relaxed) != 0 {
             self.prepare(e);
         }
     }
