@@ -26,6 +26,7 @@
 //! | `near`, `grants` | direct access to the memory of peers on this machine; what they are granted here |
 //! | `progress`, `turn_lock`, `thread_word`, `doorbell` | who turns, and how others tell it |
 //! | `barrier` | a memory barrier that the rarer side pays for both |
+//! | `patience` | when a thread that looks in vain gives way |
 //! | `ring`, `dma` | shared rings; copies on memory that others change |
 #![deny(unsafe_code)]
 // Under loom only the primitives that threads share are built, and explored.
@@ -60,6 +61,8 @@ mod notify;
 #[cfg(not(loom))]
 mod options;
 #[cfg(not(loom))]
+mod patience;
+#[cfg(not(loom))]
 mod ports;
 #[cfg(not(loom))]
 mod progress;
@@ -82,3 +85,6 @@ mod turn_lock;
 pub use device::SoftHca;
 #[cfg(not(loom))]
 pub use options::{Clock, Limits, Options, Progress, UnknownProgress};
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub use patience::Patience;

@@ -16,6 +16,7 @@ use crate::cq::{CqShared, epoll_of, lock};
 use crate::engine::{DESTROYED, decode_state, encode_state};
 use crate::fork::Fork;
 use crate::options::Progress;
+use crate::patience;
 use crate::qp::{QpShared, RecvHeader, SendHeader, dest_to_cell, offers, sge_to_cell};
 use crate::ring::{Cell, Consumer, Full, Producer};
 use crate::shared::Shared;
@@ -86,10 +87,10 @@ impl QpSendPort {
         // What is done at once on a peer's memory is not queued; a small SEND leaves at once, and then is.
         if self.may_be_near && self.qp.near.load(Ordering::Relaxed) && self.ring.is_all_published() {
             match wr.op {
-                SendOp::Send if len as usize <= LINE_DATA_BYTES => {
-                    if self.send_at_once(wr, len as u32, sges)? {
-                        return Ok(());
-                    }
+                SendOp::Send
+                    if len as usize <= LINE_DATA_BYTES && self.send_at_once(wr, len as u32, sges)? =>
+                {
+                    return Ok(());
                 }
                 SendOp::Write(_) | SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
                     if len as usize <= MAX_BRACKET_BYTES && self.hca.do_at_once(&self.qp, wr, len as u32) =>
@@ -351,7 +352,8 @@ impl CqPort for SoftCq {
             return 0;
         }
         let n = self.take(out);
-        if n > 0 || out.is_empty() || self.hca.progress == Progress::Thread {
+        if n > 0 || out.is_empty() {
+            patience::found();
             return n;
         }
         match self.hca.poller_turn(self.index, out) {

@@ -12,6 +12,7 @@ use crate::engine::{AckRule, Engine};
 use crate::fork::Fork;
 use crate::notify::{EventFd, TimerFd};
 use crate::options::{Progress, Time};
+use crate::patience;
 use crate::progress::Sleeper;
 use crate::qp::QpShared;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
@@ -98,20 +99,29 @@ impl Shared {
         })
     }
 
-    /// A turn by the program, in the modes in which it turns.
+    /// A turn by the program, in the modes in which it turns. Where many find nothing, it gives way to others.
     pub(crate) fn program_turn(&self, acks: AckRule) -> bool {
-        if self.progress == Progress::Thread || self.fork.is_child() {
+        if self.fork.is_child() {
             return false;
         }
-        let worked = self.engine.try_turn(|e| self.any_turn(e, acks));
-        self.note_program_turn();
-        worked.unwrap_or(false)
+        let mut worked = None;
+        if self.progress != Progress::Thread {
+            worked = self.engine.try_turn(|e| self.any_turn(e, acks));
+            self.note_program_turn();
+        }
+        let worked = worked.unwrap_or(false);
+        patience::note(worked);
+        worked
     }
 
     /// As [`program_turn`](Self::program_turn), by who polls this completion queue and found it empty; returns the
     /// completions that it takes at once, or that there is no need to look at the queue again. `out` must not be empty.
     #[inline]
     pub(crate) fn poller_turn(&self, cq: u32, out: &mut [Completion]) -> Option<usize> {
+        if self.progress == Progress::Thread {
+            patience::in_vain();
+            return None;
+        }
         let mut taken = 0;
         let worked = self.engine.try_turn(|e| {
             // What runs again is for word that others left.
@@ -126,6 +136,7 @@ impl Shared {
             worked
         });
         self.note_program_turn();
+        patience::note(worked == Some(true));
         (taken > 0 || worked != Some(false)).then_some(taken)
     }
 
@@ -143,6 +154,7 @@ impl Shared {
         if self.fork.is_child() {
             return;
         }
+        patience::found();
         if self.progress == Progress::Thread {
             self.bell.ring(qp);
             self.sleeper.wake_if_asleep();
@@ -159,6 +171,7 @@ impl Shared {
     /// Does a request at once on a peer's memory. `false`: nothing was done, and it is to be queued.
     #[inline]
     pub(crate) fn do_at_once(&self, qp: &QpShared, wr: &SendWr<'_>, len: u32) -> bool {
+        patience::found();
         let mut done = None;
         // What runs again is for word that others left.
         let ran = self.engine.try_turn(|e| match done {
@@ -178,10 +191,14 @@ impl Shared {
         len: u32,
         queue: impl FnOnce(),
     ) -> bool {
+        patience::found();
         let (mut queue, mut done) = (Some(queue), false);
         // What runs again is for word that others left.
         self.engine.try_turn(|e| match queue.take() {
-            Some(queue) => done = e.send_line(&self.bell, qp.handle, payload, len, queue),
+            Some(queue) => {
+                done = e.send_line(&self.bell, qp.handle, payload, len, queue);
+                self.keep_waiters(e);
+            }
             None => self.turn_posted(e, None),
         });
         self.note_program_turn();
@@ -212,12 +229,13 @@ impl Shared {
         self.engine.with(f, |e| self.turn_posted(e, None))
     }
 
-    /// Somebody may sleep while another thread turns, posts or changes something: deadlines that are new
-    /// and input that is left have to wake the sleeper. With an adapter thread that one sees to it.
+    /// Somebody may sleep, or be about to, while a turn, a post or a change is made: deadlines that are new
+    /// and input that is left have to wake the sleeper, and the network has to know again that one sleeps. Where the
+    /// adapter's thread does all turns it sees to that.
     #[inline]
     fn keep_waiters(&self, e: &mut Engine) {
         // Relaxed: it is raised before `prepare_wait` takes the engine's lock, which is held here.
-        if self.progress == Progress::Inline && self.waiters.load(Ordering::Relaxed) != 0 {
+        if self.progress != Progress::Thread && self.waiters.load(Ordering::Relaxed) != 0 {
             self.prepare(e);
         }
     }

@@ -18,7 +18,7 @@ use super::meet::{LISTENER, Pending};
 use super::memory::{LINE, Writers, create, create_sparse};
 use super::name::{Domain, Listener};
 use super::path::Paths;
-use super::ring::{Barrier, MAX_RING_LINES, MIN_RING_LINES, Record};
+use super::ring::{Barrier, Consumer, MAX_RING_LINES, MIN_RING_LINES, Record};
 use super::rx::{PacketsOnly, ShmSink};
 use super::{ShmError, memory, proof};
 use crate::icrc::Icrc;
@@ -359,6 +359,12 @@ impl Fabric for ShmFabric {
         };
         if input(self) {
             return true;
+        }
+        let is_parked =
+            |&slot: &u32| self.links.get(slot).and_then(|l| l.rx.as_ref()).is_none_or(Consumer::is_parked);
+        if self.bells.sleeps() && self.polled.iter().all(is_parked) {
+            // All was said before, and nothing has been taken since.
+            return false;
         }
         self.park_polled();
         self.bells.sleep();

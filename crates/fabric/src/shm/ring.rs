@@ -624,6 +624,10 @@ impl Consumer {
             self.own.word(PARK_AT).store(self.parked, Ordering::Release);
         }
     }
+    /// Whether it has parked, and consumed nothing since.
+    pub(super) fn is_parked(&self) -> bool {
+        !self.stirred
+    }
 }
 
 #[cfg(all(test, not(loom)))]
