@@ -6,7 +6,6 @@ use hca_verbs::{
     QueuePair, Rc, RecvBatch, RemoteMr, SendBatch, SendRequest, Service as VerbsService, SharedMr, Uc, Ud,
     UdPeer, ops,
 };
-use softhca::Progress;
 
 use super::control::{Endpoint, Phase};
 use super::plan::{Case, Op, Service};
@@ -85,8 +84,6 @@ pub(super) struct Side {
     window_messages: u64,
     /// A power of two.
     signal_every: u64,
-    /// The adapter's thread may need this CPU.
-    yields: bool,
     pd: Pd,
 }
 
@@ -145,7 +142,6 @@ impl Side {
                 Op::Read | Op::Atomic => 1,
                 Op::Send | Op::Write => 1 << (window_messages / 4).clamp(1, SIGNAL_EVERY).ilog2(),
             },
-            yields: opened.progress() == Progress::Thread,
             pd,
         };
         side.post_receives()?;
@@ -277,9 +273,6 @@ impl Side {
         self.completed = newest;
         if self.back.len() * 4 > self.recv_depth {
             self.post_receives()?;
-        }
-        if self.yields && polled == Polled::default() {
-            std::thread::yield_now();
         }
         Ok(polled)
     }
