@@ -57,7 +57,7 @@ impl Patience {
     const BUILT_IN: Self = Self {
         looks: 64,
         looks_in_company: 1,
-        hold_percent: 100,
+        hold_percent: 50,
         shy: 25,
         wait_ns: 50_000,
         thread_ns: 50_000,
