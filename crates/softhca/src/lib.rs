@@ -24,7 +24,8 @@
 //! | `engine` | the turn; in `engine::shm` what concerns peers on this machine |
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
 //! | `near`, `grants` | direct access to the memory of peers on this machine; what they are granted here |
-//! | `progress`, `turn_lock`, `doorbell` | who turns, and how others tell it |
+//! | `progress`, `turn_lock`, `thread_word`, `doorbell` | who turns, and how others tell it |
+//! | `barrier` | a memory barrier that the rarer side pays for both |
 //! | `patience` | when a thread that looks in vain gives way |
 //! | `ring`, `dma` | shared rings; copies on memory that others change |
 #![deny(unsafe_code)]
@@ -32,6 +33,7 @@
 #![cfg_attr(loom, allow(dead_code, unused_imports, unused_crate_dependencies))]
 
 #[cfg(not(loom))]
+mod barrier;
 mod clock;
 #[cfg(not(loom))]
 mod counters;
@@ -76,6 +78,7 @@ mod slab;
 mod sync;
 #[cfg(not(loom))]
 mod tables;
+mod thread_word;
 mod turn_lock;
 
 #[cfg(not(loom))]

@@ -140,6 +140,12 @@ pub(crate) fn in_vain() {
     });
 }
 
+/// This thread has looked, and found something or not.
+#[inline]
+pub(crate) fn note(found_something: bool) {
+    if found_something { found() } else { in_vain() }
+}
+
 /// How long who waits for completions looks before it sleeps, where its looks turn the engine.
 pub(crate) fn of_a_wait() -> Duration {
     Duration::from_nanos(IN_FORCE.wait_ns.load(Ordering::Relaxed))
