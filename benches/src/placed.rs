@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use hca::cli::Failure;
+use hca::perf::ACK_TIMEOUT;
 use hca::{
     Buf, CompletionQueue, Completions, ConnectOptions, DeviceUrl, Endpoint, Inline, Opened, QueuePair, Rc,
     RemoteMr, SendRequest, SharedMr, open_exactly,
@@ -304,7 +305,8 @@ impl Side {
 
     fn connect(&mut self, introduction: &str) -> Result<(), Failure> {
         let (endpoint, remote): (Endpoint, RemoteMr) = serde_json::from_str(introduction)?;
-        self.qp.connect(&endpoint, &ConnectOptions::default())?;
+        let options = ConnectOptions { timeout: ACK_TIMEOUT, ..ConnectOptions::default() };
+        self.qp.connect(&endpoint, &options)?;
         self.remote = remote;
         Ok(())
     }

@@ -7,6 +7,7 @@ use hca_verbs::{
     UdPeer, ops,
 };
 
+use super::ACK_TIMEOUT;
 use super::control::{Endpoint, Phase};
 use super::plan::{Case, Op, Service};
 use crate::cli::Failure;
@@ -160,7 +161,7 @@ impl Side {
 
     /// Connects to the other side.
     pub(super) fn connect(&mut self, theirs: &Endpoint, mtu: Mtu) -> Result<(), Failure> {
-        let options = ConnectOptions { mtu: Some(mtu), ..ConnectOptions::default() };
+        let options = ConnectOptions { mtu: Some(mtu), timeout: ACK_TIMEOUT, ..ConnectOptions::default() };
         match &mut self.qp {
             AnyQp::Rc(qp) => qp.connect(&theirs.qp, &options)?,
             AnyQp::Uc(qp) => qp.connect(&theirs.qp, &options)?,
