@@ -204,6 +204,8 @@ impl Requester {
             self.ready = false;
             return (sent, None);
         }
+        // Whoever let this queue pair send, what is begun now and finds no room goes on.
+        self.ready = true;
         while steps < max {
             steps += 1;
             match self.step(now, path, done, may_start, host, tx) {
