@@ -16,6 +16,8 @@ const WORTH_WAITING: u32 = 32 << 10;
 /// From so many bytes on memory that is not granted is lent to be fetched from this process: by measurement, one copy by
 /// the kernel is quicker than two through the ring.
 pub(crate) const PROCESS_MIN: u32 = 32 << 10;
+/// The same of what peers read: one such response at a time stands until it was fetched, which has to be worth it.
+pub(crate) const PROCESS_READ_MIN: u32 = 128 << 10;
 
 /// What peers may do.
 const RIGHTS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);

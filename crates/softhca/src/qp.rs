@@ -508,7 +508,8 @@ impl Host for QpHost<'_> {
         let QpRes { near, wish, rq, held, pd, .. } = &mut **res;
         if let Some(terms) = loan.terms {
             let mut places = Places::default();
-            let place = |s: Sge, _: usize| push(&mut places, local(tables, *pd, s, Access::LOCAL_WRITE)?, s.len);
+            let place =
+                |s: Sge, _: usize| push(&mut places, local(tables, *pd, s, Access::LOCAL_WRITE)?, s.len);
             held_pieces(rq, held, offset, loan.len as usize, place)?;
             // SAFETY: dma (1): as in `scatter`.
             unsafe { near::fetch_process(near.as_ref(), reach.as_mut(), loan, terms, &places) }?;
@@ -551,6 +552,9 @@ impl Host for QpHost<'_> {
         Ok(())
     }
     fn lend_remote(&mut self, rkey: Rkey, va: u64, max: u32) -> Option<Loan> {
+        if max < near::PROCESS_READ_MIN {
+            return None;
+        }
         let own = self.own_word();
         let QpRes { near, wish, pd, .. } = &mut *self.res;
         let key = rkey.raw();

@@ -606,10 +606,9 @@ fn sends_are_lent_from_one_kib_on() {
 #[test]
 fn writes_are_lent_from_one_kib_on() {
     for (len, lent) in [(1023, 0), (1024, 1), (128 << 10, 1), ((128 << 10) + 1, 2), (300_000, 3)] {
-        for (op, kind) in [
-            (SendOp::Write(remote(500_000)), M::Write),
-            (SendOp::WriteImm(remote(500_000), 5), M::WriteImm),
-        ] {
+        for (op, kind) in
+            [(SendOp::Write(remote(500_000)), M::Write), (SendOp::WriteImm(remote(500_000), 5), M::WriteImm)]
+        {
             let mut p = Ways::rc();
             lend(&mut p, |_, _, max| Some(max));
             p.fill(A, 0, len);

@@ -184,7 +184,8 @@ impl Lender {
     /// As [`read_process`].
     unsafe fn fetch(&mut self, loan: &ProcessLoan, places: &Places) -> Result<Fetched, Errno> {
         let qp = (loan.terms[1] >> 32) as u32;
-        let fits = places.bytes == loan.len && loan.len > 0 && loan.addr.checked_add(loan.len as u64).is_some();
+        let fits =
+            places.bytes == loan.len && loan.len > 0 && loan.addr.checked_add(loan.len as u64).is_some();
         if qp >= MAX_QP_WORDS || !fits || loan.terms[0] == 0 {
             return Ok(Fetched::Fault);
         }
@@ -274,7 +275,9 @@ impl Processes {
         } else {
             ["process_fetches", "process_fetch_bytes"]
         };
-        out.extend(names.into_iter().zip([self.fetches, self.bytes]).map(|(name, value)| Counter { name, value }));
+        out.extend(
+            names.into_iter().zip([self.fetches, self.bytes]).map(|(name, value)| Counter { name, value }),
+        );
     }
 }
 
@@ -403,7 +406,8 @@ impl ShmFabric {
         if !link.direct.process_offered {
             return Err("it answers what was not asked");
         }
-        let notice = if yes { Notice::ProcessTaken { link: peer } } else { Notice::ProcessLeft { link: peer } };
+        let notice =
+            if yes { Notice::ProcessTaken { link: peer } } else { Notice::ProcessLeft { link: peer } };
         self.notify(peer, notice);
         Ok(())
     }

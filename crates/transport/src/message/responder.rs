@@ -6,8 +6,8 @@ use hca_core::wire::{NakCode, Syndrome};
 use hca_core::{Access, MAX_MESSAGE_BYTES, Pkey, Psn, Qpn, RecvExtra, RemoteAddr, Rkey, WcOpcode, WcStatus};
 
 use super::{
-    BY_VALUE, FIRST, Head, LAST, LENT, LIMITED, LOAN_MIN, MAX_DATA, MAX_LOAN, NOT_LENT, Op, SOLICITED, loan_bytes,
-    put_loan, reserve, take_loan, take_remote,
+    BY_VALUE, FIRST, Head, LAST, LENT, LIMITED, LOAN_MIN, MAX_DATA, MAX_LOAN, NOT_LENT, Op, SOLICITED,
+    loan_bytes, put_loan, reserve, take_loan, take_remote,
 };
 use crate::connection::Path;
 use crate::inbound::{Fault, Inbound, place, recv_status};
