@@ -2,10 +2,10 @@
 
 use hca_core::{Access, RecvExtra, SendOp, WcStatus};
 
-use crate::Bed;
 use crate::mem::{Mem, pattern};
 use crate::node::Node;
 use crate::qp::{ALL, Conn, Pair};
+use crate::{Bed, Feature};
 
 /// A page, what adapters on one machine lend each other at once, and the lengths from which they do.
 const LENGTHS: [usize; 12] = [
@@ -143,7 +143,10 @@ pub(crate) fn rc_long_operations_on_foreign_memory_need_its_key(bed: &dyn Bed) {
                 WcStatus::RemoteAccess
             }
         };
-        assert_eq!(p.a.send_cq.next().status, end);
+        let status = p.a.send_cq.next().status;
+        // A refusal may be lost, and the peer is silent behind it.
+        let lost = !bed.can(Feature::Lossless) && status == WcStatus::RetryExceeded;
+        assert!(status == end || lost, "{status}, not {end}");
         mb.assert_untouched_but(0, 0, 0x55);
     }
 }

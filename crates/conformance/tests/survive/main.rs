@@ -13,6 +13,7 @@ mod load;
 mod own;
 mod stopped;
 mod system;
+mod torn;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
