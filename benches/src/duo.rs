@@ -24,11 +24,11 @@ use crate::foreign::Foreign;
 /// The first argument of a process that is the far side.
 const CHILD_COMMAND: &str = "__duo";
 /// Receive requests that are posted: so many, and of long messages fewer, so that the caches hold their buffers.
-const MAX_RECEIVES: usize = 128;
+const MAX_RECEIVES: usize = 64;
 const MIN_RECEIVES: usize = 8;
 const RECEIVE_BYTES: usize = 1 << 20;
 /// Entries of the send queue.
-const SENDS: usize = 512;
+const SENDS: usize = 128;
 /// Every so many messages one is signalled.
 const SIGNAL_EVERY: u64 = 16;
 /// Round trips between two looks at the clock.

@@ -129,7 +129,8 @@ pub trait Device: Send + Sync {
     fn set_event_waker(&self, waker: &Waker);
 
     /// Lets the device do a bounded piece of its work on this thread, if it works that way and nobody
-    /// else is at it. Returns whether it did anything. Hardware returns `false`.
+    /// else is at it. Returns whether it did anything. Hardware returns `false`. Called in a loop it gives the CPU
+    /// to other threads where it finds nothing many times in a row.
     fn turn(&self) -> bool;
     /// Whether the program's calls alone move the device: nothing happens between them, and nobody is woken.
     /// Hardware, and an adapter with a thread or in a simulator, returns `false`.

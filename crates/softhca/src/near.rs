@@ -411,19 +411,22 @@ fn move_piece(
     let whole = len;
     let len = ((len - *offset) as usize).min(MAX_BRACKET_BYTES);
     let begin = at + u64::from(*offset);
+    // Nothing is moved of a request whose list does not hold; one entry is judged as it is copied.
+    let holds = |piece: &Piece<'_>, i: usize, write: bool| match piece {
+        Piece::Memory(_, size) if i == 0 && *size < len => {
+            list.each(0, whole as usize, write, |_, _| Ok::<_, Stop>(()))
+        }
+        _ => Ok(()),
+    };
     match *op {
-        SendOp::Write(_) => {
-            list.each(*offset, len, false, |piece, i| {
-                // Nothing is written of a request whose list does not hold; one entry is judged as it is copied.
-                if i == 0 && matches!(piece, Piece::Memory(_, size) if size < len) {
-                    list.each(0, whole as usize, false, |_, _| Ok::<_, Stop>(()))?;
-                }
-                write(&mut bracket, begin + i as u64, &piece)
-            })?;
-        }
-        SendOp::Read(_) => {
-            list.each(*offset, len, true, |piece, i| read(&mut bracket, begin + i as u64, &piece))?;
-        }
+        SendOp::Write(_) => list.each(*offset, len, false, |piece, i| {
+            holds(&piece, i, false)?;
+            write(&mut bracket, begin + i as u64, &piece)
+        })?,
+        SendOp::Read(_) => list.each(*offset, len, true, |piece, i| {
+            holds(&piece, i, true)?;
+            read(&mut bracket, begin + i as u64, &piece)
+        })?,
         SendOp::CompareSwap { compare, swap, .. } => {
             atomic(&mut bracket, at, AtomicOp::CompareSwap { compare, swap }, list)?;
         }

@@ -13,7 +13,7 @@ use crate::clock::monotonic_ns;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Progress {
     /// The program: `post` pushes out, and a poll that finds nothing turns. Lowest latency, no thread;
-    /// while the program does neither, nothing moves.
+    /// while the program does neither, nothing moves: not even the acknowledgement of the message that it took last.
     Inline,
     /// A thread of the adapter, as hardware would; it blocks when idle.
     Thread,

@@ -8,7 +8,7 @@ use hca_core::{
     Access, AhHandle, AsyncEvent, Completion, Lkey, Payload, PdHandle, Qkey, QpCap, QpHandle, QpType, Qpn,
     Rkey, SendFlags, SendOp, Sge, UdDest, WcOpcode, WcStatus,
 };
-use hca_fabric::{PathId, Places, Reach};
+use hca_fabric::{LinkId, PathId, Places, Reach};
 use hca_transport::{
     AtomicOp, Count, Direct, Host, Loan, LoanError, LocalError, Qp, QpEvent, RecvDone, RemoteAccessError,
     SMALL_BYTES, SendRequest, UdTarget,
@@ -48,6 +48,7 @@ pub(crate) struct RecvHeader {
 pub(crate) const fn sge_to_cell(s: Sge) -> Cell {
     [s.addr, s.len as u64 | (s.lkey.raw() as u64) << 32]
 }
+#[inline]
 pub(crate) const fn cell_to_sge(c: Cell) -> Sge {
     Sge { addr: c[0], len: c[1] as u32, lkey: Lkey::new((c[1] >> 32) as u32) }
 }
@@ -116,6 +117,8 @@ pub(crate) struct QpRes {
     /// A peer on this machine that has been met.
     pub(crate) near: Option<Near>,
     pub(crate) wish: Wish,
+    /// The link by which its messages come and go, once one has.
+    pub(crate) link: Option<LinkId>,
     /// What peers see of this queue pair, and how often that changed.
     pub(crate) word: u64,
     pub(crate) words: u32,
@@ -247,18 +250,18 @@ impl QpHost<'_> {
 }
 
 #[inline]
-fn local(tables: &Tables, pd: PdHandle, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
+pub(crate) fn local(tables: &Tables, pd: PdHandle, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
     tables.mrs.translate(pd, s.lkey.raw(), s.addr, s.len.into(), access).map_err(|_| LocalError::Protection)
 }
 
 #[inline]
-fn entries(cells: &[Cell], h: &SendHeader) -> impl Iterator<Item = Sge> {
+pub(crate) fn entries(cells: &[Cell], h: &SendHeader) -> impl Iterator<Item = Sge> {
     list(cells, h)[..usize::from(h.sges)].iter().copied().map(cell_to_sge)
 }
 
 /// The cells of a request's list or inline bytes.
 #[inline]
-fn list<'a>(cells: &'a [Cell], h: &SendHeader) -> &'a [Cell] {
+pub(crate) fn list<'a>(cells: &'a [Cell], h: &SendHeader) -> &'a [Cell] {
     &cells[usize::from(h.dest)..]
 }
 

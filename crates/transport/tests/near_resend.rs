@@ -45,6 +45,38 @@ fn what_was_lost_before_the_peer_was_ready_is_sent_again_and_executed_once() {
     assert_eq!(p.a.host.counted(Count::Probe), 1);
 }
 
+/// The peer's memory is reached from now on, and what is long waits for what is under way.
+fn reach_from_now_on(p: &mut Ways) {
+    p.a.host.near.direct =
+        Some(Box::new(|_, _, behind| if behind { Direct::Later } else { panic!("it was sent before") }));
+}
+
+#[test]
+fn what_was_sent_as_a_message_is_sent_again_as_one() {
+    // Lost, and found out by time.
+    let s = Setup::default();
+    let mut p = Ways::one_sided(&s);
+    p.send(A, SendOp::Write(remote(50_000)), 0, 40_000);
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    p.ready_to_receive(B, &s);
+    p.recv(B, 100_000, 8);
+    reach_from_now_on(&mut p);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+    assert_eq!(p.a.host.counted(Count::Probe), 1);
+    // Dropped behind a SEND that was refused.
+    let mut p = Ways::rc();
+    p.send(A, SendOp::Send, 0, 8);
+    p.send(A, SendOp::Write(remote(50_000)), 0, 40_000);
+    p.settle();
+    p.recv(B, 100_000, 8);
+    reach_from_now_on(&mut p);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+    assert_eq!(p.a.host.counted(Count::Probe), 0);
+}
+
 #[test]
 fn a_request_that_was_blocked_and_is_begun_along_with_an_answer_goes_on() {
     let mut p = Ways::rc();
@@ -613,6 +645,28 @@ fn an_answer_that_finds_nobody_costs_no_receive_request() {
 }
 
 #[test]
+fn a_read_whose_answer_was_lost_in_the_middle_is_never_called_done() {
+    let mut p = Ways::rc();
+    p.send(A, SendOp::Read(remote(0)), 0, 3 * PIECE as u32);
+    p.send(A, SendOp::Write(remote(50_000)), 0, 8);
+    p.send_side(A);
+    p.take_all(B);
+    p.burst = 1;
+    p.send_side(B);
+    p.with(B, |now, qp, host| qp.unreachable(now, host));
+    p.burst = 64;
+    // It says what it has done along with a request of its own, and with acknowledgements.
+    p.send(B, SendOp::Write(remote(60_000)), 0, 8);
+    p.send_side(B);
+    p.ack_side(B);
+    p.take_all(A);
+    p.expect_sends(&[]);
+    p.run();
+    p.expect_sends(&[WcStatus::RetryExceeded, WrFlushed]);
+    assert_eq!(p.b.host.statuses(), [Success]);
+}
+
+#[test]
 fn when_the_peer_is_gone_all_fails_at_once_and_later_posts_too() {
     let mut p = Ways::rc();
     p.send(A, SendOp::Write(remote(0)), 0, 8);
@@ -633,6 +687,15 @@ fn when_the_peer_is_gone_all_fails_at_once_and_later_posts_too() {
     p.send_side(A);
     p.expect_sends(&[WcStatus::RetryExceeded]);
     assert!(p.log.is_empty());
+    // The same where there is no way to it any more.
+    let mut p = Ways::rc();
+    p.with(A, |_, qp, host| qp.peer_gone(host));
+    p.with(A, |now, qp, host| qp.unreachable(now, host));
+    assert_eq!(p.a.qp.state(), QpState::Rts);
+    p.send(A, SendOp::Read(remote(0)), 0, 8);
+    p.with(A, |now, qp, host| qp.unreachable(now, host));
+    p.expect_sends(&[WcStatus::RetryExceeded]);
+    assert_eq!(p.a.qp.state(), QpState::Error);
 }
 
 #[test]

@@ -15,9 +15,12 @@ use hca_core::{CqHandle, CqPort, DeviceError, Notify, QpHandle, SrqHandle};
 use crate::context::Ctx;
 use crate::part::Held;
 use crate::slots::{RecvTaker, RingTaker};
-use crate::wait::{deadline, wait_readable};
+use crate::wait::{deadline, look_before_sleep, wait_readable};
 use crate::wc::{Record, Wcs};
 use crate::{BuildError, Completions, WaitError};
+
+/// Looks of a wait between two at the clock.
+const LOOKS_A_CLOCK: u32 = 4;
 
 /// Yields completions, with the buffers that they give back. From
 /// [`Context::create_cq`](crate::Context::create_cq).
@@ -137,6 +140,10 @@ impl CompletionQueue {
             return Ok(wcs.iter_mut());
         }
         let deadline = deadline(timeout);
+        // Who looks takes what comes, solicited or not.
+        if notify == Notify::Any && self.look(wcs, deadline) > 0 {
+            return Ok(wcs.iter_mut());
+        }
         // The descriptor first: it is made at the first call, and an armed notification needs it.
         self.port.wait_fd()?;
         loop {
@@ -153,6 +160,22 @@ impl CompletionQueue {
                 return Ok(wcs.iter_mut());
             }
         }
+    }
+
+    /// Looks for a while before it is worth sleeping. A device that finds nothing many times in a row gives way to other
+    /// threads meanwhile.
+    fn look(&mut self, wcs: &mut Completions, deadline: Option<Instant>) -> usize {
+        let until = Instant::now() + look_before_sleep();
+        let until = deadline.map_or(until, |d| d.min(until));
+        while Instant::now() < until {
+            for _ in 0..LOOKS_A_CLOCK {
+                let n = self.fill(wcs);
+                if n > 0 {
+                    return n;
+                }
+            }
+        }
+        0
     }
 
     /// The next completions, on any runtime. The device is moved meanwhile by an adapter thread, or by the

@@ -174,6 +174,19 @@ pub(crate) fn a_local_entry_has_to_be_covered_by_its_key(bed: &dyn Bed) {
         p.b.recv(1, &[p.mb.sge(0, 8192)]);
         p.a.send(i as u64, SendOp::Send, &[ok, sge]);
         p.a.send_cq.ends(i as u64, WcStatus::LocalProtection);
+        // Neither side's memory changes, however the two reach each other by then.
+        for op in [0, 1] {
+            let p = Pair::between(&a, &b, Conn { mem_bytes: 8192, ..Conn::default() });
+            p.a.send(1, remote_ops(p.mb.remote(0))[op], &[p.ma.sge(0, 8)]);
+            p.a.send_cq.ok(1);
+            p.settle();
+            m.fill(7);
+            p.mb.fill(9);
+            p.a.send(2, remote_ops(p.mb.remote(0))[op], &[ok, sge]);
+            p.a.send_cq.ends(2, WcStatus::LocalProtection);
+            m.assert_bytes(0, &[7; 64]);
+            p.mb.assert_bytes(0, &[9; 64]);
+        }
     }
 }
 

@@ -6,11 +6,10 @@ use softhca::Progress;
 
 use crate::helper::say;
 use crate::load::{Load, OWN, Ran, counters, pattern};
-use crate::{PATIENT, domain, own_domain, peer, start};
+use crate::{domain, own_domain, peer, start};
 
-/// An ACK timeout of 67 ms: eight of them pass before a queue pair gives its peer up.
-const TIMEOUT: u8 = 14;
-/// What a survivor's requests to the dead may take to end.
+/// What a survivor's requests to the dead may take to end: not a quarter of what a silent peer is given, so that only the
+/// news of the death can end them in time.
 const A_SECOND: Duration = Duration::from_secs(1);
 /// When something that has to come is despaired of.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -65,13 +64,13 @@ fn kill(domain: &str, rounds: u32, progress: Progress, seed: u64) {
 fn kill_under_load(domain: &str, rounds: u32, progress: Progress, seed: u64) {
     let pattern = pattern();
     let mut load = Load::open(domain, progress);
-    let (steady, living) = peer(&mut load, domain, Progress::Adaptive, PATIENT, "none");
+    let (steady, living) = peer(&mut load, domain, Progress::Adaptive, "none");
     let mut random = seed | 1;
     let mut before = None;
     let mut longest = Duration::ZERO;
     for round in 0..rounds {
         let mode = Progress::ALL[round as usize % 3];
-        let (child, dying) = peer(&mut load, domain, mode, TIMEOUT, "none");
+        let (child, dying) = peer(&mut load, domain, mode, "none");
         random = random.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) | 1;
         let (requests, spins) = (random % 3000, random >> 40 & 0x3ff);
         let mut ran = Ran::new();

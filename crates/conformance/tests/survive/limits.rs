@@ -10,7 +10,7 @@ use softhca::Progress;
 
 use crate::helper::say;
 use crate::load::{Load, Ran, pattern};
-use crate::{PATIENT, domain, filter, own_domain, start, system};
+use crate::{domain, filter, own_domain, start, system};
 
 /// Runs a child under a limit, and returns what it says.
 fn under(limit: &str) -> Vec<String> {
@@ -135,8 +135,8 @@ fn fetches(refused_later: Option<i32>) {
 
 fn connect(a: &mut Load, b: &mut Load) {
     let ((i, ours), (j, theirs)) = (a.invite(), b.invite());
-    a.connect(i, &theirs, PATIENT);
-    b.connect(j, &ours, PATIENT);
+    a.connect(i, &theirs);
+    b.connect(j, &ours);
 }
 
 fn traffic(a: &mut Load, b: &mut Load) {
@@ -195,7 +195,7 @@ fn few_descriptors_to_connect() {
     for free in 0..2 {
         let ((i, _), (j, theirs)) = (a.invite(), b.invite());
         let held = all_but(free);
-        let why = chain(&a.try_connect(i, &theirs, PATIENT).expect_err("there are too few descriptors"));
+        let why = chain(&a.try_connect(i, &theirs).expect_err("there are too few descriptors"));
         assert!(why.contains("Too many open files") && why.contains("RLIMIT_NOFILE"), "{free} free: {why}");
         assert_eq!(descriptors_left(), free);
         drop(held);
@@ -224,7 +224,7 @@ fn no_descriptor_to_accept() {
     let domain = domain();
     let (mut a, mut b) = (Load::open(&domain, Progress::Inline), Load::open(&domain, Progress::Inline));
     let ((i, ours), (j, theirs)) = (a.invite(), b.invite());
-    a.connect(i, &theirs, PATIENT);
+    a.connect(i, &theirs);
     let held = all_but(0);
     let mut ran = Ran::new();
     while b.context.counter("accepts_failed") == Some(0) {
@@ -238,7 +238,7 @@ fn no_descriptor_to_accept() {
         b.context.turn();
         assert!(ran.tick().as_secs() < 20, "it does not accept again");
     }
-    b.connect(j, &ours, PATIENT);
+    b.connect(j, &ours);
     traffic(&mut a, &mut b);
     say("works");
 }
@@ -255,7 +255,7 @@ fn no_memory_for_a_ring() {
         .find_map(|l| l.strip_prefix("VmSize:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
     let unlimited = getrlimit(Resource::As);
     set(Resource::As, (kib.unwrap() + (16 << 10)) << 10);
-    let refused = a.try_connect(i, &theirs, PATIENT).map_err(|e| chain(&e));
+    let refused = a.try_connect(i, &theirs).map_err(|e| chain(&e));
     setrlimit(Resource::As, unlimited).unwrap();
     say(refused.err().unwrap_or_else(|| "it connects".to_owned()));
     a.forget(i);

@@ -33,6 +33,9 @@ const WRITE_INTO: usize = RECV_INTO + QPS * RECVS * RECV_BYTES;
 const COUNTER: usize = WRITE_INTO + PATTERN;
 pub(crate) const REGION: usize = COUNTER + 4096;
 
+/// An ACK timeout of half a second: eight of them pass before a queue pair gives a silent peer up.
+const TIMEOUT: u8 = 17;
+
 /// A receive's id has this bit, and its slot; a request's has its kind and place.
 const RECV: u64 = 1 << 63;
 
@@ -153,17 +156,17 @@ impl Load {
     }
 
     /// Connects to the peer that has sent this line.
-    pub(crate) fn connect(&mut self, index: usize, line: &str, timeout: u8) {
-        self.try_connect(index, line, timeout).expect("it connects");
+    pub(crate) fn connect(&mut self, index: usize, line: &str) {
+        self.try_connect(index, line).expect("it connects");
     }
 
-    pub(crate) fn try_connect(&mut self, index: usize, line: &str, timeout: u8) -> Result<(), ConnectError> {
+    pub(crate) fn try_connect(&mut self, index: usize, line: &str) -> Result<(), ConnectError> {
         let peer = self.peers[index].as_mut().expect("it was invited");
         let mut words = line.split(' ');
         let key = words.next().expect("the region's key");
         let byte = |i: usize| u8::from_str_radix(&key[2 * i..2 * i + 2], 16).expect("hexadecimal");
         peer.remote = RemoteMr::from_bytes(&core::array::from_fn(byte));
-        let options = ConnectOptions { timeout: AckTimeout::new(timeout), ..ConnectOptions::default() };
+        let options = ConnectOptions { timeout: AckTimeout::new(TIMEOUT), ..ConnectOptions::default() };
         for (i, word) in words.enumerate() {
             let end: Endpoint = word.parse().expect("an endpoint");
             for slot in 0..RECVS {

@@ -57,7 +57,7 @@ fn under_load(argument: &str) {
     let (peer, line) = load.invite();
     say(line);
     load.ends = if ends == "any" { stopped::ANY_END } else { &[] };
-    load.connect(peer, &hear(), PATIENT);
+    load.connect(peer, &hear());
     say("connected");
     hear();
     while !load.peers[peer].as_ref().unwrap().is_over() {
@@ -68,17 +68,14 @@ fn under_load(argument: &str) {
     hear();
 }
 
-/// An ACK timeout of half a second.
-const PATIENT: u8 = 17;
-
 /// A child under load that is connected to `load`, and the peer that it is there. Its requests may fail in `any` way,
 /// or in `none`.
-fn peer(load: &mut Load, domain: &str, progress: Progress, timeout: u8, ends: &str) -> (Helper, usize) {
+fn peer(load: &mut Load, domain: &str, progress: Progress, ends: &str) -> (Helper, usize) {
     let mut child = start("load", &format!("{domain} {progress} {ends}"));
     let (index, line) = load.invite();
     let theirs = child.line();
     child.tell(&line);
-    load.connect(index, &theirs, timeout);
+    load.connect(index, &theirs);
     assert_eq!(child.line(), "connected");
     child.tell("begin");
     (child, index)

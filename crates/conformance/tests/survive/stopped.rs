@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use softhca::Progress;
 
 use crate::load::{Load, REGION, Ran};
-use crate::{PATIENT, domain, own_domain, peer};
+use crate::{domain, own_domain, peer};
 
 /// What taking a key back may take.
 const A_SECOND: Duration = Duration::from_secs(1);
@@ -31,7 +31,7 @@ fn stop_and_take_back(domain: &str, rounds: u32, seed: u64) {
     for round in 0..rounds {
         let mut load = Load::open(domain, Progress::ALL[round as usize % 3]);
         let mode = Progress::ALL[round as usize / 3 % 3];
-        let (mut child, index) = peer(&mut load, domain, mode, PATIENT, "any");
+        let (mut child, index) = peer(&mut load, domain, mode, "any");
         let pid = Pid::from_child(&child.child);
         random = random.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) | 1;
         let (requests, spins) = (random % 500, random >> 40 & 0xfff);

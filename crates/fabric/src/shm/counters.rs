@@ -31,6 +31,8 @@ counters! {
     /// Messages written to rings, and taken from them.
     tx_messages,
     rx_messages,
+    /// Those of them that were taken by the quick way.
+    rx_messages_quick,
     /// Send calls that ended at a full ring; the packets stay in the batch.
     tx_blocked,
     /// Packets lost as nobody is at the peer's address.

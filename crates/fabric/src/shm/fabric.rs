@@ -18,7 +18,7 @@ use super::meet::{LISTENER, Pending};
 use super::memory::{LINE, Writers, create, create_sparse};
 use super::name::{Domain, Listener};
 use super::path::Paths;
-use super::ring::{Barrier, MAX_RING_LINES, MIN_RING_LINES, Record};
+use super::ring::{Barrier, Consumer, MAX_RING_LINES, MIN_RING_LINES, Record};
 use super::rx::{PacketsOnly, ShmSink};
 use super::{ShmError, memory, process, proof};
 use crate::icrc::Icrc;
@@ -110,6 +110,8 @@ pub struct ShmFabric {
     pub(super) banned: HashSet<Ipv6Addr>,
     /// Links whose rings are polled each turn.
     pub(super) polled: Vec<u32>,
+    /// Which of them is looked at next.
+    pub(super) look_at: usize,
     /// Links that were called for, to be gone through.
     pub(super) called: Vec<u32>,
     /// Links found to be over while rings were polled.
@@ -200,6 +202,7 @@ impl ShmFabric {
             next_pending: 0,
             banned: HashSet::new(),
             polled: Vec::with_capacity(64),
+            look_at: 0,
             called: Vec::with_capacity(64),
             ended: 0,
             greetings: 0,
@@ -293,12 +296,6 @@ impl ShmFabric {
         }
         self.poll_rings(budget, sink)
     }
-    /// Whether a look at all rings that are polled, and at the bits of those who call, finds nothing.
-    #[inline]
-    pub fn nothing_came(&self) -> bool {
-        let empty = |&slot: &u32| self.links.get(slot).is_some_and(|l| !l.has_input());
-        !self.bells.rung() && self.ended == 0 && self.polled.iter().all(empty)
-    }
     /// Appends its counters, under names that tell them from those of the network beside it.
     pub(crate) fn counters_as_part(&self, out: &mut Vec<Counter>) {
         self.counters.append_as_part(out);
@@ -306,6 +303,10 @@ impl ShmFabric {
         out.push(Counter { name: "shm_peers_now", value: self.links.len() as u64 });
         out.push(Counter { name: "shm_regions_granted_now", value: self.grants.granted_now() as u64 });
         out.push(Counter { name: "shm_regions_mapped_now", value: self.grants.mapped.len() as u64 });
+    }
+    /// Whether it is all that its adapter has: there is no other network beside it.
+    pub fn is_alone(&self) -> bool {
+        !self.domain.is_on_network()
     }
     /// Whether there are rings to be looked at each turn.
     #[inline]
@@ -393,6 +394,12 @@ impl Fabric for ShmFabric {
         };
         if input(self) {
             return true;
+        }
+        let is_parked =
+            |&slot: &u32| self.links.get(slot).and_then(|l| l.rx.as_ref()).is_none_or(Consumer::is_parked);
+        if self.bells.sleeps() && self.polled.iter().all(is_parked) {
+            // All was said before, and nothing has been taken since.
+            return false;
         }
         self.park_polled();
         self.bells.sleep();

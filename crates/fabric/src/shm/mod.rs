@@ -15,7 +15,7 @@
 //! | `memory` | mappings, and all access to them |
 //! | `ring` | packets one way, credits the other; parking |
 //! | `bell` | calling a consumer that does not poll |
-//! | `rx`, `tx` | the data path |
+//! | `rx`, `tx`; `lines` | the data path; the quick way of small messages |
 //! | `grant`, `grants`, `note`, `pages` | direct access to memory: who grants what, and the messages about it |
 //! | `proof` | adapters on addresses of the network: each proves that it is there |
 //! | `access`, `bracket`, `revoke` | an access; both sides of its bracket; taking memory back |
@@ -41,6 +41,8 @@ mod grant;
 mod grants;
 #[cfg(not(loom))]
 mod hello;
+#[cfg(not(loom))]
+mod lines;
 #[cfg(not(loom))]
 mod link;
 #[cfg(not(loom))]
@@ -80,6 +82,8 @@ pub use grant::{
     MAX_GRANTED_REGIONS, MAX_LOAN_PLACES, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS, Notice, QpGuard,
     Revocation,
 };
+#[cfg(not(loom))]
+pub use lines::{LINE_DATA_BYTES, LineMessage, LineSink, LineTx, Lines};
 #[cfg(not(loom))]
 pub use pages::{MAX_SHARED_ALLOCATIONS, SharedPages};
 #[cfg(not(loom))]

@@ -16,6 +16,7 @@
 //! ```
 //! All in the byte order of the machine, which both ends share.
 
+mod lane;
 mod requester;
 mod responder;
 
@@ -24,6 +25,7 @@ use hca_core::{Instant, QpAttr, Qpn, RemoteAddr, Rkey, WcStatus};
 use crate::connection::Path;
 use crate::{Host, Loan, QpConfig, TxSink};
 
+pub use lane::{Lane, plain_send_to};
 pub(crate) use requester::Requester;
 pub(crate) use responder::Responder;
 
@@ -251,7 +253,7 @@ impl Messages {
         let done = self.responder.done();
         let polled = self.requester.poll(now, &self.path, done, may_start, host, tx, max);
         if polled.0 > 0 {
-            self.responder.told_along(host);
+            self.responder.told_along(|| host.recv_credits());
         }
         polled
     }

@@ -48,8 +48,8 @@ pub(crate) struct Requester {
     ready: bool,
     /// Something that only the peer can change keeps the next request back.
     blocked: bool,
-    /// Until when, by index, nothing is lent, since the peer could not reach it.
-    lends_from: u32,
+    /// The peer could not reach what was lent: nothing is lent before the request of this index.
+    lends_from: Option<u32>,
     /// The oldest request was refused for want of a receive request, and goes alone until it is taken.
     alone: bool,
     /// The peer has been told our P_Key.
@@ -118,7 +118,7 @@ impl Requester {
             limit: None,
             ready: false,
             blocked: false,
-            lends_from: index,
+            lends_from: None,
             alone: false,
             greeted: false,
             gone: false,
@@ -138,6 +138,7 @@ impl Requester {
         (self.rnr_retry, self.rnr_left) = (path.rnr_retry, path.rnr_retry);
     }
     /// The oldest request that is not completed.
+    #[inline]
     pub(crate) fn oldest(&self) -> u32 {
         self.una
     }
@@ -343,7 +344,8 @@ impl Requester {
         {
             return Some(self.local_failure(local_status(e)));
         }
-        if matches!(kind, Kind::Write | Kind::Read | Kind::Atomic) {
+        // What was sent before has its number, so it is sent again.
+        if self.next == self.high && matches!(kind, Kind::Write | Kind::Read | Kind::Atomic) {
             self.begin_direct(request, host)
         } else {
             None
@@ -399,7 +401,7 @@ impl Requester {
         tx: &mut T,
     ) -> Step {
         if request.len >= LOAN_MIN
-            && self.next.wrapping_sub(self.lends_from) as i32 >= 0
+            && self.may_lend()
             && let Some(step) = self.lend(now, path, done, request, host, tx)
         {
             return step;
@@ -464,6 +466,15 @@ impl Requester {
             self.sent += len;
             self.current = Some(*request);
         }
+    }
+
+    /// Whether the next request may be lent. An index is forgotten once it is reached: it comes again.
+    #[inline]
+    fn may_lend(&mut self) -> bool {
+        if self.lends_from.is_some_and(|from| self.next.wrapping_sub(from) as i32 >= 0) {
+            self.lends_from = None;
+        }
+        self.lends_from.is_none()
     }
 
     /// The next piece of a long SEND or WRITE as a loan. `None`: it is not lent.
@@ -561,6 +572,54 @@ impl Requester {
             self.high = self.next;
         }
         (self.current, self.sent, self.away) = (None, 0, false);
+    }
+
+    /// Whether nothing keeps the next request back, but perhaps the peer's receive requests.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.greeted
+            && self.next == self.high
+            && self.sent == 0
+            && !(self.ready | self.gone | self.alone | self.away)
+            && self.rnr_until == NEVER
+    }
+    /// The request that is sent next.
+    #[inline]
+    pub(super) fn next(&self) -> u32 {
+        self.next
+    }
+    /// The number of the request that is sent next.
+    #[inline]
+    pub(super) fn next_number(&self) -> u16 {
+        self.number(self.next)
+    }
+    /// Whether the peer is known to have a receive request for it.
+    #[inline]
+    pub(super) fn has_credit(&self) -> bool {
+        self.limit.is_none_or(|limit| (self.used.wrapping_sub(limit) as i32) < 0)
+    }
+    /// It was sent, in one message, and will use a receive request.
+    #[inline]
+    pub(super) fn sent_whole(&mut self, now: Instant) {
+        self.used = self.used.wrapping_add(1);
+        self.left(now);
+    }
+    /// How many requests are done when those before this number are; `None` if that is for [`done`](Self::done) to judge.
+    #[inline]
+    pub(super) fn count_done(&self, number: u16) -> Option<u32> {
+        let count = u32::from(number.wrapping_sub(self.number(self.una)));
+        let plain =
+            self.unanswered == 0 && count <= self.high.wrapping_sub(self.una) && self.next == self.high;
+        (count == 0 || plain).then_some(count)
+    }
+    /// So many are completed.
+    #[inline]
+    pub(super) fn completed(&mut self, count: u32) {
+        self.una = self.una.wrapping_add(count);
+        self.rnr_left = self.rnr_retry;
+        self.alone = false;
+        self.progressed();
+        self.unblock();
     }
 
     #[inline]
@@ -678,7 +737,7 @@ impl Requester {
         }
         if head.has(NOT_LENT) {
             // The next one may be half sent.
-            self.lends_from = self.high.wrapping_add((self.next == self.high).into());
+            self.lends_from = Some(self.high.wrapping_add((self.next == self.high).into()));
             self.recount(self.una, host);
             self.go_back(self.una);
             return Ok(());
@@ -839,6 +898,9 @@ impl Requester {
             (self.away, self.since_ns, self.rnr_until) = (true, NEVER, NEVER);
             return Ok(());
         }
+        if self.gone {
+            return Err(WcStatus::RetryExceeded);
+        }
         let known = core::mem::replace(&mut self.away, true) || self.is_waiting();
         if !known || self.since_ns == NEVER {
             self.since_ns = now_ns;
@@ -865,5 +927,37 @@ impl Requester {
         (self.ready, self.blocked) = (false, false);
         (self.fetch, self.fetched) = (Fetch::No, None);
         (self.rnr_until, self.rnr_wait_ns, self.resend_at) = (NEVER, 0, NEVER);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_core::{Mtu, QpAttr, QpType, Qpn};
+
+    use super::*;
+    use crate::QpConfig;
+
+    #[test]
+    fn an_index_from_which_loans_are_made_again_does_not_count_when_it_comes_again() {
+        let config = QpConfig {
+            qp_type: QpType::Rc,
+            qpn: Qpn::new(2),
+            max_rd_atomic_limit: 16,
+            max_send_wr: 128,
+            window_bytes: 1 << 20,
+            port_mtu: Mtu::B4096,
+        };
+        let path = Path::new(&config, &QpAttr::default());
+        let mut r = Requester::new(&path, Psn::new(0), u32::MAX);
+        let mut may_at = |index, from| {
+            (r.next, r.lends_from) = (index, from);
+            (r.may_lend(), r.lends_from)
+        };
+        // As many requests as there are indices may go by before the peer can't reach something.
+        assert_eq!(may_at(1 << 31, None), (true, None));
+        let from = Some(5);
+        assert_eq!(may_at(u32::MAX, from), (false, from));
+        assert_eq!(may_at(4, from), (false, from));
+        assert_eq!(may_at(5, from), (true, None));
     }
 }

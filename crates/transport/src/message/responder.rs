@@ -63,6 +63,8 @@ pub(crate) struct Responder {
     taken: u32,
     told: u32,
     responses: VecDeque<Response>,
+    /// The oldest one whose response found nobody: it is never said to be done.
+    lost: Option<u16>,
     max_dest_rd_atomic: u8,
     /// The requester's P_Key, and whether ours lets it in.
     peer_pkey: Option<Pkey>,
@@ -90,6 +92,7 @@ impl Responder {
             taken: 0,
             told: 0,
             responses: VecDeque::new(),
+            lost: None,
             max_dest_rd_atomic,
             peer_pkey: None,
             admitted: false,
@@ -114,7 +117,7 @@ impl Responder {
     /// The oldest request that is not done, as the requester is told.
     #[inline]
     pub(crate) fn done(&self) -> u16 {
-        self.responses.front().map_or(self.expected, |r| r.number)
+        self.lost.or(self.responses.front().map(|r| r.number)).unwrap_or(self.expected)
     }
     #[inline]
     pub(crate) fn ack_owed(&self) -> Option<AckOwed> {
@@ -122,7 +125,7 @@ impl Responder {
     }
     /// A request of ours carried the acknowledgement along.
     #[inline]
-    pub(crate) fn told_along<H: Host>(&mut self, host: &H) {
+    pub(crate) fn told_along(&mut self, recv_credits: impl Fn() -> Option<u32>) {
         // Behind a response that stands, nothing was told.
         if !self.ack || !self.responses.is_empty() {
             return;
@@ -130,11 +133,24 @@ impl Responder {
         self.delivered = false;
         // The limit of receive requests goes by an acknowledgement of its own, long before the peer runs out.
         let left = self.told.wrapping_sub(self.taken);
-        self.ack = left as i32 <= 0 && host.recv_credits().is_some_and(|c| c > 0)
-            || left.is_multiple_of(16) && host.recv_credits().is_some_and(|c| left < c / 2);
+        self.ack = left as i32 <= 0 && recv_credits().is_some_and(|c| c > 0)
+            || left.is_multiple_of(16) && recv_credits().is_some_and(|c| left < c / 2);
+    }
+    /// Whether a request of this number, in one message, is the one that comes next and nothing keeps it back.
+    #[inline]
+    pub(super) fn expects(&self, number: u16) -> bool {
+        number == self.expected && self.admitted && !self.refused && self.inbound == Inbound::Idle
+    }
+    /// It was executed, and used a receive request.
+    #[inline]
+    pub(super) fn took(&mut self) {
+        self.expected = self.expected.wrapping_add(1);
+        self.taken = self.taken.wrapping_add(1);
+        (self.ack, self.delivered) = (true, true);
     }
     /// Nothing more is answered.
     pub(crate) fn stop(&mut self) {
+        self.lost = self.lost.or(self.responses.front().map(|r| r.number));
         self.responses.clear();
         self.nak = None;
         self.ack = false;
