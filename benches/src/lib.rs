@@ -21,6 +21,7 @@ pub mod cost;
 pub mod crowd;
 pub mod duo;
 pub mod floor;
+pub mod foreign;
 pub mod idle;
 pub mod peers;
 pub mod placed;

@@ -45,6 +45,12 @@ macro_rules! __for_each_check {
                 rc_regions_may_be_named_by_other_addresses,
                 rc_both_sides_write_and_read_one_window,
                 rc_a_region_of_no_remote_rights_serves_locally;
+            foreign: rc_foreign_memory_is_sent_at_every_length,
+                rc_foreign_memory_is_written_at_every_length,
+                rc_foreign_memory_is_read_at_every_length,
+                rc_long_operations_on_foreign_memory_keep_their_order,
+                rc_long_operations_on_foreign_memory_need_its_key,
+                rc_foreign_memory_of_which_peers_may_not_write_serves_locally;
             atomics: compare_swap_swaps_only_on_a_match,
                 fetch_add_returns_the_old_value_and_wraps,
                 atomics_complete_in_order_beyond_the_outstanding_limit,

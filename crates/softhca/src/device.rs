@@ -356,6 +356,10 @@ impl Engine {
         let (qp_type, had_messages) = (entry.machine.qp_type(), entry.machine.uses_messages());
         let as_before = entry.res.path.map(|_| had_messages);
         let path = attr.av.as_ref().map(|av| self.open_path_of(now, qp_type, av, as_before)).transpose()?;
+        if matches!(attr.state, Some(hca_core::QpState::Reset | hca_core::QpState::Error)) {
+            // Before requests end whose memory peers may be fetching.
+            self.withdraw_word(qp);
+        }
         let done = self.core.with_qp(now, qp, |entry, tables, ahs| {
             let QpEntry { machine, res, .. } = entry;
             if let Some((_, messages)) = path {
@@ -391,6 +395,7 @@ impl Engine {
                 Ok(())
             }
             Err(e) => {
+                self.publish_word(qp.index);
                 if let Some((p, messages)) = path {
                     self.close_path(p, messages);
                 }

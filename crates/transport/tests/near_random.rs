@@ -223,6 +223,12 @@ fn reach(p: &mut Ways, seed: u64) {
             1 => Some(max.min(1 + (lend() % 5000) as u32)),
             _ => Some(max),
         }));
+        let mut lend_read = roll;
+        near.lend_read = Some(Box::new(move |_, max| match lend_read() % 4 {
+            0 => None,
+            1 => Some(max.min(1 + (lend_read() % 5000) as u32)),
+            _ => Some(max),
+        }));
         near.direct = Some(Box::new(move |_, request, behind| match roll() % 4 {
             _ if request.len == 0 => Direct::Unable,
             0 => Direct::Unable,

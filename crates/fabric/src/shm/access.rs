@@ -24,6 +24,7 @@ use super::grant::{
 use super::memory::{MemoryFault, OwnWord, PeerWord, Sealed, Segment, Window};
 use super::note::{Note, Place};
 use super::pages::{HUGE, PAGE, map_aligned};
+use super::process::Processes;
 use super::ring::Barrier;
 use crate::dma::{self, Caching, Footprint};
 
@@ -113,6 +114,8 @@ pub(super) struct MappedRegions {
     counts: HashMap<LinkId, u32>,
     /// Accesses so far, modulo what an in-use word counts.
     accesses: u32,
+    /// Peers' processes, where what is not granted is fetched from.
+    pub(super) processes: Processes,
 }
 
 impl MappedRegions {
@@ -231,6 +234,12 @@ pub struct Reach<'a> {
 impl<'a> Reach<'a> {
     pub(super) fn new(mapped: &'a mut MappedRegions, revoked: &'a mut Option<GrantId>) -> Self {
         Self { mapped, revoked }
+    }
+    pub(super) fn processes(&self) -> &Processes {
+        &self.mapped.processes
+    }
+    pub(super) fn processes_mut(&mut self) -> &mut Processes {
+        &mut self.mapped.processes
     }
     /// As [`ShmFabric::access`].
     ///

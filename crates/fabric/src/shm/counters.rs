@@ -77,6 +77,10 @@ counters! {
     grants_not_mapped,
     /// Regions whose memory is this process's alone since a dropped peer had it.
     regions_made_private,
+    /// Peers from whose processes what they lend is fetched.
+    processes_fetched_from,
+    /// Peers whose processes can't be read, or no more: what they would lend comes by the ring.
+    processes_not_readable,
     /// Messages about grants that a peer did not take from its socket.
     notes_lost,
     /// Rings that are no longer polled.

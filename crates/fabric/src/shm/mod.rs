@@ -19,6 +19,7 @@
 //! | `grant`, `grants`, `note`, `pages` | direct access to memory: who grants what, and the messages about it |
 //! | `proof` | adapters on addresses of the network: each proves that it is there |
 //! | `access`, `bracket`, `revoke` | an access; both sides of its bracket; taking memory back |
+//! | `process` | memory that is not granted, fetched from the peer's process |
 //!
 //! There is no IP header and no ICRC: nothing between two processes can damage a packet. A tap is shown both, as they
 //! would stand on a wire. A packet is lost only with its receiver, or when that leaves its ring full for so long
@@ -56,6 +57,8 @@ mod pages;
 #[cfg(not(loom))]
 mod path;
 #[cfg(not(loom))]
+mod process;
+#[cfg(not(loom))]
 mod proof;
 #[cfg(not(loom))]
 mod revoke;
@@ -72,16 +75,19 @@ pub use access::{Bracket, Reach};
 #[cfg(not(loom))]
 pub use error::ShmError;
 #[cfg(not(loom))]
-pub use fabric::{ShmFabric, ShmOptions};
+pub use fabric::{ProcessVm, ShmFabric, ShmOptions};
 #[cfg(not(loom))]
 pub use grant::{
     AccessError, Denied, Grant, GrantError, GrantId, Granted, LinkId, MAX_ASKED, MAX_BRACKET_BYTES,
-    MAX_GRANTED_REGIONS, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS, Notice, QpGuard, Revocation,
+    MAX_GRANTED_REGIONS, MAX_LOAN_PLACES, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS, Notice, QpGuard,
+    Revocation,
 };
 #[cfg(not(loom))]
 pub use lines::{LINE_DATA_BYTES, LineMessage, LineSink, LineTx, Lines};
 #[cfg(not(loom))]
 pub use pages::{MAX_SHARED_ALLOCATIONS, SharedPages};
+#[cfg(not(loom))]
+pub use process::{FetchError, LoanTerms, Places, ProcessLoan};
 #[cfg(not(loom))]
 pub use rx::ShmSink;
 #[cfg(not(loom))]
