@@ -10,6 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use hca::cli::Failure;
+use hca::perf::ACK_TIMEOUT;
 use hca::{
     Buf, CompletionQueue, Completions, ConnectOptions, DeviceUrl, Endpoint, FrozenBuf, Inline, Opened, Pd,
     QueuePair, Rc, RemoteMr, SendRequest, SharedMr, open_exactly,
@@ -19,15 +20,16 @@ use hca_core::Access;
 use crate::batches::{median_ns, median_of, per_second};
 use crate::floor::cache::{OWNED, OWNED_STRIDE, own_again, owned_line};
 use crate::floor::{LINE_BYTES, Shared, end_with_starter};
+use crate::foreign::Foreign;
 
 /// The first argument of a process that is the far side.
 const CHILD_COMMAND: &str = "__duo";
 /// Receive requests that are posted: so many, and of long messages fewer, so that the caches hold their buffers.
-const MAX_RECEIVES: usize = 128;
+const MAX_RECEIVES: usize = 64;
 const MIN_RECEIVES: usize = 8;
 const RECEIVE_BYTES: usize = 1 << 20;
 /// Entries of the send queue.
-const SENDS: usize = 512;
+const SENDS: usize = 128;
 /// Every so many messages one is signalled.
 const SIGNAL_EVERY: u64 = 16;
 /// Round trips between two looks at the clock.
@@ -63,6 +65,24 @@ pub enum Kind {
         /// Bytes of the memory that is written from, and of that which is written to: block after block.
         span: usize,
     },
+    /// Blocks of memory that is not the library's, on both sides.
+    Foreign {
+        /// What is done with them.
+        op: ForeignOp,
+        /// Bytes of the memory on either side: block after block.
+        span: usize,
+    },
+}
+
+/// What is done with blocks of foreign memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForeignOp {
+    /// SENDs, into receive requests on the library's memory.
+    Send,
+    /// WRITEs.
+    Write,
+    /// READs.
+    Read,
 }
 
 impl Kind {
@@ -75,6 +95,9 @@ impl Kind {
             Self::CompareSwap => ("compare-swap", 0),
             Self::Follow => ("follow", 0),
             Self::Blocks { span } => ("blocks", span),
+            Self::Foreign { op: ForeignOp::Send, span } => ("foreign-send", span),
+            Self::Foreign { op: ForeignOp::Write, span } => ("foreign-write", span),
+            Self::Foreign { op: ForeignOp::Read, span } => ("foreign-read", span),
         };
         [name.to_owned(), span.to_string()]
     }
@@ -87,6 +110,9 @@ impl Kind {
             "fetch-add" => Self::FetchAdd,
             "compare-swap" => Self::CompareSwap,
             "follow" => Self::Follow,
+            "foreign-send" => Self::Foreign { op: ForeignOp::Send, span },
+            "foreign-write" => Self::Foreign { op: ForeignOp::Write, span },
+            "foreign-read" => Self::Foreign { op: ForeignOp::Read, span },
             _ => Self::Blocks { span },
         }
     }
@@ -94,7 +120,7 @@ impl Kind {
     /// Bytes that the other side may reach. Its first line is where a side that owns lines waits.
     fn window_bytes(self, size: usize) -> usize {
         match self {
-            Self::Blocks { span } => span,
+            Self::Blocks { span } | Self::Foreign { span, .. } => span,
             Self::Send | Self::Write => size.max(LINE_BYTES),
             Self::Follow => FOLLOWED * LINE_BYTES,
             _ => (1 + OWNED * OWNED_STRIDE) * LINE_BYTES,
@@ -111,6 +137,10 @@ struct Side {
     remote: RemoteMr,
     /// What is sent or written where it does not go inline.
     source: FrozenBuf,
+    /// The same where it is not the library's.
+    foreign: Option<Foreign>,
+    /// The window's memory.
+    _far: Option<Foreign>,
     /// Used receive buffers.
     back: Vec<Buf>,
     receives: usize,
@@ -137,7 +167,14 @@ impl Side {
         let qp = pd.qp::<Rc>(&cq).max_send_wr(SENDS as u32).max_recv_wr(receives as u32);
         let qp = qp.max_send_sge(1).max_recv_sge(1).max_inline(8).build()?;
         let rights = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let window = pd.alloc_shared(kind.window_bytes(size), rights)?;
+        let is_foreign = matches!(kind, Kind::Foreign { .. });
+        let register = || Foreign::register(&pd, kind.window_bytes(size), rights);
+        let foreign = is_foreign.then(register).transpose()?;
+        let far = is_foreign.then(register).transpose()?;
+        let window = match &far {
+            Some(far) => far.mr().clone(),
+            None => pd.alloc_shared(kind.window_bytes(size), rights)?,
+        };
         let source = match kind {
             Kind::Blocks { span } => {
                 // So that pages stand behind it.
@@ -146,7 +183,8 @@ impl Side {
             }
             _ => pd.alloc(size)?,
         };
-        let back = if kind == Kind::Send { pd.alloc_many(receives, size)? } else { Vec::new() };
+        let receiving = matches!(kind, Kind::Send | Kind::Foreign { op: ForeignOp::Send, .. });
+        let back = if receiving { pd.alloc_many(receives, size)? } else { Vec::new() };
         let sink = Some(pd.alloc(8)?);
         let (wcs, remote) = (Completions::with_parts(64, 2 * SENDS), RemoteMr::default());
         let source = source.freeze();
@@ -158,6 +196,8 @@ impl Side {
             window,
             remote,
             source,
+            foreign,
+            _far: far,
             back,
             receives,
             sink,
@@ -179,7 +219,11 @@ impl Side {
 
     fn connect(&mut self, introduction: &str) -> Result<(), Failure> {
         let (endpoint, remote): (Endpoint, RemoteMr) = serde_json::from_str(introduction)?;
-        let options = ConnectOptions { mtu: Some(self.opened.mtu()), ..ConnectOptions::default() };
+        let options = ConnectOptions {
+            mtu: Some(self.opened.mtu()),
+            timeout: ACK_TIMEOUT,
+            ..ConnectOptions::default()
+        };
         self.qp.connect(&endpoint, &options)?;
         self.remote = remote;
         Ok(())
@@ -268,7 +312,7 @@ impl Side {
     /// Waits until all that was posted has completed.
     fn drain(&mut self, kind: Kind) -> Result<(), Failure> {
         let begin = Instant::now();
-        if matches!(kind, Kind::Blocks { .. } | Kind::Follow) {
+        if matches!(kind, Kind::Blocks { .. } | Kind::Foreign { .. } | Kind::Follow) {
             while self.completed < self.posted && begin.elapsed() < PATIENCE {
                 self.take()?;
             }
@@ -447,6 +491,49 @@ impl Duo {
         measured
     }
 
+    /// Bytes a second of what is done with foreign memory, block after block.
+    ///
+    /// # Errors
+    /// A device, or the far side, can't go on.
+    ///
+    /// # Panics
+    /// If this was started for something else.
+    pub fn foreign_bytes_per_s(&mut self, time: Duration) -> Result<f64, Failure> {
+        let Kind::Foreign { op, span } = self.kind else {
+            panic!("{:?} is not of foreign memory", self.kind)
+        };
+        self.begin()?;
+        let (kind, child, side) = (self.kind, &mut self.child, &mut self.side);
+        let mut gone = Gone::new(child);
+        let (size, mut at) = (side.size, 0);
+        let under_way = (BYTES_UNDER_WAY / size).clamp(2, 64) as u64;
+        let measured = per_second(time, size, || -> Result<(), Failure> {
+            while side.posted - side.completed >= under_way {
+                if side.take()? == 0 {
+                    gone.look()?;
+                }
+            }
+            side.posted += 1;
+            let local = side.foreign.as_ref().expect("it is of foreign memory").mr().range(at..at + size);
+            let (id, remote) = (side.posted, side.remote.range(at..at + size));
+            let refused = match op {
+                ForeignOp::Send => side.qp.post_send(SendRequest::send(local).id(id)).map_err(|r| r.error),
+                ForeignOp::Write => {
+                    side.qp.post_send(SendRequest::write(local, remote).id(id)).map_err(|r| r.error)
+                }
+                ForeignOp::Read => {
+                    side.qp.post_send(SendRequest::read(local, remote).id(id)).map_err(|r| r.error)
+                }
+            };
+            refused?;
+            at = (at + size) % span;
+            Ok(())
+        });
+        side.drain(kind)?;
+        self.end()?;
+        measured
+    }
+
     /// Has the child begin a burst.
     fn begin(&mut self) -> Result<(), Failure> {
         self.burst += 1;
@@ -557,6 +644,11 @@ fn serve(args: &[String]) -> Result<(), Failure> {
 fn serve_burst(side: &mut Side, kind: Kind, shared: &Shared, burst: u64) -> Result<(), Failure> {
     let over = || shared.stop.load() == burst;
     match kind {
+        Kind::Foreign { op: ForeignOp::Send, .. } => {
+            while !over() {
+                side.take()?;
+            }
+        }
         Kind::Send => {
             while !over() {
                 for _ in 0..side.take()? {
@@ -582,7 +674,7 @@ fn serve_burst(side: &mut Side, kind: Kind, shared: &Shared, burst: u64) -> Resu
                 side.last = next.max(side.window.wait_until(at, |word| word >= next || over()) + 1);
             }
         }
-        Kind::Blocks { .. } => {
+        Kind::Blocks { .. } | Kind::Foreign { .. } => {
             side.window.wait_until(0, |_| over());
         }
         Kind::Read | Kind::FetchAdd | Kind::CompareSwap => {

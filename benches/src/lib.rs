@@ -9,6 +9,7 @@
 //! | floors: bare UDP, TCP and cache lines in two processes | [`floor`] |
 //! | ours in two processes, timed in batches | [`duo`], [`batches`] |
 //! | idle adapters: wake-ups, memory; idle peers | [`idle`], [`crowd`] |
+//! | processes that share CPUs: latency, rate and CPU time of every kind of wait | [`placed`], `cargo run --release --bin placement` |
 //! | peers: what Debian packages, by its own programs | [`peers`], `cargo run --release --bin peers` |
 //! | ratios from interleaved pairs, against the project's targets | [`ratio`], `cargo run --release --bin ratios` |
 //! | wall time | `benches/hot.rs`, `benches/pair.rs`: `cargo bench` |
@@ -20,6 +21,8 @@ pub mod cost;
 pub mod crowd;
 pub mod duo;
 pub mod floor;
+pub mod foreign;
 pub mod idle;
 pub mod peers;
+pub mod placed;
 pub mod ratio;

@@ -213,7 +213,12 @@ fn counted_post_recv(qp: &mut QueuePair<Rc>, buf: hca::Buf) {
 }
 
 fn poll_empty(device: &str) {
-    let (mut a, _b) = ends(device);
+    let (mut a, mut b) = ends(device);
+    // So that they have met.
+    for buf in b.pd.alloc_many(BURST as usize, 8).expect("there is memory") {
+        b.qp.post_recv(buf).expect("the queue has room");
+    }
+    rc_burst_once(&mut a, &mut b);
     for _ in 0..ROUNDS {
         counted_poll_empty(&mut a);
     }

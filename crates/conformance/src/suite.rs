@@ -45,6 +45,12 @@ macro_rules! __for_each_check {
                 rc_regions_may_be_named_by_other_addresses,
                 rc_both_sides_write_and_read_one_window,
                 rc_a_region_of_no_remote_rights_serves_locally;
+            foreign: rc_foreign_memory_is_sent_at_every_length,
+                rc_foreign_memory_is_written_at_every_length,
+                rc_foreign_memory_is_read_at_every_length,
+                rc_long_operations_on_foreign_memory_keep_their_order,
+                rc_long_operations_on_foreign_memory_need_its_key,
+                rc_foreign_memory_of_which_peers_may_not_write_serves_locally;
             atomics: compare_swap_swaps_only_on_a_match,
                 fetch_add_returns_the_old_value_and_wraps,
                 atomics_complete_in_order_beyond_the_outstanding_limit,
@@ -165,6 +171,7 @@ macro_rules! __for_each_check {
                 a_blocked_target_serves_its_peers,
                 what_is_posted_while_another_thread_sleeps_is_retried,
                 a_turn_by_another_thread_takes_no_wakeup_away,
+                polls_between_arming_and_sleeping_leave_the_network_told,
                 a_program_may_sleep_on_the_devices_descriptor,
                 turning_an_idle_device_is_harmless;
             concurrency: four_threads_each_with_a_connection_of_their_own,

@@ -265,6 +265,21 @@ pub(crate) unsafe fn load_line(from: *const u8, out: &mut [u8; 64]) {
     }
 }
 
+/// Stores the 64 bytes of a line, its first eight last: who finds them finds the others.
+///
+/// # Safety
+/// (1) for 64 bytes from `to`, a multiple of 8, which are written.
+#[inline]
+pub(crate) unsafe fn store_line(to: *mut u8, line: &[u64; 8]) {
+    // SAFETY: our caller's.
+    unsafe {
+        for (i, word) in line.iter().enumerate().skip(1) {
+            AtomicU64::from_ptr(to.add(i * 8).cast()).store(*word, Ordering::Relaxed);
+        }
+        AtomicU64::from_ptr(to.cast()).store(line[0], Ordering::Release);
+    }
+}
+
 /// # Safety
 /// As [`store`], for at most 7 bytes.
 #[inline]

@@ -129,7 +129,8 @@ pub trait Device: Send + Sync {
     fn set_event_waker(&self, waker: &Waker);
 
     /// Lets the device do a bounded piece of its work on this thread, if it works that way and nobody
-    /// else is at it. Returns whether it did anything. Hardware returns `false`.
+    /// else is at it. Returns whether it did anything. Hardware returns `false`. Called in a loop it gives the CPU
+    /// to other threads where it finds nothing many times in a row.
     fn turn(&self) -> bool;
     /// Whether the program's calls alone move the device: nothing happens between them, and nobody is woken.
     /// Hardware, and an adapter with a thread or in a simulator, returns `false`.
@@ -197,6 +198,11 @@ pub trait CqPort: Send {
     /// # Errors
     /// The system has no descriptors left, or the device has none (in the simulator).
     fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError>;
+    /// How long a waiter does well to poll before it sleeps: about what a sleep and a wake-up cost, where its own polls
+    /// move the device.
+    fn look_before_sleep(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// What creating a queue pair yields.

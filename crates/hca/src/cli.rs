@@ -34,7 +34,8 @@ Devices:
  fault=loss=P,dup=P,reorder=P,corrupt=P,delay=P:MIN-MAX,seed=N (P from 0 to 1; tx.loss, rx.loss for one
  direction; delays as 10us or 2ms). With shm:// also dir=FOLDER (sockets there, for containers that share
  it), users=own|any (whose processes are peers), and with shm:// and auto:// ring=BYTES (64K to 64M, to
- each peer) and isolated=yes|no (no memory but the rings is shared).
+ each peer), isolated=yes|no (no memory but the rings is shared) and process_vm=yes|no|any (whether long
+ messages out of the program's own memory are fetched from its process; any: also where Yama asks).
  The environment variable HCA_DEVICE takes the place of a device that is not given.";
 
 const EXAMPLES: &str = "\

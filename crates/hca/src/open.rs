@@ -260,6 +260,7 @@ fn shm_options(options: &Options) -> ShmOptions {
         folder: settings.dir,
         any_user: settings.users == Some(Users::Any),
         isolated: settings.isolated.unwrap_or(false),
+        process_vm: settings.process_vm.unwrap_or_default(),
         messages: all_messages(options),
     }
 }

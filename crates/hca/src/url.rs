@@ -7,7 +7,7 @@ use core::str::FromStr;
 use std::path::PathBuf;
 
 use hca_core::Mtu;
-use hca_fabric::{FaultPlan, FaultPlanError, RawOptions, RoceVersion};
+use hca_fabric::{FaultPlan, FaultPlanError, ProcessVm, RawOptions, RoceVersion};
 use softhca::Progress;
 use thiserror::Error;
 
@@ -72,7 +72,7 @@ pub struct Options {
     pub capture: Option<PathBuf>,
     /// `mtu=256|512|1024|2048|4096`: the largest path MTU.
     pub mtu: Option<Mtu>,
-    /// `dir=`, `users=`, `ring=` and `isolated=`, for `shm://`; `auto://` takes the last two.
+    /// `dir=`, `users=`, `ring=`, `isolated=` and `process_vm=`, for `shm://`; `auto://` takes the last three.
     pub shm: Option<Box<ShmSettings>>,
 }
 
@@ -87,6 +87,9 @@ pub struct ShmSettings {
     pub ring: Option<usize>,
     /// `isolated=yes|no`: no memory but the rings is shared with any peer.
     pub isolated: Option<bool>,
+    /// `process_vm=no|yes|any`: whether long messages are fetched from the process where their memory is not the
+    /// library's.
+    pub process_vm: Option<ProcessVm>,
 }
 
 /// Whose processes are taken for peers over shared memory.
@@ -153,8 +156,8 @@ pub enum UrlError {
     },
     /// The option is unknown.
     #[error(
-        "unknown option `{option}`: use progress=, fault=, capture= or mtu=, with shm:// dir=, users=, ring= or isolated=, with \
-         auto:// ring= or isolated=, and with raw:// ip=, roce= or vlan="
+        "unknown option `{option}`: use progress=, fault=, capture= or mtu=, with shm:// dir= or users=, with shm:// and \
+         auto:// ring=, isolated= or process_vm=, and with raw:// ip=, roce= or vlan="
     )]
     UnknownOption {
         /// Its name.
@@ -226,7 +229,7 @@ impl FromStr for DeviceUrl {
             }
             _ => {
                 return Err(rule(
-                    "dir=, users=, ring= and isolated= belong to shm://DOMAIN; leave them out here",
+                    "dir=, users=, ring=, isolated= and process_vm= belong to shm://DOMAIN; leave them out here",
                 ));
             }
         }
@@ -267,6 +270,7 @@ impl fmt::Display for DeviceUrl {
             shm.users.map(|u| format!("users={}", if u == Users::Any { "any" } else { "own" })),
             shm.ring.map(|r| format!("ring={r}")),
             shm.isolated.map(|yes| format!("isolated={}", if yes { "yes" } else { "no" })),
+            shm.process_vm.map(|p| format!("process_vm={}", process_vm_name(p))),
         ];
         for (i, option) in given.into_iter().flatten().enumerate() {
             write!(f, "{}{option}", if i == 0 { '?' } else { '&' })?;
@@ -299,6 +303,7 @@ impl Options {
                 "users" => options.shm().users.replace(parse_users(&value)?).is_some(),
                 "ring" => options.shm().ring.replace(parse_ring(&value)?).is_some(),
                 "isolated" => options.shm().isolated.replace(parse_isolated(&value)?).is_some(),
+                "process_vm" => options.shm().process_vm.replace(parse_process_vm(&value)?).is_some(),
                 _ => return Err(UrlError::UnknownOption { option: name.to_owned() }),
             };
             if repeated {
@@ -405,6 +410,22 @@ fn parse_isolated(value: &str) -> Result<bool, UrlError> {
     }
 }
 
+const PROCESS_VM: [(ProcessVm, &str); 3] =
+    [(ProcessVm::No, "no"), (ProcessVm::Yes, "yes"), (ProcessVm::Any, "any")];
+
+fn process_vm_name(value: ProcessVm) -> &'static str {
+    PROCESS_VM.iter().find(|(p, _)| *p == value).map_or("yes", |(_, name)| name)
+}
+
+fn parse_process_vm(value: &str) -> Result<ProcessVm, UrlError> {
+    let found = PROCESS_VM.iter().find(|(_, name)| *name == value);
+    found.map(|(p, _)| *p).ok_or_else(|| UrlError::Value {
+        option: "process_vm",
+        value: value.to_owned(),
+        rule: "give yes, no, or any, which lets all processes of this user read this one where Yama restricts that",
+    })
+}
+
 fn parse_users(value: &str) -> Result<Users, UrlError> {
     match value {
         "own" => Ok(Users::Own),
@@ -499,12 +520,14 @@ mod tests {
         for s in [
             "auto://",
             "auto://?progress=thread",
-            "auto://10.0.0.2?ring=131072&isolated=yes",
+            "auto://10.0.0.2?ring=131072&isolated=yes&process_vm=no",
             "udp://",
             "udp://[fd00::2]?mtu=256",
             "uring://127.0.0.9?progress=adaptive&fault=loss=0.25,delay=0.1:20us,seed=3",
             "shm://lab",
             "shm://lab?progress=inline&dir=/run/a%20b&users=any&ring=65536&isolated=yes",
+            "shm://lab?process_vm=any",
+            "shm://lab?process_vm=yes",
             "raw://eth0.7",
             "raw://wire?ip=fd77::1&roce=1&vlan=4094&progress=inline&mtu=512",
             "loopback://a%26b%25?capture=x%20y.pcapng",
@@ -534,6 +557,7 @@ mod tests {
             ("shm://lab?users=root", ["root", "any"]),
             ("shm://lab?ring=100000", ["100000", "power of two"]),
             ("shm://lab?dir=", ["dir", "/run/lab"]),
+            ("shm://lab?process_vm=maybe", ["maybe", "any"]),
             ("udp://?dir=/run/lab", ["udp://", "shm://DOMAIN"]),
             ("auto://?speed=9", ["`speed`", "progress="]),
             ("auto://?mtu=1500", ["1500", "4096"]),

@@ -6,9 +6,10 @@ use std::sync::OnceLock;
 
 use hca_core::{Completion, CqHandle, DeviceError, Notify, QpHandle, WcStatus};
 
+use crate::barrier::Barrier;
 use crate::notify::EventFd;
 use crate::ring::Producer;
-use crate::sync::{Arc, AtomicU32, Mutex, Ordering, fence};
+use crate::sync::{Arc, AtomicU32, Mutex, Ordering};
 
 const DISARMED: u32 = 0;
 const SOLICITED: u32 = 1;
@@ -17,6 +18,7 @@ const ANY: u32 = 2;
 /// What the engine and the polling side of a completion queue share beside the ring.
 pub(crate) struct CqShared {
     armed: AtomicU32,
+    barrier: Barrier,
     waker: Mutex<Option<Waker>>,
     event: OnceLock<EventFd>,
     /// Counts changes of `purges`.
@@ -29,6 +31,7 @@ impl CqShared {
     pub(crate) fn new() -> Self {
         Self {
             armed: AtomicU32::new(DISARMED),
+            barrier: Barrier::of_system(),
             waker: Mutex::new(None),
             event: OnceLock::new(),
             purge_epoch: AtomicU32::new(0),
@@ -46,9 +49,9 @@ impl CqShared {
         };
         // A queue that is armed for any completion stays so.
         self.armed.fetch_max(word, Ordering::SeqCst);
-        // Pairs with the exchange in `CqEntry::finish`: either the engine sees the queue armed, or the
+        // Pairs with the light one in `CqEntry::finish`: either the engine sees the queue armed, or the
         // caller's next poll sees the completion.
-        fence(Ordering::SeqCst);
+        self.barrier.heavy();
     }
     pub(crate) fn set_waker(&self, waker: &Waker) {
         let mut slot = lock(&self.waker);
@@ -93,6 +96,11 @@ impl CqEntry {
     pub(crate) fn new(handle: CqHandle, ring: Producer<Completion>, shared: Arc<CqShared>) -> Self {
         Self { handle, ring, shared, users: 0, overrun: false, fresh: None }
     }
+    /// Whether all completions were polled, and nobody asked to be notified.
+    #[inline]
+    pub(crate) fn is_idle(&mut self) -> bool {
+        self.ring.is_released() && self.shared.armed.load(Ordering::Relaxed) == DISARMED
+    }
     /// Appends a completion. Returns `(first since finish, lost)`.
     #[inline]
     pub(crate) fn push(&mut self, c: Completion) -> (bool, bool) {
@@ -105,9 +113,9 @@ impl CqEntry {
     /// Shows all that was pushed to the poller, and notifies it if it asked for that.
     pub(crate) fn finish(&mut self) {
         let Some(urgent) = self.fresh.take() else { return };
-        // Pairs with the fence in `CqShared::arm`.
-        self.ring.publish_and_look();
-        let armed = self.shared.armed.load(Ordering::SeqCst);
+        // Pairs with the barrier in `CqShared::arm`.
+        self.ring.publish_and_look(self.shared.barrier);
+        let armed = self.shared.armed.load(Ordering::Relaxed);
         if armed == ANY || armed == SOLICITED && urgent {
             self.shared.armed.store(DISARMED, Ordering::Relaxed);
             self.shared.notify();

@@ -13,6 +13,7 @@ use hca_core::{
 use hca_fabric::{Fabric, FabricAttr, PathError, PathId};
 use hca_transport::{Qp, QpConfig};
 
+use crate::barrier::Barrier;
 use crate::cq::{CqEntry, CqShared};
 use crate::engine::{AckRule, DESTROYED, Engine, qpn_of};
 use crate::mr::MrTable;
@@ -297,7 +298,7 @@ impl Engine {
             None => {
                 let (ring, rq) = ring::<RecvHeader>(cap.max_recv_wr, cap.max_recv_sge as usize);
                 let (hca, qp, max_sge) = (hca.clone(), qp_shared.clone(), cap.max_recv_sge);
-                let port = QpRecvPort { hca, qp, ring, max_sge };
+                let port = QpRecvPort { barrier: Barrier::of_system(), hca, qp, ring, max_sge };
                 (RecvQueue::Own(rq), Some(Box::new(port) as Box<dyn RecvPort>))
             }
         };
@@ -314,6 +315,7 @@ impl Engine {
             peer: None,
             near: None,
             wish: Wish::default(),
+            link: None,
             word: 0,
             words: 0,
         };
@@ -354,6 +356,10 @@ impl Engine {
         let (qp_type, had_messages) = (entry.machine.qp_type(), entry.machine.uses_messages());
         let as_before = entry.res.path.map(|_| had_messages);
         let path = attr.av.as_ref().map(|av| self.open_path_of(now, qp_type, av, as_before)).transpose()?;
+        if matches!(attr.state, Some(hca_core::QpState::Reset | hca_core::QpState::Error)) {
+            // Before requests end whose memory peers may be fetching.
+            self.withdraw_word(qp);
+        }
         let done = self.core.with_qp(now, qp, |entry, tables, ahs| {
             let QpEntry { machine, res, .. } = entry;
             if let Some((_, messages)) = path {
@@ -371,7 +377,7 @@ impl Engine {
                 None
             };
             if reset || attr.av.is_some() {
-                (res.near, res.wish) = (None, Wish::default());
+                (res.near, res.wish, res.link) = (None, Wish::default(), None);
             }
             if reset {
                 res.peer = None;
@@ -389,6 +395,7 @@ impl Engine {
                 Ok(())
             }
             Err(e) => {
+                self.publish_word(qp.index);
                 if let Some((p, messages)) = path {
                     self.close_path(p, messages);
                 }
@@ -550,6 +557,7 @@ impl Device for SoftHca {
         })?;
         let port = SoftCq {
             hca: self.shared.clone(),
+            index: handle.index,
             ring: consumer,
             shared,
             purge_epoch: 0,

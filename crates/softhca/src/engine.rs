@@ -10,6 +10,7 @@ use hca_core::{AhHandle, Instant, QpHandle, QpState, QpType, Qpn};
 use hca_fabric::{Fabric, PathId, RxBudget, RxPacket, TxBatch};
 use hca_transport::{RxMeta, TxSink};
 
+use crate::barrier::Barrier;
 use crate::counters::EngineCounters;
 use crate::doorbell::Doorbell;
 use crate::qp::{QpEntry, QpHost, QpShared};
@@ -17,6 +18,7 @@ use crate::slab::Slab;
 use crate::sync::{Arc, Ordering};
 use crate::tables::{Ah, Tables};
 
+mod lines;
 mod shm;
 
 use shm::MessageSink;
@@ -36,8 +38,12 @@ const FIRST_QPN: u32 = 2;
 /// Pieces of a turn's size in which the largest ring is taken, with all packets as small as can be.
 const MAX_PIECES: usize = (64 << 20) / 64 / TURN_PACKETS + 1;
 
-/// Turns in a row at most that look at shared memory alone.
-const SHORT_TURNS: u32 = 16;
+/// Turns in a row at most that look at shared memory alone: where it is alone, and where there is another network.
+const SHORT_TURNS: (u32, u32) = (128, 16);
+/// Looks at the rings in a turn that finds nothing.
+const LOOKS: u32 = 4;
+/// Messages of one line that a turn takes from a ring before it looks at other things.
+const TURN_LINES: usize = 64;
 
 /// Stands for the turn of a queue pair whose acknowledgement has left, while it is still in the list.
 const LISTED: u64 = u64::MAX;
@@ -60,8 +66,9 @@ pub(crate) struct Engine {
     pub(crate) has_shm: bool,
     /// Peers on this machine may reach this one's memory, and it theirs.
     pub(crate) shares_memory: bool,
-    /// Short turns in a row.
+    /// Short turns until a whole one is due, and how many there are from one to the next.
     short_turns: u32,
+    short_turns_in_a_row: u32,
     pub(crate) core: Core,
 }
 
@@ -121,13 +128,14 @@ impl Engine {
     ) -> Self {
         let shares = fabric.shm().map(|shm| {
             shm.leave_to_recv_all();
-            shm.shares_memory()
+            (shm.shares_memory(), if shm.is_alone() { SHORT_TURNS.0 } else { SHORT_TURNS.1 })
         });
         Self {
             fabric,
             has_shm: shares.is_some(),
-            shares_memory: shares == Some(true),
+            shares_memory: shares.is_some_and(|s| s.0),
             short_turns: 0,
+            short_turns_in_a_row: shares.map_or(0, |s| s.1),
             tx: TxBatch::with_capacity(BATCH_BYTES),
             core: Core {
                 qps,
@@ -386,9 +394,10 @@ impl Core {
         if entry.res.word != 0 || entry.machine.uses_messages() {
             self.words_due.push(slot);
         }
-        // SeqCst: pairs with `QpRecvPort::ring`.
-        entry.res.shared.state.store(state, Ordering::SeqCst);
+        entry.res.shared.state.store(state, Ordering::Release);
         if state == encode_state(QpState::Error) {
+            // Pairs with the light one in `QpRecvPort::ring`.
+            Barrier::of_system().heavy();
             let QpEntry { machine, res, .. } = &mut **entry;
             res.sq.refresh();
             let now = self.now;
@@ -479,6 +488,9 @@ impl Core {
                 let sent = machine.poll_ack(now, &mut host, &mut sink);
                 (sent, sink.full)
             });
+            if host.res.link.is_none() {
+                host.res.link = shm.link_of(path);
+            }
             // Where nobody is, nobody asks.
             let (sent, full) = acked.unwrap_or_default();
             sink.full = full;

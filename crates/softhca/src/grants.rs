@@ -131,6 +131,8 @@ impl Core {
             Notice::GrantRevoked { link, key, .. } => self.tables.regions.remove(link, key),
             Notice::GrantTaken { link, key } => self.tables.regions.set_offer(link, key, Offer::Taken),
             Notice::GrantLeft { link, key } => self.tables.regions.set_offer(link, key, Offer::Vain),
+            Notice::ProcessTaken { link } => self.tables.regions.set_process(link, Offer::Taken),
+            Notice::ProcessLeft { link } => self.tables.regions.set_process(link, Offer::Vain),
             Notice::LinkGone { link } => self.tables.regions.forget(link),
             _ => {}
         }
@@ -164,7 +166,8 @@ impl Core {
     #[cold]
     pub(crate) fn ask(&mut self, slot: u32, path: PathId, shm: &mut ShmFabric) {
         let Some(entry) = self.qps.at_mut(slot) else { return };
-        let (key, offer) = (entry.res.wish.key.take(), entry.res.wish.offer.take());
+        let wish = &mut entry.res.wish;
+        let (key, offer, process) = (wish.key.take(), wish.offer.take(), core::mem::take(&mut wish.process));
         let Some(peer) = entry.machine.attr().dest_qpn.filter(|_| shm.shares_memory()) else { return };
         if entry.res.near.is_none() {
             entry.res.near = shm.link_of(path).map(Near::new);
@@ -173,6 +176,10 @@ impl Core {
         let link = near.link;
         if let Some(key) = key {
             near.ask(key, peer, shm);
+        }
+        if process && !self.tables.regions.has_process(link) {
+            let made = if shm.offer_process(link).is_ok() { Offer::Made } else { Offer::Vain };
+            self.tables.regions.set_process(link, made);
         }
         if let Some(key) = offer {
             let made = if self.offer(slot, link, key, shm).is_some() { Offer::Made } else { Offer::Vain };

@@ -24,13 +24,16 @@
 //! | `engine` | the turn; in `engine::shm` what concerns peers on this machine |
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
 //! | `near`, `grants` | direct access to the memory of peers on this machine; what they are granted here |
-//! | `progress`, `turn_lock`, `doorbell` | who turns, and how others tell it |
+//! | `progress`, `turn_lock`, `thread_word`, `doorbell` | who turns, and how others tell it |
+//! | `barrier` | a memory barrier that the rarer side pays for both |
+//! | `patience` | when a thread that looks in vain gives way |
 //! | `ring`, `dma` | shared rings; copies on memory that others change |
 #![deny(unsafe_code)]
 // Under loom only the primitives that threads share are built, and explored.
 #![cfg_attr(loom, allow(dead_code, unused_imports, unused_crate_dependencies))]
 
 #[cfg(not(loom))]
+mod barrier;
 mod clock;
 #[cfg(not(loom))]
 mod counters;
@@ -58,6 +61,8 @@ mod notify;
 #[cfg(not(loom))]
 mod options;
 #[cfg(not(loom))]
+mod patience;
+#[cfg(not(loom))]
 mod ports;
 #[cfg(not(loom))]
 mod progress;
@@ -73,9 +78,13 @@ mod slab;
 mod sync;
 #[cfg(not(loom))]
 mod tables;
+mod thread_word;
 mod turn_lock;
 
 #[cfg(not(loom))]
 pub use device::SoftHca;
 #[cfg(not(loom))]
 pub use options::{Clock, Limits, Options, Progress, UnknownProgress};
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub use patience::Patience;

@@ -4,11 +4,20 @@
 use std::collections::HashMap;
 
 use hca_core::{Access, Qpn, RemoteAddr, Rkey, SendOp, Sge};
-use hca_fabric::{Bracket, Denied, GrantId, Granted, LinkId, MAX_BRACKET_BYTES, QpGuard, Reach, ShmFabric};
-use hca_transport::{AtomicOp, Direct, Loan, LocalError};
+use hca_fabric::{
+    Bracket, Denied, FetchError, GrantId, Granted, LinkId, LoanTerms, MAX_BRACKET_BYTES, Places, ProcessLoan,
+    QpGuard, Reach, ShmFabric,
+};
+use hca_transport::{AtomicOp, Direct, Loan, LoanError, LocalError};
 
 /// A longer request waits until those before it are done, instead of going as messages.
 const WORTH_WAITING: u32 = 32 << 10;
+
+/// From so many bytes on memory that is not granted is lent to be fetched from this process: by measurement, one copy by
+/// the kernel is quicker than two through the ring.
+pub(crate) const PROCESS_MIN: u32 = 32 << 10;
+/// The same of what peers read: one such response at a time stands until it was fetched, which has to be worth it.
+pub(crate) const PROCESS_READ_MIN: u32 = 128 << 10;
 
 /// What peers may do.
 const RIGHTS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
@@ -47,6 +56,8 @@ pub(crate) struct Regions {
     lent: HashMap<(LinkId, u32), Region>,
     /// Regions of ours that were offered for that, and whether the peer has taken them.
     offered: HashMap<(LinkId, u32), Offer>,
+    /// Whether peers fetch from this process what is not granted.
+    processes: HashMap<LinkId, Offer>,
 }
 
 /// What became of an offer.
@@ -68,6 +79,17 @@ impl Regions {
     pub(crate) fn set_offer(&mut self, link: LinkId, key: u32, offer: Offer) {
         self.offered.insert((link, key), offer);
     }
+    pub(crate) fn set_process(&mut self, link: LinkId, offer: Offer) {
+        self.processes.insert(link, offer);
+    }
+    /// Whether the peer was offered this process.
+    pub(crate) fn has_process(&self, link: LinkId) -> bool {
+        self.processes.contains_key(&link)
+    }
+    /// Whether a peer was asked for a key, and does not grant it.
+    pub(crate) fn is_refused(&self, link: LinkId, key: u32) -> bool {
+        matches!(self.asked.get(&(link, key)), Some(None))
+    }
     /// The peer took a region back.
     pub(crate) fn remove(&mut self, link: LinkId, key: u32) {
         self.asked.remove(&(link, key));
@@ -83,6 +105,7 @@ impl Regions {
         self.asked.retain(|(l, _), _| *l != link);
         self.lent.retain(|(l, _), _| *l != link);
         self.offered.retain(|(l, _), _| *l != link);
+        self.processes.remove(&link);
     }
 }
 
@@ -205,6 +228,8 @@ pub(crate) struct Wish {
     pub(crate) key: Option<u32>,
     /// A key of ours to offer.
     pub(crate) offer: Option<u32>,
+    /// This process is to be offered.
+    pub(crate) process: bool,
     /// Bytes of the next request that are moved.
     offset: u32,
     /// Bytes moved since the caller last looked.
@@ -214,12 +239,22 @@ pub(crate) struct Wish {
 impl Wish {
     #[inline]
     pub(crate) fn is_any(&self) -> bool {
-        self.key.is_some() || self.offer.is_some()
+        self.key.is_some() || self.offer.is_some() || self.process
     }
 }
 
-/// The part of a local list's entry that the peer may fetch by itself.
-pub(crate) fn lend(near: Option<&Near>, wish: &mut Wish, regions: &Regions, s: Sge) -> Option<Loan> {
+/// A queue pair's slot, and its word on the board.
+pub(crate) type OwnWord = (u32, u64);
+
+/// The part of a local list's entry that the peer may fetch by itself; it stands at `at`.
+pub(crate) fn lend(
+    near: Option<&Near>,
+    wish: &mut Wish,
+    regions: &Regions,
+    reach: Option<&Reach<'_>>,
+    (s, at): (Sge, *mut u8),
+    own: OwnWord,
+) -> Option<Loan> {
     let key = s.lkey.raw();
     let Some(near) = near else {
         wish.offer = Some(key);
@@ -228,14 +263,62 @@ pub(crate) fn lend(near: Option<&Near>, wish: &mut Wish, regions: &Regions, s: S
     match regions.offered.get(&(near.link, key)) {
         Some(Offer::Taken) => {
             let memory = RemoteAddr { addr: s.addr, rkey: Rkey::new(key) };
-            Some(Loan { memory, len: s.len })
+            Some(Loan { memory, len: s.len, terms: None })
         }
-        Some(_) => None,
+        Some(Offer::Vain) => lend_process(Some(near), wish, regions, reach, (key, at, s.len), own),
+        Some(Offer::Made) => None,
         None => {
             wish.offer = Some(key);
             None
         }
     }
+}
+
+/// Memory of this process that the peer may fetch by itself although it is not granted.
+pub(crate) fn lend_process(
+    near: Option<&Near>,
+    wish: &mut Wish,
+    regions: &Regions,
+    reach: Option<&Reach<'_>>,
+    (key, at, len): (u32, *mut u8, u32),
+    (slot, word): OwnWord,
+) -> Option<Loan> {
+    if len < PROCESS_MIN || word == 0 {
+        return None;
+    }
+    match near.map(|near| regions.processes.get(&near.link)) {
+        Some(Some(Offer::Taken)) => {}
+        Some(Some(_)) => return None,
+        Some(None) | None => {
+            wish.process = true;
+            return None;
+        }
+    }
+    let terms = reach?.terms(key, slot, word)?;
+    let memory = RemoteAddr { addr: at.expose_provenance() as u64, rkey: Rkey::new(key) };
+    Some(Loan { memory, len, terms: Some(terms) })
+}
+
+/// Fetches from the peer's process what it lends.
+///
+/// # Safety
+/// As [`Reach::fetch`].
+#[allow(unsafe_code)] // passed on
+pub(crate) unsafe fn fetch_process(
+    near: Option<&Near>,
+    reach: Option<&mut Reach<'_>>,
+    loan: &Loan,
+    terms: LoanTerms,
+    places: &Places,
+) -> Result<(), LoanError> {
+    let (near, reach) = near.zip(reach).ok_or(LoanError::Gone)?;
+    let len = loan.len as usize;
+    let loan = ProcessLoan { addr: loan.memory.addr, len, key: loan.memory.rkey.raw(), terms };
+    // SAFETY: our caller's.
+    unsafe { reach.fetch(near.link, &loan, places) }.map_err(|e| match e {
+        FetchError::Gone => LoanError::Gone,
+        FetchError::Fault => LoanError::Bad,
+    })
 }
 
 /// Begins to fetch from memory that the peer lends; returns where the loan begins in it.

@@ -2,19 +2,22 @@
 #![allow(unsafe_code)] // the ports' contracts are the trait's; nothing unsafe is done here
 
 use core::task::Waker;
+use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use hca_core::{
     Completion, CqPort, DeviceError, MAX_MESSAGE_BYTES, Notify, Payload, PostError, PostErrorKind, QpHandle,
-    QpState, QpType, RecvPort, RecvWr, SendOp, SendPort, SendWr, UdDest,
+    QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr, UdDest,
 };
 
-use hca_fabric::MAX_BRACKET_BYTES;
+use hca_fabric::{LINE_DATA_BYTES, MAX_BRACKET_BYTES};
 
+use crate::barrier::Barrier;
 use crate::cq::{CqShared, epoll_of, lock};
-use crate::engine::{AckRule, decode_state};
+use crate::engine::{DESTROYED, decode_state, encode_state};
 use crate::fork::Fork;
 use crate::options::Progress;
+use crate::patience;
 use crate::qp::{QpShared, RecvHeader, SendHeader, dest_to_cell, offers, sge_to_cell};
 use crate::ring::{Cell, Consumer, Full, Producer};
 use crate::shared::Shared;
@@ -41,9 +44,12 @@ impl QpSendPort {
         if self.hca.fork.is_child() {
             return Err(PostErrorKind::Destroyed);
         }
-        let state = decode_state(self.qp.state.load(Ordering::Relaxed)).ok_or(PostErrorKind::Destroyed)?;
-        if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr) {
-            return Err(PostErrorKind::WrongState(state));
+        let state = self.qp.state.load(Ordering::Relaxed);
+        if state != encode_state(QpState::Rts) {
+            let state = decode_state(state).ok_or(PostErrorKind::Destroyed)?;
+            if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr) {
+                return Err(PostErrorKind::WrongState(state));
+            }
         }
         let qp_type = self.qp_type;
         offers(qp_type, wr.op).map_err(|op| PostErrorKind::Unsupported { qp_type, op })?;
@@ -79,18 +85,21 @@ impl QpSendPort {
 
     fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         let (len, sges, inline) = self.check(wr)?;
-        // What is done at once on a peer's memory is not queued.
-        if self.may_be_near
-            && self.ring.is_all_published()
-            && self.qp.near.load(Ordering::Relaxed)
-            && len as usize <= MAX_BRACKET_BYTES
-            && matches!(
-                wr.op,
+        // What is done at once on a peer's memory is not queued; a small SEND leaves at once, and then is.
+        if self.may_be_near && self.qp.near.load(Ordering::Relaxed) && self.ring.is_all_published() {
+            match wr.op {
+                SendOp::Send
+                    if len as usize <= LINE_DATA_BYTES && self.send_at_once(wr, len as u32, sges)? =>
+                {
+                    return Ok(());
+                }
                 SendOp::Write(_) | SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
-            )
-            && self.hca.do_at_once(&self.qp, wr, len as u32)
-        {
-            return Ok(());
+                    if len as usize <= MAX_BRACKET_BYTES && self.hca.do_at_once(&self.qp, wr, len as u32) =>
+                {
+                    return Ok(());
+                }
+                _ => {}
+            }
         }
         let header = SendHeader {
             wr_id: wr.wr_id,
@@ -101,12 +110,40 @@ impl QpSendPort {
             inline,
             flags: wr.flags,
         };
-        let pushed = match (wr.payload, wr.dest) {
-            (Payload::Sges(sges), None) => self.ring.push(header, sges.iter().copied().map(sge_to_cell)),
-            (Payload::Inline(bytes), None) => self.ring.push_bytes(header, bytes),
-            (payload, Some(dest)) => self.push_datagram(header, payload, dest),
+        let pushed = match wr.dest {
+            None => queue(&mut self.ring, header, wr.payload),
+            Some(dest) => self.push_datagram(header, wr.payload, dest),
         };
         pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
+    }
+
+    /// Sends a small SEND before it is queued, if nothing keeps it back. `false`: it is to be queued.
+    #[inline]
+    fn send_at_once(&mut self, wr: &SendWr<'_>, len: u32, sges: u8) -> Result<bool, PostErrorKind> {
+        let plain = wr.dest.is_none() && !wr.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
+        if !plain || self.hca.progress == Progress::Thread {
+            return Ok(false);
+        }
+        if !self.ring.has_room() {
+            return Err(PostErrorKind::QueueFull { depth: self.ring.depth() });
+        }
+        let ring = &mut self.ring;
+        Ok(self.hca.send_at_once(&self.qp, wr.payload, len, || {
+            let inline = matches!(wr.payload, Payload::Inline(_));
+            let header =
+                SendHeader { wr_id: wr.wr_id, op: wr.op, dest: false, len, sges, inline, flags: wr.flags };
+            queue(ring, header, wr.payload).expect("there is room");
+            ring.publish();
+        }))
+    }
+}
+
+/// Queues a request of a connected queue pair.
+#[inline]
+fn queue(ring: &mut Producer<SendHeader>, header: SendHeader, payload: Payload<'_>) -> Result<(), Full> {
+    match payload {
+        Payload::Sges(sges) => ring.push(header, sges.iter().copied().map(sge_to_cell)),
+        Payload::Inline(bytes) => ring.push_bytes(header, bytes),
     }
 }
 
@@ -132,6 +169,9 @@ fn inline_cells(bytes: &[u8]) -> impl Iterator<Item = Cell> {
 /// Takes the requests of a batch until one is refused.
 #[inline]
 fn batch<W>(wrs: &[W], mut push: impl FnMut(&W) -> Result<(), PostErrorKind>) -> Result<(), PostError> {
+    if let [wr] = wrs {
+        return push(wr).map_err(|kind| PostError { accepted: 0, kind });
+    }
     for (accepted, wr) in wrs.iter().enumerate() {
         push(wr).map_err(|kind| PostError { accepted, kind })?;
     }
@@ -141,9 +181,6 @@ fn batch<W>(wrs: &[W], mut push: impl FnMut(&W) -> Result<(), PostErrorKind>) ->
 impl SendPort for QpSendPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
-        if let [wr] = wrs {
-            return self.push(wr).map_err(|kind| PostError { accepted: 0, kind });
-        }
         batch(wrs, |wr| self.push(wr))
     }
     #[inline]
@@ -160,21 +197,26 @@ pub(crate) const MAX_CONNECTED_MESSAGE: u64 = MAX_MESSAGE_BYTES;
 
 #[inline]
 fn push_recv(ring: &mut Producer<RecvHeader>, max_sge: u32, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
-    if wr.sges.len() > max_sge as usize {
-        return Err(PostErrorKind::TooManySges { count: wr.sges.len(), max: max_sge });
-    }
-    let room = match wr.sges {
-        [one] => one.len.into(),
-        list => list.iter().map(|s| u64::from(s.len)).sum(),
+    let pushed = match wr.sges {
+        &[one] if max_sge > 0 => {
+            let header = RecvHeader { wr_id: wr.wr_id, room: one.len.into(), sges: 1 };
+            ring.push_one(header, sge_to_cell(one))
+        }
+        sges if sges.len() > max_sge as usize => {
+            return Err(PostErrorKind::TooManySges { count: sges.len(), max: max_sge });
+        }
+        sges => {
+            let room = sges.iter().map(|s| u64::from(s.len)).sum();
+            let header = RecvHeader { wr_id: wr.wr_id, room, sges: sges.len() as u8 };
+            ring.push(header, sges.iter().copied().map(sge_to_cell))
+        }
     };
-    let header = RecvHeader { wr_id: wr.wr_id, room, sges: wr.sges.len() as u8 };
-    let depth = ring.depth();
-    ring.push(header, wr.sges.iter().copied().map(sge_to_cell))
-        .map_err(|_| PostErrorKind::QueueFull { depth })
+    pushed.map_err(|_| PostErrorKind::QueueFull { depth: ring.depth() })
 }
 
 /// The receive queue of a queue pair.
 pub(crate) struct QpRecvPort {
+    pub(crate) barrier: Barrier,
     pub(crate) hca: Arc<Shared>,
     pub(crate) qp: Arc<QpShared>,
     pub(crate) ring: Producer<RecvHeader>,
@@ -184,19 +226,20 @@ pub(crate) struct QpRecvPort {
 impl RecvPort for QpRecvPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
-        let state = decode_state(self.qp.state.load(Ordering::Relaxed)).filter(|_| !self.hca.fork.is_child());
-        let refused = match state {
-            None => PostErrorKind::Destroyed,
-            Some(QpState::Reset) => PostErrorKind::WrongState(QpState::Reset),
-            Some(_) => return batch(wrs, |wr| push_recv(&mut self.ring, self.max_sge, wr)),
-        };
-        Err(PostError { accepted: 0, kind: refused })
+        let state = self.qp.state.load(Ordering::Relaxed);
+        if state == encode_state(QpState::Reset) || state == DESTROYED || self.hca.fork.is_child() {
+            let reset = state == encode_state(QpState::Reset) && !self.hca.fork.is_child();
+            let kind =
+                if reset { PostErrorKind::WrongState(QpState::Reset) } else { PostErrorKind::Destroyed };
+            return Err(PostError { accepted: 0, kind });
+        }
+        batch(wrs, |wr| push_recv(&mut self.ring, self.max_sge, wr))
     }
     fn ring(&mut self) {
-        // Pairs with `Core::show_state`: either the engine, which shows ERROR and then looks at the queue,
-        // finds the requests, or we see ERROR and ring for them to be flushed.
-        self.ring.publish_and_look();
-        if decode_state(self.qp.state.load(Ordering::SeqCst)) == Some(QpState::Error) {
+        // Pairs with the barrier in `Core::show_state`: either the engine, which shows ERROR and then looks at the
+        // queue, finds the requests, or we see ERROR and ring for them to be flushed.
+        self.ring.publish_and_look(self.barrier);
+        if self.qp.state.load(Ordering::Relaxed) == encode_state(QpState::Error) {
             self.hca.posted(&self.qp);
         }
     }
@@ -224,6 +267,8 @@ impl RecvPort for SrqPort {
 /// The polling side of a completion queue.
 pub(crate) struct SoftCq {
     pub(crate) hca: Arc<Shared>,
+    /// Its index in the engine's table.
+    pub(crate) index: u32,
     pub(crate) ring: Consumer<Completion>,
     pub(crate) shared: Arc<CqShared>,
     /// `CqShared::purge_epoch` as last seen.
@@ -308,11 +353,19 @@ impl CqPort for SoftCq {
             return 0;
         }
         let n = self.take(out);
-        if n > 0 || out.is_empty() || self.hca.progress == Progress::Thread {
+        if n > 0 || out.is_empty() {
+            patience::found();
             return n;
         }
-        self.hca.program_turn(AckRule::UnlessDelivered);
-        self.take(out)
+        match self.hca.poller_turn(self.index, out) {
+            None => 0,
+            // Another turned, or this queue was not as empty.
+            Some(0) => self.take(out),
+            Some(n) => {
+                self.waits_no_more();
+                n
+            }
+        }
     }
     fn arm(&mut self, notify: Notify) {
         if self.hca.fork.is_child() {
@@ -347,5 +400,9 @@ impl CqPort for SoftCq {
             self.shared.wake();
         }
         Ok(self.wait.as_ref().expect("made above").as_fd())
+    }
+    fn look_before_sleep(&self) -> Duration {
+        // Where the adapter's thread does the work, that is who looks.
+        if self.hca.progress == Progress::Thread { Duration::ZERO } else { patience::of_a_wait() }
     }
 }

@@ -17,12 +17,13 @@
 use core::time::Duration;
 use std::os::fd::AsFd;
 
-use hca_core::DeviceError;
+use hca_core::{DeviceError, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::engine::AckRule;
 use crate::notify::EventFd;
 use crate::options::Progress;
+use crate::patience;
 use crate::shared::Shared;
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering};
 
@@ -106,6 +107,7 @@ pub(crate) fn run(shared: &Arc<Shared>) {
 /// Turns the engine until the program does so itself again.
 fn guard(shared: &Shared) {
     let s = &shared.sleeper;
+    let mut look_until = Instant::ZERO;
     while !s.stop.load(Ordering::SeqCst) {
         if shared.progress == Progress::Adaptive && s.mode.load(Ordering::Relaxed) == ACTIVE {
             return;
@@ -116,6 +118,12 @@ fn guard(shared: &Shared) {
             (e.turn(now, &shared.bell, AckRule::UnlessDelivered), e.is_quiet(), e.next_deadline(), now)
         });
         if worked {
+            patience::found();
+            look_until = now + patience::of_the_thread();
+            continue;
+        }
+        if now < look_until {
+            patience::in_vain();
             continue;
         }
         s.asleep.store(true, Ordering::SeqCst);

@@ -8,7 +8,7 @@ use hca_core::{
     Access, AhHandle, AsyncEvent, Completion, Lkey, Payload, PdHandle, Qkey, QpCap, QpHandle, QpType, Qpn,
     Rkey, SendFlags, SendOp, Sge, UdDest, WcOpcode, WcStatus,
 };
-use hca_fabric::{PathId, Reach};
+use hca_fabric::{LinkId, PathId, Places, Reach};
 use hca_transport::{
     AtomicOp, Count, Direct, Host, Loan, LoanError, LocalError, Qp, QpEvent, RecvDone, RemoteAccessError,
     SMALL_BYTES, SendRequest, UdTarget,
@@ -48,6 +48,7 @@ pub(crate) struct RecvHeader {
 pub(crate) const fn sge_to_cell(s: Sge) -> Cell {
     [s.addr, s.len as u64 | (s.lkey.raw() as u64) << 32]
 }
+#[inline]
 pub(crate) const fn cell_to_sge(c: Cell) -> Sge {
     Sge { addr: c[0], len: c[1] as u32, lkey: Lkey::new((c[1] >> 32) as u32) }
 }
@@ -116,6 +117,8 @@ pub(crate) struct QpRes {
     /// A peer on this machine that has been met.
     pub(crate) near: Option<Near>,
     pub(crate) wish: Wish,
+    /// The link by which its messages come and go, once one has.
+    pub(crate) link: Option<LinkId>,
     /// What peers see of this queue pair, and how often that changed.
     pub(crate) word: u64,
     pub(crate) words: u32,
@@ -182,7 +185,34 @@ fn pieces<E: From<LocalError>>(
     Err(LocalError::Length.into())
 }
 
+/// The same of the receive request that is held.
+#[inline]
+fn held_pieces<E: From<LocalError>>(
+    rq: &mut RecvQueue,
+    held: &Held,
+    offset: u32,
+    len: usize,
+    f: impl FnMut(Sge, usize) -> Result<(), E>,
+) -> Result<(), E> {
+    match rq {
+        RecvQueue::Own(rq) => {
+            let (h, cells) = rq.oldest().expect("a receive request is held");
+            pieces(cells[..h.sges.into()].iter().copied().map(cell_to_sge), offset, len, f)
+        }
+        RecvQueue::Shared(_) => pieces(held.sges.iter().copied(), offset, len, f),
+    }
+}
+
+/// One more place to fetch to.
+fn push(places: &mut Places, at: *mut u8, len: u32) -> Result<(), LoanError> {
+    if places.push(at, len as usize) { Ok(()) } else { Err(LoanError::Gone) }
+}
+
 impl QpHost<'_> {
+    /// Its slot, and its word on the board.
+    fn own_word(&self) -> near::OwnWord {
+        (self.res.shared.handle.index, self.res.word)
+    }
     #[inline]
     fn local(&self, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
         local(self.tables, self.res.pd, s, access)
@@ -220,18 +250,18 @@ impl QpHost<'_> {
 }
 
 #[inline]
-fn local(tables: &Tables, pd: PdHandle, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
+pub(crate) fn local(tables: &Tables, pd: PdHandle, s: Sge, access: Access) -> Result<*mut u8, LocalError> {
     tables.mrs.translate(pd, s.lkey.raw(), s.addr, s.len.into(), access).map_err(|_| LocalError::Protection)
 }
 
 #[inline]
-fn entries(cells: &[Cell], h: &SendHeader) -> impl Iterator<Item = Sge> {
+pub(crate) fn entries(cells: &[Cell], h: &SendHeader) -> impl Iterator<Item = Sge> {
     list(cells, h)[..usize::from(h.sges)].iter().copied().map(cell_to_sge)
 }
 
 /// The cells of a request's list or inline bytes.
 #[inline]
-fn list<'a>(cells: &'a [Cell], h: &SendHeader) -> &'a [Cell] {
+pub(crate) fn list<'a>(cells: &'a [Cell], h: &SendHeader) -> &'a [Cell] {
     &cells[usize::from(h.dest)..]
 }
 
@@ -328,13 +358,7 @@ impl Host for QpHost<'_> {
             unsafe { dma::store(to, &data[at..at + s.len as usize]) };
             Ok(())
         };
-        match &mut self.res.rq {
-            RecvQueue::Own(rq) => {
-                let (h, cells) = rq.oldest().expect("a receive request is held");
-                pieces(cells[..h.sges.into()].iter().copied().map(cell_to_sge), offset, data.len(), place)
-            }
-            RecvQueue::Shared(_) => pieces(self.res.held.sges.iter().copied(), offset, data.len(), place),
-        }
+        held_pieces(&mut self.res.rq, &self.res.held, offset, data.len(), place)
     }
     #[inline]
     fn complete_recv(&mut self, done: &RecvDone) {
@@ -460,16 +484,24 @@ impl Host for QpHost<'_> {
         (plain && h.len <= SMALL_BYTES).then_some(h.len)
     }
     fn lend(&mut self, index: u32, offset: u32, max: u32) -> Option<Loan> {
+        let own = self.own_word();
         let QpRes { near, wish, sq, pd, .. } = &mut *self.res;
         let h = sq.header_ref(index);
         if h.inline {
             return None;
         }
+        let regions = &self.tables.regions;
+        if let SendOp::Write(remote) = h.op
+            && !near.as_ref().is_some_and(|n| regions.is_refused(n.link, remote.rkey.raw()))
+        {
+            // It is done directly, once the peer has answered.
+            return None;
+        }
         let mut loan = None;
         // Only the first piece counts.
         let _ = pieces(entries(sq.cells(index), h), offset, max as usize, |s, _| {
-            local(self.tables, *pd, s, Access::empty())?;
-            loan = near::lend(near.as_ref(), wish, &self.tables.regions, s);
+            let at = local(self.tables, *pd, s, Access::empty())?;
+            loan = near::lend(near.as_ref(), wish, regions, self.reach.as_ref(), (s, at), own);
             Err::<(), LocalError>(LocalError::Length)
         });
         loan
@@ -477,6 +509,16 @@ impl Host for QpHost<'_> {
     fn place_loan(&mut self, offset: u32, loan: &Loan) -> Result<(), LoanError> {
         let Self { res, tables, reach, .. } = self;
         let QpRes { near, wish, rq, held, pd, .. } = &mut **res;
+        if let Some(terms) = loan.terms {
+            let mut places = Places::default();
+            let place =
+                |s: Sge, _: usize| push(&mut places, local(tables, *pd, s, Access::LOCAL_WRITE)?, s.len);
+            held_pieces(rq, held, offset, loan.len as usize, place)?;
+            // SAFETY: dma (1): as in `scatter`.
+            unsafe { near::fetch_process(near.as_ref(), reach.as_mut(), loan, terms, &places) }?;
+            wish.moved += loan.len as usize;
+            return Ok(());
+        }
         let reach = reach.as_mut().ok_or(LoanError::Gone)?;
         let (mut bracket, from) =
             near::fetch(near.as_ref(), &tables.regions, reach, loan).ok_or(LoanError::Gone)?;
@@ -487,14 +529,53 @@ impl Host for QpHost<'_> {
             unsafe { bracket.read_into(from + at as u64, to, s.len as usize) }.map_err(|_| LoanError::Gone)
         };
         let len = loan.len as usize;
-        match rq {
-            RecvQueue::Own(rq) => {
-                let (h, cells) = rq.oldest().expect("a receive request is held");
-                pieces(cells[..h.sges.into()].iter().copied().map(cell_to_sge), offset, len, place)
-            }
-            RecvQueue::Shared(_) => pieces(held.sges.iter().copied(), offset, len, place),
-        }?;
+        held_pieces(rq, held, offset, len, place)?;
         wish.moved += len;
+        Ok(())
+    }
+    fn write_loan(&mut self, rkey: Rkey, va: u64, loan: &Loan) -> Result<(), LoanError> {
+        let Self { res, tables, reach, .. } = self;
+        let QpRes { near, wish, pd, .. } = &mut **res;
+        let to = tables.mrs.translate(*pd, rkey.raw(), va, loan.len.into(), Access::REMOTE_WRITE);
+        let to = to.map_err(|_| LoanError::Remote)?;
+        let len = loan.len as usize;
+        if let Some(terms) = loan.terms {
+            let mut places = Places::default();
+            push(&mut places, to, loan.len)?;
+            // SAFETY: dma (1): as in `write_remote`.
+            unsafe { near::fetch_process(near.as_ref(), reach.as_mut(), loan, terms, &places) }?;
+        } else {
+            let reach = reach.as_mut().ok_or(LoanError::Gone)?;
+            let fetched = near::fetch(near.as_ref(), &tables.regions, reach, loan);
+            let (mut bracket, from) = fetched.ok_or(LoanError::Gone)?;
+            // SAFETY: dma (1): as in `write_remote`, and as in `place_loan` where the memory is the peer's.
+            unsafe { bracket.read_into(from, to, len) }.map_err(|_| LoanError::Gone)?;
+        }
+        wish.moved += len;
+        Ok(())
+    }
+    fn lend_remote(&mut self, rkey: Rkey, va: u64, max: u32) -> Option<Loan> {
+        if max < near::PROCESS_READ_MIN {
+            return None;
+        }
+        let own = self.own_word();
+        let QpRes { near, wish, pd, .. } = &mut *self.res;
+        let key = rkey.raw();
+        let at = self.tables.mrs.translate(*pd, key, va, max.into(), Access::REMOTE_READ).ok()?;
+        let (near, reach) = (near.as_ref(), self.reach.as_ref());
+        near::lend_process(near, wish, &self.tables.regions, reach, (key, at, max), own)
+    }
+    fn scatter_loan(&mut self, index: u32, offset: u32, loan: &Loan) -> Result<(), LoanError> {
+        let Self { res, tables, reach, .. } = self;
+        let QpRes { near, wish, sq, pd, .. } = &mut **res;
+        // Memory that is granted is read by the request itself.
+        let terms = loan.terms.ok_or(LoanError::Bad)?;
+        let mut places = Places::default();
+        let place = |s: Sge, _: usize| push(&mut places, local(tables, *pd, s, Access::LOCAL_WRITE)?, s.len);
+        pieces(entries(sq.cells(index), sq.header_ref(index)), offset, loan.len as usize, place)?;
+        // SAFETY: dma (1): as in `scatter`.
+        unsafe { near::fetch_process(near.as_ref(), reach.as_mut(), loan, terms, &places) }?;
+        wish.moved += loan.len as usize;
         Ok(())
     }
 

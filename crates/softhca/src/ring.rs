@@ -15,6 +15,7 @@
 
 use core::mem::MaybeUninit;
 
+use crate::barrier::Barrier;
 use crate::sync::{Arc, AtomicU32, CachePadded, Ordering, UnsafeCell};
 
 /// 16 bytes of a slot's area.
@@ -80,6 +81,12 @@ impl<H: Copy> Producer<H> {
     pub(crate) fn tail(&self) -> u32 {
         self.tail
     }
+    /// Whether the consumer has released all slots that were filled.
+    #[inline]
+    pub(crate) fn is_released(&self) -> bool {
+        // Acquire, as in `has_room`.
+        self.ring.head.load(Ordering::Acquire) == self.tail
+    }
     /// Whether a slot is free.
     #[inline]
     pub(crate) fn has_room(&mut self) -> bool {
@@ -106,6 +113,21 @@ impl<H: Copy> Producer<H> {
             // SAFETY: as above; the cells of a slot go with it.
             to.with_mut(|p| unsafe { *p = cell });
         }
+        self.tail = self.tail.wrapping_add(1);
+        Ok(())
+    }
+    /// Fills the next slot: header, and its first cell, of which a slot must have one.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(crate) fn push_one(&mut self, header: H, cell: Cell) -> Result<(), Full> {
+        if !self.has_room() {
+            return Err(Full);
+        }
+        let slot = (self.tail & self.ring.mask) as usize;
+        // SAFETY: (2) the slot at `tail` is free, so it is the producer's, which we are (1).
+        self.ring.headers[slot].with_mut(|p| unsafe { (*p).write(header) });
+        // SAFETY: as above; the cells of a slot go with it.
+        self.ring.cells[slot * self.ring.cells_per_slot].with_mut(|p| unsafe { *p = cell });
         self.tail = self.tail.wrapping_add(1);
         Ok(())
     }
@@ -158,15 +180,13 @@ impl<H: Copy> Producer<H> {
         // Release: pairs with the Acquire in `Consumer::refresh`.
         self.ring.tail.store(self.tail, Ordering::Release);
     }
-    /// As [`publish`](Self::publish), where the producer reads a word of the consumer next, by a SeqCst load:
-    /// either it finds what the consumer wrote before a SeqCst fence, or the consumer's look at the ring
-    /// behind that fence finds the slots. An exchange, which costs less than a fence.
+    /// As [`publish`](Self::publish), where the producer loads a word of the consumer next: either it finds what the
+    /// consumer stored before a [heavy](Barrier::heavy) barrier, or the consumer's look at the ring behind that finds the
+    /// slots.
     #[inline]
-    pub(crate) fn publish_and_look(&mut self) {
-        self.ring.tail.swap(self.tail, Ordering::SeqCst);
-        // loom knows the total order of SeqCst fences only.
-        #[cfg(loom)]
-        crate::sync::fence(Ordering::SeqCst);
+    pub(crate) fn publish_and_look(&mut self, barrier: Barrier) {
+        self.publish();
+        barrier.light();
     }
 }
 
@@ -336,11 +356,11 @@ mod loom_tests {
             let seen = asked.clone();
             let t = loom::thread::spawn(move || {
                 p.push(7, core::iter::empty()).unwrap();
-                p.publish_and_look();
-                seen.load(Ordering::SeqCst)
+                p.publish_and_look(Barrier::Fence);
+                seen.load(Ordering::Relaxed)
             });
-            asked.fetch_max(1, Ordering::SeqCst);
-            crate::sync::fence(Ordering::SeqCst);
+            asked.fetch_max(1, Ordering::Relaxed);
+            Barrier::Fence.heavy();
             let tail = c.refresh();
             assert!(t.join().unwrap() == 1 || tail == 1);
         });

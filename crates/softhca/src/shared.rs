@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use hca_core::{DeviceAttr, DeviceError, PortAttr, QpHandle, SendWr};
+use hca_core::{Completion, DeviceAttr, DeviceError, Payload, PortAttr, QpHandle, SendWr};
 
 use crate::cq::epoll_of;
 use crate::doorbell::Doorbell;
@@ -12,6 +12,7 @@ use crate::engine::{AckRule, Engine};
 use crate::fork::Fork;
 use crate::notify::{EventFd, TimerFd};
 use crate::options::{Progress, Time};
+use crate::patience;
 use crate::progress::Sleeper;
 use crate::qp::QpShared;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
@@ -98,25 +99,53 @@ impl Shared {
         })
     }
 
-    /// A turn by the program, in the modes in which it turns.
-    #[inline]
+    /// A turn by the program, in the modes in which it turns. Where many find nothing, it gives way to others.
     pub(crate) fn program_turn(&self, acks: AckRule) -> bool {
-        if self.progress == Progress::Thread || self.fork.is_child() {
+        if self.fork.is_child() {
             return false;
         }
+        let mut worked = None;
+        if self.progress != Progress::Thread {
+            worked = self.engine.try_turn(|e| self.any_turn(e, acks));
+            self.note_program_turn();
+        }
+        let worked = worked.unwrap_or(false);
+        patience::note(worked);
+        worked
+    }
+
+    /// As [`program_turn`](Self::program_turn), by who polls this completion queue and found it empty; returns the
+    /// completions that it takes at once, or that there is no need to look at the queue again. `out` must not be empty.
+    #[inline]
+    pub(crate) fn poller_turn(&self, cq: u32, out: &mut [Completion]) -> Option<usize> {
+        if self.progress == Progress::Thread {
+            patience::in_vain();
+            return None;
+        }
+        let mut taken = 0;
         let worked = self.engine.try_turn(|e| {
-            if e.has_shm
-                && let Some(worked) = e.short_turn(&self.bell, acks)
-            {
-                self.keep_waiters(e);
-                return worked;
+            // What runs again is for word that others left.
+            let first = taken == 0;
+            if first {
+                e.core.tables.complete_here(cq, out.len());
             }
-            let worked = e.turn(self.time.now(), &self.bell, acks);
-            self.keep_waiters(e);
+            let worked = self.any_turn(e, AckRule::UnlessDelivered);
+            if first {
+                taken = e.core.tables.take_here(out);
+            }
             worked
         });
         self.note_program_turn();
-        worked.unwrap_or(false)
+        patience::note(worked == Some(true));
+        (taken > 0 || worked != Some(false)).then_some(taken)
+    }
+
+    #[inline(always)]
+    fn any_turn(&self, e: &mut Engine, acks: AckRule) -> bool {
+        let short = if e.has_shm { e.short_turn(&self.bell, acks) } else { None };
+        let worked = short.unwrap_or_else(|| e.turn(self.time.now(), &self.bell, acks));
+        self.keep_waiters(e);
+        worked
     }
 
     /// A queue pair has something new.
@@ -125,6 +154,7 @@ impl Shared {
         if self.fork.is_child() {
             return;
         }
+        patience::found();
         if self.progress == Progress::Thread {
             self.bell.ring(qp);
             self.sleeper.wake_if_asleep();
@@ -141,6 +171,7 @@ impl Shared {
     /// Does a request at once on a peer's memory. `false`: nothing was done, and it is to be queued.
     #[inline]
     pub(crate) fn do_at_once(&self, qp: &QpShared, wr: &SendWr<'_>, len: u32) -> bool {
+        patience::found();
         let mut done = None;
         // What runs again is for word that others left.
         let ran = self.engine.try_turn(|e| match done {
@@ -149,6 +180,29 @@ impl Shared {
         });
         self.note_program_turn();
         ran.is_some() && done == Some(true)
+    }
+
+    /// Sends a small SEND that is not queued yet; `queue` queues it behind that. `false`: nothing was done.
+    #[inline]
+    pub(crate) fn send_at_once(
+        &self,
+        qp: &QpShared,
+        payload: Payload<'_>,
+        len: u32,
+        queue: impl FnOnce(),
+    ) -> bool {
+        patience::found();
+        let (mut queue, mut done) = (Some(queue), false);
+        // What runs again is for word that others left.
+        self.engine.try_turn(|e| match queue.take() {
+            Some(queue) => {
+                done = e.send_line(&self.bell, qp.handle, payload, len, queue);
+                self.keep_waiters(e);
+            }
+            None => self.turn_posted(e, None),
+        });
+        self.note_program_turn();
+        done
     }
 
     #[inline]
@@ -175,12 +229,13 @@ impl Shared {
         self.engine.with(f, |e| self.turn_posted(e, None))
     }
 
-    /// Somebody may sleep while another thread turns, posts or changes something: deadlines that are new
-    /// and input that is left have to wake the sleeper. With an adapter thread that one sees to it.
+    /// Somebody may sleep, or be about to, while a turn, a post or a change is made: deadlines that are new
+    /// and input that is left have to wake the sleeper, and the network has to know again that one sleeps. Where the
+    /// adapter's thread does all turns it sees to that.
     #[inline]
     fn keep_waiters(&self, e: &mut Engine) {
         // Relaxed: it is raised before `prepare_wait` takes the engine's lock, which is held here.
-        if self.progress == Progress::Inline && self.waiters.load(Ordering::Relaxed) != 0 {
+        if self.progress != Progress::Thread && self.waiters.load(Ordering::Relaxed) != 0 {
             self.prepare(e);
         }
     }

@@ -112,6 +112,23 @@ pub(crate) struct Pd {
     pub(crate) users: u64,
 }
 
+/// Completions that need not go through their queue, since it is empty and its poller runs the turn.
+struct Here {
+    /// The queue, or none.
+    cq: u32,
+    room: usize,
+    kept: Vec<Completion>,
+}
+
+impl Here {
+    const CLOSED: u32 = u32::MAX;
+}
+impl Default for Here {
+    fn default() -> Self {
+        Self { cq: Self::CLOSED, room: 0, kept: Vec::with_capacity(64) }
+    }
+}
+
 /// What every queue pair of an engine shares.
 pub(crate) struct Tables {
     pub(crate) pds: Slab<Pd>,
@@ -125,6 +142,8 @@ pub(crate) struct Tables {
     pub(crate) regions: Regions,
     /// Keys that peers took back, and that nobody may use directly any more once that is shown.
     pub(crate) taken_back: Vec<u32>,
+    /// Completions of this turn that its caller takes at once.
+    here: Here,
     /// Completion queues that were pushed to since the last `finish`.
     fresh_cqs: Vec<u32>,
     /// Completion queues that lost a completion and whose queue pairs are still to be put in error.
@@ -149,14 +168,56 @@ impl Tables {
             events,
             regions: Regions::default(),
             taken_back: Vec::new(),
+            here: Here::default(),
             fresh_cqs: Vec::with_capacity(16),
             overrun_cqs: Vec::new(),
         }
     }
 
+    /// The caller of this turn polls this queue, which it found empty: up to `room` completions of it are kept until
+    /// [`take_here`](Self::take_here).
+    #[inline]
+    pub(crate) fn complete_here(&mut self, cq: u32, room: usize) {
+        (self.here.cq, self.here.room) = (cq, room);
+    }
+    /// The completions that were kept, in their order; those that follow go to the queue.
+    #[inline]
+    pub(crate) fn take_here(&mut self, out: &mut [Completion]) -> usize {
+        self.here.cq = Here::CLOSED;
+        let count = self.here.kept.len();
+        if count > 0 {
+            out[..count].copy_from_slice(&self.here.kept);
+            self.here.kept.clear();
+        }
+        count
+    }
+
     /// Appends a completion to a queue.
     #[inline]
     pub(crate) fn complete(&mut self, cq: u32, c: Completion) {
+        if self.here.cq == cq && self.is_kept_here(cq) {
+            self.completions += 1;
+            self.here.kept.push(c);
+            return;
+        }
+        self.push_completion(cq, c);
+    }
+
+    #[inline]
+    fn is_kept_here(&mut self, cq: u32) -> bool {
+        let kept = self.here.kept.len();
+        if kept > 0 {
+            return kept < self.here.room;
+        }
+        // What was pushed since the caller looked comes first; who asked for a notification is to have it.
+        self.cqs.at_mut(cq).is_some_and(|entry| entry.is_idle())
+    }
+
+    fn push_completion(&mut self, cq: u32, c: Completion) {
+        if self.here.cq == cq {
+            // What follows comes behind this one.
+            self.here.cq = Here::CLOSED;
+        }
         let entry = self.cqs.at_mut(cq).expect("a queue pair's completion queue outlives it");
         self.completions += 1;
         let (first, lost) = entry.push(c);

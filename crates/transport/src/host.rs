@@ -85,15 +85,22 @@ pub struct Loan {
     pub memory: RemoteAddr,
     /// Bytes.
     pub len: u32,
+    /// Of memory of the peer's process, which was not granted: what the two adapters agreed to look at. The transport
+    /// does not.
+    pub terms: Option<[u64; 2]>,
 }
 
 /// Why what was lent could not be fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoanError {
-    /// The receive request's own list does not take it.
+    /// The request's own list does not take it.
     Local(LocalError),
+    /// The key of the memory that is to be written does not allow it.
+    Remote,
     /// The memory is out of reach.
     Gone,
+    /// The peer lends what it does not have.
+    Bad,
 }
 
 impl From<LocalError> for LoanError {
@@ -290,6 +297,25 @@ pub trait Host {
     /// # Errors
     /// Nothing, or a part, was placed.
     fn place_loan(&mut self, _offset: u32, _loan: &Loan) -> Result<(), LoanError> {
+        Err(LoanError::Gone)
+    }
+
+    /// Fetches what the peer lends into memory that it writes, key checked again.
+    ///
+    /// # Errors
+    /// Nothing, or a part, was written.
+    fn write_loan(&mut self, _rkey: Rkey, _va: u64, _loan: &Loan) -> Result<(), LoanError> {
+        Err(LoanError::Gone)
+    }
+    /// Lends the peer up to `max` bytes of what it reads from `va` on, key checked, if it can fetch them.
+    fn lend_remote(&mut self, _rkey: Rkey, _va: u64, _max: u32) -> Option<Loan> {
+        None
+    }
+    /// Fetches what the peer lends into a request's local list, from `offset` on.
+    ///
+    /// # Errors
+    /// Nothing, or a part, was placed.
+    fn scatter_loan(&mut self, _index: u32, _offset: u32, _loan: &Loan) -> Result<(), LoanError> {
         Err(LoanError::Gone)
     }
 

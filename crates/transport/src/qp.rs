@@ -68,7 +68,7 @@ pub struct WindowStats {
     clippy::large_enum_variant,
     reason = "a queue pair keeps its variant; a box would cost each packet a miss"
 )]
-enum Service {
+pub(crate) enum Service {
     /// RESET and INIT; the index of the next send request.
     Unconnected {
         index: u32,
@@ -127,6 +127,13 @@ impl Qp {
     /// Its number.
     pub fn qpn(&self) -> Qpn {
         self.config.qpn
+    }
+    pub(crate) fn service_mut(&mut self) -> &mut Service {
+        &mut self.service
+    }
+    /// Whether an event is due once the send queue has drained.
+    pub(crate) fn awaits_drain(&self) -> bool {
+        self.drain_event
     }
     /// Its state.
     pub fn state(&self) -> QpState {

@@ -407,7 +407,7 @@ fn messages_in_a_wrong_state_or_of_wrong_form_are_dropped_and_counted() {
     let mut p = Ways::rc();
     p.recv(B, 0, 100);
     p.hand(B, &[0; HEAD_BYTES - 1]);
-    p.hand(B, &[13; HEAD_BYTES]);
+    p.hand(B, &[14; HEAD_BYTES]);
     assert_eq!(p.b.host.counted(Count::DroppedInvalid), 2);
     p.state(B, QpState::Error);
     p.hand_msg(B, &Msg::new(M::Send, B, NUMBER).data(4));

@@ -78,6 +78,29 @@ fn what_was_sent_as_a_message_is_sent_again_as_one() {
 }
 
 #[test]
+fn a_request_that_was_blocked_and_is_begun_along_with_an_answer_goes_on() {
+    let mut p = Ways::rc();
+    p.reach = true;
+    p.a.host.near.direct = Some(Box::new(|_, _, _| Direct::Later));
+    p.fill(A, 0, 3 * PIECE);
+    p.send(A, SendOp::Write(remote(500_000)), 0, 3 * PIECE as u32);
+    p.send_side(A);
+    assert!(!p.a.qp.wants_transmit(), "it waits");
+    // The answer to a READ of the peer's brings its queue pair to send, and the memory is out of reach by now.
+    p.a.host.near.direct = None;
+    p.send(B, SendOp::Read(remote(0)), 600_000, 8);
+    p.send_side(B);
+    p.take_all(A);
+    p.burst = 2;
+    p.send_side(A);
+    assert_eq!(p.sent_of(A, M::Write), 1);
+    assert!(p.a.qp.wants_transmit(), "the rest of it");
+    p.run();
+    p.expect_sends(&[Success]);
+    p.expect_bytes(B, 500_000, 0, 3 * PIECE);
+}
+
+#[test]
 fn of_a_message_whose_first_piece_was_lost_nothing_is_placed() {
     let s = Setup::default();
     let mut p = Ways::one_sided(&s);

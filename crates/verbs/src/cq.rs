@@ -19,6 +19,9 @@ use crate::wait::{deadline, wait_readable};
 use crate::wc::{Record, Wcs};
 use crate::{BuildError, Completions, WaitError};
 
+/// Looks of a wait between two at the clock.
+const LOOKS_A_CLOCK: u32 = 4;
+
 /// Yields completions, with the buffers that they give back. From
 /// [`Context::create_cq`](crate::Context::create_cq).
 ///
@@ -102,7 +105,8 @@ impl CompletionQueue {
     }
 
     /// Takes completions; if there are none, waits for some, for ever without a `timeout`. It blocks on
-    /// the device's descriptor, and turns the device where that works so: nobody else is needed.
+    /// the device's descriptor, and turns the device where that works so: nobody else is needed. Where a device says that it
+    /// pays, it polls for some microseconds before it sleeps.
     ///
     /// # Errors
     /// None came in time, or there is nothing to wait on.
@@ -114,7 +118,7 @@ impl CompletionQueue {
         self.wait_for(wcs, Notify::Any, timeout)
     }
 
-    /// As [`wait`](Self::wait), but sleeping on through completions that are not solicited (errors are).
+    /// As [`wait`](Self::wait), but sleeping at once, and on through completions that are not solicited (errors are).
     /// Those that are there when it is called, or when it wakes up, are yielded whatever they are.
     ///
     /// # Errors
@@ -137,6 +141,10 @@ impl CompletionQueue {
             return Ok(wcs.iter_mut());
         }
         let deadline = deadline(timeout);
+        // Who looks takes what comes, solicited or not.
+        if notify == Notify::Any && self.look(wcs, deadline) > 0 {
+            return Ok(wcs.iter_mut());
+        }
         // The descriptor first: it is made at the first call, and an armed notification needs it.
         self.port.wait_fd()?;
         loop {
@@ -153,6 +161,22 @@ impl CompletionQueue {
                 return Ok(wcs.iter_mut());
             }
         }
+    }
+
+    /// Looks for a while before it is worth sleeping. A device that finds nothing many times in a row gives way to other
+    /// threads meanwhile.
+    fn look(&mut self, wcs: &mut Completions, deadline: Option<Instant>) -> usize {
+        let until = Instant::now() + self.port.look_before_sleep();
+        let until = deadline.map_or(until, |d| d.min(until));
+        while Instant::now() < until {
+            for _ in 0..LOOKS_A_CLOCK {
+                let n = self.fill(wcs);
+                if n > 0 {
+                    return n;
+                }
+            }
+        }
+        0
     }
 
     /// The next completions, on any runtime. The device is moved meanwhile by an adapter thread, or by the

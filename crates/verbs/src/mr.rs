@@ -11,9 +11,6 @@ use crate::WaitError;
 use crate::buf::bounds;
 use crate::region::Region;
 
-/// Turns without anything done after which a wait loop lets other threads run.
-const IDLE_TURNS: u32 = 64;
-
 /// A region that peers reach, by the rights that it was made with. From
 /// [`Pd::alloc_shared`](crate::Pd::alloc_shared).
 ///
@@ -128,13 +125,12 @@ impl SharedMr {
     /// `offset` is not a multiple of 8, or lies outside.
     #[track_caller]
     pub fn wait_until(&self, offset: usize, mut done: impl FnMut(u64) -> bool) -> u64 {
-        let mut idle = 0;
         loop {
             let value = self.load_u64(offset);
             if done(value) {
                 return value;
             }
-            self.turn_or_yield(&mut idle);
+            self.turn();
         }
     }
 
@@ -153,7 +149,6 @@ impl SharedMr {
         mut done: impl FnMut(u64) -> bool,
     ) -> Result<u64, WaitError> {
         let start = Instant::now();
-        let mut idle = 0;
         loop {
             let value = self.load_u64(offset);
             if done(value) {
@@ -162,7 +157,7 @@ impl SharedMr {
             if start.elapsed() >= timeout {
                 return Err(WaitError::TimedOut(timeout));
             }
-            self.turn_or_yield(&mut idle);
+            self.turn();
         }
     }
 
@@ -175,16 +170,9 @@ impl SharedMr {
         self.region.revoke()
     }
 
-    fn turn_or_yield(&self, idle: &mut u32) {
-        if self.region.pd.ctx.device.turn() {
-            *idle = 0;
-        } else {
-            *idle += 1;
-            if *idle >= IDLE_TURNS {
-                *idle = 0;
-                std::thread::yield_now();
-            }
-        }
+    /// Between two looks. A device that finds nothing many times in a row gives way to other threads.
+    fn turn(&self) {
+        self.region.pd.ctx.device.turn();
         std::hint::spin_loop();
     }
 }

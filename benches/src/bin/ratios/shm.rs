@@ -8,7 +8,7 @@ use hca::perf::Op;
 use hca::{Buf, Pd};
 use hca_benches::batches::per_second;
 use hca_benches::crowd::Peers;
-use hca_benches::duo::{Duo, Kind, aligned};
+use hca_benches::duo::{Duo, ForeignOp, Kind, aligned};
 use hca_benches::floor::{Floor, cache};
 use hca_benches::ratio::{Ratio, summary};
 
@@ -21,7 +21,7 @@ const COLD_BYTES: usize = 256 << 20;
 const RECEIVE_BUFFERS: usize = 16;
 
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 17] = [
+pub(super) const ROWS: [Row; 21] = [
     Row { name: "send 8 B one way", against: "8 B ring", target: less(1.6, Some(1.35)), unit: Unit::Ns, measure: |b| duo(b, Kind::Send, 8, cache::Kind::RingPingPong) },
     Row { name: "write 8 B half round trip", against: "bare put", target: less(1.3, Some(1.1)), unit: Unit::Ns, measure: |b| duo(b, Kind::Write, 8, cache::Kind::PutPingPong) },
     Row { name: "read 8 B", against: "load of an owned line", target: less(2.0, Some(1.5)), unit: Unit::Ns, measure: |b| duo(b, Kind::Read, 8, cache::Kind::OwnedLoad) },
@@ -32,6 +32,10 @@ pub(super) const ROWS: [Row; 17] = [
     Row { name: "write 64 KiB cold", against: "memcpy", target: more(1.6, None), unit: Unit::Bytes, measure: |b| blocks(b, 64 << 10, COLD_BYTES) },
     Row { name: "write 1 MiB cold", against: "memcpy", target: more(1.6, None), unit: Unit::Bytes, measure: |b| blocks(b, 1 << 20, COLD_BYTES) },
     Row { name: "send 1 MiB stream", against: "memcpy into as many buffers", target: more(0.7, Some(0.85)), unit: Unit::Bytes, measure: messages },
+    Row { name: "send 1 MiB foreign stream", against: "memcpy", target: None, unit: Unit::Bytes, measure: |b| foreign(b, ForeignOp::Send, 1 << 20) },
+    Row { name: "write 64 KiB foreign", against: "memcpy", target: None, unit: Unit::Bytes, measure: |b| foreign(b, ForeignOp::Write, 64 << 10) },
+    Row { name: "write 1 MiB foreign", against: "memcpy", target: None, unit: Unit::Bytes, measure: |b| foreign(b, ForeignOp::Write, 1 << 20) },
+    Row { name: "read 1 MiB foreign", against: "memcpy", target: None, unit: Unit::Bytes, measure: |b| foreign(b, ForeignOp::Read, 1 << 20) },
     Row { name: "send 4 KiB one way", against: "bare put of 4 KiB", target: None, unit: Unit::Ns, measure: |b| duo(b, Kind::Send, 4096, cache::Kind::LargePutPingPong) },
     Row { name: "send 8 B rate", against: "8 B ring", target: more(0.3, Some(0.5)), unit: Unit::Messages, measure: sends },
     Row { name: "write 8 B rate", against: "bare store and flag", target: more(0.5, Some(0.7)), unit: Unit::Messages, measure: writes },
@@ -58,6 +62,14 @@ fn blocks(b: &Bench, size: usize, span: usize) -> Result<Option<Ratio>, Failure>
     let source = duo.source().clone();
     let floor = || Ok(memcpy(b, &source, &mut target, size));
     Ok(summary(&b.interleave(|| duo.write_bytes_per_s(b.time), floor)?))
+}
+
+/// A stream of blocks of foreign memory against memcpy between two buffers, in bytes a second.
+fn foreign(b: &Bench, op: ForeignOp, size: usize) -> Result<Option<Ratio>, Failure> {
+    let mut duo = Duo::start(&b.device, b.cpus, Kind::Foreign { op, span: size }, size)?;
+    let (source, mut target) = (aligned(duo.pd(), size)?, [aligned(duo.pd(), size)?]);
+    let floor = || Ok(memcpy(b, &source, &mut target, size));
+    Ok(summary(&b.interleave(|| duo.foreign_bytes_per_s(b.time), floor)?))
 }
 
 /// A stream of SENDs of 1 MiB against memcpy from one buffer into as many as are posted to receive, in bytes a second.

@@ -4,6 +4,7 @@ pub(crate) mod atomics;
 pub(crate) mod concurrency;
 pub(crate) mod cq;
 pub(crate) mod errors;
+pub(crate) mod foreign;
 pub(crate) mod keys;
 pub(crate) mod limits;
 pub(crate) mod progress;

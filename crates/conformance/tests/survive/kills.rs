@@ -6,8 +6,8 @@ use hca_conformance::Ran;
 use softhca::Progress;
 
 use crate::helper::say;
-use crate::load::{Load, counters, pattern};
-use crate::{domain, peer, start};
+use crate::load::{Load, OWN, counters, pattern};
+use crate::{domain, own_domain, peer, start};
 
 /// What a survivor's requests to the dead may take to end: not a quarter of what a silent peer is given, so that only the
 /// news of the death can end them in time.
@@ -47,31 +47,31 @@ fn is_ours(entry: &std::io::Result<std::fs::DirEntry>) -> bool {
     entry.as_ref().is_ok_and(|e| e.file_name().to_string_lossy().contains("hca"))
 }
 
-/// What a survivor is to do: `ROUNDS PROGRESS SEED`.
+/// What a survivor is to do: `DOMAIN ROUNDS PROGRESS SEED`.
 pub(crate) fn survivor(argument: &str) {
     let words: Vec<&str> = argument.split(' ').collect();
-    let [rounds, progress, seed] = words[..] else { panic!("{argument}") };
-    kill_under_load(rounds.parse().unwrap(), progress.parse().unwrap(), seed.parse().unwrap());
+    let [domain, rounds, progress, seed] = words[..] else { panic!("{argument}") };
+    kill_under_load(domain, rounds.parse().unwrap(), progress.parse().unwrap(), seed.parse().unwrap());
 }
 
 /// Kills so many peers of a process of its own, whose descriptors and mappings nobody else changes.
-fn kill(rounds: u32, progress: Progress, seed: u64) {
-    let mut survivor = start("survivor", &format!("{rounds} {progress} {seed}"));
+fn kill(domain: &str, rounds: u32, progress: Progress, seed: u64) {
+    let mut survivor = start("survivor", &format!("{domain} {rounds} {progress} {seed}"));
     println!("{}", survivor.line());
     assert!(survivor.child.wait().unwrap().success());
 }
 
 /// Kills a child after so many requests, `rounds` times. Another child's traffic goes on meanwhile.
-fn kill_under_load(rounds: u32, progress: Progress, seed: u64) {
-    let (domain, pattern) = (domain(), pattern());
-    let mut load = Load::open(&domain, progress);
-    let (steady, living) = peer(&mut load, &domain, Progress::Adaptive, "none");
+fn kill_under_load(domain: &str, rounds: u32, progress: Progress, seed: u64) {
+    let pattern = pattern();
+    let mut load = Load::open(domain, progress);
+    let (steady, living) = peer(&mut load, domain, Progress::Adaptive, "none");
     let mut random = seed | 1;
     let mut before = None;
     let mut longest = Duration::ZERO;
     for round in 0..rounds {
         let mode = Progress::ALL[round as usize % 3];
-        let (child, dying) = peer(&mut load, &domain, mode, "none");
+        let (child, dying) = peer(&mut load, domain, mode, "none");
         random = random.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) | 1;
         let (requests, spins) = (random % 3000, random >> 40 & 0x3ff);
         let mut ran = Ran::new();
@@ -103,7 +103,7 @@ fn kill_under_load(rounds: u32, progress: Progress, seed: u64) {
         }
         let alive = load.peers[living].as_ref().unwrap();
         assert_eq!(alive.why, None, "round {round}: the living peer; {}", counters(&load.context));
-        let held = || Held::now(&domain);
+        let held = || Held::now(domain);
         let mut now = held();
         // What is left of a dead peer's link goes in a turn or two.
         while before.as_ref().is_some_and(|b| now.exceeds(b)) {
@@ -113,6 +113,8 @@ fn kill_under_load(rounds: u32, progress: Progress, seed: u64) {
         }
         before = Some(now);
     }
+    let fetched = load.context.counter("process_fetches").unwrap_or(0);
+    assert_eq!(fetched > 0, domain.starts_with(OWN), "{}", counters(&load.context));
     load.peers[living].as_ref().unwrap().check_written(&pattern);
     say(format!("{rounds} peers killed ({progress}); the last request to one ended within {longest:?}"));
     assert!(longest < A_SECOND, "{longest:?}");
@@ -121,7 +123,12 @@ fn kill_under_load(rounds: u32, progress: Progress, seed: u64) {
 
 #[test]
 fn killed_peers_fail_their_own_requests_within_a_second_and_nobody_elses() {
-    kill(50, Progress::Adaptive, 1);
+    kill(&domain(), 50, Progress::Adaptive, 1);
+}
+
+#[test]
+fn killed_peers_whose_memory_is_fetched_fail_their_own_requests_and_nobody_elses() {
+    kill(&own_domain(), 50, Progress::Adaptive, 2);
 }
 
 #[test]
@@ -131,6 +138,7 @@ fn a_thousand_killed_peers_fail_their_own_requests_and_nobody_elses() {
     let seed = seed.unwrap_or_else(|| u64::from(std::process::id()));
     println!("HCA_KILL_SEED={seed}");
     for (progress, rounds) in [(Progress::Inline, 334), (Progress::Adaptive, 333), (Progress::Thread, 333)] {
-        kill(rounds, progress, seed);
+        kill(&domain(), rounds, progress, seed);
+        kill(&own_domain(), rounds / 2, progress, seed);
     }
 }

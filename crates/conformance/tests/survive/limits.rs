@@ -11,7 +11,7 @@ use softhca::Progress;
 
 use crate::helper::say;
 use crate::load::{Load, pattern};
-use crate::{domain, filter, start, system};
+use crate::{domain, filter, own_domain, start, system};
 
 /// Runs a child under a limit, and returns what it says.
 fn under(limit: &str) -> Vec<String> {
@@ -41,7 +41,22 @@ pub(crate) fn child(limit: &str) {
         }
         "process_vm" => {
             filter::refuse(&[libc::SYS_process_vm_readv, libc::SYS_process_vm_writev], libc::EPERM);
+            say(notes("foreign memory"));
             works();
+            fetches(None);
+        }
+        "process_vm, unknown" => {
+            filter::refuse(&[libc::SYS_process_vm_readv, libc::SYS_process_vm_writev], libc::ENOSYS);
+            say(notes("foreign memory"));
+            fetches(None);
+        }
+        "process_vm, later" => {
+            say(notes("foreign memory"));
+            fetches(Some(libc::EPERM));
+        }
+        "pidfd" => {
+            filter::refuse(&[libc::SYS_pidfd_open], libc::ENOSYS);
+            fetches(None);
         }
         "membarrier" => {
             filter::refuse(&[libc::SYS_membarrier], libc::ENOSYS);
@@ -90,6 +105,32 @@ fn works() {
     let (mut a, mut b) = (Load::open(&domain, Progress::Inline), Load::open(&domain, Progress::Inline));
     connect(&mut a, &mut b);
     traffic(&mut a, &mut b);
+    say("works");
+}
+
+/// Memory of the program's own goes by one copy until that is refused, and by two then.
+fn fetches(refused_later: Option<i32>) {
+    let domain = own_domain();
+    let (mut a, mut b) = (Load::open(&domain, Progress::Inline), Load::open(&domain, Progress::Inline));
+    connect(&mut a, &mut b);
+    traffic(&mut a, &mut b);
+    let counts = |a: &Load, b: &Load, name: &str| [a, b].map(|l| l.context.counter(name).unwrap());
+    let until_both = |a: &mut Load, b: &mut Load, name: &str| {
+        let mut ran = Ran::new();
+        while counts(a, b, name).contains(&0) {
+            traffic(a, b);
+            assert!(ran.tick().as_secs() < 20, "{name} stays 0");
+        }
+    };
+    if let Some(errno) = refused_later {
+        until_both(&mut a, &mut b, "process_fetches");
+        filter::refuse(&[libc::SYS_process_vm_readv], errno);
+    }
+    let before = counts(&a, &b, "process_fetches");
+    until_both(&mut a, &mut b, "processes_not_readable");
+    traffic(&mut a, &mut b);
+    assert_eq!(counts(&a, &b, "process_fetches"), before);
+    assert_eq!(counts(&a, &b, "processes_not_readable"), [1, 1]);
     say("works");
 }
 
@@ -254,7 +295,28 @@ fn huge_pages_are_not_needed() {
 
 #[test]
 fn where_other_processes_memory_is_forbidden_it_works() {
-    assert_eq!(under("process_vm"), ["works"]);
+    let said = under("process_vm");
+    assert!(said[0].contains("ring") && said[0].contains("not permitted"), "{said:?}");
+    assert_eq!(said[1..], ["works", "works"]);
+}
+
+#[test]
+fn where_other_processes_memory_is_unknown_to_the_system_it_works_and_says_so() {
+    let said = under("process_vm, unknown");
+    assert!(said[0].contains("ring") && said[0].contains("not implemented"), "{said:?}");
+    assert_eq!(said[1..], ["works"]);
+}
+
+#[test]
+fn where_other_processes_memory_is_forbidden_one_day_it_goes_on() {
+    let said = under("process_vm, later");
+    assert!(said[0].contains("one copy"), "{said:?}");
+    assert_eq!(said[1..], ["works"]);
+}
+
+#[test]
+fn where_processes_have_no_descriptors_it_works() {
+    assert_eq!(under("pidfd"), ["works"]);
 }
 
 #[test]

@@ -10,16 +10,21 @@ use hca_verbs::{
 };
 use softhca::{Options, Progress, SoftHca};
 
+use crate::own::Own;
+
 /// Queue pairs to each peer.
 pub(crate) const QPS: usize = 4;
 /// Requests outstanding on each of them.
 const FULL: u32 = 16;
 const RECVS: usize = 8;
 
+/// Processes of a domain whose name begins so work on memory of their own instead of the adapter's.
+pub(crate) const OWN: &str = "own.";
+
 /// What a region consists of.
 const PATTERN: usize = 256 << 10;
 const READ_INTO: usize = PATTERN;
-const READ_BYTES: usize = 16 << 10;
+const READ_BYTES: usize = 80 << 10;
 const RECV_INTO: usize = READ_INTO + QPS * READ_BYTES;
 const RECV_BYTES: usize = 2 << 10;
 const WRITE_INTO: usize = RECV_INTO + QPS * RECVS * RECV_BYTES;
@@ -67,12 +72,16 @@ pub(crate) struct Load {
     /// Memory is used for something else, so that what has arrived can't be looked at.
     pub(crate) blind: bool,
     pub(crate) peers: Vec<Option<Peer>>,
+    /// Memory of its own, for each place among the peers; none: the adapter's serves.
+    own: Option<Vec<Own>>,
 }
 
 impl Load {
     pub(crate) fn open(domain: &str, progress: Progress) -> Self {
         let options = ShmOptions { ring_bytes: 1 << 18, ..ShmOptions::default() };
-        Self::on(ShmFabric::open(domain, &options).expect("shared memory can be had"), progress)
+        let fabric = ShmFabric::open(domain, &options).expect("shared memory can be had");
+        let own = domain.starts_with(OWN).then(Vec::new);
+        Self { own, ..Self::on(fabric, progress) }
     }
 
     pub(crate) fn on(fabric: ShmFabric, progress: Progress) -> Self {
@@ -82,13 +91,21 @@ impl Load {
         let cq = context.create_cq(1024).unwrap();
         let wcs = Completions::with_capacity(64);
         let ends = &[WcStatus::RetryExceeded, WcStatus::WrFlushed];
-        Self { context, pd, cq, wcs, pattern: pattern(), ends, blind: false, peers: Vec::new() }
+        Self { context, pd, cq, wcs, pattern: pattern(), ends, blind: false, peers: Vec::new(), own: None }
     }
 
     /// Queue pairs and a region for one more peer, and the line that tells it of them.
     pub(crate) fn invite(&mut self) -> (usize, String) {
         let index = self.peers.iter().position(Option::is_none).unwrap_or(self.peers.len());
-        let window = self.pd.alloc_shared(REGION, Access::all()).unwrap();
+        let window = match &mut self.own {
+            None => self.pd.alloc_shared(REGION, Access::all()).unwrap(),
+            Some(own) => {
+                if index == own.len() {
+                    own.push(Own::new(REGION));
+                }
+                own[index].register(&self.pd)
+            }
+        };
         window.write_at(0, &self.pattern);
         let qp = |i: usize| {
             let builder = self.pd.qp::<Rc>(&self.cq).max_send_wr(2 * FULL).max_recv_wr(RECVS as u32);

@@ -10,8 +10,10 @@ mod helper;
 mod kills;
 mod limits;
 mod load;
+mod own;
 mod stopped;
 mod system;
+mod torn;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -23,6 +25,11 @@ use softhca::Progress;
 fn domain() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     format!("s{}.{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// A domain whose processes work on memory of their own.
+fn own_domain() -> String {
+    format!("{}{}", load::OWN, domain())
 }
 
 fn start(role: &str, argument: &str) -> Helper {

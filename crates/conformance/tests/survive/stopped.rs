@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use softhca::Progress;
 
 use crate::load::{Load, REGION};
-use crate::{domain, peer};
+use crate::{domain, own_domain, peer};
 
 /// What taking a key back may take.
 const A_SECOND: Duration = Duration::from_secs(1);
@@ -26,14 +26,13 @@ const OURS: u8 = 0xee;
 
 /// Stops a child under load at any moment, takes the key of its region back, uses the memory for something else, and
 /// lets the child go on: no byte changes any more.
-fn stop_and_take_back(rounds: u32, seed: u64) {
-    let domain = domain();
+fn stop_and_take_back(domain: &str, rounds: u32, seed: u64) {
     let mut random = seed | 1;
     let mut longest = Duration::ZERO;
     for round in 0..rounds {
-        let mut load = Load::open(&domain, Progress::ALL[round as usize % 3]);
+        let mut load = Load::open(domain, Progress::ALL[round as usize % 3]);
         let mode = Progress::ALL[round as usize / 3 % 3];
-        let (child, index) = peer(&mut load, &domain, mode, "any");
+        let (mut child, index) = peer(&mut load, domain, mode, "any");
         let pid = Pid::from_child(&child.child);
         random = random.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) | 1;
         let (requests, spins) = (random % 500, random >> 40 & 0xfff);
@@ -82,6 +81,10 @@ fn stop_and_take_back(rounds: u32, seed: u64) {
             std::thread::yield_now();
         }
         unchanged("when the peer went on");
+        if round % 2 == 0 && mode != Progress::Inline && round % 3 != 0 {
+            // It has looked at all bytes that it took for ours, and found none of what they are now.
+            assert_eq!(child.line(), "over", "round {round}");
+        }
         child.kill();
         unchanged("when the peer was gone");
     }
@@ -91,11 +94,17 @@ fn stop_and_take_back(rounds: u32, seed: u64) {
 
 #[test]
 fn a_key_is_taken_back_from_a_stopped_peer_and_no_byte_changes_when_it_goes_on() {
-    stop_and_take_back(18, 1);
+    stop_and_take_back(&domain(), 18, 1);
+}
+
+#[test]
+fn a_stopped_peer_that_was_fetching_takes_nothing_that_was_written_since_the_key_was_taken_back() {
+    stop_and_take_back(&own_domain(), 36, 2);
 }
 
 #[test]
 #[ignore = "needs minutes"]
 fn keys_are_taken_back_from_hundreds_of_stopped_peers() {
-    stop_and_take_back(360, u64::from(std::process::id()));
+    stop_and_take_back(&domain(), 360, u64::from(std::process::id()));
+    stop_and_take_back(&own_domain(), 360, u64::from(std::process::id()));
 }

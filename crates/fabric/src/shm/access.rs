@@ -21,9 +21,10 @@ use super::grant::{
     AccessError, Denied, GrantId, Granted, LinkId, MAX_BRACKET_BYTES, MAX_MAPPED, MAX_MAPPED_OF_PEER, Notice,
     QpGuard,
 };
-use super::memory::{MemoryFault, Sealed, Segment, Window};
+use super::memory::{MemoryFault, OwnWord, PeerWord, Sealed, Segment, Window};
 use super::note::{Note, Place};
 use super::pages::{HUGE, PAGE, map_aligned};
+use super::process::Processes;
 use super::ring::Barrier;
 use crate::dma::{self, Caching, Footprint};
 
@@ -78,9 +79,8 @@ pub(super) struct Mapped {
     granted: Granted,
     footprint: Footprint,
     place: Place,
-    generation_at: usize,
-    own: Segment,
-    in_use_at: usize,
+    generation_now: PeerWord,
+    in_use: OwnWord,
     board: Window,
     barrier: Barrier,
     pub(super) link: LinkId,
@@ -114,6 +114,8 @@ pub(super) struct MappedRegions {
     counts: HashMap<LinkId, u32>,
     /// Accesses so far, modulo what an in-use word counts.
     accesses: u32,
+    /// Peers' processes, where what is not granted is fetched from.
+    pub(super) processes: Processes,
 }
 
 impl MappedRegions {
@@ -166,9 +168,8 @@ impl MappedRegions {
             granted,
             footprint,
             place,
-            generation_at,
-            own,
-            in_use_at,
+            generation_now: board.word_at(generation_at),
+            in_use: own.word_at(in_use_at),
             board,
             barrier,
             link,
@@ -208,13 +209,13 @@ impl MappedRegions {
         let count = self.accesses;
         let m = self.get_mut(grant).filter(|m| m.link == guard.link).ok_or(Denied::Unknown)?;
         let terms = Terms {
+            generation_now: &m.generation_now,
             board: &m.board,
-            generation_at: m.generation_at,
             generation: m.place.generation,
             qp_at: guard.at as usize,
             qp_word: guard.word,
         };
-        match bracket::enter(&m.own, m.in_use_at, m.place.region, count, &terms, m.barrier) {
+        match bracket::enter(&m.in_use, m.place.region, count, &terms, m.barrier) {
             Ok(()) => {}
             Err(Stale::QueuePair(found)) => return Err(Denied::QueuePair { found }),
             Err(Stale::Generation) => return Err(Denied::Revoked),
@@ -233,6 +234,12 @@ pub struct Reach<'a> {
 impl<'a> Reach<'a> {
     pub(super) fn new(mapped: &'a mut MappedRegions, revoked: &'a mut Option<GrantId>) -> Self {
         Self { mapped, revoked }
+    }
+    pub(super) fn processes(&self) -> &Processes {
+        &self.mapped.processes
+    }
+    pub(super) fn processes_mut(&mut self) -> &mut Processes {
+        &mut self.mapped.processes
     }
     /// As [`ShmFabric::access`].
     ///
@@ -298,7 +305,7 @@ pub struct Bracket<'a> {
 impl Drop for Bracket<'_> {
     #[inline]
     fn drop(&mut self) {
-        bracket::leave(&self.of.own, self.of.in_use_at);
+        bracket::leave(&self.of.in_use);
     }
 }
 

@@ -15,7 +15,7 @@
 //! An in-use word carries a count besides the region. A word that differs from the one that was seen behind the
 //! barrier is of a later access, which found the new generation or never looked at this region.
 
-use super::memory::{Segment, Window};
+use super::memory::{OwnWord, PeerWord, Window};
 use super::ring::Barrier;
 use crate::sync::Ordering;
 
@@ -27,10 +27,11 @@ const _: () = assert!(super::grant::MAX_GRANTED_REGIONS < REGION_MASK);
 
 /// What is looked at before an access, and what has to stand there.
 pub(super) struct Terms<'a> {
-    /// The board of the memory's owner.
-    pub(super) board: &'a Window,
-    pub(super) generation_at: usize,
+    /// The region's word on the board of the memory's owner.
+    pub(super) generation_now: &'a PeerWord,
     pub(super) generation: u32,
+    /// The same board, and where the queue pair's word stands on it.
+    pub(super) board: &'a Window,
     pub(super) qp_at: usize,
     pub(super) qp_word: u64,
 }
@@ -45,8 +46,7 @@ pub(super) enum Stale {
 /// Begins an access to a region, if the terms hold. Otherwise the in-use word is down again.
 #[inline]
 pub(super) fn enter(
-    own: &Segment,
-    in_use_at: usize,
+    in_use: &OwnWord,
     region: u32,
     count: u32,
     terms: &Terms<'_>,
@@ -54,23 +54,23 @@ pub(super) fn enter(
 ) -> Result<(), Stale> {
     let word = count << REGION_BITS | (region + 1);
     // Release: this word says, too, that the copies of the access before are done.
-    own.word(in_use_at).store(word, Ordering::Release);
+    in_use.store(word, Ordering::Release);
     barrier.on_showing();
     // Acquire, both: what the owner did before it published them is done.
-    let generation = terms.board.word(terms.generation_at, Ordering::Acquire);
+    let generation = terms.generation_now.load(Ordering::Acquire);
     let qp_word = terms.board.word64(terms.qp_at, Ordering::Acquire);
     if generation == terms.generation && qp_word == terms.qp_word {
         return Ok(());
     }
-    leave(own, in_use_at);
+    leave(in_use);
     Err(if generation == terms.generation { Stale::QueuePair(qp_word) } else { Stale::Generation })
 }
 
 /// Ends an access.
 #[inline]
-pub(super) fn leave(own: &Segment, in_use_at: usize) {
+pub(super) fn leave(in_use: &OwnWord) {
     // Release: all copies are done for who sees this. Pairs with the Acquire in `seen`.
-    own.word(in_use_at).store(0, Ordering::Release);
+    in_use.store(0, Ordering::Release);
 }
 
 /// What a peer says that it is within. Behind a barrier.
@@ -91,7 +91,7 @@ pub(super) fn seen(peer: &Window, in_use_at: usize) -> Seen {
 
 #[cfg(all(test, loom))]
 mod loom_tests {
-    use super::super::memory::LINE;
+    use super::super::memory::{LINE, Segment};
     use super::*;
     use crate::sync::{Arc, AtomicU32};
 
@@ -106,18 +106,19 @@ mod loom_tests {
             let (peer, published) = (own.window(), board.window());
             let memory = Arc::new(AtomicU32::new(0));
             let target = Arc::clone(&memory);
+            let (in_use, generation_now) = (own.word_at(0), published.word_at(GENERATION_AT));
             let t = loom::thread::spawn(move || {
                 for count in 1..=2 {
                     let terms = Terms {
-                        board: &published,
-                        generation_at: GENERATION_AT,
+                        generation_now: &generation_now,
                         generation: 0,
+                        board: &published,
                         qp_at: QP_AT,
                         qp_word: 0,
                     };
-                    if enter(&own, 0, 4, count, &terms, Barrier::Fence).is_ok() {
+                    if enter(&in_use, 4, count, &terms, Barrier::Fence).is_ok() {
                         target.store(count, Ordering::Relaxed);
-                        leave(&own, 0);
+                        leave(&in_use);
                     }
                 }
             });

@@ -31,6 +31,8 @@ counters! {
     /// Messages written to rings, and taken from them.
     tx_messages,
     rx_messages,
+    /// Those of them that were taken by the quick way.
+    rx_messages_quick,
     /// Send calls that ended at a full ring; the packets stay in the batch.
     tx_blocked,
     /// Packets lost as nobody is at the peer's address.
@@ -75,6 +77,10 @@ counters! {
     grants_not_mapped,
     /// Regions whose memory is this process's alone since a dropped peer had it.
     regions_made_private,
+    /// Peers from whose processes what they lend is fetched.
+    processes_fetched_from,
+    /// Peers whose processes can't be read, or no more: what they would lend comes by the ring.
+    processes_not_readable,
     /// Messages about grants that a peer did not take from its socket.
     notes_lost,
     /// Rings that are no longer polled.

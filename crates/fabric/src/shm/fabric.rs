@@ -18,9 +18,9 @@ use super::meet::{LISTENER, Pending};
 use super::memory::{LINE, Writers, create, create_sparse};
 use super::name::{Domain, Listener};
 use super::path::Paths;
-use super::ring::{Barrier, MAX_RING_LINES, MIN_RING_LINES, Record};
+use super::ring::{Barrier, Consumer, MAX_RING_LINES, MIN_RING_LINES, Record};
 use super::rx::{PacketsOnly, ShmSink};
-use super::{ShmError, memory, proof};
+use super::{ShmError, memory, process, proof};
 use crate::icrc::Icrc;
 use crate::{Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
 
@@ -32,6 +32,19 @@ pub(super) const MAX_POLLED: usize = 2 * HOT_RINGS;
 pub(super) const TICK: Duration = Duration::from_millis(1);
 /// Addresses that are drawn before one that is free is despaired of.
 const ADDRESS_DRAWS: usize = 4;
+
+/// How memory of the program's own, which was not given out as pages, reaches peers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProcessVm {
+    /// Through the ring, by two copies.
+    No,
+    /// Long messages are fetched from the process by one copy (`process_vm_readv`), where the system lets processes of
+    /// one user read each other.
+    #[default]
+    Yes,
+    /// The same, and where Yama restricts that, every process of this user is let read (and trace) this one.
+    Any,
+}
 
 /// Settings of a [`ShmFabric`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,12 +62,22 @@ pub struct ShmOptions {
     pub messages: bool,
     /// No memory but the rings is shared with any peer: the target's side does every copy.
     pub isolated: bool,
+    /// How memory of the program's own travels; with `isolated` always through the ring.
+    pub process_vm: ProcessVm,
 }
 
 impl Default for ShmOptions {
     /// 1 MiB to each peer, abstract names, this user's processes only, messages.
     fn default() -> Self {
-        Self { ring_bytes: 1 << 20, folder: None, any_user: false, messages: true, isolated: false }
+        let process_vm = ProcessVm::Yes;
+        Self {
+            ring_bytes: 1 << 20,
+            folder: None,
+            any_user: false,
+            messages: true,
+            isolated: false,
+            process_vm,
+        }
     }
 }
 
@@ -73,6 +96,7 @@ pub struct ShmFabric {
     pub(super) ring_lines: u32,
     pub(super) messages: bool,
     pub(super) isolated: bool,
+    pub(super) process_vm: ProcessVm,
     /// `recv` leaves everything to `recv_all`.
     all_taken: bool,
     /// Peers that have gone, until the adapter is told.
@@ -86,6 +110,8 @@ pub struct ShmFabric {
     pub(super) banned: HashSet<Ipv6Addr>,
     /// Links whose rings are polled each turn.
     pub(super) polled: Vec<u32>,
+    /// Which of them is looked at next.
+    pub(super) look_at: usize,
     /// Links that were called for, to be gone through.
     pub(super) called: Vec<u32>,
     /// Links found to be over while rings were polled.
@@ -149,7 +175,9 @@ impl ShmFabric {
         let (board_fd, board) = create_sparse("hca-shm-board", BOARD_BYTES, PAGE_BYTES, Writers::Creator)
             .map_err(|source| ShmError::Memory { bytes: BOARD_BYTES, source })?;
         let barrier = barrier();
-        let attr = attr(local, &domain, options.ring_bytes, barrier);
+        let shares = options.messages && !options.isolated;
+        let process_vm = if shares { options.process_vm } else { ProcessVm::No };
+        let attr = attr(local, &domain, options.ring_bytes, barrier, process_vm);
         Ok(Self {
             attr,
             local,
@@ -164,6 +192,7 @@ impl ShmFabric {
             ring_lines,
             messages: options.messages,
             isolated: options.isolated,
+            process_vm,
             all_taken: false,
             gone: Vec::new(),
             barrier,
@@ -173,6 +202,7 @@ impl ShmFabric {
             next_pending: 0,
             banned: HashSet::new(),
             polled: Vec::with_capacity(64),
+            look_at: 0,
             called: Vec::with_capacity(64),
             ended: 0,
             greetings: 0,
@@ -225,10 +255,17 @@ fn barrier() -> Barrier {
     }
 }
 
-fn attr(local: Ipv6Addr, domain: &Domain, ring_bytes: usize, barrier: Barrier) -> FabricAttr {
+fn attr(
+    local: Ipv6Addr,
+    domain: &Domain,
+    ring_bytes: usize,
+    barrier: Barrier,
+    process_vm: ProcessVm,
+) -> FabricAttr {
     let mut notes = vec![
         ("domain", domain.describe()),
         ("ring", format!("{ring_bytes} bytes to each peer, and as many from it")),
+        ("foreign memory", process::describe(process_vm)),
     ];
     if barrier == Barrier::Fence {
         let cost =
@@ -259,18 +296,17 @@ impl ShmFabric {
         }
         self.poll_rings(budget, sink)
     }
-    /// Whether a look at all rings that are polled, and at the bits of those who call, finds nothing.
-    #[inline]
-    pub fn nothing_came(&self) -> bool {
-        let empty = |&slot: &u32| self.links.get(slot).is_some_and(|l| !l.has_input());
-        !self.bells.rung() && self.ended == 0 && self.polled.iter().all(empty)
-    }
     /// Appends its counters, under names that tell them from those of the network beside it.
     pub(crate) fn counters_as_part(&self, out: &mut Vec<Counter>) {
         self.counters.append_as_part(out);
+        self.grants.mapped.processes.append(true, out);
         out.push(Counter { name: "shm_peers_now", value: self.links.len() as u64 });
         out.push(Counter { name: "shm_regions_granted_now", value: self.grants.granted_now() as u64 });
         out.push(Counter { name: "shm_regions_mapped_now", value: self.grants.mapped.len() as u64 });
+    }
+    /// Whether it is all that its adapter has: there is no other network beside it.
+    pub fn is_alone(&self) -> bool {
+        !self.domain.is_on_network()
     }
     /// Whether there are rings to be looked at each turn.
     #[inline]
@@ -359,6 +395,12 @@ impl Fabric for ShmFabric {
         if input(self) {
             return true;
         }
+        let is_parked =
+            |&slot: &u32| self.links.get(slot).and_then(|l| l.rx.as_ref()).is_none_or(Consumer::is_parked);
+        if self.bells.sleeps() && self.polled.iter().all(is_parked) {
+            // All was said before, and nothing has been taken since.
+            return false;
+        }
         self.park_polled();
         self.bells.sleep();
         // The first look behind the sleep is at the sockets, too.
@@ -369,6 +411,7 @@ impl Fabric for ShmFabric {
 
     fn counters(&self, out: &mut Vec<Counter>) {
         self.counters.append(out);
+        self.grants.mapped.processes.append(false, out);
         out.push(Counter { name: "peers_now", value: self.links.len() as u64 });
         out.push(Counter { name: "regions_granted_now", value: self.grants.granted_now() as u64 });
         out.push(Counter { name: "regions_mapped_now", value: self.grants.mapped.len() as u64 });

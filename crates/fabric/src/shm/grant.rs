@@ -16,6 +16,8 @@ pub const MAX_MAPPED: u32 = 8192;
 pub const MAX_ASKED: u32 = 64;
 /// Queue pairs that have a word on the board.
 pub const MAX_QP_WORDS: u32 = 65_536;
+/// Pieces of memory of this process at most that one fetch from a peer's process fills.
+pub const MAX_LOAN_PLACES: usize = 32;
 /// Bytes that one bracket moves at most.
 pub const MAX_BRACKET_BYTES: usize = 256 << 10;
 
@@ -150,6 +152,16 @@ pub enum Notice {
         /// Its name here, which is void.
         grant: GrantId,
     },
+    /// The peer fetches from this process what messages lend.
+    ProcessTaken {
+        /// The peer.
+        link: LinkId,
+    },
+    /// The peer does not, or no more.
+    ProcessLeft {
+        /// The peer.
+        link: LinkId,
+    },
     /// The peer is gone, with all grants in either direction.
     LinkGone {
         /// The peer.
@@ -167,6 +179,9 @@ pub enum GrantError {
     /// The peer's process belongs to another user.
     #[error("the peer's process belongs to another user, who gets packets only")]
     ForeignUser,
+    /// This adapter does not share memory in this way.
+    #[error("this adapter was opened with isolated=yes or process_vm=no")]
+    Isolated,
     /// A limit is reached.
     #[error("{limit} {what}, which is the limit")]
     Limit {

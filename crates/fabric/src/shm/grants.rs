@@ -5,13 +5,14 @@
 //! board    page 0   whether the adapter sleeps
 //!          then     a word (u64) for each queue pair
 //!          then     a generation (u32) for each region that is granted
+//!          then     a page of words (u32) that change when what was lent by a key is taken back
 //! ```
 //!
 //! Only its owner writes the board, and its pages are made when they are used first.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use hca_core::Access;
 use rustix::fs::FallocateFlags;
@@ -33,11 +34,13 @@ use super::ring::Barrier;
 use crate::PathId;
 
 /// Where the words of queue pairs begin on a board.
-const QP_WORDS_AT: usize = PAGE_BYTES;
+pub(super) const QP_WORDS_AT: usize = PAGE_BYTES;
 /// Where the generations of regions begin.
 const GENERATIONS_AT: usize = QP_WORDS_AT + MAX_QP_WORDS as usize * 8;
+/// Where the words of loans are.
+pub(super) const LOAN_WORDS_AT: usize = GENERATIONS_AT + MAX_GRANTED_REGIONS as usize * 4;
 /// Bytes of a board.
-pub(super) const BOARD_BYTES: usize = GENERATIONS_AT + MAX_GRANTED_REGIONS as usize * 4;
+pub(super) const BOARD_BYTES: usize = LOAN_WORDS_AT + PAGE;
 const BOARD_PAGES: usize = BOARD_BYTES / PAGE;
 const _: () = assert!(BOARD_BYTES.is_multiple_of(PAGE));
 /// Notes that a peer has not taken from its socket; later ones are lost, as are wake-ups.
@@ -59,13 +62,13 @@ pub(super) fn generation_at(region: u32) -> usize {
 
 /// Pages, by a bit each.
 #[derive(Clone, Copy, Default)]
-struct Bits([u64; BOARD_PAGES.div_ceil(64)]);
+pub(super) struct Bits([u64; BOARD_PAGES.div_ceil(64)]);
 
 impl Bits {
-    fn has(&self, page: usize) -> bool {
+    pub(super) fn has(&self, page: usize) -> bool {
         self.0[page / 64] >> (page % 64) & 1 != 0
     }
-    fn set(&mut self, page: usize) {
+    pub(super) fn set(&mut self, page: usize) {
         self.0[page / 64] |= 1 << (page % 64);
     }
 }
@@ -88,6 +91,9 @@ pub(super) struct Direct {
     unsent: VecDeque<(Note, Option<SharedPages>)>,
     /// Notices that nobody has taken.
     pub(super) notices: u32,
+    /// This process was offered to the peer, to be fetched from, and the peer's to this one.
+    pub(super) process_offered: bool,
+    pub(super) process_told: bool,
     /// Somebody above knows this link by its name.
     pub(super) known: bool,
 }
@@ -96,7 +102,7 @@ pub(super) struct Direct {
 pub(super) struct PeerSide {
     pub(super) outbox: Window,
     pub(super) in_use_at: usize,
-    board: Window,
+    pub(super) board: Window,
     there: Bits,
     barrier: Barrier,
 }
@@ -177,6 +183,9 @@ impl Grants {
             questions: 0,
         }
     }
+    pub(super) fn board(&self) -> Segment {
+        self.board.clone()
+    }
     pub(super) fn region(&self, slot: u32) -> Option<&GrantedRegion> {
         self.regions.get(slot as usize)?.as_ref()
     }
@@ -235,7 +244,7 @@ impl ShmFabric {
     }
 
     /// Has a page of the board be there.
-    fn board_ready(&mut self, at: usize) -> Result<(), GrantError> {
+    pub(super) fn board_ready(&mut self, at: usize) -> Result<(), GrantError> {
         let page = at / PAGE;
         if !self.grants.there.has(page) {
             let io = |e: Errno| GrantError::Io { doing: "making a page of the board", source: e.into() };
@@ -259,6 +268,8 @@ impl ShmFabric {
         self.board_ready(at)?;
         // Release: pairs with the Acquire in `bracket::enter`.
         self.grants.board.word64(at).store(word, Ordering::Release);
+        // Whoever is told that something was taken back writes to that memory behind this.
+        fence(Ordering::SeqCst);
         Ok(())
     }
     /// The word of this adapter's queue pair as it was published.
@@ -281,23 +292,24 @@ impl ShmFabric {
         Some(side.board.word64(at, Ordering::Acquire))
     }
     /// What an access by way of a peer's queue pair has to find there. Made once a connection, not once an access.
-    ///
-    /// # Panics
-    /// If `slot` is not below [`MAX_QP_WORDS`](crate::MAX_QP_WORDS).
+    /// `None`: the peer is gone, or has no such queue pair.
     pub fn qp_guard(&mut self, peer: LinkId, slot: u32, word: u64) -> Option<QpGuard> {
+        if slot >= MAX_QP_WORDS {
+            return None;
+        }
         let at = qp_word_at(slot);
         self.linked(peer).ok()?.direct.peer.as_mut()?.ready(at).ok()?;
         Some(QpGuard { link: peer, at: at as u32, word })
     }
 
     /// A link that is up, by its name.
-    fn linked(&mut self, peer: LinkId) -> Result<&mut Link, GrantError> {
+    pub(super) fn linked(&mut self, peer: LinkId) -> Result<&mut Link, GrantError> {
         let slot = self.links.by_token(peer.token()).ok_or(GrantError::Link)?;
         let link = self.links.get_mut(slot).expect("it was found");
         if matches!(link.stage, Stage::Up(_)) { Ok(link) } else { Err(GrantError::Link) }
     }
     /// A link to a process of this user.
-    fn trusted(&mut self, peer: LinkId) -> Result<&mut Link, GrantError> {
+    pub(super) fn trusted(&mut self, peer: LinkId) -> Result<&mut Link, GrantError> {
         let link = self.linked(peer)?;
         if link.direct.trusted { Ok(link) } else { Err(GrantError::ForeignUser) }
     }
@@ -550,6 +562,8 @@ impl ShmFabric {
                 take(&mut direct.offers, &key);
                 self.be_left(peer, key, times);
             }
+            Note::Process { pid, addr, proof } => self.hear_process(peer, pid, addr, proof)?,
+            Note::Fetches { yes } => self.hear_fetches(peer, yes)?,
             Note::Revoked { place, .. } => {
                 if let Some(grant) = self.grants.mapped.find(peer, &place) {
                     self.unmap(grant);

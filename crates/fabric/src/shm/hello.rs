@@ -16,7 +16,7 @@ use super::note::{self, Note};
 
 const MAGIC: [u8; 8] = *b"hca-shm\n";
 /// Version of messages and of the layout of memory.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 /// Bytes of every message.
 pub(super) const BYTES: usize = 96;
 const KIND_AT: usize = 10;

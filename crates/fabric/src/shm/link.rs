@@ -93,6 +93,11 @@ impl Link {
     pub(super) fn is_worth_waiting_for(&mut self, now: Instant, patience: std::time::Duration) -> bool {
         now < *self.full_since.get_or_insert(now) + patience
     }
+    /// Names it towards the kernel and the adapter, as the one that stands in this slot.
+    #[inline]
+    pub(super) fn token(&self, slot: u32) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(slot)
+    }
     /// Whether there is something for us in its ring.
     #[inline]
     pub(super) fn has_input(&self) -> bool {
@@ -151,10 +156,14 @@ impl Links {
     }
     /// Names a link towards the kernel; a link that takes its place later has another name.
     pub(super) fn token(&self, slot: u32) -> u64 {
-        let generation = self.get(slot).expect("the link is there").generation;
-        u64::from(generation) << 32 | u64::from(slot)
+        self.get(slot).expect("the link is there").token(slot)
     }
     /// The link of a name, if it is still there.
+    #[inline]
+    pub(super) fn named_mut(&mut self, token: u64) -> Option<&mut Link> {
+        self.get_mut(token as u32).filter(|l| l.generation == (token >> 32) as u32)
+    }
+    /// The slot of the link of a name, if it is still there.
     pub(super) fn by_token(&self, token: u64) -> Option<u32> {
         let slot = token as u32;
         (self.get(slot)?.generation == (token >> 32) as u32).then_some(slot)

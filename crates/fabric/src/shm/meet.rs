@@ -229,6 +229,7 @@ impl ShmFabric {
             }
         }
         self.meet_who_waits();
+        self.tell_lost_processes();
         self.send_late_notes();
         self.expire();
         self.park_idle();

@@ -174,6 +174,10 @@ impl Segment {
     pub(super) fn heap(len: usize) -> Self {
         Self(Arc::new(Mapping::heap(len)))
     }
+    /// A word, to be reached often.
+    pub(super) fn word_at(&self, at: usize) -> OwnWord {
+        OwnWord(Word::new(&self.0, at))
+    }
     /// The same memory as whoever reads it sees it.
     pub(super) fn window(&self) -> Window {
         Window(Arc::clone(&self.0))
@@ -191,6 +195,11 @@ impl Segment {
     pub(super) fn store(&self, at: usize, data: &[u8]) {
         self.0.store(at, data);
     }
+    /// So many lines, from here on.
+    #[cfg(not(loom))]
+    pub(super) fn lines(&self, at: usize, count: u32) -> OwnLines {
+        OwnLines(Lines::new(&self.0, at, count))
+    }
     /// A range to be written before anybody is told of it. `self` is that of the one producer of a ring, who keeps
     /// the ring's bytes to himself until he shows them.
     #[cfg(not(loom))]
@@ -203,6 +212,15 @@ impl Segment {
 }
 
 impl Window {
+    /// A word, to be reached often.
+    pub(super) fn word_at(&self, at: usize) -> PeerWord {
+        PeerWord(Word::new(&self.0, at))
+    }
+    /// So many lines, from here on.
+    #[cfg(not(loom))]
+    pub(super) fn lines(&self, at: usize, count: u32) -> Lines {
+        Lines::new(&self.0, at, count)
+    }
     /// A word of eight bytes; under loom the first four of them.
     #[inline]
     pub(super) fn word64(&self, at: usize, order: Ordering) -> u64 {
@@ -227,6 +245,121 @@ impl Window {
     #[inline]
     pub(super) fn load_line(&self, at: usize, out: &mut [u8; LINE]) {
         self.0.load_line(at, out);
+    }
+}
+
+/// A word that is reached often: without a check each time.
+struct Word {
+    /// Within the mapping (1), which `of` keeps, and a multiple of 4.
+    #[cfg(not(loom))]
+    at: NonNull<u32>,
+    #[cfg(loom)]
+    at: usize,
+    #[cfg_attr(not(loom), expect(dead_code, reason = "it keeps the memory"))]
+    of: Arc<Mapping>,
+}
+
+// SAFETY: (3) all access is by atomics; the right to it is the mapping's.
+#[cfg(not(loom))]
+unsafe impl Send for Word {}
+
+impl Word {
+    fn new(of: &Arc<Mapping>, at: usize) -> Self {
+        #[cfg(not(loom))]
+        let at = NonNull::new(of.word(at).as_ptr()).expect("no mapping is at 0");
+        Self { at, of: Arc::clone(of) }
+    }
+    #[inline]
+    fn get(&self) -> &AtomicU32 {
+        // SAFETY: (1), as `new` checked, and alive as long as `self`.
+        #[cfg(not(loom))]
+        return unsafe { AtomicU32::from_ptr(self.at.as_ptr()) };
+        #[cfg(loom)]
+        return self.of.word(self.at);
+    }
+}
+
+/// A word of this side's.
+pub(super) struct OwnWord(Word);
+
+impl OwnWord {
+    #[inline]
+    pub(super) fn store(&self, value: u32, order: Ordering) {
+        self.0.get().store(value, order);
+    }
+}
+
+/// A word of the peer's.
+pub(super) struct PeerWord(Word);
+
+impl PeerWord {
+    #[inline]
+    pub(super) fn load(&self, order: Ordering) -> u32 {
+        self.0.get().load(order)
+    }
+}
+
+/// The lines of a ring: a power of two of them, reached by an index that runs free, without a check each time.
+#[cfg(not(loom))]
+pub(super) struct Lines {
+    /// `mask + 1` lines from here on lie within the mapping (1), which `_of` keeps.
+    first: NonNull<[u64; LINE / 8]>,
+    mask: u32,
+    _of: Arc<Mapping>,
+}
+
+// SAFETY: (3) all access is by atomics; the right to it is the mapping's.
+#[cfg(not(loom))]
+unsafe impl Send for Lines {}
+
+#[cfg(not(loom))]
+impl Lines {
+    fn new(of: &Arc<Mapping>, at: usize, count: u32) -> Self {
+        assert!(count.is_power_of_two() && at.is_multiple_of(LINE));
+        let first = NonNull::new(of.at(at, count as usize * LINE).cast()).expect("no mapping is at 0");
+        Self { first, mask: count - 1, _of: Arc::clone(of) }
+    }
+    #[inline]
+    fn at(&self, index: u32) -> *mut u8 {
+        // SAFETY: (1) the masked index is below the number of lines, as `new` checked.
+        unsafe { self.first.as_ptr().add((index & self.mask) as usize).cast() }
+    }
+    #[inline]
+    fn atomic(&self, index: u32) -> &AtomicU32 {
+        // SAFETY: (1), aligned, and alive as long as `self`.
+        unsafe { AtomicU32::from_ptr(self.at(index).cast()) }
+    }
+    /// The first word of a line.
+    #[inline]
+    pub(super) fn word(&self, index: u32, order: Ordering) -> u32 {
+        self.atomic(index).load(order)
+    }
+    /// A line as it stands there.
+    #[inline]
+    pub(super) fn load(&self, index: u32) -> [u64; LINE / 8] {
+        let mut bytes = [0; LINE];
+        // SAFETY: (1) a whole line, aligned.
+        unsafe { dma::load_line(self.at(index), &mut bytes) };
+        bytemuck::cast(bytes)
+    }
+}
+
+/// [`Lines`] that this side writes.
+#[cfg(not(loom))]
+pub(super) struct OwnLines(Lines);
+
+#[cfg(not(loom))]
+impl OwnLines {
+    /// The first word of a line.
+    #[inline]
+    pub(super) fn word(&self, index: u32) -> &AtomicU32 {
+        self.0.atomic(index)
+    }
+    /// Writes a line, its first eight bytes last.
+    #[inline]
+    pub(super) fn store(&self, index: u32, line: &[u64; LINE / 8]) {
+        // SAFETY: (1) a whole line, aligned; a segment's memory is writable (4).
+        unsafe { dma::store_line(self.0.at(index), line) }
     }
 }
 

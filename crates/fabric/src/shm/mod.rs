@@ -15,10 +15,11 @@
 //! | `memory` | mappings, and all access to them |
 //! | `ring` | packets one way, credits the other; parking |
 //! | `bell` | calling a consumer that does not poll |
-//! | `rx`, `tx` | the data path |
+//! | `rx`, `tx`; `lines` | the data path; the quick way of small messages |
 //! | `grant`, `grants`, `note`, `pages` | direct access to memory: who grants what, and the messages about it |
 //! | `proof` | adapters on addresses of the network: each proves that it is there |
 //! | `access`, `bracket`, `revoke` | an access; both sides of its bracket; taking memory back |
+//! | `process` | memory that is not granted, fetched from the peer's process |
 //!
 //! There is no IP header and no ICRC: nothing between two processes can damage a packet. A tap is shown both, as they
 //! would stand on a wire. A packet is lost only with its receiver, or when that leaves its ring full for so long
@@ -43,6 +44,8 @@ mod grants;
 #[cfg(not(loom))]
 mod hello;
 #[cfg(not(loom))]
+mod lines;
+#[cfg(not(loom))]
 mod link;
 #[cfg(not(loom))]
 mod meet;
@@ -55,6 +58,8 @@ mod note;
 mod pages;
 #[cfg(not(loom))]
 mod path;
+#[cfg(not(loom))]
+mod process;
 #[cfg(not(loom))]
 mod proof;
 #[cfg(not(loom))]
@@ -72,16 +77,21 @@ pub use access::{Bracket, Reach};
 #[cfg(not(loom))]
 pub use error::ShmError;
 #[cfg(not(loom))]
-pub use fabric::{ShmFabric, ShmOptions};
+pub use fabric::{ProcessVm, ShmFabric, ShmOptions};
 #[cfg(fuzzing)]
 pub use fuzzed::shm_peer;
 #[cfg(not(loom))]
 pub use grant::{
     AccessError, Denied, Grant, GrantError, GrantId, Granted, LinkId, MAX_ASKED, MAX_BRACKET_BYTES,
-    MAX_GRANTED_REGIONS, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS, Notice, QpGuard, Revocation,
+    MAX_GRANTED_REGIONS, MAX_LOAN_PLACES, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS, Notice, QpGuard,
+    Revocation,
 };
 #[cfg(not(loom))]
+pub use lines::{LINE_DATA_BYTES, LineMessage, LineSink, LineTx, Lines};
+#[cfg(not(loom))]
 pub use pages::{MAX_SHARED_ALLOCATIONS, SharedPages};
+#[cfg(not(loom))]
+pub use process::{FetchError, LoanTerms, Places, ProcessLoan};
 #[cfg(not(loom))]
 pub use rx::ShmSink;
 #[cfg(not(loom))]

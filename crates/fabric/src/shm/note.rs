@@ -13,9 +13,11 @@ const REFUSE: u8 = FIRST + 2;
 const TAKEN: u8 = FIRST + 3;
 const LEFT: u8 = FIRST + 4;
 const REVOKED: u8 = FIRST + 5;
+const PROCESS: u8 = FIRST + 6;
+const FETCHES: u8 = FIRST + 7;
 
 const KEY_AT: usize = 12;
-/// A queue pair's number, or how often something was granted.
+/// A queue pair's number, how often something was granted, or a process's number.
 const QPN_AT: usize = 16;
 const REGION_AT: usize = 20;
 const GENERATION_AT: usize = 24;
@@ -47,6 +49,10 @@ pub(super) enum Note {
     Left { key: u32, times: u32 },
     /// A region was taken back.
     Revoked { key: u32, place: Place },
+    /// What messages lend may be fetched from the sender's process, which has this word at this address.
+    Process { pid: u32, addr: u64, proof: u64 },
+    /// Whether the sender does so.
+    Fetches { yes: bool },
 }
 
 /// Where a region stands on its owner's board, and in its file.
@@ -70,6 +76,8 @@ impl Note {
             Self::Taken { .. } => TAKEN,
             Self::Left { .. } => LEFT,
             Self::Revoked { .. } => REVOKED,
+            Self::Process { .. } => PROCESS,
+            Self::Fetches { .. } => FETCHES,
         };
         let mut m = header(kind);
         let mut put = |at: usize, bytes: &[u8]| m[at..at + bytes.len()].copy_from_slice(bytes);
@@ -89,6 +97,12 @@ impl Note {
                 put(GENERATION_AT, &place.generation.to_le_bytes());
                 put(OFFSET_AT, &place.offset.to_le_bytes());
             }
+            Self::Process { pid, addr, proof } => {
+                put(QPN_AT, &pid.to_le_bytes());
+                put(IOVA_AT, &addr.to_le_bytes());
+                put(QP_WORD_AT, &proof.to_le_bytes());
+            }
+            Self::Fetches { yes } => put(ACCESS_AT, &[yes.into()]),
             Self::Grant { key, place, granted: g } => {
                 put(KEY_AT, &key.to_le_bytes());
                 put(QPN_AT, &g.qpn.to_le_bytes());
@@ -121,6 +135,8 @@ impl Note {
             TAKEN => Self::Taken { key },
             LEFT => Self::Left { key, times: qpn },
             REVOKED => Self::Revoked { key, place: place()? },
+            PROCESS => Self::Process { pid: qpn, addr: long(IOVA_AT), proof: long(QP_WORD_AT) },
+            FETCHES => Self::Fetches { yes: m[ACCESS_AT] & 1 != 0 },
             GRANT => {
                 let rights = Access::from_bits(m[ACCESS_AT]).filter(|a| !a.is_empty() && RIGHTS.contains(*a));
                 let granted = Granted {
@@ -171,6 +187,9 @@ mod tests {
             Note::Taken { key },
             Note::Left { key, times: 3 },
             Note::Revoked { key, place },
+            Note::Process { pid: 4711, addr: u64::MAX, proof: 0x0123_4567_89ab_cdef },
+            Note::Fetches { yes: true },
+            Note::Fetches { yes: false },
             grant(),
         ] {
             let bytes = note.encode();

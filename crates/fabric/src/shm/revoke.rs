@@ -34,8 +34,10 @@ impl ShmFabric {
     /// will be. A peer that is within one for 100 ms is dropped; if it could write, then the region's memory is made
     /// private in place, so that what it does later is not seen here.
     ///
-    /// A key that was never granted costs a look into a table.
+    /// A key that was never granted costs a look into a table. What was lent by it to be fetched from this process is so
+    /// no more, and nobody is waited for.
     pub fn revoke(&mut self, key: u32) -> Revocation {
+        self.end_loans(key);
         match self.grants.slot_of(key) {
             Some(slot) => self.take_back(vec![slot], None),
             None => Revocation::default(),
@@ -206,6 +208,7 @@ impl ShmFabric {
         while let Some(grant) = self.grants.mapped.of_link(peer) {
             self.grants.mapped.remove(grant);
         }
+        self.grants.mapped.processes.forget(peer);
         if known {
             self.notify(peer, Notice::LinkGone { link: peer });
         }

@@ -24,6 +24,8 @@
 //! time that it finds a new one, it has to call the consumer by other means ([`Producer::call_due`]).
 
 use super::memory::{LINE, Segment, Window};
+#[cfg(not(loom))]
+use super::memory::{Lines, OwnLines};
 use crate::sync::{Ordering, fence};
 
 /// Where the consumer of the other ring says how many lines it has consumed.
@@ -132,6 +134,32 @@ pub(super) enum What {
     Message,
 }
 
+/// A line of a ring: the ring's word, a message's head of three words, and 48 bytes of data.
+#[cfg(not(loom))]
+pub(super) type Line = [u64; LINE / 8];
+
+/// What stands next in a ring.
+#[cfg(not(loom))]
+pub(super) enum Peeked {
+    Nothing,
+    /// A message that one line takes, and its length.
+    Line(usize, Line),
+    Other,
+}
+
+/// The two words of four bytes that stand in one of eight.
+#[cfg(not(loom))]
+#[inline]
+pub(super) fn halves(word: u64) -> [u32; 2] {
+    bytemuck::cast(word)
+}
+/// Two words of four bytes as they stand in one of eight.
+#[cfg(not(loom))]
+#[inline]
+pub(super) fn pair(first: u32, second: u32) -> u64 {
+    bytemuck::cast([first, second])
+}
+
 /// How a process makes sure that another one's stores and loads are in order, without a fence of theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Barrier {
@@ -188,6 +216,8 @@ impl From<Garbage> for Refusal {
 /// The side that fills a ring.
 pub(super) struct Producer {
     out: Segment,
+    #[cfg(not(loom))]
+    ring: OwnLines,
     /// The consumer's outbox, with its credits; none until it is known.
     credits: Option<Window>,
     barrier: Barrier,
@@ -212,6 +242,8 @@ impl Producer {
         assert!(lines.is_power_of_two() && (MIN_RING_LINES..=MAX_RING_LINES).contains(&lines));
         let middle = vec![0; lines.div_ceil(64) as usize].into_boxed_slice();
         Self {
+            #[cfg(not(loom))]
+            ring: out.lines(RING_AT, lines),
             out,
             credits: None,
             barrier,
@@ -331,11 +363,41 @@ impl Producer {
         let word = self.tag << TAG_SHIFT | (kind as u32) << LEN_BITS | len as u32;
         // Release: pairs with the Acquire in `Consumer::word`.
         self.out.word(at).store(word, Ordering::Release);
+        self.move_to(next);
+        lines
+    }
+
+    /// Shows a message that one line takes, of `len` bytes from the line's fifth byte on. `false`: there is no room now,
+    /// or a look at the long way is due.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(super) fn push_line(&mut self, line: &mut Line, len: usize) -> bool {
+        debug_assert!((MIN_PACKET..=FIRST_BYTES).contains(&len));
+        // One more: the line behind it may have to be cleared.
+        let room = self.lines - self.unconsumed() > 1 || matches!(self.refresh(), Ok(true));
+        if !room || self.reserved > 0 {
+            return false;
+        }
+        let next = self.tail.wrapping_add(1);
+        if self.was_middle(next) {
+            // Ordered before the word below by its Release.
+            self.ring.word(next).store(0, Ordering::Relaxed);
+            self.set_middle(next, 1, false);
+        }
+        let word = self.tag << TAG_SHIFT | (Kind::Message as u32) << LEN_BITS | len as u32;
+        line[0] = pair(word, halves(line[0])[1]);
+        // Pairs with the Acquire in `Consumer::peek_line`.
+        self.ring.store(self.tail, line);
+        self.move_to(next);
+        true
+    }
+
+    #[inline]
+    fn move_to(&mut self, next: u32) {
         if (next ^ self.tail) & self.lines != 0 {
             self.tag = next_tag(self.tag);
         }
         self.tail = next;
-        lines
     }
 
     /// Brings a record that was written elsewhere into the ring: its first line, and the rest behind it, or from the
@@ -405,6 +467,8 @@ impl Record {
 pub(super) struct Consumer {
     /// The producer's outbox.
     from: Window,
+    #[cfg(not(loom))]
+    ring: Lines,
     /// Our own, with the credits that we give.
     own: Segment,
     lines: u32,
@@ -421,7 +485,18 @@ pub(super) struct Consumer {
 impl Consumer {
     pub(super) fn new(from: Window, own: Segment, lines: u32) -> Self {
         assert!(lines.is_power_of_two() && (MIN_RING_LINES..=MAX_RING_LINES).contains(&lines));
-        Self { from, own, lines, head: 0, told: 0, tag: 1, parked: 0, stirred: true }
+        Self {
+            #[cfg(not(loom))]
+            ring: from.lines(RING_AT, lines),
+            from,
+            own,
+            lines,
+            head: 0,
+            told: 0,
+            tag: 1,
+            parked: 0,
+            stirred: true,
+        }
     }
     #[inline]
     fn line(&self, index: u32) -> usize {
@@ -474,6 +549,13 @@ impl Consumer {
             }
             _ => return Err(Garbage::Word { word, tag: self.tag }),
         };
+        self.move_on(lines);
+        Ok(Some((what, lines)))
+    }
+
+    /// The record was taken.
+    #[inline]
+    fn move_on(&mut self, lines: u32) {
         let next = self.head.wrapping_add(lines);
         if (next ^ self.head) & self.lines != 0 {
             self.tag = next_tag(self.tag);
@@ -483,7 +565,34 @@ impl Consumer {
         if next.wrapping_sub(self.told) >= self.lines / 8 {
             self.give_credits();
         }
-        Ok(Some((what, lines)))
+    }
+
+    /// Whether a record is there, unless it is garbage.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(super) fn has_record(&self) -> bool {
+        self.ring.word(self.head, Ordering::Relaxed) >> TAG_SHIFT == self.tag
+    }
+    /// Looks at the next record. A line stays where it is until [`pass_line`](Self::pass_line), and whatever else stands
+    /// there is for [`take`](Self::take).
+    #[cfg(not(loom))]
+    #[inline]
+    pub(super) fn peek_line(&self) -> Peeked {
+        // Acquire: pairs with the Release in `Producer::push_line` and `Producer::commit`.
+        let word = self.ring.word(self.head, Ordering::Acquire);
+        let len = (word ^ (self.tag << TAG_SHIFT | (Kind::Message as u32) << LEN_BITS)) as usize;
+        if !(MIN_PACKET..=FIRST_BYTES).contains(&len) {
+            // What an honest producer leaves there: nothing, or the record of the lap before.
+            let nothing = word == 0 || word >> TAG_SHIFT == previous_tag(self.tag);
+            return if nothing { Peeked::Nothing } else { Peeked::Other };
+        }
+        Peeked::Line(len, self.ring.load(self.head))
+    }
+    /// The line was taken.
+    #[cfg(not(loom))]
+    #[inline]
+    pub(super) fn pass_line(&mut self) {
+        self.move_on(1);
     }
 
     fn load_rest(&self, out: &mut [u8]) {
@@ -514,6 +623,10 @@ impl Consumer {
             self.parked = self.parked.wrapping_add(1);
             self.own.word(PARK_AT).store(self.parked, Ordering::Release);
         }
+    }
+    /// Whether it has parked, and consumed nothing since.
+    pub(super) fn is_parked(&self) -> bool {
+        !self.stirred
     }
 }
 

@@ -7,7 +7,8 @@ use hca_fabric::{Fabric, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
 use hca_transport::{Direct, TxSink};
 
 use super::{
-    AckRule, BURST_PACKETS, Core, Engine, LISTED, MAX_PIECES, SHORT_TURNS, TURN_BYTES, TURN_PACKETS, slot_of,
+    AckRule, BURST_PACKETS, Core, Engine, LISTED, LOOKS, MAX_PIECES, TURN_BYTES, TURN_LINES, TURN_PACKETS,
+    slot_of,
 };
 use crate::doorbell::Doorbell;
 use crate::near;
@@ -79,24 +80,45 @@ impl Engine {
 
     /// A turn for shared memory alone, with the time of the turn before, if nothing else waits: what comes by other
     /// ways is found by every so manyth turn. `None`: a whole turn is due.
-    // Apart, so that the turns of other networks stay as short as they are.
-    #[inline(never)]
+    #[inline]
     pub(crate) fn short_turn(&mut self, bell: &Doorbell<QpShared>, acks: AckRule) -> Option<bool> {
-        if self.short_turns == SHORT_TURNS || !bell.is_empty() || !self.tx.is_empty() {
-            self.short_turns = 0;
+        if self.short_turns == 0 || !bell.is_empty() || !self.tx.is_empty() {
+            self.short_turns = self.short_turns_in_a_row;
             return None;
         }
-        self.short_turns += 1;
-        let now = self.core.now;
+        self.short_turns -= 1;
         let shm = self.fabric.shm()?;
+        if let Some(ring) = shm.look(LOOKS) {
+            return self.turn_with_lines(ring, acks);
+        }
         if !shm.polls_rings() {
             self.short_turns = 0;
             return None;
         }
-        if self.core.ready.is_empty() && self.core.acks.is_empty() && shm.nothing_came() {
+        if self.core.ready.is_empty() && self.core.acks.is_empty() && !shm.is_called() {
             return Some(false);
         }
         self.core.turn += 1;
+        self.medium_turn(acks)
+    }
+
+    /// Takes what stands in a ring, if it is messages of one line.
+    #[inline(never)]
+    fn turn_with_lines(&mut self, ring: u32, acks: AckRule) -> Option<bool> {
+        self.core.turn += 1;
+        let found = self.fabric.shm()?.recv_lines(ring, TURN_LINES, &mut self.core);
+        if found.taken == 0 {
+            return self.medium_turn(acks);
+        }
+        self.after_lines(found.taken, acks);
+        Some(true)
+    }
+
+    /// A turn for shared memory alone that finds something else than messages of one line.
+    #[inline(never)]
+    fn medium_turn(&mut self, acks: AckRule) -> Option<bool> {
+        let now = self.core.now;
+        let shm = self.fabric.shm()?;
         let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
         let core = &mut self.core;
         let received = shm.recv_all(now, budget, &mut Arrivals { core, now }).packets > 0;
@@ -151,7 +173,7 @@ impl Engine {
             return false;
         }
         match (caller, self.fabric.shm()) {
-            (Some(qp), Some(shm)) => self.core.send_at_once(qp, shm),
+            (Some(qp), Some(shm)) => self.core.send_lines(qp, shm) || self.core.send_at_once(qp, shm),
             _ => false,
         }
     }
@@ -211,6 +233,9 @@ impl Core {
             machine.send_messages(now, &mut host, &mut MessageSink { tx, full: false }, BURST_PACKETS)
         });
         let wishes = res.wish.is_any();
+        if res.link.is_none() {
+            res.link = shm.link_of(path);
+        }
         match sent {
             // What can't leave now, or failed, is for a turn.
             None | Some(false) if wishes => {
@@ -248,6 +273,8 @@ impl Core {
         });
         if sent.is_none() {
             machine.unreachable(now, &mut QpHost::new(res, tables, ahs));
+        } else if res.link.is_none() {
+            res.link = shm.link_of(path);
         }
         let wishes = res.wish.is_any();
         if machine.ack_owed().is_none() {

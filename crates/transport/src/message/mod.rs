@@ -16,14 +16,16 @@
 //! ```
 //! All in the byte order of the machine, which both ends share.
 
+mod lane;
 mod requester;
 mod responder;
 
 use hca_core::{Instant, QpAttr, Qpn, RemoteAddr, Rkey, WcStatus};
 
 use crate::connection::Path;
-use crate::{Host, QpConfig, TxSink};
+use crate::{Host, Loan, QpConfig, TxSink};
 
+pub use lane::{Lane, plain_send_to};
 pub(crate) use requester::Requester;
 pub(crate) use responder::Responder;
 
@@ -32,7 +34,8 @@ pub const HEAD_BYTES: usize = 12;
 const _: () = assert!(HEAD_BYTES + crate::SMALL_BYTES as usize == 60, "it fits a line with its word");
 /// Data bytes of one message; longer requests take several.
 pub(crate) const MAX_DATA: usize = 4096;
-/// A SEND of so many bytes is lent, if it can be: from there on one copy is quicker than three, by measurement.
+/// A SEND or WRITE of so many bytes is lent, if it can be: from there on one copy is quicker than three, by
+/// measurement. The host knows of memory for which this begins later.
 pub(crate) const LOAN_MIN: u32 = 1 << 10;
 /// Bytes that one message lends at most.
 pub(crate) const MAX_LOAN: u32 = 128 << 10;
@@ -41,6 +44,8 @@ pub const MAX_MESSAGE: usize = HEAD_BYTES + REMOTE_BYTES + MAX_DATA;
 
 /// Address, key and length of remote memory.
 const REMOTE_BYTES: usize = 16;
+/// What the adapters agreed to look at around fetching from a process.
+const TERMS_BYTES: usize = 16;
 /// The operands of an atomic operation.
 const OPERAND_BYTES: usize = 16;
 
@@ -50,10 +55,12 @@ const FIRST: u8 = 1;
 const LAST: u8 = 2;
 /// The receiver's program wants to be woken by it.
 const SOLICITED: u8 = 4;
-/// Of a SEND: its data is lent, and to be fetched.
+/// Of a SEND, a WRITE or a response to a READ: its data is lent, and to be fetched.
 const LENT: u8 = 8;
-/// Of a refusal: what was lent is out of reach, and is to be sent instead.
+/// Of a refusal, or where a READ's data was fetched: what was lent is out of reach, and is to be sent instead.
 const NOT_LENT: u8 = 8;
+/// Of a response to a READ: it is sent by value, as the requester could not fetch it.
+const BY_VALUE: u8 = 4;
 /// Of an acknowledgement: it tells a limit of receive requests.
 const LIMITED: u8 = 4;
 
@@ -75,10 +82,12 @@ pub(crate) enum Op {
     Nak = 10,
     ReadData = 11,
     Original = 12,
+    /// Tells that what the response to a READ lent was fetched, or from where on it could not be.
+    Fetched = 13,
 }
 
 impl Op {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Send,
         Self::SendImm,
         Self::SendInv,
@@ -92,11 +101,12 @@ impl Op {
         Self::Nak,
         Self::ReadData,
         Self::Original,
+        Self::Fetched,
     ];
     /// Whether it answers a request.
     #[inline]
     pub(crate) const fn is_answer(self) -> bool {
-        self as u8 >= Self::Ack as u8
+        matches!(self, Self::Ack | Self::Nak | Self::ReadData | Self::Original)
     }
 }
 
@@ -173,6 +183,33 @@ fn take_remote(body: &[u8]) -> Option<(RemoteAddr, u32, &[u8])> {
     Some((remote, u32::from_ne_bytes(*len.first_chunk()?), rest))
 }
 
+/// What is lent, behind the head or the address of remote memory: the terms of a process's memory come last.
+fn put_loan(out: &mut [u8], loan: &Loan) {
+    let (memory, terms) = out.split_first_chunk_mut().expect("room was made for it");
+    put_remote(memory, loan.memory, loan.len);
+    for (to, word) in terms.as_chunks_mut::<8>().0.iter_mut().zip(loan.terms.into_iter().flatten()) {
+        *to = word.to_ne_bytes();
+    }
+}
+
+/// Bytes that [`put_loan`] fills.
+fn loan_bytes(loan: &Loan) -> usize {
+    REMOTE_BYTES + if loan.terms.is_some() { TERMS_BYTES } else { 0 }
+}
+
+fn take_loan(body: &[u8]) -> Option<Loan> {
+    let (memory, len, terms) = take_remote(body)?;
+    if len == 0 || len > MAX_LOAN {
+        return None;
+    }
+    let terms = match terms.as_chunks::<8>() {
+        ([], []) => None,
+        (&[a, b], []) => Some([u64::from_ne_bytes(a), u64::from_ne_bytes(b)]),
+        _ => return None,
+    };
+    Some(Loan { memory, len, terms })
+}
+
 /// One reliable connection by messages.
 #[derive(Debug)]
 pub(crate) struct Messages {
@@ -216,7 +253,7 @@ impl Messages {
         let done = self.responder.done();
         let polled = self.requester.poll(now, &self.path, done, may_start, host, tx, max);
         if polled.0 > 0 {
-            self.responder.told_along(host);
+            self.responder.told_along(|| host.recv_credits());
         }
         polled
     }
@@ -254,6 +291,6 @@ mod tests {
             }
         }
         assert_eq!(Head::read(&[0; HEAD_BYTES - 1]), None);
-        assert_eq!(Head::read(&[13; HEAD_BYTES]), None);
+        assert_eq!(Head::read(&[14; HEAD_BYTES]), None);
     }
 }

@@ -1,17 +1,19 @@
 //! The requester: requests in the order in which they were posted, as messages or straight on the peer's memory.
 
 use hca_core::wire::{NakCode, Syndrome};
-use hca_core::{Instant, MAX_MESSAGE_BYTES, Psn, RNR_RETRY_INFINITE, SendFlags, SendOp, WcStatus};
+use hca_core::{
+    Instant, MAX_MESSAGE_BYTES, Psn, RNR_RETRY_INFINITE, RemoteAddr, SendFlags, SendOp, WcStatus,
+};
 
 use super::{
-    FIRST, Head, LAST, LENT, LIMITED, LOAN_MIN, MAX_DATA, MAX_LOAN, NOT_LENT, OPERAND_BYTES, Op,
-    REMOTE_BYTES, SOLICITED, put_remote, reserve,
+    BY_VALUE, FIRST, Head, LAST, LENT, LIMITED, LOAN_MIN, MAX_DATA, MAX_LOAN, NOT_LENT, OPERAND_BYTES, Op,
+    REMOTE_BYTES, SOLICITED, loan_bytes, put_loan, put_remote, reserve, take_loan,
 };
 use crate::connection::Path;
 use crate::emit::local_status;
 use crate::inflight::Kind;
 use crate::requester::NEVER;
-use crate::{Count, Direct, Host, SendRequest, TxSink};
+use crate::{Count, Direct, Host, LoanError, SendRequest, TxSink};
 
 /// How long nothing is heard before requests are sent again: at first, and at most.
 const RESEND_NS: (u64, u64) = (16_000_000, 256_000_000);
@@ -35,6 +37,9 @@ pub(crate) struct Requester {
     sent: u32,
     /// Bytes of the response to the oldest request, a READ.
     answered: u32,
+    /// What the response to a READ lent, and what is still to be told of it.
+    fetch: Fetch,
+    fetched: Option<Fetched>,
     /// READs and atomics that wait for their responses.
     unanswered: u32,
     /// Receive requests of the peer that were used, and how many may be.
@@ -65,6 +70,25 @@ pub(crate) struct Requester {
     rnr_left: u8,
 }
 
+/// What of a READ's response was lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fetch {
+    /// Nothing so far.
+    No,
+    /// Some of it, and it was fetched.
+    Yes,
+    /// Some could not be fetched: all is passed over until it comes by value.
+    Failed,
+}
+
+/// What the peer is to be told of what it lent to a READ.
+#[derive(Clone, Copy, Debug)]
+struct Fetched {
+    number: u16,
+    /// From where on the data itself is to be sent.
+    not_from: Option<u32>,
+}
+
 /// What became of an attempt to send.
 enum Step {
     Sent,
@@ -87,6 +111,8 @@ impl Requester {
             current: None,
             sent: 0,
             answered: 0,
+            fetch: Fetch::No,
+            fetched: None,
             unanswered: 0,
             used: 0,
             limit: None,
@@ -112,6 +138,7 @@ impl Requester {
         (self.rnr_retry, self.rnr_left) = (path.rnr_retry, path.rnr_retry);
     }
     /// The oldest request that is not completed.
+    #[inline]
     pub(crate) fn oldest(&self) -> u32 {
         self.una
     }
@@ -139,6 +166,7 @@ impl Requester {
     /// The peer has gone.
     pub(crate) fn peer_gone(&mut self) {
         self.gone = true;
+        self.fetched = None;
         self.go_back(self.una);
     }
     #[inline]
@@ -166,11 +194,19 @@ impl Requester {
     ) -> (usize, Option<WcStatus>) {
         let mut sent = 0;
         let mut steps = 0;
+        if self.fetched.is_some() {
+            if !self.tell_fetched(path, done, tx) {
+                return (0, None);
+            }
+            sent = 1;
+        }
         // Answers to the peer, and what is posted meanwhile, end no wait.
         if self.rnr_until != NEVER {
             self.ready = false;
-            return (0, None);
+            return (sent, None);
         }
+        // Whoever let this queue pair send, what is begun now and finds no room goes on.
+        self.ready = true;
         while steps < max {
             steps += 1;
             match self.step(now, path, done, may_start, host, tx) {
@@ -364,7 +400,6 @@ impl Requester {
         host: &mut H,
         tx: &mut T,
     ) -> Step {
-        let first = self.sent == 0;
         if request.len >= LOAN_MIN
             && self.may_lend()
             && let Some(step) = self.lend(now, path, done, request, host, tx)
@@ -373,10 +408,7 @@ impl Requester {
         }
         let data = ((request.len - self.sent) as usize).min(MAX_DATA);
         let last = self.sent as usize + data == request.len as usize;
-        let remote = match request.op {
-            SendOp::Write(remote) | SendOp::WriteImm(remote, _) if first => Some(remote),
-            _ => None,
-        };
+        let remote = self.names_remote(request);
         let head = self.piece_head(path, request, done, last, 0);
         let Some(out) = reserve(tx, &head, if remote.is_some() { REMOTE_BYTES + data } else { data }) else {
             return Step::Full;
@@ -397,6 +429,15 @@ impl Requester {
         tx.commit();
         self.piece_left(now, request, data as u32, last);
         Step::Sent
+    }
+
+    /// The memory that a WRITE's first piece names.
+    #[inline]
+    fn names_remote(&self, request: &SendRequest) -> Option<RemoteAddr> {
+        match request.op {
+            SendOp::Write(remote) | SendOp::WriteImm(remote, _) if self.sent == 0 => Some(remote),
+            _ => None,
+        }
     }
 
     /// The head of a SEND's or WRITE's next piece.
@@ -436,7 +477,7 @@ impl Requester {
         self.lends_from.is_none()
     }
 
-    /// The next piece of a long SEND as a loan. `None`: it is not lent.
+    /// The next piece of a long SEND or WRITE as a loan. `None`: it is not lent.
     fn lend<H: Host, T: TxSink>(
         &mut self,
         now: Instant,
@@ -446,14 +487,17 @@ impl Requester {
         host: &mut H,
         tx: &mut T,
     ) -> Option<Step> {
-        if Kind::of(&request.op) != Kind::Send {
-            return None;
-        }
         let loan = host.lend(self.next, self.sent, MAX_LOAN.min(request.len - self.sent))?;
         let last = self.sent + loan.len == request.len;
         let head = self.piece_head(path, request, done, last, LENT);
-        let Some(out) = reserve(tx, &head, REMOTE_BYTES) else { return Some(Step::Full) };
-        put_remote(out.first_chunk_mut().expect("room was made for it"), loan.memory, loan.len);
+        let remote = self.names_remote(request);
+        let named = if remote.is_some() { REMOTE_BYTES } else { 0 };
+        let Some(out) = reserve(tx, &head, named + loan_bytes(&loan)) else { return Some(Step::Full) };
+        let (target, rest) = out.split_at_mut(named);
+        if let Some(remote) = remote {
+            put_remote(target.first_chunk_mut().expect("room was made for it"), remote, request.len);
+        }
+        put_loan(rest, &loan);
         tx.commit();
         self.piece_left(now, request, loan.len, last);
         Some(Step::Sent)
@@ -490,6 +534,27 @@ impl Requester {
         Step::Sent
     }
 
+    #[cold]
+    fn note_to_tell(&mut self, head: &Head, not_from: Option<u32>) {
+        self.fetched = Some(Fetched { number: head.number, not_from });
+        self.ready = true;
+    }
+    /// Tells what became of what the response to a READ lent; the peer answers nothing behind it before. `false`: the
+    /// sink is full.
+    #[cold]
+    fn tell_fetched<T: TxSink>(&mut self, path: &Path, done: u16, tx: &mut T) -> bool {
+        let Some(Fetched { number, not_from }) = self.fetched else { return true };
+        let flags = if not_from.is_some() { NOT_LENT } else { 0 };
+        let extra = not_from.unwrap_or(0);
+        let head = Head { op: Op::Fetched, flags, dest: path.dest_qpn, number, done, extra };
+        if reserve(tx, &head, 0).is_none() {
+            return false;
+        }
+        tx.commit();
+        self.fetched = None;
+        true
+    }
+
     #[inline]
     fn head(&self, path: &Path, op: Op, flags: u8, done: u16, extra: u32) -> Head {
         Head { op, flags, dest: path.dest_qpn, number: self.number(self.next), done, extra }
@@ -507,6 +572,54 @@ impl Requester {
             self.high = self.next;
         }
         (self.current, self.sent, self.away) = (None, 0, false);
+    }
+
+    /// Whether nothing keeps the next request back, but perhaps the peer's receive requests.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.greeted
+            && self.next == self.high
+            && self.sent == 0
+            && !(self.ready | self.gone | self.alone | self.away)
+            && self.rnr_until == NEVER
+    }
+    /// The request that is sent next.
+    #[inline]
+    pub(super) fn next(&self) -> u32 {
+        self.next
+    }
+    /// The number of the request that is sent next.
+    #[inline]
+    pub(super) fn next_number(&self) -> u16 {
+        self.number(self.next)
+    }
+    /// Whether the peer is known to have a receive request for it.
+    #[inline]
+    pub(super) fn has_credit(&self) -> bool {
+        self.limit.is_none_or(|limit| (self.used.wrapping_sub(limit) as i32) < 0)
+    }
+    /// It was sent, in one message, and will use a receive request.
+    #[inline]
+    pub(super) fn sent_whole(&mut self, now: Instant) {
+        self.used = self.used.wrapping_add(1);
+        self.left(now);
+    }
+    /// How many requests are done when those before this number are; `None` if that is for [`done`](Self::done) to judge.
+    #[inline]
+    pub(super) fn count_done(&self, number: u16) -> Option<u32> {
+        let count = u32::from(number.wrapping_sub(self.number(self.una)));
+        let plain =
+            self.unanswered == 0 && count <= self.high.wrapping_sub(self.una) && self.next == self.high;
+        (count == 0 || plain).then_some(count)
+    }
+    /// So many are completed.
+    #[inline]
+    pub(super) fn completed(&mut self, count: u32) {
+        self.una = self.una.wrapping_add(count);
+        self.rnr_left = self.rnr_retry;
+        self.alone = false;
+        self.progressed();
+        self.unblock();
     }
 
     #[inline]
@@ -664,22 +777,45 @@ impl Requester {
             host.count(Count::DroppedPsn);
             return Ok(());
         }
+        if self.fetch == Fetch::Failed {
+            // What had left before the peer knew.
+            if !head.has(BY_VALUE) {
+                return Ok(());
+            }
+            self.fetch = Fetch::No;
+        }
+        let lent = head.op == Op::ReadData && head.has(LENT);
         let request = host.send_request(self.una);
+        let loan = if lent { Some(take_loan(body).ok_or(WcStatus::BadResponse)?) } else { None };
         let (len, last) = match (Kind::of(&request.op), head.op) {
             (Kind::Read, Op::ReadData) => (request.len, head.has(LAST)),
             (Kind::Atomic, Op::Original) if body.len() == 8 => (8, true),
             _ => return Err(WcStatus::BadResponse),
         };
-        let end = self.answered as usize + body.len();
+        let end = self.answered as usize + loan.map_or(body.len(), |l| l.len as usize);
         if head.has(FIRST) != (self.answered == 0) || last != (end == len as usize) || end > len as usize {
             return Err(WcStatus::BadResponse);
         }
-        if !body.is_empty() {
+        if let Some(loan) = loan {
+            match host.scatter_loan(self.una, self.answered, &loan) {
+                Ok(()) => self.fetch = Fetch::Yes,
+                Err(LoanError::Gone) => {
+                    self.fetch = Fetch::Failed;
+                    self.note_to_tell(head, Some(self.answered));
+                    return Ok(());
+                }
+                Err(LoanError::Local(e)) => return Err(local_status(e)),
+                Err(LoanError::Remote | LoanError::Bad) => return Err(WcStatus::BadResponse),
+            }
+        } else if !body.is_empty() {
             host.scatter(self.una, self.answered, body).map_err(local_status)?;
         }
         self.answered = end as u32;
         if last {
             self.answered = 0;
+            if core::mem::replace(&mut self.fetch, Fetch::No) == Fetch::Yes {
+                self.note_to_tell(head, None);
+            }
             // One that is to be asked again is not counted.
             if self.una != self.next {
                 self.unanswered = self.unanswered.saturating_sub(1);
@@ -757,6 +893,7 @@ impl Requester {
     ) -> Result<(), WcStatus> {
         let now_ns = now.as_nanos();
         self.ready = false;
+        self.fetched = None;
         if !self.is_waiting() && self.next == host.sq_posted() {
             (self.away, self.since_ns, self.rnr_until) = (true, NEVER, NEVER);
             return Ok(());
@@ -788,6 +925,7 @@ impl Requester {
         (self.next, self.high) = (posted, posted);
         (self.current, self.sent, self.answered, self.unanswered) = (None, 0, 0, 0);
         (self.ready, self.blocked) = (false, false);
+        (self.fetch, self.fetched) = (Fetch::No, None);
         (self.rnr_until, self.rnr_wait_ns, self.resend_at) = (NEVER, 0, NEVER);
     }
 }

@@ -6,7 +6,8 @@ use hca_core::wire::{NakCode, Syndrome};
 use hca_core::{Access, MAX_MESSAGE_BYTES, Pkey, Psn, Qpn, RecvExtra, RemoteAddr, Rkey, WcOpcode, WcStatus};
 
 use super::{
-    FIRST, Head, LAST, LENT, LIMITED, MAX_DATA, MAX_LOAN, NOT_LENT, Op, SOLICITED, reserve, take_remote,
+    BY_VALUE, FIRST, Head, LAST, LENT, LIMITED, LOAN_MIN, MAX_DATA, MAX_LOAN, NOT_LENT, Op, SOLICITED,
+    loan_bytes, put_loan, reserve, take_loan, take_remote,
 };
 use crate::connection::Path;
 use crate::inbound::{Fault, Inbound, place, recv_status};
@@ -22,8 +23,26 @@ struct Response {
 
 #[derive(Clone, Copy, Debug)]
 enum Answer {
-    Read { remote: RemoteAddr, len: u32, sent: u32 },
+    Read { remote: RemoteAddr, len: u32, sent: u32, lent: Lent },
     Atomic { original: u64 },
+}
+
+/// Whether what a READ asks for is lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lent {
+    /// Nothing was so far.
+    Not,
+    /// Some was: the requester tells what became of it, and until then the response stands.
+    Some,
+    /// The requester could not fetch it.
+    Never,
+}
+
+impl Response {
+    /// All of it has left, and what was lent is yet to be fetched.
+    fn is_awaited(&self) -> bool {
+        matches!(self.answer, Answer::Read { len, sent, lent: Lent::Some, .. } if sent == len)
+    }
 }
 
 /// The responder of one connection.
@@ -90,7 +109,10 @@ impl Responder {
     /// Whether responses or a refusal wait to be sent.
     #[inline]
     pub(crate) fn wants_transmit(&self) -> bool {
-        self.nak.is_some() || !self.responses.is_empty()
+        match self.responses.front() {
+            None => self.nak.is_some(),
+            Some(response) => !response.is_awaited(),
+        }
     }
     /// The oldest request that is not done, as the requester is told.
     #[inline]
@@ -103,15 +125,28 @@ impl Responder {
     }
     /// A request of ours carried the acknowledgement along.
     #[inline]
-    pub(crate) fn told_along<H: Host>(&mut self, host: &H) {
-        if !self.ack {
+    pub(crate) fn told_along(&mut self, recv_credits: impl Fn() -> Option<u32>) {
+        // Behind a response that stands, nothing was told.
+        if !self.ack || !self.responses.is_empty() {
             return;
         }
         self.delivered = false;
         // The limit of receive requests goes by an acknowledgement of its own, long before the peer runs out.
         let left = self.told.wrapping_sub(self.taken);
-        self.ack = left as i32 <= 0 && host.recv_credits().is_some_and(|c| c > 0)
-            || left.is_multiple_of(16) && host.recv_credits().is_some_and(|c| left < c / 2);
+        self.ack = left as i32 <= 0 && recv_credits().is_some_and(|c| c > 0)
+            || left.is_multiple_of(16) && recv_credits().is_some_and(|c| left < c / 2);
+    }
+    /// Whether a request of this number, in one message, is the one that comes next and nothing keeps it back.
+    #[inline]
+    pub(super) fn expects(&self, number: u16) -> bool {
+        number == self.expected && self.admitted && !self.refused && self.inbound == Inbound::Idle
+    }
+    /// It was executed, and used a receive request.
+    #[inline]
+    pub(super) fn took(&mut self) {
+        self.expected = self.expected.wrapping_add(1);
+        self.taken = self.taken.wrapping_add(1);
+        (self.ack, self.delivered) = (true, true);
     }
     /// Nothing more is answered.
     pub(crate) fn stop(&mut self) {
@@ -167,9 +202,31 @@ impl Responder {
     /// What was done already is said again; what comes too early, or is of an earlier connection, is dropped.
     #[cold]
     fn drop_unexpected<H: Host>(&mut self, head: &Head, host: &mut H) {
+        if head.op == Op::Fetched {
+            return self.handle_fetched(head, host);
+        }
         let before = (head.number.wrapping_sub(self.expected) as i16) < 0;
         self.ack |= before;
         host.count(if before { Count::Duplicate } else { Count::DroppedPsn });
+    }
+
+    /// The requester has fetched what the oldest response lent, or could not.
+    #[cold]
+    fn handle_fetched<H: Host>(&mut self, head: &Head, host: &mut H) {
+        let response = self.responses.front_mut().filter(|r| r.number == head.number);
+        let Some(Response { answer: Answer::Read { len, sent, lent: lent @ Lent::Some, .. }, .. }) = response
+        else {
+            return host.count(Count::DroppedPsn);
+        };
+        if head.has(NOT_LENT) && head.extra <= *sent {
+            (*sent, *lent) = (head.extra, Lent::Never);
+        } else if sent == len {
+            self.responses.pop_front();
+            // What was done behind it could not be told while it stood.
+            self.ack |= self.expected != head.number.wrapping_add(1);
+        } else {
+            host.count(Count::DroppedPsn);
+        }
     }
 
     #[inline]
@@ -245,22 +302,34 @@ impl Responder {
 
     /// Fetches a piece that the requester lends; returns its length.
     fn fetch<H: Host>(&mut self, offset: u32, room: u64, body: &[u8], host: &mut H) -> Result<u32, Fault> {
-        let (memory, len, _) = take_remote(body).ok_or(Fault::Invalid)?;
-        if len == 0 || len > MAX_LOAN || u64::from(offset) + u64::from(len) > MAX_MESSAGE_BYTES {
+        let loan = take_loan(body).ok_or(Fault::Invalid)?;
+        if u64::from(offset) + u64::from(loan.len) > MAX_MESSAGE_BYTES {
             return Err(Fault::Invalid);
         }
-        if u64::from(offset) + u64::from(len) > room {
+        if u64::from(offset) + u64::from(loan.len) > room {
             return Err(Fault::TooLong);
         }
-        match host.place_loan(offset, &Loan { memory, len }) {
-            Ok(()) => Ok(len),
-            Err(LoanError::Local(e)) => Err(Fault::Placement(e)),
-            Err(LoanError::Gone) => {
+        host.place_loan(offset, &loan).map_err(|e| {
+            if e == LoanError::Gone {
                 // The receive request waits for the message to come again.
                 host.return_recv();
                 self.taken = self.taken.wrapping_sub(1);
+            }
+            self.not_fetched(e)
+        })?;
+        Ok(loan.len)
+    }
+
+    /// What was lent could not be fetched; if it is out of reach, the request is to come again with its data.
+    #[cold]
+    fn not_fetched(&mut self, why: LoanError) -> Fault {
+        match why {
+            LoanError::Local(e) => Fault::Placement(e),
+            LoanError::Remote => Fault::Access,
+            LoanError::Bad => Fault::Invalid,
+            LoanError::Gone => {
                 self.not_lent = true;
-                Err(Fault::NoRecv)
+                Fault::NoRecv
             }
         }
     }
@@ -293,8 +362,10 @@ impl Responder {
             Inbound::Write { va, rkey, left, len } => (va, rkey, left, len, body),
             Inbound::Send { .. } => return Err(Fault::Invalid),
         };
-        let size = data.len() as u32;
-        let fits = if last { size == left } else { size == MAX_DATA as u32 && size < left };
+        let loan = if head.has(LENT) { Some(take_loan(data).ok_or(Fault::Invalid)?) } else { None };
+        let size = loan.map_or(data.len() as u32, |l| l.len);
+        let whole = loan.is_some() || size == MAX_DATA as u32;
+        let fits = if last { size == left } else { whole && size < left };
         if !fits {
             return Err(Fault::Invalid);
         }
@@ -303,11 +374,16 @@ impl Responder {
             // One that is missing is asked for with the whole request, which changes nothing by coming again.
             host.take_recv(None).ok_or(Fault::NoRecv)?;
         }
-        if size > 0 && host.write_remote(rkey, va, data).is_err() {
+        let written = match loan {
+            Some(loan) => host.write_loan(rkey, va, &loan),
+            None if size > 0 => host.write_remote(rkey, va, data).map_err(|_| LoanError::Remote),
+            None => Ok(()),
+        };
+        if let Err(e) = written {
             if imm {
                 host.return_recv();
             }
-            return Err(Fault::Access);
+            return Err(self.not_fetched(e));
         }
         if !last {
             self.inbound = Inbound::Write { va: va.wrapping_add(size.into()), rkey, left: left - size, len };
@@ -343,7 +419,7 @@ impl Responder {
                 }
                 host.check_remote(remote.rkey, remote.addr, len.into(), Access::REMOTE_READ)
                     .map_err(|_| Fault::Access)?;
-                Answer::Read { remote, len, sent: 0 }
+                Answer::Read { remote, len, sent: 0, lent: Lent::Not }
             }
             Op::CompareSwap | Op::FetchAdd => {
                 let (&[first, second], []) = operands.as_chunks::<8>() else { return Err(Fault::Invalid) };
@@ -408,7 +484,7 @@ impl Responder {
     ) -> (usize, Result<bool, Fatal>) {
         let mut sent = 0;
         while sent < max {
-            let Some(&response) = self.responses.front() else { break };
+            let Some(&response) = self.responses.front().filter(|r| !r.is_awaited()) else { break };
             match self.respond(path, response, host, tx) {
                 Ok(true) => sent += 1,
                 Ok(false) => return (sent, Ok(false)),
@@ -445,13 +521,20 @@ impl Responder {
                 out.copy_from_slice(&original.to_ne_bytes());
                 true
             }
-            Answer::Read { remote, len, sent } => {
+            Answer::Read { remote, len, sent, lent } => {
+                let addr = remote.addr.wrapping_add(sent.into());
+                if len - sent >= LOAN_MIN
+                    && lent != Lent::Never
+                    && let Some(loan) = host.lend_remote(remote.rkey, addr, MAX_LOAN.min(len - sent))
+                {
+                    return Ok(self.lend(path, number, (len, sent), &loan, tx));
+                }
                 let data = (len - sent).min(MAX_DATA as u32);
                 let last = sent + data == len;
-                let flags = if sent == 0 { FIRST } else { 0 } | if last { LAST } else { 0 };
+                let again = if lent == Lent::Never { BY_VALUE } else { 0 };
+                let flags = again | if sent == 0 { FIRST } else { 0 } | if last { LAST } else { 0 };
                 let head = self.head(path, Op::ReadData, flags, number, 0);
                 let Some(out) = reserve(tx, &head, data as usize) else { return Ok(false) };
-                let addr = remote.addr.wrapping_add(sent.into());
                 if data > 0 && host.read_remote(remote.rkey, addr, out).is_err() {
                     self.responses.clear();
                     self.expected = number;
@@ -460,7 +543,7 @@ impl Responder {
                 if let Some(Response { answer: Answer::Read { sent, .. }, .. }) = self.responses.front_mut() {
                     *sent += data;
                 }
-                last
+                last && lent != Lent::Some
             }
         };
         tx.commit();
@@ -468,6 +551,27 @@ impl Responder {
             self.responses.pop_front();
         }
         Ok(true)
+    }
+
+    /// Lends the next piece of what a READ asks for. `false`: the sink is full.
+    fn lend<T: TxSink>(
+        &mut self,
+        path: &Path,
+        number: u16,
+        (len, sent): (u32, u32),
+        loan: &Loan,
+        tx: &mut T,
+    ) -> bool {
+        let end = sent + loan.len;
+        let flags = if sent == 0 { FIRST } else { 0 } | if end == len { LAST } else { 0 };
+        let head = self.head(path, Op::ReadData, LENT | flags, number, 0);
+        let Some(out) = reserve(tx, &head, loan_bytes(loan)) else { return false };
+        put_loan(out, loan);
+        tx.commit();
+        if let Some(Response { answer: Answer::Read { sent, lent, .. }, .. }) = self.responses.front_mut() {
+            (*sent, *lent) = (end, Lent::Some);
+        }
+        true
     }
 
     /// Sends one acknowledgement for all that was done.

@@ -35,6 +35,7 @@ pub enum M {
     Nak,
     ReadData,
     Original,
+    Fetched,
 }
 pub const FIRST: u8 = 1;
 pub const LAST: u8 = 2;
@@ -43,7 +44,7 @@ pub const LENT: u8 = 8;
 pub const LIMITED: u8 = 4;
 pub const NOT_LENT: u8 = 8;
 
-const KINDS: [M; 13] = [
+const KINDS: [M; 14] = [
     M::Send,
     M::SendImm,
     M::SendInv,
@@ -57,6 +58,7 @@ const KINDS: [M; 13] = [
     M::Nak,
     M::ReadData,
     M::Original,
+    M::Fetched,
 ];
 
 /// A message, made or taken apart by hand.

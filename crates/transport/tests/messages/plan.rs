@@ -241,6 +241,12 @@ pub fn reach(p: &mut Ways, seed: u64) {
         }));
         // Either what is behind others waits for them always, or now and then.
         let patient = roll() % 2 == 0;
+        let mut lend_read = roll;
+        near.lend_read = Some(Box::new(move |_, max| match lend_read() % 4 {
+            0 => None,
+            1 => Some(max.min(1 + (lend_read() % 5000) as u32)),
+            _ => Some(max),
+        }));
         near.direct = Some(Box::new(move |_, request, behind| match roll() % 4 {
             _ if request.len == 0 => Direct::Unable,
             _ if behind && patient => Direct::Later,

@@ -84,6 +84,9 @@ pub type DirectRule = Box<dyn FnMut(u32, &SendRequest, bool) -> Direct>;
 /// Says how many bytes of a request's list (index, offset, at most) are lent.
 pub type LendRule = Box<dyn FnMut(u32, u32, u32) -> Option<u32>>;
 
+/// Says how many bytes of what a READ asks for (address, at most) are lent.
+pub type LendReadRule = Box<dyn FnMut(u64, u32) -> Option<u32>>;
+
 /// What a host knows of a peer on the same machine.
 #[derive(Default)]
 pub struct Near {
@@ -91,6 +94,10 @@ pub struct Near {
     pub memory: Vec<u8>,
     pub direct: Option<DirectRule>,
     pub lend: Option<LendRule>,
+    /// The same of what the peer reads, by address and length.
+    pub lend_read: Option<LendReadRule>,
+    /// The loan that comes is of memory that the peer does not have.
+    pub bad: bool,
     /// Of the loans to come, those that are out of reach, by order.
     pub gone: VecDeque<bool>,
     /// It tells which SENDs are small.
@@ -100,6 +107,20 @@ pub struct Near {
 }
 
 impl MockHost {
+    /// What the peer lends, if it is within reach.
+    fn fetch(&mut self, loan: &Loan) -> Result<Vec<u8>, LoanError> {
+        if self.near.gone.pop_front().unwrap_or(false) {
+            return Err(LoanError::Gone);
+        }
+        if self.near.bad {
+            return Err(LoanError::Bad);
+        }
+        let at = loan.memory.addr as usize;
+        let end = at.checked_add(loan.len as usize).ok_or(LoanError::Gone)?;
+        let data = self.near.memory.get(at..end).ok_or(LoanError::Gone)?.to_vec();
+        self.near.fetched.push(*loan);
+        Ok(data)
+    }
     pub fn new() -> Self {
         Self {
             sq: Vec::new(),
@@ -290,18 +311,28 @@ impl Host for MockHost {
         let len = self.near.lend.as_mut()?(index, offset, max)?;
         assert!(len <= max, "more is lent than asked for");
         let addr = self.sq[Self::at(index)].addr as u64 + u64::from(offset);
-        Some(Loan { memory: RemoteAddr { addr, rkey: KEY }, len })
+        // Some are of memory that was not granted.
+        let terms = (len % 2 == 0).then_some([u64::from(index), addr]);
+        Some(Loan { memory: RemoteAddr { addr, rkey: KEY }, len, terms })
     }
     fn place_loan(&mut self, offset: u32, loan: &Loan) -> Result<(), LoanError> {
-        let at = loan.memory.addr as usize;
-        if self.near.gone.pop_front().unwrap_or(false) {
-            return Err(LoanError::Gone);
-        }
-        let end = at.checked_add(loan.len as usize).ok_or(LoanError::Gone)?;
-        let data = self.near.memory.get(at..end).ok_or(LoanError::Gone)?.to_vec();
-        self.place_recv(offset, &data)?;
-        self.near.fetched.push(*loan);
-        Ok(())
+        let data = self.fetch(loan)?;
+        Ok(self.place_recv(offset, &data)?)
+    }
+    fn write_loan(&mut self, rkey: Rkey, va: u64, loan: &Loan) -> Result<(), LoanError> {
+        self.check_remote(rkey, va, loan.len.into(), Access::REMOTE_WRITE).map_err(|_| LoanError::Remote)?;
+        let data = self.fetch(loan)?;
+        self.write_remote(rkey, va, &data).map_err(|_| LoanError::Remote)
+    }
+    fn lend_remote(&mut self, rkey: Rkey, va: u64, max: u32) -> Option<Loan> {
+        self.check_remote(rkey, va, max.into(), Access::REMOTE_READ).ok()?;
+        let len = self.near.lend_read.as_mut()?(va, max)?;
+        assert!(len <= max, "more is lent than asked for");
+        Some(Loan { memory: RemoteAddr { addr: va, rkey: KEY }, len, terms: Some([va, 1]) })
+    }
+    fn scatter_loan(&mut self, index: u32, offset: u32, loan: &Loan) -> Result<(), LoanError> {
+        let data = self.fetch(loan)?;
+        Ok(self.scatter(index, offset, &data)?)
     }
     fn event(&mut self, event: QpEvent) {
         self.done.push(Done::Event(event));

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::super::name::Domain;
 use super::helper::{Helper, hear, role, say};
-use super::{outside, *};
+use super::{outside, process, *};
 
 const NOBODY: u32 = 65_534;
 
@@ -30,6 +30,7 @@ fn a_child_in_its_role() {
         "scribble" => outside::scribble(argument),
         "dwell" => outside::dwell(argument),
         "stranger" => outside::stranger(argument),
+        "lender" => process::lender(argument),
         "tidy" => outside::tidy(argument),
         _ => panic!("no role {role}"),
     }

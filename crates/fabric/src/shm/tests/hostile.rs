@@ -221,7 +221,7 @@ fn messages_out_of_turn_end_the_link() {
 }
 
 /// Says something by the socket of a link, whatever its fabric would say.
-fn say_note(f: &ShmFabric, peer: &ShmFabric, note: &Note, fd: Option<&OwnedFd>) {
+pub(super) fn say_note(f: &ShmFabric, peer: &ShmFabric, note: &Note, fd: Option<&OwnedFd>) {
     let link = f.links.get(f.links.find(peer.local).unwrap()).unwrap();
     let Stage::Up(socket) = &link.stage else { panic!("they have met") };
     hello::send_note(socket.as_fd(), note, fd.map(|fd| fd.as_fd())).unwrap();
@@ -234,7 +234,7 @@ fn some_grant(region: u32, len: u64, offered: bool) -> Note {
 }
 
 /// Turns the first until it has dropped the second.
-fn drops(a: &mut ShmFabric, what: &str) {
+pub(super) fn drops(a: &mut ShmFabric, what: &str) {
     let start = Clock::now();
     while counter(a, "peers_dropped_garbage") == 0 {
         recv(a, &mut Vec::new());
@@ -251,6 +251,14 @@ fn answers_to_what_was_not_asked_end_the_link() {
         drops(&mut a, what);
         assert_eq!(a.next_notice(), None);
     }
+}
+
+#[test]
+fn a_queue_pair_that_there_cannot_be_has_no_guard() {
+    let (mut a, b, _) = met();
+    let link = crate::LinkId::new(a.links.token(a.links.find(b.local).unwrap()));
+    assert_eq!(a.qp_guard(link, crate::MAX_QP_WORDS, 1), None);
+    assert_eq!(a.qp_guard(link, u32::MAX, 1), None);
 }
 
 #[test]

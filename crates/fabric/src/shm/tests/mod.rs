@@ -5,6 +5,7 @@ mod direct;
 mod helper;
 mod hostile;
 mod outside;
+mod process;
 mod proof;
 
 use std::net::IpAddr;

@@ -20,7 +20,7 @@ use crate::{Denied, GrantError, GrantId, LinkId, Notice, QpGuard, Revocation, Sh
 const WORD: u64 = 0xfeed_0001;
 
 /// A child's end: opens, meets the adapter that it is told, and stays linked.
-fn meet_parent(domain: &str, options: &ShmOptions) -> (ShmFabric, LinkId) {
+pub(super) fn meet_parent(domain: &str, options: &ShmOptions) -> (ShmFabric, LinkId) {
     let mut f = ShmFabric::open(domain, options).unwrap();
     say(f.local);
     let parent: Ipv6Addr = hear().parse().unwrap();
@@ -41,12 +41,12 @@ fn wait_since(start: Clock) {
     std::thread::yield_now();
 }
 
-fn small() -> ShmOptions {
+pub(super) fn small() -> ShmOptions {
     ShmOptions { ring_bytes: 1 << 16, ..ShmOptions::default() }
 }
 
 /// Starts a child in a role, and meets it.
-fn meet_child(role: &str, a: &mut ShmFabric) -> (Helper, LinkId) {
+pub(super) fn meet_child(role: &str, a: &mut ShmFabric) -> (Helper, LinkId) {
     let helper = child(role, a.domain.name(), None);
     meet_helper(helper, a)
 }
@@ -65,7 +65,7 @@ fn meet_helper(mut child: Helper, a: &mut ShmFabric) -> (Helper, LinkId) {
     }
 }
 
-fn next_notice(f: &mut ShmFabric) -> Notice {
+pub(super) fn next_notice(f: &mut ShmFabric) -> Notice {
     let start = Clock::now();
     loop {
         recv(f, &mut Vec::new());
@@ -186,7 +186,7 @@ pub(super) fn scribble(domain: &str) {
     hear();
 }
 
-fn signal(child: &Helper, signal: Signal) {
+pub(super) fn signal(child: &Helper, signal: Signal) {
     kill_process(Pid::from_child(&child.child), signal).unwrap();
 }
 

@@ -1,0 +1,466 @@
+//! Memory of peers' processes, fetched by `process_vm_readv`: what was not given out as pages is reached so, in one copy.
+//!
+//! Nobody ever writes into another process. Who has the data tells where it stands, and who wants it fetches it:
+//!
+//! ```text
+//! owner                                            fetches
+//! Process: its pid, a word, and where that is ───► opens a pidfd, reads the word there by the pid
+//!                        ◄─── Fetches: yes or no
+//! by a message: where, how much, terms        ───► terms hold? copies; terms hold still, process lives? takes it
+//! ```
+//!
+//! The terms are two words of the owner's board: that of its queue pair, and one for the memory's key. The owner changes
+//! them when it takes back what it lent, and waits for nobody: what was copied meanwhile is thrown away, since the look
+//! behind the copy finds other terms. A pid whose process lives behind the copy was that process's all the while.
+//!
+//! Invariants:
+//! 1. The kernel writes to the local ranges only, for which the caller vouches, and reads the peer's process only.
+//! 2. Structures that system calls take or fill live until the call returns, and have the sizes that are told.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use hca_core::Counter;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
+
+use super::access::Reach;
+use super::fabric::{ProcessVm, ShmFabric};
+use super::grant::{GrantError, LinkId, Notice};
+use super::grants::{Bits, LOAN_WORDS_AT, QP_WORDS_AT};
+use super::link::Stage;
+use super::memory::{Segment, Window};
+use super::name::random;
+use super::note::Note;
+use super::pages::PAGE;
+use super::{MAX_LOAN_PLACES, MAX_QP_WORDS};
+
+/// Words on the board that say of keys whether what was lent by them still is; several keys share one.
+const LOAN_WORDS: u32 = (PAGE / 4) as u32;
+
+/// By this a peer knows that a pid is this process's: a word that nobody can guess, at an address that it is told.
+static PROOF: AtomicU64 = AtomicU64::new(0);
+
+/// Where the loan word of a key stands on a board. Its low bits are a tag, the others well mixed.
+fn loan_word_at(key: u32) -> usize {
+    LOAN_WORDS_AT + ((key >> 8) % LOAN_WORDS) as usize * 4
+}
+
+/// What has to stand on the owner's board before and behind a copy. Made by [`Reach::terms`].
+pub type LoanTerms = [u64; 2];
+
+/// Memory of a peer's process that a message lends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessLoan {
+    /// The address in the peer's process.
+    pub addr: u64,
+    /// Bytes.
+    pub len: usize,
+    /// The key by which the peer holds the memory.
+    pub key: u32,
+    /// What the peer said to look for.
+    pub terms: LoanTerms,
+}
+
+/// Why what was lent was not fetched. What stands at the places is anything then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FetchError {
+    /// It is out of reach, or was taken back: it is to come by the ring.
+    #[error("what was lent is out of reach")]
+    Gone,
+    /// The peer lends what it does not have.
+    #[error("the peer lends memory that it does not have")]
+    Fault,
+}
+
+/// Where fetched bytes go, in order.
+pub struct Places {
+    list: [libc::iovec; MAX_LOAN_PLACES],
+    len: usize,
+    bytes: usize,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        let none = libc::iovec { iov_base: core::ptr::null_mut(), iov_len: 0 };
+        Self { list: [none; MAX_LOAN_PLACES], len: 0, bytes: 0 }
+    }
+}
+
+impl Places {
+    /// One more; `false`: there are [`MAX_LOAN_PLACES`].
+    pub fn push(&mut self, at: *mut u8, len: usize) -> bool {
+        let Some(place) = self.list.get_mut(self.len) else { return false };
+        *place = libc::iovec { iov_base: at.cast(), iov_len: len };
+        self.len += 1;
+        self.bytes += len;
+        true
+    }
+}
+
+/// Copies from a process to places of ours; the bytes that were there.
+///
+/// # Safety
+/// The places are mapped and writable for the call, and others may change them.
+unsafe fn read_process(pid: Pid, places: &Places, addr: u64) -> Result<usize, Errno> {
+    let remote = libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: places.bytes };
+    // SAFETY: (1) our caller's; (2) both lists are as long as is told.
+    let read = unsafe {
+        libc::process_vm_readv(
+            pid.as_raw_nonzero().get(),
+            places.list.as_ptr(),
+            places.len as libc::c_ulong,
+            &raw const remote,
+            1,
+            0,
+        )
+    };
+    usize::try_from(read).map_err(|_| last_error())
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+/// A word of a process.
+fn read_word(pid: Pid, addr: u64) -> Result<u64, Errno> {
+    let mut word = [0_u8; 8];
+    let mut places = Places::default();
+    places.push(word.as_mut_ptr(), word.len());
+    // SAFETY: (2) the word is ours, and nobody else's.
+    let read = unsafe { read_process(pid, &places, addr) }?;
+    if read == word.len() { Ok(u64::from_ne_bytes(word)) } else { Err(Errno::FAULT) }
+}
+
+/// A peer's process whose memory can be read.
+pub(super) struct Lender {
+    pid: Pid,
+    pidfd: OwnedFd,
+    board: Window,
+    there: Bits,
+}
+
+impl Lender {
+    /// The process at the other end of a socket, if it is the one that is told, and can be read.
+    fn prove(socket: &OwnedFd, pid: u32, addr: u64, proof: u64, board: Window) -> Result<Self, Errno> {
+        // A process of another PID namespace has no number here, or another one than it knows.
+        let pid = i32::try_from(pid).ok().filter(|told| *told == peer_pid(socket));
+        let pid = pid.and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
+        let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
+        let lender = Self { pid, pidfd, board, there: Bits::default() };
+        if read_word(pid, addr)? != proof || !lender.lives() {
+            return Err(Errno::SRCH);
+        }
+        Ok(lender)
+    }
+
+    fn lives(&self) -> bool {
+        let mut fds = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        matches!(poll(&mut fds, Some(&none)), Ok(0))
+    }
+
+    /// Has a page of the board be there, which its owner may have left out.
+    fn ready(&mut self, at: usize) -> bool {
+        let page = at / PAGE;
+        if !self.there.has(page) && self.board.populate(page * PAGE, PAGE).is_ok() {
+            self.there.set(page);
+        }
+        self.there.has(page)
+    }
+
+    /// What the board says of a loan now.
+    fn terms(&self, qp: u32, key: u32) -> LoanTerms {
+        let word = self.board.word64(QP_WORDS_AT + qp as usize * 8, Ordering::Acquire);
+        let loan = self.board.word(loan_word_at(key), Ordering::Acquire);
+        [word, terms_word(qp, loan)]
+    }
+
+    /// # Safety
+    /// As [`read_process`].
+    unsafe fn fetch(&mut self, loan: &ProcessLoan, places: &Places) -> Result<Fetched, Errno> {
+        let qp = (loan.terms[1] >> 32) as u32;
+        let fits =
+            places.bytes == loan.len && loan.len > 0 && loan.addr.checked_add(loan.len as u64).is_some();
+        if qp >= MAX_QP_WORDS || !fits || loan.terms[0] == 0 {
+            return Ok(Fetched::Fault);
+        }
+        let ready = self.ready(QP_WORDS_AT + qp as usize * 8) && self.ready(LOAN_WORDS_AT);
+        if !ready || self.terms(qp, loan.key) != loan.terms {
+            return Ok(Fetched::Gone);
+        }
+        if !self.lives() {
+            return Err(Errno::SRCH);
+        }
+        // SAFETY: our caller's.
+        let read = unsafe { read_process(self.pid, places, loan.addr) };
+        // What was copied was lent, if the terms are found as they were behind the copy.
+        fence(Ordering::Acquire);
+        if !self.lives() {
+            return Err(Errno::SRCH);
+        }
+        if self.terms(qp, loan.key) != loan.terms {
+            return Ok(Fetched::Gone);
+        }
+        match read {
+            Ok(bytes) if bytes == loan.len => Ok(Fetched::Whole),
+            Ok(_) | Err(Errno::FAULT) => Ok(Fetched::Fault),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// How a copy from a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fetched {
+    Whole,
+    /// The terms are others.
+    Gone,
+    /// It was never lent, or is not there.
+    Fault,
+}
+
+fn terms_word(qp: u32, loan: u32) -> u64 {
+    u64::from(qp) << 32 | u64::from(loan)
+}
+
+/// The process at the other end of a socket; 0 if it has no number in our PID namespace.
+fn peer_pid(socket: &OwnedFd) -> i32 {
+    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: (2) room for the structure, and its size.
+    let got = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut cred).cast(),
+            &raw mut len,
+        )
+    };
+    if got == 0 { cred.pid } else { 0 }
+}
+
+/// Lets every process of this user read this one, where Yama asks for it.
+fn let_all_read() {
+    // SAFETY: takes numbers only. Without Yama it is refused, and not needed.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+}
+
+/// What an adapter knows of processes that it fetches from, and what it says to those that fetch from it.
+#[derive(Default)]
+pub(super) struct Processes {
+    lenders: HashMap<LinkId, Lender>,
+    /// This adapter's board, once its process was offered.
+    board: Option<Segment>,
+    /// Those that the system turned out not to let us read, until their owners are told.
+    lost: Vec<(LinkId, Errno)>,
+    fetches: u64,
+    bytes: u64,
+}
+
+impl Processes {
+    pub(super) fn forget(&mut self, link: LinkId) {
+        self.lenders.remove(&link);
+        self.lost.retain(|(l, _)| *l != link);
+    }
+    /// Appends its counters; `part`: under the names of one part of a fabric.
+    pub(super) fn append(&self, part: bool, out: &mut Vec<Counter>) {
+        let names = if part {
+            ["shm_process_fetches", "shm_process_fetch_bytes"]
+        } else {
+            ["process_fetches", "process_fetch_bytes"]
+        };
+        out.extend(
+            names.into_iter().zip([self.fetches, self.bytes]).map(|(name, value)| Counter { name, value }),
+        );
+    }
+}
+
+impl Reach<'_> {
+    /// The terms of a loan by a key, made by way of the queue pair with this slot and word on the board.
+    pub fn terms(&self, key: u32, qp: u32, qp_word: u64) -> Option<LoanTerms> {
+        let board = self.processes().board.as_ref()?;
+        let loan = board.word(loan_word_at(key)).load(Ordering::Relaxed);
+        Some([qp_word, terms_word(qp, loan)])
+    }
+
+    /// Copies what a peer lends from its process to places of ours, of which there are as many bytes.
+    ///
+    /// # Errors
+    /// It is to come by the ring, or the peer lends what it does not have.
+    ///
+    /// # Safety
+    /// The places are mapped and writable for the call, and reached by others through copies and atomics only.
+    pub unsafe fn fetch(
+        &mut self,
+        link: LinkId,
+        loan: &ProcessLoan,
+        places: &Places,
+    ) -> Result<(), FetchError> {
+        let processes = self.processes_mut();
+        let lender = processes.lenders.get_mut(&link).ok_or(FetchError::Gone)?;
+        // SAFETY: our caller's.
+        match unsafe { lender.fetch(loan, places) } {
+            Ok(Fetched::Whole) => {
+                processes.fetches += 1;
+                processes.bytes += loan.len as u64;
+                Ok(())
+            }
+            Ok(Fetched::Gone) => Err(FetchError::Gone),
+            Ok(Fetched::Fault) => Err(FetchError::Fault),
+            Err(e) => {
+                processes.lenders.remove(&link);
+                processes.lost.push((link, e));
+                Err(FetchError::Gone)
+            }
+        }
+    }
+}
+
+impl ShmFabric {
+    /// Tells a peer that it may fetch from this process what messages lend. [`Notice::ProcessTaken`] or
+    /// [`Notice::ProcessLeft`] follows, the latter at any time.
+    ///
+    /// # Errors
+    /// The peer is not there, or is another user's; memory is not shared so here.
+    pub fn offer_process(&mut self, peer: LinkId) -> Result<(), GrantError> {
+        self.trusted(peer)?;
+        if self.process_vm == ProcessVm::No {
+            return Err(GrantError::Isolated);
+        }
+        self.board_ready(LOAN_WORDS_AT)?;
+        let io = |e: Errno| GrantError::Io { doing: "drawing a number", source: e.into() };
+        if PROOF.load(Ordering::Relaxed) == 0 {
+            // Another adapter of this process may draw at the same time; the first one counts.
+            let drawn = u64::from_ne_bytes(random().map_err(io)?) | 1;
+            let _ = PROOF.compare_exchange(0, drawn, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        if self.process_vm == ProcessVm::Any {
+            let_all_read();
+        }
+        self.grants.mapped.processes.board = Some(self.grants.board());
+        let direct = &mut self.linked(peer)?.direct;
+        if !direct.process_offered {
+            direct.process_offered = true;
+            let (pid, addr) = (getpid().as_raw_nonzero().get() as u32, (&raw const PROOF).addr() as u64);
+            self.send_note(peer, Note::Process { pid, addr, proof: PROOF.load(Ordering::Relaxed) }, None);
+        }
+        Ok(())
+    }
+
+    /// What was lent by a key is so no more: what peers have copied of it, and not taken yet, they throw away.
+    pub(super) fn end_loans(&mut self, key: u32) {
+        if let Some(board) = &self.grants.mapped.processes.board {
+            board.word(loan_word_at(key)).fetch_add(1, Ordering::Release);
+            // Whatever the program writes to the memory from now on comes behind that.
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// A peer tells of its process.
+    pub(super) fn hear_process(
+        &mut self,
+        peer: LinkId,
+        pid: u32,
+        addr: u64,
+        proof: u64,
+    ) -> Result<(), &'static str> {
+        let wanted = self.process_vm != ProcessVm::No;
+        let Ok(link) = self.linked(peer) else { return Ok(()) };
+        if core::mem::replace(&mut link.direct.process_told, true) {
+            return Err("it offers its process twice");
+        }
+        let (trusted, board) = (link.direct.trusted, link.direct.peer.as_ref().map(|p| p.board.clone()));
+        let proved = match (&link.stage, board) {
+            (Stage::Up(socket), Some(board)) if trusted && wanted => {
+                Lender::prove(socket, pid, addr, proof, board)
+            }
+            _ => Err(Errno::PERM),
+        };
+        match proved {
+            Ok(lender) => {
+                self.counters.processes_fetched_from += 1;
+                self.grants.mapped.processes.lenders.insert(peer, lender);
+                self.send_note(peer, Note::Fetches { yes: true }, None);
+            }
+            Err(e) => self.cannot_fetch(peer, e),
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn cannot_fetch(&mut self, peer: LinkId, why: Errno) {
+        tracing::debug!(%why, "a peer's process can't be read: its messages come by the ring");
+        self.counters.processes_not_readable += 1;
+        self.send_note(peer, Note::Fetches { yes: false }, None);
+    }
+
+    /// A peer says whether it fetches from this process.
+    pub(super) fn hear_fetches(&mut self, peer: LinkId, yes: bool) -> Result<(), &'static str> {
+        let Ok(link) = self.linked(peer) else { return Ok(()) };
+        if !link.direct.process_offered {
+            return Err("it answers what was not asked");
+        }
+        let notice =
+            if yes { Notice::ProcessTaken { link: peer } } else { Notice::ProcessLeft { link: peer } };
+        self.notify(peer, notice);
+        Ok(())
+    }
+
+    /// Once a tick: tells those whose process the system does not let us read any more.
+    pub(super) fn tell_lost_processes(&mut self) {
+        for (peer, why) in core::mem::take(&mut self.grants.mapped.processes.lost) {
+            self.cannot_fetch(peer, why);
+        }
+    }
+}
+
+/// For people: how memory of the program's own travels.
+pub(super) fn describe(process_vm: ProcessVm) -> String {
+    const SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
+    let by_ring = |why: String| format!("two copies through the ring: {why}");
+    if process_vm == ProcessVm::No {
+        return by_ring("process_vm=no or isolated=yes was asked for".to_owned());
+    }
+    let word = AtomicU64::new(1);
+    if let Err(e) = read_word(getpid(), (&raw const word).addr() as u64) {
+        return by_ring(format!("process_vm_readv: {}", io::Error::from(e)));
+    }
+    let scope = std::fs::read_to_string(SCOPE).ok().and_then(|s| s.trim().parse::<u32>().ok()).unwrap_or(0);
+    match scope {
+        1 if process_vm != ProcessVm::Any => by_ring(format!(
+            "{SCOPE} is 1; process_vm=any lets all processes of this user read this one, or have whoever runs this \
+             machine set it to 0"
+        )),
+        2.. => by_ring(format!("{SCOPE} is {scope}; it takes 0, or 1 and process_vm=any")),
+        _ => "one copy by process_vm_readv, where the peer's process may be read".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_of_this_process_is_read_by_its_pid() {
+        let word = AtomicU64::new(0x0123_4567_89ab_cdef);
+        assert_eq!(read_word(getpid(), (&raw const word).addr() as u64), Ok(0x0123_4567_89ab_cdef));
+        assert_eq!(read_word(getpid(), 8), Err(Errno::FAULT));
+    }
+
+    #[test]
+    fn places_are_bounded() {
+        let mut places = Places::default();
+        let mut byte = 0_u8;
+        for _ in 0..MAX_LOAN_PLACES {
+            assert!(places.push(&raw mut byte, 1));
+        }
+        assert!(!places.push(&raw mut byte, 1));
+        assert_eq!(places.bytes, MAX_LOAN_PLACES);
+    }
+}

@@ -1,0 +1,88 @@
+//! A memory barrier that one side pays for both.
+//!
+//! Two threads that each store a word and then load the other's may both miss the other's store, unless both run a
+//! full barrier in between. Where one of them does so very often and the other hardly ever, the rare one has every
+//! processor that runs this process execute a barrier ([`Barrier::heavy`]), and the frequent one only keeps its
+//! compiler from exchanging the two ([`Barrier::light`]).
+//!
+//! Invariants of the unsafe code:
+//! 1. The page is mapped once, never unmapped, and only its protection is changed, between two that both allow reading;
+//!    nothing reads or writes it but [`shoot_down`], under the lock.
+#![allow(unsafe_code)]
+
+use crate::sync::{Ordering, fence};
+
+/// How the two sides order what they do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Barrier {
+    /// The rare side has all processors run one.
+    #[cfg(not(any(loom, miri)))]
+    System,
+    /// Both run one.
+    Fence,
+}
+
+impl Barrier {
+    /// What this system offers. The same for all who ask.
+    #[cfg(not(any(loom, miri)))]
+    pub(crate) fn of_system() -> Self {
+        use rustix::thread::{MembarrierCommand, membarrier};
+        static REGISTERED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+        let register = || membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
+        if *REGISTERED.get_or_init(register) { Self::System } else { Self::Fence }
+    }
+    #[cfg(any(loom, miri))]
+    pub(crate) fn of_system() -> Self {
+        Self::Fence
+    }
+    /// The frequent side's, between its store and its load.
+    #[inline]
+    pub(crate) fn light(self) {
+        match self {
+            #[cfg(not(any(loom, miri)))]
+            Self::System => core::sync::atomic::compiler_fence(Ordering::SeqCst),
+            Self::Fence => fence(Ordering::SeqCst),
+        }
+    }
+    /// The rare side's, between its store and its load.
+    #[cold]
+    pub(crate) fn heavy(self) {
+        fence(Ordering::SeqCst);
+        #[cfg(not(any(loom, miri)))]
+        if self == Self::System {
+            use rustix::thread::{MembarrierCommand, membarrier};
+            // It worked before; a filter of system calls may have come since.
+            if membarrier(MembarrierCommand::PrivateExpedited).is_err() {
+                shoot_down();
+            }
+            fence(Ordering::SeqCst);
+        }
+    }
+}
+
+/// Has every processor that runs this process run a barrier, by taking a right away from a page that each may have in
+/// its translation buffer.
+#[cfg(not(any(loom, miri)))]
+fn shoot_down() {
+    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
+    use std::sync::{Mutex, PoisonError};
+    const PAGE: usize = 4096;
+    static AT: Mutex<usize> = Mutex::new(0);
+    let mut at = AT.lock().unwrap_or_else(PoisonError::into_inner);
+    let both = ProtFlags::READ | ProtFlags::WRITE;
+    if *at == 0 {
+        // SAFETY: a new mapping at an address that the kernel chooses changes no memory of ours.
+        let page = unsafe { mmap_anonymous(core::ptr::null_mut(), PAGE, both, MapFlags::PRIVATE) };
+        *at = page.map_or(0, |p| p.expose_provenance());
+    }
+    let page = core::ptr::with_exposed_provenance_mut::<core::ffi::c_void>(*at);
+    if page.is_null() {
+        return;
+    }
+    // SAFETY: (1). The write brings the page into being, and into this processor's buffer.
+    unsafe {
+        page.cast::<u8>().write_volatile(1);
+        let _ = mprotect(page, PAGE, MprotectFlags::READ);
+        let _ = mprotect(page, PAGE, MprotectFlags::READ | MprotectFlags::WRITE);
+    }
+}

@@ -1,0 +1,256 @@
+//! The engine's quick way for small messages: from a send queue to a line of a peer's ring, and from a line to a
+//! completion. The common case only; whatever else comes takes the long way, with everything as it was.
+#![allow(unsafe_code)] // the calls of `dma`, each with its argument
+
+use hca_core::{
+    Access, Completion, Payload, QpHandle, RecvExtra, SendFlags, SendOp, Sge, WcOpcode, WcStatus,
+};
+use hca_fabric::{LINE_DATA_BYTES, LineMessage, LineSink, LinkId, ShmFabric};
+use hca_transport::plain_send_to;
+
+use super::{AckRule, Core, Engine, LISTED, slot_of};
+use crate::dma;
+use crate::doorbell::Doorbell;
+use crate::qp::{QpEntry, QpRes, QpShared, RecvQueue, SendHeader, cell_to_sge, list, local};
+use crate::tables::Tables;
+
+/// Short turns with messages between two looks at the acknowledgements that are owed, while the program is likely to
+/// answer.
+const ACK_TURNS: u32 = 8;
+
+impl Engine {
+    /// What follows when messages were taken by the quick way.
+    #[inline]
+    pub(super) fn after_lines(&mut self, taken: usize, acks: AckRule) {
+        if !self.core.ready.is_empty() {
+            self.transmit(self.core.now);
+        }
+        // One message is answered soon, and its acknowledgement goes along.
+        if taken > 1 || self.short_turns.is_multiple_of(ACK_TURNS) {
+            self.flush_acks(self.core.now, acks);
+        }
+        self.core.tables.finish();
+    }
+}
+
+impl Engine {
+    /// Sends a plain SEND that is not queued yet, if nothing is to be sent before it; `queue` then queues it. `false`:
+    /// nothing was done.
+    #[inline]
+    pub(crate) fn send_line(
+        &mut self,
+        bell: &Doorbell<QpShared>,
+        qp: QpHandle,
+        payload: Payload<'_>,
+        len: u32,
+        queue: impl FnOnce(),
+    ) -> bool {
+        if !self.core.ready.is_empty() || !bell.is_empty() {
+            return false;
+        }
+        match self.fabric.shm() {
+            Some(shm) => self.core.send_line(qp, shm, payload, len, queue).is_some(),
+            None => false,
+        }
+    }
+}
+
+impl LineSink for Core {
+    #[inline]
+    fn line(&mut self, from: LinkId, message: &LineMessage) -> bool {
+        self.take_line(from, message).is_some()
+    }
+}
+
+impl Core {
+    /// Takes a plain SEND. `None`: nothing was done.
+    #[inline]
+    fn take_line(&mut self, from: LinkId, message: &LineMessage) -> Option<()> {
+        let head = message.head();
+        let qpn = plain_send_to(head)?;
+        let slot = slot_of(qpn);
+        let entry = &mut **self.qps.at_mut(slot)?;
+        if entry.machine.qpn().raw() != qpn || entry.res.link != Some(from) {
+            return None;
+        }
+        let mut lane = entry.machine.lane()?;
+        let completed = lane.accepts(head)?;
+        let res = &mut entry.res;
+        let done = place(res, &self.tables, message.data())?;
+        if completed > 0 {
+            complete_sends(res, &mut self.tables, lane.oldest(), completed);
+        }
+        self.tables.complete(res.recv_cq, done);
+        lane.took(completed);
+        if entry.ack_since.is_none_or(|since| since == LISTED) && entry.ack_since.replace(self.turn).is_none()
+        {
+            self.acks.push(slot);
+        }
+        if lane.wants_transmit() {
+            self.settle(slot);
+        }
+        Some(())
+    }
+
+    #[inline]
+    fn send_line(
+        &mut self,
+        qp: QpHandle,
+        shm: &mut ShmFabric,
+        payload: Payload<'_>,
+        len: u32,
+        queue: impl FnOnce(),
+    ) -> Option<()> {
+        let QpEntry { machine, res, ack_since, timer, .. } =
+            &mut **self.qps.get_mut(qp.index, qp.generation)?;
+        let mut lane = machine.lane().filter(|lane| lane.is_open() && lane.has_credit())?;
+        if res.sq.published() != lane.next() {
+            return None;
+        }
+        let mut message = LineMessage::new(lane.head(), len as usize);
+        gather_posted(payload, res, &self.tables, message.data_mut())?;
+        let mut tx = shm.line_tx(res.link?)?;
+        if !tx.push(message) {
+            return None;
+        }
+        queue();
+        tx.call();
+        res.sq.refresh();
+        lane.sent(self.now);
+        if !lane.told_along(|| recv_credits(res)) {
+            *ack_since = ack_since.map(|_| LISTED);
+        }
+        if timer.is_none() {
+            self.settle(qp.index);
+        }
+        Some(())
+    }
+
+    /// Sends plain SENDs from a queue pair's send queue. `true`: nothing is left of what was posted.
+    #[inline]
+    pub(super) fn send_lines(&mut self, qp: QpHandle, shm: &mut ShmFabric) -> bool {
+        let Some(entry) = self.qps.get_mut(qp.index, qp.generation) else { return false };
+        let QpEntry { machine, res, ack_since, timer, .. } = &mut **entry;
+        let Some(link) = res.link else { return false };
+        let Some(mut lane) = machine.lane().filter(|lane| lane.is_open()) else { return false };
+        let Some(mut tx) = shm.line_tx(link) else { return false };
+        let posted = res.sq.refresh();
+        let first = lane.next();
+        while lane.next() != posted && lane.has_credit() {
+            let Some(message) = gather(res, &self.tables, lane.next(), lane.head()) else { break };
+            if !tx.push(message) {
+                break;
+            }
+            lane.sent(self.now);
+        }
+        let sent = lane.next() != first;
+        tx.call();
+        if sent && !lane.told_along(|| recv_credits(res)) {
+            *ack_since = ack_since.map(|_| LISTED);
+        }
+        let all = lane.next() == posted;
+        if sent && timer.is_none() {
+            self.settle(qp.index);
+        }
+        all
+    }
+}
+
+/// Receive requests that wait; a shared queue counts none.
+#[inline]
+fn recv_credits(res: &QpRes) -> Option<u32> {
+    match &res.rq {
+        RecvQueue::Own(rq) => Some(rq.published().wrapping_sub(rq.head())),
+        RecvQueue::Shared(_) => None,
+    }
+}
+
+/// Places a message in the oldest receive request and takes that away, if it has one entry with room.
+#[inline]
+fn place(res: &mut QpRes, tables: &Tables, data: &[u8]) -> Option<Completion> {
+    let RecvQueue::Own(rq) = &mut res.rq else { return None };
+    let (header, cells) = rq.oldest()?;
+    let len = data.len() as u32;
+    if len > 0 {
+        let entry = cell_to_sge(*cells.first().filter(|_| header.sges == 1)?);
+        if len > entry.len {
+            return None;
+        }
+        let to = local(tables, res.pd, Sge { len, ..entry }, Access::LOCAL_WRITE).ok()?;
+        // SAFETY: dma (1): `local` found the range inside a live region, and we run under the engine's lock.
+        unsafe { dma::store(to, data) };
+    }
+    let wr_id = header.wr_id;
+    rq.release(rq.head().wrapping_add(1));
+    let (qp, status, opcode) = (res.shared.handle, WcStatus::Success, WcOpcode::Recv);
+    Some(Completion {
+        wr_id,
+        qp,
+        status,
+        opcode,
+        byte_len: len,
+        extra: RecvExtra::None,
+        ..Completion::default()
+    })
+}
+
+/// Completes so many SENDs from the oldest on.
+#[inline]
+fn complete_sends(res: &mut QpRes, tables: &mut Tables, oldest: u32, count: u32) {
+    let end = oldest.wrapping_add(count);
+    let mut index = oldest;
+    while index != end {
+        let header = res.sq.header_ref(index);
+        if header.flags.contains(SendFlags::SIGNALED) {
+            let (wr_id, opcode) = (header.wr_id, header.op.wc_opcode());
+            let (qp, status) = (res.shared.handle, WcStatus::Success);
+            tables.complete(res.send_cq, Completion { wr_id, qp, status, opcode, ..Completion::default() });
+        }
+        index = index.wrapping_add(1);
+    }
+    res.sq.release(end);
+}
+
+/// The message of a request, if it is a plain SEND that a line takes and whose bytes stand in one piece.
+#[inline]
+fn gather(res: &QpRes, tables: &Tables, index: u32, head: [u32; 3]) -> Option<LineMessage> {
+    let header: &SendHeader = res.sq.header_ref(index);
+    let plain = matches!(header.op, SendOp::Send)
+        && !header.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED)
+        && header.len as usize <= LINE_DATA_BYTES;
+    if !plain {
+        return None;
+    }
+    let mut message = LineMessage::new(head, header.len as usize);
+    let cells = list(res.sq.cells(index), header);
+    let out = message.data_mut();
+    if header.inline {
+        out.copy_from_slice(&bytemuck::cast_slice(cells)[..out.len()]);
+    } else if !out.is_empty() {
+        let entry = cell_to_sge(*cells.first().filter(|_| header.sges == 1)?);
+        load(entry, res, tables, out)?;
+    }
+    Some(message)
+}
+
+/// The bytes of a request that is not queued, if they stand in one piece.
+#[inline]
+fn gather_posted(payload: Payload<'_>, res: &QpRes, tables: &Tables, out: &mut [u8]) -> Option<()> {
+    match payload {
+        Payload::Inline(bytes) => out.copy_from_slice(bytes),
+        Payload::Sges(_) if out.is_empty() => {}
+        Payload::Sges(&[entry]) => load(entry, res, tables, out)?,
+        Payload::Sges(_) => return None,
+    }
+    Some(())
+}
+
+/// Loads the bytes of an entry, which are as many as `out` has.
+#[inline]
+fn load(entry: Sge, res: &QpRes, tables: &Tables, out: &mut [u8]) -> Option<()> {
+    debug_assert_eq!(entry.len as usize, out.len());
+    let from = local(tables, res.pd, entry, Access::empty()).ok()?;
+    // SAFETY: dma (1): as in `place`; `out` is as long as the entry.
+    unsafe { dma::load(from, out) };
+    Some(())
+}
