@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use hca::cli::Failure;
+use hca::perf::ACK_TIMEOUT;
 use hca::{
     Buf, CompletionQueue, Completions, ConnectOptions, DeviceUrl, Endpoint, Inline, Opened, QueuePair, Rc,
     RemoteMr, SendRequest, SharedMr, open_exactly,
@@ -56,15 +57,13 @@ pub enum Wait {
     Block,
 }
 
-/// Figures of the waits; `None` leaves the built-in one.
+/// Figures of the waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// Its name.
     pub name: &'static str,
-    /// When a thread that looks in vain gives way, and how long an adapter's thread goes on.
-    pub patience: Option<Patience>,
-    /// How long a blocking wait looks before it sleeps.
-    pub look_before_sleep: Option<Duration>,
+    /// The figures.
+    pub patience: Patience,
 }
 
 /// What all pairs do.
@@ -182,19 +181,9 @@ impl Talker {
         args.push(name(&|| job.load.to_possible_value()));
         args.push(name(&|| job.wait.to_possible_value()));
         args.push(job.time.as_nanos().to_string());
-        args.push(job.setting.look_before_sleep.map_or(String::new(), |l| l.as_nanos().to_string()));
-        if let Some(p) = job.setting.patience {
-            args.extend(
-                [
-                    u64::from(p.looks),
-                    u64::from(p.looks_in_company),
-                    p.hog_ns,
-                    p.thread_ns,
-                    u64::from(p.thread_yields),
-                ]
-                .map(|n| n.to_string()),
-            );
-        }
+        let p = job.setting.patience;
+        let counts = [p.looks, p.looks_in_company, p.hold_percent, p.shy];
+        args.push(serde_json::to_string(&(counts, p.wait_ns, p.thread_ns))?);
         Self::start(&args)
     }
 
@@ -249,21 +238,9 @@ fn hog(args: &[String]) -> Result<(), Failure> {
 
 fn talk(args: &[String]) -> Result<(), Failure> {
     end_with_starter()?;
-    let [device, cpu, near, load, wait, time, look, patience @ ..] = args else {
-        return Err("seven arguments at least".into());
-    };
-    if let [looks, looks_in_company, hog_ns, thread_ns, thread_yields] = patience {
-        let (looks, looks_in_company) = (looks.parse()?, looks_in_company.parse()?);
-        Patience {
-            looks,
-            looks_in_company,
-            hog_ns: hog_ns.parse()?,
-            thread_ns: thread_ns.parse()?,
-            thread_yields: thread_yields == "1",
-        }
-        .set();
-    }
-    hca::verbs::set_look_before_sleep(look.parse().ok().map(Duration::from_nanos));
+    let [device, cpu, near, load, wait, time, figures] = args else { return Err("seven arguments".into()) };
+    let ([looks, looks_in_company, hold_percent, shy], wait_ns, thread_ns) = serde_json::from_str(figures)?;
+    Patience { looks, looks_in_company, hold_percent, shy, wait_ns, thread_ns }.set();
     hca::probe::pin(cpu.parse()?)?;
     let (load, wait) = (Load::from_str(load, false)?, Wait::from_str(wait, false)?);
     let time = Duration::from_nanos(time.parse()?);
@@ -328,7 +305,8 @@ impl Side {
 
     fn connect(&mut self, introduction: &str) -> Result<(), Failure> {
         let (endpoint, remote): (Endpoint, RemoteMr) = serde_json::from_str(introduction)?;
-        self.qp.connect(&endpoint, &ConnectOptions::default())?;
+        let options = ConnectOptions { timeout: ACK_TIMEOUT, ..ConnectOptions::default() };
+        self.qp.connect(&endpoint, &options)?;
         self.remote = remote;
         Ok(())
     }

@@ -16,8 +16,8 @@ use hca::cli::Failure;
 use hca::perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
 use hca_benches::duo::{self, Duo, Kind};
 use hca_benches::peers::plot::{Bar, plot};
-use hca_benches::peers::{Over, Peer, PeerError, What, leash_if_asked};
-use hca_benches::ratio::{Better, Ratio, Target, interleave, plain, summary, verdict};
+use hca_benches::peers::{Over, Peer, PeerError, Runs, What, leash_if_asked};
+use hca_benches::ratio::{Better, Ratio, Sample, Target, interleave, plain, summary, verdict};
 
 /// Measures ours beside the messaging libraries that Debian packages.
 #[derive(Parser)]
@@ -62,7 +62,7 @@ impl Fabric {
         let url = match self {
             // A domain of its own, so that nobody else is in it.
             Self::Shm => format!("shm://peers-{}", std::process::id()),
-            Self::Udp => "auto://".to_owned(),
+            Self::Udp => "udp://".to_owned(),
             Self::Raw => "raw://lo".to_owned(),
         };
         url.parse().expect("it is a device's name")
@@ -246,12 +246,16 @@ fn compare(args: &Args, fabric: Fabric, what: What, missing: &mut Vec<String>) -
             }
         };
         eprintln!("{} {what} beside {}", fabric.name(), peer.name);
-        if ours.is_none() {
-            ours = Some(Ours::start(&device, cpus, what)?);
+        let mut compared = beside(&device, &mut ours, what, &mut theirs, cpus, time);
+        if let Err(e) = &compared
+            && e.downcast_ref::<PeerError>().is_none()
+        {
+            // A connection that broke stays so: others take its place, and what happened is told.
+            eprintln!("once more, with new processes of ours: {e}");
+            ours = None;
+            compared = beside(&device, &mut ours, what, &mut theirs, cpus, time);
         }
-        let ours = ours.as_mut().expect("it was just started");
-        let samples = interleave(cpus, || ours.run(what, time), || Ok(theirs.run()?));
-        match samples {
+        match compared {
             Ok(samples) => {
                 rows.push(Row { fabric, what, peer, measured: summary(&samples), best: false });
             }
@@ -263,6 +267,22 @@ fn compare(args: &Args, fabric: Fabric, what: What, missing: &mut Vec<String>) -
         best.best = true;
     }
     Ok(rows)
+}
+
+/// Interleaved pairs of ours, which are started if they are not, and theirs.
+fn beside(
+    device: &DeviceUrl,
+    ours: &mut Option<Ours>,
+    what: What,
+    theirs: &mut Runs,
+    cpus: (usize, usize),
+    time: Duration,
+) -> Result<Vec<Sample>, Failure> {
+    let ours = match ours {
+        Some(ours) => ours,
+        None => ours.insert(Ours::start(device, cpus, what)?),
+    };
+    interleave(cpus, || ours.run(what, time), || Ok(theirs.run()?))
 }
 
 /// Our two processes.

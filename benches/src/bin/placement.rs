@@ -101,48 +101,42 @@ fn name(choice: &impl ValueEnum) -> String {
 
 /// The figures that waits are measured with, each list beside the built-in ones.
 fn settings(wait: Wait, progress: Progress) -> Vec<Setting> {
-    let us = Duration::from_micros;
-    let default = Patience::default();
-    let built_in = Setting { name: "built-in", patience: None, look_before_sleep: None };
-    let patience = |(name, patience)| Setting { name, patience: Some(patience), ..built_in };
-    // Looks before a yield, the same in company, and what tells one who computes.
-    let polling = |name, looks, looks_in_company, hog_ns| {
-        patience((name, Patience { looks, looks_in_company, hog_ns, ..default }))
+    let built_in = Patience::default();
+    let setting = |name, patience| Setting { name, patience };
+    let polling = |name, looks, looks_in_company, shy| {
+        setting(name, Patience { looks, looks_in_company, shy, ..built_in })
     };
-    let looking = |name, time| Setting { name, look_before_sleep: Some(us(time)), ..built_in };
-    let thread = |name, time, thread_yields| {
-        let thread_ns = us(time).as_nanos() as u64;
-        patience((name, Patience { thread_ns, thread_yields, ..default }))
-    };
-    let mut all = vec![built_in];
+    let hold = |name, hold_percent| setting(name, Patience { hold_percent, ..built_in });
+    let waiting = |name, us: u64| setting(name, Patience { wait_ns: us * 1000, ..built_in });
+    let thread = |name, us: u64| setting(name, Patience { thread_ns: us * 1000, ..built_in });
+    let mut all = vec![setting("built-in", built_in)];
     match wait {
         Wait::Poll => all.extend([
-            polling("spin", u32::MAX, u32::MAX, u64::MAX),
-            polling("yield each look", 1, 1, u64::MAX),
-            polling("yield each 16", 16, 16, u64::MAX),
-            polling("yield each 64", 64, 64, u64::MAX),
-            polling("yield each 256", 256, 256, u64::MAX),
-            polling("64, in company 1", 64, 1, u64::MAX),
-            polling("64, in company 8", 64, 8, u64::MAX),
-            polling("64, 8, less beside hogs", 64, 8, default.hog_ns),
-            polling("256, 1, less beside hogs", 256, 1, default.hog_ns),
+            polling("spin", u32::MAX, u32::MAX, 0),
+            polling("yield each look", 1, 1, 0),
+            polling("yield each 16", 16, 16, 0),
+            polling("yield each 64", 64, 64, 0),
+            polling("yield each 256", 256, 256, 0),
+            polling("64, in company 1", 64, 1, 0),
+            polling("64, in company 8, hogs", 64, 8, built_in.shy),
+            polling("256, in company 1, hogs", 256, 1, built_in.shy),
+            hold("hold 100 %", 100),
+            hold("hold 400 %", 400),
         ]),
         Wait::Block => all.extend([
-            looking("sleep", 0),
-            looking("look 5 us", 5),
-            looking("look 20 us", 20),
-            looking("look 50 us", 50),
-            looking("look 100 us", 100),
-            looking("look 200 us", 200),
+            waiting("sleep", 0),
+            waiting("look 5 us", 5),
+            waiting("look 20 us", 20),
+            waiting("look 100 us", 100),
+            waiting("look 200 us", 200),
         ]),
     }
     if progress != Progress::Inline {
         all.extend([
-            thread("thread 5 us", 5, false),
-            thread("thread 50 us", 50, false),
-            thread("thread 5 us yielding", 5, true),
-            thread("thread 50 us yielding", 50, true),
-            thread("thread 200 us yielding", 200, true),
+            thread("thread sleeps", 0),
+            thread("thread 5 us", 5),
+            thread("thread 20 us", 20),
+            thread("thread 100 us", 100),
         ]);
     }
     all

@@ -19,8 +19,10 @@ use crate::ratio::Better;
 pub use process::{PeerError, find, leash_if_asked};
 use programs::Program;
 
-/// Messages of the first run of a program, which tells how many the next one takes.
+/// Messages of the first run of a program, which tells how many the next one takes; of long ones as many as have so many
+/// bytes.
 const FIRST_COUNT: u64 = 2000;
+const FIRST_BYTES: u64 = 128 << 20;
 /// Messages of a run.
 const COUNTS: std::ops::RangeInclusive<u64> = 64..=20_000_000;
 
@@ -160,10 +162,15 @@ impl Peer {
     /// It can't be run: the first run has been made, to know how many messages a run takes.
     pub fn runs(&self, what: What, cpus: (usize, usize), time: Duration) -> Result<Runs, PeerError> {
         self.installed()?;
-        let mut runs = Runs { program: self.program, what, cpus, time, count: FIRST_COUNT };
+        let mut runs = Runs { program: self.program, what, cpus, time, count: first_count(what) };
         runs.run()?;
         Ok(runs)
     }
+}
+
+/// Messages of the first run.
+fn first_count(what: What) -> u64 {
+    FIRST_COUNT.min(FIRST_BYTES / what.size()).max(*COUNTS.start())
 }
 
 /// Runs of a peer.
@@ -210,6 +217,13 @@ mod tests {
         assert_eq!(What::SendLatency(8).ns_a_message(100.0), 200.0);
         assert_eq!(What::SendBandwidth(1000).ns_a_message(1e9), 1000.0);
         assert_eq!(What::SendRate.ns_a_message(1e7), 100.0);
+    }
+
+    #[test]
+    fn a_first_run_is_short_whatever_its_messages_are() {
+        assert_eq!(first_count(What::SendLatency(8)), FIRST_COUNT);
+        assert_eq!(first_count(What::PutBandwidth(64 << 10)), FIRST_COUNT);
+        assert_eq!(first_count(What::PutBandwidth(1 << 20)), 128);
     }
 
     #[test]

@@ -171,6 +171,7 @@ macro_rules! __for_each_check {
                 a_blocked_target_serves_its_peers,
                 what_is_posted_while_another_thread_sleeps_is_retried,
                 a_turn_by_another_thread_takes_no_wakeup_away,
+                polls_between_arming_and_sleeping_leave_the_network_told,
                 a_program_may_sleep_on_the_devices_descriptor,
                 turning_an_idle_device_is_harmless;
             concurrency: four_threads_each_with_a_connection_of_their_own,

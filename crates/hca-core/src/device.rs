@@ -198,6 +198,11 @@ pub trait CqPort: Send {
     /// # Errors
     /// The system has no descriptors left, or the device has none (in the simulator).
     fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError>;
+    /// How long a waiter does well to poll before it sleeps: about what a sleep and a wake-up cost, where its own polls
+    /// move the device.
+    fn look_before_sleep(&self) -> Duration {
+        Duration::ZERO
+    }
 }
 
 /// What creating a queue pair yields.

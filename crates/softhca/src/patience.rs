@@ -1,80 +1,103 @@
-//! How long a thread looks in vain before it gives its CPU to others.
+//! How long a thread looks in vain before it gives its CPU to others, and before it sleeps.
 //!
 //! Whoever polls spins, which is right while its peer runs on another CPU: a look takes some ten nanoseconds, and a
 //! sleeper is woken in microseconds. Where both share one CPU the peer can't answer before the scheduler's slice is
-//! over, milliseconds later. Nobody tells a program which of both it is, so it tries: after [`LOOKS`] looks in vain in
-//! a row the thread yields, and the time that this takes says who else was there.
+//! over, milliseconds later. Nobody tells a program which of both it is, so it tries: after [`LOOKS`](Patience::looks)
+//! in vain in a row the thread yields, and the time that this takes says who else was there.
 //!
 //! | the yield took | so on this CPU there is | the next one comes |
 //! |---|---|---|
-//! | less than [`SWITCH`](SWITCH_NS) | nobody | after [`LOOKS`] looks |
-//! | less than [`HOG`](HOG_NS) | somebody who gives way, too, and may be the one that is waited for | after [`LOOKS_IN_COMPANY`] looks |
-//! | more | somebody who computes, and gives nothing back | after [`LOOKS`] looks, and as much time as was lost |
+//! | less than [`SWITCH_NS`] | nobody | after so many looks again |
+//! | less than [`HOG_NS`] | somebody who gives way, too, and may be the one that is waited for | after [`looks_in_company`](Patience::looks_in_company) |
+//! | more | somebody who computes, and gives nothing back | after half as much time as was lost, more or less |
 //!
-//! Looks are counted by thread, whatever it looks at: what was found, or posted, begins the count again.
-//! `placement` in `benches` measures these figures against others; ARCHITECTURE.md has the table.
+//! More or less: a random share of all that was lost. Two that poll on one CPU may take each other for one who computes, and would
+//! do so for ever if each kept its whole slice; so the time shrinks each time, until they are known for what they are.
+//!
+//! Who waits and may sleep looks for a while first, since looks cost less than a sleep and a wake-up that follow at
+//! once. The adapter's thread does so, too, but not beside somebody who computes, where a sleeper that is woken runs at
+//! once and one that yielded does not: there it sleeps without a look for [`shy`](Patience::shy) times as long as was lost.
+//!
+//! Looks are counted by thread, whatever it looks at; what is found, or posted, begins the count again. These are all
+//! figures of the adapter's waits but that of the lock (`turn_lock`), which may be held for microseconds only. `placement`
+//! in `benches` measures them against others, and ARCHITECTURE.md has the table.
 
 use core::cell::Cell;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::time::Duration;
 use std::thread::yield_now;
 
 use crate::clock::monotonic_ns;
 
-/// Looks in vain before a yield.
-const LOOKS: u32 = 64;
-/// The same where the last yield found company.
-const LOOKS_IN_COMPANY: u32 = 1;
 /// Two switches of a CPU between threads take longer, a yield to nobody less.
 const SWITCH_NS: u64 = 1_000;
 /// A thread that polls, too, gives way before.
 const HOG_NS: u64 = 200_000;
-/// How long the adapter's thread goes on looking after it last had something to do, before it sleeps.
-const THREAD_NS: u64 = 0;
 
-/// The figures in use; benches change them.
-static LOOKS_NOW: AtomicU32 = AtomicU32::new(LOOKS);
-static IN_COMPANY_NOW: AtomicU32 = AtomicU32::new(LOOKS_IN_COMPANY);
-static HOG_NOW: AtomicU64 = AtomicU64::new(HOG_NS);
-static THREAD_NOW: AtomicU64 = AtomicU64::new(THREAD_NS);
-static THREAD_YIELDS: AtomicBool = AtomicBool::new(false);
-
-/// Figures other than the built-in ones, for a bench.
+/// The figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
     /// Looks in vain before a yield; `u32::MAX` for never.
     pub looks: u32,
     /// The same where the last yield found company.
     pub looks_in_company: u32,
-    /// A yield that took longer found somebody who computes.
-    pub hog_ns: u64,
-    /// How long the adapter's thread goes on looking.
+    /// How long there is no yield beside one who computes, in percent of what was lost, on average.
+    pub hold_percent: u32,
+    /// For how many times as long as a yield to somebody who computes took, the adapter's thread sleeps without a look
+    /// before; 0 takes nobody for one who computes.
+    pub shy: u32,
+    /// How long a blocking wait looks before it sleeps.
+    pub wait_ns: u64,
+    /// How long the adapter's thread does, since it last had something to do.
     pub thread_ns: u64,
-    /// Whether it gives way meanwhile.
-    pub thread_yields: bool,
+}
+
+impl Patience {
+    /// What was measured to be best.
+    const BUILT_IN: Self = Self {
+        looks: 64,
+        looks_in_company: 1,
+        hold_percent: 50,
+        shy: 25,
+        wait_ns: 50_000,
+        thread_ns: 50_000,
+    };
+
+    /// Puts these figures in force in this process, for a bench, before anything is opened.
+    pub fn set(self) {
+        IN_FORCE.looks.store(self.looks, Ordering::Relaxed);
+        IN_FORCE.looks_in_company.store(self.looks_in_company, Ordering::Relaxed);
+        IN_FORCE.hold_percent.store(self.hold_percent, Ordering::Relaxed);
+        IN_FORCE.shy.store(self.shy, Ordering::Relaxed);
+        IN_FORCE.wait_ns.store(self.wait_ns, Ordering::Relaxed);
+        IN_FORCE.thread_ns.store(self.thread_ns, Ordering::Relaxed);
+    }
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        Self {
-            looks: LOOKS,
-            looks_in_company: LOOKS_IN_COMPANY,
-            hog_ns: HOG_NS,
-            thread_ns: THREAD_NS,
-            thread_yields: false,
-        }
+        Self::BUILT_IN
     }
 }
 
-impl Patience {
-    /// Puts these figures in force in this process, for threads that have not looked in vain yet.
-    pub fn set(self) {
-        LOOKS_NOW.store(self.looks, Ordering::Relaxed);
-        IN_COMPANY_NOW.store(self.looks_in_company, Ordering::Relaxed);
-        HOG_NOW.store(self.hog_ns, Ordering::Relaxed);
-        THREAD_NOW.store(self.thread_ns, Ordering::Relaxed);
-        THREAD_YIELDS.store(self.thread_yields, Ordering::Relaxed);
-    }
+/// The figures in force.
+struct InForce {
+    looks: AtomicU32,
+    looks_in_company: AtomicU32,
+    hold_percent: AtomicU32,
+    shy: AtomicU32,
+    wait_ns: AtomicU64,
+    thread_ns: AtomicU64,
 }
+
+static IN_FORCE: InForce = InForce {
+    looks: AtomicU32::new(Patience::BUILT_IN.looks),
+    looks_in_company: AtomicU32::new(Patience::BUILT_IN.looks_in_company),
+    hold_percent: AtomicU32::new(Patience::BUILT_IN.hold_percent),
+    shy: AtomicU32::new(Patience::BUILT_IN.shy),
+    wait_ns: AtomicU64::new(Patience::BUILT_IN.wait_ns),
+    thread_ns: AtomicU64::new(Patience::BUILT_IN.thread_ns),
+};
 
 /// One thread's looks.
 struct Looks {
@@ -84,11 +107,18 @@ struct Looks {
     limit: Cell<u32>,
     /// But not before this time.
     not_before_ns: Cell<u64>,
+    /// Until then a sleep comes without looks before.
+    shy_until_ns: Cell<u64>,
 }
 
 thread_local! {
     static MINE: Looks = const {
-        Looks { in_vain: Cell::new(0), limit: Cell::new(LOOKS), not_before_ns: Cell::new(0) }
+        Looks {
+            in_vain: Cell::new(0),
+            limit: Cell::new(Patience::BUILT_IN.looks),
+            not_before_ns: Cell::new(0),
+            shy_until_ns: Cell::new(0),
+        }
     };
 }
 
@@ -116,16 +146,15 @@ pub(crate) fn note(found_something: bool) {
     if found_something { found() } else { in_vain() }
 }
 
-/// How long the adapter's thread goes on looking after it last had something to do.
-pub(crate) fn of_the_thread_ns() -> u64 {
-    THREAD_NOW.load(Ordering::Relaxed)
+/// How long who waits for completions looks before it sleeps, where its looks turn the engine.
+pub(crate) fn of_a_wait() -> Duration {
+    Duration::from_nanos(IN_FORCE.wait_ns.load(Ordering::Relaxed))
 }
 
-/// The adapter's thread has looked in vain and goes on.
-pub(crate) fn thread_in_vain() {
-    if THREAD_YIELDS.load(Ordering::Relaxed) {
-        in_vain();
-    }
+/// How long the adapter's thread, which calls this, looks since it last had something to do.
+pub(crate) fn of_the_thread() -> Duration {
+    let shy = MINE.with(|l| l.is_shy());
+    Duration::from_nanos(if shy { 0 } else { IN_FORCE.thread_ns.load(Ordering::Relaxed) })
 }
 
 impl Looks {
@@ -133,20 +162,128 @@ impl Looks {
     #[inline(never)]
     fn give_way(&self) {
         self.in_vain.set(0);
-        let looks = LOOKS_NOW.load(Ordering::Relaxed);
+        let looks = IN_FORCE.looks.load(Ordering::Relaxed);
         self.limit.set(looks);
+        if looks == u32::MAX {
+            return;
+        }
         let before = monotonic_ns();
-        if looks == u32::MAX || before < self.not_before_ns.get() {
+        if before < self.not_before_ns.get() {
             return;
         }
         yield_now();
         let after = monotonic_ns();
-        match after - before {
-            ..SWITCH_NS => {}
-            lost if lost < HOG_NOW.load(Ordering::Relaxed) => {
-                self.limit.set(IN_COMPANY_NOW.load(Ordering::Relaxed));
-            }
-            lost => self.not_before_ns.set(after + lost),
+        self.judge(after - before, after);
+    }
+
+    /// Who else is on this CPU, by the time that a yield took.
+    fn judge(&self, lost: u64, now: u64) {
+        let shy = u64::from(IN_FORCE.shy.load(Ordering::Relaxed));
+        if lost < SWITCH_NS {
+            // Nobody.
+        } else if lost < HOG_NS || shy == 0 {
+            self.limit.set(IN_FORCE.looks_in_company.load(Ordering::Relaxed));
+        } else {
+            let percent = u64::from(IN_FORCE.hold_percent.load(Ordering::Relaxed));
+            self.not_before_ns.set(now + lost * percent / 100 * share(now) / 128);
+            self.shy_until_ns.set(now + lost * shy);
         }
+    }
+
+    /// Whether somebody computes on this CPU.
+    fn is_shy(&self) -> bool {
+        let until = self.shy_until_ns.get();
+        if until != 0 && monotonic_ns() >= until {
+            self.shy_until_ns.set(0);
+        }
+        self.shy_until_ns.get() != 0
+    }
+}
+
+/// A random number below 256, of the clock's digits.
+fn share(now: u64) -> u64 {
+    now.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOOKS: u32 = Patience::BUILT_IN.looks;
+
+    fn fresh() -> Looks {
+        Looks {
+            in_vain: Cell::new(0),
+            limit: Cell::new(LOOKS),
+            not_before_ns: Cell::new(0),
+            shy_until_ns: Cell::new(0),
+        }
+    }
+
+    #[test]
+    fn a_yield_to_nobody_changes_nothing() {
+        let looks = fresh();
+        looks.judge(SWITCH_NS - 1, 7_000);
+        assert_eq!((looks.limit.get(), looks.not_before_ns.get()), (LOOKS, 0));
+        assert!(!looks.is_shy());
+    }
+
+    #[test]
+    fn in_company_looks_are_fewer_until_it_has_gone() {
+        let looks = fresh();
+        looks.judge(SWITCH_NS, 7_000);
+        assert_eq!(looks.limit.get(), Patience::BUILT_IN.looks_in_company);
+        // Whatever the next yield finds, it is judged anew.
+        looks.in_vain.set(5);
+        looks.not_before_ns.set(u64::MAX);
+        looks.give_way();
+        assert_eq!((looks.in_vain.get(), looks.limit.get()), (0, LOOKS));
+    }
+
+    #[test]
+    fn beside_one_who_computes_there_is_no_yield_for_a_share_of_what_was_lost() {
+        let looks = fresh();
+        let now = monotonic_ns();
+        // An hour, so that it is not over before the test looks.
+        let lost = 3_600_000_000_000;
+        looks.judge(lost, now);
+        assert_eq!(looks.limit.get(), LOOKS);
+        assert!((now..now + 2 * lost).contains(&looks.not_before_ns.get()));
+        assert!(looks.is_shy());
+        looks.shy_until_ns.set(now);
+        assert!(!looks.is_shy());
+        assert_eq!(looks.shy_until_ns.get(), 0);
+    }
+
+    #[test]
+    fn two_that_take_each_other_for_one_who_computes_soon_do_so_no_more() {
+        // Each runs until its time without yields is over, or its slice is.
+        const SLICE_NS: u64 = 4_000_000;
+        let pair = [fresh(), fresh()];
+        let (mut now, mut lost, mut rounds) = (1, SLICE_NS, 0);
+        while lost >= HOG_NS {
+            let one = &pair[rounds % 2];
+            one.judge(lost, now);
+            lost = (one.not_before_ns.get() - now).min(SLICE_NS);
+            now += lost + 1_234;
+            rounds += 1;
+            assert!(rounds < 1000, "they still do");
+        }
+        assert!(rounds < 100, "it took {rounds} rounds");
+    }
+
+    #[test]
+    fn what_is_found_begins_the_count_again() {
+        for _ in 1..LOOKS {
+            in_vain();
+        }
+        assert_eq!(MINE.with(|l| l.in_vain.get()), LOOKS - 1);
+        found();
+        in_vain();
+        assert_eq!(MINE.with(|l| l.in_vain.get()), 1);
+        for _ in 1..LOOKS {
+            in_vain();
+        }
+        assert_eq!(MINE.with(|l| l.in_vain.get()), 0, "it gave way");
     }
 }

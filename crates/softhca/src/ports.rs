@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // the ports' contracts are the trait's; nothing unsafe is done here
 
 use core::task::Waker;
+use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use hca_core::{
@@ -399,5 +400,9 @@ impl CqPort for SoftCq {
             self.shared.wake();
         }
         Ok(self.wait.as_ref().expect("made above").as_fd())
+    }
+    fn look_before_sleep(&self) -> Duration {
+        // Where the adapter's thread does the work, that is who looks.
+        if self.hca.progress == Progress::Thread { Duration::ZERO } else { patience::of_a_wait() }
     }
 }

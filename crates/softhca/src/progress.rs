@@ -118,11 +118,12 @@ fn guard(shared: &Shared) {
             (e.turn(now, &shared.bell, AckRule::UnlessDelivered), e.is_quiet(), e.next_deadline(), now)
         });
         if worked {
-            look_until = now + Duration::from_nanos(patience::of_the_thread_ns());
+            patience::found();
+            look_until = now + patience::of_the_thread();
             continue;
         }
         if now < look_until {
-            patience::thread_in_vain();
+            patience::in_vain();
             continue;
         }
         s.asleep.store(true, Ordering::SeqCst);

@@ -15,7 +15,7 @@ use hca_core::{CqHandle, CqPort, DeviceError, Notify, QpHandle, SrqHandle};
 use crate::context::Ctx;
 use crate::part::Held;
 use crate::slots::{RecvTaker, RingTaker};
-use crate::wait::{deadline, look_before_sleep, wait_readable};
+use crate::wait::{deadline, wait_readable};
 use crate::wc::{Record, Wcs};
 use crate::{BuildError, Completions, WaitError};
 
@@ -105,7 +105,8 @@ impl CompletionQueue {
     }
 
     /// Takes completions; if there are none, waits for some, for ever without a `timeout`. It blocks on
-    /// the device's descriptor, and turns the device where that works so: nobody else is needed.
+    /// the device's descriptor, and turns the device where that works so: nobody else is needed. Where a device says that it
+    /// pays, it polls for some microseconds before it sleeps.
     ///
     /// # Errors
     /// None came in time, or there is nothing to wait on.
@@ -117,7 +118,7 @@ impl CompletionQueue {
         self.wait_for(wcs, Notify::Any, timeout)
     }
 
-    /// As [`wait`](Self::wait), but sleeping on through completions that are not solicited (errors are).
+    /// As [`wait`](Self::wait), but sleeping at once, and on through completions that are not solicited (errors are).
     /// Those that are there when it is called, or when it wakes up, are yielded whatever they are.
     ///
     /// # Errors
@@ -165,7 +166,7 @@ impl CompletionQueue {
     /// Looks for a while before it is worth sleeping. A device that finds nothing many times in a row gives way to other
     /// threads meanwhile.
     fn look(&mut self, wcs: &mut Completions, deadline: Option<Instant>) -> usize {
-        let until = Instant::now() + look_before_sleep();
+        let until = Instant::now() + self.port.look_before_sleep();
         let until = deadline.map_or(until, |d| d.min(until));
         while Instant::now() < until {
             for _ in 0..LOOKS_A_CLOCK {

@@ -190,9 +190,6 @@ mod tokio;
 mod wait;
 mod wc;
 
-#[doc(hidden)]
-pub use wait::set_look_before_sleep;
-
 pub use ah::{AddressHandle, UdPeer};
 pub use buf::{Buf, FrozenBuf, SplitInto};
 pub use builder::QpBuilder;

@@ -1,25 +1,9 @@
 //! Waiting on a device's descriptor.
 
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-/// How long a blocking wait looks before it sleeps: about what it takes to wake a sleeper on a CPU that idles.
-const LOOK_NS: u64 = 50_000;
-/// The figure in use; benches change it.
-static LOOK_NOW: AtomicU64 = AtomicU64::new(LOOK_NS);
-
-/// How long a blocking wait looks before it sleeps.
-pub(crate) fn look_before_sleep() -> Duration {
-    Duration::from_nanos(LOOK_NOW.load(Ordering::Relaxed))
-}
-
-/// Has blocking waits of this process look so long before they sleep, for a bench; `None` as by default.
-pub fn set_look_before_sleep(look: Option<Duration>) {
-    LOOK_NOW.store(look.map_or(LOOK_NS, |l| l.as_nanos() as u64), Ordering::Relaxed);
-}
 
 /// When a wait that begins now is over; `None`: never, as for a time beyond what the clock counts.
 pub(crate) fn deadline(timeout: Option<Duration>) -> Option<Instant> {

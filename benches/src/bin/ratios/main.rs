@@ -54,7 +54,7 @@ enum Fabric {
 impl Fabric {
     fn device(self) -> DeviceUrl {
         match self {
-            Self::Udp => "auto://".parse().expect("it is a device's name"),
+            Self::Udp => "udp://".parse().expect("it is a device's name"),
             // A domain of its own, so that nobody else is in it.
             Self::Shm => {
                 format!("shm://ratios-{}", std::process::id()).parse().expect("it is a device's name")

@@ -167,6 +167,40 @@ pub(crate) fn a_turn_by_another_thread_takes_no_wakeup_away(bed: &dyn Bed) {
     p.b.recv_cq.ok(1);
 }
 
+/// Over shared memory a peer wakes only who has said that he sleeps. That an adapter's thread would find the message later
+/// does not count.
+pub(crate) fn polls_between_arming_and_sleeping_leave_the_network_told(bed: &dyn Bed) {
+    if !bed.can(Feature::WaitFd) {
+        return;
+    }
+    let p = Pair::rc(bed);
+    let wakeups = || {
+        let mut all = p.a.node.dev().counters().into_iter();
+        all.find(|c| c.name.ends_with("wakeups_sent")).map(|c| c.value)
+    };
+    if p.b.node.dev().counters().iter().all(|c| !c.name.ends_with("wakeups_sent")) {
+        return;
+    }
+    // The other one may be late once, and find a thread at work in its place.
+    for id in 0..5 {
+        p.b.recv(id, &[p.mb.sge(0, 64)]);
+        p.settle();
+        arm_at_rest(&p.b.recv_cq);
+        for _ in 0..40 {
+            assert_eq!(p.b.recv_cq.try_next(), None);
+        }
+        let before = wakeups();
+        p.a.send(id, SendOp::Send, &[p.ma.sge(0, 64)]);
+        assert!(wakes(&p.b.recv_cq, bed.patience()), "nothing woke the sleeper\n{}", p.a.node.world.report());
+        p.b.recv_cq.ok(id);
+        p.a.send_cq.ok(id);
+        if wakeups() > before {
+            return;
+        }
+    }
+    panic!("no message woke a sleeper\n{}", p.a.node.world.report());
+}
+
 pub(crate) fn a_program_may_sleep_on_the_devices_descriptor(bed: &dyn Bed) {
     let p = Pair::rc(bed);
     let dev = p.b.node.dev();

@@ -23,6 +23,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::time::Duration;
 
+use hca_core::AckTimeout;
 use hca_fabric::RawOptions;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -40,6 +41,9 @@ pub use run::{Limit, Measured, Pair, PairError, Setup};
 pub const PEER_COMMAND: &str = "__peer";
 /// TCP port of the control channel between hosts.
 pub const CONTROL_PORT: u16 = 18516;
+/// How long a measurement waits for an acknowledgement: half a second, eight times. On a machine that is busy with other
+/// work a peer may not be run for long; what is lost is asked for much earlier all the same.
+pub const ACK_TIMEOUT: AckTimeout = AckTimeout::new(17);
 /// The domain of shared memory, unless another is named. Each device of it has an address of its own.
 const DEFAULT_DOMAIN: &str = "hca";
 /// Time for a row, unless another is asked for.

@@ -6,8 +6,8 @@ use hca_verbs::{
     QueuePair, Rc, RecvBatch, RemoteMr, SendBatch, SendRequest, Service as VerbsService, SharedMr, Uc, Ud,
     UdPeer, ops,
 };
-use softhca::Progress;
 
+use super::ACK_TIMEOUT;
 use super::control::{Endpoint, Phase};
 use super::plan::{Case, Op, Service};
 use crate::cli::Failure;
@@ -85,8 +85,6 @@ pub(super) struct Side {
     window_messages: u64,
     /// A power of two.
     signal_every: u64,
-    /// The adapter's thread may need this CPU.
-    yields: bool,
     pd: Pd,
 }
 
@@ -145,7 +143,6 @@ impl Side {
                 Op::Read | Op::Atomic => 1,
                 Op::Send | Op::Write => 1 << (window_messages / 4).clamp(1, SIGNAL_EVERY).ilog2(),
             },
-            yields: opened.progress() == Progress::Thread,
             pd,
         };
         side.post_receives()?;
@@ -164,7 +161,7 @@ impl Side {
 
     /// Connects to the other side.
     pub(super) fn connect(&mut self, theirs: &Endpoint, mtu: Mtu) -> Result<(), Failure> {
-        let options = ConnectOptions { mtu: Some(mtu), ..ConnectOptions::default() };
+        let options = ConnectOptions { mtu: Some(mtu), timeout: ACK_TIMEOUT, ..ConnectOptions::default() };
         match &mut self.qp {
             AnyQp::Rc(qp) => qp.connect(&theirs.qp, &options)?,
             AnyQp::Uc(qp) => qp.connect(&theirs.qp, &options)?,
@@ -277,9 +274,6 @@ impl Side {
         self.completed = newest;
         if self.back.len() * 4 > self.recv_depth {
             self.post_receives()?;
-        }
-        if self.yields && polled == Polled::default() {
-            std::thread::yield_now();
         }
         Ok(polled)
     }
