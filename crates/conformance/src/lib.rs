@@ -72,9 +72,11 @@ mod differential;
 mod mem;
 mod node;
 mod qp;
+mod ran;
 mod suite;
 mod world;
 
 pub use bed::{Bed, Feature, run};
 pub use differential::differ;
+pub use ran::Ran;
 pub(crate) use suite::CHECKS;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use hca_core::{AsyncEvent, Device, WcStatus};
 
-use crate::{Bed, Feature};
+use crate::{Bed, Feature, Ran};
 
 /// All adapters of one check. Waiting turns them all, since with some devices nobody else does.
 pub(crate) struct World {
@@ -68,14 +68,14 @@ impl World {
         mut ready: impl FnMut() -> Option<T>,
         mut between: impl FnMut(),
     ) -> T {
-        let start = Instant::now();
+        let mut ran = Ran::new();
         loop {
             if let Some(v) = ready() {
                 return v;
             }
             between();
             assert!(
-                start.elapsed() < self.patience,
+                ran.tick() < self.patience,
                 "{}: waited {:?} in vain for {what}\n{}",
                 self.name,
                 self.patience,

@@ -50,6 +50,8 @@ pub use icrc::MeasuredIcrc;
 pub use loopback::{LoopbackFabric, LoopbackNet};
 pub use open::OpenError;
 pub use raw::{RawFabric, RawOptions, RoceVersion};
+#[cfg(fuzzing)]
+pub use shm::shm_peer;
 #[cfg(not(loom))]
 pub use shm::{
     AccessError, Bracket, Denied, FetchError, Grant, GrantError, GrantId, Granted, LINE_DATA_BYTES,

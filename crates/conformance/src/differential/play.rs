@@ -12,11 +12,11 @@ use hca_core::{
 use super::draw::{DEPTH, SGES};
 use super::outcome::{Entry, Outcome};
 use super::script::{Act, Config, Cqs, Data, Far, KeyOf, Op, Part, Request, Script, Side, slot};
-use crate::Bed;
 use crate::mem::{Mem, pattern};
 use crate::node::{Cq, Node};
 use crate::qp::{Conn, QKEY, Qp, Srq, connect, to_state};
 use crate::world::World;
+use crate::{Bed, Ran};
 
 /// Turns of both adapters that find nothing, before all is called quiet.
 const IDLE_TURNS: usize = 12;
@@ -318,14 +318,14 @@ impl<'a> Play<'a> {
 
     /// Waits until every request that has to has completed, but those of one queue from one on, and all is quiet.
     fn wait(&mut self, but: Option<(Side, usize, u64)>) -> Result<(), String> {
-        let start = Instant::now();
+        let mut ran = Ran::new();
         let mut idle = 0;
         let mut done = None;
         loop {
             let moved = self.world.turn() | self.poll()?;
             idle = if moved { 0 } else { idle + 1 };
             if self.outstanding(but).is_some() {
-                if start.elapsed() > self.patience {
+                if ran.tick() > self.patience {
                     let (side, pair, wr_id) = self.outstanding(but).expect("seen just now");
                     return Err(format!("request {wr_id} of pair {pair}, side {side} does not complete"));
                 }

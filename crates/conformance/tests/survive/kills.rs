@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use hca_conformance::Ran;
 use softhca::Progress;
 
 use crate::helper::say;
-use crate::load::{Load, OWN, Ran, counters, pattern};
+use crate::load::{Load, OWN, counters, pattern};
 use crate::{domain, own_domain, peer, start};
 
 /// What a survivor's requests to the dead may take to end: not a quarter of what a silent peer is given, so that only the

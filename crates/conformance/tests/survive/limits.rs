@@ -4,12 +4,13 @@
 use std::fs::File;
 use std::io::Write;
 
+use hca_conformance::Ran;
 use hca_fabric::{Fabric, ShmFabric, ShmOptions};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use softhca::Progress;
 
 use crate::helper::say;
-use crate::load::{Load, Ran, pattern};
+use crate::load::{Load, pattern};
 use crate::{domain, filter, own_domain, start, system};
 
 /// Runs a child under a limit, and returns what it says.

@@ -2,8 +2,6 @@
 //! kind. Every byte that moves is known: all regions begin with the same pattern, messages and WRITEs carry pieces of
 //! it, and each piece lands where its place in the pattern says.
 
-use std::time::{Duration, Instant};
-
 use hca_core::{Access, AckTimeout, WcOpcode, WcStatus};
 use hca_fabric::{ShmFabric, ShmOptions};
 use hca_verbs::{
@@ -42,25 +40,6 @@ const RECV: u64 = 1 << 63;
 /// The pattern that all regions begin with.
 pub(crate) fn pattern() -> Vec<u8> {
     (0..PATTERN).map(|i| ((i * 31) ^ (i >> 7)) as u8 | 1).collect()
-}
-
-/// Time that this process spent running: what it waited for a processor, stopped or not, counts little.
-pub(crate) struct Ran {
-    last: Instant,
-    total: Duration,
-}
-
-impl Ran {
-    pub(crate) fn new() -> Self {
-        Self { last: Instant::now(), total: Duration::ZERO }
-    }
-    /// The sum, with what has passed since the last call, of which no more than a scheduler's slice counts.
-    pub(crate) fn tick(&mut self) -> Duration {
-        let now = Instant::now();
-        self.total += now.duration_since(self.last).min(Duration::from_millis(4));
-        self.last = now;
-        self.total
-    }
 }
 
 /// The connection to one peer.

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use hca_conformance::Ran;
 use hca_core::WcStatus;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use softhca::Progress;
 
-use crate::load::{Load, REGION, Ran};
+use crate::load::{Load, REGION};
 use crate::{domain, own_domain, peer};
 
 /// What taking a key back may take.

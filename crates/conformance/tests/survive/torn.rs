@@ -8,8 +8,8 @@ use hca_verbs::{
 use softhca::{Options, Progress, SoftHca};
 
 use crate::domain;
-use crate::load::Ran;
 use crate::own::Own;
+use hca_conformance::Ran;
 
 const BYTES: usize = 256 << 10;
 

@@ -150,7 +150,7 @@ fn is_writable(access: Access) -> bool {
 pub(super) struct Grants {
     /// A number that no other adapter of the process has.
     pub(super) adapter: u64,
-    board: Segment,
+    pub(super) board: Segment,
     there: Bits,
     regions: Vec<Option<GrantedRegion>>,
     generations: Vec<u32>,

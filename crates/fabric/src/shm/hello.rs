@@ -156,7 +156,7 @@ pub(super) fn send_note(
 }
 
 /// Sends anything, as a hostile peer may.
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 pub(super) fn send_raw(
     socket: BorrowedFd<'_>,
     bytes: &[u8],

@@ -35,6 +35,8 @@ mod counters;
 mod error;
 #[cfg(not(loom))]
 mod fabric;
+#[cfg(all(any(test, fuzzing), not(loom)))]
+mod fuzzed;
 #[cfg(not(loom))]
 mod grant;
 #[cfg(not(loom))]
@@ -76,6 +78,8 @@ pub use access::{Bracket, Reach};
 pub use error::ShmError;
 #[cfg(not(loom))]
 pub use fabric::{ProcessVm, ShmFabric, ShmOptions};
+#[cfg(fuzzing)]
+pub use fuzzed::shm_peer;
 #[cfg(not(loom))]
 pub use grant::{
     AccessError, Denied, Grant, GrantError, GrantId, Granted, LinkId, MAX_ASKED, MAX_BRACKET_BYTES,

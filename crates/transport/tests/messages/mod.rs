@@ -1,6 +1,8 @@
 //! Two queue pairs with a connection by messages, and the two ways between them: each keeps what is put in, in order.
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
+pub mod plan;
+
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
 

@@ -1,0 +1,422 @@
+//! What the fuzz target `shm_peer` does with its input: an adapter has met a peer that writes whatever the input says
+//! into its outbox, its board, the page of calls and its socket, between what an honest one does. The corpus runs through
+//! it in `cargo test` too.
+//!
+//! An input is records: a byte that says what is done, and up to eight more. Time is virtual, but for the wait of a
+//! region that is taken back.
+//!
+//! Whatever comes, the adapter does not panic, its turns end, what it takes is whole, an honest third one reaches it, and
+//! nothing is left of the peer once that is gone.
+
+use std::net::Ipv6Addr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use hca_core::{Access, AddressVector, Instant};
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use super::grants::generation_at;
+use super::hello;
+use super::link::Stage;
+use super::memory::{Sealed, Segment, Writers};
+use super::ring::{FIRST_BYTES, MAX_RECORD, MIN_RING_LINES, outbox_bytes};
+use super::{Grant, GrantId, LinkId, Notice, QpGuard, Reach, SharedPages, ShmFabric, ShmOptions, ShmSink};
+use crate::sync::Ordering;
+use crate::{Fabric, PathId, RxBudget, RxPacket, TxBatch};
+
+/// Records of one input at most.
+const MAX_RECORDS: usize = 200;
+const QPN: u32 = 5;
+const QP_WORD: u64 = 0xfeed_0001;
+const PAGES: usize = 8192;
+const ALL: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+/// What a turn of the adapter lets pass.
+const STEP: Duration = Duration::from_micros(20);
+
+/// Runs one input. Panics on whatever must not happen.
+#[cfg_attr(not(fuzzing), expect(unreachable_pub, reason = "the fuzz target's"))]
+pub fn shm_peer(data: &[u8]) {
+    let mut input = Input(data);
+    let mut bed = Bed::new();
+    for _ in 0..MAX_RECORDS {
+        let Some([what]) = input.take() else { break };
+        bed.record(what, &mut input);
+    }
+    bed.end();
+}
+
+struct Input<'a>(&'a [u8]);
+impl Input<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (first, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*first)
+    }
+}
+
+/// Where the adapter's input goes.
+struct Sink<'a> {
+    honest: Ipv6Addr,
+    /// Packets of the honest one, which are numbered.
+    heard: &'a mut u32,
+    /// What the peer has granted, and how it is reached.
+    reached: Option<(GrantId, QpGuard)>,
+}
+
+impl ShmSink for Sink<'_> {
+    fn packet(&mut self, packet: &RxPacket<'_>) {
+        assert!(packet.bytes.len() <= MAX_RECORD, "{} bytes", packet.bytes.len());
+        if packet.src == self.honest {
+            assert_eq!(
+                packet.bytes,
+                numbered(*self.heard),
+                "an honest one's packets come whole and in order"
+            );
+            *self.heard += 1;
+        }
+    }
+    fn message(&mut self, _: Ipv6Addr, message: &[u8], mut reach: Reach<'_>) -> usize {
+        assert!(message.len() <= MAX_RECORD);
+        let Some((grant, guard)) = &self.reached else { return 0 };
+        let Ok(mut bracket) = reach.access(*grant, guard) else { return 0 };
+        let at = u64::from(message.last().copied().unwrap_or(0)) * 64;
+        let mut bytes = [0; 100];
+        let _ = bracket.read(at, &mut bytes);
+        let _ = bracket.write(at, &bytes);
+        let _ = bracket.fetch_add(at, 1);
+        bytes.len()
+    }
+}
+
+/// A packet of the honest one.
+fn numbered(number: u32) -> Vec<u8> {
+    let mut packet = vec![number as u8; 12 + (number as usize * 37) % 300];
+    packet[..4].copy_from_slice(&number.to_le_bytes());
+    packet
+}
+
+struct Bed {
+    domain: String,
+    /// The adapter, its peer, and an honest one.
+    a: ShmFabric,
+    b: ShmFabric,
+    c: ShmFabric,
+    a_to_b: PathId,
+    b_to_a: PathId,
+    c_to_a: PathId,
+    now: Instant,
+    /// What the peer writes, and the page that all peers of the adapter write.
+    outbox: Segment,
+    calls: Segment,
+    /// A file that may be granted.
+    file: OwnedFd,
+    /// Memory of either that is granted.
+    pages: [SharedPages; 2],
+    reached: Option<(GrantId, QpGuard)>,
+    heard: u32,
+    sent: u32,
+    /// A region was taken back already, which may take a while.
+    revoked: bool,
+}
+
+impl Bed {
+    fn new() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let domain = format!("f{}.{number}", std::process::id());
+        let options = ShmOptions { ring_bytes: MIN_RING_LINES as usize * 64, ..ShmOptions::default() };
+        let [mut a, mut b, mut c] =
+            [(); 3].map(|()| ShmFabric::open(&domain, &options).expect("shared memory can be had"));
+        a.leave_to_recv_all();
+        let to = |f: &ShmFabric| AddressVector { dgid: f.attr().local.into(), ..AddressVector::default() };
+        let (a_to_b, b_to_a, c_to_a) =
+            (a.open_path(&to(&b)).unwrap(), b.open_path(&to(&a)).unwrap(), c.open_path(&to(&a)).unwrap());
+        let now = Instant::from_nanos(1);
+        let meet = |f: &mut ShmFabric, path| send(f, now, path, &numbered(0));
+        meet(&mut b, b_to_a);
+        meet(&mut c, c_to_a);
+        let calls = Sealed::verify(a.bits_fd.as_fd(), 4096, Writers::Anybody);
+        let calls = calls.expect("it is as it was made").segment().expect("anybody may map it");
+        let outbox = b.links.get(b.links.find(a.local).expect("it was just met")).expect("as above");
+        let outbox = outbox.outbox.clone();
+        let file = rustix::fs::memfd_create("fuzz", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        rustix::fs::ftruncate(&file, PAGES as u64).unwrap();
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        let pages = [(); 2].map(|()| SharedPages::alloc(PAGES).unwrap());
+        let mut bed = Self {
+            domain,
+            a,
+            b,
+            c,
+            a_to_b,
+            b_to_a,
+            c_to_a,
+            now,
+            outbox,
+            calls,
+            file,
+            pages,
+            reached: None,
+            heard: 0,
+            sent: 1,
+            revoked: false,
+        };
+        bed.settle();
+        bed.set_up_grants();
+        bed
+    }
+
+    /// Turns all until all greetings are over.
+    fn settle(&mut self) {
+        for round in 0.. {
+            self.turn();
+            self.turn_others();
+            if self.heard == self.sent && [&self.a, &self.b, &self.c].iter().all(|f| f.greetings == 0) {
+                return;
+            }
+            assert!(round < 10_000, "they do not meet");
+        }
+    }
+
+    /// The peer has granted a region, the adapter has offered one.
+    fn set_up_grants(&mut self) {
+        self.b.set_qp_word(QPN, QP_WORD).unwrap();
+        let (to_b, _) = self.links();
+        let to_b = to_b.expect("they have met");
+        self.a.ask_grant(to_b, 1, QPN).unwrap();
+        let offer = Grant { key: 2, ..grant(&self.pages[0], ALL) };
+        self.a.offer(to_b, &offer).unwrap();
+        for round in 0.. {
+            if self.reached.is_some() {
+                return;
+            }
+            assert!(round < 10_000, "the peer does not grant its memory");
+            self.answer();
+            self.turn_others();
+            self.turn();
+        }
+    }
+
+    /// The link to the peer as the adapter knows it, and the other way round.
+    fn links(&self) -> (Option<LinkId>, Option<LinkId>) {
+        let link = |f: &ShmFabric, peer| Some(LinkId::new(f.links.token(f.links.find(peer)?)));
+        (link(&self.a, self.b.local), link(&self.b, self.a.local))
+    }
+
+    /// A turn of the adapter.
+    fn turn(&mut self) {
+        self.now = self.now + STEP;
+        let mut sink = Sink { honest: self.c.local, heard: &mut self.heard, reached: self.reached };
+        self.a.recv_all(self.now, RxBudget { packets: 512, bytes: 256 << 10 }, &mut sink);
+        while self.a.next_gone().is_some() {}
+        while let Some(notice) = self.a.next_notice() {
+            match notice {
+                Notice::GrantAsked { link, key, qpn } if key % 2 == 0 => self.a.refuse_grant(link, key, qpn),
+                Notice::GrantAsked { link, key, .. } => {
+                    let rights = if key % 4 == 1 { Access::REMOTE_READ } else { ALL };
+                    let _ = self.a.grant(link, &Grant { key, ..grant(&self.pages[0], rights) });
+                }
+                Notice::Granted { link, grant, .. } => {
+                    let guard = self.a.qp_guard(link, QPN, QP_WORD);
+                    self.reached = guard.map(|guard| (grant, guard)).or(self.reached.take());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn turn_others(&mut self) {
+        let budget = RxBudget { packets: 512, bytes: 256 << 10 };
+        self.b.recv(self.now, budget, &mut |_| {});
+        self.c.recv(self.now, budget, &mut |_| {});
+    }
+
+    /// The peer answers as an honest one does.
+    fn answer(&mut self) {
+        while let Some(notice) = self.b.next_notice() {
+            if let Notice::GrantAsked { link, key, .. } = notice {
+                let _ = self.b.grant(link, &Grant { key, ..grant(&self.pages[1], ALL) });
+            }
+        }
+    }
+
+    fn record(&mut self, what: u8, input: &mut Input<'_>) {
+        match what % 16 {
+            0..=3 => self.write_outbox(what % 16, input),
+            4 | 5 => {
+                let Some([line, lap, kind, low, high]) = input.take() else { return };
+                // A word such as a record begins with.
+                let len = u32::from(u16::from_le_bytes([low, high]) & 0x1fff);
+                let word = u32::from(lap) << 16 | u32::from(kind & 7) << 13 | len;
+                self.outbox.word((2 + usize::from(line)) * 64).store(word, Ordering::Release);
+            }
+            6 => {
+                let Some([at, region, generation]) = input.take() else { return };
+                let at = if at & 1 == 0 { generation_at(region.into()) } else { usize::from(region) * 8 };
+                self.b.grants.board.word(at).store(generation.into(), Ordering::Relaxed);
+            }
+            7 => {
+                let Some([at, a, b, c, d]) = input.take() else { return };
+                let word = u32::from_le_bytes([a, b, c, d]);
+                self.calls.word(usize::from(at) * 4).store(word, Ordering::Relaxed);
+            }
+            8 => self.say(input),
+            9 => {
+                let Some([low, high]) = input.take() else { return };
+                let len = 12 + usize::from(u16::from_le_bytes([low, high])) % 4080;
+                send(&mut self.b, self.now, self.b_to_a, &vec![low; len]);
+            }
+            10 => {
+                let Some([low, high]) = input.take() else { return };
+                let len = 12 + usize::from(u16::from_le_bytes([low, high])) % 4080;
+                self.b.send_messages(self.now, self.b_to_a, |tx, _| {
+                    if let Some(room) = tx.reserve(len) {
+                        room.fill(high);
+                        tx.commit();
+                    }
+                });
+            }
+            11 | 12 => {
+                let Some([turns]) = input.take() else { return };
+                (0..=turns % 32).for_each(|_| self.turn());
+            }
+            13 => {
+                let Some([count, len]) = input.take() else { return };
+                for _ in 0..count {
+                    send(&mut self.a, self.now, self.a_to_b, &vec![len; 12 + 16 * usize::from(len)]);
+                }
+            }
+            14 => self.work(input),
+            _ => {
+                self.turn_others();
+                self.answer();
+                self.honest();
+            }
+        }
+    }
+
+    /// The honest one sends a packet.
+    fn honest(&mut self) {
+        let ahead = self.sent - self.heard;
+        if ahead < 8 {
+            send(&mut self.c, self.now, self.c_to_a, &numbered(self.sent));
+            self.sent += 1;
+        }
+    }
+
+    /// The peer writes a word of its outbox: any, a little off, of the last line, or a copy of a line.
+    fn write_outbox(&mut self, how: u8, input: &mut Input<'_>) {
+        let words = outbox_bytes(MIN_RING_LINES) / 4;
+        let Some([low, high, a, b]) = input.take() else { return };
+        let at = usize::from(u16::from_le_bytes([low, high])) % words * 4;
+        let value = u32::from_le_bytes([a, b, a, b]);
+        match how {
+            0 => self.outbox.word(at).store(value, Ordering::Release),
+            1 => {
+                let word = self.outbox.word(at);
+                let near = word.load(Ordering::Relaxed).wrapping_add_signed(i32::from(a as i8));
+                word.store(near, Ordering::Release);
+            }
+            2 => {
+                let at = if low & 1 == 0 { words * 4 - 64 } else { 4 * usize::from(high & 3) };
+                self.outbox.word(at).store(if a & 1 == 0 { b.into() } else { value }, Ordering::Release);
+            }
+            _ => {
+                let (from, to) = ((2 + usize::from(low)) * 64, (2 + usize::from(high)) * 64);
+                for i in (0..FIRST_BYTES + 4).step_by(4).rev() {
+                    let word = self.outbox.word(from + i).load(Ordering::Relaxed);
+                    self.outbox.word(to + i).store(word, Ordering::Release);
+                }
+            }
+        }
+    }
+
+    /// The peer says something by its socket: a kind, some fields, and descriptors or not.
+    fn say(&mut self, input: &mut Input<'_>) {
+        let Some([kind, how, fields]) = input.take() else { return };
+        let mut message = hello::header(kind % 26);
+        for _ in 0..fields % 8 {
+            let Some([at, byte]) = input.take() else { break };
+            message[11 + usize::from(at) % (hello::BYTES - 11)] = byte;
+        }
+        let Some(slot) = self.b.links.find(self.a.local) else { return };
+        let Some(Stage::Up(socket)) = self.b.links.get(slot).map(|l| &l.stage) else { return };
+        let len = if how & 4 == 0 { hello::BYTES } else { usize::from(how) % (hello::BYTES + 1) };
+        let fds = [self.file.as_fd(); hello::DESCRIPTORS];
+        let _ = hello::send_raw(socket.as_fd(), &message[..len], &fds[..usize::from(how & 3)]);
+    }
+
+    /// What the adapter does of its own.
+    fn work(&mut self, input: &mut Input<'_>) {
+        let Some([what, key]) = input.take() else { return };
+        let (Some(to_b), _) = self.links() else { return };
+        let key = u32::from(key);
+        match what % 8 {
+            0 => drop(self.a.ask_grant(to_b, key, QPN)),
+            1 => drop(self.a.offer(to_b, &Grant { key, ..grant(&self.pages[0], ALL) })),
+            2 if !self.revoked => {
+                self.revoked = true;
+                self.a.revoke(2);
+            }
+            3 => drop(self.a.qp_guard(to_b, key, QP_WORD)),
+            4 => {
+                self.a.prepare_wait();
+            }
+            5 => self.now = self.now + Duration::from_micros(1 << (key % 21)),
+            6 => {
+                let mut reached = None;
+                core::mem::swap(&mut reached, &mut self.reached);
+                if let Some((grant, _)) = reached {
+                    self.a.release_grant(grant);
+                }
+            }
+            _ => {
+                let Some((grant, guard)) = &self.reached else { return };
+                if let Ok(mut bracket) = self.a.access(*grant, guard) {
+                    let _ = bracket.write(u64::from(key) * 32, &[key as u8; 200]);
+                    let _ = bracket.compare_swap(u64::from(key) * 8, 0, 1);
+                }
+            }
+        }
+    }
+
+    /// The honest one is heard, the peer goes, and nothing is left of it.
+    fn end(mut self) {
+        self.honest();
+        for round in 0.. {
+            self.turn();
+            self.now = self.now + Duration::from_millis(1);
+            self.c.recv(self.now, RxBudget { packets: 1, bytes: 1 }, &mut |_| {});
+            if self.heard == self.sent {
+                break;
+            }
+            assert!(round < 5_000, "{} packets of {} were heard", self.heard, self.sent);
+        }
+        let peer = self.b.local;
+        let options = ShmOptions { ring_bytes: MIN_RING_LINES as usize * 64, ..ShmOptions::default() };
+        drop(std::mem::replace(&mut self.b, ShmFabric::open(&self.domain, &options).unwrap()));
+        for round in 0.. {
+            self.now = self.now + Duration::from_millis(1);
+            self.turn();
+            if self.a.links.find(peer).is_none() {
+                break;
+            }
+            assert!(round < 5_000, "the peer is gone, and its link is not");
+        }
+        assert_eq!((self.a.grants.mapped.len(), self.a.grants.questions), (0, 0));
+        self.a.revoke(2);
+    }
+}
+
+fn grant(pages: &SharedPages, access: Access) -> Grant<'_> {
+    let (offset, len) = (0, pages.len());
+    Grant { key: 1, qpn: QPN, pages, offset, len, iova: 1 << 40, access, pd: 3, qp_word: QP_WORD }
+}
+
+fn send(f: &mut ShmFabric, now: Instant, path: PathId, packet: &[u8]) {
+    let mut batch = TxBatch::with_capacity(8192);
+    batch.reserve(path, packet.len()).expect("there is room for one").copy_from_slice(packet);
+    batch.commit();
+    f.send(now, &mut batch);
+}
