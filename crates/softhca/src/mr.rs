@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn the_permutation_is_one() {
         let p = Permutation::new(&mut Random::new(3));
-        for x in (0..1 << INDEX_BITS).step_by(997) {
+        for x in (0..1 << INDEX_BITS).step_by(if cfg!(miri) { 99_991 } else { 997 }) {
             assert_eq!(p.backward(p.forward(x)), x);
             assert!(p.forward(x) < 1 << INDEX_BITS);
         }
