@@ -152,14 +152,13 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize, caching: Caching) {
 /// As [`store`].
 #[inline]
 pub unsafe fn store_as(to: *mut u8, data: &[u8], caching: Caching) {
-    // SAFETY: our caller's (1); a slice of ours is a range that may be read, and no part of others' memory.
-    unsafe {
-        if data.len() <= FEW_BYTES {
-            store(to, data);
-        } else {
-            copy(to, data.as_ptr(), data.len(), caching);
-        }
+    if data.len() <= FEW_BYTES {
+        // SAFETY: our caller's (1).
+        return unsafe { store(to, data) };
     }
+    fence(Ordering::Release);
+    // SAFETY: our caller's (1); more bytes than a few.
+    unsafe { store_many(to, data, caching) };
 }
 
 /// Copies into a slice as [`copy`] does, with a choice of where it is left.
@@ -168,14 +167,13 @@ pub unsafe fn store_as(to: *mut u8, data: &[u8], caching: Caching) {
 /// As [`load`].
 #[inline]
 pub unsafe fn load_as(from: *const u8, out: &mut [u8], caching: Caching) {
-    // SAFETY: as in `store_as`.
-    unsafe {
-        if out.len() <= FEW_BYTES {
-            load(from, out);
-        } else {
-            copy(out.as_mut_ptr(), from, out.len(), caching);
-        }
+    if out.len() <= FEW_BYTES {
+        // SAFETY: our caller's (1).
+        return unsafe { load(from, out) };
     }
+    // SAFETY: our caller's (1); more bytes than a few.
+    unsafe { load_many(from, out, caching) };
+    fence(Ordering::Acquire);
 }
 
 /// Exchanges the word at `at` for `swap` if it is `compare`, by an atomic operation of the processor; returns the old
@@ -333,6 +331,40 @@ unsafe fn copy_many(to: *mut u8, from: *const u8, len: usize, _: Caching) {
             load_relaxed(from.add(at), few);
             store_relaxed(to.add(at), few);
         }
+    }
+}
+
+/// # Safety
+/// As [`store`], for more than [`FEW_BYTES`].
+#[inline]
+unsafe fn store_many(to: *mut u8, data: &[u8], caching: Caching) {
+    // SAFETY: our caller's. A slice of ours may be read as a range; but not by atomics, as it is not to be written.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    unsafe {
+        copy_many(to, data.as_ptr(), data.len(), caching);
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    {
+        let _ = caching;
+        // SAFETY: our caller's.
+        unsafe { store_relaxed(to, data) };
+    }
+}
+
+/// # Safety
+/// As [`load`], for more than [`FEW_BYTES`].
+#[inline]
+unsafe fn load_many(from: *const u8, out: &mut [u8], caching: Caching) {
+    // SAFETY: our caller's. A slice of ours may be written as a range.
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    unsafe {
+        copy_many(out.as_mut_ptr(), from, out.len(), caching);
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    {
+        let _ = caching;
+        // SAFETY: our caller's.
+        unsafe { load_relaxed(from, out) };
     }
 }
 

@@ -35,7 +35,7 @@ mod counters;
 mod error;
 #[cfg(not(loom))]
 mod fabric;
-#[cfg(all(any(test, fuzzing), not(any(loom, miri))))]
+#[cfg(all(any(test, fuzzing), not(loom)))]
 mod fuzzed;
 #[cfg(not(loom))]
 mod grant;
