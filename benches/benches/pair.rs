@@ -19,7 +19,7 @@ fn main() {
         .measurement_time(Duration::from_secs(1))
         .sample_size(10)
         .configure_from_args();
-    let setup = Setup::new("auto://".parse().expect("it is a device's name"));
+    let setup = Setup::new("udp://".parse().expect("it is a device's name"));
     match setup.cpus {
         Some(cpus) => between_processes(&mut criterion, &setup, cpus),
         None => eprintln!("two CPUs are needed for measuring between two processes; left out"),

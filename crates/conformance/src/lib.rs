@@ -51,6 +51,7 @@
 //! | topic | promises |
 //! |---|---|
 //! | `send_recv`, `rdma`, `atomics` | bytes, lengths, immediate data, order, lists, inline, PSN wrap |
+//! | `foreign` | memory of the program's own, at the lengths around which adapters treat it in other ways |
 //! | `keys` | ranges, rights, protection domains; nothing lands after deregistration |
 //! | `qp_states` | legal and illegal transitions, what each state takes, draining, reuse |
 //! | `errors` | the cause first, then the flushed; RNR and timeouts in their time |

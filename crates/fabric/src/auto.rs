@@ -72,6 +72,8 @@ impl AutoFabric {
         let mut attr = udp.attr().clone();
         attr.name = "auto".to_owned();
         attr.notes.push(("local peers", note));
+        let notes = shm.as_ref().map(|s| &s.attr().notes[..]).unwrap_or_default();
+        attr.notes.extend(notes.iter().find(|n| n.0 == "foreign memory").cloned());
         let questions = TxBatch::with_capacity(1 << 12);
         Ok(Self { udp, shm, attr, epoll, questions, paths_by_shm: 0, paths_by_udp: 0 })
     }

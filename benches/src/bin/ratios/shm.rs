@@ -18,7 +18,7 @@ use super::{Bench, Row, Unit, less, more, rc};
 /// Memory that no cache holds.
 const COLD_BYTES: usize = 256 << 20;
 /// Receive buffers of 1 MiB that a stream of messages goes through, as `hca perf` posts them.
-const RECEIVE_BUFFERS: usize = 16;
+const RECEIVE_BUFFERS: usize = 4;
 
 #[rustfmt::skip]
 pub(super) const ROWS: [Row; 21] = [

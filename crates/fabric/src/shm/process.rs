@@ -198,6 +198,8 @@ impl Lender {
         }
         // SAFETY: our caller's.
         let read = unsafe { read_process(self.pid, places, loan.addr) };
+        #[cfg(test)]
+        tests::behind_the_copy();
         // What was copied was lent, if the terms are found as they were behind the copy.
         fence(Ordering::Acquire);
         if !self.lives() {
@@ -443,8 +445,23 @@ pub(super) fn describe(process_vm: ProcessVm) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
+    use std::cell::RefCell;
+
     use super::*;
+
+    thread_local! {
+        static BEHIND: RefCell<Option<Box<dyn FnOnce()>>> = RefCell::default();
+    }
+    /// Has `f` run behind the next copy of this thread, before that is judged.
+    pub(in super::super) fn at_the_end_of_the_next_copy(f: impl FnOnce() + 'static) {
+        BEHIND.set(Some(Box::new(f)));
+    }
+    pub(super) fn behind_the_copy() {
+        if let Some(f) = BEHIND.take() {
+            f();
+        }
+    }
 
     #[test]
     fn a_word_of_this_process_is_read_by_its_pid() {

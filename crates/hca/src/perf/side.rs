@@ -16,7 +16,7 @@ use crate::open::Opened;
 /// Messages of at most this many bytes are sent inline.
 const INLINE_BYTES: usize = 256;
 /// Bytes that a side has under way at most.
-const BYTES_UNDER_WAY: u64 = 8 << 20;
+const BYTES_UNDER_WAY: u64 = 2 << 20;
 /// Messages that a side has under way at most.
 const MAX_WINDOW: u64 = 512;
 /// Messages that a side has under way at most where one at a time is measured.

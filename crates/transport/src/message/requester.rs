@@ -535,7 +535,7 @@ impl Requester {
     }
 
     #[cold]
-    fn note_to_tell(&mut self, head: &Head, not_from: Option<u32>) {
+    fn note_fetched(&mut self, head: &Head, not_from: Option<u32>) {
         self.fetched = Some(Fetched { number: head.number, not_from });
         self.ready = true;
     }
@@ -801,7 +801,7 @@ impl Requester {
                 Ok(()) => self.fetch = Fetch::Yes,
                 Err(LoanError::Gone) => {
                     self.fetch = Fetch::Failed;
-                    self.note_to_tell(head, Some(self.answered));
+                    self.note_fetched(head, Some(self.answered));
                     return Ok(());
                 }
                 Err(LoanError::Local(e)) => return Err(local_status(e)),
@@ -814,7 +814,7 @@ impl Requester {
         if last {
             self.answered = 0;
             if core::mem::replace(&mut self.fetch, Fetch::No) == Fetch::Yes {
-                self.note_to_tell(head, None);
+                self.note_fetched(head, None);
             }
             // One that is to be asked again is not counted.
             if self.una != self.next {

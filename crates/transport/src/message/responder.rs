@@ -126,8 +126,7 @@ impl Responder {
     /// A request of ours carried the acknowledgement along.
     #[inline]
     pub(crate) fn told_along(&mut self, recv_credits: impl Fn() -> Option<u32>) {
-        // Behind a response that stands, nothing was told.
-        if !self.ack || !self.responses.is_empty() {
+        if !self.ack {
             return;
         }
         self.delivered = false;

@@ -4,8 +4,9 @@
 use rustix::process::{Signal, getpid};
 
 use super::super::note::Note;
+use super::super::process::tests::at_the_end_of_the_next_copy;
 use super::direct::{KEY, Pair, link, pair};
-use super::helper::{hear, say};
+use super::helper::{Helper, hear, say};
 use super::hostile::{drops, say_note};
 use super::outside::{meet_child, meet_parent, next_notice, signal, small};
 use super::*;
@@ -88,6 +89,36 @@ fn what_was_taken_back_is_not_fetched_and_nobody_is_waited_for() {
     }
     p.a.set_qp_word(QP, WORD).unwrap();
     assert!(fetch(&mut p.b, p.to_a, &new).is_ok());
+}
+
+#[test]
+fn what_was_taken_back_while_it_was_copied_is_thrown_away() {
+    let data = data(19);
+    // The key; the queue pair's word.
+    for by_key in [true, false] {
+        let mut p = offered();
+        let loan = lend(&mut p.a, &data);
+        let (mut a, to_a) = (p.a, p.to_a);
+        at_the_end_of_the_next_copy(move || {
+            if by_key {
+                a.revoke(KEY);
+            } else {
+                a.set_qp_word(QP, 0).unwrap();
+            }
+            // It lives on.
+            std::mem::forget(a);
+        });
+        assert_eq!(fetch(&mut p.b, to_a, &loan), Err(FetchError::Gone), "by key: {by_key}");
+    }
+}
+
+#[test]
+fn what_was_copied_of_a_process_that_died_meanwhile_is_thrown_away() {
+    let mut a = open(&domain());
+    let (mut child, link) = meet_child("lender", &mut a);
+    let loan = lent_by(&mut child, &mut a);
+    at_the_end_of_the_next_copy(move || child.kill());
+    assert_eq!(fetch(&mut a, link, &loan), Err(FetchError::Gone));
 }
 
 #[test]
@@ -197,18 +228,24 @@ pub(super) fn lender(domain: &str) {
     hear();
 }
 
-#[test]
-fn a_stopped_process_is_read_and_a_dead_one_is_not_and_is_told_of() {
-    let mut a = open(&domain());
-    let (mut child, link) = meet_child("lender", &mut a);
+/// What a child lends.
+fn lent_by(child: &mut Helper, a: &mut ShmFabric) -> ProcessLoan {
     let start = Clock::now();
-    while counter(&a, "processes_fetched_from") == 0 {
-        recv(&mut a, &mut Vec::new());
+    while counter(a, "processes_fetched_from") == 0 {
+        recv(a, &mut Vec::new());
         assert!(start.elapsed() < Duration::from_secs(20));
     }
     let line = child.line();
     let words: Vec<u64> = line.split(' ').map(|w| w.parse().unwrap()).collect();
-    let loan = ProcessLoan { addr: words[0], len: 100_000, key: KEY, terms: [words[1], words[2]] };
+    ProcessLoan { addr: words[0], len: 100_000, key: KEY, terms: [words[1], words[2]] }
+}
+
+#[test]
+fn a_stopped_process_is_read_and_a_dead_one_is_not_and_is_told_of() {
+    let mut a = open(&domain());
+    let (mut child, link) = meet_child("lender", &mut a);
+    let loan = lent_by(&mut child, &mut a);
+    let start = Clock::now();
     assert_eq!(fetch(&mut a, link, &loan), Ok(data(17)));
     signal(&child, Signal::STOP);
     assert_eq!(fetch(&mut a, link, &loan), Ok(data(17)));
