@@ -1,19 +1,18 @@
 //! The requester: requests in the order in which they were posted, as messages or straight on the peer's memory.
 
-use hca_core::wire::{NakCode, Syndrome};
-use hca_core::{
-    Instant, MAX_MESSAGE_BYTES, Psn, RNR_RETRY_INFINITE, RemoteAddr, SendFlags, SendOp, WcStatus,
-};
+mod completer;
+
+use hca_core::{Instant, MAX_MESSAGE_BYTES, Psn, RemoteAddr, SendFlags, SendOp, WcStatus};
 
 use super::{
-    BY_VALUE, FIRST, Head, LAST, LENT, LIMITED, LOAN_MIN, MAX_DATA, MAX_LOAN, NOT_LENT, OPERAND_BYTES, Op,
-    REMOTE_BYTES, SOLICITED, loan_bytes, put_loan, put_remote, reserve, take_loan,
+    FIRST, Head, LAST, LENT, LOAN_MIN, MAX_DATA, MAX_LOAN, NOT_LENT, OPERAND_BYTES, Op, REMOTE_BYTES,
+    SOLICITED, loan_bytes, put_loan, put_remote, reserve,
 };
 use crate::connection::Path;
 use crate::emit::local_status;
 use crate::inflight::Kind;
 use crate::requester::NEVER;
-use crate::{Count, Direct, Host, LoanError, SendRequest, TxSink};
+use crate::{Count, Direct, Host, SendRequest, TxSink};
 
 /// How long nothing is heard before requests are sent again: at first, and at most.
 const RESEND_NS: (u64, u64) = (16_000_000, 256_000_000);
@@ -649,183 +648,6 @@ impl Requester {
             self.unanswered = self.unanswered.saturating_sub(kind.is_answered().into());
             index = index.wrapping_add(1);
         }
-    }
-
-    /// All requests before the one of this number are done. `Ok(false)`: the number is none of ours.
-    #[inline]
-    pub(crate) fn done<H: Host>(&mut self, number: u16, host: &mut H) -> Result<bool, WcStatus> {
-        let count = u32::from(number.wrapping_sub(self.number(self.una)));
-        if count == 0 {
-            return Ok(true);
-        }
-        if count > self.high.wrapping_sub(self.una) {
-            return Ok(false);
-        }
-        for _ in 0..count {
-            if self.unanswered > 0 && Kind::of(&host.send_request(self.una).op).is_answered() {
-                return Err(WcStatus::BadResponse);
-            }
-            // It was done although it was about to be sent again, and took its receive request.
-            if self.una == self.next && self.sent == 0 {
-                let kind = Kind::of(&host.send_request(self.una).op);
-                self.used = self.used.wrapping_add(kind.consumes_recv().into());
-            }
-            host.complete_send(self.una, WcStatus::Success, 0);
-            self.advance();
-        }
-        self.progressed();
-        self.unblock();
-        Ok(true)
-    }
-
-    /// The oldest request is completed.
-    #[inline]
-    fn advance(&mut self) {
-        // It was done although it was about to be sent again.
-        if self.una == self.next {
-            self.next = self.next.wrapping_add(1);
-            (self.current, self.sent) = (None, 0);
-        }
-        self.una = self.una.wrapping_add(1);
-        self.rnr_left = self.rnr_retry;
-        self.alone = false;
-    }
-
-    #[inline]
-    fn unblock(&mut self) {
-        if core::mem::take(&mut self.blocked) {
-            self.posted();
-        }
-    }
-
-    /// Takes an answer. An error is the end of the oldest request.
-    #[inline]
-    pub(crate) fn handle_answer<H: Host>(
-        &mut self,
-        now: Instant,
-        path: &Path,
-        head: &Head,
-        body: &[u8],
-        host: &mut H,
-    ) -> Result<(), WcStatus> {
-        if !self.done(head.done, host)? {
-            host.count(Count::DroppedPsn);
-            return Ok(());
-        }
-        match head.op {
-            Op::Ack => {
-                self.limit = head.has(LIMITED).then_some(head.extra);
-                self.unblock();
-                Ok(())
-            }
-            Op::Nak => self.handle_nak(now, path, head, host),
-            _ => self.handle_response(head, body, host),
-        }
-    }
-
-    #[cold]
-    fn handle_nak<H: Host>(
-        &mut self,
-        now: Instant,
-        path: &Path,
-        head: &Head,
-        host: &mut H,
-    ) -> Result<(), WcStatus> {
-        if head.number != self.number(self.una) || !self.is_waiting() && self.sent == 0 {
-            host.count(Count::DroppedPsn);
-            return Ok(());
-        }
-        if head.has(NOT_LENT) {
-            // The next one may be half sent.
-            self.lends_from = Some(self.high.wrapping_add((self.next == self.high).into()));
-            self.recount(self.una, host);
-            self.go_back(self.una);
-            return Ok(());
-        }
-        let code = match Syndrome::decode(head.extra as u8) {
-            Some(Syndrome::RnrNak(timer)) => {
-                host.count(Count::RnrNakReceived);
-                if path.rnr_retry < RNR_RETRY_INFINITE {
-                    if self.rnr_left == 0 {
-                        return Err(WcStatus::RnrRetryExceeded);
-                    }
-                    self.rnr_left -= 1;
-                }
-                self.alone = true;
-                self.recount(self.una, host);
-                self.go_back(self.una);
-                self.ready = false;
-                self.rnr_wait_ns = u64::try_from(timer.duration().as_nanos()).unwrap_or(NEVER);
-                self.rnr_until = now.as_nanos();
-                self.progressed();
-                return Ok(());
-            }
-            Some(Syndrome::Nak(code)) => code,
-            _ => return Err(WcStatus::BadResponse),
-        };
-        host.count(Count::NakReceived);
-        Err(match code {
-            NakCode::InvalidRequest => WcStatus::RemoteInvalidRequest,
-            NakCode::RemoteAccess => WcStatus::RemoteAccess,
-            NakCode::RemoteOperational => WcStatus::RemoteOperation,
-            NakCode::PsnSequence | NakCode::InvalidRd => WcStatus::BadResponse,
-        })
-    }
-
-    fn handle_response<H: Host>(&mut self, head: &Head, body: &[u8], host: &mut H) -> Result<(), WcStatus> {
-        if head.number != self.number(self.una) || !self.is_waiting() {
-            host.count(Count::DroppedPsn);
-            return Ok(());
-        }
-        if self.fetch == Fetch::Failed {
-            // What had left before the peer knew.
-            if !head.has(BY_VALUE) {
-                return Ok(());
-            }
-            self.fetch = Fetch::No;
-        }
-        let lent = head.op == Op::ReadData && head.has(LENT);
-        let request = host.send_request(self.una);
-        let loan = if lent { Some(take_loan(body).ok_or(WcStatus::BadResponse)?) } else { None };
-        let (len, last) = match (Kind::of(&request.op), head.op) {
-            (Kind::Read, Op::ReadData) => (request.len, head.has(LAST)),
-            (Kind::Atomic, Op::Original) if body.len() == 8 => (8, true),
-            _ => return Err(WcStatus::BadResponse),
-        };
-        let end = self.answered as usize + loan.map_or(body.len(), |l| l.len as usize);
-        if head.has(FIRST) != (self.answered == 0) || last != (end == len as usize) || end > len as usize {
-            return Err(WcStatus::BadResponse);
-        }
-        if let Some(loan) = loan {
-            match host.scatter_loan(self.una, self.answered, &loan) {
-                Ok(()) => self.fetch = Fetch::Yes,
-                Err(LoanError::Gone) => {
-                    self.fetch = Fetch::Failed;
-                    self.note_fetched(head, Some(self.answered));
-                    return Ok(());
-                }
-                Err(LoanError::Local(e)) => return Err(local_status(e)),
-                Err(LoanError::Remote | LoanError::Bad) => return Err(WcStatus::BadResponse),
-            }
-        } else if !body.is_empty() {
-            host.scatter(self.una, self.answered, body).map_err(local_status)?;
-        }
-        self.answered = end as u32;
-        if last {
-            self.answered = 0;
-            if core::mem::replace(&mut self.fetch, Fetch::No) == Fetch::Yes {
-                self.note_fetched(head, None);
-            }
-            // One that is to be asked again is not counted.
-            if self.una != self.next {
-                self.unanswered = self.unanswered.saturating_sub(1);
-            }
-            host.complete_send(self.una, WcStatus::Success, len);
-            self.advance();
-        }
-        self.progressed();
-        self.unblock();
-        Ok(())
     }
 
     /// When [`timeout`](Self::timeout) is due.
