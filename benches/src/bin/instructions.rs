@@ -27,7 +27,7 @@ use hca_fabric::MeasuredIcrc;
 const TOLERANCE: f64 = 0.03;
 /// How often a case is counted that took more than its record. A queue pair's timers follow the system's
 /// clock, so a machine that is busy with something else may add a retransmission to a count.
-const TRIES: usize = 5;
+const TRIES: usize = 12;
 /// Rounds of each case, of which the count is the mean.
 const ROUNDS: u64 = 256;
 /// Messages by one doorbell.
