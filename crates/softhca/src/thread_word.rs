@@ -1,7 +1,6 @@
 //! A word for each thread, by which it says which lock it is inside of as that lock's favourite.
 //!
 //! Words are never freed, so that others may look at one at any time; a thread that ends leaves its own to the next.
-#![allow(unsafe_code)] // none but the thread's own pointer to its word, which is a static
 
 use core::ptr;
 
