@@ -284,6 +284,8 @@ pub(crate) fn a_drained_send_queue_holds_requests_until_it_may_send_again(bed: &
 
 pub(crate) fn draining_waits_for_what_is_under_way(bed: &dyn Bed) {
     let p = Pair::new(bed, Conn { min_rnr_timer: 10, ..Conn::default() });
+    // Both have met, so that the next request leaves at once: one that has not begun is not waited for.
+    p.assert_works();
     p.a.send(1, SendOp::Send, &[p.ma.sge(0, 64)]); // no receive is there yet
     p.settle();
     p.a.modify(&QpAttr { sqd_event: Some(true), ..to_state(Sqd) }).unwrap();
