@@ -1,15 +1,16 @@
 //! The lock around the engine: who can't have it leaves word, and who has it looks once more.
 //!
-//! A thread that posts must never wait for another that turns, and what it posted must not lie until
+//! A thread that posts must not wait for another that turns (but once for a favourite, see below), and what it posted
+//! must not lie until
 //! the next turn. So lock and word are one atomic: who finds it held marks it, and who unlocks it finds
 //! the mark by the same exchange and runs once more. Taking and giving back cost one exchange each.
 //!
 //! **The favourite.** Most engines are turned by one thread for long. Once a thread has had the lock often enough in a
 //! row, it is left with it: the lock's state names the thread, which then enters by a store to a word of its own and
-//! leaves by another, without an exchange, which would wait for its stores to peers' memory. (The control path favours
-//! nobody, so that an adapter's thread which stands in for the program does not have to be turned out.) Who else wants the lock
+//! leaves by another, without an exchange, which would wait for its stores to peers' memory. Who else wants the lock
 //! takes the favour back: it changes the state, has all processors run a barrier ([`Barrier`]), and waits until the
-//! favourite is not inside. Each time it is taken back, more is needed to be favoured again.
+//! favourite is not inside. Each time it is taken back, more is needed to be favoured again. The control path favours
+//! nobody, so that an adapter's thread which stands in for the program does not have to be turned out.
 //!
 //! Invariants of the unsafe code:
 //! 1. The value is reached only by who moved `state` from `FREE` to `HELD`, or from a favourite over `REVOKING` to

@@ -29,11 +29,9 @@ impl Engine {
         if taken > 1 || self.short_turns.is_multiple_of(ACK_TURNS) {
             self.flush_acks(self.core.now, acks);
         }
-        self.core.tables.finish();
+        self.core.finish(self.core.now);
     }
-}
 
-impl Engine {
     /// Sends a plain SEND that is not queued yet, if nothing is to be sent before it; `queue` then queues it. `false`:
     /// nothing was done.
     #[inline]
@@ -92,6 +90,7 @@ impl Core {
         Some(())
     }
 
+    /// As [`Engine::send_line`]. `None`: nothing was done.
     #[inline]
     fn send_line(
         &mut self,
