@@ -13,7 +13,8 @@ use std::os::fd::BorrowedFd;
 
 use crate::{
     Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, DeviceError, Gid, Lid, Lkey, MrHandle,
-    Mtu, PdHandle, PostError, QpAttr, QpCap, QpHandle, QpInit, QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle,
+    Mtu, PdHandle, PostError, PostErrorKind, QpAttr, QpCap, QpHandle, QpInit, QpState, Qpn, RecvWr, Rkey,
+    SendWr, SrqHandle,
 };
 
 /// An adapter. Object-safe; the control path.
@@ -155,6 +156,19 @@ pub trait SendPort: Send {
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError>;
     /// Tells the device of all that was posted: the doorbell.
     fn ring(&mut self);
+    /// Takes one request and rings, which a device may do in one go.
+    ///
+    /// # Safety
+    /// As [`post`](Self::post).
+    ///
+    /// # Errors
+    /// Why it is refused.
+    unsafe fn post_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        // SAFETY: our caller's.
+        unsafe { self.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind)?;
+        self.ring();
+        Ok(())
+    }
 }
 
 /// Takes receive requests of one queue pair, or of one shared receive queue.
@@ -169,6 +183,19 @@ pub trait RecvPort: Send {
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError>;
     /// Tells the device of all that was posted: the doorbell.
     fn ring(&mut self);
+    /// Takes one request and rings, which a device may do in one go.
+    ///
+    /// # Safety
+    /// As [`post`](Self::post).
+    ///
+    /// # Errors
+    /// Why it is refused.
+    unsafe fn post_now(&mut self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
+        // SAFETY: our caller's.
+        unsafe { self.post(core::slice::from_ref(wr)) }.map_err(|e| e.kind)?;
+        self.ring();
+        Ok(())
+    }
 }
 
 /// Which completions an armed queue notifies of.

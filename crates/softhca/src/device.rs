@@ -21,7 +21,7 @@ use crate::near::Wish;
 use crate::options::{Limits, Options, Progress, Time};
 use crate::ports::{MAX_CONNECTED_MESSAGE, QpRecvPort, QpSendPort, SoftCq, SrqPort};
 use crate::progress::{self, Sleeper};
-use crate::qp::{Held, QpEntry, QpHost, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader};
+use crate::qp::{Held, Machine, QpEntry, QpHost, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader};
 use crate::random::Random;
 use crate::ring::{Cell, ring};
 use crate::shared::Shared;
@@ -285,14 +285,14 @@ impl Engine {
         let qp_shared = Arc::new(QpShared::new(handle));
         let attr = self.fabric.attr();
         let port_mtu = attr.max_mtu;
-        let machine = Qp::new(&QpConfig {
+        let machine = Machine::new(Qp::new(&QpConfig {
             qp_type: init.qp_type,
             qpn,
             max_rd_atomic_limit: MAX_RD_ATOMIC,
             max_send_wr: cap.max_send_wr,
             window_bytes: attr.recv_buffer_bytes.min(u32::MAX as usize) as u32,
             port_mtu,
-        });
+        }));
         let (rq, recv) = match init.srq {
             Some(s) => (RecvQueue::Shared(s.index), None),
             None => {

@@ -138,6 +138,10 @@ impl MrTable {
         if last == index {
             return slot;
         }
+        self.look_up(index)
+    }
+    #[inline(never)]
+    fn look_up(&self, index: u32) -> u32 {
         let slot = self.permutation.backward(index);
         self.last.set((index, slot));
         slot
@@ -145,7 +149,7 @@ impl MrTable {
 
     /// The address behind `addr .. addr + len` of the region that `key` names, if that region belongs
     /// to `pd` and grants all of `access`. `len` must not be 0.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn translate(
         &self,
         pd: PdHandle,

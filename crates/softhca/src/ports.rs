@@ -83,16 +83,17 @@ impl QpSendPort {
         Ok((len, sges, inline))
     }
 
+    #[inline]
+    fn post_one(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        if self.may_be_near && self.send_at_once(wr) { Ok(()) } else { self.push(wr) }
+    }
+
+    #[inline(never)]
     fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         let (len, sges, inline) = self.check(wr)?;
-        // What is done at once on a peer's memory is not queued; a small SEND leaves at once, and then is.
+        // What is done at once on a peer's memory is not queued.
         if self.may_be_near && self.qp.near.load(Ordering::Relaxed) && self.ring.is_all_published() {
             match wr.op {
-                SendOp::Send
-                    if len as usize <= LINE_DATA_BYTES && self.send_at_once(wr, len as u32, sges)? =>
-                {
-                    return Ok(());
-                }
                 SendOp::Write(_) | SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
                     if len as usize <= MAX_BRACKET_BYTES && self.hca.do_at_once(&self.qp, wr, len as u32) =>
                 {
@@ -117,29 +118,39 @@ impl QpSendPort {
         pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
     }
 
-    /// Sends a small SEND before it is queued, if nothing keeps it back. `false`: it is to be queued.
-    #[inline]
-    fn send_at_once(&mut self, wr: &SendWr<'_>, len: u32, sges: u8) -> Result<bool, PostErrorKind> {
-        let plain = wr.dest.is_none() && !wr.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
-        if !plain || self.hca.progress == Progress::Thread {
-            return Ok(false);
-        }
-        if !self.ring.has_room() {
-            return Err(PostErrorKind::QueueFull { depth: self.ring.depth() });
-        }
+    /// Sends a small SEND before it is queued, if nothing keeps it back and nothing is wrong with it. `false`: it is to
+    /// be looked at, and queued.
+    #[inline(always)]
+    fn send_at_once(&mut self, wr: &SendWr<'_>) -> bool {
+        let (len, sges) = match wr.payload {
+            Payload::Inline(bytes) if bytes.len() <= self.max_inline as usize => (bytes.len(), 0),
+            Payload::Sges(&[entry]) if self.max_sge > 0 => (entry.len as usize, 1),
+            _ => return false,
+        };
+        let plain = matches!(wr.op, SendOp::Send)
+            && wr.dest.is_none()
+            && !wr.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
+        let may = plain
+            && len <= LINE_DATA_BYTES
+            && self.qp.near.load(Ordering::Relaxed)
+            && self.hca.progress != Progress::Thread
+            && !self.hca.fork.is_child();
         let ring = &mut self.ring;
-        Ok(self.hca.send_at_once(&self.qp, wr.payload, len, || {
-            let inline = matches!(wr.payload, Payload::Inline(_));
-            let header =
-                SendHeader { wr_id: wr.wr_id, op: wr.op, dest: false, len, sges, inline, flags: wr.flags };
+        if !(may && ring.is_all_published() && ring.has_room()) {
+            return false;
+        }
+        let (wr_id, len, flags) = (wr.wr_id, len as u32, wr.flags);
+        self.hca.send_at_once(&self.qp, wr.payload, len, || {
+            let inline = sges == 0;
+            let header = SendHeader { wr_id, op: SendOp::Send, dest: false, len, sges, inline, flags };
             queue(ring, header, wr.payload).expect("there is room");
             ring.publish();
-        }))
+        })
     }
 }
 
 /// Queues a request of a connected queue pair.
-#[inline]
+#[inline(always)]
 fn queue(ring: &mut Producer<SendHeader>, header: SendHeader, payload: Payload<'_>) -> Result<(), Full> {
     match payload {
         Payload::Sges(sges) => ring.push(header, sges.iter().copied().map(sge_to_cell)),
@@ -181,7 +192,7 @@ fn batch<W>(wrs: &[W], mut push: impl FnMut(&W) -> Result<(), PostErrorKind>) ->
 impl SendPort for QpSendPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
-        batch(wrs, |wr| self.push(wr))
+        batch(wrs, |wr| self.post_one(wr))
     }
     #[inline]
     fn ring(&mut self) {
@@ -191,11 +202,20 @@ impl SendPort for QpSendPort {
         self.ring.publish();
         self.hca.posted(&self.qp);
     }
+    #[inline]
+    unsafe fn post_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        if self.may_be_near && self.send_at_once(wr) {
+            return Ok(());
+        }
+        self.push(wr)?;
+        self.ring();
+        Ok(())
+    }
 }
 
 pub(crate) const MAX_CONNECTED_MESSAGE: u64 = MAX_MESSAGE_BYTES;
 
-#[inline]
+#[inline(always)]
 fn push_recv(ring: &mut Producer<RecvHeader>, max_sge: u32, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
     let pushed = match wr.sges {
         &[one] if max_sge > 0 => {
@@ -223,18 +243,28 @@ pub(crate) struct QpRecvPort {
     pub(crate) max_sge: u32,
 }
 
+impl QpRecvPort {
+    /// Whether requests are taken.
+    #[inline(always)]
+    fn check(&self) -> Result<(), PostErrorKind> {
+        let state = self.qp.state.load(Ordering::Relaxed);
+        if self.hca.fork.is_child() || state == DESTROYED {
+            return Err(PostErrorKind::Destroyed);
+        }
+        if state == encode_state(QpState::Reset) {
+            return Err(PostErrorKind::WrongState(QpState::Reset));
+        }
+        Ok(())
+    }
+}
+
 impl RecvPort for QpRecvPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
-        let state = self.qp.state.load(Ordering::Relaxed);
-        if state == encode_state(QpState::Reset) || state == DESTROYED || self.hca.fork.is_child() {
-            let reset = state == encode_state(QpState::Reset) && !self.hca.fork.is_child();
-            let kind =
-                if reset { PostErrorKind::WrongState(QpState::Reset) } else { PostErrorKind::Destroyed };
-            return Err(PostError { accepted: 0, kind });
-        }
+        self.check().map_err(|kind| PostError { accepted: 0, kind })?;
         batch(wrs, |wr| push_recv(&mut self.ring, self.max_sge, wr))
     }
+    #[inline]
     fn ring(&mut self) {
         // Pairs with the barrier in `Core::show_state`: either the engine, which shows ERROR and then looks at the
         // queue, finds the requests, or we see ERROR and ring for them to be flushed.
@@ -242,6 +272,13 @@ impl RecvPort for QpRecvPort {
         if self.qp.state.load(Ordering::Relaxed) == encode_state(QpState::Error) {
             self.hca.posted(&self.qp);
         }
+    }
+    #[inline]
+    unsafe fn post_now(&mut self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
+        self.check()?;
+        push_recv(&mut self.ring, self.max_sge, wr)?;
+        self.ring();
+        Ok(())
     }
 }
 
@@ -281,7 +318,7 @@ pub(crate) struct SoftCq {
 }
 
 impl SoftCq {
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, out: &mut [Completion]) -> usize {
         // Acquire: pairs with the Release in `CqEntry::purge`.
         if self.shared.purge_epoch.load(Ordering::Acquire) != self.purge_epoch {

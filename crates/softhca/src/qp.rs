@@ -2,6 +2,7 @@
 //! reaches them.
 
 use core::net::IpAddr;
+use core::ops::{Deref, DerefMut};
 
 use hca_core::wire::Packet;
 use hca_core::{
@@ -10,8 +11,8 @@ use hca_core::{
 };
 use hca_fabric::{LinkId, PathId, Places, Reach};
 use hca_transport::{
-    AtomicOp, Count, Direct, Host, Loan, LoanError, LocalError, Qp, QpEvent, RecvDone, RemoteAccessError,
-    SMALL_BYTES, SendRequest, UdTarget,
+    AtomicOp, Count, Direct, Host, Lane, Loan, LoanError, LocalError, Qp, QpEvent, RecvDone,
+    RemoteAccessError, SMALL_BYTES, SendRequest, UdTarget,
 };
 
 use crate::dma;
@@ -124,9 +125,54 @@ pub(crate) struct QpRes {
     pub(crate) words: u32,
 }
 
+/// A queue pair's machine, and what is known of its quick way until something else touches it.
+pub(crate) struct Machine {
+    qp: Qp,
+    /// It has a lane, which is open or not.
+    lane: Option<bool>,
+}
+
+impl Machine {
+    pub(crate) fn new(qp: Qp) -> Self {
+        Self { qp, lane: None }
+    }
+    /// Its quick way, if there is one now.
+    #[inline(always)]
+    pub(crate) fn lane(&mut self) -> Option<Lane<'_>> {
+        if self.lane.is_none() {
+            self.look_for_lane();
+        }
+        self.qp.same_lane(self.lane?)
+    }
+    /// The lane has changed.
+    #[inline]
+    pub(crate) fn forget_lane(&mut self) {
+        self.lane = None;
+    }
+    #[inline(never)]
+    fn look_for_lane(&mut self) {
+        self.lane = self.qp.lane().map(|lane| lane.is_open());
+    }
+}
+impl Deref for Machine {
+    type Target = Qp;
+    #[inline]
+    fn deref(&self) -> &Qp {
+        &self.qp
+    }
+}
+impl DerefMut for Machine {
+    /// Whoever may change it may change its lane.
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Qp {
+        self.lane = None;
+        &mut self.qp
+    }
+}
+
 /// A queue pair.
 pub(crate) struct QpEntry {
-    pub(crate) machine: Qp,
+    pub(crate) machine: Machine,
     pub(crate) res: QpRes,
     /// It is in the engine's list of those that want to send.
     pub(crate) ready: bool,

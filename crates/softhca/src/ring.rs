@@ -266,7 +266,15 @@ impl<H: Copy> Consumer<H> {
         if self.head == self.tail && self.refresh() == self.head {
             return None;
         }
-        Some((self.header_ref(self.head), self.cells(self.head)))
+        let slot = (self.head & self.ring.mask) as usize;
+        let base = slot * self.ring.cells_per_slot;
+        let cells = &self.ring.cells[base..base + self.ring.cells_per_slot];
+        let first: *const UnsafeCell<Cell> = cells.as_ptr();
+        // SAFETY: as in `header_ref` and `cells`: the slot at `head` is ours, as it is before `tail`.
+        unsafe {
+            let header = self.ring.headers[slot].with(|p| (*p).assume_init_ref());
+            Some((header, core::slice::from_raw_parts(first.cast::<Cell>(), cells.len())))
+        }
     }
     /// Copies the headers of the oldest slots to `out`, as many as there are and it takes; returns how many.
     /// The slots stay as they are.
@@ -283,6 +291,21 @@ impl<H: Copy> Consumer<H> {
             unsafe { out.as_mut_ptr().copy_from_nonoverlapping(from, out.len()) };
         }
         count
+    }
+    /// Gives all slots before `head` back to the producer, which [`refresh`](Self::refresh) must have seen; `look` is
+    /// shown the header of each before.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub(crate) fn release_each(&mut self, head: u32, mut look: impl FnMut(&H)) {
+        assert!(head.wrapping_sub(self.head) <= self.tail.wrapping_sub(self.head), "slots that were seen");
+        let mut index = self.head;
+        while index != head {
+            let slot = (index & self.ring.mask) as usize;
+            // SAFETY: (2) the slots before `tail` are ours, (3) and were written.
+            look(self.ring.headers[slot].with(|p| unsafe { (*p).assume_init_ref() }));
+            index = index.wrapping_add(1);
+        }
+        self.release(head);
     }
     /// Gives all slots before `head` back to the producer.
     #[inline]

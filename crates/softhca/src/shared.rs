@@ -17,7 +17,7 @@ use crate::progress::Sleeper;
 use crate::qp::QpShared;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
 use crate::tables::Events;
-use crate::turn_lock::TurnLock;
+use crate::turn_lock::{Guard, TurnLock};
 
 pub(crate) struct Shared {
     engine: TurnLock<Engine>,
@@ -104,48 +104,67 @@ impl Shared {
         if self.fork.is_child() {
             return false;
         }
-        let mut worked = None;
+        let mut worked = false;
         if self.progress != Progress::Thread {
-            worked = self.engine.try_turn(|e| self.any_turn(e, acks));
-            self.note_program_turn();
+            worked = self.with_engine(|e| self.any_turn(e, acks)) == Some(true);
         }
-        let worked = worked.unwrap_or(false);
         patience::note(worked);
         worked
     }
 
     /// As [`program_turn`](Self::program_turn), by who polls this completion queue and found it empty; returns the
     /// completions that it takes at once, or that there is no need to look at the queue again. `out` must not be empty.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn poller_turn(&self, cq: u32, out: &mut [Completion]) -> Option<usize> {
         if self.progress == Progress::Thread {
             patience::in_vain();
             return None;
         }
-        let mut taken = 0;
-        let worked = self.engine.try_turn(|e| {
-            // What runs again is for word that others left.
-            let first = taken == 0;
-            if first {
-                e.core.tables.complete_here(cq, out.len());
-            }
-            let worked = self.any_turn(e, AckRule::UnlessDelivered);
-            if first {
-                taken = e.core.tables.take_here(out);
-            }
-            worked
-        });
+        let Some(mut turn) = self.engine.try_lock() else {
+            self.note_program_turn();
+            patience::in_vain();
+            return Some(0);
+        };
+        let e = turn.value();
+        e.core.tables.complete_here(cq, out.len());
+        let worked = self.any_turn(e, AckRule::UnlessDelivered);
+        let taken = e.core.tables.take_here(out);
+        self.give_back(turn);
+        patience::note(worked);
+        (taken > 0 || worked).then_some(taken)
+    }
+
+    /// Runs `f` if nobody else has the engine.
+    #[inline(always)]
+    fn with_engine<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> Option<R> {
+        let mut turn = self.engine.try_lock();
+        let result = turn.as_mut().map(|turn| f(turn.value()));
+        match turn {
+            Some(turn) => self.give_back(turn),
+            None => self.note_program_turn(),
+        }
+        result
+    }
+
+    /// Gives the engine back, and does what others posted who found it held.
+    #[inline(always)]
+    fn give_back(&self, mut turn: Guard<'_, Engine>) {
+        self.keep_waiters(turn.value());
+        if turn.unlock() {
+            self.catch_up();
+        }
         self.note_program_turn();
-        patience::note(worked == Some(true));
-        (taken > 0 || worked != Some(false)).then_some(taken)
+    }
+    #[cold]
+    #[inline(never)]
+    fn catch_up(&self) {
+        self.engine.turn_or_leave_word(|e| self.turn_posted(e));
     }
 
     #[inline(always)]
     fn any_turn(&self, e: &mut Engine, acks: AckRule) -> bool {
         let short = if e.has_shm { e.short_turn(&self.bell, acks) } else { None };
-        let worked = short.unwrap_or_else(|| e.turn(self.time.now(), &self.bell, acks));
-        self.keep_waiters(e);
-        worked
+        short.unwrap_or_else(|| e.turn(self.time.now(), &self.bell, acks))
     }
 
     /// A queue pair has something new.
@@ -161,29 +180,21 @@ impl Shared {
             return;
         }
         // Who has the engine need not ring.
-        if self.engine.try_turn(|e| self.turn_posted(e, Some(qp.handle))).is_none() {
+        if self.with_engine(|e| self.turn_once(e, Some(qp.handle))).is_none() {
             self.bell.ring(qp);
-            self.engine.turn_or_leave_word(|e| self.turn_posted(e, None));
+            self.catch_up();
         }
-        self.note_program_turn();
     }
 
     /// Does a request at once on a peer's memory. `false`: nothing was done, and it is to be queued.
     #[inline]
     pub(crate) fn do_at_once(&self, qp: &QpShared, wr: &SendWr<'_>, len: u32) -> bool {
         patience::found();
-        let mut done = None;
-        // What runs again is for word that others left.
-        let ran = self.engine.try_turn(|e| match done {
-            None => done = Some(e.do_at_once(qp.handle, wr, len)),
-            Some(_) => self.turn_posted(e, None),
-        });
-        self.note_program_turn();
-        ran.is_some() && done == Some(true)
+        self.with_engine(|e| e.do_at_once(qp.handle, wr, len)) == Some(true)
     }
 
     /// Sends a small SEND that is not queued yet; `queue` queues it behind that. `false`: nothing was done.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn send_at_once(
         &self,
         qp: &QpShared,
@@ -192,27 +203,25 @@ impl Shared {
         queue: impl FnOnce(),
     ) -> bool {
         patience::found();
-        let (mut queue, mut done) = (Some(queue), false);
-        // What runs again is for word that others left.
-        self.engine.try_turn(|e| match queue.take() {
-            Some(queue) => {
-                done = e.send_line(&self.bell, qp.handle, payload, len, queue);
-                self.keep_waiters(e);
-            }
-            None => self.turn_posted(e, None),
-        });
-        self.note_program_turn();
-        done
+        let Some(mut turn) = self.engine.try_lock() else { return false };
+        let sent = turn.value().send_line(&self.bell, qp.handle, payload, len, queue);
+        self.give_back(turn);
+        sent
     }
 
     #[inline]
-    fn turn_posted(&self, e: &mut Engine, caller: Option<QpHandle>) {
+    fn turn_once(&self, e: &mut Engine, caller: Option<QpHandle>) {
         if !e.has_shm || !e.send_at_once(&self.bell, caller) {
             e.turn_posted(self.time.now(), &self.bell, caller);
         }
+    }
+    /// What others posted who found the engine held.
+    fn turn_posted(&self, e: &mut Engine) {
+        self.turn_once(e, None);
         self.keep_waiters(e);
     }
 
+    #[inline(always)]
     fn note_program_turn(&self) {
         if self.progress == Progress::Adaptive {
             self.sleeper.program_turned();
@@ -226,7 +235,7 @@ impl Shared {
             self.keep_waiters(e);
             r
         };
-        self.engine.with(f, |e| self.turn_posted(e, None))
+        self.engine.with(f, |e| self.turn_posted(e))
     }
 
     /// Somebody may sleep, or be about to, while a turn, a post or a change is made: deadlines that are new
@@ -249,7 +258,7 @@ impl Shared {
 
     /// Before a program sleeps on a descriptor: makes it readable as soon as the device needs a turn.
     pub(crate) fn prepare_wait(&self) {
-        self.engine.with(|e| self.prepare(e), |e| self.turn_posted(e, None));
+        self.engine.with(|e| self.prepare(e), |e| self.turn_posted(e));
     }
 
     /// How long until the next turn is due.

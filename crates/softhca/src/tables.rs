@@ -3,7 +3,7 @@
 use core::task::Waker;
 use std::collections::VecDeque;
 
-use hca_core::{AsyncEvent, Completion, PdHandle, Sge, SrqHandle};
+use hca_core::{AsyncEvent, Completion, PdHandle, QpHandle, Sge, SrqHandle, WcOpcode, WcStatus};
 use hca_fabric::PathId;
 use hca_transport::Count;
 
@@ -116,16 +116,18 @@ pub(crate) struct Pd {
 struct Here {
     /// The queue, or none.
     cq: u32,
+    count: usize,
     room: usize,
-    kept: Vec<Completion>,
+    kept: Box<[Completion; Here::ROOM]>,
 }
 
 impl Here {
     const CLOSED: u32 = u32::MAX;
+    const ROOM: usize = 64;
 }
 impl Default for Here {
     fn default() -> Self {
-        Self { cq: Self::CLOSED, room: 0, kept: Vec::with_capacity(64) }
+        Self { cq: Self::CLOSED, count: 0, room: 0, kept: Box::new([Completion::default(); Self::ROOM]) }
     }
 }
 
@@ -178,16 +180,17 @@ impl Tables {
     /// [`take_here`](Self::take_here).
     #[inline]
     pub(crate) fn complete_here(&mut self, cq: u32, room: usize) {
-        (self.here.cq, self.here.room) = (cq, room);
+        (self.here.cq, self.here.room) = (cq, room.min(Here::ROOM));
     }
     /// The completions that were kept, in their order; those that follow go to the queue.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take_here(&mut self, out: &mut [Completion]) -> usize {
         self.here.cq = Here::CLOSED;
-        let count = self.here.kept.len();
-        if count > 0 {
-            out[..count].copy_from_slice(&self.here.kept);
-            self.here.kept.clear();
+        let count = core::mem::take(&mut self.here.count);
+        match (count, &mut *out) {
+            (0, _) => {}
+            (1, [first, ..]) => *first = self.here.kept[0],
+            _ => out[..count].copy_from_slice(&self.here.kept[..count]),
         }
         count
     }
@@ -195,24 +198,43 @@ impl Tables {
     /// Appends a completion to a queue.
     #[inline]
     pub(crate) fn complete(&mut self, cq: u32, c: Completion) {
-        if self.here.cq == cq && self.is_kept_here(cq) {
-            self.completions += 1;
-            self.here.kept.push(c);
-            return;
+        match self.place_here(cq) {
+            Some(place) => *place = c,
+            None => self.push_completion(cq, c),
         }
-        self.push_completion(cq, c);
     }
 
-    #[inline]
-    fn is_kept_here(&mut self, cq: u32) -> bool {
-        let kept = self.here.kept.len();
-        if kept > 0 {
-            return kept < self.here.room;
+    /// Appends the completion of a request that succeeded and brought nothing but bytes.
+    #[inline(always)]
+    pub(crate) fn complete_plain(&mut self, cq: u32, wr_id: u64, qp: QpHandle, opcode: WcOpcode, len: u32) {
+        let status = WcStatus::Success;
+        let it = || Completion { wr_id, qp, status, opcode, byte_len: len, ..Completion::default() };
+        match self.place_here(cq) {
+            Some(place) => *place = it(),
+            None => self.push_completion(cq, it()),
         }
+    }
+
+    /// Where the next completion of this queue goes, if the caller of this turn takes it at once.
+    #[inline(always)]
+    fn place_here(&mut self, cq: u32) -> Option<&mut Completion> {
+        let here = &mut self.here;
         // What was pushed since the caller looked comes first; who asked for a notification is to have it.
-        self.cqs.at_mut(cq).is_some_and(|entry| entry.is_idle())
+        let goes = here.cq == cq
+            && if here.count > 0 {
+                here.count < here.room
+            } else {
+                self.cqs.at_mut(cq).is_some_and(CqEntry::is_idle)
+            };
+        if !goes {
+            return None;
+        }
+        self.completions += 1;
+        here.count += 1;
+        here.kept.get_mut(here.count - 1)
     }
 
+    #[inline(never)]
     fn push_completion(&mut self, cq: u32, c: Completion) {
         if self.here.cq == cq {
             // What follows comes behind this one.
@@ -231,6 +253,11 @@ impl Tables {
         }
     }
 
+    /// Whether [`finish`](Self::finish) is due, or something for who sees to overruns.
+    #[inline(always)]
+    pub(crate) fn has_fresh(&self) -> bool {
+        !(self.fresh_cqs.is_empty() && self.overrun_cqs.is_empty())
+    }
     /// Shows all new completions to the pollers and notifies those that asked for it.
     #[inline]
     pub(crate) fn finish(&mut self) {

@@ -62,20 +62,28 @@ unsafe impl<T: Send> Sync for TurnLock<T> {}
 unsafe impl<T: Send> Send for TurnLock<T> {}
 
 /// The lock, held; by a favourite as such.
-struct Guard<'a, T> {
+pub(crate) struct Guard<'a, T> {
     lock: &'a TurnLock<T>,
     favourite: Option<&'static ThreadWord>,
 }
 
 impl<T> Guard<'_, T> {
-    #[inline]
+    #[inline(always)]
     fn run<R>(&mut self, f: impl FnOnce(&mut T) -> R) -> R {
         // SAFETY: (1) a guard exists only while the lock is held, and it is borrowed for the call.
         self.lock.value.with_mut(|p| f(unsafe { &mut (*p).value }))
     }
-    /// Gives the lock back. Returns whether word was left.
-    #[inline]
-    fn unlock(self) -> bool {
+    /// The value, of which nobody else has a reference meanwhile.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub(crate) fn value(&mut self) -> &mut T {
+        // SAFETY: (1) as in `run`.
+        self.lock.value.with_mut(|p| unsafe { &mut (*p).value })
+    }
+    /// Gives the lock back. Returns whether word was left: then [`TurnLock::turn_or_leave_word`] is due.
+    #[must_use]
+    #[inline(always)]
+    pub(crate) fn unlock(self) -> bool {
         let Self { lock, favourite } = self;
         core::mem::forget(self);
         match favourite {
@@ -165,15 +173,11 @@ impl<T> TurnLock<T> {
         }
     }
 
-    /// As [`turn_or_leave_word`](Self::turn_or_leave_word), but leaves no word where the lock is held.
-    #[inline]
-    pub(crate) fn try_turn<R>(&self, mut f: impl FnMut(&mut T) -> R) -> Option<R> {
-        let mut guard = self.lock_once().ok()?;
-        let result = guard.run(&mut f);
-        if guard.unlock() {
-            return self.turn_or_leave_word(f).or(Some(result));
-        }
-        Some(result)
+    /// The lock, if nobody holds it.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+        self.lock_once().ok()
     }
 
     /// Waits for the lock and runs `f`: the control path. A turn is bounded, so the wait is. `again` is run
@@ -207,7 +211,7 @@ impl<T> TurnLock<T> {
     }
 
     /// The lock, or the state that says that another has it.
-    #[inline]
+    #[inline(always)]
     fn lock_once(&self) -> Result<Guard<'_, T>, *mut ThreadWord> {
         let state = self.state.load(Ordering::Relaxed);
         if state > REVOKING {
@@ -219,7 +223,7 @@ impl<T> TurnLock<T> {
     }
 
     /// Enters as the favourite, or takes the favour back.
-    #[inline]
+    #[inline(always)]
     fn enter(&self, favourite: *mut ThreadWord) -> Result<Guard<'_, T>, *mut ThreadWord> {
         if let Some(me) = this_thread().filter(|me| ptr::eq(*me, favourite)) {
             match me.inside() {
@@ -262,6 +266,16 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
 
+    /// Runs `f` if nobody holds the lock.
+    fn try_with<T, R>(lock: &TurnLock<T>, f: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let mut guard = lock.try_lock()?;
+        let result = f(guard.value());
+        if guard.unlock() {
+            lock.turn_or_leave_word(|_| ());
+        }
+        Some(result)
+    }
+
     fn is_favoured<T>(lock: &TurnLock<T>) -> bool {
         lock.state.load(Ordering::Relaxed) > REVOKING
     }
@@ -278,8 +292,9 @@ mod tests {
     #[test]
     fn who_turns_often_is_favoured_until_another_comes() {
         let Some(lock) = favoured() else { return };
-        assert_eq!(lock.try_turn(|n| *n), Some(FAVOUR.0));
-        std::thread::scope(|s| s.spawn(|| assert_eq!(lock.try_turn(|n| *n), Some(FAVOUR.0))).join().unwrap());
+        assert_eq!(try_with(&lock, |n| *n), Some(FAVOUR.0));
+        let other = || assert_eq!(try_with(&lock, |n| *n), Some(FAVOUR.0));
+        std::thread::scope(|s| s.spawn(other).join().unwrap());
         assert!(!is_favoured(&lock));
         for _ in 0..FAVOUR.0 {
             lock.turn_or_leave_word(|n| *n += 1);
@@ -297,7 +312,7 @@ mod tests {
         let mut turns = 0;
         let result = lock.turn_or_leave_word(|n| {
             turns += 1;
-            assert_eq!(lock.try_turn(|_| ()), None, "it is inside");
+            assert_eq!(try_with(&lock, |_| ()), None, "it is inside");
             if turns == 1 {
                 assert_eq!(lock.turn_or_leave_word(|_| unreachable!("it is inside")), None::<()>);
             }
@@ -309,7 +324,7 @@ mod tests {
     #[test]
     fn a_favourite_within_another_lock_enters_nevertheless() {
         let (Some(one), Some(two)) = (favoured(), favoured()) else { return };
-        let sum = one.try_turn(|a| two.turn_or_leave_word(|b| *a + *b));
+        let sum = try_with(&one, |a| two.turn_or_leave_word(|b| *a + *b));
         assert_eq!(sum, Some(Some(2 * FAVOUR.0)));
         assert!(is_favoured(&one) && !is_favoured(&two));
     }
@@ -334,7 +349,8 @@ mod tests {
             let mut turns = 0;
             while !over.load(Ordering::Relaxed) {
                 for _ in 0..100 {
-                    turns += u64::from(lock.try_turn(|v| v.iter_mut().for_each(|n| *n += 1)).is_some());
+                    let add = |v: &mut [u64; 8]| v.iter_mut().for_each(|n| *n += 1);
+                    turns += u64::from(try_with(&lock, add).is_some());
                 }
                 std::thread::yield_now();
             }

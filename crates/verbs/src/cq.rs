@@ -249,11 +249,7 @@ impl CompletionQueue {
             return;
         };
         let parts = &mut wcs.parts;
-        let keep = |held| {
-            if let Held::Part(part) = held {
-                parts.push(Some(part));
-            }
-        };
+        let keep = |held| parts.push(Some(held));
         let id = if completion.opcode.is_recv() {
             entry.recv.as_mut().and_then(|taker| taker.take(completion.wr_id, keep))
         } else {

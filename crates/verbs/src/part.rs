@@ -56,6 +56,7 @@ impl From<SharedRange> for Part {
 }
 
 /// What a slot holds: parts, and what else a request needs to stay alive.
+#[derive(Debug)]
 pub(crate) enum Held {
     Part(Part),
     Ah(#[allow(dead_code)] AddressHandle), // held, never read

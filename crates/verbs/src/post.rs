@@ -47,12 +47,16 @@ impl SendSide {
         Self { port, poster, pd, sges, max_sge, depth, unsignaled: 0 }
     }
 
-    /// Posts one request without ringing.
+    /// Posts one request, and rings if it is to be known `NOW`.
     ///
     /// # Errors
     /// The list comes back, with the reason.
     #[inline]
-    pub(crate) fn post<L: GatherList>(&mut self, head: &Head, local: L) -> Result<(), (L, PostRefusal)> {
+    pub(crate) fn post<const NOW: bool, L: GatherList>(
+        &mut self,
+        head: &Head,
+        local: L,
+    ) -> Result<(), (L, PostRefusal)> {
         let signaled = head.flags.contains(SendFlags::SIGNALED);
         let mut entries = Entries::new(&self.pd, &mut self.sges, self.max_sge);
         local.describe(&mut entries);
@@ -77,9 +81,11 @@ impl SendSide {
         let dest = head.peer.as_ref().map(crate::ah::UdPeer::dest);
         let wr = SendWr { wr_id, op: head.op, flags: head.flags, payload, dest };
         // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
-        if let Err(refused) = unsafe { self.port.post(&[wr]) } {
+        let posted =
+            unsafe { if NOW { self.port.post_now(&wr) } else { self.port.post(&[wr]).map_err(|e| e.kind) } };
+        if let Err(refused) = posted {
             let local = L::restore(shell, &mut Emptying(&mut self.poster.retract()));
-            return Err((local, refused.kind.into()));
+            return Err((local, refused.into()));
         }
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         Ok(())
@@ -114,12 +120,16 @@ impl RecvSide {
         Self { port, poster, pd, sges, max_sge, depth }
     }
 
-    /// Posts one request without ringing.
+    /// Posts one request, and rings if it is to be known `NOW`.
     ///
     /// # Errors
     /// The list comes back, with the reason.
     #[inline]
-    pub(crate) fn post<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), (L, PostRefusal)> {
+    pub(crate) fn post<const NOW: bool, L: ScatterList>(
+        &mut self,
+        id: u64,
+        local: L,
+    ) -> Result<(), (L, PostRefusal)> {
         let mut entries = Entries::new(&self.pd, &mut self.sges, self.max_sge);
         local.describe(&mut entries);
         if let Err(error) = check_list(&entries) {
@@ -131,9 +141,11 @@ impl RecvSide {
         let (wr_id, shell) = self.poster.put(id, |slot| local.store(&mut Filling(slot)));
         let wr = RecvWr { wr_id, sges: &self.sges };
         // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
-        if let Err(refused) = unsafe { self.port.post(&[wr]) } {
+        let posted =
+            unsafe { if NOW { self.port.post_now(&wr) } else { self.port.post(&[wr]).map_err(|e| e.kind) } };
+        if let Err(refused) = posted {
             let local = L::restore(shell, &mut Emptying(&mut self.poster.retract(wr_id)));
-            return Err((local, refused.kind.into()));
+            return Err((local, refused.into()));
         }
         Ok(())
     }

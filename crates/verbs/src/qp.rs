@@ -172,13 +172,9 @@ impl<S: Service> SendQueue<S> {
         request: SendRequest<O, L>,
     ) -> Result<(), Refused<SendRequest<O, L>>> {
         let SendRequest { head, local, .. } = request;
-        match self.side.post(&head, local) {
-            Ok(()) => {
-                self.side.ring();
-                Ok(())
-            }
-            Err((local, error)) => Err(Refused { request: SendRequest::from_parts(head, local), error }),
-        }
+        self.side
+            .post::<true, _>(&head, local)
+            .map_err(|(local, error)| Refused { request: SendRequest::from_parts(head, local), error })
     }
 
     /// Begins a batch: many requests, one doorbell.
@@ -297,7 +293,7 @@ impl<S: Service> SendBatch<'_, S> {
         request: SendRequest<O, L>,
     ) -> Result<(), Refused<SendRequest<O, L>>> {
         let SendRequest { head, local, .. } = request;
-        match self.queue.side.post(&head, local) {
+        match self.queue.side.post::<false, _>(&head, local) {
             Ok(()) => {
                 self.posted += 1;
                 Ok(())
@@ -348,9 +344,7 @@ impl<S: Service> RecvQueue<S> {
     /// As there.
     #[inline]
     pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
-        post_recv(self.side.as_mut(), id, local)?;
-        self.side.iter_mut().for_each(RecvSide::ring);
-        Ok(())
+        post_recv::<true, _>(self.side.as_mut(), id, local)
     }
     /// Begins a batch: many requests, one doorbell.
     pub fn batch(&mut self) -> RecvBatch<'_> {
@@ -392,7 +386,7 @@ impl<'a> RecvBatch<'a> {
     /// As there.
     #[inline]
     pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
-        post_recv(self.side.as_deref_mut(), id, local)?;
+        post_recv::<false, _>(self.side.as_deref_mut(), id, local)?;
         self.posted += 1;
         Ok(())
     }
@@ -416,11 +410,15 @@ impl fmt::Debug for RecvBatch<'_> {
 }
 
 #[inline]
-fn post_recv<L: ScatterList>(side: Option<&mut RecvSide>, id: u64, local: L) -> Result<(), Refused<L>> {
+fn post_recv<const NOW: bool, L: ScatterList>(
+    side: Option<&mut RecvSide>,
+    id: u64,
+    local: L,
+) -> Result<(), Refused<L>> {
     let Some(side) = side else {
         return Err(Refused { request: local, error: PostErrorKind::UsesSrq.into() });
     };
-    side.post(id, local).map_err(|(request, error)| Refused { request, error })
+    side.post::<NOW, _>(id, local).map_err(|(request, error)| Refused { request, error })
 }
 
 /// What controls a queue pair: its states and attributes. Cheap to clone; it keeps the queue pair alive.

@@ -19,6 +19,7 @@
 //! 4. Pool: a slot whose generation is odd is full: its first `Head::parts` cells hold values, and
 //!    whoever moves the generation on by compare-and-swap (Acquire) owns them. An even one belongs to
 //!    the poster, or is on its way to it on the stack of freed slots (pushed by Release, taken by Acquire).
+//! 5. Ring: there are `mask + 1` heads, and `stride` times as many cells.
 #![allow(unsafe_code)]
 
 use core::mem::MaybeUninit;
@@ -48,6 +49,7 @@ pub(crate) struct SlotWriter<'a, T> {
 
 impl<T> SlotWriter<'_, T> {
     /// Puts one more value in.
+    #[inline(always)]
     pub(crate) fn push(&mut self, value: T) {
         let cell = &self.cells[self.filled];
         // SAFETY: (2), (4): the slot belongs to the poster, which made this writer from its `&mut self`.
@@ -126,13 +128,17 @@ impl<T> RingSlots<T> {
         self.posted.load(Ordering::Acquire).saturating_sub(freed) as u32
     }
 
+    #[inline(always)]
     fn cells_of(&self, seq: u64) -> &Cells<T> {
         let first = (seq & self.mask) as usize * self.stride;
-        &self.parts[first..first + self.stride]
+        // SAFETY: (5): slot `mask` is the last one.
+        unsafe { self.parts.get_unchecked(first..first + self.stride) }
     }
 
+    #[inline(always)]
     fn head_of(&self, seq: u64) -> &UnsafeCell<Head> {
-        &self.heads[(seq & self.mask) as usize]
+        // SAFETY: (5).
+        unsafe { self.heads.get_unchecked((seq & self.mask) as usize) }
     }
 }
 
@@ -218,17 +224,19 @@ impl<T> RingTaker<T> {
             return None;
         }
         slots.taken.store(seq + 1, Ordering::Relaxed);
-        let mut id = 0;
-        while self.head <= seq {
+        let mut at = core::mem::replace(&mut self.head, seq + 1);
+        let id = loop {
             // SAFETY: (2): below `posted`, which we loaded by Acquire, and not below `freed`.
-            let head = slots.head_of(self.head).with(|p| unsafe { *p });
-            for cell in &slots.cells_of(self.head)[..head.parts as usize] {
+            let head = slots.head_of(at).with(|p| unsafe { *p });
+            for cell in slots.cells_of(at).iter().take(head.parts as usize) {
                 // SAFETY: (2) as above; (3) it holds a value, and each slot is gone through once.
                 sink(cell.with(|p| unsafe { (*p).assume_init_read() }));
             }
-            id = head.id;
-            self.head += 1;
-        }
+            if at == seq {
+                break head.id;
+            }
+            at += 1;
+        };
         // Release: pairs with the Acquire in `RingPoster::has_room`.
         slots.freed.store(self.head, Ordering::Release);
         Some(id)

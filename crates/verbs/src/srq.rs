@@ -77,9 +77,7 @@ impl Srq {
     /// # Errors
     /// As there.
     pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
-        self.side.post(id, local).map_err(|(request, error)| Refused { request, error })?;
-        self.side.ring();
-        Ok(())
+        self.side.post::<true, _>(id, local).map_err(|(request, error)| Refused { request, error })
     }
     /// Begins a batch: many requests, one doorbell.
     pub fn batch(&mut self) -> RecvBatch<'_> {

@@ -8,7 +8,7 @@ use crate::WcError;
 use crate::ah::AddressHandle;
 use crate::buf::Buf;
 use crate::grh::Grh;
-use crate::part::Part;
+use crate::part::{Held, Part};
 use crate::pd::Pd;
 
 /// Room for completions and the buffers that they give back: made once, filled by each poll.
@@ -18,7 +18,7 @@ use crate::pd::Pd;
 pub struct Completions {
     pub(crate) raw: Box<[Completion]>,
     pub(crate) records: Vec<Record>,
-    pub(crate) parts: Vec<Option<Part>>,
+    pub(crate) parts: Vec<Option<Held>>,
 }
 
 /// One completion: which of the raw ones, and where its parts end.
@@ -90,7 +90,7 @@ impl<'a> IntoIterator for &'a mut Completions {
 pub struct Wcs<'a> {
     records: std::slice::Iter<'a, Record>,
     raw: &'a [Completion],
-    parts: &'a mut [Option<Part>],
+    parts: &'a mut [Option<Held>],
     taken: usize,
 }
 
@@ -152,7 +152,7 @@ pub struct Wc<'a> {
     pub has_grh: bool,
     /// Whether the sender asked for a solicited event.
     pub solicited: bool,
-    parts: &'a mut [Option<Part>],
+    parts: &'a mut [Option<Held>],
 }
 
 impl<'a> Wc<'a> {
@@ -187,14 +187,19 @@ impl<'a> Wc<'a> {
     /// Takes the next buffer out, in the order in which they were posted.
     #[inline]
     pub fn take_buf(&mut self) -> Option<Buf> {
-        let slot = self.parts.iter_mut().find(|p| matches!(p, Some(Part::Buf(_))))?;
-        slot.take()?.into_buf().ok()
+        self.parts.iter_mut().find_map(|slot| match slot.take() {
+            Some(Held::Part(Part::Buf(buf))) => Some(buf),
+            other => {
+                *slot = other;
+                None
+            }
+        })
     }
 
     /// Takes all buffers out, in the order in which they were posted.
     pub fn take_bufs(&mut self) -> impl Iterator<Item = Buf> {
         self.parts.iter_mut().filter_map(|p| match p.take() {
-            Some(Part::Buf(buf)) => Some(buf),
+            Some(Held::Part(Part::Buf(buf))) => Some(buf),
             other => {
                 *p = other;
                 None
@@ -204,7 +209,10 @@ impl<'a> Wc<'a> {
 
     /// Takes everything out, in the order in which it was posted.
     pub fn take_parts(&mut self) -> impl Iterator<Item = Part> {
-        self.parts.iter_mut().filter_map(Option::take)
+        self.parts.iter_mut().filter_map(|p| match p.take() {
+            Some(Held::Part(part)) => Some(part),
+            Some(Held::Ah(_)) | None => None,
+        })
     }
 
     /// The header that a datagram came with: who sent it, by which path. `None` for anything else, or
@@ -237,7 +245,7 @@ impl<'a> Wc<'a> {
 
     fn first_buf(&self) -> Option<&Buf> {
         match self.parts.first()? {
-            Some(Part::Buf(buf)) => Some(buf),
+            Some(Held::Part(Part::Buf(buf))) => Some(buf),
             _ => None,
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! It takes the common case only: a link that is up, a ring with room, a message in one line. All else is left to
 //! [`send_messages`](ShmFabric::send_messages) and [`recv_all`](ShmFabric::recv_all), which find everything as it was.
+#![allow(unsafe_code)] // one contract that is handed on
 
 use std::net::Ipv6Addr;
 
@@ -10,12 +11,16 @@ use super::fabric::ShmFabric;
 use super::grant::LinkId;
 use super::hello::Kind;
 use super::link::{Link, Stage, tell};
+use super::memory::{LINE, LineView};
 use super::ring::{Line, Peeked, halves, pair};
 
 /// Bytes of data in a line, behind the ring's word and a head of three words.
 pub const LINE_DATA_BYTES: usize = 48;
 /// Bytes of a message's head.
 const HEAD_BYTES: usize = 12;
+/// The word of a line in which the data begin.
+const DATA_WORD: usize = 2;
+const _: () = assert!(DATA_WORD * 8 + LINE_DATA_BYTES == LINE);
 
 /// A message that one line takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,21 +38,34 @@ impl LineMessage {
         (line[0], line[1]) = (pair(0, head[0]), pair(head[1], head[2]));
         Self { line, len }
     }
-    /// The words of its head.
-    #[inline]
-    pub fn head(&self) -> [u32; 3] {
-        let [[_, first], [second, third]] = [halves(self.line[0]), halves(self.line[1])];
-        [first, second, third]
-    }
-    /// Its data.
-    #[inline]
-    pub fn data(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.line[2..])[..self.len]
-    }
     /// Its data, to be written.
     #[inline]
     pub fn data_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.line[2..])[..self.len]
+    }
+}
+
+/// The data of a message where it stands in a peer's ring: to be copied out once, whatever the peer does to it.
+pub struct LineData<'a> {
+    line: LineView<'a>,
+    len: usize,
+}
+
+impl LineData<'_> {
+    /// Bytes of the data.
+    #[inline(always)]
+    #[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    /// Copies it.
+    ///
+    /// # Safety
+    /// That of [`dma::store`](crate::dma::store), for as many bytes from `to`.
+    #[inline(always)]
+    pub unsafe fn place(self, to: *mut u8) {
+        // SAFETY: our caller's; no ring is memory that a program is given.
+        unsafe { self.line.copy_to::<DATA_WORD>(to, self.len) }
     }
 }
 
@@ -62,8 +80,9 @@ pub struct Lines {
 
 /// Takes messages of one line.
 pub trait LineSink {
-    /// A message that came by this link. `false`: nothing was done, and it is to come by the long way.
-    fn line(&mut self, from: LinkId, message: &LineMessage) -> bool;
+    /// A message that came by this link, by the words of its head and its data. `false`: nothing was done, and it is to
+    /// come by the long way.
+    fn line(&mut self, from: LinkId, head: [u32; 3], data: LineData<'_>) -> bool;
 }
 
 /// Sends messages of one line to one peer.
@@ -75,9 +94,9 @@ pub struct LineTx<'a> {
 }
 
 impl LineTx<'_> {
-    /// Sends a message. `false`: it is to go by the long way.
-    #[inline]
-    pub fn push(&mut self, mut message: LineMessage) -> bool {
+    /// Sends a message, of which only head and data are kept. `false`: it is to go by the long way.
+    #[inline(always)]
+    pub fn push(&mut self, message: &mut LineMessage) -> bool {
         let pushed = self.link.tx.push_line(&mut message.line, HEAD_BYTES + message.len);
         self.sent += u64::from(pushed);
         pushed
@@ -96,7 +115,7 @@ impl LineTx<'_> {
 
 impl ShmFabric {
     /// The quick way to a peer; `None` where the long one is to be taken.
-    #[inline]
+    #[inline(always)]
     pub fn line_tx(&mut self, to: LinkId) -> Option<LineTx<'_>> {
         let link = self.links.named_mut(to.token())?;
         if !matches!(link.stage, Stage::Up(_)) {
@@ -107,8 +126,14 @@ impl ShmFabric {
 
     /// Looks at the rings that are polled, so many times over; the place of one that has something, which is another one
     /// each time if several have. What no peer of this kind writes is left to [`recv_all`](Self::recv_all).
-    #[inline]
+    #[inline(always)]
     pub fn look(&mut self, times: u32) -> Option<u32> {
+        let &[slot] = &self.polled[..] else { return self.look_at_many(times) };
+        let rx = self.links.get(slot)?.rx.as_ref()?;
+        (0..times).any(|_| rx.has_record()).then_some(slot)
+    }
+    #[inline(never)]
+    fn look_at_many(&mut self, times: u32) -> Option<u32> {
         let count = self.polled.len();
         for _ in 0..times {
             for _ in 0..count {
@@ -129,34 +154,33 @@ impl ShmFabric {
 
     /// Takes messages of one line from a ring that [`look`](Self::look) found, up to `max`, until another record stands
     /// in the way.
-    #[inline]
+    #[inline(always)]
     pub fn recv_lines<S: LineSink>(&mut self, slot: u32, max: usize, sink: &mut S) -> Lines {
         let mut found = Lines { taken: 0, other: false };
         let Some(link) = self.links.get_mut(slot) else { return found };
         let from = LinkId::new(link.token(slot));
         let Some(rx) = &mut link.rx else { return found };
-        let mut bytes = 0;
+        let counters = &mut self.counters;
         while found.taken < max {
-            match rx.peek_line() {
-                Peeked::Nothing => break,
-                Peeked::Line(len, line) if sink.line(from, &LineMessage { line, len: len - HEAD_BYTES }) => {
-                    rx.pass_line();
-                    found.taken += 1;
-                    bytes += len;
-                }
-                _ => {
-                    found.other = true;
-                    break;
-                }
+            let Peeked::Line(len, line) = rx.peek_line() else {
+                found.other = rx.has_record();
+                break;
+            };
+            let ([_, first], [second, third]) = (halves(line.word::<0>()), halves(line.word::<1>()));
+            if !sink.line(from, [first, second, third], LineData { line, len: len - HEAD_BYTES }) {
+                found.other = true;
+                break;
             }
+            rx.pass_line();
+            found.taken += 1;
+            counters.rx_bytes += len as u64;
         }
         if found.taken > 0 {
             link.last_input = self.now;
-            let (counters, taken) = (&mut self.counters, found.taken as u64);
+            let taken = found.taken as u64;
             counters.rx_packets += taken;
             counters.rx_messages += taken;
             counters.rx_lines += taken;
-            counters.rx_bytes += bytes as u64;
             counters.rx_messages_quick += taken;
         }
         found

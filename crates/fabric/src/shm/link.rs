@@ -75,7 +75,7 @@ impl Link {
         }
     }
     /// Calls the peer if it does not poll our ring; `true`: it slept, and was woken.
-    #[inline]
+    #[inline(always)]
     pub(super) fn call_if_due(&mut self, wake: impl FnOnce(&OwnedFd)) -> bool {
         self.tx.call_due() && self.call(wake)
     }

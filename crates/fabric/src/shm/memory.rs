@@ -10,6 +10,8 @@
 #![allow(unsafe_code)]
 
 #[cfg(not(loom))]
+use core::marker::PhantomData;
+#[cfg(not(loom))]
 use core::ptr::NonNull;
 #[cfg(not(loom))]
 use std::io;
@@ -334,13 +336,48 @@ impl Lines {
     pub(super) fn word(&self, index: u32, order: Ordering) -> u32 {
         self.atomic(index).load(order)
     }
-    /// A line as it stands there.
-    #[inline]
-    pub(super) fn load(&self, index: u32) -> [u64; LINE / 8] {
-        let mut bytes = [0; LINE];
-        // SAFETY: (1) a whole line, aligned.
-        unsafe { dma::load_line(self.at(index), &mut bytes) };
-        bytemuck::cast(bytes)
+    /// A line, where it stands.
+    #[inline(always)]
+    pub(super) fn view(&self, index: u32) -> LineView<'_> {
+        LineView { at: self.at(index), of: PhantomData }
+    }
+}
+
+/// A line of a peer's, where it stands: each look may find something else.
+#[cfg(not(loom))]
+#[derive(Clone, Copy)]
+pub(super) struct LineView<'a> {
+    /// A whole line from here on lies within the mapping (1), which is borrowed.
+    at: *const u8,
+    of: PhantomData<&'a Lines>,
+}
+
+#[cfg(not(loom))]
+impl LineView<'_> {
+    /// Its word of eight bytes, of eight.
+    #[inline(always)]
+    pub(super) fn word<const N: usize>(self) -> u64 {
+        const { assert!(N < LINE / 8) };
+        // SAFETY: (1), aligned, and alive as long as the mapping is borrowed.
+        unsafe { AtomicU64::from_ptr(self.at.add(N * 8).cast_mut().cast()).load(Ordering::Relaxed) }
+    }
+    /// Copies its bytes from that word on.
+    ///
+    /// # Safety
+    /// Those of `dma`, (1), for `to .. to + len`, which is written, and is no memory of the ring's.
+    ///
+    /// # Panics
+    /// The line does not have as many bytes there.
+    #[inline(always)]
+    pub(super) unsafe fn copy_to<const N: usize>(self, to: *mut u8, len: usize) {
+        assert!(len <= LINE - N * 8);
+        if len == 8 && to.addr() & 7 == 0 {
+            let word = self.word::<N>();
+            // SAFETY: our caller's; `to` is a multiple of 8.
+            return unsafe { AtomicU64::from_ptr(to.cast()).store(word, Ordering::Release) };
+        }
+        // SAFETY: our caller's; (1) for the line.
+        unsafe { dma::copy(to, self.at.add(N * 8), len, dma::Caching::Cached) }
     }
 }
 
@@ -355,11 +392,11 @@ impl OwnLines {
     pub(super) fn word(&self, index: u32) -> &AtomicU32 {
         self.0.atomic(index)
     }
-    /// Writes a line, its first eight bytes last.
-    #[inline]
-    pub(super) fn store(&self, index: u32, line: &[u64; LINE / 8]) {
-        // SAFETY: (1) a whole line, aligned; a segment's memory is writable (4).
-        unsafe { dma::store_line(self.0.at(index), line) }
+    /// Writes a line, or only its first three words, the very first last.
+    #[inline(always)]
+    pub(super) fn store(&self, index: u32, line: &[u64; LINE / 8], three: bool) {
+        // SAFETY: (1) a line, aligned; a segment's memory is writable (4).
+        unsafe { dma::store_line(self.0.at(index), line, three) }
     }
 }
 

@@ -25,7 +25,7 @@
 
 use super::memory::{LINE, Segment, Window};
 #[cfg(not(loom))]
-use super::memory::{Lines, OwnLines};
+use super::memory::{LineView, Lines, OwnLines};
 use crate::sync::{Ordering, fence};
 
 /// Where the consumer of the other ring says how many lines it has consumed.
@@ -140,10 +140,10 @@ pub(super) type Line = [u64; LINE / 8];
 
 /// What stands next in a ring.
 #[cfg(not(loom))]
-pub(super) enum Peeked {
+pub(super) enum Peeked<'a> {
     Nothing,
     /// A message that one line takes, and its length.
-    Line(usize, Line),
+    Line(usize, LineView<'a>),
     Other,
 }
 
@@ -370,7 +370,7 @@ impl Producer {
     /// Shows a message that one line takes, of `len` bytes from the line's fifth byte on. `false`: there is no room now,
     /// or a look at the long way is due.
     #[cfg(not(loom))]
-    #[inline]
+    #[inline(always)]
     pub(super) fn push_line(&mut self, line: &mut Line, len: usize) -> bool {
         debug_assert!((MIN_PACKET..=FIRST_BYTES).contains(&len));
         // One more: the line behind it may have to be cleared.
@@ -387,7 +387,7 @@ impl Producer {
         let word = self.tag << TAG_SHIFT | (Kind::Message as u32) << LEN_BITS | len as u32;
         line[0] = pair(word, halves(line[0])[1]);
         // Pairs with the Acquire in `Consumer::peek_line`.
-        self.ring.store(self.tail, line);
+        self.ring.store(self.tail, line, len <= 3 * 8 - 4);
         self.move_to(next);
         true
     }
@@ -432,7 +432,7 @@ impl Producer {
 
     /// Whether the consumer has parked and was not called since: to be asked behind the last packet of a batch.
     /// Who is told so calls.
-    #[inline]
+    #[inline(always)]
     pub(super) fn call_due(&mut self) -> bool {
         let Some(credits) = &self.credits else { return false };
         self.barrier.on_showing();
@@ -576,8 +576,8 @@ impl Consumer {
     /// Looks at the next record. A line stays where it is until [`pass_line`](Self::pass_line), and whatever else stands
     /// there is for [`take`](Self::take).
     #[cfg(not(loom))]
-    #[inline]
-    pub(super) fn peek_line(&self) -> Peeked {
+    #[inline(always)]
+    pub(super) fn peek_line(&self) -> Peeked<'_> {
         // Acquire: pairs with the Release in `Producer::push_line` and `Producer::commit`.
         let word = self.ring.word(self.head, Ordering::Acquire);
         let len = (word ^ (self.tag << TAG_SHIFT | (Kind::Message as u32) << LEN_BITS)) as usize;
@@ -586,7 +586,7 @@ impl Consumer {
             let nothing = word == 0 || word >> TAG_SHIFT == previous_tag(self.tag);
             return if nothing { Peeked::Nothing } else { Peeked::Other };
         }
-        Peeked::Line(len, self.ring.load(self.head))
+        Peeked::Line(len, self.ring.view(self.head))
     }
     /// The line was taken.
     #[cfg(not(loom))]

@@ -2,10 +2,8 @@
 //! completion. The common case only; whatever else comes takes the long way, with everything as it was.
 #![allow(unsafe_code)] // the calls of `dma`, each with its argument
 
-use hca_core::{
-    Access, Completion, Payload, QpHandle, RecvExtra, SendFlags, SendOp, Sge, WcOpcode, WcStatus,
-};
-use hca_fabric::{LINE_DATA_BYTES, LineMessage, LineSink, LinkId, ShmFabric};
+use hca_core::{Access, Payload, QpHandle, SendFlags, SendOp, Sge, WcOpcode};
+use hca_fabric::{LINE_DATA_BYTES, LineData, LineMessage, LineSink, LinkId, ShmFabric};
 use hca_transport::plain_send_to;
 
 use super::{AckRule, Core, Engine, LISTED, slot_of};
@@ -20,7 +18,7 @@ const ACK_TURNS: u32 = 8;
 
 impl Engine {
     /// What follows when messages were taken by the quick way.
-    #[inline]
+    #[inline(always)]
     pub(super) fn after_lines(&mut self, taken: usize, acks: AckRule) {
         if !self.core.ready.is_empty() {
             self.transmit(self.core.now);
@@ -29,12 +27,14 @@ impl Engine {
         if taken > 1 || self.short_turns.is_multiple_of(ACK_TURNS) {
             self.flush_acks(self.core.now, acks);
         }
-        self.core.finish(self.core.now);
+        if self.core.tables.has_fresh() {
+            self.core.finish(self.core.now);
+        }
     }
 
     /// Sends a plain SEND that is not queued yet, if nothing is to be sent before it; `queue` then queues it. `false`:
     /// nothing was done.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn send_line(
         &mut self,
         bell: &Doorbell<QpShared>,
@@ -54,44 +54,45 @@ impl Engine {
 }
 
 impl LineSink for Core {
-    #[inline]
-    fn line(&mut self, from: LinkId, message: &LineMessage) -> bool {
-        self.take_line(from, message).is_some()
+    #[inline(always)]
+    fn line(&mut self, from: LinkId, head: [u32; 3], data: LineData<'_>) -> bool {
+        self.take_line(from, head, data).is_some()
     }
 }
 
 impl Core {
     /// Takes a plain SEND. `None`: nothing was done.
-    #[inline]
-    fn take_line(&mut self, from: LinkId, message: &LineMessage) -> Option<()> {
-        let head = message.head();
+    #[inline(always)]
+    fn take_line(&mut self, from: LinkId, head: [u32; 3], data: LineData<'_>) -> Option<()> {
         let qpn = plain_send_to(head)?;
         let slot = slot_of(qpn);
-        let entry = &mut **self.qps.at_mut(slot)?;
-        if entry.machine.qpn().raw() != qpn || entry.res.link != Some(from) {
+        let QpEntry { machine, res, ack_since, .. } = &mut **self.qps.at_mut(slot)?;
+        if machine.qpn().raw() != qpn || res.link != Some(from) {
             return None;
         }
-        let mut lane = entry.machine.lane()?;
+        let mut lane = machine.lane()?;
         let completed = lane.accepts(head)?;
-        let res = &mut entry.res;
-        let done = place(res, &self.tables, message.data())?;
+        let len = data.len() as u32;
+        let wr_id = place(res, &self.tables, data)?;
+        lane.took();
+        let mut wants_transmit = false;
         if completed > 0 {
             complete_sends(res, &mut self.tables, lane.oldest(), completed);
+            wants_transmit = lane.completed(completed);
         }
-        self.tables.complete(res.recv_cq, done);
-        lane.took(completed);
-        if entry.ack_since.is_none_or(|since| since == LISTED) && entry.ack_since.replace(self.turn).is_none()
-        {
+        self.tables.complete_plain(res.recv_cq, wr_id, res.shared.handle, WcOpcode::Recv, len);
+        if ack_since.is_none_or(|since| since == LISTED) && ack_since.replace(self.turn).is_none() {
             self.acks.push(slot);
         }
-        if lane.wants_transmit() {
+        if wants_transmit {
+            machine.forget_lane();
             self.settle(slot);
         }
         Some(())
     }
 
     /// As [`Engine::send_line`]. `None`: nothing was done.
-    #[inline]
+    #[inline(always)]
     fn send_line(
         &mut self,
         qp: QpHandle,
@@ -102,14 +103,14 @@ impl Core {
     ) -> Option<()> {
         let QpEntry { machine, res, ack_since, timer, .. } =
             &mut **self.qps.get_mut(qp.index, qp.generation)?;
-        let mut lane = machine.lane().filter(|lane| lane.is_open() && lane.has_credit())?;
-        if res.sq.published() != lane.next() {
+        let mut lane = machine.lane()?;
+        if !lane.is_open() || !lane.has_credit() || res.sq.published() != lane.next() {
             return None;
         }
         let mut message = LineMessage::new(lane.head(), len as usize);
         gather_posted(payload, res, &self.tables, message.data_mut())?;
         let mut tx = shm.line_tx(res.link?)?;
-        if !tx.push(message) {
+        if !tx.push(&mut message) {
             return None;
         }
         queue();
@@ -136,8 +137,8 @@ impl Core {
         let posted = res.sq.refresh();
         let first = lane.next();
         while lane.next() != posted && lane.has_credit() {
-            let Some(message) = gather(res, &self.tables, lane.next(), lane.head()) else { break };
-            if !tx.push(message) {
+            let Some(mut message) = gather(res, &self.tables, lane.next(), lane.head()) else { break };
+            if !tx.push(&mut message) {
                 break;
             }
             lane.sent(self.now);
@@ -164,9 +165,10 @@ fn recv_credits(res: &QpRes) -> Option<u32> {
     }
 }
 
-/// Places a message in the oldest receive request and takes that away, if it has one entry with room.
-#[inline]
-fn place(res: &mut QpRes, tables: &Tables, data: &[u8]) -> Option<Completion> {
+/// Places a message in the oldest receive request and takes that away, if it has one entry with room. Returns the
+/// request's number.
+#[inline(always)]
+fn place(res: &mut QpRes, tables: &Tables, data: LineData<'_>) -> Option<u64> {
     let RecvQueue::Own(rq) = &mut res.rq else { return None };
     let (header, cells) = rq.oldest()?;
     let len = data.len() as u32;
@@ -177,37 +179,22 @@ fn place(res: &mut QpRes, tables: &Tables, data: &[u8]) -> Option<Completion> {
         }
         let to = local(tables, res.pd, Sge { len, ..entry }, Access::LOCAL_WRITE).ok()?;
         // SAFETY: dma (1): `local` found the range inside a live region, and we run under the engine's lock.
-        unsafe { dma::store(to, data) };
+        unsafe { data.place(to) };
     }
     let wr_id = header.wr_id;
     rq.release(rq.head().wrapping_add(1));
-    let (qp, status, opcode) = (res.shared.handle, WcStatus::Success, WcOpcode::Recv);
-    Some(Completion {
-        wr_id,
-        qp,
-        status,
-        opcode,
-        byte_len: len,
-        extra: RecvExtra::None,
-        ..Completion::default()
-    })
+    Some(wr_id)
 }
 
 /// Completes so many SENDs from the oldest on.
-#[inline]
+#[inline(always)]
 fn complete_sends(res: &mut QpRes, tables: &mut Tables, oldest: u32, count: u32) {
-    let end = oldest.wrapping_add(count);
-    let mut index = oldest;
-    while index != end {
-        let header = res.sq.header_ref(index);
+    let (send_cq, qp) = (res.send_cq, res.shared.handle);
+    res.sq.release_each(oldest.wrapping_add(count), |header| {
         if header.flags.contains(SendFlags::SIGNALED) {
-            let (wr_id, opcode) = (header.wr_id, header.op.wc_opcode());
-            let (qp, status) = (res.shared.handle, WcStatus::Success);
-            tables.complete(res.send_cq, Completion { wr_id, qp, status, opcode, ..Completion::default() });
+            tables.complete_plain(send_cq, header.wr_id, qp, WcOpcode::Send, 0);
         }
-        index = index.wrapping_add(1);
-    }
-    res.sq.release(end);
+    });
 }
 
 /// The message of a request, if it is a plain SEND that a line takes and whose bytes stand in one piece.
@@ -233,10 +220,13 @@ fn gather(res: &QpRes, tables: &Tables, index: u32, head: [u32; 3]) -> Option<Li
 }
 
 /// The bytes of a request that is not queued, if they stand in one piece.
-#[inline]
+#[inline(always)]
 fn gather_posted(payload: Payload<'_>, res: &QpRes, tables: &Tables, out: &mut [u8]) -> Option<()> {
     match payload {
-        Payload::Inline(bytes) => out.copy_from_slice(bytes),
+        Payload::Inline(bytes) => match (<&mut [u8; 8]>::try_from(&mut *out), bytes.first_chunk::<8>()) {
+            (Ok(out), Some(word)) => *out = *word,
+            _ => out.copy_from_slice(bytes),
+        },
         Payload::Sges(_) if out.is_empty() => {}
         Payload::Sges(&[entry]) => load(entry, res, tables, out)?,
         Payload::Sges(_) => return None,

@@ -573,11 +573,16 @@ impl Requester {
         (self.current, self.sent, self.away) = (None, 0, false);
     }
 
+    /// Whether all that was ever sent were requests that need no response, and none of it is to be sent again.
+    #[inline]
+    pub(super) fn is_plain(&self) -> bool {
+        self.next == self.high && self.unanswered == 0
+    }
     /// Whether nothing keeps the next request back, but perhaps the peer's receive requests.
     #[inline]
     pub(super) fn is_open(&self) -> bool {
         self.greeted
-            && self.next == self.high
+            && self.is_plain()
             && self.sent == 0
             && !(self.ready | self.gone | self.alone | self.away)
             && self.rnr_until == NEVER
@@ -597,19 +602,23 @@ impl Requester {
     pub(super) fn has_credit(&self) -> bool {
         self.limit.is_none_or(|limit| (self.used.wrapping_sub(limit) as i32) < 0)
     }
-    /// It was sent, in one message, and will use a receive request.
-    #[inline]
-    pub(super) fn sent_whole(&mut self, now: Instant) {
+    /// It was sent, in one message, by an [open](Self::is_open) requester, and will use a receive request.
+    #[inline(always)]
+    pub(super) fn sent_plain(&mut self, now: Instant) {
+        if !self.is_waiting() {
+            self.progressed();
+        }
         self.used = self.used.wrapping_add(1);
-        self.left(now);
+        self.resend_at = self.resend_at.min(now.as_nanos().saturating_add(self.resend_wait));
+        self.next = self.next.wrapping_add(1);
+        self.high = self.next;
     }
-    /// How many requests are done when those before this number are; `None` if that is for [`done`](Self::done) to judge.
+    /// How many requests of a [plain](Self::is_plain) requester are done when those before this number are; `None` if
+    /// that is for [`done`](Self::done) to judge.
     #[inline]
     pub(super) fn count_done(&self, number: u16) -> Option<u32> {
         let count = u32::from(number.wrapping_sub(self.number(self.una)));
-        let plain =
-            self.unanswered == 0 && count <= self.high.wrapping_sub(self.una) && self.next == self.high;
-        (count == 0 || plain).then_some(count)
+        (count <= self.high.wrapping_sub(self.una)).then_some(count)
     }
     /// So many are completed.
     #[inline]

@@ -124,7 +124,7 @@ impl Responder {
         (self.ack && !self.wants_transmit()).then_some(AckOwed { delivered: self.delivered })
     }
     /// A request of ours carried the acknowledgement along.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn told_along(&mut self, recv_credits: impl Fn() -> Option<u32>) {
         if !self.ack {
             return;
@@ -135,10 +135,26 @@ impl Responder {
         self.ack = left as i32 <= 0 && recv_credits().is_some_and(|c| c > 0)
             || left.is_multiple_of(16) && recv_credits().is_some_and(|c| left < c / 2);
     }
-    /// Whether a request of this number, in one message, is the one that comes next and nothing keeps it back.
+    /// Whether a request in one message that comes next is taken as it comes, and nothing is said of those before but
+    /// that they are done.
     #[inline]
-    pub(super) fn expects(&self, number: u16) -> bool {
-        number == self.expected && self.admitted && !self.refused && self.inbound == Inbound::Idle
+    pub(super) fn is_plain(&self) -> bool {
+        self.admitted
+            && !self.refused
+            && self.inbound == Inbound::Idle
+            && self.nak.is_none()
+            && self.lost.is_none()
+            && self.responses.is_empty()
+    }
+    /// The number of the request that comes next.
+    #[inline]
+    pub(super) fn expected(&self) -> u16 {
+        self.expected
+    }
+    /// Whether a [plain](Self::is_plain) responder owes an acknowledgement.
+    #[inline]
+    pub(super) fn owes(&self) -> bool {
+        self.ack
     }
     /// It was executed, and used a receive request.
     #[inline]
