@@ -139,13 +139,21 @@ impl QpSendPort {
         if !(may && ring.is_all_published() && ring.has_room()) {
             return false;
         }
-        let (wr_id, len, flags) = (wr.wr_id, len as u32, wr.flags);
-        self.hca.send_at_once(&self.qp, wr.payload, len, || {
-            let inline = sges == 0;
-            let header = SendHeader { wr_id, op: SendOp::Send, dest: false, len, sges, inline, flags };
-            queue(ring, header, wr.payload).expect("there is room");
-            ring.publish();
-        })
+        let Some(mut turn) = self.hca.engine_to_post() else { return false };
+        let engine = turn.value();
+        let sent = match engine.send_line(&self.hca.bell, self.qp.handle, wr.payload, len as u32) {
+            Some(sent) => {
+                let (wr_id, len, inline, flags) = (wr.wr_id, len as u32, sges == 0, wr.flags);
+                let header = SendHeader { wr_id, op: SendOp::Send, dest: false, len, sges, inline, flags };
+                queue(ring, header, wr.payload).expect("there is room");
+                ring.publish();
+                sent.queued();
+                true
+            }
+            None => false,
+        };
+        self.hca.give_back(turn);
+        sent
     }
 }
 

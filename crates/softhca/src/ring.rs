@@ -136,7 +136,7 @@ impl<H: Copy> Producer<H> {
     /// # Panics
     /// If a slot's cells do not hold that many bytes.
     #[cfg(not(loom))]
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push_bytes(&mut self, header: H, bytes: &[u8]) -> Result<(), Full> {
         if !self.has_room() {
             return Err(Full);
@@ -150,7 +150,10 @@ impl<H: Copy> Producer<H> {
         unsafe {
             self.ring.headers[slot].with_mut(|p| (*p).write(header));
             let to: *mut u8 = cells.as_ptr().cast_mut().cast();
-            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            match bytes.first_chunk::<8>() {
+                Some(word) if bytes.len() == 8 => to.cast::<[u8; 8]>().write(*word),
+                _ => to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()),
+            }
         }
         self.tail = self.tail.wrapping_add(1);
         Ok(())

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use hca_core::{Completion, DeviceAttr, DeviceError, Payload, PortAttr, QpHandle, SendWr};
+use hca_core::{Completion, DeviceAttr, DeviceError, PortAttr, QpHandle, SendWr};
 
 use crate::cq::epoll_of;
 use crate::doorbell::Doorbell;
@@ -148,7 +148,7 @@ impl Shared {
 
     /// Gives the engine back, and does what others posted who found it held.
     #[inline(always)]
-    fn give_back(&self, mut turn: Guard<'_, Engine>) {
+    pub(crate) fn give_back(&self, mut turn: Guard<'_, Engine>) {
         self.keep_waiters(turn.value());
         if turn.unlock() {
             self.catch_up();
@@ -193,20 +193,11 @@ impl Shared {
         self.with_engine(|e| e.do_at_once(qp.handle, wr, len)) == Some(true)
     }
 
-    /// Sends a small SEND that is not queued yet; `queue` queues it behind that. `false`: nothing was done.
+    /// The engine, if nobody else has it, for who posts something; to be [given back](Self::give_back).
     #[inline(always)]
-    pub(crate) fn send_at_once(
-        &self,
-        qp: &QpShared,
-        payload: Payload<'_>,
-        len: u32,
-        queue: impl FnOnce(),
-    ) -> bool {
+    pub(crate) fn engine_to_post(&self) -> Option<Guard<'_, Engine>> {
         patience::found();
-        let Some(mut turn) = self.engine.try_lock() else { return false };
-        let sent = turn.value().send_line(&self.bell, qp.handle, payload, len, queue);
-        self.give_back(turn);
-        sent
+        self.engine.try_lock()
     }
 
     #[inline]

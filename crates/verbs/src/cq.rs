@@ -241,7 +241,7 @@ impl CompletionQueue {
     }
 
     /// Finds the request of a completion and takes its buffers back.
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, raw: usize, wcs: &mut Completions) {
         let completion = &wcs.raw[raw];
         let Some(entry) = self.entry(completion.qp) else {
@@ -264,12 +264,17 @@ impl CompletionQueue {
         wcs.records.push(Record { raw, id, context, parts_end: wcs.parts.len() });
     }
 
-    #[inline]
+    #[inline(always)]
     fn entry(&mut self, qp: QpHandle) -> Option<&mut Entry> {
         if !matches!(self.entries.get(self.last), Some(Some(entry)) if entry.qp == qp) {
-            self.last = *self.index.get(&qp)?;
+            self.look_up(qp)?;
         }
-        self.entries[self.last].as_mut()
+        self.entries.get_mut(self.last)?.as_mut()
+    }
+    #[inline(never)]
+    fn look_up(&mut self, qp: QpHandle) -> Option<()> {
+        self.last = *self.index.get(&qp)?;
+        Some(())
     }
 
     #[cold]

@@ -213,7 +213,7 @@ pub(crate) struct RingTaker<T> {
 impl<T> RingTaker<T> {
     /// Gives all values up to and with those of request `seq` to `sink`, and returns the request's
     /// id; `None` if no such request is outstanding.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&mut self, seq: u64, mut sink: impl FnMut(T)) -> Option<u64> {
         let slots = &*self.slots;
         if seq >= self.posted {

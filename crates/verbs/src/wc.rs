@@ -57,6 +57,7 @@ impl Completions {
         self.records.is_empty()
     }
     /// Drops what it holds.
+    #[inline]
     pub fn clear(&mut self) {
         self.records.clear();
         self.parts.clear();

@@ -10,6 +10,7 @@ use super::{AckRule, Core, Engine, LISTED, slot_of};
 use crate::dma;
 use crate::doorbell::Doorbell;
 use crate::qp::{QpEntry, QpRes, QpShared, RecvQueue, SendHeader, cell_to_sge, list, local};
+use crate::ring::Consumer;
 use crate::tables::Tables;
 
 /// Short turns with messages between two looks at the acknowledgements that are owed, while the program is likely to
@@ -32,8 +33,8 @@ impl Engine {
         }
     }
 
-    /// Sends a plain SEND that is not queued yet, if nothing is to be sent before it; `queue` then queues it. `false`:
-    /// nothing was done.
+    /// Sends a plain SEND that is not queued yet, if nothing is to be sent before it. Its caller queues it then, and has
+    /// that [noted](SentLine::queued) before the engine does anything else. `None`: nothing was done.
     #[inline(always)]
     pub(crate) fn send_line(
         &mut self,
@@ -41,15 +42,22 @@ impl Engine {
         qp: QpHandle,
         payload: Payload<'_>,
         len: u32,
-        queue: impl FnOnce(),
-    ) -> bool {
+    ) -> Option<SentLine<'_>> {
         if !self.core.ready.is_empty() || !bell.is_empty() {
-            return false;
+            return None;
         }
-        match self.fabric.shm() {
-            Some(shm) => self.core.send_line(qp, shm, payload, len, queue).is_some(),
-            None => false,
-        }
+        self.core.send_line(qp, self.fabric.shm()?, payload, len)
+    }
+}
+
+/// A SEND that has left, and is to be queued.
+#[must_use]
+pub(crate) struct SentLine<'a>(&'a mut Consumer<SendHeader>);
+
+impl SentLine<'_> {
+    #[inline(always)]
+    pub(crate) fn queued(self) {
+        self.0.refresh();
     }
 }
 
@@ -91,7 +99,7 @@ impl Core {
         Some(())
     }
 
-    /// As [`Engine::send_line`]. `None`: nothing was done.
+    /// As [`Engine::send_line`].
     #[inline(always)]
     fn send_line(
         &mut self,
@@ -99,8 +107,7 @@ impl Core {
         shm: &mut ShmFabric,
         payload: Payload<'_>,
         len: u32,
-        queue: impl FnOnce(),
-    ) -> Option<()> {
+    ) -> Option<SentLine<'_>> {
         let QpEntry { machine, res, ack_since, timer, .. } =
             &mut **self.qps.get_mut(qp.index, qp.generation)?;
         let mut lane = machine.lane()?;
@@ -113,9 +120,7 @@ impl Core {
         if !tx.push(&mut message) {
             return None;
         }
-        queue();
         tx.call();
-        res.sq.refresh();
         lane.sent(self.now);
         if !lane.told_along(|| recv_credits(res)) {
             *ack_since = ack_since.map(|_| LISTED);
@@ -123,7 +128,8 @@ impl Core {
         if timer.is_none() {
             self.settle(qp.index);
         }
-        Some(())
+        // It was there just now.
+        Some(SentLine(&mut self.qps.at_mut(qp.index)?.res.sq))
     }
 
     /// Sends plain SENDs from a queue pair's send queue. `true`: nothing is left of what was posted.
