@@ -83,11 +83,6 @@ impl QpSendPort {
         Ok((len, sges, inline))
     }
 
-    #[inline]
-    fn post_one(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        if self.may_be_near && self.send_at_once(wr) { Ok(()) } else { self.push(wr) }
-    }
-
     #[inline(never)]
     fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         let (len, sges, inline) = self.check(wr)?;
@@ -200,7 +195,7 @@ fn batch<W>(wrs: &[W], mut push: impl FnMut(&W) -> Result<(), PostErrorKind>) ->
 impl SendPort for QpSendPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
-        batch(wrs, |wr| self.post_one(wr))
+        batch(wrs, |wr| self.push(wr))
     }
     #[inline]
     fn ring(&mut self) {

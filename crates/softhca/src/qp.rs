@@ -11,7 +11,7 @@ use hca_core::{
 };
 use hca_fabric::{LinkId, PathId, Places, Reach};
 use hca_transport::{
-    AtomicOp, Count, Direct, Host, Lane, Loan, LoanError, LocalError, Qp, QpEvent, RecvDone,
+    AtomicOp, Count, Direct, Host, Lane, Lanes, Loan, LoanError, LocalError, Qp, QpEvent, RecvDone,
     RemoteAccessError, SMALL_BYTES, SendRequest, UdTarget,
 };
 
@@ -125,33 +125,38 @@ pub(crate) struct QpRes {
     pub(crate) words: u32,
 }
 
-/// A queue pair's machine, and what is known of its quick way until something else touches it.
+/// A queue pair's machine, and what is known of its quick ways until something else touches it.
 pub(crate) struct Machine {
     qp: Qp,
-    /// It has a lane, which is open or not.
-    lane: Option<bool>,
+    lanes: Option<Lanes>,
 }
 
 impl Machine {
     pub(crate) fn new(qp: Qp) -> Self {
-        Self { qp, lane: None }
+        Self { qp, lanes: None }
     }
-    /// Its quick way, if there is one now.
     #[inline(always)]
-    pub(crate) fn lane(&mut self) -> Option<Lane<'_>> {
-        if self.lane.is_none() {
-            self.look_for_lane();
-        }
-        self.qp.same_lane(self.lane?)
-    }
-    /// The lane has changed.
-    #[inline]
-    pub(crate) fn forget_lane(&mut self) {
-        self.lane = None;
+    fn lanes(&mut self) -> Lanes {
+        self.lanes.unwrap_or_else(|| self.look_for_lanes())
     }
     #[inline(never)]
-    fn look_for_lane(&mut self) {
-        self.lane = self.qp.lane().map(|lane| lane.is_open());
+    fn look_for_lanes(&mut self) -> Lanes {
+        *self.lanes.insert(self.qp.lanes())
+    }
+    /// The quick way for a plain SEND that is next, if there is one now.
+    #[inline(always)]
+    pub(crate) fn lane_to_send(&mut self) -> Option<Lane<'_>> {
+        if self.lanes().sends { self.qp.lane() } else { None }
+    }
+    /// The quick way for a plain SEND that has come, if there is one now.
+    #[inline(always)]
+    pub(crate) fn lane_to_take(&mut self) -> Option<Lane<'_>> {
+        if self.lanes().takes { self.qp.lane() } else { None }
+    }
+    /// Its lanes have changed.
+    #[inline]
+    pub(crate) fn forget_lanes(&mut self) {
+        self.lanes = None;
     }
 }
 impl Deref for Machine {
@@ -165,7 +170,7 @@ impl DerefMut for Machine {
     /// Whoever may change it may change its lane.
     #[inline]
     fn deref_mut(&mut self) -> &mut Qp {
-        self.lane = None;
+        self.lanes = None;
         &mut self.qp
     }
 }

@@ -44,5 +44,5 @@ mod ud;
 mod window;
 
 pub use host::*;
-pub use message::{HEAD_BYTES, Lane, MAX_MESSAGE, dest_of, plain_send_to};
+pub use message::{HEAD_BYTES, Lane, Lanes, MAX_MESSAGE, dest_of, plain_send_to};
 pub use qp::{AckOwed, Qp, QpConfig, RxMeta, WindowStats};

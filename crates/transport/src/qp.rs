@@ -128,6 +128,9 @@ impl Qp {
     pub fn qpn(&self) -> Qpn {
         self.config.qpn
     }
+    pub(crate) fn service(&self) -> &Service {
+        &self.service
+    }
     pub(crate) fn service_mut(&mut self) -> &mut Service {
         &mut self.service
     }

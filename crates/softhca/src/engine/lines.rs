@@ -78,7 +78,7 @@ impl Core {
         if machine.qpn().raw() != qpn || res.link != Some(from) {
             return None;
         }
-        let mut lane = machine.lane()?;
+        let mut lane = machine.lane_to_take()?;
         let completed = lane.accepts(head)?;
         let len = data.len() as u32;
         let wr_id = place(res, &self.tables, data)?;
@@ -93,7 +93,7 @@ impl Core {
             self.acks.push(slot);
         }
         if wants_transmit {
-            machine.forget_lane();
+            machine.forget_lanes();
             self.settle(slot);
         }
         Some(())
@@ -110,8 +110,8 @@ impl Core {
     ) -> Option<SentLine<'_>> {
         let QpEntry { machine, res, ack_since, timer, .. } =
             &mut **self.qps.get_mut(qp.index, qp.generation)?;
-        let mut lane = machine.lane()?;
-        if !lane.is_open() || !lane.has_credit() || res.sq.published() != lane.next() {
+        let mut lane = machine.lane_to_send()?;
+        if !lane.has_credit() || res.sq.published() != lane.next() {
             return None;
         }
         let mut message = LineMessage::new(lane.head(), len as usize);
@@ -138,7 +138,7 @@ impl Core {
         let Some(entry) = self.qps.get_mut(qp.index, qp.generation) else { return false };
         let QpEntry { machine, res, ack_since, timer, .. } = &mut **entry;
         let Some(link) = res.link else { return false };
-        let Some(mut lane) = machine.lane().filter(|lane| lane.is_open()) else { return false };
+        let Some(mut lane) = machine.lane_to_send() else { return false };
         let Some(mut tx) = shm.line_tx(link) else { return false };
         let posted = res.sq.refresh();
         let first = lane.next();

@@ -25,7 +25,7 @@ use hca_core::{Instant, QpAttr, Qpn, RemoteAddr, Rkey, WcStatus};
 use crate::connection::Path;
 use crate::{Host, Loan, QpConfig, TxSink};
 
-pub use lane::{Lane, plain_send_to};
+pub use lane::{Lane, Lanes, plain_send_to};
 pub(crate) use requester::Requester;
 pub(crate) use responder::Responder;
 

@@ -135,23 +135,22 @@ impl Responder {
         self.ack = left as i32 <= 0 && recv_credits().is_some_and(|c| c > 0)
             || left.is_multiple_of(16) && recv_credits().is_some_and(|c| left < c / 2);
     }
-    /// Whether a request in one message that comes next is taken as it comes, and nothing is said of those before but
-    /// that they are done.
+    /// Whether nothing is to be said of the requester's requests but that they are done.
     #[inline]
-    pub(super) fn is_plain(&self) -> bool {
-        self.admitted
-            && !self.refused
-            && self.inbound == Inbound::Idle
-            && self.nak.is_none()
-            && self.lost.is_none()
-            && self.responses.is_empty()
+    pub(super) fn is_silent(&self) -> bool {
+        self.nak.is_none() && self.lost.is_none() && self.responses.is_empty()
+    }
+    /// Whether a request in one message that comes next is taken as it comes.
+    #[inline]
+    pub(super) fn is_open(&self) -> bool {
+        self.admitted && !self.refused && self.inbound == Inbound::Idle
     }
     /// The number of the request that comes next.
     #[inline]
     pub(super) fn expected(&self) -> u16 {
         self.expected
     }
-    /// Whether a [plain](Self::is_plain) responder owes an acknowledgement.
+    /// Whether a [silent](Self::is_silent) responder owes an acknowledgement.
     #[inline]
     pub(super) fn owes(&self) -> bool {
         self.ack
