@@ -269,14 +269,21 @@ impl<H: Copy> Consumer<H> {
         if self.head == self.tail && self.refresh() == self.head {
             return None;
         }
+        Some((self.header_ref(self.head), self.cells(self.head)))
+    }
+    /// The header of the oldest slot, and its first cell if slots have any.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub(crate) fn oldest_of_one(&mut self) -> Option<(&H, Option<Cell>)> {
+        if self.head == self.tail && self.refresh() == self.head {
+            return None;
+        }
         let slot = (self.head & self.ring.mask) as usize;
-        let base = slot * self.ring.cells_per_slot;
-        let cells = &self.ring.cells[base..base + self.ring.cells_per_slot];
-        let first: *const UnsafeCell<Cell> = cells.as_ptr();
-        // SAFETY: as in `header_ref` and `cells`: the slot at `head` is ours, as it is before `tail`.
+        let cell = self.ring.cells.get(slot * self.ring.cells_per_slot);
+        // SAFETY: (2) the slot at `head` is ours, as it is before `tail`, (3) and was written.
         unsafe {
             let header = self.ring.headers[slot].with(|p| (*p).assume_init_ref());
-            Some((header, core::slice::from_raw_parts(first.cast::<Cell>(), cells.len())))
+            Some((header, cell.map(|cell| cell.with(|p| *p))))
         }
     }
     /// Copies the headers of the oldest slots to `out`, as many as there are and it takes; returns how many.

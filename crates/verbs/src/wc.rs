@@ -1,8 +1,9 @@
 //! Completions as a program sees them: with the buffers that they give back.
 
 use std::fmt;
+use std::ops::Deref;
 
-use hca_core::{Completion, QpHandle, Qpn, RecvExtra, WcOpcode, WcStatus};
+use hca_core::{Completion, RecvExtra, WcStatus};
 
 use crate::WcError;
 use crate::ah::AddressHandle;
@@ -104,19 +105,7 @@ impl<'a> Iterator for Wcs<'a> {
         let (parts, rest) = std::mem::take(&mut self.parts).split_at_mut(parts_end - self.taken);
         self.parts = rest;
         self.taken = parts_end;
-        Some(Wc {
-            id,
-            context,
-            qp: c.qp,
-            status: c.status,
-            opcode: c.opcode,
-            byte_len: c.byte_len,
-            extra: c.extra,
-            src_qp: c.src_qp,
-            has_grh: c.grh,
-            solicited: c.solicited,
-            parts,
-        })
+        Some(Wc { id, context, completion: c, parts })
     }
     fn size_hint(&self) -> (usize, Option<usize>) {
         self.records.size_hint()
@@ -131,29 +120,25 @@ impl fmt::Debug for Wcs<'_> {
 
 /// The end of one work request, with the buffers that it gives back: its own, and on a send queue those of
 /// all earlier requests that were not signalled.
+///
+/// How it ended and what it brought are fields of the device's [`Completion`], to which it derefs: `wc.status`,
+/// `wc.opcode`, `wc.byte_len`. Its `wr_id` there is the queue pair's own; the program's number is [`id`](Self::id).
 #[derive(Debug)]
 pub struct Wc<'a> {
     /// The request's id, as posted.
     pub id: u64,
     /// The number that its queue pair was built with ([`QpBuilder::context`](crate::QpBuilder::context)).
     pub context: u64,
-    /// Its queue pair.
-    pub qp: QpHandle,
-    /// How it ended. Unless it is success, of the fields below only `opcode` means anything.
-    pub status: WcStatus,
-    /// What it was.
-    pub opcode: WcOpcode,
-    /// Bytes received or read; of a datagram with the 40 bytes of GRH.
-    pub byte_len: u32,
-    /// Immediate data, or a key that the sender took back.
-    pub extra: RecvExtra,
-    /// The sender's queue pair, of a datagram.
-    pub src_qp: Qpn,
-    /// Whether the buffer begins with a 40-byte GRH (datagrams).
-    pub has_grh: bool,
-    /// Whether the sender asked for a solicited event.
-    pub solicited: bool,
+    completion: &'a Completion,
     parts: &'a mut [Option<Held>],
+}
+
+impl Deref for Wc<'_> {
+    type Target = Completion;
+    #[inline]
+    fn deref(&self) -> &Completion {
+        self.completion
+    }
 }
 
 impl<'a> Wc<'a> {
@@ -173,8 +158,8 @@ impl<'a> Wc<'a> {
     }
     #[cold]
     fn failure(&self) -> WcError {
-        let &Self { id, qp, opcode, status, .. } = self;
-        WcError { id, qp, opcode, status }
+        let &Completion { qp, opcode, status, .. } = self.completion;
+        WcError { id: self.id, qp, opcode, status }
     }
 
     /// Immediate data, if it came with any.
@@ -219,7 +204,7 @@ impl<'a> Wc<'a> {
     /// The header that a datagram came with: who sent it, by which path. `None` for anything else, or
     /// if its buffer was taken out or does not hold the 40 bytes.
     pub fn grh(&self) -> Option<Grh> {
-        if !self.has_grh || self.status != WcStatus::Success {
+        if !self.grh || self.status != WcStatus::Success {
             return None;
         }
         Grh::parse(self.first_buf()?.first_chunk()?)
@@ -233,7 +218,7 @@ impl<'a> Wc<'a> {
         }
         let buf = self.first_buf()?;
         let end = buf.len().min(self.byte_len as usize);
-        buf.get(if self.has_grh { Grh::BYTES } else { 0 }..end)
+        buf.get(if self.grh { Grh::BYTES } else { 0 }..end)
     }
 
     /// An address handle for the path back to the sender of a datagram.

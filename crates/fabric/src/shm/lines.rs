@@ -69,7 +69,7 @@ impl LineData<'_> {
     }
 }
 
-/// What [`ShmFabric::recv_lines`] found.
+/// What [`ShmFabric::look`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lines {
     /// Messages taken.
@@ -89,7 +89,7 @@ pub trait LineSink {
 pub struct LineTx<'a> {
     link: &'a mut Link,
     counters: &'a mut Counters,
-    local: Ipv6Addr,
+    local: &'a Ipv6Addr,
     sent: u64,
 }
 
@@ -107,7 +107,7 @@ impl LineTx<'_> {
         let Self { link, counters, local, sent } = self;
         counters.tx_messages += sent;
         counters.tx_lines += sent;
-        if link.call_if_due(|socket| tell(socket, Kind::Wake, local)) {
+        if link.call_if_due(|socket| tell(socket, Kind::Wake, *local)) {
             counters.wakeups_sent += 1;
         }
     }
@@ -121,19 +121,23 @@ impl ShmFabric {
         if !matches!(link.stage, Stage::Up(_)) {
             return None;
         }
-        Some(LineTx { link, counters: &mut self.counters, local: self.local, sent: 0 })
+        Some(LineTx { link, counters: &mut self.counters, local: &self.local, sent: 0 })
     }
 
-    /// Looks at the rings that are polled, so many times over; the place of one that has something, which is another one
-    /// each time if several have. What no peer of this kind writes is left to [`recv_all`](Self::recv_all).
+    /// Looks at the rings that are polled, so many times over, and takes messages of one line from the first one that has
+    /// something, up to `max`, until another record stands in the way. If several have something it is another one each
+    /// time. `None`: there is nothing. What no peer of this kind writes is left to [`recv_all`](Self::recv_all).
     #[inline(always)]
-    pub fn look(&mut self, times: u32) -> Option<u32> {
-        let &[slot] = &self.polled[..] else { return self.look_at_many(times) };
+    pub fn look<S: LineSink>(&mut self, times: u32, max: usize, sink: &mut S) -> Option<Lines> {
+        let &[slot] = &self.polled[..] else { return self.look_at_many(times, max, sink) };
         let rx = self.links.get(slot)?.rx.as_ref()?;
-        (0..times).any(|_| rx.has_record()).then_some(slot)
+        if !(0..times).any(|_| rx.has_record()) {
+            return None;
+        }
+        Some(self.recv_lines(slot, max, sink))
     }
     #[inline(never)]
-    fn look_at_many(&mut self, times: u32) -> Option<u32> {
+    fn look_at_many<S: LineSink>(&mut self, times: u32, max: usize, sink: &mut S) -> Option<Lines> {
         let count = self.polled.len();
         for _ in 0..times {
             for _ in 0..count {
@@ -145,23 +149,22 @@ impl ShmFabric {
                 if let Some(Link { rx: Some(rx), .. }) = self.links.get(slot)
                     && rx.has_record()
                 {
-                    return Some(slot);
+                    return Some(self.recv_lines(slot, max, sink));
                 }
             }
         }
         None
     }
 
-    /// Takes messages of one line from a ring that [`look`](Self::look) found, up to `max`, until another record stands
-    /// in the way.
-    #[inline(always)]
-    pub fn recv_lines<S: LineSink>(&mut self, slot: u32, max: usize, sink: &mut S) -> Lines {
+    /// Takes messages of one line from a ring that has something.
+    #[inline(never)]
+    fn recv_lines<S: LineSink>(&mut self, slot: u32, max: usize, sink: &mut S) -> Lines {
         let mut found = Lines { taken: 0, other: false };
         let Some(link) = self.links.get_mut(slot) else { return found };
         let from = LinkId::new(link.token(slot));
         let Some(rx) = &mut link.rx else { return found };
         let counters = &mut self.counters;
-        while found.taken < max {
+        loop {
             let Peeked::Line(len, line) = rx.peek_line() else {
                 found.other = rx.has_record();
                 break;
@@ -174,6 +177,9 @@ impl ShmFabric {
             rx.pass_line();
             found.taken += 1;
             counters.rx_bytes += len as u64;
+            if found.taken == max || !rx.has_record() {
+                break;
+            }
         }
         if found.taken > 0 {
             link.last_input = self.now;

@@ -229,6 +229,8 @@ pub(super) struct Producer {
     tag: u32,
     /// A bit a line: the middle of a longer packet was written to it last.
     middle: Box<[u64]>,
+    /// Whether any bit may be set.
+    has_middles: bool,
     /// The count of parkings that a call was made for.
     called: u32,
     /// The length of the record that room was made for, and where it stands if not in the ring.
@@ -252,6 +254,7 @@ impl Producer {
             head: 0,
             tag: 1,
             middle,
+            has_middles: false,
             called: 0,
             reserved: 0,
             aside: Vec::new(),
@@ -414,10 +417,14 @@ impl Producer {
 
     #[inline]
     fn was_middle(&self, index: u32) -> bool {
+        if !self.has_middles {
+            return false;
+        }
         let i = index & (self.lines - 1);
         self.middle[(i / 64) as usize] >> (i % 64) & 1 != 0
     }
     fn set_middle(&mut self, from: u32, count: u32, on: bool) {
+        self.has_middles |= on;
         let mut i = from & (self.lines - 1);
         let mut left = count;
         while left > 0 {

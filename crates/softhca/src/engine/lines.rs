@@ -176,10 +176,10 @@ fn recv_credits(res: &QpRes) -> Option<u32> {
 #[inline(always)]
 fn place(res: &mut QpRes, tables: &Tables, data: LineData<'_>) -> Option<u64> {
     let RecvQueue::Own(rq) = &mut res.rq else { return None };
-    let (header, cells) = rq.oldest()?;
+    let (header, cell) = rq.oldest_of_one()?;
     let len = data.len() as u32;
     if len > 0 {
-        let entry = cell_to_sge(*cells.first().filter(|_| header.sges == 1)?);
+        let entry = cell_to_sge(cell.filter(|_| header.sges == 1)?);
         if len > entry.len {
             return None;
         }

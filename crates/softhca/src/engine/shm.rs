@@ -88,8 +88,13 @@ impl Engine {
         }
         self.short_turns -= 1;
         let shm = self.fabric.shm()?;
-        if let Some(ring) = shm.look(LOOKS) {
-            return self.turn_with_lines(ring, acks);
+        self.core.turn += 1;
+        if let Some(found) = shm.look(LOOKS, TURN_LINES, &mut self.core) {
+            if found.taken == 0 {
+                return self.medium_turn(acks);
+            }
+            self.after_lines(found.taken, acks);
+            return Some(true);
         }
         if !shm.polls_rings() {
             self.short_turns = 0;
@@ -98,20 +103,7 @@ impl Engine {
         if self.core.ready.is_empty() && self.core.acks.is_empty() && !shm.is_called() {
             return Some(false);
         }
-        self.core.turn += 1;
         self.medium_turn(acks)
-    }
-
-    /// Takes what stands in a ring, if it is messages of one line.
-    #[inline(never)]
-    fn turn_with_lines(&mut self, ring: u32, acks: AckRule) -> Option<bool> {
-        self.core.turn += 1;
-        let found = self.fabric.shm()?.recv_lines(ring, TURN_LINES, &mut self.core);
-        if found.taken == 0 {
-            return self.medium_turn(acks);
-        }
-        self.after_lines(found.taken, acks);
-        Some(true)
     }
 
     /// A turn for shared memory alone that finds something else than messages of one line.
