@@ -2,7 +2,7 @@
 
 use core::net::{IpAddr, Ipv6Addr};
 
-use hca_core::{AhHandle, Completion, Instant, QpHandle, SendFlags, SendWr};
+use hca_core::{AhHandle, Instant, QpHandle, SendFlags, SendWr};
 use hca_fabric::{Fabric, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
 use hca_transport::{Direct, TxSink};
 
@@ -148,11 +148,7 @@ impl Engine {
         wish.moved = 0;
         if wr.flags.contains(SendFlags::SIGNALED) {
             let byte_len = if wr.op.is_read_or_atomic() { len } else { 0 };
-            let (wr_id, opcode) = (wr.wr_id, wr.op.wc_opcode());
-            let status = hca_core::WcStatus::Success;
-            let cq = res.send_cq;
-            let c = Completion { wr_id, qp, status, opcode, byte_len, ..Completion::default() };
-            core.tables.complete(cq, c);
+            core.tables.complete_plain(res.send_cq, wr.wr_id, qp, wr.op.wc_opcode(), byte_len);
             core.tables.finish();
         }
         true
