@@ -249,7 +249,10 @@ impl CompletionQueue {
             return;
         };
         let parts = &mut wcs.parts;
-        let keep = |held| parts.push(Some(held));
+        let keep = |held| match held {
+            Held::Ah(_) => {}
+            part => parts.push(Some(part)),
+        };
         let id = if completion.opcode.is_recv() {
             entry.recv.as_mut().and_then(|taker| taker.take(completion.wr_id, keep))
         } else {
