@@ -111,3 +111,11 @@ finish() {
     fi
     echo "test result: ok. all steps passed in $((SECONDS - started)) s$cpu"
 }
+
+# What threads and processes share, in every order that loom finds.
+concurrency() {
+    local -x RUSTFLAGS="--cfg loom -Awarnings" CARGO_TARGET_DIR="$target/loom"
+    cargo test -q --release -p softhca --lib loom
+    cargo test -q --release -p hca-fabric --lib loom_
+    cargo test -q --release -p hca-verbs --lib loom_
+}

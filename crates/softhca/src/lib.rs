@@ -32,7 +32,6 @@
 // Under loom only the primitives that threads share are built, and explored.
 #![cfg_attr(loom, allow(dead_code, unused_imports, unused_crate_dependencies))]
 
-#[cfg(not(loom))]
 mod barrier;
 mod clock;
 #[cfg(not(loom))]

@@ -406,7 +406,10 @@ mod loom_tests {
     /// back.
     #[test]
     fn a_favourite_and_who_takes_it_back_are_never_both_inside() {
-        loom::model(|| {
+        // All orders would take hours; few bugs need more switches than these.
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
             let lock = Arc::new(TurnLock::with_barrier(0_u32, Barrier::of_system(), 1));
             let posted = Arc::new(AtomicU32::new(0));
             let turn = |lock: &TurnLock<u32>, posted: &AtomicU32| {
