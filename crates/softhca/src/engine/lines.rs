@@ -85,7 +85,7 @@ impl Core {
         lane.took();
         let mut wants_transmit = false;
         if completed > 0 {
-            complete_sends(res, &mut self.tables, lane.oldest(), completed);
+            complete_requests(res, &mut self.tables, lane.oldest(), completed);
             wants_transmit = lane.completed(completed);
         }
         self.tables.complete_plain(res.recv_cq, wr_id, res.shared.handle, WcOpcode::Recv, len);
@@ -192,13 +192,13 @@ fn place(res: &mut QpRes, tables: &Tables, data: LineData<'_>) -> Option<u64> {
     Some(wr_id)
 }
 
-/// Completes so many SENDs from the oldest on.
+/// Completes so many requests from the oldest on; none of them is a READ or an atomic.
 #[inline(always)]
-fn complete_sends(res: &mut QpRes, tables: &mut Tables, oldest: u32, count: u32) {
+fn complete_requests(res: &mut QpRes, tables: &mut Tables, oldest: u32, count: u32) {
     let (send_cq, qp) = (res.send_cq, res.shared.handle);
     res.sq.release_each(oldest.wrapping_add(count), |header| {
         if header.flags.contains(SendFlags::SIGNALED) {
-            tables.complete_plain(send_cq, header.wr_id, qp, WcOpcode::Send, 0);
+            tables.complete_plain(send_cq, header.wr_id, qp, header.op.wc_opcode(), 0);
         }
     });
 }
