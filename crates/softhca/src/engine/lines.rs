@@ -4,7 +4,7 @@
 
 use hca_core::{Access, Payload, QpHandle, SendFlags, SendOp, Sge, WcOpcode};
 use hca_fabric::{LINE_DATA_BYTES, LineData, LineMessage, LineSink, LinkId, ShmFabric};
-use hca_transport::plain_send_to;
+use hca_transport::{Lane, plain_send_to};
 
 use super::{AckRule, Core, Engine, LISTED, slot_of};
 use crate::dma;
@@ -122,9 +122,7 @@ impl Core {
         }
         tx.call();
         lane.sent(self.now);
-        if !lane.told_along(|| recv_credits(res)) {
-            *ack_since = ack_since.map(|_| LISTED);
-        }
+        tell_along(&mut lane, res, ack_since);
         if timer.is_none() {
             self.settle(qp.index);
         }
@@ -151,14 +149,22 @@ impl Core {
         }
         let sent = lane.next() != first;
         tx.call();
-        if sent && !lane.told_along(|| recv_credits(res)) {
-            *ack_since = ack_since.map(|_| LISTED);
+        if sent {
+            tell_along(&mut lane, res, ack_since);
         }
         let all = lane.next() == posted;
         if sent && timer.is_none() {
             self.settle(qp.index);
         }
         all
+    }
+}
+
+/// What was sent told along what is done of the peer's requests.
+#[inline(always)]
+fn tell_along(lane: &mut Lane<'_>, res: &QpRes, ack_since: &mut Option<u64>) {
+    if !lane.told_along(|| recv_credits(res)) {
+        *ack_since = ack_since.map(|_| LISTED);
     }
 }
 
