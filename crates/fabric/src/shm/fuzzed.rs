@@ -3,7 +3,8 @@
 //! it in `cargo test` too.
 //!
 //! An input is records: a byte that says what is done, and up to eight more. Time is virtual, but for the wait of a
-//! region that is taken back.
+//! region that is taken back. Turns of the adapter take messages of one line by the quick way as well, if their record
+//! says so.
 //!
 //! Whatever comes, the adapter does not panic, its turns end, what it takes is whole, an honest third one reaches it, and
 //! nothing is left of the peer once that is gone.
@@ -18,6 +19,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::grants::generation_at;
 use super::hello;
+use super::lines::{LINE_DATA_BYTES, LineData, LineMessage, LineSink};
 use super::link::Stage;
 use super::memory::{Sealed, Segment, Writers};
 use super::ring::{FIRST_BYTES, MAX_RECORD, MIN_RING_LINES, outbox_bytes};
@@ -58,7 +60,7 @@ impl Input<'_> {
 /// Where the adapter's input goes.
 struct Sink<'a> {
     honest: Ipv6Addr,
-    /// Packets of the honest one, which are numbered.
+    /// Packets and messages of the honest one, which are numbered.
     heard: &'a mut u32,
     /// What the peer has granted, and how it is reached.
     reached: Option<(GrantId, QpGuard)>,
@@ -68,16 +70,15 @@ impl ShmSink for Sink<'_> {
     fn packet(&mut self, packet: &RxPacket<'_>) {
         assert!(packet.bytes.len() <= MAX_RECORD, "{} bytes", packet.bytes.len());
         if packet.src == self.honest {
-            assert_eq!(
-                packet.bytes,
-                numbered(*self.heard),
-                "an honest one's packets come whole and in order"
-            );
-            *self.heard += 1;
+            hear(self.heard, packet.bytes);
         }
     }
-    fn message(&mut self, _: Ipv6Addr, message: &[u8], mut reach: Reach<'_>) -> usize {
+    fn message(&mut self, from: Ipv6Addr, message: &[u8], mut reach: Reach<'_>) -> usize {
         assert!(message.len() <= MAX_RECORD);
+        if from == self.honest {
+            hear(self.heard, message);
+            return 0;
+        }
         let Some((grant, guard)) = &self.reached else { return 0 };
         let Ok(mut bracket) = reach.access(*grant, guard) else { return 0 };
         let at = u64::from(message.last().copied().unwrap_or(0)) * 64;
@@ -89,9 +90,77 @@ impl ShmSink for Sink<'_> {
     }
 }
 
-/// A packet of the honest one.
+/// Where messages of one line go that the adapter takes by the quick way.
+struct Quick<'a> {
+    /// The link of the honest one, and what was heard of it.
+    honest: Option<LinkId>,
+    heard: &'a mut u32,
+    /// The peer's first link, and what the peer writes there.
+    peer: Option<LinkId>,
+    outbox: &'a Segment,
+    /// Each so many messages one is refused; 0: none.
+    refuses: usize,
+    offered: usize,
+    taken: usize,
+}
+
+impl LineSink for Quick<'_> {
+    fn line(&mut self, from: LinkId, head: [u32; 3], data: LineData<'_>) -> bool {
+        self.offered += 1;
+        if self.refuses > 0 && self.offered.is_multiple_of(self.refuses) {
+            return false;
+        }
+        // Wherever the memory begins that it goes to.
+        let message = line_bytes(head, data, self.offered % 9);
+        if Some(from) == self.honest {
+            hear(self.heard, &message);
+        } else if Some(from) == self.peer {
+            assert!(stands_in(self.outbox, &message), "{message:?} stands in no line");
+        }
+        self.taken += 1;
+        true
+    }
+}
+
+/// A message of one line, its data copied to so many bytes behind a word's begin.
+#[allow(unsafe_code)]
+pub(super) fn line_bytes(head: [u32; 3], data: LineData<'_>, at: usize) -> Vec<u8> {
+    const UNTOUCHED: u8 = 0xa5;
+    let mut words = [u64::from_ne_bytes([UNTOUCHED; 8]); 10];
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+    let len = data.len();
+    assert!(len <= LINE_DATA_BYTES, "{len} bytes in a line");
+    // SAFETY: `bytes` has room for a line's data from there on, and nobody else knows it.
+    unsafe { data.place(bytes[at..at + LINE_DATA_BYTES].as_mut_ptr()) };
+    let beside = bytes[..at].iter().chain(&bytes[at + len..]);
+    assert!(beside.copied().all(|byte| byte == UNTOUCHED), "more than {len} bytes were written");
+    [bytemuck::cast_slice(&head), &bytes[at..at + len]].concat()
+}
+
+/// Whether a message stands in one line of a ring.
+fn stands_in(outbox: &Segment, message: &[u8]) -> bool {
+    (2..2 + MIN_RING_LINES as usize).any(|line| {
+        let mut bytes = [0; FIRST_BYTES];
+        outbox.window().load(line * 64 + 4, &mut bytes);
+        bytes.starts_with(message)
+    })
+}
+
+/// An honest one's packets and messages come whole and in order.
+fn hear(heard: &mut u32, bytes: &[u8]) {
+    assert_eq!(bytes, numbered(*heard), "the honest one's {heard}th");
+    *heard += 1;
+}
+
+/// Whether the honest one's so-manyth is a message of one line, and no packet.
+fn is_line(number: u32) -> bool {
+    number % 3 == 1
+}
+
+/// A packet or message of the honest one.
 fn numbered(number: u32) -> Vec<u8> {
-    let mut packet = vec![number as u8; 12 + (number as usize * 37) % 300];
+    let most = if is_line(number) { LINE_DATA_BYTES + 1 } else { 300 };
+    let mut packet = vec![number as u8; 12 + (number as usize * 37) % most];
     packet[..4].copy_from_slice(&number.to_le_bytes());
     packet
 }
@@ -109,6 +178,8 @@ struct Bed {
     /// What the peer writes, and the page that all peers of the adapter write.
     outbox: Segment,
     calls: Segment,
+    /// The adapter's link to the peer, of which that outbox is.
+    peer: Option<LinkId>,
     /// A file that may be granted.
     file: OwnedFd,
     /// Memory of either that is granted.
@@ -155,6 +226,7 @@ impl Bed {
             now,
             outbox,
             calls,
+            peer: None,
             file,
             pages,
             reached: None,
@@ -163,6 +235,7 @@ impl Bed {
             revoked: false,
         };
         bed.settle();
+        bed.peer = bed.links().0;
         bed.set_up_grants();
         bed
     }
@@ -202,6 +275,20 @@ impl Bed {
     fn links(&self) -> (Option<LinkId>, Option<LinkId>) {
         let link = |f: &ShmFabric, peer| Some(LinkId::new(f.links.token(f.links.find(peer)?)));
         (link(&self.a, self.b.local), link(&self.b, self.a.local))
+    }
+
+    /// Looks for messages of one line, up to so many, of which each so-manyth is refused.
+    fn look(&mut self, max: usize, refuses: usize) {
+        let c = self.a.links.find(self.c.local);
+        let honest = c.map(|slot| LinkId::new(self.a.links.token(slot)));
+        let Self { heard, outbox, peer, .. } = self;
+        let mut sink = Quick { honest, heard, peer: *peer, outbox, refuses, offered: 0, taken: 0 };
+        let found = self.a.look(1 + refuses as u32, max, &mut sink);
+        let Quick { offered, taken, .. } = sink;
+        assert!(taken <= max && offered <= taken + 1, "{taken} of {offered} were taken, of {max} at most");
+        let Some(found) = found else { return assert_eq!(offered, 0) };
+        assert_eq!(found.taken, taken);
+        assert!(taken > 0 || found.other, "what it found is neither taken nor left to the long way");
     }
 
     /// A turn of the adapter.
@@ -279,7 +366,13 @@ impl Bed {
             }
             11 | 12 => {
                 let Some([turns]) = input.take() else { return };
-                (0..=turns % 32).for_each(|_| self.turn());
+                let how = usize::from(turns / 32);
+                for _ in 0..=turns % 32 {
+                    if how > 0 {
+                        self.look(4 << how, how - 1);
+                    }
+                    self.turn();
+                }
             }
             13 => {
                 let Some([count, len]) = input.take() else { return };
@@ -300,9 +393,32 @@ impl Bed {
     fn honest(&mut self) {
         let ahead = self.sent - self.heard;
         if ahead < 8 {
-            send(&mut self.c, self.now, self.c_to_a, &numbered(self.sent));
+            let bytes = numbered(self.sent);
+            if is_line(self.sent) {
+                self.send_line(&bytes);
+            } else {
+                send(&mut self.c, self.now, self.c_to_a, &bytes);
+            }
             self.sent += 1;
         }
+    }
+    /// The honest one sends a message, by the quick way if there is one.
+    fn send_line(&mut self, bytes: &[u8]) {
+        let (head, data) = bytes.split_first_chunk::<12>().expect("a message has a head");
+        let mut message = LineMessage::new(bytemuck::cast(*head), data.len());
+        message.data_mut().copy_from_slice(data);
+        let to_a = self.c.links.find(self.a.local).map(|slot| LinkId::new(self.c.links.token(slot)));
+        if let Some(mut tx) = to_a.and_then(|to_a| self.c.line_tx(to_a)) {
+            let pushed = tx.push(&mut message);
+            tx.call();
+            if pushed {
+                return;
+            }
+        }
+        self.c.send_messages(self.now, self.c_to_a, |tx, _| {
+            tx.reserve(bytes.len()).expect("there is room for one").copy_from_slice(bytes);
+            tx.commit();
+        });
     }
 
     /// The peer writes a word of its outbox: any, a little off, of the last line, or a copy of a line.

@@ -4,13 +4,16 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
+use super::super::fuzzed::line_bytes;
 use super::super::grants::BOARD_BYTES;
 use super::super::hello::{self, Greeting, Kind, Received};
 use super::super::link::Stage;
 use super::super::memory::{MemoryFault, Sealed, Writers, create};
 use super::super::note::{Note, Place};
-use super::super::ring::outbox_bytes;
+use super::super::ring::{MAX_RECORD, outbox_bytes};
+use super::super::{LineData, LineSink, Lines, Reach, ShmSink};
 use super::*;
+use crate::RxPacket;
 use crate::sync::Ordering;
 
 /// Two that have met, and the path from the first to the second.
@@ -56,6 +59,7 @@ fn a_peer_that_writes_garbage_into_its_memory_is_dropped_and_the_others_stay() {
             outbox.word(i * 4).store(rng.next(), Ordering::Relaxed);
             if i % 97 == 0 {
                 send(&mut a, to_b, &[packet(i as u32, 40)]);
+                a.look(2, 1000, &mut Whole::new(rng.next()));
                 recv(&mut a, &mut got[0]);
             }
         }
@@ -63,6 +67,7 @@ fn a_peer_that_writes_garbage_into_its_memory_is_dropped_and_the_others_stay() {
         let start = Clock::now();
         while counter(&a, "peers_dropped_garbage") == 0 {
             send(&mut a, to_b, &full);
+            a.look(2, 1000, &mut Whole::new(rng.next()));
             recv(&mut a, &mut got[0]);
             assert!(start.elapsed() < Duration::from_secs(10), "seed {seed}");
         }
@@ -77,6 +82,142 @@ fn a_peer_that_writes_garbage_into_its_memory_is_dropped_and_the_others_stay() {
         turn_until(&mut [&mut a, &mut b], &mut got, |_| true);
         assert!(a.links.find(b.local).is_none());
     }
+}
+
+/// The word of a line that begins a record here.
+fn record_word(index: u32, lines: u32, kind: u32, len: u32) -> u32 {
+    (1 + index / lines) << 16 | kind << 13 | len
+}
+
+/// Whether a record may be of this kind and length.
+fn is_record(kind: u32, len: u32) -> bool {
+    let least = if kind == 3 { 14 } else { 12 };
+    (1..=4).contains(&kind) && (least..=MAX_RECORD as u32).contains(&len)
+}
+
+/// What stands in a line's other words: which line it is, and which word.
+fn marked(index: u32) -> [u32; 15] {
+    core::array::from_fn(|i| index << 8 | i as u32 + 1)
+}
+
+/// Takes lines whose words say where they stand, or refuses them, by chance; and notes from which on.
+struct Whole {
+    rng: Rng,
+    offered: Vec<(u32, usize)>,
+    refused: bool,
+    long: Vec<(u32, usize)>,
+}
+
+impl Whole {
+    fn new(seed: u32) -> Self {
+        Self { rng: Rng(seed.into()), offered: Vec::new(), refused: false, long: Vec::new() }
+    }
+    fn is_marked(bytes: &[u8]) -> u32 {
+        let index = u32::from_ne_bytes(*bytes.first_chunk().unwrap()) >> 8;
+        let words = marked(index);
+        let whole: &[u8] = bytemuck::cast_slice(&words);
+        assert_eq!(bytes, &whole[..bytes.len()], "the bytes of line {index}");
+        index
+    }
+}
+
+impl LineSink for Whole {
+    fn line(&mut self, _: crate::LinkId, head: [u32; 3], data: LineData<'_>) -> bool {
+        self.refused = self.rng.next() % 8 == 0;
+        if self.refused {
+            return false;
+        }
+        let bytes = line_bytes(head, data, self.rng.next() as usize % 9);
+        // Where there is nothing but noise, nothing looks like a line of this lap.
+        self.offered.push((Self::is_marked(&bytes), bytes.len()));
+        true
+    }
+}
+
+impl ShmSink for Whole {
+    fn packet(&mut self, packet: &RxPacket<'_>) {
+        self.long.push((u32::from_ne_bytes(*packet.bytes.first_chunk().unwrap()) >> 8, 0));
+    }
+    fn message(&mut self, _: std::net::Ipv6Addr, message: &[u8], _: Reach<'_>) -> usize {
+        let index = u32::from_ne_bytes(*message.first_chunk().unwrap()) >> 8;
+        self.long.push((index, message.len()));
+        0
+    }
+}
+
+/// Whatever word a line begins with, it is taken as what it says, by either way, or ends the link; and of a message of
+/// one line the quick way gives that line's own bytes.
+#[test]
+fn a_line_is_taken_whole_or_left_whatever_word_it_begins_with() {
+    let (mut quick, mut long, mut dropped) = (0, 0, 0);
+    for seed in 0..if cfg!(miri) { 1 } else { 30 } {
+        let mut rng = Rng(seed);
+        let (mut a, b, _) = met();
+        a.leave_to_recv_all();
+        let outbox = b.links.get(b.links.find(a.local).unwrap()).unwrap().outbox.clone();
+        let (lines, budget) = (1 << 10, RxBudget { packets: 512, bytes: 1 << 18 });
+        let mut sink = Whole::new(rng.next());
+        let mut index = 0;
+        while index < 3 * lines {
+            // Mostly messages of a line, some of more lines, some records of another kind, garbage now and then.
+            let (kind, len) = match rng.next() % 1024 {
+                0 => (rng.next() % 8, rng.next() % 8192),
+                1 => (4, rng.next() % 16),
+                2..32 => (4, 56 + rng.next() % 300),
+                32..64 => (1 + rng.next() % 4, 14 + rng.next() % 47),
+                _ => (4, 12 + rng.next() % 49),
+            };
+            let at = (2 + (index % lines) as usize) * 64;
+            for (i, word) in marked(index).into_iter().enumerate() {
+                outbox.word(at + 4 + i * 4).store(word, Ordering::Relaxed);
+            }
+            assert_eq!(a.look(2, 10, &mut sink), None, "nothing is there yet");
+            // Nothing stands behind it: no word, or that of a record of the lap before.
+            let next = index + 1 + len.saturating_sub(60).div_ceil(64);
+            let of_before = record_word(next, lines, 4, 12 + rng.next() % 49).wrapping_sub(1 << 16);
+            let behind = if next < lines || rng.next() % 2 == 0 { 0 } else { of_before };
+            outbox.word((2 + (next % lines) as usize) * 64).store(behind, Ordering::Relaxed);
+            let word = record_word(index, lines, kind, len);
+            if rng.next() % 2048 == 0 {
+                // Not of this lap, nor of the one before.
+                let other = 2 + rng.next() % 0xfff0;
+                outbox.word(at).store(word.wrapping_add(other << 16), Ordering::Release);
+                assert_eq!(a.look(2, 10, &mut sink), None);
+                a.recv_all(now(), budget, &mut sink);
+                assert_eq!((counter(&a, "peers_dropped_garbage"), sink.long.pop()), (1, None));
+                dropped += 1;
+                break;
+            }
+            outbox.word(at).store(word, Ordering::Release);
+            let is_line = kind == 4 && (12..=60).contains(&len);
+            let found = a.look(2, 10, &mut sink).expect("it is of this lap");
+            if found.taken > 0 {
+                assert!(is_line);
+                assert_eq!(
+                    (found, sink.offered.pop()),
+                    (Lines { taken: 1, other: false }, Some((index, len as usize)))
+                );
+                quick += 1;
+                index = next;
+                continue;
+            }
+            assert!(found.other && (sink.refused || !is_line), "kind {kind}, {len} bytes");
+            a.recv_all(now(), budget, &mut sink);
+            if !is_record(kind, len) {
+                assert_eq!((counter(&a, "peers_dropped_garbage"), sink.long.pop()), (1, None));
+                assert!(a.links.find(b.local).is_none());
+                dropped += 1;
+                break;
+            }
+            let expected = (index, if kind == 4 { len as usize } else { 0 });
+            assert_eq!((sink.long.pop(), counter(&a, "peers_dropped_garbage")), (Some(expected), 0));
+            long += 1;
+            index = next;
+        }
+        assert_eq!(a.look(2, 10, &mut sink), None);
+        assert!(sink.offered.is_empty() && sink.long.is_empty());
+    }
+    assert!(cfg!(miri) || (quick > 1000 && long > 100 && dropped > 10), "{quick} {long} {dropped}");
 }
 
 #[test]
