@@ -3,7 +3,7 @@
 //!
 //! | bytes | what they say |
 //! |---|---|
-//! | 0 | bit 0: messages are forged and harmed; numbers, READs outstanding, shared receive queue |
+//! | 0 | bit 0: messages are forged and harmed; numbers, READs outstanding, shared receive queue; bits 6 and 7: who goes the quick way |
 //! | 1 | what each side reaches of the other's memory; 0: nothing |
 //! | 2 | messages that a way takes; 0: any number |
 //! | 3 | requests of either side, three bytes each, which follow |
@@ -31,6 +31,7 @@ pub(crate) fn message_pair(data: &[u8]) {
     let setup = setup(flags, hostile);
     let mut p = Ways::reset(&setup);
     p.room = if room == 0 { usize::MAX } else { 1 + usize::from(room % 6) };
+    p.quick = u32::from(flags >> 6);
     reach(&mut p, u64::from(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let mut plans = [(Side::A, 1 + counts % 8), (Side::B, counts / 16)]
         .map(|(side, count)| Plan::new(side, (0..count).map_while(|_| input.take().map(op)).collect()));
@@ -98,7 +99,7 @@ fn act(kind: u8, side: Side, far: u8) -> Act {
     match kind {
         0 => Act::Ready(side),
         1 | 2 => Act::Post(side),
-        3 => Act::PostAtOnce(side),
+        3 => Act::PostAtOnce(side, some),
         4 | 5 => Act::Recv(side),
         6 | 7 => Act::Send(side, some),
         8 => Act::Ack(side),

@@ -40,7 +40,7 @@ fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
         1 => side().prop_map(Act::Ready),
         2 => side().prop_map(Act::Post),
-        1 => side().prop_map(Act::PostAtOnce),
+        2 => (side(), 1..5_usize).prop_map(|(s, n)| Act::PostAtOnce(s, n)),
         3 => side().prop_map(Act::Recv),
         5 => (side(), 1..8_usize).prop_map(|(s, n)| Act::Send(s, n)),
         3 => side().prop_map(Act::Ack),
@@ -88,6 +88,45 @@ fn harm() -> impl Strategy<Value = Harm> {
     ]
 }
 
+/// What each side is said to have done is completed by the quick way too, whatever went before it by the long one.
+#[test]
+fn a_plain_send_says_sends_and_writes_to_be_done() {
+    let mut p = Ways::rc();
+    p.quick = 1;
+    let quick = |flags| (Op::Send(8), flags);
+    let (signaled, none) = (SendFlags::SIGNALED, SendFlags::empty());
+    let ops = vec![
+        quick(signaled),
+        (Op::Write(3000), none),
+        (Op::Write(8), signaled),
+        quick(none),
+        quick(signaled),
+    ];
+    let mut plans = [Plan::new(A, ops), Plan::new(B, vec![quick(signaled); 3])];
+    for plan in &mut plans {
+        plan.steps_to_ready = 0;
+        (0..3).for_each(|_| plan.recv(&mut p));
+    }
+    // The first ones tell that they are there, and how many they take.
+    for plan in &mut plans {
+        plan.post(&mut p, 1, true);
+    }
+    p.run();
+    assert!(p.a.qp.lanes().sends && p.b.qp.lanes().takes);
+    let before = p.a.host.completed;
+    plans[0].post(&mut p, 4, true);
+    p.take_all(B);
+    plans[1].post(&mut p, 2, true);
+    p.take_all(A);
+    assert_eq!(p.a.host.completed, before + 4);
+    let [a, b] = p.went;
+    assert_eq!((a.sends_done, a.writes_done, b.sent, a.took), (2, 2, 2, 3), "{a:?} {b:?}");
+    finish(&mut p, &mut plans, &Setup::default());
+    for plan in &plans {
+        plan.check(&mut p);
+    }
+}
+
 proptest! {
     #![proptest_config(config())]
 
@@ -99,9 +138,10 @@ proptest! {
         acts in prop::collection::vec(act(), 0..300),
         seed in prop_oneof![1 => Just(0), 2 => any::<u64>()],
         room in prop_oneof![Just(usize::MAX), 1..6_usize],
+        quick in 0..4_u32,
     ) {
         let mut p = Ways::reset(&setup);
-        p.room = room;
+        (p.room, p.quick) = (room, quick);
         reach(&mut p, seed);
         let mut plans = [Plan::new(A, ops_a), Plan::new(B, ops_b)];
         for act in acts {
@@ -120,9 +160,11 @@ proptest! {
         ops_b in prop::collection::vec(op(), 0..MAX_OPS),
         harms in prop::collection::vec(harm(), 0..200),
         seed in prop_oneof![Just(0), any::<u64>()],
+        quick in 0..4_u32,
     ) {
         let setup = Setup { timeout: 10, retry_cnt: 1, rnr_retry: 3, ..setup };
         let mut p = Ways::new(&setup);
+        p.quick = quick;
         reach(&mut p, seed);
         p.burst = 8;
         let mut plans = [Plan::new(A, ops_a), Plan::new(B, ops_b)];
@@ -160,8 +202,10 @@ proptest! {
             (any::<u8>(), -3..6_i16, -3..6_i16, any::<u32>(),
              prop_oneof![Just(0_usize), 1..40_usize, Just(4096), Just(5000)],
              prop::option::of((any::<bool>(), 0..9000_u32)), any::<bool>()), 1..40),
+        quick in 0..4_u32,
     ) {
         let mut p = Ways::reset(&setup);
+        p.quick = quick;
         if state > 0 {
             p.ready_to_receive(B, &setup);
         }

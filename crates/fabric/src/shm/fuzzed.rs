@@ -369,7 +369,7 @@ impl Bed {
                 let how = usize::from(turns / 32);
                 for _ in 0..=turns % 32 {
                     if how > 0 {
-                        self.look(4 << how, how - 1);
+                        self.look(how, how - 1);
                     }
                     self.turn();
                 }

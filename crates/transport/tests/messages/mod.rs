@@ -1,6 +1,7 @@
 //! Two queue pairs with a connection by messages, and the two ways between them: each keeps what is put in, in order.
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
+pub mod lane;
 pub mod plan;
 
 use std::collections::VecDeque;
@@ -12,6 +13,7 @@ use hca_transport::*;
 
 use crate::pair::*;
 use Side::{A, B};
+use lane::Quick;
 
 pub const MS: u64 = 1_000_000;
 /// Data bytes of one message.
@@ -136,6 +138,11 @@ pub struct Ways {
     pub burst: usize,
     /// Whether hosts reach the memory of each other.
     pub reach: bool,
+    /// Who may goes the quick way: never, always, or each but every so-manyth time.
+    pub quick: u32,
+    turns: u32,
+    /// What went it, of each side.
+    pub went: [Quick; 2],
 }
 
 impl Deref for Ways {
@@ -173,7 +180,8 @@ impl Ways {
             pair.node(side).qp.use_messages(true);
         }
         let way = [VecDeque::new(), VecDeque::new()];
-        Self { pair, way, log: Vec::new(), room: usize::MAX, burst: 64, reach: false }
+        let (log, went) = (Vec::new(), [Quick::default(); 2]);
+        Self { pair, way, log, room: usize::MAX, burst: 64, reach: false, quick: 0, turns: 0, went }
     }
     /// A in RTS, and B where it drops all messages.
     pub fn one_sided(setup: &Setup) -> Self {
@@ -233,8 +241,11 @@ impl Ways {
         let request = SendRequest { op, flags: SendFlags::SIGNALED, len, dest: None };
         self.node(side).host.sq.push(Posted { request, addr, bad: false });
     }
-    /// Lets a side send what was just posted, as `Qp::send_messages` does.
+    /// Lets a side send what was just posted: by the quick way, or as `Qp::send_messages` does.
     pub fn send_at_once(&mut self, side: Side) -> bool {
+        if self.is_quick() && self.send_quick(side) {
+            return true;
+        }
         let mut sink = self.sink(side);
         let all = self
             .with(side, |now, qp, host| qp.may_send_messages() && qp.send_messages(now, host, &mut sink, 64));
@@ -252,6 +263,9 @@ impl Ways {
         while self.take(side) {}
     }
     pub fn hand(&mut self, side: Side, bytes: &[u8]) {
+        if self.is_quick() && self.take_quick(side, bytes) {
+            return;
+        }
         self.with(side, |now, qp, host| qp.handle_message(now, bytes, host));
     }
     pub fn hand_msg(&mut self, side: Side, msg: &Msg) {

@@ -32,8 +32,8 @@ pub enum Act {
     /// A step on the way from RESET to RTS.
     Ready(Side),
     Post(Side),
-    /// The same, and what was posted leaves at once if it may.
-    PostAtOnce(Side),
+    /// The same with so many, and what was posted leaves at once if it may.
+    PostAtOnce(Side, usize),
     Recv(Side),
     Send(Side, usize),
     Ack(Side),
@@ -48,8 +48,8 @@ pub enum Act {
 pub fn play(p: &mut Ways, plans: &mut [Plan; 2], setup: &Setup, act: Act) {
     match act {
         Act::Ready(side) => plans[side as usize].ready(p, setup),
-        Act::Post(side) => plans[side as usize].post(p, false),
-        Act::PostAtOnce(side) => plans[side as usize].post(p, true),
+        Act::Post(side) => plans[side as usize].post(p, 1, false),
+        Act::PostAtOnce(side, n) => plans[side as usize].post(p, n, true),
         Act::Recv(side) => plans[side as usize].recv(p),
         Act::Drain(side) => plans[side as usize].drain(p),
         Act::Send(side, burst) => {
@@ -99,8 +99,19 @@ impl Plan {
         let receives = |op: &Op| matches!(op, Op::Send(_) | Op::WriteImm(_));
         (0..self.ops.len()).filter(|n| receives(&self.ops[*n].0)).collect()
     }
-    /// Posts the next request.
-    pub fn post(&mut self, p: &mut Ways, at_once: bool) {
+    /// Posts the next requests.
+    pub fn post(&mut self, p: &mut Ways, count: usize, at_once: bool) {
+        let side = self.side;
+        let before = self.posted;
+        for _ in 0..count {
+            self.queue(p);
+        }
+        if self.posted > before && !(at_once && p.send_at_once(side)) {
+            p.with(side, |now, qp, host| qp.handle_posted(now, host));
+        }
+    }
+    /// Puts the next request into the send queue.
+    fn queue(&mut self, p: &mut Ways) {
         if self.steps_to_ready == 2 {
             return;
         }
@@ -120,15 +131,8 @@ impl Plan {
             p.fill(side.other(), target, len as usize);
         }
         self.posted += 1;
-        if !at_once {
-            p.post(side, op, local, len, flags);
-            return;
-        }
         let request = SendRequest { op, flags, len, dest: None };
         p.node(side).host.sq.push(Posted { request, addr: local, bad: false });
-        if !p.send_at_once(side) {
-            p.with(side, |now, qp, host| qp.handle_posted(now, host));
-        }
     }
     /// The peer posts the next receive request.
     pub fn recv(&mut self, p: &mut Ways) {
@@ -164,7 +168,7 @@ impl Plan {
             self.drain(p);
         }
         while self.posted < self.ops.len() {
-            self.post(p, false);
+            self.post(p, 1, false);
         }
         while self.recvs < self.receives().len() {
             self.recv(p);
