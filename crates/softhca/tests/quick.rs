@@ -2,8 +2,8 @@
 
 mod ends;
 
-use ends::{End, open, send};
-use hca_core::SendFlags;
+use ends::{End, open, post, send};
+use hca_core::{Completion, Device, SendFlags, SendOp, WcOpcode};
 use softhca::Progress;
 
 /// Sends so many messages one by one; returns how many of them came the quick way.
@@ -36,4 +36,37 @@ fn plain_sends_take_the_quick_way_and_others_the_long_one() {
         a.close();
         b.close();
     }
+}
+
+/// A WRITE to memory that the peer has not granted yet goes as a message, and the peer's answer says it to be done.
+#[test]
+fn what_a_quick_send_says_to_be_done_completes_as_what_it_was() {
+    let [mut a, mut b] =
+        [0, 1].map(|n| End::new(open("shm", Progress::Inline, n).expect("there is shared memory")));
+    a.connect(&b);
+    b.connect(&a);
+    exchange(&mut a, &mut b, 8, SendFlags::SIGNALED);
+    exchange(&mut b, &mut a, 8, SendFlags::SIGNALED);
+    // A new limit of receive requests, which goes by an acknowledgement of its own, is seldom due.
+    (0..24).for_each(|_| b.recv());
+    let mut quick = 0;
+    for _ in 0..80 {
+        let keys = b.open_to_writes();
+        (a.recv(), b.recv());
+        let came = ["rx_messages", "rx_messages_quick"].map(|name| a.counter(name));
+        post(&mut a.rc, &[SendOp::Write(b.remote(&keys)), SendOp::Send], SendFlags::SIGNALED);
+        let opcode = |c: Option<Completion>| c.expect("it completes").opcode;
+        assert_eq!(opcode(b.next(&*a.device)), WcOpcode::Recv);
+        send(&mut b.rc, SendFlags::SIGNALED);
+        let all = [(); 3].map(|()| opcode(a.next(&*b.device)));
+        assert_eq!(all, [WcOpcode::RdmaWrite, WcOpcode::Send, WcOpcode::Recv]);
+        assert_eq!(opcode(b.next(&*a.device)), WcOpcode::Send);
+        let now = ["rx_messages", "rx_messages_quick"].map(|name| a.counter(name));
+        // Nothing else came that could have told that they are done.
+        quick += u32::from(now == came.map(|count| count + 1));
+        b.device.dereg_mr(keys.handle).unwrap();
+    }
+    assert!(quick >= 10, "{quick} of 80 were said to be done by the quick way alone");
+    a.close();
+    b.close();
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use hca_core::{
     Access, AckTimeout, AddressVector, Completion, CqHandle, CqPort, Device, DmaMemory, Gid, MrInit, MrKeys,
     Mtu, Payload, PdHandle, Pkey, Psn, QpAttr, QpCap, QpHandle, QpInit, QpState, QpType, Qpn, RecvPort,
-    RecvWr, RnrTimer, SendFlags, SendOp, SendPort, SendWr, Sge, SrqInit, WcStatus,
+    RecvWr, RemoteAddr, RnrTimer, SendFlags, SendOp, SendPort, SendWr, Sge, SrqInit, WcStatus,
 };
 use hca_fabric::{
     Fabric, OpenError, ShmFabric, ShmOptions, UdpFabric, UdpOptions, UringFabric, UringOptions,
@@ -91,13 +91,25 @@ impl End {
         Self { device, pd, cq_handle, cq, srq, rc, uc, keys, memory }
     }
 
+    /// Registers the same memory once more, for peers to write to.
+    pub fn open_to_writes(&self) -> MrKeys {
+        let (addr, access) = (self.memory.addr(), Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+        let init = MrInit { addr, len: 4096, iova: addr.as_ptr() as u64, access };
+        // SAFETY: (1, 2)
+        unsafe { self.device.reg_mr(self.pd, &init) }.unwrap()
+    }
+    /// Where that memory is, as peers name it.
+    pub fn remote(&self, keys: &MrKeys) -> RemoteAddr {
+        RemoteAddr { addr: self.memory.addr().as_ptr() as u64 + 1024, rkey: keys.rkey }
+    }
+
     pub fn connect(&self, peer: &Self) {
         let dgid = Gid::from_ip(peer.device.fabric().local);
         for (qp, to, rc) in [(&self.rc, &peer.rc, true), (&self.uc, &peer.uc, false)] {
             let init = QpAttr {
                 state: Some(QpState::Init),
                 pkey: Some(Pkey::DEFAULT),
-                access: Some(Access::empty()),
+                access: Some(Access::REMOTE_WRITE),
                 ..QpAttr::default()
             };
             let rtr = QpAttr {
@@ -161,9 +173,14 @@ impl End {
 
 /// Posts a short SEND.
 pub fn send(qp: &mut Qp, flags: SendFlags) {
+    post(qp, &[SendOp::Send], flags);
+}
+
+/// Posts short requests with the same bytes, in one go.
+pub fn post(qp: &mut Qp, ops: &[SendOp], flags: SendFlags) {
     let payload = Payload::Inline(b"message");
-    let wr = SendWr { wr_id: 1, op: SendOp::Send, flags, payload, dest: None };
+    let wrs: Vec<_> = ops.iter().map(|op| SendWr { wr_id: 1, op: *op, flags, payload, dest: None }).collect();
     // SAFETY: inline data names no memory.
-    unsafe { qp.send.post(&[wr]) }.unwrap();
+    unsafe { qp.send.post(&wrs) }.unwrap();
     qp.send.ring();
 }
