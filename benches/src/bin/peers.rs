@@ -96,7 +96,20 @@ struct Row {
 
 impl Row {
     fn target(&self) -> Option<Target> {
-        self.fabric.target(self.what, self.peer)
+        if self.is_unread() { None } else { self.fabric.target(self.what, self.peer) }
+    }
+
+    fn is_unread(&self) -> bool {
+        self.peer.leaves_unread(self.what)
+    }
+
+    /// What stands behind the peer's name.
+    fn mark(&self) -> &'static str {
+        match (self.best, self.is_unread()) {
+            (true, _) => " *",
+            (false, true) => " +",
+            (false, false) => "",
+        }
     }
 
     /// How many times better ours is, of a ratio of ours to theirs.
@@ -121,7 +134,7 @@ impl Row {
         vec![
             self.fabric.name().to_owned(),
             self.what.to_string(),
-            format!("{}{}", self.peer.name, if self.best { " *" } else { "" }),
+            format!("{}{}", self.peer.name, self.mark()),
             shown(&|m| self.what.figure(m.ours)),
             shown(&|m| self.what.figure(m.floor)),
             shown(&|m| plain(m.median)),
@@ -142,6 +155,7 @@ impl Row {
             "what": self.what.to_string(),
             "peer": self.peer.name,
             "best": self.best,
+            "unread": self.is_unread(),
             "ours": m.map(|m| m.ours),
             "theirs": m.map(|m| m.floor),
             "ratio": m.map(|m| m.median),
@@ -195,6 +209,11 @@ fn all(args: &Args) -> Result<(), Failure> {
     }
     if !args.json {
         println!("{}\n\n* the best of the peers", table(&rows));
+        if rows.iter().any(Row::is_unread) {
+            println!(
+                "+ its receiver never reads the message: shown, and no peer in what has to bring it to memory"
+            );
+        }
     }
     if let Some(path) = &args.plot {
         plot(path, &rows.iter().filter_map(Row::bar).collect::<Vec<_>>())?;
@@ -263,7 +282,9 @@ fn compare(args: &Args, fabric: Fabric, what: What, missing: &mut Vec<String>) -
         }
     }
     let worst = |r: &Row| r.measured.as_ref().map_or(f64::MAX, |m| r.better(m.median));
-    if let Some(best) = rows.iter_mut().min_by(|a, b| worst(a).total_cmp(&worst(b))) {
+    if let Some(best) =
+        rows.iter_mut().filter(|r| !r.is_unread()).min_by(|a, b| worst(a).total_cmp(&worst(b)))
+    {
         best.best = true;
     }
     Ok(rows)

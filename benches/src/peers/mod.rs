@@ -147,6 +147,11 @@ impl Peer {
         self.program.offers(what)
     }
 
+    /// Whether its receiver does not even read this, so that it is no measure of what brings it to the receiver's memory.
+    pub fn leaves_unread(&self, what: What) -> bool {
+        self.program.leaves_unread(what)
+    }
+
     /// What has to be installed before it can run.
     ///
     /// # Errors

@@ -80,6 +80,14 @@ impl Program {
         }
     }
 
+    /// Whether its receiver lets a message lie unread where the transport put it, instead of having it in memory of its
+    /// own: that of `ucx_perftest` does so with active messages that come by value, of more than a cache line (its
+    /// option to copy them came after the version that Debian packages). Longer ones are fetched into its buffer.
+    pub(super) fn leaves_unread(self, what: What) -> bool {
+        const BY_VALUE: std::ops::RangeInclusive<u64> = 65..=8192;
+        matches!(self, Self::Ucx { latency: "ucp_am_lat", .. }) && BY_VALUE.contains(&what.size())
+    }
+
     /// Programs that it needs, and the packages that hold them.
     pub(super) fn needs(self) -> &'static [(&'static str, &'static str)] {
         match self {

@@ -4,7 +4,7 @@
 
 use hca_core::{Access, Payload, QpHandle, SendFlags, SendOp, Sge, WcOpcode};
 use hca_fabric::{LINE_DATA_BYTES, LineData, LineMessage, LineSink, LinkId, ShmFabric};
-use hca_transport::plain_send_to;
+use hca_transport::{Lane, plain_send_to};
 
 use super::{AckRule, Core, Engine, LISTED, slot_of};
 use crate::dma;
@@ -85,7 +85,7 @@ impl Core {
         lane.took();
         let mut wants_transmit = false;
         if completed > 0 {
-            complete_sends(res, &mut self.tables, lane.oldest(), completed);
+            complete_requests(res, &mut self.tables, lane.oldest(), completed);
             wants_transmit = lane.completed(completed);
         }
         self.tables.complete_plain(res.recv_cq, wr_id, res.shared.handle, WcOpcode::Recv, len);
@@ -122,9 +122,7 @@ impl Core {
         }
         tx.call();
         lane.sent(self.now);
-        if !lane.told_along(|| recv_credits(res)) {
-            *ack_since = ack_since.map(|_| LISTED);
-        }
+        tell_along(&mut lane, res, ack_since);
         if timer.is_none() {
             self.settle(qp.index);
         }
@@ -151,14 +149,22 @@ impl Core {
         }
         let sent = lane.next() != first;
         tx.call();
-        if sent && !lane.told_along(|| recv_credits(res)) {
-            *ack_since = ack_since.map(|_| LISTED);
+        if sent {
+            tell_along(&mut lane, res, ack_since);
         }
         let all = lane.next() == posted;
         if sent && timer.is_none() {
             self.settle(qp.index);
         }
         all
+    }
+}
+
+/// What was sent told along what is done of the peer's requests.
+#[inline(always)]
+fn tell_along(lane: &mut Lane<'_>, res: &QpRes, ack_since: &mut Option<u64>) {
+    if !lane.told_along(|| recv_credits(res)) {
+        *ack_since = ack_since.map(|_| LISTED);
     }
 }
 
@@ -192,13 +198,13 @@ fn place(res: &mut QpRes, tables: &Tables, data: LineData<'_>) -> Option<u64> {
     Some(wr_id)
 }
 
-/// Completes so many SENDs from the oldest on.
+/// Completes so many requests from the oldest on; none of them is a READ or an atomic.
 #[inline(always)]
-fn complete_sends(res: &mut QpRes, tables: &mut Tables, oldest: u32, count: u32) {
+fn complete_requests(res: &mut QpRes, tables: &mut Tables, oldest: u32, count: u32) {
     let (send_cq, qp) = (res.send_cq, res.shared.handle);
     res.sq.release_each(oldest.wrapping_add(count), |header| {
         if header.flags.contains(SendFlags::SIGNALED) {
-            tables.complete_plain(send_cq, header.wr_id, qp, WcOpcode::Send, 0);
+            tables.complete_plain(send_cq, header.wr_id, qp, header.op.wc_opcode(), 0);
         }
     });
 }
