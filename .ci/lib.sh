@@ -112,7 +112,7 @@ finish() {
     echo "test result: ok. all steps passed in $((SECONDS - started)) s$cpu"
 }
 
-# What threads and processes share, in every order that loom finds.
+# What threads and processes share, in the orders that loom finds: all of them, in two models all with three switches.
 concurrency() {
     local -x RUSTFLAGS="--cfg loom -Awarnings" CARGO_TARGET_DIR="$target/loom"
     cargo test -q --release -p softhca --lib loom

@@ -12,6 +12,7 @@
 //! | processes that share CPUs: latency, rate and CPU time of every kind of wait | [`placed`], `cargo run --release --bin placement` |
 //! | peers: what Debian packages, by its own programs | [`peers`], `cargo run --release --bin peers` |
 //! | ratios from interleaved pairs, against the project's targets | [`ratio`], `cargo run --release --bin ratios` |
+//! | how many times better ours is, drawn | [`plot`] |
 //! | wall time | `benches/hot.rs`, `benches/pair.rs`: `cargo bench` |
 //! | instruction counts, which repeat exactly | `cargo run --release --bin instructions`, `.ci/instructions` |
 #![deny(unsafe_code)]
@@ -25,4 +26,5 @@ pub mod foreign;
 pub mod idle;
 pub mod peers;
 pub mod placed;
+pub mod plot;
 pub mod ratio;

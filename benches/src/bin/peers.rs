@@ -15,8 +15,8 @@ use hca::DeviceUrl;
 use hca::cli::Failure;
 use hca::perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
 use hca_benches::duo::{self, Duo, Kind};
-use hca_benches::peers::plot::{Bar, plot};
 use hca_benches::peers::{Over, Peer, PeerError, Runs, What, leash_if_asked};
+use hca_benches::plot::{Bar, plot};
 use hca_benches::ratio::{Better, Ratio, Sample, Target, interleave, plain, summary, verdict};
 
 /// Measures ours beside the messaging libraries that Debian packages.
@@ -216,7 +216,7 @@ fn all(args: &Args) -> Result<(), Failure> {
         }
     }
     if let Some(path) = &args.plot {
-        plot(path, &rows.iter().filter_map(Row::bar).collect::<Vec<_>>())?;
+        plot(path, "each peer", &rows.iter().filter_map(Row::bar).collect::<Vec<_>>())?;
         eprintln!("drawn to {}", path.display());
     }
     Ok(())

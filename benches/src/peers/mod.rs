@@ -7,7 +7,6 @@
 //! | Open MPI | `openmpi-bin`, `libopenmpi-dev` | `exchange.c` beside this file, built by its `mpicc`, since the package has none |
 //! | sockets | `sockperf` | `sockperf`: latency only, since what it sends by UDP need not arrive |
 
-pub mod plot;
 mod process;
 mod programs;
 

@@ -88,7 +88,7 @@ impl World {
     /// Lets everything arrive that is still under way: turns until all adapters were quiet for a while, or
     /// for long where they never are, as while a peer is asked again and again whether it is ready.
     pub(crate) fn settle(&self) {
-        let (long, many) = (Duration::from_millis(100), 1000);
+        let (long, many) = (Duration::from_millis(100), 250);
         let quiet = Duration::from_millis(if self.passive { 5 } else { 2 });
         let start = Instant::now();
         let (mut since, mut quiet_turns, mut turns) = (start, 0, 0);

@@ -1,7 +1,7 @@
 //! RoCEv2 over UDP, and shared memory to those peers that are adapters of this kind on this machine.
 //!
 //! An adapter stands on an address of the network. Beside its UDP socket it listens, under a name made of network
-//! namespace, user and address, for peers of this machine. Who opens a connection looks whether somebody listens under
+//! namespace, user, address and that socket's inode, for peers of this machine. Who opens a connection looks whether somebody listens under
 //! the name of the peer's address; both ends look at the same two names, and so come to the same choice.
 //!
 //! Each end proves its address before anything is exchanged. The question is a RoCE packet as any host may send it: a
@@ -51,7 +51,12 @@ impl AutoFabric {
     /// # Errors
     /// As [`UdpFabric::open`].
     pub fn open(local: IpAddr, udp: &UdpOptions, shm: &ShmOptions) -> Result<Self, OpenError> {
-        let udp = UdpFabric::open(local, udp)?;
+        Self::beside(UdpFabric::open(local, udp)?, shm)
+    }
+
+    /// As [`open`](Self::open), beside a UDP end that is open: the name in shared memory says which.
+    pub(crate) fn beside(udp: UdpFabric, shm: &ShmOptions) -> Result<Self, OpenError> {
+        let local = udp.attr().local;
         let io = |doing| move |e: rustix::io::Errno| OpenError::Io { doing, local, source: e.into() };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("creating an epoll descriptor"))?;
         let (shm, note) = match ShmFabric::open_on_network(local, shm) {

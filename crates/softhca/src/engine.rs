@@ -11,6 +11,7 @@ use hca_fabric::{Fabric, PathId, RxBudget, RxPacket, TxBatch};
 use hca_transport::{RxMeta, TxSink};
 
 use crate::barrier::Barrier;
+use crate::clock;
 use crate::counters::EngineCounters;
 use crate::doorbell::Doorbell;
 use crate::qp::{QpEntry, QpHost, QpShared};
@@ -40,6 +41,8 @@ const MAX_PIECES: usize = (64 << 20) / 64 / TURN_PACKETS + 1;
 
 /// Turns in a row at most that look at shared memory alone: where it is alone, and where there is another network.
 const SHORT_TURNS: (u32, u32) = (128, 16);
+/// And for so many [ticks](clock::ticks) at most: some tenths of a millisecond.
+const SHORT_TICKS: u64 = 1 << 19;
 /// Looks at the rings in a turn that finds nothing.
 const LOOKS: u32 = 4;
 /// Messages of one line that a turn takes from a ring before it looks at other things.
@@ -69,6 +72,8 @@ pub(crate) struct Engine {
     /// Short turns until a whole one is due, and how many there are from one to the next.
     short_turns: u32,
     short_turns_in_a_row: u32,
+    /// When the last whole turn began, in ticks.
+    whole_at: u64,
     pub(crate) core: Core,
 }
 
@@ -136,6 +141,7 @@ impl Engine {
             shares_memory: shares.is_some_and(|s| s.0),
             short_turns: 0,
             short_turns_in_a_row: shares.map_or(0, |s| s.1),
+            whole_at: clock::ticks(),
             tx: TxBatch::with_capacity(BATCH_BYTES),
             core: Core {
                 qps,
@@ -165,8 +171,7 @@ impl Engine {
         let sent = self.transmit(now);
         let acked = self.flush_acks(now, acks);
         self.send(now);
-        self.take_back();
-        self.core.finish(now);
+        self.conclude();
         rang | received | fired | sent | acked
     }
 
@@ -187,9 +192,27 @@ impl Engine {
         if rang | caller.is_some_and(|qp| self.core.posted(now, qp)) {
             self.transmit(now);
             self.send(now);
-            self.take_back();
-            self.core.finish(now);
+            self.conclude();
         }
+    }
+
+    /// Shows what a turn did: what peers may reach no more is taken back before a completion tells so, and behind a
+    /// completion queue that overran goes what its queue pairs allowed.
+    pub(crate) fn conclude(&mut self) {
+        self.take_back();
+        self.core.finish(self.core.now);
+        self.take_back();
+    }
+    /// As [`conclude`](Self::conclude), where nothing was done but requests completed.
+    #[inline(always)]
+    fn conclude_completions(&mut self) {
+        if self.core.tables.has_fresh() {
+            self.conclude();
+        }
+    }
+    /// Who waits for more than memory is waited for by the next turn: it looks at everything.
+    pub(crate) fn next_turn_is_whole(&mut self) {
+        self.short_turns = 0;
     }
 
     /// Sends the acknowledgement that a queue pair owes, before it goes: its peer's requests were carried

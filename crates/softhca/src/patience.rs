@@ -90,14 +90,20 @@ struct InForce {
     thread_ns: AtomicU64,
 }
 
-static IN_FORCE: InForce = InForce {
-    looks: AtomicU32::new(Patience::BUILT_IN.looks),
-    looks_in_company: AtomicU32::new(Patience::BUILT_IN.looks_in_company),
-    hold_percent: AtomicU32::new(Patience::BUILT_IN.hold_percent),
-    shy: AtomicU32::new(Patience::BUILT_IN.shy),
-    wait_ns: AtomicU64::new(Patience::BUILT_IN.wait_ns),
-    thread_ns: AtomicU64::new(Patience::BUILT_IN.thread_ns),
-};
+static IN_FORCE: InForce = InForce::new(Patience::BUILT_IN);
+
+impl InForce {
+    const fn new(p: Patience) -> Self {
+        Self {
+            looks: AtomicU32::new(p.looks),
+            looks_in_company: AtomicU32::new(p.looks_in_company),
+            hold_percent: AtomicU32::new(p.hold_percent),
+            shy: AtomicU32::new(p.shy),
+            wait_ns: AtomicU64::new(p.wait_ns),
+            thread_ns: AtomicU64::new(p.thread_ns),
+        }
+    }
+}
 
 /// One thread's looks.
 struct Looks {
@@ -135,7 +141,7 @@ pub(crate) fn in_vain() {
         let n = l.in_vain.get() + 1;
         l.in_vain.set(n);
         if n >= l.limit.get() {
-            l.give_way();
+            l.yield_if_due();
         }
     });
 }
@@ -160,9 +166,14 @@ pub(crate) fn of_the_thread() -> Duration {
 impl Looks {
     #[cold]
     #[inline(never)]
-    fn give_way(&self) {
+    fn yield_if_due(&self) {
+        self.give_way(&IN_FORCE, yield_now);
+    }
+
+    /// The count is full: gives its CPU away by `give`, unless it holds on for now.
+    fn give_way(&self, figures: &InForce, give: impl FnOnce()) {
         self.in_vain.set(0);
-        let looks = IN_FORCE.looks.load(Ordering::Relaxed);
+        let looks = figures.looks.load(Ordering::Relaxed);
         self.limit.set(looks);
         if looks == u32::MAX {
             return;
@@ -171,20 +182,20 @@ impl Looks {
         if before < self.not_before_ns.get() {
             return;
         }
-        yield_now();
+        give();
         let after = monotonic_ns();
-        self.judge(after - before, after);
+        self.judge(figures, after - before, after);
     }
 
     /// Who else is on this CPU, by the time that a yield took.
-    fn judge(&self, lost: u64, now: u64) {
-        let shy = u64::from(IN_FORCE.shy.load(Ordering::Relaxed));
+    fn judge(&self, figures: &InForce, lost: u64, now: u64) {
+        let shy = u64::from(figures.shy.load(Ordering::Relaxed));
         if lost < SWITCH_NS {
             // Nobody.
         } else if lost < HOG_NS || shy == 0 {
-            self.limit.set(IN_FORCE.looks_in_company.load(Ordering::Relaxed));
+            self.limit.set(figures.looks_in_company.load(Ordering::Relaxed));
         } else {
-            let percent = u64::from(IN_FORCE.hold_percent.load(Ordering::Relaxed));
+            let percent = u64::from(figures.hold_percent.load(Ordering::Relaxed));
             self.not_before_ns.set(now + lost * percent / 100 * share(now) / 128);
             self.shy_until_ns.set(now + lost * shy);
         }
@@ -210,6 +221,7 @@ mod tests {
     use super::*;
 
     const LOOKS: u32 = Patience::BUILT_IN.looks;
+    const IN_COMPANY: u32 = Patience::BUILT_IN.looks_in_company;
 
     fn fresh() -> Looks {
         Looks {
@@ -220,39 +232,85 @@ mod tests {
         }
     }
 
+    /// What a yield that took so long, and was over at `now`, has left: the limit, when the next one may come, and until when
+    /// a sleep comes at once.
+    fn judged(figures: Patience, lost: u64, now: u64) -> (u32, u64, u64) {
+        let looks = fresh();
+        looks.judge(&InForce::new(figures), lost, now);
+        (looks.limit.get(), looks.not_before_ns.get(), looks.shy_until_ns.get())
+    }
+
     #[test]
     fn a_yield_to_nobody_changes_nothing() {
-        let looks = fresh();
-        looks.judge(SWITCH_NS - 1, 7_000);
-        assert_eq!((looks.limit.get(), looks.not_before_ns.get()), (LOOKS, 0));
-        assert!(!looks.is_shy());
+        assert_eq!(judged(Patience::BUILT_IN, SWITCH_NS - 1, 7_000), (LOOKS, 0, 0));
+        assert!(!fresh().is_shy());
     }
 
     #[test]
     fn in_company_looks_are_fewer_until_it_has_gone() {
-        let looks = fresh();
-        looks.judge(SWITCH_NS, 7_000);
-        assert_eq!(looks.limit.get(), Patience::BUILT_IN.looks_in_company);
+        for lost in [SWITCH_NS, HOG_NS - 1] {
+            assert_eq!(judged(Patience::BUILT_IN, lost, 7_000), (IN_COMPANY, 0, 0), "{lost}");
+        }
         // Whatever the next yield finds, it is judged anew.
+        let looks = fresh();
+        looks.limit.set(IN_COMPANY);
         looks.in_vain.set(5);
         looks.not_before_ns.set(u64::MAX);
-        looks.give_way();
+        looks.give_way(&IN_FORCE, || panic!("it yields, although it holds on"));
         assert_eq!((looks.in_vain.get(), looks.limit.get()), (0, LOOKS));
     }
 
     #[test]
-    fn beside_one_who_computes_there_is_no_yield_for_a_share_of_what_was_lost() {
+    fn a_yield_is_judged_by_the_time_that_it_took() {
         let looks = fresh();
-        let now = monotonic_ns();
-        // An hour, so that it is not over before the test looks.
-        let lost = 3_600_000_000_000;
-        looks.judge(lost, now);
-        assert_eq!(looks.limit.get(), LOOKS);
-        assert!((now..now + 2 * lost).contains(&looks.not_before_ns.get()));
-        assert!(looks.is_shy());
-        looks.shy_until_ns.set(now);
-        assert!(!looks.is_shy());
-        assert_eq!(looks.shy_until_ns.get(), 0);
+        looks.give_way(&IN_FORCE, || {
+            let begin = monotonic_ns();
+            while monotonic_ns() < begin + SWITCH_NS {}
+        });
+        // On a busy machine it may have taken longer.
+        assert!(looks.limit.get() == IN_COMPANY || looks.shy_until_ns.get() > 0, "it found nobody");
+    }
+
+    #[test]
+    fn beside_one_who_computes_there_is_no_yield_for_a_random_share_of_what_was_lost() {
+        for lost in [HOG_NS, 4_000_000, 3_600_000_000_000] {
+            const TIMES: u64 = 1000;
+            let nows = (1..=TIMES).map(|i| i * 1_234_567);
+            let mut holds: Vec<u64> = nows
+                .map(|now| {
+                    let (limit, not_before, shy_until) = judged(Patience::BUILT_IN, lost, now);
+                    assert_eq!((limit, shy_until), (LOOKS, now + 25 * lost));
+                    not_before - now
+                })
+                .collect();
+            // Half of it on average, from nothing to all.
+            let mean = holds.iter().sum::<u64>() / TIMES;
+            assert!((lost * 45 / 100..lost * 55 / 100).contains(&mean), "{mean} of {lost}");
+            holds.sort_unstable();
+            assert!(holds[10] < lost / 20 && holds[990] > lost * 19 / 20 && holds[999] < lost, "of {lost}");
+        }
+    }
+
+    #[test]
+    fn the_figures_say_that_nobody_computes_or_that_there_is_no_yield() {
+        let nobody = Patience { shy: 0, ..Patience::BUILT_IN };
+        assert_eq!(judged(nobody, 4_000_000, 7_000), (IN_COMPANY, 0, 0));
+        let never = Patience { looks: u32::MAX, ..Patience::BUILT_IN };
+        let looks = fresh();
+        looks.give_way(&InForce::new(never), || panic!("it yields"));
+        assert_eq!(looks.limit.get(), u32::MAX);
+    }
+
+    #[test]
+    fn who_is_shy_sleeps_without_a_look_until_its_time_is_over() {
+        let (looks, none) = (Duration::from_nanos(Patience::BUILT_IN.thread_ns), Duration::ZERO);
+        assert_eq!(of_the_thread(), looks);
+        // For ever, so that it is not over before the test looks.
+        MINE.with(|l| l.shy_until_ns.set(u64::MAX));
+        assert_eq!([of_the_thread(), of_the_thread()], [none; 2]);
+        MINE.with(|l| l.shy_until_ns.set(monotonic_ns()));
+        assert_eq!(of_the_thread(), looks);
+        assert_eq!(MINE.with(|l| l.shy_until_ns.get()), 0);
     }
 
     #[test]
@@ -263,7 +321,7 @@ mod tests {
         let (mut now, mut lost, mut rounds) = (1, SLICE_NS, 0);
         while lost >= HOG_NS {
             let one = &pair[rounds % 2];
-            one.judge(lost, now);
+            one.judge(&IN_FORCE, lost, now);
             lost = (one.not_before_ns.get() - now).min(SLICE_NS);
             now += lost + 1_234;
             rounds += 1;
@@ -274,16 +332,23 @@ mod tests {
 
     #[test]
     fn what_is_found_begins_the_count_again() {
+        let count = || MINE.with(|l| l.in_vain.get());
+        for n in 1..LOOKS {
+            note(false);
+            assert_eq!(count(), n);
+        }
+        note(true);
+        assert_eq!(count(), 0);
         for _ in 1..LOOKS {
             in_vain();
         }
-        assert_eq!(MINE.with(|l| l.in_vain.get()), LOOKS - 1);
         found();
-        in_vain();
-        assert_eq!(MINE.with(|l| l.in_vain.get()), 1);
-        for _ in 1..LOOKS {
+        assert_eq!(count(), 0);
+        for n in 1..LOOKS {
             in_vain();
+            assert_eq!(count(), n);
         }
-        assert_eq!(MINE.with(|l| l.in_vain.get()), 0, "it gave way");
+        in_vain();
+        assert_eq!(count(), 0, "it gave way");
     }
 }

@@ -242,6 +242,7 @@ impl Shared {
 
     #[cold]
     fn prepare(&self, e: &mut Engine) {
+        e.next_turn_is_whole();
         if let Some(wait) = self.wait.get() {
             wait.prepare(e, &self.time);
         }

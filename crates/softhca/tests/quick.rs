@@ -3,7 +3,7 @@
 mod ends;
 
 use ends::{End, open, post, send};
-use hca_core::{Completion, Device, SendFlags, SendOp, WcOpcode};
+use hca_core::{AsyncEvent, Completion, Device, QpState, SendFlags, SendOp, WcOpcode};
 use softhca::Progress;
 
 /// Sends so many messages one by one; returns how many of them came the quick way.
@@ -67,6 +67,41 @@ fn what_a_quick_send_says_to_be_done_completes_as_what_it_was() {
         b.device.dereg_mr(keys.handle).unwrap();
     }
     assert!(quick >= 10, "{quick} of 80 were said to be done by the quick way alone");
+    a.close();
+    b.close();
+}
+
+#[test]
+fn an_overrun_by_a_quick_message_ends_the_queue_pairs_in_the_same_turn() {
+    const ROOM: u32 = 4;
+    let [a, b] = [0, 1].map(|n| open("shm", Progress::Inline, n).expect("there is shared memory"));
+    let (mut a, mut b) = (End::new(a), End::with_cq(b, ROOM));
+    a.connect(&b);
+    b.connect(&a);
+    for _ in 0..=ROOM {
+        b.recv();
+    }
+    for _ in 0..ROOM {
+        send(&mut a.rc, SendFlags::SIGNALED);
+        a.next(&*b.device).expect("the SEND completes");
+    }
+    // Nobody has polled. Behind a whole turn come short ones, which take the quick way.
+    let whole = b.counter("turns");
+    while b.counter("turns") == whole {
+        b.device.turn();
+    }
+    let state = |b: &End, qp| b.device.query_qp(qp).unwrap().state;
+    assert_eq!((b.device.poll_event(), state(&b, b.rc.handle)), (None, QpState::Rts));
+    let quick = b.counter("rx_messages_quick");
+    send(&mut a.rc, SendFlags::SIGNALED);
+    b.device.turn();
+    assert_eq!(b.counter("rx_messages_quick"), quick + 1, "it came another way");
+    assert_eq!(b.device.poll_event(), Some(AsyncEvent::CqOverrun(b.cq_handle)));
+    assert_eq!([b.rc.handle, b.uc.handle].map(|qp| state(&b, qp)), [QpState::Error; 2]);
+    for _ in 0..ROOM {
+        b.next(&*a.device).expect("what was in the queue is still there");
+    }
+    assert_eq!(b.device.poll_event(), None, "it is told once");
     a.close();
     b.close();
 }

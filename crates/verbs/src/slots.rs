@@ -13,7 +13,9 @@
 //!    `posted` (Release) after it filled a slot; the taker reads it (Acquire) before it looks. The
 //!    taker moves `freed` (Release) after it emptied slots; the poster reads it (Acquire) before it
 //!    fills. The poster takes a slot back only while the device has refused that very request, and a
-//!    device completes no request that it refused, so the taker does not look there.
+//!    device completes no request that it refused, so the taker does not look there. Where the slot is then filled once
+//!    more, the taker may have seen this `posted` before: the device, which takes a request before it completes it,
+//!    orders the second filling before the taker's look.
 //! 3. Ring: in slots `taken .. posted` the first `Head::parts` cells hold values, in all others none.
 //!    `taken` is moved before values are moved out, so that an unwinding leaks and doubles nothing.
 //! 4. Pool: a slot whose generation is odd is full: its first `Head::parts` cells hold values, and

@@ -2,7 +2,7 @@
 //! minute, from interleaved pairs of one placement of the CPUs.
 //!
 //! ```text
-//! cargo run --release -p hca-benches --bin ratios -- [--fabric udp|shm] [--json] [--only NAME,..] [--device URL] [--time SECONDS]
+//! cargo run --release -p hca-benches --bin ratios -- [--fabric udp|shm] [--plot FILE.svg] [--json] [--only NAME,..] [--device URL] [--time SECONDS]
 //! ```
 
 #[path = "../../../../crates/fabric/tests/fabrics/namespaces.rs"]
@@ -10,6 +10,7 @@ mod namespaces;
 mod network;
 mod shm;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -19,6 +20,7 @@ use hca::DeviceUrl;
 use hca::cli::Failure;
 use hca::perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
 use hca_benches::floor::{self, Figures, Floor};
+use hca_benches::plot::{Bar, plot};
 use hca_benches::ratio::{Better, Ratio, Sample, Target, WANTED_PAIRS, interleave, plain, verdict};
 use hca_benches::{crowd, duo, idle};
 
@@ -31,6 +33,9 @@ struct Args {
     /// One JSON object a line, and nothing else, on standard output
     #[arg(long)]
     json: bool,
+    /// Draw how many times better ours is than each floor, or worse
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
     /// Only the targets whose names contain one of these
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
@@ -169,7 +174,7 @@ fn all(args: &Args) -> Result<bool, Failure> {
     ]);
     table.column_iter_mut().skip(2).take(8).for_each(|c| c.set_cell_alignment(CellAlignment::Right));
     let asked = |r: &&Row| args.only.is_empty() || args.only.iter().any(|o| r.name.contains(o.as_str()));
-    let mut good = true;
+    let (mut good, mut bars) = (true, Vec::new());
     for row in args.fabric.rows().iter().filter(asked) {
         eprintln!("{}", row.name);
         let measured = (row.measure)(&bench)?;
@@ -179,11 +184,33 @@ fn all(args: &Args) -> Result<bool, Failure> {
             println!("{}", as_json(row, measured.as_ref(), met));
         }
         table.add_row(cells(row, measured.as_ref()));
+        bars.extend(measured.and_then(|m| bar(row, &m)));
     }
     if !args.json {
         println!("{table}");
     }
+    if let Some(path) = &args.plot {
+        plot(path, "its floors", &bars)?;
+        eprintln!("drawn to {}", path.display());
+    }
     Ok(good)
+}
+
+/// How many times better ours is than its floor.
+fn bar(row: &Row, m: &Ratio) -> Option<Bar> {
+    let better = |ratio: f64| match row.unit {
+        Unit::Ns => Some(1.0 / ratio),
+        Unit::Bytes | Unit::Messages | Unit::Blocks => Some(ratio),
+        Unit::Alone => None,
+    };
+    let (a, b) = (better(m.low)?, better(m.high)?);
+    Some(Bar {
+        what: row.name.to_owned(),
+        peer: row.against.to_owned(),
+        better: better(m.median)?,
+        span: a.min(b)..a.max(b),
+        placement: m.placement.to_string(),
+    })
 }
 
 /// A figure that has no floor.

@@ -10,11 +10,13 @@ use super::namespaces::Wire;
 use super::{Bench, Row, Unit, less, more, rc, single};
 
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 19] = [
+pub(super) const ROWS: [Row; 21] = [
     Row { name: "send 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), unit: Unit::Ns, measure: |b| latency(b, Op::Send) },
     Row { name: "write 8 B, latency", against: "bare UDP ping-pong", target: less(1.25, Some(1.12)), unit: Unit::Ns, measure: |b| latency(b, Op::Write) },
     Row { name: "raw send 64 B, latency", against: "bare V2 ring over veth", target: less(1.25, Some(1.1)), unit: Unit::Ns, measure: |b| raw(b, (Op::Send, 64), Floor::RawPingPong) },
     Row { name: "raw write 64 B, latency", against: "bare V2 ring over veth", target: less(1.25, Some(1.1)), unit: Unit::Ns, measure: |b| raw(b, (Op::Write, 64), Floor::RawPingPong) },
+    Row { name: "raw read 64 B, post to completion", against: "V2 ring, there and back", target: None, unit: Unit::Ns, measure: |b| raw(b, (Op::Read, 64), Floor::RawPingPong) },
+    Row { name: "raw atomic 8 B, post to completion", against: "V2 ring, there and back", target: None, unit: Unit::Ns, measure: |b| raw(b, (Op::Atomic, 8), Floor::RawPingPong) },
     Row { name: "raw send 64 B, latency, xdp", against: "bare AF_XDP copy over veth", target: None, unit: Unit::Ns, measure: |b| raw(b, (Op::Send, 64), Floor::XdpPingPong) },
     Row { name: "raw write 64 KiB, stream", against: "sendmmsg to V2 ring, 4 KiB", target: None, unit: Unit::Blocks, measure: |b| raw(b, (Op::Write, 64 << 10), Floor::RawGoodput) },
     Row { name: "raw send 64 B, rate", against: "sendmmsg to V2 ring, 64 B", target: None, unit: Unit::Messages, measure: |b| raw(b, (Op::Send, 64), Floor::RawRate) },
@@ -40,7 +42,7 @@ fn latency(b: &Bench, op: Op) -> Result<Option<Ratio>, Failure> {
 }
 
 /// An operation of this size over raw Ethernet between two namespaces, against a floor on the same wire: half of a round
-/// trip in ns, or a stream in messages a second.
+/// trip in ns, the whole of it for what is answered, or a stream in messages a second.
 fn raw(b: &Bench, (op, size): (Op, u64), floor: Floor) -> Result<Option<Ratio>, Failure> {
     let wire = match Wire::with_addresses(4500) {
         Ok(wire) => wire,
@@ -59,6 +61,7 @@ fn raw(b: &Bench, (op, size): (Op, u64), floor: Floor) -> Result<Option<Ratio>, 
             Ok(match floor {
                 Floor::RawGoodput => figures.bytes_per_s / size as f64,
                 Floor::RawRate => figures.packets_per_s,
+                _ if matches!(op, Op::Read | Op::Atomic) => 2.0 * figures.half_rtt_ns,
                 _ => figures.half_rtt_ns,
             })
         };

@@ -13,7 +13,7 @@ mod counters;
 mod filter;
 mod frame;
 mod neighbours;
-mod netlink;
+pub(crate) mod netlink;
 mod place;
 mod rx;
 mod sys;

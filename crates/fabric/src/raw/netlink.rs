@@ -1,10 +1,10 @@
-//! What the kernel knows of interfaces, routes and neighbours, asked by rtnetlink.
+//! What the kernel knows of interfaces, routes and neighbours, asked by rtnetlink, and of the sockets of UDP.
 //!
 //! The kernel answers within the call that sends the request, so nothing here waits: an answer that is not
 //! there when it is fetched counts as none.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 
 use rustix::net::{RecvFlags, SendFlags, recv, send};
@@ -23,6 +23,10 @@ const LINK_BYTES: usize = 16;
 const ADDR_BYTES: usize = 8;
 const ROUTE_BYTES: usize = 12;
 const NEIGH_BYTES: usize = 12;
+// Of <linux/sock_diag.h> and <linux/inet_diag.h>: the bytes of `inet_diag_req_v2`, where `inet_diag_msg` has the inode.
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const DIAG_BYTES: usize = 56;
+const DIAG_INODE_AT: usize = 68;
 /// States of a neighbour whose hardware address can be used.
 const USABLE: u16 = libc::NUD_REACHABLE
     | libc::NUD_STALE
@@ -100,9 +104,18 @@ pub(crate) struct Netlink {
 
 impl Netlink {
     pub(crate) fn open() -> io::Result<Self> {
+        Self::to(libc::NETLINK_ROUTE)
+    }
+
+    /// To the table of sockets ([`udp_socket`](Self::udp_socket)).
+    pub(crate) fn to_sockets() -> io::Result<Self> {
+        Self::to(libc::NETLINK_SOCK_DIAG)
+    }
+
+    fn to(table: i32) -> io::Result<Self> {
         let domain = Domain::from(libc::AF_NETLINK);
         let kind = Type::RAW.nonblocking().cloexec();
-        let socket = Socket::new(domain, kind, Some(Protocol::from(libc::NETLINK_ROUTE)))?;
+        let socket = Socket::new(domain, kind, Some(Protocol::from(table)))?;
         Ok(Self { socket, answer: vec![0; ANSWER_BYTES].into_boxed_slice(), sequence: 0 })
     }
 
@@ -177,6 +190,29 @@ impl Netlink {
         let request = Request::new(libc::RTM_NEWNEIGH, flags, &neigh_head(link, ip, libc::NTF_USE))
             .attribute(libc::NDA_DST, &octets(ip));
         self.ask(request, |_, _| {})
+    }
+
+    /// The inode of the UDP socket that takes what comes to this address and port from anywhere. `None`: there is none, or
+    /// the kernel was built without telling.
+    pub(crate) fn udp_socket(&mut self, local: SocketAddr) -> io::Result<Option<u32>> {
+        let mut head = [0; DIAG_BYTES];
+        head[..2].copy_from_slice(&[family(local.ip()), libc::IPPROTO_UDP as u8]);
+        head[4..8].fill(0xff);
+        // What comes from a remote port 0 and address 0 to this one. A lookup by packet has local behind remote.
+        head[10..12].copy_from_slice(&local.port().to_be_bytes());
+        let octets = octets(local.ip());
+        head[28..][..octets.len()].copy_from_slice(&octets);
+        // No cookie.
+        head[48..].fill(0xff);
+        let mut found = None;
+        let asked = self.ask(Request::new(SOCK_DIAG_BY_FAMILY, 0, &head), |kind, body| {
+            found = word(body, DIAG_INODE_AT).filter(|_| kind == SOCK_DIAG_BY_FAMILY);
+        });
+        match asked {
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            Err(e) => Err(e),
+            Ok(()) => Ok(found),
+        }
     }
 
     /// Sends a request and gives each message of the answer to `each`, as its kind and what follows the header.
@@ -359,4 +395,29 @@ fn parse_neighbour(kind: u16, body: &[u8]) -> Option<Neighbour> {
     let state = u16::from_ne_bytes(*body.get(8..)?.first_chunk()?);
     let mac = attribute(body, NEIGH_BYTES, libc::NDA_LLADDR)?.try_into().ok()?;
     (state & USABLE != 0).then_some(Neighbour { mac, stale: state & libc::NUD_STALE != 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    #[test]
+    fn the_socket_of_a_udp_port_is_told_by_its_inode() {
+        let mut table = Netlink::to_sockets().unwrap();
+        for ip in [IpAddr::from([127, 0, 0, 9]), Ipv6Addr::LOCALHOST.into()] {
+            let Ok(socket) = UdpSocket::bind((ip, 0)) else { continue };
+            let local = socket.local_addr().unwrap();
+            // It is the same with a connected one beside it, which takes only what comes from its peer.
+            let flow = UdpSocket::bind((ip, 0)).unwrap();
+            flow.connect(local).unwrap();
+            let found = table.udp_socket(local).unwrap();
+            let inode = rustix::fs::fstat(&socket).unwrap().st_ino;
+            assert_eq!(found, Some(inode as u32), "{local}");
+            assert_eq!(table.udp_socket(flow.local_addr().unwrap()).unwrap(), None, "it is connected");
+            drop(socket);
+            assert_eq!(table.udp_socket(local).unwrap(), None);
+        }
+    }
 }

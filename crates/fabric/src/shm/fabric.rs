@@ -153,8 +153,8 @@ impl ShmFabric {
     /// # Errors
     /// As [`open`](Self::open); somebody else listens under this name.
     pub(crate) fn open_on_network(address: IpAddr, options: &ShmOptions) -> Result<Self, ShmError> {
-        let domain = Domain::of_network()?;
         let local = proof::mapped(address);
+        let domain = Domain::of_network(local)?;
         let listener = domain.listen(local)?;
         Self::listening(domain, local, listener, options)
     }

@@ -2,22 +2,25 @@
 //!
 //! An abstract socket's name holds all that tells two adapters apart: network namespace, user, domain, address. In
 //! a folder, the folder stands for the first two, so that containers which share it find each other. Adapters that
-//! stand on addresses of the network have those for a domain: namespace, user, address.
+//! stand on addresses of the network have those for a domain: namespace, user, address, and the inode of the UDP socket
+//! that holds port 4791 there. Nobody can know that before the adapter is open, and so take its name beforehand.
 
 use std::ffi::OsStr;
 use std::io;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use hca_core::wire::ROCEV2_PORT;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 
 use super::ShmError;
+use crate::raw::netlink::Netlink;
 
 const MAX_DOMAIN: usize = 32;
 /// Connections that wait to be accepted.
@@ -38,6 +41,8 @@ pub(super) struct Domain {
     uid: u32,
     /// Its adapters stand on addresses of the network, which they have to prove.
     on_network: bool,
+    /// The kernel tells who holds their port, and their names say it.
+    by_port: bool,
 }
 
 impl Domain {
@@ -51,22 +56,33 @@ impl Domain {
         let user = if any_user { "any".to_owned() } else { uid.to_string() };
         let prefix = format!("hca-shm/{netns:x}/{user}/{name}/");
         let (name, folder_path) = (name.to_owned(), folder.map(Path::to_owned));
-        let domain = Self { name, folder: folder_path, prefix, any_user, uid, on_network: false };
+        let domain =
+            Self { name, folder: folder_path, prefix, any_user, uid, on_network: false, by_port: false };
         if let Some(folder) = folder {
             domain.check_folder(folder)?;
         }
         Ok(domain)
     }
 
-    /// The adapters of this user on the addresses of this thread's network namespace.
-    pub(super) fn of_network() -> Result<Self, ShmError> {
+    /// The adapters of this user on the addresses of this thread's network namespace, as seen from one of them, whose port
+    /// is taken by now.
+    pub(super) fn of_network(local: Ipv6Addr) -> Result<Self, ShmError> {
+        // Whom the kernel does not tell (no UDP_DIAG, no netlink for this process) meets those whom it does not tell either.
+        let by_port = match port_holder(local) {
+            Ok(holder) => holder.is_some(),
+            Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
+                return Err(ShmError::Io { doing: "asking who holds port 4791", source: e.into() });
+            }
+            Err(_) => false,
+        };
         let netns = std::fs::metadata("/proc/thread-self/ns/net").map_err(|source| ShmError::Io {
             doing: "looking for the network namespace's inode in /proc",
             source,
         })?;
         let uid = rustix::process::geteuid().as_raw();
         let prefix = format!("hca-auto/{:x}/{uid}/", netns.ino());
-        Ok(Self { name: "network".to_owned(), folder: None, prefix, any_user: false, uid, on_network: true })
+        let (name, on_network) = ("network".to_owned(), true);
+        Ok(Self { name, folder: None, prefix, any_user: false, uid, on_network, by_port })
     }
 
     /// The abstract names of another user.
@@ -78,8 +94,8 @@ impl Domain {
     }
     /// The names of another user on addresses of the network.
     #[cfg(test)]
-    pub(super) fn of_network_of(uid: u32) -> Self {
-        let own = Self::of_network().expect("there is /proc");
+    pub(super) fn of_network_of(uid: u32, address: Ipv6Addr) -> Self {
+        let own = Self::of_network(address).expect("there is /proc");
         let prefix = own.prefix.replacen(&format!("/{}/", own.uid), &format!("/{uid}/"), 1);
         Self { prefix, uid, ..own }
     }
@@ -167,7 +183,12 @@ impl Domain {
         match self.path(addr) {
             Some(path) => SocketAddrUnix::new(path),
             None => {
-                let name = format!("{}{:032x}", self.prefix, addr.to_bits());
+                let mut name = format!("{}{:032x}", self.prefix, addr.to_bits());
+                if self.by_port {
+                    // Without a holder there is no adapter.
+                    let holder = port_holder(addr)?.ok_or(Errno::CONNREFUSED)?;
+                    name += &format!("/{holder:x}");
+                }
                 SocketAddrUnix::new_abstract_name(name.as_bytes())
             }
         }
@@ -224,6 +245,13 @@ impl Domain {
             }
         }
     }
+}
+
+/// The inode of the socket that holds RoCEv2's port of an address, if the kernel tells.
+fn port_holder(address: Ipv6Addr) -> rustix::io::Result<Option<u32>> {
+    let local = SocketAddr::new(IpAddr::V6(address).to_canonical(), ROCEV2_PORT);
+    let holder = Netlink::to_sockets().and_then(|mut table| table.udp_socket(local));
+    holder.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
 }
 
 /// Bytes that nobody can guess.

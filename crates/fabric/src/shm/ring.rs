@@ -17,7 +17,8 @@
 //! a line that was the middle of a longer packet in the lap before is cleared before the packet in front of it is
 //! shown. Both sides keep their indices to themselves; credits come back every eighth of the ring.
 //!
-//! Whatever the peer writes is read once, checked, and copied out before anybody looks at it.
+//! Whatever the peer writes is read once, checked, and copied out before anybody looks at it; of a message of one line
+//! that goes the quick way (`lines`) the head is read as numbers, and the data is copied straight to where it goes.
 //!
 //! **Parking.** A consumer that stops polling a ring raises the count in its credit line, has a barrier run in every
 //! process ([`Barrier`]), and looks at the ring once more. A producer reads the count behind every batch; the first

@@ -2,7 +2,7 @@
 //! completion. The common case only; whatever else comes takes the long way, with everything as it was.
 #![allow(unsafe_code)] // the calls of `dma`, each with its argument
 
-use hca_core::{Access, Payload, QpHandle, SendFlags, SendOp, Sge, WcOpcode};
+use hca_core::{Access, Instant, Payload, QpHandle, SendFlags, SendOp, Sge, WcOpcode};
 use hca_fabric::{LINE_DATA_BYTES, LineData, LineMessage, LineSink, LinkId, ShmFabric};
 use hca_transport::{Lane, plain_send_to};
 
@@ -28,9 +28,7 @@ impl Engine {
         if taken > 1 || self.short_turns.is_multiple_of(ACK_TURNS) {
             self.flush_acks(self.core.now, acks);
         }
-        if self.core.tables.has_fresh() {
-            self.core.finish(self.core.now);
-        }
+        self.conclude_completions();
     }
 
     /// Sends a plain SEND that is not queued yet, if nothing is to be sent before it. Its caller queues it then, and has
@@ -123,7 +121,7 @@ impl Core {
         tx.call();
         lane.sent(self.now);
         tell_along(&mut lane, res, ack_since);
-        if timer.is_none() {
+        if is_due_before(timer, &lane) {
             self.settle(qp.index);
         }
         // It was there just now.
@@ -153,11 +151,17 @@ impl Core {
             tell_along(&mut lane, res, ack_since);
         }
         let all = lane.next() == posted;
-        if sent && timer.is_none() {
+        if sent && is_due_before(timer, &lane) {
             self.settle(qp.index);
         }
         all
     }
+}
+
+/// Whether what was sent is looked after earlier than the engine's timers do.
+#[inline(always)]
+fn is_due_before(timer: &Option<Instant>, lane: &Lane<'_>) -> bool {
+    timer.is_none_or(|at| lane.resends_at() < at)
 }
 
 /// What was sent told along what is done of the peer's requests.

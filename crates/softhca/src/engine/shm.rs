@@ -7,9 +7,10 @@ use hca_fabric::{Fabric, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
 use hca_transport::{Direct, TxSink};
 
 use super::{
-    AckRule, BURST_PACKETS, Core, Engine, LISTED, LOOKS, MAX_PIECES, TURN_BYTES, TURN_LINES, TURN_PACKETS,
-    slot_of,
+    AckRule, BURST_PACKETS, Core, Engine, LISTED, LOOKS, MAX_PIECES, SHORT_TICKS, TURN_BYTES, TURN_LINES,
+    TURN_PACKETS, slot_of,
 };
+use crate::clock;
 use crate::doorbell::Doorbell;
 use crate::near;
 use crate::qp::{PostedList, QpEntry, QpHost, QpShared};
@@ -79,11 +80,17 @@ impl Engine {
     }
 
     /// A turn for shared memory alone, with the time of the turn before, if nothing else waits: what comes by other
-    /// ways is found by every so manyth turn. `None`: a whole turn is due.
+    /// ways is found by every so manyth turn, and by each that comes some time after the last whole one. `None`: a
+    /// whole turn is due.
     #[inline]
     pub(crate) fn short_turn(&mut self, bell: &Doorbell<QpShared>, acks: AckRule) -> Option<bool> {
-        if self.short_turns == 0 || !bell.is_empty() || !self.tx.is_empty() {
+        if self.short_turns == 0
+            || !bell.is_empty()
+            || !self.tx.is_empty()
+            || clock::ticks().wrapping_sub(self.whole_at) > SHORT_TICKS
+        {
             self.short_turns = self.short_turns_in_a_row;
+            self.whole_at = clock::ticks();
             return None;
         }
         self.short_turns -= 1;
@@ -110,19 +117,16 @@ impl Engine {
     #[inline(never)]
     fn medium_turn(&mut self, acks: AckRule) -> Option<bool> {
         let now = self.core.now;
-        let shm = self.fabric.shm()?;
         let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
-        let core = &mut self.core;
-        let received = shm.recv_all(now, budget, &mut Arrivals { core, now }).packets > 0;
-        core.settle_touched(None);
+        let received = self.receive_shm(now, budget) > 0;
+        self.core.settle_touched(None);
         if !self.core.ready.is_empty() {
             self.transmit(now);
         }
         if !self.core.acks.is_empty() {
             self.flush_acks(now, acks);
         }
-        self.take_back();
-        self.core.finish(now);
+        self.conclude();
         Some(received)
     }
 
@@ -149,7 +153,7 @@ impl Engine {
         if wr.flags.contains(SendFlags::SIGNALED) {
             let byte_len = if wr.op.is_read_or_atomic() { len } else { 0 };
             core.tables.complete_plain(res.send_cq, wr.wr_id, qp, wr.op.wc_opcode(), byte_len);
-            core.tables.finish();
+            self.conclude_completions();
         }
         true
     }
@@ -161,7 +165,11 @@ impl Engine {
             return false;
         }
         match (caller, self.fabric.shm()) {
-            (Some(qp), Some(shm)) => self.core.send_lines(qp, shm) || self.core.send_at_once(qp, shm),
+            (Some(qp), Some(shm)) => {
+                let sent = self.core.send_lines(qp, shm) || self.core.send_at_once(qp, shm);
+                self.conclude_completions();
+                sent
+            }
             _ => false,
         }
     }
@@ -236,13 +244,13 @@ impl Core {
         if machine.ack_owed().is_none() {
             entry.ack_since = entry.ack_since.map(|_| LISTED);
         }
-        if entry.timer.is_none() && entry.machine.next_deadline().is_some() {
+        let deadline = entry.machine.next_deadline();
+        if deadline.is_some_and(|at| entry.timer.is_none_or(|t| at < t)) {
             self.settle(qp.index);
         }
         if wishes {
             self.ask(qp.index, path, shm);
         }
-        self.tables.finish();
         true
     }
 

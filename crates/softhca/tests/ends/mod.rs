@@ -73,13 +73,18 @@ pub fn network(fabric: &str, salt: u32) -> Option<Box<dyn Fabric>> {
 
 impl End {
     pub fn new(device: Arc<SoftHca>) -> Self {
+        Self::with_cq(device, 512)
+    }
+
+    /// With room for so many completions.
+    pub fn with_cq(device: Arc<SoftHca>, depth: u32) -> Self {
         let pd = device.alloc_pd().unwrap();
         let memory = device.alloc_memory(4096).unwrap();
         let (addr, access) = (memory.addr(), Access::LOCAL_WRITE);
         let init = MrInit { addr, len: 4096, iova: addr.as_ptr() as u64, access };
         // SAFETY: (1, 2)
         let keys = unsafe { device.reg_mr(pd, &init) }.unwrap();
-        let (cq_handle, cq) = device.create_cq(512).unwrap();
+        let (cq_handle, cq) = device.create_cq(depth).unwrap();
         let (_, srq) = device.create_srq(pd, &SrqInit { max_wr: 8, max_sge: 1 }).unwrap();
         let qp = |qp_type| {
             let init =

@@ -78,6 +78,11 @@ impl Lane<'_> {
     pub fn sent(&mut self, now: Instant) {
         self.0.requester.sent_plain(now);
     }
+    /// When it is looked whether what was sent is to be sent again.
+    #[inline]
+    pub fn resends_at(&self) -> Instant {
+        Instant::from_nanos(self.0.requester.resends_at())
+    }
     /// Messages were sent that told along what was done. `recv_credits` is
     /// [`Host::recv_credits`](crate::Host::recv_credits). Returns whether an acknowledgement is still owed.
     #[inline]

@@ -613,6 +613,10 @@ impl Requester {
         self.next = self.next.wrapping_add(1);
         self.high = self.next;
     }
+    #[inline]
+    pub(super) fn resends_at(&self) -> u64 {
+        self.resend_at
+    }
     /// How many requests of a [plain](Self::is_plain) requester are done when those before this number are; `None` if
     /// that is for [`done`](Self::done) to judge.
     #[inline]

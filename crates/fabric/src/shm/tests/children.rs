@@ -81,8 +81,10 @@ fn knock(address: &str) {
 /// Listens where another user's adapter would.
 fn squat(address: &str) {
     let (domain, address) = address.split_once(' ').unwrap();
-    let domain = if domain == "network" { Domain::of_network_of(0) } else { Domain::of_user(domain, 0) };
-    let listener = domain.listen(address.parse().unwrap()).unwrap();
+    let address = address.parse().unwrap();
+    let domain =
+        if domain == "network" { Domain::of_network_of(0, address) } else { Domain::of_user(domain, 0) };
+    let listener = domain.listen(address).unwrap();
     say("listening");
     hear();
     drop(listener);

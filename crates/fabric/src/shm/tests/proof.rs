@@ -121,11 +121,37 @@ fn a_peer_that_does_not_listen_is_reached_by_udp() {
 }
 
 #[test]
+fn a_name_that_is_taken_before_its_adapter_opens_is_not_its_name() {
+    // Once by who sees an earlier adapter of this address there, once by who sees none.
+    for holds in [true, false] {
+        let (there, holder) = free(|ip| UdpFabric::open(ip, &UdpOptions::default()));
+        let holder = Some(holder).filter(|_| holds);
+        let _squatter = squat(there);
+        drop(holder);
+        let (mut a, mut b) = (auto().1, auto_at(there).unwrap());
+        meet(&mut a, &mut b);
+        assert_eq!(count(&a, "shm_peers_not_proven") + count(&b, "shm_peers_not_proven"), 0);
+    }
+}
+
+/// The first one connects to the other, and both are met by shared memory.
+fn meet(a: &mut AutoFabric, b: &mut AutoFabric) {
+    messages_to(a, b.attr().local).expect("its own process listens");
+    let mut idle = Inbox::default();
+    let start = Clock::now();
+    while count(a, "shm_peers_linked") == 0 {
+        turn(a, &mut idle);
+        turn(b, &mut idle);
+        assert!(start.elapsed() < Duration::from_secs(10), "they do not meet");
+    }
+}
+
+#[test]
 fn an_adapter_whose_name_is_taken_sends_packets() {
     let (there, holder) = free(|ip| UdpFabric::open(ip, &UdpOptions::default()));
+    // In the moment in which its port is there and its name is not.
     let squatter = squat(there);
-    drop(holder);
-    let mut b = auto_at(there).unwrap();
+    let mut b = AutoFabric::beside(holder, &small()).unwrap();
     assert!(b.shm().is_none());
     let note = b.attr().notes.iter().find(|n| n.0 == "local peers").unwrap();
     assert!(note.1.starts_with("by UDP"), "{note:?}");
@@ -137,20 +163,13 @@ fn an_adapter_whose_name_is_taken_sends_packets() {
     // Once the name is free again, so is the address.
     drop((squatter, b));
     assert_eq!(messages_to(&mut a, there), None);
-    let mut b = auto_at(there).unwrap();
-    messages_to(&mut a, there).expect("its own process listens");
-    let mut idle = Inbox::default();
-    let start = Clock::now();
-    while count(&a, "shm_peers_linked") == 0 {
-        turn(&mut a, &mut idle);
-        turn(&mut b, &mut idle);
-        assert!(start.elapsed() < Duration::from_secs(10), "they do not meet");
-    }
+    meet(&mut a, &mut auto_at(there).unwrap());
 }
 
 /// Listens for peers of an address.
 fn squat(address: IpAddr) -> Listener {
-    Domain::of_network().unwrap().listen(mapped(address)).unwrap()
+    let address = mapped(address);
+    Domain::of_network(address).unwrap().listen(address).unwrap()
 }
 
 /// Opens a path to who listens at an address without being there, who does something each turn: nothing leaves, and the

@@ -1,4 +1,4 @@
-//! How many times better ours is than each peer, as one SVG: a bar a comparison, to the right of 1 where ours is better.
+//! How many times better ours is than each peer or floor, as one SVG: a bar a comparison, to the right of 1 where ours is better.
 
 use std::ops::Range;
 use std::path::Path;
@@ -11,7 +11,7 @@ use thiserror::Error;
 pub struct Bar {
     /// What was compared, over which fabric.
     pub what: String,
-    /// The peer.
+    /// The peer or the floor.
     pub peer: String,
     /// How many times better ours is, the median.
     pub better: f64,
@@ -34,25 +34,25 @@ const BAR_HEIGHT: u32 = 20;
 /// What lies around the bars, with the axis.
 const FRAME_HEIGHT: u32 = 96;
 /// Where the names end.
-const NAMES_WIDTH: u32 = 430;
+const NAMES_WIDTH: u32 = 520;
 /// Where the names' columns begin: what, peer, placement, median.
-const COLUMNS: [i32; 4] = [14, 190, 325, 375];
+const COLUMNS: [i32; 4] = [14, 210, 405, 462];
 const AHEAD: RGBColor = RGBColor(31, 120, 90);
 const BEHIND: RGBColor = RGBColor(200, 90, 40);
 
-/// Draws the bars from above to below.
+/// Draws the bars from above to below. `beside` is what ours stands beside, in words.
 ///
 /// # Errors
 /// The file can't be written.
-pub fn plot(path: &Path, bars: &[Bar]) -> Result<(), PlotError> {
+pub fn plot(path: &Path, beside: &str, bars: &[Bar]) -> Result<(), PlotError> {
     let refuse =
         |e: &dyn std::fmt::Display| PlotError { path: path.display().to_string(), why: e.to_string() };
     let mut text = String::new();
-    draw(&mut text, bars).map_err(|e| refuse(&e))?;
+    draw(&mut text, beside, bars).map_err(|e| refuse(&e))?;
     std::fs::write(path, text).map_err(|e| refuse(&e))
 }
 
-fn draw(text: &mut String, bars: &[Bar]) -> Result<(), DrawingAreaErrorKind<std::io::Error>> {
+fn draw(text: &mut String, beside: &str, bars: &[Bar]) -> Result<(), DrawingAreaErrorKind<std::io::Error>> {
     let height = FRAME_HEIGHT + BAR_HEIGHT * bars.len() as u32;
     let root = SVGBackend::with_string(text, (WIDTH, height)).into_drawing_area();
     root.fill(&WHITE)?;
@@ -60,7 +60,10 @@ fn draw(text: &mut String, bars: &[Bar]) -> Result<(), DrawingAreaErrorKind<std:
     let axis = reach(bars);
     let mut chart = ChartBuilder::on(&root)
         .margin(14)
-        .caption("ours beside each peer: how many times better (to the right), or worse", ("sans-serif", 17))
+        .caption(
+            format!("ours beside {beside}: how many times better (to the right), or worse"),
+            ("sans-serif", 17),
+        )
         .x_label_area_size(30)
         .margin_left(NAMES_WIDTH)
         .build_cartesian_2d(axis.clone().log_scale(), 0.0..count.max(1.0))?;
@@ -110,8 +113,9 @@ mod tests {
     #[test]
     fn a_plot_names_every_comparison() {
         let mut svg = String::new();
-        draw(&mut svg, &[bar("shm send 8 B latency", 1.4), bar("udp put rate", 0.2)]).unwrap();
-        for part in ["shm send 8 B latency", "udp put rate", "UCX tags", "1.40", "0.20", "near"] {
+        draw(&mut svg, "each peer", &[bar("shm send 8 B latency", 1.4), bar("udp put rate", 0.2)]).unwrap();
+        for part in ["each peer", "shm send 8 B latency", "udp put rate", "UCX tags", "1.40", "0.20", "near"]
+        {
             assert!(svg.contains(part), "the plot lacks {part:?}");
         }
     }
@@ -124,7 +128,7 @@ mod tests {
 
     #[test]
     fn an_unwritable_file_is_named() {
-        let text = plot(Path::new("/nonexistent/x.svg"), &[]).unwrap_err().to_string();
+        let text = plot(Path::new("/nonexistent/x.svg"), "", &[]).unwrap_err().to_string();
         assert!(text.contains("/nonexistent/x.svg") && text.contains("--plot"), "{text}");
     }
 }

@@ -1,0 +1,454 @@
+//! Reliable connection by messages: bytes that are lent, and fetched by who receives them, or sent where they can't be.
+mod messages;
+mod pair;
+
+use hca_core::*;
+use hca_transport::*;
+use messages::*;
+use pair::*;
+
+use Side::{A, B};
+use WcStatus::Success;
+
+const NUMBER: u16 = 0xfffd;
+
+/// A lends what `rule` says of a request (from 0), an offset and the bytes at most.
+fn lend(p: &mut Ways, mut rule: impl FnMut(u32, u32, u32) -> Option<u32> + 'static) {
+    p.reach = true;
+    p.a.host.near.lend =
+        Some(Box::new(move |index, offset, max| rule(index.wrapping_sub(SQ_BASE), offset, max)));
+}
+
+#[test]
+fn sends_are_lent_from_one_kib_on() {
+    for (len, lent) in [(1023, 0), (1024, 1), (128 << 10, 1), ((128 << 10) + 1, 2), (300_000, 3)] {
+        for (op, kind) in
+            [(SendOp::Send, M::Send), (SendOp::SendImm(3), M::SendImm), (SendOp::SendInv(KEY), M::SendInv)]
+        {
+            let mut p = Ways::rc();
+            lend(&mut p, |_, _, max| Some(max));
+            p.fill(A, 0, len);
+            p.recv(B, 500_000, len);
+            p.post(A, op, 0, len as u32, SendFlags::SIGNALED | SendFlags::SOLICITED);
+            p.run();
+            p.expect_sends(&[Success]);
+            p.expect_bytes(B, 500_000, 0, len);
+            let fetched: u32 = p.b.host.near.fetched.iter().map(|l| l.len).sum();
+            assert_eq!(p.b.host.near.fetched.len(), lent);
+            assert_eq!(fetched as usize, if lent > 0 { len } else { 0 });
+            assert_eq!(p.sent_of(A, kind), lent.max(1));
+            let (_, done) = p.b.host.recvs()[0];
+            assert_eq!((done.byte_len as usize, done.solicited), (len, true));
+        }
+    }
+}
+
+#[test]
+fn writes_are_lent_from_one_kib_on() {
+    for (len, lent) in [(1023, 0), (1024, 1), (128 << 10, 1), ((128 << 10) + 1, 2), (300_000, 3)] {
+        for (op, kind) in
+            [(SendOp::Write(remote(500_000)), M::Write), (SendOp::WriteImm(remote(500_000), 5), M::WriteImm)]
+        {
+            let mut p = Ways::rc();
+            lend(&mut p, |_, _, max| Some(max));
+            p.fill(A, 0, len);
+            p.recv(B, 0, 8);
+            p.send(A, op, 0, len as u32);
+            p.run();
+            p.expect_sends(&[Success]);
+            p.expect_bytes(B, 500_000, 0, len);
+            let fetched: u32 = p.b.host.near.fetched.iter().map(|l| l.len).sum();
+            assert_eq!(fetched as usize, if lent > 0 { len } else { 0 });
+            assert_eq!((p.b.host.near.fetched.len(), p.sent_of(A, kind)), (lent, lent.max(1)));
+            let recvs = p.b.host.recvs();
+            let imm = recvs.first().map(|r| (r.1.extra, r.1.byte_len as usize));
+            assert_eq!(imm, (kind == M::WriteImm).then_some((RecvExtra::Imm(5), len)));
+        }
+    }
+}
+
+#[test]
+fn pieces_of_a_write_may_be_lent_and_sent_by_turns() {
+    let mut p = Ways::rc();
+    lend(&mut p, |_, offset, max| (offset % 10_000 < 5_000).then(|| max.min(5_000 - offset % 10_000)));
+    p.fill(A, 0, 50_000);
+    p.recv(B, 0, 8);
+    p.send(A, SendOp::WriteImm(remote(500_000), 1), 0, 50_000);
+    p.run();
+    p.expect_sends(&[Success]);
+    p.expect_bytes(B, 500_000, 0, 50_000);
+    assert!(p.b.host.near.fetched.len() > 2 && p.b.host.writes > p.b.host.near.fetched.len() as u32);
+}
+
+#[test]
+fn a_write_that_the_peer_cant_fetch_is_sent_by_value() {
+    for which in 0..6 {
+        for piece in 0..3 {
+            let mut p = Ways::new(&Setup { rnr_retry: 0, ..Setup::default() });
+            lend(&mut p, |_, _, max| Some(max.min(2000)));
+            p.burst = 2;
+            p.b.host.near.gone.extend((0..which * 3 + piece).map(|_| false));
+            p.b.host.near.gone.push_back(true);
+            for i in 0..6 {
+                p.fill(A, i * 6000, 6000);
+                p.recv(B, 0, 8);
+                p.send(A, SendOp::WriteImm(remote(500_000 + i * 6000), i as u32), i * 6000, 6000);
+            }
+            p.run();
+            p.expect_sends(&[Success; 6]);
+            p.expect_bytes(B, 500_000, 0, 36_000);
+            let imms: Vec<_> = p.b.host.recvs().iter().map(|r| r.1.extra).collect();
+            assert_eq!(imms, (0..6).map(RecvExtra::Imm).collect::<Vec<_>>());
+            assert_eq!((p.rnr_naks(B), p.b.host.near.gone.len()), (1, 0));
+        }
+    }
+}
+
+#[test]
+fn a_lent_write_is_judged_by_the_targets_key() {
+    for len in [5_000_u32, 200_000] {
+        let mut p = Ways::rc();
+        lend(&mut p, |_, _, max| Some(max));
+        p.send(A, SendOp::Write(remote(MEMORY - 4_000)), 0, len);
+        p.run();
+        p.expect_sends(&[WcStatus::RemoteAccess]);
+        assert!(p.b.host.near.fetched.is_empty());
+        assert_eq!((p.a.qp.state(), p.b.qp.state()), (QpState::Error, QpState::Error));
+    }
+}
+
+#[test]
+fn a_loan_of_what_the_peer_does_not_have_ends_the_connection() {
+    for op in [SendOp::Send, SendOp::Write(remote(500_000)), SendOp::WriteImm(remote(500_000), 1)] {
+        let mut p = Ways::rc();
+        lend(&mut p, |_, _, max| Some(max));
+        p.b.host.near.bad = true;
+        p.recv(B, 0, 6000);
+        p.send(A, op, 0, 6000);
+        p.run();
+        p.expect_sends(&[WcStatus::RemoteInvalidRequest]);
+        assert_eq!((p.a.qp.state(), p.b.qp.state()), (QpState::Error, QpState::Error), "{op:?}");
+    }
+}
+
+#[test]
+fn loans_that_are_none_end_the_connection() {
+    let good = || Msg::new(M::Send, B, NUMBER).flags(FIRST | LAST | LENT);
+    for (what, msg) in [
+        ("no length", good().remote(remote(0), 0)),
+        ("too long", good().remote(remote(0), (128 << 10) + 1)),
+        ("half of the terms", good().remote(remote(0), 5000).data(8)),
+        ("too many terms", good().remote(remote(0), 5000).data(24)),
+        ("nothing", good()),
+    ] {
+        let mut p = Ways::rc();
+        p.recv(B, 0, 300_000);
+        p.hand_msg(B, &Msg::new(M::Hello, B, NUMBER).extra(0xffff));
+        p.hand_msg(B, &msg);
+        assert_eq!(p.b.qp.state(), QpState::Error, "{what}");
+    }
+}
+
+/// B lends what A reads, as `rule` says of an address and the bytes at most.
+fn lend_reads(p: &mut Ways, rule: impl FnMut(u64, u32) -> Option<u32> + 'static) {
+    p.reach = true;
+    p.b.host.near.lend_read = Some(Box::new(rule));
+}
+
+#[test]
+fn reads_are_lent_and_what_was_fetched_is_told_once() {
+    for (len, lent) in [(1023, 0), (1024, 1), (128 << 10, 1), ((128 << 10) + 1024, 2), (300_000, 3)] {
+        let mut p = Ways::rc();
+        lend_reads(&mut p, |_, max| Some(max));
+        p.fill(B, 0, len);
+        for _ in 0..3 {
+            p.send(A, SendOp::Read(remote(0)), 500_000, len as u32);
+        }
+        p.run();
+        p.expect_sends(&[Success; 3]);
+        p.expect_bytes(A, 500_000, 0, len);
+        assert_eq!(p.a.host.near.fetched.len(), 3 * lent);
+        assert_eq!(p.sent_of(A, M::Fetched), if lent > 0 { 3 } else { 0 });
+        assert_eq!(p.sent_of(B, M::ReadData), 3 * lent.max(1));
+        assert!(p.a.qp.is_idle_near());
+    }
+}
+
+#[test]
+fn nothing_is_answered_behind_a_lent_response_before_it_was_fetched() {
+    let mut p = Ways::rc();
+    lend_reads(&mut p, |_, max| Some(max));
+    p.fill(B, 0, 5000);
+    p.recv(B, 600_000, 8);
+    p.send(A, SendOp::Read(remote(0)), 500_000, 5000);
+    p.send(A, SendOp::Send, 0, 8);
+    p.send(A, SendOp::FetchAdd { remote: remote(MEMORY - 8), add: 1 }, 8, 8);
+    p.send_side(A);
+    p.take_all(B);
+    p.send_side(B);
+    assert_eq!((p.sent_of(B, M::ReadData), p.sent_of(B, M::Original)), (1, 0));
+    assert!(!p.b.qp.wants_transmit(), "it waits");
+    // A request of B's tells nothing along that A may not know yet.
+    p.recv(A, 700_000, 8);
+    p.send(B, SendOp::Send, 0, 8);
+    p.send_side(B);
+    p.ack_side(B);
+    assert!(p.sent(B).iter().all(|m| m.done == NUMBER), "nothing is done yet");
+    p.run();
+    p.expect_sends(&[Success; 3]);
+    p.expect_bytes(A, 500_000, 0, 5000);
+    assert_eq!(p.b.host.atomics, 1);
+}
+
+#[test]
+fn what_was_done_behind_a_lent_response_is_told_once_that_was_fetched() {
+    let mut p = Ways::rc();
+    lend_reads(&mut p, |_, max| Some(max));
+    p.recv(B, 600_000, 8);
+    p.send(A, SendOp::Read(remote(0)), 500_000, 5000);
+    p.send(A, SendOp::Send, 0, 8);
+    p.send_side(A);
+    p.take_all(B);
+    p.send_side(B);
+    p.ack_side(B);
+    p.take_all(A);
+    p.send_side(A);
+    p.take_all(B);
+    // No timer has to help.
+    p.settle();
+    p.expect_sends(&[Success; 2]);
+    assert_eq!(p.a.host.counted(Count::Probe), 0);
+}
+
+#[test]
+fn a_lent_response_that_cant_be_fetched_comes_by_value_from_there_on() {
+    for piece in 0..3 {
+        let mut p = Ways::rc();
+        lend_reads(&mut p, |_, max| Some(max.min(5000)));
+        p.a.host.near.gone.extend((0..piece).map(|_| false));
+        p.a.host.near.gone.push_back(true);
+        p.fill(B, 0, 15_000);
+        p.send(A, SendOp::Read(remote(0)), 500_000, 15_000);
+        p.send(A, SendOp::FetchAdd { remote: remote(MEMORY - 8), add: 1 }, 8, 8);
+        p.send(A, SendOp::Read(remote(0)), 600_000, 15_000);
+        p.run();
+        p.expect_sends(&[Success; 3]);
+        p.expect_bytes(A, 500_000, 0, 15_000);
+        p.expect_bytes(A, 600_000, 0, 15_000);
+        assert_eq!(p.b.host.atomics, 1);
+        let told: Vec<_> = p.sent(A).into_iter().filter(|m| m.kind == M::Fetched).collect();
+        let told: Vec<_> = told.iter().map(|m| (m.number, m.flags, m.extra)).collect();
+        assert_eq!(told, [(NUMBER, NOT_LENT, piece * 5000), (NUMBER + 2, 0, 0)], "piece {piece}");
+        assert_eq!(p.a.host.near.fetched.len(), piece as usize + 3);
+    }
+}
+
+#[test]
+fn what_had_left_behind_a_loan_that_cant_be_fetched_is_passed_over() {
+    // A loan, data, a loan, and so on, all of which have left when A finds the first or second loan out of reach.
+    for gone in 0..2 {
+        let mut p = Ways::rc();
+        lend_reads(&mut p, |at, max| (at % 7_000 == 0).then(|| max.min(2_904)));
+        p.a.host.near.gone.extend((0..gone).map(|_| false));
+        p.a.host.near.gone.push_back(true);
+        p.fill(B, 0, 20_000);
+        p.send(A, SendOp::Read(remote(0)), 500_000, 20_000);
+        p.run();
+        p.expect_sends(&[Success]);
+        p.expect_bytes(A, 500_000, 0, 20_000);
+        assert_eq!(p.sent_of(A, M::Fetched), 1);
+    }
+}
+
+#[test]
+fn what_was_fetched_is_told_although_the_way_was_full_or_a_receive_request_is_missing() {
+    let mut p = Ways::rc();
+    lend_reads(&mut p, |_, max| Some(max));
+    p.send(A, SendOp::Read(remote(0)), 500_000, 5000);
+    p.send(A, SendOp::Send, 0, 8);
+    p.send_side(A);
+    p.take_all(B);
+    p.send_side(B);
+    p.room = 0;
+    p.take_all(A);
+    assert_eq!(p.send_side(A), 0);
+    p.room = usize::MAX;
+    p.settle();
+    assert_eq!(p.sent_of(A, M::Fetched), 1);
+    p.recv(B, 600_000, 8);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+}
+
+#[test]
+fn answers_that_nobody_waits_for_are_dropped() {
+    let mut p = Ways::rc();
+    lend_reads(&mut p, |_, max| Some(max));
+    p.send(A, SendOp::Read(remote(0)), 500_000, 5000);
+    p.send_side(A);
+    p.take_all(B);
+    p.send_side(B);
+    for (number, flags, extra) in
+        [(NUMBER + 1, 0, 0), (NUMBER - 1, 0, 0), (NUMBER - 1, NOT_LENT, 0), (NUMBER, NOT_LENT, 5001)]
+    {
+        p.hand_msg(B, &Msg::new(M::Fetched, B, number).flags(flags).extra(extra).done(NUMBER));
+        assert_eq!(p.b.qp.state(), QpState::Rts);
+        assert!(!p.b.qp.wants_transmit());
+    }
+    p.run();
+    p.expect_sends(&[Success]);
+}
+
+#[test]
+fn a_response_that_lends_nonsense_ends_the_connection() {
+    for (what, flags, msg) in [
+        ("longer than what is left", LENT | FIRST | LAST, (0, 5001)),
+        ("too short for the last", LENT | FIRST | LAST, (0, 4999)),
+        ("not the first", LENT | LAST, (0, 5000)),
+        ("of no length", LENT | FIRST, (0, 0)),
+    ] {
+        let mut p = Ways::rc();
+        p.reach = true;
+        p.send(A, SendOp::Read(remote(0)), 500_000, 5000);
+        p.send_side(A);
+        let lent = Msg::new(M::ReadData, A, NUMBER).flags(flags).done(NUMBER);
+        p.hand_msg(A, &lent.remote(remote(msg.0), msg.1));
+        p.expect_sends(&[WcStatus::BadResponse]);
+        assert_eq!(p.a.qp.state(), QpState::Error, "{what}");
+    }
+    let mut p = Ways::rc();
+    lend_reads(&mut p, |_, max| Some(max));
+    p.a.host.near.bad = true;
+    p.send(A, SendOp::Read(remote(0)), 500_000, 5000);
+    p.run();
+    p.expect_sends(&[WcStatus::BadResponse]);
+}
+
+#[test]
+fn a_lent_read_is_told_of_while_the_queue_drains() {
+    let mut p = Ways::rc();
+    lend_reads(&mut p, |_, max| Some(max));
+    p.send(A, SendOp::Read(remote(0)), 500_000, 5000);
+    p.send_side(A);
+    p.state(A, QpState::Sqd);
+    p.run();
+    assert_eq!(p.sent_of(A, M::Fetched), 1);
+    p.expect_sends(&[Success]);
+}
+
+#[test]
+fn pieces_may_be_lent_and_sent_by_turns() {
+    // Entries of a list that the peer reaches, and others that it does not.
+    for rule in [
+        (|offset, max: u32| (offset % 10_000 < 5_000).then(|| max.min(5_000 - offset % 10_000)))
+            as fn(u32, u32) -> _,
+        |offset, max| (offset > 0).then_some(max),
+        |offset, max| (offset == 0).then_some(max.min(1)),
+        |offset, max| (offset >= 8192).then_some(max.min(100)),
+    ] {
+        let mut p = Ways::rc();
+        lend(&mut p, move |_, offset, max| rule(offset, max));
+        p.fill(A, 0, 50_000);
+        p.recv(B, 500_000, 50_000);
+        p.send(A, SendOp::SendImm(9), 0, 50_000);
+        p.run();
+        p.expect_sends(&[Success]);
+        p.expect_bytes(B, 500_000, 0, 50_000);
+        assert!(!p.b.host.near.fetched.is_empty());
+        assert_eq!(p.b.host.recvs()[0].1.extra, RecvExtra::Imm(9));
+    }
+}
+
+#[test]
+fn what_the_peer_cant_fetch_is_sent_by_value_and_takes_one_receive_request() {
+    // The index wraps among these: the third request is number u32::MAX.
+    for which in 0..6 {
+        // The first, the second or the third piece of that request is out of reach.
+        for piece in 0..3 {
+            // Also with no patience for missing receive requests, which this is not.
+            let mut p = Ways::new(&Setup { rnr_retry: 0, ..Setup::default() });
+            lend(&mut p, |_, _, max| Some(max.min(2000)));
+            p.burst = 2;
+            p.b.host.near.gone.extend((0..which * 3 + piece).map(|_| false));
+            p.b.host.near.gone.push_back(true);
+            for i in 0..6 {
+                p.fill(A, i * 6000, 6000);
+                p.recv(B, 500_000 + i * 6000, 6000);
+                p.send(A, SendOp::Send, i * 6000, 6000);
+            }
+            p.run();
+            p.expect_sends(&[Success; 6]);
+            p.expect_bytes(B, 500_000, 0, 36_000);
+            assert_eq!(p.b.host.recvs().iter().map(|r| r.0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
+            assert_eq!((p.rnr_naks(B), p.b.host.counted(Count::RnrNakSent)), (1, 0));
+            assert_eq!(p.a.host.counted(Count::RnrNakReceived), 0);
+            let lent_again = p.b.host.near.gone.len();
+            assert_eq!(lent_again, 0);
+        }
+    }
+}
+
+#[test]
+fn a_loan_that_is_always_out_of_reach_is_tried_once() {
+    for before in 0..5 {
+        let mut p = Ways::new(&Setup { rnr_retry: 0, ..Setup::default() });
+        lend(&mut p, |_, _, max| Some(max.min(2000)));
+        for _ in 0..before {
+            p.send(A, SendOp::Write(remote(0)), 0, 8);
+        }
+        p.run();
+        p.burst = 1;
+        p.b.host.near.gone.extend([true; 100]);
+        p.fill(A, 0, 6000);
+        p.recv(B, 500_000, 6000);
+        p.send(A, SendOp::Send, 0, 6000);
+        p.run();
+        assert_eq!(p.a.host.statuses(), vec![Success; before + 1]);
+        p.expect_bytes(B, 500_000, 0, 6000);
+        assert_eq!((p.rnr_naks(B), p.b.host.near.gone.len()), (1, 99), "after {before} others");
+    }
+}
+
+#[test]
+fn a_refused_loan_is_told_as_such_although_the_way_was_full() {
+    let mut p = Ways::new(&Setup { rnr_retry: 0, ..Setup::default() });
+    lend(&mut p, |_, _, max| Some(max));
+    p.b.host.near.gone.push_back(true);
+    p.recv(B, 500_000, 6000);
+    p.fill(A, 0, 6000);
+    p.send(A, SendOp::Send, 0, 6000);
+    p.send_side(A);
+    p.take_all(B);
+    p.room = 0;
+    assert_eq!(p.send_side(B), 0);
+    p.room = usize::MAX;
+    p.run();
+    p.expect_sends(&[Success]);
+    assert!(p.sent(B)[0].has(NOT_LENT));
+    p.expect_bytes(B, 500_000, 0, 6000);
+}
+
+#[test]
+fn a_loan_needs_a_receive_request_with_room() {
+    let mut p = Ways::rc();
+    lend(&mut p, |_, _, max| Some(max));
+    p.send(A, SendOp::Send, 0, 6000);
+    p.settle();
+    assert_eq!((p.rnr_naks(B), p.b.host.counted(Count::RnrNakSent)), (1, 1));
+    p.recv(B, 500_000, 5999);
+    p.run();
+    p.expect_sends(&[WcStatus::RemoteInvalidRequest]);
+    assert_eq!(p.b.host.recvs()[0].1.status, WcStatus::LocalLength);
+    assert!(p.b.host.near.fetched.is_empty());
+}
+
+#[test]
+fn a_loan_into_a_list_that_cant_be_written_is_a_remote_operation_error() {
+    let mut p = Ways::rc();
+    lend(&mut p, |_, _, max| Some(max));
+    p.recv_raw(B, 500_000, 6000, true);
+    p.send(A, SendOp::Send, 0, 6000);
+    p.run();
+    p.expect_sends(&[WcStatus::RemoteOperation]);
+    assert_eq!(p.b.host.recvs()[0].1.status, WcStatus::LocalProtection);
+}
