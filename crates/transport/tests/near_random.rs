@@ -4,6 +4,7 @@ mod messages;
 mod pair;
 
 use hca_core::*;
+use hca_transport::Lanes;
 use messages::plan::*;
 use messages::*;
 use pair::*;
@@ -91,8 +92,13 @@ fn harm() -> impl Strategy<Value = Harm> {
 /// What each side is said to have done is completed by the quick way too, whatever went before it by the long one.
 #[test]
 fn a_plain_send_says_sends_and_writes_to_be_done() {
-    let mut p = Ways::rc();
+    let mut p = Ways::reset(&Setup::default());
     p.quick = 1;
+    for side in [A, B] {
+        p.ready_to_receive(side, &Setup::default());
+        p.ready_to_send(side, &Setup::default());
+    }
+    assert_eq!([p.a.qp.lanes(), p.b.qp.lanes()], [Lanes::default(); 2], "neither has let the other in");
     let quick = |flags| (Op::Send(8), flags);
     let (signaled, none) = (SendFlags::SIGNALED, SendFlags::empty());
     let ops = vec![
