@@ -265,24 +265,6 @@ pub(crate) unsafe fn load_line(from: *const u8, out: &mut [u8; 64]) {
     }
 }
 
-/// Stores the words of a line, or only the first three of them, the very first last: who finds that finds the others.
-///
-/// # Safety
-/// (1) for 64 bytes from `to`, a multiple of 8, which are written.
-#[inline(always)]
-pub(crate) unsafe fn store_line(to: *mut u8, line: &[u64; 8], three: bool) {
-    // SAFETY: our caller's.
-    unsafe {
-        let put = |i: usize| AtomicU64::from_ptr(to.add(i * 8).cast()).store(line[i], Ordering::Relaxed);
-        if !three {
-            (3..8).for_each(put);
-        }
-        put(2);
-        put(1);
-        AtomicU64::from_ptr(to.cast()).store(line[0], Ordering::Release);
-    }
-}
-
 /// # Safety
 /// As [`store`], for at most 7 bytes.
 #[inline]

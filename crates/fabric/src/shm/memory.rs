@@ -198,7 +198,6 @@ impl Segment {
         self.0.store(at, data);
     }
     /// So many lines, from here on.
-    #[cfg(not(loom))]
     pub(super) fn lines(&self, at: usize, count: u32) -> OwnLines {
         OwnLines(Lines::new(&self.0, at, count))
     }
@@ -219,7 +218,6 @@ impl Window {
         PeerWord(Word::new(&self.0, at))
     }
     /// So many lines, from here on.
-    #[cfg(not(loom))]
     pub(super) fn lines(&self, at: usize, count: u32) -> Lines {
         Lines::new(&self.0, at, count)
     }
@@ -331,15 +329,70 @@ impl Lines {
         // SAFETY: (1), aligned, and alive as long as `self`.
         unsafe { AtomicU32::from_ptr(self.at(index).cast()) }
     }
+    /// A line, where it stands.
+    #[inline(always)]
+    pub(super) fn view(&self, index: u32) -> LineView<'_> {
+        LineView { at: self.at(index), of: PhantomData }
+    }
+    /// Writes a word of eight bytes, of eight; only lines of a segment may be written.
+    #[inline(always)]
+    fn put(&self, index: u32, at: usize, value: u64, order: Ordering) {
+        assert!(at < LINE / 8);
+        // SAFETY: (1) within the line, aligned, and alive as long as `self`; a segment's memory is writable (4).
+        unsafe { AtomicU64::from_ptr(self.at(index).add(at * 8).cast()).store(value, order) }
+    }
+}
+
+/// Under loom: where its words are. A word of eight bytes is two of them, of which another thread may see one alone.
+#[cfg(loom)]
+pub(super) struct Lines {
+    first: usize,
+    mask: u32,
+    of: Arc<Mapping>,
+}
+
+#[cfg(loom)]
+impl Lines {
+    fn new(of: &Arc<Mapping>, at: usize, count: u32) -> Self {
+        Self { first: at, mask: count - 1, of: Arc::clone(of) }
+    }
+    fn at(&self, index: u32) -> usize {
+        self.first + (index & self.mask) as usize * LINE
+    }
+    fn atomic(&self, index: u32) -> &AtomicU32 {
+        self.of.word(self.at(index))
+    }
+    pub(super) fn view(&self, index: u32) -> LineView<'_> {
+        LineView { at: self.at(index), of: &self.of }
+    }
+    fn put(&self, index: u32, at: usize, value: u64, order: Ordering) {
+        let [first, second]: [u32; 2] = bytemuck::cast(value);
+        self.of.word(self.at(index) + at * 8 + 4).store(second, Ordering::Relaxed);
+        self.of.word(self.at(index) + at * 8).store(first, order);
+    }
+}
+
+impl Lines {
     /// The first word of a line.
     #[inline]
     pub(super) fn word(&self, index: u32, order: Ordering) -> u32 {
         self.atomic(index).load(order)
     }
-    /// A line, where it stands.
-    #[inline(always)]
-    pub(super) fn view(&self, index: u32) -> LineView<'_> {
-        LineView { at: self.at(index), of: PhantomData }
+}
+
+/// Under loom: where it stands among its words.
+#[cfg(loom)]
+#[derive(Clone, Copy)]
+pub(super) struct LineView<'a> {
+    at: usize,
+    of: &'a Mapping,
+}
+
+#[cfg(loom)]
+impl LineView<'_> {
+    pub(super) fn word<const N: usize>(self) -> u64 {
+        let [first, second] = [0, 4].map(|half| self.of.word(self.at + N * 8 + half).load(Ordering::Relaxed));
+        bytemuck::cast([first, second])
     }
 }
 
@@ -382,21 +435,24 @@ impl LineView<'_> {
 }
 
 /// [`Lines`] that this side writes.
-#[cfg(not(loom))]
 pub(super) struct OwnLines(Lines);
 
-#[cfg(not(loom))]
 impl OwnLines {
     /// The first word of a line.
     #[inline]
     pub(super) fn word(&self, index: u32) -> &AtomicU32 {
         self.0.atomic(index)
     }
-    /// Writes a line, or only its first three words, the very first last.
+    /// Writes a line, or only its first three words, the very first last: who finds that finds the others.
     #[inline(always)]
     pub(super) fn store(&self, index: u32, line: &[u64; LINE / 8], three: bool) {
-        // SAFETY: (1) a line, aligned; a segment's memory is writable (4).
-        unsafe { dma::store_line(self.0.at(index), line, three) }
+        let put = |i: usize| self.0.put(index, i, line[i], Ordering::Relaxed);
+        if !three {
+            (3..LINE / 8).for_each(put);
+        }
+        put(2);
+        put(1);
+        self.0.put(index, 0, line[0], Ordering::Release);
     }
 }
 

@@ -24,9 +24,7 @@
 //! process ([`Barrier`]), and looks at the ring once more. A producer reads the count behind every batch; the first
 //! time that it finds a new one, it has to call the consumer by other means ([`Producer::call_due`]).
 
-use super::memory::{LINE, Segment, Window};
-#[cfg(not(loom))]
-use super::memory::{LineView, Lines, OwnLines};
+use super::memory::{LINE, LineView, Lines, OwnLines, Segment, Window};
 use crate::sync::{Ordering, fence};
 
 /// Where the consumer of the other ring says how many lines it has consumed.
@@ -136,11 +134,9 @@ pub(super) enum What {
 }
 
 /// A line of a ring: the ring's word, a message's head of three words, and 48 bytes of data.
-#[cfg(not(loom))]
 pub(super) type Line = [u64; LINE / 8];
 
 /// What stands next in a ring.
-#[cfg(not(loom))]
 pub(super) enum Peeked<'a> {
     Nothing,
     /// A message that one line takes, and its length.
@@ -149,13 +145,11 @@ pub(super) enum Peeked<'a> {
 }
 
 /// The two words of four bytes that stand in one of eight.
-#[cfg(not(loom))]
 #[inline]
 pub(super) fn halves(word: u64) -> [u32; 2] {
     bytemuck::cast(word)
 }
 /// Two words of four bytes as they stand in one of eight.
-#[cfg(not(loom))]
 #[inline]
 pub(super) fn pair(first: u32, second: u32) -> u64 {
     bytemuck::cast([first, second])
@@ -217,7 +211,6 @@ impl From<Garbage> for Refusal {
 /// The side that fills a ring.
 pub(super) struct Producer {
     out: Segment,
-    #[cfg(not(loom))]
     ring: OwnLines,
     /// The consumer's outbox, with its credits; none until it is known.
     credits: Option<Window>,
@@ -245,7 +238,6 @@ impl Producer {
         assert!(lines.is_power_of_two() && (MIN_RING_LINES..=MAX_RING_LINES).contains(&lines));
         let middle = vec![0; lines.div_ceil(64) as usize].into_boxed_slice();
         Self {
-            #[cfg(not(loom))]
             ring: out.lines(RING_AT, lines),
             out,
             credits: None,
@@ -373,7 +365,6 @@ impl Producer {
 
     /// Shows a message that one line takes, of `len` bytes from the line's fifth byte on. `false`: there is no room now,
     /// or a look at the long way is due.
-    #[cfg(not(loom))]
     #[inline(always)]
     pub(super) fn push_line(&mut self, line: &mut Line, len: usize) -> bool {
         debug_assert!((MIN_PACKET..=FIRST_BYTES).contains(&len));
@@ -475,7 +466,6 @@ impl Record {
 pub(super) struct Consumer {
     /// The producer's outbox.
     from: Window,
-    #[cfg(not(loom))]
     ring: Lines,
     /// Our own, with the credits that we give.
     own: Segment,
@@ -494,7 +484,6 @@ impl Consumer {
     pub(super) fn new(from: Window, own: Segment, lines: u32) -> Self {
         assert!(lines.is_power_of_two() && (MIN_RING_LINES..=MAX_RING_LINES).contains(&lines));
         Self {
-            #[cfg(not(loom))]
             ring: from.lines(RING_AT, lines),
             from,
             own,
@@ -576,14 +565,12 @@ impl Consumer {
     }
 
     /// Whether a record is there, unless it is garbage.
-    #[cfg(not(loom))]
     #[inline]
     pub(super) fn has_record(&self) -> bool {
         self.ring.word(self.head, Ordering::Relaxed) >> TAG_SHIFT == self.tag
     }
     /// Looks at the next record. A line stays where it is until [`pass_line`](Self::pass_line), and whatever else stands
     /// there is for [`take`](Self::take).
-    #[cfg(not(loom))]
     #[inline(always)]
     pub(super) fn peek_line(&self) -> Peeked<'_> {
         // Acquire: pairs with the Release in `Producer::push_line` and `Producer::commit`.
@@ -597,7 +584,6 @@ impl Consumer {
         Peeked::Line(len, self.ring.view(self.head))
     }
     /// The line was taken.
-    #[cfg(not(loom))]
     #[inline]
     pub(super) fn pass_line(&mut self) {
         self.move_on(1);
@@ -684,6 +670,67 @@ mod loom_tests {
             }
             t.join().unwrap();
         });
+    }
+
+    fn line(number: u32) -> Line {
+        let mut line = [pair(number, number); LINE / 8];
+        line[0] = pair(0, number);
+        line
+    }
+
+    /// Takes the next record: a line as it stands, or what else is there by the long way.
+    fn next(consumer: &mut Consumer, record: &mut Record) -> Option<u32> {
+        let (number, other) = match consumer.peek_line() {
+            Peeked::Line(len, line) => {
+                assert_eq!(len, 20);
+                let ([_, first], rest) = (halves(line.word::<0>()), line.word::<1>());
+                assert_eq!((rest, line.word::<2>()), (pair(first, first), pair(first, first)));
+                (first, false)
+            }
+            Peeked::Other => (0, true),
+            Peeked::Nothing => return None,
+        };
+        if !other {
+            consumer.pass_line();
+            return Some(number);
+        }
+        let (what, _) = consumer.take(record).unwrap().expect("it is there");
+        assert!(matches!(what, What::Packet(_)) && record.packet().iter().all(|b| *b == record.packet()[0]));
+        Some(record.packet()[0].into())
+    }
+
+    /// As above, with messages of one line between packets, in the order of the bits; each has the place of the other in
+    /// the lap before.
+    #[test]
+    fn lines_are_handed_over_whole_in_order_and_for_credits_beside_packets() {
+        for lines in 0..8_u32 {
+            loom::model(move || {
+                let (mut producer, mut consumer) = linked();
+                let t = loom::thread::spawn(move || {
+                    for i in 1..=3 {
+                        let is_line = lines >> (i - 1) & 1 != 0;
+                        while !if is_line {
+                            producer.push_line(&mut line(i), 20)
+                        } else {
+                            producer.push(Attributes::NONE, &packet(i as u8)).is_ok()
+                        } {
+                            loom::thread::yield_now();
+                        }
+                    }
+                });
+                let mut record = Record::new();
+                for i in 1..=3 {
+                    let number = loop {
+                        if let Some(number) = next(&mut consumer, &mut record) {
+                            break number;
+                        }
+                        loom::thread::yield_now();
+                    };
+                    assert_eq!(number, i);
+                }
+                t.join().unwrap();
+            });
+        }
     }
 
     /// The consumer parks and sleeps whenever it finds nothing. If it sleeps with a packet in the ring, then
