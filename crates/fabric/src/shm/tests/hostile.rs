@@ -97,7 +97,7 @@ fn is_record(kind: u32, len: u32) -> bool {
 
 /// What stands in a line's other words: which line it is, and which word.
 fn marked(index: u32) -> [u32; 15] {
-    core::array::from_fn(|i| index << 8 | i as u32 + 1)
+    core::array::from_fn(|i| index << 8 | (i as u32 + 1))
 }
 
 /// Takes lines whose words say where they stand, or refuses them, by chance; and notes from which on.
@@ -123,7 +123,7 @@ impl Whole {
 
 impl LineSink for Whole {
     fn line(&mut self, _: crate::LinkId, head: [u32; 3], data: LineData<'_>) -> bool {
-        self.refused = self.rng.next() % 8 == 0;
+        self.refused = self.rng.next().is_multiple_of(8);
         if self.refused {
             return false;
         }
@@ -175,10 +175,10 @@ fn a_line_is_taken_whole_or_left_whatever_word_it_begins_with() {
             // Nothing stands behind it: no word, or that of a record of the lap before.
             let next = index + 1 + len.saturating_sub(60).div_ceil(64);
             let of_before = record_word(next, lines, 4, 12 + rng.next() % 49).wrapping_sub(1 << 16);
-            let behind = if next < lines || rng.next() % 2 == 0 { 0 } else { of_before };
+            let behind = if next < lines || rng.next().is_multiple_of(2) { 0 } else { of_before };
             outbox.word((2 + (next % lines) as usize) * 64).store(behind, Ordering::Relaxed);
             let word = record_word(index, lines, kind, len);
-            if rng.next() % 2048 == 0 {
+            if rng.next().is_multiple_of(2048) {
                 // Not of this lap, nor of the one before.
                 let other = 2 + rng.next() % 0xfff0;
                 outbox.word(at).store(word.wrapping_add(other << 16), Ordering::Release);
