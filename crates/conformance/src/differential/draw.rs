@@ -437,6 +437,10 @@ impl Draw {
             requests.iter().filter(|r| r.op.consumes_recv()).map(|r| self.needs(pair, r)).collect();
         let mut acts = Vec::new();
         let have = self.waiting(side, pair).len();
+        // One that was left over may be too small for a message that was not drawn with a look at it.
+        if self.waiting(side, pair).iter().zip(&needs).any(|(w, need)| w.room < *need) {
+            return (acts, false);
+        }
         for &need in needs.iter().skip(have) {
             let Some(act) = self.recv(side, pair, need) else { return (acts, false) };
             acts.push(act);
