@@ -240,7 +240,8 @@ fn talk(args: &[String]) -> Result<(), Failure> {
     end_with_starter()?;
     let [device, cpu, near, load, wait, time, figures] = args else { return Err("seven arguments".into()) };
     let ([looks, looks_in_company, hold_percent, shy], wait_ns, thread_ns) = serde_json::from_str(figures)?;
-    Patience { looks, looks_in_company, hold_percent, shy, wait_ns, thread_ns }.set();
+    let built_in = Patience::default();
+    Patience { looks, looks_in_company, hold_percent, shy, wait_ns, thread_ns, ..built_in }.set();
     hca::probe::pin(cpu.parse()?)?;
     let (load, wait) = (Load::from_str(load, false)?, Wait::from_str(wait, false)?);
     let time = Duration::from_nanos(time.parse()?);

@@ -41,8 +41,6 @@ const MAX_PIECES: usize = (64 << 20) / 64 / TURN_PACKETS + 1;
 
 /// Turns in a row at most that look at shared memory alone: where it is alone, and where there is another network.
 const SHORT_TURNS: (u32, u32) = (128, 16);
-/// And for so many [ticks](clock::ticks) at most: some tenths of a millisecond.
-const SHORT_TICKS: u64 = 1 << 19;
 /// Looks at the rings in a turn that finds nothing.
 const LOOKS: u32 = 4;
 /// Messages of one line that a turn takes from a ring before it looks at other things.

@@ -50,6 +50,8 @@ pub struct Patience {
     pub wait_ns: u64,
     /// How long the adapter's thread does, since it last had something to do.
     pub thread_ns: u64,
+    /// For how long turns may look at shared memory alone, in ticks of the processor (one to five a nanosecond).
+    pub short_ticks: u64,
 }
 
 impl Patience {
@@ -61,6 +63,7 @@ impl Patience {
         shy: 25,
         wait_ns: 50_000,
         thread_ns: 50_000,
+        short_ticks: 1 << 19,
     };
 
     /// Puts these figures in force in this process, for a bench, before anything is opened.
@@ -71,6 +74,7 @@ impl Patience {
         IN_FORCE.shy.store(self.shy, Ordering::Relaxed);
         IN_FORCE.wait_ns.store(self.wait_ns, Ordering::Relaxed);
         IN_FORCE.thread_ns.store(self.thread_ns, Ordering::Relaxed);
+        IN_FORCE.short_ticks.store(self.short_ticks, Ordering::Relaxed);
     }
 }
 
@@ -88,6 +92,7 @@ struct InForce {
     shy: AtomicU32,
     wait_ns: AtomicU64,
     thread_ns: AtomicU64,
+    short_ticks: AtomicU64,
 }
 
 static IN_FORCE: InForce = InForce::new(Patience::BUILT_IN);
@@ -101,6 +106,7 @@ impl InForce {
             shy: AtomicU32::new(p.shy),
             wait_ns: AtomicU64::new(p.wait_ns),
             thread_ns: AtomicU64::new(p.thread_ns),
+            short_ticks: AtomicU64::new(p.short_ticks),
         }
     }
 }
@@ -150,6 +156,12 @@ pub(crate) fn in_vain() {
 #[inline]
 pub(crate) fn note(found_something: bool) {
     if found_something { found() } else { in_vain() }
+}
+
+/// For how many ticks turns may look at shared memory alone.
+#[inline(always)]
+pub(crate) fn of_short_turns() -> u64 {
+    IN_FORCE.short_ticks.load(Ordering::Relaxed)
 }
 
 /// How long who waits for completions looks before it sleeps, where its looks turn the engine.

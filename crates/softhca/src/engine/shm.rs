@@ -7,12 +7,13 @@ use hca_fabric::{Fabric, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
 use hca_transport::{Direct, TxSink};
 
 use super::{
-    AckRule, BURST_PACKETS, Core, Engine, LISTED, LOOKS, MAX_PIECES, SHORT_TICKS, TURN_BYTES, TURN_LINES,
-    TURN_PACKETS, slot_of,
+    AckRule, BURST_PACKETS, Core, Engine, LISTED, LOOKS, MAX_PIECES, TURN_BYTES, TURN_LINES, TURN_PACKETS,
+    slot_of,
 };
 use crate::clock;
 use crate::doorbell::Doorbell;
 use crate::near;
+use crate::patience;
 use crate::qp::{PostedList, QpEntry, QpHost, QpShared};
 
 /// Gives a queue pair's messages to a ring.
@@ -87,7 +88,7 @@ impl Engine {
         if self.short_turns == 0
             || !bell.is_empty()
             || !self.tx.is_empty()
-            || clock::ticks().wrapping_sub(self.whole_at) > SHORT_TICKS
+            || clock::ticks().wrapping_sub(self.whole_at) > patience::of_short_turns()
         {
             self.short_turns = self.short_turns_in_a_row;
             self.whole_at = clock::ticks();
