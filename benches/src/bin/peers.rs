@@ -122,7 +122,7 @@ impl Row {
         let (a, b) = (self.better(m.low), self.better(m.high));
         Some(Bar {
             what: format!("{} {}", self.fabric.name(), self.what),
-            peer: self.peer.name.to_owned(),
+            peer: format!("{}{}", self.peer.name, self.mark()),
             better: self.better(m.median),
             span: a.min(b)..a.max(b),
             placement: m.placement.to_string(),
