@@ -12,6 +12,7 @@
 //! | `capture` | a tap that writes pcapng |
 //! | `faulty` | a layer of loss, duplication, reordering, delay and corruption, by seed |
 //! | `loopback` | a network inside of the process, for tests |
+//! | `netlink` | what the kernel knows of interfaces, routes, neighbours and sockets |
 //! | `raw` | Ethernet frames over packet sockets, RoCEv2 and RoCEv1 |
 //! | `shm` | rings in memory that processes of one machine share |
 //! | `udp` | plain UDP sockets |
@@ -30,6 +31,7 @@ mod faulty;
 mod flow;
 mod icrc;
 mod loopback;
+mod netlink;
 mod open;
 mod paths;
 mod raw;

@@ -11,9 +11,8 @@
 
 mod counters;
 mod filter;
-mod frame;
+pub(crate) mod frame;
 mod neighbours;
-pub(crate) mod netlink;
 mod place;
 mod rx;
 mod sys;
@@ -29,13 +28,13 @@ use hca_core::{AddressVector, Counter, Instant, Mtu};
 use rustix::net::RecvFlags;
 use socket2::{Domain, Socket, Type};
 
+use crate::netlink::Netlink;
 use crate::udp::Counters;
 use crate::udp::sys::set_option;
 use crate::{Fabric, FabricAttr, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
 use counters::RawCounters;
 use frame::{Shown, Source};
 use neighbours::Neighbours;
-use netlink::Netlink;
 use place::Place;
 use rx::Receiver;
 use sys::{Ring, SOL_PACKET, Shape};

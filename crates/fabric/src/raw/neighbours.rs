@@ -14,8 +14,8 @@ use hca_core::Instant;
 
 use super::counters::RawCounters;
 use super::frame::Mac;
-use super::netlink::{Neighbour, Netlink, Route};
 use crate::PathId;
+use crate::netlink::{Neighbour, Netlink, Route};
 
 /// How long a known address is trusted.
 const FRESH: Duration = Duration::from_secs(1);

@@ -20,7 +20,7 @@ use rustix::net::{
 };
 
 use super::ShmError;
-use crate::raw::netlink::Netlink;
+use crate::netlink::Netlink;
 
 const MAX_DOMAIN: usize = 32;
 /// Connections that wait to be accepted.

@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::frame::Mac;
+use crate::raw::frame::Mac;
 
 /// Bytes of one answer: an interface's with all its statistics and virtual functions.
 // Numbers of <linux/if_link.h> that libc does not have.
