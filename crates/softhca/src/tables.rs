@@ -198,20 +198,30 @@ impl Tables {
     /// Appends a completion to a queue.
     #[inline]
     pub(crate) fn complete(&mut self, cq: u32, c: Completion) {
-        match self.place_here(cq) {
-            Some(place) => *place = c,
-            None => self.push_completion(cq, c),
-        }
+        self.complete_with(cq, || c);
     }
 
     /// Appends the completion of a request that succeeded and brought nothing but bytes.
     #[inline(always)]
     pub(crate) fn complete_plain(&mut self, cq: u32, wr_id: u64, qp: QpHandle, opcode: WcOpcode, len: u32) {
         let status = WcStatus::Success;
-        let it = || Completion { wr_id, qp, status, opcode, byte_len: len, ..Completion::default() };
+        let byte_len = len;
+        self.complete_with(cq, || Completion {
+            wr_id,
+            qp,
+            status,
+            opcode,
+            byte_len,
+            ..Completion::default()
+        });
+    }
+
+    /// Makes a completion where it goes, so that it is not copied.
+    #[inline(always)]
+    fn complete_with(&mut self, cq: u32, make: impl FnOnce() -> Completion) {
         match self.place_here(cq) {
-            Some(place) => *place = it(),
-            None => self.push_completion(cq, it()),
+            Some(place) => *place = make(),
+            None => self.push_completion(cq, make()),
         }
     }
 

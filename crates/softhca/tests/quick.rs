@@ -2,7 +2,7 @@
 
 mod ends;
 
-use ends::{End, open, post, send};
+use ends::{End, open, post, send, shm_pair};
 use hca_core::{AsyncEvent, Completion, Device, QpState, SendFlags, SendOp, WcOpcode};
 use softhca::Progress;
 
@@ -22,10 +22,7 @@ fn exchange(a: &mut End, b: &mut End, count: u64, flags: SendFlags) -> u64 {
 #[test]
 fn plain_sends_take_the_quick_way_and_others_the_long_one() {
     for progress in [Progress::Inline, Progress::Adaptive] {
-        let [mut a, mut b] =
-            [0, 1].map(|n| End::new(open("shm", progress, n).expect("there is shared memory")));
-        a.connect(&b);
-        b.connect(&a);
+        let [mut a, mut b] = shm_pair(progress);
         // Until both have met, and the link is known.
         exchange(&mut a, &mut b, 8, SendFlags::SIGNALED);
         // Whole turns, and the adapter's thread, take the long way.
@@ -41,10 +38,7 @@ fn plain_sends_take_the_quick_way_and_others_the_long_one() {
 /// A WRITE to memory that the peer has not granted yet goes as a message, and the peer's answer says it to be done.
 #[test]
 fn what_a_quick_send_says_to_be_done_completes_as_what_it_was() {
-    let [mut a, mut b] =
-        [0, 1].map(|n| End::new(open("shm", Progress::Inline, n).expect("there is shared memory")));
-    a.connect(&b);
-    b.connect(&a);
+    let [mut a, mut b] = shm_pair(Progress::Inline);
     exchange(&mut a, &mut b, 8, SendFlags::SIGNALED);
     exchange(&mut b, &mut a, 8, SendFlags::SIGNALED);
     // A new limit of receive requests, which goes by an acknowledgement of its own, is seldom due.

@@ -4,7 +4,7 @@ mod ends;
 
 use std::time::{Duration, Instant};
 
-use ends::{End, open, send};
+use ends::{send, shm_pair};
 use hca_core::{Completion, SendFlags};
 use softhca::Progress;
 
@@ -13,10 +13,7 @@ const LATE: Duration = Duration::from_millis(2);
 
 #[test]
 fn a_poll_that_comes_late_is_a_whole_turn() {
-    let [mut a, mut b] =
-        [0, 1].map(|n| End::new(open("shm", Progress::Inline, n).expect("there is shared memory")));
-    a.connect(&b);
-    b.connect(&a);
+    let [mut a, mut b] = shm_pair(Progress::Inline);
     // Until both have met, and each polls the other's ring.
     for _ in 0..8 {
         b.recv();

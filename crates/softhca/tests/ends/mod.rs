@@ -71,6 +71,14 @@ pub fn network(fabric: &str, salt: u32) -> Option<Box<dyn Fabric>> {
     panic!("no free loopback address");
 }
 
+/// Two adapters over shared memory, connected.
+pub fn shm_pair(progress: Progress) -> [End; 2] {
+    let [a, b] = [0, 1].map(|n| End::new(open("shm", progress, n).expect("there is shared memory")));
+    a.connect(&b);
+    b.connect(&a);
+    [a, b]
+}
+
 impl End {
     pub fn new(device: Arc<SoftHca>) -> Self {
         Self::with_cq(device, 512)
