@@ -36,7 +36,7 @@ use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fe
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const MANY_BYTES: usize = 128;
 /// What goes through a buffer of ours in one go, where both sides are others'.
-const FEW_BYTES: usize = 128;
+pub(crate) const FEW_BYTES: usize = 128;
 
 /// Where a copy leaves what it writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,10 +79,7 @@ pub unsafe fn store(to: *mut u8, data: &[u8]) {
     // SAFETY: our caller's (1).
     unsafe {
         match data.len() {
-            8 if to.addr() & 7 == 0 => {
-                let v = u64::from_ne_bytes(data.try_into().expect("8 bytes"));
-                AtomicU64::from_ptr(to.cast()).store(v, Ordering::Release);
-            }
+            8 if store_word(to, data) => {}
             4 if to.addr() & 3 == 0 => {
                 let v = u32::from_ne_bytes(data.try_into().expect("4 bytes"));
                 AtomicU32::from_ptr(to.cast()).store(v, Ordering::Release);
@@ -94,6 +91,22 @@ pub unsafe fn store(to: *mut u8, data: &[u8]) {
             _ => store_relaxed(to, data),
         }
     }
+}
+
+/// Copies an aligned word of 8 bytes, as [`store`] does. `false`: it is none.
+///
+/// # Safety
+/// As [`store`].
+#[inline(always)]
+unsafe fn store_word(to: *mut u8, data: &[u8]) -> bool {
+    let Ok(word) = <[u8; 8]>::try_from(data) else { return false };
+    let aligned = to.addr() & 7 == 0;
+    if aligned {
+        fence(Ordering::Release);
+        // SAFETY: our caller's (1).
+        unsafe { AtomicU64::from_ptr(to.cast()).store(u64::from_ne_bytes(word), Ordering::Release) };
+    }
+    aligned
 }
 
 /// Copies from `from` into a slice, before all that this thread looks at later.
@@ -131,6 +144,16 @@ pub unsafe fn load(from: *const u8, out: &mut [u8]) {
 /// (1) for `from .. from + len`, which is read, and `to .. to + len`, which is written; no byte is in both.
 #[inline]
 pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize, caching: Caching) {
+    if len == 8 && (to.addr() | from.addr()) & 7 == 0 {
+        // SAFETY: our caller's (1).
+        unsafe {
+            let word = AtomicU64::from_ptr(from.cast_mut().cast()).load(Ordering::Acquire);
+            fence(Ordering::Release);
+            AtomicU64::from_ptr(to.cast()).store(word, Ordering::Release);
+        }
+        fence(Ordering::Acquire);
+        return;
+    }
     if len <= FEW_BYTES {
         let mut few = [0; FEW_BYTES];
         // SAFETY: our caller's (1).
@@ -152,6 +175,10 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize, caching: Caching) {
 /// As [`store`].
 #[inline]
 pub unsafe fn store_as(to: *mut u8, data: &[u8], caching: Caching) {
+    // SAFETY: our caller's (1).
+    if unsafe { store_word(to, data) } {
+        return;
+    }
     if data.len() <= FEW_BYTES {
         // SAFETY: our caller's (1).
         return unsafe { store(to, data) };

@@ -110,13 +110,34 @@ impl CqEntry {
         let lost = self.ring.push(c, core::iter::empty()).is_err();
         (first, lost)
     }
+    /// Appends a success that nobody asked to be woken for in particular, and shows it. `false`: nothing was done, as
+    /// others are to be shown before or there is no room.
+    #[inline(always)]
+    pub(crate) fn show(&mut self, c: &Completion) -> bool {
+        let shown = self.fresh.is_none() && self.ring.push_header(c);
+        if shown {
+            self.publish(false);
+        }
+        shown
+    }
     /// Shows all that was pushed to the poller, and notifies it if it asked for that.
     pub(crate) fn finish(&mut self) {
-        let Some(urgent) = self.fresh.take() else { return };
+        if let Some(urgent) = self.fresh.take() {
+            self.publish(urgent);
+        }
+    }
+    #[inline(always)]
+    fn publish(&mut self, urgent: bool) {
         // Pairs with the barrier in `CqShared::arm`.
         self.ring.publish_and_look(self.shared.barrier);
         let armed = self.shared.armed.load(Ordering::Relaxed);
-        if armed == ANY || armed == SOLICITED && urgent {
+        if armed != DISARMED {
+            self.notify_if(armed == ANY || urgent);
+        }
+    }
+    #[cold]
+    fn notify_if(&mut self, due: bool) {
+        if due {
             self.shared.armed.store(DISARMED, Ordering::Relaxed);
             self.shared.notify();
         }

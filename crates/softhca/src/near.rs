@@ -173,8 +173,35 @@ impl Near {
     }
 }
 
+impl Near {
+    /// Does a request of a few bytes in one go, on the region that was used last. `None`: nothing was done, and
+    /// [`carry_out`] is to find out why.
+    #[inline(always)]
+    pub(crate) fn touch(&self, reach: &mut Reach<'_>, op: &SendOp, piece: &Piece<'_>) -> Option<()> {
+        let (region, guard, (remote, right)) = (self.last.as_ref()?, self.guard.as_ref()?, target(op)?);
+        let allowed =
+            region.key == remote.rkey.raw() && region.pd == guard.pd && guard.access.contains(right);
+        if !allowed {
+            return None;
+        }
+        // What begins before the region begins far behind it here, and the bracket refuses that.
+        let at = remote.addr.wrapping_sub(region.iova);
+        let mut bracket = reach.access(region.grant, &guard.qp).ok()?;
+        let done = match *op {
+            SendOp::Write(_) => write(&mut bracket, at, piece),
+            SendOp::Read(_) => read(&mut bracket, at, piece),
+            SendOp::CompareSwap { compare, swap, .. } => {
+                give(&bracket.compare_swap(at, compare, swap).ok()?.to_ne_bytes(), piece)
+            }
+            SendOp::FetchAdd { add, .. } => give(&bracket.fetch_add(at, add).ok()?.to_ne_bytes(), piece),
+            _ => return None,
+        };
+        done.ok()
+    }
+}
+
 /// What is done on the peer's memory, and the right to it.
-#[inline]
+#[inline(always)]
 fn target(op: &SendOp) -> Option<(RemoteAddr, Access)> {
     match op {
         SendOp::Write(remote) => Some((*remote, Access::REMOTE_WRITE)),
@@ -192,6 +219,16 @@ pub(crate) enum Piece<'a> {
     Memory(*mut u8, usize),
     /// Bytes of the request itself.
     Inline(&'a [u8]),
+}
+
+impl Piece<'_> {
+    /// Bytes of it.
+    fn len(&self) -> usize {
+        match *self {
+            Self::Memory(_, len) => len,
+            Self::Inline(bytes) => bytes.len(),
+        }
+    }
 }
 
 /// The local side of a request.
@@ -438,7 +475,7 @@ fn move_piece(
 }
 
 #[allow(unsafe_code)] // the bracket's copies, each with its argument
-#[inline]
+#[inline(always)]
 fn write(bracket: &mut Bracket<'_>, to: u64, piece: &Piece<'_>) -> Result<(), Stop> {
     let written = match *piece {
         Piece::Inline(bytes) => bracket.write(to, bytes),
@@ -450,7 +487,7 @@ fn write(bracket: &mut Bracket<'_>, to: u64, piece: &Piece<'_>) -> Result<(), St
 }
 
 #[allow(unsafe_code)] // as above
-#[inline]
+#[inline(always)]
 fn read(bracket: &mut Bracket<'_>, from: u64, piece: &Piece<'_>) -> Result<(), Stop> {
     match *piece {
         Piece::Inline(_) => Err(Stop::Local(LocalError::Protection)),
@@ -468,12 +505,23 @@ fn atomic(bracket: &mut Bracket<'_>, at: u64, op: AtomicOp, list: &impl LocalLis
         AtomicOp::FetchAdd { add } => bracket.fetch_add(at, add),
     };
     let original = original.map_err(|_| Stop::Remote)?.to_ne_bytes();
-    list.each(0, 8, true, |piece, i| match piece {
+    list.each(0, 8, true, |piece, i| {
+        let end = i + piece.len();
+        give(&original[i..end], &piece)
+    })
+}
+
+/// Places what was fetched in a piece of as many bytes.
+#[allow(unsafe_code)] // as above
+#[inline(always)]
+fn give(fetched: &[u8], piece: &Piece<'_>) -> Result<(), Stop> {
+    debug_assert_eq!(fetched.len(), piece.len());
+    match *piece {
         Piece::Inline(_) => Err(Stop::Local(LocalError::Protection)),
-        Piece::Memory(to, len) => {
+        Piece::Memory(to, _) => {
             // SAFETY: as in `read`.
-            unsafe { crate::dma::store(to, &original[i..i + len]) };
+            unsafe { crate::dma::store(to, fetched) };
             Ok(())
         }
-    })
+    }
 }

@@ -113,32 +113,58 @@ impl QpSendPort {
         pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
     }
 
-    /// Sends a small SEND before it is queued, if nothing keeps it back and nothing is wrong with it. `false`: it is to
-    /// be looked at, and queued.
+    /// Sends or does a small request of one piece before it is queued, if nothing keeps it back and nothing is wrong with
+    /// it. `false`: it is to be looked at, and queued.
     #[inline(always)]
-    fn send_at_once(&mut self, wr: &SendWr<'_>) -> bool {
-        let (len, sges) = match wr.payload {
-            Payload::Inline(bytes) if bytes.len() <= self.max_inline as usize => (bytes.len(), 0),
-            Payload::Sges(&[entry]) if self.max_sge > 0 => (entry.len as usize, 1),
+    fn at_once(&mut self, wr: &SendWr<'_>) -> bool {
+        let (len, inline) = match wr.payload {
+            Payload::Inline(bytes) if bytes.len() <= self.max_inline as usize => (bytes.len(), true),
+            Payload::Sges(&[entry]) if self.max_sge > 0 => (entry.len as usize, false),
             _ => return false,
         };
-        let plain = matches!(wr.op, SendOp::Send)
-            && wr.dest.is_none()
-            && !wr.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
-        let may = plain
+        let may = wr.dest.is_none()
             && len <= LINE_DATA_BYTES
             && self.qp.near.load(Ordering::Relaxed)
-            && self.hca.progress != Progress::Thread
-            && !self.hca.fork.is_child();
-        let ring = &mut self.ring;
-        if !(may && ring.is_all_published() && ring.has_room()) {
+            && !self.hca.fork.is_child()
+            && self.ring.is_all_published();
+        if !may {
+            return false;
+        }
+        match wr.op {
+            SendOp::Send => self.send_at_once(wr, len as u32, inline),
+            SendOp::Write(_) => self.touch_at_once(wr, len as u32),
+            SendOp::Read(_) if !inline && self.qp_type == QpType::Rc => self.touch_at_once(wr, len as u32),
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if !inline && len == 8 => {
+                self.qp_type == QpType::Rc && self.touch_at_once(wr, 8)
+            }
+            _ => false,
+        }
+    }
+
+    /// Does a small request on a peer's memory.
+    #[inline(always)]
+    fn touch_at_once(&mut self, wr: &SendWr<'_>, len: u32) -> bool {
+        if len == 0 {
             return false;
         }
         let Some(mut turn) = self.hca.engine_to_post() else { return false };
-        let engine = turn.value();
-        let sent = match engine.send_line(&self.hca.bell, self.qp.handle, wr.payload, len as u32) {
+        let done = turn.value().touch(self.qp.handle, wr, len).is_some();
+        self.hca.give_back(turn);
+        done
+    }
+
+    /// Sends a small SEND by a line.
+    #[inline(always)]
+    fn send_at_once(&mut self, wr: &SendWr<'_>, len: u32, inline: bool) -> bool {
+        let plain = !wr.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
+        let ring = &mut self.ring;
+        if !(plain && self.hca.progress != Progress::Thread && ring.has_room()) {
+            return false;
+        }
+        let Some(mut turn) = self.hca.engine_to_post() else { return false };
+        let sent = match turn.value().send_line(&self.hca.bell, self.qp.handle, wr.payload, len) {
             Some(sent) => {
-                let (wr_id, len, inline, flags) = (wr.wr_id, len as u32, sges == 0, wr.flags);
+                let (wr_id, sges, flags) = (wr.wr_id, u8::from(!inline), wr.flags);
                 let header = SendHeader { wr_id, op: SendOp::Send, dest: false, len, sges, inline, flags };
                 queue(ring, header, wr.payload).expect("there is room");
                 ring.publish();
@@ -195,7 +221,13 @@ fn batch<W>(wrs: &[W], mut push: impl FnMut(&W) -> Result<(), PostErrorKind>) ->
 impl SendPort for QpSendPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
-        batch(wrs, |wr| self.push(wr))
+        batch(wrs, |wr| {
+            // SENDs leave by the doorbell, all of them in one turn.
+            if self.may_be_near && !wr.op.consumes_recv() && self.at_once(wr) {
+                return Ok(());
+            }
+            self.push(wr)
+        })
     }
     #[inline]
     fn ring(&mut self) {
@@ -207,7 +239,7 @@ impl SendPort for QpSendPort {
     }
     #[inline]
     unsafe fn post_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        if self.may_be_near && self.send_at_once(wr) {
+        if self.may_be_near && self.at_once(wr) {
             return Ok(());
         }
         self.push(wr)?;

@@ -116,6 +116,19 @@ impl<H: Copy> Producer<H> {
         self.tail = self.tail.wrapping_add(1);
         Ok(())
     }
+    /// Fills the next slot of a ring whose slots are headers alone. `false`: it is full.
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub(crate) fn push_header(&mut self, header: &H) -> bool {
+        if !self.has_room() {
+            return false;
+        }
+        let slot = (self.tail & self.ring.mask) as usize;
+        // SAFETY: (2) the slot at `tail` is free, so it is the producer's, which we are (1).
+        self.ring.headers[slot].with_mut(|p| unsafe { (*p).write(*header) });
+        self.tail = self.tail.wrapping_add(1);
+        true
+    }
     /// Fills the next slot: header, and its first cell, of which a slot must have one.
     #[cfg(not(loom))]
     #[inline]
@@ -293,6 +306,11 @@ impl<H: Copy> Consumer<H> {
     pub(crate) fn copy_headers(&self, out: &mut [H]) -> usize {
         let count = (self.tail.wrapping_sub(self.head) as usize).min(out.len());
         let first = (self.head & self.ring.mask) as usize;
+        if let [one] = &mut out[..count] {
+            // SAFETY: as below.
+            *one = self.ring.headers[first].with(|p| unsafe { (*p).assume_init() });
+            return 1;
+        }
         let (left, right) = out[..count].split_at_mut(count.min(self.ring.headers.len() - first));
         for (out, from) in [(left, first), (right, 0)] {
             let from: *const H = self.ring.headers[from..from + out.len()].as_ptr().cast();

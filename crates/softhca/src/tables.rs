@@ -216,6 +216,25 @@ impl Tables {
         });
     }
 
+    /// As [`complete_plain`](Self::complete_plain), and shows it to the poller, unless others are to be shown before or
+    /// there is no room: then that is due.
+    #[inline(always)]
+    pub(crate) fn complete_shown(&mut self, cq: u32, wr_id: u64, qp: QpHandle, opcode: WcOpcode, len: u32) {
+        let c = Completion {
+            wr_id,
+            qp,
+            status: WcStatus::Success,
+            opcode,
+            byte_len: len,
+            ..Completion::default()
+        };
+        if self.cqs.at_mut(cq).is_some_and(|entry| entry.show(&c)) {
+            self.completions += 1;
+        } else {
+            self.push_completion(cq, c);
+        }
+    }
+
     /// Makes a completion where it goes, so that it is not copied.
     #[inline(always)]
     fn complete_with(&mut self, cq: u32, make: impl FnOnce() -> Completion) {

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll};
 use std::time::{Duration, Instant};
 
-use hca_core::{CqHandle, CqPort, DeviceError, Notify, QpHandle, SrqHandle};
+use hca_core::{Completion, CqHandle, CqPort, DeviceError, Notify, QpHandle, SrqHandle};
 
 use crate::context::Ctx;
 use crate::part::Held;
@@ -244,10 +244,7 @@ impl CompletionQueue {
     #[inline(always)]
     fn take(&mut self, raw: usize, wcs: &mut Completions) {
         let completion = &wcs.raw[raw];
-        let Some(entry) = self.entry(completion.qp) else {
-            tracing::warn!(?completion, "completion of a queue pair that this queue does not know");
-            return;
-        };
+        let Some(entry) = self.entry(completion.qp) else { return stray(completion, "queue pair") };
         let parts = &mut wcs.parts;
         let keep = |held| match held {
             Held::Ah(_) => {}
@@ -258,13 +255,9 @@ impl CompletionQueue {
         } else {
             entry.send.as_mut().and_then(|taker| taker.take(completion.wr_id, keep))
         };
-        let context = entry.context;
-        let Some(id) = id else {
-            // A queue pair that is dropped at this moment frees what it took from a shared queue.
-            tracing::warn!(?completion, "completion of a request that is not outstanding");
-            return;
-        };
-        wcs.records.push(Record { raw, id, context, parts_end: wcs.parts.len() });
+        // A queue pair that is dropped at this moment frees what it took from a shared queue.
+        let Some(id) = id else { return stray(completion, "outstanding request") };
+        wcs.records.push(Record { raw, id, context: entry.context, parts_end: wcs.parts.len() });
     }
 
     #[inline(always)]
@@ -310,6 +303,13 @@ impl CompletionQueue {
             }
         }
     }
+}
+
+/// A completion of what nobody knows.
+#[cold]
+#[inline(never)]
+fn stray(completion: &Completion, of_no: &str) {
+    tracing::warn!(?completion, "completion of no {of_no}");
 }
 
 impl Drop for CompletionQueue {

@@ -321,7 +321,9 @@ impl Bracket<'_> {
             return Err(AccessError::Right);
         }
         self.left = self.left.checked_sub(len).ok_or(AccessError::Length)?;
-        let caching = self.of.footprint.caching(offset, len);
+        // A few bytes are copied in the same way wherever they go.
+        let caching =
+            if len <= dma::FEW_BYTES { Caching::Cached } else { self.of.footprint.caching(offset, len) };
         debug_assert!(self.of.region.writable || right == Access::REMOTE_READ);
         // SAFETY: (1) (2): within the range that was granted, which is within the file.
         Ok((unsafe { self.of.region.base.as_ptr().add(self.of.offset + offset as usize) }, caching))

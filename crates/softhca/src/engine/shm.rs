@@ -2,7 +2,7 @@
 
 use core::net::{IpAddr, Ipv6Addr};
 
-use hca_core::{AhHandle, Instant, QpHandle, SendFlags, SendWr};
+use hca_core::{Access, AhHandle, Instant, Payload, QpHandle, SendFlags, SendWr};
 use hca_fabric::{Fabric, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
 use hca_transport::{Direct, TxSink};
 
@@ -12,9 +12,9 @@ use super::{
 };
 use crate::clock;
 use crate::doorbell::Doorbell;
-use crate::near;
+use crate::near::{self, Piece};
 use crate::patience;
-use crate::qp::{PostedList, QpEntry, QpHost, QpShared};
+use crate::qp::{PostedList, QpEntry, QpHost, QpShared, local};
 
 /// Gives a queue pair's messages to a ring.
 pub(super) struct MessageSink<'a, 'b> {
@@ -129,6 +129,35 @@ impl Engine {
         }
         self.conclude();
         Some(received)
+    }
+
+    /// Does a small request of one piece on a peer's memory that was not queued, if nothing was posted before it that is
+    /// not done, and if all is well with it. `None`: nothing was done.
+    #[inline(always)]
+    pub(crate) fn touch(&mut self, qp: QpHandle, wr: &SendWr<'_>, len: u32) -> Option<()> {
+        let shm = self.fabric.shm()?;
+        let core = &mut self.core;
+        let QpEntry { machine, res, .. } = &mut **core.qps.get_mut(qp.index, qp.generation)?;
+        if !machine.is_idle_near() || res.sq.published() != res.sq.head() {
+            return None;
+        }
+        let fetches = wr.op.is_read_or_atomic();
+        let piece = match wr.payload {
+            Payload::Inline(bytes) => Piece::Inline(bytes),
+            Payload::Sges(&[entry]) => {
+                let access = if fetches { Access::LOCAL_WRITE } else { Access::empty() };
+                Piece::Memory(local(&core.tables, res.pd, entry, access).ok()?, len as usize)
+            }
+            Payload::Sges(_) => return None,
+        };
+        let near = res.near.as_ref()?;
+        shm.reach(|mut reach| near.touch(&mut reach, &wr.op, &piece))?;
+        if wr.flags.contains(SendFlags::SIGNALED) {
+            let byte_len = if fetches { len } else { 0 };
+            core.tables.complete_shown(res.send_cq, wr.wr_id, qp, wr.op.wc_opcode(), byte_len);
+            self.conclude_completions();
+        }
+        Some(())
     }
 
     /// Does a request on a peer's memory that was not queued, if nothing was posted before it that is not done.
