@@ -41,7 +41,7 @@ const SHM: &str = "shm://count?progress=inline";
 /// A case: its name, and what prepares and runs it.
 type Case = (&'static str, fn());
 
-const CASES: [Case; 13] = [
+const CASES: [Case; 14] = [
     ("packet_parse", packet_parse),
     ("icrc_64", || icrc(64)),
     ("icrc_4096", || icrc(4096)),
@@ -54,6 +54,7 @@ const CASES: [Case; 13] = [
     ("shm_ping_8", shm_ping),
     ("shm_burst_8", || rc_burst(SHM)),
     ("shm_write_8", shm_write),
+    ("shm_writes_8", shm_writes),
     ("shm_poll_empty", || poll_empty(SHM)),
 ];
 
@@ -336,6 +337,30 @@ fn shm_write_once(a: &mut End, b: &mut End, target: RemoteMr) {
     while a.cq.poll(&mut a.wcs).next().is_none() {
         b.opened.context().turn();
     }
+}
+
+/// 64 WRITEs as above by one doorbell, the last one signalled, until its completion. A round is a WRITE.
+fn shm_writes() {
+    let (mut a, mut b) = ends(SHM);
+    let memory = b.pd.alloc_shared(4096, Access::REMOTE_WRITE).expect("there is memory");
+    let target = memory.remote().range(64..72);
+    for _ in 0..100_000 {
+        shm_write_once(&mut a, &mut b, target);
+    }
+    for _ in 0..ROUNDS / BURST {
+        counted_shm_writes(&mut a, target);
+    }
+}
+
+#[inline(never)]
+fn counted_shm_writes(a: &mut End, target: RemoteMr) {
+    let mut batch = a.qp.batch();
+    for left in (0..BURST).rev() {
+        let request = SendRequest::write(Inline(&[7; 8]), target).signaled(left == 0);
+        batch.post_send(request).expect("the queue has room");
+    }
+    drop(batch);
+    assert_eq!(a.cq.poll(&mut a.wcs).len(), 1, "they are done as they are posted");
 }
 
 /// 64 messages of 8 bytes by one doorbell, the last one signalled, until all are there and acknowledged.

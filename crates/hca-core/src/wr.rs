@@ -79,6 +79,97 @@ impl SendOp {
     }
 }
 
+/// A [`SendOp`] in fields that all operations share, for where requests are put together and queued.
+///
+/// An enum is copied as a whole, by loads that are wider than the stores that made it. A processor does not forward such
+/// stores: the copy waits until they are in the cache, and so until all stores before them are, those to lines that
+/// another CPU has among them. These fields are copied one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlatOp {
+    addr: u64,
+    /// Immediate data, what to compare with, or what to add.
+    first: u64,
+    /// What to swap in.
+    second: u64,
+    /// Of the peer's region, or the one to take back.
+    rkey: Rkey,
+    code: OpCode,
+}
+
+/// Which [`SendOp`] it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OpCode {
+    Send,
+    SendImm,
+    SendInv,
+    Write,
+    WriteImm,
+    Read,
+    CompareSwap,
+    FetchAdd,
+}
+
+impl FlatOp {
+    /// From an operation.
+    #[inline(always)]
+    pub const fn new(op: &SendOp) -> Self {
+        let none = RemoteAddr { addr: 0, rkey: Rkey::new(0) };
+        let (code, remote, first, second) = match op {
+            SendOp::Send => (OpCode::Send, none, 0, 0),
+            SendOp::SendImm(data) => (OpCode::SendImm, none, *data as u64, 0),
+            SendOp::SendInv(rkey) => (OpCode::SendInv, RemoteAddr { addr: 0, rkey: *rkey }, 0, 0),
+            SendOp::Write(remote) => (OpCode::Write, *remote, 0, 0),
+            SendOp::WriteImm(remote, data) => (OpCode::WriteImm, *remote, *data as u64, 0),
+            SendOp::Read(remote) => (OpCode::Read, *remote, 0, 0),
+            SendOp::CompareSwap { remote, compare, swap } => (OpCode::CompareSwap, *remote, *compare, *swap),
+            SendOp::FetchAdd { remote, add } => (OpCode::FetchAdd, *remote, *add, 0),
+        };
+        Self { addr: remote.addr, first, second, rkey: remote.rkey, code }
+    }
+    /// The operation.
+    #[inline(always)]
+    pub const fn op(&self) -> SendOp {
+        let (remote, data) = (self.remote(), self.first as u32);
+        match self.code {
+            OpCode::Send => SendOp::Send,
+            OpCode::SendImm => SendOp::SendImm(data),
+            OpCode::SendInv => SendOp::SendInv(self.rkey),
+            OpCode::Write => SendOp::Write(remote),
+            OpCode::WriteImm => SendOp::WriteImm(remote, data),
+            OpCode::Read => SendOp::Read(remote),
+            OpCode::CompareSwap => SendOp::CompareSwap { remote, compare: self.first, swap: self.second },
+            OpCode::FetchAdd => SendOp::FetchAdd { remote, add: self.first },
+        }
+    }
+    /// Where an RDMA operation goes; of a SEND it means nothing.
+    #[inline(always)]
+    pub const fn remote(&self) -> RemoteAddr {
+        RemoteAddr { addr: self.addr, rkey: self.rkey }
+    }
+    /// Whether it is a SEND without anything else.
+    #[inline(always)]
+    pub const fn is_plain_send(&self) -> bool {
+        matches!(self.code, OpCode::Send)
+    }
+    /// Whether it is an atomic operation.
+    #[inline(always)]
+    pub const fn is_atomic(&self) -> bool {
+        matches!(self.code, OpCode::CompareSwap | OpCode::FetchAdd)
+    }
+    /// The operation as its completion reports it.
+    #[inline]
+    pub const fn wc_opcode(&self) -> crate::WcOpcode {
+        use crate::WcOpcode as W;
+        match self.code {
+            OpCode::Send | OpCode::SendImm | OpCode::SendInv => W::Send,
+            OpCode::Write | OpCode::WriteImm => W::RdmaWrite,
+            OpCode::Read => W::RdmaRead,
+            OpCode::CompareSwap => W::CompSwap,
+            OpCode::FetchAdd => W::FetchAdd,
+        }
+    }
+}
+
 bitflags::bitflags! {
     /// Options of a send request.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -134,4 +225,34 @@ pub struct RecvWr<'a> {
     pub wr_id: u64,
     /// Where the message is placed, in order. On UD its first 40 bytes take the GRH.
     pub sges: &'a [Sge],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flat_operation_is_the_operation() {
+        let remote = RemoteAddr { addr: 1 << 40, rkey: Rkey::new(7) };
+        let all = [
+            SendOp::Send,
+            SendOp::SendImm(0xffff_fffe),
+            SendOp::SendInv(Rkey::new(9)),
+            SendOp::Write(remote),
+            SendOp::WriteImm(remote, 3),
+            SendOp::Read(remote),
+            SendOp::CompareSwap { remote, compare: u64::MAX, swap: 1 << 63 },
+            SendOp::FetchAdd { remote, add: u64::MAX - 1 },
+        ];
+        for op in all {
+            let flat = FlatOp::new(&op);
+            assert_eq!((flat.op(), flat.wc_opcode()), (op, op.wc_opcode()));
+            assert_eq!(flat.is_plain_send(), op == SendOp::Send);
+            let atomic = matches!(op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
+            assert_eq!(flat.is_atomic(), atomic);
+            if !matches!(op, SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_)) {
+                assert_eq!(flat.remote(), remote);
+            }
+        }
+    }
 }

@@ -6,8 +6,8 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use hca_core::{
-    Completion, CqPort, DeviceError, MAX_MESSAGE_BYTES, Notify, Payload, PostError, PostErrorKind, QpHandle,
-    QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr, UdDest,
+    Completion, CqPort, DeviceError, FlatOp, MAX_MESSAGE_BYTES, Notify, Payload, PostError, PostErrorKind,
+    QpHandle, QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr, UdDest,
 };
 
 use hca_fabric::{LINE_DATA_BYTES, MAX_BRACKET_BYTES};
@@ -99,7 +99,7 @@ impl QpSendPort {
         }
         let header = SendHeader {
             wr_id: wr.wr_id,
-            op: wr.op,
+            op: FlatOp::new(&wr.op),
             dest: wr.dest.is_some(),
             len: len as u32,
             sges,
@@ -165,7 +165,15 @@ impl QpSendPort {
         let sent = match turn.value().send_line(&self.hca.bell, self.qp.handle, wr.payload, len) {
             Some(sent) => {
                 let (wr_id, sges, flags) = (wr.wr_id, u8::from(!inline), wr.flags);
-                let header = SendHeader { wr_id, op: SendOp::Send, dest: false, len, sges, inline, flags };
+                let header = SendHeader {
+                    wr_id,
+                    op: FlatOp::new(&SendOp::Send),
+                    dest: false,
+                    len,
+                    sges,
+                    inline,
+                    flags,
+                };
                 queue(ring, header, wr.payload).expect("there is room");
                 ring.publish();
                 sent.queued();

@@ -1,13 +1,14 @@
 //! What a queue pair has beside its transport machine: rings, keys, completions; and how the machine
 //! reaches them.
 
+use core::mem::MaybeUninit;
 use core::net::IpAddr;
 use core::ops::{Deref, DerefMut};
 
 use hca_core::wire::Packet;
 use hca_core::{
-    Access, AhHandle, AsyncEvent, Completion, Lkey, Payload, PdHandle, Qkey, QpCap, QpHandle, QpType, Qpn,
-    Rkey, SendFlags, SendOp, Sge, UdDest, WcOpcode, WcStatus,
+    Access, AhHandle, AsyncEvent, Completion, FlatOp, Lkey, Payload, PdHandle, Qkey, QpCap, QpHandle, QpType,
+    Qpn, Rkey, SendFlags, SendOp, Sge, UdDest, WcOpcode, WcStatus,
 };
 use hca_fabric::{LinkId, PathId, Places, Reach};
 use hca_transport::{
@@ -18,7 +19,7 @@ use hca_transport::{
 use crate::dma;
 use crate::doorbell::{Link, Ringer};
 use crate::near::{self, LocalList, Near, Piece, Wish};
-use crate::ring::{Cell, Consumer};
+use crate::ring::{Cell, Consumer, Header};
 use crate::sync::{Arc, AtomicBool, AtomicU32};
 use crate::tables::{Ah, Tables};
 
@@ -27,7 +28,7 @@ use crate::tables::{Ah, Tables};
 #[repr(align(64))]
 pub(crate) struct SendHeader {
     pub(crate) wr_id: u64,
-    pub(crate) op: SendOp,
+    pub(crate) op: FlatOp,
     pub(crate) len: u32,
     /// Entries in the list; inline data has none.
     pub(crate) sges: u8,
@@ -37,6 +38,25 @@ pub(crate) struct SendHeader {
 }
 const _: () = assert!(size_of::<SendHeader>() == 64);
 
+#[allow(unsafe_code)] // one by one into a slot
+impl Header for SendHeader {
+    #[inline(always)]
+    fn put(self, slot: &mut MaybeUninit<Self>) {
+        let Self { wr_id, op, len, sges, inline, dest, flags } = self;
+        let to = slot.as_mut_ptr();
+        // SAFETY: each is a field of the slot, and they are all there are.
+        unsafe {
+            (&raw mut (*to).wr_id).write(wr_id);
+            (&raw mut (*to).op).write(op);
+            (&raw mut (*to).len).write(len);
+            (&raw mut (*to).sges).write(sges);
+            (&raw mut (*to).inline).write(inline);
+            (&raw mut (*to).dest).write(dest);
+            (&raw mut (*to).flags).write(flags);
+        }
+    }
+}
+
 /// The header of a receive queue slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecvHeader {
@@ -45,6 +65,7 @@ pub(crate) struct RecvHeader {
     pub(crate) room: u64,
     pub(crate) sges: u8,
 }
+impl Header for RecvHeader {}
 
 pub(crate) const fn sge_to_cell(s: Sge) -> Cell {
     [s.addr, s.len as u64 | (s.lkey.raw() as u64) << 32]
@@ -326,7 +347,7 @@ impl Host for QpHost<'_> {
     fn send_request(&self, index: u32) -> SendRequest {
         let h = self.res.sq.header_ref(index);
         let dest = h.dest.then(|| cell_to_target(self.res.sq.cells(index)[0]));
-        SendRequest { op: h.op, flags: h.flags, len: h.len, dest }
+        SendRequest { op: h.op.op(), flags: h.flags, len: h.len, dest }
     }
     #[inline]
     fn gather(&mut self, index: u32, offset: u32, out: &mut [u8]) -> Result<(), LocalError> {
@@ -530,8 +551,7 @@ impl Host for QpHost<'_> {
     #[inline]
     fn small_send(&self, index: u32) -> Option<u32> {
         let h = self.res.sq.header_ref(index);
-        let plain =
-            matches!(h.op, SendOp::Send) && !h.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
+        let plain = h.op.is_plain_send() && !h.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
         (plain && h.len <= SMALL_BYTES).then_some(h.len)
     }
     fn lend(&mut self, index: u32, offset: u32, max: u32) -> Option<Loan> {
@@ -542,7 +562,7 @@ impl Host for QpHost<'_> {
             return None;
         }
         let regions = &self.tables.regions;
-        if let SendOp::Write(remote) = h.op
+        if let SendOp::Write(remote) = h.op.op()
             && !near.as_ref().is_some_and(|n| regions.is_refused(n.link, remote.rkey.raw()))
         {
             // It is done directly, once the peer has answered.

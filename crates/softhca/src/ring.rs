@@ -21,6 +21,17 @@ use crate::sync::{Arc, AtomicU32, CachePadded, Ordering, UnsafeCell};
 /// 16 bytes of a slot's area.
 pub(crate) type Cell = [u64; 2];
 
+/// The header of a slot.
+pub(crate) trait Header: Copy {
+    /// Puts it into a slot: by fields where it is large, as a copy of the whole waits for the stores that made it.
+    #[inline(always)]
+    fn put(self, slot: &mut MaybeUninit<Self>) {
+        slot.write(self);
+    }
+}
+impl Header for u32 {}
+impl Header for hca_core::Completion {}
+
 struct Ring<H> {
     headers: Box<[UnsafeCell<MaybeUninit<H>>]>,
     cells: Box<[UnsafeCell<Cell>]>,
@@ -58,7 +69,7 @@ pub(crate) struct Consumer<H> {
 pub(crate) struct Full;
 
 /// A ring of `depth` slots, each with an area of `cells` cells. One of none takes nothing.
-pub(crate) fn ring<H: Copy>(depth: u32, cells: usize) -> (Producer<H>, Consumer<H>) {
+pub(crate) fn ring<H: Header>(depth: u32, cells: usize) -> (Producer<H>, Consumer<H>) {
     let slots = depth.next_power_of_two();
     let ring = Arc::new(Ring {
         headers: (0..slots).map(|_| UnsafeCell::new(MaybeUninit::uninit())).collect(),
@@ -72,7 +83,7 @@ pub(crate) fn ring<H: Copy>(depth: u32, cells: usize) -> (Producer<H>, Consumer<
     (Producer { ring: ring.clone(), tail: 0, head: 0 }, Consumer { ring, head: 0, tail: 0 })
 }
 
-impl<H: Copy> Producer<H> {
+impl<H: Header> Producer<H> {
     /// Slots of the ring.
     pub(crate) fn depth(&self) -> u32 {
         self.ring.depth
@@ -105,7 +116,7 @@ impl<H: Copy> Producer<H> {
         }
         let slot = (self.tail & self.ring.mask) as usize;
         // SAFETY: (2) the slot at `tail` is free, so it is the producer's, which we are (1).
-        self.ring.headers[slot].with_mut(|p| unsafe { (*p).write(header) });
+        self.ring.headers[slot].with_mut(|p| unsafe { header.put(&mut *p) });
         let base = slot * self.ring.cells_per_slot;
         let mut area = self.ring.cells[base..base + self.ring.cells_per_slot].iter();
         for cell in cells {
@@ -125,7 +136,7 @@ impl<H: Copy> Producer<H> {
         }
         let slot = (self.tail & self.ring.mask) as usize;
         // SAFETY: (2) the slot at `tail` is free, so it is the producer's, which we are (1).
-        self.ring.headers[slot].with_mut(|p| unsafe { (*p).write(*header) });
+        self.ring.headers[slot].with_mut(|p| unsafe { (*header).put(&mut *p) });
         self.tail = self.tail.wrapping_add(1);
         true
     }
@@ -138,7 +149,7 @@ impl<H: Copy> Producer<H> {
         }
         let slot = (self.tail & self.ring.mask) as usize;
         // SAFETY: (2) the slot at `tail` is free, so it is the producer's, which we are (1).
-        self.ring.headers[slot].with_mut(|p| unsafe { (*p).write(header) });
+        self.ring.headers[slot].with_mut(|p| unsafe { header.put(&mut *p) });
         // SAFETY: as above; the cells of a slot go with it.
         self.ring.cells[slot * self.ring.cells_per_slot].with_mut(|p| unsafe { *p = cell });
         self.tail = self.tail.wrapping_add(1);
@@ -161,7 +172,7 @@ impl<H: Copy> Producer<H> {
         // SAFETY: (2) the slot at `tail` is free, so it is the producer's, which we are (1). Our `UnsafeCell`
         // has the layout of its content, so the cells are one piece of memory, and long enough.
         unsafe {
-            self.ring.headers[slot].with_mut(|p| (*p).write(header));
+            self.ring.headers[slot].with_mut(|p| header.put(&mut *p));
             let to: *mut u8 = cells.as_ptr().cast_mut().cast();
             match bytes.first_chunk::<8>() {
                 Some(word) if bytes.len() == 8 => to.cast::<[u8; 8]>().write(*word),
@@ -206,7 +217,7 @@ impl<H: Copy> Producer<H> {
     }
 }
 
-impl<H: Copy> Consumer<H> {
+impl<H: Header> Consumer<H> {
     /// The oldest slot that is not released.
     #[inline]
     pub(crate) fn head(&self) -> u32 {

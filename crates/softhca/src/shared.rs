@@ -63,6 +63,35 @@ impl DeviceWait {
     }
 }
 
+/// A turn whose caller polls a completion queue.
+struct Poll<'a> {
+    engine: &'a mut Engine,
+}
+
+#[allow(unsafe_code)] // one call, with its argument
+impl<'a> Poll<'a> {
+    /// Has completions of the queue go to `out`, which must not be empty.
+    #[inline(always)]
+    fn begin(engine: &'a mut Engine, cq: u32, out: &'a mut [Completion]) -> Self {
+        // SAFETY: `out` is borrowed for as long as this lives, and `drop` closes it.
+        unsafe { engine.core.tables.complete_here(cq, out) };
+        Self { engine }
+    }
+    /// How many went there.
+    #[inline(always)]
+    fn end(self) -> usize {
+        let taken = self.engine.core.tables.take_here();
+        core::mem::forget(self);
+        taken
+    }
+}
+impl Drop for Poll<'_> {
+    /// In a panic.
+    fn drop(&mut self) {
+        self.engine.core.tables.take_here();
+    }
+}
+
 impl Shared {
     pub(crate) fn new(
         engine: Engine,
@@ -125,10 +154,9 @@ impl Shared {
             patience::in_vain();
             return Some(0);
         };
-        let e = turn.value();
-        e.core.tables.complete_here(cq, out.len());
-        let worked = self.any_turn(e, AckRule::UnlessDelivered);
-        let taken = e.core.tables.take_here(out);
+        let poll = Poll::begin(turn.value(), cq, out);
+        let worked = self.any_turn(poll.engine, AckRule::UnlessDelivered);
+        let taken = poll.end();
         self.give_back(turn);
         patience::note(worked);
         (taken > 0 || worked).then_some(taken)

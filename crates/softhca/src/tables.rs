@@ -1,4 +1,5 @@
 //! The adapter's tables: what every queue pair of an engine shares.
+#![allow(unsafe_code)] // one pointer to a poller's memory, with its invariant
 
 use core::task::Waker;
 use std::collections::VecDeque;
@@ -113,21 +114,27 @@ pub(crate) struct Pd {
 }
 
 /// Completions that need not go through their queue, since it is empty and its poller runs the turn.
+///
+/// Invariant: unless `cq` is `CLOSED`, `out .. out + room` is the poller's, which lends it to the engine until it calls
+/// [`Tables::take_here`]. It opens and closes this under the engine's lock, by a guard that closes it in a panic, too.
 struct Here {
     /// The queue, or none.
     cq: u32,
     count: usize,
     room: usize,
-    kept: Box<[Completion; Here::ROOM]>,
+    /// Where they go.
+    out: *mut Completion,
 }
+
+// SAFETY: the pointer is used under the engine's lock by the thread that put it there, and by nobody once it is closed.
+unsafe impl Send for Here {}
 
 impl Here {
     const CLOSED: u32 = u32::MAX;
-    const ROOM: usize = 64;
 }
 impl Default for Here {
     fn default() -> Self {
-        Self { cq: Self::CLOSED, count: 0, room: 0, kept: Box::new([Completion::default(); Self::ROOM]) }
+        Self { cq: Self::CLOSED, count: 0, room: 0, out: core::ptr::null_mut() }
     }
 }
 
@@ -176,23 +183,20 @@ impl Tables {
         }
     }
 
-    /// The caller of this turn polls this queue, which it found empty: up to `room` completions of it are kept until
-    /// [`take_here`](Self::take_here).
-    #[inline]
-    pub(crate) fn complete_here(&mut self, cq: u32, room: usize) {
-        (self.here.cq, self.here.room) = (cq, room.min(Here::ROOM));
-    }
-    /// The completions that were kept, in their order; those that follow go to the queue.
+    /// The caller of this turn polls this queue, which it found empty: completions of it go straight to `out`, as many as
+    /// it has room for, until [`take_here`](Self::take_here).
+    ///
+    /// # Safety
+    /// `out` is used by nobody else until `take_here`, which is called before its memory ends.
     #[inline(always)]
-    pub(crate) fn take_here(&mut self, out: &mut [Completion]) -> usize {
+    pub(crate) unsafe fn complete_here(&mut self, cq: u32, out: &mut [Completion]) {
+        self.here = Here { cq, count: 0, room: out.len(), out: out.as_mut_ptr() };
+    }
+    /// How many went there; those that follow go to the queue.
+    #[inline(always)]
+    pub(crate) fn take_here(&mut self) -> usize {
         self.here.cq = Here::CLOSED;
-        let count = core::mem::take(&mut self.here.count);
-        match (count, &mut *out) {
-            (0, _) => {}
-            (1, [first, ..]) => *first = self.here.kept[0],
-            _ => out[..count].copy_from_slice(&self.here.kept[..count]),
-        }
-        count
+        core::mem::take(&mut self.here.count)
     }
 
     /// Appends a completion to a queue.
@@ -239,14 +243,15 @@ impl Tables {
     #[inline(always)]
     fn complete_with(&mut self, cq: u32, make: impl FnOnce() -> Completion) {
         match self.place_here(cq) {
-            Some(place) => *place = make(),
+            // SAFETY: `Here`'s invariant, and it is one of its room.
+            Some(place) => unsafe { place.write(make()) },
             None => self.push_completion(cq, make()),
         }
     }
 
     /// Where the next completion of this queue goes, if the caller of this turn takes it at once.
     #[inline(always)]
-    fn place_here(&mut self, cq: u32) -> Option<&mut Completion> {
+    fn place_here(&mut self, cq: u32) -> Option<*mut Completion> {
         let here = &mut self.here;
         // What was pushed since the caller looked comes first; who asked for a notification is to have it.
         let goes = here.cq == cq
@@ -260,7 +265,8 @@ impl Tables {
         }
         self.completions += 1;
         here.count += 1;
-        here.kept.get_mut(here.count - 1)
+        // SAFETY: `Here`'s invariant: `count` was below `room`, which is not 0.
+        Some(unsafe { here.out.add(here.count - 1) })
     }
 
     #[inline(never)]

@@ -13,7 +13,7 @@
 use std::sync::Arc;
 
 use hca_core::{
-    MAX_MESSAGE_BYTES, Payload, PostErrorKind, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr, Sge,
+    MAX_MESSAGE_BYTES, Payload, PostErrorKind, RecvPort, RecvWr, SendFlags, SendPort, SendWr, Sge,
 };
 
 use crate::PostRefusal;
@@ -51,7 +51,7 @@ impl SendSide {
     ///
     /// # Errors
     /// The list comes back, with the reason.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post<const NOW: bool, L: GatherList>(
         &mut self,
         head: &Head,
@@ -79,7 +79,7 @@ impl SendSide {
         });
         let payload = L::inline(&shell).map_or(Payload::Sges(&self.sges), Payload::Inline);
         let dest = head.peer.as_ref().map(crate::ah::UdPeer::dest);
-        let wr = SendWr { wr_id, op: head.op, flags: head.flags, payload, dest };
+        let wr = SendWr { wr_id, op: head.op.op(), flags: head.flags, payload, dest };
         // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
         let posted =
             unsafe { if NOW { self.port.post_now(&wr) } else { self.port.post(&[wr]).map_err(|e| e.kind) } };
@@ -181,7 +181,8 @@ fn check(head: &Head, entries: &Entries<'_>, pd: &Arc<PdCore>) -> Result<(), Pos
     {
         return Err(PostRefusal::RemoteTooShort { len: entries.bytes(), room });
     }
-    if let SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } = head.op {
+    if head.op.is_atomic() {
+        let remote = head.op.remote();
         if entries.bytes() != 8 {
             return Err(PostErrorKind::AtomicLength { len: entries.bytes() }.into());
         }

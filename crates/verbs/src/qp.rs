@@ -171,10 +171,13 @@ impl<S: Service> SendQueue<S> {
         &mut self,
         request: SendRequest<O, L>,
     ) -> Result<(), Refused<SendRequest<O, L>>> {
-        let SendRequest { head, local, .. } = request;
-        self.side
-            .post::<true, _>(&head, local)
-            .map_err(|(local, error)| Refused { request: SendRequest::from_parts(head, local), error })
+        // Its head stays where it was put together.
+        match self.side.post::<true, _>(&request.head, request.local) {
+            Ok(()) => Ok(()),
+            Err((local, error)) => {
+                Err(Refused { request: SendRequest::from_parts(request.head, local), error })
+            }
+        }
     }
 
     /// Begins a batch: many requests, one doorbell.
@@ -292,13 +295,14 @@ impl<S: Service> SendBatch<'_, S> {
         &mut self,
         request: SendRequest<O, L>,
     ) -> Result<(), Refused<SendRequest<O, L>>> {
-        let SendRequest { head, local, .. } = request;
-        match self.queue.side.post::<false, _>(&head, local) {
+        match self.queue.side.post::<false, _>(&request.head, request.local) {
             Ok(()) => {
                 self.posted += 1;
                 Ok(())
             }
-            Err((local, error)) => Err(Refused { request: SendRequest::from_parts(head, local), error }),
+            Err((local, error)) => {
+                Err(Refused { request: SendRequest::from_parts(request.head, local), error })
+            }
         }
     }
     /// Tells the device, and how many requests were posted.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use hca_core::{RemoteAddr, Rkey, SendFlags, SendOp};
+use hca_core::{FlatOp, Rkey, SendFlags, SendOp};
 
 use crate::ah::UdPeer;
 use crate::mr::RemoteMr;
@@ -29,7 +29,7 @@ pub struct SendRequest<O, L> {
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     pub(crate) id: u64,
-    pub(crate) op: SendOp,
+    pub(crate) op: FlatOp,
     pub(crate) flags: SendFlags,
     /// Bytes at the peer; for RDMA and atomics.
     pub(crate) remote_len: Option<u64>,
@@ -37,17 +37,20 @@ pub(crate) struct Head {
 }
 
 impl<O, L> SendRequest<O, L> {
+    #[inline(always)]
     pub(crate) fn new(op: SendOp, remote_len: Option<u64>, local: L) -> Self {
-        let head = Head { id: 0, op, flags: SendFlags::SIGNALED, remote_len, peer: None };
+        let head = Head { id: 0, op: FlatOp::new(&op), flags: SendFlags::SIGNALED, remote_len, peer: None };
         Self { head, local, op: PhantomData }
     }
 
+    #[inline(always)]
     pub(crate) fn from_parts(head: Head, local: L) -> Self {
         Self { head, local, op: PhantomData }
     }
 
     /// A number of the program's own, which the completion carries; 0 unless given.
     #[must_use]
+    #[inline]
     pub fn id(mut self, id: u64) -> Self {
         self.head.id = id;
         self
@@ -55,6 +58,7 @@ impl<O, L> SendRequest<O, L> {
     /// Whether a success is reported (a failure always is); yes unless given. The buffers of an
     /// unsignalled request come back with the next completion of its queue.
     #[must_use]
+    #[inline]
     pub fn signaled(mut self, yes: bool) -> Self {
         self.head.flags.set(SendFlags::SIGNALED, yes);
         self
@@ -80,14 +84,16 @@ impl<O, L> SendRequest<O, L> {
         self.local
     }
 
+    #[inline(always)]
     fn with_op<P>(mut self, op: SendOp) -> SendRequest<P, L> {
-        self.head.op = op;
+        self.head.op = FlatOp::new(&op);
         SendRequest { head: self.head, local: self.local, op: PhantomData }
     }
 }
 
 impl<L: GatherList> SendRequest<ops::Send, L> {
     /// SEND: into a receive request of the peer.
+    #[inline]
     pub fn send(local: L) -> Self {
         Self::new(SendOp::Send, None, local)
     }
@@ -104,7 +110,7 @@ impl<L: GatherList> SendRequest<ops::Send, L> {
     /// Makes it a datagram to `peer`.
     #[must_use]
     pub fn to(self, peer: &UdPeer) -> SendRequest<ops::Datagram, L> {
-        let op = self.head.op;
+        let op = self.head.op.op();
         let mut request = self.with_op(op);
         request.head.peer = Some(peer.clone());
         request
@@ -121,19 +127,21 @@ impl<L: GatherList> SendRequest<ops::Datagram, L> {
 
 impl<L: GatherList> SendRequest<ops::Write, L> {
     /// RDMA WRITE: to the beginning of `remote`.
+    #[inline]
     pub fn write(local: L, remote: RemoteMr) -> Self {
         Self::new(SendOp::Write(remote.target()), Some(remote.len), local)
     }
     /// Also consumes a receive request of the peer, to deliver immediate data.
     #[must_use]
     pub fn imm(self, data: u32) -> Self {
-        let remote = remote_of(self.head.op);
+        let remote = self.head.op.remote();
         self.with_op(SendOp::WriteImm(remote, data))
     }
 }
 
 impl<L: ScatterList> SendRequest<ops::Read, L> {
     /// RDMA READ: from the beginning of `remote`, as many bytes as the local list has.
+    #[inline]
     pub fn read(local: L, remote: RemoteMr) -> Self {
         Self::new(SendOp::Read(remote.target()), Some(remote.len), local)
     }
@@ -142,12 +150,14 @@ impl<L: ScatterList> SendRequest<ops::Read, L> {
 impl<L: ScatterList> SendRequest<ops::Atomic, L> {
     /// Compares the word at the beginning of `remote` with `compare`, and makes it `swap` if they are
     /// equal. Its old value comes back into the 8 bytes of the local list, in this machine's byte order.
+    #[inline]
     pub fn compare_swap(local: L, remote: RemoteMr, compare: u64, swap: u64) -> Self {
         let op = SendOp::CompareSwap { remote: remote.target(), compare, swap };
         Self::new(op, Some(remote.len), local)
     }
     /// Adds to the word at the beginning of `remote`. Its old value comes back into the 8 bytes of the
     /// local list, in this machine's byte order.
+    #[inline]
     pub fn fetch_add(local: L, remote: RemoteMr, add: u64) -> Self {
         Self::new(SendOp::FetchAdd { remote: remote.target(), add }, Some(remote.len), local)
     }
@@ -157,17 +167,8 @@ impl<O, L> fmt::Debug for SendRequest<O, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SendRequest")
             .field("id", &self.head.id)
-            .field("op", &self.head.op)
+            .field("op", &self.head.op.op())
             .field("flags", &self.head.flags)
             .finish_non_exhaustive()
-    }
-}
-
-/// Where an RDMA operation goes.
-fn remote_of(op: SendOp) -> RemoteAddr {
-    match op {
-        SendOp::Write(remote) | SendOp::WriteImm(remote, _) | SendOp::Read(remote) => remote,
-        SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => remote,
-        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) => RemoteAddr::default(),
     }
 }

@@ -198,12 +198,12 @@ impl MappedRegions {
         }
         Some(mapped)
     }
-    #[inline]
+    #[inline(always)]
     fn get_mut(&mut self, id: GrantId) -> Option<&mut Mapped> {
         let slot = self.slots.get_mut(id.slot as usize)?;
         if slot.generation == id.generation { slot.mapped.as_deref_mut() } else { None }
     }
-    #[inline]
+    #[inline(always)]
     fn access(&mut self, grant: GrantId, guard: &QpGuard) -> Result<Bracket<'_>, Denied> {
         self.accesses = self.accesses.wrapping_add(1);
         let count = self.accesses;
@@ -245,7 +245,7 @@ impl<'a> Reach<'a> {
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn access(&mut self, grant: GrantId, guard: &QpGuard) -> Result<Bracket<'_>, Denied> {
         let access = self.mapped.access(grant, guard);
         if let Err(Denied::Revoked) = access {
@@ -257,7 +257,7 @@ impl<'a> Reach<'a> {
 
 impl ShmFabric {
     /// Lets `access` reach memory that peers have granted.
-    #[inline]
+    #[inline(always)]
     pub fn reach<R>(&mut self, access: impl FnOnce(Reach<'_>) -> R) -> R {
         let mut revoked = None;
         let result = access(Reach::new(&mut self.grants.mapped, &mut revoked));
@@ -311,7 +311,7 @@ impl Drop for Bracket<'_> {
 
 impl Bracket<'_> {
     /// The address of a range, if it may be reached so, and how to copy there.
-    #[inline]
+    #[inline(always)]
     fn at(&mut self, offset: u64, len: usize, right: Access) -> Result<(*mut u8, Caching), AccessError> {
         let granted = &self.of.granted;
         if offset > granted.len || len as u64 > granted.len - offset {
@@ -330,7 +330,7 @@ impl Bracket<'_> {
     }
 
     /// The address of an aligned word for an atomic operation.
-    #[inline]
+    #[inline(always)]
     fn word(&mut self, offset: u64) -> Result<*mut u8, AccessError> {
         let (at, _) = self.at(offset, 8, Access::REMOTE_ATOMIC)?;
         if at.addr() & 7 == 0 { Ok(at) } else { Err(AccessError::Alignment) }
@@ -340,7 +340,7 @@ impl Bracket<'_> {
     ///
     /// # Errors
     /// As [`AccessError`] says; nothing was written then.
-    #[inline]
+    #[inline(always)]
     pub fn write(&mut self, offset: u64, from: &[u8]) -> Result<(), AccessError> {
         let (to, caching) = self.at(offset, from.len(), Access::REMOTE_WRITE)?;
         // SAFETY: `at` checked range and right; with this right the region is writable (1).
@@ -351,7 +351,7 @@ impl Bracket<'_> {
     ///
     /// # Errors
     /// As [`AccessError`] says; nothing was read then.
-    #[inline]
+    #[inline(always)]
     pub fn read(&mut self, offset: u64, to: &mut [u8]) -> Result<(), AccessError> {
         let (from, caching) = self.at(offset, to.len(), Access::REMOTE_READ)?;
         // SAFETY: `at` checked range and right.
@@ -379,7 +379,7 @@ impl Bracket<'_> {
     ///
     /// # Safety
     /// `to .. to + len` is mapped and writable for the call, and no part of the region.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn read_into(&mut self, offset: u64, to: *mut u8, len: usize) -> Result<(), AccessError> {
         let (from, caching) = self.at(offset, len, Access::REMOTE_READ)?;
         // SAFETY: as in `read`, and our caller's.
@@ -391,7 +391,7 @@ impl Bracket<'_> {
     ///
     /// # Errors
     /// As [`AccessError`] says; nothing was changed then.
-    #[inline]
+    #[inline(always)]
     pub fn compare_swap(&mut self, offset: u64, compare: u64, swap: u64) -> Result<u64, AccessError> {
         let at = self.word(offset)?;
         // SAFETY: `word` checked range, right and alignment; with this right the region is writable (1).
@@ -401,7 +401,7 @@ impl Bracket<'_> {
     ///
     /// # Errors
     /// As [`AccessError`] says; nothing was changed then.
-    #[inline]
+    #[inline(always)]
     pub fn fetch_add(&mut self, offset: u64, add: u64) -> Result<u64, AccessError> {
         let at = self.word(offset)?;
         // SAFETY: as in `compare_swap`.

@@ -44,7 +44,7 @@ pub(super) enum Stale {
 }
 
 /// Begins an access to a region, if the terms hold. Otherwise the in-use word is down again.
-#[inline]
+#[inline(always)]
 pub(super) fn enter(
     in_use: &OwnWord,
     region: u32,

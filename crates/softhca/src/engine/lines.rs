@@ -2,7 +2,7 @@
 //! completion. The common case only; whatever else comes takes the long way, with everything as it was.
 #![allow(unsafe_code)] // the calls of `dma`, each with its argument
 
-use hca_core::{Access, Instant, Payload, QpHandle, SendFlags, SendOp, Sge, WcOpcode};
+use hca_core::{Access, Instant, Payload, QpHandle, SendFlags, Sge, WcOpcode};
 use hca_fabric::{LINE_DATA_BYTES, LineData, LineMessage, LineSink, LinkId, ShmFabric};
 use hca_transport::{Lane, plain_send_to};
 
@@ -217,7 +217,7 @@ fn complete_requests(res: &mut QpRes, tables: &mut Tables, oldest: u32, count: u
 #[inline]
 fn gather(res: &QpRes, tables: &Tables, index: u32, head: [u32; 3]) -> Option<LineMessage> {
     let header: &SendHeader = res.sq.header_ref(index);
-    let plain = matches!(header.op, SendOp::Send)
+    let plain = header.op.is_plain_send()
         && !header.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED)
         && header.len as usize <= LINE_DATA_BYTES;
     if !plain {
