@@ -15,8 +15,8 @@ use std::process::ExitCode;
 use comfy_table::{CellAlignment, Table, presets};
 use hca::cli::Failure;
 use hca::{
-    CompletionQueue, Completions, ConnectOptions, Inline, Opened, Pd, QueuePair, Rc, RemoteMr, SendBatch,
-    SendRequest, open_exactly,
+    Buf, CompletionQueue, Completions, ConnectOptions, Inline, OfferedBy, Opened, Pd, QueuePair, Rc,
+    RemoteMr, SendBatch, SendRequest, open_exactly,
 };
 use hca_benches::cost::{Counts, Verdict, count, judge, parse, render};
 use hca_core::Access;
@@ -41,7 +41,7 @@ const SHM: &str = "shm://count?progress=inline";
 /// A case: its name, and what prepares and runs it.
 type Case = (&'static str, fn());
 
-const CASES: [Case; 14] = [
+const CASES: [Case; 16] = [
     ("packet_parse", packet_parse),
     ("icrc_64", || icrc(64)),
     ("icrc_4096", || icrc(4096)),
@@ -55,6 +55,8 @@ const CASES: [Case; 14] = [
     ("shm_burst_8", || rc_burst(SHM)),
     ("shm_write_8", shm_write),
     ("shm_writes_8", shm_writes),
+    ("shm_read_8", shm_read),
+    ("shm_fetch_add", shm_fetch_add),
     ("shm_poll_empty", || poll_empty(SHM)),
 ];
 
@@ -214,7 +216,7 @@ fn post_recv() {
 }
 
 #[inline(never)]
-fn counted_post_recv(qp: &mut QueuePair<Rc>, buf: hca::Buf) {
+fn counted_post_recv(qp: &mut QueuePair<Rc>, buf: Buf) {
     qp.post_recv(buf).expect("the queue has room");
 }
 
@@ -335,6 +337,44 @@ fn shm_write_once(a: &mut End, b: &mut End, target: RemoteMr) {
     let request = SendRequest::write(Inline(&[7; 8]), target);
     a.qp.post_send(request).expect("the queue has room");
     while a.cq.poll(&mut a.wcs).next().is_none() {
+        b.opened.context().turn();
+    }
+}
+
+/// A READ of 8 bytes straight from a peer's memory: posted, and its completion polled.
+fn shm_read() {
+    shm_fetch(SendRequest::read);
+}
+
+/// A fetch-and-add straight on a peer's memory, likewise.
+fn shm_fetch_add() {
+    shm_fetch(|buf, target| SendRequest::fetch_add(buf, target, 1));
+}
+
+fn shm_fetch<O: OfferedBy<Rc>>(request: impl Fn(Buf, RemoteMr) -> SendRequest<O, Buf>) {
+    let (mut a, mut b) = ends(SHM);
+    let access = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let memory = b.pd.alloc_shared(4096, access).expect("there is memory");
+    let (target, mut buf) = (memory.remote().range(64..72), a.pd.alloc(8).expect("there is memory"));
+    for _ in 0..100_000 {
+        buf = shm_fetch_once(&mut a, &mut b, request(buf, target));
+    }
+    for _ in 0..ROUNDS {
+        buf = counted_shm_fetch(&mut a, &mut b, request(buf, target));
+    }
+}
+
+#[inline(never)]
+fn counted_shm_fetch<O: OfferedBy<Rc>>(a: &mut End, b: &mut End, request: SendRequest<O, Buf>) -> Buf {
+    shm_fetch_once(a, b, request)
+}
+
+fn shm_fetch_once<O: OfferedBy<Rc>>(a: &mut End, b: &mut End, request: SendRequest<O, Buf>) -> Buf {
+    a.qp.post_send(request).expect("the queue has room");
+    loop {
+        if let Some(wc) = a.cq.poll(&mut a.wcs).next() {
+            return wc.ok().expect("all succeed").take_buf().expect("a buffer was posted");
+        }
         b.opened.context().turn();
     }
 }

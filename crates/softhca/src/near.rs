@@ -174,7 +174,7 @@ impl Near {
 }
 
 impl Near {
-    /// Does a request of a few bytes in one go, on the region that was used last. `None`: nothing was done, and
+    /// Does a request in one go, on the region that was used last. `None`: nothing was done, and
     /// [`carry_out`] is to find out why.
     #[inline(always)]
     pub(crate) fn touch(&self, reach: &mut Reach<'_>, op: &SendOp, piece: &Piece<'_>) -> Option<()> {

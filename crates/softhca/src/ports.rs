@@ -113,8 +113,8 @@ impl QpSendPort {
         pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
     }
 
-    /// Sends or does a small request of one piece before it is queued, if nothing keeps it back and nothing is wrong with
-    /// it. `false`: it is to be looked at, and queued.
+    /// Sends a small request of one piece before it is queued, or does one on the peer's memory, if nothing keeps it back
+    /// and nothing is wrong with it. `false`: it is to be looked at, and queued.
     #[inline(always)]
     fn at_once(&mut self, wr: &SendWr<'_>) -> bool {
         let (len, inline) = match wr.payload {
@@ -123,7 +123,7 @@ impl QpSendPort {
             _ => return false,
         };
         let may = wr.dest.is_none()
-            && len <= LINE_DATA_BYTES
+            && len <= MAX_BRACKET_BYTES
             && self.qp.near.load(Ordering::Relaxed)
             && !self.hca.fork.is_child()
             && self.ring.is_all_published();
@@ -131,7 +131,7 @@ impl QpSendPort {
             return false;
         }
         match wr.op {
-            SendOp::Send => self.send_at_once(wr, len as u32, inline),
+            SendOp::Send => len <= LINE_DATA_BYTES && self.send_at_once(wr, len as u32, inline),
             SendOp::Write(_) => self.touch_at_once(wr, len as u32),
             SendOp::Read(_) if !inline && self.qp_type == QpType::Rc => self.touch_at_once(wr, len as u32),
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if !inline && len == 8 => {
@@ -141,7 +141,7 @@ impl QpSendPort {
         }
     }
 
-    /// Does a small request on a peer's memory.
+    /// Does a request on a peer's memory.
     #[inline(always)]
     fn touch_at_once(&mut self, wr: &SendWr<'_>, len: u32) -> bool {
         if len == 0 {

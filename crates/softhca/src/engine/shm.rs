@@ -131,8 +131,8 @@ impl Engine {
         Some(received)
     }
 
-    /// Does a small request of one piece on a peer's memory that was not queued, if nothing was posted before it that is
-    /// not done, and if all is well with it. `None`: nothing was done.
+    /// Does a request of one piece on a peer's memory that was not queued, if nothing was posted before it that is not
+    /// done, and if all is well with it. `None`: nothing was done.
     #[inline(always)]
     pub(crate) fn touch(&mut self, qp: QpHandle, wr: &SendWr<'_>, len: u32) -> Option<()> {
         let shm = self.fabric.shm()?;
