@@ -8,7 +8,7 @@
 //! |---|---|
 //! | floors: bare UDP, TCP and cache lines in two processes | [`floor`] |
 //! | ours in two processes, timed in batches | [`duo`], [`batches`] |
-//! | idle adapters: wake-ups, memory; idle peers | [`idle`], [`crowd`] |
+//! | idle adapters: wake-ups, memory; idle peers; peers that take turns | [`idle`], [`crowd`], [`turns`] |
 //! | processes that share CPUs: latency, rate and CPU time of every kind of wait | [`placed`], `cargo run --release --bin placement` |
 //! | peers: what Debian packages, by its own programs | [`peers`], `cargo run --release --bin peers` |
 //! | ratios from interleaved pairs, against the project's targets | [`ratio`], `cargo run --release --bin ratios` |
@@ -28,3 +28,4 @@ pub mod peers;
 pub mod placed;
 pub mod plot;
 pub mod ratio;
+pub mod turns;

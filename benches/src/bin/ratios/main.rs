@@ -22,7 +22,7 @@ use hca::perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
 use hca_benches::floor::{self, Figures, Floor};
 use hca_benches::plot::{Bar, plot};
 use hca_benches::ratio::{Better, Ratio, Sample, Target, WANTED_PAIRS, interleave, plain, verdict};
-use hca_benches::{crowd, duo, idle};
+use hca_benches::{crowd, duo, idle, turns};
 
 /// Measures the project's performance targets as ratios to floors of the same minute.
 #[derive(Parser)]
@@ -151,6 +151,7 @@ fn main() -> ExitCode {
     idle::child_if_asked();
     duo::child_if_asked();
     crowd::child_if_asked();
+    turns::child_if_asked();
     let args = Args::parse();
     match all(&args) {
         Ok(true) => ExitCode::SUCCESS,
