@@ -28,7 +28,7 @@ struct Args {
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["apart", "crowded", "together", "computing"])]
     placement: Vec<Placement>,
     /// What they do
-    #[arg(long, value_enum, value_delimiter = ',', default_values = ["ping-pong", "stream", "read"])]
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["ping-pong", "stream", "stream-4k", "stream-64k", "read"])]
     load: Vec<Load>,
     /// How programs wait
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["poll", "block"])]
@@ -162,10 +162,25 @@ impl Row {
         ]
     }
 
+    fn bytes_per_s(&self, o: &Outcome) -> f64 {
+        o.rate * self.job.load.message_bytes() as f64
+    }
+
     fn cells(&self, o: &Outcome) -> Vec<String> {
         let us = |ns: u64| if ns == 0 { String::new() } else { format!("{:.2}", ns as f64 / 1e3) };
+        let bytes = if self.job.load.is_stream() {
+            format!("{:.2}", self.bytes_per_s(o) / 1e9)
+        } else {
+            String::new()
+        };
         let mut cells = self.names().to_vec();
-        cells.extend([us(o.p50_ns), us(o.p99_ns), format!("{:.1}", o.rate / 1e3), format!("{:.2}", o.cpus)]);
+        cells.extend([
+            us(o.p50_ns),
+            us(o.p99_ns),
+            format!("{:.1}", o.rate / 1e3),
+            bytes,
+            format!("{:.2}", o.cpus),
+        ]);
         cells
     }
 
@@ -173,7 +188,8 @@ impl Row {
         let [fabric, placement, load, wait, progress, setting] = self.names();
         serde_json::json!({
             "fabric": fabric, "placement": placement, "load": load, "wait": wait, "progress": progress,
-            "setting": setting, "p50_ns": o.p50_ns, "p99_ns": o.p99_ns, "rate": o.rate, "cpus": o.cpus,
+            "setting": setting, "p50_ns": o.p50_ns, "p99_ns": o.p99_ns, "rate": o.rate,
+            "bytes_per_s": self.bytes_per_s(o), "cpus": o.cpus,
         })
     }
 }
@@ -241,6 +257,7 @@ fn all(args: &Args) -> Result<(), Failure> {
         "p50 us",
         "p99 us",
         "k messages/s",
+        "GB/s",
         "CPUs",
     ]);
     table.column_iter_mut().skip(6).for_each(|c| c.set_cell_alignment(CellAlignment::Right));
