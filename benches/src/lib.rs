@@ -8,15 +8,17 @@
 //! |---|---|
 //! | floors: bare UDP, TCP and cache lines in two processes | [`floor`] |
 //! | ours in two processes, timed in batches | [`duo`], [`batches`] |
-//! | idle adapters: wake-ups, memory; idle peers | [`idle`], [`crowd`] |
+//! | idle adapters: wake-ups, memory; idle peers; peers that take turns | [`idle`], [`crowd`], [`turns`] |
 //! | processes that share CPUs: latency, rate and CPU time of every kind of wait | [`placed`], `cargo run --release --bin placement` |
 //! | peers: what Debian packages, by its own programs | [`peers`], `cargo run --release --bin peers` |
+//! | arguments of the programs | [`args`] |
 //! | ratios from interleaved pairs, against the project's targets | [`ratio`], `cargo run --release --bin ratios` |
 //! | how many times better ours is, drawn | [`plot`] |
 //! | wall time | `benches/hot.rs`, `benches/pair.rs`: `cargo bench` |
 //! | instruction counts, which repeat exactly | `cargo run --release --bin instructions`, `.ci/instructions` |
 #![deny(unsafe_code)]
 
+pub mod args;
 pub mod batches;
 pub mod cost;
 pub mod crowd;
@@ -28,3 +30,4 @@ pub mod peers;
 pub mod placed;
 pub mod plot;
 pub mod ratio;
+pub mod turns;

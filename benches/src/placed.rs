@@ -12,8 +12,8 @@ use clap::ValueEnum;
 use hca::cli::Failure;
 use hca::perf::ACK_TIMEOUT;
 use hca::{
-    Buf, CompletionQueue, Completions, ConnectOptions, DeviceUrl, Endpoint, Inline, Opened, QueuePair, Rc,
-    RemoteMr, SendRequest, SharedMr, open_exactly,
+    Buf, CompletionQueue, Completions, ConnectOptions, DeviceUrl, Endpoint, FrozenBuf, Inline, Opened,
+    QueuePair, Rc, RemoteMr, SendRequest, SharedMr, open_exactly,
 };
 use hca_core::Access;
 use rustix::time::{ClockId, clock_gettime};
@@ -28,12 +28,18 @@ const TALK_COMMAND: &str = "__placed";
 const HOG_COMMAND: &str = "__hog";
 /// How long any message may take, also where each costs a slice of the scheduler's.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Receive requests that are posted; so many messages of a stream are under way at most.
-const RECEIVES: usize = 128;
+/// Messages of a stream that are under way at most: so many, and of long ones fewer, so that the caches hold their buffers.
+const MAX_UNDER_WAY: usize = 128;
+const BYTES_UNDER_WAY: usize = 2 << 20;
 /// Of a stream every so many messages one is signalled.
 const SIGNAL_EVERY: u64 = 16;
-/// Bytes of a message.
-const MESSAGE_BYTES: usize = 8;
+/// Bytes of a message that is none of a stream of longer ones. So many go inline.
+const SMALL_BYTES: usize = 8;
+const LARGE_BYTES: usize = 64 << 10;
+const _: () = assert!(
+    BYTES_UNDER_WAY / LARGE_BYTES >= 2 * SIGNAL_EVERY as usize,
+    "some are taken while others are sent"
+);
 /// The share of the time that is not counted, in which everything is set up and warm.
 const WARM_UP: u32 = 5;
 
@@ -44,8 +50,35 @@ pub enum Load {
     PingPong,
     /// SENDs of 8 bytes, one way.
     Stream,
+    /// SENDs of 4 KiB, one way.
+    #[value(name = "stream-4k")]
+    Stream4K,
+    /// SENDs of 64 KiB, one way.
+    #[value(name = "stream-64k")]
+    Stream64K,
     /// READs of 8 bytes, one after the other, from a program that waits for a message that does not come.
     Read,
+}
+
+impl Load {
+    /// Bytes of a message.
+    pub fn message_bytes(self) -> usize {
+        match self {
+            Self::Stream4K => 4 << 10,
+            Self::Stream64K => LARGE_BYTES,
+            Self::PingPong | Self::Stream | Self::Read => SMALL_BYTES,
+        }
+    }
+
+    /// Whether messages go one way, many at a time.
+    pub fn is_stream(self) -> bool {
+        matches!(self, Self::Stream | Self::Stream4K | Self::Stream64K)
+    }
+
+    /// Messages under way at most.
+    fn under_way(self) -> usize {
+        (BYTES_UNDER_WAY / self.message_bytes()).min(MAX_UNDER_WAY)
+    }
 }
 
 /// How a program waits for completions.
@@ -245,7 +278,7 @@ fn talk(args: &[String]) -> Result<(), Failure> {
     hca::probe::pin(cpu.parse()?)?;
     let (load, wait) = (Load::from_str(load, false)?, Wait::from_str(wait, false)?);
     let time = Duration::from_nanos(time.parse()?);
-    let mut side = Side::new(&device.parse()?, wait)?;
+    let mut side = Side::new(&device.parse()?, load, wait)?;
     println!("{}", side.introduction()?);
     let mut input = std::io::stdin().lines();
     let mut next = || input.next().unwrap_or_else(|| Ok(String::new()));
@@ -253,9 +286,9 @@ fn talk(args: &[String]) -> Result<(), Failure> {
     println!("ready");
     let figures = if near == "true" {
         next()?;
-        side.ask(load, time)?
+        side.ask(time)?
     } else {
-        side.answer(load)?
+        side.answer()?
     };
     println!("{}", serde_json::to_string(&figures)?);
     // Nobody misses it before both have told.
@@ -272,6 +305,9 @@ struct Side {
     window: SharedMr,
     remote: RemoteMr,
     sink: Option<Buf>,
+    /// What is sent where it does not go inline.
+    source: Option<FrozenBuf>,
+    load: Load,
     wait: Wait,
     posted: u64,
     completed: u64,
@@ -281,21 +317,35 @@ struct Side {
 }
 
 impl Side {
-    fn new(device: &DeviceUrl, wait: Wait) -> Result<Self, Failure> {
+    fn new(device: &DeviceUrl, load: Load, wait: Wait) -> Result<Self, Failure> {
         let opened = open_exactly(device)?;
         let context = opened.context();
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(4 * RECEIVES as u32)?;
-        let qp = pd.qp::<Rc>(&cq).max_send_wr(2 * RECEIVES as u32).max_recv_wr(2 * RECEIVES as u32);
-        let qp = qp.max_send_sge(1).max_recv_sge(1).max_inline(MESSAGE_BYTES as u32).build()?;
-        let window = pd.alloc_shared(MESSAGE_BYTES, Access::REMOTE_READ)?;
+        let (size, under_way) = (load.message_bytes(), load.under_way());
+        let cq = context.create_cq(4 * under_way as u32)?;
+        let qp = pd.qp::<Rc>(&cq).max_send_wr(2 * under_way as u32).max_recv_wr(2 * under_way as u32);
+        let qp = qp.max_send_sge(1).max_recv_sge(1).max_inline(SMALL_BYTES as u32).build()?;
+        let window = pd.alloc_shared(SMALL_BYTES, Access::REMOTE_READ)?;
         // As many again, so that a message meets a request though used ones are posted in batches.
-        let back = pd.alloc_many(2 * RECEIVES, MESSAGE_BYTES)?;
-        let sink = Some(pd.alloc(MESSAGE_BYTES)?);
-        let wcs = Completions::with_parts(64, 64);
-        let (remote, posted, completed, over) = (RemoteMr::default(), 0, 0, false);
-        let mut side =
-            Self { qp, cq, wcs, back, window, remote, sink, wait, posted, completed, over, _opened: opened };
+        let back = pd.alloc_many(2 * under_way, size)?;
+        let sink = Some(pd.alloc(SMALL_BYTES)?);
+        let source = if size > SMALL_BYTES { Some(pd.alloc(size)?.freeze()) } else { None };
+        let mut side = Self {
+            qp,
+            cq,
+            wcs: Completions::with_parts(64, 64),
+            back,
+            window,
+            remote: RemoteMr::default(),
+            sink,
+            source,
+            load,
+            wait,
+            posted: 0,
+            completed: 0,
+            over: false,
+            _opened: opened,
+        };
         side.post_receives()?;
         Ok(side)
     }
@@ -339,7 +389,7 @@ impl Side {
                 self.sink = wc.take_buf().or(self.sink.take());
             }
         }
-        if self.back.len() * 4 > RECEIVES {
+        if self.back.len() * 4 > self.load.under_way() {
             self.post_receives()?;
         }
         Ok(received)
@@ -349,14 +399,19 @@ impl Side {
     fn send(&mut self, signal_every: u64) -> Result<(), Failure> {
         self.posted += 1;
         let signaled = self.posted.is_multiple_of(signal_every);
-        let request = SendRequest::send(Inline(&[1; MESSAGE_BYTES])).id(self.posted).signaled(signaled);
+        let id = self.posted;
+        if let Some(source) = &self.source {
+            let request = SendRequest::send(source.clone()).id(id).signaled(signaled);
+            return Ok(self.qp.post_send(request).map_err(|r| r.error)?);
+        }
+        let request = SendRequest::send(Inline(&[1; SMALL_BYTES])).id(id).signaled(signaled);
         Ok(self.qp.post_send(request).map_err(|r| r.error)?)
     }
 
     /// One message, or one READ, there and back.
     #[inline]
-    fn once(&mut self, load: Load) -> Result<(), Failure> {
-        if load == Load::Read {
+    fn once(&mut self) -> Result<(), Failure> {
+        if self.load == Load::Read {
             self.posted += 1;
             let sink = self.sink.take().ok_or("the buffer came back with the last completion")?;
             self.qp.post_send(SendRequest::read(sink, self.remote).id(self.posted)).map_err(|r| r.error)?;
@@ -371,8 +426,9 @@ impl Side {
     }
 
     /// The near side. Gives p50, p99, messages, elapsed time and CPU time, in ns.
-    fn ask(&mut self, load: Load, time: Duration) -> Result<[u64; 5], Failure> {
+    fn ask(&mut self, time: Duration) -> Result<[u64; 5], Failure> {
         let begin = Instant::now();
+        let most = self.load.under_way() as u64 - SIGNAL_EVERY;
         let mut latencies: Vec<u64> = Vec::with_capacity(1 << 20);
         let (mut counted, mut clock) = (None, begin);
         let mut sent = 0;
@@ -382,41 +438,43 @@ impl Side {
                 sent = 0;
                 latencies.clear();
             }
-            if load == Load::Stream {
+            if self.load.is_stream() {
                 for _ in 0..SIGNAL_EVERY {
                     self.send(SIGNAL_EVERY)?;
                 }
                 sent += SIGNAL_EVERY;
-                while self.posted - self.completed > RECEIVES as u64 - SIGNAL_EVERY {
+                while self.posted - self.completed > most {
                     self.take()?;
                 }
             } else {
-                self.once(load)?;
+                self.once()?;
                 sent += 1;
             }
             let now = Instant::now();
             latencies.push((now - clock).as_nanos() as u64);
             clock = now;
         }
-        let (from, cpu_before) = counted.ok_or("no message was there and back in time")?;
+        let (from, cpu_before) = counted.ok_or(
+            "nothing was done in the time of the run: give more by --time, on a machine that is less busy",
+        )?;
         let figures = (from.elapsed().as_nanos() as u64, cpu_ns() - cpu_before);
         self.say_over()?;
         while !self.over {
             self.take()?;
         }
         latencies.sort_unstable();
-        let halves = if load == Load::PingPong { 2 } else { 1 };
+        let halves = if self.load == Load::PingPong { 2 } else { 1 };
         let at = |part: usize| latencies.get(latencies.len() * part / 100).copied().unwrap_or(0) / halves;
-        let (p50, p99) = if load == Load::Stream { (0, 0) } else { (at(50), at(99)) };
+        let (p50, p99) = if self.load.is_stream() { (0, 0) } else { (at(50), at(99)) };
         Ok([p50, p99, sent, figures.0, figures.1])
     }
 
     /// The far side. Gives elapsed time and CPU time behind three zeros.
-    fn answer(&mut self, load: Load) -> Result<[u64; 5], Failure> {
+    fn answer(&mut self) -> Result<[u64; 5], Failure> {
         let (begin, cpu_before) = (Instant::now(), cpu_ns());
         while !self.over {
             let received = self.take()?;
-            if load == Load::PingPong {
+            if self.load == Load::PingPong {
                 for _ in 0..received {
                     self.send(SIGNAL_EVERY)?;
                 }

@@ -14,13 +14,30 @@ use comfy_table::{CellAlignment, Table, presets};
 use hca::DeviceUrl;
 use hca::cli::Failure;
 use hca::perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
+use hca_benches::args::seconds;
 use hca_benches::duo::{self, Duo, Kind};
 use hca_benches::peers::{Over, Peer, PeerError, Runs, What, leash_if_asked};
 use hca_benches::plot::{Bar, plot};
 use hca_benches::ratio::{Better, Ratio, Sample, Target, interleave, plain, summary, verdict};
 
+const EXAMPLES: &str = "\
+Examples:
+  peers                                     every fabric beside every peer that is installed
+  peers --fabric shm --plot peers-shm.svg   shared memory, and a drawing
+  peers --fabric shm --only '8 B latency'   the rows of all peers that do it
+  peers --only UCX,'Open MPI' --json
+  peers --fabric udp,raw --only latency --time 1
+
+A name is what stands in the columns what and peer, as `send 8 B latency UCX tags`; any part of it
+will do. Peers are programs of the packages ucx-utils, libfabric-bin, openmpi-bin (with
+libopenmpi-dev and gcc) and sockperf; those that are missing are told, and left out. raw needs
+CAP_NET_RAW.
+
+Exit codes: 0 something was compared, whatever came out; 2 nothing was.";
+
 /// Measures ours beside the messaging libraries that Debian packages.
 #[derive(Parser)]
+#[command(after_long_help = EXAMPLES)]
 struct Args {
     /// Which of our fabrics
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["shm", "udp", "raw"])]
@@ -32,11 +49,11 @@ struct Args {
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
     /// Only rows that have one of these in their names, as `put`, or `UCX`, or `8 B latency UCX tags`
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..")]
     only: Vec<String>,
     /// Seconds of each run of a pair, about
-    #[arg(long, default_value_t = 0.25)]
-    time: f64,
+    #[arg(long, value_name = "SECONDS", default_value = "0.25", value_parser = seconds)]
+    time: Duration,
 }
 
 /// What carries our messages.
@@ -238,7 +255,7 @@ fn table(rows: &[Row]) -> Table {
 
 /// One thing beside all peers that do it. A peer that can't be run is told once, and left out.
 fn compare(args: &Args, fabric: Fabric, what: What, missing: &mut Vec<String>) -> Result<Vec<Row>, Failure> {
-    let time = Duration::from_secs_f64(args.time);
+    let time = args.time;
     let asked = |peer: &&Peer| {
         let name = format!("{what} {}", peer.name);
         args.only.is_empty() || args.only.iter().any(|o| name.contains(o.as_str()))

@@ -14,12 +14,32 @@ use clap::{Parser, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use hca::DeviceUrl;
 use hca::cli::Failure;
+use hca_benches::args::seconds;
 use hca_benches::placed::{self, Job, Load, Outcome, Setting, Wait};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use softhca::{Patience, Progress};
 
+const EXAMPLES: &str = "\
+Examples:
+  placement --setting built-in               every placement, load and wait, as it comes
+  placement --load ping-pong --wait poll --progress inline --rounds 5
+  placement --load ping-pong --wait block --progress adaptive --placement apart,together
+  placement --load stream-4k,stream-64k --wait poll --progress inline --setting spin,look,built-in
+  placement --load stream-64k --wait block --progress adaptive --setting sleep,look,built-in
+  placement --fabric shm --json
+
+All of it is over two thousand rows, and takes most of an hour. Settings differ by the wait: spin,
+yield each look (each 16, 64, 256) and others for one that polls; sleep, look 5 us and longer for
+one that blocks; where the adapter has a thread also thread sleeps, thread 5 us and longer. The
+built-in one is in every list.
+
+Columns: half of a round trip, or a READ from post to completion, p50 and p99 of the pair that
+fares worst; messages and bytes a second of all pairs together; CPU time a second of all their
+processes.";
+
 /// Measures waits of processes that share CPUs.
 #[derive(Parser)]
+#[command(after_long_help = EXAMPLES)]
 struct Args {
     /// What carries the messages
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["shm", "udp"])]
@@ -28,7 +48,7 @@ struct Args {
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["apart", "crowded", "together", "computing"])]
     placement: Vec<Placement>,
     /// What they do
-    #[arg(long, value_enum, value_delimiter = ',', default_values = ["ping-pong", "stream", "read"])]
+    #[arg(long, value_enum, value_delimiter = ',', default_values = ["ping-pong", "stream", "stream-4k", "stream-64k", "read"])]
     load: Vec<Load>,
     /// How programs wait
     #[arg(long, value_enum, value_delimiter = ',', default_values = ["poll", "block"])]
@@ -37,17 +57,17 @@ struct Args {
     #[arg(long, value_delimiter = ',', default_values = ["inline", "thread", "adaptive"])]
     progress: Vec<Progress>,
     /// Only settings that have one of these in their names, as `built-in`
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..")]
     setting: Vec<String>,
     /// One JSON object a line, and nothing else, on standard output
     #[arg(long)]
     json: bool,
     /// Seconds of each run
-    #[arg(long, default_value_t = 0.2)]
-    time: f64,
+    #[arg(long, value_name = "SECONDS", default_value = "0.2", value_parser = seconds)]
+    time: Duration,
     /// How often each is run, in turns; the median is told
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -162,10 +182,25 @@ impl Row {
         ]
     }
 
+    fn bytes_per_s(&self, o: &Outcome) -> f64 {
+        o.rate * self.job.load.message_bytes() as f64
+    }
+
     fn cells(&self, o: &Outcome) -> Vec<String> {
         let us = |ns: u64| if ns == 0 { String::new() } else { format!("{:.2}", ns as f64 / 1e3) };
+        let bytes = if self.job.load.is_stream() {
+            format!("{:.2}", self.bytes_per_s(o) / 1e9)
+        } else {
+            String::new()
+        };
         let mut cells = self.names().to_vec();
-        cells.extend([us(o.p50_ns), us(o.p99_ns), format!("{:.1}", o.rate / 1e3), format!("{:.2}", o.cpus)]);
+        cells.extend([
+            us(o.p50_ns),
+            us(o.p99_ns),
+            format!("{:.1}", o.rate / 1e3),
+            bytes,
+            format!("{:.2}", o.cpus),
+        ]);
         cells
     }
 
@@ -173,7 +208,8 @@ impl Row {
         let [fabric, placement, load, wait, progress, setting] = self.names();
         serde_json::json!({
             "fabric": fabric, "placement": placement, "load": load, "wait": wait, "progress": progress,
-            "setting": setting, "p50_ns": o.p50_ns, "p99_ns": o.p99_ns, "rate": o.rate, "cpus": o.cpus,
+            "setting": setting, "p50_ns": o.p50_ns, "p99_ns": o.p99_ns, "rate": o.rate,
+            "bytes_per_s": self.bytes_per_s(o), "cpus": o.cpus,
         })
     }
 }
@@ -193,7 +229,7 @@ fn main() -> ExitCode {
 fn rows(args: &Args) -> Vec<Row> {
     let asked =
         |s: &Setting| args.setting.is_empty() || args.setting.iter().any(|w| s.name.contains(w.as_str()));
-    let time = Duration::from_secs_f64(args.time);
+    let time = args.time;
     let mut rows = Vec::new();
     for &fabric in &args.fabric {
         for &placement in &args.placement {
@@ -221,12 +257,15 @@ fn rows(args: &Args) -> Vec<Row> {
 fn all(args: &Args) -> Result<(), Failure> {
     let [a, b, ..] = *hca::probe::cpus() else { return Err("two CPUs are needed".into()) };
     let rows = rows(args);
+    if rows.is_empty() {
+        return Err("nothing of that is measured: no wait has such a setting, or reads over shared memory or inline were asked for".into());
+    }
     let target = if std::io::stderr().is_terminal() {
         ProgressDrawTarget::stderr()
     } else {
         ProgressDrawTarget::hidden()
     };
-    let bar = ProgressBar::with_draw_target(Some((args.rounds * rows.len()) as u64), target);
+    let bar = ProgressBar::with_draw_target(Some(u64::from(args.rounds) * rows.len() as u64), target);
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed}  {msg}");
     bar.set_style(style.expect("the template is well formed"));
     let mut table = Table::new();
@@ -241,6 +280,7 @@ fn all(args: &Args) -> Result<(), Failure> {
         "p50 us",
         "p99 us",
         "k messages/s",
+        "GB/s",
         "CPUs",
     ]);
     table.column_iter_mut().skip(6).for_each(|c| c.set_cell_alignment(CellAlignment::Right));

@@ -153,8 +153,7 @@ impl Running {
         if text.trim().is_empty() {
             text = self.output();
         }
-        let said = text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("ended without a word");
-        PeerError::Said { program: self.program.clone(), said: said.trim().to_owned() }
+        PeerError::Said { program: self.program.clone(), said: reason(&text).to_owned() }
     }
 
     fn output(&mut self) -> String {
@@ -197,6 +196,13 @@ fn holds(line: &str, port: u16, state: &str) -> bool {
         && local.and_then(|l| l.rsplit_once(':')).is_some_and(|(_, p)| u16::from_str_radix(p, 16) == Ok(port))
 }
 
+/// What a program's last words come to: a compiler's first error, or else the last line.
+fn reason(text: &str) -> &str {
+    let first_error = text.lines().find(|l| l.contains(" error: "));
+    let said = first_error.or_else(|| text.lines().rev().find(|l| !l.trim().is_empty()));
+    said.unwrap_or("ended without a word").trim()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -215,5 +221,13 @@ mod tests {
             "   1: 0100007F:36B1 0100007F:9C4A 01 00000000:00000000 00:00000000 00000000     0        0 1 1";
         assert!(!holds(line, 14001, "0A"));
         assert!(holds(&line.replace(" 01 ", " 0A "), 14001, "0A"));
+    }
+
+    #[test]
+    fn of_a_compilers_words_the_error_is_told() {
+        let header = "/tmp/exchange.c:8:10: fatal error: mpi.h: No such file or directory";
+        assert_eq!(reason(&format!("{header}\n    8 | #include <mpi.h>\ncompilation terminated.\n")), header);
+        assert_eq!(reason("one\n two \n\n"), "two");
+        assert_eq!(reason("\n"), "ended without a word");
     }
 }

@@ -252,7 +252,13 @@ impl Exchange {
         std::fs::create_dir_all(dir).and_then(|()| std::fs::write(&source, EXCHANGE)).map_err(refuse)?;
         let args = [&program, &source].map(|p| p.display().to_string());
         let args = [&strings(&["-O2", "-o"])[..], &args].concat();
-        Running::start(None, "mpicc", &args, &[])?.finish(RUN_LIMIT)?;
+        match Running::start(None, "mpicc", &args, &[])?.finish(RUN_LIMIT) {
+            // The compiler's front end may come by another package than the headers.
+            Err(PeerError::Said { said, .. }) if said.contains("mpi.h: No such file") => {
+                return Err(PeerError::Missing { program: "mpi.h", package: "libopenmpi-dev" });
+            }
+            done => done?,
+        };
         File::open(program).map(Self).map_err(refuse)
     }
 

@@ -19,13 +19,31 @@ use comfy_table::{CellAlignment, Table, presets};
 use hca::DeviceUrl;
 use hca::cli::Failure;
 use hca::perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
+use hca_benches::args::seconds;
 use hca_benches::floor::{self, Figures, Floor};
 use hca_benches::plot::{Bar, plot};
 use hca_benches::ratio::{Better, Ratio, Sample, Target, WANTED_PAIRS, interleave, plain, verdict};
-use hca_benches::{crowd, duo, idle};
+use hca_benches::{crowd, duo, idle, turns};
+
+const EXAMPLES: &str = "\
+Examples:
+  ratios                                          packets over UDP, and over raw Ethernet
+  ratios --fabric shm --plot ratios-shm.svg       shared memory, and a drawing
+  ratios --fabric shm --only 'send 8 B one way'   one row
+  ratios --fabric shm --only turns,idle           peers that take turns, peers that say nothing
+  ratios --fabric shm --device shm://mine?ring=65536 --only rate
+  ratios --only stream,loss --time 1 --json
+
+Two CPUs are needed; each of the two processes is bound to one. A row is the median of 7 pairs of
+one placement of the CPUs (near or far), out of 24 at most; lowest and highest are of the same
+pairs. Any part of a name without a comma names a row for --only. Raw rows need the right to make
+network namespaces, and have no figures without it.
+
+Exit codes: 0 every target was met, 1 one was missed or could not be measured, 2 failed.";
 
 /// Measures the project's performance targets as ratios to floors of the same minute.
 #[derive(Parser)]
+#[command(after_long_help = EXAMPLES)]
 struct Args {
     /// Which targets
     #[arg(long, value_enum, default_value_t = Fabric::Udp)]
@@ -37,14 +55,14 @@ struct Args {
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
     /// Only the targets whose names contain one of these
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,..")]
     only: Vec<String>,
-    /// The device of this process, unless it is the fabric's
-    #[arg(long)]
+    /// Another device than the fabric's, for both processes; raw rows have their own
+    #[arg(long, value_name = "URL")]
     device: Option<DeviceUrl>,
     /// Seconds of each run of a pair
-    #[arg(long, default_value_t = 0.25)]
-    time: f64,
+    #[arg(long, value_name = "SECONDS", default_value = "0.25", value_parser = seconds)]
+    time: Duration,
 }
 
 /// Whose targets are measured.
@@ -151,6 +169,7 @@ fn main() -> ExitCode {
     idle::child_if_asked();
     duo::child_if_asked();
     crowd::child_if_asked();
+    turns::child_if_asked();
     let args = Args::parse();
     match all(&args) {
         Ok(true) => ExitCode::SUCCESS,
@@ -166,7 +185,7 @@ fn main() -> ExitCode {
 fn all(args: &Args) -> Result<bool, Failure> {
     let device = args.device.clone().unwrap_or_else(|| args.fabric.device());
     let cpus = Setup::new(device.clone()).cpus.ok_or("two CPUs are needed: one for each process")?;
-    let bench = Bench { device, cpus, time: Duration::from_secs_f64(args.time) };
+    let bench = Bench { device, cpus, time: args.time };
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_header([
@@ -175,6 +194,10 @@ fn all(args: &Args) -> Result<bool, Failure> {
     table.column_iter_mut().skip(2).take(8).for_each(|c| c.set_cell_alignment(CellAlignment::Right));
     let asked = |r: &&Row| args.only.is_empty() || args.only.iter().any(|o| r.name.contains(o.as_str()));
     let (mut good, mut bars) = (true, Vec::new());
+    if !args.fabric.rows().iter().any(|r| asked(&r)) {
+        let names: Vec<_> = args.fabric.rows().iter().map(|r| r.name).collect();
+        return Err(format!("no target has such a name; they are: {}", names.join("; ")).into());
+    }
     for row in args.fabric.rows().iter().filter(asked) {
         eprintln!("{}", row.name);
         let measured = (row.measure)(&bench)?;

@@ -1,5 +1,6 @@
-//! Shared memory: cache lines, copies, streams, and peers that nobody talks to.
+//! Shared memory: cache lines, copies, streams, peers that nobody talks to, and peers that take turns.
 
+use std::cell::RefCell;
 use std::convert::Infallible;
 use std::hint::black_box;
 
@@ -11,6 +12,7 @@ use hca_benches::crowd::Peers;
 use hca_benches::duo::{Duo, ForeignOp, Kind, aligned};
 use hca_benches::floor::{Floor, cache};
 use hca_benches::ratio::{Ratio, summary};
+use hca_benches::turns::{Order, Turns};
 
 use super::network::crowd;
 use super::{Bench, Row, Unit, less, more, rc};
@@ -21,7 +23,7 @@ const COLD_BYTES: usize = 256 << 20;
 const RECEIVE_BUFFERS: usize = 4;
 
 #[rustfmt::skip]
-pub(super) const ROWS: [Row; 21] = [
+pub(super) const ROWS: [Row; 23] = [
     Row { name: "send 8 B one way", against: "8 B ring", target: less(1.6, Some(1.35)), unit: Unit::Ns, measure: |b| duo(b, Kind::Send, 8, cache::Kind::RingPingPong) },
     Row { name: "write 8 B half round trip", against: "bare put", target: less(1.3, Some(1.1)), unit: Unit::Ns, measure: |b| duo(b, Kind::Write, 8, cache::Kind::PutPingPong) },
     Row { name: "read 8 B", against: "load of an owned line", target: less(2.0, Some(1.5)), unit: Unit::Ns, measure: |b| duo(b, Kind::Read, 8, cache::Kind::OwnedLoad) },
@@ -43,6 +45,8 @@ pub(super) const ROWS: [Row; 21] = [
     Row { name: "beside 100 idle peers", against: "send 8 B alone", target: less(1.1, Some(1.0)), unit: Unit::Ns, measure: |b| peers(b, 100) },
     Row { name: "beside 10000 idle pairs", against: "send 8 B alone", target: less(1.1, Some(1.0)), unit: Unit::Ns, measure: |b| crowd(b, 10_000) },
     Row { name: "beside 1000 idle pairs", against: "send 8 B alone", target: less(1.1, Some(1.0)), unit: Unit::Ns, measure: |b| crowd(b, 1000) },
+    Row { name: "8 peers take turns", against: "one of them alone", target: None, unit: Unit::Ns, measure: |b| turns(b, 8) },
+    Row { name: "1000 peers take turns", against: "one of them alone", target: None, unit: Unit::Ns, measure: |b| turns(b, 1000) },
 ];
 
 /// A latency against one on bare cache lines, in ns.
@@ -117,4 +121,16 @@ fn peers(b: &Bench, count: usize) -> Result<Option<Ratio>, Failure> {
     let _peers = Peers::connect(crowded.opened(), &b.device, count)?;
     let case = rc(Op::Send, 8);
     Ok(summary(&b.interleave(|| b.p50(&mut crowded, &case), || b.p50(&mut alone, &case))?))
+}
+
+/// The half round trip of messages each of which comes from another of so many peers than the last, against that of as many
+/// from one of them, in ns.
+fn turns(b: &Bench, count: usize) -> Result<Option<Ratio>, Failure> {
+    let turns = RefCell::new(Turns::start(&b.device, b.cpus, count)?);
+    let there = turns.borrow().count();
+    if there < count {
+        eprintln!("{there} of {count} peers: for more raise the limit of descriptors (ulimit -Hn)");
+    }
+    let run = |who| turns.borrow_mut().half_round_trip_ns(who, Order::Drawn, b.time);
+    Ok(summary(&b.interleave(|| run(0..there), || run(0..1))?))
 }

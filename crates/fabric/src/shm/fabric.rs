@@ -24,10 +24,11 @@ use super::{ShmError, memory, process, proof};
 use crate::icrc::Icrc;
 use crate::{Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
 
-/// Rings that are polled each turn, once the others were parked.
+/// Rings that are polled each turn, once the others were parked, which each [`TICK`] does.
 pub(super) const HOT_RINGS: usize = 8;
-/// Rings that are polled before some are parked again: one barrier then does for all.
-pub(super) const MAX_POLLED: usize = 2 * HOT_RINGS;
+/// Rings that are polled before some are parked again within a tick: one barrier, which takes as long as hundreds of looks
+/// at a ring, then does for so many more.
+pub(super) const MAX_POLLED: usize = HOT_RINGS + 64;
 /// How often sockets are looked at while the adapter is busy.
 pub(super) const TICK: Duration = Duration::from_millis(1);
 /// Addresses that are drawn before one that is free is despaired of.
@@ -201,7 +202,7 @@ impl ShmFabric {
             pending: Vec::new(),
             next_pending: 0,
             banned: HashSet::new(),
-            polled: Vec::with_capacity(64),
+            polled: Vec::with_capacity(2 * MAX_POLLED),
             look_at: 0,
             called: Vec::with_capacity(64),
             ended: 0,

@@ -241,6 +241,8 @@ fn peers_beyond_the_hot_ones_are_parked_and_call() {
     let paths: Vec<_> = peers.iter_mut().map(|p| p.open_path(&av(a.attr().local)).unwrap()).collect();
     let mut sent = 0;
     for round in 0..50 {
+        // As each tick does.
+        a.park_idle();
         for (p, path) in peers.iter_mut().zip(&paths) {
             send(p, *path, &[packet(round, 40)]);
             sent += 1;
