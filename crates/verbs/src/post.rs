@@ -51,7 +51,7 @@ impl SendSide {
     ///
     /// # Errors
     /// The list comes back, with the reason.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn post<const NOW: bool, L: GatherList>(
         &mut self,
         head: &Head,

@@ -171,12 +171,10 @@ impl<S: Service> SendQueue<S> {
         &mut self,
         request: SendRequest<O, L>,
     ) -> Result<(), Refused<SendRequest<O, L>>> {
-        // Its head stays where it was put together.
-        match self.side.post::<true, _>(&request.head, request.local) {
+        let SendRequest { head, local, .. } = request;
+        match self.side.post::<true, _>(&head, local) {
             Ok(()) => Ok(()),
-            Err((local, error)) => {
-                Err(Refused { request: SendRequest::from_parts(request.head, local), error })
-            }
+            Err((local, error)) => Err(Refused { request: SendRequest::from_parts(head, local), error }),
         }
     }
 
