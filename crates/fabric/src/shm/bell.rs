@@ -30,6 +30,10 @@ impl Bells {
     pub(super) fn new(bits: Segment, board: Segment) -> Self {
         Self { bits, board, sleeps: false }
     }
+    /// A producer of ours, which calls ourselves.
+    pub(super) fn caller(&self, bit: u32) -> Caller {
+        Caller::new(self.bits.clone(), self.board.window(), bit)
+    }
     /// Whether a producer has called.
     #[inline]
     pub(super) fn rung(&self) -> bool {

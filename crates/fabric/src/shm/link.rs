@@ -30,6 +30,13 @@ pub(super) enum Stage {
     Own,
 }
 
+impl Stage {
+    /// Whether whoever writes into the ring calls where it is not polled.
+    pub(super) fn calls(&self) -> bool {
+        matches!(self, Self::Up(_) | Self::Own)
+    }
+}
+
 /// One peer.
 pub(super) struct Link {
     pub(super) peer: Ipv6Addr,
@@ -81,12 +88,22 @@ impl Link {
     }
     #[cold]
     fn call(&self, wake: impl FnOnce(&OwnedFd)) -> bool {
-        let (Stage::Up(socket), Some(caller)) = (&self.stage, &self.caller) else { return false };
-        let sleeps = caller.call();
-        if sleeps {
-            wake(socket);
+        let Some(caller) = &self.caller else { return false };
+        match &self.stage {
+            Stage::Up(socket) => {
+                let sleeps = caller.call();
+                if sleeps {
+                    wake(socket);
+                }
+                sleeps
+            }
+            Stage::Own => {
+                // Who sends has the engine, and looks at its bells before anybody sleeps.
+                caller.call();
+                false
+            }
+            _ => false,
         }
-        sleeps
     }
     /// Whether its ring, which is full, is so for less than this time.
     #[cold]

@@ -148,7 +148,7 @@ impl ShmFabric {
         self.tick_at = Instant::ZERO;
     }
 
-    /// A link whose ring both ends of which are ours.
+    /// A link to a ring both ends of which are ours.
     fn link_to_self(&mut self) -> u32 {
         let out = Segment::heap(outbox_bytes(self.ring_lines));
         let credits = Segment::heap(super::memory::LINE);
@@ -156,9 +156,9 @@ impl ShmFabric {
         tx.link(credits.window(), self.barrier);
         let mut link = Link::new(self.local, Stage::Own, out.clone(), tx);
         link.rx = Some(Consumer::new(out.window(), credits, self.ring_lines));
-        link.polled = true;
+        link.caller = Some(self.bells.caller(self.links.next_slot()));
         let slot = self.links.insert(link);
-        self.polled.push(slot);
+        self.poll_from_now_on(slot);
         slot
     }
 

@@ -208,7 +208,7 @@ impl ShmFabric {
         let last_input = |links: &Links, slot: u32| {
             let link = links.get(slot).expect("what is polled is there");
             // Where there is no peer, nobody could call.
-            if matches!(link.stage, Stage::Up(_)) { Some(link.last_input) } else { None }
+            link.stage.calls().then_some(link.last_input)
         };
         self.polled.sort_by_key(|&slot| last_input(links, slot).map(Reverse));
         let newest = self.polled.iter().find_map(|&slot| last_input(links, slot));
@@ -230,7 +230,7 @@ impl ShmFabric {
         self.polled.retain(|&slot| {
             index += 1;
             let link = links.get_mut(slot).expect("what is polled is there");
-            if index <= hot || !matches!(link.stage, Stage::Up(_)) || link.has_input() {
+            if index <= hot || !link.stage.calls() || link.has_input() {
                 return true;
             }
             link.polled = false;

@@ -262,6 +262,31 @@ fn peers_beyond_the_hot_ones_are_parked_and_call() {
 }
 
 #[test]
+fn the_way_to_itself_is_not_looked_at_while_it_is_idle() {
+    let d = domain();
+    let (mut a, mut b) = (open(&d), open(&d));
+    let to_itself = a.open_path(&av(a.attr().local)).unwrap();
+    let to_a = b.open_path(&av(a.attr().local)).unwrap();
+    let mut got = Vec::new();
+    send(&mut b, to_a, &[packet(1, 40)]);
+    let start = Clock::now();
+    while got.is_empty() || a.polled.len() > 1 {
+        send(&mut b, to_a, &[packet(1, 40)]);
+        recv(&mut a, &mut got);
+        recv(&mut b, &mut Vec::new());
+        a.park_idle();
+        assert!(start.elapsed() < Duration::from_secs(10), "{} rings are polled", a.polled.len());
+    }
+    let before = got.len();
+    for round in 0..3 {
+        send(&mut a, to_itself, &[packet(2, 40)]);
+        recv(&mut a, &mut got);
+        assert_eq!(got.len(), before + 1 + round);
+    }
+    assert_eq!(counter(&a, "rings_found_by_scan"), 0);
+}
+
+#[test]
 fn a_call_that_somebody_took_back_is_made_up_for() {
     let d = domain();
     let mut a = open(&d);
