@@ -225,11 +225,9 @@ impl Domain {
         Ok((socket, uid))
     }
 
-    /// Removes the socket file of an adapter whose process is gone.
-    pub(super) fn remove_if_stale(&self, addr: Ipv6Addr) {
-        if let Some(path) = self.path(addr) {
-            remove_if_dead(&path);
-        }
+    /// Removes the socket file of an adapter whose process is gone. `false`: somebody listens there.
+    pub(super) fn remove_if_stale(&self, addr: Ipv6Addr) -> bool {
+        self.path(addr).is_none_or(|path| remove_if_dead(&path))
     }
 
     /// Removes the socket files of this domain that nobody listens at.
@@ -241,7 +239,7 @@ impl Domain {
             let Some(name) = name.to_str().filter(|n| n.starts_with(&prefix)) else { continue };
             let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
             if !name.ends_with(".new") || age().is_some_and(|age| age > EARLY_LIFE) {
-                remove_if_dead(&entry.path());
+                let _ = remove_if_dead(&entry.path());
             }
         }
     }
@@ -265,10 +263,16 @@ pub(super) fn random() -> rustix::io::Result<[u8; 8]> {
     Ok(bytes)
 }
 
-fn remove_if_dead(path: &Path) {
-    let refused = || -> rustix::io::Result<()> { connect(new_socket()?, &SocketAddrUnix::new(path)?) };
-    if refused() == Err(Errno::CONNREFUSED) {
-        let _ = std::fs::remove_file(path);
+/// Removes a socket file, unless somebody listens there: `false`.
+fn remove_if_dead(path: &Path) -> bool {
+    let connected = || -> rustix::io::Result<()> { connect(new_socket()?, &SocketAddrUnix::new(path)?) };
+    match connected() {
+        Err(Errno::CONNREFUSED) => {
+            let _ = std::fs::remove_file(path);
+            true
+        }
+        Err(Errno::NOENT) => true,
+        _ => false,
     }
 }
 
