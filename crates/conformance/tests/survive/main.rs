@@ -2,6 +2,8 @@
 //! refuse. Each test starts processes of its own, which are this program again in a role.
 #![deny(unsafe_code)]
 
+mod bulk;
+mod containers;
 #[allow(dead_code, reason = "shared")]
 #[path = "../filter/mod.rs"]
 mod filter;
@@ -10,6 +12,7 @@ mod helper;
 mod kills;
 mod limits;
 mod load;
+mod namespaces;
 mod own;
 mod stopped;
 mod system;
@@ -32,8 +35,11 @@ fn own_domain() -> String {
     format!("{}{}", load::OWN, domain())
 }
 
+/// The test that a child runs.
+const ROLES: &str = "a_child_in_its_role";
+
 fn start(role: &str, argument: &str) -> Helper {
-    Helper::start("a_child_in_its_role", role, argument, None)
+    Helper::start(ROLES, role, argument, None)
 }
 
 #[test]
@@ -44,6 +50,7 @@ fn a_child_in_its_role() {
         "load" => under_load(&argument),
         "survivor" => kills::survivor(&argument),
         "limits" => limits::child(&argument),
+        "contained" => containers::child(&argument),
         _ => panic!("no role {role}"),
     }
 }

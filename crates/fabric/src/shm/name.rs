@@ -20,6 +20,7 @@ use rustix::net::{
 };
 
 use super::ShmError;
+use super::cred::PeerCred;
 use crate::netlink::Netlink;
 
 const MAX_DOMAIN: usize = 32;
@@ -221,7 +222,7 @@ impl Domain {
     pub(super) fn connect(&self, addr: Ipv6Addr) -> rustix::io::Result<(OwnedFd, u32)> {
         let socket = new_socket()?;
         connect(&socket, &self.socket_name(addr)?)?;
-        let uid = rustix::net::sockopt::socket_peercred(&socket)?.uid.as_raw();
+        let uid = PeerCred::of(&socket)?.uid;
         Ok((socket, uid))
     }
 
@@ -292,7 +293,7 @@ impl Listener {
     pub(super) fn accept(&self) -> io::Result<(OwnedFd, u32)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::accept_with(&self.socket, flags)?;
-        let uid = rustix::net::sockopt::socket_peercred(&socket)?.uid.as_raw();
+        let uid = PeerCred::of(&socket)?.uid;
         Ok((socket, uid))
     }
 }

@@ -1,0 +1,232 @@
+//! Containers that share a folder and nothing else: namespaces for users, processes, mounts and networks of each one's own.
+
+use std::time::{Duration, Instant};
+
+use hca_fabric::{ShmFabric, ShmOptions};
+use softhca::Progress;
+
+use crate::bulk::Bulk;
+use crate::helper::{Helper, hear, say};
+use crate::load::{Load, counters, pattern};
+use crate::namespaces::{Container, Shared, me};
+use crate::{ROLES, domain};
+use hca_conformance::Ran;
+
+/// What a survivor's requests to the dead may take to end, as without containers.
+const A_SECOND: Duration = Duration::from_secs(1);
+/// When something that has to come is despaired of.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// A user that is no other process's.
+const SOMEBODY: u32 = 64_201;
+/// Memory of a process that the system takes back behind its sockets.
+const BALLAST: usize = 256 << 20;
+
+fn open(domain: &str, folder: &str, any_user: bool) -> Result<ShmFabric, String> {
+    let options =
+        ShmOptions { ring_bytes: 1 << 18, folder: Some(folder.into()), any_user, ..ShmOptions::default() };
+    ShmFabric::open(domain, &options).map_err(|e| e.to_string())
+}
+
+/// A child's part: `WHAT DOMAIN FOLDER ARGUMENT`.
+pub(crate) fn child(argument: &str) {
+    let words: Vec<&str> = argument.split(' ').collect();
+    let [what, domain, folder, argument] = words[..] else { panic!("{argument}") };
+    assert_eq!(std::process::id(), 1, "the first process of its container");
+    match what {
+        "bulk" => bulk(domain, folder, argument),
+        "load" => load(domain, folder, argument),
+        _ => panic!("no part {what}"),
+    }
+}
+
+/// Exchanges messages with a peer: `MEMORY,USERS,UNTIL`.
+fn bulk(domain: &str, folder: &str, argument: &str) {
+    let words: Vec<&str> = argument.split(',').collect();
+    let [memory, users, until] = words[..] else { panic!("{argument}") };
+    let fabric = open(domain, folder, users == "any").expect("shared memory can be had");
+    let until = (until != "-").then_some(until);
+    say(Bulk::open(fabric, memory == "own").exchange_as_told(until));
+}
+
+/// Keeps its queue pairs to a peer full until that is gone (`stay`), or leaves (`leave`) when it is told.
+fn load(domain: &str, folder: &str, argument: &str) {
+    let mut load =
+        Load::on(open(domain, folder, false).expect("shared memory can be had"), Progress::Adaptive);
+    let ballast = hca_fabric::SharedPages::alloc(BALLAST);
+    if argument.contains("own") {
+        load = load.on_own_memory();
+    }
+    let (peer, line) = load.invite();
+    say(line);
+    load.connect(peer, &hear());
+    say("connected");
+    hear();
+    let mut ran = Ran::new();
+    while load.peers[peer].as_ref().unwrap().done < 1000 {
+        load.pump();
+        assert!(ran.tick() < PATIENCE, "{}", counters(&load.context));
+    }
+    assert_eq!(load.peers[peer].as_ref().unwrap().why, None);
+    say("under load");
+    if argument.contains("leave") {
+        let told = std::thread::spawn(hear);
+        while !told.is_finished() {
+            load.pump();
+        }
+        load.peers[peer].as_ref().unwrap().check_written(&pattern());
+        load.forget(peer);
+        drop((load, ballast));
+        say("left");
+        return;
+    }
+    while !load.peers[peer].as_ref().unwrap().is_over() {
+        load.pump();
+    }
+    let gone = load.peers[peer].as_ref().unwrap();
+    gone.check_written(&pattern());
+    say(format!("over: {:?}", gone.why.unwrap()));
+    // It goes on to look at its sockets, until it is told to go.
+    hear();
+    drop((load, ballast));
+    say("gone");
+}
+
+/// A process in a container, in its part of these tests; none, and why, where there can be none.
+fn start(container: &Container, shared: &Shared, part: &str, domain: &str, argument: &str) -> Option<Helper> {
+    let folder = container.path(shared);
+    let argument = format!("{part} {domain} {} {argument}", folder.display());
+    match Helper::start_as(ROLES, "contained", &argument, |command| container.around(command, shared)) {
+        Ok(child) => Some(child),
+        Err(e) => {
+            println!("skipped: no container can be made: {e}");
+            None
+        }
+    }
+}
+
+/// The same user's containers, who is called otherwise in each and finds the folder elsewhere.
+fn containers(outer: u32) -> [Container; 2] {
+    [Container { outer, inner: 0, place: "here" }, Container { outer, inner: 1000, place: "over/there" }]
+}
+
+/// A plain user: this one, or one that root can be.
+fn plain_user() -> u32 {
+    if me() == 0 { SOMEBODY } else { me() }
+}
+
+/// A number out of what was counted.
+fn count(counters: &str, name: &str) -> u64 {
+    let mut words = counters.split_whitespace().filter_map(|w| w.split_once('='));
+    words.find(|w| w.0 == name).map_or(0, |w| w.1.parse().unwrap())
+}
+
+/// Has two exchange messages; what both have counted.
+fn exchange(a: &mut Helper, b: &mut Helper) -> [String; 2] {
+    let (to_b, to_a) = (a.line(), b.line());
+    a.tell(&format!("a b {to_a}"));
+    b.tell(&format!("b a {to_b}"));
+    assert_eq!([a.line(), b.line()], ["connected", "connected"]);
+    a.tell("begin");
+    b.tell("begin");
+    [a.line(), b.line()]
+}
+
+fn ends_well(mut child: Helper) {
+    assert!(child.child.wait().unwrap().success());
+}
+
+/// What two containers exchange until `until`, with their counters.
+fn between_containers(memory: &str, until: &str) -> Option<[String; 2]> {
+    let (domain, user) = (domain(), plain_user());
+    let shared = Shared::new(&domain, user, 0o700);
+    let argument = format!("{memory},own,{until}");
+    let both = containers(user);
+    let mut a = start(&both[0], &shared, "bulk", &domain, &argument)?;
+    let mut b = start(&both[1], &shared, "bulk", &domain, &argument)?;
+    let counted = exchange(&mut a, &mut b);
+    ends_well(a);
+    ends_well(b);
+    assert_eq!(shared.files(), [""; 0]);
+    Some(counted)
+}
+
+#[test]
+fn containers_that_share_a_folder_reach_each_others_memory() {
+    let Some(counted) = between_containers("library", "grants_mapped") else { return };
+    for counted in counted {
+        assert_eq!(count(&counted, "peers_linked"), 1, "{counted}");
+        assert!(count(&counted, "grants_mapped") > 0, "{counted}");
+    }
+}
+
+#[test]
+fn processes_of_containers_are_not_read_and_their_memory_goes_by_the_ring() {
+    let Some(counted) = between_containers("own", "processes_not_readable") else { return };
+    for counted in counted {
+        assert_eq!(count(&counted, "processes_not_readable"), 1, "{counted}");
+        assert_eq!(count(&counted, "processes_fetched_from"), 0, "{counted}");
+        assert_eq!(count(&counted, "process_fetches"), 0, "{counted}");
+    }
+}
+
+/// Puts two containers under load, and has one of them end; how the other one's requests ended, and how long that took.
+fn end(memory: &str, kill: bool) -> Option<(String, Duration)> {
+    let (domain, user) = (domain(), plain_user());
+    let shared = Shared::new(&domain, user, 0o700);
+    let [first, second] = containers(user);
+    let stay = format!("{memory},stay");
+    let mut a = start(&first, &shared, "load", &domain, &stay)?;
+    let mut b = start(
+        &second,
+        &shared,
+        "load",
+        &domain,
+        &format!("{memory},{}", if kill { "stay" } else { "leave" }),
+    )?;
+    let (to_b, to_a) = (a.line(), b.line());
+    a.tell(&to_a);
+    b.tell(&to_b);
+    for child in [&mut a, &mut b] {
+        assert_eq!(child.line(), "connected");
+        child.tell("begin");
+    }
+    assert_eq!([a.line(), b.line()], ["under load", "under load"]);
+    assert_eq!(shared.files().len(), 2);
+    let start = Instant::now();
+    if kill {
+        b.kill();
+    } else {
+        b.tell("leave");
+        assert_eq!(b.line(), "left");
+        ends_well(b);
+    }
+    let over = a.line();
+    let took = start.elapsed();
+    let mut ran = Ran::new();
+    while shared.files().len() > 1 {
+        assert!(ran.tick() < PATIENCE, "left over: {:?}", shared.files());
+        std::thread::yield_now();
+    }
+    a.tell("go");
+    assert_eq!(a.line(), "gone");
+    ends_well(a);
+    assert_eq!(shared.files(), [""; 0]);
+    Some((over, took))
+}
+
+#[test]
+fn a_container_that_is_killed_fails_its_peers_requests_and_leaves_nothing() {
+    for memory in ["library", "own"] {
+        let Some((over, took)) = end(memory, true) else { return };
+        assert!(over.starts_with("over: ") && over.ends_with("RetryExceeded)"), "{over}");
+        assert!(took < A_SECOND, "{took:?}");
+    }
+}
+
+#[test]
+fn a_container_that_leaves_fails_its_peers_requests_and_leaves_nothing() {
+    for memory in ["library", "own"] {
+        let Some((over, _)) = end(memory, false) else { return };
+        assert!(over.starts_with("over: ") && over.ends_with("RetryExceeded)"), "{over}");
+    }
+}
