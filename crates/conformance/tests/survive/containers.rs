@@ -1,12 +1,16 @@
 //! Containers that share a folder and nothing else: namespaces for users, processes, mounts and networks of each one's own.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
+use hca_core::WcStatus;
 use hca_fabric::{ShmFabric, ShmOptions};
 use softhca::Progress;
 
 use crate::bulk::Bulk;
 use crate::helper::{Helper, hear, say};
+use crate::limits::chain;
 use crate::load::{Load, counters, pattern};
 use crate::namespaces::{Container, Shared, me};
 use crate::{ROLES, domain};
@@ -18,6 +22,9 @@ const A_SECOND: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A user that is no other process's.
 const SOMEBODY: u32 = 64_201;
+const SOMEBODY_ELSE: u32 = 64_202;
+/// What the system calls users that a user namespace does not map.
+const NOBODY: u32 = 65_534;
 /// Memory of a process that the system takes back behind its sockets.
 const BALLAST: usize = 256 << 20;
 
@@ -35,6 +42,9 @@ pub(crate) fn child(argument: &str) {
     match what {
         "bulk" => bulk(domain, folder, argument),
         "load" => load(domain, folder, argument),
+        "open" => say(open(domain, folder, argument == "any").err().unwrap_or_else(|| "it opens".into())),
+        "refuse" => refuse(domain, folder),
+        "shut" => shut(domain, folder),
         _ => panic!("no part {what}"),
     }
 }
@@ -89,6 +99,32 @@ fn load(domain: &str, folder: &str, argument: &str) {
     hear();
     drop((load, ballast));
     say("gone");
+}
+
+/// Is called by another user's process, and calls it.
+fn refuse(domain: &str, folder: &str) {
+    let mut load = Load::on(open(domain, folder, false).expect("shared memory can be had"), Progress::Inline);
+    let (peer, line) = load.invite();
+    say(line);
+    let line = hear();
+    let mut ran = Ran::new();
+    while load.context.counter("peers_refused") == Some(0) {
+        load.context.turn();
+        assert!(ran.tick() < PATIENCE, "{}", counters(&load.context));
+    }
+    say(chain(&load.try_connect(peer, &line).expect_err("it is another user's")));
+    say(counters(&load.context));
+}
+
+/// Connects to a socket that it may not connect to.
+fn shut(domain: &str, folder: &str) {
+    let load = || Load::on(open(domain, folder, false).unwrap(), Progress::Inline);
+    let (mut a, mut b) = (load(), load());
+    let ((i, _), (_, theirs)) = (a.invite(), b.invite());
+    for socket in std::fs::read_dir(folder).unwrap() {
+        std::fs::set_permissions(socket.unwrap().path(), Permissions::from_mode(0o000)).unwrap();
+    }
+    say(chain(&a.try_connect(i, &theirs).expect_err("it may not connect")));
 }
 
 /// A process in a container, in its part of these tests; none, and why, where there can be none.
@@ -148,6 +184,113 @@ fn between_containers(memory: &str, until: &str) -> Option<[String; 2]> {
     ends_well(b);
     assert_eq!(shared.files(), [""; 0]);
     Some(counted)
+}
+
+/// Why two users can't be had, if so.
+fn one_user_only() -> bool {
+    if me() != 0 {
+        println!("skipped: needs root, to be two users");
+    }
+    me() != 0
+}
+
+#[test]
+fn a_container_refuses_another_users_process_in_either_direction() {
+    if one_user_only() {
+        return;
+    }
+    let domain = domain();
+    let shared = Shared::new(&domain, SOMEBODY, 0o700);
+    let container = Container { outer: SOMEBODY, inner: 0, place: "here" };
+    let Some(mut inside) = start(&container, &shared, "refuse", &domain, "-") else { return };
+    // Root outside, who may use anybody's folder.
+    let outside = open(&domain, shared.folder().to_str().unwrap(), true).unwrap();
+    let mut load = Load::on(outside, Progress::Inline);
+    let (peer, line) = load.invite();
+    let theirs = inside.line();
+    load.connect(peer, &theirs);
+    inside.tell(&line);
+    let mut ran = Ran::new();
+    while !load.peers[peer].as_ref().unwrap().is_over() {
+        load.pump();
+        assert!(ran.tick() < PATIENCE, "{}", counters(&load.context));
+    }
+    assert_eq!(load.peers[peer].as_ref().unwrap().why.unwrap().1, WcStatus::RetryExceeded);
+    assert_eq!(load.peers[peer].as_ref().unwrap().done, 0);
+    assert_eq!(load.context.counter("peers_refused_us"), Some(1));
+    let why = inside.line();
+    assert!(why.contains("another user's") && why.contains("users=any"), "{why}");
+    let counted = inside.line();
+    assert_eq!((count(&counted, "peers_linked"), count(&counted, "completions")), (0, 0), "{counted}");
+    ends_well(inside);
+}
+
+#[test]
+fn containers_of_two_users_that_admit_any_exchange_messages_and_are_granted_nothing() {
+    if one_user_only() {
+        return;
+    }
+    // Inside, both are root; or both have the number that unmapped users have.
+    for inner in [0, NOBODY] {
+        let domain = domain();
+        let shared = Shared::new(&domain, 0, 0o777);
+        let one = Container { outer: SOMEBODY, inner, place: "here" };
+        let other = Container { outer: SOMEBODY_ELSE, inner, place: "there" };
+        for memory in ["library,any,-", "own,any,-"] {
+            let Some(mut a) = start(&one, &shared, "bulk", &domain, memory) else { return };
+            let Some(mut b) = start(&other, &shared, "bulk", &domain, memory) else { return };
+            for counted in exchange(&mut a, &mut b) {
+                assert_eq!(count(&counted, "peers_linked"), 1, "{inner}: {counted}");
+                let shown = ["grants_given", "grants_mapped", "processes_fetched_from"];
+                assert_eq!(shown.map(|name| count(&counted, name)), [0; 3], "{inner}: {counted}");
+            }
+            ends_well(a);
+            ends_well(b);
+            assert_eq!(shared.files(), [""; 0]);
+        }
+    }
+}
+
+/// What a process in a container says of opening an adapter in the folder of some user.
+fn opening(container: Container, owner: u32, users: &str) -> Option<String> {
+    let domain = domain();
+    let shared = Shared::new(&domain, owner, 0o755);
+    let mut child = start(&container, &shared, "open", &domain, users)?;
+    let said = child.line();
+    ends_well(child);
+    Some(said)
+}
+
+#[test]
+fn a_user_whose_number_every_other_user_has_takes_nobody_for_himself() {
+    let container = Container { outer: plain_user(), inner: NOBODY, place: "here" };
+    let Some(said) = opening(container, plain_user(), "own") else { return };
+    assert!(said.contains("65534") && said.contains("users=any"), "{said}");
+    assert_eq!(opening(container, plain_user(), "any").unwrap(), "it opens");
+}
+
+#[test]
+fn a_socket_that_may_not_be_connected_to_is_not_taken_for_nobodys() {
+    let (domain, user) = (domain(), plain_user());
+    let shared = Shared::new(&domain, user, 0o700);
+    // Who is not root has no rights beyond those of the file.
+    let container = Container { outer: user, inner: 1000, place: "here" };
+    let Some(mut child) = start(&container, &shared, "shut", &domain, "-") else { return };
+    let said = child.line();
+    assert!(said.contains("connecting to a peer's socket") && said.contains("Permission denied"), "{said}");
+    ends_well(child);
+}
+
+#[test]
+fn a_container_does_not_use_another_users_folder() {
+    if one_user_only() {
+        return;
+    }
+    let container = Container { outer: SOMEBODY_ELSE, inner: 0, place: "here" };
+    let Some(said) = opening(container, SOMEBODY, "own") else { return };
+    assert!(said.contains("belongs to another user"), "{said}");
+    let said = opening(container, SOMEBODY, "any").unwrap();
+    assert!(said.contains("binding a socket") && said.contains("Permission denied"), "{said}");
 }
 
 #[test]

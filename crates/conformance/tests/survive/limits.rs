@@ -214,7 +214,7 @@ fn descriptors_left() -> usize {
 }
 
 /// An error with all that caused it.
-fn chain(e: &dyn std::error::Error) -> String {
+pub(crate) fn chain(e: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(e), |e| e.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -112,7 +112,8 @@ impl ShmFabric {
         }
         let (socket, uid) = match self.domain.connect(peer) {
             Ok(connected) => connected,
-            Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
+            // The last two: the rights of the file, or a security module.
+            Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::ACCESS | Errno::PERM)) => {
                 return Err(PathError::Io { doing: "connecting to a peer's socket", source: e.into() });
             }
             Err(e) => {
