@@ -32,7 +32,7 @@ const SMALL: usize = WORDS + 128;
 const TOLD: usize = WORDS + 192;
 /// Rounds at least, and at most until what is waited for has come about.
 const ROUNDS: u32 = 6;
-const MAX_ROUNDS: u32 = 400;
+const MAX_ROUNDS: u32 = 100;
 /// Additions in each round.
 const ADDS: u64 = 5;
 

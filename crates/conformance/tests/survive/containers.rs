@@ -5,15 +5,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use hca_core::WcStatus;
-use hca_fabric::{ShmFabric, ShmOptions};
+use hca_fabric::{ProcessVm, ShmFabric, ShmOptions};
 use softhca::Progress;
 
 use crate::bulk::Bulk;
 use crate::helper::{Helper, hear, say};
 use crate::limits::chain;
 use crate::load::{Load, counters, pattern};
-use crate::namespaces::{Container, Shared, me};
-use crate::{ROLES, domain};
+use crate::namespaces::{Container, Shared, Walls, me};
+use crate::{ROLES, domain, system};
 use hca_conformance::Ran;
 
 /// What a survivor's requests to the dead may take to end, as without containers.
@@ -28,17 +28,19 @@ const NOBODY: u32 = 65_534;
 /// Memory of a process that the system takes back behind its sockets.
 const BALLAST: usize = 256 << 20;
 
-fn open(domain: &str, folder: &str, any_user: bool) -> Result<ShmFabric, String> {
-    let options =
-        ShmOptions { ring_bytes: 1 << 18, folder: Some(folder.into()), any_user, ..ShmOptions::default() };
-    ShmFabric::open(domain, &options).map_err(|e| e.to_string())
+fn options(folder: &str) -> ShmOptions {
+    ShmOptions { ring_bytes: 1 << 18, folder: Some(folder.into()), ..ShmOptions::default() }
 }
 
-/// A child's part: `WHAT DOMAIN FOLDER ARGUMENT`.
+fn open(domain: &str, folder: &str, any_user: bool) -> Result<ShmFabric, String> {
+    ShmFabric::open(domain, &ShmOptions { any_user, ..options(folder) }).map_err(|e| e.to_string())
+}
+
+/// A child's part: `WALLS WHAT DOMAIN FOLDER ARGUMENT`.
 pub(crate) fn child(argument: &str) {
     let words: Vec<&str> = argument.split(' ').collect();
-    let [what, domain, folder, argument] = words[..] else { panic!("{argument}") };
-    assert_eq!(std::process::id(), 1, "the first process of its container");
+    let [walls, what, domain, folder, argument] = words[..] else { panic!("{argument}") };
+    assert_eq!(std::process::id() == 1, walls == "All", "the first process of its container");
     match what {
         "bulk" => bulk(domain, folder, argument),
         "load" => load(domain, folder, argument),
@@ -49,13 +51,19 @@ pub(crate) fn child(argument: &str) {
     }
 }
 
-/// Exchanges messages with a peer: `MEMORY,USERS,UNTIL`.
+/// Exchanges messages with a peer: `MEMORY,USERS,UNTIL`. The memory is the library's, or the process's own, which may be
+/// one that nobody may read (`hidden`), or that lets itself be read (`asks`).
 fn bulk(domain: &str, folder: &str, argument: &str) {
     let words: Vec<&str> = argument.split(',').collect();
     let [memory, users, until] = words[..] else { panic!("{argument}") };
-    let fabric = open(domain, folder, users == "any").expect("shared memory can be had");
+    if memory == "hidden" {
+        system::hide().unwrap();
+    }
+    let process_vm = if memory == "asks" { ProcessVm::Any } else { ProcessVm::Yes };
+    let options = ShmOptions { any_user: users == "any", process_vm, ..options(folder) };
+    let fabric = ShmFabric::open(domain, &options).expect("shared memory can be had");
     let until = (until != "-").then_some(until);
-    say(Bulk::open(fabric, memory == "own").exchange_as_told(until));
+    say(Bulk::open(fabric, memory != "library").exchange_as_told(until));
 }
 
 /// Keeps its queue pairs to a peer full until that is gone (`stay`), or leaves (`leave`) when it is told.
@@ -130,7 +138,7 @@ fn shut(domain: &str, folder: &str) {
 /// A process in a container, in its part of these tests; none, and why, where there can be none.
 fn start(container: &Container, shared: &Shared, part: &str, domain: &str, argument: &str) -> Option<Helper> {
     let folder = container.path(shared);
-    let argument = format!("{part} {domain} {} {argument}", folder.display());
+    let argument = format!("{:?} {part} {domain} {} {argument}", container.walls, folder.display());
     match Helper::start_as(ROLES, "contained", &argument, |command| container.around(command, shared)) {
         Ok(child) => Some(child),
         Err(e) => {
@@ -142,7 +150,8 @@ fn start(container: &Container, shared: &Shared, part: &str, domain: &str, argum
 
 /// The same user's containers, who is called otherwise in each and finds the folder elsewhere.
 fn containers(outer: u32) -> [Container; 2] {
-    [Container { outer, inner: 0, place: "here" }, Container { outer, inner: 1000, place: "over/there" }]
+    let walls = Walls::All;
+    [(0, "here"), (1000, "over/there")].map(|(inner, place)| Container { walls, outer, inner, place })
 }
 
 /// A plain user: this one, or one that root can be.
@@ -171,14 +180,14 @@ fn ends_well(mut child: Helper) {
     assert!(child.child.wait().unwrap().success());
 }
 
-/// What two containers exchange until `until`, with their counters.
-fn between_containers(memory: &str, until: &str) -> Option<[String; 2]> {
+/// What two processes of a plain user's exchange, each with its walls and its argument; their counters.
+fn between(walls: [Walls; 2], arguments: [&str; 2]) -> Option<[String; 2]> {
     let (domain, user) = (domain(), plain_user());
     let shared = Shared::new(&domain, user, 0o700);
-    let argument = format!("{memory},own,{until}");
-    let both = containers(user);
-    let mut a = start(&both[0], &shared, "bulk", &domain, &argument)?;
-    let mut b = start(&both[1], &shared, "bulk", &domain, &argument)?;
+    let [mut one, mut other] = containers(user);
+    [one.walls, other.walls] = walls;
+    let mut a = start(&one, &shared, "bulk", &domain, arguments[0])?;
+    let mut b = start(&other, &shared, "bulk", &domain, arguments[1])?;
     let counted = exchange(&mut a, &mut b);
     ends_well(a);
     ends_well(b);
@@ -201,7 +210,7 @@ fn a_container_refuses_another_users_process_in_either_direction() {
     }
     let domain = domain();
     let shared = Shared::new(&domain, SOMEBODY, 0o700);
-    let container = Container { outer: SOMEBODY, inner: 0, place: "here" };
+    let container = Container { walls: Walls::All, outer: SOMEBODY, inner: 0, place: "here" };
     let Some(mut inside) = start(&container, &shared, "refuse", &domain, "-") else { return };
     // Root outside, who may use anybody's folder.
     let outside = open(&domain, shared.folder().to_str().unwrap(), true).unwrap();
@@ -234,8 +243,8 @@ fn containers_of_two_users_that_admit_any_exchange_messages_and_are_granted_noth
     for inner in [0, NOBODY] {
         let domain = domain();
         let shared = Shared::new(&domain, 0, 0o777);
-        let one = Container { outer: SOMEBODY, inner, place: "here" };
-        let other = Container { outer: SOMEBODY_ELSE, inner, place: "there" };
+        let one = Container { walls: Walls::All, outer: SOMEBODY, inner, place: "here" };
+        let other = Container { walls: Walls::All, outer: SOMEBODY_ELSE, inner, place: "there" };
         for memory in ["library,any,-", "own,any,-"] {
             let Some(mut a) = start(&one, &shared, "bulk", &domain, memory) else { return };
             let Some(mut b) = start(&other, &shared, "bulk", &domain, memory) else { return };
@@ -263,7 +272,7 @@ fn opening(container: Container, owner: u32, users: &str) -> Option<String> {
 
 #[test]
 fn a_user_whose_number_every_other_user_has_takes_nobody_for_himself() {
-    let container = Container { outer: plain_user(), inner: NOBODY, place: "here" };
+    let container = Container { walls: Walls::All, outer: plain_user(), inner: NOBODY, place: "here" };
     let Some(said) = opening(container, plain_user(), "own") else { return };
     assert!(said.contains("65534") && said.contains("users=any"), "{said}");
     assert_eq!(opening(container, plain_user(), "any").unwrap(), "it opens");
@@ -274,7 +283,7 @@ fn a_socket_that_may_not_be_connected_to_is_not_taken_for_nobodys() {
     let (domain, user) = (domain(), plain_user());
     let shared = Shared::new(&domain, user, 0o700);
     // Who is not root has no rights beyond those of the file.
-    let container = Container { outer: user, inner: 1000, place: "here" };
+    let container = Container { walls: Walls::All, outer: user, inner: 1000, place: "here" };
     let Some(mut child) = start(&container, &shared, "shut", &domain, "-") else { return };
     let said = child.line();
     assert!(said.contains("connecting to a peer's socket") && said.contains("Permission denied"), "{said}");
@@ -286,7 +295,7 @@ fn a_container_does_not_use_another_users_folder() {
     if one_user_only() {
         return;
     }
-    let container = Container { outer: SOMEBODY_ELSE, inner: 0, place: "here" };
+    let container = Container { walls: Walls::All, outer: SOMEBODY_ELSE, inner: 0, place: "here" };
     let Some(said) = opening(container, SOMEBODY, "own") else { return };
     assert!(said.contains("belongs to another user"), "{said}");
     let said = opening(container, SOMEBODY, "any").unwrap();
@@ -295,20 +304,67 @@ fn a_container_does_not_use_another_users_folder() {
 
 #[test]
 fn containers_that_share_a_folder_reach_each_others_memory() {
-    let Some(counted) = between_containers("library", "grants_mapped") else { return };
+    let Some(counted) = between([Walls::All; 2], ["library,own,grants_mapped"; 2]) else { return };
     for counted in counted {
         assert_eq!(count(&counted, "peers_linked"), 1, "{counted}");
         assert!(count(&counted, "grants_mapped") > 0, "{counted}");
     }
 }
 
-#[test]
-fn processes_of_containers_are_not_read_and_their_memory_goes_by_the_ring() {
-    let Some(counted) = between_containers("own", "processes_not_readable") else { return };
+/// Neither side reads the other one's process: all goes by the ring, and is counted.
+fn by_the_ring(walls: [Walls; 2]) {
+    let Some(counted) = between(walls, ["own,own,processes_not_readable"; 2]) else { return };
     for counted in counted {
-        assert_eq!(count(&counted, "processes_not_readable"), 1, "{counted}");
-        assert_eq!(count(&counted, "processes_fetched_from"), 0, "{counted}");
+        let names = ["processes_not_readable", "processes_fetched_from", "process_fetches"];
+        assert_eq!(names.map(|name| count(&counted, name)), [1, 0, 0], "{walls:?}: {counted}");
+    }
+}
+
+#[test]
+fn processes_without_a_number_here_are_not_read_and_their_memory_goes_by_the_ring() {
+    by_the_ring([Walls::All, Walls::All]);
+}
+
+#[test]
+fn a_process_in_a_container_and_one_outside_do_not_read_each_other_and_go_by_the_ring() {
+    by_the_ring([Walls::None, Walls::All]);
+}
+
+#[test]
+fn processes_of_other_user_namespaces_are_not_read_and_their_memory_goes_by_the_ring() {
+    by_the_ring([Walls::Users, Walls::Users]);
+}
+
+#[test]
+fn a_process_that_may_not_be_read_reads_and_its_own_memory_goes_by_the_ring() {
+    let arguments = ["hidden,own,processes_fetched_from", "own,own,processes_not_readable"];
+    let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    if yama.is_ok_and(|scope| scope.trim() != "0") {
+        println!("skipped: Yama lets no process read another one here");
+        return;
+    }
+    let Some([hidden, other]) = between([Walls::None; 2], arguments) else { return };
+    let names = ["processes_not_readable", "processes_fetched_from"];
+    assert_eq!(names.map(|name| count(&hidden, name)), [0, 1], "{hidden}");
+    assert_eq!(names.map(|name| count(&other, name)), [1, 0], "{other}");
+    assert!(count(&hidden, "process_fetches") > 0, "{hidden}");
+    assert_eq!(count(&other, "process_fetches"), 0, "{other}");
+}
+
+#[test]
+fn where_yama_forbids_it_processes_are_read_that_ask_for_it_only() {
+    let yama = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    if yama.trim() != "1" {
+        println!("skipped: needs Yama with ptrace_scope 1; it is {yama:?} here");
+        return;
+    }
+    let Some(counted) = between([Walls::None; 2], ["own,own,processes_not_readable"; 2]) else { return };
+    for counted in counted {
         assert_eq!(count(&counted, "process_fetches"), 0, "{counted}");
+    }
+    let Some(counted) = between([Walls::None; 2], ["asks,own,processes_fetched_from"; 2]) else { return };
+    for counted in counted {
+        assert!(count(&counted, "process_fetches") > 0, "{counted}");
     }
 }
 

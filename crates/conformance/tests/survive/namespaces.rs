@@ -56,9 +56,21 @@ pub(crate) fn me() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+/// What a container has of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Walls {
+    /// Nothing: it is none, and its folder is the one outside.
+    None,
+    /// Users and mounts; its processes have their numbers from outside.
+    Users,
+    /// Users, mounts, processes, network and IPC.
+    All,
+}
+
 /// Who is in a container, and where the folder is there.
 #[derive(Clone, Copy)]
 pub(crate) struct Container {
+    pub(crate) walls: Walls,
     /// The user outside: this one, or any if this one is root.
     pub(crate) outer: u32,
     /// What that user is called inside.
@@ -70,22 +82,26 @@ pub(crate) struct Container {
 impl Container {
     /// The path of the folder inside.
     pub(crate) fn path(&self, shared: &Shared) -> PathBuf {
-        shared.root.join(self.place)
+        if self.walls == Walls::None { shared.folder() } else { shared.root.join(self.place) }
     }
 
     /// Has a command run in a container of its own.
     pub(crate) fn around(&self, command: &mut Command, shared: &Shared) {
+        if self.outer != me() {
+            command.uid(self.outer).gid(self.outer);
+        }
+        if self.walls == Walls::None {
+            return;
+        }
         let at = self.path(shared);
         std::fs::create_dir_all(&at).unwrap();
         let plan = Plan {
+            all: self.walls == Walls::All,
             uid_map: format!("{} {} 1", self.inner, self.outer),
             gid_map: format!("{} {} 1", self.inner, if self.outer == me() { gid() } else { self.outer }),
             folder: c_path(&shared.folder()),
             at: c_path(&at),
         };
-        if self.outer != me() {
-            command.uid(self.outer).gid(self.outer);
-        }
         // SAFETY: (1) `enter` makes system calls only.
         unsafe { command.pre_exec(move || plan.enter()) };
     }
@@ -101,6 +117,7 @@ fn c_path(path: &Path) -> CString {
 
 /// All that is needed between fork and exec.
 struct Plan {
+    all: bool,
     uid_map: String,
     gid_map: String,
     folder: CString,
@@ -109,15 +126,12 @@ struct Plan {
 
 impl Plan {
     fn enter(&self) -> io::Result<()> {
-        let all = libc::CLONE_NEWUSER
-            | libc::CLONE_NEWNS
-            | libc::CLONE_NEWNET
-            | libc::CLONE_NEWPID
-            | libc::CLONE_NEWIPC;
+        let users = libc::CLONE_NEWUSER | libc::CLONE_NEWNS;
+        let others = libc::CLONE_NEWNET | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
         // SAFETY: takes numbers only. A change of user has made this process unreadable, its own files in /proc included.
         unsafe {
             done(libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0))?;
-            done(libc::unshare(all))?;
+            done(libc::unshare(if self.all { users | others } else { users }))?;
         }
         write(c"/proc/self/setgroups", b"deny")?;
         write(c"/proc/self/uid_map", self.uid_map.as_bytes())?;
@@ -132,6 +146,9 @@ impl Plan {
             // Where it is outside, there is another one here.
             let tmpfs = c"tmpfs".as_ptr();
             done(libc::mount(tmpfs, folder, tmpfs, 0, none))?;
+        }
+        if !self.all {
+            return Ok(());
         }
         init()?;
         // The files of its own processes, where the system lets it have them.
