@@ -48,6 +48,8 @@ pub(crate) struct Bulk {
     sends: usize,
     recvs: usize,
     told: VecDeque<u32>,
+    /// Rounds so far.
+    round: u32,
     _own: Option<Own>,
     _pd: Pd,
 }
@@ -60,7 +62,8 @@ fn pattern(side: &str, round: u32) -> Vec<u8> {
 impl Bulk {
     /// An adapter on this fabric, with memory of its own or of the adapter's.
     pub(crate) fn open(fabric: ShmFabric, own: bool) -> Self {
-        let options = Options { progress: Progress::Inline, ..Options::default() };
+        // Whoever waits to be told something by another way is not to keep its peer waiting.
+        let options = Options { progress: Progress::Adaptive, ..Options::default() };
         let context = Context::new(SoftHca::open(Box::new(fabric), options).expect("an adapter opens"));
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(64).unwrap();
@@ -71,7 +74,7 @@ impl Bulk {
             None => pd.alloc_shared(BYTES, Access::all()).unwrap(),
         };
         let (wcs, remote, told) = (Completions::with_capacity(16), RemoteMr::default(), VecDeque::new());
-        Self { context, window, remote, qp, cq, wcs, sends: 0, recvs: 0, told, _own: own, _pd: pd }
+        Self { context, window, remote, qp, cq, wcs, sends: 0, recvs: 0, told, round: 0, _own: own, _pd: pd }
     }
 
     /// What the peer has to be told.
@@ -89,14 +92,14 @@ impl Bulk {
 
     /// Rounds, until what `until` counts has come about on both sides.
     pub(crate) fn exchange(&mut self, side: &str, other: &str, until: Option<&str>) {
-        let mut round = 0;
-        loop {
+        for rounds in 0.. {
             let done = self.come_about(until);
-            assert!(done || round < MAX_ROUNDS, "{until:?}: {}", counters(&self.context));
-            if self.round(round, side, other, done && round >= ROUNDS) {
+            assert!(done || rounds < MAX_ROUNDS, "{until:?}: {}", counters(&self.context));
+            let round = self.round;
+            self.round += 1;
+            if self.play(round, side, other, done && rounds >= ROUNDS) {
                 return;
             }
-            round += 1;
         }
     }
 
@@ -105,7 +108,7 @@ impl Bulk {
     }
 
     /// One of each; `true` if both sides have seen enough.
-    fn round(&mut self, round: u32, side: &str, other: &str, enough: bool) -> bool {
+    fn play(&mut self, round: u32, side: &str, other: &str, enough: bool) -> bool {
         let (w, remote) = (self.window.clone(), self.remote);
         let theirs = pattern(other, round);
         w.write_at(SOURCE, &pattern(side, round));
@@ -178,6 +181,22 @@ impl Bulk {
 
     /// Tells the process that started this one what is needed to connect, hears of the peer, and exchanges with it.
     pub(crate) fn exchange_as_told(mut self, until: Option<&str>) -> String {
+        let [side, other] = self.meet_as_told();
+        self.exchange(&side, &other, until);
+        counters(&self.context)
+    }
+
+    /// The same, and once more when it is told to.
+    pub(crate) fn exchange_as_told_twice(mut self) -> String {
+        let [side, other] = self.meet_as_told();
+        self.exchange(&side, &other, None);
+        say("once");
+        hear();
+        self.exchange(&side, &other, None);
+        counters(&self.context)
+    }
+
+    fn meet_as_told(&mut self) -> [String; 2] {
         say(self.line());
         let told = hear();
         let words: Vec<&str> = told.splitn(3, ' ').collect();
@@ -185,7 +204,6 @@ impl Bulk {
         self.connect(line).expect("it connects");
         say("connected");
         hear();
-        self.exchange(side, other, until);
-        counters(&self.context)
+        [side, other].map(str::to_owned)
     }
 }

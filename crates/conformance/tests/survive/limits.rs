@@ -100,7 +100,7 @@ fn notes(about: &str) -> String {
 }
 
 /// Every kind of request between two adapters, with all bytes checked.
-fn works() {
+pub(crate) fn works() {
     let domain = domain();
     let (mut a, mut b) = (Load::open(&domain, Progress::Inline), Load::open(&domain, Progress::Inline));
     connect(&mut a, &mut b);

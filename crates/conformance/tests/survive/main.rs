@@ -1,5 +1,5 @@
-//! What programs over shared memory survive, on the level of verbs: peers that are killed or stopped, and systems that
-//! refuse. Each test starts processes of its own, which are this program again in a role.
+//! What programs over shared memory survive, on the level of verbs: peers that are killed or stopped, systems that
+//! refuse, containers, and little memory. Each test starts processes of its own, which are this program again in a role.
 #![deny(unsafe_code)]
 
 mod bulk;
@@ -7,6 +7,7 @@ mod containers;
 #[allow(dead_code, reason = "shared")]
 #[path = "../filter/mod.rs"]
 mod filter;
+mod group;
 #[path = "../../../fabric/src/shm/tests/helper.rs"]
 mod helper;
 mod kills;
@@ -14,6 +15,7 @@ mod limits;
 mod load;
 mod namespaces;
 mod own;
+mod pressure;
 mod stopped;
 mod system;
 mod torn;
@@ -51,6 +53,7 @@ fn a_child_in_its_role() {
         "survivor" => kills::survivor(&argument),
         "limits" => limits::child(&argument),
         "contained" => containers::child(&argument),
+        "pressed" => pressure::child(&argument),
         _ => panic!("no role {role}"),
     }
 }
