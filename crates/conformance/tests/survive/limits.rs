@@ -310,7 +310,8 @@ fn where_other_processes_memory_is_unknown_to_the_system_it_works_and_says_so() 
 #[test]
 fn where_other_processes_memory_is_forbidden_one_day_it_goes_on() {
     let said = under("process_vm, later");
-    assert!(said[0].contains("one copy"), "{said:?}");
+    // Yama may forbid what other processes want; this one reads itself.
+    assert!(said[0].contains("one copy") || said[0].contains("ptrace_scope"), "{said:?}");
     assert_eq!(said[1..], ["works"]);
 }
 
