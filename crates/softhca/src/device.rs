@@ -191,6 +191,10 @@ fn no_path(gid: Gid, e: PathError) -> DeviceError {
         PathError::NotUnicast { why, .. } => DeviceError::NoPath { gid, why },
         PathError::Limit(_) => DeviceError::NoPath { gid, why: "too many paths are open" },
         PathError::Io { doing, source } => DeviceError::Io { doing, source },
+        PathError::ForeignUser { .. } => {
+            let why = "the process there is another user's: run both as one, or let both sides take any (users=any)";
+            DeviceError::NoPath { gid, why }
+        }
         _ => DeviceError::NoPath { gid, why: "the network refuses it" },
     }
 }

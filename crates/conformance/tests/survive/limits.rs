@@ -100,7 +100,7 @@ fn notes(about: &str) -> String {
 }
 
 /// Every kind of request between two adapters, with all bytes checked.
-fn works() {
+pub(crate) fn works() {
     let domain = domain();
     let (mut a, mut b) = (Load::open(&domain, Progress::Inline), Load::open(&domain, Progress::Inline));
     connect(&mut a, &mut b);
@@ -214,7 +214,7 @@ fn descriptors_left() -> usize {
 }
 
 /// An error with all that caused it.
-fn chain(e: &dyn std::error::Error) -> String {
+pub(crate) fn chain(e: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(e), |e| e.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
@@ -310,7 +310,8 @@ fn where_other_processes_memory_is_unknown_to_the_system_it_works_and_says_so() 
 #[test]
 fn where_other_processes_memory_is_forbidden_one_day_it_goes_on() {
     let said = under("process_vm, later");
-    assert!(said[0].contains("one copy"), "{said:?}");
+    // Yama may forbid what other processes want; this one reads itself.
+    assert!(said[0].contains("one copy") || said[0].contains("ptrace_scope"), "{said:?}");
     assert_eq!(said[1..], ["works"]);
 }
 

@@ -80,8 +80,13 @@ impl Load {
     pub(crate) fn open(domain: &str, progress: Progress) -> Self {
         let options = ShmOptions { ring_bytes: 1 << 18, ..ShmOptions::default() };
         let fabric = ShmFabric::open(domain, &options).expect("shared memory can be had");
-        let own = domain.starts_with(OWN).then(Vec::new);
-        Self { own, ..Self::on(fabric, progress) }
+        let load = Self::on(fabric, progress);
+        if domain.starts_with(OWN) { load.on_own_memory() } else { load }
+    }
+
+    /// The same, on memory of this process's own.
+    pub(crate) fn on_own_memory(self) -> Self {
+        Self { own: Some(Vec::new()), ..self }
     }
 
     pub(crate) fn on(fabric: ShmFabric, progress: Progress) -> Self {
@@ -112,7 +117,7 @@ impl Load {
             builder.access(Access::all()).context((index * QPS + i) as u64).build().unwrap()
         };
         let qps: Vec<_> = (0..QPS).map(qp).collect();
-        let key: String = window.remote().to_bytes().iter().map(|b| format!("{b:02x}")).collect();
+        let key = hex(&window);
         let ends = qps.iter().map(|q| q.endpoint().to_string());
         let line = ends.fold(key, |line, end| format!("{line} {end}"));
         let peer = Peer {
@@ -142,9 +147,7 @@ impl Load {
     pub(crate) fn try_connect(&mut self, index: usize, line: &str) -> Result<(), ConnectError> {
         let peer = self.peers[index].as_mut().expect("it was invited");
         let mut words = line.split(' ');
-        let key = words.next().expect("the region's key");
-        let byte = |i: usize| u8::from_str_radix(&key[2 * i..2 * i + 2], 16).expect("hexadecimal");
-        peer.remote = RemoteMr::from_bytes(&core::array::from_fn(byte));
+        peer.remote = key_of(words.next().expect("the region's key"));
         let options = ConnectOptions { timeout: AckTimeout::new(TIMEOUT), ..ConnectOptions::default() };
         for (i, word) in words.enumerate() {
             let end: Endpoint = word.parse().expect("an endpoint");
@@ -288,6 +291,17 @@ impl Peer {
     pub(crate) fn is_over(&self) -> bool {
         self.dead.iter().all(|&f| f) && self.sends == [0; QPS] && self.recvs == [0; QPS]
     }
+}
+
+/// A region's key as a word.
+pub(crate) fn hex(window: &SharedMr) -> String {
+    window.remote().to_bytes().iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// The key that is such a word.
+pub(crate) fn key_of(hex: &str) -> RemoteMr {
+    let byte = |i: usize| u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).expect("hexadecimal");
+    RemoteMr::from_bytes(&core::array::from_fn(byte))
 }
 
 /// The counters that are not zero, for messages.

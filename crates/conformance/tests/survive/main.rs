@@ -1,16 +1,21 @@
-//! What programs over shared memory survive, on the level of verbs: peers that are killed or stopped, and systems that
-//! refuse. Each test starts processes of its own, which are this program again in a role.
+//! What programs over shared memory survive, on the level of verbs: peers that are killed or stopped, systems that
+//! refuse, containers, and little memory. Each test starts processes of its own, which are this program again in a role.
 #![deny(unsafe_code)]
 
+mod bulk;
+mod containers;
 #[allow(dead_code, reason = "shared")]
 #[path = "../filter/mod.rs"]
 mod filter;
+mod group;
 #[path = "../../../fabric/src/shm/tests/helper.rs"]
 mod helper;
 mod kills;
 mod limits;
 mod load;
+mod namespaces;
 mod own;
+mod pressure;
 mod stopped;
 mod system;
 mod torn;
@@ -32,8 +37,11 @@ fn own_domain() -> String {
     format!("{}{}", load::OWN, domain())
 }
 
+/// The test that a child runs.
+const ROLES: &str = "a_child_in_its_role";
+
 fn start(role: &str, argument: &str) -> Helper {
-    Helper::start("a_child_in_its_role", role, argument, None)
+    Helper::start(ROLES, role, argument, None)
 }
 
 #[test]
@@ -44,6 +52,8 @@ fn a_child_in_its_role() {
         "load" => under_load(&argument),
         "survivor" => kills::survivor(&argument),
         "limits" => limits::child(&argument),
+        "contained" => containers::child(&argument),
+        "pressed" => pressure::child(&argument),
         _ => panic!("no role {role}"),
     }
 }

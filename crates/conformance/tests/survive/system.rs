@@ -16,6 +16,12 @@ pub(crate) fn no_huge_pages() -> io::Result<()> {
     done(unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) })
 }
 
+/// No other process may read this one from now on, but for those with rights to all.
+pub(crate) fn hide() -> io::Result<()> {
+    // SAFETY: takes numbers only.
+    done(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) })
+}
+
 /// A mount namespace of this thread's own, whose changes nobody else sees.
 pub(crate) fn own_mounts() -> io::Result<()> {
     // SAFETY: (1)

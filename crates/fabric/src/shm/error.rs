@@ -37,6 +37,15 @@ pub enum ShmError {
         /// The reason.
         source: io::Error,
     },
+    /// Peers of this user could not be told from those of others.
+    #[error(
+        "users can't be told apart: this process's user has the number {uid}, as has here every user that this user \
+         namespace does not map; run as a user with a number of its own, or take any user for a peer (users=any)"
+    )]
+    User {
+        /// The user's number in this user namespace.
+        uid: u32,
+    },
     /// The size of a ring.
     #[error("a ring of {bytes} bytes: take a power of two from 64 KiB to 64 MiB")]
     Ring {

@@ -14,7 +14,7 @@ use super::bell::{Bells, PAGE_BYTES};
 use super::counters::Counters;
 use super::grants::{BOARD_BYTES, Grants};
 use super::link::{Links, Stage};
-use super::meet::{LISTENER, Pending};
+use super::meet::{LISTENER, Lingering, Pending};
 use super::memory::{LINE, Writers, create, create_sparse};
 use super::name::{Domain, Listener};
 use super::path::Paths;
@@ -107,6 +107,8 @@ pub struct ShmFabric {
     pub(super) paths: Paths,
     pub(super) pending: Vec<Pending>,
     pub(super) next_pending: u32,
+    /// Socket files of peers that are gone, at which somebody still listened.
+    pub(super) lingering: Vec<Lingering>,
     /// Addresses whose adapters wrote garbage.
     pub(super) banned: HashSet<Ipv6Addr>,
     /// Links whose rings are polled each turn.
@@ -201,6 +203,7 @@ impl ShmFabric {
             paths: Paths::default(),
             pending: Vec::new(),
             next_pending: 0,
+            lingering: Vec::new(),
             banned: HashSet::new(),
             polled: Vec::with_capacity(2 * MAX_POLLED),
             look_at: 0,

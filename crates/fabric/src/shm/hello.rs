@@ -196,7 +196,9 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Received {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let got = match recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) {
+    let mut take = || recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags);
+    // Said once, of a peer that left without having read all: what it sent before is there still.
+    let got = match take().or_else(|e| if e == Errno::CONNRESET { take() } else { Err(e) }) {
         Ok(got) => got,
         Err(Errno::AGAIN | Errno::INTR) => return Received::Nothing,
         Err(_) => return Received::Closed,

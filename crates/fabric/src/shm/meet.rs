@@ -45,6 +45,13 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const EAGERNESS: Duration = Duration::from_millis(20);
 /// When accepting is tried again after descriptors or memory had run out.
 const LISTEN_AGAIN: Duration = Duration::from_millis(100);
+/// When the socket file of a peer that is gone is looked at again, and the longest pause between two looks, each of
+/// which is [`LONGER`] times the one before.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const LONGER: u32 = 4;
+const LAST_LOOK: Duration = Duration::from_secs(16);
+/// Such files at most.
+const MAX_LINGERING: usize = 1024;
 /// Addresses of adapters that are remembered for having written garbage.
 const MAX_BANNED: usize = 4096;
 
@@ -57,6 +64,14 @@ pub(super) struct Pending {
     pub(super) deadline: Instant,
     /// What it said: it waits until the last one of its address is gone.
     pub(super) said: Option<(Greeting, Vec<OwnedFd>)>,
+}
+
+/// The socket file of a peer that is gone. The system closes a dead process's descriptors one after the other, and frees
+/// what memory they hold meanwhile; so whoever is told of the death may be told before the listening socket is closed.
+pub(super) struct Lingering {
+    peer: Ipv6Addr,
+    at: Instant,
+    pause: Duration,
 }
 
 /// A peer's memory, mapped.
@@ -97,12 +112,13 @@ impl ShmFabric {
         }
         let (socket, uid) = match self.domain.connect(peer) {
             Ok(connected) => connected,
-            Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
+            // The last two: the rights of the file, or a security module.
+            Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::ACCESS | Errno::PERM)) => {
                 return Err(PathError::Io { doing: "connecting to a peer's socket", source: e.into() });
             }
             Err(e) => {
                 if e == Errno::CONNREFUSED {
-                    self.domain.remove_if_stale(peer);
+                    let _ = self.domain.remove_if_stale(peer);
                     self.impostors.remove(&peer);
                 } else if on_network {
                     // The peer sees that this side listens, and takes shared memory: it must not find packets.
@@ -238,11 +254,12 @@ impl ShmFabric {
 
     /// When [`expire`](Self::expire) has something to do.
     pub(super) fn meeting_deadline(&self) -> Option<Instant> {
+        let files = self.lingering.iter().map(|l| l.at);
         if self.greetings == 0 && self.listen_at.is_none() {
-            return None;
+            return files.min();
         }
         let links = self.links.iter().filter_map(|(_, l)| l.deadline);
-        let own = self.listen_at.into_iter().chain(self.ask_at);
+        let own = self.listen_at.into_iter().chain(self.ask_at).chain(files);
         self.pending.iter().map(|p| p.deadline).chain(links).chain(own).min()
     }
 
@@ -266,6 +283,16 @@ impl ShmFabric {
             let added = epoll::add(&self.epoll, &self.listener, name, epoll::EventFlags::IN);
             self.listen_at = added.is_err().then(|| now + LISTEN_AGAIN);
         }
+        let domain = &self.domain;
+        self.lingering.retain_mut(|file| {
+            if now < file.at {
+                return true;
+            }
+            file.pause *= LONGER;
+            file.at = now + file.pause;
+            // Somebody who listens on may be alive, and have parted from this side only.
+            !domain.remove_if_stale(file.peer) && file.pause <= LAST_LOOK
+        });
     }
 
     fn accept(&mut self) {
@@ -568,7 +595,9 @@ impl ShmFabric {
         if self.messages {
             self.gone.push(link.peer);
         }
-        self.domain.remove_if_stale(link.peer);
+        if !self.domain.remove_if_stale(link.peer) && self.lingering.len() < MAX_LINGERING {
+            self.lingering.push(Lingering { peer: link.peer, at: self.now + LOOK_AGAIN, pause: LOOK_AGAIN });
+        }
     }
 }
 

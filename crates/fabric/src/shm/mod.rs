@@ -9,6 +9,7 @@
 //! | module | what |
 //! |---|---|
 //! | `name` | domains, addresses, listening sockets |
+//! | `cred` | whose process is at the other end of a socket |
 //! | `hello` | messages over a socket, with descriptors |
 //! | `meet` | connecting, accepting, peers that leave |
 //! | `link`, `path` | the state of a peer; of a path |
@@ -31,6 +32,8 @@ mod bell;
 mod bracket;
 #[cfg(not(loom))]
 mod counters;
+#[cfg(not(loom))]
+mod cred;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]

@@ -8,18 +8,20 @@
 use std::ffi::OsStr;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hca_core::wire::ROCEV2_PORT;
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 
 use super::ShmError;
+use super::cred::PeerCred;
 use crate::netlink::Netlink;
 
 const MAX_DOMAIN: usize = 32;
@@ -27,6 +29,8 @@ const MAX_DOMAIN: usize = 32;
 const BACKLOG: i32 = 1024;
 /// A socket file has its final name by then.
 const EARLY_LIFE: Duration = Duration::from_secs(10);
+/// What the system calls users that a user namespace does not map, unless it says otherwise.
+const OVERFLOW_UID: u32 = 65_534;
 /// Bytes of a path that a socket's address holds.
 const MAX_SOCKET_PATH: usize = 107;
 
@@ -39,6 +43,8 @@ pub(super) struct Domain {
     prefix: String,
     any_user: bool,
     uid: u32,
+    /// No other user has this number here.
+    uid_is_ours: bool,
     /// Its adapters stand on addresses of the network, which they have to prove.
     on_network: bool,
     /// The kernel tells who holds their port, and their names say it.
@@ -56,8 +62,13 @@ impl Domain {
         let user = if any_user { "any".to_owned() } else { uid.to_string() };
         let prefix = format!("hca-shm/{netns:x}/{user}/{name}/");
         let (name, folder_path) = (name.to_owned(), folder.map(Path::to_owned));
+        let uid_is_ours = is_of_one_user(uid);
+        if !uid_is_ours && !any_user {
+            return Err(ShmError::User { uid });
+        }
+        let (on_network, by_port) = (false, false);
         let domain =
-            Self { name, folder: folder_path, prefix, any_user, uid, on_network: false, by_port: false };
+            Self { name, folder: folder_path, prefix, any_user, uid, uid_is_ours, on_network, by_port };
         if let Some(folder) = folder {
             domain.check_folder(folder)?;
         }
@@ -80,9 +91,12 @@ impl Domain {
             source,
         })?;
         let uid = rustix::process::geteuid().as_raw();
-        let prefix = format!("hca-auto/{:x}/{uid}/", netns.ino());
+        let uid_is_ours = is_of_one_user(uid);
+        // Who can't tell users apart takes nobody for a peer, and must not be found by who can.
+        let user = if uid_is_ours { uid.to_string() } else { format!("{uid}-any") };
+        let prefix = format!("hca-auto/{:x}/{user}/", netns.ino());
         let (name, on_network) = ("network".to_owned(), true);
-        Ok(Self { name, folder: None, prefix, any_user: false, uid, on_network, by_port })
+        Ok(Self { name, folder: None, prefix, any_user: false, uid, uid_is_ours, on_network, by_port })
     }
 
     /// The abstract names of another user.
@@ -136,11 +150,11 @@ impl Domain {
     }
     /// Whether processes of this user are taken for peers.
     pub(super) fn admits(&self, uid: u32) -> bool {
-        self.any_user || uid == self.uid
+        self.any_user || self.is_own(uid)
     }
     /// Whether this is the user whose processes may be given memory.
     pub(super) fn is_own(&self, uid: u32) -> bool {
-        uid == self.uid
+        self.uid_is_ours && uid == self.uid
     }
     /// For people: where it is.
     pub(super) fn describe(&self) -> String {
@@ -211,6 +225,10 @@ impl Domain {
         let early = PathBuf::from(format!("{}.new", path.display()));
         let name = SocketAddrUnix::new(&early).map_err(io("naming a socket"))?;
         bind(&socket, &name).map_err(|e| in_folder("binding a socket", e.into()))?;
+        if self.any_user {
+            let_all_connect(&early, self.uid)
+                .map_err(|e| in_folder("letting other users connect to a socket", e.into()))?;
+        }
         listen(&socket, BACKLOG).map_err(io("listening"))?;
         let listener = Listener { socket, path: Some(path.clone()) };
         std::fs::rename(&early, &path).map_err(|e| in_folder("naming a socket", e))?;
@@ -221,15 +239,13 @@ impl Domain {
     pub(super) fn connect(&self, addr: Ipv6Addr) -> rustix::io::Result<(OwnedFd, u32)> {
         let socket = new_socket()?;
         connect(&socket, &self.socket_name(addr)?)?;
-        let uid = rustix::net::sockopt::socket_peercred(&socket)?.uid.as_raw();
+        let uid = PeerCred::of(&socket)?.uid;
         Ok((socket, uid))
     }
 
-    /// Removes the socket file of an adapter whose process is gone.
-    pub(super) fn remove_if_stale(&self, addr: Ipv6Addr) {
-        if let Some(path) = self.path(addr) {
-            remove_if_dead(&path);
-        }
+    /// Removes the socket file of an adapter whose process is gone. `false`: somebody listens there.
+    pub(super) fn remove_if_stale(&self, addr: Ipv6Addr) -> bool {
+        self.path(addr).is_none_or(|path| remove_if_dead(&path))
     }
 
     /// Removes the socket files of this domain that nobody listens at.
@@ -241,7 +257,7 @@ impl Domain {
             let Some(name) = name.to_str().filter(|n| n.starts_with(&prefix)) else { continue };
             let age = || entry.metadata().ok()?.modified().ok()?.elapsed().ok();
             if !name.ends_with(".new") || age().is_some_and(|age| age > EARLY_LIFE) {
-                remove_if_dead(&entry.path());
+                let _ = remove_if_dead(&entry.path());
             }
         }
     }
@@ -252,6 +268,32 @@ fn port_holder(address: Ipv6Addr) -> rustix::io::Result<Option<u32>> {
     let local = SocketAddr::new(IpAddr::V6(address).to_canonical(), ROCEV2_PORT);
     let holder = Netlink::to_sockets().and_then(|mut table| table.udp_socket(local));
     holder.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+}
+
+/// Whether no other user has this number in our user namespace. All that a namespace does not map have one there, the
+/// overflow number, which may be a number that it does map as well.
+fn is_of_one_user(uid: u32) -> bool {
+    let overflow = std::fs::read_to_string("/proc/sys/kernel/overflowuid");
+    let overflow = overflow.ok().and_then(|s| s.trim().parse().ok()).unwrap_or(OVERFLOW_UID);
+    let length = |line: &str| line.split_whitespace().nth(2)?.parse::<u32>().ok();
+    let maps_all = || {
+        let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+        map.lines().filter_map(length).map(u64::from).sum::<u64>() >= u64::from(u32::MAX)
+    };
+    uid != overflow || maps_all()
+}
+
+/// Has a socket file of this user's take connections of all users, whatever the mask for new files says.
+fn let_all_connect(path: &Path, uid: u32) -> rustix::io::Result<()> {
+    let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    let stat = rustix::fs::fstat(&file)?;
+    // Others may write to the folder, and could have put something else there meanwhile: no file of ours but a socket, and
+    // none that has another name elsewhere.
+    let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+    if !is_socket || stat.st_uid != uid || stat.st_nlink != 1 {
+        return Err(Errno::STALE);
+    }
+    rustix::fs::chmod(format!("/proc/self/fd/{}", file.as_raw_fd()), Mode::from_raw_mode(0o666))
 }
 
 /// Bytes that nobody can guess.
@@ -265,10 +307,16 @@ pub(super) fn random() -> rustix::io::Result<[u8; 8]> {
     Ok(bytes)
 }
 
-fn remove_if_dead(path: &Path) {
-    let refused = || -> rustix::io::Result<()> { connect(new_socket()?, &SocketAddrUnix::new(path)?) };
-    if refused() == Err(Errno::CONNREFUSED) {
-        let _ = std::fs::remove_file(path);
+/// Removes a socket file, unless somebody listens there: `false`.
+fn remove_if_dead(path: &Path) -> bool {
+    let connected = || -> rustix::io::Result<()> { connect(new_socket()?, &SocketAddrUnix::new(path)?) };
+    match connected() {
+        Err(Errno::CONNREFUSED) => {
+            let _ = std::fs::remove_file(path);
+            true
+        }
+        Err(Errno::NOENT) => true,
+        _ => false,
     }
 }
 
@@ -288,7 +336,7 @@ impl Listener {
     pub(super) fn accept(&self) -> io::Result<(OwnedFd, u32)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::accept_with(&self.socket, flags)?;
-        let uid = rustix::net::sockopt::socket_peercred(&socket)?.uid.as_raw();
+        let uid = PeerCred::of(&socket)?.uid;
         Ok((socket, uid))
     }
 }

@@ -20,7 +20,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use hca_core::Counter;
@@ -29,6 +29,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
 use super::access::Reach;
+use super::cred::PeerCred;
 use super::fabric::{ProcessVm, ShmFabric};
 use super::grant::{GrantError, LinkId, Notice};
 use super::grants::{Bits, LOAN_WORDS_AT, QP_WORDS_AT};
@@ -148,7 +149,8 @@ impl Lender {
     /// The process at the other end of a socket, if it is the one that is told, and can be read.
     fn prove(socket: &OwnedFd, pid: u32, addr: u64, proof: u64, board: Window) -> Result<Self, Errno> {
         // A process of another PID namespace has no number here, or another one than it knows.
-        let pid = i32::try_from(pid).ok().filter(|told| *told == peer_pid(socket));
+        let known = PeerCred::of(socket)?.pid;
+        let pid = i32::try_from(pid).ok().filter(|told| *told == known);
         let pid = pid.and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
         let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
         let lender = Self { pid, pidfd, board, there: Bits::default() };
@@ -228,23 +230,6 @@ enum Fetched {
 
 fn terms_word(qp: u32, loan: u32) -> u64 {
     u64::from(qp) << 32 | u64::from(loan)
-}
-
-/// The process at the other end of a socket; 0 if it has no number in our PID namespace.
-fn peer_pid(socket: &OwnedFd) -> i32 {
-    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: (2) room for the structure, and its size.
-    let got = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut cred).cast(),
-            &raw mut len,
-        )
-    };
-    if got == 0 { cred.pid } else { 0 }
 }
 
 /// Lets every process of this user read this one, where Yama asks for it.

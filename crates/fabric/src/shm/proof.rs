@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use hca_core::{AddressVector, Instant};
 
+use super::cred::PeerCred;
 use super::fabric::ShmFabric;
 use super::hello::{self, Greeting, Kind};
 use super::link::{Stage, tell};
@@ -204,5 +205,5 @@ impl ShmFabric {
 
 /// The process at the other end of a socket; 0 if it is of another PID namespace.
 fn pid_of(socket: &OwnedFd) -> i32 {
-    rustix::net::sockopt::socket_peercred(socket).map_or(0, |cred| cred.pid.as_raw_nonzero().get())
+    PeerCred::of(socket).map_or(0, |cred| cred.pid)
 }

@@ -16,16 +16,29 @@ pub(crate) struct Helper {
 impl Helper {
     /// Runs `test`, an ignored one that does what [`role`] says.
     pub(crate) fn start(test: &str, role: &str, argument: &str, uid: Option<u32>) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        Self::start_as(test, role, argument, |command| {
+            if let Some(uid) = uid {
+                command.uid(uid);
+            }
+        })
+        .unwrap()
+    }
+    /// The same, by a command that is changed before.
+    pub(crate) fn start_as(
+        test: &str,
+        role: &str,
+        argument: &str,
+        change: impl FnOnce(&mut Command),
+    ) -> std::io::Result<Self> {
+        // Not by its path, which another user, or who sees other mounts, may be unable to follow.
+        let mut command = Command::new("/proc/self/exe");
         command.args(["--exact", "--ignored", "--nocapture", test]);
         command.env(ROLE, format!("{role} {argument}")).stdin(Stdio::piped()).stdout(Stdio::piped());
-        if let Some(uid) = uid {
-            command.uid(uid);
-        }
-        let mut child = command.spawn().unwrap();
+        change(&mut command);
+        let mut child = command.spawn()?;
         let input = child.stdin.take().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
-        Self { child, input, output }
+        Ok(Self { child, input, output })
     }
     /// The next line that is for us: the test program prints some of its own.
     pub(crate) fn line(&mut self) -> String {
