@@ -166,3 +166,25 @@ pub(crate) fn epoll_of(fds: &[BorrowedFd<'_>]) -> Result<OwnedFd, DeviceError> {
     }
     Ok(ep)
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::ring::ring;
+
+    #[test]
+    fn a_completion_that_is_shown_at_once_waits_for_those_before_and_for_room() {
+        let (producer, mut polled) = ring::<Completion>(2, 0);
+        let handle = CqHandle { index: 0, generation: 0 };
+        let mut entry = CqEntry::new(handle, producer, Arc::new(CqShared::new()));
+        let of = |wr_id| Completion { wr_id, ..Completion::default() };
+        assert_eq!(entry.push(Completion { solicited: true, ..of(1) }), (true, false));
+        assert!(!entry.show(&of(2)), "one is to be shown, and told of, before");
+        assert_eq!(polled.refresh(), 0);
+        entry.finish();
+        assert!(entry.show(&of(2)));
+        assert_eq!(polled.refresh(), 2);
+        assert!(!entry.show(&of(3)), "there is no room");
+        assert_eq!([0, 1].map(|i| polled.header(i).wr_id), [1, 2]);
+    }
+}
