@@ -11,7 +11,7 @@ pub(crate) const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
-struct Block<const C: usize>([[u32; LANES]; C]);
+pub(crate) struct Block<const C: usize>([[u32; LANES]; C]);
 
 #[derive(Clone, Copy, Debug)]
 struct Row {
@@ -53,16 +53,7 @@ impl<const C: usize> Dense<C> {
     }
     /// All columns' words added up: what it takes to read them.
     pub(crate) fn stream_sum(&self) -> u32 {
-        let blocks = &self.blocks[self.head / LANES..self.rows.len().div_ceil(LANES)];
-        let mut sums = [0u32; LANES];
-        for block in blocks {
-            for column in &block.0 {
-                for (sum, word) in sums.iter_mut().zip(column) {
-                    *sum = sum.wrapping_add(*word);
-                }
-            }
-        }
-        sums.iter().fold(0, |a, &b| a.wrapping_add(b))
+        sum(self.blocks(self.head, self.rows.len()).0)
     }
     /// One past the last row whose position is below this one.
     #[inline]
@@ -77,32 +68,11 @@ impl<const C: usize> Dense<C> {
             _ => self.head,
         }
     }
-    /// The first row from `from` on and before `end` for which `differs` is 0.
-    #[inline(always)]
-    pub(crate) fn find(
-        &self,
-        from: usize,
-        end: usize,
-        differs: impl Fn(&[[u32; LANES]; C], usize) -> u32,
-    ) -> Option<usize> {
-        if from >= end {
-            return None;
-        }
-        let blocks = &self.blocks[from / LANES..end.div_ceil(LANES)];
-        for (at, block) in (from / LANES..).zip(blocks) {
-            let mut same = [0u32; LANES];
-            for (lane, same) in same.iter_mut().enumerate() {
-                *same = if differs(&block.0, lane) == 0 { u32::MAX } else { 0 };
-            }
-            if same.iter().fold(0, |any, &same| any | same) != 0 {
-                let row = |lane: &usize| at * LANES + lane;
-                let hit = (0..LANES).filter(|&lane| same[lane] != 0).map(|lane| row(&lane));
-                if let Some(hit) = hit.into_iter().find(|row| (from..end).contains(row)) {
-                    return Some(hit);
-                }
-            }
-        }
-        None
+    /// The blocks with the rows from `from` on and before `end`, and the number of their first row.
+    #[inline]
+    pub(crate) fn blocks(&self, from: usize, end: usize) -> (&[Block<C>], usize) {
+        let first = from / LANES;
+        (self.blocks.get(first..end.div_ceil(LANES)).unwrap_or(&[]), first * LANES)
     }
 
     /// Puts a row in, at its position among the others.
@@ -188,13 +158,55 @@ impl<const C: usize> Dense<C> {
     }
 }
 
+#[inline(never)]
+fn sum<const C: usize>(blocks: &[Block<C>]) -> u32 {
+    let mut sums = [0u32; LANES];
+    for Block(block) in blocks {
+        for column in block {
+            for (sum, word) in sums.iter_mut().zip(column) {
+                *sum = sum.wrapping_add(*word);
+            }
+        }
+    }
+    sums.iter().fold(0, |a, &b| a.wrapping_add(b))
+}
+
+/// Of some blocks of which the first begins with row `first`: the first row from `from` on and before `end` for which
+/// `differs` is 0.
+///
+/// It goes into functions that take the slice and are not inlined: there the compiler knows its alignment, and has
+/// registers for what is looked for.
+#[inline(always)]
+pub(crate) fn find<const C: usize>(
+    blocks: &[Block<C>],
+    first: usize,
+    from: usize,
+    end: usize,
+    differs: impl Fn(&[[u32; LANES]; C], usize) -> u32,
+) -> Option<usize> {
+    for (at, Block(block)) in (first..).step_by(LANES).zip(blocks) {
+        let mut same = [0u32; LANES];
+        for (lane, same) in same.iter_mut().enumerate() {
+            *same = if differs(block, lane) == 0 { u32::MAX } else { 0 };
+        }
+        if same.iter().fold(0, |any, &lane| any | lane) != 0 {
+            let mut rows = (at..).zip(same).filter(|(_, same)| *same != 0).map(|(row, _)| row);
+            if let Some(row) = rows.find(|row| (from..end).contains(row)) {
+                return Some(row);
+            }
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// Rows of one word, where 0 is a hole.
     fn find(dense: &Dense<1>, from: usize, end: usize, word: u32) -> Option<u32> {
-        dense.find(from, end, |c, lane| c[0][lane] ^ word).map(|row| dense.id(row))
+        let (blocks, first) = dense.blocks(from, end);
+        super::find(blocks, first, from, end, |c, lane| c[0][lane] ^ word).map(|row| dense.id(row))
     }
 
     #[test]
@@ -205,7 +217,7 @@ mod tests {
         for id in 0..4000u32 {
             x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             let position = x >> 16;
-            if plain.len() > 40 && x % 3 == 0 || plain.len() > 300 {
+            if plain.len() > 40 && x.is_multiple_of(3) || plain.len() > 300 {
                 let gone = plain.remove(x as usize / 7 % plain.len());
                 dense.remove(gone.0);
             } else {

@@ -142,8 +142,6 @@ impl Event {
 pub struct Got {
     /// The event.
     pub event: Event,
-    /// 3.3: the memory descriptor as it was right after the event.
-    pub md: Option<Region>,
     /// Whether events between this one and the one taken before were lost, as the queue had no room. Said once.
     pub dropped: bool,
 }
@@ -155,6 +153,7 @@ pub(crate) struct EventQueue {
     /// As many as events, in an interface of 3.3; otherwise empty.
     mds: VecDeque<Option<Region>>,
     with_mds: bool,
+    last_md: Option<Region>,
     capacity: usize,
     /// Places that are kept for events to come (flow control).
     reserved: usize,
@@ -169,6 +168,7 @@ impl EventQueue {
             ring: VecDeque::with_capacity(capacity),
             mds,
             with_mds,
+            last_md: None,
             capacity,
             reserved: 0,
             dropped: false,
@@ -217,8 +217,14 @@ impl EventQueue {
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Got> {
         let event = self.ring.pop_front()?;
-        let md = self.mds.pop_front().flatten();
-        Some(Got { event, md, dropped: std::mem::take(&mut self.dropped) })
+        if self.with_mds {
+            self.last_md = self.mds.pop_front().flatten();
+        }
+        Some(Got { event, dropped: std::mem::take(&mut self.dropped) })
+    }
+    /// Of the event that was taken last, its memory descriptor as it was right after the event.
+    pub(crate) fn last_md(&self) -> Option<Region> {
+        self.last_md
     }
     #[cold]
     fn drop_oldest(&mut self) -> bool {

@@ -1,6 +1,10 @@
 //! Handles that outlive their objects without ever naming another, and the tables behind them.
 
+use std::num::NonZeroU64;
+
 const INDEX_BITS: u32 = 24;
+/// The one of the handle that [`NonZeroU64::MAX`] would be is left out.
+const LAST_GENERATION: u64 = (u64::MAX >> INDEX_BITS) - 1;
 /// How many objects of a kind an interface can hold.
 pub(crate) const MAX_OBJECTS: u32 = 1 << INDEX_BITS;
 
@@ -15,11 +19,14 @@ macro_rules! handle {
         impl $name {
             /// The handle as a number, to be stored where only numbers are.
             pub const fn to_bits(self) -> u64 {
-                self.0.0
+                self.0.0.get()
             }
-            /// A handle from such a number; a made-up one is refused where it is used.
+            /// A handle from such a number; a made-up one, 0 included, is refused where it is used.
             pub const fn from_bits(bits: u64) -> Self {
-                Self(Key(bits))
+                Self(Key(match NonZeroU64::new(bits) {
+                    Some(bits) => bits,
+                    None => NonZeroU64::MAX,
+                }))
             }
         }
         impl std::fmt::Debug for $name {
@@ -40,17 +47,18 @@ CtHandle }
 
 /// Index and generation in one word.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub(crate) struct Key(pub(crate) u64);
+pub(crate) struct Key(NonZeroU64);
 
 impl Key {
+    /// Generations begin at 1.
     const fn new(index: u32, generation: u64) -> Self {
-        Self(generation << INDEX_BITS | index as u64)
+        Self(NonZeroU64::new(generation << INDEX_BITS | index as u64).expect("generations are not 0"))
     }
     pub(crate) const fn index(self) -> u32 {
-        (self.0 & (MAX_OBJECTS as u64 - 1)) as u32
+        (self.0.get() & (MAX_OBJECTS as u64 - 1)) as u32
     }
     const fn generation(self) -> u64 {
-        self.0 >> INDEX_BITS
+        self.0.get() >> INDEX_BITS
     }
 }
 
@@ -90,7 +98,6 @@ impl<T> Slab<T> {
             slot.value = Some(value);
             return Some(slot.key);
         }
-        // Generations begin at 1: no handle is all zeros.
         let key = Key::new(self.slots.len() as u32, 1);
         self.slots.push(Slot { key, value: Some(value) });
         Some(key)
@@ -120,7 +127,7 @@ impl<T> Slab<T> {
     pub(crate) fn remove(&mut self, index: u32) -> T {
         let slot = &mut self.slots[index as usize];
         let value = slot.value.take().expect("a live object is removed");
-        slot.key = Key::new(index, (slot.key.generation() + 1) & (u64::MAX >> INDEX_BITS));
+        slot.key = Key::new(index, slot.key.generation() % LAST_GENERATION + 1);
         self.free.push(index);
         self.len -= 1;
         value
@@ -145,7 +152,8 @@ mod tests {
     #[test]
     fn a_made_up_handle_is_refused() {
         let slab: Slab<u8> = Slab::new(4);
-        assert_eq!(slab.get(Key(u64::MAX)), None);
-        assert_eq!(slab.get(Key(0)), None);
+        for bits in [0, 1, 1 << 24, u64::MAX] {
+            assert_eq!(slab.get(EqHandle::from_bits(bits).0), None);
+        }
     }
 }

@@ -1,6 +1,5 @@
 //! The initiator's half of what the faces share: memory descriptors, and the events and counts of what they send.
 
-use crate::handle::Key;
 use crate::post::one_less;
 use crate::{
     AckRequest, Error, Event, EventKind, Face, Interface, Md, MdHandle, MdOptions, NiFail, Operation,
@@ -231,8 +230,7 @@ impl Interface {
         }
     }
     fn md_pending(&mut self, md: MdHandle) -> &mut u32 {
-        let MdHandle(key): MdHandle = md;
-        match self.mds.get_mut(Key(key.0)).expect("messages hold it") {
+        match self.mds.get_mut(md.0).expect("messages hold it") {
             MdSlot::Bound(bound) => &mut bound.pending,
             &mut MdSlot::Attached(entry) => &mut self.entries.at_mut(entry).pending,
         }

@@ -461,6 +461,13 @@ impl Interface {
     pub fn eq_get(&mut self, eq: EqHandle) -> Result<Option<Got>, Error> {
         Ok(self.eqs.get_mut(eq.0).ok_or(Error::Handle { argument: "eq" })?.pop())
     }
+    /// 3.3: the memory descriptor of the event that was taken last from a queue, as it was right after that event.
+    ///
+    /// # Errors
+    /// [`Error::Handle`].
+    pub fn eq_last_md(&self, eq: EqHandle) -> Result<Option<Region>, Error> {
+        Ok(self.eqs.get(eq.0).ok_or(Error::Handle { argument: "eq" })?.last_md())
+    }
     /// Takes an event of one of several queues and says of which; `first` is asked first, so that who counts it up is
     /// fair to all.
     ///

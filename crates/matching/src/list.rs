@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
 
 use crate::Criteria;
-use crate::dense::{Dense, NONE};
+use crate::dense::{self, Block, Dense, NONE};
 use crate::entry::Posted;
 use crate::handle::Slab;
 
@@ -41,7 +41,7 @@ pub(crate) struct List {
     tail: u32,
     len: u32,
     exact: Chains,
-    wild: Dense<8>,
+    wild: Dense<6>,
 }
 
 /// A search under way. The list stays as it is meanwhile.
@@ -62,13 +62,13 @@ impl List {
             tail: NONE,
             len: 0,
             exact: Chains::new(seed),
-            wild: Dense::new([1, 0, 0, 0, 0, 0, 0, 0]),
+            wild: Dense::new([1, 0, 0, 0, 0, 0]),
         }
     }
     pub(crate) fn len(&self) -> u32 {
         self.len
     }
-    pub(crate) fn wild(&self) -> &Dense<8> {
+    pub(crate) fn wild(&self) -> &Dense<6> {
         &self.wild
     }
 
@@ -84,11 +84,16 @@ impl List {
         let exact = (search.exact != NONE).then(|| entries.at(search.exact).links);
         if self.wild.len() != 0 {
             let end = self.wild.end_before(exact.map_or(u64::MAX, |links| links.position));
-            if let Some(row) = find_wild(&self.wild, search.row, end, search.bits, search.source) {
-                search.row = row + 1;
-                return Some(self.wild.id(row));
+            while search.row < end {
+                let (blocks, first) = self.wild.blocks(search.row, end);
+                let row = find_wild(blocks, first, search.row, end, search.bits, search.source);
+                search.row = row.map_or(end, |row| row + 1);
+                let Some(index) = row.map(|row| self.wild.id(row)) else { break };
+                let source = entries.at(index).entry.criteria.source;
+                if (source.packed() ^ search.source) & source.mask() == 0 {
+                    return Some(index);
+                }
             }
-            search.row = search.row.max(end);
         }
         let found = search.exact;
         search.exact = exact?.chain_next;
@@ -215,24 +220,37 @@ fn halves(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
-/// What counts and how, of the match bits and of the source.
-fn wild_row(criteria: &Criteria) -> [u32; 8] {
-    let (care_low, care_high) = halves(!criteria.ignore);
-    let (low, high) = halves(criteria.bits & !criteria.ignore);
-    let (source_low, source_high) = halves(criteria.source.packed());
-    let (mask_low, mask_high) = halves(criteria.source.mask());
-    [low, high, care_low, care_high, source_low, source_high, mask_low, mask_high]
+/// Node and process number, each in 16 bits. What is equal has equal digests; what differs nearly always has not.
+fn digest(source: u64) -> u32 {
+    let (low, high) = halves(source);
+    let fold = |word: u32| (word ^ word >> 16) & 0xffff;
+    fold(high) << 16 | fold(low)
 }
 
-/// Not inlined: the loop keeps its registers to itself.
+/// What counts and how, of the match bits and of the source's digest.
+fn wild_row(criteria: &Criteria) -> [u32; 6] {
+    let (care_low, care_high) = halves(!criteria.ignore);
+    let (low, high) = halves(criteria.bits & !criteria.ignore);
+    let (mask_low, mask_high) = halves(criteria.source.mask());
+    // Each half counts whole or not at all.
+    let mask = mask_high & 0xffff_0000 | mask_low & 0xffff;
+    [low, high, care_low, care_high, digest(criteria.source.packed()) & mask, mask]
+}
+
 #[inline(never)]
-fn find_wild(wild: &Dense<8>, from: usize, end: usize, bits: u64, source: u64) -> Option<usize> {
-    let ((low, high), (source_low, source_high)) = (halves(bits), halves(source));
-    wild.find(from, end, |c, lane| {
+fn find_wild(
+    blocks: &[Block<6>],
+    first: usize,
+    from: usize,
+    end: usize,
+    bits: u64,
+    source: u64,
+) -> Option<usize> {
+    let ((low, high), source) = (halves(bits), digest(source));
+    dense::find(blocks, first, from, end, |c, lane| {
         ((low & c[2][lane]) ^ c[0][lane])
             | ((high & c[3][lane]) ^ c[1][lane])
-            | ((source_low & c[6][lane]) ^ c[4][lane])
-            | ((source_high & c[7][lane]) ^ c[5][lane])
+            | ((source & c[5][lane]) ^ c[4][lane])
     })
 }
 

@@ -3,7 +3,7 @@
 //! The list's mirror image: here the headers stand and the question has the wildcards. A question for one process and
 //! all match bits is answered by hash, any other by a stream over the headers in the order in which they came.
 
-use crate::dense::{Dense, NONE};
+use crate::dense::{self, Block, Dense, NONE};
 use crate::handle::Slab;
 use crate::list::{Chains, Seed};
 use crate::{Criteria, CtHandle, EqHandle, Header, NiFail, Options};
@@ -120,8 +120,9 @@ impl Arrivals {
             let index = if criteria.is_exact() {
                 (cursor.exact != NONE).then_some(cursor.exact)?
             } else {
-                let from = self.rows.end_before(cursor.after + 1);
-                self.rows.id(find_arrival(&self.rows, from, criteria)?)
+                let (from, end) = (self.rows.end_before(cursor.after + 1), self.rows.end_before(u64::MAX));
+                let (blocks, first) = self.rows.blocks(from, end);
+                self.rows.id(find_arrival(blocks, first, from, end, criteria)?)
             };
             let waiting = headers.at(index);
             (cursor.exact, cursor.after) = (waiting.chain_next, waiting.position);
@@ -137,12 +138,18 @@ fn key(header: &Header) -> (u64, u64) {
 }
 
 #[inline(never)]
-fn find_arrival(rows: &Dense<5>, from: usize, criteria: &Criteria) -> Option<usize> {
+fn find_arrival(
+    blocks: &[Block<5>],
+    first: usize,
+    from: usize,
+    end: usize,
+    criteria: &Criteria,
+) -> Option<usize> {
     let halves = |word: u64| [word as u32, (word >> 32) as u32];
     let ([low, high], [care_low, care_high]) = (halves(criteria.bits), halves(!criteria.ignore));
     let [source_low, source_high] = halves(criteria.source.packed());
     let [mask_low, mask_high] = halves(criteria.source.mask());
-    rows.find(from, rows.end_before(u64::MAX), |c, lane| {
+    dense::find(blocks, first, from, end, |c, lane| {
         ((c[0][lane] ^ low) & care_low)
             | ((c[1][lane] ^ high) & care_high)
             | ((c[2][lane] ^ source_low) & mask_low)
