@@ -85,7 +85,7 @@ fn overflow_events_tell_the_appended_entry_where_the_bytes_are() {
 fn a_persistent_entry_finds_all_that_waited_and_is_linked() {
     let mut rig = Rig::new();
     rig.append(Overflow, region(64, OP));
-    (0..3).for_each(|i| drop(rig.send(Header { match_bits: i % 2, ..rig.put(8) })));
+    (0..3).for_each(|i| assert!(rig.send(Header { match_bits: i % 2, ..rig.put(8) }).is_ok()));
     rig.events();
     let entry = rig.ni.append(rig.pt, Priority, Entry::new(bits(0), region(64, OP))).unwrap();
     assert_eq!(rig.kinds(), [PutOverflow, PutOverflow, Link]);
@@ -371,7 +371,7 @@ fn a_portal_that_is_disabled_by_its_program_says_nothing_and_ends_what_is_under_
 fn a_queue_that_overflows_says_so_once_and_goes_on() {
     let mut rig = Rig::with(Config::default(), PortalOptions::empty(), 2);
     rig.append(Priority, region(64, OP));
-    (0..5).for_each(|hdr_data| drop(rig.send(Header { hdr_data, ..rig.put(8) })));
+    (0..5).for_each(|hdr_data| assert!(rig.send(Header { hdr_data, ..rig.put(8) }).is_ok()));
     let mut get = || rig.ni.eq_get(rig.eq).unwrap().map(|got| (got.event.hdr_data, got.dropped));
     assert_eq!([get(), get(), get()], [Some((3, true)), Some((4, false)), None]);
     rig.send(rig.put(8)).unwrap();
