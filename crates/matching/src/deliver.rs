@@ -6,8 +6,8 @@ use crate::list::List;
 use crate::post::one_less;
 use crate::unexpected::Waiting;
 use crate::{
-    ALIGN_BYTES, EntryHandle, Event, EventKind, Face, Header, Interface, ListKind, MdHandle, NiFail,
-    Operation, Options, PortalOptions, Region, Response, Threshold,
+    ALIGN_BYTES, EntryHandle, EqHandle, Event, EventKind, Face, Header, Interface, ListKind, MdHandle,
+    NiFail, Operation, Options, PortalOptions, Region, Response, Threshold,
 };
 
 /// What is to be done with a message.
@@ -94,12 +94,24 @@ impl Interface {
     ///
     /// Messages must be shown in the order in which their initiator sent them.
     pub fn deliver(&mut self, header: &Header) -> Verdict {
-        match self.choose(header).and_then(|choice| self.take(header, choice)) {
-            Ok(delivery) => Verdict::Accept(delivery),
-            Err(fail) => {
-                self.note(fail);
-                Verdict::Refuse(header.response(fail, 0, 0, false))
+        let choice = match self.choose(header) {
+            Ok(choice) => choice,
+            Err(fail) => return self.refuse(header, fail),
+        };
+        match self.take(header, &choice) {
+            Ok(delivery) => {
+                if self.config.face == Face::V3 && !delivery.options.contains(Options::EVENT_START_DISABLE) {
+                    self.tell_v3(
+                        &delivery,
+                        start_kind(header.operation),
+                        delivery.mlength,
+                        NiFail::Ok,
+                        false,
+                    );
+                }
+                Verdict::Accept(delivery)
             }
+            Err(fail) => self.refuse(header, fail),
         }
     }
     /// Tells each entry that is asked, in order, whether it would take a message (`None`) or why not, up to the one
@@ -137,32 +149,34 @@ impl Interface {
     /// # Panics
     /// If the delivery is another interface's, or was taken back before.
     pub fn complete(&mut self, delivery: Delivery, fail: NiFail) -> Response {
-        let Delivery { header, entry, .. } = delivery;
+        let Delivery { ref header, entry, options, .. } = delivery;
         let posted =
             self.entries.get_mut(entry.0).filter(|p| p.pending > 0).expect("a delivery of this interface");
         posted.pending -= 1;
-        let region = posted.entry.region.expect("its memory stays while operations are under way");
+        let region = posted.entry.region.as_ref().expect("its memory stays while operations are under way");
+        let (own_eq, ct, user_ptr) = (region.eq, region.ct, region.user_ptr);
         let mlength = if fail == NiFail::Ok { delivery.mlength } else { 0 };
-        let eq = self.eq_of(header.pt_index, &region);
-        let (kind, quiet) = match self.config.face {
-            Face::V4 => (
-                event_kind(header.operation),
-                region.options.contains(Options::EVENT_COMM_DISABLE)
-                    || fail == NiFail::Ok && region.options.contains(Options::EVENT_SUCCESS_DISABLE),
-            ),
-            Face::V3 => (end_kind(header.operation), region.options.contains(Options::EVENT_END_DISABLE)),
+        let portal = self.portals[header.pt_index as usize].as_mut().expect("operations hold it");
+        portal.pending -= 1;
+        let eq = own_eq.or(portal.eq);
+        let quiet = match self.config.face {
+            Face::V3 => options.contains(Options::EVENT_END_DISABLE),
+            Face::V4 => {
+                options.contains(Options::EVENT_COMM_DISABLE)
+                    || fail == NiFail::Ok && options.contains(Options::EVENT_SUCCESS_DISABLE)
+            }
         };
-        if !quiet {
-            let event = Event { fail, mlength, ..delivery.event(kind, &region) };
-            self.push(eq, event, Some(&region), delivery.reserved);
-        } else if delivery.reserved {
-            self.release(eq, 1);
+        if quiet {
+            self.release(eq, usize::from(delivery.reserved));
+        } else if self.config.face == Face::V3 {
+            self.tell_v3(&delivery, end_kind(header.operation), mlength, fail, delivery.reserved);
+        } else {
+            let event = Event { fail, mlength, ..delivery.event(event_kind(header.operation), user_ptr) };
+            self.push(eq, event, None, delivery.reserved);
         }
-        if region.options.contains(Options::EVENT_CT_COMM) {
-            let bytes = region.options.contains(Options::EVENT_CT_BYTES).then_some(mlength);
-            self.count(region.ct, fail, bytes);
+        if options.contains(Options::EVENT_CT_COMM) {
+            self.count(ct, fail, options.contains(Options::EVENT_CT_BYTES).then_some(mlength));
         }
-        self.portals[header.pt_index as usize].as_mut().expect("operations hold it").pending -= 1;
         if let Some(waiting) = delivery.waiting {
             let header = self.headers.at_mut(waiting);
             (header.done, header.mlength) = (Some(fail), mlength);
@@ -173,10 +187,17 @@ impl Interface {
         if self.entries.get(entry.0).is_some_and(|posted| posted.detaching || posted.auto_unlinked) {
             self.settle(entry.0.index());
         }
-        header.response(fail, mlength, delivery.offset, region.options.contains(Options::ACK_DISABLE))
+        header.response(fail, mlength, delivery.offset, options.contains(Options::ACK_DISABLE))
+    }
+    /// One of the two events of an operation of 3.3, with the memory descriptor as it is now.
+    fn tell_v3(&mut self, delivery: &Delivery, kind: EventKind, mlength: u64, fail: NiFail, reserved: bool) {
+        let region = self.entries.at(delivery.entry.0.index()).entry.region.expect("operations hold it");
+        let event = Event { fail, mlength, ..delivery.event(kind, region.user_ptr) };
+        self.push(self.eq_of(delivery.header.pt_index, &region), event, Some(&region), reserved);
     }
 
-    fn note(&mut self, fail: NiFail) {
+    #[cold]
+    fn refuse(&mut self, header: &Header, fail: NiFail) -> Verdict {
         match fail {
             NiFail::PermViolation => self.status.permission_violations += 1,
             NiFail::OpViolation => self.status.operation_violations += 1,
@@ -185,6 +206,7 @@ impl Interface {
         if self.config.face == Face::V3 && matches!(fail, NiFail::PermViolation | NiFail::OpViolation) {
             self.status.dropped += 1;
         }
+        Verdict::Refuse(header.response(fail, 0, 0, false))
     }
     /// The entry that a message is for.
     fn choose(&mut self, header: &Header) -> Result<Choice, NiFail> {
@@ -235,31 +257,35 @@ impl Interface {
         header.length <= limit && header.operation.is_legal(header.length)
     }
     /// Gives a message to an entry.
-    fn take(&mut self, header: &Header, choice: Choice) -> Result<Delivery, NiFail> {
-        let Choice { index, list, offset, mlength } = choice;
+    fn take(&mut self, header: &Header, choice: &Choice) -> Result<Delivery, NiFail> {
+        let &Choice { index, list, offset, mlength } = choice;
         let posted = self.entries.at(index);
-        let mut region = posted.entry.region.expect("it takes a message");
-        let options = region.options;
-        if options.contains(Options::USE_ONCE) {
-            region.threshold = Threshold::Count(1);
-        }
-        region.threshold = one_less(region.threshold);
+        let region = posted.entry.region.as_ref().expect("it takes a message");
+        let (options, region_start) = (region.options, region.start);
+        let threshold = match options.contains(Options::USE_ONCE) {
+            true => Threshold::Count(0),
+            false => one_less(region.threshold),
+        };
         let local = options.contains(Options::MANAGE_LOCAL);
         let next_offset = if local { offset + mlength } else { posted.offset };
-        let used_up = region.threshold == Threshold::Count(0) || is_full(&region, next_offset);
-        let goes = used_up && region.unlink;
+        let goes = region.unlink && (threshold == Threshold::Count(0) || is_full(region, next_offset));
         let unlinks = goes && posted.entry.unlink;
         let waits = list == ListKind::Overflow && !options.contains(Options::UNEXPECTED_HDR_DISABLE);
-        let eq = self.eq_of(header.pt_index, &region);
-        let reserved = self.make_room(header, &region, list, unlinks, waits)?;
+        let own_eq = region.eq;
+        let portal = self.portals[header.pt_index as usize].as_mut().expect("it has entries");
+        let mut reserved = Reserved::default();
+        if waits || portal.options.contains(PortalOptions::FLOWCTRL) {
+            reserved = self.make_room(header, options, own_eq, list, unlinks, waits)?;
+        }
 
-        let entry = EntryHandle(self.entries.key_at(index));
-        let posted = self.entries.at_mut(index);
-        posted.entry.region = Some(region);
-        posted.offset = next_offset;
-        posted.pending += 1;
+        self.portals[header.pt_index as usize].as_mut().expect("it has entries").pending += 1;
         let link = self.next_link;
         self.next_link += 1;
+        let entry = EntryHandle(self.entries.key_at(index));
+        let posted = self.entries.at_mut(index);
+        posted.entry.region.as_mut().expect("it takes a message").threshold = threshold;
+        posted.offset = next_offset;
+        posted.pending += 1;
         if goes {
             posted.last_link = link;
             (posted.unlink_reserved, posted.free_reserved) = (reserved.unlink, reserved.free);
@@ -269,38 +295,32 @@ impl Interface {
         if unlinks {
             self.take_from_list(index);
         }
-        self.portals[header.pt_index as usize].as_mut().expect("it has entries").pending += 1;
         let waiting =
-            waits.then(|| self.wait(header, index, region.start.wrapping_add(offset), offset, mlength));
-        let delivery = Delivery {
+            waits.then(|| self.wait(header, index, region_start.wrapping_add(offset), offset, mlength));
+        Ok(Delivery {
             header: *header,
             entry,
             list,
             md,
-            region_start: region.start,
+            region_start,
             offset,
             mlength,
             options,
             waiting,
             link,
             reserved: reserved.comm,
-        };
-        if self.config.face == Face::V3 && !options.contains(Options::EVENT_START_DISABLE) {
-            let event = delivery.event(start_kind(header.operation), &region);
-            self.push(eq, event, Some(&region), false);
-        }
-        Ok(delivery)
+        })
     }
     /// Keeps room for what a message will leave behind, where running out of it is not to lose anything.
     fn make_room(
         &mut self,
         header: &Header,
-        region: &Region,
+        options: Options,
+        own_eq: Option<EqHandle>,
         list: ListKind,
         unlinks: bool,
         waits: bool,
     ) -> Result<Reserved, NiFail> {
-        let options = region.options;
         let portal = self.portals[header.pt_index as usize].as_ref().expect("it has entries");
         let flow_control = portal.options.contains(PortalOptions::FLOWCTRL);
         let quiet = options.contains(Options::EVENT_FLOWCTRL_DISABLE);
@@ -320,7 +340,7 @@ impl Interface {
             unlink,
             free: unlink && list == ListKind::Overflow,
         };
-        let eq = region.eq.or(portal.eq);
+        let eq = own_eq.or(portal.eq);
         let events = usize::from(reserved.comm) + usize::from(reserved.unlink) + usize::from(reserved.free);
         if !self.reserve(eq, events) {
             self.run_dry(header.pt_index, quiet);
@@ -370,10 +390,11 @@ impl Interface {
     }
     fn tell_end(&mut self, index: u32, kind: EventKind, md: Option<Key>, reserved: bool) {
         let posted = self.entries.at(index);
-        let region = posted.entry.region.expect("its memory was used up");
+        let region = posted.entry.region.as_ref().expect("its memory was used up");
         if region.options.contains(Options::EVENT_UNLINK_DISABLE) {
             return;
         }
+        let region = *region;
         let event = Event {
             pt_index: posted.pt_index,
             list: posted.list,
@@ -401,13 +422,13 @@ impl Delivery {
     pub const fn start(&self) -> u64 {
         self.region_start.wrapping_add(self.offset)
     }
-    fn event(&self, kind: EventKind, region: &Region) -> Event {
+    fn event(&self, kind: EventKind, user_ptr: u64) -> Event {
         Event {
             list: self.list,
             mlength: self.mlength,
             offset: self.offset,
             start: self.start(),
-            user_ptr: region.user_ptr,
+            user_ptr,
             entry: Some(self.entry),
             md: self.md,
             link: self.link,

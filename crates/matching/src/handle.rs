@@ -124,13 +124,14 @@ impl<T> Slab<T> {
     pub(crate) fn key_at(&self, index: u32) -> Key {
         self.slots[index as usize].key
     }
-    pub(crate) fn remove(&mut self, index: u32) -> T {
+    /// Frees the place of a live object.
+    pub(crate) fn remove(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
-        let value = slot.value.take().expect("a live object is removed");
+        assert!(slot.value.is_some(), "a live object is removed");
+        slot.value = None;
         slot.key = Key::new(index, slot.key.generation() % LAST_GENERATION + 1);
         self.free.push(index);
         self.len -= 1;
-        value
     }
 }
 
@@ -143,7 +144,7 @@ mod tests {
         let mut slab = Slab::new(1);
         let a = slab.insert('a').unwrap();
         assert_eq!(slab.insert('b'), None, "the limit");
-        assert_eq!(slab.remove(a.index()), 'a');
+        slab.remove(a.index());
         let c = slab.insert('c').unwrap();
         assert_eq!((slab.get(a), slab.get(c), slab.len()), (None, Some(&'c'), 1));
         assert_ne!(a, c);

@@ -53,7 +53,7 @@ impl Interface {
         let portal = self.portals[pt_index as usize].as_mut().expect("it was resolved");
         portal.list_mut(list).insert(&mut self.entries, key.index(), before);
         self.entries.at_mut(key.index()).linked = true;
-        let region = entry.region.filter(|r| !r.options.contains(Options::EVENT_LINK_DISABLE));
+        let region = entry.region.as_ref().filter(|r| !r.options.contains(Options::EVENT_LINK_DISABLE));
         if let (Face::V4, Some(region)) = (self.config.face, region) {
             let event = Event {
                 pt_index,
@@ -63,7 +63,7 @@ impl Interface {
                 entry: Some(handle),
                 ..Event::new(EventKind::Link)
             };
-            self.push(self.eq_of(pt_index, &region), event, None, false);
+            self.push(self.eq_of(pt_index, region), event, None, false);
         }
         Ok(handle)
     }
@@ -167,7 +167,9 @@ impl Interface {
         if pending > 0 {
             return Err(Error::InUse { argument: "md", pending });
         }
-        if let MdSlot::Attached(entry) = self.mds.remove(md.0.index()) {
+        let attached = if let &MdSlot::Attached(entry) = slot { Some(entry) } else { None };
+        self.mds.remove(md.0.index());
+        if let Some(entry) = attached {
             let posted = self.entries.at_mut(entry);
             (posted.entry.region, posted.md) = (None, None);
             if posted.entry.unlink {
