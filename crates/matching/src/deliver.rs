@@ -2,7 +2,6 @@
 
 use crate::entry::Posted;
 use crate::handle::Key;
-use crate::list::List;
 use crate::post::one_less;
 use crate::unexpected::Waiting;
 use crate::{
@@ -123,12 +122,9 @@ impl Interface {
             while let Some(index) = next {
                 let posted = self.entries.at(index);
                 let criteria = &posted.entry.criteria;
-                let judgement = if (criteria.bits ^ header.match_bits) & !criteria.ignore != 0 {
-                    Judgement::Pass(Reason::Bits)
-                } else if !criteria.source.includes(header.initiator) {
-                    Judgement::Pass(Reason::Source)
-                } else {
-                    judge(self.config.face, posted, header)
+                let judgement = match (criteria.bits ^ header.match_bits) & !criteria.ignore {
+                    0 => judge(self.config.face, posted, header),
+                    _ => Judgement::Pass(Reason::Bits),
                 };
                 let (reason, ends) = match judgement {
                     Judgement::Take { .. } => (None, true),
@@ -139,7 +135,7 @@ impl Interface {
                 if ends {
                     return;
                 }
-                next = List::behind(&self.entries, index);
+                next = self.nodes.behind(index);
             }
         }
     }
@@ -229,7 +225,7 @@ impl Interface {
                 continue;
             }
             let mut search = list.search(header.match_bits, header.initiator.packed());
-            while let Some(index) = list.next(&self.entries, &mut search) {
+            while let Some(index) = list.next(&self.nodes, &mut search) {
                 match judge(self.config.face, self.entries.at(index), header) {
                     Judgement::Take { offset, mlength } => {
                         return Ok(Choice { index, list: kind, offset, mlength });
@@ -455,10 +451,14 @@ impl Event {
     }
 }
 
-/// Whether an entry whose source and match bits agree takes a message.
+/// Whether an entry whose match bits agree takes a message.
 fn judge(face: Face, posted: &Posted, header: &Header) -> Judgement {
     use Judgement::{Fail, Pass};
-    if !posted.entry.criteria.admits(header.uid, header.jid) {
+    let criteria = &posted.entry.criteria;
+    if !criteria.source.includes(header.initiator) {
+        return Pass(Reason::Source);
+    }
+    if !criteria.admits(header.uid, header.jid) {
         return Pass(Reason::User);
     }
     let Some(region) = posted.entry.region.as_ref().filter(|_| !posted.detaching) else {

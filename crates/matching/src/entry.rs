@@ -3,7 +3,6 @@
 use bitflags::bitflags;
 
 use crate::handle::Key;
-use crate::list::Links;
 use crate::{Criteria, CtHandle, EntryHandle, EqHandle, Uid};
 
 bitflags! {
@@ -162,7 +161,6 @@ pub enum Place {
 #[derive(Debug)]
 pub(crate) struct Posted {
     pub(crate) entry: Entry,
-    pub(crate) links: Links,
     pub(crate) pt_index: u32,
     pub(crate) list: ListKind,
     /// In its list; otherwise it only waits for the end of what it began.
@@ -190,7 +188,6 @@ impl Posted {
     pub(crate) fn new(entry: Entry, pt_index: u32, list: ListKind) -> Self {
         Self {
             entry,
-            links: Links::default(),
             pt_index,
             list,
             linked: false,

@@ -9,7 +9,7 @@ use crate::entry::Posted;
 use crate::event::EventQueue;
 use crate::handle::{MAX_OBJECTS, Slab};
 use crate::initiator::MdSlot;
-use crate::list::{List, Seed};
+use crate::list::{List, Nodes, Seed};
 use crate::unexpected::{Arrivals, Waiting};
 use crate::{
     CtHandle, EqHandle, Error, Event, EventKind, Got, Header, Jid, ListKind, NiFail, Region, Source,
@@ -223,6 +223,7 @@ pub struct Interface {
     seed: Seed,
     pub(crate) portals: Vec<Option<Box<Portal>>>,
     pub(crate) entries: Slab<Posted>,
+    pub(crate) nodes: Nodes,
     pub(crate) headers: Slab<Waiting>,
     pub(crate) mds: Slab<MdSlot>,
     eqs: Slab<EventQueue>,
@@ -249,6 +250,7 @@ impl Interface {
             seed: Seed::new(config.seed),
             portals: std::iter::repeat_with(|| None).take(limits.max_pt_index as usize + 1).collect(),
             entries: Slab::new(limits.max_entries),
+            nodes: Nodes::default(),
             headers: Slab::new(limits.max_unexpected_headers),
             mds: Slab::new(limits.max_mds),
             eqs: Slab::new(limits.max_eqs),

@@ -4,15 +4,14 @@
 //! Every entry has a position, a number that grows along the list with gaps between neighbours. Entries that ask for
 //! one process and all match bits hang in chains by these, found by a keyed hash; the others are rows of a
 //! [`Dense`] array. A search merges the two by position, so an exact entry costs the same at any depth, and wildcards
-//! are looked at only as far as they stand before it.
+//! are looked at only as far as they stand before it. What links entries lies apart from them, so that neighbours are
+//! close in memory however large entries are.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher};
 
 use crate::Criteria;
 use crate::dense::{self, Block, Dense, NONE};
-use crate::entry::Posted;
-use crate::handle::Slab;
 
 /// Between neighbours, so that others fit in between: 31 of them before the list is numbered anew.
 const GAP: u64 = 1 << 32;
@@ -27,11 +26,32 @@ pub(crate) struct Links {
     /// Neighbours among the exact entries of equal criteria.
     chain_prev: u32,
     chain_next: u32,
+    is_exact: bool,
 }
 
 impl Default for Links {
     fn default() -> Self {
-        Self { position: 0, prev: NONE, next: NONE, chain_prev: NONE, chain_next: NONE }
+        Self { position: 0, prev: NONE, next: NONE, chain_prev: NONE, chain_next: NONE, is_exact: false }
+    }
+}
+
+/// The links of all entries, by their index.
+#[derive(Debug, Default)]
+pub(crate) struct Nodes(Vec<Links>);
+
+impl Nodes {
+    #[inline]
+    fn at(&self, index: u32) -> &Links {
+        &self.0[index as usize]
+    }
+    #[inline]
+    fn at_mut(&mut self, index: u32) -> &mut Links {
+        &mut self.0[index as usize]
+    }
+    /// The entry behind this one.
+    pub(crate) fn behind(&self, index: u32) -> Option<u32> {
+        let next = self.at(index).next;
+        (next != NONE).then_some(next)
     }
 }
 
@@ -72,26 +92,24 @@ impl List {
         &self.wild
     }
 
-    /// Begins to look for entries whose source and match bits match.
+    /// Begins to look for entries whose match bits match, and whose source does.
     #[inline]
     pub(crate) fn search(&self, bits: u64, source: u64) -> Search {
         let exact = self.exact.get(bits, source).map_or(NONE, |chain| chain.head);
         Search { bits, source, exact, row: self.wild.head() }
     }
-    /// The next such entry in the order of the list.
+    /// The next such entry in the order of the list. Of those that are not exact, some may come whose source is another.
     #[inline]
-    pub(crate) fn next(&self, entries: &Slab<Posted>, search: &mut Search) -> Option<u32> {
-        let exact = (search.exact != NONE).then(|| entries.at(search.exact).links);
+    pub(crate) fn next(&self, nodes: &Nodes, search: &mut Search) -> Option<u32> {
+        let exact = (search.exact != NONE).then(|| nodes.at(search.exact));
         if self.wild.len() != 0 {
             let end = self.wild.end_before(exact.map_or(u64::MAX, |links| links.position));
-            while search.row < end {
+            if search.row < end {
                 let (blocks, first) = self.wild.blocks(search.row, end);
                 let row = find_wild(blocks, first, search.row, end, search.bits, search.source);
                 search.row = row.map_or(end, |row| row + 1);
-                let Some(index) = row.map(|row| self.wild.id(row)) else { break };
-                let source = entries.at(index).entry.criteria.source;
-                if (source.packed() ^ search.source) & source.mask() == 0 {
-                    return Some(index);
+                if let Some(row) = row {
+                    return Some(self.wild.id(row));
                 }
             }
         }
@@ -99,120 +117,116 @@ impl List {
         search.exact = exact?.chain_next;
         Some(found)
     }
-
-    /// Links an entry before another, or last of all.
-    pub(crate) fn insert(&mut self, entries: &mut Slab<Posted>, index: u32, before: Option<u32>) {
-        let next = before.unwrap_or(NONE);
-        let prev = if next == NONE { self.tail } else { entries.at(next).links.prev };
-        let position = match self.position_between(entries, prev, next) {
-            Some(position) => position,
-            None => {
-                self.renumber(entries);
-                self.position_between(entries, prev, next).expect("there are gaps now")
-            }
-        };
-        let links = &mut entries.at_mut(index).links;
-        *links = Links { position, prev, next, ..Links::default() };
-        match prev {
-            NONE => self.head = index,
-            prev => entries.at_mut(prev).links.next = index,
-        }
-        match next {
-            NONE => self.tail = index,
-            next => entries.at_mut(next).links.prev = index,
-        }
-        self.len += 1;
-        let criteria = entries.at(index).entry.criteria;
-        if criteria.is_exact() {
-            self.chain(entries, index, &criteria);
-        } else {
-            self.wild.insert(position, index, wild_row(&criteria));
-        }
-    }
-    /// The entry before which another one stands that is inserted behind this one; `None` is the end.
-    pub(crate) fn behind(entries: &Slab<Posted>, index: u32) -> Option<u32> {
-        let next = entries.at(index).links.next;
-        (next != NONE).then_some(next)
-    }
     /// The first entry.
     pub(crate) fn first(&self) -> Option<u32> {
         (self.head != NONE).then_some(self.head)
     }
 
+    /// Links an entry before another, or last of all.
+    pub(crate) fn insert(&mut self, nodes: &mut Nodes, index: u32, criteria: &Criteria, before: Option<u32>) {
+        if nodes.0.len() <= index as usize {
+            nodes.0.resize(index as usize + 1, Links::default());
+        }
+        let next = before.unwrap_or(NONE);
+        let prev = if next == NONE { self.tail } else { nodes.at(next).prev };
+        let position = match position_between(nodes, prev, next) {
+            Some(position) => position,
+            None => {
+                self.renumber(nodes);
+                position_between(nodes, prev, next).expect("there are gaps now")
+            }
+        };
+        let is_exact = criteria.is_exact();
+        *nodes.at_mut(index) = Links { position, prev, next, is_exact, ..Links::default() };
+        match prev {
+            NONE => self.head = index,
+            prev => nodes.at_mut(prev).next = index,
+        }
+        match next {
+            NONE => self.tail = index,
+            next => nodes.at_mut(next).prev = index,
+        }
+        self.len += 1;
+        if is_exact {
+            self.chain(nodes, index, criteria);
+        } else {
+            self.wild.insert(position, index, wild_row(criteria));
+        }
+    }
     /// Unlinks an entry.
-    pub(crate) fn remove(&mut self, entries: &mut Slab<Posted>, index: u32) {
-        let Posted { links, entry, .. } = entries.at(index);
-        let (links, criteria) = (*links, entry.criteria);
+    pub(crate) fn remove(&mut self, nodes: &mut Nodes, index: u32, criteria: &Criteria) {
+        let links = *nodes.at(index);
         match links.prev {
             NONE => self.head = links.next,
-            prev => entries.at_mut(prev).links.next = links.next,
+            prev => nodes.at_mut(prev).next = links.next,
         }
         match links.next {
             NONE => self.tail = links.prev,
-            next => entries.at_mut(next).links.prev = links.prev,
+            next => nodes.at_mut(next).prev = links.prev,
         }
         self.len -= 1;
-        if !criteria.is_exact() {
+        if !links.is_exact {
             return self.wild.remove(links.position);
         }
         if links.chain_prev != NONE {
-            entries.at_mut(links.chain_prev).links.chain_next = links.chain_next;
+            nodes.at_mut(links.chain_prev).chain_next = links.chain_next;
         }
         if links.chain_next != NONE {
-            entries.at_mut(links.chain_next).links.chain_prev = links.chain_prev;
+            nodes.at_mut(links.chain_next).chain_prev = links.chain_prev;
         }
         self.exact.unlink(criteria.bits, criteria.source.packed(), links.chain_prev, links.chain_next);
     }
 
-    fn position_between(&self, entries: &Slab<Posted>, prev: u32, next: u32) -> Option<u64> {
-        let position = |index: u32| entries.at(index).links.position;
-        match (prev, next) {
-            (NONE, NONE) => Some(FIRST),
-            // u64::MAX is left out: it stands for no position.
-            (prev, NONE) => position(prev).checked_add(GAP).filter(|&p| p != u64::MAX),
-            (NONE, next) => position(next).checked_sub(GAP),
-            (prev, next) => {
-                let (low, high) = (position(prev), position(next));
-                (high - low > 1).then(|| low + (high - low) / 2)
-            }
-        }
-    }
-    fn renumber(&mut self, entries: &mut Slab<Posted>) {
+    fn renumber(&mut self, nodes: &mut Nodes) {
         let mut wild = Vec::with_capacity(self.wild.len());
         let (mut index, mut position) = (self.head, FIRST);
         while index != NONE {
-            let posted = entries.at_mut(index);
-            posted.links.position = position;
-            if !posted.entry.criteria.is_exact() {
+            let links = nodes.at_mut(index);
+            links.position = position;
+            if !links.is_exact {
                 wild.push(position);
             }
             position += GAP;
-            index = posted.links.next;
+            index = links.next;
         }
         self.wild.renumber(wild.into_iter());
     }
     /// Hangs an exact entry into its chain, by its position.
-    fn chain(&mut self, entries: &mut Slab<Posted>, index: u32, criteria: &Criteria) {
+    fn chain(&mut self, nodes: &mut Nodes, index: u32, criteria: &Criteria) {
         let chain = self.exact.entry(criteria.bits, criteria.source.packed());
-        let position = entries.at(index).links.position;
+        let position = nodes.at(index).position;
         let mut prev = chain.tail;
-        while prev != NONE && entries.at(prev).links.position > position {
-            prev = entries.at(prev).links.chain_prev;
+        while prev != NONE && nodes.at(prev).position > position {
+            prev = nodes.at(prev).chain_prev;
         }
         let next = match prev {
             NONE => chain.head,
-            prev => entries.at(prev).links.chain_next,
+            prev => nodes.at(prev).chain_next,
         };
         match prev {
             NONE => chain.head = index,
-            prev => entries.at_mut(prev).links.chain_next = index,
+            prev => nodes.at_mut(prev).chain_next = index,
         }
         match next {
             NONE => chain.tail = index,
-            next => entries.at_mut(next).links.chain_prev = index,
+            next => nodes.at_mut(next).chain_prev = index,
         }
-        let links = &mut entries.at_mut(index).links;
+        let links = nodes.at_mut(index);
         (links.chain_prev, links.chain_next) = (prev, next);
+    }
+}
+
+fn position_between(nodes: &Nodes, prev: u32, next: u32) -> Option<u64> {
+    let position = |index: u32| nodes.at(index).position;
+    match (prev, next) {
+        (NONE, NONE) => Some(FIRST),
+        // u64::MAX is left out: it stands for no position.
+        (prev, NONE) => position(prev).checked_add(GAP).filter(|&p| p != u64::MAX),
+        (NONE, next) => position(next).checked_sub(GAP),
+        (prev, next) => {
+            let (low, high) = (position(prev), position(next));
+            (high - low > 1).then(|| low + (high - low) / 2)
+        }
     }
 }
 
@@ -346,41 +360,42 @@ impl Hasher for Folded {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Entry, Header, ListKind, Nid, Pid, Process, Source};
+    use crate::{Header, Nid, Pid, Process, Source};
 
     struct Model {
         list: List,
-        entries: Slab<Posted>,
+        nodes: Nodes,
+        criteria: Vec<Criteria>,
+        free: Vec<u32>,
         /// In the order of the list.
         plain: Vec<u32>,
     }
 
     impl Model {
         fn new() -> Self {
-            Self { list: List::new(Seed::new(1)), entries: Slab::new(100_000), plain: Vec::new() }
+            let (nodes, list) = (Nodes::default(), List::new(Seed::new(1)));
+            Self { list, nodes, criteria: Vec::new(), free: Vec::new(), plain: Vec::new() }
         }
         fn insert(&mut self, criteria: Criteria, at: usize) {
-            let index = self
-                .entries
-                .insert(Posted::new(Entry::bare(criteria, false), 0, ListKind::Priority))
-                .unwrap();
+            let index = self.free.pop().unwrap_or(self.criteria.len() as u32);
+            self.criteria.resize(self.criteria.len().max(index as usize + 1), criteria);
+            self.criteria[index as usize] = criteria;
             let before = self.plain.get(at).copied();
-            self.list.insert(&mut self.entries, index.index(), before);
-            self.plain.insert(at, index.index());
+            self.list.insert(&mut self.nodes, index, &criteria, before);
+            self.plain.insert(at, index);
         }
         fn remove(&mut self, at: usize) {
             let index = self.plain.remove(at);
-            self.list.remove(&mut self.entries, index);
-            self.entries.remove(index);
+            self.list.remove(&mut self.nodes, index, &self.criteria[index as usize]);
+            self.free.push(index);
         }
         fn found(&self, bits: u64, initiator: Process) -> Vec<u32> {
             let mut search = self.list.search(bits, initiator.packed());
-            std::iter::from_fn(|| self.list.next(&self.entries, &mut search)).collect()
+            std::iter::from_fn(|| self.list.next(&self.nodes, &mut search)).collect()
         }
         fn wanted(&self, match_bits: u64, initiator: Process) -> Vec<u32> {
             let header = Header { match_bits, initiator, ..Header::default() };
-            let matches = |i: &u32| self.entries.at(*i).entry.criteria.matches(&header);
-            self.plain.iter().copied().filter(matches).collect()
+            self.plain.iter().copied().filter(|&i| self.criteria[i as usize].matches(&header)).collect()
         }
     }
 

@@ -3,7 +3,6 @@
 
 use crate::entry::Posted;
 use crate::initiator::MdSlot;
-use crate::list::List;
 use crate::unexpected::{Claim, Waiting};
 use crate::{
     Criteria, Entry, EntryHandle, EqHandle, Error, Event, EventKind, Face, Header, Interface, ListKind,
@@ -51,7 +50,7 @@ impl Interface {
             return Ok(handle);
         }
         let portal = self.portals[pt_index as usize].as_mut().expect("it was resolved");
-        portal.list_mut(list).insert(&mut self.entries, key.index(), before);
+        portal.list_mut(list).insert(&mut self.nodes, key.index(), &entry.criteria, before);
         self.entries.at_mut(key.index()).linked = true;
         let region = entry.region.as_ref().filter(|r| !r.options.contains(Options::EVENT_LINK_DISABLE));
         if let (Face::V4, Some(region)) = (self.config.face, region) {
@@ -237,7 +236,7 @@ impl Interface {
             }
             Place::After(entry) => {
                 let (pt_index, list) = beside(entry)?;
-                (pt_index, list, List::behind(&self.entries, entry.0.index()))
+                (pt_index, list, self.nodes.behind(entry.0.index()))
             }
         })
     }
@@ -285,7 +284,7 @@ impl Interface {
         posted.linked = false;
         let (pt_index, list) = (posted.pt_index, posted.list);
         let portal = self.portals[pt_index as usize].as_mut().expect("its entries hold it");
-        portal.list_mut(list).remove(&mut self.entries, index);
+        portal.list_mut(list).remove(&mut self.nodes, index, &posted.entry.criteria);
     }
 
     /// Gives a new entry the headers that it matches; says whether they used it up.
