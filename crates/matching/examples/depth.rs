@@ -56,6 +56,18 @@ fn exact_cost(n: u64, step: u64) -> Result<f64, Error> {
     }))
 }
 
+/// Reading 256 bytes, about what an entry and its links are, of n such pieces at random: one, then the next.
+fn memory_cost(n: u64, step: u64) -> f64 {
+    let memory = vec![[0u64; 32]; n as usize];
+    let (mut at, turns) = (0, 200_000);
+    best(turns, || {
+        for _ in 0..turns {
+            at = (at + step) % n;
+            at += black_box(&memory)[at as usize].iter().step_by(8).sum::<u64>();
+        }
+    })
+}
+
 fn wildcard_cost(n: u64, by_source: bool) -> Result<(f64, f64, usize), Error> {
     let (mut ni, _, pt) = interface()?;
     for bits in 0..n {
@@ -89,10 +101,12 @@ fn wildcard_cost(n: u64, by_source: bool) -> Result<(f64, f64, usize), Error> {
 }
 
 fn main() -> Result<(), Error> {
-    println!("exact entries          in order     at random");
+    println!("exact entries          in order     at random   memory at random");
     for n in [1, 10, 100, 1_000, 10_000, 100_000] {
         // A step without a common divisor comes by all of them.
-        println!("{n:>7}           {:>8.1} ns   {:>8.1} ns", exact_cost(n, 1)?, exact_cost(n, 61_803)?);
+        let (in_order, at_random) = (exact_cost(n, 1)?, exact_cost(n, 61_803)?);
+        let memory = memory_cost(n, 61_803);
+        println!("{n:>7}           {in_order:>8.1} ns   {at_random:>8.1} ns   {memory:>8.1} ns");
     }
     for by_source in [false, true] {
         println!(
