@@ -97,21 +97,7 @@ impl Interface {
             Ok(choice) => choice,
             Err(fail) => return self.refuse(header, fail),
         };
-        match self.take(header, &choice) {
-            Ok(delivery) => {
-                if self.config.face == Face::V3 && !delivery.options.contains(Options::EVENT_START_DISABLE) {
-                    self.tell_v3(
-                        &delivery,
-                        start_kind(header.operation),
-                        delivery.mlength,
-                        NiFail::Ok,
-                        false,
-                    );
-                }
-                Verdict::Accept(delivery)
-            }
-            Err(fail) => self.refuse(header, fail),
-        }
+        self.take(header, &choice)
     }
     /// Tells each entry that is asked, in order, whether it would take a message (`None`) or why not, up to the one
     /// that decides. For tools: it looks at the entries one by one, and changes nothing.
@@ -253,7 +239,8 @@ impl Interface {
         header.length <= limit && header.operation.is_legal(header.length)
     }
     /// Gives a message to an entry.
-    fn take(&mut self, header: &Header, choice: &Choice) -> Result<Delivery, NiFail> {
+    #[inline]
+    fn take(&mut self, header: &Header, choice: &Choice) -> Verdict {
         let &Choice { index, list, offset, mlength } = choice;
         let posted = self.entries.at(index);
         let region = posted.entry.region.as_ref().expect("it takes a message");
@@ -271,7 +258,10 @@ impl Interface {
         let portal = self.portals[header.pt_index as usize].as_mut().expect("it has entries");
         let mut reserved = Reserved::default();
         if waits || portal.options.contains(PortalOptions::FLOWCTRL) {
-            reserved = self.make_room(header, options, own_eq, list, unlinks, waits)?;
+            reserved = match self.make_room(header, options, own_eq, list, unlinks, waits) {
+                Ok(reserved) => reserved,
+                Err(fail) => return self.refuse(header, fail),
+            };
         }
 
         self.portals[header.pt_index as usize].as_mut().expect("it has entries").pending += 1;
@@ -293,7 +283,7 @@ impl Interface {
         }
         let waiting =
             waits.then(|| self.wait(header, index, region_start.wrapping_add(offset), offset, mlength));
-        Ok(Delivery {
+        let delivery = Delivery {
             header: *header,
             entry,
             list,
@@ -305,7 +295,11 @@ impl Interface {
             waiting,
             link,
             reserved: reserved.comm,
-        })
+        };
+        if self.config.face == Face::V3 && !options.contains(Options::EVENT_START_DISABLE) {
+            self.tell_v3(&delivery, start_kind(header.operation), mlength, NiFail::Ok, false);
+        }
+        Verdict::Accept(delivery)
     }
     /// Keeps room for what a message will leave behind, where running out of it is not to lose anything.
     fn make_room(
