@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// What is to be done with a message.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Debug, PartialEq)]
 #[must_use]
 pub enum Verdict {
     /// An entry takes it: the caller moves the bytes and calls [`Interface::complete`].
@@ -22,7 +22,7 @@ pub enum Verdict {
 /// A message that an entry has taken and whose bytes are to be moved.
 ///
 /// The entry's memory is the message's until [`Interface::complete`] takes this back.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Debug, PartialEq)]
 #[must_use = "its entry waits for `Interface::complete`"]
 pub struct Delivery {
     /// The message.
@@ -129,7 +129,7 @@ impl Interface {
     /// initiator is to hear.
     ///
     /// # Panics
-    /// If the delivery is another interface's, or was taken back before.
+    /// If the delivery is another interface's.
     pub fn complete(&mut self, delivery: Delivery, fail: NiFail) -> Response {
         let Delivery { ref header, entry, options, .. } = delivery;
         let posted =

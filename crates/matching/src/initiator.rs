@@ -26,7 +26,7 @@ pub(crate) struct Bound {
 }
 
 /// A message under way, from [`Interface::begin`] to its last completion.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Debug, PartialEq)]
 #[must_use = "its memory descriptors wait for `Interface::sent` and `Interface::answered`"]
 pub struct Flight {
     /// What was asked for.

@@ -273,7 +273,7 @@ impl Interface {
     pub fn status(&self) -> Status {
         self.status
     }
-    /// Sets or clears an entry of the access control list (3.3). While none is set, nobody is asked.
+    /// Sets or clears an entry of the access control list (3.3). Until the first call, nobody is asked.
     ///
     /// # Errors
     /// [`Error::TooLarge`] names an index beyond the limit, [`Error::PtIndex`] a portal that cannot be.

@@ -159,10 +159,7 @@ impl Interface {
     /// [`Error::Handle`]; [`Error::InUse`] while operations on it are under way.
     pub fn md_unlink(&mut self, md: MdHandle) -> Result<(), Error> {
         let slot = self.mds.get(md.0).ok_or(Error::Handle { argument: "md" })?;
-        let pending = match slot {
-            MdSlot::Attached(entry) => self.entries.at(*entry).pending,
-            MdSlot::Bound(bound) => bound.pending,
-        };
+        let pending = self.pending_of(slot);
         if pending > 0 {
             return Err(Error::InUse { argument: "md", pending });
         }
@@ -182,7 +179,8 @@ impl Interface {
     /// values it only says that. The local offset begins anew.
     ///
     /// # Errors
-    /// [`Error::Handle`]; [`Error::NoUpdate`] if the queue is not empty.
+    /// [`Error::Handle`]; [`Error::NoUpdate`] if the queue is not empty; [`Error::InUse`] while operations on it are
+    /// under way, whose memory is that of the old values.
     pub fn md_update(
         &mut self,
         md: MdHandle,
@@ -196,6 +194,10 @@ impl Interface {
             Some(None) => return Err(Error::Handle { argument: "test" }),
             Some(Some(false)) => return Err(Error::NoUpdate { argument: "test" }),
             _ => {}
+        }
+        let pending = self.pending_of(self.mds.get(md.0).expect("it was read"));
+        if pending > 0 {
+            return Err(Error::InUse { argument: "md", pending });
         }
         match self.mds.get_mut(md.0).expect("it was read") {
             MdSlot::Attached(entry) => {
@@ -218,6 +220,12 @@ impl Interface {
         })
     }
 
+    fn pending_of(&self, slot: &MdSlot) -> u32 {
+        match slot {
+            MdSlot::Attached(entry) => self.entries.at(*entry).pending,
+            MdSlot::Bound(bound) => bound.pending,
+        }
+    }
     fn resolve(&self, place: Place) -> Result<(u32, ListKind, Option<u32>), Error> {
         let beside = |entry: EntryHandle| {
             let posted =

@@ -210,6 +210,10 @@ fn a_conditional_update_waits_for_an_empty_queue() {
     rig.events();
     assert_eq!(rig.ni.md_update(md, Some(new), Some(rig.eq)), Ok(region));
     assert_eq!(rig.ni.md_update(md, None, None), Ok(new), "only read");
+    let delivery = rig.begin(rig.put(8));
+    assert_eq!(rig.ni.md_update(md, Some(region), None), Err(Error::InUse { argument: "md", pending: 1 }));
+    let _ = rig.end(delivery);
+    assert_eq!(rig.ni.md_update(md, Some(region), None), Ok(new));
 }
 
 #[test]

@@ -54,8 +54,9 @@ impl Rig {
     pub(crate) fn send(&mut self, header: Header) -> Result<(EntryHandle, u64, u64), NiFail> {
         match self.ni.deliver(&Header { ack: AckRequest::Full, ..header }) {
             Verdict::Accept(delivery) => {
+                let taken = (delivery.entry, delivery.offset, delivery.mlength);
                 let _ = self.ni.complete(delivery, NiFail::Ok);
-                Ok((delivery.entry, delivery.offset, delivery.mlength))
+                Ok(taken)
             }
             Verdict::Refuse(response) => Err(response.fail),
         }
