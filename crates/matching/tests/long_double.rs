@@ -159,7 +159,7 @@ fn check(record: &[u8], answer: &[u8]) {
 #[test]
 fn long_double_and_complex_products_are_those_of_c() {
     let Some(program) = compile() else { return };
-    let records = if cfg!(debug_assertions) { 50_000 } else { 500_000 };
+    let records = if cfg!(debug_assertions) { 20_000 } else { 500_000 };
     let mut draw = Draw(0x9e37_79b9_7f4a_7c15);
     let mut bytes = Vec::with_capacity(records * RECORD);
     for _ in 0..records {
