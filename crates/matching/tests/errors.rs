@@ -102,6 +102,30 @@ fn bad_handles_are_named() {
 }
 
 #[test]
+fn handles_of_what_is_gone_do_not_name_what_came_after() {
+    let mut rig = Rig::new();
+    let old = rig.append(Priority, region(8, OP));
+    rig.ni.unlink(old).unwrap();
+    let new = rig.append(Priority, region(8, OP));
+    assert_ne!(old, new);
+    assert_eq!(rig.ni.unlink(old), Err(Error::Handle { argument: "entry" }));
+    assert_eq!(rig.ni.unlink(new), Ok(()));
+    let old = rig.ni.ct_alloc().unwrap();
+    rig.ni.ct_free(old).unwrap();
+    let new = rig.ni.ct_alloc().unwrap();
+    assert_eq!(
+        (rig.ni.ct_get(old), rig.ni.ct_get(new)),
+        (Err(Error::Handle { argument: "ct" }), Ok(Count::default()))
+    );
+    let of_queue = Region { eq: Some(rig.eq), ..region(8, OP) };
+    rig.append(Priority, of_queue);
+    rig.ni.eq_free(rig.eq).unwrap();
+    let other = rig.ni.eq_alloc(8).unwrap();
+    rig.send(rig.put(8)).unwrap();
+    assert_eq!(rig.ni.eq_get(other), Ok(None), "events for a queue that is gone go nowhere");
+}
+
+#[test]
 fn full_limits_are_told_with_their_numbers() {
     let limits = Limits {
         max_entries: 3,

@@ -252,6 +252,7 @@ mod long_double {
             (AtomicOp::Sum, (0x7fff, TOP | 5), ONE, (0x7fff, (3 << 62) | 5)),
             (AtomicOp::Sum, (0x7fff, (3 << 62) | 5), (0xffff, (3 << 62) | 6), (0xffff, (3 << 62) | 6)),
             (AtomicOp::Prod, (0x7fff, (3 << 62) | 5), (0x7fff, TOP | 6), (0x7fff, (3 << 62) | 5)),
+            (AtomicOp::Sum, (0xffff, (3 << 62) | 5), (0x7fff, (3 << 62) | 5), (0x7fff, (3 << 62) | 5)),
             // An exponent without an integer bit is no number at all.
             (AtomicOp::Sum, (0x3fff, 1), ONE, NAN),
         ] {
