@@ -1,0 +1,205 @@
+//! What a target posts: entries, the memory behind them, and their options.
+
+use bitflags::bitflags;
+
+use crate::handle::Key;
+use crate::{Criteria, CtHandle, EntryHandle, EqHandle, Uid};
+
+bitflags! {
+    /// The options of an entry's memory: those of 4.3's list entries and of 3.3's memory descriptors, each in the
+    /// sense in which its absence is the commoner case here. A face turns its users' words into these.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct Options: u32 {
+        /// Puts and atomics are taken.
+        const OP_PUT = 1 << 0;
+        /// Gets are taken; with `OP_PUT`, what does both.
+        const OP_GET = 1 << 1;
+        /// One operation uses the entry up.
+        const USE_ONCE = 1 << 2;
+        /// The next operation goes behind the last one, and the message's offset is not looked at.
+        const MANAGE_LOCAL = 1 << 3;
+        /// What does not fit does not match (4.3) or is rejected (3.3), instead of being cut off.
+        const NO_TRUNCATE = 1 << 4;
+        /// With `MANAGE_LOCAL`: a message may begin at the next multiple of [`ALIGN_BYTES`] if it fits whole from there.
+        const MAY_ALIGN = 1 << 5;
+        /// No acknowledgement is sent, whoever asks for it.
+        const ACK_DISABLE = 1 << 6;
+        /// [`Region::start`] names a vector of pieces. Only the caller, which moves the bytes, looks at it.
+        const IOVEC = 1 << 7;
+        /// On an overflow list: messages are taken and forgotten; no header waits for an entry.
+        const UNEXPECTED_HDR_DISABLE = 1 << 8;
+        /// The user vouches that all of the memory can be accessed. Only the caller looks at it.
+        const IS_ACCESSIBLE = 1 << 9;
+        /// With `MANAGE_LOCAL`, on appending: each header that waited counts as if its bytes had come here.
+        const LOCAL_INC_UH_RLENGTH = 1 << 10;
+        /// No `Link` event.
+        const EVENT_LINK_DISABLE = 1 << 11;
+        /// No event when an operation is done.
+        const EVENT_COMM_DISABLE = 1 << 12;
+        /// No `PtDisabled` event where a message for this entry disables the portal.
+        const EVENT_FLOWCTRL_DISABLE = 1 << 13;
+        /// No event when an operation is done well.
+        const EVENT_SUCCESS_DISABLE = 1 << 14;
+        /// No event when a waiting header finds this entry, nor for a search.
+        const EVENT_OVER_DISABLE = 1 << 15;
+        /// No `AutoUnlink` and `AutoFree` events, no `Unlink` event.
+        const EVENT_UNLINK_DISABLE = 1 << 16;
+        /// Operations are counted.
+        const EVENT_CT_COMM = 1 << 17;
+        /// Waiting headers that find this entry are counted, and what a search finds.
+        const EVENT_CT_OVERFLOW = 1 << 18;
+        /// Bytes are counted instead; failures are still counted one by one.
+        const EVENT_CT_BYTES = 1 << 19;
+        /// 3.3: no event when an operation begins.
+        const EVENT_START_DISABLE = 1 << 20;
+        /// 3.3: no event when an operation ends.
+        const EVENT_END_DISABLE = 1 << 21;
+    }
+}
+
+/// What [`Options::MAY_ALIGN`] aligns to.
+pub const ALIGN_BYTES: u64 = 16;
+
+/// How many more operations memory takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Threshold {
+    /// As many as come.
+    #[default]
+    Infinite,
+    /// So many; at 0 it is inactive.
+    Count(u32),
+}
+
+/// Memory that messages go to or come from: the second half of a list entry of 4.3, or a memory descriptor of 3.3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Where it begins. The engine adds offsets to it for events and does nothing else with it.
+    pub start: u64,
+    /// Its bytes.
+    pub length: u64,
+    /// What it takes and what is told of that.
+    pub options: Options,
+    /// How many operations it takes.
+    pub threshold: Threshold,
+    /// With [`Options::MANAGE_LOCAL`]: as soon as fewer bytes are left, it is used up. 0 is never. (`max_size` in 3.3.)
+    pub min_free: u64,
+    /// For its user's events.
+    pub user_ptr: u64,
+    /// Where its events go; `None` is the portal's queue.
+    pub eq: Option<EqHandle>,
+    /// What counts them.
+    pub ct: Option<CtHandle>,
+    /// Whether it leaves its entry when an operation has used it up. Without, it stays there, inactive.
+    pub unlink: bool,
+}
+
+impl Default for Region {
+    /// No bytes, no rights, no events.
+    fn default() -> Self {
+        Self {
+            start: 0,
+            length: 0,
+            options: Options::empty(),
+            threshold: Threshold::Infinite,
+            min_free: 0,
+            user_ptr: 0,
+            eq: None,
+            ct: None,
+            unlink: true,
+        }
+    }
+}
+
+/// An entry of a match list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The messages that it is for.
+    pub criteria: Criteria,
+    /// The user that may send them (4.3); `None` is any.
+    pub uid: Option<Uid>,
+    /// Whether it leaves the list when its memory leaves it.
+    pub unlink: bool,
+    /// Its memory; an entry without any (3.3, until one is attached) takes nothing.
+    pub region: Option<Region>,
+}
+
+impl Entry {
+    /// An entry with its memory, for any user, that goes when it is used up: the entry of 4.3.
+    pub const fn new(criteria: Criteria, region: Region) -> Self {
+        Self { criteria, uid: None, unlink: true, region: Some(region) }
+    }
+    /// An entry to which memory is attached later: the match entry of 3.3.
+    pub const fn bare(criteria: Criteria, unlink: bool) -> Self {
+        Self { criteria, uid: None, unlink, region: None }
+    }
+}
+
+/// The two lists of a portal. 3.3 has the first only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ListKind {
+    /// Asked first.
+    #[default]
+    Priority,
+    /// Asked where the first has no match; what it takes waits for an entry on the first.
+    Overflow,
+}
+
+/// Where a new entry goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// At the front of a portal's list.
+    First(u32, ListKind),
+    /// At the end of a portal's list.
+    Last(u32, ListKind),
+    /// Right before another entry.
+    Before(EntryHandle),
+    /// Right behind another entry.
+    After(EntryHandle),
+}
+
+/// An entry as the interface keeps it.
+#[derive(Debug)]
+pub(crate) struct Posted {
+    pub(crate) entry: Entry,
+    pub(crate) pt_index: u32,
+    pub(crate) list: ListKind,
+    /// In its list; otherwise it only waits for the end of what it began.
+    pub(crate) linked: bool,
+    /// Whether it was used up, so that its end is told.
+    pub(crate) auto_unlinked: bool,
+    /// Whether a place in the event queue is kept for the end (flow control).
+    pub(crate) unlink_reserved: bool,
+    pub(crate) free_reserved: bool,
+    /// The next local offset.
+    pub(crate) offset: u64,
+    /// Operations under way.
+    pub(crate) pending: u32,
+    /// Waiting headers whose bytes are here.
+    pub(crate) headers: u32,
+    /// The memory descriptor's handle (3.3).
+    pub(crate) md: Option<Key>,
+    /// The memory left, and is gone when `pending` is 0.
+    pub(crate) detaching: bool,
+    /// The operation that used the memory up.
+    pub(crate) last_link: u64,
+}
+
+impl Posted {
+    pub(crate) fn new(entry: Entry, pt_index: u32, list: ListKind) -> Self {
+        Self {
+            entry,
+            pt_index,
+            list,
+            linked: false,
+            auto_unlinked: false,
+            unlink_reserved: false,
+            free_reserved: false,
+            offset: 0,
+            pending: 0,
+            headers: 0,
+            md: None,
+            detaching: false,
+            last_link: 0,
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What arrives at a target, and what its initiator hears.
+
+use crate::atomic::{AtomicOp, Datatype};
+use crate::{Jid, Process, Uid};
+
+/// The header of a message as a target sees it, whatever carried it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What the initiator wants.
+    pub operation: Operation,
+    /// The acknowledgement that it asks for.
+    pub ack: AckRequest,
+    /// Who it is.
+    pub initiator: Process,
+    /// Its user, as the trusted layers below tell it.
+    pub uid: Uid,
+    /// Its job, likewise.
+    pub jid: Jid,
+    /// The portal.
+    pub pt_index: u32,
+    /// The entry of the access control list that it claims (3.3).
+    pub ac_index: u32,
+    /// The match bits.
+    pub match_bits: u64,
+    /// Where in the target's memory, unless that is managed locally.
+    pub remote_offset: u64,
+    /// Bytes asked for or sent.
+    pub length: u64,
+    /// 64 bits for the target's event.
+    pub hdr_data: u64,
+}
+
+impl Default for Header {
+    /// A put of no bytes to portal 0.
+    fn default() -> Self {
+        Self {
+            operation: Operation::Put,
+            ack: AckRequest::None,
+            initiator: Process::default(),
+            uid: Uid(0),
+            jid: Jid(0),
+            pt_index: 0,
+            ac_index: 0,
+            match_bits: 0,
+            remote_offset: 0,
+            length: 0,
+            hdr_data: 0,
+        }
+    }
+}
+
+/// The operations of both interfaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Bytes go to the target.
+    Put,
+    /// Bytes come from the target.
+    Get,
+    /// The target's bytes are combined with the message's.
+    Atomic(AtomicOp, Datatype),
+    /// The same, and the initiator gets what was there before.
+    FetchAtomic(AtomicOp, Datatype),
+    /// Bytes are exchanged, always or on a condition, or under a mask.
+    Swap(AtomicOp, Datatype),
+    /// Bytes are exchanged (3.3).
+    GetPut,
+}
+
+impl Operation {
+    /// Whether bytes go back to the initiator.
+    pub const fn replies(self) -> bool {
+        matches!(self, Self::Get | Self::FetchAtomic(..) | Self::Swap(..) | Self::GetPut)
+    }
+    /// Whether the target's bytes may change.
+    pub const fn writes(self) -> bool {
+        !matches!(self, Self::Get)
+    }
+    /// What is done to elements of which type, for the operations that do so.
+    pub const fn atomic(self) -> Option<(AtomicOp, Datatype)> {
+        match self {
+            Self::Atomic(op, ty) | Self::FetchAtomic(op, ty) | Self::Swap(op, ty) => Some((op, ty)),
+            Self::Put | Self::Get | Self::GetPut => None,
+        }
+    }
+    /// Whether the operation's kind, its elements' type and a length go together.
+    pub fn is_legal(self, length: u64) -> bool {
+        let (legal, ty, one) = match self {
+            Self::Put | Self::Get | Self::GetPut => return true,
+            Self::Atomic(op, ty) | Self::FetchAtomic(op, ty) => (!op.is_swap() && op.takes(ty), ty, false),
+            Self::Swap(op, ty) => (op.is_swap() && op.takes(ty), ty, op.needs_operand()),
+        };
+        let size = ty.size_bytes() as u64;
+        legal && length.is_multiple_of(size) && (!one || length <= size)
+    }
+}
+
+/// Which acknowledgement an initiator asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum AckRequest {
+    /// None.
+    #[default]
+    None,
+    /// One with all fields, for an event.
+    Full,
+    /// One to be counted.
+    Count,
+    /// One that says that the operation is over, however it ended.
+    Complete,
+}
+
+/// How an operation ended (`ni_fail_type`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum NiFail {
+    /// Well.
+    #[default]
+    Ok = 0,
+    /// The target can't be reached.
+    Undeliverable = 1,
+    /// The target dropped it: nothing there takes it.
+    Dropped = 2,
+    /// The portal is disabled, or became so by this message.
+    PtDisabled = 3,
+    /// The initiator lacks the right.
+    PermViolation = 4,
+    /// The entry, or the interface, does not do such an operation.
+    OpViolation = 5,
+    /// A search found nothing.
+    NoMatch = 6,
+    /// The memory is not there.
+    Segv = 7,
+}
+
+/// What the initiator of a message is to hear of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "the initiator may wait for it"]
+pub struct Response {
+    /// In which form.
+    pub kind: ResponseKind,
+    /// How the operation ended.
+    pub fail: NiFail,
+    /// The bytes that it moved; 0 if it failed.
+    pub mlength: u64,
+    /// Where in the target's memory it was done.
+    pub offset: u64,
+}
+
+/// The form of a [`Response`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ResponseKind {
+    /// Nothing is sent.
+    None,
+    /// An acknowledgement with all fields.
+    Ack,
+    /// An acknowledgement to be counted.
+    CountAck,
+    /// That the operation is over.
+    CompleteAck,
+    /// The reply: [`Response::mlength`] bytes of the target's memory, as they were before the operation.
+    Reply,
+}
+
+impl Header {
+    /// The response to this message, if its target does not keep it back.
+    pub(crate) fn response(&self, fail: NiFail, mlength: u64, offset: u64, ack_disabled: bool) -> Response {
+        let kind = match self.ack {
+            _ if self.operation.replies() => ResponseKind::Reply,
+            _ if ack_disabled => ResponseKind::None,
+            AckRequest::None => ResponseKind::None,
+            AckRequest::Full => ResponseKind::Ack,
+            AckRequest::Count => ResponseKind::CountAck,
+            // It says that the operation is over, not how.
+            AckRequest::Complete => {
+                return Response { kind: ResponseKind::CompleteAck, fail: NiFail::Ok, mlength: 0, offset: 0 };
+            }
+        };
+        Response { kind, fail, mlength, offset }
+    }
+}

@@ -1,0 +1,93 @@
+//! Portals matching as a pure machine: what a network interface's target side decides about a message, for the
+//! users of Portals 3.3 and of Portals 4.3, and what both see of it: events, counts, triggered operations.
+//!
+//! An [`Interface`] holds a portal table with its lists, event queues and counting events. A message is
+//! shown to it by its [`Header`]; [`Interface::deliver`] says which [`Entry`] takes it, and where its bytes
+//! go. The caller moves the bytes, in its own time and by its own means, and says so by
+//! [`Interface::complete`], which posts the events and yields what the initiator is to hear. No byte of a
+//! message passes through here, no clock is read, nothing is drawn at random (the one seed is an argument).
+//! The same machine therefore runs above verbs, within an adapter, and in a simulator.
+//!
+//! ```
+//! use hca_matching::*;
+//!
+//! let mut ni = Interface::new(Config { face: Face::V4, ..Config::default() });
+//! let eq = ni.eq_alloc(64)?;
+//! let pt = ni.pt_alloc(PortalOptions::empty(), Some(eq), None)?;
+//! let criteria = Criteria { bits: 7, ..Criteria::ANY };
+//! let region = Region { start: 0x1000, length: 64, options: Options::OP_PUT | Options::USE_ONCE, ..Region::default() };
+//! let entry = ni.append(pt, ListKind::Priority, Entry::new(criteria, region))?;
+//!
+//! let header = Header { pt_index: pt, match_bits: 7, length: 8, ..Header::default() };
+//! let Verdict::Accept(delivery) = ni.deliver(&header) else { panic!("an entry waits") };
+//! assert_eq!((delivery.entry, delivery.offset, delivery.mlength), (entry, 0, 8));
+//! // … the caller copies 8 bytes to 0x1000 …
+//! let response = ni.complete(delivery, NiFail::Ok);
+//! assert_eq!(response.kind, ResponseKind::None); // no acknowledgement was asked for
+//!
+//! let kinds: Vec<_> = std::iter::from_fn(|| ni.eq_get(eq).unwrap()).map(|got| got.event.kind).collect();
+//! assert_eq!(kinds, [EventKind::Link, EventKind::Put, EventKind::AutoUnlink]);
+//! # Ok::<(), Error>(())
+//! ```
+//!
+//! # One engine, two faces
+//!
+//! What differs between the two interfaces is a setting:
+//!
+//! | | 3.3 | 4.3 | setting |
+//! |---|---|---|---|
+//! | entry and memory | match entry, memory descriptor attached later | one | [`Entry::region`], [`Interface::attach`] |
+//! | place in the list | anywhere | at the end of one of two lists | [`Interface::insert`], [`Interface::append`] |
+//! | offset | local unless asked otherwise | remote unless asked otherwise | [`Options::MANAGE_LOCAL`] |
+//! | too long | passes on unless asked otherwise | truncated unless asked otherwise | [`Options::NO_TRUNCATE`] |
+//! | how often | a threshold, `max_size` | once or for ever, `min_free` | [`Region::threshold`], [`Region::min_free`] |
+//! | when used up | both may stay or go | gone | [`Region::unlink`], [`Entry::unlink`] |
+//! | an entry that matches but has no right for it | the next one is asked | the message fails | [`Face`] |
+//! | events | pairs, each to be left out | one | [`Face`], [`Options`] |
+//! | event queue | the memory descriptor's | the portal's | [`Region::eq`], else the portal's |
+//! | access control | a list, by the message's index | the entry's user | [`Interface::set_acl`], [`Entry::uid`] |
+//!
+//! # Modules
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `id` | [`Process`], [`Source`], users and jobs; [`Criteria`] |
+//! | `header`, `request` | what arrives; what an initiator asks for |
+//! | `entry` | [`Entry`], [`Region`] and their options |
+//! | `list`, `dense` | an ordered list that finds exact entries by hash and others by a linear stream |
+//! | `unexpected` | headers that wait for their entry |
+//! | `interface` | [`Interface`]: the portal table, event queues, status |
+//! | `post` | appending, inserting, searching, unlinking, memory descriptors of 3.3 |
+//! | `deliver` | which entry takes a message; what follows when its bytes are there |
+//! | `event`, `counter` | event queues; counting events and triggered operations |
+//! | [`atomic`] | the 18 operations on the 14 types, on bytes; `x87` for long double |
+#![forbid(unsafe_code)]
+
+pub mod atomic;
+mod counter;
+mod deliver;
+mod dense;
+mod entry;
+mod error;
+mod event;
+mod handle;
+mod header;
+mod id;
+mod initiator;
+mod interface;
+mod list;
+mod post;
+mod request;
+mod unexpected;
+
+pub use deliver::{Delivery, Reason, Verdict};
+pub use entry::{ALIGN_BYTES, Entry, ListKind, Options, Place, Region, Threshold};
+pub use error::Error;
+pub use event::{Event, EventKind, Got};
+pub use handle::{CtHandle, EntryHandle, EqHandle, MdHandle};
+pub use header::{AckRequest, Header, NiFail, Operation, Response, ResponseKind};
+pub use id::{Criteria, Jid, Nid, Pid, Process, Rank, Source, Uid};
+pub use initiator::Flight;
+pub use interface::{Acl, Config, Face, Interface, Limits, PortalOptions, Status};
+pub use post::SearchOp;
+pub use request::{Count, Md, MdOptions, Transfer, Triggered};

@@ -1,0 +1,100 @@
+//! What an initiator asks for, at once or when a count is reached.
+
+use bitflags::bitflags;
+
+use crate::{AckRequest, CtHandle, EqHandle, MdHandle, Operation, Process};
+
+bitflags! {
+    /// The options of an initiator's memory descriptor (4.3).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct MdOptions: u32 {
+        /// [`Md::start`] names a vector of pieces. Only the caller looks at it.
+        const IOVEC = 1 << 0;
+        /// What was sent is counted.
+        const EVENT_CT_SEND = 1 << 1;
+        /// Replies are counted.
+        const EVENT_CT_REPLY = 1 << 2;
+        /// Acknowledgements are counted.
+        const EVENT_CT_ACK = 1 << 3;
+        /// Bytes are counted instead; failures are still counted one by one.
+        const EVENT_CT_BYTES = 1 << 4;
+        /// No event for what ended well.
+        const EVENT_SUCCESS_DISABLE = 1 << 5;
+        /// No `Send` event.
+        const EVENT_SEND_DISABLE = 1 << 6;
+        /// Messages may overtake each other. Only the caller looks at it.
+        const UNORDERED = 1 << 7;
+        /// The bytes may change as soon as the call returns. Only the caller looks at it.
+        const VOLATILE = 1 << 8;
+        /// Messages may be lost. Only the caller looks at it.
+        const UNRELIABLE = 1 << 9;
+    }
+}
+
+/// An initiator's memory descriptor (4.3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Md {
+    /// Where it begins; the engine adds offsets to it for events.
+    pub start: u64,
+    /// Its bytes.
+    pub length: u64,
+    /// What is told of its operations.
+    pub options: MdOptions,
+    /// Where its events go.
+    pub eq: Option<EqHandle>,
+    /// What counts them.
+    pub ct: Option<CtHandle>,
+}
+
+/// A message that an initiator sends, with all that its call says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// What is done.
+    pub operation: Operation,
+    /// The memory: what a put, an atomic and an exchange send, where a get's bytes go.
+    pub md: MdHandle,
+    /// Where in it.
+    pub local_offset: u64,
+    /// Where a fetching operation's bytes go, and at which offset.
+    pub reply: Option<(MdHandle, u64)>,
+    /// Bytes.
+    pub length: u64,
+    /// The acknowledgement that is wanted.
+    pub ack: AckRequest,
+    /// To whom.
+    pub target: Process,
+    /// Its portal.
+    pub pt_index: u32,
+    /// The entry of its access control list (3.3).
+    pub ac_index: u32,
+    /// The match bits.
+    pub match_bits: u64,
+    /// Where in the target's memory.
+    pub remote_offset: u64,
+    /// For the initiator's events (4.3).
+    pub user_ptr: u64,
+    /// For the target's event.
+    pub hdr_data: u64,
+    /// What a conditional swap compares with, or the mask; the first bytes count.
+    pub operand: [u8; 32],
+}
+
+/// Successes and failures, as a counting event holds them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Count {
+    /// Operations, or bytes, that ended well.
+    pub success: u64,
+    /// Operations that did not.
+    pub failure: u64,
+}
+
+/// An operation that waits for a count: put, get, atomic, fetching atomic, swap, increment, set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Triggered {
+    /// A message is sent. It comes out of [`Interface::fired`](crate::Interface::fired).
+    Transfer(Transfer),
+    /// A counting event is incremented.
+    CtInc(CtHandle, Count),
+    /// A counting event is set.
+    CtSet(CtHandle, Count),
+}

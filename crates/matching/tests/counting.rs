@@ -1,0 +1,291 @@
+//! Counting events, the seven triggered operations, and what an initiator of 4.3 hears.
+
+mod rig;
+
+use EventKind::*;
+use hca_matching::atomic::{AtomicOp, Datatype};
+use hca_matching::*;
+use rig::*;
+
+const fn successes(success: u64) -> Count {
+    Count { success, failure: 0 }
+}
+
+fn bind(ni: &mut Interface, options: MdOptions, eq: Option<EqHandle>, ct: Option<CtHandle>) -> MdHandle {
+    ni.md_bind(Md { start: 0x4000, length: 64, options, eq, ct }).unwrap()
+}
+
+fn transfer(operation: Operation, md: MdHandle, length: u64) -> Transfer {
+    Transfer {
+        operation,
+        md,
+        local_offset: 0,
+        reply: (operation.replies() && operation.writes()).then_some((md, 32)),
+        length,
+        ack: AckRequest::None,
+        target: Process::physical(Nid(5), Pid(6)),
+        pt_index: 3,
+        ac_index: 0,
+        match_bits: 9,
+        remote_offset: 0,
+        user_ptr: 21,
+        hdr_data: 11,
+        operand: [0; 32],
+    }
+}
+
+#[test]
+fn counts_are_incremented_and_set() {
+    let mut ni = Interface::new(Config::default());
+    let ct = ni.ct_alloc().unwrap();
+    assert_eq!(ni.ct_get(ct), Ok(Count::default()));
+    ni.ct_inc(ct, successes(3)).unwrap();
+    ni.ct_inc(ct, Count { success: 0, failure: 2 }).unwrap();
+    assert_eq!(ni.ct_get(ct), Ok(Count { success: 3, failure: 2 }));
+    let both = Count { success: 1, failure: 1 };
+    assert_eq!(ni.ct_inc(ct, both), Err(Error::Increment { argument: "increment" }));
+    ni.ct_set(ct, both).unwrap();
+    assert_eq!(ni.ct_get(ct), Ok(both));
+    ni.ct_inc(ct, successes(u64::MAX)).unwrap();
+    assert_eq!(ni.ct_get(ct), Ok(Count { success: u64::MAX, failure: 1 }), "a count that is full stays so");
+    ni.ct_free(ct).unwrap();
+    assert_eq!(ni.ct_get(ct), Err(Error::Handle { argument: "ct" }));
+}
+
+#[test]
+fn a_poll_finds_the_count_that_has_reached_its_test_failures_included() {
+    let mut ni = Interface::new(Config::default());
+    let (a, b) = (ni.ct_alloc().unwrap(), ni.ct_alloc().unwrap());
+    let tests = [(a, 3), (b, 2)];
+    assert_eq!(ni.ct_poll(&tests, 0), Ok(None));
+    ni.ct_inc(b, successes(1)).unwrap();
+    ni.ct_inc(b, Count { success: 0, failure: 1 }).unwrap();
+    assert_eq!(ni.ct_poll(&tests, 0), Ok(Some((1, Count { success: 1, failure: 1 }))));
+    ni.ct_inc(a, successes(7)).unwrap();
+    assert_eq!(ni.ct_poll(&tests, 0).unwrap().unwrap().0, 0);
+    assert_eq!(ni.ct_poll(&tests, 1).unwrap().unwrap().0, 1);
+}
+
+#[test]
+fn triggered_put_get_atomic_fetch_atomic_and_swap_come_out_in_the_order_of_their_thresholds() {
+    let mut ni = Interface::new(Config::default());
+    let ct = ni.ct_alloc().unwrap();
+    let md = bind(&mut ni, MdOptions::empty(), None, None);
+    let operations = [
+        (Operation::Put, 5),
+        (Operation::Get, 2),
+        (Operation::Atomic(AtomicOp::Sum, Datatype::U64), 5),
+        (Operation::FetchAtomic(AtomicOp::Sum, Datatype::U64), 1),
+        (Operation::Swap(AtomicOp::Cswap, Datatype::U64), 3),
+    ];
+    for (operation, threshold) in operations {
+        ni.trigger(ct, threshold, Triggered::Transfer(transfer(operation, md, 8))).unwrap();
+    }
+    let fired = |ni: &mut Interface| -> Vec<Operation> {
+        std::iter::from_fn(|| ni.fired()).map(|transfer| transfer.operation).collect()
+    };
+    assert_eq!(fired(&mut ni), []);
+    ni.ct_inc(ct, successes(2)).unwrap();
+    assert_eq!(fired(&mut ni), [operations[3].0, operations[1].0]);
+    ni.ct_inc(ct, Count { success: 0, failure: 10 }).unwrap();
+    assert_eq!(
+        fired(&mut ni),
+        [operations[4].0, operations[0].0, operations[2].0],
+        "equal ones as they were asked for"
+    );
+    ni.trigger(ct, 12, Triggered::Transfer(transfer(Operation::Put, md, 8))).unwrap();
+    assert_eq!(fired(&mut ni).len(), 1, "it was reached already");
+}
+
+#[test]
+fn triggered_ct_inc_and_ct_set_set_off_others() {
+    let mut ni = Interface::new(Config::default());
+    let [a, b, c] = std::array::from_fn(|_| ni.ct_alloc().unwrap());
+    let md = bind(&mut ni, MdOptions::empty(), None, None);
+    ni.trigger(a, 1, Triggered::CtInc(b, successes(2))).unwrap();
+    ni.trigger(b, 2, Triggered::CtSet(c, successes(40))).unwrap();
+    ni.trigger(c, 40, Triggered::Transfer(transfer(Operation::Put, md, 8))).unwrap();
+    ni.ct_inc(a, successes(1)).unwrap();
+    assert_eq!([a, b, c].map(|ct| ni.ct_get(ct).unwrap().success), [1, 2, 40]);
+    assert!(ni.fired().is_some());
+    ni.ct_set(a, Count::default()).unwrap();
+    ni.ct_inc(a, successes(1)).unwrap();
+    assert_eq!(ni.ct_get(b), Ok(successes(2)), "each is done once");
+}
+
+#[test]
+fn operations_that_feed_their_own_count_end() {
+    let mut ni = Interface::new(Config::default());
+    let ct = ni.ct_alloc().unwrap();
+    for threshold in 1..100 {
+        ni.trigger(ct, threshold, Triggered::CtInc(ct, successes(1))).unwrap();
+    }
+    ni.ct_inc(ct, successes(1)).unwrap();
+    assert_eq!(ni.ct_get(ct), Ok(successes(100)));
+}
+
+#[test]
+fn triggered_increments_in_any_order_of_calls_come_in_the_order_of_thresholds() {
+    let mut ni = Interface::new(Config::default());
+    let (trigger, log) = (ni.ct_alloc().unwrap(), ni.ct_alloc().unwrap());
+    for (threshold, value) in [(3, 30), (1, 10), (2, 20)] {
+        ni.trigger(trigger, threshold, Triggered::CtSet(log, successes(value))).unwrap();
+    }
+    let mut seen = Vec::new();
+    for _ in 0..3 {
+        ni.ct_inc(trigger, successes(1)).unwrap();
+        seen.push(ni.ct_get(log).unwrap().success);
+    }
+    assert_eq!(seen, [10, 20, 30]);
+}
+
+#[test]
+fn cancelled_operations_are_never_done() {
+    let mut ni = Interface::new(Config::default());
+    let ct = ni.ct_alloc().unwrap();
+    let md = bind(&mut ni, MdOptions::empty(), None, None);
+    for threshold in 1..=3 {
+        ni.trigger(ct, threshold, Triggered::Transfer(transfer(Operation::Put, md, 8))).unwrap();
+    }
+    ni.ct_inc(ct, successes(1)).unwrap();
+    assert_eq!(ni.ct_cancel_triggered(ct), Ok(2));
+    ni.ct_inc(ct, successes(9)).unwrap();
+    assert!(ni.fired().is_some(), "its count was reached before");
+    assert!(ni.fired().is_none());
+    assert_eq!(ni.ct_get(ct), Ok(successes(10)));
+}
+
+#[test]
+fn triggered_operations_have_a_limit_that_counts_those_not_fetched() {
+    let limits = Limits { max_triggered_ops: 2, ..Limits::default() };
+    let mut ni = Interface::new(Config { limits, ..Config::default() });
+    let ct = ni.ct_alloc().unwrap();
+    let md = bind(&mut ni, MdOptions::empty(), None, None);
+    let put = Triggered::Transfer(transfer(Operation::Put, md, 8));
+    let full = Err(Error::NoSpace { what: "triggered operations", limit: 2 });
+    ni.trigger(ct, 1, put).unwrap();
+    ni.trigger(ct, 1, Triggered::CtInc(ct, successes(0))).unwrap();
+    assert_eq!(ni.trigger(ct, 1, put), full);
+    ni.ct_inc(ct, successes(1)).unwrap();
+    ni.trigger(ct, 9, put).unwrap();
+    assert_eq!(ni.trigger(ct, 9, put), full);
+    ni.fired().unwrap();
+    ni.trigger(ct, 9, put).unwrap();
+    ni.ct_free(ct).unwrap();
+    let other = ni.ct_alloc().unwrap();
+    ni.trigger(other, 1, put).unwrap();
+    ni.trigger(other, 1, put).unwrap();
+}
+
+#[test]
+fn a_message_sets_off_what_waits_for_its_entrys_count() {
+    let mut rig = Rig::new();
+    let ct = rig.ni.ct_alloc().unwrap();
+    let md = bind(&mut rig.ni, MdOptions::empty(), None, None);
+    let region = Region { ct: Some(ct), ..region(64, OP | Options::EVENT_CT_COMM) };
+    rig.append(ListKind::Priority, region);
+    rig.ni.trigger(ct, 2, Triggered::Transfer(transfer(Operation::Put, md, 8))).unwrap();
+    rig.send(rig.put(8)).unwrap();
+    assert!(rig.ni.fired().is_none());
+    rig.send(rig.put(8)).unwrap();
+    assert!(rig.ni.fired().is_some());
+}
+
+#[test]
+fn send_ack_and_reply_tell_their_fields() {
+    let mut ni = Interface::new(Config::default());
+    let eq = ni.eq_alloc(8).unwrap();
+    let md = bind(&mut ni, MdOptions::empty(), Some(eq), None);
+    let put = Transfer { ack: AckRequest::Full, local_offset: 8, ..transfer(Operation::Put, md, 16) };
+    let flight = ni.begin(&put).unwrap();
+    ni.sent(&flight, NiFail::Ok);
+    ni.answered(&flight, &Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 10, offset: 77 });
+    let get = ni.begin(&transfer(Operation::Get, md, 16)).unwrap();
+    ni.answered(
+        &get,
+        &Response { kind: ResponseKind::Reply, fail: NiFail::Undeliverable, mlength: 0, offset: 0 },
+    );
+    let events: Vec<_> = std::iter::from_fn(|| ni.eq_get(eq).unwrap()).map(|got| got.event).collect();
+    let told: Vec<_> = events.iter().map(|e| (e.kind, e.fail, e.mlength, e.offset, e.user_ptr)).collect();
+    assert_eq!(
+        told,
+        [
+            (Send, NiFail::Ok, 16, 0, 21),
+            (Ack, NiFail::Ok, 10, 77, 21),
+            (Reply, NiFail::Undeliverable, 0, 0, 21)
+        ]
+    );
+    assert_eq!(ni.md_unlink(md), Ok(()));
+}
+
+#[test]
+fn each_option_of_an_initiators_descriptor() {
+    let ok = |kind| Response { kind, fail: NiFail::Ok, mlength: 10, offset: 0 };
+    let bad = |kind| Response { kind, fail: NiFail::Dropped, mlength: 0, offset: 0 };
+    use {AckRequest as A, MdOptions as O, ResponseKind as R};
+    for (options, ack, answer, events, count) in [
+        (O::empty(), A::Full, ok(R::Ack), &[Send, Ack][..], (0, 0)),
+        (O::EVENT_SEND_DISABLE, A::Full, ok(R::Ack), &[Ack], (0, 0)),
+        (O::EVENT_SUCCESS_DISABLE, A::Full, ok(R::Ack), &[], (0, 0)),
+        (O::EVENT_SUCCESS_DISABLE, A::Full, bad(R::Ack), &[Ack], (0, 0)),
+        (O::EVENT_CT_SEND, A::Full, ok(R::Ack), &[Send, Ack], (1, 0)),
+        (O::EVENT_CT_SEND | O::EVENT_CT_BYTES, A::Full, ok(R::Ack), &[Send, Ack], (16, 0)),
+        (O::EVENT_CT_ACK, A::Full, ok(R::Ack), &[Send, Ack], (1, 0)),
+        (O::EVENT_CT_ACK | O::EVENT_CT_BYTES, A::Full, ok(R::Ack), &[Send, Ack], (10, 0)),
+        (O::EVENT_CT_ACK | O::EVENT_CT_BYTES, A::Full, bad(R::Ack), &[Send, Ack], (0, 1)),
+        (O::EVENT_CT_ACK, A::Count, ok(R::CountAck), &[Send], (1, 0)),
+        (O::EVENT_CT_ACK | O::EVENT_CT_BYTES, A::Complete, ok(R::CompleteAck), &[Send], (1, 0)),
+        (O::EVENT_CT_REPLY, A::Full, ok(R::Ack), &[Send, Ack], (0, 0)),
+        (O::UNORDERED | O::VOLATILE | O::UNRELIABLE | O::IOVEC, A::Full, ok(R::Ack), &[Send, Ack], (0, 0)),
+    ] {
+        let mut ni = Interface::new(Config::default());
+        let (eq, ct) = (ni.eq_alloc(8).unwrap(), ni.ct_alloc().unwrap());
+        let md = bind(&mut ni, options, Some(eq), Some(ct));
+        let flight = ni.begin(&Transfer { ack, ..transfer(Operation::Put, md, 16) }).unwrap();
+        ni.sent(&flight, NiFail::Ok);
+        ni.answered(&flight, &answer);
+        let kinds: Vec<_> = std::iter::from_fn(|| ni.eq_get(eq).unwrap()).map(|got| got.event.kind).collect();
+        assert_eq!(kinds, events, "{options:?} {ack:?}");
+        assert_eq!(ni.ct_get(ct), Ok(Count { success: count.0, failure: count.1 }), "{options:?} {ack:?}");
+    }
+}
+
+#[test]
+fn event_ct_reply_counts_replies_of_every_fetching_operation() {
+    for operation in [
+        Operation::Get,
+        Operation::FetchAtomic(AtomicOp::Sum, Datatype::U64),
+        Operation::Swap(AtomicOp::Swap, Datatype::U64),
+    ] {
+        let mut ni = Interface::new(Config::default());
+        let (ct, other) = (ni.ct_alloc().unwrap(), ni.ct_alloc().unwrap());
+        let to = bind(&mut ni, MdOptions::EVENT_CT_REPLY | MdOptions::EVENT_CT_BYTES, None, Some(ct));
+        let from = bind(&mut ni, MdOptions::EVENT_CT_SEND, None, Some(other));
+        let plain = transfer(operation, to, 16);
+        let request =
+            if operation.writes() { Transfer { md: from, reply: Some((to, 0)), ..plain } } else { plain };
+        let flight = ni.begin(&request).unwrap();
+        if flight.is_sent() {
+            ni.sent(&flight, NiFail::Ok);
+        }
+        ni.answered(
+            &flight,
+            &Response { kind: ResponseKind::Reply, fail: NiFail::Ok, mlength: 16, offset: 0 },
+        );
+        assert_eq!(ni.ct_get(ct), Ok(successes(16)));
+        assert_eq!(ni.ct_get(other), Ok(successes(u64::from(operation.writes()))));
+    }
+}
+
+#[test]
+fn a_descriptor_with_messages_under_way_is_in_use() {
+    let mut ni = Interface::new(Config::default());
+    let md = bind(&mut ni, MdOptions::empty(), None, None);
+    let flight = ni.begin(&Transfer { ack: AckRequest::Count, ..transfer(Operation::Put, md, 8) }).unwrap();
+    assert_eq!(ni.md_unlink(md), Err(Error::InUse { argument: "md", pending: 2 }));
+    ni.sent(&flight, NiFail::Undeliverable);
+    assert_eq!(ni.md_unlink(md), Err(Error::InUse { argument: "md", pending: 1 }));
+    let lost = Response { kind: ResponseKind::CountAck, fail: NiFail::Undeliverable, mlength: 0, offset: 0 };
+    ni.answered(&flight, &lost);
+    assert_eq!(ni.md_unlink(md), Ok(()));
+}
