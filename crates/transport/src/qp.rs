@@ -366,8 +366,7 @@ impl Qp {
     pub fn handle_message<H: Host>(&mut self, now: Instant, message: &[u8], host: &mut H) {
         let rtr = self.state == QpState::Rtr;
         if !rtr && !matches!(self.state, QpState::Rts | QpState::Sqd) {
-            host.count(Count::DroppedState);
-            return;
+            return self.handle_message_in_error(message, host);
         }
         let (Service::Local(m), Some((head, body))) = (&mut self.service, Head::read(message)) else {
             host.count(Count::DroppedInvalid);
@@ -400,6 +399,19 @@ impl Qp {
         if let Err(fatal) = handled {
             self.fail_request(fatal, host);
         }
+    }
+
+    /// A refusal leaves behind the responses before it, so what one of them lent may still be told of.
+    #[cold]
+    fn handle_message_in_error<H: Host>(&mut self, message: &[u8], host: &mut H) {
+        if self.state == QpState::Error
+            && let (Service::Local(m), Some((head, _))) = (&mut self.service, Head::read(message))
+            && head.op == Op::Fetched
+            && m.responder.lets_in(&m.path, &head)
+        {
+            return m.responder.handle_fetched(&head, host);
+        }
+        host.count(Count::DroppedState);
     }
 
     #[inline]

@@ -226,7 +226,7 @@ impl Responder {
 
     /// The requester has fetched what the oldest response lent, or could not.
     #[cold]
-    fn handle_fetched<H: Host>(&mut self, head: &Head, host: &mut H) {
+    pub(crate) fn handle_fetched<H: Host>(&mut self, head: &Head, host: &mut H) {
         let response = self.responses.front_mut().filter(|r| r.number == head.number);
         let Some(Response { answer: Answer::Read { len, sent, lent: lent @ Lent::Some, .. }, .. }) = response
         else {
