@@ -157,16 +157,9 @@ impl FlatOp {
         matches!(self.code, OpCode::CompareSwap | OpCode::FetchAdd)
     }
     /// The operation as its completion reports it.
-    #[inline]
+    #[inline(always)]
     pub const fn wc_opcode(&self) -> crate::WcOpcode {
-        use crate::WcOpcode as W;
-        match self.code {
-            OpCode::Send | OpCode::SendImm | OpCode::SendInv => W::Send,
-            OpCode::Write | OpCode::WriteImm => W::RdmaWrite,
-            OpCode::Read => W::RdmaRead,
-            OpCode::CompareSwap => W::CompSwap,
-            OpCode::FetchAdd => W::FetchAdd,
-        }
+        self.op().wc_opcode()
     }
 }
 

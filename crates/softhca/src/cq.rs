@@ -107,7 +107,7 @@ impl CqEntry {
         let urgent = c.solicited || c.status != WcStatus::Success;
         let first = self.fresh.is_none();
         self.fresh = Some(self.fresh.unwrap_or(false) | urgent);
-        let lost = self.ring.push(c, core::iter::empty()).is_err();
+        let lost = !self.ring.push_header(&c);
         (first, lost)
     }
     /// Appends a success that nobody asked to be woken for in particular, and shows it. `false`: nothing was done, as

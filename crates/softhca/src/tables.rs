@@ -138,6 +138,12 @@ impl Default for Here {
     }
 }
 
+/// The completion of a request that succeeded and brought nothing but bytes.
+#[inline(always)]
+fn plain(wr_id: u64, qp: QpHandle, opcode: WcOpcode, byte_len: u32) -> Completion {
+    Completion { wr_id, qp, status: WcStatus::Success, opcode, byte_len, ..Completion::default() }
+}
+
 /// What every queue pair of an engine shares.
 pub(crate) struct Tables {
     pub(crate) pds: Slab<Pd>,
@@ -208,30 +214,14 @@ impl Tables {
     /// Appends the completion of a request that succeeded and brought nothing but bytes.
     #[inline(always)]
     pub(crate) fn complete_plain(&mut self, cq: u32, wr_id: u64, qp: QpHandle, opcode: WcOpcode, len: u32) {
-        let status = WcStatus::Success;
-        let byte_len = len;
-        self.complete_with(cq, || Completion {
-            wr_id,
-            qp,
-            status,
-            opcode,
-            byte_len,
-            ..Completion::default()
-        });
+        self.complete_with(cq, || plain(wr_id, qp, opcode, len));
     }
 
     /// As [`complete_plain`](Self::complete_plain), and shows it to the poller, unless others are to be shown before or
     /// there is no room: then that is due.
     #[inline(always)]
     pub(crate) fn complete_shown(&mut self, cq: u32, wr_id: u64, qp: QpHandle, opcode: WcOpcode, len: u32) {
-        let c = Completion {
-            wr_id,
-            qp,
-            status: WcStatus::Success,
-            opcode,
-            byte_len: len,
-            ..Completion::default()
-        };
+        let c = plain(wr_id, qp, opcode, len);
         if self.cqs.at_mut(cq).is_some_and(|entry| entry.show(&c)) {
             self.completions += 1;
         } else {

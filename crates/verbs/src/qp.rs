@@ -293,6 +293,7 @@ impl<S: Service> SendBatch<'_, S> {
         &mut self,
         request: SendRequest<O, L>,
     ) -> Result<(), Refused<SendRequest<O, L>>> {
+        // Its head stays where it was put together: in a stream a copy costs more than the request.
         match self.queue.side.post::<false, _>(&request.head, request.local) {
             Ok(()) => {
                 self.posted += 1;
