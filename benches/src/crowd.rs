@@ -11,6 +11,7 @@ use hca::{
 };
 use softhca::Progress;
 
+use crate::child::{serve_if_asked, wait_for_end};
 use crate::floor::end_with_starter;
 
 /// The first argument of a process that holds idle peers.
@@ -100,15 +101,7 @@ impl Drop for Peers {
             // The end of its input is the end of the child.
             child.stdin = None;
         }
-        let begin = Instant::now();
-        for child in &mut self.children {
-            while matches!(child.try_wait(), Ok(None)) {
-                if begin.elapsed() > Duration::from_secs(5) {
-                    let _ = child.kill();
-                }
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
+        self.children.iter_mut().for_each(wait_for_end);
     }
 }
 
@@ -120,16 +113,10 @@ fn pair(pd: &Pd, cq: &CompletionQueue) -> Result<QueuePair<Rc>, Failure> {
 /// To be called first in `main` of every program that has idle peers: becomes them if that is what this process was started
 /// for.
 pub fn child_if_asked() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let [command, device, count] = &args[..] else { return };
-    if command != CHILD_COMMAND {
-        return;
-    }
-    let done = serve(device, count);
-    if let Err(e) = &done {
-        eprintln!("idle peers: {e}");
-    }
-    std::process::exit(i32::from(done.is_err()));
+    serve_if_asked(CHILD_COMMAND, "idle peers", |args| {
+        let [device, count] = args else { return Err("two arguments".into()) };
+        serve(device, count)
+    });
 }
 
 fn serve(device: &str, count: &str) -> Result<(), Failure> {

@@ -18,6 +18,7 @@ use hca::{
 use hca_core::Access;
 
 use crate::batches::{median_ns, median_of, per_second};
+use crate::child::serve_if_asked;
 use crate::floor::cache::{OWNED, OWNED_STRIDE, own_again, owned_line};
 use crate::floor::{LINE_BYTES, Shared, end_with_starter};
 use crate::foreign::Foreign;
@@ -609,15 +610,7 @@ impl<'a> Gone<'a> {
 /// To be called first in `main` of every program that measures so: becomes the far side if that is what this process was
 /// started for.
 pub fn child_if_asked() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    if args.first().map(String::as_str) != Some(CHILD_COMMAND) {
-        return;
-    }
-    let done = serve(&args[1..]);
-    if let Err(e) = &done {
-        eprintln!("duo: {e}");
-    }
-    std::process::exit(i32::from(done.is_err()));
+    serve_if_asked(CHILD_COMMAND, "duo", serve);
 }
 
 fn serve(args: &[String]) -> Result<(), Failure> {

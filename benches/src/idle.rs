@@ -8,6 +8,8 @@ use hca::cli::Failure;
 use hca::{CompletionQueue, ConnectOptions, Context, DeviceUrl, Endpoint, QueuePair, Rc, open_exactly};
 use hca_core::Qpn;
 
+use crate::child::serve_if_asked;
+
 /// The first argument of a process that is looked at while it idles.
 const CHILD_COMMAND: &str = "__idle";
 /// How long an idle process is looked at.
@@ -103,21 +105,12 @@ fn switches(pid: u32) -> Result<u64, Failure> {
 /// To be called first in `main` of every program that watches idle processes: becomes one if that is
 /// what this process was started for.
 pub fn child_if_asked() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let [command, device, pairs] = &args[..] else { return };
-    if command != CHILD_COMMAND {
-        return;
-    }
-    let idle = || -> Result<(), Failure> {
+    serve_if_asked(CHILD_COMMAND, "idle", |args| {
+        let [device, pairs] = args else { return Err("two arguments".into()) };
         let opened = open_exactly(&device.parse()?)?;
         let _crowd = Crowd::connect(opened.context(), pairs.parse()?)?;
         println!("ready");
         std::io::stdin().lines().for_each(drop);
         Ok(())
-    };
-    let done = idle();
-    if let Err(e) = &done {
-        eprintln!("idle: {e}");
-    }
-    std::process::exit(i32::from(done.is_err()));
+    });
 }

@@ -20,6 +20,7 @@
 
 pub mod args;
 pub mod batches;
+mod child;
 pub mod cost;
 pub mod crowd;
 pub mod duo;

@@ -19,6 +19,7 @@ use hca_core::Access;
 use rustix::time::{ClockId, clock_gettime};
 use softhca::{Patience, Progress};
 
+use crate::child::serve_if_asked;
 use crate::floor::end_with_starter;
 use crate::ratio::median;
 
@@ -249,16 +250,8 @@ impl Drop for Talker {
 /// To be called first in `main` of every program that starts such pairs: becomes a process of one if that is what this
 /// process was started for.
 pub fn child_if_asked() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let done = match args.first().map(String::as_str) {
-        Some(TALK_COMMAND) => talk(&args[1..]),
-        Some(HOG_COMMAND) => hog(&args[1..]),
-        _ => return,
-    };
-    if let Err(e) = &done {
-        eprintln!("placed: {e}");
-    }
-    std::process::exit(i32::from(done.is_err()));
+    serve_if_asked(TALK_COMMAND, "placed", talk);
+    serve_if_asked(HOG_COMMAND, "placed", hog);
 }
 
 fn hog(args: &[String]) -> Result<(), Failure> {

@@ -19,6 +19,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use softhca::Progress;
 
 use crate::batches::median_ns;
+use crate::child::{serve_if_asked, wait_for_end};
 use crate::floor::{Shared, end_with_starter};
 
 /// The first argument of a process that is all the peers.
@@ -190,13 +191,7 @@ impl Drop for Turns {
     fn drop(&mut self) {
         // The end of its input is the end of the child.
         self.to_child = None;
-        let begin = Instant::now();
-        while matches!(self.child.try_wait(), Ok(None)) {
-            if begin.elapsed() > Duration::from_secs(5) {
-                let _ = self.child.kill();
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_for_end(&mut self.child);
     }
 }
 
@@ -269,15 +264,7 @@ impl Peer {
 /// To be called first in `main` of every program that has peers take turns: becomes them if that is what this process was
 /// started for.
 pub fn child_if_asked() {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    if args.first().map(String::as_str) != Some(CHILD_COMMAND) {
-        return;
-    }
-    let done = serve(&args[1..]);
-    if let Err(e) = &done {
-        eprintln!("peers that take turns: {e}");
-    }
-    std::process::exit(i32::from(done.is_err()));
+    serve_if_asked(CHILD_COMMAND, "peers that take turns", serve);
 }
 
 fn serve(args: &[String]) -> Result<(), Failure> {

@@ -1,0 +1,39 @@
+//! Other processes of a bench: the same program, started with a command of its own.
+
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use hca::cli::Failure;
+
+/// How long a process may take to end.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// Runs `serve` with the arguments behind `command`, and ends the process, if that is what it was started for.
+pub(crate) fn serve_if_asked(
+    command: &str,
+    what: &str,
+    serve: impl FnOnce(&[String]) -> Result<(), Failure>,
+) {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let Some((first, args)) = args.split_first() else { return };
+    if first != command {
+        return;
+    }
+    let done = serve(args);
+    if let Err(e) = &done {
+        eprintln!("{what}: {e}");
+    }
+    std::process::exit(i32::from(done.is_err()));
+}
+
+/// Waits until a process that was told to end has ended; one that does not is killed.
+pub(crate) fn wait_for_end(child: &mut Child) {
+    let begin = Instant::now();
+    while matches!(child.try_wait(), Ok(None)) {
+        if begin.elapsed() > LAST_WORDS {
+            let _ = child.kill();
+        }
+        // There is no wait with a limit; nothing is measured here.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
