@@ -159,6 +159,11 @@ impl Interface {
         self.triggered -= 1;
         Some(transfer)
     }
+    /// Whether [`fired`](Self::fired) has nothing.
+    #[inline]
+    pub fn fired_is_empty(&self) -> bool {
+        self.fired.is_empty()
+    }
     /// Counts one operation, or its bytes.
     #[inline]
     pub(crate) fn count(&mut self, ct: Option<CtHandle>, fail: NiFail, bytes: Option<u64>) {

@@ -362,7 +362,7 @@ impl Interface {
             };
             self.tell_end(index, kind, md, reserved);
             if let Some(md) = md {
-                self.mds.remove(md.index());
+                self.remove_md(md);
             }
             let posted = self.entries.at_mut(index);
             if !posted.auto_unlinked {
@@ -375,7 +375,7 @@ impl Interface {
             if posted.list == ListKind::Overflow {
                 self.tell_end(index, EventKind::AutoFree, None, reserved);
             }
-            self.entries.remove(index);
+            self.remove_entry(index);
         }
     }
     fn tell_end(&mut self, index: u32, kind: EventKind, md: Option<Key>, reserved: bool) {

@@ -175,8 +175,8 @@ impl EventQueue {
             sequence: 0,
         }
     }
-    pub(crate) fn is_empty(&self) -> bool {
-        self.ring.is_empty()
+    pub(crate) fn len(&self) -> usize {
+        self.ring.len()
     }
     /// A place more, which is kept for the event that a portal was disabled.
     pub(crate) fn grow_reserved(&mut self) {

@@ -21,6 +21,12 @@ macro_rules! handle {
             pub const fn to_bits(self) -> u64 {
                 self.0.0.get()
             }
+            /// Its place: below the interface's limit for such objects, and no other's while the object is there, so
+            /// that who keeps something for each of them has a table of it.
+            #[inline]
+            pub const fn index(self) -> u32 {
+                self.0.index()
+            }
             /// A handle from such a number; a made-up one, 0 included, is refused where it is used.
             pub const fn from_bits(bits: u64) -> Self {
                 Self(Key(match NonZeroU64::new(bits) {
@@ -44,6 +50,16 @@ handle! { /// Names an event queue.
 EqHandle }
 handle! { /// Names a counting event.
 CtHandle }
+
+/// What is gone for good, as [`Interface::released`](crate::Interface::released) tells it: nothing that was begun needs its
+/// memory any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Released {
+    /// An entry.
+    Entry(EntryHandle),
+    /// A memory descriptor.
+    Md(MdHandle),
+}
 
 /// Index and generation in one word.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]

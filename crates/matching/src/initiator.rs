@@ -223,7 +223,7 @@ impl Interface {
                 let (region, link) = (bound.region, bound.last_link);
                 let user_ptr = region.user_ptr;
                 let event = Event { user_ptr, md: Some(md), link, ..Event::new(EventKind::Unlink) };
-                self.mds.remove(md.0.index());
+                self.remove_md(md.0);
                 self.push(region.eq, event, Some(&region), false);
             }
             MdSlot::Bound(_) => {}

@@ -7,13 +7,13 @@ use bitflags::bitflags;
 use crate::counter::{Change, Counter};
 use crate::entry::Posted;
 use crate::event::EventQueue;
-use crate::handle::{MAX_OBJECTS, Slab};
+use crate::handle::{Key, MAX_OBJECTS, Slab};
 use crate::initiator::MdSlot;
 use crate::list::{List, Nodes, Seed};
 use crate::unexpected::{Arrivals, Waiting};
 use crate::{
-    CtHandle, EqHandle, Error, Event, EventKind, Got, Header, Jid, ListKind, NiFail, Region, Source,
-    Transfer, Uid,
+    CtHandle, EntryHandle, EqHandle, Error, Event, EventKind, Got, Header, Jid, ListKind, MdHandle, NiFail,
+    Region, Released, Source, Transfer, Uid,
 };
 
 /// Which of the two interfaces' rules an [`Interface`] follows where they are not an entry's own.
@@ -127,11 +127,14 @@ pub struct Config {
     pub limits: Limits,
     /// Draws the hash by which entries are found: a number that peers do not know.
     pub seed: u64,
+    /// Whether [`Interface::released`] tells which entries and memory descriptors are gone. Who asks for it takes all of
+    /// them, as they are kept until then.
+    pub tells_released: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { face: Face::V4, matching: true, limits: Limits::default(), seed: 0 }
+        Self { face: Face::V4, matching: true, limits: Limits::default(), seed: 0, tells_released: false }
     }
 }
 
@@ -238,6 +241,8 @@ pub struct Interface {
     pub(crate) triggered: u32,
     pub(crate) serial: u64,
     pub(crate) next_link: u64,
+    /// Entries and memory descriptors that are gone, to be told.
+    released: VecDeque<Released>,
     aborted: bool,
 }
 
@@ -262,6 +267,7 @@ impl Interface {
             triggered: 0,
             serial: 0,
             next_link: 1,
+            released: VecDeque::new(),
             aborted: false,
         }
     }
@@ -272,6 +278,36 @@ impl Interface {
     /// What was counted so far.
     pub fn status(&self) -> Status {
         self.status
+    }
+    /// The next entry or memory descriptor that is gone for good, in the order in which they went: unlinked, used up with
+    /// nothing of it under way and no header waiting whose bytes it holds, or never linked as waiting headers used
+    /// it up. Nothing unless [`Config::tells_released`] asks for it.
+    #[inline]
+    pub fn released(&mut self) -> Option<Released> {
+        self.released.pop_front()
+    }
+    /// Whether an entry is posted, or its memory is still needed: by operations under way, or by waiting headers
+    /// whose bytes it holds.
+    #[inline]
+    pub fn has_entry(&self, entry: EntryHandle) -> bool {
+        self.entries.get(entry.0).is_some()
+    }
+    /// Whether a memory descriptor is there, or operations under way still need its memory.
+    #[inline]
+    pub fn has_md(&self, md: MdHandle) -> bool {
+        self.mds.get(md.0).is_some()
+    }
+    pub(crate) fn remove_entry(&mut self, index: u32) {
+        if self.config.tells_released {
+            self.released.push_back(Released::Entry(EntryHandle(self.entries.key_at(index))));
+        }
+        self.entries.remove(index);
+    }
+    pub(crate) fn remove_md(&mut self, md: Key) {
+        if self.config.tells_released {
+            self.released.push_back(Released::Md(MdHandle(md)));
+        }
+        self.mds.remove(md.index());
     }
     /// Sets or clears an entry of the access control list (3.3). Until the first call, nobody is asked.
     ///
@@ -463,6 +499,13 @@ impl Interface {
     pub fn eq_get(&mut self, eq: EqHandle) -> Result<Option<Got>, Error> {
         Ok(self.eqs.get_mut(eq.0).ok_or(Error::Handle { argument: "eq" })?.pop())
     }
+    /// How many events a queue holds.
+    ///
+    /// # Errors
+    /// [`Error::Handle`].
+    pub fn eq_len(&self, eq: EqHandle) -> Result<usize, Error> {
+        Ok(self.eqs.get(eq.0).ok_or(Error::Handle { argument: "eq" })?.len())
+    }
     /// 3.3: the memory descriptor of the event that was taken last from a queue, as it was right after that event.
     ///
     /// # Errors
@@ -492,7 +535,7 @@ impl Interface {
         }
     }
     pub(crate) fn eq_is_empty(&self, eq: EqHandle) -> Option<bool> {
-        self.eqs.get(eq.0).map(EventQueue::is_empty)
+        self.eqs.get(eq.0).map(|queue| queue.len() == 0)
     }
     /// Posts an event where there is a queue for it.
     #[inline]

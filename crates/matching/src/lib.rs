@@ -84,7 +84,7 @@ pub use deliver::{Delivery, Reason, Verdict};
 pub use entry::{ALIGN_BYTES, Entry, ListKind, Options, Place, Region, Threshold};
 pub use error::Error;
 pub use event::{Event, EventKind, Got};
-pub use handle::{CtHandle, EntryHandle, EqHandle, MdHandle};
+pub use handle::{CtHandle, EntryHandle, EqHandle, MdHandle, Released};
 pub use header::{AckRequest, Header, NiFail, Operation, Response, ResponseKind};
 pub use id::{Criteria, Jid, Nid, Pid, Process, Rank, Source, Uid};
 pub use initiator::Flight;

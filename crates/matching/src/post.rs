@@ -78,10 +78,10 @@ impl Interface {
             return Err(Error::InUse { argument: "entry", pending });
         }
         if let Some(md) = posted.md {
-            self.mds.remove(md.index());
+            self.remove_md(md);
         }
         self.take_from_list(entry.0.index());
-        self.entries.remove(entry.0.index());
+        self.remove_entry(entry.0.index());
         Ok(())
     }
     /// Looks through the headers that wait at a portal, as appending an entry would, without linking it.
@@ -164,13 +164,13 @@ impl Interface {
             return Err(Error::InUse { argument: "md", pending });
         }
         let attached = if let &MdSlot::Attached(entry) = slot { Some(entry) } else { None };
-        self.mds.remove(md.0.index());
+        self.remove_md(md.0);
         if let Some(entry) = attached {
             let posted = self.entries.at_mut(entry);
             (posted.entry.region, posted.md) = (None, None);
             if posted.entry.unlink {
                 self.take_from_list(entry);
-                self.entries.remove(entry);
+                self.remove_entry(entry);
             }
         }
         Ok(())
