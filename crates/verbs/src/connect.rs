@@ -3,9 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
-use hca_core::{AckTimeout, Gid, Mtu, Psn, QpType, Qpn, RNR_RETRY_INFINITE, RnrTimer};
+use hca_core::{
+    AckTimeout, AddressVector, DeviceError, Gid, Mtu, Psn, QpAttr, QpState, QpType, Qpn, RNR_RETRY_INFINITE,
+    RnrTimer,
+};
 
-use crate::ParseEndpointError;
+use crate::{ConnectError, ParseEndpointError};
 
 /// One end of a connection, as the other end has to know it: plain data, to be exchanged by any means
 /// that the program has. It prints and parses as one line of text.
@@ -118,6 +121,47 @@ impl Default for ConnectOptions {
             flow_label: 0,
         }
     }
+}
+
+/// What takes a queue pair in INIT to RTR, and then to RTS.
+pub(crate) fn steps(
+    ours: &Endpoint,
+    remote: &Endpoint,
+    options: &ConnectOptions,
+) -> Result<(QpAttr, QpAttr), ConnectError> {
+    let rc = ours.service == QpType::Rc;
+    if remote.service != ours.service {
+        return Err(ConnectError::Service { ours: ours.service, theirs: remote.service });
+    }
+    let mtu = ours.mtu.min(remote.mtu);
+    let serves = ours.rd_atomic.min(remote.rd_atomic);
+    let rtr = QpAttr {
+        state: Some(QpState::Rtr),
+        dest_qpn: Some(remote.qpn),
+        av: Some(AddressVector {
+            dgid: remote.gid,
+            flow_label: options.flow_label,
+            hop_limit: options.hop_limit,
+            traffic_class: options.traffic_class,
+        }),
+        path_mtu: Some(options.mtu.map_or(mtu, |wanted| wanted.min(mtu))),
+        rq_psn: Some(remote.psn),
+        max_dest_rd_atomic: rc.then_some(ours.rd_atomic),
+        min_rnr_timer: rc.then_some(options.min_rnr_timer),
+        ..QpAttr::default()
+    };
+    let rts = QpAttr {
+        state: Some(QpState::Rts),
+        sq_psn: Some(ours.psn),
+        max_rd_atomic: rc.then(|| options.rd_atomic.map_or(serves, |wanted| wanted.min(serves))),
+        timeout: rc.then_some(options.timeout),
+        retry_cnt: rc.then_some(options.retry_cnt),
+        rnr_retry: rc.then_some(options.rnr_retry),
+        ..QpAttr::default()
+    };
+    // What the second step would refuse is refused before the first, which can't be taken back.
+    rts.check(ours.service, QpState::Rtr).map_err(DeviceError::from)?;
+    Ok((rtr, rts))
 }
 
 #[cfg(test)]

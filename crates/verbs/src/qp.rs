@@ -5,12 +5,10 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use hca_core::{
-    Access, AddressVector, DeviceError, PostErrorKind, Qkey, QpAttr, QpCap, QpHandle, QpState, QpStatus, Qpn,
-};
+use hca_core::{Access, DeviceError, PostErrorKind, Qkey, QpAttr, QpCap, QpHandle, QpState, QpStatus, Qpn};
 
 use crate::ah::UdPeer;
-use crate::connect::{ConnectOptions, Endpoint};
+use crate::connect::{ConnectOptions, Endpoint, steps};
 use crate::cq::{CqShared, Need};
 use crate::mr::RemoteMr;
 use crate::part::{GatherList, Held, Inline, ScatterList};
@@ -502,38 +500,7 @@ impl<S: Connected> QpControl<S> {
     /// The far end's service is another, it is connected already, a value is out of range, or there is no path.
     /// It stays as it was then.
     pub fn connect(&self, remote: &Endpoint, options: &ConnectOptions) -> Result<(), ConnectError> {
-        let (ours, rc) = (self.inner.endpoint, S::TYPE == hca_core::QpType::Rc);
-        if remote.service != S::TYPE {
-            return Err(ConnectError::Service { ours: S::TYPE, theirs: remote.service });
-        }
-        let mtu = ours.mtu.min(remote.mtu);
-        let serves = ours.rd_atomic.min(remote.rd_atomic);
-        let rtr = QpAttr {
-            state: Some(QpState::Rtr),
-            dest_qpn: Some(remote.qpn),
-            av: Some(AddressVector {
-                dgid: remote.gid,
-                flow_label: options.flow_label,
-                hop_limit: options.hop_limit,
-                traffic_class: options.traffic_class,
-            }),
-            path_mtu: Some(options.mtu.map_or(mtu, |wanted| wanted.min(mtu))),
-            rq_psn: Some(remote.psn),
-            max_dest_rd_atomic: rc.then_some(ours.rd_atomic),
-            min_rnr_timer: rc.then_some(options.min_rnr_timer),
-            ..QpAttr::default()
-        };
-        let rts = QpAttr {
-            state: Some(QpState::Rts),
-            sq_psn: Some(ours.psn),
-            max_rd_atomic: rc.then(|| options.rd_atomic.map_or(serves, |wanted| wanted.min(serves))),
-            timeout: rc.then_some(options.timeout),
-            retry_cnt: rc.then_some(options.retry_cnt),
-            rnr_retry: rc.then_some(options.rnr_retry),
-            ..QpAttr::default()
-        };
-        // What the second step would refuse is refused before the first, which can't be taken back.
-        rts.check(S::TYPE, QpState::Rtr).map_err(DeviceError::from)?;
+        let (rtr, rts) = steps(&self.inner.endpoint, remote, options)?;
         self.modify(&rtr)?;
         self.modify(&rts)
     }

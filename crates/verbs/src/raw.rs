@@ -26,15 +26,29 @@ use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Duration;
 
 use hca_core::{
-    Completion, CqHandle, CqPort, DeviceError, Notify, PostError, PostErrorKind, QpAttr, QpCap, QpHandle,
-    QpInit, QpPorts, QpStatus, QpType, Qpn, RecvPort, RecvWr, SendPort, SendWr, SrqHandle, SrqInit,
+    Access, Completion, CqHandle, CqPort, DeviceError, Notify, Pkey, PostError, PostErrorKind, QpAttr, QpCap,
+    QpHandle, QpInit, QpPorts, QpState, QpStatus, QpType, Qpn, RecvPort, RecvWr, SendPort, SendWr, Sge,
+    SrqHandle, SrqInit,
 };
 
+use crate::connect::steps;
 use crate::context::Ctx;
 use crate::pd::PdCore;
-use crate::{Context, Pd};
+use crate::{ConnectError, ConnectOptions, Context, Endpoint, Pd, SharedRange};
+
+/// A part of a region as an entry of a bare request's list.
+///
+/// # Panics
+/// The part is longer than an entry can be (4 GiB - 1).
+#[inline]
+#[track_caller]
+pub fn sge(range: &SharedRange) -> Sge {
+    let len = u32::try_from(range.len()).expect("an entry is shorter than 4 GiB");
+    Sge { addr: range.addr(), len, lkey: range.region().lkey() }
+}
 
 /// A completion queue that yields bare completions. It can overrun: it is for the program to make it deep
 /// enough.
@@ -73,6 +87,10 @@ impl RawCq {
     /// Where notifications go, beside the descriptor.
     pub fn set_waker(&mut self, waker: &Waker) {
         self.port.set_waker(waker);
+    }
+    /// How long a waiter does well to poll before it sleeps.
+    pub fn look_before_sleep(&self) -> Duration {
+        self.port.look_before_sleep()
     }
     /// The descriptor to wait on.
     ///
@@ -210,6 +228,26 @@ impl RawQp {
     pub fn modify(&mut self, attr: &QpAttr) -> Result<(), DeviceError> {
         self.pd.ctx.device.modify_qp(self.handle, attr)
     }
+    /// Takes it from RESET to RTS, connected to a queue pair of the same service. `ours` is what the far end was told of
+    /// this one.
+    ///
+    /// # Errors
+    /// The services differ, the transitions' rules, or the device refused.
+    pub fn connect(
+        &mut self,
+        access: Access,
+        ours: &Endpoint,
+        remote: &Endpoint,
+        options: &ConnectOptions,
+    ) -> Result<(), ConnectError> {
+        let (rtr, rts) = steps(ours, remote, options)?;
+        let state = Some(QpState::Init);
+        let init = QpAttr { state, pkey: Some(Pkey::DEFAULT), access: Some(access), ..QpAttr::default() };
+        for attr in [init, rtr, rts] {
+            self.modify(&attr)?;
+        }
+        Ok(())
+    }
     /// State and attributes.
     ///
     /// # Errors
@@ -231,6 +269,18 @@ impl RawQp {
         let result = unsafe { self.send.post(wrs) };
         self.send.ring();
         result
+    }
+    /// Posts one send request and tells the device, which may do it at once.
+    ///
+    /// # Safety
+    /// As [`post_send`](Self::post_send).
+    ///
+    /// # Errors
+    /// Why it is refused.
+    #[inline]
+    pub unsafe fn post_send_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        // SAFETY: (1).
+        unsafe { self.send.post_now(wr) }
     }
     /// Posts receive requests and tells the device.
     ///
