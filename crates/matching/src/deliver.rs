@@ -180,6 +180,12 @@ impl Interface {
 
     #[cold]
     fn refuse(&mut self, header: &Header, fail: NiFail) -> Verdict {
+        Verdict::Refuse(self.reject(header, fail))
+    }
+    /// Counts a message that is not even shown to the lists, and says what its initiator is to hear: for callers that see
+    /// that it can't be right, by its length for one.
+    #[cold]
+    pub fn reject(&mut self, header: &Header, fail: NiFail) -> Response {
         match fail {
             NiFail::PermViolation => self.status.permission_violations += 1,
             NiFail::OpViolation => self.status.operation_violations += 1,
@@ -188,7 +194,7 @@ impl Interface {
         if self.config.face == Face::V3 && matches!(fail, NiFail::PermViolation | NiFail::OpViolation) {
             self.status.dropped += 1;
         }
-        Verdict::Refuse(header.response(fail, 0, 0, false))
+        header.response(fail, 0, 0, false)
     }
     /// The entry that a message is for.
     fn choose(&mut self, header: &Header) -> Result<Choice, NiFail> {

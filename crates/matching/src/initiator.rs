@@ -155,6 +155,15 @@ impl Interface {
         self.told(flight, md, event, MdOptions::EVENT_CT_ACK, bytes);
     }
 
+    /// Nothing comes back for a message that [expected](Flight::is_answered) it: its target keeps acknowledgements back.
+    pub fn forget(&mut self, flight: &Flight) {
+        let md = flight.answer_md();
+        *self.md_pending(md) -= 1;
+        if self.config.face == Face::V3 {
+            self.settle_md(md);
+        }
+    }
+
     /// One completion: the event with what it has of its own, and the count.
     fn told(&mut self, flight: &Flight, md: MdHandle, event: Event, counted: MdOptions, bytes: Option<u64>) {
         *self.md_pending(md) -= 1;

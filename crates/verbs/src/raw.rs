@@ -29,15 +29,15 @@ use std::task::Waker;
 use std::time::Duration;
 
 use hca_core::{
-    Access, Completion, CqHandle, CqPort, DeviceError, Notify, Pkey, PostError, PostErrorKind, QpAttr, QpCap,
-    QpHandle, QpInit, QpPorts, QpState, QpStatus, QpType, Qpn, RecvPort, RecvWr, SendPort, SendWr, Sge,
-    SrqHandle, SrqInit,
+    Access, Completion, CqHandle, CqPort, DeviceError, Lkey, Notify, Pkey, PostError, PostErrorKind, QpAttr,
+    QpCap, QpHandle, QpInit, QpPorts, QpState, QpStatus, QpType, Qpn, RecvPort, RecvWr, SendPort, SendWr,
+    Sge, SrqHandle, SrqInit,
 };
 
 use crate::connect::steps;
 use crate::context::Ctx;
 use crate::pd::PdCore;
-use crate::{ConnectError, ConnectOptions, Context, Endpoint, Pd, SharedRange};
+use crate::{Buf, ConnectError, ConnectOptions, Context, Endpoint, Pd, SharedRange};
 
 /// A part of a region as an entry of a bare request's list.
 ///
@@ -48,6 +48,11 @@ use crate::{ConnectError, ConnectOptions, Context, Endpoint, Pd, SharedRange};
 pub fn sge(range: &SharedRange) -> Sge {
     let len = u32::try_from(range.len()).expect("an entry is shorter than 4 GiB");
     Sge { addr: range.addr(), len, lkey: range.region().lkey() }
+}
+
+/// The key of a buffer's region, for entries of bare requests.
+pub fn lkey(buf: &Buf) -> Lkey {
+    buf.region().lkey()
 }
 
 /// A completion queue that yields bare completions. It can overrun: it is for the program to make it deep
@@ -180,6 +185,7 @@ pub struct RawQp {
     qpn: Qpn,
     cap: QpCap,
     pd: Arc<PdCore>,
+    destroyed: bool,
     _queues: (Arc<CqOwner>, Arc<CqOwner>, Option<Arc<SrqOwner>>),
 }
 
@@ -207,7 +213,7 @@ impl RawQp {
         };
         let QpPorts { handle, qpn, cap, send, recv } = pd.ctx.device.create_qp(pd.handle, &init)?;
         let queues = (Arc::clone(&send_cq.owner), Arc::clone(&recv_cq.owner), srq);
-        Ok(Self { send, recv, handle, qpn, cap, pd, _queues: queues })
+        Ok(Self { send, recv, handle, qpn, cap, pd, destroyed: false, _queues: queues })
     }
     /// The device's handle, which completions carry.
     pub fn handle(&self) -> QpHandle {
@@ -301,6 +307,18 @@ impl RawQp {
     }
 }
 
+impl RawQp {
+    /// Destroys it. On return the device touches no memory for it any more. What comes back are the `wr_id`s of requests
+    /// that it took from a shared receive queue and that no poll will return any more.
+    ///
+    /// # Errors
+    /// The device did not confirm; the memory of requests in flight then has to stay in place for good.
+    pub fn destroy(mut self) -> Result<Vec<u64>, DeviceError> {
+        self.destroyed = true;
+        if self.pd.ctx.forked() { Ok(Vec::new()) } else { self.pd.ctx.device.destroy_qp(self.handle) }
+    }
+}
+
 impl fmt::Debug for RawQp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("RawQp").field(&self.handle).finish()
@@ -308,7 +326,8 @@ impl fmt::Debug for RawQp {
 }
 impl Drop for RawQp {
     fn drop(&mut self) {
-        if !self.pd.ctx.forked()
+        if !self.destroyed
+            && !self.pd.ctx.forked()
             && let Err(error) = self.pd.ctx.device.destroy_qp(self.handle)
         {
             tracing::error!(qp = %self.handle, %error, "the device keeps the queue pair");

@@ -1,0 +1,79 @@
+//! What calls are refused for, beneath the faces' own codes.
+
+use hca_core::DeviceError;
+use hca_matching::Process;
+use hca_verbs::{ConnectError, MemoryError};
+
+use crate::DirectoryError;
+
+/// Why a node can't be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The device.
+    #[error("opening a Portals node: {0}")]
+    Device(#[from] DeviceError),
+    /// Its memory.
+    #[error("memory for messages: {0}")]
+    Memory(#[from] MemoryError),
+    /// A receive request was refused.
+    #[error("posting the slots that messages arrive in: {0}")]
+    Post(#[from] hca_core::PostErrorKind),
+}
+
+/// Why a call was refused; nothing has changed then. Each face turns it into its own return code.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An argument, a state or a limit.
+    #[error(transparent)]
+    Refused(#[from] hca_matching::Error),
+    /// There is no such process.
+    #[error("target {target:?} is no process of this interface")]
+    Target {
+        /// What was given.
+        target: Process,
+    },
+    /// Where a process is can't be found.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// An interface of this kind is open on the node.
+    #[error("the node has an interface of this kind already: one is shared by the whole process")]
+    InterfaceOpen,
+    /// The process number is another's, or the node has another one.
+    #[error("the process number {asked} is not this node's, which is {node}")]
+    PidInUse {
+        /// The number that was asked for.
+        asked: u32,
+        /// The one that the node was opened with.
+        node: u32,
+    },
+    /// An argument that only the interface looks at.
+    #[error("{argument}: {why}")]
+    Argument {
+        /// The argument.
+        argument: &'static str,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// A connection can't be made.
+    #[error("connecting to a peer: {0}")]
+    Connect(#[from] ConnectError),
+    /// The device refused something.
+    #[error("the device: {0}")]
+    DeviceRefused(#[from] DeviceError),
+    /// Memory can't be had or registered.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// The device has failed; the log says how.
+    #[error("the device has failed")]
+    Device,
+    /// The operating system refused to wait.
+    #[error("{doing}: {source}")]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+}

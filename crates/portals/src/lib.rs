@@ -1,0 +1,15 @@
+//! Portals 3.3 and 4.3 over any [`Device`](hca_core::Device).
+#![deny(unsafe_code)]
+
+mod error;
+mod lock;
+mod memory;
+mod ni;
+mod node;
+mod sync;
+pub mod trace;
+mod wire;
+
+pub use error::{Error, OpenError};
+pub use memory::{Memory, Pieces};
+pub use node::{Card, Counts, Directory, DirectoryError, Listed, Node, NodeOptions};

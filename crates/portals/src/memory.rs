@@ -1,0 +1,268 @@
+//! Memory that Portals messages go to and come from.
+
+use std::fmt;
+use std::ops::{Bound, RangeBounds};
+use std::sync::Arc;
+
+use hca_core::{Access, RemoteAddr, Sge};
+use hca_verbs::{MemoryError, Pd, SharedMr, SharedRange, raw};
+
+use crate::wire::Piece;
+
+/// Registered memory, or a part of it. From [`Node::alloc`](crate::Node::alloc).
+///
+/// Messages may change it at any time, so it is never a slice: the program copies in and out, and does atomic
+/// operations on aligned words. Clones are the same memory; it lives as long as a clone, a part, a descriptor, an entry
+/// or an operation under way needs it. Its bytes are aligned to 4096 where it begins.
+#[derive(Clone)]
+pub struct Memory {
+    range: SharedRange,
+    mr: SharedMr,
+}
+
+impl Memory {
+    pub(crate) fn alloc(pd: &Pd, len: usize) -> Result<Self, MemoryError> {
+        Ok(Self::of(pd.alloc_shared(len.max(1), Access::REMOTE_READ)?, len))
+    }
+    /// # Safety
+    /// As [`Pd::register`].
+    #[allow(unsafe_code)] // hands the caller's promise on
+    pub(crate) unsafe fn register(
+        pd: &Pd,
+        addr: std::ptr::NonNull<u8>,
+        len: usize,
+    ) -> Result<Self, MemoryError> {
+        // SAFETY: as the caller promised.
+        let mr = unsafe { pd.register(addr, len, Access::REMOTE_READ)? };
+        Ok(Self::of(mr, len))
+    }
+    fn of(mr: SharedMr, len: usize) -> Self {
+        Self { range: mr.range(..len), mr }
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
+    }
+    /// The address of its first byte: what events tell as their start.
+    pub fn addr(&self) -> u64 {
+        self.mr.remote().addr.wrapping_add(self.range.offset() as u64)
+    }
+    /// A part of it.
+    ///
+    /// # Panics
+    /// The range does not lie inside.
+    #[must_use]
+    #[track_caller]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
+        let start = match range.start_bound() {
+            Bound::Included(&n) => n,
+            Bound::Excluded(&n) => n + 1,
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&n) => n + 1,
+            Bound::Excluded(&n) => n,
+            Bound::Unbounded => self.len(),
+        };
+        assert!(start <= end && end <= self.len(), "bytes {start}..{end} of memory of {}", self.len());
+        let base = self.range.offset();
+        Self { range: self.mr.range(base + start..base + end), mr: self.mr.clone() }
+    }
+
+    /// Copies from `offset` on into `out`.
+    ///
+    /// # Panics
+    /// The bytes do not lie inside.
+    #[inline]
+    #[track_caller]
+    pub fn read_at(&self, offset: usize, out: &mut [u8]) {
+        self.check(offset, out.len());
+        self.mr.read_at(self.range.offset() + offset, out);
+    }
+    /// Copies `data` to `offset` and beyond.
+    ///
+    /// # Panics
+    /// The bytes do not lie inside.
+    #[inline]
+    #[track_caller]
+    pub fn write_at(&self, offset: usize, data: &[u8]) {
+        self.check(offset, data.len());
+        self.mr.write_at(self.range.offset() + offset, data);
+    }
+    /// All bytes, copied.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut out = vec![0; self.len()];
+        self.read_at(0, &mut out);
+        out
+    }
+    /// Reads a word of this machine's byte order; what was written before its value was is visible (Acquire).
+    ///
+    /// # Panics
+    /// The word is not aligned to 8 bytes, or does not lie inside.
+    #[inline]
+    #[track_caller]
+    pub fn load_u64(&self, offset: usize) -> u64 {
+        self.check(offset, 8);
+        self.mr.load_u64(self.range.offset() + offset)
+    }
+    /// Writes a word (Release).
+    ///
+    /// # Panics
+    /// The word is not aligned to 8 bytes, or does not lie inside.
+    #[inline]
+    #[track_caller]
+    pub fn store_u64(&self, offset: usize, value: u64) {
+        self.check(offset, 8);
+        self.mr.store_u64(self.range.offset() + offset, value);
+    }
+
+    #[inline]
+    #[track_caller]
+    fn check(&self, offset: usize, len: usize) {
+        let inside = offset <= self.len() && len <= self.len() - offset;
+        assert!(inside, "bytes {offset}..{} of memory of {}", offset.saturating_add(len), self.len());
+    }
+    fn remote(&self) -> RemoteAddr {
+        RemoteAddr { addr: self.addr(), rkey: self.mr.remote().rkey }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Memory({:#x}, {} bytes)", self.addr(), self.len())
+    }
+}
+
+/// The memory of a descriptor or an entry: one piece, or a vector of them (an "iovec"), which counts as one.
+#[derive(Clone)]
+pub struct Pieces(Kind);
+
+#[derive(Clone)]
+enum Kind {
+    One(Memory),
+    /// With where each ends.
+    Many(Arc<[(Memory, u64)]>),
+}
+
+impl Pieces {
+    /// Bytes of all pieces.
+    pub fn len(&self) -> u64 {
+        match &self.0 {
+            Kind::One(memory) => memory.len() as u64,
+            Kind::Many(pieces) => pieces.last().map_or(0, |(_, end)| *end),
+        }
+    }
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// How many pieces.
+    pub fn count(&self) -> usize {
+        match &self.0 {
+            Kind::One(_) => 1,
+            Kind::Many(pieces) => pieces.len(),
+        }
+    }
+    /// Whether it is a vector.
+    pub fn is_vector(&self) -> bool {
+        matches!(self.0, Kind::Many(_))
+    }
+    /// Where events tell that it begins: the address of the first piece.
+    pub fn addr(&self) -> u64 {
+        match &self.0 {
+            Kind::One(memory) => memory.addr(),
+            Kind::Many(pieces) => pieces.first().map_or(0, |(memory, _)| memory.addr()),
+        }
+    }
+    /// Calls `f` with each part of a range, in order: its memory, where in it, and how many bytes.
+    fn each(&self, offset: u64, len: u64, mut f: impl FnMut(&Memory, usize, usize)) {
+        let pieces = match &self.0 {
+            Kind::One(memory) => return f(memory, offset as usize, len as usize),
+            Kind::Many(pieces) => pieces,
+        };
+        let (mut at, end) = (offset, offset + len);
+        let first = pieces.partition_point(|(_, piece_end)| *piece_end <= at);
+        for (memory, piece_end) in &pieces[first..] {
+            if at >= end {
+                break;
+            }
+            let n = end.min(*piece_end) - at;
+            f(memory, memory.len() - (piece_end - at) as usize, n as usize);
+            at += n;
+        }
+    }
+    /// Copies out.
+    #[inline]
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
+        if let Kind::One(memory) = &self.0 {
+            return memory.read_at(offset as usize, out);
+        }
+        let mut at = 0;
+        self.each(offset, out.len() as u64, |memory, from, n| {
+            memory.read_at(from, &mut out[at..at + n]);
+            at += n;
+        });
+    }
+    /// Copies in.
+    #[inline]
+    pub(crate) fn write(&self, offset: u64, data: &[u8]) {
+        if let Kind::One(memory) = &self.0 {
+            return memory.write_at(offset as usize, data);
+        }
+        let mut at = 0;
+        self.each(offset, data.len() as u64, |memory, from, n| {
+            memory.write_at(from, &data[at..at + n]);
+            at += n;
+        });
+    }
+    /// The pieces of a range as the other side names them.
+    pub(crate) fn remote(&self, offset: u64, len: u64) -> Vec<Piece> {
+        let mut out = Vec::new();
+        self.each(offset, len, |memory, from, n| {
+            let RemoteAddr { addr, rkey } = memory.remote();
+            out.push(Piece { at: RemoteAddr { addr: addr + from as u64, rkey }, len: n as u32 });
+        });
+        out
+    }
+    /// The pieces of a range as entries of a request's list.
+    pub(crate) fn sges(&self, offset: u64, len: u64) -> Vec<Sge> {
+        let mut out = Vec::new();
+        self.each(offset, len, |memory, from, n| out.push(raw::sge(&memory.slice(from..from + n).range)));
+        out
+    }
+}
+
+impl From<Memory> for Pieces {
+    fn from(memory: Memory) -> Self {
+        Self(Kind::One(memory))
+    }
+}
+impl From<&Memory> for Pieces {
+    fn from(memory: &Memory) -> Self {
+        memory.clone().into()
+    }
+}
+impl From<Vec<Memory>> for Pieces {
+    /// A vector, even of one.
+    fn from(pieces: Vec<Memory>) -> Self {
+        let mut end = 0;
+        let with_ends = pieces.into_iter().map(|memory| {
+            end += memory.len() as u64;
+            (memory, end)
+        });
+        Self(Kind::Many(with_ends.collect()))
+    }
+}
+impl fmt::Debug for Pieces {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Kind::One(memory) => memory.fmt(f),
+            Kind::Many(pieces) => f.debug_list().entries(pieces.iter().map(|(memory, _)| memory)).finish(),
+        }
+    }
+}

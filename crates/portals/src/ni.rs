@@ -1,0 +1,243 @@
+//! What both faces do with an interface of a node: calls on its engine, under the node's lock, and waiting.
+
+use std::time::Duration;
+
+use hca_matching::{
+    Config, Count, CtHandle, Entry, EntryHandle, EqHandle, Got, Limits, ListKind, Md, MdHandle, Place,
+    Region, Transfer, Triggered,
+};
+
+use crate::memory::Pieces;
+use crate::node::{Kind, NiState, State};
+use crate::trace::Trace;
+use crate::{Error, Node, wire};
+
+/// An interface that is open; dropped, it is closed.
+pub(crate) struct NiCore {
+    node: Node,
+    kind: Kind,
+}
+
+impl NiCore {
+    /// # Errors
+    /// One of this kind is open on the node.
+    pub(crate) fn open(node: &Node, kind: Kind, config: Config) -> Result<Self, Error> {
+        let directory = &node.options().directory;
+        let size = directory.size();
+        let eager = node.options().eager_bytes as u64;
+        let asked = config.limits;
+        let limits = Limits {
+            max_msg_size: asked.max_msg_size.min(wire::MAX_MESSAGE),
+            max_atomic_size: asked.max_atomic_size.min(eager),
+            max_fetch_atomic_size: asked.max_fetch_atomic_size.min(eager),
+            ..asked
+        };
+        let config = Config { limits, ..config };
+        node.with(|state| {
+            let slot = state.ni_slot(kind.index());
+            if slot.is_some() {
+                return Err(Error::InterfaceOpen);
+            }
+            *slot = Some(Box::new(NiState::new(kind, config, size)));
+            Ok(())
+        })?;
+        Ok(Self { node: node.clone(), kind })
+    }
+    pub(crate) fn node(&self) -> &Node {
+        &self.node
+    }
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+    #[inline]
+    fn ni(&self) -> u8 {
+        self.kind.index()
+    }
+    #[inline]
+    fn state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        self.node.with(f)
+    }
+
+    /// A call on the engine, and what follows from it.
+    #[inline]
+    pub(crate) fn with<R>(
+        &self,
+        f: impl FnOnce(&mut NiState) -> Result<R, hca_matching::Error>,
+    ) -> Result<R, Error> {
+        self.state(|state| {
+            let result = f(state.ni(self.ni()));
+            state.after(self.ni());
+            Ok(result?)
+        })
+    }
+    pub(crate) fn append(
+        &self,
+        pt_index: u32,
+        list: ListKind,
+        entry: Entry,
+        memory: Pieces,
+    ) -> Result<EntryHandle, Error> {
+        self.insert(Place::Last(pt_index, list), entry, Some(memory))
+    }
+    pub(crate) fn insert(
+        &self,
+        place: Place,
+        entry: Entry,
+        memory: Option<Pieces>,
+    ) -> Result<EntryHandle, Error> {
+        self.with(|ni| {
+            let handle = ni.engine.insert(place, entry)?;
+            if let Some(memory) = memory {
+                ni.set_entry_memory(handle, memory);
+            }
+            Ok(handle)
+        })
+    }
+    /// A descriptor of 4.3.
+    pub(crate) fn md_bind(&self, md: Md, memory: Pieces) -> Result<MdHandle, Error> {
+        self.with(|ni| {
+            let handle = ni.engine.md_bind(md)?;
+            ni.set_md_memory(handle, memory);
+            Ok(handle)
+        })
+    }
+    /// A descriptor of 3.3 that is attached to no entry.
+    pub(crate) fn md_bind_region(&self, region: Region, memory: Pieces) -> Result<MdHandle, Error> {
+        self.with(|ni| {
+            let handle = ni.engine.md_bind_region(region)?;
+            ni.set_md_memory(handle, memory);
+            Ok(handle)
+        })
+    }
+    /// A descriptor of 3.3 on an entry.
+    pub(crate) fn attach(
+        &self,
+        entry: EntryHandle,
+        region: Region,
+        memory: Pieces,
+    ) -> Result<MdHandle, Error> {
+        self.with(|ni| {
+            let handle = ni.engine.attach(entry, region)?;
+            ni.set_md_memory(handle, memory);
+            Ok(handle)
+        })
+    }
+    /// New values for a descriptor of 3.3, with the memory that they are of.
+    pub(crate) fn md_update(
+        &self,
+        md: MdHandle,
+        new: Option<(Region, Pieces)>,
+        test: Option<EqHandle>,
+    ) -> Result<(Region, Option<Pieces>), Error> {
+        // What has come by now counts.
+        self.node.progress();
+        self.with(|ni| {
+            let memory = ni.md_memory(md).cloned();
+            let old = ni.engine.md_update(md, new.as_ref().map(|(region, _)| *region), test)?;
+            if let Some((_, memory)) = new {
+                ni.set_md_memory(md, memory);
+            }
+            Ok((old, memory))
+        })
+    }
+    /// Begins an operation.
+    #[inline]
+    pub(crate) fn start(&self, transfer: &Transfer) -> Result<(), Error> {
+        let ni = self.ni();
+        let done = self.state(|state| match state.start(ni, transfer) {
+            Err(Error::Target { .. }) if state.is_unknown(ni, transfer.target) => None,
+            result => Some(result),
+        });
+        match done {
+            Some(result) => result,
+            None => {
+                self.look_up(transfer.target)?;
+                self.state(|state| state.start(ni, transfer))
+            }
+        }
+    }
+    /// Has something done when a count is reached.
+    pub(crate) fn trigger(&self, ct: CtHandle, threshold: u64, what: Triggered) -> Result<(), Error> {
+        if let Triggered::Transfer(transfer) = &what
+            && self.state(|state| state.is_unknown(self.ni(), transfer.target))
+        {
+            self.look_up(transfer.target)?;
+        }
+        self.with(|ni| ni.engine.trigger(ct, threshold, what))
+    }
+    /// Asks the directory where a target is.
+    #[cold]
+    fn look_up(&self, target: hca_matching::Process) -> Result<(), Error> {
+        let directory = &self.node.options().directory;
+        let map = self.state(|state| state.ni(self.ni()).map.clone());
+        let (card, rank) = match map {
+            None if self.kind.is_logical() => (directory.by_rank(target.rank())?, Some(target.rank())),
+            None => (directory.by_process(target.nid(), target.pid())?, None),
+            Some(map) => {
+                let at = target.rank().0 as usize;
+                let &(nid, pid) = map.get(at).ok_or(Error::Target { target })?;
+                (directory.by_process(nid, pid)?, None)
+            }
+        };
+        self.state(|state| state.learn(card, rank));
+        Ok(())
+    }
+
+    /// Takes the oldest event of a queue.
+    #[inline]
+    pub(crate) fn eq_get(&self, eq: EqHandle) -> Result<Option<Got>, Error> {
+        self.state(|state| {
+            if let Some(got) = state.ni(self.ni()).engine.eq_get(eq)? {
+                return Ok(Some(got));
+            }
+            state.progress();
+            Ok(state.ni(self.ni()).engine.eq_get(eq)?)
+        })
+    }
+    /// Takes an event of one of several queues, waiting for it; without a timeout for ever.
+    pub(crate) fn eq_poll(
+        &self,
+        eqs: &[EqHandle],
+        timeout: Option<Duration>,
+    ) -> Result<Option<(usize, Got)>, Error> {
+        let mut first = 0;
+        self.node.wait(timeout, |state| {
+            first += 1;
+            Ok(state.ni(self.ni()).engine.eq_poll(eqs, first)?)
+        })
+    }
+    /// Waits until one of several counting events has reached its test, or has counted a failure.
+    pub(crate) fn ct_poll(
+        &self,
+        cts: &[(CtHandle, u64)],
+        timeout: Option<Duration>,
+    ) -> Result<Option<(usize, Count)>, Error> {
+        let mut first = 0;
+        self.node.wait(timeout, |state| {
+            first += 1;
+            Ok(state.ni(self.ni()).engine.ct_poll(cts, first)?)
+        })
+    }
+    /// The value of a counting event, after what has come.
+    pub(crate) fn ct_get(&self, ct: CtHandle) -> Result<Count, Error> {
+        self.state(|state| {
+            state.progress();
+            Ok(state.ni(self.ni()).engine.ct_get(ct)?)
+        })
+    }
+    /// Ends all waiting on this interface.
+    pub(crate) fn abort(&self) {
+        self.state(|state| state.ni(self.ni()).engine.abort());
+        self.node.wake_all();
+    }
+    /// Has each message's way told from now on.
+    pub(crate) fn set_trace(&self, trace: Option<Trace>) {
+        self.state(|state| state.ni(self.ni()).trace = trace.map(Box::new));
+    }
+}
+
+impl Drop for NiCore {
+    fn drop(&mut self) {
+        self.state(|state| state.close_ni(self.ni()));
+    }
+}

@@ -1,0 +1,150 @@
+//! Where other processes are found.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use hca_core::{Gid, Qpn};
+use hca_matching::{Nid, Pid, Rank};
+
+/// Where a node is found: what others need to speak to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Card {
+    /// Its node number: its IPv4 address, or a digest of its GID.
+    pub nid: Nid,
+    /// Its process number.
+    pub pid: Pid,
+    /// Its device's address.
+    pub gid: Gid,
+    /// The queue pair that takes its datagrams.
+    pub datagrams: Qpn,
+}
+
+impl Card {
+    /// Bytes that [`to_bytes`](Self::to_bytes) gives.
+    pub const BYTES: usize = 28;
+
+    /// As bytes to be published.
+    pub fn to_bytes(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        out[..4].copy_from_slice(&self.nid.0.to_be_bytes());
+        out[4..8].copy_from_slice(&self.pid.0.to_be_bytes());
+        out[8..24].copy_from_slice(&self.gid.0);
+        out[24..].copy_from_slice(&self.datagrams.raw().to_be_bytes());
+        out
+    }
+    /// From such bytes; `None` if they are none.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; Self::BYTES] = bytes.try_into().ok()?;
+        let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        let datagrams = Some(word(24)).filter(|&raw| raw < 1 << 24).map(Qpn::new)?;
+        let gid = Gid(bytes[8..24].try_into().expect("16 bytes"));
+        Some(Self { nid: Nid(word(0)), pid: Pid(word(4)), gid, datagrams })
+    }
+}
+
+/// Why a process was not found.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DirectoryError {
+    /// There is none of this rank.
+    #[error("the job has no process of rank {}", .rank.0)]
+    Rank {
+        /// The rank.
+        rank: Rank,
+    },
+    /// There is none of these numbers.
+    #[error("no process {}:{} is known here", .nid.0, .pid.0)]
+    Process {
+        /// The node.
+        nid: Nid,
+        /// The process.
+        pid: Pid,
+    },
+    /// Who would know can't be asked.
+    #[error("asking for a process's address: {source}")]
+    Asking {
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// Where other processes are found. Asked once a process, on first use; it may wait.
+pub trait Directory: Send + Sync {
+    /// How many ranks there are; `None` if there are no ranks.
+    fn size(&self) -> Option<u32>;
+    /// The process of a rank.
+    ///
+    /// # Errors
+    /// There is none, or it can't be asked.
+    fn by_rank(&self, rank: Rank) -> Result<Card, DirectoryError>;
+    /// The process of a node and a number.
+    ///
+    /// # Errors
+    /// There is none, or it can't be asked.
+    fn by_process(&self, nid: Nid, pid: Pid) -> Result<Card, DirectoryError> {
+        for rank in (0..self.size().unwrap_or(0)).map(Rank) {
+            let card = self.by_rank(rank)?;
+            if (card.nid, card.pid) == (nid, pid) {
+                return Ok(card);
+            }
+        }
+        Err(DirectoryError::Process { nid, pid })
+    }
+}
+
+/// A directory that is a list of cards, by rank.
+#[derive(Clone, Debug, Default)]
+pub struct Listed(pub Vec<Card>);
+
+impl Directory for Listed {
+    fn size(&self) -> Option<u32> {
+        Some(self.0.len() as u32)
+    }
+    fn by_rank(&self, rank: Rank) -> Result<Card, DirectoryError> {
+        self.0.get(rank.0 as usize).copied().ok_or(DirectoryError::Rank { rank })
+    }
+}
+
+/// The node number of an address.
+pub(super) fn nid_of(gid: Gid) -> Nid {
+    match gid.ip() {
+        IpAddr::V4(ip) => Nid(ip.to_bits()),
+        IpAddr::V6(ip) => {
+            let halves = ip.to_bits();
+            let folded = super::mix(halves as u64 ^ super::mix((halves >> 64) as u64));
+            // Never the wildcard.
+            Nid((folded as u32).min(u32::MAX - 1))
+        }
+    }
+}
+
+impl fmt::Display for Card {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{} at {}", self.nid.0, self.pid.0, self.gid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_card_is_read_as_it_was_written() {
+        let card = Card { nid: Nid(1), pid: Pid(2), gid: Gid([7; 16]), datagrams: Qpn::new(0x12_3456) };
+        let bytes = card.to_bytes();
+        assert_eq!(Card::from_bytes(&bytes), Some(card));
+        assert_eq!(Card::from_bytes(&bytes[1..]), None);
+        let mut bad = bytes;
+        bad[24] = 1;
+        assert_eq!(Card::from_bytes(&bad), None);
+    }
+
+    #[test]
+    fn a_list_finds_processes_both_ways() {
+        let card = |n: u32| Card { nid: Nid(n), pid: Pid(9), gid: Gid([0; 16]), datagrams: Qpn::new(n) };
+        let list = Listed(vec![card(5), card(6)]);
+        assert_eq!(list.by_process(Nid(6), Pid(9)).unwrap(), list.by_rank(Rank(1)).unwrap());
+        assert!(matches!(list.by_rank(Rank(2)), Err(DirectoryError::Rank { rank: Rank(2) })));
+        assert!(list.by_process(Nid(7), Pid(9)).is_err());
+    }
+}

@@ -1,0 +1,138 @@
+//! How two nodes meet: datagrams in which each says who it is and which queue pair the other is to connect to.
+//!
+//! Both sides do the same: they send a hello until they have heard that the other one knows their queue pair, and answer
+//! each that comes from one who is not there yet. So it does not matter who began, nor whether both did at once.
+
+use hca_core::{Gid, Mtu, Psn, QpType, Qpn};
+use hca_matching::{Jid, Nid, Pid, Rank, Uid};
+use hca_verbs::Endpoint;
+
+const MAGIC: [u8; 4] = *b"PTLS";
+const VERSION: u8 = 1;
+const IS_UP: u8 = 1;
+
+/// Bytes of a hello.
+pub(crate) const HELLO_BYTES: usize = 88;
+
+/// Who a node is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) nid: Nid,
+    pub(crate) pid: Pid,
+    /// In its job; [`NO_RANK`] where it has none.
+    pub(crate) rank: Rank,
+    pub(crate) uid: Uid,
+    pub(crate) jid: Jid,
+    /// Another one each time that a node is opened, so that one that has come again is told from its predecessor.
+    pub(crate) incarnation: u64,
+}
+
+/// The rank of who has none.
+pub(crate) const NO_RANK: Rank = Rank(u32::MAX);
+
+/// One datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub(crate) from: Identity,
+    /// The secret of the job.
+    pub(crate) key: u64,
+    /// The queue pair for this peer.
+    pub(crate) endpoint: Endpoint,
+    /// Where datagrams to the sender go.
+    pub(crate) datagrams: Qpn,
+    /// The peer's queue pair, as far as it is known.
+    pub(crate) yours: Option<Qpn>,
+    /// The sender needs no answer.
+    pub(crate) is_up: bool,
+}
+
+impl Hello {
+    pub(crate) fn to_bytes(self) -> [u8; HELLO_BYTES] {
+        let mut out = [0; HELLO_BYTES];
+        let mut at = 0;
+        let mut put = |bytes: &[u8]| {
+            out[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        };
+        let Identity { nid, pid, rank, uid, jid, incarnation } = self.from;
+        put(&MAGIC);
+        put(&[VERSION, if self.is_up { IS_UP } else { 0 }, self.endpoint.rd_atomic, 0]);
+        for word in [nid.0, pid.0, rank.0, uid.0, jid.0] {
+            put(&word.to_be_bytes());
+        }
+        put(&(self.endpoint.mtu.bytes()).to_be_bytes());
+        put(&incarnation.to_be_bytes());
+        put(&self.key.to_be_bytes());
+        let yours = self.yours.map_or(u32::MAX, Qpn::raw);
+        for word in [self.endpoint.qpn.raw(), self.endpoint.psn.raw(), self.datagrams.raw(), yours] {
+            put(&word.to_be_bytes());
+        }
+        put(&self.endpoint.gid.0);
+        out
+    }
+    /// `None`: it is none, or of another version.
+    pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; HELLO_BYTES] = bytes.first_chunk()?;
+        if bytes[..4] != MAGIC || bytes[4] != VERSION {
+            return None;
+        }
+        let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        let long = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+        let number = |at: usize| Some(word(at)).filter(|&raw| raw < 1 << 24);
+        let endpoint = Endpoint {
+            service: QpType::Rc,
+            qpn: Qpn::new(number(48)?),
+            psn: Psn::new(number(52)?),
+            mtu: Mtu::from_bytes(word(28))?,
+            rd_atomic: bytes[6],
+            gid: Gid(bytes[64..80].try_into().expect("16 bytes")),
+        };
+        Some(Self {
+            from: Identity {
+                nid: Nid(word(8)),
+                pid: Pid(word(12)),
+                rank: Rank(word(16)),
+                uid: Uid(word(20)),
+                jid: Jid(word(24)),
+                incarnation: long(32),
+            },
+            key: long(40),
+            endpoint,
+            datagrams: Qpn::new(number(56)?),
+            yours: number(60).map(Qpn::new),
+            is_up: bytes[5] & IS_UP != 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hello_is_read_as_it_was_written() {
+        let endpoint: Endpoint =
+            "rc,qpn=0x000012,psn=0x00abcd,mtu=1024,rd=16,gid=::ffff:127.0.0.1".parse().unwrap();
+        let from = Identity {
+            nid: Nid(1),
+            pid: Pid(2),
+            rank: Rank(3),
+            uid: Uid(4),
+            jid: Jid(5),
+            incarnation: 6 << 40,
+        };
+        for (yours, is_up) in [(None, false), (Some(Qpn::new(9)), true)] {
+            let hello = Hello { from, key: 7, endpoint, datagrams: Qpn::new(8), yours, is_up };
+            let bytes = hello.to_bytes();
+            assert_eq!(Hello::parse(&bytes), Some(hello));
+            for cut in 0..HELLO_BYTES {
+                assert_eq!(Hello::parse(&bytes[..cut]), None);
+            }
+            for at in [0, 4, 28, 48, 52, 56] {
+                let mut bad = bytes;
+                bad[at] ^= 0x80;
+                assert_eq!(Hello::parse(&bad), None, "byte {at}");
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The initiator's side: operations that begin here, and their answers.
+
+use hca_matching::{Header, NiFail, Operation, Response, ResponseKind, Transfer};
+
+use super::State;
+use super::peer::{Fetch, Fetched, Flying, Out};
+use super::post::{Body, Full};
+use crate::wire::{self, Head, Request};
+use crate::{Error, memory};
+
+impl State {
+    /// Begins an operation.
+    ///
+    /// # Errors
+    /// What the engine refuses it for; the target is unknown.
+    #[inline]
+    pub(crate) fn start(&mut self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
+        self.check(transfer)?;
+        let peer = self.route(ni, transfer.target)?;
+        let of_ni = self.nis[ni as usize].as_mut().expect("its interface is open");
+        let flight = of_ni.engine.begin(transfer)?;
+        if let Some(trace) = &mut of_ni.trace {
+            trace.began(transfer);
+        }
+        let (answered, unsent) = (flight.is_answered(), flight.is_sent());
+        let lent = self.is_lent(transfer);
+        let clear = self.peer(peer).is_clear() && self.peer(peer).waiting.is_empty();
+        if !answered && !lent && clear {
+            match self.send_transfer(peer, ni, transfer, 0) {
+                Ok(()) => {
+                    let of_ni = self.nis[ni as usize].as_mut().expect("its interface is open");
+                    of_ni.engine.sent(&flight, NiFail::Ok);
+                    self.after(ni);
+                    return Ok(());
+                }
+                Err(Full) => {}
+            }
+        }
+        let flying = Flying { flight, ni, unsent, gone: false };
+        let of = self.peer(peer);
+        if of.flying.is_full() || !of.waiting.is_empty() {
+            of.waiting.push_back(flying);
+            return Ok(());
+        }
+        let token = self.peer(peer).flying.insert(flying);
+        if !clear || self.post_request(peer, token).is_err() {
+            self.wait_for_room(peer, Out::Request(token));
+        }
+        self.watch();
+        Ok(())
+    }
+    /// What the engine does not look at.
+    fn check(&self, transfer: &Transfer) -> Result<(), Error> {
+        if self.dead {
+            return Err(Error::Device);
+        }
+        let limit = match transfer.operation {
+            Operation::Put | Operation::Get => wire::MAX_MESSAGE,
+            _ => self.eager_bytes as u64,
+        };
+        if transfer.length > limit {
+            let value = transfer.length;
+            return Err(hca_matching::Error::TooLarge { argument: "length", value, limit }.into());
+        }
+        Ok(())
+    }
+    /// Whether the target fetches the bytes itself.
+    #[inline]
+    pub(super) fn is_lent(&self, transfer: &Transfer) -> bool {
+        transfer.operation == Operation::Put && transfer.length > self.eager_bytes as u64
+    }
+    /// Sends an operation's message; with token 0, nothing is to come back.
+    #[inline]
+    pub(super) fn send_transfer(
+        &mut self,
+        peer: u32,
+        ni: u8,
+        transfer: &Transfer,
+        token: u32,
+    ) -> Result<(), Full> {
+        let lent = self.is_lent(transfer);
+        let header = Header {
+            operation: transfer.operation,
+            ack: transfer.ack,
+            pt_index: transfer.pt_index,
+            ac_index: transfer.ac_index,
+            match_bits: transfer.match_bits,
+            remote_offset: transfer.remote_offset,
+            length: transfer.length,
+            hdr_data: transfer.hdr_data,
+            ..Header::default()
+        };
+        let head = Head::request(&Request { ni, token, header, operand: transfer.operand }, lent);
+        if !transfer.operation.writes() || transfer.length == 0 {
+            return self.send(peer, &head, &Body::None);
+        }
+        let memory = self.ni(ni).md_memory(transfer.md).expect("a descriptor has memory").clone();
+        if lent {
+            let pieces = memory.remote(transfer.local_offset, transfer.length);
+            return self.send(peer, &head, &Body::Where(&pieces));
+        }
+        self.send(peer, &head, &Body::Memory(&memory, transfer.local_offset, transfer.length as usize))
+    }
+
+    /// An answer, with the bytes of a reply.
+    pub(super) fn hear_response(&mut self, peer: u32, token: u32, response: &Response, data: &[u8]) {
+        let Some(flying) = self.peer(peer).flying.get_mut(token).filter(|flying| flying.gone) else {
+            return self.malformed(peer, &"an answer to nothing");
+        };
+        let transfer = flying.flight.transfer;
+        let is_reply = response.kind == ResponseKind::Reply;
+        let fits = response.mlength <= transfer.length
+            && data.len() as u64 == if is_reply { response.mlength } else { 0 };
+        if is_reply != transfer.operation.replies() || !fits {
+            return self.malformed(peer, &"an answer that does not go with its operation");
+        }
+        let flying = self.peer(peer).flying.remove(token).expect("it was looked at");
+        if !data.is_empty() {
+            let (md, offset) = transfer.reply.unwrap_or((transfer.md, transfer.local_offset));
+            self.ni(flying.ni).md_memory(md).expect("a descriptor has memory").write(offset, data);
+        }
+        self.finish(peer, flying, response);
+    }
+    /// A reply whose bytes are to be fetched.
+    pub(super) fn hear_lent(
+        &mut self,
+        peer: u32,
+        token: u32,
+        response: &Response,
+        lender: u32,
+        pieces: wire::Pieces<'_>,
+    ) {
+        let fits = |transfer: &Transfer| {
+            transfer.operation == Operation::Get
+                && response.kind == ResponseKind::Reply
+                && response.mlength <= transfer.length
+                && response.mlength == pieces.total()
+        };
+        let flying = self.peer(peer).flying.get_mut(token).filter(|flying| flying.gone);
+        if !flying.is_some_and(|flying| fits(&flying.flight.transfer)) || self.peer(peer).fetches.is_full() {
+            return self.malformed(peer, &"a reply that does not go with its operation");
+        }
+        let flying = self.peer(peer).flying.remove(token).expect("it was looked at");
+        let transfer = flying.flight.transfer;
+        let (md, offset) = transfer.reply.unwrap_or((transfer.md, transfer.local_offset));
+        let memory = self.ni(flying.ni).md_memory(md).expect("a descriptor has memory").clone();
+        let whose = Fetched::Reply { flying, response: *response, lender };
+        self.fetch(peer, whose, pieces, &memory, offset, response.mlength);
+    }
+    /// An operation is over.
+    pub(super) fn finish(&mut self, peer: u32, flying: Flying, response: &Response) {
+        let Flying { flight, ni, unsent, .. } = flying;
+        let engine = &mut self.nis[ni as usize].as_mut().expect("operations hold it").engine;
+        if unsent {
+            engine.sent(&flight, NiFail::Ok);
+        }
+        if flight.is_answered() {
+            match response.kind {
+                ResponseKind::None => engine.forget(&flight),
+                _ => engine.answered(&flight, response),
+            }
+        }
+        self.after(ni);
+        self.let_wait(peer);
+    }
+    /// A place in the window is free: who waited for one is next.
+    fn let_wait(&mut self, peer: u32) {
+        let Some(of) = self.peers[peer as usize].as_mut() else { return };
+        if let Some(flying) = of.waiting.pop_front() {
+            let token = of.flying.insert(flying);
+            self.post(peer, Out::Request(token));
+        }
+    }
+    /// An operation that can't be done: the peer is gone.
+    pub(super) fn undeliverable(&mut self, flying: Flying) {
+        let Flying { flight, ni, unsent, .. } = flying;
+        let fail = NiFail::Undeliverable;
+        let engine = &mut self.nis[ni as usize].as_mut().expect("operations hold it").engine;
+        if unsent {
+            engine.sent(&flight, fail);
+        }
+        if flight.is_answered() {
+            let kind = ResponseKind::Ack;
+            engine.answered(&flight, &Response { kind, fail, mlength: 0, offset: 0 });
+        }
+        self.after(ni);
+    }
+
+    /// Fetches bytes out of the peer's memory.
+    pub(super) fn fetch(
+        &mut self,
+        peer: u32,
+        whose: Fetched,
+        from: wire::Pieces<'_>,
+        to: &memory::Pieces,
+        offset: u64,
+        len: u64,
+    ) {
+        let reads = super::target::reads(from, &to.sges(offset, len), len);
+        let fetch = self.peer(peer).fetches.insert(Fetch { left: reads.len() as u32, whose });
+        for (from, to) in reads {
+            self.post(peer, Out::Read { fetch, from, to });
+            if self.peers[peer as usize].is_none() {
+                return;
+            }
+        }
+    }
+    /// A part of a fetch is here.
+    pub(super) fn fetched_part(&mut self, peer: u32, fetch: u32) {
+        let of = self.peer(peer);
+        let Some(under_way) = of.fetches.get_mut(fetch) else { return };
+        under_way.left -= 1;
+        if under_way.left > 0 {
+            return;
+        }
+        let Fetch { whose, .. } = of.fetches.remove(fetch).expect("it was looked at");
+        match whose {
+            Fetched::Put { ni, delivery, token } => {
+                let response = self.ni(ni).complete(delivery, NiFail::Ok);
+                self.after(ni);
+                self.respond(peer, token, &response, &Body::None);
+            }
+            Fetched::Reply { flying, response, lender } => {
+                self.post(peer, Out::Fetched { token: lender, fail: NiFail::Ok });
+                self.finish(peer, flying, &response);
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! One network interface of a node: the engine, and the memory that its handles stand for.
+
+use std::sync::Arc;
+
+use hca_matching::{
+    Config, Delivery, EntryHandle, Header, Interface, MdHandle, NiFail, Nid, Pid, Process, Rank, Released,
+    Response, Verdict,
+};
+
+use super::State;
+use super::hello::{Identity, NO_RANK};
+use crate::memory::Pieces;
+use crate::trace::Trace;
+
+/// Which of a node's interfaces: those of the two faces do not hear each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    /// 4.3.
+    V4 { matching: bool, logical: bool },
+    /// 3.3.
+    V3,
+}
+
+impl Kind {
+    /// How many kinds there are.
+    pub(crate) const COUNT: usize = 5;
+
+    pub(crate) const fn index(self) -> u8 {
+        match self {
+            Self::V4 { matching, logical } => (matching as u8) << 1 | logical as u8,
+            Self::V3 => 4,
+        }
+    }
+    pub(crate) const fn is_logical(self) -> bool {
+        matches!(self, Self::V4 { logical: true, .. })
+    }
+}
+
+/// An interface, and what its handles stand for.
+pub(crate) struct NiState {
+    pub(crate) engine: Interface,
+    kind: Kind,
+    /// Ranks, as the program mapped them; without, they are those of the job.
+    pub(crate) map: Option<Arc<[(Nid, Pid)]>>,
+    /// Ranks of the job.
+    size: Option<u32>,
+    entries: Vec<Option<Pieces>>,
+    mds: Vec<Option<Pieces>>,
+    pub(crate) trace: Option<Box<Trace>>,
+}
+
+impl NiState {
+    pub(crate) fn new(kind: Kind, config: Config, size: Option<u32>) -> Self {
+        let engine = Interface::new(Config { tells_released: true, ..config });
+        Self { engine, kind, map: None, size, entries: Vec::new(), mds: Vec::new(), trace: None }
+    }
+    /// The rank that a target is, where targets are ranks.
+    #[inline]
+    pub(super) fn rank_of(&self, target: Process) -> Option<Rank> {
+        self.kind.is_logical().then(|| target.rank())
+    }
+    /// The process that a target is, as far as that is known here.
+    #[inline]
+    pub(super) fn process(&self, target: Process) -> Option<(Nid, Pid)> {
+        match &self.map {
+            _ if !self.kind.is_logical() => Some((target.nid(), target.pid())),
+            Some(map) => map.get(target.rank().0 as usize).copied(),
+            None => None,
+        }
+    }
+    /// Whether there can be such a target.
+    pub(super) fn in_range(&self, target: Process) -> bool {
+        let ranks = self.map.as_ref().map(|map| map.len() as u32).or(self.size);
+        !self.kind.is_logical() || ranks.is_none_or(|ranks| target.rank().0 < ranks)
+    }
+    /// How a peer is called here; `None`: it has no rank.
+    #[inline]
+    pub(super) fn process_of(&self, identity: &Identity) -> Option<Process> {
+        if !self.kind.is_logical() {
+            return Some(Process::physical(identity.nid, identity.pid));
+        }
+        let rank = match &self.map {
+            None => identity.rank,
+            Some(map) if map.get(identity.rank.0 as usize) == Some(&(identity.nid, identity.pid)) => {
+                identity.rank
+            }
+            Some(map) => {
+                let at = map.iter().position(|&process| process == (identity.nid, identity.pid))?;
+                Rank(at as u32)
+            }
+        };
+        (rank != NO_RANK).then(|| Process::logical(rank))
+    }
+
+    /// The memory that an entry has from now on.
+    pub(crate) fn set_entry_memory(&mut self, entry: EntryHandle, memory: Pieces) {
+        set(&mut self.entries, entry.index(), memory);
+    }
+    /// The memory that a descriptor has from now on.
+    pub(crate) fn set_md_memory(&mut self, md: MdHandle, memory: Pieces) {
+        set(&mut self.mds, md.index(), memory);
+    }
+    #[inline]
+    pub(crate) fn md_memory(&self, md: MdHandle) -> Option<&Pieces> {
+        self.mds.get(md.index() as usize)?.as_ref()
+    }
+    /// Where a message's bytes go to or come from.
+    #[inline]
+    pub(super) fn memory_of(&self, delivery: &Delivery) -> &Pieces {
+        let memory = match delivery.md {
+            Some(md) => self.md_memory(md),
+            None => self.entries.get(delivery.entry.index() as usize).and_then(Option::as_ref),
+        };
+        memory.expect("what takes messages has memory")
+    }
+    #[inline]
+    pub(super) fn deliver(&mut self, header: &Header) -> Verdict {
+        if let Some(trace) = &mut self.trace {
+            trace.came(&self.engine, header);
+        }
+        self.engine.deliver(header)
+    }
+    #[inline]
+    pub(super) fn complete(&mut self, delivery: Delivery, fail: NiFail) -> Response {
+        if let Some(trace) = &mut self.trace {
+            trace.done(&delivery, fail);
+        }
+        self.engine.complete(delivery, fail)
+    }
+    fn release(&mut self, released: Released) {
+        match released {
+            Released::Entry(entry) => clear(&mut self.entries, entry.index()),
+            Released::Md(md) => clear(&mut self.mds, md.index()),
+        }
+    }
+}
+
+fn set(table: &mut Vec<Option<Pieces>>, index: u32, memory: Pieces) {
+    if table.len() <= index as usize {
+        table.resize(index as usize + 1, None);
+    }
+    table[index as usize] = Some(memory);
+}
+fn clear(table: &mut [Option<Pieces>], index: u32) {
+    if let Some(slot) = table.get_mut(index as usize) {
+        *slot = None;
+    }
+}
+
+impl State {
+    /// An interface that is open.
+    #[inline]
+    pub(crate) fn ni(&mut self, ni: u8) -> &mut NiState {
+        self.nis[ni as usize].as_mut().expect("its interface is open")
+    }
+    pub(crate) fn ni_slot(&mut self, ni: u8) -> &mut Option<Box<NiState>> {
+        &mut self.nis[ni as usize]
+    }
+    /// Does what the engine left to be done: operations that were triggered, memory that is needed no more.
+    #[inline]
+    pub(crate) fn after(&mut self, ni: u8) {
+        self.found = true;
+        // Operations that set off others come back here; who is here already does them all.
+        if std::mem::replace(&mut self.in_after, true) {
+            return;
+        }
+        loop {
+            let of = self.nis[ni as usize].as_mut().expect("its interface is open");
+            if let Some(released) = of.engine.released() {
+                of.release(released);
+            } else if let Some(transfer) = of.engine.fired() {
+                self.start_fired(ni, &transfer);
+            } else {
+                break;
+            }
+        }
+        self.in_after = false;
+    }
+    /// Closes an interface: what is under way on it ends, with the connections that it is under way on.
+    pub(crate) fn close_ni(&mut self, ni: u8) {
+        for peer in 0..self.peers.len() as u32 {
+            if self.peers[peer as usize].as_ref().is_some_and(|of| of.has_any_of(ni)) {
+                self.lost(peer, &"an interface is closed");
+            }
+        }
+        self.nis[ni as usize] = None;
+    }
+    /// Begins an operation whose count was reached. What can't be begun any more is told as undeliverable.
+    #[cold]
+    fn start_fired(&mut self, ni: u8, transfer: &hca_matching::Transfer) {
+        if let Err(error) = self.start(ni, transfer) {
+            tracing::warn!(%error, "a triggered operation can't be begun");
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! Connections: how they come about on first use, and how they end.
+
+use std::fmt;
+use std::time::Duration;
+
+use hca_core::{Access, AddressVector, Instant, Psn, QpType};
+use hca_matching::{NiFail, Process};
+use hca_verbs::{ConnectOptions, Endpoint, Grh};
+
+use super::State;
+use super::directory::Card;
+use super::hello::{Hello, Identity, NO_RANK};
+use super::peer::{Fetched, Lending, Meeting, Out, Peer, Stage};
+use crate::Error;
+
+/// Between the first hello and the second; each further wait is twice as long, up to [`SLOWEST_HELLO`].
+const FIRST_HELLO: Duration = Duration::from_millis(20);
+const SLOWEST_HELLO: Duration = Duration::from_secs(1);
+
+impl State {
+    /// The peer that a target is, which begins to be met if it is new.
+    #[inline]
+    pub(super) fn route(&mut self, ni: u8, target: Process) -> Result<u32, Error> {
+        let of_ni = self.nis[ni as usize].as_ref().expect("its interface is open");
+        let known = match of_ni.rank_of(target) {
+            Some(rank) if of_ni.map.is_none() => self.by_rank.get(&rank).copied(),
+            _ => of_ni.process(target).and_then(|process| self.by_process.get(&process).copied()),
+        };
+        match known {
+            Some(peer) => Ok(peer),
+            None => self.meet(ni, target),
+        }
+    }
+    /// Whether the directory has to be asked before a target is spoken to.
+    pub(crate) fn is_unknown(&self, ni: u8, target: Process) -> bool {
+        let of_ni = self.nis[ni as usize].as_ref().expect("its interface is open");
+        self.card_of(ni, target).is_none() && of_ni.in_range(target)
+    }
+    fn card_of(&self, ni: u8, target: Process) -> Option<&Card> {
+        let of_ni = self.nis[ni as usize].as_ref().expect("its interface is open");
+        match of_ni.rank_of(target) {
+            Some(rank) if of_ni.map.is_none() => self.rank_cards.get(&rank),
+            _ => of_ni.process(target).and_then(|process| self.cards.get(&process)),
+        }
+    }
+    /// Keeps what the directory said.
+    pub(crate) fn learn(&mut self, card: Card, rank: Option<hca_matching::Rank>) {
+        self.cards.insert((card.nid, card.pid), card);
+        if let Some(rank) = rank {
+            self.rank_cards.insert(rank, card);
+        }
+    }
+    #[cold]
+    fn meet(&mut self, ni: u8, target: Process) -> Result<u32, Error> {
+        let &card = self.card_of(ni, target).ok_or(Error::Target { target })?;
+        if let Some(&peer) = self.by_process.get(&(card.nid, card.pid)) {
+            return Ok(peer);
+        }
+        let of_ni = self.nis[ni as usize].as_ref().expect("its interface is open");
+        let rank = of_ni.rank_of(target).filter(|_| of_ni.map.is_none()).unwrap_or(NO_RANK);
+        let own = (card.nid, card.pid) == (self.identity.nid, self.identity.pid);
+        let identity = match own {
+            true => self.identity,
+            false => Identity { nid: card.nid, pid: card.pid, rank, incarnation: 0, ..self.identity },
+        };
+        let peer = self.new_peer(identity, card)?;
+        if own {
+            let ours = self.peer(peer).ours;
+            self.connect(peer, &ours)?;
+            self.is_up(peer);
+        } else {
+            self.say_hello(peer);
+        }
+        Ok(peer)
+    }
+    fn new_peer(&mut self, identity: Identity, card: Card) -> Result<u32, Error> {
+        let av = AddressVector { dgid: card.gid, ..AddressVector::default() };
+        let to = self.ports.pd.create_ah(&av)?;
+        let qp = self.ports.connection()?;
+        let port = self.ports.pd.context().port();
+        let ours = Endpoint {
+            service: QpType::Rc,
+            qpn: qp.qpn(),
+            psn: Psn::new(self.random() as u32 & 0xff_ffff),
+            mtu: port.active_mtu,
+            rd_atomic: self.ports.pd.context().attr().max_rd_atomic,
+            gid: self.gid,
+        };
+        let now = self.clock.now();
+        let meeting = Meeting {
+            to,
+            datagrams: card.datagrams,
+            next: now,
+            tries: 0,
+            deadline: now + self.connect_timeout,
+        };
+        let (handle, peer) = (qp.handle(), Peer::new(identity, Stage::Meeting(meeting), qp, ours));
+        let index = self.free_peers.pop().unwrap_or_else(|| {
+            self.peers.push(None);
+            self.peers.len() as u32 - 1
+        });
+        self.peers[index as usize] = Some(Box::new(peer));
+        if self.by_qp.len() <= handle.index as usize {
+            self.by_qp.resize(handle.index as usize + 1, u32::MAX);
+        }
+        self.by_qp[handle.index as usize] = index;
+        self.by_process.insert((identity.nid, identity.pid), index);
+        if identity.rank != NO_RANK {
+            self.by_rank.insert(identity.rank, index);
+        }
+        Ok(index)
+    }
+    fn connect(&mut self, peer: u32, theirs: &Endpoint) -> Result<(), Error> {
+        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        of.qp.connect(Access::REMOTE_READ, &of.ours, theirs, &ConnectOptions::default())?;
+        of.theirs = Some(*theirs);
+        Ok(())
+    }
+
+    /// Sends a hello, and says when the next is due.
+    fn say_hello(&mut self, peer: u32) {
+        let (from, key, datagrams, now) = (self.identity, self.key, self.datagrams(), self.clock.now());
+        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        let (endpoint, yours) = (of.ours, of.theirs.map(|theirs| theirs.qpn));
+        let Stage::Meeting(meeting) = &mut of.stage else { return };
+        let hello = Hello { from, key, endpoint, datagrams, yours, is_up: false };
+        let wait = (FIRST_HELLO * (1 << meeting.tries.min(10))).min(SLOWEST_HELLO);
+        meeting.tries += 1;
+        meeting.next = now + wait;
+        self.ports.send_hello(&meeting.to, meeting.datagrams, &hello.to_bytes());
+        self.wake_in(wait);
+    }
+    /// A hello came.
+    #[cold]
+    pub(super) fn hear_hello(&mut self, grh: &Grh, bytes: &[u8]) {
+        let Some(hello) = Hello::parse(bytes).filter(|hello| hello.key == self.key) else {
+            self.counts.strangers += 1;
+            return;
+        };
+        // What a datagram says of its sender's address is not taken on trust.
+        if hello.endpoint.gid != grh.sgid {
+            self.counts.strangers += 1;
+            return;
+        }
+        let id = (hello.from.nid, hello.from.pid);
+        let mut known = self.by_process.get(&id).copied();
+        if let Some(peer) = known
+            && self.is_another(peer, &hello)
+        {
+            self.lost(peer, &"the peer has begun anew");
+            known = None;
+        }
+        let peer = match known {
+            Some(peer) => peer,
+            None => {
+                let card = Card { nid: id.0, pid: id.1, gid: grh.sgid, datagrams: hello.datagrams };
+                match self.new_peer(hello.from, card) {
+                    Ok(peer) => peer,
+                    Err(error) => return tracing::warn!(%error, "a Portals peer can't be connected to"),
+                }
+            }
+        };
+        if let Err(error) = self.answer_hello(peer, &hello) {
+            tracing::warn!(%error, "a Portals peer can't be connected to");
+            self.lost(peer, &error);
+        }
+    }
+    /// Whether a hello is of another process, or another connection, than the one that is known.
+    fn is_another(&mut self, peer: u32, hello: &Hello) -> bool {
+        let of = self.peer(peer);
+        let incarnation = of.identity.incarnation;
+        incarnation != 0 && incarnation != hello.from.incarnation
+            || of.theirs.is_some_and(|theirs| theirs.qpn != hello.endpoint.qpn)
+            || of.is_up() && hello.yours.is_some_and(|yours| yours != of.ours.qpn)
+    }
+    fn answer_hello(&mut self, peer: u32, hello: &Hello) -> Result<(), Error> {
+        let of = self.peer(peer);
+        of.identity = hello.from;
+        let new = of.theirs.is_none();
+        let knows_ours = hello.yours == Some(of.ours.qpn);
+        if hello.from.rank != NO_RANK {
+            self.by_rank.insert(hello.from.rank, peer);
+        }
+        if new {
+            self.connect(peer, &hello.endpoint)?;
+        }
+        if !hello.is_up {
+            let of = self.peer(peer);
+            let is_up = of.is_up() || knows_ours;
+            let (endpoint, yours) = (of.ours, Some(hello.endpoint.qpn));
+            let (from, key, datagrams) = (self.identity, self.key, self.datagrams());
+            let answer = Hello { from, key, endpoint, datagrams, yours, is_up };
+            let av = AddressVector { dgid: hello.endpoint.gid, ..AddressVector::default() };
+            let to = match &self.peer(peer).stage {
+                Stage::Meeting(meeting) => meeting.to.clone(),
+                Stage::Up => self.ports.pd.create_ah(&av)?,
+            };
+            self.ports.send_hello(&to, hello.datagrams, &answer.to_bytes());
+            self.wake_in(FIRST_HELLO);
+        }
+        if knows_ours {
+            self.is_up(peer);
+        }
+        Ok(())
+    }
+    /// The peer's queue pair is known to be connected to this one.
+    #[cold]
+    pub(super) fn is_up(&mut self, peer: u32) {
+        let now = self.clock.now();
+        let of = self.peer(peer);
+        if !of.is_up() {
+            (of.stage, of.pinged) = (Stage::Up, now);
+            self.counts.connected += 1;
+            self.ready.push(peer);
+        }
+    }
+
+    /// A connection has failed.
+    #[cold]
+    pub(super) fn lost(&mut self, peer: u32, why: &dyn fmt::Display) {
+        let id = self.peer(peer).identity;
+        tracing::debug!(nid = id.nid.0, pid = id.pid.0, %why, "a Portals connection is lost");
+        self.counts.lost += 1;
+        self.drop_peer(peer);
+    }
+    /// A peer does not keep to the rules.
+    #[cold]
+    pub(super) fn malformed(&mut self, peer: u32, why: &dyn fmt::Display) {
+        let id = self.peer(peer).identity;
+        tracing::warn!(nid = id.nid.0, pid = id.pid.0, %why, "a Portals peer is let go");
+        self.counts.malformed += 1;
+        self.lost(peer, why);
+    }
+    /// A peer said goodbye.
+    pub(super) fn gone(&mut self, peer: u32) {
+        self.drop_peer(peer);
+    }
+    /// Ends a connection, and all that is under way on it.
+    fn drop_peer(&mut self, peer: u32) {
+        let Some(gone) = self.peers[peer as usize].take() else { return };
+        let mut gone = *gone;
+        self.found = true;
+        let id = (gone.identity.nid, gone.identity.pid);
+        self.by_process.remove(&id);
+        if self.by_rank.get(&gone.identity.rank) == Some(&peer) {
+            self.by_rank.remove(&gone.identity.rank);
+        }
+        self.in_use -= gone.outstanding();
+        // On return the device touches nothing of it any more.
+        match gone.qp.destroy() {
+            Ok(slots) => slots.into_iter().for_each(|slot| self.ports.used(slot as u32)),
+            Err(error) => return self.device_failed(&error),
+        }
+        for (_, slot) in gone.slots {
+            self.ports.free_slot(slot);
+        }
+        self.free_peers.push(peer);
+        for fetch in gone.fetches.drain() {
+            match fetch.whose {
+                Fetched::Put { ni, delivery, .. } => {
+                    let _ = self.ni(ni).complete(delivery, NiFail::Undeliverable);
+                    self.after(ni);
+                }
+                Fetched::Reply { flying, .. } => self.undeliverable(flying),
+            }
+        }
+        for Lending { ni, delivery } in gone.lendings.drain() {
+            let _ = self.ni(ni).complete(delivery, NiFail::Undeliverable);
+            self.after(ni);
+        }
+        for flying in gone.flying.drain().into_iter().chain(gone.waiting) {
+            self.undeliverable(flying);
+        }
+        self.give_back_slots();
+        let freed: Vec<u32> = self.blocked.drain(..).collect();
+        for other in freed {
+            if let Some(of) = self.peers[other as usize].as_mut() {
+                of.blocked = false;
+            }
+            self.ready.push(other);
+        }
+    }
+
+    /// The timer is to fire within so long.
+    pub(super) fn wake_in(&mut self, wait: Duration) {
+        let at = self.clock.now() + wait;
+        self.timer = Some(self.timer.map_or(at, |timer| timer.min(at)));
+    }
+    /// Something is under way that only a peer can end: it is looked after.
+    #[inline]
+    pub(super) fn watch(&mut self) {
+        if self.timer.is_none() {
+            self.wake_in(self.keepalive);
+        }
+    }
+    /// Does what is due by now; whether it was anything.
+    #[cold]
+    pub(crate) fn run_timers(&mut self) -> bool {
+        let now = self.clock.now();
+        if self.timer.is_none_or(|timer| now < timer) {
+            return false;
+        }
+        self.timer = None;
+        for peer in 0..self.peers.len() as u32 {
+            if self.peers[peer as usize].is_some() {
+                self.look_after(peer, now);
+            }
+        }
+        if !self.ready.is_empty() {
+            self.post_backlogs();
+        }
+        true
+    }
+    fn look_after(&mut self, peer: u32, now: Instant) {
+        let keepalive = self.keepalive;
+        let of = self.peer(peer);
+        match &of.stage {
+            Stage::Meeting(meeting) if now >= meeting.deadline => {
+                return self.lost(peer, &"it does not answer");
+            }
+            Stage::Meeting(meeting) if now >= meeting.next => return self.say_hello(peer),
+            Stage::Meeting(meeting) => {
+                let wait = meeting.next.since(now);
+                return self.wake_in(wait);
+            }
+            Stage::Up => {}
+        }
+        if !of.awaits() {
+            return;
+        }
+        let idle = now.since(of.pinged);
+        if idle < keepalive {
+            return self.wake_in(keepalive - idle);
+        }
+        of.pinged = now;
+        // What is on its way asks the peer already.
+        if of.outstanding() == of.silent && of.backlog.is_empty() {
+            self.post(peer, Out::Ping);
+        }
+        self.wake_in(keepalive);
+    }
+}

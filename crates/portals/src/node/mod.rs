@@ -1,0 +1,507 @@
+//! A node: a process on a device, its interfaces, and the connections to other nodes.
+
+mod directory;
+mod hello;
+mod initiator;
+mod interface;
+mod meet;
+mod peer;
+mod ports;
+mod post;
+mod slab;
+mod target;
+mod wait;
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use hca_core::{Completion, CqHandle, Gid, Instant, PortalsEngine, Qpn};
+use hca_matching::{Jid, Nid, Pid, Rank, Uid};
+use hca_verbs::{Context, MemoryError};
+use rustix::fd::OwnedFd;
+
+pub use directory::{Card, Directory, DirectoryError, Listed};
+pub(crate) use interface::{Kind, NiState};
+
+use crate::lock::Lock;
+use crate::{Memory, OpenError};
+use hello::{Identity, NO_RANK};
+use peer::Peer;
+use ports::{Came, Ports};
+
+/// How a node is opened. The defaults suit most programs.
+#[derive(Clone)]
+pub struct NodeOptions {
+    /// The longest message that goes with its header, in bytes; longer ones are fetched by who gets them.
+    pub eager_bytes: usize,
+    /// Messages that can arrive before this node looks at them, of all peers together.
+    pub receive_slots: u32,
+    /// Messages longer than the device carries inline that can be on their way, to all peers together.
+    pub send_slots: u32,
+    /// Requests on their way to one peer.
+    pub send_depth: u32,
+    /// How long a peer may take to answer the first hello.
+    pub connect_timeout: Duration,
+    /// How long a peer that owes an answer may be silent before it is asked for a sign of life.
+    pub keepalive: Duration,
+    /// Whether a device that can match does so, on its own, while the program computes. Otherwise the program's calls do.
+    pub offload: bool,
+    /// The process number; `None` takes one of the device's.
+    pub pid: Option<Pid>,
+    /// This process among those of its job.
+    pub rank: Option<Rank>,
+    /// The job.
+    pub jid: Jid,
+    /// The secret that the processes of the job share; who has another one is not spoken to.
+    pub key: u64,
+    /// The user, as the peers are told.
+    pub uid: Uid,
+    /// Where other processes are found.
+    pub directory: Arc<dyn Directory>,
+    /// The time since any moment; `None` is the system's monotonic clock. Simulators have another.
+    pub clock: Option<Arc<dyn Fn() -> Duration + Send + Sync>>,
+    /// Draws initial sequence numbers and hashes; `None` is at random.
+    pub seed: Option<u64>,
+}
+
+impl Default for NodeOptions {
+    fn default() -> Self {
+        Self {
+            eager_bytes: 4096,
+            receive_slots: 512,
+            send_slots: 256,
+            send_depth: 128,
+            connect_timeout: Duration::from_secs(10),
+            keepalive: Duration::from_secs(1),
+            offload: true,
+            pid: None,
+            rank: None,
+            jid: Jid(0),
+            key: 0,
+            uid: Uid(rustix::process::getuid().as_raw()),
+            directory: Arc::new(Listed::default()),
+            clock: None,
+            seed: None,
+        }
+    }
+}
+
+impl fmt::Debug for NodeOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NodeOptions")
+            .field("eager_bytes", &self.eager_bytes)
+            .field("offload", &self.offload)
+            .field("pid", &self.pid)
+            .field("rank", &self.rank)
+            .field("jid", &self.jid)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A process's place on a device: where its Portals interfaces live. Cheap to clone.
+///
+/// It has one connection to each process that it has spoken to, made on first use, and nothing for the others.
+#[derive(Clone)]
+pub struct Node {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    state: Lock<State>,
+    card: Card,
+    identity: Identity,
+    options: NodeOptions,
+    context: Context,
+    clock: Clock,
+    cq: CqHandle,
+    /// The device runs the node.
+    offloaded: bool,
+    fds: OnceLock<Fds>,
+}
+
+/// What waiters sleep on.
+struct Fds {
+    queue: OwnedFd,
+    /// A semaphore, for when another thread finds what a waiter waits for.
+    found: OwnedFd,
+}
+
+/// The time.
+#[derive(Clone)]
+enum Clock {
+    System(std::time::Instant),
+    Given(Arc<dyn Fn() -> Duration + Send + Sync>),
+}
+
+impl Clock {
+    fn now(&self) -> Instant {
+        let since = match self {
+            Self::System(origin) => origin.elapsed(),
+            Self::Given(clock) => clock(),
+        };
+        Instant::ZERO + since
+    }
+}
+
+/// All that is under the node's lock.
+pub(crate) struct State {
+    nis: [Option<Box<NiState>>; Kind::COUNT],
+    peers: Vec<Option<Box<Peer>>>,
+    free_peers: Vec<u32>,
+    by_process: HashMap<(Nid, Pid), u32>,
+    by_rank: HashMap<Rank, u32>,
+    by_qp: Vec<u32>,
+    /// Peers with a backlog that may have become postable.
+    ready: Vec<u32>,
+    /// Peers that found no room, each once.
+    blocked: VecDeque<u32>,
+    /// Requests of connected queue pairs that may be on the completion queue.
+    in_use: u32,
+    cards: HashMap<(Nid, Pid), Card>,
+    rank_cards: HashMap<Rank, Card>,
+    /// What an engine left is being done.
+    in_after: bool,
+    ports: Ports,
+    identity: Identity,
+    key: u64,
+    clock: Clock,
+    gid: Gid,
+    eager_bytes: usize,
+    connect_timeout: Duration,
+    keepalive: Duration,
+    random: u64,
+    /// When something is to be done without anything having come.
+    timer: Option<Instant>,
+    looks: u32,
+    waiters: u32,
+    /// Anything that a waiter may wait for has happened since it was last looked at.
+    found: bool,
+    counts: Counts,
+    /// The device failed; all that is begun fails.
+    pub(crate) dead: bool,
+}
+
+/// What a node counts beside its interfaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Messages that could not be read, or claimed what can't be.
+    pub malformed: u64,
+    /// Hellos of who does not know the job's secret, or that could not be read.
+    pub strangers: u64,
+    /// Connections made.
+    pub connected: u64,
+    /// Connections that ended with something under way, or by the peer's fault.
+    pub lost: u64,
+}
+
+impl Node {
+    /// Opens a place on a device.
+    ///
+    /// # Errors
+    /// A limit of the device, or its memory.
+    pub fn open(context: &Context, options: NodeOptions) -> Result<Self, OpenError> {
+        let mut ports = Ports::open(context, &options)?;
+        let port = context.port();
+        let pid = options.pid.unwrap_or(Pid(ports.datagrams().raw()));
+        let seed = options.seed.unwrap_or_else(|| RandomState::new().hash_one(std::process::id()));
+        let identity = Identity {
+            nid: directory::nid_of(port.gid),
+            pid,
+            rank: options.rank.unwrap_or(NO_RANK),
+            uid: options.uid,
+            jid: options.jid,
+            incarnation: mix(seed ^ 0x6e6f_6465),
+        };
+        let card = Card { nid: identity.nid, pid, gid: port.gid, datagrams: ports.datagrams() };
+        let clock = match &options.clock {
+            Some(clock) => Clock::Given(Arc::clone(clock)),
+            None => Clock::System(std::time::Instant::now()),
+        };
+        let cq = ports.cq().handle();
+        let state = State {
+            nis: Default::default(),
+            peers: Vec::new(),
+            free_peers: Vec::new(),
+            by_process: HashMap::new(),
+            by_rank: HashMap::new(),
+            by_qp: Vec::new(),
+            ready: Vec::new(),
+            blocked: VecDeque::new(),
+            in_use: 0,
+            cards: HashMap::from([((card.nid, card.pid), card)]),
+            rank_cards: options.rank.map(|rank| (rank, card)).into_iter().collect(),
+            in_after: false,
+            ports,
+            identity,
+            key: options.key,
+            clock: clock.clone(),
+            gid: port.gid,
+            eager_bytes: options.eager_bytes,
+            connect_timeout: options.connect_timeout,
+            keepalive: options.keepalive,
+            random: seed,
+            timer: None,
+            looks: 0,
+            waiters: 0,
+            found: false,
+            counts: Counts::default(),
+            dead: false,
+        };
+        let offload = context.device().portals().filter(|_| options.offload);
+        let inner = Arc::new(Inner {
+            state: Lock::new(state),
+            card,
+            identity,
+            context: context.clone(),
+            clock,
+            cq,
+            offloaded: offload.is_some(),
+            fds: OnceLock::new(),
+            options,
+        });
+        if let Some(offload) = offload {
+            let engine: Weak<Inner> = Arc::downgrade(&inner);
+            offload.attach(cq, engine)?;
+        }
+        Ok(Self { inner })
+    }
+
+    /// `len` zeroed bytes that messages can go to and come from, aligned to 4096: a region of its own.
+    ///
+    /// # Errors
+    /// The device has no more memory or regions, or the length is beyond its limit.
+    pub fn alloc(&self, len: usize) -> Result<Memory, MemoryError> {
+        let pd = self.with(|state| state.ports.pd.clone());
+        Memory::alloc(&pd, len)
+    }
+    /// Registers memory of the program's own, if the device can reach such memory.
+    ///
+    /// # Safety
+    /// `addr .. addr + len` is valid for reads and writes until all clones and parts are dropped and all operations on
+    /// them are over; meanwhile no reference to these bytes is used, and the program touches them only through the
+    /// [`Memory`], or by atomic or volatile access.
+    ///
+    /// # Errors
+    /// The device reaches only memory of its own, or it has no more regions.
+    #[allow(unsafe_code)] // hands the caller's promise on
+    pub unsafe fn register(&self, addr: NonNull<u8>, len: usize) -> Result<Memory, MemoryError> {
+        let pd = self.with(|state| state.ports.pd.clone());
+        // SAFETY: as the caller promised.
+        unsafe { Memory::register(&pd, addr, len) }
+    }
+    /// What others need to find it.
+    pub fn card(&self) -> Card {
+        self.inner.card
+    }
+    /// Its rank in the job, if it has one.
+    pub fn rank(&self) -> Option<Rank> {
+        Some(self.inner.identity.rank).filter(|&rank| rank != NO_RANK)
+    }
+    /// Its job.
+    pub fn jid(&self) -> Jid {
+        self.inner.identity.jid
+    }
+    /// Its user, as others are told.
+    pub fn uid(&self) -> Uid {
+        self.inner.identity.uid
+    }
+    /// Whether the device matches on its own, while the program computes.
+    pub fn is_offloaded(&self) -> bool {
+        self.inner.offloaded
+    }
+    /// The device.
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+    /// How it was opened.
+    pub fn options(&self) -> &NodeOptions {
+        &self.inner.options
+    }
+    /// What it counted.
+    pub fn counts(&self) -> Counts {
+        self.with(|state| state.counts)
+    }
+    /// Connections that it has.
+    pub fn connections(&self) -> usize {
+        self.with(|state| state.peers.iter().flatten().count())
+    }
+    /// Does what there is to do now, and never waits; whether it did anything. Programs on a device that does not move
+    /// by itself call it where they wait for their own memory; all calls that look for events do so themselves.
+    pub fn progress(&self) -> bool {
+        self.with(State::progress)
+    }
+
+    /// Wakes all who wait.
+    pub(crate) fn wake_all(&self) {
+        self.inner.wake_all();
+    }
+    /// Runs `f` on the state, and does what others left to be done meanwhile.
+    #[inline]
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        let mut state = self.inner.state.lock();
+        let result = f(&mut state);
+        let wake = state.take_found();
+        if state.unlock() {
+            self.inner.catch_up();
+        }
+        if wake > 0 {
+            self.inner.wake(wake);
+        }
+        result
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node").field("card", &self.inner.card).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    /// Does what came while the node was held; whether more is left.
+    #[cold]
+    fn catch_up(&self) -> bool {
+        loop {
+            let Some(mut state) = self.state.lock_or_leave_word() else { return false };
+            let more = state.progress() | state.run_timers();
+            let wake = state.take_found();
+            let wanted = state.unlock();
+            if wake > 0 {
+                self.wake(wake);
+            }
+            if !wanted {
+                return more;
+            }
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(offload) = self.context.device().portals().filter(|_| self.offloaded)
+            && let Err(error) = offload.detach(self.cq)
+        {
+            tracing::warn!(%error, "the device keeps the node's engine");
+        }
+        let mut state = self.state.lock();
+        state.close();
+        drop(state);
+    }
+}
+
+/// The node, as the device runs it.
+impl PortalsEngine for Inner {
+    fn run(&self) -> bool {
+        self.catch_up()
+    }
+    fn next_deadline(&self) -> Option<Duration> {
+        // Who holds it has the device ask again.
+        let state = self.state.try_lock()?;
+        let timer = state.timer;
+        if state.unlock() {
+            self.catch_up();
+        }
+        timer.map(|timer| timer.since(self.clock.now()))
+    }
+}
+
+impl State {
+    /// Takes what has come and does what follows; whether there was anything.
+    pub(crate) fn progress(&mut self) -> bool {
+        let mut out = [Completion::default(); 16];
+        let n = self.ports.poll(&mut out);
+        for wc in &out[..n] {
+            self.came(wc);
+        }
+        if n > 0 {
+            self.give_back_slots();
+        }
+        if !self.ready.is_empty() {
+            self.post_backlogs();
+        }
+        self.looks = self.looks.wrapping_add(1);
+        if self.timer.is_some() && (n == 0 && self.looks.is_multiple_of(32)) {
+            return self.run_timers();
+        }
+        n > 0
+    }
+    #[inline]
+    fn came(&mut self, wc: &Completion) {
+        match self.ports.sort(wc) {
+            Came::Message { slot, len } => {
+                if let Some(peer) = self.peer_of(wc) {
+                    let message = self.ports.message(slot, len);
+                    self.heard(peer, message.as_bytes());
+                }
+                self.ports.used(slot);
+            }
+            Came::Sent => self.request_done(wc),
+            Came::Datagram { slot, len } => {
+                if let Some((grh, bytes)) = self.ports.datagram(slot, len) {
+                    self.hear_hello(&grh, &bytes);
+                }
+                if let Err(error) = self.ports.give_back_datagram(slot) {
+                    self.device_failed(&error);
+                }
+            }
+            Came::Unused { slot } => self.ports.used(slot),
+            Came::Nothing => {}
+        }
+    }
+    fn give_back_slots(&mut self) {
+        if let Err(error) = self.ports.give_back() {
+            self.device_failed(&error);
+        }
+    }
+    #[cold]
+    fn device_failed(&mut self, error: &dyn fmt::Display) {
+        if !std::mem::replace(&mut self.dead, true) {
+            tracing::error!(%error, "the device takes no more receive requests of a Portals node");
+        }
+    }
+    /// The peer whose queue pair a completion is of.
+    #[inline]
+    fn peer_of(&self, wc: &Completion) -> Option<u32> {
+        let &peer = self.by_qp.get(wc.qp.index as usize)?;
+        let of = self.peers.get(peer as usize)?.as_ref()?;
+        (of.qp.handle() == wc.qp).then_some(peer)
+    }
+    #[inline]
+    fn peer(&mut self, peer: u32) -> &mut Peer {
+        self.peers[peer as usize].as_mut().expect("a peer that is there")
+    }
+    /// How many waiters are to be woken.
+    #[inline]
+    fn take_found(&mut self) -> u32 {
+        if self.waiters > 0 && std::mem::take(&mut self.found) { self.waiters } else { 0 }
+    }
+    /// A number that nobody guesses.
+    fn random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        mix(self.random)
+    }
+    /// Says goodbye, as far as that needs no waiting.
+    fn close(&mut self) {
+        let up: Vec<u32> = (0..self.peers.len() as u32)
+            .filter(|&i| self.peers[i as usize].as_ref().is_some_and(|peer| peer.is_clear()))
+            .collect();
+        for peer in up {
+            self.post(peer, peer::Out::Bye);
+        }
+    }
+    /// Where datagrams to this node go.
+    fn datagrams(&self) -> Qpn {
+        self.ports.datagrams()
+    }
+}
+
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}

@@ -1,0 +1,174 @@
+//! A peer: the connection to another node, and what is under way on it.
+
+use std::collections::VecDeque;
+
+use hca_core::{Instant, Qpn, Sge};
+use hca_matching::{Delivery, Flight, NiFail, Response};
+use hca_verbs::raw::RawQp;
+use hca_verbs::{AddressHandle, Endpoint};
+
+use super::hello::Identity;
+use super::slab::Slab;
+use crate::wire::Piece;
+
+/// Operations of one side that the other has not answered. A node keeps to it, and drops a peer that does not.
+pub(super) const WINDOW: u32 = 1024;
+
+/// Where a connection stands.
+pub(super) enum Stage {
+    /// Hellos go to and fro.
+    Meeting(Meeting),
+    /// Both queue pairs are connected.
+    Up,
+}
+
+pub(super) struct Meeting {
+    pub(super) to: AddressHandle,
+    pub(super) datagrams: Qpn,
+    /// When the next hello goes.
+    pub(super) next: Instant,
+    pub(super) tries: u32,
+    /// When it is given up.
+    pub(super) deadline: Instant,
+}
+
+/// An operation that this side began and the peer has not answered, or that has not left yet.
+pub(super) struct Flying {
+    pub(super) flight: Flight,
+    pub(super) ni: u8,
+    /// That its bytes have left is still to be told.
+    pub(super) unsent: bool,
+    /// It has left.
+    pub(super) gone: bool,
+}
+
+/// Bytes that are being fetched from the peer's memory.
+pub(super) struct Fetch {
+    /// Requests that have not completed, or not been posted.
+    pub(super) left: u32,
+    pub(super) whose: Fetched,
+}
+
+pub(super) enum Fetched {
+    /// Of a put: its delivery, and the token of who sent it.
+    Put { ni: u8, delivery: Delivery, token: u32 },
+    /// Of a reply: the operation, what became of it, and the token that lets the lender's memory go.
+    Reply { flying: Flying, response: Response, lender: u32 },
+}
+
+/// An entry's bytes that the peer fetches.
+pub(super) struct Lending {
+    pub(super) ni: u8,
+    pub(super) delivery: Delivery,
+}
+
+/// What waits to be posted.
+pub(super) enum Out {
+    /// An operation; its token.
+    Request(u32),
+    /// An answer, with the bytes of a reply.
+    Response {
+        token: u32,
+        response: Response,
+        data: Vec<u8>,
+    },
+    /// A reply whose bytes the peer fetches.
+    Lent {
+        token: u32,
+        response: Response,
+        lender: u32,
+        pieces: Vec<Piece>,
+    },
+    /// What the peer lent was fetched.
+    Fetched {
+        token: u32,
+        fail: NiFail,
+    },
+    /// A part of a fetch.
+    Read {
+        fetch: u32,
+        from: Piece,
+        to: Vec<Sge>,
+    },
+    /// The transport answers it.
+    Ping,
+    Bye,
+}
+
+pub(super) struct Peer {
+    pub(super) identity: Identity,
+    pub(super) stage: Stage,
+    pub(super) qp: RawQp,
+    /// As the peer is told of it.
+    pub(super) ours: Endpoint,
+    /// The peer's, once it is connected to.
+    pub(super) theirs: Option<Endpoint>,
+    pub(super) flying: Slab<Flying>,
+    pub(super) fetches: Slab<Fetch>,
+    pub(super) lendings: Slab<Lending>,
+    pub(super) backlog: VecDeque<Out>,
+    /// Operations for which the window has no place yet.
+    pub(super) waiting: VecDeque<Flying>,
+    /// Among those that wait for room that all peers share.
+    pub(super) blocked: bool,
+    /// Requests posted and known to be done, counted on for ever.
+    pub(super) posted: u32,
+    pub(super) done: u32,
+    /// Posted since the last one that will tell.
+    pub(super) silent: u32,
+    /// Send slots in use, with the count of posts behind each.
+    pub(super) slots: VecDeque<(u32, u32)>,
+    /// The last sign of life was asked for at.
+    pub(super) pinged: Instant,
+}
+
+impl Peer {
+    pub(super) fn new(identity: Identity, stage: Stage, qp: RawQp, ours: Endpoint) -> Self {
+        Self {
+            identity,
+            stage,
+            qp,
+            ours,
+            theirs: None,
+            flying: Slab::new(WINDOW),
+            fetches: Slab::new(WINDOW),
+            lendings: Slab::new(WINDOW),
+            backlog: VecDeque::new(),
+            waiting: VecDeque::new(),
+            blocked: false,
+            posted: 0,
+            done: 0,
+            silent: 0,
+            slots: VecDeque::new(),
+            pinged: Instant::ZERO,
+        }
+    }
+    #[inline]
+    pub(super) fn is_up(&self) -> bool {
+        matches!(self.stage, Stage::Up)
+    }
+    /// Whether the next post overtakes nothing that waits to be posted.
+    #[inline]
+    pub(super) fn is_clear(&self) -> bool {
+        self.is_up() && self.backlog.is_empty()
+    }
+    /// Requests that may not be done.
+    #[inline]
+    pub(super) fn outstanding(&self) -> u32 {
+        self.posted.wrapping_sub(self.done)
+    }
+    /// Whether something of an interface is under way.
+    pub(super) fn has_any_of(&self, ni: u8) -> bool {
+        let of_fetch = |fetch: &Fetch| match &fetch.whose {
+            Fetched::Put { ni: of, .. } => *of == ni,
+            Fetched::Reply { flying, .. } => flying.ni == ni,
+        };
+        self.flying.iter().chain(&self.waiting).any(|flying| flying.ni == ni)
+            || self.fetches.iter().any(of_fetch)
+            || self.lendings.iter().any(|lending| lending.ni == ni)
+    }
+    /// Whether something is waited for that only the peer can end.
+    pub(super) fn awaits(&self) -> bool {
+        !self.flying.is_empty() || !self.lendings.is_empty()
+    }
+}

@@ -1,0 +1,307 @@
+//! What a node has of its device: queues, and the slots that messages leave from and arrive in.
+//!
+//! Invariants of the unsafe code:
+//! 1. A receive slot is the device's from its post to its completion, and is looked at only between the two.
+//! 2. A send slot is written only while it is free; it is the device's from its post until a completion of the same
+//!    queue pair, of that post or a later one, or until the queue pair is destroyed.
+//! 3. Slots lie in buffers of the node's own, which live as long as the queues do: fields are dropped in their order.
+//! 4. READs go to memory that is shared with the device by its kind (`Memory`), of which no reference is ever made, and
+//!    which is held by the fetch until its completions have come or the queue pair is destroyed.
+#![allow(unsafe_code)]
+
+use std::ptr::NonNull;
+
+use hca_core::{
+    Completion, Lkey, Payload, PostErrorKind, Qkey, QpAttr, QpCap, QpState, QpType, Qpn, RecvWr, RemoteAddr,
+    SendFlags, SendOp, SendWr, Sge, SrqInit, UdDest,
+};
+use hca_verbs::raw::{self, RawCq, RawQp, RawSrq};
+use hca_verbs::{AddressHandle, Buf, Context, Grh, Pd};
+
+use super::NodeOptions;
+use super::hello::HELLO_BYTES;
+use crate::OpenError;
+use crate::wire::MAX_HEAD;
+
+/// Datagrams that can wait to be looked at.
+const DATAGRAM_SLOTS: usize = 64;
+const DATAGRAM_BYTES: usize = (Grh::BYTES + HELLO_BYTES).next_multiple_of(64);
+/// A `wr_id` of a datagram queue pair: the slot, with this bit.
+const DATAGRAM: u64 = 1 << 63;
+/// The Q_Key of nodes' datagrams.
+const QKEY: Qkey = Qkey::new(0x5054_4c53);
+/// The longest READ.
+pub(super) const MAX_READ: u64 = 1 << 30;
+/// Entries of a request's list.
+pub(super) const MAX_SGE: usize = 4;
+
+/// What a completion is of.
+pub(super) enum Came {
+    /// A message in a receive slot.
+    Message { slot: u32, len: usize },
+    /// A hello in a datagram slot.
+    Datagram { slot: u32, len: usize },
+    /// A receive slot that came back without a message.
+    Unused { slot: u32 },
+    /// What nobody waits for.
+    Nothing,
+    /// A request of a connected queue pair, with its `wr_id`.
+    Sent,
+}
+
+/// Slots of equal size in one buffer.
+struct Slots {
+    base: NonNull<u8>,
+    lkey: Lkey,
+    bytes: usize,
+    _buf: Buf,
+}
+
+// SAFETY: (1), (2): who may touch a slot is ruled by the node, under its lock.
+unsafe impl Send for Slots {}
+
+impl Slots {
+    fn new(pd: &Pd, count: usize, bytes: usize) -> Result<Self, OpenError> {
+        let mut buf = pd.alloc(count * bytes)?;
+        let lkey = raw::lkey(&buf);
+        Ok(Self { base: NonNull::from(&mut buf[..]).cast(), lkey, bytes, _buf: buf })
+    }
+    fn at(&self, slot: u32) -> NonNull<u8> {
+        // SAFETY: slots are numbered within the buffer.
+        unsafe { self.base.add(slot as usize * self.bytes) }
+    }
+    fn sge(&self, slot: u32, len: usize) -> Sge {
+        Sge { addr: self.at(slot).addr().get() as u64, len: len as u32, lkey: self.lkey }
+    }
+}
+
+/// The device, as a node uses it.
+pub(super) struct Ports {
+    cq: RawCq,
+    srq: RawSrq,
+    datagrams: RawQp,
+    recv: Slots,
+    send: Slots,
+    hellos: Slots,
+    free: Vec<u32>,
+    /// Receive slots that were looked at, to be posted together.
+    used: Vec<u32>,
+    pub(super) pd: Pd,
+    /// Bytes that a request carries inline.
+    pub(super) max_inline: usize,
+    cap: QpCap,
+    /// Requests of connected queue pairs that may be on the completion queue at once.
+    pub(super) budget: u32,
+}
+
+impl Ports {
+    pub(super) fn open(context: &Context, options: &NodeOptions) -> Result<Self, OpenError> {
+        let attr = context.attr().clone();
+        let pd = context.alloc_pd()?;
+        let slots = options.receive_slots.clamp(16, attr.max_srq_wr);
+        let budget = (attr.max_cqe.saturating_sub(slots + 3 * DATAGRAM_SLOTS as u32)).min(16 << 10);
+        let cq = RawCq::create(context, slots + 3 * DATAGRAM_SLOTS as u32 + budget)?;
+        let srq = RawSrq::create(&pd, &SrqInit { max_wr: slots, max_sge: 1 })?;
+        let cap = QpCap {
+            max_send_wr: options.send_depth.clamp(8, attr.max_qp_wr),
+            max_recv_wr: 0,
+            max_send_sge: MAX_SGE as u32,
+            max_recv_sge: 1,
+            max_inline: attr.max_inline.min(256),
+        };
+        let of_datagrams = QpCap {
+            max_send_wr: DATAGRAM_SLOTS as u32,
+            max_recv_wr: DATAGRAM_SLOTS as u32,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline: HELLO_BYTES as u32,
+        };
+        let mut datagrams = RawQp::create(&pd, QpType::Ud, &cq, &cq, None, of_datagrams)?;
+        let pkey = Some(hca_core::Pkey::DEFAULT);
+        let init = QpAttr { state: Some(QpState::Init), pkey, qkey: Some(QKEY), ..QpAttr::default() };
+        let rtr = QpAttr { state: Some(QpState::Rtr), ..QpAttr::default() };
+        let sq_psn = Some(hca_core::Psn::new(0));
+        let rts = QpAttr { state: Some(QpState::Rts), sq_psn, ..QpAttr::default() };
+        for attr in [init, rtr, rts] {
+            datagrams.modify(&attr)?;
+        }
+        let bytes = (MAX_HEAD + options.eager_bytes).next_multiple_of(64);
+        let send_slots = options.send_slots.max(4);
+        let mut ports = Self {
+            recv: Slots::new(&pd, slots as usize, bytes)?,
+            send: Slots::new(&pd, send_slots as usize, bytes)?,
+            hellos: Slots::new(&pd, DATAGRAM_SLOTS, DATAGRAM_BYTES)?,
+            free: (0..send_slots).rev().collect(),
+            used: (0..slots).collect(),
+            max_inline: cap.max_inline as usize,
+            cq,
+            srq,
+            datagrams,
+            pd,
+            cap,
+            budget,
+        };
+        ports.give_back()?;
+        for slot in 0..DATAGRAM_SLOTS as u32 {
+            ports.give_back_datagram(slot)?;
+        }
+        Ok(ports)
+    }
+    pub(super) fn cq(&mut self) -> &mut RawCq {
+        &mut self.cq
+    }
+    pub(super) fn datagrams(&self) -> Qpn {
+        self.datagrams.qpn()
+    }
+    /// A queue pair for a peer.
+    pub(super) fn connection(&self) -> Result<RawQp, hca_core::DeviceError> {
+        RawQp::create(&self.pd, QpType::Rc, &self.cq, &self.cq, Some(&self.srq), self.cap)
+    }
+
+    /// Fills `out`; returns how many came.
+    #[inline]
+    pub(super) fn poll(&mut self, out: &mut [Completion]) -> usize {
+        self.cq.poll(out)
+    }
+    /// What a completion is of.
+    #[inline]
+    pub(super) fn sort(&self, wc: &Completion) -> Came {
+        let good = wc.status == hca_core::WcStatus::Success;
+        if wc.qp == self.datagrams.handle() {
+            if wc.wr_id & DATAGRAM == 0 || !good {
+                return Came::Nothing;
+            }
+            return Came::Datagram { slot: wc.wr_id as u32, len: wc.byte_len as usize };
+        }
+        match wc.opcode {
+            hca_core::WcOpcode::Recv if good => {
+                Came::Message { slot: wc.wr_id as u32, len: wc.byte_len as usize }
+            }
+            hca_core::WcOpcode::Recv | hca_core::WcOpcode::RecvRdmaWithImm => {
+                Came::Unused { slot: wc.wr_id as u32 }
+            }
+            _ => Came::Sent,
+        }
+    }
+    /// The bytes of a message that came. Its slot is to be [used](Self::used) afterwards.
+    #[inline]
+    pub(super) fn message(&self, slot: u32, len: usize) -> Received {
+        Received { at: self.recv.at(slot), len: len.min(self.recv.bytes) }
+    }
+    /// A receive slot was looked at, or came back without a message.
+    #[inline]
+    pub(super) fn used(&mut self, slot: u32) {
+        self.used.push(slot);
+    }
+    /// Posts the receive slots that were looked at.
+    #[inline]
+    pub(super) fn give_back(&mut self) -> Result<(), PostErrorKind> {
+        while let Some(&slot) = self.used.last() {
+            let sges = [self.recv.sge(slot, self.recv.bytes)];
+            let wr = RecvWr { wr_id: slot.into(), sges: &sges };
+            // SAFETY: (1), (3).
+            unsafe { self.srq.post_recv(&[wr]) }.map_err(|e| e.kind)?;
+            self.used.pop();
+        }
+        Ok(())
+    }
+    /// A datagram's sender, and its bytes.
+    pub(super) fn datagram(&self, slot: u32, len: usize) -> Option<(Grh, Vec<u8>)> {
+        let len = len.min(self.hellos.bytes);
+        // SAFETY: (1): its completion has come, and it is not posted yet.
+        let bytes = unsafe { std::slice::from_raw_parts(self.hellos.at(slot).as_ptr(), len) };
+        let (grh, payload) = bytes.split_first_chunk::<{ Grh::BYTES }>()?;
+        Some((Grh::parse(grh)?, payload.to_vec()))
+    }
+    pub(super) fn give_back_datagram(&mut self, slot: u32) -> Result<(), PostErrorKind> {
+        let sges = [self.hellos.sge(slot, self.hellos.bytes)];
+        let wr = RecvWr { wr_id: DATAGRAM | u64::from(slot), sges: &sges };
+        // SAFETY: (1), (3).
+        unsafe { self.datagrams.post_recv(&[wr]) }.map_err(|e| e.kind)
+    }
+    /// Sends a hello; it may be lost, and is when the queue is full.
+    pub(super) fn send_hello(&mut self, to: &AddressHandle, qpn: Qpn, bytes: &[u8; HELLO_BYTES]) {
+        let wr = SendWr {
+            wr_id: 0,
+            op: SendOp::Send,
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Inline(bytes),
+            dest: Some(UdDest { ah: to.handle(), qpn, qkey: QKEY }),
+        };
+        // SAFETY: inline bytes are copied by the call.
+        let _ = unsafe { self.datagrams.post_send_now(&wr) };
+    }
+
+    /// A free send slot.
+    pub(super) fn take_slot(&mut self) -> Option<u32> {
+        self.free.pop()
+    }
+    /// A send slot is free again.
+    pub(super) fn free_slot(&mut self, slot: u32) {
+        self.free.push(slot);
+    }
+    /// Writes a message into a slot that is free: `fill` writes what is behind the head.
+    pub(super) fn write_slot(&mut self, slot: u32, head: &[u8], body: usize, fill: impl FnOnce(&mut [u8])) {
+        assert!(head.len() + body <= self.send.bytes, "a message fits its slot");
+        let at = self.send.at(slot);
+        // SAFETY: (2): it is free, and as long as was just checked.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(at.as_ptr(), head.len() + body) };
+        bytes[..head.len()].copy_from_slice(head);
+        fill(&mut bytes[head.len()..]);
+    }
+    /// Posts a message out of a slot.
+    pub(super) fn post_slot(
+        &mut self,
+        qp: &mut RawQp,
+        wr_id: u64,
+        slot: u32,
+        len: usize,
+    ) -> Result<(), PostErrorKind> {
+        let sges = [self.send.sge(slot, len)];
+        let (op, payload) = (SendOp::Send, Payload::Sges(&sges));
+        let wr = SendWr { wr_id, op, flags: SendFlags::SIGNALED, payload, dest: None };
+        // SAFETY: (2), (3).
+        unsafe { qp.post_send_now(&wr) }
+    }
+}
+
+/// Posts a message that goes with its request.
+#[inline]
+pub(super) fn post_inline(
+    qp: &mut RawQp,
+    wr_id: u64,
+    bytes: &[u8],
+    signaled: bool,
+) -> Result<(), PostErrorKind> {
+    let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
+    let wr = SendWr { wr_id, op: SendOp::Send, flags, payload: Payload::Inline(bytes), dest: None };
+    // SAFETY: inline bytes are copied by the call.
+    unsafe { qp.post_send_now(&wr) }
+}
+
+/// Posts a READ.
+pub(super) fn post_read(
+    qp: &mut RawQp,
+    wr_id: u64,
+    from: RemoteAddr,
+    to: &[Sge],
+) -> Result<(), PostErrorKind> {
+    let (op, payload) = (SendOp::Read(from), Payload::Sges(to));
+    let wr = SendWr { wr_id, op, flags: SendFlags::SIGNALED, payload, dest: None };
+    // SAFETY: (4).
+    unsafe { qp.post_send_now(&wr) }
+}
+
+/// A message in its slot.
+pub(super) struct Received {
+    at: NonNull<u8>,
+    len: usize,
+}
+
+impl Received {
+    #[inline]
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        // SAFETY: (1), (3): made from a completion, and dropped before its slot is posted again.
+        unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+}

@@ -1,0 +1,283 @@
+//! How messages leave: at once where nothing is before them, else by the backlog of their peer.
+
+use hca_core::{Completion, PostErrorKind, WcStatus};
+use hca_matching::{NiFail, Response, ResponseKind};
+
+use super::State;
+use super::peer::{Flying, Out, WINDOW};
+use super::ports::{post_inline, post_read};
+use crate::memory::Pieces;
+use crate::wire::{Head, MAX_HEAD, PIECE_BYTES, Piece};
+
+/// Posts that tell nothing, in a row, at most.
+const MAX_SILENT: u32 = 16;
+/// The bit of a `wr_id` behind which the fetch stands.
+const FETCH_SHIFT: u32 = 32;
+
+/// What is behind a head.
+pub(super) enum Body<'a> {
+    None,
+    Bytes(&'a [u8]),
+    /// Bytes of memory, from an offset on.
+    Memory(&'a Pieces, u64, usize),
+    /// Where the bytes are.
+    Where(&'a [Piece]),
+}
+
+impl Body<'_> {
+    #[inline]
+    fn len(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Memory(_, _, len) => *len,
+            Self::Where(pieces) => pieces.len() * PIECE_BYTES,
+        }
+    }
+    #[inline]
+    fn write(&self, out: &mut [u8]) {
+        match self {
+            Self::None => {}
+            Self::Bytes(bytes) => out.copy_from_slice(bytes),
+            Self::Memory(memory, offset, _) => memory.read(*offset, out),
+            Self::Where(pieces) => {
+                for (piece, out) in pieces.iter().zip(out.chunks_exact_mut(PIECE_BYTES)) {
+                    out.copy_from_slice(&piece.to_bytes());
+                }
+            }
+        }
+    }
+}
+
+/// There is no room now.
+pub(super) struct Full;
+
+impl State {
+    /// Posts a message, if there is room for it on the queue pair, the completion queue and among the slots.
+    #[inline]
+    pub(super) fn send(&mut self, peer: u32, head: &Head, body: &Body<'_>) -> Result<(), Full> {
+        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        if of.outstanding() >= of.qp.cap().max_send_wr || self.in_use >= self.ports.budget {
+            return Err(Full);
+        }
+        let head = head.as_bytes();
+        let len = head.len() + body.len();
+        if len > self.ports.max_inline {
+            return self.send_slot(peer, head, body);
+        }
+        let mut bytes = [0; 256];
+        bytes[..head.len()].copy_from_slice(head);
+        body.write(&mut bytes[head.len()..len]);
+        let crowded = self.in_use >= self.ports.budget / 2 || of.outstanding() * 2 >= of.qp.cap().max_send_wr;
+        let signaled = of.silent + 1 >= MAX_SILENT || crowded;
+        let posted = of.posted.wrapping_add(1);
+        match post_inline(&mut of.qp, posted.into(), &bytes[..len], signaled) {
+            Ok(()) => {
+                of.posted = posted;
+                of.silent = if signaled { 0 } else { of.silent + 1 };
+                self.in_use += 1;
+                Ok(())
+            }
+            Err(error) => self.refused(peer, error),
+        }
+    }
+    fn send_slot(&mut self, peer: u32, head: &[u8], body: &Body<'_>) -> Result<(), Full> {
+        let slot = self.ports.take_slot().ok_or(Full)?;
+        self.ports.write_slot(slot, head, body.len(), |out| body.write(out));
+        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        let posted = of.posted.wrapping_add(1);
+        match self.ports.post_slot(&mut of.qp, posted.into(), slot, head.len() + body.len()) {
+            Ok(()) => {
+                (of.posted, of.silent) = (posted, 0);
+                of.slots.push_back((posted, slot));
+                self.in_use += 1;
+                Ok(())
+            }
+            Err(error) => {
+                self.ports.free_slot(slot);
+                self.refused(peer, error)
+            }
+        }
+    }
+    /// A post was refused: the queue is full, or the queue pair is no more, which its completions tell.
+    #[cold]
+    fn refused(&mut self, peer: u32, error: PostErrorKind) -> Result<(), Full> {
+        if !matches!(error, PostErrorKind::QueueFull { .. }) {
+            tracing::debug!(peer, %error, "a queue pair to a Portals peer takes no more requests");
+        }
+        Err(Full)
+    }
+    fn read(&mut self, peer: u32, fetch: u32, from: Piece, to: &[hca_core::Sge]) -> Result<(), Full> {
+        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        if of.outstanding() >= of.qp.cap().max_send_wr || self.in_use >= self.ports.budget {
+            return Err(Full);
+        }
+        let posted = of.posted.wrapping_add(1);
+        let wr_id = u64::from(fetch) << FETCH_SHIFT | u64::from(posted);
+        match post_read(&mut of.qp, wr_id, from.at, to) {
+            Ok(()) => {
+                (of.posted, of.silent) = (posted, 0);
+                self.in_use += 1;
+                Ok(())
+            }
+            Err(error) => self.refused(peer, error),
+        }
+    }
+
+    /// Posts something, now or behind what waits already.
+    pub(super) fn post(&mut self, peer: u32, out: Out) {
+        let left = if self.peer(peer).is_clear() { self.try_post(peer, out) } else { Some(out) };
+        if let Some(out) = left {
+            self.wait_for_room(peer, out);
+        }
+    }
+    /// Leaves something in the backlog, to be posted when there is room.
+    #[cold]
+    pub(super) fn wait_for_room(&mut self, peer: u32, out: Out) {
+        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        of.backlog.push_back(out);
+        self.block(peer);
+    }
+    fn block(&mut self, peer: u32) {
+        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        if of.is_up() && !std::mem::replace(&mut of.blocked, true) {
+            self.blocked.push_back(peer);
+        }
+    }
+    /// Tries to post; what has no room comes back.
+    fn try_post(&mut self, peer: u32, out: Out) -> Option<Out> {
+        let sent = match &out {
+            Out::Request(token) => return self.post_request(peer, *token).err().map(|Full| out),
+            Out::Response { token, response, data } => {
+                self.send(peer, &Head::response(*token, response, None), &Body::Bytes(data))
+            }
+            Out::Lent { token, response, lender, pieces } => {
+                self.send(peer, &Head::response(*token, response, Some(*lender)), &Body::Where(pieces))
+            }
+            Out::Fetched { token, fail } => self.send(peer, &Head::fetched(*token, *fail), &Body::None),
+            Out::Read { fetch, from, to } => self.read(peer, *fetch, *from, to),
+            Out::Ping => self.send(peer, &Head::ping(), &Body::None),
+            Out::Bye => self.send(peer, &Head::bye(), &Body::None),
+        };
+        sent.err().map(|Full| out)
+    }
+    /// Answers an operation; with no bytes behind.
+    #[inline]
+    pub(super) fn respond(&mut self, peer: u32, token: u32, response: &Response, body: &Body<'_>) {
+        if token == 0 {
+            return;
+        }
+        if self.peer(peer).is_clear() && self.send(peer, &Head::response(token, response, None), body).is_ok()
+        {
+            return;
+        }
+        let mut data = vec![0; body.len()];
+        body.write(&mut data);
+        self.wait_for_room(peer, Out::Response { token, response: *response, data });
+        self.keep_within_window(peer);
+    }
+    /// A node asks for no more than the window at once; who does is not let to fill this one's memory.
+    pub(super) fn keep_within_window(&mut self, peer: u32) {
+        if self.peer(peer).backlog.len() > 4 * WINDOW as usize && self.peer(peer).is_up() {
+            let answers = self.peer(peer).backlog.iter().filter(|out| out.is_answer()).count();
+            if answers > 2 * WINDOW as usize {
+                self.malformed(peer, &"more operations than the window has");
+            }
+        }
+    }
+
+    /// Sends an operation that is kept under a token.
+    pub(super) fn post_request(&mut self, peer: u32, token: u32) -> Result<(), Full> {
+        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        let Some(flying) = of.flying.get_mut(token) else { return Ok(()) };
+        let Flying { flight, ni, .. } = flying;
+        let (transfer, ni) = (flight.transfer, *ni);
+        let answered = flight.is_answered();
+        let wanted = if answered || self.is_lent(&transfer) { token } else { 0 };
+        self.send_transfer(peer, ni, &transfer, wanted)?;
+        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        let Some(flying) = of.flying.get_mut(token) else { return Ok(()) };
+        flying.gone = true;
+        let tell = flying.unsent && !self.is_lent(&transfer);
+        if !tell {
+            return Ok(());
+        }
+        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        let flying = of.flying.get_mut(token).expect("it was just there");
+        flying.unsent = false;
+        self.nis[ni as usize].as_mut().expect("operations hold it").engine.sent(&flying.flight, NiFail::Ok);
+        if !answered {
+            of.flying.remove(token);
+        }
+        self.after(ni);
+        Ok(())
+    }
+
+    /// A request of a connected queue pair has completed, and with it all before it.
+    #[inline]
+    pub(super) fn request_done(&mut self, wc: &Completion) {
+        let Some(peer) = self.peer_of(wc) else { return };
+        let of = self.peers[peer as usize].as_mut().expect("it was found");
+        let upto = wc.wr_id as u32;
+        let newly = upto.wrapping_sub(of.done);
+        if newly <= of.outstanding() {
+            of.done = upto;
+            self.in_use -= newly;
+            while let Some(&(post, slot)) = of.slots.front() {
+                if upto.wrapping_sub(post) as i32 >= 0 {
+                    of.slots.pop_front();
+                    self.ports.free_slot(slot);
+                } else {
+                    break;
+                }
+            }
+        }
+        let waits = !of.backlog.is_empty();
+        if wc.status != WcStatus::Success {
+            return self.lost(peer, &wc.status);
+        }
+        let fetch = (wc.wr_id >> FETCH_SHIFT) as u32;
+        if fetch != 0 {
+            self.fetched_part(peer, fetch);
+        }
+        if waits {
+            self.ready.push(peer);
+        }
+        // Room that was freed here may be what another waits for.
+        if let Some(next) = self.blocked.pop_front() {
+            if let Some(of) = self.peers[next as usize].as_mut() {
+                of.blocked = false;
+            }
+            self.ready.push(next);
+        }
+    }
+    /// Posts what waited, of the peers that have room.
+    #[cold]
+    pub(super) fn post_backlogs(&mut self) {
+        for peer in std::mem::take(&mut self.ready) {
+            self.post_backlog(peer);
+        }
+    }
+    pub(super) fn post_backlog(&mut self, peer: u32) {
+        while let Some(of) = self.peers.get_mut(peer as usize).and_then(Option::as_mut).filter(|p| p.is_up())
+        {
+            let Some(out) = of.backlog.pop_front() else { return };
+            if let Some(out) = self.try_post(peer, out) {
+                self.peer(peer).backlog.push_front(out);
+                return self.block(peer);
+            }
+        }
+    }
+}
+
+impl Out {
+    fn is_answer(&self) -> bool {
+        matches!(self, Self::Response { .. } | Self::Lent { .. } | Self::Fetched { .. } | Self::Read { .. })
+    }
+}
+
+/// What an initiator hears that asked for nothing.
+pub(super) const NOTHING: Response =
+    Response { kind: ResponseKind::None, fail: NiFail::Ok, mlength: 0, offset: 0 };
+
+const _: () = assert!(MAX_HEAD <= 128, "a head fits what requests carry inline, or a slot");

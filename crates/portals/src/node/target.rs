@@ -1,0 +1,240 @@
+//! The target's side: messages that come, and what is done with them.
+
+use hca_core::Sge;
+use hca_matching::{Delivery, Header, NiFail, Operation, Response, ResponseKind, Verdict, atomic};
+
+use super::State;
+use super::peer::{Fetched, Lending, Out};
+use super::ports::{MAX_READ, MAX_SGE};
+use super::post::{Body, NOTHING};
+use crate::wire::{self, Message, Piece, Request};
+
+impl State {
+    /// A message came.
+    #[inline]
+    pub(super) fn heard(&mut self, peer: u32, bytes: &[u8]) {
+        self.found = true;
+        if !self.peer(peer).is_up() {
+            // It knows this side, or could not have sent.
+            self.is_up(peer);
+        }
+        match Message::parse(bytes) {
+            Ok(Message::Request(request, data)) => self.hear_request(peer, &request, data),
+            Ok(Message::RequestLent(request, pieces)) => self.hear_request_lent(peer, &request, pieces),
+            Ok(Message::Response(token, response, data)) => self.hear_response(peer, token, &response, data),
+            Ok(Message::ResponseLent(token, response, lender, pieces)) => {
+                self.hear_lent(peer, token, &response, lender, pieces);
+            }
+            Ok(Message::Fetched(token, fail)) => self.hear_fetched(peer, token, fail),
+            Ok(Message::Bye) => self.gone(peer),
+            Ok(Message::Ping) => {}
+            Err(error) => {
+                // What it was meant for is told, as far as that can be read.
+                let ni = Message::interface_of(bytes).and_then(|ni| self.nis.get_mut(ni as usize)?.as_mut());
+                if let Some(ni) = ni {
+                    let _ = ni.engine.reject(&Header::default(), NiFail::OpViolation);
+                }
+                self.malformed(peer, &error);
+            }
+        }
+    }
+
+    /// The message's header, with who sent it: as the connection knows.
+    #[inline]
+    fn header_of(&mut self, peer: u32, request: &Request) -> Option<Header> {
+        let identity = self.peer(peer).identity;
+        let ni = self.nis.get(request.ni as usize)?.as_ref()?;
+        let initiator = ni.process_of(&identity)?;
+        Some(Header { initiator, uid: identity.uid, jid: identity.jid, ..request.header })
+    }
+    /// An interface that is not open here takes nothing.
+    #[cold]
+    fn no_interface(&mut self, peer: u32, request: &Request) {
+        let kind = if request.header.operation.replies() { ResponseKind::Reply } else { ResponseKind::Ack };
+        let kind = if request.header.ack == hca_matching::AckRequest::None && kind == ResponseKind::Ack {
+            ResponseKind::None
+        } else {
+            kind
+        };
+        self.respond(peer, request.token, &Response { kind, fail: NiFail::Dropped, ..NOTHING }, &Body::None);
+    }
+    #[inline]
+    fn hear_request(&mut self, peer: u32, request: &Request, data: &[u8]) {
+        let Some(header) = self.header_of(peer, request) else { return self.no_interface(peer, request) };
+        let carried = if header.operation.writes() { header.length } else { 0 };
+        let ni = self.ni(request.ni);
+        if data.len() as u64 != carried {
+            let response = ni.engine.reject(&header, NiFail::OpViolation);
+            return self.respond(peer, request.token, &response, &Body::None);
+        }
+        let delivery = match ni.deliver(&header) {
+            Verdict::Accept(delivery) => delivery,
+            Verdict::Refuse(response) => {
+                self.after(request.ni);
+                return self.respond(peer, request.token, &response, &Body::None);
+            }
+        };
+        match header.operation {
+            Operation::Put => {
+                let len = delivery.mlength as usize;
+                ni.memory_of(&delivery).write(delivery.offset, &data[..len]);
+                let response = ni.complete(delivery, NiFail::Ok);
+                self.after(request.ni);
+                if request.token != 0 {
+                    self.respond(peer, request.token, &response, &Body::None);
+                }
+            }
+            Operation::Get => self.serve_get(peer, request, delivery),
+            _ => self.combine(peer, request, delivery, data),
+        }
+    }
+    fn serve_get(&mut self, peer: u32, request: &Request, delivery: Delivery) {
+        let (offset, len) = (delivery.offset, delivery.mlength);
+        let memory = self.ni(request.ni).memory_of(&delivery).clone();
+        if len <= self.eager_bytes as u64 {
+            let mut data = vec![0; len as usize];
+            memory.read(offset, &mut data);
+            let response = self.ni(request.ni).complete(delivery, NiFail::Ok);
+            self.after(request.ni);
+            return self.respond(peer, request.token, &response, &Body::Bytes(&data));
+        }
+        if self.peer(peer).lendings.is_full() {
+            return self.malformed(peer, &"more gets than the window has");
+        }
+        let response = Response { kind: ResponseKind::Reply, fail: NiFail::Ok, mlength: len, offset };
+        let pieces = memory.remote(offset, len);
+        let lender = self.peer(peer).lendings.insert(Lending { ni: request.ni, delivery });
+        self.post(peer, Out::Lent { token: request.token, response, lender, pieces });
+        self.watch();
+    }
+    /// What was lent was fetched.
+    fn hear_fetched(&mut self, peer: u32, token: u32, fail: NiFail) {
+        let Some(Lending { ni, delivery }) = self.peer(peer).lendings.remove(token) else {
+            return self.malformed(peer, &"it fetched what was not lent");
+        };
+        // The initiator has its reply already.
+        let _ = self.ni(ni).complete(delivery, fail);
+        self.after(ni);
+    }
+    /// Atomic operations and exchanges. They are atomic among each other: all are done here, under the node's lock.
+    fn combine(&mut self, peer: u32, request: &Request, delivery: Delivery, data: &[u8]) {
+        let (offset, len) = (delivery.offset, delivery.mlength as usize);
+        let operation = request.header.operation;
+        let ni = self.ni(request.ni);
+        let memory = ni.memory_of(&delivery);
+        let mut bytes = vec![0; len];
+        memory.read(offset, &mut bytes);
+        let mut before = if operation.replies() { bytes.clone() } else { Vec::new() };
+        let done = match operation.atomic() {
+            None => {
+                bytes.copy_from_slice(&data[..len]);
+                Ok(())
+            }
+            Some((op, ty)) => {
+                let operand = if op.needs_operand() { &request.operand[..ty.size_bytes()] } else { &[] };
+                atomic::apply(op, ty, &mut bytes, &data[..len], operand, None)
+            }
+        };
+        let fail = if done.is_ok() { NiFail::Ok } else { NiFail::OpViolation };
+        if done.is_ok() {
+            memory.write(offset, &bytes);
+        } else {
+            before.clear();
+        }
+        let response = ni.complete(delivery, fail);
+        self.after(request.ni);
+        self.respond(peer, request.token, &response, &Body::Bytes(&before));
+    }
+    fn hear_request_lent(&mut self, peer: u32, request: &Request, pieces: wire::Pieces<'_>) {
+        let Some(header) = self.header_of(peer, request) else { return self.no_interface(peer, request) };
+        let good =
+            header.operation == Operation::Put && pieces.total() == header.length && request.token != 0;
+        let ni = self.ni(request.ni);
+        if !good {
+            let response = ni.engine.reject(&header, NiFail::OpViolation);
+            return self.respond(peer, request.token, &response, &Body::None);
+        }
+        let delivery = match ni.deliver(&header) {
+            Verdict::Accept(delivery) => delivery,
+            Verdict::Refuse(response) => {
+                self.after(request.ni);
+                return self.respond(peer, request.token, &response, &Body::None);
+            }
+        };
+        if delivery.mlength == 0 || self.peer(peer).fetches.is_full() {
+            let fail = if delivery.mlength == 0 { NiFail::Ok } else { NiFail::Dropped };
+            let response = self.ni(request.ni).complete(delivery, fail);
+            self.after(request.ni);
+            return self.respond(peer, request.token, &response, &Body::None);
+        }
+        let memory = self.ni(request.ni).memory_of(&delivery).clone();
+        let (offset, len) = (delivery.offset, delivery.mlength);
+        let whose = Fetched::Put { ni: request.ni, delivery, token: request.token };
+        self.fetch(peer, whose, pieces, &memory, offset, len);
+    }
+}
+
+/// Cuts a fetch of `len` bytes into READs: each from one piece there, into a few pieces here.
+pub(super) fn reads(from: wire::Pieces<'_>, to: &[Sge], len: u64) -> Vec<(Piece, Vec<Sge>)> {
+    let mut out = Vec::new();
+    let mut to = to.iter().copied().filter(|sge| sge.len > 0);
+    let mut open = to.next();
+    let mut left = len;
+    for mut piece in from.iter() {
+        while piece.len > 0 && left > 0 {
+            let most = u64::from(piece.len).min(MAX_READ).min(left);
+            let (mut list, mut taken) = (Vec::new(), 0);
+            while let Some(sge) = &mut open
+                && taken < most
+                && list.len() < MAX_SGE
+            {
+                let n = (most - taken).min(sge.len.into()) as u32;
+                list.push(Sge { len: n, ..*sge });
+                taken += u64::from(n);
+                (sge.addr, sge.len) = (sge.addr + u64::from(n), sge.len - n);
+                if sge.len == 0 {
+                    open = to.next();
+                }
+            }
+            assert!(taken > 0, "an entry's memory is as long as what it takes");
+            out.push((Piece { len: taken as u32, ..piece }, list));
+            piece.at.addr = piece.at.addr.wrapping_add(taken);
+            piece.len -= taken as u32;
+            left -= taken;
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hca_core::{Lkey, RemoteAddr, Rkey};
+
+    #[test]
+    fn a_fetch_is_cut_where_pieces_of_either_side_end() {
+        let from: Vec<u8> = [(100, 10), (0, 0), (500, 30)]
+            .into_iter()
+            .flat_map(|(addr, len)| Piece { at: RemoteAddr { addr, rkey: Rkey::new(1) }, len }.to_bytes())
+            .collect();
+        let response = wire::Head::response(1, &NOTHING, Some(2));
+        let bytes = [response.as_bytes(), &from].concat();
+        let Ok(Message::ResponseLent(.., pieces)) = Message::parse(&bytes) else { panic!() };
+        let sge = |addr, len| Sge { addr, len, lkey: Lkey::new(3) };
+        let to = [sge(1, 4), sge(2000, 0), sge(11, 1), sge(21, 1), sge(31, 1), sge(41, 33)];
+        let cut = reads(pieces, &to, 38);
+        let told: Vec<_> = (cut.iter())
+            .map(|(from, to)| {
+                (from.at.addr, from.len, to.iter().map(|s| (s.addr, s.len)).collect::<Vec<_>>())
+            })
+            .collect();
+        assert_eq!(
+            told,
+            [
+                (100, 7, vec![(1, 4), (11, 1), (21, 1), (31, 1)]),
+                (107, 3, vec![(41, 3)]),
+                (500, 28, vec![(44, 28)])
+            ]
+        );
+    }
+}

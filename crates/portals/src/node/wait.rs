@@ -1,0 +1,134 @@
+//! Waiting: polling for a while, then asleep on the device's descriptor.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use hca_core::{Instant, Notify};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+
+use super::{Fds, Inner, Node, State};
+use crate::Error;
+
+impl Node {
+    /// Waits until `ready` yields something, for `timeout` at most.
+    ///
+    /// # Errors
+    /// What `ready` yields as such; the device has no descriptor to sleep on.
+    pub(crate) fn wait<R>(
+        &self,
+        timeout: Option<Duration>,
+        mut ready: impl FnMut(&mut State) -> Result<Option<R>, Error>,
+    ) -> Result<Option<R>, Error> {
+        let inner = &*self.inner;
+        let mut look = |state: &mut State| match ready(state)? {
+            None if state.progress() => ready(state),
+            None => {
+                state.run_timers();
+                ready(state)
+            }
+            some => Ok(some),
+        };
+        if let Some(found) = self.with(&mut look)? {
+            return Ok(Some(found));
+        }
+        let began = inner.clock.now();
+        let deadline = timeout.map(|timeout| began + timeout);
+        let mut look_until = began + self.with(|state| state.ports.cq().look_before_sleep());
+        loop {
+            if let Some(found) = self.with(&mut look)? {
+                return Ok(Some(found));
+            }
+            let now = inner.clock.now();
+            if deadline.is_some_and(|deadline| now >= deadline) {
+                return Ok(None);
+            }
+            if now < look_until {
+                std::hint::spin_loop();
+                continue;
+            }
+            if let Some(found) = self.sleep(deadline, &mut look)? {
+                return Ok(Some(found));
+            }
+            look_until = Instant::ZERO;
+        }
+    }
+    /// Sleeps until the device has something, another thread has found something, or the time is over.
+    fn sleep<R>(
+        &self,
+        deadline: Option<Instant>,
+        look: &mut impl FnMut(&mut State) -> Result<Option<R>, Error>,
+    ) -> Result<Option<R>, Error> {
+        let inner = &*self.inner;
+        let fds = inner.fds()?;
+        let before = self.with(|state| {
+            state.waiters += 1;
+            state.ports.cq().arm(Notify::Any);
+            // What came before it was armed raises nothing.
+            look(state).map(|found| (found, state.timer))
+        });
+        let (found, timer) = match before {
+            Ok((None, timer)) => (None, timer),
+            Ok((found, _)) => (found, None),
+            Err(error) => {
+                self.with(|state| state.waiters -= 1);
+                return Err(error);
+            }
+        };
+        if found.is_none() {
+            let until = [deadline, timer].into_iter().flatten().min();
+            let now = inner.clock.now();
+            let wait = until.map(|until| until.since(now));
+            let timeout = wait
+                .map(|wait| Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() });
+            let (queue, word) = (fds.queue.as_fd(), fds.found.as_fd());
+            let mut fds = [
+                PollFd::from_borrowed_fd(queue, PollFlags::IN),
+                PollFd::from_borrowed_fd(word, PollFlags::IN),
+            ];
+            // An interruption is a wake-up like any other: everything is looked at again.
+            let _ = poll(&mut fds, timeout.as_ref());
+        }
+        self.with(|state| state.waiters -= 1);
+        // One of the words is this waiter's, if there is any.
+        let _ = rustix::io::read(&fds.found, &mut [0; 8]);
+        Ok(found)
+    }
+}
+
+impl Inner {
+    fn fds(&self) -> Result<&Fds, Error> {
+        if let Some(fds) = self.fds.get() {
+            return Ok(fds);
+        }
+        let mut state = self.state.lock();
+        let queue = state.ports.cq().wait_fd().map_err(Error::from).and_then(|fd| {
+            fd.try_clone_to_owned().map_err(|source| Error::Io { doing: "copying a descriptor", source })
+        });
+        if state.unlock() {
+            self.catch_up();
+        }
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+        let found: OwnedFd = eventfd(0, flags)
+            .map_err(|e| Error::Io { doing: "creating a descriptor to wait on", source: e.into() })?;
+        let queue = queue?;
+        Ok(self.fds.get_or_init(|| Fds { queue, found }))
+    }
+    /// Wakes waiters.
+    #[cold]
+    pub(super) fn wake(&self, waiters: u32) {
+        if let Some(fds) = self.fds.get() {
+            let _ = rustix::io::write(&fds.found, &u64::from(waiters).to_ne_bytes());
+        }
+    }
+    /// Wakes all waiters, for an abort.
+    pub(super) fn wake_all(&self) {
+        let mut state = self.state.lock();
+        let waiters = state.waiters;
+        if state.unlock() {
+            self.catch_up();
+        }
+        if waiters > 0 {
+            self.wake(waiters);
+        }
+    }
+}

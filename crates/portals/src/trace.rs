@@ -1,0 +1,67 @@
+//! Each message's way through the lists, told step by step: for tools, and for who wonders why nothing matched.
+
+use hca_matching::{Delivery, EntryHandle, Header, Interface, ListKind, NiFail, Reason, Transfer};
+
+/// A step of a message's way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Step {
+    /// An operation begins here.
+    Began(Transfer),
+    /// A message has come.
+    Came(Header),
+    /// An entry was asked; it takes the message, or not, for a reason.
+    Asked {
+        /// The entry.
+        entry: EntryHandle,
+        /// The list on which it stands.
+        list: ListKind,
+        /// Why it does not take it.
+        refuses: Option<Reason>,
+    },
+    /// No entry takes it.
+    Refused,
+    /// Its bytes are moved, or failed to be.
+    Done {
+        /// The entry.
+        entry: EntryHandle,
+        /// The list on which it stood.
+        list: ListKind,
+        /// Where in its memory.
+        offset: u64,
+        /// Bytes moved.
+        mlength: u64,
+        /// How it ended.
+        fail: NiFail,
+    },
+}
+
+/// Is told each step, under the lock of the node: it must be quick, and call nothing of the node.
+pub struct Trace {
+    tell: Box<dyn FnMut(&Step) + Send>,
+}
+
+impl Trace {
+    /// Tells steps to a function.
+    pub fn new(tell: impl FnMut(&Step) + Send + 'static) -> Self {
+        Self { tell: Box::new(tell) }
+    }
+    pub(crate) fn began(&mut self, transfer: &Transfer) {
+        (self.tell)(&Step::Began(*transfer));
+    }
+    pub(crate) fn came(&mut self, engine: &Interface, header: &Header) {
+        (self.tell)(&Step::Came(*header));
+        let mut taken = false;
+        engine.explain(header, |entry, list, refuses| {
+            taken |= refuses.is_none();
+            (self.tell)(&Step::Asked { entry, list, refuses });
+        });
+        if !taken {
+            (self.tell)(&Step::Refused);
+        }
+    }
+    pub(crate) fn done(&mut self, delivery: &Delivery, fail: NiFail) {
+        let &Delivery { entry, list, offset, mlength, .. } = delivery;
+        (self.tell)(&Step::Done { entry, list, offset, mlength, fail });
+    }
+}

@@ -1,0 +1,475 @@
+//! What two nodes say to each other: each message is the payload of one RC SEND.
+//!
+//! Numbers are big-endian. A request has 24 bytes, and 8 more for each of what it has beside: an offset, header data,
+//! the atomic operation; with both of the first, 8 bytes of a put still fit the 48 bytes that one cache line carries
+//! over shared memory. An answer has 24 bytes. Behind them come bytes of the message, or the pieces of memory where
+//! the other side fetches them.
+//!
+//! ```text
+//!  request   0 kind  1 interface, ack  2 operation  3 fields  4 portal (2)  6 access control index (2)
+//!            8 token (4)  12 length (4)  16 match bits (8)  then: offset (8), header data (8), atomic (8), operand (32)
+//!  answer    0 kind  1 form  2 failure  3 –  4 token (4)  8 length moved (8)  16 offset (8)  then: lender's token (8)
+//!  piece     0 address (8)  8 key (4)  12 length (4)
+//! ```
+
+use hca_core::{RemoteAddr, Rkey};
+use hca_matching::atomic::{AtomicOp, Datatype};
+use hca_matching::{AckRequest, Header, NiFail, Operation, Response, ResponseKind};
+
+/// Bytes of the longest head.
+pub(crate) const MAX_HEAD: usize = 24 + 8 + 8 + 8 + 32;
+/// Bytes of a piece.
+pub(crate) const PIECE_BYTES: usize = 16;
+/// The longest message between nodes: what 32 bits count.
+pub(crate) const MAX_MESSAGE: u64 = u32::MAX as u64;
+
+const REQUEST: u8 = 1;
+const REQUEST_LENT: u8 = 2;
+const RESPONSE: u8 = 3;
+const RESPONSE_LENT: u8 = 4;
+const FETCHED: u8 = 5;
+const BYE: u8 = 6;
+const PING: u8 = 7;
+
+const HAS_OFFSET: u8 = 1;
+const HAS_HDR_DATA: u8 = 2;
+const HAS_ATOMIC: u8 = 4;
+const HAS_OPERAND: u8 = 8;
+
+/// A piece of the sender's memory, where the other side reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) at: RemoteAddr,
+    pub(crate) len: u32,
+}
+
+/// The pieces of a message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pieces<'a>(&'a [u8]);
+
+impl Pieces<'_> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Piece> {
+        self.0.chunks_exact(PIECE_BYTES).map(|p| Piece {
+            at: RemoteAddr { addr: u64_at(p, 0), rkey: Rkey::new(u32_at(p, 8)) },
+            len: u32_at(p, 12),
+        })
+    }
+    /// The bytes of all of them.
+    pub(crate) fn total(&self) -> u64 {
+        self.iter().map(|piece| u64::from(piece.len)).sum()
+    }
+}
+
+/// A message as it is read; what it claims is not checked against anything.
+#[derive(Debug)]
+pub(crate) enum Message<'a> {
+    /// An operation, with its bytes.
+    Request(Request, &'a [u8]),
+    /// An operation whose bytes are to be fetched.
+    RequestLent(Request, Pieces<'a>),
+    /// What became of one, with the bytes of a reply. The bytes of a lent request were fetched.
+    Response(u32, Response, &'a [u8]),
+    /// A reply whose bytes are to be fetched; `Fetched` answers the second token.
+    ResponseLent(u32, Response, u32, Pieces<'a>),
+    /// A reply's bytes were fetched, or can't be.
+    Fetched(u32, NiFail),
+    /// The other side goes.
+    Bye,
+    /// Is anybody there? The acknowledgement of the transport is the answer.
+    Ping,
+}
+
+/// The head of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// Which of the node's interfaces.
+    pub(crate) ni: u8,
+    /// Names it in what comes back.
+    pub(crate) token: u32,
+    /// Without who sends it: that is the connection's to know.
+    pub(crate) header: Header,
+    /// What a conditional swap compares with, or the mask.
+    pub(crate) operand: [u8; 32],
+}
+
+/// Why a message can't be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum WireError {
+    /// It ends before its fields do.
+    #[error("a message of {length} bytes is cut off")]
+    Short { length: usize },
+    /// A field has a value without meaning.
+    #[error("{field} is {value}, which means nothing")]
+    Field { field: &'static str, value: u8 },
+}
+
+#[inline]
+fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+#[inline]
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"))
+}
+#[inline]
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(bytes[at..at + 8].try_into().expect("8 bytes"))
+}
+
+/// Bytes that a message begins with, or all of it.
+pub(crate) struct Head {
+    bytes: [u8; MAX_HEAD],
+    len: usize,
+}
+
+impl Head {
+    fn new() -> Self {
+        Self { bytes: [0; MAX_HEAD], len: 0 }
+    }
+    fn push<const N: usize>(&mut self, bytes: [u8; N]) {
+        self.bytes[self.len..self.len + N].copy_from_slice(&bytes);
+        self.len += N;
+    }
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    /// Of an operation.
+    #[inline]
+    pub(crate) fn request(request: &Request, lent: bool) -> Self {
+        let Request { ni, token, header, operand } = request;
+        let has = |present: bool, bit: u8| if present { bit } else { 0 };
+        let operation = &header.operation;
+        let with_operand = operation.atomic().is_some_and(|(op, _)| op.needs_operand());
+        let fields = has(header.remote_offset != 0, HAS_OFFSET)
+            | has(header.hdr_data != 0, HAS_HDR_DATA)
+            | has(operation.atomic().is_some(), HAS_ATOMIC)
+            | has(with_operand, HAS_OPERAND);
+        let mut head = Self::new();
+        head.push([
+            if lent { REQUEST_LENT } else { REQUEST },
+            ni | ack_code(header.ack) << 4,
+            operation_code(operation),
+            fields,
+        ]);
+        head.push((header.pt_index as u16).to_be_bytes());
+        head.push((header.ac_index as u16).to_be_bytes());
+        head.push(token.to_be_bytes());
+        head.push((header.length as u32).to_be_bytes());
+        head.push(header.match_bits.to_be_bytes());
+        if header.remote_offset != 0 {
+            head.push(header.remote_offset.to_be_bytes());
+        }
+        if header.hdr_data != 0 {
+            head.push(header.hdr_data.to_be_bytes());
+        }
+        if let Some((op, ty)) = operation.atomic() {
+            head.push([op as u8, ty as u8, 0, 0, 0, 0, 0, 0]);
+        }
+        if with_operand {
+            head.push(*operand);
+        }
+        head
+    }
+    /// Of what became of one; with the token by which the lent bytes of a reply are answered.
+    #[inline]
+    pub(crate) fn response(token: u32, response: &Response, lender: Option<u32>) -> Self {
+        let mut head = Self::new();
+        let kind = if lender.is_some() { RESPONSE_LENT } else { RESPONSE };
+        head.push([kind, response.kind as u8, response.fail as u8, 0]);
+        head.push(token.to_be_bytes());
+        head.push(response.mlength.to_be_bytes());
+        head.push(response.offset.to_be_bytes());
+        if let Some(lender) = lender {
+            head.push(u64::from(lender).to_be_bytes());
+        }
+        head
+    }
+    /// That a reply's bytes were fetched, or can't be.
+    pub(crate) fn fetched(token: u32, fail: NiFail) -> Self {
+        let mut head = Self::new();
+        head.push([FETCHED, 0, fail as u8, 0]);
+        head.push(token.to_be_bytes());
+        head
+    }
+    pub(crate) fn bye() -> Self {
+        let mut head = Self::new();
+        head.push([BYE, 0, 0, 0]);
+        head
+    }
+    pub(crate) fn ping() -> Self {
+        let mut head = Self::new();
+        head.push([PING, 0, 0, 0]);
+        head
+    }
+}
+
+impl Piece {
+    pub(crate) fn to_bytes(self) -> [u8; PIECE_BYTES] {
+        let mut out = [0; PIECE_BYTES];
+        out[..8].copy_from_slice(&self.at.addr.to_be_bytes());
+        out[8..12].copy_from_slice(&self.at.rkey.raw().to_be_bytes());
+        out[12..].copy_from_slice(&self.len.to_be_bytes());
+        out
+    }
+}
+
+impl<'a> Message<'a> {
+    /// Reads a message. What a field claims of others, such as a length, is not looked at.
+    #[inline]
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Self, WireError> {
+        let short = WireError::Short { length: bytes.len() };
+        match *bytes.first().ok_or(short)? {
+            kind @ (REQUEST | REQUEST_LENT) => {
+                let (request, rest) = parse_request(bytes)?;
+                Ok(if kind == REQUEST {
+                    Self::Request(request, rest)
+                } else {
+                    Self::RequestLent(request, pieces(rest)?)
+                })
+            }
+            kind @ (RESPONSE | RESPONSE_LENT) => {
+                let head = bytes.get(..24).ok_or(short)?;
+                let response = Response {
+                    kind: response_kind(head[1])?,
+                    fail: ni_fail(head[2])?,
+                    mlength: u64_at(head, 8),
+                    offset: u64_at(head, 16),
+                };
+                let token = u32_at(head, 4);
+                if kind == RESPONSE {
+                    return Ok(Self::Response(token, response, &bytes[24..]));
+                }
+                let lender = u64_at(bytes.get(24..32).ok_or(short)?, 0) as u32;
+                Ok(Self::ResponseLent(token, response, lender, pieces(&bytes[32..])?))
+            }
+            FETCHED => {
+                let head = bytes.get(..8).ok_or(short)?;
+                Ok(Self::Fetched(u32_at(head, 4), ni_fail(head[2])?))
+            }
+            BYE => Ok(Self::Bye),
+            PING => Ok(Self::Ping),
+            value => Err(WireError::Field { field: "the kind of message", value }),
+        }
+    }
+    /// The interface that a request is for, if so much can be read of it.
+    pub(crate) fn interface_of(bytes: &[u8]) -> Option<u8> {
+        matches!(*bytes.first()?, REQUEST | REQUEST_LENT).then(|| bytes.get(1).map(|ni| ni & 15))?
+    }
+}
+
+#[inline]
+fn parse_request(bytes: &[u8]) -> Result<(Request, &[u8]), WireError> {
+    let short = WireError::Short { length: bytes.len() };
+    let (head, mut rest) = bytes.split_at_checked(24).ok_or(short)?;
+    let fields = head[3];
+    let mut take = |bit: u8, n: usize| -> Result<Option<&[u8]>, WireError> {
+        if fields & bit == 0 {
+            return Ok(None);
+        }
+        let (now, later) = rest.split_at_checked(n).ok_or(short)?;
+        rest = later;
+        Ok(Some(now))
+    };
+    let remote_offset = take(HAS_OFFSET, 8)?.map_or(0, |b| u64_at(b, 0));
+    let hdr_data = take(HAS_HDR_DATA, 8)?.map_or(0, |b| u64_at(b, 0));
+    let atomic = take(HAS_ATOMIC, 8)?.map(|b| (b[0], b[1]));
+    let operand = take(HAS_OPERAND, 32)?;
+    let mut request = Request {
+        ni: head[1] & 15,
+        token: u32_at(head, 8),
+        header: Header {
+            operation: operation(head[2], atomic)?,
+            ack: ack(head[1] >> 4)?,
+            pt_index: u16_at(head, 4).into(),
+            ac_index: u16_at(head, 6).into(),
+            match_bits: u64_at(head, 16),
+            remote_offset,
+            length: u32_at(head, 12).into(),
+            hdr_data,
+            ..Header::default()
+        },
+        operand: [0; 32],
+    };
+    if let Some(operand) = operand {
+        request.operand.copy_from_slice(operand);
+    }
+    Ok((request, rest))
+}
+
+fn pieces(bytes: &[u8]) -> Result<Pieces<'_>, WireError> {
+    if bytes.len().is_multiple_of(PIECE_BYTES) {
+        Ok(Pieces(bytes))
+    } else {
+        Err(WireError::Short { length: bytes.len() })
+    }
+}
+
+fn operation_code(operation: &Operation) -> u8 {
+    match operation {
+        Operation::Put => 0,
+        Operation::Get => 1,
+        Operation::GetPut => 2,
+        Operation::Atomic(..) => 3,
+        Operation::FetchAtomic(..) => 4,
+        Operation::Swap(..) => 5,
+    }
+}
+
+#[inline]
+fn operation(code: u8, atomic: Option<(u8, u8)>) -> Result<Operation, WireError> {
+    let bad = |value| WireError::Field { field: "the operation", value };
+    let pair = || {
+        let (op, ty) = atomic.ok_or(bad(code))?;
+        let op = AtomicOp::from_number(op).ok_or(bad(op))?;
+        let ty = Datatype::from_number(ty).ok_or(WireError::Field { field: "the type", value: ty })?;
+        Ok((op, ty))
+    };
+    Ok(match code {
+        0 => Operation::Put,
+        1 => Operation::Get,
+        2 => Operation::GetPut,
+        3 => pair().map(|(op, ty)| Operation::Atomic(op, ty))?,
+        4 => pair().map(|(op, ty)| Operation::FetchAtomic(op, ty))?,
+        5 => pair().map(|(op, ty)| Operation::Swap(op, ty))?,
+        value => return Err(bad(value)),
+    })
+}
+
+fn ack_code(ack: AckRequest) -> u8 {
+    match ack {
+        AckRequest::None => 0,
+        AckRequest::Full => 1,
+        AckRequest::Count => 2,
+        AckRequest::Complete => 3,
+    }
+}
+#[inline]
+fn ack(code: u8) -> Result<AckRequest, WireError> {
+    Ok(match code {
+        0 => AckRequest::None,
+        1 => AckRequest::Full,
+        2 => AckRequest::Count,
+        3 => AckRequest::Complete,
+        value => return Err(WireError::Field { field: "the acknowledgement", value }),
+    })
+}
+
+fn response_kind(code: u8) -> Result<ResponseKind, WireError> {
+    use ResponseKind as K;
+    [K::None, K::Ack, K::CountAck, K::CompleteAck, K::Reply]
+        .into_iter()
+        .find(|&kind| kind as u8 == code)
+        .ok_or(WireError::Field { field: "the form of the response", value: code })
+}
+
+fn ni_fail(code: u8) -> Result<NiFail, WireError> {
+    use NiFail as F;
+    [
+        F::Ok,
+        F::Undeliverable,
+        F::Dropped,
+        F::PtDisabled,
+        F::PermViolation,
+        F::OpViolation,
+        F::NoMatch,
+        F::Segv,
+    ]
+    .into_iter()
+    .find(|&fail| fail as u8 == code)
+    .ok_or(WireError::Field { field: "the failure", value: code })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(operation: Operation, remote_offset: u64, hdr_data: u64) -> Request {
+        let header = Header {
+            operation,
+            ack: AckRequest::Count,
+            pt_index: 300,
+            ac_index: 7,
+            match_bits: 0x0123_4567_89ab_cdef,
+            remote_offset,
+            length: 8,
+            hdr_data,
+            ..Header::default()
+        };
+        Request { ni: 3, token: 0xdead_beef, header, operand: [0; 32] }
+    }
+
+    #[test]
+    fn a_put_of_8_bytes_with_all_it_can_have_is_48_bytes() {
+        let head = Head::request(&request(Operation::Put, 5, 6), false);
+        assert_eq!(head.as_bytes().len() + 8, 48);
+        assert_eq!(Head::request(&request(Operation::Put, 0, 0), false).as_bytes().len(), 24);
+    }
+
+    #[test]
+    fn every_request_is_read_as_it_was_written() {
+        let operations = [Operation::Put, Operation::Get, Operation::GetPut].into_iter().chain(
+            AtomicOp::ALL.iter().flat_map(|&op| {
+                Datatype::ALL.iter().flat_map(move |&ty| {
+                    [Operation::Atomic(op, ty), Operation::FetchAtomic(op, ty), Operation::Swap(op, ty)]
+                })
+            }),
+        );
+        for operation in operations {
+            for (offset, hdr_data) in [(0, 0), (1 << 40, 0), (0, 9), (3, u64::MAX)] {
+                let mut wanted = request(operation, offset, hdr_data);
+                if operation.atomic().is_some_and(|(op, _)| op.needs_operand()) {
+                    wanted.operand = std::array::from_fn(|i| i as u8);
+                }
+                let mut bytes = Head::request(&wanted, false).as_bytes().to_vec();
+                bytes.extend(b"payload");
+                let Ok(Message::Request(got, rest)) = Message::parse(&bytes) else { panic!("{operation:?}") };
+                assert_eq!((got, rest), (wanted, &b"payload"[..]));
+                for cut in 0..bytes.len() - 7 {
+                    assert!(Message::parse(&bytes[..cut]).is_err(), "{operation:?} cut to {cut}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn answers_are_read_as_they_were_written() {
+        let response =
+            Response { kind: ResponseKind::Reply, fail: NiFail::Segv, mlength: 9, offset: 1 << 50 };
+        let mut bytes = Head::response(4, &response, None).as_bytes().to_vec();
+        bytes.push(1);
+        let Ok(Message::Response(4, got, [1])) = Message::parse(&bytes) else { panic!() };
+        assert_eq!(got, response);
+        let piece = Piece { at: RemoteAddr { addr: 1 << 60, rkey: Rkey::new(77) }, len: 12 };
+        let mut bytes = Head::response(4, &response, Some(8)).as_bytes().to_vec();
+        bytes.extend(piece.to_bytes());
+        let Ok(Message::ResponseLent(4, got, 8, pieces)) = Message::parse(&bytes) else { panic!() };
+        assert_eq!((got, pieces.iter().collect::<Vec<_>>(), pieces.total()), (response, vec![piece], 12));
+        bytes.pop();
+        assert!(Message::parse(&bytes).is_err(), "half a piece");
+        assert!(matches!(
+            Message::parse(Head::fetched(3, NiFail::Dropped).as_bytes()),
+            Ok(Message::Fetched(3, NiFail::Dropped))
+        ));
+        assert!(matches!(Message::parse(Head::bye().as_bytes()), Ok(Message::Bye)));
+        assert!(matches!(Message::parse(Head::ping().as_bytes()), Ok(Message::Ping)));
+    }
+
+    #[test]
+    fn values_without_meaning_are_refused_by_name() {
+        let good = Head::request(&request(Operation::Put, 0, 0), false).as_bytes().to_vec();
+        for (at, value, field) in [
+            (0, 0, "the kind of message"),
+            (0, 99, "the kind of message"),
+            (1, 0x40, "the acknowledgement"),
+            (2, 6, "the operation"),
+            (2, 3, "the operation"),
+        ] {
+            let mut bytes = good.clone();
+            bytes[at] = value;
+            let Err(WireError::Field { field: got, .. }) = Message::parse(&bytes) else { panic!("{field}") };
+            assert_eq!(got, field);
+        }
+        assert!(Message::parse(&[]).is_err());
+    }
+}
