@@ -1,11 +1,11 @@
 //! Memory that Portals messages go to and come from.
 
 use std::fmt;
-use std::ops::{Bound, RangeBounds};
+use std::ops::RangeBounds;
 use std::sync::Arc;
 
 use hca_core::{Access, RemoteAddr, Sge};
-use hca_verbs::{MemoryError, Pd, SharedMr, SharedRange, raw};
+use hca_verbs::{MemoryError, Pd, RemoteMr, SharedRange, raw};
 
 use crate::wire::Piece;
 
@@ -15,14 +15,11 @@ use crate::wire::Piece;
 /// operations on aligned words. Clones are the same memory; it lives as long as a clone, a part, a descriptor, an entry
 /// or an operation under way needs it. Its bytes are aligned to 4096 where it begins.
 #[derive(Clone)]
-pub struct Memory {
-    range: SharedRange,
-    mr: SharedMr,
-}
+pub struct Memory(SharedRange);
 
 impl Memory {
     pub(crate) fn alloc(pd: &Pd, len: usize) -> Result<Self, MemoryError> {
-        Ok(Self::of(pd.alloc_shared(len.max(1), Access::REMOTE_READ)?, len))
+        Ok(Self(pd.alloc_shared(len.max(1), Access::REMOTE_READ)?.range(..len)))
     }
     /// # Safety
     /// As [`Pd::register`].
@@ -33,24 +30,21 @@ impl Memory {
         len: usize,
     ) -> Result<Self, MemoryError> {
         // SAFETY: as the caller promised.
-        let mr = unsafe { pd.register(addr, len, Access::REMOTE_READ)? };
-        Ok(Self::of(mr, len))
-    }
-    fn of(mr: SharedMr, len: usize) -> Self {
-        Self { range: mr.range(..len), mr }
+        Ok(Self(unsafe { pd.register(addr, len, Access::REMOTE_READ)? }.range(..)))
     }
 
     /// Bytes.
+    #[inline]
     pub fn len(&self) -> usize {
-        self.range.len()
+        self.0.len()
     }
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.range.is_empty()
+        self.0.is_empty()
     }
     /// The address of its first byte: what events tell as their start.
     pub fn addr(&self) -> u64 {
-        self.mr.remote().addr.wrapping_add(self.range.offset() as u64)
+        self.0.remote().addr
     }
     /// A part of it.
     ///
@@ -59,19 +53,7 @@ impl Memory {
     #[must_use]
     #[track_caller]
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
-        let start = match range.start_bound() {
-            Bound::Included(&n) => n,
-            Bound::Excluded(&n) => n + 1,
-            Bound::Unbounded => 0,
-        };
-        let end = match range.end_bound() {
-            Bound::Included(&n) => n + 1,
-            Bound::Excluded(&n) => n,
-            Bound::Unbounded => self.len(),
-        };
-        assert!(start <= end && end <= self.len(), "bytes {start}..{end} of memory of {}", self.len());
-        let base = self.range.offset();
-        Self { range: self.mr.range(base + start..base + end), mr: self.mr.clone() }
+        Self(self.0.slice(range))
     }
 
     /// Copies from `offset` on into `out`.
@@ -81,8 +63,7 @@ impl Memory {
     #[inline]
     #[track_caller]
     pub fn read_at(&self, offset: usize, out: &mut [u8]) {
-        self.check(offset, out.len());
-        self.mr.read_at(self.range.offset() + offset, out);
+        self.0.read_at(offset, out);
     }
     /// Copies `data` to `offset` and beyond.
     ///
@@ -91,8 +72,7 @@ impl Memory {
     #[inline]
     #[track_caller]
     pub fn write_at(&self, offset: usize, data: &[u8]) {
-        self.check(offset, data.len());
-        self.mr.write_at(self.range.offset() + offset, data);
+        self.0.write_at(offset, data);
     }
     /// All bytes, copied.
     pub fn to_vec(&self) -> Vec<u8> {
@@ -107,8 +87,7 @@ impl Memory {
     #[inline]
     #[track_caller]
     pub fn load_u64(&self, offset: usize) -> u64 {
-        self.check(offset, 8);
-        self.mr.load_u64(self.range.offset() + offset)
+        self.0.load_u64(offset)
     }
     /// Writes a word (Release).
     ///
@@ -117,18 +96,11 @@ impl Memory {
     #[inline]
     #[track_caller]
     pub fn store_u64(&self, offset: usize, value: u64) {
-        self.check(offset, 8);
-        self.mr.store_u64(self.range.offset() + offset, value);
-    }
-
-    #[inline]
-    #[track_caller]
-    fn check(&self, offset: usize, len: usize) {
-        let inside = offset <= self.len() && len <= self.len() - offset;
-        assert!(inside, "bytes {offset}..{} of memory of {}", offset.saturating_add(len), self.len());
+        self.0.store_u64(offset, value);
     }
     fn remote(&self) -> RemoteAddr {
-        RemoteAddr { addr: self.addr(), rkey: self.mr.remote().rkey }
+        let RemoteMr { addr, rkey, .. } = self.0.remote();
+        RemoteAddr { addr, rkey }
     }
 }
 
@@ -232,7 +204,7 @@ impl Pieces {
     /// The pieces of a range as entries of a request's list.
     pub(crate) fn sges(&self, offset: u64, len: u64) -> Vec<Sge> {
         let mut out = Vec::new();
-        self.each(offset, len, |memory, from, n| out.push(raw::sge(&memory.slice(from..from + n).range)));
+        self.each(offset, len, |memory, from, n| out.push(raw::sge(&memory.0.slice(from..from + n))));
         out
     }
 }

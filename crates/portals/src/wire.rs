@@ -18,6 +18,8 @@ use hca_matching::{AckRequest, Header, NiFail, Operation, Response, ResponseKind
 
 /// Bytes of the longest head.
 pub(crate) const MAX_HEAD: usize = 24 + 8 + 8 + 8 + 32;
+/// Bytes of an operand: of the largest type.
+const OPERAND_BYTES: usize = 32;
 /// Bytes of a piece.
 pub(crate) const PIECE_BYTES: usize = 16;
 /// The longest message between nodes: what 32 bits count.
@@ -64,9 +66,9 @@ impl Pieces<'_> {
 #[derive(Debug)]
 pub(crate) enum Message<'a> {
     /// An operation, with its bytes.
-    Request(Request, &'a [u8]),
+    Request(Request<'a>, &'a [u8]),
     /// An operation whose bytes are to be fetched.
-    RequestLent(Request, Pieces<'a>),
+    RequestLent(Request<'a>, Pieces<'a>),
     /// What became of one, with the bytes of a reply. The bytes of a lent request were fetched.
     Response(u32, Response, &'a [u8]),
     /// A reply whose bytes are to be fetched; `Fetched` answers the second token.
@@ -81,15 +83,15 @@ pub(crate) enum Message<'a> {
 
 /// The head of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Request {
+pub(crate) struct Request<'a> {
     /// Which of the node's interfaces.
     pub(crate) ni: u8,
     /// Names it in what comes back.
     pub(crate) token: u32,
     /// Without who sends it: that is the connection's to know.
     pub(crate) header: Header,
-    /// What a conditional swap compares with, or the mask.
-    pub(crate) operand: [u8; 32],
+    /// What a conditional swap compares with, or the mask; empty for other operations.
+    pub(crate) operand: &'a [u8],
 }
 
 /// Why a message can't be read.
@@ -117,90 +119,89 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// Bytes that a message begins with, or all of it.
+///
+/// It is built of words: who reads it next reads words or more at a time, and a load waits for narrower stores.
 pub(crate) struct Head {
-    bytes: [u8; MAX_HEAD],
+    /// In the byte order of the wire.
+    words: [u64; MAX_HEAD / 8],
     len: usize,
 }
 
 impl Head {
-    fn new() -> Self {
-        Self { bytes: [0; MAX_HEAD], len: 0 }
+    #[inline(always)]
+    fn new(first: [u8; 4], rest: u32) -> Self {
+        let mut words = [0; MAX_HEAD / 8];
+        words[0] = (u64::from(u32::from_be_bytes(first)) << 32 | u64::from(rest)).to_be();
+        Self { words, len: 1 }
     }
-    fn push<const N: usize>(&mut self, bytes: [u8; N]) {
-        self.bytes[self.len..self.len + N].copy_from_slice(&bytes);
-        self.len += N;
+    #[inline(always)]
+    fn push(&mut self, word: u64) {
+        self.words[self.len] = word.to_be();
+        self.len += 1;
     }
+    #[inline(always)]
     pub(crate) fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
+        bytemuck::cast_slice(&self.words[..self.len])
     }
 
     /// Of an operation.
-    #[inline]
-    pub(crate) fn request(request: &Request, lent: bool) -> Self {
-        let Request { ni, token, header, operand } = request;
+    #[inline(always)]
+    pub(crate) fn request(
+        ni: u8,
+        token: u32,
+        header: &Header,
+        operand: &[u8; OPERAND_BYTES],
+        lent: bool,
+    ) -> Self {
+        let atomic = header.operation.atomic();
+        let with_operand = atomic.is_some_and(|(op, _)| op.needs_operand());
         let has = |present: bool, bit: u8| if present { bit } else { 0 };
-        let operation = &header.operation;
-        let with_operand = operation.atomic().is_some_and(|(op, _)| op.needs_operand());
         let fields = has(header.remote_offset != 0, HAS_OFFSET)
             | has(header.hdr_data != 0, HAS_HDR_DATA)
-            | has(operation.atomic().is_some(), HAS_ATOMIC)
+            | has(atomic.is_some(), HAS_ATOMIC)
             | has(with_operand, HAS_OPERAND);
-        let mut head = Self::new();
-        head.push([
-            if lent { REQUEST_LENT } else { REQUEST },
-            ni | ack_code(header.ack) << 4,
-            operation_code(operation),
-            fields,
-        ]);
-        head.push((header.pt_index as u16).to_be_bytes());
-        head.push((header.ac_index as u16).to_be_bytes());
-        head.push(token.to_be_bytes());
-        head.push((header.length as u32).to_be_bytes());
-        head.push(header.match_bits.to_be_bytes());
+        let kind = if lent { REQUEST_LENT } else { REQUEST };
+        let first = [kind, ni | ack_code(header.ack) << 4, operation_code(&header.operation), fields];
+        let mut head = Self::new(first, (header.pt_index & 0xffff) << 16 | header.ac_index & 0xffff);
+        head.push(u64::from(token) << 32 | header.length & 0xffff_ffff);
+        head.push(header.match_bits);
         if header.remote_offset != 0 {
-            head.push(header.remote_offset.to_be_bytes());
+            head.push(header.remote_offset);
         }
         if header.hdr_data != 0 {
-            head.push(header.hdr_data.to_be_bytes());
+            head.push(header.hdr_data);
         }
-        if let Some((op, ty)) = operation.atomic() {
-            head.push([op as u8, ty as u8, 0, 0, 0, 0, 0, 0]);
+        if let Some((op, ty)) = atomic {
+            head.push((op as u64) << 56 | (ty as u64) << 48);
         }
         if with_operand {
-            head.push(*operand);
+            for word in operand.chunks_exact(8) {
+                head.push(u64_at(word, 0));
+            }
         }
         head
     }
     /// Of what became of one; with the token by which the lent bytes of a reply are answered.
     #[inline]
     pub(crate) fn response(token: u32, response: &Response, lender: Option<u32>) -> Self {
-        let mut head = Self::new();
         let kind = if lender.is_some() { RESPONSE_LENT } else { RESPONSE };
-        head.push([kind, response.kind as u8, response.fail as u8, 0]);
-        head.push(token.to_be_bytes());
-        head.push(response.mlength.to_be_bytes());
-        head.push(response.offset.to_be_bytes());
+        let mut head = Self::new([kind, response.kind as u8, response.fail as u8, 0], token);
+        head.push(response.mlength);
+        head.push(response.offset);
         if let Some(lender) = lender {
-            head.push(u64::from(lender).to_be_bytes());
+            head.push(lender.into());
         }
         head
     }
     /// That a reply's bytes were fetched, or can't be.
     pub(crate) fn fetched(token: u32, fail: NiFail) -> Self {
-        let mut head = Self::new();
-        head.push([FETCHED, 0, fail as u8, 0]);
-        head.push(token.to_be_bytes());
-        head
+        Self::new([FETCHED, 0, fail as u8, 0], token)
     }
     pub(crate) fn bye() -> Self {
-        let mut head = Self::new();
-        head.push([BYE, 0, 0, 0]);
-        head
+        Self::new([BYE, 0, 0, 0], 0)
     }
     pub(crate) fn ping() -> Self {
-        let mut head = Self::new();
-        head.push([PING, 0, 0, 0]);
-        head
+        Self::new([PING, 0, 0, 0], 0)
     }
 }
 
@@ -258,12 +259,12 @@ impl<'a> Message<'a> {
     }
 }
 
-#[inline]
-fn parse_request(bytes: &[u8]) -> Result<(Request, &[u8]), WireError> {
+#[inline(always)]
+fn parse_request(bytes: &[u8]) -> Result<(Request<'_>, &[u8]), WireError> {
     let short = WireError::Short { length: bytes.len() };
     let (head, mut rest) = bytes.split_at_checked(24).ok_or(short)?;
     let fields = head[3];
-    let mut take = |bit: u8, n: usize| -> Result<Option<&[u8]>, WireError> {
+    let mut take = |bit: u8, n: usize| {
         if fields & bit == 0 {
             return Ok(None);
         }
@@ -274,27 +275,22 @@ fn parse_request(bytes: &[u8]) -> Result<(Request, &[u8]), WireError> {
     let remote_offset = take(HAS_OFFSET, 8)?.map_or(0, |b| u64_at(b, 0));
     let hdr_data = take(HAS_HDR_DATA, 8)?.map_or(0, |b| u64_at(b, 0));
     let atomic = take(HAS_ATOMIC, 8)?.map(|b| (b[0], b[1]));
-    let operand = take(HAS_OPERAND, 32)?;
-    let mut request = Request {
-        ni: head[1] & 15,
-        token: u32_at(head, 8),
-        header: Header {
-            operation: operation(head[2], atomic)?,
-            ack: ack(head[1] >> 4)?,
-            pt_index: u16_at(head, 4).into(),
-            ac_index: u16_at(head, 6).into(),
-            match_bits: u64_at(head, 16),
-            remote_offset,
-            length: u32_at(head, 12).into(),
-            hdr_data,
-            ..Header::default()
-        },
-        operand: [0; 32],
+    let operand = take(HAS_OPERAND, OPERAND_BYTES)?.unwrap_or_default();
+    let header = Header {
+        operation: operation(head[2], atomic)?,
+        ack: ack(head[1] >> 4)?,
+        pt_index: u16_at(head, 4).into(),
+        ac_index: u16_at(head, 6).into(),
+        match_bits: u64_at(head, 16),
+        remote_offset,
+        length: u32_at(head, 12).into(),
+        hdr_data,
+        ..Header::default()
     };
-    if let Some(operand) = operand {
-        request.operand.copy_from_slice(operand);
+    if operand.is_empty() && header.operation.atomic().is_some_and(|(op, _)| op.needs_operand()) {
+        return Err(short);
     }
-    Ok((request, rest))
+    Ok((Request { ni: head[1] & 15, token: u32_at(head, 8), header, operand }, rest))
 }
 
 fn pieces(bytes: &[u8]) -> Result<Pieces<'_>, WireError> {
@@ -384,7 +380,9 @@ fn ni_fail(code: u8) -> Result<NiFail, WireError> {
 mod tests {
     use super::*;
 
-    fn request(operation: Operation, remote_offset: u64, hdr_data: u64) -> Request {
+    const OPERAND: [u8; 32] = [7; 32];
+
+    fn request(operation: Operation, remote_offset: u64, hdr_data: u64) -> Request<'static> {
         let header = Header {
             operation,
             ack: AckRequest::Count,
@@ -396,14 +394,18 @@ mod tests {
             hdr_data,
             ..Header::default()
         };
-        Request { ni: 3, token: 0xdead_beef, header, operand: [0; 32] }
+        let with = operation.atomic().is_some_and(|(op, _)| op.needs_operand());
+        Request { ni: 3, token: 0xdead_beef, header, operand: if with { &OPERAND } else { &[] } }
+    }
+
+    fn head(request: &Request<'_>) -> Head {
+        Head::request(request.ni, request.token, &request.header, &OPERAND, false)
     }
 
     #[test]
     fn a_put_of_8_bytes_with_all_it_can_have_is_48_bytes() {
-        let head = Head::request(&request(Operation::Put, 5, 6), false);
-        assert_eq!(head.as_bytes().len() + 8, 48);
-        assert_eq!(Head::request(&request(Operation::Put, 0, 0), false).as_bytes().len(), 24);
+        assert_eq!(head(&request(Operation::Put, 5, 6)).as_bytes().len() + 8, 48);
+        assert_eq!(head(&request(Operation::Put, 0, 0)).as_bytes().len(), 24);
     }
 
     #[test]
@@ -417,11 +419,8 @@ mod tests {
         );
         for operation in operations {
             for (offset, hdr_data) in [(0, 0), (1 << 40, 0), (0, 9), (3, u64::MAX)] {
-                let mut wanted = request(operation, offset, hdr_data);
-                if operation.atomic().is_some_and(|(op, _)| op.needs_operand()) {
-                    wanted.operand = std::array::from_fn(|i| i as u8);
-                }
-                let mut bytes = Head::request(&wanted, false).as_bytes().to_vec();
+                let wanted = request(operation, offset, hdr_data);
+                let mut bytes = head(&wanted).as_bytes().to_vec();
                 bytes.extend(b"payload");
                 let Ok(Message::Request(got, rest)) = Message::parse(&bytes) else { panic!("{operation:?}") };
                 assert_eq!((got, rest), (wanted, &b"payload"[..]));
@@ -457,7 +456,7 @@ mod tests {
 
     #[test]
     fn values_without_meaning_are_refused_by_name() {
-        let good = Head::request(&request(Operation::Put, 0, 0), false).as_bytes().to_vec();
+        let good = head(&request(Operation::Put, 0, 0)).as_bytes().to_vec();
         for (at, value, field) in [
             (0, 0, "the kind of message"),
             (0, 99, "the kind of message"),

@@ -209,6 +209,64 @@ impl SharedRange {
     pub fn mr(&self) -> SharedMr {
         SharedMr { region: Arc::clone(&self.region) }
     }
+    /// A part of it.
+    ///
+    /// # Panics
+    /// The range does not lie inside.
+    #[must_use]
+    #[track_caller]
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Self {
+        let (start, end) = bounds(range, self.len);
+        Self { region: Arc::clone(&self.region), start: self.start + start, len: end - start }
+    }
+    /// What a peer needs to reach it.
+    pub fn remote(&self) -> RemoteMr {
+        RemoteMr { addr: self.addr(), rkey: self.region.keys().rkey, len: self.len as u64 }
+    }
+    /// As [`SharedMr::read_at`], from the part's start.
+    ///
+    /// # Panics
+    /// The bytes do not lie inside.
+    #[inline]
+    #[track_caller]
+    pub fn read_at(&self, offset: usize, out: &mut [u8]) {
+        self.region.bytes().read(self.at(offset, out.len()), out);
+    }
+    /// As [`SharedMr::write_at`], from the part's start.
+    ///
+    /// # Panics
+    /// The bytes do not lie inside.
+    #[inline]
+    #[track_caller]
+    pub fn write_at(&self, offset: usize, data: &[u8]) {
+        self.region.bytes().write(self.at(offset, data.len()), data);
+    }
+    /// As [`SharedMr::load_u64`], from the part's start.
+    ///
+    /// # Panics
+    /// The word is not aligned to 8 bytes, or does not lie inside.
+    #[inline]
+    #[track_caller]
+    pub fn load_u64(&self, offset: usize) -> u64 {
+        self.region.bytes().load(self.at(offset, 8))
+    }
+    /// As [`SharedMr::store_u64`], from the part's start.
+    ///
+    /// # Panics
+    /// The word is not aligned to 8 bytes, or does not lie inside.
+    #[inline]
+    #[track_caller]
+    pub fn store_u64(&self, offset: usize, value: u64) {
+        self.region.bytes().store(self.at(offset, 8), value);
+    }
+    /// Where bytes of the part stand in the region.
+    #[inline]
+    #[track_caller]
+    fn at(&self, offset: usize, len: usize) -> usize {
+        let inside = offset <= self.len && len <= self.len - offset;
+        assert!(inside, "bytes {offset}..{} of a part of {}", offset.saturating_add(len), self.len);
+        self.start + offset
+    }
 
     pub(crate) fn region(&self) -> &Arc<Region> {
         &self.region

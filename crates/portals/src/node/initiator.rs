@@ -5,7 +5,7 @@ use hca_matching::{Header, NiFail, Operation, Response, ResponseKind, Transfer};
 use super::State;
 use super::peer::{Fetch, Fetched, Flying, Out};
 use super::post::{Body, Full};
-use crate::wire::{self, Head, Request};
+use crate::wire::{self, Head};
 use crate::{Error, memory};
 
 impl State {
@@ -90,16 +90,20 @@ impl State {
             hdr_data: transfer.hdr_data,
             ..Header::default()
         };
-        let head = Head::request(&Request { ni, token, header, operand: transfer.operand }, lent);
-        if !transfer.operation.writes() || transfer.length == 0 {
-            return self.send(peer, &head, &Body::None);
-        }
-        let memory = self.ni(ni).md_memory(transfer.md).expect("a descriptor has memory").clone();
-        if lent {
-            let pieces = memory.remote(transfer.local_offset, transfer.length);
-            return self.send(peer, &head, &Body::Where(&pieces));
-        }
-        self.send(peer, &head, &Body::Memory(&memory, transfer.local_offset, transfer.length as usize))
+        let head = Head::request(ni, token, &header, &transfer.operand, lent);
+        let body = match &self.nis[ni as usize] {
+            _ if !transfer.operation.writes() || transfer.length == 0 => Body::None,
+            Some(of_ni) => {
+                let memory = of_ni.md_memory(transfer.md).expect("a descriptor has memory");
+                if lent {
+                    let pieces = memory.remote(transfer.local_offset, transfer.length);
+                    return self.net.send(peer, &head, &Body::Where(&pieces));
+                }
+                Body::Memory(memory, transfer.local_offset, transfer.length as usize)
+            }
+            None => unreachable!("operations hold their interface"),
+        };
+        self.net.send(peer, &head, &body)
     }
 
     /// An answer, with the bytes of a reply.
@@ -165,7 +169,7 @@ impl State {
     }
     /// A place in the window is free: who waited for one is next.
     fn let_wait(&mut self, peer: u32) {
-        let Some(of) = self.peers[peer as usize].as_mut() else { return };
+        let Some(of) = self.net.peers[peer as usize].as_mut() else { return };
         if let Some(flying) = of.waiting.pop_front() {
             let token = of.flying.insert(flying);
             self.post(peer, Out::Request(token));
@@ -200,7 +204,7 @@ impl State {
         let fetch = self.peer(peer).fetches.insert(Fetch { left: reads.len() as u32, whose });
         for (from, to) in reads {
             self.post(peer, Out::Read { fetch, from, to });
-            if self.peers[peer as usize].is_none() {
+            if self.net.peers[peer as usize].is_none() {
                 return;
             }
         }

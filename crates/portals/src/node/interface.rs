@@ -42,6 +42,8 @@ pub(crate) struct NiState {
     kind: Kind,
     /// Ranks, as the program mapped them; without, they are those of the job.
     pub(crate) map: Option<Arc<[(Nid, Pid)]>>,
+    /// The last target, and the peer that it is.
+    pub(super) last: Option<(Process, u32)>,
     /// Ranks of the job.
     size: Option<u32>,
     entries: Vec<Option<Pieces>>,
@@ -52,7 +54,7 @@ pub(crate) struct NiState {
 impl NiState {
     pub(crate) fn new(kind: Kind, config: Config, size: Option<u32>) -> Self {
         let engine = Interface::new(Config { tells_released: true, ..config });
-        Self { engine, kind, map: None, size, entries: Vec::new(), mds: Vec::new(), trace: None }
+        Self { engine, kind, map: None, last: None, size, entries: Vec::new(), mds: Vec::new(), trace: None }
     }
     /// The rank that a target is, where targets are ranks.
     #[inline]
@@ -178,8 +180,8 @@ impl State {
     }
     /// Closes an interface: what is under way on it ends, with the connections that it is under way on.
     pub(crate) fn close_ni(&mut self, ni: u8) {
-        for peer in 0..self.peers.len() as u32 {
-            if self.peers[peer as usize].as_ref().is_some_and(|of| of.has_any_of(ni)) {
+        for peer in 0..self.net.peers.len() as u32 {
+            if self.net.peers[peer as usize].as_ref().is_some_and(|of| of.has_any_of(ni)) {
                 self.lost(peer, &"an interface is closed");
             }
         }

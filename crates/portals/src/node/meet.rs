@@ -22,14 +22,18 @@ impl State {
     #[inline]
     pub(super) fn route(&mut self, ni: u8, target: Process) -> Result<u32, Error> {
         let of_ni = self.nis[ni as usize].as_ref().expect("its interface is open");
+        if let Some((last, peer)) = of_ni.last
+            && last == target
+        {
+            return Ok(peer);
+        }
         let known = match of_ni.rank_of(target) {
             Some(rank) if of_ni.map.is_none() => self.by_rank.get(&rank).copied(),
             _ => of_ni.process(target).and_then(|process| self.by_process.get(&process).copied()),
         };
-        match known {
-            Some(peer) => Ok(peer),
-            None => self.meet(ni, target),
-        }
+        let peer = known.map_or_else(|| self.meet(ni, target), Ok)?;
+        self.ni(ni).last = Some((target, peer));
+        Ok(peer)
     }
     /// Whether the directory has to be asked before a target is spoken to.
     pub(crate) fn is_unknown(&self, ni: u8, target: Process) -> bool {
@@ -75,15 +79,15 @@ impl State {
     }
     fn new_peer(&mut self, identity: Identity, card: Card) -> Result<u32, Error> {
         let av = AddressVector { dgid: card.gid, ..AddressVector::default() };
-        let to = self.ports.pd.create_ah(&av)?;
-        let qp = self.ports.connection()?;
-        let port = self.ports.pd.context().port();
+        let to = self.net.ports.pd.create_ah(&av)?;
+        let qp = self.net.ports.connection()?;
+        let port = self.net.ports.pd.context().port();
         let ours = Endpoint {
             service: QpType::Rc,
             qpn: qp.qpn(),
             psn: Psn::new(self.random() as u32 & 0xff_ffff),
             mtu: port.active_mtu,
-            rd_atomic: self.ports.pd.context().attr().max_rd_atomic,
+            rd_atomic: self.net.ports.pd.context().attr().max_rd_atomic,
             gid: self.gid,
         };
         let now = self.clock.now();
@@ -96,10 +100,10 @@ impl State {
         };
         let (handle, peer) = (qp.handle(), Peer::new(identity, Stage::Meeting(meeting), qp, ours));
         let index = self.free_peers.pop().unwrap_or_else(|| {
-            self.peers.push(None);
-            self.peers.len() as u32 - 1
+            self.net.peers.push(None);
+            self.net.peers.len() as u32 - 1
         });
-        self.peers[index as usize] = Some(Box::new(peer));
+        self.net.peers[index as usize] = Some(Box::new(peer));
         if self.by_qp.len() <= handle.index as usize {
             self.by_qp.resize(handle.index as usize + 1, u32::MAX);
         }
@@ -111,7 +115,7 @@ impl State {
         Ok(index)
     }
     fn connect(&mut self, peer: u32, theirs: &Endpoint) -> Result<(), Error> {
-        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
         of.qp.connect(Access::REMOTE_READ, &of.ours, theirs, &ConnectOptions::default())?;
         of.theirs = Some(*theirs);
         Ok(())
@@ -120,14 +124,14 @@ impl State {
     /// Sends a hello, and says when the next is due.
     fn say_hello(&mut self, peer: u32) {
         let (from, key, datagrams, now) = (self.identity, self.key, self.datagrams(), self.clock.now());
-        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
         let (endpoint, yours) = (of.ours, of.theirs.map(|theirs| theirs.qpn));
         let Stage::Meeting(meeting) = &mut of.stage else { return };
         let hello = Hello { from, key, endpoint, datagrams, yours, is_up: false };
         let wait = (FIRST_HELLO * (1 << meeting.tries.min(10))).min(SLOWEST_HELLO);
         meeting.tries += 1;
         meeting.next = now + wait;
-        self.ports.send_hello(&meeting.to, meeting.datagrams, &hello.to_bytes());
+        self.net.ports.send_hello(&meeting.to, meeting.datagrams, &hello.to_bytes());
         self.wake_in(wait);
     }
     /// A hello came.
@@ -193,9 +197,9 @@ impl State {
             let av = AddressVector { dgid: hello.endpoint.gid, ..AddressVector::default() };
             let to = match &self.peer(peer).stage {
                 Stage::Meeting(meeting) => meeting.to.clone(),
-                Stage::Up => self.ports.pd.create_ah(&av)?,
+                Stage::Up => self.net.ports.pd.create_ah(&av)?,
             };
-            self.ports.send_hello(&to, hello.datagrams, &answer.to_bytes());
+            self.net.ports.send_hello(&to, hello.datagrams, &answer.to_bytes());
             self.wake_in(FIRST_HELLO);
         }
         if knows_ours {
@@ -237,22 +241,25 @@ impl State {
     }
     /// Ends a connection, and all that is under way on it.
     fn drop_peer(&mut self, peer: u32) {
-        let Some(gone) = self.peers[peer as usize].take() else { return };
+        let Some(gone) = self.net.peers[peer as usize].take() else { return };
         let mut gone = *gone;
         self.found = true;
         let id = (gone.identity.nid, gone.identity.pid);
         self.by_process.remove(&id);
+        for of_ni in self.nis.iter_mut().flatten() {
+            of_ni.last = None;
+        }
         if self.by_rank.get(&gone.identity.rank) == Some(&peer) {
             self.by_rank.remove(&gone.identity.rank);
         }
-        self.in_use -= gone.outstanding();
+        self.net.in_use -= gone.outstanding();
         // On return the device touches nothing of it any more.
         match gone.qp.destroy() {
-            Ok(slots) => slots.into_iter().for_each(|slot| self.ports.used(slot as u32)),
+            Ok(slots) => slots.into_iter().for_each(|slot| self.net.ports.used(slot as u32)),
             Err(error) => return self.device_failed(&error),
         }
         for (_, slot) in gone.slots {
-            self.ports.free_slot(slot);
+            self.net.ports.free_slot(slot);
         }
         self.free_peers.push(peer);
         for fetch in gone.fetches.drain() {
@@ -274,7 +281,7 @@ impl State {
         self.give_back_slots();
         let freed: Vec<u32> = self.blocked.drain(..).collect();
         for other in freed {
-            if let Some(of) = self.peers[other as usize].as_mut() {
+            if let Some(of) = self.net.peers[other as usize].as_mut() {
                 of.blocked = false;
             }
             self.ready.push(other);
@@ -301,8 +308,8 @@ impl State {
             return false;
         }
         self.timer = None;
-        for peer in 0..self.peers.len() as u32 {
-            if self.peers[peer as usize].is_some() {
+        for peer in 0..self.net.peers.len() as u32 {
+            if self.net.peers[peer as usize].is_some() {
                 self.look_after(peer, now);
             }
         }

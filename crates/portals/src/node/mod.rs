@@ -150,7 +150,7 @@ impl Clock {
 /// All that is under the node's lock.
 pub(crate) struct State {
     nis: [Option<Box<NiState>>; Kind::COUNT],
-    peers: Vec<Option<Box<Peer>>>,
+    net: Net,
     free_peers: Vec<u32>,
     by_process: HashMap<(Nid, Pid), u32>,
     by_rank: HashMap<Rank, u32>,
@@ -159,13 +159,10 @@ pub(crate) struct State {
     ready: Vec<u32>,
     /// Peers that found no room, each once.
     blocked: VecDeque<u32>,
-    /// Requests of connected queue pairs that may be on the completion queue.
-    in_use: u32,
     cards: HashMap<(Nid, Pid), Card>,
     rank_cards: HashMap<Rank, Card>,
     /// What an engine left is being done.
     in_after: bool,
-    ports: Ports,
     identity: Identity,
     key: u64,
     clock: Clock,
@@ -176,6 +173,8 @@ pub(crate) struct State {
     random: u64,
     /// When something is to be done without anything having come.
     timer: Option<Instant>,
+    /// Where completions are polled to.
+    out: Box<[Completion]>,
     looks: u32,
     waiters: u32,
     /// Anything that a waiter may wait for has happened since it was last looked at.
@@ -183,6 +182,14 @@ pub(crate) struct State {
     counts: Counts,
     /// The device failed; all that is begun fails.
     pub(crate) dead: bool,
+}
+
+/// What messages leave by.
+struct Net {
+    peers: Vec<Option<Box<Peer>>>,
+    ports: Ports,
+    /// Requests of connected queue pairs that may be on the completion queue.
+    in_use: u32,
 }
 
 /// What a node counts beside its interfaces.
@@ -225,18 +232,16 @@ impl Node {
         let cq = ports.cq().handle();
         let state = State {
             nis: Default::default(),
-            peers: Vec::new(),
+            net: Net { peers: Vec::new(), ports, in_use: 0 },
             free_peers: Vec::new(),
             by_process: HashMap::new(),
             by_rank: HashMap::new(),
             by_qp: Vec::new(),
             ready: Vec::new(),
             blocked: VecDeque::new(),
-            in_use: 0,
             cards: HashMap::from([((card.nid, card.pid), card)]),
             rank_cards: options.rank.map(|rank| (rank, card)).into_iter().collect(),
             in_after: false,
-            ports,
             identity,
             key: options.key,
             clock: clock.clone(),
@@ -246,6 +251,7 @@ impl Node {
             keepalive: options.keepalive,
             random: seed,
             timer: None,
+            out: vec![Completion::default(); 16].into(),
             looks: 0,
             waiters: 0,
             found: false,
@@ -276,7 +282,7 @@ impl Node {
     /// # Errors
     /// The device has no more memory or regions, or the length is beyond its limit.
     pub fn alloc(&self, len: usize) -> Result<Memory, MemoryError> {
-        let pd = self.with(|state| state.ports.pd.clone());
+        let pd = self.with(|state| state.net.ports.pd.clone());
         Memory::alloc(&pd, len)
     }
     /// Registers memory of the program's own, if the device can reach such memory.
@@ -290,7 +296,7 @@ impl Node {
     /// The device reaches only memory of its own, or it has no more regions.
     #[allow(unsafe_code)] // hands the caller's promise on
     pub unsafe fn register(&self, addr: NonNull<u8>, len: usize) -> Result<Memory, MemoryError> {
-        let pd = self.with(|state| state.ports.pd.clone());
+        let pd = self.with(|state| state.net.ports.pd.clone());
         // SAFETY: as the caller promised.
         unsafe { Memory::register(&pd, addr, len) }
     }
@@ -328,7 +334,7 @@ impl Node {
     }
     /// Connections that it has.
     pub fn connections(&self) -> usize {
-        self.with(|state| state.peers.iter().flatten().count())
+        self.with(|state| state.net.peers.iter().flatten().count())
     }
     /// Does what there is to do now, and never waits; whether it did anything. Programs on a device that does not move
     /// by itself call it where they wait for their own memory; all calls that look for events do so themselves.
@@ -410,14 +416,23 @@ impl PortalsEngine for Inner {
     }
 }
 
+impl Net {
+    #[inline]
+    fn peer(&mut self, peer: u32) -> &mut Peer {
+        self.peers[peer as usize].as_mut().expect("a peer that is there")
+    }
+}
+
 impl State {
     /// Takes what has come and does what follows; whether there was anything.
     pub(crate) fn progress(&mut self) -> bool {
-        let mut out = [Completion::default(); 16];
-        let n = self.ports.poll(&mut out);
+        // They are kept, as to clear them for each look would cost more than the look.
+        let mut out = std::mem::take(&mut self.out);
+        let n = self.net.ports.poll(&mut out);
         for wc in &out[..n] {
             self.came(wc);
         }
+        self.out = out;
         if n > 0 {
             self.give_back_slots();
         }
@@ -432,29 +447,29 @@ impl State {
     }
     #[inline]
     fn came(&mut self, wc: &Completion) {
-        match self.ports.sort(wc) {
+        match self.net.ports.sort(wc) {
             Came::Message { slot, len } => {
                 if let Some(peer) = self.peer_of(wc) {
-                    let message = self.ports.message(slot, len);
+                    let message = self.net.ports.message(slot, len);
                     self.heard(peer, message.as_bytes());
                 }
-                self.ports.used(slot);
+                self.net.ports.used(slot);
             }
             Came::Sent => self.request_done(wc),
             Came::Datagram { slot, len } => {
-                if let Some((grh, bytes)) = self.ports.datagram(slot, len) {
+                if let Some((grh, bytes)) = self.net.ports.datagram(slot, len) {
                     self.hear_hello(&grh, &bytes);
                 }
-                if let Err(error) = self.ports.give_back_datagram(slot) {
+                if let Err(error) = self.net.ports.give_back_datagram(slot) {
                     self.device_failed(&error);
                 }
             }
-            Came::Unused { slot } => self.ports.used(slot),
+            Came::Unused { slot } => self.net.ports.used(slot),
             Came::Nothing => {}
         }
     }
     fn give_back_slots(&mut self) {
-        if let Err(error) = self.ports.give_back() {
+        if let Err(error) = self.net.ports.give_back() {
             self.device_failed(&error);
         }
     }
@@ -468,12 +483,12 @@ impl State {
     #[inline]
     fn peer_of(&self, wc: &Completion) -> Option<u32> {
         let &peer = self.by_qp.get(wc.qp.index as usize)?;
-        let of = self.peers.get(peer as usize)?.as_ref()?;
+        let of = self.net.peers.get(peer as usize)?.as_ref()?;
         (of.qp.handle() == wc.qp).then_some(peer)
     }
     #[inline]
     fn peer(&mut self, peer: u32) -> &mut Peer {
-        self.peers[peer as usize].as_mut().expect("a peer that is there")
+        self.net.peer(peer)
     }
     /// How many waiters are to be woken.
     #[inline]
@@ -487,8 +502,8 @@ impl State {
     }
     /// Says goodbye, as far as that needs no waiting.
     fn close(&mut self) {
-        let up: Vec<u32> = (0..self.peers.len() as u32)
-            .filter(|&i| self.peers[i as usize].as_ref().is_some_and(|peer| peer.is_clear()))
+        let up: Vec<u32> = (0..self.net.peers.len() as u32)
+            .filter(|&i| self.net.peers[i as usize].as_ref().is_some_and(|peer| peer.is_clear()))
             .collect();
         for peer in up {
             self.post(peer, peer::Out::Bye);
@@ -496,7 +511,7 @@ impl State {
     }
     /// Where datagrams to this node go.
     fn datagrams(&self) -> Qpn {
-        self.ports.datagrams()
+        self.net.ports.datagrams()
     }
 }
 

@@ -20,6 +20,7 @@ use hca_verbs::{AddressHandle, Buf, Context, Grh, Pd};
 
 use super::NodeOptions;
 use super::hello::HELLO_BYTES;
+use super::post::MAX_INLINE;
 use crate::OpenError;
 use crate::wire::MAX_HEAD;
 
@@ -107,7 +108,7 @@ impl Ports {
             max_recv_wr: 0,
             max_send_sge: MAX_SGE as u32,
             max_recv_sge: 1,
-            max_inline: attr.max_inline.min(256),
+            max_inline: attr.max_inline.min(MAX_INLINE as u32),
         };
         let of_datagrams = QpCap {
             max_send_wr: DATAGRAM_SLOTS as u32,

@@ -3,12 +3,14 @@
 use hca_core::{Completion, PostErrorKind, WcStatus};
 use hca_matching::{NiFail, Response, ResponseKind};
 
-use super::State;
 use super::peer::{Flying, Out, WINDOW};
 use super::ports::{post_inline, post_read};
+use super::{Net, State};
 use crate::memory::Pieces;
 use crate::wire::{Head, MAX_HEAD, PIECE_BYTES, Piece};
 
+/// Bytes that a message carries inline at most.
+pub(super) const MAX_INLINE: usize = 256;
 /// Posts that tell nothing, in a row, at most.
 const MAX_SILENT: u32 = 16;
 /// The bit of a `wr_id` behind which the fetch stands.
@@ -52,7 +54,7 @@ impl Body<'_> {
 /// There is no room now.
 pub(super) struct Full;
 
-impl State {
+impl Net {
     /// Posts a message, if there is room for it on the queue pair, the completion queue and among the slots.
     #[inline]
     pub(super) fn send(&mut self, peer: u32, head: &Head, body: &Body<'_>) -> Result<(), Full> {
@@ -65,7 +67,15 @@ impl State {
         if len > self.ports.max_inline {
             return self.send_slot(peer, head, body);
         }
-        let mut bytes = [0; 256];
+        // As words, for who copies them on; most messages need no more than the first of the two.
+        let (mut line, mut lines);
+        let bytes: &mut [u8] = if len <= 64 {
+            line = [0_u64; 8];
+            bytemuck::cast_slice_mut(&mut line)
+        } else {
+            lines = [0_u64; MAX_INLINE / 8];
+            bytemuck::cast_slice_mut(&mut lines)
+        };
         bytes[..head.len()].copy_from_slice(head);
         body.write(&mut bytes[head.len()..len]);
         let crowded = self.in_use >= self.ports.budget / 2 || of.outstanding() * 2 >= of.qp.cap().max_send_wr;
@@ -123,7 +133,9 @@ impl State {
             Err(error) => self.refused(peer, error),
         }
     }
+}
 
+impl State {
     /// Posts something, now or behind what waits already.
     pub(super) fn post(&mut self, peer: u32, out: Out) {
         let left = if self.peer(peer).is_clear() { self.try_post(peer, out) } else { Some(out) };
@@ -134,12 +146,12 @@ impl State {
     /// Leaves something in the backlog, to be posted when there is room.
     #[cold]
     pub(super) fn wait_for_room(&mut self, peer: u32, out: Out) {
-        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
         of.backlog.push_back(out);
         self.block(peer);
     }
     fn block(&mut self, peer: u32) {
-        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
         if of.is_up() && !std::mem::replace(&mut of.blocked, true) {
             self.blocked.push_back(peer);
         }
@@ -149,15 +161,15 @@ impl State {
         let sent = match &out {
             Out::Request(token) => return self.post_request(peer, *token).err().map(|Full| out),
             Out::Response { token, response, data } => {
-                self.send(peer, &Head::response(*token, response, None), &Body::Bytes(data))
+                self.net.send(peer, &Head::response(*token, response, None), &Body::Bytes(data))
             }
             Out::Lent { token, response, lender, pieces } => {
-                self.send(peer, &Head::response(*token, response, Some(*lender)), &Body::Where(pieces))
+                self.net.send(peer, &Head::response(*token, response, Some(*lender)), &Body::Where(pieces))
             }
-            Out::Fetched { token, fail } => self.send(peer, &Head::fetched(*token, *fail), &Body::None),
-            Out::Read { fetch, from, to } => self.read(peer, *fetch, *from, to),
-            Out::Ping => self.send(peer, &Head::ping(), &Body::None),
-            Out::Bye => self.send(peer, &Head::bye(), &Body::None),
+            Out::Fetched { token, fail } => self.net.send(peer, &Head::fetched(*token, *fail), &Body::None),
+            Out::Read { fetch, from, to } => self.net.read(peer, *fetch, *from, to),
+            Out::Ping => self.net.send(peer, &Head::ping(), &Body::None),
+            Out::Bye => self.net.send(peer, &Head::bye(), &Body::None),
         };
         sent.err().map(|Full| out)
     }
@@ -167,7 +179,8 @@ impl State {
         if token == 0 {
             return;
         }
-        if self.peer(peer).is_clear() && self.send(peer, &Head::response(token, response, None), body).is_ok()
+        if self.peer(peer).is_clear()
+            && self.net.send(peer, &Head::response(token, response, None), body).is_ok()
         {
             return;
         }
@@ -188,21 +201,21 @@ impl State {
 
     /// Sends an operation that is kept under a token.
     pub(super) fn post_request(&mut self, peer: u32, token: u32) -> Result<(), Full> {
-        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
         let Some(flying) = of.flying.get_mut(token) else { return Ok(()) };
         let Flying { flight, ni, .. } = flying;
         let (transfer, ni) = (flight.transfer, *ni);
         let answered = flight.is_answered();
         let wanted = if answered || self.is_lent(&transfer) { token } else { 0 };
         self.send_transfer(peer, ni, &transfer, wanted)?;
-        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
         let Some(flying) = of.flying.get_mut(token) else { return Ok(()) };
         flying.gone = true;
         let tell = flying.unsent && !self.is_lent(&transfer);
         if !tell {
             return Ok(());
         }
-        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
         let flying = of.flying.get_mut(token).expect("it was just there");
         flying.unsent = false;
         self.nis[ni as usize].as_mut().expect("operations hold it").engine.sent(&flying.flight, NiFail::Ok);
@@ -217,16 +230,16 @@ impl State {
     #[inline]
     pub(super) fn request_done(&mut self, wc: &Completion) {
         let Some(peer) = self.peer_of(wc) else { return };
-        let of = self.peers[peer as usize].as_mut().expect("it was found");
+        let of = self.net.peers[peer as usize].as_mut().expect("it was found");
         let upto = wc.wr_id as u32;
         let newly = upto.wrapping_sub(of.done);
         if newly <= of.outstanding() {
             of.done = upto;
-            self.in_use -= newly;
+            self.net.in_use -= newly;
             while let Some(&(post, slot)) = of.slots.front() {
                 if upto.wrapping_sub(post) as i32 >= 0 {
                     of.slots.pop_front();
-                    self.ports.free_slot(slot);
+                    self.net.ports.free_slot(slot);
                 } else {
                     break;
                 }
@@ -245,7 +258,7 @@ impl State {
         }
         // Room that was freed here may be what another waits for.
         if let Some(next) = self.blocked.pop_front() {
-            if let Some(of) = self.peers[next as usize].as_mut() {
+            if let Some(of) = self.net.peers[next as usize].as_mut() {
                 of.blocked = false;
             }
             self.ready.push(next);
@@ -259,7 +272,8 @@ impl State {
         }
     }
     pub(super) fn post_backlog(&mut self, peer: u32) {
-        while let Some(of) = self.peers.get_mut(peer as usize).and_then(Option::as_mut).filter(|p| p.is_up())
+        while let Some(of) =
+            self.net.peers.get_mut(peer as usize).and_then(Option::as_mut).filter(|p| p.is_up())
         {
             let Some(out) = of.backlog.pop_front() else { return };
             if let Some(out) = self.try_post(peer, out) {

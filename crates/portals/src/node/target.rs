@@ -41,7 +41,7 @@ impl State {
 
     /// The message's header, with who sent it: as the connection knows.
     #[inline]
-    fn header_of(&mut self, peer: u32, request: &Request) -> Option<Header> {
+    fn header_of(&mut self, peer: u32, request: &Request<'_>) -> Option<Header> {
         let identity = self.peer(peer).identity;
         let ni = self.nis.get(request.ni as usize)?.as_ref()?;
         let initiator = ni.process_of(&identity)?;
@@ -49,7 +49,7 @@ impl State {
     }
     /// An interface that is not open here takes nothing.
     #[cold]
-    fn no_interface(&mut self, peer: u32, request: &Request) {
+    fn no_interface(&mut self, peer: u32, request: &Request<'_>) {
         let kind = if request.header.operation.replies() { ResponseKind::Reply } else { ResponseKind::Ack };
         let kind = if request.header.ack == hca_matching::AckRequest::None && kind == ResponseKind::Ack {
             ResponseKind::None
@@ -59,7 +59,7 @@ impl State {
         self.respond(peer, request.token, &Response { kind, fail: NiFail::Dropped, ..NOTHING }, &Body::None);
     }
     #[inline]
-    fn hear_request(&mut self, peer: u32, request: &Request, data: &[u8]) {
+    fn hear_request(&mut self, peer: u32, request: &Request<'_>, data: &[u8]) {
         let Some(header) = self.header_of(peer, request) else { return self.no_interface(peer, request) };
         let carried = if header.operation.writes() { header.length } else { 0 };
         let ni = self.ni(request.ni);
@@ -80,15 +80,13 @@ impl State {
                 ni.memory_of(&delivery).write(delivery.offset, &data[..len]);
                 let response = ni.complete(delivery, NiFail::Ok);
                 self.after(request.ni);
-                if request.token != 0 {
-                    self.respond(peer, request.token, &response, &Body::None);
-                }
+                self.respond(peer, request.token, &response, &Body::None);
             }
             Operation::Get => self.serve_get(peer, request, delivery),
             _ => self.combine(peer, request, delivery, data),
         }
     }
-    fn serve_get(&mut self, peer: u32, request: &Request, delivery: Delivery) {
+    fn serve_get(&mut self, peer: u32, request: &Request<'_>, delivery: Delivery) {
         let (offset, len) = (delivery.offset, delivery.mlength);
         let memory = self.ni(request.ni).memory_of(&delivery).clone();
         if len <= self.eager_bytes as u64 {
@@ -117,7 +115,7 @@ impl State {
         self.after(ni);
     }
     /// Atomic operations and exchanges. They are atomic among each other: all are done here, under the node's lock.
-    fn combine(&mut self, peer: u32, request: &Request, delivery: Delivery, data: &[u8]) {
+    fn combine(&mut self, peer: u32, request: &Request<'_>, delivery: Delivery, data: &[u8]) {
         let (offset, len) = (delivery.offset, delivery.mlength as usize);
         let operation = request.header.operation;
         let ni = self.ni(request.ni);
@@ -145,7 +143,7 @@ impl State {
         self.after(request.ni);
         self.respond(peer, request.token, &response, &Body::Bytes(&before));
     }
-    fn hear_request_lent(&mut self, peer: u32, request: &Request, pieces: wire::Pieces<'_>) {
+    fn hear_request_lent(&mut self, peer: u32, request: &Request<'_>, pieces: wire::Pieces<'_>) {
         let Some(header) = self.header_of(peer, request) else { return self.no_interface(peer, request) };
         let good =
             header.operation == Operation::Put && pieces.total() == header.length && request.token != 0;

@@ -33,7 +33,7 @@ impl Node {
         }
         let began = inner.clock.now();
         let deadline = timeout.map(|timeout| began + timeout);
-        let mut look_until = began + self.with(|state| state.ports.cq().look_before_sleep());
+        let mut look_until = began + self.with(|state| state.net.ports.cq().look_before_sleep());
         loop {
             if let Some(found) = self.with(&mut look)? {
                 return Ok(Some(found));
@@ -62,7 +62,7 @@ impl Node {
         let fds = inner.fds()?;
         let before = self.with(|state| {
             state.waiters += 1;
-            state.ports.cq().arm(Notify::Any);
+            state.net.ports.cq().arm(Notify::Any);
             // What came before it was armed raises nothing.
             look(state).map(|found| (found, state.timer))
         });
@@ -101,7 +101,7 @@ impl Inner {
             return Ok(fds);
         }
         let mut state = self.state.lock();
-        let queue = state.ports.cq().wait_fd().map_err(Error::from).and_then(|fd| {
+        let queue = state.net.ports.cq().wait_fd().map_err(Error::from).and_then(|fd| {
             fd.try_clone_to_owned().map_err(|source| Error::Io { doing: "copying a descriptor", source })
         });
         if state.unlock() {
@@ -122,7 +122,7 @@ impl Inner {
     }
     /// Wakes all waiters, for an abort.
     pub(super) fn wake_all(&self) {
-        let mut state = self.state.lock();
+        let state = self.state.lock();
         let waiters = state.waiters;
         if state.unlock() {
             self.catch_up();
