@@ -13,8 +13,8 @@ use std::os::fd::BorrowedFd;
 
 use crate::{
     Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, DeviceError, Gid, Lid, Lkey, MrHandle,
-    Mtu, PdHandle, PostError, PostErrorKind, QpAttr, QpCap, QpHandle, QpInit, QpState, Qpn, RecvWr, Rkey,
-    SendWr, SrqHandle,
+    Mtu, PdHandle, PortalsOffload, PostError, PostErrorKind, QpAttr, QpCap, QpHandle, QpInit, QpState, Qpn,
+    RecvWr, Rkey, SendWr, SrqHandle,
 };
 
 /// An adapter. Object-safe; the control path.
@@ -66,10 +66,10 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// `depth` is 0 or beyond the limit, or there are too many.
     fn create_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError>;
-    /// Destroys a completion queue.
+    /// Destroys a completion queue. A Portals engine that is attached to it is detached first.
     ///
     /// # Errors
-    /// It is unknown, or queue pairs still use it.
+    /// It is unknown, or queue pairs still use it; then nothing was done.
     fn destroy_cq(&self, cq: CqHandle) -> Result<(), DeviceError>;
 
     /// Creates a shared receive queue.
@@ -141,6 +141,11 @@ pub trait Device: Send + Sync {
     /// The descriptor that becomes readable when the device needs a turn, or has an asynchronous
     /// event, while nobody turns it. `None` only where there is no descriptor.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
+
+    /// The capability to run Portals engines itself, where it has it.
+    fn portals(&self) -> Option<&dyn PortalsOffload> {
+        None
+    }
 }
 
 /// Takes send requests of one queue pair.

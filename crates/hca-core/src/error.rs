@@ -46,6 +46,14 @@ pub enum DeviceError {
         /// How many users.
         users: u64,
     },
+    /// The completion queue has a Portals engine.
+    #[error(
+        "completion queue {cq} has a Portals engine already; detach that first, or attach to another queue"
+    )]
+    HasEngine {
+        /// The queue's index.
+        cq: u32,
+    },
     /// Objects of two protection domains were mixed.
     #[error("{what} belongs to another protection domain; create both in one")]
     ForeignPd {

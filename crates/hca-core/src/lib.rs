@@ -12,6 +12,7 @@
 //! | `wc` | [`Completion`] and all completion statuses |
 //! | `qp` | queue pair states, attributes and the legal transitions |
 //! | `device` | [`Device`] (control path) and its ports (data path) |
+//! | `portals` | [`PortalsEngine`], which a device that offers it runs itself |
 //!
 //! ```
 //! use hca_core::{Psn, Mtu};
@@ -25,6 +26,7 @@ mod device;
 mod error;
 mod event;
 mod num;
+mod portals;
 mod qp;
 mod time;
 mod wc;
@@ -35,6 +37,7 @@ pub use device::*;
 pub use error::*;
 pub use event::*;
 pub use num::*;
+pub use portals::*;
 pub use qp::*;
 pub use time::*;
 pub use wc::*;
