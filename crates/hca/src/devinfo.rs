@@ -57,6 +57,7 @@ fn as_json(opened: &Opened) -> Value {
         "fabric": opened.fabric(),
         "progress": opened.progress().to_string(),
         "atomics": format!("{:?}", attr.atomics).to_lowercase(),
+        "portals_on_adapter": device.portals().is_some(),
         "limits": limits,
         "port": {
             "gid": port.gid.to_string(),
@@ -83,6 +84,10 @@ fn as_text(opened: &Opened) -> String {
     line("fabric", &opened.fabric());
     line("progress", &opened.progress());
     line("atomics", &format!("{:?}", attr.atomics).to_lowercase());
+    line(
+        "portals",
+        &if device.portals().is_some() { "matched on the adapter" } else { "matched by the program" },
+    );
     line("", &"");
     line("port", &if port.active { "active" } else { "down" });
     line("gid", &port.gid);

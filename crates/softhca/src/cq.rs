@@ -8,15 +8,19 @@ use hca_core::{Completion, CqHandle, DeviceError, Notify, QpHandle, WcStatus};
 
 use crate::barrier::Barrier;
 use crate::notify::EventFd;
+use crate::offload::Attached;
 use crate::ring::Producer;
 use crate::sync::{Arc, AtomicU32, Mutex, Ordering};
 
-const DISARMED: u32 = 0;
+/// What [`CqShared::armed`] says, by bits.
 const SOLICITED: u32 = 1;
 const ANY: u32 = 2;
+/// There is an engine. Changed under the engine's lock only.
+const ATTACHED: u32 = 4;
 
 /// What the engine and the polling side of a completion queue share beside the ring.
 pub(crate) struct CqShared {
+    /// Who wants to know of completions: 0 is nobody.
     armed: AtomicU32,
     barrier: Barrier,
     waker: Mutex<Option<Waker>>,
@@ -30,7 +34,7 @@ pub(crate) struct CqShared {
 impl CqShared {
     pub(crate) fn new() -> Self {
         Self {
-            armed: AtomicU32::new(DISARMED),
+            armed: AtomicU32::new(0),
             barrier: Barrier::of_system(),
             waker: Mutex::new(None),
             event: OnceLock::new(),
@@ -48,7 +52,7 @@ impl CqShared {
             Notify::Solicited => SOLICITED,
         };
         // A queue that is armed for any completion stays so.
-        self.armed.fetch_max(word, Ordering::SeqCst);
+        self.armed.fetch_or(word, Ordering::SeqCst);
         // Pairs with the light one in `CqEntry::finish`: either the engine sees the queue armed, or the
         // caller's next poll sees the completion.
         self.barrier.heavy();
@@ -90,16 +94,37 @@ pub(crate) struct CqEntry {
     pub(crate) overrun: bool,
     /// What was pushed since the last `finish`: nothing, or whether any of it was solicited or an error.
     fresh: Option<bool>,
+    /// Run by whoever puts completions here.
+    engine: Option<Arc<Attached>>,
 }
 
 impl CqEntry {
     pub(crate) fn new(handle: CqHandle, ring: Producer<Completion>, shared: Arc<CqShared>) -> Self {
-        Self { handle, ring, shared, users: 0, overrun: false, fresh: None }
+        Self { handle, ring, shared, users: 0, overrun: false, fresh: None, engine: None }
     }
     /// Whether all completions were polled, and nobody asked to be notified.
     #[inline]
     pub(crate) fn is_idle(&mut self) -> bool {
-        self.ring.is_released() && self.shared.armed.load(Ordering::Relaxed) == DISARMED
+        self.ring.is_released() && self.shared.armed.load(Ordering::Relaxed) & (SOLICITED | ANY) == 0
+    }
+    pub(crate) fn engine(&self) -> Option<&Arc<Attached>> {
+        self.engine.as_ref()
+    }
+    pub(crate) fn attach(&mut self, engine: Arc<Attached>) {
+        self.engine = Some(engine);
+        self.shared.armed.fetch_or(ATTACHED, Ordering::Relaxed);
+    }
+    pub(crate) fn detach(&mut self) -> Option<Arc<Attached>> {
+        self.shared.armed.fetch_and(!ATTACHED, Ordering::Relaxed);
+        self.engine.take()
+    }
+    /// Its poller is in a turn, and takes what went to it directly: an engine need not be run for what he has.
+    pub(crate) fn note_poller(&mut self) {
+        if let Some(engine) = &self.engine
+            && self.ring.is_released()
+        {
+            engine.all_taken();
+        }
     }
     /// Appends a completion. Returns `(first since finish, lost)`.
     #[inline]
@@ -131,14 +156,17 @@ impl CqEntry {
         // Pairs with the barrier in `CqShared::arm`.
         self.ring.publish_and_look(self.shared.barrier);
         let armed = self.shared.armed.load(Ordering::Relaxed);
-        if armed != DISARMED {
-            self.notify_if(armed == ANY || urgent);
+        if armed != 0 {
+            self.tell(armed, urgent);
         }
     }
     #[cold]
-    fn notify_if(&mut self, due: bool) {
-        if due {
-            self.shared.armed.store(DISARMED, Ordering::Relaxed);
+    fn tell(&mut self, armed: u32, urgent: bool) {
+        if let Some(engine) = &self.engine {
+            engine.came();
+        }
+        if armed & ANY != 0 || (armed & SOLICITED != 0 && urgent) {
+            self.shared.armed.fetch_and(ATTACHED, Ordering::Relaxed);
             self.shared.notify();
         }
     }

@@ -7,8 +7,9 @@ use std::thread::JoinHandle;
 
 use hca_core::{
     AddressVector, AhHandle, AsyncEvent, AtomicScope, Completion, Counter, CqHandle, CqPort, Device,
-    DeviceAttr, DeviceError, DmaMemory, Gid, Lid, MrHandle, MrInit, MrKeys, PdHandle, PortAttr, QpAttr,
-    QpHandle, QpInit, QpPorts, QpStatus, QpType, RecvPort, SrqHandle, SrqInit, TransitionError,
+    DeviceAttr, DeviceError, DmaMemory, Gid, Lid, MrHandle, MrInit, MrKeys, PdHandle, PortAttr,
+    PortalsOffload, QpAttr, QpHandle, QpInit, QpPorts, QpStatus, QpType, RecvPort, SrqHandle, SrqInit,
+    TransitionError,
 };
 use hca_fabric::{Fabric, FabricAttr, PathError, PathId};
 use hca_transport::{Qp, QpConfig};
@@ -104,6 +105,9 @@ impl SoftHca {
     pub fn progress(&self) -> Progress {
         self.shared.progress
     }
+    pub(crate) fn shared(&self) -> &Shared {
+        &self.shared
+    }
     /// What the network is, and what was found out about it; in a forked child, what was known when the
     /// adapter was opened.
     pub fn fabric(&self) -> FabricAttr {
@@ -133,6 +137,7 @@ impl Drop for SoftHca {
         if self.shared.fork.is_child() {
             return;
         }
+        self.shared.retire_engines();
         let now = self.shared.time.now();
         self.shared.control(|e| e.acknowledge_all(now));
         self.shared.sleeper.stop();
@@ -176,7 +181,7 @@ fn describe(fabric: &FabricAttr, l: &Limits) -> (DeviceAttr, PortAttr) {
     (attr, PortAttr { gid, lid: Lid::new(0), active_mtu: fabric.max_mtu, active: true })
 }
 
-fn unknown(what: &'static str, handle: u32) -> DeviceError {
+pub(crate) fn unknown(what: &'static str, handle: u32) -> DeviceError {
     DeviceError::UnknownHandle { what, handle }
 }
 
@@ -483,6 +488,7 @@ impl Device for SoftHca {
             out.extend([
                 Counter { name: "completions", value: t.completions },
                 Counter { name: "events_dropped", value: t.events.dropped() },
+                Counter { name: "portals_runs", value: self.shared.attention.runs() },
                 Counter { name: "queue_pairs", value: e.core.qps.len().into() },
                 Counter { name: "memory_regions", value: t.mrs.live().into() },
             ]);
@@ -573,14 +579,16 @@ impl Device for SoftHca {
     }
     fn destroy_cq(&self, cq: CqHandle) -> Result<(), DeviceError> {
         self.shared.fork.check()?;
-        self.shared.control(|e| {
-            let users = u64::from(*e.cq_users(cq)?);
-            if users > 0 {
-                return Err(DeviceError::InUse { what: "completion queue", users });
-            }
-            e.core.tables.cqs.remove(cq.index, cq.generation);
-            Ok(())
-        })
+        self.shared
+            .control(|e| {
+                let users = u64::from(*e.cq_users(cq)?);
+                if users > 0 {
+                    return Err(DeviceError::InUse { what: "completion queue", users });
+                }
+                Ok(e.core.tables.cqs.remove(cq.index, cq.generation).and_then(|mut entry| entry.detach()))
+            })?
+            .inspect(|engine| self.shared.retire(engine));
+        Ok(())
     }
 
     fn create_srq(
@@ -711,5 +719,9 @@ impl Device for SoftHca {
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         self.shared.fork.check().ok()?;
         self.shared.wait_fd().ok()
+    }
+
+    fn portals(&self) -> Option<&dyn PortalsOffload> {
+        Some(self)
     }
 }

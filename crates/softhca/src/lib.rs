@@ -26,6 +26,7 @@
 //! | `near`, `grants` | direct access to the memory of peers on this machine; what they are granted here |
 //! | `progress`, `turn_lock`, `thread_word`, `doorbell` | who turns, and how others tell it |
 //! | `barrier` | a memory barrier that the rarer side pays for both |
+//! | `offload`, `runs` | Portals engines of the layer above, which whoever turned the adapter runs |
 //! | `patience` | when a thread that looks in vain gives way |
 //! | `ring`, `dma` | shared rings; copies on memory that others change |
 #![deny(unsafe_code)]
@@ -58,6 +59,8 @@ mod near;
 #[cfg(not(loom))]
 mod notify;
 #[cfg(not(loom))]
+mod offload;
+#[cfg(not(loom))]
 mod options;
 #[cfg(not(loom))]
 mod patience;
@@ -70,6 +73,7 @@ mod qp;
 #[cfg(not(loom))]
 mod random;
 mod ring;
+mod runs;
 #[cfg(not(loom))]
 mod shared;
 #[cfg(not(loom))]

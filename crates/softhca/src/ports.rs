@@ -403,7 +403,7 @@ impl SoftCq {
     #[inline]
     fn waits_no_more(&mut self) {
         if core::mem::take(&mut self.waiting) {
-            self.hca.waiters.fetch_sub(1, Ordering::Relaxed);
+            self.hca.attention.remove_waiter();
         }
     }
 
@@ -454,7 +454,7 @@ impl CqPort for SoftCq {
         self.shared.arm(notify);
         if self.wait.is_some() && self.hca.progress != Progress::Thread {
             if !core::mem::replace(&mut self.waiting, true) {
-                self.hca.waiters.fetch_add(1, Ordering::Relaxed);
+                self.hca.attention.add_waiter();
             }
             self.hca.prepare_wait();
         }

@@ -14,6 +14,7 @@
 //! between the program's last turn and the thread's first. A turn that misses the change of state costs
 //! a wake-up, never a stall: in GUARD everything moves.
 
+use core::cell::Cell;
 use core::time::Duration;
 use std::os::fd::AsFd;
 
@@ -24,13 +25,18 @@ use crate::engine::AckRule;
 use crate::notify::EventFd;
 use crate::options::Progress;
 use crate::patience;
-use crate::shared::Shared;
+use crate::shared::{Shared, earlier};
 use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering};
 
 const TICK: Duration = Duration::from_millis(1);
 
 const ACTIVE: u32 = 0;
 const GUARD: u32 = 1;
+
+thread_local! {
+    /// Whose thread this is.
+    static OWN: Cell<usize> = const { Cell::new(0) };
+}
 
 /// How the program and the thread tell each other what they do.
 pub(crate) struct Sleeper {
@@ -63,9 +69,17 @@ impl Sleeper {
     #[inline]
     pub(crate) fn program_turned(&self) {
         self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        if self.mode.load(Ordering::Relaxed) == GUARD && self.mode.swap(ACTIVE, Ordering::Relaxed) == GUARD {
+        if self.mode.load(Ordering::Relaxed) == GUARD
+            && !self.is_own_thread()
+            && self.mode.swap(ACTIVE, Ordering::Relaxed) == GUARD
+        {
             self.kick();
         }
+    }
+    /// Whether this is the adapter's thread: what a Portals engine posts and polls there are not the program's turns.
+    #[cold]
+    fn is_own_thread(&self) -> bool {
+        OWN.get() == core::ptr::from_ref(self).addr()
     }
 
     /// The program rang a doorbell. The ring was a SeqCst exchange and so is the thread's word that it
@@ -91,6 +105,7 @@ impl Sleeper {
 /// The thread's life.
 pub(crate) fn run(shared: &Arc<Shared>) {
     let s = &shared.sleeper;
+    OWN.set(core::ptr::from_ref(s).addr());
     while !s.stop.load(Ordering::SeqCst) {
         if shared.progress == Progress::Adaptive {
             let seen = s.turns.load(Ordering::Relaxed);
@@ -113,11 +128,13 @@ fn guard(shared: &Shared) {
             return;
         }
         // The clock is read by whoever has the engine: a wait for the engine would make it late.
-        let (worked, quiet, deadline, now) = shared.control(|e| {
+        let ((worked, quiet, deadline, now), ran) = shared.control_and_run(|e| {
             let now = shared.time.now();
-            (e.turn(now, &shared.bell, AckRule::UnlessDelivered), e.is_quiet(), e.next_deadline(), now)
+            let worked = shared.whole_turn(e, now, AckRule::UnlessDelivered);
+            (worked, e.is_quiet(), e.next_deadline(), now)
         });
-        if worked {
+        // What an engine posted is not yet in these, and it may have more to do.
+        if worked || ran {
             patience::found();
             look_until = now + patience::of_the_thread();
             continue;
@@ -127,13 +144,19 @@ fn guard(shared: &Shared) {
             continue;
         }
         s.asleep.store(true, Ordering::SeqCst);
-        if shared.bell.is_empty() && !shared.control(|e| e.fabric.prepare_wait()) {
+        if shared.bell.is_empty() && !prepare_to_sleep(shared) {
             // What is neither done nor quiet waits for the network to take more.
-            let timeout = deadline.map(|d| d.since(now));
+            let timeout = earlier(deadline, &shared.attention).map(|d| d.since(now));
             sleep(shared, true, if quiet { timeout } else { Some(timeout.map_or(TICK, |t| t.min(TICK))) });
         }
         s.asleep.store(false, Ordering::SeqCst);
     }
+}
+
+/// Whether there is input after all, or was something to be run.
+fn prepare_to_sleep(shared: &Shared) -> bool {
+    let (input, ran) = shared.control_and_run(|e| e.fabric.prepare_wait());
+    input || ran || shared.attention.is_due()
 }
 
 /// Sleeps until it is kicked, the time is over, or (if asked for) packets arrive.
@@ -151,5 +174,25 @@ fn sleep(shared: &Shared, network: bool, timeout: Option<Duration>) {
     let _ = poll(&mut fds, timeout.as_ref());
     if fds[0].revents().contains(PollFlags::IN) {
         kick.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_engine_does_on_the_adapters_thread_is_no_turn_of_the_programs() {
+        let sleeper = Sleeper::new(Progress::Adaptive).unwrap();
+        let mode = || {
+            sleeper.mode.store(GUARD, Ordering::SeqCst);
+            sleeper.program_turned();
+            sleeper.mode.load(Ordering::SeqCst)
+        };
+        assert_eq!(mode(), ACTIVE);
+        OWN.set(core::ptr::from_ref(&sleeper).addr());
+        let own = mode();
+        OWN.set(0);
+        assert_eq!(own, GUARD, "it would look at the network once a tick only");
     }
 }

@@ -4,18 +4,20 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use hca_core::{Completion, DeviceAttr, DeviceError, PortAttr, QpHandle, SendWr};
+use hca_core::{Completion, DeviceAttr, DeviceError, Instant, PortAttr, QpHandle, SendWr};
 
 use crate::cq::epoll_of;
 use crate::doorbell::Doorbell;
 use crate::engine::{AckRule, Engine};
 use crate::fork::Fork;
 use crate::notify::{EventFd, TimerFd};
+use crate::offload::Attached;
 use crate::options::{Progress, Time};
 use crate::patience;
 use crate::progress::Sleeper;
 use crate::qp::QpShared;
-use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
+use crate::runs::{Attention, NEVER};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 use crate::tables::Events;
 use crate::turn_lock::{Guard, TurnLock};
 
@@ -34,9 +36,11 @@ pub(crate) struct Shared {
     /// A copy of the fabric's descriptor, for those that sleep without the engine's lock.
     pub(crate) fabric_fd: Option<OwnedFd>,
     wait: OnceLock<DeviceWait>,
-    /// Completion queues that were armed with a descriptor and have yielded nothing since: somebody may
-    /// sleep on them, or is about to.
-    pub(crate) waiters: AtomicU32,
+    /// What else is to be seen to; its waiters are completion queues that were armed with a descriptor and have yielded
+    /// nothing since: somebody may sleep on them, or is about to.
+    pub(crate) attention: Arc<Attention>,
+    /// Portals engines; never locked while one runs.
+    pub(crate) engines: Mutex<Vec<Arc<Attached>>>,
 }
 
 /// The descriptor that a program sleeps on when it turns the device itself.
@@ -47,20 +51,23 @@ struct DeviceWait {
     timer_at: AtomicU64,
 }
 
-/// No deadline.
-const NEVER: u64 = u64::MAX;
-
 impl DeviceWait {
     /// Makes the descriptor readable as soon as the engine needs a turn, and at once if it does now.
-    fn prepare(&self, e: &mut Engine, time: &Time) {
+    fn prepare(&self, e: &mut Engine, time: &Time, attention: &Attention) {
         let now = time.now();
-        let input = e.fabric.prepare_wait() || !e.is_quiet();
-        let deadline = if input { Some(now) } else { e.next_deadline() };
+        let input = e.fabric.prepare_wait() || !e.is_quiet() || attention.is_due();
+        let deadline = if input { Some(now) } else { earlier(e.next_deadline(), attention) };
         let at = deadline.map_or(NEVER, |d| d.as_nanos());
         if self.timer_at.swap(at, Ordering::Relaxed) != at {
             self.timer.set(deadline.map(|d| d.since(now)));
         }
     }
+}
+
+/// The engine's deadline, or that of what is run beside it.
+pub(crate) fn earlier(deadline: Option<Instant>, attention: &Attention) -> Option<Instant> {
+    let at = Some(attention.next_at()).filter(|at| *at != NEVER).map(Instant::from_nanos);
+    [deadline, at].into_iter().flatten().min()
 }
 
 /// A turn whose caller polls a completion queue.
@@ -110,7 +117,7 @@ impl Shared {
         let gives_shared_memory = engine.shares_memory;
         let engine = TurnLock::new(engine);
         let (bell, wait, fork) = (Doorbell::new(), OnceLock::new(), Fork::new());
-        let waiters = AtomicU32::new(0);
+        let (attention, engines) = (Arc::new(Attention::new()), Mutex::new(Vec::new()));
         Ok(Self {
             engine,
             bell,
@@ -124,7 +131,8 @@ impl Shared {
             gives_shared_memory,
             fabric_fd,
             wait,
-            waiters,
+            attention,
+            engines,
         })
     }
 
@@ -157,7 +165,7 @@ impl Shared {
         let poll = Poll::begin(turn.value(), cq, out);
         let worked = self.any_turn(poll.engine, AckRule::UnlessDelivered);
         let taken = poll.end();
-        self.give_back(turn);
+        self.give_back_of(turn, Some(cq));
         patience::note(worked);
         (taken > 0 || worked).then_some(taken)
     }
@@ -176,23 +184,52 @@ impl Shared {
 
     /// Gives the engine back, and does what others posted who found it held.
     #[inline(always)]
-    pub(crate) fn give_back(&self, mut turn: Guard<'_, Engine>) {
-        self.keep_waiters(turn.value());
+    pub(crate) fn give_back(&self, turn: Guard<'_, Engine>) {
+        self.give_back_of(turn, None);
+    }
+    /// As [`give_back`](Self::give_back), by who polls this queue.
+    #[inline(always)]
+    fn give_back_of(&self, turn: Guard<'_, Engine>, polled: Option<u32>) {
+        if self.attention.is_wanted() {
+            return self.give_back_attentively(turn, polled);
+        }
         if turn.unlock() {
             self.catch_up();
         }
         self.note_program_turn();
     }
+    /// Where somebody may sleep, or an engine is to be run.
+    #[cold]
+    #[inline(never)]
+    fn give_back_attentively(&self, mut turn: Guard<'_, Engine>, polled: Option<u32>) {
+        let e = turn.value();
+        self.keep_waiters(e);
+        if let Some(entry) = polled.and_then(|cq| e.core.tables.cqs.at_mut(cq)) {
+            entry.note_poller();
+        }
+        if turn.unlock() {
+            self.engine.turn_or_leave_word(|e| self.turn_posted(e));
+        }
+        self.note_program_turn();
+        self.run_due(polled);
+    }
     #[cold]
     #[inline(never)]
     fn catch_up(&self) {
         self.engine.turn_or_leave_word(|e| self.turn_posted(e));
+        self.run_due(None);
     }
 
     #[inline(always)]
     fn any_turn(&self, e: &mut Engine, acks: AckRule) -> bool {
         let short = if e.has_shm { e.short_turn(&self.bell, acks) } else { None };
-        short.unwrap_or_else(|| e.turn(self.time.now(), &self.bell, acks))
+        short.unwrap_or_else(|| self.whole_turn(e, self.time.now(), acks))
+    }
+    /// A turn that looks at everything.
+    #[inline]
+    pub(crate) fn whole_turn(&self, e: &mut Engine, now: Instant, acks: AckRule) -> bool {
+        self.attention.note_time(now.as_nanos());
+        e.turn(now, &self.bell, acks)
     }
 
     /// A queue pair has something new.
@@ -249,12 +286,17 @@ impl Shared {
 
     /// The control path: waits for the engine, and runs `f` on it.
     pub(crate) fn control<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
+        self.control_and_run(f).0
+    }
+    /// As [`control`](Self::control); tells whether Portals engines were run behind it.
+    pub(crate) fn control_and_run<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> (R, bool) {
         let f = |e: &mut Engine| {
             let r = f(e);
             self.keep_waiters(e);
             r
         };
-        self.engine.with(f, |e| self.turn_posted(e))
+        let r = self.engine.with(f, |e| self.turn_posted(e));
+        (r, self.attention.is_due() && self.run_due(None))
     }
 
     /// Somebody may sleep, or be about to, while a turn, a post or a change is made: deadlines that are new
@@ -262,8 +304,7 @@ impl Shared {
     /// adapter's thread does all turns it sees to that.
     #[inline]
     fn keep_waiters(&self, e: &mut Engine) {
-        // Relaxed: it is raised before `prepare_wait` takes the engine's lock, which is held here.
-        if self.progress != Progress::Thread && self.waiters.load(Ordering::Relaxed) != 0 {
+        if self.progress != Progress::Thread && self.attention.has_waiters() {
             self.prepare(e);
         }
     }
@@ -272,7 +313,7 @@ impl Shared {
     fn prepare(&self, e: &mut Engine) {
         e.next_turn_is_whole();
         if let Some(wait) = self.wait.get() {
-            wait.prepare(e, &self.time);
+            wait.prepare(e, &self.time, &self.attention);
         }
     }
 
@@ -283,11 +324,11 @@ impl Shared {
 
     /// How long until the next turn is due.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        let (quiet, deadline) = self.control(|e| (e.is_quiet(), e.next_deadline()));
-        if !quiet {
+        let ((quiet, deadline), ran) = self.control_and_run(|e| (e.is_quiet(), e.next_deadline()));
+        if !quiet || ran || self.attention.is_due() {
             return Some(Duration::ZERO);
         }
-        deadline.map(|d| d.since(self.time.now()))
+        earlier(deadline, &self.attention).map(|d| d.since(self.time.now()))
     }
 
     /// The descriptor of [`DeviceWait`], made at the first call.

@@ -8,14 +8,15 @@
 
 mod ends;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::Waker;
+use std::time::Duration;
 
 use ends::{End, network, open, send};
 use hca_core::{
-    Completion, Device, DeviceError, Instant, Notify, Payload, PostErrorKind, QpAttr, QpState, RecvWr,
-    SendFlags, SendOp, SendWr,
+    Completion, Device, DeviceError, Instant, Notify, Payload, PortalsEngine, PostErrorKind, QpAttr, QpState,
+    RecvWr, SendFlags, SendOp, SendWr,
 };
 use hca_fabric::{Fabric, Tap, TapFrame};
 use softhca::{Options, Progress, SoftHca};
@@ -23,8 +24,37 @@ use softhca::{Options, Progress, SoftHca};
 /// Messages after the fork.
 const MESSAGES: u64 = 50;
 
+/// A Portals engine that wants to be run every now and then.
+struct Restless(AtomicU32);
+
+impl PortalsEngine for Restless {
+    fn run(&self) -> bool {
+        self.0.fetch_add(1, Ordering::Relaxed) == u32::MAX
+    }
+    fn next_deadline(&self) -> Option<Duration> {
+        Some(Duration::from_micros(100))
+    }
+}
+
+/// What the child finds of the engine that the parent attached.
+fn engine_is_the_parents(e: &mut End, engine: &Arc<Restless>) -> bool {
+    let portals = e.device.portals().expect("the software adapter runs engines");
+    let refused = |r: Result<(), DeviceError>| matches!(r, Err(DeviceError::Unsupported { .. }));
+    let weak: Weak<Restless> = Arc::downgrade(engine);
+    let all = refused(portals.attach(e.cq_handle, weak))
+        && refused(portals.nudge(e.cq_handle))
+        && refused(portals.detach(e.cq_handle));
+    let (runs, begun) = (engine.0.load(Ordering::Relaxed), std::time::Instant::now());
+    // Longer than to its deadline.
+    while begun.elapsed() < Duration::from_millis(1) {
+        e.device.turn();
+        e.cq.poll(&mut [Completion::default()]);
+    }
+    all && engine.0.load(Ordering::Relaxed) == runs
+}
+
 /// What the child finds: a bit for each promise that is broken.
-fn child(ends: &mut [End; 2], fabric: &str) -> i32 {
+fn child(ends: &mut [End; 2], engine: &Arc<Restless>, fabric: &str) -> i32 {
     let mut broken = 0;
     let mut expect = |bit: i32, holds: bool| broken |= if holds { 0 } else { 1 << bit };
     let refused = |r: Result<(), DeviceError>| matches!(&r, Err(DeviceError::Unsupported { what }) if what.contains("fork"));
@@ -62,6 +92,7 @@ fn child(ends: &mut [End; 2], fabric: &str) -> i32 {
         expect(11, without_the_engine(d));
         // What peers reach is the parent's alone.
         expect(12, fabric != "shm" || !is_mapped(e.memory.addr().as_ptr()));
+        expect(13, engine_is_the_parents(e, engine));
     }
     broken
 }
@@ -122,6 +153,11 @@ fn check(fabric: &str, progress: Progress) {
     let mut ends: [End; 2] = devices.into_iter().map(End::new).collect::<Vec<_>>().try_into().ok().unwrap();
     ends[0].connect(&ends[1]);
     ends[1].connect(&ends[0]);
+    let engine = Arc::new(Restless(AtomicU32::new(0)));
+    for e in &ends {
+        let weak: Weak<Restless> = Arc::downgrade(&engine);
+        e.device.portals().expect("the software adapter runs engines").attach(e.cq_handle, weak).unwrap();
+    }
     let [a, b] = &mut ends;
     a.recv();
     b.recv();
@@ -135,7 +171,7 @@ fn check(fabric: &str, progress: Progress) {
     send(&mut a.uc, SendFlags::SIGNALED);
     let pid = fork();
     if pid == 0 {
-        let broken = child(&mut ends, fabric);
+        let broken = child(&mut ends, &engine, fabric);
         // Whatever it drops, and in whatever order, touches nothing of the parent's.
         drop(ends);
         end_child(broken);
@@ -159,6 +195,7 @@ fn check(fabric: &str, progress: Progress) {
         }
     }
     let [a, b] = ends;
+    assert!(engine.0.load(Ordering::Relaxed) > 0, "{fabric} {progress:?}: the parent's engine is not run");
     a.close();
     b.close();
     println!("fork over {fabric}, progress {progress:?}: ok");

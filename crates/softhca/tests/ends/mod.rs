@@ -119,34 +119,7 @@ impl End {
     pub fn connect(&self, peer: &Self) {
         let dgid = Gid::from_ip(peer.device.fabric().local);
         for (qp, to, rc) in [(&self.rc, &peer.rc, true), (&self.uc, &peer.uc, false)] {
-            let init = QpAttr {
-                state: Some(QpState::Init),
-                pkey: Some(Pkey::DEFAULT),
-                access: Some(Access::REMOTE_WRITE),
-                ..QpAttr::default()
-            };
-            let rtr = QpAttr {
-                state: Some(QpState::Rtr),
-                dest_qpn: Some(to.qpn),
-                av: Some(AddressVector { dgid, ..AddressVector::default() }),
-                path_mtu: Some(Mtu::B1024),
-                rq_psn: Some(Psn::new(7)),
-                max_dest_rd_atomic: rc.then_some(1),
-                min_rnr_timer: rc.then_some(RnrTimer::new(1)),
-                ..QpAttr::default()
-            };
-            let rts = QpAttr {
-                state: Some(QpState::Rts),
-                sq_psn: Some(Psn::new(7)),
-                timeout: rc.then_some(AckTimeout::new(14)),
-                retry_cnt: rc.then_some(7),
-                rnr_retry: rc.then_some(7),
-                max_rd_atomic: rc.then_some(1),
-                ..QpAttr::default()
-            };
-            for attr in [init, rtr, rts] {
-                self.device.modify_qp(qp.handle, &attr).unwrap();
-            }
+            connect(&self.device, qp.handle, (dgid, to.qpn), rc);
         }
     }
 
@@ -181,6 +154,38 @@ impl End {
             self.device.destroy_qp(qp.handle).unwrap();
         }
         self.device.dereg_mr(self.keys.handle).unwrap();
+    }
+}
+
+/// Connects a queue pair, to its peer's address and number.
+pub fn connect(device: &SoftHca, qp: QpHandle, (dgid, to): (Gid, Qpn), rc: bool) {
+    let init = QpAttr {
+        state: Some(QpState::Init),
+        pkey: Some(Pkey::DEFAULT),
+        access: Some(Access::REMOTE_WRITE),
+        ..QpAttr::default()
+    };
+    let rtr = QpAttr {
+        state: Some(QpState::Rtr),
+        dest_qpn: Some(to),
+        av: Some(AddressVector { dgid, ..AddressVector::default() }),
+        path_mtu: Some(Mtu::B1024),
+        rq_psn: Some(Psn::new(7)),
+        max_dest_rd_atomic: rc.then_some(1),
+        min_rnr_timer: rc.then_some(RnrTimer::new(1)),
+        ..QpAttr::default()
+    };
+    let rts = QpAttr {
+        state: Some(QpState::Rts),
+        sq_psn: Some(Psn::new(7)),
+        timeout: rc.then_some(AckTimeout::new(14)),
+        retry_cnt: rc.then_some(7),
+        rnr_retry: rc.then_some(7),
+        max_rd_atomic: rc.then_some(1),
+        ..QpAttr::default()
+    };
+    for attr in [init, rtr, rts] {
+        device.modify_qp(qp, &attr).unwrap();
     }
 }
 
