@@ -4,16 +4,17 @@ use std::collections::VecDeque;
 
 use bitflags::bitflags;
 
+use crate::chains::Seed;
 use crate::counter::{Change, Counter};
 use crate::entry::Posted;
 use crate::event::EventQueue;
 use crate::handle::{Key, MAX_OBJECTS, Slab};
 use crate::initiator::MdSlot;
-use crate::list::{List, Nodes, Seed};
+use crate::list::{List, Nodes};
 use crate::unexpected::{Arrivals, Waiting};
 use crate::{
-    CtHandle, EntryHandle, EqHandle, Error, Event, EventKind, Got, Header, Jid, ListKind, MdHandle, NiFail,
-    Region, Released, Source, Transfer, Uid,
+    CtHandle, EntryHandle, EqHandle, Error, Event, Got, Header, Jid, ListKind, MdHandle, Region, Released,
+    Source, Transfer, Uid,
 };
 
 /// Which of the two interfaces' rules an [`Interface`] follows where they are not an entry's own.
@@ -199,7 +200,7 @@ pub(crate) struct Portal {
     /// Operations under way.
     pub(crate) pending: u32,
     /// Whether a place in its queue is kept for `PtDisabled`.
-    notice_reserved: bool,
+    pub(crate) notice_reserved: bool,
 }
 
 impl Portal {
@@ -229,7 +230,7 @@ pub struct Interface {
     pub(crate) nodes: Nodes,
     pub(crate) headers: Slab<Waiting>,
     pub(crate) mds: Slab<MdSlot>,
-    eqs: Slab<EventQueue>,
+    pub(crate) eqs: Slab<EventQueue>,
     pub(crate) cts: Slab<Counter>,
     pub(crate) acl: Vec<Option<Acl>>,
     pub(crate) status: Status,
@@ -455,19 +456,6 @@ impl Interface {
     pub(crate) fn portal_mut(&mut self, pt_index: u32) -> Result<&mut Portal, Error> {
         portal_mut(&mut self.portals, pt_index)
     }
-    /// Disables a portal that has run out of something, and says so.
-    #[cold]
-    pub(crate) fn run_dry(&mut self, pt_index: u32, quiet: bool) {
-        let portal = self.portal_mut(pt_index).expect("a message is at it");
-        portal.disabled = true;
-        if quiet {
-            return;
-        }
-        let reserved = std::mem::take(&mut portal.notice_reserved);
-        let eq = portal.eq;
-        let event = Event { pt_index, fail: NiFail::PtDisabled, ..Event::new(EventKind::PtDisabled) };
-        self.push(eq, event, None, reserved);
-    }
 
     /// Makes an event queue that holds so many events.
     ///
@@ -496,8 +484,22 @@ impl Interface {
     ///
     /// # Errors
     /// [`Error::Handle`].
+    #[inline]
     pub fn eq_get(&mut self, eq: EqHandle) -> Result<Option<Got>, Error> {
-        Ok(self.eqs.get_mut(eq.0).ok_or(Error::Handle { argument: "eq" })?.pop())
+        self.eq_take(eq, |&event, dropped| Got { event, dropped })
+    }
+    /// Takes the oldest event, which is shown where it lies, and whether events between it and the one taken before were
+    /// lost: for who wants some of its fields, or all in another order, without a copy in between.
+    ///
+    /// # Errors
+    /// [`Error::Handle`].
+    #[inline]
+    pub fn eq_take<R>(
+        &mut self,
+        eq: EqHandle,
+        show: impl FnOnce(&Event, bool) -> R,
+    ) -> Result<Option<R>, Error> {
+        Ok(self.eqs.get_mut(eq.0).ok_or(Error::Handle { argument: "eq" })?.pop(show))
     }
     /// How many events a queue holds.
     ///
@@ -522,7 +524,7 @@ impl Interface {
         self.check_aborted()?;
         for which in (0..eqs.len()).map(|i| (first % eqs.len() + i) % eqs.len()) {
             let queue = self.eqs.get_mut(eqs[which].0).ok_or(Error::Handle { argument: "eqs" })?;
-            if let Some(got) = queue.pop() {
+            if let Some(got) = queue.pop(|&event, dropped| Got { event, dropped }) {
                 return Ok(Some((which, got)));
             }
         }
@@ -538,14 +540,11 @@ impl Interface {
         self.eqs.get(eq.0).map(|queue| queue.len() == 0)
     }
     /// Posts an event where there is a queue for it.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn push(&mut self, eq: Option<EqHandle>, event: Event, md: Option<&Region>, reserved: bool) {
         if let Some(queue) = eq.and_then(|eq| self.eqs.get_mut(eq.0)) {
             queue.push(event, md, reserved);
         }
-    }
-    pub(crate) fn reserve(&mut self, eq: Option<EqHandle>, events: usize) -> bool {
-        eq.and_then(|eq| self.eqs.get_mut(eq.0)).is_none_or(|queue| queue.reserve(events))
     }
     pub(crate) fn release(&mut self, eq: Option<EqHandle>, events: usize) {
         if let Some(queue) = eq.and_then(|eq| self.eqs.get_mut(eq.0)) {
