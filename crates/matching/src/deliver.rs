@@ -476,7 +476,9 @@ impl Portal {
         }
         let reserved = std::mem::take(&mut self.notice_reserved);
         let event = Event { pt_index, fail: NiFail::PtDisabled, ..Event::new(EventKind::PtDisabled) };
-        if let Some(queue) = self.eq.and_then(|eq| eqs.get_mut(eq.0)) {
+        let Some(queue) = self.eq.and_then(|eq| eqs.get_mut(eq.0)) else { return };
+        // One that is still to be read says all, and no event has to give way for another.
+        if reserved || !queue.is_full() || !queue.holds_notice(pt_index) {
             queue.push(event, None, reserved);
         }
     }

@@ -282,6 +282,15 @@ impl EventQueue {
             self.head = 0;
         }
     }
+    /// Whether an event more would cost one that was not taken.
+    pub(crate) fn is_full(&self) -> bool {
+        self.len + self.reserved >= self.capacity
+    }
+    /// Whether the event that a portal was disabled is still to be taken.
+    pub(crate) fn holds_notice(&self, pt_index: u32) -> bool {
+        let places = (self.head..).take(self.len).map(|at| at % self.capacity);
+        places.map(|at| &self.ring[at]).any(|e| (e.kind, e.pt_index) == (EventKind::PtDisabled, pt_index))
+    }
     /// Of the event that was taken last, its memory descriptor as it was right after the event.
     pub(crate) fn last_md(&self) -> Option<Region> {
         self.last_md

@@ -223,11 +223,10 @@ impl Pair {
         }
     }
     fn get(&mut self, all: bool) {
-        for (&eq, portal) in self.eqs.iter().zip(&mut self.model.portals) {
+        for (pt, &eq) in self.eqs.iter().enumerate() {
             for _ in 0..if all { u64::MAX } else { self.draw.below(8) } {
                 let got = self.ni.eq_get(eq).unwrap();
-                let event = portal.queue.events.pop_front();
-                let wanted = event.map(|event| (event, std::mem::take(&mut portal.queue.dropped)));
+                let wanted = self.model.take_event(pt);
                 let plain = |event: Event| Event { link: 0, sequence: 0, ..event };
                 assert_eq!(got.map(|got| (plain(got.event), got.dropped)), wanted);
                 if wanted.is_none() {
