@@ -61,7 +61,7 @@ fn put_get_atomic_and_fetch_atomic_tell_every_field() {
 }
 
 #[test]
-fn overflow_events_tell_the_appended_entry_where_the_bytes_are() {
+fn put_overflow_get_overflow_atomic_overflow_and_fetch_atomic_overflow_tell_where_the_bytes_are() {
     for (operation, kind, overflow_kind) in OPERATIONS {
         let mut rig = Rig::new();
         let holder = rig.append(Overflow, Region { user_ptr: 1, ..region(64, OP | Options::MANAGE_LOCAL) });
@@ -284,7 +284,7 @@ fn search_delete_of_bytes_still_coming_tells_of_them_when_they_are_there() {
 }
 
 #[test]
-fn pt_disabled_comes_with_flow_control_when_nothing_matches() {
+fn pt_disabled_comes_with_flowctrl_when_nothing_matches() {
     let mut rig = Rig::flow_control(8);
     assert_eq!(rig.send(rig.put(8)), Err(NiFail::PtDisabled));
     let event = rig.event().unwrap();
@@ -299,7 +299,7 @@ fn pt_disabled_comes_with_flow_control_when_nothing_matches() {
 }
 
 #[test]
-fn pt_disabled_comes_with_flow_control_when_no_header_can_wait() {
+fn pt_disabled_comes_with_flowctrl_when_no_header_can_wait() {
     for (portal, wanted) in
         [(PortalOptions::FLOWCTRL, NiFail::PtDisabled), (PortalOptions::empty(), NiFail::Dropped)]
     {
@@ -316,7 +316,7 @@ fn pt_disabled_comes_with_flow_control_when_no_header_can_wait() {
 }
 
 #[test]
-fn with_flow_control_a_full_queue_disables_the_portal_and_no_event_is_lost() {
+fn pt_disabled_comes_with_flowctrl_when_no_event_has_room_and_none_is_lost() {
     let mut rig = Rig::flow_control(3);
     rig.append(Priority, region(64, OP));
     let delivery = rig.begin(rig.put(8));

@@ -648,4 +648,21 @@ impl Model {
         }
         Ok(())
     }
+    pub(crate) fn md_update(
+        &mut self,
+        md: MdHandle,
+        new: Region,
+        test: Option<usize>,
+    ) -> Result<Region, Error> {
+        let at = self.posted.iter().position(|p| p.md == Some(md)).ok_or(Error::Handle { argument: "md" })?;
+        if test.is_some_and(|pt| !self.portals[pt].queue.events.is_empty()) {
+            return Err(Error::NoUpdate { argument: "test" });
+        }
+        let p = &mut self.posted[at];
+        if p.pending > 0 {
+            return Err(Error::InUse { argument: "md", pending: p.pending });
+        }
+        p.offset = 0;
+        Ok(p.entry.region.replace(new).unwrap())
+    }
 }
