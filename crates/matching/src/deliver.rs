@@ -1,7 +1,11 @@
 //! Which entry takes a message, where its bytes go, and what follows once they are there.
 
+use crate::dense::NONE;
 use crate::entry::Posted;
-use crate::handle::Key;
+use crate::event::EventQueue;
+use crate::handle::{Key, Slab};
+use crate::interface::Portal;
+use crate::list::List;
 use crate::post::one_less;
 use crate::unexpected::Waiting;
 use crate::{
@@ -41,12 +45,14 @@ pub struct Delivery {
     pub mlength: u64,
     /// The options of the memory.
     pub options: Options,
-    /// The header that waits for an entry, if this one is of the overflow list.
-    waiting: Option<u32>,
     link: u64,
+    /// The header that waits for an entry, if this one is of the overflow list; otherwise [`NONE`].
+    waiting: u32,
     /// A place in the event queue is kept for the event.
     reserved: bool,
 }
+// Larger ones are copied by calls.
+const _: () = assert!(size_of::<Verdict>() <= 128);
 
 /// Why an entry does not take a message, for [`Interface::explain`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,11 +86,20 @@ enum Judgement {
     Fail(Reason),
 }
 
+/// The entry that takes a message.
 struct Choice {
+    /// Which; [`NONE`] if the message has failed.
     index: u32,
+    fail: NiFail,
     list: ListKind,
     offset: u64,
     mlength: u64,
+}
+
+impl Choice {
+    const fn failed(fail: NiFail) -> Self {
+        Self { index: NONE, fail, list: ListKind::Priority, offset: 0, mlength: 0 }
+    }
 }
 
 impl Interface {
@@ -93,11 +108,14 @@ impl Interface {
     ///
     /// Messages must be shown in the order in which their initiator sent them.
     pub fn deliver(&mut self, header: &Header) -> Verdict {
-        let choice = match self.choose(header) {
-            Ok(choice) => choice,
-            Err(fail) => return self.refuse(header, fail),
-        };
-        self.take(header, &choice)
+        let choice = self.choose(header);
+        if choice.index == NONE {
+            return self.refuse(header, choice.fail);
+        }
+        match self.config.face {
+            Face::V4 => self.take(header, choice),
+            Face::V3 => self.begin_v3(header, choice),
+        }
     }
     /// Tells each entry that is asked, in order, whether it would take a message (`None`) or why not, up to the one
     /// that decides. For tools: it looks at the entries one by one, and changes nothing.
@@ -131,50 +149,77 @@ impl Interface {
     /// # Panics
     /// If the delivery is another interface's.
     pub fn complete(&mut self, delivery: Delivery, fail: NiFail) -> Response {
-        let Delivery { ref header, entry, options, .. } = delivery;
-        let posted =
-            self.entries.get_mut(entry.0).filter(|p| p.pending > 0).expect("a delivery of this interface");
+        let Delivery { ref header, entry, options, reserved, waiting, .. } = delivery;
+        let posted = self.entries.get_mut(entry.0).filter(|posted| posted.pending > 0);
+        let posted = posted.expect("a delivery of this interface");
         posted.pending -= 1;
+        let mut ends = posted.detaching || posted.auto_unlinked;
         let region = posted.entry.region.as_ref().expect("its memory stays while operations are under way");
-        let (own_eq, ct, user_ptr) = (region.eq, region.ct, region.user_ptr);
-        let mlength = if fail == NiFail::Ok { delivery.mlength } else { 0 };
         let portal = self.portals[header.pt_index as usize].as_mut().expect("operations hold it");
         portal.pending -= 1;
-        let eq = own_eq.or(portal.eq);
-        let quiet = match self.config.face {
-            Face::V3 => options.contains(Options::EVENT_END_DISABLE),
-            Face::V4 => {
-                options.contains(Options::EVENT_COMM_DISABLE)
-                    || fail == NiFail::Ok && options.contains(Options::EVENT_SUCCESS_DISABLE)
+        let (eq, ct) = (region.eq.or(portal.eq), region.ct);
+        let mlength = if fail == NiFail::Ok { delivery.mlength } else { 0 };
+        if self.config.face == Face::V3 {
+            self.end_v3(&delivery, mlength, fail);
+        } else if let Some(queue) = eq.and_then(|eq| self.eqs.get_mut(eq.0)) {
+            let quiet = options.contains(Options::EVENT_COMM_DISABLE)
+                || fail == NiFail::Ok && options.contains(Options::EVENT_SUCCESS_DISABLE);
+            match quiet {
+                true => queue.release(usize::from(reserved)),
+                false => {
+                    if let Some(place) = queue.place(reserved) {
+                        delivery.tell(place, event_kind(header.operation), mlength, fail, region.user_ptr);
+                    }
+                }
             }
-        };
-        if quiet {
-            self.release(eq, usize::from(delivery.reserved));
-        } else if self.config.face == Face::V3 {
-            self.tell_v3(&delivery, end_kind(header.operation), mlength, fail, delivery.reserved);
-        } else {
-            let event = Event { fail, mlength, ..delivery.event(event_kind(header.operation), user_ptr) };
-            self.push(eq, event, None, delivery.reserved);
         }
         if options.contains(Options::EVENT_CT_COMM) {
             self.count(ct, fail, options.contains(Options::EVENT_CT_BYTES).then_some(mlength));
         }
-        if let Some(waiting) = delivery.waiting {
-            let header = self.headers.at_mut(waiting);
-            (header.done, header.mlength) = (Some(fail), mlength);
-            if header.claim.is_some() {
-                self.finish_claim(waiting);
-            }
+        if waiting != NONE {
+            self.arrived(waiting, mlength, fail);
+            ends = self.entries.get(entry.0).is_some_and(|posted| posted.detaching || posted.auto_unlinked);
         }
-        if self.entries.get(entry.0).is_some_and(|posted| posted.detaching || posted.auto_unlinked) {
+        if ends {
             self.settle(entry.0.index());
         }
         header.response(fail, mlength, delivery.offset, options.contains(Options::ACK_DISABLE))
     }
+    /// The bytes of a message whose header waits are there.
+    #[cold]
+    fn arrived(&mut self, waiting: u32, mlength: u64, fail: NiFail) {
+        let header = self.headers.at_mut(waiting);
+        (header.done, header.mlength) = (Some(fail), mlength);
+        if header.claim.is_some() {
+            self.finish_claim(waiting);
+        }
+    }
+    #[inline(never)]
+    fn begin_v3(&mut self, header: &Header, choice: Choice) -> Verdict {
+        let mlength = choice.mlength;
+        let verdict = self.take(header, choice);
+        if let Verdict::Accept(delivery) = &verdict
+            && !delivery.options.contains(Options::EVENT_START_DISABLE)
+        {
+            self.tell_v3(delivery, start_kind(header.operation), mlength, NiFail::Ok, false);
+        }
+        verdict
+    }
+    #[inline(never)]
+    fn end_v3(&mut self, delivery: &Delivery, mlength: u64, fail: NiFail) {
+        if delivery.options.contains(Options::EVENT_END_DISABLE) {
+            let region = self.entries.at(delivery.entry.0.index()).entry.region.expect("operations hold it");
+            let eq = self.eq_of(delivery.header.pt_index, &region);
+            self.release(eq, usize::from(delivery.reserved));
+        } else {
+            self.tell_v3(delivery, end_kind(delivery.header.operation), mlength, fail, delivery.reserved);
+        }
+    }
     /// One of the two events of an operation of 3.3, with the memory descriptor as it is now.
     fn tell_v3(&mut self, delivery: &Delivery, kind: EventKind, mlength: u64, fail: NiFail, reserved: bool) {
         let region = self.entries.at(delivery.entry.0.index()).entry.region.expect("operations hold it");
-        let event = Event { fail, mlength, ..delivery.event(kind, region.user_ptr) };
+        let mut event = Event::new(kind);
+        delivery.tell(&mut event, kind, mlength, fail, region.user_ptr);
         self.push(self.eq_of(delivery.header.pt_index, &region), event, Some(&region), reserved);
     }
 
@@ -197,59 +242,78 @@ impl Interface {
         header.response(fail, 0, 0, false)
     }
     /// The entry that a message is for.
-    fn choose(&mut self, header: &Header) -> Result<Choice, NiFail> {
-        let portal = self.portal(header.pt_index).map_err(|_| NiFail::Dropped)?;
-        if self.config.face == Face::V3 && !self.acl.is_empty() {
-            let acl = self.acl.get(header.ac_index as usize).copied().flatten();
-            if !acl.is_some_and(|acl| acl.admits(header)) {
-                return Err(NiFail::PermViolation);
-            }
+    #[inline(never)]
+    fn choose(&mut self, header: &Header) -> Choice {
+        let Ok(portal) = self.portal(header.pt_index) else { return Choice::failed(NiFail::Dropped) };
+        if self.config.face == Face::V3 && !self.acl.is_empty() && !self.is_admitted(header) {
+            return Choice::failed(NiFail::PermViolation);
         }
         if portal.disabled {
-            return Err(NiFail::PtDisabled);
+            return Choice::failed(NiFail::PtDisabled);
         }
         if !self.is_legal(header) {
-            return Err(NiFail::OpViolation);
+            return Choice::failed(NiFail::OpViolation);
         }
-        for kind in [ListKind::Priority, ListKind::Overflow] {
-            let list = portal.list(kind);
-            if list.len() == 0 {
-                continue;
-            }
-            let mut search = list.search(header.match_bits, header.initiator.packed());
-            while let Some(index) = list.next(&self.nodes, &mut search) {
-                match judge(self.config.face, self.entries.at(index), header) {
-                    Judgement::Take { offset, mlength } => {
-                        return Ok(Choice { index, list: kind, offset, mlength });
-                    }
-                    Judgement::Pass(_) => {}
-                    Judgement::Fail(Reason::Permission) => return Err(NiFail::PermViolation),
-                    Judgement::Fail(_) => return Err(NiFail::OpViolation),
+        if portal.priority.len() != 0
+            && let Some(choice) = self.look(&portal.priority, ListKind::Priority, header)
+        {
+            return choice;
+        }
+        if portal.overflow.len() != 0
+            && let Some(choice) = self.look(&portal.overflow, ListKind::Overflow, header)
+        {
+            return choice;
+        }
+        self.no_match(header.pt_index)
+    }
+    /// The entry of a list that a message is for.
+    #[inline(always)]
+    fn look(&self, list: &List, kind: ListKind, header: &Header) -> Option<Choice> {
+        let mut search = list.search(header.match_bits, header.initiator.packed());
+        while let Some(index) = list.next(&self.nodes, &mut search) {
+            match judge(self.config.face, self.entries.at(index), header) {
+                Judgement::Take { offset, mlength } => {
+                    return Some(Choice { index, fail: NiFail::Ok, list: kind, offset, mlength });
                 }
+                Judgement::Pass(_) => {}
+                Judgement::Fail(Reason::Permission) => return Some(Choice::failed(NiFail::PermViolation)),
+                Judgement::Fail(_) => return Some(Choice::failed(NiFail::OpViolation)),
             }
         }
-        if portal.options.contains(PortalOptions::FLOWCTRL) {
-            self.run_dry(header.pt_index, false);
-            return Err(NiFail::PtDisabled);
+        None
+    }
+    /// Whether the access control list lets a message in (3.3).
+    #[cold]
+    fn is_admitted(&self, header: &Header) -> bool {
+        let acl = self.acl.get(header.ac_index as usize).copied().flatten();
+        acl.is_some_and(|acl| acl.admits(header))
+    }
+    #[cold]
+    fn no_match(&mut self, pt_index: u32) -> Choice {
+        let portal = self.portals[pt_index as usize].as_mut().expect("a message is at it");
+        if !portal.options.contains(PortalOptions::FLOWCTRL) {
+            return Choice::failed(NiFail::Dropped);
         }
-        Err(NiFail::Dropped)
+        portal.run_dry(&mut self.eqs, pt_index, false);
+        Choice::failed(NiFail::PtDisabled)
     }
     /// Whether the interface does such an operation at such a length.
+    #[inline(always)]
     fn is_legal(&self, header: &Header) -> bool {
         let limits = &self.config.limits;
-        let limit = match header.operation {
-            Operation::Put | Operation::Get | Operation::GetPut => limits.max_msg_size,
-            Operation::Atomic(..) => limits.max_atomic_size,
-            Operation::FetchAtomic(..) | Operation::Swap(..) => limits.max_fetch_atomic_size,
-        };
-        header.length <= limit && header.operation.is_legal(header.length)
+        match header.operation {
+            Operation::Put | Operation::Get | Operation::GetPut => header.length <= limits.max_msg_size,
+            Operation::Atomic(..) => is_legal_atomic(header, limits.max_atomic_size),
+            _ => is_legal_atomic(header, limits.max_fetch_atomic_size),
+        }
     }
     /// Gives a message to an entry.
-    #[inline]
-    fn take(&mut self, header: &Header, choice: &Choice) -> Verdict {
-        let &Choice { index, list, offset, mlength } = choice;
-        let posted = self.entries.at(index);
-        let region = posted.entry.region.as_ref().expect("it takes a message");
+    #[inline(always)]
+    fn take(&mut self, header: &Header, choice: Choice) -> Verdict {
+        let Choice { index, list, offset, mlength, .. } = choice;
+        let portal = self.portals[header.pt_index as usize].as_mut().expect("it has entries");
+        let (key, posted) = self.entries.entry_mut(index);
+        let region = posted.entry.region.as_mut().expect("it takes a message");
         let (options, region_start) = (region.options, region.start);
         let threshold = match options.contains(Options::USE_ONCE) {
             true => Threshold::Count(0),
@@ -260,90 +324,51 @@ impl Interface {
         let goes = region.unlink && (threshold == Threshold::Count(0) || is_full(region, next_offset));
         let unlinks = goes && posted.entry.unlink;
         let waits = list == ListKind::Overflow && !options.contains(Options::UNEXPECTED_HDR_DISABLE);
-        let own_eq = region.eq;
-        let portal = self.portals[header.pt_index as usize].as_mut().expect("it has entries");
         let mut reserved = Reserved::default();
         if waits || portal.options.contains(PortalOptions::FLOWCTRL) {
-            reserved = match self.make_room(header, options, own_eq, list, unlinks, waits) {
+            let waits_full = waits && self.headers.len() == self.headers.limit();
+            let (eq, pt_index) = (region.eq.or(portal.eq), header.pt_index);
+            reserved = match portal.make_room(&mut self.eqs, eq, pt_index, options, list, unlinks, waits_full)
+            {
                 Ok(reserved) => reserved,
                 Err(fail) => return self.refuse(header, fail),
             };
         }
 
-        self.portals[header.pt_index as usize].as_mut().expect("it has entries").pending += 1;
+        portal.pending += 1;
         let link = self.next_link;
         self.next_link += 1;
-        let entry = EntryHandle(self.entries.key_at(index));
-        let posted = self.entries.at_mut(index);
-        posted.entry.region.as_mut().expect("it takes a message").threshold = threshold;
+        region.threshold = threshold;
         posted.offset = next_offset;
         posted.pending += 1;
+        let md = posted.md.map(MdHandle);
         if goes {
             posted.last_link = link;
             (posted.unlink_reserved, posted.free_reserved) = (reserved.unlink, reserved.free);
             (posted.detaching, posted.auto_unlinked) = (true, unlinks);
+            if unlinks {
+                self.take_from_list(index);
+            }
         }
-        let md = posted.md.map(MdHandle);
-        if unlinks {
-            self.take_from_list(index);
-        }
-        let waiting =
-            waits.then(|| self.wait(header, index, region_start.wrapping_add(offset), offset, mlength));
-        let delivery = Delivery {
+        let waiting = match waits {
+            true => self.wait(header, index, region_start.wrapping_add(offset), offset, mlength),
+            false => NONE,
+        };
+        Verdict::Accept(Delivery {
             header: *header,
-            entry,
+            entry: EntryHandle(key),
             list,
             md,
             region_start,
             offset,
             mlength,
             options,
-            waiting,
             link,
+            waiting,
             reserved: reserved.comm,
-        };
-        if self.config.face == Face::V3 && !options.contains(Options::EVENT_START_DISABLE) {
-            self.tell_v3(&delivery, start_kind(header.operation), mlength, NiFail::Ok, false);
-        }
-        Verdict::Accept(delivery)
+        })
     }
-    /// Keeps room for what a message will leave behind, where running out of it is not to lose anything.
-    fn make_room(
-        &mut self,
-        header: &Header,
-        options: Options,
-        own_eq: Option<EqHandle>,
-        list: ListKind,
-        unlinks: bool,
-        waits: bool,
-    ) -> Result<Reserved, NiFail> {
-        let portal = self.portals[header.pt_index as usize].as_ref().expect("it has entries");
-        let flow_control = portal.options.contains(PortalOptions::FLOWCTRL);
-        let quiet = options.contains(Options::EVENT_FLOWCTRL_DISABLE);
-        if waits && self.headers.len() == self.headers.limit() {
-            if !flow_control {
-                return Err(NiFail::Dropped);
-            }
-            self.run_dry(header.pt_index, quiet);
-            return Err(NiFail::PtDisabled);
-        }
-        if !flow_control {
-            return Ok(Reserved::default());
-        }
-        let unlink = unlinks && !options.contains(Options::EVENT_UNLINK_DISABLE);
-        let reserved = Reserved {
-            comm: !options.contains(Options::EVENT_COMM_DISABLE),
-            unlink,
-            free: unlink && list == ListKind::Overflow,
-        };
-        let eq = own_eq.or(portal.eq);
-        let events = usize::from(reserved.comm) + usize::from(reserved.unlink) + usize::from(reserved.free);
-        if !self.reserve(eq, events) {
-            self.run_dry(header.pt_index, quiet);
-            return Err(NiFail::PtDisabled);
-        }
-        Ok(reserved)
-    }
+    #[cold]
     fn wait(&mut self, header: &Header, entry: u32, start: u64, offset: u64, mlength: u64) -> u32 {
         let waiting = Waiting::new(*header, entry, start, offset, mlength);
         let index = self.headers.insert(waiting).expect("room was made").index();
@@ -413,45 +438,98 @@ struct Reserved {
     free: bool,
 }
 
+impl Portal {
+    /// Keeps room for what a message will leave behind, where running out of it is not to lose anything.
+    #[cold]
+    #[expect(clippy::too_many_arguments, reason = "an entry and its interface are taken apart here")]
+    fn make_room(
+        &mut self,
+        eqs: &mut Slab<EventQueue>,
+        eq: Option<EqHandle>,
+        pt_index: u32,
+        options: Options,
+        list: ListKind,
+        unlinks: bool,
+        headers_full: bool,
+    ) -> Result<Reserved, NiFail> {
+        let flow_control = self.options.contains(PortalOptions::FLOWCTRL);
+        let quiet = options.contains(Options::EVENT_FLOWCTRL_DISABLE);
+        if headers_full && !flow_control {
+            return Err(NiFail::Dropped);
+        }
+        let unlink = unlinks && !options.contains(Options::EVENT_UNLINK_DISABLE);
+        let reserved = Reserved {
+            comm: !options.contains(Options::EVENT_COMM_DISABLE),
+            unlink,
+            free: unlink && list == ListKind::Overflow,
+        };
+        if !flow_control {
+            return Ok(Reserved::default());
+        }
+        let events = usize::from(reserved.comm) + usize::from(reserved.unlink) + usize::from(reserved.free);
+        let queue = eq.and_then(|eq| eqs.get_mut(eq.0));
+        if headers_full || !queue.is_none_or(|queue| queue.reserve(events)) {
+            self.run_dry(eqs, pt_index, quiet);
+            return Err(NiFail::PtDisabled);
+        }
+        Ok(reserved)
+    }
+    /// Disables a portal that has run out of something, and says so.
+    fn run_dry(&mut self, eqs: &mut Slab<EventQueue>, pt_index: u32, quiet: bool) {
+        self.disabled = true;
+        if quiet {
+            return;
+        }
+        let reserved = std::mem::take(&mut self.notice_reserved);
+        let event = Event { pt_index, fail: NiFail::PtDisabled, ..Event::new(EventKind::PtDisabled) };
+        let Some(queue) = self.eq.and_then(|eq| eqs.get_mut(eq.0)) else { return };
+        // One that is still to be read says all, and no event has to give way for another.
+        if reserved || !queue.is_full() || !queue.holds_notice(pt_index) {
+            queue.push(event, None, reserved);
+        }
+    }
+}
+
 impl Delivery {
     /// Where in memory the bytes go: the region's start plus the offset.
     pub const fn start(&self) -> u64 {
         self.region_start.wrapping_add(self.offset)
     }
-    fn event(&self, kind: EventKind, user_ptr: u64) -> Event {
-        Event {
-            list: self.list,
-            mlength: self.mlength,
-            offset: self.offset,
-            start: self.start(),
-            user_ptr,
-            entry: Some(self.entry),
-            md: self.md,
-            link: self.link,
-            ..Event::of(kind, &self.header)
-        }
+    /// Fills an event in, field by field.
+    #[inline(always)]
+    fn tell(&self, event: &mut Event, kind: EventKind, mlength: u64, fail: NiFail, user_ptr: u64) {
+        event.of(kind, &self.header);
+        event.fail = fail;
+        event.list = self.list;
+        event.mlength = mlength;
+        event.offset = self.offset;
+        event.start = self.start();
+        event.user_ptr = user_ptr;
+        event.entry = Some(self.entry);
+        event.md = self.md;
+        event.link = self.link;
     }
 }
 
 impl Event {
-    /// An event with what it takes from a message's header.
-    pub(crate) fn of(kind: EventKind, header: &Header) -> Self {
-        Self {
-            atomic: header.operation.atomic(),
-            pt_index: header.pt_index,
-            initiator: header.initiator,
-            uid: header.uid,
-            jid: header.jid,
-            match_bits: header.match_bits,
-            rlength: header.length,
-            remote_offset: header.remote_offset,
-            hdr_data: header.hdr_data,
-            ..Self::new(kind)
-        }
+    /// Fills in what an event takes from a message's header.
+    #[inline(always)]
+    pub(crate) fn of(&mut self, kind: EventKind, header: &Header) {
+        self.kind = kind;
+        self.atomic = header.operation.atomic();
+        self.pt_index = header.pt_index;
+        self.initiator = header.initiator;
+        self.uid = header.uid;
+        self.jid = header.jid;
+        self.match_bits = header.match_bits;
+        self.rlength = header.length;
+        self.remote_offset = header.remote_offset;
+        self.hdr_data = header.hdr_data;
     }
 }
 
 /// Whether an entry whose match bits agree takes a message.
+#[inline(always)]
 fn judge(face: Face, posted: &Posted, header: &Header) -> Judgement {
     use Judgement::{Fail, Pass};
     let criteria = &posted.entry.criteria;
@@ -480,18 +558,27 @@ fn judge(face: Face, posted: &Posted, header: &Header) -> Judgement {
     if !region.options.contains(rights(header.operation)) {
         return refuse(Reason::Operation);
     }
-    let mlength = header.length.min(available);
-    let whole = header.operation.atomic().map_or(0, |(_, ty)| mlength % ty.size_bytes() as u64);
-    Judgement::Take { offset, mlength: mlength - whole }
+    let mut mlength = header.length.min(available);
+    if let Some((_, ty)) = header.operation.atomic() {
+        mlength -= mlength % ty.size_bytes() as u64;
+    }
+    Judgement::Take { offset, mlength }
+}
+
+#[inline(never)]
+fn is_legal_atomic(header: &Header, limit: u64) -> bool {
+    header.length <= limit && header.operation.is_legal(header.length)
 }
 
 /// Whether locally managed memory has less room left than it is to have.
+#[inline(always)]
 fn is_full(region: &Region, offset: u64) -> bool {
     region.min_free > 0
         && region.options.contains(Options::MANAGE_LOCAL)
         && region.length.saturating_sub(offset) < region.min_free
 }
 
+#[inline(always)]
 fn offset_of(region: &Region, local: u64, header: &Header) -> u64 {
     if !region.options.contains(Options::MANAGE_LOCAL) {
         return header.remote_offset;
@@ -505,6 +592,7 @@ fn offset_of(region: &Region, local: u64, header: &Header) -> u64 {
     local
 }
 
+#[inline(always)]
 fn rights(operation: Operation) -> Options {
     match operation {
         Operation::Put | Operation::Atomic(..) => Options::OP_PUT,
@@ -515,6 +603,7 @@ fn rights(operation: Operation) -> Options {
     }
 }
 
+#[inline(always)]
 fn event_kind(operation: Operation) -> EventKind {
     match operation {
         Operation::Put => EventKind::Put,

@@ -41,6 +41,7 @@ impl<const C: usize> Dense<C> {
     pub(crate) fn head(&self) -> usize {
         self.head
     }
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.live
     }
@@ -184,12 +185,16 @@ pub(crate) fn find<const C: usize>(
     end: usize,
     differs: impl Fn(&[[u32; LANES]; C], usize) -> u32,
 ) -> Option<usize> {
-    for (at, Block(block)) in (first..).step_by(LANES).zip(blocks) {
+    // By number, since the compiler sees from it that each block is aligned as the first one is.
+    #[expect(clippy::needless_range_loop, reason = "it is not needless")]
+    for number in 0..blocks.len() {
+        let block = &blocks[number].0;
         let mut same = [0u32; LANES];
         for (lane, same) in same.iter_mut().enumerate() {
             *same = if differs(block, lane) == 0 { u32::MAX } else { 0 };
         }
         if same.iter().fold(0, |any, &lane| any | lane) != 0 {
+            let at = first + number * LANES;
             let mut rows = (at..).zip(same).filter(|(_, same)| *same != 0).map(|(row, _)| row);
             if let Some(row) = rows.find(|row| (from..end).contains(row)) {
                 return Some(row);

@@ -1,7 +1,5 @@
 //! Events, and the queues that hold them.
 
-use std::collections::VecDeque;
-
 use crate::atomic::{AtomicOp, Datatype};
 use crate::{EntryHandle, Jid, ListKind, MdHandle, NiFail, Process, Region, Uid};
 
@@ -147,13 +145,20 @@ pub struct Got {
 }
 
 /// A queue of events with a limit. Where there is no room, the oldest give way, and whoever takes the next one hears of it.
+///
+/// Events are written where they will be read, and an empty queue begins at its front again, so that who takes events as they
+/// come stays in one place of memory however long the queue is.
 #[derive(Debug)]
 pub(crate) struct EventQueue {
-    ring: VecDeque<Event>,
+    /// The places that were used so far, at most `capacity`.
+    ring: Vec<Event>,
     /// As many as events, in an interface of 3.3; otherwise empty.
-    mds: VecDeque<Option<Region>>,
+    mds: Vec<Option<Region>>,
     with_mds: bool,
     last_md: Option<Region>,
+    /// The oldest event's place.
+    head: usize,
+    len: usize,
     capacity: usize,
     /// Places that are kept for events to come (flow control).
     reserved: usize,
@@ -163,64 +168,128 @@ pub(crate) struct EventQueue {
 
 impl EventQueue {
     pub(crate) fn new(capacity: usize, with_mds: bool) -> Self {
-        let mds = if with_mds { VecDeque::with_capacity(capacity) } else { VecDeque::new() };
         Self {
-            ring: VecDeque::with_capacity(capacity),
-            mds,
+            ring: Vec::with_capacity(capacity),
+            mds: Vec::with_capacity(if with_mds { capacity } else { 0 }),
             with_mds,
             last_md: None,
+            head: 0,
+            len: 0,
             capacity,
             reserved: 0,
             dropped: false,
             sequence: 0,
         }
     }
+    #[inline]
     pub(crate) fn len(&self) -> usize {
-        self.ring.len()
+        self.len
     }
     /// A place more, which is kept for the event that a portal was disabled.
     pub(crate) fn grow_reserved(&mut self) {
+        self.straighten();
         self.capacity += 1;
         self.reserved += 1;
     }
     /// Gives such a place back.
     pub(crate) fn shrink(&mut self, was_reserved: bool) {
-        self.capacity -= 1;
         self.reserved -= usize::from(was_reserved);
-        while self.ring.len() + self.reserved > self.capacity && self.drop_oldest() {}
+        while self.len + self.reserved > self.capacity - 1 && self.drop_oldest() {}
+        self.straighten();
+        self.capacity -= 1;
+    }
+    /// Moves the oldest event to the front, and forgets the places behind the youngest.
+    fn straighten(&mut self) {
+        self.ring.rotate_left(self.head);
+        self.ring.truncate(self.len);
+        if self.with_mds {
+            self.mds.rotate_left(self.head);
+            self.mds.truncate(self.len);
+        }
+        self.head = 0;
     }
     /// Keeps places for events to come, all of them or none.
     #[inline]
     pub(crate) fn reserve(&mut self, events: usize) -> bool {
-        let fits = self.ring.len() + self.reserved + events <= self.capacity;
+        let fits = self.len + self.reserved + events <= self.capacity;
         self.reserved += if fits { events } else { 0 };
         fits
     }
+    #[inline]
     pub(crate) fn release(&mut self, events: usize) {
         self.reserved -= events;
     }
     /// Puts an event in; `reserved` uses a place that was kept.
-    #[inline]
-    pub(crate) fn push(&mut self, mut event: Event, md: Option<&Region>, reserved: bool) {
-        self.reserved -= usize::from(reserved);
-        event.sequence = self.sequence;
-        self.sequence += 1;
-        if self.ring.len() + self.reserved >= self.capacity && !self.drop_oldest() {
-            self.dropped = true;
-            return;
-        }
-        self.ring.push_back(event);
-        if self.with_mds {
-            self.mds.push_back(md.copied());
+    pub(crate) fn push(&mut self, event: Event, md: Option<&Region>, reserved: bool) {
+        if let Some(at) = self.next_place(reserved) {
+            if self.with_mds {
+                self.mds[at] = md.copied();
+            }
+            self.ring[at] = Event { sequence: self.sequence - 1, ..event };
         }
     }
-    #[inline]
-    pub(crate) fn pop(&mut self) -> Option<Got> {
-        let event = self.ring.pop_front()?;
-        if self.with_mds {
-            self.last_md = self.mds.pop_front().flatten();
+    /// A place for an event, to be filled in: each field is stored once, where it will be read.
+    #[inline(always)]
+    pub(crate) fn place(&mut self, reserved: bool) -> Option<&mut Event> {
+        let at = self.next_place(reserved)?;
+        let place = &mut self.ring[at];
+        place.sequence = self.sequence - 1;
+        Some(place)
+    }
+    #[inline(always)]
+    fn next_place(&mut self, reserved: bool) -> Option<usize> {
+        self.reserved -= usize::from(reserved);
+        self.sequence += 1;
+        if self.len + self.reserved >= self.capacity && !self.drop_oldest() {
+            self.dropped = true;
+            return None;
         }
-        Some(Got { event, dropped: std::mem::take(&mut self.dropped) })
+        let mut at = self.head + self.len;
+        at -= if at >= self.capacity { self.capacity } else { 0 };
+        self.len += 1;
+        if at == self.ring.len() {
+            self.lengthen();
+        }
+        Some(at)
+    }
+    #[cold]
+    fn lengthen(&mut self) {
+        self.ring.push(Event::new(EventKind::Get));
+        if self.with_mds {
+            self.mds.push(None);
+        }
+    }
+    /// Shows the oldest event, and whether others before it were lost, and takes it.
+    #[inline(always)]
+    pub(crate) fn pop<R>(&mut self, show: impl FnOnce(&Event, bool) -> R) -> Option<R> {
+        if self.len == 0 {
+            return None;
+        }
+        let at = self.head;
+        if self.with_mds {
+            self.last_md = self.mds[at];
+        }
+        self.step();
+        let dropped = std::mem::take(&mut self.dropped);
+        Some(show(&self.ring[at], dropped))
+    }
+    /// Forgets the oldest event.
+    #[inline]
+    fn step(&mut self) {
+        self.len -= 1;
+        self.head += 1;
+        if self.head == self.capacity || self.len == 0 {
+            self.head = 0;
+        }
+    }
+    /// Whether an event more would cost one that was not taken.
+    pub(crate) fn is_full(&self) -> bool {
+        self.len + self.reserved >= self.capacity
+    }
+    /// Whether the event that a portal was disabled is still to be taken.
+    pub(crate) fn holds_notice(&self, pt_index: u32) -> bool {
+        let places = (self.head..).take(self.len).map(|at| at % self.capacity);
+        places.map(|at| &self.ring[at]).any(|e| (e.kind, e.pt_index) == (EventKind::PtDisabled, pt_index))
     }
     /// Of the event that was taken last, its memory descriptor as it was right after the event.
     pub(crate) fn last_md(&self) -> Option<Region> {
@@ -228,8 +297,10 @@ impl EventQueue {
     }
     #[cold]
     fn drop_oldest(&mut self) -> bool {
-        self.mds.pop_front();
-        let lost = self.ring.pop_front().is_some();
+        let lost = self.len > 0;
+        if lost {
+            self.step();
+        }
         self.dropped |= lost;
         lost
     }
@@ -243,7 +314,7 @@ mod tests {
         Event { user_ptr, ..Event::new(EventKind::Put) }
     }
     fn pop(queue: &mut EventQueue) -> Option<(u64, bool)> {
-        queue.pop().map(|got| (got.event.user_ptr, got.dropped))
+        queue.pop(|event, dropped| (event.user_ptr, dropped))
     }
 
     #[test]
@@ -280,9 +351,32 @@ mod tests {
     }
 
     #[test]
+    fn events_keep_their_order_round_the_end_and_while_the_queue_grows_and_shrinks() {
+        let mut queue = EventQueue::new(3, true);
+        let mut plain = std::collections::VecDeque::new();
+        for i in 0..200u64 {
+            if i % 7 < 4 && plain.len() < queue.capacity - queue.reserved {
+                queue.push(event(i), Some(&Region { length: i, ..Region::default() }), false);
+                plain.push_back(i);
+            } else {
+                let oldest = plain.pop_front();
+                assert_eq!(pop(&mut queue), oldest.map(|i| (i, false)));
+                assert!(oldest.is_none_or(|i| queue.last_md().is_some_and(|md| md.length == i)));
+            }
+            match i % 31 {
+                10 => queue.grow_reserved(),
+                20 => queue.shrink(true),
+                _ => {}
+            }
+            assert_eq!(queue.len(), plain.len());
+        }
+        assert!(queue.ring.len() <= queue.capacity);
+    }
+
+    #[test]
     fn sequence_numbers_count_lost_events_too() {
         let mut queue = EventQueue::new(1, false);
         (0..3).for_each(|i| queue.push(event(i), None, false));
-        assert_eq!(queue.pop().unwrap().event.sequence, 2);
+        assert_eq!(queue.pop(|event, _| event.sequence), Some(2));
     }
 }

@@ -135,6 +135,12 @@ impl<T> Slab<T> {
     pub(crate) fn at_mut(&mut self, index: u32) -> &mut T {
         self.slots[index as usize].value.as_mut().expect("a live object is referred to")
     }
+    /// The same with its handle.
+    #[inline]
+    pub(crate) fn entry_mut(&mut self, index: u32) -> (Key, &mut T) {
+        let slot = &mut self.slots[index as usize];
+        (slot.key, slot.value.as_mut().expect("a live object is referred to"))
+    }
     /// The handle of the object at an index.
     #[inline]
     pub(crate) fn key_at(&self, index: u32) -> Key {

@@ -2,8 +2,8 @@
 
 use crate::post::one_less;
 use crate::{
-    AckRequest, Error, Event, EventKind, Face, Interface, Md, MdHandle, MdOptions, NiFail, Operation,
-    Options, Region, Response, ResponseKind, Threshold, Transfer,
+    AckRequest, Error, Event, EventKind, Face, Interface, Jid, ListKind, Md, MdHandle, MdOptions, NiFail,
+    Operation, Options, Region, Response, ResponseKind, Threshold, Transfer, Uid,
 };
 
 /// A memory descriptor.
@@ -41,7 +41,7 @@ impl Flight {
     }
     /// Whether [`Interface::answered`] is to be called, by what comes back or by what can't.
     pub const fn is_answered(&self) -> bool {
-        self.transfer.operation.replies() || !matches!(self.transfer.ack, AckRequest::None)
+        self.transfer.is_answered()
     }
 }
 
@@ -70,6 +70,7 @@ impl Interface {
     }
 
     /// Checks a message's arguments.
+    #[inline]
     pub(crate) fn check_transfer(&self, transfer: &Transfer) -> Result<(), Error> {
         let Transfer { operation, length, .. } = *transfer;
         let limits = &self.config.limits;
@@ -91,6 +92,7 @@ impl Interface {
             None => Ok(()),
         }
     }
+    #[inline]
     fn check_range(
         &self,
         md: MdHandle,
@@ -98,7 +100,7 @@ impl Interface {
         offset: u64,
         length: u64,
     ) -> Result<(), Error> {
-        let region = self.md_region(md).map_err(|_| Error::Handle { argument })?;
+        let region = self.region_of(md).ok_or(Error::Handle { argument })?;
         if region.threshold == Threshold::Count(0) {
             return Err(Error::Inactive { argument });
         }
@@ -114,104 +116,118 @@ impl Interface {
     /// [`Error::Handle`], [`Error::Range`], [`Error::TooLarge`], [`Error::Atomic`]; [`Error::Inactive`] (3.3).
     pub fn begin(&mut self, transfer: &Transfer) -> Result<Flight, Error> {
         self.check_transfer(transfer)?;
-        let flight = Flight { transfer: *transfer, link: self.next_link };
+        let link = self.next_link;
         self.next_link += 1;
-        if flight.is_sent() {
+        if transfer.operation.writes() {
             *self.md_pending(transfer.md) += 1;
         }
-        if flight.is_answered() {
-            *self.md_pending(flight.answer_md()) += 1;
+        if transfer.is_answered() {
+            *self.md_pending(transfer.answer_md()) += 1;
         }
-        if self.config.face == Face::V3 && flight.is_sent() {
-            let region = self.md_region(transfer.md).expect("it was checked");
-            if !region.options.contains(Options::EVENT_START_DISABLE) {
-                let event = flight.event(EventKind::SendStart, transfer.md, &region);
-                self.push(region.eq, event, Some(&region), false);
-            }
+        if self.config.face == Face::V3 && transfer.operation.writes() {
+            self.tell_start_v3(transfer, link);
         }
-        Ok(flight)
+        Ok(Flight { transfer: *transfer, link })
     }
     /// The bytes of a message have left its memory, or failed to. For messages that [carry](Flight::is_sent) any.
     pub fn sent(&mut self, flight: &Flight, fail: NiFail) {
-        let md = flight.transfer.md;
-        let bytes = flight.transfer.length;
-        let kind = if self.config.face == Face::V3 { EventKind::SendEnd } else { EventKind::Send };
-        let event = Event { fail, mlength: bytes, ..Event::new(kind) };
-        self.told(flight, md, event, MdOptions::EVENT_CT_SEND, Some(bytes));
+        let Transfer { md, length, .. } = flight.transfer;
+        let end = End { kind: EventKind::Send, fail, mlength: length, offset: 0 };
+        self.told(flight, md, end, MdOptions::EVENT_CT_SEND, true);
     }
     /// What came back for a message, or that nothing will ([`NiFail::Undeliverable`]). For messages that
     /// [expect](Flight::is_answered) it.
     pub fn answered(&mut self, flight: &Flight, response: &Response) {
-        let md = flight.answer_md();
+        let md = flight.transfer.answer_md();
         let Response { fail, mlength, offset, .. } = *response;
-        if flight.transfer.operation.replies() {
-            let kind = if self.config.face == Face::V3 { EventKind::ReplyEnd } else { EventKind::Reply };
-            let event = Event { fail, mlength, offset, ..Event::new(kind) };
-            return self.told(flight, md, event, MdOptions::EVENT_CT_REPLY, Some(mlength));
-        }
-        let event = Event { fail, mlength, offset, ..Event::new(EventKind::Ack) };
+        let (kind, counted) = match flight.transfer.operation.replies() {
+            true => (EventKind::Reply, MdOptions::EVENT_CT_REPLY),
+            false => (EventKind::Ack, MdOptions::EVENT_CT_ACK),
+        };
         // That an operation is over counts as one, whatever it moved.
-        let bytes = (response.kind != ResponseKind::CompleteAck).then_some(mlength);
-        self.told(flight, md, event, MdOptions::EVENT_CT_ACK, bytes);
+        let has_bytes = kind == EventKind::Reply || response.kind != ResponseKind::CompleteAck;
+        self.told(flight, md, End { kind, fail, mlength, offset }, counted, has_bytes);
     }
 
     /// Nothing comes back for a message that [expected](Flight::is_answered) it: its target keeps acknowledgements back.
     pub fn forget(&mut self, flight: &Flight) {
-        let md = flight.answer_md();
+        let md = flight.transfer.answer_md();
         *self.md_pending(md) -= 1;
         if self.config.face == Face::V3 {
             self.settle_md(md);
         }
     }
 
-    /// One completion: the event with what it has of its own, and the count.
-    fn told(&mut self, flight: &Flight, md: MdHandle, event: Event, counted: MdOptions, bytes: Option<u64>) {
-        *self.md_pending(md) -= 1;
+    /// One completion: its event and its count.
+    #[inline]
+    fn told(&mut self, flight: &Flight, md: MdHandle, end: End, counted: MdOptions, has_bytes: bool) {
         if self.config.face == Face::V3 {
-            return self.told_v3(flight, md, event);
+            return self.told_v3(flight, md, end);
         }
-        let MdSlot::Bound(bound) = self.mds.get(md.0).expect("messages hold it") else { return };
-        let (region, options) = (bound.region, bound.options);
-        let Event { kind, fail, mlength, offset, .. } = event;
-        let quiet = fail == NiFail::Ok && options.contains(MdOptions::EVENT_SUCCESS_DISABLE)
-            || kind == EventKind::Send && options.contains(MdOptions::EVENT_SEND_DISABLE)
-            || kind == EventKind::Ack && flight.transfer.ack != AckRequest::Full;
-        if !quiet {
-            let event = Event { fail, mlength, offset, ..flight.event(kind, md, &region) };
-            let event = Event { user_ptr: flight.transfer.user_ptr, ..event };
-            self.push(region.eq, event, None, false);
+        let Some(MdSlot::Bound(bound)) = self.mds.get_mut(md.0) else {
+            unreachable!("messages hold their memory descriptor, and none is attached in 4.3")
+        };
+        bound.pending -= 1;
+        let (options, ct) = (bound.options, bound.region.ct);
+        let quiet = end.fail == NiFail::Ok && options.contains(MdOptions::EVENT_SUCCESS_DISABLE)
+            || end.kind == EventKind::Send && options.contains(MdOptions::EVENT_SEND_DISABLE)
+            || end.kind == EventKind::Ack && flight.transfer.ack != AckRequest::Full;
+        if !quiet
+            && let Some(queue) = bound.region.eq.and_then(|eq| self.eqs.get_mut(eq.0))
+            && let Some(place) = queue.place(false)
+        {
+            flight.transfer.tell(flight.link, place, md, bound.region.start, flight.transfer.user_ptr, end);
         }
         if options.contains(counted) {
-            let bytes = bytes.filter(|_| options.contains(MdOptions::EVENT_CT_BYTES));
-            self.count(region.ct, fail, bytes);
+            let bytes = (has_bytes && options.contains(MdOptions::EVENT_CT_BYTES)).then_some(end.mlength);
+            self.count(ct, end.fail, bytes);
         }
     }
-    fn told_v3(&mut self, flight: &Flight, md: MdHandle, event: Event) {
+    #[cold]
+    fn tell_start_v3(&mut self, transfer: &Transfer, link: u64) {
+        let region = self.md_region(transfer.md).expect("it was checked");
+        if !region.options.contains(Options::EVENT_START_DISABLE) {
+            let end = End { kind: EventKind::SendStart, fail: NiFail::Ok, mlength: 0, offset: 0 };
+            self.tell_v3_of(transfer, link, transfer.md, &region, end);
+        }
+    }
+    fn tell_v3_of(&mut self, transfer: &Transfer, link: u64, md: MdHandle, region: &Region, end: End) {
+        let mut event = Event::new(end.kind);
+        transfer.tell(link, &mut event, md, region.start, region.user_ptr, end);
+        self.push(region.eq, event, Some(region), false);
+    }
+    #[cold]
+    fn told_v3(&mut self, flight: &Flight, md: MdHandle, mut end: End) {
+        let Flight { transfer, link } = flight;
+        *self.md_pending(md) -= 1;
         let mut region = self.md_region(md).expect("messages hold it");
         if region.threshold == Threshold::Count(0) {
             // It takes no more, this included.
             self.status.dropped += 1;
             return self.settle_md(md);
         }
-        let Event { kind, fail, mlength, offset, .. } = event;
-        let of_flight =
-            |kind, region: &Region| Event { fail, mlength, offset, ..flight.event(kind, md, region) };
-        if kind == EventKind::ReplyEnd && !region.options.contains(Options::EVENT_START_DISABLE) {
-            self.push(region.eq, of_flight(EventKind::ReplyStart, &region), Some(&region), false);
+        if end.kind == EventKind::Reply && !region.options.contains(Options::EVENT_START_DISABLE) {
+            let start = End { kind: EventKind::ReplyStart, ..end };
+            self.tell_v3_of(transfer, *link, md, &region, start);
         }
+        end.kind = match end.kind {
+            EventKind::Reply => EventKind::ReplyEnd,
+            EventKind::Send => EventKind::SendEnd,
+            kind => kind,
+        };
         region.threshold = one_less(region.threshold);
         let ends = region.threshold == Threshold::Count(0) && region.unlink;
         match self.mds.get_mut(md.0).expect("messages hold it") {
             MdSlot::Bound(bound) => {
                 bound.region = region;
                 bound.ends |= ends;
-                bound.last_link = flight.link;
+                bound.last_link = *link;
             }
             &mut MdSlot::Attached(entry) => {
                 let posted = self.entries.at_mut(entry);
                 posted.entry.region = Some(region);
                 if ends {
-                    posted.last_link = flight.link;
+                    posted.last_link = *link;
                     (posted.detaching, posted.auto_unlinked) = (true, posted.entry.unlink);
                     if posted.entry.unlink && posted.linked {
                         self.take_from_list(entry);
@@ -219,8 +235,8 @@ impl Interface {
                 }
             }
         }
-        if kind == EventKind::Ack || !region.options.contains(Options::EVENT_END_DISABLE) {
-            self.push(region.eq, of_flight(kind, &region), Some(&region), false);
+        if end.kind == EventKind::Ack || !region.options.contains(Options::EVENT_END_DISABLE) {
+            self.tell_v3_of(transfer, *link, md, &region, end);
         }
         self.settle_md(md);
     }
@@ -238,6 +254,7 @@ impl Interface {
             MdSlot::Bound(_) => {}
         }
     }
+    #[inline]
     fn md_pending(&mut self, md: MdHandle) -> &mut u32 {
         match self.mds.get_mut(md.0).expect("messages hold it") {
             MdSlot::Bound(bound) => &mut bound.pending,
@@ -246,25 +263,48 @@ impl Interface {
     }
 }
 
-impl Flight {
-    fn answer_md(&self) -> MdHandle {
-        self.transfer.reply.map_or(self.transfer.md, |(md, _)| md)
+/// How a message, or a part of it, ended.
+#[derive(Clone, Copy)]
+struct End {
+    /// The event of 4.3, or one of 3.3.
+    kind: EventKind,
+    fail: NiFail,
+    mlength: u64,
+    offset: u64,
+}
+
+impl Transfer {
+    const fn is_answered(&self) -> bool {
+        self.operation.replies() || !matches!(self.ack, AckRequest::None)
     }
-    fn event(&self, kind: EventKind, md: MdHandle, region: &Region) -> Event {
-        let Transfer { operation, local_offset, length, target, pt_index, .. } = self.transfer;
-        Event {
-            atomic: operation.atomic(),
-            pt_index,
-            initiator: target,
-            match_bits: self.transfer.match_bits,
-            rlength: length,
-            remote_offset: self.transfer.remote_offset,
-            start: region.start.wrapping_add(local_offset),
-            user_ptr: region.user_ptr,
-            hdr_data: self.transfer.hdr_data,
-            md: Some(md),
-            link: self.link,
-            ..Event::new(kind)
+    #[inline]
+    fn answer_md(&self) -> MdHandle {
+        match self.reply {
+            Some((md, _)) => md,
+            None => self.md,
         }
+    }
+    /// Fills an event in, field by field.
+    #[inline(always)]
+    fn tell(&self, link: u64, event: &mut Event, md: MdHandle, start: u64, user_ptr: u64, end: End) {
+        event.kind = end.kind;
+        event.fail = end.fail;
+        event.list = ListKind::Priority;
+        event.atomic = self.operation.atomic();
+        event.pt_index = self.pt_index;
+        event.initiator = self.target;
+        event.uid = Uid(0);
+        event.jid = Jid(0);
+        event.match_bits = self.match_bits;
+        event.rlength = self.length;
+        event.mlength = end.mlength;
+        event.remote_offset = self.remote_offset;
+        event.offset = end.offset;
+        event.start = start.wrapping_add(self.local_offset);
+        event.user_ptr = user_ptr;
+        event.hdr_data = self.hdr_data;
+        event.entry = None;
+        event.md = Some(md);
+        event.link = link;
     }
 }

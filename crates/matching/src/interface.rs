@@ -4,16 +4,17 @@ use std::collections::VecDeque;
 
 use bitflags::bitflags;
 
+use crate::chains::Seed;
 use crate::counter::{Change, Counter};
 use crate::entry::Posted;
 use crate::event::EventQueue;
 use crate::handle::{Key, MAX_OBJECTS, Slab};
 use crate::initiator::MdSlot;
-use crate::list::{List, Nodes, Seed};
+use crate::list::{List, Nodes};
 use crate::unexpected::{Arrivals, Waiting};
 use crate::{
-    CtHandle, EntryHandle, EqHandle, Error, Event, EventKind, Got, Header, Jid, ListKind, MdHandle, NiFail,
-    Region, Released, Source, Transfer, Uid,
+    CtHandle, EntryHandle, EqHandle, Error, Event, EventKind, Got, Header, Jid, ListKind, MdHandle, Region,
+    Released, Source, Transfer, Uid,
 };
 
 /// Which of the two interfaces' rules an [`Interface`] follows where they are not an entry's own.
@@ -144,7 +145,8 @@ bitflags! {
     pub struct PortalOptions: u32 {
         /// A hint that all entries are used once; entries that are not are refused.
         const ONLY_USE_ONCE = 1 << 0;
-        /// Where something runs out, the portal is disabled instead of messages or events being lost.
+        /// Where something runs out, the portal is disabled instead of messages or events being lost: see
+        /// [`Interface::pt_enable`].
         const FLOWCTRL = 1 << 1;
         /// A hint that no entry refuses what is too long; entries that do are refused.
         const ONLY_TRUNCATE = 1 << 2;
@@ -199,7 +201,7 @@ pub(crate) struct Portal {
     /// Operations under way.
     pub(crate) pending: u32,
     /// Whether a place in its queue is kept for `PtDisabled`.
-    notice_reserved: bool,
+    pub(crate) notice_reserved: bool,
 }
 
 impl Portal {
@@ -207,6 +209,13 @@ impl Portal {
         match kind {
             ListKind::Priority => &self.priority,
             ListKind::Overflow => &self.overflow,
+        }
+    }
+    /// Keeps a place for the notice that this portal was disabled, if it is to have one and there is room.
+    fn keep_notice(&mut self, eqs: &mut Slab<EventQueue>) {
+        if self.options.contains(PortalOptions::FLOWCTRL) && !self.notice_reserved {
+            let queue = self.eq.and_then(|eq| eqs.get_mut(eq.0));
+            self.notice_reserved = queue.is_some_and(|queue| queue.reserve(1));
         }
     }
     pub(crate) fn list_mut(&mut self, kind: ListKind) -> &mut List {
@@ -229,7 +238,7 @@ pub struct Interface {
     pub(crate) nodes: Nodes,
     pub(crate) headers: Slab<Waiting>,
     pub(crate) mds: Slab<MdSlot>,
-    eqs: Slab<EventQueue>,
+    pub(crate) eqs: Slab<EventQueue>,
     pub(crate) cts: Slab<Counter>,
     pub(crate) acl: Vec<Option<Acl>>,
     pub(crate) status: Status,
@@ -401,15 +410,16 @@ impl Interface {
     }
     /// Takes messages again, whoever disabled the portal.
     ///
+    /// Whoever enables a portal with flow control has made room before: taken events, appended entries. Otherwise the
+    /// next message disables it again, and nothing is lost: where its notice has no place, since no event was taken since
+    /// the last one, that last one is still to be read and stands for both.
+    ///
     /// # Errors
     /// [`Error::PtIndex`].
     pub fn pt_enable(&mut self, pt_index: u32) -> Result<(), Error> {
         let (eqs, portal) = (&mut self.eqs, portal_mut(&mut self.portals, pt_index)?);
         portal.disabled = false;
-        if portal.options.contains(PortalOptions::FLOWCTRL) && !portal.notice_reserved {
-            let queue = portal.eq.and_then(|eq| eqs.get_mut(eq.0));
-            portal.notice_reserved = queue.is_some_and(|queue| queue.reserve(1));
-        }
+        portal.keep_notice(eqs);
         Ok(())
     }
     /// Whether a portal takes messages.
@@ -455,19 +465,6 @@ impl Interface {
     pub(crate) fn portal_mut(&mut self, pt_index: u32) -> Result<&mut Portal, Error> {
         portal_mut(&mut self.portals, pt_index)
     }
-    /// Disables a portal that has run out of something, and says so.
-    #[cold]
-    pub(crate) fn run_dry(&mut self, pt_index: u32, quiet: bool) {
-        let portal = self.portal_mut(pt_index).expect("a message is at it");
-        portal.disabled = true;
-        if quiet {
-            return;
-        }
-        let reserved = std::mem::take(&mut portal.notice_reserved);
-        let eq = portal.eq;
-        let event = Event { pt_index, fail: NiFail::PtDisabled, ..Event::new(EventKind::PtDisabled) };
-        self.push(eq, event, None, reserved);
-    }
 
     /// Makes an event queue that holds so many events.
     ///
@@ -496,8 +493,50 @@ impl Interface {
     ///
     /// # Errors
     /// [`Error::Handle`].
+    #[inline]
     pub fn eq_get(&mut self, eq: EqHandle) -> Result<Option<Got>, Error> {
-        Ok(self.eqs.get_mut(eq.0).ok_or(Error::Handle { argument: "eq" })?.pop())
+        self.eq_take(eq, |&event, dropped| Got { event, dropped })
+    }
+    /// Takes the oldest event, which is shown where it lies, and whether events between it and the one taken before were
+    /// lost: for who wants some of its fields, or all in another order, without a copy in between.
+    ///
+    /// # Errors
+    /// [`Error::Handle`].
+    #[inline]
+    pub fn eq_take<R>(
+        &mut self,
+        eq: EqHandle,
+        show: impl FnOnce(&Event, bool) -> R,
+    ) -> Result<Option<R>, Error> {
+        self.take_event(eq, "eq", show)
+    }
+    #[inline]
+    fn take_event<R>(
+        &mut self,
+        eq: EqHandle,
+        argument: &'static str,
+        show: impl FnOnce(&Event, bool) -> R,
+    ) -> Result<Option<R>, Error> {
+        let queue = self.eqs.get_mut(eq.0).ok_or(Error::Handle { argument })?;
+        let mut notice = None;
+        let shown = queue.pop(|event, dropped| {
+            if event.kind == EventKind::PtDisabled {
+                notice = Some(event.pt_index);
+            }
+            show(event, dropped)
+        });
+        if let Some(pt_index) = notice {
+            self.keep_notice(pt_index, eq);
+        }
+        Ok(shown)
+    }
+    /// Keeps the place of a notice that was taken for the next one of its portal.
+    #[cold]
+    fn keep_notice(&mut self, pt_index: u32, eq: EqHandle) {
+        let (eqs, Ok(portal)) = (&mut self.eqs, portal_mut(&mut self.portals, pt_index)) else { return };
+        if portal.eq == Some(eq) {
+            portal.keep_notice(eqs);
+        }
     }
     /// How many events a queue holds.
     ///
@@ -521,8 +560,8 @@ impl Interface {
     pub fn eq_poll(&mut self, eqs: &[EqHandle], first: usize) -> Result<Option<(usize, Got)>, Error> {
         self.check_aborted()?;
         for which in (0..eqs.len()).map(|i| (first % eqs.len() + i) % eqs.len()) {
-            let queue = self.eqs.get_mut(eqs[which].0).ok_or(Error::Handle { argument: "eqs" })?;
-            if let Some(got) = queue.pop() {
+            let got = self.take_event(eqs[which], "eqs", |&event, dropped| Got { event, dropped })?;
+            if let Some(got) = got {
                 return Ok(Some((which, got)));
             }
         }
@@ -538,14 +577,11 @@ impl Interface {
         self.eqs.get(eq.0).map(|queue| queue.len() == 0)
     }
     /// Posts an event where there is a queue for it.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn push(&mut self, eq: Option<EqHandle>, event: Event, md: Option<&Region>, reserved: bool) {
         if let Some(queue) = eq.and_then(|eq| self.eqs.get_mut(eq.0)) {
             queue.push(event, md, reserved);
         }
-    }
-    pub(crate) fn reserve(&mut self, eq: Option<EqHandle>, events: usize) -> bool {
-        eq.and_then(|eq| self.eqs.get_mut(eq.0)).is_none_or(|queue| queue.reserve(events))
     }
     pub(crate) fn release(&mut self, eq: Option<EqHandle>, events: usize) {
         if let Some(queue) = eq.and_then(|eq| self.eqs.get_mut(eq.0)) {

@@ -54,7 +54,7 @@
 //! | `id` | [`Process`], [`Source`], users and jobs; [`Criteria`] |
 //! | `header`, `request` | what arrives; what an initiator asks for |
 //! | `entry` | [`Entry`], [`Region`] and their options |
-//! | `list`, `dense` | an ordered list that finds exact entries by hash and others by a linear stream |
+//! | `list`, `chains`, `dense` | an ordered list that finds exact entries by hash and others by a linear stream |
 //! | `unexpected` | headers that wait for their entry |
 //! | `interface` | [`Interface`]: the portal table, event queues, status |
 //! | `post` | appending, inserting, searching, unlinking, memory descriptors of 3.3 |
@@ -64,6 +64,7 @@
 #![forbid(unsafe_code)]
 
 pub mod atomic;
+mod chains;
 mod counter;
 mod deliver;
 mod dense;

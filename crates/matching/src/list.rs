@@ -7,10 +7,8 @@
 //! are looked at only as far as they stand before it. What links entries lies apart from them, so that neighbours are
 //! close in memory however large entries are.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasher, Hasher};
-
 use crate::Criteria;
+use crate::chains::{Chains, Seed};
 use crate::dense::{self, Block, Dense, NONE};
 
 /// Between neighbours, so that others fit in between: 31 of them before the list is numbered anew.
@@ -85,6 +83,7 @@ impl List {
             wild: Dense::new([1, 0, 0, 0, 0, 0]),
         }
     }
+    #[inline]
     pub(crate) fn len(&self) -> u32 {
         self.len
     }
@@ -95,27 +94,35 @@ impl List {
     /// Begins to look for entries whose match bits match, and whose source does.
     #[inline]
     pub(crate) fn search(&self, bits: u64, source: u64) -> Search {
-        let exact = self.exact.get(bits, source).map_or(NONE, |chain| chain.head);
+        let exact = self.exact.head(bits, source);
         Search { bits, source, exact, row: self.wild.head() }
     }
     /// The next such entry in the order of the list. Of those that are not exact, some may come whose source is another.
     #[inline]
     pub(crate) fn next(&self, nodes: &Nodes, search: &mut Search) -> Option<u32> {
-        let exact = (search.exact != NONE).then(|| nodes.at(search.exact));
-        if self.wild.len() != 0 {
-            let end = self.wild.end_before(exact.map_or(u64::MAX, |links| links.position));
-            if search.row < end {
-                let (blocks, first) = self.wild.blocks(search.row, end);
-                let row = find_wild(blocks, first, search.row, end, search.bits, search.source);
-                search.row = row.map_or(end, |row| row + 1);
-                if let Some(row) = row {
-                    return Some(self.wild.id(row));
-                }
-            }
+        if self.wild.len() != 0
+            && let Some(found) = self.next_wild(nodes, search)
+        {
+            return Some(found);
         }
         let found = search.exact;
-        search.exact = exact?.chain_next;
+        if found == NONE {
+            return None;
+        }
+        search.exact = nodes.at(found).chain_next;
         Some(found)
+    }
+    /// The next one that is not exact, if it stands before the next one that is.
+    fn next_wild(&self, nodes: &Nodes, search: &mut Search) -> Option<u32> {
+        let before = if search.exact == NONE { u64::MAX } else { nodes.at(search.exact).position };
+        let end = self.wild.end_before(before);
+        if search.row >= end {
+            return None;
+        }
+        let (blocks, first) = self.wild.blocks(search.row, end);
+        let row = find_wild(blocks, first, search.row, end, search.bits, search.source);
+        search.row = row.map_or(end, |row| row + 1);
+        Some(self.wild.id(row?))
     }
     /// The first entry.
     pub(crate) fn first(&self) -> Option<u32> {
@@ -268,95 +275,6 @@ fn find_wild(
     })
 }
 
-/// Chains of what has equal match bits and source.
-#[derive(Debug)]
-pub(crate) struct Chains(HashMap<Exact, Chain, Seed>);
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Chain {
-    pub(crate) head: u32,
-    pub(crate) tail: u32,
-}
-
-#[derive(PartialEq, Eq, Hash, Debug)]
-struct Exact {
-    bits: u64,
-    source: u64,
-}
-
-impl Chains {
-    pub(crate) fn new(seed: Seed) -> Self {
-        Self(HashMap::with_hasher(seed))
-    }
-    #[inline]
-    pub(crate) fn get(&self, bits: u64, source: u64) -> Option<&Chain> {
-        // An empty map hashes all the same.
-        if self.0.is_empty() { None } else { self.0.get(&Exact { bits, source }) }
-    }
-    /// The chain, made where it is missing; the caller puts the first link in.
-    pub(crate) fn entry(&mut self, bits: u64, source: u64) -> &mut Chain {
-        self.0.entry(Exact { bits, source }).or_insert(Chain { head: NONE, tail: NONE })
-    }
-    /// Closes the gap between what were the neighbours of a link.
-    pub(crate) fn unlink(&mut self, bits: u64, source: u64, prev: u32, next: u32) {
-        match (prev, next) {
-            (NONE, NONE) => drop(self.0.remove(&Exact { bits, source })),
-            (NONE, next) => self.entry(bits, source).head = next,
-            (prev, NONE) => self.entry(bits, source).tail = prev,
-            _ => {}
-        }
-    }
-}
-
-/// The key of the hash: peers choose match bits, and are not to choose what collides.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Seed(u64, u64);
-
-impl Seed {
-    pub(crate) fn new(seed: u64) -> Self {
-        // Two words from one, by the finishing steps of splitmix64.
-        let mix = |x: u64| {
-            let x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-            x ^ x >> 31
-        };
-        Self(mix(seed.wrapping_add(0x9e37_79b9_7f4a_7c15)), mix(seed.wrapping_add(0x3c6e_f372_fe94_f82a)) | 1)
-    }
-}
-
-impl BuildHasher for Seed {
-    type Hasher = Folded;
-    #[inline]
-    fn build_hasher(&self) -> Folded {
-        Folded { state: self.0, factor: self.1 }
-    }
-}
-
-/// Multiplies, and folds the high half of the product onto the low one.
-pub(crate) struct Folded {
-    state: u64,
-    factor: u64,
-}
-
-impl Hasher for Folded {
-    #[inline]
-    fn write_u64(&mut self, word: u64) {
-        let product = u128::from(self.state ^ word) * u128::from(self.factor);
-        self.state = product as u64 ^ (product >> 64) as u64;
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.write_u64(u64::from_le_bytes(word));
-        }
-    }
-    #[inline]
-    fn finish(&self) -> u64 {
-        self.state
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -441,15 +359,5 @@ mod tests {
             model.insert(if i % 3 == 0 { Criteria::ANY } else { criteria }, usize::from(i > 500));
         }
         assert_eq!(model.found(1, Process::default()), model.wanted(1, Process::default()));
-    }
-
-    #[test]
-    fn different_seeds_make_different_hashes() {
-        let hash = |seed, bits: u64| Seed::new(seed).hash_one(Exact { bits, source: 1 });
-        assert_ne!(hash(1, 5), hash(2, 5));
-        let mut low: Vec<_> = (0..4096).map(|bits| hash(3, bits << 40) % 65_536).collect();
-        low.sort_unstable();
-        low.dedup();
-        assert!(low.len() > 3800, "bits at the top reach the bottom: {}", low.len());
     }
 }

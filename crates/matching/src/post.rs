@@ -214,10 +214,14 @@ impl Interface {
     /// # Errors
     /// [`Error::Handle`].
     pub fn md_region(&self, md: MdHandle) -> Result<Region, Error> {
-        Ok(match self.mds.get(md.0).ok_or(Error::Handle { argument: "md" })? {
-            MdSlot::Attached(entry) => self.entries.at(*entry).entry.region.expect("it is attached"),
-            MdSlot::Bound(bound) => bound.region,
-        })
+        self.region_of(md).copied().ok_or(Error::Handle { argument: "md" })
+    }
+    #[inline]
+    pub(crate) fn region_of(&self, md: MdHandle) -> Option<&Region> {
+        match self.mds.get(md.0)? {
+            MdSlot::Bound(bound) => Some(&bound.region),
+            MdSlot::Attached(entry) => self.entries.at(*entry).entry.region.as_ref(),
+        }
     }
 
     fn pending_of(&self, slot: &MdSlot) -> u32 {
@@ -373,7 +377,7 @@ impl Interface {
     fn tell_claim(&mut self, kind: EventKind, header: u32, claim: &Claim) {
         let waiting = self.headers.at(header);
         let fail = waiting.done.unwrap_or(NiFail::Ok);
-        let event = Event {
+        let mut event = Event {
             fail,
             list: ListKind::Overflow,
             mlength: waiting.mlength,
@@ -381,8 +385,9 @@ impl Interface {
             start: waiting.start,
             user_ptr: claim.user_ptr,
             entry: claim.entry.map(|entry| EntryHandle(self.entries.key_at(entry))),
-            ..Event::of(kind, &waiting.header)
+            ..Event::new(kind)
         };
+        event.of(kind, &waiting.header);
         self.tell_overflow(event, claim, waiting.mlength);
     }
     fn tell_overflow(&mut self, event: Event, claim: &Claim, bytes: u64) {

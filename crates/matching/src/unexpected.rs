@@ -3,9 +3,9 @@
 //! The list's mirror image: here the headers stand and the question has the wildcards. A question for one process and
 //! all match bits is answered by hash, any other by a stream over the headers in the order in which they came.
 
+use crate::chains::{Chains, Seed};
 use crate::dense::{self, Block, Dense, NONE};
 use crate::handle::Slab;
-use crate::list::{Chains, Seed};
 use crate::{Criteria, CtHandle, EqHandle, Header, NiFail, Options};
 
 /// A header that waits, and where its bytes are.
@@ -105,9 +105,11 @@ impl Arrivals {
     }
     /// Begins to look for headers that meet these criteria.
     pub(crate) fn cursor(&self, criteria: &Criteria) -> Cursor {
-        let chain =
-            criteria.is_exact().then(|| self.exact.get(criteria.bits, criteria.source.packed())).flatten();
-        Cursor { exact: chain.map_or(NONE, |chain| chain.head), after: 0 }
+        let exact = match criteria.is_exact() {
+            true => self.exact.head(criteria.bits, criteria.source.packed()),
+            false => NONE,
+        };
+        Cursor { exact, after: 0 }
     }
     /// The next of them.
     pub(crate) fn next(

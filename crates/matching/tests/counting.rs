@@ -218,36 +218,74 @@ fn send_ack_and_reply_tell_their_fields() {
     assert_eq!(ni.md_unlink(md), Ok(()));
 }
 
+/// What a put of 16 bytes tells and counts at its initiator, by the descriptor's options and what comes back.
+fn put(options: MdOptions, ack: AckRequest, answer: Response) -> (Vec<EventKind>, Count) {
+    let mut ni = Interface::new(Config::default());
+    let (eq, ct) = (ni.eq_alloc(8).unwrap(), ni.ct_alloc().unwrap());
+    let md = bind(&mut ni, options, Some(eq), Some(ct));
+    let flight = ni.begin(&Transfer { ack, ..transfer(Operation::Put, md, 16) }).unwrap();
+    ni.sent(&flight, NiFail::Ok);
+    ni.answered(&flight, &answer);
+    let kinds = std::iter::from_fn(|| ni.eq_get(eq).unwrap()).map(|got| got.event.kind).collect();
+    (kinds, ni.ct_get(ct).unwrap())
+}
+
+/// The target moved 10 bytes.
+const ACKED: Response = Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 10, offset: 0 };
+const REFUSED: Response = Response { fail: NiFail::Dropped, mlength: 0, ..ACKED };
+
 #[test]
-fn each_option_of_an_initiators_descriptor() {
-    let ok = |kind| Response { kind, fail: NiFail::Ok, mlength: 10, offset: 0 };
-    let bad = |kind| Response { kind, fail: NiFail::Dropped, mlength: 0, offset: 0 };
-    use {AckRequest as A, MdOptions as O, ResponseKind as R};
-    for (options, ack, answer, events, count) in [
-        (O::empty(), A::Full, ok(R::Ack), &[Send, Ack][..], (0, 0)),
-        (O::EVENT_SEND_DISABLE, A::Full, ok(R::Ack), &[Ack], (0, 0)),
-        (O::EVENT_SUCCESS_DISABLE, A::Full, ok(R::Ack), &[], (0, 0)),
-        (O::EVENT_SUCCESS_DISABLE, A::Full, bad(R::Ack), &[Ack], (0, 0)),
-        (O::EVENT_CT_SEND, A::Full, ok(R::Ack), &[Send, Ack], (1, 0)),
-        (O::EVENT_CT_SEND | O::EVENT_CT_BYTES, A::Full, ok(R::Ack), &[Send, Ack], (16, 0)),
-        (O::EVENT_CT_ACK, A::Full, ok(R::Ack), &[Send, Ack], (1, 0)),
-        (O::EVENT_CT_ACK | O::EVENT_CT_BYTES, A::Full, ok(R::Ack), &[Send, Ack], (10, 0)),
-        (O::EVENT_CT_ACK | O::EVENT_CT_BYTES, A::Full, bad(R::Ack), &[Send, Ack], (0, 1)),
-        (O::EVENT_CT_ACK, A::Count, ok(R::CountAck), &[Send], (1, 0)),
-        (O::EVENT_CT_ACK | O::EVENT_CT_BYTES, A::Complete, ok(R::CompleteAck), &[Send], (1, 0)),
-        (O::EVENT_CT_REPLY, A::Full, ok(R::Ack), &[Send, Ack], (0, 0)),
-        (O::UNORDERED | O::VOLATILE | O::UNRELIABLE | O::IOVEC, A::Full, ok(R::Ack), &[Send, Ack], (0, 0)),
-    ] {
-        let mut ni = Interface::new(Config::default());
-        let (eq, ct) = (ni.eq_alloc(8).unwrap(), ni.ct_alloc().unwrap());
-        let md = bind(&mut ni, options, Some(eq), Some(ct));
-        let flight = ni.begin(&Transfer { ack, ..transfer(Operation::Put, md, 16) }).unwrap();
-        ni.sent(&flight, NiFail::Ok);
-        ni.answered(&flight, &answer);
-        let kinds: Vec<_> = std::iter::from_fn(|| ni.eq_get(eq).unwrap()).map(|got| got.event.kind).collect();
-        assert_eq!(kinds, events, "{options:?} {ack:?}");
-        assert_eq!(ni.ct_get(ct), Ok(Count { success: count.0, failure: count.1 }), "{options:?} {ack:?}");
-    }
+fn without_options_a_descriptor_tells_send_and_ack_and_counts_nothing() {
+    let told = put(MdOptions::empty(), AckRequest::Full, ACKED);
+    assert_eq!(told, (vec![Send, Ack], Count::default()));
+}
+
+#[test]
+fn event_send_disable_hides_the_send() {
+    let told = put(MdOptions::EVENT_SEND_DISABLE, AckRequest::Full, ACKED);
+    assert_eq!(told, (vec![Ack], Count::default()));
+}
+
+#[test]
+fn event_success_disable_of_a_descriptor_hides_successes_only() {
+    let options = MdOptions::EVENT_SUCCESS_DISABLE;
+    assert_eq!(put(options, AckRequest::Full, ACKED).0, []);
+    assert_eq!(put(options, AckRequest::Full, REFUSED).0, [Ack]);
+}
+
+#[test]
+fn event_ct_send_counts_what_was_sent() {
+    let told = put(MdOptions::EVENT_CT_SEND, AckRequest::Full, ACKED);
+    assert_eq!(told, (vec![Send, Ack], successes(1)));
+}
+
+#[test]
+fn event_ct_ack_counts_acknowledgements_of_every_kind() {
+    let options = MdOptions::EVENT_CT_ACK;
+    assert_eq!(put(options, AckRequest::Full, ACKED), (vec![Send, Ack], successes(1)));
+    let counted = Response { kind: ResponseKind::CountAck, ..ACKED };
+    assert_eq!(put(options, AckRequest::Count, counted), (vec![Send], successes(1)));
+    let over = Response { kind: ResponseKind::CompleteAck, mlength: 0, ..ACKED };
+    assert_eq!(put(options, AckRequest::Complete, over), (vec![Send], successes(1)));
+    let failed = Count { success: 0, failure: 1 };
+    assert_eq!(put(options, AckRequest::Full, REFUSED), (vec![Send, Ack], failed));
+}
+
+#[test]
+fn event_ct_bytes_of_a_descriptor_counts_bytes_and_single_failures() {
+    let bytes = |option, ack, answer| put(option | MdOptions::EVENT_CT_BYTES, ack, answer).1;
+    let (send, ack) = (MdOptions::EVENT_CT_SEND, MdOptions::EVENT_CT_ACK);
+    assert_eq!(bytes(send, AckRequest::Full, ACKED), successes(16));
+    assert_eq!(bytes(ack, AckRequest::Full, ACKED), successes(10));
+    assert_eq!(bytes(ack, AckRequest::Full, REFUSED), Count { success: 0, failure: 1 });
+    let over = Response { kind: ResponseKind::CompleteAck, ..ACKED };
+    assert_eq!(bytes(ack, AckRequest::Complete, over), successes(1), "that it is over has no length");
+}
+
+#[test]
+fn unordered_volatile_unreliable_and_iovec_are_looked_at_by_the_caller_alone() {
+    let options = MdOptions::UNORDERED | MdOptions::VOLATILE | MdOptions::UNRELIABLE | MdOptions::IOVEC;
+    assert_eq!(put(options, AckRequest::Full, ACKED), (vec![Send, Ack], Count::default()));
 }
 
 #[test]
@@ -275,6 +313,8 @@ fn event_ct_reply_counts_replies_of_every_fetching_operation() {
         assert_eq!(ni.ct_get(ct), Ok(successes(16)));
         assert_eq!(ni.ct_get(other), Ok(successes(u64::from(operation.writes()))));
     }
+    let told = put(MdOptions::EVENT_CT_REPLY, AckRequest::Full, ACKED);
+    assert_eq!(told, (vec![Send, Ack], Count::default()), "an acknowledgement is no reply");
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn put_get_atomic_and_fetch_atomic_tell_every_field() {
 }
 
 #[test]
-fn overflow_events_tell_the_appended_entry_where_the_bytes_are() {
+fn put_overflow_get_overflow_atomic_overflow_and_fetch_atomic_overflow_tell_where_the_bytes_are() {
     for (operation, kind, overflow_kind) in OPERATIONS {
         let mut rig = Rig::new();
         let holder = rig.append(Overflow, Region { user_ptr: 1, ..region(64, OP | Options::MANAGE_LOCAL) });
@@ -284,7 +284,7 @@ fn search_delete_of_bytes_still_coming_tells_of_them_when_they_are_there() {
 }
 
 #[test]
-fn pt_disabled_comes_with_flow_control_when_nothing_matches() {
+fn pt_disabled_comes_with_flowctrl_when_nothing_matches() {
     let mut rig = Rig::flow_control(8);
     assert_eq!(rig.send(rig.put(8)), Err(NiFail::PtDisabled));
     let event = rig.event().unwrap();
@@ -299,7 +299,7 @@ fn pt_disabled_comes_with_flow_control_when_nothing_matches() {
 }
 
 #[test]
-fn pt_disabled_comes_with_flow_control_when_no_header_can_wait() {
+fn pt_disabled_comes_with_flowctrl_when_no_header_can_wait() {
     for (portal, wanted) in
         [(PortalOptions::FLOWCTRL, NiFail::PtDisabled), (PortalOptions::empty(), NiFail::Dropped)]
     {
@@ -316,7 +316,7 @@ fn pt_disabled_comes_with_flow_control_when_no_header_can_wait() {
 }
 
 #[test]
-fn with_flow_control_a_full_queue_disables_the_portal_and_no_event_is_lost() {
+fn pt_disabled_comes_with_flowctrl_when_no_event_has_room_and_none_is_lost() {
     let mut rig = Rig::flow_control(3);
     rig.append(Priority, region(64, OP));
     let delivery = rig.begin(rig.put(8));
@@ -329,6 +329,81 @@ fn with_flow_control_a_full_queue_disables_the_portal_and_no_event_is_lost() {
     assert_eq!(got.iter().map(|got| got.event.kind).collect::<Vec<_>>(), [Put, Put, PtDisabled, Put]);
     rig.ni.pt_enable(rig.pt).unwrap();
     rig.send(rig.put(8)).unwrap();
+}
+
+#[test]
+fn with_flow_control_a_portal_enabled_while_its_queue_is_full_loses_nothing() {
+    let mut rig = Rig::flow_control(2);
+    rig.append(Priority, region(64, OP));
+    for _ in 0..2 {
+        rig.send(rig.put(8)).unwrap();
+    }
+    assert_eq!(rig.send(rig.put(8)), Err(NiFail::PtDisabled));
+    // No event was taken, so the next message finds no room either; its notice is the one that is still to be read.
+    for _ in 0..3 {
+        rig.ni.pt_enable(rig.pt).unwrap();
+        assert_eq!(rig.send(rig.put(8)), Err(NiFail::PtDisabled));
+        assert_eq!(rig.ni.pt_is_enabled(rig.pt), Ok(false));
+    }
+    let all = |rig: &mut Rig| -> Vec<_> {
+        let got = std::iter::from_fn(|| rig.ni.eq_get(rig.eq).unwrap());
+        got.map(|got| (got.event.kind, got.dropped)).collect()
+    };
+    assert_eq!(all(&mut rig), [(Put, false), (Put, false), (PtDisabled, false)]);
+    rig.ni.pt_enable(rig.pt).unwrap();
+    for wanted in [Ok(()), Ok(()), Err(NiFail::PtDisabled)] {
+        assert_eq!(rig.send(rig.put(8)).map(drop), wanted);
+    }
+    assert_eq!(all(&mut rig), [(Put, false), (Put, false), (PtDisabled, false)], "it is told again");
+}
+
+#[test]
+fn with_flow_control_a_second_notice_is_told_where_there_is_room() {
+    let mut rig = Rig::flow_control(2);
+    for _ in 0..2 {
+        assert_eq!(rig.send(rig.put(8)), Err(NiFail::PtDisabled), "nothing matches");
+        rig.ni.pt_enable(rig.pt).unwrap();
+    }
+    assert_eq!(rig.kinds(), [PtDisabled, PtDisabled]);
+}
+
+#[test]
+fn with_flow_control_a_notice_that_was_taken_has_its_place_again_whoever_shares_the_queue() {
+    let mut rig = Rig::flow_control(1);
+    let other = rig.ni.pt_alloc(PortalOptions::FLOWCTRL, Some(rig.eq), None).unwrap();
+    for pt in [rig.pt, other] {
+        let region = region(64, OP | Options::EVENT_LINK_DISABLE);
+        rig.ni.append(pt, Priority, Entry::new(Criteria::ANY, region)).unwrap();
+    }
+    rig.send(rig.put(8)).unwrap();
+    assert_eq!(rig.send(rig.put(8)), Err(NiFail::PtDisabled));
+    assert_eq!(rig.kinds(), [Put, PtDisabled]);
+    let to_other = Header { pt_index: other, ..rig.put(8) };
+    rig.send(to_other).unwrap();
+    assert_eq!(rig.send(to_other), Err(NiFail::PtDisabled), "of the three places two are for notices");
+    rig.ni.pt_enable(rig.pt).unwrap();
+    assert_eq!(rig.send(rig.put(8)), Err(NiFail::PtDisabled));
+    let got: Vec<_> = std::iter::from_fn(|| rig.ni.eq_get(rig.eq).unwrap()).collect();
+    let told: Vec<_> = got.iter().map(|got| (got.event.kind, got.event.pt_index, got.dropped)).collect();
+    assert_eq!(told, [(Put, other, false), (PtDisabled, other, false), (PtDisabled, rig.pt, false)]);
+}
+
+#[test]
+fn a_notice_that_gave_way_is_told_anew() {
+    let mut rig = Rig::flow_control(1);
+    let other = rig.ni.pt_alloc(PortalOptions::empty(), Some(rig.eq), None).unwrap();
+    let region = region(64, OP | Options::EVENT_LINK_DISABLE);
+    rig.ni.append(other, Priority, Entry::new(Criteria::ANY, region)).unwrap();
+    assert_eq!(rig.send(rig.put(8)), Err(NiFail::PtDisabled));
+    for hdr_data in 0..5 {
+        rig.send(Header { pt_index: other, hdr_data, ..rig.put(8) }).unwrap();
+    }
+    // The queue was full of what others may lose: whoever reads is told so, and of the portal.
+    rig.ni.pt_enable(rig.pt).unwrap();
+    assert_eq!(rig.send(rig.put(8)), Err(NiFail::PtDisabled));
+    let got: Vec<_> = std::iter::from_fn(|| rig.ni.eq_get(rig.eq).unwrap()).collect();
+    assert!(got[0].dropped);
+    assert_eq!(got.last().map(|got| got.event.kind), Some(PtDisabled));
 }
 
 #[test]

@@ -1,9 +1,10 @@
-//! The engine beside a plain model, step by step: what is returned, every event, counts, status and lists.
+//! The engine beside a plain model, step by step: what is returned, every event, counts, status and lists, and what is gone.
 //!
 //! `HCA_MATCHING_STEPS` and `HCA_MATCHING_SEED` say how many steps and which; a failure tells both.
 
 mod model;
 
+use std::collections::HashSet;
 use std::panic::AssertUnwindSafe;
 
 use hca_matching::atomic::{AtomicOp, Datatype};
@@ -45,12 +46,15 @@ struct Pair {
     /// Some of the handles there ever were.
     handles: Vec<EntryHandle>,
     mds: Vec<MdHandle>,
+    /// Those that were not told to be gone.
+    entries_there: HashSet<EntryHandle>,
+    mds_there: HashSet<MdHandle>,
 }
 
 impl Pair {
     fn new(face: Face, seed: u64) -> Self {
         let limits = Limits { max_unexpected_headers: HEADERS, ..Limits::default() };
-        let mut ni = Interface::new(Config { face, limits, seed, ..Config::default() });
+        let mut ni = Interface::new(Config { face, limits, seed, tells_released: true, ..Config::default() });
         let eqs: Vec<_> = PORTALS.iter().map(|_| ni.eq_alloc(EVENTS).unwrap()).collect();
         for (&flow_control, &eq) in PORTALS.iter().zip(&eqs) {
             let options = if flow_control { PortalOptions::FLOWCTRL } else { PortalOptions::empty() };
@@ -59,7 +63,18 @@ impl Pair {
         let ct = ni.ct_alloc().unwrap();
         let model = Model::new(face, &PORTALS, EVENTS as usize, HEADERS as usize);
         let draw = Draw(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        Self { draw, ni, model, eqs, ct, flights: Vec::new(), handles: Vec::new(), mds: Vec::new() }
+        Self {
+            draw,
+            ni,
+            model,
+            eqs,
+            ct,
+            flights: Vec::new(),
+            handles: Vec::new(),
+            mds: Vec::new(),
+            entries_there: HashSet::new(),
+            mds_there: HashSet::new(),
+        }
     }
 
     fn criteria(&mut self) -> Criteria {
@@ -168,6 +183,7 @@ impl Pair {
         let handle = self.ni.insert(place, entry).unwrap();
         self.model.insert(handle, at, pt, list, entry);
         self.handles.push(handle);
+        self.entries_there.insert(handle);
         if self.handles.len() > 40 {
             let old = self.draw.below(40) as usize;
             self.handles.swap_remove(old);
@@ -175,6 +191,8 @@ impl Pair {
     }
     fn deliver(&mut self) {
         let header = self.header();
+        let mut takes = None;
+        self.ni.explain(&header, |entry, list, reason| takes = reason.is_none().then_some((entry, list)));
         let verdict = self.ni.deliver(&header);
         match (verdict, self.model.deliver(&header)) {
             (Verdict::Accept(delivery), Ok(flight)) => {
@@ -182,6 +200,7 @@ impl Pair {
                     (delivery.entry, delivery.offset, delivery.mlength),
                     (flight.holder, flight.offset, flight.mlength)
                 );
+                assert_eq!(takes, Some((delivery.entry, delivery.list)), "as it is explained");
                 self.flights.push((delivery, flight));
                 if !self.draw.one_in(4) {
                     self.complete();
@@ -211,11 +230,17 @@ impl Pair {
         self.model.search(pt as usize, &entry, op);
     }
     fn memory(&mut self) {
-        if self.draw.one_in(2) && !self.handles.is_empty() {
+        if self.draw.one_in(3) && !self.mds.is_empty() {
+            let (md, region) = (self.draw.of(&self.mds), self.region());
+            let test = self.draw.one_in(3).then(|| self.draw.below(2) as usize);
+            let old = self.ni.md_update(md, Some(region), test.map(|which| self.eqs[which]));
+            assert_eq!(old, self.model.md_update(md, region, test));
+        } else if self.draw.one_in(2) && !self.handles.is_empty() {
             let (handle, region) = (self.draw.of(&self.handles), self.region());
             let md = self.ni.attach(handle, region);
             assert_eq!(md.map(drop), self.model.attach(handle, region, md.ok()));
             self.mds.extend(md);
+            self.mds_there.extend(md);
         } else if !self.mds.is_empty() {
             let which = self.draw.below(self.mds.len() as u64) as usize;
             let md = self.mds.swap_remove(which);
@@ -223,11 +248,10 @@ impl Pair {
         }
     }
     fn get(&mut self, all: bool) {
-        for (&eq, portal) in self.eqs.iter().zip(&mut self.model.portals) {
+        for (pt, &eq) in self.eqs.iter().enumerate() {
             for _ in 0..if all { u64::MAX } else { self.draw.below(8) } {
                 let got = self.ni.eq_get(eq).unwrap();
-                let event = portal.queue.events.pop_front();
-                let wanted = event.map(|event| (event, std::mem::take(&mut portal.queue.dropped)));
+                let wanted = self.model.take_event(pt);
                 let plain = |event: Event| Event { link: 0, sequence: 0, ..event };
                 assert_eq!(got.map(|got| (plain(got.event), got.dropped)), wanted);
                 if wanted.is_none() {
@@ -235,6 +259,22 @@ impl Pair {
                 }
             }
         }
+    }
+    /// Who is told to be gone is gone from the model, and nobody else is.
+    fn check_released(&mut self) {
+        while let Some(released) = self.ni.released() {
+            let (was_there, is_there) = match released {
+                Released::Entry(entry) => (self.entries_there.remove(&entry), self.ni.has_entry(entry)),
+                Released::Md(md) => (self.mds_there.remove(&md), self.ni.has_md(md)),
+            };
+            assert!(was_there && !is_there, "{released:?} is gone, once");
+        }
+        let posted = &self.model.posted;
+        assert!(posted.iter().all(|p| self.entries_there.contains(&p.handle) && self.ni.has_entry(p.handle)));
+        assert_eq!(posted.len(), self.entries_there.len());
+        let mds: Vec<_> = posted.iter().filter_map(|p| p.md).collect();
+        assert!(mds.iter().all(|&md| self.ni.has_md(md) && self.mds_there.contains(&md)));
+        assert_eq!(mds.len(), self.mds_there.len());
     }
     fn step(&mut self) {
         match self.draw.below(40) {
@@ -265,6 +305,7 @@ impl Pair {
             }
             _ => self.get(false),
         }
+        self.check_released();
         let status = Status {
             dropped: self.model.status.dropped,
             permission_violations: self.model.status.permission_violations,
@@ -285,7 +326,8 @@ impl Pair {
 
 fn run(face: Face) {
     let number = |name, default: u64| std::env::var(name).map_or(default, |n| n.parse().unwrap());
-    let steps = number("HCA_MATCHING_STEPS", if cfg!(debug_assertions) { 60_000 } else { 1_000_000 });
+    // A million for the two of them.
+    let steps = number("HCA_MATCHING_STEPS", 500_000);
     let first = number("HCA_MATCHING_SEED", 1);
     // Fresh ones now and then, as a portal that is disabled or a queue that is full hides much.
     for (seed, _) in (first..).zip(0..steps.div_ceil(2_000)) {

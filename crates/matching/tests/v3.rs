@@ -18,7 +18,7 @@ fn entry(rig: &mut Rig, criteria: Criteria, unlink: bool) -> EntryHandle {
 }
 
 #[test]
-fn start_and_end_events_enclose_each_operation_and_share_a_link() {
+fn put_start_put_end_get_start_get_end_get_put_start_and_get_put_end_enclose_and_share_a_link() {
     for (operation, start, end) in [
         (Operation::Put, PutStart, PutEnd),
         (Operation::Get, GetStart, GetEnd),
@@ -43,7 +43,7 @@ fn start_and_end_events_enclose_each_operation_and_share_a_link() {
 }
 
 #[test]
-fn each_half_of_a_pair_can_be_left_out() {
+fn event_start_disable_and_event_end_disable_leave_a_half_of_the_pair_out() {
     for (options, wanted) in [
         (Options::EVENT_START_DISABLE, &[PutEnd][..]),
         (Options::EVENT_END_DISABLE, &[PutStart]),
@@ -178,6 +178,43 @@ fn unlinking_by_call_takes_both_as_they_were_told_and_says_nothing() {
 }
 
 #[test]
+fn ack_disable_keeps_acknowledgements_of_3_3_back() {
+    let mut rig = Rig::v3();
+    let me = entry(&mut rig, Criteria::ANY, false);
+    let region = md(&rig, 64, OP | Options::ACK_DISABLE);
+    rig.ni.attach(me, region).unwrap();
+    let delivery = rig.begin(Header { ack: AckRequest::Full, ..rig.put(8) });
+    assert_eq!(rig.end(delivery).kind, ResponseKind::None);
+}
+
+#[test]
+fn no_truncate_leaves_what_is_too_long_to_another_entry_and_without_it_the_rest_is_cut_off() {
+    let mut rig = Rig::v3();
+    let me = entry(&mut rig, Criteria::ANY, false);
+    let region = md(&rig, 16, OP | Options::NO_TRUNCATE);
+    let md = rig.ni.attach(me, region).unwrap();
+    assert_eq!(rig.send(rig.put(17)), Err(NiFail::Dropped));
+    let truncates = Region { options: OP, ..region };
+    rig.ni.md_update(md, Some(truncates), None).unwrap();
+    assert_eq!(rig.send(rig.put(17)), Ok((me, 0, 16)));
+}
+
+#[test]
+fn a_threshold_of_none_is_inactive_and_an_infinite_one_stays() {
+    let mut rig = Rig::v3();
+    let me = entry(&mut rig, Criteria::ANY, true);
+    let infinite = Region { unlink: true, ..md(&rig, 64, OP) };
+    let none = Region { threshold: Threshold::Count(0), ..infinite };
+    let md = rig.ni.attach(me, none).unwrap();
+    assert_eq!(rig.send(rig.put(8)), Err(NiFail::Dropped));
+    rig.ni.md_update(md, Some(infinite), None).unwrap();
+    for _ in 0..3 {
+        assert_eq!(rig.send(rig.put(8)), Ok((me, 0, 8)));
+    }
+    assert_eq!(rig.ni.md_region(md), Ok(infinite));
+}
+
+#[test]
 fn insert_before_and_after_and_at_both_ends() {
     let mut rig = Rig::v3();
     let mut insert = |place| rig.ni.insert(place, Entry::bare(Criteria::ANY, false)).unwrap();
@@ -292,7 +329,7 @@ fn transfer(operation: Operation, md: MdHandle, length: u64) -> Transfer {
 }
 
 #[test]
-fn send_ack_and_reply_events_of_an_initiator() {
+fn send_start_send_end_reply_start_reply_end_and_ack_of_an_initiator() {
     let ok = Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 8, offset: 4 };
     for (operation, ack, wanted) in [
         (Operation::Put, AckRequest::None, &[SendStart, SendEnd][..]),

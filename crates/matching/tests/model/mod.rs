@@ -350,15 +350,27 @@ impl Model {
     fn run_dry(&mut self, pt: usize, quiet: bool) -> NiFail {
         self.portals[pt].disabled = true;
         if !quiet {
-            self.portals[pt].keeps_notice = false;
             let event =
                 Event { pt_index: pt as u32, fail: NiFail::PtDisabled, ..Self::blank(EventKind::PtDisabled) };
-            self.push(pt, event);
+            let kept = std::mem::take(&mut self.portals[pt].keeps_notice);
+            let unread = self.portals[pt].queue.events.iter().any(|e| e.kind == EventKind::PtDisabled);
+            if kept || self.has_room(pt) || !unread {
+                self.push(pt, event);
+            }
         }
         NiFail::PtDisabled
     }
+    fn has_room(&self, pt: usize) -> bool {
+        self.portals[pt].queue.events.len() + self.kept(pt) < self.portals[pt].queue.capacity
+    }
+    pub(crate) fn take_event(&mut self, pt: usize) -> Option<(Event, bool)> {
+        let event = self.portals[pt].queue.events.pop_front()?;
+        let portal = &mut self.portals[pt];
+        portal.keeps_notice |= event.kind == EventKind::PtDisabled;
+        Some((event, std::mem::take(&mut portal.queue.dropped)))
+    }
     pub(crate) fn enable(&mut self, pt: usize) {
-        let room = self.portals[pt].queue.events.len() + self.kept(pt) < self.portals[pt].queue.capacity;
+        let room = self.has_room(pt);
         let portal = &mut self.portals[pt];
         portal.disabled = false;
         portal.keeps_notice |= portal.flow_control && room;
@@ -635,5 +647,22 @@ impl Model {
             self.posted.remove(at);
         }
         Ok(())
+    }
+    pub(crate) fn md_update(
+        &mut self,
+        md: MdHandle,
+        new: Region,
+        test: Option<usize>,
+    ) -> Result<Region, Error> {
+        let at = self.posted.iter().position(|p| p.md == Some(md)).ok_or(Error::Handle { argument: "md" })?;
+        if test.is_some_and(|pt| !self.portals[pt].queue.events.is_empty()) {
+            return Err(Error::NoUpdate { argument: "test" });
+        }
+        let p = &mut self.posted[at];
+        if p.pending > 0 {
+            return Err(Error::InUse { argument: "md", pending: p.pending });
+        }
+        p.offset = 0;
+        Ok(p.entry.region.replace(new).unwrap())
     }
 }
