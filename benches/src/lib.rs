@@ -7,6 +7,7 @@
 //! | what | where |
 //! |---|---|
 //! | floors: bare UDP, TCP and cache lines in two processes | [`floor`] |
+//! | small messages between raw queue pairs | [`raw`] |
 //! | ours in two processes, timed in batches | [`duo`], [`batches`] |
 //! | idle adapters: wake-ups, memory; idle peers; peers that take turns | [`idle`], [`crowd`], [`turns`] |
 //! | processes that share CPUs: latency, rate and CPU time of every kind of wait | [`placed`], `cargo run --release --bin placement` |
@@ -31,4 +32,5 @@ pub mod peers;
 pub mod placed;
 pub mod plot;
 pub mod ratio;
+pub mod raw;
 pub mod turns;

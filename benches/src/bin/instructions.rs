@@ -19,6 +19,7 @@ use hca::{
     RemoteMr, SendBatch, SendRequest, open_exactly,
 };
 use hca_benches::cost::{Counts, Verdict, count, judge, parse, render};
+use hca_benches::raw::RawEnd;
 use hca_core::Access;
 use hca_core::wire::{ICRC_BYTES, Packet};
 use hca_fabric::MeasuredIcrc;
@@ -41,7 +42,7 @@ const SHM: &str = "shm://count?progress=inline";
 /// A case: its name, and what prepares and runs it.
 type Case = (&'static str, fn());
 
-const CASES: [Case; 16] = [
+const CASES: [Case; 18] = [
     ("packet_parse", packet_parse),
     ("icrc_64", || icrc(64)),
     ("icrc_4096", || icrc(4096)),
@@ -52,6 +53,8 @@ const CASES: [Case; 16] = [
     ("rc_send_4096", || rc_send(4096)),
     ("rc_burst_8", || rc_burst(LOOPBACK)),
     ("shm_ping_8", shm_ping),
+    ("shm_ping_raw_8", || shm_ping_raw(false)),
+    ("shm_ping_raw_8_srq", || shm_ping_raw(true)),
     ("shm_burst_8", || rc_burst(SHM)),
     ("shm_write_8", shm_write),
     ("shm_writes_8", shm_writes),
@@ -310,6 +313,44 @@ fn one_way(from: &mut End, to: &mut End, id: u64) {
                 to.qp.post_recv(buf).expect("the queue has room");
                 received = true;
             }
+        }
+    }
+}
+
+/// As `shm_ping`, between raw queue pairs, which receive from a queue of their own or a shared one.
+fn shm_ping_raw(shared: bool) {
+    let make = || -> Result<_, Failure> {
+        let (mut a, mut b) = (RawEnd::open(SHM, shared)?, RawEnd::open(SHM, shared)?);
+        a.connect(&b.endpoint())?;
+        b.connect(&a.endpoint())?;
+        Ok((a, b))
+    };
+    let (mut a, mut b) = make().expect("a connection within a process can always be made");
+    // Until they have met.
+    for id in 1..=BURST {
+        shm_ping_raw_once(&mut a, &mut b, id);
+    }
+    for id in BURST + 1..=BURST + ROUNDS {
+        counted_shm_ping_raw(&mut a, &mut b, id);
+    }
+}
+
+#[inline(never)]
+fn counted_shm_ping_raw(a: &mut RawEnd, b: &mut RawEnd, id: u64) {
+    shm_ping_raw_once(a, b, id);
+}
+
+fn shm_ping_raw_once(a: &mut RawEnd, b: &mut RawEnd, id: u64) {
+    raw_one_way(a, b, id);
+    raw_one_way(b, a, id);
+}
+
+fn raw_one_way(from: &mut RawEnd, to: &mut RawEnd, id: u64) {
+    from.send(id);
+    while to.take() == 0 {
+        // Both take part in meeting each other.
+        if id <= BURST {
+            from.device().context().turn();
         }
     }
 }

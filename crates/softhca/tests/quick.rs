@@ -67,6 +67,39 @@ fn what_a_quick_send_says_to_be_done_completes_as_what_it_was() {
 }
 
 #[test]
+fn messages_to_a_shared_receive_queue_take_the_quick_way_too() {
+    let [a, b] = [0, 1].map(|n| open("shm", Progress::Inline, n).expect("there is shared memory"));
+    let (mut a, (mut b, srq)) = (End::new(a), End::with_shared_queue(b));
+    a.connect(&b);
+    b.connect(&a);
+    exchange(&mut a, &mut b, 8, SendFlags::SIGNALED);
+    let quick = exchange(&mut a, &mut b, 60, SendFlags::SIGNALED);
+    assert!(quick >= 10, "{quick} of 60 came the quick way");
+    // Whoever takes a request below the limit tells, by either way.
+    let mut quick = 0;
+    for _ in 0..40 {
+        b.recv();
+        b.device.set_srq_limit(srq, 1).unwrap();
+        assert_eq!(b.device.poll_event(), None, "one request is there");
+        let before = b.counter("rx_messages_quick");
+        send(&mut a.rc, SendFlags::SIGNALED);
+        b.next(&*a.device).expect("the message arrives");
+        assert_eq!(b.device.poll_event(), Some(AsyncEvent::SrqLimitReached(srq)));
+        a.next(&*b.device).expect("the SEND completes");
+        quick += b.counter("rx_messages_quick") - before;
+    }
+    assert!(quick >= 5, "{quick} of 40 took the last request by the quick way");
+    // Without a request it is the long way that tells the peer to wait.
+    send(&mut a.rc, SendFlags::SIGNALED);
+    (0..100).for_each(|_| _ = b.device.turn());
+    b.recv();
+    b.next(&*a.device).expect("the message arrives");
+    a.next(&*b.device).expect("the SEND completes");
+    a.close();
+    b.close();
+}
+
+#[test]
 fn an_overrun_by_a_quick_message_ends_the_queue_pairs_in_the_same_turn() {
     // A whole turn is due after some time, and may come first.
     let quick = (0..50).any(|_| overrun_came_quick());

@@ -2,14 +2,15 @@
 //! completion. The common case only; whatever else comes takes the long way, with everything as it was.
 #![allow(unsafe_code)] // the calls of `dma`, each with its argument
 
-use hca_core::{Access, Instant, Payload, QpHandle, SendFlags, Sge, WcOpcode};
+use hca_core::{Access, AsyncEvent, Instant, Payload, PdHandle, QpHandle, SendFlags, Sge, WcOpcode};
 use hca_fabric::{LINE_DATA_BYTES, LineData, LineMessage, LineSink, LinkId, ShmFabric};
 use hca_transport::{Lane, plain_send_to};
 
 use super::{AckRule, Core, Engine, LISTED, slot_of};
 use crate::dma;
 use crate::doorbell::Doorbell;
-use crate::qp::{QpEntry, QpRes, QpShared, RecvQueue, SendHeader, cell_to_sge, list, local};
+use crate::mr::MrTable;
+use crate::qp::{QpEntry, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader, cell_to_sge, list, local};
 use crate::ring::Consumer;
 use crate::tables::Tables;
 
@@ -79,7 +80,7 @@ impl Core {
         let mut lane = machine.lane_to_take()?;
         let completed = lane.accepts(head)?;
         let len = data.len() as u32;
-        let wr_id = place(res, &self.tables, data)?;
+        let wr_id = place(res, &mut self.tables, data)?;
         lane.took();
         let mut wants_transmit = false;
         if completed > 0 {
@@ -184,8 +185,31 @@ fn recv_credits(res: &QpRes) -> Option<u32> {
 /// Places a message in the oldest receive request and takes that away, if it has one entry with room. Returns the
 /// request's number.
 #[inline(always)]
-fn place(res: &mut QpRes, tables: &Tables, data: LineData<'_>) -> Option<u64> {
-    let RecvQueue::Own(rq) = &mut res.rq else { return None };
+fn place(res: &mut QpRes, tables: &mut Tables, data: LineData<'_>) -> Option<u64> {
+    match &mut res.rq {
+        RecvQueue::Own(rq) => place_in(rq, &tables.mrs, res.pd, data),
+        RecvQueue::Shared(srq) => place_in_shared(*srq, tables, res.pd, data),
+    }
+}
+
+/// The same of a shared queue.
+#[inline]
+fn place_in_shared(srq: u32, tables: &mut Tables, pd: PdHandle, data: LineData<'_>) -> Option<u64> {
+    let q = tables.srqs.at_mut(srq)?;
+    // Requests that were given back unused come first.
+    if !q.returned.is_empty() {
+        return None;
+    }
+    let wr_id = place_in(&mut q.ring, &tables.mrs, pd, data)?;
+    if q.limit_reached() {
+        let event = AsyncEvent::SrqLimitReached(q.handle);
+        tables.event(event);
+    }
+    Some(wr_id)
+}
+
+#[inline(always)]
+fn place_in(rq: &mut Consumer<RecvHeader>, mrs: &MrTable, pd: PdHandle, data: LineData<'_>) -> Option<u64> {
     let (header, cell) = rq.oldest_of_one()?;
     let len = data.len() as u32;
     if len > 0 {
@@ -193,8 +217,8 @@ fn place(res: &mut QpRes, tables: &Tables, data: LineData<'_>) -> Option<u64> {
         if len > entry.len {
             return None;
         }
-        let to = local(tables, res.pd, Sge { len, ..entry }, Access::LOCAL_WRITE).ok()?;
-        // SAFETY: dma (1): `local` found the range inside a live region, and we run under the engine's lock.
+        let to = mrs.translate(pd, entry.lkey.raw(), entry.addr, len.into(), Access::LOCAL_WRITE).ok()?;
+        // SAFETY: dma (1): `translate` found the range inside a live region, and we run under the engine's lock.
         unsafe { data.place(to) };
     }
     let wr_id = header.wr_id;

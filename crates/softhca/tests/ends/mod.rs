@@ -11,7 +11,7 @@ use std::sync::Arc;
 use hca_core::{
     Access, AckTimeout, AddressVector, Completion, CqHandle, CqPort, Device, DmaMemory, Gid, MrInit, MrKeys,
     Mtu, Payload, PdHandle, Pkey, Psn, QpAttr, QpCap, QpHandle, QpInit, QpState, QpType, Qpn, RecvPort,
-    RecvWr, RemoteAddr, RnrTimer, SendFlags, SendOp, SendPort, SendWr, Sge, SrqInit, WcStatus,
+    RecvWr, RemoteAddr, RnrTimer, SendFlags, SendOp, SendPort, SendWr, Sge, SrqHandle, SrqInit, WcStatus,
 };
 use hca_fabric::{
     Fabric, OpenError, ShmFabric, ShmOptions, UdpFabric, UdpOptions, UringFabric, UringOptions,
@@ -86,6 +86,15 @@ impl End {
 
     /// With room for so many completions.
     pub fn with_cq(device: Arc<SoftHca>, depth: u32) -> Self {
+        Self::build(device, depth, false).0
+    }
+
+    /// Whose reliable queue pair receives from a shared queue.
+    pub fn with_shared_queue(device: Arc<SoftHca>) -> (Self, SrqHandle) {
+        Self::build(device, 512, true)
+    }
+
+    fn build(device: Arc<SoftHca>, depth: u32, shared: bool) -> (Self, SrqHandle) {
         let pd = device.alloc_pd().unwrap();
         let memory = device.alloc_memory(4096).unwrap();
         let (addr, access) = (memory.addr(), Access::LOCAL_WRITE);
@@ -93,15 +102,18 @@ impl End {
         // SAFETY: (1, 2)
         let keys = unsafe { device.reg_mr(pd, &init) }.unwrap();
         let (cq_handle, cq) = device.create_cq(depth).unwrap();
-        let (_, srq) = device.create_srq(pd, &SrqInit { max_wr: 8, max_sge: 1 }).unwrap();
-        let qp = |qp_type| {
-            let init =
-                QpInit { qp_type, send_cq: cq_handle, recv_cq: cq_handle, srq: None, cap: QpCap::default() };
+        let create_srq = || device.create_srq(pd, &SrqInit { max_wr: 8, max_sge: 1 }).unwrap();
+        let ((_, srq), (shared_handle, shared_port)) = (create_srq(), create_srq());
+        let mut shared_port = Some(shared_port);
+        let mut qp = |qp_type| {
+            let srq = (shared && qp_type == QpType::Rc).then_some(shared_handle);
+            let init = QpInit { qp_type, send_cq: cq_handle, recv_cq: cq_handle, srq, cap: QpCap::default() };
             let ports = device.create_qp(pd, &init).unwrap();
-            Qp { handle: ports.handle, qpn: ports.qpn, send: ports.send, recv: ports.recv.unwrap() }
+            let recv = ports.recv.or_else(|| shared_port.take()).unwrap();
+            Qp { handle: ports.handle, qpn: ports.qpn, send: ports.send, recv }
         };
         let (rc, uc) = (qp(QpType::Rc), qp(QpType::Uc));
-        Self { device, pd, cq_handle, cq, srq, rc, uc, keys, memory }
+        (Self { device, pd, cq_handle, cq, srq, rc, uc, keys, memory }, shared_handle)
     }
 
     /// Registers the same memory once more, for peers to write to.
