@@ -1,5 +1,7 @@
 //! Which entry takes a message, where its bytes go, and what follows once they are there.
 
+use std::ops::Deref;
+
 use crate::dense::NONE;
 use crate::entry::Posted;
 use crate::event::EventQueue;
@@ -31,6 +33,19 @@ pub enum Verdict {
 pub struct Delivery {
     /// The message.
     pub header: Header,
+    landing: Landing,
+}
+
+impl Deref for Delivery {
+    type Target = Landing;
+    fn deref(&self) -> &Landing {
+        &self.landing
+    }
+}
+
+/// Where the bytes of a message go to, or come from.
+#[derive(Debug, PartialEq)]
+pub struct Landing {
     /// Who takes it.
     pub entry: EntryHandle,
     /// The list on which it stands.
@@ -108,9 +123,27 @@ impl Interface {
     ///
     /// Messages must be shown in the order in which their initiator sent them.
     pub fn deliver(&mut self, header: &Header) -> Verdict {
+        match self.land(header) {
+            Ok(landing) => Verdict::Accept(Delivery { header: *header, landing }),
+            Err(response) => Verdict::Refuse(response),
+        }
+    }
+    /// [Delivers](Self::deliver) a message whose bytes are at hand, and [completes](Self::complete) it: `place` moves the
+    /// bytes, or says why it can't.
+    #[inline]
+    pub fn place(&mut self, header: &Header, place: impl FnOnce(&Landing) -> NiFail) -> Response {
+        match self.land(header) {
+            Ok(landing) => {
+                let fail = place(&landing);
+                self.landed(header, &landing, fail)
+            }
+            Err(response) => response,
+        }
+    }
+    fn land(&mut self, header: &Header) -> Result<Landing, Response> {
         let choice = self.choose(header);
         if choice.index == NONE {
-            return self.refuse(header, choice.fail);
+            return Err(self.reject(header, choice.fail));
         }
         match self.config.face {
             Face::V4 => self.take(header, choice),
@@ -149,7 +182,10 @@ impl Interface {
     /// # Panics
     /// If the delivery is another interface's.
     pub fn complete(&mut self, delivery: Delivery, fail: NiFail) -> Response {
-        let Delivery { ref header, entry, options, reserved, waiting, .. } = delivery;
+        self.landed(&delivery.header, &delivery.landing, fail)
+    }
+    fn landed(&mut self, header: &Header, landing: &Landing, fail: NiFail) -> Response {
+        let &Landing { entry, options, reserved, waiting, .. } = landing;
         let posted = self.entries.get_mut(entry.0).filter(|posted| posted.pending > 0);
         let posted = posted.expect("a delivery of this interface");
         posted.pending -= 1;
@@ -158,9 +194,9 @@ impl Interface {
         let portal = self.portals[header.pt_index as usize].as_mut().expect("operations hold it");
         portal.pending -= 1;
         let (eq, ct) = (region.eq.or(portal.eq), region.ct);
-        let mlength = if fail == NiFail::Ok { delivery.mlength } else { 0 };
+        let mlength = if fail == NiFail::Ok { landing.mlength } else { 0 };
         if self.config.face == Face::V3 {
-            self.end_v3(&delivery, mlength, fail);
+            self.end_v3(header, landing, mlength, fail);
         } else if let Some(queue) = eq.and_then(|eq| self.eqs.get_mut(eq.0)) {
             let quiet = options.contains(Options::EVENT_COMM_DISABLE)
                 || fail == NiFail::Ok && options.contains(Options::EVENT_SUCCESS_DISABLE);
@@ -168,7 +204,14 @@ impl Interface {
                 true => queue.release(usize::from(reserved)),
                 false => {
                     if let Some(place) = queue.place(reserved) {
-                        delivery.tell(place, event_kind(header.operation), mlength, fail, region.user_ptr);
+                        landing.tell(
+                            header,
+                            place,
+                            event_kind(header.operation),
+                            mlength,
+                            fail,
+                            region.user_ptr,
+                        );
                     }
                 }
             }
@@ -183,7 +226,7 @@ impl Interface {
         if ends {
             self.settle(entry.0.index());
         }
-        header.response(fail, mlength, delivery.offset, options.contains(Options::ACK_DISABLE))
+        header.response(fail, mlength, landing.offset, options.contains(Options::ACK_DISABLE))
     }
     /// The bytes of a message whose header waits are there.
     #[cold]
@@ -195,38 +238,40 @@ impl Interface {
         }
     }
     #[inline(never)]
-    fn begin_v3(&mut self, header: &Header, choice: Choice) -> Verdict {
+    fn begin_v3(&mut self, header: &Header, choice: Choice) -> Result<Landing, Response> {
         let mlength = choice.mlength;
-        let verdict = self.take(header, choice);
-        if let Verdict::Accept(delivery) = &verdict
-            && !delivery.options.contains(Options::EVENT_START_DISABLE)
-        {
-            self.tell_v3(delivery, start_kind(header.operation), mlength, NiFail::Ok, false);
+        let landing = self.take(header, choice)?;
+        if !landing.options.contains(Options::EVENT_START_DISABLE) {
+            self.tell_v3(header, &landing, start_kind(header.operation), mlength, NiFail::Ok, false);
         }
-        verdict
+        Ok(landing)
     }
     #[inline(never)]
-    fn end_v3(&mut self, delivery: &Delivery, mlength: u64, fail: NiFail) {
-        if delivery.options.contains(Options::EVENT_END_DISABLE) {
-            let region = self.entries.at(delivery.entry.0.index()).entry.region.expect("operations hold it");
-            let eq = self.eq_of(delivery.header.pt_index, &region);
-            self.release(eq, usize::from(delivery.reserved));
+    fn end_v3(&mut self, header: &Header, landing: &Landing, mlength: u64, fail: NiFail) {
+        if landing.options.contains(Options::EVENT_END_DISABLE) {
+            let region = self.entries.at(landing.entry.0.index()).entry.region.expect("operations hold it");
+            let eq = self.eq_of(header.pt_index, &region);
+            self.release(eq, usize::from(landing.reserved));
         } else {
-            self.tell_v3(delivery, end_kind(delivery.header.operation), mlength, fail, delivery.reserved);
+            self.tell_v3(header, landing, end_kind(header.operation), mlength, fail, landing.reserved);
         }
     }
     /// One of the two events of an operation of 3.3, with the memory descriptor as it is now.
-    fn tell_v3(&mut self, delivery: &Delivery, kind: EventKind, mlength: u64, fail: NiFail, reserved: bool) {
-        let region = self.entries.at(delivery.entry.0.index()).entry.region.expect("operations hold it");
+    fn tell_v3(
+        &mut self,
+        header: &Header,
+        landing: &Landing,
+        kind: EventKind,
+        mlength: u64,
+        fail: NiFail,
+        reserved: bool,
+    ) {
+        let region = self.entries.at(landing.entry.0.index()).entry.region.expect("operations hold it");
         let mut event = Event::new(kind);
-        delivery.tell(&mut event, kind, mlength, fail, region.user_ptr);
-        self.push(self.eq_of(delivery.header.pt_index, &region), event, Some(&region), reserved);
+        landing.tell(header, &mut event, kind, mlength, fail, region.user_ptr);
+        self.push(self.eq_of(header.pt_index, &region), event, Some(&region), reserved);
     }
 
-    #[cold]
-    fn refuse(&mut self, header: &Header, fail: NiFail) -> Verdict {
-        Verdict::Refuse(self.reject(header, fail))
-    }
     /// Counts a message that is not even shown to the lists, and says what its initiator is to hear: for callers that see
     /// that it can't be right, by its length for one.
     #[cold]
@@ -309,7 +354,7 @@ impl Interface {
     }
     /// Gives a message to an entry.
     #[inline(always)]
-    fn take(&mut self, header: &Header, choice: Choice) -> Verdict {
+    fn take(&mut self, header: &Header, choice: Choice) -> Result<Landing, Response> {
         let Choice { index, list, offset, mlength, .. } = choice;
         let portal = self.portals[header.pt_index as usize].as_mut().expect("it has entries");
         let (key, posted) = self.entries.entry_mut(index);
@@ -331,7 +376,7 @@ impl Interface {
             reserved = match portal.make_room(&mut self.eqs, eq, pt_index, options, list, unlinks, waits_full)
             {
                 Ok(reserved) => reserved,
-                Err(fail) => return self.refuse(header, fail),
+                Err(fail) => return Err(self.reject(header, fail)),
             };
         }
 
@@ -354,8 +399,7 @@ impl Interface {
             true => self.wait(header, index, region_start.wrapping_add(offset), offset, mlength),
             false => NONE,
         };
-        Verdict::Accept(Delivery {
-            header: *header,
+        Ok(Landing {
             entry: EntryHandle(key),
             list,
             md,
@@ -490,15 +534,23 @@ impl Portal {
     }
 }
 
-impl Delivery {
+impl Landing {
     /// Where in memory the bytes go: the region's start plus the offset.
     pub const fn start(&self) -> u64 {
         self.region_start.wrapping_add(self.offset)
     }
     /// Fills an event in, field by field.
     #[inline(always)]
-    fn tell(&self, event: &mut Event, kind: EventKind, mlength: u64, fail: NiFail, user_ptr: u64) {
-        event.of(kind, &self.header);
+    fn tell(
+        &self,
+        header: &Header,
+        event: &mut Event,
+        kind: EventKind,
+        mlength: u64,
+        fail: NiFail,
+        user_ptr: u64,
+    ) {
+        event.of(kind, header);
         event.fail = fail;
         event.list = self.list;
         event.mlength = mlength;

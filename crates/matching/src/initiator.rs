@@ -69,9 +69,12 @@ impl Interface {
         self.mds.insert(slot).map(MdHandle).ok_or(Error::NoSpace { what: "memory descriptors", limit })
     }
 
-    /// Checks a message's arguments.
+    /// Checks a message's arguments, as [`begin`](Self::begin) does.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
     #[inline]
-    pub(crate) fn check_transfer(&self, transfer: &Transfer) -> Result<(), Error> {
+    pub fn check_transfer(&self, transfer: &Transfer) -> Result<(), Error> {
         let Transfer { operation, length, .. } = *transfer;
         let limits = &self.config.limits;
         let limit = match operation {
@@ -129,6 +132,19 @@ impl Interface {
         }
         Ok(Flight { transfer: *transfer, link })
     }
+    /// A message that was [checked](Self::check_transfer) has left, and nothing will come back for it: its beginning and
+    /// its end in one, for messages that [carry](Flight::is_sent) bytes.
+    #[inline]
+    pub fn sent_at_once(&mut self, transfer: &Transfer) {
+        if self.config.face == Face::V3 {
+            let flight = self.begin(transfer).expect("it was checked");
+            return self.sent(&flight, NiFail::Ok);
+        }
+        let end = End { kind: EventKind::Send, fail: NiFail::Ok, mlength: transfer.length, offset: 0 };
+        self.next_link += 1;
+        let link = self.next_link;
+        self.told_v4(transfer, link, transfer.md, end, MdOptions::EVENT_CT_SEND, true);
+    }
     /// The bytes of a message have left its memory, or failed to. For messages that [carry](Flight::is_sent) any.
     pub fn sent(&mut self, flight: &Flight, fail: NiFail) {
         let Transfer { md, length, .. } = flight.transfer;
@@ -164,19 +180,31 @@ impl Interface {
         if self.config.face == Face::V3 {
             return self.told_v3(flight, md, end);
         }
+        *self.md_pending(md) -= 1;
+        self.told_v4(&flight.transfer, flight.link, md, end, counted, has_bytes);
+    }
+    #[inline]
+    fn told_v4(
+        &mut self,
+        transfer: &Transfer,
+        link: u64,
+        md: MdHandle,
+        end: End,
+        counted: MdOptions,
+        has_bytes: bool,
+    ) {
         let Some(MdSlot::Bound(bound)) = self.mds.get_mut(md.0) else {
             unreachable!("messages hold their memory descriptor, and none is attached in 4.3")
         };
-        bound.pending -= 1;
         let (options, ct) = (bound.options, bound.region.ct);
         let quiet = end.fail == NiFail::Ok && options.contains(MdOptions::EVENT_SUCCESS_DISABLE)
             || end.kind == EventKind::Send && options.contains(MdOptions::EVENT_SEND_DISABLE)
-            || end.kind == EventKind::Ack && flight.transfer.ack != AckRequest::Full;
+            || end.kind == EventKind::Ack && transfer.ack != AckRequest::Full;
         if !quiet
             && let Some(queue) = bound.region.eq.and_then(|eq| self.eqs.get_mut(eq.0))
             && let Some(place) = queue.place(false)
         {
-            flight.transfer.tell(flight.link, place, md, bound.region.start, flight.transfer.user_ptr, end);
+            transfer.tell(link, place, md, bound.region.start, transfer.user_ptr, end);
         }
         if options.contains(counted) {
             let bytes = (has_bytes && options.contains(MdOptions::EVENT_CT_BYTES)).then_some(end.mlength);
@@ -274,7 +302,8 @@ struct End {
 }
 
 impl Transfer {
-    const fn is_answered(&self) -> bool {
+    /// Whether something comes back for it.
+    pub const fn is_answered(&self) -> bool {
         self.operation.replies() || !matches!(self.ack, AckRequest::None)
     }
     #[inline]

@@ -81,7 +81,7 @@ mod post;
 mod request;
 mod unexpected;
 
-pub use deliver::{Delivery, Reason, Verdict};
+pub use deliver::{Delivery, Landing, Reason, Verdict};
 pub use entry::{ALIGN_BYTES, Entry, ListKind, Options, Place, Region, Threshold};
 pub use error::Error;
 pub use event::{Event, EventKind, Got};

@@ -1,6 +1,6 @@
 //! Each message's way through the lists, told step by step: for tools, and for who wonders why nothing matched.
 
-use hca_matching::{Delivery, EntryHandle, Header, Interface, ListKind, NiFail, Reason, Transfer};
+use hca_matching::{Delivery, EntryHandle, Header, Interface, Landing, ListKind, NiFail, Reason, Transfer};
 
 /// A step of a message's way.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,7 +61,7 @@ impl Trace {
         }
     }
     pub(crate) fn done(&mut self, delivery: &Delivery, fail: NiFail) {
-        let &Delivery { entry, list, offset, mlength, .. } = delivery;
+        let &Landing { entry, list, offset, mlength, .. } = &**delivery;
         (self.tell)(&Step::Done { entry, list, offset, mlength, fail });
     }
 }

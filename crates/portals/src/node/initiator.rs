@@ -18,24 +18,21 @@ impl State {
         self.check(transfer)?;
         let peer = self.route(ni, transfer.target)?;
         let of_ni = self.nis[ni as usize].as_mut().expect("its interface is open");
-        let flight = of_ni.engine.begin(transfer)?;
         if let Some(trace) = &mut of_ni.trace {
             trace.began(transfer);
         }
-        let (answered, unsent) = (flight.is_answered(), flight.is_sent());
-        let lent = self.is_lent(transfer);
-        let clear = self.peer(peer).is_clear() && self.peer(peer).waiting.is_empty();
-        if !answered && !lent && clear {
-            match self.send_transfer(peer, ni, transfer, 0) {
-                Ok(()) => {
-                    let of_ni = self.nis[ni as usize].as_mut().expect("its interface is open");
-                    of_ni.engine.sent(&flight, NiFail::Ok);
-                    self.after(ni);
-                    return Ok(());
-                }
-                Err(Full) => {}
+        let of = self.net.peer(peer);
+        let clear = of.is_clear() && of.waiting.is_empty();
+        if clear && !transfer.is_answered() && !self.is_lent(transfer) {
+            self.nis[ni as usize].as_ref().expect("it is open").engine.check_transfer(transfer)?;
+            if self.send_transfer(peer, ni, transfer, 0).is_ok() {
+                self.ni(ni).engine.sent_at_once(transfer);
+                self.after(ni);
+                return Ok(());
             }
         }
+        let flight = self.ni(ni).engine.begin(transfer)?;
+        let unsent = flight.is_sent();
         let flying = Flying { flight, ni, unsent, gone: false };
         let of = self.peer(peer);
         if of.flying.is_full() || !of.waiting.is_empty() {

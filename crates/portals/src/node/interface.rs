@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use hca_matching::{
-    Config, Delivery, EntryHandle, Header, Interface, MdHandle, NiFail, Nid, Pid, Process, Rank, Released,
-    Response, Verdict,
+    Config, Delivery, EntryHandle, Header, Interface, Landing, MdHandle, NiFail, Nid, Pid, Process, Rank,
+    Released, Response, Verdict,
 };
 
 use super::State;
@@ -108,12 +108,30 @@ impl NiState {
     }
     /// Where a message's bytes go to or come from.
     #[inline]
-    pub(super) fn memory_of(&self, delivery: &Delivery) -> &Pieces {
-        let memory = match delivery.md {
-            Some(md) => self.md_memory(md),
-            None => self.entries.get(delivery.entry.index() as usize).and_then(Option::as_ref),
-        };
-        memory.expect("what takes messages has memory")
+    pub(super) fn memory_of(&self, landing: &Landing) -> &Pieces {
+        memory_of(&self.entries, &self.mds, landing)
+    }
+    /// Takes a put whose bytes are at hand.
+    #[inline]
+    pub(super) fn place(&mut self, header: &Header, data: &[u8]) -> Response {
+        if self.trace.is_some() {
+            return self.place_traced(header, data);
+        }
+        let Self { engine, entries, mds, .. } = self;
+        engine.place(header, |landing| {
+            memory_of(entries, mds, landing).write(landing.offset, &data[..landing.mlength as usize]);
+            NiFail::Ok
+        })
+    }
+    #[cold]
+    fn place_traced(&mut self, header: &Header, data: &[u8]) -> Response {
+        match self.deliver(header) {
+            Verdict::Refuse(response) => response,
+            Verdict::Accept(delivery) => {
+                self.memory_of(&delivery).write(delivery.offset, &data[..delivery.mlength as usize]);
+                self.complete(delivery, NiFail::Ok)
+            }
+        }
     }
     #[inline]
     pub(super) fn deliver(&mut self, header: &Header) -> Verdict {
@@ -135,6 +153,15 @@ impl NiState {
             Released::Md(md) => clear(&mut self.mds, md.index()),
         }
     }
+}
+
+#[inline]
+fn memory_of<'a>(entries: &'a [Option<Pieces>], mds: &'a [Option<Pieces>], landing: &Landing) -> &'a Pieces {
+    let memory = match landing.md {
+        Some(md) => mds.get(md.index() as usize),
+        None => entries.get(landing.entry.index() as usize),
+    };
+    memory.and_then(Option::as_ref).expect("what takes messages has memory")
 }
 
 fn set(table: &mut Vec<Option<Pieces>>, index: u32, memory: Pieces) {

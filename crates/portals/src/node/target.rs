@@ -67,6 +67,11 @@ impl State {
             let response = ni.engine.reject(&header, NiFail::OpViolation);
             return self.respond(peer, request.token, &response, &Body::None);
         }
+        if header.operation == Operation::Put {
+            let response = ni.place(&header, data);
+            self.after(request.ni);
+            return self.respond(peer, request.token, &response, &Body::None);
+        }
         let delivery = match ni.deliver(&header) {
             Verdict::Accept(delivery) => delivery,
             Verdict::Refuse(response) => {
@@ -75,13 +80,6 @@ impl State {
             }
         };
         match header.operation {
-            Operation::Put => {
-                let len = delivery.mlength as usize;
-                ni.memory_of(&delivery).write(delivery.offset, &data[..len]);
-                let response = ni.complete(delivery, NiFail::Ok);
-                self.after(request.ni);
-                self.respond(peer, request.token, &response, &Body::None);
-            }
             Operation::Get => self.serve_get(peer, request, delivery),
             _ => self.combine(peer, request, delivery, data),
         }
