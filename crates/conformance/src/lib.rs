@@ -59,6 +59,7 @@
 //! | `uc`, `ud` | what the unreliable services drop and never deliver; GRH, Q_Keys, SQE |
 //! | `limits` | what is reported is granted, what lies beyond refused; stale handles |
 //! | `progress` | who moves the device while its program does not |
+//! | `portals` | engines of a Portals layer that the device runs itself |
 //! | `concurrency` | all of it with four threads |
 //!
 //! # Fabrics against each other

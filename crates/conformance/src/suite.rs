@@ -174,6 +174,8 @@ macro_rules! __for_each_check {
                 polls_between_arming_and_sleeping_leave_the_network_told,
                 a_program_may_sleep_on_the_devices_descriptor,
                 turning_an_idle_device_is_harmless;
+            portals: an_engine_answers_while_the_target_program_computes,
+                an_engine_is_run_at_its_deadline;
             concurrency: four_threads_each_with_a_connection_of_their_own,
                 four_threads_on_one_adapter,
                 four_adapters_in_four_threads,

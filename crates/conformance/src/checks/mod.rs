@@ -7,6 +7,7 @@ pub(crate) mod errors;
 pub(crate) mod foreign;
 pub(crate) mod keys;
 pub(crate) mod limits;
+pub(crate) mod portals;
 pub(crate) mod progress;
 pub(crate) mod qp_states;
 pub(crate) mod rdma;
