@@ -7,7 +7,7 @@ use crate::entry::Posted;
 use crate::event::EventQueue;
 use crate::handle::{Key, Slab};
 use crate::interface::Portal;
-use crate::list::List;
+use crate::list::{List, Search};
 use crate::post::one_less;
 use crate::unexpected::Waiting;
 use crate::{
@@ -114,6 +114,12 @@ struct Choice {
 impl Choice {
     const fn failed(fail: NiFail) -> Self {
         Self { index: NONE, fail, list: ListKind::Priority, offset: 0, mlength: 0 }
+    }
+    const fn refused(reason: Reason) -> Self {
+        Self::failed(match reason {
+            Reason::Permission => NiFail::PermViolation,
+            _ => NiFail::OpViolation,
+        })
     }
 }
 
@@ -315,14 +321,25 @@ impl Interface {
     #[inline(always)]
     fn look(&self, list: &List, kind: ListKind, header: &Header) -> Option<Choice> {
         let mut search = list.search(header.match_bits, header.initiator.packed());
+        let index = list.next(&self.nodes, &mut search)?;
+        // Most messages are for the first one whose bits and source match.
+        match judge(self.config.face, self.entries.at(index), header) {
+            Judgement::Take { offset, mlength } => {
+                Some(Choice { index, fail: NiFail::Ok, list: kind, offset, mlength })
+            }
+            Judgement::Pass(_) => self.look_on(list, kind, header, search),
+            Judgement::Fail(reason) => Some(Choice::refused(reason)),
+        }
+    }
+    #[cold]
+    fn look_on(&self, list: &List, kind: ListKind, header: &Header, mut search: Search) -> Option<Choice> {
         while let Some(index) = list.next(&self.nodes, &mut search) {
             match judge(self.config.face, self.entries.at(index), header) {
                 Judgement::Take { offset, mlength } => {
                     return Some(Choice { index, fail: NiFail::Ok, list: kind, offset, mlength });
                 }
                 Judgement::Pass(_) => {}
-                Judgement::Fail(Reason::Permission) => return Some(Choice::failed(NiFail::PermViolation)),
-                Judgement::Fail(_) => return Some(Choice::failed(NiFail::OpViolation)),
+                Judgement::Fail(reason) => return Some(Choice::refused(reason)),
             }
         }
         None

@@ -352,10 +352,13 @@ mod tests {
 
     #[test]
     fn events_keep_their_order_round_the_end_and_while_the_queue_grows_and_shrinks() {
-        let mut queue = EventQueue::new(3, true);
+        let mut queue = EventQueue::new(5, true);
         let mut plain = std::collections::VecDeque::new();
-        for i in 0..200u64 {
-            if i % 7 < 4 && plain.len() < queue.capacity - queue.reserved {
+        let mut x = 1u64;
+        for i in 0..5000u64 {
+            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            // An even chance, so that the queue is seldom empty and begins at its front again.
+            if x >> 63 == 0 && plain.len() < queue.capacity - queue.reserved {
                 queue.push(event(i), Some(&Region { length: i, ..Region::default() }), false);
                 plain.push_back(i);
             } else {
@@ -363,14 +366,15 @@ mod tests {
                 assert_eq!(pop(&mut queue), oldest.map(|i| (i, false)));
                 assert!(oldest.is_none_or(|i| queue.last_md().is_some_and(|md| md.length == i)));
             }
-            match i % 31 {
-                10 => queue.grow_reserved(),
-                20 => queue.shrink(true),
-                _ => {}
+            if x >> 40 & 7 == 0 {
+                match queue.reserved {
+                    0 => queue.grow_reserved(),
+                    _ => queue.shrink(true),
+                }
             }
             assert_eq!(queue.len(), plain.len());
+            assert!(queue.ring.len() <= queue.capacity);
         }
-        assert!(queue.ring.len() <= queue.capacity);
     }
 
     #[test]

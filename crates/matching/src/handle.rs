@@ -120,11 +120,13 @@ impl<T> Slab<T> {
     }
     #[inline]
     pub(crate) fn get(&self, key: Key) -> Option<&T> {
-        self.slots.get(key.index() as usize).filter(|s| s.key == key)?.value.as_ref()
+        let slot = self.slots.get(key.index() as usize)?;
+        if slot.key == key { slot.value.as_ref() } else { None }
     }
     #[inline]
     pub(crate) fn get_mut(&mut self, key: Key) -> Option<&mut T> {
-        self.slots.get_mut(key.index() as usize).filter(|s| s.key == key)?.value.as_mut()
+        let slot = self.slots.get_mut(key.index() as usize)?;
+        if slot.key == key { slot.value.as_mut() } else { None }
     }
     /// The object at an index that something live refers to.
     #[inline]

@@ -100,10 +100,12 @@ impl List {
     /// The next such entry in the order of the list. Of those that are not exact, some may come whose source is another.
     #[inline]
     pub(crate) fn next(&self, nodes: &Nodes, search: &mut Search) -> Option<u32> {
-        if self.wild.len() != 0
-            && let Some(found) = self.next_wild(nodes, search)
-        {
-            return Some(found);
+        if self.wild.len() != 0 {
+            let (found, row) = self.next_wild(nodes, search.bits, search.source, search.row, search.exact);
+            search.row = row;
+            if found {
+                return Some(self.wild.id(row - 1));
+            }
         }
         let found = search.exact;
         if found == NONE {
@@ -112,17 +114,20 @@ impl List {
         search.exact = nodes.at(found).chain_next;
         Some(found)
     }
-    /// The next one that is not exact, if it stands before the next one that is.
-    fn next_wild(&self, nodes: &Nodes, search: &mut Search) -> Option<u32> {
-        let before = if search.exact == NONE { u64::MAX } else { nodes.at(search.exact).position };
+    /// Looks on from a row as far as the next exact candidate: whether an entry was found, and where to look on then. Found is
+    /// the one right before that.
+    #[inline(never)]
+    fn next_wild(&self, nodes: &Nodes, bits: u64, source: u64, from: usize, exact: u32) -> (bool, usize) {
+        let before = if exact == NONE { u64::MAX } else { nodes.at(exact).position };
         let end = self.wild.end_before(before);
-        if search.row >= end {
-            return None;
+        if from >= end {
+            return (false, from);
         }
-        let (blocks, first) = self.wild.blocks(search.row, end);
-        let row = find_wild(blocks, first, search.row, end, search.bits, search.source);
-        search.row = row.map_or(end, |row| row + 1);
-        Some(self.wild.id(row?))
+        let (blocks, first) = self.wild.blocks(from, end);
+        match find_wild(blocks, first, from, end, bits, source) {
+            Some(row) => (true, row + 1),
+            None => (false, end),
+        }
     }
     /// The first entry.
     pub(crate) fn first(&self) -> Option<u32> {

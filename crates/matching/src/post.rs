@@ -136,8 +136,11 @@ impl Interface {
     /// Attaches a memory descriptor to an entry that has none (3.3).
     ///
     /// # Errors
-    /// [`Error::Handle`]; [`Error::InUse`] if one is attached; [`Error::NoSpace`].
+    /// [`Error::Handle`]; [`Error::InUse`] if one is attached; [`Error::NoSpace`]; [`Error::Options`] in 4.3.
     pub fn attach(&mut self, entry: EntryHandle, region: Region) -> Result<MdHandle, Error> {
+        if self.config.face == Face::V4 {
+            return Err(Error::Options { argument: "entry", why: "an entry has its memory from the start" });
+        }
         let posted =
             self.entries.get(entry.0).filter(|p| p.linked).ok_or(Error::Handle { argument: "entry" })?;
         if posted.entry.region.is_some() {
@@ -258,6 +261,9 @@ impl Interface {
     }
     fn check_entry(&self, pt_index: u32, list: ListKind, entry: &Entry) -> Result<(), Error> {
         let bad = |why| Err(Error::Options { argument: "options", why });
+        if self.config.face == Face::V3 && list == ListKind::Overflow {
+            return Err(Error::Options { argument: "list", why: "3.3 has no overflow list" });
+        }
         if !self.config.matching && entry.criteria != Criteria::ANY {
             return Err(Error::Options { argument: "criteria", why: "the interface does not match" });
         }

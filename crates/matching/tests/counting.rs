@@ -218,6 +218,61 @@ fn send_ack_and_reply_tell_their_fields() {
     assert_eq!(ni.md_unlink(md), Ok(()));
 }
 
+#[test]
+fn an_event_keeps_nothing_of_the_one_that_was_in_its_place() {
+    let mut rig = Rig::new();
+    let md = bind(&mut rig.ni, MdOptions::empty(), Some(rig.eq), None);
+    let send = |rig: &mut Rig| {
+        let flight = rig.ni.begin(&transfer(Operation::Put, md, 8)).unwrap();
+        rig.ni.sent(&flight, NiFail::Undeliverable);
+        rig.event().unwrap()
+    };
+    let sum = Operation::Atomic(AtomicOp::Sum, Datatype::U64);
+    let region = Region { user_ptr: 5, ..region(64, OP | Options::MANAGE_LOCAL) };
+    let holder = rig.append(ListKind::Overflow, region);
+    let header = Header {
+        uid: Uid(1),
+        jid: Jid(2),
+        match_bits: 3,
+        remote_offset: 4,
+        hdr_data: 6,
+        ..rig.header(sum, 8)
+    };
+    rig.send(header).unwrap();
+    rig.send(header).unwrap();
+    let first = rig.event().unwrap();
+    let second = rig.event().unwrap();
+    assert_eq!((first.entry, second.entry, second.offset), (Some(holder), Some(holder), 8));
+    // The queue is empty, so the next event is where the first one was.
+    let sent = send(&mut rig);
+    let wanted = Event {
+        kind: Send,
+        fail: NiFail::Undeliverable,
+        list: ListKind::Priority,
+        atomic: None,
+        pt_index: 3,
+        initiator: Process::physical(Nid(5), Pid(6)),
+        uid: Uid(0),
+        jid: Jid(0),
+        match_bits: 9,
+        rlength: 8,
+        mlength: 8,
+        remote_offset: 0,
+        offset: 0,
+        start: 0x4000,
+        user_ptr: 21,
+        hdr_data: 11,
+        entry: None,
+        md: Some(md),
+        link: 3,
+        sequence: 2,
+    };
+    assert_eq!(sent, wanted);
+    rig.send(header).unwrap();
+    let third = rig.event().unwrap();
+    assert_eq!(third, Event { offset: 16, start: 0x1010, link: 4, sequence: 3, ..first });
+}
+
 /// What a put of 16 bytes tells and counts at its initiator, by the descriptor's options and what comes back.
 fn put(options: MdOptions, ack: AckRequest, answer: Response) -> (Vec<EventKind>, Count) {
     let mut ni = Interface::new(Config::default());

@@ -78,7 +78,6 @@ fn bad_handles_are_named() {
     let good = ni.ct_alloc().unwrap();
     assert_eq!(ni.trigger(good, 0, Triggered::CtSet(ct, Count::default())), Err(bad("ct")));
     assert_eq!(ni.unlink(entry), Err(bad("entry")));
-    assert_eq!(ni.attach(entry, Region::default()), Err(bad("entry")));
     assert_eq!(
         ni.insert(Place::Before(entry), Entry::new(Criteria::ANY, Region::default())),
         Err(bad("place"))
@@ -167,6 +166,29 @@ fn options_that_exclude_each_other_are_refused() {
     assert_eq!(refused, Err(Error::Options { argument: "options", why: "min_free needs MANAGE_LOCAL" }));
     let bare = rig.ni.append(rig.pt, Priority, Entry::bare(Criteria::ANY, true));
     assert!(matches!(bare, Err(Error::Options { argument: "region", .. })));
+}
+
+#[test]
+fn an_interface_of_3_3_has_no_overflow_list() {
+    let mut rig = Rig::v3();
+    for entry in [Entry::bare(Criteria::ANY, true), Entry::new(Criteria::ANY, region(8, OP))] {
+        let refused = rig.ni.append(rig.pt, Overflow, entry);
+        assert!(matches!(refused, Err(Error::Options { argument: "list", .. })));
+    }
+}
+
+#[test]
+fn memory_is_attached_in_3_3_only() {
+    let mut rig = Rig::new();
+    // An entry of 4.3 that is told to stay without its memory stays without any.
+    let once = Region { threshold: Threshold::Count(1), ..region(8, OP) };
+    let entry = Entry { unlink: false, ..Entry::new(Criteria::ANY, once) };
+    let entry = rig.ni.append(rig.pt, Priority, entry).unwrap();
+    rig.send(rig.put(8)).unwrap();
+    assert!(matches!(rig.ni.attach(entry, once), Err(Error::Options { argument: "entry", .. })));
+    let mut rig = Rig::v3();
+    let stale = EntryHandle::from_bits(1 << 24);
+    assert_eq!(rig.ni.attach(stale, once), Err(Error::Handle { argument: "entry" }));
 }
 
 #[test]
