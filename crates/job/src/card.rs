@@ -1,0 +1,192 @@
+//! Cards as values of limited length.
+//!
+//! A value is text without `=`, white space and line ends, and no longer than the launcher takes; so a card is written
+//! in base64 (RFC 4648 §5, without padding) and cut into parts. The first part says how many there are and how many
+//! bytes the card has: `c1-PARTS-BYTES-TEXT`.
+
+/// Bytes of the longest card.
+pub const MAX_CARD_BYTES: usize = 64 * 1024;
+/// Bytes of the longest value that is made. A whole line has to fit the 1,024 bytes that launchers read, with the
+/// longest name of a job's values (256), the key (64) and the words around them.
+pub(crate) const MAX_PART_BYTES: usize = 640;
+/// Bytes of the shortest limit that is worked with.
+pub(crate) const MIN_VALUE_BYTES: usize = 64;
+/// Bytes of the longest key that is made, of a card of the last rank: `hca-4294967295-65535`.
+pub(crate) const KEY_BYTES: usize = 24;
+
+const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+/// The key of a part.
+pub(crate) fn key(rank: u32, part: usize) -> String {
+    format!("hca-{rank}-{part}")
+}
+
+/// The values of a card, none longer than `limit`, which is at least [`MIN_VALUE_BYTES`].
+pub(crate) fn split(card: &[u8], limit: usize) -> Vec<String> {
+    let text = encode(card);
+    let limit = limit.min(MAX_PART_BYTES);
+    // Room for the head at its longest: `c1-65535-65536-`.
+    let first = (limit - 16).min(text.len());
+    let (head, tail) = text.split_at(first);
+    let mut parts = vec![String::new()];
+    parts.extend(tail.as_bytes().chunks(limit).map(|c| c.iter().map(|&b| char::from(b)).collect()));
+    parts[0] = format!("c1-{}-{}-{head}", parts.len(), card.len());
+    parts
+}
+
+/// A card whose parts come one by one.
+pub(crate) struct Joined {
+    text: String,
+    parts: usize,
+    bytes: usize,
+}
+
+impl Joined {
+    /// From its first part; `None` if that is none.
+    pub(crate) fn first(value: &str) -> Option<Self> {
+        let mut fields = value.strip_prefix("c1-")?.splitn(3, '-');
+        let parts = fields.next()?.parse().ok()?;
+        let bytes = fields.next()?.parse().ok()?;
+        let text = fields.next()?;
+        let possible = bytes <= MAX_CARD_BYTES && (1..=bytes * 2 + 1).contains(&parts);
+        possible.then(|| Self { text: text.to_owned(), parts, bytes })
+    }
+
+    /// How many parts there are, the first one counted.
+    pub(crate) fn parts(&self) -> usize {
+        self.parts
+    }
+
+    /// Takes the next part; no card if it is more than there can be.
+    pub(crate) fn push(&mut self, value: &str) -> Option<()> {
+        let fits = !value.is_empty() && self.text.len() + value.len() <= self.bytes * 2;
+        fits.then(|| self.text.push_str(value))
+    }
+
+    /// The card, if the parts make one.
+    pub(crate) fn card(self) -> Option<Vec<u8>> {
+        decode(&self.text).filter(|card| card.len() == self.bytes)
+    }
+}
+
+fn encode(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let word = (0..3).fold(0u32, |w, i| w << 8 | u32::from(*three.get(i).unwrap_or(&0)));
+        for sixth in 0..=three.len() {
+            text.push(char::from(ALPHABET[(word >> (18 - 6 * sixth) & 63) as usize]));
+        }
+    }
+    text
+}
+
+fn decode(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 2);
+    for four in text.as_bytes().chunks(4) {
+        let mut word = 0u32;
+        for i in 0..4 {
+            let sixth = match four.get(i) {
+                Some(b) => ALPHABET.iter().position(|a| a == b)? as u32,
+                None => 0,
+            };
+            word = word << 6 | sixth;
+        }
+        let [_, made @ ..] = word.to_be_bytes();
+        // One letter alone holds no byte; what stands behind the last byte is zero.
+        let len = four.len().checked_sub(1).filter(|&l| l > 0)?;
+        if made[len..].iter().any(|&b| b != 0) {
+            return None;
+        }
+        bytes.extend_from_slice(&made[..len]);
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn join(parts: &[String]) -> Option<Vec<u8>> {
+        let mut joined = Joined::first(parts.first()?)?;
+        if joined.parts() != parts.len() {
+            return None;
+        }
+        for part in &parts[1..] {
+            joined.push(part)?;
+        }
+        joined.card()
+    }
+
+    #[test]
+    fn the_letters_are_those_of_rfc_4648() {
+        // RFC 4648 §10.
+        for (bytes, text) in [
+            (&b""[..], ""),
+            (b"f", "Zg"),
+            (b"fo", "Zm8"),
+            (b"foo", "Zm9v"),
+            (b"foob", "Zm9vYg"),
+            (b"fooba", "Zm9vYmE"),
+            (b"foobar", "Zm9vYmFy"),
+        ] {
+            assert_eq!(encode(bytes), text);
+            assert_eq!(decode(text).as_deref(), Some(bytes));
+        }
+        assert_eq!(encode(&[0xff, 0xef, 0xbe]), "_---");
+    }
+
+    #[test]
+    fn the_longest_card_fits_keys_and_values() {
+        let card = vec![0xa5; MAX_CARD_BYTES];
+        for limit in [MIN_VALUE_BYTES, 255, 1024, 1 << 20] {
+            let parts = split(&card, limit);
+            assert!(parts.iter().all(|p| p.len() <= limit.min(MAX_PART_BYTES)), "{limit}");
+            assert!(key(u32::MAX, parts.len() - 1).len() < KEY_BYTES, "{limit}");
+            assert_eq!(join(&parts).unwrap(), card, "{limit}");
+        }
+    }
+
+    #[test]
+    fn what_lies_about_its_length_is_no_card() {
+        for value in [
+            "",
+            "c1",
+            "c1-1-",
+            "c1-1-3-Zm9",
+            "c1-1-2-Zm9v",
+            "c1-0-0-",
+            "c1-9-1-Zg",
+            "c1-18446744073709551616-3-Zm9v",
+            "c1-1-65537-Zm9v",
+            "c1-1-1-Z",
+            "c1-1-1-Zz",
+            "c1-1-3-Zm9=",
+            "c2-1-3-Zm9v",
+        ] {
+            assert_eq!(join(&[value.to_owned()]), None, "{value}");
+        }
+        assert_eq!(join(&["c1-2-3-Zm9".to_owned(), "v".repeat(4000)]), None);
+        assert_eq!(join(&["c1-2-3-Zm9v".to_owned(), String::new()]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_card_comes_back_from_its_parts(
+            card in proptest::collection::vec(any::<u8>(), 0..2000), limit in MIN_VALUE_BYTES..1500usize
+        ) {
+            let parts = split(&card, limit);
+            for part in &parts {
+                prop_assert!(part.len() <= limit.min(MAX_PART_BYTES));
+                prop_assert!(part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_'));
+            }
+            prop_assert_eq!(join(&parts).unwrap(), card);
+        }
+
+        #[test]
+        fn no_parts_make_it_panic(parts in proptest::collection::vec("(c1-)?[0-9A-Za-z_=-]{0,20}", 0..4)) {
+            let _ = join(&parts);
+        }
+    }
+}

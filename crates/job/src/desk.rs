@@ -1,0 +1,456 @@
+//! PMI-1 as a launcher speaks it: the machine, without any I/O.
+//!
+//! A seat is a process's place, by its rank. A line from a seat yields answers, to it and to others. A barrier comes
+//! about when all seats wait; it can't any more once a process has left or ended, and then it fails at once for all
+//! who wait and who come.
+
+use std::collections::HashMap;
+use std::fmt::Write;
+
+use crate::line::{Line, message, word};
+
+/// Bytes of the longest key, its zero byte in C counted.
+const KEY_MAX: usize = 64;
+/// Bytes of the longest value.
+const VALUE_MAX: usize = 1024;
+/// Bytes of the longest name of a job's values.
+pub(crate) const NAME_MAX: usize = 256;
+/// Values that a process may put: the longest card has 137 parts here.
+const VALUES_PER_SEAT: u32 = 1024;
+
+/// What came of a line.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Outcome {
+    /// What to send, and to which rank.
+    pub(crate) answers: Vec<(u32, String)>,
+    /// The connection ends behind the answers: its process left, or does not speak PMI-1.
+    pub(crate) close: bool,
+    /// A process asks to end all.
+    pub(crate) abort: Option<Abort>,
+}
+
+/// A process asked to end the job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Abort {
+    /// Which.
+    pub rank: u32,
+    /// The exit code that it wants.
+    pub code: i32,
+    /// Its words.
+    pub message: Box<str>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Seat {
+    /// Nobody came yet.
+    #[default]
+    Empty,
+    /// Its process is in the job.
+    Taken,
+    /// Its process waits at the barrier.
+    Waiting,
+    /// Its process left or ended.
+    Left,
+}
+
+/// The machine of a job.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    name: Box<str>,
+    seats: Vec<Seat>,
+    /// How many values each has put.
+    put: Vec<u32>,
+    values: HashMap<Box<str>, Box<str>>,
+    waiting: u32,
+    /// Who left first: no barrier comes about any more.
+    left: Option<u32>,
+    abort: Option<Abort>,
+}
+
+/// Why a process gets no seat, as it is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoSeat {
+    /// It does not greet.
+    Stranger,
+    /// It was told another number of processes.
+    Size,
+    /// It belongs to another job.
+    Job,
+    /// Its rank is no rank of the job.
+    Rank,
+    /// Its rank is taken, or was.
+    Taken,
+}
+
+impl Desk {
+    /// A job of `size` processes.
+    pub(crate) fn new(size: u32, name: &str) -> Self {
+        let mut values = HashMap::new();
+        // All processes are on one machine, as far as those know who ask (MPICH).
+        values.insert("PMI_process_mapping".into(), format!("(vector,(0,1,{size}))").into());
+        let seats = vec![Seat::Empty; size as usize];
+        let name = word(name).chars().take(NAME_MAX - 1).collect::<String>().into();
+        Self { name, put: vec![0; size as usize], seats, values, waiting: 0, left: None, abort: None }
+    }
+
+    /// How many processes the job has.
+    pub(crate) fn size(&self) -> u32 {
+        self.seats.len() as u32
+    }
+
+    /// How many processes have not left; those that are still to come are counted.
+    pub(crate) fn present(&self) -> u32 {
+        self.seats.iter().filter(|s| **s != Seat::Left).count() as u32
+    }
+
+    /// Gives a seat to its process.
+    pub(crate) fn seat(&mut self, rank: u32) -> Result<(), NoSeat> {
+        match self.seats.get_mut(rank as usize) {
+            None => Err(NoSeat::Rank),
+            Some(seat) if *seat != Seat::Empty => Err(NoSeat::Taken),
+            Some(seat) => {
+                *seat = Seat::Taken;
+                Ok(())
+            }
+        }
+    }
+
+    /// Gives a seat to who greets over TCP, `job` being what it has to say; or what to answer before hanging up.
+    pub(crate) fn greet(&mut self, line: &[u8], job: &str) -> Result<(u32, String), String> {
+        let rank = Line::parse(line).ok().ok_or(NoSeat::Stranger).and_then(|l| self.greeted(l, job));
+        let size = self.size();
+        match rank {
+            Ok(rank) => {
+                let sets = format!("cmd=set size={size}\ncmd=set rank={rank}\ncmd=set debug=0\n");
+                Ok((rank, format!("cmd=initack rc=0 job={job}\n{sets}")))
+            }
+            Err(why) => {
+                let (reason, msg) = match why {
+                    NoSeat::Stranger => ("stranger", "this_is_PMI-1_and_wants_cmd=initack"),
+                    NoSeat::Size => ("size", "the_job_has_another_size"),
+                    NoSeat::Job => ("job", "another_job_is_served_here"),
+                    NoSeat::Rank => ("rank", "the_job_has_no_such_rank"),
+                    NoSeat::Taken => ("taken", "the_rank_was_taken_before"),
+                };
+                Err(format!("cmd=initack rc=1 size={size} reason={reason} msg={msg}\n"))
+            }
+        }
+    }
+
+    fn greeted(&mut self, line: Line<'_>, job: &str) -> Result<u32, NoSeat> {
+        let line = line.expect("initack").map_err(|_| NoSeat::Stranger)?;
+        if line.value("job") != Some(job) {
+            return Err(NoSeat::Job);
+        }
+        if line.rank("size") != Ok(self.size()) {
+            return Err(NoSeat::Size);
+        }
+        let rank = line.rank("pmiid").map_err(|_| NoSeat::Rank)?;
+        self.seat(rank).map(|()| rank)
+    }
+
+    /// Takes a line, without its end, from a seat that is taken.
+    pub(crate) fn line(&mut self, rank: u32, line: &[u8]) -> Outcome {
+        let mut out = Outcome::default();
+        let Ok(line) = Line::parse(line) else {
+            return self.not_pmi(rank, out);
+        };
+        let Some(cmd) = line.cmd() else {
+            return self.not_pmi(rank, out);
+        };
+        match self.seats.get(rank as usize) {
+            Some(Seat::Taken) => {}
+            // Another thread of it waits.
+            Some(Seat::Waiting) if cmd == "abort" => {}
+            // It asks while it waits, or behind its end.
+            _ => return self.not_pmi(rank, out),
+        }
+        let answer = match cmd {
+            "init" => "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n".to_owned(),
+            "get_maxes" => {
+                format!("cmd=maxes kvsname_max={NAME_MAX} keylen_max={KEY_MAX} vallen_max={VALUE_MAX}\n")
+            }
+            "get_appnum" => "cmd=appnum appnum=0\n".to_owned(),
+            "get_universe_size" => format!("cmd=universe_size size={}\n", self.size()),
+            "get_my_kvsname" => format!("cmd=my_kvsname kvsname={}\n", self.name),
+            "put" => format!("cmd=put_result {}\n", self.aborted().unwrap_or_else(|| self.put(rank, line))),
+            "get" => format!("cmd=get_result {}\n", self.aborted().unwrap_or_else(|| self.get(line))),
+            "barrier_in" => return self.barrier(rank, out),
+            "finalize" => {
+                out.answers.push((rank, "cmd=finalize_ack rc=0\n".to_owned()));
+                out.close = true;
+                return self.leave(rank, out);
+            }
+            "abort" => {
+                let code = line.number("exitcode").ok().and_then(|c| i32::try_from(c).ok()).unwrap_or(1);
+                let words = message(line.rest("message").unwrap_or(""));
+                return self.end(Abort { rank, code, message: words }, out);
+            }
+            // What MPI's dynamic processes ask for.
+            other @ ("publish_name" | "unpublish_name" | "lookup_name") => {
+                let stem = other.split('_').next().unwrap_or(other);
+                format!("cmd={stem}_result rc=-1 info=fail msg=this_launcher_keeps_no_names\n")
+            }
+            _ => return self.not_pmi(rank, out),
+        };
+        out.answers.push((rank, answer));
+        out
+    }
+
+    /// A process has left, or has ended.
+    pub(crate) fn ended(&mut self, rank: u32) -> Outcome {
+        self.leave(rank, Outcome::default())
+    }
+
+    fn not_pmi(&mut self, rank: u32, mut out: Outcome) -> Outcome {
+        out.close = true;
+        self.leave(rank, out)
+    }
+
+    fn put(&mut self, rank: u32, line: Line<'_>) -> String {
+        let (Some(name), Some(key), Some(value)) =
+            (line.value("kvsname"), line.value("key"), line.rest("value"))
+        else {
+            return "rc=-1 msg=kvsname_key_and_value_are_needed".to_owned();
+        };
+        let put = &mut self.put[rank as usize];
+        if *name != *self.name {
+            "rc=-1 msg=no_such_kvsname".to_owned()
+        } else if key.is_empty() || key.len() >= KEY_MAX || value.len() >= VALUE_MAX {
+            "rc=-1 msg=key_or_value_is_too_long".to_owned()
+        } else if *put == VALUES_PER_SEAT {
+            "rc=-1 msg=too_many_values".to_owned()
+        } else {
+            *put += 1;
+            self.values.insert(key.into(), value.into());
+            "rc=0 msg=success".to_owned()
+        }
+    }
+
+    fn get(&self, line: Line<'_>) -> String {
+        match line.value("key").and_then(|k| self.values.get(k)) {
+            _ if line.value("kvsname") != Some(&*self.name) => {
+                "rc=-1 msg=no_such_kvsname value=unknown".to_owned()
+            }
+            Some(value) => format!("rc=0 msg=success value={value}"),
+            None => "rc=-1 msg=key_not_found value=unknown".to_owned(),
+        }
+    }
+
+    fn barrier(&mut self, rank: u32, mut out: Outcome) -> Outcome {
+        self.seats[rank as usize] = Seat::Waiting;
+        self.waiting += 1;
+        if self.waiting == self.size() || self.left.is_some() || self.abort.is_some() {
+            self.release(&mut out);
+        }
+        out
+    }
+
+    /// Lets all go who wait, with good news or bad.
+    fn release(&mut self, out: &mut Outcome) {
+        let mut answer = "cmd=barrier_out ".to_owned();
+        match (self.aborted(), self.left) {
+            (Some(aborted), _) => answer += &aborted,
+            (None, Some(rank)) => {
+                write!(answer, "rc=1 left={rank} msg=rank_{rank}_has_ended_or_left")
+                    .expect("a string takes all");
+            }
+            (None, None) => answer += "rc=0",
+        }
+        answer.push('\n');
+        for (rank, seat) in self.seats.iter_mut().enumerate().filter(|(_, s)| **s == Seat::Waiting) {
+            *seat = Seat::Taken;
+            out.answers.push((rank as u32, answer.clone()));
+        }
+        self.waiting = 0;
+    }
+
+    fn leave(&mut self, rank: u32, mut out: Outcome) -> Outcome {
+        let Some(seat) = self.seats.get_mut(rank as usize) else { return out };
+        match std::mem::replace(seat, Seat::Left) {
+            Seat::Left => return out,
+            Seat::Waiting => self.waiting -= 1,
+            Seat::Empty | Seat::Taken => {}
+        }
+        self.left.get_or_insert(rank);
+        self.release(&mut out);
+        out
+    }
+
+    fn end(&mut self, abort: Abort, mut out: Outcome) -> Outcome {
+        if self.abort.is_none() {
+            self.abort = Some(abort.clone());
+            out.abort = Some(abort);
+            self.release(&mut out);
+        }
+        out
+    }
+
+    /// What all are told once one has ended the job.
+    fn aborted(&self) -> Option<String> {
+        let abort = self.abort.as_ref()?;
+        Some(format!("rc=1 aborted={} exitcode={} msg={}", abort.rank, abort.code, word(&abort.message)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A job in which all have a seat.
+    fn desk(size: u32) -> Desk {
+        let mut desk = Desk::new(size, "job");
+        (0..size).for_each(|r| desk.seat(r).unwrap());
+        desk
+    }
+
+    fn answers(out: Outcome) -> Vec<(u32, String)> {
+        assert!(!out.close && out.abort.is_none(), "{out:?}");
+        out.answers
+    }
+
+    fn answer(desk: &mut Desk, rank: u32, line: &str) -> String {
+        let mut all = answers(desk.line(rank, line.as_bytes()));
+        assert_eq!((all.len(), all[0].0), (1, rank), "{line}: {all:?}");
+        all.remove(0).1
+    }
+
+    #[test]
+    fn a_value_is_seen_by_all_and_an_absent_one_refused() {
+        let mut d = desk(2);
+        assert_eq!(
+            answer(&mut d, 0, "cmd=put kvsname=job key=a value=x y"),
+            "cmd=put_result rc=0 msg=success\n"
+        );
+        assert_eq!(
+            answer(&mut d, 1, "cmd=get kvsname=job key=a"),
+            "cmd=get_result rc=0 msg=success value=x y\n"
+        );
+        for (line, part) in [
+            ("cmd=get kvsname=job key=b", "key_not_found"),
+            ("cmd=get kvsname=other key=a", "no_such_kvsname"),
+            ("cmd=put kvsname=other key=a value=x", "no_such_kvsname"),
+            ("cmd=put key=a value=x", "needed"),
+            (&format!("cmd=put kvsname=job key={} value=x", "k".repeat(64)), "too_long"),
+            (&format!("cmd=put kvsname=job key=a value={}", "v".repeat(1024)), "too_long"),
+        ] {
+            let said = answer(&mut d, 1, line);
+            assert!(said.contains("rc=-1") && said.contains(part), "{line}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_process_puts_a_limited_number_of_values() {
+        let mut d = desk(1);
+        for i in 0..VALUES_PER_SEAT {
+            let said = answer(&mut d, 0, &format!("cmd=put kvsname=job key={i} value=x"));
+            assert!(said.contains("rc=0"), "{i}: {said}");
+        }
+        assert!(answer(&mut d, 0, "cmd=put kvsname=job key=a value=x").contains("too_many"));
+    }
+
+    #[test]
+    fn a_barrier_lets_all_go_when_the_last_has_come() {
+        let mut d = desk(3);
+        for _ in 0..2 {
+            assert_eq!(answers(d.line(2, b"cmd=barrier_in")), []);
+            assert_eq!(answers(d.line(0, b"cmd=barrier_in")), []);
+            let out: Vec<_> = (0..3).map(|r| (r, "cmd=barrier_out rc=0\n".to_owned())).collect();
+            assert_eq!(answers(d.line(1, b"cmd=barrier_in")), out);
+        }
+    }
+
+    #[test]
+    fn a_barrier_fails_for_all_when_one_leaves_or_ends() {
+        for how in [&b"cmd=finalize"[..], b"GET / HTTP/1.1", b""] {
+            let mut d = desk(3);
+            assert_eq!(answers(d.line(2, b"cmd=barrier_in")), []);
+            let out = if how.is_empty() { d.ended(1) } else { d.line(1, how) };
+            assert!(out.answers.iter().any(|(r, a)| *r == 2 && a.contains("rc=1 left=1")), "{out:?}");
+            let late = answer(&mut d, 0, "cmd=barrier_in");
+            assert!(late.contains("rc=1 left=1"), "{late}");
+            assert!(d.line(1, b"cmd=barrier_in").close, "who has left is not heard");
+        }
+    }
+
+    #[test]
+    fn an_abort_is_heard_by_all_who_wait_and_who_ask() {
+        let mut d = desk(3);
+        assert_eq!(answers(d.line(2, b"cmd=barrier_in")), []);
+        let out = d.line(1, b"cmd=abort exitcode=7 message=out_of_rope");
+        assert_eq!(out.abort, Some(Abort { rank: 1, code: 7, message: "out of rope".into() }));
+        let told = "rc=1 aborted=1 exitcode=7 msg=out_of_rope\n";
+        assert_eq!(out.answers, [(2, format!("cmd=barrier_out {told}"))]);
+        assert_eq!(answer(&mut d, 0, "cmd=get kvsname=job key=a"), format!("cmd=get_result {told}"));
+        assert_eq!(d.line(0, b"cmd=abort exitcode=9").abort, None, "the first one counts");
+    }
+
+    #[test]
+    fn who_greets_gets_the_seat_that_is_his_and_nobody_else_does() {
+        let mut d = Desk::new(2, "job");
+        let mut refused = |line: &str| d.greet(line.as_bytes(), "lab").unwrap_err();
+        for (line, reason) in [
+            ("GET / HTTP/1.1", "stranger"),
+            ("cmd=init", "stranger"),
+            ("cmd=initack pmiid=0 size=2", "job"),
+            ("cmd=initack pmiid=0 size=2 job=other", "job"),
+            ("cmd=initack pmiid=0 size=3 job=lab", "size"),
+            ("cmd=initack pmiid=2 size=2 job=lab", "rank"),
+            ("cmd=initack pmiid=-1 size=2 job=lab", "rank"),
+        ] {
+            let said = refused(line);
+            assert!(said.contains(&format!("rc=1 size=2 reason={reason} ")), "{line}: {said}");
+        }
+        let (rank, said) = d.greet(b"cmd=initack pmiid=1 size=2 job=lab", "lab").unwrap();
+        assert_eq!(rank, 1);
+        assert_eq!(said, "cmd=initack rc=0 job=lab\ncmd=set size=2\ncmd=set rank=1\ncmd=set debug=0\n");
+        assert!(d.greet(b"cmd=initack pmiid=1 size=2 job=lab", "lab").unwrap_err().contains("taken"));
+        let _ = d.ended(1);
+        assert!(
+            d.greet(b"cmd=initack pmiid=1 size=2 job=lab", "lab").unwrap_err().contains("taken"),
+            "nor again"
+        );
+    }
+
+    proptest! {
+        /// Whatever is said, nobody who waits is forgotten: each question has one answer, or its asker is hung up on.
+        #[test]
+        fn every_question_is_answered_once_or_its_asker_hung_up_on(
+            said in proptest::collection::vec((0..3u32, prop_oneof![
+                4 => Just("cmd=barrier_in".to_owned()),
+                1 => Just("cmd=finalize".to_owned()),
+                1 => Just("cmd=abort exitcode=3".to_owned()),
+                2 => "cmd=(put|get|init|get_maxes|spawn|lookup_name) (kvsname=job|key=a|value=b|=| ){0,4}",
+                1 => "[a-z= ]{0,12}",
+                1 => Just("gone".to_owned()),
+            ]), 0..60)
+        ) {
+            let mut d = desk(3);
+            let mut owed = [0i32; 3];
+            let mut here = [true; 3];
+            for (rank, line) in said {
+                let at = rank as usize;
+                if !here[at] {
+                    continue;
+                }
+                let out = if line == "gone" { d.ended(rank) } else {
+                    owed[at] += i32::from(!line.starts_with("cmd=abort"));
+                    d.line(rank, line.as_bytes())
+                };
+                for (to, text) in &out.answers {
+                    prop_assert!(here[*to as usize] && text.ends_with('\n') && text.matches('\n').count() == 1);
+                    owed[*to as usize] -= 1;
+                }
+                if out.close || line == "gone" {
+                    here[at] = false;
+                    owed[at] = 0;
+                }
+                let waiting = d.seats.iter().filter(|s| **s == Seat::Waiting).count() as i32;
+                prop_assert_eq!(owed.iter().sum::<i32>(), waiting, "{:?}", d);
+                prop_assert!(waiting == 0 || here == [true; 3], "nobody waits for who has gone");
+            }
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! What goes wrong when processes look for each other.
+
+use core::fmt;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use thiserror::Error;
+
+/// Why a call on a job did not do what it says.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum JobError {
+    /// A variable of the environment, or a part of a rendezvous, has a wrong value.
+    #[error("{name} is `{value}`, and has to be {wanted}; correct it, or take it out of the environment")]
+    Value {
+        /// The variable, or the parameter of `HCA_JOB`.
+        name: &'static str,
+        /// What it says.
+        value: Box<str>,
+        /// What it may say.
+        wanted: &'static str,
+    },
+    /// A variable, or a part of a rendezvous, is missing.
+    #[error("{name} is missing beside {beside}: the launcher has to give both")]
+    Missing {
+        /// What is missing.
+        name: &'static str,
+        /// What asks for it.
+        beside: &'static str,
+    },
+    /// The rank is not below the size.
+    #[error("rank {rank} is not in a job of {size} processes: ranks go from 0 to {}", size - 1)]
+    NoSuchRank {
+        /// The rank.
+        rank: u32,
+        /// How many processes the job has.
+        size: u32,
+    },
+    /// The descriptor that `PMI_FD` names can't be taken over.
+    #[error(
+        "PMI_FD is {fd}, which is no open stream socket here: {source}; a program between the launcher and this one may have closed it"
+    )]
+    Descriptor {
+        /// The descriptor.
+        fd: i32,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The launcher's connection was taken over before, and has ended.
+    #[error(
+        "this process has left its job, or could not join it, and a launcher lets nobody in twice: keep a clone of the first `Job`"
+    )]
+    Left,
+    /// Nobody serves at the address.
+    #[error("nobody serves a job at {address}: {source}; is the launcher, or rank 0, running there?")]
+    Connect {
+        /// Where.
+        address: Box<str>,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Rank 0 can't serve at the address.
+    #[error(
+        "rank 0 can't serve the job at {address}: {source}; end who has it, or give all processes another address"
+    )]
+    Listen {
+        /// Where.
+        address: Box<str>,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A folder or file of the rendezvous can't be used.
+    #[error(
+        "{path:?} can't be used while {doing}: {source}; all processes of the job need to read and write there"
+    )]
+    Folder {
+        /// The folder or file.
+        path: PathBuf,
+        /// What was under way.
+        doing: Doing,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A connection broke.
+    #[error("the connection to the launcher broke while {doing}: {source}")]
+    Connection {
+        /// What was under way.
+        doing: Doing,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The launcher, or rank 0, closed the connection.
+    #[error("the launcher closed the connection while {doing}: it has ended, or ends the job")]
+    Closed {
+        /// What was under way.
+        doing: Doing,
+    },
+    /// The other side did not answer in time.
+    #[error(
+        "nothing was heard for {timeout:?} while {doing}; a process may hang, or may not have been started: give more time by HCA_JOB_TIMEOUT, in seconds"
+    )]
+    TimedOut {
+        /// What was under way.
+        doing: Doing,
+        /// The limit.
+        timeout: Duration,
+    },
+    /// Some processes did not come to a barrier in time.
+    #[error(
+        "{missing} of {size} processes did not come to the barrier within {timeout:?}, rank {first} the first of them: was it started, with the same HCA_JOB? HCA_JOB_TIMEOUT gives more time, in seconds"
+    )]
+    Missed {
+        /// The first rank that did not come.
+        first: u32,
+        /// How many did not.
+        missing: u32,
+        /// How many there are.
+        size: u32,
+        /// The limit.
+        timeout: Duration,
+    },
+    /// A line is none of PMI-1, or not the one that belongs there.
+    #[error("the launcher said {line:?} while {doing}: {fault}; does it speak PMI-1?")]
+    Line {
+        /// What was under way.
+        doing: Doing,
+        /// The line, or how it begins.
+        line: Box<str>,
+        /// What is wrong.
+        fault: LineFault,
+    },
+    /// The launcher refused.
+    #[error("the launcher refused while {doing}, with code {code}: {message}")]
+    Refused {
+        /// What was under way.
+        doing: Doing,
+        /// Its code.
+        code: i64,
+        /// Its words.
+        message: Box<str>,
+    },
+    /// The launcher speaks another version.
+    #[error("the launcher speaks PMI {version}.{subversion}, this side 1.1; Slurm: use --mpi=pmi2")]
+    Version {
+        /// Of the protocol.
+        version: i64,
+        /// Within it.
+        subversion: i64,
+    },
+    /// The launcher's limits leave no room for a card.
+    #[error(
+        "the launcher takes keys of {key} and values of {value} bytes; a card needs keys of 24 and values of 64"
+    )]
+    Limits {
+        /// Bytes of the longest key.
+        key: i64,
+        /// Bytes of the longest value.
+        value: i64,
+    },
+    /// The connection is out of step since an earlier error.
+    #[error("the connection to the launcher is of no use since an earlier error: end this process")]
+    Broken,
+    /// The card is too long.
+    #[error("the card has {bytes} bytes, and {limit} are the limit")]
+    CardTooLong {
+        /// Of the card.
+        bytes: usize,
+        /// [`MAX_CARD_BYTES`](crate::MAX_CARD_BYTES).
+        limit: usize,
+    },
+    /// There is a card of this process already.
+    #[error("this process has published its card, and can't take it back: publish once")]
+    PublishedBefore,
+    /// Cards can be read behind a fence.
+    #[error("the cards of others are there behind a fence: call `fence` first")]
+    BeforeFence,
+    /// The process passed the fence without a card.
+    #[error("rank {rank} has published no card: it has to call `publish` before `fence`")]
+    NoCard {
+        /// The rank.
+        rank: u32,
+    },
+    /// What stands for the card is none.
+    #[error(
+        "what rank {rank} published is no card: does another program, or another version, take part in the job?"
+    )]
+    BadCard {
+        /// The rank.
+        rank: u32,
+    },
+    /// Somebody has the rank.
+    #[error(
+        "rank {rank} was taken before: two processes have one rank, or one was started again; start the job anew, with another id{at}"
+    )]
+    RankTaken {
+        /// The rank.
+        rank: u32,
+        /// Where that is recorded: ` (PATH)`, or nothing.
+        at: Box<str>,
+    },
+    /// Processes disagree about how many they are.
+    #[error("this process was told of {ours} processes, the others of {theirs}: give all the same size")]
+    WrongSize {
+        /// What this process was told.
+        ours: u32,
+        /// What the others were told.
+        theirs: u32,
+    },
+    /// Another job serves at the address.
+    #[error(
+        "another job is served at this address, not `{ours}`: give each job an address of its own, and all its processes one id"
+    )]
+    WrongJob {
+        /// The id that this process was told.
+        ours: Box<str>,
+    },
+    /// A process called `abort`.
+    #[error("rank {rank} aborted the job with code {code}: {message}")]
+    Aborted {
+        /// Which.
+        rank: u32,
+        /// Its code.
+        code: i32,
+        /// Its words.
+        message: Box<str>,
+    },
+    /// A barrier can't come about, as a process has ended or left.
+    #[error("the barrier can't come about: rank {rank} has ended or left the job")]
+    BarrierFailed {
+        /// Which.
+        rank: u32,
+    },
+    /// A process did not leave the job in time.
+    #[error(
+        "{present} processes have not left the job after {timeout:?}; they lose their server when this one, rank 0, ends: have all call `finalize`"
+    )]
+    StillPresent {
+        /// How many.
+        present: u32,
+        /// The limit.
+        timeout: Duration,
+    },
+    /// The system refused a thread or a descriptor.
+    #[error("the system gives no {what} to serve the job: {source}")]
+    System {
+        /// What was asked for.
+        what: &'static str,
+        /// What it said.
+        source: io::Error,
+    },
+}
+
+/// What is wrong with a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum LineFault {
+    /// It has no end within the limit.
+    #[error("it is longer than {limit} bytes")]
+    TooLong {
+        /// The limit.
+        limit: usize,
+    },
+    /// It has bytes that are no printable text.
+    #[error("it is not text")]
+    NotText,
+    /// A word of it is no pair.
+    #[error("it is not made of key=value")]
+    NotPairs,
+    /// It is not the answer to what was asked.
+    #[error("the answer begins with cmd={wanted}")]
+    Unexpected {
+        /// What was expected.
+        wanted: &'static str,
+    },
+    /// A value is missing.
+    #[error("it lacks {key}=")]
+    Lacks {
+        /// Its key.
+        key: &'static str,
+    },
+    /// A value is no number, or none that can be.
+    #[error("{key}= has no possible value")]
+    Value {
+        /// Its key.
+        key: &'static str,
+    },
+}
+
+/// What was under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Doing {
+    /// Joining the job.
+    Join,
+    /// Publishing a card.
+    Publish,
+    /// Reading a card.
+    Card,
+    /// Waiting for all others.
+    Barrier,
+    /// Ending the job for all.
+    Abort,
+    /// Leaving.
+    Leave,
+}
+
+impl fmt::Display for Doing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Join => "joining the job",
+            Self::Publish => "publishing a card",
+            Self::Card => "reading a card",
+            Self::Barrier => "waiting for the others",
+            Self::Abort => "aborting the job",
+            Self::Leave => "leaving the job",
+        })
+    }
+}

@@ -1,0 +1,68 @@
+//! How the processes of a job find each other.
+//!
+//! A job is a number of processes that were started together. Each has a rank, knows how many there are, tells the
+//! others one card (a few bytes of its choice: mostly the address of its adapter), and can read the card of any other.
+//!
+//! ```
+//! use hca_job::Job;
+//!
+//! // As its launcher says in the environment; without one, a job of this process alone.
+//! let job = Job::from_env()?;
+//! job.publish(b"udp://127.0.0.2")?;
+//! job.fence()?; // all have published
+//! let next = (job.rank() + 1) % job.size();
+//! println!("{} speaks to {next} at {:?}", job.rank(), job.card(next)?);
+//! job.finalize()?;
+//! # Ok::<(), hca_job::JobError>(())
+//! ```
+//!
+//! [`Job::from_env`] takes the first of these that the environment names:
+//!
+//! | variables | what | who gives them |
+//! |---|---|---|
+//! | `PMI_FD`, `PMI_RANK`, `PMI_SIZE` | PMI-1 on an inherited descriptor | `hca run`, `mpiexec.hydra`, Slurm's `srun --mpi=pmi2` |
+//! | `PMI_PORT`, `PMI_ID` | PMI-1 over TCP | `mpiexec.hydra -pmi-port` |
+//! | `HCA_JOB` | `file:///DIR?rank=R&size=N&id=NAME` or `tcp://HOST:PORT?rank=R&size=N&id=NAME` | whoever starts the processes by hand |
+//! | none | one process, rank 0 of 1 | |
+//!
+//! `HCA_JOB_TIMEOUT` is how many seconds a call waits at most ([`Settings::timeout`]).
+//!
+//! A card is asked for when it is wanted, so nothing is kept for a rank that nobody speaks to. All calls take
+//! `&self` and may come from several threads; PMI-1 answers one question at a time, so a card that is asked for while
+//! another thread waits at a fence comes behind it.
+//!
+//! What it does not do: processes that come later, or again, are refused; a job is started as a whole. Nothing is
+//! encrypted: who reaches the rendezvous of a job can take part in it.
+//!
+//! # Modules
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `job` | [`Job`], [`Settings`] |
+//! | `environment`, `url` | what the environment says, and the grammar of `HCA_JOB` |
+//! | `line`, `link` | lines of PMI-1; a descriptor that carries them, with deadlines |
+//! | `pmi` | PMI-1 as a process speaks it |
+//! | `card` | cards as values of limited length |
+//! | `files` | the rendezvous in a folder |
+//! | [`server`], `desk` | PMI-1 as a launcher speaks it: sockets, and the machine behind them |
+//! | `inherited` | the descriptor that a launcher left open |
+//! | `error` | [`JobError`] |
+#![deny(unsafe_code)]
+
+mod card;
+mod desk;
+mod environment;
+mod error;
+mod files;
+mod inherited;
+mod job;
+mod line;
+mod link;
+mod pmi;
+pub mod server;
+mod url;
+
+pub use card::MAX_CARD_BYTES;
+pub use error::{Doing, JobError, LineFault};
+pub use job::{Job, Settings, TIMEOUT_VARIABLE};
+pub use url::{JOB_VARIABLE, MAX_SIZE};

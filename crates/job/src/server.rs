@@ -1,0 +1,485 @@
+//! PMI-1 as a launcher speaks it: a thread that serves the processes of a job over sockets.
+//!
+//! ```
+//! use hca_job::{Job, Settings, server::Server};
+//!
+//! let server = Server::start(2, "doc", |abort| eprintln!("rank {} aborts", abort.rank))?;
+//! // A launcher leaves each socket open for its process, and names it in PMI_FD; here threads stand for them.
+//! let seats = [server.seat(0)?, server.seat(1)?];
+//! let cards: Vec<Vec<u8>> = std::thread::scope(|s| {
+//!     let ranks = seats.into_iter().zip(0..);
+//!     let threads: Vec<_> = ranks.map(|(seat, rank)| s.spawn(move || {
+//!         let job = Job::over(seat, rank, 2, Settings::default())?;
+//!         job.publish(&[rank as u8])?;
+//!         job.fence()?;
+//!         job.card(1 - rank)
+//!     })).collect();
+//!     threads.into_iter().map(|t| t.join().unwrap().unwrap()).collect()
+//! });
+//! assert_eq!(cards, [[1], [0]]);
+//! # Ok::<(), hca_job::JobError>(())
+//! ```
+
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
+
+pub use crate::desk::Abort;
+use crate::desk::{Desk, Outcome};
+use crate::error::JobError;
+use crate::line::MAX_LINE_BYTES;
+use crate::url::MAX_SIZE;
+
+/// Connections over TCP that have not said yet who they are.
+const MAX_STRANGERS: usize = 64;
+/// How long one of them may take to.
+const GREETING: Duration = Duration::from_secs(10);
+/// Pieces of input that are taken from one connection before the others have their turn.
+const PIECES: usize = 16;
+/// Bytes of answers that wait for a process to read them; it is not heard meanwhile.
+const MAX_UNREAD: usize = 64 * 1024;
+
+/// The server of a job. It ends, and hangs up on all, when it is dropped.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    size: u32,
+    thread: Option<thread::JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    wake: OwnedFd,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    orders: Vec<Order>,
+    /// Which ranks `seat` has given out.
+    given: Vec<bool>,
+    /// How many have not left.
+    present: u32,
+    /// The thread has ended.
+    over: bool,
+}
+
+#[derive(Debug)]
+enum Order {
+    Seat(u32, OwnedFd),
+    Ended(u32),
+    /// End once nobody is there any more.
+    Linger,
+    Stop,
+}
+
+impl Shared {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn order(&self, order: Order) {
+        self.state().orders.push(order);
+        // An eventfd is full only when it has been written to and not been read: the thread is awake.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+}
+
+impl Server {
+    /// Serves a job of `size` processes whose values have this name. The server calls `on_abort` when a process asks
+    /// to end the job.
+    ///
+    /// # Errors
+    /// [`JobError::Value`] if `size` is 0 or beyond [`MAX_SIZE`]; [`JobError::System`] if there is no thread or descriptor.
+    pub fn start(
+        size: u32,
+        name: &str,
+        on_abort: impl FnMut(Abort) + Send + 'static,
+    ) -> Result<Self, JobError> {
+        Self::with(size, name, None, Box::new(on_abort))
+    }
+
+    /// Serves who greets on the listener, as members of this job.
+    pub(crate) fn listening(
+        size: u32,
+        name: &str,
+        listener: TcpListener,
+        job: &str,
+    ) -> Result<Self, JobError> {
+        listener.set_nonblocking(true).map_err(|source| JobError::System { what: "socket", source })?;
+        Self::with(size, name, Some((listener, job.into())), Box::new(|_| {}))
+    }
+
+    fn with(
+        size: u32,
+        name: &str,
+        listener: Option<(TcpListener, Box<str>)>,
+        on_abort: OnAbort,
+    ) -> Result<Self, JobError> {
+        if !(1..=MAX_SIZE).contains(&size) {
+            let value = size.to_string().into();
+            return Err(JobError::Value { name: "size", value, wanted: "a number from 1 to 1048576" });
+        }
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|e| JobError::System { what: "descriptor", source: e.into() })?;
+        let state = State { given: vec![false; size as usize], present: size, ..State::default() };
+        let shared = Arc::new(Shared { wake, state: Mutex::new(state), changed: Condvar::new() });
+        let mut floor = Floor {
+            desk: Desk::new(size, name),
+            seated: (0..size).map(|_| None).collect(),
+            strangers: Vec::new(),
+            listener,
+            on_abort,
+            linger: false,
+        };
+        let theirs = shared.clone();
+        let thread = thread::Builder::new()
+            .name("hca-job".to_owned())
+            .spawn(move || floor.serve(&theirs))
+            .map_err(|source| JobError::System { what: "thread", source })?;
+        Ok(Self { shared, size, thread: Some(thread) })
+    }
+
+    /// The end of a socket that the process of this rank speaks on, closed where a program is executed: a launcher
+    /// that means it to be inherited takes that flag off. Once for a rank.
+    ///
+    /// # Errors
+    /// [`JobError::NoSuchRank`], [`JobError::RankTaken`]; [`JobError::System`] if there are no descriptors.
+    pub fn seat(&self, rank: u32) -> Result<OwnedFd, JobError> {
+        match self.shared.state().given.get_mut(rank as usize) {
+            None => return Err(JobError::NoSuchRank { rank, size: self.size }),
+            Some(true) => return Err(JobError::RankTaken { rank, at: "".into() }),
+            Some(given) => *given = true,
+        }
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(|e| JobError::System { what: "descriptor", source: e.into() })?;
+        self.shared.order(Order::Seat(rank, ours));
+        Ok(theirs)
+    }
+
+    /// Says that the process of this rank has ended, though its socket may be open in a process that it left behind.
+    /// What it said before is heard first. A rank that the job has not is ignored.
+    pub fn ended(&self, rank: u32) {
+        self.shared.order(Order::Ended(rank));
+    }
+
+    /// Waits until all processes have left; how many have not, if that takes too long.
+    pub(crate) fn wait_all_left(&self, timeout: Duration) -> Result<(), u32> {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.shared.state();
+        while state.present > 0 && !state.over {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(state.present);
+            }
+            let waited = self.shared.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+
+    /// Ends by itself once nobody is in the job any more, or with the process.
+    pub(crate) fn linger(mut self) {
+        self.shared.order(Order::Linger);
+        self.thread = None;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            self.shared.order(Order::Stop);
+            // It waits for nothing but its descriptors. A panic has been reported by its hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+type OnAbort = Box<dyn FnMut(Abort) + Send>;
+
+/// What the thread has.
+struct Floor {
+    desk: Desk,
+    seated: Vec<Option<Wire>>,
+    strangers: Vec<(Wire, Instant)>,
+    listener: Option<(TcpListener, Box<str>)>,
+    on_abort: OnAbort,
+    linger: bool,
+}
+
+/// A connection.
+struct Wire {
+    socket: OwnedFd,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    /// It ends when its output is sent.
+    closing: bool,
+}
+
+/// Which descriptor was ready.
+#[derive(Clone, Copy)]
+enum Ready {
+    Wake,
+    Listener,
+    Seat(usize),
+    Stranger(usize),
+}
+
+impl Floor {
+    fn serve(&mut self, shared: &Shared) {
+        loop {
+            let orders = std::mem::take(&mut shared.state().orders);
+            let stop = orders.iter().any(|o| matches!(o, Order::Stop));
+            for order in orders {
+                self.obey(order);
+            }
+            shared.state().present = self.desk.present();
+            shared.changed.notify_all();
+            if stop || self.linger && self.seated.iter().all(Option::is_none) {
+                break;
+            }
+            let ready = self.wait(shared);
+            // From the last to the first: whoever is taken out moves nobody who is still to come.
+            for &at in ready.iter().rev() {
+                match at {
+                    Ready::Wake => {
+                        let _ = rustix::io::read(&shared.wake, &mut [0; 8]);
+                    }
+                    Ready::Seat(rank) => self.tend(rank),
+                    Ready::Stranger(at) => self.listen_to(at),
+                    Ready::Listener => self.accept(),
+                }
+            }
+            self.strangers.retain(|(_, until)| *until > Instant::now());
+        }
+        shared.state().over = true;
+        shared.changed.notify_all();
+    }
+
+    /// Waits for whatever comes.
+    fn wait(&self, shared: &Shared) -> Vec<Ready> {
+        let mut what = vec![Ready::Wake];
+        let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
+        if let Some((listener, _)) = self.listener.as_ref().filter(|_| self.strangers.len() < MAX_STRANGERS) {
+            what.push(Ready::Listener);
+            fds.push(PollFd::new(listener, PollFlags::IN));
+        }
+        for (rank, wire) in self.seated.iter().enumerate() {
+            if let Some(wire) = wire {
+                what.push(Ready::Seat(rank));
+                fds.push(PollFd::new(&wire.socket, wire.wants()));
+            }
+        }
+        for (at, (wire, _)) in self.strangers.iter().enumerate() {
+            what.push(Ready::Stranger(at));
+            fds.push(PollFd::new(&wire.socket, wire.wants()));
+        }
+        let until = self.strangers.iter().map(|(_, until)| *until).min();
+        let left = until.map(|u| u.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
+        let left = left.and_then(|l| Timespec::try_from(l).ok());
+        if let Err(e) = poll(&mut fds, left.as_ref()) {
+            // A signal; or the system has no memory for the list, which passes.
+            if e != Errno::INTR {
+                thread::sleep(Duration::from_millis(10));
+            }
+            return Vec::new();
+        }
+        what.into_iter().zip(&fds).filter(|(_, f)| !f.revents().is_empty()).map(|(w, _)| w).collect()
+    }
+
+    fn obey(&mut self, order: Order) {
+        match order {
+            Order::Seat(rank, socket) => {
+                // `seat` gives each out once.
+                if self.desk.seat(rank).is_ok() {
+                    self.seated[rank as usize] = Some(Wire::new(socket));
+                }
+            }
+            Order::Ended(rank) => {
+                if (rank as usize) < self.seated.len() {
+                    self.tend(rank as usize);
+                    self.seated[rank as usize] = None;
+                    let out = self.desk.ended(rank);
+                    self.apply(rank, out);
+                }
+            }
+            Order::Linger => self.linger = true,
+            Order::Stop => {}
+        }
+    }
+
+    /// Sends and hears what a seat has.
+    fn tend(&mut self, rank: usize) {
+        for _ in 0..PIECES {
+            let Some(wire) = &mut self.seated[rank] else { return };
+            if !wire.send() {
+                return self.part(rank);
+            }
+            if wire.closing || wire.output.len() >= MAX_UNREAD {
+                break;
+            }
+            match wire.hear() {
+                Heard::Something => {}
+                Heard::Nothing => break,
+                Heard::End => return self.part(rank),
+            }
+            for line in wire.lines() {
+                let out = match line {
+                    Some(line) => self.desk.line(rank as u32, &line),
+                    None => Outcome { close: true, ..self.desk.ended(rank as u32) },
+                };
+                let close = out.close;
+                self.apply(rank as u32, out);
+                if close {
+                    break;
+                }
+            }
+        }
+        if self.seated[rank].as_ref().is_some_and(|w| w.closing && w.output.is_empty()) {
+            self.part(rank);
+        }
+    }
+
+    /// The connection of a seat is over.
+    fn part(&mut self, rank: usize) {
+        self.seated[rank] = None;
+        let out = self.desk.ended(rank as u32);
+        self.apply(rank as u32, out);
+    }
+
+    /// Hands answers on to their connections.
+    fn apply(&mut self, rank: u32, out: Outcome) {
+        for (to, text) in out.answers {
+            if let Some(wire) = &mut self.seated[to as usize] {
+                wire.output.extend_from_slice(text.as_bytes());
+                // A connection that is gone is noticed when it is looked at.
+                wire.send();
+            }
+        }
+        if let Some(wire) = self.seated[rank as usize].as_mut().filter(|_| out.close) {
+            wire.closing = true;
+        }
+        if let Some(abort) = out.abort {
+            (self.on_abort)(abort);
+        }
+    }
+
+    /// Hears who a stranger is.
+    fn listen_to(&mut self, at: usize) {
+        let Some((_, job)) = &self.listener else { return };
+        let wire = &mut self.strangers[at].0;
+        let heard = if wire.closing { Heard::Nothing } else { wire.hear() };
+        let alive = wire.send() && heard != Heard::End;
+        match wire.lines().into_iter().next() {
+            Some(Some(line)) => match self.desk.greet(&line, job) {
+                Ok((rank, answer)) => {
+                    let (mut wire, _) = self.strangers.swap_remove(at);
+                    wire.output.extend_from_slice(answer.as_bytes());
+                    wire.send();
+                    self.seated[rank as usize] = Some(wire);
+                    return;
+                }
+                Err(answer) => {
+                    wire.output.extend_from_slice(answer.as_bytes());
+                    wire.closing = true;
+                    wire.send();
+                }
+            },
+            Some(None) => wire.closing = true,
+            None => {}
+        }
+        if !alive || wire.closing && wire.output.is_empty() {
+            self.strangers.swap_remove(at);
+        }
+    }
+
+    fn accept(&mut self) {
+        let Some((listener, _)) = &self.listener else { return };
+        match listener.accept() {
+            Ok((stream, _)) => {
+                // It costs time only, if it can't be set.
+                let _ = stream.set_nodelay(true);
+                self.strangers.push((Wire::new(stream.into()), Instant::now() + GREETING));
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            // Out of descriptors, mostly: it stays ready, so this would turn without end.
+            Err(_) => thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+/// What came in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Heard {
+    Something,
+    Nothing,
+    End,
+}
+
+impl Wire {
+    fn new(socket: OwnedFd) -> Self {
+        Self { socket, input: Vec::new(), output: Vec::new(), closing: false }
+    }
+
+    fn wants(&self) -> PollFlags {
+        let mut flags = PollFlags::empty();
+        flags.set(PollFlags::IN, !self.closing && self.output.len() < MAX_UNREAD);
+        flags.set(PollFlags::OUT, !self.output.is_empty());
+        flags
+    }
+
+    /// Sends what is there to be sent; false if the connection is over.
+    fn send(&mut self) -> bool {
+        while !self.output.is_empty() {
+            match send(self.socket.as_fd(), &self.output, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+                Ok(sent) => drop(self.output.drain(..sent)),
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// Takes what has come, a piece at a time.
+    fn hear(&mut self) -> Heard {
+        let mut room = [0; 4096];
+        loop {
+            return match recv(self.socket.as_fd(), &mut room[..], RecvFlags::DONTWAIT) {
+                Ok((0, _)) => Heard::End,
+                Ok((got, _)) => {
+                    self.input.extend_from_slice(&room[..got]);
+                    Heard::Something
+                }
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => Heard::Nothing,
+                Err(_) => Heard::End,
+            };
+        }
+    }
+
+    /// The whole lines that are there, and `None` behind them if the next is too long to be one.
+    fn lines(&mut self) -> Vec<Option<Vec<u8>>> {
+        let whole = self.input.iter().rposition(|&b| b == b'\n').map_or(0, |end| end + 1);
+        let rest = self.input.split_off(whole);
+        let text = std::mem::replace(&mut self.input, rest);
+        let long = |line: &[u8]| line.len() > MAX_LINE_BYTES;
+        let mut lines: Vec<_> = text
+            .split_inclusive(|&b| b == b'\n')
+            .map(|l| &l[..l.len() - 1])
+            .map(|l| (!long(l)).then(|| l.to_vec()))
+            .collect();
+        if long(&self.input) {
+            lines.push(None);
+        }
+        lines
+    }
+}
