@@ -93,6 +93,14 @@ impl Source {
     pub const fn exactly(process: Process) -> Self {
         Self { packed: process.0, mask: u64::MAX }
     }
+    /// Whether it can only be of physical addresses: it names a node, or not all of a process.
+    pub const fn is_physical(self) -> bool {
+        self.packed >> 32 != 0 || self.mask != 0 && self.mask != u64::MAX
+    }
+    /// Whether it can only be of logical addresses: it names a process, and no node.
+    pub const fn is_logical(self) -> bool {
+        self.mask == u64::MAX && self.packed >> 32 == 0
+    }
     /// Whether this process is meant.
     #[inline]
     pub const fn includes(self, process: Process) -> bool {
@@ -172,6 +180,21 @@ mod tests {
         assert!(Source::logical(Some(Rank(5))).includes(Process::logical(Rank(5))));
         assert!(!Source::logical(Some(Rank(5))).includes(Process::logical(Rank(6))));
         assert!(Source::logical(None).includes(Process::logical(Rank(6))));
+    }
+
+    #[test]
+    fn a_source_tells_which_addresses_it_can_be_of() {
+        for (source, physical, logical) in [
+            (Source::ANY, false, false),
+            (Source::logical(Some(Rank(5))), false, true),
+            (Source::logical(None), false, false),
+            (Source::physical(Some(Nid(3)), Some(Pid(5))), true, false),
+            (Source::physical(Some(Nid(3)), None), true, false),
+            (Source::physical(None, Some(Pid(5))), true, false),
+            (Source::physical(None, None), false, false),
+        ] {
+            assert_eq!((source.is_physical(), source.is_logical()), (physical, logical), "{source:?}");
+        }
     }
 
     #[test]

@@ -48,6 +48,9 @@ pub enum Error {
         /// The one that the node was opened with.
         node: u32,
     },
+    /// The interface has a map of its ranks, which stays.
+    #[error("the interface has a map already")]
+    MapSet,
     /// An argument that only the interface looks at.
     #[error("{argument}: {why}")]
     Argument {

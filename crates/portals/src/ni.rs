@@ -1,10 +1,12 @@
 //! What both faces do with an interface of a node: calls on its engine, under the node's lock, and waiting.
 
+use std::any::Any;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hca_matching::{
-    Config, Count, CtHandle, Entry, EntryHandle, EqHandle, Got, Limits, ListKind, Md, MdHandle, Place,
-    Region, Transfer, Triggered,
+    Config, Count, CtHandle, Entry, EntryHandle, EqHandle, Got, Limits, ListKind, Md, MdHandle, MdOptions,
+    Place, Region, Transfer, Triggered,
 };
 
 use crate::memory::Pieces;
@@ -42,6 +44,22 @@ impl NiCore {
             Ok(())
         })?;
         Ok(Self { node: node.clone(), kind })
+    }
+    /// The face's object of an interface that is open, for who opens it once more.
+    pub(crate) fn face_of(node: &Node, kind: Kind) -> Option<Arc<dyn Any + Send + Sync>> {
+        node.with(|state| state.ni_slot(kind.index()).as_ref()?.face.as_ref()?.upgrade())
+    }
+    /// Keeps the face's object for [`face_of`](Self::face_of).
+    pub(crate) fn set_face(&self, face: Weak<dyn Any + Send + Sync>) {
+        self.look(|ni| ni.face = Some(face));
+    }
+    /// What was granted.
+    pub(crate) fn limits(&self) -> Limits {
+        self.look(|ni| *ni.engine.limits())
+    }
+    /// Looks at the interface, or changes what nothing follows from.
+    pub(crate) fn look<R>(&self, f: impl FnOnce(&mut NiState) -> R) -> R {
+        self.state(|state| f(state.ni(self.ni())))
     }
     pub(crate) fn node(&self) -> &Node {
         &self.node
@@ -98,6 +116,7 @@ impl NiCore {
         self.with(|ni| {
             let handle = ni.engine.md_bind(md)?;
             ni.set_md_memory(handle, memory);
+            ni.set_md_volatile(handle, md.options.contains(MdOptions::VOLATILE));
             Ok(handle)
         })
     }
@@ -158,10 +177,18 @@ impl NiCore {
     }
     /// Has something done when a count is reached.
     pub(crate) fn trigger(&self, ct: CtHandle, threshold: u64, what: Triggered) -> Result<(), Error> {
-        if let Triggered::Transfer(transfer) = &what
-            && self.state(|state| state.is_unknown(self.ni(), transfer.target))
-        {
-            self.look_up(transfer.target)?;
+        if let Triggered::Transfer(transfer) = &what {
+            let unknown = self.state(|state| {
+                state.check(self.ni(), transfer)?;
+                let ni = state.ni(self.ni());
+                if !ni.in_range(transfer.target) {
+                    return Err(Error::Target { target: transfer.target });
+                }
+                Ok(state.is_unknown(self.ni(), transfer.target))
+            })?;
+            if unknown {
+                self.look_up(transfer.target)?;
+            }
         }
         self.with(|ni| ni.engine.trigger(ct, threshold, what))
     }
@@ -206,7 +233,7 @@ impl NiCore {
             Ok(state.ni(self.ni()).engine.eq_poll(eqs, first)?)
         })
     }
-    /// Waits until one of several counting events has reached its test, or has counted a failure.
+    /// Waits until one of several counting events has reached its test, successes and failures together.
     pub(crate) fn ct_poll(
         &self,
         cts: &[(CtHandle, u64)],
@@ -217,6 +244,14 @@ impl NiCore {
             first += 1;
             Ok(state.ni(self.ni()).engine.ct_poll(cts, first)?)
         })
+    }
+    /// Waits until `ready` yields something of the interface.
+    pub(crate) fn wait_for<R>(
+        &self,
+        mut ready: impl FnMut(&mut NiState) -> Result<Option<R>, hca_matching::Error>,
+    ) -> Result<R, Error> {
+        let found = self.node.wait(None, |state| Ok(ready(state.ni(self.ni()))?))?;
+        Ok(found.expect("it waits for ever"))
     }
     /// The value of a counting event, after what has come.
     pub(crate) fn ct_get(&self, ct: CtHandle) -> Result<Count, Error> {

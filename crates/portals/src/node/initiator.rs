@@ -15,7 +15,7 @@ impl State {
     /// What the engine refuses it for; the target is unknown.
     #[inline]
     pub(crate) fn start(&mut self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
-        self.check(transfer)?;
+        self.check(ni, transfer)?;
         let peer = self.route(ni, transfer.target)?;
         let of_ni = self.nis[ni as usize].as_mut().expect("its interface is open");
         if let Some(trace) = &mut of_ni.trace {
@@ -25,7 +25,7 @@ impl State {
         let clear = of.is_clear() && of.waiting.is_empty();
         if clear && !transfer.is_answered() && !self.is_lent(transfer) {
             self.nis[ni as usize].as_ref().expect("it is open").engine.check_transfer(transfer)?;
-            if self.send_transfer(peer, ni, transfer, 0).is_ok() {
+            if self.send_transfer(peer, ni, transfer, 0, None).is_ok() {
                 self.ni(ni).engine.sent_at_once(transfer);
                 self.after(ni);
                 return Ok(());
@@ -33,7 +33,8 @@ impl State {
         }
         let flight = self.ni(ni).engine.begin(transfer)?;
         let unsent = flight.is_sent();
-        let flying = Flying { flight, ni, unsent, gone: false };
+        let copy = self.copy_of(ni, transfer);
+        let flying = Flying { flight, ni, unsent, gone: false, copy };
         let of = self.peer(peer);
         if of.flying.is_full() || !of.waiting.is_empty() {
             of.waiting.push_back(flying);
@@ -47,11 +48,12 @@ impl State {
         Ok(())
     }
     /// What the engine does not look at.
-    fn check(&self, transfer: &Transfer) -> Result<(), Error> {
+    pub(crate) fn check(&self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
         if self.dead {
             return Err(Error::Device);
         }
         let limit = match transfer.operation {
+            Operation::Put if self.is_volatile(ni, transfer) => self.eager_bytes as u64,
             Operation::Put | Operation::Get => wire::MAX_MESSAGE,
             _ => self.eager_bytes as u64,
         };
@@ -60,6 +62,24 @@ impl State {
             return Err(hca_matching::Error::TooLarge { argument: "length", value, limit }.into());
         }
         Ok(())
+    }
+    /// Whether the bytes may change as soon as the call returns.
+    #[inline]
+    fn is_volatile(&self, ni: u8, transfer: &Transfer) -> bool {
+        let of_ni = self.nis[ni as usize].as_ref().expect("its interface is open");
+        transfer.operation.writes() && of_ni.is_volatile(transfer.md)
+    }
+    /// The bytes of a message that does not leave at once, if they may change meanwhile.
+    fn copy_of(&mut self, ni: u8, transfer: &Transfer) -> Option<Box<[u8]>> {
+        if !self.is_volatile(ni, transfer) {
+            return None;
+        }
+        let mut copy = vec![0; transfer.length as usize].into_boxed_slice();
+        self.ni(ni)
+            .md_memory(transfer.md)
+            .expect("a descriptor has memory")
+            .read(transfer.local_offset, &mut copy);
+        Some(copy)
     }
     /// Whether the target fetches the bytes itself.
     #[inline]
@@ -74,6 +94,7 @@ impl State {
         ni: u8,
         transfer: &Transfer,
         token: u32,
+        copy: Option<&[u8]>,
     ) -> Result<(), Full> {
         let lent = self.is_lent(transfer);
         let header = Header {
@@ -88,9 +109,10 @@ impl State {
             ..Header::default()
         };
         let head = Head::request(ni, token, &header, &transfer.operand, lent);
-        let body = match &self.nis[ni as usize] {
+        let body = match (copy, &self.nis[ni as usize]) {
             _ if !transfer.operation.writes() || transfer.length == 0 => Body::None,
-            Some(of_ni) => {
+            (Some(copy), _) => Body::Bytes(copy),
+            (None, Some(of_ni)) => {
                 let memory = of_ni.md_memory(transfer.md).expect("a descriptor has memory");
                 if lent {
                     let pieces = memory.remote(transfer.local_offset, transfer.length);
@@ -98,7 +120,7 @@ impl State {
                 }
                 Body::Memory(memory, transfer.local_offset, transfer.length as usize)
             }
-            None => unreachable!("operations hold their interface"),
+            (None, None) => unreachable!("operations hold their interface"),
         };
         self.net.send(peer, &head, &body)
     }

@@ -1,6 +1,7 @@
 //! One network interface of a node: the engine, and the memory that its handles stand for.
 
-use std::sync::Arc;
+use std::any::Any;
+use std::sync::{Arc, Weak};
 
 use hca_matching::{
     Config, Delivery, EntryHandle, Header, Interface, Landing, MdHandle, NiFail, Nid, Pid, Process, Rank,
@@ -9,6 +10,7 @@ use hca_matching::{
 
 use super::State;
 use super::hello::{Identity, NO_RANK};
+use super::peer::Flying;
 use crate::memory::Pieces;
 use crate::trace::Trace;
 
@@ -48,13 +50,28 @@ pub(crate) struct NiState {
     size: Option<u32>,
     entries: Vec<Option<Pieces>>,
     mds: Vec<Option<Pieces>>,
+    /// Which of these may be changed by the program as soon as a call returns; no longer than the last that may.
+    volatile_mds: Vec<bool>,
     pub(crate) trace: Option<Box<Trace>>,
+    /// What the program has of it, for when it opens it once more.
+    pub(crate) face: Option<Weak<dyn Any + Send + Sync>>,
 }
 
 impl NiState {
     pub(crate) fn new(kind: Kind, config: Config, size: Option<u32>) -> Self {
         let engine = Interface::new(Config { tells_released: true, ..config });
-        Self { engine, kind, map: None, last: None, size, entries: Vec::new(), mds: Vec::new(), trace: None }
+        Self {
+            engine,
+            kind,
+            map: None,
+            last: None,
+            size,
+            entries: Vec::new(),
+            mds: Vec::new(),
+            volatile_mds: Vec::new(),
+            trace: None,
+            face: None,
+        }
     }
     /// The rank that a target is, where targets are ranks.
     #[inline]
@@ -70,8 +87,16 @@ impl NiState {
             None => None,
         }
     }
+    /// Maps ranks to processes; `false`: they are mapped already.
+    pub(crate) fn set_map(&mut self, map: Vec<(Nid, Pid)>) -> bool {
+        if self.map.is_some() {
+            return false;
+        }
+        (self.map, self.last) = (Some(map.into()), None);
+        true
+    }
     /// Whether there can be such a target.
-    pub(super) fn in_range(&self, target: Process) -> bool {
+    pub(crate) fn in_range(&self, target: Process) -> bool {
         let ranks = self.map.as_ref().map(|map| map.len() as u32).or(self.size);
         !self.kind.is_logical() || ranks.is_none_or(|ranks| target.rank().0 < ranks)
     }
@@ -101,6 +126,20 @@ impl NiState {
     /// The memory that a descriptor has from now on.
     pub(crate) fn set_md_memory(&mut self, md: MdHandle, memory: Pieces) {
         set(&mut self.mds, md.index(), memory);
+    }
+    /// Whether a descriptor's bytes may be changed by the program as soon as a call returns.
+    pub(crate) fn set_md_volatile(&mut self, md: MdHandle, is_volatile: bool) {
+        let at = md.index() as usize;
+        if is_volatile && self.volatile_mds.len() <= at {
+            self.volatile_mds.resize(at + 1, false);
+        }
+        if let Some(slot) = self.volatile_mds.get_mut(at) {
+            *slot = is_volatile;
+        }
+    }
+    #[inline]
+    pub(super) fn is_volatile(&self, md: MdHandle) -> bool {
+        self.volatile_mds.get(md.index() as usize).is_some_and(|&is_volatile| is_volatile)
     }
     #[inline]
     pub(crate) fn md_memory(&self, md: MdHandle) -> Option<&Pieces> {
@@ -214,11 +253,15 @@ impl State {
         }
         self.nis[ni as usize] = None;
     }
-    /// Begins an operation whose count was reached. What can't be begun any more is told as undeliverable.
+    /// Begins an operation whose count was reached. What can't be begun any more is told as undeliverable, unless its
+    /// descriptor is gone.
     #[cold]
     fn start_fired(&mut self, ni: u8, transfer: &hca_matching::Transfer) {
-        if let Err(error) = self.start(ni, transfer) {
-            tracing::warn!(%error, "a triggered operation can't be begun");
+        let Err(error) = self.start(ni, transfer) else { return };
+        tracing::warn!(%error, "a triggered operation can't be begun");
+        if let Ok(flight) = self.ni(ni).engine.begin(transfer) {
+            let unsent = flight.is_sent();
+            self.undeliverable(Flying { flight, ni, unsent, gone: false, copy: None });
         }
     }
 }

@@ -40,6 +40,8 @@ pub(super) struct Flying {
     pub(super) unsent: bool,
     /// It has left.
     pub(super) gone: bool,
+    /// What it sends, if its memory may be changed as soon as its call returns.
+    pub(super) copy: Option<Box<[u8]>>,
 }
 
 /// Bytes that are being fetched from the peer's memory.

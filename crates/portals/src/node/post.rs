@@ -3,7 +3,7 @@
 use hca_core::{Completion, PostErrorKind, WcStatus};
 use hca_matching::{NiFail, Response, ResponseKind};
 
-use super::peer::{Flying, Out, WINDOW};
+use super::peer::{Out, WINDOW};
 use super::ports::{post_inline, post_read};
 use super::{Net, State};
 use crate::memory::Pieces;
@@ -203,13 +203,17 @@ impl State {
     pub(super) fn post_request(&mut self, peer: u32, token: u32) -> Result<(), Full> {
         let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
         let Some(flying) = of.flying.get_mut(token) else { return Ok(()) };
-        let Flying { flight, ni, .. } = flying;
-        let (transfer, ni) = (flight.transfer, *ni);
-        let answered = flight.is_answered();
+        let (transfer, ni) = (flying.flight.transfer, flying.ni);
+        let answered = flying.flight.is_answered();
+        let copy = flying.copy.take();
         let wanted = if answered || self.is_lent(&transfer) { token } else { 0 };
-        self.send_transfer(peer, ni, &transfer, wanted)?;
+        let sent = self.send_transfer(peer, ni, &transfer, wanted, copy.as_deref());
         let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
         let Some(flying) = of.flying.get_mut(token) else { return Ok(()) };
+        if let Err(full) = sent {
+            flying.copy = copy;
+            return Err(full);
+        }
         flying.gone = true;
         let tell = flying.unsent && !self.is_lent(&transfer);
         if !tell {

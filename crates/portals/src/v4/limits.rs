@@ -1,0 +1,127 @@
+//! Limits: what a program asks for, and what it gets.
+
+use hca_matching::Limits as Raw;
+
+use super::Features;
+use crate::wire;
+
+/// What an interface holds and how long its messages are: what is asked for in [`Ni::init`](super::Ni::init), and what was
+/// granted in [`Ni::limits`](super::Ni::limits).
+///
+/// What is asked for is granted as far as it goes; nothing is set aside for it. The fields of the second half follow from
+/// the node, whatever was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[doc(alias = "ptl_ni_limits_t")]
+pub struct Limits {
+    /// Entries, on all lists together.
+    pub max_entries: u32,
+    /// Headers that wait for an entry, at all portals together.
+    pub max_unexpected_headers: u32,
+    /// Memory descriptors.
+    pub max_mds: u32,
+    /// Counting events.
+    pub max_cts: u32,
+    /// Event queues.
+    pub max_eqs: u32,
+    /// The largest index of a portal; 63 at least.
+    pub max_pt_index: u32,
+    /// Pieces of a vector. Where they are is told in one message, so
+    /// [`NodeOptions::eager_bytes`](crate::NodeOptions::eager_bytes) bounds it.
+    pub max_iovecs: u32,
+    /// Entries of a list.
+    pub max_list_size: u32,
+    /// Triggered operations that wait.
+    pub max_triggered_ops: u32,
+    /// Bytes of a put or a get; 4 GiB less one at most.
+    pub max_msg_size: u64,
+    /// Bytes of an atomic operation without a reply; [`NodeOptions::eager_bytes`](crate::NodeOptions::eager_bytes) at most.
+    pub max_atomic_size: u64,
+    /// Bytes of one with a reply; likewise.
+    pub max_fetch_atomic_size: u64,
+    /// Up to so many bytes, writes to the same bytes are done in the order of the calls, and a get reads what puts before
+    /// it wrote. It is the node's [`eager_bytes`](crate::NodeOptions::eager_bytes), as longer messages are fetched by their
+    /// target in its own time.
+    pub max_waw_ordered_size: u64,
+    /// Up to so many bytes, a get reads what was there before the puts behind it. Likewise the node's.
+    pub max_war_ordered_size: u64,
+    /// Bytes of a message from a memory descriptor that is [`VOLATILE`](super::MdOptions::VOLATILE). Likewise the node's.
+    pub max_volatile_size: u64,
+    /// None of the three. All memory that an entry can name is accessible; messages that are longer than an eager one, or go
+    /// to other bytes, may land in any order; atomic operations are atomic with each other, not with the processor's
+    /// ([`Ni::atomic_sync`](super::Ni::atomic_sync)).
+    pub features: Features,
+}
+
+/// The least that `max_pt_index` may be.
+const LEAST_PT_INDEX: u32 = 63;
+const IOVECS: u32 = 1 << 16;
+
+impl Default for Limits {
+    /// What suits most programs.
+    fn default() -> Self {
+        let Raw { max_entries, max_unexpected_headers, max_mds, max_cts, max_eqs, max_pt_index, .. } =
+            Raw::default();
+        let Raw { max_list_size, max_triggered_ops, max_msg_size, max_atomic_size, .. } = Raw::default();
+        Self {
+            max_entries,
+            max_unexpected_headers,
+            max_mds,
+            max_cts,
+            max_eqs,
+            max_pt_index,
+            max_iovecs: IOVECS,
+            max_list_size,
+            max_triggered_ops,
+            max_msg_size,
+            max_atomic_size,
+            max_fetch_atomic_size: Raw::default().max_fetch_atomic_size,
+            max_waw_ordered_size: u64::MAX,
+            max_war_ordered_size: u64::MAX,
+            max_volatile_size: u64::MAX,
+            features: Features::empty(),
+        }
+    }
+}
+
+impl Limits {
+    /// What the engine is asked for.
+    pub(super) fn to_engine(self) -> Raw {
+        Raw {
+            max_entries: self.max_entries,
+            max_unexpected_headers: self.max_unexpected_headers,
+            max_mds: self.max_mds,
+            max_cts: self.max_cts,
+            max_eqs: self.max_eqs,
+            max_pt_index: self.max_pt_index.max(LEAST_PT_INDEX),
+            max_list_size: self.max_list_size,
+            max_triggered_ops: self.max_triggered_ops,
+            max_msg_size: self.max_msg_size,
+            max_atomic_size: self.max_atomic_size,
+            max_fetch_atomic_size: self.max_fetch_atomic_size,
+            ..Raw::default()
+        }
+    }
+    /// What was granted, by the engine and by the node.
+    pub(super) fn granted(self, engine: &Raw, eager_bytes: usize) -> Self {
+        let pieces = u32::try_from(eager_bytes / wire::PIECE_BYTES).unwrap_or(IOVECS);
+        let eager = eager_bytes as u64;
+        Self {
+            max_entries: engine.max_entries,
+            max_unexpected_headers: engine.max_unexpected_headers,
+            max_mds: engine.max_mds,
+            max_cts: engine.max_cts,
+            max_eqs: engine.max_eqs,
+            max_pt_index: engine.max_pt_index,
+            max_iovecs: self.max_iovecs.min(pieces).min(IOVECS),
+            max_list_size: engine.max_list_size,
+            max_triggered_ops: engine.max_triggered_ops,
+            max_msg_size: engine.max_msg_size,
+            max_atomic_size: engine.max_atomic_size,
+            max_fetch_atomic_size: engine.max_fetch_atomic_size,
+            max_waw_ordered_size: eager,
+            max_war_ordered_size: eager,
+            max_volatile_size: eager,
+            features: Features::empty(),
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! Operations: what an initiator has done, at once or when a count is reached.
+
+use hca_matching::atomic::{AtomicOp, Datatype};
+use hca_matching::{AckRequest, Count, Operation, Process, Transfer, Triggered};
+
+use super::{AckReq, CtHandle, Error, MdHandle, Ni};
+
+/// The arguments of a put, and of an atomic operation without a reply.
+///
+/// ```
+/// # use portals::v4::{AckReq, MdHandle, Process, Put};
+/// # fn f(md: MdHandle, peer: Process) -> Put {
+/// Put { match_bits: 7, ack_req: AckReq::Ct, ..Put::new(md, 8, peer, 4) }
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Put {
+    /// The memory that is sent.
+    pub md: MdHandle,
+    /// Where in it.
+    pub local_offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// The acknowledgement that is wanted.
+    pub ack_req: AckReq,
+    /// To whom.
+    pub target_id: Process,
+    /// The portal there.
+    pub pt_index: u32,
+    /// The bits that the entry there must match.
+    pub match_bits: u64,
+    /// Where in the entry's memory, unless that is managed there.
+    pub remote_offset: u64,
+    /// Comes back in the events here.
+    pub user_ptr: u64,
+    /// For the event there.
+    pub hdr_data: u64,
+}
+
+impl Put {
+    /// The first `length` bytes of `md` to the start of what a portal's entry has; no acknowledgement, all else 0.
+    pub const fn new(md: MdHandle, length: u64, target_id: Process, pt_index: u32) -> Self {
+        Self {
+            md,
+            local_offset: 0,
+            length,
+            ack_req: AckReq::None,
+            target_id,
+            pt_index,
+            match_bits: 0,
+            remote_offset: 0,
+            user_ptr: 0,
+            hdr_data: 0,
+        }
+    }
+}
+
+/// The arguments of a get.
+#[derive(Clone, Copy, Debug)]
+pub struct Get {
+    /// The memory that the bytes come to.
+    pub md: MdHandle,
+    /// Where in it.
+    pub local_offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// From whom.
+    pub target_id: Process,
+    /// The portal there.
+    pub pt_index: u32,
+    /// The bits that the entry there must match.
+    pub match_bits: u64,
+    /// Where in the entry's memory, unless that is managed there.
+    pub remote_offset: u64,
+    /// Comes back in the events here.
+    pub user_ptr: u64,
+}
+
+impl Get {
+    /// The first `length` bytes of what a portal's entry has to the start of `md`; all else 0.
+    pub const fn new(md: MdHandle, length: u64, target_id: Process, pt_index: u32) -> Self {
+        Self {
+            md,
+            local_offset: 0,
+            length,
+            target_id,
+            pt_index,
+            match_bits: 0,
+            remote_offset: 0,
+            user_ptr: 0,
+        }
+    }
+}
+
+/// The arguments of an atomic operation with a reply.
+#[derive(Clone, Copy, Debug)]
+pub struct Fetch {
+    /// The memory that what was there before comes to.
+    pub get_md: MdHandle,
+    /// Where in it.
+    pub local_get_offset: u64,
+    /// The memory that is sent.
+    pub put_md: MdHandle,
+    /// Where in it.
+    pub local_put_offset: u64,
+    /// Bytes.
+    pub length: u64,
+    /// To whom.
+    pub target_id: Process,
+    /// The portal there.
+    pub pt_index: u32,
+    /// The bits that the entry there must match.
+    pub match_bits: u64,
+    /// Where in the entry's memory, unless that is managed there.
+    pub remote_offset: u64,
+    /// Comes back in the events here.
+    pub user_ptr: u64,
+    /// For the event there.
+    pub hdr_data: u64,
+}
+
+impl Fetch {
+    /// The first `length` bytes of `put_md` are combined with the start of what a portal's entry has, which comes to the
+    /// start of `get_md`; all else 0.
+    pub const fn new(
+        get_md: MdHandle,
+        put_md: MdHandle,
+        length: u64,
+        target_id: Process,
+        pt_index: u32,
+    ) -> Self {
+        Self {
+            get_md,
+            local_get_offset: 0,
+            put_md,
+            local_put_offset: 0,
+            length,
+            target_id,
+            pt_index,
+            match_bits: 0,
+            remote_offset: 0,
+            user_ptr: 0,
+            hdr_data: 0,
+        }
+    }
+}
+
+type Begun = Result<Transfer, crate::Error>;
+
+impl Ni {
+    /// Sends bytes to a target.
+    ///
+    /// # Errors
+    /// `PTL_ARG_INVALID` for a memory descriptor that is not there, bytes that it does not have, a length beyond
+    /// [`Limits::max_msg_size`](super::Limits::max_msg_size), or beyond
+    /// [`max_volatile_size`](super::Limits::max_volatile_size) where that is asked for, and a target that nobody knows;
+    /// `PTL_FAIL` if the way to it can't be found out, or the device has failed.
+    #[doc(alias = "PtlPut")]
+    pub fn put(&self, put: &Put) -> Result<(), Error> {
+        self.begin("PtlPut", self.of_put(put, Operation::Put))
+    }
+    /// Fetches bytes from a target.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    #[doc(alias = "PtlGet")]
+    pub fn get(&self, get: &Get) -> Result<(), Error> {
+        self.begin("PtlGet", self.of_get(get))
+    }
+    /// Combines bytes with those of a target. Operations: `Min` to `Bxor`.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put); `PTL_ARG_INVALID` also for an operation of [`swap`](Self::swap), one that the type does not have
+    /// ([`AtomicOp::takes`]), a length that is no multiple of the type's, and one beyond
+    /// [`Limits::max_atomic_size`](super::Limits::max_atomic_size).
+    #[doc(alias = "PtlAtomic")]
+    pub fn atomic(&self, put: &Put, operation: AtomicOp, datatype: Datatype) -> Result<(), Error> {
+        self.begin("PtlAtomic", self.of_put(put, Operation::Atomic(operation, datatype)))
+    }
+    /// Combines bytes with those of a target, and fetches what these were before. Operations: `Min` to `Bxor`.
+    ///
+    /// # Errors
+    /// As [`atomic`](Self::atomic); the limit is
+    /// [`max_fetch_atomic_size`](super::Limits::max_fetch_atomic_size).
+    #[doc(alias = "PtlFetchAtomic")]
+    pub fn fetch_atomic(&self, fetch: &Fetch, operation: AtomicOp, datatype: Datatype) -> Result<(), Error> {
+        self.begin("PtlFetchAtomic", self.of_fetch(fetch, Operation::FetchAtomic(operation, datatype), &[]))
+    }
+    /// Exchanges bytes with a target: always, on a condition that `operand` is part of, or under the mask that it is.
+    /// Operations: `Swap` to `Mswap`; of all but `Swap`, the length is one element, and so is the operand.
+    ///
+    /// # Errors
+    /// As [`fetch_atomic`](Self::fetch_atomic); `PTL_ARG_INVALID` also for an operand that is shorter than an element.
+    #[doc(alias = "PtlSwap")]
+    pub fn swap(
+        &self,
+        fetch: &Fetch,
+        operand: &[u8],
+        operation: AtomicOp,
+        datatype: Datatype,
+    ) -> Result<(), Error> {
+        self.begin("PtlSwap", self.of_fetch(fetch, Operation::Swap(operation, datatype), operand))
+    }
+
+    /// A [`put`](Self::put) when a counting event reaches a threshold, at once if it has: successes and failures together.
+    /// Operations of one counting event are done in the order of their thresholds, those of one threshold in the order of
+    /// the calls.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put); `PTL_ARG_INVALID` also for a counting event that is not there; `PTL_NO_SPACE` if
+    /// [`Limits::max_triggered_ops`](super::Limits::max_triggered_ops) wait already.
+    #[doc(alias = "PtlTriggeredPut")]
+    pub fn triggered_put(&self, put: &Put, trig_ct: CtHandle, threshold: u64) -> Result<(), Error> {
+        self.trigger("PtlTriggeredPut", self.of_put(put, Operation::Put), trig_ct, threshold)
+    }
+    /// A [`get`](Self::get) when a counting event reaches a threshold.
+    ///
+    /// # Errors
+    /// As [`triggered_put`](Self::triggered_put).
+    #[doc(alias = "PtlTriggeredGet")]
+    pub fn triggered_get(&self, get: &Get, trig_ct: CtHandle, threshold: u64) -> Result<(), Error> {
+        self.trigger("PtlTriggeredGet", self.of_get(get), trig_ct, threshold)
+    }
+    /// An [`atomic`](Self::atomic) when a counting event reaches a threshold.
+    ///
+    /// # Errors
+    /// As [`atomic`](Self::atomic) and [`triggered_put`](Self::triggered_put).
+    #[doc(alias = "PtlTriggeredAtomic")]
+    pub fn triggered_atomic(
+        &self,
+        put: &Put,
+        operation: AtomicOp,
+        datatype: Datatype,
+        trig_ct: CtHandle,
+        threshold: u64,
+    ) -> Result<(), Error> {
+        let begun = self.of_put(put, Operation::Atomic(operation, datatype));
+        self.trigger("PtlTriggeredAtomic", begun, trig_ct, threshold)
+    }
+    /// A [`fetch_atomic`](Self::fetch_atomic) when a counting event reaches a threshold.
+    ///
+    /// # Errors
+    /// As [`fetch_atomic`](Self::fetch_atomic) and [`triggered_put`](Self::triggered_put).
+    #[doc(alias = "PtlTriggeredFetchAtomic")]
+    pub fn triggered_fetch_atomic(
+        &self,
+        fetch: &Fetch,
+        operation: AtomicOp,
+        datatype: Datatype,
+        trig_ct: CtHandle,
+        threshold: u64,
+    ) -> Result<(), Error> {
+        let begun = self.of_fetch(fetch, Operation::FetchAtomic(operation, datatype), &[]);
+        self.trigger("PtlTriggeredFetchAtomic", begun, trig_ct, threshold)
+    }
+    /// A [`swap`](Self::swap) when a counting event reaches a threshold. The operand is taken now, the bytes then.
+    ///
+    /// # Errors
+    /// As [`swap`](Self::swap) and [`triggered_put`](Self::triggered_put).
+    #[doc(alias = "PtlTriggeredSwap")]
+    pub fn triggered_swap(
+        &self,
+        fetch: &Fetch,
+        operand: &[u8],
+        operation: AtomicOp,
+        datatype: Datatype,
+        trig_ct: CtHandle,
+        threshold: u64,
+    ) -> Result<(), Error> {
+        let begun = self.of_fetch(fetch, Operation::Swap(operation, datatype), operand);
+        self.trigger("PtlTriggeredSwap", begun, trig_ct, threshold)
+    }
+    /// A [`ct_inc`](Self::ct_inc) when another counting event reaches a threshold.
+    ///
+    /// # Errors
+    /// As [`ct_inc`](Self::ct_inc) and [`triggered_put`](Self::triggered_put).
+    #[doc(alias = "PtlTriggeredCTInc")]
+    pub fn triggered_ct_inc(
+        &self,
+        ct: CtHandle,
+        increment: Count,
+        trig_ct: CtHandle,
+        threshold: u64,
+    ) -> Result<(), Error> {
+        let what = ct.of(self.handle(), "ct").map(|ct| Triggered::CtInc(ct, increment));
+        self.wait_for_count("PtlTriggeredCTInc", what, trig_ct, threshold)
+    }
+    /// A [`ct_set`](Self::ct_set) when another counting event, or the same one, reaches a threshold.
+    ///
+    /// # Errors
+    /// As [`ct_set`](Self::ct_set) and [`triggered_put`](Self::triggered_put).
+    #[doc(alias = "PtlTriggeredCTSet")]
+    pub fn triggered_ct_set(
+        &self,
+        ct: CtHandle,
+        new_ct: Count,
+        trig_ct: CtHandle,
+        threshold: u64,
+    ) -> Result<(), Error> {
+        let what = ct.of(self.handle(), "ct").map(|ct| Triggered::CtSet(ct, new_ct));
+        self.wait_for_count("PtlTriggeredCTSet", what, trig_ct, threshold)
+    }
+
+    #[inline]
+    fn of_put(&self, put: &Put, operation: Operation) -> Begun {
+        let md = put.md.of(self.handle(), "md")?;
+        self.check_target(put.target_id)?;
+        Ok(Transfer {
+            operation,
+            md,
+            local_offset: put.local_offset,
+            reply: None,
+            length: put.length,
+            ack: put.ack_req.to_engine(),
+            target: put.target_id,
+            pt_index: put.pt_index,
+            ac_index: 0,
+            match_bits: put.match_bits,
+            remote_offset: put.remote_offset,
+            user_ptr: put.user_ptr,
+            hdr_data: put.hdr_data,
+            operand: [0; 32],
+        })
+    }
+    fn of_get(&self, get: &Get) -> Begun {
+        let md = get.md.of(self.handle(), "md")?;
+        self.check_target(get.target_id)?;
+        Ok(Transfer {
+            operation: Operation::Get,
+            md,
+            local_offset: get.local_offset,
+            reply: None,
+            length: get.length,
+            ack: AckRequest::None,
+            target: get.target_id,
+            pt_index: get.pt_index,
+            ac_index: 0,
+            match_bits: get.match_bits,
+            remote_offset: get.remote_offset,
+            user_ptr: get.user_ptr,
+            hdr_data: 0,
+            operand: [0; 32],
+        })
+    }
+    fn of_fetch(&self, fetch: &Fetch, operation: Operation, operand: &[u8]) -> Begun {
+        let md = fetch.put_md.of(self.handle(), "put_md")?;
+        let get_md = fetch.get_md.of(self.handle(), "get_md")?;
+        self.check_target(fetch.target_id)?;
+        let mut cell = [0; 32];
+        if let Operation::Swap(op, ty) = operation
+            && op.needs_operand()
+        {
+            let size = ty.size_bytes();
+            let why = "is shorter than an element";
+            let given = operand.get(..size).ok_or(crate::Error::Argument { argument: "operand", why })?;
+            cell[..size].copy_from_slice(given);
+        }
+        Ok(Transfer {
+            operation,
+            md,
+            local_offset: fetch.local_put_offset,
+            reply: Some((get_md, fetch.local_get_offset)),
+            length: fetch.length,
+            ack: AckRequest::None,
+            target: fetch.target_id,
+            pt_index: fetch.pt_index,
+            ac_index: 0,
+            match_bits: fetch.match_bits,
+            remote_offset: fetch.remote_offset,
+            user_ptr: fetch.user_ptr,
+            hdr_data: fetch.hdr_data,
+            operand: cell,
+        })
+    }
+    /// A rank has no node.
+    #[inline]
+    fn check_target(&self, target: Process) -> Result<(), crate::Error> {
+        if self.is_logical() && target.nid().0 != 0 {
+            let why = "is node and process numbers where processes are ranks";
+            return Err(crate::Error::Argument { argument: "target_id", why });
+        }
+        Ok(())
+    }
+    #[inline]
+    fn begin(&self, call: &'static str, transfer: Begun) -> Result<(), Error> {
+        match transfer.and_then(|transfer| self.inner.core.start(&transfer)) {
+            Ok(()) => Ok(()),
+            Err(e) => Err(Error::new(call, e)),
+        }
+    }
+    fn trigger(
+        &self,
+        call: &'static str,
+        begun: Begun,
+        trig_ct: CtHandle,
+        threshold: u64,
+    ) -> Result<(), Error> {
+        self.wait_for_count(call, begun.map(Triggered::Transfer), trig_ct, threshold)
+    }
+    fn wait_for_count(
+        &self,
+        call: &'static str,
+        what: Result<Triggered, crate::Error>,
+        trig_ct: CtHandle,
+        threshold: u64,
+    ) -> Result<(), Error> {
+        let trigger = || {
+            let ct = trig_ct.of(self.handle(), "trig_ct")?;
+            self.inner.core.trigger(ct, threshold, what?)
+        };
+        trigger().map_err(|e| Error::new(call, e))
+    }
+}

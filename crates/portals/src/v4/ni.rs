@@ -1,0 +1,252 @@
+//! [`Ni`]: an interface of a node, made and asked.
+
+use std::any::Any;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use hca_matching::{Config, Face, Nid, Pid, Process, Rank, Uid};
+
+use super::{Error, Limits, NiHandle, NiOptions, StatusRegister};
+use crate::ni::NiCore;
+use crate::node::{Kind, NiState};
+use crate::trace::Trace;
+use crate::{Memory, Node};
+
+/// An interface of a node (`PtlNIInit`). Clones are the same interface; when the last is dropped, it is closed
+/// (`PtlNIFini`): what is under way on it ends, and its objects are gone.
+///
+/// Its calls may be made by any thread at any time; each is done under the lock of the node.
+#[derive(Clone)]
+#[doc(alias = "PtlNIInit")]
+#[doc(alias = "PtlNIFini")]
+pub struct Ni {
+    pub(super) inner: Arc<Inner>,
+}
+
+pub(super) struct Inner {
+    pub(super) core: NiCore,
+    pub(super) handle: NiHandle,
+    limits: Limits,
+    pub(super) matching: bool,
+}
+
+impl Ni {
+    /// Opens an interface of a node, or yields the one of this kind that is open, whatever limits are asked for then.
+    ///
+    /// A node has one of each of the four kinds; they hear only those of their kind. `pid` asks for a process number; it is
+    /// the node's, so [`NodeOptions::pid`](crate::NodeOptions::pid) is where it is chosen. `None` is `PTL_PID_ANY`.
+    ///
+    /// Where processes are ranks, the ranks of the node's job are the map until [`set_map`](Self::set_map) gives another one.
+    ///
+    /// # Errors
+    /// `PTL_ARG_INVALID` if the options are not one of each pair, `PTL_PID_IN_USE` if the process number is another.
+    pub fn init(node: &Node, options: NiOptions, pid: Option<Pid>, desired: &Limits) -> Result<Self, Error> {
+        Self::open(node, options, pid, desired).map_err(|e| Error::new("PtlNIInit", e))
+    }
+    fn open(
+        node: &Node,
+        options: NiOptions,
+        pid: Option<Pid>,
+        desired: &Limits,
+    ) -> Result<Self, crate::Error> {
+        let matching = one_of(options, NiOptions::MATCHING, NiOptions::NO_MATCHING)?;
+        let logical = one_of(options, NiOptions::LOGICAL, NiOptions::PHYSICAL)?;
+        if !NiOptions::all().contains(options) {
+            return Err(crate::Error::Argument { argument: "options", why: "has bits that name no option" });
+        }
+        let of_node = node.card().pid;
+        if let Some(asked) = pid.filter(|&pid| pid != of_node) {
+            return Err(crate::Error::PidInUse { asked: asked.0, node: of_node.0 });
+        }
+        let kind = Kind::V4 { matching, logical };
+        let seed = node.options().seed.unwrap_or_else(|| RandomState::new().hash_one(kind.index()));
+        let limits = desired.to_engine();
+        let config = Config { face: Face::V4, matching, limits, seed, ..Config::default() };
+        loop {
+            match NiCore::open(node, kind, config) {
+                Err(crate::Error::InterfaceOpen) => {}
+                Ok(core) => return Ok(Self::new(core, desired, matching)),
+                Err(error) => return Err(error),
+            }
+            if let Some(inner) = NiCore::face_of(node, kind).and_then(|face| face.downcast::<Inner>().ok()) {
+                return Ok(Self { inner });
+            }
+            // Another thread is opening or closing it.
+            std::thread::yield_now();
+        }
+    }
+    fn new(core: NiCore, desired: &Limits, matching: bool) -> Self {
+        let eager_bytes = core.node().options().eager_bytes;
+        let limits = desired.granted(&core.limits(), eager_bytes);
+        let inner = Arc::new(Inner { core, handle: NiHandle::next(), limits, matching });
+        let face: Arc<dyn Any + Send + Sync> = inner.clone();
+        inner.core.set_face(Arc::downgrade(&face));
+        Self { inner }
+    }
+
+    /// What was granted.
+    pub fn limits(&self) -> &Limits {
+        &self.inner.limits
+    }
+    /// The interface's handle, as its objects' handles tell it.
+    #[doc(alias = "PtlNIHandle")]
+    pub fn handle(&self) -> NiHandle {
+        self.inner.handle
+    }
+    /// The node that it is of.
+    pub fn node(&self) -> &Node {
+        self.inner.core.node()
+    }
+    /// `len` bytes for messages: [`Node::alloc`].
+    ///
+    /// # Errors
+    /// `PTL_NO_SPACE`.
+    pub fn alloc(&self, len: usize) -> Result<Memory, Error> {
+        self.node().alloc(len).map_err(|e| Error::new("alloc", e.into()))
+    }
+    /// What it has counted, after what has come.
+    #[doc(alias = "PtlNIStatus")]
+    pub fn status(&self, register: StatusRegister) -> u64 {
+        self.node().progress();
+        let status = self.read(|ni| ni.engine.status());
+        match register {
+            StatusRegister::DropCount => status.dropped,
+            StatusRegister::PermissionViolations => status.permission_violations,
+            StatusRegister::OperationViolations => status.operation_violations,
+        }
+    }
+
+    /// Whether processes are ranks.
+    pub fn is_logical(&self) -> bool {
+        self.inner.core.kind().is_logical()
+    }
+    /// Whether entries match.
+    pub fn is_matching(&self) -> bool {
+        self.inner.matching
+    }
+    /// The user that the peers are told.
+    #[doc(alias = "PtlGetUid")]
+    pub fn uid(&self) -> Uid {
+        self.node().uid()
+    }
+    /// This process, as targets on this interface are named: by its rank, or by its numbers.
+    ///
+    /// # Errors
+    /// `PTL_ARG_INVALID` if processes are ranks and it has none: there is no map, or it is not on it.
+    #[doc(alias = "PtlGetId")]
+    pub fn id(&self) -> Result<Process, Error> {
+        if !self.is_logical() {
+            return Ok(self.phys_id());
+        }
+        let map = self.read(|ni| ni.map.clone());
+        let (rank, me) = (self.node().rank(), self.phys_id());
+        let rank = match map {
+            None => rank,
+            Some(map) => {
+                let is_me = |rank: Rank| map.get(rank.0 as usize) == Some(&(me.nid(), me.pid()));
+                rank.filter(|&rank| is_me(rank))
+                    .or_else(|| (0..map.len() as u32).map(Rank).find(|&r| is_me(r)))
+            }
+        };
+        let none = crate::Error::Argument { argument: "ni", why: "has no map with this process on it" };
+        rank.map(Process::logical).ok_or_else(|| Error::new("PtlGetId", none))
+    }
+    /// This process by its numbers, on any interface.
+    #[doc(alias = "PtlGetPhysId")]
+    pub fn phys_id(&self) -> Process {
+        let card = self.node().card();
+        Process::physical(card.nid, card.pid)
+    }
+    /// Says which process has which rank. The first map stays; without any, ranks are those of the node's job.
+    ///
+    /// # Errors
+    /// `PTL_ARG_INVALID` on an interface whose processes are not ranks, or for a map of nobody; `PTL_IGNORED` if it has a map.
+    #[doc(alias = "PtlSetMap")]
+    pub fn set_map(&self, map: Vec<(Nid, Pid)>) -> Result<(), Error> {
+        let error = |e| Err(Error::new("PtlSetMap", e));
+        if !self.is_logical() {
+            let why = "is physical, and has no ranks to map";
+            return error(crate::Error::Argument { argument: "ni", why });
+        }
+        if map.is_empty() || u32::try_from(map.len()).is_err() {
+            let why = "is to have 1 process at least, and no more than there are ranks";
+            return error(crate::Error::Argument { argument: "map", why });
+        }
+        let is_new = self.read(|ni| ni.set_map(map));
+        if is_new { Ok(()) } else { error(crate::Error::MapSet) }
+    }
+    /// Which process has which rank. Without a [`set_map`](Self::set_map), the node's directory is asked about its job, and may
+    /// have to wait for an answer.
+    ///
+    /// # Errors
+    /// `PTL_ARG_INVALID` on an interface whose processes are not ranks; `PTL_FAIL` if the directory can't tell.
+    #[doc(alias = "PtlGetMap")]
+    pub fn get_map(&self) -> Result<Vec<(Nid, Pid)>, Error> {
+        if !self.is_logical() {
+            let why = "is physical, and has no map";
+            return Err(Error::new("PtlGetMap", crate::Error::Argument { argument: "ni", why }));
+        }
+        if let Some(map) = self.read(|ni| ni.map.clone()) {
+            return Ok(map.to_vec());
+        }
+        let directory = &self.node().options().directory;
+        (0..directory.size().unwrap_or(0))
+            .map(|rank| directory.by_rank(Rank(rank)).map(|card| (card.nid, card.pid)))
+            .collect::<Result<_, _>>()
+            .map_err(|e| Error::new("PtlGetMap", e.into()))
+    }
+
+    /// Ends all waiting on this interface, now and for good: [`eq_wait`](Self::eq_wait), [`eq_poll`](Self::eq_poll),
+    /// [`ct_wait`](Self::ct_wait) and [`ct_poll`](Self::ct_poll) answer `PTL_ABORTED`. All else goes on. In C it is one call for
+    /// all interfaces of the process.
+    #[doc(alias = "PtlAbort")]
+    pub fn abort(&self) {
+        self.inner.core.abort();
+    }
+    /// Says that many operations follow which may be begun together. It changes nothing here: each begins with its call.
+    #[doc(alias = "PtlStartBundle")]
+    pub fn start_bundle(&self) {}
+    /// Ends what [`start_bundle`](Self::start_bundle) began.
+    #[doc(alias = "PtlEndBundle")]
+    pub fn end_bundle(&self) {}
+    /// Returns when the atomic operations that are done by now can be seen by the program, and what the program wrote can be
+    /// seen by those to come.
+    ///
+    /// Atomic operations here read, combine and write back under the node's lock: they are atomic with each other, whoever
+    /// began them, on all interfaces of the node. They are not atomic with the processor's own accesses. So a program changes
+    /// such bytes itself only while no such operation can come, or does it by an operation to itself; what it reads by
+    /// [`Memory::load_u64`](crate::Memory::load_u64) is a word as it was before an operation or after it, and
+    /// after an operation's event it is the result. This call takes the lock once, and so orders all that comes before it.
+    #[doc(alias = "PtlAtomicSync")]
+    pub fn atomic_sync(&self) {
+        self.node().progress();
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+    /// Has each message's way through the lists told, or no longer.
+    pub fn set_trace(&self, trace: Option<Trace>) {
+        self.inner.core.set_trace(trace);
+    }
+
+    /// Looks at the interface's state.
+    pub(super) fn read<R>(&self, f: impl FnOnce(&mut NiState) -> R) -> R {
+        self.inner.core.look(f)
+    }
+}
+
+impl std::fmt::Debug for Ni {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ni").field("handle", &self.handle()).field("kind", &self.inner.core.kind()).finish()
+    }
+}
+
+/// Whether `yes` is set rather than `no`.
+fn one_of(options: NiOptions, yes: NiOptions, no: NiOptions) -> Result<bool, crate::Error> {
+    match (options.contains(yes), options.contains(no)) {
+        (true, false) => Ok(true),
+        (false, true) => Ok(false),
+        _ => {
+            let why = "is to have one of MATCHING and NO_MATCHING, and one of LOGICAL and PHYSICAL";
+            Err(crate::Error::Argument { argument: "options", why })
+        }
+    }
+}
