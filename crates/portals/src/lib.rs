@@ -8,8 +8,10 @@ mod ni;
 mod node;
 mod sync;
 pub mod trace;
+pub mod v3;
 mod wire;
 
 pub use error::{Error, OpenError};
+pub use hca_matching::{Jid, Nid, Pid, Rank, Uid};
 pub use memory::{Memory, Pieces};
 pub use node::{Card, Counts, Directory, DirectoryError, Listed, Node, NodeOptions};
