@@ -152,7 +152,10 @@ impl NiCore {
         self.node.progress();
         self.with(|ni| {
             let memory = ni.md_memory(md).cloned();
-            let old = ni.engine.md_update(md, new.as_ref().map(|(region, _)| *region), test)?;
+            // Whether it leaves when it is used up is no value of its.
+            let unlink = ni.engine.md_region(md)?.unlink;
+            let region = new.as_ref().map(|(region, _)| Region { unlink, ..*region });
+            let old = ni.engine.md_update(md, region, test)?;
             if let Some((_, memory)) = new {
                 ni.set_md_memory(md, memory);
             }
@@ -191,6 +194,13 @@ impl NiCore {
             }
         }
         self.with(|ni| ni.engine.trigger(ct, threshold, what))
+    }
+    /// Finds out where a process is, if that is not known.
+    pub(crate) fn find(&self, process: hca_matching::Process) -> Result<(), Error> {
+        match self.state(|state| state.is_unknown(self.ni(), process)) {
+            true => self.look_up(process),
+            false => Ok(()),
+        }
     }
     /// Asks the directory where a target is.
     #[cold]

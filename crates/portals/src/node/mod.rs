@@ -28,7 +28,7 @@ pub use directory::{Card, Directory, DirectoryError, Listed};
 pub(crate) use interface::{Kind, NiState};
 
 use crate::lock::Lock;
-use crate::{Memory, OpenError};
+use crate::{Memory, OpenError, wire};
 use hello::{Identity, NO_RANK};
 use peer::Peer;
 use ports::{Came, Ports};
@@ -342,6 +342,22 @@ impl Node {
         self.with(State::progress)
     }
 
+    /// The time, as the node counts it.
+    pub(crate) fn now(&self) -> Instant {
+        self.inner.clock.now()
+    }
+    /// A number that nobody guesses.
+    pub(crate) fn draw(&self) -> u64 {
+        self.with(State::random)
+    }
+    /// How many pieces a message's memory may have: long ones name them all to who fetches them.
+    pub(crate) fn max_pieces(&self) -> u32 {
+        (self.inner.options.eager_bytes / wire::PIECE_BYTES).max(1) as u32
+    }
+    /// Bytes that go both ways at once, at most: those of an exchange are never fetched.
+    pub(crate) fn max_exchange(&self) -> u32 {
+        self.inner.options.eager_bytes.min(u32::MAX as usize) as u32
+    }
     /// Wakes all who wait.
     pub(crate) fn wake_all(&self) {
         self.inner.wake_all();

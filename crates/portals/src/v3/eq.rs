@@ -1,0 +1,269 @@
+//! Event queues: taking events, waiting for them, and having them handled.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use hca_matching::EqHandle as RawEq;
+
+use super::error::Error;
+use super::event::Got;
+use super::handle::EqHandle;
+use super::ni::Ni;
+use crate::lock::Lock;
+use crate::node::NiState;
+
+/// What is called with each event of a queue ([`Ni::eq_alloc`]).
+pub type EqHandler = Box<dyn FnMut(&Ni, &Got) + Send>;
+
+/// The queues of an interface, and those of them that have a handler.
+#[derive(Default)]
+pub(super) struct Queues {
+    /// How many have one.
+    count: AtomicUsize,
+    handled: Mutex<Vec<Arc<Handled>>>,
+    all: Mutex<Vec<(RawEq, u32)>>,
+}
+
+struct Handled {
+    eq: RawEq,
+    /// Somebody is in it, and takes what comes meanwhile.
+    running: AtomicBool,
+    /// One at a time; who finds it held leaves word that there is more.
+    handler: Lock<EqHandler>,
+}
+
+/// A queue as [`Ni::ni_eq_dump`] tells of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EqDump {
+    /// The queue.
+    pub eq: EqHandle,
+    /// Events that it has room for.
+    pub count: u32,
+    /// Events that it holds.
+    pub held: usize,
+    /// Whether a handler takes them.
+    pub handled: bool,
+}
+
+/// Why a wait ended.
+enum Woken {
+    Event(usize, Got),
+    /// A queue with a handler has events.
+    Handler,
+}
+
+impl Queues {
+    #[inline]
+    fn handled(&self) -> Vec<Arc<Handled>> {
+        // Acquire: pairs with the Release below.
+        if self.count.load(Ordering::Acquire) == 0 {
+            return Vec::new();
+        }
+        locked(&self.handled).clone()
+    }
+    fn change_handled(&self, f: impl FnOnce(&mut Vec<Arc<Handled>>)) {
+        let mut handled = locked(&self.handled);
+        f(&mut handled);
+        self.count.store(handled.len(), Ordering::Release);
+    }
+}
+
+/// Nothing is left half done where these are held.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says that a handler runs, until it is dropped, also by a panic.
+struct Running<'a>(&'a AtomicBool);
+
+impl<'a> Running<'a> {
+    fn new(flag: &'a AtomicBool) -> Self {
+        flag.store(true, Ordering::Relaxed);
+        Self(flag)
+    }
+}
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Ni {
+    /// Makes a queue of `count` events. If more wait, the oldest are lost, and who takes the next one hears of it.
+    ///
+    /// With a handler, the queue's events go to that, one after the other in the queue's order, and never to
+    /// [`eq_get`](Self::eq_get) and its like. It runs in the program's own calls that move data or look for events, when they
+    /// have done their work and hold nothing: [`put`](Self::put) and its like, [`eq_get`](Self::eq_get), waiting on
+    /// any queue, [`md_update`](Self::md_update), [`me_md_post`](Self::me_md_post), [`status`](Self::status),
+    /// [`progress`](Self::progress). A handler may call anything; events that come meanwhile wait until it returns, also
+    /// where another thread finds them.
+    ///
+    /// # Errors
+    /// `PTL_NO_SPACE`.
+    #[doc(alias = "PtlEQAlloc")]
+    pub fn eq_alloc(&self, count: u32, handler: Option<EqHandler>) -> Result<EqHandle, Error> {
+        let made = self.core.with(|ni| ni.engine.eq_alloc(count));
+        let raw = made.map_err(|error| Error::new("PtlEQAlloc", error))?;
+        if let Some(handler) = handler {
+            let handled = Handled { eq: raw, running: AtomicBool::new(false), handler: Lock::new(handler) };
+            self.queues.change_handled(|all| all.push(Arc::new(handled)));
+        }
+        locked(&self.queues.all).push((raw, count.max(1)));
+        Ok(EqHandle { ni: self.id, raw })
+    }
+    /// Frees a queue. Events that it holds, and those that descriptors would still post to it, are lost.
+    ///
+    /// # Errors
+    /// `PTL_EQ_INVALID`.
+    #[doc(alias = "PtlEQFree")]
+    pub fn eq_free(&self, eq: EqHandle) -> Result<(), Error> {
+        let call = "PtlEQFree";
+        self.check(call, "eq", eq.ni)?;
+        self.core.with(|ni| ni.engine.eq_free(eq.raw)).map_err(|error| Error::new(call, error))?;
+        self.queues.change_handled(|all| all.retain(|handled| handled.eq != eq.raw));
+        locked(&self.queues.all).retain(|&(raw, _)| raw != eq.raw);
+        Ok(())
+    }
+    /// Takes the oldest event; `None` is `PTL_EQ_EMPTY`, and [`Got::dropped`] is `PTL_EQ_DROPPED`.
+    ///
+    /// # Errors
+    /// `PTL_EQ_INVALID`.
+    #[doc(alias = "PtlEQGet")]
+    pub fn eq_get(&self, eq: EqHandle) -> Result<Option<Got>, Error> {
+        let call = "PtlEQGet";
+        self.check(call, "eq", eq.ni)?;
+        let kind = self.core.kind().index();
+        let handled = self.is_handled(eq.raw);
+        let got = self.node().with(|state| {
+            if handled {
+                state.progress();
+                return state.ni(kind).engine.eq_len(eq.raw).map(|_| None);
+            }
+            if let Some(got) = self.take(state.ni(kind), eq.raw)? {
+                return Ok(Some(got));
+            }
+            state.progress();
+            self.take(state.ni(kind), eq.raw)
+        });
+        self.run_handlers();
+        got.map_err(|refused| Error::new(call, refused))
+    }
+    /// Takes the oldest event, waiting for one.
+    ///
+    /// # Errors
+    /// `PTL_EQ_INVALID`, also when the queue is freed meanwhile; `PTL_FAIL`.
+    #[doc(alias = "PtlEQWait")]
+    pub fn eq_wait(&self, eq: EqHandle) -> Result<Got, Error> {
+        let got = self.wait("PtlEQWait", "eq", &[eq], None)?;
+        Ok(got.expect("it waits for ever").1)
+    }
+    /// An extension that others have: the same for so long at most; `None` is `PTL_EQ_EMPTY`.
+    ///
+    /// # Errors
+    /// As [`eq_wait`](Self::eq_wait).
+    #[doc(alias = "PtlEQWait_timeout")]
+    pub fn eq_wait_timeout(&self, eq: EqHandle, timeout: Duration) -> Result<Option<Got>, Error> {
+        Ok(self.wait("PtlEQWait_timeout", "eq", &[eq], Some(timeout))?.map(|(_, got)| got))
+    }
+    /// Takes an event of one of several queues and says of which, waiting for so long at most, or for ever by `None`
+    /// (`PTL_TIME_FOREVER`); `None` is `PTL_EQ_EMPTY`. All queues get their turn.
+    ///
+    /// # Errors
+    /// As [`eq_wait`](Self::eq_wait); `PTL_EQ_INVALID`: none is named.
+    #[doc(alias = "PtlEQPoll")]
+    pub fn eq_poll(
+        &self,
+        eqs: &[EqHandle],
+        timeout: Option<Duration>,
+    ) -> Result<Option<(usize, Got)>, Error> {
+        if eqs.is_empty() {
+            return Err(Error::handle("PtlEQPoll", "eqs"));
+        }
+        self.wait("PtlEQPoll", "eqs", eqs, timeout)
+    }
+    /// An extension that others have, for who looks for a mistake: all queues and what they hold, as they are, with nothing
+    /// done for what has come. The C interface prints them; here the caller does.
+    #[doc(alias = "PtlNIEqDump")]
+    pub fn ni_eq_dump(&self) -> Vec<EqDump> {
+        let all = locked(&self.queues.all).clone();
+        let held = |raw| self.with(|ni| ni.engine.eq_len(raw)).ok();
+        let told = all.into_iter().filter_map(|(raw, count)| {
+            // One that is freed meanwhile is left out.
+            let (eq, handled) = (EqHandle { ni: self.id, raw }, self.is_handled(raw));
+            held(raw).map(|held| EqDump { eq, count, held, handled })
+        });
+        told.collect()
+    }
+
+    fn take(&self, ni: &mut NiState, eq: RawEq) -> Result<Option<Got>, hca_matching::Error> {
+        let Some(got) = ni.engine.eq_get(eq)? else { return Ok(None) };
+        let md = ni.engine.eq_last_md(eq)?.expect("events of 3.3 have their descriptor");
+        Ok(Some(Got::of(self.id, got, &md)))
+    }
+    fn wait(
+        &self,
+        call: &'static str,
+        argument: &'static str,
+        eqs: &[EqHandle],
+        timeout: Option<Duration>,
+    ) -> Result<Option<(usize, Got)>, Error> {
+        for eq in eqs {
+            self.check(call, argument, eq.ni)?;
+        }
+        let kind = self.core.kind().index();
+        let deadline = timeout.map(|timeout| self.node().now() + timeout);
+        let mut first = 0_usize;
+        loop {
+            let left = deadline.map(|deadline| deadline.since(self.node().now()));
+            let woken = self.node().wait(left, |state| {
+                let handled = self.queues.handled();
+                let ni = state.ni(kind);
+                first = first.wrapping_add(1);
+                for which in (0..eqs.len()).map(|i| (first.wrapping_add(i)) % eqs.len()) {
+                    let eq = eqs[which].raw;
+                    if handled.iter().any(|handled| handled.eq == eq) {
+                        ni.engine.eq_len(eq)?;
+                    } else if let Some(got) = self.take(ni, eq)? {
+                        return Ok(Some(Woken::Event(which, got)));
+                    }
+                }
+                let wanted = handled.iter().any(|handled| {
+                    // Relaxed: at worst it looks once more, or is found by who runs it.
+                    !handled.running.load(Ordering::Relaxed)
+                        && ni.engine.eq_len(handled.eq).is_ok_and(|events| events > 0)
+                });
+                Ok(wanted.then_some(Woken::Handler))
+            });
+            self.run_handlers();
+            match woken.map_err(|error| Error::new(call, error))? {
+                Some(Woken::Event(which, got)) => return Ok(Some((which, got))),
+                Some(Woken::Handler) => {}
+                None => return Ok(None),
+            }
+        }
+    }
+    fn is_handled(&self, eq: RawEq) -> bool {
+        self.queues.handled().iter().any(|handled| handled.eq == eq)
+    }
+    /// Gives events to handlers, holding nothing but the handler's own lock.
+    #[inline]
+    pub(super) fn run_handlers(&self) {
+        for handled in self.queues.handled() {
+            self.run_handler(&handled);
+        }
+    }
+    fn run_handler(&self, handled: &Handled) {
+        while let Some(mut handler) = handled.handler.lock_or_leave_word() {
+            let running = Running::new(&handled.running);
+            // A queue that was freed gives none.
+            while let Ok(Some(got)) = self.with(|ni| self.take(ni, handled.eq)) {
+                handler(self, &got);
+            }
+            drop(running);
+            if !handler.unlock() {
+                return;
+            }
+        }
+    }
+}

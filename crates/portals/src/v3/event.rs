@@ -1,0 +1,135 @@
+//! Events, with every field of the interface's.
+
+use hca_matching::{Event as Raw, EventKind as RawKind, Jid, NiFail, Region, Uid};
+
+use super::error::ReturnCode;
+use super::handle::{MdHandle, NiHandle, ProcessId};
+use super::md::MdState;
+
+/// What happened (`ptl_event_kind_t`, `PTL_EVENT_*`), in the C interface's order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum EventKind {
+    /// A get began here.
+    GetStart,
+    /// A get ended here: its bytes have left.
+    GetEnd,
+    /// A put began here: its place is taken, its bytes may still come.
+    PutStart,
+    /// A put ended here: its bytes are in memory.
+    PutEnd,
+    /// An exchange began here.
+    GetPutStart,
+    /// An exchange ended here.
+    GetPutEnd,
+    /// A reply's bytes begin to come.
+    ReplyStart,
+    /// A reply's bytes are in memory.
+    ReplyEnd,
+    /// Sending began.
+    SendStart,
+    /// What was sent may be changed again.
+    SendEnd,
+    /// A put was acknowledged.
+    Ack,
+    /// A descriptor was used up and has left; nothing is under way on its memory any more.
+    Unlink,
+}
+
+impl EventKind {
+    fn of(kind: RawKind) -> Self {
+        match kind {
+            RawKind::GetStart => Self::GetStart,
+            RawKind::GetEnd => Self::GetEnd,
+            RawKind::PutStart => Self::PutStart,
+            RawKind::PutEnd => Self::PutEnd,
+            RawKind::GetPutStart => Self::GetPutStart,
+            RawKind::GetPutEnd => Self::GetPutEnd,
+            RawKind::ReplyStart => Self::ReplyStart,
+            RawKind::ReplyEnd => Self::ReplyEnd,
+            RawKind::SendStart => Self::SendStart,
+            RawKind::SendEnd => Self::SendEnd,
+            RawKind::Ack => Self::Ack,
+            RawKind::Unlink => Self::Unlink,
+            of_v4 => unreachable!("an interface of 3.3 tells no {of_v4:?}"),
+        }
+    }
+}
+
+/// An event (`ptl_event_t`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// What happened (`type`).
+    pub kind: EventKind,
+    /// At the target, who asked for the operation; at the initiator, whom it was asked of.
+    pub initiator: ProcessId,
+    /// The user of who asked; 0 at the initiator.
+    pub uid: Uid,
+    /// The job of who asked; 0 at the initiator.
+    pub jid: Jid,
+    /// The target's portal.
+    pub pt_index: u32,
+    /// The message's match bits.
+    pub match_bits: u64,
+    /// Bytes asked for.
+    pub rlength: u64,
+    /// Bytes that are moved.
+    pub mlength: u64,
+    /// Where in the descriptor's memory; of `SEND_*` and `ACK`, where at the target: what was asked for, and what was used.
+    pub offset: u64,
+    /// The descriptor.
+    pub md_handle: MdHandle,
+    /// Its values right after this event.
+    pub md: MdState,
+    /// The message's 64 bits.
+    pub hdr_data: u64,
+    /// The same in the events of one operation, `UNLINK` included if that operation used the descriptor up.
+    pub link: u64,
+    /// How it ended.
+    pub ni_fail_type: NiFail,
+    /// Counts the events of the queue, lost ones too.
+    pub sequence: u64,
+}
+
+/// What is taken from a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Got {
+    /// The event.
+    pub event: Event,
+    /// Events before this one were lost, as the queue had no room for all. Said once.
+    pub dropped: bool,
+}
+
+impl Got {
+    /// `PTL_OK`, or `PTL_EQ_DROPPED` if events before it were lost.
+    pub fn code(&self) -> ReturnCode {
+        if self.dropped { ReturnCode::EqDropped } else { ReturnCode::Ok }
+    }
+    pub(super) fn of(ni: NiHandle, got: hca_matching::Got, md: &Region) -> Self {
+        let kind = EventKind::of(got.event.kind);
+        let Raw { uid, jid, pt_index, match_bits, rlength, mlength, hdr_data, .. } = got.event;
+        let Raw { link, fail, sequence, start, remote_offset, offset, .. } = got.event;
+        let (mlength, offset) = match kind {
+            EventKind::SendStart | EventKind::SendEnd => (rlength, remote_offset),
+            EventKind::ReplyStart | EventKind::ReplyEnd => (mlength, start.wrapping_sub(md.start)),
+            _ => (mlength, offset),
+        };
+        let event = Event {
+            kind,
+            initiator: ProcessId::of(got.event.initiator),
+            uid,
+            jid,
+            pt_index,
+            match_bits,
+            rlength,
+            mlength,
+            offset,
+            md_handle: MdHandle { ni, raw: got.event.md.expect("events of 3.3 are a descriptor's") },
+            md: MdState::of(ni, md),
+            hdr_data,
+            link,
+            ni_fail_type: fail,
+            sequence,
+        };
+        Self { event, dropped: got.dropped }
+    }
+}

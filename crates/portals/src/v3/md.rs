@@ -1,0 +1,163 @@
+//! Memory descriptors, as programs write them and as the engine keeps them.
+
+use bitflags::bitflags;
+use hca_matching::{Options, Region, Threshold};
+
+use super::handle::{EqHandle, NiHandle};
+use crate::Pieces;
+
+bitflags! {
+    /// The options of a memory descriptor (`PTL_MD_*`), numbered as in the C interface's reference implementation.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub struct MdOptions: u32 {
+        /// Puts are taken.
+        const OP_PUT = 1 << 0;
+        /// Gets are taken; with `OP_PUT`, exchanges too.
+        const OP_GET = 1 << 1;
+        /// The message says where in the memory; without, each message goes behind the last one.
+        const MANAGE_REMOTE = 1 << 2;
+        /// What is too long is cut off; without, the next entry is asked.
+        const TRUNCATE = 1 << 3;
+        /// No acknowledgement is sent, whoever asks for one.
+        const ACK_DISABLE = 1 << 4;
+        /// The memory is a vector. Told by its type: set on what is read, and refused where it is set and untrue.
+        const IOVEC = 1 << 5;
+        /// [`Md::max_size`] counts.
+        const MAX_SIZE = 1 << 6;
+        /// No `*_START` events.
+        const EVENT_START_DISABLE = 1 << 7;
+        /// No `*_END` events.
+        const EVENT_END_DISABLE = 1 << 8;
+    }
+}
+
+/// A memory descriptor (`ptl_md_t`).
+#[derive(Clone, Debug)]
+pub struct Md {
+    /// The memory, of the node that the interface is on: one piece, or a vector of them (`start`, `length`).
+    pub memory: Pieces,
+    /// How many operations it takes: each one that comes, and of what it sends each that gives an event: a put's bytes
+    /// that leave, an acknowledgement, a reply. At 0 it is inactive.
+    pub threshold: Threshold,
+    /// With [`MAX_SIZE`](MdOptions::MAX_SIZE), where messages go one behind the other: as soon as fewer bytes are left it
+    /// is inactive, so that what it takes next surely fits.
+    pub max_size: u64,
+    /// What it takes and tells.
+    pub options: MdOptions,
+    /// The program's own, for its events.
+    pub user_ptr: u64,
+    /// Where its events go; `None`: nowhere (`PTL_EQ_NONE`).
+    pub eq: Option<EqHandle>,
+}
+
+impl Md {
+    /// A descriptor of this memory for any number of operations, with no options and no events.
+    pub fn new(memory: impl Into<Pieces>) -> Self {
+        Self {
+            memory: memory.into(),
+            threshold: Threshold::Infinite,
+            max_size: 0,
+            options: MdOptions::empty(),
+            user_ptr: 0,
+            eq: None,
+        }
+    }
+    /// As the engine keeps it; what the caller checked is not looked at.
+    pub(super) fn region(&self, unlink: Unlink) -> Region {
+        Region {
+            start: self.memory.addr(),
+            length: self.memory.len(),
+            options: self.engine_options(),
+            threshold: self.threshold,
+            min_free: if self.options.contains(MdOptions::MAX_SIZE) { self.max_size } else { 0 },
+            user_ptr: self.user_ptr,
+            eq: self.eq.map(|eq| eq.raw),
+            ct: None,
+            unlink: unlink == Unlink::Unlink,
+        }
+    }
+    fn engine_options(&self) -> Options {
+        let mut out = Options::empty();
+        out.set(Options::IOVEC, self.memory.is_vector());
+        for (flag, same, opposite) in TABLE {
+            out.set(same, self.options.contains(flag) != opposite);
+        }
+        out
+    }
+    pub(super) fn of(ni: NiHandle, region: &Region, memory: Pieces) -> Self {
+        let MdState { threshold, max_size, options, user_ptr, eq, .. } = MdState::of(ni, region);
+        Self { memory, threshold, max_size, options, user_ptr, eq }
+    }
+}
+
+/// An option, the engine's, and whether that one means the opposite.
+const TABLE: [(MdOptions, Options, bool); 7] = [
+    (MdOptions::OP_PUT, Options::OP_PUT, false),
+    (MdOptions::OP_GET, Options::OP_GET, false),
+    (MdOptions::MANAGE_REMOTE, Options::MANAGE_LOCAL, true),
+    (MdOptions::TRUNCATE, Options::NO_TRUNCATE, true),
+    (MdOptions::ACK_DISABLE, Options::ACK_DISABLE, false),
+    (MdOptions::EVENT_START_DISABLE, Options::EVENT_START_DISABLE, false),
+    (MdOptions::EVENT_END_DISABLE, Options::EVENT_END_DISABLE, false),
+];
+
+/// A memory descriptor at the moment of an event ([`Event::md`](super::Event::md)): its values, with what is left of its
+/// threshold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MdState {
+    /// The address of its memory, of the first piece's.
+    pub start: u64,
+    /// Bytes.
+    pub length: u64,
+    /// How many operations it still takes.
+    pub threshold: Threshold,
+    /// As in [`Md`]; 0 without [`MAX_SIZE`](MdOptions::MAX_SIZE).
+    pub max_size: u64,
+    /// Its options.
+    pub options: MdOptions,
+    /// The program's own.
+    pub user_ptr: u64,
+    /// Where its events go.
+    pub eq: Option<EqHandle>,
+}
+
+impl MdState {
+    pub(super) fn of(ni: NiHandle, region: &Region) -> Self {
+        let mut options = MdOptions::empty();
+        options.set(MdOptions::IOVEC, region.options.contains(Options::IOVEC));
+        options.set(MdOptions::MAX_SIZE, region.min_free > 0);
+        for (flag, same, opposite) in TABLE {
+            options.set(flag, region.options.contains(same) != opposite);
+        }
+        let &Region { start, length, threshold, min_free: max_size, user_ptr, eq, .. } = region;
+        let eq = eq.map(|raw| EqHandle { ni, raw });
+        Self { start, length, threshold, max_size, options, user_ptr, eq }
+    }
+}
+
+/// Whether something leaves when it is used up (`ptl_unlink_t`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unlink {
+    /// It stays (`PTL_RETAIN`): a descriptor inactive, an entry without one.
+    Retain,
+    /// It goes (`PTL_UNLINK`): a descriptor that is used up, with an `UNLINK` event; an entry whose descriptor goes.
+    Unlink,
+}
+
+/// Where an entry goes (`ptl_ins_pos_t`): beside another one, or at an end of the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Position {
+    /// Before it, or at the front (`PTL_INS_BEFORE`).
+    Before,
+    /// Behind it, or at the end (`PTL_INS_AFTER`).
+    After,
+}
+
+/// Whether a put is to be acknowledged (`ptl_ack_req_t`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AckReq {
+    /// By an `ACK` event (`PTL_ACK_REQ`).
+    Ack,
+    /// Not (`PTL_NO_ACK_REQ`).
+    NoAck,
+}

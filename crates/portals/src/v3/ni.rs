@@ -1,0 +1,240 @@
+//! [`Ni`]: an interface of 3.3, what it is and what it says of itself.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use hca_matching::{Acl, Config, Face, Jid, Limits as EngineLimits, Source, Uid};
+
+use super::eq::Queues;
+use super::error::{Error, ReturnCode};
+use super::handle::{AnyHandle, MatchId, NiHandle, ProcessId};
+use crate::Node;
+use crate::ni::NiCore;
+use crate::node::Kind;
+use crate::trace::Trace;
+
+/// How much an interface holds (`ptl_ni_limits_t`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Match entries, of all lists.
+    pub max_mes: u32,
+    /// Memory descriptors.
+    pub max_mds: u32,
+    /// Event queues.
+    pub max_eqs: u32,
+    /// The largest index of the access control list.
+    pub max_ac_index: u32,
+    /// The largest index of a portal.
+    pub max_pt_index: u32,
+    /// Pieces of a descriptor's memory.
+    pub max_md_iovecs: u32,
+    /// Entries of a list.
+    pub max_me_list: u32,
+    /// Bytes that [`get_put`](super::Ni::get_put) exchanges.
+    pub max_getput_md: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let engine = EngineLimits::default();
+        Self {
+            max_mes: engine.max_entries,
+            max_mds: engine.max_mds,
+            max_eqs: engine.max_eqs,
+            max_ac_index: engine.max_ac_index,
+            max_pt_index: engine.max_pt_index,
+            max_md_iovecs: u32::MAX,
+            max_me_list: engine.max_list_size,
+            max_getput_md: u32::MAX,
+        }
+    }
+}
+
+/// What an interface counts (`ptl_sr_index_t`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum StatusRegister {
+    /// Messages that were dropped, for any reason (`PTL_SR_DROP_COUNT`).
+    DropCount = 0,
+    /// Messages that the access control list refused (`PTL_SR_PERMISSIONS_VIOLATIONS`); they count as dropped, too.
+    PermissionsViolations = 1,
+}
+
+impl TryFrom<u32> for StatusRegister {
+    type Error = Error;
+    fn try_from(index: u32) -> Result<Self, Error> {
+        match index {
+            0 => Ok(Self::DropCount),
+            1 => Ok(Self::PermissionsViolations),
+            _ => Err(Error::argument(
+                "PtlNIStatus",
+                ReturnCode::SrIndexInvalid,
+                "register",
+                "an interface has two of them",
+            )),
+        }
+    }
+}
+
+/// A network interface of Portals 3.3 on a node. Dropped, it is closed.
+///
+/// All calls take `&self`; threads may share it. See the [module's page](super).
+pub struct Ni {
+    pub(super) core: NiCore,
+    pub(super) id: NiHandle,
+    pub(super) queues: Queues,
+    limits: Limits,
+}
+
+impl Ni {
+    /// Opens the interface of a node. `pid` asks for a process number: the node's own, or any by `None` (`PTL_PID_ANY`).
+    ///
+    /// Of the limits as much is granted as there can be; [`limits`](Self::limits) tells. Entry 0 of the access control list
+    /// admits all processes of the own user to all portals, the other entries nobody until they are [set](Self::ac_entry).
+    ///
+    /// # Errors
+    /// `PTL_PID_INVALID`; `PTL_IFACE_INVALID`: the node's interface of 3.3 is open already.
+    #[doc(alias = "PtlNIInit")]
+    pub fn init(node: &Node, pid: Option<u32>, desired: &Limits) -> Result<Self, Error> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let call = "PtlNIInit";
+        let own = node.card().pid.0;
+        if let Some(asked) = pid.filter(|&asked| asked != own) {
+            return Err(Error::new(call, crate::Error::PidInUse { asked, node: own }));
+        }
+        let wanted = EngineLimits {
+            max_entries: desired.max_mes,
+            max_mds: desired.max_mds,
+            max_eqs: desired.max_eqs,
+            max_ac_index: desired.max_ac_index,
+            max_pt_index: desired.max_pt_index,
+            max_list_size: desired.max_me_list,
+            max_msg_size: u64::MAX,
+            ..EngineLimits::default()
+        };
+        let granted = EngineLimits::grant(&wanted);
+        let limits = Limits {
+            max_mes: granted.max_entries,
+            max_mds: granted.max_mds,
+            max_eqs: granted.max_eqs,
+            max_ac_index: granted.max_ac_index,
+            max_pt_index: granted.max_pt_index,
+            max_md_iovecs: desired.max_md_iovecs.min(node.max_pieces()),
+            max_me_list: granted.max_list_size,
+            max_getput_md: desired.max_getput_md.min(node.max_exchange()),
+        };
+        let config = Config { face: Face::V3, limits: granted, seed: node.draw(), ..Config::default() };
+        let core = NiCore::open(node, Kind::V3, config).map_err(|error| Error::new(call, error))?;
+        let own_user = Acl { source: Source::ANY, uid: Some(node.uid()), jid: None, pt_index: None };
+        core.with(|ni| ni.engine.set_acl(0, Some(own_user))).map_err(|error| Error::new(call, error))?;
+        let id = NiHandle(NEXT.fetch_add(1, Ordering::Relaxed));
+        Ok(Self { core, id, queues: Queues::default(), limits })
+    }
+    /// What was granted (`actual` of `PtlNIInit`).
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+    /// The node that it is on.
+    pub fn node(&self) -> &Node {
+        self.core.node()
+    }
+    /// Reads a status register.
+    #[doc(alias = "PtlNIStatus")]
+    pub fn status(&self, register: StatusRegister) -> u64 {
+        self.progress();
+        let status = self.with(|ni| ni.engine.status());
+        match register {
+            StatusRegister::DropCount => status.dropped,
+            StatusRegister::PermissionsViolations => status.permission_violations,
+        }
+    }
+    /// How far a process is: 0 is this one, 1 another one of this node, and 2 any other. Fabrics here have no
+    /// distances of their own, so no two others differ.
+    ///
+    /// # Errors
+    /// `PTL_PROCESS_INVALID`: nobody knows of such a process; `PTL_FAIL`: who would know can't be asked.
+    #[doc(alias = "PtlNIDist")]
+    pub fn dist(&self, process: ProcessId) -> Result<u64, Error> {
+        let own = self.id();
+        if process == own {
+            return Ok(0);
+        }
+        self.core.find(process.packed()).map_err(|error| Error::new("PtlNIDist", error))?;
+        Ok(if process.nid == own.nid { 1 } else { 2 })
+    }
+    /// The interface that a handle is of: this one, for the handles that it gave out and that still name something.
+    ///
+    /// # Errors
+    /// `PTL_HANDLE_INVALID`: it is another interface's, or names nothing any more.
+    #[doc(alias = "PtlNIHandle")]
+    pub fn handle(&self, handle: impl Into<AnyHandle>) -> Result<NiHandle, Error> {
+        let (ni, there) = match handle.into() {
+            AnyHandle::NiHandle(ni) => (ni, true),
+            AnyHandle::MeHandle(me) => (me.ni, self.with(|ni| ni.engine.has_entry(me.raw))),
+            AnyHandle::MdHandle(md) => (md.ni, self.with(|ni| ni.engine.has_md(md.raw))),
+            AnyHandle::EqHandle(eq) => (eq.ni, self.with(|ni| ni.engine.eq_len(eq.raw).is_ok())),
+        };
+        if ni != self.id || !there {
+            return Err(Error::handle("PtlNIHandle", "handle"));
+        }
+        Ok(self.id)
+    }
+    /// Its own handle.
+    pub fn ni_handle(&self) -> NiHandle {
+        self.id
+    }
+    /// The user, as others are told.
+    #[doc(alias = "PtlGetUid")]
+    pub fn uid(&self) -> Uid {
+        self.node().uid()
+    }
+    /// This process.
+    #[doc(alias = "PtlGetId")]
+    pub fn id(&self) -> ProcessId {
+        let card = self.node().card();
+        ProcessId { nid: card.nid, pid: card.pid }
+    }
+    /// The job; 0 where there is none (`PTL_JID_NONE`).
+    #[doc(alias = "PtlGetJid")]
+    pub fn jid(&self) -> Jid {
+        self.node().jid()
+    }
+    /// Sets an entry of the access control list. A message names one, and is taken by no portal if its source, user, job
+    /// and portal are not the entry's; `None` is any (`PTL_PT_INDEX_ANY`).
+    ///
+    /// # Errors
+    /// `PTL_AC_INDEX_INVALID`, `PTL_PT_INDEX_INVALID`.
+    #[doc(alias = "PtlACEntry")]
+    pub fn ac_entry(
+        &self,
+        ac_index: u32,
+        match_id: impl Into<MatchId>,
+        pt_index: Option<u32>,
+    ) -> Result<(), Error> {
+        let match_id = match_id.into();
+        let acl = Acl { source: match_id.source(), uid: match_id.uid, jid: match_id.jid, pt_index };
+        let set = self.core.with(|ni| ni.engine.set_acl(ac_index, Some(acl)));
+        set.map_err(|error| Error::new("PtlACEntry", error))
+    }
+
+    /// Does what has come, and never waits; whether there was anything. All calls that move data or look for events do it
+    /// themselves; a program whose events all go to handlers calls this where it waits.
+    pub fn progress(&self) -> bool {
+        let did = self.node().progress();
+        self.run_handlers();
+        did
+    }
+    /// Has each message's way through the lists told from now on; `None` ends it.
+    pub fn set_trace(&self, trace: Option<Trace>) {
+        self.core.set_trace(trace);
+    }
+    pub(super) fn with<R>(&self, f: impl FnOnce(&mut crate::node::NiState) -> R) -> R {
+        let kind = self.core.kind().index();
+        self.node().with(|state| f(state.ni(kind)))
+    }
+}
+
+impl std::fmt::Debug for Ni {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ni").field("id", &self.id()).field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
