@@ -8,15 +8,11 @@ mod ni;
 mod node;
 mod sync;
 pub mod trace;
+pub mod v3;
 pub mod v4;
 mod wire;
 
 pub use error::{Error, OpenError};
 pub use hca_matching::{Jid, Nid, Pid, Process, Rank, Uid};
-pub mod v3;
-mod wire;
-
-pub use error::{Error, OpenError};
-pub use hca_matching::{Jid, Nid, Pid, Rank, Uid};
 pub use memory::{Memory, Pieces};
 pub use node::{Card, Counts, Directory, DirectoryError, Listed, Node, NodeOptions};
