@@ -10,6 +10,7 @@
 //! | small messages between raw queue pairs | [`raw`] |
 //! | ours in two processes, timed in batches | [`duo`], [`batches`] |
 //! | idle adapters: wake-ups, memory; idle peers; peers that take turns | [`idle`], [`crowd`], [`turns`] |
+//! | messages for the Portals matching engine | [`matching`] |
 //! | processes that share CPUs: latency, rate and CPU time of every kind of wait | [`placed`], `cargo run --release --bin placement` |
 //! | peers: what Debian packages, by its own programs | [`peers`], `cargo run --release --bin peers` |
 //! | arguments of the programs | [`args`] |
@@ -28,6 +29,7 @@ pub mod duo;
 pub mod floor;
 pub mod foreign;
 pub mod idle;
+pub mod matching;
 pub mod peers;
 pub mod placed;
 pub mod plot;

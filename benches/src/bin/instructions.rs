@@ -19,10 +19,12 @@ use hca::{
     RemoteMr, SendBatch, SendRequest, open_exactly,
 };
 use hca_benches::cost::{Counts, Verdict, count, judge, parse, render};
+use hca_benches::matching::{Initiator, Target};
 use hca_benches::raw::RawEnd;
 use hca_core::Access;
 use hca_core::wire::{ICRC_BYTES, Packet};
 use hca_fabric::MeasuredIcrc;
+use hca_matching::AckRequest;
 use softhca::Patience;
 
 /// How much a count may differ from its record.
@@ -42,7 +44,7 @@ const SHM: &str = "shm://count?progress=inline";
 /// A case: its name, and what prepares and runs it.
 type Case = (&'static str, fn());
 
-const CASES: [Case; 18] = [
+const CASES: [Case; 24] = [
     ("packet_parse", packet_parse),
     ("icrc_64", || icrc(64)),
     ("icrc_4096", || icrc(4096)),
@@ -61,6 +63,12 @@ const CASES: [Case; 18] = [
     ("shm_read_8", shm_read),
     ("shm_fetch_add", shm_fetch_add),
     ("shm_poll_empty", || poll_empty(SHM)),
+    ("match_put_1", || match_message(Target::persistent())),
+    ("match_wild_1000", || match_message(Target::wild(1000, false))),
+    ("match_once_1", || match_once(1)),
+    ("match_once_100k", || match_once(100_000)),
+    ("match_begin_sent", || match_begin(AckRequest::None)),
+    ("match_begin_ack", || match_begin(AckRequest::Full)),
 ];
 
 fn main() -> ExitCode {
@@ -484,4 +492,39 @@ fn rc_burst_once(a: &mut End, b: &mut End) {
             sent |= wc.ok().expect("the send succeeds").id == BURST;
         }
     }
+}
+
+fn match_message(mut target: Target) {
+    for _ in 0..ROUNDS {
+        counted_match_message(&mut target);
+    }
+}
+
+#[inline(never)]
+fn counted_match_message(target: &mut Target) {
+    target.message();
+}
+
+fn match_once(entries: u64) {
+    let mut target = Target::once(entries);
+    for _ in 0..ROUNDS {
+        counted_match_once(&mut target);
+    }
+}
+
+#[inline(never)]
+fn counted_match_once(target: &mut Target) {
+    target.message_once();
+}
+
+fn match_begin(ack: AckRequest) {
+    let mut initiator = Initiator::new();
+    for _ in 0..ROUNDS {
+        counted_match_begin(&mut initiator, ack);
+    }
+}
+
+#[inline(never)]
+fn counted_match_begin(initiator: &mut Initiator, ack: AckRequest) {
+    initiator.put(ack);
 }

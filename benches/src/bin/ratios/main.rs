@@ -2,9 +2,10 @@
 //! minute, from interleaved pairs of one placement of the CPUs.
 //!
 //! ```text
-//! cargo run --release -p hca-benches --bin ratios -- [--fabric udp|shm] [--plot FILE.svg] [--json] [--only NAME,..] [--device URL] [--time SECONDS]
+//! cargo run --release -p hca-benches --bin ratios -- [--fabric udp|shm|matching] [--plot FILE.svg] [--json] [--only NAME,..] [--device URL] [--time SECONDS]
 //! ```
 
+mod matching;
 #[path = "../../../../crates/fabric/tests/fabrics/namespaces.rs"]
 mod namespaces;
 mod network;
@@ -28,6 +29,7 @@ use hca_benches::{crowd, duo, idle, turns};
 const EXAMPLES: &str = "\
 Examples:
   ratios                                          packets over UDP, and over raw Ethernet
+  ratios --fabric matching                        what Portals matching costs beside its memory
   ratios --fabric shm --plot ratios-shm.svg       shared memory, and a drawing
   ratios --fabric shm --only 'send 8 B one way'   one row
   ratios --fabric shm --only turns,idle           peers that take turns, peers that say nothing
@@ -72,12 +74,15 @@ enum Fabric {
     Udp,
     /// Shared memory.
     Shm,
+    /// None: the Portals matching engine alone.
+    Matching,
 }
 
 impl Fabric {
     fn device(self) -> DeviceUrl {
         match self {
-            Self::Udp => "udp://".parse().expect("it is a device's name"),
+            // The engine needs none, and no process beside its own.
+            Self::Udp | Self::Matching => "udp://".parse().expect("it is a device's name"),
             // A domain of its own, so that nobody else is in it.
             Self::Shm => {
                 format!("shm://ratios-{}", std::process::id()).parse().expect("it is a device's name")
@@ -89,6 +94,7 @@ impl Fabric {
         match self {
             Self::Udp => &network::ROWS,
             Self::Shm => &shm::ROWS,
+            Self::Matching => &matching::ROWS,
         }
     }
 }
