@@ -1,5 +1,6 @@
 //! The command line: what can be asked for, and how each part ends.
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,7 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::perf::plan::{DEFAULT_SIZES, Op, Service, Size};
 use crate::url::{DeviceUrl, FaultSpec};
-use crate::{devinfo, interrupt, perf, pingpong};
+use crate::{devinfo, interrupt, perf, pingpong, run};
 use softhca::Progress;
 
 pub use crate::interrupt::interrupted;
@@ -45,7 +46,8 @@ Examples:
   hca perf --op send --size 8,4K --plot a.svg   two rows, and a drawing
   hca perf --listen 10.0.0.1                    on one host, and on another:
   hca perf --connect 10.0.0.1
-  hca pingpong rc --server                      against ibv_rc_pingpong on another host";
+  hca pingpong rc --server                      against ibv_rc_pingpong on another host
+  hca run -n 4 ./program                        four processes that know each other";
 
 const PERF_EXAMPLES: &str = "\
 Examples:
@@ -89,6 +91,12 @@ enum Command {
     /// Bounces messages with another host; speaks the exchange of ibv_rc_pingpong and its sisters
     #[command(after_long_help = format!("{PINGPONG_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
     Pingpong(PingpongArgs),
+    /// Starts the processes of a job here, which find each other by hca-job, or by MPI
+    #[command(after_long_help = format!("{RUN_EXAMPLES}\n\n{DEVICES}\n\n{RUN_EXIT_CODES}"))]
+    Run(RunArgs),
+    /// The process that outlives `run` when that is killed
+    #[command(name = run::guard::COMMAND, hide = true)]
+    RunGuard,
     /// The other process of a measurement
     #[command(name = perf::PEER_COMMAND, hide = true)]
     Peer {
@@ -239,12 +247,66 @@ pub struct PingpongArgs {
     pub json: bool,
 }
 
+const RUN_EXAMPLES: &str = "\
+Examples:
+  hca run -n 4 ./program --its-option
+  hca run -n 2 --device shm://lab --prefix ./program
+  hca run -n 8 --timeout 60 --env RUST_LOG=debug -- ./program
+
+Each process finds the others by PMI-1 (PMI_FD, PMI_RANK, PMI_SIZE), as under mpiexec. Rank 0 reads this
+command's standard input where that is no terminal; the others have none. Output comes line by line.
+When one fails, all others are told to end (TERM), and killed after --grace; so they are at Ctrl-C.
+Name a device that each process can open: auto://, udp://, shm://lab; an address serves one process.";
+
+const RUN_EXIT_CODES: &str = "\
+Exit codes: 0 all processes succeeded; that of the first that failed, 128 and its number if a signal
+ended it; 124 after --timeout, 127 if the program can't be started, 1 failed otherwise, 2 wrong usage,
+130 ended by Ctrl-C, 143 by TERM.";
+
+/// `hca run`.
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
+    /// Processes to start
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub processes: u32,
+    /// The device of each process, by HCA_DEVICE, as auto:// or shm://lab
+    #[arg(long, value_name = "URL")]
+    pub device: Option<DeviceUrl>,
+    /// End the job if it takes longer
+    #[arg(long, value_name = "SECONDS", value_parser = long_seconds)]
+    pub timeout: Option<Duration>,
+    /// How long processes that are told to end have until they are killed
+    #[arg(long, value_name = "SECONDS", value_parser = long_seconds, default_value = "5")]
+    pub grace: Duration,
+    /// Begin each line with its rank, as [3] (default: several processes on a terminal)
+    #[arg(long, overrides_with = "no_prefix")]
+    pub prefix: bool,
+    /// Leave lines as they are
+    #[arg(long)]
+    pub no_prefix: bool,
+    /// Give the processes a variable of the environment; may be given again
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    pub env: Vec<(String, String)>,
+    /// The program, and what it is given
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    pub command: Vec<OsString>,
+}
+
 /// What a command reports when it could not do its work.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Runs the command of this process's arguments.
 pub fn run() -> ExitCode {
     let cli = Cli::parse();
+    // Both take signals by themselves: one passes them on, the other takes none.
+    match &cli.command {
+        Command::Run(args) => return run::run(args),
+        Command::RunGuard => {
+            run::guard::guard();
+            return ExitCode::SUCCESS;
+        }
+        _ => {}
+    }
     // The peer is told to stop by the process that started it.
     let peer = matches!(cli.command, Command::Peer { .. });
     interrupt::listen(peer);
@@ -252,6 +314,7 @@ pub fn run() -> ExitCode {
         Command::Devinfo(args) => devinfo::devinfo(&args),
         Command::Perf(args) => perf::perf(&args),
         Command::Pingpong(args) => pingpong::pingpong(&args),
+        Command::Run(_) | Command::RunGuard => unreachable!("they have returned"),
         Command::Peer { netns } => perf::peer::serve_standard_streams(netns.as_deref()),
     };
     match result {
@@ -268,6 +331,19 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let refuse = || format!("`{text}` is no time from 0.02 to 3600 seconds");
     let s = text.parse::<f64>().map_err(|_| refuse())?;
     if (0.02..=3600.0).contains(&s) { Ok(Duration::from_secs_f64(s)) } else { Err(refuse()) }
+}
+
+fn long_seconds(text: &str) -> Result<Duration, String> {
+    let refuse = || format!("`{text}` is no time from 0.02 to 1000000 seconds");
+    let s = text.parse::<f64>().map_err(|_| refuse())?;
+    if (0.02..=1e6).contains(&s) { Ok(Duration::from_secs_f64(s)) } else { Err(refuse()) }
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(format!("`{text}` is no variable: write NAME=VALUE")),
+    }
 }
 
 fn path_mtu(text: &str) -> Result<hca_core::Mtu, String> {
@@ -296,7 +372,7 @@ mod tests {
     #[test]
     fn every_command_has_help_with_exit_codes_and_the_devices() {
         let mut command = Cli::command();
-        for name in ["devinfo", "perf", "pingpong"] {
+        for name in ["devinfo", "perf", "pingpong", "run"] {
             let help = command.find_subcommand_mut(name).unwrap().render_long_help().to_string();
             assert!(help.contains("130") && help.contains("udp://ADDRESS"), "{name}: {help}");
         }

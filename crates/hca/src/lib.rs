@@ -30,7 +30,7 @@
 //! | `narrow` | a network with a smaller path MTU (`mtu=`) |
 //! | `open` | [`open`], `HCA_DEVICE`, and which device a name becomes |
 //! | [`verbs`], [`core`](mod@core) | the crates below, for programs that need more than the re-exports |
-//! | `cli`, `devinfo`, `pingpong`, `perf`, `interrupt` | the command, and Ctrl-C (feature `cli`) |
+//! | `cli`, `devinfo`, `pingpong`, `perf`, `run`, `interrupt` | the command, and Ctrl-C (feature `cli`) |
 //! | `probe` | where two CPUs stand to each other, which every latency depends on (feature `cli`) |
 #![forbid(unsafe_code)]
 
@@ -48,6 +48,8 @@ pub mod perf;
 mod pingpong;
 #[cfg(feature = "cli")]
 pub mod probe;
+#[cfg(feature = "cli")]
+mod run;
 mod url;
 
 pub use hca_core as core;

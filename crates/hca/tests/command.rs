@@ -53,7 +53,13 @@ impl Drop for Scratch {
 
 #[test]
 fn help_and_version_succeed_and_name_the_exit_codes() {
-    for args in [&["--help"][..], &["perf", "--help"], &["pingpong", "--help"], &["devinfo", "--help"]] {
+    for args in [
+        &["--help"][..],
+        &["perf", "--help"],
+        &["pingpong", "--help"],
+        &["devinfo", "--help"],
+        &["run", "--help"],
+    ] {
         let out = run(args);
         assert!(out.status.success() && text(&out.stdout).contains("130"), "{args:?}");
     }

@@ -103,6 +103,11 @@ impl Desk {
         self.seats.iter().filter(|s| **s != Seat::Left).count() as u32
     }
 
+    /// Whether this process has left.
+    pub(crate) fn has_left(&self, rank: u32) -> bool {
+        self.seats.get(rank as usize) == Some(&Seat::Left)
+    }
+
     /// Gives a seat to its process.
     pub(crate) fn seat(&mut self, rank: u32) -> Result<(), NoSeat> {
         match self.seats.get_mut(rank as usize) {

@@ -41,6 +41,9 @@ use crate::url::MAX_SIZE;
 const MAX_STRANGERS: usize = 64;
 /// How long one of them may take to.
 const GREETING: Duration = Duration::from_secs(10);
+/// How long a launcher has to say that a process has ended whose connection has: so it knows of the first failure before those
+/// do that follow from it.
+const LAUNCHER: Duration = Duration::from_millis(300);
 /// Pieces of input that are taken from one connection before the others have their turn.
 const PIECES: usize = 16;
 /// Bytes of answers that wait for a process to read them; it is not heard meanwhile.
@@ -139,6 +142,7 @@ impl Server {
             listener,
             on_abort,
             linger: false,
+            lost: Vec::new(),
         };
         let theirs = shared.clone();
         let thread = thread::Builder::new()
@@ -213,6 +217,8 @@ struct Floor {
     listener: Option<(TcpListener, Box<str>)>,
     on_abort: OnAbort,
     linger: bool,
+    /// Whose connections have ended without a word, and until when the launcher may say so.
+    lost: Vec<(u32, Instant)>,
 }
 
 /// A connection.
@@ -258,7 +264,12 @@ impl Floor {
                     Ready::Listener => self.accept(),
                 }
             }
-            self.strangers.retain(|(_, until)| *until > Instant::now());
+            let now = Instant::now();
+            self.strangers.retain(|(_, until)| *until > now);
+            for (rank, _) in self.lost.extract_if(.., |(_, until)| *until <= now).collect::<Vec<_>>() {
+                let out = self.desk.ended(rank);
+                self.apply(rank, out);
+            }
         }
         shared.state().over = true;
         shared.changed.notify_all();
@@ -282,7 +293,8 @@ impl Floor {
             what.push(Ready::Stranger(at));
             fds.push(PollFd::new(&wire.socket, wire.wants()));
         }
-        let until = self.strangers.iter().map(|(_, until)| *until).min();
+        let until = self.strangers.iter().map(|(_, until)| *until);
+        let until = until.chain(self.lost.iter().map(|(_, until)| *until)).min();
         let left = until.map(|u| u.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
         let left = left.and_then(|l| Timespec::try_from(l).ok());
         if let Err(e) = poll(&mut fds, left.as_ref()) {
@@ -351,6 +363,10 @@ impl Floor {
     /// The connection of a seat is over.
     fn part(&mut self, rank: usize) {
         self.seated[rank] = None;
+        if self.listener.is_none() && !self.desk.has_left(rank as u32) {
+            self.lost.push((rank as u32, Instant::now() + LAUNCHER));
+            return;
+        }
         let out = self.desk.ended(rank as u32);
         self.apply(rank as u32, out);
     }

@@ -375,6 +375,7 @@ proptest! {
         let job = Job::over(server.seat(0).unwrap(), 0, 2, PATIENT).unwrap();
         job.publish(b"card").unwrap();
         drop(odd);
+        server.ended(1);
         prop_assert!(job.barrier().is_err());
     }
 }

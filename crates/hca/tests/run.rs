@@ -1,0 +1,314 @@
+//! `hca run`: processes that find each other, and how a job ends.
+#![cfg(feature = "cli")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use hca_job::{Job, JobError, Settings};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// What the process of a job does, when it is this binary.
+const MODE: &str = "HCA_TEST_MODE";
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn hca_run(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hca"));
+    command.arg("run").args(args).env_remove("HCA_DEVICE");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs a script of the shell in each process.
+fn shell(args: &[&str], script: &str) -> Output {
+    hca_run(&[args, &["sh", "-c", script]].concat()).output().unwrap()
+}
+
+/// Runs this binary in each process.
+fn job(args: &[&str], mode: &str) -> Output {
+    let this = std::env::current_exe().unwrap();
+    let this = this.to_str().expect("the path is text");
+    let program = [this, "--exact", "process_of_a_job", "--ignored", "--nocapture"];
+    hca_run(&[args, &program].concat()).env(MODE, mode).output().unwrap()
+}
+
+fn lines(out: &Output) -> Vec<String> {
+    text(&out.stdout).lines().map(str::to_owned).collect()
+}
+
+/// Waits until no such process runs any more.
+fn gone(pid: &str) {
+    let begun = Instant::now();
+    // Who has ended and is not reaped yet, in a container without an init, is gone as well.
+    let runs = || {
+        let stat = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_some_and(|s| !s.is_empty() && !s.starts_with('Z'))
+    };
+    while runs() {
+        assert!(begun.elapsed() < Duration::from_secs(30), "process {pid} goes on");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+#[ignore = "needs a launcher: other tests start it as a process of a job"]
+fn process_of_a_job() {
+    let job = Job::from_env_with(Settings { timeout: Duration::from_secs(50) }).unwrap();
+    match std::env::var(MODE).unwrap().as_str() {
+        "meet" => {
+            job.publish(&job.rank().to_be_bytes()).unwrap();
+            job.fence().unwrap();
+            let next = (job.rank() + 1) % job.size();
+            assert_eq!(job.card(next).unwrap(), next.to_be_bytes());
+            println!("rank {} of {} of {:x}", job.rank(), job.size(), job.id());
+            job.finalize().unwrap();
+        }
+        "one ends in a barrier" => {
+            if job.rank() != 1 {
+                let e = job.barrier().unwrap_err();
+                assert!(matches!(e, JobError::BarrierFailed { rank: 1 }), "{e}");
+                println!("rank {} knows", job.rank());
+            }
+            // As a program that knows of no job.
+            std::process::exit(0);
+        }
+        "abort" => {
+            job.fence().unwrap();
+            if job.rank() == 2 {
+                job.abort(9, "out of rope").unwrap();
+            }
+            let _ = job.barrier();
+            // It is ended here.
+            std::thread::park();
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn processes_find_each_other() {
+    for size in [1, 2, 8] {
+        let out = job(&["-n", &size.to_string()], "meet");
+        assert_eq!(out.status.code(), Some(0), "{}{}", text(&out.stdout), text(&out.stderr));
+        let said = text(&out.stdout);
+        let id = said.lines().find_map(|l| l.split_once(" of ")?.1.split_once(" of ")).unwrap().1;
+        for rank in 0..size {
+            assert!(said.contains(&format!("rank {rank} of {size} of {id}\n")), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_barrier_fails_when_a_process_ends_and_nothing_hangs() {
+    let out = job(&["-n", "3"], "one ends in a barrier");
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let said = text(&out.stdout);
+    assert!(said.contains("rank 0 knows") && said.contains("rank 2 knows"), "{said}");
+}
+
+#[test]
+fn an_abort_ends_all_with_its_code() {
+    let out = job(&["-n", "4"], "abort");
+    assert_eq!(out.status.code(), Some(9), "{}", text(&out.stderr));
+    assert!(
+        text(&out.stderr).contains("rank 2 aborted the job with code 9: out of rope"),
+        "{}",
+        text(&out.stderr)
+    );
+}
+
+#[test]
+fn the_first_failure_ends_all_and_is_the_exit_code() {
+    let out = shell(&["-n", "3"], "[ $PMI_RANK = 1 ] && exit 3; sleep 1000");
+    assert_eq!(out.status.code(), Some(3));
+    assert!(
+        text(&out.stderr).contains("rank 1 ended with exit code 3; all others are ended"),
+        "{}",
+        text(&out.stderr)
+    );
+    let out = shell(&["-n", "3"], "[ $PMI_RANK = 2 ] && kill -SEGV $$; sleep 1000");
+    assert_eq!(out.status.code(), Some(139));
+    assert!(text(&out.stderr).contains("rank 2 was ended by signal 11 (SIGSEGV)"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn who_does_not_end_when_told_is_killed() {
+    // It fails once the other one does not hear any more.
+    let script = "if [ $PMI_RANK = 1 ]; then trap '' TERM; : >\"$0\"; sleep 1000; sleep 1000; fi
+        while [ ! -e \"$0\" ]; do :; done; exit 4";
+    let flag = std::env::temp_dir().join(format!("hca-run-{}-stubborn", std::process::id()));
+    let out = shell_at(&["-n", "2", "--grace", "0.2"], script, &flag);
+    let _ = std::fs::remove_file(&flag);
+    assert_eq!(out.status.code(), Some(4), "{}", text(&out.stderr));
+    assert!(
+        text(&out.stderr).contains("rank 1 did not end within 200ms, and is killed"),
+        "{}",
+        text(&out.stderr)
+    );
+}
+
+/// A script with a path as its `$0`.
+fn shell_at(args: &[&str], script: &str, path: &Path) -> Output {
+    let path = path.to_str().expect("the path is text");
+    hca_run(&[args, &["sh", "-c", script, path]].concat()).output().unwrap()
+}
+
+#[test]
+fn a_job_that_takes_too_long_is_ended() {
+    let out = shell(&["-n", "2", "--timeout", "0.2"], "sleep 1000");
+    assert_eq!(out.status.code(), Some(124));
+    assert!(text(&out.stderr).contains("--timeout"), "{}", text(&out.stderr));
+}
+
+#[test]
+fn a_program_that_is_not_there_is_named_once() {
+    let out = hca_run(&["-n", "4", "/nonexistent/program"]).output().unwrap();
+    assert_eq!(out.status.code(), Some(127));
+    let said = text(&out.stderr);
+    assert_eq!(said.matches("/nonexistent/program").count(), 1, "{said}");
+}
+
+#[test]
+fn wrong_usage_says_what_to_write() {
+    for (args, part) in [
+        (&["-n", "0", "true"][..], "1..=4096"),
+        (&["-n", "2"], "PROGRAM"),
+        (&["true"], "--processes"),
+        (&["-n", "2", "--env", "X", "true"], "NAME=VALUE"),
+        (&["-n", "2", "--timeout", "soon", "true"], "0.02"),
+        (&["-n", "2", "--device", "tcp://x", "true"], "udp://ADDRESS"),
+    ] {
+        let out = hca_run(args).output().unwrap();
+        assert_eq!(out.status.code(), Some(2), "{args:?}");
+        assert!(text(&out.stderr).contains(part), "{args:?}: {}", text(&out.stderr));
+    }
+}
+
+#[test]
+fn lines_come_whole_and_with_their_rank() {
+    let script =
+        "i=0; while [ $i -lt 300 ]; do printf '%s-' $PMI_RANK; printf '%s\\n' $PMI_RANK; i=$((i+1)); done
+        printf '%s at last' $PMI_RANK; printf 'e%s' $PMI_RANK >&2";
+    let out = shell(&["-n", "4", "--prefix"], script);
+    let said = lines(&out);
+    for rank in 0..4 {
+        let line = format!("[{rank}] {rank}-{rank}");
+        assert_eq!(said.iter().filter(|l| **l == line).count(), 300, "{rank}");
+        assert!(said.contains(&format!("[{rank}] {rank} at last")));
+        assert!(text(&out.stderr).contains(&format!("[{rank}] e{rank}\n")));
+    }
+    assert_eq!(said.len(), 4 * 301);
+    let bare = shell(&["-n", "2"], "echo $PMI_RANK");
+    let mut bare = lines(&bare);
+    bare.sort();
+    assert_eq!(bare, ["0", "1"], "no prefix where nobody looks");
+    let single = shell(&["-n", "1"], "printf whole");
+    assert_eq!(text(&single.stdout), "whole", "a single process writes by itself");
+}
+
+#[test]
+fn a_line_of_any_length_is_passed_on() {
+    let out = shell(&["-n", "2", "--no-prefix"], "head -c 3000000 /dev/zero | tr '\\0' $PMI_RANK");
+    let said = text(&out.stdout);
+    assert!(said.lines().all(|l| l.bytes().all(|b| b == l.as_bytes()[0])), "lines do not mix");
+    assert_eq!(said.bytes().filter(|b| *b == b'1').count(), 3_000_000);
+    assert_eq!(said.bytes().filter(|b| *b == b'0').count(), 3_000_000);
+}
+
+#[test]
+fn variables_reach_the_processes_and_those_of_another_launcher_do_not() {
+    let script = "echo \"$HCA_DEVICE $X $Y $PMI_SIZE ${PMI_PORT-none} ${HCA_JOB-none}\"";
+    let args = ["-n", "1", "--device", "shm://lab", "--env", "X=a=b", "--env", "Y=", "sh", "-c", script];
+    let outer = [("PMI_SIZE", "7"), ("PMI_PORT", "h:1"), ("HCA_JOB", "here"), ("HCA_DEVICE", "udp://")];
+    let out = hca_run(&args).envs(outer).output().unwrap();
+    assert_eq!(text(&out.stdout), "shm://lab a=b  1 none none\n", "{}", text(&out.stderr));
+}
+
+#[test]
+fn rank_0_reads_the_input_and_the_others_find_none() {
+    let mut command = hca_run(&["-n", "3", "--prefix", "cat"]);
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"hello\n").unwrap();
+    let out = child.wait_with_output().unwrap();
+    assert_eq!(text(&out.stdout), "[0] hello\n");
+}
+
+/// A job whose processes each say a line first.
+fn started(
+    args: &[&str],
+    script: &str,
+    says: usize,
+) -> (Child, Vec<String>, BufReader<std::process::ChildStdout>) {
+    let mut child = hca_run(&[args, &["sh", "-c", script]].concat()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let said = (0..says)
+        .map(|_| {
+            let mut line = String::new();
+            out.read_line(&mut line).unwrap();
+            line.trim_end().to_owned()
+        })
+        .collect();
+    (child, said, out)
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_raw(child.id() as i32).unwrap(), signal).unwrap();
+}
+
+#[test]
+fn ctrl_c_and_term_are_passed_on() {
+    for (by, name, code) in [(Signal::INT, "INT", 130), (Signal::TERM, "TERM", 143)] {
+        let script = format!("trap 'echo heard; kill $!; exit 0' {name}; sleep 1000 & echo there; wait");
+        let (mut child, said, mut out) = started(&["-n", "3"], &script, 3);
+        assert_eq!(said, ["there"; 3]);
+        signal(&child, by);
+        let mut rest = String::new();
+        out.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "heard\n".repeat(3), "{name}");
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+    }
+}
+
+#[test]
+fn a_second_ctrl_c_kills() {
+    let (mut child, _, _out) = started(
+        &["-n", "2", "--grace", "1000"],
+        "trap 'echo no' INT; echo $$; while :; do sleep 1000; done",
+        2,
+    );
+    signal(&child, Signal::INT);
+    signal(&child, Signal::INT);
+    // Both may have come as one.
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(30), "it goes on");
+        signal(&child, Signal::INT);
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!(status.code(), Some(130));
+}
+
+#[test]
+fn what_processes_leave_in_their_group_ends_with_the_job() {
+    let out = shell(&["-n", "2"], "sleep 1000 & echo $!");
+    assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
+    let left = lines(&out);
+    assert_eq!(left.len(), 2);
+    left.iter().for_each(|pid| gone(pid));
+}
+
+#[test]
+fn a_launcher_that_is_killed_leaves_nobody_behind() {
+    let script = "trap '' TERM; sleep 1000 & echo $$; echo $!; wait; while :; do sleep 1000; done";
+    let (mut child, pids, _out) = started(&["-n", "2"], script, 4);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    pids.iter().for_each(|pid| gone(pid));
+}
