@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hca_matching::{
-    Config, Count, CtHandle, Entry, EntryHandle, EqHandle, Got, Limits, ListKind, Md, MdHandle, MdOptions,
+    Config, Count, CtHandle, Entry, EntryHandle, EqHandle, Event, Got, Limits, ListKind, Md, MdHandle, MdOptions,
     Place, Region, Transfer, Triggered,
 };
 
@@ -220,15 +220,20 @@ impl NiCore {
         Ok(())
     }
 
-    /// Takes the oldest event of a queue.
-    #[inline]
-    pub(crate) fn eq_get(&self, eq: EqHandle) -> Result<Option<Got>, Error> {
+    /// Takes the oldest event of a queue, which is shown where it lies.
+    #[inline(always)]
+    pub(crate) fn eq_take<R>(
+        &self,
+        eq: EqHandle,
+        show: impl Fn(&Event, bool) -> R,
+    ) -> Result<Option<R>, Error> {
+        let ni = self.ni();
         self.state(|state| {
-            if let Some(got) = state.ni(self.ni()).engine.eq_get(eq)? {
-                return Ok(Some(got));
+            if let Some(shown) = state.ni(ni).engine.eq_take(eq, &show)? {
+                return Ok(Some(shown));
             }
             state.progress();
-            Ok(state.ni(self.ni()).engine.eq_get(eq)?)
+            Ok(state.ni(ni).engine.eq_take(eq, &show)?)
         })
     }
     /// Takes an event of one of several queues, waiting for it; without a timeout for ever.

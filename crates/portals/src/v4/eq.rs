@@ -36,11 +36,8 @@ impl Ni {
     #[doc(alias = "PtlEQGet")]
     #[inline]
     pub fn eq_get(&self, eq: EqHandle) -> Result<Option<Got>, Error> {
-        let got = eq.of(self.handle(), "eq").and_then(|eq| self.inner.core.eq_get(eq));
-        match got {
-            Ok(got) => Ok(got.as_ref().map(Got::of)),
-            Err(e) => Err(Error::new("PtlEQGet", e)),
-        }
+        let eq = eq.of(self.handle(), "eq").map_err(|e| Error::new("PtlEQGet", e))?;
+        self.inner.core.eq_take(eq, Got::of).map_err(|e| Error::new("PtlEQGet", e))
     }
     /// Waits for an event and takes it.
     ///
@@ -50,7 +47,7 @@ impl Ni {
     pub fn eq_wait(&self, eq: EqHandle) -> Result<Got, Error> {
         let got = eq.of(self.handle(), "eq").and_then(|eq| self.inner.core.eq_poll(&[eq], None));
         match got {
-            Ok(got) => Ok(Got::of(&got.expect("it waits for ever").1)),
+            Ok(got) => Ok(Got::of_got(&got.expect("it waits for ever").1)),
             Err(e) => Err(Error::new("PtlEQWait", e)),
         }
     }
@@ -73,7 +70,7 @@ impl Ni {
             |eqs| self.inner.core.eq_poll(eqs, timeout),
         );
         match polled {
-            Ok(polled) => Ok(polled.map(|(which, got)| (Got::of(&got), which))),
+            Ok(polled) => Ok(polled.map(|(which, got)| (Got::of_got(&got), which))),
             Err(e) => Err(Error::new("PtlEQPoll", e)),
         }
     }

@@ -134,13 +134,16 @@ impl Got {
     pub fn code(&self) -> ReturnCode {
         if self.dropped { ReturnCode::EqDropped } else { ReturnCode::Ok }
     }
-    #[inline]
-    pub(super) fn of(got: &engine::Got) -> Self {
-        Self { event: event_of(&got.event), dropped: got.dropped }
+    #[inline(always)]
+    pub(super) fn of(event: &engine::Event, dropped: bool) -> Self {
+        Self { event: event_of(event), dropped }
+    }
+    pub(super) fn of_got(got: &engine::Got) -> Self {
+        Self::of(&got.event, got.dropped)
     }
 }
 
-#[inline]
+#[inline(always)]
 fn event_of(event: &engine::Event) -> Event {
     let kind = EventKind::ALL.get(event.kind as usize).copied();
     let kind = kind.expect("an interface of 4.3 has the events of 4.3");

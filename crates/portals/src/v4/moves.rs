@@ -156,6 +156,7 @@ impl Ni {
     /// [`max_volatile_size`](super::Limits::max_volatile_size) where that is asked for, and a target that nobody knows;
     /// `PTL_FAIL` if the way to it can't be found out, or the device has failed.
     #[doc(alias = "PtlPut")]
+    #[inline]
     pub fn put(&self, put: &Put) -> Result<(), Error> {
         self.begin("PtlPut", self.of_put(put, Operation::Put))
     }
@@ -301,7 +302,7 @@ impl Ni {
         self.wait_for_count("PtlTriggeredCTSet", what, trig_ct, threshold)
     }
 
-    #[inline]
+    #[inline(always)]
     fn of_put(&self, put: &Put, operation: Operation) -> Begun {
         let md = put.md.of(self.handle(), "md")?;
         self.check_target(put.target_id)?;
@@ -382,11 +383,14 @@ impl Ni {
         Ok(())
     }
     #[inline]
+    #[inline(always)]
     fn begin(&self, call: &'static str, transfer: Begun) -> Result<(), Error> {
-        match transfer.and_then(|transfer| self.inner.core.start(&transfer)) {
-            Ok(()) => Ok(()),
-            Err(e) => Err(Error::new(call, e)),
-        }
+        // By reference: to hand it on would be to copy it.
+        let begun = match &transfer {
+            Ok(transfer) => self.inner.core.start(transfer),
+            Err(_) => transfer.map(|_| ()),
+        };
+        begun.map_err(|e| Error::new(call, e))
     }
     fn trigger(
         &self,
