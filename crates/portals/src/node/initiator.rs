@@ -26,14 +26,11 @@ impl State {
         let lent = self.is_lent(transfer);
         let clear = self.peer(peer).is_clear() && self.peer(peer).waiting.is_empty();
         if !answered && !lent && clear {
-            match self.send_transfer(peer, ni, transfer, 0) {
-                Ok(()) => {
-                    let of_ni = self.nis[ni as usize].as_mut().expect("its interface is open");
-                    of_ni.engine.sent(&flight, NiFail::Ok);
-                    self.after(ni);
-                    return Ok(());
-                }
-                Err(Full) => {}
+            if let Ok(()) = self.send_transfer(peer, ni, transfer, 0) {
+                let of_ni = self.nis[ni as usize].as_mut().expect("its interface is open");
+                of_ni.engine.sent(&flight, NiFail::Ok);
+                self.after(ni);
+                return Ok(());
             }
         }
         let flying = Flying { flight, ni, unsent, gone: false };
@@ -61,6 +58,14 @@ impl State {
         if transfer.length > limit {
             let value = transfer.length;
             return Err(hca_matching::Error::TooLarge { argument: "length", value, limit }.into());
+        }
+        // What messages have room for.
+        let limit = u64::from(u16::MAX);
+        for (argument, index) in [("pt_index", transfer.pt_index), ("ac_index", transfer.ac_index)] {
+            if index > u16::MAX.into() {
+                let value = index.into();
+                return Err(hca_matching::Error::TooLarge { argument, value, limit }.into());
+            }
         }
         Ok(())
     }
