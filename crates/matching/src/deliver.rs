@@ -295,10 +295,10 @@ impl Interface {
     /// The entry that a message is for.
     #[inline(never)]
     fn choose(&mut self, header: &Header) -> Choice {
-        let Ok(portal) = self.portal(header.pt_index) else { return Choice::failed(NiFail::Dropped) };
         if self.config.face == Face::V3 && !self.acl.is_empty() && !self.is_admitted(header) {
             return Choice::failed(NiFail::PermViolation);
         }
+        let Ok(portal) = self.portal(header.pt_index) else { return Choice::failed(NiFail::Dropped) };
         if portal.disabled {
             return Choice::failed(NiFail::PtDisabled);
         }

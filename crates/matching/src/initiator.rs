@@ -128,7 +128,7 @@ impl Interface {
             *self.md_pending(transfer.answer_md()) += 1;
         }
         if self.config.face == Face::V3 && transfer.operation.writes() {
-            self.tell_start_v3(transfer, link);
+            self.begin_v3_send(transfer, link);
         }
         Ok(Flight { transfer: *transfer, link })
     }
@@ -211,13 +211,39 @@ impl Interface {
             self.count(ct, end.fail, bytes);
         }
     }
+    /// 3.3: bytes are to leave, which counts as a use from now on: who begins more than a descriptor takes is refused.
     #[cold]
-    fn tell_start_v3(&mut self, transfer: &Transfer, link: u64) {
-        let region = self.md_region(transfer.md).expect("it was checked");
+    fn begin_v3_send(&mut self, transfer: &Transfer, link: u64) {
+        let region = self.use_once_v3(transfer.md, link);
         if !region.options.contains(Options::EVENT_START_DISABLE) {
             let end = End { kind: EventKind::SendStart, fail: NiFail::Ok, mlength: 0, offset: 0 };
             self.tell_v3_of(transfer, link, transfer.md, &region, end);
         }
+    }
+    /// Counts a use of a descriptor that is active; yields its values from then on.
+    fn use_once_v3(&mut self, md: MdHandle, link: u64) -> Region {
+        let mut region = self.md_region(md).expect("messages hold it");
+        region.threshold = one_less(region.threshold);
+        let ends = region.threshold == Threshold::Count(0) && region.unlink;
+        match self.mds.get_mut(md.0).expect("messages hold it") {
+            MdSlot::Bound(bound) => {
+                bound.region = region;
+                bound.ends |= ends;
+                bound.last_link = link;
+            }
+            &mut MdSlot::Attached(entry) => {
+                let posted = self.entries.at_mut(entry);
+                posted.entry.region = Some(region);
+                if ends {
+                    posted.last_link = link;
+                    (posted.detaching, posted.auto_unlinked) = (true, posted.entry.unlink);
+                    if posted.entry.unlink && posted.linked {
+                        self.take_from_list(entry);
+                    }
+                }
+            }
+        }
+        region
     }
     fn tell_v3_of(&mut self, transfer: &Transfer, link: u64, md: MdHandle, region: &Region, end: End) {
         let mut event = Event::new(end.kind);
@@ -229,10 +255,13 @@ impl Interface {
         let Flight { transfer, link } = flight;
         *self.md_pending(md) -= 1;
         let mut region = self.md_region(md).expect("messages hold it");
-        if region.threshold == Threshold::Count(0) {
-            // It takes no more, this included.
-            self.status.dropped += 1;
-            return self.settle_md(md);
+        if end.kind != EventKind::Send {
+            if region.threshold == Threshold::Count(0) {
+                // It takes no more, this included.
+                self.status.dropped += 1;
+                return self.settle_md(md);
+            }
+            region = self.use_once_v3(md, *link);
         }
         if end.kind == EventKind::Reply && !region.options.contains(Options::EVENT_START_DISABLE) {
             let start = End { kind: EventKind::ReplyStart, ..end };
@@ -243,26 +272,6 @@ impl Interface {
             EventKind::Send => EventKind::SendEnd,
             kind => kind,
         };
-        region.threshold = one_less(region.threshold);
-        let ends = region.threshold == Threshold::Count(0) && region.unlink;
-        match self.mds.get_mut(md.0).expect("messages hold it") {
-            MdSlot::Bound(bound) => {
-                bound.region = region;
-                bound.ends |= ends;
-                bound.last_link = *link;
-            }
-            &mut MdSlot::Attached(entry) => {
-                let posted = self.entries.at_mut(entry);
-                posted.entry.region = Some(region);
-                if ends {
-                    posted.last_link = *link;
-                    (posted.detaching, posted.auto_unlinked) = (true, posted.entry.unlink);
-                    if posted.entry.unlink && posted.linked {
-                        self.take_from_list(entry);
-                    }
-                }
-            }
-        }
         if end.kind == EventKind::Ack || !region.options.contains(Options::EVENT_END_DISABLE) {
             self.tell_v3_of(transfer, *link, md, &region, end);
         }

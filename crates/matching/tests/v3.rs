@@ -382,6 +382,19 @@ fn an_initiators_descriptor_is_used_up_and_told_of() {
 }
 
 #[test]
+fn what_is_on_its_way_out_has_used_its_descriptor_and_ends_as_it_began() {
+    let mut rig = Rig::v3();
+    let region = Region { threshold: Threshold::Count(1), ..md(&rig, 64, Options::empty()) };
+    let md = rig.ni.md_bind_region(region).unwrap();
+    let flight = rig.ni.begin(&transfer(Operation::Put, md, 8)).unwrap();
+    let second = rig.ni.begin(&transfer(Operation::Put, md, 8));
+    assert_eq!(second, Err(Error::Inactive { argument: "md" }), "the first has not left, and counts");
+    rig.ni.sent(&flight, NiFail::Ok);
+    assert_eq!(rig.kinds(), [SendStart, SendEnd]);
+    assert_eq!(rig.ni.status().dropped, 0);
+}
+
+#[test]
 fn an_attached_descriptor_can_send_too() {
     let mut rig = Rig::v3();
     let me = entry(&mut rig, Criteria::ANY, true);

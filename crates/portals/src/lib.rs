@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod error;
+mod job;
 mod lock;
 mod memory;
 mod ni;
@@ -14,5 +15,6 @@ mod wire;
 
 pub use error::{Error, OpenError};
 pub use hca_matching::{Jid, Nid, Pid, Process, Rank, Uid};
+pub use job::JoinError;
 pub use memory::{Memory, Pieces};
 pub use node::{Card, Counts, Directory, DirectoryError, Listed, Node, NodeOptions};

@@ -56,6 +56,9 @@ impl Memory {
         Self(self.0.slice(range))
     }
 
+    fn is_of(&self, pd: &Pd) -> bool {
+        self.0.is_of(pd)
+    }
     /// Copies from `offset` on into `out`.
     ///
     /// # Panics
@@ -151,6 +154,13 @@ impl Pieces {
             Kind::Many(pieces) => pieces.first().map_or(0, |(memory, _)| memory.addr()),
         }
     }
+    /// Whether all of it is of this protection domain.
+    pub(crate) fn is_of(&self, pd: &Pd) -> bool {
+        match &self.0 {
+            Kind::One(memory) => memory.is_of(pd),
+            Kind::Many(pieces) => pieces.iter().all(|(memory, _)| memory.is_of(pd)),
+        }
+    }
     /// Calls `f` with each part of a range, in order: its memory, where in it, and how many bytes.
     fn each(&self, offset: u64, len: u64, mut f: impl FnMut(&Memory, usize, usize)) {
         let pieces = match &self.0 {
@@ -168,9 +178,12 @@ impl Pieces {
             at += n;
         }
     }
-    /// Copies out.
+    /// Copies out. No bytes are nowhere: their offset is not looked at.
     #[inline]
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) {
+        if out.is_empty() {
+            return;
+        }
         if let Kind::One(memory) = &self.0 {
             return memory.read_at(offset as usize, out);
         }
@@ -180,9 +193,12 @@ impl Pieces {
             at += n;
         });
     }
-    /// Copies in.
+    /// Copies in. No bytes go nowhere: their offset is not looked at.
     #[inline]
     pub(crate) fn write(&self, offset: u64, data: &[u8]) {
+        if data.is_empty() {
+            return;
+        }
         if let Kind::One(memory) = &self.0 {
             return memory.write_at(offset as usize, data);
         }

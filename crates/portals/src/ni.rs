@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hca_matching::{
-    Config, Count, CtHandle, Entry, EntryHandle, EqHandle, Event, Got, Limits, ListKind, Md, MdHandle, MdOptions,
-    Place, Region, Transfer, Triggered,
+    Config, Count, CtHandle, Entry, EntryHandle, EqHandle, Event, Got, Limits, ListKind, Md, MdHandle,
+    MdOptions, Place, Region, Transfer, Triggered,
 };
 
 use crate::memory::Pieces;
@@ -88,6 +88,24 @@ impl NiCore {
             Ok(result?)
         })
     }
+    /// The same, where memory comes with it.
+    pub(crate) fn with_memory<R>(
+        &self,
+        memory: Pieces,
+        f: impl FnOnce(&mut NiState, Pieces) -> Result<R, hca_matching::Error>,
+    ) -> Result<R, Error> {
+        self.state(|state| {
+            if !state.owns(&memory) {
+                return Err(Error::Argument {
+                    argument: "memory",
+                    why: "it is registered with another node, and this one's device can't reach it",
+                });
+            }
+            let result = f(state.ni(self.ni()), memory);
+            state.after(self.ni());
+            Ok(result?)
+        })
+    }
     pub(crate) fn append(
         &self,
         pt_index: u32,
@@ -95,25 +113,18 @@ impl NiCore {
         entry: Entry,
         memory: Pieces,
     ) -> Result<EntryHandle, Error> {
-        self.insert(Place::Last(pt_index, list), entry, Some(memory))
+        self.insert(Place::Last(pt_index, list), entry, memory)
     }
-    pub(crate) fn insert(
-        &self,
-        place: Place,
-        entry: Entry,
-        memory: Option<Pieces>,
-    ) -> Result<EntryHandle, Error> {
-        self.with(|ni| {
+    pub(crate) fn insert(&self, place: Place, entry: Entry, memory: Pieces) -> Result<EntryHandle, Error> {
+        self.with_memory(memory, |ni, memory| {
             let handle = ni.engine.insert(place, entry)?;
-            if let Some(memory) = memory {
-                ni.set_entry_memory(handle, memory);
-            }
+            ni.set_entry_memory(handle, memory);
             Ok(handle)
         })
     }
     /// A descriptor of 4.3.
     pub(crate) fn md_bind(&self, md: Md, memory: Pieces) -> Result<MdHandle, Error> {
-        self.with(|ni| {
+        self.with_memory(memory, |ni, memory| {
             let handle = ni.engine.md_bind(md)?;
             ni.set_md_memory(handle, memory);
             ni.set_md_volatile(handle, md.options.contains(MdOptions::VOLATILE));
@@ -122,7 +133,7 @@ impl NiCore {
     }
     /// A descriptor of 3.3 that is attached to no entry.
     pub(crate) fn md_bind_region(&self, region: Region, memory: Pieces) -> Result<MdHandle, Error> {
-        self.with(|ni| {
+        self.with_memory(memory, |ni, memory| {
             let handle = ni.engine.md_bind_region(region)?;
             ni.set_md_memory(handle, memory);
             Ok(handle)
@@ -135,31 +146,33 @@ impl NiCore {
         region: Region,
         memory: Pieces,
     ) -> Result<MdHandle, Error> {
-        self.with(|ni| {
+        self.with_memory(memory, |ni, memory| {
             let handle = ni.engine.attach(entry, region)?;
             ni.set_md_memory(handle, memory);
             Ok(handle)
         })
     }
-    /// New values for a descriptor of 3.3, with the memory that they are of.
+    /// The values of a descriptor of 3.3, and the memory that they are of.
+    pub(crate) fn md_values(&self, md: MdHandle) -> Result<(Region, Pieces), Error> {
+        self.with(|ni| ni.md_values(md))
+    }
+    /// New values for a descriptor of 3.3, with the memory that they are of; yields the old ones.
     pub(crate) fn md_update(
         &self,
         md: MdHandle,
-        new: Option<(Region, Pieces)>,
+        new: Region,
+        memory: Pieces,
         test: Option<EqHandle>,
-    ) -> Result<(Region, Option<Pieces>), Error> {
+    ) -> Result<(Region, Pieces), Error> {
         // What has come by now counts.
         self.node.progress();
-        self.with(|ni| {
-            let memory = ni.md_memory(md).cloned();
+        self.with_memory(memory, |ni, memory| {
+            let old = ni.md_values(md)?;
             // Whether it leaves when it is used up is no value of its.
-            let unlink = ni.engine.md_region(md)?.unlink;
-            let region = new.as_ref().map(|(region, _)| Region { unlink, ..*region });
-            let old = ni.engine.md_update(md, region, test)?;
-            if let Some((_, memory)) = new {
-                ni.set_md_memory(md, memory);
-            }
-            Ok((old, memory))
+            let unlink = old.0.unlink;
+            ni.engine.md_update(md, Some(Region { unlink, ..new }), test)?;
+            ni.set_md_memory(md, memory);
+            Ok(old)
         })
     }
     /// Begins an operation.

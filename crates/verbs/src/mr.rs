@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use hca_core::{Access, DeviceError, MrHandle, RemoteAddr, Rkey};
 
+use crate::Pd;
 use crate::WaitError;
 use crate::buf::bounds;
 use crate::region::Region;
@@ -208,6 +209,10 @@ impl SharedRange {
     /// Its region.
     pub fn mr(&self) -> SharedMr {
         SharedMr { region: Arc::clone(&self.region) }
+    }
+    /// Whether it is of this protection domain.
+    pub fn is_of(&self, pd: &Pd) -> bool {
+        Arc::ptr_eq(&self.region.pd, &pd.core)
     }
     /// A part of it.
     ///

@@ -9,7 +9,7 @@ use portals::v3::{
     AckReq, EqHandle, EventKind, Got, Limits, MatchId, Md, MdHandle, MdOptions, MeHandle, Ni, Position,
     ProcessId, Threshold, Unlink,
 };
-use portals::{Card, Directory, DirectoryError, Memory, Node, NodeOptions};
+use portals::{Card, Directory, DirectoryError, Memory, Nid, Node, NodeOptions, Pid, Rank};
 use softhca::Progress;
 
 use crate::beds::{Net, SoftBed};
@@ -34,10 +34,10 @@ impl Directory for Board {
     fn size(&self) -> Option<u32> {
         None
     }
-    fn by_rank(&self, rank: portals::Rank) -> Result<Card, DirectoryError> {
+    fn by_rank(&self, rank: Rank) -> Result<Card, DirectoryError> {
         Err(DirectoryError::Rank { rank })
     }
-    fn by_process(&self, nid: portals::Nid, pid: portals::Pid) -> Result<Card, DirectoryError> {
+    fn by_process(&self, nid: Nid, pid: Pid) -> Result<Card, DirectoryError> {
         let cards = self.0.lock().unwrap();
         let found = cards.iter().find(|card| (card.nid, card.pid) == (nid, pid));
         found.copied().ok_or(DirectoryError::Process { nid, pid })
@@ -47,6 +47,9 @@ impl Directory for Board {
 impl Bed {
     /// Nodes with these options, which know each other.
     pub(crate) fn nodes(&self, options: &[NodeOptions]) -> Vec<Node> {
+        self.nodes_and_a_ghost(options).0
+    }
+    fn nodes_and_a_ghost(&self, options: &[NodeOptions]) -> (Vec<Node>, ProcessId) {
         let board = Arc::new(Board::default());
         let devices = SoftBed::new(self.net, Progress::Adaptive).open(options.len());
         let opened = devices.into_iter().zip(options).map(|(device, options)| {
@@ -56,21 +59,31 @@ impl Bed {
             board.0.lock().unwrap().push(node.card());
             node
         });
-        opened.collect()
+        let nodes: Vec<Node> = opened.collect();
+        let beside = nodes.last().expect("at least one").card();
+        let ghost =
+            Card { pid: Pid(beside.pid.0 ^ 0x8000), datagrams: hca_core::Qpn::new(0xab_cdef), ..beside };
+        board.0.lock().unwrap().push(ghost);
+        (nodes, ProcessId { nid: ghost.nid, pid: ghost.pid })
     }
     pub(crate) fn pair(&self) -> Pair {
         self.pair_with(&Limits::default(), &NodeOptions::default())
     }
     pub(crate) fn pair_with(&self, limits: &Limits, options: &NodeOptions) -> Pair {
-        let nodes = self.nodes(&[options.clone(), options.clone()]);
+        self.pair_of(limits, [options.clone(), options.clone()])
+    }
+    pub(crate) fn pair_of(&self, limits: &Limits, options: [NodeOptions; 2]) -> Pair {
+        let (nodes, ghost) = self.nodes_and_a_ghost(&options);
         let [a, b] = <[Node; 2]>::try_from(nodes).unwrap().map(|node| Side::new(&node, limits));
-        Pair { a, b }
+        Pair { a, b, ghost }
     }
 }
 
 pub(crate) struct Pair {
     pub(crate) a: Side,
     pub(crate) b: Side,
+    /// A process beside `b` that is known and never answers.
+    pub(crate) ghost: ProcessId,
 }
 
 /// A process.

@@ -61,6 +61,17 @@ impl State {
             let value = transfer.length;
             return Err(hca_matching::Error::TooLarge { argument: "length", value, limit }.into());
         }
+        // What messages have room for.
+        let limit = u64::from(u16::MAX);
+        if u64::from(transfer.pt_index | transfer.ac_index) <= limit {
+            return Ok(());
+        }
+        for (argument, index) in [("pt_index", transfer.pt_index), ("ac_index", transfer.ac_index)] {
+            if index > u16::MAX.into() {
+                let value = index.into();
+                return Err(hca_matching::Error::TooLarge { argument, value, limit }.into());
+            }
+        }
         Ok(())
     }
     /// Whether the bytes may change as soon as the call returns.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use hca_matching::{
     Config, Delivery, EntryHandle, Header, Interface, Landing, MdHandle, NiFail, Nid, Pid, Process, Rank,
-    Released, Response, Verdict,
+    Region, Released, Response, Verdict,
 };
 
 use super::State;
@@ -145,6 +145,11 @@ impl NiState {
     pub(crate) fn md_memory(&self, md: MdHandle) -> Option<&Pieces> {
         self.mds.get(md.index() as usize)?.as_ref()
     }
+    /// The values of a descriptor of 3.3, and its memory.
+    pub(crate) fn md_values(&self, md: MdHandle) -> Result<(Region, Pieces), hca_matching::Error> {
+        let region = self.engine.md_region(md)?;
+        Ok((region, self.md_memory(md).expect("a descriptor has memory").clone()))
+    }
     /// Where a message's bytes go to or come from.
     #[inline]
     pub(super) fn memory_of(&self, landing: &Landing) -> &Pieces {
@@ -220,6 +225,10 @@ impl State {
     #[inline]
     pub(crate) fn ni(&mut self, ni: u8) -> &mut NiState {
         self.nis[ni as usize].as_mut().expect("its interface is open")
+    }
+    /// Whether memory is registered with this node.
+    pub(crate) fn owns(&self, memory: &Pieces) -> bool {
+        memory.is_of(&self.net.ports.pd)
     }
     pub(crate) fn ni_slot(&mut self, ni: u8) -> &mut Option<Box<NiState>> {
         &mut self.nis[ni as usize]

@@ -525,6 +525,10 @@ impl State {
             self.post(peer, peer::Out::Bye);
         }
     }
+    /// The job's secret is known.
+    pub(crate) fn set_key(&mut self, key: u64) {
+        self.key = key;
+    }
     /// Where datagrams to this node go.
     fn datagrams(&self) -> Qpn {
         self.net.ports.datagrams()

@@ -142,14 +142,16 @@ impl Ni {
         let call = "PtlMDUpdate";
         self.check(call, "md", md.ni)?;
         let test = self.raw_eq(call, "test", test)?;
-        if let Some(new) = new {
-            self.check_md(call, new)?;
-        }
-        let new = new.map(|new| (new.region(Unlink::Retain), new.memory.clone()));
-        let updated = self.core.md_update(md.raw, new, test);
+        let updated = match new {
+            Some(new) => {
+                self.check_md(call, new)?;
+                self.core.md_update(md.raw, new.region(Unlink::Retain), new.memory.clone(), test)
+            }
+            None => self.core.md_values(md.raw),
+        };
         self.run_handlers();
         match updated {
-            Ok((region, memory)) => Ok(Md::of(self.id, &region, memory.expect("a descriptor has memory"))),
+            Ok((region, memory)) => Ok(Md::of(self.id, &region, memory)),
             Err(error) => {
                 let busy = matches!(error, crate::Error::Refused(Refused::InUse { .. }));
                 let error = Error::new(call, error);
@@ -183,7 +185,7 @@ impl Ni {
         let entry = entry(match_id.into(), match_bits, ignore_bits, me_unlink);
         let region = md.region(md_unlink);
         self.node().progress();
-        let posted = self.core.with(|ni| {
+        let posted = self.core.with_memory(md.memory.clone(), |ni, memory| {
             if let Some(test) = test
                 && ni.engine.eq_len(test).map_err(|_| Refused::Handle { argument: "test" })? > 0
             {
@@ -192,7 +194,7 @@ impl Ni {
             let me = ni.engine.insert(place, entry)?;
             match ni.engine.attach(me, region) {
                 Ok(raw) => {
-                    ni.set_md_memory(raw, md.memory.clone());
+                    ni.set_md_memory(raw, memory);
                     Ok((me, raw))
                 }
                 Err(refused) => {

@@ -382,7 +382,6 @@ impl Ni {
         }
         Ok(())
     }
-    #[inline]
     #[inline(always)]
     fn begin(&self, call: &'static str, transfer: Begun) -> Result<(), Error> {
         // By reference: to hand it on would be to copy it.
