@@ -1,4 +1,64 @@
-//! Portals 3.3 and 4.3 over any [`Device`](hca_core::Device).
+//! Portals 3.3 and 4.3 over any [`Device`](hca_core::Device): messages that find their buffer by match bits, events, counting
+//! events and triggered operations.
+//!
+//! A program opens a device elsewhere, puts a [`Node`] on it, and opens interfaces on the node by one of the two faces, each
+//! with its own names, handles and return codes: [`v4`] for Portals 4.3, [`v3`] for Portals 3.3. Where the device can match
+//! ([`Device::portals`](hca_core::Device::portals)), a put to a posted entry lands in its buffer, with its event, while the
+//! target program computes and calls nothing; otherwise the program's own calls do that work. Nothing else differs.
+//!
+//! ```
+//! use portals::{Node, NodeOptions, v4};
+//!
+//! fn to_the_next(context: &hca_verbs::Context, job: std::sync::Arc<hca_job::Job>)
+//! -> Result<(), Box<dyn std::error::Error>> {
+//!     let node = Node::join(context, &job, NodeOptions::default())?;
+//!     let options = v4::NiOptions::MATCHING | v4::NiOptions::LOGICAL;
+//!     let ni = v4::Ni::init(&node, options, None, &v4::Limits::default())?;
+//!     let eq = ni.eq_alloc(64)?;
+//!     let pt = ni.pt_alloc(v4::PtOptions::empty(), Some(eq), Some(0))?;
+//!     let inbox = ni.alloc(4096)?;
+//!     let me = v4::Me { options: v4::MeOptions::OP_PUT, match_bits: 7, ..v4::Me::new(&inbox) };
+//!     ni.me_append(pt, &me, v4::ListKind::Priority, 0)?;
+//!     job.barrier()?; // all have posted
+//!
+//!     let hello = ni.alloc(5)?;
+//!     hello.write_at(0, b"hello");
+//!     let md = ni.md_bind(&v4::Md::new(&hello))?;
+//!     let next = v4::Process::logical(v4::Rank((job.rank() + 1) % job.size()));
+//!     ni.put(&v4::Put { match_bits: 7, ..v4::Put::new(md, 5, next, pt) })?;
+//!     loop {
+//!         let got = ni.eq_wait(eq)?;
+//!         if got.event.kind == v4::EventKind::Put {
+//!             println!("{:?} sent {} bytes", got.event.initiator, got.event.mlength);
+//!             return Ok(());
+//!         }
+//!     }
+//! }
+//! ```
+//!
+//! # Memory
+//!
+//! Messages go to and come from [`Memory`], registered once ([`Node::alloc`]); descriptors and entries hold parts of it, or a
+//! vector of parts ([`Pieces`]). Peers may write there at any time, so it is never a slice.
+//!
+//! # Finding each other
+//!
+//! [`Node::join`] makes a node one of the processes of a job (PMI-1 under `hca run`, `mpiexec.hydra` or Slurm; a folder; an
+//! address). Without a job, a program gives each node a [`Directory`] of the others' [`Card`]s.
+//!
+//! # Modules
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`v4`], [`v3`] | the two faces |
+//! | `node` | [`Node`]: connections, messages, protocols, waiting |
+//! | `job` | a node as a process of a job |
+//! | `ni` | what both faces do with an interface |
+//! | `memory` | [`Memory`], [`Pieces`] |
+//! | `wire` | what nodes say to each other |
+//! | [`trace`] | each message's way through the lists |
+//! | `lock` | the lock of a node, at which work can be left |
+//! | `error` | [`Error`], beneath the faces' own codes |
 #![deny(unsafe_code)]
 
 mod error;
