@@ -253,15 +253,15 @@ Examples:
   hca run -n 2 --device shm://lab --prefix ./program
   hca run -n 8 --timeout 60 --env RUST_LOG=debug -- ./program
 
-Each process finds the others by PMI-1 (PMI_FD, PMI_RANK, PMI_SIZE), as under mpiexec. Rank 0 reads this
-command's standard input where that is no terminal; the others have none. Output comes line by line.
-When one fails, all others are told to end (TERM), and killed after --grace; so they are at Ctrl-C.
-Name a device that each process can open: auto://, udp://, shm://lab; an address serves one process.";
+Each process finds the others by PMI-1 (PMI_FD, PMI_RANK, PMI_SIZE), as under mpiexec. Rank 0 reads
+this command's standard input where that is no terminal; the others have none. Output comes line by
+line. When one fails, all others are told to end (TERM), and killed after --grace; so they are at
+Ctrl-C. Name a device that each can open: auto://, udp://, shm://lab; an address serves one only.";
 
 const RUN_EXIT_CODES: &str = "\
-Exit codes: 0 all processes succeeded; that of the first that failed, 128 and its number if a signal
-ended it; 124 after --timeout, 127 if the program can't be started, 1 failed otherwise, 2 wrong usage,
-130 ended by Ctrl-C, 143 by TERM.";
+Exit codes: 0 all processes succeeded; that of the first that failed, 128 and its number if a
+signal ended it; 124 after --timeout, 127 if the program can't be started, 1 failed otherwise,
+2 wrong usage, 130 ended by Ctrl-C, 143 by TERM.";
 
 /// `hca run`.
 #[derive(Clone, Debug, Args)]
@@ -278,7 +278,7 @@ pub struct RunArgs {
     /// How long processes that are told to end have until they are killed
     #[arg(long, value_name = "SECONDS", value_parser = long_seconds, default_value = "5")]
     pub grace: Duration,
-    /// Begin each line with its rank, as [3] (default: several processes on a terminal)
+    /// Begin each line with its rank in brackets (default: several processes on a terminal)
     #[arg(long, overrides_with = "no_prefix")]
     pub prefix: bool,
     /// Leave lines as they are

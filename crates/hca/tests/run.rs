@@ -76,6 +76,13 @@ fn process_of_a_job() {
             // As a program that knows of no job.
             std::process::exit(0);
         }
+        "one fails in a barrier" => {
+            if job.rank() == 2 {
+                std::process::exit(5);
+            }
+            // The others fail because of it, rank 0 among them.
+            job.barrier().unwrap();
+        }
         "abort" => {
             job.fence().unwrap();
             if job.rank() == 2 {
@@ -108,6 +115,15 @@ fn a_barrier_fails_when_a_process_ends_and_nothing_hangs() {
     assert_eq!(out.status.code(), Some(0), "{}", text(&out.stderr));
     let said = text(&out.stdout);
     assert!(said.contains("rank 0 knows") && said.contains("rank 2 knows"), "{said}");
+}
+
+#[test]
+fn the_exit_code_is_of_the_failure_and_not_of_those_that_follow_from_it() {
+    for _ in 0..5 {
+        let out = job(&["-n", "4"], "one fails in a barrier");
+        assert_eq!(out.status.code(), Some(5), "{}", text(&out.stderr));
+        assert!(text(&out.stderr).contains("rank 2 ended with exit code 5"), "{}", text(&out.stderr));
+    }
 }
 
 #[test]

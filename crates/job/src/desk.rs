@@ -188,8 +188,9 @@ impl Desk {
             }
             "abort" => {
                 let code = line.number("exitcode").ok().and_then(|c| i32::try_from(c).ok()).unwrap_or(1);
-                let words = message(line.rest("message").unwrap_or(""));
-                return self.end(Abort { rank, code, message: words }, out);
+                let words = line.rest("message").map(message).filter(|words| !words.is_empty());
+                let message = words.unwrap_or_else(|| "no reason given".into());
+                return self.end(Abort { rank, code, message }, out);
             }
             // What MPI's dynamic processes ask for.
             other @ ("publish_name" | "unpublish_name" | "lookup_name") => {
@@ -390,6 +391,8 @@ mod tests {
         assert_eq!(out.answers, [(2, format!("cmd=barrier_out {told}"))]);
         assert_eq!(answer(&mut d, 0, "cmd=get kvsname=job key=a"), format!("cmd=get_result {told}"));
         assert_eq!(d.line(0, b"cmd=abort exitcode=9").abort, None, "the first one counts");
+        let Abort { message, .. } = desk(1).line(0, b"cmd=abort exitcode=9").abort.unwrap();
+        assert_eq!(&*message, "no reason given");
     }
 
     #[test]

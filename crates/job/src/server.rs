@@ -37,7 +37,8 @@ use crate::error::JobError;
 use crate::line::MAX_LINE_BYTES;
 use crate::url::MAX_SIZE;
 
-/// Connections over TCP that have not said yet who they are.
+/// Connections over TCP that have not said yet who they are, beside as many as there are processes; the oldest goes
+/// when there are more.
 const MAX_STRANGERS: usize = 64;
 /// How long one of them may take to.
 const GREETING: Duration = Duration::from_secs(10);
@@ -279,7 +280,7 @@ impl Floor {
     fn wait(&self, shared: &Shared) -> Vec<Ready> {
         let mut what = vec![Ready::Wake];
         let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
-        if let Some((listener, _)) = self.listener.as_ref().filter(|_| self.strangers.len() < MAX_STRANGERS) {
+        if let Some((listener, _)) = &self.listener {
             what.push(Ready::Listener);
             fds.push(PollFd::new(listener, PollFlags::IN));
         }
@@ -423,6 +424,11 @@ impl Floor {
             Ok((stream, _)) => {
                 // It costs time only, if it can't be set.
                 let _ = stream.set_nodelay(true);
+                if self.strangers.len() >= MAX_STRANGERS + self.seated.len() {
+                    let oldest = self.strangers.iter().enumerate().min_by_key(|(_, (_, until))| *until);
+                    let oldest = oldest.map(|(at, _)| at).expect("there are as many as the limit");
+                    self.strangers.swap_remove(oldest);
+                }
                 self.strangers.push((Wire::new(stream.into()), Instant::now() + GREETING));
             }
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
