@@ -295,6 +295,11 @@ impl Interface {
     pub fn released(&mut self) -> Option<Released> {
         self.released.pop_front()
     }
+    /// Whether neither [`released`](Self::released) nor [`fired`](Self::fired) has anything.
+    #[inline]
+    pub fn is_settled(&self) -> bool {
+        self.released.is_empty() && self.fired.is_empty()
+    }
     /// Whether an entry is posted, or its memory is still needed: by operations under way, or by waiting headers
     /// whose bytes it holds.
     #[inline]

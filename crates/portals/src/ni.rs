@@ -245,7 +245,9 @@ impl NiCore {
             if let Some(shown) = state.ni(ni).engine.eq_take(eq, &show)? {
                 return Ok(Some(shown));
             }
-            state.progress();
+            if !state.progress() {
+                return Ok(None);
+            }
             Ok(state.ni(ni).engine.eq_take(eq, &show)?)
         })
     }

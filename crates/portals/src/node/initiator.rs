@@ -13,7 +13,7 @@ impl State {
     ///
     /// # Errors
     /// What the engine refuses it for; the target is unknown.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn start(&mut self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
         self.check(ni, transfer)?;
         let peer = self.route(ni, transfer.target)?;
@@ -31,6 +31,13 @@ impl State {
                 return Ok(());
             }
         }
+        self.start_slowly(peer, ni, transfer)
+    }
+    /// Begins what is answered, or can't leave now, or is long.
+    #[inline(never)]
+    fn start_slowly(&mut self, peer: u32, ni: u8, transfer: &Transfer) -> Result<(), Error> {
+        let of = self.peer(peer);
+        let clear = of.is_clear() && of.waiting.is_empty();
         let flight = self.ni(ni).engine.begin(transfer)?;
         let unsent = flight.is_sent();
         let copy = self.copy_of(ni, transfer);
@@ -48,27 +55,30 @@ impl State {
         Ok(())
     }
     /// What the engine does not look at.
+    #[inline(always)]
     pub(crate) fn check(&self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
+        let fits = transfer.length <= self.eager_bytes as u64
+            && transfer.pt_index | transfer.ac_index <= u16::MAX.into();
+        if fits && !self.dead { Ok(()) } else { self.check_closely(ni, transfer) }
+    }
+    #[cold]
+    fn check_closely(&self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
         if self.dead {
             return Err(Error::Device);
         }
-        let limit = match transfer.operation {
+        let max_length = match transfer.operation {
             Operation::Put if self.is_volatile(ni, transfer) => self.eager_bytes as u64,
             Operation::Put | Operation::Get => wire::MAX_MESSAGE,
             _ => self.eager_bytes as u64,
         };
-        if transfer.length > limit {
-            let value = transfer.length;
-            return Err(hca_matching::Error::TooLarge { argument: "length", value, limit }.into());
-        }
         // What messages have room for.
-        let limit = u64::from(u16::MAX);
-        if u64::from(transfer.pt_index | transfer.ac_index) <= limit {
-            return Ok(());
-        }
-        for (argument, index) in [("pt_index", transfer.pt_index), ("ac_index", transfer.ac_index)] {
-            if index > u16::MAX.into() {
-                let value = index.into();
+        let max_index = u64::from(u16::MAX);
+        for (argument, value, limit) in [
+            ("length", transfer.length, max_length),
+            ("pt_index", transfer.pt_index.into(), max_index),
+            ("ac_index", transfer.ac_index.into(), max_index),
+        ] {
+            if value > limit {
                 return Err(hca_matching::Error::TooLarge { argument, value, limit }.into());
             }
         }
@@ -98,7 +108,7 @@ impl State {
         transfer.operation == Operation::Put && transfer.length > self.eager_bytes as u64
     }
     /// Sends an operation's message; with token 0, nothing is to come back.
-    #[inline]
+    #[inline(always)]
     pub(super) fn send_transfer(
         &mut self,
         peer: u32,

@@ -234,9 +234,15 @@ impl State {
         &mut self.nis[ni as usize]
     }
     /// Does what the engine left to be done: operations that were triggered, memory that is needed no more.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn after(&mut self, ni: u8) {
         self.found = true;
+        if !self.ni(ni).engine.is_settled() {
+            self.settle(ni);
+        }
+    }
+    #[cold]
+    fn settle(&mut self, ni: u8) {
         // Operations that set off others come back here; who is here already does them all.
         if std::mem::replace(&mut self.in_after, true) {
             return;

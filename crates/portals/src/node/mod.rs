@@ -484,8 +484,9 @@ impl State {
             Came::Nothing => {}
         }
     }
+    #[inline]
     fn give_back_slots(&mut self) {
-        if let Err(error) = self.net.ports.give_back() {
+        if let Err(error) = self.net.ports.give_back(false) {
             self.device_failed(&error);
         }
     }

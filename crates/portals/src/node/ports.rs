@@ -27,6 +27,8 @@ use crate::wire::MAX_HEAD;
 /// Datagrams that can wait to be looked at.
 const DATAGRAM_SLOTS: usize = 64;
 const DATAGRAM_BYTES: usize = (Grh::BYTES + HELLO_BYTES).next_multiple_of(64);
+/// Receive slots that are posted together.
+const SLOT_BATCH: usize = 16;
 /// A `wr_id` of a datagram queue pair: the slot, with this bit.
 const DATAGRAM: u64 = 1 << 63;
 /// The Q_Key of nodes' datagrams.
@@ -87,6 +89,8 @@ pub(super) struct Ports {
     free: Vec<u32>,
     /// Receive slots that were looked at, to be posted together.
     used: Vec<u32>,
+    /// How many of these are posted together.
+    batch: usize,
     pub(super) pd: Pd,
     /// Bytes that a request carries inline.
     pub(super) max_inline: usize,
@@ -134,6 +138,7 @@ impl Ports {
             hellos: Slots::new(&pd, DATAGRAM_SLOTS, DATAGRAM_BYTES)?,
             free: (0..send_slots).rev().collect(),
             used: (0..slots).collect(),
+            batch: SLOT_BATCH.min(slots as usize / 4),
             max_inline: cap.max_inline as usize,
             cq,
             srq,
@@ -142,7 +147,7 @@ impl Ports {
             cap,
             budget,
         };
-        ports.give_back()?;
+        ports.give_back(true)?;
         for slot in 0..DATAGRAM_SLOTS as u32 {
             ports.give_back_datagram(slot)?;
         }
@@ -194,15 +199,28 @@ impl Ports {
     pub(super) fn used(&mut self, slot: u32) {
         self.used.push(slot);
     }
-    /// Posts the receive slots that were looked at.
+    /// Posts the receive slots that were looked at, many together; `all` of them, or when they are many.
     #[inline]
-    pub(super) fn give_back(&mut self) -> Result<(), PostErrorKind> {
-        while let Some(&slot) = self.used.last() {
-            let sges = [self.recv.sge(slot, self.recv.bytes)];
-            let wr = RecvWr { wr_id: slot.into(), sges: &sges };
+    pub(super) fn give_back(&mut self, all: bool) -> Result<(), PostErrorKind> {
+        if self.used.len() >= self.batch || all { self.post_slots() } else { Ok(()) }
+    }
+    #[inline(never)]
+    fn post_slots(&mut self) -> Result<(), PostErrorKind> {
+        let mut sges = [Sge::default(); SLOT_BATCH];
+        while !self.used.is_empty() {
+            let first = self.used.len().saturating_sub(SLOT_BATCH);
+            let slots = &self.used[first..];
+            for (sge, &slot) in sges.iter_mut().zip(slots) {
+                *sge = self.recv.sge(slot, self.recv.bytes);
+            }
+            let wrs: [RecvWr<'_>; SLOT_BATCH] = std::array::from_fn(|i| RecvWr {
+                wr_id: slots.get(i).copied().unwrap_or_default().into(),
+                sges: std::slice::from_ref(&sges[i]),
+            });
             // SAFETY: (1), (3).
-            unsafe { self.srq.post_recv(&[wr]) }.map_err(|e| e.kind)?;
-            self.used.pop();
+            let posted = unsafe { self.srq.post_recv(&wrs[..slots.len()]) };
+            self.used.truncate(first);
+            posted.map_err(|e| e.kind)?;
         }
         Ok(())
     }

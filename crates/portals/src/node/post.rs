@@ -56,7 +56,7 @@ pub(super) struct Full;
 
 impl Net {
     /// Posts a message, if there is room for it on the queue pair, the completion queue and among the slots.
-    #[inline]
+    #[inline(always)]
     pub(super) fn send(&mut self, peer: u32, head: &Head, body: &Body<'_>) -> Result<(), Full> {
         let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
         if of.outstanding() >= of.qp.cap().max_send_wr || self.in_use >= self.ports.budget {
@@ -91,6 +91,7 @@ impl Net {
             Err(error) => self.refused(peer, error),
         }
     }
+    #[inline(never)]
     fn send_slot(&mut self, peer: u32, head: &[u8], body: &Body<'_>) -> Result<(), Full> {
         let slot = self.ports.take_slot().ok_or(Full)?;
         self.ports.write_slot(slot, head, body.len(), |out| body.write(out));
