@@ -230,11 +230,13 @@ impl World {
         }
     }
     fn deliver(&mut self, input: &mut Input<'_>) {
+        let (operation, ack, initiator, flags) =
+            (input.operation(), input.ack(), input.process(), input.byte());
         let header = Header {
-            operation: input.operation(),
-            ack: input.ack(),
-            initiator: input.process(),
-            uid: Uid(u32::from(input.byte() & 1)),
+            operation,
+            ack,
+            initiator,
+            uid: Uid(u32::from(flags & 1)),
             jid: Jid(0),
             pt_index: u32::from(input.byte()) % (PORTALS + 1),
             ac_index: u32::from(input.byte() & 7),
@@ -245,12 +247,23 @@ impl World {
         };
         let mut takes = None;
         self.ni.explain(&header, |entry, _, reason| takes = reason.is_none().then_some(entry));
+        let check = |landing: &Landing| {
+            assert_eq!(takes, Some(landing.entry));
+            let end = landing.offset.saturating_add(landing.mlength);
+            assert!(landing.mlength <= header.length);
+            assert!(landing.mlength == 0 || end <= landing.region_start >> 32, "{landing:?}");
+        };
+        if flags & 6 == 6 {
+            let response = self.ni.place(&header, |landing| {
+                check(landing);
+                NiFail::Ok
+            });
+            assert!(response.fail == NiFail::Ok || response.mlength == 0);
+            return;
+        }
         match self.ni.deliver(&header) {
             Verdict::Accept(delivery) => {
-                assert_eq!(takes, Some(delivery.entry));
-                let end = delivery.offset.saturating_add(delivery.mlength);
-                assert!(delivery.mlength <= header.length);
-                assert!(delivery.mlength == 0 || end <= delivery.region_start >> 32, "{delivery:?}");
+                check(&delivery);
                 self.deliveries.push(delivery);
             }
             Verdict::Refuse(response) => assert_eq!(response.mlength, 0),
@@ -317,14 +330,18 @@ impl World {
             ac_index: 0,
             match_bits: 0,
             remote_offset: 0,
-            user_ptr: 0,
+            user_ptr: u64::from(flags & 4),
             hdr_data: 0,
             operand: [0; 32],
         }
     }
     fn begin(&mut self, input: &mut Input<'_>) {
         let transfer = self.transfer(input);
-        if let Ok(flight) = self.ni.begin(&transfer) {
+        if transfer.user_ptr != 0 && transfer.operation.writes() && !transfer.is_answered() {
+            if self.ni.check_transfer(&transfer).is_ok() {
+                self.ni.sent_at_once(&transfer);
+            }
+        } else if let Ok(flight) = self.ni.begin(&transfer) {
             let (is_sent, is_answered) = (!flight.is_sent(), !flight.is_answered());
             self.begun.push(Begun { flight, is_sent, is_answered });
             self.forget_ended();
@@ -347,6 +364,10 @@ impl World {
             };
             let mlength = begun.flight.transfer.length;
             begun.is_answered = true;
+            if fail == NiFail::Segv {
+                self.ni.forget(&begun.flight);
+                return self.forget_ended();
+            }
             self.ni.answered(&begun.flight, &Response { kind, fail, mlength, offset: 0 });
         } else {
             begun.is_sent = true;

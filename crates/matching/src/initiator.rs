@@ -141,8 +141,8 @@ impl Interface {
             return self.sent(&flight, NiFail::Ok);
         }
         let end = End { kind: EventKind::Send, fail: NiFail::Ok, mlength: transfer.length, offset: 0 };
-        self.next_link += 1;
         let link = self.next_link;
+        self.next_link += 1;
         self.told_v4(transfer, link, transfer.md, end, MdOptions::EVENT_CT_SEND, true);
     }
     /// The bytes of a message have left its memory, or failed to. For messages that [carry](Flight::is_sent) any.

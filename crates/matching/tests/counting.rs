@@ -296,6 +296,51 @@ fn without_options_a_descriptor_tells_send_and_ack_and_counts_nothing() {
 }
 
 #[test]
+fn sent_at_once_tells_and_counts_what_begin_and_sent_do() {
+    for (options, told) in [
+        (MdOptions::empty(), 1),
+        (MdOptions::EVENT_SEND_DISABLE | MdOptions::EVENT_CT_SEND, 0),
+        (MdOptions::EVENT_CT_SEND | MdOptions::EVENT_CT_BYTES, 1),
+    ] {
+        let by = |at_once: bool| {
+            let mut ni = Interface::new(Config::default());
+            let (eq, ct) = (ni.eq_alloc(8).unwrap(), ni.ct_alloc().unwrap());
+            let md = bind(&mut ni, options, Some(eq), Some(ct));
+            let transfer = transfer(Operation::Put, md, 16);
+            for _ in 0..2 {
+                if at_once {
+                    ni.check_transfer(&transfer).unwrap();
+                    ni.sent_at_once(&transfer);
+                } else {
+                    let flight = ni.begin(&transfer).unwrap();
+                    ni.sent(&flight, NiFail::Ok);
+                }
+            }
+            assert_eq!(ni.md_unlink(md), Ok(()), "nothing is under way");
+            let events: Vec<_> = std::iter::from_fn(|| ni.eq_get(eq).unwrap()).collect();
+            (events, ni.ct_get(ct).unwrap())
+        };
+        let at_once = by(true);
+        assert_eq!(at_once, by(false));
+        assert_eq!(at_once.0.len(), 2 * told);
+    }
+}
+
+#[test]
+fn what_is_forgotten_tells_and_counts_nothing_and_is_under_way_no_more() {
+    let mut rig = Rig::new();
+    let ct = rig.ni.ct_alloc().unwrap();
+    let md = bind(&mut rig.ni, MdOptions::EVENT_CT_ACK, Some(rig.eq), Some(ct));
+    let put = Transfer { ack: AckRequest::Full, ..transfer(Operation::Put, md, 16) };
+    let flight = rig.ni.begin(&put).unwrap();
+    rig.ni.sent(&flight, NiFail::Ok);
+    assert_eq!(rig.ni.md_unlink(md), Err(Error::InUse { argument: "md", pending: 1 }));
+    rig.ni.forget(&flight);
+    assert_eq!((rig.kinds(), rig.ni.ct_get(ct)), (vec![Send], Ok(Count::default())));
+    assert_eq!(rig.ni.md_unlink(md), Ok(()));
+}
+
+#[test]
 fn event_send_disable_hides_the_send() {
     let told = put(MdOptions::EVENT_SEND_DISABLE, AckRequest::Full, ACKED);
     assert_eq!(told, (vec![Ack], Count::default()));

@@ -511,6 +511,23 @@ fn messages_that_lie_are_counted_and_refused() {
 }
 
 #[test]
+fn what_its_caller_rejects_is_counted_and_answered() {
+    for (face, dropped) in [(Face::V4, 1), (Face::V3, 2)] {
+        let mut rig = Rig::with(Config { face, ..Config::default() }, PortalOptions::empty(), 8);
+        let asks = Header { ack: AckRequest::Full, ..rig.put(8) };
+        let response = rig.ni.reject(&asks, NiFail::OpViolation);
+        assert_eq!(
+            (response.kind, response.fail, response.mlength),
+            (ResponseKind::Ack, NiFail::OpViolation, 0)
+        );
+        let response = rig.ni.reject(&rig.put(8), NiFail::Dropped);
+        assert_eq!((response.kind, response.fail), (ResponseKind::None, NiFail::Dropped));
+        let wanted = Status { dropped, operation_violations: 1, ..Status::default() };
+        assert_eq!(rig.ni.status(), wanted);
+    }
+}
+
+#[test]
 fn polling_takes_turns_and_ends_with_an_abort() {
     let mut rig = Rig::new();
     let other = rig.ni.eq_alloc(8).unwrap();

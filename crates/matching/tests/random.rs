@@ -193,6 +193,9 @@ impl Pair {
         let header = self.header();
         let mut takes = None;
         self.ni.explain(&header, |entry, list, reason| takes = reason.is_none().then_some((entry, list)));
+        if self.draw.one_in(4) {
+            return self.place(&header, takes);
+        }
         let verdict = self.ni.deliver(&header);
         match (verdict, self.model.deliver(&header)) {
             (Verdict::Accept(delivery), Ok(flight)) => {
@@ -211,6 +214,26 @@ impl Pair {
                 assert_eq!(response.fail, if over { NiFail::Ok } else { fail });
             }
             (verdict, wanted) => panic!("{verdict:?}, and the model says {:?}", wanted.map(|f| f.holder)),
+        }
+    }
+    /// A message whose bytes are at hand.
+    fn place(&mut self, header: &Header, takes: Option<(EntryHandle, ListKind)>) {
+        let fail = if self.draw.one_in(10) { NiFail::Segv } else { NiFail::Ok };
+        let mut landed = None;
+        let response = self.ni.place(header, |landing| {
+            assert_eq!(takes, Some((landing.entry, landing.list)));
+            landed = Some((landing.entry, landing.offset, landing.mlength));
+            fail
+        });
+        match self.model.deliver(header) {
+            Ok(flight) => {
+                assert_eq!(landed, Some((flight.holder, flight.offset, flight.mlength)));
+                assert_eq!(response, self.model.complete(flight, fail));
+            }
+            Err(fail) => {
+                let over = header.ack == AckRequest::Complete && !header.operation.replies();
+                assert_eq!((landed, response.fail), (None, if over { NiFail::Ok } else { fail }));
+            }
         }
     }
     fn complete(&mut self) {

@@ -395,6 +395,30 @@ fn what_is_on_its_way_out_has_used_its_descriptor_and_ends_as_it_began() {
 }
 
 #[test]
+fn a_used_up_descriptor_whose_acknowledgement_is_forgotten_is_told_of() {
+    let mut rig = Rig::v3();
+    let region = Region { threshold: Threshold::Count(1), unlink: true, ..md(&rig, 64, Options::empty()) };
+    let md = rig.ni.md_bind_region(region).unwrap();
+    let flight =
+        rig.ni.begin(&Transfer { ack: AckRequest::Full, ..transfer(Operation::Put, md, 8) }).unwrap();
+    rig.ni.sent(&flight, NiFail::Ok);
+    assert!(rig.ni.has_md(md));
+    rig.ni.forget(&flight);
+    assert_eq!(rig.kinds(), [SendStart, SendEnd, Unlink]);
+    assert!(!rig.ni.has_md(md));
+}
+
+#[test]
+fn sent_at_once_tells_both_halves_of_a_pair() {
+    let mut rig = Rig::v3();
+    let region = Region { threshold: Threshold::Count(2), ..md(&rig, 64, Options::empty()) };
+    let md = rig.ni.md_bind_region(region).unwrap();
+    rig.ni.sent_at_once(&transfer(Operation::Put, md, 8));
+    assert_eq!(rig.kinds(), [SendStart, SendEnd]);
+    assert_eq!(rig.ni.md_region(md).map(|region| region.threshold), Ok(Threshold::Count(1)));
+}
+
+#[test]
 fn an_attached_descriptor_can_send_too() {
     let mut rig = Rig::v3();
     let me = entry(&mut rig, Criteria::ANY, true);
