@@ -81,6 +81,18 @@ impl Target {
         let _ = black_box(self.ni.complete(delivery, NiFail::Ok));
         self.take_event();
     }
+    /// As [`message`](Self::message), for one whose bytes are at hand.
+    #[inline]
+    pub fn message_at_hand(&mut self) {
+        let header = Header { pt_index: self.pt, initiator: PEER, length: 8, ..Header::default() };
+        let response = self.ni.place(black_box(&header), |landing| {
+            // Here its bytes are moved.
+            black_box(landing);
+            NiFail::Ok
+        });
+        black_box(response.fail);
+        self.take_event();
+    }
     #[inline]
     fn take_event(&mut self) {
         take_event(&mut self.ni, self.eq);
@@ -124,10 +136,17 @@ impl Initiator {
         let md = ni.md_bind(Md { length: 64, eq: Some(eq), ..Md::default() }).expect("the limit is higher");
         Self { ni, eq, md }
     }
-    /// A put that is sent, whose event is taken; then its acknowledgement, if it asks for one.
+    /// A put that is sent at once and wants no answer, whose event is taken.
     #[inline]
-    pub fn put(&mut self, ack: AckRequest) {
-        let transfer = Transfer {
+    pub fn put_at_once(&mut self) {
+        let transfer = self.transfer(AckRequest::None);
+        self.ni.check_transfer(black_box(&transfer)).expect("it is well formed");
+        self.ni.sent_at_once(&transfer);
+        take_event(&mut self.ni, self.eq);
+    }
+    #[inline]
+    fn transfer(&self, ack: AckRequest) -> Transfer {
+        Transfer {
             operation: Operation::Put,
             md: self.md,
             local_offset: 0,
@@ -142,7 +161,12 @@ impl Initiator {
             user_ptr: 0,
             hdr_data: 0,
             operand: [0; 32],
-        };
+        }
+    }
+    /// A put that is sent, whose event is taken; then its acknowledgement, if it asks for one.
+    #[inline]
+    pub fn put(&mut self, ack: AckRequest) {
+        let transfer = self.transfer(ack);
         let flight = self.ni.begin(black_box(&transfer)).expect("it is well formed");
         self.ni.sent(black_box(&flight), NiFail::Ok);
         take_event(&mut self.ni, self.eq);

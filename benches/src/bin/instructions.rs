@@ -44,7 +44,7 @@ const SHM: &str = "shm://count?progress=inline";
 /// A case: its name, and what prepares and runs it.
 type Case = (&'static str, fn());
 
-const CASES: [Case; 24] = [
+const CASES: [Case; 26] = [
     ("packet_parse", packet_parse),
     ("icrc_64", || icrc(64)),
     ("icrc_4096", || icrc(4096)),
@@ -64,11 +64,13 @@ const CASES: [Case; 24] = [
     ("shm_fetch_add", shm_fetch_add),
     ("shm_poll_empty", || poll_empty(SHM)),
     ("match_put_1", || match_message(Target::persistent())),
+    ("match_place_1", match_place),
     ("match_wild_1000", || match_message(Target::wild(1000, false))),
     ("match_once_1", || match_once(1)),
     ("match_once_100k", || match_once(100_000)),
     ("match_begin_sent", || match_begin(AckRequest::None)),
     ("match_begin_ack", || match_begin(AckRequest::Full)),
+    ("match_sent_at_once", match_sent_at_once),
 ];
 
 fn main() -> ExitCode {
@@ -505,6 +507,18 @@ fn counted_match_message(target: &mut Target) {
     target.message();
 }
 
+fn match_place() {
+    let mut target = Target::persistent();
+    for _ in 0..ROUNDS {
+        counted_match_place(&mut target);
+    }
+}
+
+#[inline(never)]
+fn counted_match_place(target: &mut Target) {
+    target.message_at_hand();
+}
+
 fn match_once(entries: u64) {
     let mut target = Target::once(entries);
     for _ in 0..ROUNDS {
@@ -527,4 +541,16 @@ fn match_begin(ack: AckRequest) {
 #[inline(never)]
 fn counted_match_begin(initiator: &mut Initiator, ack: AckRequest) {
     initiator.put(ack);
+}
+
+fn match_sent_at_once() {
+    let mut initiator = Initiator::new();
+    for _ in 0..ROUNDS {
+        counted_match_sent_at_once(&mut initiator);
+    }
+}
+
+#[inline(never)]
+fn counted_match_sent_at_once(initiator: &mut Initiator) {
+    initiator.put_at_once();
 }

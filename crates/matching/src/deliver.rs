@@ -138,12 +138,13 @@ impl Interface {
     /// bytes, or says why it can't.
     #[inline]
     pub fn place(&mut self, header: &Header, place: impl FnOnce(&Landing) -> NiFail) -> Response {
-        match self.land(header) {
+        // Looked at where it was put together.
+        match &self.land(header) {
             Ok(landing) => {
-                let fail = place(&landing);
-                self.landed(header, &landing, fail)
+                let fail = place(landing);
+                self.landed(header, landing, fail)
             }
-            Err(response) => response,
+            Err(response) => *response,
         }
     }
     fn land(&mut self, header: &Header) -> Result<Landing, Response> {
