@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use hca_conformance::Bed as _;
 use hca_verbs::Context;
 use portals::v4::{
-    CtEvent, CtHandle, EqHandle, Error, Event, EventKind, Got, Limits, Md, MdHandle, MdOptions, Me,
-    MeOptions, Ni, NiOptions, Process, PtOptions, Put, Rank, ReturnCode, StatusRegister,
+    AckReq, CtEvent, CtHandle, EqHandle, Error, Event, EventKind, Got, Le, LeHandle, LeOptions, Limits,
+    ListKind, Md, MdHandle, MdOptions, Me, MeHandle, MeOptions, Ni, NiOptions, Process, PtOptions, Put, Rank,
+    ReturnCode, StatusRegister,
 };
-use portals::{Card, Directory, DirectoryError, Memory, Node, NodeOptions};
+use portals::{Card, Directory, DirectoryError, Memory, Node, NodeOptions, Pieces};
 use softhca::Progress;
 
 use crate::beds::{Net, SoftBed};
@@ -147,13 +148,15 @@ impl Pair {
     #[track_caller]
     fn roundtrip(&self, from: &Ni, to: &Ni) {
         let pt = to.pt_alloc(PtOptions::empty(), None, None).unwrap();
+        let entry = accept(to, pt, &to.alloc(8).unwrap());
         let ct = from.ct_alloc().unwrap();
         let md = Md { options: MdOptions::EVENT_CT_ACK, ct: Some(ct), ..Md::new(from.alloc(8).unwrap()) };
         let md = from.md_bind(&md).unwrap();
-        from.put(&Put { ack_req: portals::v4::AckReq::Oc, ..Put::new(md, 8, to.id().unwrap(), pt) }).unwrap();
-        self.counted(from, ct, 1);
+        from.put(&Put { ack_req: AckReq::Ct, ..Put::new(md, 8, id(to), pt) }).unwrap();
+        assert_eq!(self.counted(from, ct, 1), CtEvent { success: 1, failure: 0 });
         from.md_release(md).unwrap();
         from.ct_free(ct).unwrap();
+        entry.unlink(to);
         to.pt_free(pt).unwrap();
     }
     /// Moves both sides on a thread of its own, for tests that wait in a call.
@@ -212,6 +215,35 @@ impl Drop for Pump {
     }
 }
 
+/// An entry of either kind.
+pub(crate) enum AnyEntry {
+    Le(LeHandle),
+    Me(MeHandle),
+}
+
+impl AnyEntry {
+    #[track_caller]
+    pub(crate) fn unlink(self, ni: &Ni) {
+        match self {
+            Self::Le(le) => ni.le_unlink(le).unwrap(),
+            Self::Me(me) => ni.me_unlink(me).unwrap(),
+        }
+    }
+}
+
+/// An entry that takes everything and tells of nothing but operations.
+#[track_caller]
+pub(crate) fn accept(ni: &Ni, pt: u32, memory: impl Into<Pieces>) -> AnyEntry {
+    let options = LeOptions::OP_PUT | LeOptions::OP_GET | LeOptions::EVENT_LINK_DISABLE;
+    let le = Le { options, ..Le::new(memory) };
+    if !ni.is_matching() {
+        return AnyEntry::Le(ni.le_append(pt, &le, ListKind::Priority, 0).unwrap());
+    }
+    let options = MeOptions::from_bits_retain(options.bits());
+    let me = Me { options, ignore_bits: u64::MAX, ..Me::new(le.memory) };
+    AnyEntry::Me(ni.me_append(pt, &me, ListKind::Priority, 0).unwrap())
+}
+
 /// What an initiator has: a queue, a count of acknowledgements, and memory.
 pub(crate) struct Source {
     pub(crate) eq: EqHandle,
@@ -244,14 +276,29 @@ impl Sink {
         let pt = ni.pt_alloc(options, Some(eq), None).unwrap();
         Self { eq, pt, memory: ni.alloc(len).unwrap() }
     }
+    /// Appends an entry of all its memory, without a `Link` event, that matches the match bits 0.
+    #[track_caller]
+    pub(crate) fn post(&self, ni: &Ni, options: MeOptions) -> MeHandle {
+        ni.me_append(self.pt, &self.me(options), ListKind::Priority, 0).unwrap()
+    }
+    /// The same on the overflow list.
+    #[track_caller]
+    pub(crate) fn post_overflow(&self, ni: &Ni, options: MeOptions) -> MeHandle {
+        ni.me_append(self.pt, &self.me(options), ListKind::Overflow, 0).unwrap()
+    }
     /// An entry of its memory, without a `Link` event.
     pub(crate) fn me(&self, options: MeOptions) -> Me {
         Me { options: options | MeOptions::EVENT_LINK_DISABLE, ..Me::new(&self.memory) }
     }
 }
 
+/// Bytes of which none is where another piece of the same pattern would have it.
 pub(crate) fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|i| (i * 31 + i / 256 * 7 + 1) as u8).collect()
+    const PERIOD: usize = 65_521;
+    let block: Vec<u8> = (0..len.min(PERIOD)).map(|i| (i * 31 + i / 256 * 7 + 1) as u8).collect();
+    let mut out = block.repeat(len.div_ceil(PERIOD));
+    out.truncate(len);
+    out
 }
 
 /// The code of a call that was refused.

@@ -197,10 +197,12 @@ impl State {
         self.after(ni);
         self.let_wait(peer);
     }
-    /// A place in the window is free: who waited for one is next.
-    fn let_wait(&mut self, peer: u32) {
-        let Some(of) = self.net.peers[peer as usize].as_mut() else { return };
-        if let Some(flying) = of.waiting.pop_front() {
+    /// A place in the window is free: who waited for one is next. Those that nothing comes back for leave it at once.
+    pub(super) fn let_wait(&mut self, peer: u32) {
+        while let Some(of) = self.net.peers[peer as usize].as_mut()
+            && !of.flying.is_full()
+            && let Some(flying) = of.waiting.pop_front()
+        {
             let token = of.flying.insert(flying);
             self.post(peer, Out::Request(token));
         }

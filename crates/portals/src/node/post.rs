@@ -279,7 +279,7 @@ impl State {
         while let Some(of) =
             self.net.peers.get_mut(peer as usize).and_then(Option::as_mut).filter(|p| p.is_up())
         {
-            let Some(out) = of.backlog.pop_front() else { return };
+            let Some(out) = of.backlog.pop_front() else { return self.let_wait(peer) };
             if let Some(out) = self.try_post(peer, out) {
                 self.peer(peer).backlog.push_front(out);
                 return self.block(peer);
