@@ -213,18 +213,18 @@ impl Ni {
         }
         let kind = self.core.kind().index();
         let deadline = timeout.map(|timeout| self.node().now() + timeout);
-        let mut first = 0_usize;
         loop {
             let left = deadline.map(|deadline| deadline.since(self.node().now()));
             let woken = self.node().wait(left, |state| {
                 let handled = self.queues.handled();
                 let ni = state.ni(kind);
-                first = first.wrapping_add(1);
-                for which in (0..eqs.len()).map(|i| (first.wrapping_add(i)) % eqs.len()) {
+                let first = ni.turn;
+                for which in (0..eqs.len()).map(|i| (first % eqs.len() + i) % eqs.len()) {
                     let eq = eqs[which].raw;
                     if handled.iter().any(|handled| handled.eq == eq) {
                         ni.engine.eq_len(eq)?;
                     } else if let Some(got) = self.take(ni, eq)? {
+                        ni.turn = which + 1;
                         return Ok(Some(Woken::Event(which, got)));
                     }
                 }
