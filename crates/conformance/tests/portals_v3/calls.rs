@@ -8,7 +8,7 @@ use portals::{Jid, Nid, NodeOptions, Pid, Uid};
 
 use crate::pair::{Bed, Side};
 
-pub(crate) fn ni_init_takes_the_nodes_process_number_or_any_and_is_one_a_node(bed: &Bed) {
+pub(crate) fn ni_init_takes_the_nodes_process_number_or_any_and_again_yields_the_same_interface(bed: &Bed) {
     let options = NodeOptions { pid: Some(Pid(77)), ..NodeOptions::default() };
     let node = bed.nodes(&[options]).remove(0);
     let refused = Ni::init(&node, Some(78), &Limits::default()).unwrap_err();
@@ -16,8 +16,17 @@ pub(crate) fn ni_init_takes_the_nodes_process_number_or_any_and_is_one_a_node(be
     assert!(refused.to_string().contains("78"), "{refused}");
     let ni = Ni::init(&node, Some(77), &Limits::default()).unwrap();
     assert_eq!(ni.id(), ProcessId { nid: node.card().nid, pid: Pid(77) });
-    let refused = Ni::init(&node, None, &Limits::default()).unwrap_err();
-    assert_eq!(refused.code(), ReturnCode::IfaceInvalid, "{refused}");
+    let few = Limits { max_mes: 1, ..Limits::default() };
+    let again = Ni::init(&node, None, &few).unwrap();
+    assert_eq!((again.ni_handle(), again.limits()), (ni.ni_handle(), ni.limits()));
+    let eq = ni.eq_alloc(1, None).unwrap();
+    drop(ni);
+    assert_eq!(again.eq_get(eq).unwrap(), None, "it is open until the last is gone");
+    let old = again.ni_handle();
+    drop(again);
+    let new = Ni::init(&node, None, &few).unwrap();
+    assert_ne!(new.ni_handle(), old);
+    assert_eq!(new.limits().max_mes, 1);
 }
 
 pub(crate) fn ni_fini_ends_an_interface_and_its_handles(bed: &Bed) {

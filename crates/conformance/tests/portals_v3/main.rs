@@ -53,7 +53,7 @@ on_every_bed! {
         a_violation_is_counted_and_so_is_the_drop_at_any_portal
     }
     calls {
-        ni_init_takes_the_nodes_process_number_or_any_and_is_one_a_node
+        ni_init_takes_the_nodes_process_number_or_any_and_again_yields_the_same_interface
         ni_fini_ends_an_interface_and_its_handles
         a_put_to_a_node_whose_interface_is_closed_is_dropped
         ni_status_reads_drop_count_and_permissions_violations
@@ -127,6 +127,7 @@ on_every_bed! {
         a_threshold_counts_what_comes_and_at_0_it_is_inactive
         a_threshold_counts_what_an_initiator_is_told_of
         an_inactive_descriptor_sends_nothing_and_says_so
+        a_reply_to_an_inactive_descriptor_is_dropped_with_its_bytes
         an_attached_descriptor_can_be_sent_from
         md_update_tells_the_old_values_and_sets_the_new_ones
         md_update_keeps_whether_the_descriptor_leaves

@@ -164,6 +164,35 @@ pub(crate) fn an_inactive_descriptor_sends_nothing_and_says_so(bed: &Bed) {
     assert_eq!(refused.code(), ReturnCode::MdInvalid);
 }
 
+pub(crate) fn a_reply_to_an_inactive_descriptor_is_dropped_with_its_bytes(bed: &Bed) {
+    let p = bed.pair();
+    for len in [4_usize, 5000] {
+        p.b.post(
+            1,
+            &Md {
+                eq: None,
+                ..p.b.md(p.b.filled(&vec![7; len]), MdOptions::OP_GET | MdOptions::MANAGE_REMOTE)
+            },
+        );
+        let memory = p.a.zeroed(2 * len);
+        let md = Md { threshold: times(1), ..p.a.md(&memory, ENDS) };
+        let md = p.a.ni.md_bind(&md, Unlink::Unlink).unwrap();
+        let n = len as u64;
+        p.a.ni.get_region(md, 0, n, p.b.id(), 1, 0, 0, 0).unwrap();
+        p.a.ni.get_region(md, n, n, p.b.id(), 1, 0, 0, 0).unwrap();
+        p.a.expect(EventKind::ReplyEnd, &p.b);
+        p.a.expect(EventKind::Unlink, &p.b);
+        p.a.nothing_left();
+        let dropped = drops(&p.a);
+        match len {
+            4 => assert_eq!((memory.to_vec(), dropped), ([[7; 4], [0; 4]].concat(), 1)),
+            // Both may be on their way before the first is here.
+            _ => assert_eq!(dropped, 2),
+        }
+        p.a.fence(&p.b);
+    }
+}
+
 pub(crate) fn an_attached_descriptor_can_be_sent_from(bed: &Bed) {
     let p = bed.pair();
     let memory = p.b.zeroed(8);
