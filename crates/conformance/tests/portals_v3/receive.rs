@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Instant;
 
 use portals::Memory;
 use portals::v3::{
@@ -11,7 +12,7 @@ use portals::v3::{
     Unlink,
 };
 
-use crate::pair::{Bed, Side, pattern, times};
+use crate::pair::{Bed, LIMIT, Side, pattern, times};
 
 const MESSAGES: u64 = 400;
 
@@ -71,6 +72,7 @@ impl<'a> Receiver<'a> {
         }
     }
     fn receive(&mut self, tag: u64, in_one_call: bool) -> Vec<u8> {
+        let began = Instant::now();
         let memory = self.side.zeroed(length_of(tag));
         loop {
             self.look();
@@ -78,6 +80,7 @@ impl<'a> Receiver<'a> {
                 let event = self.arrived.remove(at).unwrap();
                 while !self.ended.contains(&event.link) {
                     self.look();
+                    assert!(began.elapsed() < LIMIT, "tag {tag} began and has not ended");
                     thread::yield_now();
                 }
                 self.found += 1;
@@ -91,6 +94,7 @@ impl<'a> Receiver<'a> {
             self.lost_races += 1;
         }
         loop {
+            assert!(began.elapsed() < LIMIT, "tag {tag} did not come");
             let got = self.side.ni.eq_get(self.side.eq).unwrap();
             match got.map(|got| got.event.kind) {
                 Some(EventKind::PutEnd) => {}
@@ -137,6 +141,15 @@ impl<'a> Receiver<'a> {
     }
 }
 
+/// Lets the sender go when it is dropped.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// One side sends all tags in order, as fast as it can or by turns; the other asks for them in its own order.
 fn all_arrive(bed: &Bed, in_one_call: bool) {
     let p = bed.pair();
@@ -159,12 +172,13 @@ fn all_arrive(bed: &Bed, in_one_call: bool) {
                 thread::yield_now();
             }
         });
+        // Also if a check fails.
+        let _done = Done(&done);
         for tag in 0..MESSAGES {
             // Pairs the other way round: every second one is surely asked for late.
             let tag = tag ^ 1;
             assert_eq!(receiver.receive(tag, in_one_call), bytes_of(tag), "tag {tag}");
         }
-        done.store(true, Ordering::Release);
     });
     receiver.look();
     assert!(receiver.arrived.is_empty(), "nothing came twice");
