@@ -151,6 +151,12 @@ impl Interface {
         let end = End { kind: EventKind::Send, fail, mlength: length, offset: 0 };
         self.told(flight, md, end, MdOptions::EVENT_CT_SEND, true);
     }
+    /// Whether what comes back for a message finds its memory descriptor active. In 3.3 it may not: the bytes go nowhere then.
+    #[inline]
+    pub fn takes_answer(&self, flight: &Flight) -> bool {
+        let is_active = |md| self.md_region(md).is_ok_and(|region| region.threshold != Threshold::Count(0));
+        self.config.face == Face::V4 || is_active(flight.transfer.answer_md())
+    }
     /// What came back for a message, or that nothing will ([`NiFail::Undeliverable`]). For messages that
     /// [expect](Flight::is_answered) it.
     pub fn answered(&mut self, flight: &Flight, response: &Response) {

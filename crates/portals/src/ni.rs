@@ -257,10 +257,12 @@ impl NiCore {
         eqs: &[EqHandle],
         timeout: Option<Duration>,
     ) -> Result<Option<(usize, Got)>, Error> {
-        let mut first = 0;
         self.node.wait(timeout, |state| {
-            first += 1;
-            Ok(state.ni(self.ni()).engine.eq_poll(eqs, first)?)
+            let ni = state.ni(self.ni());
+            let found = ni.engine.eq_poll(eqs, ni.turn)?;
+            // The next one is asked first then.
+            ni.turn = found.map_or(ni.turn, |(which, _)| which + 1);
+            Ok(found)
         })
     }
     /// Waits until one of several counting events has reached its test, successes and failures together.
@@ -269,10 +271,12 @@ impl NiCore {
         cts: &[(CtHandle, u64)],
         timeout: Option<Duration>,
     ) -> Result<Option<(usize, Count)>, Error> {
-        let mut first = 0;
         self.node.wait(timeout, |state| {
-            first += 1;
-            Ok(state.ni(self.ni()).engine.ct_poll(cts, first)?)
+            let ni = state.ni(self.ni());
+            let found = ni.engine.ct_poll(cts, ni.turn)?;
+            // The next one is asked first then.
+            ni.turn = found.map_or(ni.turn, |(which, _)| which + 1);
+            Ok(found)
         })
     }
     /// Waits until `ready` yields something of the interface.

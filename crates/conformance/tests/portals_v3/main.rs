@@ -3,8 +3,17 @@
 #[allow(dead_code, reason = "the suite's own beds are more than these")]
 #[path = "../softhca/beds.rs"]
 mod beds;
+
+mod acl;
+mod calls;
+mod codes;
 mod events;
+mod handlers;
+mod lists;
+mod md;
 mod pair;
+mod queues;
+mod receive;
 mod transfer;
 
 use beds::Net;
@@ -38,6 +47,38 @@ macro_rules! on_every_bed {
 }
 
 on_every_bed! {
+    acl {
+        entry_0_admits_the_own_user_and_the_others_nobody_until_they_are_set
+        ac_entry_selects_by_process_user_job_and_portal
+        a_violation_is_counted_and_so_is_the_drop_at_any_portal
+    }
+    calls {
+        ni_init_takes_the_nodes_process_number_or_any_and_again_yields_the_same_interface
+        ni_fini_ends_an_interface_and_its_handles
+        a_put_to_a_node_whose_interface_is_closed_is_dropped
+        ni_status_reads_drop_count_and_permissions_violations
+        ni_dist_tells_this_process_this_node_and_others_apart
+        ni_handle_knows_its_own_handles_while_they_name_something
+        get_uid_get_id_and_get_jid_tell_the_nodes
+        ni_eq_dump_lists_the_queues_and_what_they_hold
+        limits_are_granted_as_asked_or_as_there_can_be
+        max_mes_max_me_list_and_max_mds_are_the_last_that_are_made
+        max_eqs_is_the_last_queue
+        max_pt_index_and_max_ac_index_are_the_largest
+    }
+    codes {
+        ptl_me_invalid_is_an_entry_that_is_gone_or_anothers
+        ptl_md_invalid_is_a_descriptor_that_is_gone_or_anothers
+        ptl_eq_invalid_is_a_queue_that_is_gone_or_anothers
+        ptl_pt_index_invalid_is_beyond_the_table_or_what_a_message_can_name
+        ptl_ac_index_invalid_is_beyond_the_list_or_what_a_message_can_name
+        ptl_md_illegal_is_a_descriptor_or_a_part_that_cannot_be
+        ptl_segv_is_memory_of_another_node
+        ptl_me_in_use_and_ptl_md_in_use_last_until_what_is_under_way_has_ended
+        ptl_process_invalid_is_nobody_the_node_can_find
+        ptl_fail_is_what_is_below_and_its_error_says_what
+        nothing_has_changed_where_a_call_was_refused
+    }
     events {
         put_start_and_put_end_tell_all_fields
         get_start_and_get_end_at_the_target_reply_start_and_reply_end_at_the_initiator
@@ -52,6 +93,59 @@ on_every_bed! {
         the_descriptor_in_an_event_is_as_it_was_right_after_it
         sequence_counts_the_events_of_a_queue
         undeliverable_is_told_where_nobody_answers
+    }
+    handlers {
+        a_handler_gets_each_event_in_order_and_eq_get_finds_none
+        a_handler_runs_in_calls_that_look_for_other_events
+        a_wait_that_sees_only_handled_events_still_ends_in_time
+        a_handler_may_call_portals
+        a_handler_that_sends_to_itself_is_called_again_and_not_within_itself
+        a_handler_may_free_its_own_queue
+        a_handler_hears_of_lost_events
+        threads_share_an_interface_and_a_handler_is_never_in_two_of_them
+        a_handler_that_panics_is_called_for_the_next_event_all_the_same
+    }
+    lists {
+        me_attach_before_and_after_go_to_the_ends_of_the_list
+        me_insert_before_and_after_go_beside_an_entry
+        me_attach_any_takes_portals_without_entries_until_all_are_full
+        an_entry_without_a_descriptor_takes_nothing
+        match_bits_decide_but_for_the_ignored_ones
+        match_id_selects_by_node_process_user_and_job_each_of_them_or_any
+        me_unlink_takes_the_entry_with_its_descriptor_and_says_nothing
+        retain_and_unlink_of_both_objects
+        md_unlink_takes_the_entry_with_it_if_that_was_to_go
+        a_thousand_exact_entries_each_take_their_own
+    }
+    md {
+        op_put_and_op_get_say_what_is_taken
+        an_entry_whose_descriptor_may_not_take_a_message_passes_it_on
+        offsets_are_managed_locally_unless_manage_remote
+        truncate_cuts_off_and_without_it_what_is_too_long_is_rejected
+        max_size_makes_it_inactive_as_soon_as_less_is_left
+        max_size_counts_only_where_it_is_set_and_messages_do_not_say_where
+        a_threshold_counts_what_comes_and_at_0_it_is_inactive
+        a_threshold_counts_what_an_initiator_is_told_of
+        an_inactive_descriptor_sends_nothing_and_says_so
+        a_reply_to_an_inactive_descriptor_is_dropped_with_its_bytes
+        an_attached_descriptor_can_be_sent_from
+        md_update_tells_the_old_values_and_sets_the_new_ones
+        md_update_keeps_whether_the_descriptor_leaves
+        md_update_is_made_only_if_the_queue_is_empty
+        me_md_post_makes_both_only_if_the_queue_is_empty
+    }
+    queues {
+        eq_get_takes_the_oldest_or_says_that_there_is_none
+        events_that_do_not_fit_are_lost_oldest_first_and_that_is_told_once
+        eq_wait_sleeps_until_an_event_comes
+        eq_wait_timeout_and_eq_poll_come_back_without_an_event
+        eq_poll_tells_of_which_queue_and_is_fair_to_all
+        a_queue_that_is_freed_ends_the_wait_for_it
+        events_for_a_queue_that_is_freed_are_lost_and_their_messages_are_not
+    }
+    receive {
+        md_update_closes_the_race_with_messages_that_come_meanwhile
+        me_md_post_closes_it_in_one_call
     }
     transfer {
         put_moves_bytes_of_every_length

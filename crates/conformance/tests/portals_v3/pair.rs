@@ -51,7 +51,9 @@ impl Bed {
     }
     fn nodes_and_a_ghost(&self, options: &[NodeOptions]) -> (Vec<Node>, ProcessId) {
         let board = Arc::new(Board::default());
-        let devices = SoftBed::new(self.net, Progress::Adaptive).open(options.len());
+        // Without the adapter's help, nothing but the program's calls moves anything.
+        let progress = if self.offload { Progress::Adaptive } else { Progress::Inline };
+        let devices = SoftBed::new(self.net, progress).open(options.len());
         let opened = devices.into_iter().zip(options).map(|(device, options)| {
             let offload = options.offload && self.offload;
             let options = NodeOptions { directory: board.clone(), offload, ..options.clone() };

@@ -159,7 +159,7 @@ impl State {
             return self.malformed(peer, &"an answer that does not go with its operation");
         }
         let flying = self.peer(peer).flying.remove(token).expect("it was looked at");
-        if !data.is_empty() {
+        if !data.is_empty() && self.ni(flying.ni).engine.takes_answer(&flying.flight) {
             let (md, offset) = transfer.reply.unwrap_or((transfer.md, transfer.local_offset));
             self.ni(flying.ni).md_memory(md).expect("a descriptor has memory").write(offset, data);
         }
@@ -185,6 +185,10 @@ impl State {
             return self.malformed(peer, &"a reply that does not go with its operation");
         }
         let flying = self.peer(peer).flying.remove(token).expect("it was looked at");
+        if !self.ni(flying.ni).engine.takes_answer(&flying.flight) {
+            self.post(peer, Out::Fetched { token: lender, fail: NiFail::Ok });
+            return self.finish(peer, flying, response);
+        }
         let transfer = flying.flight.transfer;
         let (md, offset) = transfer.reply.unwrap_or((transfer.md, transfer.local_offset));
         let memory = self.ni(flying.ni).md_memory(md).expect("a descriptor has memory").clone();

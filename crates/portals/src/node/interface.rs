@@ -55,6 +55,8 @@ pub(crate) struct NiState {
     pub(crate) trace: Option<Box<Trace>>,
     /// What the program has of it, for when it opens it once more.
     pub(crate) face: Option<Weak<dyn Any + Send + Sync>>,
+    /// Which of several queues or counts is asked first: the one behind that which had something last.
+    pub(crate) turn: usize,
 }
 
 impl NiState {
@@ -71,6 +73,7 @@ impl NiState {
             volatile_mds: Vec::new(),
             trace: None,
             face: None,
+            turn: 0,
         }
     }
     /// The rank that a target is, where targets are ranks.

@@ -103,14 +103,14 @@ impl Ni {
     /// `PTL_NO_SPACE`.
     #[doc(alias = "PtlEQAlloc")]
     pub fn eq_alloc(&self, count: u32, handler: Option<EqHandler>) -> Result<EqHandle, Error> {
-        let made = self.core.with(|ni| ni.engine.eq_alloc(count));
+        let made = self.inner.core.with(|ni| ni.engine.eq_alloc(count));
         let raw = made.map_err(|error| Error::new("PtlEQAlloc", error))?;
         if let Some(handler) = handler {
             let handled = Handled { eq: raw, running: AtomicBool::new(false), handler: Lock::new(handler) };
-            self.queues.change_handled(|all| all.push(Arc::new(handled)));
+            self.inner.queues.change_handled(|all| all.push(Arc::new(handled)));
         }
-        locked(&self.queues.all).push((raw, count.max(1)));
-        Ok(EqHandle { ni: self.id, raw })
+        locked(&self.inner.queues.all).push((raw, count.max(1)));
+        Ok(EqHandle { ni: self.inner.id, raw })
     }
     /// Frees a queue. Events that it holds, and those that descriptors would still post to it, are lost.
     ///
@@ -120,9 +120,9 @@ impl Ni {
     pub fn eq_free(&self, eq: EqHandle) -> Result<(), Error> {
         let call = "PtlEQFree";
         self.check(call, "eq", eq.ni)?;
-        self.core.with(|ni| ni.engine.eq_free(eq.raw)).map_err(|error| Error::new(call, error))?;
-        self.queues.change_handled(|all| all.retain(|handled| handled.eq != eq.raw));
-        locked(&self.queues.all).retain(|&(raw, _)| raw != eq.raw);
+        self.inner.core.with(|ni| ni.engine.eq_free(eq.raw)).map_err(|error| Error::new(call, error))?;
+        self.inner.queues.change_handled(|all| all.retain(|handled| handled.eq != eq.raw));
+        locked(&self.inner.queues.all).retain(|&(raw, _)| raw != eq.raw);
         Ok(())
     }
     /// Takes the oldest event; `None` is `PTL_EQ_EMPTY`, and [`Got::dropped`] is `PTL_EQ_DROPPED`.
@@ -133,7 +133,7 @@ impl Ni {
     pub fn eq_get(&self, eq: EqHandle) -> Result<Option<Got>, Error> {
         let call = "PtlEQGet";
         self.check(call, "eq", eq.ni)?;
-        let kind = self.core.kind().index();
+        let kind = self.inner.core.kind().index();
         let handled = self.is_handled(eq.raw);
         let got = self.node().with(|state| {
             if handled {
@@ -186,11 +186,11 @@ impl Ni {
     /// done for what has come. The C interface prints them; here the caller does.
     #[doc(alias = "PtlNIEqDump")]
     pub fn ni_eq_dump(&self) -> Vec<EqDump> {
-        let all = locked(&self.queues.all).clone();
-        let held = |raw| self.with(|ni| ni.engine.eq_len(raw)).ok();
+        let all = locked(&self.inner.queues.all).clone();
+        let held = |raw| self.inner.core.look(|ni| ni.engine.eq_len(raw)).ok();
         let told = all.into_iter().filter_map(|(raw, count)| {
             // One that is freed meanwhile is left out.
-            let (eq, handled) = (EqHandle { ni: self.id, raw }, self.is_handled(raw));
+            let (eq, handled) = (EqHandle { ni: self.inner.id, raw }, self.is_handled(raw));
             held(raw).map(|held| EqDump { eq, count, held, handled })
         });
         told.collect()
@@ -199,7 +199,7 @@ impl Ni {
     fn take(&self, ni: &mut NiState, eq: RawEq) -> Result<Option<Got>, hca_matching::Error> {
         let Some(got) = ni.engine.eq_get(eq)? else { return Ok(None) };
         let md = ni.engine.eq_last_md(eq)?.expect("events of 3.3 have their descriptor");
-        Ok(Some(Got::of(self.id, got, &md)))
+        Ok(Some(Got::of(self.inner.id, got, &md)))
     }
     fn wait(
         &self,
@@ -211,20 +211,20 @@ impl Ni {
         for eq in eqs {
             self.check(call, argument, eq.ni)?;
         }
-        let kind = self.core.kind().index();
+        let kind = self.inner.core.kind().index();
         let deadline = timeout.map(|timeout| self.node().now() + timeout);
-        let mut first = 0_usize;
         loop {
             let left = deadline.map(|deadline| deadline.since(self.node().now()));
             let woken = self.node().wait(left, |state| {
-                let handled = self.queues.handled();
+                let handled = self.inner.queues.handled();
                 let ni = state.ni(kind);
-                first = first.wrapping_add(1);
-                for which in (0..eqs.len()).map(|i| (first.wrapping_add(i)) % eqs.len()) {
+                let first = ni.turn;
+                for which in (0..eqs.len()).map(|i| (first % eqs.len() + i) % eqs.len()) {
                     let eq = eqs[which].raw;
                     if handled.iter().any(|handled| handled.eq == eq) {
                         ni.engine.eq_len(eq)?;
                     } else if let Some(got) = self.take(ni, eq)? {
+                        ni.turn = which + 1;
                         return Ok(Some(Woken::Event(which, got)));
                     }
                 }
@@ -244,12 +244,12 @@ impl Ni {
         }
     }
     fn is_handled(&self, eq: RawEq) -> bool {
-        self.queues.handled().iter().any(|handled| handled.eq == eq)
+        self.inner.queues.handled().iter().any(|handled| handled.eq == eq)
     }
     /// Gives events to handlers, holding nothing but the handler's own lock.
     #[inline]
     pub(super) fn run_handlers(&self) {
-        for handled in self.queues.handled() {
+        for handled in self.inner.queues.handled() {
             self.run_handler(&handled);
         }
     }
@@ -257,7 +257,7 @@ impl Ni {
         while let Some(mut handler) = handled.handler.lock_or_leave_word() {
             let running = Running::new(&handled.running);
             // A queue that was freed gives none.
-            while let Ok(Some(got)) = self.with(|ni| self.take(ni, handled.eq)) {
+            while let Ok(Some(got)) = self.inner.core.look(|ni| self.take(ni, handled.eq)) {
                 handler(self, &got);
             }
             drop(running);

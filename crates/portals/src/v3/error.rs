@@ -24,7 +24,7 @@ pub enum ReturnCode {
     Fail = 5,
     /// No such handle.
     HandleInvalid = 6,
-    /// No such interface can be had.
+    /// No such interface can be had. Can't occur: a node is given, and it has one.
     IfaceInvalid = 7,
     /// A descriptor that can't be, or a part of one that it doesn't have.
     MdIllegal = 8,
@@ -112,13 +112,13 @@ impl ReturnCode {
             Self::AcIndexInvalid => "name an entry up to the limit max_ac_index",
             Self::ProcessInvalid => "name a process of the job by its own node and process numbers",
             Self::PidInvalid => "ask for the number of the node, or for any",
-            Self::IfaceInvalid => "share the interface that is open, or close it first",
             Self::Segv => "allocate or register the memory with the interface's own node",
             Self::SrIndexInvalid => "name one of the registers of StatusRegister",
             Self::Ok
             | Self::EqDropped
             | Self::EqEmpty
             | Self::Fail
+            | Self::IfaceInvalid
             | Self::NiInvalid
             | Self::NoInit
             | Self::UnknownError => "see the cause",
@@ -182,7 +182,6 @@ fn code_of(error: &crate::Error) -> ReturnCode {
         crate::Error::Target { .. } => ReturnCode::ProcessInvalid,
         crate::Error::Directory(DirectoryError::Asking { .. }) => ReturnCode::Fail,
         crate::Error::Directory(_) => ReturnCode::ProcessInvalid,
-        crate::Error::InterfaceOpen => ReturnCode::IfaceInvalid,
         crate::Error::PidInUse { .. } => ReturnCode::PidInvalid,
         crate::Error::Argument { argument, .. } => code_of_argument(argument),
         crate::Error::Memory(_) => ReturnCode::NoSpace,

@@ -35,11 +35,11 @@ impl Ni {
             Position::Before => Place::First(pt_index, ListKind::Priority),
             Position::After => Place::Last(pt_index, ListKind::Priority),
         };
-        let raw = self.core.with(|ni| {
+        let raw = self.inner.core.with(|ni| {
             open_portal(ni, pt_index)?;
             ni.engine.insert(place, entry)
         });
-        raw.map(|raw| MeHandle { ni: self.id, raw }).map_err(|error| Error::new(call, error))
+        raw.map(|raw| MeHandle { ni: self.inner.id, raw }).map_err(|error| Error::new(call, error))
     }
     /// Makes a match entry on the list of a portal that has none, and says of which: one that was never used before one
     /// whose entries have gone.
@@ -55,12 +55,12 @@ impl Ni {
         unlink: Unlink,
     ) -> Result<(u32, MeHandle), Error> {
         let entry = entry(match_id.into(), match_bits, ignore_bits, unlink);
-        let made = self.core.with(|ni| {
+        let made = self.inner.core.with(|ni| {
             let pt_index = free_portal(ni)?;
             Ok((pt_index, ni.engine.append(pt_index, ListKind::Priority, entry)?))
         });
         let (pt_index, raw) = made.map_err(|error| Error::new("PtlMEAttachAny", error))?;
-        Ok((pt_index, MeHandle { ni: self.id, raw }))
+        Ok((pt_index, MeHandle { ni: self.inner.id, raw }))
     }
     /// Makes a match entry right before or behind another one.
     ///
@@ -79,8 +79,8 @@ impl Ni {
         let call = "PtlMEInsert";
         let place = self.beside(call, base, position)?;
         let entry = entry(match_id.into(), match_bits, ignore_bits, unlink);
-        let raw = self.core.with(|ni| ni.engine.insert(place, entry));
-        raw.map(|raw| MeHandle { ni: self.id, raw }).map_err(|error| Error::new(call, error))
+        let raw = self.inner.core.with(|ni| ni.engine.insert(place, entry));
+        raw.map(|raw| MeHandle { ni: self.inner.id, raw }).map_err(|error| Error::new(call, error))
     }
     /// Takes an entry off its list, with its descriptor if it has one. No event tells of it.
     ///
@@ -90,7 +90,7 @@ impl Ni {
     pub fn me_unlink(&self, me: MeHandle) -> Result<(), Error> {
         let call = "PtlMEUnlink";
         self.check(call, "entry", me.ni)?;
-        self.core.with(|ni| ni.engine.unlink(me.raw)).map_err(|error| Error::new(call, error))
+        self.inner.core.with(|ni| ni.engine.unlink(me.raw)).map_err(|error| Error::new(call, error))
     }
 
     /// Attaches a descriptor to an entry that has none. `unlink` says whether the descriptor leaves when it is used up.
@@ -102,8 +102,8 @@ impl Ni {
         let call = "PtlMDAttach";
         self.check(call, "entry", me.ni)?;
         self.check_md(call, md)?;
-        let attached = self.core.attach(me.raw, md.region(unlink), md.memory.clone());
-        attached.map(|raw| MdHandle { ni: self.id, raw }).map_err(|error| Error::new(call, error))
+        let attached = self.inner.core.attach(me.raw, md.region(unlink), md.memory.clone());
+        attached.map(|raw| MdHandle { ni: self.inner.id, raw }).map_err(|error| Error::new(call, error))
     }
     /// Makes a descriptor that hangs on no entry: one to send from, or to get into.
     ///
@@ -113,8 +113,8 @@ impl Ni {
     pub fn md_bind(&self, md: &Md, unlink: Unlink) -> Result<MdHandle, Error> {
         let call = "PtlMDBind";
         self.check_md(call, md)?;
-        let bound = self.core.md_bind_region(md.region(unlink), md.memory.clone());
-        bound.map(|raw| MdHandle { ni: self.id, raw }).map_err(|error| Error::new(call, error))
+        let bound = self.inner.core.md_bind_region(md.region(unlink), md.memory.clone());
+        bound.map(|raw| MdHandle { ni: self.inner.id, raw }).map_err(|error| Error::new(call, error))
     }
     /// Takes a descriptor away, wherever it is; its entry goes too if it was made to. No event tells of it.
     ///
@@ -124,7 +124,7 @@ impl Ni {
     pub fn md_unlink(&self, md: MdHandle) -> Result<(), Error> {
         let call = "PtlMDUnlink";
         self.check(call, "md", md.ni)?;
-        self.core.with(|ni| ni.engine.md_unlink(md.raw)).map_err(|error| Error::new(call, error))
+        self.inner.core.with(|ni| ni.engine.md_unlink(md.raw)).map_err(|error| Error::new(call, error))
     }
     /// Gives a descriptor new values, if the queue that is named is empty, and says what they were. Both happen at once: no
     /// message is matched between the look and the update. Without new values, it only tells them. The next message
@@ -145,13 +145,13 @@ impl Ni {
         let updated = match new {
             Some(new) => {
                 self.check_md(call, new)?;
-                self.core.md_update(md.raw, new.region(Unlink::Retain), new.memory.clone(), test)
+                self.inner.core.md_update(md.raw, new.region(Unlink::Retain), new.memory.clone(), test)
             }
-            None => self.core.md_values(md.raw),
+            None => self.inner.core.md_values(md.raw),
         };
         self.run_handlers();
         match updated {
-            Ok((region, memory)) => Ok(Md::of(self.id, &region, memory)),
+            Ok((region, memory)) => Ok(Md::of(self.inner.id, &region, memory)),
             Err(error) => {
                 let busy = matches!(error, crate::Error::Refused(Refused::InUse { .. }));
                 let error = Error::new(call, error);
@@ -185,7 +185,7 @@ impl Ni {
         let entry = entry(match_id.into(), match_bits, ignore_bits, me_unlink);
         let region = md.region(md_unlink);
         self.node().progress();
-        let posted = self.core.with_memory(md.memory.clone(), |ni, memory| {
+        let posted = self.inner.core.with_memory(md.memory.clone(), |ni, memory| {
             if let Some(test) = test
                 && ni.engine.eq_len(test).map_err(|_| Refused::Handle { argument: "test" })? > 0
             {
@@ -205,7 +205,7 @@ impl Ni {
         });
         self.run_handlers();
         let (me, md): (_, RawMd) = posted.map_err(|error| Error::new(call, error))?;
-        Ok((MeHandle { ni: self.id, raw: me }, MdHandle { ni: self.id, raw: md }))
+        Ok((MeHandle { ni: self.inner.id, raw: me }, MdHandle { ni: self.inner.id, raw: md }))
     }
 
     pub(super) fn check(
@@ -214,7 +214,7 @@ impl Ni {
         argument: &'static str,
         ni: NiHandle,
     ) -> Result<(), Error> {
-        if ni == self.id { Ok(()) } else { Err(Error::handle(call, argument)) }
+        if ni == self.inner.id { Ok(()) } else { Err(Error::handle(call, argument)) }
     }
     pub(super) fn raw_eq(
         &self,

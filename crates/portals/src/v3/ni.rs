@@ -1,5 +1,7 @@
 //! [`Ni`]: an interface of 3.3, what it is and what it says of itself.
 
+use std::any::Any;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hca_matching::{Acl, Config, Face, Jid, Limits as EngineLimits, Source, Uid};
@@ -49,6 +51,34 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    fn granted(&self, node: &Node) -> Self {
+        let engine = EngineLimits::grant(&self.to_engine());
+        Self {
+            max_mes: engine.max_entries,
+            max_mds: engine.max_mds,
+            max_eqs: engine.max_eqs,
+            max_ac_index: engine.max_ac_index,
+            max_pt_index: engine.max_pt_index,
+            max_md_iovecs: self.max_md_iovecs.min(node.max_pieces()),
+            max_me_list: engine.max_list_size,
+            max_getput_md: self.max_getput_md.min(node.max_exchange()),
+        }
+    }
+    fn to_engine(self) -> EngineLimits {
+        EngineLimits {
+            max_entries: self.max_mes,
+            max_mds: self.max_mds,
+            max_eqs: self.max_eqs,
+            max_ac_index: self.max_ac_index,
+            max_pt_index: self.max_pt_index,
+            max_list_size: self.max_me_list,
+            max_msg_size: u64::MAX,
+            ..EngineLimits::default()
+        }
+    }
+}
+
 /// What an interface counts (`ptl_sr_index_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
@@ -75,10 +105,18 @@ impl TryFrom<u32> for StatusRegister {
     }
 }
 
-/// A network interface of Portals 3.3 on a node. Dropped, it is closed.
+/// A network interface of Portals 3.3 on a node. Clones are the same interface; when the last is dropped, it is closed
+/// (`PtlNIFini`): what is under way on it ends, and its objects are gone.
 ///
-/// All calls take `&self`; threads may share it. See the [module's page](super).
+/// All calls take `&self`, and may be made by any thread at any time. See the [module's page](super).
+#[derive(Clone)]
+#[doc(alias = "PtlNIInit")]
+#[doc(alias = "PtlNIFini")]
 pub struct Ni {
+    pub(super) inner: Arc<Inner>,
+}
+
+pub(super) struct Inner {
     pub(super) core: NiCore,
     pub(super) id: NiHandle,
     pub(super) queues: Queues,
@@ -86,62 +124,62 @@ pub struct Ni {
 }
 
 impl Ni {
-    /// Opens the interface of a node. `pid` asks for a process number: the node's own, or any by `None` (`PTL_PID_ANY`).
+    /// Opens the interface of a node, or yields the one that is open, whatever limits are asked for then. `pid` asks for a
+    /// process number: the node's own, or any by `None` (`PTL_PID_ANY`).
     ///
     /// Of the limits as much is granted as there can be; [`limits`](Self::limits) tells. Entry 0 of the access control list
     /// admits all processes of the own user to all portals, the other entries nobody until they are [set](Self::ac_entry).
     ///
     /// # Errors
-    /// `PTL_PID_INVALID`; `PTL_IFACE_INVALID`: the node's interface of 3.3 is open already.
-    #[doc(alias = "PtlNIInit")]
+    /// `PTL_PID_INVALID`.
     pub fn init(node: &Node, pid: Option<u32>, desired: &Limits) -> Result<Self, Error> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let call = "PtlNIInit";
+        Self::open(node, pid, desired).map_err(|error| Error::new("PtlNIInit", error))
+    }
+    fn open(node: &Node, pid: Option<u32>, desired: &Limits) -> Result<Self, crate::Error> {
         let own = node.card().pid.0;
         if let Some(asked) = pid.filter(|&asked| asked != own) {
-            return Err(Error::new(call, crate::Error::PidInUse { asked, node: own }));
+            return Err(crate::Error::PidInUse { asked, node: own });
         }
-        let wanted = EngineLimits {
-            max_entries: desired.max_mes,
-            max_mds: desired.max_mds,
-            max_eqs: desired.max_eqs,
-            max_ac_index: desired.max_ac_index,
-            max_pt_index: desired.max_pt_index,
-            max_list_size: desired.max_me_list,
-            max_msg_size: u64::MAX,
-            ..EngineLimits::default()
-        };
-        let granted = EngineLimits::grant(&wanted);
-        let limits = Limits {
-            max_mes: granted.max_entries,
-            max_mds: granted.max_mds,
-            max_eqs: granted.max_eqs,
-            max_ac_index: granted.max_ac_index,
-            max_pt_index: granted.max_pt_index,
-            max_md_iovecs: desired.max_md_iovecs.min(node.max_pieces()),
-            max_me_list: granted.max_list_size,
-            max_getput_md: desired.max_getput_md.min(node.max_exchange()),
-        };
-        let config = Config { face: Face::V3, limits: granted, seed: node.draw(), ..Config::default() };
-        let core = NiCore::open(node, Kind::V3, config).map_err(|error| Error::new(call, error))?;
-        let own_user = Acl { source: Source::ANY, uid: Some(node.uid()), jid: None, pt_index: None };
-        core.with(|ni| ni.engine.set_acl(0, Some(own_user))).map_err(|error| Error::new(call, error))?;
+        let limits = desired.granted(node);
+        let config =
+            Config { face: Face::V3, limits: limits.to_engine(), seed: node.draw(), ..Config::default() };
+        loop {
+            match NiCore::open(node, Kind::V3, config) {
+                Err(crate::Error::InterfaceOpen) => {}
+                Ok(core) => return Self::new(core, limits),
+                Err(error) => return Err(error),
+            }
+            if let Some(inner) = NiCore::face_of(node, Kind::V3).and_then(|face| face.downcast().ok()) {
+                return Ok(Self { inner });
+            }
+            // Another thread is opening or closing it.
+            std::thread::yield_now();
+        }
+    }
+    fn new(core: NiCore, limits: Limits) -> Result<Self, crate::Error> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let uid = Some(core.node().uid());
+        let own_user = Acl { source: Source::ANY, uid, jid: None, pt_index: None };
+        core.with(|ni| ni.engine.set_acl(0, Some(own_user)))?;
         let id = NiHandle(NEXT.fetch_add(1, Ordering::Relaxed));
-        Ok(Self { core, id, queues: Queues::default(), limits })
+        let inner = Arc::new(Inner { core, id, queues: Queues::default(), limits });
+        let face: Arc<dyn Any + Send + Sync> = inner.clone();
+        inner.core.set_face(Arc::downgrade(&face));
+        Ok(Self { inner })
     }
     /// What was granted (`actual` of `PtlNIInit`).
     pub fn limits(&self) -> Limits {
-        self.limits
+        self.inner.limits
     }
     /// The node that it is on.
     pub fn node(&self) -> &Node {
-        self.core.node()
+        self.inner.core.node()
     }
     /// Reads a status register.
     #[doc(alias = "PtlNIStatus")]
     pub fn status(&self, register: StatusRegister) -> u64 {
         self.progress();
-        let status = self.with(|ni| ni.engine.status());
+        let status = self.inner.core.look(|ni| ni.engine.status());
         match register {
             StatusRegister::DropCount => status.dropped,
             StatusRegister::PermissionsViolations => status.permission_violations,
@@ -158,7 +196,7 @@ impl Ni {
         if process == own {
             return Ok(0);
         }
-        self.core.find(process.packed()).map_err(|error| Error::new("PtlNIDist", error))?;
+        self.inner.core.find(process.packed()).map_err(|error| Error::new("PtlNIDist", error))?;
         Ok(if process.nid == own.nid { 1 } else { 2 })
     }
     /// The interface that a handle is of: this one, for the handles that it gave out and that still name something.
@@ -169,18 +207,18 @@ impl Ni {
     pub fn handle(&self, handle: impl Into<AnyHandle>) -> Result<NiHandle, Error> {
         let (ni, there) = match handle.into() {
             AnyHandle::NiHandle(ni) => (ni, true),
-            AnyHandle::MeHandle(me) => (me.ni, self.with(|ni| ni.engine.has_entry(me.raw))),
-            AnyHandle::MdHandle(md) => (md.ni, self.with(|ni| ni.engine.has_md(md.raw))),
-            AnyHandle::EqHandle(eq) => (eq.ni, self.with(|ni| ni.engine.eq_len(eq.raw).is_ok())),
+            AnyHandle::MeHandle(me) => (me.ni, self.inner.core.look(|ni| ni.engine.has_entry(me.raw))),
+            AnyHandle::MdHandle(md) => (md.ni, self.inner.core.look(|ni| ni.engine.has_md(md.raw))),
+            AnyHandle::EqHandle(eq) => (eq.ni, self.inner.core.look(|ni| ni.engine.eq_len(eq.raw).is_ok())),
         };
-        if ni != self.id || !there {
+        if ni != self.inner.id || !there {
             return Err(Error::handle("PtlNIHandle", "handle"));
         }
-        Ok(self.id)
+        Ok(self.inner.id)
     }
     /// Its own handle.
     pub fn ni_handle(&self) -> NiHandle {
-        self.id
+        self.inner.id
     }
     /// The user, as others are told.
     #[doc(alias = "PtlGetUid")]
@@ -212,7 +250,7 @@ impl Ni {
     ) -> Result<(), Error> {
         let match_id = match_id.into();
         let acl = Acl { source: match_id.source(), uid: match_id.uid, jid: match_id.jid, pt_index };
-        let set = self.core.with(|ni| ni.engine.set_acl(ac_index, Some(acl)));
+        let set = self.inner.core.with(|ni| ni.engine.set_acl(ac_index, Some(acl)));
         set.map_err(|error| Error::new("PtlACEntry", error))
     }
 
@@ -225,16 +263,12 @@ impl Ni {
     }
     /// Has each message's way through the lists told from now on; `None` ends it.
     pub fn set_trace(&self, trace: Option<Trace>) {
-        self.core.set_trace(trace);
-    }
-    pub(super) fn with<R>(&self, f: impl FnOnce(&mut crate::node::NiState) -> R) -> R {
-        let kind = self.core.kind().index();
-        self.node().with(|state| f(state.ni(kind)))
+        self.inner.core.set_trace(trace);
     }
 }
 
 impl std::fmt::Debug for Ni {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Ni").field("id", &self.id()).field("limits", &self.limits).finish_non_exhaustive()
+        f.debug_struct("Ni").field("id", &self.id()).field("limits", &self.limits()).finish_non_exhaustive()
     }
 }

@@ -165,12 +165,15 @@ impl Ni {
         if let Some(part) = part {
             return Ok(part);
         }
-        let region =
-            self.with(|ni| ni.engine.md_region(md.raw)).map_err(|refused| Error::new(call, refused))?;
+        let region = self
+            .inner
+            .core
+            .look(|ni| ni.engine.md_region(md.raw))
+            .map_err(|refused| Error::new(call, refused))?;
         Ok((0, region.length))
     }
     fn start(&self, call: &'static str, transfer: &Transfer) -> Result<(), Error> {
-        let started = self.core.start(transfer).map_err(|error| Error::new(call, error));
+        let started = self.inner.core.start(transfer).map_err(|error| Error::new(call, error));
         self.run_handlers();
         started
     }
