@@ -200,9 +200,9 @@ impl Running {
             kill_at: None,
         };
         // A single process may as well have this one's own streams.
-        let mut sources = (several || prefix).then(|| output::Sources::new(prefix));
+        let mut sources = (several || prefix).then(output::Sources::new);
         for rank in 0..args.processes {
-            if let Err(e) = running.start_one(rank, args, sources.as_mut()) {
+            if let Err(e) = running.start_one(rank, args, sources.as_mut().map(|s| (s, prefix))) {
                 running.signal_all(Signal::KILL);
                 running.bury();
                 return Err(e);
@@ -217,7 +217,7 @@ impl Running {
         &mut self,
         rank: u32,
         args: &RunArgs,
-        sources: Option<&mut output::Sources>,
+        sources: Option<(&mut output::Sources, bool)>,
     ) -> Result<(), RunError> {
         let failed = |source| RunError::Start { rank, source };
         let seat = self.server.seat(rank)?;
@@ -254,10 +254,10 @@ impl Running {
         })?;
         let pid = Pid::from_raw(child.id() as i32).expect("a process has a number");
         self.guard.watch(pid);
-        if let Some(sources) = sources {
+        if let Some((sources, prefix)) = sources {
             let out = child.stdout.take().expect("its output is a pipe");
             let err = child.stderr.take().expect("its errors are a pipe");
-            sources.add(rank, out.into(), err.into()).map_err(failed)?;
+            sources.add(prefix.then_some(rank), out.into(), err.into()).map_err(failed)?;
         }
         self.processes.push(Process { rank, child, pid, ended: None });
         Ok(())

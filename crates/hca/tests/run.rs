@@ -118,6 +118,16 @@ fn a_barrier_fails_when_a_process_ends_and_nothing_hangs() {
 }
 
 #[test]
+fn who_leaves_its_connection_to_a_child_has_ended_all_the_same() {
+    let script = "[ $PMI_RANK != 1 ] && exec \"$0\" --exact process_of_a_job --ignored --nocapture; sleep 1000 & exit 0";
+    let this = std::env::current_exe().unwrap();
+    let args = ["-n", "3", "sh", "-c", script, this.to_str().expect("the path is text")];
+    let out = hca_run(&args).env(MODE, "one ends in a barrier").output().unwrap();
+    assert_eq!(out.status.code(), Some(0), "{}{}", text(&out.stdout), text(&out.stderr));
+    assert!(text(&out.stdout).contains("rank 0 knows"), "{}", text(&out.stdout));
+}
+
+#[test]
 fn the_exit_code_is_of_the_failure_and_not_of_those_that_follow_from_it() {
     for _ in 0..5 {
         let out = job(&["-n", "4"], "one fails in a barrier");

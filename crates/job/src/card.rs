@@ -168,6 +168,8 @@ mod tests {
             assert_eq!(join(&[value.to_owned()]), None, "{value}");
         }
         assert_eq!(join(&["c1-2-3-Zm9".to_owned(), "v".repeat(4000)]), None);
+        let whole = |bytes: usize| format!("c1-1-{bytes}-{}", encode(&vec![7; bytes]));
+        assert!(join(&[whole(MAX_CARD_BYTES)]).is_some() && join(&[whole(MAX_CARD_BYTES + 1)]).is_none());
         assert_eq!(join(&["c1-2-3-Zm9v".to_owned(), String::new()]), None);
     }
 

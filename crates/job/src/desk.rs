@@ -391,6 +391,9 @@ mod tests {
         assert_eq!(out.answers, [(2, format!("cmd=barrier_out {told}"))]);
         assert_eq!(answer(&mut d, 0, "cmd=get kvsname=job key=a"), format!("cmd=get_result {told}"));
         assert_eq!(d.line(0, b"cmd=abort exitcode=9").abort, None, "the first one counts");
+        let mut waits = desk(2);
+        assert_eq!(answers(waits.line(1, b"cmd=barrier_in")), []);
+        assert_eq!(waits.line(1, b"cmd=abort exitcode=4").abort.unwrap().code, 4, "by another thread of it");
         let Abort { message, .. } = desk(1).line(0, b"cmd=abort exitcode=9").abort.unwrap();
         assert_eq!(&*message, "no reason given");
     }

@@ -159,12 +159,16 @@ impl Files {
     /// Waits for a file that the process of this rank makes.
     fn look(&self, k: u64, name: &str, rank: u32, deadline: Instant) -> Result<(), JobError> {
         let path = self.at(name);
-        let there = || path.try_exists().map_err(|e| self.failed(Doing::Barrier, e));
+        let failed = |e| self.failed(Doing::Barrier, e);
         let mut pause = Duration::from_micros(500);
-        while !there()? {
+        loop {
+            // In this order: who has gone may have made the file before.
+            let gone = self.gone(rank)?;
+            if path.try_exists().map_err(failed)? {
+                return Ok(());
+            }
             self.aborted(Doing::Barrier)?;
-            // It may have made the file and gone between both looks.
-            if self.gone(rank)? && !there()? {
+            if gone {
                 return Err(JobError::BarrierFailed { rank });
             }
             if Instant::now() >= deadline {
@@ -173,7 +177,6 @@ impl Files {
             sleep(pause);
             pause = (pause * 2).min(LOOK);
         }
-        Ok(())
     }
 
     /// Who has not come to a barrier.
@@ -219,7 +222,11 @@ impl Files {
     /// Leaves, and takes the folder away if all others have left.
     pub(crate) fn leave(&self) -> Result<(), JobError> {
         self.note(&format!("left-{}", self.rank), b"", Doing::Leave)?;
-        let entries = fs::read_dir(&self.folder).map_err(|e| self.failed(Doing::Leave, e))?;
+        let entries = match fs::read_dir(&self.folder) {
+            // Somebody who left behind this one was quicker.
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(()),
+            entries => entries.map_err(|e| self.failed(Doing::Leave, e))?,
+        };
         let left = entries.flatten().filter(|e| e.file_name().to_string_lossy().starts_with("left-")).count();
         if left as u32 >= self.size {
             // Two may come here. Whoever renames it has it, and a new job of this id makes a folder of its own.

@@ -81,6 +81,22 @@ fn ranks_meet_in_a_folder_and_leave_nothing_behind() {
 }
 
 #[test]
+fn who_comes_and_goes_at_once_was_there() {
+    let folder = Folder::new("haste");
+    for _ in 0..150 {
+        each(
+            3,
+            |r| folder.url(r, 3),
+            |job| {
+                job.fence().unwrap();
+                job.finalize().unwrap();
+            },
+        );
+    }
+    assert_eq!(folder.entries(), 0);
+}
+
+#[test]
 fn ranks_meet_at_an_address_in_any_order_of_coming() {
     let at = address();
     let ids = each(6, |r| tcp(&at, r, 6), whole);

@@ -133,16 +133,29 @@ fn an_abort_reaches_the_launcher_and_all_who_wait_or_ask() {
 
 #[test]
 fn a_process_aborts_while_another_thread_of_it_waits() {
-    let (told, heard) = channel();
-    let server = Server::start(2, "test", move |abort| told.send(abort.code).unwrap()).unwrap();
-    let job = Job::over(server.seat(0).unwrap(), 0, 2, PATIENT).unwrap();
-    let waits = thread::spawn({
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (came, waits) = channel();
+    let launcher = thread::spawn(move || {
+        let mut asked = Vec::new();
+        for line in BufReader::new(ours.try_clone().unwrap()).lines() {
+            asked.push(line.unwrap());
+            match asked.len() {
+                at @ 1..=3 => (&ours).write_all([INIT, MAXES, NAME][at - 1]).unwrap(),
+                4 => came.send(()).unwrap(),
+                _ => break,
+            }
+        }
+        asked.split_off(3)
+    });
+    let job = Job::over(theirs.into(), 0, 2, PATIENT).unwrap();
+    let barrier = thread::spawn({
         let job = job.clone();
         move || job.barrier()
     });
-    job.abort(3, "now").unwrap();
-    assert_eq!(heard.recv_timeout(Duration::from_secs(60)), Ok(3));
-    assert!(matches!(waits.join().unwrap(), Err(JobError::Aborted { rank: 0, code: 3, .. })));
+    waits.recv().unwrap();
+    job.abort(3, "right now").unwrap();
+    assert_eq!(launcher.join().unwrap(), ["cmd=barrier_in", "cmd=abort exitcode=3 message=right_now"]);
+    assert!(matches!(barrier.join().unwrap(), Err(JobError::Closed { doing: Doing::Barrier })));
 }
 
 #[test]

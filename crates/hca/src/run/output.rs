@@ -5,44 +5,59 @@
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::thread;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
-use std::sync::Arc;
 
 /// Bytes of the longest line that is kept together.
 const MAX_LINE: usize = 1 << 20;
 /// Bytes that are read at a time.
 const PIECE: usize = 64 * 1024;
+/// Pieces that are read of a pipe once its process has ended: what the largest pipe of a user holds.
+const LAST_PIECES: usize = (1 << 20) / PIECE;
+
+/// Takes lines of standard output, or of errors (true).
+type Sink = Box<dyn FnMut(bool, &[u8]) -> io::Result<()> + Send>;
 
 /// The streams of all processes.
 pub(super) struct Sources {
-    prefix: bool,
     all: Vec<Source>,
+    sink: Sink,
 }
 
 struct Source {
     pipe: OwnedFd,
-    rank: u32,
+    /// The rank, where it stands before each line.
+    prefix: Option<u32>,
     errors: bool,
     /// What has come of a line.
     begun: Vec<u8>,
 }
 
 impl Sources {
-    /// None yet.
-    pub(super) fn new(prefix: bool) -> Self {
-        Self { prefix, all: Vec::new() }
+    /// None yet; their lines go to this process's own streams.
+    pub(super) fn new() -> Self {
+        Self::to(Box::new(|errors, lines| {
+            let mut to: Box<dyn Write> =
+                if errors { Box::new(io::stderr().lock()) } else { Box::new(io::stdout().lock()) };
+            to.write_all(lines)?;
+            to.flush()
+        }))
+    }
+
+    fn to(sink: Sink) -> Self {
+        Self { all: Vec::new(), sink }
     }
 
     /// Both streams of a process.
-    pub(super) fn add(&mut self, rank: u32, out: OwnedFd, err: OwnedFd) -> io::Result<()> {
+    pub(super) fn add(&mut self, prefix: Option<u32>, out: OwnedFd, err: OwnedFd) -> io::Result<()> {
         for (pipe, errors) in [(out, false), (err, true)] {
             // This end's flag; the process's end blocks as ever.
             fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
-            self.all.push(Source { pipe, rank, errors, begun: Vec::new() });
+            self.all.push(Source { pipe, prefix, errors, begun: Vec::new() });
         }
         Ok(())
     }
@@ -67,7 +82,7 @@ impl Sources {
             let mut at = 0;
             self.all.retain_mut(|source| {
                 at += 1;
-                !ready[at] || source.piece(self.prefix) != Piece::End
+                !ready[at] || source.piece(&mut self.sink) != Piece::End
             });
             if ready[0] {
                 break;
@@ -75,8 +90,8 @@ impl Sources {
         }
         // All processes have ended, and what they wrote is here. Who else has their pipes open is not waited for.
         for source in &mut self.all {
-            while source.piece(self.prefix) == Piece::Some {}
-            source.end(self.prefix);
+            let _ = (0..LAST_PIECES).find(|_| source.piece(&mut self.sink) != Piece::Some);
+            source.end(&mut self.sink);
         }
     }
 }
@@ -91,11 +106,11 @@ enum Piece {
 
 impl Source {
     /// Takes what has come, up to a limit, and passes on what are lines.
-    fn piece(&mut self, prefix: bool) -> Piece {
+    fn piece(&mut self, sink: &mut Sink) -> Piece {
         let mut room = vec![0; PIECE];
         match rustix::io::read(&self.pipe, &mut room) {
             Ok(0) => {
-                self.end(prefix);
+                self.end(sink);
                 Piece::End
             }
             Ok(got) => {
@@ -103,9 +118,9 @@ impl Source {
                 let whole = self.begun.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
                 let rest = self.begun.split_off(whole);
                 let lines = std::mem::replace(&mut self.begun, rest);
-                let mut sent = self.send(&lines, prefix);
+                let mut sent = self.send(&lines, sink);
                 if self.begun.len() > MAX_LINE {
-                    sent &= self.end(prefix);
+                    sent &= self.end(sink);
                 }
                 // Nobody reads any more: the process finds that out at its next line.
                 if sent { Piece::Some } else { Piece::End }
@@ -117,28 +132,24 @@ impl Source {
     }
 
     /// Passes on what is there of a line, with an end.
-    fn end(&mut self, prefix: bool) -> bool {
+    fn end(&mut self, sink: &mut Sink) -> bool {
         let mut last = std::mem::take(&mut self.begun);
         if last.is_empty() {
             return true;
         }
         last.push(b'\n');
-        self.send(&last, prefix)
+        self.send(&last, sink)
     }
 
     /// Passes lines on; false if nobody reads them.
-    fn send(&self, lines: &[u8], prefix: bool) -> bool {
+    fn send(&self, lines: &[u8], sink: &mut Sink) -> bool {
         if lines.is_empty() {
             return true;
         }
-        let text = if prefix { prefixed(self.rank, lines) } else { lines.to_vec() };
-        let send = |mut to: Box<dyn Write>| to.write_all(&text).and_then(|()| to.flush());
-        let sent = if self.errors {
-            send(Box::new(io::stderr().lock()))
-        } else {
-            send(Box::new(io::stdout().lock()))
-        };
-        sent.is_ok()
+        match self.prefix {
+            Some(rank) => sink(self.errors, &prefixed(rank, lines)).is_ok(),
+            None => sink(self.errors, lines).is_ok(),
+        }
     }
 }
 
@@ -170,6 +181,29 @@ impl Outputs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What has come out of streams into which this was written before, and which stay open.
+    fn passed(prefix: Option<u32>, bytes: &[u8]) -> Vec<u8> {
+        let (mut writer, ours) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (_quiet, errors) = std::os::unix::net::UnixStream::pair().unwrap();
+        writer.write_all(bytes).unwrap();
+        let (came, all) = std::sync::mpsc::channel();
+        let mut sources = Sources::to(Box::new(move |_, lines| {
+            came.send(lines.to_vec()).unwrap();
+            Ok(())
+        }));
+        sources.add(prefix, ours.into(), errors.into()).unwrap();
+        sources.pass_on().unwrap().finish();
+        all.iter().flatten().collect()
+    }
+
+    #[test]
+    fn what_was_written_before_the_end_is_passed_on_though_the_stream_stays_open() {
+        let text = "a line of thirty-two characters\n".repeat(5000);
+        assert!(text.len() > 2 * PIECE);
+        assert_eq!(passed(None, text.as_bytes()), text.as_bytes());
+        assert_eq!(passed(Some(3), b"one\ntwo"), b"[3] one\n[3] two\n");
+    }
 
     #[test]
     fn each_line_gets_its_rank() {
