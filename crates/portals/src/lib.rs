@@ -15,4 +15,6 @@ mod wire;
 pub use error::{Error, OpenError};
 pub use hca_matching::{Jid, Nid, Pid, Process, Rank, Uid};
 pub use memory::{Memory, Pieces};
+#[doc(hidden)]
+pub use node::Holdings;
 pub use node::{Card, Counts, Directory, DirectoryError, Listed, Node, NodeOptions};

@@ -85,6 +85,7 @@ pub(super) struct Ports {
     send: Slots,
     hellos: Slots,
     free: Vec<u32>,
+    send_slots: usize,
     /// Receive slots that were looked at, to be posted together.
     used: Vec<u32>,
     pub(super) pd: Pd,
@@ -133,6 +134,7 @@ impl Ports {
             send: Slots::new(&pd, send_slots as usize, bytes)?,
             hellos: Slots::new(&pd, DATAGRAM_SLOTS, DATAGRAM_BYTES)?,
             free: (0..send_slots).rev().collect(),
+            send_slots: send_slots as usize,
             used: (0..slots).collect(),
             max_inline: cap.max_inline as usize,
             cq,
@@ -236,6 +238,10 @@ impl Ports {
     /// A free send slot.
     pub(super) fn take_slot(&mut self) -> Option<u32> {
         self.free.pop()
+    }
+    /// Send slots that are not free.
+    pub(super) fn slots_taken(&self) -> usize {
+        self.send_slots - self.free.len()
     }
     /// A send slot is free again.
     pub(super) fn free_slot(&mut self, slot: u32) {
