@@ -452,3 +452,87 @@ pub(crate) fn status_registers_count_apart(bed: &Bed) {
     pair.status(&pair.b, StatusRegister::PermissionViolations, 0);
     assert_eq!(all.map(|register| pair.a.status(register)), [0; 3]);
 }
+
+/// A directory that nobody can ask.
+struct Silent;
+
+impl portals::Directory for Silent {
+    fn size(&self) -> Option<u32> {
+        Some(2)
+    }
+    fn by_rank(&self, _: Rank) -> Result<portals::Card, portals::DirectoryError> {
+        Err(portals::DirectoryError::Asking { source: "the line is dead".into() })
+    }
+}
+
+pub(crate) fn a_directory_that_can_t_be_asked_is_a_failure(bed: &Bed) {
+    let nodes =
+        bed.nodes_with(1, |_, options| NodeOptions { directory: std::sync::Arc::new(Silent), ..options });
+    let ni = init(&nodes[0], KINDS[1]);
+    let md = Source::new(&ni, 8, MdOptions::empty()).md;
+    let error = ni.put(&Put::new(md, 8, Process::logical(Rank(1)), 0)).unwrap_err();
+    assert_eq!(error.code(), ReturnCode::Fail);
+    assert!(error.to_string().contains("the line is dead"), "{error}");
+    assert_eq!(code(ni.get_map()), ReturnCode::Fail);
+    // Its own card needs nobody.
+    ni.put(&Put::new(md, 8, id(&ni), 0)).unwrap();
+}
+
+pub(crate) fn errors_name_the_call_the_argument_and_the_code(bed: &Bed) {
+    let nodes = bed.nodes(1);
+    let ni = init(&nodes[0], MATCHING);
+    let md = Source::new(&ni, 8, MdOptions::empty()).md;
+    let sink = Sink::new(&ni, 8, PtOptions::empty());
+    let ct = ni.ct_alloc().unwrap();
+    ni.ct_free(ct).unwrap();
+    let long = Put { local_offset: 4, ..Put::new(md, 5, id(&ni), 0) };
+    let free = Me { min_free: 1, ..sink.me(MeOptions::OP_PUT) };
+    for (error, parts) in [
+        (ni.put(&long).unwrap_err(), ["PtlPut", "md", "PTL_ARG_INVALID"]),
+        (ni.ct_get(ct).unwrap_err(), ["PtlCTGet", "ct", "PTL_ARG_INVALID"]),
+        (ni.pt_free(77).unwrap_err(), ["PtlPTFree", "portal 77", "PTL_ARG_INVALID"]),
+        (ni.eq_poll(&[], None).unwrap_err(), ["PtlEQPoll", "eqs", "PTL_ARG_INVALID"]),
+        (
+            ni.pt_alloc(PtOptions::FLOWCTRL, None, None).unwrap_err(),
+            ["PtlPTAlloc", "event queue", "PTL_PT_EQ_NEEDED"],
+        ),
+        (
+            ni.me_append(sink.pt, &free, ListKind::Priority, 0).unwrap_err(),
+            ["PtlMEAppend", "min_free", "PTL_ARG_INVALID"],
+        ),
+        (
+            ni.atomic(&Put::new(md, 8, id(&ni), 0), portals::v4::AtomicOp::Bor, portals::v4::Datatype::F64)
+                .unwrap_err(),
+            ["PtlAtomic", "Bor on F64", "PTL_ARG_INVALID"],
+        ),
+    ] {
+        let text = error.to_string();
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}: {parts:?}");
+        assert!(error.reason().to_string().len() + 20 < text.len(), "what to do is said: {text}");
+    }
+}
+
+pub(crate) fn the_adapter_matches_where_it_is_asked_to(bed: &Bed) {
+    for node in bed.nodes(2) {
+        assert_eq!(node.is_offloaded(), bed.offload);
+    }
+}
+
+pub(crate) fn the_adapter_places_messages_while_the_target_calls_nothing(bed: &Bed) {
+    let pair = bed.pair(MATCHING);
+    // In the mode of progress that has no thread, an adapter moves in its program's calls.
+    if !bed.offload || bed.progress == softhca::Progress::Inline {
+        return;
+    }
+    for len in [8, 4096, 1 << 20] {
+        let source = Source::new(&pair.a, len, MdOptions::EVENT_CT_ACK | MdOptions::EVENT_SEND_DISABLE);
+        let sink = Sink::new(&pair.b, len, PtOptions::empty());
+        sink.post(&pair.b, MeOptions::OP_PUT);
+        let put = Put { ack_req: AckReq::Ack, ..Put::new(source.md, len as u64, id(&pair.b), sink.pt) };
+        pair.a.put(&put).unwrap();
+        let polled = pair.a.ct_poll(&[(source.ct, 1)], Some(crate::bed::PATIENCE)).unwrap();
+        assert_eq!(polled.map(|(count, _)| count.success), Some(1));
+        assert!(sink.memory.to_vec() == pattern(len), "{len} bytes are there");
+        assert_eq!(pair.b.eq_get(sink.eq).unwrap().map(|got| got.event.kind), Some(EventKind::Put));
+    }
+}

@@ -2,6 +2,7 @@
 
 mod directory;
 mod hello;
+mod holdings;
 mod initiator;
 mod interface;
 mod meet;
@@ -25,6 +26,8 @@ use hca_verbs::{Context, MemoryError};
 use rustix::fd::OwnedFd;
 
 pub use directory::{Card, Directory, DirectoryError, Listed};
+#[doc(hidden)]
+pub use holdings::Holdings;
 pub(crate) use interface::{Kind, NiState};
 
 use crate::lock::Lock;
