@@ -16,7 +16,9 @@ impl World {
             let now = host.ni.ct_get(count.ct).unwrap();
             if now.success + now.failure != count.expected || now.failure < count.failed {
                 let (expected, failed) = (count.expected, count.failed);
-                return Err(self.broken(format!("n{h}: count {i} is {now:?}, not {expected}, {failed} failed")));
+                return Err(
+                    self.broken(format!("n{h}: count {i} is {now:?}, not {expected}, {failed} failed"))
+                );
             }
         }
         let status = self.status(h);
@@ -32,7 +34,9 @@ impl World {
         let wanted = [dropped, refused(NiFail::PermViolation), refused(NiFail::OpViolation)];
         let fits = if quiet { status == wanted } else { (0..3).all(|i| status[i] <= wanted[i]) };
         if !fits {
-            return Err(self.broken(format!("n{h}: it refused {status:?}, and should have refused {wanted:?}")));
+            return Err(
+                self.broken(format!("n{h}: it refused {status:?}, and should have refused {wanted:?}"))
+            );
         }
         let arenas = [&host.payload, &host.replies, &host.operands, &host.scratch, &host.buffers];
         let window = host.window.iter().map(|(arena, _)| arena);

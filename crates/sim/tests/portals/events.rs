@@ -62,7 +62,8 @@ impl World {
         let index = event.user_ptr as usize;
         let incarnation = self.hosts[h].as_ref().expect("it is told").incarnation;
         let op = self.ops.get(index).filter(|op| (op.src, op.incarnation) == (h, incarnation));
-        let op = op.ok_or_else(|| self.broken(format!("n{h}: an event of no operation of its: {event:?}")))?;
+        let op =
+            op.ok_or_else(|| self.broken(format!("n{h}: an event of no operation of its: {event:?}")))?;
         let fits = event.initiator == self.process(op.dst)
             && (event.pt_index, event.rlength) == (op.pt, op.len as u64)
             && event.match_bits == op.tag | (index as u64) << 16;
@@ -76,7 +77,9 @@ impl World {
         let now = self.now();
         let op = &self.ops[index];
         if op.sent.is_some() || !op.kind.writes() || op.answered.is_some() {
-            return Err(self.broken(format!("operation {index} is sent twice or too late: {event:?}, {op:?}")));
+            return Err(
+                self.broken(format!("operation {index} is sent twice or too late: {event:?}, {op:?}"))
+            );
         }
         match event.ni_fail_type {
             NiFail::Ok => {}
@@ -100,7 +103,9 @@ impl World {
         let op = &self.ops[index];
         let right = op.is_told() && (event.kind == EventKind::Reply) == op.kind.replies();
         if op.answered.is_some() || !right || op.kind.writes() && op.sent.is_none() {
-            return Err(self.broken(format!("operation {index}: answered twice or too early: {event:?}, {op:?}")));
+            return Err(
+                self.broken(format!("operation {index}: answered twice or too early: {event:?}, {op:?}"))
+            );
         }
         let fail = event.ni_fail_type;
         let fits = match (fail, op.expect) {
@@ -161,7 +166,8 @@ impl World {
         match (&op.reply_came, &op.reply_wanted) {
             (Some(came), Some(wanted)) if came != wanted => {
                 let at = came.iter().zip(wanted).position(|(a, b)| a != b);
-                Err(self.broken(format!("the reply of operation {index} is wrong from byte {at:?} on: {op:?}")))
+                Err(self
+                    .broken(format!("the reply of operation {index} is wrong from byte {at:?} on: {op:?}")))
             }
             _ => Ok(()),
         }
@@ -224,13 +230,20 @@ impl World {
         let before = self.host(h).latest.insert(key, index);
         match before {
             Some(before) if before > index => {
-                Err(self.broken(format!("n{h}: operation {index} came behind {before}, which is later: {op:?}")))
+                Err(self
+                    .broken(format!("n{h}: operation {index} came behind {before}, which is later: {op:?}")))
             }
             _ => Ok(()),
         }
     }
     /// The bytes of a put must be where the event says, and are there to stay.
-    fn bytes_in_buffers(&mut self, h: usize, index: usize, event: &Event, room: (usize, usize)) -> Checked<()> {
+    fn bytes_in_buffers(
+        &mut self,
+        h: usize,
+        index: usize,
+        event: &Event,
+        room: (usize, usize),
+    ) -> Checked<()> {
         let op = &self.ops[index];
         let payload = self.payloads[op.payload.0].clone();
         let bytes = &payload[op.payload.1..op.payload.1 + event.mlength as usize];
@@ -306,8 +319,7 @@ impl World {
         let quiet = receive.buffer.is_some() && receive.unlinked;
         let once = receive.took == 1 || receive.buffer.is_none();
         let buffer = if quiet { receive.buffer.take() } else { None };
-        let fits = receive.from.is_none_or(|from| from == op.src)
-            && receive.tag.is_none_or(|t| t == op.tag);
+        let fits = receive.from.is_none_or(|from| from == op.src) && receive.tag.is_none_or(|t| t == op.tag);
         host.matched.push((index, found));
         let at = host.buffers.offset_of(event.start);
         let holder = host.overflows.iter_mut().find(|o| !o.freed && o.at <= at && at <= o.at + o.len);
@@ -419,12 +431,8 @@ impl World {
     /// What a process counted of what it refused.
     pub(crate) fn status(&self, h: usize) -> [u64; 3] {
         let ni = &self.hosts[h].as_ref().expect("it is up").ni;
-        [
-            StatusRegister::DropCount,
-            StatusRegister::PermissionViolations,
-            StatusRegister::OperationViolations,
-        ]
-        .map(|register| ni.status(register))
+        [StatusRegister::DropCount, StatusRegister::PermissionViolations, StatusRegister::OperationViolations]
+            .map(|register| ni.status(register))
     }
     pub(crate) fn process(&self, h: usize) -> Process {
         match self.plan.logical {

@@ -7,8 +7,8 @@ use std::time::Duration;
 use hca_core::Instant;
 use hca_sim::{Rng, Sim};
 use portals::v4::{
-    CtHandle, EqHandle, Limits, ListKind, Md, MdHandle, MdOptions, Me, MeHandle, MeOptions, Ni, NiOptions, Pid,
-    Process, PtOptions, Rank, Source, Uid,
+    CtHandle, EqHandle, Limits, ListKind, Md, MdHandle, MdOptions, Me, MeHandle, MeOptions, Ni, NiOptions,
+    Pid, Process, PtOptions, Rank, Source, Uid,
 };
 use portals::{Card, Directory, DirectoryError, Node, NodeOptions};
 

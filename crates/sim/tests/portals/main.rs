@@ -44,7 +44,9 @@ pub(crate) struct Report {
 fn run(seed: u64) -> Result<Report, Violation> {
     let mut rng = Rng::new(seed ^ 0x706f_7274_616c_7300);
     let plan = Plan::new(&mut rng, seed);
-    let replay = format!("HCA_SIM_SEED={seed} HCA_SIM_TRACE=1 cargo test -p hca-sim --test portals random -- --nocapture");
+    let replay = format!(
+        "HCA_SIM_SEED={seed} HCA_SIM_TRACE=1 cargo test -p hca-sim --test portals random -- --nocapture"
+    );
     let sim = Sim::builder(seed).links(&plan.profile).replay(replay).build();
     if std::env::var_os("HCA_SIM_TRACE").is_some() {
         println!("{plan:#?}");
@@ -120,7 +122,9 @@ fn random_programs_keep_every_promise_on_both_paths() {
     for seed in range {
         let began = std::time::Instant::now();
         let done = run(seed);
-        if number("HCA_SIM_PORTALS_SEEDS").is_some() { println!("seed {seed}: {:?}", began.elapsed()); }
+        if number("HCA_SIM_PORTALS_SEEDS").is_some() {
+            println!("seed {seed}: {:?}", began.elapsed());
+        }
         match done {
             Ok(report) => {
                 sum.ops += report.ops;

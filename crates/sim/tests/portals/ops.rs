@@ -219,9 +219,9 @@ impl World {
         if busy {
             return Ok(());
         }
-        let ack = if len > eager { AckReq::Ack } else { self.rng.pick(&[AckReq::Ack, AckReq::Ack, AckReq::Ct]) };
-        let op =
-            Op { remote: cell * each + at, ack, ..self.op(Kind::Put, h, dst, WINDOW, CELLS, len) };
+        let ack =
+            if len > eager { AckReq::Ack } else { self.rng.pick(&[AckReq::Ack, AckReq::Ack, AckReq::Ct]) };
+        let op = Op { remote: cell * each + at, ack, ..self.op(Kind::Put, h, dst, WINDOW, CELLS, len) };
         self.put(op)
     }
     fn get_read_only(&mut self, h: usize, dst: usize) -> Checked<()> {
@@ -374,18 +374,10 @@ impl World {
                     remote_offset: op.remote as u64,
                     user_ptr: index as u64,
                     hdr_data: !(index as u64),
-                    ..Fetch::new(
-                        host.mds[MD_REPLIES],
-                        host.mds[MD_OPERANDS],
-                        op.len as u64,
-                        target,
-                        op.pt,
-                    )
+                    ..Fetch::new(host.mds[MD_REPLIES], host.mds[MD_OPERANDS], op.len as u64, target, op.pt)
                 };
                 match kind {
-                    Kind::Swap(operation) => {
-                        host.ni.swap(&fetch, &op.operand.to_le_bytes(), operation, ty)
-                    }
+                    Kind::Swap(operation) => host.ni.swap(&fetch, &op.operand.to_le_bytes(), operation, ty),
                     Kind::FetchAtomic(operation) => host.ni.fetch_atomic(&fetch, operation, ty),
                     _ => unreachable!("it combines"),
                 }
@@ -396,7 +388,10 @@ impl World {
     pub(crate) fn begun(&mut self, op: Op, begun: Result<(), portals::v4::Error>) -> Checked<()> {
         let index = self.ops.len();
         if self.sim_prints() {
-            self.sim.note(format!("begun {index}: {:?} {}>{} pt {} tag {} {} B", op.kind, op.src, op.dst, op.pt, op.tag, op.len));
+            self.sim.note(format!(
+                "begun {index}: {:?} {}>{} pt {} tag {} {} B",
+                op.kind, op.src, op.dst, op.pt, op.tag, op.len
+            ));
         }
         self.report.ops += 1;
         self.ops.push(op);

@@ -8,13 +8,29 @@ use hca_sim::{LinkProfile, Rng};
 /// What breaks, and for how long.
 #[derive(Clone, Debug)]
 pub(crate) enum Chaos {
-    Cut { from: usize, to: usize, lasts: Duration },
-    Partition { group: Vec<usize>, lasts: Duration },
-    Stall { node: usize, lasts: Duration },
+    Cut {
+        from: usize,
+        to: usize,
+        lasts: Duration,
+    },
+    Partition {
+        group: Vec<usize>,
+        lasts: Duration,
+    },
+    Stall {
+        node: usize,
+        lasts: Duration,
+    },
     /// The adapter and the process are gone, and come back empty.
-    Crash { node: usize, lasts: Duration },
+    Crash {
+        node: usize,
+        lasts: Duration,
+    },
     /// The process says goodbye, and another one begins on the same adapter.
-    Leave { node: usize, lasts: Duration },
+    Leave {
+        node: usize,
+        lasts: Duration,
+    },
 }
 
 #[derive(Clone, Debug)]

@@ -188,7 +188,8 @@ impl World {
         // The last by threshold, then by call.
         let value = (0..set.sets.len()).filter(|&i| set.sets[i] <= end).max_by_key(|&i| (set.sets[i], i));
         let value = value.map_or(0, |i| 100 + i as u64);
-        let waits = set.waiting.iter().map(|w| w.0).chain(set.ups.iter().copied()).chain(set.sets.iter().copied());
+        let waits =
+            set.waiting.iter().map(|w| w.0).chain(set.ups.iter().copied()).chain(set.sets.iter().copied());
         let waits = waits.filter(|&t| t > end).count() as u32;
         let (ct, up, to, md) = (set.ct, set.up, set.set, set.md);
         let ni = &self.hosts[set.host].as_ref().expect("it is live").ni;

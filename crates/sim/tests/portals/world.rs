@@ -187,7 +187,8 @@ impl World {
         if self.resting {
             return Ok(Step::After(Duration::from_secs(1)));
         }
-        let sets = (0..self.sets.len()).filter(|&i| self.is_set_live(i) && self.sets[i].begun < self.sets[i].end);
+        let sets =
+            (0..self.sets.len()).filter(|&i| self.is_set_live(i) && self.sets[i].begun < self.sets[i].end);
         let sets = sets.map(|i| self.sets[i].due);
         let looks = self.hosts.iter().flatten().map(|host| match self.plan.offload {
             true => host.looks_again.max(now + Duration::from_millis(5)),
@@ -342,7 +343,8 @@ impl World {
 
     /// Whether all that is to be begun was.
     fn is_begun(&self) -> bool {
-        let sets = (0..self.sets.len()).all(|i| !self.is_set_live(i) || self.sets[i].begun == self.sets[i].end);
+        let sets =
+            (0..self.sets.len()).all(|i| !self.is_set_live(i) || self.sets[i].begun == self.sets[i].end);
         let left = (0..self.plan.nodes).all(|h| self.left[h] == 0);
         left && sets && self.plan.chaos.is_empty() && self.undo.is_empty() && self.retries.is_empty()
     }
@@ -379,8 +381,11 @@ impl World {
         for (n, &(first, its)) in host.matched.iter().enumerate() {
             for &(second, others) in &host.matched[n + 1..] {
                 // By the order in which they were sent.
-                let ((a, a_entry), (b, b_entry)) =
-                    if first < second { ((first, its), (second, others)) } else { ((second, others), (first, its)) };
+                let ((a, a_entry), (b, b_entry)) = if first < second {
+                    ((first, its), (second, others))
+                } else {
+                    ((second, others), (first, its))
+                };
                 let (a_op, b_op) = (&self.ops[a], &self.ops[b]);
                 if (a_op.src, a_op.incarnation) != (b_op.src, b_op.incarnation) || b_entry >= a_entry {
                     continue;
