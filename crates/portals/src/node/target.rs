@@ -72,16 +72,21 @@ impl State {
             self.after(request.ni);
             return self.respond(peer, request.token, &response, &Body::None);
         }
-        let delivery = match ni.deliver(&header) {
-            Verdict::Accept(delivery) => delivery,
-            Verdict::Refuse(response) => {
-                self.after(request.ni);
-                return self.respond(peer, request.token, &response, &Body::None);
-            }
-        };
+        let Some(delivery) = self.deliver(peer, request, &header) else { return };
         match header.operation {
             Operation::Get => self.serve_get(peer, request, delivery),
             _ => self.combine(peer, request, delivery, data),
+        }
+    }
+    /// Who takes a message; if nobody does, it is answered.
+    fn deliver(&mut self, peer: u32, request: &Request<'_>, header: &Header) -> Option<Delivery> {
+        match self.ni(request.ni).deliver(header) {
+            Verdict::Accept(delivery) => Some(delivery),
+            Verdict::Refuse(response) => {
+                self.after(request.ni);
+                self.respond(peer, request.token, &response, &Body::None);
+                None
+            }
         }
     }
     fn serve_get(&mut self, peer: u32, request: &Request<'_>, delivery: Delivery) {
@@ -150,13 +155,7 @@ impl State {
             let response = ni.engine.reject(&header, NiFail::OpViolation);
             return self.respond(peer, request.token, &response, &Body::None);
         }
-        let delivery = match ni.deliver(&header) {
-            Verdict::Accept(delivery) => delivery,
-            Verdict::Refuse(response) => {
-                self.after(request.ni);
-                return self.respond(peer, request.token, &response, &Body::None);
-            }
-        };
+        let Some(delivery) = self.deliver(peer, request, &header) else { return };
         if delivery.mlength == 0 || self.peer(peer).fetches.is_full() {
             let fail = if delivery.mlength == 0 { NiFail::Ok } else { NiFail::Dropped };
             let response = self.ni(request.ni).complete(delivery, fail);
