@@ -93,6 +93,7 @@ on_every_bed! {
         the_descriptor_in_an_event_is_as_it_was_right_after_it
         sequence_counts_the_events_of_a_queue
         undeliverable_is_told_where_nobody_answers
+        undeliverable_is_told_of_a_target_that_has_gone
     }
     handlers {
         a_handler_gets_each_event_in_order_and_eq_get_finds_none
