@@ -235,3 +235,32 @@ pub(crate) fn undeliverable_is_told_where_nobody_answers(bed: &Bed) {
     assert_eq!(told[2..], [(ReplyStart, into, 0), (ReplyEnd, into, 0)]);
     assert!(ends.iter().all(|event| event.ni_fail_type == NiFail::Undeliverable), "{ends:?}");
 }
+
+pub(crate) fn undeliverable_is_told_of_a_target_that_has_gone(bed: &Bed) {
+    let options =
+        NodeOptions { connect_timeout: std::time::Duration::from_millis(200), ..NodeOptions::default() };
+    let Pair { a, b, .. } = bed.pair_with(&Default::default(), &options);
+    b.post(1, &b.md(b.zeroed(64), BOTH));
+    let (md, id) = (a.loud(b"x"), b.id());
+    a.put_acked(md, &b, 1, 0);
+    a.expect(EventKind::SendStart, &b);
+    a.expect(EventKind::SendEnd, &b);
+    a.expect(EventKind::Ack, &b);
+    drop(b);
+    a.ni.put(md, AckReq::Ack, id, 1, 0, 0, 0, 0).unwrap();
+    a.ni.get(md, id, 1, 0, 0, 0).unwrap();
+    let mut told = Vec::new();
+    while told.len() < 5 {
+        let event = a.next(&a).event;
+        if event.ni_fail_type != NiFail::Ok {
+            assert_eq!(event.ni_fail_type, NiFail::Undeliverable);
+        }
+        told.push((event.kind, event.ni_fail_type == NiFail::Ok));
+    }
+    use EventKind::*;
+    assert_eq!(told[0], (SendStart, true));
+    // It may have left before it was known that nobody is there.
+    assert_eq!(told[1].0, SendEnd);
+    assert_eq!(told[2..], [(Ack, false), (ReplyStart, false), (ReplyEnd, false)]);
+    a.nothing_left();
+}

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use portals::v3::{AckReq, EqHandler, Got, Md, MdOptions, Ni, Threshold};
 
-use crate::pair::{Bed, Side, until};
+use crate::pair::{Bed, LIMIT, Side, until};
 
 const ENDS: MdOptions = MdOptions::OP_PUT.union(MdOptions::EVENT_START_DISABLE);
 
@@ -64,6 +64,43 @@ pub(crate) fn a_handler_runs_in_calls_that_look_for_other_events(bed: &Bed) {
         }
     });
     assert_eq!(count.load(Ordering::Relaxed), 10, "what came before was handled before");
+}
+
+pub(crate) fn a_wait_runs_the_handlers_that_bring_about_what_it_waits_for(bed: &Bed) {
+    let p = bed.pair();
+    let (from, to) = (p.a.silent(b"x"), p.a.id());
+    handled(&p.a, 1, 64, move |ni, _| ni.put(from, AckReq::NoAck, to, 2, 0, 0, 0, 0).unwrap());
+    p.a.post(2, &p.a.md(p.a.zeroed(8), ENDS));
+    // To one's own the first message makes the connection, so it is not there when this returns.
+    numbered(&p.a, &p.a, 1, 0..1);
+    let got = p.a.ni.eq_wait_timeout(p.a.eq, LIMIT).unwrap().expect("the handler sent it");
+    assert_eq!(got.event.pt_index, 2);
+}
+
+pub(crate) fn a_handler_is_dropped_where_it_may_call_portals(bed: &Bed) {
+    /// What a handler holds.
+    struct Calls(Ni, Arc<AtomicBool>);
+    impl Drop for Calls {
+        fn drop(&mut self) {
+            let eq = self.0.eq_alloc(1, None).unwrap();
+            self.0.eq_free(eq).unwrap();
+            self.0.progress();
+            self.1.store(true, Ordering::Release);
+        }
+    }
+    let p = bed.pair();
+    let dropped = Arc::new(AtomicBool::new(false));
+    let calls = Calls(p.a.ni.clone(), Arc::clone(&dropped));
+    let eq = p.a.ni.eq_alloc(1, handler(move |_, _| _ = &calls)).unwrap();
+    thread::scope(|scope| {
+        // One that looks through the handlers all the while.
+        scope.spawn(|| {
+            while !dropped.load(Ordering::Acquire) {
+                p.a.ni.eq_wait_timeout(p.a.eq, Duration::from_millis(1)).unwrap();
+            }
+        });
+        p.a.ni.eq_free(eq).unwrap();
+    });
 }
 
 pub(crate) fn a_wait_that_sees_only_handled_events_still_ends_in_time(bed: &Bed) {

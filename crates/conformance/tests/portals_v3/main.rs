@@ -93,10 +93,13 @@ on_every_bed! {
         the_descriptor_in_an_event_is_as_it_was_right_after_it
         sequence_counts_the_events_of_a_queue
         undeliverable_is_told_where_nobody_answers
+        undeliverable_is_told_of_a_target_that_has_gone
     }
     handlers {
         a_handler_gets_each_event_in_order_and_eq_get_finds_none
         a_handler_runs_in_calls_that_look_for_other_events
+        a_wait_runs_the_handlers_that_bring_about_what_it_waits_for
+        a_handler_is_dropped_where_it_may_call_portals
         a_wait_that_sees_only_handled_events_still_ends_in_time
         a_handler_may_call_portals
         a_handler_that_sends_to_itself_is_called_again_and_not_within_itself

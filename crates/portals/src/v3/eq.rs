@@ -54,6 +54,7 @@ enum Woken {
 }
 
 impl Queues {
+    /// Those that have a handler, to be run where nothing is held: the last to hold a handler drops what is the program's.
     #[inline]
     fn handled(&self) -> Vec<Arc<Handled>> {
         // Acquire: pairs with the Release below.
@@ -62,10 +63,29 @@ impl Queues {
         }
         locked(&self.handled).clone()
     }
-    fn change_handled(&self, f: impl FnOnce(&mut Vec<Arc<Handled>>)) {
+    fn is_handled(&self, eq: RawEq) -> bool {
+        self.count.load(Ordering::Acquire) > 0 && locked(&self.handled).iter().any(|of| of.eq == eq)
+    }
+    /// Whether a queue with a handler that does not run has events.
+    fn is_wanted(&self, ni: &NiState) -> bool {
+        // Relaxed: at worst it looks once more, or is found by who runs it.
+        let waits = |of: &Arc<Handled>| {
+            !of.running.load(Ordering::Relaxed) && ni.engine.eq_len(of.eq).is_ok_and(|events| events > 0)
+        };
+        self.count.load(Ordering::Acquire) > 0 && locked(&self.handled).iter().any(waits)
+    }
+    fn add_handled(&self, of: Handled) {
         let mut handled = locked(&self.handled);
-        f(&mut handled);
+        handled.push(Arc::new(of));
         self.count.store(handled.len(), Ordering::Release);
+    }
+    /// Takes a queue's handler out, to be dropped where nothing is held.
+    fn take_handled(&self, eq: RawEq) -> Option<Arc<Handled>> {
+        let mut handled = locked(&self.handled);
+        let at = handled.iter().position(|of| of.eq == eq)?;
+        let of = handled.remove(at);
+        self.count.store(handled.len(), Ordering::Release);
+        Some(of)
     }
 }
 
@@ -97,7 +117,7 @@ impl Ni {
     /// have done their work and hold nothing: [`put`](Self::put) and its like, [`eq_get`](Self::eq_get), waiting on
     /// any queue, [`md_update`](Self::md_update), [`me_md_post`](Self::me_md_post), [`status`](Self::status),
     /// [`progress`](Self::progress). A handler may call anything; events that come meanwhile wait until it returns, also
-    /// where another thread finds them.
+    /// where another thread finds them. It is given the interface; a clone of its own would keep that open for ever.
     ///
     /// # Errors
     /// `PTL_NO_SPACE`.
@@ -107,12 +127,13 @@ impl Ni {
         let raw = made.map_err(|error| Error::new("PtlEQAlloc", error))?;
         if let Some(handler) = handler {
             let handled = Handled { eq: raw, running: AtomicBool::new(false), handler: Lock::new(handler) };
-            self.inner.queues.change_handled(|all| all.push(Arc::new(handled)));
+            self.inner.queues.add_handled(handled);
         }
         locked(&self.inner.queues.all).push((raw, count.max(1)));
         Ok(EqHandle { ni: self.inner.id, raw })
     }
-    /// Frees a queue. Events that it holds, and those that descriptors would still post to it, are lost.
+    /// Frees a queue. Events that it holds, and those that descriptors would still post to it, are lost. Its handler is
+    /// called no more, but may be in a call that another thread began before.
     ///
     /// # Errors
     /// `PTL_EQ_INVALID`.
@@ -121,7 +142,7 @@ impl Ni {
         let call = "PtlEQFree";
         self.check(call, "eq", eq.ni)?;
         self.inner.core.with(|ni| ni.engine.eq_free(eq.raw)).map_err(|error| Error::new(call, error))?;
-        self.inner.queues.change_handled(|all| all.retain(|handled| handled.eq != eq.raw));
+        drop(self.inner.queues.take_handled(eq.raw));
         locked(&self.inner.queues.all).retain(|&(raw, _)| raw != eq.raw);
         Ok(())
     }
@@ -134,7 +155,7 @@ impl Ni {
         let call = "PtlEQGet";
         self.check(call, "eq", eq.ni)?;
         let kind = self.inner.core.kind().index();
-        let handled = self.is_handled(eq.raw);
+        let handled = self.inner.queues.is_handled(eq.raw);
         let got = self.node().with(|state| {
             if handled {
                 state.progress();
@@ -190,7 +211,7 @@ impl Ni {
         let held = |raw| self.inner.core.look(|ni| ni.engine.eq_len(raw)).ok();
         let told = all.into_iter().filter_map(|(raw, count)| {
             // One that is freed meanwhile is left out.
-            let (eq, handled) = (EqHandle { ni: self.inner.id, raw }, self.is_handled(raw));
+            let (eq, handled) = (EqHandle { ni: self.inner.id, raw }, self.inner.queues.is_handled(raw));
             held(raw).map(|held| EqDump { eq, count, held, handled })
         });
         told.collect()
@@ -216,24 +237,19 @@ impl Ni {
         loop {
             let left = deadline.map(|deadline| deadline.since(self.node().now()));
             let woken = self.node().wait(left, |state| {
-                let handled = self.inner.queues.handled();
+                let queues = &self.inner.queues;
                 let ni = state.ni(kind);
                 let first = ni.turn;
                 for which in (0..eqs.len()).map(|i| (first % eqs.len() + i) % eqs.len()) {
                     let eq = eqs[which].raw;
-                    if handled.iter().any(|handled| handled.eq == eq) {
+                    if queues.is_handled(eq) {
                         ni.engine.eq_len(eq)?;
                     } else if let Some(got) = self.take(ni, eq)? {
                         ni.turn = which + 1;
                         return Ok(Some(Woken::Event(which, got)));
                     }
                 }
-                let wanted = handled.iter().any(|handled| {
-                    // Relaxed: at worst it looks once more, or is found by who runs it.
-                    !handled.running.load(Ordering::Relaxed)
-                        && ni.engine.eq_len(handled.eq).is_ok_and(|events| events > 0)
-                });
-                Ok(wanted.then_some(Woken::Handler))
+                Ok(queues.is_wanted(ni).then_some(Woken::Handler))
             });
             self.run_handlers();
             match woken.map_err(|error| Error::new(call, error))? {
@@ -242,9 +258,6 @@ impl Ni {
                 None => return Ok(None),
             }
         }
-    }
-    fn is_handled(&self, eq: RawEq) -> bool {
-        self.inner.queues.handled().iter().any(|handled| handled.eq == eq)
     }
     /// Gives events to handlers, holding nothing but the handler's own lock.
     #[inline]
