@@ -214,3 +214,30 @@ pub(crate) fn many_initiators_sum_into_one_cell(bed: &Bed) {
     nis[0].atomic_sync();
     assert_eq!(sink.memory.load_u64(0), rounds * (1 + 2 + 3));
 }
+
+pub(crate) fn elements_of_vectors_lie_across_their_pieces(bed: &Bed) {
+    let pair = bed.pair(MATCHING);
+    let source = Source::new(&pair.a, 64, MdOptions::EVENT_SEND_DISABLE);
+    let cut = |ni: &portals::v4::Ni| [3usize, 0, 10, 51].map(|len| ni.alloc(len).unwrap()).to_vec();
+    let (here, there) = (cut(&pair.a), cut(&pair.b));
+    let eq = pair.a.eq_alloc(8).unwrap();
+    let got =
+        pair.a.md_bind(&portals::v4::Md { eq: Some(eq), ..portals::v4::Md::new(here.clone()) }).unwrap();
+    let sink = Sink::new(&pair.b, 0, PtOptions::empty());
+    let me =
+        portals::v4::Me { memory: there.clone().into(), ..sink.me(MeOptions::OP_PUT | MeOptions::OP_GET) };
+    pair.b.me_append(sink.pt, &me, portals::v4::ListKind::Priority, 0).unwrap();
+    for n in 1..=3u64 {
+        let fetch = Fetch::new(got, source.md, 64, id(&pair.b), sink.pt);
+        (0..8).for_each(|i| source.memory.store_u64(i * 8, i as u64 + n));
+        pair.a.fetch_atomic(&fetch, AtomicOp::Sum, Datatype::U64).unwrap();
+        pair.event(&pair.a, eq, EventKind::Reply);
+        let all = |pieces: &[portals::Memory]| -> Vec<u64> {
+            let bytes: Vec<u8> = pieces.iter().flat_map(|piece| piece.to_vec()).collect();
+            bytes.chunks(8).map(|cell| u64::from_ne_bytes(cell.try_into().unwrap())).collect()
+        };
+        // 1 + … + n and n times its place.
+        let sum = |n: u64| Vec::from_iter((0..8).map(|i| if n == 0 { 0 } else { n * i + n * (n + 1) / 2 }));
+        assert_eq!((all(&there), all(&here)), (sum(n), sum(n - 1)));
+    }
+}

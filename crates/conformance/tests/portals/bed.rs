@@ -40,22 +40,25 @@ impl Bed {
         let packets = matches!(self.net, Net::Loopback | Net::Udp);
         if packets && cfg!(debug_assertions) { 8 << 20 } else { 64 << 20 }
     }
+    /// `n` devices that can reach each other.
+    pub(crate) fn contexts(&self, n: usize) -> Vec<Context> {
+        SoftBed::new(self.net, self.progress).open(n).into_iter().map(Context::new).collect()
+    }
     /// `n` nodes that know each other by rank.
     pub(crate) fn nodes(&self, n: usize) -> Vec<Node> {
         self.nodes_with(n, |_, options| options)
     }
     pub(crate) fn nodes_with(&self, n: usize, with: impl Fn(usize, NodeOptions) -> NodeOptions) -> Vec<Node> {
         let directory = Arc::new(Job { size: n as u32, cards: Mutex::new(Vec::new()) });
-        let devices = SoftBed::new(self.net, self.progress).open(n);
-        let nodes: Vec<Node> = (devices.into_iter().enumerate())
-            .map(|(i, device)| {
+        let nodes: Vec<Node> = (self.contexts(n).iter().enumerate())
+            .map(|(i, context)| {
                 let options = NodeOptions {
                     offload: self.offload,
                     rank: Some(Rank(i as u32)),
                     directory: directory.clone(),
                     ..NodeOptions::default()
                 };
-                Node::open(&Context::new(device), with(i, options)).expect("a node opens")
+                Node::open(context, with(i, options)).expect("a node opens")
             })
             .collect();
         *directory.cards.lock().unwrap() = nodes.iter().map(Node::card).collect();

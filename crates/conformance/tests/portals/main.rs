@@ -62,6 +62,8 @@ checks! { $
         errors_name_the_call_the_argument_and_the_code,
         the_adapter_matches_where_it_is_asked_to,
         the_adapter_places_messages_while_the_target_calls_nothing,
+        memory_of_another_node_is_refused,
+        nodes_that_are_opened_together_know_each_other,
     }
     pt {
         a_portal_is_allocated_where_it_is_wanted,
@@ -116,6 +118,8 @@ checks! { $
         unlinking_races_with_messages_without_harm,
         list_entries_have_the_options_of_match_entries,
         memory_that_is_only_read_here_is_sent,
+        gets_and_atomics_wait_on_the_overflow_list_too,
+        searching_again_and_again_finds_what_comes,
     }
     put {
         a_put_lands_with_its_events,
@@ -133,6 +137,8 @@ checks! { $
         an_operation_completed_ack_comes_for_what_failed_too,
         vectors_are_gathered_and_scattered,
         puts_of_a_pair_match_in_their_order,
+        threads_share_an_interface,
+        puts_without_an_answer_that_wait_for_the_window_all_leave,
     }
     get {
         a_get_fetches_with_its_events,
@@ -149,6 +155,7 @@ checks! { $
         atomics_are_of_whole_elements_up_to_the_limit,
         an_atomic_that_is_truncated_keeps_whole_elements,
         many_initiators_sum_into_one_cell,
+        elements_of_vectors_lie_across_their_pieces,
     }
     eq {
         a_full_queue_says_once_that_events_were_lost,
@@ -176,6 +183,7 @@ checks! { $
         an_incoming_message_triggers_another,
         illegal_triggered_operations_are_refused_when_they_are_asked_for,
         a_triggered_operation_to_who_is_gone_is_undeliverable,
+        a_triggered_operation_that_can_t_begin_any_more_is_undeliverable,
     }
 }
 

@@ -1,8 +1,8 @@
 //! Entries: each option by its name, unlinking and searching.
 
 use portals::v4::{
-    AckReq, CtEvent, EventKind, Get, Le, LeOptions, ListKind, Md, MdOptions, Me, MeOptions, NiFail,
-    PtOptions, Put, ReturnCode, SearchOp, Source as From, StatusRegister,
+    AckReq, AtomicOp, CtEvent, Datatype, EventKind, Fetch, Get, Le, LeOptions, ListKind, Md, MdOptions, Me,
+    MeOptions, NiFail, PtOptions, Put, ReturnCode, SearchOp, Source as From, StatusRegister,
 };
 
 use crate::bed::{Bed, LIST, MATCHING, Pair, Sink, Source, code, id, pattern};
@@ -424,4 +424,47 @@ pub(crate) fn memory_that_is_only_read_here_is_sent(bed: &Bed) {
     pair.event(&pair.b, sink.eq, EventKind::Put);
     assert_eq!(sink.memory.to_vec()[..48], pattern(64)[16..]);
     assert_eq!(shared.to_vec(), pattern(64));
+}
+
+pub(crate) fn gets_and_atomics_wait_on_the_overflow_list_too(bed: &Bed) {
+    let (pair, source, sink) = sides(bed, 64);
+    let got = Source::new(&pair.a, 64, MdOptions::empty());
+    sink.memory.write_at(0, &pattern(64));
+    sink.post_overflow(&pair.b, MeOptions::OP_PUT | MeOptions::OP_GET);
+    let put = Put::new(source.md, 8, id(&pair.b), sink.pt);
+    let fetch = Fetch::new(got.md, source.md, 8, id(&pair.b), sink.pt);
+    let (op, ty) = (AtomicOp::Sum, Datatype::U32);
+    pair.a.get(&Get::new(got.md, 16, id(&pair.b), sink.pt)).unwrap();
+    pair.a.atomic(&put, op, ty).unwrap();
+    pair.a.fetch_atomic(&fetch, op, ty).unwrap();
+    pair.a.swap(&fetch, &[], AtomicOp::Swap, ty).unwrap();
+    for kind in [EventKind::Get, EventKind::Atomic, EventKind::FetchAtomic, EventKind::FetchAtomic] {
+        assert_eq!(pair.event(&pair.b, sink.eq, kind).ptl_list, ListKind::Overflow);
+    }
+    let replies = [(); 3].map(|()| pair.event(&pair.a, got.eq, EventKind::Reply).mlength);
+    assert_eq!(replies, [16, 8, 8]);
+    sink.post(&pair.b, MeOptions::empty());
+    for (kind, operation, mlength) in [
+        (EventKind::GetOverflow, None, 16),
+        (EventKind::AtomicOverflow, Some(op), 8),
+        (EventKind::FetchAtomicOverflow, Some(op), 8),
+        (EventKind::FetchAtomicOverflow, Some(AtomicOp::Swap), 8),
+    ] {
+        let event = pair.event(&pair.b, sink.eq, kind);
+        assert_eq!((event.atomic_operation, event.mlength), (operation, mlength));
+        assert_eq!((event.start, event.initiator), (sink.memory.addr(), id(&pair.a)));
+    }
+}
+
+pub(crate) fn searching_again_and_again_finds_what_comes(bed: &Bed) {
+    let (pair, source, sink) = sides(bed, 64);
+    sink.post_overflow(&pair.b, MeOptions::OP_PUT | MeOptions::EVENT_COMM_DISABLE);
+    pair.a.put(&Put::new(source.md, 24, id(&pair.b), sink.pt)).unwrap();
+    // The target's program does nothing but probe, and there is an event each time.
+    let me = sink.me(MeOptions::USE_ONCE);
+    let found = crate::bed::until(&[&pair.a], "a message", || {
+        pair.b.me_search(sink.pt, &me, SearchOp::Only, 0).unwrap();
+        pair.b.eq_get(sink.eq).unwrap().filter(|got| got.event.is_ok())
+    });
+    assert_eq!((found.event.kind, found.event.mlength), (EventKind::Search, 24));
 }

@@ -135,6 +135,11 @@ pub(crate) fn a_map_is_set_once(bed: &Bed) {
         assert_eq!(ni.get_map().unwrap(), [b, a, b]);
     }
     assert_eq!((id(&pair.a).rank(), id(&pair.b).rank()), (Rank(1), Rank(0)));
+    // Rank 1 was the other one.
+    let own = Sink::new(&pair.a, 8, PtOptions::empty());
+    accept(&pair.a, own.pt, &own.memory);
+    pair.a.put(&Put::new(source.md, 8, Process::logical(Rank(1)), own.pt)).unwrap();
+    pair.event(&pair.a, own.eq, EventKind::Put);
     for rank in [0, 2] {
         pair.a.put(&Put::new(source.md, 8, Process::logical(Rank(rank)), sink.pt)).unwrap();
         assert_eq!(pair.event(&pair.b, sink.eq, EventKind::Put).initiator.rank(), Rank(1));
@@ -534,5 +539,38 @@ pub(crate) fn the_adapter_places_messages_while_the_target_calls_nothing(bed: &B
         assert_eq!(polled.map(|(count, _)| count.success), Some(1));
         assert!(sink.memory.to_vec() == pattern(len), "{len} bytes are there");
         assert_eq!(pair.b.eq_get(sink.eq).unwrap().map(|got| got.event.kind), Some(EventKind::Put));
+    }
+}
+
+pub(crate) fn memory_of_another_node_is_refused(bed: &Bed) {
+    let pair = bed.pair(MATCHING);
+    let theirs = pair.b.alloc(64).unwrap();
+    let sink = Sink::new(&pair.a, 8, PtOptions::empty());
+    assert_eq!(code(pair.a.md_bind(&Md::new(&theirs))), ReturnCode::ArgInvalid);
+    assert_eq!(
+        code(pair.a.md_bind(&Md::new(vec![sink.memory.clone(), theirs.clone()]))),
+        ReturnCode::ArgInvalid
+    );
+    let me = Me::new(&theirs);
+    assert_eq!(code(pair.a.me_append(sink.pt, &me, ListKind::Priority, 0)), ReturnCode::ArgInvalid);
+}
+
+pub(crate) fn nodes_that_are_opened_together_know_each_other(bed: &Bed) {
+    let contexts = bed.contexts(3);
+    let nodes =
+        portals::Node::open_all(&contexts, &NodeOptions { offload: bed.offload, ..Default::default() })
+            .unwrap();
+    let nis: Vec<Ni> = nodes.iter().map(|node| init(node, KINDS[3])).collect();
+    let sinks: Vec<Sink> = nis.iter().map(|ni| Sink::new(ni, 8, PtOptions::empty())).collect();
+    let all: Vec<&Ni> = nis.iter().collect();
+    for (to, (ni, sink)) in nis.iter().zip(&sinks).enumerate() {
+        accept(ni, sink.pt, &sink.memory);
+        assert_eq!(id(ni), Process::logical(Rank(to as u32)));
+        for from in &nis {
+            let source = Source::new(from, 8, MdOptions::empty());
+            from.put(&Put::new(source.md, 8, id(ni), sink.pt)).unwrap();
+            let got = until(&all, "a put", || ni.eq_get(sink.eq).unwrap());
+            assert_eq!((got.event.kind, got.event.initiator), (EventKind::Put, id(from)));
+        }
     }
 }

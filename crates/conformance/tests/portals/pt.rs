@@ -1,5 +1,9 @@
 //! Portals: each option by its name, and flow control.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use portals::trace::{Step, Trace};
 use portals::v4::{
     AckReq, EventKind, Limits, ListKind, MdOptions, Me, MeOptions, NiFail, PtOptions, Put, ReturnCode,
     StatusRegister,
@@ -60,16 +64,23 @@ pub(crate) fn disabling_waits_for_what_is_under_way(bed: &Bed) {
     let source = Source::new(&pair.a, most, MdOptions::EVENT_SEND_DISABLE);
     let sink = Sink::new(&pair.b, most, PtOptions::empty());
     sink.post(&pair.b, MeOptions::OP_PUT);
+    let came = Arc::new(AtomicBool::new(false));
+    let tells = came.clone();
+    pair.b.set_trace(Some(Trace::new(move |step| {
+        if matches!(step, Step::Came(_)) {
+            tells.store(true, Ordering::SeqCst);
+        }
+    })));
     let _pump = pair.pump();
     for _ in 0..4 {
         let put = Put { ack_req: AckReq::Ack, ..Put::new(source.md, most as u64, id(&pair.b), sink.pt) };
         pair.a.put(&put).unwrap();
+        pair.until("the message", || came.swap(false, Ordering::SeqCst).then_some(()));
         pair.b.pt_disable(sink.pt).unwrap();
-        // Whatever it took has its event by now.
-        let taken = pair.b.eq_get(sink.eq).unwrap().is_some();
-        let fail = pair.got(&pair.a, source.eq).event.ni_fail_type;
-        assert_eq!(fail, if taken { NiFail::Ok } else { NiFail::PtDisabled });
-        assert_eq!(pair.b.eq_get(sink.eq).unwrap(), None);
+        let got = pair.b.eq_get(sink.eq).unwrap().expect("what it took is done");
+        assert_eq!((got.event.kind, got.event.mlength), (EventKind::Put, most as u64));
+        assert!(sink.memory.to_vec() == pattern(most));
+        assert_eq!(pair.got(&pair.a, source.eq).event.ni_fail_type, NiFail::Ok);
         pair.b.pt_enable(sink.pt).unwrap();
     }
 }

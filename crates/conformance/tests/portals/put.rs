@@ -299,3 +299,45 @@ pub(crate) fn puts_of_a_pair_match_in_their_order(bed: &Bed) {
         assert!(!std::mem::replace(&mut seen[event.hdr_data as usize], true));
     }
 }
+
+pub(crate) fn threads_share_an_interface(bed: &Bed) {
+    let pair = bed.pair(MATCHING);
+    let (threads, count) = (4u64, 200u64);
+    let sink = Sink::new(&pair.b, 64, PtOptions::empty());
+    let ct = pair.b.ct_alloc().unwrap();
+    let options = MeOptions::OP_PUT | MeOptions::EVENT_CT_COMM | MeOptions::EVENT_COMM_DISABLE;
+    pair.b.me_append(sink.pt, &Me { ct: Some(ct), ..sink.me(options) }, ListKind::Priority, 0).unwrap();
+    let _pump = pair.pump();
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let source =
+                    Source::new(&pair.a, 64, MdOptions::EVENT_CT_ACK | MdOptions::EVENT_SEND_DISABLE);
+                for n in 1..=count {
+                    let put =
+                        Put { ack_req: AckReq::Ct, ..Put::new(source.md, n % 64, id(&pair.b), sink.pt) };
+                    pair.a.put(&put).unwrap();
+                    if n % 10 == 0 {
+                        assert_eq!(pair.a.ct_wait(source.ct, n).unwrap(), CtEvent { success: n, failure: 0 });
+                    }
+                }
+            });
+        }
+        let all = threads * count;
+        assert_eq!(pair.b.ct_wait(ct, all).unwrap(), CtEvent { success: all, failure: 0 });
+    });
+}
+
+pub(crate) fn puts_without_an_answer_that_wait_for_the_window_all_leave(bed: &Bed) {
+    let pair = bed.pair(MATCHING);
+    let source = Source::new(&pair.a, 8, MdOptions::EVENT_SEND_DISABLE);
+    let sink = Sink::new(&pair.b, 64, PtOptions::empty());
+    let ct = pair.b.ct_alloc().unwrap();
+    let options = MeOptions::OP_PUT | MeOptions::EVENT_CT_COMM | MeOptions::EVENT_COMM_DISABLE;
+    pair.b.me_append(sink.pt, &Me { ct: Some(ct), ..sink.me(options) }, ListKind::Priority, 0).unwrap();
+    // None of them leaves before the two have met.
+    for _ in 0..3000 {
+        pair.a.put(&Put::new(source.md, 8, id(&pair.b), sink.pt)).unwrap();
+    }
+    assert_eq!(pair.counted(&pair.b, ct, 3000).success, 3000);
+}

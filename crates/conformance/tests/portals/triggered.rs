@@ -212,3 +212,22 @@ pub(crate) fn a_triggered_operation_to_who_is_gone_is_undeliverable(bed: &Bed) {
     });
     assert_eq!(got.event.ni_fail_type, NiFail::Undeliverable);
 }
+
+pub(crate) fn a_triggered_operation_that_can_t_begin_any_more_is_undeliverable(bed: &Bed) {
+    let options = portals::v4::NiOptions::MATCHING | portals::v4::NiOptions::LOGICAL;
+    let pair = bed.pair(options);
+    let (source, sink, ct) = sides(&pair);
+    let put = Put { ack_req: AckReq::Ack, ..Put::new(source.md, 8, id(&pair.b), sink.pt) };
+    pair.a.triggered_put(&put, ct, 1).unwrap();
+    pair.a.triggered_get(&Get::new(source.md, 8, id(&pair.b), sink.pt), ct, 1).unwrap();
+    // By then its target is not on the map.
+    let here = pair.a.phys_id();
+    pair.a.set_map(vec![(here.nid(), here.pid())]).unwrap();
+    pair.a.ct_inc(ct, success(1)).unwrap();
+    for kind in [EventKind::Ack, EventKind::Reply] {
+        let event = pair.got(&pair.a, source.eq).event;
+        let event = if event.kind == EventKind::Send { pair.got(&pair.a, source.eq).event } else { event };
+        assert_eq!((event.kind, event.ni_fail_type), (kind, NiFail::Undeliverable));
+    }
+    pair.a.md_release(source.md).unwrap();
+}
