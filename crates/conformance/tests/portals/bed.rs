@@ -35,11 +35,6 @@ impl Bed {
     pub(crate) const fn new(net: Net, progress: Progress, offload: bool) -> Self {
         Self { net, progress, offload }
     }
-    /// 64 MiB; less where packets are made by code that is not optimised.
-    pub(crate) fn huge(&self) -> usize {
-        let packets = matches!(self.net, Net::Loopback | Net::Udp);
-        if packets && cfg!(debug_assertions) { 8 << 20 } else { 64 << 20 }
-    }
     /// `n` nodes that know each other by rank.
     pub(crate) fn nodes(&self, n: usize) -> Vec<Node> {
         self.nodes_with(n, |_, options| options)
@@ -153,7 +148,7 @@ impl Pair {
     #[track_caller]
     fn roundtrip(&self, from: &Ni, to: &Ni) {
         let pt = to.pt_alloc(PtOptions::empty(), None, None).unwrap();
-        let entry = accept(to, pt, to.alloc(8).unwrap());
+        let entry = accept(to, pt, &to.alloc(8).unwrap());
         let ct = from.ct_alloc().unwrap();
         let md = Md { options: MdOptions::EVENT_CT_ACK, ct: Some(ct), ..Md::new(from.alloc(8).unwrap()) };
         let md = from.md_bind(&md).unwrap();
