@@ -6,18 +6,20 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
-use crate::perf::plan::{DEFAULT_SIZES, Op, Service, Size};
+use crate::perf::plan::{DEFAULT_SIZES, Layer, Op, Service, Size};
+use crate::perf::portals::{DEFAULT_DEPTHS, Depths, Entries};
 use crate::url::{DeviceUrl, FaultSpec};
-use crate::{devinfo, interrupt, perf, pingpong, run};
+use crate::{devinfo, interrupt, perf, pingpong, run, trace};
 use softhca::Progress;
 
 pub use crate::interrupt::interrupted;
 
 /// The fields of a row of `hca perf --json`, in their order.
 pub const PERF_FIELDS: &str = "fabric service op layer size p50_ns p99_ns p999_ns mean_ns max_ns gb_per_s \
-     msgs_per_s count errors progress placement cpu peer_cpu";
+     msgs_per_s count errors progress placement cpu peer_cpu offload eager_bytes depth entries";
 
 const EXIT_CODES: &str = "Exit codes: 0 success, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.";
 
@@ -46,6 +48,8 @@ Examples:
   hca perf --op send --size 8,4K --plot a.svg   two rows, and a drawing
   hca perf --listen 10.0.0.1                    on one host, and on another:
   hca perf --connect 10.0.0.1
+  hca perf --layer portals                      the same of Portals
+  hca portals trace                             why a message does not match
   hca pingpong rc --server                      against ibv_rc_pingpong on another host
   hca run -n 4 ./program                        four processes that know each other";
 
@@ -55,18 +59,24 @@ Examples:
   hca perf --op write --size 64K,1M --duration 3
   hca perf --service ud --op send --json
   hca perf --fault loss=0.01,seed=7 --capture lossy.pcapng
+  hca perf --layer portals --fabric shm
+  hca perf --layer portals --depth 0,1000,100000      what entries before the right one cost
+  hca perf --layer portals --op put --eager 1K,4K,16K --size 512,2K,8K,32K
+  hca perf --layer portals --offload off --op put-ack
   hca perf --device raw://v0 --peer-netns far --peer-device raw://v1
   hca perf --listen 10.0.0.1          (first host)
   hca perf --connect 10.0.0.1         (second host)
 
 Latency is one way (half of a round trip) for send and write, and from post to completion for read
-and atomic. gb_per_s is 10^9 bytes of payload a second. A write of more than 8 bytes is timed with an
+and atomic. With --layer portals it is one way for put (half of a round trip, each side told by an event),
+and from the call to the event for put-ack, get and atomic (fetch-add of as many words as the size has).
+Streams of short puts are acknowledged every 64th, and the target takes the event of each. gb_per_s is 10^9 bytes of payload a second. A write of more than 8 bytes is timed with an
 8-byte flag written behind it, since the order inside one long write is not promised.
 
 Fields of --json, one object a row, only ever added to:
   fabric service op layer size p50_ns p99_ns p999_ns mean_ns max_ns gb_per_s msgs_per_s count errors
-  progress placement cpu peer_cpu
-placement says how the CPUs of both processes stood: near, far, mixed (it changed), unknown. Compare
+  progress placement cpu peer_cpu offload eager_bytes depth entries
+The last four are null but for --layer portals, and depth and entries but for --depth. placement says how the CPUs of both processes stood: near, far, mixed (it changed), unknown. Compare
 only rows of one placement.
 
 --listen serves one host after the other, and gives up on one that is silent while nothing is measured.";
@@ -88,6 +98,9 @@ enum Command {
     /// Measures latency, bandwidth and message rate between two processes
     #[command(after_long_help = format!("{PERF_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
     Perf(Box<PerfArgs>),
+    /// Looks into Portals: why a message does not match
+    #[command(subcommand)]
+    Portals(PortalsCommand),
     /// Bounces messages with another host; speaks the exchange of ibv_rc_pingpong and its sisters
     #[command(after_long_help = format!("{PINGPONG_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
     Pingpong(PingpongArgs),
@@ -103,6 +116,55 @@ enum Command {
         #[arg(long)]
         netns: Option<PathBuf>,
     },
+}
+
+/// `hca portals`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum PortalsCommand {
+    /// Tells each message's way through match lists: which entries were asked, which took it, and why not
+    #[command(after_long_help = format!("{TRACE_EXAMPLES}\n\n{TRACE_EXIT_CODES}"))]
+    Trace(TraceArgs),
+}
+
+const TRACE_EXAMPLES: &str = "\
+Examples:
+  hca portals trace                                 all scenarios that come with the command
+  hca portals trace --scenario unexpected
+  hca portals trace my-lists.txt                    one's own
+  hca portals trace --json - < my-lists.txt
+
+A scenario is a text, a statement a line; # begins a comment:
+  portal 4                                          flow-control, only-use-once, only-truncate, events=COUNT
+  post inbox portal=4 bits=0x10 ignore=0xf          also list=priority|overflow, from=any|SENDER|NODE:PROCESS
+                                                    (* is any), uid=, length=64, min-free=, options=put,get,
+                                                    use-once,manage-local,may-align,no-truncate,no-header
+  put portal=4 bits=0x17 length=8                   also get, fetch-add; offset=, by=SENDER
+  put portal=4 bits=0x99 expect=dropped             or ok, disabled, permission, operation
+  sender b uid=1000                                 another process; the first one is called a
+  unlink inbox
+  disable 4
+  enable 4
+
+All of it happens in this process. In the table, - is an entry that was asked and did not take the message,
+= the one that did; > is what its sender hears, ! an event at the target.";
+
+const TRACE_EXIT_CODES: &str = "Exit codes: 0 success, 1 failed, 2 wrong usage or a scenario that is none, 3 a message ended \
+     otherwise than its line expects, 130 ended by Ctrl-C.";
+
+/// `hca portals trace`.
+#[derive(Clone, Debug, Args)]
+pub struct TraceArgs {
+    /// A scenario file; - is standard input (default: the scenarios that come with the command)
+    pub file: Option<PathBuf>,
+    /// Scenarios that come with the command, by name
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', conflicts_with = "file")]
+    pub scenario: Vec<String>,
+    /// List these scenarios
+    #[arg(long, conflicts_with_all = ["file", "scenario"])]
+    pub list: bool,
+    /// Print one JSON object a line of the scenario, and nothing else
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Where the device comes from, for every command.
@@ -157,8 +219,11 @@ pub struct PerfArgs {
     /// The device.
     #[command(flatten)]
     pub device: DeviceArgs,
-    /// Operations to measure
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Op::Send, Op::Write, Op::Read, Op::Atomic])]
+    /// Programming interface to measure
+    #[arg(long, value_enum, default_value_t = Layer::Verbs)]
+    pub layer: Layer,
+    /// Operations to measure (default: all of the layer)
+    #[arg(long, value_enum, value_delimiter = ',')]
     pub op: Vec<Op>,
     /// Transport services to measure
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Service::Rc])]
@@ -166,6 +231,18 @@ pub struct PerfArgs {
     /// Message sizes, as 8,4096,64K,4M (an atomic has 8 bytes)
     #[arg(long, value_delimiter = ',', default_values_t = DEFAULT_SIZES)]
     pub size: Vec<Size>,
+    /// Portals: puts past so many other entries, in place of sizes (alone: 0 to 100000)
+    #[arg(long, value_name = "ENTRIES,..", num_args = 0..=1, default_missing_value = DEFAULT_DEPTHS)]
+    pub depth: Option<Depths>,
+    /// Portals: which entries these are
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Entries::Exact, Entries::Wildcard])]
+    pub entries: Vec<Entries>,
+    /// Portals: whether the adapter matches, or the program's calls do (default: on)
+    #[arg(long, value_enum)]
+    pub offload: Option<Switch>,
+    /// Portals: the longest message that goes with its header; of several, each has its rows
+    #[arg(long, value_delimiter = ',', value_name = "BYTES")]
+    pub eager: Vec<Size>,
     /// Seconds for each row
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.8")]
     pub duration: Duration,
@@ -193,6 +270,30 @@ pub struct PerfArgs {
     /// Leave the processes unbound instead of binding each to a CPU of its own
     #[arg(long)]
     pub no_pin: bool,
+}
+
+impl PerfArgs {
+    /// What does not go together, if anything.
+    fn misuse(&self) -> Option<&'static str> {
+        let of_portals = self.depth.is_some() || self.offload.is_some() || !self.eager.is_empty();
+        if self.layer == Layer::Verbs && of_portals && self.listen.is_none() {
+            return Some("--depth, --offload and --eager are of Portals: add --layer portals");
+        }
+        if self.layer == Layer::Portals && self.service != [Service::Rc] {
+            return Some("Portals goes over reliable connections: leave --service away");
+        }
+        (self.depth.is_some() && !self.op.iter().all(|&op| op == Op::Put))
+            .then_some("--depth measures puts: leave --op away")
+    }
+}
+
+/// Whether something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// It is.
+    On,
+    /// It is not.
+    Off,
 }
 
 const PINGPONG_EXAMPLES: &str = "\
@@ -309,10 +410,23 @@ pub fn run() -> ExitCode {
     }
     // The peer is told to stop by the process that started it.
     let peer = matches!(cli.command, Command::Peer { .. });
+    if let Command::Perf(args) = &cli.command
+        && let Some(why) = args.misuse()
+    {
+        Cli::command().error(ErrorKind::ArgumentConflict, why).exit();
+    }
     interrupt::listen(peer);
     let result = match cli.command {
         Command::Devinfo(args) => devinfo::devinfo(&args),
         Command::Perf(args) => perf::perf(&args),
+        Command::Portals(PortalsCommand::Trace(args)) => match trace::trace(&args) {
+            Ok(trace::Ended::Otherwise) => return ExitCode::from(3),
+            Err(e) if e.is::<trace::TraceError>() => {
+                eprintln!("hca: {e}");
+                return ExitCode::from(2);
+            }
+            other => other.map(|_| ()),
+        },
         Command::Pingpong(args) => pingpong::pingpong(&args),
         Command::Run(_) | Command::RunGuard => unreachable!("they have returned"),
         Command::Peer { netns } => perf::peer::serve_standard_streams(netns.as_deref()),
@@ -360,8 +474,6 @@ fn control_address(text: &str) -> Result<SocketAddr, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

@@ -58,6 +58,7 @@ fn help_and_version_succeed_and_name_the_exit_codes() {
         &["perf", "--help"],
         &["pingpong", "--help"],
         &["devinfo", "--help"],
+        &["portals", "trace", "--help"],
         &["run", "--help"],
     ] {
         let out = run(args);
@@ -73,6 +74,13 @@ fn wrong_usage_is_exit_code_2_and_says_what_to_write() {
         (&["perf", "--size", "0"], "64K"),
         (&["perf", "--duration", "0"], "0.02"),
         (&["perf", "--op", "swap"], "atomic"),
+        (&["perf", "--depth"], "--layer portals"),
+        (&["perf", "--layer", "portals", "--depth", "2000000"], "1000000"),
+        (&["perf", "--layer", "portals", "--depth", "1", "--op", "get"], "--op away"),
+        (&["perf", "--layer", "portals", "--service", "ud"], "--service away"),
+        (&["perf", "--layer", "portals", "--offload", "maybe"], "off"),
+        (&["portals", "trace", "--scenario", "nothing"], "unexpected"),
+        (&["portals", "trace", "/nonexistent/lists.txt"], "/nonexistent/lists.txt"),
         (&["perf", "--fault", "loss=7"], "from 0 to 1"),
         (&["perf", "--progress", "fast"], "adaptive"),
         (&["perf", "--listen", "somewhere"], "IP address"),
@@ -94,6 +102,7 @@ fn what_can_not_be_done_is_exit_code_1_and_says_what_to_do() {
         (&["perf", "--device", "loopback://x"], "udp://"),
         (&["perf", "--connect", "127.0.0.1:1"], "--listen"),
         (&["perf", "--service", "ud", "--op", "read"], "choose other"),
+        (&["perf", "--layer", "portals", "--op", "send"], "choose other"),
         (&["devinfo", "shm://a/b"], "shm://lab"),
         (&["devinfo", "shm://lab?dir=/nonexistent"], "mkdir"),
         (&["perf", "--device", "udp://[::1]"], "--peer-device"),
@@ -233,6 +242,103 @@ fn perf_measures_every_service_over_shared_memory() {
     let info = &json_lines(&run(&["devinfo", "shm://lab?ring=64K", "--json"]))[0];
     assert!(info["port"]["gid"].as_str().unwrap().starts_with("fd"), "{info}");
     assert_eq!(info["recv_buffer_bytes"], 32768);
+}
+
+/// Rows of Portals, all of which measured something.
+fn portals_rows(more: &[&str]) -> Vec<serde_json::Value> {
+    let args = ["perf", "--layer", "portals", "--json", "--duration", "0.04"];
+    let rows = json_lines(&run(&[&args[..], more].concat()));
+    for row in &rows {
+        assert_eq!((row["layer"].as_str(), row["errors"].as_u64()), (Some("portals"), Some(0)), "{row}");
+        assert!(row["count"].as_u64().unwrap() > 0, "{row}");
+    }
+    rows
+}
+
+#[test]
+fn perf_measures_portals_on_every_fabric_matched_by_the_adapter_and_by_the_program() {
+    let each = |op| [8, 65536].map(|size| (op, size));
+    let wanted = [&each("put")[..], &each("put-ack"), &each("get"), &each("atomic")[..1]].concat();
+    for (fabric, offload, mode) in [
+        ("udp", "on", "adaptive"),
+        ("udp", "off", "inline"),
+        ("uring", "on", "inline"),
+        ("shm", "on", "thread"),
+        ("shm", "off", "adaptive"),
+    ] {
+        let more = ["--fabric", fabric, "--offload", offload, "--progress", mode, "--size", "8,64K"];
+        let rows = portals_rows(&more);
+        let seen: Vec<_> =
+            rows.iter().map(|r| (r["op"].as_str().unwrap(), r["size"].as_u64().unwrap())).collect();
+        assert_eq!(seen, wanted, "{fabric} {offload} {mode}");
+        for row in rows {
+            assert!(row["gb_per_s"].as_f64().unwrap() > 0.0 && row["depth"].is_null(), "{row}");
+            assert_eq!((&row["offload"], &row["eager_bytes"]), (&(offload == "on").into(), &4096.into()));
+        }
+    }
+}
+
+#[test]
+fn perf_measures_what_entries_before_the_right_one_cost() {
+    let rows = portals_rows(&["--depth", "0,100", "--fabric", "shm"]);
+    let seen: Vec<_> =
+        rows.iter().map(|r| (r["entries"].as_str().unwrap(), r["depth"].as_u64().unwrap())).collect();
+    assert_eq!(seen, [("exact", 0), ("exact", 100), ("wildcard", 0), ("wildcard", 100)]);
+    let plot = Scratch::new("depth.svg");
+    let args =
+        ["perf", "--layer", "portals", "--depth", "0,10", "--entries", "wildcard", "--duration", "0.04"];
+    let out = run(&[&args[..], &["--plot", plot.path()]].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    assert!(text(&out.stdout).contains("ns an entry"), "{}", text(&out.stdout));
+    assert!(std::fs::read_to_string(&plot.0).unwrap().contains("</svg>"));
+}
+
+#[test]
+fn perf_measures_portals_by_the_longest_message_that_goes_with_its_header() {
+    let rows = portals_rows(&["--op", "put,atomic", "--eager", "512,8K", "--size", "1K,4K"]);
+    let seen: Vec<_> = rows
+        .iter()
+        .map(|r| (r["eager_bytes"].as_u64().unwrap(), r["op"].as_str().unwrap(), r["size"].as_u64().unwrap()))
+        .collect();
+    let wanted = [
+        (512, "put", 1024),
+        (512, "put", 4096),
+        (8192, "put", 1024),
+        (8192, "put", 4096),
+        (8192, "atomic", 1024),
+        (8192, "atomic", 4096),
+    ];
+    assert_eq!(seen, wanted);
+}
+
+#[test]
+fn a_trace_tells_why_entries_do_not_take_a_message_and_how_it_ended_by_its_exit_code() {
+    let told = run(&["portals", "trace"]);
+    let said = text(&told.stdout);
+    assert_eq!(told.status.code(), Some(0), "{said}{}", text(&told.stderr));
+    for part in ["exact-behind-wildcards", "bits differ in", "PutOverflow", "PtDisabled", "is for user"] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert!(text(&run(&["portals", "trace", "--list"]).stdout).contains("flow-control"));
+    let file = Scratch::new("lists.txt");
+    let trace = |lines: &str, more: &[&str]| {
+        std::fs::write(&file.0, lines).unwrap();
+        run(&[&["portals", "trace", file.path()], more].concat())
+    };
+    let missed = trace("portal 4\npost e portal=4 bits=1\nput portal=4 bits=2 expect=ok\n", &["--json"]);
+    assert_eq!(missed.status.code(), Some(3));
+    let rows: Vec<serde_json::Value> =
+        text(&missed.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((rows.len(), &rows[2]["line"]), (3, &3.into()));
+    assert_eq!(rows[2]["compared"][0]["why"], "bits differ in 0x3");
+    assert_eq!(
+        (&rows[2]["outcome"]["fail"], &rows[2]["outcome"]["expected"]),
+        (&"Dropped".into(), &false.into())
+    );
+    let wrong = trace("portal 4\n\npost e portal=5\n", &[]);
+    assert_eq!(wrong.status.code(), Some(2));
+    let said = text(&wrong.stderr);
+    assert!(said.contains("lists.txt:3:") && said.contains("`portal 5`"), "{said}");
 }
 
 #[test]

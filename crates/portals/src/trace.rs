@@ -1,6 +1,8 @@
 //! Each message's way through the lists, told step by step: for tools, and for who wonders why nothing matched.
 
-use hca_matching::{Delivery, EntryHandle, Header, Interface, Landing, ListKind, NiFail, Reason, Transfer};
+use hca_matching::{Delivery, Interface, Landing};
+
+pub use hca_matching::{EntryHandle, Header, ListKind, NiFail, Operation, Reason, Transfer};
 
 /// A step of a message's way.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -157,8 +157,7 @@ impl SimNet {
     pub(crate) fn clock(&self) -> &Arc<AtomicU64> {
         &self.clock
     }
-    /// The virtual time.
-    pub fn now(&self) -> Instant {
+    pub(crate) fn now(&self) -> Instant {
         Instant::from_nanos(self.clock.load(Ordering::Relaxed))
     }
     pub(crate) fn event(&self, event: Event) {

@@ -13,10 +13,11 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::plan::Case;
+use super::portals;
 use crate::interrupt::{SLICE, interrupted};
 
 /// Version of these messages; both ends must agree.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 /// A line longer than this is no message of ours.
 const MAX_LINE_BYTES: u64 = 64 << 10;
 
@@ -63,6 +64,20 @@ pub(super) enum ToPeer {
         /// The measuring side's queue pair.
         endpoint: Endpoint,
     },
+    /// Open a Portals node, in place of the one that there is.
+    Node {
+        /// How.
+        settings: portals::Settings,
+        /// Where the measuring side's is.
+        card: Vec<u8>,
+    },
+    /// Make an interface of the node for this measurement.
+    Move {
+        /// What will be measured.
+        case: portals::Case,
+        /// How.
+        phase: Phase,
+    },
     /// The measurement is over: say what you saw.
     Stop,
     /// All is over.
@@ -89,6 +104,15 @@ pub(super) enum FromPeer {
         /// Its queue pair.
         endpoint: Endpoint,
     },
+    /// Answer to `Node`.
+    Node {
+        /// Where it is.
+        card: Vec<u8>,
+        /// Whether the adapter matches.
+        offloaded: bool,
+    },
+    /// Answer to `Move`: the peer serves until `Stop`.
+    Listening,
     /// Answer to `Stop`.
     Done {
         /// Messages that arrived.

@@ -3,21 +3,22 @@
 use serde::{Deserialize, Serialize};
 
 use super::plan::{Op, Service};
+use super::portals::Entries;
 use crate::probe::Placement;
 
 /// What one row measured; printed by `--json` as one object a line.
 ///
 /// Fields are only ever added. Latencies are one way (half of a round trip) for send and write, and
-/// post to completion for read and atomic.
+/// post to completion for read and atomic; of Portals one way for put, from the call to the event for the others.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// What carried the packets: `udp`, `uring`, …
     pub fabric: String,
     /// Transport service: `rc`, `uc`, `ud`.
     pub service: Service,
-    /// Operation: `send`, `write`, `read`, `atomic`.
+    /// Operation: `send`, `write`, `read`, `atomic`; of Portals `put`, `put-ack`, `get`, `atomic`.
     pub op: Op,
-    /// The programming interface that was measured: `verbs`.
+    /// The programming interface that was measured: `verbs`, `portals`.
     pub layer: String,
     /// Bytes a message.
     pub size: u64,
@@ -47,6 +48,18 @@ pub struct Row {
     pub cpu: Option<usize>,
     /// CPU that the peer process was bound to, if it was.
     pub peer_cpu: Option<usize>,
+    /// Portals: whether the adapter matched; otherwise the program's calls did.
+    #[serde(default)]
+    pub offload: Option<bool>,
+    /// Portals: the longest message that goes with its header.
+    #[serde(default)]
+    pub eager_bytes: Option<u64>,
+    /// Portals: entries that stood before the one that matched, where that was measured.
+    #[serde(default)]
+    pub depth: Option<u64>,
+    /// Portals: which entries they were: `exact`, `wildcard`.
+    #[serde(default)]
+    pub entries: Option<Entries>,
 }
 
 impl Row {
@@ -80,6 +93,10 @@ pub(crate) mod tests {
             placement: Placement::Near,
             cpu: Some(0),
             peer_cpu: Some(1),
+            offload: None,
+            eager_bytes: None,
+            depth: None,
+            entries: None,
         }
     }
 
@@ -106,6 +123,10 @@ pub(crate) mod tests {
             "placement",
             "cpu",
             "peer_cpu",
+            "offload",
+            "eager_bytes",
+            "depth",
+            "entries",
         ];
         let missing: Vec<_> = promised.iter().filter(|p| !names.contains(p)).collect();
         assert!(missing.is_empty(), "programs read these fields: {missing:?}");

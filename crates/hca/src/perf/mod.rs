@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `plan` | operations, services, sizes: the rows |
 //! | `control` | what the two processes tell each other |
+//! | `portals` | the same of Portals: rows, a side, what each of the two does |
 //! | `side` | one side's queue pair and memory, through the safe verbs |
 //! | `run` | the measuring side; [`Pair`] starts it |
 //! | `peer` | the side that answers |
@@ -14,6 +15,7 @@ mod json;
 pub mod peer;
 pub mod plan;
 mod plot;
+pub mod portals;
 mod run;
 mod side;
 mod table;
@@ -27,14 +29,14 @@ use hca_core::AckTimeout;
 use hca_fabric::RawOptions;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::cli::{DeviceArgs, FabricName, Failure, PerfArgs, interrupted};
+use crate::cli::{DeviceArgs, FabricName, Failure, PerfArgs, Switch, interrupted};
 use crate::open;
 use crate::probe;
 use crate::url::{DeviceUrl, Options, Target};
 
 pub use control::Phase;
 pub use json::Row;
-pub use plan::{Case, Op, Plan, Service, Size};
+pub use plan::{Case, Layer, Op, Plan, Service, Size};
 pub use run::{Limit, Measured, Pair, PairError, Setup};
 
 /// The hidden command that makes a process the peer of a measurement.
@@ -127,22 +129,23 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
             Pair::connect(address, device.as_ref(), &overrides(&args.device), cpu)?
         }
     };
-    let plan = Plan::new(&args.service, &args.op, &args.size, pair.mtu().bytes(), args.duration);
+    let cases = Cases::of(args, pair.mtu().bytes());
     if let Some(note) = pair.opened().stand_in() {
         eprintln!("note: {note}");
     }
-    for what in &plan.left_out {
+    for what in cases.left_out() {
         eprintln!("left out: {what}");
     }
-    if plan.cases.is_empty() {
+    if cases.count() == 0 {
         return Err("nothing to measure: choose other operations, services or sizes".into());
     }
-    let (rows, failure) = rows(&mut pair, &plan, args.json);
+    let (rows, failure) = cases.rows(&mut pair, args);
     // However it ended, what was captured is kept.
     let kept = pair.opened().finish_capture();
     if !args.json && !rows.is_empty() {
         println!("{}\n", describe(&pair));
-        println!("{}", table::table(&rows));
+        let lay_out = if args.depth.is_some() { table::depth_table } else { table::table };
+        println!("{}", lay_out(&rows));
     }
     if let Some(e) = failure {
         return Err(e);
@@ -158,19 +161,81 @@ fn measure(args: &PerfArgs) -> Result<(), Failure> {
     Ok(kept?)
 }
 
+/// What is measured, of which layer.
+enum Cases {
+    Verbs(Plan),
+    Portals(portals::Plan),
+}
+
+impl Cases {
+    fn of(args: &PerfArgs, mtu: u32) -> Self {
+        let ops = if args.op.is_empty() { args.layer.default_ops() } else { &args.op[..] };
+        if args.layer == Layer::Verbs {
+            return Self::Verbs(Plan::new(&args.service, ops, &args.size, mtu, args.duration));
+        }
+        let default = portals::Settings::default();
+        let offload = args.offload.map_or(default.offload, |asked| asked == Switch::On);
+        let settings: Vec<_> = match &args.eager[..] {
+            [] => vec![portals::Settings { offload, ..default }],
+            asked => asked.iter().map(|size| portals::Settings { offload, eager_bytes: size.0 }).collect(),
+        };
+        Self::Portals(match &args.depth {
+            None => portals::Plan::of_sizes(&settings, ops, &args.size),
+            Some(depths) => portals::Plan::of_depths(&settings, &depths.0, &args.entries),
+        })
+    }
+    fn left_out(&self) -> &[String] {
+        match self {
+            Self::Verbs(plan) => &plan.left_out,
+            Self::Portals(plan) => &plan.left_out,
+        }
+    }
+    fn count(&self) -> usize {
+        match self {
+            Self::Verbs(plan) => plan.cases.len(),
+            Self::Portals(plan) => plan.cases.len(),
+        }
+    }
+    /// The rows, and why there are fewer than were asked for, if there are.
+    fn rows(&self, pair: &mut Pair, args: &PerfArgs) -> (Vec<Row>, Option<Failure>) {
+        match self {
+            Self::Verbs(plan) => {
+                let name = |case: &Case| format!("{} {} {}", case.service, case.op, case.size);
+                rows(&plan.cases, name, |case| pair.row(case, plan.duration), args.json)
+            }
+            Self::Portals(plan) => {
+                let mut nodes: Option<portals::Nodes> = None;
+                let measure = |(settings, case): &(portals::Settings, portals::Case)| {
+                    let nodes = match nodes.take().filter(|nodes| nodes.settings() == *settings) {
+                        Some(there) => nodes.insert(there),
+                        None => nodes.insert(pair.nodes(*settings)?),
+                    };
+                    pair.portals_row(nodes, case, args.duration)
+                };
+                rows(&plan.cases, |(_, case)| case.to_string(), measure, args.json)
+            }
+        }
+    }
+}
+
 /// The rows of a plan, with a bar on standard error while they are measured; and why there are fewer, if
 /// there are.
-fn rows(pair: &mut Pair, plan: &Plan, json: bool) -> (Vec<Row>, Option<Failure>) {
-    let bar = ProgressBar::with_draw_target(Some(plan.cases.len() as u64), bar_target());
+fn rows<C>(
+    cases: &[C],
+    name: impl Fn(&C) -> String,
+    mut measure: impl FnMut(&C) -> Result<Row, Failure>,
+    json: bool,
+) -> (Vec<Row>, Option<Failure>) {
+    let bar = ProgressBar::with_draw_target(Some(cases.len() as u64), bar_target());
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed}  {msg}");
     bar.set_style(style.expect("the template is well formed"));
-    let mut rows = Vec::with_capacity(plan.cases.len());
-    for case in &plan.cases {
+    let mut rows = Vec::with_capacity(cases.len());
+    for case in cases {
         if interrupted() {
             break;
         }
-        bar.set_message(format!("{} {} {}", case.service, case.op, case.size));
-        let measured = pair.row(case, plan.duration);
+        bar.set_message(name(case));
+        let measured = measure(case);
         bar.inc(1);
         match measured {
             // A row that was cut short says nothing.
@@ -183,7 +248,7 @@ fn rows(pair: &mut Pair, plan: &Plan, json: bool) -> (Vec<Row>, Option<Failure>)
             }
             Err(e) => {
                 bar.finish_and_clear();
-                return (rows, Some(format!("{} {} {}: {e}", case.service, case.op, case.size).into()));
+                return (rows, Some(format!("{}: {e}", name(case)).into()));
             }
         }
     }

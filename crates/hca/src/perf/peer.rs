@@ -11,6 +11,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::control::{Channel, ControlError, Endpoint, FromPeer, PROTOCOL, Phase, ToPeer};
 use super::plan::{Case, Op, Service};
+use super::portals::serve::Seat;
 use super::side::{Side, stamp};
 use crate::cli::Failure;
 use crate::open::{Opened, open_exactly};
@@ -114,8 +115,17 @@ fn converse(
 
 /// Serves measurements until the other side has had enough.
 fn measurements(channel: &mut Channel<ToPeer>, opened: &Opened, limits: Limits) -> Result<(), Failure> {
+    let mut seat = None;
     loop {
         match channel.recv(limits.between)? {
+            ToPeer::Node { settings, card } => {
+                drop(seat.take());
+                seat = Some(Seat::open(channel, opened, settings, &card)?);
+            }
+            ToPeer::Move { case, phase } => match &seat {
+                Some(seat) => seat.measurement(channel, opened, &case, phase)?,
+                None => return Err(ControlError::OutOfTurn("a move without a node".to_owned()).into()),
+            },
             ToPeer::Prepare { case, phase, mtu, endpoint } => {
                 measurement(channel, opened, &case, phase, mtu, &endpoint)?;
             }
@@ -133,6 +143,9 @@ fn measurement(
     mtu: u32,
     theirs: &Endpoint,
 ) -> Result<(), Failure> {
+    if !case.service.offers(case.op) {
+        return Err(ControlError::OutOfTurn(format!("{} over {}", case.op, case.service)).into());
+    }
     let mtu = Mtu::from_bytes(mtu).ok_or_else(|| ControlError::OutOfTurn(format!("a path MTU of {mtu}")))?;
     let mut side = Side::new(opened, case, phase)?;
     side.connect(theirs, mtu)?;
@@ -143,7 +156,7 @@ fn measurement(
         (Op::Write, Phase::Latency) => write_back(channel, &mut side)?,
         // Its WRITEs carry immediate data, so that arrivals can be counted.
         (Op::Write, Phase::Stream) if case.service == Service::Uc => take(channel, &mut side, case.service)?,
-        (Op::Write | Op::Read | Op::Atomic, _) => stand_by(channel, opened),
+        _ => stand_by(channel, opened),
     };
     // A measurement takes as long as the other side wants, and an adapter's own thread may do all the work.
     match channel.recv(None)? {

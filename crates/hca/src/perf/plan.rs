@@ -20,8 +20,25 @@ pub enum Op {
     Write,
     /// RDMA READ.
     Read,
-    /// Fetch-and-add on one 64-bit word.
+    /// Fetch-and-add on one 64-bit word; of Portals: on as many as the size has.
     Atomic,
+    /// Portals: a put, which the target hears of by an event.
+    Put,
+    /// Portals: a put, which the initiator hears of by an acknowledgement.
+    #[serde(rename = "put-ack")]
+    PutAck,
+    /// Portals: a get.
+    Get,
+}
+impl Op {
+    /// Whether a layer has the operation.
+    pub fn is_of(self, layer: Layer) -> bool {
+        match self {
+            Self::Send | Self::Write | Self::Read => layer == Layer::Verbs,
+            Self::Atomic => true,
+            Self::Put | Self::PutAck | Self::Get => layer == Layer::Portals,
+        }
+    }
 }
 impl fmt::Display for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -30,6 +47,37 @@ impl fmt::Display for Op {
             Self::Write => "write",
             Self::Read => "read",
             Self::Atomic => "atomic",
+            Self::Put => "put",
+            Self::PutAck => "put-ack",
+            Self::Get => "get",
+        })
+    }
+}
+
+/// A programming interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Layer {
+    /// The safe verbs.
+    #[default]
+    Verbs,
+    /// Portals 4.3, above them.
+    Portals,
+}
+impl Layer {
+    /// What is measured unless other operations are asked for.
+    pub fn default_ops(self) -> &'static [Op] {
+        match self {
+            Self::Verbs => &[Op::Send, Op::Write, Op::Read, Op::Atomic],
+            Self::Portals => &[Op::Put, Op::PutAck, Op::Get, Op::Atomic],
+        }
+    }
+}
+impl fmt::Display for Layer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Verbs => "verbs",
+            Self::Portals => "portals",
         })
     }
 }
@@ -58,7 +106,7 @@ impl Service {
     /// Whether the service offers an operation.
     pub fn offers(self, op: Op) -> bool {
         match self {
-            Self::Rc => true,
+            Self::Rc => op.is_of(Layer::Verbs),
             Self::Uc => matches!(op, Op::Send | Op::Write),
             Self::Ud => op == Op::Send,
         }

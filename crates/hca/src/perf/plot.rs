@@ -8,7 +8,8 @@ use plotters::prelude::*;
 use thiserror::Error;
 
 use super::json::Row;
-use super::plan::{Op, Service, Size};
+use super::plan::Size;
+use super::table::label;
 
 /// Why a plot was not drawn.
 #[derive(Debug, Error)]
@@ -52,8 +53,18 @@ struct Series {
 pub(super) fn plot(path: &Path, title: &str, rows: &[Row]) -> Result<(), PlotError> {
     let refuse =
         |e: &dyn std::fmt::Display| PlotError::Write { path: path.display().to_string(), why: e.to_string() };
-    let latency = series(rows, |r| r.p50_ns as f64 / 1e3);
-    let bandwidth = series(rows, |r| r.gb_per_s);
+    let p50 = |r: &Row| r.p50_ns as f64 / 1e3;
+    let by_depth = rows.iter().any(|r| r.depth.is_some());
+    let (name, x, axis): (Name, Value, _) = match by_depth {
+        false => (label, |r| r.size as f64, Axis { desc: "message size", text: |n| Size(n).to_string() }),
+        true => (
+            behind,
+            |r| r.depth.unwrap_or(0).max(1) as f64,
+            Axis { desc: "entries before the one that matches", text: |n| n.to_string() },
+        ),
+    };
+    let latency = series(rows, name, x, p50);
+    let bandwidth = series(rows, name, x, |r| r.gb_per_s);
     if latency.is_empty() && bandwidth.is_empty() {
         return Err(PlotError::Empty);
     }
@@ -62,29 +73,47 @@ pub(super) fn plot(path: &Path, title: &str, rows: &[Row]) -> Result<(), PlotErr
         let root = SVGBackend::with_string(&mut text, (1200, 560)).into_drawing_area();
         root.fill(&WHITE).map_err(|e| refuse(&e))?;
         let root = root.titled(title, ("sans-serif", 20)).map_err(|e| refuse(&e))?;
-        let (left, right) = root.split_horizontally(600);
-        chart(&left, "latency, p50 (us)", &latency).map_err(|e| refuse(&e))?;
-        chart(&right, "bandwidth (GB/s)", &bandwidth).map_err(|e| refuse(&e))?;
+        let (left, right) = root.split_horizontally(if by_depth { 1200 } else { 600 });
+        chart(&left, "latency, p50 (us)", axis, &latency).map_err(|e| refuse(&e))?;
+        chart(&right, "bandwidth (GB/s)", axis, &bandwidth).map_err(|e| refuse(&e))?;
         root.present().map_err(|e| refuse(&e))?;
     }
     std::fs::write(path, text).map_err(|e| refuse(&e))
 }
 
-fn series(rows: &[Row], value: impl Fn(&Row) -> f64) -> Vec<Series> {
-    let mut all: Vec<((Service, Op), Series)> = Vec::new();
+/// What a row's line is called, among all rows.
+type Name = fn(&Row, &[Row]) -> String;
+/// What a row has on an axis.
+type Value = fn(&Row) -> f64;
+
+/// The axis from left to right.
+#[derive(Clone, Copy)]
+struct Axis {
+    desc: &'static str,
+    text: fn(u64) -> String,
+}
+
+/// The name of a line that goes by the number of entries.
+fn behind(row: &Row, rows: &[Row]) -> String {
+    let entries = row.entries.map(|entries| entries.to_string()).unwrap_or_default();
+    format!("{} behind {entries} entries", label(row, rows))
+}
+
+fn series(rows: &[Row], name: Name, x: Value, value: impl Fn(&Row) -> f64) -> Vec<Series> {
+    let mut all: Vec<Series> = Vec::new();
     for r in rows {
         let y = value(r);
         if y <= 0.0 {
             continue;
         }
-        let key = (r.service, r.op);
-        let at = all.iter().position(|s| s.0 == key).unwrap_or_else(|| {
-            all.push((key, Series { name: format!("{} {}", r.service, r.op), points: Vec::new() }));
+        let name = name(r, rows);
+        let at = all.iter().position(|s| s.name == name).unwrap_or_else(|| {
+            all.push(Series { name, points: Vec::new() });
             all.len() - 1
         });
-        all[at].1.points.push((r.size as f64, y));
+        all[at].points.push((x(r), y));
     }
-    all.into_iter().map(|s| s.1).collect()
+    all
 }
 
 /// The range of values, widened to powers of `base`.
@@ -95,8 +124,8 @@ fn range(values: impl Iterator<Item = f64> + Clone, base: f64) -> Range<f64> {
     if low < high { low..high } else { low / base..high * base }
 }
 
-/// An axis of message sizes: a key point at every power of 4.
-struct Sizes(Range<f64>);
+/// An axis of powers of two.
+struct Sizes(Range<f64>, Axis);
 
 impl Ranged for Sizes {
     type FormatOption = plotters::coord::ranged1d::NoDefaultFormatting;
@@ -116,20 +145,21 @@ impl Ranged for Sizes {
 }
 impl ValueFormatter<f64> for Sizes {
     fn format_ext(&self, value: &f64) -> String {
-        Size(*value as u64).to_string()
+        (self.1.text)(*value as u64)
     }
 }
 
 fn chart<DB: DrawingBackend>(
     area: &DrawingArea<DB, plotters::coord::Shift>,
     caption: &str,
+    axis: Axis,
     all: &[Series],
 ) -> Result<(), DrawingAreaErrorKind<DB::ErrorType>> {
     let points = all.iter().flat_map(|s| s.points.iter());
     if points.clone().next().is_none() {
         return Ok(());
     }
-    let x = Sizes(range(points.clone().map(|p| p.0), 2.0));
+    let x = Sizes(range(points.clone().map(|p| p.0), 2.0), axis);
     let y = range(points.map(|p| p.1), 10.0);
     let mut chart = ChartBuilder::on(area)
         .margin(16)
@@ -139,7 +169,7 @@ fn chart<DB: DrawingBackend>(
         .build_cartesian_2d(x, y.log_scale())?;
     chart
         .configure_mesh()
-        .x_desc("message size")
+        .x_desc(axis.desc)
         .y_labels(12)
         .y_label_formatter(&|v| plain(*v))
         .label_style(("sans-serif", 14))
@@ -173,6 +203,7 @@ fn plain(v: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::json::tests::row;
+    use super::super::plan::Op;
     use super::*;
 
     #[test]
@@ -184,6 +215,22 @@ mod tests {
         let svg = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         for part in ["a title", "rc send", "rc atomic", "latency", "bandwidth", "message size", "4 KiB"] {
+            assert!(svg.contains(part), "the plot lacks {part:?}");
+        }
+    }
+
+    #[test]
+    fn messages_past_other_entries_are_drawn_by_their_number() {
+        let path = std::env::temp_dir().join(format!("hca-plot-depth-{}.svg", std::process::id()));
+        let deep = |depth, p50_ns| Row {
+            depth: Some(depth),
+            entries: Some(super::super::portals::Entries::Wildcard),
+            ..row(Op::Put, 8, p50_ns, 0.0)
+        };
+        plot(&path, "t", &[deep(0, 900), deep(1000, 2000)]).unwrap();
+        let svg = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        for part in ["behind wildcard entries", "entries before the one that matches", "512"] {
             assert!(svg.contains(part), "the plot lacks {part:?}");
         }
     }

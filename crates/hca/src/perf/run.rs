@@ -13,7 +13,7 @@ use thiserror::Error;
 use super::control::{Channel, ControlError, FromPeer, PROTOCOL, Phase, ToPeer};
 use super::json::Row;
 use super::peer::NETNS_OPTION;
-use super::plan::{Case, Op, Service};
+use super::plan::{Case, Layer, Op, Service, Size};
 use super::side::{Side, stamp};
 use crate::cli::Failure;
 use crate::interrupt::{interrupted, unless_interrupted};
@@ -24,11 +24,11 @@ use crate::url::{DeviceUrl, Options, Target};
 /// Where `ip netns` keeps its namespaces.
 const NETNS_DIR: &str = "/run/netns";
 /// How long the peer may take for an answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// A message of an unreliable service that takes longer is lost.
 const LOST_AFTER: Duration = Duration::from_millis(20);
 /// How long a stream may take to drain.
-const DRAIN_LIMIT: Duration = Duration::from_secs(20);
+pub(super) const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 /// How much longer than asked for a measurement goes on that has nothing to show.
 const STRETCH: Duration = Duration::from_secs(5);
 /// Messages before a latency counts.
@@ -83,7 +83,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let latencies = Histogram::new_with_bounds(1, MAX_LATENCY_NS, 3).expect("the bounds are legal");
         Self { latencies, messages: 0, errors: 0, elapsed: Duration::ZERO }
     }
@@ -131,6 +131,14 @@ pub enum PairError {
         /// The reason.
         source: std::io::Error,
     },
+    /// Another layer has it.
+    #[error("{service} has no {op}: measure it with --layer portals, or choose another operation")]
+    NoSuchOperation {
+        /// The service.
+        service: Service,
+        /// The operation.
+        op: Op,
+    },
     /// A CPU can't be used.
     #[error("CPU {cpu} can't be used: {source}; leave the binding away with --no-pin")]
     Pin {
@@ -144,7 +152,7 @@ pub enum PairError {
 /// Two processes with a device each, this one and a peer that it started or reached.
 pub struct Pair {
     opened: Opened,
-    channel: Channel<FromPeer>,
+    pub(super) channel: Channel<FromPeer>,
     mtu: Mtu,
     cpus: (Option<usize>, Option<usize>),
     /// Both are on this machine, so that their CPUs can be probed.
@@ -256,6 +264,9 @@ impl Pair {
     /// # Errors
     /// The peer or a device can't go on.
     pub fn run(&mut self, case: &Case, phase: Phase, limit: Limit) -> Result<Measured, Failure> {
+        if !case.service.offers(case.op) {
+            return Err(PairError::NoSuchOperation { service: case.service, op: case.op }.into());
+        }
         let mut side = Side::new(&self.opened, case, phase)?;
         let endpoint = side.endpoint();
         self.channel.send(&ToPeer::Prepare { case: *case, phase, mtu: self.mtu.bytes(), endpoint })?;
@@ -263,7 +274,8 @@ impl Pair {
             FromPeer::Ready { endpoint } => side.connect(&endpoint, self.mtu)?,
             other => return Err(unexpected(other).into()),
         }
-        let mut run = Run { side: &mut side, channel: &self.channel, case, limit, out: Measured::new() };
+        let pace = Pace { channel: &self.channel, limit };
+        let mut run = Run { side: &mut side, pace, case, out: Measured::new() };
         match phase {
             Phase::Latency => run.latency()?,
             Phase::Stream => run.stream()?,
@@ -293,20 +305,32 @@ impl Pair {
         let latency = self.run(case, Phase::Latency, limit)?;
         let stream = if interrupted() { Measured::new() } else { self.run(case, Phase::Stream, limit)? };
         let placement = before.and(self.placement());
+        let row = self.assemble(case.op, case.size, &latency, &stream, placement);
+        Ok(Row { service: case.service, ..row })
+    }
+    /// A row of what was measured.
+    pub(super) fn assemble(
+        &self,
+        op: Op,
+        size: Size,
+        latency: &Measured,
+        stream: &Measured,
+        placement: Placement,
+    ) -> Row {
         let h = &latency.latencies;
         let rate = stream.rate();
-        Ok(Row {
+        Row {
             fabric: self.opened.fabric().to_owned(),
-            service: case.service,
-            op: case.op,
-            layer: "verbs".to_owned(),
-            size: case.size.0,
+            service: Service::Rc,
+            op,
+            layer: Layer::Verbs.to_string(),
+            size: size.0,
             p50_ns: h.value_at_quantile(0.5),
             p99_ns: h.value_at_quantile(0.99),
             p999_ns: h.value_at_quantile(0.999),
             mean_ns: h.mean() as u64,
             max_ns: h.max(),
-            gb_per_s: rate * case.size.0 as f64 / 1e9,
+            gb_per_s: rate * size.0 as f64 / 1e9,
             msgs_per_s: rate,
             count: h.len(),
             errors: latency.errors + stream.errors,
@@ -314,7 +338,11 @@ impl Pair {
             placement,
             cpu: self.cpus.0,
             peer_cpu: self.cpus.1,
-        })
+            offload: None,
+            eager_bytes: None,
+            depth: None,
+            entries: None,
+        }
     }
 }
 
@@ -335,7 +363,7 @@ impl Drop for Pair {
     }
 }
 
-fn unexpected(message: FromPeer) -> ControlError {
+pub(super) fn unexpected(message: FromPeer) -> ControlError {
     match message {
         FromPeer::Failed { why } => ControlError::Peer(why),
         other => ControlError::OutOfTurn(format!("{other:?}")),
@@ -372,29 +400,22 @@ pub(super) fn device_at(own: IpAddr) -> DeviceUrl {
     DeviceUrl { target, options: Options::default() }
 }
 
-/// One measurement under way.
-struct Run<'a> {
-    side: &'a mut Side,
-    channel: &'a Channel<FromPeer>,
-    case: &'a Case,
-    limit: Limit,
-    out: Measured,
+/// When a measurement under way ends.
+pub(super) struct Pace<'a> {
+    pub(super) channel: &'a Channel<FromPeer>,
+    pub(super) limit: Limit,
 }
 
-impl Run<'_> {
-    fn reliable(&self) -> bool {
-        self.case.service == Service::Rc
-    }
-
+impl Pace<'_> {
     /// Whether the user or the peer ends it.
     #[inline]
-    fn cut_short(&self) -> bool {
+    pub(super) fn cut_short(&self) -> bool {
         interrupted() || self.channel.arrived()
     }
 
     /// Whether the limit is reached, or somebody ends it. A time that was too short for a single message is
     /// stretched, so that a busy machine yields a figure as well.
-    fn over(&self, begin: Instant, now: Instant, done: u64) -> bool {
+    pub(super) fn over(&self, begin: Instant, now: Instant, done: u64) -> bool {
         let reached = match self.limit {
             Limit::Time(t) => now - begin >= t && (done > 0 || now - begin >= t + STRETCH),
             Limit::Count(n) => done >= n,
@@ -403,12 +424,26 @@ impl Run<'_> {
     }
 
     /// Whether a message still belongs to the warm-up.
-    fn warming(&self, turns: u64, passed: Duration) -> bool {
+    pub(super) fn warming(&self, turns: u64, passed: Duration) -> bool {
         let early = match self.limit {
             Limit::Time(t) => passed < t / 4,
             Limit::Count(_) => true,
         };
         turns <= WARM_UP && early
+    }
+}
+
+/// One measurement under way.
+struct Run<'a> {
+    side: &'a mut Side,
+    pace: Pace<'a>,
+    case: &'a Case,
+    out: Measured,
+}
+
+impl Run<'_> {
+    fn reliable(&self) -> bool {
+        self.case.service == Service::Rc
     }
 
     /// One message at a time.
@@ -422,14 +457,14 @@ impl Run<'_> {
             let t1 = Instant::now();
             turns += 1;
             match answered {
-                true if self.warming(turns, t1 - begin) => counted_from = t1,
+                true if self.pace.warming(turns, t1 - begin) => counted_from = t1,
                 true => {
                     self.out.latencies.saturating_record((t1 - t0).as_nanos() as u64 / halves);
                     self.out.messages += 1;
                 }
-                false => self.out.errors += u64::from(!self.cut_short()),
+                false => self.out.errors += u64::from(!self.pace.cut_short()),
             }
-            if self.over(begin, t1, self.out.messages) {
+            if self.pace.over(begin, t1, self.out.messages) {
                 break;
             }
             t0 = t1;
@@ -442,7 +477,7 @@ impl Run<'_> {
     fn once(&mut self, stamp: u64, posted: Instant) -> Result<bool, Failure> {
         while !self.side.post(stamp)? {
             self.side.poll()?;
-            if self.cut_short() {
+            if self.pace.cut_short() {
                 return Ok(false);
             }
         }
@@ -453,7 +488,7 @@ impl Run<'_> {
             let flag = self.side.wait_flag(|flag| {
                 spins = spins.wrapping_add(1);
                 let lost = lossy && spins.is_multiple_of(64) && posted.elapsed() > LOST_AFTER;
-                flag == wanted || lost || self.cut_short()
+                flag == wanted || lost || self.pace.cut_short()
             });
             return Ok(flag == wanted);
         }
@@ -464,7 +499,7 @@ impl Run<'_> {
                 return Ok(true);
             }
             spins = spins.wrapping_add(1);
-            if self.cut_short() || lossy && spins.is_multiple_of(64) && posted.elapsed() > LOST_AFTER {
+            if self.pace.cut_short() || lossy && spins.is_multiple_of(64) && posted.elapsed() > LOST_AFTER {
                 return Ok(false);
             }
         }
@@ -476,7 +511,7 @@ impl Run<'_> {
         let mut posted = 0_u64;
         let mut looks = 0_u32;
         loop {
-            let budget = match self.limit {
+            let budget = match self.pace.limit {
                 Limit::Count(n) => n - posted,
                 Limit::Time(_) => u64::MAX,
             };
@@ -485,13 +520,13 @@ impl Run<'_> {
             self.out.messages += polled.completed;
             looks = looks.wrapping_add(1);
             let look = looks.is_multiple_of(16) || polled.completed == 0;
-            if look && self.over(begin, Instant::now(), posted) {
+            if look && self.pace.over(begin, Instant::now(), posted) {
                 break;
             }
         }
         posted += self.side.finish()?;
         let drain = Instant::now();
-        while self.out.messages < posted && drain.elapsed() < DRAIN_LIMIT && !self.cut_short() {
+        while self.out.messages < posted && drain.elapsed() < DRAIN_LIMIT && !self.pace.cut_short() {
             self.out.messages += self.side.poll()?.completed;
         }
         self.out.elapsed = begin.elapsed();

@@ -120,7 +120,7 @@ impl Side {
         }
         let sinks = match case.op {
             Op::Read | Op::Atomic => pd.alloc_many(window_messages as usize, size)?,
-            Op::Send | Op::Write => Vec::new(),
+            _ => Vec::new(),
         };
         let mut side = Self {
             qp,
@@ -141,7 +141,7 @@ impl Side {
             window_messages,
             signal_every: match case.op {
                 Op::Read | Op::Atomic => 1,
-                Op::Send | Op::Write => 1 << (window_messages / 4).clamp(1, SIGNAL_EVERY).ilog2(),
+                _ => 1 << (window_messages / 4).clamp(1, SIGNAL_EVERY).ilog2(),
             },
             pd,
         };
@@ -214,7 +214,7 @@ impl Side {
                     match self.case.op {
                         Op::Send => message.send(&mut batch, id, every)?,
                         Op::Write => message.write(&mut batch, id, every)?,
-                        Op::Read | Op::Atomic => message.fetch(&mut batch, id, &mut self.sinks)?,
+                        _ => message.fetch(&mut batch, id, &mut self.sinks)?,
                     }
                 }
             }
@@ -319,7 +319,7 @@ fn messages_under_way(case: &Case, phase: Phase) -> u64 {
     let max = match (phase, case.op) {
         (Phase::Latency, _) => LATENCY_WINDOW,
         (Phase::Stream, Op::Read | Op::Atomic) => READ_WINDOW,
-        (Phase::Stream, Op::Send | Op::Write) => MAX_WINDOW,
+        (Phase::Stream, _) => MAX_WINDOW,
     };
     (BYTES_UNDER_WAY / case.size.0).clamp(2, max)
 }

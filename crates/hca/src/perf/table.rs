@@ -5,6 +5,62 @@ use comfy_table::{CellAlignment, Table, presets};
 use super::json::Row;
 use super::plan::Size;
 
+/// What a row is of, in a word or two. A setting is told where rows differ in it.
+pub(super) fn label(row: &Row, rows: &[Row]) -> String {
+    let Some(eager) = row.eager_bytes else { return format!("{} {}", row.service, row.op) };
+    match rows.iter().any(|other| other.eager_bytes != Some(eager)) {
+        true => format!("{}, eager {}", row.op, Size(eager)),
+        false => row.op.to_string(),
+    }
+}
+
+/// Lays rows of messages past other entries out: what an entry costs is held against the row of the same entries that has
+/// the fewest.
+pub(super) fn depth_table(rows: &[Row]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    let header = [
+        "op",
+        "before it",
+        "entries",
+        "p50 us",
+        "p99 us",
+        "p99.9 us",
+        "ns an entry",
+        "timed",
+        "errors",
+        "CPUs",
+    ];
+    table.set_header(header);
+    for r in rows {
+        table.add_row([
+            label(r, rows),
+            r.depth.map(|depth| depth.to_string()).unwrap_or_default(),
+            r.entries.map(|entries| entries.to_string()).unwrap_or_default(),
+            micros(r.p50_ns),
+            micros(r.p99_ns),
+            micros(r.p999_ns),
+            ns_an_entry(r, rows).map(|ns| format!("{ns:.2}")).unwrap_or_default(),
+            r.count.to_string(),
+            r.errors.to_string(),
+            r.placement.to_string(),
+        ]);
+    }
+    for column in [1, 3, 4, 5, 6, 7, 8] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table.trim_fmt()
+}
+
+fn ns_an_entry(row: &Row, rows: &[Row]) -> Option<f64> {
+    let alike = |r: &&Row| (r.entries, r.eager_bytes) == (row.entries, row.eager_bytes);
+    let least = rows.iter().filter(alike).min_by_key(|r| r.depth)?;
+    let more = row.depth?.checked_sub(least.depth?).filter(|&more| more > 0)?;
+    Some((row.p50_ns as f64 - least.p50_ns as f64) / more as f64)
+}
+
 /// Lays rows out as an aligned table.
 pub(super) fn table(rows: &[Row]) -> String {
     let mut table = Table::new();
@@ -23,7 +79,7 @@ pub(super) fn table(rows: &[Row]) -> String {
     ]);
     for r in rows {
         table.add_row([
-            format!("{} {}", r.service, r.op),
+            label(r, rows),
             Size(r.size).to_string(),
             micros(r.p50_ns),
             micros(r.p99_ns),
@@ -70,6 +126,7 @@ fn scaled(x: f64) -> String {
 mod tests {
     use super::super::json::tests::row;
     use super::super::plan::Op;
+    use super::super::portals::Entries;
     use super::*;
 
     #[test]
@@ -81,6 +138,35 @@ mod tests {
         assert_eq!(end_of(lines[0], "p50 us"), end_of(lines[1], "2.70"), "{text}");
         assert_eq!(end_of(lines[0], "p50 us"), end_of(lines[2], "1500.0"), "{text}");
         assert!(lines[2].contains("4 MiB") && lines[2].contains("3.25"), "{text}");
+    }
+
+    #[test]
+    fn what_an_entry_costs_is_the_difference_to_the_shortest_list_of_its_kind() {
+        let deep = |depth, entries, p50_ns| Row {
+            depth: Some(depth),
+            entries: Some(entries),
+            eager_bytes: Some(4096),
+            ..row(Op::Put, 8, p50_ns, 0.0)
+        };
+        let rows = [
+            deep(0, Entries::Exact, 1000),
+            deep(100, Entries::Exact, 1000),
+            deep(0, Entries::Wildcard, 2000),
+            deep(100, Entries::Wildcard, 2500),
+        ];
+        let text = depth_table(&rows);
+        let lines: Vec<_> = text.lines().collect();
+        assert!(lines[2].contains(" 0.00 ") && lines[4].contains(" 5.00 "), "{text}");
+        assert!(lines[4].contains("wildcard") && lines[4].starts_with(" put  "), "{text}");
+    }
+
+    #[test]
+    fn a_setting_is_told_where_rows_differ_in_it() {
+        let eager = |bytes| Row { eager_bytes: Some(bytes), ..row(Op::Put, 8, 1, 1.0) };
+        let rows = [eager(1024), eager(4096)];
+        assert_eq!(label(&rows[1], &rows), "put, eager 4 KiB");
+        assert_eq!(label(&rows[1], &rows[1..]), "put");
+        assert_eq!(label(&row(Op::Send, 8, 1, 1.0), &[]), "rc send");
     }
 
     #[test]

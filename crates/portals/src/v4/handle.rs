@@ -55,6 +55,18 @@ handle! { /// Names an entry of an interface without matching.
 #[doc(alias = "ptl_handle_le_t")] LeHandle, EntryHandle }
 handle! { /// Names an entry of an interface with matching.
 #[doc(alias = "ptl_handle_me_t")] MeHandle, EntryHandle }
+impl MeHandle {
+    /// As the steps of a [trace](crate::trace) name it.
+    pub fn traced(self) -> hca_matching::EntryHandle {
+        self.raw
+    }
+}
+impl LeHandle {
+    /// As the steps of a [trace](crate::trace) name it.
+    pub fn traced(self) -> hca_matching::EntryHandle {
+        self.raw
+    }
+}
 handle! { /// Names an event queue.
 #[doc(alias = "ptl_handle_eq_t")] EqHandle, EqHandle }
 handle! { /// Names a counting event.

@@ -1,0 +1,246 @@
+//! The rows of Portals: put, get, atomic, and what entries before the one that matches cost.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `half` | one side's node, interface and entry |
+//! | `run` | the measuring side |
+//! | `serve` | the side that answers |
+
+mod half;
+mod run;
+pub(super) mod serve;
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+use ::portals::{Card, Directory, DirectoryError, Node, NodeOptions};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::plan::{Layer, Op, Size};
+use crate::cli::Failure;
+use crate::open::Opened;
+
+pub use run::Nodes;
+
+/// Entries before the one that matches, at most.
+const MAX_BEFORE: u64 = 1_000_000;
+/// The entries that `--depth` alone asks for.
+pub const DEFAULT_DEPTHS: &str = "0,1,10,100,1000,10000,100000";
+/// Bytes of the messages that go past other entries.
+const DEPTH_SIZE: Size = Size(8);
+/// An atomic operation is on words of this many bytes.
+const WORD_BYTES: u64 = 8;
+
+/// How nodes are opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// Whether the adapter matches, if it can; otherwise the program's calls do.
+    pub offload: bool,
+    /// The longest message that goes with its header, in bytes.
+    pub eager_bytes: u64,
+}
+
+impl Default for Settings {
+    /// As nodes are opened where nothing is asked for.
+    fn default() -> Self {
+        let NodeOptions { offload, eager_bytes, .. } = NodeOptions::default();
+        Self { offload, eager_bytes: eager_bytes as u64 }
+    }
+}
+
+/// Entries that a message does not match.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Entries {
+    /// One process, all match bits.
+    Exact,
+    /// Any process, and some bits that do not count.
+    Wildcard,
+}
+
+impl fmt::Display for Entries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Exact => "exact",
+            Self::Wildcard => "wildcard",
+        })
+    }
+}
+
+/// What stands before the entry that matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Before {
+    /// How many entries.
+    pub count: u64,
+    /// Which.
+    pub entries: Entries,
+}
+
+/// One row of Portals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Case {
+    /// Operation.
+    pub op: Op,
+    /// Bytes a message.
+    pub size: Size,
+    /// What the message meets before its entry.
+    pub before: Option<Before>,
+}
+
+impl Case {
+    /// Messages for the only entry there is.
+    pub const fn new(op: Op, size: u64) -> Self {
+        Self { op, size: Size(size), before: None }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.op, self.size)?;
+        match self.before {
+            Some(Before { count, entries }) => write!(f, " behind {count} {entries} entries"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Numbers of entries, as `0,10,1000`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Depths(pub Vec<u64>);
+
+impl FromStr for Depths {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |part: &str| {
+            let parsed = part.trim().parse().ok().filter(|&n| n <= MAX_BEFORE);
+            parsed.ok_or_else(|| format!("`{part}` is no number of entries from 0 to {MAX_BEFORE}"))
+        };
+        text.split(',').map(number).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// All that a run measures of Portals.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// The rows, with how the nodes are opened for each.
+    pub cases: Vec<(Settings, Case)>,
+    /// What was asked for and has no row, and why.
+    pub left_out: Vec<String>,
+}
+
+impl Plan {
+    /// Every combination that exists of settings, operations and sizes.
+    pub fn of_sizes(settings: &[Settings], ops: &[Op], sizes: &[Size]) -> Self {
+        let (mut cases, mut left_out) = (Vec::new(), Vec::new());
+        for &setting in settings {
+            for &op in ops {
+                if !op.is_of(Layer::Portals) {
+                    left_out.push(format!("portals has no {op}"));
+                    continue;
+                }
+                for &size in sizes {
+                    match refused(op, size, setting) {
+                        // Nobody asked for the default sizes one by one.
+                        Some(_) if sizes == super::plan::DEFAULT_SIZES => {}
+                        Some(why) => left_out.push(format!("{op} of {size}: {why}")),
+                        None => cases.push((setting, Case { op, size, before: None })),
+                    }
+                }
+            }
+        }
+        left_out.dedup();
+        Self { cases, left_out }
+    }
+    /// Puts past so many entries of each kind.
+    pub fn of_depths(settings: &[Settings], depths: &[u64], kinds: &[Entries]) -> Self {
+        let mut cases = Vec::new();
+        for &setting in settings {
+            for &entries in kinds {
+                for &count in depths {
+                    let before = Some(Before { count, entries });
+                    cases.push((setting, Case { op: Op::Put, size: DEPTH_SIZE, before }));
+                }
+            }
+        }
+        Self { cases, left_out: Vec::new() }
+    }
+}
+
+/// Why an operation is not of this size.
+fn refused(op: Op, size: Size, settings: Settings) -> Option<String> {
+    let Settings { eager_bytes, .. } = settings;
+    match op {
+        Op::Atomic if !size.0.is_multiple_of(WORD_BYTES) => Some("it is on words of 8 bytes".to_owned()),
+        Op::Atomic if size.0 > eager_bytes => Some(format!("it has {eager_bytes} bytes at most (--eager)")),
+        _ => None,
+    }
+}
+
+/// The other process of a measurement, once it is known.
+#[derive(Default)]
+struct Other(OnceLock<Card>);
+
+impl Directory for Other {
+    fn size(&self) -> Option<u32> {
+        None
+    }
+    fn by_rank(&self, rank: ::portals::Rank) -> Result<Card, DirectoryError> {
+        Err(DirectoryError::Rank { rank })
+    }
+    fn by_process(&self, nid: ::portals::Nid, pid: ::portals::Pid) -> Result<Card, DirectoryError> {
+        let card = self.0.get().filter(|card| (card.nid, card.pid) == (nid, pid));
+        card.copied().ok_or(DirectoryError::Process { nid, pid })
+    }
+}
+
+/// Opens a node.
+fn open(opened: &Opened, settings: Settings, other: std::sync::Arc<Other>) -> Result<Node, Failure> {
+    let Settings { offload, eager_bytes } = settings;
+    let options = NodeOptions {
+        offload,
+        eager_bytes: eager_bytes as usize,
+        directory: other,
+        ..NodeOptions::default()
+    };
+    Ok(Node::open(opened.context(), options)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::perf::plan::DEFAULT_SIZES;
+
+    #[test]
+    fn depths_are_read() {
+        assert_eq!("0,10, 1000".parse::<Depths>().unwrap(), Depths(vec![0, 10, 1000]));
+        assert_eq!(DEFAULT_DEPTHS.parse::<Depths>().unwrap().0.len(), 7);
+        for text in ["", "1,", "x", "-1", "1000001"] {
+            assert!(text.parse::<Depths>().unwrap_err().contains("1000000"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_plan_leaves_out_what_portals_does_not_do_and_says_so() {
+        let settings = [Settings { offload: true, eager_bytes: 1024 }];
+        let sizes = [Size(8), Size(12), Size(2048)];
+        let plan = Plan::of_sizes(&settings, &[Op::Put, Op::Send, Op::Atomic], &sizes);
+        let rows: Vec<_> = plan.cases.iter().map(|(_, c)| (c.op, c.size.0)).collect();
+        assert_eq!(rows, [(Op::Put, 8), (Op::Put, 12), (Op::Put, 2048), (Op::Atomic, 8)]);
+        let told = plan.left_out.join("; ");
+        for part in ["no send", "atomic of 12 B", "words", "atomic of 2 KiB", "1024 bytes"] {
+            assert!(told.contains(part), "{told}");
+        }
+        let default = Plan::of_sizes(&[Settings::default()], &[Op::Atomic], &DEFAULT_SIZES);
+        assert!(default.left_out.is_empty() && default.cases.len() == 5, "{default:?}");
+    }
+
+    #[test]
+    fn a_depth_is_measured_for_each_kind_of_entries() {
+        let plan = Plan::of_depths(&[Settings::default()], &[0, 9], &[Entries::Exact, Entries::Wildcard]);
+        let told: Vec<_> = plan.cases.iter().map(|(_, case)| case.to_string()).collect();
+        assert_eq!(told[1], "put 8 B behind 9 exact entries");
+        assert_eq!((told.len(), told[3].contains("wildcard")), (4, true));
+    }
+}

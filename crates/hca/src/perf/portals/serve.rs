@@ -1,0 +1,94 @@
+//! The side that answers.
+
+use std::sync::Arc;
+
+use ::portals::{Card, Node};
+use softhca::Progress;
+
+use super::super::control::{Channel, ControlError, FromPeer, Phase, ToPeer};
+use super::super::plan::Op;
+use super::half::Half;
+use super::{Case, Other, Settings, open};
+use crate::cli::Failure;
+use crate::open::Opened;
+
+/// This side's node, and whose peer it is.
+pub(in crate::perf) struct Seat {
+    node: Node,
+    other: Card,
+    settings: Settings,
+}
+
+impl Seat {
+    /// Opens a node, and tells the other side where it is.
+    pub(in crate::perf) fn open(
+        channel: &mut Channel<ToPeer>,
+        opened: &Opened,
+        settings: Settings,
+        card: &[u8],
+    ) -> Result<Self, Failure> {
+        let other = Card::from_bytes(card).ok_or_else(|| ControlError::OutOfTurn(format!("{card:?}")))?;
+        let directory = Arc::new(Other::default());
+        directory.0.set(other).expect("it was empty");
+        let node = open(opened, settings, directory)?;
+        let card = node.card().to_bytes().to_vec();
+        channel.send(&FromPeer::Node { card, offloaded: node.is_offloaded() })?;
+        Ok(Self { node, other, settings })
+    }
+    /// Serves one measurement.
+    pub(in crate::perf) fn measurement(
+        &self,
+        channel: &mut Channel<ToPeer>,
+        opened: &Opened,
+        case: &Case,
+        phase: Phase,
+    ) -> Result<(), Failure> {
+        let mut half = Half::new(&self.node, self.other, case, phase, self.settings.eager_bytes)?;
+        channel.send(&FromPeer::Listening)?;
+        let received = match (case.op, phase) {
+            (Op::Put, Phase::Latency) => echo(channel, &mut half)?,
+            (Op::Put, Phase::Stream) => take(channel, &mut half)?,
+            _ => self.stand_by(channel, opened),
+        };
+        match channel.recv(None)? {
+            ToPeer::Stop => {
+                half.settle()?;
+                Ok(channel.send(&FromPeer::Done { received, errors: 0 })?)
+            }
+            other => Err(ControlError::OutOfTurn(format!("{other:?}")).into()),
+        }
+    }
+    /// Lets messages be taken while nobody needs this program.
+    fn stand_by(&self, channel: &Channel<ToPeer>, opened: &Opened) -> u64 {
+        // An adapter's own thread would share the CPU with a loop here.
+        let alone = self.node.is_offloaded() && opened.progress() == Progress::Thread;
+        while !alone && !channel.over() {
+            self.node.progress();
+        }
+        0
+    }
+}
+
+/// Answers every put by one.
+fn echo(channel: &Channel<ToPeer>, half: &mut Half) -> Result<u64, Failure> {
+    let mut received = 0;
+    while !channel.over() {
+        if half.arrived()? {
+            half.post()?;
+            received += 1;
+        }
+    }
+    Ok(received)
+}
+
+/// Takes a stream of puts, and the event of each.
+fn take(channel: &Channel<ToPeer>, half: &mut Half) -> Result<u64, Failure> {
+    let mut received = 0;
+    loop {
+        if half.arrived()? {
+            received += 1;
+        } else if channel.over() {
+            return Ok(received);
+        }
+    }
+}
