@@ -11,6 +11,25 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! Portals messages go over the same devices:
+//!
+#![cfg_attr(feature = "portals", doc = "```")]
+#![cfg_attr(not(feature = "portals"), doc = "```ignore")]
+//! use hca::portals::v4::*;
+//! use hca::portals::{Node, NodeOptions};
+//!
+//! let node = Node::open(&hca::open("loopback://story")?, NodeOptions::default())?;
+//! let ni = Ni::init(&node, NiOptions::MATCHING | NiOptions::PHYSICAL, None, &Limits::default())?;
+//! let (eq, memory) = (ni.eq_alloc(16)?, ni.alloc(64)?);
+//! let pt = ni.pt_alloc(PtOptions::empty(), Some(eq), None)?;
+//! let options = MeOptions::OP_PUT | MeOptions::EVENT_LINK_DISABLE;
+//! ni.me_append(pt, &Me { options, match_bits: 7, ..Me::new(&memory) }, ListKind::Priority, 0)?;
+//! let md = ni.md_bind(&Md::new(ni.alloc(8)?))?;
+//! ni.put(&Put { match_bits: 7, ..Put::new(md, 8, ni.id()?, pt) })?;
+//! assert_eq!(ni.eq_wait(eq)?.event.kind, EventKind::Put);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! All features but `tokio` are on by default. A program that wants no command line in its build names what it uses,
 //! as `hca = { version = "0.1", default-features = false, features = ["udp"] }`:
 //!
@@ -21,7 +40,7 @@
 //! | `shm` | `shm://`: the processes of this machine, through shared memory |
 //! | `raw` | `raw://`: frames on an Ethernet interface |
 //! | `loopback` | `loopback://`: networks inside the process |
-//! | `portals` | [`portals`](mod@portals): Portals 3.3 and 4.3 on any of these devices |
+//! | `portals` | [`portals`]: Portals 3.3 and 4.3 |
 //! | `cli` | the `hca` command and the measurements behind it, with what they need (clap, plotters, …); brings `loopback`, `portals` and `udp` |
 //! | `tokio` | `AsyncCq`: a completion queue on a tokio runtime |
 //!

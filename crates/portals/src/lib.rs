@@ -77,4 +77,6 @@ pub use error::{Error, OpenError};
 pub use hca_matching::{Jid, Nid, Pid, Process, Rank, Uid};
 pub use job::JoinError;
 pub use memory::{Memory, Pieces};
+#[doc(hidden)]
+pub use node::Holdings;
 pub use node::{Card, Counts, Directory, DirectoryError, Listed, Node, NodeOptions};

@@ -180,8 +180,12 @@ impl NiCore {
     pub(crate) fn start(&self, transfer: &Transfer) -> Result<(), Error> {
         let ni = self.ni();
         let done = self.state(|state| match state.start(ni, transfer) {
+            Ok(()) => {
+                state.make_room();
+                Some(Ok(()))
+            }
             Err(Error::Target { .. }) if state.is_unknown(ni, transfer.target) => None,
-            result => Some(result),
+            refused => Some(refused),
         });
         match done {
             Some(result) => result,

@@ -157,7 +157,8 @@ impl SimNet {
     pub(crate) fn clock(&self) -> &Arc<AtomicU64> {
         &self.clock
     }
-    pub(crate) fn now(&self) -> Instant {
+    /// The virtual time.
+    pub fn now(&self) -> Instant {
         Instant::from_nanos(self.clock.load(Ordering::Relaxed))
     }
     pub(crate) fn event(&self, event: Event) {

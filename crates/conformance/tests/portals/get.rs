@@ -53,9 +53,9 @@ pub(crate) fn gets_of_every_length_fetch_all(bed: &Bed) {
     }
 }
 
-pub(crate) fn a_get_of_64_mib_fetches_all(bed: &Bed) {
+pub(crate) fn a_get_of_many_reads_fetches_all(bed: &Bed) {
     let pair = bed.pair(MATCHING);
-    let most = 64 << 20;
+    let most = bed.huge();
     let (source, sink) =
         (Source::new(&pair.a, most, MdOptions::empty()), Sink::new(&pair.b, most, PtOptions::empty()));
     filled(&sink);

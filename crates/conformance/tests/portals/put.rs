@@ -57,9 +57,9 @@ pub(crate) fn puts_of_every_length_land_whole(bed: &Bed) {
     }
 }
 
-pub(crate) fn a_put_of_64_mib_lands_whole(bed: &Bed) {
+pub(crate) fn a_put_of_many_reads_lands_whole(bed: &Bed) {
     let pair = bed.pair(MATCHING);
-    let most = 64 << 20;
+    let most = bed.huge();
     let (source, sink) =
         (Source::new(&pair.a, most, MdOptions::empty()), Sink::new(&pair.b, most, PtOptions::empty()));
     sink.post(&pair.b, MeOptions::OP_PUT);

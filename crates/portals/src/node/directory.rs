@@ -2,9 +2,14 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::{Arc, OnceLock};
 
 use hca_core::{Gid, Qpn};
 use hca_matching::{Nid, Pid, Rank};
+use hca_verbs::Context;
+
+use super::{Node, NodeOptions};
+use crate::OpenError;
 
 /// Where a node is found: what others need to speak to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -102,6 +107,43 @@ impl Directory for Listed {
     }
     fn by_rank(&self, rank: Rank) -> Result<Card, DirectoryError> {
         self.0.get(rank.0 as usize).copied().ok_or(DirectoryError::Rank { rank })
+    }
+}
+
+/// The cards of nodes of one process, once all are open.
+#[derive(Default)]
+struct Together {
+    size: u32,
+    cards: OnceLock<Vec<Card>>,
+}
+
+impl Directory for Together {
+    fn size(&self) -> Option<u32> {
+        Some(self.size)
+    }
+    fn by_rank(&self, rank: Rank) -> Result<Card, DirectoryError> {
+        let card = self.cards.get().and_then(|cards| cards.get(rank.0 as usize));
+        card.copied().ok_or(DirectoryError::Rank { rank })
+    }
+}
+
+impl Node {
+    /// Opens a node on each of several devices, which know each other by their ranks, in this order: a job within one
+    /// process, as examples and tests have it. The directory and the rank of `options` are not looked at.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_all(contexts: &[Context], options: &NodeOptions) -> Result<Vec<Self>, OpenError> {
+        let directory = Arc::new(Together { size: contexts.len() as u32, ..Together::default() });
+        let nodes: Vec<Self> = (0..)
+            .zip(contexts)
+            .map(|(rank, context)| {
+                let (rank, directory) = (Some(Rank(rank)), directory.clone());
+                Self::open(context, NodeOptions { rank, directory, ..options.clone() })
+            })
+            .collect::<Result<_, _>>()?;
+        directory.cards.set(nodes.iter().map(Self::card).collect()).expect("nobody else sets it");
+        Ok(nodes)
     }
 }
 

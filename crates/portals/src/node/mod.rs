@@ -2,6 +2,7 @@
 
 mod directory;
 mod hello;
+mod holdings;
 mod initiator;
 mod interface;
 mod meet;
@@ -25,6 +26,8 @@ use hca_verbs::{Context, MemoryError};
 use rustix::fd::OwnedFd;
 
 pub use directory::{Card, Directory, DirectoryError, Listed};
+#[doc(hidden)]
+pub use holdings::Holdings;
 pub(crate) use interface::{Kind, NiState};
 
 use crate::lock::Lock;
@@ -190,6 +193,8 @@ struct Net {
     ports: Ports,
     /// Requests of connected queue pairs that may be on the completion queue.
     in_use: u32,
+    /// A queue has filled up by half since completions were looked at.
+    crowded: bool,
 }
 
 /// What a node counts beside its interfaces.
@@ -232,7 +237,7 @@ impl Node {
         let cq = ports.cq().handle();
         let state = State {
             nis: Default::default(),
-            net: Net { peers: Vec::new(), ports, in_use: 0 },
+            net: Net { peers: Vec::new(), ports, in_use: 0, crowded: false },
             free_peers: Vec::new(),
             by_process: HashMap::new(),
             by_rank: HashMap::new(),
@@ -442,6 +447,7 @@ impl Net {
 impl State {
     /// Takes what has come and does what follows; whether there was anything.
     pub(crate) fn progress(&mut self) -> bool {
+        self.net.crowded = false;
         // They are kept, as to clear them for each look would cost more than the look.
         let mut out = std::mem::take(&mut self.out);
         let n = self.net.ports.poll(&mut out);
@@ -460,6 +466,13 @@ impl State {
             return self.run_timers();
         }
         n > 0
+    }
+    /// Looks for completions where a program that only sends would fill its queues.
+    #[inline]
+    pub(crate) fn make_room(&mut self) {
+        if self.net.crowded {
+            self.progress();
+        }
     }
     #[inline]
     fn came(&mut self, wc: &Completion) {

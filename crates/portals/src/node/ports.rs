@@ -87,6 +87,7 @@ pub(super) struct Ports {
     send: Slots,
     hellos: Slots,
     free: Vec<u32>,
+    send_slots: usize,
     /// Receive slots that were looked at, to be posted together.
     used: Vec<u32>,
     /// How many of these are posted together.
@@ -137,6 +138,7 @@ impl Ports {
             send: Slots::new(&pd, send_slots as usize, bytes)?,
             hellos: Slots::new(&pd, DATAGRAM_SLOTS, DATAGRAM_BYTES)?,
             free: (0..send_slots).rev().collect(),
+            send_slots: send_slots as usize,
             used: (0..slots).collect(),
             batch: SLOT_BATCH.min(slots as usize / 4),
             max_inline: cap.max_inline as usize,
@@ -254,6 +256,10 @@ impl Ports {
     /// A free send slot.
     pub(super) fn take_slot(&mut self) -> Option<u32> {
         self.free.pop()
+    }
+    /// Send slots that are not free.
+    pub(super) fn slots_taken(&self) -> usize {
+        self.send_slots - self.free.len()
     }
     /// A send slot is free again.
     pub(super) fn free_slot(&mut self, slot: u32) {

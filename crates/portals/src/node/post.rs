@@ -79,6 +79,7 @@ impl Net {
         bytes[..head.len()].copy_from_slice(head);
         body.write(&mut bytes[head.len()..len]);
         let crowded = self.in_use >= self.ports.budget / 2 || of.outstanding() * 2 >= of.qp.cap().max_send_wr;
+        self.crowded |= crowded;
         let signaled = of.silent + 1 >= MAX_SILENT || crowded;
         let posted = of.posted.wrapping_add(1);
         match post_inline(&mut of.qp, posted.into(), &bytes[..len], signaled) {

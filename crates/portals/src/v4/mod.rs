@@ -1,4 +1,97 @@
-//! Portals 4.3.
+//! Portals 4.3: one-sided messages that find their memory by a portal, match bits and their source.
+//!
+//! A target allocates a portal and appends entries of its memory to it; an initiator binds memory and puts, gets, or
+//! combines bytes by 18 operations on 14 types. Events and counts tell both sides; a count that reaches a threshold sets off
+//! operations on its own. Where the device can match ([`Node::is_offloaded`](crate::Node::is_offloaded)), all of this goes on
+//! while the programs compute; elsewhere it goes on within their calls.
+//!
+//! ```
+//! use portals::Node;
+//! use portals::v4::*;
+//!
+//! fn put_to_a_neighbour(here: &Node, there: &Node) -> Result<(), Error> {
+//!     let options = NiOptions::MATCHING | NiOptions::PHYSICAL;
+//!     let (a, b) = (
+//!         Ni::init(here, options, None, &Limits::default())?,
+//!         Ni::init(there, options, None, &Limits::default())?,
+//!     );
+//!     // The target: a portal, and one entry for the match bits 7.
+//!     let (eq, inbox) = (b.eq_alloc(64)?, b.alloc(4096)?);
+//!     let pt = b.pt_alloc(PtOptions::empty(), Some(eq), None)?;
+//!     let options = MeOptions::OP_PUT | MeOptions::USE_ONCE | MeOptions::EVENT_LINK_DISABLE;
+//!     b.me_append(pt, &Me { options, match_bits: 7, ..Me::new(&inbox) }, ListKind::Priority, 0)?;
+//!     // The initiator: memory, and what counts its acknowledgements.
+//!     let (ct, data) = (a.ct_alloc()?, a.alloc(5)?);
+//!     data.write_at(0, b"hello");
+//!     let md = Md { options: MdOptions::EVENT_CT_ACK, ct: Some(ct), ..Md::new(&data) };
+//!     let md = a.md_bind(&md)?;
+//!     a.put(&Put { match_bits: 7, ack_req: AckReq::Ct, ..Put::new(md, 5, b.id()?, pt) })?;
+//!
+//!     let event = b.eq_wait(eq)?.event;
+//!     assert_eq!((event.kind, event.mlength, event.initiator), (EventKind::Put, 5, a.id()?));
+//!     assert_eq!(a.ct_wait(ct, 1)?, CtEvent { success: 1, failure: 0 });
+//!     assert_eq!(inbox.slice(..5).to_vec(), b"hello");
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # What differs from C
+//!
+//! - Memory is registered ([`Memory`](crate::Memory), [`Pieces`](crate::Pieces)) and never a bare address; a vector is told by
+//!   its type instead of by `PTL_IOVEC`. It lives as long as anything needs it.
+//! - A handle has the type of what it names, and is of one interface; one of something freed is refused, never taken for
+//!   something else. `PTL_INVALID_HANDLE`, `PTL_EQ_NONE` and `PTL_CT_NONE` are `None`.
+//! - The arguments of an operation are a structure ([`Put`], [`Get`], [`Fetch`]) whose rest can be left as it is.
+//! - A code that is no failure is a value: `PTL_EQ_EMPTY` and `PTL_CT_NONE_REACHED` are `None`, `PTL_EQ_DROPPED` is
+//!   [`Got::dropped`]. All others are in [`Error::code`], and the [`Error`] says which argument it is about.
+//! - Times are [`Duration`](std::time::Duration)s, and `None` is `PTL_TIME_FOREVER`.
+//!
+//! # What is promised, and what is not
+//!
+//! - **Order.** Messages of an initiator to a target are matched in the order of its calls, whatever their lengths. Up to
+//!   [`max_waw_ordered_size`](Limits::max_waw_ordered_size) bytes, their data is in order as well.
+//! - **Delivery.** Messages are not lost. A target that is gone is told of by
+//!   [`NiFail::Undeliverable`], after [`NodeOptions::connect_timeout`](crate::NodeOptions::connect_timeout) if it was never met.
+//! - **`Send`** says that the bytes may be changed: at once for short messages, whose bytes were copied, and when the target
+//!   has fetched them for longer ones. **`Ack`** says that the bytes are in the target's memory.
+//! - **Atomics**: see [`Ni::atomic_sync`].
+//! - `VOLATILE` copies what can't leave at once. `UNORDERED`, `UNRELIABLE`, `MATCH_UNORDERED`, `IS_ACCESSIBLE` and bundles are
+//!   taken and change nothing: what they allow is not made use of.
+//!
+//! # The functions of the interface
+//!
+//! | C | here |
+//! |---|---|
+//! | `PtlInit`, `PtlFini` | [`Node::open`](crate::Node::open), and the drop of the last clone of the node; there is no state of the process |
+//! | `PtlAbort` | [`Ni::abort`], for one interface |
+//! | `PtlNIInit`, `PtlNIFini` | [`Ni::init`], and the drop of the last clone of the [`Ni`] |
+//! | `PtlNIStatus` | [`Ni::status`] |
+//! | `PtlNIHandle` | [`MdHandle::ni`] and those of the other handles; [`Ni::handle`] |
+//! | `PtlSetMap`, `PtlGetMap` | [`Ni::set_map`], [`Ni::get_map`] |
+//! | `PtlGetUid` | [`Ni::uid`] |
+//! | `PtlGetId`, `PtlGetPhysId` | [`Ni::id`], [`Ni::phys_id`] |
+//! | `PtlHandleIsEqual` | `==`; handles of different types can't be compared |
+//! | `PtlPTAlloc`, `PtlPTFree` | [`Ni::pt_alloc`], [`Ni::pt_free`] |
+//! | `PtlPTDisable`, `PtlPTEnable` | [`Ni::pt_disable`], [`Ni::pt_enable`] |
+//! | `PtlMDBind`, `PtlMDRelease` | [`Ni::md_bind`], [`Ni::md_release`] |
+//! | `PtlLEAppend`, `PtlLEUnlink`, `PtlLESearch` | [`Ni::le_append`], [`Ni::le_unlink`], [`Ni::le_search`] |
+//! | `PtlMEAppend`, `PtlMEUnlink`, `PtlMESearch` | [`Ni::me_append`], [`Ni::me_unlink`], [`Ni::me_search`] |
+//! | `PtlCTAlloc`, `PtlCTFree` | [`Ni::ct_alloc`], [`Ni::ct_free`] |
+//! | `PtlCTGet`, `PtlCTWait`, `PtlCTPoll` | [`Ni::ct_get`], [`Ni::ct_wait`], [`Ni::ct_poll`] |
+//! | `PtlCTSet`, `PtlCTInc` | [`Ni::ct_set`], [`Ni::ct_inc`] |
+//! | `PtlCTCancelTriggered` | [`Ni::ct_cancel_triggered`] |
+//! | `PtlEQAlloc`, `PtlEQFree` | [`Ni::eq_alloc`], [`Ni::eq_free`] |
+//! | `PtlEQGet`, `PtlEQWait`, `PtlEQPoll` | [`Ni::eq_get`], [`Ni::eq_wait`], [`Ni::eq_poll`] |
+//! | `PtlPut`, `PtlGet` | [`Ni::put`], [`Ni::get`] |
+//! | `PtlAtomic`, `PtlFetchAtomic`, `PtlSwap` | [`Ni::atomic`], [`Ni::fetch_atomic`], [`Ni::swap`] |
+//! | `PtlAtomicSync` | [`Ni::atomic_sync`] |
+//! | `PtlTriggeredPut`, `PtlTriggeredGet` | [`Ni::triggered_put`], [`Ni::triggered_get`] |
+//! | `PtlTriggeredAtomic`, `PtlTriggeredFetchAtomic`, `PtlTriggeredSwap` | [`Ni::triggered_atomic`], [`Ni::triggered_fetch_atomic`], [`Ni::triggered_swap`] |
+//! | `PtlTriggeredCTInc`, `PtlTriggeredCTSet` | [`Ni::triggered_ct_inc`], [`Ni::triggered_ct_set`] |
+//! | `PtlStartBundle`, `PtlEndBundle` | [`Ni::start_bundle`], [`Ni::end_bundle`] |
+//! | `PtlTriggeredMEAppend`, `PtlTriggeredMEUnlink` | not here: they are an experiment of one implementation, and no part of 4.3 |
+//!
+//! And not of the interface: [`Ni::alloc`], [`Ni::set_trace`], [`Ni::limits`] (`actual` of `PtlNIInit`).
 
 mod ct;
 mod eq;
@@ -96,4 +189,32 @@ fn with_raw<A: Copy, B: Copy, R>(
         *slot = raw(given)?;
     }
     f(&few[..given.len()])
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_page_says_of_each_function_what_it_is_here() {
+        let table =
+            include_str!("mod.rs").split("//! # The functions of the interface").nth(1).expect("a table");
+        let table = table.split("mod ct;").next().expect("the docs end");
+        let is_c = |word: &&str| word.starts_with("Ptl");
+        let named: Vec<&str> = table.split('`').filter(is_c).collect();
+        assert_eq!(
+            named.iter().filter(|name| !name.contains("ME") || !name.contains("Triggered")).count(),
+            53 + 1
+        );
+        for group in [
+            "Init Fini Abort NIInit NIFini NIStatus NIHandle SetMap GetMap GetUid GetId GetPhysId HandleIsEqual",
+            "PTAlloc PTFree PTDisable PTEnable MDBind MDRelease LEAppend LEUnlink LESearch MEAppend MEUnlink MESearch",
+            "CTAlloc CTFree CTGet CTWait CTPoll CTSet CTInc CTCancelTriggered EQAlloc EQFree EQGet EQWait EQPoll",
+            "Put Get Atomic FetchAtomic Swap AtomicSync TriggeredPut TriggeredGet TriggeredAtomic",
+            "TriggeredFetchAtomic TriggeredSwap TriggeredCTInc TriggeredCTSet StartBundle EndBundle",
+            "TriggeredMEAppend TriggeredMEUnlink",
+        ] {
+            for name in group.split(' ') {
+                assert!(named.contains(&format!("Ptl{name}").as_str()), "Ptl{name}");
+            }
+        }
+    }
 }

@@ -1,0 +1,148 @@
+//! Portals on a hostile network: random programs, both ways of matching, checked to the last byte and event.
+//!
+//! `HCA_SIM_PORTALS_SEEDS` says how many seeds run, `HCA_SIM_PORTALS_FIRST` with which they begin; `HCA_SIM_SEED` runs one.
+
+mod arena;
+mod end;
+mod events;
+mod host;
+mod ops;
+mod plan;
+mod trigger;
+mod world;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use hca_core::Instant;
+use hca_sim::{NetStats, Outcome, Rng, Sim, Step, Violation};
+
+use plan::Plan;
+use world::{GRACE, World};
+
+/// How long everything takes at most once all faults have ended.
+const AFTERMATH: Duration = Duration::from_secs(60);
+
+/// What runs did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Report {
+    pub(crate) ops: u64,
+    pub(crate) events: u64,
+    pub(crate) unexpected: u64,
+    pub(crate) found: u64,
+    pub(crate) disabled: u64,
+    pub(crate) fired: u64,
+    pub(crate) faults: u64,
+    pub(crate) undeliverable: u64,
+    /// Of these, those that failed of a fault long over.
+    pub(crate) late: u64,
+    pub(crate) net: NetStats,
+    pub(crate) trace_hash: u64,
+}
+
+fn run(seed: u64) -> Result<Report, Violation> {
+    let mut rng = Rng::new(seed ^ 0x706f_7274_616c_7300);
+    let plan = Plan::new(&mut rng, seed);
+    let replay = format!(
+        "HCA_SIM_SEED={seed} HCA_SIM_TRACE=1 cargo test -p hca-sim --test portals random -- --nocapture"
+    );
+    let sim = Sim::builder(seed).links(&plan.profile).replay(replay).build();
+    if std::env::var_os("HCA_SIM_TRACE").is_some() {
+        println!("{plan:#?}");
+    }
+    let heal = plan.heal;
+    let world = Rc::new(RefCell::new(World::new(&sim, plan, rng)));
+    drive(&sim, &world, heal)?;
+    let mut report = world.borrow().report;
+    report.net = sim.stats();
+    report.trace_hash = sim.trace_hash();
+    Ok(report)
+}
+
+fn drive(sim: &Sim, world: &Rc<RefCell<World>>, heal: Instant) -> Result<(), Violation> {
+    sim.add_actor(actor_of(world));
+    sim.run_until(heal)?;
+    finish(sim, world)?;
+    if world.borrow().report.faults > 0 {
+        sim.net().heal_all();
+        world.borrow_mut().resting = true;
+        sim.run_for(GRACE)?;
+        world.borrow_mut().resting = false;
+        // The first may find that a connection has been dead for long; the second finds all well.
+        for all_well in [false, true] {
+            world.borrow_mut().probe(all_well)?;
+            finish(sim, world)?;
+        }
+    }
+    world.borrow_mut().idle = true;
+    if sim.run_for(AFTERMATH)? != Outcome::Idle {
+        return Err(sim.violation("nothing is left to do, but timers run or packets travel on"));
+    }
+    let mut world = world.borrow_mut();
+    world.end()
+}
+
+/// The programs of all processes.
+fn actor_of(world: &Rc<RefCell<World>>) -> impl hca_sim::Actor + 'static {
+    // The world holds the simulation, which holds its actors: one of the links has to be weak.
+    let actor = Rc::downgrade(world);
+    move |now: Instant| -> Step {
+        let Some(world) = actor.upgrade() else { return Step::Done };
+        let step = world.borrow_mut().step(now);
+        step.unwrap_or_else(|violation| std::panic::resume_unwind(Box::new(violation)))
+    }
+}
+
+/// Until all that was begun is over.
+fn finish(sim: &Sim, world: &Rc<RefCell<World>>) -> Result<(), Violation> {
+    let deadline = sim.now() + AFTERMATH;
+    while !world.borrow().is_finished() {
+        if sim.now() > deadline {
+            let rest = world.borrow().outstanding();
+            return Err(sim.violation(format!("hang: all faults have ended, but this is left:{rest}")));
+        }
+        sim.run_for(Duration::from_millis(2))?;
+    }
+    Ok(())
+}
+
+fn number(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|e| panic!("{name} is {text:?}, which is no number: {e}")))
+}
+
+#[test]
+fn random_programs_keep_every_promise_on_both_paths() {
+    let first = number("HCA_SIM_PORTALS_FIRST").unwrap_or(0);
+    let seeds = number("HCA_SIM_PORTALS_SEEDS").unwrap_or(40);
+    let range = number("HCA_SIM_SEED").map_or(first..first + seeds, |seed| seed..seed + 1);
+    let mut failed = Vec::new();
+    let mut sum = Report::default();
+    for seed in range {
+        let began = std::time::Instant::now();
+        let done = run(seed);
+        if number("HCA_SIM_PORTALS_SEEDS").is_some() {
+            println!("seed {seed}: {:?}", began.elapsed());
+        }
+        match done {
+            Ok(report) => {
+                sum.ops += report.ops;
+                sum.events += report.events;
+                sum.late += report.late;
+                sum.undeliverable += report.undeliverable;
+                sum.fired += report.fired;
+                sum.found += report.found;
+                sum.disabled += report.disabled;
+                sum.faults += report.faults;
+                sum.net += report.net;
+            }
+            Err(violation) => {
+                println!("{violation}");
+                failed.push(seed);
+            }
+        }
+    }
+    println!("{sum:?}");
+    assert!(failed.is_empty(), "seeds failed: {failed:?}");
+}
