@@ -8,7 +8,9 @@ use portals::{Jid, Nid, NodeOptions, Pid, Uid};
 
 use crate::pair::{Bed, Side};
 
-pub(crate) fn ni_init_takes_the_nodes_process_number_or_any_and_again_yields_the_same_interface(bed: &Bed) {
+pub(crate) fn ni_init_takes_the_nodes_process_number_or_is_ptl_pid_invalid_and_again_yields_the_same_interface(
+    bed: &Bed,
+) {
     let options = NodeOptions { pid: Some(Pid(77)), ..NodeOptions::default() };
     let node = bed.nodes(&[options]).remove(0);
     let refused = Ni::init(&node, Some(78), &Limits::default()).unwrap_err();
@@ -65,7 +67,9 @@ pub(crate) fn a_put_to_a_node_whose_interface_is_closed_is_dropped(bed: &Bed) {
     }
 }
 
-pub(crate) fn ni_status_reads_drop_count_and_permissions_violations(bed: &Bed) {
+pub(crate) fn ni_status_reads_drop_count_and_permissions_violations_and_others_are_ptl_sr_index_invalid(
+    bed: &Bed,
+) {
     let p = bed.pair();
     let from = p.a.silent(b"x");
     p.a.put(from, &p.b, 1, 0);
@@ -87,7 +91,7 @@ pub(crate) fn ni_dist_tells_this_process_this_node_and_others_apart(bed: &Bed) {
     assert_eq!(refused.code(), ReturnCode::ProcessInvalid, "{refused}");
 }
 
-pub(crate) fn ni_handle_knows_its_own_handles_while_they_name_something(bed: &Bed) {
+pub(crate) fn ni_handle_knows_its_own_while_they_name_something_and_others_are_ptl_handle_invalid(bed: &Bed) {
     let p = bed.pair();
     let (me, md) = p.a.post(1, &p.a.md(p.a.zeroed(8), MdOptions::OP_PUT));
     let eq = p.a.ni.eq_alloc(1, None).unwrap();
@@ -166,7 +170,7 @@ fn limited(bed: &Bed, limits: Limits) -> Ni {
     Ni::init(&bed.nodes(&[NodeOptions::default()])[0], None, &limits).unwrap()
 }
 
-pub(crate) fn max_mes_max_me_list_and_max_mds_are_the_last_that_are_made(bed: &Bed) {
+pub(crate) fn past_max_mes_and_max_mds_is_ptl_no_space_and_past_max_me_list_ptl_me_list_too_long(bed: &Bed) {
     let ni = limited(bed, Limits { max_mes: 3, max_me_list: 2, max_mds: 2, ..Limits::default() });
     let attach = |pt| ni.me_attach(pt, MatchId::ANY, 0, 0, Unlink::Unlink, Position::After);
     let first = attach(1).unwrap();

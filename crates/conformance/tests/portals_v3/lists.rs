@@ -55,7 +55,7 @@ pub(crate) fn me_insert_before_and_after_go_beside_an_entry(bed: &Bed) {
     assert_eq!(taken(&p.a, &p.b, 1, 6), [1, 2, 3, 4, 5, 6]);
 }
 
-pub(crate) fn me_attach_any_takes_portals_without_entries_until_all_are_full(bed: &Bed) {
+pub(crate) fn me_attach_any_takes_portals_without_entries_until_it_is_ptl_pt_full(bed: &Bed) {
     let limits = Limits { max_pt_index: 61, ..Limits::default() };
     let p = bed.pair_with(&limits, &NodeOptions::default());
     let ni = &p.b.ni;

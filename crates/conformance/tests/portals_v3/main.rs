@@ -53,16 +53,16 @@ on_every_bed! {
         a_violation_is_counted_and_so_is_the_drop_at_any_portal
     }
     calls {
-        ni_init_takes_the_nodes_process_number_or_any_and_again_yields_the_same_interface
+        ni_init_takes_the_nodes_process_number_or_is_ptl_pid_invalid_and_again_yields_the_same_interface
         ni_fini_ends_an_interface_and_its_handles
         a_put_to_a_node_whose_interface_is_closed_is_dropped
-        ni_status_reads_drop_count_and_permissions_violations
+        ni_status_reads_drop_count_and_permissions_violations_and_others_are_ptl_sr_index_invalid
         ni_dist_tells_this_process_this_node_and_others_apart
-        ni_handle_knows_its_own_handles_while_they_name_something
+        ni_handle_knows_its_own_while_they_name_something_and_others_are_ptl_handle_invalid
         get_uid_get_id_and_get_jid_tell_the_nodes
         ni_eq_dump_lists_the_queues_and_what_they_hold
         limits_are_granted_as_asked_or_as_there_can_be
-        max_mes_max_me_list_and_max_mds_are_the_last_that_are_made
+        past_max_mes_and_max_mds_is_ptl_no_space_and_past_max_me_list_ptl_me_list_too_long
         max_eqs_is_the_last_queue
         max_pt_index_and_max_ac_index_are_the_largest
     }
@@ -111,7 +111,7 @@ on_every_bed! {
     lists {
         me_attach_before_and_after_go_to_the_ends_of_the_list
         me_insert_before_and_after_go_beside_an_entry
-        me_attach_any_takes_portals_without_entries_until_all_are_full
+        me_attach_any_takes_portals_without_entries_until_it_is_ptl_pt_full
         an_entry_without_a_descriptor_takes_nothing
         match_bits_decide_but_for_the_ignored_ones
         match_id_selects_by_node_process_user_and_job_each_of_them_or_any
@@ -138,8 +138,8 @@ on_every_bed! {
         me_md_post_makes_both_only_if_the_queue_is_empty
     }
     queues {
-        eq_get_takes_the_oldest_or_says_that_there_is_none
-        events_that_do_not_fit_are_lost_oldest_first_and_that_is_told_once
+        eq_get_takes_the_oldest_and_none_is_ptl_eq_empty
+        ptl_eq_dropped_tells_once_that_events_were_lost_oldest_first
         eq_wait_sleeps_until_an_event_comes
         eq_wait_timeout_and_eq_poll_come_back_without_an_event
         eq_poll_tells_of_which_queue_and_is_fair_to_all

@@ -10,7 +10,7 @@ use crate::pair::{Bed, LIMIT};
 
 const ENDS: MdOptions = MdOptions::OP_PUT.union(MdOptions::EVENT_START_DISABLE);
 
-pub(crate) fn eq_get_takes_the_oldest_or_says_that_there_is_none(bed: &Bed) {
+pub(crate) fn eq_get_takes_the_oldest_and_none_is_ptl_eq_empty(bed: &Bed) {
     let p = bed.pair();
     p.b.post(1, &p.b.md(p.b.zeroed(64), ENDS));
     assert_eq!(p.b.ni.eq_get(p.b.eq).unwrap(), None);
@@ -24,7 +24,7 @@ pub(crate) fn eq_get_takes_the_oldest_or_says_that_there_is_none(bed: &Bed) {
     assert_eq!(p.b.ni.eq_get(p.b.eq).unwrap(), None);
 }
 
-pub(crate) fn events_that_do_not_fit_are_lost_oldest_first_and_that_is_told_once(bed: &Bed) {
+pub(crate) fn ptl_eq_dropped_tells_once_that_events_were_lost_oldest_first(bed: &Bed) {
     let p = bed.pair();
     let eq = p.b.ni.eq_alloc(3, None).unwrap();
     p.b.post(1, &Md { eq: Some(eq), ..p.b.md(p.b.zeroed(64), ENDS) });
