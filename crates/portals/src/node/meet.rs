@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use hca_core::{Access, AddressVector, Instant, Psn, QpType};
+use hca_core::{Access, AddressVector, Instant, Psn, QpType, RnrTimer};
 use hca_matching::{NiFail, Process};
 use hca_verbs::{ConnectOptions, Endpoint, Grh};
 
@@ -116,7 +116,9 @@ impl State {
     }
     fn connect(&mut self, peer: u32, theirs: &Endpoint) -> Result<(), Error> {
         let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
-        of.qp.connect(Access::REMOTE_READ, &of.ours, theirs, &ConnectOptions::default())?;
+        // Slots come back as soon as this node looks: who finds none asks again at once.
+        let options = ConnectOptions { min_rnr_timer: RnrTimer::new(1), ..ConnectOptions::default() };
+        of.qp.connect(Access::REMOTE_READ, &of.ours, theirs, &options)?;
         of.theirs = Some(*theirs);
         Ok(())
     }
