@@ -64,6 +64,7 @@ checks! { $
         the_adapter_places_messages_while_the_target_calls_nothing,
         memory_of_another_node_is_refused,
         nodes_that_are_opened_together_know_each_other,
+        a_node_of_other_eager_bytes_is_a_stranger,
     }
     pt {
         a_portal_is_allocated_where_it_is_wanted,
@@ -139,6 +140,7 @@ checks! { $
         puts_of_a_pair_match_in_their_order,
         threads_share_an_interface,
         puts_without_an_answer_that_wait_for_the_window_all_leave,
+        vectors_of_as_many_pieces_as_are_granted_are_sent_and_fetched,
     }
     get {
         a_get_fetches_with_its_events,

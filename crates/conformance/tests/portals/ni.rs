@@ -160,7 +160,9 @@ pub(crate) fn targets_that_nobody_knows_are_refused(bed: &Bed) {
     let (physical, logical) = (init(&nodes[0], KINDS[0]), init(&nodes[0], KINDS[1]));
     let of = |ni: &Ni| Source::new(ni, 8, MdOptions::empty()).md;
     let (p, l) = (of(&physical), of(&logical));
-    for target in [Process::logical(Rank(2)), Process::logical(Rank(u32::MAX)), physical.phys_id()] {
+    let as_a_rank = Process::physical(physical.phys_id().nid(), Pid(1));
+    for target in [Process::logical(Rank(2)), Process::logical(Rank(u32::MAX)), physical.phys_id(), as_a_rank]
+    {
         assert_eq!(code(logical.put(&Put::new(l, 8, target, 0))), ReturnCode::ArgInvalid, "{target:?}");
         assert_eq!(code(logical.get(&Get::new(l, 8, target, 0))), ReturnCode::ArgInvalid);
         let ct = logical.ct_alloc().unwrap();
@@ -573,4 +575,22 @@ pub(crate) fn nodes_that_are_opened_together_know_each_other(bed: &Bed) {
             assert_eq!((got.event.kind, got.event.initiator), (EventKind::Put, id(from)));
         }
     }
+}
+
+pub(crate) fn a_node_of_other_eager_bytes_is_a_stranger(bed: &Bed) {
+    let pair = bed.pair_with(MATCHING, &Limits::default(), |n, options| NodeOptions {
+        eager_bytes: [4096, 256][n],
+        connect_timeout: Duration::from_millis(300),
+        ..options
+    });
+    let source = Source::new(&pair.a, 64, MdOptions::EVENT_SEND_DISABLE);
+    let sink = Sink::new(&pair.b, 64, PtOptions::empty());
+    sink.post(&pair.b, MeOptions::OP_PUT);
+    pair.a.put(&Put { ack_req: AckReq::Ack, ..Put::new(source.md, 8, id(&pair.b), sink.pt) }).unwrap();
+    let got = pair.until("the end", || {
+        pair.a.eq_get(source.eq).unwrap().filter(|got| got.event.kind == EventKind::Ack)
+    });
+    assert_eq!(got.event.ni_fail_type, NiFail::Undeliverable);
+    assert!(pair.b.node().counts().strangers > 0);
+    assert_eq!(pair.b.eq_get(sink.eq).unwrap(), None);
 }

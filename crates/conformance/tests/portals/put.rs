@@ -341,3 +341,32 @@ pub(crate) fn puts_without_an_answer_that_wait_for_the_window_all_leave(bed: &Be
     }
     assert_eq!(pair.counted(&pair.b, ct, 3000).success, 3000);
 }
+
+pub(crate) fn vectors_of_as_many_pieces_as_are_granted_are_sent_and_fetched(bed: &Bed) {
+    let pair = bed.pair(MATCHING);
+    let (count, each) = (pair.a.limits().max_iovecs as usize, 40);
+    assert_eq!(count, 4096 / 16, "as many as one message tells of");
+    let most = count * each;
+    let pieces = |ni: &portals::v4::Ni, memory: &portals::Memory| -> Vec<portals::Memory> {
+        assert_eq!(memory.len(), most, "{ni:?}");
+        (0..count).map(|n| memory.slice(n * each..(n + 1) * each)).collect()
+    };
+    let (source, sink) =
+        (Source::new(&pair.a, most, MdOptions::empty()), Sink::new(&pair.b, most, PtOptions::empty()));
+    let eq = pair.a.eq_alloc(8).unwrap();
+    let md = Md { eq: Some(eq), ..Md::new(pieces(&pair.a, &source.memory)) };
+    let md = pair.a.md_bind(&md).unwrap();
+    let me =
+        Me { memory: pieces(&pair.b, &sink.memory).into(), ..sink.me(MeOptions::OP_PUT | MeOptions::OP_GET) };
+    pair.b.me_append(sink.pt, &me, ListKind::Priority, 0).unwrap();
+    let len = most as u64;
+    pair.a.put(&Put { ack_req: AckReq::Ack, ..Put::new(md, len, id(&pair.b), sink.pt) }).unwrap();
+    pair.event(&pair.b, sink.eq, EventKind::Put);
+    pair.event(&pair.a, eq, EventKind::Send);
+    pair.event(&pair.a, eq, EventKind::Ack);
+    assert_eq!(sink.memory.to_vec(), pattern(most));
+    source.memory.write_at(0, &vec![0; most]);
+    pair.a.get(&portals::v4::Get::new(md, len, id(&pair.b), sink.pt)).unwrap();
+    pair.event(&pair.a, eq, EventKind::Reply);
+    assert_eq!(source.memory.to_vec(), pattern(most));
+}

@@ -44,6 +44,8 @@ pub(crate) struct Hello {
     pub(crate) yours: Option<Qpn>,
     /// The sender needs no answer.
     pub(crate) is_up: bool,
+    /// Bytes that go with their header: what one side sends so, the other has room for.
+    pub(crate) eager_bytes: u32,
 }
 
 impl Hello {
@@ -68,6 +70,7 @@ impl Hello {
             put(&word.to_be_bytes());
         }
         put(&self.endpoint.gid.0);
+        put(&self.eager_bytes.to_be_bytes());
         out
     }
     /// `None`: it is none, or of another version.
@@ -101,6 +104,7 @@ impl Hello {
             datagrams: Qpn::new(number(56)?),
             yours: number(60).map(Qpn::new),
             is_up: bytes[5] & IS_UP != 0,
+            eager_bytes: word(80),
         })
     }
 }
@@ -122,7 +126,8 @@ mod tests {
             incarnation: 6 << 40,
         };
         for (yours, is_up) in [(None, false), (Some(Qpn::new(9)), true)] {
-            let hello = Hello { from, key: 7, endpoint, datagrams: Qpn::new(8), yours, is_up };
+            let hello =
+                Hello { from, key: 7, endpoint, datagrams: Qpn::new(8), yours, is_up, eager_bytes: 4096 };
             let bytes = hello.to_bytes();
             assert_eq!(Hello::parse(&bytes), Some(hello));
             for cut in 0..HELLO_BYTES {

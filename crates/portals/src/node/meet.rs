@@ -126,10 +126,11 @@ impl State {
     /// Sends a hello, and says when the next is due.
     fn say_hello(&mut self, peer: u32) {
         let (from, key, datagrams, now) = (self.identity, self.key, self.datagrams(), self.clock.now());
+        let eager_bytes = self.eager_bytes as u32;
         let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
         let (endpoint, yours) = (of.ours, of.theirs.map(|theirs| theirs.qpn));
         let Stage::Meeting(meeting) = &mut of.stage else { return };
-        let hello = Hello { from, key, endpoint, datagrams, yours, is_up: false };
+        let hello = Hello { from, key, endpoint, datagrams, yours, is_up: false, eager_bytes };
         let wait = (FIRST_HELLO * (1 << meeting.tries.min(10))).min(SLOWEST_HELLO);
         meeting.tries += 1;
         meeting.next = now + wait;
@@ -139,10 +140,23 @@ impl State {
     /// A hello came.
     #[cold]
     pub(super) fn hear_hello(&mut self, grh: &Grh, bytes: &[u8]) {
+        let eager_bytes = self.eager_bytes as u32;
         let Some(hello) = Hello::parse(bytes).filter(|hello| hello.key == self.key) else {
             self.counts.strangers += 1;
             return;
         };
+        // The slots of one side hold what the other sends.
+        if hello.eager_bytes != eager_bytes {
+            self.counts.strangers += 1;
+            let (nid, pid, theirs) = (hello.from.nid.0, hello.from.pid.0, hello.eager_bytes);
+            return tracing::warn!(
+                nid,
+                pid,
+                theirs,
+                eager_bytes,
+                "a Portals peer has other eager_bytes; all of a job need the same"
+            );
+        }
         // What a datagram says of its sender's address is not taken on trust.
         if hello.endpoint.gid != grh.sgid {
             self.counts.strangers += 1;
@@ -195,7 +209,8 @@ impl State {
             let is_up = of.is_up() || knows_ours;
             let (endpoint, yours) = (of.ours, Some(hello.endpoint.qpn));
             let (from, key, datagrams) = (self.identity, self.key, self.datagrams());
-            let answer = Hello { from, key, endpoint, datagrams, yours, is_up };
+            let eager_bytes = self.eager_bytes as u32;
+            let answer = Hello { from, key, endpoint, datagrams, yours, is_up, eager_bytes };
             let av = AddressVector { dgid: hello.endpoint.gid, ..AddressVector::default() };
             let to = match &self.peer(peer).stage {
                 Stage::Meeting(meeting) => meeting.to.clone(),

@@ -39,7 +39,8 @@ use ports::{Came, Ports};
 /// How a node is opened. The defaults suit most programs.
 #[derive(Clone)]
 pub struct NodeOptions {
-    /// The longest message that goes with its header, in bytes; longer ones are fetched by who gets them.
+    /// The longest message that goes with its header, in bytes; longer ones are fetched by who gets them. All processes that
+    /// speak to each other need the same: who has another value is not answered, and a warning is logged.
     pub eager_bytes: usize,
     /// Messages that can arrive before this node looks at them, of all peers together.
     pub receive_slots: u32,
@@ -203,7 +204,7 @@ struct Net {
 pub struct Counts {
     /// Messages that could not be read, or claimed what can't be.
     pub malformed: u64,
-    /// Hellos of who does not know the job's secret, or that could not be read.
+    /// Hellos of who does not know the job's secret, has other `eager_bytes`, or that could not be read.
     pub strangers: u64,
     /// Connections made.
     pub connected: u64,
