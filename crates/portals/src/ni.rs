@@ -298,6 +298,12 @@ impl NiCore {
             Ok(state.ni(self.ni()).engine.ct_get(ct)?)
         })
     }
+    pub(crate) fn start_bundle(&self) {
+        self.state(|state| state.start_bundle(self.ni()));
+    }
+    pub(crate) fn end_bundle(&self) {
+        self.state(|state| state.end_bundle(self.ni()));
+    }
     /// Ends all waiting on this interface.
     pub(crate) fn abort(&self) {
         self.state(|state| state.ni(self.ni()).engine.abort());

@@ -276,6 +276,21 @@ impl RawQp {
         self.send.ring();
         result
     }
+    /// Posts one send request, which the device may leave until it is [told](Self::ring).
+    ///
+    /// # Safety
+    /// As [`post_send`](Self::post_send).
+    ///
+    /// # Errors
+    /// Why it is refused.
+    pub unsafe fn post_send_later(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        // SAFETY: (1).
+        unsafe { self.send.post(std::slice::from_ref(wr)) }.map_err(|e| e.kind)
+    }
+    /// Tells the device of all that was posted.
+    pub fn ring(&mut self) {
+        self.send.ring();
+    }
     /// Posts one send request and tells the device, which may do it at once.
     ///
     /// # Safety

@@ -53,6 +53,8 @@ pub(crate) struct NiState {
     /// Which of these may be changed by the program as soon as a call returns; no longer than the last that may.
     volatile_mds: Vec<bool>,
     pub(crate) trace: Option<Box<Trace>>,
+    /// Bundles that are open.
+    bundles: u32,
     /// What the program has of it, for when it opens it once more.
     pub(crate) face: Option<Weak<dyn Any + Send + Sync>>,
     /// Which of several queues or counts is asked first: the one behind that which had something last.
@@ -72,6 +74,7 @@ impl NiState {
             mds: Vec::new(),
             volatile_mds: Vec::new(),
             trace: None,
+            bundles: 0,
             face: None,
             turn: 0,
         }
@@ -262,6 +265,20 @@ impl State {
         }
         self.in_after = false;
     }
+    /// From now on operations may be left until the bundle's end.
+    pub(crate) fn start_bundle(&mut self, ni: u8) {
+        self.ni(ni).bundles += 1;
+        self.net.bundles += 1;
+    }
+    /// Ends a bundle, if one is open, and has what was left in bundles begin.
+    pub(crate) fn end_bundle(&mut self, ni: u8) {
+        let open = &mut self.ni(ni).bundles;
+        if *open > 0 {
+            *open -= 1;
+            self.net.bundles -= 1;
+        }
+        self.net.ring();
+    }
     /// Closes an interface: what is under way on it ends, with the connections that it is under way on.
     pub(crate) fn close_ni(&mut self, ni: u8) {
         for peer in 0..self.net.peers.len() as u32 {
@@ -269,6 +286,7 @@ impl State {
                 self.lost(peer, &"an interface is closed");
             }
         }
+        self.net.bundles -= self.ni(ni).bundles;
         self.nis[ni as usize] = None;
     }
     /// Begins an operation whose count was reached. What can't be begun any more is told as undeliverable, unless its

@@ -196,6 +196,10 @@ struct Net {
     in_use: u32,
     /// A queue has filled up by half since completions were looked at.
     crowded: bool,
+    /// Bundles that are open, of all interfaces.
+    bundles: u32,
+    /// Peers that something was posted to of which the device was not told.
+    unrung: Vec<u32>,
 }
 
 /// What a node counts beside its interfaces.
@@ -238,7 +242,7 @@ impl Node {
         let cq = ports.cq().handle();
         let state = State {
             nis: Default::default(),
-            net: Net { peers: Vec::new(), ports, in_use: 0, crowded: false },
+            net: Net { peers: Vec::new(), ports, in_use: 0, crowded: false, bundles: 0, unrung: Vec::new() },
             free_peers: Vec::new(),
             by_process: HashMap::new(),
             by_rank: HashMap::new(),
@@ -449,6 +453,10 @@ impl State {
     /// Takes what has come and does what follows; whether there was anything.
     pub(crate) fn progress(&mut self) -> bool {
         self.net.crowded = false;
+        // Who looks for events waits for what it began.
+        if !self.net.unrung.is_empty() {
+            self.net.ring();
+        }
         // They are kept, as to clear them for each look would cost more than the look.
         let mut out = std::mem::take(&mut self.out);
         let n = self.net.ports.poll(&mut out);
@@ -461,6 +469,10 @@ impl State {
         }
         if !self.ready.is_empty() {
             self.post_backlogs();
+        }
+        if !self.net.unrung.is_empty() {
+            // Answers that were given within a bundle.
+            self.net.ring();
         }
         self.looks = self.looks.wrapping_add(1);
         if self.timer.is_some() && (n == 0 && self.looks.is_multiple_of(32)) {

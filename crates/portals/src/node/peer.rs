@@ -111,6 +111,8 @@ pub(super) struct Peer {
     pub(super) backlog: VecDeque<Out>,
     /// Operations for which the window has no place yet.
     pub(super) waiting: VecDeque<Flying>,
+    /// Something was posted that the device was not told of.
+    pub(super) unrung: bool,
     /// Among those that wait for room that all peers share.
     pub(super) blocked: bool,
     /// Requests posted and known to be done, counted on for ever.
@@ -137,6 +139,7 @@ impl Peer {
             lendings: Slab::new(WINDOW),
             backlog: VecDeque::new(),
             waiting: VecDeque::new(),
+            unrung: false,
             blocked: false,
             posted: 0,
             done: 0,

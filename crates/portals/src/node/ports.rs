@@ -281,12 +281,13 @@ impl Ports {
         wr_id: u64,
         slot: u32,
         len: usize,
+        later: bool,
     ) -> Result<(), PostErrorKind> {
         let sges = [self.send.sge(slot, len)];
         let (op, payload) = (SendOp::Send, Payload::Sges(&sges));
         let wr = SendWr { wr_id, op, flags: SendFlags::SIGNALED, payload, dest: None };
         // SAFETY: (2), (3).
-        unsafe { qp.post_send_now(&wr) }
+        unsafe { if later { qp.post_send_later(&wr) } else { qp.post_send_now(&wr) } }
     }
 }
 
@@ -297,11 +298,12 @@ pub(super) fn post_inline(
     wr_id: u64,
     bytes: &[u8],
     signaled: bool,
+    later: bool,
 ) -> Result<(), PostErrorKind> {
     let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
     let wr = SendWr { wr_id, op: SendOp::Send, flags, payload: Payload::Inline(bytes), dest: None };
     // SAFETY: inline bytes are copied by the call.
-    unsafe { qp.post_send_now(&wr) }
+    unsafe { if later { qp.post_send_later(&wr) } else { qp.post_send_now(&wr) } }
 }
 
 /// Posts a READ.

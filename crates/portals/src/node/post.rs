@@ -82,11 +82,15 @@ impl Net {
         self.crowded |= crowded;
         let signaled = of.silent + 1 >= MAX_SILENT || crowded;
         let posted = of.posted.wrapping_add(1);
-        match post_inline(&mut of.qp, posted.into(), &bytes[..len], signaled) {
+        let later = self.bundles > 0;
+        match post_inline(&mut of.qp, posted.into(), &bytes[..len], signaled, later) {
             Ok(()) => {
                 of.posted = posted;
                 of.silent = if signaled { 0 } else { of.silent + 1 };
                 self.in_use += 1;
+                if later {
+                    self.ring_later(peer);
+                }
                 Ok(())
             }
             Err(error) => self.refused(peer, error),
@@ -98,16 +102,38 @@ impl Net {
         self.ports.write_slot(slot, head, body.len(), |out| body.write(out));
         let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
         let posted = of.posted.wrapping_add(1);
-        match self.ports.post_slot(&mut of.qp, posted.into(), slot, head.len() + body.len()) {
+        let later = self.bundles > 0;
+        match self.ports.post_slot(&mut of.qp, posted.into(), slot, head.len() + body.len(), later) {
             Ok(()) => {
                 (of.posted, of.silent) = (posted, 0);
                 of.slots.push_back((posted, slot));
                 self.in_use += 1;
+                if later {
+                    self.ring_later(peer);
+                }
                 Ok(())
             }
             Err(error) => {
                 self.ports.free_slot(slot);
                 self.refused(peer, error)
+            }
+        }
+    }
+    /// What was posted to a peer in a bundle is still to be told to the device.
+    fn ring_later(&mut self, peer: u32) {
+        let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
+        if !std::mem::replace(&mut of.unrung, true) {
+            self.unrung.push(peer);
+        }
+    }
+    /// Tells the device of all that was posted in bundles.
+    #[cold]
+    pub(super) fn ring(&mut self) {
+        for peer in std::mem::take(&mut self.unrung) {
+            if let Some(of) = self.peers[peer as usize].as_mut()
+                && std::mem::take(&mut of.unrung)
+            {
+                of.qp.ring();
             }
         }
     }

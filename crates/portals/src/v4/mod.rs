@@ -55,8 +55,8 @@
 //! - **`Send`** says that the bytes may be changed: at once for short messages, whose bytes were copied, and when the target
 //!   has fetched them for longer ones. **`Ack`** says that the bytes are in the target's memory.
 //! - **Atomics**: see [`Ni::atomic_sync`].
-//! - `VOLATILE` copies what can't leave at once. `UNORDERED`, `UNRELIABLE`, `MATCH_UNORDERED`, `IS_ACCESSIBLE` and bundles are
-//!   taken and change nothing: what they allow is not made use of.
+//! - `VOLATILE` copies what can't leave at once. A bundle's operations may leave together, at its end. `UNORDERED`, `UNRELIABLE`,
+//!   `MATCH_UNORDERED` and `IS_ACCESSIBLE` are taken and change nothing: what they allow is not made use of.
 //!
 //! # The functions of the interface
 //!

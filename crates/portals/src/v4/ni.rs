@@ -203,12 +203,18 @@ impl Ni {
     pub fn abort(&self) {
         self.inner.core.abort();
     }
-    /// Says that many operations follow which may be begun together. It changes nothing here: each begins with its call.
+    /// Says that many operations follow: they may be left until the bundle's end, so that the device is told of them together, which
+    /// over a network is many messages a packet train instead of one a system call. They begin at the latest with
+    /// [`end_bundle`](Self::end_bundle), or with the next call that looks for events or counts. Bundles nest.
     #[doc(alias = "PtlStartBundle")]
-    pub fn start_bundle(&self) {}
+    pub fn start_bundle(&self) {
+        self.inner.core.start_bundle();
+    }
     /// Ends what [`start_bundle`](Self::start_bundle) began.
     #[doc(alias = "PtlEndBundle")]
-    pub fn end_bundle(&self) {}
+    pub fn end_bundle(&self) {
+        self.inner.core.end_bundle();
+    }
     /// Returns when the atomic operations that are done by now can be seen by the program, and what the program wrote can be
     /// seen by those to come.
     ///

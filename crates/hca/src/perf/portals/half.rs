@@ -135,12 +135,14 @@ impl Half {
         self.acked.push_back(self.posted);
         Ok(self.ni.put(&Put { ack_req: AckReq::Ct, ..self.put })?)
     }
-    /// Begins as many operations as the window and `budget` allow; returns how many.
+    /// Begins as many operations as the window and `budget` allow, as one bundle; returns how many.
     pub(super) fn post_many(&mut self, budget: u64) -> Result<u64, Failure> {
         let count = budget.min(BATCH).min(self.window - (self.posted - self.completed));
+        self.ni.start_bundle();
         for _ in 0..count {
             self.post()?;
         }
+        self.ni.end_bundle();
         Ok(count)
     }
     /// Has the last operations of a stream reported: begins one more, if they are not. Returns how many it began.
