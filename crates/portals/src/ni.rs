@@ -190,7 +190,7 @@ impl NiCore {
         match done {
             Some(result) => result,
             None => {
-                self.look_up(transfer.target)?;
+                self.find_out(transfer.target)?;
                 self.state(|state| state.start(ni, transfer))
             }
         }
@@ -207,7 +207,7 @@ impl NiCore {
                 Ok(state.is_unknown(self.ni(), transfer.target))
             })?;
             if unknown {
-                self.look_up(transfer.target)?;
+                self.find_out(transfer.target)?;
             }
         }
         self.with(|ni| ni.engine.trigger(ct, threshold, what))
@@ -215,8 +215,16 @@ impl NiCore {
     /// Finds out where a process is, if that is not known.
     pub(crate) fn find(&self, process: hca_matching::Process) -> Result<(), Error> {
         match self.state(|state| state.is_unknown(self.ni(), process)) {
-            true => self.look_up(process),
+            true => self.find_out(process),
             false => Ok(()),
+        }
+    }
+    /// Finds out where a process is, or where it is now, if it was lost.
+    #[cold]
+    fn find_out(&self, target: hca_matching::Process) -> Result<(), Error> {
+        match self.look_up(target) {
+            Err(error) if !self.state(|state| state.trust(self.ni(), target)) => Err(error),
+            _ => Ok(()),
         }
     }
     /// Asks the directory where a target is.

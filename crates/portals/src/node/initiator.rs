@@ -43,7 +43,7 @@ impl State {
         let copy = self.copy_of(ni, transfer);
         let flying = Flying { flight, ni, unsent, gone: false, copy };
         let of = self.peer(peer);
-        if of.flying.is_full() || !of.waiting.is_empty() {
+        if of.is_full() || !of.waiting.is_empty() {
             of.waiting.push_back(flying);
             return Ok(());
         }
@@ -179,9 +179,10 @@ impl State {
                 && response.kind == ResponseKind::Reply
                 && response.mlength <= transfer.length
                 && response.mlength == pieces.total()
+                && response.mlength > 0
         };
         let flying = self.peer(peer).flying.get_mut(token).filter(|flying| flying.gone);
-        if !flying.is_some_and(|flying| fits(&flying.flight.transfer)) || self.peer(peer).fetches.is_full() {
+        if !flying.is_some_and(|flying| fits(&flying.flight.transfer)) {
             return self.malformed(peer, &"a reply that does not go with its operation");
         }
         let flying = self.peer(peer).flying.remove(token).expect("it was looked at");
@@ -192,6 +193,7 @@ impl State {
         let transfer = flying.flight.transfer;
         let (md, offset) = transfer.reply.unwrap_or((transfer.md, transfer.local_offset));
         let memory = self.ni(flying.ni).md_memory(md).expect("a descriptor has memory").clone();
+        self.peer(peer).replies += 1;
         let whose = Fetched::Reply { flying, response: *response, lender };
         self.fetch(peer, whose, pieces, &memory, offset, response.mlength);
     }
@@ -214,7 +216,7 @@ impl State {
     /// A place in the window is free: who waited for one is next. Those that nothing comes back for leave it at once.
     pub(super) fn let_wait(&mut self, peer: u32) {
         while let Some(of) = self.net.peers[peer as usize].as_mut()
-            && !of.flying.is_full()
+            && !of.is_full()
             && let Some(flying) = of.waiting.pop_front()
         {
             let token = of.flying.insert(flying);
@@ -271,6 +273,7 @@ impl State {
                 self.respond(peer, token, &response, &Body::None);
             }
             Fetched::Reply { flying, response, lender } => {
+                of.replies -= 1;
                 self.post(peer, Out::Fetched { token: lender, fail: NiFail::Ok });
                 self.finish(peer, flying, &response);
             }

@@ -38,7 +38,13 @@ impl State {
     /// Whether the directory has to be asked before a target is spoken to.
     pub(crate) fn is_unknown(&self, ni: u8, target: Process) -> bool {
         let of_ni = self.nis[ni as usize].as_ref().expect("its interface is open");
-        self.card_of(ni, target).is_none() && of_ni.in_range(target)
+        self.card_of(ni, target).is_none_or(|card| self.stale.contains(&(card.nid, card.pid)))
+            && of_ni.in_range(target)
+    }
+    /// Takes a card that may be stale for good, as nobody knows a better one; whether there is any.
+    pub(crate) fn trust(&mut self, ni: u8, target: Process) -> bool {
+        let id = self.card_of(ni, target).map(|card| (card.nid, card.pid));
+        id.is_some_and(|id| self.stale.remove(&id) || self.cards.contains_key(&id))
     }
     fn card_of(&self, ni: u8, target: Process) -> Option<&Card> {
         let of_ni = self.nis[ni as usize].as_ref().expect("its interface is open");
@@ -49,6 +55,7 @@ impl State {
     }
     /// Keeps what the directory said.
     pub(crate) fn learn(&mut self, card: Card, rank: Option<hca_matching::Rank>) {
+        self.stale.remove(&(card.nid, card.pid));
         self.cards.insert((card.nid, card.pid), card);
         if let Some(rank) = rank {
             self.rank_cards.insert(rank, card);
@@ -59,6 +66,10 @@ impl State {
         let &card = self.card_of(ni, target).ok_or(Error::Target { target })?;
         if let Some(&peer) = self.by_process.get(&(card.nid, card.pid)) {
             return Ok(peer);
+        }
+        // What a count sets off can't wait for the directory.
+        if !self.in_after && self.stale.contains(&(card.nid, card.pid)) {
+            return Err(Error::Target { target });
         }
         let of_ni = self.nis[ni as usize].as_ref().expect("its interface is open");
         let rank = of_ni.rank_of(target).filter(|_| of_ni.map.is_none()).unwrap_or(NO_RANK);
@@ -231,6 +242,8 @@ impl State {
         let of = self.peer(peer);
         if !of.is_up() {
             (of.stage, of.pinged) = (Stage::Up, now);
+            let id = (of.identity.nid, of.identity.pid);
+            self.stale.remove(&id);
             self.counts.connected += 1;
             self.ready.push(peer);
         }
@@ -263,6 +276,10 @@ impl State {
         self.found = true;
         let id = (gone.identity.nid, gone.identity.pid);
         self.by_process.remove(&id);
+        // One that comes in its place has datagrams elsewhere.
+        if id != (self.identity.nid, self.identity.pid) && self.cards.contains_key(&id) {
+            self.stale.insert(id);
+        }
         for of_ni in self.nis.iter_mut().flatten() {
             of_ni.last = None;
         }
@@ -308,7 +325,9 @@ impl State {
     /// The timer is to fire within so long.
     pub(super) fn wake_in(&mut self, wait: Duration) {
         let at = self.clock.now() + wait;
-        self.timer = Some(self.timer.map_or(at, |timer| timer.min(at)));
+        if self.timer.is_none_or(|timer| at < timer) {
+            (self.timer, self.sooner) = (Some(at), self.offloaded);
+        }
     }
     /// Something is under way that only a peer can end: it is looked after.
     #[inline]

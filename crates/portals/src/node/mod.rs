@@ -13,7 +13,7 @@ mod slab;
 mod target;
 mod wait;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::ptr::NonNull;
@@ -165,6 +165,8 @@ pub(crate) struct State {
     blocked: VecDeque<u32>,
     cards: HashMap<(Nid, Pid), Card>,
     rank_cards: HashMap<Rank, Card>,
+    /// Processes that were lost: the directory is asked once more where they are.
+    stale: HashSet<(Nid, Pid)>,
     /// What an engine left is being done.
     in_after: bool,
     identity: Identity,
@@ -177,6 +179,10 @@ pub(crate) struct State {
     random: u64,
     /// When something is to be done without anything having come.
     timer: Option<Instant>,
+    /// The device runs the node.
+    offloaded: bool,
+    /// The device is to ask for it, as it is sooner than when it did so last.
+    sooner: bool,
     /// Where completions are polled to.
     out: Box<[Completion]>,
     looks: u32,
@@ -240,6 +246,7 @@ impl Node {
             None => Clock::System(std::time::Instant::now()),
         };
         let cq = ports.cq().handle();
+        let offload = context.device().portals().filter(|_| options.offload);
         let state = State {
             nis: Default::default(),
             net: Net { peers: Vec::new(), ports, in_use: 0, crowded: false, bundles: 0, unrung: Vec::new() },
@@ -250,6 +257,7 @@ impl Node {
             ready: Vec::new(),
             blocked: VecDeque::new(),
             cards: HashMap::from([((card.nid, card.pid), card)]),
+            stale: HashSet::new(),
             rank_cards: options.rank.map(|rank| (rank, card)).into_iter().collect(),
             in_after: false,
             identity,
@@ -261,6 +269,8 @@ impl Node {
             keepalive: options.keepalive,
             random: seed,
             timer: None,
+            offloaded: offload.is_some(),
+            sooner: false,
             out: vec![Completion::default(); 16].into(),
             looks: 0,
             waiters: 0,
@@ -268,7 +278,6 @@ impl Node {
             counts: Counts::default(),
             dead: false,
         };
-        let offload = context.device().portals().filter(|_| options.offload);
         let inner = Arc::new(Inner {
             state: Lock::new(state),
             card,
@@ -378,11 +387,15 @@ impl Node {
         let mut state = self.inner.state.lock();
         let result = f(&mut state);
         let wake = state.take_found();
+        let sooner = state.sooner;
         if state.unlock() {
             self.inner.catch_up();
         }
         if wake > 0 {
             self.inner.wake(wake);
+        }
+        if sooner {
+            self.inner.tell_deadline();
         }
         result
     }
@@ -413,6 +426,18 @@ impl Inner {
     }
 }
 
+impl Inner {
+    /// Has a device that runs the node ask when it wants to be run.
+    #[cold]
+    fn tell_deadline(&self) {
+        if let Some(offload) = self.context.device().portals()
+            && let Err(error) = offload.nudge(self.cq)
+        {
+            tracing::warn!(%error, "the device does not run the node's engine");
+        }
+    }
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(offload) = self.context.device().portals().filter(|_| self.offloaded)
@@ -432,9 +457,10 @@ impl PortalsEngine for Inner {
         self.catch_up()
     }
     fn next_deadline(&self) -> Option<Duration> {
-        // Who holds it has the device ask again.
-        let state = self.state.try_lock()?;
+        // Who holds it has the device ask again, if there is something new.
+        let mut state = self.state.try_lock()?;
         let timer = state.timer;
+        state.sooner = false;
         if state.unlock() {
             self.catch_up();
         }

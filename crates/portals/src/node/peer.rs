@@ -106,7 +106,10 @@ pub(super) struct Peer {
     /// The peer's, once it is connected to.
     pub(super) theirs: Option<Endpoint>,
     pub(super) flying: Slab<Flying>,
+    /// Of puts, as many as the peer's window lets it have, and of replies, as many as this side's does.
     pub(super) fetches: Slab<Fetch>,
+    /// Fetches of replies. Each has its place in the window until the peer is told that it is over.
+    pub(super) replies: u32,
     pub(super) lendings: Slab<Lending>,
     pub(super) backlog: VecDeque<Out>,
     /// Operations for which the window has no place yet.
@@ -135,7 +138,8 @@ impl Peer {
             ours,
             theirs: None,
             flying: Slab::new(WINDOW),
-            fetches: Slab::new(WINDOW),
+            fetches: Slab::new(2 * WINDOW),
+            replies: 0,
             lendings: Slab::new(WINDOW),
             backlog: VecDeque::new(),
             waiting: VecDeque::new(),
@@ -156,6 +160,15 @@ impl Peer {
     #[inline]
     pub(super) fn is_clear(&self) -> bool {
         self.is_up() && self.backlog.is_empty()
+    }
+    /// Whether the window has no place for another operation.
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.flying.len() + self.replies >= WINDOW
+    }
+    /// Whether as many puts of the peer are being fetched as its window has.
+    pub(super) fn is_full_of_puts(&self) -> bool {
+        self.fetches.len() - self.replies >= WINDOW
     }
     /// Requests that may not be done.
     #[inline]

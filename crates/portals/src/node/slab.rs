@@ -21,6 +21,10 @@ impl<T> Slab<T> {
     pub(super) fn is_empty(&self) -> bool {
         self.len == 0
     }
+    #[inline]
+    pub(super) fn len(&self) -> u32 {
+        self.len
+    }
     pub(super) fn is_full(&self) -> bool {
         self.len == self.limit
     }

@@ -100,6 +100,8 @@ impl State {
             return self.respond(peer, request.token, &response, &Body::Bytes(&data));
         }
         if self.peer(peer).lendings.is_full() {
+            let _ = self.ni(request.ni).complete(delivery, NiFail::Dropped);
+            self.after(request.ni);
             return self.malformed(peer, &"more gets than the window has");
         }
         let response = Response { kind: ResponseKind::Reply, fail: NiFail::Ok, mlength: len, offset };
@@ -156,7 +158,7 @@ impl State {
             return self.respond(peer, request.token, &response, &Body::None);
         }
         let Some(delivery) = self.deliver(peer, request, &header) else { return };
-        if delivery.mlength == 0 || self.peer(peer).fetches.is_full() {
+        if delivery.mlength == 0 || self.peer(peer).is_full_of_puts() {
             let fail = if delivery.mlength == 0 { NiFail::Ok } else { NiFail::Dropped };
             let response = self.ni(request.ni).complete(delivery, fail);
             self.after(request.ni);

@@ -38,6 +38,10 @@ impl World {
             self.sim.note(format!("n{h} is told {event:?}"));
         }
         self.report.events += 1;
+        let ended = (event.kind as u64) << 8 | event.ni_fail_type as u64 | (h as u64) << 16;
+        for word in [self.now().as_nanos(), ended, event.user_ptr, event.match_bits, event.mlength] {
+            self.report.told = (self.report.told.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+        }
         match event.kind {
             EventKind::Send => self.tell_sent(h, event),
             EventKind::Ack | EventKind::Reply => self.tell_answered(h, event),

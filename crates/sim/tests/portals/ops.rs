@@ -231,8 +231,14 @@ impl World {
         self.get(op)
     }
     fn get_cell(&mut self, h: usize, dst: usize) -> Checked<()> {
-        let each = cell_bytes(&self.plan);
-        let len = self.any_len(self.plan.eager);
+        let (each, eager) = (cell_bytes(&self.plan), self.plan.eager);
+        let is_fetched = |op: &Op| {
+            (op.pt, op.tag, op.dst, op.src) == (WINDOW, CELLS, dst, h) && op.len > eager && !op.is_over()
+        };
+        if self.ops.iter().any(is_fetched) {
+            return Ok(());
+        }
+        let len = self.any_len(eager);
         let remote = self.rng.between(0, (each * CELLS_EACH - len) as u64) as usize + h * CELLS_EACH * each;
         let op = Op { remote, ..self.op(Kind::Get, h, dst, WINDOW, CELLS, len) };
         self.get(op)

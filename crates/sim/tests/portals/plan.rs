@@ -60,7 +60,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(rng: &mut Rng, seed: u64) -> Self {
+    pub(crate) fn new(rng: &mut Rng, offload: bool) -> Self {
         let nodes = 2 + rng.below(5).min(rng.below(5)) as usize;
         let mut profile = LinkProfile::random(rng);
         if rng.chance(0.2) {
@@ -81,7 +81,7 @@ impl Plan {
         let last = chaos.iter().map(|(at, chaos)| *at + chaos.lasts()).max();
         Self {
             nodes,
-            offload: seed % 2 == 1,
+            offload,
             logical: rng.chance(0.5),
             eager: rng.pick(&[64, 64, 256, 1024, 4096]),
             receive_slots: rng.pick(&[16, 64, 512]),
