@@ -11,8 +11,8 @@ use hca_core::{
 };
 
 use hca_fabric::{LINE_DATA_BYTES, MAX_BRACKET_BYTES};
+use hca_turn_lock::Barrier;
 
-use crate::barrier::Barrier;
 use crate::cq::{CqShared, epoll_of, lock};
 use crate::engine::{DESTROYED, decode_state, encode_state};
 use crate::fork::Fork;

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use hca_core::{Completion, DeviceAttr, DeviceError, Instant, PortAttr, QpHandle, SendWr};
+use hca_turn_lock::{Guard, TurnLock};
 
 use crate::cq::epoll_of;
 use crate::doorbell::Doorbell;
@@ -19,7 +20,6 @@ use crate::qp::QpShared;
 use crate::runs::{Attention, NEVER};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 use crate::tables::Events;
-use crate::turn_lock::{Guard, TurnLock};
 
 pub(crate) struct Shared {
     engine: TurnLock<Engine>,

@@ -40,7 +40,8 @@ const SPINS: u32 = 64;
 /// Turns in a row that make a favourite, at first and at most.
 const FAVOUR: (u32, u32) = (64, 1 << 20);
 
-pub(crate) struct TurnLock<T> {
+/// The lock, and the value within.
+pub struct TurnLock<T> {
     /// `FREE`, `HELD`, `MARKED`, `REVOKING`, or the favourite.
     state: AtomicPtr<ThreadWord>,
     barrier: Barrier,
@@ -62,7 +63,7 @@ unsafe impl<T: Send> Sync for TurnLock<T> {}
 unsafe impl<T: Send> Send for TurnLock<T> {}
 
 /// The lock, held; by a favourite as such.
-pub(crate) struct Guard<'a, T> {
+pub struct Guard<'a, T> {
     lock: &'a TurnLock<T>,
     favourite: Option<&'static ThreadWord>,
 }
@@ -76,14 +77,14 @@ impl<T> Guard<'_, T> {
     /// The value, of which nobody else has a reference meanwhile.
     #[cfg(not(loom))]
     #[inline(always)]
-    pub(crate) fn value(&mut self) -> &mut T {
+    pub fn value(&mut self) -> &mut T {
         // SAFETY: (1) as in `run`.
         self.lock.value.with_mut(|p| unsafe { &mut (*p).value })
     }
     /// Gives the lock back. Returns whether word was left: then [`TurnLock::turn_or_leave_word`] is due.
     #[must_use]
     #[inline(always)]
-    pub(crate) fn unlock(self) -> bool {
+    pub fn unlock(self) -> bool {
         let Self { lock, favourite } = self;
         core::mem::forget(self);
         match favourite {
@@ -118,7 +119,8 @@ fn wait(looks: &mut u32) {
 }
 
 impl<T> TurnLock<T> {
-    pub(crate) fn new(value: T) -> Self {
+    /// A lock that nobody holds.
+    pub fn new(value: T) -> Self {
         Self::with_barrier(value, Barrier::of_system(), FAVOUR.0)
     }
     fn with_barrier(value: T, barrier: Barrier, needed: u32) -> Self {
@@ -157,7 +159,7 @@ impl<T> TurnLock<T> {
     /// Runs `f` if nobody holds the lock, and again while word was left meanwhile; else leaves word, so
     /// that the holder runs its own once more. `None`: another holder does the work.
     #[inline]
-    pub(crate) fn turn_or_leave_word<R>(&self, mut f: impl FnMut(&mut T) -> R) -> Option<R> {
+    pub fn turn_or_leave_word<R>(&self, mut f: impl FnMut(&mut T) -> R) -> Option<R> {
         let (mut result, mut looks) = (None, 0);
         loop {
             match self.lock_once() {
@@ -176,13 +178,13 @@ impl<T> TurnLock<T> {
     /// The lock, if nobody holds it.
     #[cfg(not(loom))]
     #[inline(always)]
-    pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
+    pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         self.lock_once().ok()
     }
 
     /// Waits for the lock and runs `f`: the control path. A turn is bounded, so the wait is. `again` is run
     /// for word left meanwhile.
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R, again: impl FnMut(&mut T)) -> R {
+    pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R, again: impl FnMut(&mut T)) -> R {
         let mut looks = 0_u32;
         let mut guard = loop {
             if let Ok(guard) = self.lock_once() {
@@ -375,7 +377,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
-    use crate::sync::{Arc, AtomicU32};
+    use loom::sync::{Arc, atomic::AtomicU32};
 
     /// Work is posted outside of the lock and taken inside; no posted work may be left lying once all
     /// threads are done.
