@@ -112,9 +112,10 @@ finish() {
     echo "test result: ok. all steps passed in $((SECONDS - started)) s$cpu"
 }
 
-# What threads and processes share, in the orders that loom finds: all of them, in two models all with three switches.
+# What threads and processes share, in the orders that loom finds: all of them, in some models all with three switches.
 concurrency() {
     local -x RUSTFLAGS="--cfg loom -Awarnings" CARGO_TARGET_DIR="$target/loom"
+    cargo test -q --release -p hca-turn-lock --lib loom
     cargo test -q --release -p softhca --lib loom
     cargo test -q --release -p hca-fabric --lib loom_
     cargo test -q --release -p hca-verbs --lib loom_

@@ -67,7 +67,6 @@ mod lock;
 mod memory;
 mod ni;
 mod node;
-mod sync;
 pub mod trace;
 pub mod v3;
 pub mod v4;

@@ -1,148 +1,61 @@
 //! The lock of a node: whoever comes while it is held, and only wants the work done, leaves word and goes.
 //!
-//! Invariants of the unsafe code:
-//! 1. The value is reached through a [`Guard`] only, and there is one at a time: it is made by who moved the word from
-//!    `FREE`, and the word goes back to `FREE` when it is dropped.
-#![allow(unsafe_code)]
+//! It is outside of the lock of the adapter that the node is on, whose calls are made while it is held. A program's thread
+//! that uses the node takes it by [`Lock::lock`], and may become its favourite. Who comes for the adapter
+//! ([`Lock::lock_or_leave_word`], [`Lock::try_lock`]) is a guest: an adapter's thread that stands in while the program
+//! computes is not favoured, so the program, once it is back, does not have to turn it out. A lock that is taken in these
+//! ways alone, as a handler's, has no favourite.
 
 use std::ops::{Deref, DerefMut};
-use std::time::Duration;
 
-use crate::sync::{AtomicU32, Ordering, UnsafeCell};
-
-const FREE: u32 = 0;
-const HELD: u32 = 1;
-/// Held, and somebody left word that there is work.
-const WANTED: u32 = 2;
-
-/// Looks before a waiter gives way to other threads, and times that it gives way before it sleeps.
-const SPINS: u32 = 64;
-const YIELDS: u32 = 256;
-const NAP: Duration = Duration::from_micros(50);
+use hca_turn_lock::{OUTER, TurnLock};
 
 /// A value that one thread at a time uses.
-pub(crate) struct Lock<T> {
-    word: AtomicU32,
-    value: UnsafeCell<T>,
-}
-
-// SAFETY: (1): a guard is the only way to the value, and moves it between threads as a `Mutex` would.
-unsafe impl<T: Send> Send for Lock<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for Lock<T> {}
+pub(crate) struct Lock<T>(TurnLock<T, OUTER>);
 
 impl<T> Lock<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { word: AtomicU32::new(FREE), value: UnsafeCell::new(value) }
+        Self(TurnLock::new(value))
     }
-    #[inline]
+    /// As a guest, if nobody holds it. Never waits.
     pub(crate) fn try_lock(&self) -> Option<Guard<'_, T>> {
-        // Acquire: pairs with the Release of `unlock`.
-        let taken = self.word.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed);
-        taken.is_ok().then(|| Guard { lock: self })
+        self.0.try_lock().map(|guard| Guard { guard, is_guest: true })
     }
     /// Waits for it. Sections under it are short and never wait for anybody.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
-        self.try_lock().unwrap_or_else(|| self.wait())
+        Guard { guard: self.0.lock(), is_guest: false }
     }
-    #[cold]
-    fn wait(&self) -> Guard<'_, T> {
-        let mut tries = 0;
-        loop {
-            if let Some(guard) = self.try_lock() {
-                return guard;
-            }
-            tries += 1;
-            match tries {
-                0..SPINS => crate::sync::spin_loop(),
-                SPINS..YIELDS => crate::sync::yield_now(),
-                _ => crate::sync::sleep(NAP),
-            }
-        }
-    }
-    /// Takes it, or leaves word for who holds it: [`Guard::unlock`] will say so.
+    /// Takes it as a guest, or leaves word for who holds it, be it this thread: [`Guard::unlock`] will say so. Never waits.
     pub(crate) fn lock_or_leave_word(&self) -> Option<Guard<'_, T>> {
-        loop {
-            if let Some(guard) = self.try_lock() {
-                return Some(guard);
-            }
-            // Release: what came before is seen by who finds the word.
-            match self.word.compare_exchange(HELD, WANTED, Ordering::Release, Ordering::Relaxed) {
-                Ok(_) | Err(WANTED) => return None,
-                Err(_) => {}
-            }
-        }
+        self.0.lock_or_leave_word().map(|guard| Guard { guard, is_guest: true })
     }
 }
 
-/// The value, until it is dropped or [unlocked](Self::unlock).
+/// The value, until it is [unlocked](Self::unlock); if it is dropped, a word that was left is lost.
 pub(crate) struct Guard<'a, T> {
-    lock: &'a Lock<T>,
+    guard: hca_turn_lock::Guard<'a, T, OUTER>,
+    is_guest: bool,
 }
 
 impl<T> Guard<'_, T> {
     /// Gives it back; whether somebody left word meanwhile.
-    #[inline]
+    #[inline(always)]
     #[must_use = "somebody may have left word"]
     pub(crate) fn unlock(self) -> bool {
-        let lock = self.lock;
-        std::mem::forget(self);
-        // AcqRel: Release pairs with the Acquire of `try_lock`, Acquire with the Release of who left word.
-        lock.word.swap(FREE, Ordering::AcqRel) == WANTED
-    }
-}
-impl<T> Drop for Guard<'_, T> {
-    /// In a panic; a word that was left is lost, and so is the node.
-    fn drop(&mut self) {
-        self.lock.word.swap(FREE, Ordering::AcqRel);
+        if self.is_guest { self.guard.unlock_unfavoured() } else { self.guard.unlock() }
     }
 }
 impl<T> Deref for Guard<'_, T> {
     type Target = T;
-    #[inline]
+    #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: (1).
-        unsafe { &*self.lock.value.get() }
+        &self.guard
     }
 }
 impl<T> DerefMut for Guard<'_, T> {
-    #[inline]
+    #[inline(always)]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: (1).
-        unsafe { &mut *self.lock.value.get() }
-    }
-}
-
-#[cfg(all(test, loom))]
-mod tests {
-    use super::*;
-    use loom::sync::Arc;
-    use loom::sync::atomic::AtomicU32 as Word;
-
-    #[test]
-    fn loom_work_that_is_left_to_the_holder_is_done() {
-        loom::model(|| {
-            let state = Arc::new((Lock::new(0), Word::new(0)));
-            let do_work = |state: &(Lock<u32>, Word)| {
-                while let Some(mut guard) = state.0.lock_or_leave_word() {
-                    *guard += state.1.swap(0, Ordering::Relaxed);
-                    if !guard.unlock() {
-                        return;
-                    }
-                }
-            };
-            let other = {
-                let state = Arc::clone(&state);
-                loom::thread::spawn(move || {
-                    state.1.fetch_add(1, Ordering::Relaxed);
-                    do_work(&state);
-                })
-            };
-            state.1.fetch_add(1, Ordering::Relaxed);
-            do_work(&state);
-            other.join().unwrap();
-            assert_eq!(*state.0.lock(), 2);
-        });
+        &mut self.guard
     }
 }

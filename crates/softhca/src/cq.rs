@@ -5,8 +5,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use hca_core::{Completion, CqHandle, DeviceError, Notify, QpHandle, WcStatus};
+use hca_turn_lock::Barrier;
 
-use crate::barrier::Barrier;
 use crate::notify::EventFd;
 use crate::offload::Attached;
 use crate::ring::Producer;

@@ -13,8 +13,8 @@ use hca_core::{
 };
 use hca_fabric::{Fabric, FabricAttr, PathError, PathId};
 use hca_transport::{Qp, QpConfig};
+use hca_turn_lock::Barrier;
 
-use crate::barrier::Barrier;
 use crate::cq::{CqEntry, CqShared};
 use crate::engine::{AckRule, DESTROYED, Engine, qpn_of};
 use crate::mr::MrTable;

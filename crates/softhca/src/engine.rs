@@ -9,8 +9,8 @@ use hca_core::wire::Packet;
 use hca_core::{AhHandle, Instant, QpHandle, QpState, QpType, Qpn};
 use hca_fabric::{Fabric, PathId, RxBudget, RxPacket, TxBatch};
 use hca_transport::{RxMeta, TxSink};
+use hca_turn_lock::Barrier;
 
-use crate::barrier::Barrier;
 use crate::clock;
 use crate::counters::EngineCounters;
 use crate::doorbell::Doorbell;

@@ -24,8 +24,7 @@
 //! | `engine` | the turn; in `engine::shm` what concerns peers on this machine |
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
 //! | `near`, `grants` | direct access to the memory of peers on this machine; what they are granted here |
-//! | `progress`, `turn_lock`, `thread_word`, `doorbell` | who turns, and how others tell it |
-//! | `barrier` | a memory barrier that the rarer side pays for both |
+//! | `progress`, `doorbell` | who turns, and how others tell it |
 //! | `offload`, `runs` | Portals engines of the layer above, which whoever turned the adapter runs |
 //! | `patience` | when a thread that looks in vain gives way |
 //! | `ring`, `dma` | shared rings; copies on memory that others change |
@@ -33,7 +32,6 @@
 // Under loom only the primitives that threads share are built, and explored.
 #![cfg_attr(loom, allow(dead_code, unused_imports, unused_crate_dependencies))]
 
-mod barrier;
 mod clock;
 #[cfg(not(loom))]
 mod counters;
@@ -81,8 +79,6 @@ mod slab;
 mod sync;
 #[cfg(not(loom))]
 mod tables;
-mod thread_word;
-mod turn_lock;
 
 #[cfg(not(loom))]
 pub use device::SoftHca;

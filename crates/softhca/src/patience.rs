@@ -19,7 +19,7 @@
 //! once and one that yielded does not: there it sleeps without a look for [`shy`](Patience::shy) times as long as was lost.
 //!
 //! Looks are counted by thread, whatever it looks at; what is found, or posted, begins the count again. These are all
-//! figures of the adapter's waits but that of the lock (`turn_lock`), which may be held for microseconds only. `placement`
+//! figures of the adapter's waits but that of the lock (`hca_turn_lock`), which may be held for microseconds only. `placement`
 //! in `benches` measures them against others, and ARCHITECTURE.md has the table.
 
 use core::cell::Cell;

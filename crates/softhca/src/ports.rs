@@ -11,8 +11,8 @@ use hca_core::{
 };
 
 use hca_fabric::{LINE_DATA_BYTES, MAX_BRACKET_BYTES};
+use hca_turn_lock::Barrier;
 
-use crate::barrier::Barrier;
 use crate::cq::{CqShared, epoll_of, lock};
 use crate::engine::{DESTROYED, decode_state, encode_state};
 use crate::fork::Fork;
@@ -148,7 +148,7 @@ impl QpSendPort {
             return false;
         }
         let Some(mut turn) = self.hca.engine_to_post() else { return false };
-        let done = turn.value().touch(self.qp.handle, wr, len).is_some();
+        let done = turn.touch(self.qp.handle, wr, len).is_some();
         self.hca.give_back(turn);
         done
     }
@@ -162,7 +162,7 @@ impl QpSendPort {
             return false;
         }
         let Some(mut turn) = self.hca.engine_to_post() else { return false };
-        let sent = match turn.value().send_line(&self.hca.bell, self.qp.handle, wr.payload, len) {
+        let sent = match turn.send_line(&self.hca.bell, self.qp.handle, wr.payload, len) {
             Some(sent) => {
                 let (wr_id, sges, flags) = (wr.wr_id, u8::from(!inline), wr.flags);
                 let header = SendHeader {

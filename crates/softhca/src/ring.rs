@@ -15,7 +15,8 @@
 
 use core::mem::MaybeUninit;
 
-use crate::barrier::Barrier;
+use hca_turn_lock::Barrier;
+
 use crate::sync::{Arc, AtomicU32, CachePadded, Ordering, UnsafeCell};
 
 /// 16 bytes of a slot's area.

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use hca_core::{Completion, DeviceAttr, DeviceError, Instant, PortAttr, QpHandle, SendWr};
+use hca_turn_lock::{Guard, INNER, TurnLock};
 
 use crate::cq::epoll_of;
 use crate::doorbell::Doorbell;
@@ -19,10 +20,9 @@ use crate::qp::QpShared;
 use crate::runs::{Attention, NEVER};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
 use crate::tables::Events;
-use crate::turn_lock::{Guard, TurnLock};
 
 pub(crate) struct Shared {
-    engine: TurnLock<Engine>,
+    engine: TurnLock<Engine, INNER>,
     pub(crate) bell: Doorbell<QpShared>,
     pub(crate) time: Time,
     pub(crate) progress: Progress,
@@ -162,7 +162,7 @@ impl Shared {
             patience::in_vain();
             return Some(0);
         };
-        let poll = Poll::begin(turn.value(), cq, out);
+        let poll = Poll::begin(&mut turn, cq, out);
         let worked = self.any_turn(poll.engine, AckRule::UnlessDelivered);
         let taken = poll.end();
         self.give_back_of(turn, Some(cq));
@@ -174,7 +174,7 @@ impl Shared {
     #[inline(always)]
     fn with_engine<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> Option<R> {
         let mut turn = self.engine.try_lock();
-        let result = turn.as_mut().map(|turn| f(turn.value()));
+        let result = turn.as_mut().map(|turn| f(turn));
         match turn {
             Some(turn) => self.give_back(turn),
             None => self.note_program_turn(),
@@ -184,12 +184,12 @@ impl Shared {
 
     /// Gives the engine back, and does what others posted who found it held.
     #[inline(always)]
-    pub(crate) fn give_back(&self, turn: Guard<'_, Engine>) {
+    pub(crate) fn give_back(&self, turn: Guard<'_, Engine, INNER>) {
         self.give_back_of(turn, None);
     }
     /// As [`give_back`](Self::give_back), by who polls this queue.
     #[inline(always)]
-    fn give_back_of(&self, turn: Guard<'_, Engine>, polled: Option<u32>) {
+    fn give_back_of(&self, turn: Guard<'_, Engine, INNER>, polled: Option<u32>) {
         if self.attention.is_wanted() {
             return self.give_back_attentively(turn, polled);
         }
@@ -201,8 +201,8 @@ impl Shared {
     /// Where somebody may sleep, or an engine is to be run.
     #[cold]
     #[inline(never)]
-    fn give_back_attentively(&self, mut turn: Guard<'_, Engine>, polled: Option<u32>) {
-        let e = turn.value();
+    fn give_back_attentively(&self, mut turn: Guard<'_, Engine, INNER>, polled: Option<u32>) {
+        let e = &mut *turn;
         self.keep_waiters(e);
         if let Some(entry) = polled.and_then(|cq| e.core.tables.cqs.at_mut(cq)) {
             entry.note_poller();
@@ -260,7 +260,7 @@ impl Shared {
 
     /// The engine, if nobody else has it, for who posts something; to be [given back](Self::give_back).
     #[inline(always)]
-    pub(crate) fn engine_to_post(&self) -> Option<Guard<'_, Engine>> {
+    pub(crate) fn engine_to_post(&self) -> Option<Guard<'_, Engine, INNER>> {
         patience::found();
         self.engine.try_lock()
     }

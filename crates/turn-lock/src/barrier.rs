@@ -14,7 +14,7 @@ use crate::sync::{Ordering, fence};
 
 /// How the two sides order what they do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Barrier {
+pub enum Barrier {
     /// The rare side has all processors run one.
     #[cfg(not(any(loom, miri)))]
     System,
@@ -25,19 +25,19 @@ pub(crate) enum Barrier {
 impl Barrier {
     /// What this system offers. The same for all who ask.
     #[cfg(not(any(loom, miri)))]
-    pub(crate) fn of_system() -> Self {
+    pub fn of_system() -> Self {
         use rustix::thread::{MembarrierCommand, membarrier};
         static REGISTERED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
         let register = || membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok();
         if *REGISTERED.get_or_init(register) { Self::System } else { Self::Fence }
     }
     #[cfg(any(loom, miri))]
-    pub(crate) fn of_system() -> Self {
+    pub fn of_system() -> Self {
         Self::Fence
     }
     /// The frequent side's, between its store and its load.
     #[inline]
-    pub(crate) fn light(self) {
+    pub fn light(self) {
         match self {
             #[cfg(not(any(loom, miri)))]
             Self::System => core::sync::atomic::compiler_fence(Ordering::SeqCst),
@@ -46,7 +46,7 @@ impl Barrier {
     }
     /// The rare side's, between its store and its load.
     #[cold]
-    pub(crate) fn heavy(self) {
+    pub fn heavy(self) {
         fence(Ordering::SeqCst);
         #[cfg(not(any(loom, miri)))]
         if self == Self::System {

@@ -1,53 +1,48 @@
-//! A word for each thread, by which it says which lock it is inside of as that lock's favourite.
+//! A word for each thread and level, by which it says which lock it is inside of as that lock's favourite.
 //!
 //! Words are never freed, so that others may look at one at any time; a thread that ends leaves its own to the next.
 
 use core::ptr;
 
-use crate::sync::{AtomicBool, AtomicPtr, Ordering};
+use crate::sync::{AtomicPtr, Ordering};
 
-/// One thread's word.
+/// The level of locks that are held while one of [`INNER`] is taken.
+pub const OUTER: usize = 0;
+/// The level of locks within which none is taken.
+pub const INNER: usize = 1;
+/// How many levels there are.
+pub(crate) const LEVELS: usize = 2;
+
+/// One thread's words. The alignment leaves room for what a lock's state says beside the name.
 #[repr(align(128))]
 pub(crate) struct ThreadWord {
-    /// The lock that it is inside of.
-    inside: AtomicPtr<()>,
-    /// The thread has left word for itself. Only the thread looks at it.
-    word_left: AtomicBool,
+    /// The lock of each level that it is inside of.
+    inside: [AtomicPtr<()>; LEVELS],
 }
 
 impl ThreadWord {
     pub(crate) fn new() -> Self {
-        Self { inside: AtomicPtr::new(ptr::null_mut()), word_left: AtomicBool::new(false) }
+        Self { inside: core::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())) }
     }
     /// The lock that it is inside of, as the thread itself sees it.
-    #[inline]
-    pub(crate) fn inside(&self) -> *mut () {
-        self.inside.load(Ordering::Relaxed)
+    #[inline(always)]
+    pub(crate) fn inside<const LEVEL: usize>(&self) -> *mut () {
+        self.inside[LEVEL].load(Ordering::Relaxed)
     }
     /// Whether it is inside of this one; if not, all that it did there is seen.
-    pub(crate) fn is_within(&self, lock: *mut ()) -> bool {
-        // Acquire: pairs with the Release in `leave`.
-        self.inside.load(Ordering::Acquire) == lock
+    pub(crate) fn is_within<const LEVEL: usize>(&self, lock: *mut ()) -> bool {
+        // Acquire: pairs with the Release of `leave`, and with that of `enter` into another.
+        self.inside[LEVEL].load(Ordering::Acquire) == lock
     }
-    #[inline]
-    pub(crate) fn enter(&self, lock: *mut ()) {
-        self.inside.store(lock, Ordering::Relaxed);
+    #[inline(always)]
+    pub(crate) fn enter<const LEVEL: usize>(&self, lock: *mut ()) {
+        // Release: who finds this one has to see what was done in the one before, as by `leave`.
+        self.inside[LEVEL].store(lock, Ordering::Release);
     }
-    /// Says that it is in none. Returns whether it had left word for itself.
-    #[inline]
-    pub(crate) fn leave(&self) -> bool {
-        self.inside.store(ptr::null_mut(), Ordering::Release);
-        if self.word_left.load(Ordering::Relaxed) {
-            self.word_left.store(false, Ordering::Relaxed);
-            return true;
-        }
-        false
-    }
-    /// Leaves word for itself. `false`: it is not inside of this lock.
-    pub(crate) fn leave_word(&self, lock: *mut ()) -> bool {
-        let inside = self.inside.load(Ordering::Relaxed) == lock;
-        self.word_left.store(inside, Ordering::Relaxed);
-        inside
+    /// Says that it is in none.
+    #[inline(always)]
+    pub(crate) fn leave<const LEVEL: usize>(&self) {
+        self.inside[LEVEL].store(ptr::null_mut(), Ordering::Release);
     }
 }
 

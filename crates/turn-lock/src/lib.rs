@@ -1,0 +1,39 @@
+//! A lock that its usual thread takes and gives back by plain stores, and at which who only wants work done leaves word
+//! instead of waiting.
+//!
+//! It is made for what one thread uses nearly always and another now and then: an adapter's engine, a Portals node. A
+//! thread that had it often enough in a row becomes its *favourite* and pays no locked instruction from then on; who else
+//! comes pays for both, once, by a barrier on all processors ([`Barrier`]).
+//!
+//! ```
+//! use hca_turn_lock::{INNER, TurnLock};
+//!
+//! let work: TurnLock<Vec<u32>, INNER> = TurnLock::new(vec![1, 2]);
+//! let mut guard = work.lock();
+//! guard.push(3);
+//! // Who comes meanwhile goes again, and knows that the holder will look once more.
+//! assert!(work.lock_or_leave_word().is_none());
+//! assert!(guard.unlock(), "word was left");
+//! assert_eq!(work.turn_or_leave_word(|v| v.drain(..).sum::<u32>()), Some(6));
+//! ```
+//!
+//! # Levels
+//!
+//! A thread can be within a lock as its favourite on each of two levels at once: [`OUTER`], and within that [`INNER`]. On
+//! one level it can be within one at a time; another one of the same level it then has as anybody else has it.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `turn_lock` | [`TurnLock`] and its protocol |
+//! | `thread_word` | by which a thread says that it is inside |
+//! | `barrier` | [`Barrier`]: a memory barrier that the rarer side pays for both |
+#![deny(unsafe_code)]
+
+mod barrier;
+mod sync;
+mod thread_word;
+mod turn_lock;
+
+pub use barrier::Barrier;
+pub use thread_word::{INNER, OUTER};
+pub use turn_lock::{Guard, TurnLock};

@@ -1,0 +1,41 @@
+//! What the lock is made of, exchanged for loom's when it explores interleavings.
+
+#[cfg(not(loom))]
+pub(crate) use std::{
+    sync::atomic::{AtomicPtr, Ordering, fence},
+    thread::{sleep, yield_now},
+};
+
+#[cfg(loom)]
+pub(crate) use loom::{
+    cell::UnsafeCell,
+    sync::atomic::{AtomicPtr, Ordering, fence},
+    thread::yield_now,
+};
+
+/// As [`std::thread::sleep`].
+#[cfg(loom)]
+pub(crate) fn sleep(_: core::time::Duration) {
+    yield_now();
+}
+
+/// `core::cell::UnsafeCell` with the closure face that loom's cell has.
+#[cfg(not(loom))]
+#[derive(Debug)]
+#[repr(transparent)]
+pub(crate) struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
+
+#[cfg(not(loom))]
+impl<T> UnsafeCell<T> {
+    pub(crate) const fn new(v: T) -> Self {
+        Self(core::cell::UnsafeCell::new(v))
+    }
+    #[inline(always)]
+    pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+        f(self.0.get())
+    }
+    #[inline(always)]
+    pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+        f(self.0.get())
+    }
+}

@@ -1,0 +1,780 @@
+//! The lock: who can't have it leaves word, and who has it looks once more.
+//!
+//! A thread that wants work done must not wait for another that is at it, and its work must not lie until somebody comes
+//! by. So lock and word are one atomic: who finds it held marks it, and who unlocks it finds the mark by the same
+//! exchange and does the work. Taking and giving back cost one exchange each.
+//!
+//! **The favourite.** Most of these locks are used by one thread for long. Once a thread has had the lock often enough in
+//! a row, it is left with it: the lock's state names the thread, which then enters by a store to a word of its own and
+//! leaves by another, without an exchange, which would wait for its stores to peers' memory. Behind each of the two it
+//! looks whether the state still is its name. Who else wants the lock takes the favour back: it changes the state, has all
+//! processors run a barrier ([`Barrier`]), and looks at the favourite's word. If that is outside, the lock is the
+//! other's. If it is inside, it holds the lock from now on as anybody does, word can be left for it, and nobody waits.
+//! Each time the favour is taken back, more is needed to be favoured again. Who comes as a guest
+//! ([`Guard::unlock_unfavoured`]) is never favoured, so that nobody has to turn it out.
+//!
+//! ```text
+//!   FREE ─────────────> HELD ──────────────────────────────────────────> NAMED      by its holder
+//!   NAMED ────────────> REVOKING                                                    by who else wants it
+//!   REVOKING ─────────> HELD      it is outside: who revokes holds it               by who revokes
+//!   REVOKING ─────────> HELD      the same: it is leaving, or has just looked in    by the favourite that was
+//!   REVOKING ─────────> KEPT      it is inside: it holds it                         by who revokes
+//!   HELD, KEPT ───────> FREE                                                        by its holder
+//! ```
+//!
+//! To each state but `FREE` the flag `WORD` is added by who leaves word.
+//!
+//! Invariants of the unsafe code:
+//! 1. The value is reached only by who holds the lock: who moved `state` from `FREE` to `HELD`; who moved it from `NAMED`
+//!    to `REVOKING` and then found it `HELD`, or the favourite outside and made it so; or the favourite whom `state` names,
+//!    after it has said that it is inside and then found its bare name still there, until it says that it is not, and
+//!    then, if `state` is `KEPT` with its name, until it moves that on. [`Guard`] does all, so that they come in pairs,
+//!    also when a turn panics.
+//! 2. `state` is taken with Acquire and given back with Release, and changed meanwhile by exchanges only. A mark is made
+//!    with Release and found with Acquire, so that the next turn sees what was left before it. The favourite leaves with
+//!    Release, and who takes the favour back finds that with Acquire.
+//! 3. A [`ThreadWord`] is never freed, and is one thread's at a time; only that thread writes to it, and only that thread
+//!    makes a state `NAMED` with it. So a state with its name that it finds behind leaving is of the favour that it had.
+#![allow(unsafe_code)]
+
+use core::marker::PhantomData;
+#[cfg(not(loom))]
+use core::ops::{Deref, DerefMut};
+use core::ptr;
+use core::time::Duration;
+
+use crate::barrier::Barrier;
+use crate::sync::{AtomicPtr, Ordering, UnsafeCell, sleep, yield_now};
+use crate::thread_word::{LEVELS, ThreadWord, this_thread};
+
+/// What `state` is: a thread's word, or none, and flags.
+type State = *mut ThreadWord;
+
+const FREE: State = ptr::null_mut();
+/// Held by nobody whom the state names.
+const HELD: State = ptr::without_provenance_mut(MODE_TAKEN);
+/// Flag: word was left.
+const WORD: usize = 1;
+/// No name: `HELD`. With a name: the favour is being taken back.
+const MODE_TAKEN: usize = 2;
+/// With a name: it was the favourite, and holds the lock.
+const MODE_KEPT: usize = 4;
+const MODE: usize = MODE_TAKEN | MODE_KEPT;
+const FLAGS: usize = WORD | MODE;
+const _: () = assert!(FLAGS < align_of::<ThreadWord>());
+
+/// Looks at a held lock before the CPU is given to somebody else; how often it is, before the thread sleeps each time;
+/// and for how long.
+const SPINS: u32 = 64;
+const YIELDS: u32 = 256;
+const NAP: Duration = Duration::from_micros(50);
+/// Turns in a row that make a favourite, at first and at most.
+const FAVOUR: (u32, u32) = (64, 1 << 20);
+
+/// Whom a state names.
+#[inline(always)]
+fn name(state: State) -> State {
+    state.map_addr(|a| a & !FLAGS)
+}
+/// The same state with another mode.
+fn with_mode(state: State, mode: usize) -> State {
+    state.map_addr(|a| a & !MODE | mode)
+}
+/// The state of a lock that is held by nobody whom it names, with the word that was left.
+fn held_as(state: State) -> State {
+    HELD.map_addr(|a| a | state.addr() & WORD)
+}
+#[inline(always)]
+fn has_word(state: State) -> bool {
+    state.addr() & WORD != 0
+}
+/// A state at which word can be left, or else `FREE`: at a bare name it can't, as nobody may be inside.
+fn held_or_free(state: State) -> State {
+    if state.addr() & MODE == 0 { FREE } else { state }
+}
+
+/// A lock of one of two levels, [`OUTER`](crate::OUTER) or [`INNER`](crate::INNER): a thread can be within one of each
+/// level as its favourite. Where locks of one level are nested, the inner one is not entered as its favourite.
+///
+/// No holder may wait for another lock of this kind than by [`lock`](Self::lock) on one of a level within; all else
+/// here never waits.
+pub struct TurnLock<T, const LEVEL: usize> {
+    state: AtomicPtr<ThreadWord>,
+    barrier: Barrier,
+    value: UnsafeCell<Inner<T>>,
+}
+
+struct Inner<T> {
+    value: T,
+    /// Who had the lock last, and how often in a row.
+    last: *const ThreadWord,
+    runs: u32,
+    /// How often one has to, to be favoured.
+    needed: u32,
+}
+
+// SAFETY: (1) one thread at a time reaches the value, and (2) orders one after the other; (3) the pointer is to a static.
+unsafe impl<T: Send, const LEVEL: usize> Sync for TurnLock<T, LEVEL> {}
+// SAFETY: as above.
+unsafe impl<T: Send, const LEVEL: usize> Send for TurnLock<T, LEVEL> {}
+
+/// The lock, held; by a favourite as such. It is the value, of which nobody else has a reference meanwhile.
+///
+/// Dropped, as in a panic, it forgets what word was left.
+pub struct Guard<'a, T, const LEVEL: usize> {
+    lock: &'a TurnLock<T, LEVEL>,
+    favourite: Option<&'static ThreadWord>,
+    /// The favourite's word is the thread's own.
+    of_this_thread: PhantomData<*const ()>,
+}
+
+impl<T, const LEVEL: usize> Guard<'_, T, LEVEL> {
+    #[inline(always)]
+    fn run<R>(&mut self, f: impl FnOnce(&mut T) -> R) -> R {
+        // SAFETY: (1) a guard exists only while the lock is held, and it is borrowed for the call.
+        self.lock.value.with_mut(|p| f(unsafe { &mut (*p).value }))
+    }
+    /// Gives the lock back. Returns whether word was left: then [`TurnLock::turn_or_leave_word`] or its like is due.
+    #[must_use = "somebody may have left word"]
+    #[inline(always)]
+    pub fn unlock(self) -> bool {
+        let Self { lock, favourite, .. } = self;
+        core::mem::forget(self);
+        match favourite {
+            Some(me) => lock.leave(me),
+            None => lock.give_back(),
+        }
+    }
+    /// As [`unlock`](Self::unlock), and makes nobody the favourite: by guests.
+    #[must_use = "somebody may have left word"]
+    #[inline]
+    pub fn unlock_unfavoured(self) -> bool {
+        let Self { lock, favourite, .. } = self;
+        core::mem::forget(self);
+        match favourite {
+            Some(me) => lock.leave(me),
+            None => lock.free(),
+        }
+    }
+}
+impl<T, const LEVEL: usize> Drop for Guard<'_, T, LEVEL> {
+    /// After a panic in a turn, a bug that was reported: the others may still close down.
+    fn drop(&mut self) {
+        match self.favourite {
+            Some(me) => self.lock.leave(me),
+            None => self.lock.free(),
+        };
+    }
+}
+#[cfg(not(loom))]
+impl<T, const LEVEL: usize> Deref for Guard<'_, T, LEVEL> {
+    type Target = T;
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        // SAFETY: (1) as in `run`.
+        self.lock.value.with(|p| unsafe { &(*p).value })
+    }
+}
+#[cfg(not(loom))]
+impl<T, const LEVEL: usize> DerefMut for Guard<'_, T, LEVEL> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: (1) as in `run`.
+        self.lock.value.with_mut(|p| unsafe { &mut (*p).value })
+    }
+}
+
+/// Between two looks at a lock that another has.
+fn wait(looks: &mut u32) {
+    *looks = looks.saturating_add(1);
+    if !looks.is_multiple_of(SPINS) {
+        core::hint::spin_loop();
+    } else if *looks < SPINS * YIELDS {
+        yield_now();
+    } else {
+        // Its holder may be of a lower priority, to which nobody yields.
+        sleep(NAP);
+        *looks = SPINS * YIELDS - 1;
+    }
+}
+
+impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
+    /// A lock that nobody holds.
+    pub fn new(value: T) -> Self {
+        Self::with_barrier(value, Barrier::of_system(), FAVOUR.0)
+    }
+    fn with_barrier(value: T, barrier: Barrier, needed: u32) -> Self {
+        const { assert!(LEVEL < LEVELS) };
+        let inner = Inner { value, last: ptr::null(), runs: 0, needed };
+        Self { state: AtomicPtr::new(FREE), barrier, value: UnsafeCell::new(inner) }
+    }
+
+    /// Runs `f` if nobody holds the lock, and again while word was left meanwhile; else leaves word, so
+    /// that the holder runs its own once more. `None`: another holder does the work. Never waits.
+    #[inline]
+    pub fn turn_or_leave_word<R>(&self, mut f: impl FnMut(&mut T) -> R) -> Option<R> {
+        let mut result = None;
+        while let Some(mut guard) = self.lock_or_leave_word() {
+            result = Some(guard.run(&mut f));
+            if !guard.unlock() {
+                break;
+            }
+        }
+        result
+    }
+
+    /// The lock, if nobody holds it; else leaves word: [`Guard::unlock`] will tell its holder, who may be this thread. Never
+    /// waits.
+    #[inline]
+    pub fn lock_or_leave_word(&self) -> Option<Guard<'_, T, LEVEL>> {
+        loop {
+            match self.lock_once() {
+                Ok(guard) => return Some(guard),
+                Err(state) if self.leaves_word(state) => return None,
+                Err(_) => core::hint::spin_loop(),
+            }
+        }
+    }
+
+    /// The lock, if nobody holds it. Never waits.
+    #[inline(always)]
+    pub fn try_lock(&self) -> Option<Guard<'_, T, LEVEL>> {
+        self.lock_once().ok()
+    }
+
+    /// Waits for the lock, which this thread must not have.
+    #[inline(always)]
+    pub fn lock(&self) -> Guard<'_, T, LEVEL> {
+        self.lock_once().unwrap_or_else(|_| self.wait())
+    }
+    #[cold]
+    fn wait(&self) -> Guard<'_, T, LEVEL> {
+        let mut looks = 0_u32;
+        loop {
+            wait(&mut looks);
+            if let Ok(guard) = self.lock_once() {
+                return guard;
+            }
+        }
+    }
+
+    /// Waits for the lock and runs `f`: the control path, a guest. A turn is bounded, so the wait is. `again` is run
+    /// for word left meanwhile.
+    pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R, again: impl FnMut(&mut T)) -> R {
+        let mut guard = self.lock();
+        let r = guard.run(f);
+        if guard.unlock_unfavoured() {
+            self.turn_or_leave_word(again);
+        }
+        r
+    }
+
+    /// Leaves word for who holds the lock, as the state says. `false`: it is to be tried again.
+    fn leaves_word(&self, state: State) -> bool {
+        let word = state.map_addr(|a| a | WORD);
+        // Release: what came before is seen by who finds the word; also where word was left already.
+        state != FREE
+            && self.state.compare_exchange(state, word, Ordering::Release, Ordering::Relaxed).is_ok()
+    }
+
+    fn address(&self) -> *mut () {
+        ptr::from_ref(self).cast_mut().cast()
+    }
+    #[inline(always)]
+    fn guard(&self, favourite: Option<&'static ThreadWord>) -> Guard<'_, T, LEVEL> {
+        Guard { lock: self, favourite, of_this_thread: PhantomData }
+    }
+
+    /// The lock; or a state of it at which word can be left, as somebody holds it; or `FREE`: it changed hands just now.
+    #[inline(always)]
+    fn lock_once(&self) -> Result<Guard<'_, T, LEVEL>, State> {
+        let state = self.state.load(Ordering::Relaxed);
+        if state == FREE {
+            return match self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => Ok(self.guard(None)),
+                Err(state) => Err(held_or_free(state)),
+            };
+        }
+        match this_thread() {
+            Some(me) if ptr::eq(me, state) && me.inside::<LEVEL>().is_null() => self.enter(me),
+            _ => self.revoke(state),
+        }
+    }
+
+    /// Enters as the favourite, if this thread still is.
+    #[inline(always)]
+    fn enter(&self, me: &'static ThreadWord) -> Result<Guard<'_, T, LEVEL>, State> {
+        me.enter::<LEVEL>(self.address());
+        self.barrier.light();
+        // Nobody else makes this thread the favourite, so the name is still there, or never comes back meanwhile.
+        if ptr::eq(self.state.load(Ordering::Relaxed), me) {
+            return Ok(self.guard(Some(me)));
+        }
+        self.enter_no_more(me)
+    }
+    /// The favour was being taken back while the favourite entered.
+    #[cold]
+    fn enter_no_more(&self, me: &'static ThreadWord) -> Result<Guard<'_, T, LEVEL>, State> {
+        me.leave::<LEVEL>();
+        loop {
+            let state = self.state.load(Ordering::Relaxed);
+            if !ptr::eq(name(state), me) {
+                return Err(held_or_free(state));
+            }
+            if state.addr() & MODE == MODE_KEPT {
+                self.demote();
+                return Ok(self.guard(None));
+            }
+            if self.hands_over(state) {
+                return Err(FREE);
+            }
+        }
+    }
+
+    /// By the favourite, who is inside. Returns whether word was left.
+    #[inline(always)]
+    fn leave(&self, me: &'static ThreadWord) -> bool {
+        me.leave::<LEVEL>();
+        self.barrier.light();
+        !ptr::eq(self.state.load(Ordering::Relaxed), me) && self.leave_changed(me)
+    }
+    /// Word was left, by this thread itself, or the favour is or was taken back.
+    #[cold]
+    fn leave_changed(&self, me: &'static ThreadWord) -> bool {
+        loop {
+            let state = self.state.load(Ordering::Relaxed);
+            if !ptr::eq(name(state), me) {
+                // Who took the favour back holds the lock, or did, and was left the word.
+                return false;
+            }
+            match state.addr() & MODE {
+                MODE_KEPT => {
+                    self.demote();
+                    return self.free();
+                }
+                MODE_TAKEN if self.hands_over(state) => return false,
+                MODE_TAKEN => {}
+                _ => {
+                    let taken =
+                        self.state.compare_exchange(state, name(state), Ordering::AcqRel, Ordering::Relaxed);
+                    if taken.is_ok() {
+                        return has_word(state);
+                    }
+                }
+            }
+        }
+    }
+    /// By the favourite that was, outside by now: gives the lock to who is taking the favour back, who may have seen it
+    /// inside.
+    fn hands_over(&self, state: State) -> bool {
+        self.state.compare_exchange(state, held_as(state), Ordering::Release, Ordering::Relaxed).is_ok()
+    }
+
+    /// Takes the favour back, if there is one. Who is inside keeps the lock; else it is the caller's.
+    #[cold]
+    #[inline(never)]
+    fn revoke(&self, state: State) -> Result<Guard<'_, T, LEVEL>, State> {
+        if state.addr() & MODE != 0 {
+            return Err(state);
+        }
+        let is_within = |me: &ThreadWord| ptr::eq(name(state), me) && me.inside::<LEVEL>() == self.address();
+        if this_thread().is_some_and(is_within) {
+            return Err(state);
+        }
+        let revoking = with_mode(state, MODE_TAKEN);
+        // Acquire: pairs with the Release that made the favourite, who may never have been inside since.
+        self.state
+            .compare_exchange(state, revoking, Ordering::Acquire, Ordering::Relaxed)
+            .map_err(held_or_free)?;
+        self.barrier.heavy();
+        // SAFETY: (3) it was some thread's, and is never freed.
+        let word = unsafe { &*name(state).cast_const() };
+        let inside = word.is_within::<LEVEL>(self.address());
+        let mut state = revoking;
+        // Without a name it is the caller's: the favourite has left meanwhile.
+        while !name(state).is_null() {
+            let next = if inside { with_mode(state, MODE_KEPT) } else { held_as(state) };
+            // Acquire: pairs with the Release of `hands_over`.
+            match self.state.compare_exchange(state, next, Ordering::Acquire, Ordering::Acquire) {
+                Ok(_) if inside => return Err(next),
+                Ok(_) => break,
+                Err(now) => state = now,
+            }
+        }
+        self.demote();
+        Ok(self.guard(None))
+    }
+
+    /// By who holds it and is no favourite. Returns whether word was left.
+    #[inline]
+    fn give_back(&self) -> bool {
+        let Some(me) = self.count_run() else { return self.free() };
+        let favoured = ptr::from_ref(me).cast_mut();
+        if self.state.compare_exchange(HELD, favoured, Ordering::Release, Ordering::Relaxed).is_ok() {
+            return false;
+        }
+        self.free()
+    }
+    /// As [`give_back`](Self::give_back), and favours nobody.
+    #[inline(always)]
+    fn free(&self) -> bool {
+        has_word(self.state.swap(FREE, Ordering::AcqRel))
+    }
+    /// Counts that this thread has had the lock. `Some`: it is to be favoured.
+    #[inline]
+    fn count_run(&self) -> Option<&'static ThreadWord> {
+        // Where both sides run a barrier there is nothing to be won.
+        if !cfg!(loom) && self.barrier == Barrier::Fence {
+            return None;
+        }
+        let me = this_thread()?;
+        // SAFETY: (1) our caller holds the lock.
+        self.value.with_mut(|p| unsafe {
+            let inner = &mut *p;
+            let again = ptr::eq(inner.last, me);
+            inner.runs = if again { inner.runs + 1 } else { 1 };
+            inner.last = me;
+            (inner.runs >= inner.needed).then(|| inner.runs = 0).map(|()| me)
+        })
+    }
+    /// A favour was taken back; by who holds the lock.
+    fn demote(&self) {
+        // SAFETY: (1) our caller holds the lock, and has given no reference to it away.
+        self.value.with_mut(|p| unsafe { (*p).needed = ((*p).needed * 2).min(FAVOUR.1) });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{INNER, OUTER};
+    use std::sync::atomic::AtomicBool;
+    use std::sync::{Arc, Barrier as Meeting, mpsc};
+
+    /// Runs `f` if nobody holds the lock.
+    fn try_with<T, R, const LEVEL: usize>(
+        lock: &TurnLock<T, LEVEL>,
+        f: impl FnOnce(&mut T) -> R,
+    ) -> Option<R> {
+        let mut guard = lock.try_lock()?;
+        let result = f(&mut guard);
+        if guard.unlock() {
+            lock.turn_or_leave_word(|_| ());
+        }
+        Some(result)
+    }
+
+    fn is_favoured<T, const LEVEL: usize>(lock: &TurnLock<T, LEVEL>) -> bool {
+        let state = lock.state.load(Ordering::Relaxed);
+        !state.is_null() && state.addr() & MODE == 0
+    }
+
+    /// Enough turns to be favoured, where the system has what that needs.
+    fn favoured<const LEVEL: usize>() -> Option<TurnLock<u32, LEVEL>> {
+        let lock = TurnLock::new(0);
+        for _ in 0..FAVOUR.0 {
+            lock.turn_or_leave_word(|n| *n += 1);
+        }
+        is_favoured(&lock).then_some(lock)
+    }
+
+    #[test]
+    fn who_turns_often_is_favoured_until_another_comes() {
+        let Some(lock) = favoured::<INNER>() else { return };
+        assert_eq!(try_with(&lock, |n| *n), Some(FAVOUR.0));
+        let other = || assert_eq!(try_with(&lock, |n| *n), Some(FAVOUR.0));
+        std::thread::scope(|s| s.spawn(other).join().unwrap());
+        assert!(!is_favoured(&lock));
+        for _ in 0..FAVOUR.0 {
+            lock.turn_or_leave_word(|n| *n += 1);
+        }
+        assert!(!is_favoured(&lock), "it takes more turns now");
+        for _ in 0..FAVOUR.0 {
+            lock.turn_or_leave_word(|n| *n += 1);
+        }
+        assert!(is_favoured(&lock));
+    }
+
+    #[test]
+    fn a_favourite_within_its_turn_leaves_word_for_itself() {
+        let Some(lock) = favoured::<INNER>() else { return };
+        let mut turns = 0;
+        let result = lock.turn_or_leave_word(|n| {
+            turns += 1;
+            assert_eq!(try_with(&lock, |_| ()), None, "it is inside");
+            if turns == 1 {
+                assert_eq!(lock.turn_or_leave_word(|_| unreachable!("it is inside")), None::<()>);
+            }
+            *n
+        });
+        assert_eq!((result, turns), (Some(FAVOUR.0), 2));
+    }
+
+    #[test]
+    fn a_favourite_within_another_lock_of_the_level_enters_nevertheless() {
+        let (Some(one), Some(two)) = (favoured::<INNER>(), favoured::<INNER>()) else { return };
+        let sum = try_with(&one, |a| two.turn_or_leave_word(|b| *a + *b));
+        assert_eq!(sum, Some(Some(2 * FAVOUR.0)));
+        assert!(is_favoured(&one) && !is_favoured(&two));
+    }
+
+    #[test]
+    fn a_favourite_is_within_one_lock_of_each_level() {
+        let (Some(outer), Some(inner)) = (favoured::<OUTER>(), favoured::<INNER>()) else { return };
+        let sum = try_with(&outer, |a| inner.turn_or_leave_word(|b| *a + *b));
+        assert_eq!(sum, Some(Some(2 * FAVOUR.0)));
+        assert!(is_favoured(&outer) && is_favoured(&inner));
+    }
+
+    #[test]
+    fn a_favourite_in_turn_of_two_locks_of_a_level_stays_that_of_both() {
+        let (Some(one), Some(two)) = (favoured::<OUTER>(), favoured::<OUTER>()) else { return };
+        for _ in 0..3 {
+            assert_eq!(try_with(&one, |n| *n), Some(FAVOUR.0));
+            assert_eq!(try_with(&two, |n| *n), Some(FAVOUR.0));
+        }
+        assert!(is_favoured(&one) && is_favoured(&two));
+    }
+
+    #[test]
+    fn a_guest_is_never_favoured() {
+        let lock = TurnLock::<_, OUTER>::new(0_u32);
+        for _ in 0..2 * FAVOUR.0 {
+            assert!(!lock.lock_or_leave_word().unwrap().unlock_unfavoured());
+            lock.with(|_| (), |_| ());
+        }
+        assert!(!is_favoured(&lock));
+    }
+
+    #[test]
+    fn a_favourite_within_its_turn_is_told_of_the_word_that_another_left() {
+        let Some(lock) = favoured::<OUTER>() else { return };
+        let guard = lock.lock();
+        std::thread::scope(|s| {
+            s.spawn(|| assert!(lock.try_lock().is_none(), "it is inside"));
+        });
+        std::thread::scope(|s| {
+            s.spawn(|| assert!(lock.lock_or_leave_word().is_none(), "it is inside"));
+        });
+        assert!(lock.lock_or_leave_word().is_none(), "also for itself, which holds it as anybody by now");
+        assert!(guard.unlock());
+        assert!(!is_favoured(&lock));
+        assert!(!lock.lock().unlock(), "it was told once");
+    }
+
+    #[test]
+    fn a_favourite_that_only_lost_the_favour_is_told_of_no_word() {
+        let Some(lock) = favoured::<OUTER>() else { return };
+        let guard = lock.lock();
+        std::thread::scope(|s| {
+            s.spawn(|| assert!(lock.try_lock().is_none(), "it is inside"));
+        });
+        assert!(!guard.unlock());
+        assert_eq!(try_with(&lock, |n| *n), Some(FAVOUR.0));
+    }
+
+    /// As two nodes do on one adapter: each thread is inside of its own as the favourite, and has work for the other's.
+    #[test]
+    fn two_favourites_that_have_work_for_each_other_do_not_wait() {
+        let locks = Arc::new([(); 2].map(|()| TurnLock::<_, OUTER>::new(0_u32)));
+        let meeting = Arc::new(Meeting::new(2));
+        let (done, is_done) = mpsc::channel();
+        for own in 0..2 {
+            let (locks, meeting, done) = (locks.clone(), meeting.clone(), done.clone());
+            std::thread::spawn(move || {
+                (0..FAVOUR.0).for_each(|_| _ = locks[own].turn_or_leave_word(|n| *n += 1));
+                let guard = locks[own].lock();
+                meeting.wait();
+                assert!(locks[1 - own].lock_or_leave_word().is_none(), "the other is inside");
+                meeting.wait();
+                done.send(guard.unlock()).unwrap();
+            });
+        }
+        for _ in 0..2 {
+            let told = is_done.recv_timeout(Duration::from_secs(60)).expect("none waits for the other");
+            assert!(told, "word was left");
+        }
+    }
+
+    #[test]
+    fn the_next_thread_has_the_word_of_one_that_ended() {
+        let lock = TurnLock::<_, INNER>::new(0_u32);
+        for _ in 0..8 {
+            std::thread::scope(|s| {
+                s.spawn(|| (0..2 * FAVOUR.0).for_each(|_| _ = lock.turn_or_leave_word(|n| *n += 1)));
+            });
+        }
+        assert_eq!(lock.with(|n| *n, |_| ()), 16 * FAVOUR.0);
+    }
+
+    /// Two threads that take the favour from each other again and again, with no atomics in the value.
+    #[test]
+    fn one_thread_at_a_time_is_inside() {
+        let lock = TurnLock::<_, INNER>::with_barrier([0_u64; 8], Barrier::of_system(), 4);
+        let over = AtomicBool::new(false);
+        let turn = || {
+            let mut turns = 0;
+            while !over.load(Ordering::Relaxed) {
+                for _ in 0..100 {
+                    let add = |v: &mut [u64; 8]| v.iter_mut().for_each(|n| *n += 1);
+                    turns += u64::from(try_with(&lock, add).is_some());
+                }
+                std::thread::yield_now();
+            }
+            turns
+        };
+        let turns: u64 = std::thread::scope(|s| {
+            let threads = [s.spawn(turn), s.spawn(turn), s.spawn(turn)];
+            for _ in 0..if cfg!(miri) { 2 } else { 200 } {
+                // The favour takes more each time, so it is made cheap again.
+                // SAFETY: (1) under the lock.
+                lock.with(|_| lock.value.with_mut(|p| unsafe { (*p).needed = 4 }), |_| ());
+                std::thread::yield_now();
+            }
+            over.store(true, Ordering::Relaxed);
+            threads.into_iter().map(|t| t.join().unwrap()).sum()
+        });
+        let counts = lock.with(|v| *v, |_| ());
+        assert!(counts.iter().all(|n| *n == counts[0] && *n >= turns), "{counts:?} of {turns}");
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use crate::{INNER, OUTER};
+    use loom::sync::{Arc, atomic::AtomicU32};
+
+    type Lock<const LEVEL: usize> = TurnLock<u32, LEVEL>;
+
+    /// All orders would take hours; few bugs need more switches than these.
+    fn model_of_three_switches() -> loom::model::Builder {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model
+    }
+    /// Whose every turn makes a favourite.
+    fn favouring<const LEVEL: usize>() -> Lock<LEVEL> {
+        TurnLock::with_barrier(0, Barrier::of_system(), 1)
+    }
+
+    /// Work is posted outside of the lock and taken inside; no posted work may be left lying once all
+    /// threads are done.
+    #[test]
+    fn no_posted_work_is_left_lying() {
+        loom::model(|| {
+            let lock = Arc::new(Lock::<INNER>::new(0));
+            let posted = Arc::new(AtomicU32::new(0));
+            let turn = |lock: &Lock<INNER>, posted: &AtomicU32| {
+                posted.fetch_add(1, Ordering::AcqRel);
+                lock.turn_or_leave_word(|done| *done += posted.swap(0, Ordering::AcqRel));
+            };
+            let threads: Vec<_> = (0..2)
+                .map(|_| {
+                    let (lock, posted) = (lock.clone(), posted.clone());
+                    loom::thread::spawn(move || turn(&lock, &posted))
+                })
+                .collect();
+            for t in threads {
+                t.join().unwrap();
+            }
+            assert_eq!(posted.load(Ordering::Acquire), 0);
+            assert_eq!(lock.with(|done| *done, |_| ()), 2);
+        });
+    }
+
+    /// As above, with the favour given after every turn, so that one enters as the favourite while the other takes that
+    /// back.
+    #[test]
+    fn a_favourite_and_who_takes_it_back_are_never_both_inside() {
+        model_of_three_switches().check(|| {
+            let lock = Arc::new(favouring::<INNER>());
+            let posted = Arc::new(AtomicU32::new(0));
+            let turn = |lock: &Lock<INNER>, posted: &AtomicU32| {
+                posted.fetch_add(1, Ordering::AcqRel);
+                lock.turn_or_leave_word(|done| *done += posted.swap(0, Ordering::AcqRel));
+            };
+            turn(&lock, &posted);
+            let other = {
+                let (lock, posted) = (lock.clone(), posted.clone());
+                loom::thread::spawn(move || turn(&lock, &posted))
+            };
+            turn(&lock, &posted);
+            other.join().unwrap();
+            assert_eq!(posted.load(Ordering::Acquire), 0);
+            assert_eq!(lock.with(|done| *done, |_| ()), 3);
+        });
+    }
+
+    /// One thread is the favourite of two nested locks, and has work for both; another takes one of them back, or both
+    /// nested as well. `posts` is what both post together.
+    fn nested(posts: u32, other_does: impl Fn(&Nested) + Copy + Send + Sync + 'static) {
+        model_of_three_switches().check(move || {
+            let both = Arc::new(Nested { outer: favouring(), inner: favouring(), posted: AtomicU32::new(0) });
+            both.turn();
+            let other = {
+                let both = both.clone();
+                loom::thread::spawn(move || other_does(&both))
+            };
+            both.turn();
+            other.join().unwrap();
+            assert_eq!(both.posted.load(Ordering::Acquire), 0);
+            assert_eq!(both.outer.with(|n| *n, |_| ()), posts);
+        });
+    }
+    struct Nested {
+        outer: Lock<OUTER>,
+        inner: Lock<INNER>,
+        posted: AtomicU32,
+    }
+    impl Nested {
+        fn turn(&self) {
+            self.posted.fetch_add(1, Ordering::AcqRel);
+            self.outer.turn_or_leave_word(|done| {
+                *done += self.posted.swap(0, Ordering::AcqRel);
+                self.inner.turn_or_leave_word(|turns| *turns += 1);
+            });
+        }
+    }
+
+    #[test]
+    fn of_nested_favours_the_outer_one_is_taken_back() {
+        nested(3, |both| {
+            both.posted.fetch_add(1, Ordering::AcqRel);
+            both.outer.turn_or_leave_word(|done| *done += both.posted.swap(0, Ordering::AcqRel));
+        });
+    }
+
+    #[test]
+    fn of_nested_favours_the_inner_one_is_taken_back() {
+        nested(2, |both| _ = both.inner.turn_or_leave_word(|turns| *turns += 1));
+    }
+
+    #[test]
+    fn of_nested_favours_both_are_taken_back() {
+        nested(3, Nested::turn);
+    }
+
+    /// Who tries and goes disturbs nobody.
+    #[test]
+    fn a_favour_is_taken_back_by_who_does_not_wait() {
+        model_of_three_switches().check(|| {
+            let lock = Arc::new(favouring::<OUTER>());
+            lock.turn_or_leave_word(|n| *n += 1);
+            let other = {
+                let lock = lock.clone();
+                loom::thread::spawn(move || {
+                    let Some(mut guard) = lock.try_lock() else { return 0 };
+                    guard.run(|n| *n += 1);
+                    assert!(!guard.unlock_unfavoured(), "nobody leaves word");
+                    1
+                })
+            };
+            let mut guard = lock.lock();
+            guard.run(|n| *n += 1);
+            assert!(!guard.unlock(), "nobody leaves word");
+            let others = other.join().unwrap();
+            assert_eq!(lock.with(|n| *n, |_| ()), 2 + others);
+        });
+    }
+}
