@@ -144,6 +144,15 @@ impl Head {
         bytemuck::cast_slice(&self.words[..self.len])
     }
 
+    /// Writes it to where a message begins, word by word; returns its bytes.
+    #[inline(always)]
+    pub(crate) fn write(&self, message: &mut [u64]) -> usize {
+        for (to, from) in message.iter_mut().zip(&self.words[..self.len]) {
+            *to = *from;
+        }
+        self.len * 8
+    }
+
     /// Of an operation.
     #[inline(always)]
     pub(crate) fn request(

@@ -94,9 +94,23 @@ impl SharedBytes {
     }
 
     /// Copies from here.
+    #[inline]
     #[track_caller]
     pub(crate) fn read(&self, offset: usize, out: &mut [u8]) {
-        let mut from = self.at(offset, out.len()).cast_const();
+        let from = self.at(offset, out.len()).cast_const();
+        if let Ok(word) = <&mut [u8; 8]>::try_from(&mut *out)
+            && from.addr() & 7 == 0
+        {
+            // SAFETY: 8 bytes lie inside (1), aligned, and access is atomic (3).
+            *word = unsafe { load64(from) }.to_ne_bytes();
+            return fence(Ordering::Acquire);
+        }
+        // SAFETY: as many bytes lie inside.
+        unsafe { Self::read_from(from, out) }
+    }
+    /// # Safety
+    /// As many bytes as `out` has lie inside of the memory from `from` on.
+    unsafe fn read_from(mut from: *const u8, out: &mut [u8]) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         if out.len() >= LONG_COPY {
             // SAFETY: `at` checked the source, `out` is the target.
@@ -124,10 +138,24 @@ impl SharedBytes {
     }
 
     /// Copies to here.
+    #[inline]
     #[track_caller]
     pub(crate) fn write(&self, offset: usize, data: &[u8]) {
-        let mut to = self.at(offset, data.len());
+        let to = self.at(offset, data.len());
         fence(Ordering::Release);
+        if let Ok(word) = <&[u8; 8]>::try_from(data)
+            && to.addr() & 7 == 0
+        {
+            // SAFETY: 8 bytes lie inside (1), aligned, and access is atomic (3).
+            let to = unsafe { AtomicU64::from_ptr(to.cast()) };
+            return to.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+        }
+        // SAFETY: as many bytes lie inside.
+        unsafe { Self::write_to(to, data) }
+    }
+    /// # Safety
+    /// As many bytes as `data` has lie inside of the memory from `to` on.
+    unsafe fn write_to(mut to: *mut u8, data: &[u8]) {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         if data.len() >= LONG_COPY {
             // SAFETY: `at` checked the target, `data` is the source.

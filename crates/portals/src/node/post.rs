@@ -36,7 +36,7 @@ impl Body<'_> {
             Self::Where(pieces) => pieces.len() * PIECE_BYTES,
         }
     }
-    #[inline]
+    #[inline(always)]
     fn write(&self, out: &mut [u8]) {
         match self {
             Self::None => {}
@@ -62,22 +62,22 @@ impl Net {
         if of.outstanding() >= of.qp.cap().max_send_wr || self.in_use >= self.ports.budget {
             return Err(Full);
         }
-        let head = head.as_bytes();
-        let len = head.len() + body.len();
+        let len = head.as_bytes().len() + body.len();
         if len > self.ports.max_inline {
-            return self.send_slot(peer, head, body);
+            return self.send_slot(peer, head.as_bytes(), body);
         }
         // As words, for who copies them on; most messages need no more than the first of the two.
         let (mut line, mut lines);
-        let bytes: &mut [u8] = if len <= 64 {
-            line = [0_u64; 8];
-            bytemuck::cast_slice_mut(&mut line)
+        let words: &mut [u64] = if len <= 64 {
+            line = [0; 8];
+            &mut line
         } else {
-            lines = [0_u64; MAX_INLINE / 8];
-            bytemuck::cast_slice_mut(&mut lines)
+            lines = [0; MAX_INLINE / 8];
+            &mut lines
         };
-        bytes[..head.len()].copy_from_slice(head);
-        body.write(&mut bytes[head.len()..len]);
+        let begin = head.write(words);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
+        body.write(&mut bytes[begin..len]);
         let crowded = self.in_use >= self.ports.budget / 2 || of.outstanding() * 2 >= of.qp.cap().max_send_wr;
         self.crowded |= crowded;
         let signaled = of.silent + 1 >= MAX_SILENT || crowded;

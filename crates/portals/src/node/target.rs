@@ -40,11 +40,12 @@ impl State {
     }
 
     /// The message's header, with who sent it: as the connection knows.
-    #[inline]
+    #[inline(always)]
     fn header_of(&mut self, peer: u32, request: &Request<'_>) -> Option<Header> {
-        let identity = self.peer(peer).identity;
-        let ni = self.nis.get(request.ni as usize)?.as_ref()?;
-        let initiator = ni.process_of(&identity)?;
+        let Self { net, nis, .. } = self;
+        let identity = &net.peer(peer).identity;
+        let ni = nis.get(request.ni as usize)?.as_ref()?;
+        let initiator = ni.process_of(identity)?;
         Some(Header { initiator, uid: identity.uid, jid: identity.jid, ..request.header })
     }
     /// An interface that is not open here takes nothing.
