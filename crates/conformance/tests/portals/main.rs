@@ -10,9 +10,13 @@ mod eq;
 mod get;
 mod md;
 mod me;
+#[path = "../../../fabric/tests/fabrics/namespaces.rs"]
+mod namespaces;
 mod ni;
 mod pt;
 mod put;
+#[path = "../softhca/raw.rs"]
+mod raw;
 mod triggered;
 
 use bed::Bed;
@@ -27,7 +31,7 @@ macro_rules! checks {
                     $(mod $module {
                         #[allow(unused_imports)]
                         use crate::*;
-                        $(#[test] fn $check() { crate::$module::$check(&$d bed); })*
+                        $(#[test] fn $check() { $d bed.run(crate::$module::$check); })*
                     })*
                 }
             };
@@ -197,3 +201,7 @@ suite!(shm_host, Bed::new(Net::Shm, Progress::Inline, false));
 suite!(shm_adapter, Bed::new(Net::Shm, Progress::Adaptive, true));
 suite!(auto_host, Bed::new(Net::Auto, Progress::Adaptive, false));
 suite!(auto_adapter, Bed::new(Net::Auto, Progress::Adaptive, true));
+suite!(uring_host, Bed::new(Net::Uring, Progress::Inline, false));
+suite!(uring_adapter, Bed::new(Net::Uring, Progress::Adaptive, true));
+suite!(raw_host, Bed::raw(Progress::Inline, false));
+suite!(raw_adapter, Bed::raw(Progress::Adaptive, true));
