@@ -145,6 +145,10 @@ A scenario is a text, a statement a line; # begins a comment:
   disable 4
   enable 4
 
+Fields of --json, one object a line of the scenario, only ever added to: scenario line statement compared
+(entry list bits ignore from takes why) outcome (fail entry mlength offset text wanted expected) events
+(event entry mlength text).
+
 All of it happens in this process. In the table, - is an entry that was asked and did not take the message,
 = the one that did; > is what its sender hears, ! an event at the target.";
 

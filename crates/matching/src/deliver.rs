@@ -6,6 +6,7 @@ use crate::dense::NONE;
 use crate::entry::Posted;
 use crate::event::EventQueue;
 use crate::handle::{Key, Slab};
+use crate::instrument::{Part, mark};
 use crate::interface::Portal;
 use crate::list::{List, Search};
 use crate::post::one_less;
@@ -141,7 +142,9 @@ impl Interface {
         // Looked at where it was put together.
         match &self.land(header) {
             Ok(landing) => {
+                mark(Part::Housekeeping);
                 let fail = place(landing);
+                mark(Part::Bytes);
                 self.landed(header, landing, fail)
             }
             Err(response) => *response,
@@ -149,6 +152,7 @@ impl Interface {
     }
     fn land(&mut self, header: &Header) -> Result<Landing, Response> {
         let choice = self.choose(header);
+        mark(Part::Match);
         if choice.index == NONE {
             return Err(self.reject(header, choice.fail));
         }
@@ -230,8 +234,10 @@ impl Interface {
             self.arrived(waiting, mlength, fail);
             ends = self.entries.get(entry.0).is_some_and(|posted| posted.detaching || posted.auto_unlinked);
         }
+        mark(Part::Event);
         if ends {
             self.settle(entry.0.index());
+            mark(Part::Unlink);
         }
         header.response(fail, mlength, landing.offset, options.contains(Options::ACK_DISABLE))
     }
@@ -410,7 +416,9 @@ impl Interface {
             (posted.unlink_reserved, posted.free_reserved) = (reserved.unlink, reserved.free);
             (posted.detaching, posted.auto_unlinked) = (true, unlinks);
             if unlinks {
+                mark(Part::Housekeeping);
                 self.take_from_list(index);
+                mark(Part::Unlink);
             }
         }
         let waiting = match waits {

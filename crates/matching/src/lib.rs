@@ -60,6 +60,7 @@
 //! | `post` | appending, inserting, searching, unlinking, memory descriptors of 3.3 |
 //! | `deliver` | which entry takes a message; what follows when its bytes are there |
 //! | `event`, `counter` | event queues; counting events and triggered operations |
+//! | [`instrument`] | marks between the parts of a message's way, for benches (feature `instrument`) |
 //! | [`atomic`] | the 18 operations on the 14 types, on bytes; `x87` for long double |
 #![forbid(unsafe_code)]
 
@@ -75,6 +76,7 @@ mod handle;
 mod header;
 mod id;
 mod initiator;
+pub mod instrument;
 mod interface;
 mod list;
 mod post;

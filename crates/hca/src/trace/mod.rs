@@ -228,6 +228,14 @@ mod tests {
     }
 
     #[test]
+    fn at_a_disabled_portal_no_entry_is_asked_until_it_is_enabled() {
+        let all = play("portal 4\npost e portal=4\ndisable 4\nput portal=4\nenable 4\nput portal=4");
+        assert!(why(&all[3]).is_empty());
+        assert!(all[3].outcome.as_ref().unwrap().text.contains("`enable 4`"), "{:?}", all[3]);
+        assert_eq!(why(&all[5]), [("e", "takes it")]);
+    }
+
+    #[test]
     fn a_line_that_a_call_refuses_is_told_by_its_number() {
         let scenario = Scenario::parse("s", "portal 4 only-use-once\npost e portal=4\nput portal=4").unwrap();
         let said = played(&scenario, 2000, false).unwrap_err().to_string();

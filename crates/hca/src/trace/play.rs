@@ -41,7 +41,7 @@ impl Directory for Cards {
 }
 
 /// A process of a scenario.
-struct Process4 {
+struct Actor {
     ni: Ni,
     /// Of a sender: what its operations report to.
     eq: EqHandle,
@@ -53,7 +53,6 @@ struct Posted {
     post: Post,
     handle: MeHandle,
     memory: Memory,
-    source: Source,
 }
 
 /// A scenario that is being played.
@@ -61,8 +60,8 @@ pub(super) struct Stage<'a> {
     scenario: &'a Scenario,
     cards: Arc<Cards>,
     net: String,
-    target: Process4,
-    senders: BTreeMap<String, Process4>,
+    target: Actor,
+    senders: BTreeMap<String, Actor>,
     entries: Vec<Posted>,
     events: BTreeMap<u32, EqHandle>,
     disabled: BTreeSet<u32>,
@@ -165,7 +164,7 @@ impl<'a> Stage<'a> {
         let list = if post.overflow { ListKind::Overflow } else { ListKind::Priority };
         let number = self.entries.len() as u64;
         let handle = self.target.ni.me_append(post.portal, &me, list, number)?;
-        self.entries.push(Posted { post: post.clone(), handle, memory, source });
+        self.entries.push(Posted { post: post.clone(), handle, memory });
         Ok(())
     }
     fn unlink(&mut self, name: &str) -> Result<(), Failure> {
@@ -196,7 +195,7 @@ impl<'a> Stage<'a> {
     }
     /// Sends a message and waits for what its sender hears.
     fn send(&self, message: &Message) -> Result<Event, Failure> {
-        let Process4 { ni, eq, .. } = &self.senders[&message.by];
+        let Actor { ni, eq, .. } = &self.senders[&message.by];
         let memory = ni.alloc(message.length as usize)?;
         let options = MdOptions::EVENT_SEND_DISABLE;
         let md = ni.md_bind(&Md { options, eq: Some(*eq), ..Md::new(&memory) })?;
@@ -260,7 +259,7 @@ impl<'a> Stage<'a> {
             from: match from {
                 From::Any => "any".to_owned(),
                 From::Sender(name) => name.clone(),
-                From::Numbers(..) => numbers(posted.source, from),
+                From::Numbers(nid, pid) => format!("{}:{}", number(*nid), number(*pid)),
             },
             takes: refuses.is_none(),
             why,
@@ -360,7 +359,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-fn process(net: &str, cards: &Arc<Cards>, uid: Option<u32>) -> Result<Process4, Failure> {
+fn process(net: &str, cards: &Arc<Cards>, uid: Option<u32>) -> Result<Actor, Failure> {
     let device = open_exactly(&net.parse()?)?;
     let mut options = NodeOptions { directory: cards.clone(), ..NodeOptions::default() };
     if let Some(uid) = uid {
@@ -370,7 +369,7 @@ fn process(net: &str, cards: &Arc<Cards>, uid: Option<u32>) -> Result<Process4, 
     cards.0.lock().unwrap_or_else(PoisonError::into_inner).push(node.card());
     let ni = Ni::init(&node, NiOptions::MATCHING | NiOptions::PHYSICAL, None, &Limits::default())?;
     let eq = ni.eq_alloc(64)?;
-    Ok(Process4 { ni, eq, _device: device })
+    Ok(Actor { ni, eq, _device: device })
 }
 
 fn expected(expect: Expect) -> NiFail {
@@ -390,10 +389,7 @@ pub(super) fn list_name(list: ListKind) -> &'static str {
     }
 }
 
-fn numbers(_: Source, from: &From) -> String {
-    let part = |number: &Option<u32>| number.map_or("*".to_owned(), |n| n.to_string());
-    match from {
-        From::Numbers(nid, pid) => format!("{}:{}", part(nid), part(pid)),
-        _ => String::new(),
-    }
+/// A node's or a process's number, or any.
+fn number(number: Option<u32>) -> String {
+    number.map_or("*".to_owned(), |n| n.to_string())
 }

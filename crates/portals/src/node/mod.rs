@@ -21,6 +21,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use hca_core::{Completion, CqHandle, Gid, Instant, PortalsEngine, Qpn};
+use hca_matching::instrument::{self, Part};
 use hca_matching::{Jid, Nid, Pid, Rank, Uid};
 use hca_verbs::{Context, MemoryError};
 use rustix::fd::OwnedFd;
@@ -384,11 +385,16 @@ impl Node {
     /// Runs `f` on the state, and does what others left to be done meanwhile.
     #[inline]
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        instrument::begin();
         let mut state = self.inner.state.lock();
+        instrument::mark(Part::Lock);
         let result = f(&mut state);
         let wake = state.take_found();
         let sooner = state.sooner;
-        if state.unlock() {
+        instrument::begin();
+        let wanted = state.unlock();
+        instrument::mark(Part::Unlock);
+        if wanted {
             self.inner.catch_up();
         }
         if wake > 0 {

@@ -1,6 +1,7 @@
 //! The target's side: messages that come, and what is done with them.
 
 use hca_core::Sge;
+use hca_matching::instrument::{self, Part};
 use hca_matching::{Delivery, Header, NiFail, Operation, Response, ResponseKind, Verdict, atomic};
 
 use super::State;
@@ -13,6 +14,7 @@ impl State {
     /// A message came.
     #[inline]
     pub(super) fn heard(&mut self, peer: u32, bytes: &[u8]) {
+        instrument::begin();
         self.found = true;
         if !self.peer(peer).is_up() {
             // It knows this side, or could not have sent.
@@ -69,6 +71,7 @@ impl State {
             return self.respond(peer, request.token, &response, &Body::None);
         }
         if header.operation == Operation::Put {
+            instrument::mark(Part::Inspect);
             let response = ni.place(&header, data);
             self.after(request.ni);
             return self.respond(peer, request.token, &response, &Body::None);

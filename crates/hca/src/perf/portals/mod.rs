@@ -87,12 +87,15 @@ pub struct Case {
     pub size: Size,
     /// What the message meets before its entry.
     pub before: Option<Before>,
+    /// The target's program computes all the while, and calls nothing. Of what is told to the initiator only.
+    #[serde(default)]
+    pub computes: bool,
 }
 
 impl Case {
     /// Messages for the only entry there is.
     pub const fn new(op: Op, size: u64) -> Self {
-        Self { op, size: Size(size), before: None }
+        Self { op, size: Size(size), before: None, computes: false }
     }
 }
 
@@ -145,7 +148,7 @@ impl Plan {
                         // Nobody asked for the default sizes one by one.
                         Some(_) if sizes == super::plan::DEFAULT_SIZES => {}
                         Some(why) => left_out.push(format!("{op} of {size}: {why}")),
-                        None => cases.push((setting, Case { op, size, before: None })),
+                        None => cases.push((setting, Case::new(op, size.0))),
                     }
                 }
             }
@@ -160,7 +163,7 @@ impl Plan {
             for &entries in kinds {
                 for &count in depths {
                     let before = Some(Before { count, entries });
-                    cases.push((setting, Case { op: Op::Put, size: DEPTH_SIZE, before }));
+                    cases.push((setting, Case { before, ..Case::new(Op::Put, DEPTH_SIZE.0) }));
                 }
             }
         }

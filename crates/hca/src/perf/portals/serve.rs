@@ -1,5 +1,6 @@
 //! The side that answers.
 
+use std::hint::black_box;
 use std::sync::Arc;
 
 use ::portals::{Card, Node};
@@ -46,6 +47,7 @@ impl Seat {
         let mut half = Half::new(&self.node, self.other, case, phase, self.settings.eager_bytes)?;
         channel.send(&FromPeer::Listening)?;
         let received = match (case.op, phase) {
+            _ if case.computes => compute(channel),
             (Op::Put, Phase::Latency) => echo(channel, &mut half)?,
             (Op::Put, Phase::Stream) => take(channel, &mut half)?,
             _ => self.stand_by(channel, opened),
@@ -67,6 +69,17 @@ impl Seat {
         }
         0
     }
+}
+
+/// Computes until it is told to stop.
+fn compute(channel: &Channel<ToPeer>) -> u64 {
+    let mut word = 0x5a_u64;
+    while !channel.over() {
+        for _ in 0..1000 {
+            word = black_box(word.wrapping_mul(6364136223846793005).rotate_left(7));
+        }
+    }
+    0
 }
 
 /// Answers every put by one.
