@@ -11,6 +11,7 @@
 //! | ours in two processes, timed in batches | [`duo`], [`batches`] |
 //! | idle adapters: wake-ups, memory; idle peers; peers that take turns | [`idle`], [`crowd`], [`turns`] |
 //! | messages for the Portals matching engine | [`matching`] |
+//! | two Portals nodes, for what is counted and timed part by part; a clock for that | [`portals`], [`ticks`] |
 //! | processes that share CPUs: latency, rate and CPU time of every kind of wait | [`placed`], `cargo run --release --bin placement` |
 //! | peers: what Debian packages, by its own programs | [`peers`], `cargo run --release --bin peers` |
 //! | arguments of the programs | [`args`] |
@@ -33,6 +34,8 @@ pub mod matching;
 pub mod peers;
 pub mod placed;
 pub mod plot;
+pub mod portals;
 pub mod ratio;
 pub mod raw;
+pub mod ticks;
 pub mod turns;

@@ -20,6 +20,7 @@ use hca::{
 };
 use hca_benches::cost::{Counts, Verdict, count, judge, parse, render};
 use hca_benches::matching::{Initiator, Target};
+use hca_benches::portals;
 use hca_benches::raw::RawEnd;
 use hca_core::Access;
 use hca_core::wire::{ICRC_BYTES, Packet};
@@ -40,11 +41,13 @@ const BURST: u64 = 64;
 /// Networks without a system call.
 const LOOPBACK: &str = "loopback://count?progress=inline";
 const SHM: &str = "shm://count?progress=inline";
+/// One whose system calls are counted by what the program does around them.
+const UDP: &str = "udp://?progress=inline";
 
 /// A case: its name, and what prepares and runs it.
 type Case = (&'static str, fn());
 
-const CASES: [Case; 26] = [
+const CASES: [Case; 28] = [
     ("packet_parse", packet_parse),
     ("icrc_64", || icrc(64)),
     ("icrc_4096", || icrc(4096)),
@@ -63,6 +66,8 @@ const CASES: [Case; 26] = [
     ("shm_read_8", shm_read),
     ("shm_fetch_add", shm_fetch_add),
     ("shm_poll_empty", || poll_empty(SHM)),
+    ("portals_shm_put_8", || portals_put(SHM)),
+    ("portals_udp_put_8", || portals_put(UDP)),
     ("match_put_1", || match_message(Target::persistent())),
     ("match_place_1", match_place),
     ("match_wild_1000", || match_message(Target::wild(1000, false))),
@@ -553,4 +558,29 @@ fn match_sent_at_once() {
 #[inline(never)]
 fn counted_match_sent_at_once(initiator: &mut Initiator) {
     initiator.put_at_once();
+}
+
+/// A put of 8 bytes there and one back, each with its match and its event. A round is both.
+fn portals_put(device: &str) {
+    let [a, b] = portals::ends(device, 8).expect("two nodes can be opened");
+    for end in [&a, &b] {
+        end.post(false).expect("there is room");
+    }
+    a.meet(&b).expect("both are here");
+    for _ in 0..ROUNDS {
+        portals_put_once(&a, &b);
+    }
+    for _ in 0..ROUNDS {
+        counted_portals_put(&a, &b);
+    }
+}
+
+#[inline(never)]
+fn counted_portals_put(a: &portals::End, b: &portals::End) {
+    portals_put_once(a, b);
+}
+
+fn portals_put_once(a: &portals::End, b: &portals::End) {
+    a.one_way(b).expect("it arrives");
+    b.one_way(a).expect("it arrives");
 }

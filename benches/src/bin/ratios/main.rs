@@ -2,13 +2,14 @@
 //! minute, from interleaved pairs of one placement of the CPUs.
 //!
 //! ```text
-//! cargo run --release -p hca-benches --bin ratios -- [--fabric udp|shm|matching] [--plot FILE.svg] [--json] [--only NAME,..] [--device URL] [--time SECONDS]
+//! cargo run --release -p hca-benches --bin ratios -- [--fabric udp|shm|portals|matching] [--plot FILE.svg] [--json] [--only NAME,..] [--device URL] [--time SECONDS]
 //! ```
 
 mod matching;
 #[path = "../../../../crates/fabric/tests/fabrics/namespaces.rs"]
 mod namespaces;
 mod network;
+mod portals;
 mod shm;
 
 use std::path::PathBuf;
@@ -29,6 +30,7 @@ use hca_benches::{crowd, duo, idle, turns};
 const EXAMPLES: &str = "\
 Examples:
   ratios                                          packets over UDP, and over raw Ethernet
+  ratios --fabric portals                         Portals beside the verbs, and beside published figures
   ratios --fabric matching                        what Portals matching costs beside its memory
   ratios --fabric shm --plot ratios-shm.svg       shared memory, and a drawing
   ratios --fabric shm --only 'send 8 B one way'   one row
@@ -74,6 +76,8 @@ enum Fabric {
     Udp,
     /// Shared memory.
     Shm,
+    /// UDP sockets and shared memory, for Portals.
+    Portals,
     /// None: the Portals matching engine alone.
     Matching,
 }
@@ -82,7 +86,7 @@ impl Fabric {
     fn device(self) -> DeviceUrl {
         match self {
             // The engine needs none, and no process beside its own.
-            Self::Udp | Self::Matching => "udp://".parse().expect("it is a device's name"),
+            Self::Udp | Self::Portals | Self::Matching => "udp://".parse().expect("it is a device's name"),
             // A domain of its own, so that nobody else is in it.
             Self::Shm => {
                 format!("shm://ratios-{}", std::process::id()).parse().expect("it is a device's name")
@@ -94,6 +98,7 @@ impl Fabric {
         match self {
             Self::Udp => &network::ROWS,
             Self::Shm => &shm::ROWS,
+            Self::Portals => &portals::ROWS,
             Self::Matching => &matching::ROWS,
         }
     }
@@ -137,6 +142,8 @@ const fn rc(op: Op, size: u64) -> Case {
 
 /// What rows are measured with.
 struct Bench {
+    /// The device, if one was named.
+    named: Option<DeviceUrl>,
     device: DeviceUrl,
     cpus: (usize, usize),
     time: Duration,
@@ -191,7 +198,7 @@ fn main() -> ExitCode {
 fn all(args: &Args) -> Result<bool, Failure> {
     let device = args.device.clone().unwrap_or_else(|| args.fabric.device());
     let cpus = Setup::new(device.clone()).cpus.ok_or("two CPUs are needed: one for each process")?;
-    let bench = Bench { device, cpus, time: args.time };
+    let bench = Bench { named: args.device.clone(), device, cpus, time: args.time };
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_header([
