@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hca_core::Instant;
-use hca_sim::{LinkProfile, Sim, Step};
+use hca_sim::{LinkProfile, Sim};
 use portals::v4::{
     AckReq, CtHandle, EqHandle, EventKind, Get, Limits, ListKind, Md, MdHandle, MdOptions, Me, MeOptions, Ni,
     NiFail, NiOptions, PtOptions, Put, Rank,
@@ -20,7 +20,6 @@ struct Process {
     eq: EqHandle,
     ct: CtHandle,
     md: MdHandle,
-    memory: portals::Memory,
 }
 
 impl Process {
@@ -46,7 +45,7 @@ impl Process {
         let me = Me { options, ..Me::new(node.alloc(1 << 16).unwrap()) };
         ni.me_append(0, &me, ListKind::Priority, 0).unwrap();
         cards.0.lock().unwrap()[n] = node.card();
-        Self { node, ni, eq, ct, md, memory }
+        Self { node, ni, eq, ct, md }
     }
     fn counted(&self) -> u64 {
         let count = self.ni.ct_get(self.ct).unwrap();
@@ -176,5 +175,44 @@ fn a_process_that_has_come_again_is_found() {
     assert_eq!(ack(&processes), NiFail::Undeliverable, "the connection was to the one that is gone");
     put(&processes[0]);
     assert_eq!(ack(&processes), NiFail::Ok);
-    let _ = (Step::Done, &processes[0].memory);
+}
+
+/// Each ends once, those for which the window had no place too.
+fn what_is_begun_ends_with_its_peer(offload: bool) {
+    const OPS: u64 = 1500;
+    let sim = Sim::new(1);
+    let (mut processes, _) = processes(&sim, 2, |options| NodeOptions { offload, ..options });
+    for _ in 0..OPS {
+        processes[0].ni.get(&Get::new(processes[0].md, 100, to(1), 0)).unwrap();
+    }
+    until(&sim, &processes, Duration::from_secs(1), |p| p[0].counted() > 10);
+    sim.node(1).crash();
+    processes.pop();
+    let count = || processes[0].ni.ct_get(processes[0].ct).unwrap();
+    until(&sim, &processes, Duration::from_secs(30), |_| count().success + count().failure == OPS);
+    assert!(count().failure > 1024, "the window was full: {:?}", count());
+    assert!(processes[0].node.holdings().is_at_rest());
+    processes[0].ni.md_release(processes[0].md).unwrap();
+}
+
+#[test]
+fn what_waits_for_a_place_in_the_window_ends_when_the_peer_is_gone() {
+    what_is_begun_ends_with_its_peer(false);
+    what_is_begun_ends_with_its_peer(true);
+}
+
+/// The adapter has taken the message, so the transport owes nothing; the process has not looked at it, and never will.
+#[test]
+fn an_operation_whose_peer_dies_before_it_looks_is_undeliverable() {
+    let sim = Sim::new(1);
+    let (mut processes, _) = processes(&sim, 2, |options| NodeOptions { offload: false, ..options });
+    let get = Get::new(processes[0].md, 8, to(1), 0);
+    processes[0].ni.get(&get).unwrap();
+    until(&sim, &processes, Duration::from_secs(1), |p| p[0].counted() == 1);
+    processes[0].ni.get(&get).unwrap();
+    sim.run_for(Duration::from_millis(500)).unwrap();
+    sim.node(1).crash();
+    processes.pop();
+    let count = || processes[0].ni.ct_get(processes[0].ct).unwrap();
+    until(&sim, &processes, Duration::from_secs(30), |_| count().failure == 1);
 }
