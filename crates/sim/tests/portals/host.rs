@@ -164,6 +164,8 @@ pub(crate) struct Host {
     pub(crate) latest: BTreeMap<(usize, u32), usize>,
     /// What took messages of the box: the message and the entry.
     pub(crate) matched: Vec<(usize, usize)>,
+    /// A bundle is open.
+    pub(crate) bundle: bool,
     pub(crate) looks_again: Instant,
     pub(crate) timers_at: Instant,
 }
@@ -282,6 +284,7 @@ impl Host {
             counts,
             latest: BTreeMap::new(),
             matched: Vec::new(),
+            bundle: false,
             looks_again: Instant::ZERO,
             timers_at: sim.now() + Duration::from_millis(5),
             node,

@@ -241,6 +241,7 @@ impl World {
             host.ni.pt_enable(crate::host::FLOW).map_err(|e| self.broken(format!("pt_enable: {e}")))?;
         }
         self.host(h).refill_overflow(&plan);
+        self.bundle(h);
         while self.left[h] > 0 && self.due[h] <= now {
             self.left[h] -= 1;
             self.due[h] = now + plan.gap;
@@ -255,10 +256,27 @@ impl World {
             }
             self.begin_any(h)?;
         }
+        if self.host(h).bundle && (self.left[h] == 0 || self.rng.chance(0.7)) {
+            let host = self.host(h);
+            host.ni.end_bundle();
+            host.bundle = false;
+        }
         if self.finishing && self.rng.chance(0.1) || self.rng.chance(0.002) {
             self.host(h).search_all();
         }
         Ok(())
+    }
+    /// Some operations are begun in bundles, of which some end later.
+    fn bundle(&mut self, h: usize) {
+        let open = std::mem::replace(&mut self.host(h).bundle, false);
+        if open {
+            self.host(h).ni.end_bundle();
+        }
+        if self.left[h] > 0 && self.rng.chance(0.2) {
+            let host = self.host(h);
+            host.ni.start_bundle();
+            host.bundle = true;
+        }
     }
     fn post_receive(&mut self, h: usize) {
         let processes: Vec<_> = (0..self.plan.nodes).map(|n| self.process(n)).collect();
