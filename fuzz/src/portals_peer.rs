@@ -2,7 +2,7 @@
 //! knows the job's secret and says what it likes: hellos, datagrams, and messages on connections of its own. The corpus runs through
 //! it in `cargo test` too.
 //!
-//! The first byte chooses the set-up (bit 0: the adapter matches). Then come records, each a byte that says what it is and the bytes
+//! The first byte chooses the set-up (bit 0: the adapter matches, bit 1: processes are ranks). Then come records, each a byte that says what it is and the bytes
 //! that its fields take; an input that ends within a record has zeros there.
 //!
 //! | byte mod 8 | record |
@@ -122,7 +122,7 @@ struct Honest {
 }
 
 impl Honest {
-    fn new(sim: &Sim, n: usize, offload: bool, cards: &Arc<Cards>) -> Self {
+    fn new(sim: &Sim, n: usize, offload: bool, logical: bool, cards: &Arc<Cards>) -> Self {
         let net = sim.net().clone();
         let options = NodeOptions {
             eager_bytes: EAGER,
@@ -141,7 +141,7 @@ impl Honest {
         };
         let node = Node::open(&sim.node(n).context(), options).unwrap();
         cards.0.lock().unwrap()[n] = node.card();
-        let kind = NiOptions::MATCHING | NiOptions::PHYSICAL;
+        let kind = NiOptions::MATCHING | if logical { NiOptions::LOGICAL } else { NiOptions::PHYSICAL };
         let limits = Limits { max_unexpected_headers: 8, ..Limits::default() };
         let ni = Ni::init(&node, kind, None, &limits).unwrap();
         let ct = ni.ct_alloc().unwrap();
@@ -158,7 +158,6 @@ impl Honest {
 
 /// The one that does not.
 struct Stranger {
-    sim: Sim,
     pd: Pd,
     cq: CompletionQueue,
     wcs: Completions,
@@ -181,7 +180,7 @@ impl Stranger {
         (0..32).for_each(|_| datagrams.post_recv(pd.alloc(256).unwrap()).unwrap());
         let lent = pd.alloc_shared(4096, Access::REMOTE_READ).unwrap();
         let (wcs, heard) = (Completions::default(), VecDeque::new());
-        Self { sim: sim.clone(), pd, cq, wcs, datagrams, rc: None, lent, target, heard, incarnation: 9 }
+        Self { pd, cq, wcs, datagrams, rc: None, lent, target, heard, incarnation: 9 }
     }
     fn card(&self) -> Card {
         let gid = self.datagrams.endpoint().gid;
@@ -202,6 +201,7 @@ impl Stranger {
             out[48 + 4 * i..52 + 4 * i].copy_from_slice(&word.to_be_bytes());
         }
         out[64..80].copy_from_slice(&ours.gid.0);
+        out[80..84].copy_from_slice(&(EAGER as u32).to_be_bytes());
         out
     }
     fn datagram(&mut self, bytes: &[u8]) {
@@ -211,15 +211,17 @@ impl Stranger {
         let peer = self.pd.create_ah(&path).unwrap().peer(self.target.datagrams, QKEY);
         let _ = self.datagrams.send_to(buf, &peer);
     }
-    /// Makes a connection as one does that keeps to the rules.
-    fn connect(&mut self) {
-        let mut rc = self.pd.qp::<Rc>(&self.cq).max_send_wr(256).max_recv_wr(64).build().unwrap();
-        let ours = rc.endpoint();
-        let hello = self.hello(&ours, None, false);
+    /// Says hello for a new connection as one does that keeps to the rules.
+    fn meet(&mut self) -> QueuePair<Rc> {
+        let rc = self.pd.qp::<Rc>(&self.cq).max_send_wr(256).max_recv_wr(64).build().unwrap();
+        let hello = self.hello(&rc.endpoint(), None, false);
         self.heard.clear();
         self.datagram(&hello);
-        self.sim.run_for(Duration::from_millis(1)).unwrap();
-        self.poll();
+        rc
+    }
+    /// Connects to whom the answer names.
+    fn connect(&mut self, mut rc: QueuePair<Rc>) {
+        let ours = rc.endpoint();
         let theirs = self.heard.iter().find_map(|bytes| {
             let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());
             (bytes.len() == HELLO_BYTES && word(60) == ours.qpn.raw()).then(|| Endpoint {
@@ -285,25 +287,31 @@ struct Bed {
     kept: Memory,
     entries: Vec<MeHandle>,
     offload: bool,
+    logical: bool,
 }
 
 impl Bed {
     fn new(setup: u8) -> Self {
         let sim = Sim::new(1);
         (0..3).for_each(|_| drop(sim.add_node()));
-        let offload = setup & 1 != 0;
+        let (offload, logical) = (setup & 1 != 0, setup & 2 != 0);
         let none = Card { nid: Nid(0), pid: Pid(0), gid: Gid([0; 16]), datagrams: Qpn::new(0) };
         let cards = Arc::new(Cards(Mutex::new(vec![none; 3])));
-        let target = Honest::new(&sim, 0, offload, &cards);
-        let honest = Honest::new(&sim, 1, offload, &cards);
+        let target = Honest::new(&sim, 0, offload, logical, &cards);
+        let honest = Honest::new(&sim, 1, offload, logical, &cards);
         let stranger = Stranger::new(&sim, target.node.card());
         cards.0.lock().unwrap()[2] = stranger.card();
         let kept = target.node.alloc(1024).unwrap();
-        let mut bed = Self { sim, target, honest, stranger, kept, entries: Vec::new(), offload };
+        let mut bed = Self { sim, target, honest, stranger, kept, entries: Vec::new(), offload, logical };
         bed.open_target();
-        bed.stranger.connect();
-        bed.settle(1);
+        bed.connect();
         bed
+    }
+    fn process(&self, rank: u32, card: &Card) -> Process {
+        match self.logical {
+            true => Process::logical(Rank(rank)),
+            false => Process::physical(card.nid, card.pid),
+        }
     }
     fn open_target(&mut self) {
         let ni = &self.target.ni;
@@ -324,10 +332,15 @@ impl Bed {
         for _ in 0..4 {
             append(1, &Me { options: both | MeOptions::USE_ONCE, ..any(256) }, ListKind::Priority);
         }
-        let honest = self.honest.node.card();
-        let only = Source::exactly(Process::physical(honest.nid, honest.pid));
+        let only = Source::exactly(self.process(1, &self.honest.node.card()));
         let kept = Me { match_id: only, options: both, ..Me::new(&self.kept) };
         self.entries.push(append(2, &kept, ListKind::Priority));
+    }
+    fn connect(&mut self) {
+        let rc = self.stranger.meet();
+        self.settle(3);
+        self.stranger.connect(rc);
+        self.settle(2);
     }
     /// Lets all do what there is to do.
     fn settle(&mut self, rounds: usize) {
@@ -343,8 +356,9 @@ impl Bed {
         }
     }
     fn request(&mut self, input: &mut Input<'_>) {
-        let lent = input.byte() % 3 == 0;
-        let (ni, ack) = (input.of(&[2, 2, 2, 0, 3, 4, 15]), input.byte() & 7);
+        let lent = input.byte().is_multiple_of(3);
+        let ni = input.of(&[2 + u8::from(self.logical), 2, 3, 0, 4, 15]);
+        let ack = input.byte() & 7;
         let operation = input.byte() % 7;
         let fields = input.byte();
         let length = input.of(&[0, 8, 16, 64, 65, 100, 300, u32::MAX, 1 << 20]);
@@ -377,7 +391,7 @@ impl Bed {
         let mut left = length;
         for _ in 0..1 + input.byte() % 5 {
             let lie = input.byte();
-            let len = if lie % 4 == 0 { left } else { left.min(u32::from(lie)) };
+            let len = if lie.is_multiple_of(4) { left } else { left.min(u32::from(lie)) };
             left -= len;
             let addr = if lie == 5 { 1 } else { remote.addr };
             let rkey = if lie == 6 { 77 } else { remote.rkey.raw() };
@@ -406,7 +420,7 @@ impl Bed {
     }
     fn hello(&mut self, input: &mut Input<'_>) {
         let kind = input.byte();
-        if kind % 3 == 0 {
+        if kind.is_multiple_of(3) {
             let bytes = input.take(usize::from(kind));
             return self.stranger.datagram(&bytes);
         }
@@ -425,8 +439,7 @@ impl Bed {
     }
     fn begin(&mut self, input: &mut Input<'_>) {
         let kind = input.byte();
-        let card = self.stranger.card();
-        let to = Process::physical(card.nid, card.pid);
+        let to = self.process(2, &self.stranger.card());
         let length = input.of(&[0, 8, 64, 65, 300]);
         let Honest { ni, md, expected, .. } = &mut self.target;
         let begun = match kind % 4 {
@@ -447,17 +460,16 @@ impl Bed {
                 let long = Duration::from_millis(1 << (input.byte() % 12));
                 self.sim.run_for(long).unwrap();
             }
-            2 | 3 => self.stranger.connect(),
+            2 | 3 => self.connect(),
             4 => {
                 self.stranger.incarnation += 1;
-                self.stranger.connect();
+                self.connect();
             }
             _ => self.put_honestly(),
         }
     }
     fn put_honestly(&mut self) {
-        let card = self.target.node.card();
-        let to = Process::physical(card.nid, card.pid);
+        let to = self.process(0, &self.target.node.card());
         let Honest { ni, md, expected, memory, .. } = &mut self.honest;
         *expected += 1;
         let length = if *expected % 2 == 0 { 8 } else { 300 };

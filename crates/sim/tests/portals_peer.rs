@@ -35,3 +35,12 @@ fn inputs_at_random_pass() {
     println!("malformed, strangers, connected, lost, dropped, violations: {sums:?}");
     assert!([0, 1, 2, 3, 4, 6].iter().all(|&i| sums[i] > 0), "{sums:?}");
 }
+
+/// A hello names another rank than before, the connection ends, and the first rank is spoken to.
+#[test]
+fn a_peer_that_changes_its_rank_leaves_none_behind() {
+    named(
+        "a hello of rank 3, a message that is none, a put to rank 2",
+        &[2, 5, 32, 0, 1, 1, 0, 1, 0, 6, 0, 1],
+    );
+}

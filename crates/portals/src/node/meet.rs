@@ -8,7 +8,7 @@ use hca_matching::{NiFail, Process};
 use hca_verbs::{ConnectOptions, Endpoint, Grh};
 
 use super::State;
-use super::directory::Card;
+use super::directory::{Card, nid_of};
 use super::hello::{Hello, Identity, NO_RANK};
 use super::peer::{Fetched, Lending, Meeting, Out, Peer, Stage};
 use crate::Error;
@@ -168,12 +168,13 @@ impl State {
                 "a Portals peer has other eager_bytes; all of a job need the same"
             );
         }
-        // What a datagram says of its sender's address is not taken on trust.
-        if hello.endpoint.gid != grh.sgid {
+        // What a datagram says of its sender's address is not taken on trust; nobody else is this node.
+        let id = (hello.from.nid, hello.from.pid);
+        let is_there = hello.endpoint.gid == grh.sgid && hello.from.nid == nid_of(grh.sgid);
+        if !is_there || id == (self.identity.nid, self.identity.pid) {
             self.counts.strangers += 1;
             return;
         }
-        let id = (hello.from.nid, hello.from.pid);
         let mut known = self.by_process.get(&id).copied();
         if let Some(peer) = known
             && self.is_another(peer, &hello)
@@ -206,9 +207,12 @@ impl State {
     }
     fn answer_hello(&mut self, peer: u32, hello: &Hello) -> Result<(), Error> {
         let of = self.peer(peer);
-        of.identity = hello.from;
+        let before = std::mem::replace(&mut of.identity, hello.from);
         let new = of.theirs.is_none();
         let knows_ours = hello.yours == Some(of.ours.qpn);
+        if before.rank != hello.from.rank && self.by_rank.get(&before.rank) == Some(&peer) {
+            self.by_rank.remove(&before.rank);
+        }
         if hello.from.rank != NO_RANK {
             self.by_rank.insert(hello.from.rank, peer);
         }
