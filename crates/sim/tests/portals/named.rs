@@ -76,6 +76,7 @@ fn to(rank: u32) -> portals::Process {
 /// Runs until `done`, with a look of every process each time that anything moved.
 fn until(sim: &Sim, processes: &[Process], most: Duration, mut done: impl FnMut(&[Process]) -> bool) {
     let end = sim.now() + most;
+    let mut steps = 0;
     while !done(processes) {
         assert!(
             sim.now() < end,
@@ -87,7 +88,10 @@ fn until(sim: &Sim, processes: &[Process], most: Duration, mut done: impl FnMut(
                 process.node.progress();
             }
         }
-        sim.run_for(Duration::from_micros(20)).unwrap();
+        // What has not come at once waits for a timeout.
+        let step = if steps < 2000 { Duration::from_micros(20) } else { Duration::from_millis(5) };
+        steps += 1;
+        sim.run_for(step).unwrap();
     }
 }
 
