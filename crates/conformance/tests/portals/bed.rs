@@ -22,6 +22,7 @@ use crate::raw::RawBed;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// The interface of most tests.
 pub(crate) const MATCHING: NiOptions = NiOptions::MATCHING.union(NiOptions::PHYSICAL);
+pub(crate) const MATCHING_BY_RANK: NiOptions = NiOptions::MATCHING.union(NiOptions::LOGICAL);
 pub(crate) const LIST: NiOptions = NiOptions::NO_MATCHING.union(NiOptions::PHYSICAL);
 
 /// What the adapters stand on.

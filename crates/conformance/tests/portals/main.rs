@@ -8,6 +8,7 @@ mod beds;
 mod ct;
 mod eq;
 mod get;
+mod many;
 mod md;
 mod me;
 #[path = "../../../fabric/tests/fabrics/namespaces.rs"]
