@@ -145,7 +145,7 @@ impl State {
         let wait = (FIRST_HELLO * (1 << meeting.tries.min(10))).min(SLOWEST_HELLO);
         meeting.tries += 1;
         meeting.next = now + wait;
-        self.net.ports.send_hello(&meeting.to, meeting.datagrams, &hello.to_bytes());
+        self.net.ports.send_hello(meeting.to.clone(), meeting.datagrams, &hello.to_bytes());
         self.wake_in(wait);
     }
     /// A hello came.
@@ -231,7 +231,7 @@ impl State {
                 Stage::Meeting(meeting) => meeting.to.clone(),
                 Stage::Up => self.net.ports.pd.create_ah(&av)?,
             };
-            self.net.ports.send_hello(&to, hello.datagrams, &answer.to_bytes());
+            self.net.ports.send_hello(to, hello.datagrams, &answer.to_bytes());
             self.wake_in(FIRST_HELLO);
         }
         if knows_ours {

@@ -539,6 +539,7 @@ impl State {
                 }
             }
             Came::Unused { slot } => self.net.ports.used(slot),
+            Came::HelloSent { well } => self.net.ports.hello_sent(well),
             Came::Nothing => {}
         }
     }

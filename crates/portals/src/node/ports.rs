@@ -9,6 +9,7 @@
 //!    which is held by the fetch until its completions have come or the queue pair is destroyed.
 #![allow(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::ptr::NonNull;
 
 use hca_core::{
@@ -46,7 +47,9 @@ pub(super) enum Came {
     Datagram { slot: u32, len: usize },
     /// A receive slot that came back without a message.
     Unused { slot: u32 },
-    /// What nobody waits for.
+    /// A hello that was sent, or could not be.
+    HelloSent { well: bool },
+    /// A datagram slot that came back without a hello.
     Nothing,
     /// A request of a connected queue pair, with its `wr_id`.
     Sent,
@@ -86,6 +89,8 @@ pub(super) struct Ports {
     recv: Slots,
     send: Slots,
     hellos: Slots,
+    /// The paths of hellos that may not have left, which the device looks at until then.
+    sent_to: VecDeque<AddressHandle>,
     free: Vec<u32>,
     send_slots: usize,
     /// Receive slots that were looked at, to be posted together.
@@ -137,6 +142,7 @@ impl Ports {
             recv: Slots::new(&pd, slots as usize, bytes)?,
             send: Slots::new(&pd, send_slots as usize, bytes)?,
             hellos: Slots::new(&pd, DATAGRAM_SLOTS, DATAGRAM_BYTES)?,
+            sent_to: VecDeque::new(),
             free: (0..send_slots).rev().collect(),
             send_slots: send_slots as usize,
             used: (0..slots).collect(),
@@ -176,7 +182,10 @@ impl Ports {
     pub(super) fn sort(&self, wc: &Completion) -> Came {
         let good = wc.status == hca_core::WcStatus::Success;
         if wc.qp == self.datagrams.handle() {
-            if wc.wr_id & DATAGRAM == 0 || !good {
+            if wc.wr_id & DATAGRAM == 0 {
+                return Came::HelloSent { well: good };
+            }
+            if !good {
                 return Came::Nothing;
             }
             return Came::Datagram { slot: wc.wr_id as u32, len: wc.byte_len as usize };
@@ -241,7 +250,7 @@ impl Ports {
         unsafe { self.datagrams.post_recv(&[wr]) }.map_err(|e| e.kind)
     }
     /// Sends a hello; it may be lost, and is when the queue is full.
-    pub(super) fn send_hello(&mut self, to: &AddressHandle, qpn: Qpn, bytes: &[u8; HELLO_BYTES]) {
+    pub(super) fn send_hello(&mut self, to: AddressHandle, qpn: Qpn, bytes: &[u8; HELLO_BYTES]) {
         let wr = SendWr {
             wr_id: 0,
             op: SendOp::Send,
@@ -250,7 +259,19 @@ impl Ports {
             dest: Some(UdDest { ah: to.handle(), qpn, qkey: QKEY }),
         };
         // SAFETY: inline bytes are copied by the call.
-        let _ = unsafe { self.datagrams.post_send_now(&wr) };
+        if unsafe { self.datagrams.post_send_now(&wr) }.is_ok() {
+            self.sent_to.push_back(to);
+        }
+    }
+    /// A hello was sent, or could not be; then the queue is made to send again.
+    pub(super) fn hello_sent(&mut self, well: bool) {
+        self.sent_to.pop_front();
+        if !well
+            && let Err(error) =
+                self.datagrams.modify(&QpAttr { state: Some(QpState::Rts), ..QpAttr::default() })
+        {
+            tracing::debug!(%error, "the queue of hellos is not in error any more, or not yet");
+        }
     }
 
     /// A free send slot.
