@@ -20,7 +20,7 @@ fn a_node_speaks_to_a_thousand_others() {
         .map(|n| {
             let [high, low] = n.to_be_bytes();
             let fabric = Box::new(net.attach(Ipv4Addr::new(10, 0, high, low).into()));
-            let options = Options { progress: Progress::Inline, ..Options::default() };
+            let options = Options { progress: Progress::Adaptive, ..Options::default() };
             Context::new(SoftHca::open(fabric, options).unwrap())
         })
         .collect();
