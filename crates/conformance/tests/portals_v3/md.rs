@@ -178,16 +178,19 @@ pub(crate) fn a_reply_to_an_inactive_descriptor_is_dropped_with_its_bytes(bed: &
         let md = Md { threshold: times(1), ..p.a.md(&memory, ENDS) };
         let md = p.a.ni.md_bind(&md, Unlink::Unlink).unwrap();
         let n = len as u64;
+        let before = drops(&p.a);
         p.a.ni.get_region(md, 0, n, p.b.id(), 1, 0, 0, 0).unwrap();
-        p.a.ni.get_region(md, n, n, p.b.id(), 1, 0, 0, 0).unwrap();
+        // An adapter that moves by itself may have the first reply by now, and with it used the descriptor up.
+        let second = p.a.ni.get_region(md, n, n, p.b.id(), 1, 0, 0, 0);
+        let both = second.is_ok();
+        assert!(both || bed.offload && second.is_err_and(|e| e.code() == ReturnCode::MdInvalid));
         p.a.expect(EventKind::ReplyEnd, &p.b);
         p.a.expect(EventKind::Unlink, &p.b);
         p.a.nothing_left();
-        let dropped = drops(&p.a);
-        match len {
-            4 => assert_eq!((memory.to_vec(), dropped), ([[7; 4], [0; 4]].concat(), 1)),
-            // Both may be on their way before the first is here.
-            _ => assert_eq!(dropped, 2),
+        assert_eq!(drops(&p.a) - before, u64::from(both));
+        // Of long ones, both may be on their way before the first is here.
+        if len == 4 {
+            assert_eq!(memory.to_vec(), [[7; 4], [0; 4]].concat());
         }
         p.a.fence(&p.b);
     }
