@@ -1,13 +1,11 @@
 //! Two Portals nodes in this process, for what is counted and timed part by part.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
 use hca::cli::Failure;
 use hca::portals::v4::{
     EqHandle, Limits, ListKind, Md, MdHandle, MdOptions, Me, MeOptions, Ni, NiOptions, Process, PtOptions,
     Put, Source,
 };
-use hca::portals::{Card, Directory, DirectoryError, Memory, Nid, Node, NodeOptions, Pid, Rank};
+use hca::portals::{Card, Memory, Node, NodeOptions};
 use hca::{Opened, open_exactly};
 
 /// The portal that messages name, and their match bits.
@@ -15,24 +13,6 @@ const PORTAL: u32 = 3;
 const BITS: u64 = 7;
 /// Events of a queue.
 const EVENTS: u32 = 1024;
-
-/// The nodes as they find each other.
-#[derive(Default)]
-struct Cards(Mutex<Vec<Card>>);
-
-impl Directory for Cards {
-    fn size(&self) -> Option<u32> {
-        None
-    }
-    fn by_rank(&self, rank: Rank) -> Result<Card, DirectoryError> {
-        Err(DirectoryError::Rank { rank })
-    }
-    fn by_process(&self, nid: Nid, pid: Pid) -> Result<Card, DirectoryError> {
-        let cards = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let card = cards.iter().find(|card| (card.nid, card.pid) == (nid, pid));
-        card.copied().ok_or(DirectoryError::Process { nid, pid })
-    }
-}
 
 /// One of the two.
 pub struct End {
@@ -50,17 +30,16 @@ pub struct End {
 /// # Errors
 /// A device or a node can't be opened.
 pub fn ends(device: &str, size: u64) -> Result<[End; 2], Failure> {
-    let cards = Arc::new(Cards::default());
-    let open = || -> Result<(Opened, Node), Failure> {
-        let device = open_exactly(&device.parse()?)?;
-        let node =
-            Node::open(device.context(), NodeOptions { directory: cards.clone(), ..NodeOptions::default() })?;
-        cards.0.lock().unwrap_or_else(PoisonError::into_inner).push(node.card());
-        Ok((device, node))
+    let devices = [open_exactly(&device.parse()?)?, open_exactly(&device.parse()?)?];
+    let contexts = devices.each_ref().map(|device| device.context().clone());
+    let nodes = Node::open_all(&contexts, &NodeOptions::default())?;
+    let cards: Vec<Card> = nodes.iter().map(Node::card).collect();
+    let mut ends = devices.into_iter().zip(nodes).zip([cards[1], cards[0]]);
+    let mut end = || {
+        let (own, other) = ends.next().expect("two were opened");
+        End::new(own, other, size)
     };
-    let (a, b) = (open()?, open()?);
-    let cards = [a.1.card(), b.1.card()];
-    Ok([End::new(a, cards[1], size)?, End::new(b, cards[0], size)?])
+    Ok([end()?, end()?])
 }
 
 impl End {
