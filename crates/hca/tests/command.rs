@@ -244,6 +244,16 @@ fn perf_measures_every_service_over_shared_memory() {
     assert_eq!(info["recv_buffer_bytes"], 32768);
 }
 
+/// A window of these sizes ends between two requests that are signalled.
+#[test]
+fn perf_counts_what_completes_while_a_stream_ends() {
+    let args = ["perf", "--fabric", "shm", "--op", "send", "--size", "4097,4608,5000,9000,10000,12000"];
+    let rows = json_lines(&run(&[&args[..], &["--duration", "0.04", "--json"]].concat()));
+    for row in rows {
+        assert_eq!(row["errors"], 0, "{row}");
+    }
+}
+
 /// Rows of Portals, all of which measured something.
 fn portals_rows(more: &[&str]) -> Vec<serde_json::Value> {
     let args = ["perf", "--layer", "portals", "--json", "--duration", "0.04"];

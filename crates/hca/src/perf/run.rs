@@ -508,29 +508,41 @@ impl Run<'_> {
     /// As many as the queue takes.
     fn stream(&mut self) -> Result<(), Failure> {
         let begin = Instant::now();
-        let mut posted = 0_u64;
         let mut looks = 0_u32;
         loop {
+            let (posted, _) = self.side.counts();
             let budget = match self.pace.limit {
                 Limit::Count(n) => n - posted,
                 Limit::Time(_) => u64::MAX,
             };
-            posted += self.side.post_many(budget)?;
+            let newly = self.side.post_many(budget)?;
             let polled = self.side.poll()?;
-            self.out.messages += polled.completed;
             looks = looks.wrapping_add(1);
             let look = looks.is_multiple_of(16) || polled.completed == 0;
-            if look && self.pace.over(begin, Instant::now(), posted) {
+            if look && self.pace.over(begin, Instant::now(), posted + newly) {
                 break;
             }
         }
-        posted += self.side.finish()?;
-        let drain = Instant::now();
-        while self.out.messages < posted && drain.elapsed() < DRAIN_LIMIT && !self.pace.cut_short() {
-            self.out.messages += self.side.poll()?.completed;
-        }
+        self.drain()?;
         self.out.elapsed = begin.elapsed();
-        self.out.errors += posted - self.out.messages;
+        let (posted, completed) = self.side.counts();
+        self.out.messages = completed;
+        self.out.errors += posted - completed;
+        Ok(())
+    }
+
+    /// Waits until all that was posted is complete.
+    fn drain(&mut self) -> Result<(), Failure> {
+        let begin = Instant::now();
+        let mut asked = self.side.finish()?;
+        while begin.elapsed() < DRAIN_LIMIT && !self.pace.cut_short() {
+            let (posted, completed) = self.side.counts();
+            if asked && completed == posted {
+                break;
+            }
+            self.side.poll()?;
+            asked = asked || self.side.finish()?;
+        }
         Ok(())
     }
 }

@@ -239,20 +239,20 @@ impl Side {
         Ok(count)
     }
 
-    /// Has the last messages of a stream reported: posts one more, which is signalled, if they are not.
-    /// Returns how many it posted.
-    pub(super) fn finish(&mut self) -> Result<u64, Failure> {
+    /// Messages that were posted, and those of them that are known to be complete.
+    pub(super) fn counts(&self) -> (u64, u64) {
+        (self.posted, self.completed)
+    }
+    /// Has the last messages of a stream reported: posts one more, which is signalled, if they are not. `false`: the
+    /// window is full, some of which is signalled; completions are to be taken first.
+    pub(super) fn finish(&mut self) -> Result<bool, Failure> {
         if is_signaled(self.posted, self.signal_every) {
-            return Ok(0);
-        }
-        while self.posted - self.completed == self.window_messages {
-            // Some of a full window are signalled, so they complete.
-            self.poll()?;
+            return Ok(true);
         }
         let every = std::mem::replace(&mut self.signal_every, 1);
         let posted = self.post_up_to(1);
         self.signal_every = every;
-        posted
+        Ok(posted? == 1)
     }
 
     /// Takes completions, and posts used receive requests again in batches.
