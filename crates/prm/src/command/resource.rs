@@ -1,0 +1,91 @@
+//! Commands for the small objects: doorbell pages, domains, special keys; and the pace of interrupts.
+
+use crate::layout;
+
+commands! {
+    list COMMANDS;
+
+    /// Takes a doorbell page (UAR).
+    ALLOC_UAR => AllocUarIn: 0x10 {
+    }, AllocUarOut: 0x10 {
+        /// Its number: the page lies at this many times 4 KiB in BAR 0.
+        UAR: 0x08 [23:0],
+    }
+
+    /// Gives a doorbell page back.
+    DEALLOC_UAR => DeallocUarIn: 0x10 {
+        /// Its number.
+        UAR: 0x08 [23:0],
+    }, DeallocUarOut: 0x10 {
+    }
+
+    /// Takes a protection domain.
+    ALLOC_PD => AllocPdIn: 0x10 {
+    }, AllocPdOut: 0x10 {
+        /// Its number.
+        PD: 0x08 [23:0],
+    }
+
+    /// Gives a protection domain back.
+    DEALLOC_PD => DeallocPdIn: 0x10 {
+        /// Its number.
+        PD: 0x08 [23:0],
+    }, DeallocPdOut: 0x10 {
+    }
+
+    /// Takes a domain of extended reliable connections.
+    ALLOC_XRCD => AllocXrcdIn: 0x10 {
+    }, AllocXrcdOut: 0x10 {
+        /// Its number.
+        XRCD: 0x08 [23:0],
+    }
+
+    /// Gives a domain of extended reliable connections back.
+    DEALLOC_XRCD => DeallocXrcdIn: 0x10 {
+        /// Its number.
+        XRCD: 0x08 [23:0],
+    }, DeallocXrcdOut: 0x10 {
+    }
+
+    /// Takes a transport domain: what keeps the Ethernet queues of several users apart.
+    ALLOC_TRANSPORT_DOMAIN => AllocTransportDomainIn: 0x10 {
+    }, AllocTransportDomainOut: 0x10 {
+        /// Its number.
+        TRANSPORT_DOMAIN: 0x08 [23:0],
+    }
+
+    /// Gives a transport domain back.
+    DEALLOC_TRANSPORT_DOMAIN => DeallocTransportDomainIn: 0x10 {
+        /// Its number.
+        TRANSPORT_DOMAIN: 0x08 [23:0],
+    }, DeallocTransportDomainOut: 0x10 {
+    }
+
+    /// Asks for the keys that are always there.
+    QUERY_SPECIAL_CONTEXTS => QuerySpecialContextsIn: 0x10 {
+    }, QuerySpecialContextsOut: 0x20 {
+        /// The key whose memory swallows all and yields zeros.
+        DUMP_FILL_MKEY: 0x08 [31:0],
+        /// The reserved local key, for addresses of the bus.
+        RESD_LKEY: 0x0c [31:0],
+        /// The key whose memory cannot be touched.
+        NULL_MKEY: 0x10 [31:0],
+        /// The key that ends a list of places, where the capability says that it is another than 0x100.
+        TERMINATE_SCATTER_LIST_MKEY: 0x14 [31:0],
+        /// The key whose memory repeats.
+        REPEATED_MKEY: 0x18 [31:0],
+    }
+
+    /// Sets how long an interrupt waits for more events.
+    CONFIG_INT_MODERATION => ConfigIntModerationIn: 0x10 {
+        /// Shortest time from one to the next, in microseconds.
+        MIN_DELAY: 0x08 [27:16],
+        /// Which interrupt.
+        INT_VECTOR: 0x08 [15:0],
+    }, ConfigIntModerationOut: 0x10 {
+        /// The time that is in use.
+        MIN_DELAY: 0x08 [27:16],
+        /// As in the input.
+        INT_VECTOR: 0x08 [15:0],
+    }
+}

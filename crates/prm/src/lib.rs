@@ -1,0 +1,87 @@
+//! The ConnectX programming interface, as the manual draws it: layouts and codes.
+//!
+//! A driver builds what the adapter parses, and the adapter builds what the driver parses. Both sides are programs
+//! here: a driver for adapters of the ConnectX family, and a model of such an adapter. So each structure is described
+//! once, for both directions: where each field lies, what its numbers mean, how a signature is made. There is no I/O in
+//! this crate, no memory that others may change, no unsafe code, and no decision: what to do with a field's value is
+//! the business of those who use it.
+//!
+//! ```
+//! use hca_prm::command::hca::SetIssiIn;
+//! use hca_prm::{CmdIn, CmdQueueEntry, CMD_TYPE, Opcode};
+//!
+//! // A driver asks for version 1 of the interface …
+//! let input = SetIssiIn::new().with(SetIssiIn::CURRENT_ISSI, 1);
+//! let mut slot = CmdQueueEntry::new()
+//!     .with(CmdQueueEntry::TYPE, CMD_TYPE)
+//!     .with(CmdQueueEntry::INPUT_LENGTH, SetIssiIn::SIZE as u32)
+//!     .with(CmdQueueEntry::COMMAND_INPUT_INLINE_DATA, *input.as_bytes())
+//!     .with(CmdQueueEntry::OWNERSHIP, true);
+//! slot.sign();
+//!
+//! // … and the adapter sees what it is asked for.
+//! assert!(slot.is_signed());
+//! let input = slot.get(CmdQueueEntry::COMMAND_INPUT_INLINE_DATA);
+//! assert_eq!(CmdIn::from_bytes(&input)?.opcode(), Opcode::SET_ISSI);
+//! assert_eq!(SetIssiIn::from_bytes(&input)?.get(SetIssiIn::CURRENT_ISSI), 1);
+//! # Ok::<(), hca_prm::TooShort>(())
+//! ```
+//!
+//! # How a structure reads
+//!
+//! [`layout!`] takes the manual's own way to say where a field is: the byte offset of its row of 32 bits, and the bits
+//! in it. A layout owns its bytes; they are copied out of memory that others may change, looked at, and copied back.
+//! Fields are constants of their layout, with the names that the manual gives them, so that a reader finds them there:
+//! `qpc.get(Qpc::LOG_RQ_SIZE)` (MLX-15-4845, and Linux's `mlx5_ifc.h`, which names the same fields in small letters).
+//! Bits without a field are reserved. A layout is shown by `{:?}` with the fields that are not zero.
+//!
+//! Numbers of up to 32 bits are `u32`, single bits `bool`. Reading never fails. Writing panics where a number has more
+//! bits than its field: what comes from others is compared with the limits before it goes into a field.
+//!
+//! # Modules
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `layout` | [`layout!`], [`Field`], [`Layout`]; [`LAYOUTS`] lists them all |
+//! | `opcode`, `status` | [`Opcode`], [`CmdStatus`], [`DeliveryStatus`] |
+//! | `init_seg` | [`InitSegment`], [`HealthBuffer`] and its syndromes |
+//! | `cmdq` | [`CmdQueueEntry`], mailboxes ([`CmdIfBox`]), signatures |
+//! | [`command`] | each command's input and output, by subject |
+//! | [`register`] | registers behind the command `ACCESS_REG` |
+//! | [`pas`] | lists of pages, which follow some commands |
+
+#![forbid(unsafe_code)]
+
+mod cmdq;
+mod codes;
+pub mod command;
+mod init_seg;
+mod layout;
+mod opcode;
+pub mod pas;
+pub mod register;
+mod status;
+
+pub use cmdq::*;
+pub use command::{CmdIn, CmdOut, Command};
+pub use init_seg::*;
+pub use layout::{Field, FieldInfo, Kind, Layout, LayoutInfo, TooShort, Value};
+pub use opcode::Opcode;
+pub use status::{CmdStatus, DeliveryStatus};
+
+#[doc(hidden)]
+pub use layout::support as layout_support;
+
+/// Every layout of this crate, by module.
+pub const LAYOUTS: &[&[LayoutInfo]] = &[
+    cmdq::LAYOUTS,
+    init_seg::LAYOUTS,
+    command::LAYOUTS,
+    command::hca::COMMANDS,
+    command::hca::LAYOUTS,
+    command::resource::COMMANDS,
+    register::LAYOUTS,
+];
+
+#[cfg(test)]
+mod tests;
