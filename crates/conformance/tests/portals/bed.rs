@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hca_fabric::RoceVersion;
 use hca_verbs::Context;
 use portals::v4::{
     AckReq, CtEvent, CtHandle, EqHandle, Error, Event, EventKind, Got, Le, LeHandle, LeOptions, Limits,
@@ -15,8 +14,8 @@ use portals::v4::{
 use portals::{Card, Directory, DirectoryError, Memory, Node, NodeOptions, Pieces};
 use softhca::Progress;
 
-use crate::beds::{Net, SoftBed};
-use crate::raw::RawBed;
+use crate::beds::Net;
+use crate::ground::Ground;
 
 /// How long what has to come may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -25,28 +24,20 @@ pub(crate) const MATCHING: NiOptions = NiOptions::MATCHING.union(NiOptions::PHYS
 pub(crate) const MATCHING_BY_RANK: NiOptions = NiOptions::MATCHING.union(NiOptions::LOGICAL);
 pub(crate) const LIST: NiOptions = NiOptions::NO_MATCHING.union(NiOptions::PHYSICAL);
 
-/// What the adapters stand on.
-#[derive(Clone, Copy)]
-enum On {
-    Soft(Net),
-    Raw,
-}
-
 /// One kind of network and of matching.
 #[derive(Clone, Copy)]
 pub(crate) struct Bed {
-    on: On,
+    on: Ground,
     pub(crate) progress: Progress,
     pub(crate) offload: bool,
 }
 
 impl Bed {
     pub(crate) const fn new(net: Net, progress: Progress, offload: bool) -> Self {
-        Self { on: On::Soft(net), progress, offload }
+        Self { on: Ground::Soft(net), progress, offload }
     }
-    /// Frames on Ethernet interfaces of namespaces that it makes.
     pub(crate) const fn raw(progress: Progress, offload: bool) -> Self {
-        Self { on: On::Raw, progress, offload }
+        Self { on: Ground::Raw, progress, offload }
     }
     /// Runs a check; where the bed can't be made here, says why.
     pub(crate) fn run(&self, check: fn(&Self)) {
@@ -56,14 +47,11 @@ impl Bed {
         }
     }
     fn devices(&self) -> Box<dyn hca_conformance::Bed> {
-        match self.on {
-            On::Soft(net) => Box::new(SoftBed::new(net, self.progress)),
-            On::Raw => Box::new(RawBed { version: RoceVersion::V2, progress: self.progress }),
-        }
+        self.on.devices(self.progress)
     }
     /// 64 MiB; less where packets are made by code that is not optimised.
     pub(crate) fn huge(&self) -> usize {
-        let packets = !matches!(self.on, On::Soft(Net::Shm | Net::Auto));
+        let packets = !matches!(self.on, Ground::Soft(Net::Shm | Net::Auto));
         if packets && cfg!(debug_assertions) { 8 << 20 } else { 64 << 20 }
     }
     /// `n` devices that can reach each other.

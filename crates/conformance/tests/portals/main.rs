@@ -8,6 +8,7 @@ mod beds;
 mod ct;
 mod eq;
 mod get;
+mod ground;
 mod many;
 mod md;
 mod me;

@@ -8,41 +8,52 @@ mod acl;
 mod calls;
 mod codes;
 mod events;
+#[path = "../portals/ground.rs"]
+mod ground;
 mod handlers;
 mod lists;
 mod md;
+#[path = "../../../fabric/tests/fabrics/namespaces.rs"]
+mod namespaces;
 mod pair;
 mod queues;
+#[path = "../softhca/raw.rs"]
+mod raw;
 mod receive;
 mod transfer;
 
 use beds::Net;
+use ground::Ground;
 use pair::Bed;
 
 macro_rules! on_every_bed {
     ($($module:ident { $($name:ident)* })*) => {
         macro_rules! bed {
-            ($bed:ident, $net:expr, $offload:expr) => {
+            ($bed:ident, $on:expr, $offload:expr) => {
                 mod $bed {
                     use super::*;
                     $(mod $module {
                         use super::*;
                         $(#[test]
                         fn $name() {
-                            crate::$module::$name(&Bed { net: $net, offload: $offload });
+                            Bed { on: $on, offload: $offload }.run(crate::$module::$name);
                         })*
                     })*
                 }
             };
         }
-        bed!(loopback_host, Net::Loopback, false);
-        bed!(loopback_offload, Net::Loopback, true);
-        bed!(udp_host, Net::Udp, false);
-        bed!(udp_offload, Net::Udp, true);
-        bed!(shm_host, Net::Shm, false);
-        bed!(shm_offload, Net::Shm, true);
-        bed!(auto_host, Net::Auto, false);
-        bed!(auto_offload, Net::Auto, true);
+        bed!(loopback_host, Ground::Soft(Net::Loopback), false);
+        bed!(loopback_offload, Ground::Soft(Net::Loopback), true);
+        bed!(udp_host, Ground::Soft(Net::Udp), false);
+        bed!(udp_offload, Ground::Soft(Net::Udp), true);
+        bed!(shm_host, Ground::Soft(Net::Shm), false);
+        bed!(shm_offload, Ground::Soft(Net::Shm), true);
+        bed!(auto_host, Ground::Soft(Net::Auto), false);
+        bed!(auto_offload, Ground::Soft(Net::Auto), true);
+        bed!(uring_host, Ground::Soft(Net::Uring), false);
+        bed!(uring_offload, Ground::Soft(Net::Uring), true);
+        bed!(raw_host, Ground::Raw, false);
+        bed!(raw_offload, Ground::Raw, true);
     };
 }
 

@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hca_conformance::Bed as _;
 use hca_verbs::Context;
 use portals::v3::{
     AckReq, EqHandle, EventKind, Got, Limits, MatchId, Md, MdHandle, MdOptions, MeHandle, Ni, Position,
@@ -12,7 +11,7 @@ use portals::v3::{
 use portals::{Card, Directory, DirectoryError, Memory, Nid, Node, NodeOptions, Pid, Rank};
 use softhca::Progress;
 
-use crate::beds::{Net, SoftBed};
+use crate::ground::Ground;
 
 /// Far beyond what anything takes.
 pub(crate) const LIMIT: Duration = Duration::from_secs(20);
@@ -22,7 +21,7 @@ const FENCE: u32 = 60;
 /// A network, and whether the adapter matches.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bed {
-    pub(crate) net: Net,
+    pub(crate) on: Ground,
     pub(crate) offload: bool,
 }
 
@@ -45,15 +44,24 @@ impl Directory for Board {
 }
 
 impl Bed {
+    /// Runs a test; where the bed can't be made here, says why.
+    pub(crate) fn run(&self, test: fn(&Self)) {
+        match self.devices().impossible() {
+            None => test(self),
+            Some(why) => println!("skipped: {why}"),
+        }
+    }
+    fn devices(&self) -> Box<dyn hca_conformance::Bed> {
+        // Without the adapter's help, nothing but the program's calls moves anything.
+        self.on.devices(if self.offload { Progress::Adaptive } else { Progress::Inline })
+    }
     /// Nodes with these options, which know each other.
     pub(crate) fn nodes(&self, options: &[NodeOptions]) -> Vec<Node> {
         self.nodes_and_a_ghost(options).0
     }
     fn nodes_and_a_ghost(&self, options: &[NodeOptions]) -> (Vec<Node>, ProcessId) {
         let board = Arc::new(Board::default());
-        // Without the adapter's help, nothing but the program's calls moves anything.
-        let progress = if self.offload { Progress::Adaptive } else { Progress::Inline };
-        let devices = SoftBed::new(self.net, progress).open(options.len());
+        let devices = self.devices().open(options.len());
         let opened = devices.into_iter().zip(options).map(|(device, options)| {
             let offload = options.offload && self.offload;
             let options = NodeOptions { directory: board.clone(), offload, ..options.clone() };
