@@ -31,6 +31,8 @@
 
 mod barrier;
 mod sync;
+#[doc(hidden)]
+pub use sync::UnsafeCell;
 mod thread_word;
 mod turn_lock;
 

@@ -7,8 +7,9 @@ pub(crate) use std::{
 };
 
 #[cfg(loom)]
+pub use loom::cell::UnsafeCell;
+#[cfg(loom)]
 pub(crate) use loom::{
-    cell::UnsafeCell,
     sync::atomic::{AtomicPtr, Ordering, fence},
     thread::yield_now,
 };
@@ -23,19 +24,22 @@ pub(crate) fn sleep(_: core::time::Duration) {
 #[cfg(not(loom))]
 #[derive(Debug)]
 #[repr(transparent)]
-pub(crate) struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
+pub struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
 
 #[cfg(not(loom))]
 impl<T> UnsafeCell<T> {
-    pub(crate) const fn new(v: T) -> Self {
+    /// Over a value.
+    pub const fn new(v: T) -> Self {
         Self(core::cell::UnsafeCell::new(v))
     }
     #[inline(always)]
-    pub(crate) fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+    /// Its address, to be read.
+    pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
         f(self.0.get())
     }
     #[inline(always)]
-    pub(crate) fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+    /// Its address, to be written.
+    pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())
     }
 }

@@ -11,7 +11,7 @@ use portals::v4::{
     ListKind, Md, MdHandle, MdOptions, Me, MeHandle, MeOptions, Ni, NiOptions, Process, PtOptions, Put, Rank,
     ReturnCode, StatusRegister,
 };
-use portals::{Card, Directory, DirectoryError, Memory, Node, NodeOptions, Pieces};
+use portals::{Listed, Memory, Node, NodeOptions, Pieces};
 use softhca::Progress;
 
 use crate::beds::Net;
@@ -63,20 +63,20 @@ impl Bed {
         self.nodes_with(n, |_, options| options)
     }
     pub(crate) fn nodes_with(&self, n: usize, with: impl Fn(usize, NodeOptions) -> NodeOptions) -> Vec<Node> {
-        let directory = Arc::new(Job { size: n as u32, cards: Mutex::new(Vec::new()) });
-        let nodes: Vec<Node> = (self.contexts(n).iter().enumerate())
+        let cards = Arc::new(Mutex::new(Listed::default()));
+        (self.contexts(n).iter().enumerate())
             .map(|(i, context)| {
                 let options = NodeOptions {
                     offload: self.offload,
                     rank: Some(Rank(i as u32)),
-                    directory: directory.clone(),
+                    directory: cards.clone(),
                     ..NodeOptions::default()
                 };
-                Node::open(context, with(i, options)).expect("a node opens")
+                let node = Node::open(context, with(i, options)).expect("a node opens");
+                cards.lock().unwrap().0.push(node.card());
+                node
             })
-            .collect();
-        *directory.cards.lock().unwrap() = nodes.iter().map(Node::card).collect();
-        nodes
+            .collect()
     }
     /// Two processes on one kind of interface.
     pub(crate) fn pair(&self, options: NiOptions) -> Pair {
@@ -93,22 +93,6 @@ impl Bed {
             .collect();
         let [a, b] = <[Ni; 2]>::try_from(nis).expect("two nodes");
         Pair { a, b }
-    }
-}
-
-/// The cards of a bed's nodes, once all are open.
-struct Job {
-    size: u32,
-    cards: Mutex<Vec<Card>>,
-}
-
-impl Directory for Job {
-    fn size(&self) -> Option<u32> {
-        Some(self.size)
-    }
-    fn by_rank(&self, rank: Rank) -> Result<Card, DirectoryError> {
-        let cards = self.cards.lock().unwrap();
-        cards.get(rank.0 as usize).copied().ok_or(DirectoryError::Rank { rank })
     }
 }
 

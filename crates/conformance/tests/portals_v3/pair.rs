@@ -8,7 +8,7 @@ use portals::v3::{
     AckReq, EqHandle, EventKind, Got, Limits, MatchId, Md, MdHandle, MdOptions, MeHandle, Ni, Position,
     ProcessId, Threshold, Unlink,
 };
-use portals::{Card, Directory, DirectoryError, Memory, Nid, Node, NodeOptions, Pid, Rank};
+use portals::{Card, Listed, Memory, Node, NodeOptions, Pid};
 use softhca::Progress;
 
 use crate::ground::Ground;
@@ -23,24 +23,6 @@ const FENCE: u32 = 60;
 pub(crate) struct Bed {
     pub(crate) on: Ground,
     pub(crate) offload: bool,
-}
-
-/// Where both find each other.
-#[derive(Default)]
-pub(crate) struct Board(Mutex<Vec<Card>>);
-
-impl Directory for Board {
-    fn size(&self) -> Option<u32> {
-        None
-    }
-    fn by_rank(&self, rank: Rank) -> Result<Card, DirectoryError> {
-        Err(DirectoryError::Rank { rank })
-    }
-    fn by_process(&self, nid: Nid, pid: Pid) -> Result<Card, DirectoryError> {
-        let cards = self.0.lock().unwrap();
-        let found = cards.iter().find(|card| (card.nid, card.pid) == (nid, pid));
-        found.copied().ok_or(DirectoryError::Process { nid, pid })
-    }
 }
 
 impl Bed {
@@ -60,20 +42,20 @@ impl Bed {
         self.nodes_and_a_ghost(options).0
     }
     fn nodes_and_a_ghost(&self, options: &[NodeOptions]) -> (Vec<Node>, ProcessId) {
-        let board = Arc::new(Board::default());
+        let board = Arc::new(Mutex::new(Listed::default()));
         let devices = self.devices().open(options.len());
         let opened = devices.into_iter().zip(options).map(|(device, options)| {
             let offload = options.offload && self.offload;
             let options = NodeOptions { directory: board.clone(), offload, ..options.clone() };
             let node = Node::open(&Context::new(device), options).expect("the node opens");
-            board.0.lock().unwrap().push(node.card());
+            board.lock().unwrap().0.push(node.card());
             node
         });
         let nodes: Vec<Node> = opened.collect();
         let beside = nodes.last().expect("at least one").card();
         let ghost =
             Card { pid: Pid(beside.pid.0 ^ 0x8000), datagrams: hca_core::Qpn::new(0xab_cdef), ..beside };
-        board.0.lock().unwrap().push(ghost);
+        board.lock().unwrap().0.push(ghost);
         (nodes, ProcessId { nid: ghost.nid, pid: ghost.pid })
     }
     pub(crate) fn pair(&self) -> Pair {

@@ -9,7 +9,7 @@ use ::portals::v4::{
     AckReq, AtomicOp, Datatype, EqHandle, Event, EventKind, Fetch, Get, Limits, ListKind, Md, MdOptions, Me,
     MeHandle, MeOptions, Ni, NiFail, NiOptions, Process, PtOptions, Put, Source, Uid,
 };
-use ::portals::{Card, Directory, DirectoryError, Memory, Nid, Node, NodeOptions, Pid, Rank};
+use ::portals::{Listed, Memory, Nid, Node, NodeOptions, Pid};
 
 use super::scenario::{
     EntryOption, Expect, FIRST_SENDER, From, Kind, Message, PortalOption, Post, Scenario, ScenarioError,
@@ -21,24 +21,6 @@ use crate::open::{Opened, open_exactly};
 
 /// How long a message may take inside this process.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// The nodes of a scenario, as they find each other.
-#[derive(Default)]
-struct Cards(Mutex<Vec<Card>>);
-
-impl Directory for Cards {
-    fn size(&self) -> Option<u32> {
-        None
-    }
-    fn by_rank(&self, rank: Rank) -> Result<Card, DirectoryError> {
-        Err(DirectoryError::Rank { rank })
-    }
-    fn by_process(&self, nid: Nid, pid: Pid) -> Result<Card, DirectoryError> {
-        let cards = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let card = cards.iter().find(|card| (card.nid, card.pid) == (nid, pid));
-        card.copied().ok_or(DirectoryError::Process { nid, pid })
-    }
-}
 
 /// A process of a scenario.
 struct Actor {
@@ -58,7 +40,7 @@ struct Posted {
 /// A scenario that is being played.
 pub(super) struct Stage<'a> {
     scenario: &'a Scenario,
-    cards: Arc<Cards>,
+    cards: Arc<Mutex<Listed>>,
     net: String,
     target: Actor,
     senders: BTreeMap<String, Actor>,
@@ -71,7 +53,7 @@ pub(super) struct Stage<'a> {
 impl<'a> Stage<'a> {
     /// Opens the target and the first sender.
     pub(super) fn new(scenario: &'a Scenario, number: usize) -> Result<Self, Failure> {
-        let cards = Arc::new(Cards::default());
+        let cards = Arc::new(Mutex::new(Listed::default()));
         let net = format!("loopback://portals-trace-{number}?progress=inline");
         let target = process(&net, &cards, None)?;
         let steps = Arc::new(Mutex::new(Vec::new()));
@@ -359,14 +341,14 @@ impl<'a> Stage<'a> {
     }
 }
 
-fn process(net: &str, cards: &Arc<Cards>, uid: Option<u32>) -> Result<Actor, Failure> {
+fn process(net: &str, cards: &Arc<Mutex<Listed>>, uid: Option<u32>) -> Result<Actor, Failure> {
     let device = open_exactly(&net.parse()?)?;
     let mut options = NodeOptions { directory: cards.clone(), ..NodeOptions::default() };
     if let Some(uid) = uid {
         options.uid = Uid(uid);
     }
     let node = Node::open(device.context(), options)?;
-    cards.0.lock().unwrap_or_else(PoisonError::into_inner).push(node.card());
+    cards.lock().unwrap_or_else(PoisonError::into_inner).0.push(node.card());
     let ni = Ni::init(&node, NiOptions::MATCHING | NiOptions::PHYSICAL, None, &Limits::default())?;
     let eq = ni.eq_alloc(64)?;
     Ok(Actor { ni, eq, _device: device })

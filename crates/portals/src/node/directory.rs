@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hca_core::{Gid, Qpn};
 use hca_matching::{Nid, Pid, Rank};
@@ -110,20 +110,13 @@ impl Directory for Listed {
     }
 }
 
-/// The cards of nodes of one process, once all are open.
-#[derive(Default)]
-struct Together {
-    size: u32,
-    cards: OnceLock<Vec<Card>>,
-}
-
-impl Directory for Together {
+/// A list that grows while nodes of one process open.
+impl Directory for Mutex<Listed> {
     fn size(&self) -> Option<u32> {
-        Some(self.size)
+        self.lock().unwrap_or_else(PoisonError::into_inner).size()
     }
     fn by_rank(&self, rank: Rank) -> Result<Card, DirectoryError> {
-        let card = self.cards.get().and_then(|cards| cards.get(rank.0 as usize));
-        card.copied().ok_or(DirectoryError::Rank { rank })
+        self.lock().unwrap_or_else(PoisonError::into_inner).by_rank(rank)
     }
 }
 
@@ -134,16 +127,16 @@ impl Node {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_all(contexts: &[Context], options: &NodeOptions) -> Result<Vec<Self>, OpenError> {
-        let directory = Arc::new(Together { size: contexts.len() as u32, ..Together::default() });
-        let nodes: Vec<Self> = (0..)
+        let cards = Arc::new(Mutex::new(Listed::default()));
+        (0..)
             .zip(contexts)
             .map(|(rank, context)| {
-                let (rank, directory) = (Some(Rank(rank)), directory.clone());
-                Self::open(context, NodeOptions { rank, directory, ..options.clone() })
+                let (rank, directory) = (Some(Rank(rank)), cards.clone());
+                let node = Self::open(context, NodeOptions { rank, directory, ..options.clone() })?;
+                cards.lock().unwrap_or_else(PoisonError::into_inner).0.push(node.card());
+                Ok(node)
             })
-            .collect::<Result<_, _>>()?;
-        directory.cards.set(nodes.iter().map(Self::card).collect()).expect("nobody else sets it");
-        Ok(nodes)
+            .collect()
     }
 }
 

@@ -442,7 +442,7 @@ impl World {
         match self.plan.logical {
             true => Process::logical(portals::v4::Rank(h as u32)),
             false => {
-                let card = self.cards.0.lock().expect("one thread")[h];
+                let card = self.cards.lock().expect("one thread").0[h];
                 Process::physical(card.nid, card.pid)
             }
         }

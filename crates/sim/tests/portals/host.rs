@@ -10,7 +10,7 @@ use portals::v4::{
     CtHandle, EqHandle, Limits, ListKind, Md, MdHandle, MdOptions, Me, MeHandle, MeOptions, Ni, NiOptions,
     Pid, Process, PtOptions, Rank, Source, Uid,
 };
-use portals::{Card, Directory, DirectoryError, Node, NodeOptions};
+use portals::{Listed, Node, NodeOptions};
 
 use crate::arena::Arena;
 use crate::plan::Plan;
@@ -47,17 +47,7 @@ pub(crate) const LARGE: usize = 1 << 20;
 const FLOW_ENTRIES: usize = 3;
 
 /// The cards of all, as each finds them: the latest that was opened.
-pub(crate) struct Cards(pub(crate) Mutex<Vec<Card>>);
-
-impl Directory for Cards {
-    fn size(&self) -> Option<u32> {
-        Some(self.0.lock().expect("one thread").len() as u32)
-    }
-    fn by_rank(&self, rank: Rank) -> Result<Card, DirectoryError> {
-        let cards = self.0.lock().expect("one thread");
-        cards.get(rank.0 as usize).copied().ok_or(DirectoryError::Rank { rank })
-    }
-}
+pub(crate) type Cards = Mutex<Listed>;
 
 /// What an entry is, by its `user_ptr`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -293,7 +283,7 @@ impl Host {
         host.open_window(plan, payload_index as u64);
         host.refill_overflow(plan);
         host.refill_flow(plan);
-        cards.0.lock().expect("one thread")[n] = host.node.card();
+        cards.lock().expect("one thread").0[n] = host.node.card();
         host
     }
     fn open_log(ni: &Ni, node: &Node, plan: &Plan) -> (MeHandle, Count) {

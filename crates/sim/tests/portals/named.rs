@@ -9,7 +9,7 @@ use portals::v4::{
     AckReq, CtHandle, EqHandle, EventKind, Get, Limits, ListKind, Md, MdHandle, MdOptions, Me, MeOptions, Ni,
     NiFail, NiOptions, PtOptions, Put, Rank,
 };
-use portals::{Card, Node, NodeOptions};
+use portals::{Card, Listed, Node, NodeOptions};
 
 use crate::host::Cards;
 
@@ -44,7 +44,7 @@ impl Process {
         let options = MeOptions::OP_PUT | MeOptions::OP_GET;
         let me = Me { options, ..Me::new(node.alloc(1 << 16).unwrap()) };
         ni.me_append(0, &me, ListKind::Priority, 0).unwrap();
-        cards.0.lock().unwrap()[n] = node.card();
+        cards.lock().unwrap().0[n] = node.card();
         Self { node, ni, eq, ct, md }
     }
     fn counted(&self) -> u64 {
@@ -62,7 +62,7 @@ fn processes(sim: &Sim, n: usize, with: impl Fn(NodeOptions) -> NodeOptions) -> 
         gid: hca_core::Gid([0; 16]),
         datagrams: hca_core::Qpn::new(0),
     };
-    let cards = Arc::new(Cards(Mutex::new(vec![none; n])));
+    let cards = Arc::new(Mutex::new(Listed(vec![none; n])));
     for _ in 0..n {
         sim.add_node();
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hca_core::Instant;
 use hca_sim::{Rng, Sim, Step, Violation};
+use portals::Listed;
 use portals::v4::NiFail;
 
 use crate::Report;
@@ -85,7 +86,7 @@ impl World {
             datagrams: hca_core::Qpn::new(0),
         };
         let cards = nodes_of_sim.iter().map(|node| card(&node.context())).collect();
-        let cards = Arc::new(Cards(Mutex::new(cards)));
+        let cards = Arc::new(Mutex::new(Listed(cards)));
         let due = (0..nodes).map(|_| Instant::ZERO + rng.up_to(Duration::from_micros(20))).collect();
         let mut world = Self {
             sim: sim.clone(),
