@@ -10,15 +10,13 @@ use crate::layout;
 pub const INLINE_DATA: usize = 16;
 /// Bytes of a command's input or output that lie in one mailbox.
 pub const MAILBOX_DATA: usize = 512;
-/// Mailboxes begin at multiples of this many bytes.
+/// Drivers align mailboxes to this many bytes, as the pointers from mailbox to mailbox ask for; those in a slot ask for
+/// half of it.
 pub const MAILBOX_ALIGN: u64 = 1024;
 /// The type of a slot that holds a command.
 pub const CMD_TYPE: u32 = 7;
 /// No adapter has more slots.
 pub const MAX_SLOTS: usize = 32;
-/// The longest input or output that fits any command: a page of addresses of memory, and then some. A longer one
-/// that a slot claims is not believed.
-pub const MAX_CMD_LEN: usize = 64 * 1024;
 
 layout! {
     list LAYOUTS;
