@@ -168,6 +168,8 @@ struct Stranger {
     target: Card,
     heard: VecDeque<Vec<u8>>,
     incarnation: u64,
+    /// Its queue pairs for the target, counted.
+    attempt: u32,
 }
 
 impl Stranger {
@@ -180,7 +182,7 @@ impl Stranger {
         (0..32).for_each(|_| datagrams.post_recv(pd.alloc(256).unwrap()).unwrap());
         let lent = pd.alloc_shared(4096, Access::REMOTE_READ).unwrap();
         let (wcs, heard) = (Completions::default(), VecDeque::new());
-        Self { pd, cq, wcs, datagrams, rc: None, lent, target, heard, incarnation: 9 }
+        Self { pd, cq, wcs, datagrams, rc: None, lent, target, heard, incarnation: 9, attempt: 0 }
     }
     fn card(&self) -> Card {
         let gid = self.datagrams.endpoint().gid;
@@ -202,6 +204,7 @@ impl Stranger {
         }
         out[64..80].copy_from_slice(&ours.gid.0);
         out[80..84].copy_from_slice(&(EAGER as u32).to_be_bytes());
+        out[84..88].copy_from_slice(&self.attempt.to_be_bytes());
         out
     }
     fn datagram(&mut self, bytes: &[u8]) {
@@ -214,6 +217,7 @@ impl Stranger {
     /// Says hello for a new connection as one does that keeps to the rules.
     fn meet(&mut self) -> QueuePair<Rc> {
         let rc = self.pd.qp::<Rc>(&self.cq).max_send_wr(256).max_recv_wr(64).build().unwrap();
+        self.attempt += 1;
         let hello = self.hello(&rc.endpoint(), None, false);
         self.heard.clear();
         self.datagram(&hello);

@@ -42,46 +42,68 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `layout` | [`layout!`], [`Field`], [`Layout`]; [`LAYOUTS`] lists them all |
+//! | `layout` | [`layout!`], [`Field`], [`Layout`]; [`layouts`] gives them all |
 //! | `opcode`, `status` | [`Opcode`], [`CmdStatus`], [`DeliveryStatus`] |
 //! | `init_seg` | [`InitSegment`], [`HealthBuffer`] and its syndromes |
 //! | `cmdq` | [`CmdQueueEntry`], mailboxes ([`CmdIfBox`]), signatures |
 //! | [`command`] | each command's input and output, by subject |
+//! | [`caps`] | capabilities: [`HcaCap`](caps::HcaCap) and those of each kind |
 //! | [`register`] | registers behind the command `ACCESS_REG` |
+//! | `context` | [`Qpc`] and [`Ads`], [`Eqc`], [`Cqc`], [`Srqc`], [`Rmpc`], [`Mkc`], … |
+//! | `wqe` | segments of work queue entries: [`CtrlSeg`], [`DataSeg`], … |
+//! | `cqe`, `eqe` | [`Cqe64`] and its syndromes; [`Eqe`] and what events carry |
+//! | `doorbell` | doorbell pages and records |
 //! | [`pas`] | lists of pages, which follow some commands |
 
 #![forbid(unsafe_code)]
 
+pub mod caps;
 mod cmdq;
 mod codes;
 pub mod command;
+mod context;
+mod cqe;
+mod doorbell;
+mod eqe;
 mod init_seg;
 mod layout;
+mod mtu;
 mod opcode;
 pub mod pas;
 pub mod register;
 mod status;
+mod wqe;
 
 pub use cmdq::*;
 pub use command::{CmdIn, CmdOut, Command};
+pub use context::*;
+pub use cqe::*;
+pub use doorbell::*;
+pub use eqe::*;
 pub use init_seg::*;
 pub use layout::{Field, FieldInfo, Kind, Layout, LayoutInfo, TooShort, Value};
+pub use mtu::MtuCode;
 pub use opcode::Opcode;
 pub use status::{CmdStatus, DeliveryStatus};
+pub use wqe::*;
 
 #[doc(hidden)]
 pub use layout::support as layout_support;
 
-/// Every layout of this crate, by module.
-pub const LAYOUTS: &[&[LayoutInfo]] = &[
-    cmdq::LAYOUTS,
-    init_seg::LAYOUTS,
-    command::LAYOUTS,
-    command::hca::COMMANDS,
-    command::hca::LAYOUTS,
-    command::resource::COMMANDS,
-    register::LAYOUTS,
-];
+/// Every layout of this crate.
+pub fn layouts() -> impl Iterator<Item = &'static LayoutInfo> {
+    let modules = [
+        cmdq::LAYOUTS,
+        init_seg::LAYOUTS,
+        register::LAYOUTS,
+        wqe::LAYOUTS,
+        cqe::LAYOUTS,
+        eqe::LAYOUTS,
+        doorbell::LAYOUTS,
+    ];
+    let groups = [caps::LAYOUTS, context::LAYOUTS, command::LAYOUTS];
+    modules.into_iter().chain(groups.into_iter().flatten().copied()).flatten()
+}
 
 #[cfg(test)]
 mod tests;

@@ -6,10 +6,6 @@ use proptest::prelude::*;
 
 use crate::*;
 
-fn layouts() -> impl Iterator<Item = &'static LayoutInfo> {
-    LAYOUTS.iter().copied().flatten()
-}
-
 fn bit(bytes: &[u8], at: u32) -> bool {
     bytes[(at / 8) as usize] >> (7 - at % 8) & 1 != 0
 }

@@ -2,6 +2,10 @@
 //!
 //! Both sides do the same: they send a hello until they have heard that the other one knows their queue pair, and answer
 //! each that comes from one who is not there yet. So it does not matter who began, nor whether both did at once.
+//!
+//! Hellos may come late. Each side numbers the queue pairs that it makes: what tells of an earlier one than is known is passed
+//! over. While they meet, a side that hears of a later one connects the queue pair that it has to that; if it made another,
+//! the peer would have to do so, too, and so on for ever.
 
 use hca_core::{Gid, Mtu, Psn, QpType, Qpn};
 use hca_matching::{Jid, Nid, Pid, Rank, Uid};
@@ -38,6 +42,8 @@ pub(crate) struct Hello {
     pub(crate) key: u64,
     /// The queue pair for this peer.
     pub(crate) endpoint: Endpoint,
+    /// Which of the sender's queue pairs it is, counted by the sender: a later one takes the place of an earlier one.
+    pub(crate) attempt: u32,
     /// Where datagrams to the sender go.
     pub(crate) datagrams: Qpn,
     /// The peer's queue pair, as far as it is known.
@@ -71,6 +77,7 @@ impl Hello {
         }
         put(&self.endpoint.gid.0);
         put(&self.eager_bytes.to_be_bytes());
+        put(&self.attempt.to_be_bytes());
         out
     }
     /// `None`: it is none, or of another version.
@@ -101,6 +108,7 @@ impl Hello {
             },
             key: long(40),
             endpoint,
+            attempt: word(84),
             datagrams: Qpn::new(number(56)?),
             yours: number(60).map(Qpn::new),
             is_up: bytes[5] & IS_UP != 0,
@@ -126,8 +134,16 @@ mod tests {
             incarnation: 6 << 40,
         };
         for (yours, is_up) in [(None, false), (Some(Qpn::new(9)), true)] {
-            let hello =
-                Hello { from, key: 7, endpoint, datagrams: Qpn::new(8), yours, is_up, eager_bytes: 4096 };
+            let hello = Hello {
+                from,
+                key: 7,
+                endpoint,
+                attempt: 3,
+                datagrams: Qpn::new(8),
+                yours,
+                is_up,
+                eager_bytes: 4096,
+            };
             let bytes = hello.to_bytes();
             assert_eq!(Hello::parse(&bytes), Some(hello));
             for cut in 0..HELLO_BYTES {

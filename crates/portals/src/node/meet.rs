@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use hca_core::{Access, AddressVector, Instant, Psn, QpType, RnrTimer};
+use hca_core::{Access, AddressVector, Instant, Psn, QpAttr, QpState, QpType, RnrTimer};
 use hca_matching::{NiFail, Process};
 use hca_verbs::{ConnectOptions, Endpoint, Grh};
 
@@ -16,6 +16,16 @@ use crate::Error;
 /// Between the first hello and the second; each further wait is twice as long, up to [`SLOWEST_HELLO`].
 const FIRST_HELLO: Duration = Duration::from_millis(20);
 const SLOWEST_HELLO: Duration = Duration::from_secs(1);
+
+/// What a hello tells of a peer that is known.
+enum Tale {
+    /// Nothing new, or that what it is connected to while both meet is not the peer's any more.
+    Known,
+    /// An earlier connection.
+    Old,
+    /// Another process in its place, or that it has begun anew.
+    New,
+}
 
 impl State {
     /// The peer that a target is, which begins to be met if it is new.
@@ -80,8 +90,9 @@ impl State {
         };
         let peer = self.new_peer(identity, card)?;
         if own {
-            let ours = self.peer(peer).ours;
-            self.connect(peer, &ours)?;
+            let of = self.peer(peer);
+            let ours = (of.ours, of.attempt);
+            self.connect(peer, ours)?;
             self.is_up(peer);
         } else {
             self.say_hello(peer);
@@ -109,7 +120,9 @@ impl State {
             tries: 0,
             deadline: now + self.connect_timeout,
         };
-        let (handle, peer) = (qp.handle(), Peer::new(identity, Stage::Meeting(meeting), qp, ours));
+        self.attempts = self.attempts.wrapping_add(1);
+        let (handle, stage) = (qp.handle(), Stage::Meeting(meeting));
+        let peer = Peer::new(identity, stage, qp, ours, self.attempts);
         let index = self.free_peers.pop().unwrap_or_else(|| {
             self.net.peers.push(None);
             self.net.peers.len() as u32 - 1
@@ -125,12 +138,16 @@ impl State {
         }
         Ok(index)
     }
-    fn connect(&mut self, peer: u32, theirs: &Endpoint) -> Result<(), Error> {
+    /// Connects the queue pair to one of the peer's, in the place of another that it may be connected to.
+    fn connect(&mut self, peer: u32, theirs: (Endpoint, u32)) -> Result<(), Error> {
         let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
+        if of.theirs.take().is_some() {
+            of.qp.modify(&QpAttr { state: Some(QpState::Reset), ..QpAttr::default() })?;
+        }
         // Slots come back as soon as this node looks: who finds none asks again at once.
         let options = ConnectOptions { min_rnr_timer: RnrTimer::new(1), ..ConnectOptions::default() };
-        of.qp.connect(Access::REMOTE_READ, &of.ours, theirs, &options)?;
-        of.theirs = Some(*theirs);
+        of.qp.connect(Access::REMOTE_READ, &of.ours, &theirs.0, &options)?;
+        of.theirs = Some(theirs);
         Ok(())
     }
 
@@ -139,9 +156,9 @@ impl State {
         let (from, key, datagrams, now) = (self.identity, self.key, self.datagrams(), self.clock.now());
         let eager_bytes = self.eager_bytes as u32;
         let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
-        let (endpoint, yours) = (of.ours, of.theirs.map(|theirs| theirs.qpn));
+        let (endpoint, attempt, yours) = (of.ours, of.attempt, of.theirs.map(|(theirs, _)| theirs.qpn));
         let Stage::Meeting(meeting) = &mut of.stage else { return };
-        let hello = Hello { from, key, endpoint, datagrams, yours, is_up: false, eager_bytes };
+        let hello = Hello { from, key, endpoint, attempt, datagrams, yours, is_up: false, eager_bytes };
         let wait = (FIRST_HELLO * (1 << meeting.tries.min(10))).min(SLOWEST_HELLO);
         meeting.tries += 1;
         meeting.next = now + wait;
@@ -176,11 +193,15 @@ impl State {
             return;
         }
         let mut known = self.by_process.get(&id).copied();
-        if let Some(peer) = known
-            && self.is_another(peer, &hello)
-        {
-            self.lost(peer, &"the peer has begun anew");
-            known = None;
+        if let Some(peer) = known {
+            match self.told_by(peer, &hello) {
+                Tale::Known => {}
+                Tale::Old => return,
+                Tale::New => {
+                    self.lost(peer, &"the peer has begun anew");
+                    known = None;
+                }
+            }
         }
         let peer = match known {
             Some(peer) => peer,
@@ -197,18 +218,24 @@ impl State {
             self.lost(peer, &error);
         }
     }
-    /// Whether a hello is of another process, or another connection, than the one that is known.
-    fn is_another(&mut self, peer: u32, hello: &Hello) -> bool {
+    /// What a hello says of a peer that is known.
+    fn told_by(&mut self, peer: u32, hello: &Hello) -> Tale {
         let of = self.peer(peer);
         let incarnation = of.identity.incarnation;
-        incarnation != 0 && incarnation != hello.from.incarnation
-            || of.theirs.is_some_and(|theirs| theirs.qpn != hello.endpoint.qpn)
-            || of.is_up() && hello.yours.is_some_and(|yours| yours != of.ours.qpn)
+        if incarnation != 0 && incarnation != hello.from.incarnation {
+            return Tale::New;
+        }
+        let Some((_, attempt)) = of.theirs else { return Tale::Known };
+        match hello.attempt.wrapping_sub(attempt) as i32 {
+            i32::MIN..=-1 => Tale::Old,
+            1.. if of.is_up() => Tale::New,
+            _ => Tale::Known,
+        }
     }
     fn answer_hello(&mut self, peer: u32, hello: &Hello) -> Result<(), Error> {
         let of = self.peer(peer);
         let before = std::mem::replace(&mut of.identity, hello.from);
-        let new = of.theirs.is_none();
+        let new = of.theirs.is_none_or(|(_, attempt)| attempt != hello.attempt);
         let knows_ours = hello.yours == Some(of.ours.qpn);
         if before.rank != hello.from.rank && self.by_rank.get(&before.rank) == Some(&peer) {
             self.by_rank.remove(&before.rank);
@@ -217,15 +244,15 @@ impl State {
             self.by_rank.insert(hello.from.rank, peer);
         }
         if new {
-            self.connect(peer, &hello.endpoint)?;
+            self.connect(peer, (hello.endpoint, hello.attempt))?;
         }
         if !hello.is_up {
             let of = self.peer(peer);
             let is_up = of.is_up() || knows_ours;
-            let (endpoint, yours) = (of.ours, Some(hello.endpoint.qpn));
+            let (endpoint, attempt, yours) = (of.ours, of.attempt, Some(hello.endpoint.qpn));
             let (from, key, datagrams) = (self.identity, self.key, self.datagrams());
             let eager_bytes = self.eager_bytes as u32;
-            let answer = Hello { from, key, endpoint, datagrams, yours, is_up, eager_bytes };
+            let answer = Hello { from, key, endpoint, attempt, datagrams, yours, is_up, eager_bytes };
             let av = AddressVector { dgid: hello.endpoint.gid, ..AddressVector::default() };
             let to = match &self.peer(peer).stage {
                 Stage::Meeting(meeting) => meeting.to.clone(),

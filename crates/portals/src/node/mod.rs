@@ -176,6 +176,8 @@ pub(crate) struct State {
     gid: Gid,
     eager_bytes: usize,
     connect_timeout: Duration,
+    /// Queue pairs for peers that were made.
+    attempts: u32,
     keepalive: Duration,
     random: u64,
     /// When something is to be done without anything having come.
@@ -267,6 +269,7 @@ impl Node {
             gid: port.gid,
             eager_bytes: options.eager_bytes,
             connect_timeout: options.connect_timeout,
+            attempts: 0,
             keepalive: options.keepalive,
             random: seed,
             timer: None,

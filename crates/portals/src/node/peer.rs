@@ -103,8 +103,10 @@ pub(super) struct Peer {
     pub(super) qp: RawQp,
     /// As the peer is told of it.
     pub(super) ours: Endpoint,
-    /// The peer's, once it is connected to.
-    pub(super) theirs: Option<Endpoint>,
+    /// Which of this side's queue pairs it is.
+    pub(super) attempt: u32,
+    /// The peer's, once it is connected to, and which of the peer's that is.
+    pub(super) theirs: Option<(Endpoint, u32)>,
     pub(super) flying: Slab<Flying>,
     /// Of puts, as many as the peer's window lets it have, and of replies, as many as this side's does.
     pub(super) fetches: Slab<Fetch>,
@@ -130,12 +132,13 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(identity: Identity, stage: Stage, qp: RawQp, ours: Endpoint) -> Self {
+    pub(super) fn new(identity: Identity, stage: Stage, qp: RawQp, ours: Endpoint, attempt: u32) -> Self {
         Self {
             identity,
             stage,
             qp,
             ours,
+            attempt,
             theirs: None,
             flying: Slab::new(WINDOW),
             fetches: Slab::new(2 * WINDOW),

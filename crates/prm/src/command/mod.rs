@@ -24,7 +24,7 @@ macro_rules! commands {
         $opcode:ident => $input:ident: $input_size:literal { $($input_fields:tt)* },
         $output:ident: $output_size:literal { $($output_fields:tt)* }
     )*) => {
-        layout! {
+        $crate::layout! {
             list $list;
             $(
                 $(#[$meta])*
@@ -58,11 +58,37 @@ macro_rules! commands {
     };
 }
 
+pub mod counter;
+pub mod cq;
+pub mod eq;
+pub mod ethernet;
 pub mod hca;
+pub mod mkey;
+pub mod qp;
 pub mod resource;
+pub mod srq;
+pub mod vport;
+
+pub(crate) const LAYOUTS: &[&[crate::LayoutInfo]] = &[
+    HEADERS,
+    counter::COMMANDS,
+    counter::LAYOUTS,
+    cq::COMMANDS,
+    eq::COMMANDS,
+    ethernet::COMMANDS,
+    ethernet::LAYOUTS,
+    hca::COMMANDS,
+    hca::LAYOUTS,
+    mkey::COMMANDS,
+    qp::COMMANDS,
+    resource::COMMANDS,
+    srq::COMMANDS,
+    vport::COMMANDS,
+    vport::LAYOUTS,
+];
 
 layout! {
-    list LAYOUTS;
+    list HEADERS;
 
     /// What every command's input begins with.
     pub struct CmdIn: 0x08 {

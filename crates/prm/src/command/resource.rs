@@ -1,7 +1,5 @@
 //! Commands for the small objects: doorbell pages, domains, special keys; and the pace of interrupts.
 
-use crate::layout;
-
 commands! {
     list COMMANDS;
 

@@ -27,6 +27,8 @@ const AFTERMATH: Duration = Duration::from_secs(60);
 
 /// How many seeds of each path run unless told otherwise.
 const SEEDS: u64 = 120;
+/// Seeds that found something once. 500,915 and 500,024: a hello that came late, behind which two nodes met anew for ever.
+const FOUND: [u64; 2] = [500_915, 500_024];
 
 /// What runs did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -139,7 +141,8 @@ fn run_seeds(offload: bool) {
     let seeds = number("HCA_SIM_PORTALS_SEEDS").unwrap_or(SEEDS);
     let one = number("HCA_SIM_SEED");
     let mut sum = Report::default();
-    for seed in one.map_or(first..first + seeds, |seed| seed..seed + 1) {
+    let found = FOUND.into_iter().filter(|_| one.is_none());
+    for seed in found.chain(one.map_or(first..first + seeds, |seed| seed..seed + 1)) {
         match run(seed, offload) {
             Ok(report) => sum += report,
             Err(violation) => panic!("{violation}"),

@@ -1,0 +1,46 @@
+//! Commands for event queues.
+
+use crate::context::Eqc;
+
+commands! {
+    list COMMANDS;
+
+    /// Makes an event queue. The addresses of its pages follow.
+    CREATE_EQ => CreateEqIn: 0x110 {
+        /// What it shall be.
+        EQ_CONTEXT_ENTRY: 0x10 {Eqc},
+        /// Which events go to it, see [`EventType::mask`](crate::EventType::mask); completion queues name their event
+        /// queue themselves.
+        EVENT_BITMASK: 0x58 [u64; 4],
+    }, CreateEqOut: 0x10 {
+        /// Its number.
+        EQ_NUMBER: 0x08 [7:0],
+    }
+
+    /// Takes an event queue away.
+    DESTROY_EQ => DestroyEqIn: 0x10 {
+        /// Its number.
+        EQ_NUMBER: 0x08 [7:0],
+    }, DestroyEqOut: 0x10 {
+    }
+
+    /// Asks how an event queue is. The addresses of its pages follow the output.
+    QUERY_EQ => QueryEqIn: 0x10 {
+        /// Its number.
+        EQ_NUMBER: 0x08 [7:0],
+    }, QueryEqOut: 0x110 {
+        /// How it is.
+        EQ_CONTEXT_ENTRY: 0x10 {Eqc},
+        /// Which events go to it, the first 64.
+        EVENT_BITMASK: 0x58 [63:0],
+    }
+
+    /// Makes an event, for tests.
+    GEN_EQE => GenEqeIn: 0x50 {
+        /// The event queue.
+        EQ_NUMBER: 0x08 [7:0],
+        /// The event.
+        EQE: 0x10 [u8; 64],
+    }, GenEqeOut: 0x10 {
+    }
+}

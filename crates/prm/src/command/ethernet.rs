@@ -1,0 +1,535 @@
+//! Commands for Ethernet: transport interfaces, queues, and the tables that lead frames to them.
+
+use crate::codes::codes;
+use crate::context::{Rqc, Sqc};
+use crate::layout;
+
+commands! {
+    list COMMANDS;
+
+    /// Makes a transport interface for sending (TIS).
+    CREATE_TIS => CreateTisIn: 0xc0 {
+        /// What it shall be.
+        CTX: 0x20 {Tisc},
+    }, CreateTisOut: 0x10 {
+        /// Its number.
+        TISN: 0x08 [23:0],
+    }
+
+    /// Takes a transport interface for sending (TIS) away.
+    DESTROY_TIS => DestroyTisIn: 0x10 {
+        /// Its number.
+        TISN: 0x08 [23:0],
+    }, DestroyTisOut: 0x10 {
+    }
+
+    /// Changes a transport interface for sending.
+    MODIFY_TIS => ModifyTisIn: 0xc0 {
+        /// Its number.
+        TISN: 0x08 [23:0],
+        /// What is changed.
+        BITMASK: 0x10 [u8; 8],
+        /// What it shall be.
+        CTX: 0x20 {Tisc},
+    }, ModifyTisOut: 0x10 {
+    }
+
+    /// Makes a transport interface for receiving (TIR).
+    CREATE_TIR => CreateTirIn: 0x110 {
+        /// What it shall be.
+        CTX: 0x20 {Tirc},
+    }, CreateTirOut: 0x10 {
+        /// Its number.
+        TIRN: 0x08 [23:0],
+    }
+
+    /// Takes a transport interface for receiving (TIR) away.
+    DESTROY_TIR => DestroyTirIn: 0x10 {
+        /// Its number.
+        TIRN: 0x08 [23:0],
+    }, DestroyTirOut: 0x10 {
+    }
+
+    /// Changes a transport interface for receiving.
+    MODIFY_TIR => ModifyTirIn: 0x110 {
+        /// Its number.
+        TIRN: 0x08 [23:0],
+        /// What is changed.
+        BITMASK: 0x10 [u8; 8],
+        /// What it shall be.
+        CTX: 0x20 {Tirc},
+    }, ModifyTirOut: 0x10 {
+    }
+
+    /// Makes a list of receive queues (RQT); their numbers follow, 4 bytes each.
+    CREATE_RQT => CreateRqtIn: 0x110 {
+        /// What it shall be.
+        RQT_CONTEXT: 0x20 {Rqtc},
+    }, CreateRqtOut: 0x10 {
+        /// Its number.
+        RQTN: 0x08 [23:0],
+    }
+
+    /// Takes a list of receive queues away.
+    DESTROY_RQT => DestroyRqtIn: 0x10 {
+        /// Its number.
+        RQTN: 0x08 [23:0],
+    }, DestroyRqtOut: 0x10 {
+    }
+
+    /// Changes a list of receive queues; their numbers follow, 4 bytes each.
+    MODIFY_RQT => ModifyRqtIn: 0x110 {
+        /// Its number.
+        RQTN: 0x08 [23:0],
+        /// What is changed.
+        BITMASK: 0x10 [u8; 8],
+        /// What it shall be.
+        CTX: 0x20 {Rqtc},
+    }, ModifyRqtOut: 0x10 {
+    }
+
+    /// Makes a receive queue (RQ), whose pages follow.
+    CREATE_RQ => CreateRqIn: 0x110 {
+        /// What it shall be.
+        CTX: 0x20 {Rqc},
+    }, CreateRqOut: 0x10 {
+        /// Its number.
+        RQN: 0x08 [23:0],
+    }
+
+    /// Takes a receive queue (RQ) away.
+    DESTROY_RQ => DestroyRqIn: 0x10 {
+        /// Its number.
+        RQN: 0x08 [23:0],
+    }, DestroyRqOut: 0x10 {
+    }
+
+    /// Changes a receive queue.
+    MODIFY_RQ => ModifyRqIn: 0x110 {
+        /// The state that it has now.
+        RQ_STATE: 0x08 [31:28],
+        /// Its number.
+        RQN: 0x08 [23:0],
+        /// What is changed.
+        MODIFY_BITMASK: 0x10 [63:0],
+        /// What it shall be.
+        CTX: 0x20 {Rqc},
+    }, ModifyRqOut: 0x10 {
+    }
+
+    /// Asks how a receive queue is.
+    QUERY_RQ => QueryRqIn: 0x10 {
+        /// Its number.
+        RQN: 0x08 [23:0],
+    }, QueryRqOut: 0x110 {
+        /// How it is.
+        RQ_CONTEXT: 0x20 {Rqc},
+    }
+
+    /// Makes a send queue (SQ), whose pages follow.
+    CREATE_SQ => CreateSqIn: 0x110 {
+        /// What it shall be.
+        CTX: 0x20 {Sqc},
+    }, CreateSqOut: 0x10 {
+        /// Its number.
+        SQN: 0x08 [23:0],
+    }
+
+    /// Takes a send queue (SQ) away.
+    DESTROY_SQ => DestroySqIn: 0x10 {
+        /// Its number.
+        SQN: 0x08 [23:0],
+    }, DestroySqOut: 0x10 {
+    }
+
+    /// Changes a send queue.
+    MODIFY_SQ => ModifySqIn: 0x110 {
+        /// The state that it has now.
+        SQ_STATE: 0x08 [31:28],
+        /// Its number.
+        SQN: 0x08 [23:0],
+        /// What is changed.
+        MODIFY_BITMASK: 0x10 [63:0],
+        /// What it shall be.
+        CTX: 0x20 {Sqc},
+    }, ModifySqOut: 0x10 {
+    }
+
+    /// Asks how a send queue is.
+    QUERY_SQ => QuerySqIn: 0x10 {
+        /// Its number.
+        SQN: 0x08 [23:0],
+    }, QuerySqOut: 0x110 {
+        /// How it is.
+        SQ_CONTEXT: 0x20 {Sqc},
+    }
+
+    /// Makes a table of flows.
+    CREATE_FLOW_TABLE => CreateFlowTableIn: 0x40 {
+        /// It is another function's.
+        OTHER_VPORT: 0x08 [31],
+        /// The virtual port, 0 for the own one.
+        VPORT_NUMBER: 0x08 [15:0],
+        /// What the table is for: a [`FlowTableType`] code.
+        TABLE_TYPE: 0x10 [31:24],
+        /// What it shall be.
+        FLOW_TABLE_CONTEXT: 0x18 {FlowTableContext},
+    }, CreateFlowTableOut: 0x10 {
+        /// Its number.
+        TABLE_ID: 0x08 [23:0],
+    }
+
+    /// Takes a table of flows away.
+    DESTROY_FLOW_TABLE => DestroyFlowTableIn: 0x40 {
+        /// It is another function's.
+        OTHER_VPORT: 0x08 [31],
+        /// The virtual port, 0 for the own one.
+        VPORT_NUMBER: 0x08 [15:0],
+        /// What the table is for: a [`FlowTableType`] code.
+        TABLE_TYPE: 0x10 [31:24],
+        /// Its number.
+        TABLE_ID: 0x14 [23:0],
+    }, DestroyFlowTableOut: 0x10 {
+    }
+
+    /// Changes a table of flows.
+    MODIFY_FLOW_TABLE => ModifyFlowTableIn: 0x40 {
+        /// It is another function's.
+        OTHER_VPORT: 0x08 [31],
+        /// The virtual port, 0 for the own one.
+        VPORT_NUMBER: 0x08 [15:0],
+        /// What is changed: the table that follows it (1), or that of other ports (0x8000).
+        MODIFY_FIELD_SELECT: 0x0c [15:0],
+        /// What the table is for: a [`FlowTableType`] code.
+        TABLE_TYPE: 0x10 [31:24],
+        /// Its number.
+        TABLE_ID: 0x14 [23:0],
+        /// What it shall be.
+        FLOW_TABLE_CONTEXT: 0x18 {FlowTableContext},
+    }, ModifyFlowTableOut: 0x10 {
+    }
+
+    /// Makes a group of flows in a table, which look at the same fields.
+    CREATE_FLOW_GROUP => CreateFlowGroupIn: 0x400 {
+        /// It is another function's.
+        OTHER_VPORT: 0x08 [31],
+        /// The virtual port, 0 for the own one.
+        VPORT_NUMBER: 0x08 [15:0],
+        /// What the table is for: a [`FlowTableType`] code.
+        TABLE_TYPE: 0x10 [31:24],
+        /// The table.
+        TABLE_ID: 0x14 [23:0],
+        /// Its first flow.
+        START_FLOW_INDEX: 0x1c [31:0],
+        /// Its last flow.
+        END_FLOW_INDEX: 0x24 [31:0],
+        /// Which parts of the criteria hold: the outer headers (1), miscellaneous (2), the inner headers (4).
+        MATCH_CRITERIA_ENABLE: 0x3c [7:0],
+        /// Which bits are looked at.
+        MATCH_CRITERIA: 0x40 {FteMatchParam},
+    }, CreateFlowGroupOut: 0x10 {
+        /// Its number.
+        GROUP_ID: 0x08 [23:0],
+    }
+
+    /// Takes a group of flows away.
+    DESTROY_FLOW_GROUP => DestroyFlowGroupIn: 0x40 {
+        /// It is another function's.
+        OTHER_VPORT: 0x08 [31],
+        /// The virtual port, 0 for the own one.
+        VPORT_NUMBER: 0x08 [15:0],
+        /// What the table is for: a [`FlowTableType`] code.
+        TABLE_TYPE: 0x10 [31:24],
+        /// The table.
+        TABLE_ID: 0x14 [23:0],
+        /// Its number.
+        GROUP_ID: 0x18 [31:0],
+    }, DestroyFlowGroupOut: 0x10 {
+    }
+
+    /// Sets a flow. Its destinations follow as [`DestFormat`].
+    SET_FLOW_TABLE_ENTRY => SetFteIn: 0x340 {
+        /// It is another function's.
+        OTHER_VPORT: 0x08 [31],
+        /// The virtual port, 0 for the own one.
+        VPORT_NUMBER: 0x08 [15:0],
+        /// What the table is for: a [`FlowTableType`] code.
+        TABLE_TYPE: 0x10 [31:24],
+        /// The table.
+        TABLE_ID: 0x14 [23:0],
+        /// Destinations may be tables of a lower level.
+        IGNORE_FLOW_LEVEL: 0x18 [31],
+        /// What of a flow that is there is changed.
+        MODIFY_ENABLE_MASK: 0x18 [7:0],
+        /// Its number.
+        FLOW_INDEX: 0x20 [31:0],
+        /// What it shall be.
+        FLOW_CONTEXT: 0x40 {FlowContext},
+    }, SetFteOut: 0x10 {
+    }
+
+    /// Takes a flow away.
+    DELETE_FLOW_TABLE_ENTRY => DeleteFteIn: 0x40 {
+        /// It is another function's.
+        OTHER_VPORT: 0x08 [31],
+        /// The virtual port, 0 for the own one.
+        VPORT_NUMBER: 0x08 [15:0],
+        /// What the table is for: a [`FlowTableType`] code.
+        TABLE_TYPE: 0x10 [31:24],
+        /// The table.
+        TABLE_ID: 0x14 [23:0],
+        /// Its number.
+        FLOW_INDEX: 0x20 [31:0],
+    }, DeleteFteOut: 0x10 {
+    }
+
+    /// Makes a table the first one that frames come to.
+    SET_FLOW_TABLE_ROOT => SetFlowTableRootIn: 0x40 {
+        /// It is another function's.
+        OTHER_VPORT: 0x08 [31],
+        /// The virtual port, 0 for the own one.
+        VPORT_NUMBER: 0x08 [15:0],
+        /// What the table is for: a [`FlowTableType`] code.
+        TABLE_TYPE: 0x10 [31:24],
+        /// The table.
+        TABLE_ID: 0x14 [23:0],
+        /// The queue pair below it, of IP over InfiniBand.
+        UNDERLAY_QPN: 0x18 [23:0],
+    }, SetFlowTableRootOut: 0x10 {
+    }
+
+    /// Takes a counter of flows.
+    ALLOC_FLOW_COUNTER => AllocFlowCounterIn: 0x10 {
+        /// How many, as a power of two.
+        FLOW_COUNTER_BULK_LOG_SIZE: 0x0c [12:8],
+        /// How many, in units of 128.
+        FLOW_COUNTER_BULK: 0x0c [7:0],
+    }, AllocFlowCounterOut: 0x10 {
+        /// Its number.
+        FLOW_COUNTER_ID: 0x08 [31:0],
+    }
+
+    /// Gives a counter of flows back.
+    DEALLOC_FLOW_COUNTER => DeallocFlowCounterIn: 0x10 {
+        /// Its number.
+        FLOW_COUNTER_ID: 0x08 [31:0],
+    }, DeallocFlowCounterOut: 0x10 {
+    }
+}
+
+layout! {
+    list LAYOUTS;
+
+    /// Context of a transport interface for sending.
+    pub struct Tisc: 0xa0 {
+        /// The choice of port is binding.
+        STRICT_LAG_TX_PORT_AFFINITY: 0x00 [31],
+        /// It encrypts.
+        TLS_EN: 0x00 [30],
+        /// Which port of several that act as one sends, from 1; 0 for any.
+        LAG_TX_PORT_AFFINITY: 0x00 [27:24],
+        /// The priority.
+        PRIO: 0x00 [19:16],
+        /// The transport domain.
+        TRANSPORT_DOMAIN: 0x24 [23:0],
+        /// The queue pair below it, of IP over InfiniBand.
+        UNDERLAY_QPN: 0x28 [23:0],
+        /// The protection domain.
+        PD: 0x2c [23:0],
+    }
+
+    /// Context of a transport interface for receiving.
+    pub struct Tirc: 0xf0 {
+        /// Where frames go: to one queue (0), by hash to a list of them (1).
+        DISP_TYPE: 0x04 [31:28],
+        /// It decrypts.
+        TLS_EN: 0x04 [27],
+        /// How long frames wait to be joined.
+        LRO_TIMEOUT_PERIOD_USECS: 0x10 [27:12],
+        /// What is joined.
+        PACKET_MERGE_MASK: 0x10 [11:8],
+        /// Bytes of a joined frame, in units of 256.
+        LRO_MAX_IP_PAYLOAD_SIZE: 0x10 [7:0],
+        /// The one queue.
+        INLINE_RQN: 0x1c [23:0],
+        /// The hash is the same for both directions.
+        RX_HASH_SYMMETRIC: 0x20 [31],
+        /// Inner headers are looked at.
+        TUNNELED_OFFLOAD_EN: 0x20 [29],
+        /// The list of queues.
+        INDIRECT_TABLE: 0x20 [23:0],
+        /// How the hash is made: not at all (0), by exclusive or (1), as Toeplitz (2).
+        RX_HASH_FN: 0x24 [31:28],
+        /// What is not looped back: unicast (1), multicast (2).
+        SELF_LB_BLOCK: 0x24 [25:24],
+        /// The transport domain.
+        TRANSPORT_DOMAIN: 0x24 [23:0],
+        /// The key of the hash.
+        RX_HASH_TOEPLITZ_KEY: 0x28 [u8; 40],
+        /// What is hashed of the outer headers.
+        RX_HASH_FIELD_SELECTOR_OUTER: 0x50 {RxHashFieldSelect},
+        /// What is hashed of the inner headers.
+        RX_HASH_FIELD_SELECTOR_INNER: 0x54 {RxHashFieldSelect},
+    }
+
+    /// What is hashed.
+    pub struct RxHashFieldSelect: 0x4 {
+        /// IPv4 (0) or IPv6 (1).
+        L3_PROT_TYPE: 0x00 [31],
+        /// TCP (0) or UDP (1).
+        L4_PROT_TYPE: 0x00 [30],
+        /// Source address (1), destination address (2), source port (4), destination port (8).
+        SELECTED_FIELDS: 0x00 [29:0],
+    }
+
+    /// Context of a list of receive queues.
+    pub struct Rqtc: 0xf0 {
+        /// What the numbers are of: receive queues (0).
+        LIST_Q_TYPE: 0x14 [26:24],
+        /// How many it may have.
+        RQT_MAX_SIZE: 0x14 [15:0],
+        /// How many it has.
+        RQT_ACTUAL_SIZE: 0x18 [15:0],
+    }
+
+    /// Context of a table of flows.
+    pub struct FlowTableContext: 0x28 {
+        /// Frames may be given headers.
+        REFORMAT_EN: 0x00 [31],
+        /// Frames may be taken headers from.
+        DECAP_EN: 0x00 [30],
+        /// Its flows end here.
+        TERMINATION_TABLE: 0x00 [28],
+        /// Where frames go that no flow is for: on (0), to the table named (1).
+        TABLE_MISS_ACTION: 0x00 [27:24],
+        /// The table's level; flows lead to higher ones.
+        LEVEL: 0x00 [23:16],
+        /// Flows in it, as a power of two.
+        LOG_SIZE: 0x00 [7:0],
+        /// The table that frames go to that no flow is for.
+        TABLE_MISS_ID: 0x04 [23:0],
+    }
+
+    /// What frames are looked at for: a part of it is a mask in a group, and a value in a flow.
+    pub struct FteMatchParam: 0x200 {
+        /// The headers.
+        OUTER_HEADERS: 0x00 {FteMatchSetLyr24},
+        /// Miscellaneous.
+        MISC_PARAMETERS: 0x40 [u8; 64],
+        /// The headers within a tunnel.
+        INNER_HEADERS: 0x80 {FteMatchSetLyr24},
+        /// Miscellaneous, continued.
+        MISC_PARAMETERS_2: 0xc0 [u8; 64],
+        /// Miscellaneous, continued.
+        MISC_PARAMETERS_3: 0x100 [u8; 64],
+        /// Miscellaneous, continued.
+        MISC_PARAMETERS_4: 0x140 [u8; 64],
+        /// Miscellaneous, continued.
+        MISC_PARAMETERS_5: 0x180 [u8; 64],
+    }
+
+    /// Headers of a frame.
+    pub struct FteMatchSetLyr24: 0x40 {
+        /// Source address, upper part.
+        SMAC_47_16: 0x00 [31:0],
+        /// Source address, lower part.
+        SMAC_15_0: 0x04 [31:16],
+        /// The type.
+        ETHERTYPE: 0x04 [15:0],
+        /// Destination address, upper part.
+        DMAC_47_16: 0x08 [31:0],
+        /// Destination address, lower part.
+        DMAC_15_0: 0x0c [31:16],
+        /// The VLAN's priority.
+        FIRST_PRIO: 0x0c [15:13],
+        /// The VLAN's drop bit.
+        FIRST_CFI: 0x0c [12],
+        /// The VLAN.
+        FIRST_VID: 0x0c [11:0],
+        /// The protocol above IP.
+        IP_PROTOCOL: 0x10 [31:24],
+        /// The class of service.
+        IP_DSCP: 0x10 [23:18],
+        /// The congestion bits.
+        IP_ECN: 0x10 [17:16],
+        /// There is a VLAN tag.
+        CVLAN_TAG: 0x10 [15],
+        /// There is an outer VLAN tag.
+        SVLAN_TAG: 0x10 [14],
+        /// It is a fragment.
+        FRAG: 0x10 [13],
+        /// 4 or 6.
+        IP_VERSION: 0x10 [12:9],
+        /// The flags of TCP.
+        TCP_FLAGS: 0x10 [8:0],
+        /// The source port of TCP.
+        TCP_SPORT: 0x14 [31:16],
+        /// The destination port of TCP.
+        TCP_DPORT: 0x14 [15:0],
+        /// Routers that it may pass.
+        TTL_HOPLIMIT: 0x18 [7:0],
+        /// The source port of UDP.
+        UDP_SPORT: 0x1c [31:16],
+        /// The destination port of UDP.
+        UDP_DPORT: 0x1c [15:0],
+        /// Source; an IPv4 address is in the last 4 bytes.
+        SRC_IPV4_SRC_IPV6: 0x20 [u8; 16],
+        /// Destination; an IPv4 address is in the last 4 bytes.
+        DST_IPV4_DST_IPV6: 0x30 [u8; 16],
+    }
+
+    /// What a flow does. Its destinations follow.
+    pub struct FlowContext: 0x300 {
+        /// Its group.
+        GROUP_ID: 0x04 [31:0],
+        /// What completions carry.
+        FLOW_TAG: 0x08 [23:0],
+        /// What is done: allow (1), drop (2), forward (4), count (8).
+        ACTION: 0x0c [15:0],
+        /// Destinations are of the long form.
+        EXTENDED_DESTINATION: 0x10 [31],
+        /// How many destinations follow.
+        DESTINATION_LIST_SIZE: 0x10 [23:0],
+        /// How many counters follow them.
+        FLOW_COUNTER_LIST_SIZE: 0x14 [23:0],
+        /// Which headers it gives.
+        PACKET_REFORMAT_ID: 0x18 [31:0],
+        /// Which headers it changes.
+        MODIFY_HEADER_ID: 0x1c [31:0],
+        /// Which frames it is for.
+        MATCH_VALUE: 0x40 {FteMatchParam},
+    }
+
+    /// Where a flow leads.
+    pub struct DestFormat: 0x8 {
+        /// What it is: a [`DestinationType`] code.
+        DESTINATION_TYPE: 0x00 [31:24],
+        /// Its number.
+        DESTINATION_ID: 0x00 [23:0],
+    }
+}
+
+codes! {
+    /// What a table of flows is for.
+    pub enum FlowTableType {
+        NicRx = 0x0 "what the interface receives",
+        NicTx = 0x1 "what the interface sends",
+        EswEgressAcl = 0x2 "what leaves the embedded switch",
+        EswIngressAcl = 0x3 "what enters the embedded switch",
+        Fdb = 0x4 "what the embedded switch forwards",
+        SnifferRx = 0x5 "copies of what is received",
+        SnifferTx = 0x6 "copies of what is sent",
+        RdmaRx = 0x7 "RDMA that is received",
+        RdmaTx = 0x8 "RDMA that is sent",
+    }
+
+    /// Where a flow leads.
+    pub enum DestinationType {
+        Vport = 0x0 "a virtual port",
+        FlowTable = 0x1 "a table of flows",
+        Tir = 0x2 "a transport interface",
+        FlowSampler = 0x6 "a sampler",
+        Uplink = 0x8 "the link",
+        TableType = 0xa "the first table of a type",
+    }
+}

@@ -1,0 +1,356 @@
+//! The context of a queue pair, and the path in it.
+
+use crate::codes::codes;
+use crate::layout;
+
+layout! {
+    list LAYOUTS;
+
+    /// Context of a queue pair.
+    pub struct Qpc: 0xe8 {
+        /// The state: a [`QpState`] code.
+        STATE: 0x00 [31:28],
+        /// Which port of several that act as one sends, from 1; 0 for any.
+        LAG_TX_PORT_AFFINITY: 0x00 [27:24],
+        /// The service: a [`ServiceType`] code.
+        ST: 0x00 [23:16],
+        /// Traffic is kept apart from other queue pairs' on its lane.
+        ISOLATE_VL_TC: 0x00 [13],
+        /// Path migration: a [`PathMigration`] code.
+        PM_STATE: 0x00 [12:11],
+        /// How the requester counts the responder's credits.
+        REQ_E2E_CREDIT_MODE: 0x00 [9:8],
+        /// Work of the host's that the adapter does: tag matching is 1, storage targets 2.
+        OFFLOAD_TYPE: 0x00 [7:4],
+        /// What is written beyond a message's end: nothing (0), or up to the end of the cache line (1).
+        END_PADDING_MODE: 0x00 [3:2],
+        /// Work queue entries carry signatures.
+        WQ_SIGNATURE: 0x04 [31],
+        /// Multicast that this queue pair sends does not come back to it.
+        BLOCK_LB_MC: 0x04 [30],
+        /// Writes of 8 bytes are made as one.
+        ATOMIC_LIKE_WRITE_EN: 0x04 [29],
+        /// Fewer packets wait for more.
+        LATENCY_SENSITIVE: 0x04 [28],
+        /// The send queue drains at a signature error.
+        DRAIN_SIGERR: 0x04 [26],
+        /// The ordering bits hold, whatever the peers agreed on.
+        DP_ORDERING_FORCE: 0x04 [24],
+        /// The protection domain.
+        PD: 0x04 [23:0],
+        /// Payload of a packet: an [`MtuCode`](crate::MtuCode).
+        MTU: 0x08 [31:29],
+        /// The longest message, as a power of two.
+        LOG_MSG_MAX: 0x08 [28:24],
+        /// Entries of the receive queue, as a power of two.
+        LOG_RQ_SIZE: 0x08 [22:19],
+        /// Bytes of such an entry, as a power of two less 4: 0 for 16 bytes.
+        LOG_RQ_STRIDE: 0x08 [18:16],
+        /// There is no send queue.
+        NO_SQ: 0x08 [15],
+        /// Blocks of 64 bytes in the send queue, as a power of two.
+        LOG_SQ_SIZE: 0x08 [14:11],
+        /// How lost packets are sent again.
+        RETRY_MODE: 0x08 [9:8],
+        /// What completions' times mean: a free running clock (0), the default (1), the time of day (2).
+        TS_FORMAT: 0x08 [7:6],
+        /// The reserved local key may be used.
+        RLKY: 0x08 [4],
+        /// Offloads of the protocol above: none (0), IP over InfiniBand (1).
+        ULP_STATELESS_OFFLOAD_MODE: 0x08 [3:0],
+        /// The set of counters that counts this queue pair, see
+        /// [`AllocQCounterIn`](crate::command::counter::AllocQCounterIn).
+        COUNTER_SET_ID: 0x0c [31:24],
+        /// The doorbell page through which work is announced.
+        UAR_PAGE: 0x0c [23:0],
+        /// The user's number for this queue pair, which completions carry where the interface says so.
+        USER_INDEX: 0x10 [23:0],
+        /// Bytes of a page of the work queues, as a power of two less 12.
+        LOG_PAGE_SIZE: 0x14 [28:24],
+        /// The peer's queue pair.
+        REMOTE_QPN: 0x14 [23:0],
+        /// The path to the peer.
+        PRIMARY_ADDRESS_PATH: 0x18 {Ads},
+        /// The path that takes over.
+        SECONDARY_ADDRESS_PATH: 0x44 {Ads},
+        /// Every how many packets an acknowledgement is asked for, as a power of two.
+        LOG_ACK_REQ_FREQ: 0x70 [31:28],
+        /// READs and atomics that may be under way to the peer, as a power of two.
+        LOG_SRA_MAX: 0x70 [23:21],
+        /// How often a packet is sent again.
+        RETRY_COUNT: 0x70 [18:16],
+        /// How often a message is sent again that found the receiver not ready; 7 for without end.
+        RNR_RETRY: 0x70 [15:13],
+        /// Fast registration is allowed.
+        FRE: 0x70 [11],
+        /// How often that may still be.
+        CUR_RNR_RETRY: 0x70 [10:8],
+        /// How often a packet may still be sent again.
+        CUR_RETRY_COUNT: 0x70 [7:5],
+        /// The packet sequence number to be sent next.
+        NEXT_SEND_PSN: 0x78 [23:0],
+        /// The completion queue of the send queue.
+        CQN_SND: 0x7c [23:0],
+        /// The number that datagrams give as their source, where it is not the queue pair's own.
+        DETH_SQPN: 0x80 [23:0],
+        /// The last packet sequence number that was acknowledged.
+        LAST_ACKED_PSN: 0x88 [23:0],
+        /// The send sequence number.
+        SSN: 0x8c [23:0],
+        /// READs and atomics of the peer that may be under way, as a power of two.
+        LOG_RRA_MAX: 0x90 [23:21],
+        /// Atomic operations that the peer may do: an [`AtomicMode`] code; 0 for none.
+        ATOMIC_MODE: 0x90 [19:16],
+        /// The peer may READ.
+        RRE: 0x90 [15],
+        /// The peer may WRITE.
+        RWE: 0x90 [14],
+        /// The peer may do atomic operations.
+        RAE: 0x90 [13],
+        /// Where in the first page the work queues begin, in units of 1/64 of a page.
+        PAGE_OFFSET: 0x90 [11:6],
+        /// Packets may be put in place out of order.
+        DP_ORDERING_1: 0x90 [3],
+        /// The receive queue waits for others to start it.
+        CD_SLAVE_RECEIVE: 0x90 [2],
+        /// The send queue waits for others to start it.
+        CD_SLAVE_SEND: 0x90 [1],
+        /// This queue pair starts others.
+        CD_MASTER: 0x90 [0],
+        /// How long the peer shall wait when no receive request is there, as InfiniBand numbers these times.
+        MIN_RNR_NAK: 0x94 [28:24],
+        /// The packet sequence number that is expected next.
+        NEXT_RCV_PSN: 0x94 [23:0],
+        /// The domain of an extended reliable connection.
+        XRCD: 0x98 [23:0],
+        /// The completion queue of the receive queue.
+        CQN_RCV: 0x9c [23:0],
+        /// Bus address of the doorbell record.
+        DBR_ADDR: 0xa0 [63:0],
+        /// The key that datagrams must carry.
+        Q_KEY: 0xa8 [31:0],
+        /// Where receive requests come from: an [`RqType`] code.
+        RQ_TYPE: 0xac [26:24],
+        /// The shared receive queue.
+        SRQN_RMPN_XRQN: 0xac [23:0],
+        /// The message sequence number received last.
+        RMSN: 0xb0 [23:0],
+        /// Blocks of the send queue that the adapter has taken.
+        HW_SQ_WQEBB_COUNTER: 0xb4 [31:16],
+        /// Blocks of the send queue that the driver has announced.
+        SW_SQ_WQEBB_COUNTER: 0xb4 [15:0],
+        /// Receive requests that the adapter has taken.
+        HW_RQ_COUNTER: 0xb8 [31:0],
+        /// Receive requests that the driver has announced.
+        SW_RQ_COUNTER: 0xbc [31:0],
+        /// Data may be scattered into the completion by the size of a request.
+        CGS: 0xc4 [16],
+        /// Short answers lie in the completion, not in memory: 0 never, 0x11 up to 32 bytes, 0x22 up to 64.
+        CS_REQ: 0xc4 [15:8],
+        /// Short messages lie in the completion: 0 never, 1 up to 32 bytes, 2 up to 64.
+        CS_RES: 0xc4 [7:0],
+        /// The key of a dynamic connection.
+        DC_ACCESS_KEY: 0xc8 [63:0],
+        /// The doorbell record is given as a place in registered user memory.
+        DBR_UMEM_VALID: 0xd0 [28],
+    }
+
+    /// Address path: how packets reach the peer.
+    pub struct Ads: 0x2c {
+        /// Loops back, where the address says so.
+        FL: 0x00 [31],
+        /// Packets may go by any of several ways.
+        FREE_AR: 0x00 [30],
+        /// Which partition key packets carry.
+        PKEY_INDEX: 0x00 [15:0],
+        /// Packets carry a global header. Always so on Ethernet.
+        GRH: 0x04 [23],
+        /// The lower bits of the own local identifier.
+        MLID: 0x04 [22:16],
+        /// The peer's local identifier; InfiniBand only.
+        RLID: 0x04 [15:0],
+        /// How long to wait for an acknowledgement: 4.096 us times two to this power.
+        ACK_TIMEOUT: 0x08 [31:27],
+        /// Which of the port's own addresses is the source.
+        SRC_ADDR_INDEX: 0x08 [23:16],
+        /// The highest rate, numbered as InfiniBand does, plus 5; 0 for none.
+        STAT_RATE: 0x08 [11:8],
+        /// Routers that a packet may pass.
+        HOP_LIMIT: 0x08 [7:0],
+        /// The traffic class.
+        TCLASS: 0x0c [27:20],
+        /// The flow label.
+        FLOW_LABEL: 0x0c [19:0],
+        /// The peer's GID, or its IP address.
+        RGID_RIP: 0x10 [u8; 16],
+        /// `DSCP` holds, and not what follows from the priority.
+        F_DSCP: 0x20 [27],
+        /// `ECN` holds.
+        F_ECN: 0x20 [26],
+        /// `ETH_PRIO` holds.
+        F_ETH_PRIO: 0x20 [24],
+        /// Congestion bits of the IP header.
+        ECN: 0x20 [23:22],
+        /// The class of service in the IP header.
+        DSCP: 0x20 [21:16],
+        /// The UDP source port, which says which of several ways a packet takes.
+        UDP_SPORT: 0x20 [15:0],
+        /// The VLAN tag's drop bit.
+        DEI_CFI: 0x24 [31],
+        /// The VLAN tag's priority.
+        ETH_PRIO: 0x24 [30:28],
+        /// The service level.
+        SL: 0x24 [27:24],
+        /// The port, from 1.
+        VHCA_PORT_NUM: 0x24 [23:16],
+        /// The peer's Ethernet address, upper part.
+        RMAC_47_32: 0x24 [15:0],
+        /// The peer's Ethernet address, lower part.
+        RMAC_31_0: 0x28 [31:0],
+    }
+}
+
+impl Ads {
+    /// The peer's Ethernet address.
+    #[must_use]
+    pub fn rmac(&self) -> [u8; 6] {
+        let [_, _, a, b] = self.get(Self::RMAC_47_32).to_be_bytes();
+        let [c, d, e, f] = self.get(Self::RMAC_31_0).to_be_bytes();
+        [a, b, c, d, e, f]
+    }
+
+    /// Sets the peer's Ethernet address.
+    pub fn set_rmac(&mut self, [a, b, c, d, e, f]: [u8; 6]) -> &mut Self {
+        self.set(Self::RMAC_47_32, u32::from_be_bytes([0, 0, a, b]));
+        self.set(Self::RMAC_31_0, u32::from_be_bytes([c, d, e, f]))
+    }
+}
+
+codes! {
+    /// State of a queue pair.
+    pub enum QpState {
+        Rst = 0x0 "reset",
+        Init = 0x1 "initialised: receive requests can be posted",
+        Rtr = 0x2 "ready to receive",
+        Rts = 0x3 "ready to send",
+        SqEr = 0x4 "the send queue is in error",
+        Err = 0x6 "in error",
+        Sqd = 0x7 "the send queue drains or is drained",
+        Suspended = 0x9 "suspended",
+    }
+
+    /// Service of a queue pair.
+    pub enum ServiceType {
+        Rc = 0x0 "reliable connection",
+        Uc = 0x1 "unreliable connection",
+        Ud = 0x2 "unreliable datagram",
+        Xrc = 0x3 "extended reliable connection",
+        Mlx = 0x4 "management frames that the driver builds itself",
+        Dci = 0x5 "dynamic connection, initiator",
+        Dct = 0x6 "dynamic connection, target",
+        Qp0 = 0x7 "subnet management, queue pair 0",
+        Qp1 = 0x8 "general services, queue pair 1",
+        RawEthertype = 0x9 "raw Ethernet",
+        RawIpv6 = 0xa "raw IPv6",
+        Sniffer = 0xb "copies of what passes",
+        RegUmr = 0xc "memory keys changed by work requests",
+        Ptp1588 = 0xd "packets of the precision time protocol",
+        SyncUmr = 0xe "memory keys changed by work requests, in order",
+    }
+
+    /// State of path migration.
+    pub enum PathMigration {
+        Armed = 0x0 "the other path takes over when this one fails",
+        Rearm = 0x1 "another path is being agreed on",
+        Migrated = 0x3 "the other path has taken over, or there is none",
+    }
+
+    /// Where a queue pair takes its receive requests.
+    pub enum RqType {
+        Regular = 0x0 "a receive queue of its own",
+        Srq = 0x1 "a shared receive queue",
+        Crq = 0x2 "a queue that several completions make",
+        ZeroLength = 0x3 "there is none",
+    }
+
+    /// Atomic operations that a peer may do.
+    pub enum AtomicMode {
+        IbSpec = 0x1 "those of InfiniBand, of 8 bytes",
+        Only8Bytes = 0x2 "extended ones, of 8 bytes",
+        UpTo8Bytes = 0x3 "extended ones, of up to 8 bytes",
+        UpTo16Bytes = 0x4 "extended ones, of up to 16 bytes",
+        UpTo32Bytes = 0x5 "extended ones, of up to 32 bytes",
+        UpTo64Bytes = 0x6 "extended ones, of up to 64 bytes",
+        UpTo128Bytes = 0x7 "extended ones, of up to 128 bytes",
+        UpTo256Bytes = 0x8 "extended ones, of up to 256 bytes",
+    }
+}
+
+/// Which optional fields of the context a transition takes over: `OPT_PARAM_MASK` of the commands that modify queue
+/// pairs. Fields that the transition requires are taken over without.
+pub mod optpar {
+    /// `SECONDARY_ADDRESS_PATH`.
+    pub const ALT_ADDR_PATH: u32 = 1 << 0;
+    /// `RRE`.
+    pub const RRE: u32 = 1 << 1;
+    /// `RAE`, with `ATOMIC_MODE`.
+    pub const RAE: u32 = 1 << 2;
+    /// `RWE`.
+    pub const RWE: u32 = 1 << 3;
+    /// `PKEY_INDEX`.
+    pub const PKEY_INDEX: u32 = 1 << 4;
+    /// `Q_KEY`.
+    pub const Q_KEY: u32 = 1 << 5;
+    /// `MIN_RNR_NAK`.
+    pub const RNR_TIMEOUT: u32 = 1 << 6;
+    /// `PRIMARY_ADDRESS_PATH`.
+    pub const PRIMARY_ADDR_PATH: u32 = 1 << 7;
+    /// `LOG_SRA_MAX`.
+    pub const SRA_MAX: u32 = 1 << 8;
+    /// `LOG_RRA_MAX`.
+    pub const RRA_MAX: u32 = 1 << 9;
+    /// `PM_STATE`.
+    pub const PM_STATE: u32 = 1 << 10;
+    /// `RETRY_COUNT`.
+    pub const RETRY_COUNT: u32 = 1 << 12;
+    /// `RNR_RETRY`.
+    pub const RNR_RETRY: u32 = 1 << 13;
+    /// `ACK_TIMEOUT`.
+    pub const ACK_TIMEOUT: u32 = 1 << 14;
+    /// `LAG_TX_PORT_AFFINITY`.
+    pub const LAG_TX_AFF: u32 = 1 << 15;
+    /// `VHCA_PORT_NUM`.
+    pub const PRI_PORT: u32 = 1 << 16;
+    /// `DSCP`.
+    pub const PRIMARY_ADDR_PATH_DSCP: u32 = 1 << 17;
+    /// `SRQN_RMPN_XRQN`.
+    pub const RMPN_XRQN: u32 = 1 << 18;
+    /// `CQN_RCV`.
+    pub const CQN_RCV: u32 = 1 << 19;
+    /// `OFFLOAD_TYPE`.
+    pub const OFFLOAD_TYPE: u32 = 1 << 24;
+    /// `COUNTER_SET_ID`.
+    pub const COUNTER_SET_ID: u32 = 1 << 25;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ethernet_address_lies_at_the_end_of_the_path() {
+        let mut path = Ads::new();
+        path.set_rmac([2, 3, 4, 5, 6, 7]);
+        assert_eq!(path.as_bytes()[0x26..], [2, 3, 4, 5, 6, 7]);
+        assert_eq!(path.rmac(), [2, 3, 4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn a_context_has_its_path_at_0x18() {
+        let path = Ads::new().with(Ads::RLID, 0xabcd);
+        let context = Qpc::new().with(Qpc::PRIMARY_ADDRESS_PATH, path).with(Qpc::STATE, QpState::Rts.code());
+        assert_eq!(context.as_bytes()[0x1e..0x20], [0xab, 0xcd]);
+        assert_eq!(context.as_bytes()[0], 0x30);
+        assert_eq!(context.get(Qpc::PRIMARY_ADDRESS_PATH), path);
+    }
+}

@@ -1,0 +1,414 @@
+//! Work queue entries: the segments of 16 bytes that they are made of.
+//!
+//! A send queue is a ring of blocks of [`SEND_WQE_BB`] bytes. An entry begins at a block, with a control segment that
+//! says what to do and how many units of [`WQE_DS_UNIT`] bytes the entry has; what follows depends on the operation:
+//!
+//! | operation | segments |
+//! |---|---|
+//! | SEND on a connection | [`CtrlSeg`], data |
+//! | SEND of a datagram | [`CtrlSeg`], [`UdAdrsVector`], data |
+//! | WRITE, READ | [`CtrlSeg`], [`RaddrSeg`], data |
+//! | atomic | [`CtrlSeg`], [`RaddrSeg`], [`AtomicSeg`], one data pointer for the old value |
+//! | invalidate, fast register | [`CtrlSeg`], [`UmrCtrlSeg`], [`Mkc`](crate::Mkc), translation entries |
+//!
+//! Data are pointers ([`DataSeg`]), or bytes in the entry itself behind an [`InlineSeg`], filled up to 16 bytes.
+//!
+//! An entry of a receive queue is a list of pointers as long as the queue's stride. One that has fewer places ends with
+//! [`DataSeg::TERMINATOR`]. In a shared receive queue, a [`SrqNextSeg`] stands before it.
+
+use crate::codes::codes;
+use crate::layout;
+
+/// Bytes of a block of the send queue (WQEBB).
+pub const SEND_WQE_BB: usize = 64;
+/// Bytes of the unit in which an entry's length is given (octword).
+pub const WQE_DS_UNIT: usize = 16;
+/// Units that the longest entry has: as many as [`CtrlSeg::DS`] can say.
+pub const MAX_WQE_DS: u32 = 63;
+
+layout! {
+    list LAYOUTS;
+
+    /// Control segment: what an entry of the send queue asks for. Its first 8 bytes are what is written to the
+    /// doorbell page.
+    pub struct CtrlSeg: 0x10 {
+        /// A variant of the operation.
+        OPC_MOD: 0x00 [31:24],
+        /// The entry's first block, counted without end.
+        WQE_INDEX: 0x00 [23:8],
+        /// The operation: a [`WqeOpcode`] code.
+        OPCODE: 0x00 [7:0],
+        /// The queue pair, or send queue.
+        QP_OR_SQ: 0x04 [31:8],
+        /// Units of 16 bytes in the entry.
+        DS: 0x04 [5:0],
+        /// Makes the exclusive or of the entry's bytes 0xff, where the context asks for it.
+        SIGNATURE: 0x08 [31:24],
+        /// Stream of a dynamic connection.
+        DCI_STREAM_CHANNEL_ID: 0x08 [23:8],
+        /// What to wait for: a [`FenceMode`] code.
+        FM: 0x08 [7:5],
+        /// When to complete: a [`CompletionMode`] code.
+        CE: 0x08 [3:2],
+        /// The peer's completion is solicited.
+        SE: 0x08 [1],
+        /// The immediate value.
+        IMM: 0x0c [31:0],
+        /// The key that the peer invalidates.
+        INVALIDATE_KEY: 0x0c [31:0] over,
+        /// The key that the entry makes or invalidates.
+        UMR_MKEY: 0x0c [31:0] over,
+    }
+
+    /// Remote address segment: where at the peer.
+    pub struct RaddrSeg: 0x10 {
+        /// The address.
+        RADDR: 0x00 [63:0],
+        /// The key that allows it.
+        RKEY: 0x08 [31:0],
+    }
+
+    /// Atomic segment: the operands.
+    pub struct AtomicSeg: 0x10 {
+        /// What is put in if the comparison holds, or what is added.
+        SWAP_ADD: 0x00 [63:0],
+        /// What is compared with.
+        COMPARE: 0x08 [63:0],
+    }
+
+    /// Atomic segment of a masked operation.
+    pub struct MaskedAtomicSeg: 0x20 {
+        /// What is put in, or added.
+        SWAP_ADD: 0x00 [63:0],
+        /// What is compared with.
+        COMPARE: 0x08 [63:0],
+        /// Which bits are put in; for an addition, where carries stop.
+        SWAP_ADD_MASK: 0x10 [63:0],
+        /// Which bits are compared.
+        COMPARE_MASK: 0x18 [63:0],
+    }
+
+    /// Data segment: a pointer.
+    pub struct DataSeg: 0x10 {
+        /// The segment is no pointer but an [`InlineSeg`].
+        INLINE: 0x00 [31],
+        /// Bytes there; 0 stands for 2^31, so an empty place is left out.
+        BYTE_COUNT: 0x00 [30:0],
+        /// The key that allows it.
+        LKEY: 0x04 [31:0],
+        /// The address.
+        ADDR: 0x08 [63:0],
+    }
+
+    /// Head of data in the entry itself. The data follow at once, and are filled up to a multiple of 16 bytes with
+    /// these 4.
+    pub struct InlineSeg: 0x04 {
+        /// Always set; told from a pointer by it.
+        INLINE: 0x00 [31],
+        /// Bytes that follow.
+        BYTE_COUNT: 0x00 [9:0],
+    }
+
+    /// Datagram segment: the address of an entry's peer.
+    pub struct UdAdrsVector: 0x30 {
+        /// The key of a dynamic connection.
+        DC_KEY: 0x00 [63:0],
+        /// The key that the datagram carries. With its highest bit set, that of the queue pair's context is sent.
+        Q_KEY: 0x00 [31:0] over,
+        /// The vector has all of its 48 bytes. Always so here.
+        EXT: 0x08 [31],
+        /// The peer's queue pair.
+        DESTINATION_QP_DCT: 0x08 [23:0],
+        /// The highest rate, numbered as InfiniBand does, plus 5; 0 for none.
+        STATIC_RATE: 0x0c [31:28],
+        /// The service level; on Ethernet the VLAN's priority in its lower three bits.
+        SL_ETH_PRIO: 0x0c [27:24],
+        /// Loops back, where the address says so.
+        FL: 0x0c [23],
+        /// The lower bits of the own local identifier.
+        MLID: 0x0c [22:16],
+        /// The peer's local identifier; on Ethernet, the UDP source port.
+        RLID_UDP_SPORT: 0x0c [15:0],
+        /// The peer's Ethernet address, upper part.
+        RMAC_47_16: 0x14 [31:0],
+        /// The peer's Ethernet address, lower part.
+        RMAC_15_0: 0x18 [31:16],
+        /// The traffic class.
+        TCLASS: 0x18 [15:8],
+        /// Routers that the datagram may pass.
+        HOP_LIMIT: 0x18 [7:0],
+        /// It carries a global header. Always so on Ethernet.
+        GRH: 0x1c [30],
+        /// Which of the port's own addresses is the source.
+        SRC_ADDR_INDEX: 0x1c [27:20],
+        /// The flow label.
+        FLOW_LABEL: 0x1c [19:0],
+        /// The peer's GID, or its IP address.
+        RGID_RIP: 0x20 [u8; 16],
+    }
+
+    /// Control segment of an entry that changes a memory key (UMR).
+    pub struct UmrCtrlSeg: 0x30 {
+        /// The translation follows in the entry, and not behind a pointer.
+        INLINE: 0x00 [31],
+        /// What the key must be before: 0 anything, 1 not free, 2 free.
+        CHECK: 0x00 [30:29],
+        /// Only a part of the translation is changed, which begins at `XLT_OFFSET`.
+        TRANSLATION_OFFSET_EN: 0x00 [28],
+        /// The key must belong to this queue pair.
+        CHECK_QPN: 0x00 [27],
+        /// Entries of the translation, in units of 16 bytes.
+        XLT_OCTOWORDS: 0x04 [31:16],
+        /// Where the part begins, in units of 16 bytes; or the room for signatures.
+        XLT_OFFSET: 0x04 [15:0],
+        /// Which fields of the context are changed, see [`mkey_mask`].
+        MKEY_MASK: 0x08 [63:0],
+        /// More of `XLT_OFFSET`.
+        XLT_OFFSET_47_16: 0x10 [31:0],
+    }
+
+    /// What stands before an entry of a shared receive queue, whose adapter links free entries.
+    pub struct SrqNextSeg: 0x10 {
+        /// The next entry.
+        NEXT_WQE_INDEX: 0x00 [15:0],
+        /// Makes the exclusive or of the entry's bytes 0xff, where the context asks for it.
+        SIGNATURE: 0x04 [31:24],
+    }
+
+    /// Ethernet segment: what the adapter does with a frame. The frame's first bytes follow its last field.
+    pub struct EthSeg: 0x10 {
+        /// Which checksums it makes: 0x40 that of the IP header, 0x80 that of TCP or UDP.
+        CS_FLAGS: 0x04 [31:24],
+        /// Bytes of payload in each packet of a segmented one.
+        MSS: 0x04 [15:0],
+        /// For flow tables.
+        FLOW_TABLE_METADATA: 0x08 [31:0],
+        /// Bytes of the frame that stand in the entry, the first two of them in this segment.
+        INLINE_HDR_SZ: 0x0c [31:16],
+        /// The frame's first two bytes.
+        INLINE_HDR_START: 0x0c [15:0],
+    }
+}
+
+impl DataSeg {
+    /// The key in a segment that ends the list of a receive request.
+    pub const INVALID_LKEY: u32 = 0x100;
+
+    /// Ends the list of a receive request that has fewer places than its queue's stride.
+    pub const TERMINATOR: Self = Self::from_array([0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+
+    /// A pointer to `byte_count` bytes.
+    #[inline]
+    #[must_use]
+    pub fn pointer(byte_count: u32, lkey: u32, addr: u64) -> Self {
+        Self::new().with(Self::BYTE_COUNT, byte_count).with(Self::LKEY, lkey).with(Self::ADDR, addr)
+    }
+
+    /// Whether the segment ends the list of a receive request, which its key says.
+    #[inline]
+    #[must_use]
+    pub fn is_terminator(&self) -> bool {
+        self.get(Self::LKEY) == Self::INVALID_LKEY
+    }
+}
+
+impl InlineSeg {
+    /// The head of `byte_count` bytes, at most 1023.
+    ///
+    /// # Panics
+    ///
+    /// If there are more.
+    #[inline]
+    #[must_use]
+    pub fn of(byte_count: u32) -> Self {
+        Self::new().with(Self::INLINE, true).with(Self::BYTE_COUNT, byte_count)
+    }
+
+    /// Bytes of the entry that `byte_count` bytes take, with the head and what fills them up.
+    #[inline]
+    #[must_use]
+    pub const fn room(byte_count: usize) -> usize {
+        (Self::SIZE + byte_count).next_multiple_of(WQE_DS_UNIT)
+    }
+}
+
+impl UdAdrsVector {
+    /// The peer's Ethernet address.
+    #[must_use]
+    pub fn rmac(&self) -> [u8; 6] {
+        let [a, b, c, d] = self.get(Self::RMAC_47_16).to_be_bytes();
+        let [_, _, e, f] = self.get(Self::RMAC_15_0).to_be_bytes();
+        [a, b, c, d, e, f]
+    }
+
+    /// Sets the peer's Ethernet address.
+    pub fn set_rmac(&mut self, [a, b, c, d, e, f]: [u8; 6]) -> &mut Self {
+        self.set(Self::RMAC_47_16, u32::from_be_bytes([a, b, c, d]));
+        self.set(Self::RMAC_15_0, u32::from_be_bytes([0, 0, e, f]))
+    }
+}
+
+/// The exclusive or of an entry's bytes, inverted: what goes into a signature field that was 0 before.
+#[must_use]
+pub fn wqe_signature(entry: &[u8]) -> u8 {
+    !entry.iter().fold(0, |sum, byte| sum ^ byte)
+}
+
+/// Which fields of a memory key's context an entry changes: [`UmrCtrlSeg::MKEY_MASK`].
+pub mod mkey_mask {
+    /// `LEN`.
+    pub const LEN: u64 = 1 << 0;
+    /// `LOG_PAGE_SIZE`.
+    pub const PAGE_SIZE: u64 = 1 << 1;
+    /// `START_ADDR`.
+    pub const START_ADDR: u64 = 1 << 6;
+    /// `PD`.
+    pub const PD: u64 = 1 << 7;
+    /// `EN_RINVAL`.
+    pub const EN_RINVAL: u64 = 1 << 8;
+    /// `EXPECTED_SIGERR_COUNT`.
+    pub const EN_SIGERR: u64 = 1 << 9;
+    /// `BSF_EN`.
+    pub const BSF_EN: u64 = 1 << 12;
+    /// `MKEY_7_0`.
+    pub const KEY: u64 = 1 << 13;
+    /// `QPN`.
+    pub const QPN: u64 = 1 << 14;
+    /// `LR`.
+    pub const LR: u64 = 1 << 17;
+    /// `LW`.
+    pub const LW: u64 = 1 << 18;
+    /// `RR`.
+    pub const RR: u64 = 1 << 19;
+    /// `RW`.
+    pub const RW: u64 = 1 << 20;
+    /// `A`.
+    pub const A: u64 = 1 << 21;
+    /// `SMALL_FENCE_ON_RDMA_READ_RESPONSE`.
+    pub const SMALL_FENCE: u64 = 1 << 23;
+    /// `RELAXED_ORDERING_WRITE`.
+    pub const RELAXED_ORDERING_WRITE: u64 = 1 << 25;
+    /// `FREE`.
+    pub const FREE: u64 = 1 << 29;
+    /// `RELAXED_ORDERING_READ`.
+    pub const RELAXED_ORDERING_READ: u64 = 1 << 47;
+}
+
+codes! {
+    /// Operation of an entry of a send queue.
+    pub enum WqeOpcode {
+        Nop = 0x00 "nothing",
+        SendInval = 0x01 "SEND with invalidate",
+        RdmaWrite = 0x08 "RDMA WRITE",
+        RdmaWriteImm = 0x09 "RDMA WRITE with immediate",
+        Send = 0x0a "SEND",
+        SendImm = 0x0b "SEND with immediate",
+        Lso = 0x0e "a packet to be segmented",
+        RdmaRead = 0x10 "RDMA READ",
+        AtomicCs = 0x11 "COMPARE SWAP",
+        AtomicFa = 0x12 "FETCH ADD",
+        AtomicMaskedCs = 0x14 "masked COMPARE SWAP",
+        AtomicMaskedFa = 0x15 "masked FETCH ADD",
+        BindMw = 0x18 "memory window bind",
+        Fmr = 0x19 "fast registration",
+        LocalInval = 0x1b "local invalidate",
+        ConfigCmd = 0x1f "configuration",
+        SetPsv = 0x20 "signature set",
+        GetPsv = 0x21 "signature get",
+        CheckPsv = 0x22 "signature check",
+        Dump = 0x23 "dump of memory",
+        Umr = 0x25 "memory key change",
+        RgetPsv = 0x26 "remote signature get",
+        RcheckPsv = 0x27 "remote signature check",
+        TagMatching = 0x28 "tag matching",
+        EnhancedMpsw = 0x29 "several packets",
+        FlowTblAccess = 0x2c "flow table access",
+        AccessAso = 0x2d "steering object access",
+        Mmo = 0x2f "memory to memory",
+    }
+
+    /// What an entry waits for.
+    pub enum FenceMode {
+        None = 0 "nothing",
+        InitiatorSmall = 1 "a change of a memory key before it",
+        Fence = 2 "READs and atomics before it",
+        StrongOrdering = 3 "all before it",
+        SmallAndFence = 4 "a change of a memory key, and READs and atomics before it",
+    }
+
+    /// When an entry makes a completion.
+    pub enum CompletionMode {
+        OnErrorOnly = 0 "when it fails",
+        OnFirstError = 1 "when it is the first that fails",
+        Always = 2 "always",
+        AlwaysAndEqe = 3 "always, and an event with it",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_send_lies_as_a_stock_driver_laid_it() {
+        let ctrl = CtrlSeg::new()
+            .with(CtrlSeg::OPCODE, WqeOpcode::Send.code())
+            .with(CtrlSeg::QP_OR_SQ, 0x43)
+            .with(CtrlSeg::DS, 2)
+            .with(CtrlSeg::CE, CompletionMode::Always.code());
+        let data = DataSeg::pointer(0x40, 0x4105, 0x55dc_0f76_c000);
+        let seen = [
+            [0x0000000a, 0x00004302, 0x00000008, 0x00000000],
+            [0x00000040, 0x00004105, 0x000055dc, 0x0f76c000],
+        ]
+        .map(|segment: [u32; 4]| segment.map(u32::to_be_bytes).as_flattened().to_vec());
+        assert_eq!(ctrl.as_bytes()[..], seen[0]);
+        assert_eq!(data.as_bytes()[..], seen[1]);
+
+        let parsed = CtrlSeg::from_bytes(&seen[0]).unwrap();
+        assert_eq!(WqeOpcode::from_code(parsed.get(CtrlSeg::OPCODE)), Some(WqeOpcode::Send));
+        assert_eq!(CompletionMode::from_code(parsed.get(CtrlSeg::CE)), Some(CompletionMode::Always));
+        assert_eq!(parsed.get(CtrlSeg::QP_OR_SQ), 0x43);
+    }
+
+    #[test]
+    fn the_list_of_a_receive_request_ends_with_the_key_0x100() {
+        assert!(DataSeg::TERMINATOR.is_terminator());
+        assert_eq!(DataSeg::TERMINATOR, DataSeg::pointer(0, DataSeg::INVALID_LKEY, 0));
+        assert!(!DataSeg::pointer(0, 0x4105, 0).is_terminator());
+    }
+
+    #[test]
+    fn data_in_the_entry_are_told_from_a_pointer_and_filled_up_to_16_bytes() {
+        let head = InlineSeg::of(13);
+        assert_eq!(head.as_bytes(), &[0x80, 0, 0, 13]);
+        let mut segment = [0; 16];
+        head.write_to(&mut segment).unwrap();
+        assert!(DataSeg::from_bytes(&segment).unwrap().get(DataSeg::INLINE));
+        assert_eq!([0, 12, 13, 28, 29].map(InlineSeg::room), [16, 16, 32, 32, 48]);
+    }
+
+    #[test]
+    fn a_datagrams_address_has_48_bytes() {
+        let mut address =
+            UdAdrsVector::new().with(UdAdrsVector::Q_KEY, 0x8001_0000).with(UdAdrsVector::EXT, true);
+        address
+            .set_rmac([2, 3, 4, 5, 6, 7])
+            .set(UdAdrsVector::GRH, true)
+            .set(UdAdrsVector::SRC_ADDR_INDEX, 3);
+        assert_eq!(UdAdrsVector::SIZE, 48);
+        assert_eq!(address.as_bytes()[..4], [0x80, 1, 0, 0]);
+        assert_eq!(address.as_bytes()[8], 0x80);
+        assert_eq!(address.as_bytes()[0x14..0x1a], [2, 3, 4, 5, 6, 7]);
+        assert_eq!(address.as_bytes()[0x1c..0x20], [0x40, 0x30, 0, 0]);
+        assert_eq!(address.rmac(), [2, 3, 4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn a_signature_makes_the_exclusive_or_of_an_entry_0xff() {
+        let mut entry = CtrlSeg::new().with(CtrlSeg::WQE_INDEX, 0x1234).with(CtrlSeg::DS, 1);
+        let signature = wqe_signature(entry.as_bytes());
+        entry.set(CtrlSeg::SIGNATURE, signature.into());
+        assert_eq!(entry.as_bytes().iter().fold(0, |sum, byte| sum ^ byte), 0xff);
+    }
+}

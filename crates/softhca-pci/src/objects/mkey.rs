@@ -1,0 +1,18 @@
+//! Memory keys.
+
+use hca_prm::CmdStatus;
+
+use crate::command::Output;
+use crate::function::Function;
+
+impl Function {
+    pub(crate) fn create_mkey(&mut self, _input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
+        Err(CmdStatus::BadOp)
+    }
+    pub(crate) fn query_mkey(&mut self, _input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
+        Err(CmdStatus::BadOp)
+    }
+    pub(crate) fn destroy_mkey(&mut self, _input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
+        Err(CmdStatus::BadOp)
+    }
+}
