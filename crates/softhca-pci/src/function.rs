@@ -124,7 +124,7 @@ impl Function {
             commands: Commands::default(),
             resources: Resources::default(),
             eqs: Eqs::default(),
-            objects: Objects::default(),
+            objects: Objects::new(hca.clone()),
             path: Path::default(),
             hca,
         })
