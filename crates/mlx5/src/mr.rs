@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(of(G1, 2 * G1, 0, (G1, 3 * G1)), (G1, 2, 30));
         // A part of it.
         assert_eq!(of(M2 + 5, 10, 5, (M2, 3 * M2)), (M2, 1, 21));
-        assert_eq!(of(M2 - 5, 10, M2 - 5, (0, 4 * M2)), (0, 1, 22));
+        assert_eq!(of(M2 - 5, 10, M2 - 5, (0, 4 * M2)), (0, 1, 23));
         // Pages reach as far as what is mapped, no further.
         assert_eq!(of(M2, K4, M2, (M2, M2 + K4)), (M2, 1, 12));
         assert_eq!(of(M2, 3 * K4, M2, (M2, M2 + 4 * K4)), (M2, 1, 14));

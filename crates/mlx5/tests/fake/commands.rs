@@ -73,7 +73,7 @@ impl State {
         match command {
             Opcode::ENABLE_HCA => self.enabled = true,
             Opcode::QUERY_ISSI => {
-                put(out, QueryIssiOut::new().with(QueryIssiOut::SUPPORTED_ISSI_DW0, self.wants.issi))
+                put(out, QueryIssiOut::new().with(QueryIssiOut::SUPPORTED_ISSI_DW0, self.wants.issi));
             }
             Opcode::QUERY_PAGES => {
                 let pages = if op_mod == 1 { self.wants.boot_pages } else { self.wants.init_pages };
