@@ -287,6 +287,17 @@ fn no_more_is_mapped_than_the_server_takes() {
 }
 
 #[test]
+fn mappings_are_whole_pages_of_the_sizes_that_the_server_takes() {
+    for (pgsizes, bytes) in [(4096, 4096), (0x20_0000 | 0x1_0000, 0x1_0000), (0, 4096), (1 << 63, 2 << 20)] {
+        let server = Server::new();
+        server.state().capabilities = capabilities(|c| c.pgsizes = pgsizes);
+        let arena = DmaArena::new(&open(&server), ArenaOptions { chunk_bytes: 4096, huge_pages: false });
+        let buf = arena.alloc(1, 1).unwrap();
+        assert_eq!((arena.mapped_bytes(), buf.iova().0 % bytes as u64), (bytes, 0), "{pgsizes:#x}");
+    }
+}
+
+#[test]
 fn a_server_that_asks_for_memory_by_messages_gets_what_is_mapped_and_nothing_else() {
     let server = Server::new();
     let function = open(&server);
