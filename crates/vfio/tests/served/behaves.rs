@@ -7,8 +7,8 @@ use std::time::Duration;
 use hca_vfio::user::Sleeper;
 use hca_vfio::user::wire::{Capabilities, Kind, Reply, Request};
 use hca_vfio::{
-    ArenaOptions, Capability, DmaArena, DmaError, DmaRights, FunctionError, OpenError, PciFunction,
-    UserError, UserOptions,
+    ArenaOptions, Bar, Capability, ConfigSpace, DmaArena, DmaBuf, DmaError, DmaMapping, DmaRights,
+    FunctionError, Mmio, OpenError, PciFunction, Registers, UserError, UserOptions, Waker,
 };
 
 use super::server::{AREA, SPARSE_BYTES, Server, TRAPPED_BYTES, VECTORS};
@@ -125,6 +125,40 @@ fn a_mapped_part_of_a_bar_is_the_server_s_memory_and_the_rest_can_not_be_mapped(
     drop((window, inner));
     config.set_memory_space(false).unwrap();
     assert_eq!(server.state().config[4], 0);
+}
+
+#[test]
+fn registers_are_reached_by_the_window_where_there_is_one_and_by_calls_elsewhere() {
+    let server = Server::new();
+    let function = open(&server);
+    let mapped = function.bar(2).unwrap().registers(AREA.offset + 0x100, 0x40).unwrap();
+    let called = function.bar(0).unwrap().registers(0x100, 0x40).unwrap();
+    assert!(mapped.window().is_some() && called.window().is_none() && called.offset() == 0x100);
+    for r in [&mapped, &called] {
+        r.write32_be(4, 0x0102_0304).unwrap();
+        r.write64_be(8, 0x0506_0708_090a_0b0c).unwrap();
+        assert_eq!((r.read32_be(4).unwrap(), r.read64_be(8).unwrap()), (0x0102_0304, 0x0506_0708_090a_0b0c));
+        for at in [2, 0x40, u64::MAX - 3] {
+            assert!(matches!(r.read32_be(at), Err(FunctionError::Range { size: 0x40, .. })), "{at:#x}");
+            assert!(matches!(r.write64_be(at, 0), Err(FunctionError::Range { .. })), "{at:#x}");
+        }
+    }
+    assert_eq!(server.state().sparse_word(0x1108), [5, 6, 7, 8, 9, 10, 11, 12]);
+    assert_eq!(server.state().trapped[0x104..0x110], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]);
+    let bar = function.bar(2).unwrap();
+    assert!(bar.registers(0, 16).unwrap().window().is_none(), "beside what may be mapped");
+    for (offset, len) in [(SPARSE_BYTES, 8), (4, 8), (0, 0), (u64::MAX - 7, 16)] {
+        assert!(matches!(bar.registers(offset, len), Err(FunctionError::Range { .. })), "{offset:#x}");
+    }
+}
+
+/// Clones may be used from several threads at once.
+#[test]
+fn all_of_a_function_may_be_shared_by_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<PciFunction>();
+    shared::<(Bar, Registers, Mmio, ConfigSpace, Waker)>();
+    shared::<(DmaArena, DmaBuf, DmaMapping)>();
 }
 
 #[test]
