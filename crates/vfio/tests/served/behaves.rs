@@ -378,6 +378,28 @@ fn a_server_that_asks_for_memory_by_messages_gets_what_is_mapped_and_nothing_els
 }
 
 #[test]
+fn transfers_as_long_as_any_may_be_go_through_a_socket_that_holds_less() {
+    let server = Server::new();
+    let function = open(&server);
+    let arena = DmaArena::new(&function, ArenaOptions::default());
+    let buf = arena.alloc(2 << 20, 1).unwrap();
+    let pattern: Vec<u8> = (0..1_u32 << 18).flat_map(|i| i.wrapping_mul(0x9e37_79b9).to_ne_bytes()).collect();
+    buf.store(0, &pattern);
+    let at = buf.iova().0;
+    server.state().asks = vec![
+        Request::DmaRead { address: at, count: 1 << 20 }.build(1, false),
+        Request::DmaWrite { address: at + (1 << 20), data: &pattern }.build(2, false),
+    ];
+    function.config().unwrap();
+    let state = server.state();
+    let read = Reply::parse(11, &state.answers[0].payload).unwrap();
+    assert!(read == Reply::DmaRead { address: at, data: &pattern }, "1 MiB is as it was");
+    let mut out = vec![0; 1 << 20];
+    buf.load(1 << 20, &mut out);
+    assert!(out == pattern, "1 MiB came as it was sent");
+}
+
+#[test]
 fn a_server_that_can_be_woken_is_and_one_that_can_not_is_left_alone() {
     let server = Server::new();
     {

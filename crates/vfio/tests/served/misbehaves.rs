@@ -86,6 +86,31 @@ fn a_server_that_asks_without_end_instead_of_answering_is_given_up() {
 }
 
 #[test]
+fn a_server_that_asks_for_much_and_takes_none_of_it_is_given_up() {
+    let server = Server::new();
+    let options = UserOptions::default().deadline(Duration::from_millis(100));
+    let function = PciFunction::connect(server.path(), options).unwrap();
+    let arena = DmaArena::new(&function, ArenaOptions::default());
+    let buf = arena.alloc(1 << 20, 1).unwrap();
+    let (bar, address) = (function.bar(0).unwrap(), buf.iova().0);
+    let (ends, wait) = std::sync::mpsc::channel::<()>();
+    let mut asked = false;
+    server.hook(move |r| {
+        if core::mem::replace(&mut asked, true) {
+            // It reads nothing until the test is over.
+            let _ = wait.recv();
+            return Instead::Death;
+        }
+        let ask = Request::DmaRead { address, count: 1 << 20 }.build(r.header.id, false);
+        Instead::Pieces((0..8).map(|_| (ask.clone(), Vec::new())).collect())
+    });
+    let begun = Instant::now();
+    lost(bar.read32(0), &ChannelError::Deadline);
+    assert!(begun.elapsed() < SOON);
+    drop(ends);
+}
+
+#[test]
 fn a_refusal_is_told_and_ends_nothing() {
     let server = Server::new();
     let function = open(&server);
