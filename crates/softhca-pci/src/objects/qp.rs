@@ -513,6 +513,9 @@ impl Function {
         let command: CreateQpIn = parse(input)?;
         let context = command.get(CreateQpIn::QPC);
         let pd = self.resources.pd(context.get(Qpc::PD)).ok_or(CmdStatus::BadRes)?;
+        if !self.pages.is_given(context.get(Qpc::UAR_PAGE)) {
+            return Err(CmdStatus::BadRes);
+        }
         let pas = &input[CreateQpIn::SIZE..];
         let qpn = self.objects.create_qp(&self.guest, pd, &command, pas)?;
         self.directory.lock().add_qp(qpn, self.options.number);

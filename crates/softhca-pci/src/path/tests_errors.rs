@@ -250,3 +250,18 @@ fn a_function_that_is_reset_leaves_nothing_in_the_adapter() {
     assert_eq!((count(&p, "queue_pairs"), count(&p, "memory_regions")), (0, 0));
     p.look();
 }
+
+#[test]
+fn a_function_that_may_not_reach_memory_any_more_does_not() {
+    let mut p = Pair::new(QpShape::default());
+    let to = p.b.mr.remote(0);
+    let command = |p: &mut Pair, value: u16| p.b.client.function.config_write(4, &value.to_le_bytes());
+    command(&mut p, 6);
+    p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[1; 8]));
+    p.sent();
+    assert_eq!(p.b.bytes(0, 8), [1; 8]);
+    command(&mut p, 2);
+    p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[2; 8]));
+    p.sent();
+    assert_eq!(p.b.bytes(0, 8), [1; 8]);
+}
