@@ -53,6 +53,11 @@ impl Server {
         Self { hca, directory }
     }
 
+    /// The adapter's own address.
+    pub(crate) fn gid(&self) -> Gid {
+        self.hca.port().gid
+    }
+
     /// A client of function `number`, whose memory is mapped.
     pub(crate) fn client(&self, number: u16) -> Client {
         let options = FunctionOptions { number, ..FunctionOptions::default() };
