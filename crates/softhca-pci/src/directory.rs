@@ -17,7 +17,12 @@ pub struct SharedDirectory(Arc<Mutex<Directory>>);
 impl SharedDirectory {
     /// The directory of an adapter with the GID `own`.
     pub fn new(own: Gid) -> Self {
-        Self(Arc::new(Mutex::new(Directory { own, gids: HashMap::new(), lids: HashMap::new() })))
+        Self(Arc::new(Mutex::new(Directory {
+            own,
+            gids: HashMap::new(),
+            lids: HashMap::new(),
+            qps: HashMap::new(),
+        })))
     }
 
     /// The directory, for as long as the guard lives.
@@ -32,6 +37,7 @@ pub(crate) struct Directory {
     own: Gid,
     gids: HashMap<Gid, u16>,
     lids: HashMap<u16, u16>,
+    qps: HashMap<u32, u16>,
 }
 
 #[allow(dead_code, reason = "asked by the data path")]
@@ -64,6 +70,27 @@ impl Directory {
     pub(crate) fn remove_function(&mut self, function: u16) {
         self.gids.retain(|_, of| *of != function);
         self.lids.retain(|_, of| *of != function);
+    }
+
+    /// The function has this queue pair.
+    pub(crate) fn add_qp(&mut self, qpn: u32, function: u16) {
+        self.qps.insert(qpn, function);
+    }
+
+    /// It has it no more.
+    pub(crate) fn remove_qp(&mut self, qpn: u32) {
+        self.qps.remove(&qpn);
+    }
+
+    /// The function has no queue pairs any more.
+    pub(crate) fn remove_qps(&mut self, function: u16) {
+        self.qps.retain(|_, of| *of != function);
+    }
+
+    /// By which LID the sender with this queue pair is known, if it is a function here that has one.
+    pub(crate) fn lid_of_qp(&self, qpn: u32) -> Option<u16> {
+        let function = self.qps.get(&qpn)?;
+        self.lids.iter().find(|(_, of)| *of == function).map(|(lid, _)| *lid)
     }
 
     /// Where packets to this GID go: the adapter's own GID if a function here has it, the GID itself otherwise.

@@ -78,6 +78,12 @@ impl Output {
         Ok(())
     }
 
+    /// What was put.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Bytes that there are.
     pub(crate) fn len(&self) -> usize {
         self.bytes.len()

@@ -78,7 +78,7 @@ impl Resources {
 }
 
 impl Function {
-    pub(super) fn resource_command(
+    pub(crate) fn resource_command(
         &mut self,
         opcode: Opcode,
         input: &[u8],
