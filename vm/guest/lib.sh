@@ -82,3 +82,79 @@ finish() {
     }
     exit 0
 }
+
+# listening PORT: a program of this guest waits for connections there.
+listening() {
+    grep -q ":$(printf %04X "$1") .* 0A " /proc/net/tcp /proc/net/tcp6
+}
+
+# both NAME SECONDS PROGRAM...: it twice in this guest, as the one that waits, and as the one that calls it.
+both() {
+    what=$1 within=$2
+    shift 2
+    timeout -s KILL "$within" "$@" >/tmp/waits.log 2>&1 &
+    waits=$!
+    if ! until_true "$within" listening 18515; then
+        fail "$what: does not listen: $*"
+        sed 's/^/        /' /tmp/waits.log
+        kill $waits
+        return 1
+    fi
+    step "$what" "$within" "$@" 127.0.0.1
+    result=$?
+    [ $result -eq 0 ] || kill $waits 2>/dev/null
+    wait $waits
+    code=$?
+    [ $code -ne 0 ] || [ $result -ne 0 ] || return 0
+    [ $result -ne 0 ] || fail "$what, the side that waited (exit code $code)"
+    sed 's/^/        waited: /' /tmp/waits.log
+    return 1
+}
+
+# shellcheck disable=SC2034 # jobs use it
+# What mlx5_core and mlx5_ib print on an adapter in silicon, too.
+MLX5_SAYS='firmware version: |enabling device \(|Port module event|MLX5E: StrdRq|renamed from eth|Link (up|down)$|available PCIe bandwidth|Rate limit: |mlx5_core: loading out-of-tree'
+
+# probe_mlx5: stock drivers bind the function; sets `device` and `at`.
+probe_mlx5() {
+    step "modules" 60 modprobe -a ib_uverbs ib_umad mlx5_core mlx5_ib || return 1
+    at=$(function_of "15b3:$1")
+    [ -n "$at" ] || { fail "no function 15b3:$1"; return 1; }
+    step "mlx5_core has $at" 60 until_true 60 test -e "/sys/bus/pci/drivers/mlx5_core/$at" || return 1
+    step "mlx5_ib has it" 60 until_true 60 test -e /sys/class/infiniband/mlx5_0 || return 1
+    device=mlx5_0
+    step "its port is active" 30 until_true 30 grep -q ACTIVE /sys/class/infiniband/$device/ports/1/state
+    step "ibv_devinfo -v" 20 ibv_devinfo -v -d $device
+}
+
+# unload_mlx5: nobody holds the modules, and they leave.
+unload_mlx5() {
+    step "mlx5_ib leaves" 60 rmmod mlx5_ib
+    step "mlx5_core leaves" 60 rmmod mlx5_core
+}
+
+# verbs_programs PINGPONG_ARGUMENTS PERFTEST_ARGUMENTS: rdma-core's and perftest's programs between processes of this guest.
+verbs_programs() {
+    for kind in rc uc ud srq; do
+        # -c: the receiver checks each message's bytes.
+        # shellcheck disable=SC2086 # lists
+        both "ibv_${kind}_pingpong" 60 ibv_${kind}_pingpong -d $device -c -n 200 $1
+        # shellcheck disable=SC2086
+        both "ibv_${kind}_pingpong -e" 60 ibv_${kind}_pingpong -d $device -c -n 200 -e $1
+    done
+    for program in ib_send_lat ib_write_lat ib_read_lat ib_atomic_lat; do
+        # shellcheck disable=SC2086
+        both "$program" 60 $program -d $device -n 200 $2
+    done
+    # shellcheck disable=SC2086
+    {
+        both "ib_send_lat -c UD" 60 ib_send_lat -c UD -d $device -n 200 $2
+        both "ib_send_lat -e" 60 ib_send_lat -e -d $device -n 200 $2
+        both "ib_send_bw" 60 ib_send_bw -d $device -n 500 $2
+        both "ib_send_bw -e" 60 ib_send_bw -e -d $device -n 500 $2
+        both "ib_write_bw" 60 ib_write_bw -d $device -n 500 $2
+        both "ib_write_bw -e" 60 ib_write_bw -e -d $device -n 500 $2
+        both "ib_read_bw" 60 ib_read_bw -d $device -n 500 $2
+        both "ib_send_bw 2 B to 8 MiB" 120 ib_send_bw -a -d $device -n 20 $2
+    }
+}
