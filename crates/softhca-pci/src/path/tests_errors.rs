@@ -104,7 +104,7 @@ fn a_request_that_is_not_understood_fails_in_its_place_and_those_behind_it_are_f
         let first = p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[3; 8]));
         let wrong = p.a.post(&change(Wqe::new(opcode)).quiet());
         let behind = p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[4; 8]).quiet());
-        assert_eq!(counter(&p.sent()), first.into(), "{what}");
+        assert_eq!(counter(&p.sent()), u32::from(first), "{what}");
         let expected = [(wrong.into(), CqeSyndrome::LocalQpOpErr), (behind.into(), CqeSyndrome::WrFlushErr)];
         assert_eq!(failures(&mut p, 2), expected, "{what}");
         assert_eq!(p.b.bytes(0, 8), [3; 8], "{what}");
