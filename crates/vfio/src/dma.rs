@@ -1,0 +1,172 @@
+//! What a function may reach, and at which addresses.
+//!
+//! Memory of the library's own is held here as long as the device can reach it, also where it can't be kept from it
+//! any more.
+
+use core::ptr::NonNull;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::backend::{Backend, DmaLimits, DmaMemory, DmaRights};
+use crate::error::DmaError;
+use crate::iova::{Iova, Ranges, usable};
+use crate::memory::{HUGE, Memory};
+
+/// Memory that a device may reach. Dropping it changes nothing: [`PciFunction::dma_unmap`](crate::PciFunction::dma_unmap) takes it back, and so does
+/// closing the function.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use = "the memory stays within the device's reach until it is unmapped"]
+pub struct DmaMapping {
+    /// Where the whole mapping begins, and its length.
+    at: u64,
+    len: u64,
+    /// Where in it the memory that was asked for begins.
+    within: u64,
+}
+
+impl DmaMapping {
+    /// The address of the memory's first byte for the device.
+    pub fn iova(&self) -> Iova {
+        Iova(self.at + self.within)
+    }
+}
+
+pub(crate) struct DmaTable {
+    granule: u64,
+    max_mappings: u32,
+    state: Mutex<State>,
+}
+
+struct State {
+    free: Ranges,
+    /// By address: length, and what has to stay.
+    maps: BTreeMap<u64, (u64, Option<Arc<Memory>>)>,
+    /// Mappings that are being made.
+    coming: u32,
+}
+
+impl DmaTable {
+    pub(crate) fn new(limits: &DmaLimits) -> Self {
+        // What the kernel maps is whole pages of its own, and of the IOMMU's.
+        let smallest = 1_u64 << limits.page_sizes.trailing_zeros().min(30);
+        let granule = smallest.max(rustix::param::page_size() as u64);
+        let free = Ranges::new(granule, &usable(&limits.ranges));
+        let state = Mutex::new(State { free, maps: BTreeMap::new(), coming: 0 });
+        Self { granule, max_mappings: limits.max_mappings, state }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // It is whole between any two of its operations.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// What mappings are multiples of.
+    pub(crate) fn granule(&self) -> usize {
+        self.granule as usize
+    }
+
+    pub(crate) fn map_foreign(
+        &self,
+        backend: &dyn Backend,
+        memory: NonNull<u8>,
+        bytes: usize,
+        rights: DmaRights,
+    ) -> Result<DmaMapping, DmaError> {
+        let granule = self.granule as usize;
+        let size = || DmaError::Size { bytes, align: 1, max_align: HUGE };
+        let addr = memory.addr().get();
+        let within = addr % granule;
+        let len = bytes.checked_add(within).and_then(|l| l.checked_next_multiple_of(granule));
+        let len = len.filter(|l| bytes > 0 && addr.checked_add(*l).is_some()).ok_or_else(size)?;
+        // The first page's address; it is handed on, and nothing is read or written there.
+        let first = memory.as_ptr().wrapping_sub(within);
+        let first = NonNull::new(first).ok_or_else(size)?;
+        let at = self.map(backend, &DmaMemory::Foreign(first, len), rights)?;
+        Ok(DmaMapping { at, len: len as u64, within: within as u64 })
+    }
+
+    pub(crate) fn map_own(
+        &self,
+        backend: &dyn Backend,
+        memory: &Arc<Memory>,
+    ) -> Result<DmaMapping, DmaError> {
+        let at = self.map(backend, &DmaMemory::Own(memory), DmaRights::ALL)?;
+        Ok(DmaMapping { at, len: memory.len() as u64, within: 0 })
+    }
+
+    fn map(&self, backend: &dyn Backend, memory: &DmaMemory<'_>, rights: DmaRights) -> Result<u64, DmaError> {
+        let name = || backend.name().to_owned();
+        let len = memory.len() as u64;
+        let at = {
+            let mut state = self.state();
+            if state.maps.len() as u64 + u64::from(state.coming) >= self.max_mappings.into() {
+                return Err(DmaError::Mappings { name: name(), limit: self.max_mappings });
+            }
+            let taken = state.free.take(len, alignment(memory.addr(), len));
+            let allowed = state.free.total();
+            let none = || DmaError::Addresses { name: name(), bytes: len, allowed };
+            let at = taken.ok_or_else(none)?;
+            state.coming += 1;
+            at
+        };
+        let mapped = backend.dma_map(Iova(at), memory, rights);
+        let mut state = self.state();
+        state.coming -= 1;
+        match mapped {
+            Ok(()) => {
+                let own = if let DmaMemory::Own(m) = memory { Some((*m).clone()) } else { None };
+                state.maps.insert(at, (len, own));
+                Ok(at)
+            }
+            // A server that did not answer may have mapped it; nothing else will stand at this address.
+            Err(DmaError::User(why)) if why.is_final() => {
+                if let DmaMemory::Own(m) = memory {
+                    state.maps.insert(at, (len, Some((*m).clone())));
+                }
+                Err(DmaError::User(why))
+            }
+            Err(e) => {
+                state.free.give(at, len);
+                Err(e)
+            }
+        }
+    }
+
+    pub(crate) fn unmap(&self, backend: &dyn Backend, mapping: DmaMapping) -> Result<(), DmaError> {
+        let DmaMapping { at, len, .. } = mapping;
+        let found = {
+            let mut state = self.state();
+            let fits = state.maps.get(&at).is_some_and(|(l, _)| *l == len);
+            if fits { state.maps.remove(&at) } else { None }
+        };
+        let name = || backend.name().to_owned();
+        let found = found.ok_or_else(|| DmaError::NotMapped { name: name(), iova: at, bytes: len })?;
+        let done = backend.dma_unmap(Iova(at), len);
+        let mut state = self.state();
+        match done {
+            Ok(()) => state.free.give(at, len),
+            Err(_) => drop(state.maps.insert(at, found)),
+        }
+        done
+    }
+}
+
+/// Where the memory lies as huge pages do, so do its addresses, and the IOMMU needs few entries for it.
+fn alignment(addr: usize, len: u64) -> u64 {
+    const GIGABYTE: u64 = 1 << 30;
+    let fits = |size: u64| len >= size && (addr as u64).is_multiple_of(size);
+    [GIGABYTE, HUGE as u64].into_iter().find(|s| fits(*s)).unwrap_or(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_lies_as_huge_pages_do_gets_addresses_that_do() {
+        assert_eq!(alignment(0x4000_0000, 1 << 30), 1 << 30);
+        assert_eq!(alignment(0x4000_0000, 1 << 29), HUGE as u64);
+        assert_eq!(alignment(0x20_0000, 0x20_0000), HUGE as u64);
+        assert_eq!(alignment(0x20_0000, 0x1f_f000), 1);
+        assert_eq!(alignment(0x20_1000, 1 << 40), 1);
+    }
+}

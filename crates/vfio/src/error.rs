@@ -1,0 +1,401 @@
+//! Why a function can't be opened, reached or given memory.
+
+use std::io;
+use std::path::PathBuf;
+
+use hca_core::remedy;
+use thiserror::Error;
+
+use crate::address::PciAddress;
+use crate::user::UserError;
+
+/// Why a function can't be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// What was given is no address of a PCI function.
+    #[error(
+        "`{given}` is no PCI address: take domain:bus:device.function, as in 0000:03:00.0 (`lspci -D` lists them)"
+    )]
+    Address {
+        /// What was given.
+        given: String,
+    },
+    /// There is no such function.
+    #[error("there is no PCI function {address} on this machine: `lspci -D` lists those that there are")]
+    NoFunction {
+        /// Which one.
+        address: PciAddress,
+    },
+    /// Nothing stands between the function and the machine's memory.
+    #[error(
+        "the PCI function {address} is in no IOMMU group, so its memory accesses can't be confined: switch the IOMMU on \
+         in the firmware (VT-d, AMD-Vi, SMMU), add intel_iommu=on or amd_iommu=on to the kernel's command line, and \
+         reboot"
+    )]
+    NoIommu {
+        /// Which function.
+        address: PciAddress,
+    },
+    /// Another driver has the function, or none.
+    #[error(
+        "the PCI function {address} is bound to {}, not to vfio-pci: `modprobe vfio-pci; \
+         echo vfio-pci > /sys/bus/pci/devices/{address}/driver_override; {}echo {address} > \
+         /sys/bus/pci/drivers_probe` binds it, as root",
+        bound_to.as_deref().unwrap_or("no driver"),
+        unbind(*address, bound_to.as_deref())
+    )]
+    NotBound {
+        /// Which function.
+        address: PciAddress,
+        /// The driver that has it.
+        bound_to: Option<String>,
+    },
+    /// A neighbour of the function, from which the IOMMU can't tell it, belongs to the kernel.
+    #[error(
+        "group {group}, in which the PCI function {address} is, can't be used as the kernel still drives {}: bind them \
+         to vfio-pci, too (`echo vfio-pci > /sys/bus/pci/devices/{first}/driver_override; echo {first} > \
+         /sys/bus/pci/devices/{first}/driver/unbind; echo {first} > /sys/bus/pci/drivers_probe`), or unbind them",
+        others_text(others),
+        first = others.first().map_or_else(|| "ADDRESS".to_owned(), |(a, _)| a.clone())
+    )]
+    GroupNotViable {
+        /// Which function.
+        address: PciAddress,
+        /// Its group.
+        group: u32,
+        /// The other functions, and the driver that has each.
+        others: Vec<(String, String)>,
+    },
+    /// There is no node for the group or for vfio itself.
+    #[error("there is no {}: load the driver with `modprobe {module}`, as root", path.display())]
+    NoNode {
+        /// Which node.
+        path: PathBuf,
+        /// The module that makes it.
+        module: &'static str,
+    },
+    /// This process may not open the node.
+    #[error(
+        "{} belongs to user {uid}, group {gid} (mode {mode:o}), so user {me} may not open it: `chown {me} {}` until it \
+         is bound again, or for good the line `SUBSYSTEM==\"vfio\", OWNER=\"{me}\"` in /etc/udev/rules.d/70-vfio.rules",
+        path.display(),
+        path.display()
+    )]
+    NoRights {
+        /// Which node.
+        path: PathBuf,
+        /// Whose it is.
+        uid: u32,
+        /// Its group's number.
+        gid: u32,
+        /// Its permissions.
+        mode: u32,
+        /// Who this process is.
+        me: u32,
+    },
+    /// Another process has the function.
+    #[error("{} is open in another process: `fuser -v {}` tells which; end it", path.display(), path.display())]
+    Busy {
+        /// Which node.
+        path: PathBuf,
+    },
+    /// The kernel's vfio is not as it is expected.
+    #[error(
+        "the kernel's vfio lacks {what}, which every kernel since 4.0 has: is it built in (CONFIG_VFIO_IOMMU_TYPE1)?"
+    )]
+    Kernel {
+        /// What is missing.
+        what: &'static str,
+    },
+    /// What was opened is something else.
+    #[error("{name} is a device, but no PCI function")]
+    NotPci {
+        /// Which one.
+        name: String,
+    },
+    /// A socket or its server.
+    #[error(transparent)]
+    User(#[from] UserError),
+    /// The function itself does not answer as one.
+    #[error(transparent)]
+    Function(#[from] FunctionError),
+    /// The operating system refused.
+    #[error("{doing}: {source}{}", remedy(source))]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn unbind(address: PciAddress, bound_to: Option<&str>) -> String {
+    let path = |_| format!("echo {address} > /sys/bus/pci/devices/{address}/driver/unbind; ");
+    bound_to.map(path).unwrap_or_default()
+}
+
+fn others_text(others: &[(String, String)]) -> String {
+    let one = |(address, driver): &(String, String)| format!("{address} by {driver}");
+    others.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// Why something can't be done with a function that is open.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum FunctionError {
+    /// There is no such BAR, or it has no memory.
+    #[error(
+        "BAR {index} of {name} is not there: functions have BARs 0 to 5, and the upper half of a long one is none"
+    )]
+    NoBar {
+        /// Which function.
+        name: String,
+        /// Which BAR.
+        index: u8,
+    },
+    /// An access does not fit its region.
+    #[error(
+        "{bytes} bytes at {offset:#x} of {region} of {name} are not possible: it has {size:#x} bytes, and accesses are aligned"
+    )]
+    Range {
+        /// Which function.
+        name: String,
+        /// Which region.
+        region: RegionName,
+        /// Where.
+        offset: u64,
+        /// How many.
+        bytes: u64,
+        /// The region's length.
+        size: u64,
+    },
+    /// The region can't be written, or not be read.
+    #[error("{region} of {name} can't be {what}")]
+    Right {
+        /// Which function.
+        name: String,
+        /// Which region.
+        region: RegionName,
+        /// `read` or `written`.
+        what: &'static str,
+    },
+    /// This part of a BAR may not be mapped.
+    #[error(
+        "bytes {offset:#x} to {:#x} of {region} of {name} can't be mapped: {}; use trapped accesses there",
+        offset.saturating_add(*bytes),
+        areas_text(areas)
+    )]
+    NotMappable {
+        /// Which function.
+        name: String,
+        /// Which region.
+        region: RegionName,
+        /// Where.
+        offset: u64,
+        /// How many bytes.
+        bytes: u64,
+        /// What may be mapped: where each part begins, and its length.
+        areas: Vec<(u64, u64)>,
+    },
+    /// The file behind a part of a BAR is shorter than its server says.
+    #[error("the file that the server of {name} gives for {region} ends at {has:#x}, before {needs:#x}")]
+    ShortFile {
+        /// Which function.
+        name: String,
+        /// Which region.
+        region: RegionName,
+        /// Where the part ends.
+        needs: u64,
+        /// Where the file ends.
+        has: u64,
+    },
+    /// Registers are mapped, and would be gone.
+    #[error(
+        "memory space of {name} can't be switched off while {windows} windows on its registers are held: drop them"
+    )]
+    StillMapped {
+        /// Which function.
+        name: String,
+        /// How many.
+        windows: usize,
+    },
+    /// So many interrupts are not possible.
+    #[error("{asked} MSI-X vectors of {name} are not possible: take 1 to {has}")]
+    Vectors {
+        /// Which function.
+        name: String,
+        /// What was asked for.
+        asked: u32,
+        /// What there is.
+        has: u32,
+    },
+    /// They are set up already.
+    #[error("MSI-X of {name} is set up already, with {vectors} vectors: disable it first")]
+    VectorsInUse {
+        /// Which function.
+        name: String,
+        /// How many.
+        vectors: u32,
+    },
+    /// The function can't be reset by itself.
+    #[error(
+        "{name} can't be reset by itself: it has no function level reset, and shares its bus with others"
+    )]
+    NoReset {
+        /// Which function.
+        name: String,
+    },
+    /// It says something of itself that can't be.
+    #[error("{name} describes {what} in a way that can't be: {source}")]
+    Description {
+        /// Which function.
+        name: String,
+        /// What.
+        what: &'static str,
+        /// What is wrong with it.
+        source: crate::user::wire::WireError,
+    },
+    /// The server of the function refused, or is gone.
+    #[error(transparent)]
+    User(#[from] UserError),
+    /// The operating system refused.
+    #[error("{doing} of {name}: {source}{}", remedy(source))]
+    Io {
+        /// Which function.
+        name: String,
+        /// What was being done.
+        doing: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+fn areas_text(areas: &[(u64, u64)]) -> String {
+    if areas.is_empty() {
+        return "no part of it may be".to_owned();
+    }
+    let one = |(offset, len): &(u64, u64)| format!("{offset:#x} to {:#x}", offset.saturating_add(*len));
+    format!("what may be is {}", areas.iter().map(one).collect::<Vec<_>>().join(", "))
+}
+
+/// A region, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegionName {
+    /// The configuration space.
+    Config,
+    /// A BAR.
+    Bar(u8),
+}
+
+impl core::fmt::Display for RegionName {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Config => f.write_str("the configuration space"),
+            Self::Bar(index) => write!(f, "BAR {index}"),
+        }
+    }
+}
+
+/// Why memory can't be had, or can't be given to a function.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum DmaError {
+    /// Nothing was asked for, or more than there can be.
+    #[error(
+        "a piece of {bytes} bytes, aligned to {align}: take 1 byte at least, and a power of two from 1 to {max_align}"
+    )]
+    Size {
+        /// What was asked for.
+        bytes: usize,
+        /// The alignment.
+        align: usize,
+        /// The largest alignment.
+        max_align: usize,
+    },
+    /// A server can only reach memory that stands behind a descriptor.
+    #[error(
+        "the {bytes} bytes at {addr:#x} can't be given to {name}: its server maps memory by descriptors, and these have \
+         none; take memory from a DmaArena"
+    )]
+    Foreign {
+        /// Which function.
+        name: String,
+        /// Where the memory lies.
+        addr: usize,
+        /// How many bytes.
+        bytes: usize,
+    },
+    /// Addresses for the device are used up.
+    #[error(
+        "no {bytes} bytes of device addresses are left for {name}: the IOMMU allows {allowed:#x} in all; unmap something"
+    )]
+    Addresses {
+        /// Which function.
+        name: String,
+        /// What was asked for.
+        bytes: u64,
+        /// What the IOMMU allows.
+        allowed: u64,
+    },
+    /// There are too many mappings.
+    #[error(
+        "{name} has {limit} mappings for DMA, which is all that it may have: unmap something, or map larger pieces"
+    )]
+    Mappings {
+        /// Which function.
+        name: String,
+        /// The limit.
+        limit: u32,
+    },
+    /// More memory would be locked than this process may lock.
+    #[error(
+        "{needed} bytes more can't be locked for {name}: {locked} of {limit} are; raise the limit for this shell \
+         (`ulimit -l {}`, as root), for a user in /etc/security/limits.conf (`USER hard memlock unlimited`, and soft), \
+         or for a service (`LimitMEMLOCK=infinity`)",
+        (locked + needed).div_ceil(1024)
+    )]
+    Memlock {
+        /// Which function.
+        name: String,
+        /// What the mapping needs.
+        needed: u64,
+        /// What is locked already.
+        locked: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// No memory.
+    #[error("{bytes} bytes of memory can't be had: {doing}: {source}{}", remedy(source))]
+    Memory {
+        /// How many.
+        bytes: usize,
+        /// What was being done.
+        doing: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// There is no such mapping.
+    #[error("{name} has no mapping of {bytes} bytes at device address {iova:#x}")]
+    NotMapped {
+        /// Which function.
+        name: String,
+        /// The address.
+        iova: u64,
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// The server of the function refused, or is gone.
+    #[error(transparent)]
+    User(#[from] UserError),
+    /// The operating system refused.
+    #[error("{doing} {name}: {source}{}", remedy(source))]
+    Io {
+        /// Which function.
+        name: String,
+        /// What was being done.
+        doing: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,209 @@
+//! A PCI function, whoever provides it.
+
+use core::fmt;
+use core::ptr::NonNull;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::address::PciAddress;
+use crate::backend::{Backend, DmaRights};
+use crate::bar::Bar;
+use crate::config::ConfigSpace;
+use crate::dma::{DmaMapping, DmaTable};
+use crate::error::{DmaError, FunctionError, OpenError};
+use crate::user::UserOptions;
+use crate::wake::Waker;
+use crate::{linux, user};
+
+/// A PCI function that this process drives. Clones are the same function; it is closed when the last one is gone, and
+/// with it all windows on registers, mappings and arenas.
+///
+/// Bus mastering is off when a function is opened, so that nothing which its last user left reaches memory: a driver resets it,
+/// maps memory, and switches bus mastering on by [`ConfigSpace::set_bus_master`].
+#[derive(Clone)]
+pub struct PciFunction(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    /// Dropped first: what it lets the device reach ends with it, before the memory goes.
+    pub(crate) backend: Box<dyn Backend>,
+    pub(crate) dma: DmaTable,
+    /// Vectors that are set up.
+    msix: Mutex<u32>,
+    /// Whoever holds a window on registers holds a clone.
+    pub(crate) windows: Arc<()>,
+}
+
+impl fmt::Debug for PciFunction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PciFunction").field(&self.name()).finish()
+    }
+}
+
+impl PciFunction {
+    /// Opens a function of this machine that is bound to vfio-pci.
+    ///
+    /// Where the kernel has iommufd and this process may open its nodes, it goes that way, else by the function's group.
+    ///
+    /// # Errors
+    /// Each reason that lies with the machine's set-up is an [`OpenError`] of its own, whose text names the command
+    /// that mends it.
+    pub fn open(address: PciAddress) -> Result<Self, OpenError> {
+        let backend = linux::open(address)?;
+        Self::start(backend)
+    }
+
+    /// Opens the function that a vfio-user server offers at a socket.
+    ///
+    /// # Errors
+    /// There is no socket, its server speaks something else or does not answer, or the device is no PCI function.
+    pub fn connect(socket: &Path, options: UserOptions) -> Result<Self, OpenError> {
+        let backend = user::connect(socket, options)?;
+        Self::start(Box::new(backend))
+    }
+
+    fn start(backend: Box<dyn Backend>) -> Result<Self, OpenError> {
+        if !backend.device().is_pci {
+            return Err(OpenError::NotPci { name: backend.name().to_owned() });
+        }
+        let dma = DmaTable::new(&backend.dma_limits());
+        let (msix, windows) = (Mutex::new(0), Arc::new(()));
+        let this = Self(Arc::new(Inner { backend, dma, msix, windows }));
+        let config = this.config()?;
+        config.set_bus_master(false)?;
+        config.set_memory_space(true)?;
+        Ok(this)
+    }
+
+    /// Its name, as it can be opened by: `vfio://0000:03:00.0` or `vfio-user:///run/a.sock`.
+    pub fn name(&self) -> &str {
+        self.0.backend.name()
+    }
+
+    /// Its configuration space.
+    ///
+    /// # Errors
+    /// It does not describe one.
+    pub fn config(&self) -> Result<ConfigSpace, FunctionError> {
+        ConfigSpace::of(self)
+    }
+
+    /// One of its BARs, 0 to 5.
+    ///
+    /// # Errors
+    /// There is none of this number, or it holds ports instead of memory.
+    pub fn bar(&self, index: u8) -> Result<Bar, FunctionError> {
+        Bar::of(self, index)
+    }
+
+    fn msix(&self) -> MutexGuard<'_, u32> {
+        // A number is whole at any time.
+        self.0.msix.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// MSI-X vectors that it has.
+    ///
+    /// # Errors
+    /// It does not say.
+    pub fn msix_vectors(&self) -> Result<u32, FunctionError> {
+        self.0.backend.msix_vectors()
+    }
+
+    /// Has its first `vectors` MSI-X interrupts count up an eventfd each. They are non-blocking: reading one gives how
+    /// often its interrupt came since, or `EAGAIN`. Dropping one ends nothing.
+    ///
+    /// # Errors
+    /// There are not as many, or some are set up already.
+    pub fn enable_msix(&self, vectors: u32) -> Result<Vec<OwnedFd>, FunctionError> {
+        let name = || self.name().to_owned();
+        let mut set_up = self.msix();
+        if *set_up != 0 {
+            return Err(FunctionError::VectorsInUse { name: name(), vectors: *set_up });
+        }
+        let has = self.msix_vectors()?;
+        if !(1..=has).contains(&vectors) {
+            return Err(FunctionError::Vectors { name: name(), asked: vectors, has });
+        }
+        let one = |_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let fds: Result<Vec<OwnedFd>, _> = (0..vectors).map(one).collect();
+        let fds = fds.map_err(|e| FunctionError::Io {
+            name: name(),
+            doing: "making eventfds for interrupts",
+            source: e.into(),
+        })?;
+        let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        self.0.backend.set_msix(&borrowed)?;
+        *set_up = vectors;
+        Ok(fds)
+    }
+
+    /// Has no MSI-X interrupt come any more. Where none is set up it does nothing.
+    ///
+    /// # Errors
+    /// The function is gone.
+    pub fn disable_msix(&self) -> Result<(), FunctionError> {
+        let mut set_up = self.msix();
+        if *set_up != 0 {
+            self.0.backend.clear_msix()?;
+            *set_up = 0;
+        }
+        Ok(())
+    }
+
+    /// Resets the function: nothing of what it was doing goes on. Interrupts are disabled, bus mastering is off,
+    /// memory space is on, mappings for DMA stay.
+    ///
+    /// # Errors
+    /// It can't be reset by itself, or is gone.
+    pub fn reset(&self) -> Result<(), FunctionError> {
+        if !self.0.backend.device().can_reset {
+            return Err(FunctionError::NoReset { name: self.name().to_owned() });
+        }
+        self.disable_msix()?;
+        let config = self.config()?;
+        config.set_bus_master(false)?;
+        self.0.backend.reset()?;
+        // The kernel puts back what stood there before; a server need not.
+        config.set_bus_master(false)?;
+        config.set_memory_space(true)
+    }
+
+    /// Lets the device reach memory that is not from an arena. The mapping is of whole pages, so the device can reach
+    /// what lies beside the memory on its first and last page as well; [`DmaMapping::iova`] is that of its first byte.
+    ///
+    /// Over vfio-user it is refused ([`DmaError::Foreign`]): the server has no way to this memory. A
+    /// [`DmaArena`](crate::DmaArena) serves both kinds.
+    ///
+    /// # Safety
+    /// The pages stay mapped in this process, and nobody relies on what they hold where the device may write, until
+    /// [`dma_unmap`](Self::dma_unmap) has returned `Ok`, or the function is closed. Where that returns an error they
+    /// stay until the function is closed.
+    ///
+    /// # Errors
+    /// A limit is hit, or the memory can't be mapped.
+    #[allow(unsafe_code)] // a promise that is asked for, and handed on to the kernel
+    pub unsafe fn dma_map(
+        &self,
+        memory: NonNull<u8>,
+        bytes: usize,
+        rights: DmaRights,
+    ) -> Result<DmaMapping, DmaError> {
+        self.0.dma.map_foreign(&*self.0.backend, memory, bytes, rights)
+    }
+
+    /// Takes a mapping back. When it has returned `Ok`, the device can reach the memory no more.
+    ///
+    /// # Errors
+    /// It is none of this function's, or the device can't be kept from it: the memory then has to stay.
+    pub fn dma_unmap(&self, mapping: DmaMapping) -> Result<(), DmaError> {
+        self.0.dma.unmap(&*self.0.backend, mapping)
+    }
+
+    /// How to wake who serves the function after a doorbell was written to mapped registers. `None`: whoever it is needs
+    /// no waking, as hardware, or can't be woken and looks by itself.
+    pub fn waker(&self) -> Option<Waker> {
+        self.0.backend.waker()
+    }
+}

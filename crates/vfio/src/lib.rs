@@ -1,0 +1,84 @@
+//! A PCI function that a program drives by itself: its configuration space, its registers, memory that it may reach,
+//! its interrupts.
+//!
+//! Behind one face, [`PciFunction`], there are two kinds. A function of this machine comes by Linux's vfio; one that another
+//! process offers at a socket comes by vfio-user, without any hardware, privileges or virtual machine. A driver does
+//! not see which it has.
+//!
+//! ```text
+//!  driver   PciFunction ── config(): ConfigSpace          identity, capabilities, bus mastering
+//!              │        ── bar(i): Bar ── map(): Mmio     registers; a window keeps the function open
+//!              │        ── enable_msix(): eventfds
+//!              │        ── dma_map(): DmaMapping          memory of the program's own (Linux vfio)
+//!              │        ── waker(): Waker                 wakes a server that sleeps (vfio-user)
+//!           DmaArena ──── alloc(): DmaBuf                 memory of the library's own, mapped once, given out in pieces
+//!              │
+//!  here     DmaTable: device addresses (allocator), what is mapped, and the memory that has to stay for it
+//!              │
+//!  kinds    Linux vfio: iommufd, or group and container   vfio-user: messages over a socket, descriptors beside them
+//!           ───────────── the kernel ─────────────        ───────────── a server process ─────────────
+//! ```
+//!
+//! Who owns what: a function is open as long as a clone, a window or an arena of it lives. Memory of an arena lives until
+//! the device can reach it no more, whatever was dropped before. Memory of the program's own is the program's
+//! business, hence the `unsafe` of [`PciFunction::dma_map`].
+//!
+//! What it is not: it has no interrupts but MSI-X, no resets of whole buses, no ports (I/O space), no migration, and it
+//! binds no function to vfio-pci; its errors say how that is done.
+//!
+//! ```no_run
+//! use hca_vfio::{ArenaOptions, DmaArena, PciFunction};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let function = PciFunction::open("0000:03:00.0".parse()?)?;
+//! function.reset()?;
+//! let config = function.config()?;
+//! println!("{:04x}:{:04x}", config.vendor_id()?, config.device_id()?);
+//!
+//! let registers = function.bar(0)?.map(0, 4096)?;
+//! let arena = DmaArena::new(&function, ArenaOptions::default());
+//! let page = arena.alloc(4096, 4096)?;
+//! config.set_bus_master(true)?;
+//! registers.store64_be(0x10, page.iova().0);
+//! # Ok(()) }
+//! ```
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `function`, `config`, `bar` | [`PciFunction`], [`ConfigSpace`], [`Bar`] |
+//! | [`mmio`] | [`Mmio`]: all accesses of registers, and the barriers around them |
+//! | `arena`, `memory`, `mapping` | [`DmaArena`], [`DmaBuf`]: files in memory, mapped here and by servers |
+//! | `dma`, `iova` | what is mapped for the device, and at which addresses |
+//! | `linux` | functions of this machine |
+//! | [`user`] | functions of a server; the wire, which servers share |
+//! | `wake` | [`Waker`], and its other half for servers |
+#![deny(unsafe_code)]
+
+mod address;
+mod arena;
+mod backend;
+mod bar;
+mod config;
+mod dma;
+mod error;
+mod function;
+mod iova;
+mod linux;
+mod mapping;
+mod memory;
+pub mod mmio;
+pub mod user;
+mod wake;
+
+pub use address::PciAddress;
+pub use arena::{ArenaOptions, DmaArena, DmaBuf, MAX_PIECE_ALIGN, PIECE_BYTES};
+pub use backend::DmaRights;
+pub use bar::Bar;
+pub use config::{Capability, ConfigSpace, MsixCapability};
+pub use dma::DmaMapping;
+pub use error::{DmaError, FunctionError, OpenError, RegionName};
+pub use function::PciFunction;
+pub use iova::Iova;
+pub use mmio::Mmio;
+pub use user::{UserError, UserOptions};
+pub use wake::Waker;

@@ -1,0 +1,69 @@
+//! The way by the function's own node and `/dev/iommu`.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use super::device::{Iommu, LinuxFunction, inclusive};
+use super::sys;
+use super::tree::Roots;
+use crate::address::PciAddress;
+use crate::backend::DmaLimits;
+use crate::error::OpenError;
+
+/// Opens a function by its own node. `None`: this process may not, or the kernel does not do it; its group may serve.
+pub(super) fn open(
+    roots: &Roots,
+    address: PciAddress,
+    node: &Path,
+) -> Result<Option<LinuxFunction>, OpenError> {
+    let opened = roots.node(&roots.iommu(), "iommufd").and_then(|i| Ok((i, roots.node(node, "vfio-pci")?)));
+    let (iommufd, device) = match opened {
+        Ok(both) => both,
+        Err(busy @ OpenError::Busy { .. }) => return Err(busy),
+        Err(e) => {
+            tracing::debug!(%e, "no iommufd");
+            return Ok(None);
+        }
+    };
+    if let Err(e) = sys::bind(device.as_fd(), iommufd.as_fd()) {
+        return match e.raw_os_error() {
+            Some(libc::EBUSY) => Err(OpenError::Busy { path: node.to_owned() }),
+            Some(libc::ENOTTY | libc::EINVAL | libc::EOPNOTSUPP) => Ok(None),
+            _ => Err(OpenError::Io { doing: "giving a function to an iommufd", source: e }),
+        };
+    }
+    let io = |doing| move |source| OpenError::Io { doing, source };
+    let ioas = sys::ioas_alloc(iommufd.as_fd()).map_err(io("making an address space"))?;
+    sys::attach(device.as_fd(), ioas).map_err(io("putting a function into its address space"))?;
+    let (ranges, alignment) =
+        sys::ioas_ranges(iommufd.as_fd(), ioas).map_err(io("asking what the IOMMU allows"))?;
+    let iommu = AddressSpace { iommufd, ioas, ranges, alignment };
+    LinuxFunction::new(address, device, Box::new(iommu)).map(Some)
+}
+
+/// An address space with one function in it.
+#[derive(Debug)]
+struct AddressSpace {
+    iommufd: OwnedFd,
+    ioas: u32,
+    ranges: Vec<(u64, u64)>,
+    alignment: u64,
+}
+
+impl Iommu for AddressSpace {
+    fn map(&self, range: &sys::Range) -> io::Result<()> {
+        sys::ioas_map(self.iommufd.as_fd(), self.ioas, range)
+    }
+    fn unmap(&self, iova: u64, len: u64) -> io::Result<u64> {
+        sys::ioas_unmap(self.iommufd.as_fd(), self.ioas, iova, len)
+    }
+    fn limits(&self) -> DmaLimits {
+        DmaLimits {
+            ranges: inclusive(self.ranges.iter().copied()),
+            page_sizes: self.alignment.max(1).next_power_of_two(),
+            // There is no limit but memory.
+            max_mappings: u32::MAX,
+        }
+    }
+}

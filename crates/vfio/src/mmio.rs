@@ -1,0 +1,299 @@
+//! Registers: the one place where they are read and written, and the barriers around that.
+//!
+//! Invariants:
+//! 1. `base .. base + len` lies within the mapping that `held` keeps, and `base` is a multiple of 8.
+//! 2. Registers are no memory of this program's: no reference to them is ever made, and each access is one volatile
+//!    load or store of its width, so the compiler neither doubles, splits, drops nor exchanges them.
+//! 3. What a device does upon an access reaches no memory but that which was mapped for it, and that is never seen by
+//!    reference either.
+//!
+//! # Caching, and what it means for BlueFlame
+//!
+//! Linux's vfio maps registers uncached. Each store then leaves the processor by itself, in order, and eight stores of
+//! 8 bytes are eight transactions on the bus: a BlueFlame write of 64 bytes works, and costs more than the doorbell that
+//! it is to spare. Only a mapping with write combining makes one transaction of them. vfio has no way to ask for one, nor
+//! has sysfs for a function that vfio holds. So a driver rings doorbells here, and uses BlueFlame where
+//! [`Mmio::write_combining`] says so, which is nowhere today. Registers that a vfio-user server shows are ordinary
+//! cached memory: stores are quick, and seen in order.
+//!
+//! # Barriers
+//!
+//! | | before | x86-64 | aarch64 | others |
+//! |---|---|---|---|---|
+//! | [`dma_wmb`] | telling the device by memory (a doorbell record) what was written to memory | stores stay in order: the compiler is kept to it | `dmb oshst` | full fence |
+//! | [`dma_rmb`] | reading what the device wrote, once its valid bit was seen | loads stay in order: the compiler is kept to it | `dmb oshld` | full fence |
+//! | [`doorbell_wmb`] | writing a register that has the device look at memory | an uncached store waits for all before it: the compiler is kept to it | `dsb st` | full fence |
+//! | [`wc_flush`] | whatever has to come behind combined stores | `sfence` | `dsb st` | full fence |
+#![allow(unsafe_code)]
+
+use core::fmt;
+use core::ptr::NonNull;
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+use core::sync::atomic::fence;
+use core::sync::atomic::{Ordering, compiler_fence};
+use std::any::Any;
+use std::sync::Arc;
+
+use crate::mapping::Mapping;
+
+/// A window on registers. Clones and parts are windows on the same registers, which stay mapped as long as one lives.
+///
+/// Offsets are from its begin, and multiples of the access's width.
+///
+/// Two threads may use windows on the same registers at the same time, as far as the device allows; what the device
+/// makes of that is between it and its driver.
+#[derive(Clone)]
+pub struct Mmio {
+    base: NonNull<u8>,
+    len: usize,
+    held: Arc<Held>,
+}
+
+struct Held {
+    mapping: Mapping,
+    /// What has to stay open for the registers to be there.
+    _owner: Box<dyn Any + Send + Sync>,
+}
+
+// SAFETY: (2) no reference is made to what it points at, and registers belong to no thread.
+unsafe impl Send for Mmio {}
+// SAFETY: as above.
+unsafe impl Sync for Mmio {}
+
+impl fmt::Debug for Mmio {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mmio").field("base", &self.base).field("len", &self.len).finish_non_exhaustive()
+    }
+}
+
+impl Mmio {
+    /// A window on `len` bytes from `at` on of what is mapped, which keeps `owner`.
+    pub(crate) fn new(mapping: Mapping, at: usize, len: usize, owner: impl Any + Send + Sync) -> Self {
+        let whole = Self {
+            base: mapping.base(),
+            len: mapping.len(),
+            held: Arc::new(Held { mapping, _owner: Box::new(owner) }),
+        };
+        whole.part(at, len)
+    }
+
+    /// A window on a part of it.
+    ///
+    /// # Panics
+    /// If the part does not lie within, or does not begin at a multiple of 8.
+    pub fn part(&self, at: usize, len: usize) -> Self {
+        assert!(at.is_multiple_of(8), "{at:#x} is no multiple of 8");
+        Self { base: self.place(at, len), len, held: self.held.clone() }
+    }
+    /// Bytes of the window.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+    /// Whether stores to neighbouring bytes become one transaction. Nothing that is mapped today does so; see the
+    /// module's page.
+    pub fn write_combining(&self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn place(&self, at: usize, len: usize) -> NonNull<u8> {
+        assert!(at <= self.len && len <= self.len - at, "{len} bytes at {at:#x} of {:#x}", self.len);
+        // SAFETY: (1) and the line above.
+        unsafe { self.base.add(at) }
+    }
+    #[inline(always)]
+    fn word<T>(&self, at: usize) -> *mut T {
+        assert!(at.is_multiple_of(size_of::<T>()), "{at:#x} is not aligned");
+        // (1) the base is aligned for all of these.
+        self.place(at, size_of::<T>()).as_ptr().cast()
+    }
+
+    /// Reads 4 bytes, in the host's order.
+    ///
+    /// # Panics
+    /// If they lie outside or are not aligned; so do all the others.
+    #[inline]
+    pub fn load32(&self, at: usize) -> u32 {
+        // SAFETY: (1) `word` has checked range and alignment; (2).
+        unsafe { self.word::<u32>(at).read_volatile() }
+    }
+    /// Reads 8 bytes, in the host's order; by one access on 64-bit processors.
+    #[inline]
+    pub fn load64(&self, at: usize) -> u64 {
+        // SAFETY: as in `load32`.
+        unsafe { self.word::<u64>(at).read_volatile() }
+    }
+    /// Reads 4 bytes that are big-endian.
+    #[inline]
+    pub fn load32_be(&self, at: usize) -> u32 {
+        u32::from_be(self.load32(at))
+    }
+    /// Reads 8 bytes that are big-endian.
+    #[inline]
+    pub fn load64_be(&self, at: usize) -> u64 {
+        u64::from_be(self.load64(at))
+    }
+    /// Writes 4 bytes, in the host's order.
+    #[inline]
+    pub fn store32(&self, at: usize, v: u32) {
+        // SAFETY: (1) `word` has checked range and alignment; (2), (3).
+        unsafe { self.word::<u32>(at).write_volatile(v) }
+    }
+    /// Writes 8 bytes, in the host's order; by one access on 64-bit processors.
+    #[inline]
+    pub fn store64(&self, at: usize, v: u64) {
+        // SAFETY: as in `store32`.
+        unsafe { self.word::<u64>(at).write_volatile(v) }
+    }
+    /// Writes 4 bytes big-endian.
+    #[inline]
+    pub fn store32_be(&self, at: usize, v: u32) {
+        self.store32(at, v.to_be());
+    }
+    /// Writes 8 bytes big-endian.
+    #[inline]
+    pub fn store64_be(&self, at: usize, v: u64) {
+        self.store64(at, v.to_be());
+    }
+    /// Writes 64 bytes, as they are, by eight stores in ascending order: BlueFlame. They become one transaction only
+    /// where [`write_combining`](Self::write_combining) says so, and are gone from the processor after [`wc_flush`].
+    #[inline]
+    pub fn store_64_bytes(&self, at: usize, data: &[u8; 64]) {
+        assert!(at.is_multiple_of(8), "{at:#x} is not aligned");
+        let to: *mut u64 = self.place(at, 64).as_ptr().cast();
+        for (i, word) in data.as_chunks::<8>().0.iter().enumerate() {
+            // SAFETY: (1) 64 bytes from `to` on are within, and eight words are 64 bytes; (2), (3).
+            unsafe { to.add(i).write_volatile(u64::from_ne_bytes(*word)) };
+        }
+    }
+
+    /// What is mapped, and how much: for tests of what lies below.
+    #[cfg(test)]
+    pub(crate) fn mapped_bytes(&self) -> usize {
+        self.held.mapping.len()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        tracing::trace!(bytes = self.mapping.len(), "registers are no longer mapped");
+    }
+}
+
+/// Orders stores to memory before later stores to memory, as the device sees them.
+#[inline(always)]
+pub fn dma_wmb() {
+    #[cfg(target_arch = "x86_64")]
+    compiler_fence(Ordering::SeqCst);
+    // SAFETY: a barrier touches no memory and no register.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        core::arch::asm!("dmb oshst", options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    fence(Ordering::SeqCst);
+}
+
+/// Orders loads from memory before later loads from memory, as the device wrote it.
+#[inline(always)]
+pub fn dma_rmb() {
+    #[cfg(target_arch = "x86_64")]
+    compiler_fence(Ordering::SeqCst);
+    // SAFETY: a barrier touches no memory and no register.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        core::arch::asm!("dmb oshld", options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    fence(Ordering::SeqCst);
+}
+
+/// Orders stores to memory before later stores to registers that are not combined.
+#[inline(always)]
+pub fn doorbell_wmb() {
+    #[cfg(target_arch = "x86_64")]
+    compiler_fence(Ordering::SeqCst);
+    // SAFETY: a barrier touches no memory and no register.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        core::arch::asm!("dsb st", options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    fence(Ordering::SeqCst);
+}
+
+/// Has combined stores leave the processor before anything later is stored.
+#[inline(always)]
+pub fn wc_flush() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a barrier touches no memory.
+    unsafe {
+        core::arch::x86_64::_mm_sfence();
+    }
+    // SAFETY: a barrier touches no memory and no register.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        core::arch::asm!("dsb st", options(nostack, preserves_flags));
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    fence(Ordering::SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::memory::memfd;
+
+    fn window() -> (Mmio, Mmio) {
+        let file = memfd("hca-test", 8192).unwrap();
+        let map = || Mapping::of_file(file.as_fd(), 0, 8192, 1).unwrap();
+        (Mmio::new(map(), 0, 8192, ()), Mmio::new(map(), 4096, 4096, ()))
+    }
+
+    #[test]
+    fn registers_are_read_and_written_in_the_order_of_bytes_that_is_asked_for() {
+        let (all, upper) = window();
+        assert_eq!(
+            (all.len(), upper.len(), upper.is_empty(), upper.mapped_bytes()),
+            (8192, 4096, false, 8192)
+        );
+        upper.store32_be(0x10, 0x0102_0304);
+        assert_eq!(all.load32(0x1010).to_ne_bytes(), [1, 2, 3, 4]);
+        upper.store64_be(0x18, 0x0102_0304_0506_0708);
+        assert_eq!(all.load64(0x1018).to_ne_bytes(), [1, 2, 3, 4, 5, 6, 7, 8]);
+        all.store32(0x1020, 7);
+        all.store64(0x1028, 8);
+        assert_eq!((upper.load32(0x20), upper.load64(0x28)), (7, 8));
+        assert_eq!((upper.load32_be(0x10), upper.load64_be(0x18)), (0x0102_0304, 0x0102_0304_0506_0708));
+        let line: [u8; 64] = core::array::from_fn(|i| i as u8);
+        let part = upper.part(0x800, 64);
+        part.store_64_bytes(0, &line);
+        assert_eq!(all.load64(0x1838).to_ne_bytes(), [56, 57, 58, 59, 60, 61, 62, 63]);
+        assert!(!part.write_combining());
+        for barrier in [dma_wmb, dma_rmb, doorbell_wmb, wc_flush] {
+            barrier();
+        }
+    }
+
+    #[test]
+    fn accesses_outside_of_a_window_or_not_aligned_are_refused() {
+        let (_, upper) = window();
+        let panics = |f: &dyn Fn(&Mmio)| {
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(&upper))).unwrap_err();
+        };
+        panics(&|w| assert_eq!(w.load32(4096), 0));
+        panics(&|w| w.store64(4092, 0));
+        panics(&|w| w.store64(4, 0));
+        panics(&|w| assert_eq!(w.load32(2), 0));
+        panics(&|w| w.store_64_bytes(4040, &[0; 64]));
+        panics(&|w| assert_eq!(w.load64(usize::MAX - 7), 0));
+        panics(&|w| drop(w.part(4096, 1)));
+        panics(&|w| drop(w.part(4, 8)));
+    }
+}

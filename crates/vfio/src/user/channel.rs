@@ -1,0 +1,188 @@
+//! Whole messages, with their descriptors, over a stream socket.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use thiserror::Error;
+
+use super::wire::{HEADER_BYTES, Header, MAX_DESCRIPTORS, WireError};
+
+/// A message that came.
+#[derive(Debug)]
+pub struct Received {
+    /// Its header.
+    pub header: Header,
+    /// What follows it.
+    pub payload: Vec<u8>,
+    /// The descriptors that came with it.
+    pub descriptors: Vec<OwnedFd>,
+}
+
+/// Why no message was sent or came.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ChannelError {
+    /// The other side has closed the socket, or died.
+    #[error("the other side has closed the connection")]
+    Closed,
+    /// The time is over.
+    #[error("the other side did not answer in time")]
+    Deadline,
+    /// What came is no message.
+    #[error("what came is no message: {0}")]
+    Wire(#[from] WireError),
+    /// More descriptors came with a message than it may have.
+    #[error("more than {MAX_DESCRIPTORS} descriptors came with one message")]
+    Descriptors,
+    /// The operating system refused.
+    #[error("{doing}: {}{}", std::io::Error::from(*errno), hca_core::remedy(&std::io::Error::from(*errno)))]
+    Socket {
+        /// What was being done.
+        doing: &'static str,
+        /// Why.
+        errno: Errno,
+    },
+}
+
+/// A stream socket of the kind `AF_UNIX` on which messages travel. Both sides use it.
+///
+/// After an error the stream may stand in the middle of a message, so the channel is of no more use.
+#[derive(Debug)]
+pub struct Channel {
+    socket: OwnedFd,
+}
+
+impl AsFd for Channel {
+    /// The socket, to be waited on: a message, or the end, is there when it is readable.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Channel {
+    /// Takes a connected socket.
+    pub fn new(socket: OwnedFd) -> Self {
+        Self { socket }
+    }
+
+    /// Sends a whole message (header and payload), with descriptors, until `deadline` at most.
+    ///
+    /// # Errors
+    /// The other side is gone, does not read, or the system refuses.
+    ///
+    /// # Panics
+    /// If there are more descriptors than [`MAX_DESCRIPTORS`].
+    pub fn send(
+        &self,
+        message: &[u8],
+        descriptors: &[BorrowedFd<'_>],
+        deadline: Option<Instant>,
+    ) -> Result<(), ChannelError> {
+        assert!(descriptors.len() <= MAX_DESCRIPTORS, "{} descriptors", descriptors.len());
+        let mut rest = message;
+        let mut with = descriptors;
+        while !rest.is_empty() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if !with.is_empty() {
+                let taken = control.push(SendAncillaryMessage::ScmRights(with));
+                assert!(taken, "there is room for all that may come");
+            }
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match sendmsg(&self.socket, &[IoSlice::new(rest)], &mut control, flags) {
+                Ok(sent) => {
+                    rest = &rest[sent..];
+                    // They travel with the first byte.
+                    with = &[];
+                }
+                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
+                Err(Errno::INTR) => {}
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(ChannelError::Closed),
+                Err(errno) => return Err(ChannelError::Socket { doing: "sending a message", errno }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the next message, which has to be there whole by `deadline`. It never holds more bytes than came.
+    ///
+    /// # Errors
+    /// The other side is gone or silent, what came is no message, or the system refuses.
+    pub fn recv(&self, deadline: Option<Instant>) -> Result<Received, ChannelError> {
+        let mut descriptors = Vec::new();
+        let mut header = [0; HEADER_BYTES];
+        let mut at = 0;
+        while at < HEADER_BYTES {
+            at += self.some(&mut header[at..], &mut descriptors, deadline)?;
+        }
+        let header = Header::parse(&header)?;
+        let mut payload = Vec::new();
+        while payload.len() < header.payload_bytes {
+            const STEP: usize = 64 << 10;
+            let at = payload.len();
+            payload.resize(header.payload_bytes.min(at + STEP), 0);
+            let came = self.some(&mut payload[at..], &mut descriptors, deadline)?;
+            payload.truncate(at + came);
+        }
+        Ok(Received { header, payload, descriptors })
+    }
+
+    /// Takes some bytes, one at least.
+    fn some(
+        &self,
+        into: &mut [u8],
+        descriptors: &mut Vec<OwnedFd>,
+        deadline: Option<Instant>,
+    ) -> Result<usize, ChannelError> {
+        loop {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            match recvmsg(&self.socket, &mut [IoSliceMut::new(into)], &mut control, flags) {
+                Ok(message) => {
+                    for m in control.drain() {
+                        if let RecvAncillaryMessage::ScmRights(fds) = m {
+                            descriptors.extend(fds);
+                        }
+                    }
+                    if message.flags.contains(ReturnFlags::CTRUNC) || descriptors.len() > MAX_DESCRIPTORS {
+                        return Err(ChannelError::Descriptors);
+                    }
+                    return if message.bytes == 0 { Err(ChannelError::Closed) } else { Ok(message.bytes) };
+                }
+                Err(Errno::AGAIN) => self.wait(PollFlags::IN, deadline)?,
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET) => return Err(ChannelError::Closed),
+                Err(errno) => return Err(ChannelError::Socket { doing: "receiving a message", errno }),
+            }
+        }
+    }
+
+    /// Sleeps until the socket is ready, which the end of the other side is, too.
+    fn wait(&self, for_what: PollFlags, deadline: Option<Instant>) -> Result<(), ChannelError> {
+        loop {
+            let left = match deadline {
+                None => None,
+                Some(d) => {
+                    let left = d.checked_duration_since(Instant::now()).filter(|l| !l.is_zero());
+                    let left = left.ok_or(ChannelError::Deadline)?;
+                    Some(Timespec::try_from(left).expect("less than the age of the universe"))
+                }
+            };
+            let mut fds = [PollFd::new(&self.socket, for_what)];
+            match poll(&mut fds, left.as_ref()) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) => return Ok(()),
+                Err(errno) => return Err(ChannelError::Socket { doing: "waiting for the socket", errno }),
+            }
+        }
+    }
+}

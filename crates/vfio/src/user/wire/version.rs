@@ -1,0 +1,129 @@
+//! The version and what comes with it: capabilities as a JSON text.
+
+use serde_json::{Map, Value};
+
+use super::{MAX_DESCRIPTORS, MAX_TRANSFER_BYTES, Reader, WireError, Writer};
+
+/// The longest text that is read.
+const MAX_TEXT_BYTES: usize = 4096;
+
+/// What a side can do. A peer that does not name one of them is taken at the protocol's default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// Descriptors that it takes with one message.
+    pub max_msg_fds: u32,
+    /// Bytes of one transfer.
+    pub max_data_xfer_size: u32,
+    /// Mappings for DMA at one time.
+    pub max_dma_maps: u32,
+    /// Sizes of pages that mappings for DMA may be made of, as bits.
+    pub pgsizes: u64,
+    /// Whether it takes several writes in one message.
+    pub write_multiple: bool,
+    /// Whether it can be woken ([`Command::HcaWake`](super::Command::HcaWake)).
+    pub hca_wake: bool,
+}
+
+impl Default for Capabilities {
+    /// What the protocol says of a side that names none.
+    fn default() -> Self {
+        Self {
+            max_msg_fds: 1,
+            max_data_xfer_size: MAX_TRANSFER_BYTES,
+            max_dma_maps: 65_535,
+            pgsizes: 4096,
+            write_multiple: false,
+            hca_wake: false,
+        }
+    }
+}
+
+impl Capabilities {
+    /// What this crate's client offers.
+    pub fn of_client() -> Self {
+        Self { max_msg_fds: MAX_DESCRIPTORS as u32, hca_wake: true, ..Self::default() }
+    }
+
+    fn from_json(map: &Map<String, Value>) -> Result<Self, WireError> {
+        let mut c = Self::default();
+        let number = |name: &'static str| match map.get(name) {
+            None => Ok(None),
+            Some(v) => v.as_u64().map(Some).ok_or(WireError::Capability { name }),
+        };
+        let truth = |name: &'static str| match map.get(name) {
+            None => Ok(None),
+            Some(v) => v.as_bool().map(Some).ok_or(WireError::Capability { name }),
+        };
+        let narrow = |v: u64| u32::try_from(v).unwrap_or(u32::MAX);
+        c.max_msg_fds = number("max_msg_fds")?.map_or(c.max_msg_fds, narrow);
+        c.max_data_xfer_size = number("max_data_xfer_size")?.map_or(c.max_data_xfer_size, narrow);
+        c.max_dma_maps = number("max_dma_maps")?.map_or(c.max_dma_maps, narrow);
+        c.pgsizes = number("pgsizes")?.unwrap_or(c.pgsizes);
+        c.write_multiple = truth("write_multiple")?.unwrap_or(c.write_multiple);
+        c.hca_wake = truth("hca_wake")?.unwrap_or(c.hca_wake);
+        Ok(c)
+    }
+
+    fn to_json(self) -> Map<String, Value> {
+        let mut map = Map::new();
+        let mut put = |name: &str, v: Value| map.insert(name.to_owned(), v);
+        put("max_msg_fds", self.max_msg_fds.into());
+        put("max_data_xfer_size", self.max_data_xfer_size.into());
+        put("max_dma_maps", self.max_dma_maps.into());
+        put("pgsizes", self.pgsizes.into());
+        if self.write_multiple {
+            put("write_multiple", true.into());
+        }
+        if self.hca_wake {
+            put("hca_wake", true.into());
+        }
+        map
+    }
+}
+
+/// The first message of each side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version {
+    /// Both sides' must be equal; 0 so far.
+    pub major: u16,
+    /// A server's is at most the client's; 0 so far.
+    pub minor: u16,
+    /// What the sender can do.
+    pub capabilities: Capabilities,
+}
+
+impl Version {
+    pub(super) fn parse(payload: &[u8]) -> Result<Self, WireError> {
+        let mut r = Reader::new("a version", payload);
+        let (major, minor) = (r.u16()?, r.u16()?);
+        let text = r.rest();
+        if text.len() > MAX_TEXT_BYTES {
+            return Err(WireError::Count {
+                what: "the length of the version's text",
+                claimed: text.len() as u64,
+                possible: MAX_TEXT_BYTES as u64,
+            });
+        }
+        let text = text.split(|b| *b == 0).next().unwrap_or_default();
+        let capabilities = if text.is_empty() { Capabilities::default() } else { parse_text(text)? };
+        Ok(Self { major, minor, capabilities })
+    }
+
+    pub(super) fn write(&self, w: &mut Writer) {
+        let capabilities = Value::Object(self.capabilities.to_json());
+        let text = Value::Object(Map::from_iter([("capabilities".to_owned(), capabilities)])).to_string();
+        w.u16(self.major).u16(self.minor).bytes(text.as_bytes()).bytes(&[0]);
+    }
+}
+
+fn parse_text(text: &[u8]) -> Result<Capabilities, WireError> {
+    let wrong = WireError::Capability { name: "capabilities" };
+    let whole: Value = serde_json::from_slice(text).map_err(|_| wrong.clone())?;
+    let Value::Object(whole) = whole else { return Err(wrong) };
+    match whole.get("capabilities") {
+        None => Ok(Capabilities::default()),
+        Some(Value::Object(map)) => Capabilities::from_json(map),
+        Some(_) => Err(wrong),
+    }
+}

@@ -1,0 +1,166 @@
+//! Waking a server that polls doorbells and may sleep. What it agreed on is in [`user::wire`](crate::user::wire).
+
+use core::fmt;
+use core::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::thread::{MembarrierCommand, membarrier};
+
+use crate::mmio::Mmio;
+
+/// Wakes the server of a function after a doorbell was written. Clones wake the same.
+#[derive(Clone)]
+pub struct Waker(Arc<Inner>);
+
+struct Inner {
+    event: OwnedFd,
+    /// Not 0: the server sleeps, or is about to.
+    sleeps: Option<Mmio>,
+    /// Whether the server's barrier runs here, too.
+    light: bool,
+}
+
+impl fmt::Debug for Waker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waker").field("tells_of_sleep", &self.0.sleeps.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Waker {
+    /// `sleeps` is the word's 4 bytes.
+    pub(crate) fn new(event: OwnedFd, sleeps: Option<Mmio>) -> Self {
+        // The server's `membarrier` then runs on the processors of this process as well.
+        let light = membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok();
+        Self(Arc::new(Inner { event, sleeps, light }))
+    }
+
+    /// To be called behind each doorbell, or behind the last of several: wakes the server if it sleeps. While it does not,
+    /// this is a load, and no system call.
+    #[inline]
+    pub fn after_doorbell(&self) {
+        if let Some(word) = &self.0.sleeps {
+            // The doorbell has to be seen by a server whose word is not seen here.
+            if self.0.light {
+                compiler_fence(Ordering::SeqCst);
+            } else {
+                fence(Ordering::SeqCst);
+            }
+            if word.load32(0) == 0 {
+                return;
+            }
+        }
+        self.wake();
+    }
+
+    #[cold]
+    fn wake(&self) {
+        // A counter that is full wakes as well, and a server that is gone needs no waking.
+        let _ = rustix::io::write(&self.0.event, &1_u64.to_ne_bytes());
+    }
+}
+
+/// The server's half of a waker: the word, and the eventfd on which it sleeps.
+///
+/// A turn of the server's that found nothing ends like this:
+///
+/// ```text
+/// sleeper.announce();             // the word, then a barrier in all processes that asked for it
+/// if doorbells_are_quiet() {      // look once more at all of them
+///     wait for the eventfd, with a timer of a millisecond if `announce` said that the barrier is missing
+/// }
+/// sleeper.awake();
+/// ```
+#[derive(Debug)]
+pub struct Sleeper {
+    event: OwnedFd,
+    file: OwnedFd,
+    mapping: crate::mapping::Mapping,
+}
+
+impl AsFd for Sleeper {
+    /// The eventfd on which to sleep.
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
+impl Sleeper {
+    /// A word that says that nobody sleeps.
+    ///
+    /// # Errors
+    /// The system has no memory or no descriptors left.
+    pub fn new() -> std::io::Result<Self> {
+        use rustix::event::{EventfdFlags, eventfd};
+        let page = rustix::param::page_size();
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let file = crate::memory::memfd("hca-wake", page as u64)?;
+        let mapping = crate::mapping::Mapping::of_file(file.as_fd(), 0, page, 1)?;
+        Ok(Self { event, file, mapping })
+    }
+
+    /// What goes to a client with [`wire::Wake`](crate::user::wire::Wake): the eventfd, and the word's file, in which it
+    /// stands at 0.
+    pub fn descriptors(&self) -> [std::os::fd::BorrowedFd<'_>; 2] {
+        [self.event.as_fd(), self.file.as_fd()]
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        crate::memory::word_of(&self.mapping)
+    }
+
+    /// Says that the server is about to sleep. Returns whether clients that ring meanwhile surely see it, or the
+    /// server surely sees their doorbells when it looks again; where not, it sleeps for a millisecond at most.
+    pub fn announce(&self) -> bool {
+        self.word().store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        membarrier(MembarrierCommand::GlobalExpedited).is_ok()
+    }
+
+    /// Says that it polls again, and forgets wakes that came.
+    pub fn awake(&self) {
+        self.word().store(0, Ordering::SeqCst);
+        let mut count = [0_u8; 8];
+        // Nothing to read: nobody woke it.
+        let _ = rustix::io::read(&self.event, &mut count);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::Mapping;
+
+    fn woken(s: &Sleeper) -> bool {
+        let mut count = [0_u8; 8];
+        rustix::io::read(s, &mut count).is_ok()
+    }
+
+    #[test]
+    fn a_server_is_woken_if_it_sleeps_and_not_bothered_if_it_does_not() {
+        let server = Sleeper::new().unwrap();
+        let [event, file] = server.descriptors().map(|d| d.try_clone_to_owned().unwrap());
+        let page = rustix::param::page_size();
+        let word = Mmio::new(Mapping::of_file(file.as_fd(), 0, page, 1).unwrap(), 0, 4, ());
+        let waker = Waker::new(event, Some(word));
+        waker.after_doorbell();
+        assert!(!woken(&server));
+        server.announce();
+        waker.clone().after_doorbell();
+        assert!(woken(&server));
+        server.announce();
+        waker.after_doorbell();
+        server.awake();
+        assert!(!woken(&server), "what woke it is forgotten");
+        waker.after_doorbell();
+        assert!(!woken(&server));
+    }
+
+    #[test]
+    fn a_server_that_does_not_say_whether_it_sleeps_is_woken_each_time() {
+        let server = Sleeper::new().unwrap();
+        let waker = Waker::new(server.descriptors()[0].try_clone_to_owned().unwrap(), None);
+        waker.after_doorbell();
+        assert!(woken(&server));
+    }
+}

@@ -1,0 +1,73 @@
+//! Linux vfio, on a function that the environment names: one that nobody uses, as it is reset.
+#![allow(unsafe_code)]
+
+use core::ptr::NonNull;
+use std::time::Instant;
+
+use hca_vfio::{ArenaOptions, DmaArena, DmaRights, OpenError, PciAddress, PciFunction};
+
+const VARIABLE: &str = "HCA_VFIO_FUNCTION";
+const BYTES: usize = 64 << 20;
+
+/// A function that is no function of this machine's is refused whatever the machine has.
+#[test]
+fn a_function_that_is_not_there_is_refused() {
+    let none: PciAddress = "fffe:ff:1f.7".parse().unwrap();
+    assert!(matches!(PciFunction::open(none), Err(OpenError::NoFunction { .. })));
+}
+
+#[test]
+#[ignore = "needs a function bound to vfio-pci"]
+fn a_function_is_opened_maps_memory_has_interrupts_and_is_reset() {
+    let address = std::env::var(VARIABLE).unwrap_or_else(|_| panic!("{VARIABLE} names the function"));
+    let address: PciAddress = address.parse().unwrap();
+    let function = PciFunction::open(address).unwrap_or_else(|e| panic!("{e}"));
+    let second = PciFunction::open(address);
+    assert!(matches!(second, Err(OpenError::Busy { .. })), "{second:?}");
+
+    let config = function.config().unwrap();
+    let ids = (config.vendor_id().unwrap(), config.device_id().unwrap());
+    println!("{}: {:04x}:{:04x}, {:?}", function.name(), ids.0, ids.1, config.capabilities().unwrap());
+    assert!(ids.0 != 0xffff && !config.bus_master().unwrap());
+    for index in 0..6 {
+        let Ok(bar) = function.bar(index) else { continue };
+        println!("BAR {index}: {:#x} bytes, mappable {:x?}", bar.size(), bar.mappable());
+        for (offset, len) in bar.mappable() {
+            let window = bar.map(offset, len as usize).unwrap();
+            println!("  first word {:#x}, by a call {:#x}", window.load32(0), bar.read32(offset).unwrap());
+            assert!(config.set_memory_space(false).is_err(), "registers are mapped");
+        }
+    }
+
+    let arena = DmaArena::new(&function, ArenaOptions { chunk_bytes: BYTES, huge_pages: false });
+    let begun = Instant::now();
+    let buf = arena.alloc(BYTES, 2 << 20).unwrap_or_else(|e| panic!("{e}"));
+    println!("64 MiB had and mapped at {} in {:?}", buf.iova(), begun.elapsed());
+    assert_eq!(buf.iova().0 % (2 << 20), 0);
+    drop(buf);
+    let begun = Instant::now();
+    assert_eq!(arena.trim().unwrap(), BYTES);
+    println!("unmapped in {:?}", begun.elapsed());
+
+    let mut own = vec![0_u8; 3 << 20];
+    let at = NonNull::new(own.as_mut_ptr()).unwrap();
+    // SAFETY: the memory lives until it is unmapped below, and nobody reads it.
+    let mapping = unsafe { function.dma_map(at, own.len(), DmaRights::ALL) }.unwrap();
+    println!("3 MiB of the program's own at {}", mapping.iova());
+    function.dma_unmap(mapping).unwrap();
+
+    let vectors = function.msix_vectors().unwrap();
+    println!("{vectors} MSI-X vectors");
+    if vectors > 0 {
+        assert_eq!(function.enable_msix(vectors).unwrap().len() as u32, vectors);
+        function.disable_msix().unwrap();
+    }
+    match function.reset() {
+        Ok(()) => println!("reset"),
+        Err(e) => println!("not reset: {e}"),
+    }
+    assert_eq!(config.vendor_id().unwrap(), ids.0);
+    drop((arena, config, function));
+    // Nothing of it is left open.
+    PciFunction::open(address).unwrap_or_else(|e| panic!("{e}"));
+}
