@@ -85,6 +85,26 @@ pub enum DeviceError {
         /// What was asked for.
         bytes: u64,
     },
+    /// The adapter refused a command.
+    #[error("the adapter refused {command}: {reason} (status {status:#x}, syndrome {syndrome:#x}): {remedy}")]
+    Refused {
+        /// The command's name in the adapter's manual.
+        command: &'static str,
+        /// What the status means.
+        reason: &'static str,
+        /// The status.
+        status: u32,
+        /// Where the adapter found the fault, in its own terms; its makers know what it means.
+        syndrome: u32,
+        /// What helps.
+        remedy: &'static str,
+    },
+    /// The device has failed for good.
+    #[error("the device is dead: {why}; close it, and open it again, which resets it")]
+    Dead {
+        /// What was found.
+        why: &'static str,
+    },
     /// The operating system refused.
     #[error("{doing}: {source}{}", remedy(source))]
     Io {

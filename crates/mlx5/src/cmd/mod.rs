@@ -1,0 +1,307 @@
+//! The command queue: a page of slots in memory, and a doorbell register with a bit for each.
+//!
+//! Several commands are under way at a time, one a slot. The last slot is kept for those that give or take pages: other
+//! commands may wait for pages, and those that bring them must not wait for other commands.
+//!
+//! Who gives a command looks at its slot until the adapter has handed it back: at first in quick succession, then asleep, until the
+//! event queue of commands tells, or for a millisecond where it can't yet. A command that gets no answer in time is the end:
+//! the adapter is declared dead, and the slot and the mailboxes, which it may still write, are never used again.
+
+mod error;
+mod mailbox;
+
+use core::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use hca_prm::{
+    CMD_TYPE, CmdIn, CmdOut, CmdQueueEntry, Command, DeliveryStatus, INLINE_DATA, InitSegment, Layout,
+    MAX_SLOTS, Opcode,
+};
+use hca_vfio::mmio::{dma_rmb, doorbell_wmb};
+use hca_vfio::{DmaArena, DmaBuf};
+
+pub use error::CmdError;
+use mailbox::{Chain, Pool};
+
+use crate::error::OpenError;
+use crate::health::{Death, Health};
+use crate::registers::Registers;
+
+/// Bytes of the queue's memory.
+const QUEUE_BYTES: usize = 4096;
+/// Looks at a slot before the first sleep.
+const LOOKS: u32 = 64;
+/// The longest sleep where no event tells.
+const LONGEST_NAP: Duration = Duration::from_millis(1);
+
+/// The command queue.
+pub(crate) struct CommandQueue {
+    registers: Registers,
+    health: Arc<Health>,
+    ring: DmaBuf,
+    log_stride: u32,
+    slots: u32,
+    pool: Pool,
+    timeout: Duration,
+    state: Mutex<State>,
+    /// A slot was given back, or the adapter has handed one back, or it is dead.
+    changed: Condvar,
+    /// Whether the adapter tells of commands that are done.
+    events: AtomicBool,
+}
+
+struct State {
+    /// Slots that are not in use, a bit each.
+    free: u32,
+    token: u8,
+}
+
+/// Which slots a command may have.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lane {
+    /// All but the last.
+    Usual,
+    /// The last.
+    Pages,
+}
+
+impl CommandQueue {
+    /// Shows the adapter where the queue is, and waits until it has taken it.
+    pub(crate) fn open(
+        registers: Registers,
+        arena: &DmaArena,
+        health: Arc<Health>,
+        timeout: Duration,
+        name: &str,
+    ) -> Result<Self, OpenError> {
+        let row = registers.row(InitSegment::LOG_CMDQ_SIZE.offset())?;
+        let (log_size, log_stride) =
+            (InitSegment::LOG_CMDQ_SIZE.of_row(row), InitSegment::LOG_CMDQ_STRIDE.of_row(row));
+        let possible = (1..=MAX_SLOTS.ilog2()).contains(&log_size)
+            && log_stride >= CmdQueueEntry::SIZE.ilog2()
+            && log_size + log_stride <= QUEUE_BYTES.ilog2();
+        if !possible {
+            return Err(OpenError::CommandQueue { name: name.to_owned(), log_size, log_stride });
+        }
+        let ring = arena.alloc(QUEUE_BYTES, QUEUE_BYTES)?;
+        let iova = ring.iova().0;
+        registers.set_row(InitSegment::CMDQ_PHY_ADDR_63_32.offset(), (iova >> 32) as u32)?;
+        // The row's low bits say that the function is used with all it has.
+        registers.set_row(InitSegment::CMDQ_PHY_ADDR_31_12.offset(), iova as u32)?;
+        let slots = 1 << log_size;
+        let free = u32::MAX >> (32 - slots);
+        Ok(Self {
+            registers,
+            health,
+            ring,
+            log_stride,
+            slots,
+            pool: Pool::new(arena.clone()),
+            timeout,
+            state: Mutex::new(State { free, token: 0 }),
+            changed: Condvar::new(),
+            events: AtomicBool::new(false),
+        })
+    }
+
+    /// Gives a command whose input and output are all in their layouts.
+    pub(crate) fn exec<C: Command>(&self, input: &C) -> Result<C::Output, CmdError> {
+        self.exec_with(input, &[], &mut [])
+    }
+
+    /// Gives a command; `tail` follows the input's layout, and what follows the output's comes to `out_tail`.
+    pub(crate) fn exec_with<C: Command>(
+        &self,
+        input: &C,
+        tail: &[u8],
+        out_tail: &mut [u8],
+    ) -> Result<C::Output, CmdError> {
+        let all;
+        let bytes = if tail.is_empty() {
+            input.as_bytes()
+        } else {
+            all = [input.as_bytes(), tail].concat();
+            &all
+        };
+        let mut out = C::Output::zeroed();
+        if out_tail.is_empty() {
+            self.run(C::OPCODE, bytes, out.as_bytes_mut())?;
+        } else {
+            let head = C::Output::SIZE;
+            let mut whole = vec![0; head + out_tail.len()];
+            self.run(C::OPCODE, bytes, &mut whole)?;
+            out.as_bytes_mut().copy_from_slice(&whole[..head]);
+            out_tail.copy_from_slice(&whole[head..]);
+        }
+        Ok(out)
+    }
+
+    /// From now on the adapter tells of commands that are done, or no more.
+    pub(crate) fn set_events(&self, on: bool) {
+        self.events.store(on, Ordering::Relaxed);
+        self.wake();
+    }
+    /// The adapter has told of commands that are done, or is dead: has all who wait look.
+    pub(crate) fn wake(&self) {
+        // Whoever has looked before this holds the lock until it sleeps.
+        drop(self.state());
+        self.changed.notify_all();
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // It is whole between any two of its operations.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn dead(&self, command: Opcode) -> Result<(), CmdError> {
+        self.health.death().map_or(Ok(()), |death| Err(CmdError::Dead { command, death }))
+    }
+    fn silent(&self, command: Opcode) -> CmdError {
+        self.health.declare(Death::Silent { command });
+        self.wake();
+        CmdError::Silent { command, after: self.timeout }
+    }
+
+    fn run(&self, command: Opcode, input: &[u8], out: &mut [u8]) -> Result<(), CmdError> {
+        self.dead(command)?;
+        let memory = |source| CmdError::Memory { command, source };
+        let inputs = self.pool.chain(input.len()).map_err(memory)?;
+        let outputs = self.pool.chain(out.len()).map_err(memory)?;
+        let deadline = Instant::now() + self.timeout;
+        let lane = if command == Opcode::MANAGE_PAGES { Lane::Pages } else { Lane::Usual };
+        let (slot, token) = self.take_slot(command, lane, deadline)?;
+        self.write(slot, token, (input, &inputs), (out.len(), &outputs));
+        doorbell_wmb();
+        let rung = self.registers.set_row(InitSegment::COMMAND_DOORBELL_VECTOR.offset(), 1 << slot);
+        if let Err(source) = rung {
+            self.health.declare(Death::Unreachable);
+            self.wake();
+            inputs.leak();
+            outputs.leak();
+            return Err(CmdError::Function { command, source });
+        }
+        if let Err(e) = self.wait(command, slot, deadline) {
+            inputs.leak();
+            outputs.leak();
+            return Err(e);
+        }
+        let outcome = self.read(command, slot, out, &outputs);
+        self.give_slot(slot);
+        outcome
+    }
+
+    fn take_slot(&self, command: Opcode, lane: Lane, deadline: Instant) -> Result<(u32, u8), CmdError> {
+        let last = 1_u32 << (self.slots - 1);
+        let mine = if lane == Lane::Pages { last } else { !last };
+        let mut state = self.state();
+        loop {
+            self.dead(command)?;
+            let free = state.free & mine;
+            if free != 0 {
+                let slot = free.trailing_zeros();
+                state.free &= !(1 << slot);
+                // 0 is what memory holds that nobody wrote.
+                state.token = state.token.checked_add(1).unwrap_or(1);
+                return Ok((slot, state.token));
+            }
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+                drop(state);
+                return Err(self.silent(command));
+            };
+            let woken = self.changed.wait_timeout(state, left);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+    fn give_slot(&self, slot: u32) {
+        self.state().free |= 1 << slot;
+        self.changed.notify_all();
+    }
+
+    fn place(&self, slot: u32) -> usize {
+        (slot as usize) << self.log_stride
+    }
+    fn write(&self, slot: u32, token: u8, (input, inputs): (&[u8], &Chain<'_>), out: (usize, &Chain<'_>)) {
+        let (out_len, outputs) = out;
+        inputs.fill(token, input);
+        outputs.fill(token, &[]);
+        let mut inline = [0; INLINE_DATA];
+        let head = input.len().min(INLINE_DATA);
+        inline[..head].copy_from_slice(&input[..head]);
+        let mut image = CmdQueueEntry::new()
+            .with(CmdQueueEntry::TYPE, CMD_TYPE)
+            .with(CmdQueueEntry::INPUT_LENGTH, input.len() as u32)
+            .with(CmdQueueEntry::INPUT_MAILBOX_POINTER, inputs.pointer())
+            .with(CmdQueueEntry::COMMAND_INPUT_INLINE_DATA, inline)
+            .with(CmdQueueEntry::OUTPUT_MAILBOX_POINTER, outputs.pointer())
+            .with(CmdQueueEntry::OUTPUT_LENGTH, out_len as u32)
+            .with(CmdQueueEntry::TOKEN, token.into())
+            .with(CmdQueueEntry::OWNERSHIP, true);
+        image.sign();
+        self.ring.store(self.place(slot), image.as_bytes());
+    }
+
+    /// Whether the adapter has handed the slot back.
+    fn is_done(&self, slot: u32) -> bool {
+        let word = self.ring.word32(self.place(slot) + CmdQueueEntry::OWNERSHIP.offset());
+        // What stands there is big-endian.
+        !CmdQueueEntry::OWNERSHIP.of_row(u32::from_be(word.load(Ordering::Acquire)))
+    }
+
+    fn wait(&self, command: Opcode, slot: u32, deadline: Instant) -> Result<(), CmdError> {
+        for _ in 0..LOOKS {
+            if self.is_done(slot) {
+                return Ok(());
+            }
+            std::thread::yield_now();
+        }
+        let mut nap = Duration::from_micros(20);
+        let mut state = self.state();
+        loop {
+            if self.is_done(slot) {
+                return Ok(());
+            }
+            self.dead(command)?;
+            let Some(left) = deadline.checked_duration_since(Instant::now()) else {
+                drop(state);
+                return Err(self.silent(command));
+            };
+            // Pages are given by the thread that hears events, so it waits for none.
+            let told = self.events.load(Ordering::Relaxed) && command != Opcode::MANAGE_PAGES;
+            let sleep = if told { left } else { left.min(nap) };
+            nap = (2 * nap).min(LONGEST_NAP);
+            let woken = self.changed.wait_timeout(state, sleep);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn read(&self, command: Opcode, slot: u32, out: &mut [u8], outputs: &Chain<'_>) -> Result<(), CmdError> {
+        dma_rmb();
+        let mut image = CmdQueueEntry::new();
+        self.ring.load(self.place(slot), image.as_bytes_mut());
+        let delivery = image.get(CmdQueueEntry::STATUS);
+        if delivery != DeliveryStatus::Ok.code() {
+            return Err(CmdError::Delivery { command, status: delivery });
+        }
+        let inline = image.get(CmdQueueEntry::COMMAND_OUTPUT_INLINE_DATA);
+        let head = out.len().min(INLINE_DATA);
+        out[..head].copy_from_slice(&inline[..head]);
+        outputs.load(out);
+        let answer =
+            CmdOut::from_bytes(out).map_err(|_| CmdError::Answer { command, what: "less than a status" })?;
+        let (status, syndrome) = (answer.get(CmdOut::STATUS), answer.get(CmdOut::SYNDROME));
+        if status != 0 {
+            tracing::debug!(%command, status, syndrome, op_mod = op_mod(slot, self), "a command was refused");
+            return Err(CmdError::Refused { command, status, syndrome });
+        }
+        Ok(())
+    }
+}
+
+/// The variant of the command in a slot, for the log.
+fn op_mod(slot: u32, queue: &CommandQueue) -> u32 {
+    let mut head = CmdIn::new();
+    let at = queue.place(slot) + CmdQueueEntry::COMMAND_INPUT_INLINE_DATA.offset();
+    queue.ring.load(at, head.as_bytes_mut());
+    head.get(CmdIn::OP_MOD)
+}

@@ -1,0 +1,170 @@
+//! The face: an adapter as a [`Device`].
+#![allow(unsafe_code)] // `reg_mr` asks its caller for a promise, and hands it on
+
+use core::task::Waker;
+use core::time::Duration;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use hca_core::{
+    AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqPort, Device, DeviceAttr,
+    DeviceError, DmaMemory, MrHandle, MrInit, MrKeys, PdHandle, PortAttr, QpAttr, QpHandle, QpInit, QpPorts,
+    QpStatus, RecvPort, SrqHandle, SrqInit,
+};
+use hca_vfio::PciFunction;
+
+use crate::error::OpenError;
+use crate::hca::Hca;
+use crate::health::Death;
+use crate::options::Options;
+use crate::{memory, mr};
+
+/// An adapter of the ConnectX family.
+///
+/// It is stopped, and gives all memory back, when it and all ports of its queues are gone.
+pub struct Mlx5 {
+    hca: Arc<Hca>,
+    attr: DeviceAttr,
+}
+
+impl core::fmt::Debug for Mlx5 {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_tuple("Mlx5").field(self.hca.function()).finish()
+    }
+}
+
+impl Mlx5 {
+    /// Resets the function and starts the adapter.
+    ///
+    /// # Errors
+    /// The function is no such adapter, can't be used, or its firmware does not do what it is told.
+    pub fn open(function: PciFunction, options: Options) -> Result<Arc<Self>, OpenError> {
+        let hca = Hca::open(function, &options)?;
+        let attr = attributes(&hca);
+        Ok(Arc::new(Self { hca, attr }))
+    }
+
+    /// Of what it died, if it is dead.
+    pub fn death(&self) -> Option<Death> {
+        self.hca.health.death()
+    }
+    /// Pages of 4 KiB that the adapter has been lent for its own tables.
+    pub fn pages_lent(&self) -> usize {
+        self.hca.pages_lent()
+    }
+}
+
+fn attributes(hca: &Hca) -> DeviceAttr {
+    let caps = &hca.caps;
+    let of = |log: u32| 1_u32 << log.min(31);
+    // A WQE has 16 bytes of control, 16 of a remote address, and 16 for each entry; a datagram's address is 48.
+    let sges = caps.max_wqe_sz_sq.saturating_sub(64) / 16;
+    DeviceAttr {
+        name: hca.function().name().to_owned(),
+        fabric: if hca.port.ethernet { "roce" } else { "infiniband" }.to_owned(),
+        max_qp: of(caps.log_max_qp),
+        max_qp_wr: of(caps.log_max_qp_sz),
+        max_sge: sges.min(caps.max_wqe_sz_rq / 16).min(30),
+        max_inline: sges * 16 - 4,
+        max_cq: of(caps.log_max_cq),
+        max_cqe: of(caps.log_max_cq_sz) - 1,
+        max_mr: of(caps.log_max_mkey.min(24)),
+        max_mr_bytes: mr::MAX_BYTES,
+        max_pd: of(caps.log_max_pd),
+        max_ah: crate::ah::LIMIT,
+        max_srq: of(caps.log_max_srq),
+        max_srq_wr: of(caps.log_max_srq_sz) - 1,
+        max_rd_atomic: of(caps.log_max_ra_req_qp.min(caps.log_max_ra_res_qp)).min(128) as u8,
+        atomics: if caps.atomic { AtomicScope::Hca } else { AtomicScope::None },
+        foreign_memory: mr::takes_foreign(hca),
+    }
+}
+
+impl Device for Mlx5 {
+    fn attr(&self) -> &DeviceAttr {
+        &self.attr
+    }
+    fn port(&self) -> PortAttr {
+        self.hca.port.attr
+    }
+    fn counters(&self) -> Vec<Counter> {
+        vec![Counter { name: "pages_lent", value: self.hca.pages_lent() as u64 }]
+    }
+
+    fn alloc_pd(&self) -> Result<PdHandle, DeviceError> {
+        self.hca.pds.create(&self.hca)
+    }
+    fn dealloc_pd(&self, pd: PdHandle) -> Result<(), DeviceError> {
+        self.hca.pds.destroy(&self.hca, pd)
+    }
+
+    fn alloc_memory(&self, len: usize) -> Result<DmaMemory, DeviceError> {
+        memory::alloc(&self.hca, len)
+    }
+    unsafe fn reg_mr(&self, pd: PdHandle, mr: &MrInit) -> Result<MrKeys, DeviceError> {
+        // SAFETY: our caller's promise.
+        unsafe { mr::register(&self.hca, pd, mr) }
+    }
+    fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError> {
+        mr::deregister(&self.hca, mr)
+    }
+
+    fn create_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError> {
+        self.hca.cqs.create(&self.hca, depth)
+    }
+    fn destroy_cq(&self, cq: CqHandle) -> Result<(), DeviceError> {
+        self.hca.cqs.destroy(&self.hca, cq)
+    }
+
+    fn create_srq(
+        &self,
+        pd: PdHandle,
+        init: &SrqInit,
+    ) -> Result<(SrqHandle, Box<dyn RecvPort>), DeviceError> {
+        self.hca.srqs.create(&self.hca, pd, init)
+    }
+    fn set_srq_limit(&self, srq: SrqHandle, limit: u32) -> Result<(), DeviceError> {
+        self.hca.srqs.set_limit(&self.hca, srq, limit)
+    }
+    fn destroy_srq(&self, srq: SrqHandle) -> Result<(), DeviceError> {
+        self.hca.srqs.destroy(&self.hca, srq)
+    }
+
+    fn create_ah(&self, pd: PdHandle, av: &AddressVector) -> Result<AhHandle, DeviceError> {
+        self.hca.ahs.create(&self.hca, pd, av)
+    }
+    fn destroy_ah(&self, ah: AhHandle) -> Result<(), DeviceError> {
+        self.hca.ahs.destroy(&self.hca, ah)
+    }
+
+    fn create_qp(&self, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
+        self.hca.qps.create(&self.hca, pd, init)
+    }
+    fn modify_qp(&self, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {
+        self.hca.qps.modify(&self.hca, qp, attr)
+    }
+    fn query_qp(&self, qp: QpHandle) -> Result<QpStatus, DeviceError> {
+        self.hca.qps.query(&self.hca, qp)
+    }
+    fn destroy_qp(&self, qp: QpHandle) -> Result<Vec<u64>, DeviceError> {
+        self.hca.qps.destroy(&self.hca, qp)
+    }
+
+    fn poll_event(&self) -> Option<AsyncEvent> {
+        None
+    }
+    fn set_event_waker(&self, _waker: &Waker) {}
+
+    fn turn(&self) -> bool {
+        false
+    }
+    fn needs_turns(&self) -> bool {
+        false
+    }
+    fn next_deadline(&self) -> Option<Duration> {
+        None
+    }
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}

@@ -1,0 +1,120 @@
+//! Why an adapter can't be opened, and what of that a device's callers see.
+
+use std::io;
+
+use hca_core::DeviceError;
+use hca_vfio::{DmaError, FunctionError};
+use thiserror::Error;
+
+use crate::cmd::CmdError;
+
+/// Why an adapter can't be opened.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The function is none of these adapters'.
+    #[error(
+        "{name} is {vendor:04x}:{device:04x}, no adapter of the ConnectX family (15b3:…): `lspci -nn -d 15b3:` lists \
+         those that there are"
+    )]
+    NotConnectX {
+        /// Which function.
+        name: String,
+        /// Who made it.
+        vendor: u16,
+        /// Which one it is.
+        device: u16,
+    },
+    /// Its firmware speaks another command interface.
+    #[error(
+        "the firmware of {name} has command interface {found}, and this driver speaks 5: it serves ConnectX-4 and later"
+    )]
+    Interface {
+        /// Which function.
+        name: String,
+        /// What was found.
+        found: u32,
+    },
+    /// It does not know the interface version that the driver needs.
+    #[error(
+        "{name} does not speak version 1 of the interface (ISSI), only those of mask {supported:#x}: update its firmware"
+    )]
+    Issi {
+        /// Which function.
+        name: String,
+        /// Versions that it speaks, a bit each.
+        supported: u32,
+    },
+    /// Its command queue has a shape that can't be.
+    #[error(
+        "{name} says that its command queue has 2^{log_size} slots at 2^{log_stride} bytes, which can't be"
+    )]
+    CommandQueue {
+        /// Which function.
+        name: String,
+        /// Slots, as a power of two.
+        log_size: u32,
+        /// Bytes of one, as a power of two.
+        log_stride: u32,
+    },
+    /// The firmware does not get ready.
+    #[error("the firmware of {name} is still starting after {ms} ms: wait, or power-cycle the adapter")]
+    Starting {
+        /// Which function.
+        name: String,
+        /// How long it was waited for.
+        ms: u128,
+    },
+    /// It lacks something that the driver can't do without.
+    #[error("{name} lacks {what}, which this driver needs: {remedy}")]
+    Lacks {
+        /// Which function.
+        name: String,
+        /// What is missing.
+        what: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// An option does not fit the adapter.
+    #[error("the option `{option}` does not fit {name}: {why}")]
+    Option {
+        /// Which function.
+        name: String,
+        /// The option.
+        option: &'static str,
+        /// The rule.
+        why: &'static str,
+    },
+    /// A command failed.
+    #[error("starting {name}: {source}")]
+    Command {
+        /// Which function.
+        name: String,
+        /// Which, and why.
+        source: CmdError,
+    },
+    /// The function can't be used.
+    #[error(transparent)]
+    Function(#[from] FunctionError),
+    /// Memory can't be had, or not be mapped.
+    #[error(transparent)]
+    Memory(#[from] DmaError),
+    /// The operating system refused.
+    #[error("{doing}: {source}{}", hca_core::remedy(source))]
+    Io {
+        /// What was being done.
+        doing: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// What a lack of memory is for a device's caller.
+pub(crate) fn memory(source: DmaError) -> DeviceError {
+    DeviceError::Io { doing: "getting memory that the adapter can reach", source: io::Error::other(source) }
+}
+
+/// What an unusable function is for a device's caller.
+pub(crate) fn function(source: FunctionError) -> DeviceError {
+    DeviceError::Io { doing: "reaching the adapter's registers", source: io::Error::other(source) }
+}

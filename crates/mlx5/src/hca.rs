@@ -1,0 +1,247 @@
+//! The adapter: in which order it is started and stopped, and what the objects on it are made with.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hca_core::DeviceError;
+use hca_prm::command::hca::{
+    DisableHcaIn, EnableHcaIn, InitHcaIn, QueryIssiIn, QueryIssiOut, QueryPagesMod, SetIssiIn, TeardownHcaIn,
+    TeardownProfile,
+};
+use hca_prm::{CMD_INTERFACE_REV, CmdStatus, Command, InitSegment};
+use hca_vfio::{ArenaOptions, Bar, DmaArena, DmaBuf, DmaError, FunctionError, PciFunction};
+
+use crate::ah::Ahs;
+use crate::caps::Caps;
+use crate::cmd::{CmdError, CommandQueue};
+use crate::cq::Cqs;
+use crate::error::OpenError;
+use crate::health::Health;
+use crate::memory::Lent;
+use crate::options::Options;
+use crate::pages::Pages;
+use crate::pd::Pds;
+use crate::port::Port;
+use crate::qp::Qps;
+use crate::registers::Registers;
+use crate::srq::Srqs;
+use crate::uar::Uars;
+
+/// Who makes these adapters.
+const VENDOR: u16 = 0x15b3;
+/// Sleeps while the firmware starts.
+const START_NAP: Duration = Duration::from_millis(2);
+
+/// An adapter that runs.
+pub(crate) struct Hca {
+    /// Taken for dead or not.
+    pub(crate) health: Arc<Health>,
+    /// What it can do.
+    pub(crate) caps: Caps,
+    /// Its port.
+    pub(crate) port: Port,
+    /// Doorbell pages.
+    pub(crate) uars: Uars,
+    /// Memory that programs have.
+    pub(crate) lent: Arc<Lent>,
+    pub(crate) pds: Pds,
+    pub(crate) cqs: Cqs,
+    pub(crate) srqs: Srqs,
+    pub(crate) ahs: Ahs,
+    pub(crate) qps: Qps,
+    cmd: CommandQueue,
+    pages: Pages,
+    arena: DmaArena,
+    function: PciFunction,
+}
+
+impl Hca {
+    /// Starts the adapter. If that fails, it is reset.
+    pub(crate) fn open(function: PciFunction, options: &Options) -> Result<Arc<Self>, OpenError> {
+        match Self::start(&function, options) {
+            Ok(this) => Ok(Arc::new(this)),
+            Err(e) => {
+                quiet(&function);
+                Err(e)
+            }
+        }
+    }
+
+    fn start(function: &PciFunction, options: &Options) -> Result<Self, OpenError> {
+        let name = function.name().to_owned();
+        let bar = prepare(function)?;
+        let registers = Registers::new(bar.clone());
+        wait_for_firmware(&registers, &name, options.start_timeout)?;
+        let arena = DmaArena::new(
+            function,
+            ArenaOptions { huge_pages: options.huge_pages, ..ArenaOptions::default() },
+        );
+        let health = Arc::new(Health::default());
+        let cmd =
+            CommandQueue::open(registers.clone(), &arena, health.clone(), options.command_timeout, &name)?;
+        wait_for_firmware(&registers, &name, options.start_timeout)?;
+        let pages = Pages::new(arena.clone());
+        let failed = |source| OpenError::Command { name: name.clone(), source };
+
+        cmd.exec(&EnableHcaIn::new()).map_err(failed)?;
+        set_issi(&cmd, &name)?;
+        pages.satisfy(&cmd, QueryPagesMod::Boot).map_err(failed)?;
+        let caps = Caps::default();
+        pages.satisfy(&cmd, QueryPagesMod::Init).map_err(failed)?;
+        cmd.exec(&InitHcaIn::new()).map_err(failed)?;
+        let uars = Uars::open(&cmd, &bar, &name, options.uars, function.waker())?;
+        let port = Port::default();
+        Ok(Self {
+            health,
+            uars,
+            port,
+            lent: Arc::default(),
+            pds: Pds::new(1 << caps.log_max_pd.min(24)),
+            cqs: Cqs::new(&caps),
+            srqs: Srqs::new(&caps),
+            ahs: Ahs::new(&caps),
+            qps: Qps::new(&caps),
+            caps,
+            cmd,
+            pages,
+            arena,
+            function: function.clone(),
+        })
+    }
+
+    /// Gives a command whose input and output are all in their layouts.
+    pub(crate) fn exec<C: Command>(&self, input: &C) -> Result<C::Output, CmdError> {
+        self.cmd.exec(input)
+    }
+    /// Gives a command; `tail` follows the input's layout (a list of pages), and what follows the output's comes to
+    /// `out_tail`.
+    pub(crate) fn exec_with<C: Command>(
+        &self,
+        input: &C,
+        tail: &[u8],
+        out_tail: &mut [u8],
+    ) -> Result<C::Output, CmdError> {
+        self.cmd.exec_with(input, tail, out_tail)
+    }
+    /// Memory for queues: zeroed, whole pages, at a multiple of `align` here and for the adapter, where it is contiguous.
+    pub(crate) fn dma_alloc(&self, bytes: usize, align: usize) -> Result<DmaBuf, DmaError> {
+        self.arena.alloc(bytes, align)
+    }
+    /// The function.
+    pub(crate) fn function(&self) -> &PciFunction {
+        &self.function
+    }
+    /// Pages that the adapter has.
+    pub(crate) fn pages_lent(&self) -> usize {
+        self.pages.count()
+    }
+
+    fn stop(&self) -> Result<usize, CmdError> {
+        self.uars.close(&self.cmd)?;
+        let stop = TeardownHcaIn::new().with(TeardownHcaIn::PROFILE, TeardownProfile::GracefulClose.code());
+        self.cmd.exec(&stop)?;
+        let kept = self.pages.take_all(&self.cmd)?;
+        self.cmd.exec(&DisableHcaIn::new())?;
+        Ok(kept)
+    }
+}
+
+impl Drop for Hca {
+    fn drop(&mut self) {
+        let stopped = if let Some(death) = self.health.death() {
+            tracing::warn!(%death, "a dead adapter is closed: it is reset");
+            false
+        } else {
+            match self.stop() {
+                Ok(0) => true,
+                Ok(kept) => {
+                    tracing::warn!(kept, "the adapter kept pages that it was lent: it is reset");
+                    false
+                }
+                Err(e) => {
+                    tracing::warn!(%e, "the adapter was not stopped as it should be: it is reset");
+                    false
+                }
+            }
+        };
+        if stopped {
+            let off =
+                self.function.disable_msix().and_then(|()| self.function.config()?.set_bus_master(false));
+            if let Err(e) = off {
+                tracing::warn!(%e, "the function was not switched off");
+            }
+        } else {
+            quiet(&self.function);
+        }
+    }
+}
+
+/// Has a function that may still be at work reach no memory any more.
+fn quiet(function: &PciFunction) {
+    if let Err(e) = function.reset() {
+        tracing::warn!(%e, "the function was not reset; it is kept from memory");
+        let off = function.config().and_then(|c| c.set_bus_master(false));
+        if let Err(e) = off {
+            tracing::warn!(%e, "the function was not kept from memory, either");
+        }
+    }
+}
+
+/// Checks what the function is, has it forget its last user, and lets it reach memory.
+fn prepare(function: &PciFunction) -> Result<Arc<Bar>, OpenError> {
+    let config = function.config()?;
+    let (vendor, device) = (config.vendor_id()?, config.device_id()?);
+    if vendor != VENDOR {
+        return Err(OpenError::NotConnectX { name: function.name().to_owned(), vendor, device });
+    }
+    match function.reset() {
+        // A machine may have given it no way; commands then fail if its last user left it in use.
+        Err(e @ FunctionError::NoReset { .. }) => {
+            tracing::warn!(%e, "the function is used as its last user left it");
+        }
+        other => other?,
+    }
+    let bar = Arc::new(function.bar(0)?);
+    config.set_bus_master(true)?;
+    Ok(bar)
+}
+
+/// Waits until the firmware has started, and checks that it speaks this command interface.
+fn wait_for_firmware(registers: &Registers, name: &str, timeout: Duration) -> Result<(), OpenError> {
+    let begun = Instant::now();
+    while registers.is(InitSegment::INITIALIZING)? {
+        if begun.elapsed() >= timeout {
+            return Err(OpenError::Starting { name: name.to_owned(), ms: timeout.as_millis() });
+        }
+        std::thread::sleep(START_NAP);
+    }
+    let found = registers.get(InitSegment::CMD_INTERFACE_REV)?;
+    if found != CMD_INTERFACE_REV {
+        return Err(OpenError::Interface { name: name.to_owned(), found });
+    }
+    Ok(())
+}
+
+/// Has the adapter use version 1 of its interface.
+fn set_issi(cmd: &CommandQueue, name: &str) -> Result<(), OpenError> {
+    const VERSION: u32 = 1;
+    let failed = |source| OpenError::Command { name: name.to_owned(), source };
+    let supported = match cmd.exec(&QueryIssiIn::new()) {
+        Ok(answer) => answer.get(QueryIssiOut::SUPPORTED_ISSI_DW0),
+        // A firmware that has version 0 alone does not know the command.
+        Err(e) if e.is(CmdStatus::BadOp) => 1,
+        Err(e) => return Err(failed(e)),
+    };
+    if supported >> VERSION & 1 == 0 {
+        return Err(OpenError::Issi { name: name.to_owned(), supported });
+    }
+    cmd.exec(&SetIssiIn::new().with(SetIssiIn::CURRENT_ISSI, VERSION)).map_err(failed)?;
+    Ok(())
+}
+
+impl Hca {
+    /// Refuses what needs a living adapter.
+    pub(crate) fn check_alive(&self) -> Result<(), DeviceError> {
+        self.health.check_alive()
+    }
+}

@@ -1,0 +1,81 @@
+//! The driver for adapters of the ConnectX family (ConnectX-4 and later, and their virtual functions): a [`Device`]
+//! over a [`PciFunction`], without a kernel driver.
+//!
+//! ```text
+//!  program     Mlx5: Device          ports: SendPort, RecvPort, CqPort
+//!                 │                     │   no lock, no system call: queue memory, doorbell records, doorbell pages
+//!  objects     PDs, regions, address handles, completion queues, shared receive queues, queue pairs
+//!                 │
+//!  adapter     Hca ── commands ── slots and mailboxes in DMA memory, one doorbell register
+//!               │  ── pages       memory that is lent to the adapter, counted
+//!               │  ── UARs        doorbell pages
+//!               │  ── EQs         what the adapter tells by itself; interrupts
+//!               │  ── port        InfiniBand or RoCE: addresses, partition keys, neighbours
+//!               │  ── health      whether the adapter lives
+//!               │
+//!  function    PciFunction: registers, DMA memory, interrupts (Linux vfio, or a vfio-user server)
+//! ```
+//!
+//! A thread of the driver's own sleeps on the interrupts. It lends the adapter pages that it asks for, wakes who waits
+//! for a completion or an event, and looks at the adapter's health once a second. A program that polls needs it for
+//! nothing.
+//!
+//! An adapter that does not answer, or says that it is unwell, is declared dead: everything that is asked of it after
+//! that fails at once with the reason, and what it may still reach stays untouched until the function is reset or closed.
+//!
+//! What it is not: no Ethernet, no memory windows, no dynamic connections, no multicast, one port.
+//!
+//! ```no_run
+//! use hca_core::Device;
+//! use hca_mlx5::{Mlx5, Options};
+//! use hca_vfio::PciFunction;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let function = PciFunction::open("0000:03:00.0".parse()?)?;
+//! let device = Mlx5::open(function, Options::default())?;
+//! println!("{}: {}", device.attr().name, device.port().gid);
+//! # Ok(()) }
+//! ```
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | `device` | [`Mlx5`], the face |
+//! | `hca` | the adapter: in which order it is started and stopped |
+//! | `cmd` | the command queue: slots, mailboxes, waiting, errors |
+//! | `pages` | memory lent to the adapter |
+//! | `caps`, `uar`, `eq`, `health`, `port` | what it can do, doorbell pages, event queues, its health, its port |
+//! | `pd`, `mr`, `memory` | protection domains, regions, memory that it can reach |
+//! | `cq`, `cqe`, `qp`, `srq`, `ah` | queues and address handles |
+//!
+//! [`Device`]: hca_core::Device
+//! [`PciFunction`]: hca_vfio::PciFunction
+#![deny(unsafe_code)]
+#![allow(dead_code)] // parts arrive one by one
+
+mod ah;
+mod caps;
+mod cmd;
+mod cq;
+mod cqe;
+mod device;
+mod eq;
+mod error;
+mod hca;
+mod health;
+mod memory;
+mod mr;
+mod options;
+mod pages;
+mod pd;
+mod port;
+mod qp;
+mod registers;
+mod srq;
+mod table;
+mod uar;
+
+pub use cmd::CmdError;
+pub use device::Mlx5;
+pub use error::OpenError;
+pub use health::Death;
+pub use options::Options;

@@ -1,0 +1,62 @@
+//! Memory that the adapter can reach: lent to programs, and found again when they register it.
+//!
+//! Invariants:
+//! 1. A [`Piece`] owns its [`DmaBuf`]: the memory stays mapped here and for the adapter until it is dropped.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hca_core::{DeviceError, DmaMemory};
+use hca_vfio::DmaBuf;
+
+use crate::error::memory;
+use crate::hca::Hca;
+
+/// What was lent to the program: by address, its length and its address for the adapter.
+#[derive(Default)]
+pub(crate) struct Lent(Mutex<BTreeMap<usize, (usize, u64)>>);
+
+impl Lent {
+    fn pieces(&self) -> MutexGuard<'_, BTreeMap<usize, (usize, u64)>> {
+        // It is whole between any two of its operations.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The adapter's address of a range, if one piece that was lent holds all of it.
+    pub(crate) fn find(&self, addr: usize, len: usize) -> Option<u64> {
+        let pieces = self.pieces();
+        let (base, (has, iova)) = pieces.range(..=addr).next_back()?;
+        let at = addr - base;
+        (at <= *has && len <= has - at).then(|| iova + at as u64)
+    }
+}
+
+/// A piece that a program has.
+struct Piece {
+    buf: DmaBuf,
+    lent: Arc<Lent>,
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        self.lent.pieces().remove(&self.buf.addr().addr().get());
+    }
+}
+
+/// Memory for a program.
+pub(crate) fn alloc(hca: &Hca, len: usize) -> Result<DmaMemory, DeviceError> {
+    let buf = hca.dma_alloc(len, align_for(len)).map_err(memory)?;
+    let addr = buf.addr();
+    hca.lent.pieces().insert(addr.addr().get(), (buf.len(), buf.iova().0));
+    let piece = Piece { buf, lent: hca.lent.clone() };
+    // SAFETY: (1) the piece holds the memory, whole pages of which there are at least `len` bytes; an arena zeroes it, and
+    // gives it to nobody else meanwhile.
+    Ok(unsafe { DmaMemory::new(addr, len, Box::new(piece)) })
+}
+
+/// Long memory begins where large pages do.
+fn align_for(len: usize) -> usize {
+    const HUGE: usize = 2 << 20;
+    if len >= HUGE { HUGE } else { 4096 }
+}

@@ -1,0 +1,41 @@
+//! How an adapter is opened.
+
+use core::net::IpAddr;
+use core::time::Duration;
+
+/// How an adapter is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Options {
+    /// Addresses of a RoCE port, beside its link-local one. The first is the port's GID.
+    pub ip: Vec<IpAddr>,
+    /// MAC addresses of peers that can't be told from their GID.
+    pub neighbours: Vec<(IpAddr, [u8; 6])>,
+    /// How long a command may take before the adapter is declared dead.
+    pub command_timeout: Duration,
+    /// How long the firmware may take to start.
+    pub start_timeout: Duration,
+    /// How often the driver's thread looks whether the adapter lives.
+    pub health_interval: Duration,
+    /// Whether to use interrupts. Without them the driver's thread looks each millisecond.
+    pub interrupts: bool,
+    /// Doorbell pages for queues.
+    pub uars: u32,
+    /// Whether memory is taken from huge pages of the system where it has some.
+    pub huge_pages: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            ip: Vec::new(),
+            neighbours: Vec::new(),
+            command_timeout: Duration::from_secs(60),
+            start_timeout: Duration::from_secs(120),
+            health_interval: Duration::from_secs(1),
+            interrupts: true,
+            uars: 4,
+            huge_pages: false,
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! Doorbell pages (UARs).
+//!
+//! The first that is taken belongs to the event queues: a server traps accesses of it, so that it is reached by calls.
+//! The others are mapped, and spread over the queues.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hca_prm::command::resource::{AllocUarIn, AllocUarOut, DeallocUarIn};
+use hca_vfio::mmio::doorbell_wmb;
+use hca_vfio::{Bar, FunctionError, Mmio, Waker};
+
+use crate::cmd::{CmdError, CommandQueue};
+use crate::error::OpenError;
+
+/// Bytes of a doorbell page.
+pub(crate) const UAR_BYTES: usize = 4096;
+/// Where event queues are updated and armed.
+pub(crate) const EQ_ARM: u64 = 0x40;
+/// Where event queues are updated alone.
+pub(crate) const EQ_UPDATE: u64 = 0x48;
+
+/// A doorbell page that is mapped. Clones are the same page.
+#[derive(Clone, Debug)]
+pub(crate) struct Uar {
+    /// Its number, for contexts of queues.
+    pub(crate) index: u32,
+    page: Mmio,
+    waker: Option<Waker>,
+}
+
+impl Uar {
+    /// Writes a doorbell of 8 bytes that the adapter sees in this order, behind all stores to memory before it, and wakes a
+    /// server that sleeps.
+    #[inline]
+    pub(crate) fn ring(&self, at: usize, value: [u8; 8]) {
+        doorbell_wmb();
+        self.page.store64(at, u64::from_ne_bytes(value));
+        if let Some(waker) = &self.waker {
+            waker.after_doorbell();
+        }
+    }
+    /// The page itself, for BlueFlame.
+    pub(crate) fn page(&self) -> &Mmio {
+        &self.page
+    }
+}
+
+/// The doorbell page of the event queues.
+#[derive(Clone, Debug)]
+pub(crate) struct EventUar {
+    pub(crate) index: u32,
+    bar: Arc<Bar>,
+}
+
+impl EventUar {
+    /// Writes 4 bytes at [`EQ_ARM`] or [`EQ_UPDATE`].
+    pub(crate) fn write(&self, at: u64, value: u32) -> Result<(), FunctionError> {
+        doorbell_wmb();
+        self.bar.write32_be(u64::from(self.index) * UAR_BYTES as u64 + at, value)
+    }
+}
+
+/// All doorbell pages of an adapter.
+pub(crate) struct Uars {
+    events: EventUar,
+    queues: Vec<Uar>,
+    next: AtomicUsize,
+}
+
+impl Uars {
+    /// Takes one for events, and `count` for queues.
+    pub(crate) fn open(
+        cmd: &CommandQueue,
+        bar: &Arc<Bar>,
+        name: &str,
+        count: u32,
+        waker: Option<Waker>,
+    ) -> Result<Self, OpenError> {
+        let failed = |source| OpenError::Command { name: name.to_owned(), source };
+        let take = || cmd.exec(&AllocUarIn::new()).map(|o| o.get(AllocUarOut::UAR)).map_err(failed);
+        let events = EventUar { index: take()?, bar: bar.clone() };
+        let mut queues = Vec::new();
+        for _ in 0..count.max(1) {
+            let index = take()?;
+            let page = bar.map(u64::from(index) * UAR_BYTES as u64, UAR_BYTES)?;
+            queues.push(Uar { index, page, waker: waker.clone() });
+        }
+        Ok(Self { events, queues, next: AtomicUsize::new(0) })
+    }
+    /// Gives all back.
+    pub(crate) fn close(&self, cmd: &CommandQueue) -> Result<(), CmdError> {
+        for index in self.queues.iter().map(|u| u.index).chain([self.events.index]) {
+            cmd.exec(&DeallocUarIn::new().with(DeallocUarIn::UAR, index))?;
+        }
+        Ok(())
+    }
+
+    /// The one of the event queues.
+    pub(crate) fn events(&self) -> &EventUar {
+        &self.events
+    }
+    /// One for a queue: they take turns.
+    pub(crate) fn for_queue(&self) -> Uar {
+        let turn = self.next.fetch_add(1, Ordering::Relaxed);
+        self.queues[turn % self.queues.len()].clone()
+    }
+}
