@@ -1,11 +1,22 @@
-//! What the adapter can do.
+//! What the adapter can do, and what it is told to use of that.
 
-/// What the driver uses of the capabilities.
-#[derive(Clone, Debug)]
+use hca_prm::caps::{AtomicCaps, HcaCap, RoceCap};
+use hca_prm::command::hca::{HcaCapType, QueryHcaCapIn, QueryHcaCapOut, SetHcaCapIn};
+use hca_prm::{CmdStatus, Layout};
+
+use crate::cmd::{CmdError, CommandQueue};
+
+/// `PORT_TYPE` of an Ethernet port.
+const PORT_ETHERNET: u32 = 1;
+/// `ATOMIC_REQ_8B_ENDIANNESS_MODE` for operands in the host's byte order.
+const HOST_ORDER: u32 = 1;
+
+/// What the driver uses of the capabilities, within what it can make use of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caps {
     /// Queue pairs, as a power of two.
     pub(crate) log_max_qp: u32,
-    /// WQEs of a queue, as a power of two.
+    /// WQEBBs of a send queue, and WQEs of a receive queue, as a power of two.
     pub(crate) log_max_qp_sz: u32,
     /// Completion queues, as a power of two.
     pub(crate) log_max_cq: u32,
@@ -19,6 +30,8 @@ pub(crate) struct Caps {
     pub(crate) log_max_pd: u32,
     /// Memory keys, as a power of two.
     pub(crate) log_max_mkey: u32,
+    /// Entries of an event queue, as a power of two.
+    pub(crate) log_max_eq_sz: u32,
     /// Bytes of a message, as a power of two.
     pub(crate) log_max_msg: u32,
     /// READs and atomics outstanding as requester, as a power of two.
@@ -29,36 +42,109 @@ pub(crate) struct Caps {
     pub(crate) max_wqe_sz_sq: u32,
     /// Bytes of a receive WQE.
     pub(crate) max_wqe_sz_rq: u32,
-    /// Bytes of a pair of BlueFlame registers, as a power of two.
+    /// Bytes of a BlueFlame register, of which two buffers take turns, as a power of two.
     pub(crate) log_bf_reg_size: u32,
-    /// Whether user indexes come with completions (1) or queue pair numbers do (0).
+    /// Whether completions carry the user's index of their queue pair (1) or not (0).
     pub(crate) cqe_version: u32,
+    /// Entries of the GID table of a RoCE port.
+    pub(crate) roce_addresses: u32,
+    /// What the lower 4 bits of `ROCE_L3_TYPE` and the versions may be.
+    pub(crate) roce_v2: bool,
     /// Whether the port is an Ethernet one.
     pub(crate) ethernet: bool,
-    /// Whether atomics are offered.
+    /// Whether atomics are offered, with operands in the host's byte order.
     pub(crate) atomic: bool,
+    /// Whether the firmware takes the driver's name.
+    pub(crate) driver_version: bool,
+    /// Whether the services are offered: RC, UC, UD.
+    pub(crate) services: [bool; 3],
+    /// How much longer an answer may take, as the exponent of an ACK timeout.
+    pub(crate) local_ca_ack_delay: u32,
 }
 
-impl Default for Caps {
-    fn default() -> Self {
+fn query<L: Layout>(cmd: &CommandQueue, kind: HcaCapType, current: bool) -> Result<L, CmdError> {
+    let input = QueryHcaCapIn::new().with(QueryHcaCapIn::OP_MOD, kind.op_mod(current));
+    let answer = cmd.exec(&input)?.get(QueryHcaCapOut::CAPABILITY);
+    let mut caps = L::zeroed();
+    caps.as_bytes_mut().copy_from_slice(&answer[..L::SIZE]);
+    Ok(caps)
+}
+
+fn set<L: Layout>(cmd: &CommandQueue, kind: HcaCapType, caps: &L) -> Result<(), CmdError> {
+    let mut all = [0; 4096];
+    all[..L::SIZE].copy_from_slice(caps.as_bytes());
+    let input =
+        SetHcaCapIn::new().with(SetHcaCapIn::OP_MOD, kind.op_mod(false)).with(SetHcaCapIn::CAPABILITY, all);
+    cmd.exec(&input).map(drop)
+}
+
+impl Caps {
+    /// Asks what there is, and tells the adapter, before it is started, what will be used.
+    pub(crate) fn negotiate(cmd: &CommandQueue) -> Result<Self, CmdError> {
+        let general = HcaCapType::GeneralDevice;
+        let most: HcaCap = query(cmd, general, false)?;
+        let mut used: HcaCap = query(cmd, general, true)?;
+        // Doorbell pages of 4 KiB, whatever the page size of this machine.
+        used.set(HcaCap::UAR_4K, most.get(HcaCap::UAR_4K));
+        used.set(HcaCap::LOG_UAR_PAGE_SZ, 0);
+        // Memory does not damage commands; sums over them cost more than they find.
+        used.set(HcaCap::CMDIF_CHECKSUM, 0);
+        let roce = most.get(HcaCap::ROCE) && most.get(HcaCap::PORT_TYPE) == PORT_ETHERNET;
+        used.set(HcaCap::ROCE, roce);
+        set(cmd, general, &used)?;
+        let atomic = most.get(HcaCap::ATOMIC) && atomics(cmd)?;
+        let roce_caps = if roce { query(cmd, HcaCapType::Roce, true)? } else { RoceCap::new() };
+        Ok(Self::of(&used, &roce_caps, atomic))
+    }
+
+    fn of(used: &HcaCap, roce: &RoceCap, atomic: bool) -> Self {
         Self {
-            log_max_qp: 12,
-            log_max_qp_sz: 12,
-            log_max_cq: 12,
-            log_max_cq_sz: 14,
-            log_max_srq: 10,
-            log_max_srq_sz: 12,
-            log_max_pd: 10,
-            log_max_mkey: 16,
-            log_max_msg: 30,
-            log_max_ra_req_qp: 4,
-            log_max_ra_res_qp: 4,
-            max_wqe_sz_sq: 512,
-            max_wqe_sz_rq: 512,
-            log_bf_reg_size: 9,
-            cqe_version: 1,
-            ethernet: false,
-            atomic: true,
+            log_max_qp: used.get(HcaCap::LOG_MAX_QP).min(24),
+            // The counters of work queues have 16 bits, of which one tells full from empty.
+            log_max_qp_sz: used.get(HcaCap::LOG_MAX_QP_SZ).min(15),
+            log_max_cq: used.get(HcaCap::LOG_MAX_CQ).min(24),
+            log_max_cq_sz: used.get(HcaCap::LOG_MAX_CQ_SZ).min(22),
+            log_max_srq: used.get(HcaCap::LOG_MAX_SRQ).min(24),
+            log_max_srq_sz: used.get(HcaCap::LOG_MAX_SRQ_SZ).min(15),
+            log_max_pd: used.get(HcaCap::LOG_MAX_PD).min(24),
+            log_max_mkey: used.get(HcaCap::LOG_MAX_MKEY).min(24),
+            log_max_eq_sz: used.get(HcaCap::LOG_MAX_EQ_SZ).min(22),
+            log_max_msg: used.get(HcaCap::LOG_MAX_MSG).min(31),
+            log_max_ra_req_qp: used.get(HcaCap::LOG_MAX_RA_REQ_QP).min(7),
+            log_max_ra_res_qp: used.get(HcaCap::LOG_MAX_RA_RES_QP).min(7),
+            // The length of a WQE is told in 6 bits of 16 bytes.
+            max_wqe_sz_sq: used.get(HcaCap::MAX_WQE_SZ_SQ).min(63 * 16),
+            max_wqe_sz_rq: used.get(HcaCap::MAX_WQE_SZ_RQ).min(63 * 16),
+            log_bf_reg_size: used.get(HcaCap::LOG_BF_REG_SIZE),
+            cqe_version: used.get(HcaCap::CQE_VERSION),
+            roce_addresses: roce.get(RoceCap::ROCE_ADDRESS_TABLE_SIZE),
+            roce_v2: roce.get(RoceCap::ROCE_VERSION) >> 2 & 1 != 0,
+            ethernet: used.get(HcaCap::PORT_TYPE) == PORT_ETHERNET,
+            atomic,
+            driver_version: used.get(HcaCap::DRIVER_VERSION),
+            services: [used.get(HcaCap::RC), used.get(HcaCap::UC), used.get(HcaCap::UD)],
+            local_ca_ack_delay: used.get(HcaCap::LOCAL_CA_ACK_DELAY),
         }
     }
+}
+
+/// Has the adapter take operands in the host's byte order. Returns whether it does.
+fn atomics(cmd: &CommandQueue) -> Result<bool, CmdError> {
+    let kind = HcaCapType::Atomic;
+    let most: AtomicCaps = match query(cmd, kind, false) {
+        Ok(most) => most,
+        // A function that may do atomics and may not ask about them takes the order of the wire.
+        Err(e) if e.is(CmdStatus::BadParam) || e.is(CmdStatus::BadOp) => return Ok(false),
+        Err(e) => return Err(e),
+    };
+    let mut used: AtomicCaps = query(cmd, kind, true)?;
+    if used.get(AtomicCaps::ATOMIC_REQ_8B_ENDIANNESS_MODE) == HOST_ORDER {
+        return Ok(true);
+    }
+    if !most.get(AtomicCaps::SUPPORTED_ATOMIC_REQ_8B_ENDIANNESS_MODE_1) {
+        return Ok(false);
+    }
+    used.set(AtomicCaps::ATOMIC_REQ_8B_ENDIANNESS_MODE, HOST_ORDER);
+    set(cmd, kind, &used)?;
+    Ok(true)
 }

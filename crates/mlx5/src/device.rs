@@ -85,10 +85,14 @@ impl Device for Mlx5 {
         &self.attr
     }
     fn port(&self) -> PortAttr {
-        self.hca.port.attr
+        self.hca.port.attr()
     }
     fn counters(&self) -> Vec<Counter> {
-        vec![Counter { name: "pages_lent", value: self.hca.pages_lent() as u64 }]
+        let counter = |name, value| Counter { name, value };
+        vec![
+            counter("pages_lent", self.hca.pages_lent() as u64),
+            counter("events_lost", self.hca.events.lost()),
+        ]
     }
 
     fn alloc_pd(&self) -> Result<PdHandle, DeviceError> {
@@ -103,10 +107,10 @@ impl Device for Mlx5 {
     }
     unsafe fn reg_mr(&self, pd: PdHandle, mr: &MrInit) -> Result<MrKeys, DeviceError> {
         // SAFETY: our caller's promise.
-        unsafe { mr::register(&self.hca, pd, mr) }
+        unsafe { self.hca.mrs.register(&self.hca, pd, mr) }
     }
     fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError> {
-        mr::deregister(&self.hca, mr)
+        self.hca.mrs.deregister(&self.hca, mr)
     }
 
     fn create_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError> {
@@ -151,9 +155,11 @@ impl Device for Mlx5 {
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {
-        None
+        self.hca.events.pop()
     }
-    fn set_event_waker(&self, _waker: &Waker) {}
+    fn set_event_waker(&self, waker: &Waker) {
+        self.hca.events.set_waker(waker);
+    }
 
     fn turn(&self) -> bool {
         false
@@ -165,6 +171,6 @@ impl Device for Mlx5 {
         None
     }
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        None
+        Some(self.hca.events.fd())
     }
 }

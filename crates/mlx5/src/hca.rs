@@ -1,13 +1,16 @@
 //! The adapter: in which order it is started and stopped, and what the objects on it are made with.
 
-use std::sync::Arc;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use hca_core::DeviceError;
 use hca_prm::command::hca::{
-    DisableHcaIn, EnableHcaIn, InitHcaIn, QueryIssiIn, QueryIssiOut, QueryPagesMod, SetIssiIn, TeardownHcaIn,
-    TeardownProfile,
+    AccessRegIn, AccessRegMod, DisableHcaIn, EnableHcaIn, InitHcaIn, QueryIssiIn, QueryIssiOut,
+    QueryPagesMod, SetDriverVersionIn, SetIssiIn, TeardownHcaIn, TeardownProfile,
 };
+use hca_prm::register::{HostEndianness, RegisterId};
 use hca_prm::{CMD_INTERFACE_REV, CmdStatus, Command, InitSegment};
 use hca_vfio::{ArenaOptions, Bar, DmaArena, DmaBuf, DmaError, FunctionError, PciFunction};
 
@@ -16,14 +19,18 @@ use crate::caps::Caps;
 use crate::cmd::{CmdError, CommandQueue};
 use crate::cq::Cqs;
 use crate::error::OpenError;
+use crate::events::Events;
 use crate::health::Health;
+use crate::house::House;
 use crate::memory::Lent;
+use crate::mr::Mrs;
 use crate::options::Options;
 use crate::pages::Pages;
 use crate::pd::Pds;
 use crate::port::Port;
 use crate::qp::Qps;
 use crate::registers::Registers;
+use crate::serve::Eqs;
 use crate::srq::Srqs;
 use crate::uar::Uars;
 
@@ -45,29 +52,40 @@ pub(crate) struct Hca {
     /// Memory that programs have.
     pub(crate) lent: Arc<Lent>,
     pub(crate) pds: Pds,
+    pub(crate) mrs: Mrs,
     pub(crate) cqs: Cqs,
     pub(crate) srqs: Srqs,
     pub(crate) ahs: Ahs,
     pub(crate) qps: Qps,
-    cmd: CommandQueue,
-    pages: Pages,
+    /// Asynchronous events for the program.
+    pub(crate) events: Events,
+    pub(crate) cmd: CommandQueue,
+    pub(crate) pages: Pages,
+    pub(crate) eqs: Mutex<Option<Eqs>>,
+    pub(crate) registers: Registers,
+    /// Whether what has to be done when it dies was done.
+    pub(crate) buried: AtomicBool,
+    completion_eq: u32,
     arena: DmaArena,
     function: PciFunction,
+    house: OnceLock<House>,
 }
 
 impl Hca {
     /// Starts the adapter. If that fails, it is reset.
     pub(crate) fn open(function: PciFunction, options: &Options) -> Result<Arc<Self>, OpenError> {
-        match Self::start(&function, options) {
-            Ok(this) => Ok(Arc::new(this)),
-            Err(e) => {
-                quiet(&function);
-                Err(e)
-            }
+        let started = Self::start(&function, options).and_then(|(this, interrupts)| {
+            let this = Arc::new(this);
+            this.move_in(interrupts, options)?;
+            Ok(this)
+        });
+        if started.is_err() {
+            quiet(&function);
         }
+        started
     }
 
-    fn start(function: &PciFunction, options: &Options) -> Result<Self, OpenError> {
+    fn start(function: &PciFunction, options: &Options) -> Result<(Self, Vec<OwnedFd>), OpenError> {
         let name = function.name().to_owned();
         let bar = prepare(function)?;
         let registers = Registers::new(bar.clone());
@@ -83,35 +101,59 @@ impl Hca {
         let pages = Pages::new(arena.clone());
         let failed = |source| OpenError::Command { name: name.clone(), source };
 
-        cmd.exec(&EnableHcaIn::new()).map_err(failed)?;
-        set_issi(&cmd, &name)?;
-        pages.satisfy(&cmd, QueryPagesMod::Boot).map_err(failed)?;
-        let caps = Caps::default();
-        pages.satisfy(&cmd, QueryPagesMod::Init).map_err(failed)?;
-        cmd.exec(&InitHcaIn::new()).map_err(failed)?;
+        let caps = boot(&cmd, &pages, &name)?;
+        let interrupts = interrupts(function, options)?;
         let uars = Uars::open(&cmd, &bar, &name, options.uars, function.waker())?;
-        let port = Port::default();
-        Ok(Self {
+        let eqs = Eqs::open(&cmd, &arena, uars.events(), &caps, interrupts.len() as u32)
+            .map_err(|e| e.open(&name))?;
+        let port = Port::open(&cmd, &caps, options, &name)?;
+        eqs.arm()?;
+        if caps.driver_version {
+            cmd.exec(&driver_version()).map_err(failed)?;
+        }
+        let doing = "making an eventfd for events";
+        let events = Events::new().map_err(|source| OpenError::Io { doing, source })?;
+        let this = Self {
             health,
             uars,
             port,
             lent: Arc::default(),
-            pds: Pds::new(1 << caps.log_max_pd.min(24)),
+            pds: Pds::new(1 << caps.log_max_pd),
+            mrs: Mrs::new(1 << caps.log_max_mkey),
             cqs: Cqs::new(&caps),
             srqs: Srqs::new(&caps),
             ahs: Ahs::new(&caps),
             qps: Qps::new(&caps),
+            events,
             caps,
             cmd,
             pages,
+            completion_eq: eqs.completion_number(),
+            eqs: Mutex::new(Some(eqs)),
+            registers,
+            buried: AtomicBool::new(false),
             arena,
             function: function.clone(),
-        })
+            house: OnceLock::new(),
+        };
+        Ok((this, interrupts))
+    }
+
+    /// Starts the driver's thread. From then on commands wait for events.
+    fn move_in(self: &Arc<Self>, interrupts: Vec<OwnedFd>, options: &Options) -> Result<(), OpenError> {
+        let house = House::start(self, interrupts, options.health_interval);
+        let house =
+            house.map_err(|source| OpenError::Io { doing: "starting the driver's thread", source })?;
+        if let Some(thread) = house.thread() {
+            self.cmd.events_on(thread);
+        }
+        let _ = self.house.set(house);
+        Ok(())
     }
 
     /// Gives a command whose input and output are all in their layouts.
     pub(crate) fn exec<C: Command>(&self, input: &C) -> Result<C::Output, CmdError> {
-        self.cmd.exec(input)
+        self.exec_with(input, &[], &mut [])
     }
     /// Gives a command; `tail` follows the input's layout (a list of pages), and what follows the output's comes to
     /// `out_tail`.
@@ -121,7 +163,21 @@ impl Hca {
         tail: &[u8],
         out_tail: &mut [u8],
     ) -> Result<C::Output, CmdError> {
-        self.cmd.exec_with(input, tail, out_tail)
+        let outcome = self.cmd.exec_with(input, tail, out_tail);
+        if outcome.is_err() && self.health.is_dead() {
+            self.ring_house();
+        }
+        outcome
+    }
+    /// Has the driver's thread look at once.
+    pub(crate) fn ring_house(&self) {
+        if let Some(house) = self.house.get() {
+            house.ring();
+        }
+    }
+    /// The number of the event queue that completion queues name.
+    pub(crate) fn completion_eq(&self) -> u32 {
+        self.completion_eq
     }
     /// Memory for queues: zeroed, whole pages, at a multiple of `align` here and for the adapter, where it is contiguous.
     pub(crate) fn dma_alloc(&self, bytes: usize, align: usize) -> Result<DmaBuf, DmaError> {
@@ -135,8 +191,19 @@ impl Hca {
     pub(crate) fn pages_lent(&self) -> usize {
         self.pages.count()
     }
+    /// Refuses what needs a living adapter.
+    pub(crate) fn check_alive(&self) -> Result<(), DeviceError> {
+        self.health.check_alive()
+    }
 
+    /// Stops the adapter, in the opposite order of its start. Returns how many pages it keeps.
     fn stop(&self) -> Result<usize, CmdError> {
+        self.cmd.events_off();
+        self.port.close(&self.cmd)?;
+        let eqs = self.eqs.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(eqs) = eqs {
+            eqs.close(&self.cmd)?;
+        }
         self.uars.close(&self.cmd)?;
         let stop = TeardownHcaIn::new().with(TeardownHcaIn::PROFILE, TeardownProfile::GracefulClose.code());
         self.cmd.exec(&stop)?;
@@ -239,9 +306,45 @@ fn set_issi(cmd: &CommandQueue, name: &str) -> Result<(), OpenError> {
     Ok(())
 }
 
-impl Hca {
-    /// Refuses what needs a living adapter.
-    pub(crate) fn check_alive(&self) -> Result<(), DeviceError> {
-        self.health.check_alive()
+/// Takes the adapter from reset to running.
+fn boot(cmd: &CommandQueue, pages: &Pages, name: &str) -> Result<Caps, OpenError> {
+    let failed = |source| OpenError::Command { name: name.to_owned(), source };
+    cmd.exec(&EnableHcaIn::new()).map_err(failed)?;
+    set_issi(cmd, name)?;
+    pages.satisfy(cmd, QueryPagesMod::Boot).map_err(failed)?;
+    set_endianness(cmd).map_err(failed)?;
+    let caps = Caps::negotiate(cmd).map_err(failed)?;
+    pages.satisfy(cmd, QueryPagesMod::Init).map_err(failed)?;
+    cmd.exec(&InitHcaIn::new()).map_err(failed)?;
+    Ok(caps)
+}
+
+/// Tells the adapter the host's byte order.
+fn set_endianness(cmd: &CommandQueue) -> Result<(), CmdError> {
+    let order = HostEndianness::new().with(HostEndianness::HE, cfg!(target_endian = "big"));
+    let input = AccessRegIn::new()
+        .with(AccessRegIn::OP_MOD, AccessRegMod::Write.code())
+        .with(AccessRegIn::REGISTER_ID, RegisterId::HostEndianness.code());
+    match cmd.exec_with(&input, order.as_bytes(), &mut [0; HostEndianness::SIZE]) {
+        // A virtual function may not set it: its physical one has.
+        Err(CmdError::Refused { .. }) | Ok(_) => Ok(()),
+        Err(e) => Err(e),
     }
+}
+
+/// What the firmware is told of its driver.
+fn driver_version() -> SetDriverVersionIn {
+    let mut text = [0; 64];
+    let version = concat!("hca-mlx5,", env!("CARGO_PKG_VERSION"));
+    text[..version.len()].copy_from_slice(version.as_bytes());
+    SetDriverVersionIn::new().with(SetDriverVersionIn::DRIVER_VERSION, text)
+}
+
+/// One interrupt for commands and asynchronous events, and one for completions, as far as there are as many.
+fn interrupts(function: &PciFunction, options: &Options) -> Result<Vec<OwnedFd>, OpenError> {
+    let has = function.msix_vectors()?;
+    if has == 0 || !options.interrupts {
+        return Ok(Vec::new());
+    }
+    Ok(function.enable_msix(has.min(2))?)
 }

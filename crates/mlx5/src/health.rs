@@ -38,8 +38,8 @@ pub enum Death {
     Gone,
     /// The function's server, or the kernel, refuses accesses.
     Unreachable,
-    /// It gave an event queue an error, or events were lost.
-    Events,
+    /// It refused to let go of memory.
+    Holds,
 }
 
 impl Death {
@@ -52,10 +52,10 @@ impl Death {
                 .map_or("its firmware reports a fault that has no name", HealthSyndrome::text),
             Self::Stopped => "its firmware no longer runs, as the health counter stands still",
             Self::Gone => "its registers read as ones only, as those of a function that is off the bus",
+            Self::Holds => "it refused to let go of memory, and was kept from all of it",
             Self::Unreachable => {
                 "its registers can't be reached any more: its server has ended, or the kernel took it back"
             }
-            Self::Events => "its event queues lost events",
         }
     }
 }

@@ -44,6 +44,7 @@
 //! | `cmd` | the command queue: slots, mailboxes, waiting, errors |
 //! | `pages` | memory lent to the adapter |
 //! | `caps`, `uar`, `eq`, `health`, `port` | what it can do, doorbell pages, event queues, its health, its port |
+//! | `house`, `serve`, `events` | the driver's thread, what it does, events on their way to the program |
 //! | `pd`, `mr`, `memory` | protection domains, regions, memory that it can reach |
 //! | `cq`, `cqe`, `qp`, `srq`, `ah` | queues and address handles |
 //!
@@ -60,8 +61,10 @@ mod cqe;
 mod device;
 mod eq;
 mod error;
+mod events;
 mod hca;
 mod health;
+mod house;
 mod memory;
 mod mr;
 mod options;
@@ -70,6 +73,7 @@ mod pd;
 mod port;
 mod qp;
 mod registers;
+mod serve;
 mod srq;
 mod table;
 mod uar;

@@ -23,13 +23,22 @@ impl Lent {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The adapter's address of a range, if one piece that was lent holds all of it.
-    pub(crate) fn find(&self, addr: usize, len: usize) -> Option<u64> {
+    /// Where a range is for the adapter, if one piece that was lent holds all of it.
+    pub(crate) fn find(&self, addr: usize, len: usize) -> Option<Found> {
         let pieces = self.pieces();
-        let (base, (has, iova)) = pieces.range(..=addr).next_back()?;
+        let (base, &(has, iova)) = pieces.range(..=addr).next_back()?;
         let at = addr - base;
-        (at <= *has && len <= has - at).then(|| iova + at as u64)
+        let piece = (iova, iova + has as u64);
+        (at <= has && len <= has - at).then(|| Found { iova: iova + at as u64, piece })
     }
+}
+
+/// Memory that was lent, as the adapter sees it.
+pub(crate) struct Found {
+    /// Its first byte.
+    pub(crate) iova: u64,
+    /// Where the piece that it is in begins and ends.
+    pub(crate) piece: (u64, u64),
 }
 
 /// A piece that a program has.

@@ -1,27 +1,274 @@
 //! Regions: memory keys over what the adapter can reach.
-#![allow(unsafe_code)] // mapping the program's own memory is its promise, handed on
+//!
+//! A key translates by a list of pages of one size. Memory from an arena, and what one mapping holds, is contiguous for the
+//! adapter, so the largest pages serve of which whole ones lie in it; a request's address and the adapter's have to agree in
+//! the bits below the page.
+//!
+//! Invariants:
+//! 1. A mapping of the program's own memory is taken back only after the key over it is destroyed, or the adapter is kept
+//!    from all memory.
+#![allow(unsafe_code)]
 
-use hca_core::{DeviceError, MrHandle, MrInit, MrKeys, PdHandle};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use hca_core::{Access, DeviceError, Lkey, MrHandle, MrInit, MrKeys, PdHandle, Rkey};
+use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn};
+use hca_prm::{AccessMode, Mkc, pas};
+use hca_vfio::{DmaMapping, DmaRights};
+
+use crate::error::memory;
 use crate::hca::Hca;
-
-/// Registers memory.
-///
-/// # Safety
-/// As [`hca_core::Device::reg_mr`].
-pub(crate) unsafe fn register(_hca: &Hca, _pd: PdHandle, _init: &MrInit) -> Result<MrKeys, DeviceError> {
-    Err(DeviceError::Unsupported { what: "registering memory" })
-}
-
-/// Takes a region's keys back.
-pub(crate) fn deregister(_hca: &Hca, mr: MrHandle) -> Result<(), DeviceError> {
-    Err(DeviceError::UnknownHandle { what: "memory region", handle: mr.index })
-}
+use crate::health::Death;
+use crate::table::Table;
 
 /// Bytes of the longest region.
 pub(crate) const MAX_BYTES: u64 = 1 << 40;
+/// The smallest page, as a power of two.
+const LOG_MIN_PAGE: u32 = 12;
+/// The largest page, as a power of two.
+const LOG_MAX_PAGE: u32 = 30;
+/// Pages that one command can tell: its input is 64 KiB at most.
+const MAX_PAGES: u64 = 8000;
+
+/// A region.
+struct Mr {
+    pd: PdHandle,
+    mkey_index: u32,
+    /// A mapping of the program's own memory.
+    mapping: Option<DmaMapping>,
+}
+
+/// All regions.
+pub(crate) struct Mrs {
+    table: Mutex<Table<Mr>>,
+    /// The lowest byte of the next key.
+    tag: AtomicU32,
+}
+
+impl Mrs {
+    pub(crate) fn new(limit: u32) -> Self {
+        Self { table: Mutex::new(Table::new("memory region", limit)), tag: AtomicU32::new(1) }
+    }
+    fn table(&self) -> MutexGuard<'_, Table<Mr>> {
+        // It is whole between any two of its operations.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Registers memory.
+    ///
+    /// # Safety
+    /// As [`hca_core::Device::reg_mr`].
+    pub(crate) unsafe fn register(
+        &self,
+        hca: &Hca,
+        pd: PdHandle,
+        init: &MrInit,
+    ) -> Result<MrKeys, DeviceError> {
+        check(init)?;
+        self.table().check_room()?;
+        let addr = init.addr.addr().get();
+        let (bus, within, mapping) = match hca.lent.find(addr, init.len) {
+            Some(found) => (found.iova, found.piece, None),
+            None => {
+                // SAFETY: our caller's: the memory stays until the region is deregistered, which unmaps it, and nobody relies
+                // on what it holds where the adapter may write.
+                let mapped = unsafe { hca.function().dma_map(init.addr, init.len, DmaRights::ALL) };
+                let mapping = mapped.map_err(memory)?;
+                let bus = mapping.iova().0;
+                // A mapping is of whole pages.
+                let first = bus & !((1 << LOG_MIN_PAGE) - 1);
+                let end = (bus + init.len as u64).next_multiple_of(1 << LOG_MIN_PAGE);
+                (bus, (first, end), Some(mapping))
+            }
+        };
+        let made = self.key(hca, pd, init, bus, within);
+        let (mkey_index, tag) = match made {
+            Ok(made) => made,
+            Err(e) => {
+                unmap(hca, mapping);
+                return Err(e);
+            }
+        };
+        let inserted = self.table().insert(Mr { pd, mkey_index, mapping });
+        let (index, generation) = inserted?;
+        let key = mkey_index << 8 | tag;
+        let handle = MrHandle { index, generation };
+        Ok(MrKeys { handle, lkey: Lkey::new(key), rkey: Rkey::new(key) })
+    }
+
+    fn key(
+        &self,
+        hca: &Hca,
+        pd: PdHandle,
+        init: &MrInit,
+        bus: u64,
+        within: (u64, u64),
+    ) -> Result<(u32, u32), DeviceError> {
+        let pages = Pages::of(bus, init.len as u64, init.iova, within)?;
+        let tag = self.tag.fetch_add(1, Ordering::Relaxed) & 0xff;
+        let pdn = hca.pds.acquire(pd)?;
+        let context = context(init, pdn, tag, &pages);
+        let (input, list) = pages.command(context);
+        match hca.exec_with(&input, &list, &mut []) {
+            Ok(out) => Ok((out.get(CreateMkeyOut::MKEY_INDEX), tag)),
+            Err(e) => {
+                hca.pds.release(pd);
+                Err(e.into())
+            }
+        }
+    }
+
+    /// Takes a region's keys back.
+    pub(crate) fn deregister(&self, hca: &Hca, mr: MrHandle) -> Result<(), DeviceError> {
+        let found = self.table().remove(mr.index, mr.generation)?;
+        let gone = hca.exec(&DestroyMkeyIn::new().with(DestroyMkeyIn::MKEY_INDEX, found.mkey_index));
+        if let Err(e) = gone {
+            // (1) The key may still be there.
+            tracing::error!(%e, "a memory key was not destroyed");
+            hca.kill(Death::Holds);
+        }
+        hca.pds.release(found.pd);
+        unmap(hca, found.mapping);
+        Ok(())
+    }
+}
+
+fn unmap(hca: &Hca, mapping: Option<DmaMapping>) {
+    let Some(mapping) = mapping else { return };
+    if let Err(e) = hca.function().dma_unmap(mapping) {
+        tracing::error!(%e, "memory of the program's own stays mapped for the adapter");
+        hca.kill(Death::Holds);
+    }
+}
+
+fn check(init: &MrInit) -> Result<(), DeviceError> {
+    let len = init.len as u64;
+    let fits =
+        (init.addr.addr().get() as u64).checked_add(len).is_some() && init.iova.checked_add(len).is_some();
+    if len == 0 || len > MAX_BYTES || !fits {
+        return Err(DeviceError::OutOfRange { what: "region length", value: len, min: 1, max: MAX_BYTES });
+    }
+    Ok(())
+}
+
+/// The pages of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pages {
+    first: u64,
+    count: u64,
+    log_size: u32,
+}
+
+impl Pages {
+    /// The largest of which whole ones, within what is mapped, hold the region, and which its addresses allow.
+    fn of(bus: u64, len: u64, iova: u64, (begin, end): (u64, u64)) -> Result<Self, DeviceError> {
+        let pages = |log: u32| {
+            let size = 1_u64 << log;
+            let (first, last) = (bus & !(size - 1), (bus + len).next_multiple_of(size));
+            let fits = (bus ^ iova) & (size - 1) == 0 && first >= begin && last <= end;
+            fits.then_some(Self { first, count: (last - first) >> log, log_size: log })
+        };
+        let best = (LOG_MIN_PAGE..=LOG_MAX_PAGE).rev().find_map(pages);
+        let best = best.ok_or(DeviceError::Unsupported {
+            what: "a region whose addresses in requests differ from the memory's in the lowest 12 bits",
+        })?;
+        if best.count > MAX_PAGES {
+            let max = MAX_PAGES << best.log_size;
+            return Err(DeviceError::OutOfRange {
+                what: "length of a region of such alignment",
+                value: len,
+                min: 1,
+                max,
+            });
+        }
+        Ok(best)
+    }
+
+    /// Units of 16 bytes that the list takes.
+    fn units(&self) -> u32 {
+        self.count.div_ceil(2) as u32
+    }
+    fn command(&self, context: Mkc) -> (CreateMkeyIn, Vec<u8>) {
+        let list: Vec<u64> = (0..self.count).map(|i| self.first + (i << self.log_size)).collect();
+        let mut bytes = vec![0; self.units() as usize * 16];
+        pas::write(&list, &mut bytes).expect("the units have room for all of them");
+        let input = CreateMkeyIn::new()
+            .with(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY, context)
+            .with(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE, self.units());
+        (input, bytes)
+    }
+}
+
+fn context(init: &MrInit, pdn: u32, tag: u32, pages: &Pages) -> Mkc {
+    let may = |a| init.access.contains(a);
+    let mut context = Mkc::new()
+        .with(Mkc::LR, true)
+        .with(Mkc::LW, may(Access::LOCAL_WRITE))
+        .with(Mkc::RR, may(Access::REMOTE_READ))
+        .with(Mkc::RW, may(Access::REMOTE_WRITE))
+        .with(Mkc::A, may(Access::REMOTE_ATOMIC))
+        .with(Mkc::EN_RINVAL, may(Access::REMOTE_INVALIDATE))
+        .with(Mkc::QPN, Mkc::ANY_QPN)
+        .with(Mkc::MKEY_7_0, tag)
+        .with(Mkc::PD, pdn)
+        .with(Mkc::START_ADDR, init.iova)
+        .with(Mkc::LEN, init.len as u64)
+        .with(Mkc::TRANSLATIONS_OCTWORD_SIZE, pages.units())
+        .with(Mkc::LOG_PAGE_SIZE, pages.log_size);
+    context.set_access_mode(AccessMode::Mtt);
+    context
+}
 
 /// Whether memory of the program's own can be registered: a server has no way to it.
 pub(crate) fn takes_foreign(hca: &Hca) -> bool {
     hca.function().name().starts_with("vfio://")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const K4: u64 = 4096;
+    const M2: u64 = 2 << 20;
+    const G1: u64 = 1 << 30;
+
+    #[test]
+    fn the_largest_pages_are_taken_that_lie_within_and_whose_addresses_agree() {
+        let of = |bus, len, iova, within| {
+            let p = Pages::of(bus, len, iova, within).unwrap();
+            (p.first, p.count, p.log_size)
+        };
+        // A piece of its own, by the program's addresses.
+        assert_eq!(of(M2, 8 * M2, 0x7f00_0020_0000, (M2, 9 * M2)), (M2, 8, 21));
+        assert_eq!(of(G1, 2 * G1, 0, (G1, 3 * G1)), (G1, 2, 30));
+        // A part of it.
+        assert_eq!(of(M2 + 5, 10, 5, (M2, 3 * M2)), (M2, 1, 21));
+        assert_eq!(of(M2 - 5, 10, M2 - 5, (0, 4 * M2)), (0, 1, 23));
+        // Pages reach as far as what is mapped, no further.
+        assert_eq!(of(M2, K4, M2, (M2, M2 + K4)), (M2, 1, 12));
+        assert_eq!(of(M2, 3 * K4, M2, (M2, M2 + 4 * K4)), (M2, 1, 14));
+        // Addresses of requests that agree in 12 bits only.
+        assert_eq!(of(M2, M2, K4, (M2, 2 * M2)), (M2, 512, 12));
+        assert_eq!(of(M2 + 0x10, M2 - 0x10, 0x7010, (M2, 2 * M2)), (M2, 512, 12));
+    }
+
+    #[test]
+    fn regions_that_no_list_of_pages_can_hold_are_refused() {
+        let refused = Pages::of(M2, K4, 1, (M2, 2 * M2)).unwrap_err().to_string();
+        assert!(refused.contains("lowest 12 bits"), "{refused}");
+        let refused = Pages::of(G1, G1, K4, (G1, 2 * G1)).unwrap_err().to_string();
+        assert!(
+            refused.contains("alignment of 1073741824") && refused.contains("1 to 32768000"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn a_list_of_an_odd_number_of_pages_fills_its_last_unit_with_zeros() {
+        let pages = Pages { first: M2, count: 3, log_size: 21 };
+        let (input, list) = pages.command(Mkc::new());
+        assert_eq!(input.get(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE), 2);
+        assert_eq!(pas::iter(&list).collect::<Vec<_>>(), [M2, 2 * M2, 3 * M2, 0]);
+    }
 }

@@ -3,6 +3,8 @@
 use core::net::IpAddr;
 use core::time::Duration;
 
+use hca_core::{Gid, Lid};
+
 /// How an adapter is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -11,6 +13,9 @@ pub struct Options {
     pub ip: Vec<IpAddr>,
     /// MAC addresses of peers that can't be told from their GID.
     pub neighbours: Vec<(IpAddr, [u8; 6])>,
+    /// LIDs of peers of an InfiniBand port. One that is not named is 0: an adapter that is served finds it by the GID; on a
+    /// subnet of cables nothing does.
+    pub lids: Vec<(Gid, Lid)>,
     /// How long a command may take before the adapter is declared dead.
     pub command_timeout: Duration,
     /// How long the firmware may take to start.
@@ -30,6 +35,7 @@ impl Default for Options {
         Self {
             ip: Vec::new(),
             neighbours: Vec::new(),
+            lids: Vec::new(),
             command_timeout: Duration::from_secs(60),
             start_timeout: Duration::from_secs(120),
             health_interval: Duration::from_secs(1),

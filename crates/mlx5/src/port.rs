@@ -1,21 +1,370 @@
 //! The adapter's port: InfiniBand, or Ethernet with RoCE.
+//!
+//! An InfiniBand port has its addresses from the subnet's manager. To a RoCE port the driver gives them: the link-local
+//! one that its MAC makes, and those that it is told. No kernel finds out peers' MACs here, so they come out of their link-local
+//! addresses, or out of the table that the program gives.
 
-use hca_core::{Gid, Lid, Mtu, PortAttr};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What the port is.
-#[derive(Clone, Debug)]
+use hca_core::{AddressVector, DeviceError, Gid, Lid, Mtu, PortAttr};
+use hca_prm::command::hca::{AccessRegIn, AccessRegMod};
+use hca_prm::command::vport::{
+    HcaVportContext, ModifyNicVportContextIn, NicVportContext, NicVportFieldSelect, PortState,
+    QueryHcaVportContextIn, QueryHcaVportContextOut, QueryHcaVportGidIn, QueryHcaVportGidOut,
+    QueryNicVportContextIn, QueryNicVportContextOut, QueryVportStateIn, QueryVportStateOut, RoceAddr,
+    RoceL3Type, RoceVersion, SetRoceAddressIn, VportStateMod,
+};
+use hca_prm::register::{Pmtu, RegisterId};
+
+use crate::caps::Caps;
+use crate::cmd::{CmdError, CommandQueue};
+use crate::error::OpenError;
+use crate::options::Options;
+
+/// What a frame has beside an IP packet: addresses and type, a VLAN tag, and the checksum.
+const FRAME_OVERHEAD: u32 = 22;
+/// Hops of a packet where nothing else is said.
+const HOPS: u8 = 64;
+
+/// Where packets to a peer go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Path {
+    /// Whether it is RoCE.
+    pub(crate) ethernet: bool,
+    /// The peer's GID.
+    pub(crate) dgid: Gid,
+    /// Which entry of the port's table is the source.
+    pub(crate) sgid_index: u32,
+    /// The peer's LID; 0 on RoCE, or where an adapter finds it by the GID.
+    pub(crate) dlid: u16,
+    /// The peer's MAC, on RoCE.
+    pub(crate) mac: [u8; 6],
+    /// Hops.
+    pub(crate) hop_limit: u8,
+    /// DSCP and ECN.
+    pub(crate) traffic_class: u8,
+    /// Flow label, 20 bits.
+    pub(crate) flow_label: u32,
+    /// UDP source port, on RoCE.
+    pub(crate) udp_sport: u16,
+}
+
+/// The port.
 pub(crate) struct Port {
     /// Whether it is an Ethernet port.
     pub(crate) ethernet: bool,
-    /// Its attributes.
-    pub(crate) attr: PortAttr,
-    /// Which entry of the GID table its GID is.
-    pub(crate) gid_index: u32,
+    attr: Mutex<PortAttr>,
+    /// Its addresses, in the order of the table.
+    gids: Vec<Gid>,
+    /// Its MAC, on Ethernet.
+    mac: [u8; 6],
+    /// Peers' MACs, by GID.
+    neighbours: HashMap<Gid, [u8; 6]>,
+    /// Peers' LIDs, by GID.
+    lids: HashMap<Gid, Lid>,
 }
 
-impl Default for Port {
-    fn default() -> Self {
-        let attr = PortAttr { gid: Gid::default(), lid: Lid::new(0), active_mtu: Mtu::B4096, active: false };
-        Self { ethernet: false, attr, gid_index: 0 }
+impl Port {
+    /// Asks an InfiniBand port for its addresses, or gives a RoCE port its own.
+    pub(crate) fn open(
+        cmd: &CommandQueue,
+        caps: &Caps,
+        options: &Options,
+        name: &str,
+    ) -> Result<Self, OpenError> {
+        if caps.ethernet {
+            Self::open_roce(cmd, caps, options, name)
+        } else {
+            Self::open_ib(cmd, options, name)
+        }
+    }
+
+    fn open_ib(cmd: &CommandQueue, options: &Options, name: &str) -> Result<Self, OpenError> {
+        let failed = |source| OpenError::Command { name: name.to_owned(), source };
+        let wrong = |option| OpenError::Option {
+            name: name.to_owned(),
+            option,
+            why: "its port is InfiniBand, whose addresses come from the subnet's manager: leave it out",
+        };
+        if !options.ip.is_empty() {
+            return Err(wrong("ip"));
+        }
+        if !options.neighbours.is_empty() {
+            return Err(wrong("neigh"));
+        }
+        let attr = ib_attr(cmd).map_err(failed)?;
+        Ok(Self {
+            ethernet: false,
+            attr: Mutex::new(attr),
+            gids: vec![attr.gid],
+            mac: [0; 6],
+            neighbours: HashMap::new(),
+            lids: options.lids.iter().copied().collect(),
+        })
+    }
+
+    fn open_roce(cmd: &CommandQueue, caps: &Caps, options: &Options, name: &str) -> Result<Self, OpenError> {
+        let failed = |source| OpenError::Command { name: name.to_owned(), source };
+        let lacks = |what, remedy| OpenError::Lacks { name: name.to_owned(), what, remedy };
+        if !caps.roce_v2 {
+            return Err(lacks(
+                "RoCEv2 on its Ethernet port",
+                "switch it on with `mlxconfig`, or take the port to InfiniBand",
+            ));
+        }
+        let nic: NicVportContext = cmd
+            .exec(&QueryNicVportContextIn::new())
+            .map_err(failed)?
+            .get(QueryNicVportContextOut::NIC_VPORT_CONTEXT);
+        let mac = nic.get(NicVportContext::PERMANENT_ADDRESS).mac();
+        if mac == [0; 6] {
+            return Err(lacks(
+                "a MAC address",
+                "the host gives a virtual function one: `ip link set PF vf N mac 02:…`",
+            ));
+        }
+        let on = ModifyNicVportContextIn::new()
+            .with(
+                ModifyNicVportContextIn::FIELD_SELECT,
+                NicVportFieldSelect::new().with(NicVportFieldSelect::ROCE_EN, true),
+            )
+            .with(
+                ModifyNicVportContextIn::NIC_VPORT_CONTEXT,
+                NicVportContext::new().with(NicVportContext::ROCE_EN, true),
+            );
+        cmd.exec(&on).map_err(failed)?;
+        let gids: Vec<Gid> =
+            std::iter::once(link_local(mac)).chain(options.ip.iter().map(|ip| Gid::from_ip(*ip))).collect();
+        if gids.len() > caps.roce_addresses as usize {
+            let why = "these are more addresses than its table has, of which the link-local one takes one";
+            return Err(OpenError::Option { name: name.to_owned(), option: "ip", why });
+        }
+        for (index, gid) in gids.iter().enumerate() {
+            set_address(cmd, index as u32, Some(*gid), mac).map_err(failed)?;
+        }
+        let mut attr = roce_attr(cmd, &nic).map_err(failed)?;
+        // The first that the program gave, if it gave one.
+        attr.gid = gids.get(1).copied().unwrap_or(gids[0]);
+        let neighbours = options.neighbours.iter().map(|(ip, mac)| (Gid::from_ip(*ip), *mac)).collect();
+        Ok(Self { ethernet: true, attr: Mutex::new(attr), gids, mac, neighbours, lids: HashMap::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PortAttr> {
+        // It is whole between any two of its operations.
+        self.attr.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// Its attributes now.
+    pub(crate) fn attr(&self) -> PortAttr {
+        *self.lock()
+    }
+    /// It is up, or down.
+    pub(crate) fn set_active(&self, active: bool) {
+        self.lock().active = active;
+    }
+    /// Asks again for what the subnet's manager may have changed. Addresses stay those that it began with.
+    pub(crate) fn refresh(&self, cmd: &CommandQueue) -> Result<(), CmdError> {
+        if self.ethernet {
+            return Ok(());
+        }
+        let now = ib_attr(cmd)?;
+        let mut attr = self.lock();
+        *attr = PortAttr { gid: attr.gid, ..now };
+        Ok(())
+    }
+    /// Takes the addresses of a RoCE port back, before the adapter is stopped.
+    pub(crate) fn close(&self, cmd: &CommandQueue) -> Result<(), CmdError> {
+        for index in (0..self.gids.len() as u32).filter(|_| self.ethernet) {
+            set_address(cmd, index, None, self.mac)?;
+        }
+        Ok(())
+    }
+
+    /// The way to a peer.
+    pub(crate) fn path(&self, av: &AddressVector) -> Result<Path, DeviceError> {
+        let attr = self.attr();
+        let (dlid, mac, sgid_index) = if self.ethernet {
+            (Lid::new(0), self.mac_of(av.dgid)?, self.source_for(av.dgid)?)
+        } else {
+            let own = (av.dgid == attr.gid).then_some(attr.lid);
+            (own.or_else(|| self.lids.get(&av.dgid).copied()).unwrap_or_default(), [0; 6], 0)
+        };
+        Ok(Path {
+            ethernet: self.ethernet,
+            dgid: av.dgid,
+            sgid_index,
+            dlid: dlid.raw(),
+            mac,
+            hop_limit: if av.hop_limit == 0 { HOPS } else { av.hop_limit },
+            traffic_class: av.traffic_class,
+            flow_label: av.flow_label & 0xf_ffff,
+            udp_sport: udp_source_port(av.flow_label),
+        })
+    }
+
+    /// The entry of the table from which a peer is reached.
+    fn source_for(&self, dgid: Gid) -> Result<u32, DeviceError> {
+        let kind = |gid: Gid| (gid.is_ipv4(), is_link_local(gid));
+        // Where there is none of the kind, a routed IPv6 address reaches a link-local one and the other way round.
+        let exact = self.gids.iter().position(|g| kind(*g) == kind(dgid));
+        let near = || self.gids.iter().rposition(|g| g.is_ipv4() == dgid.is_ipv4());
+        let found = exact.or_else(near).map(|index| index as u32);
+        found.ok_or(DeviceError::NoPath {
+            gid: dgid,
+            why: "the port has no IPv4 address: give it one when it is opened, as in ?ip=10.0.0.2",
+        })
+    }
+
+    fn mac_of(&self, dgid: Gid) -> Result<[u8; 6], DeviceError> {
+        if self.gids.contains(&dgid) {
+            return Ok(self.mac);
+        }
+        let known = self.neighbours.get(&dgid).copied().or_else(|| mac_in(dgid));
+        known.ok_or(DeviceError::NoPath {
+            gid: dgid,
+            why: "nobody finds out its MAC behind vfio: give it when the device is opened, as in \
+                  ?neigh=10.0.0.3=02:00:00:00:00:03, or take the peer's link-local GID",
+        })
+    }
+}
+
+/// A flow's UDP source port, in the upper quarter: it spreads flows over ways of equal length.
+fn udp_source_port(flow_label: u32) -> u16 {
+    let label = flow_label & 0xf_ffff;
+    0xc000 | ((label & 0x3fff) ^ (label >> 14)) as u16
+}
+
+fn is_link_local(gid: Gid) -> bool {
+    gid.0[..8] == [0xfe, 0x80, 0, 0, 0, 0, 0, 0]
+}
+/// The link-local address that a MAC makes (RFC 4291, appendix A).
+fn link_local([a, b, c, d, e, f]: [u8; 6]) -> Gid {
+    Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+}
+/// The MAC that made a link-local address, if one did.
+fn mac_in(gid: Gid) -> Option<[u8; 6]> {
+    let o = gid.0;
+    let made = is_link_local(gid) && o[11..13] == [0xff, 0xfe];
+    made.then_some([o[8] ^ 2, o[9], o[10], o[13], o[14], o[15]])
+}
+
+fn set_address(cmd: &CommandQueue, index: u32, gid: Option<Gid>, mac: [u8; 6]) -> Result<(), CmdError> {
+    let mut entry = RoceAddr::new();
+    if let Some(gid) = gid {
+        let l3 = if gid.is_ipv4() { RoceL3Type::Ipv4 } else { RoceL3Type::Ipv6 };
+        entry.set(RoceAddr::SOURCE_L3_ADDRESS, gid.0);
+        entry.set(RoceAddr::ROCE_L3_TYPE, l3.code());
+        entry.set(RoceAddr::ROCE_VERSION, RoceVersion::V2.code());
+        entry.set_mac(mac);
+    }
+    let input = SetRoceAddressIn::new()
+        .with(SetRoceAddressIn::ROCE_ADDRESS_INDEX, index)
+        .with(SetRoceAddressIn::ROCE_ADDRESS, entry);
+    cmd.exec(&input).map(drop)
+}
+
+/// The largest packet that the port takes now, if it says.
+fn oper_mtu(cmd: &CommandQueue) -> Result<Option<u32>, CmdError> {
+    let input = AccessRegIn::new()
+        .with(AccessRegIn::OP_MOD, AccessRegMod::Read.code())
+        .with(AccessRegIn::REGISTER_ID, RegisterId::Pmtu.code());
+    let mut out = [0; Pmtu::SIZE];
+    match cmd.exec_with(&input, Pmtu::new().with(Pmtu::LOCAL_PORT, 1).as_bytes(), &mut out) {
+        Ok(_) => {
+            let answer = Pmtu::from_bytes(&out).expect("the place is as long as the register");
+            Ok(Some(answer.get(Pmtu::OPER_MTU)).filter(|mtu| *mtu > 0))
+        }
+        // A virtual function may not ask.
+        Err(CmdError::Refused { .. }) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+fn ib_attr(cmd: &CommandQueue) -> Result<PortAttr, CmdError> {
+    let context: HcaVportContext =
+        cmd.exec(&QueryHcaVportContextIn::new())?.get(QueryHcaVportContextOut::HCA_VPORT_CONTEXT);
+    let mut gid = [0; 16];
+    let input = QueryHcaVportGidIn::new();
+    let answer = cmd.exec_with(&input, &[], &mut gid)?;
+    if answer.get(QueryHcaVportGidOut::GIDS_NUM) == 0 {
+        // The manager has not been here: the default prefix, and the port's own number.
+        gid[..8].copy_from_slice(&[0xfe, 0x80, 0, 0, 0, 0, 0, 0]);
+        gid[8..].copy_from_slice(&context.get(HcaVportContext::PORT_GUID).to_be_bytes());
+    }
+    let mtu = oper_mtu(cmd)?.unwrap_or(2048);
+    let fits = |m: &Mtu| m.bytes() <= mtu;
+    let states = [context.get(HcaVportContext::VPORT_STATE), context.get(HcaVportContext::PORT_STATE)];
+    let state = states.into_iter().find(|s| *s != PortState::Nop.code());
+    Ok(PortAttr {
+        gid: Gid(gid),
+        lid: Lid::new(context.get(HcaVportContext::LID) as u16),
+        active_mtu: Mtu::ALL.into_iter().rev().find(fits).unwrap_or(Mtu::B256),
+        active: state == Some(PortState::Active.code()),
+    })
+}
+
+fn roce_attr(cmd: &CommandQueue, nic: &NicVportContext) -> Result<PortAttr, CmdError> {
+    let known = oper_mtu(cmd)?.or(Some(nic.get(NicVportContext::MTU)).filter(|mtu| *mtu > 0));
+    let link = known.unwrap_or(1500 + FRAME_OVERHEAD).saturating_sub(FRAME_OVERHEAD);
+    let input = QueryVportStateIn::new().with(QueryVportStateIn::OP_MOD, VportStateMod::VnicVport.code());
+    let active = match cmd.exec(&input) {
+        Ok(answer) => answer.get(QueryVportStateOut::STATE) == 1,
+        Err(CmdError::Refused { .. }) => true,
+        Err(e) => return Err(e),
+    };
+    let active_mtu = Mtu::largest_for_link(link).unwrap_or(Mtu::B256);
+    Ok(PortAttr { gid: Gid::default(), lid: Lid::new(0), active_mtu, active })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: [u8; 6] = [2, 0xa, 0xb, 0xc, 0xd, 0xe];
+
+    fn roce(ips: &[&str], neighbours: &[(&str, [u8; 6])]) -> Port {
+        let gid = |s: &str| Gid::from_ip(s.parse().unwrap());
+        let gids = std::iter::once(link_local(MAC)).chain(ips.iter().map(|ip| gid(ip))).collect();
+        let attr = PortAttr { gid: Gid::default(), lid: Lid::new(0), active_mtu: Mtu::B1024, active: true };
+        let neighbours = neighbours.iter().map(|(ip, mac)| (gid(ip), *mac)).collect();
+        Port { ethernet: true, attr: Mutex::new(attr), gids, mac: MAC, neighbours, lids: HashMap::new() }
+    }
+    fn to(ip: &str) -> AddressVector {
+        AddressVector { dgid: Gid::from_ip(ip.parse().unwrap()), ..AddressVector::default() }
+    }
+
+    #[test]
+    fn a_peers_mac_comes_from_its_link_local_address_or_from_the_table_and_the_source_is_of_its_kind() {
+        let port = roce(
+            &["10.0.0.2", "2001:db8::2"],
+            &[("10.0.0.3", [2, 0, 0, 0, 0, 3]), ("2001:db8::3", [2, 0, 0, 0, 0, 4])],
+        );
+        let of = |ip| port.path(&to(ip)).map(|p| (p.mac, p.sgid_index)).unwrap();
+        assert_eq!(of("fe80::11:22ff:fe33:4455"), ([2, 0x11, 0x22, 0x33, 0x44, 0x55], 0));
+        assert_eq!(of("10.0.0.3"), ([2, 0, 0, 0, 0, 3], 1));
+        assert_eq!(of("2001:db8::3"), ([2, 0, 0, 0, 0, 4], 2));
+        assert_eq!(of("10.0.0.2"), (MAC, 1), "itself");
+        assert_eq!(link_local(MAC).0[8..], [0, 0xa, 0xb, 0xff, 0xfe, 0xc, 0xd, 0xe]);
+        assert_eq!(mac_in(link_local(MAC)), Some(MAC));
+    }
+
+    #[test]
+    fn a_peer_that_cant_be_reached_is_refused_with_what_to_do() {
+        let port = roce(&["10.0.0.2"], &[]);
+        let unknown = port.path(&to("10.0.0.9")).unwrap_err().to_string();
+        assert!(unknown.contains("?neigh="), "{unknown}");
+        let bare = roce(&[], &[("10.0.0.3", [2, 0, 0, 0, 0, 3])]);
+        let no_source = bare.path(&to("10.0.0.3")).unwrap_err().to_string();
+        assert!(no_source.contains("?ip="), "{no_source}");
+    }
+
+    #[test]
+    fn flows_have_source_ports_of_the_upper_quarter_and_labels_of_20_bits() {
+        let port = roce(&[], &[]);
+        let path =
+            port.path(&AddressVector { flow_label: 0xfff1_2345, ..to("fe80::11:22ff:fe33:4455") }).unwrap();
+        assert_eq!((path.flow_label, path.hop_limit), (0x1_2345, 64));
+        assert!(path.udp_sport >= 0xc000);
+        assert_ne!(udp_source_port(1), udp_source_port(2));
     }
 }

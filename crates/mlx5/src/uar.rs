@@ -6,19 +6,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use hca_prm::UAR_PAGE;
 use hca_prm::command::resource::{AllocUarIn, AllocUarOut, DeallocUarIn};
 use hca_vfio::mmio::doorbell_wmb;
 use hca_vfio::{Bar, FunctionError, Mmio, Waker};
 
 use crate::cmd::{CmdError, CommandQueue};
 use crate::error::OpenError;
-
-/// Bytes of a doorbell page.
-pub(crate) const UAR_BYTES: usize = 4096;
-/// Where event queues are updated and armed.
-pub(crate) const EQ_ARM: u64 = 0x40;
-/// Where event queues are updated alone.
-pub(crate) const EQ_UPDATE: u64 = 0x48;
 
 /// A doorbell page that is mapped. Clones are the same page.
 #[derive(Clone, Debug)]
@@ -54,10 +48,10 @@ pub(crate) struct EventUar {
 }
 
 impl EventUar {
-    /// Writes 4 bytes at [`EQ_ARM`] or [`EQ_UPDATE`].
+    /// Writes 4 bytes.
     pub(crate) fn write(&self, at: u64, value: u32) -> Result<(), FunctionError> {
         doorbell_wmb();
-        self.bar.write32_be(u64::from(self.index) * UAR_BYTES as u64 + at, value)
+        self.bar.write32_be(u64::from(self.index) * UAR_PAGE as u64 + at, value)
     }
 }
 
@@ -83,7 +77,7 @@ impl Uars {
         let mut queues = Vec::new();
         for _ in 0..count.max(1) {
             let index = take()?;
-            let page = bar.map(u64::from(index) * UAR_BYTES as u64, UAR_BYTES)?;
+            let page = bar.map(u64::from(index) * UAR_PAGE as u64, UAR_PAGE)?;
             queues.push(Uar { index, page, waker: waker.clone() });
         }
         Ok(Self { events, queues, next: AtomicUsize::new(0) })

@@ -10,15 +10,13 @@ use crate::layout;
 pub const INLINE_DATA: usize = 16;
 /// Bytes of a command's input or output that lie in one mailbox.
 pub const MAILBOX_DATA: usize = 512;
-/// Mailboxes begin at multiples of this many bytes.
+/// Drivers align mailboxes to this many bytes, as the pointers from mailbox to mailbox ask for; those in a slot ask for
+/// half of it.
 pub const MAILBOX_ALIGN: u64 = 1024;
 /// The type of a slot that holds a command.
 pub const CMD_TYPE: u32 = 7;
 /// No adapter has more slots.
 pub const MAX_SLOTS: usize = 32;
-/// The longest input or output that fits any command: a page of addresses of memory, and then some. A longer one
-/// that a slot claims is not believed.
-pub const MAX_CMD_LEN: usize = 64 * 1024;
 
 layout! {
     list LAYOUTS;
@@ -70,6 +68,17 @@ layout! {
 #[must_use]
 pub const fn mailboxes(len: usize) -> usize {
     len.saturating_sub(INLINE_DATA).div_ceil(MAILBOX_DATA)
+}
+
+/// Which bytes of a command's input or output of `len` bytes lie in mailbox number `block`; empty beyond the last one.
+#[must_use]
+pub const fn mailbox_part(len: usize, block: usize) -> std::ops::Range<usize> {
+    let start = INLINE_DATA.saturating_add(block.saturating_mul(MAILBOX_DATA));
+    if start >= len {
+        return len..len;
+    }
+    let end = start.saturating_add(MAILBOX_DATA);
+    start..if end < len { end } else { len }
 }
 
 fn xor(bytes: &[u8]) -> u8 {
@@ -195,5 +204,15 @@ mod tests {
     #[test]
     fn as_many_mailboxes_are_taken_as_the_slot_leaves_over() {
         assert_eq!([0, 16, 17, 528, 529, 4112].map(mailboxes), [0, 0, 1, 1, 2, 8]);
+        for len in [0, 15, 16, 17, 528, 529, 4112, usize::MAX] {
+            let blocks = mailboxes(len);
+            assert!(mailbox_part(len, blocks).is_empty() && mailbox_part(len, usize::MAX).is_empty());
+            if let Some(last) = blocks.checked_sub(1) {
+                assert_eq!(mailbox_part(len, last).end, len);
+                assert_eq!(mailbox_part(len, 0).start, 16);
+            }
+        }
+        assert_eq!(mailbox_part(529, 0), 16..528);
+        assert_eq!(mailbox_part(529, 1), 528..529);
     }
 }

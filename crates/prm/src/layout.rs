@@ -99,14 +99,18 @@ impl<L: Layout, V: Value> Field<L, V> {
     #[inline(always)]
     #[track_caller]
     pub fn store(self, bytes: &mut [u8], value: V) {
-        assert!(
-            value.fits(self.width),
-            "{} holds {} bits, which is too few for the value given",
-            self.name,
-            self.width
-        );
+        if !value.fits(self.width) {
+            does_not_fit(self.name, self.width);
+        }
         value.store(bytes, self.start, self.width);
     }
+}
+
+#[cold]
+#[inline(never)]
+#[track_caller]
+fn does_not_fit(field: &'static str, width: u32) -> ! {
+    panic!("{field} holds {width} bits, which is too few for the value given");
 }
 
 impl<L: Layout> Field<L, u32> {
@@ -209,13 +213,15 @@ impl Value for bool {
 impl Value for u64 {
     #[inline(always)]
     fn load(bytes: &[u8], start: u32, _width: u32) -> Self {
-        u64::from(row(bytes, start)) << 32 | u64::from(row(bytes, start + 32))
+        let at = (start / 8) as usize;
+        let b = &bytes[at..at + 8];
+        u64::from_be_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]])
     }
 
     #[inline(always)]
     fn store(self, bytes: &mut [u8], start: u32, _width: u32) {
-        set_row(bytes, start, (self >> 32) as u32);
-        set_row(bytes, start + 32, self as u32);
+        let at = (start / 8) as usize;
+        bytes[at..at + 8].copy_from_slice(&self.to_be_bytes());
     }
 }
 

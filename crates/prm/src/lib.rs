@@ -46,7 +46,7 @@
 //! | `opcode`, `status` | [`Opcode`], [`CmdStatus`], [`DeliveryStatus`] |
 //! | `init_seg` | [`InitSegment`], [`HealthBuffer`] and its syndromes |
 //! | `cmdq` | [`CmdQueueEntry`], mailboxes ([`CmdIfBox`]), signatures |
-//! | [`command`] | each command's input and output, by subject |
+//! | [`command`] | each command's input and output, by subject; [`CommandInfo`] finds them by operation code |
 //! | [`caps`] | capabilities: [`HcaCap`](caps::HcaCap) and those of each kind |
 //! | [`register`] | registers behind the command `ACCESS_REG` |
 //! | `context` | [`Qpc`] and [`Ads`], [`Eqc`], [`Cqc`], [`Srqc`], [`Rmpc`], [`Mkc`], … |
@@ -75,7 +75,7 @@ mod status;
 mod wqe;
 
 pub use cmdq::*;
-pub use command::{CmdIn, CmdOut, Command};
+pub use command::{CmdIn, CmdOut, Command, CommandInfo};
 pub use context::*;
 pub use cqe::*;
 pub use doorbell::*;

@@ -371,6 +371,66 @@ mod tests {
         assert_eq!(parsed.get(CtrlSeg::QP_OR_SQ), 0x43);
     }
 
+    /// The layout with all bits of one field, as bytes.
+    macro_rules! ones {
+        ($layout:ident, $field:ident) => {
+            $layout::new().with($layout::$field, $layout::$field.max() as _).as_bytes().to_vec()
+        };
+    }
+
+    #[test]
+    fn every_field_of_a_control_segment_has_its_bits() {
+        let seen = [
+            ones!(CtrlSeg, OPC_MOD),
+            ones!(CtrlSeg, WQE_INDEX),
+            ones!(CtrlSeg, OPCODE),
+            ones!(CtrlSeg, QP_OR_SQ),
+            ones!(CtrlSeg, DS),
+            ones!(CtrlSeg, SIGNATURE),
+            ones!(CtrlSeg, FM),
+            ones!(CtrlSeg, CE),
+            CtrlSeg::new().with(CtrlSeg::SE, true).as_bytes().to_vec(),
+            ones!(CtrlSeg, IMM),
+        ];
+        let wanted: [(usize, &[u8]); 10] = [
+            (0, &[0xff]),
+            (1, &[0xff, 0xff]),
+            (3, &[0xff]),
+            (4, &[0xff, 0xff, 0xff]),
+            (7, &[0x3f]),
+            (8, &[0xff]),
+            (11, &[0xe0]),
+            (11, &[0x0c]),
+            (11, &[0x02]),
+            (12, &[0xff, 0xff, 0xff, 0xff]),
+        ];
+        for (seen, (at, bits)) in seen.into_iter().zip(wanted) {
+            let mut bytes = vec![0; 16];
+            bytes[at..at + bits.len()].copy_from_slice(bits);
+            assert_eq!(seen, bytes);
+        }
+        assert_eq!(CtrlSeg::UMR_MKEY.start(), CtrlSeg::IMM.start());
+    }
+
+    #[test]
+    fn the_other_segments_lie_as_stock_drivers_lay_them() {
+        let remote =
+            RaddrSeg::new().with(RaddrSeg::RADDR, 0x0102_0304_0506_0708).with(RaddrSeg::RKEY, 0x1112_1314);
+        assert_eq!(remote.as_bytes(), &[1, 2, 3, 4, 5, 6, 7, 8, 0x11, 0x12, 0x13, 0x14, 0, 0, 0, 0]);
+        let atomic = AtomicSeg::new().with(AtomicSeg::SWAP_ADD, 1).with(AtomicSeg::COMPARE, 2);
+        assert_eq!(atomic.as_bytes(), &[0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 2]);
+        let next = SrqNextSeg::new().with(SrqNextSeg::NEXT_WQE_INDEX, 0x0102).with(SrqNextSeg::SIGNATURE, 3);
+        assert_eq!(next.as_bytes(), &[0, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let change = UmrCtrlSeg::new()
+            .with(UmrCtrlSeg::INLINE, true)
+            .with(UmrCtrlSeg::CHECK, 1)
+            .with(UmrCtrlSeg::XLT_OCTOWORDS, 4)
+            .with(UmrCtrlSeg::MKEY_MASK, mkey_mask::FREE);
+        assert_eq!(change.as_bytes()[..16], [0xa0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0]);
+        let frame = EthSeg::new().with(EthSeg::CS_FLAGS, 0xc0).with(EthSeg::INLINE_HDR_SZ, 18);
+        assert_eq!(frame.as_bytes(), &[0, 0, 0, 0, 0xc0, 0, 0, 0, 0, 0, 0, 0, 0, 18, 0, 0]);
+    }
+
     #[test]
     fn the_list_of_a_receive_request_ends_with_the_key_0x100() {
         assert!(DataSeg::TERMINATOR.is_terminator());

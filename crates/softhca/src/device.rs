@@ -116,6 +116,37 @@ impl SoftHca {
         }
         self.shared.control(|e| e.fabric.attr().clone())
     }
+    /// Registers memory as [`Device::reg_mr`] does, with a key whose lowest byte is `tag`: for what has handed the choice
+    /// of that byte to a program of its own. A tag that is chosen again for a slot of the table revives the old key of
+    /// that slot; the table avoids it as long as it has others.
+    ///
+    /// # Safety
+    /// As [`Device::reg_mr`].
+    ///
+    /// # Errors
+    /// As [`Device::reg_mr`].
+    #[allow(unsafe_code)] // the contract of `reg_mr`
+    pub unsafe fn reg_mr_tagged(&self, pd: PdHandle, mr: &MrInit, tag: u8) -> Result<MrKeys, DeviceError> {
+        self.register(pd, mr, Some(tag))
+    }
+    fn register(&self, pd: PdHandle, mr: &MrInit, tag: Option<u8>) -> Result<MrKeys, DeviceError> {
+        self.shared.fork.check()?;
+        let max = self.shared.attr.max_mr_bytes;
+        let fits = (mr.addr.addr().get() as u64).checked_add(mr.len as u64).is_some();
+        if mr.len == 0 || mr.len as u64 > max || !fits || mr.iova.checked_add(mr.len as u64).is_none() {
+            return Err(DeviceError::OutOfRange { what: "region length", value: mr.len as u64, min: 1, max });
+        }
+        self.shared.control(|e| {
+            e.use_pd(pd)?;
+            let mrs = &mut e.core.tables.mrs;
+            let keys = match tag {
+                None => mrs.register(pd, mr)?,
+                Some(tag) => mrs.register_tagged(pd, mr, tag)?,
+            };
+            e.use_pd(pd)?.users += 1;
+            Ok(keys)
+        })
+    }
     /// The send window of a queue pair.
     ///
     /// # Errors
@@ -528,18 +559,7 @@ impl Device for SoftHca {
         crate::memory::alloc(len)
     }
     unsafe fn reg_mr(&self, pd: PdHandle, mr: &MrInit) -> Result<MrKeys, DeviceError> {
-        self.shared.fork.check()?;
-        let max = self.shared.attr.max_mr_bytes;
-        let fits = (mr.addr.addr().get() as u64).checked_add(mr.len as u64).is_some();
-        if mr.len == 0 || mr.len as u64 > max || !fits || mr.iova.checked_add(mr.len as u64).is_none() {
-            return Err(DeviceError::OutOfRange { what: "region length", value: mr.len as u64, min: 1, max });
-        }
-        self.shared.control(|e| {
-            e.use_pd(pd)?;
-            let keys = e.core.tables.mrs.register(pd, mr)?;
-            e.use_pd(pd)?.users += 1;
-            Ok(keys)
-        })
+        self.register(pd, mr, None)
     }
     fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError> {
         self.shared.fork.check()?;

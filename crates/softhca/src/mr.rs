@@ -14,6 +14,8 @@ use crate::random::Random;
 
 /// Free slots that are kept unused before one is used again.
 const QUARANTINE: usize = 4096;
+/// Free slots among which one with another tag is looked for.
+const SOON: usize = 16;
 const INDEX_BITS: u32 = 24;
 
 struct Entry {
@@ -63,8 +65,29 @@ impl MrTable {
     }
 
     pub(crate) fn register(&mut self, pd: PdHandle, mr: &MrInit) -> Result<MrKeys, DeviceError> {
+        let slot = self.take_slot(pd, None)?;
+        let tag = self.random.next() as u8;
+        // Another tag than last time: the old key must miss.
+        let last = self.entries[slot as usize].tag;
+        Ok(self.fill(slot, pd, mr, if tag == last { tag.wrapping_add(1) } else { tag }))
+    }
+
+    /// As [`register`](Self::register), with a tag that the caller chooses. Where that is the one that the slot had last
+    /// another slot is taken, unless all are in use but a few that had it.
+    pub(crate) fn register_tagged(
+        &mut self,
+        pd: PdHandle,
+        mr: &MrInit,
+        tag: u8,
+    ) -> Result<MrKeys, DeviceError> {
+        let slot = self.take_slot(pd, Some(tag))?;
+        Ok(self.fill(slot, pd, mr, tag))
+    }
+
+    /// A free slot; one that did not have the tag `avoid` last, if that is found soon.
+    fn take_slot(&mut self, pd: PdHandle, avoid: Option<u8>) -> Result<u32, DeviceError> {
         let room = (self.entries.len() as u64) < u64::from(self.limit);
-        let slot = if room && self.free.len() < QUARANTINE {
+        if room && self.free.len() < QUARANTINE {
             self.entries.push(Entry {
                 base: core::ptr::null_mut(),
                 iova: 0,
@@ -75,15 +98,21 @@ impl MrTable {
                 state: State::Free,
                 generation: 0,
             });
-            (self.entries.len() - 1) as u32
-        } else {
-            let limit = u64::from(self.limit);
-            self.free.pop_front().ok_or(DeviceError::LimitReached { what: "memory region", limit })?
-        };
-        let tag = self.random.next() as u8;
+            return Ok((self.entries.len() - 1) as u32);
+        }
+        if let Some(tag) = avoid {
+            let other = |slot: &u32| self.entries[*slot as usize].tag != tag;
+            if let Some(at) = self.free.iter().take(SOON).position(other) {
+                self.free.swap(0, at);
+            }
+        }
+        let limit = u64::from(self.limit);
+        self.free.pop_front().ok_or(DeviceError::LimitReached { what: "memory region", limit })
+    }
+
+    fn fill(&mut self, slot: u32, pd: PdHandle, mr: &MrInit, tag: u8) -> MrKeys {
         let entry = &mut self.entries[slot as usize];
-        // Another tag than last time: the old key must miss.
-        entry.tag = if tag == entry.tag { tag.wrapping_add(1) } else { tag };
+        entry.tag = tag;
         entry.base = mr.addr.as_ptr();
         entry.iova = mr.iova;
         entry.len = mr.len as u64;
@@ -92,11 +121,11 @@ impl MrTable {
         entry.state = State::Valid;
         self.live += 1;
         let key = self.permutation.forward(slot) << 8 | u32::from(entry.tag);
-        Ok(MrKeys {
+        MrKeys {
             handle: MrHandle { index: slot, generation: entry.generation },
             lkey: hca_core::Lkey::new(key),
             rkey: hca_core::Rkey::new(key),
-        })
+        }
     }
 
     /// The key of a region.
@@ -295,6 +324,25 @@ mod tests {
             assert!(matches!(t.register(PD, &mr), Err(DeviceError::LimitReached { .. })));
             old.push(k.lkey.raw());
             t.deregister(k.handle).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_region_has_the_tag_that_its_caller_chose_and_an_old_key_misses_it() {
+        let mut t = MrTable::new(3, Random::new(7));
+        let mut buf = [0; 8];
+        let mr = init(&mut buf, Access::empty());
+        // Two slots that had the tag, and one that had another: that one is taken.
+        let keys = [7, 7, 9].map(|tag| t.register_tagged(PD, &mr, tag).unwrap());
+        assert_eq!(keys.map(|k| k.lkey.raw() & 0xff), [7, 7, 9]);
+        for k in keys {
+            t.deregister(k.handle).unwrap();
+        }
+        let new = t.register_tagged(PD, &mr, 7).unwrap();
+        assert_eq!(new.handle.index, keys[2].handle.index);
+        assert!(t.translate(PD, new.lkey.raw(), mr.iova, 1, Access::empty()).is_ok());
+        for old in keys {
+            assert!(t.translate(PD, old.lkey.raw(), mr.iova, 1, Access::empty()).is_err());
         }
     }
 }

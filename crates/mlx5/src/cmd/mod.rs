@@ -4,7 +4,8 @@
 //! commands may wait for pages, and those that bring them must not wait for other commands.
 //!
 //! Who gives a command looks at its slot until the adapter has handed it back: at first in quick succession, then asleep, until the
-//! event queue of commands tells, or for a millisecond where it can't yet. A command that gets no answer in time is the end:
+//! event queue of commands tells, or in naps where it does not: while the adapter is started and stopped, and on the thread that
+//! hears events. A command that gets no answer in time is the end:
 //! the adapter is declared dead, and the slot and the mailboxes, which it may still write, are never used again.
 
 mod error;
@@ -12,7 +13,8 @@ mod mailbox;
 
 use core::time::Duration;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::ThreadId;
 use std::time::Instant;
 
 use hca_prm::{
@@ -35,6 +37,8 @@ const QUEUE_BYTES: usize = 4096;
 const LOOKS: u32 = 64;
 /// The longest sleep where no event tells.
 const LONGEST_NAP: Duration = Duration::from_millis(1);
+/// The longest sleep where one does: what an interrupt that was lost costs.
+const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 /// The command queue.
 pub(crate) struct CommandQueue {
@@ -50,6 +54,8 @@ pub(crate) struct CommandQueue {
     changed: Condvar,
     /// Whether the adapter tells of commands that are done.
     events: AtomicBool,
+    /// The thread that hears of them, and can't wait for itself.
+    hearer: OnceLock<ThreadId>,
 }
 
 struct State {
@@ -103,6 +109,7 @@ impl CommandQueue {
             state: Mutex::new(State { free, token: 0 }),
             changed: Condvar::new(),
             events: AtomicBool::new(false),
+            hearer: OnceLock::new(),
         })
     }
 
@@ -138,9 +145,15 @@ impl CommandQueue {
         Ok(out)
     }
 
-    /// From now on the adapter tells of commands that are done, or no more.
-    pub(crate) fn set_events(&self, on: bool) {
-        self.events.store(on, Ordering::Relaxed);
+    /// From now on that thread hears of commands that are done, and calls [`wake`](Self::wake).
+    pub(crate) fn events_on(&self, hearer: ThreadId) {
+        // There is one such thread in an adapter's life.
+        let _ = self.hearer.set(hearer);
+        self.events.store(true, Ordering::Relaxed);
+    }
+    /// From now on nobody hears of commands that are done.
+    pub(crate) fn events_off(&self) {
+        self.events.store(false, Ordering::Relaxed);
         self.wake();
     }
     /// The adapter has told of commands that are done, or is dead: has all who wait look.
@@ -266,13 +279,18 @@ impl CommandQueue {
                 drop(state);
                 return Err(self.silent(command));
             };
-            // Pages are given by the thread that hears events, so it waits for none.
-            let told = self.events.load(Ordering::Relaxed) && command != Opcode::MANAGE_PAGES;
-            let sleep = if told { left } else { left.min(nap) };
+            let longest = if self.hears() { LONGEST_SLEEP } else { nap };
+            let sleep = left.min(longest);
             nap = (2 * nap).min(LONGEST_NAP);
             let woken = self.changed.wait_timeout(state, sleep);
             state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Whether this thread will be told of a command that is done.
+    fn hears(&self) -> bool {
+        let here = Some(std::thread::current().id());
+        self.events.load(Ordering::Relaxed) && self.hearer.get().copied() != here
     }
 
     fn read(&self, command: Opcode, slot: u32, out: &mut [u8], outputs: &Chain<'_>) -> Result<(), CmdError> {

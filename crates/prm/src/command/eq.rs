@@ -44,3 +44,18 @@ commands! {
     }, GenEqeOut: 0x10 {
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::EventType;
+
+    #[test]
+    fn events_of_a_queue_are_bits_of_four_words_the_first_events_in_the_first() {
+        let mask = EventType::Cmd.mask();
+        assert_eq!(mask, [0x400, 0, 0, 0]);
+        let input = CreateEqIn::new().with(CreateEqIn::EVENT_BITMASK, mask);
+        assert_eq!(input.as_bytes()[0x58..0x60], [0, 0, 0, 0, 0, 0, 4, 0]);
+        assert_eq!(input.get(CreateEqIn::EVENT_BITMASK), mask);
+    }
+}

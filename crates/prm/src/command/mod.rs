@@ -5,7 +5,7 @@
 //! addresses of pages, is no field of it; see [`pas`](crate::pas).
 
 use crate::layout;
-use crate::layout::Layout;
+use crate::layout::{Layout, LayoutInfo};
 use crate::opcode::Opcode;
 
 /// The input of a command.
@@ -14,6 +14,48 @@ pub trait Command: Layout {
     const OPCODE: Opcode;
     /// What comes back.
     type Output: Layout;
+}
+
+/// A command without its types: for tools that show commands, and for those who check what they are given.
+#[derive(Clone, Copy, Debug)]
+pub struct CommandInfo {
+    /// What the command asks for.
+    pub opcode: Opcode,
+    /// The layout of its input. The list that follows some is not in it.
+    pub input: LayoutInfo,
+    /// The layout of its output. The list that follows some is not in it.
+    pub output: LayoutInfo,
+}
+
+impl CommandInfo {
+    /// What is known of `C`.
+    #[must_use]
+    pub const fn of<C: Command>() -> Self {
+        Self { opcode: C::OPCODE, input: LayoutInfo::of::<C>(), output: LayoutInfo::of::<C::Output>() }
+    }
+
+    /// The command that `opcode` stands for, if its layouts are described here.
+    #[must_use]
+    pub fn find(opcode: Opcode) -> Option<&'static Self> {
+        Self::all().find(|info| info.opcode == opcode)
+    }
+
+    /// All commands whose layouts are described here.
+    pub fn all() -> impl Iterator<Item = &'static Self> {
+        let modules = [
+            counter::INFOS,
+            cq::INFOS,
+            eq::INFOS,
+            ethernet::INFOS,
+            hca::INFOS,
+            mkey::INFOS,
+            qp::INFOS,
+            resource::INFOS,
+            srq::INFOS,
+            vport::INFOS,
+        ];
+        modules.into_iter().flatten()
+    }
 }
 
 /// Declares commands: the operation code, the layout of the input, the layout of the output. The fields that all
@@ -49,6 +91,8 @@ macro_rules! commands {
                 }
             )*
         }
+        pub(crate) const INFOS: &[$crate::command::CommandInfo] = &[$($crate::command::CommandInfo::of::<$input>()),*];
+
         $(
             impl $crate::command::Command for $input {
                 const OPCODE: $crate::Opcode = $crate::Opcode::$opcode;
@@ -114,5 +158,44 @@ impl CmdIn {
     #[must_use]
     pub fn opcode(&self) -> Opcode {
         Opcode(self.get(Self::OPCODE) as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_command_has_an_operation_code_of_its_own_and_begins_as_all_do() {
+        let mut codes = HashSet::new();
+        for info in CommandInfo::all() {
+            assert!(codes.insert(info.opcode), "{}", info.opcode);
+            assert!(info.opcode.name().is_some(), "{}", info.opcode);
+            for (layout, header) in [(&info.input, CmdIn::FIELDS), (&info.output, CmdOut::FIELDS)] {
+                for (field, wanted) in layout.fields.iter().zip(header) {
+                    assert_eq!((field.name, field.start), (wanted.name, wanted.start), "{}", layout.name);
+                }
+            }
+            assert!(info.input.size >= 16 && info.output.size >= 8, "{}", info.opcode);
+            assert_eq!(CommandInfo::find(info.opcode).unwrap().input.name, info.input.name);
+        }
+        assert!(CommandInfo::find(Opcode(0)).is_none());
+    }
+
+    #[test]
+    fn a_command_is_named_in_its_layouts_as_in_its_operation_code() {
+        for info in CommandInfo::all() {
+            let layout = info.input.name.strip_suffix("In").unwrap().to_lowercase();
+            let name = info.opcode.name().unwrap().replace('_', "").to_lowercase();
+            let same = match layout.as_str() {
+                "qp2err" | "qp2rst" => name == format!("{}qp", &layout[2..]),
+                "setfte" | "deletefte" => name == layout.replace("fte", "flowtableentry"),
+                _ => name == layout,
+            };
+            assert!(same, "{} is {}", info.input.name, info.opcode);
+            assert_eq!(info.output.name.strip_suffix("Out"), info.input.name.strip_suffix("In"));
+        }
     }
 }

@@ -181,3 +181,34 @@ commands! {
     }, DetachFromMcgOut: 0x10 {
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::cq::CreateCqIn;
+    use crate::command::eq::CreateEqIn;
+    use crate::command::mkey::CreateMkeyIn;
+    use crate::command::srq::{CreateRmpIn, CreateXrcSrqIn};
+    use crate::{Rmpc, Wq};
+
+    #[test]
+    fn contexts_and_lists_of_pages_begin_where_stock_drivers_put_them() {
+        assert_eq!((CreateQpIn::QPC.offset(), CreateQpIn::SIZE), (0x18, 0x110));
+        assert_eq!((CreateCqIn::CQ_CONTEXT.offset(), CreateCqIn::SIZE), (0x10, 0x110));
+        assert_eq!((CreateEqIn::EQ_CONTEXT_ENTRY.offset(), CreateEqIn::SIZE), (0x10, 0x110));
+        assert_eq!((CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY.offset(), CreateMkeyIn::SIZE), (0x10, 0x110));
+        assert_eq!((CreateXrcSrqIn::XRC_SRQ_CONTEXT_ENTRY.offset(), CreateXrcSrqIn::SIZE), (0x10, 0x110));
+        // The list of a queue within another context follows that queue, and so the command.
+        assert_eq!(CreateRmpIn::CTX.offset() + Rmpc::WQ.offset() + Wq::SIZE, CreateRmpIn::SIZE);
+    }
+
+    #[test]
+    fn a_transition_lies_as_a_stock_driver_laid_it() {
+        let context = Qpc::new().with(Qpc::PM_STATE, 3).with(Qpc::REMOTE_QPN, 0x43);
+        let input = Init2RtrQpIn::new().with(Init2RtrQpIn::QPN, 0x42).with(Init2RtrQpIn::QPC, context);
+        let bytes = input.as_bytes();
+        assert_eq!(bytes[..12], [5, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x42]);
+        assert_eq!(bytes[0x18..0x1c], [0, 0, 0x18, 0]);
+        assert_eq!(bytes[0x2c..0x30], [0, 0, 0, 0x43]);
+    }
+}

@@ -1,7 +1,10 @@
 //! The context of a queue pair, and the path in it.
 
+use hca_core::QpType;
+
 use crate::codes::codes;
 use crate::layout;
+use crate::opcode::Opcode;
 
 layout! {
     list LAYOUTS;
@@ -286,6 +289,94 @@ codes! {
     }
 }
 
+impl QpState {
+    /// The state as programs know it; `None` for one that they do not.
+    #[must_use]
+    pub const fn verbs(self) -> Option<hca_core::QpState> {
+        match self {
+            Self::Rst => Some(hca_core::QpState::Reset),
+            Self::Init => Some(hca_core::QpState::Init),
+            Self::Rtr => Some(hca_core::QpState::Rtr),
+            Self::Rts => Some(hca_core::QpState::Rts),
+            Self::SqEr => Some(hca_core::QpState::Sqe),
+            Self::Err => Some(hca_core::QpState::Error),
+            Self::Sqd => Some(hca_core::QpState::Sqd),
+            Self::Suspended => None,
+        }
+    }
+
+    /// The command that leads from this state to `to`; `None` if no single one does. There is none that drains a send
+    /// queue.
+    #[must_use]
+    pub const fn transition(self, to: Self) -> Option<Opcode> {
+        match (self, to) {
+            (_, Self::Err) => Some(Opcode::QP_2ERR),
+            (_, Self::Rst) => Some(Opcode::QP_2RST),
+            (Self::Rst, Self::Init) => Some(Opcode::RST2INIT_QP),
+            (Self::Init, Self::Init) => Some(Opcode::INIT2INIT_QP),
+            (Self::Init, Self::Rtr) => Some(Opcode::INIT2RTR_QP),
+            (Self::Rtr, Self::Rts) => Some(Opcode::RTR2RTS_QP),
+            (Self::Rts, Self::Rts) => Some(Opcode::RTS2RTS_QP),
+            (Self::SqEr, Self::Rts) => Some(Opcode::SQERR2RTS_QP),
+            (Self::Sqd, Self::Rts) => Some(Opcode::SQD_RTS_QP),
+            _ => None,
+        }
+    }
+
+    /// The state that a command leads to; `None` if it is no transition. It may be given in `from` if
+    /// `from.transition(to)` is that command.
+    #[must_use]
+    pub const fn reached_by(opcode: Opcode) -> Option<Self> {
+        match opcode {
+            Opcode::RST2INIT_QP | Opcode::INIT2INIT_QP => Some(Self::Init),
+            Opcode::INIT2RTR_QP => Some(Self::Rtr),
+            Opcode::RTR2RTS_QP | Opcode::RTS2RTS_QP | Opcode::SQERR2RTS_QP | Opcode::SQD_RTS_QP => {
+                Some(Self::Rts)
+            }
+            Opcode::QP_2ERR => Some(Self::Err),
+            Opcode::QP_2RST => Some(Self::Rst),
+            _ => None,
+        }
+    }
+}
+
+impl From<hca_core::QpState> for QpState {
+    fn from(state: hca_core::QpState) -> Self {
+        match state {
+            hca_core::QpState::Reset => Self::Rst,
+            hca_core::QpState::Init => Self::Init,
+            hca_core::QpState::Rtr => Self::Rtr,
+            hca_core::QpState::Rts => Self::Rts,
+            hca_core::QpState::Sqd => Self::Sqd,
+            hca_core::QpState::Sqe => Self::SqEr,
+            hca_core::QpState::Error => Self::Err,
+        }
+    }
+}
+
+impl ServiceType {
+    /// The service as programs know it; `None` for one that they do not.
+    #[must_use]
+    pub const fn verbs(self) -> Option<QpType> {
+        match self {
+            Self::Rc => Some(QpType::Rc),
+            Self::Uc => Some(QpType::Uc),
+            Self::Ud => Some(QpType::Ud),
+            _ => None,
+        }
+    }
+}
+
+impl From<QpType> for ServiceType {
+    fn from(kind: QpType) -> Self {
+        match kind {
+            QpType::Rc => Self::Rc,
+            QpType::Uc => Self::Uc,
+            QpType::Ud => Self::Ud,
+        }
+    }
+}
+
 /// Which optional fields of the context a transition takes over: `OPT_PARAM_MASK` of the commands that modify queue
 /// pairs. Fields that the transition requires are taken over without.
 pub mod optpar {
@@ -343,6 +434,35 @@ mod tests {
         path.set_rmac([2, 3, 4, 5, 6, 7]);
         assert_eq!(path.as_bytes()[0x26..], [2, 3, 4, 5, 6, 7]);
         assert_eq!(path.rmac(), [2, 3, 4, 5, 6, 7]);
+    }
+
+    #[test]
+    fn states_and_services_of_programs_have_their_codes() {
+        for &state in QpState::ALL {
+            assert!(state.verbs().is_none_or(|verbs| QpState::from(verbs) == state), "{state:?}");
+        }
+        for &service in ServiceType::ALL {
+            assert!(service.verbs().is_none_or(|verbs| ServiceType::from(verbs) == service), "{service:?}");
+        }
+        assert_eq!(ServiceType::ALL.iter().filter_map(|service| service.verbs()).count(), 3);
+    }
+
+    #[test]
+    fn a_command_leads_from_a_state_to_the_one_that_it_reaches() {
+        let mut given = std::collections::HashSet::new();
+        for &from in QpState::ALL {
+            for &to in QpState::ALL {
+                if let Some(opcode) = from.transition(to) {
+                    assert_eq!(QpState::reached_by(opcode), Some(to), "{from:?}: {opcode}");
+                    given.insert(opcode);
+                }
+            }
+        }
+        for &opcode in Opcode::ALL {
+            assert_eq!(QpState::reached_by(opcode).is_some(), given.contains(&opcode), "{opcode}");
+        }
+        assert_eq!(QpState::Rst.transition(QpState::Rtr), None);
+        assert_eq!(QpState::Suspended.transition(QpState::Err), Some(Opcode::QP_2ERR));
     }
 
     #[test]

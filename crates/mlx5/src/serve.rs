@@ -1,0 +1,246 @@
+//! What the driver's thread does when it is woken.
+
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use hca_core::AsyncEvent;
+use hca_prm::{CompEvent, CqError, Eqe, EventType, PagesReqEvent, PortChangeSubtype, QpEvent};
+use hca_vfio::{DmaArena, FunctionError};
+
+use crate::caps::Caps;
+use crate::cmd::{CmdError, CommandQueue};
+use crate::eq::{Eq, EqError};
+use crate::error::OpenError;
+use crate::hca::Hca;
+use crate::health::Death;
+use crate::uar::EventUar;
+
+/// Events of each queue, as a power of two.
+const LOG_EVENTS: u32 = 9;
+/// Events that are taken of each queue before the others have their turn.
+const BUDGET: usize = 1024;
+
+/// What comes to the queue of asynchronous events.
+const ASYNC: [EventType; 13] = [
+    EventType::CommEst,
+    EventType::SqDrained,
+    EventType::CqError,
+    EventType::WqCatasError,
+    EventType::InternalError,
+    EventType::PortChange,
+    EventType::PageRequest,
+    EventType::WqInvalReqError,
+    EventType::WqAccessError,
+    EventType::SrqCatasError,
+    EventType::SrqLastWqe,
+    EventType::SrqRqLimit,
+    EventType::NicVportChange,
+];
+
+/// The event queues.
+pub(crate) struct Eqs {
+    commands: Eq,
+    others: Eq,
+    completions: Eq,
+}
+
+impl EqError {
+    pub(crate) fn open(self, name: &str) -> OpenError {
+        match self {
+            Self::Memory(e) => e.into(),
+            Self::Command(source) => OpenError::Command { name: name.to_owned(), source },
+        }
+    }
+}
+
+impl Eqs {
+    /// Makes them: completions have the last vector, everything else the first.
+    pub(crate) fn open(
+        cmd: &CommandQueue,
+        arena: &DmaArena,
+        uar: &EventUar,
+        caps: &Caps,
+        vectors: u32,
+    ) -> Result<Self, EqError> {
+        let log_size = LOG_EVENTS.min(caps.log_max_eq_sz);
+        let make = |vector, types: &[EventType]| Eq::create(cmd, arena, uar, log_size, vector, types);
+        let commands = make(0, &[EventType::Cmd])?;
+        let others = make(0, &ASYNC)?;
+        let completions = make(vectors.saturating_sub(1), &[])?;
+        Ok(Self { commands, others, completions })
+    }
+    /// Has all of them interrupt.
+    pub(crate) fn arm(&self) -> Result<(), FunctionError> {
+        self.commands.arm()?;
+        self.others.arm()?;
+        self.completions.arm()
+    }
+    /// The number of that of completions.
+    pub(crate) fn completion_number(&self) -> u32 {
+        self.completions.number()
+    }
+    /// Takes them from the adapter, that of commands last.
+    pub(crate) fn close(self, cmd: &CommandQueue) -> Result<(), CmdError> {
+        let Self { commands, others, completions } = self;
+        completions.destroy(cmd)?;
+        others.destroy(cmd)?;
+        commands.destroy(cmd)
+    }
+}
+
+/// Takes what a queue has, and arms it if that was anything.
+fn drain(eq: &mut Eq, mut each: impl FnMut(&Eqe)) -> Result<bool, FunctionError> {
+    let mut taken = 0;
+    while taken < BUDGET
+        && let Some(event) = eq.take()?
+    {
+        each(&event);
+        taken += 1;
+    }
+    if taken > 0 {
+        eq.arm()?;
+    }
+    Ok(taken == BUDGET)
+}
+
+/// What an event carries; the layouts are as long as the place, so that none is too short.
+macro_rules! data {
+    ($layout:ident, $event:expr) => {
+        $layout::from_bytes(&$event.get(Eqe::EVENT_DATA)).expect("an event's data are 28 bytes")
+    };
+}
+
+/// Work that is put off until the queues are drained.
+enum Later {
+    Pages { function: u32, pages: i32 },
+    Port,
+    Health,
+}
+
+impl Hca {
+    /// Takes all events and does what they ask for; looks at the adapter's health where that is due.
+    pub(crate) fn serve(&self, look: bool) {
+        let mut later = Vec::new();
+        if !self.health.is_dead() {
+            let mut eqs = self.eqs.lock().unwrap_or_else(PoisonError::into_inner);
+            let more = eqs.as_mut().map_or(Ok(false), |eqs| self.drain_all(eqs, &mut later));
+            drop(eqs);
+            match more {
+                Ok(false) => {}
+                Ok(true) => self.ring_house(),
+                Err(e) => {
+                    tracing::error!(%e, "the event queues can't be armed");
+                    self.health.declare(Death::Unreachable);
+                }
+            }
+        }
+        for work in later {
+            self.catch_up(&work);
+        }
+        if look {
+            self.health.look(&self.registers);
+        }
+        if self.health.is_dead() {
+            self.bury();
+        }
+    }
+
+    fn drain_all(&self, eqs: &mut Eqs, later: &mut Vec<Later>) -> Result<bool, FunctionError> {
+        let mut commands = false;
+        let mut more = drain(&mut eqs.commands, |_| commands = true)?;
+        if commands {
+            self.cmd.wake();
+        }
+        let completed = |event: &Eqe| self.cqs.completed(data!(CompEvent, event).get(CompEvent::CQ_NUMBER));
+        more |= drain(&mut eqs.completions, completed)?;
+        more |= drain(&mut eqs.others, |event| later.extend(self.hear(event)))?;
+        Ok(more)
+    }
+
+    /// Tells the program of an event, or returns what the driver itself has to do.
+    fn hear(&self, event: &Eqe) -> Option<Later> {
+        let kind = EventType::from_code(event.get(Eqe::EVENT_TYPE));
+        let number = data!(QpEvent, event).get(QpEvent::QPN_RQN_SQN);
+        let told = match kind? {
+            EventType::PageRequest => {
+                let asked = data!(PagesReqEvent, event);
+                let pages = asked.get(PagesReqEvent::NUM_PAGES) as i32;
+                return Some(Later::Pages { function: asked.get(PagesReqEvent::FUNCTION_ID), pages });
+            }
+            EventType::PortChange => return self.hear_port(event),
+            EventType::NicVportChange => return Some(Later::Port),
+            EventType::InternalError => return Some(Later::Health),
+            EventType::CqError => {
+                self.cqs.failed(data!(CqError, event).get(CqError::CQN)).map(AsyncEvent::CqOverrun)
+            }
+            EventType::SrqRqLimit => self.srqs.by_number(number).map(AsyncEvent::SrqLimitReached),
+            EventType::SrqCatasError => {
+                tracing::error!(number, "a shared receive queue is in error");
+                None
+            }
+            kind => self.qps.by_number(number).and_then(|qp| match kind {
+                EventType::CommEst => Some(AsyncEvent::CommEstablished(qp)),
+                EventType::SqDrained => Some(AsyncEvent::SqDrained(qp)),
+                EventType::SrqLastWqe => Some(AsyncEvent::LastWqeReached(qp)),
+                EventType::WqCatasError => Some(AsyncEvent::QpFatal(qp)),
+                EventType::WqInvalReqError => Some(AsyncEvent::QpRequestError(qp)),
+                EventType::WqAccessError => Some(AsyncEvent::QpAccessError(qp)),
+                _ => None,
+            }),
+        };
+        if let Some(told) = told {
+            self.events.push(told);
+        }
+        None
+    }
+
+    fn hear_port(&self, event: &Eqe) -> Option<Later> {
+        match PortChangeSubtype::from_code(event.get(Eqe::EVENT_SUB_TYPE)) {
+            Some(PortChangeSubtype::Down) => {
+                self.port.set_active(false);
+                self.events.push(AsyncEvent::PortError);
+                None
+            }
+            Some(PortChangeSubtype::Active) => {
+                self.port.set_active(true);
+                self.events.push(AsyncEvent::PortActive);
+                Some(Later::Port)
+            }
+            _ => Some(Later::Port),
+        }
+    }
+
+    fn catch_up(&self, work: &Later) {
+        let done = match work {
+            Later::Pages { function, pages } => self.pages.change(&self.cmd, *function, *pages),
+            Later::Port => self.port.refresh(&self.cmd),
+            Later::Health => {
+                self.health.look(&self.registers);
+                Ok(())
+            }
+        };
+        if let Err(e) = done {
+            tracing::error!(%e, "what the adapter asked for was not done");
+        }
+    }
+
+    /// Takes it for dead, for this reason if there was none before, and keeps it from all memory.
+    pub(crate) fn kill(&self, death: Death) {
+        self.health.declare(death);
+        self.bury();
+    }
+
+    /// Does once what has to be done when the adapter is dead: it reaches no memory any more, and all who wait are woken.
+    pub(crate) fn bury(&self) {
+        if self.buried.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let off = self.function().config().and_then(|c| c.set_bus_master(false));
+        if let Err(e) = off {
+            tracing::error!(%e, "a dead adapter was not kept from memory");
+        }
+        self.cmd.wake();
+        self.cqs.wake_all();
+        self.events.push(AsyncEvent::DeviceFatal);
+    }
+}

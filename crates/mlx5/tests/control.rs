@@ -1,0 +1,467 @@
+//! The control path against a function that answers commands, and answers them wrong.
+
+mod fake;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fake::{Fake, Wants, commands};
+use hca_core::{Access, AsyncEvent, Device, DeviceError, Gid, Lid, MrInit, Mtu};
+use hca_mlx5::{Death, Mlx5, OpenError, Options};
+use hca_prm::caps::{AtomicCaps, HcaCap};
+use hca_prm::command::hca::{HcaCapType, ManagePagesMod};
+use hca_prm::command::mkey::CreateMkeyIn;
+use hca_prm::{
+    CmdStatus, DeliveryStatus, Eqe, EventType, HealthSyndrome, Mkc, Opcode, PagesReqEvent, PortChangeSubtype,
+    pas,
+};
+
+fn options() -> Options {
+    Options::default()
+}
+fn open(fake: &Fake) -> Arc<Mlx5> {
+    Mlx5::open(fake.function(), options()).unwrap()
+}
+fn refused(wants: Wants, options: Options) -> (OpenError, Fake) {
+    let fake = Fake::serve(wants);
+    (Mlx5::open(fake.function(), options).unwrap_err(), fake)
+}
+/// Waits, for ten seconds at most, until that is so.
+fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < Duration::from_secs(10), "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn an_adapter_is_started_in_order_and_closing_it_leaves_nothing_behind() {
+    let mut fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    assert_eq!(device.pages_lent(), 616);
+    {
+        let state = fake.state();
+        let order: Vec<Opcode> = state.log.iter().map(|(c, _)| *c).collect();
+        let expected = [
+            Opcode::ENABLE_HCA,
+            Opcode::QUERY_ISSI,
+            Opcode::SET_ISSI,
+            Opcode::QUERY_PAGES,
+            Opcode::MANAGE_PAGES,
+            Opcode::ACCESS_REG,
+            Opcode::QUERY_HCA_CAP,
+            Opcode::QUERY_HCA_CAP,
+            Opcode::SET_HCA_CAP,
+        ];
+        assert_eq!(order[..expected.len()], expected);
+        let at = |c| order.iter().position(|o| *o == c).unwrap();
+        assert!(
+            at(Opcode::INIT_HCA) < at(Opcode::ALLOC_UAR) && at(Opcode::ALLOC_UAR) < at(Opcode::CREATE_EQ)
+        );
+        assert_eq!((state.pages.len(), state.eqs.len(), state.resets), (616, 3, 1));
+        let caps = HcaCap::from_bytes(state.caps_of(HcaCapType::GeneralDevice)).unwrap();
+        assert_eq!(caps.get(HcaCap::CMDIF_CHECKSUM), 0);
+        let atomic = AtomicCaps::from_bytes(state.caps_of(HcaCapType::Atomic)).unwrap();
+        assert_eq!(atomic.get(AtomicCaps::ATOMIC_REQ_8B_ENDIANNESS_MODE), 1);
+    }
+    drop(device);
+    let state = fake.end();
+    assert_eq!(state.log.last().unwrap().0, Opcode::DISABLE_HCA);
+    assert_eq!(
+        (state.pages.len(), state.objects.len(), state.resets),
+        (0, 0, 1),
+        "no second reset is needed"
+    );
+    assert!(state.faults.is_empty() && !state.enabled && !state.running, "{:?}", state.faults);
+}
+
+#[test]
+fn an_infiniband_port_tells_its_addresses() {
+    let fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    let port = device.port();
+    assert_eq!(
+        (port.gid, port.lid, port.active_mtu, port.active),
+        (Gid(commands::GID), Lid::new(3), Mtu::B2048, true)
+    );
+    let attr = device.attr();
+    assert_eq!((attr.fabric.as_str(), attr.max_pd, attr.max_cqe), ("infiniband", 4, (1 << 14) - 1));
+    drop(device);
+}
+
+#[test]
+fn a_roce_port_is_given_its_link_local_address_and_those_that_are_asked_for() {
+    let mut fake = Fake::serve(Wants { ethernet: true, ..Wants::default() });
+    let mut wanted = options();
+    wanted.ip = vec!["10.0.0.2".parse().unwrap(), "2001:db8::2".parse().unwrap()];
+    let device = Mlx5::open(fake.function(), wanted).unwrap();
+    let port = device.port();
+    assert_eq!(
+        (port.gid.ip().to_string().as_str(), port.active_mtu, port.active),
+        ("10.0.0.2", Mtu::B4096, true)
+    );
+    {
+        let state = fake.state();
+        assert_eq!(state.roce.len(), 3);
+        let (first, second) = (&state.roce[&0], &state.roce[&1]);
+        assert_eq!(first[..16], [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xfe, 0, 0, 7]);
+        assert_eq!(second[10..16], [0xff, 0xff, 10, 0, 0, 2]);
+        assert_eq!(second[0x12..0x18], commands::MAC);
+        assert_eq!((first[0x1a], second[0x1a], second[0x1b]), (1, 0, 2), "IPv6, IPv4, version 2");
+    }
+    drop(device);
+    assert!(fake.end().roce.is_empty());
+    let mut wanted = options();
+    wanted.ip = (1..5).map(|i| [10, 0, 0, i].into()).collect();
+    let (e, _fake) = refused(Wants { ethernet: true, ..Wants::default() }, wanted.clone());
+    assert!(e.to_string().contains("`ip`") && e.to_string().contains("more addresses"), "{e}");
+    let (e, _fake) = refused(Wants::default(), wanted);
+    assert!(e.to_string().contains("its port is InfiniBand"), "{e}");
+}
+
+#[test]
+fn a_function_that_is_no_such_adapter_is_refused_with_what_it_is() {
+    let (e, _f) = refused(Wants { vendor: 0x8086, ..Wants::default() }, options());
+    assert!(matches!(e, OpenError::NotConnectX { vendor: 0x8086, device: 0x1014, .. }), "{e}");
+    assert!(e.to_string().contains("8086:1014"), "{e}");
+    let (e, _f) = refused(Wants { interface: 4, ..Wants::default() }, options());
+    assert!(matches!(e, OpenError::Interface { found: 4, .. }), "{e}");
+    let (e, _f) = refused(Wants { issi: 1, ..Wants::default() }, options());
+    assert!(matches!(e, OpenError::Issi { supported: 1, .. }), "{e}");
+    let (e, _f) = refused(Wants { log_size: 7, ..Wants::default() }, options());
+    assert!(matches!(e, OpenError::CommandQueue { log_size: 7, log_stride: 6, .. }), "{e}");
+    let mut short = options();
+    short.start_timeout = Duration::from_millis(5);
+    let (e, _f) = refused(Wants { busy_reads: u32::MAX, ..Wants::default() }, short);
+    assert!(matches!(e, OpenError::Starting { ms: 5, .. }), "{e}");
+}
+
+#[test]
+fn every_status_of_a_command_comes_to_the_caller_with_its_syndrome_and_what_helps() {
+    let fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    for status in CmdStatus::ALL.iter().filter(|s| **s != CmdStatus::Ok) {
+        fake.state().wants.status.insert(Opcode::ALLOC_PD, (status.code(), 0x1234_5678));
+        let e = device.alloc_pd().unwrap_err();
+        let DeviceError::Refused { command, reason, status: code, syndrome, remedy } = e else {
+            panic!("{e}")
+        };
+        assert_eq!(
+            (command, reason, code, syndrome),
+            ("ALLOC_PD", status.text(), status.code(), 0x1234_5678)
+        );
+        assert!(!remedy.is_empty());
+    }
+    fake.state().wants.status.clear();
+    let pd = device.alloc_pd().unwrap();
+    device.dealloc_pd(pd).unwrap();
+    assert!(device.death().is_none(), "an adapter that refuses lives");
+    drop(device);
+}
+
+#[test]
+fn every_delivery_error_is_told_and_the_slot_serves_again() {
+    let fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    for status in DeliveryStatus::ALL.iter().filter(|s| **s != DeliveryStatus::Ok) {
+        fake.state().wants.delivery.insert(Opcode::ALLOC_PD, status.code());
+        let told = device.alloc_pd().unwrap_err().to_string();
+        assert!(told.contains("ALLOC_PD was not delivered") && told.contains(status.text()), "{told}");
+    }
+    fake.state().wants.delivery.clear();
+    for _ in 0..40 {
+        let pd = device.alloc_pd().unwrap();
+        device.dealloc_pd(pd).unwrap();
+    }
+    drop(device);
+}
+
+#[test]
+fn a_refusal_while_it_is_started_is_told_and_the_function_is_reset() {
+    for command in
+        [Opcode::ENABLE_HCA, Opcode::MANAGE_PAGES, Opcode::SET_HCA_CAP, Opcode::INIT_HCA, Opcode::CREATE_EQ]
+    {
+        let mut wants = Wants::default();
+        wants.status.insert(command, (CmdStatus::NoRes.code(), 7));
+        let (e, mut fake) = refused(wants, options());
+        let told = e.to_string();
+        assert!(told.contains(command.name().unwrap()) && told.contains("syndrome 0x7"), "{told}");
+        let state = fake.end();
+        assert_eq!((state.resets, state.pages.len()), (2, 0), "{command}");
+    }
+}
+
+#[test]
+fn a_command_without_an_answer_ends_the_device_and_every_later_call_fails_at_once() {
+    let mut fake = Fake::serve(Wants::default());
+    let mut short = options();
+    short.command_timeout = Duration::from_millis(200);
+    let device = Mlx5::open(fake.function(), short).unwrap();
+    let kept = device.alloc_pd().unwrap();
+    fake.state().wants.silent.insert(Opcode::ALLOC_PD);
+    let e = device.alloc_pd().unwrap_err();
+    assert!(matches!(e, DeviceError::Dead { .. }) && e.to_string().contains("no answer in time"), "{e}");
+    assert_eq!(device.death(), Some(Death::Silent { command: Opcode::ALLOC_PD }));
+    let given = fake.state().log.len();
+    let begun = Instant::now();
+    for _ in 0..1000 {
+        assert!(matches!(device.alloc_pd(), Err(DeviceError::Dead { .. })));
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "no later call waits");
+    device.dealloc_pd(kept).unwrap();
+    assert_eq!(fake.state().log.len(), given, "nothing more is asked of it");
+    until("the program hears of it", || device.poll_event() == Some(AsyncEvent::DeviceFatal));
+    drop(device);
+    let state = fake.end();
+    assert_eq!(state.resets, 2, "a dead adapter is reset");
+}
+
+#[test]
+fn all_who_wait_for_an_answer_hear_when_one_finds_it_dead() {
+    let fake = Fake::serve(Wants::default());
+    let mut short = options();
+    short.command_timeout = Duration::from_millis(200);
+    let device = Mlx5::open(fake.function(), short).unwrap();
+    fake.state().wants.silent.insert(Opcode::ALLOC_PD);
+    std::thread::scope(|s| {
+        for _ in 0..40 {
+            s.spawn(|| assert!(matches!(device.alloc_pd(), Err(DeviceError::Dead { .. }))));
+        }
+    });
+    drop(device);
+}
+
+#[test]
+fn several_commands_are_under_way_at_a_time_and_end_in_any_order() {
+    let fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    fake.state().wants.hold.insert(Opcode::ALLOC_PD);
+    std::thread::scope(|s| {
+        let waiting: Vec<_> = (0..4).map(|_| s.spawn(|| device.alloc_pd().unwrap())).collect();
+        until("all four are under way", || fake.state().held() == 4);
+        fake.state().let_go(true);
+        fake.state().let_go(false);
+        fake.state().let_go(true);
+        fake.state().let_go(false);
+        let mut got: Vec<_> = waiting.into_iter().map(|w| w.join().unwrap()).collect();
+        got.sort_by_key(|pd| pd.index);
+        got.dedup();
+        assert_eq!(got.len(), 4);
+        got.into_iter().for_each(|pd| device.dealloc_pd(pd).unwrap());
+    });
+    drop(device);
+}
+
+#[test]
+fn pages_are_given_while_all_other_slots_wait() {
+    let fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    fake.state().wants.hold.insert(Opcode::ALLOC_PD);
+    let before = device.pages_lent();
+    std::thread::scope(|s| {
+        for _ in 0..31 {
+            // Some find no room in the table of protection domains.
+            s.spawn(|| drop(device.alloc_pd()));
+        }
+        until("all usual slots are taken", || fake.state().held() == 31);
+        let asked = PagesReqEvent::new().with(PagesReqEvent::NUM_PAGES, 700);
+        fake.state().event(&Eqe::of(EventType::PageRequest).with(Eqe::EVENT_DATA, *asked.as_bytes()));
+        until("the pages were given", || device.pages_lent() == before + 700);
+        fake.state().wants.hold.clear();
+        (0..31).for_each(|_| fake.state().let_go(false));
+    });
+    assert!(fake.state().faults.is_empty(), "{:?}", fake.state().faults);
+    drop(device);
+}
+
+#[test]
+fn pages_that_are_asked_for_at_run_time_are_given_and_taken_back() {
+    let mut fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    let ask = |pages: i32| {
+        let asked = PagesReqEvent::new().with(PagesReqEvent::NUM_PAGES, pages as u32);
+        fake.state().event(&Eqe::of(EventType::PageRequest).with(Eqe::EVENT_DATA, *asked.as_bytes()));
+    };
+    let before = device.pages_lent();
+    ask(1000);
+    until("they are given", || device.pages_lent() == before + 1000);
+    ask(-900);
+    until("they are taken back", || device.pages_lent() == before + 100);
+    assert_eq!(fake.state().pages.len(), before + 100);
+    let counters = device.counters();
+    assert_eq!(counters.iter().find(|c| c.name == "pages_lent").unwrap().value, before as u64 + 100);
+    drop(device);
+    assert!(fake.end().pages.is_empty());
+}
+
+#[test]
+fn an_adapter_that_keeps_pages_is_reset() {
+    let mut fake = Fake::serve(Wants { keeps: 3, ..Wants::default() });
+    drop(open(&fake));
+    let state = fake.end();
+    assert_eq!((state.resets, state.pages.len()), (2, 0));
+    let takes = (Opcode::MANAGE_PAGES, ManagePagesMod::HcaReturnPages.code());
+    assert!(state.log.iter().filter(|c| **c == takes).count() <= 4, "it asks no more when none come");
+}
+
+#[test]
+fn a_health_syndrome_ends_the_device_with_its_meaning() {
+    let fake = Fake::serve(Wants::default());
+    let mut quick = options();
+    quick.health_interval = Duration::from_millis(5);
+    let device = Mlx5::open(fake.function(), quick).unwrap();
+    fake.state().wants.syndrome = HealthSyndrome::HighTempErr.code();
+    until("it is found", || device.death().is_some());
+    assert_eq!(device.death(), Some(Death::Syndrome { syndrome: 0x10, extended: 0 }));
+    let told = device.alloc_pd().unwrap_err().to_string();
+    assert!(told.contains("too hot") && told.contains("open it again"), "{told}");
+    drop(device);
+}
+
+#[test]
+fn a_health_counter_that_stands_still_or_registers_of_ones_end_the_device() {
+    for (stopped, death) in [(true, Death::Stopped), (false, Death::Gone)] {
+        let fake = Fake::serve(Wants::default());
+        let mut quick = options();
+        quick.health_interval = Duration::from_millis(5);
+        let device = Mlx5::open(fake.function(), quick).unwrap();
+        fake.state().wants.stopped = stopped;
+        fake.state().wants.gone = !stopped;
+        until("it is found", || device.death().is_some());
+        assert_eq!(device.death(), Some(death));
+        drop(device);
+    }
+}
+
+#[test]
+fn port_events_come_to_the_program_and_show_in_the_port() {
+    let fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    let change = |what: PortChangeSubtype| {
+        fake.state().event(&Eqe::of(EventType::PortChange).with(Eqe::EVENT_SUB_TYPE, what.code()));
+    };
+    change(PortChangeSubtype::Down);
+    until("it is told", || device.poll_event() == Some(AsyncEvent::PortError));
+    assert!(!device.port().active);
+    change(PortChangeSubtype::Active);
+    until("it is told", || device.poll_event() == Some(AsyncEvent::PortActive));
+    until("it is active", || device.port().active);
+    assert_eq!(device.poll_event(), None);
+    drop(device);
+}
+
+#[test]
+fn events_beyond_a_queues_length_are_all_heard_in_order() {
+    let fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    for round in 0..2000 {
+        let what = if round % 2 == 0 { PortChangeSubtype::Down } else { PortChangeSubtype::Active };
+        let told = if round % 2 == 0 { AsyncEvent::PortError } else { AsyncEvent::PortActive };
+        fake.state().event(&Eqe::of(EventType::PortChange).with(Eqe::EVENT_SUB_TYPE, what.code()));
+        let mut next = None;
+        until("it is told", || {
+            next = device.poll_event();
+            next.is_some()
+        });
+        assert_eq!(next, Some(told), "event {round}");
+    }
+    drop(device);
+}
+
+#[test]
+fn without_interrupts_events_and_commands_are_found_by_looking() {
+    for wants in [Wants { vectors: 0, ..Wants::default() }, Wants { vectors: 1, ..Wants::default() }] {
+        let fake = Fake::serve(wants);
+        let device = open(&fake);
+        let pd = device.alloc_pd().unwrap();
+        fake.state()
+            .event(&Eqe::of(EventType::PortChange).with(Eqe::EVENT_SUB_TYPE, PortChangeSubtype::Down.code()));
+        until("it is told", || device.poll_event() == Some(AsyncEvent::PortError));
+        device.dealloc_pd(pd).unwrap();
+        drop(device);
+    }
+}
+
+#[test]
+fn protection_domains_have_a_limit_and_stay_while_regions_are_in_them() {
+    let mut fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    let pds: Vec<_> = (0..4).map(|_| device.alloc_pd().unwrap()).collect();
+    assert!(matches!(device.alloc_pd(), Err(DeviceError::LimitReached { limit: 4, .. })));
+    let memory = device.alloc_memory(100).unwrap();
+    let init = MrInit {
+        addr: memory.addr(),
+        len: 100,
+        iova: 0x5000,
+        access: Access::LOCAL_WRITE | Access::REMOTE_READ,
+    };
+    // SAFETY: the memory outlives the region, and nobody looks at it.
+    let keys = unsafe { device.reg_mr(pds[0], &init) }.unwrap();
+    assert!(matches!(device.dealloc_pd(pds[0]), Err(DeviceError::InUse { users: 1, .. })));
+    device.dereg_mr(keys.handle).unwrap();
+    assert!(matches!(device.dereg_mr(keys.handle), Err(DeviceError::UnknownHandle { .. })));
+    pds.iter().for_each(|pd| device.dealloc_pd(*pd).unwrap());
+    assert!(device.dealloc_pd(pds[0]).is_err());
+    drop((memory, device));
+    assert!(fake.end().faults.is_empty());
+}
+
+#[test]
+fn a_region_of_library_memory_is_told_to_the_adapter_by_large_pages() {
+    let fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    let pd = device.alloc_pd().unwrap();
+    let len = 5 << 20;
+    let memory = device.alloc_memory(len).unwrap();
+    let addr = memory.addr();
+    let init = MrInit {
+        addr,
+        len,
+        iova: addr.addr().get() as u64,
+        access: Access::REMOTE_WRITE | Access::LOCAL_WRITE,
+    };
+    // SAFETY: the memory outlives the region, and nobody looks at it.
+    let keys = unsafe { device.reg_mr(pd, &init) }.unwrap();
+    {
+        let state = fake.state();
+        let input = CreateMkeyIn::from_bytes(&state.mkey).unwrap();
+        let context: Mkc = input.get(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
+        assert_eq!((context.get(Mkc::LEN), context.get(Mkc::START_ADDR)), (len as u64, init.iova));
+        assert_eq!(
+            (context.get(Mkc::LOG_PAGE_SIZE), context.get(Mkc::QPN), context.access_mode()),
+            (20, 0xff_ffff, 1)
+        );
+        assert!(
+            context.get(Mkc::RW) && context.get(Mkc::LW) && !context.get(Mkc::RR) && !context.get(Mkc::A)
+        );
+        assert_eq!(keys.rkey.raw() & 0xff, context.get(Mkc::MKEY_7_0));
+        let list: Vec<u64> = pas::iter(&state.mkey[CreateMkeyIn::SIZE..]).collect();
+        assert_eq!((list.len(), input.get(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE)), (6, 3));
+        assert!(list[..5].windows(2).all(|w| w[1] == w[0] + (1 << 20)) && list[5] == 0);
+        // What the adapter finds there is what the program put there.
+        // SAFETY: within the memory, which nobody else uses.
+        unsafe { addr.as_ptr().add(len - 1).write_volatile(0x5a) };
+        let mut last = [0];
+        state.load(list[4] + (1 << 20) - 1, &mut last);
+        assert_eq!(last, [0x5a]);
+    }
+    device.dereg_mr(keys.handle).unwrap();
+    drop((memory, device));
+}
+
+#[test]
+fn memory_of_the_programs_own_is_refused_by_a_server_with_what_to_take_instead() {
+    let fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    assert!(!device.attr().foreign_memory);
+    let pd = device.alloc_pd().unwrap();
+    let mut own = vec![0_u8; 8192];
+    let addr = core::ptr::NonNull::new(own.as_mut_ptr()).unwrap();
+    let init = MrInit { addr, len: 8192, iova: 0, access: Access::empty() };
+    // SAFETY: the memory outlives the call, and is not registered.
+    let e = unsafe { device.reg_mr(pd, &init) }.unwrap_err().to_string();
+    assert!(e.contains("DmaArena") || e.contains("descriptor"), "{e}");
+    device.dealloc_pd(pd).unwrap();
+    drop(device);
+}

@@ -1,0 +1,327 @@
+//! Commands: slots and mailboxes in the client's memory, and which method does what each asks.
+//!
+//! A write of the command doorbell names slots; each is read once, done at once, and handed back, with an event where
+//! an event queue asks for those of commands. A slot or mailbox that is not what it should be is answered by a delivery
+//! status, a command that can't be done by a status in its output. Memory that can't be reached is answered by nothing:
+//! there is no place for it, and the driver's own limit of time ends its waiting.
+//!
+//! A method of a command takes the whole input and the [`Output`], zeroed and as long as the driver has room for. It
+//! puts its layout there, and what follows that; status and syndrome are put there for it.
+
+mod caps;
+mod eth;
+mod hca;
+mod pages;
+mod port;
+mod resource;
+
+use hca_prm::{
+    CMD_TYPE, CmdIfBox, CmdIn, CmdInterCompEvent, CmdOut, CmdQueueEntry, CmdStatus, DeliveryStatus, Eqe,
+    EventType, INLINE_DATA, Layout, MAILBOX_ALIGN, MAILBOX_DATA, MAX_SLOTS, NicInterface, Opcode, mailboxes,
+};
+
+use crate::function::Function;
+use crate::guest::Fault;
+pub(crate) use pages::Pages;
+pub(crate) use resource::Resources;
+
+/// The longest input: a list of a million pages of a key, and then some.
+const MAX_INPUT: usize = 8 << 20;
+/// The longest output.
+const MAX_OUTPUT: usize = 256 << 10;
+
+/// How far a driver has brought its function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) enum Phase {
+    /// Nothing but `ENABLE_HCA` is done.
+    #[default]
+    Disabled,
+    /// It is set up: interface, pages, capabilities.
+    Enabled,
+    /// Objects are made.
+    Running,
+}
+
+/// What commands keep of a function.
+#[derive(Debug, Default)]
+pub(crate) struct Commands {
+    pub(crate) phase: Phase,
+    /// Version of the interface.
+    pub(crate) issi: u32,
+    pub(crate) pages: Pages,
+    pub(crate) port: port::Port,
+    pub(crate) eth: eth::Ethernet,
+    pub(crate) caps: caps::Chosen,
+}
+
+/// The place for a command's output.
+#[derive(Debug)]
+pub(crate) struct Output {
+    bytes: Vec<u8>,
+}
+
+impl Output {
+    pub(crate) fn new(len: usize) -> Self {
+        Self { bytes: vec![0; len] }
+    }
+
+    /// Puts a layout at the beginning.
+    pub(crate) fn put<L: Layout>(&mut self, layout: &L) -> Result<(), CmdStatus> {
+        self.put_at(0, layout.as_bytes())
+    }
+
+    /// Puts bytes somewhere.
+    pub(crate) fn put_at(&mut self, at: usize, bytes: &[u8]) -> Result<(), CmdStatus> {
+        let end = at.checked_add(bytes.len());
+        let place = end.and_then(|end| self.bytes.get_mut(at..end)).ok_or(CmdStatus::BadOutpLen)?;
+        place.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// What was put.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Bytes that there are.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn finish(&mut self, status: CmdStatus) {
+        if status != CmdStatus::Ok {
+            self.bytes.fill(0);
+        }
+        let head = CmdOut::new().with(CmdOut::STATUS, status.code());
+        // The lengths were checked when the slot was read.
+        self.bytes[..CmdOut::SIZE].copy_from_slice(head.as_bytes());
+    }
+}
+
+/// The layout that an input begins with.
+pub(crate) fn parse<L: Layout>(input: &[u8]) -> Result<L, CmdStatus> {
+    let mut layout = L::zeroed();
+    let head = input.get(..L::SIZE).ok_or(CmdStatus::BadInpLen)?;
+    layout.as_bytes_mut().copy_from_slice(head);
+    Ok(layout)
+}
+
+/// Why a slot was not run.
+enum Undelivered {
+    /// The driver is told so.
+    Status(DeliveryStatus),
+    /// The driver can't be told.
+    Fault(Fault),
+}
+
+impl From<DeliveryStatus> for Undelivered {
+    fn from(status: DeliveryStatus) -> Self {
+        Self::Status(status)
+    }
+}
+
+impl Function {
+    /// Runs the commands of the slots whose bit is set.
+    pub(crate) fn run_commands(&mut self, slots: u32) {
+        for slot in 0..MAX_SLOTS as u32 {
+            let open = self.registers.nic_interface == NicInterface::Full.code();
+            if slots >> slot & 1 != 0
+                && open
+                && let Err(fault) = self.run_slot(slot)
+            {
+                tracing::debug!(slot, "a command was lost: {fault}");
+            }
+        }
+    }
+
+    fn run_slot(&mut self, slot: u32) -> Result<(), Fault> {
+        let at = self.registers.cmdq.saturating_add(u64::from(slot) * CmdQueueEntry::SIZE as u64);
+        let mut entry = CmdQueueEntry::new();
+        self.guest.read(at, entry.as_bytes_mut())?;
+        if !entry.get(CmdQueueEntry::OWNERSHIP) {
+            return Ok(());
+        }
+        // The command that makes the queue of these events is still waited for by looking.
+        let eqn = self.eqs.of_type(EventType::Cmd);
+        let status = match self.run_entry(&mut entry) {
+            Ok(()) => DeliveryStatus::Ok,
+            Err(Undelivered::Status(status)) => status,
+            Err(Undelivered::Fault(fault)) => return Err(fault),
+        };
+        entry.set(CmdQueueEntry::STATUS, status.code()).set(CmdQueueEntry::OWNERSHIP, false).sign();
+        let bytes = entry.as_bytes();
+        self.guest.write(at + 32, &bytes[32..48])?;
+        // The owner bit comes last: the driver may look at any time.
+        let last = bytes.last_chunk().expect("a slot has more than four bytes");
+        self.guest.store32(at + 60, u32::from_be_bytes(*last))?;
+        if let Some(eqn) = eqn
+            && self.eqs.of_type(EventType::Cmd) == Some(eqn)
+        {
+            let done = CmdInterCompEvent::new().with(CmdInterCompEvent::COMMAND_COMPLETION_VECTOR, 1 << slot);
+            self.post_event(eqn, Eqe::of(EventType::Cmd).with(Eqe::EVENT_DATA, *done.as_bytes()));
+        }
+        Ok(())
+    }
+
+    /// Runs a command; what it puts out lies in the entry and in its mailboxes then.
+    fn run_entry(&mut self, entry: &mut CmdQueueEntry) -> Result<(), Undelivered> {
+        if entry.get(CmdQueueEntry::TYPE) != CMD_TYPE {
+            return Err(DeliveryStatus::BadDescr.into());
+        }
+        let length = |field| entry.get(field) as usize;
+        let input_len = length(CmdQueueEntry::INPUT_LENGTH);
+        if !(CmdIn::SIZE..=MAX_INPUT).contains(&input_len) {
+            return Err(DeliveryStatus::BadInpLen.into());
+        }
+        let output_len = length(CmdQueueEntry::OUTPUT_LENGTH);
+        if !(CmdOut::SIZE..=MAX_OUTPUT).contains(&output_len) {
+            return Err(DeliveryStatus::BadOutpLen.into());
+        }
+        let mut input = entry.get(CmdQueueEntry::COMMAND_INPUT_INLINE_DATA).to_vec();
+        let first = entry.get(CmdQueueEntry::INPUT_MAILBOX_POINTER);
+        let pointer = DeliveryStatus::BadInPtr;
+        self.walk(entry, first, input_len, pointer, |_, part| {
+            input.extend_from_slice(&part.get(CmdIfBox::MAILBOX_DATA));
+        })?;
+        input.truncate(input_len);
+        let mut places = Vec::new();
+        let first = entry.get(CmdQueueEntry::OUTPUT_MAILBOX_POINTER);
+        self.walk(entry, first, output_len, DeliveryStatus::BadOutPtr, |at, _| places.push(at))?;
+
+        let out = self.run(&input, output_len);
+        let (head, rest) = out.bytes.split_at(output_len.min(INLINE_DATA));
+        let mut inline = [0; INLINE_DATA];
+        inline[..head.len()].copy_from_slice(head);
+        entry.set(CmdQueueEntry::COMMAND_OUTPUT_INLINE_DATA, inline);
+        for (at, part) in places.into_iter().zip(rest.chunks(MAILBOX_DATA)) {
+            self.guest.write(at, part).map_err(Undelivered::Fault)?;
+        }
+        Ok(())
+    }
+
+    /// Follows a chain of mailboxes as far as `len` bytes of a command need it.
+    fn walk(
+        &self,
+        entry: &CmdQueueEntry,
+        first: u64,
+        len: usize,
+        pointer: DeliveryStatus,
+        mut each: impl FnMut(u64, &CmdIfBox),
+    ) -> Result<(), Undelivered> {
+        let mut at = first;
+        for block in 0..mailboxes(len) as u32 {
+            if at == 0 || !at.is_multiple_of(MAILBOX_ALIGN) {
+                return Err(pointer.into());
+            }
+            let mut part = CmdIfBox::new();
+            self.guest.read(at, part.as_bytes_mut()).map_err(|_| pointer)?;
+            if part.get(CmdIfBox::TOKEN) != entry.get(CmdQueueEntry::TOKEN) {
+                return Err(DeliveryStatus::TokErr.into());
+            }
+            if part.get(CmdIfBox::BLOCK_NUMBER) != block {
+                return Err(DeliveryStatus::BadBlkNum.into());
+            }
+            each(at, &part);
+            at = part.get(CmdIfBox::NEXT_POINTER);
+        }
+        Ok(())
+    }
+
+    /// Does what an input asks for.
+    fn run(&mut self, input: &[u8], output_len: usize) -> Output {
+        let mut out = Output::new(output_len);
+        let result = parse::<CmdIn>(input).and_then(|head| {
+            let result = self.dispatch(head.opcode(), input, &mut out);
+            if let Err(status) = result {
+                tracing::debug!("{} is refused: {status}", head.opcode());
+            }
+            result
+        });
+        out.finish(result.err().unwrap_or(CmdStatus::Ok));
+        out
+    }
+
+    /// Whether a command may be given now.
+    fn check_phase(&self, opcode: Opcode) -> Result<(), CmdStatus> {
+        let needs = match opcode {
+            Opcode::ENABLE_HCA | Opcode::DISABLE_HCA | Opcode::NOP => Phase::Disabled,
+            Opcode::TEARDOWN_HCA => Phase::Running,
+            _ if opcode.0 >> 8 == 1 || opcode == Opcode::ACCESS_REG => Phase::Enabled,
+            _ => Phase::Running,
+        };
+        let there = match self.commands.phase {
+            Phase::Disabled => needs == Phase::Disabled,
+            Phase::Enabled => needs != Phase::Running,
+            Phase::Running => true,
+        };
+        if there { Ok(()) } else { Err(CmdStatus::BadSysState) }
+    }
+
+    fn dispatch(&mut self, opcode: Opcode, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        self.check_phase(opcode)?;
+        match opcode.0 {
+            0x100..0x200 => self.setup_command(opcode, input, out),
+            0x200..0x500 => self.queue_command(opcode, input, out),
+            0x50d | 0x740..0x780 => self.port_command(opcode, input, out),
+            0x500..0x600 => self.qp_command(opcode, input, out),
+            0x700..0x740 | 0x90c..0x910 => self.srq_command(opcode, input, out),
+            0x800..0x900 => self.resource_command(opcode, input, out),
+            0x900..0xa00 => self.ethernet_command(opcode, input, out),
+            _ => Err(CmdStatus::BadOp),
+        }
+    }
+
+    fn queue_command(&mut self, opcode: Opcode, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        match opcode {
+            Opcode::CREATE_MKEY => self.create_mkey(input, out),
+            Opcode::QUERY_MKEY => self.query_mkey(input, out),
+            Opcode::DESTROY_MKEY => self.destroy_mkey(input, out),
+            Opcode::QUERY_SPECIAL_CONTEXTS => self.query_special_contexts(out),
+            Opcode::CREATE_EQ => self.create_eq(input, out),
+            Opcode::DESTROY_EQ => self.destroy_eq(input),
+            Opcode::QUERY_EQ => self.query_eq(input, out),
+            Opcode::CREATE_CQ => self.create_cq(input, out),
+            Opcode::DESTROY_CQ => self.destroy_cq(input, out),
+            Opcode::QUERY_CQ => self.query_cq(input, out),
+            Opcode::MODIFY_CQ => self.modify_cq(input, out),
+            _ => Err(CmdStatus::BadOp),
+        }
+    }
+
+    fn qp_command(&mut self, opcode: Opcode, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        match opcode {
+            Opcode::CREATE_QP => self.create_qp(input, out),
+            Opcode::DESTROY_QP => self.destroy_qp(input, out),
+            Opcode::QUERY_QP => self.query_qp(input, out),
+            Opcode::RST2INIT_QP
+            | Opcode::INIT2RTR_QP
+            | Opcode::RTR2RTS_QP
+            | Opcode::RTS2RTS_QP
+            | Opcode::SQERR2RTS_QP
+            | Opcode::SQD_RTS_QP
+            | Opcode::INIT2INIT_QP
+            | Opcode::QP_2ERR
+            | Opcode::QP_2RST => self.modify_qp(opcode, input, out),
+            _ => Err(CmdStatus::BadOp),
+        }
+    }
+
+    fn srq_command(&mut self, opcode: Opcode, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        match opcode {
+            Opcode::CREATE_SRQ => self.create_srq(input, out),
+            Opcode::DESTROY_SRQ => self.destroy_srq(input, out),
+            Opcode::QUERY_SRQ => self.query_srq(input, out),
+            Opcode::ARM_RQ => self.arm_rq(input, out),
+            Opcode::CREATE_XRC_SRQ => self.create_xrc_srq(input, out),
+            Opcode::DESTROY_XRC_SRQ => self.destroy_xrc_srq(input, out),
+            Opcode::QUERY_XRC_SRQ => self.query_xrc_srq(input, out),
+            Opcode::ARM_XRC_SRQ => self.arm_xrc_srq(input, out),
+            Opcode::CREATE_RMP => self.create_rmp(input, out),
+            Opcode::MODIFY_RMP => self.modify_rmp(input, out),
+            Opcode::DESTROY_RMP => self.destroy_rmp(input, out),
+            Opcode::QUERY_RMP => self.query_rmp(input, out),
+            _ => Err(CmdStatus::BadOp),
+        }
+    }
+}

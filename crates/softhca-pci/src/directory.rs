@@ -1,0 +1,105 @@
+//! Which addresses of functions stand for the adapter's own.
+//!
+//! All functions of a server share one adapter, which has one address. To their drivers each has its own: GIDs that
+//! the driver chose, or that an InfiniBand port has by itself, and a LID. The directory knows whose they are, so that
+//! one function reaches another by them: on the way out they become the adapter's own GID, on the way in what the
+//! sender is known by. An address that nobody here has goes to the network as it is.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hca_core::{Gid, Lid};
+
+/// A directory that all functions of a server share.
+#[derive(Clone, Debug)]
+pub struct SharedDirectory(Arc<Mutex<Directory>>);
+
+impl SharedDirectory {
+    /// The directory of an adapter with the GID `own`.
+    pub fn new(own: Gid) -> Self {
+        Self(Arc::new(Mutex::new(Directory {
+            own,
+            gids: HashMap::new(),
+            lids: HashMap::new(),
+            qps: HashMap::new(),
+        })))
+    }
+
+    /// The directory, for as long as the guard lives.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Directory> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Who has which address.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    own: Gid,
+    gids: HashMap<Gid, u16>,
+    lids: HashMap<u16, u16>,
+    qps: HashMap<u32, u16>,
+}
+
+#[allow(dead_code, reason = "asked by the data path")]
+impl Directory {
+    /// The adapter's own GID.
+    pub(crate) fn own(&self) -> Gid {
+        self.own
+    }
+
+    /// The function with this number has this GID from now on. The last one to say so has it.
+    pub(crate) fn add_gid(&mut self, gid: Gid, function: u16) {
+        if gid != Gid::default() && gid != self.own {
+            self.gids.insert(gid, function);
+        }
+    }
+
+    /// The function has it no more.
+    pub(crate) fn remove_gid(&mut self, gid: Gid, function: u16) {
+        if self.gids.get(&gid) == Some(&function) {
+            self.gids.remove(&gid);
+        }
+    }
+
+    /// The function has this LID.
+    pub(crate) fn add_lid(&mut self, lid: Lid, function: u16) {
+        self.lids.insert(lid.raw(), function);
+    }
+
+    /// The function has no address any more.
+    pub(crate) fn remove_function(&mut self, function: u16) {
+        self.gids.retain(|_, of| *of != function);
+        self.lids.retain(|_, of| *of != function);
+    }
+
+    /// The function has this queue pair.
+    pub(crate) fn add_qp(&mut self, qpn: u32, function: u16) {
+        self.qps.insert(qpn, function);
+    }
+
+    /// It has it no more.
+    pub(crate) fn remove_qp(&mut self, qpn: u32) {
+        self.qps.remove(&qpn);
+    }
+
+    /// The function has no queue pairs any more.
+    pub(crate) fn remove_qps(&mut self, function: u16) {
+        self.qps.retain(|_, of| *of != function);
+    }
+
+    /// By which LID the sender with this queue pair is known, if it is a function here that has one.
+    pub(crate) fn lid_of_qp(&self, qpn: u32) -> Option<u16> {
+        let function = self.qps.get(&qpn)?;
+        self.lids.iter().find(|(_, of)| *of == function).map(|(lid, _)| *lid)
+    }
+
+    /// Where packets to this GID go: the adapter's own GID if a function here has it, the GID itself otherwise.
+    pub(crate) fn route_gid(&self, gid: Gid) -> Gid {
+        if self.gids.contains_key(&gid) { self.own } else { gid }
+    }
+
+    /// Where packets to this LID go, if a function here has it.
+    pub(crate) fn route_lid(&self, lid: Lid) -> Option<Gid> {
+        self.lids.contains_key(&lid.raw()).then_some(self.own)
+    }
+}

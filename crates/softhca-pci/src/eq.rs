@@ -1,0 +1,209 @@
+//! Event queues: rings of entries in the client's memory, each with a vector.
+//!
+//! An event goes to the queue that asks for its type (or, of a completion, to the one that its completion queue
+//! names). An armed queue interrupts once, and is armed again by a doorbell that says how far it was read: if it holds
+//! more than that, the interrupt comes at once. All doorbells of event queues lie in the trapped page, so none is lost.
+//!
+//! A queue that has no room for an event is in error: it takes no more, and the health buffer says so, as there is no
+//! way to go on without what was lost.
+
+use hca_prm::command::eq::{CreateEqIn, CreateEqOut, DestroyEqIn, QueryEqIn, QueryEqOut};
+use hca_prm::{CI_MASK, CmdStatus, EqDoorbell, EqSt, EqStatus, Eqc, Eqe, EventType, HealthSyndrome, pas};
+
+use crate::command::{Output, parse};
+use crate::function::Function;
+use crate::guest::Guest;
+use crate::interrupts::VECTORS;
+use crate::uar::FIRST_UAR;
+
+/// Event queues of a function; their numbers begin at 1.
+pub(crate) const MAX_EQS: usize = 64;
+/// Entries of a queue, as a power of two.
+pub(crate) const MAX_LOG_EQ_SIZE: u32 = 16;
+/// Bytes of an entry, as a power of two.
+const LOG_EQE: u32 = 6;
+
+/// An event queue.
+#[derive(Debug)]
+struct Eq {
+    context: Eqc,
+    mask: [u64; 4],
+    pages: Vec<u64>,
+    produced: u32,
+    consumed: u32,
+    armed: bool,
+    failed: bool,
+}
+
+/// The event queues of a function.
+#[derive(Debug, Default)]
+pub(crate) struct Eqs {
+    queues: Vec<Option<Eq>>,
+}
+
+impl Eqs {
+    fn get(&mut self, eqn: u32) -> Option<&mut Eq> {
+        let at = (eqn as usize).checked_sub(1)?;
+        self.queues.get_mut(at)?.as_mut()
+    }
+
+    /// Whether there is such a queue.
+    #[allow(dead_code, reason = "asked when completion queues are made")]
+    pub(crate) fn exists(&self, eqn: u32) -> bool {
+        let at = (eqn as usize).checked_sub(1);
+        at.and_then(|at| self.queues.get(at)).is_some_and(Option::is_some)
+    }
+
+    /// The queue that asks for events of a type.
+    pub(crate) fn of_type(&self, event: EventType) -> Option<u32> {
+        let code = event.code();
+        let asks = |eq: &Eq| eq.mask[code as usize / 64] >> (code % 64) & 1 != 0;
+        let at = self.queues.iter().position(|eq| eq.as_ref().is_some_and(asks))?;
+        Some(at as u32 + 1)
+    }
+
+    /// Takes all queues away.
+    pub(crate) fn clear(&mut self) {
+        self.queues.clear();
+    }
+}
+
+impl Eq {
+    fn entries(&self) -> u32 {
+        1 << self.context.get(Eqc::LOG_EQ_SIZE)
+    }
+
+    fn waiting(&self) -> u32 {
+        self.produced.wrapping_sub(self.consumed) & CI_MASK
+    }
+
+    /// Writes an entry. `false` if there is no room, or no memory any more.
+    fn write(&mut self, guest: &Guest, mut entry: Eqe) -> bool {
+        if self.waiting() >= self.entries() {
+            return false;
+        }
+        let log_size = self.context.get(Eqc::LOG_EQ_SIZE);
+        entry.set(Eqe::OWNER, Eqe::sw_owner(self.produced, log_size));
+        let log_page = self.context.get(Eqc::LOG_PAGE_SIZE) + 12;
+        let start = u64::from(self.context.get(Eqc::PAGE_OFFSET)) << (log_page - 6);
+        let at = start + (u64::from(self.produced & (self.entries() - 1)) << LOG_EQE);
+        let Some(page) = self.pages.get((at >> log_page) as usize) else { return false };
+        let iova = page + (at & ((1 << log_page) - 1));
+        let (body, last) = entry.as_bytes().split_at(Eqe::SIZE - 4);
+        let last = u32::from_be_bytes(last.try_into().expect("four bytes were left"));
+        // The owner bit comes last: the client may look at any time.
+        let written = guest.write(iova, body).and_then(|()| guest.store32(iova + body.len() as u64, last));
+        if written.is_ok() {
+            self.produced = self.produced.wrapping_add(1) & CI_MASK;
+        }
+        written.is_ok()
+    }
+}
+
+impl Function {
+    /// Puts an event into a queue, and interrupts if that is armed. A queue that is not there has nobody who waits.
+    pub(crate) fn post_event(&mut self, eqn: u32, entry: Eqe) {
+        let Some(eq) = self.eqs.get(eqn).filter(|eq| !eq.failed) else { return };
+        if !eq.write(&self.guest, entry) {
+            eq.failed = true;
+            let asynchronous = eq.mask != [0; 4];
+            self.registers.set_syndrome(if asynchronous {
+                HealthSyndrome::AsynchronousEqBufOverrun
+            } else {
+                HealthSyndrome::EqInErr
+            });
+            return;
+        }
+        if std::mem::take(&mut eq.armed) {
+            let vector = eq.context.get(Eqc::INTR);
+            self.interrupts.fire(vector);
+        }
+    }
+
+    /// Puts an event into the queue that asks for its type, if one does.
+    #[allow(dead_code, reason = "called by the data path")]
+    pub(crate) fn raise(&mut self, event: EventType, entry: Eqe) {
+        if let Some(eqn) = self.eqs.of_type(event) {
+            self.post_event(eqn, entry);
+        }
+    }
+
+    /// The client has read a queue so far, and may want an interrupt for what comes next.
+    pub(crate) fn eq_doorbell(&mut self, doorbell: EqDoorbell, arm: bool) {
+        let Some(eq) = self.eqs.get(doorbell.get(EqDoorbell::EQN)) else { return };
+        let ci = doorbell.get(EqDoorbell::CI);
+        if eq.produced.wrapping_sub(ci) & CI_MASK > eq.entries() {
+            tracing::debug!(
+                ci,
+                produced = eq.produced,
+                "an event queue was read further than it was written"
+            );
+            return;
+        }
+        eq.consumed = ci;
+        eq.armed = arm;
+        if arm && eq.waiting() > 0 {
+            eq.armed = false;
+            let vector = eq.context.get(Eqc::INTR);
+            self.interrupts.fire(vector);
+        }
+    }
+
+    pub(crate) fn create_eq(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let command: CreateEqIn = parse(input)?;
+        let context = command.get(CreateEqIn::EQ_CONTEXT_ENTRY);
+        let (log_size, log_page) = (context.get(Eqc::LOG_EQ_SIZE), context.get(Eqc::LOG_PAGE_SIZE) + 12);
+        let uar = context.get(Eqc::UAR_PAGE);
+        let known = uar == FIRST_UAR && self.pages.is_given(uar);
+        if log_size > MAX_LOG_EQ_SIZE || log_page > 30 || !known {
+            return Err(CmdStatus::BadParam);
+        }
+        if context.get(Eqc::INTR) as usize >= VECTORS {
+            return Err(CmdStatus::BadParam);
+        }
+        let bytes =
+            (u64::from(context.get(Eqc::PAGE_OFFSET)) << (log_page - 6)) + (1 << (log_size + LOG_EQE));
+        let needed = bytes.div_ceil(1 << log_page) as usize;
+        let pages: Vec<u64> = pas::iter(&input[CreateEqIn::SIZE..]).take(needed).collect();
+        if pages.len() < needed {
+            return Err(CmdStatus::BadInpLen);
+        }
+        if pages.iter().any(|page| page & ((1 << log_page) - 1) != 0) {
+            return Err(CmdStatus::BadParam);
+        }
+        let mask = command.get(CreateEqIn::EVENT_BITMASK);
+        let free = self.eqs.queues.iter().position(Option::is_none).unwrap_or(self.eqs.queues.len());
+        if free == MAX_EQS {
+            return Err(CmdStatus::NoRes);
+        }
+        if free == self.eqs.queues.len() {
+            self.eqs.queues.push(None);
+        }
+        let armed = context.get(Eqc::ST) == EqSt::Armed.code();
+        self.eqs.queues[free] =
+            Some(Eq { context, mask, pages, produced: 0, consumed: 0, armed, failed: false });
+        out.put(&CreateEqOut::new().with(CreateEqOut::EQ_NUMBER, free as u32 + 1))
+    }
+
+    pub(crate) fn destroy_eq(&mut self, input: &[u8]) -> Result<(), CmdStatus> {
+        let eqn = parse::<DestroyEqIn>(input)?.get(DestroyEqIn::EQ_NUMBER);
+        self.eqs.get(eqn).ok_or(CmdStatus::BadRes)?;
+        self.eqs.queues[eqn as usize - 1] = None;
+        Ok(())
+    }
+
+    pub(crate) fn query_eq(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let eqn = parse::<QueryEqIn>(input)?.get(QueryEqIn::EQ_NUMBER);
+        let eq = self.eqs.get(eqn).ok_or(CmdStatus::BadRes)?;
+        let st = if eq.armed { EqSt::Armed } else { EqSt::Fired };
+        let status = if eq.failed { EqStatus::WriteFailure } else { EqStatus::Ok };
+        let context = eq
+            .context
+            .with(Eqc::STATUS, status.code())
+            .with(Eqc::ST, st.code())
+            .with(Eqc::CONSUMER_COUNTER, eq.consumed)
+            .with(Eqc::PRODUCER_COUNTER, eq.produced);
+        let output = QueryEqOut::new().with(QueryEqOut::EQ_CONTEXT_ENTRY, context);
+        out.put(&output.with(QueryEqOut::EVENT_BITMASK, eq.mask[0]))
+    }
+}

@@ -1,0 +1,220 @@
+//! A function: its parts, and what happens to all of them at once.
+//!
+//! Who calls what:
+//!
+//! | from | call | to |
+//! |---|---|---|
+//! | the server, for each message | `config_read`, `config_write`, `bar_read`, `bar_write`, `dma_map`, `dma_unmap`, `reset` | here |
+//! | the server, in a loop | [`Function::look`] | `uar` (doorbells) and `path` (completions) |
+//! | `registers`, for a write of the command doorbell | `Function::run_commands` | `command` |
+//! | `command`, by operation code | `Function::create_cq` and the like: `(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus>` | `command/*` and `objects/*` |
+//! | here and `registers`, for each doorbell that was rung | `Function::rung` | `path` |
+//! | `objects`, `path` | `Function::post_event`, `Function::raise` | `eq` |
+//! | here, for a range of client memory that goes | `Function::release_memory`, then `Guest::unmap` | `objects`, `guest` |
+//! | here, at reset and teardown | `Function::destroy_objects` | `objects` |
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use softhca::SoftHca;
+
+use crate::command::{Commands, Resources};
+use crate::directory::SharedDirectory;
+use crate::eq::Eqs;
+use crate::guest::Guest;
+use crate::interrupts::Interrupts;
+use crate::objects::Objects;
+use crate::path::Path;
+use crate::pci::{Config, ConfigEffect};
+use crate::registers::Registers;
+use crate::uar::DoorbellPages;
+
+/// What kind of port a function has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum PortKind {
+    /// InfiniBand: addressed by LID and GID.
+    #[default]
+    InfiniBand,
+    /// Ethernet, with RDMA over it (RoCEv2).
+    Roce,
+}
+
+impl PortKind {
+    /// Its name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::InfiniBand => "ib",
+            Self::Roce => "roce",
+        }
+    }
+}
+
+impl std::fmt::Display for PortKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl std::str::FromStr for PortKind {
+    type Err = UnknownPort;
+    fn from_str(s: &str) -> Result<Self, UnknownPort> {
+        [Self::InfiniBand, Self::Roce].into_iter().find(|p| p.name() == s).ok_or(UnknownPort)
+    }
+}
+
+/// No kind of port has this name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown kind of port: use ib or roce")]
+pub struct UnknownPort;
+
+/// What a function is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct FunctionOptions {
+    /// Its number among the functions of its adapter, from 0; its LID is one more.
+    pub number: u16,
+    /// Its port.
+    pub port: PortKind,
+}
+
+/// A PCI function, as one client at a time sees it.
+///
+/// It waits for nothing, and has no thread: messages come by calls, and [`look`](Self::look) does what doorbells and
+/// completions ask for.
+pub struct Function {
+    pub(crate) options: FunctionOptions,
+    pub(crate) hca: Arc<SoftHca>,
+    pub(crate) directory: SharedDirectory,
+    pub(crate) config: Config,
+    pub(crate) interrupts: Interrupts,
+    pub(crate) registers: Registers,
+    pub(crate) pages: DoorbellPages,
+    pub(crate) guest: Guest,
+    pub(crate) commands: Commands,
+    pub(crate) resources: Resources,
+    pub(crate) eqs: Eqs,
+    pub(crate) objects: Objects,
+    pub(crate) path: Path,
+}
+
+impl std::fmt::Debug for Function {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Function").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Function {
+    /// A function of the adapter `hca`, as new.
+    ///
+    /// # Errors
+    /// The system has no memory for doorbell pages, or no descriptors.
+    pub fn new(
+        hca: Arc<SoftHca>,
+        directory: SharedDirectory,
+        options: FunctionOptions,
+    ) -> std::io::Result<Self> {
+        Ok(Self {
+            options,
+            directory,
+            config: Config::new(options.port),
+            interrupts: Interrupts::new(),
+            registers: Registers::new(),
+            pages: DoorbellPages::new()?,
+            guest: Guest::new(),
+            commands: Commands::default(),
+            resources: Resources::default(),
+            eqs: Eqs::default(),
+            objects: Objects::new(hca.clone()),
+            path: Path::default(),
+            hca,
+        })
+    }
+
+    /// What it was made as.
+    pub fn options(&self) -> FunctionOptions {
+        self.options
+    }
+
+    /// Looks at all doorbells and completions once, and does a bounded piece of what they ask for. Returns whether there
+    /// was any. The adapter itself is turned by whoever calls this.
+    pub fn look(&mut self) -> bool {
+        let rung = self.look_at_doorbells();
+        self.look_at_completions() | rung
+    }
+
+    /// Sees to the doorbell pages that were written.
+    fn look_at_doorbells(&mut self) -> bool {
+        let mut any = false;
+        for at in 0..self.pages.polled() {
+            if let Some(uar) = self.pages.take_rung(at) {
+                any = true;
+                self.rung(uar);
+            }
+        }
+        any
+    }
+
+    /// Lets the function reach client memory, which a descriptor stands for.
+    ///
+    /// # Errors
+    /// As a number of the operating system: the range overlaps another one, or the descriptor can't be used.
+    pub fn dma_map(
+        &mut self,
+        iova: u64,
+        size: u64,
+        rights: (bool, bool),
+        file: Option<(OwnedFd, u64)>,
+    ) -> Result<(), Errno> {
+        self.guest.map(iova, size, rights, file)
+    }
+
+    /// Takes client memory back. When it returns, nothing touches it any more.
+    ///
+    /// # Errors
+    /// As a number of the operating system: nothing is mapped there, or the range cuts a mapping in two.
+    pub fn dma_unmap(&mut self, iova: u64, size: u64) -> Result<(), Errno> {
+        self.release_memory(iova, size);
+        self.guest.unmap(iova, size)
+    }
+
+    /// Reads the configuration space.
+    pub fn config_read(&self, offset: u64, into: &mut [u8]) {
+        self.config.read(offset, into);
+    }
+
+    /// Writes to the configuration space.
+    pub fn config_write(&mut self, offset: u64, data: &[u8]) {
+        let effect = self.config.write(offset, data);
+        self.guest.set_bus_master(self.config.bus_master());
+        self.interrupts.set_function_mask(self.config.msix_masked());
+        if effect == ConfigEffect::Reset {
+            self.reset();
+        }
+    }
+
+    /// Resets the function: all of its objects are destroyed, and its registers are as new. What the client has mapped
+    /// for it stays mapped, and so do the interrupts' eventfds.
+    pub fn reset(&mut self) {
+        self.stop();
+        self.config.reset();
+        self.guest.set_bus_master(false);
+        self.interrupts.reset();
+        self.registers.reset();
+        self.commands = Commands::default();
+        self.pages.clear();
+    }
+
+    /// Destroys all objects, as `TEARDOWN_HCA` does.
+    pub(crate) fn stop(&mut self) {
+        self.destroy_objects();
+        self.eqs.clear();
+        self.free_resources();
+    }
+
+    /// The client has gone: what [`reset`](Self::reset) does, and its memory and eventfds are let go of.
+    pub fn disconnect(&mut self) {
+        self.reset();
+        self.guest.clear();
+        self.interrupts.clear();
+    }
+}

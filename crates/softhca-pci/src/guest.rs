@@ -1,0 +1,486 @@
+//! The client's memory: what it has mapped for the function, and all accesses of it.
+//!
+//! Nothing else in this crate touches memory of the client's, but through [`Guest`] and the windows that it makes.
+//! Every access by address is refused while bus mastering is off; windows are dropped by their owners then.
+//!
+//! A [`Window`] shows runs of client memory side by side, as the list of pages of a key or of a queue names them: where
+//! they lie in one mapping it is a part of that, otherwise the runs are mapped once more next to each other. So a key is
+//! one range for the adapter, and a queue has plain offsets.
+//!
+//! Invariants of the unsafe code:
+//!
+//! 1. A [`Mapping`] owns `base .. base + len` of this process's addresses: nobody else maps or unmaps there. All of it
+//!    is mapped, readable, and writable if its client granted that, until it is dropped.
+//! 2. What is mapped are parts of files that can't be shrunk (they are sealed) and that reach as far: no access ends in
+//!    a signal. Where holes are punched there are zeros.
+//! 3. The client writes there whenever it likes: the memory is reached by single atomics and by the copies of
+//!    `hca_fabric::dma`, whose invariants hold by 1 and 2; no reference to plain bytes of it is ever made.
+#![allow(unsafe_code)]
+
+use core::ptr::NonNull;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use hca_fabric::dma;
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+/// Bytes of the pages in which memory is mapped.
+pub(crate) const PAGE: u64 = 4096;
+/// Mappings of a client at one time: as many as clients were seen to allow themselves.
+const MAX_MAPS: usize = 65_535;
+/// Pieces of client memory in one window: the system limits mappings of a process (`vm.max_map_count`, 65,530).
+const MAX_PIECES: usize = 16_384;
+
+/// An address is not mapped, not for this kind of access, or bus mastering is off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the device can't reach {len} bytes at {iova:#x}: not mapped by the client, or bus mastering is off")]
+pub(crate) struct Fault {
+    /// The address.
+    pub(crate) iova: u64,
+    /// How many bytes from there.
+    pub(crate) len: u64,
+}
+
+/// Why there is no window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NoWindow {
+    /// A part is out of reach.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// The pages are fewer than the length needs, or lie where pages can't begin.
+    #[error("the list of pages does not fit what is to be mapped")]
+    Pages,
+    /// The memory is in too many pieces.
+    #[error("{0} pieces of memory; a window has at most {MAX_PIECES}: use larger pages")]
+    Pieces(usize),
+    /// The system refuses to map.
+    #[error("mapping client memory side by side: {0}")]
+    System(Errno),
+}
+
+/// A range of addresses of this process that shows parts of files.
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: an address and the right to unmap it; the memory is reached as (3) says, from any thread.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: (1) it is ours, and windows hold it as long as they use it.
+        if let Err(e) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) } {
+            tracing::error!("client memory stays mapped: {e}");
+        }
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.len)
+    }
+}
+
+impl Mapping {
+    /// Addresses without memory.
+    fn reserve(len: usize) -> Result<Self, Errno> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a new mapping at an address that the kernel chooses changes no memory of ours.
+        let base =
+            unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::empty(), flags)? };
+        Ok(Self { base: NonNull::new(base.cast()).expect("the kernel maps nothing at 0 by itself"), len })
+    }
+
+    /// Shows a part of a file at `at`, which lies within, as all that is mapped there does.
+    fn show(
+        &mut self,
+        at: usize,
+        len: usize,
+        file: BorrowedFd<'_>,
+        offset: u64,
+        write: bool,
+    ) -> Result<(), Errno> {
+        assert!(at <= self.len && len <= self.len - at, "within what was reserved");
+        let prot = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: within, by the assertion.
+        let place = unsafe { self.base.as_ptr().add(at) };
+        // SAFETY: (1) it replaces a part of our own addresses, to which nobody has a window yet.
+        unsafe { rustix::mm::mmap(place.cast(), len, prot, flags, file, offset)? };
+        Ok(())
+    }
+
+    fn of_file(file: BorrowedFd<'_>, offset: u64, len: usize, write: bool) -> Result<Self, Errno> {
+        let mut this = Self::reserve(len)?;
+        this.show(0, len, file, offset, write)?;
+        Ok(this)
+    }
+}
+
+/// The memory behind a mapped range.
+#[derive(Debug)]
+struct Memory {
+    mapping: Arc<Mapping>,
+    file: OwnedFd,
+    offset: u64,
+}
+
+/// A range that the client has mapped. Without memory it can't be reached.
+#[derive(Debug)]
+struct Map {
+    len: u64,
+    rights: (bool, bool),
+    memory: Option<Memory>,
+}
+
+/// A part of a mapped range.
+struct Piece<'a> {
+    memory: &'a Memory,
+    at: u64,
+    len: u64,
+}
+
+/// All memory that the client has mapped for a function.
+#[derive(Debug, Default)]
+pub(crate) struct Guest {
+    bus_master: bool,
+    maps: BTreeMap<u64, Map>,
+}
+
+impl Guest {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether the function may reach memory at all.
+    pub(crate) fn set_bus_master(&mut self, on: bool) {
+        self.bus_master = on;
+    }
+
+    /// Maps a range; `rights` are reading and writing, `file` a descriptor and where in it the range begins. Without a
+    /// descriptor the range is known, and can't be reached.
+    pub(crate) fn map(
+        &mut self,
+        iova: u64,
+        size: u64,
+        rights: (bool, bool),
+        file: Option<(OwnedFd, u64)>,
+    ) -> Result<(), Errno> {
+        let whole_pages = iova.is_multiple_of(PAGE) && size.is_multiple_of(PAGE);
+        if size == 0 || !whole_pages || iova.checked_add(size).is_none() {
+            return Err(Errno::INVAL);
+        }
+        if self.overlapping(iova, size).next().is_some() {
+            return Err(Errno::EXIST);
+        }
+        if self.maps.len() == MAX_MAPS {
+            return Err(Errno::NOSPC);
+        }
+        let memory = match file {
+            Some((file, offset)) if rights.0 || rights.1 => Some(memory_of(file, offset, size, rights.1)?),
+            _ => None,
+        };
+        self.maps.insert(iova, Map { len: size, rights, memory });
+        Ok(())
+    }
+
+    /// Unmaps all that lies in a range.
+    pub(crate) fn unmap(&mut self, iova: u64, size: u64) -> Result<(), Errno> {
+        let end = iova.checked_add(size).ok_or(Errno::INVAL)?;
+        let found: Vec<(u64, u64)> = self.overlapping(iova, size).map(|(at, map)| (at, map.len)).collect();
+        if found.is_empty() {
+            return Err(Errno::NOENT);
+        }
+        if found.iter().any(|(at, len)| *at < iova || at + len > end) {
+            return Err(Errno::INVAL);
+        }
+        for (at, _) in found {
+            self.maps.remove(&at);
+        }
+        Ok(())
+    }
+
+    /// Unmaps everything.
+    pub(crate) fn clear(&mut self) {
+        self.maps.clear();
+    }
+
+    fn overlapping(&self, iova: u64, size: u64) -> impl Iterator<Item = (u64, &Map)> {
+        let end = iova.saturating_add(size);
+        let before = self.maps.range(..iova).next_back().filter(|(at, map)| **at + map.len > iova);
+        before.into_iter().chain(self.maps.range(iova..end)).map(|(at, map)| (*at, map))
+    }
+
+    /// The part of a range that lies in one mapping.
+    fn piece(&self, iova: u64, len: u64, write: bool) -> Result<Piece<'_>, Fault> {
+        let fault = Fault { iova, len };
+        let (at, map) = self.maps.range(..=iova).next_back().ok_or(fault)?;
+        let within = iova - at;
+        let memory = map.memory.as_ref().filter(|_| within < map.len && self.bus_master).ok_or(fault)?;
+        if (write && !map.rights.1) || (!write && !map.rights.0) {
+            return Err(fault);
+        }
+        Ok(Piece { memory, at: within, len: len.min(map.len - within) })
+    }
+
+    fn each(
+        &self,
+        iova: u64,
+        len: usize,
+        write: bool,
+        mut f: impl FnMut(*mut u8, core::ops::Range<usize>),
+    ) -> Result<(), Fault> {
+        iova.checked_add(len as u64).ok_or(Fault { iova, len: len as u64 })?;
+        let mut done = 0;
+        while done < len {
+            let piece = self.piece(iova + done as u64, (len - done) as u64, write)?;
+            // Within the mapping: `piece` found it there.
+            let from = piece.memory.mapping.base.as_ptr().wrapping_add(piece.at as usize);
+            f(from, done..done + piece.len as usize);
+            done += piece.len as usize;
+        }
+        Ok(())
+    }
+
+    /// Copies client memory.
+    pub(crate) fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Fault> {
+        self.each(iova, into.len(), false, |from, range| {
+            // SAFETY: (1), (2): `each` found the range mapped, and readable.
+            unsafe { dma::load(from, &mut into[range]) };
+        })
+    }
+
+    /// Copies to client memory.
+    pub(crate) fn write(&self, iova: u64, bytes: &[u8]) -> Result<(), Fault> {
+        self.each(iova, bytes.len(), true, |to, range| {
+            // SAFETY: (1), (2): `each` found the range mapped, and writable.
+            unsafe { dma::store(to, &bytes[range]) };
+        })
+    }
+
+    /// Stores 4 aligned bytes at once, behind all that was stored before. `value` is what these bytes are in memory
+    /// when read as a big-endian number.
+    pub(crate) fn store32(&self, iova: u64, value: u32) -> Result<(), Fault> {
+        let fault = Fault { iova, len: 4 };
+        if !iova.is_multiple_of(4) {
+            return Err(fault);
+        }
+        self.each(iova, 4, true, |to, _| {
+            // SAFETY: (1), (2) mapped and writable; aligned, as mappings begin at pages of both; (3) an atomic.
+            let word = unsafe { AtomicU32::from_ptr(to.cast()) };
+            // Release: pairs with the client's look at this word, behind which it reads the rest.
+            word.store(value.to_be(), Ordering::Release);
+        })
+    }
+
+    /// Shows `runs` (addresses and lengths) side by side.
+    pub(crate) fn window(&self, runs: &[(u64, u64)], write: bool) -> Result<Window, NoWindow> {
+        let mut pieces = Vec::new();
+        let mut total = 0_u64;
+        for &(mut iova, mut len) in runs {
+            iova.checked_add(len).ok_or(Fault { iova, len })?;
+            total = total.checked_add(len).ok_or(NoWindow::Pages)?;
+            while len > 0 {
+                // What is written is read as well.
+                self.piece(iova, len, false)?;
+                let piece = self.piece(iova, len, write)?;
+                (iova, len) = (iova + piece.len, len - piece.len);
+                if pieces.len() == MAX_PIECES {
+                    return Err(NoWindow::Pieces(runs.len().max(MAX_PIECES + 1)));
+                }
+                pieces.push(piece);
+            }
+        }
+        let len = usize::try_from(total).map_err(|_| NoWindow::Pages)?;
+        let runs = runs.to_vec();
+        match &pieces[..] {
+            [] => Err(NoWindow::Pages),
+            [one] => {
+                Ok(Window { mapping: one.memory.mapping.clone(), start: one.at as usize, len, write, runs })
+            }
+            many => {
+                let start = (many[0].at % PAGE) as usize;
+                Ok(Window { mapping: Arc::new(side_by_side(many, write)?), start, len, write, runs })
+            }
+        }
+    }
+
+    /// Shows `len` bytes of the pages that a command lists (addresses in big endian, 8 bytes each), from `first` bytes
+    /// into the first page on.
+    pub(crate) fn window_of_pages(
+        &self,
+        pas: &[u8],
+        log_page: u32,
+        first: u64,
+        len: u64,
+        write: bool,
+    ) -> Result<Window, NoWindow> {
+        let runs = runs_of(pas, log_page, first, len).ok_or(NoWindow::Pages)?;
+        self.window(&runs, write)
+    }
+}
+
+/// Maps a client's file, if it can't make accesses to it end in signals.
+fn memory_of(file: OwnedFd, offset: u64, len: u64, write: bool) -> Result<Memory, Errno> {
+    let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    if !sealed {
+        tracing::warn!(
+            "memory of a client was refused: its file could be cut while it is used here, as it is not sealed against \
+             that; use a memfd with F_SEAL_SHRINK (QEMU: memory-backend-memfd, whose seal=on is the default)"
+        );
+        return Err(Errno::PERM);
+    }
+    let end = offset.checked_add(len).ok_or(Errno::INVAL)?;
+    let size = rustix::fs::fstat(&file)?.st_size;
+    if !offset.is_multiple_of(PAGE) || u64::try_from(size).is_ok_and(|size| size < end) {
+        tracing::warn!(offset, len, size, "memory of a client was refused: it does not lie in its file");
+        return Err(Errno::INVAL);
+    }
+    let mapped = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
+    let mapping = Arc::new(Mapping::of_file(file.as_fd(), offset, mapped, write)?);
+    Ok(Memory { mapping, file, offset })
+}
+
+/// Maps pieces once more, next to each other. All but the ends have to lie at whole pages.
+fn side_by_side(pieces: &[Piece<'_>], write: bool) -> Result<Mapping, NoWindow> {
+    let (first, last) = (0, pieces.len() - 1);
+    let mut places = Vec::with_capacity(pieces.len());
+    let mut room = 0_u64;
+    for (i, piece) in pieces.iter().enumerate() {
+        let (from, to) = (piece.at / PAGE * PAGE, (piece.at + piece.len).next_multiple_of(PAGE));
+        if (i != first && from != piece.at) || (i != last && to != piece.at + piece.len) {
+            return Err(NoWindow::Pages);
+        }
+        places.push((room, from, to - from));
+        room = room.checked_add(to - from).ok_or(NoWindow::Pages)?;
+    }
+    let room = usize::try_from(room).map_err(|_| NoWindow::Pages)?;
+    let mut mapping = Mapping::reserve(room).map_err(NoWindow::System)?;
+    for (piece, (place, from, len)) in pieces.iter().zip(places) {
+        let (file, offset) = (piece.memory.file.as_fd(), piece.memory.offset + from);
+        mapping.show(place as usize, len as usize, file, offset, write).map_err(NoWindow::System)?;
+    }
+    Ok(mapping)
+}
+
+/// The runs of addresses that a list of pages makes, joined where one follows the other.
+fn runs_of(pas: &[u8], log_page: u32, first: u64, len: u64) -> Option<Vec<(u64, u64)>> {
+    let page = 1_u64.checked_shl(log_page).filter(|_| log_page < 63)?;
+    if page < PAGE || first >= page || len == 0 {
+        return None;
+    }
+    let needed = first.checked_add(len)?.div_ceil(page);
+    let pages = hca_prm::pas::iter(pas);
+    if (pages.len() as u64) < needed {
+        return None;
+    }
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    let (mut skip, mut left) = (first, len);
+    for address in pages.take(needed as usize) {
+        // The lowest bits can be permissions; pages begin at multiples of 4 KiB at least.
+        let at = (address & !(PAGE - 1)).checked_add(skip)?;
+        let bytes = (page - skip).min(left);
+        match runs.last_mut() {
+            Some((from, run)) if from.checked_add(*run) == Some(at) => *run += bytes,
+            _ => runs.push((at, bytes)),
+        }
+        (skip, left) = (0, left - bytes);
+    }
+    Some(runs)
+}
+
+/// Client memory side by side.
+#[derive(Debug)]
+pub(crate) struct Window {
+    mapping: Arc<Mapping>,
+    /// Where in the mapping it begins; with `len` it lies within.
+    start: usize,
+    len: usize,
+    write: bool,
+    runs: Vec<(u64, u64)>,
+}
+
+impl Window {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Its first byte, for the adapter's own accesses; good as long as the window lives.
+    pub(crate) fn addr(&self) -> NonNull<u8> {
+        // SAFETY: `start` lies within the mapping.
+        unsafe { self.mapping.base.add(self.start) }
+    }
+
+    /// Whether any of it lies in this range of client addresses.
+    pub(crate) fn touches(&self, iova: u64, size: u64) -> bool {
+        let end = iova.saturating_add(size);
+        self.runs.iter().any(|(at, len)| *at < end && iova < at + len)
+    }
+
+    /// Where `len` bytes at `at` are.
+    #[inline]
+    fn place(&self, at: usize, len: usize) -> *mut u8 {
+        assert!(at <= self.len && len <= self.len - at, "{len} bytes at {at} of a window of {}", self.len);
+        // SAFETY: within the mapping, as the window is.
+        unsafe { self.mapping.base.as_ptr().add(self.start + at) }
+    }
+
+    /// Copies out.
+    ///
+    /// # Panics
+    /// It does not lie within: offsets are ours, not the client's.
+    #[inline]
+    pub(crate) fn load(&self, at: usize, into: &mut [u8]) {
+        // SAFETY: (1), (2): within, and readable.
+        unsafe { dma::load(self.place(at, into.len()), into) };
+    }
+
+    /// Copies in.
+    ///
+    /// # Panics
+    /// It does not lie within, or is not for writing.
+    #[inline]
+    pub(crate) fn store(&self, at: usize, bytes: &[u8]) {
+        assert!(self.write, "the window is for writing");
+        // SAFETY: (1), (2): within, and writable.
+        unsafe { dma::store(self.place(at, bytes.len()), bytes) };
+    }
+
+    /// Loads 4 bytes at once as a big-endian number; what the client had stored before it stored them is seen by later
+    /// loads.
+    ///
+    /// # Panics
+    /// It does not lie within, or is not aligned.
+    #[inline]
+    pub(crate) fn load32(&self, at: usize) -> u32 {
+        let place = self.place(at, 4);
+        assert!(place.addr().is_multiple_of(4), "{at} is not aligned");
+        // SAFETY: (1), (2) mapped; aligned; (3) an atomic.
+        let word = unsafe { AtomicU32::from_ptr(place.cast()) };
+        // Acquire: pairs with the client's barrier between requests and record.
+        u32::from_be(word.load(Ordering::Acquire))
+    }
+
+    /// Stores 8 bytes at once, behind all that was stored before.
+    ///
+    /// # Panics
+    /// It does not lie within, is not aligned, or is not for writing.
+    #[inline]
+    pub(crate) fn store64(&self, at: usize, bytes: [u8; 8]) {
+        assert!(self.write, "the window is for writing");
+        let place = self.place(at, 8);
+        assert!(place.addr().is_multiple_of(8), "{at} is not aligned");
+        // SAFETY: (1), (2) mapped and writable; aligned; (3) an atomic.
+        let word = unsafe { AtomicU64::from_ptr(place.cast()) };
+        // Release: pairs with the client's look at the last byte, behind which it reads the rest.
+        word.store(u64::from_ne_bytes(bytes), Ordering::Release);
+    }
+}

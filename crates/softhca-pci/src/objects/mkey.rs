@@ -1,0 +1,168 @@
+//! Memory keys.
+//!
+//! A key that translates by a list of pages is a region of the adapter's, over a window that shows these pages side by
+//! side. The index is the adapter's, the lowest byte the driver's. Keys of the bus's own addresses (for the kernel's own
+//! use) have an index that nobody can use: every access by them is refused as a protection error. Keys that translate by
+//! other keys, and those that requests change, are not there; capabilities say so.
+
+use hca_core::{Access, Device, MrHandle, MrInit, PdHandle};
+use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, QueryMkeyIn, QueryMkeyOut};
+use hca_prm::{AccessMode, CmdStatus, Mkc, pas};
+use softhca::SoftHca;
+
+use super::{Objects, gone, no_window, status};
+use crate::command::{Output, parse};
+use crate::function::Function;
+use crate::guest::{Guest, Window};
+
+/// Bytes of the largest page of a key, as a power of two.
+const MAX_LOG_PAGE: u32 = 62;
+/// Two entries of a list of pages.
+const OCTWORD: usize = 2 * pas::ENTRY;
+
+/// A memory key.
+#[derive(Debug)]
+pub(crate) struct Mkey {
+    region: Option<MrHandle>,
+    memory: Option<Window>,
+    context: Mkc,
+}
+
+impl Mkey {
+    pub(crate) fn touches(&self, iova: u64, size: u64) -> bool {
+        self.memory.as_ref().is_some_and(|memory| memory.touches(iova, size))
+    }
+
+    /// Makes it invalid; the number stays.
+    pub(crate) fn release(&mut self, hca: &SoftHca) {
+        if let Some(region) = self.region.take() {
+            gone("memory key", hca.dereg_mr(region));
+        }
+        self.memory = None;
+    }
+
+    pub(crate) fn destroy(mut self, hca: &SoftHca) {
+        self.release(hca);
+    }
+}
+
+/// What a key lets its users do.
+fn access(context: &Mkc) -> Access {
+    [
+        (Mkc::LW, Access::LOCAL_WRITE),
+        (Mkc::RW, Access::REMOTE_WRITE),
+        (Mkc::RR, Access::REMOTE_READ),
+        (Mkc::A, Access::REMOTE_ATOMIC),
+        (Mkc::EN_RINVAL, Access::REMOTE_INVALIDATE),
+    ]
+    .into_iter()
+    .filter(|(field, _)| context.get(*field))
+    .map(|(_, access)| access)
+    .collect()
+}
+
+/// A byte for keys that nobody may use.
+static NOTHING: u8 = 0;
+
+impl Objects {
+    /// Registers a range with the key's lowest byte; the range is valid until the key is released.
+    #[allow(unsafe_code)] // the contract of `reg_mr`
+    fn register(&mut self, pd: PdHandle, mr: &MrInit, tag: u8) -> Result<(MrHandle, u32), CmdStatus> {
+        // SAFETY: it lies in a window, which is dropped behind `dereg_mr` in `Mkey::release`, or it is `NOTHING`, which
+        // lives for ever and belongs to a protection domain that no queue pair has, so nobody writes there. The program
+        // whose memory a window shows is another process, or reaches it by copies only.
+        let keys = unsafe { self.hca.reg_mr_tagged(pd, mr, tag) }.map_err(status)?;
+        Ok((keys.handle, keys.lkey.raw() >> 8))
+    }
+
+    /// A key that takes an index and allows nothing.
+    fn reserve(&mut self, tag: u8) -> Result<(MrHandle, u32), CmdStatus> {
+        let pd = match self.nobody {
+            Some(pd) => pd,
+            None => *self.nobody.insert(self.hca.alloc_pd().map_err(status)?),
+        };
+        let addr = core::ptr::NonNull::from(&NOTHING);
+        self.register(pd, &MrInit { addr, len: 1, iova: u64::MAX - 1, access: Access::empty() }, tag)
+    }
+
+    /// Makes a key; `pas` follows the command's layout.
+    pub(crate) fn create_mkey(
+        &mut self,
+        guest: &Guest,
+        pd: PdHandle,
+        command: &CreateMkeyIn,
+        pas: &[u8],
+    ) -> Result<u32, CmdStatus> {
+        let context = command.get(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
+        let tag = context.get(Mkc::MKEY_7_0) as u8;
+        let unsupported = context.get(Mkc::FREE)
+            || command.get(CreateMkeyIn::MKEY_UMEM_VALID)
+            || context.get(Mkc::BSF_EN)
+            || context.get(Mkc::QPN) != Mkc::ANY_QPN;
+        if unsupported {
+            return Err(CmdStatus::BadParam);
+        }
+        let len = context.get(Mkc::LEN);
+        let (memory, (region, index)) = match AccessMode::from_code(context.access_mode()) {
+            Some(AccessMode::Pa) => (None, self.reserve(tag)?),
+            Some(AccessMode::Mtt) if context.get(Mkc::LENGTH64) => return Err(CmdStatus::BadParam),
+            Some(AccessMode::Mtt) if len == 0 => (None, self.reserve(tag)?),
+            Some(AccessMode::Mtt) => {
+                let window = window(guest, command, &context, pas)?;
+                let init = MrInit {
+                    addr: window.addr(),
+                    len: window.len(),
+                    iova: context.get(Mkc::START_ADDR),
+                    access: access(&context),
+                };
+                let registered = self.register(pd, &init, tag)?;
+                (Some(window), registered)
+            }
+            _ => return Err(CmdStatus::BadParam),
+        };
+        self.mkeys.insert(index, Mkey { region: Some(region), memory, context });
+        Ok(index)
+    }
+
+    /// Destroys a key.
+    pub(crate) fn destroy_mkey(&mut self, index: u32) -> Result<(), CmdStatus> {
+        let key = self.mkeys.remove(&index).ok_or(CmdStatus::BadRes)?;
+        key.destroy(&self.hca);
+        Ok(())
+    }
+}
+
+/// The pages of a key side by side.
+fn window(guest: &Guest, command: &CreateMkeyIn, context: &Mkc, pas: &[u8]) -> Result<Window, CmdStatus> {
+    let (log_page, start, len) =
+        (context.get(Mkc::LOG_PAGE_SIZE), context.get(Mkc::START_ADDR), context.get(Mkc::LEN));
+    if log_page > MAX_LOG_PAGE || start.checked_add(len).is_none() {
+        return Err(CmdStatus::BadParam);
+    }
+    let entries = command.get(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE) as usize;
+    let listed = entries.checked_mul(OCTWORD).and_then(|bytes| pas.get(..bytes.min(pas.len())));
+    let listed = listed.ok_or(CmdStatus::BadInpLen)?;
+    let access = access(context);
+    let write = access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
+    guest.window_of_pages(listed, log_page, start & ((1 << log_page) - 1), len, write).map_err(no_window)
+}
+
+impl Function {
+    pub(crate) fn create_mkey(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let command: CreateMkeyIn = parse(input)?;
+        let number = command.get(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY).get(Mkc::PD);
+        let pd = self.resources.pd(number).ok_or(CmdStatus::BadRes)?;
+        let index = self.objects.create_mkey(&self.guest, pd, &command, &input[CreateMkeyIn::SIZE..])?;
+        out.put(&CreateMkeyOut::new().with(CreateMkeyOut::MKEY_INDEX, index))
+    }
+
+    pub(crate) fn query_mkey(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let index = parse::<QueryMkeyIn>(input)?.get(QueryMkeyIn::MKEY_INDEX);
+        let key = self.objects.mkeys.get(&index).ok_or(CmdStatus::BadRes)?;
+        out.put(&QueryMkeyOut::new().with(QueryMkeyOut::MEMORY_KEY_MKEY_ENTRY, key.context))
+    }
+
+    pub(crate) fn destroy_mkey(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
+        self.objects.destroy_mkey(parse::<DestroyMkeyIn>(input)?.get(DestroyMkeyIn::MKEY_INDEX))
+    }
+}

@@ -1,0 +1,552 @@
+//! Queue pairs.
+//!
+//! Those of reliable and unreliable connections and of datagrams have one of the adapter's behind them, whose number is
+//! theirs, and whose state is theirs but for the send queue's own error. Those of other services are accepted as inert:
+//! they have a number, states, and queues whose requests end as if they had been carried out, as management datagrams
+//! that nobody answers do; requests that would change memory keys end in error.
+
+use hca_core::{
+    Access, AckTimeout, AddressVector, Device, Gid, PdHandle, Pkey, Psn, Qkey, QpAttr, QpCap, QpHandle,
+    QpInit, QpState, QpType, Qpn, RecvPort, RnrTimer, SendPort, SrqHandle,
+};
+use hca_prm::command::qp::{CreateQpIn, CreateQpOut, DestroyQpIn, QueryQpIn, QueryQpOut, Rst2InitQpIn};
+use hca_prm::{
+    Ads, CmdStatus, MtuCode, Opcode, QpState as StateCode, Qpc, RqType, SEND_WQE_BB, ServiceType, optpar,
+};
+
+use super::{Objects, no_window, status};
+use crate::command::{Output, parse};
+use crate::directory::Directory;
+use crate::function::Function;
+use crate::guest::{Guest, Window};
+
+/// Requests of a send queue that the adapter holds at one time; the others wait in the client's memory.
+const MAX_HELD_SENDS: u32 = 256;
+/// Blocks of a send queue, and requests of a receive queue, as powers of two.
+pub(crate) const MAX_LOG_WQ: u32 = 15;
+/// Entries in a request's list, and inline bytes.
+pub(crate) const MAX_SGE: u32 = 32;
+const MAX_INLINE: u32 = 1024;
+/// Bytes of a doorbell record.
+const RECORD: u64 = 8;
+
+/// Which service a queue pair offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Service {
+    /// One that the adapter offers.
+    Real(QpType),
+    /// One that nothing is behind. With `changes_keys`, its requests can't end well.
+    Inert { changes_keys: bool },
+}
+
+/// Where a work queue lies in its queue pair's memory, and how far it was taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WorkQueue {
+    /// Its first byte.
+    pub(crate) at: usize,
+    /// Blocks or requests, as a power of two.
+    pub(crate) log_size: u32,
+    /// Bytes of one, as a power of two.
+    pub(crate) log_stride: u32,
+    /// The counter of the next one to be taken.
+    pub(crate) next: u16,
+}
+
+impl WorkQueue {
+    fn bytes(&self) -> usize {
+        1 << (self.log_size + self.log_stride)
+    }
+}
+
+/// The client memory of a queue pair.
+#[derive(Debug)]
+pub(crate) struct QpMemory {
+    pub(crate) queues: Option<Window>,
+    pub(crate) record: Window,
+}
+
+/// What stands before the next request of a send queue until all before it have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Barrier {
+    /// The counter of the request's first block, its blocks, and its operation as the driver gave it.
+    pub(crate) counter: u16,
+    pub(crate) blocks: u16,
+    pub(crate) opcode: u8,
+    /// Whether its success is reported.
+    pub(crate) signaled: bool,
+    /// What is wrong with it; `None`: it does nothing.
+    pub(crate) wrong: Option<hca_prm::CqeSyndrome>,
+}
+
+/// A queue pair.
+pub(crate) struct Qp {
+    pub(crate) handle: QpHandle,
+    pub(crate) service: Service,
+    pub(crate) pd: PdHandle,
+    pub(crate) user_index: u32,
+    pub(crate) cq_send: u32,
+    pub(crate) cq_recv: u32,
+    /// The shared receive queue that it takes requests from.
+    pub(crate) srq: Option<u32>,
+    pub(crate) memory: Option<QpMemory>,
+    pub(crate) sq: Option<WorkQueue>,
+    pub(crate) rq: Option<WorkQueue>,
+    pub(crate) send: Box<dyn SendPort>,
+    pub(crate) recv: Option<Box<dyn RecvPort>>,
+    /// Requests that the adapter holds, of how many.
+    pub(crate) held: u32,
+    pub(crate) max_held: u32,
+    pub(crate) barrier: Option<Barrier>,
+    /// What is still in the send queue is flushed.
+    pub(crate) send_failed: bool,
+    /// The state of one that is inert.
+    pub(crate) inert_state: QpState,
+    context: Qpc,
+}
+
+impl Qp {
+    pub(crate) fn touches(&self, iova: u64, size: u64) -> bool {
+        self.memory.as_ref().is_some_and(|m| {
+            m.record.touches(iova, size) || m.queues.as_ref().is_some_and(|q| q.touches(iova, size))
+        })
+    }
+    pub(crate) fn is_inert(&self) -> bool {
+        matches!(self.service, Service::Inert { .. })
+    }
+    pub(crate) fn is_datagram(&self) -> bool {
+        self.service == Service::Real(QpType::Ud)
+    }
+    /// As it was made.
+    fn empty(&mut self) {
+        for queue in [&mut self.sq, &mut self.rq].into_iter().flatten() {
+            queue.next = 0;
+        }
+        (self.held, self.barrier, self.send_failed) = (0, None, false);
+    }
+}
+
+/// What the context says about the queues.
+struct Shape {
+    sq: Option<WorkQueue>,
+    rq: Option<WorkQueue>,
+    shared: bool,
+}
+
+impl Shape {
+    fn of(context: &Qpc) -> Result<Self, CmdStatus> {
+        let rq_type = RqType::from_code(context.get(Qpc::RQ_TYPE)).ok_or(CmdStatus::BadParam)?;
+        let log_bb = SEND_WQE_BB.trailing_zeros();
+        let own = WorkQueue {
+            at: 0,
+            log_size: context.get(Qpc::LOG_RQ_SIZE),
+            log_stride: context.get(Qpc::LOG_RQ_STRIDE) + 4,
+            next: 0,
+        };
+        let rq = (rq_type == RqType::Regular).then_some(own);
+        let at = rq.map_or(0, |rq| rq.bytes());
+        let sq = WorkQueue { at, log_size: context.get(Qpc::LOG_SQ_SIZE), log_stride: log_bb, next: 0 };
+        let sq = (!context.get(Qpc::NO_SQ)).then_some(sq);
+        if sq.is_some_and(|q| q.log_size > MAX_LOG_WQ) || rq.is_some_and(|q| q.log_size > MAX_LOG_WQ) {
+            return Err(CmdStatus::LimErr);
+        }
+        Ok(Self { sq, rq, shared: rq_type == RqType::Srq })
+    }
+
+    fn bytes(&self) -> usize {
+        self.rq.map_or(0, |q| q.bytes()) + self.sq.map_or(0, |q| q.bytes())
+    }
+
+    fn memory(&self, guest: &Guest, context: &Qpc, pas: &[u8]) -> Result<QpMemory, CmdStatus> {
+        let record = context.get(Qpc::DBR_ADDR);
+        if !record.is_multiple_of(RECORD) {
+            return Err(CmdStatus::BadParam);
+        }
+        let log_page = context.get(Qpc::LOG_PAGE_SIZE) + 12;
+        let first = u64::from(context.get(Qpc::PAGE_OFFSET)) << (log_page - 6);
+        let bytes = self.bytes() as u64;
+        let queues =
+            (bytes > 0).then(|| guest.window_of_pages(pas, log_page, first, bytes, false)).transpose();
+        Ok(QpMemory {
+            queues: queues.map_err(no_window)?,
+            record: guest.window(&[(record, RECORD)], false).map_err(no_window)?,
+        })
+    }
+
+    fn cap(&self) -> QpCap {
+        let held = self.sq.map_or(1, |q| (1 << q.log_size).min(MAX_HELD_SENDS));
+        let room = self.sq.map_or(0, |q| q.bytes() as u32);
+        QpCap {
+            max_send_wr: held,
+            max_recv_wr: self.rq.map_or(0, |q| 1 << q.log_size),
+            max_send_sge: MAX_SGE.min(room / 16),
+            max_recv_sge: self.rq.map_or(0, |q| (1 << (q.log_stride - 4)).min(MAX_SGE)),
+            max_inline: MAX_INLINE.min(room),
+        }
+    }
+}
+
+fn service(context: &Qpc) -> Result<Service, CmdStatus> {
+    use ServiceType as S;
+    let service = ServiceType::from_code(context.get(Qpc::ST)).ok_or(CmdStatus::BadParam)?;
+    Ok(match service {
+        S::Rc => Service::Real(QpType::Rc),
+        S::Uc => Service::Real(QpType::Uc),
+        S::Ud => Service::Real(QpType::Ud),
+        S::RegUmr | S::SyncUmr => Service::Inert { changes_keys: true },
+        _ => Service::Inert { changes_keys: false },
+    })
+}
+
+impl Objects {
+    /// Makes a queue pair; `pas` follows the command's layout.
+    pub(crate) fn create_qp(
+        &mut self,
+        guest: &Guest,
+        pd: PdHandle,
+        command: &CreateQpIn,
+        pas: &[u8],
+    ) -> Result<u32, CmdStatus> {
+        let context = command.get(CreateQpIn::QPC);
+        if command.get(CreateQpIn::WQ_UMEM_VALID) || context.get(Qpc::DBR_UMEM_VALID) {
+            return Err(CmdStatus::BadParam);
+        }
+        let service = service(&context)?;
+        let shape = Shape::of(&context)?;
+        let (cq_send, cq_recv) = (context.get(Qpc::CQN_SND), context.get(Qpc::CQN_RCV));
+        let has_queue = |cqn: &u32| self.cqs.contains_key(cqn);
+        let needs_recv = shape.rq.is_some() || shape.shared;
+        if (shape.sq.is_some() && !has_queue(&cq_send)) || (needs_recv && !has_queue(&cq_recv)) {
+            return Err(CmdStatus::BadRes);
+        }
+        let real = matches!(service, Service::Real(_));
+        let srq = (shape.shared && real).then(|| context.get(Qpc::SRQN_RMPN_XRQN));
+        let adapters_srq = srq.map(|number| self.adapters_srq(number, pd)).transpose()?;
+        let memory = shape.memory(guest, &context, pas)?;
+        let completions = self.completions()?;
+        let (qp_type, cap) = match service {
+            Service::Real(qp_type) => (qp_type, shape.cap()),
+            Service::Inert { .. } => {
+                let cap =
+                    QpCap { max_send_wr: 1, max_recv_wr: 0, max_send_sge: 0, max_recv_sge: 0, max_inline: 0 };
+                (QpType::Ud, cap)
+            }
+        };
+        let init = QpInit { qp_type, send_cq: completions, recv_cq: completions, srq: adapters_srq, cap };
+        let ports = self.hca.create_qp(pd, &init).map_err(status)?;
+        let qpn = ports.qpn.raw();
+        let qp = Qp {
+            handle: ports.handle,
+            service,
+            pd,
+            user_index: context.get(Qpc::USER_INDEX),
+            cq_send,
+            cq_recv,
+            srq,
+            memory: Some(memory),
+            sq: shape.sq,
+            rq: shape.rq,
+            send: ports.send,
+            recv: ports.recv,
+            held: 0,
+            max_held: ports.cap.max_send_wr,
+            barrier: None,
+            send_failed: false,
+            inert_state: QpState::Reset,
+            context,
+        };
+        self.by_index.insert(qp.handle.index, qpn);
+        self.qps.insert(qpn, qp);
+        Ok(qpn)
+    }
+
+    fn adapters_srq(&self, number: u32, pd: PdHandle) -> Result<SrqHandle, CmdStatus> {
+        let srq = self.srqs.get(&number).filter(|srq| srq.pd == pd).ok_or(CmdStatus::BadRes)?;
+        srq.handle().ok_or(CmdStatus::BadRes)
+    }
+
+    /// Destroys a queue pair. What the adapter has completed for it is shown first.
+    pub(crate) fn destroy_qp(&mut self, qpn: u32, directory: &Directory) -> Result<(), CmdStatus> {
+        if !self.qps.contains_key(&qpn) {
+            return Err(CmdStatus::BadRes);
+        }
+        self.take_all_completions(directory);
+        let qp = self.qps.remove(&qpn).ok_or(CmdStatus::BadRes)?;
+        self.by_index.remove(&qp.handle.index);
+        let lost = self.hca.destroy_qp(qp.handle).map_err(status)?;
+        if let Some(srq) = qp.srq {
+            self.give_back(srq, &lost);
+        }
+        if qp.is_datagram() {
+            self.addresses.in_flight -= qp.held.min(self.addresses.in_flight);
+            if !self.qps.values().any(|other| other.pd == qp.pd && other.is_datagram()) {
+                self.forget_addresses_of(qp.pd);
+            }
+        }
+        Ok(())
+    }
+
+    /// The state of a queue pair.
+    pub(crate) fn state_of(&self, qp: &Qp) -> Result<StateCode, CmdStatus> {
+        let state =
+            if qp.is_inert() { qp.inert_state } else { self.hca.query_qp(qp.handle).map_err(status)?.state };
+        let reliable = qp.service == Service::Real(QpType::Rc);
+        Ok(match state {
+            QpState::Reset => StateCode::Rst,
+            QpState::Init => StateCode::Init,
+            QpState::Rtr => StateCode::Rtr,
+            QpState::Rts if qp.send_failed && !reliable => StateCode::SqEr,
+            QpState::Rts => StateCode::Rts,
+            QpState::Sqd => StateCode::Sqd,
+            QpState::Sqe => StateCode::SqEr,
+            QpState::Error => StateCode::Err,
+        })
+    }
+
+    /// The context of a queue pair as it is now.
+    pub(crate) fn query_qp(&self, qpn: u32) -> Result<Qpc, CmdStatus> {
+        let qp = self.qps.get(&qpn).ok_or(CmdStatus::BadRes)?;
+        let next = |queue: Option<WorkQueue>| queue.map_or(0, |q| q.next.into());
+        Ok(qp
+            .context
+            .with(Qpc::STATE, self.state_of(qp)?.code())
+            .with(Qpc::HW_SQ_WQEBB_COUNTER, next(qp.sq))
+            .with(Qpc::HW_RQ_COUNTER, next(qp.rq)))
+    }
+
+    /// Carries out a command that changes a queue pair's state or attributes.
+    pub(crate) fn modify_qp(
+        &mut self,
+        opcode: Opcode,
+        qpn: u32,
+        optional: u32,
+        asked: &Qpc,
+        directory: &Directory,
+    ) -> Result<(), CmdStatus> {
+        let qp = self.qps.get(&qpn).ok_or(CmdStatus::BadRes)?;
+        let (froms, to) = transition(opcode).ok_or(CmdStatus::BadOp)?;
+        if !froms.is_empty() && !froms.contains(&self.state_of(qp)?) {
+            return Err(CmdStatus::BadQpState);
+        }
+        if to == QpState::Reset {
+            self.take_all_completions(directory);
+        }
+        let Self { hca, qps, addresses, .. } = self;
+        let qp = qps.get_mut(&qpn).ok_or(CmdStatus::BadRes)?;
+        let mut context = qp.context;
+        set_fields(opcode, optional, asked, &mut context);
+        if let Service::Real(qp_type) = qp.service {
+            let attr = attributes(opcode, qp_type, optional, &context, directory)?;
+            let in_sqe = opcode == Opcode::SQERR2RTS_QP
+                && hca.query_qp(qp.handle).map_err(status)?.state == QpState::Rts;
+            // An error that the adapter knows nothing of ends here.
+            if !in_sqe {
+                hca.modify_qp(qp.handle, &attr).map_err(status)?;
+            }
+        } else {
+            qp.inert_state = to;
+        }
+        qp.context = context;
+        match to {
+            QpState::Reset => {
+                if qp.is_datagram() {
+                    addresses.in_flight -= qp.held.min(addresses.in_flight);
+                }
+                qp.empty();
+            }
+            QpState::Error => qp.send_failed = true,
+            QpState::Rts if opcode == Opcode::SQERR2RTS_QP => qp.send_failed = false,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// From which states a command leads, all where none is named, and to which.
+fn transition(opcode: Opcode) -> Option<(&'static [StateCode], QpState)> {
+    use StateCode as S;
+    Some(match opcode {
+        Opcode::RST2INIT_QP => (&[S::Rst], QpState::Init),
+        Opcode::INIT2INIT_QP => (&[S::Init], QpState::Init),
+        Opcode::INIT2RTR_QP => (&[S::Init], QpState::Rtr),
+        Opcode::RTR2RTS_QP => (&[S::Rtr], QpState::Rts),
+        Opcode::RTS2RTS_QP => (&[S::Rts], QpState::Rts),
+        Opcode::SQERR2RTS_QP => (&[S::SqEr], QpState::Rts),
+        Opcode::SQD_RTS_QP => (&[S::Sqd], QpState::Rts),
+        Opcode::QP_2ERR => (&[], QpState::Error),
+        Opcode::QP_2RST => (&[], QpState::Reset),
+        _ => return None,
+    })
+}
+
+/// Sets those fields of a context that a command sets.
+fn set_fields(opcode: Opcode, optional: u32, asked: &Qpc, context: &mut Qpc) {
+    let set = |context: &mut Qpc, bit: u32, always: bool, fields: &[hca_prm::Field<Qpc, u32>]| {
+        if always || optional & bit != 0 {
+            for field in fields {
+                context.set(*field, asked.get(*field));
+            }
+        }
+    };
+    let flags = |context: &mut Qpc, always: bool| {
+        for (bit, field) in [(optpar::RRE, Qpc::RRE), (optpar::RWE, Qpc::RWE), (optpar::RAE, Qpc::RAE)] {
+            if always || optional & bit != 0 {
+                context.set(field, asked.get(field));
+            }
+        }
+    };
+    let first = opcode == Opcode::RST2INIT_QP;
+    let (rtr, rts) = (opcode == Opcode::INIT2RTR_QP, opcode == Opcode::RTR2RTS_QP);
+    flags(context, first);
+    set(context, optpar::Q_KEY, first, &[Qpc::Q_KEY]);
+    set(context, optpar::PM_STATE, first, &[Qpc::PM_STATE]);
+    set(context, optpar::RNR_TIMEOUT, rtr, &[Qpc::MIN_RNR_NAK]);
+    set(context, optpar::RRA_MAX, rtr, &[Qpc::LOG_RRA_MAX]);
+    set(context, optpar::SRA_MAX, rts, &[Qpc::LOG_SRA_MAX]);
+    set(context, optpar::RETRY_COUNT, rts, &[Qpc::RETRY_COUNT]);
+    set(context, optpar::RNR_RETRY, rts, &[Qpc::RNR_RETRY]);
+    set(context, 0, rts, &[Qpc::NEXT_SEND_PSN, Qpc::LOG_ACK_REQ_FREQ]);
+    set(context, 0, rtr, &[Qpc::MTU, Qpc::LOG_MSG_MAX, Qpc::REMOTE_QPN, Qpc::NEXT_RCV_PSN]);
+    let asked_path = asked.get(Qpc::PRIMARY_ADDRESS_PATH);
+    let path = context.get(Qpc::PRIMARY_ADDRESS_PATH);
+    let timeout = asked_path.get(Ads::ACK_TIMEOUT);
+    let path = match opcode {
+        Opcode::INIT2RTR_QP => {
+            let (pkey, port) = (path.get(Ads::PKEY_INDEX), path.get(Ads::VHCA_PORT_NUM));
+            asked_path.with(Ads::PKEY_INDEX, pkey).with(Ads::VHCA_PORT_NUM, port)
+        }
+        Opcode::RST2INIT_QP => path
+            .with(Ads::PKEY_INDEX, asked_path.get(Ads::PKEY_INDEX))
+            .with(Ads::VHCA_PORT_NUM, asked_path.get(Ads::VHCA_PORT_NUM)),
+        Opcode::RTR2RTS_QP => path.with(Ads::ACK_TIMEOUT, timeout),
+        _ if optional & optpar::ACK_TIMEOUT != 0 => path.with(Ads::ACK_TIMEOUT, timeout),
+        _ => path,
+    };
+    context.set(Qpc::PRIMARY_ADDRESS_PATH, path);
+}
+
+/// What peers may do through a queue pair.
+fn access(context: &Qpc) -> Access {
+    [(Qpc::RRE, Access::REMOTE_READ), (Qpc::RWE, Access::REMOTE_WRITE), (Qpc::RAE, Access::REMOTE_ATOMIC)]
+        .into_iter()
+        .filter(|(field, _)| context.get(*field))
+        .map(|(_, access)| access)
+        .collect()
+}
+
+/// Where a path leads. An address with a GID goes by it, and by the LID otherwise; those of functions here lead to the
+/// adapter's own.
+pub(crate) fn destination(directory: &Directory, gid: [u8; 16], grh: bool, lid: u32) -> Option<Gid> {
+    if gid != [0; 16] && (grh || lid == 0) {
+        return Some(directory.route_gid(Gid(gid)));
+    }
+    directory.route_lid(hca_core::Lid::new(lid as u16))
+}
+
+fn address_vector(context: &Qpc, directory: &Directory) -> Result<AddressVector, CmdStatus> {
+    let path = context.get(Qpc::PRIMARY_ADDRESS_PATH);
+    let (gid, lid) = (path.get(Ads::RGID_RIP), path.get(Ads::RLID));
+    let dgid = destination(directory, gid, path.get(Ads::GRH), lid).ok_or(CmdStatus::BadParam)?;
+    Ok(AddressVector {
+        dgid,
+        flow_label: path.get(Ads::FLOW_LABEL),
+        hop_limit: path.get(Ads::HOP_LIMIT) as u8,
+        traffic_class: path.get(Ads::TCLASS) as u8,
+    })
+}
+
+/// What the adapter is asked for.
+fn attributes(
+    opcode: Opcode,
+    qp_type: QpType,
+    optional: u32,
+    context: &Qpc,
+    directory: &Directory,
+) -> Result<QpAttr, CmdStatus> {
+    let (_, to) = transition(opcode).ok_or(CmdStatus::BadOp)?;
+    let mut attr = QpAttr { state: Some(to), ..QpAttr::default() };
+    if matches!(to, QpState::Reset | QpState::Error) {
+        return Ok(attr);
+    }
+    let (connected, rc) = (qp_type != QpType::Ud, qp_type == QpType::Rc);
+    let entering = matches!(opcode, Opcode::RST2INIT_QP | Opcode::INIT2INIT_QP);
+    if entering {
+        attr.pkey = Some(Pkey::DEFAULT);
+    }
+    if connected && (entering || optional & (optpar::RRE | optpar::RWE | optpar::RAE) != 0) {
+        attr.access = Some(access(context));
+    }
+    if !connected && (entering || optional & optpar::Q_KEY != 0) {
+        attr.qkey = Some(Qkey::new(context.get(Qpc::Q_KEY)));
+    }
+    let rnr = RnrTimer::new(context.get(Qpc::MIN_RNR_NAK) as u8);
+    if opcode == Opcode::INIT2RTR_QP && connected {
+        let mtu = MtuCode::from_code(context.get(Qpc::MTU)).and_then(MtuCode::mtu);
+        attr.path_mtu = Some(mtu.ok_or(CmdStatus::BadParam)?);
+        attr.av = Some(address_vector(context, directory)?);
+        attr.dest_qpn = Some(Qpn::new(context.get(Qpc::REMOTE_QPN)));
+        attr.rq_psn = Some(Psn::new(context.get(Qpc::NEXT_RCV_PSN)));
+        if rc {
+            attr.max_dest_rd_atomic = Some(1 << context.get(Qpc::LOG_RRA_MAX));
+            attr.min_rnr_timer = Some(rnr);
+        }
+    }
+    if opcode == Opcode::RTR2RTS_QP {
+        attr.sq_psn = Some(Psn::new(context.get(Qpc::NEXT_SEND_PSN)));
+        if rc {
+            let timeout = context.get(Qpc::PRIMARY_ADDRESS_PATH).get(Ads::ACK_TIMEOUT);
+            attr.timeout = Some(AckTimeout::new(timeout as u8));
+            attr.retry_cnt = Some(context.get(Qpc::RETRY_COUNT) as u8);
+            attr.rnr_retry = Some(context.get(Qpc::RNR_RETRY) as u8);
+            attr.max_rd_atomic = Some(1 << context.get(Qpc::LOG_SRA_MAX));
+        }
+    }
+    let later = !entering && opcode != Opcode::INIT2RTR_QP;
+    if rc && later && optional & optpar::RNR_TIMEOUT != 0 {
+        attr.min_rnr_timer = Some(rnr);
+    }
+    Ok(attr)
+}
+
+impl Function {
+    pub(crate) fn create_qp(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let command: CreateQpIn = parse(input)?;
+        let context = command.get(CreateQpIn::QPC);
+        let pd = self.resources.pd(context.get(Qpc::PD)).ok_or(CmdStatus::BadRes)?;
+        let pas = &input[CreateQpIn::SIZE..];
+        let qpn = self.objects.create_qp(&self.guest, pd, &command, pas)?;
+        self.directory.lock().add_qp(qpn, self.options.number);
+        out.put(&CreateQpOut::new().with(CreateQpOut::QPN, qpn))
+    }
+
+    pub(crate) fn destroy_qp(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
+        let qpn = parse::<DestroyQpIn>(input)?.get(DestroyQpIn::QPN);
+        let mut directory = self.directory.lock();
+        self.objects.destroy_qp(qpn, &directory)?;
+        directory.remove_qp(qpn);
+        Ok(())
+    }
+
+    pub(crate) fn query_qp(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let qpn = parse::<QueryQpIn>(input)?.get(QueryQpIn::QPN);
+        out.put(&QueryQpOut::new().with(QueryQpOut::QPC, self.objects.query_qp(qpn)?))
+    }
+
+    /// All commands that change a queue pair's state or attributes, told apart by `opcode`.
+    pub(crate) fn modify_qp(
+        &mut self,
+        opcode: Opcode,
+        input: &[u8],
+        _out: &mut Output,
+    ) -> Result<(), CmdStatus> {
+        let (qpn, optional, asked) = if matches!(opcode, Opcode::QP_2ERR | Opcode::QP_2RST) {
+            (parse::<DestroyQpIn>(input)?.get(DestroyQpIn::QPN), 0, Qpc::new())
+        } else {
+            // The layouts of all of these are alike.
+            let command: Rst2InitQpIn = parse(input)?;
+            let optional = command.get(Rst2InitQpIn::OPT_PARAM_MASK);
+            (command.get(Rst2InitQpIn::QPN), optional, command.get(Rst2InitQpIn::QPC))
+        };
+        let directory = self.directory.lock();
+        self.objects.modify_qp(opcode, qpn, optional, &asked, &directory)
+    }
+}

@@ -1,0 +1,198 @@
+//! When a completion queue makes an event.
+//!
+//! A driver arms a queue with a word of three parts: how many completions it had taken, for which kind of completion it
+//! waits, and two bits that count its events. The word stands in the doorbell record, and is written to the doorbell page
+//! behind that. An event is due as soon as there is a completion of that kind that the driver had not taken: at once if
+//! it is there already, which closes the race between the driver's last look and its arming. An event disarms; the next
+//! one takes a new word.
+//!
+//! Doorbells of several queues fall onto one place of a page, so one may be lost. So when any doorbell of a page is rung,
+//! the words of all queues of that page are looked at, and one that has changed counts as a request. The two bits see to
+//! it that a request after an event is another word. The first word of a queue can be the one that stands there from the
+//! beginning, 0: a queue that was never armed is taken as armed when its page is rung, which makes an event too many at
+//! most.
+
+/// Counters of completions have 24 bits.
+const MASK: u32 = 0xff_ffff;
+/// Set where the driver waits for a solicited completion, or one in error.
+const SOLICITED: u32 = 1 << 24;
+
+/// Whether the completion counter `at` is beyond `taken`, in serial arithmetic.
+fn beyond(at: u32, taken: u32) -> bool {
+    let ahead = at.wrapping_sub(taken) & MASK;
+    ahead != 0 && ahead <= MASK / 2
+}
+
+/// What is known of a queue's arming.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Arm {
+    /// The word that was taken as a request last.
+    seen: Option<u32>,
+    /// The request that waits for its completion.
+    waits: Option<u32>,
+    /// Completions written, and where behind the last one that was solicited or in error.
+    written: u32,
+    urgent: Option<u32>,
+}
+
+impl Arm {
+    /// The page was rung, and the record holds `word`. Whether an event is due.
+    pub(crate) fn look(&mut self, word: u32) -> bool {
+        if self.seen == Some(word) {
+            return false;
+        }
+        self.ask(word)
+    }
+
+    /// The driver asks by this word. Whether an event is due.
+    pub(crate) fn ask(&mut self, word: u32) -> bool {
+        self.seen = Some(word);
+        self.waits = Some(word);
+        self.due()
+    }
+
+    /// A completion was written. Whether an event is due.
+    pub(crate) fn wrote(&mut self, urgent: bool) -> bool {
+        self.written = self.written.wrapping_add(1) & MASK;
+        if urgent {
+            self.urgent = Some(self.written);
+        } else if self.urgent.is_some_and(|at| !beyond(self.written, at) && at != self.written) {
+            // So long ago that serial arithmetic ends: no driver waits from before it.
+            self.urgent = None;
+        }
+        self.due()
+    }
+
+    /// Whether it will make an event, and if only for a solicited completion.
+    pub(crate) fn waits(&self) -> Option<bool> {
+        self.waits.map(|word| word & SOLICITED != 0)
+    }
+
+    fn due(&mut self) -> bool {
+        let Some(word) = self.waits else { return false };
+        let last = if word & SOLICITED != 0 { self.urgent } else { Some(self.written) };
+        let due = last.is_some_and(|at| beyond(at, word & MASK));
+        if due {
+            self.waits = None;
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What a driver, and the adapter, may do next.
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        /// The adapter writes a completion.
+        Write { urgent: bool },
+        /// The driver takes all completions but this many.
+        Take { but: u32 },
+        /// The driver writes the word to the record.
+        Record { solicited: bool },
+        /// The adapter sees a doorbell of the page.
+        Rung,
+        /// The driver takes its event, if there is one.
+        Event,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            3 => any::<bool>().prop_map(|urgent| Step::Write { urgent }),
+            2 => (0_u32..3).prop_map(|but| Step::Take { but }),
+            2 => any::<bool>().prop_map(|solicited| Step::Record { solicited }),
+            3 => Just(Step::Rung),
+            2 => Just(Step::Event),
+        ];
+        proptest::collection::vec(step, 0..60)
+    }
+
+    /// A driver that keeps the rules, and all completions that ever were.
+    #[derive(Default)]
+    struct Plain {
+        urgent: Vec<bool>,
+        taken: usize,
+        sn: u32,
+        record: u32,
+        /// What the driver armed for and has had no event of: the position, and the kind.
+        armed: Option<(usize, bool)>,
+        events: u32,
+    }
+
+    impl Plain {
+        /// Whether an event is owed: a completion that was armed for is there.
+        fn owed(&self) -> bool {
+            self.armed.is_some_and(|(from, solicited)| self.urgent[from..].iter().any(|u| *u || !solicited))
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whoever_armed_has_an_event_for_what_came_since_whatever_the_order(
+            start in prop_oneof![Just(0_u32), 0xff_fff0_u32..=0xff_ffff],
+            steps in steps(),
+        ) {
+            let mut arm = Arm::default();
+            let mut plain = Plain::default();
+            // Counters may wrap.
+            arm.written = start;
+            for step in steps.into_iter().chain([Step::Rung]) {
+                match step {
+                    Step::Write { urgent } => {
+                        plain.urgent.push(urgent);
+                        plain.events += u32::from(arm.wrote(urgent));
+                    }
+                    Step::Take { but } => {
+                        plain.taken = plain.taken.max(plain.urgent.len().saturating_sub(but as usize));
+                    }
+                    Step::Record { solicited } => {
+                        let ci = start.wrapping_add(plain.taken as u32) & MASK;
+                        plain.record = plain.sn << 28 | u32::from(solicited) << 24 | ci;
+                        plain.armed = Some((plain.taken, solicited));
+                    }
+                    Step::Rung => {
+                        // Twice in a row is as once.
+                        plain.events += u32::from(arm.look(plain.record));
+                        prop_assert!(!arm.look(plain.record));
+                        prop_assert!(!plain.owed() || plain.events > 0, "an event is missing");
+                    }
+                    Step::Event if plain.events > 0 => {
+                        plain.events -= 1;
+                        plain.sn = (plain.sn + 1) & 3;
+                        if plain.owed() {
+                            plain.armed = None;
+                        }
+                    }
+                    Step::Event => {}
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_event_comes_at_once_for_what_is_there_and_once_for_a_word() {
+        let mut arm = Arm::default();
+        assert!(!arm.wrote(false));
+        assert!(arm.look(0), "one was written, and none taken");
+        assert!(!arm.wrote(false) && !arm.look(0), "no new word");
+        assert!(!arm.look(1 << 28 | 2), "both were taken");
+        assert_eq!(arm.waits(), Some(false));
+        assert!(arm.wrote(false));
+        assert_eq!(arm.waits(), None);
+    }
+
+    #[test]
+    fn one_that_waits_for_a_solicited_completion_has_no_event_for_others() {
+        let mut arm = Arm::default();
+        assert!(!arm.look(SOLICITED));
+        assert!(!arm.wrote(false));
+        assert!(arm.wrote(true));
+        assert!(!arm.wrote(false));
+        assert!(arm.look(1 << 28 | SOLICITED | 1), "the solicited one was not taken");
+        assert!(!arm.look(2 << 28 | SOLICITED | 2), "only a plain one was not taken");
+    }
+}

@@ -1,0 +1,206 @@
+//! Completions: from the adapter's one queue into the client's entries, with events for those that are armed.
+
+use std::collections::{HashMap, VecDeque};
+
+use hca_core::{Completion, QpHandle, QpType, RecvExtra, WcOpcode, WcStatus};
+use hca_prm::{CqErrorSyndrome, Cqe64, CqeOpcode, CqeSyndrome, ErrCqe, EventType};
+use softhca::SoftHca;
+
+use crate::directory::Directory;
+use crate::objects::cq::{Cq, Written};
+use crate::objects::qp::{Qp, Service};
+use crate::objects::{Objects, Raised};
+use crate::path::send::{self, SendId};
+
+/// Completions that are taken at one time, and how often in one look.
+const BATCH: usize = 64;
+const BATCHES: usize = 8;
+/// How often the adapter is asked before what it has completed counts as taken.
+const ROUNDS: usize = 4096;
+
+/// What is written to when a request has ended.
+pub(crate) struct Shown<'a> {
+    pub(crate) hca: &'a SoftHca,
+    pub(crate) cqs: &'a mut HashMap<u32, Cq>,
+    pub(crate) raised: &'a mut VecDeque<Raised>,
+    pub(crate) failed_cqs: &'a mut Vec<u32>,
+    pub(crate) by_index: &'a HashMap<u32, u32>,
+}
+
+impl Shown<'_> {
+    fn number(&self, qp: QpHandle) -> u32 {
+        self.by_index.get(&qp.index).copied().unwrap_or_default()
+    }
+
+    /// Writes an entry; `urgent` are solicited ones and errors.
+    pub(crate) fn write(&mut self, cqn: u32, qp: QpHandle, user_index: u32, entry: Cqe64, urgent: bool) {
+        let entry = entry.with(Cqe64::QPN, self.number(qp)).with(Cqe64::SRQN_USER_INDEX, user_index);
+        let Some(cq) = self.cqs.get_mut(&cqn) else { return };
+        match cq.write(entry, urgent) {
+            Written::Shown | Written::Nowhere => {}
+            Written::Event => self.raised.push_back(Raised::Completion { eqn: cq.eqn, cqn }),
+            Written::Overrun => {
+                cq.failed = true;
+                self.raised.push_back(Raised::CqError { cqn, syndrome: CqErrorSyndrome::CqOverrun });
+                self.failed_cqs.push(cqn);
+            }
+        }
+    }
+
+    /// A queue pair can't go on: its queues hold what no driver puts there. Returns `true`, as something was done.
+    pub(crate) fn ruin(&mut self, qp: &mut Qp, event: EventType) -> bool {
+        qp.memory = None;
+        qp.fail(self.hca);
+        self.raised.push_back(Raised::Queue { event, number: self.number(qp.handle) });
+        true
+    }
+}
+
+/// The entry of a request that ended well.
+pub(super) fn entry(opcode: CqeOpcode, counter: u16) -> Cqe64 {
+    Cqe64::new().with(Cqe64::OPCODE, opcode.code()).with(Cqe64::WQE_COUNTER, counter.into())
+}
+
+/// The entry of a request that ended in error.
+pub(super) fn error_entry(requester: bool, syndrome: CqeSyndrome, counter: u16, opcode: u8) -> Cqe64 {
+    let kind = if requester { CqeOpcode::ReqErr } else { CqeOpcode::RespErr };
+    let entry = ErrCqe::new()
+        .with(ErrCqe::OPCODE, kind.code())
+        .with(ErrCqe::WQE_COUNTER, counter.into())
+        .with(ErrCqe::S_WQE_OPCODE, opcode.into())
+        .with(ErrCqe::SYNDROME, syndrome.code());
+    Cqe64::from_array(*entry.as_bytes())
+}
+
+fn syndrome(status: WcStatus) -> CqeSyndrome {
+    CqeSyndrome::of_wc_status(status).unwrap_or(CqeSyndrome::LocalQpOpErr)
+}
+
+/// The entry of a receive request.
+fn received(qp: &Qp, c: &Completion, directory: &Directory) -> Cqe64 {
+    let counter = c.wr_id as u16;
+    if c.status != WcStatus::Success {
+        return error_entry(false, syndrome(c.status), counter, 0);
+    }
+    let opcode = match (c.opcode, c.extra) {
+        (WcOpcode::RecvRdmaWithImm, _) => CqeOpcode::RespWrImm,
+        (_, RecvExtra::Imm(_)) => CqeOpcode::RespSendImm,
+        (_, RecvExtra::Invalidated(_)) => CqeOpcode::RespSendInv,
+        (_, RecvExtra::None) => CqeOpcode::RespSend,
+    };
+    let mut cqe = entry(opcode, counter).with(Cqe64::BYTE_CNT, c.byte_len).with(Cqe64::SE, c.solicited);
+    match c.extra {
+        RecvExtra::Imm(imm) => _ = cqe.set(Cqe64::IMM, imm),
+        RecvExtra::Invalidated(key) => _ = cqe.set(Cqe64::INVAL_RKEY, key.raw()),
+        RecvExtra::None => {}
+    }
+    if qp.service == Service::Real(QpType::Ud) {
+        // A sender that is known by its LID sends without a global header, as far as drivers see.
+        let lid = directory.lid_of_qp(c.src_qp.raw());
+        cqe.set(Cqe64::RQPN, c.src_qp.raw()).set(Cqe64::SLID, lid.unwrap_or_default().into());
+        cqe.set(Cqe64::G, u32::from(c.grh && lid.is_none()));
+    }
+    cqe
+}
+
+/// A request of the send queue has ended.
+fn sent(qp: &mut Qp, c: &Completion, shown: &mut Shown<'_>) {
+    qp.held = qp.held.saturating_sub(1);
+    let id = SendId::of(c.wr_id);
+    if c.status == WcStatus::Success {
+        if id.signaled {
+            let cqe = entry(CqeOpcode::Req, id.counter)
+                .with(Cqe64::S_WQE_OPCODE, id.opcode.into())
+                .with(Cqe64::BYTE_CNT, c.byte_len);
+            shown.write(qp.cq_send, qp.handle, qp.user_index, cqe, false);
+        }
+        return;
+    }
+    qp.send_failed = true;
+    let cqe = error_entry(true, syndrome(c.status), id.counter, id.opcode);
+    shown.write(qp.cq_send, qp.handle, qp.user_index, cqe, true);
+}
+
+/// Reports a request that the adapter never had.
+pub(super) fn ended(qp: &Qp, counter: u16, opcode: u8, wrong: Option<CqeSyndrome>, shown: &mut Shown<'_>) {
+    let cqe = match wrong {
+        None => entry(CqeOpcode::Req, counter).with(Cqe64::S_WQE_OPCODE, opcode.into()),
+        Some(syndrome) => error_entry(true, syndrome, counter, opcode),
+    };
+    shown.write(qp.cq_send, qp.handle, qp.user_index, cqe, wrong.is_some());
+}
+
+impl Objects {
+    /// Takes completions from the adapter, as many as one look may. Returns whether there were any.
+    pub(crate) fn take_completions(&mut self, directory: &Directory) -> bool {
+        let mut any = false;
+        for _ in 0..BATCHES {
+            let n = self.take_batch(directory);
+            any |= n > 0;
+            if n < BATCH {
+                break;
+            }
+        }
+        self.end_failed();
+        any
+    }
+
+    /// Takes all that the adapter has completed.
+    pub(crate) fn take_all_completions(&mut self, directory: &Directory) {
+        for _ in 0..ROUNDS {
+            if self.take_batch(directory) == 0 {
+                break;
+            }
+        }
+        self.end_failed();
+    }
+
+    fn take_batch(&mut self, directory: &Directory) -> usize {
+        let Self { completions, qps, cqs, raised, failed_cqs, by_index, hca, addresses, .. } = self;
+        let Some(port) = completions else { return 0 };
+        let mut batch = [Completion::default(); BATCH];
+        let n = port.port.poll(&mut batch);
+        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
+        for c in &batch[..n] {
+            let number = shown.number(c.qp);
+            let Some(qp) = qps.get_mut(&number).filter(|qp| qp.handle == c.qp) else { continue };
+            if c.opcode.is_recv() {
+                let cqe = received(qp, c, directory);
+                let urgent = c.solicited || c.status != WcStatus::Success;
+                shown.write(qp.cq_recv, qp.handle, qp.user_index, cqe, urgent);
+            } else {
+                if qp.is_datagram() {
+                    addresses.in_flight = addresses.in_flight.saturating_sub(1);
+                }
+                sent(qp, c, &mut shown);
+            }
+        }
+        n
+    }
+
+    /// A doorbell of this page was rung: has the completion queues that were armed make the events that are due.
+    pub(crate) fn look_at_arms(&mut self, uar: u32) {
+        for (cqn, cq) in self.cqs.iter_mut().filter(|(_, cq)| cq.uar == uar) {
+            if cq.rung() {
+                self.raised.push_back(Raised::Completion { eqn: cq.eqn, cqn: *cqn });
+            }
+        }
+    }
+
+    /// Takes new requests of all queues. Returns whether there were any.
+    pub(crate) fn take_requests(&mut self, directory: &Directory) -> bool {
+        let mut any = false;
+        let srqs: Vec<u32> = self.srqs.keys().copied().collect();
+        for srq in srqs {
+            any |= self.take_requests_of_srq(srq);
+        }
+        let Self { qps, cqs, raised, failed_cqs, by_index, hca, addresses, .. } = self;
+        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
+        for qp in qps.values_mut() {
+            any |= super::recv::take(qp, &mut shown);
+            any |= send::take(qp, addresses, directory, &mut shown);
+        }
+        self.end_failed();
+        any
+    }
+}

@@ -1,0 +1,79 @@
+//! The data path: work requests to posts, completions to entries.
+//!
+//! Requests wait in the client's memory. A look at a queue pair's doorbell record tells how many there are; they are
+//! read once, understood, and posted to the adapter's queue pair, with what is needed for the completion as their id.
+//! The adapter is asked to report each of them, so that it is known which are under way; the client is told of those
+//! that it wants to hear of. What ends in error, and all behind it, is reported always, in order.
+//!
+//! Receive requests have no doorbell: records of all queue pairs and shared receive queues are looked at before the
+//! adapter takes packets.
+
+pub(crate) mod arm;
+#[cfg(test)]
+pub(crate) mod bed;
+mod complete;
+mod recv;
+mod send;
+#[cfg(test)]
+mod tests;
+
+use hca_core::AsyncEvent;
+use hca_prm::{CompEvent, CqError, Eqe, EventType, QpEvent};
+
+use crate::function::Function;
+use crate::objects::Raised;
+
+/// What the data path keeps of a function.
+#[derive(Debug, Default)]
+pub(crate) struct Path {}
+
+impl Function {
+    /// A doorbell of this page was rung: looks at the doorbell records of all queues that use the page.
+    pub(crate) fn rung(&mut self, uar: u32) {
+        self.objects.look_at_arms(uar);
+        let directory = self.directory.lock();
+        self.objects.take_requests(&directory);
+        drop(directory);
+        self.post_raised();
+    }
+
+    /// Takes completions from the adapter and shows them to the client. Returns whether there were any.
+    pub(crate) fn look_at_completions(&mut self) -> bool {
+        let directory = self.directory.lock();
+        // Requests first: what is received has to find its place.
+        let taken = self.objects.take_requests(&directory);
+        let completed = self.objects.take_completions(&directory);
+        drop(directory);
+        self.post_raised();
+        taken | completed
+    }
+
+    /// Takes an event of the adapter's, if it is of an object of this function. Returns whether it was.
+    pub(crate) fn take_event(&mut self, event: AsyncEvent) -> bool {
+        let taken = self.objects.take_event(event);
+        self.post_raised();
+        taken
+    }
+
+    /// Puts what objects have raised into event queues.
+    pub(crate) fn post_raised(&mut self) {
+        while let Some(raised) = self.objects.take_raised() {
+            match raised {
+                Raised::Completion { eqn, cqn } => {
+                    let data = CompEvent::new().with(CompEvent::CQ_NUMBER, cqn);
+                    self.post_event(eqn, Eqe::of(EventType::Comp).with(Eqe::EVENT_DATA, *data.as_bytes()));
+                }
+                Raised::CqError { cqn, syndrome } => {
+                    let data =
+                        CqError::new().with(CqError::CQN, cqn).with(CqError::SYNDROME, syndrome.code());
+                    let event = EventType::CqError;
+                    self.raise(event, Eqe::of(event).with(Eqe::EVENT_DATA, *data.as_bytes()));
+                }
+                Raised::Queue { event, number } => {
+                    let data = QpEvent::new().with(QpEvent::QPN_RQN_SQN, number);
+                    self.raise(event, Eqe::of(event).with(Eqe::EVENT_DATA, *data.as_bytes()));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Requests of send queues.
+//!
+//! A request is read once into memory of ours, and understood there. What is not understood, or what the adapter
+//! refuses, is an operation error of its queue pair: it is reported when all requests before it have ended, and
+//! those behind it are flushed.
+#![allow(unsafe_code)] // `SendPort::post`, with its argument
+
+use hca_core::{
+    AddressVector, AhHandle, Device, Lkey, Payload, PdHandle, PostErrorKind, Qkey, QpState, QpType, Qpn,
+    RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Sge, UdDest,
+};
+use hca_prm::{
+    AtomicSeg, CompletionMode, CqeSyndrome, CtrlSeg, DataSeg, EventType, FenceMode, InlineSeg, RaddrSeg,
+    SEND_WQE_BB, UdAdrsVector, WQE_DS_UNIT, WqeOpcode,
+};
+
+use super::complete::{Shown, ended};
+use super::recv::byte_count;
+use crate::directory::Directory;
+use crate::guest::Window;
+use crate::objects::qp::{Barrier, MAX_SGE, Qp, Service, WorkQueue, destination};
+use crate::objects::{Addresses, address_key};
+
+/// Bytes of the longest request.
+const MAX_WQE: usize = hca_prm::MAX_WQE_DS as usize * WQE_DS_UNIT;
+/// Requests of one queue that are taken in one look.
+const BUDGET: usize = 64;
+/// Address handles that a function keeps.
+const MAX_ADDRESSES: usize = 1024;
+/// The byte counter's bits of an inline segment.
+const INLINE_MASK: u32 = 0x3ff;
+
+/// What a posted request is known by when it completes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SendId {
+    /// The counter of its first block.
+    pub(crate) counter: u16,
+    /// Its operation, as the driver gave it.
+    pub(crate) opcode: u8,
+    /// Whether its success is reported.
+    pub(crate) signaled: bool,
+}
+
+impl SendId {
+    fn pack(self) -> u64 {
+        u64::from(self.counter) | u64::from(self.opcode) << 16 | u64::from(self.signaled) << 24
+    }
+    pub(crate) fn of(id: u64) -> Self {
+        Self { counter: id as u16, opcode: (id >> 16) as u8, signaled: id >> 24 & 1 != 0 }
+    }
+}
+
+/// A request as it was read.
+struct Wqe {
+    bytes: [u8; MAX_WQE],
+    len: usize,
+    ctrl: CtrlSeg,
+}
+
+impl Wqe {
+    fn read(queue: &Window, sq: &WorkQueue) -> Self {
+        let mut wqe = Self { bytes: [0; MAX_WQE], len: CtrlSeg::SIZE, ctrl: CtrlSeg::new() };
+        wqe.load(queue, sq, 0, CtrlSeg::SIZE);
+        wqe.ctrl = CtrlSeg::from_array(*wqe.bytes.first_chunk().expect("longer than a segment"));
+        let len = wqe.ctrl.get(CtrlSeg::DS) as usize * WQE_DS_UNIT;
+        if len > CtrlSeg::SIZE && len <= 1 << (sq.log_size + sq.log_stride) {
+            // The control segment stays as it was read first.
+            wqe.load(queue, sq, CtrlSeg::SIZE, len);
+            wqe.len = len;
+        }
+        wqe
+    }
+
+    /// Bytes `from .. to` of the request, which goes on at the queue's beginning where that ends.
+    fn load(&mut self, queue: &Window, sq: &WorkQueue, from: usize, to: usize) {
+        let size = 1_usize << (sq.log_size + sq.log_stride);
+        let first = (usize::from(sq.next) << sq.log_stride) & (size - 1);
+        let mut done = from;
+        while done < to {
+            let at = (first + done) & (size - 1);
+            let n = (to - done).min(size - at);
+            queue.load(sq.at + at, &mut self.bytes[done..done + n]);
+            done += n;
+        }
+    }
+
+    fn blocks(&self) -> u16 {
+        self.len.div_ceil(SEND_WQE_BB) as u16
+    }
+    fn code(&self) -> u8 {
+        self.ctrl.get(CtrlSeg::OPCODE) as u8
+    }
+    fn signaled(&self) -> bool {
+        self.ctrl.get(CtrlSeg::CE) >= CompletionMode::Always.code()
+    }
+    fn flags(&self) -> SendFlags {
+        let fence = self.ctrl.get(CtrlSeg::FM) >= FenceMode::Fence.code();
+        let mut flags = SendFlags::SIGNALED;
+        flags.set(SendFlags::FENCE, fence);
+        flags.set(SendFlags::SOLICITED, self.ctrl.get(CtrlSeg::SE));
+        flags
+    }
+    fn rest(&self) -> Segments<'_> {
+        Segments(&self.bytes[CtrlSeg::SIZE..self.len])
+    }
+}
+
+/// What is left of a request.
+struct Segments<'a>(&'a [u8]);
+
+impl Segments<'_> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], CqeSyndrome> {
+        let (head, rest) = self.0.split_first_chunk().ok_or(CqeSyndrome::LocalQpOpErr)?;
+        self.0 = rest;
+        Ok(*head)
+    }
+    fn remote(&mut self) -> Result<RemoteAddr, CqeSyndrome> {
+        let seg = RaddrSeg::from_array(self.take()?);
+        Ok(RemoteAddr { addr: seg.get(RaddrSeg::RADDR), rkey: Rkey::new(seg.get(RaddrSeg::RKEY)) })
+    }
+}
+
+/// Data of a request.
+struct Data<'a> {
+    sges: [Sge; MAX_SGE as usize],
+    count: usize,
+    inline: Option<&'a [u8]>,
+}
+
+impl<'a> Data<'a> {
+    /// Reads what is left: pointers, or bytes.
+    fn read(mut rest: Segments<'a>) -> Result<Self, CqeSyndrome> {
+        let wrong = CqeSyndrome::LocalQpOpErr;
+        let mut data = Self { sges: [Sge::default(); MAX_SGE as usize], count: 0, inline: None };
+        while !rest.0.is_empty() {
+            let seg = DataSeg::from_array(*rest.0.first_chunk().ok_or(wrong)?);
+            if seg.get(DataSeg::INLINE) {
+                let len = (seg.get(DataSeg::BYTE_COUNT) & INLINE_MASK) as usize;
+                let bytes = rest.0.get(InlineSeg::SIZE..InlineSeg::SIZE + len).ok_or(wrong)?;
+                rest.0 = rest.0.get(InlineSeg::room(len)..).unwrap_or_default();
+                // In one piece, as drivers put them.
+                if data.inline.replace(bytes).is_some() {
+                    return Err(wrong);
+                }
+            } else {
+                let place = data.sges.get_mut(data.count).ok_or(wrong)?;
+                *place = Sge {
+                    addr: seg.get(DataSeg::ADDR),
+                    len: byte_count(&seg),
+                    lkey: Lkey::new(seg.get(DataSeg::LKEY)),
+                };
+                data.count += 1;
+                rest.0 = &rest.0[DataSeg::SIZE..];
+            }
+        }
+        // Both in one request is what no driver does.
+        if data.inline.is_some() && data.count > 0 { Err(wrong) } else { Ok(data) }
+    }
+    fn payload(&self) -> Payload<'_> {
+        match self.inline {
+            Some(bytes) => Payload::Inline(bytes),
+            None => Payload::Sges(&self.sges[..self.count]),
+        }
+    }
+}
+
+/// What the adapter is to do.
+struct Request<'a> {
+    op: SendOp,
+    data: Data<'a>,
+    /// Where a datagram goes.
+    to: Option<UdAdrsVector>,
+}
+
+/// Understands a request; `None`: nothing is to be done.
+fn understand(wqe: &Wqe, service: Service) -> Result<Option<Request<'_>>, CqeSyndrome> {
+    let wrong = CqeSyndrome::LocalQpOpErr;
+    let sane = wqe.ctrl.get(CtrlSeg::DS) as usize * WQE_DS_UNIT == wqe.len;
+    let opcode = WqeOpcode::from_code(wqe.code().into()).filter(|_| sane).ok_or(wrong)?;
+    let qp_type = match service {
+        _ if opcode == WqeOpcode::Nop => return Ok(None),
+        Service::Real(qp_type) => qp_type,
+        Service::Inert { changes_keys: false } => return Ok(None),
+        Service::Inert { changes_keys: true } => return Err(wrong),
+    };
+    let mut rest = wqe.rest();
+    let imm = wqe.ctrl.get(CtrlSeg::IMM);
+    let to = match qp_type {
+        QpType::Ud => Some(UdAdrsVector::from_array(rest.take()?)),
+        QpType::Rc | QpType::Uc => None,
+    };
+    if to.as_ref().is_some_and(|to| !to.get(UdAdrsVector::EXT)) {
+        return Err(wrong);
+    }
+    let op = match opcode {
+        WqeOpcode::Send => SendOp::Send,
+        WqeOpcode::SendImm => SendOp::SendImm(imm),
+        WqeOpcode::SendInval => SendOp::SendInv(Rkey::new(imm)),
+        WqeOpcode::RdmaWrite => SendOp::Write(rest.remote()?),
+        WqeOpcode::RdmaWriteImm => SendOp::WriteImm(rest.remote()?, imm),
+        WqeOpcode::RdmaRead => SendOp::Read(rest.remote()?),
+        WqeOpcode::AtomicCs => {
+            let (remote, seg) = (rest.remote()?, AtomicSeg::from_array(rest.take()?));
+            let (compare, swap) = (seg.get(AtomicSeg::COMPARE), seg.get(AtomicSeg::SWAP_ADD));
+            SendOp::CompareSwap { remote, compare, swap }
+        }
+        WqeOpcode::AtomicFa => {
+            let (remote, seg) = (rest.remote()?, AtomicSeg::from_array(rest.take()?));
+            SendOp::FetchAdd { remote, add: seg.get(AtomicSeg::SWAP_ADD) }
+        }
+        _ => return Err(wrong),
+    };
+    Ok(Some(Request { op, data: Data::read(rest)?, to }))
+}
+
+/// What came of looking for an address handle.
+enum Found {
+    Handle(AhHandle),
+    /// Nobody has the address: the datagram is lost, as in a network.
+    Nowhere,
+    /// There is no room until those that are in use are not any more.
+    Later,
+}
+
+/// The address handle of a datagram's destination.
+fn address(
+    pd: PdHandle,
+    to: &UdAdrsVector,
+    addresses: &mut Addresses,
+    directory: &Directory,
+    shown: &Shown<'_>,
+) -> Found {
+    let (gid, lid) = (to.get(UdAdrsVector::RGID_RIP), to.get(UdAdrsVector::RLID_UDP_SPORT));
+    let Some(dgid) = destination(directory, gid, to.get(UdAdrsVector::GRH), lid) else {
+        return Found::Nowhere;
+    };
+    let av = AddressVector {
+        dgid,
+        flow_label: to.get(UdAdrsVector::FLOW_LABEL),
+        hop_limit: to.get(UdAdrsVector::HOP_LIMIT) as u8,
+        traffic_class: to.get(UdAdrsVector::TCLASS) as u8,
+    };
+    let key = (pd, address_key(&av));
+    if let Some(ah) = addresses.handles.get(&key) {
+        return Found::Handle(*ah);
+    }
+    if addresses.handles.len() >= MAX_ADDRESSES {
+        if addresses.in_flight > 0 {
+            return Found::Later;
+        }
+        for (_, ah) in addresses.handles.drain() {
+            crate::objects::gone("address handle", shown.hca.destroy_ah(ah));
+        }
+    }
+    match shown.hca.create_ah(pd, &av) {
+        Ok(ah) => {
+            addresses.handles.insert(key, ah);
+            Found::Handle(ah)
+        }
+        Err(e) => {
+            tracing::debug!("a datagram goes nowhere: {e}");
+            Found::Nowhere
+        }
+    }
+}
+
+/// What became of a request.
+enum Step {
+    Taken,
+    /// It waits; all behind it do, too.
+    Waits,
+}
+
+/// Takes the new requests of a queue pair's send queue. Returns whether there were any.
+pub(super) fn take(
+    qp: &mut Qp,
+    addresses: &mut Addresses,
+    directory: &Directory,
+    shown: &mut Shown<'_>,
+) -> bool {
+    let (Some(memory), Some(sq)) = (&qp.memory, qp.sq) else { return false };
+    let posted = memory.record.load32(4) as u16;
+    if posted == sq.next || memory.queues.is_none() {
+        return false;
+    }
+    if usize::from(posted.wrapping_sub(sq.next)) > 1 << sq.log_size {
+        return shown.ruin(qp, EventType::WqCatasError);
+    }
+    let mut posts = false;
+    for _ in 0..BUDGET {
+        let Some(sq) = qp.sq.filter(|sq| sq.next != posted) else { break };
+        let left = posted.wrapping_sub(sq.next);
+        match take_one(qp, &sq, left, addresses, directory, shown) {
+            Ok(Step::Taken) => posts |= qp.held > 0,
+            Ok(Step::Waits) => break,
+            Err(()) => return shown.ruin(qp, EventType::WqCatasError),
+        }
+    }
+    if posts {
+        qp.send.ring();
+    }
+    qp.sq.is_some_and(|now| now.next != sq.next)
+}
+
+/// Takes one request. `Err`: the queue pair is to be given up.
+fn take_one(
+    qp: &mut Qp,
+    sq: &WorkQueue,
+    left: u16,
+    addresses: &mut Addresses,
+    directory: &Directory,
+    shown: &mut Shown<'_>,
+) -> Result<Step, ()> {
+    if let Some(barrier) = qp.barrier {
+        return Ok(pass_barrier(qp, barrier, shown));
+    }
+    let Some(queue) = qp.memory.as_ref().and_then(|m| m.queues.as_ref()) else { return Ok(Step::Waits) };
+    let wqe = Wqe::read(queue, sq);
+    // An entry that claims to be longer than what was announced ends there.
+    let blocks = wqe.blocks().clamp(1, left);
+    let (counter, opcode) = (sq.next, wqe.code());
+    let stop = |wrong, qp: &mut Qp| {
+        qp.barrier = Some(Barrier { counter, blocks, opcode, signaled: wqe.signaled(), wrong });
+        Ok(Step::Taken)
+    };
+    if qp.send_failed {
+        return stop(Some(CqeSyndrome::WrFlushErr), qp);
+    }
+    if qp.is_inert() && qp.inert_state != QpState::Rts {
+        return Ok(Step::Waits);
+    }
+    if wqe.blocks() > left {
+        return stop(Some(CqeSyndrome::LocalQpOpErr), qp);
+    }
+    let Request { op, data, to } = match understand(&wqe, qp.service) {
+        Ok(Some(request)) => request,
+        Ok(None) => return stop(None, qp),
+        Err(wrong) => return stop(Some(wrong), qp),
+    };
+    if qp.held >= qp.max_held {
+        return Ok(Step::Waits);
+    }
+    let dest = match to {
+        None => None,
+        Some(to) => match address(qp.pd, &to, addresses, directory, shown) {
+            Found::Handle(ah) => Some(UdDest {
+                ah,
+                qpn: Qpn::new(to.get(UdAdrsVector::DESTINATION_QP_DCT)),
+                qkey: Qkey::new(to.get(UdAdrsVector::Q_KEY)),
+            }),
+            Found::Nowhere => return stop(None, qp),
+            Found::Later => return Ok(Step::Waits),
+        },
+    };
+    let wr_id = SendId { counter, opcode, signaled: wqe.signaled() }.pack();
+    let wr = SendWr { wr_id, op, flags: wqe.flags(), payload: data.payload(), dest };
+    // SAFETY: the memory is the client's, which is another process or reaches it by copies, as keys were made for.
+    match unsafe { qp.send.post(&[wr]) }.map_err(|e| e.kind) {
+        Ok(()) => {
+            qp.held += 1;
+            addresses.in_flight += u32::from(dest.is_some());
+            if let Some(sq) = &mut qp.sq {
+                sq.next = sq.next.wrapping_add(blocks);
+            }
+            Ok(Step::Taken)
+        }
+        Err(PostErrorKind::QueueFull { .. } | PostErrorKind::WrongState(_)) => Ok(Step::Waits),
+        Err(PostErrorKind::MessageTooLong { .. }) => stop(Some(CqeSyndrome::LocalLengthErr), qp),
+        Err(PostErrorKind::Destroyed) => Err(()),
+        Err(e) => {
+            tracing::debug!("a request is refused: {e}");
+            stop(Some(CqeSyndrome::LocalQpOpErr), qp)
+        }
+    }
+}
+
+/// Ends the request at which the queue stopped, once all before it have ended.
+fn pass_barrier(qp: &mut Qp, barrier: Barrier, shown: &mut Shown<'_>) -> Step {
+    if qp.held > 0 {
+        return Step::Waits;
+    }
+    // The queue pair may have failed meanwhile.
+    let wrong = if qp.send_failed { Some(CqeSyndrome::WrFlushErr) } else { barrier.wrong };
+    qp.barrier = None;
+    if let Some(sq) = &mut qp.sq {
+        sq.next = barrier.counter.wrapping_add(barrier.blocks);
+    }
+    if wrong.is_some() || barrier.signaled {
+        ended(qp, barrier.counter, barrier.opcode, wrong, shown);
+    }
+    if wrong.is_some() && !qp.send_failed {
+        qp.send_failed = true;
+        // The send queues of unreliable services fail alone.
+        if qp.service == Service::Real(QpType::Rc) {
+            qp.fail(shown.hca);
+        }
+    }
+    Step::Taken
+}
