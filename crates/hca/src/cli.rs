@@ -51,7 +51,8 @@ Examples:
   hca perf --layer portals                      the same of Portals
   hca portals trace                             why a message does not match
   hca pingpong rc --server                      against ibv_rc_pingpong on another host
-  hca run -n 4 ./program                        four processes that know each other";
+  hca run -n 4 ./program                        four processes that know each other
+  hca serve --pci /tmp/a.sock                   the adapter as a PCI function, for a virtual machine";
 
 const PERF_EXAMPLES: &str = "\
 Examples:
@@ -107,6 +108,10 @@ enum Command {
     /// Starts the processes of a job here, which find each other by hca-job, or by MPI
     #[command(after_long_help = format!("{RUN_EXAMPLES}\n\n{DEVICES}\n\n{RUN_EXIT_CODES}"))]
     Run(RunArgs),
+    /// Serves the software adapter as ConnectX PCI functions at vfio-user sockets
+    #[cfg(feature = "pci")]
+    #[command(after_long_help = format!("{SERVE_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
+    Serve(ServeArgs),
     /// The process that outlives `run` when that is killed
     #[command(name = run::guard::COMMAND, hide = true)]
     RunGuard,
@@ -397,6 +402,35 @@ pub struct RunArgs {
     pub command: Vec<OsString>,
 }
 
+#[cfg(feature = "pci")]
+const SERVE_EXAMPLES: &str = "\
+Examples:
+  hca serve --pci /tmp/a.sock --pci /tmp/b.sock           two functions, which reach each other
+  hca serve --pci /tmp/a.sock --device udp://10.0.0.1     one that reaches other hosts, too
+  hca serve --pci /tmp/a.sock --port roce                 with an Ethernet port, for RoCE
+
+A line for each function says when clients may come. A client is QEMU 10.1 or later, with its memory in a
+memory-backend-memfd with share=on, and
+  -device '{\"driver\":\"vfio-user-pci\",\"rombar\":0,\"socket\":{\"type\":\"unix\",\"path\":\"/tmp/a.sock\"}}'
+or another driver that speaks vfio-user. Each socket has one client at a time; when it goes, the next one
+finds the function as new. All functions share the adapter and its address. Without a device they reach
+each other only (loopback://). Ctrl-C ends it.";
+
+/// `hca serve`.
+#[cfg(feature = "pci")]
+#[derive(Clone, Debug, Args)]
+pub struct ServeArgs {
+    /// Serve a function at this socket; may be given again
+    #[arg(long, value_name = "SOCKET", required = true)]
+    pub pci: Vec<PathBuf>,
+    /// The adapter behind the functions (default: HCA_DEVICE, then loopback://)
+    #[arg(long, value_name = "URL")]
+    pub device: Option<DeviceUrl>,
+    /// What port the functions have: ib or roce
+    #[arg(long, value_name = "KIND", default_value_t)]
+    pub port: softhca_pci::PortKind,
+}
+
 /// What a command reports when it could not do its work.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -432,6 +466,8 @@ pub fn run() -> ExitCode {
             other => other.map(|_| ()),
         },
         Command::Pingpong(args) => pingpong::pingpong(&args),
+        #[cfg(feature = "pci")]
+        Command::Serve(args) => crate::serve::serve(&args),
         Command::Run(_) | Command::RunGuard => unreachable!("they have returned"),
         Command::Peer { netns } => perf::peer::serve_standard_streams(netns.as_deref()),
     };
@@ -488,7 +524,8 @@ mod tests {
     #[test]
     fn every_command_has_help_with_exit_codes_and_the_devices() {
         let mut command = Cli::command();
-        for name in ["devinfo", "perf", "pingpong", "run"] {
+        let serve = cfg!(feature = "pci").then_some("serve");
+        for name in ["devinfo", "perf", "pingpong", "run"].into_iter().chain(serve) {
             let help = command.find_subcommand_mut(name).unwrap().render_long_help().to_string();
             assert!(help.contains("130") && help.contains("udp://ADDRESS"), "{name}: {help}");
         }

@@ -40,6 +40,7 @@
 //! | `shm` | `shm://`: the processes of this machine, through shared memory |
 //! | `raw` | `raw://`: frames on an Ethernet interface |
 //! | `loopback` | `loopback://`: networks inside the process |
+//! | `pci` | `hca serve`: the adapter as PCI functions, with `cli` |
 //! | `portals` | [`portals`]: Portals 3.3 and 4.3 |
 //! | `cli` | the `hca` command and the measurements behind it, with what they need (clap, plotters, …); brings `loopback`, `portals` and `udp` |
 //! | `tokio` | `AsyncCq`: a completion queue on a tokio runtime |
@@ -50,7 +51,7 @@
 //! | `narrow` | a network with a smaller path MTU (`mtu=`) |
 //! | `open` | [`open`], `HCA_DEVICE`, and which device a name becomes |
 //! | [`verbs`], [`core`](mod@core) | the crates below, for programs that need more than the re-exports |
-//! | `cli`, `devinfo`, `pingpong`, `perf`, `run`, `trace`, `interrupt` | the command, and Ctrl-C (feature `cli`) |
+//! | `cli`, `devinfo`, `pingpong`, `perf`, `run`, `serve`, `trace`, `interrupt` | the command, and Ctrl-C (feature `cli`) |
 //! | `probe` | where two CPUs stand to each other, which every latency depends on (feature `cli`) |
 #![forbid(unsafe_code)]
 
@@ -70,6 +71,8 @@ mod pingpong;
 pub mod probe;
 #[cfg(feature = "cli")]
 mod run;
+#[cfg(all(feature = "cli", feature = "pci"))]
+mod serve;
 #[cfg(feature = "cli")]
 mod trace;
 mod url;

@@ -611,3 +611,38 @@ fn a_pingpong_server_waits_on_the_address_of_its_device() {
     server.kill().unwrap();
     server.wait().unwrap();
 }
+
+#[test]
+#[cfg(feature = "pci")]
+fn a_served_function_is_at_its_socket_until_ctrl_c_and_nobody_else_can_serve_there() {
+    let socket = Scratch::new("serve.sock");
+    let mut server = hca(&["serve", "--pci", socket.path()]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains(socket.path()) && line.contains("loopback://") && line.contains("15b3:1014"), "{line}");
+    std::os::unix::net::UnixStream::connect(socket.path()).expect("it listens once it says so");
+
+    let said = refusal(&["serve", "--pci", socket.path()], 1);
+    assert!(said.contains(socket.path()) && said.contains("another server"), "{said}");
+
+    let pid = rustix::process::Pid::from_child(&server);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(server.wait().unwrap().code(), Some(130));
+    assert!(!std::path::Path::new(socket.path()).exists(), "the socket is gone with its server");
+}
+
+#[test]
+#[cfg(feature = "pci")]
+fn what_can_not_be_served_is_refused_with_a_reason() {
+    let file = Scratch::new("serve.txt");
+    std::fs::write(file.path(), "text").unwrap();
+    let said = refusal(&["serve", "--pci", file.path()], 1);
+    assert!(said.contains("no socket"), "{said}");
+    assert!(std::path::Path::new(file.path()).exists(), "what is no socket stays");
+    let said = refusal(&["serve", "--pci", "/nowhere/at/all.sock"], 1);
+    assert!(said.contains("/nowhere/at/all.sock"), "{said}");
+    let said = refusal(&["serve", "--pci", "/tmp/x.sock", "--device", "udp://?progress=thread"], 1);
+    assert!(said.contains("progress="), "{said}");
+    assert!(refusal(&["serve"], 2).contains("--pci"));
+    assert!(refusal(&["serve", "--pci", "/tmp/x.sock", "--port", "token-ring"], 2).contains("ib or roce"));
+}

@@ -184,8 +184,14 @@ impl Function {
 
     /// Writes to the configuration space.
     pub fn config_write(&mut self, offset: u64, data: &[u8]) {
+        let before = self.config.bus_master();
         let effect = self.config.write(offset, data);
-        self.guest.set_bus_master(self.config.bus_master());
+        let now = self.config.bus_master();
+        self.guest.set_bus_master(now);
+        if before && !now {
+            // What the adapter would reach by itself is as good as unmapped.
+            self.release_memory(0, u64::MAX);
+        }
         self.interrupts.set_function_mask(self.config.msix_masked());
         if effect == ConfigEffect::Reset {
             self.reset();

@@ -26,6 +26,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | `server`, `client` | [`Server`]: sockets, messages, the loop; who may be slow, and who dies |
 //! | `function` | [`Function`]: the parts, their order, reset |
 //! | `pci` | configuration space and its capabilities |
 //! | `interrupts` | MSI-X: vectors, masks, what is pending |
@@ -41,6 +42,7 @@
 #![deny(unsafe_code)]
 #![allow(dead_code, reason = "parts that others call are still to come")]
 
+mod client;
 mod command;
 mod directory;
 mod eq;
@@ -51,7 +53,9 @@ mod objects;
 mod path;
 mod pci;
 mod registers;
+mod server;
 mod uar;
 
 pub use directory::SharedDirectory;
 pub use function::{Function, FunctionOptions, PortKind, UnknownPort};
+pub use server::{ServeError, Server, Stopper};

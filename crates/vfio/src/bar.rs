@@ -12,7 +12,9 @@ use crate::user::wire::{Area, RegionInfo};
 /// Memory of registers that a function has.
 ///
 /// Parts of it may be mapped ([`mappable`](Self::mappable), [`map`](Self::map)); all of it can be reached by calls,
-/// which are a system call each, or a message to a server.
+/// which are a system call each, or a message to a server. [`registers`](Self::registers) takes the quicker way that
+/// there is.
+#[derive(Clone)]
 pub struct Bar {
     function: PciFunction,
     index: u8,
@@ -91,6 +93,26 @@ impl Bar {
         })?;
         let owner = (self.function.clone(), self.function.0.windows.clone());
         Ok(Mmio::new(mapping, (offset - first) as usize, len, owner))
+    }
+
+    /// The way to a part of it: mapped where all of the part may be, else by calls.
+    ///
+    /// # Errors
+    /// It does not lie within the BAR or does not begin at a multiple of 8, or can't be mapped though it may be.
+    pub fn registers(&self, offset: u64, len: usize) -> Result<Registers, FunctionError> {
+        let size = self.info.size;
+        let end =
+            offset.checked_add(len as u64).filter(|e| *e <= size && len > 0 && offset.is_multiple_of(8));
+        if end.is_none() {
+            let (name, region) = (self.function.name().to_owned(), RegionName::Bar(self.index));
+            return Err(FunctionError::Range { name, region, offset, bytes: len as u64, size });
+        }
+        let window = match self.map(offset, len) {
+            Ok(window) => Some(window),
+            Err(FunctionError::NotMappable { .. }) => None,
+            Err(e) => return Err(e),
+        };
+        Ok(Registers { bar: self.clone(), window, offset, len: len as u64 })
     }
 
     /// A server's file that ends too early would end this process by a signal upon the first access.
@@ -185,5 +207,88 @@ impl Bar {
     /// As [`write32`](Self::write32).
     pub fn write64_be(&self, offset: u64, v: u64) -> Result<(), FunctionError> {
         self.write(offset, &v.to_be_bytes())
+    }
+}
+
+/// Some registers of a BAR, by the quickest way that there is. Offsets are from their begin.
+///
+/// It is for set-up, where one and the same driver meets functions whose registers are mapped and others whose are not. The
+/// data path takes an [`Mmio`].
+#[derive(Clone, Debug)]
+pub struct Registers {
+    bar: Bar,
+    window: Option<Mmio>,
+    offset: u64,
+    len: u64,
+}
+
+impl Registers {
+    /// The window on them, if they are mapped.
+    pub fn window(&self) -> Option<&Mmio> {
+        self.window.as_ref()
+    }
+    /// Where they begin in their BAR.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// What is outside of a window would panic, and what is outside of the part would reach its neighbours.
+    fn check(&self, at: u64, bytes: u64) -> Result<u64, FunctionError> {
+        if at.is_multiple_of(bytes) && at.checked_add(bytes).is_some_and(|e| e <= self.len) {
+            return Ok(self.offset + at);
+        }
+        let (name, region) = (self.bar.function.name().to_owned(), RegionName::Bar(self.bar.index));
+        Err(FunctionError::Range { name, region, offset: at, bytes, size: self.len })
+    }
+
+    /// Reads 4 bytes that are big-endian.
+    ///
+    /// # Errors
+    /// They lie outside or are not aligned, or the function is gone; so with all the others.
+    pub fn read32_be(&self, at: u64) -> Result<u32, FunctionError> {
+        let within = self.check(at, 4)?;
+        match &self.window {
+            Some(window) => Ok(window.load32_be(at as usize)),
+            None => self.bar.read32_be(within),
+        }
+    }
+    /// Reads 8 bytes that are big-endian.
+    ///
+    /// # Errors
+    /// As [`read32_be`](Self::read32_be).
+    pub fn read64_be(&self, at: u64) -> Result<u64, FunctionError> {
+        let within = self.check(at, 8)?;
+        match &self.window {
+            Some(window) => Ok(window.load64_be(at as usize)),
+            None => self.bar.read64_be(within),
+        }
+    }
+    /// Writes 4 bytes big-endian.
+    ///
+    /// # Errors
+    /// As [`read32_be`](Self::read32_be).
+    pub fn write32_be(&self, at: u64, v: u32) -> Result<(), FunctionError> {
+        let within = self.check(at, 4)?;
+        match &self.window {
+            Some(window) => {
+                window.store32_be(at as usize, v);
+                Ok(())
+            }
+            None => self.bar.write32_be(within, v),
+        }
+    }
+    /// Writes 8 bytes big-endian.
+    ///
+    /// # Errors
+    /// As [`read32_be`](Self::read32_be).
+    pub fn write64_be(&self, at: u64, v: u64) -> Result<(), FunctionError> {
+        let within = self.check(at, 8)?;
+        match &self.window {
+            Some(window) => {
+                window.store64_be(at as usize, v);
+                Ok(())
+            }
+            None => self.bar.write64_be(within, v),
+        }
     }
 }

@@ -47,8 +47,10 @@ struct State {
 
 impl DmaTable {
     pub(crate) fn new(limits: &DmaLimits) -> Self {
-        // What the kernel maps is whole pages of its own, and of the IOMMU's.
-        let smallest = 1_u64 << limits.page_sizes.trailing_zeros().min(30);
+        // What the kernel maps is whole pages of its own, and of the IOMMU's. More than a huge page is no page of any
+        // IOMMU; what comes of it is the other side's to refuse.
+        let smallest = if limits.page_sizes == 0 { 1 } else { 1_u64 << limits.page_sizes.trailing_zeros() };
+        let smallest = smallest.min(HUGE as u64);
         let granule = smallest.max(rustix::param::page_size() as u64);
         let free = Ranges::new(granule, &usable(&limits.ranges));
         let state = Mutex::new(State { free, maps: BTreeMap::new(), coming: 0 });

@@ -100,6 +100,17 @@ pub enum OpenError {
         /// Which node.
         path: PathBuf,
     },
+    /// Interrupts of the function could not be confined.
+    #[error(
+        "the machine can't confine the interrupts of the PCI function {address}: switch interrupt remapping on in the \
+         firmware (x2APIC), or, where every user of such functions is trusted with the machine, reload the module \
+         with `modprobe vfio_iommu_type1 allow_unsafe_interrupts=1` (iommufd: `modprobe iommufd \
+         allow_unsafe_interrupts=1`), as root"
+    )]
+    NoInterruptRemapping {
+        /// Which function.
+        address: PciAddress,
+    },
     /// The kernel's vfio is not as it is expected.
     #[error(
         "the kernel's vfio lacks {what}, which every kernel since 4.0 has: is it built in (CONFIG_VFIO_IOMMU_TYPE1)?"

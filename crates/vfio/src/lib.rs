@@ -45,7 +45,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `function`, `config`, `bar` | [`PciFunction`], [`ConfigSpace`], [`Bar`] |
+//! | `function`, `config`, `bar` | [`PciFunction`], [`ConfigSpace`], [`Bar`], [`Registers`] |
 //! | [`mmio`] | [`Mmio`]: all accesses of registers, and the barriers around them |
 //! | `arena`, `memory`, `mapping` | [`DmaArena`], [`DmaBuf`]: files in memory, mapped here and by servers |
 //! | `dma`, `iova` | what is mapped for the device, and at which addresses |
@@ -73,7 +73,7 @@ mod wake;
 pub use address::PciAddress;
 pub use arena::{ArenaOptions, DmaArena, DmaBuf, MAX_PIECE_ALIGN, PIECE_BYTES};
 pub use backend::DmaRights;
-pub use bar::Bar;
+pub use bar::{Bar, Registers};
 pub use config::{Capability, ConfigSpace, MsixCapability};
 pub use dma::DmaMapping;
 pub use error::{DmaError, FunctionError, OpenError, RegionName};

@@ -1,38 +1,357 @@
-//! The port: its state, addresses, and registers.
+//! The port: its state, addresses, counters and registers, for InfiniBand and for Ethernet.
+//!
+//! What stands here are tables that drivers read and write; the addresses among them go to the directory, so that
+//! other functions are reached by them.
 
-use hca_prm::register::RegisterId;
-use hca_prm::{CmdStatus, Opcode};
+use hca_core::{Device, Gid, Lid};
+use hca_prm::command::counter::{
+    AllocQCounterOut, DeallocQCounterIn, QueryQCounterIn, QueryQCounterOut, QueryVportCounterOut,
+};
+use hca_prm::command::vport::{
+    HcaVportContext, MadIfcIn, MadIfcOut, ModifyNicVportContextIn, NicVportContext, NicVportFieldSelect,
+    PortState, QueryHcaVportContextOut, QueryHcaVportGidIn, QueryHcaVportGidOut, QueryHcaVportPkeyIn,
+    QueryHcaVportPkeyOut, QueryNicVportContextOut, QueryRoceAddressIn, QueryRoceAddressOut,
+    QueryVportStateOut, RoceAddr, SetRoceAddressIn, VportPkey,
+};
+use hca_prm::register::{NodeDesc, Pmtu, Ptys, Pvlc, RegisterId};
+use hca_prm::{CmdStatus, Layout, Opcode};
 
-use super::Output;
-use crate::function::Function;
+use super::resource::Numbers;
+use super::{Output, caps, parse};
+use crate::function::{Function, PortKind};
+
+/// Entries of a RoCE port's table of addresses.
+pub(super) const ROCE_ADDRESSES: u32 = 16;
+/// Entries of an InfiniBand port's tables.
+const GIDS: u32 = 8;
+const PKEYS: u32 = 128;
+/// The index that means all of a table.
+const ALL: u32 = 0xffff;
+/// The partition that everybody is a full member of.
+const DEFAULT_PKEY: u32 = 0xffff;
+/// What the port can do, as a PortInfo says it: its GUID is that of the system, it has communication management,
+/// and its clients can be asked to register again.
+const CAP_MASK: u32 = 1 << 11 | 1 << 16 | 1 << 25;
+/// The state of a link that is up.
+const LINK_UP: u32 = 5;
 
 /// What a port keeps.
 #[derive(Debug, Default)]
-pub(crate) struct Port {}
+pub(crate) struct Port {
+    roce: Vec<RoceAddr>,
+    nic: Option<NicVportContext>,
+    node_desc: NodeDesc,
+    counters: Numbers,
+}
 
 impl Function {
     pub(super) fn port_command(
         &mut self,
-        _opcode: Opcode,
-        _input: &[u8],
-        _out: &mut Output,
+        opcode: Opcode,
+        input: &[u8],
+        out: &mut Output,
     ) -> Result<(), CmdStatus> {
-        Err(CmdStatus::BadOp)
+        match opcode {
+            Opcode::MAD_IFC => mad(input, out),
+            Opcode::QUERY_HCA_VPORT_CONTEXT => {
+                let context = self.hca_vport_context();
+                out.put(
+                    &QueryHcaVportContextOut::new().with(QueryHcaVportContextOut::HCA_VPORT_CONTEXT, context),
+                )
+            }
+            Opcode::QUERY_HCA_VPORT_GID => self.query_gid(input, out),
+            Opcode::QUERY_HCA_VPORT_PKEY => query_pkey(input, out),
+            Opcode::QUERY_NIC_VPORT_CONTEXT => {
+                let context = self.nic_vport_context();
+                out.put(
+                    &QueryNicVportContextOut::new().with(QueryNicVportContextOut::NIC_VPORT_CONTEXT, context),
+                )
+            }
+            Opcode::MODIFY_NIC_VPORT_CONTEXT => self.modify_nic(input),
+            Opcode::QUERY_VPORT_STATE => {
+                let up = u32::from(self.hca.port().active);
+                let output = QueryVportStateOut::new().with(QueryVportStateOut::ADMIN_STATE, 1);
+                out.put(&output.with(QueryVportStateOut::STATE, up))
+            }
+            // The port is up, and stays so.
+            Opcode::MODIFY_VPORT_STATE | Opcode::MODIFY_HCA_VPORT_CONTEXT => Ok(()),
+            Opcode::SET_ROCE_ADDRESS => self.set_roce_address(input),
+            Opcode::QUERY_ROCE_ADDRESS => self.query_roce_address(input, out),
+            Opcode::ALLOC_Q_COUNTER => {
+                let number = self.commands.port.counters.alloc(caps::Q_COUNTERS.ilog2())?;
+                out.put(&AllocQCounterOut::new().with(AllocQCounterOut::COUNTER_SET_ID, number))
+            }
+            Opcode::DEALLOC_Q_COUNTER => {
+                let command: DeallocQCounterIn = parse(input)?;
+                self.commands.port.counters.free(command.get(DeallocQCounterIn::COUNTER_SET_ID))
+            }
+            // The adapter counts for all of its functions together, so none of them is told.
+            Opcode::QUERY_Q_COUNTER => {
+                let number = parse::<QueryQCounterIn>(input)?.get(QueryQCounterIn::COUNTER_SET_ID);
+                if !self.commands.port.counters.contains(number) {
+                    return Err(CmdStatus::BadRes);
+                }
+                out.put(&QueryQCounterOut::new())
+            }
+            Opcode::QUERY_VPORT_COUNTER => out.put(&QueryVportCounterOut::new()),
+            _ => Err(CmdStatus::BadOp),
+        }
     }
 
     /// The function is started: its addresses are known to the others.
-    pub(super) fn open_port(&mut self) {}
+    pub(super) fn open_port(&mut self) {
+        let (gid, lid, number) = (self.port_gid(), self.lid(), self.options.number);
+        let mut directory = self.directory.lock();
+        if self.options.port == PortKind::InfiniBand {
+            directory.add_gid(gid, number);
+            directory.add_lid(lid, number);
+        }
+    }
 
     /// The function is stopped: its addresses are known no more.
     pub(super) fn close_port(&mut self) {
         self.directory.lock().remove_function(self.options.number);
+        self.commands.port = Port::default();
+        self.commands.eth = Default::default();
     }
 
-    pub(super) fn read_register(&mut self, _id: RegisterId, _bytes: &mut [u8]) -> Result<(), CmdStatus> {
-        Err(CmdStatus::BadParam)
+    /// The LID of an InfiniBand port.
+    pub(crate) fn lid(&self) -> Lid {
+        match self.options.port {
+            PortKind::InfiniBand => Lid::new(self.options.number.saturating_add(1)),
+            PortKind::Roce => Lid::new(0),
+        }
     }
 
-    pub(super) fn write_register(&mut self, _id: RegisterId, _bytes: &[u8]) -> Result<(), CmdStatus> {
+    /// A GID of the port's table, if there is one at this index.
+    pub(crate) fn gid(&self, index: u32) -> Option<Gid> {
+        let gid = match self.options.port {
+            PortKind::InfiniBand => (index == 0).then(|| self.port_gid())?,
+            PortKind::Roce => {
+                Gid(self.commands.port.roce.get(index as usize)?.get(RoceAddr::SOURCE_L3_ADDRESS))
+            }
+        };
+        Some(gid).filter(|gid| *gid != Gid::default())
+    }
+
+    /// A GUID of the function, or (0) of the adapter: from the adapter's address, and so another one on each.
+    fn guid(&self, of: u16) -> u64 {
+        let own = self.directory.lock().own();
+        let hash = own.0.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+        });
+        // Locally administered, as no maker's number is in it.
+        0x02 << 56 | (hash >> 8 & 0xff_ffff_ffff) << 16 | u64::from(of)
+    }
+
+    fn port_guid(&self) -> u64 {
+        self.guid(self.options.number.saturating_add(1))
+    }
+
+    /// The GID that an InfiniBand port has by itself.
+    fn port_gid(&self) -> Gid {
+        let mut gid = [0; 16];
+        gid[..2].copy_from_slice(&[0xfe, 0x80]);
+        gid[8..].copy_from_slice(&self.port_guid().to_be_bytes());
+        Gid(gid)
+    }
+
+    /// The Ethernet address that the function has by itself.
+    fn mac(&self) -> [u8; 6] {
+        let [_, a, b, c, d, _, e, f] = self.port_guid().to_be_bytes();
+        [2, a ^ b, c, d, e, f]
+    }
+
+    fn hca_vport_context(&self) -> HcaVportContext {
+        let state = if self.hca.port().active { PortState::Active } else { PortState::Down };
+        let lid = u32::from(self.lid().raw());
+        HcaVportContext::new()
+            .with(HcaVportContext::PORT_PHYSICAL_STATE, LINK_UP)
+            .with(HcaVportContext::VPORT_STATE_POLICY, 2)
+            .with(HcaVportContext::PORT_STATE, state.code())
+            .with(HcaVportContext::VPORT_STATE, state.code())
+            .with(HcaVportContext::SYSTEM_IMAGE_GUID, self.guid(0))
+            .with(HcaVportContext::PORT_GUID, self.port_guid())
+            .with(HcaVportContext::NODE_GUID, self.port_guid())
+            .with(HcaVportContext::CAP_MASK1, CAP_MASK)
+            .with(HcaVportContext::LID, lid)
+            .with(HcaVportContext::SM_LID, 1)
+            .with(HcaVportContext::SUBNET_TIMEOUT, 18)
+    }
+
+    fn query_gid(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let index = parse::<QueryHcaVportGidIn>(input)?.get(QueryHcaVportGidIn::GID_INDEX);
+        let gid = |index| self.gid(index).unwrap_or_default().0;
+        let at = QueryHcaVportGidOut::SIZE;
+        let count = match index {
+            ALL => {
+                for index in 0..GIDS {
+                    out.put_at(at + 16 * index as usize, &gid(index))?;
+                }
+                GIDS
+            }
+            0..GIDS => {
+                out.put_at(at, &gid(index))?;
+                1
+            }
+            _ => return Err(CmdStatus::BadParam),
+        };
+        out.put(&QueryHcaVportGidOut::new().with(QueryHcaVportGidOut::GIDS_NUM, count))
+    }
+
+    fn nic_vport_context(&self) -> NicVportContext {
+        let mut context = self.commands.port.nic.unwrap_or_else(|| {
+            let mut mac = NicVportContext::new().get(NicVportContext::PERMANENT_ADDRESS);
+            mac.set_mac(self.mac());
+            NicVportContext::new()
+                .with(NicVportContext::MTU, 1500)
+                .with(NicVportContext::PERMANENT_ADDRESS, mac)
+        });
+        context
+            .set(NicVportContext::SYSTEM_IMAGE_GUID, self.guid(0))
+            .set(NicVportContext::PORT_GUID, self.port_guid())
+            .set(NicVportContext::NODE_GUID, self.port_guid())
+            .set(NicVportContext::ALLOWED_LIST_SIZE, 0);
+        context
+    }
+
+    fn modify_nic(&mut self, input: &[u8]) -> Result<(), CmdStatus> {
+        let command: ModifyNicVportContextIn = parse(input)?;
+        let select = command.get(ModifyNicVportContextIn::FIELD_SELECT);
+        let wish = command.get(ModifyNicVportContextIn::NIC_VPORT_CONTEXT);
+        let mut context = self.nic_vport_context();
+        if select.get(NicVportFieldSelect::ROCE_EN) {
+            context.set(NicVportContext::ROCE_EN, wish.get(NicVportContext::ROCE_EN));
+        }
+        if select.get(NicVportFieldSelect::MTU) {
+            context.set(NicVportContext::MTU, wish.get(NicVportContext::MTU));
+        }
+        if select.get(NicVportFieldSelect::PERMANENT_ADDRESS) {
+            context.set(NicVportContext::PERMANENT_ADDRESS, wish.get(NicVportContext::PERMANENT_ADDRESS));
+        }
+        if select.get(NicVportFieldSelect::DISABLE_UC_LOCAL_LB) {
+            context.set(NicVportContext::DISABLE_UC_LOCAL_LB, wish.get(NicVportContext::DISABLE_UC_LOCAL_LB));
+        }
+        if select.get(NicVportFieldSelect::DISABLE_MC_LOCAL_LB) {
+            context.set(NicVportContext::DISABLE_MC_LOCAL_LB, wish.get(NicVportContext::DISABLE_MC_LOCAL_LB));
+        }
+        self.commands.port.nic = Some(context);
         Ok(())
     }
+
+    fn set_roce_address(&mut self, input: &[u8]) -> Result<(), CmdStatus> {
+        let command: SetRoceAddressIn = parse(input)?;
+        let index = command.get(SetRoceAddressIn::ROCE_ADDRESS_INDEX);
+        if self.options.port != PortKind::Roce || index >= ROCE_ADDRESSES {
+            return Err(CmdStatus::BadParam);
+        }
+        let table = &mut self.commands.port.roce;
+        table.resize(ROCE_ADDRESSES as usize, RoceAddr::new());
+        let address = command.get(SetRoceAddressIn::ROCE_ADDRESS);
+        let old = std::mem::replace(&mut table[index as usize], address);
+        let gid = |a: &RoceAddr| Gid(a.get(RoceAddr::SOURCE_L3_ADDRESS));
+        let still = table.iter().any(|a| gid(a) == gid(&old));
+        let mut directory = self.directory.lock();
+        if !still {
+            directory.remove_gid(gid(&old), self.options.number);
+        }
+        directory.add_gid(gid(&address), self.options.number);
+        Ok(())
+    }
+
+    fn query_roce_address(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let index = parse::<QueryRoceAddressIn>(input)?.get(QueryRoceAddressIn::ROCE_ADDRESS_INDEX);
+        if self.options.port != PortKind::Roce || index >= ROCE_ADDRESSES {
+            return Err(CmdStatus::BadParam);
+        }
+        let address = self.commands.port.roce.get(index as usize).copied().unwrap_or_default();
+        out.put(&QueryRoceAddressOut::new().with(QueryRoceAddressOut::ROCE_ADDRESS, address))
+    }
+
+    pub(super) fn read_register(&mut self, id: RegisterId, bytes: &mut [u8]) -> Result<(), CmdStatus> {
+        match id {
+            RegisterId::Ptys => show(&self.speeds(), bytes),
+            RegisterId::Pmtu => show(&self.packet_sizes(), bytes),
+            RegisterId::Pvlc => {
+                let lanes = Pvlc::new().with(Pvlc::LOCAL_PORT, 1).with(Pvlc::VL_HW_CAP, 1);
+                show(&lanes.with(Pvlc::VL_ADMIN, 1).with(Pvlc::VL_OPERATIONAL, 1), bytes)
+            }
+            RegisterId::NodeDesc => show(&self.commands.port.node_desc, bytes),
+            // Others have nothing to tell.
+            _ => {
+                bytes.fill(0);
+                Ok(())
+            }
+        }
+    }
+
+    pub(super) fn write_register(&mut self, id: RegisterId, bytes: &[u8]) -> Result<(), CmdStatus> {
+        if id == RegisterId::NodeDesc {
+            self.commands.port.node_desc = parse(bytes)?;
+        }
+        Ok(())
+    }
+
+    /// One speed, whatever carries the packets: four lanes at 25 Gbit/s.
+    fn speeds(&self) -> Ptys {
+        const FOUR_LANES: u32 = 2;
+        const EDR: u32 = 1 << 5;
+        const CR4_100G: u32 = 1 << 20;
+        let speeds = Ptys::new().with(Ptys::LOCAL_PORT, 1);
+        match self.options.port {
+            PortKind::InfiniBand => speeds
+                .with(Ptys::PROTO_MASK, Ptys::IB)
+                .with(Ptys::IB_LINK_WIDTH_CAPABILITY, FOUR_LANES | 1)
+                .with(Ptys::IB_LINK_WIDTH_ADMIN, FOUR_LANES | 1)
+                .with(Ptys::IB_LINK_WIDTH_OPER, FOUR_LANES)
+                .with(Ptys::IB_PROTO_CAPABILITY, EDR | 1)
+                .with(Ptys::IB_PROTO_ADMIN, EDR | 1)
+                .with(Ptys::IB_PROTO_OPER, EDR),
+            PortKind::Roce => speeds
+                .with(Ptys::PROTO_MASK, Ptys::EN)
+                .with(Ptys::ETH_PROTO_CAPABILITY, CR4_100G)
+                .with(Ptys::ETH_PROTO_ADMIN, CR4_100G)
+                .with(Ptys::ETH_PROTO_OPER, CR4_100G),
+        }
+    }
+
+    fn packet_sizes(&self) -> Pmtu {
+        let bytes = match self.options.port {
+            PortKind::InfiniBand => self.hca.port().active_mtu.bytes(),
+            // Frames of this size hold any packet.
+            PortKind::Roce => 9978,
+        };
+        let sizes = Pmtu::new().with(Pmtu::LOCAL_PORT, 1).with(Pmtu::MAX_MTU, bytes);
+        sizes.with(Pmtu::ADMIN_MTU, bytes).with(Pmtu::OPER_MTU, bytes)
+    }
+}
+
+/// Puts a register into the place that the driver gave for it.
+fn show<L: Layout>(register: &L, bytes: &mut [u8]) -> Result<(), CmdStatus> {
+    let place = bytes.get_mut(..L::SIZE).ok_or(CmdStatus::BadInpLen)?;
+    place.copy_from_slice(register.as_bytes());
+    Ok(())
+}
+
+fn query_pkey(input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+    let index = parse::<QueryHcaVportPkeyIn>(input)?.get(QueryHcaVportPkeyIn::PKEY_INDEX);
+    let default = VportPkey::new().with(VportPkey::PKEY, DEFAULT_PKEY);
+    let at = QueryHcaVportPkeyOut::SIZE;
+    match index {
+        0 | ALL => out.put_at(at, default.as_bytes()),
+        1..PKEYS => out.put_at(at, VportPkey::new().as_bytes()),
+        _ => Err(CmdStatus::BadParam),
+    }
+}
+
+/// Answers a management datagram as an agent does that has nothing to say: its header comes back as a response.
+fn mad(input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+    const HEADER: usize = 24;
+    const METHOD: usize = 3;
+    const RESPONSE: u8 = 0x80;
+    let request = parse::<MadIfcIn>(input)?.get(MadIfcIn::MAD);
+    let mut response = [0; 256];
+    response[..HEADER].copy_from_slice(&request[..HEADER]);
+    response[METHOD] |= RESPONSE;
+    out.put(&MadIfcOut::new().with(MadIfcOut::RESPONSE_MAD_PACKET, response))
 }

@@ -92,6 +92,7 @@ pub(crate) struct Qp {
     pub(crate) sq: Option<WorkQueue>,
     pub(crate) rq: Option<WorkQueue>,
     pub(crate) send: Box<dyn SendPort>,
+    /// Where own receive requests go; none where they come from a shared queue, or go nowhere.
     pub(crate) recv: Option<Box<dyn RecvPort>>,
     /// Requests that the adapter holds, of how many.
     pub(crate) held: u32,
@@ -246,7 +247,7 @@ impl Objects {
             sq: shape.sq,
             rq: shape.rq,
             send: ports.send,
-            recv: ports.recv,
+            recv: ports.recv.filter(|_| real),
             held: 0,
             max_held: ports.cap.max_send_wr,
             barrier: None,
@@ -512,6 +513,9 @@ impl Function {
         let command: CreateQpIn = parse(input)?;
         let context = command.get(CreateQpIn::QPC);
         let pd = self.resources.pd(context.get(Qpc::PD)).ok_or(CmdStatus::BadRes)?;
+        if !self.pages.is_given(context.get(Qpc::UAR_PAGE)) {
+            return Err(CmdStatus::BadRes);
+        }
         let pas = &input[CreateQpIn::SIZE..];
         let qpn = self.objects.create_qp(&self.guest, pd, &command, pas)?;
         self.directory.lock().add_qp(qpn, self.options.number);

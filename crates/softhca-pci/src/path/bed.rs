@@ -27,7 +27,7 @@ use crate::function::{Function, FunctionOptions};
 
 /// Where the client's memory begins for the function, and its length.
 pub(crate) const BASE: u64 = 0x7_0000_0000;
-pub(crate) const LEN: u64 = 8 << 20;
+pub(crate) const LEN: u64 = 2 << 20;
 pub(crate) const PAGE: u64 = 4096;
 
 /// A file that can't be cut.
@@ -51,6 +51,11 @@ impl Server {
         let hca = SoftHca::open(Box::new(fabric), options).unwrap();
         let directory = SharedDirectory::new(hca.port().gid);
         Self { hca, directory }
+    }
+
+    /// The adapter's own address.
+    pub(crate) fn gid(&self) -> Gid {
+        self.hca.port().gid
     }
 
     /// A client of function `number`, whose memory is mapped.

@@ -190,9 +190,8 @@ impl Objects {
     /// Takes new requests of all queues. Returns whether there were any.
     pub(crate) fn take_requests(&mut self, directory: &Directory) -> bool {
         let mut any = false;
-        let srqs: Vec<u32> = self.srqs.keys().copied().collect();
-        for srq in srqs {
-            any |= self.take_requests_of_srq(srq);
+        for (number, srq) in &mut self.srqs {
+            any |= super::recv::take_shared(*number, srq, &mut self.raised);
         }
         let Self { qps, cqs, raised, failed_cqs, by_index, hca, addresses, .. } = self;
         let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };

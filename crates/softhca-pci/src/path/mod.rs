@@ -16,6 +16,14 @@ mod recv;
 mod send;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_errors;
+#[cfg(test)]
+mod tests_events;
+#[cfg(test)]
+mod tests_garbage;
+#[cfg(test)]
+mod tests_shared;
 
 use hca_core::AsyncEvent;
 use hca_prm::{CompEvent, CqError, Eqe, EventType, QpEvent};

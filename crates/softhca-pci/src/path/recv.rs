@@ -1,11 +1,14 @@
 //! Receive requests.
 #![allow(unsafe_code)] // `RecvPort::post`, with its argument
 
+use std::collections::VecDeque;
+
 use hca_core::{Lkey, PostErrorKind, QpState, RecvPort, RecvWr, Sge};
 use hca_prm::{CqeSyndrome, DataSeg, EventType, SrqNextSeg};
 
 use crate::guest::Window;
 use crate::objects::qp::{MAX_SGE, Qp};
+use crate::objects::srq::Srq;
 use crate::objects::{Objects, Raised};
 use crate::path::complete::{Shown, error_entry};
 
@@ -107,56 +110,62 @@ pub(super) fn take(qp: &mut Qp, shown: &mut Shown<'_>) -> bool {
 }
 
 impl Objects {
-    /// Takes the new requests of a shared receive queue. Returns whether there were any.
-    pub(crate) fn take_requests_of_srq(&mut self, number: u32) -> bool {
-        let Some(srq) = self.srqs.get_mut(&number) else { return false };
-        let (Some(memory), Some(adapters)) = (&srq.memory, &mut srq.adapters) else { return false };
-        let entries = 1_usize << srq.log_size;
-        let entry = |index: u16| {
-            let slot = usize::from(index) & (entries - 1);
-            List::read(&memory.list, slot << srq.log_stride, 1 << srq.log_stride, SrqNextSeg::SIZE)
-        };
-        let mut any = false;
-        let mut refused = None;
-        // Those that a queue pair did not use come first, as they were before.
-        while let Some(index) = srq.again.last().copied() {
-            match entry(index).0.post(&mut *adapters.port, index.into()) {
-                Ok(true) => _ = srq.again.pop(),
+    /// Takes the new requests of a shared receive queue.
+    pub(crate) fn take_requests_of_srq(&mut self, number: u32) {
+        if let Some(srq) = self.srqs.get_mut(&number) {
+            take_shared(number, srq, &mut self.raised);
+        }
+    }
+}
+
+/// Takes the new requests of a shared receive queue. Returns whether there were any.
+pub(super) fn take_shared(number: u32, srq: &mut Srq, raised: &mut VecDeque<Raised>) -> bool {
+    let (Some(memory), Some(adapters)) = (&srq.memory, &mut srq.adapters) else { return false };
+    let entries = 1_usize << srq.log_size;
+    let entry = |index: u16| {
+        let slot = usize::from(index) & (entries - 1);
+        List::read(&memory.list, slot << srq.log_stride, 1 << srq.log_stride, SrqNextSeg::SIZE)
+    };
+    let mut any = false;
+    let mut refused = None;
+    // Those that a queue pair did not use come first, as they were before.
+    while let Some(index) = srq.again.last().copied() {
+        match entry(index).0.post(&mut *adapters.port, index.into()) {
+            Ok(true) => _ = srq.again.pop(),
+            Ok(false) => break,
+            Err(e) => {
+                refused = Some(e);
+                break;
+            }
+        }
+        any = true;
+    }
+    let claimed = usize::from((memory.record.load32(0) as u16).wrapping_sub(srq.taken));
+    let catastrophe = claimed > entries;
+    if !catastrophe {
+        for _ in 0..claimed.min(BUDGET) {
+            let index = srq.next & (entries - 1) as u16;
+            let (list, head) = entry(index);
+            match list.post(&mut *adapters.port, index.into()) {
+                Ok(true) => {}
                 Ok(false) => break,
                 Err(e) => {
                     refused = Some(e);
                     break;
                 }
             }
+            srq.taken = srq.taken.wrapping_add(1);
+            srq.next = SrqNextSeg::from_array(head).get(SrqNextSeg::NEXT_WQE_INDEX) as u16;
             any = true;
         }
-        let claimed = usize::from((memory.record.load32(0) as u16).wrapping_sub(srq.taken));
-        let catastrophe = claimed > entries;
-        if !catastrophe {
-            for _ in 0..claimed.min(BUDGET) {
-                let index = srq.next & (entries - 1) as u16;
-                let (list, head) = entry(index);
-                match list.post(&mut *adapters.port, index.into()) {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(e) => {
-                        refused = Some(e);
-                        break;
-                    }
-                }
-                srq.taken = srq.taken.wrapping_add(1);
-                srq.next = SrqNextSeg::from_array(head).get(SrqNextSeg::NEXT_WQE_INDEX) as u16;
-                any = true;
-            }
-        }
-        if any {
-            adapters.port.ring();
-        }
-        if catastrophe || refused.is_some() {
-            tracing::debug!(?refused, claimed, "a shared receive queue can't go on");
-            srq.memory = None;
-            self.raised.push_back(Raised::Queue { event: EventType::SrqCatasError, number });
-        }
-        any
     }
+    if any {
+        adapters.port.ring();
+    }
+    if catastrophe || refused.is_some() {
+        tracing::debug!(?refused, claimed, "a shared receive queue can't go on");
+        srq.memory = None;
+        raised.push_back(Raised::Queue { event: EventType::SrqCatasError, number });
+    }
+    any
 }

@@ -90,7 +90,7 @@ fn requests_that_want_no_completion_have_none_and_one_that_does_nothing_ends_in_
     let last = p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[9; 8]));
     let cqe = p.sent();
     assert_eq!((opcode(&cqe), counter(&cqe)), (CqeOpcode::Req, nop.into()));
-    assert_eq!(counter(&p.sent()), last.into());
+    assert_eq!(counter(&p.sent()), u32::from(last));
     assert_eq!(p.b.bytes(0, 8), [9; 8]);
     assert!(p.a.sent().is_none());
 }

@@ -32,7 +32,8 @@ pub(super) fn open(roots: &Roots, address: PciAddress, group: u32) -> Result<Lin
         _ => OpenError::Io { doing: "putting a group into a container", source: e },
     };
     sys::set_container(group_fd.as_fd(), container.as_fd()).map_err(busy)?;
-    sys::set_iommu(container.as_fd()).map_err(io("choosing the IOMMU of kind TYPE1v2"))?;
+    sys::set_iommu(container.as_fd())
+        .map_err(|e| attach_refusal(address, "choosing the IOMMU of kind TYPE1v2", e))?;
     let device =
         sys::device_of(group_fd.as_fd(), &address.to_string()).map_err(|e| match e.raw_os_error() {
             Some(libc::EBUSY) => OpenError::Busy { path: path.clone() },
@@ -41,6 +42,14 @@ pub(super) fn open(roots: &Roots, address: PciAddress, group: u32) -> Result<Lin
     let limits = sys::iommu_info(container.as_fd()).map_err(io("asking what the IOMMU allows"))?;
     let iommu = Container { info: limits, container, _group: group_fd };
     LinuxFunction::new(address, device, Box::new(iommu))
+}
+
+/// Why a function is not confined. The kernel says `EPERM` where interrupts can't be.
+pub(super) fn attach_refusal(address: PciAddress, doing: &'static str, source: io::Error) -> OpenError {
+    match source.raw_os_error() {
+        Some(libc::EPERM) => OpenError::NoInterruptRemapping { address },
+        _ => OpenError::Io { doing, source },
+    }
 }
 
 fn io(doing: &'static str) -> impl FnOnce(io::Error) -> OpenError {
@@ -148,6 +157,16 @@ mod tests {
         assert_eq!((l.page_sizes, l.max_mappings), (0x4020_1000, 65_000));
         let old = limits(&[24, 0, 0, 0]);
         assert_eq!((old.ranges, old.page_sizes), (vec![0..=LEAST_ADDRESSES - 1], 4096));
+    }
+
+    #[test]
+    fn interrupts_that_can_not_be_confined_are_told() {
+        let address = "0000:03:00.0".parse().unwrap();
+        let refused =
+            |errno| attach_refusal(address, "attaching", io::Error::from_raw_os_error(errno)).to_string();
+        let told = refused(libc::EPERM);
+        assert!(told.contains("0000:03:00.0") && told.contains("allow_unsafe_interrupts=1"), "{told}");
+        assert!(refused(libc::ENOMEM).starts_with("attaching: Cannot allocate memory"));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use super::device::{Iommu, LinuxFunction, inclusive};
+use super::group::attach_refusal;
 use super::sys;
 use super::tree::Roots;
 use crate::address::PciAddress;
@@ -35,7 +36,8 @@ pub(super) fn open(
     }
     let io = |doing| move |source| OpenError::Io { doing, source };
     let ioas = sys::ioas_alloc(iommufd.as_fd()).map_err(io("making an address space"))?;
-    sys::attach(device.as_fd(), ioas).map_err(io("putting a function into its address space"))?;
+    let refusal = |e| attach_refusal(address, "putting a function into its address space", e);
+    sys::attach(device.as_fd(), ioas).map_err(refusal)?;
     let (ranges, alignment) =
         sys::ioas_ranges(iommufd.as_fd(), ioas).map_err(io("asking what the IOMMU allows"))?;
     let iommu = AddressSpace { iommufd, ioas, ranges, alignment };

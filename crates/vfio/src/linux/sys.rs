@@ -243,19 +243,31 @@ pub(super) fn ioas_ranges(iommufd: BorrowedFd<'_>, ioas: u32) -> io::Result<(Vec
         ranges: u64,
         alignment: u64,
     }
+    const MAX_RANGES: usize = 4096;
     let mut found = vec![[0_u64; 2]; 64];
-    let mut asked = Ranges {
-        size: size_of::<Ranges>() as u32,
-        ioas,
-        count: found.len() as u32,
-        reserved: 0,
-        ranges: found.as_mut_ptr().expose_provenance() as u64,
-        alignment: 0,
-    };
-    // SAFETY: (1) `size` says the structure's length; the kernel fills `count` pairs at most, which there are.
-    unsafe { call(iommufd, IOAS_IOVA_RANGES, &raw mut asked)? };
-    found.truncate(asked.count as usize);
-    Ok((found.into_iter().map(|[first, last]| (first, last)).collect(), asked.alignment))
+    loop {
+        let mut asked = Ranges {
+            size: size_of::<Ranges>() as u32,
+            ioas,
+            count: found.len() as u32,
+            reserved: 0,
+            ranges: found.as_mut_ptr().expose_provenance() as u64,
+            alignment: 0,
+        };
+        // SAFETY: (1) `size` says the structure's length; the kernel fills `count` pairs at most, which there are.
+        let done = unsafe { call(iommufd, IOAS_IOVA_RANGES, &raw mut asked) };
+        let count = asked.count as usize;
+        match done {
+            Err(e) if e.raw_os_error() == Some(libc::EMSGSIZE) && found.len() < count.min(MAX_RANGES) => {
+                found.resize(count.min(MAX_RANGES), [0; 2]);
+            }
+            Err(e) => return Err(e),
+            Ok(_) => {
+                found.truncate(count);
+                return Ok((found.into_iter().map(|[first, last]| (first, last)).collect(), asked.alignment));
+            }
+        }
+    }
 }
 /// Maps by an address space.
 pub(super) fn ioas_map(iommufd: BorrowedFd<'_>, ioas: u32, r: &Range) -> io::Result<()> {

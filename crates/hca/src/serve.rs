@@ -1,0 +1,59 @@
+//! `hca serve`: the software adapter as PCI functions at sockets.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use softhca::Progress;
+use softhca_pci::{PortKind, Server};
+
+use crate::cli::{Failure, ServeArgs};
+use crate::interrupt::{SLICE, interrupted};
+use crate::open::{device_from_environment, open_exactly};
+use crate::url::DeviceUrl;
+
+/// What is served where nothing is named: functions that reach each other, and nobody else.
+const DEFAULT_DEVICE: &str = "loopback://served";
+
+/// Serves until Ctrl-C.
+pub(crate) fn serve(args: &ServeArgs) -> Result<(), Failure> {
+    let mut url: DeviceUrl = match (&args.device, device_from_environment()?) {
+        (Some(url), _) => url.clone(),
+        (None, Some(url)) => url,
+        (None, None) => DEFAULT_DEVICE.parse()?,
+    };
+    // The server's thread does the adapter's work, with that of the functions.
+    if url.options.progress.is_some_and(|p| p != Progress::Inline) {
+        return Err("the server moves the adapter itself: leave progress= away".into());
+    }
+    url.options.progress = Some(Progress::Inline);
+    let opened = open_exactly(&url)?;
+    let mut server = Server::open(Arc::clone(opened.device()), &args.pci, args.port)?;
+    let stopper = server.stopper()?;
+    std::thread::spawn(move || {
+        while !interrupted() {
+            std::thread::sleep(SLICE);
+        }
+        stopper.stop();
+    });
+    tell(opened.url(), args)?;
+    server.run();
+    opened.finish_capture()?;
+    Ok(())
+}
+
+/// Says where clients find what; they may come from now on.
+fn tell(url: &DeviceUrl, args: &ServeArgs) -> Result<(), Failure> {
+    let port = match args.port {
+        PortKind::InfiniBand => "an InfiniBand port",
+        PortKind::Roce => "an Ethernet port",
+    };
+    let mut out = std::io::stdout().lock();
+    for (number, path) in args.pci.iter().enumerate() {
+        let shown = std::path::absolute(path);
+        let shown: &Path = shown.as_deref().unwrap_or(path);
+        writeln!(out, "{}: function {number} of {url}, 15b3:1014 with {port}", shown.display())?;
+    }
+    out.flush()?;
+    Ok(())
+}

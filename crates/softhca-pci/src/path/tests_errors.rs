@@ -1,0 +1,267 @@
+//! What ends in error, and what that takes with it.
+
+use hca_core::Device;
+use hca_prm::command::cq::DestroyCqIn;
+use hca_prm::{
+    CmdStatus, CqError, Cqe64, CqeSyndrome, EventType, Opcode, QpState, Qpc, ServiceType, WqeOpcode,
+};
+
+use super::bed::{BASE, LEN, PAGE, Pair, QpShape, Wqe};
+use super::tests::{counter, syndrome};
+use crate::command::Output;
+
+/// The counters and syndromes of all completions of A's send queue, once there are this many.
+fn failures(p: &mut Pair, n: usize) -> Vec<(u32, CqeSyndrome)> {
+    (0..n).map(|_| p.sent()).map(|cqe| (counter(&cqe), syndrome(&cqe))).collect()
+}
+
+fn state(p: &mut Pair) -> u32 {
+    p.a.client.query(&p.a.qp.clone()).get(Qpc::STATE)
+}
+
+#[test]
+fn a_queue_pair_in_error_flushes_all_of_both_queues_in_order_signaled_or_not() {
+    let mut p = Pair::new(QpShape { log_sq: 9, ..QpShape::default() });
+    // B has no receive requests, so nothing ends; more than the adapter holds at one time.
+    p.a.client.cq(4);
+    let (cq, n) = (p.a.client.cq(10), 400_u32);
+    p.a.send_cq = cq;
+    let shape = QpShape { log_sq: 9, ..QpShape::default() };
+    let recv_cq = p.a.recv_cq;
+    p.a.qp = p.a.client.qp(shape, &cq, &recv_cq);
+    let (gid, peer) = (p.server.gid(), p.b.qp.qpn);
+    p.a.client.connect(&p.a.qp.clone(), gid, peer);
+    for _ in 0..3 {
+        p.a.recv(0, 100);
+    }
+    for i in 0..n {
+        let wqe = Wqe::new(WqeOpcode::Send).inline(&[1; 8]);
+        p.a.post(&if i % 2 == 0 { wqe.quiet() } else { wqe });
+    }
+    for _ in 0..20 {
+        p.look();
+    }
+    assert!(p.a.sent().is_none());
+    let qpn = p.a.qp.qpn;
+    p.a.client.change(Opcode::QP_2ERR, qpn, 0, Qpc::new()).unwrap();
+    assert_eq!(state(&mut p), QpState::Err.code());
+    let flushed = failures(&mut p, n as usize);
+    assert!(flushed.iter().map(|(_, s)| *s).all(|s| s == CqeSyndrome::WrFlushErr));
+    assert!(flushed.iter().map(|(at, _)| *at).eq(0..n), "{flushed:?}");
+    for at in 0..3 {
+        let cqe = p.until("a flushed receive request", |p| p.a.received());
+        assert_eq!((counter(&cqe), syndrome(&cqe)), (at, CqeSyndrome::WrFlushErr));
+    }
+    // What is posted later is flushed as well.
+    p.a.post(&Wqe::new(WqeOpcode::Send).inline(&[1; 8]));
+    p.a.recv(0, 100);
+    assert_eq!(failures(&mut p, 1), [(n, CqeSyndrome::WrFlushErr)]);
+    let cqe = p.until("a flushed receive request", |p| p.a.received());
+    assert_eq!(counter(&cqe), 3);
+    assert!(p.a.sent().is_none() && p.a.received().is_none());
+}
+
+#[test]
+fn a_reset_queue_pair_begins_anew_without_what_it_had() {
+    let mut p = Pair::new(QpShape::default());
+    for _ in 0..3 {
+        p.a.post(&Wqe::new(WqeOpcode::Send).inline(&[1; 8]));
+        p.a.recv(0, 8);
+    }
+    p.look();
+    let qpn = p.a.qp.qpn;
+    p.a.client.change(Opcode::QP_2RST, qpn, 0, Qpc::new()).unwrap();
+    p.a.client.write(p.a.qp.record, &[0; 8]);
+    (p.a.qp.rq_pi, p.a.qp.sq_pi) = (0, 0);
+    let other = p.b.qp.qpn;
+    p.b.client.change(Opcode::QP_2RST, other, 0, Qpc::new()).unwrap();
+    p.look();
+    assert!(p.a.sent().is_none() && p.a.received().is_none());
+    assert_eq!(state(&mut p), QpState::Rst.code());
+    let gid = p.server.gid();
+    p.a.client.connect(&p.a.qp.clone(), gid, other);
+    p.b.client.connect(&p.b.qp.clone(), gid, qpn);
+    p.b.recv(0, 8);
+    p.a.post(&Wqe::new(WqeOpcode::Send).inline(&[5; 8]));
+    assert_eq!(counter(&p.sent()), 0);
+    p.received();
+    assert_eq!(p.b.bytes(0, 8), [5; 8]);
+}
+
+#[test]
+fn a_request_that_is_not_understood_fails_in_its_place_and_those_behind_it_are_flushed() {
+    let with_nothing = |w: Wqe| w;
+    type Change = fn(Wqe) -> Wqe;
+    let broken: [(&str, WqeOpcode, Change); 4] = [
+        ("an operation that there is not", WqeOpcode::Send, |w| w.opcode(0x7e)),
+        ("an operation that is not offered", WqeOpcode::Umr, with_nothing),
+        ("no remote address", WqeOpcode::RdmaWrite, with_nothing),
+        ("inline data twice", WqeOpcode::Send, |w| w.inline(&[1]).inline(&[2])),
+    ];
+    for (what, opcode, change) in broken {
+        let mut p = Pair::new(QpShape::default());
+        let to = p.b.mr.remote(0);
+        let first = p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[3; 8]));
+        let wrong = p.a.post(&change(Wqe::new(opcode)).quiet());
+        let behind = p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[4; 8]).quiet());
+        assert_eq!(counter(&p.sent()), u32::from(first), "{what}");
+        let expected = [(wrong.into(), CqeSyndrome::LocalQpOpErr), (behind.into(), CqeSyndrome::WrFlushErr)];
+        assert_eq!(failures(&mut p, 2), expected, "{what}");
+        assert_eq!(p.b.bytes(0, 8), [3; 8], "{what}");
+        assert_eq!(state(&mut p), QpState::Err.code());
+        assert_eq!(p.b.client.query(&p.b.qp.clone()).get(Qpc::STATE), QpState::Rts.code(), "{what}");
+    }
+}
+
+#[test]
+fn an_unreliable_send_queue_fails_alone_and_is_brought_back() {
+    let mut p = Pair::new(QpShape { st: ServiceType::Uc, ..QpShape::default() });
+    p.a.post(&Wqe::new(WqeOpcode::Send).opcode(0x7e));
+    assert_eq!(syndrome(&p.sent()), CqeSyndrome::LocalQpOpErr);
+    assert_eq!(state(&mut p), QpState::SqEr.code());
+    p.a.recv(0, 8);
+    p.b.post(&Wqe::new(WqeOpcode::Send).inline(&[1; 8]));
+    p.until("a message to A", |p| p.a.received());
+    let qpn = p.a.qp.qpn;
+    p.a.client.change(Opcode::SQERR2RTS_QP, qpn, 0, Qpc::new()).unwrap();
+    p.b.recv(0, 8);
+    p.a.post(&Wqe::new(WqeOpcode::Send).inline(&[2; 8]));
+    p.sent();
+    p.received();
+    // The adapter's own finding: a key that is none.
+    p.a.post(&Wqe::new(WqeOpcode::Send).seg(hca_prm::DataSeg::pointer(8, 0x1234_5678, 0)));
+    assert_eq!(syndrome(&p.sent()), CqeSyndrome::LocalProtErr);
+    assert_eq!(state(&mut p), QpState::SqEr.code());
+    p.a.client.change(Opcode::SQERR2RTS_QP, qpn, 0, Qpc::new()).unwrap();
+    assert_eq!(state(&mut p), QpState::Rts.code());
+}
+
+#[test]
+fn keys_of_one_function_mean_nothing_to_another_one() {
+    for remote in [false, true] {
+        let mut p = Pair::new(QpShape::default());
+        let (own, foreign) = (p.a.mr, p.b.mr);
+        p.b.fill(0, b"untouched");
+        // A third function's memory; and the peer's, by a local key.
+        let mut third = p.server.client(2);
+        let theirs = third.mr(PAGE);
+        third.write(theirs.iova, b"untouched");
+        let wqe = if remote {
+            Wqe::new(WqeOpcode::RdmaWrite).to(theirs.remote(0)).seg(own.seg(0, 8))
+        } else {
+            Wqe::new(WqeOpcode::RdmaWrite).to(foreign.remote(64)).seg(theirs.seg(0, 8))
+        };
+        p.a.post(&wqe);
+        let expected = if remote { CqeSyndrome::RemoteAccessErr } else { CqeSyndrome::LocalProtErr };
+        assert_eq!(syndrome(&p.sent()), expected);
+        assert_eq!(
+            (third.read(theirs.iova, 9), p.b.bytes(0, 9)),
+            (b"untouched".to_vec(), b"untouched".to_vec())
+        );
+        assert_eq!(p.b.bytes(64, 8), [0; 8]);
+        if remote {
+            assert_eq!(p.b.client.query(&p.b.qp.clone()).get(Qpc::STATE), QpState::Err.code());
+            assert_eq!(p.b.client.all_events(), [EventType::WqAccessError]);
+        }
+    }
+}
+
+#[test]
+fn a_full_completion_queue_is_in_error_with_its_queue_pairs_and_keeps_what_it_had() {
+    let mut p = Pair::new(QpShape::default());
+    let (small, recv_cq) = (p.a.client.cq(2), p.a.recv_cq);
+    p.a.send_cq = small;
+    p.a.qp = p.a.client.qp(QpShape::default(), &small, &recv_cq);
+    let (gid, peer, to) = (p.server.gid(), p.b.qp.qpn, p.b.mr.remote(0));
+    let b_qpn = p.b.qp.qpn;
+    p.b.client.change(Opcode::QP_2RST, b_qpn, 0, Qpc::new()).unwrap();
+    let a_qpn = p.a.qp.qpn;
+    p.b.client.connect(&p.b.qp.clone(), gid, a_qpn);
+    p.a.client.connect(&p.a.qp.clone(), gid, peer);
+    for _ in 0..5 {
+        p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[3; 8]));
+    }
+    let data = p.until("the event", |p| p.a.client.event().filter(|e| e.0 == EventType::CqError));
+    assert_eq!(CqError::from_array(data.1).get(CqError::CQN), small.cqn);
+    assert_eq!(state(&mut p), QpState::Err.code());
+    assert!((0..4).map(|_| p.a.sent()).all(|cqe| cqe.is_some()));
+    assert!(p.a.sent().is_none());
+    // It can't go while it is used.
+    let command = DestroyCqIn::new().with(DestroyCqIn::CQN, small.cqn);
+    let destroy = |p: &mut Pair| p.a.client.function.destroy_cq(command.as_bytes(), &mut Output::new(16));
+    assert_eq!(destroy(&mut p), Err(CmdStatus::ResBusy));
+    p.a.client.destroy(a_qpn).unwrap();
+    assert_eq!(destroy(&mut p), Ok(()));
+    assert_eq!(destroy(&mut p), Err(CmdStatus::BadRes));
+}
+
+#[test]
+fn an_entry_that_is_taken_gives_room_for_the_next_round_after_round() {
+    let mut p = Pair::new(QpShape::default());
+    let to = p.b.mr.remote(0);
+    for i in 0..300_u32 {
+        p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[3; 8]));
+        assert_eq!(counter(&p.sent()), i);
+    }
+}
+
+#[test]
+fn memory_that_goes_under_traffic_is_touched_no_more_and_takes_down_who_used_it() {
+    let mut p = Pair::new(QpShape::default());
+    let (to, seg) = (p.b.mr.remote(0), p.a.mr.seg(0, 1 << 16));
+    for _ in 0..20 {
+        p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).seg(seg));
+    }
+    for _ in 0..3 {
+        p.look();
+    }
+    p.b.client.function.dma_unmap(BASE, LEN).unwrap();
+    p.b.client.write(BASE, &vec![0x5a; LEN as usize]);
+    let failed = p.until("an error", |p| {
+        let cqe = p.a.sent()?;
+        (cqe.get(Cqe64::OPCODE) == hca_prm::CqeOpcode::ReqErr.code()).then_some(cqe)
+    });
+    assert!(
+        matches!(syndrome(&failed), CqeSyndrome::RemoteAccessErr | CqeSyndrome::TransportRetryExcErr),
+        "{failed:?}"
+    );
+    for _ in 0..100 {
+        p.look();
+    }
+    assert!(p.b.client.read(BASE, LEN as usize).iter().all(|byte| *byte == 0x5a), "it was written");
+    // Nothing keeps the mapping: the range can be mapped anew, and objects destroyed.
+    let file = p.b.client.file.try_clone().unwrap();
+    p.b.client.function.dma_map(BASE, LEN, (true, true), Some((file.into(), 0))).unwrap();
+    let qpn = p.b.qp.qpn;
+    p.b.client.destroy(qpn).unwrap();
+    p.b.client.function.reset();
+}
+
+#[test]
+fn a_function_that_is_reset_leaves_nothing_in_the_adapter() {
+    let mut p = Pair::new(QpShape::default());
+    let count = |p: &Pair, name| p.server.hca.counters().iter().find(|c| c.name == name).unwrap().value;
+    let before = (count(&p, "queue_pairs"), count(&p, "memory_regions"));
+    p.a.post(&Wqe::new(WqeOpcode::Send).inline(&[1; 8]));
+    p.look();
+    p.a.client.function.reset();
+    assert_eq!((count(&p, "queue_pairs"), count(&p, "memory_regions")), (before.0 - 1, before.1 - 1));
+    p.b.client.function.disconnect();
+    assert_eq!((count(&p, "queue_pairs"), count(&p, "memory_regions")), (0, 0));
+    p.look();
+}
+
+#[test]
+fn a_function_that_may_not_reach_memory_any_more_does_not() {
+    let mut p = Pair::new(QpShape::default());
+    let to = p.b.mr.remote(0);
+    let command = |p: &mut Pair, value: u16| p.b.client.function.config_write(4, &value.to_le_bytes());
+    command(&mut p, 6);
+    p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[1; 8]));
+    p.sent();
+    assert_eq!(p.b.bytes(0, 8), [1; 8]);
+    command(&mut p, 2);
+    p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[2; 8]));
+    p.sent();
+    assert_eq!(p.b.bytes(0, 8), [1; 8]);
+}

@@ -1,0 +1,266 @@
+//! Shared receive queues, datagrams, and keys over scattered pages.
+
+use hca_core::Gid;
+use hca_prm::{
+    AccessMode, CmdStatus, Cqe64, CqeOpcode, CqeSyndrome, DataSeg, EventType, Mkc, Opcode, QpEvent, Qpc,
+    ServiceType, WqeOpcode,
+};
+
+use super::bed::{BASE, End, LEN, PAGE, Pair, QpShape, Server, Wqe};
+use super::tests::{counter, opcode, syndrome};
+
+/// A pair whose side B takes its receive requests from a shared queue of 2^`log_size` entries.
+fn shared(log_size: u32) -> (Pair, super::bed::ClientSrq) {
+    let mut p = Pair::new(QpShape::default());
+    let srq = p.b.client.rmp(log_size);
+    let (send_cq, recv_cq) = (p.b.send_cq, p.b.recv_cq);
+    let shape = QpShape { srq: Some(srq.rmpn), ..QpShape::default() };
+    let (a, gid) = (p.a.qp.qpn, p.server.gid());
+    p.b.qp = p.b.client.qp(shape, &send_cq, &recv_cq);
+    p.a.client.change(Opcode::QP_2RST, a, 0, Qpc::new()).unwrap();
+    p.b.client.connect(&p.b.qp.clone(), gid, a);
+    let b = p.b.qp.qpn;
+    p.a.client.connect(&p.a.qp.clone(), gid, b);
+    (p, srq)
+}
+
+#[test]
+fn a_shared_receive_queue_is_followed_as_its_entries_are_linked() {
+    let (mut p, mut srq) = shared(3);
+    let mr = p.b.mr;
+    let mut used = Vec::new();
+    let mut waiting = std::collections::VecDeque::new();
+    for round in 0..40_u32 {
+        while waiting.len() < 3 {
+            let index = p.b.client.post_srq(&mut srq, &mr.seg(u64::from(waiting.len() as u32) * 64, 64));
+            waiting.push_back(index);
+        }
+        p.a.post(&Wqe::new(WqeOpcode::SendImm).imm(round).inline(&[round as u8; 20]));
+        p.sent();
+        let cqe = p.received();
+        let index = waiting.pop_front().unwrap();
+        assert_eq!((counter(&cqe), cqe.get(Cqe64::IMM)), (index.into(), round));
+        assert_eq!((cqe.get(Cqe64::QPN), cqe.get(Cqe64::SRQN_USER_INDEX)), (p.b.qp.qpn, 0xabc));
+        used.push(index);
+        // Entries come back in another order than they went.
+        if used.len() == 3 {
+            for index in used.drain(..).rev() {
+                p.b.client.free_srq(&mut srq, index);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_shared_receive_queue_that_runs_low_says_so_once() {
+    let (mut p, mut srq) = shared(4);
+    let mr = p.b.mr;
+    for i in 0..4 {
+        p.b.client.post_srq(&mut srq, &mr.seg(64 * i, 64));
+    }
+    p.b.client.function.objects.arm_srq(srq.rmpn, 3).unwrap();
+    p.look();
+    p.b.client.all_events();
+    for i in 0..3 {
+        p.a.post(&Wqe::new(WqeOpcode::Send).inline(&[1; 8]));
+        p.received();
+        p.look();
+        let events: Vec<_> = std::iter::from_fn(|| p.b.client.event()).collect();
+        let limits: Vec<_> = events.iter().filter(|(e, _)| *e == EventType::SrqRqLimit).collect();
+        // Three are left after the first, and two after the second.
+        assert_eq!(limits.len(), usize::from(i == 1), "message {i}: {events:?}");
+        for (_, data) in limits {
+            assert_eq!(QpEvent::from_array(*data).get(QpEvent::QPN_RQN_SQN), srq.rmpn);
+        }
+    }
+    // Armed too late, it comes at once.
+    p.b.client.function.objects.arm_srq(srq.rmpn, 3).unwrap();
+    p.look();
+    assert!(p.b.client.all_events().contains(&EventType::SrqRqLimit));
+    assert_eq!(p.b.client.function.objects.arm_srq(srq.rmpn, 17), Err(CmdStatus::BadParam));
+}
+
+#[test]
+fn a_shared_receive_queue_stays_with_the_queue_pairs_that_are_left() {
+    let (mut p, mut srq) = shared(4);
+    let mr = p.b.mr;
+    for i in 0..2 {
+        p.b.client.post_srq(&mut srq, &mr.seg(64 * i, 64));
+    }
+    p.look();
+    let (send_cq, recv_cq, gone) = (p.b.send_cq, p.b.recv_cq, p.b.qp.qpn);
+    let shape = QpShape { srq: Some(srq.rmpn), ..QpShape::default() };
+    let other = p.b.client.qp(shape, &send_cq, &recv_cq);
+    p.b.client.destroy(gone).unwrap();
+    p.b.qp = other;
+    let (a, b, gid) = (p.a.qp.qpn, other.qpn, p.server.gid());
+    p.a.client.change(Opcode::QP_2RST, a, 0, Qpc::new()).unwrap();
+    p.a.client.write(p.a.qp.record, &[0; 8]);
+    p.a.qp.sq_pi = 0;
+    p.a.client.connect(&p.a.qp.clone(), gid, b);
+    p.b.client.connect(&other, gid, a);
+    for i in 0..2 {
+        p.a.post(&Wqe::new(WqeOpcode::Send).inline(&[1; 8]));
+        assert_eq!(counter(&p.received()), i);
+    }
+}
+
+/// Two sides that send datagrams, by their LIDs or by their GIDs.
+fn datagrams() -> Pair {
+    let server = Server::new();
+    let shape = QpShape { st: ServiceType::Ud, ..QpShape::default() };
+    let (mut a, mut b) = (End::new(&server, 0, shape), End::new(&server, 1, shape));
+    let gid = server.gid();
+    a.client.connect(&a.qp, gid, 0);
+    b.client.connect(&b.qp, gid, 0);
+    Pair { server, a, b }
+}
+
+#[test]
+fn a_datagram_finds_its_queue_pair_by_gid_and_tells_where_it_comes_from() {
+    let mut p = datagrams();
+    let (gid, b) = (p.server.gid(), p.b.qp.qpn);
+    p.b.recv(0, 40 + 64);
+    p.a.post(&Wqe::new(WqeOpcode::Send).datagram(gid, 0, b, 0x1111).inline(b"by gid"));
+    assert_eq!(opcode(&p.sent()), CqeOpcode::Req);
+    let cqe = p.received();
+    assert_eq!((cqe.get(Cqe64::BYTE_CNT), cqe.get(Cqe64::RQPN)), (46, p.a.qp.qpn));
+    assert_ne!(cqe.get(Cqe64::G), 0);
+    assert_eq!(p.b.bytes(40, 6), b"by gid");
+    // A wrong key is dropped, and nobody hears of it.
+    p.b.recv(0, 40 + 64);
+    p.a.post(&Wqe::new(WqeOpcode::Send).datagram(gid, 0, b, 0x2222).inline(b"wrong"));
+    p.sent();
+    p.a.post(&Wqe::new(WqeOpcode::SendImm).imm(3).datagram(gid, 0, b, 0x1111).inline(b"right"));
+    p.sent();
+    assert_eq!(p.received().get(Cqe64::IMM), 3);
+}
+
+#[test]
+fn functions_reach_each_other_by_the_addresses_that_the_directory_has_for_them() {
+    let mut p = datagrams();
+    let own = Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9]);
+    {
+        let mut directory = p.server.directory.lock();
+        directory.add_gid(own, 1);
+        directory.add_lid(hca_core::Lid::new(1), 0);
+        directory.add_lid(hca_core::Lid::new(2), 1);
+    }
+    let b = p.b.qp.qpn;
+    p.b.recv(0, 128);
+    p.b.recv(128, 128);
+    p.a.post(&Wqe::new(WqeOpcode::Send).datagram(own, 0, b, 0x1111).inline(b"by gid"));
+    p.a.post(&Wqe::new(WqeOpcode::Send).datagram(Gid::default(), 2, b, 0x1111).inline(b"by lid"));
+    for text in [b"by gid", b"by lid"] {
+        p.sent();
+        let cqe = p.received();
+        assert_eq!((cqe.get(Cqe64::G), cqe.get(Cqe64::SLID)), (0, 1), "A is known by its LID");
+        let at = u64::from(counter(&cqe)) * 128;
+        assert_eq!(p.b.bytes(at + 40, 6), text);
+    }
+    // An address that nobody has: the datagram is lost, and its request ends well.
+    p.a.post(&Wqe::new(WqeOpcode::Send).datagram(Gid::default(), 77, b, 0x1111).inline(b"nowhere"));
+    assert_eq!(opcode(&p.sent()), CqeOpcode::Req);
+}
+
+#[test]
+fn more_destinations_than_are_kept_are_served_one_after_the_other() {
+    let mut p = datagrams();
+    let b = p.b.qp.qpn;
+    for i in 0..1100_u32 {
+        let mut gid = p.server.gid();
+        // Another traffic class each time would do as well; these lead to hosts that are not there.
+        gid.0[14..].copy_from_slice(&(i as u16 + 2).to_be_bytes());
+        p.a.post(&Wqe::new(WqeOpcode::Send).datagram(gid, 0, b, 0x1111).inline(b"x"));
+        assert_eq!(opcode(&p.sent()), CqeOpcode::Req);
+    }
+    assert!(p.a.client.function.objects.addresses.handles.len() <= 1024);
+}
+
+#[test]
+fn a_key_over_scattered_pages_is_one_range() {
+    let mut p = Pair::new(QpShape::default());
+    let base = p.b.client.alloc(8 * PAGE, PAGE);
+    // Backwards, but for two that follow each other; it begins and ends within a page.
+    let order = [7_u64, 5, 6, 3, 0];
+    let pages: Vec<u64> = order.iter().map(|n| base + n * PAGE).collect();
+    let (start, len) = (0x1234_5678_9100_u64, 4 * PAGE + 0x80);
+    let key = p.b.client.try_mr(&pages, start, len, |c| c).unwrap();
+    assert_eq!(key & 0xff, 0x42, "the driver's part of the key");
+    let message: Vec<u8> = (0..len).map(|i| (i * 31 / 8) as u8).collect();
+    p.a.fill(0, &message);
+    let mut to = p.b.mr.remote(0);
+    to.set(hca_prm::RaddrSeg::RADDR, start).set(hca_prm::RaddrSeg::RKEY, key);
+    p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).seg(p.a.mr.seg(0, len as u32)));
+    assert_eq!(opcode(&p.sent()), CqeOpcode::Req);
+    let mut seen = Vec::new();
+    for page in &pages {
+        seen.extend(p.b.client.read(*page, PAGE as usize));
+    }
+    let first = (start % PAGE) as usize;
+    assert_eq!(seen[first..first + len as usize], message);
+    assert!(seen[..first].iter().chain(&seen[first + len as usize..]).all(|b| *b == 0));
+    // One byte behind the end is out of reach.
+    to.set(hca_prm::RaddrSeg::RADDR, start + len);
+    p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).seg(p.a.mr.seg(0, 1)));
+    assert_eq!(syndrome(&p.sent()), CqeSyndrome::RemoteAccessErr);
+}
+
+#[test]
+fn keys_that_the_model_has_not_are_refused_and_those_of_the_bus_allow_nothing() {
+    let server = Server::new();
+    let mut c = server.client(0);
+    let page = c.alloc(PAGE, PAGE);
+    let with = |c: &mut super::bed::Client, pages: &[u64], len, change: fn(Mkc) -> Mkc| {
+        c.try_mr(pages, page, len, change).map(drop)
+    };
+    let bad = Err(CmdStatus::BadParam);
+    assert_eq!(with(&mut c, &[page], PAGE, |m| m.with(Mkc::FREE, true)), bad);
+    assert_eq!(with(&mut c, &[page], PAGE, |m| m.with(Mkc::QPN, 5)), bad);
+    assert_eq!(with(&mut c, &[page], PAGE, |m| m.with(Mkc::LENGTH64, true)), bad);
+    assert_eq!(with(&mut c, &[page], PAGE, |m| m.with(Mkc::LOG_PAGE_SIZE, 11)), bad);
+    assert_eq!(with(&mut c, &[page], PAGE, |m| m.with(Mkc::LOG_PAGE_SIZE, 63)), bad);
+    assert_eq!(with(&mut c, &[page], PAGE, |m| *m.clone().set_access_mode(AccessMode::Ksm)), bad);
+    assert_eq!(with(&mut c, &[page], 2 * PAGE, |m| m), bad, "too few pages");
+    assert_eq!(with(&mut c, &[BASE + LEN], PAGE, |m| m), bad, "not mapped");
+    assert_eq!(with(&mut c, &[page], PAGE, |m| m.with(Mkc::START_ADDR, u64::MAX - 5)), bad);
+    assert_eq!(with(&mut c, &[page], PAGE, |m| m.with(Mkc::PD, 77)), Err(CmdStatus::BadRes));
+    assert_eq!(with(&mut c, &[page], PAGE, |m| m), Ok(()));
+
+    let mut p = Pair::new(QpShape::default());
+    let bus = p.a.client.try_mr(&[], 0, 0, |m| *m.with(Mkc::LENGTH64, true).set_access_mode(AccessMode::Pa));
+    let to = p.b.mr.remote(0);
+    for (key, addr) in [(bus.unwrap(), BASE), (0x100, 0)] {
+        p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).seg(DataSeg::pointer(8, key, addr)));
+    }
+    assert_eq!(syndrome(&p.sent()), CqeSyndrome::LocalProtErr);
+}
+
+#[test]
+fn queue_pairs_of_other_services_are_inert() {
+    let mut p = Pair::new(QpShape::default());
+    let (send_cq, recv_cq) = (p.a.send_cq, p.a.recv_cq);
+    for (st, opcode, expected) in [
+        (ServiceType::Qp1, WqeOpcode::Send, None),
+        (ServiceType::RegUmr, WqeOpcode::Umr, Some(CqeSyndrome::LocalQpOpErr)),
+    ] {
+        let shape = QpShape { st, ..QpShape::default() };
+        p.a.qp = p.a.client.qp(shape, &send_cq, &recv_cq);
+        let qpn = p.a.qp.qpn;
+        for change in [Opcode::RST2INIT_QP, Opcode::INIT2RTR_QP, Opcode::RTR2RTS_QP] {
+            p.a.client.change(change, qpn, 0, Qpc::new()).unwrap();
+        }
+        assert_eq!(p.a.client.change(Opcode::RTR2RTS_QP, qpn, 0, Qpc::new()), Err(CmdStatus::BadQpState));
+        p.a.recv(0, 64);
+        p.a.post(&Wqe::new(opcode).inline(&[1; 200]));
+        let cqe = p.sent();
+        match expected {
+            None => assert_eq!(super::tests::opcode(&cqe), CqeOpcode::Req),
+            Some(wrong) => assert_eq!(syndrome(&cqe), wrong),
+        }
+        p.a.client.change(Opcode::QP_2ERR, qpn, 0, Qpc::new()).unwrap();
+        let cqe = p.until("the flushed receive request", |p| p.a.received());
+        assert_eq!(syndrome(&cqe), CqeSyndrome::WrFlushErr);
+        p.a.client.destroy(qpn).unwrap();
+    }
+}

@@ -1,0 +1,344 @@
+//! A server of one function for one client: a BAR that is trapped, one of which a part can be mapped, eight interrupts, and
+//! memory that it reaches by the descriptors that it is given. It can be told to misbehave.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread::JoinHandle;
+
+use hca_vfio::user::wire::{
+    Area, Capabilities, Command, DeviceInfo, DmaMap, IrqAction, IrqData, IrqInfo, RegionInfo, Reply, Request,
+    SetIrqs, Version, Wake, refusal,
+};
+use hca_vfio::user::{Channel, ChannelError, Received, Sleeper};
+use rustix::io::{pread, pwrite};
+
+/// BAR 0: trapped.
+pub(crate) const TRAPPED_BYTES: usize = 4096;
+/// BAR 2: of it, these can be mapped.
+pub(crate) const SPARSE_BYTES: u64 = 0x4000;
+pub(crate) const AREA: Area = Area { offset: 0x1000, size: 0x2000 };
+/// Where BAR 2 begins in its file.
+pub(crate) const FILE_OFFSET: u64 = 0x8000;
+pub(crate) const VECTORS: u32 = 8;
+
+/// What the server does instead of what it should.
+pub(crate) enum Instead {
+    /// What it should.
+    Proper,
+    /// Sends these bytes, and these descriptors.
+    Raw(Vec<u8>, Vec<OwnedFd>),
+    /// Sends several of these.
+    Pieces(Vec<(Vec<u8>, Vec<OwnedFd>)>),
+    /// Sends these bytes and closes the connection.
+    Last(Vec<u8>),
+    /// Says nothing, and goes on listening.
+    Silence,
+    /// Closes the connection.
+    Death,
+}
+
+type Hook = Box<dyn FnMut(&Received) -> Instead + Send>;
+
+pub(crate) struct State {
+    pub(crate) config: Vec<u8>,
+    pub(crate) trapped: Vec<u8>,
+    pub(crate) sparse: OwnedFd,
+    pub(crate) irqs: Vec<Option<OwnedFd>>,
+    /// How many came with each message.
+    pub(crate) irq_batches: Vec<usize>,
+    pub(crate) maps: BTreeMap<u64, (DmaMap, OwnedFd)>,
+    pub(crate) unmaps: u32,
+    pub(crate) resets: u32,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) device: DeviceInfo,
+    pub(crate) sleeper: Option<Sleeper>,
+    pub(crate) hook: Option<Hook>,
+    /// Asked before the next reply, and what came back.
+    pub(crate) asks: Vec<Vec<u8>>,
+    pub(crate) answers: Vec<Received>,
+    pub(crate) closed: bool,
+}
+
+pub(crate) struct Server {
+    pub(crate) path: PathBuf,
+    state: Arc<Mutex<State>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+pub(crate) fn file(len: u64) -> OwnedFd {
+    let fd = rustix::fs::memfd_create("served", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, len).unwrap();
+    fd
+}
+
+fn config() -> Vec<u8> {
+    let mut c = vec![0; 256];
+    let mut put = |at: usize, bytes: &[u8]| c[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, &[0xb3, 0x15, 0x14, 0x10]);
+    // A last user left bus mastering on.
+    put(4, &[4, 0, 0x10, 0]);
+    put(0x34, &[0x40]);
+    put(0x40, &[0x11, 0x60, (VECTORS - 1) as u8, 0, 0x00, 0x20, 0, 0, 0x02, 0x30, 0, 0]);
+    put(0x60, &[0x10, 0x00, 2, 0]);
+    c
+}
+
+impl Server {
+    pub(crate) fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("hca-served-{}-{n}.sock", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        let state = Arc::new(Mutex::new(State {
+            config: config(),
+            trapped: vec![0; TRAPPED_BYTES],
+            sparse: file(FILE_OFFSET + SPARSE_BYTES),
+            irqs: (0..VECTORS).map(|_| None).collect(),
+            irq_batches: Vec::new(),
+            maps: BTreeMap::new(),
+            unmaps: 0,
+            resets: 0,
+            capabilities: Capabilities::default(),
+            device: DeviceInfo { can_reset: true, is_pci: true, regions: 9, irq_kinds: 5 },
+            sleeper: None,
+            hook: None,
+            asks: Vec::new(),
+            answers: Vec::new(),
+            closed: false,
+        }));
+        let for_thread = state.clone();
+        let thread = std::thread::spawn(move || {
+            let (socket, _) = listener.accept().unwrap();
+            serve(&Channel::new(socket.into()), &for_thread);
+            for_thread.lock().unwrap().closed = true;
+        });
+        Self { path, state, thread: Some(thread) }
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap()
+    }
+    /// Mappings that there are, and how many were taken back.
+    pub(crate) fn mapped_and_unmapped(&self) -> (usize, u32) {
+        let state = self.state();
+        (state.maps.len(), state.unmaps)
+    }
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+    /// From now on, asks what to do instead.
+    pub(crate) fn hook(&self, hook: impl FnMut(&Received) -> Instead + Send + 'static) {
+        self.state().hook = Some(Box::new(hook));
+    }
+    /// Answers this command, now and later, with these bytes as a proper reply's payload.
+    pub(crate) fn answers(&self, to: Command, payload: Vec<u8>) {
+        self.hook(move |r| match r.header.command == to.code() {
+            true => Instead::Raw(reply_bytes(r, &payload), Vec::new()),
+            false => Instead::Proper,
+        });
+    }
+    /// Waits until the client has closed the connection and all is served.
+    pub(crate) fn join(&mut self) {
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// A reply with any payload.
+pub(crate) fn reply_bytes(to: &Received, payload: &[u8]) -> Vec<u8> {
+    let mut out = [to.header.id.to_ne_bytes(), to.header.command.to_ne_bytes()].concat();
+    for word in [16 + payload.len() as u32, 1, 0] {
+        out.extend(word.to_ne_bytes());
+    }
+    out.extend(payload);
+    out
+}
+
+fn pieces(channel: &Channel, pieces: &[(Vec<u8>, Vec<OwnedFd>)]) -> Result<(), ChannelError> {
+    pieces.iter().try_for_each(|(bytes, fds)| {
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        channel.send(bytes, &fds, None)
+    })
+}
+
+fn serve(channel: &Channel, state: &Mutex<State>) {
+    loop {
+        let received = match channel.recv(None) {
+            Ok(r) => r,
+            Err(ChannelError::Closed) => return,
+            Err(e) => panic!("{e}"),
+        };
+        let asks = core::mem::take(&mut state.lock().unwrap().asks);
+        for ask in asks {
+            // A client that is gone is found out by the next call.
+            if channel.send(&ask, &[], None).is_err() {
+                return;
+            }
+            let Ok(answer) = channel.recv(None) else { return };
+            state.lock().unwrap().answers.push(answer);
+        }
+        let mut state = state.lock().unwrap();
+        let instead = state.hook.as_mut().map_or(Instead::Proper, |h| h(&received));
+        let sent = match instead {
+            Instead::Proper => state.proper(channel, received),
+            Instead::Raw(bytes, fds) => pieces(channel, &[(bytes, fds)]),
+            Instead::Pieces(all) => pieces(channel, &all),
+            Instead::Last(bytes) => {
+                let _ = channel.send(&bytes, &[], None);
+                return;
+            }
+            Instead::Silence => Ok(()),
+            Instead::Death => return,
+        };
+        if sent.is_err() {
+            return;
+        }
+    }
+}
+
+impl State {
+    fn proper(&mut self, channel: &Channel, received: Received) -> Result<(), ChannelError> {
+        let (id, command) = (received.header.id, received.header.command);
+        let Received { payload, descriptors, .. } = received;
+        let request = Request::parse(command, &payload).unwrap_or_else(|e| panic!("command {command}: {e}"));
+        let send = |reply: Reply<'_>, room| channel.send(&reply.build(id, room), &[], None);
+        let refuse = |errno| channel.send(&refusal(id, command, errno), &[], None);
+        match request {
+            Request::Version(_) => {
+                let capabilities = self.capabilities;
+                send(Reply::Version(Version { major: 0, minor: 0, capabilities }), 0)
+            }
+            Request::DeviceGetInfo => send(Reply::DeviceInfo(self.device), 0),
+            Request::GetRegionInfo { index, argsz } => {
+                let (info, file) = self.region(index);
+                let fds: Vec<BorrowedFd<'_>> = file.into_iter().collect();
+                channel.send(&Reply::RegionInfo(info).build(id, argsz), &fds, None)
+            }
+            Request::GetIrqInfo { index } => {
+                let count = if index == 2 { VECTORS } else { 0 };
+                let (maskable, automasked, noresize) = (false, false, false);
+                send(
+                    Reply::IrqInfo(IrqInfo { index, count, eventfd: true, maskable, automasked, noresize }),
+                    0,
+                )
+            }
+            Request::SetIrqs(s) => {
+                self.set_irqs(s, descriptors);
+                send(Reply::SetIrqs, 0)
+            }
+            Request::DmaMap(map) => match <[OwnedFd; 1]>::try_from(descriptors) {
+                Ok([fd]) => {
+                    self.maps.insert(map.address, (map, fd));
+                    send(Reply::DmaMap, 0)
+                }
+                Err(_) => refuse(22),
+            },
+            Request::DmaUnmap(unmap) => match self.maps.remove(&unmap.address) {
+                Some((map, _)) if map.size == unmap.size => {
+                    self.unmaps += 1;
+                    send(Reply::DmaUnmap(unmap), 0)
+                }
+                _ => refuse(2),
+            },
+            Request::RegionRead { region, offset, count } => {
+                let data = self.bytes(region)[offset as usize..][..count as usize].to_vec();
+                send(Reply::RegionRead { region, offset, data: &data }, 0)
+            }
+            Request::RegionWrite { region, offset, data } => {
+                let count = data.len() as u32;
+                self.bytes(region)[offset as usize..][..data.len()].copy_from_slice(data);
+                send(Reply::RegionWrite { region, offset, count }, 0)
+            }
+            Request::DeviceReset => {
+                self.resets += 1;
+                send(Reply::DeviceReset, 0)
+            }
+            Request::HcaWake => {
+                let sleeper = self.sleeper.as_ref().expect("it was offered");
+                let reply = Reply::HcaWake(Wake { word: Some(0) });
+                channel.send(&reply.build(id, 0), &sleeper.descriptors(), None)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn bytes(&mut self, region: u32) -> &mut [u8] {
+        match region {
+            0 => &mut self.trapped,
+            7 => &mut self.config,
+            other => panic!("region {other} is trapped"),
+        }
+    }
+
+    fn region(&self, index: u32) -> (RegionInfo, Option<BorrowedFd<'_>>) {
+        let (argsz, offset) = (RegionInfo::BYTES, 0);
+        let plain =
+            RegionInfo { argsz, index, read: true, write: true, mmap: false, size: 0, offset, areas: None };
+        match index {
+            0 => (RegionInfo { size: TRAPPED_BYTES as u64, ..plain }, None),
+            2 => {
+                let (size, offset, areas) = (SPARSE_BYTES, FILE_OFFSET, Some(vec![AREA]));
+                (RegionInfo { mmap: true, size, offset, areas, ..plain }, Some(self.sparse.as_fd()))
+            }
+            7 => (RegionInfo { size: self.config.len() as u64, ..plain }, None),
+            _ => (plain, None),
+        }
+    }
+
+    fn set_irqs(&mut self, s: SetIrqs<'_>, descriptors: Vec<OwnedFd>) {
+        assert_eq!((s.index, s.action), (2, IrqAction::Trigger));
+        match s.data {
+            IrqData::None => self.irqs.iter_mut().for_each(|i| *i = None),
+            IrqData::EventFds => {
+                assert_eq!(descriptors.len() as u32, s.count);
+                self.irq_batches.push(descriptors.len());
+                for (at, fd) in (s.start as usize..).zip(descriptors) {
+                    self.irqs[at] = Some(fd);
+                }
+            }
+            IrqData::Bools(_) => panic!("nobody asks for that"),
+        }
+    }
+
+    /// Has an interrupt come.
+    pub(crate) fn interrupt(&self, vector: usize) {
+        let event = self.irqs[vector].as_ref().expect("the interrupt is set up");
+        rustix::io::write(event, &1_u64.to_ne_bytes()).unwrap();
+    }
+
+    fn find(&self, at: u64, len: usize) -> (&OwnedFd, u64) {
+        let (start, (map, fd)) = self.maps.range(..=at).next_back().expect("it is mapped");
+        assert!(at + len as u64 <= start + map.size, "{at:#x} is not mapped");
+        (fd, map.offset + (at - start))
+    }
+    /// Reads the client's memory by the descriptor that came for it.
+    pub(crate) fn dma_read(&self, at: u64, len: usize) -> Vec<u8> {
+        let (fd, offset) = self.find(at, len);
+        let mut out = vec![0; len];
+        assert_eq!(pread(fd, &mut out[..], offset).unwrap(), len);
+        out
+    }
+    /// Writes it.
+    pub(crate) fn dma_write(&self, at: u64, data: &[u8]) {
+        let (fd, offset) = self.find(at, data.len());
+        assert_eq!(pwrite(fd, data, offset).unwrap(), data.len());
+    }
+    /// Reads the part of BAR 2 that the client may map.
+    pub(crate) fn sparse_word(&self, at: u64) -> [u8; 8] {
+        let mut out = [0; 8];
+        pread(&self.sparse, &mut out[..], FILE_OFFSET + at).unwrap();
+        out
+    }
+}
