@@ -213,6 +213,11 @@ pub enum PostErrorKind {
     /// A datagram without a destination, or a connected service with one.
     #[error("a destination must be given for UD, and for UD only")]
     Destination,
+    /// The address handle of a datagram is of no use here.
+    #[error(
+        "the address handle was destroyed, or is of another protection domain: create one in the queue pair's own"
+    )]
+    AddressHandle,
     /// An atomic needs exactly 8 bytes of local memory.
     #[error("an atomic returns 8 bytes, but the local list has {len}")]
     AtomicLength {

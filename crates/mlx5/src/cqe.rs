@@ -1,1 +1,251 @@
-//! Completion queue entries.
+//! Entries of completion queues, as they are read.
+//!
+//! The adapter writes an entry's last word last. So the reader looks at that, and at the others behind a barrier; what
+//! [`hca_prm::Cqe64`] describes is taken from words here, since this is done for each completion, and the tests write
+//! entries by the layout.
+
+use core::sync::atomic::Ordering;
+
+use hca_core::{Completion, Qpn, RecvExtra, Rkey, WcOpcode, WcStatus};
+use hca_prm::{CqeOpcode, CqeSyndrome};
+use hca_vfio::mmio::dma_rmb;
+
+use crate::shared::{CELL, Cell, rows};
+
+/// Cells of an entry.
+pub(crate) const CQE_CELLS: usize = hca_prm::Cqe64::SIZE / CELL;
+
+const REQ: u8 = CqeOpcode::Req as u8;
+const RESP_WR_IMM: u8 = CqeOpcode::RespWrImm as u8;
+const RESP_SEND: u8 = CqeOpcode::RespSend as u8;
+const RESP_SEND_IMM: u8 = CqeOpcode::RespSendImm as u8;
+const RESP_SEND_INV: u8 = CqeOpcode::RespSendInv as u8;
+const REQ_ERR: u8 = CqeOpcode::ReqErr as u8;
+const RESP_ERR: u8 = CqeOpcode::RespErr as u8;
+const INVALID: u8 = CqeOpcode::Invalid as u8;
+
+/// What an entry is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A request of a send queue.
+    Send,
+    /// A receive request.
+    Recv,
+    /// Nothing that this driver asked for.
+    Other,
+}
+
+/// An entry that the adapter has written.
+#[derive(Clone, Copy)]
+pub(crate) struct Cqe<'a> {
+    words: &'a [Cell],
+    /// The last word.
+    last: u64,
+}
+
+impl<'a> Cqe<'a> {
+    /// The entry at `counter` of a queue of 2^`log_size`, if the adapter has written it. `cells` are the queue's.
+    #[inline(always)]
+    pub(crate) fn ready(cells: &'a [Cell], counter: u32, log_size: u32) -> Option<Self> {
+        let at = (counter as usize & ((1 << log_size) - 1)) * CQE_CELLS;
+        let words = &cells[at..at + CQE_CELLS];
+        let op_own = rows(&words[3][1]) as u8;
+        if op_own >> 4 == INVALID || u32::from(op_own & 1) != counter >> log_size & 1 {
+            return None;
+        }
+        dma_rmb();
+        Some(Self { words, last: rows(&words[3][1]) })
+    }
+
+    /// The queue pair.
+    #[inline(always)]
+    pub(crate) fn qpn(&self) -> u32 {
+        (self.last >> 32) as u32 & 0xff_ffff
+    }
+    /// The request's place in its queue.
+    #[inline(always)]
+    pub(crate) fn place(&self) -> u16 {
+        (self.last >> 16) as u16
+    }
+    #[inline(always)]
+    fn opcode(&self) -> u8 {
+        self.last as u8 >> 4
+    }
+    /// What it is about.
+    #[inline(always)]
+    pub(crate) fn kind(&self) -> Kind {
+        match self.opcode() {
+            REQ | REQ_ERR => Kind::Send,
+            RESP_WR_IMM | RESP_SEND | RESP_SEND_IMM | RESP_SEND_INV | RESP_ERR => Kind::Recv,
+            _ => Kind::Other,
+        }
+    }
+    /// Whether the request failed.
+    #[inline(always)]
+    pub(crate) fn is_error(&self) -> bool {
+        matches!(self.opcode(), REQ_ERR | RESP_ERR)
+    }
+    #[inline(always)]
+    fn byte_count(&self) -> u32 {
+        rows(&self.words[2][1]) as u32
+    }
+
+    /// How a request that failed did so.
+    #[cold]
+    pub(crate) fn status(&self) -> WcStatus {
+        let syndrome = rows(&self.words[3][0]) as u8;
+        CqeSyndrome::from_code(syndrome.into()).map_or(WcStatus::General, CqeSyndrome::wc_status)
+    }
+    /// The vendor's own number for what went wrong.
+    pub(crate) fn vendor_syndrome(&self) -> u8 {
+        (rows(&self.words[3][0]) >> 8) as u8
+    }
+
+    /// Fills in what a success of a send request tells.
+    #[inline(always)]
+    pub(crate) fn complete_send(&self, opcode: WcOpcode, out: &mut Completion) {
+        out.status = WcStatus::Success;
+        out.opcode = opcode;
+        out.byte_len = match opcode {
+            WcOpcode::RdmaRead => self.byte_count(),
+            WcOpcode::CompSwap | WcOpcode::FetchAdd => 8,
+            _ => 0,
+        };
+        out.extra = RecvExtra::None;
+        out.src_qp = Qpn::new(0);
+        out.grh = false;
+        out.solicited = false;
+    }
+
+    /// Fills in what a success of a receive request tells.
+    #[inline(always)]
+    pub(crate) fn complete_recv(&self, out: &mut Completion) {
+        let imm = || rows(&self.words[2][0]) as u32;
+        let (opcode, extra) = match self.opcode() {
+            RESP_SEND_IMM => (WcOpcode::Recv, RecvExtra::Imm(imm())),
+            RESP_SEND_INV => (WcOpcode::Recv, RecvExtra::Invalidated(Rkey::new(imm()))),
+            RESP_WR_IMM => (WcOpcode::RecvRdmaWithImm, RecvExtra::Imm(imm())),
+            _ => (WcOpcode::Recv, RecvExtra::None),
+        };
+        let sender = (rows(&self.words[1][1]) >> 32) as u32;
+        out.status = WcStatus::Success;
+        out.opcode = opcode;
+        out.byte_len = self.byte_count();
+        out.extra = extra;
+        out.src_qp = Qpn::new(sender);
+        out.grh = sender >> 28 & 3 != 0;
+        out.solicited = self.last & 2 != 0;
+    }
+
+    /// Has nobody find its queue pair any more: the entry is passed over.
+    pub(crate) fn disown(&self) {
+        let nobody = self.last & !(0xff_ffff << 32);
+        self.words[3][1].store(nobody.to_be(), Ordering::Relaxed);
+    }
+}
+
+/// Marks all entries of a new queue as not written.
+pub(crate) fn clear(cells: &[Cell]) {
+    for last in cells.iter().skip(CQE_CELLS - 1).step_by(CQE_CELLS) {
+        last[1].store(u64::from(hca_prm::Cqe64::FIRST_OP_OWN).to_be(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use hca_prm::{Cqe64, ErrCqe};
+
+    use super::*;
+    use crate::shared::SharedCells;
+
+    /// Writes an entry as an adapter does, the owner bit last.
+    pub(crate) fn write(cells: &[Cell], counter: u32, log_size: u32, entry: Cqe64) {
+        let at = (counter as usize & ((1 << log_size) - 1)) * CQE_CELLS;
+        let entry = entry.with(Cqe64::OWNER, Cqe64::sw_owner(counter, log_size));
+        let words: &[[u8; 8]] = entry.as_bytes().as_chunks().0;
+        for (i, word) in words.iter().enumerate() {
+            let order = if i == 7 { Ordering::Release } else { Ordering::Relaxed };
+            cells[at + i / 2][i % 2].store(u64::from_ne_bytes(*word), order);
+        }
+    }
+
+    #[test]
+    fn an_entry_is_ready_in_the_round_of_its_owner_bit_only() {
+        let cells = SharedCells::on_heap(4 * CQE_CELLS);
+        clear(&cells);
+        for counter in 0..8 {
+            assert!(Cqe::ready(&cells, counter, 2).is_none(), "nothing was written");
+        }
+        write(&cells, 1, 2, Cqe64::new().with(Cqe64::QPN, 5));
+        assert!(Cqe::ready(&cells, 1, 2).is_some() && Cqe::ready(&cells, 5, 2).is_none());
+        write(&cells, 5, 2, Cqe64::new().with(Cqe64::QPN, 6));
+        assert_eq!(Cqe::ready(&cells, 5, 2).unwrap().qpn(), 6);
+        assert!(Cqe::ready(&cells, 1, 2).is_none() && Cqe::ready(&cells, 9, 2).is_none());
+        Cqe::ready(&cells, 5, 2).unwrap().disown();
+        let left = Cqe::ready(&cells, 5, 2).unwrap();
+        assert_eq!((left.qpn(), left.kind()), (0, Kind::Send));
+    }
+
+    #[test]
+    fn all_that_a_receive_tells_is_read() {
+        let cells = SharedCells::on_heap(CQE_CELLS);
+        let entry = Cqe64::new()
+            .with(Cqe64::G, 1)
+            .with(Cqe64::RQPN, 0x77)
+            .with(Cqe64::IMM, 0xa0b0_c0d0)
+            .with(Cqe64::BYTE_CNT, 104)
+            .with(Cqe64::QPN, 0x43)
+            .with(Cqe64::SE, true)
+            .with(Cqe64::WQE_COUNTER, 0x8001);
+        let of = |opcode: CqeOpcode| {
+            write(&cells, 0, 0, entry.with(Cqe64::OPCODE, opcode.code()));
+            let cqe = Cqe::ready(&cells, 0, 0).unwrap();
+            assert_eq!((cqe.qpn(), cqe.place(), cqe.kind()), (0x43, 0x8001, Kind::Recv));
+            let mut c = Completion { status: WcStatus::Fatal, ..Completion::default() };
+            cqe.complete_recv(&mut c);
+            assert_eq!((c.status, c.byte_len, c.src_qp.raw()), (WcStatus::Success, 104, 0x77));
+            assert!(c.grh && c.solicited);
+            (c.opcode, c.extra)
+        };
+        let imm = RecvExtra::Imm(0xa0b0_c0d0);
+        assert_eq!(of(CqeOpcode::RespSend), (WcOpcode::Recv, RecvExtra::None));
+        assert_eq!(of(CqeOpcode::RespSendImm), (WcOpcode::Recv, imm));
+        assert_eq!(of(CqeOpcode::RespWrImm), (WcOpcode::RecvRdmaWithImm, imm));
+        let inv = RecvExtra::Invalidated(Rkey::new(0xa0b0_c0d0));
+        assert_eq!(of(CqeOpcode::RespSendInv), (WcOpcode::Recv, inv));
+    }
+
+    #[test]
+    fn every_syndrome_is_a_status_and_an_unknown_one_a_general_error() {
+        let cells = SharedCells::on_heap(CQE_CELLS);
+        let of = |syndrome: u32| {
+            let entry = ErrCqe::new()
+                .with(ErrCqe::SYNDROME, syndrome)
+                .with(ErrCqe::VENDOR_ERR_SYND, 0x68)
+                .with(ErrCqe::OPCODE, CqeOpcode::ReqErr.code());
+            write(&cells, 0, 0, Cqe64::from_bytes(entry.as_bytes()).unwrap());
+            let cqe = Cqe::ready(&cells, 0, 0).unwrap();
+            assert!(cqe.is_error() && cqe.kind() == Kind::Send && cqe.vendor_syndrome() == 0x68);
+            cqe.status()
+        };
+        for syndrome in CqeSyndrome::ALL {
+            assert_eq!(of(syndrome.code()), syndrome.wc_status());
+        }
+        assert_eq!((of(0), of(0xff)), (WcStatus::General, WcStatus::General));
+    }
+
+    #[test]
+    fn lengths_are_told_of_reads_and_atomics() {
+        let cells = SharedCells::on_heap(CQE_CELLS);
+        write(&cells, 0, 0, Cqe64::new().with(Cqe64::BYTE_CNT, 77));
+        let cqe = Cqe::ready(&cells, 0, 0).unwrap();
+        let len = |opcode| {
+            let mut c = Completion::default();
+            cqe.complete_send(opcode, &mut c);
+            (c.opcode == opcode).then_some(c.byte_len)
+        };
+        use WcOpcode as W;
+        let lengths = [W::RdmaRead, W::CompSwap, W::FetchAdd, W::Send, W::RdmaWrite].map(len);
+        assert_eq!(lengths, [77, 8, 8, 0, 0].map(Some));
+    }
+}

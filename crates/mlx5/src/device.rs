@@ -17,7 +17,7 @@ use crate::error::OpenError;
 use crate::hca::Hca;
 use crate::health::Death;
 use crate::options::Options;
-use crate::{memory, mr};
+use crate::{cq, memory, mr, qp, srq};
 
 /// An adapter of the ConnectX family.
 ///
@@ -57,23 +57,21 @@ impl Mlx5 {
 fn attributes(hca: &Hca) -> DeviceAttr {
     let caps = &hca.caps;
     let of = |log: u32| 1_u32 << log.min(31);
-    // A WQE has 16 bytes of control, 16 of a remote address, and 16 for each entry; a datagram's address is 48.
-    let sges = caps.max_wqe_sz_sq.saturating_sub(64) / 16;
     DeviceAttr {
         name: hca.function().name().to_owned(),
         fabric: if hca.port.ethernet { "roce" } else { "infiniband" }.to_owned(),
         max_qp: of(caps.log_max_qp),
-        max_qp_wr: of(caps.log_max_qp_sz),
-        max_sge: sges.min(caps.max_wqe_sz_rq / 16).min(30),
-        max_inline: sges * 16 - 4,
+        max_qp_wr: qp::max_wr(caps),
+        max_sge: qp::max_sge(caps).min(srq::max_sge(caps)),
+        max_inline: qp::max_inline(caps),
         max_cq: of(caps.log_max_cq),
-        max_cqe: of(caps.log_max_cq_sz) - 1,
+        max_cqe: cq::max_cqe(caps),
         max_mr: of(caps.log_max_mkey.min(24)),
         max_mr_bytes: mr::MAX_BYTES,
         max_pd: of(caps.log_max_pd),
         max_ah: crate::ah::LIMIT,
         max_srq: of(caps.log_max_srq),
-        max_srq_wr: of(caps.log_max_srq_sz) - 1,
+        max_srq_wr: srq::max_wr(caps),
         max_rd_atomic: of(caps.log_max_ra_req_qp.min(caps.log_max_ra_res_qp)).min(128) as u8,
         atomics: if caps.atomic { AtomicScope::Hca } else { AtomicScope::None },
         foreign_memory: mr::takes_foreign(hca),

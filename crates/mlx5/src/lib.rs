@@ -47,6 +47,7 @@
 //! | `house`, `serve`, `events` | the driver's thread, what it does, events on their way to the program |
 //! | `pd`, `mr`, `memory` | protection domains, regions, memory that it can reach |
 //! | `cq`, `cqe`, `qp`, `srq`, `ah` | queues and address handles |
+//! | `queue`, `shared` | memory of queues; words that the adapter reads and writes |
 //!
 //! [`Device`]: hca_core::Device
 //! [`PciFunction`]: hca_vfio::PciFunction
@@ -72,9 +73,12 @@ mod pages;
 mod pd;
 mod port;
 mod qp;
+mod queue;
 mod registers;
 mod serve;
+mod shared;
 mod srq;
+mod sync;
 mod table;
 mod uar;
 

@@ -34,6 +34,17 @@ impl Uar {
             waker.after_doorbell();
         }
     }
+    /// Wakes a server that sleeps, where memory says that there is work.
+    #[inline]
+    pub(crate) fn wake(&self) {
+        if let Some(waker) = &self.waker {
+            waker.after_doorbell();
+        }
+    }
+    /// Whether a process serves the adapter, which may wait for this CPU.
+    pub(crate) fn is_served(&self) -> bool {
+        self.waker.is_some()
+    }
     /// The page itself, for BlueFlame.
     pub(crate) fn page(&self) -> &Mmio {
         &self.page

@@ -1,38 +1,392 @@
-//! Queue pairs.
+//! Queue pairs: what the control path does with them.
+//!
+//! ```text
+//!  core     QpCore      what ports and completion queues share: state, shadows, the doorbell record
+//!  send     SendQueue   the port that posts send requests        wqe      entries as words
+//!  recv     RecvQueue   the port that posts receive requests     shadow   requests by their place
+//!  context              attributes as the adapter has them
+//! ```
 
-use std::sync::Arc;
+mod context;
+pub(crate) mod core;
+pub(crate) mod recv;
+pub(crate) mod send;
+pub(crate) mod shadow;
+pub(crate) mod wqe;
 
-use hca_core::{DeviceError, PdHandle, QpAttr, QpHandle, QpInit, QpPorts, QpStatus};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hca_core::{
+    DeviceError, PdHandle, PostError, PostErrorKind, QpAttr, QpCap, QpHandle, QpInit, QpPorts, QpState,
+    QpStatus, Qpn, RecvPort, RecvWr, SendPort, SendWr,
+};
+use hca_prm::command::qp::{CreateQpIn, CreateQpOut, DestroyQpIn, QueryQpIn, QueryQpOut};
+use hca_prm::{PathMigration, Qpc, RqType};
+
+use self::context::Fixed;
+use self::core::QpCore;
+use self::recv::RecvQueue;
+use self::send::{SendLimits, SendQueue};
+use self::wqe::BLOCK_CELLS;
 use crate::caps::Caps;
+use crate::cq::CqUser;
 use crate::hca::Hca;
+use crate::queue::{QueueMemory, in_range};
+use crate::shared::{CELL, SharedCells};
+use crate::srq::SrqUser;
+use crate::table::Table;
+use crate::uar::Uar;
 
-/// All queue pairs.
-pub(crate) struct Qps;
+/// Sizes of a queue pair's rings, in cells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Sizes {
+    /// Blocks of the send queue.
+    blocks: u32,
+    /// Receive requests; 0: there is no receive queue.
+    recvs: u32,
+    /// Cells of a receive request.
+    stride: usize,
+}
 
-impl Qps {
-    pub(crate) fn new(_caps: &Caps) -> Self {
-        Self
+impl Sizes {
+    fn of(cap: &QpCap, has_srq: bool) -> Self {
+        let blocks = cap.max_send_wr * wqe::blocks_for(cap.max_send_sge, cap.max_inline);
+        let stride = (cap.max_recv_sge as usize).next_power_of_two();
+        // The send queue behind it begins with a block.
+        let least = (BLOCK_CELLS / stride.min(BLOCK_CELLS)) as u32;
+        let recvs =
+            if has_srq || cap.max_recv_wr == 0 { 0 } else { cap.max_recv_wr.next_power_of_two().max(least) };
+        Self { blocks: blocks.next_power_of_two(), recvs, stride }
     }
-    pub(crate) fn create(
-        &self,
-        _hca: &Arc<Hca>,
-        _pd: PdHandle,
-        _init: &QpInit,
-    ) -> Result<QpPorts, DeviceError> {
-        Err(DeviceError::Unsupported { what: "queue pairs" })
+    fn recv_cells(&self) -> usize {
+        self.recvs as usize * self.stride
     }
-    pub(crate) fn modify(&self, _hca: &Arc<Hca>, _qp: QpHandle, _attr: &QpAttr) -> Result<(), DeviceError> {
-        Err(DeviceError::Unsupported { what: "queue pairs" })
-    }
-    pub(crate) fn query(&self, _hca: &Arc<Hca>, _qp: QpHandle) -> Result<QpStatus, DeviceError> {
-        Err(DeviceError::Unsupported { what: "queue pairs" })
-    }
-    pub(crate) fn destroy(&self, _hca: &Arc<Hca>, _qp: QpHandle) -> Result<Vec<u64>, DeviceError> {
-        Err(DeviceError::Unsupported { what: "queue pairs" })
-    }
-    /// The queue pair of this number, for events.
-    pub(crate) fn by_number(&self, _qpn: u32) -> Option<QpHandle> {
-        None
+    fn send_cells(&self) -> usize {
+        self.blocks as usize * BLOCK_CELLS
     }
 }
+
+/// Requests of a queue, at most: so many of the longest fit a send queue.
+pub(crate) fn max_wr(caps: &Caps) -> u32 {
+    (1 << caps.log_max_qp_sz.min(15)) / wqe::blocks_for(max_sge(caps), max_inline(caps))
+}
+/// Entries of a list, at most.
+pub(crate) fn max_sge(caps: &Caps) -> u32 {
+    wqe::MAX_SGE
+        .min(caps.max_wqe_sz_rq / CELL as u32)
+        .min((caps.max_wqe_sz_sq / CELL as u32).saturating_sub(4))
+}
+/// Inline bytes, at most.
+pub(crate) fn max_inline(caps: &Caps) -> u32 {
+    wqe::MAX_INLINE.min(caps.max_wqe_sz_sq.saturating_sub(4 * CELL as u32 + 4))
+}
+
+/// A queue pair, as the control path has it.
+struct Entry {
+    core: Arc<QpCore>,
+    fixed: Fixed,
+    cap: QpCap,
+    pd: PdHandle,
+    memory: SharedCells,
+    send_cq: CqUser,
+    recv_cq: CqUser,
+    _srq: Option<SrqUser>,
+    /// Attributes as they were set; held while the queue pair changes.
+    attr: Mutex<QpAttr>,
+}
+
+impl Entry {
+    fn attr(&self) -> MutexGuard<'_, QpAttr> {
+        // It is whole between any two of its operations.
+        self.attr.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// The state as the adapter has it.
+    fn state(&self, hca: &Hca) -> Result<QpState, DeviceError> {
+        let set = self.core.life().state().ok_or_else(|| unknown(self.core.handle))?;
+        // It moves queue pairs by itself only where packets flow.
+        if matches!(set, QpState::Reset | QpState::Init | QpState::Error) {
+            return Ok(set);
+        }
+        let out = hca.exec(&QueryQpIn::new().with(QueryQpIn::QPN, self.fixed.qpn))?;
+        Ok(context::state_of(out.get(QueryQpOut::QPC).get(Qpc::STATE)).unwrap_or(set))
+    }
+    /// Takes what it left in its completion queues out of these, and returns what it took from a shared receive queue. After
+    /// a reset it stays there, and all its requests are forgotten.
+    fn purge(&self, reset: bool) -> Vec<u64> {
+        let (send, recv, core) = (&self.send_cq.core, &self.recv_cq.core, &*self.core);
+        let send_side = || {
+            if reset {
+                core.clear_send();
+            }
+        };
+        let recv_side = || {
+            if reset {
+                core.clear_recv();
+            }
+        };
+        if Arc::ptr_eq(send, recv) {
+            return send.remove(core, reset, || {
+                send_side();
+                recv_side();
+            });
+        }
+        // One after the other: two queue pairs may have two queues the other way round.
+        send.remove(core, reset, send_side);
+        recv.remove(core, reset, recv_side)
+    }
+}
+
+fn unknown(qp: QpHandle) -> DeviceError {
+    DeviceError::UnknownHandle { what: "queue pair", handle: qp.index }
+}
+
+/// All queue pairs.
+pub(crate) struct Qps(Mutex<Table<Arc<Entry>>>);
+
+impl Qps {
+    pub(crate) fn new(caps: &Caps) -> Self {
+        Self(Mutex::new(Table::new("queue pair", 1 << caps.log_max_qp.min(24))))
+    }
+    fn table(&self) -> MutexGuard<'_, Table<Arc<Entry>>> {
+        // It is whole between any two of its operations.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn find(&self, qp: QpHandle) -> Result<Arc<Entry>, DeviceError> {
+        self.table().find(qp.index, qp.generation).cloned()
+    }
+
+    pub(crate) fn create(&self, hca: &Arc<Hca>, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
+        let (cap, caps) = (&init.cap, &hca.caps);
+        in_range("max_send_wr", cap.max_send_wr, 1, max_wr(caps))?;
+        in_range("max_recv_wr", cap.max_recv_wr, 0, max_wr(caps))?;
+        in_range("max_send_sge", cap.max_send_sge, 0, max_sge(caps))?;
+        in_range("max_recv_sge", cap.max_recv_sge, 0, max_sge(caps))?;
+        in_range("max_inline", cap.max_inline, 0, max_inline(caps))?;
+        hca.check_alive()?;
+        self.table().check_room()?;
+        let pdn = hca.pds.acquire(pd)?;
+        let made = self.make(hca, pd, pdn, init);
+        if made.is_err() {
+            hca.pds.release(pd);
+        }
+        made
+    }
+
+    fn make(&self, hca: &Arc<Hca>, pd: PdHandle, pdn: u32, init: &QpInit) -> Result<QpPorts, DeviceError> {
+        let send_cq = hca.cqs.acquire(init.send_cq)?;
+        let recv_cq = hca.cqs.acquire(init.recv_cq)?;
+        let srq = init.srq.map(|s| hca.srqs.acquire(s, pdn)).transpose()?;
+        let sizes = Sizes::of(&init.cap, srq.is_some());
+        let memory = QueueMemory::alloc(hca, sizes.recv_cells() + sizes.send_cells())?;
+        let uar = hca.uars.for_queue();
+        let mut fixed = Fixed {
+            qpn: 0,
+            qp_type: init.qp_type,
+            pdn,
+            send_cqn: send_cq.core.number,
+            recv_cqn: recv_cq.core.number,
+        };
+        let qpc = new_context(&fixed, &sizes, &memory, uar.index, srq.as_ref());
+        let input = CreateQpIn::new().with(CreateQpIn::QPC, qpc);
+        fixed.qpn = hca.exec_with(&input, &memory.pages, &mut [])?.get(CreateQpOut::QPN);
+        let mut entry = None;
+        let inserted = self.table().insert_with(|index, generation| {
+            let (handle, qpn) = (QpHandle { index, generation }, Qpn::new(fixed.qpn));
+            let shared = srq.as_ref().map(|s| s.core.clone());
+            let places = [sizes.blocks, sizes.recvs.max(1)];
+            let core = QpCore::new(handle, qpn, init.qp_type, places, shared, memory.record.clone());
+            let made = Arc::new(Entry {
+                core: Arc::new(core),
+                fixed,
+                cap: init.cap,
+                pd,
+                memory: memory.cells.clone(),
+                send_cq,
+                recv_cq,
+                _srq: srq,
+                attr: Mutex::default(),
+            });
+            entry = Some(made.clone());
+            made
+        });
+        if let Err(e) = inserted {
+            destroy(hca, fixed.qpn)?;
+            return Err(e);
+        }
+        let entry = entry.expect("it was inserted");
+        let (send, recv) = (&entry.send_cq.core, &entry.recv_cq.core);
+        if Arc::ptr_eq(send, recv) {
+            send.add(&entry.core, true, true);
+        } else {
+            send.add(&entry.core, true, false);
+            recv.add(&entry.core, false, true);
+        }
+        Ok(ports(hca, &entry, &sizes, &memory, uar))
+    }
+
+    pub(crate) fn modify(&self, hca: &Arc<Hca>, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {
+        let entry = self.find(qp)?;
+        let mut set = entry.attr();
+        let from = entry.state(hca)?;
+        attr.check(entry.fixed.qp_type, from)?;
+        context::check(hca, attr)?;
+        let to = attr.state.unwrap_or(from);
+        if to == QpState::Reset {
+            // Nothing is taken any more, and what was is forgotten when the adapter has let go of it.
+            entry.core.show(Some(to));
+        }
+        context::command(hca, &entry.fixed, [from, to], attr)?;
+        if to == QpState::Reset {
+            drop(entry.purge(true));
+            *set = QpAttr::default();
+        } else {
+            merge(&mut set, attr);
+            entry.core.show(Some(to));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn query(&self, hca: &Arc<Hca>, qp: QpHandle) -> Result<QpStatus, DeviceError> {
+        let entry = self.find(qp)?;
+        let attr = *entry.attr();
+        let state = entry.state(hca)?;
+        Ok(QpStatus { state, attr, cap: entry.cap })
+    }
+
+    pub(crate) fn destroy(&self, hca: &Arc<Hca>, qp: QpHandle) -> Result<Vec<u64>, DeviceError> {
+        let entry = self.table().remove(qp.index, qp.generation)?;
+        let set = entry.attr();
+        let before = entry.core.life().state();
+        entry.core.show(None);
+        let gone = if hca.health.is_dead() {
+            entry.memory.leak();
+            Ok(())
+        } else {
+            // A request that it took from a shared queue and has not filled comes back by a flush.
+            let busy = !matches!(before, None | Some(QpState::Reset | QpState::Error));
+            let flushed = if busy && entry.core.srq.is_some() {
+                context::command(hca, &entry.fixed, [QpState::Rts, QpState::Error], &QpAttr::default())
+            } else {
+                Ok(())
+            };
+            flushed.and_then(|()| destroy(hca, entry.fixed.qpn)).inspect_err(|_| entry.memory.leak())
+        };
+        let shared = entry.purge(false);
+        drop(set);
+        hca.pds.release(entry.pd);
+        gone.map(|()| shared)
+    }
+
+    /// The queue pair of this number, for events.
+    pub(crate) fn by_number(&self, qpn: u32) -> Option<QpHandle> {
+        self.table().iter().find(|e| e.fixed.qpn == qpn).map(|e| e.core.handle)
+    }
+}
+
+fn destroy(hca: &Hca, qpn: u32) -> Result<(), DeviceError> {
+    hca.exec(&DestroyQpIn::new().with(DestroyQpIn::QPN, qpn))?;
+    Ok(())
+}
+
+/// The context of a new queue pair.
+fn new_context(fixed: &Fixed, sizes: &Sizes, memory: &QueueMemory, uar: u32, srq: Option<&SrqUser>) -> Qpc {
+    let (kind, number) = match srq {
+        Some(srq) => (RqType::Srq, srq.core.number),
+        None if sizes.recvs == 0 => (RqType::ZeroLength, 0),
+        None => (RqType::Regular, 0),
+    };
+    let log = |n: u32| n.max(1).trailing_zeros();
+    Qpc::new()
+        .with(Qpc::ST, context::service(fixed.qp_type).code())
+        .with(Qpc::PM_STATE, PathMigration::Migrated.code())
+        .with(Qpc::PD, fixed.pdn)
+        .with(Qpc::LOG_RQ_SIZE, log(sizes.recvs))
+        .with(Qpc::LOG_RQ_STRIDE, log(sizes.stride as u32))
+        .with(Qpc::LOG_SQ_SIZE, log(sizes.blocks))
+        .with(Qpc::UAR_PAGE, uar)
+        // Nobody's number: queue pairs are told by their own.
+        .with(Qpc::USER_INDEX, 0xff_ffff)
+        .with(Qpc::LOG_PAGE_SIZE, memory.log_page_size)
+        .with(Qpc::CQN_SND, fixed.send_cqn)
+        .with(Qpc::CQN_RCV, fixed.recv_cqn)
+        .with(Qpc::DBR_ADDR, memory.record_iova)
+        .with(Qpc::RQ_TYPE, kind.code())
+        .with(Qpc::SRQN_RMPN_XRQN, number)
+}
+
+/// The ports of a new queue pair.
+fn ports(hca: &Arc<Hca>, entry: &Entry, sizes: &Sizes, memory: &QueueMemory, uar: Uar) -> QpPorts {
+    let (core, cap) = (&entry.core, entry.cap);
+    let qp_type = core.qp_type;
+    let limits = SendLimits {
+        depth: cap.max_send_wr,
+        max_sge: cap.max_send_sge,
+        max_inline: cap.max_inline,
+        max_message: send::max_message(qp_type, hca.caps.log_max_msg, hca.port.attr().active_mtu.bytes()),
+    };
+    let ring = memory.cells.part(sizes.recv_cells(), sizes.send_cells());
+    let addresses = hca.ahs.addresses().clone();
+    let recv: Option<Box<dyn RecvPort>> = core.srq.is_none().then(|| {
+        let ring = memory.cells.part(0, sizes.recv_cells().max(sizes.stride));
+        let queue =
+            RecvQueue::new(core.clone(), ring, uar.clone(), sizes.stride, cap.max_recv_wr, cap.max_recv_sge);
+        Box::new(Port { queue, _hca: hca.clone() }) as Box<dyn RecvPort>
+    });
+    let queue = SendQueue::new(core.clone(), addresses, entry.fixed.pdn, ring, uar, limits);
+    let send = Box::new(Port { queue, _hca: hca.clone() });
+    QpPorts { handle: core.handle, qpn: core.qpn, cap, send, recv }
+}
+
+/// Takes over what is given.
+fn merge(all: &mut QpAttr, given: &QpAttr) {
+    macro_rules! set {
+        ($($field:ident)*) => { $(if given.$field.is_some() { all.$field = given.$field; })* };
+    }
+    set!(pkey access qkey dest_qpn av path_mtu rq_psn sq_psn max_rd_atomic max_dest_rd_atomic
+         min_rnr_timer timeout retry_cnt rnr_retry sqd_event);
+}
+
+/// A port: a queue, and the adapter that runs as long.
+struct Port<Q> {
+    queue: Q,
+    _hca: Arc<Hca>,
+}
+
+#[allow(unsafe_code)] // handed on
+impl SendPort for Port<SendQueue<Uar>> {
+    #[inline]
+    unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
+        // SAFETY: our caller's promise.
+        unsafe { self.queue.post(wrs) }
+    }
+    #[inline]
+    fn ring(&mut self) {
+        self.queue.ring();
+    }
+    #[inline]
+    unsafe fn post_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        // SAFETY: our caller's promise.
+        unsafe { self.queue.post_now(wr) }
+    }
+}
+
+#[allow(unsafe_code)] // handed on
+impl RecvPort for Port<RecvQueue<Uar>> {
+    #[inline]
+    unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
+        // SAFETY: our caller's promise.
+        unsafe { self.queue.post(wrs) }
+    }
+    #[inline]
+    fn ring(&mut self) {
+        self.queue.ring();
+    }
+    #[inline]
+    unsafe fn post_now(&mut self, wr: &RecvWr<'_>) -> Result<(), PostErrorKind> {
+        // SAFETY: our caller's promise.
+        unsafe { self.queue.post_now(wr) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

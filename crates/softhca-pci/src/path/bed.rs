@@ -27,7 +27,7 @@ use crate::function::{Function, FunctionOptions};
 
 /// Where the client's memory begins for the function, and its length.
 pub(crate) const BASE: u64 = 0x7_0000_0000;
-pub(crate) const LEN: u64 = 8 << 20;
+pub(crate) const LEN: u64 = 2 << 20;
 pub(crate) const PAGE: u64 = 4096;
 
 /// A file that can't be cut.
@@ -93,7 +93,7 @@ pub(crate) struct Client {
 }
 
 /// A command, as the dispatcher calls it.
-type Method = fn(&mut Function, &[u8], &mut Output) -> Result<(), CmdStatus>;
+pub(super) type Method = fn(&mut Function, &[u8], &mut Output) -> Result<(), CmdStatus>;
 
 const LOG_EQ: u32 = 8;
 

@@ -1,0 +1,242 @@
+//! A queue pair's attributes as the adapter's context has them, and the commands that set them.
+
+use hca_core::{Access, DeviceError, Mtu, Pkey, QpAttr, QpState, QpType};
+use hca_prm::command::qp::{
+    Init2InitQpIn, Init2RtrQpIn, Qp2ErrIn, Qp2RstIn, Rst2InitQpIn, Rtr2RtsQpIn, Rts2RtsQpIn, SqErr2RtsQpIn,
+};
+use hca_prm::{Ads, AtomicMode, MtuCode, PathMigration, Qpc, ServiceType, optpar};
+
+use crate::hca::Hca;
+use crate::port::Path;
+
+/// Messages between those that ask for an acknowledgement, as a power of two.
+const LOG_ACK_REQ_FREQ: u32 = 8;
+/// Ports of an adapter, as functions have one.
+const PORT: u32 = 1;
+/// The longest message of a datagram, as a power of two.
+const LOG_UD_MAX: u32 = 12;
+
+/// What of a queue pair is in each of its contexts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fixed {
+    pub(crate) qpn: u32,
+    pub(crate) qp_type: QpType,
+    pub(crate) pdn: u32,
+    pub(crate) send_cqn: u32,
+    pub(crate) recv_cqn: u32,
+}
+
+/// A service, in the adapter's numbers.
+pub(crate) fn service(qp_type: QpType) -> ServiceType {
+    match qp_type {
+        QpType::Rc => ServiceType::Rc,
+        QpType::Uc => ServiceType::Uc,
+        QpType::Ud => ServiceType::Ud,
+    }
+}
+
+/// A state that the adapter tells.
+pub(crate) fn state_of(code: u32) -> Option<QpState> {
+    use hca_prm::QpState as S;
+    Some(match S::from_code(code)? {
+        S::Rst => QpState::Reset,
+        S::Init => QpState::Init,
+        S::Rtr => QpState::Rtr,
+        S::Rts => QpState::Rts,
+        S::SqEr => QpState::Sqe,
+        S::Err => QpState::Error,
+        S::Sqd => QpState::Sqd,
+        _ => return None,
+    })
+}
+
+/// The context for a transition that sets `attr`, and which of its fields are given beyond those that the transition needs.
+pub(crate) fn context(fixed: &Fixed, log_max_msg: u32, attr: &QpAttr, path: Option<&Path>) -> (Qpc, u32) {
+    let mut optional = 0;
+    let mut c = Qpc::new()
+        .with(Qpc::ST, service(fixed.qp_type).code())
+        .with(Qpc::PM_STATE, PathMigration::Migrated.code())
+        .with(Qpc::PD, fixed.pdn)
+        .with(Qpc::CQN_SND, fixed.send_cqn)
+        .with(Qpc::CQN_RCV, fixed.recv_cqn)
+        .with(Qpc::LOG_ACK_REQ_FREQ, LOG_ACK_REQ_FREQ)
+        .with(Qpc::RETRY_COUNT, attr.retry_cnt.unwrap_or(0).into())
+        .with(Qpc::RNR_RETRY, attr.rnr_retry.unwrap_or(0).into())
+        .with(Qpc::NEXT_SEND_PSN, attr.sq_psn.map_or(0, |p| p.raw()))
+        .with(Qpc::NEXT_RCV_PSN, attr.rq_psn.map_or(0, |p| p.raw()))
+        .with(Qpc::REMOTE_QPN, attr.dest_qpn.map_or(0, |q| q.raw()))
+        .with(Qpc::LOG_SRA_MAX, log_up(attr.max_rd_atomic))
+        .with(Qpc::LOG_RRA_MAX, log_up(attr.max_dest_rd_atomic));
+    // What may be given in later transitions as well is said to be given.
+    if let Some(access) = attr.access {
+        optional |= optpar::RRE | optpar::RWE | optpar::RAE;
+        c = c
+            .with(Qpc::RRE, access.contains(Access::REMOTE_READ))
+            .with(Qpc::RWE, access.contains(Access::REMOTE_WRITE))
+            .with(Qpc::RAE, access.contains(Access::REMOTE_ATOMIC))
+            .with(Qpc::ATOMIC_MODE, AtomicMode::IbSpec.code());
+    }
+    if let Some(timer) = attr.min_rnr_timer {
+        optional |= optpar::RNR_TIMEOUT;
+        c = c.with(Qpc::MIN_RNR_NAK, timer.encoding().into());
+    }
+    if let Some(qkey) = attr.qkey {
+        optional |= optpar::Q_KEY;
+        c = c.with(Qpc::Q_KEY, qkey.raw());
+    }
+    if attr.pkey.is_some() {
+        optional |= optpar::PKEY_INDEX;
+    }
+    let (mtu, log_max) = match fixed.qp_type {
+        QpType::Ud => (Some(Mtu::B4096), LOG_UD_MAX),
+        _ => (attr.path_mtu, log_max_msg),
+    };
+    if let Some(mtu) = mtu {
+        c = c.with(Qpc::MTU, MtuCode::from(mtu).code()).with(Qpc::LOG_MSG_MAX, log_max.min(31));
+    }
+    // The path's place holds the index of the P_Key and the timeout as well.
+    let ads = path
+        .map_or(Ads::new(), Path::context)
+        .with(Ads::VHCA_PORT_NUM, PORT)
+        .with(Ads::ACK_TIMEOUT, attr.timeout.map_or(0, |t| t.encoding().into()));
+    (c.with(Qpc::PRIMARY_ADDRESS_PATH, ads), optional)
+}
+
+/// As many as asked for at least, as a power of two.
+fn log_up(count: Option<u8>) -> u32 {
+    u32::from(count.unwrap_or(0).max(1)).next_power_of_two().trailing_zeros()
+}
+
+/// Gives the command for a transition.
+pub(crate) fn command(
+    hca: &Hca,
+    fixed: &Fixed,
+    [from, to]: [QpState; 2],
+    attr: &QpAttr,
+) -> Result<(), DeviceError> {
+    use QpState::{Error, Init, Reset, Rtr, Rts, Sqe};
+    let path = attr.av.as_ref().map(|av| hca.port.path(av)).transpose()?;
+    let (qpc, optional) = context(fixed, hca.caps.log_max_msg, attr, path.as_ref());
+    macro_rules! give {
+        ($command:ident, $optional:expr) => {{
+            let input = $command::new()
+                .with($command::QPN, fixed.qpn)
+                .with($command::OPT_PARAM_MASK, $optional)
+                .with($command::QPC, qpc);
+            hca.exec(&input).map(drop)
+        }};
+    }
+    match (from, to) {
+        (_, Reset) => hca.exec(&Qp2RstIn::new().with(Qp2RstIn::QPN, fixed.qpn)).map(drop),
+        (_, Error) => hca.exec(&Qp2ErrIn::new().with(Qp2ErrIn::QPN, fixed.qpn)).map(drop),
+        (Reset, Init) => give!(Rst2InitQpIn, 0),
+        (Init, Init) => give!(Init2InitQpIn, optional),
+        // What it needs is always taken.
+        (Init, Rtr) => give!(Init2RtrQpIn, optional & !optpar::RNR_TIMEOUT),
+        (Rtr, Rts) => give!(Rtr2RtsQpIn, optional),
+        (Rts, Rts) => give!(Rts2RtsQpIn, optional),
+        (Sqe, Rts) => give!(SqErr2RtsQpIn, optional),
+        // These adapters have no command for it.
+        _ => return Err(DeviceError::Unsupported { what: "draining send queues (the state SQD)" }),
+    }?;
+    Ok(())
+}
+
+/// Refuses what the adapter or its port does not carry.
+pub(crate) fn check(hca: &Hca, attr: &QpAttr) -> Result<(), DeviceError> {
+    use crate::queue::in_range;
+    use hca_core::TransitionError::Value;
+    let caps = &hca.caps;
+    for (what, value, log) in [
+        ("max_rd_atomic", attr.max_rd_atomic, caps.log_max_ra_req_qp),
+        ("max_dest_rd_atomic", attr.max_dest_rd_atomic, caps.log_max_ra_res_qp),
+    ] {
+        let max = 1_u64 << log.min(7);
+        if let Some(value) = value.map(u64::from).filter(|v| *v > max) {
+            return Err(Value { what, value, max }.into());
+        }
+    }
+    let active = hca.port.attr().active_mtu.bytes();
+    if let Some(mtu) = attr.path_mtu.filter(|m| m.bytes() > active) {
+        return Err(Value { what: "path_mtu", value: mtu.bytes().into(), max: active.into() }.into());
+    }
+    if let Some(pkey) = attr.pkey.filter(|p| p.raw() | 0x8000 != Pkey::DEFAULT.raw()) {
+        // Its table has other keys where a subnet manager put them there; they are not used.
+        in_range("pkey", pkey.raw().into(), 0x7fff, 0xffff)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_core::{AckTimeout, Gid, Psn, Qkey, Qpn, RnrTimer};
+
+    use super::*;
+
+    const FIXED: Fixed = Fixed { qpn: 0x43, qp_type: QpType::Rc, pdn: 5, send_cqn: 6, recv_cqn: 7 };
+
+    fn path() -> Path {
+        Path {
+            ethernet: false,
+            dgid: Gid([1; 16]),
+            sgid_index: 2,
+            dlid: 3,
+            mac: [0; 6],
+            hop_limit: 64,
+            traffic_class: 0,
+            flow_label: 0,
+            udp_sport: 0,
+        }
+    }
+
+    #[test]
+    fn all_attributes_of_a_connection_are_in_its_context() {
+        let attr = QpAttr {
+            dest_qpn: Some(Qpn::new(0x99)),
+            path_mtu: Some(Mtu::B1024),
+            rq_psn: Some(Psn::new(0x123)),
+            sq_psn: Some(Psn::new(0x456)),
+            max_rd_atomic: Some(5),
+            max_dest_rd_atomic: Some(16),
+            min_rnr_timer: Some(RnrTimer::new(12)),
+            timeout: Some(AckTimeout::new(14)),
+            retry_cnt: Some(7),
+            rnr_retry: Some(6),
+            access: Some(Access::REMOTE_READ | Access::REMOTE_ATOMIC),
+            ..QpAttr::default()
+        };
+        let (c, optional) = context(&FIXED, 30, &attr, Some(&path()));
+        assert_eq!(optional, optpar::RRE | optpar::RWE | optpar::RAE | optpar::RNR_TIMEOUT);
+        assert_eq!((c.get(Qpc::ST), c.get(Qpc::PM_STATE)), (0, 3));
+        assert_eq!((c.get(Qpc::PD), c.get(Qpc::CQN_SND), c.get(Qpc::CQN_RCV)), (5, 6, 7));
+        assert_eq!((c.get(Qpc::REMOTE_QPN), c.get(Qpc::MTU), c.get(Qpc::LOG_MSG_MAX)), (0x99, 3, 30));
+        assert_eq!((c.get(Qpc::NEXT_RCV_PSN), c.get(Qpc::NEXT_SEND_PSN)), (0x123, 0x456));
+        assert_eq!((c.get(Qpc::LOG_SRA_MAX), c.get(Qpc::LOG_RRA_MAX)), (3, 4));
+        assert_eq!((c.get(Qpc::MIN_RNR_NAK), c.get(Qpc::RETRY_COUNT), c.get(Qpc::RNR_RETRY)), (12, 7, 6));
+        assert!(c.get(Qpc::RRE) && !c.get(Qpc::RWE) && c.get(Qpc::RAE));
+        let ads = c.get(Qpc::PRIMARY_ADDRESS_PATH);
+        assert_eq!((ads.get(Ads::ACK_TIMEOUT), ads.get(Ads::RLID), ads.get(Ads::VHCA_PORT_NUM)), (14, 3, 1));
+    }
+
+    #[test]
+    fn a_datagram_queue_pair_carries_what_the_link_does() {
+        let attr = QpAttr { qkey: Some(Qkey::new(0x1234)), ..QpAttr::default() };
+        let fixed = Fixed { qp_type: QpType::Ud, ..FIXED };
+        let (c, optional) = context(&fixed, 30, &attr, None);
+        assert_eq!((c.get(Qpc::ST), c.get(Qpc::MTU), c.get(Qpc::LOG_MSG_MAX)), (2, 5, 12));
+        assert_eq!((c.get(Qpc::Q_KEY), optional), (0x1234, optpar::Q_KEY));
+    }
+
+    #[test]
+    fn counts_are_rounded_up_to_powers_of_two() {
+        assert_eq!([None, Some(0), Some(1), Some(2), Some(3), Some(128)].map(log_up), [0, 0, 0, 1, 2, 7]);
+    }
+
+    #[test]
+    fn every_state_but_suspended_has_a_name_of_ours() {
+        use QpState::*;
+        let states = [0, 1, 2, 3, 4, 6, 7].map(|code| state_of(code).unwrap());
+        assert_eq!(states, [Reset, Init, Rtr, Rts, Sqe, Error, Sqd]);
+        assert_eq!((state_of(9), state_of(5), state_of(15)), (None, None, None));
+    }
+}

@@ -1,0 +1,358 @@
+//! Entries of send queues, as they are put together: words into the ring.
+//!
+//! An entry is what [`hca_prm::wqe`](hca_prm) describes. Its segments are written here as pairs of words, since this is done for each
+//! request; the tests read them back by the layouts. An entry that does not end before its ring does goes on at the ring's
+//! begin, at any of its segments.
+
+use hca_core::{Payload, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
+use hca_prm::{DataSeg, WqeOpcode};
+
+use crate::shared::{CELL, Cell, set_rows};
+
+/// Cells of a block, in which send queues are counted.
+pub(crate) const BLOCK_CELLS: usize = hca_prm::SEND_WQE_BB / CELL;
+/// Cells of the longest entry that this driver makes: five blocks.
+pub(crate) const MAX_ENTRY_CELLS: usize = 5 * BLOCK_CELLS;
+/// Cells before the data, at most: control, and the address of a datagram; or control, remote address, and operands.
+const MAX_HEAD_CELLS: usize = 4;
+/// Entries of a list, at most.
+pub(crate) const MAX_SGE: u32 = (MAX_ENTRY_CELLS - MAX_HEAD_CELLS) as u32;
+/// Inline bytes, at most.
+pub(crate) const MAX_INLINE: u32 = ((MAX_ENTRY_CELLS - MAX_HEAD_CELLS) * CELL - INLINE_HEAD) as u32;
+
+/// Bytes before inline data.
+const INLINE_HEAD: usize = 4;
+/// Marks inline data.
+const INLINE: u32 = 1 << 31;
+/// Completes always, not only in error.
+const COMPLETE: u64 = 2 << 2;
+/// The peer's completion is solicited.
+const SOLICITED: u64 = 1 << 1;
+/// Waits for READs and atomics before it.
+const FENCE: u64 = 4 << 5;
+
+/// Blocks of an entry with a list of `max_sge`, or `max_inline` bytes.
+pub(crate) fn blocks_for(max_sge: u32, max_inline: u32) -> u32 {
+    let inline = if max_inline == 0 { 0 } else { (INLINE_HEAD + max_inline as usize).div_ceil(CELL) };
+    (MAX_HEAD_CELLS + inline.max(max_sge as usize)).div_ceil(BLOCK_CELLS) as u32
+}
+
+/// Writes segments into a ring.
+struct Writer<'a> {
+    ring: &'a [Cell],
+    mask: usize,
+    at: usize,
+}
+
+impl Writer<'_> {
+    /// The next 16 bytes, as rows.
+    #[inline(always)]
+    fn put(&mut self, first: u64, second: u64) {
+        let cell = &self.ring[self.at & self.mask];
+        set_rows(&cell[0], first);
+        set_rows(&cell[1], second);
+        self.at += 1;
+    }
+    /// The next 16 bytes, as they are.
+    #[inline(always)]
+    fn put_bytes(&mut self, bytes: [u8; CELL]) {
+        let both = u128::from_be_bytes(bytes);
+        self.put((both >> 64) as u64, both as u64);
+    }
+
+    /// A pointer. One to nothing is left out, since a count of 0 stands for 2^31.
+    #[inline(always)]
+    fn pointer(&mut self, sge: &Sge) {
+        if sge.len != 0 {
+            let (first, second) = pointer(sge);
+            self.put(first, second);
+        }
+    }
+
+    /// Data in the entry itself.
+    #[inline(always)]
+    fn inline(&mut self, bytes: &[u8]) {
+        let head = u64::from(INLINE | bytes.len() as u32) << 32;
+        if let Ok(eight) = <[u8; 8]>::try_from(bytes) {
+            let data = u64::from_be_bytes(eight);
+            self.put(head | data >> 32, data << 32);
+        } else if !bytes.is_empty() {
+            self.inline_of_any_length(head, bytes);
+        }
+    }
+    fn inline_of_any_length(&mut self, head: u64, bytes: &[u8]) {
+        let (first, rest) = bytes.split_at(bytes.len().min(CELL - INLINE_HEAD));
+        let mut cell = [0; CELL];
+        cell[..8].copy_from_slice(&head.to_be_bytes());
+        cell[INLINE_HEAD..INLINE_HEAD + first.len()].copy_from_slice(first);
+        self.put_bytes(cell);
+        let (whole, last) = rest.as_chunks();
+        for cell in whole {
+            self.put_bytes(*cell);
+        }
+        if !last.is_empty() {
+            let mut cell = [0; CELL];
+            cell[..last.len()].copy_from_slice(last);
+            self.put_bytes(cell);
+        }
+    }
+}
+
+/// A pointer's rows; its length is not 0.
+#[inline(always)]
+fn pointer(sge: &Sge) -> (u64, u64) {
+    // 2^31 is written as 0, and nothing is longer.
+    let count = sge.len & !INLINE;
+    (u64::from(count) << 32 | u64::from(sge.lkey.raw()), sge.addr)
+}
+
+/// The address of a datagram's peer as it stands in entries, but for Q_Key and queue pair number: six words of two rows.
+pub(crate) type UdAddress = [u64; 6];
+
+/// Marks an address that has all its 48 bytes.
+const EXTENDED: u64 = 1 << 63;
+
+/// Where a datagram goes.
+#[derive(Clone, Copy)]
+pub(crate) struct UdTo {
+    pub(crate) address: UdAddress,
+    pub(crate) qpn: u32,
+    pub(crate) qkey: u32,
+}
+
+/// What was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Written {
+    /// Blocks that it takes.
+    pub(crate) blocks: u16,
+    /// Its first 8 bytes, as rows: what goes to the doorbell page.
+    pub(crate) bell: u64,
+}
+
+/// Writes a request as the entry that begins at block `at` of `ring`, a power of two of cells. `qpn` is the queue pair's
+/// own.
+#[inline(always)]
+pub(crate) fn write(ring: &[Cell], at: u16, qpn: u32, wr: &SendWr<'_>, to: Option<&UdTo>) -> Written {
+    let start = usize::from(at) * BLOCK_CELLS;
+    let mut w = Writer { ring, mask: ring.len() - 1, at: start + 1 };
+    if let Some(to) = to {
+        let a = &to.address;
+        w.put(u64::from(to.qkey) << 32 | a[0], EXTENDED | u64::from(to.qpn) << 32 | a[1]);
+        w.put(a[2], a[3]);
+        w.put(a[4], a[5]);
+    }
+    let remote = |w: &mut Writer<'_>, r: &RemoteAddr| w.put(r.addr, u64::from(r.rkey.raw()) << 32);
+    let (opcode, imm) = match &wr.op {
+        SendOp::Write(r) => {
+            remote(&mut w, r);
+            (WqeOpcode::RdmaWrite, 0)
+        }
+        SendOp::Send => (WqeOpcode::Send, 0),
+        SendOp::SendImm(imm) => (WqeOpcode::SendImm, *imm),
+        SendOp::SendInv(rkey) => (WqeOpcode::SendInval, rkey.raw()),
+        SendOp::WriteImm(r, imm) => {
+            remote(&mut w, r);
+            (WqeOpcode::RdmaWriteImm, *imm)
+        }
+        SendOp::Read(r) => {
+            remote(&mut w, r);
+            (WqeOpcode::RdmaRead, 0)
+        }
+        SendOp::CompareSwap { remote: r, compare, swap } => {
+            remote(&mut w, r);
+            w.put(*swap, *compare);
+            (WqeOpcode::AtomicCs, 0)
+        }
+        SendOp::FetchAdd { remote: r, add } => {
+            remote(&mut w, r);
+            w.put(*add, 0);
+            (WqeOpcode::AtomicFa, 0)
+        }
+    };
+    match wr.payload {
+        Payload::Sges(list) => list.iter().for_each(|sge| w.pointer(sge)),
+        Payload::Inline(bytes) => w.inline(bytes),
+    }
+    let cells = w.at - start;
+    let bell = u64::from(at) << 40 | u64::from(opcode.code()) << 32 | u64::from(qpn) << 8 | cells as u64;
+    w.at = start;
+    w.put(bell, mode(wr.flags) << 32 | u64::from(imm));
+    Written { blocks: cells.div_ceil(BLOCK_CELLS) as u16, bell }
+}
+
+/// Fence, completion and solicited event.
+#[inline(always)]
+fn mode(flags: SendFlags) -> u64 {
+    let bit = |flag, value| if flags.contains(flag) { value } else { 0 };
+    bit(SendFlags::SIGNALED, COMPLETE) | bit(SendFlags::FENCE, FENCE) | bit(SendFlags::SOLICITED, SOLICITED)
+}
+
+/// Writes a list into the receive entry that `cells` are. What is left of it is marked as not there.
+#[inline(always)]
+pub(crate) fn write_list(cells: &[Cell], sges: &[Sge]) {
+    let mut w = Writer { ring: cells, mask: usize::MAX, at: 0 };
+    for sge in sges {
+        w.pointer(sge);
+    }
+    if w.at < cells.len() {
+        w.put(u64::from(DataSeg::INVALID_LKEY), 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_core::{Lkey, Rkey};
+    use hca_prm::{AtomicSeg, CompletionMode, CtrlSeg, FenceMode, InlineSeg, RaddrSeg, UdAdrsVector};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::shared::SharedCells;
+
+    fn sge(addr: u64, len: u32, lkey: u32) -> Sge {
+        Sge { addr, len, lkey: Lkey::new(lkey) }
+    }
+    fn wr<'a>(op: SendOp, flags: SendFlags, payload: Payload<'a>) -> SendWr<'a> {
+        SendWr { wr_id: 0, op, flags, payload, dest: None }
+    }
+    /// The entry at a block, read around the ring's end.
+    fn read(ring: &SharedCells, at: u16) -> Vec<u8> {
+        let start = usize::from(at) * BLOCK_CELLS;
+        let cell = |i: usize| ring.bytes((start + i) & (ring.len() - 1), 1);
+        let cells = CtrlSeg::from_bytes(&cell(0)).unwrap().get(CtrlSeg::DS) as usize;
+        (0..cells).flat_map(cell).collect()
+    }
+
+    #[test]
+    fn a_send_lies_as_a_stock_driver_laid_it() {
+        let ring = SharedCells::on_heap(16);
+        let list = [sge(0x55dc_0f76_c000, 0x40, 0x4105)];
+        let written =
+            write(&ring, 0, 0x43, &wr(SendOp::Send, SendFlags::SIGNALED, Payload::Sges(&list)), None);
+        let seen = [0x0000_000a, 0x0000_4302, 0x0000_0008, 0, 0x40, 0x4105, 0x55dc, 0x0f76_c000_u32];
+        assert_eq!(read(&ring, 0), seen.map(u32::to_be_bytes).as_flattened());
+        assert_eq!(written, Written { blocks: 1, bell: 0x0a_0000_4302 });
+    }
+
+    #[test]
+    fn an_entry_that_reaches_the_rings_end_goes_on_at_its_begin() {
+        let ring = SharedCells::on_heap(8);
+        let data: Vec<u8> = (0..70).collect();
+        let remote = RemoteAddr { addr: 0x1122_3344_5566_7788, rkey: Rkey::new(0xa1b2_c3d4) };
+        let op = SendOp::WriteImm(remote, 0x0102_0304);
+        let w = write(&ring, 0xfff1, 0x12_3456, &wr(op, SendFlags::empty(), Payload::Inline(&data)), None);
+        assert_eq!(w.blocks, 2);
+        let entry = read(&ring, 0xfff1);
+        let ctrl = CtrlSeg::from_bytes(&entry).unwrap();
+        assert_eq!((ctrl.get(CtrlSeg::WQE_INDEX), ctrl.get(CtrlSeg::QP_OR_SQ)), (0xfff1, 0x12_3456));
+        assert_eq!(
+            (ctrl.get(CtrlSeg::IMM), ctrl.get(CtrlSeg::DS), ctrl.get(CtrlSeg::CE)),
+            (0x0102_0304, 7, 0)
+        );
+        assert_eq!(entry[..8], w.bell.to_be_bytes());
+        let raddr = RaddrSeg::from_bytes(&entry[16..]).unwrap();
+        assert_eq!((raddr.get(RaddrSeg::RADDR), raddr.get(RaddrSeg::RKEY)), (remote.addr, 0xa1b2_c3d4));
+        assert_eq!(entry[32..36], InlineSeg::of(70).as_bytes()[..]);
+        assert_eq!(entry[36..106], data[..]);
+    }
+
+    #[test]
+    fn a_datagram_carries_its_address() {
+        let ring = SharedCells::on_heap(16);
+        let address = [0, 0x1234, 0x0000_0000_0203_0405, 0x0607_0040_4000_0000, 0xfe80 << 48, 1];
+        let to = UdTo { address, qpn: 0x41, qkey: 0x8001_0000 };
+        let list = [sge(4096, 100, 7)];
+        let w =
+            write(&ring, 1, 0x43, &wr(SendOp::Send, SendFlags::SOLICITED, Payload::Sges(&list)), Some(&to));
+        assert_eq!(w.blocks, 2, "control, three cells of address, a pointer");
+        let entry = read(&ring, 1);
+        assert!(CtrlSeg::from_bytes(&entry).unwrap().get(CtrlSeg::SE));
+        let av = UdAdrsVector::from_bytes(&entry[16..]).unwrap();
+        assert_eq!(av.get(UdAdrsVector::Q_KEY), 0x8001_0000);
+        assert!(av.get(UdAdrsVector::EXT) && av.get(UdAdrsVector::GRH));
+        assert_eq!(av.get(UdAdrsVector::DESTINATION_QP_DCT), 0x41);
+        assert_eq!(av.get(UdAdrsVector::RLID_UDP_SPORT), 0x1234);
+        assert_eq!(av.rmac(), [2, 3, 4, 5, 6, 7]);
+        assert_eq!(av.get(UdAdrsVector::HOP_LIMIT), 0x40);
+        assert_eq!(av.get(UdAdrsVector::RGID_RIP)[..2], [0xfe, 0x80]);
+    }
+
+    #[test]
+    fn atomics_have_their_operands_before_the_pointer() {
+        let ring = SharedCells::on_heap(16);
+        let remote = RemoteAddr { addr: 8, rkey: Rkey::new(9) };
+        let list = [sge(64, 8, 1)];
+        let op = SendOp::CompareSwap { remote, compare: 5, swap: 6 };
+        let w = write(&ring, 0, 1, &wr(op, SendFlags::FENCE, Payload::Sges(&list)), None);
+        assert_eq!(w.blocks, 1);
+        let entry = read(&ring, 0);
+        let ctrl = CtrlSeg::from_bytes(&entry).unwrap();
+        assert_eq!(FenceMode::from_code(ctrl.get(CtrlSeg::FM)), Some(FenceMode::SmallAndFence));
+        assert_eq!(CompletionMode::from_code(ctrl.get(CtrlSeg::CE)), Some(CompletionMode::OnErrorOnly));
+        let operands = AtomicSeg::from_bytes(&entry[32..]).unwrap();
+        assert_eq!((operands.get(AtomicSeg::SWAP_ADD), operands.get(AtomicSeg::COMPARE)), (6, 5));
+        assert_eq!(DataSeg::from_bytes(&entry[48..]).unwrap(), DataSeg::pointer(8, 1, 64));
+    }
+
+    #[test]
+    fn places_for_nothing_are_left_out_and_2_gib_are_written_as_0() {
+        let ring = SharedCells::on_heap(16);
+        let list = [sge(1, 0, 2), sge(3, 1 << 31, 4), sge(5, 0, 6)];
+        let w = write(&ring, 0, 1, &wr(SendOp::Send, SendFlags::empty(), Payload::Sges(&list)), None);
+        assert_eq!((w.blocks, w.bell & 0x3f), (1, 2));
+        assert_eq!(DataSeg::from_bytes(&read(&ring, 0)[16..]).unwrap(), DataSeg::pointer(0, 4, 3));
+        let entry = SharedCells::on_heap(4);
+        write_list(&entry, &list);
+        let places = entry.bytes(0, 4);
+        assert_eq!(DataSeg::from_bytes(&places).unwrap(), DataSeg::pointer(0, 4, 3));
+        assert!(DataSeg::from_bytes(&places[16..]).unwrap().is_terminator());
+    }
+
+    #[test]
+    fn a_full_list_has_no_end_mark() {
+        let entry = SharedCells::on_heap(4);
+        write_list(&entry, &[sge(1, 1, 1); 4]);
+        assert_eq!(DataSeg::from_bytes(&entry.bytes(3, 1)).unwrap(), DataSeg::pointer(1, 1, 1));
+    }
+
+    #[test]
+    fn the_longest_requests_fit_what_is_reckoned_for_them() {
+        assert_eq!((MAX_SGE, MAX_INLINE, blocks_for(MAX_SGE, MAX_INLINE)), (16, 252, 5));
+        assert_eq!((blocks_for(0, 0), blocks_for(1, 0), blocks_for(4, 64), blocks_for(0, 12)), (1, 2, 3, 2));
+    }
+
+    proptest! {
+        #[test]
+        fn inline_data_of_any_length_are_there_and_filled_up_with_zeros(
+            data in prop::collection::vec(any::<u8>(), 1..=MAX_INLINE as usize), at in any::<u16>(),
+        ) {
+            let ring = SharedCells::on_heap(32);
+            let w = write(&ring, at, 7, &wr(SendOp::Send, SendFlags::empty(), Payload::Inline(&data)), None);
+            let entry = read(&ring, at);
+            prop_assert_eq!(entry.len(), CELL + InlineSeg::room(data.len()));
+            prop_assert_eq!(usize::from(w.blocks), entry.len().div_ceil(64));
+            prop_assert_eq!(&entry[20..20 + data.len()], &data[..]);
+            prop_assert!(entry[20 + data.len()..].iter().all(|b| *b == 0));
+        }
+
+        #[test]
+        fn no_request_takes_more_blocks_than_are_reckoned(
+            max_sge in 0..=MAX_SGE, max_inline in 0..=MAX_INLINE, len in any::<prop::sample::Index>(),
+            inline in any::<bool>(), kind in 0..4,
+        ) {
+            let ring = SharedCells::on_heap(32);
+            let remote = RemoteAddr { addr: 8, rkey: Rkey::new(9) };
+            let to = UdTo { address: [0; 6], qpn: 1, qkey: 1 };
+            let (op, to) = match kind {
+                0 => (SendOp::Send, Some(&to)),
+                1 => (SendOp::Write(remote), None),
+                2 => (SendOp::FetchAdd { remote, add: 1 }, None),
+                _ => (SendOp::Send, None),
+            };
+            let list = vec![sge(0, 8, 0); len.index(max_sge as usize + 1)];
+            let bytes = vec![1; len.index(max_inline as usize + 1)];
+            let payload = if inline { Payload::Inline(&bytes) } else { Payload::Sges(&list) };
+            let w = write(&ring, 0, 7, &wr(op, SendFlags::empty(), payload), to);
+            prop_assert!(u32::from(w.blocks) <= blocks_for(max_sge, max_inline));
+        }
+    }
+}

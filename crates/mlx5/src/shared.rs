@@ -1,0 +1,137 @@
+//! Queues and doorbell records: memory that the adapter reads and writes at any time, as words.
+//!
+//! Invariants:
+//! 1. `first .. first + count` are cells of 16 bytes, aligned to that, and there as long as `owner` lives.
+//! 2. The adapter writes them whenever it likes: they are reached by atomic words only, and no other reference is made.
+//!    What is read is looked at as what it is, the word of somebody else: it bounds nothing and names nothing unchecked.
+#![allow(unsafe_code)]
+
+use core::any::Any;
+use core::ops::Deref;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::Arc;
+
+use hca_vfio::DmaBuf;
+
+/// 16 bytes: the unit in which entries of send queues are measured.
+pub(crate) type Cell = [AtomicU64; 2];
+/// Bytes of a cell.
+pub(crate) const CELL: usize = 16;
+
+/// Memory shared with the adapter. Clones are the same memory.
+#[derive(Clone)]
+pub(crate) struct SharedCells {
+    first: NonNull<Cell>,
+    count: usize,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: (2) it is reached by atomics only, and its owner may go to any thread.
+unsafe impl Send for SharedCells {}
+// SAFETY: as above.
+unsafe impl Sync for SharedCells {}
+
+impl Deref for SharedCells {
+    type Target = [Cell];
+    #[inline(always)]
+    fn deref(&self) -> &[Cell] {
+        // SAFETY: (1) it is there as long as `self`, which keeps the owner; (2) these are atomics.
+        unsafe { core::slice::from_raw_parts(self.first.as_ptr(), self.count) }
+    }
+}
+
+impl SharedCells {
+    /// All of `buf`.
+    pub(crate) fn of(buf: DmaBuf) -> Self {
+        let (first, count) = (buf.addr().cast(), buf.len() / CELL);
+        // (1) a buffer is whole pages, mapped as long as it lives.
+        Self { first, count, owner: Arc::new(buf) }
+    }
+
+    /// Memory that no adapter knows.
+    #[cfg(test)]
+    pub(crate) fn on_heap(count: usize) -> Self {
+        #[repr(align(64))]
+        struct Line(#[expect(dead_code)] [Cell; 4]);
+        let line = || Line(core::array::from_fn(|_| [AtomicU64::new(0), AtomicU64::new(0)]));
+        let lines: Vec<Line> = (0..count.div_ceil(4)).map(|_| line()).collect();
+        let lines: Arc<[Line]> = lines.into();
+        let first = NonNull::from(&lines[..]).cast();
+        // (1) a line is four cells, and an `Arc`'s content does not move.
+        Self { first, count, owner: Arc::new(lines) }
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If it does not lie within.
+    pub(crate) fn part(&self, at: usize, count: usize) -> Self {
+        // (1) by the check of the range.
+        Self { first: NonNull::from(&self[at..at + count]).cast(), count, owner: self.owner.clone() }
+    }
+
+    /// The word of 4 bytes at a multiple of 4: a doorbell record's.
+    ///
+    /// # Panics
+    /// If it lies outside or is not aligned.
+    #[inline(always)]
+    pub(crate) fn word32(&self, at: usize) -> &AtomicU32 {
+        assert!(at.is_multiple_of(4) && at / CELL < self.count, "no word at {at:#x} of {} cells", self.count);
+        // SAFETY: (1) within, aligned; (2).
+        unsafe { AtomicU32::from_ptr(self.first.as_ptr().cast::<u32>().add(at / 4)) }
+    }
+
+    /// Keeps the memory for ever: the adapter may still reach it.
+    pub(crate) fn leak(&self) {
+        core::mem::forget(self.owner.clone());
+    }
+
+    /// Copies `cells` out, for tests and for dumps.
+    #[cfg(test)]
+    pub(crate) fn bytes(&self, at: usize, cells: usize) -> Vec<u8> {
+        self[at..at + cells].iter().flatten().flat_map(|w| w.load(Ordering::Relaxed).to_ne_bytes()).collect()
+    }
+}
+
+/// Reads a word as the two rows of 32 bits that the manual draws, the first one in the upper half.
+#[inline(always)]
+pub(crate) fn rows(word: &AtomicU64) -> u64 {
+    u64::from_be(word.load(Ordering::Relaxed))
+}
+
+/// Writes two rows of 32 bits.
+#[inline(always)]
+pub(crate) fn set_rows(word: &AtomicU64, rows: u64) {
+    word.store(rows.to_be(), Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_lie_as_the_manual_draws_them() {
+        let cells = SharedCells::on_heap(3);
+        assert_eq!(cells.len(), 3);
+        set_rows(&cells[1][0], 0x0102_0304_0506_0708);
+        assert_eq!(cells.bytes(1, 1), [1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let part = cells.part(1, 2);
+        assert_eq!((rows(&part[0][0]), part.len()), (0x0102_0304_0506_0708, 2));
+        part.word32(8).store(0x0a0b_0c0d_u32.to_be(), Ordering::Relaxed);
+        assert_eq!(cells.bytes(1, 1)[8..], [10, 11, 12, 13, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn what_lies_outside_is_refused() {
+        let cells = SharedCells::on_heap(2);
+        for f in [
+            (|c| drop(c.part(1, 2))) as fn(&SharedCells),
+            |c| c.word32(32).store(0, Ordering::Relaxed),
+            |c| c.word32(2).store(0, Ordering::Relaxed),
+        ] {
+            let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(&cells)));
+            assert!(caught.is_err());
+        }
+    }
+}
