@@ -93,6 +93,10 @@ pub(crate) struct Qp {
     pub(crate) send: Box<dyn SendPort>,
     /// Where own receive requests go; none where they come from a shared queue, or go nowhere.
     pub(crate) recv: Option<Box<dyn RecvPort>>,
+    /// It is in RESET: its records mean nothing, as drivers clear them later.
+    pub(crate) in_reset: bool,
+    /// Blocks of the send queue that were announced when that was looked at last, counted without end.
+    pub(crate) announced: u16,
     /// Requests that the adapter holds.
     pub(crate) held: u32,
     pub(crate) barrier: Option<Barrier>,
@@ -121,7 +125,7 @@ impl Qp {
         for queue in [&mut self.sq, &mut self.rq].into_iter().flatten() {
             queue.next = 0;
         }
-        (self.held, self.barrier, self.send_failed) = (0, None, false);
+        (self.announced, self.held, self.barrier, self.send_failed) = (0, 0, None, false);
     }
 }
 
@@ -252,6 +256,8 @@ impl Objects {
             rq: shape.rq,
             send: ports.send,
             recv: ports.recv.filter(|_| real),
+            in_reset: true,
+            announced: 0,
             held: 0,
             barrier: None,
             send_failed: false,
@@ -362,6 +368,7 @@ impl Objects {
             qp.inert_state = to;
         }
         qp.context = context;
+        qp.in_reset = to == QpState::Reset;
         match to {
             QpState::Reset => {
                 if qp.is_datagram() {

@@ -187,16 +187,36 @@ impl Objects {
         }
     }
 
-    /// Takes new requests of all queues. Returns whether there were any.
-    pub(crate) fn take_requests(&mut self, directory: &Directory) -> bool {
+    /// Looks how many requests each send queue has announced. Returns whether there are new ones.
+    pub(crate) fn note_requests(&mut self) -> bool {
+        let mut any = false;
+        for qp in self.qps.values_mut() {
+            any |= send::note(qp);
+        }
+        any
+    }
+
+    /// Takes new receive requests. Returns whether there were any.
+    pub(crate) fn take_places(&mut self) -> bool {
         let mut any = false;
         for (number, srq) in &mut self.srqs {
             any |= super::recv::take_shared(*number, srq, &mut self.raised);
         }
-        let Self { qps, cqs, raised, failed_cqs, by_index, hca, addresses, .. } = self;
+        let Self { qps, cqs, raised, failed_cqs, by_index, hca, .. } = self;
         let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
         for qp in qps.values_mut() {
             any |= super::recv::take(qp, &mut shown);
+        }
+        self.end_failed();
+        any
+    }
+
+    /// Takes the requests that were noted. Returns whether there were any.
+    pub(crate) fn take_requests(&mut self, directory: &Directory) -> bool {
+        let mut any = false;
+        let Self { qps, cqs, raised, failed_cqs, by_index, hca, addresses, .. } = self;
+        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
+        for qp in qps.values_mut() {
             any |= send::take(qp, addresses, directory, &mut shown);
         }
         self.end_failed();

@@ -69,7 +69,7 @@ pub(super) fn byte_count(seg: &DataSeg) -> u32 {
 
 /// Takes the new requests of a queue pair's own receive queue. Returns whether there were any.
 pub(super) fn take(qp: &mut Qp, shown: &mut Shown<'_>) -> bool {
-    let (Some(memory), Some(rq)) = (&qp.memory, &mut qp.rq) else { return false };
+    let (Some(memory), Some(rq), false) = (&qp.memory, &mut qp.rq, qp.in_reset) else { return false };
     let posted = memory.record.load32(0) as u16;
     let first = rq.next;
     let claimed = posted.wrapping_sub(first);

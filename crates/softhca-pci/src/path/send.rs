@@ -271,7 +271,14 @@ enum Step {
     Waits,
 }
 
-/// Takes the new requests of a queue pair's send queue. Returns whether there were any.
+/// Looks how many requests are announced. Returns whether there are new ones.
+pub(super) fn note(qp: &mut Qp) -> bool {
+    let Some(memory) = qp.memory.as_ref().filter(|_| qp.sq.is_some() && !qp.in_reset) else { return false };
+    let announced = memory.record.load32(4) as u16;
+    core::mem::replace(&mut qp.announced, announced) != announced
+}
+
+/// Takes the requests that were noted of a queue pair's send queue. Returns whether there were any.
 pub(super) fn take(
     qp: &mut Qp,
     addresses: &mut Addresses,
@@ -279,7 +286,7 @@ pub(super) fn take(
     shown: &mut Shown<'_>,
 ) -> bool {
     let (Some(memory), Some(sq)) = (&qp.memory, qp.sq) else { return false };
-    let posted = memory.record.load32(4) as u16;
+    let posted = qp.announced;
     if posted == sq.next || memory.queues.is_none() {
         return false;
     }

@@ -73,6 +73,9 @@ fn a_reset_queue_pair_begins_anew_without_what_it_had() {
     p.look();
     let qpn = p.a.qp.qpn;
     p.a.client.change(Opcode::QP_2RST, qpn, 0, Qpc::new()).unwrap();
+    // A driver clears the record behind the command; until then it may hold anything.
+    p.a.client.write(p.a.qp.record, &[0x7f; 8]);
+    p.look();
     p.a.client.write(p.a.qp.record, &[0; 8]);
     (p.a.qp.rq_pi, p.a.qp.sq_pi) = (0, 0);
     let other = p.b.qp.qpn;
