@@ -93,6 +93,12 @@ impl Directory {
         self.lids.iter().find(|(_, of)| *of == function).map(|(lid, _)| *lid)
     }
 
+    /// By which GID whoever has this queue pair is known, if it is a function here that has one; the lowest of several.
+    pub(crate) fn gid_of_qp(&self, qpn: u32) -> Option<Gid> {
+        let function = self.qps.get(&qpn)?;
+        self.gids.iter().filter(|(_, of)| *of == function).map(|(gid, _)| *gid).min_by_key(|gid| gid.0)
+    }
+
     /// Where packets to this GID go: the adapter's own GID if a function here has it, the GID itself otherwise.
     pub(crate) fn route_gid(&self, gid: Gid) -> Gid {
         if self.gids.contains_key(&gid) { self.own } else { gid }

@@ -14,6 +14,7 @@ pub(crate) mod arm;
 #[cfg(test)]
 pub(crate) mod bed;
 mod complete;
+mod grh;
 mod recv;
 mod send;
 #[cfg(test)]
