@@ -14,10 +14,10 @@ use hca_prm::{
     Ads, CmdStatus, MtuCode, Opcode, QpState as StateCode, Qpc, RqType, SEND_WQE_BB, ServiceType, optpar,
 };
 
-use super::{Objects, has_room, no_window, status};
+use super::{Objects, gone, has_room, no_window, status};
 use crate::command::caps::{LOG_QP_SIZE, LOG_QPS};
 use crate::command::{Output, parse};
-use crate::directory::Directory;
+use crate::directory::{Connection, Directory};
 use crate::function::Function;
 use crate::guest::{Guest, Window};
 
@@ -100,6 +100,8 @@ pub(crate) struct Qp {
     /// Requests that the adapter holds.
     pub(crate) held: u32,
     pub(crate) barrier: Option<Barrier>,
+    /// Whether its peer hears it, as of this version of the directory.
+    pub(crate) heard: (u64, bool),
     /// What is still in the send queue is flushed.
     pub(crate) send_failed: bool,
     /// The state of one that is inert.
@@ -260,6 +262,7 @@ impl Objects {
             announced: 0,
             held: 0,
             barrier: None,
+            heard: (0, true),
             send_failed: false,
             inert_state: QpState::Reset,
             context,
@@ -342,7 +345,7 @@ impl Objects {
         qpn: u32,
         optional: u32,
         asked: &Qpc,
-        directory: &Directory,
+        directory: &mut Directory,
     ) -> Result<(), CmdStatus> {
         let qp = self.qps.get(&qpn).ok_or(CmdStatus::BadRes)?;
         let (froms, to) = transition(opcode).ok_or(CmdStatus::BadOp)?;
@@ -364,6 +367,14 @@ impl Objects {
             if !in_sqe {
                 hca.modify_qp(qp.handle, &attr).map_err(status)?;
             }
+            if let Some(av) = attr.av {
+                let (handle, remote) = (qp.handle, context.get(Qpc::REMOTE_QPN));
+                let here = av.dgid == directory.own();
+                for stranger in directory.connect(qpn, Connection { handle, remote, here }) {
+                    let attr = QpAttr { state: Some(QpState::Error), ..QpAttr::default() };
+                    gone("connection of a stranger", hca.modify_qp(stranger, &attr));
+                }
+            }
         } else {
             qp.inert_state = to;
         }
@@ -371,6 +382,7 @@ impl Objects {
         qp.in_reset = to == QpState::Reset;
         match to {
             QpState::Reset => {
+                directory.disconnect(qpn);
                 if qp.is_datagram() {
                     addresses.in_flight -= qp.held.min(addresses.in_flight);
                 }
@@ -572,7 +584,7 @@ impl Function {
             let optional = command.get(Rst2InitQpIn::OPT_PARAM_MASK);
             (command.get(Rst2InitQpIn::QPN), optional, command.get(Rst2InitQpIn::QPC))
         };
-        let directory = self.directory.lock();
-        self.objects.modify_qp(opcode, qpn, optional, &asked, &directory)
+        let mut directory = self.directory.lock();
+        self.objects.modify_qp(opcode, qpn, optional, &asked, &mut directory)
     }
 }

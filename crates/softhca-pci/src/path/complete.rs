@@ -32,7 +32,7 @@ pub(crate) struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    fn number(&self, qp: QpHandle) -> u32 {
+    pub(crate) fn number(&self, qp: QpHandle) -> u32 {
         self.by_index.get(&qp.index).copied().unwrap_or_default()
     }
 

@@ -344,6 +344,11 @@ fn take_one(
         Ok(None) => return stop(None, qp),
         Err(wrong) => return stop(Some(wrong), qp),
     };
+    if qp.service != Service::Real(QpType::Ud) && !is_heard(qp, directory, shown) {
+        // Nobody answers, as in a network that knows who sends.
+        let reliable = qp.service == Service::Real(QpType::Rc);
+        return stop(reliable.then_some(CqeSyndrome::TransportRetryExcErr), qp);
+    }
     let dest = match to {
         None => None,
         Some(to) => match address(qp.pd, &to, addresses, directory, shown) {
@@ -376,6 +381,14 @@ fn take_one(
             stop(Some(CqeSyndrome::LocalQpOpErr), qp)
         }
     }
+}
+
+/// Whether the peer of a queue pair is connected to it, or to nobody.
+fn is_heard(qp: &mut Qp, directory: &Directory, shown: &Shown<'_>) -> bool {
+    if qp.heard.0 != directory.version() {
+        qp.heard = (directory.version(), directory.is_heard(shown.number(qp.handle)));
+    }
+    qp.heard.1
 }
 
 /// Ends the request at which the queue stopped, once all before it have ended.
