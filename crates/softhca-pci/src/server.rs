@@ -178,10 +178,14 @@ impl Server {
 
     /// Turns the adapter, and looks at all functions once.
     fn turn(&mut self) -> bool {
-        let mut worked = self.hca.turn();
-        for slot in self.slots.iter_mut().filter(|slot| slot.client.is_some()) {
-            worked |= slot.function.look();
+        let mut worked = false;
+        // Step by step for all: what one function is to receive has its place before the other one's request is done.
+        for step in [Function::look_at_requests, Function::look_at_places, Function::carry_out] {
+            for slot in self.slots.iter_mut().filter(|slot| slot.client.is_some()) {
+                worked |= step(&mut slot.function);
+            }
         }
+        worked |= self.hca.turn();
         worked
     }
 
