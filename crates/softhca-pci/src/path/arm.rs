@@ -17,6 +17,9 @@ const MASK: u32 = 0xff_ffff;
 /// Set where the driver waits for a solicited completion, or one in error.
 const SOLICITED: u32 = 1 << 24;
 
+/// How many events the driver has had, counted with two bits.
+const EVENTS: u32 = 3 << 28;
+
 /// Whether the completion counter `at` is beyond `taken`, in serial arithmetic.
 fn beyond(at: u32, taken: u32) -> bool {
     let ahead = at.wrapping_sub(taken) & MASK;
@@ -28,8 +31,12 @@ fn beyond(at: u32, taken: u32) -> bool {
 pub(crate) struct Arm {
     /// The word that was taken as a request last.
     seen: Option<u32>,
-    /// The request that waits for its completion.
-    waits: Option<u32>,
+    /// The requests that wait: for any completion, and for a solicited one. Both at once only if the driver has asked for
+    /// both without an event between, or may have.
+    any: Option<u32>,
+    solicited: Option<u32>,
+    /// Nobody knows whether the driver has asked for any: the word was there from the beginning.
+    guessed: bool,
     /// Completions written, and where behind the last one that was solicited or in error.
     written: u32,
     urgent: Option<u32>,
@@ -44,10 +51,19 @@ impl Arm {
         self.ask(word)
     }
 
-    /// The driver asks by this word. Whether an event is due.
-    pub(crate) fn ask(&mut self, word: u32) -> bool {
+    /// The driver asks by this word. Whether an event is due. Who waits for any completion, and has had no event since,
+    /// waits for any still, whatever he asks for.
+    fn ask(&mut self, word: u32) -> bool {
+        let first = self.seen.is_none();
         self.seen = Some(word);
-        self.waits = Some(word);
+        for slot in [&mut self.any, &mut self.solicited] {
+            *slot = slot.filter(|before| before & EVENTS == word & EVENTS);
+        }
+        if word & SOLICITED != 0 {
+            self.solicited = Some(word);
+        } else {
+            (self.any, self.guessed) = (Some(word), first && word == 0);
+        }
         self.due()
     }
 
@@ -65,15 +81,24 @@ impl Arm {
 
     /// Whether it will make an event, and if only for a solicited completion.
     pub(crate) fn waits(&self) -> Option<bool> {
-        self.waits.map(|word| word & SOLICITED != 0)
+        if self.any.is_some() { Some(false) } else { self.solicited.map(|_| true) }
     }
 
     fn due(&mut self) -> bool {
-        let Some(word) = self.waits else { return false };
-        let last = if word & SOLICITED != 0 { self.urgent } else { Some(self.written) };
-        let due = last.is_some_and(|at| beyond(at, word & MASK));
+        let waits_from = |slot: Option<u32>, last: Option<u32>| {
+            slot.zip(last).is_some_and(|(word, last)| beyond(last, word & MASK))
+        };
+        if waits_from(self.any, Some(self.written)) {
+            // One that was guessed takes nothing from one that was asked for.
+            if !self.guessed {
+                self.solicited = None;
+            }
+            self.any = None;
+            return true;
+        }
+        let due = waits_from(self.solicited, self.urgent);
         if due {
-            self.waits = None;
+            (self.any, self.solicited) = (None, None);
         }
         due
     }
@@ -183,6 +208,16 @@ mod tests {
         assert_eq!(arm.waits(), Some(false));
         assert!(arm.wrote(false));
         assert_eq!(arm.waits(), None);
+    }
+
+    #[test]
+    fn who_waits_for_any_completion_does_so_until_there_is_an_event() {
+        let mut arm = Arm::default();
+        assert!(!arm.look(0) && !arm.look(SOLICITED));
+        assert_eq!(arm.waits(), Some(false));
+        assert!(arm.wrote(false));
+        assert!(!arm.look(1 << 28 | SOLICITED | 1));
+        assert_eq!(arm.waits(), Some(true));
     }
 
     #[test]
