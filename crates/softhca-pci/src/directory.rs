@@ -56,7 +56,6 @@ pub(crate) struct Connection {
     pub(crate) here: bool,
 }
 
-#[allow(dead_code, reason = "asked by the data path")]
 impl Directory {
     /// The adapter's own GID.
     pub(crate) fn own(&self) -> Gid {

@@ -25,7 +25,6 @@ use crate::eq::Eqs;
 use crate::guest::Guest;
 use crate::interrupts::Interrupts;
 use crate::objects::Objects;
-use crate::path::Path;
 use crate::pci::{Config, ConfigEffect};
 use crate::registers::Registers;
 use crate::uar::DoorbellPages;
@@ -94,7 +93,6 @@ pub struct Function {
     pub(crate) resources: Resources,
     pub(crate) eqs: Eqs,
     pub(crate) objects: Objects,
-    pub(crate) path: Path,
 }
 
 impl std::fmt::Debug for Function {
@@ -125,7 +123,6 @@ impl Function {
             resources: Resources::default(),
             eqs: Eqs::default(),
             objects: Objects::new(hca.clone()),
-            path: Path::default(),
             hca,
         })
     }

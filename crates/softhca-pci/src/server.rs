@@ -30,6 +30,8 @@ const TURNS_A_LOOK: u32 = 32;
 /// How long the thread sleeps at first, and at most, where it has to look at doorbells by itself.
 const FIRST_TICK: Duration = Duration::from_micros(64);
 const LAST_TICK: Duration = Duration::from_millis(1);
+/// Looks at what a client may have left when the next one comes: more than a socket holds.
+const LAST_WORDS: u32 = 4096;
 /// Functions of one server.
 const MAX_FUNCTIONS: usize = 1024;
 
@@ -293,10 +295,11 @@ struct ReadySlot {
 }
 
 impl Slot {
-    /// Sees to the client's messages; where it has gone, its function is as new.
-    fn serve(&mut self) {
-        let Some(client) = &mut self.client else { return };
-        if let Err(ended) = client.serve(&mut self.function, &self.sleeper) {
+    /// Sees to some of the client's messages; where it has gone, its function is as new. Returns whether there were any.
+    fn serve(&mut self) -> bool {
+        let Some(client) = &mut self.client else { return false };
+        let served = client.serve(&mut self.function, &self.sleeper);
+        if let Err(ended) = &served {
             if matches!(ended, Ended::Closed) {
                 tracing::info!("{}: {ended}", self.path.display());
             } else {
@@ -310,13 +313,18 @@ impl Slot {
                 Err(e) => tracing::warn!("the last client's eventfd stays: {e}"),
             }
         }
+        served.unwrap_or(false)
     }
 
     /// Takes a client, unless there is one.
     fn accept(&mut self) {
         let Ok((socket, _)) = self.listener.accept() else { return };
-        // The client before may have gone at this moment.
-        self.serve();
+        // The client before may have gone at this moment, and have left messages.
+        for _ in 0..LAST_WORDS {
+            if !self.serve() {
+                break;
+            }
+        }
         if self.client.is_some() {
             tracing::warn!("{}: a second client is hung up on", self.path.display());
             return;

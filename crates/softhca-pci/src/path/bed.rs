@@ -119,6 +119,7 @@ pub(crate) struct ClientQp {
     pub(crate) log_sq: u32,
     pub(crate) rq_pi: u16,
     pub(crate) sq_pi: u16,
+    #[expect(dead_code, reason = "shown by a test that fails")]
     pub(crate) st: ServiceType,
 }
 

@@ -34,10 +34,6 @@ use hca_prm::{CompEvent, CqError, Eqe, EventType, QpEvent};
 use crate::function::Function;
 use crate::objects::Raised;
 
-/// What the data path keeps of a function.
-#[derive(Debug, Default)]
-pub(crate) struct Path {}
-
 impl Function {
     /// A doorbell of this page was rung, and may name the completion queue that it arms: has armed ones make the events that
     /// are due. Requests are found by the next look.
