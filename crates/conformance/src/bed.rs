@@ -16,6 +16,10 @@ pub enum Feature {
     Passive,
     /// A completion queue has a descriptor to wait on.
     WaitFd,
+    /// Send queues can be drained: there is the state SQD.
+    Drain,
+    /// Each adapter has an address of its own on the wire, by which peers tell it from others.
+    OwnAddress,
 }
 
 /// Where the checks take their adapters from.
