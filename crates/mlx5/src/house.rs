@@ -72,15 +72,14 @@ fn run(hca: &Weak<Hca>, bell: &EventFd, interrupts: &[OwnedFd], health_interval:
         // A signal is as good a reason to look as any.
         let _ = poll(&mut fds, Some(&timeout));
         bell.clear();
-        for fd in interrupts {
-            // Nothing to read: this one did not come.
-            let _ = rustix::io::read(fd, &mut [0_u8; 8]);
-        }
+        // Nothing to read: that one did not come.
+        let came: Vec<bool> =
+            interrupts.iter().map(|fd| rustix::io::read(fd, &mut [0_u8; 8]).is_ok()).collect();
         let Some(hca) = hca.upgrade() else { return };
         let look = Instant::now() >= due;
         if look {
             due = Instant::now() + health_interval;
         }
-        hca.serve(look);
+        hca.serve(&came, look);
     }
 }

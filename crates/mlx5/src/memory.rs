@@ -55,17 +55,38 @@ impl Drop for Piece {
 
 /// Memory for a program.
 pub(crate) fn alloc(hca: &Hca, len: usize) -> Result<DmaMemory, DeviceError> {
-    let buf = hca.dma_alloc(len, align_for(len)).map_err(memory)?;
+    hca.check_alive()?;
+    let (unit, align) = shape(len);
+    let bytes = len.checked_next_multiple_of(unit).ok_or(DeviceError::OutOfMemory { bytes: len as u64 })?;
+    let buf = hca.dma_alloc(bytes, align).map_err(memory)?;
     let addr = buf.addr();
     hca.lent.pieces().insert(addr.addr().get(), (buf.len(), buf.iova().0));
     let piece = Piece { buf, lent: hca.lent.clone() };
-    // SAFETY: (1) the piece holds the memory, whole pages of which there are at least `len` bytes; an arena zeroes it, and
-    // gives it to nobody else meanwhile.
+    // SAFETY: (1) the piece holds the memory, of which there are at least `len` bytes; an arena zeroes it, and gives it to
+    // nobody else meanwhile.
     Ok(unsafe { DmaMemory::new(addr, len, Box::new(piece)) })
 }
 
-/// Long memory begins where large pages do.
-fn align_for(len: usize) -> usize {
+/// Of what a piece is a multiple, and where it begins. A key's list has pages of which whole ones lie in the piece, so a long
+/// piece of odd length is some percent longer, and its list short.
+fn shape(len: usize) -> (usize, usize) {
     const HUGE: usize = 2 << 20;
-    if len >= HUGE { HUGE } else { 4096 }
+    const PAGE: usize = 4096;
+    let unit = (len / 64).next_power_of_two().clamp(PAGE, HUGE);
+    (unit, if len >= HUGE { HUGE } else { unit })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_hardly_longer_than_asked_for_and_of_few_pages() {
+        for len in [1, 4096, 5000, 100 << 10, (1 << 20) + 1, (5 << 20) + 3, (64 << 20) + 1, (3 << 30) + 5] {
+            let (unit, align) = shape(len);
+            let bytes = len.next_multiple_of(unit);
+            assert!(bytes - len < 4096 || bytes - len <= len / 32, "{len}");
+            assert!(align % unit == 0 && (bytes / unit <= 128 || unit == 2 << 20), "{len}");
+        }
+    }
 }

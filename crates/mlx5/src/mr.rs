@@ -75,11 +75,9 @@ impl Mrs {
                 // on what it holds where the adapter may write.
                 let mapped = unsafe { hca.function().dma_map(init.addr, init.len, DmaRights::ALL) };
                 let mapping = mapped.map_err(memory)?;
-                let bus = mapping.iova().0;
-                // A mapping is of whole pages.
-                let first = bus & !((1 << LOG_MIN_PAGE) - 1);
-                let end = (bus + init.len as u64).next_multiple_of(1 << LOG_MIN_PAGE);
-                (bus, (first, end), Some(mapping))
+                // What of the first and the last page is not mapped is beyond the key's range as well, and no server that
+                // would want to map whole pages is given such memory.
+                (mapping.iova().0, (0, u64::MAX), Some(mapping))
             }
         };
         let made = self.key(hca, pd, init, bus, within);
@@ -165,7 +163,8 @@ impl Pages {
     fn of(bus: u64, len: u64, iova: u64, (begin, end): (u64, u64)) -> Result<Self, DeviceError> {
         let pages = |log: u32| {
             let size = 1_u64 << log;
-            let (first, last) = (bus & !(size - 1), (bus + len).next_multiple_of(size));
+            let first = bus & !(size - 1);
+            let last = bus.checked_add(len)?.checked_next_multiple_of(size)?;
             let fits = (bus ^ iova) & (size - 1) == 0 && first >= begin && last <= end;
             fits.then_some(Self { first, count: (last - first) >> log, log_size: log })
         };

@@ -88,8 +88,9 @@ impl Eqs {
     }
 }
 
-/// Takes what a queue has, and arms it if that was anything.
-fn drain(eq: &mut Eq, mut each: impl FnMut(&Eqe)) -> Result<bool, FunctionError> {
+/// Takes what a queue has, and arms it if that was anything or its interrupt came, which may have been for an event that
+/// was taken before.
+fn drain(eq: &mut Eq, interrupted: bool, mut each: impl FnMut(&Eqe)) -> Result<bool, FunctionError> {
     let mut taken = 0;
     while taken < BUDGET
         && let Some(event) = eq.take()?
@@ -97,7 +98,7 @@ fn drain(eq: &mut Eq, mut each: impl FnMut(&Eqe)) -> Result<bool, FunctionError>
         each(&event);
         taken += 1;
     }
-    if taken > 0 {
+    if taken > 0 || interrupted {
         eq.arm()?;
     }
     Ok(taken == BUDGET)
@@ -118,12 +119,13 @@ enum Later {
 }
 
 impl Hca {
-    /// Takes all events and does what they ask for; looks at the adapter's health where that is due.
-    pub(crate) fn serve(&self, look: bool) {
+    /// Takes all events and does what they ask for; looks at the adapter's health where that is due. `came` says which
+    /// interrupts came.
+    pub(crate) fn serve(&self, came: &[bool], look: bool) {
         let mut later = Vec::new();
         if !self.health.is_dead() {
             let mut eqs = self.eqs.lock().unwrap_or_else(PoisonError::into_inner);
-            let more = eqs.as_mut().map_or(Ok(false), |eqs| self.drain_all(eqs, &mut later));
+            let more = eqs.as_mut().map_or(Ok(false), |eqs| self.drain_all(eqs, came, &mut later));
             drop(eqs);
             match more {
                 Ok(false) => {}
@@ -145,15 +147,16 @@ impl Hca {
         }
     }
 
-    fn drain_all(&self, eqs: &mut Eqs, later: &mut Vec<Later>) -> Result<bool, FunctionError> {
+    fn drain_all(&self, eqs: &mut Eqs, came: &[bool], later: &mut Vec<Later>) -> Result<bool, FunctionError> {
+        let (first, last) = (came.first() == Some(&true), came.last() == Some(&true));
         let mut commands = false;
-        let mut more = drain(&mut eqs.commands, |_| commands = true)?;
+        let mut more = drain(&mut eqs.commands, first, |_| commands = true)?;
         if commands {
             self.cmd.wake();
         }
         let completed = |event: &Eqe| self.cqs.completed(data!(CompEvent, event).get(CompEvent::CQ_NUMBER));
-        more |= drain(&mut eqs.completions, completed)?;
-        more |= drain(&mut eqs.others, |event| later.extend(self.hear(event)))?;
+        more |= drain(&mut eqs.completions, last, completed)?;
+        more |= drain(&mut eqs.others, first, |event| later.extend(self.hear(event)))?;
         Ok(more)
     }
 

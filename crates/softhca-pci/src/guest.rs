@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use hca_fabric::dma;
 use rustix::fs::SealFlags;
@@ -33,7 +33,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 pub(crate) const PAGE: u64 = 4096;
 /// Mappings of a client at one time: as many as clients were seen to allow themselves.
 const MAX_MAPS: usize = 65_535;
-/// Pieces of client memory in one window: the system limits mappings of a process (`vm.max_map_count`, 65,530).
+/// Pieces of client memory that the windows of a function show side by side: the system limits the mappings of a process
+/// (`vm.max_map_count`, 65,530), and one client is not to have them all.
 const MAX_PIECES: usize = 16_384;
 
 /// An address is not mapped, not for this kind of access, or bus mastering is off.
@@ -56,8 +57,8 @@ pub(crate) enum NoWindow {
     #[error("the list of pages does not fit what is to be mapped")]
     Pages,
     /// The memory is in too many pieces.
-    #[error("{0} pieces of memory; a window has at most {MAX_PIECES}: use larger pages")]
-    Pieces(usize),
+    #[error("more than {MAX_PIECES} pieces of memory in all: use larger pages, or fewer keys")]
+    Pieces,
     /// The system refuses to map.
     #[error("mapping client memory side by side: {0}")]
     System(Errno),
@@ -67,6 +68,25 @@ pub(crate) enum NoWindow {
 struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    counted: Counted,
+}
+
+/// Pieces that count for a function as long as this lives.
+#[derive(Debug, Default)]
+struct Counted(usize, Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(pieces: usize, all: &Arc<AtomicUsize>) -> Result<Self, NoWindow> {
+        let before = all.fetch_add(pieces, Ordering::Relaxed);
+        let counted = Self(pieces, all.clone());
+        if before + pieces > MAX_PIECES { Err(NoWindow::Pieces) } else { Ok(counted) }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.1.fetch_sub(self.0, Ordering::Relaxed);
+    }
 }
 
 // SAFETY: an address and the right to unmap it; the memory is reached as (3) says, from any thread.
@@ -96,7 +116,8 @@ impl Mapping {
         // SAFETY: a new mapping at an address that the kernel chooses changes no memory of ours.
         let base =
             unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::empty(), flags)? };
-        Ok(Self { base: NonNull::new(base.cast()).expect("the kernel maps nothing at 0 by itself"), len })
+        let base = NonNull::new(base.cast()).expect("the kernel maps nothing at 0 by itself");
+        Ok(Self { base, len, counted: Counted::default() })
     }
 
     /// Shows a part of a file at `at`, which lies within, as all that is mapped there does.
@@ -153,6 +174,8 @@ struct Piece<'a> {
 pub(crate) struct Guest {
     bus_master: bool,
     maps: BTreeMap<u64, Map>,
+    /// Pieces that windows show side by side.
+    pieces: Arc<AtomicUsize>,
 }
 
 impl Guest {
@@ -294,7 +317,7 @@ impl Guest {
                 let piece = self.piece(iova, len, write)?;
                 (iova, len) = (iova + piece.len, len - piece.len);
                 if pieces.len() == MAX_PIECES {
-                    return Err(NoWindow::Pieces(runs.len().max(MAX_PIECES + 1)));
+                    return Err(NoWindow::Pieces);
                 }
                 pieces.push(piece);
             }
@@ -308,7 +331,13 @@ impl Guest {
             }
             many => {
                 let start = (many[0].at % PAGE) as usize;
-                Ok(Window { mapping: Arc::new(side_by_side(many, write)?), start, len, write, runs })
+                Ok(Window {
+                    mapping: Arc::new(side_by_side(many, write, &self.pieces)?),
+                    start,
+                    len,
+                    write,
+                    runs,
+                })
             }
         }
     }
@@ -350,7 +379,7 @@ fn memory_of(file: OwnedFd, offset: u64, len: u64, write: bool) -> Result<Memory
 }
 
 /// Maps pieces once more, next to each other. All but the ends have to lie at whole pages.
-fn side_by_side(pieces: &[Piece<'_>], write: bool) -> Result<Mapping, NoWindow> {
+fn side_by_side(pieces: &[Piece<'_>], write: bool, all: &Arc<AtomicUsize>) -> Result<Mapping, NoWindow> {
     let (first, last) = (0, pieces.len() - 1);
     let mut places = Vec::with_capacity(pieces.len());
     let mut room = 0_u64;
@@ -363,7 +392,8 @@ fn side_by_side(pieces: &[Piece<'_>], write: bool) -> Result<Mapping, NoWindow> 
         room = room.checked_add(to - from).ok_or(NoWindow::Pages)?;
     }
     let room = usize::try_from(room).map_err(|_| NoWindow::Pages)?;
-    let mut mapping = Mapping::reserve(room).map_err(NoWindow::System)?;
+    let counted = Counted::new(pieces.len(), all)?;
+    let mut mapping = Mapping { counted, ..Mapping::reserve(room).map_err(NoWindow::System)? };
     for (piece, (place, from, len)) in pieces.iter().zip(places) {
         let (file, offset) = (piece.memory.file.as_fd(), piece.memory.offset + from);
         mapping.show(place as usize, len as usize, file, offset, write).map_err(NoWindow::System)?;
@@ -572,6 +602,7 @@ mod tests {
         }
         assert_eq!(guest.unmap(0x11_000, PAGE), Err(Errno::INVAL), "a part");
         assert_eq!(guest.unmap(0x12_000, 4 * PAGE), Err(Errno::INVAL), "two parts");
+        assert_eq!(guest.unmap(0x10_000, 5 * PAGE), Err(Errno::INVAL), "one and a part");
         assert_eq!(guest.unmap(0x20_000, PAGE), Err(Errno::NOENT));
         // Both at once, with what lies around.
         assert_eq!(guest.unmap(0xf_000, 16 * PAGE), Ok(()));
@@ -587,6 +618,25 @@ mod tests {
         assert_eq!(window.len(), 0x1800);
         assert!(window.touches(0x40_fff, 1) && window.touches(0, u64::MAX) && window.touches(0x10_7ff, 1));
         assert!(!window.touches(0x10_800, 0x100) && !window.touches(0x41_000, PAGE));
+    }
+
+    #[test]
+    fn one_client_has_only_so_many_pieces_side_by_side() {
+        let (guest, _file) = guest();
+        let half: Vec<u8> =
+            (0..MAX_PIECES as u64 / 2).flat_map(|i| (0x10_000 + i % 2 * 2 * PAGE).to_be_bytes()).collect();
+        let show = |times: usize| {
+            let pages = half.repeat(times);
+            let len = pages.len() as u64 / 8 * PAGE;
+            guest.window_of_pages(&pages, 12, 0, len, true)
+        };
+        assert!(matches!(show(3), Err(NoWindow::Pieces)));
+        let (first, second) = (show(1).unwrap(), show(1).unwrap());
+        assert!(matches!(guest.window(&[(0x10_000, PAGE), (0x12_000, PAGE)], true), Err(NoWindow::Pieces)));
+        assert!(guest.window(&[(0x10_000, PAGE)], true).is_ok(), "nothing is side by side");
+        drop(first);
+        assert!(guest.window(&[(0x10_000, PAGE), (0x12_000, PAGE)], true).is_ok());
+        drop(second);
     }
 
     proptest! {

@@ -8,7 +8,7 @@
 //! A method of a command takes the whole input and the [`Output`], zeroed and as long as the driver has room for. It
 //! puts its layout there, and what follows that; status and syndrome are put there for it.
 
-mod caps;
+pub(crate) mod caps;
 mod eth;
 mod hca;
 mod pages;

@@ -3,14 +3,13 @@
 use hca_prm::command::cq::{CreateCqIn, CreateCqOut, DestroyCqIn, ModifyCqIn, QueryCqIn, QueryCqOut, modify};
 use hca_prm::{CI_MASK, CmdStatus, CqSt, CqStatus, Cqc, Cqe64};
 
-use super::{Objects, no_window};
+use super::{Objects, has_room, no_window};
+use crate::command::caps::{LOG_CQ_SIZE, LOG_CQS};
 use crate::command::{Output, parse};
 use crate::function::Function;
 use crate::guest::{Guest, Window};
 use crate::path::arm::Arm;
 
-/// Entries of a queue, as a power of two.
-pub(crate) const MAX_LOG_CQ_SIZE: u32 = 22;
 /// Bytes of an entry, as a power of two.
 const LOG_CQE: u32 = 6;
 /// Where in the doorbell record how far the driver has read is, and the word that arms.
@@ -126,6 +125,7 @@ impl Objects {
         command: &CreateCqIn,
         pas: &[u8],
     ) -> Result<u32, CmdStatus> {
+        has_room(self.cqs.len(), LOG_CQS)?;
         let context = command.get(CreateCqIn::CQ_CONTEXT);
         let (log_size, sort) = (context.get(Cqc::LOG_CQ_SIZE), context.get(Cqc::CQE_SZ));
         let unsupported = command.get(CreateCqIn::CQ_UMEM_VALID)
@@ -134,7 +134,7 @@ impl Objects {
             || context.get(Cqc::CC)
             || sort > 1;
         let record = context.get(Cqc::DBR_ADDR);
-        if unsupported || log_size > MAX_LOG_CQ_SIZE || !record.is_multiple_of(RECORD) {
+        if unsupported || log_size > LOG_CQ_SIZE || !record.is_multiple_of(RECORD) {
             return Err(CmdStatus::BadParam);
         }
         let (log_entry, log_page) = (LOG_CQE + sort, context.get(Cqc::LOG_PAGE_SIZE) + 12);

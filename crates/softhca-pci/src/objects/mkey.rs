@@ -10,7 +10,8 @@ use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, QueryMk
 use hca_prm::{AccessMode, CmdStatus, Mkc, pas};
 use softhca::SoftHca;
 
-use super::{Objects, gone, no_window, status};
+use super::{Objects, gone, has_room, no_window, status};
+use crate::command::caps::LOG_MKEYS;
 use crate::command::{Output, parse};
 use crate::function::Function;
 use crate::guest::{Guest, Window};
@@ -93,6 +94,7 @@ impl Objects {
         command: &CreateMkeyIn,
         pas: &[u8],
     ) -> Result<u32, CmdStatus> {
+        has_room(self.mkeys.len(), LOG_MKEYS)?;
         let context = command.get(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
         let tag = context.get(Mkc::MKEY_7_0) as u8;
         let unsupported = context.get(Mkc::FREE)

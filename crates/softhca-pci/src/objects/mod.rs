@@ -31,6 +31,17 @@ const COMPLETIONS: u32 = 1 << 17;
 /// Numbers have 24 bits.
 const NUMBERS: u32 = 1 << 24;
 
+/// Bytes that the adapter's queues may have for one function: a client is not to have all of this machine's memory.
+const MAX_QUEUE_BYTES: usize = 1 << 30;
+/// Bytes of a request in a queue of the adapter's, and of an entry of its list.
+const REQUEST: usize = 64;
+const ENTRY: usize = 16;
+
+/// Whether there are fewer than 2^`log_limit` objects of a kind.
+pub(crate) fn has_room(there: usize, log_limit: u32) -> Result<(), CmdStatus> {
+    if there < 1 << log_limit { Ok(()) } else { Err(CmdStatus::NoRes) }
+}
+
 /// What happened to an object, for the event queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Raised {
@@ -96,6 +107,8 @@ pub(crate) struct Objects {
     /// Completion queues that lost a completion, and whose queue pairs are still to be put in error.
     pub(crate) failed_cqs: Vec<u32>,
     last_number: u32,
+    /// Bytes that the adapter's queues have for this function.
+    queue_bytes: usize,
 }
 
 impl std::fmt::Debug for Objects {
@@ -124,6 +137,7 @@ impl Objects {
             raised: VecDeque::new(),
             failed_cqs: Vec::new(),
             last_number: 0,
+            queue_bytes: 0,
         }
     }
 
@@ -137,6 +151,16 @@ impl Objects {
         Ok(handle)
     }
 
+    /// Counts a queue of this many requests with this many entries each, if there is room.
+    pub(crate) fn count_queue(&mut self, requests: u32, entries: u32) -> Result<usize, CmdStatus> {
+        let bytes = requests as usize * (REQUEST + entries as usize * ENTRY);
+        if bytes > MAX_QUEUE_BYTES - self.queue_bytes {
+            return Err(CmdStatus::NoRes);
+        }
+        self.queue_bytes += bytes;
+        Ok(bytes)
+    }
+
     /// A number that no queue of the function has.
     pub(crate) fn new_number(&mut self) -> Result<u32, CmdStatus> {
         for _ in 0..NUMBERS {
@@ -147,6 +171,11 @@ impl Objects {
             }
         }
         Err(CmdStatus::NoRes)
+    }
+
+    /// A queue that was counted has gone.
+    pub(crate) fn uncount_queue(&mut self, bytes: usize) {
+        self.queue_bytes -= bytes;
     }
 
     /// Takes the oldest event.
@@ -247,6 +276,7 @@ impl Objects {
         }
         self.raised.clear();
         self.failed_cqs.clear();
+        self.queue_bytes = 0;
     }
 
     /// Destroys all address handles.
@@ -347,7 +377,7 @@ pub(crate) fn status(e: DeviceError) -> CmdStatus {
 pub(crate) fn no_window(e: NoWindow) -> CmdStatus {
     tracing::debug!("a command is refused: {e}");
     match e {
-        NoWindow::Pieces(_) => CmdStatus::LimErr,
+        NoWindow::Pieces => CmdStatus::LimErr,
         NoWindow::System(_) => CmdStatus::NoRes,
         NoWindow::Fault(_) | NoWindow::Pages => CmdStatus::BadParam,
     }

@@ -14,7 +14,8 @@ use hca_prm::{
     Ads, CmdStatus, MtuCode, Opcode, QpState as StateCode, Qpc, RqType, SEND_WQE_BB, ServiceType, optpar,
 };
 
-use super::{Objects, no_window, status};
+use super::{Objects, has_room, no_window, status};
+use crate::command::caps::{LOG_QP_SIZE, LOG_QPS};
 use crate::command::{Output, parse};
 use crate::directory::Directory;
 use crate::function::Function;
@@ -22,8 +23,6 @@ use crate::guest::{Guest, Window};
 
 /// Requests of a send queue that the adapter holds at one time; the others wait in the client's memory.
 const MAX_HELD_SENDS: u32 = 256;
-/// Blocks of a send queue, and requests of a receive queue, as powers of two.
-pub(crate) const MAX_LOG_WQ: u32 = 15;
 /// Entries in a request's list, and inline bytes.
 pub(crate) const MAX_SGE: u32 = 32;
 const MAX_INLINE: u32 = 1024;
@@ -94,15 +93,15 @@ pub(crate) struct Qp {
     pub(crate) send: Box<dyn SendPort>,
     /// Where own receive requests go; none where they come from a shared queue, or go nowhere.
     pub(crate) recv: Option<Box<dyn RecvPort>>,
-    /// Requests that the adapter holds, of how many.
+    /// Requests that the adapter holds.
     pub(crate) held: u32,
-    pub(crate) max_held: u32,
     pub(crate) barrier: Option<Barrier>,
     /// What is still in the send queue is flushed.
     pub(crate) send_failed: bool,
     /// The state of one that is inert.
     pub(crate) inert_state: QpState,
     context: Qpc,
+    counted: usize,
 }
 
 impl Qp {
@@ -147,7 +146,7 @@ impl Shape {
         let at = rq.map_or(0, |rq| rq.bytes());
         let sq = WorkQueue { at, log_size: context.get(Qpc::LOG_SQ_SIZE), log_stride: log_bb, next: 0 };
         let sq = (!context.get(Qpc::NO_SQ)).then_some(sq);
-        if sq.is_some_and(|q| q.log_size > MAX_LOG_WQ) || rq.is_some_and(|q| q.log_size > MAX_LOG_WQ) {
+        if sq.is_some_and(|q| q.log_size > LOG_QP_SIZE) || rq.is_some_and(|q| q.log_size > LOG_QP_SIZE) {
             return Err(CmdStatus::LimErr);
         }
         Ok(Self { sq, rq, shared: rq_type == RqType::Srq })
@@ -207,6 +206,7 @@ impl Objects {
         command: &CreateQpIn,
         pas: &[u8],
     ) -> Result<u32, CmdStatus> {
+        has_room(self.qps.len(), LOG_QPS)?;
         let context = command.get(CreateQpIn::QPC);
         if command.get(CreateQpIn::WQ_UMEM_VALID) || context.get(Qpc::DBR_UMEM_VALID) {
             return Err(CmdStatus::BadParam);
@@ -233,7 +233,11 @@ impl Objects {
             }
         };
         let init = QpInit { qp_type, send_cq: completions, recv_cq: completions, srq: adapters_srq, cap };
-        let ports = self.hca.create_qp(pd, &init).map_err(status)?;
+        let counted = self.count_queues(&cap)?;
+        let ports = self.hca.create_qp(pd, &init).map_err(|e| {
+            self.uncount_queue(counted);
+            status(e)
+        })?;
         let qpn = ports.qpn.raw();
         let qp = Qp {
             handle: ports.handle,
@@ -249,15 +253,25 @@ impl Objects {
             send: ports.send,
             recv: ports.recv.filter(|_| real),
             held: 0,
-            max_held: ports.cap.max_send_wr,
             barrier: None,
             send_failed: false,
             inert_state: QpState::Reset,
             context,
+            counted,
         };
         self.by_index.insert(qp.handle.index, qpn);
         self.qps.insert(qpn, qp);
         Ok(qpn)
+    }
+
+    fn count_queues(&mut self, cap: &QpCap) -> Result<usize, CmdStatus> {
+        let entries = cap.max_send_sge.max(cap.max_inline / 16);
+        let send = self.count_queue(cap.max_send_wr, entries)?;
+        let recv = self.count_queue(cap.max_recv_wr, cap.max_recv_sge);
+        if recv.is_err() {
+            self.uncount_queue(send);
+        }
+        Ok(send + recv?)
     }
 
     fn adapters_srq(&self, number: u32, pd: PdHandle) -> Result<SrqHandle, CmdStatus> {
@@ -274,6 +288,7 @@ impl Objects {
         let qp = self.qps.remove(&qpn).ok_or(CmdStatus::BadRes)?;
         self.by_index.remove(&qp.handle.index);
         let lost = self.hca.destroy_qp(qp.handle).map_err(status)?;
+        self.uncount_queue(qp.counted);
         if let Some(srq) = qp.srq {
             self.give_back(srq, &lost);
         }

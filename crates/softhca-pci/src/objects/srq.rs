@@ -12,13 +12,12 @@ use hca_prm::command::srq::{
 };
 use hca_prm::{CmdStatus, RmpState, Rmpc, Srqc, Wq, WqType, XrcSrqc};
 
-use super::{Objects, gone, no_window, status};
+use super::{Objects, gone, has_room, no_window, status};
+use crate::command::caps::{LOG_SRQ_SIZE, LOG_SRQS};
 use crate::command::{Output, parse};
 use crate::function::Function;
 use crate::guest::{Guest, Window};
 
-/// Entries of a queue, as a power of two.
-pub(crate) const MAX_LOG_SIZE: u32 = 15;
 /// Bytes of an entry, as powers of two.
 const LOG_STRIDES: core::ops::RangeInclusive<u32> = 5..=9;
 /// Bytes of a doorbell record.
@@ -56,6 +55,7 @@ pub(crate) struct SrqMemory {
 pub(crate) struct Adapters {
     pub(crate) handle: SrqHandle,
     pub(crate) port: Box<dyn RecvPort>,
+    counted: usize,
 }
 
 /// A shared receive queue.
@@ -114,7 +114,7 @@ impl Shape {
     }
 
     fn memory(&self, guest: &Guest, pas: &[u8]) -> Result<SrqMemory, CmdStatus> {
-        let fits = self.log_size <= MAX_LOG_SIZE
+        let fits = self.log_size <= LOG_SRQ_SIZE
             && LOG_STRIDES.contains(&self.log_stride)
             && self.log_page <= 62
             && self.record.is_multiple_of(RECORD);
@@ -139,6 +139,7 @@ impl Objects {
         kind: Kind,
         pas: &[u8],
     ) -> Result<u32, CmdStatus> {
+        has_room(self.srqs.len(), LOG_SRQS)?;
         let shape = match &kind {
             Kind::Pool(context) => Some(Shape::of_pool(context)?),
             Kind::Plain(context) => Some(Shape::of_plain(context)),
@@ -149,8 +150,14 @@ impl Objects {
         let (log_size, log_stride) = shape.map_or((0, 5), |s| (s.log_size, s.log_stride));
         let adapters = if shape.is_some() {
             let init = SrqInit { max_wr: 1 << log_size, max_sge: (1 << (log_stride - 4)) - 1 };
-            let (handle, port) = self.hca.create_srq(pd, &init).map_err(status)?;
-            Some(Adapters { handle, port })
+            let counted = self.count_queue(init.max_wr, init.max_sge)?;
+            match self.hca.create_srq(pd, &init) {
+                Ok((handle, port)) => Some(Adapters { handle, port, counted }),
+                Err(e) => {
+                    self.uncount_queue(counted);
+                    return Err(status(e));
+                }
+            }
         } else {
             None
         };
@@ -166,7 +173,8 @@ impl Objects {
         if let Some(handle) = srq.handle() {
             self.hca.destroy_srq(handle).map_err(status)?;
         }
-        self.srqs.remove(&number);
+        let adapters = self.srqs.remove(&number).and_then(|srq| srq.adapters);
+        self.uncount_queue(adapters.map_or(0, |a| a.counted));
         Ok(())
     }
 

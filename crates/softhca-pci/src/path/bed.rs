@@ -93,7 +93,7 @@ pub(crate) struct Client {
 }
 
 /// A command, as the dispatcher calls it.
-type Method = fn(&mut Function, &[u8], &mut Output) -> Result<(), CmdStatus>;
+pub(super) type Method = fn(&mut Function, &[u8], &mut Output) -> Result<(), CmdStatus>;
 
 const LOG_EQ: u32 = 8;
 

@@ -337,9 +337,6 @@ fn take_one(
         Ok(None) => return stop(None, qp),
         Err(wrong) => return stop(Some(wrong), qp),
     };
-    if qp.held >= qp.max_held {
-        return Ok(Step::Waits);
-    }
     let dest = match to {
         None => None,
         Some(to) => match address(qp.pd, &to, addresses, directory, shown) {

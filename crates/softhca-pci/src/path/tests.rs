@@ -38,12 +38,13 @@ fn every_operation_moves_its_bytes_and_completes_with_what_it_was() {
     // In the request itself, and with immediate data; requests go round the end of the queue.
     for turn in 0..40_u32 {
         p.b.recv(4096, 4096);
-        p.a.post(&Wqe::new(WqeOpcode::SendImm).imm(0xdead_0000 + turn).inline(&[turn as u8; 150]));
+        let text: Vec<u8> = (0..150).map(|i| (i * 3 + turn) as u8).collect();
+        p.a.post(&Wqe::new(WqeOpcode::SendImm).imm(0xdead_0000 + turn).inline(&text));
         p.sent();
         let cqe = p.received();
         assert_eq!((opcode(&cqe), cqe.get(Cqe64::BYTE_CNT)), (CqeOpcode::RespSendImm, 150));
         assert_eq!(cqe.get(Cqe64::IMM), 0xdead_0000 + turn);
-        assert_eq!(p.b.bytes(4096, 150), [turn as u8; 150]);
+        assert_eq!(p.b.bytes(4096, 150), text);
     }
 
     let to = key.remote(8192);

@@ -1,5 +1,7 @@
 //! What ends in error, and what that takes with it.
 
+use std::os::unix::fs::FileExt;
+
 use hca_core::Device;
 use hca_prm::command::cq::DestroyCqIn;
 use hca_prm::{
@@ -110,6 +112,51 @@ fn a_request_that_is_not_understood_fails_in_its_place_and_those_behind_it_are_f
         assert_eq!(p.b.bytes(0, 8), [3; 8], "{what}");
         assert_eq!(state(&mut p), QpState::Err.code());
         assert_eq!(p.b.client.query(&p.b.qp.clone()).get(Qpc::STATE), QpState::Rts.code(), "{what}");
+    }
+}
+
+#[test]
+fn behind_an_error_that_the_adapter_finds_nothing_is_looked_at_any_more() {
+    let mut p = Pair::new(QpShape::default());
+    let mut to = p.b.mr.remote(0);
+    to.set(hca_prm::RaddrSeg::RKEY, 0x1234);
+    let first = p.a.client.put_send(&mut p.a.qp, &Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[1; 8]));
+    let second = p.a.client.put_send(&mut p.a.qp, &Wqe::new(WqeOpcode::Send).opcode(0x7e));
+    let qp = p.a.qp;
+    p.a.client.announce(&qp);
+    let expected = [(first.into(), CqeSyndrome::RemoteAccessErr), (second.into(), CqeSyndrome::WrFlushErr)];
+    assert_eq!(failures(&mut p, 2), expected);
+}
+
+#[test]
+fn a_message_that_is_longer_than_its_places_is_an_error_of_both_sides() {
+    let mut p = Pair::new(QpShape::default());
+    let (one, two) = (p.b.mr.seg(0, 10), p.b.mr.seg(100, 10));
+    p.b.client.post_recv(&mut p.b.qp, &[one, two]);
+    p.b.client.post_recv(&mut p.b.qp, &[one, two]);
+    p.a.post(&Wqe::new(WqeOpcode::Send).inline(&[7; 20]));
+    p.sent();
+    p.received();
+    assert_eq!(
+        (p.b.bytes(0, 11), p.b.bytes(100, 11)),
+        ([&[7; 10][..], &[0]].concat(), [&[7; 10][..], &[0]].concat())
+    );
+    p.a.post(&Wqe::new(WqeOpcode::Send).inline(&[7; 21]));
+    assert_eq!(syndrome(&p.sent()), CqeSyndrome::RemoteInvalReqErr);
+    assert_eq!(syndrome(&p.received()), CqeSyndrome::LocalLengthErr);
+}
+
+#[test]
+fn a_record_that_counts_more_than_the_queue_holds_is_the_end_of_its_queue_pair() {
+    for side in [0, 4] {
+        let mut p = Pair::new(QpShape::default());
+        let qp = p.a.qp;
+        p.a.client.write(qp.record + side, &65_u32.to_be_bytes());
+        p.look();
+        assert_eq!(p.a.client.all_events(), [EventType::WqCatasError]);
+        assert_eq!(state(&mut p), QpState::Err.code());
+        assert!(p.a.sent().is_none() && p.a.received().is_none());
+        p.a.client.destroy(qp.qpn).unwrap();
     }
 }
 
@@ -235,6 +282,34 @@ fn memory_that_goes_under_traffic_is_touched_no_more_and_takes_down_who_used_it(
     let qpn = p.b.qp.qpn;
     p.b.client.destroy(qpn).unwrap();
     p.b.client.function.reset();
+}
+
+#[test]
+fn a_key_goes_with_its_memory_and_nothing_else_does() {
+    let mut p = Pair::new(QpShape::default());
+    let (more, at) = (super::bed::sealed(4 * PAGE), 0x9_0000_0000);
+    let copy = || Some((more.try_clone().unwrap().into(), 0));
+    p.b.client.function.dma_map(at, 4 * PAGE, (true, true), copy()).unwrap();
+    let key = p.b.client.try_mr(&[at + PAGE, at], 0x1000, 2 * PAGE, |c| c).unwrap();
+    let mut to = p.b.mr.remote(0);
+    let last = Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[9; 8]);
+    to.set(hca_prm::RaddrSeg::RADDR, 0x1000).set(hca_prm::RaddrSeg::RKEY, key);
+    let write = |byte: u8| Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[byte; 8]);
+    let mut seen = [0; 8];
+    p.a.post(&write(1));
+    p.sent();
+    more.read_exact_at(&mut seen, PAGE).unwrap();
+    assert_eq!(seen, [1; 8]);
+    p.b.client.function.dma_unmap(at, 4 * PAGE).unwrap();
+    p.a.post(&last);
+    assert_eq!(super::tests::opcode(&p.sent()), hca_prm::CqeOpcode::Req);
+    p.a.post(&write(2));
+    assert_eq!(syndrome(&p.sent()), CqeSyndrome::RemoteAccessErr);
+    more.read_exact_at(&mut seen, PAGE).unwrap();
+    assert_eq!((seen, p.b.bytes(0, 8)), ([1; 8], vec![9; 8]));
+    // The number is still the driver's to give back.
+    assert_eq!(p.b.client.function.objects.destroy_mkey(key >> 8), Ok(()));
+    assert_eq!(p.b.client.function.objects.destroy_mkey(key >> 8), Err(CmdStatus::BadRes));
 }
 
 #[test]

@@ -1,9 +1,11 @@
 //! Clients that write what no driver does.
 
-use hca_prm::{ServiceType, WqeOpcode};
+use hca_prm::{Opcode, ServiceType, WqeOpcode};
 use proptest::prelude::*;
 
-use super::bed::{BASE, LEN, Pair, QpShape, Wqe};
+use super::bed::{BASE, LEN, Method, Pair, QpShape, Wqe};
+use crate::command::Output;
+use crate::function::Function;
 
 /// Bytes that a client puts somewhere in its queues.
 #[derive(Clone, Debug)]
@@ -93,6 +95,43 @@ fn play(p: &mut Pair, junk: &[Junk]) {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    /// Commands that make objects, whose contexts hold anything.
+    #[test]
+    fn whatever_a_command_asks_for_it_is_refused_or_done_and_goes_again(
+        commands in proptest::collection::vec(
+            (0_usize..8, proptest::collection::vec((0_usize..0x110, any::<u8>()), 0..40), 0_usize..40),
+            1..20,
+        ),
+    ) {
+        let mut p = Pair::new(QpShape::default());
+        let page = p.a.client.alloc(0x1000, 0x1000);
+        for (which, bytes, pages) in commands {
+            let (opcode, method): (Opcode, Method) = [
+                (Opcode::CREATE_MKEY, Function::create_mkey as Method),
+                (Opcode::CREATE_CQ, Function::create_cq),
+                (Opcode::CREATE_QP, Function::create_qp),
+                (Opcode::CREATE_SRQ, Function::create_srq),
+                (Opcode::CREATE_RMP, Function::create_rmp),
+                (Opcode::MODIFY_RMP, Function::modify_rmp),
+                (Opcode::MODIFY_CQ, Function::modify_cq),
+                (Opcode::RST2INIT_QP, |f, i, o| f.modify_qp(Opcode::RST2INIT_QP, i, o)),
+            ][which];
+            let mut input = vec![0; 0x110];
+            input[..2].copy_from_slice(&opcode.0.to_be_bytes());
+            for (at, byte) in bytes {
+                input[at] = byte;
+            }
+            input.extend((0..pages).flat_map(|_| page.to_be_bytes()));
+            let mut out = Output::new(0x110);
+            let _ = method(&mut p.a.client.function, &input, &mut out);
+        }
+        for _ in 0..5 {
+            p.look();
+        }
+        p.a.client.function.reset();
+        p.look();
+    }
 
     #[test]
     fn whatever_stands_in_queues_and_records_the_other_function_is_as_it_was(

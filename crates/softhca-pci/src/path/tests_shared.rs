@@ -1,13 +1,15 @@
 //! Shared receive queues, datagrams, and keys over scattered pages.
 
 use hca_core::Gid;
+use hca_prm::command::srq::{QueryRmpIn, QueryRmpOut};
 use hca_prm::{
     AccessMode, CmdStatus, Cqe64, CqeOpcode, CqeSyndrome, DataSeg, EventType, Mkc, Opcode, QpEvent, Qpc,
-    ServiceType, WqeOpcode,
+    Rmpc, ServiceType, Wq, WqeOpcode,
 };
 
 use super::bed::{BASE, End, LEN, PAGE, Pair, QpShape, Server, Wqe};
 use super::tests::{counter, opcode, syndrome};
+use crate::function::Function;
 
 /// A pair whose side B takes its receive requests from a shared queue of 2^`log_size` entries.
 fn shared(log_size: u32) -> (Pair, super::bed::ClientSrq) {
@@ -67,6 +69,10 @@ fn a_shared_receive_queue_that_runs_low_says_so_once() {
         p.look();
         let events: Vec<_> = std::iter::from_fn(|| p.b.client.event()).collect();
         let limits: Vec<_> = events.iter().filter(|(e, _)| *e == EventType::SrqRqLimit).collect();
+        let command = QueryRmpIn::new().with(QueryRmpIn::RMPN, srq.rmpn);
+        let out: QueryRmpOut = p.b.client.call(command.as_bytes(), Function::query_rmp).unwrap();
+        let limit = out.get(QueryRmpOut::RMP_CONTEXT).get(Rmpc::WQ).get(Wq::LWM);
+        assert_eq!(limit, if i == 0 { 3 } else { 0 }, "armed until it is reached");
         // Three are left after the first, and two after the second.
         assert_eq!(limits.len(), usize::from(i == 1), "message {i}: {events:?}");
         for (_, data) in limits {
@@ -80,14 +86,8 @@ fn a_shared_receive_queue_that_runs_low_says_so_once() {
     assert_eq!(p.b.client.function.objects.arm_srq(srq.rmpn, 17), Err(CmdStatus::BadParam));
 }
 
-#[test]
-fn a_shared_receive_queue_stays_with_the_queue_pairs_that_are_left() {
-    let (mut p, mut srq) = shared(4);
-    let mr = p.b.mr;
-    for i in 0..2 {
-        p.b.client.post_srq(&mut srq, &mr.seg(64 * i, 64));
-    }
-    p.look();
+/// Destroys B's queue pair, and connects another one to A that takes its requests from the same queue.
+fn replace_b(p: &mut Pair, srq: &super::bed::ClientSrq) {
     let (send_cq, recv_cq, gone) = (p.b.send_cq, p.b.recv_cq, p.b.qp.qpn);
     let shape = QpShape { srq: Some(srq.rmpn), ..QpShape::default() };
     let other = p.b.client.qp(shape, &send_cq, &recv_cq);
@@ -99,10 +99,33 @@ fn a_shared_receive_queue_stays_with_the_queue_pairs_that_are_left() {
     p.a.qp.sq_pi = 0;
     p.a.client.connect(&p.a.qp.clone(), gid, b);
     p.b.client.connect(&other, gid, a);
-    for i in 0..2 {
-        p.a.post(&Wqe::new(WqeOpcode::Send).inline(&[1; 8]));
-        assert_eq!(counter(&p.received()), i);
+}
+
+#[test]
+fn requests_of_a_shared_queue_that_a_queue_pair_did_not_use_are_there_for_others() {
+    let mut halfway = 0;
+    for looks in 0..12 {
+        let (mut p, mut srq) = shared(4);
+        let mr = p.b.mr;
+        for i in 0..2 {
+            p.b.client.post_srq(&mut srq, &mr.seg((1 << 17) * i, 1 << 17));
+        }
+        p.look();
+        // A long message, of which some has come.
+        let long = p.a.mr.seg(0, 1 << 17);
+        p.a.post(&Wqe::new(WqeOpcode::Send).seg(long));
+        for _ in 0..looks {
+            p.a.client.function.look();
+        }
+        replace_b(&mut p, &srq);
+        halfway += p.b.client.function.objects.srqs[&srq.rmpn].again.len();
+        let already = u32::from(p.b.received().is_some());
+        for _ in already..2 {
+            p.a.post(&Wqe::new(WqeOpcode::Send).inline(&[1; 8]));
+            p.received();
+        }
     }
+    assert!(halfway > 0, "none was taken");
 }
 
 /// Two sides that send datagrams, by their LIDs or by their GIDs.
