@@ -137,13 +137,19 @@ impl Function {
 
     /// Looks at all doorbells and completions once, and does a bounded piece of what they ask for. Returns whether there
     /// was any. The adapter itself is turned by whoever calls this.
+    ///
+    /// A receive request that its client told of before somebody sent is there when what was sent arrives, as with an
+    /// adapter that looks at its memory upon arrival. So send requests are noted first, then receive requests taken, then
+    /// what was noted is sent. Functions that may send to each other take each step together.
     pub fn look(&mut self) -> bool {
         let rung = self.look_at_doorbells();
-        self.look_at_completions() | rung
+        self.note_sends();
+        let received = self.take_received();
+        self.take_sends_and_completions() | received | rung
     }
 
     /// Sees to the doorbell pages that were written.
-    fn look_at_doorbells(&mut self) -> bool {
+    pub(crate) fn look_at_doorbells(&mut self) -> bool {
         let mut any = false;
         for at in 0..self.pages.polled() {
             if let Some(uar) = self.pages.take_rung(at) {

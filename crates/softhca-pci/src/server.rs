@@ -176,13 +176,24 @@ impl Server {
         }
     }
 
-    /// Turns the adapter, and looks at all functions once.
+    /// Turns the adapter, and looks at all functions once, as [`Function::look`] does, each step at all of them.
     fn turn(&mut self) -> bool {
-        let mut worked = self.hca.turn();
-        for slot in self.slots.iter_mut().filter(|slot| slot.client.is_some()) {
-            worked |= slot.function.look();
-        }
-        worked
+        let mut worked = false;
+        let mut each = |step: &mut dyn FnMut(&mut Function) -> bool| {
+            for slot in self.slots.iter_mut().filter(|slot| slot.client.is_some()) {
+                worked |= step(&mut slot.function);
+            }
+        };
+        each(&mut |function| {
+            let rung = function.look_at_doorbells();
+            function.note_sends();
+            rung
+        });
+        each(&mut Function::take_received);
+        // What comes from elsewhere finds the receive requests, too.
+        let turned = self.hca.turn();
+        each(&mut Function::take_sends_and_completions);
+        worked | turned
     }
 
     /// Gives the adapter's asynchronous events to the functions whose objects they are of.

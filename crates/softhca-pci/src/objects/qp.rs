@@ -49,6 +49,8 @@ pub(crate) struct WorkQueue {
     pub(crate) log_stride: u32,
     /// The counter of the next one to be taken.
     pub(crate) next: u16,
+    /// Of a send queue: up to where its client had told when that was last looked at.
+    pub(crate) told: u16,
 }
 
 impl WorkQueue {
@@ -119,7 +121,7 @@ impl Qp {
     /// As it was made.
     fn empty(&mut self) {
         for queue in [&mut self.sq, &mut self.rq].into_iter().flatten() {
-            queue.next = 0;
+            (queue.next, queue.told) = (0, 0);
         }
         (self.held, self.barrier, self.send_failed) = (0, None, false);
     }
@@ -141,10 +143,12 @@ impl Shape {
             log_size: context.get(Qpc::LOG_RQ_SIZE),
             log_stride: context.get(Qpc::LOG_RQ_STRIDE) + 4,
             next: 0,
+            told: 0,
         };
         let rq = (rq_type == RqType::Regular).then_some(own);
         let at = rq.map_or(0, |rq| rq.bytes());
-        let sq = WorkQueue { at, log_size: context.get(Qpc::LOG_SQ_SIZE), log_stride: log_bb, next: 0 };
+        let sq =
+            WorkQueue { at, log_size: context.get(Qpc::LOG_SQ_SIZE), log_stride: log_bb, next: 0, told: 0 };
         let sq = (!context.get(Qpc::NO_SQ)).then_some(sq);
         if sq.is_some_and(|q| q.log_size > LOG_QP_SIZE) || rq.is_some_and(|q| q.log_size > LOG_QP_SIZE) {
             return Err(CmdStatus::LimErr);

@@ -187,16 +187,33 @@ impl Objects {
         }
     }
 
-    /// Takes new requests of all queues. Returns whether there were any.
-    pub(crate) fn take_requests(&mut self, directory: &Directory) -> bool {
+    /// Looks up to where the client has told of send requests. What they send may meet receive requests that were told
+    /// before, so these are [taken](Self::take_received) next, those of all functions, and the noted ones after that.
+    pub(crate) fn note_sends(&mut self) {
+        self.qps.values_mut().for_each(send::note);
+    }
+
+    /// Takes new receive requests of all queues. Returns whether there were any.
+    pub(crate) fn take_received(&mut self) -> bool {
         let mut any = false;
         for (number, srq) in &mut self.srqs {
             any |= super::recv::take_shared(*number, srq, &mut self.raised);
         }
-        let Self { qps, cqs, raised, failed_cqs, by_index, hca, addresses, .. } = self;
+        let Self { qps, cqs, raised, failed_cqs, by_index, hca, .. } = self;
         let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
         for qp in qps.values_mut() {
             any |= super::recv::take(qp, &mut shown);
+        }
+        self.end_failed();
+        any
+    }
+
+    /// Takes the send requests of all queues that were noted. Returns whether there were any.
+    pub(crate) fn take_sends(&mut self, directory: &Directory) -> bool {
+        let mut any = false;
+        let Self { qps, cqs, raised, failed_cqs, by_index, hca, addresses, .. } = self;
+        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
+        for qp in qps.values_mut() {
             any |= send::take(qp, addresses, directory, &mut shown);
         }
         self.end_failed();

@@ -36,20 +36,26 @@ use crate::objects::Raised;
 pub(crate) struct Path {}
 
 impl Function {
-    /// A doorbell of this page was rung: looks at the doorbell records of all queues that use the page.
+    /// A doorbell of this page was rung: looks at the completion queues that use the page. Requests are found by the
+    /// next look.
     pub(crate) fn rung(&mut self, uar: u32) {
         self.objects.look_at_arms(uar);
-        let directory = self.directory.lock();
-        self.objects.take_requests(&directory);
-        drop(directory);
         self.post_raised();
     }
 
-    /// Takes completions from the adapter and shows them to the client. Returns whether there were any.
-    pub(crate) fn look_at_completions(&mut self) -> bool {
+    /// Looks up to where the client has told of send requests: the first of three steps, see [`look`](Self::look).
+    pub(crate) fn note_sends(&mut self) {
+        self.objects.note_sends();
+    }
+    /// Takes receive requests: the second step.
+    pub(crate) fn take_received(&mut self) -> bool {
+        self.objects.take_received()
+    }
+    /// Takes the send requests that were noted, and completions from the adapter, and shows these to the client: the
+    /// third step. Returns whether there were any.
+    pub(crate) fn take_sends_and_completions(&mut self) -> bool {
         let directory = self.directory.lock();
-        // Requests first: what is received has to find its place.
-        let taken = self.objects.take_requests(&directory);
+        let taken = self.objects.take_sends(&directory);
         let completed = self.objects.take_completions(&directory);
         drop(directory);
         self.post_raised();

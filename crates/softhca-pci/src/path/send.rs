@@ -271,7 +271,14 @@ enum Step {
     Waits,
 }
 
-/// Takes the new requests of a queue pair's send queue. Returns whether there were any.
+/// Looks up to where the client has told of send requests.
+pub(super) fn note(qp: &mut Qp) {
+    if let (Some(memory), Some(sq)) = (&qp.memory, &mut qp.sq) {
+        sq.told = memory.record.load32(4) as u16;
+    }
+}
+
+/// Takes the requests of a queue pair's send queue that were [noted](note). Returns whether there were any.
 pub(super) fn take(
     qp: &mut Qp,
     addresses: &mut Addresses,
@@ -279,7 +286,7 @@ pub(super) fn take(
     shown: &mut Shown<'_>,
 ) -> bool {
     let (Some(memory), Some(sq)) = (&qp.memory, qp.sq) else { return false };
-    let posted = memory.record.load32(4) as u16;
+    let posted = sq.told;
     if posted == sq.next || memory.queues.is_none() {
         return false;
     }
