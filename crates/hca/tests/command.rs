@@ -619,7 +619,10 @@ fn a_served_function_is_at_its_socket_until_ctrl_c_and_nobody_else_can_serve_the
     let mut server = hca(&["serve", "--pci", socket.path()]).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    assert!(line.contains(socket.path()) && line.contains("loopback://") && line.contains("15b3:1014"), "{line}");
+    assert!(
+        line.contains(socket.path()) && line.contains("loopback://") && line.contains("15b3:1014"),
+        "{line}"
+    );
     std::os::unix::net::UnixStream::connect(socket.path()).expect("it listens once it says so");
 
     let said = refusal(&["serve", "--pci", socket.path()], 1);
