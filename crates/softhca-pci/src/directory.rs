@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hca_core::{Gid, Lid};
+use hca_core::{Gid, Lid, QpHandle};
 
 /// A directory that all functions of a server share.
 #[derive(Clone, Debug)]
@@ -22,6 +22,8 @@ impl SharedDirectory {
             gids: HashMap::new(),
             lids: HashMap::new(),
             qps: HashMap::new(),
+            connections: HashMap::new(),
+            version: 1,
         })))
     }
 
@@ -38,9 +40,22 @@ pub(crate) struct Directory {
     gids: HashMap<Gid, u16>,
     lids: HashMap<u16, u16>,
     qps: HashMap<u32, u16>,
+    connections: HashMap<u32, Connection>,
+    /// Changes with each change of `connections`.
+    version: u64,
 }
 
-#[allow(dead_code, reason = "asked by the data path")]
+/// To whom a queue pair is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Connection {
+    /// The adapter's name of the queue pair that is connected.
+    pub(crate) handle: QpHandle,
+    /// The queue pair at the other end.
+    pub(crate) remote: u32,
+    /// Whether that has the adapter's own address: it is one of a function here, or nobody's.
+    pub(crate) here: bool,
+}
+
 impl Directory {
     /// The adapter's own GID.
     pub(crate) fn own(&self) -> Gid {
@@ -80,17 +95,53 @@ impl Directory {
     /// It has it no more.
     pub(crate) fn remove_qp(&mut self, qpn: u32) {
         self.qps.remove(&qpn);
+        self.disconnect(qpn);
     }
 
     /// The function has no queue pairs any more.
     pub(crate) fn remove_qps(&mut self, function: u16) {
         self.qps.retain(|_, of| *of != function);
+        self.connections.retain(|qpn, _| self.qps.contains_key(qpn));
+        self.version += 1;
+    }
+
+    /// The queue pair is connected from now on. Returned are those of functions here that are connected to it, though it
+    /// is not to them: as all functions have one address, the adapter would take their packets for its peer's.
+    pub(crate) fn connect(&mut self, qpn: u32, connection: Connection) -> Vec<QpHandle> {
+        self.version += 1;
+        self.connections.insert(qpn, connection);
+        let stranger = |(from, c): &(&u32, &Connection)| {
+            c.here && c.remote == qpn && !(connection.here && connection.remote == **from)
+        };
+        self.connections.iter().filter(stranger).map(|(_, c)| c.handle).collect()
+    }
+
+    /// The queue pair is connected no more.
+    pub(crate) fn disconnect(&mut self, qpn: u32) {
+        self.version += u64::from(self.connections.remove(&qpn).is_some());
+    }
+
+    /// Whether what a queue pair sends is for who it is connected to, unless that has another peer.
+    pub(crate) fn is_heard(&self, qpn: u32) -> bool {
+        let Some(connection) = self.connections.get(&qpn).filter(|c| c.here) else { return true };
+        self.connections.get(&connection.remote).is_none_or(|peer| peer.here && peer.remote == qpn)
+    }
+
+    /// Changes whenever connections do.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
     }
 
     /// By which LID the sender with this queue pair is known, if it is a function here that has one.
     pub(crate) fn lid_of_qp(&self, qpn: u32) -> Option<u16> {
         let function = self.qps.get(&qpn)?;
         self.lids.iter().find(|(_, of)| *of == function).map(|(lid, _)| *lid)
+    }
+
+    /// By which GID whoever has this queue pair is known, if it is a function here that has one; the lowest of several.
+    pub(crate) fn gid_of_qp(&self, qpn: u32) -> Option<Gid> {
+        let function = self.qps.get(&qpn)?;
+        self.gids.iter().filter(|(_, of)| *of == function).map(|(gid, _)| *gid).min_by_key(|gid| gid.0)
     }
 
     /// Where packets to this GID go: the adapter's own GID if a function here has it, the GID itself otherwise.

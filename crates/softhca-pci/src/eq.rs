@@ -48,7 +48,6 @@ impl Eqs {
     }
 
     /// Whether there is such a queue.
-    #[allow(dead_code, reason = "asked when completion queues are made")]
     pub(crate) fn exists(&self, eqn: u32) -> bool {
         let at = (eqn as usize).checked_sub(1);
         at.and_then(|at| self.queues.get(at)).is_some_and(Option::is_some)
@@ -121,7 +120,6 @@ impl Function {
     }
 
     /// Puts an event into the queue that asks for its type, if one does.
-    #[allow(dead_code, reason = "called by the data path")]
     pub(crate) fn raise(&mut self, event: EventType, entry: Eqe) {
         if let Some(eqn) = self.eqs.of_type(event) {
             self.post_event(eqn, entry);

@@ -5,7 +5,7 @@
 //! | from | call | to |
 //! |---|---|---|
 //! | the server, for each message | `config_read`, `config_write`, `bar_read`, `bar_write`, `dma_map`, `dma_unmap`, `reset` | here |
-//! | the server, in a loop | [`Function::look`] | `uar` (doorbells) and `path` (completions) |
+//! | the server, in a loop | [`Function::look_at_requests`] of all, [`Function::look_at_places`] of all, [`Function::carry_out`] of all | `uar` (doorbells) and `path` |
 //! | `registers`, for a write of the command doorbell | `Function::run_commands` | `command` |
 //! | `command`, by operation code | `Function::create_cq` and the like: `(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus>` | `command/*` and `objects/*` |
 //! | here and `registers`, for each doorbell that was rung | `Function::rung` | `path` |
@@ -25,7 +25,6 @@ use crate::eq::Eqs;
 use crate::guest::Guest;
 use crate::interrupts::Interrupts;
 use crate::objects::Objects;
-use crate::path::Path;
 use crate::pci::{Config, ConfigEffect};
 use crate::registers::Registers;
 use crate::uar::DoorbellPages;
@@ -94,7 +93,6 @@ pub struct Function {
     pub(crate) resources: Resources,
     pub(crate) eqs: Eqs,
     pub(crate) objects: Objects,
-    pub(crate) path: Path,
 }
 
 impl std::fmt::Debug for Function {
@@ -125,7 +123,6 @@ impl Function {
             resources: Resources::default(),
             eqs: Eqs::default(),
             objects: Objects::new(hca.clone()),
-            path: Path::default(),
             hca,
         })
     }
@@ -136,20 +133,20 @@ impl Function {
     }
 
     /// Looks at all doorbells and completions once, and does a bounded piece of what they ask for. Returns whether there
-    /// was any. The adapter itself is turned by whoever calls this.
-    ///
-    /// A receive request that its client told of before somebody sent is there when what was sent arrives, as with an
-    /// adapter that looks at its memory upon arrival. So send requests are noted first, then receive requests taken, then
-    /// what was noted is sent. Functions that may send to each other take each step together.
+    /// was any. That is for a function alone; of several, each does [`look_at_requests`](Self::look_at_requests), then
+    /// each [`look_at_places`](Self::look_at_places), then each [`carry_out`](Self::carry_out).
     pub fn look(&mut self) -> bool {
-        let rung = self.look_at_doorbells();
-        self.note_sends();
-        let received = self.take_received();
-        self.take_sends_and_completions() | received | rung
+        let seen = self.look_at_requests();
+        self.look_at_places() | self.carry_out() | seen
+    }
+
+    /// Looks at doorbells, and at which requests were announced. Returns whether there were any.
+    pub fn look_at_requests(&mut self) -> bool {
+        self.look_at_doorbells() | self.note_requests()
     }
 
     /// Sees to the doorbell pages that were written.
-    pub(crate) fn look_at_doorbells(&mut self) -> bool {
+    fn look_at_doorbells(&mut self) -> bool {
         let mut any = false;
         for at in 0..self.pages.polled() {
             if let Some(uar) = self.pages.take_rung(at) {

@@ -68,7 +68,7 @@ pub(crate) enum NoWindow {
 struct Mapping {
     base: NonNull<u8>,
     len: usize,
-    counted: Counted,
+    _counted: Counted,
 }
 
 /// Pieces that count for a function as long as this lives.
@@ -117,7 +117,7 @@ impl Mapping {
         let base =
             unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::empty(), flags)? };
         let base = NonNull::new(base.cast()).expect("the kernel maps nothing at 0 by itself");
-        Ok(Self { base, len, counted: Counted::default() })
+        Ok(Self { base, len, _counted: Counted::default() })
     }
 
     /// Shows a part of a file at `at`, which lies within, as all that is mapped there does.
@@ -393,7 +393,7 @@ fn side_by_side(pieces: &[Piece<'_>], write: bool, all: &Arc<AtomicUsize>) -> Re
     }
     let room = usize::try_from(room).map_err(|_| NoWindow::Pages)?;
     let counted = Counted::new(pieces.len(), all)?;
-    let mut mapping = Mapping { counted, ..Mapping::reserve(room).map_err(NoWindow::System)? };
+    let mut mapping = Mapping { _counted: counted, ..Mapping::reserve(room).map_err(NoWindow::System)? };
     for (piece, (place, from, len)) in pieces.iter().zip(places) {
         let (file, offset) = (piece.memory.file.as_fd(), piece.memory.offset + from);
         mapping.show(place as usize, len as usize, file, offset, write).map_err(NoWindow::System)?;

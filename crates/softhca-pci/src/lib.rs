@@ -40,7 +40,6 @@
 //! | `directory` | which addresses of functions stand for the adapter's own |
 
 #![deny(unsafe_code)]
-#![allow(dead_code, reason = "parts that others call are still to come")]
 
 mod client;
 mod command;

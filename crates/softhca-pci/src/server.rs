@@ -30,6 +30,8 @@ const TURNS_A_LOOK: u32 = 32;
 /// How long the thread sleeps at first, and at most, where it has to look at doorbells by itself.
 const FIRST_TICK: Duration = Duration::from_micros(64);
 const LAST_TICK: Duration = Duration::from_millis(1);
+/// Looks at what a client may have left when the next one comes: more than a socket holds.
+const LAST_WORDS: u32 = 4096;
 /// Functions of one server.
 const MAX_FUNCTIONS: usize = 1024;
 
@@ -176,24 +178,17 @@ impl Server {
         }
     }
 
-    /// Turns the adapter, and looks at all functions once, as [`Function::look`] does, each step at all of them.
+    /// Turns the adapter, and looks at all functions once.
     fn turn(&mut self) -> bool {
         let mut worked = false;
-        let mut each = |step: &mut dyn FnMut(&mut Function) -> bool| {
+        // Step by step for all: what one function is to receive has its place before the other one's request is done.
+        for step in [Function::look_at_requests, Function::look_at_places, Function::carry_out] {
             for slot in self.slots.iter_mut().filter(|slot| slot.client.is_some()) {
                 worked |= step(&mut slot.function);
             }
-        };
-        each(&mut |function| {
-            let rung = function.look_at_doorbells();
-            function.note_sends();
-            rung
-        });
-        each(&mut Function::take_received);
-        // What comes from elsewhere finds the receive requests, too.
-        let turned = self.hca.turn();
-        each(&mut Function::take_sends_and_completions);
-        worked | turned
+        }
+        worked |= self.hca.turn();
+        worked
     }
 
     /// Gives the adapter's asynchronous events to the functions whose objects they are of.
@@ -300,10 +295,11 @@ struct ReadySlot {
 }
 
 impl Slot {
-    /// Sees to the client's messages; where it has gone, its function is as new.
-    fn serve(&mut self) {
-        let Some(client) = &mut self.client else { return };
-        if let Err(ended) = client.serve(&mut self.function, &self.sleeper) {
+    /// Sees to some of the client's messages; where it has gone, its function is as new. Returns whether there were any.
+    fn serve(&mut self) -> bool {
+        let Some(client) = &mut self.client else { return false };
+        let served = client.serve(&mut self.function, &self.sleeper);
+        if let Err(ended) = &served {
             if matches!(ended, Ended::Closed) {
                 tracing::info!("{}: {ended}", self.path.display());
             } else {
@@ -317,13 +313,18 @@ impl Slot {
                 Err(e) => tracing::warn!("the last client's eventfd stays: {e}"),
             }
         }
+        served.unwrap_or(false)
     }
 
     /// Takes a client, unless there is one.
     fn accept(&mut self) {
         let Ok((socket, _)) = self.listener.accept() else { return };
-        // The client before may have gone at this moment.
-        self.serve();
+        // The client before may have gone at this moment, and have left messages.
+        for _ in 0..LAST_WORDS {
+            if !self.serve() {
+                break;
+            }
+        }
         if self.client.is_some() {
             tracing::warn!("{}: a second client is hung up on", self.path.display());
             return;

@@ -8,12 +8,18 @@
 //! A method of a command takes the whole input and the [`Output`], zeroed and as long as the driver has room for. It
 //! puts its layout there, and what follows that; status and syndrome are put there for it.
 
+#[cfg(test)]
+pub(crate) mod bed;
 pub(crate) mod caps;
 mod eth;
 mod hca;
 mod pages;
 mod port;
 mod resource;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod tests_garbage;
 
 use hca_prm::{
     CMD_TYPE, CmdIfBox, CmdIn, CmdInterCompEvent, CmdOut, CmdQueueEntry, CmdStatus, DeliveryStatus, Eqe,

@@ -59,21 +59,10 @@ pub(crate) struct Resources {
     transport_domains: Numbers,
 }
 
-#[allow(dead_code, reason = "asked when objects are made")]
 impl Resources {
     /// The adapter's protection domain behind a number.
     pub(crate) fn pd(&self, pd: u32) -> Option<PdHandle> {
         self.pds.get(&pd).copied()
-    }
-
-    /// Whether there is such a domain of extended connections.
-    pub(crate) fn has_xrcd(&self, xrcd: u32) -> bool {
-        self.xrcds.contains(xrcd)
-    }
-
-    /// Whether there is such a transport domain.
-    pub(crate) fn has_transport_domain(&self, domain: u32) -> bool {
-        self.transport_domains.contains(domain)
     }
 }
 

@@ -26,12 +26,23 @@ const OCTWORD: usize = 2 * pas::ENTRY;
 pub(crate) struct Mkey {
     region: Option<MrHandle>,
     memory: Option<Window>,
+    pd: PdHandle,
     context: Mkc,
 }
 
 impl Mkey {
     pub(crate) fn touches(&self, iova: u64, size: u64) -> bool {
         self.memory.as_ref().is_some_and(|memory| memory.touches(iova, size))
+    }
+
+    /// Copies bytes to an address that `key` names, if a queue pair of this protection domain may write there.
+    pub(crate) fn store(&self, pd: PdHandle, key: u32, addr: u64, bytes: &[u8]) {
+        let Some(memory) = &self.memory else { return };
+        let may = pd == self.pd && key & 0xff == self.context.get(Mkc::MKEY_7_0) && self.context.get(Mkc::LW);
+        let at = addr.checked_sub(self.context.get(Mkc::START_ADDR)).and_then(|at| usize::try_from(at).ok());
+        if let Some(at) = at.filter(|at| may && *at <= memory.len() && bytes.len() <= memory.len() - at) {
+            memory.store(at, bytes);
+        }
     }
 
     /// Makes it invalid; the number stays.
@@ -122,7 +133,7 @@ impl Objects {
             }
             _ => return Err(CmdStatus::BadParam),
         };
-        self.mkeys.insert(index, Mkey { region: Some(region), memory, context });
+        self.mkeys.insert(index, Mkey { region: Some(region), memory, pd, context });
         Ok(index)
     }
 

@@ -14,10 +14,10 @@ use hca_prm::{
     Ads, CmdStatus, MtuCode, Opcode, QpState as StateCode, Qpc, RqType, SEND_WQE_BB, ServiceType, optpar,
 };
 
-use super::{Objects, has_room, no_window, status};
+use super::{Objects, gone, has_room, no_window, status};
 use crate::command::caps::{LOG_QP_SIZE, LOG_QPS};
 use crate::command::{Output, parse};
-use crate::directory::Directory;
+use crate::directory::{Connection, Directory};
 use crate::function::Function;
 use crate::guest::{Guest, Window};
 
@@ -49,8 +49,6 @@ pub(crate) struct WorkQueue {
     pub(crate) log_stride: u32,
     /// The counter of the next one to be taken.
     pub(crate) next: u16,
-    /// Of a send queue: up to where its client had told when that was last looked at.
-    pub(crate) told: u16,
 }
 
 impl WorkQueue {
@@ -95,9 +93,15 @@ pub(crate) struct Qp {
     pub(crate) send: Box<dyn SendPort>,
     /// Where own receive requests go; none where they come from a shared queue, or go nowhere.
     pub(crate) recv: Option<Box<dyn RecvPort>>,
+    /// It is in RESET: its records mean nothing, as drivers clear them later.
+    pub(crate) in_reset: bool,
+    /// Blocks of the send queue that were announced when that was looked at last, counted without end.
+    pub(crate) announced: u16,
     /// Requests that the adapter holds.
     pub(crate) held: u32,
     pub(crate) barrier: Option<Barrier>,
+    /// Whether its peer hears it, as of this version of the directory.
+    pub(crate) heard: (u64, bool),
     /// What is still in the send queue is flushed.
     pub(crate) send_failed: bool,
     /// The state of one that is inert.
@@ -121,9 +125,9 @@ impl Qp {
     /// As it was made.
     fn empty(&mut self) {
         for queue in [&mut self.sq, &mut self.rq].into_iter().flatten() {
-            (queue.next, queue.told) = (0, 0);
+            queue.next = 0;
         }
-        (self.held, self.barrier, self.send_failed) = (0, None, false);
+        (self.announced, self.held, self.barrier, self.send_failed) = (0, 0, None, false);
     }
 }
 
@@ -143,12 +147,10 @@ impl Shape {
             log_size: context.get(Qpc::LOG_RQ_SIZE),
             log_stride: context.get(Qpc::LOG_RQ_STRIDE) + 4,
             next: 0,
-            told: 0,
         };
         let rq = (rq_type == RqType::Regular).then_some(own);
         let at = rq.map_or(0, |rq| rq.bytes());
-        let sq =
-            WorkQueue { at, log_size: context.get(Qpc::LOG_SQ_SIZE), log_stride: log_bb, next: 0, told: 0 };
+        let sq = WorkQueue { at, log_size: context.get(Qpc::LOG_SQ_SIZE), log_stride: log_bb, next: 0 };
         let sq = (!context.get(Qpc::NO_SQ)).then_some(sq);
         if sq.is_some_and(|q| q.log_size > LOG_QP_SIZE) || rq.is_some_and(|q| q.log_size > LOG_QP_SIZE) {
             return Err(CmdStatus::LimErr);
@@ -256,8 +258,11 @@ impl Objects {
             rq: shape.rq,
             send: ports.send,
             recv: ports.recv.filter(|_| real),
+            in_reset: true,
+            announced: 0,
             held: 0,
             barrier: None,
+            heard: (0, true),
             send_failed: false,
             inert_state: QpState::Reset,
             context,
@@ -340,7 +345,7 @@ impl Objects {
         qpn: u32,
         optional: u32,
         asked: &Qpc,
-        directory: &Directory,
+        directory: &mut Directory,
     ) -> Result<(), CmdStatus> {
         let qp = self.qps.get(&qpn).ok_or(CmdStatus::BadRes)?;
         let (froms, to) = transition(opcode).ok_or(CmdStatus::BadOp)?;
@@ -362,12 +367,22 @@ impl Objects {
             if !in_sqe {
                 hca.modify_qp(qp.handle, &attr).map_err(status)?;
             }
+            if let Some(av) = attr.av {
+                let (handle, remote) = (qp.handle, context.get(Qpc::REMOTE_QPN));
+                let here = av.dgid == directory.own();
+                for stranger in directory.connect(qpn, Connection { handle, remote, here }) {
+                    let attr = QpAttr { state: Some(QpState::Error), ..QpAttr::default() };
+                    gone("connection of a stranger", hca.modify_qp(stranger, &attr));
+                }
+            }
         } else {
             qp.inert_state = to;
         }
         qp.context = context;
+        qp.in_reset = to == QpState::Reset;
         match to {
             QpState::Reset => {
+                directory.disconnect(qpn);
                 if qp.is_datagram() {
                     addresses.in_flight -= qp.held.min(addresses.in_flight);
                 }
@@ -569,7 +584,7 @@ impl Function {
             let optional = command.get(Rst2InitQpIn::OPT_PARAM_MASK);
             (command.get(Rst2InitQpIn::QPN), optional, command.get(Rst2InitQpIn::QPC))
         };
-        let directory = self.directory.lock();
-        self.objects.modify_qp(opcode, qpn, optional, &asked, &directory)
+        let mut directory = self.directory.lock();
+        self.objects.modify_qp(opcode, qpn, optional, &asked, &mut directory)
     }
 }

@@ -119,6 +119,7 @@ pub(crate) struct ClientQp {
     pub(crate) log_sq: u32,
     pub(crate) rq_pi: u16,
     pub(crate) sq_pi: u16,
+    #[expect(dead_code, reason = "shown by a test that fails")]
     pub(crate) st: ServiceType,
 }
 
@@ -619,8 +620,10 @@ impl Pair {
         }
     }
     pub(crate) fn look(&mut self) {
-        self.a.client.function.look();
-        self.b.client.function.look();
+        for step in [Function::look_at_requests, Function::look_at_places, Function::carry_out] {
+            step(&mut self.a.client.function);
+            step(&mut self.b.client.function);
+        }
         self.server.events(&mut [&mut self.a.client, &mut self.b.client]);
     }
     pub(crate) fn sent(&mut self) -> Cqe64 {

@@ -2,14 +2,18 @@
 
 use std::collections::{HashMap, VecDeque};
 
+use hca_core::wire::Grh;
 use hca_core::{Completion, QpHandle, QpType, RecvExtra, WcOpcode, WcStatus};
 use hca_prm::{CqErrorSyndrome, Cqe64, CqeOpcode, CqeSyndrome, ErrCqe, EventType};
 use softhca::SoftHca;
 
 use crate::directory::Directory;
 use crate::objects::cq::{Cq, Written};
+use crate::objects::mkey::Mkey;
 use crate::objects::qp::{Qp, Service};
+use crate::objects::srq::Srq;
 use crate::objects::{Objects, Raised};
+use crate::path::grh;
 use crate::path::send::{self, SendId};
 
 /// Completions that are taken at one time, and how often in one look.
@@ -28,7 +32,7 @@ pub(crate) struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    fn number(&self, qp: QpHandle) -> u32 {
+    pub(crate) fn number(&self, qp: QpHandle) -> u32 {
         self.by_index.get(&qp.index).copied().unwrap_or_default()
     }
 
@@ -95,12 +99,25 @@ fn received(qp: &Qp, c: &Completion, directory: &Directory) -> Cqe64 {
         RecvExtra::None => {}
     }
     if qp.service == Service::Real(QpType::Ud) {
-        // A sender that is known by its LID sends without a global header, as far as drivers see.
-        let lid = directory.lid_of_qp(c.src_qp.raw());
-        cqe.set(Cqe64::RQPN, c.src_qp.raw()).set(Cqe64::SLID, lid.unwrap_or_default().into());
-        cqe.set(Cqe64::G, u32::from(c.grh && lid.is_none()));
+        let lid = directory.lid_of_qp(c.src_qp.raw()).unwrap_or_default();
+        cqe.set(Cqe64::RQPN, c.src_qp.raw()).set(Cqe64::SLID, lid.into()).set(Cqe64::G, c.grh.into());
     }
     cqe
+}
+
+/// Writes the header in front of a datagram as its sender and receiver know each other, if both are functions here.
+fn name_sender(
+    qp: &Qp,
+    number: u32,
+    c: &Completion,
+    directory: &Directory,
+    srqs: &HashMap<u32, Srq>,
+    mkeys: &HashMap<u32, Mkey>,
+) {
+    if let (Some(from), Some(to)) = (directory.gid_of_qp(c.src_qp.raw()), directory.gid_of_qp(number)) {
+        let header = grh::header(from, to, c.byte_len.saturating_sub(Grh::BYTES as u32));
+        grh::write(qp, srqs, mkeys, c.wr_id as u16, &header);
+    }
 }
 
 /// A request of the send queue has ended.
@@ -157,6 +174,7 @@ impl Objects {
 
     fn take_batch(&mut self, directory: &Directory) -> usize {
         let Self { completions, qps, cqs, raised, failed_cqs, by_index, hca, addresses, .. } = self;
+        let (srqs, mkeys) = (&self.srqs, &self.mkeys);
         let Some(port) = completions else { return 0 };
         let mut batch = [Completion::default(); BATCH];
         let n = port.port.poll(&mut batch);
@@ -165,6 +183,9 @@ impl Objects {
             let number = shown.number(c.qp);
             let Some(qp) = qps.get_mut(&number).filter(|qp| qp.handle == c.qp) else { continue };
             if c.opcode.is_recv() {
+                if qp.is_datagram() && c.status == WcStatus::Success {
+                    name_sender(qp, number, c, directory, srqs, mkeys);
+                }
                 let cqe = received(qp, c, directory);
                 let urgent = c.solicited || c.status != WcStatus::Success;
                 shown.write(qp.cq_recv, qp.handle, qp.user_index, cqe, urgent);
@@ -187,14 +208,17 @@ impl Objects {
         }
     }
 
-    /// Looks up to where the client has told of send requests. What they send may meet receive requests that were told
-    /// before, so these are [taken](Self::take_received) next, those of all functions, and the noted ones after that.
-    pub(crate) fn note_sends(&mut self) {
-        self.qps.values_mut().for_each(send::note);
+    /// Looks how many requests each send queue has announced. Returns whether there are new ones.
+    pub(crate) fn note_requests(&mut self) -> bool {
+        let mut any = false;
+        for qp in self.qps.values_mut() {
+            any |= send::note(qp);
+        }
+        any
     }
 
-    /// Takes new receive requests of all queues. Returns whether there were any.
-    pub(crate) fn take_received(&mut self) -> bool {
+    /// Takes new receive requests. Returns whether there were any.
+    pub(crate) fn take_places(&mut self) -> bool {
         let mut any = false;
         for (number, srq) in &mut self.srqs {
             any |= super::recv::take_shared(*number, srq, &mut self.raised);
@@ -208,8 +232,8 @@ impl Objects {
         any
     }
 
-    /// Takes the send requests of all queues that were noted. Returns whether there were any.
-    pub(crate) fn take_sends(&mut self, directory: &Directory) -> bool {
+    /// Takes the requests that were noted. Returns whether there were any.
+    pub(crate) fn take_requests(&mut self, directory: &Directory) -> bool {
         let mut any = false;
         let Self { qps, cqs, raised, failed_cqs, by_index, hca, addresses, .. } = self;
         let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };

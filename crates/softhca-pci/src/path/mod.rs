@@ -5,13 +5,16 @@
 //! The adapter is asked to report each of them, so that it is known which are under way; the client is told of those
 //! that it wants to hear of. What ends in error, and all behind it, is reported always, in order.
 //!
-//! Receive requests have no doorbell: records of all queue pairs and shared receive queues are looked at before the
-//! adapter takes packets.
+//! Receive requests have no doorbell, and a client may well post one just before it asks another one to send. So a look
+//! has three steps, each of which all functions of a server take before the next one: which requests are announced is
+//! noted, then receive requests are taken, then what was noted is carried out. What a noted request finds at its peer was
+//! posted before that was asked for.
 
 pub(crate) mod arm;
 #[cfg(test)]
 pub(crate) mod bed;
 mod complete;
+mod grh;
 mod recv;
 mod send;
 #[cfg(test)]
@@ -31,31 +34,30 @@ use hca_prm::{CompEvent, CqError, Eqe, EventType, QpEvent};
 use crate::function::Function;
 use crate::objects::Raised;
 
-/// What the data path keeps of a function.
-#[derive(Debug, Default)]
-pub(crate) struct Path {}
-
 impl Function {
-    /// A doorbell of this page was rung: looks at the completion queues that use the page. Requests are found by the
-    /// next look.
+    /// A doorbell of this page was rung: has armed completion queues make the events that are due. Requests are found by
+    /// the next look.
     pub(crate) fn rung(&mut self, uar: u32) {
         self.objects.look_at_arms(uar);
         self.post_raised();
     }
 
-    /// Looks up to where the client has told of send requests: the first of three steps, see [`look`](Self::look).
-    pub(crate) fn note_sends(&mut self) {
-        self.objects.note_sends();
+    /// Looks which requests were announced. Returns whether there were any.
+    pub(crate) fn note_requests(&mut self) -> bool {
+        self.objects.note_requests()
     }
-    /// Takes receive requests: the second step.
-    pub(crate) fn take_received(&mut self) -> bool {
-        self.objects.take_received()
+
+    /// Takes receive requests. Returns whether there were any.
+    pub fn look_at_places(&mut self) -> bool {
+        let taken = self.objects.take_places();
+        self.post_raised();
+        taken
     }
-    /// Takes the send requests that were noted, and completions from the adapter, and shows these to the client: the
-    /// third step. Returns whether there were any.
-    pub(crate) fn take_sends_and_completions(&mut self) -> bool {
+
+    /// Has the adapter do what was announced, and shows the client what it has completed. Returns whether there was any.
+    pub fn carry_out(&mut self) -> bool {
         let directory = self.directory.lock();
-        let taken = self.objects.take_sends(&directory);
+        let taken = self.objects.take_requests(&directory);
         let completed = self.objects.take_completions(&directory);
         drop(directory);
         self.post_raised();

@@ -1,7 +1,7 @@
 //! Receive requests.
 #![allow(unsafe_code)] // `RecvPort::post`, with its argument
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use hca_core::{Lkey, PostErrorKind, QpState, RecvPort, RecvWr, Sge};
 use hca_prm::{CqeSyndrome, DataSeg, EventType, SrqNextSeg};
@@ -20,7 +20,7 @@ const BUDGET: usize = 512;
 const SEG: usize = DataSeg::SIZE;
 
 /// The places that a request lists.
-struct List {
+pub(super) struct List {
     sges: [Sge; MAX_SGE as usize],
     len: usize,
 }
@@ -47,9 +47,26 @@ impl List {
         (list, *raw.first_chunk().expect("longer than a segment"))
     }
 
+    /// That of the request with this counter of a queue pair's own queue, or of the entry with this index of its shared one.
+    pub(super) fn of(qp: &Qp, srqs: &HashMap<u32, Srq>, counter: u16) -> Option<Self> {
+        let (queue, at, log_size, log_stride, skip) = if let Some(number) = qp.srq {
+            let srq = srqs.get(&number)?;
+            (&srq.memory.as_ref()?.list, 0, srq.log_size, srq.log_stride, SrqNextSeg::SIZE)
+        } else {
+            let rq = qp.rq?;
+            (qp.memory.as_ref()?.queues.as_ref()?, rq.at, rq.log_size, rq.log_stride, 0)
+        };
+        let slot = usize::from(counter) & ((1 << log_size) - 1);
+        Some(Self::read(queue, at + (slot << log_stride), 1 << log_stride, skip).0)
+    }
+
+    pub(super) fn places(&self) -> &[Sge] {
+        &self.sges[..self.len]
+    }
+
     /// Posts it. `false`: there is no room, or not yet.
     fn post(&self, port: &mut dyn RecvPort, wr_id: u64) -> Result<bool, PostErrorKind> {
-        let wr = RecvWr { wr_id, sges: &self.sges[..self.len] };
+        let wr = RecvWr { wr_id, sges: self.places() };
         // SAFETY: the memory is the client's, which is another process or reaches it by copies, as keys were made for.
         match unsafe { port.post(&[wr]) }.map_err(|e| e.kind) {
             Ok(()) => Ok(true),
@@ -69,7 +86,7 @@ pub(super) fn byte_count(seg: &DataSeg) -> u32 {
 
 /// Takes the new requests of a queue pair's own receive queue. Returns whether there were any.
 pub(super) fn take(qp: &mut Qp, shown: &mut Shown<'_>) -> bool {
-    let (Some(memory), Some(rq)) = (&qp.memory, &mut qp.rq) else { return false };
+    let (Some(memory), Some(rq), false) = (&qp.memory, &mut qp.rq, qp.in_reset) else { return false };
     let posted = memory.record.load32(0) as u16;
     let first = rq.next;
     let claimed = posted.wrapping_sub(first);

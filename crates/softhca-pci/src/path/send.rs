@@ -271,14 +271,14 @@ enum Step {
     Waits,
 }
 
-/// Looks up to where the client has told of send requests.
-pub(super) fn note(qp: &mut Qp) {
-    if let (Some(memory), Some(sq)) = (&qp.memory, &mut qp.sq) {
-        sq.told = memory.record.load32(4) as u16;
-    }
+/// Looks how many requests are announced. Returns whether there are new ones.
+pub(super) fn note(qp: &mut Qp) -> bool {
+    let Some(memory) = qp.memory.as_ref().filter(|_| qp.sq.is_some() && !qp.in_reset) else { return false };
+    let announced = memory.record.load32(4) as u16;
+    core::mem::replace(&mut qp.announced, announced) != announced
 }
 
-/// Takes the requests of a queue pair's send queue that were [noted](note). Returns whether there were any.
+/// Takes the requests that were noted of a queue pair's send queue. Returns whether there were any.
 pub(super) fn take(
     qp: &mut Qp,
     addresses: &mut Addresses,
@@ -286,7 +286,7 @@ pub(super) fn take(
     shown: &mut Shown<'_>,
 ) -> bool {
     let (Some(memory), Some(sq)) = (&qp.memory, qp.sq) else { return false };
-    let posted = sq.told;
+    let posted = qp.announced;
     if posted == sq.next || memory.queues.is_none() {
         return false;
     }
@@ -344,6 +344,11 @@ fn take_one(
         Ok(None) => return stop(None, qp),
         Err(wrong) => return stop(Some(wrong), qp),
     };
+    if qp.service != Service::Real(QpType::Ud) && !is_heard(qp, directory, shown) {
+        // Nobody answers, as in a network that knows who sends.
+        let reliable = qp.service == Service::Real(QpType::Rc);
+        return stop(reliable.then_some(CqeSyndrome::TransportRetryExcErr), qp);
+    }
     let dest = match to {
         None => None,
         Some(to) => match address(qp.pd, &to, addresses, directory, shown) {
@@ -376,6 +381,14 @@ fn take_one(
             stop(Some(CqeSyndrome::LocalQpOpErr), qp)
         }
     }
+}
+
+/// Whether the peer of a queue pair is connected to it, or to nobody.
+fn is_heard(qp: &mut Qp, directory: &Directory, shown: &Shown<'_>) -> bool {
+    if qp.heard.0 != directory.version() {
+        qp.heard = (directory.version(), directory.is_heard(shown.number(qp.handle)));
+    }
+    qp.heard.1
 }
 
 /// Ends the request at which the queue stopped, once all before it have ended.

@@ -35,7 +35,8 @@ fn every_operation_moves_its_bytes_and_completes_with_what_it_was() {
     assert_eq!((cqe.get(Cqe64::QPN), cqe.get(Cqe64::SRQN_USER_INDEX)), (p.b.qp.qpn, 0xabc));
     assert_eq!(p.b.bytes(0, 3000), message);
 
-    // In the request itself, and with immediate data; requests go round the end of the queue.
+    // In the request itself, and with immediate data; requests go round the end of the queue, in the middle of one.
+    p.a.post(&Wqe::new(WqeOpcode::Nop).quiet());
     for turn in 0..40_u32 {
         p.b.recv(4096, 4096);
         let text: Vec<u8> = (0..150).map(|i| (i * 3 + turn) as u8).collect();

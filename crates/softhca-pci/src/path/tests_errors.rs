@@ -8,7 +8,7 @@ use hca_prm::{
     CmdStatus, CqError, Cqe64, CqeSyndrome, EventType, Opcode, QpState, Qpc, ServiceType, WqeOpcode,
 };
 
-use super::bed::{BASE, LEN, PAGE, Pair, QpShape, Wqe};
+use super::bed::{BASE, End, LEN, PAGE, Pair, QpShape, Wqe};
 use super::tests::{counter, syndrome};
 use crate::command::Output;
 
@@ -32,6 +32,9 @@ fn a_queue_pair_in_error_flushes_all_of_both_queues_in_order_signaled_or_not() {
     let recv_cq = p.a.recv_cq;
     p.a.qp = p.a.client.qp(shape, &cq, &recv_cq);
     let (gid, peer) = (p.server.gid(), p.b.qp.qpn);
+    p.b.client.change(Opcode::QP_2RST, peer, 0, Qpc::new()).unwrap();
+    let own = p.a.qp.qpn;
+    p.b.client.connect(&p.b.qp.clone(), gid, own);
     p.a.client.connect(&p.a.qp.clone(), gid, peer);
     for _ in 0..3 {
         p.a.recv(0, 100);
@@ -73,6 +76,9 @@ fn a_reset_queue_pair_begins_anew_without_what_it_had() {
     p.look();
     let qpn = p.a.qp.qpn;
     p.a.client.change(Opcode::QP_2RST, qpn, 0, Qpc::new()).unwrap();
+    // A driver clears the record behind the command; until then it may hold anything.
+    p.a.client.write(p.a.qp.record, &[0x7f; 8]);
+    p.look();
     p.a.client.write(p.a.qp.record, &[0; 8]);
     (p.a.qp.rq_pi, p.a.qp.sq_pi) = (0, 0);
     let other = p.b.qp.qpn;
@@ -210,6 +216,46 @@ fn keys_of_one_function_mean_nothing_to_another_one() {
             assert_eq!(p.b.client.query(&p.b.qp.clone()).get(Qpc::STATE), QpState::Err.code());
             assert_eq!(p.b.client.all_events(), [EventType::WqAccessError]);
         }
+    }
+}
+
+#[test]
+fn who_is_connected_to_a_queue_pair_that_is_not_to_him_is_not_heard() {
+    for st in [ServiceType::Rc, ServiceType::Uc] {
+        // A third function, whose queue pair would continue where A's is.
+        let mut p = Pair::new(QpShape { st, ..QpShape::default() });
+        let mut c = End::new(&p.server, 2, QpShape { st, ..QpShape::default() });
+        let (gid, b, to) = (p.server.gid(), p.b.qp.qpn, p.b.mr.remote(0));
+        let qp = c.qp;
+        c.client.connect(&qp, gid, b);
+        p.b.recv(128, 64);
+        c.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[6; 8]));
+        let cqe = p.until("the stranger's completion", |_| {
+            c.client.function.look();
+            c.sent()
+        });
+        if st == ServiceType::Rc {
+            assert_eq!(syndrome(&cqe), CqeSyndrome::TransportRetryExcErr);
+        }
+        // One that was connected before, when nobody was the peer.
+        let mut d = End::new(&p.server, 3, QpShape { st, ..QpShape::default() });
+        let qp = d.qp;
+        p.b.client.change(Opcode::QP_2RST, b, 0, Qpc::new()).unwrap();
+        d.client.connect(&qp, gid, b);
+        d.post(&Wqe::new(WqeOpcode::Send).inline(&[6; 8]));
+        d.client.function.look();
+        let a = p.a.qp.qpn;
+        p.b.client.write(p.b.qp.record, &[0; 8]);
+        p.b.qp.rq_pi = 0;
+        p.b.client.connect(&p.b.qp.clone(), gid, a);
+        p.b.recv(128, 64);
+        for _ in 0..50 {
+            d.client.function.look();
+            p.look();
+        }
+        assert_eq!(d.client.query(&qp).get(Qpc::STATE), QpState::Err.code());
+        assert!(p.b.received().is_none());
+        assert_eq!((p.b.bytes(0, 8), p.b.bytes(128, 8)), (vec![0; 8], vec![0; 8]));
     }
 }
 

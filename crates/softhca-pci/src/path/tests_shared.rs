@@ -162,24 +162,28 @@ fn a_datagram_finds_its_queue_pair_by_gid_and_tells_where_it_comes_from() {
 #[test]
 fn functions_reach_each_other_by_the_addresses_that_the_directory_has_for_them() {
     let mut p = datagrams();
-    let own = Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9]);
+    let [first, own] = [8, 9].map(|last| Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]));
     {
         let mut directory = p.server.directory.lock();
+        directory.add_gid(first, 0);
         directory.add_gid(own, 1);
         directory.add_lid(hca_core::Lid::new(1), 0);
         directory.add_lid(hca_core::Lid::new(2), 1);
     }
     let b = p.b.qp.qpn;
     p.b.recv(0, 128);
-    p.b.recv(128, 128);
+    // The header lies in three places.
+    let places = [p.b.mr.seg(128, 7), p.b.mr.seg(135, 20), p.b.mr.seg(155, 101)];
+    p.b.client.post_recv(&mut p.b.qp, &places);
     p.a.post(&Wqe::new(WqeOpcode::Send).datagram(own, 0, b, 0x1111).inline(b"by gid"));
     p.a.post(&Wqe::new(WqeOpcode::Send).datagram(Gid::default(), 2, b, 0x1111).inline(b"by lid"));
     for text in [b"by gid", b"by lid"] {
         p.sent();
         let cqe = p.received();
-        assert_eq!((cqe.get(Cqe64::G), cqe.get(Cqe64::SLID)), (0, 1), "A is known by its LID");
+        assert_eq!((cqe.get(Cqe64::G), cqe.get(Cqe64::SLID)), (1, 1), "A is known by its LID");
         let at = u64::from(counter(&cqe)) * 128;
-        assert_eq!(p.b.bytes(at + 40, 6), text);
+        assert_eq!((p.b.bytes(at + 8, 16), p.b.bytes(at + 24, 16)), (first.0.to_vec(), own.0.to_vec()));
+        assert_eq!(p.b.bytes(at + 40, 7), [&text[..], &[0]].concat());
     }
     // An address that nobody has: the datagram is lost, and its request ends well.
     p.a.post(&Wqe::new(WqeOpcode::Send).datagram(Gid::default(), 77, b, 0x1111).inline(b"nowhere"));

@@ -1,0 +1,324 @@
+//! For tests: a driver without a socket, with memory of its own, that gives commands by slots and mailboxes.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+
+use hca_prm::command::eq::{CreateEqIn, CreateEqOut};
+use hca_prm::command::hca::{
+    DisableHcaIn, EnableHcaIn, InitHcaIn, ManagePagesIn, ManagePagesMod, ManagePagesOut, QueryPagesIn,
+    QueryPagesMod, QueryPagesOut, SetIssiIn, TeardownHcaIn,
+};
+use hca_prm::command::resource::{AllocUarIn, AllocUarOut};
+use hca_prm::{
+    CMD_TYPE, CmdIfBox, CmdOut, CmdQueueEntry, CmdStatus, Command, DeliveryStatus, EQ_ARM, EQ_CI, EqDoorbell,
+    Eqc, Eqe, EventType, INLINE_DATA, Layout, MAILBOX_DATA, mailboxes, pas,
+};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::function::{Function, FunctionOptions, PortKind};
+use crate::path::bed::{Server, sealed};
+use crate::uar::{FIRST_UAR, PAGE};
+
+/// Where the driver's memory begins for the function, its length, and what lies where in it.
+pub(crate) const BASE: u64 = 0x5_0000_0000;
+const LEN: u64 = 32 << 20;
+const QUEUE: u64 = BASE;
+const MAILBOXES: u64 = BASE + 0x10_0000;
+const FREE: u64 = BASE + 0x100_0000;
+/// The page lists' own addresses need not be mapped.
+const LENT: u64 = 0x9_0000_0000;
+
+/// How a command ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// It was done, or not.
+    Delivered(CmdStatus, Vec<u8>),
+    /// It did not get there.
+    Undelivered(DeliveryStatus),
+    /// The slot was not handed back.
+    Lost,
+}
+
+pub(crate) struct Driver {
+    pub(crate) function: Function,
+    pub(crate) file: File,
+    used: u64,
+    mailbox: u64,
+    token: u32,
+}
+
+impl Driver {
+    pub(crate) fn new(server: &Server, number: u16, port: PortKind) -> Self {
+        let options = FunctionOptions { number, port };
+        let function = Function::new(server.hca.clone(), server.directory.clone(), options).unwrap();
+        let file = sealed(LEN);
+        let mut driver = Self { function, file, used: FREE, mailbox: MAILBOXES, token: 1 };
+        driver.map();
+        driver.attach();
+        driver
+    }
+
+    pub(crate) fn map(&mut self) {
+        let copy: OwnedFd = self.file.try_clone().unwrap().into();
+        self.function.dma_map(BASE, LEN, (true, true), Some((copy, 0))).unwrap();
+    }
+
+    /// Bus mastering, and the command queue's address.
+    pub(crate) fn attach(&mut self) {
+        self.function.config_write(4, &[6, 0]);
+        self.store(0x10, (QUEUE >> 32) as u32);
+        self.store(0x14, QUEUE as u32);
+    }
+
+    pub(crate) fn load(&mut self, register: u64) -> u32 {
+        let mut bytes = [0; 4];
+        self.function.bar_read(register, &mut bytes);
+        u32::from_be_bytes(bytes)
+    }
+    pub(crate) fn store(&mut self, register: u64, value: u32) {
+        self.function.bar_write(register, &value.to_be_bytes());
+    }
+
+    pub(crate) fn write(&self, iova: u64, bytes: &[u8]) {
+        self.file.write_all_at(bytes, iova - BASE).unwrap();
+    }
+    pub(crate) fn read(&self, iova: u64, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.file.read_exact_at(&mut bytes, iova - BASE).unwrap();
+        bytes
+    }
+    pub(crate) fn alloc(&mut self, len: u64) -> u64 {
+        let at = self.used;
+        self.used += len.next_multiple_of(PAGE);
+        at
+    }
+
+    pub(crate) fn slot_at(slot: u32) -> u64 {
+        QUEUE + u64::from(slot) * CmdQueueEntry::SIZE as u64
+    }
+
+    /// A chain of mailboxes; returns the first one's address.
+    fn chain(&mut self, bytes: &[u8]) -> u64 {
+        let count = bytes.len().div_ceil(MAILBOX_DATA);
+        if count == 0 {
+            return 0;
+        }
+        let first = self.mailbox;
+        for (i, data) in bytes.chunks(MAILBOX_DATA).enumerate() {
+            let mut part = CmdIfBox::new();
+            part.as_bytes_mut()[..data.len()].copy_from_slice(data);
+            let next = if i + 1 == count { 0 } else { self.mailbox + 1024 };
+            part.set(CmdIfBox::NEXT_POINTER, next)
+                .set(CmdIfBox::BLOCK_NUMBER, i as u32)
+                .set(CmdIfBox::TOKEN, self.token);
+            self.write(self.mailbox, part.as_bytes());
+            self.mailbox += 1024;
+        }
+        first
+    }
+
+    /// Fills a slot, without a doorbell.
+    pub(crate) fn put(&mut self, slot: u32, input: &[u8], output_len: usize) -> CmdQueueEntry {
+        self.token = self.token % 255 + 1;
+        let mut inline = [0; INLINE_DATA];
+        let head = input.len().min(INLINE_DATA);
+        inline[..head].copy_from_slice(&input[..head]);
+        let input_box = self.chain(&input[head..]);
+        let output_box = self.chain(&vec![0; mailboxes(output_len) * MAILBOX_DATA]);
+        let mut entry = CmdQueueEntry::new()
+            .with(CmdQueueEntry::TYPE, CMD_TYPE)
+            .with(CmdQueueEntry::INPUT_LENGTH, input.len() as u32)
+            .with(CmdQueueEntry::INPUT_MAILBOX_POINTER, input_box)
+            .with(CmdQueueEntry::COMMAND_INPUT_INLINE_DATA, inline)
+            .with(CmdQueueEntry::OUTPUT_MAILBOX_POINTER, output_box)
+            .with(CmdQueueEntry::OUTPUT_LENGTH, output_len as u32)
+            .with(CmdQueueEntry::TOKEN, self.token)
+            .with(CmdQueueEntry::OWNERSHIP, true);
+        entry.sign();
+        self.write(Self::slot_at(slot), entry.as_bytes());
+        entry
+    }
+
+    /// What a slot holds after its doorbell.
+    pub(crate) fn answer(&self, slot: u32) -> Answer {
+        let entry = CmdQueueEntry::from_bytes(&self.read(Self::slot_at(slot), CmdQueueEntry::SIZE)).unwrap();
+        if entry.get(CmdQueueEntry::OWNERSHIP) {
+            return Answer::Lost;
+        }
+        assert!(entry.is_signed());
+        let status = DeliveryStatus::from_code(entry.get(CmdQueueEntry::STATUS)).unwrap();
+        if status != DeliveryStatus::Ok {
+            return Answer::Undelivered(status);
+        }
+        let mut output = entry.get(CmdQueueEntry::COMMAND_OUTPUT_INLINE_DATA).to_vec();
+        let len = entry.get(CmdQueueEntry::OUTPUT_LENGTH) as usize;
+        let mut at = entry.get(CmdQueueEntry::OUTPUT_MAILBOX_POINTER);
+        for _ in 0..mailboxes(len) {
+            let part = CmdIfBox::from_bytes(&self.read(at, CmdIfBox::SIZE)).unwrap();
+            output.extend_from_slice(&part.get(CmdIfBox::MAILBOX_DATA));
+            at = part.get(CmdIfBox::NEXT_POINTER);
+        }
+        output.truncate(len);
+        let head = CmdOut::from_bytes(&output).unwrap();
+        Answer::Delivered(CmdStatus::from_code(head.get(CmdOut::STATUS)).unwrap(), output)
+    }
+
+    /// Mailboxes begin anew.
+    pub(crate) fn rewind(&mut self) {
+        self.mailbox = MAILBOXES;
+    }
+
+    /// Gives a command by slot 0.
+    pub(crate) fn give(&mut self, input: &[u8], output_len: usize) -> Answer {
+        self.rewind();
+        self.put(0, input, output_len);
+        self.store(0x18, 1);
+        self.answer(0)
+    }
+
+    /// Gives a command whose input is followed by a list; returns what follows the output, too.
+    pub(crate) fn command_with<C: Command>(
+        &mut self,
+        input: &C,
+        list: &[u64],
+        room: usize,
+    ) -> Result<(C::Output, Vec<u8>), CmdStatus> {
+        let mut bytes = input.as_bytes().to_vec();
+        bytes.resize(C::SIZE + list.len() * pas::ENTRY, 0);
+        pas::write(list, &mut bytes[C::SIZE..]).unwrap();
+        match self.give(&bytes, C::Output::SIZE + room) {
+            Answer::Delivered(CmdStatus::Ok, out) => {
+                let mut layout = C::Output::zeroed();
+                layout.as_bytes_mut().copy_from_slice(&out[..C::Output::SIZE]);
+                Ok((layout, out[C::Output::SIZE..].to_vec()))
+            }
+            Answer::Delivered(status, _) => Err(status),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub(crate) fn command<C: Command>(&mut self, input: &C) -> Result<C::Output, CmdStatus> {
+        self.command_with(input, &[], 0).map(|(out, _)| out)
+    }
+
+    /// Lends the pages that are asked for. Returns how many.
+    pub(crate) fn lend(&mut self, which: QueryPagesMod) -> u32 {
+        let query = QueryPagesIn::new().with(QueryPagesIn::OP_MOD, which.code());
+        let wanted = self.command(&query).unwrap().get(QueryPagesOut::NUM_PAGES);
+        let first = if which == QueryPagesMod::Boot { LENT } else { LENT + 0x100 * PAGE };
+        let pages: Vec<u64> = (0..u64::from(wanted)).map(|i| first + i * PAGE).collect();
+        let give = ManagePagesIn::new()
+            .with(ManagePagesIn::OP_MOD, ManagePagesMod::AllocationSuccess.code())
+            .with(ManagePagesIn::INPUT_NUM_ENTRIES, wanted);
+        self.command_with(&give, &pages, 0).unwrap();
+        wanted
+    }
+
+    /// Asks for up to `most` pages back.
+    pub(crate) fn take_back(&mut self, most: u32) -> Vec<u64> {
+        let take = ManagePagesIn::new()
+            .with(ManagePagesIn::OP_MOD, ManagePagesMod::HcaReturnPages.code())
+            .with(ManagePagesIn::INPUT_NUM_ENTRIES, most);
+        let (out, list) = self.command_with(&take, &[], most as usize * pas::ENTRY).unwrap();
+        pas::iter(&list).take(out.get(ManagePagesOut::OUTPUT_NUM_ENTRIES) as usize).collect()
+    }
+
+    /// From new to running.
+    pub(crate) fn boot(&mut self) {
+        self.command(&EnableHcaIn::new()).unwrap();
+        self.command(&SetIssiIn::new().with(SetIssiIn::CURRENT_ISSI, 1)).unwrap();
+        self.lend(QueryPagesMod::Boot);
+        self.lend(QueryPagesMod::Init);
+        self.command(&InitHcaIn::new()).unwrap();
+    }
+
+    /// From running to nothing, with all pages.
+    pub(crate) fn shut(&mut self) -> usize {
+        self.command(&TeardownHcaIn::new()).unwrap();
+        let back = self.take_back(100).len();
+        self.command(&DisableHcaIn::new()).unwrap();
+        back
+    }
+
+    pub(crate) fn uar(&mut self) -> u32 {
+        self.command(&AllocUarIn::new()).unwrap().get(AllocUarOut::UAR)
+    }
+
+    /// Makes an event queue on the first doorbell page, which has to be there.
+    pub(crate) fn eq(&mut self, log_size: u32, vector: u32, events: &[EventType]) -> TestEq {
+        let at = self.alloc(64 << log_size);
+        let (eqn, log_size) = (self.try_eq(at, log_size, vector, events).unwrap(), log_size);
+        for entry in 0..1_u64 << log_size {
+            self.write(at + entry * 64 + 63, &[1]);
+        }
+        TestEq { eqn, at, log_size, read: 0 }
+    }
+
+    pub(crate) fn try_eq(
+        &mut self,
+        at: u64,
+        log_size: u32,
+        vector: u32,
+        events: &[EventType],
+    ) -> Result<u32, CmdStatus> {
+        let mut mask = [0; 4];
+        for event in events {
+            mask[0] |= event.mask()[0];
+        }
+        let context = Eqc::new()
+            .with(Eqc::LOG_EQ_SIZE, log_size)
+            .with(Eqc::UAR_PAGE, FIRST_UAR)
+            .with(Eqc::INTR, vector);
+        let command = CreateEqIn::new()
+            .with(CreateEqIn::EQ_CONTEXT_ENTRY, context)
+            .with(CreateEqIn::EVENT_BITMASK, mask);
+        let pages: Vec<u64> =
+            (0..(64_u64 << log_size).div_ceil(PAGE).min(2048)).map(|i| at + i * PAGE).collect();
+        self.command_with(&command, &pages, 0).map(|(out, _)| out.get(CreateEqOut::EQ_NUMBER))
+    }
+
+    /// The next event of a queue.
+    pub(crate) fn event(&self, eq: &mut TestEq) -> Option<Eqe> {
+        let at = eq.at + u64::from(eq.read & ((1 << eq.log_size) - 1)) * 64;
+        let entry = Eqe::from_bytes(&self.read(at, 64)).unwrap();
+        (entry.get(Eqe::OWNER) == Eqe::sw_owner(eq.read, eq.log_size)).then(|| {
+            eq.read += 1;
+            entry
+        })
+    }
+
+    /// Tells how far a queue was read.
+    pub(crate) fn consume(&mut self, eq: &TestEq, arm: bool) {
+        let at = if arm { EQ_ARM } else { EQ_CI } as u64;
+        let word = EqDoorbell::new().with(EqDoorbell::EQN, eq.eqn).with(EqDoorbell::CI, eq.read & 0xff_ffff);
+        self.function.bar_write(u64::from(FIRST_UAR) * PAGE + at, word.as_bytes());
+    }
+
+    /// Listens to a vector.
+    pub(crate) fn line(&mut self, vector: usize) -> Line {
+        let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+        self.function.interrupts.set(vector, Some(fd.try_clone().unwrap()));
+        Line(fd)
+    }
+}
+
+pub(crate) struct TestEq {
+    pub(crate) eqn: u32,
+    pub(crate) at: u64,
+    pub(crate) log_size: u32,
+    pub(crate) read: u32,
+}
+
+pub(crate) struct Line(OwnedFd);
+
+impl Line {
+    /// How often the vector was signalled since the last call.
+    pub(crate) fn count(&self) -> u64 {
+        let mut count = [0; 8];
+        match rustix::io::read(&self.0, &mut count) {
+            Ok(_) => u64::from_ne_bytes(count),
+            Err(_) => 0,
+        }
+    }
+}
