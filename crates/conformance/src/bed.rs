@@ -18,8 +18,6 @@ pub enum Feature {
     WaitFd,
     /// Send queues can be drained: there is the state SQD.
     Drain,
-    /// Each adapter has an address of its own on the wire, by which peers tell it from others, and which datagrams show.
-    OwnAddress,
 }
 
 /// Where the checks take their adapters from.

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use hca_core::{AckTimeout, AsyncEvent, QpState, RnrTimer, SendFlags, SendOp, SendWr, WcStatus};
 
+use crate::Bed;
 use crate::mem::pattern;
 use crate::node::Node;
 use crate::qp::{Conn, Pair, Qp, wr};
-use crate::{Bed, Feature};
 
 /// Beyond the computed bound: what a loaded machine may add.
 const SLACK: Duration = Duration::from_secs(3);
@@ -206,9 +206,6 @@ pub(crate) fn a_connection_to_the_wrong_service_or_number_is_not_answered(bed: &
 }
 
 pub(crate) fn packets_of_a_stranger_are_dropped(bed: &dyn Bed) {
-    if !bed.can(Feature::OwnAddress) {
-        return;
-    }
     // C is connected to B's queue pair, but B's queue pair to A's.
     let [a, b, c] = Node::open(bed);
     let p = Pair::between(&a, &b, Conn::default());

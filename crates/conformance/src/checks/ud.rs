@@ -44,11 +44,8 @@ fn to<'a>(dest: UdDest, id: u64, op: SendOp, sges: &'a [Sge]) -> SendWr<'a> {
     SendWr { dest: Some(dest), ..wr(id, op, sges) }
 }
 
-/// Fails unless the 40 bytes in front of a datagram name sender and receiver, where these have addresses of their own.
-fn assert_grh(bed: &dyn Bed, grh: &[u8], from: Gid, to: Gid) {
-    if !bed.can(Feature::OwnAddress) {
-        return;
-    }
+/// Fails unless the 40 bytes in front of a datagram name sender and receiver.
+fn assert_grh(grh: &[u8], from: Gid, to: Gid) {
     match (from.ip(), to.ip()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             // The IPv4 header stands in the last 20 of the 40 bytes.
@@ -79,11 +76,8 @@ pub(crate) fn ud_datagrams_begin_with_forty_bytes_of_grh(bed: &dyn Bed) {
         u.a.try_send(&[to(u.to_b(), id, SendOp::Send, &[u.ma.sge(0, len)])]).unwrap();
         u.a.send_cq.ok(id);
         let c = u.b.recv_cq.ok(id);
-        assert_eq!(
-            (c.byte_len as usize, c.grh, c.src_qp),
-            (len + 40, bed.can(Feature::OwnAddress) | c.grh, u.a.qpn)
-        );
-        assert_grh(bed, &u.mb.read(8, 40), u.a.node.gid(), u.b.node.gid());
+        assert_eq!((c.byte_len as usize, c.grh, c.src_qp), (len + 40, true, u.a.qpn));
+        assert_grh(&u.mb.read(8, 40), u.a.node.gid(), u.b.node.gid());
         u.mb.assert_bytes(48, &bytes);
         u.mb.assert_untouched_but(8, len + 40, 0x33);
     }
@@ -102,7 +96,7 @@ pub(crate) fn ud_scatters_the_grh_like_any_byte(bed: &dyn Bed) {
         assert_eq!(u.b.recv_cq.ok(id).extra, RecvExtra::Imm(id as u32));
     }
     u.mb.assert_bytes(0, &pattern(1, 100));
-    assert_grh(bed, &u.mb.read(1000, 40), u.a.node.gid(), u.b.node.gid());
+    assert_grh(&u.mb.read(1000, 40), u.a.node.gid(), u.b.node.gid());
     u.mb.assert_bytes(3033, &pattern(1, 100));
 }
 
@@ -282,7 +276,7 @@ pub(crate) fn ud_one_queue_pair_hears_many(bed: &dyn Bed) {
         let i = i as usize;
         assert_eq!(c.src_qp, qps[i].0.qpn);
         let at = c.wr_id as usize * 1024;
-        assert_grh(bed, &mh.read(at, 40), nodes[i % 3].gid(), nodes[2].gid());
+        assert_grh(&mh.read(at, 40), nodes[i % 3].gid(), nodes[2].gid());
         mh.assert_bytes(at + 40, &pattern(i as u64, 500));
     }
 }
@@ -302,5 +296,5 @@ pub(crate) fn ud_sends_inline_and_to_itself(bed: &dyn Bed) {
     let c = qp.recv_cq.ok(1);
     assert_eq!((c.byte_len, c.src_qp), (90, qp.qpn));
     m.assert_bytes(40, &bytes);
-    assert_grh(bed, &m.read(0, 40), a.gid(), a.gid());
+    assert_grh(&m.read(0, 40), a.gid(), a.gid());
 }

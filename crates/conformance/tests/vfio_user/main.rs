@@ -93,7 +93,6 @@ impl Bed for ServedBed {
         self.serve(n).into_iter().enumerate().map(open).collect()
     }
     fn can(&self, feature: Feature) -> bool {
-        // The functions of a server share its adapter's address.
         matches!(feature, Feature::Lossless | Feature::Passive | Feature::WaitFd)
     }
     fn silent_gid(&self) -> Option<Gid> {
