@@ -1,6 +1,6 @@
 //! `hca devinfo`: what a device is and can.
 
-use hca_core::{Device, DeviceAttr};
+use hca_core::DeviceAttr;
 use serde_json::{Map, Value, json};
 
 use crate::cli::{DevinfoArgs, Failure};
@@ -50,7 +50,9 @@ fn as_json(opened: &Opened) -> Value {
     let limits: Map<String, Value> = limits(attr).into_iter().map(|(k, v)| (k.into(), v.into())).collect();
     let counters: Map<String, Value> =
         device.counters().into_iter().map(|c| (c.name.into(), c.value.into())).collect();
-    let notes: Map<String, Value> = fabric.notes.into_iter().map(|(k, v)| (k.into(), v.into())).collect();
+    let (buffer, notes) = fabric.map(|f| (f.recv_buffer_bytes, f.notes)).unzip();
+    let notes: Map<String, Value> =
+        notes.unwrap_or_default().into_iter().map(|(k, v)| (k.into(), v.into())).collect();
     json!({
         "device": opened.url().to_string(),
         "name": attr.name,
@@ -65,7 +67,7 @@ fn as_json(opened: &Opened) -> Value {
             "active_mtu": port.active_mtu.bytes(),
             "active": port.active,
         },
-        "recv_buffer_bytes": fabric.recv_buffer_bytes,
+        "recv_buffer_bytes": buffer,
         "notes": notes,
         "counters": counters,
     })
@@ -93,9 +95,11 @@ fn as_text(opened: &Opened) -> String {
     line("gid", &port.gid);
     line("lid", &port.lid);
     line("active_mtu", &port.active_mtu.bytes());
-    line("recv_buffer_bytes", &fabric.recv_buffer_bytes);
-    for (what, note) in &fabric.notes {
-        line(what, note);
+    if let Some(fabric) = fabric {
+        line("recv_buffer_bytes", &fabric.recv_buffer_bytes);
+        for (what, note) in &fabric.notes {
+            line(what, note);
+        }
     }
     line("", &"");
     for (name, value) in limits(attr) {

@@ -40,6 +40,7 @@
 //! | `shm` | `shm://`: the processes of this machine, through shared memory |
 //! | `raw` | `raw://`: frames on an Ethernet interface |
 //! | `loopback` | `loopback://`: networks inside the process |
+//! | `vfio` | `vfio://` and `vfio-user://`: ConnectX adapters of this machine, and those that a server offers |
 //! | `pci` | `hca serve`: the adapter as PCI functions, with `cli` |
 //! | `portals` | [`portals`]: Portals 3.3 and 4.3 |
 //! | `cli` | the `hca` command and the measurements behind it, with what they need (clap, plotters, …); brings `loopback`, `portals` and `udp` |
@@ -86,4 +87,4 @@ pub use portals;
 pub use open::{
     DEVICE_VARIABLE, OpenError, Opened, device_from_environment, open, open_device, open_exactly,
 };
-pub use url::{DeviceUrl, FaultSpec, Options, ShmSettings, Target, UrlError, Users};
+pub use url::{DeviceUrl, FaultSpec, Options, PciOptions, ShmSettings, Target, UrlError, Users};

@@ -21,7 +21,11 @@ use hca_fabric::{ShmFabric, ShmOptions};
 use hca_fabric::{UdpFabric, UdpOptions};
 #[cfg(feature = "uring")]
 use hca_fabric::{UringFabric, UringOptions};
+#[cfg(feature = "vfio")]
+use hca_mlx5::Mlx5;
 use hca_verbs::Context;
+#[cfg(feature = "vfio")]
+use hca_vfio::{PciFunction, UserOptions};
 use softhca::{Progress, SoftHca};
 use thiserror::Error;
 
@@ -89,6 +93,24 @@ pub enum OpenError {
         /// The reason.
         source: DeviceError,
     },
+    /// The PCI function can't be opened.
+    #[cfg(feature = "vfio")]
+    #[error("{url}: {source}")]
+    Function {
+        /// The device.
+        url: Box<DeviceUrl>,
+        /// The reason, and what to do.
+        source: Box<hca_vfio::OpenError>,
+    },
+    /// The adapter behind the PCI function can't be started.
+    #[cfg(feature = "vfio")]
+    #[error("{url}: {source}")]
+    Adapter {
+        /// The device.
+        url: Box<DeviceUrl>,
+        /// The reason, and what to do.
+        source: Box<hca_mlx5::OpenError>,
+    },
     /// The capture file can't be written.
     #[error("the capture file {path} can't be written: {source}; name another one with capture=")]
     Capture {
@@ -143,6 +165,9 @@ pub fn device_from_environment() -> Result<Option<DeviceUrl>, OpenError> {
 /// # Errors
 /// The device can't be opened.
 pub fn open_exactly(url: &DeviceUrl) -> Result<Opened, OpenError> {
+    if matches!(url.target, Target::Vfio { .. } | Target::VfioUser { .. }) {
+        return open_function(url);
+    }
     let options = &url.options;
     let (mut fabric, url) = bare_fabric(url)?;
     let fabric_name = fabric.attr().name.clone();
@@ -161,7 +186,35 @@ pub fn open_exactly(url: &DeviceUrl) -> Result<Opened, OpenError> {
     let device = SoftHca::open(fabric, settings)
         .map_err(|source| OpenError::Device { url: Box::new(url.clone()), source })?;
     let context = Context::new(Arc::clone(&device) as Arc<dyn Device>);
-    Ok(Opened { url, device, context, fabric_name, capture })
+    Ok(Opened { url, soft: Some(device), context, fabric_name, capture })
+}
+
+/// Opens an adapter behind vfio.
+#[cfg(feature = "vfio")]
+fn open_function(url: &DeviceUrl) -> Result<Opened, OpenError> {
+    let (function, options) = match &url.target {
+        Target::Vfio { function, options } => (function.parse().and_then(PciFunction::open), options),
+        Target::VfioUser { socket, options } => {
+            (PciFunction::connect(socket, UserOptions::default()), options)
+        }
+        _ => unreachable!("only these are opened here"),
+    };
+    let function = function
+        .map_err(|source| OpenError::Function { url: Box::new(url.clone()), source: source.into() })?;
+    let mut settings = hca_mlx5::Options::default();
+    settings.ip.clone_from(&options.ip);
+    settings.neighbours.clone_from(&options.neighbours);
+    settings.lids.clone_from(&options.lids);
+    let device = Mlx5::open(function, settings)
+        .map_err(|source| OpenError::Adapter { url: Box::new(url.clone()), source: source.into() })?;
+    let fabric_name = device.attr().fabric.clone();
+    let context = Context::new(device as Arc<dyn Device>);
+    Ok(Opened { url: url.clone(), soft: None, context, fabric_name, capture: None })
+}
+
+#[cfg(not(feature = "vfio"))]
+fn open_function(url: &DeviceUrl) -> Result<Opened, OpenError> {
+    Err(OpenError::NotBuilt { url: Box::new(url.clone()), feature: "vfio" })
 }
 
 /// The network that a name asks for, and the name with its address.
@@ -198,6 +251,9 @@ fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenErro
         }
         #[cfg(feature = "loopback")]
         Target::Loopback(name) => Ok((Box::new(loopback(name)), url.clone())),
+        Target::Vfio { .. } | Target::VfioUser { .. } => {
+            unreachable!("an adapter behind vfio has a network of its own")
+        }
         #[cfg(not(all(
             feature = "udp",
             feature = "uring",
@@ -212,6 +268,7 @@ fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenErro
                 Target::Shm(_) => "shm",
                 Target::Raw { .. } => "raw",
                 Target::Loopback(_) => "loopback",
+                Target::Vfio { .. } | Target::VfioUser { .. } => "vfio",
             };
             Err(OpenError::NotBuilt { url: Box::new(url.clone()), feature })
         }
@@ -319,7 +376,7 @@ fn loopback(name: &str) -> impl Fabric + use<> {
 /// A device that was opened by name.
 pub struct Opened {
     url: DeviceUrl,
-    device: Arc<SoftHca>,
+    soft: Option<Arc<SoftHca>>,
     context: Context,
     fabric_name: String,
     capture: Option<(PathBuf, SharedCapture)>,
@@ -344,31 +401,37 @@ impl Opened {
         &self.context
     }
     /// The adapter.
-    pub fn device(&self) -> &Arc<SoftHca> {
-        &self.device
+    pub fn device(&self) -> &Arc<dyn Device> {
+        self.context.device()
     }
-    /// What carries its packets: `auto`, `udp`, `uring`, `shm`, `raw`, `loopback`.
+    /// The adapter, if it is the one in software.
+    pub fn soft(&self) -> Option<&Arc<SoftHca>> {
+        self.soft.as_ref()
+    }
+    /// What carries its packets: `auto`, `udp`, `uring`, `shm`, `raw`, `loopback`; `roce` or `infiniband` of an adapter
+    /// behind vfio.
     pub fn fabric(&self) -> &str {
         &self.fabric_name
     }
     /// Why something else carries its packets than its name asks for, if so: `uring://` on a kernel without io_uring.
     pub fn stand_in(&self) -> Option<String> {
-        let mut notes = self.fabric_attr().notes.into_iter();
+        let mut notes = self.fabric_attr()?.notes.into_iter();
         notes.find(|(what, _)| *what == "io_uring").map(|(what, note)| format!("{what}: {note}"))
     }
     /// Of a device that chooses by path: how many were by shared memory so far, and how many by UDP.
     pub fn paths_taken(&self) -> Option<(u64, u64)> {
-        let counters = self.device.counters();
+        let counters = self.device().counters();
         let count = |name| counters.iter().find(|c| c.name == name).map(|c| c.value);
         count("paths_by_shm").zip(count("paths_by_udp"))
     }
-    /// What its network is, and what was found out about it.
-    pub fn fabric_attr(&self) -> FabricAttr {
-        self.device.fabric()
+    /// What the network of an adapter in software is, and what was found out about it.
+    pub fn fabric_attr(&self) -> Option<FabricAttr> {
+        self.soft.as_ref().map(|soft| soft.fabric())
     }
-    /// Who does its work.
+    /// Who does its work; of an adapter behind vfio that is the adapter itself, or its server, and nobody waits for calls:
+    /// as with a thread.
     pub fn progress(&self) -> Progress {
-        self.device.progress()
+        self.soft.as_ref().map_or(Progress::Thread, |soft| soft.progress())
     }
     /// Writes out what the capture holds back; nothing to do without one.
     ///
@@ -381,7 +444,7 @@ impl Opened {
     }
     /// The largest path MTU that it carries.
     pub fn mtu(&self) -> Mtu {
-        self.device.port().active_mtu
+        self.context.port().active_mtu
     }
 }
 

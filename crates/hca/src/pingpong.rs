@@ -7,10 +7,10 @@
 
 mod exchange;
 
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use hca_core::{Access, AddressVector, AsyncEvent, Lid, Mtu, Qkey, QpType};
+use hca_core::{Access, AddressVector, AsyncEvent, Mtu, Qkey, QpType};
 use hca_verbs::{
     Buf, CompletionQueue, Completions, ConnectOptions, Connected, Endpoint, FrozenBuf, OfferedBy, Pd,
     QueuePair, Rc, SendRequest, Service as VerbsService, Uc, Ud, UdPeer, WcError, ops,
@@ -186,7 +186,7 @@ where
     let mut bounce: Bounce<S> = Bounce::new(args, &pd, size, 0, args.mtu.bytes())?;
     let own = bounce.qp.endpoint();
     let control = bounce.qp.control();
-    let (theirs, client) = learn(args, &own, &|theirs: &Dest| {
+    let (theirs, client) = learn(args, opened, &own, &|theirs: &Dest| {
         let options = ConnectOptions { mtu: Some(args.mtu), rd_atomic: Some(1), ..ConnectOptions::default() };
         let remote = Endpoint {
             service: S::TYPE,
@@ -216,7 +216,7 @@ fn datagrams(args: &PingpongArgs, opened: &Opened) -> Result<(), Failure> {
     let mut bounce: Bounce<Ud> = Bounce::new(args, &pd, size, GRH_BYTES, mtu)?;
     let own = bounce.qp.endpoint();
     let control = bounce.qp.control();
-    let (theirs, client) = learn(args, &own, &|_: &Dest| Ok(control.activate(QKEY)?))?;
+    let (theirs, client) = learn(args, opened, &own, &|_: &Dest| Ok(control.activate(QKEY)?))?;
     let av = AddressVector { dgid: theirs.gid, ..AddressVector::default() };
     let peer: UdPeer = pd.create_ah(&av)?.peer(theirs.qpn, QKEY);
     let took = bounce.run(args.iters, client, GRH_BYTES as u32, |qp, source| {
@@ -231,10 +231,11 @@ fn datagrams(args: &PingpongArgs, opened: &Opened) -> Result<(), Failure> {
 /// Also returns whether this end is the client.
 fn learn(
     args: &PingpongArgs,
+    opened: &Opened,
     own: &Endpoint,
     connect: &dyn Fn(&Dest) -> Result<(), Failure>,
 ) -> Result<(Dest, bool), Failure> {
-    let dest = Dest { lid: Lid::new(0), qpn: own.qpn, psn: own.psn, gid: own.gid };
+    let dest = Dest { lid: opened.context().port().lid, qpn: own.qpn, psn: own.psn, gid: own.gid };
     if !args.json {
         println!("  local address:  {}", describe(&dest));
     }
@@ -245,7 +246,7 @@ fn learn(
             connect(&theirs)?;
             theirs
         }
-        None => exchange::server(&mut accept(args, own)?, dest, exchange::LIMIT, connect)?,
+        None => exchange::server(&mut accept(args, opened, own)?, dest, exchange::LIMIT, connect)?,
     };
     if !args.json {
         println!("  remote address: {}", describe(&theirs));
@@ -274,17 +275,21 @@ fn dial(args: &PingpongArgs, host: &str) -> Result<TcpStream, PingpongError> {
     Ok(stream)
 }
 
-/// Waits for the other end on the device's own address, which the other end has to reach anyway, and says
-/// where: on standard error, so that `--json` has standard output to itself. The stream's reads return after a slice
+/// Waits for the other end on the device's own address, which the other end has to reach anyway, or on all addresses where
+/// the device's is none of the kernel's, and says where: on standard error, so that `--json` has standard output to itself. The stream's reads return after a slice
 /// of time.
-fn accept(args: &PingpongArgs, own: &Endpoint) -> Result<TcpStream, Failure> {
-    let (device, service) = (own.gid.ip(), args.service);
-    let address = SocketAddr::new(args.bind.unwrap_or(device), args.port);
+fn accept(args: &PingpongArgs, opened: &Opened, own: &Endpoint) -> Result<TcpStream, Failure> {
+    // An adapter behind vfio has addresses that the kernel does not know.
+    let device = opened.soft().map(|_| own.gid.ip());
+    let service = args.service;
+    let chosen = args.bind.or(device).unwrap_or(Ipv6Addr::UNSPECIFIED.into());
+    let address = SocketAddr::new(chosen, args.port);
     let refuse = |source| PingpongError::Listen { address, source };
     let listener = TcpListener::bind(address).map_err(refuse)?;
     listener.set_nonblocking(true).map_err(refuse)?;
     let here = listener.local_addr().map_err(refuse)?;
-    let host = if here.ip().is_unspecified() { device } else { here.ip() };
+    let known = Some(here.ip()).filter(|ip| !ip.is_unspecified()).or(device);
+    let host = known.map_or_else(|| "THIS-HOST".to_owned(), |ip| ip.to_string());
     let port = if here.port() == DEFAULT_PORT { String::new() } else { format!(" --port {}", here.port()) };
     eprintln!("waiting on {here}; start `hca pingpong {service} {host}{port}`, or ibv_{service}_pingpong");
     loop {

@@ -28,7 +28,12 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<(), Failure> {
     }
     url.options.progress = Some(Progress::Inline);
     let opened = open_exactly(&url)?;
-    let mut server = Server::open(Arc::clone(opened.device()), &args.pci, args.port)?;
+    let Some(soft) = opened.soft() else {
+        return Err(
+            "only the software adapter can be served: name another device, as in udp://10.0.0.2".into()
+        );
+    };
+    let mut server = Server::open(Arc::clone(soft), &args.pci, args.port)?;
     let stopper = server.stopper()?;
     std::thread::spawn(move || {
         while !interrupted() {

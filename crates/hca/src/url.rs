@@ -1,12 +1,12 @@
 //! Device names: `auto://ADDRESS`, `udp://ADDRESS`, `uring://ADDRESS`, `shm://DOMAIN`, `raw://INTERFACE`, `loopback://NAME`,
-//! with `?option=value`.
+//! `vfio://FUNCTION`, `vfio-user://SOCKET`, with `?option=value`.
 
 use core::fmt;
 use core::net::IpAddr;
 use core::str::FromStr;
 use std::path::PathBuf;
 
-use hca_core::Mtu;
+use hca_core::{Gid, Lid, Mtu};
 use hca_fabric::{FaultPlan, FaultPlanError, ProcessVm, RawOptions, RoceVersion};
 use softhca::Progress;
 use thiserror::Error;
@@ -25,6 +25,10 @@ use thiserror::Error;
 /// raw://eth0?ip=10.0.0.2&vlan=7               Ethernet frames on this interface (needs CAP_NET_RAW)
 /// loopback://lab?fault=loss=0.01,seed=7       inside this process, losing one packet in a hundred
 /// udp://10.0.0.2?capture=/tmp/run.pcapng      every frame into a file that Wireshark opens
+/// vfio://0000:03:00.0                         a ConnectX adapter that is bound to vfio-pci
+/// vfio://0000:03:00.0?ip=10.0.0.2&neigh=10.0.0.3=02:00:00:00:00:03
+///                                             its Ethernet port by RoCE, with a peer whose MAC nobody else tells
+/// vfio-user:///run/a.sock                     one that a server offers at this socket, as `hca serve` does
 /// ```
 ///
 /// A value may hold any character as `%XX`; it has to for `&`, `%` and space.
@@ -59,6 +63,31 @@ pub enum Target {
     },
     /// A network inside this process; devices of one name reach each other.
     Loopback(String),
+    /// A ConnectX adapter of this machine, by the address of its PCI function.
+    Vfio {
+        /// The function, as `lspci -D` writes it.
+        function: String,
+        /// `ip=`, `neigh=` and `lid=`.
+        options: Box<PciOptions>,
+    },
+    /// A ConnectX adapter that a server offers at a socket.
+    VfioUser {
+        /// The socket.
+        socket: PathBuf,
+        /// `ip=`, `neigh=` and `lid=`.
+        options: Box<PciOptions>,
+    },
+}
+
+/// Addresses that an adapter behind vfio is told, since no kernel knows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PciOptions {
+    /// `ip=ADDRESS,…`: addresses of its own, beside the link-local one (Ethernet).
+    pub ip: Vec<IpAddr>,
+    /// `neigh=ADDRESS=MAC,…`: peers' MACs (Ethernet).
+    pub neighbours: Vec<(IpAddr, [u8; 6])>,
+    /// `lid=GID=LID,…`: peers' LIDs (InfiniBand).
+    pub lids: Vec<(Gid, Lid)>,
 }
 
 /// Set-up of a device; `None` leaves the device's default.
@@ -125,8 +154,8 @@ pub enum UrlError {
     },
     /// The scheme is unknown.
     #[error(
-        "unknown scheme `{scheme}` in `{url}`: use auto://ADDRESS, udp://ADDRESS, uring://ADDRESS, shm://DOMAIN, raw://INTERFACE \
-         or loopback://NAME"
+        "unknown scheme `{scheme}` in `{url}`: use auto://ADDRESS, udp://ADDRESS, uring://ADDRESS, shm://DOMAIN, raw://INTERFACE, \
+         loopback://NAME, vfio://FUNCTION or vfio-user://SOCKET"
     )]
     UnknownScheme {
         /// What was given.
@@ -157,7 +186,8 @@ pub enum UrlError {
     /// The option is unknown.
     #[error(
         "unknown option `{option}`: use progress=, fault=, capture= or mtu=, with shm:// dir= or users=, with shm:// and \
-         auto:// ring=, isolated= or process_vm=, and with raw:// ip=, roce= or vlan="
+         auto:// ring=, isolated= or process_vm=, with raw:// ip=, roce= or vlan=, and with vfio:// and vfio-user:// ip=, \
+         neigh= or lid="
     )]
     UnknownOption {
         /// Its name.
@@ -216,11 +246,34 @@ impl FromStr for DeviceUrl {
                 return Err(rule("a loopback network needs a name, as in loopback://lab"));
             }
             "loopback" => Target::Loopback(decode("NAME", place)?),
+            "vfio" if place.is_empty() => {
+                return Err(rule(
+                    "vfio:// needs a PCI function, as in vfio://0000:03:00.0; `lspci -D -d 15b3:` lists them",
+                ));
+            }
+            "vfio" => Target::Vfio {
+                function: decode("FUNCTION", place)?,
+                options: PciOptions::parse(&mut items)?.into(),
+            },
+            "vfio-user" if place.is_empty() => {
+                return Err(rule(
+                    "vfio-user:// needs a socket, as in vfio-user:///run/a.sock, where `hca serve` listens",
+                ));
+            }
+            "vfio-user" => Target::VfioUser {
+                socket: decode("SOCKET", place)?.into(),
+                options: PciOptions::parse(&mut items)?.into(),
+            },
             _ => {
                 return Err(UrlError::UnknownScheme { url: url.to_owned(), scheme: scheme.to_owned() });
             }
         };
         let options = Options::parse(&items)?;
+        if matches!(target, Target::Vfio { .. } | Target::VfioUser { .. }) && options != Options::default() {
+            return Err(rule(
+                "progress=, fault=, capture= and mtu= belong to the software adapter; leave them out here",
+            ));
+        }
         match (&options.shm, &target) {
             (None, _) | (_, Target::Shm(_)) => {}
             (Some(shm), Target::Auto(_)) if shm.dir.is_none() && shm.users.is_none() => {}
@@ -251,7 +304,15 @@ impl fmt::Display for DeviceUrl {
             Target::Shm(domain) => write!(f, "shm://{}", encode(domain))?,
             Target::Raw { interface, .. } => write!(f, "raw://{}", encode(interface))?,
             Target::Loopback(name) => write!(f, "loopback://{}", encode(name))?,
+            Target::Vfio { function, .. } => write!(f, "vfio://{}", encode(function))?,
+            Target::VfioUser { socket, .. } => {
+                write!(f, "vfio-user://{}", encode(&socket.to_string_lossy()))?;
+            }
         }
+        let pci = match &self.target {
+            Target::Vfio { options, .. } | Target::VfioUser { options, .. } => options.items(),
+            _ => [None, None, None],
+        };
         let o = &self.options;
         let raw = match &self.target {
             Target::Raw { options, .. } => *options,
@@ -272,7 +333,7 @@ impl fmt::Display for DeviceUrl {
             shm.isolated.map(|yes| format!("isolated={}", if yes { "yes" } else { "no" })),
             shm.process_vm.map(|p| format!("process_vm={}", process_vm_name(p))),
         ];
-        for (i, option) in given.into_iter().flatten().enumerate() {
+        for (i, option) in pci.into_iter().chain(given).flatten().enumerate() {
             write!(f, "{}{option}", if i == 0 { '?' } else { '&' })?;
         }
         Ok(())
@@ -341,6 +402,70 @@ impl fmt::Display for FaultSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+impl PciOptions {
+    /// Takes what belongs to an adapter behind vfio out of the options.
+    fn parse(items: &mut Vec<&str>) -> Result<Self, UrlError> {
+        let mut options = Self::default();
+        let mut rest = Vec::new();
+        for item in items.drain(..) {
+            let (name, raw) = item.split_once('=').unwrap_or((item, ""));
+            let value = decode("an option", raw)?;
+            let parts = || value.split(',');
+            let pairs = || parts().map(|p| p.split_once('=').unwrap_or((p, "")));
+            let refuse = |option, rule| UrlError::Value { option, value: value.clone(), rule };
+            let repeated = match name {
+                "ip" => {
+                    let all: Option<Vec<IpAddr>> = parts().map(|p| p.parse().ok()).collect();
+                    let rule = "give addresses of the port's own, as in ip=10.0.0.2 or ip=10.0.0.2,fd00::2";
+                    !std::mem::replace(&mut options.ip, all.ok_or_else(|| refuse("ip", rule))?).is_empty()
+                }
+                "neigh" => {
+                    let one = |(ip, mac): (&str, &str)| Some((ip.parse().ok()?, parse_mac(mac)?));
+                    let rule = "give each peer's address and MAC, as in neigh=10.0.0.3=02:00:00:00:00:03";
+                    let all: Option<Vec<_>> = pairs().map(one).collect();
+                    let all = all.ok_or_else(|| refuse("neigh", rule))?;
+                    !std::mem::replace(&mut options.neighbours, all).is_empty()
+                }
+                "lid" => {
+                    let lid = |s: &str| s.parse().ok().filter(|lid| (1..0xc000).contains(lid)).map(Lid::new);
+                    let one = |(gid, l): (&str, &str)| Some((Gid::from_ip(gid.parse().ok()?), lid(l)?));
+                    let rule = "give each peer's GID and its LID of 1 to 49151, as in lid=fe80::5=7";
+                    let all: Option<Vec<_>> = pairs().map(one).collect();
+                    let all = all.ok_or_else(|| refuse("lid", rule))?;
+                    !std::mem::replace(&mut options.lids, all).is_empty()
+                }
+                _ => {
+                    rest.push(item);
+                    continue;
+                }
+            };
+            if repeated {
+                return Err(UrlError::Repeated { option: name.to_owned() });
+            }
+        }
+        *items = rest;
+        Ok(options)
+    }
+
+    /// The options that are given, as they are written.
+    fn items(&self) -> [Option<String>; 3] {
+        let list =
+            |name, parts: Vec<String>| (!parts.is_empty()).then(|| format!("{name}={}", parts.join(",")));
+        let mac = |mac: &[u8; 6]| mac.map(|b| format!("{b:02x}")).join(":");
+        [
+            list("ip", self.ip.iter().map(IpAddr::to_string).collect()),
+            list("neigh", self.neighbours.iter().map(|(ip, m)| format!("{ip}={}", mac(m))).collect()),
+            list("lid", self.lids.iter().map(|(gid, lid)| format!("{gid}={}", lid.raw())).collect()),
+        ]
+    }
+}
+
+fn parse_mac(s: &str) -> Option<[u8; 6]> {
+    let byte = |p: &str| u8::from_str_radix(p, 16).ok().filter(|_| p.len() == 2 && !p.starts_with('+'));
+    let bytes: Option<Vec<u8>> = s.split(':').map(byte).collect();
+    bytes?.try_into().ok()
 }
 
 /// Takes what belongs to a raw device's place out of the options.
@@ -531,6 +656,9 @@ mod tests {
             "raw://eth0.7",
             "raw://wire?ip=fd77::1&roce=1&vlan=4094&progress=inline&mtu=512",
             "loopback://a%26b%25?capture=x%20y.pcapng",
+            "vfio://0000:03:00.0",
+            "vfio://0000:03:00.1?ip=10.0.0.2,fd00::2&neigh=10.0.0.3=02:00:00:00:00:03,fd00::3=0a:0b:0c:0d:0e:0f",
+            "vfio-user:///run/a%20b.sock?lid=fe80::5=7",
         ] {
             let url = parse(s);
             assert_eq!(url.to_string(), s);
@@ -559,6 +687,15 @@ mod tests {
             ("shm://lab?dir=", ["dir", "/run/lab"]),
             ("shm://lab?process_vm=maybe", ["maybe", "any"]),
             ("udp://?dir=/run/lab", ["udp://", "shm://DOMAIN"]),
+            ("vfio://", ["needs a PCI function", "lspci"]),
+            ("vfio-user://", ["needs a socket", "hca serve"]),
+            ("vfio://0000:03:00.0?ip=10.0.0", ["`10.0.0`", "ip=10.0.0.2"]),
+            ("vfio://0000:03:00.0?neigh=10.0.0.3", ["`10.0.0.3`", "02:00:00:00:00:03"]),
+            ("vfio://0000:03:00.0?neigh=10.0.0.3=2:0:0:0:0:3", ["neigh", "02:00:00:00:00:03"]),
+            ("vfio://0000:03:00.0?lid=fe80::5=49152", ["lid", "49151"]),
+            ("vfio://0000:03:00.0?ip=10.0.0.2&ip=10.0.0.3", ["ip", "twice"]),
+            ("vfio-user:///run/a.sock?progress=inline", ["progress=", "software adapter"]),
+            ("udp://?neigh=10.0.0.3=02:00:00:00:00:03", ["`neigh`", "vfio://"]),
             ("auto://?speed=9", ["`speed`", "progress="]),
             ("auto://?mtu=1500", ["1500", "4096"]),
             ("auto://?mtu=256&mtu=512", ["mtu", "twice"]),

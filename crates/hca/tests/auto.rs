@@ -8,7 +8,6 @@ fn device(name: &str) -> Opened {
 }
 
 fn count(of: &Opened, name: &str) -> u64 {
-    use hca::core::Device;
     let counters = of.device().counters();
     counters.iter().find(|c| c.name == name).map_or(0, |c| c.value)
 }

@@ -114,6 +114,12 @@ pub enum PairError {
         /// This process's device.
         device: DeviceUrl,
     },
+    /// The peer needs a function of its own.
+    #[error("{device} has one user at a time: name another function for the peer with --peer-device")]
+    OneFunction {
+        /// This process's device.
+        device: DeviceUrl,
+    },
     /// No other process can reach it.
     #[error("{device} ends at this process: measure with --device udp://, uring:// or shm://lab")]
     InProcess {
@@ -387,6 +393,9 @@ fn peer_of(device: &DeviceUrl) -> Result<DeviceUrl, PairError> {
         Target::Shm(domain) => Target::Shm(domain.clone()),
         Target::Raw { .. } => return Err(PairError::OneInterface { device: device.clone() }),
         Target::Loopback(_) => return Err(PairError::InProcess { device: device.clone() }),
+        Target::Vfio { .. } | Target::VfioUser { .. } => {
+            return Err(PairError::OneFunction { device: device.clone() });
+        }
     };
     // Faults strike both directions at one end, and a capture sees both, so the peer has neither.
     let options = Options { fault: None, capture: None, ..device.options.clone() };
