@@ -1,8 +1,9 @@
 //! The adapter: in which order it is started and stopped, and what the objects on it are made with.
 
+use core::ops::Deref;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hca_core::DeviceError;
@@ -19,7 +20,7 @@ use crate::caps::Caps;
 use crate::cmd::{CmdError, CommandQueue};
 use crate::cq::Cqs;
 use crate::error::OpenError;
-use crate::events::Events;
+use crate::events::{EventFd, Events};
 use crate::health::Health;
 use crate::house::House;
 use crate::memory::Lent;
@@ -39,8 +40,49 @@ const VENDOR: u16 = 0x15b3;
 /// Sleeps while the firmware starts.
 const START_NAP: Duration = Duration::from_millis(2);
 
-/// An adapter that runs.
+/// An adapter that runs, as all have it who use it. When the last one is gone it is stopped, on that thread.
 pub(crate) struct Hca {
+    core: Arc<Core>,
+    house: House,
+}
+
+impl Deref for Hca {
+    type Target = Core;
+    fn deref(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl Drop for Hca {
+    fn drop(&mut self) {
+        self.cmd.events_off();
+        self.house.leave();
+        self.core.shut();
+    }
+}
+
+impl Hca {
+    /// Starts the adapter. If that fails, it is reset.
+    pub(crate) fn open(function: PciFunction, options: &Options) -> Result<Arc<Self>, OpenError> {
+        let started = Core::start(&function, options).and_then(|(core, interrupts)| {
+            let core = Arc::new(core);
+            let house = House::start(&core, core.bell.clone(), interrupts, options.health_interval);
+            let house =
+                house.map_err(|source| OpenError::Io { doing: "starting the driver's thread", source })?;
+            if let Some(thread) = house.thread() {
+                core.cmd.events_on(thread);
+            }
+            Ok(Arc::new(Self { core, house }))
+        });
+        if started.is_err() {
+            quiet(&function);
+        }
+        started
+    }
+}
+
+/// What the driver's thread has of it.
+pub(crate) struct Core {
     /// Taken for dead or not.
     pub(crate) health: Arc<Health>,
     /// What it can do.
@@ -68,23 +110,11 @@ pub(crate) struct Hca {
     completion_eq: u32,
     arena: DmaArena,
     function: PciFunction,
-    house: OnceLock<House>,
+    /// Wakes the driver's thread.
+    bell: Arc<EventFd>,
 }
 
-impl Hca {
-    /// Starts the adapter. If that fails, it is reset.
-    pub(crate) fn open(function: PciFunction, options: &Options) -> Result<Arc<Self>, OpenError> {
-        let started = Self::start(&function, options).and_then(|(this, interrupts)| {
-            let this = Arc::new(this);
-            this.move_in(interrupts, options)?;
-            Ok(this)
-        });
-        if started.is_err() {
-            quiet(&function);
-        }
-        started
-    }
-
+impl Core {
     fn start(function: &PciFunction, options: &Options) -> Result<(Self, Vec<OwnedFd>), OpenError> {
         let name = function.name().to_owned();
         let bar = prepare(function)?;
@@ -111,8 +141,8 @@ impl Hca {
         if caps.driver_version {
             cmd.exec(&driver_version()).map_err(failed)?;
         }
-        let doing = "making an eventfd for events";
-        let events = Events::new().map_err(|source| OpenError::Io { doing, source })?;
+        let no_fd = |source| OpenError::Io { doing: "making eventfds for events", source };
+        let (events, bell) = (Events::new().map_err(no_fd)?, Arc::new(EventFd::new().map_err(no_fd)?));
         let this = Self {
             health,
             uars,
@@ -134,21 +164,9 @@ impl Hca {
             buried: AtomicBool::new(false),
             arena,
             function: function.clone(),
-            house: OnceLock::new(),
+            bell,
         };
         Ok((this, interrupts))
-    }
-
-    /// Starts the driver's thread. From then on commands wait for events.
-    fn move_in(self: &Arc<Self>, interrupts: Vec<OwnedFd>, options: &Options) -> Result<(), OpenError> {
-        let house = House::start(self, interrupts, options.health_interval);
-        let house =
-            house.map_err(|source| OpenError::Io { doing: "starting the driver's thread", source })?;
-        if let Some(thread) = house.thread() {
-            self.cmd.events_on(thread);
-        }
-        let _ = self.house.set(house);
-        Ok(())
     }
 
     /// Gives a command whose input and output are all in their layouts.
@@ -171,9 +189,7 @@ impl Hca {
     }
     /// Has the driver's thread look at once.
     pub(crate) fn ring_house(&self) {
-        if let Some(house) = self.house.get() {
-            house.ring();
-        }
+        self.bell.signal();
     }
     /// The number of the event queue that completion queues name.
     pub(crate) fn completion_eq(&self) -> u32 {
@@ -196,27 +212,14 @@ impl Hca {
         self.health.check_alive()
     }
 
-    /// Stops the adapter, in the opposite order of its start. Returns how many pages it keeps.
-    fn stop(&self) -> Result<usize, CmdError> {
-        self.cmd.events_off();
-        self.port.close(&self.cmd)?;
-        let eqs = self.eqs.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(eqs) = eqs {
-            eqs.close(&self.cmd)?;
-        }
-        self.uars.close(&self.cmd)?;
-        let stop = TeardownHcaIn::new().with(TeardownHcaIn::PROFILE, TeardownProfile::GracefulClose.code());
-        self.cmd.exec(&stop)?;
-        let kept = self.pages.take_all(&self.cmd)?;
-        self.cmd.exec(&DisableHcaIn::new())?;
-        Ok(kept)
-    }
-}
-
-impl Drop for Hca {
-    fn drop(&mut self) {
+    /// Stops it, or resets it where that is not possible.
+    fn shut(&self) {
         let stopped = if let Some(death) = self.health.death() {
             tracing::warn!(%death, "a dead adapter is closed: it is reset");
+            false
+        } else if self.cmd.is_hearer() {
+            // Within a waker, while events are being taken.
+            tracing::warn!("an adapter is closed on its driver's own thread: it is reset");
             false
         } else {
             match self.stop() {
@@ -240,6 +243,21 @@ impl Drop for Hca {
         } else {
             quiet(&self.function);
         }
+    }
+
+    /// Stops the adapter, in the opposite order of its start. Returns how many pages it keeps.
+    fn stop(&self) -> Result<usize, CmdError> {
+        self.port.close(&self.cmd)?;
+        let eqs = self.eqs.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(eqs) = eqs {
+            eqs.close(&self.cmd)?;
+        }
+        self.uars.close(&self.cmd)?;
+        let stop = TeardownHcaIn::new().with(TeardownHcaIn::PROFILE, TeardownProfile::GracefulClose.code());
+        self.cmd.exec(&stop)?;
+        let kept = self.pages.take_all(&self.cmd)?;
+        self.cmd.exec(&DisableHcaIn::new())?;
+        Ok(kept)
     }
 }
 

@@ -52,7 +52,6 @@
 //! [`Device`]: hca_core::Device
 //! [`PciFunction`]: hca_vfio::PciFunction
 #![deny(unsafe_code)]
-#![allow(dead_code)] // parts arrive one by one
 
 mod ah;
 mod caps;

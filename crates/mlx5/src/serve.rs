@@ -11,7 +11,7 @@ use crate::caps::Caps;
 use crate::cmd::{CmdError, CommandQueue};
 use crate::eq::{Eq, EqError};
 use crate::error::OpenError;
-use crate::hca::Hca;
+use crate::hca::Core;
 use crate::health::Death;
 use crate::uar::EventUar;
 
@@ -118,7 +118,7 @@ enum Later {
     Health,
 }
 
-impl Hca {
+impl Core {
     /// Takes all events and does what they ask for; looks at the adapter's health where that is due. `came` says which
     /// interrupts came.
     pub(crate) fn serve(&self, came: &[bool], look: bool) {

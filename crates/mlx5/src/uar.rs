@@ -45,10 +45,6 @@ impl Uar {
     pub(crate) fn is_served(&self) -> bool {
         self.waker.is_some()
     }
-    /// The page itself, for BlueFlame.
-    pub(crate) fn page(&self) -> &Mmio {
-        &self.page
-    }
 }
 
 /// The doorbell page of the event queues.

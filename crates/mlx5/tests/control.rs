@@ -338,6 +338,41 @@ fn a_health_counter_that_stands_still_or_registers_of_ones_end_the_device() {
 }
 
 #[test]
+fn an_adapter_is_stopped_when_its_last_user_is_gone_and_not_later() {
+    let fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    // Events keep the driver's thread at work.
+    for _ in 0..50 {
+        let pd = device.alloc_pd().unwrap();
+        device.dealloc_pd(pd).unwrap();
+    }
+    drop(device);
+    let state = fake.state();
+    assert_eq!(state.log.last().unwrap().0, Opcode::DISABLE_HCA);
+    assert!(state.pages.is_empty() && state.objects.is_empty());
+}
+
+#[test]
+fn a_waker_that_drops_the_adapter_on_the_drivers_own_thread_resets_it() {
+    use std::sync::Mutex;
+    use std::task::{Wake, Waker};
+    struct Drops(Mutex<Option<Arc<Mlx5>>>);
+    impl Wake for Drops {
+        fn wake(self: Arc<Self>) {
+            drop(self.0.lock().unwrap().take());
+        }
+    }
+    let mut fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    let drops = Arc::new(Drops(Mutex::new(None)));
+    device.set_event_waker(&Waker::from(drops.clone()));
+    *drops.0.lock().unwrap() = Some(device);
+    fake.state()
+        .event(&Eqe::of(EventType::PortChange).with(Eqe::EVENT_SUB_TYPE, PortChangeSubtype::Down.code()));
+    assert_eq!(fake.end().resets, 2);
+}
+
+#[test]
 fn port_events_come_to_the_program_and_show_in_the_port() {
     let fake = Fake::serve(Wants::default());
     let device = open(&fake);

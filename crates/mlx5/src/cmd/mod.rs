@@ -289,8 +289,11 @@ impl CommandQueue {
 
     /// Whether this thread will be told of a command that is done.
     fn hears(&self) -> bool {
-        let here = Some(std::thread::current().id());
-        self.events.load(Ordering::Relaxed) && self.hearer.get().copied() != here
+        self.events.load(Ordering::Relaxed) && !self.is_hearer()
+    }
+    /// Whether this is the thread that hears.
+    pub(crate) fn is_hearer(&self) -> bool {
+        self.hearer.get().copied() == Some(std::thread::current().id())
     }
 
     fn read(&self, command: Opcode, slot: u32, out: &mut [u8], outputs: &Chain<'_>) -> Result<(), CmdError> {

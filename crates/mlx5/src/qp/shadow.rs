@@ -67,6 +67,7 @@ impl Shadow {
         self.posted.load(Ordering::Acquire)
     }
     /// How many requests have not ended.
+    #[cfg(test)]
     pub(crate) fn outstanding(&self) -> u32 {
         let freed = self.freed();
         self.posted().wrapping_sub(freed)
