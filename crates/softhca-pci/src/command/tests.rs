@@ -383,7 +383,8 @@ fn an_armed_queue_interrupts_once_and_at_once_for_what_was_not_read() {
     d.consume(&eq, true);
     assert_eq!(line.count(), 0);
     nop(&mut d);
-    assert_eq!(line.count(), 1);
+    nop(&mut d);
+    assert_eq!(line.count(), 1, "two events, one of which found it armed");
     for _ in 0..200 {
         while d.event(&mut eq).is_some() {}
         d.consume(&eq, true);
