@@ -388,3 +388,30 @@ impl From<Fault> for CmdStatus {
         Self::BadParam
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::path::bed::{QpShape, Server};
+
+    #[test]
+    fn queues_that_go_give_their_room_back() {
+        let server = Server::new();
+        let mut c = server.client(0);
+        let (cq, before) = (c.cq(4), c.function.objects.queue_bytes);
+        let srq = c.rmp(4);
+        let qp = c.qp(QpShape::default(), &cq, &cq);
+        assert!(c.function.objects.queue_bytes > before);
+        c.destroy(qp.qpn).unwrap();
+        let (with_srq, objects) = (c.function.objects.queue_bytes, &mut c.function.objects);
+        assert!(with_srq > before);
+        objects.destroy_srq(srq.rmpn, |_| true).unwrap();
+        assert_eq!(objects.queue_bytes, before);
+        // There is an end of it, for queues together.
+        let counted: Vec<usize> = std::iter::from_fn(|| objects.count_queue(1 << 14, 32).ok()).collect();
+        assert!((100..200).contains(&counted.len()), "{}", counted.len());
+        assert_eq!(c.try_qp(QpShape { log_sq: 9, ..QpShape::default() }, &cq, &cq).err(), None);
+        let full = c.function.objects.count_queue(1 << 14, 32);
+        assert_eq!(full, Err(CmdStatus::NoRes));
+    }
+}
