@@ -85,7 +85,8 @@ fn do_it(d: &mut Driver, act: &Act) {
             d.store(0x18, 1);
         }
         Act::Unmap(at, len) => {
-            if d.function.dma_unmap(*at, *len).is_ok() {
+            let has_it = (*at..at.saturating_add(*len)).contains(&BASE);
+            if d.function.dma_unmap(*at, *len).is_ok() && has_it {
                 d.map();
             }
         }

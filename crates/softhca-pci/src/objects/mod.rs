@@ -97,6 +97,8 @@ pub(crate) struct Objects {
     pub(crate) mkeys: HashMap<u32, mkey::Mkey>,
     /// Where keys belong that nobody may use.
     pub(crate) nobody: Option<PdHandle>,
+    /// Where queue pairs belong whose driver names no protection domain.
+    pub(crate) unnamed: Option<PdHandle>,
     pub(crate) cqs: HashMap<u32, cq::Cq>,
     pub(crate) qps: HashMap<u32, qp::Qp>,
     pub(crate) srqs: HashMap<u32, srq::Srq>,
@@ -129,6 +131,7 @@ impl Objects {
             completions: None,
             mkeys: HashMap::new(),
             nobody: None,
+            unnamed: None,
             cqs: HashMap::new(),
             qps: HashMap::new(),
             srqs: HashMap::new(),
@@ -271,7 +274,7 @@ impl Objects {
         if let Some(c) = self.completions.take() {
             gone("completion queue", self.hca.destroy_cq(c.handle));
         }
-        if let Some(pd) = self.nobody.take() {
+        for pd in [self.nobody.take(), self.unnamed.take()].into_iter().flatten() {
             gone("protection domain", self.hca.dealloc_pd(pd));
         }
         self.raised.clear();
