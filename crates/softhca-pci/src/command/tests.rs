@@ -412,6 +412,18 @@ fn a_queue_without_room_is_in_error_and_the_health_buffer_tells() {
 }
 
 #[test]
+fn a_queue_whose_memory_was_taken_back_is_in_error_and_the_function_is_well() {
+    let mut d = running();
+    d.uar();
+    let eqn = d.try_eq(0xdead_0000, 5, 0, &[EventType::Cmd]).unwrap();
+    d.command(&NopIn::new()).unwrap();
+    assert_eq!(d.load(0x23c), 0);
+    let state = d.command(&QueryEqIn::new().with(QueryEqIn::EQ_NUMBER, eqn)).unwrap();
+    let context = state.get(QueryEqOut::EQ_CONTEXT_ENTRY);
+    assert_eq!(context.get(Eqc::STATUS), EqStatus::WriteFailure.code());
+}
+
+#[test]
 fn a_reset_in_the_middle_leaves_a_function_as_new_to_a_driver_that_begins_anew() {
     for reset in [
         |d: &mut Driver| d.function.reset(),
