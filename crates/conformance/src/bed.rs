@@ -16,6 +16,8 @@ pub enum Feature {
     Passive,
     /// A completion queue has a descriptor to wait on.
     WaitFd,
+    /// Send queues can be drained: there is the state SQD.
+    Drain,
 }
 
 /// Where the checks take their adapters from.

@@ -184,6 +184,8 @@ pub(crate) struct CqPoller<B> {
     /// A power of two, with at least as many empty as taken.
     seats: Box<[Seat]>,
     dead: bool,
+    /// The events there had been when the queue was armed for any completion.
+    armed: Option<u32>,
     /// The adapter is a process that may wait for this CPU.
     yields: bool,
     vain: u32,
@@ -203,7 +205,17 @@ impl Drop for Inside<'_> {
 impl<B: Bell> CqPoller<B> {
     pub(crate) fn new(core: Arc<CqCore>, bell: B, yields: bool) -> Self {
         let version = core.version.load(Ordering::Acquire).wrapping_sub(1);
-        Self { core, bell, next: 0, version, seats: Box::new([None]), dead: false, yields, vain: 0 }
+        Self {
+            core,
+            bell,
+            next: 0,
+            version,
+            seats: Box::new([None]),
+            dead: false,
+            armed: None,
+            yields,
+            vain: 0,
+        }
     }
 
     /// Copies the list of queue pairs. While who removes one has the list, this waits.
@@ -369,12 +381,12 @@ impl<B: Bell> CqPort for CqPoller<B> {
             // Nothing to read: nothing came.
             let _ = rustix::io::read(event, &mut count);
         }
-        let what = match notify {
-            Notify::Any => CqArm::Next,
-            Notify::Solicited => CqArm::Solicited,
-        };
-        // Acquire: a request that came with the last event is a new one.
+        // Acquire: a request after an event is a new one.
         let events = core.events.load(Ordering::Acquire);
+        // The last word counts, and one that asks for more is not taken back.
+        let any = notify == Notify::Any || self.armed == Some(events);
+        self.armed = any.then_some(events);
+        let what = if any { CqArm::Next } else { CqArm::Solicited };
         let word = (events & 3) << 28 | what.code() << 24 | self.next & CI_MASK;
         core.record.word32(CqDbr::ARM_CI.offset()).store(word.to_be(), Ordering::Release);
         dma_wmb();

@@ -186,6 +186,7 @@ impl Port {
         let (dlid, mac, sgid_index) = if self.ethernet {
             (Lid::new(0), self.mac_of(av.dgid)?, self.source_for(av.dgid)?)
         } else {
+            check_group(av.dgid)?;
             let own = (av.dgid == attr.gid).then_some(attr.lid);
             (own.or_else(|| self.lids.get(&av.dgid).copied()).unwrap_or_default(), [0; 6], 0)
         };
@@ -226,6 +227,18 @@ impl Port {
                   ?neigh=10.0.0.3=02:00:00:00:00:03, or take the peer's link-local GID",
         })
     }
+}
+
+/// Refuses what is no address of an InfiniBand port's.
+fn check_group(dgid: Gid) -> Result<(), DeviceError> {
+    let why = if dgid.is_ipv4() {
+        "an IPv4 address is of a RoCE port; this one is InfiniBand"
+    } else if dgid.0[0] == 0xff || dgid == Gid::default() {
+        "it is a group's address, or none"
+    } else {
+        return Ok(());
+    };
+    Err(DeviceError::NoPath { gid: dgid, why })
 }
 
 /// A flow's UDP source port, in the upper quarter: it spreads flows over ways of equal length.

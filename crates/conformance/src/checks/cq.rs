@@ -313,6 +313,9 @@ pub(crate) fn a_stale_queue_is_refused_to_queue_pairs(bed: &dyn Bed) {
 }
 
 pub(crate) fn events_wake_who_waits_for_them(bed: &dyn Bed) {
+    if !bed.can(Feature::Drain) {
+        return;
+    }
     let p = Pair::rc(bed);
     let bell = Arc::new(Bell::default());
     p.a.node.dev().set_event_waker(&Waker::from(bell.clone()));

@@ -24,6 +24,12 @@ const LENGTHS: [usize; 12] = [
 ];
 const BYTES: usize = 320 << 10;
 
+/// Whether devices take memory of the program's own.
+fn is_taken(bed: &dyn Bed) -> bool {
+    let [node] = Node::open(bed);
+    node.dev().attr().foreign_memory
+}
+
 /// Two queue pairs whose memory is the program's own on both sides.
 fn foreign(bed: &dyn Bed) -> (Pair, Mem, Mem) {
     let [a, b] = Node::open(bed);
@@ -41,6 +47,9 @@ fn foreign(bed: &dyn Bed) -> (Pair, Mem, Mem) {
 }
 
 pub(crate) fn rc_foreign_memory_is_sent_at_every_length(bed: &dyn Bed) {
+    if !is_taken(bed) {
+        return;
+    }
     let (p, ma, mb) = foreign(bed);
     for (id, len) in (0..).zip(LENGTHS) {
         let bytes = pattern(id, len);
@@ -59,6 +68,9 @@ pub(crate) fn rc_foreign_memory_is_sent_at_every_length(bed: &dyn Bed) {
 }
 
 pub(crate) fn rc_foreign_memory_is_written_at_every_length(bed: &dyn Bed) {
+    if !is_taken(bed) {
+        return;
+    }
     let (p, ma, mb) = foreign(bed);
     for (id, len) in (0..).zip(LENGTHS) {
         let bytes = pattern(id, len);
@@ -78,6 +90,9 @@ pub(crate) fn rc_foreign_memory_is_written_at_every_length(bed: &dyn Bed) {
 }
 
 pub(crate) fn rc_foreign_memory_is_read_at_every_length(bed: &dyn Bed) {
+    if !is_taken(bed) {
+        return;
+    }
     let (p, ma, mb) = foreign(bed);
     let bytes = pattern(6, BYTES);
     mb.write(0, &bytes);
@@ -93,6 +108,9 @@ pub(crate) fn rc_foreign_memory_is_read_at_every_length(bed: &dyn Bed) {
 }
 
 pub(crate) fn rc_long_operations_on_foreign_memory_keep_their_order(bed: &dyn Bed) {
+    if !is_taken(bed) {
+        return;
+    }
     let (p, ma, mb) = foreign(bed);
     const LEN: usize = 150_000;
     let word = BYTES - 8;
@@ -120,6 +138,9 @@ pub(crate) fn rc_long_operations_on_foreign_memory_keep_their_order(bed: &dyn Be
 }
 
 pub(crate) fn rc_long_operations_on_foreign_memory_need_its_key(bed: &dyn Bed) {
+    if !is_taken(bed) {
+        return;
+    }
     for taken_back in 0..3 {
         let (p, ma, mb) = foreign(bed);
         mb.fill(0x55);
@@ -152,6 +173,9 @@ pub(crate) fn rc_long_operations_on_foreign_memory_need_its_key(bed: &dyn Bed) {
 }
 
 pub(crate) fn rc_foreign_memory_of_which_peers_may_not_write_serves_locally(bed: &dyn Bed) {
+    if !is_taken(bed) {
+        return;
+    }
     let [a, b] = Node::open(bed);
     let p = Pair::between(&a, &b, Conn::default());
     let source = a.foreign_mem(BYTES, Access::empty());

@@ -99,12 +99,15 @@ pub(crate) fn a_message_beyond_two_to_the_31_is_refused(bed: &dyn Bed) {
     let p = Pair::rc(bed);
     let half = Sge { len: 1 << 30, ..p.ma.sge(0, 0) };
     let e = p.a.try_send(&[wr(1, SendOp::Send, &[half, half, p.ma.sge(0, 1)])]).unwrap_err();
-    assert_eq!(e.kind, PostErrorKind::MessageTooLong { len: (1 << 31) + 1, max: 1 << 31 });
+    let PostErrorKind::MessageTooLong { len, max } = e.kind else { panic!("{e}") };
+    // The IBA's limit; an adapter may have a lower one, of half that.
+    assert!(len == (1 << 31) + 1 && (max == 1 << 31 || max == 1 << 30), "{e}");
     let whole = Sge { len: u32::MAX, ..p.ma.sge(0, 0) };
     let e = p.a.try_send(&[wr(1, SendOp::Write(p.mb.remote(0)), &[whole, whole])]).unwrap_err();
     assert!(matches!(e.kind, PostErrorKind::MessageTooLong { .. }), "{e}");
     // As long as may be: taken, and refused by the key.
-    p.a.send(2, SendOp::Send, &[half, half]);
+    let longest = if max == 1 << 31 { &[half, half][..] } else { &[half] };
+    p.a.send(2, SendOp::Send, longest);
     p.a.send_cq.ends(2, WcStatus::LocalProtection);
 }
 

@@ -103,7 +103,7 @@ impl Bed for SoftBed {
         match feature {
             Feature::Lossless => self.faults.is_none(),
             Feature::Passive => self.progress != Progress::Inline,
-            Feature::WaitFd => true,
+            Feature::WaitFd | Feature::Drain => true,
             _ => false,
         }
     }

@@ -35,7 +35,7 @@ impl Bed for RawBed {
     }
     fn can(&self, feature: Feature) -> bool {
         match feature {
-            Feature::Lossless | Feature::WaitFd => true,
+            Feature::Lossless | Feature::WaitFd | Feature::Drain => true,
             Feature::Passive => self.progress != Progress::Inline,
             _ => false,
         }

@@ -102,6 +102,19 @@ pub(crate) fn context(fixed: &Fixed, log_max_msg: u32, attr: &QpAttr, path: Opti
     (c.with(Qpc::PRIMARY_ADDRESS_PATH, ads), optional)
 }
 
+/// What is to be set so that attributes mean what they say, where `all` are those that there are then: a responder that takes no
+/// READs and atomics is one that may not be read from, since a count of none can't be told.
+pub(crate) fn complete(attr: &QpAttr, all: &QpAttr) -> QpAttr {
+    let mut given = *attr;
+    if attr.access.is_some() || attr.max_dest_rd_atomic.is_some() {
+        given.access = all.access;
+        if all.max_dest_rd_atomic == Some(0) {
+            given.access = all.access.map(|a| a - (Access::REMOTE_READ | Access::REMOTE_ATOMIC));
+        }
+    }
+    given
+}
+
 /// As many as asked for at least, as a power of two.
 fn log_up(count: Option<u8>) -> u32 {
     u32::from(count.unwrap_or(0).max(1)).next_power_of_two().trailing_zeros()
@@ -144,7 +157,6 @@ pub(crate) fn command(
 
 /// Refuses what the adapter or its port does not carry.
 pub(crate) fn check(hca: &Hca, attr: &QpAttr) -> Result<(), DeviceError> {
-    use crate::queue::in_range;
     use hca_core::TransitionError::Value;
     let caps = &hca.caps;
     for (what, value, log) in [
@@ -160,9 +172,9 @@ pub(crate) fn check(hca: &Hca, attr: &QpAttr) -> Result<(), DeviceError> {
     if let Some(mtu) = attr.path_mtu.filter(|m| m.bytes() > active) {
         return Err(Value { what: "path_mtu", value: mtu.bytes().into(), max: active.into() }.into());
     }
-    if let Some(pkey) = attr.pkey.filter(|p| p.raw() | 0x8000 != Pkey::DEFAULT.raw()) {
-        // Its table has other keys where a subnet manager put them there; they are not used.
-        in_range("pkey", pkey.raw().into(), 0x7fff, 0xffff)?;
+    // A port's table has others where a subnet's manager put them there; they are not used.
+    if attr.pkey.is_some_and(|p| p != Pkey::DEFAULT) {
+        return Err(DeviceError::Unsupported { what: "partition keys but the default one, 0xffff" });
     }
     Ok(())
 }
@@ -225,6 +237,17 @@ mod tests {
         let (c, optional) = context(&fixed, 30, &attr, None);
         assert_eq!((c.get(Qpc::ST), c.get(Qpc::MTU), c.get(Qpc::LOG_MSG_MAX)), (2, 5, 12));
         assert_eq!((c.get(Qpc::Q_KEY), optional), (0x1234, optpar::Q_KEY));
+    }
+
+    #[test]
+    fn a_responder_that_takes_no_reads_may_not_be_read_from() {
+        let all = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        let before = QpAttr { access: Some(all), ..QpAttr::default() };
+        let rtr = |n| QpAttr { max_dest_rd_atomic: Some(n), ..QpAttr::default() };
+        let given = |n| complete(&rtr(n), &QpAttr { access: Some(all), ..rtr(n) }).access;
+        assert_eq!((given(0), given(1)), (Some(Access::REMOTE_WRITE), Some(all)));
+        assert_eq!(complete(&QpAttr::default(), &QpAttr { access: Some(all), ..rtr(0) }).access, None);
+        assert_eq!(complete(&before, &before).access, Some(all), "nothing was said of READs so far");
     }
 
     #[test]

@@ -235,12 +235,14 @@ impl Qps {
             // Nothing is taken any more, and what was is forgotten when the adapter has let go of it.
             entry.core.show(Some(to));
         }
-        context::command(hca, &entry.fixed, [from, to], attr)?;
+        let mut all = *set;
+        merge(&mut all, attr);
+        context::command(hca, &entry.fixed, [from, to], &context::complete(attr, &all))?;
         if to == QpState::Reset {
             drop(entry.purge(true));
             *set = QpAttr::default();
         } else {
-            merge(&mut set, attr);
+            *set = all;
             entry.core.show(Some(to));
         }
         Ok(())

@@ -496,13 +496,15 @@ fn a_queue_is_armed_by_the_same_word_in_record_and_page_and_anew_after_an_event(
         assert_eq!(b.page.heard(), [(CQ_DOORBELL, u64::from(record) << 32 | u64::from(CQN))]);
         record
     };
-    assert_eq!(armed(&mut b, Notify::Any), 0);
     assert_eq!(armed(&mut b, Notify::Solicited), 1 << 24);
+    assert_eq!(armed(&mut b, Notify::Any), 0);
+    assert_eq!(armed(&mut b, Notify::Solicited), 0, "what asks for more is not taken back");
     b.post(&write_8(1, SendFlags::SIGNALED)).unwrap();
     b.carry_out(None).unwrap();
     assert_eq!(b.poll().len(), 1);
     assert_eq!(armed(&mut b, Notify::Any), 1, "the same request number, as no event came");
     b.cq.completed();
+    assert_eq!(armed(&mut b, Notify::Solicited), 1 << 28 | 1 << 24 | 1);
     assert_eq!(armed(&mut b, Notify::Any), 1 << 28 | 1);
     (0..3).for_each(|_| b.cq.completed());
     assert_eq!(armed(&mut b, Notify::Any), 1, "two bits");
