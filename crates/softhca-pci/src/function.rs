@@ -152,6 +152,7 @@ impl Function {
             if let Some(uar) = self.pages.take_rung(at) {
                 any = true;
                 self.rung(uar);
+                self.ethernet_rung(uar);
             }
         }
         any

@@ -190,6 +190,7 @@ impl Function {
         } else if uar::is_doorbell(at) || at == CQ_DOORBELL as u64 + 4 {
             // Of the 8 bytes of one that comes in halves, the second is the last.
             self.rung(uar);
+            self.ethernet_rung(uar);
         }
     }
 }

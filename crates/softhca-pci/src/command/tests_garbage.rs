@@ -85,9 +85,9 @@ fn do_it(d: &mut Driver, act: &Act) {
             d.store(0x18, 1);
         }
         Act::Unmap(at, len) => {
-            if d.function.dma_unmap(*at, *len).is_ok() {
-                d.map();
-            }
+            let _ = d.function.dma_unmap(*at, *len);
+            // Its memory may be there still.
+            let _ = d.try_map();
         }
         Act::Reset => d.function.reset(),
         Act::Look => _ = d.function.look(),
