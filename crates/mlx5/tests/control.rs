@@ -215,6 +215,7 @@ fn a_command_without_an_answer_ends_the_device_and_every_later_call_fails_at_onc
     device.dealloc_pd(kept).unwrap();
     assert_eq!(fake.state().log.len(), given, "nothing more is asked of it");
     until("the program hears of it", || device.poll_event() == Some(AsyncEvent::DeviceFatal));
+    assert!(!fake.state().masters(), "it reaches no memory any more");
     drop(device);
     let state = fake.end();
     assert_eq!(state.resets, 2, "a dead adapter is reset");

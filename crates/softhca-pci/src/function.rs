@@ -149,9 +149,13 @@ impl Function {
     fn look_at_doorbells(&mut self) -> bool {
         let mut any = false;
         for at in 0..self.pages.polled() {
+            if let Some((uar, cqn)) = self.pages.take_armed(at) {
+                any = true;
+                self.rung(uar, Some(cqn));
+            }
             if let Some(uar) = self.pages.take_rung(at) {
                 any = true;
-                self.rung(uar);
+                self.rung(uar, None);
                 self.ethernet_rung(uar);
             }
         }

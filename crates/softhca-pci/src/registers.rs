@@ -188,8 +188,14 @@ impl Function {
                 self.eq_doorbell(doorbell, at == arm);
             }
         } else if uar::is_doorbell(at) || at == CQ_DOORBELL as u64 + 4 {
-            // Of the 8 bytes of one that comes in halves, the second is the last.
-            self.rung(uar);
+            // Of the 8 bytes of one that comes in halves, the second is the last, and holds the queue's number.
+            let named = match at.checked_sub(CQ_DOORBELL as u64) {
+                Some(0) => data.get(4..8),
+                Some(4) => data.get(..4),
+                _ => None,
+            };
+            let number = |bytes: &[u8]| bytes.try_into().map(u32::from_be_bytes).ok();
+            self.rung(uar, named.and_then(number).map(|n| n & 0xff_ffff));
             self.ethernet_rung(uar);
         }
     }

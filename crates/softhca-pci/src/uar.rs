@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use hca_prm::{CQ_DOORBELL, CqDoorbell};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -110,6 +111,19 @@ impl DoorbellPages {
         self.polled.len()
     }
 
+    /// Takes the doorbell by which completion queues are armed from the polled page number `at`. Returns the page, and the
+    /// queue that it names.
+    pub(crate) fn take_armed(&self, at: usize) -> Option<(u32, u32)> {
+        let uar = *self.polled.get(at)?;
+        let word = self.word(uar, CQ_DOORBELL);
+        if word.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        // Acquire: as in `take_rung`.
+        let bytes = word.swap(0, Ordering::Acquire).to_ne_bytes();
+        Some((uar, CqDoorbell::from_array(bytes).get(CqDoorbell::CQN)))
+    }
+
     /// Takes the doorbells of the polled page number `at`. Returns the page if there were any.
     pub(crate) fn take_rung(&self, at: usize) -> Option<u32> {
         let uar = *self.polled.get(at)?;
@@ -168,6 +182,16 @@ mod tests {
         pages.word(second, 0x20).store(1, Ordering::Relaxed);
         pages.word(second, 0x900).store(1, Ordering::Relaxed);
         assert_eq!([pages.take_rung(0), pages.take_rung(1), pages.take_rung(1)], [None, Some(second), None]);
+    }
+
+    #[test]
+    fn a_doorbell_of_a_completion_queue_names_it() {
+        let mut pages = DoorbellPages::new().unwrap();
+        let (_, uar) = (pages.alloc(), pages.alloc().unwrap());
+        let doorbell = CqDoorbell::new().with(CqDoorbell::CMD_SN, 1).with(CqDoorbell::CQN, 0x1234);
+        pages.word(uar, 0x20).store(u64::from_ne_bytes(*doorbell.as_bytes()), Ordering::Relaxed);
+        assert_eq!((pages.take_armed(0), pages.take_armed(0)), (Some((uar, 0x1234)), None));
+        assert_eq!(pages.take_rung(0), None);
     }
 
     #[test]

@@ -225,6 +225,10 @@ impl State {
         self.caps = commands::capabilities(self.wants.ethernet);
         (self.enabled, self.running, self.cmdq, self.command) = (false, false, 0, 0);
     }
+    /// Whether it may reach memory.
+    pub(crate) fn masters(&self) -> bool {
+        self.command & 4 != 0
+    }
     /// Commands of one kind that were given.
     pub(crate) fn given(&self, command: Opcode) -> usize {
         self.log.iter().filter(|(c, _)| *c == command).count()

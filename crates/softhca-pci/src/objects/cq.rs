@@ -91,10 +91,10 @@ impl Cq {
         written
     }
 
-    /// A doorbell of its page was rung. Whether an event is to be made.
-    pub(crate) fn rung(&mut self) -> bool {
+    /// A doorbell of its page was rung, by which it was named or not. Whether an event is to be made.
+    pub(crate) fn rung(&mut self, named: bool) -> bool {
         let Some(memory) = self.memory.as_ref().filter(|_| !self.failed) else { return false };
-        self.arm.look(memory.record.load32(RECORD_ARM))
+        self.arm.look(memory.record.load32(RECORD_ARM), named)
     }
 
     fn context(&self) -> Cqc {

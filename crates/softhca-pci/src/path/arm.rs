@@ -6,9 +6,10 @@
 //! it is there already, which closes the race between the driver's last look and its arming. An event disarms; the next
 //! one takes a new word.
 //!
-//! Doorbells of several queues fall onto one place of a page, so one may be lost. So when any doorbell of a page is rung,
-//! the words of all queues of that page are looked at, and one that has changed counts as a request. The two bits see to
-//! it that a request after an event is another word. The first word of a queue can be the one that stands there from the
+//! A doorbell names its queue, whose word counts as a request then. Doorbells of several queues fall onto one place of a
+//! page, so one may be lost. So when any doorbell of a page is rung, the words of all queues of that page are looked at, and
+//! one that has changed counts as a request. The two bits see to it that a request after an event is another word, unless
+//! four events were taken and no completion was. The first word of a queue can be the one that stands there from the
 //! beginning, 0: a queue that was never armed is taken as armed when its page is rung, which makes an event too many at
 //! most.
 
@@ -16,6 +17,9 @@
 const MASK: u32 = 0xff_ffff;
 /// Set where the driver waits for a solicited completion, or one in error.
 const SOLICITED: u32 = 1 << 24;
+
+/// How many events the driver has had, counted with two bits.
+const EVENTS: u32 = 3 << 28;
 
 /// Whether the completion counter `at` is beyond `taken`, in serial arithmetic.
 fn beyond(at: u32, taken: u32) -> bool {
@@ -28,26 +32,36 @@ fn beyond(at: u32, taken: u32) -> bool {
 pub(crate) struct Arm {
     /// The word that was taken as a request last.
     seen: Option<u32>,
-    /// The request that waits for its completion.
-    waits: Option<u32>,
+    /// The requests that wait: for any completion, and for a solicited one. Both at once only if the driver has asked for
+    /// both without an event between, or may have.
+    any: Option<u32>,
+    solicited: Option<u32>,
     /// Completions written, and where behind the last one that was solicited or in error.
     written: u32,
     urgent: Option<u32>,
 }
 
 impl Arm {
-    /// The page was rung, and the record holds `word`. Whether an event is due.
-    pub(crate) fn look(&mut self, word: u32) -> bool {
-        if self.seen == Some(word) {
+    /// The page was rung, by a doorbell that names this queue or not, and the record holds `word`. Whether an event is due.
+    pub(crate) fn look(&mut self, word: u32, named: bool) -> bool {
+        if self.seen == Some(word) && !named {
             return false;
         }
         self.ask(word)
     }
 
-    /// The driver asks by this word. Whether an event is due.
-    pub(crate) fn ask(&mut self, word: u32) -> bool {
+    /// The driver asks by this word. Whether an event is due. Who waits for any completion, and has had no event since,
+    /// waits for any still, whatever he asks for.
+    fn ask(&mut self, word: u32) -> bool {
         self.seen = Some(word);
-        self.waits = Some(word);
+        for slot in [&mut self.any, &mut self.solicited] {
+            *slot = slot.filter(|before| before & EVENTS == word & EVENTS);
+        }
+        if word & SOLICITED != 0 {
+            self.solicited = Some(word);
+        } else {
+            self.any = Some(word);
+        }
         self.due()
     }
 
@@ -65,17 +79,19 @@ impl Arm {
 
     /// Whether it will make an event, and if only for a solicited completion.
     pub(crate) fn waits(&self) -> Option<bool> {
-        self.waits.map(|word| word & SOLICITED != 0)
+        if self.any.is_some() { Some(false) } else { self.solicited.map(|_| true) }
     }
 
+    /// Whether a request has what it waits for. What both wait for makes one event; otherwise the other one goes on
+    /// waiting, as nobody knows whether the driver asked for both.
     fn due(&mut self) -> bool {
-        let Some(word) = self.waits else { return false };
-        let last = if word & SOLICITED != 0 { self.urgent } else { Some(self.written) };
-        let due = last.is_some_and(|at| beyond(at, word & MASK));
-        if due {
-            self.waits = None;
-        }
-        due
+        let before = (self.any, self.solicited);
+        let still = |slot: Option<u32>, last: Option<u32>| {
+            slot.filter(|word| !last.is_some_and(|last| beyond(last, word & MASK)))
+        };
+        self.any = still(self.any, Some(self.written));
+        self.solicited = still(self.solicited, self.urgent);
+        before != (self.any, self.solicited)
     }
 }
 
@@ -94,8 +110,8 @@ mod tests {
         Take { but: u32 },
         /// The driver writes the word to the record.
         Record { solicited: bool },
-        /// The adapter sees a doorbell of the page.
-        Rung,
+        /// The adapter sees a doorbell of the page: the last one of this queue, or that was lost.
+        Rung { lost: bool },
         /// The driver takes its event, if there is one.
         Event,
     }
@@ -105,7 +121,7 @@ mod tests {
             3 => any::<bool>().prop_map(|urgent| Step::Write { urgent }),
             2 => (0_u32..3).prop_map(|but| Step::Take { but }),
             2 => any::<bool>().prop_map(|solicited| Step::Record { solicited }),
-            3 => Just(Step::Rung),
+            3 => any::<bool>().prop_map(|lost| Step::Rung { lost }),
             2 => Just(Step::Event),
         ];
         proptest::collection::vec(step, 0..60)
@@ -121,6 +137,12 @@ mod tests {
         /// What the driver armed for and has had no event of: the position, and the kind.
         armed: Option<(usize, bool)>,
         events: u32,
+        /// A doorbell of this queue is on its way.
+        rings: bool,
+        /// Events taken since a completion was.
+        idle_events: u32,
+        /// The record may hold a word that it held before.
+        seen_before: bool,
     }
 
     impl Plain {
@@ -140,29 +162,38 @@ mod tests {
             let mut plain = Plain::default();
             // Counters may wrap.
             arm.written = start;
-            for step in steps.into_iter().chain([Step::Rung]) {
+            for step in steps.into_iter().chain([Step::Rung { lost: false }]) {
                 match step {
                     Step::Write { urgent } => {
                         plain.urgent.push(urgent);
                         plain.events += u32::from(arm.wrote(urgent));
                     }
                     Step::Take { but } => {
+                        let before = plain.taken;
                         plain.taken = plain.taken.max(plain.urgent.len().saturating_sub(but as usize));
+                        if plain.taken > before {
+                            plain.idle_events = 0;
+                        }
                     }
                     Step::Record { solicited } => {
                         let ci = start.wrapping_add(plain.taken as u32) & MASK;
                         plain.record = plain.sn << 28 | u32::from(solicited) << 24 | ci;
                         plain.armed = Some((plain.taken, solicited));
+                        plain.rings = true;
+                        plain.seen_before = plain.idle_events > 3;
                     }
-                    Step::Rung => {
-                        // Twice in a row is as once.
-                        plain.events += u32::from(arm.look(plain.record));
-                        prop_assert!(!arm.look(plain.record));
-                        prop_assert!(!plain.owed() || plain.events > 0, "an event is missing");
+                    Step::Rung { lost } => {
+                        let named = core::mem::take(&mut plain.rings) && !lost;
+                        plain.events += u32::from(arm.look(plain.record, named));
+                        // Another doorbell of the page changes nothing.
+                        prop_assert!(!arm.look(plain.record, false));
+                        let told = !plain.owed() || plain.events > 0;
+                        prop_assert!(told || plain.seen_before, "an event is missing");
                     }
                     Step::Event if plain.events > 0 => {
                         plain.events -= 1;
                         plain.sn = (plain.sn + 1) & 3;
+                        plain.idle_events += 1;
                         if plain.owed() {
                             plain.armed = None;
                         }
@@ -177,22 +208,42 @@ mod tests {
     fn an_event_comes_at_once_for_what_is_there_and_once_for_a_word() {
         let mut arm = Arm::default();
         assert!(!arm.wrote(false));
-        assert!(arm.look(0), "one was written, and none taken");
-        assert!(!arm.wrote(false) && !arm.look(0), "no new word");
-        assert!(!arm.look(1 << 28 | 2), "both were taken");
+        assert!(arm.look(0, false), "one was written, and none taken");
+        assert!(!arm.wrote(false) && !arm.look(0, false), "no new word");
+        assert!(!arm.look(1 << 28 | 2, false), "both were taken");
         assert_eq!(arm.waits(), Some(false));
         assert!(arm.wrote(false));
         assert_eq!(arm.waits(), None);
     }
 
     #[test]
+    fn a_doorbell_that_names_the_queue_asks_even_by_a_word_that_was_seen() {
+        let mut arm = Arm::default();
+        assert!(!arm.wrote(false));
+        assert!(arm.look(0, false), "it may have been armed by that word");
+        assert!(arm.look(0, true), "and now it was");
+        assert!(!arm.look(0, false));
+    }
+
+    #[test]
+    fn who_waits_for_any_completion_does_so_until_there_is_an_event() {
+        let mut arm = Arm::default();
+        assert!(!arm.look(0, false) && !arm.look(SOLICITED, false));
+        assert_eq!(arm.waits(), Some(false));
+        assert!(arm.wrote(false));
+        assert_eq!(arm.waits(), Some(true), "that was asked for, too");
+        assert!(!arm.look(1 << 28 | SOLICITED | 1, false));
+        assert!(arm.wrote(true) && !arm.wrote(true));
+    }
+
+    #[test]
     fn one_that_waits_for_a_solicited_completion_has_no_event_for_others() {
         let mut arm = Arm::default();
-        assert!(!arm.look(SOLICITED));
+        assert!(!arm.look(SOLICITED, false));
         assert!(!arm.wrote(false));
         assert!(arm.wrote(true));
         assert!(!arm.wrote(false));
-        assert!(arm.look(1 << 28 | SOLICITED | 1), "the solicited one was not taken");
-        assert!(!arm.look(2 << 28 | SOLICITED | 2), "only a plain one was not taken");
+        assert!(arm.look(1 << 28 | SOLICITED | 1, false), "the solicited one was not taken");
+        assert!(!arm.look(2 << 28 | SOLICITED | 2, false), "only a plain one was not taken");
     }
 }

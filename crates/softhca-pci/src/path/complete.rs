@@ -199,10 +199,11 @@ impl Objects {
         n
     }
 
-    /// A doorbell of this page was rung: has the completion queues that were armed make the events that are due.
-    pub(crate) fn look_at_arms(&mut self, uar: u32) {
+    /// A doorbell of this page was rung, and may name a completion queue: has those that were armed make the events that
+    /// are due.
+    pub(crate) fn look_at_arms(&mut self, uar: u32, named: Option<u32>) {
         for (cqn, cq) in self.cqs.iter_mut().filter(|(_, cq)| cq.uar == uar) {
-            if cq.rung() {
+            if cq.rung(named == Some(*cqn)) {
                 self.raised.push_back(Raised::Completion { eqn: cq.eqn, cqn: *cqn });
             }
         }

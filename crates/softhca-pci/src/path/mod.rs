@@ -35,10 +35,10 @@ use crate::function::Function;
 use crate::objects::Raised;
 
 impl Function {
-    /// A doorbell of this page was rung: has armed completion queues make the events that are due. Requests are found by
-    /// the next look.
-    pub(crate) fn rung(&mut self, uar: u32) {
-        self.objects.look_at_arms(uar);
+    /// A doorbell of this page was rung, and may name the completion queue that it arms: has armed ones make the events that
+    /// are due. Requests are found by the next look.
+    pub(crate) fn rung(&mut self, uar: u32, armed: Option<u32>) {
+        self.objects.look_at_arms(uar, armed);
         self.post_raised();
     }
 
