@@ -308,7 +308,8 @@ impl Client {
         self.agreed = true;
         self.can_wake = theirs.capabilities.hca_wake;
         let mut capabilities = Capabilities::default();
-        capabilities.max_msg_fds = MAX_DESCRIPTORS as u32;
+        // QEMU refuses a server that takes more of them than QEMU itself does, 16.
+        capabilities.max_msg_fds = theirs.capabilities.max_msg_fds.clamp(16, MAX_DESCRIPTORS as u32);
         capabilities.max_data_xfer_size = MAX_TRANSFER;
         capabilities.write_multiple = theirs.capabilities.write_multiple;
         capabilities.hca_wake = self.can_wake;

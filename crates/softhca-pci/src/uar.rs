@@ -2,8 +2,8 @@
 //!
 //! The first page that is given out lies outside of what may be mapped, so its doorbells are messages: the doorbells of
 //! event queues, which many queues share, are exact there. Pages that are given out later are polled. A doorbell that
-//! is not zero is taken by writing zero, and says no more than that this page was rung: what is to be done stands in the
-//! doorbell records, so that two doorbells in one place lose nothing.
+//! is not zero is taken by writing zero, and says that this page was rung, and which completion queue was armed: what is to
+//! be done stands in the doorbell records, so that two doorbells in one place lose nothing.
 //!
 //! Invariants of the unsafe code:
 //!

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hca_fabric::LoopbackNet;
 use hca_prm::command::hca::{EnableHcaIn, QueryIssiIn};
 use hca_prm::{CMD_TYPE, CmdQueueEntry, CmdStatus};
-use hca_vfio::user::wire::{HEADER_BYTES, Header, Kind, Request, Version};
+use hca_vfio::user::wire::{Capabilities, HEADER_BYTES, Header, Kind, Request, Version};
 use hca_vfio::{ArenaOptions, DmaArena, DmaBuf, PciFunction, UserOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use softhca::{Options, Progress, SoftHca};
@@ -244,6 +244,22 @@ fn what_is_asked_amiss_is_refused_and_what_is_no_message_is_hung_up_on() {
     rude.0.write_all(&Request::DeviceReset.build(1, false)).unwrap();
     assert!(rude.is_hung_up_on(), "the version comes first");
     assert_eq!(Driver::new(served.connect("a")).enable(), Some(CmdStatus::Ok));
+}
+
+/// QEMU refuses a server that takes more.
+#[test]
+fn a_client_that_takes_16_descriptors_is_not_told_of_more() {
+    let served = Served::new("descriptors");
+    for (theirs, ours) in [(1, 16), (16, 16), (64, 64), (u32::MAX, 64)] {
+        let mut raw = Raw::new(&served.socket("a"));
+        let mut capabilities = Capabilities::default();
+        capabilities.max_msg_fds = theirs;
+        let version = Version { major: 0, minor: 0, capabilities };
+        raw.0.write_all(&Request::Version(version).build(1, false)).unwrap();
+        let (_, payload) = raw.reply();
+        let told = String::from_utf8_lossy(&payload);
+        assert!(told.contains(&format!("\"max_msg_fds\":{ours},")), "{theirs}: {told}");
+    }
 }
 
 #[test]

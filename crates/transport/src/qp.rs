@@ -165,7 +165,11 @@ impl Qp {
         merge(&mut self.attr, attr);
         self.pkey = self.attr.pkey.unwrap_or_default();
         match (from, to) {
-            (_, QpState::Reset) => *self = Self::new(&self.config),
+            (_, QpState::Reset) => {
+                *self = Self::new(&self.config);
+                // Its requests are dropped, and their indices are not used again.
+                self.service = Service::Unconnected { index: host.sq_posted() };
+            }
             (_, QpState::Error) => self.enter_error(host),
             (QpState::Reset, QpState::Init) => {
                 self.service = Service::Unconnected { index: host.sq_posted() };

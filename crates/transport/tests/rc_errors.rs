@@ -458,6 +458,16 @@ fn a_reset_queue_pair_connects_again_with_new_psns() {
 }
 
 #[test]
+fn a_queue_pair_that_was_used_and_reset_has_nothing_to_flush() {
+    let mut p = Pair::rc();
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.run();
+    p.state(A, QpState::Reset);
+    p.state(A, QpState::Error);
+    p.expect_sends(&[Success]);
+}
+
+#[test]
 fn limits_of_the_configuration_are_checked() {
     let s = Setup { dest_rd_atomic: 17, ..Setup::default() };
     let mut p = Pair::reset(&s);

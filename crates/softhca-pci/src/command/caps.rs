@@ -96,7 +96,10 @@ impl Function {
                 self.commands.caps.general = Some(chosen);
             }
             HcaCapType::Atomic => {
-                self.commands.caps.atomic = Some(within(&parse(wish)?, &offered_atomic()));
+                // The only choice that there is; Linux leaves the other fields empty.
+                let mode = parse::<AtomicCaps>(wish)?.get(AtomicCaps::ATOMIC_REQ_8B_ENDIANNESS_MODE);
+                let chosen = unset_atomic().with(AtomicCaps::ATOMIC_REQ_8B_ENDIANNESS_MODE, mode.min(1));
+                self.commands.caps.atomic = Some(chosen);
             }
             _ => {}
         }

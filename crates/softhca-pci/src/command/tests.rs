@@ -1,7 +1,7 @@
 //! What drivers were seen to ask, row by row, and what is refused.
 
 use hca_core::Gid;
-use hca_prm::caps::{HcaCap, RoceCap};
+use hca_prm::caps::{AtomicCaps, HcaCap, RoceCap};
 use hca_prm::command::eq::{DestroyEqIn, QueryEqIn, QueryEqOut};
 use hca_prm::command::ethernet::{
     CreateFlowTableIn, CreateFlowTableOut, CreateTisIn, CreateTisOut, DestroyTisIn,
@@ -71,6 +71,17 @@ fn a_driver_of_an_infiniband_port_gets_from_new_to_running_and_back() {
     d.command(&SetHcaCapIn::new().with(SetHcaCapIn::CAPABILITY, bytes)).unwrap();
     let now = HcaCap::from_bytes(&capability(&mut d, HcaCapType::GeneralDevice, true)).unwrap();
     assert_eq!((now.get(HcaCap::LOG_MAX_QP), now.get(HcaCap::LOG_MAX_PD)), (9, most.get(HcaCap::LOG_MAX_PD)));
+
+    // Linux chooses the byte order of atomics, with all other fields empty.
+    let wish = AtomicCaps::new().with(AtomicCaps::ATOMIC_REQ_8B_ENDIANNESS_MODE, 1);
+    let mut bytes = [0; 4096];
+    bytes[..AtomicCaps::SIZE].copy_from_slice(wish.as_bytes());
+    let mode = HcaCapType::Atomic.op_mod(true);
+    let set = SetHcaCapIn::new().with(SetHcaCapIn::OP_MOD, mode).with(SetHcaCapIn::CAPABILITY, bytes);
+    d.command(&set).unwrap();
+    let now = AtomicCaps::from_bytes(&capability(&mut d, HcaCapType::Atomic, true)).unwrap();
+    assert_eq!(now.get(AtomicCaps::ATOMIC_REQ_8B_ENDIANNESS_MODE), 1);
+    assert_eq!(now.get(AtomicCaps::ATOMIC_OPERATIONS), AtomicCaps::COMPARE_SWAP | AtomicCaps::FETCH_ADD);
 
     assert_eq!(d.command(&InitHcaIn::new()), Err(CmdStatus::NoRes), "pages are missing");
     assert_eq!(d.lend(QueryPagesMod::Init), 8);

@@ -97,6 +97,8 @@ pub(crate) struct Objects {
     pub(crate) mkeys: HashMap<u32, mkey::Mkey>,
     /// Where keys belong that nobody may use.
     pub(crate) nobody: Option<PdHandle>,
+    /// Where queue pairs belong whose driver names no protection domain.
+    pub(crate) unnamed: Option<PdHandle>,
     pub(crate) cqs: HashMap<u32, cq::Cq>,
     pub(crate) qps: HashMap<u32, qp::Qp>,
     pub(crate) srqs: HashMap<u32, srq::Srq>,
@@ -129,6 +131,7 @@ impl Objects {
             completions: None,
             mkeys: HashMap::new(),
             nobody: None,
+            unnamed: None,
             cqs: HashMap::new(),
             qps: HashMap::new(),
             srqs: HashMap::new(),
@@ -271,7 +274,7 @@ impl Objects {
         if let Some(c) = self.completions.take() {
             gone("completion queue", self.hca.destroy_cq(c.handle));
         }
-        if let Some(pd) = self.nobody.take() {
+        for pd in [self.nobody.take(), self.unnamed.take()].into_iter().flatten() {
             gone("protection domain", self.hca.dealloc_pd(pd));
         }
         self.raised.clear();
@@ -386,5 +389,32 @@ pub(crate) fn no_window(e: NoWindow) -> CmdStatus {
 impl From<Fault> for CmdStatus {
     fn from(_: Fault) -> Self {
         Self::BadParam
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::path::bed::{QpShape, Server};
+
+    #[test]
+    fn queues_that_go_give_their_room_back() {
+        let server = Server::new();
+        let mut c = server.client(0);
+        let (cq, before) = (c.cq(4), c.function.objects.queue_bytes);
+        let srq = c.rmp(4);
+        let qp = c.qp(QpShape::default(), &cq, &cq);
+        assert!(c.function.objects.queue_bytes > before);
+        c.destroy(qp.qpn).unwrap();
+        let (with_srq, objects) = (c.function.objects.queue_bytes, &mut c.function.objects);
+        assert!(with_srq > before);
+        objects.destroy_srq(srq.rmpn, |_| true).unwrap();
+        assert_eq!(objects.queue_bytes, before);
+        // There is an end of it, for queues together.
+        let counted: Vec<usize> = std::iter::from_fn(|| objects.count_queue(1 << 14, 32).ok()).collect();
+        assert!((100..200).contains(&counted.len()), "{}", counted.len());
+        assert_eq!(c.try_qp(QpShape { log_sq: 9, ..QpShape::default() }, &cq, &cq).err(), None);
+        let full = c.function.objects.count_queue(1 << 14, 32);
+        assert_eq!(full, Err(CmdStatus::NoRes));
     }
 }

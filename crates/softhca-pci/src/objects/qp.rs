@@ -273,6 +273,13 @@ impl Objects {
         Ok(qpn)
     }
 
+    fn unnamed(&mut self) -> Result<PdHandle, CmdStatus> {
+        match self.unnamed {
+            Some(pd) => Ok(pd),
+            None => Ok(*self.unnamed.insert(self.hca.alloc_pd().map_err(status)?)),
+        }
+    }
+
     fn count_queues(&mut self, cap: &QpCap) -> Result<usize, CmdStatus> {
         let entries = cap.max_send_sge.max(cap.max_inline / 16);
         let send = self.count_queue(cap.max_send_wr, entries)?;
@@ -546,7 +553,12 @@ impl Function {
     pub(crate) fn create_qp(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
         let command: CreateQpIn = parse(input)?;
         let context = command.get(CreateQpIn::QPC);
-        let pd = self.resources.pd(context.get(Qpc::PD)).ok_or(CmdStatus::BadRes)?;
+        let pd = match self.resources.pd(context.get(Qpc::PD)) {
+            Some(pd) => pd,
+            // Linux names none for the queue pair by which it would change keys.
+            None if context.get(Qpc::ST) == ServiceType::RegUmr.code() => self.objects.unnamed()?,
+            None => return Err(CmdStatus::BadRes),
+        };
         if !self.pages.is_given(context.get(Qpc::UAR_PAGE)) {
             return Err(CmdStatus::BadRes);
         }

@@ -168,7 +168,7 @@ impl Objects {
         Ok(number)
     }
 
-    fn destroy_srq(&mut self, number: u32, is: impl Fn(&Kind) -> bool) -> Result<(), CmdStatus> {
+    pub(super) fn destroy_srq(&mut self, number: u32, is: impl Fn(&Kind) -> bool) -> Result<(), CmdStatus> {
         let srq = self.srqs.get(&number).filter(|srq| is(&srq.kind)).ok_or(CmdStatus::BadRes)?;
         if let Some(handle) = srq.handle() {
             self.hca.destroy_srq(handle).map_err(status)?;

@@ -267,9 +267,11 @@ impl Client {
         let bytes = (rq_bytes + (64 << log_sq)).next_multiple_of(PAGE);
         let (queues, record) = (self.alloc(bytes, PAGE), self.alloc(8, 64));
         let rq_type = if srq.is_some() { RqType::Srq } else { RqType::Regular };
+        // As Linux does, which names no protection domain for the queue pair by which it would change keys.
+        let pd = if st == ServiceType::RegUmr { 0 } else { self.pd };
         let context = Qpc::new()
             .with(Qpc::ST, st.code())
-            .with(Qpc::PD, self.pd)
+            .with(Qpc::PD, pd)
             .with(Qpc::UAR_PAGE, self.uar)
             .with(Qpc::LOG_RQ_SIZE, log_rq)
             .with(Qpc::LOG_RQ_STRIDE, LOG_RQ_STRIDE - 4)

@@ -386,3 +386,19 @@ fn a_function_that_may_not_reach_memory_any_more_does_not() {
     p.sent();
     assert_eq!(p.b.bytes(0, 8), [1; 8]);
 }
+
+#[test]
+fn what_had_ended_before_its_queue_pair_went_is_shown() {
+    let mut p = Pair::new(QpShape::default());
+    let to = p.b.mr.remote(0);
+    p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).inline(&[1; 8]));
+    p.a.client.function.look_at_requests();
+    p.a.client.function.carry_out();
+    // The adapter ends it while another function is looked at.
+    for _ in 0..50 {
+        p.b.client.function.look();
+    }
+    let qpn = p.a.qp.qpn;
+    p.a.client.destroy(qpn).unwrap();
+    assert_eq!(p.a.sent().map(|cqe| counter(&cqe)), Some(0));
+}

@@ -108,7 +108,8 @@ impl RegionInfo {
         let flags = bit(self.read, REGION_READ) | bit(self.write, REGION_WRITE) | bit(self.mmap, REGION_MMAP);
         let fits = argsz <= room;
         let (caps_flag, at) = if caps > 0 { (REGION_CAPS, Self::BYTES) } else { (0, 0) };
-        w.u32(argsz).u32(flags | caps_flag).u32(self.index).u32(if fits { at } else { 0 });
+        // Where they would stand is told without them, too: QEMU takes the flag with another offset for an error.
+        w.u32(argsz).u32(flags | caps_flag).u32(self.index).u32(at);
         w.u64(self.size).u64(self.offset);
         if let Some(areas) = areas.filter(|_| fits) {
             w.u16(CAP_SPARSE).u16(1).u32(0).u32(areas.len() as u32).u32(0);
