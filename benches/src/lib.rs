@@ -37,5 +37,6 @@ pub mod plot;
 pub mod portals;
 pub mod ratio;
 pub mod raw;
+pub mod served;
 pub mod ticks;
 pub mod turns;

@@ -9,8 +9,8 @@ use hca::cli::Failure;
 use hca::raw::{RawCq, RawQp, RawSrq, sge};
 use hca::{ConnectOptions, Endpoint, Opened, SharedMr, open_exactly};
 use hca_core::{
-    Access, Completion, Payload, Psn, QpCap, QpType, RecvWr, SendFlags, SendOp, SendWr, SrqInit, WcOpcode,
-    WcStatus,
+    Access, Completion, Payload, Psn, QpCap, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, SrqInit,
+    WcOpcode, WcStatus,
 };
 
 /// Receive requests of an end.
@@ -42,9 +42,9 @@ impl RawEnd {
         let depth = REQUESTS as u32;
         let srq =
             shared.then(|| RawSrq::create(&pd, &SrqInit { max_wr: 2 * depth, max_sge: 1 })).transpose()?;
-        let cap = QpCap { max_send_wr: 512, max_recv_wr: 2 * depth, ..QpCap::default() };
+        let cap = QpCap { max_send_wr: 512, max_recv_wr: 2 * depth, max_inline: 8, ..QpCap::default() };
         let qp = RawQp::create(&pd, QpType::Rc, &cq, &cq, srq.as_ref(), cap)?;
-        let memory = pd.alloc_shared(REQUESTS as usize * ROOM, Access::LOCAL_WRITE)?;
+        let memory = pd.alloc_shared(REQUESTS as usize * ROOM, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
         let port = device.context().port();
         let endpoint = Endpoint {
             service: QpType::Rc,
@@ -61,7 +61,7 @@ impl RawEnd {
     /// # Errors
     /// It does not reach the other.
     pub fn connect(&mut self, peer: &Endpoint) -> Result<(), Failure> {
-        self.qp.connect(Access::empty(), &self.endpoint, peer, &ConnectOptions::default())?;
+        self.qp.connect(Access::REMOTE_WRITE, &self.endpoint, peer, &ConnectOptions::default())?;
         (0..REQUESTS).for_each(|place| self.post_recv(place));
         Ok(())
     }
@@ -98,6 +98,35 @@ impl RawEnd {
         let wr = SendWr { wr_id: id, op: SendOp::Send, flags, payload, dest: None };
         // SAFETY: it names no memory.
         unsafe { self.qp.post_send_now(&wr) }.expect("the queue has room");
+    }
+
+    /// Where its peer may write.
+    pub fn window(&self) -> RemoteAddr {
+        let memory = self.memory.remote();
+        RemoteAddr { addr: memory.addr, rkey: memory.rkey }
+    }
+    /// The number in the first 8 bytes of its memory.
+    pub fn number(&self) -> u64 {
+        self.memory.load_u64(0)
+    }
+    /// Writes a number to its peer's memory, signalled.
+    ///
+    /// # Panics
+    /// The queue is full.
+    #[inline(never)]
+    pub fn counted_write(&mut self, number: u64, to: RemoteAddr) {
+        let payload = Payload::Inline(&number.to_ne_bytes());
+        let wr =
+            SendWr { wr_id: number, op: SendOp::Write(to), flags: SendFlags::SIGNALED, payload, dest: None };
+        // SAFETY: it names no memory.
+        unsafe { self.qp.post_send_now(&wr) }.expect("the queue has room");
+    }
+    /// Takes one completion, if it is there.
+    #[inline(never)]
+    pub fn counted_poll(&mut self) -> Option<u64> {
+        let mut wc = [Completion::default()];
+        let n = self.cq.poll(&mut wc);
+        (n == 1 && wc[0].status == WcStatus::Success).then_some(wc[0].wr_id)
     }
 
     /// Takes what came, and posts the requests anew; returns how many messages came.

@@ -11,6 +11,7 @@ use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, presets};
 use hca::cli::Failure;
@@ -22,6 +23,7 @@ use hca_benches::cost::{Counts, Verdict, count, judge, parse, render};
 use hca_benches::matching::{Initiator, Target};
 use hca_benches::portals;
 use hca_benches::raw::RawEnd;
+use hca_benches::served::Served;
 use hca_core::Access;
 use hca_core::wire::{ICRC_BYTES, Packet};
 use hca_fabric::MeasuredIcrc;
@@ -47,7 +49,7 @@ const UDP: &str = "udp://?progress=inline";
 /// A case: its name, and what prepares and runs it.
 type Case = (&'static str, fn());
 
-const CASES: [Case; 28] = [
+const CASES: [Case; 29] = [
     ("packet_parse", packet_parse),
     ("icrc_64", || icrc(64)),
     ("icrc_4096", || icrc(4096)),
@@ -76,6 +78,7 @@ const CASES: [Case; 28] = [
     ("match_begin_sent", || match_begin(AckRequest::None)),
     ("match_begin_ack", || match_begin(AckRequest::Full)),
     ("match_sent_at_once", match_sent_at_once),
+    ("mlx5_write_8", mlx5_write),
 ];
 
 fn main() -> ExitCode {
@@ -458,6 +461,24 @@ fn counted_shm_writes(a: &mut End, target: RemoteMr) {
     }
     drop(batch);
     assert_eq!(a.cq.poll(&mut a.wcs).len(), 1, "they are done as they are posted");
+}
+
+/// A WRITE of 8 bytes by the ConnectX driver: its post with the doorbell, and the poll that finds it complete. What the
+/// adapter does meanwhile is another thread's.
+fn mlx5_write() {
+    let served = Served::start(2).expect("functions are served");
+    let [mut a, mut b] = [0, 1].map(|i| RawEnd::open(&served.urls()[i], false).expect("the driver starts"));
+    a.connect(&b.endpoint()).expect("they reach each other");
+    b.connect(&a.endpoint()).expect("they reach each other");
+    for number in 1..=ROUNDS {
+        a.counted_write(number, b.window());
+        while b.number() != number {
+            std::thread::yield_now();
+        }
+        // What is written comes before the completion.
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(a.counted_poll(), Some(number));
+    }
 }
 
 /// 64 messages of 8 bytes by one doorbell, the last one signalled, until all are there and acknowledged.

@@ -76,41 +76,52 @@ impl Eq {
         self.produced.wrapping_sub(self.consumed) & CI_MASK
     }
 
-    /// Writes an entry. `false` if there is no room, or no memory any more.
-    fn write(&mut self, guest: &Guest, mut entry: Eqe) -> bool {
+    /// Writes an entry.
+    fn write(&mut self, guest: &Guest, mut entry: Eqe) -> Result<(), Unwritten> {
         if self.waiting() >= self.entries() {
-            return false;
+            return Err(Unwritten::Full);
         }
         let log_size = self.context.get(Eqc::LOG_EQ_SIZE);
         entry.set(Eqe::OWNER, Eqe::sw_owner(self.produced, log_size));
         let log_page = self.context.get(Eqc::LOG_PAGE_SIZE) + 12;
         let start = u64::from(self.context.get(Eqc::PAGE_OFFSET)) << (log_page - 6);
         let at = start + (u64::from(self.produced & (self.entries() - 1)) << LOG_EQE);
-        let Some(page) = self.pages.get((at >> log_page) as usize) else { return false };
+        let page = self.pages.get((at >> log_page) as usize).ok_or(Unwritten::Gone)?;
         let iova = page + (at & ((1 << log_page) - 1));
         let (body, last) = entry.as_bytes().split_at(Eqe::SIZE - 4);
         let last = u32::from_be_bytes(last.try_into().expect("four bytes were left"));
         // The owner bit comes last: the client may look at any time.
         let written = guest.write(iova, body).and_then(|()| guest.store32(iova + body.len() as u64, last));
-        if written.is_ok() {
-            self.produced = self.produced.wrapping_add(1) & CI_MASK;
-        }
-        written.is_ok()
+        written.map_err(|_| Unwritten::Gone)?;
+        self.produced = self.produced.wrapping_add(1) & CI_MASK;
+        Ok(())
     }
+}
+
+/// Why an event was not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unwritten {
+    /// The client has not read what is there.
+    Full,
+    /// The queue's memory can't be reached any more: the client has taken it back.
+    Gone,
 }
 
 impl Function {
     /// Puts an event into a queue, and interrupts if that is armed. A queue that is not there has nobody who waits.
     pub(crate) fn post_event(&mut self, eqn: u32, entry: Eqe) {
         let Some(eq) = self.eqs.get(eqn).filter(|eq| !eq.failed) else { return };
-        if !eq.write(&self.guest, entry) {
+        if let Err(why) = eq.write(&self.guest, entry) {
             eq.failed = true;
             let asynchronous = eq.mask != [0; 4];
-            self.registers.set_syndrome(if asynchronous {
-                HealthSyndrome::AsynchronousEqBufOverrun
-            } else {
-                HealthSyndrome::EqInErr
-            });
+            match why {
+                // What the client did to this queue is this queue's fault alone.
+                Unwritten::Gone => tracing::debug!(eqn, "an event queue's memory is gone"),
+                Unwritten::Full if asynchronous => {
+                    self.registers.set_syndrome(HealthSyndrome::AsynchronousEqBufOverrun);
+                }
+                Unwritten::Full => self.registers.set_syndrome(HealthSyndrome::EqInErr),
+            }
             return;
         }
         if std::mem::take(&mut eq.armed) {

@@ -156,6 +156,7 @@ impl Function {
             if let Some(uar) = self.pages.take_rung(at) {
                 any = true;
                 self.rung(uar, None);
+                self.ethernet_rung(uar);
             }
         }
         any

@@ -196,6 +196,7 @@ impl Function {
             };
             let number = |bytes: &[u8]| bytes.try_into().map(u32::from_be_bytes).ok();
             self.rung(uar, named.and_then(number).map(|n| n & 0xff_ffff));
+            self.ethernet_rung(uar);
         }
     }
 }

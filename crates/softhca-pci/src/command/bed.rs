@@ -60,8 +60,11 @@ impl Driver {
     }
 
     pub(crate) fn map(&mut self) {
+        self.try_map().unwrap();
+    }
+    pub(crate) fn try_map(&mut self) -> Result<(), rustix::io::Errno> {
         let copy: OwnedFd = self.file.try_clone().unwrap().into();
-        self.function.dma_map(BASE, LEN, (true, true), Some((copy, 0))).unwrap();
+        self.function.dma_map(BASE, LEN, (true, true), Some((copy, 0)))
     }
 
     /// Bus mastering, and the command queue's address.

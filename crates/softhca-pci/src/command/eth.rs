@@ -1,12 +1,14 @@
 //! Ethernet: queues, interfaces and tables of flows. Drivers of a RoCE port make a network interface of them before they
-//! come to RDMA; here they are numbers, which are made, named and taken away as they should be. No frame moves.
+//! come to RDMA; here they are numbers, which are made, named and taken away as they should be. Send queues are served so far that the interface goes on (`eth_sq`).
+//! No frame moves.
 
 use hca_prm::command::ethernet::{
-    CreateFlowGroupIn, CreateFlowTableIn, DestroyFlowGroupIn, DestroyFlowTableIn, QueryRqOut, QuerySqOut,
+    CreateFlowGroupIn, CreateFlowTableIn, DestroyFlowGroupIn, DestroyFlowTableIn, QueryRqOut,
     SetFlowTableRootIn, SetFteIn,
 };
 use hca_prm::{CmdStatus, Opcode};
 
+use super::eth_sq::{Sq, Sqs};
 use super::resource::Numbers;
 use super::{Output, caps, parse};
 use crate::function::{Function, PortKind};
@@ -19,6 +21,7 @@ const NUMBER: usize = 8;
 pub(crate) struct Ethernet {
     tirs: Numbers,
     sqs: Numbers,
+    pub(super) queues: Sqs,
     rqs: Numbers,
     tises: Numbers,
     rqts: Numbers,
@@ -38,7 +41,7 @@ impl Ethernet {
     fn of(&mut self, opcode: Opcode) -> Option<&mut Numbers> {
         Some(match opcode {
             Opcode::CREATE_TIR | Opcode::MODIFY_TIR | Opcode::DESTROY_TIR => &mut self.tirs,
-            Opcode::CREATE_SQ | Opcode::MODIFY_SQ | Opcode::DESTROY_SQ | Opcode::QUERY_SQ => &mut self.sqs,
+            Opcode::DESTROY_SQ => &mut self.sqs,
             Opcode::CREATE_RQ | Opcode::MODIFY_RQ | Opcode::DESTROY_RQ | Opcode::QUERY_RQ => &mut self.rqs,
             Opcode::CREATE_TIS | Opcode::MODIFY_TIS | Opcode::DESTROY_TIS => &mut self.tises,
             Opcode::CREATE_RQT | Opcode::MODIFY_RQT | Opcode::DESTROY_RQT => &mut self.rqts,
@@ -95,10 +98,23 @@ impl Function {
             return Err(CmdStatus::BadOp);
         }
         let ethernet = &mut self.commands.eth;
+        match opcode {
+            Opcode::CREATE_SQ => {
+                let sq = Sq::new(input)?;
+                let number = ethernet.sqs.alloc(caps::LOG_ETHERNET)?;
+                ethernet.queues.insert(number, sq);
+                return out.put_at(NUMBER, &number.to_be_bytes());
+            }
+            Opcode::MODIFY_SQ => {
+                return ethernet.queues.get_mut(&named(input)?).ok_or(CmdStatus::BadRes)?.modify(input);
+            }
+            Opcode::QUERY_SQ => return self.query_sq(input, out),
+            Opcode::DESTROY_SQ => _ = ethernet.queues.remove(&named(input)?),
+            _ => {}
+        }
         let Some(numbers) = ethernet.of(opcode) else { return ethernet.flows(opcode, input, out) };
         match opcode {
             Opcode::CREATE_TIR
-            | Opcode::CREATE_SQ
             | Opcode::CREATE_RQ
             | Opcode::CREATE_TIS
             | Opcode::CREATE_RQT
@@ -111,7 +127,6 @@ impl Function {
             | Opcode::DEALLOC_FLOW_COUNTER => numbers.free(named(input)?),
             _ if !numbers.contains(named(input)?) => Err(CmdStatus::BadRes),
             Opcode::QUERY_RQ => out.put(&QueryRqOut::new()),
-            Opcode::QUERY_SQ => out.put(&QuerySqOut::new()),
             _ => Ok(()),
         }
     }

@@ -12,6 +12,7 @@
 pub(crate) mod bed;
 pub(crate) mod caps;
 mod eth;
+mod eth_sq;
 mod hca;
 mod pages;
 mod port;

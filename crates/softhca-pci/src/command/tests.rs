@@ -423,6 +423,18 @@ fn a_queue_without_room_is_in_error_and_the_health_buffer_tells() {
 }
 
 #[test]
+fn a_queue_whose_memory_was_taken_back_is_in_error_and_the_function_is_well() {
+    let mut d = running();
+    d.uar();
+    let eqn = d.try_eq(0xdead_0000, 5, 0, &[EventType::Cmd]).unwrap();
+    d.command(&NopIn::new()).unwrap();
+    assert_eq!(d.load(0x23c), 0);
+    let state = d.command(&QueryEqIn::new().with(QueryEqIn::EQ_NUMBER, eqn)).unwrap();
+    let context = state.get(QueryEqOut::EQ_CONTEXT_ENTRY);
+    assert_eq!(context.get(Eqc::STATUS), EqStatus::WriteFailure.code());
+}
+
+#[test]
 fn a_reset_in_the_middle_leaves_a_function_as_new_to_a_driver_that_begins_anew() {
     for reset in [
         |d: &mut Driver| d.function.reset(),
@@ -488,4 +500,70 @@ fn the_clock_and_the_health_counter_go_on() {
         std::thread::yield_now();
     }
     assert!(clock(&mut d) > first);
+}
+
+#[test]
+fn an_ethernet_queue_completes_what_asks_for_it_and_no_frame_moves() {
+    use hca_prm::command::cq::{CreateCqIn, CreateCqOut};
+    use hca_prm::command::ethernet::{CreateSqIn, CreateSqOut, DestroySqIn, ModifySqIn};
+    let mut d = driver(PortKind::Roce);
+    d.boot();
+    d.uar();
+    let uar = d.uar();
+    let mut eq = d.eq(5, 0, &[]);
+    let (ring, sq, records) = (d.alloc(PAGE), d.alloc(PAGE), d.alloc(PAGE));
+    for slot in 0..16 {
+        d.write(ring + slot * 64 + 63, &[Cqe64::FIRST_OP_OWN]);
+    }
+    let cqc = Cqc::new()
+        .with(Cqc::LOG_CQ_SIZE, 4)
+        .with(Cqc::UAR_PAGE, uar)
+        .with(Cqc::C_EQN, eq.eqn)
+        .with(Cqc::DBR_ADDR, records);
+    let cq = CreateCqIn::new().with(CreateCqIn::CQ_CONTEXT, cqc);
+    let cqn = d.command_with(&cq, &[ring], 0).unwrap().0.get(CreateCqOut::CQN);
+    let wq = Wq::new()
+        .with(Wq::UAR_PAGE, uar)
+        .with(Wq::DBR_ADDR, records + 64)
+        .with(Wq::LOG_WQ_STRIDE, 6)
+        .with(Wq::LOG_WQ_SZ, 4);
+    let sqc = Sqc::new().with(Sqc::CQN, cqn).with(Sqc::WQ, wq).with(Sqc::USER_INDEX, 9);
+    let (out, _) = d.command_with(&CreateSqIn::new().with(CreateSqIn::CTX, sqc), &[sq], 0).unwrap();
+    let sqn = out.get(CreateSqOut::SQN);
+    assert_eq!(
+        d.command_with(&CreateSqIn::new().with(CreateSqIn::CTX, sqc), &[], 0).err(),
+        Some(CmdStatus::BadInpLen)
+    );
+    let post = |d: &mut Driver, place: u64, ds: u32, ce: u32, end: u32| {
+        let ctrl = CtrlSeg::new().with(CtrlSeg::DS, ds).with(CtrlSeg::CE, ce);
+        d.write(sq + place % 16 * 64, ctrl.as_bytes());
+        d.write(records + 68, &end.to_be_bytes());
+        d.function.bar_write(u64::from(uar) * PAGE + 0x800, &[1; 8]);
+    };
+    let shown = |d: &Driver, slot: u64| {
+        let entry = Cqe64::from_bytes(&d.read(ring + slot * 64, 64)).unwrap();
+        (entry.get(Cqe64::OPCODE) == CqeOpcode::Req.code()).then(|| {
+            (entry.get(Cqe64::WQE_COUNTER), entry.get(Cqe64::QPN), entry.get(Cqe64::SRQN_USER_INDEX))
+        })
+    };
+    post(&mut d, 0, 1, 2, 1);
+    assert_eq!(shown(&d, 0), None, "the queue is not ready");
+    let ready = ModifySqIn::new().with(ModifySqIn::SQN, sqn).with(ModifySqIn::CTX, sqc.with(Sqc::STATE, 1));
+    d.command(&ready).unwrap();
+    // The queue is armed for the next completion by record and doorbell.
+    d.write(records + 4, &[0; 4]);
+    d.function.bar_write(u64::from(uar) * PAGE + 0x20, &[0, 0, 0, 0, 0, 0, 0, cqn as u8]);
+    assert_eq!(shown(&d, 0), Some((0, sqn, 9)));
+    post(&mut d, 1, 9, 0, 4);
+    assert_eq!(shown(&d, 1), None, "it asks for none");
+    post(&mut d, 4, 1, 2, 5);
+    assert_eq!(shown(&d, 1), Some((4, sqn, 9)));
+    assert!(d.event(&mut eq).is_some(), "the armed queue made an event");
+    // Counts that can't be, and requests that lead beyond what was announced, end.
+    post(&mut d, 5, 1, 2, 0x8000);
+    post(&mut d, 5, 63, 2, 6);
+    assert_eq!((shown(&d, 2), shown(&d, 3)), (Some((5, sqn, 9)), None));
+    d.command(&DestroySqIn::new().with(DestroySqIn::SQN, sqn)).unwrap();
+    post(&mut d, 6, 1, 2, 7);
+    assert_eq!(shown(&d, 3), None);
 }
