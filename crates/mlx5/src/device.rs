@@ -1,6 +1,7 @@
 //! The face: an adapter as a [`Device`].
 #![allow(unsafe_code)] // `reg_mr` asks its caller for a promise, and hands it on
 
+use core::sync::atomic::{AtomicU32, Ordering};
 use core::task::Waker;
 use core::time::Duration;
 use std::os::fd::BorrowedFd;
@@ -19,12 +20,19 @@ use crate::health::Death;
 use crate::options::Options;
 use crate::{cq, memory, mr, qp, srq};
 
+/// Turns in vain before the CPU is given to others.
+const LOOKS: u32 = 64;
+
 /// An adapter of the ConnectX family.
 ///
 /// It is stopped, and gives all memory back, when it and all ports of its queues are gone.
 pub struct Mlx5 {
     hca: Arc<Hca>,
     attr: DeviceAttr,
+    /// The adapter is a process that may wait for a CPU.
+    served: bool,
+    /// Turns that were asked for.
+    turns: AtomicU32,
 }
 
 impl core::fmt::Debug for Mlx5 {
@@ -40,8 +48,8 @@ impl Mlx5 {
     /// The function is no such adapter, can't be used, or its firmware does not do what it is told.
     pub fn open(function: PciFunction, options: Options) -> Result<Arc<Self>, OpenError> {
         let hca = Hca::open(function, &options)?;
-        let attr = attributes(&hca);
-        Ok(Arc::new(Self { hca, attr }))
+        let (attr, served) = (attributes(&hca), hca.function().waker().is_some());
+        Ok(Arc::new(Self { hca, attr, served, turns: AtomicU32::new(0) }))
     }
 
     /// Of what it died, if it is dead.
@@ -159,7 +167,11 @@ impl Device for Mlx5 {
         self.hca.events.set_waker(waker);
     }
 
+    /// The adapter moves by itself; one that is served does so on a CPU that who looks in a loop may have.
     fn turn(&self) -> bool {
+        if self.served && self.turns.fetch_add(1, Ordering::Relaxed) % LOOKS == LOOKS - 1 {
+            std::thread::yield_now();
+        }
         false
     }
     fn needs_turns(&self) -> bool {
