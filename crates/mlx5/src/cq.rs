@@ -33,7 +33,7 @@ use crate::table::Table;
 use crate::uar::Uar;
 
 /// Polls in vain before the CPU is given to others, where the adapter is a process that may wait for it.
-const VAIN_POLLS: u32 = 64;
+const VAIN_POLLS: u32 = 16;
 
 /// A queue pair that completes here.
 #[derive(Clone)]

@@ -21,7 +21,7 @@ use crate::options::Options;
 use crate::{cq, memory, mr, qp, srq};
 
 /// Turns in vain before the CPU is given to others.
-const LOOKS: u32 = 64;
+const LOOKS: u32 = 2;
 
 /// An adapter of the ConnectX family.
 ///
