@@ -119,4 +119,5 @@ concurrency() {
     cargo test -q --release -p softhca --lib loom
     cargo test -q --release -p hca-fabric --lib loom_
     cargo test -q --release -p hca-verbs --lib loom_
+    cargo test -q --release -p hca-mlx5 --lib loom
 }
