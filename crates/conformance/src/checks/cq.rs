@@ -5,11 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use hca_core::{AsyncEvent, DeviceError, Notify, QpCap, QpState, SendFlags, SendOp, SendWr, WcStatus};
+use hca_core::{
+    AsyncEvent, DeviceError, Notify, QpCap, QpState, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, WcStatus,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::node::{Cq, Node};
-use crate::qp::{Conn, Pair, Qp, connect, qp_init, to_state, wr};
+use crate::qp::{Conn, Pair, Qp, connect, qp_init, wr};
 use crate::{Bed, Feature};
 
 /// Counts how often it was woken.
@@ -313,16 +315,14 @@ pub(crate) fn a_stale_queue_is_refused_to_queue_pairs(bed: &dyn Bed) {
 }
 
 pub(crate) fn events_wake_who_waits_for_them(bed: &dyn Bed) {
-    if !bed.can(Feature::Drain) {
-        return;
-    }
     let p = Pair::rc(bed);
     let bell = Arc::new(Bell::default());
     p.a.node.dev().set_event_waker(&Waker::from(bell.clone()));
-    let attr = hca_core::QpAttr { sqd_event: Some(true), ..to_state(QpState::Sqd) };
-    p.a.modify(&attr).unwrap();
+    let there = p.ma.remote(0);
+    let wrong = RemoteAddr { rkey: Rkey::new(!there.rkey.raw()), ..there };
+    p.b.send(1, SendOp::Write(wrong), &[p.mb.sge(0, 8)]);
     p.a.node.world.wait("the waker", || (bell.rung() > 0).then_some(()));
-    p.a.wait_event(AsyncEvent::SqDrained);
+    p.a.wait_event(AsyncEvent::QpAccessError);
 }
 
 pub(crate) fn a_waker_may_poll_and_arm_again(bed: &dyn Bed) {
