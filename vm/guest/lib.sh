@@ -114,8 +114,9 @@ both() {
 }
 
 # shellcheck disable=SC2034 # jobs use it
-# What mlx5_core and mlx5_ib print on an adapter in silicon, too.
-MLX5_SAYS='firmware version: |enabling device \(|Port module event|MLX5E: StrdRq|renamed from eth|Link (up|down)$|available PCIe bandwidth|Rate limit: |Flow counters bulk query buffer size increased'
+# What mlx5_core and mlx5_ib print on an adapter in silicon, too; that on write combining where doorbell pages are mapped
+# without it, as in a guest.
+MLX5_SAYS='firmware version: |enabling device \(|Port module event|MLX5E: StrdRq|renamed from eth|Link (up|down|ACTIVE|DOWN)$|Write combining is not supported$|available PCIe bandwidth|Rate limit: |Flow counters bulk query buffer size increased'
 
 # probe_mlx5: stock drivers bind the function; sets `device` and `at`.
 probe_mlx5() {

@@ -138,7 +138,8 @@ impl Path {
             .with(UdAdrsVector::RLID_UDP_SPORT, self.port_or_lid())
             .with(UdAdrsVector::TCLASS, self.traffic_class.into())
             .with(UdAdrsVector::HOP_LIMIT, self.hop_limit.into())
-            .with(UdAdrsVector::GRH, true)
+            // Reserved between Ethernet ports, whose packets all have one.
+            .with(UdAdrsVector::GRH, !self.ethernet)
             .with(UdAdrsVector::SRC_ADDR_INDEX, self.sgid_index)
             .with(UdAdrsVector::FLOW_LABEL, self.flow_label)
             .with(UdAdrsVector::RGID_RIP, self.dgid.0);
@@ -150,7 +151,7 @@ impl Path {
     /// As it stands in contexts of queue pairs.
     pub(crate) fn context(&self) -> Ads {
         let mut path = Ads::new()
-            .with(Ads::GRH, true)
+            .with(Ads::GRH, !self.ethernet)
             .with(Ads::SRC_ADDR_INDEX, self.sgid_index)
             .with(Ads::HOP_LIMIT, self.hop_limit.into())
             .with(Ads::TCLASS, self.traffic_class.into())
@@ -233,7 +234,7 @@ mod tests {
             let path = path(ethernet);
             let bytes: Vec<u8> = path.address().iter().flat_map(|w| w.to_be_bytes()).collect();
             let (v, c) = (UdAdrsVector::from_bytes(&bytes).unwrap(), path.context());
-            assert!(v.get(UdAdrsVector::GRH) && c.get(Ads::GRH));
+            assert_eq!((v.get(UdAdrsVector::GRH), c.get(Ads::GRH)), (!ethernet, !ethernet));
             assert_eq!((v.get(UdAdrsVector::RGID_RIP), c.get(Ads::RGID_RIP)), ([7; 16], [7; 16]));
             assert_eq!((v.get(UdAdrsVector::SRC_ADDR_INDEX), c.get(Ads::SRC_ADDR_INDEX)), (3, 3));
             assert_eq!((v.get(UdAdrsVector::FLOW_LABEL), c.get(Ads::FLOW_LABEL)), (0xf_0001, 0xf_0001));

@@ -209,6 +209,7 @@ fn offered_roce() -> RoceCap {
 
 fn offered_ethernet() -> EthOffloadCap {
     EthOffloadCap::new()
+        .with(EthOffloadCap::SELF_LB_EN_MODIFIABLE, true)
         .with(EthOffloadCap::CSUM_CAP, true)
         .with(EthOffloadCap::VLAN_CAP, true)
         .with(EthOffloadCap::MAX_LSO_CAP, 18)

@@ -231,7 +231,9 @@ fn address(
     shown: &Shown<'_>,
 ) -> Found {
     let (gid, lid) = (to.get(UdAdrsVector::RGID_RIP), to.get(UdAdrsVector::RLID_UDP_SPORT));
-    let Some(dgid) = destination(directory, gid, to.get(UdAdrsVector::GRH), lid) else {
+    // Between Ethernet ports there always is a GRH, and the bit is reserved; their addresses have a MAC.
+    let grh = to.get(UdAdrsVector::GRH) || to.rmac() != [0; 6];
+    let Some(dgid) = destination(directory, gid, grh, lid) else {
         return Found::Nowhere;
     };
     let av = AddressVector {
