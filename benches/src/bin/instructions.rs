@@ -23,7 +23,7 @@ use hca_benches::cost::{Counts, Verdict, count, judge, parse, render};
 use hca_benches::matching::{Initiator, Target};
 use hca_benches::portals;
 use hca_benches::raw::RawEnd;
-use hca_benches::served::Served;
+use hca_benches::served::serve;
 use hca_core::Access;
 use hca_core::wire::{ICRC_BYTES, Packet};
 use hca_fabric::MeasuredIcrc;
@@ -466,8 +466,9 @@ fn counted_shm_writes(a: &mut End, target: RemoteMr) {
 /// A WRITE of 8 bytes by the ConnectX driver: its post with the doorbell, and the poll that finds it complete. What the
 /// adapter does meanwhile is another thread's.
 fn mlx5_write() {
-    let served = Served::start(2).expect("functions are served");
-    let [mut a, mut b] = [0, 1].map(|i| RawEnd::open(&served.urls()[i], false).expect("the driver starts"));
+    let served = serve(2).expect("functions are served");
+    let url = |i: usize| format!("vfio-user://{}", served.sockets()[i].display());
+    let [mut a, mut b] = [0, 1].map(|i| RawEnd::open(&url(i), false).expect("the driver starts"));
     a.connect(&b.endpoint()).expect("they reach each other");
     b.connect(&a.endpoint()).expect("they reach each other");
     for number in 1..=ROUNDS {

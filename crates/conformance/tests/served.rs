@@ -1,9 +1,7 @@
 //! The ConnectX driver on functions that the software adapter serves at sockets, all in one process.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hca_core::{Access, Device, DeviceError, Gid, MrInit};
@@ -11,56 +9,28 @@ use hca_fabric::LoopbackNet;
 use hca_mlx5::{Mlx5, Options};
 use hca_vfio::{PciFunction, UserOptions};
 use softhca::{Progress, SoftHca};
-use softhca_pci::{PortKind, Server, Stopper};
+use softhca_pci::{PortKind, Served};
 
-/// A server with some functions.
-struct Served {
-    folder: PathBuf,
-    sockets: Vec<PathBuf>,
-    stopper: Stopper,
-    thread: Option<JoinHandle<()>>,
+fn serve(functions: usize, port: PortKind) -> Served {
+    let fabric = LoopbackNet::new().attach(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)));
+    let inline = softhca::Options { progress: Progress::Inline, ..softhca::Options::default() };
+    let hca = SoftHca::open(Box::new(fabric), inline).unwrap();
+    Served::start(hca, functions, port).unwrap()
 }
-
-impl Served {
-    fn start(name: &str, functions: usize, port: PortKind) -> Self {
-        let folder = std::env::temp_dir().join(format!("hca-served-{}-{name}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let sockets: Vec<PathBuf> = (0..functions).map(|i| folder.join(format!("{i}.sock"))).collect();
-        let fabric = LoopbackNet::new().attach(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)));
-        let inline = softhca::Options { progress: Progress::Inline, ..softhca::Options::default() };
-        let hca = SoftHca::open(Box::new(fabric), inline).unwrap();
-        let mut server = Server::open(hca, &sockets, port).unwrap();
-        let stopper = server.stopper().unwrap();
-        let thread = Some(std::thread::spawn(move || server.run()));
-        Self { folder, sockets, stopper, thread }
-    }
-    /// The function; a client that has just gone leaves it free.
-    fn function(&self, function: usize) -> PciFunction {
-        PciFunction::connect(&self.sockets[function], UserOptions::default()).unwrap()
-    }
-    fn open(&self, function: usize) -> Arc<Mlx5> {
-        Mlx5::open(self.function(function), Options::default()).unwrap()
-    }
+/// The function; a client that has just gone leaves it free.
+fn function(served: &Served, number: usize) -> PciFunction {
+    PciFunction::connect(&served.sockets()[number], UserOptions::default()).unwrap()
 }
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.stopper.stop();
-        if let Some(thread) = self.thread.take()
-            && !std::thread::panicking()
-        {
-            thread.join().unwrap();
-        }
-        std::fs::remove_dir_all(&self.folder).ok();
-    }
+fn open(served: &Served, number: usize) -> Arc<Mlx5> {
+    Mlx5::open(function(served, number), Options::default()).unwrap()
 }
 
 #[test]
 fn the_driver_opens_a_served_function_again_and_again_with_either_port() {
-    for (name, port) in [("ib", PortKind::InfiniBand), ("roce", PortKind::Roce)] {
-        let served = Served::start(name, 2, port);
+    for port in [PortKind::InfiniBand, PortKind::Roce] {
+        let served = serve(2, port);
         for _ in 0..5 {
-            let (a, b) = (served.open(0), served.open(1));
+            let (a, b) = (open(&served, 0), open(&served, 1));
             assert_ne!(a.port().gid, b.port().gid, "each has an address of its own");
             assert!(a.port().gid != Gid::default() && a.port().active && b.port().active);
             assert!(a.pages_lent() > 0 && a.death().is_none());
@@ -71,8 +41,8 @@ fn the_driver_opens_a_served_function_again_and_again_with_either_port() {
 
 #[test]
 fn regions_of_all_sizes_come_and_go_on_a_served_function() {
-    let served = Served::start("regions", 1, PortKind::InfiniBand);
-    let device = served.open(0);
+    let served = serve(1, PortKind::InfiniBand);
+    let device = open(&served, 0);
     let pd = device.alloc_pd().unwrap();
     for len in [1, 4096, 5000, 1 << 20, (64 << 20) + 1] {
         let memory = device.alloc_memory(len).unwrap();
@@ -96,9 +66,9 @@ fn regions_of_all_sizes_come_and_go_on_a_served_function() {
 
 #[test]
 fn a_function_that_is_reset_under_its_driver_serves_the_next_one() {
-    let served = Served::start("reset", 1, PortKind::InfiniBand);
+    let served = serve(1, PortKind::InfiniBand);
     for _ in 0..3 {
-        let function = served.function(0);
+        let function = function(&served, 0);
         let mut short = Options::default();
         short.command_timeout = Duration::from_millis(100);
         let device = Mlx5::open(function.clone(), short).unwrap();
@@ -111,6 +81,6 @@ fn a_function_that_is_reset_under_its_driver_serves_the_next_one() {
         function.reset().unwrap();
         drop((device, memory));
     }
-    let device = served.open(0);
+    let device = open(&served, 0);
     device.alloc_pd().unwrap();
 }

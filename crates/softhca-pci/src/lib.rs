@@ -37,6 +37,7 @@
 //! | `guest` | the client's memory: maps, checked copies, windows |
 //! | `objects` | keys, completion queues, queue pairs, shared receive queues, as commands make them |
 //! | `path` | the data path: work requests to posts, completions to entries |
+//! | `served` | [`Served`]: a server in a thread of this process |
 //! | `directory` | which addresses of functions stand for the adapter's own |
 
 #![deny(unsafe_code)]
@@ -52,9 +53,11 @@ mod objects;
 mod path;
 mod pci;
 mod registers;
+mod served;
 mod server;
 mod uar;
 
 pub use directory::SharedDirectory;
 pub use function::{Function, FunctionOptions, PortKind, UnknownPort};
+pub use served::Served;
 pub use server::{ServeError, Server, Stopper};

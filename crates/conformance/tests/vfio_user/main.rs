@@ -3,9 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hca_conformance::{Bed, Feature, suite};
 use hca_core::{Device, Gid};
@@ -13,7 +11,7 @@ use hca_fabric::LoopbackNet;
 use hca_mlx5::{Mlx5, Options};
 use hca_vfio::{PciFunction, UserOptions};
 use softhca::{Progress, SoftHca};
-use softhca_pci::{PortKind, Server, Stopper};
+use softhca_pci::{PortKind, Served};
 
 suite!(infiniband, ServedBed::new(PortKind::InfiniBand));
 suite!(roce, ServedBed::new(PortKind::Roce));
@@ -28,24 +26,6 @@ struct ServedBed {
     servers: Mutex<Vec<Served>>,
 }
 
-/// A server in a thread.
-struct Served {
-    stopper: Stopper,
-    thread: Option<JoinHandle<()>>,
-    folder: PathBuf,
-}
-
-impl Drop for Served {
-    fn drop(&mut self) {
-        self.stopper.stop();
-        let ended = self.thread.take().expect("joined once").join();
-        let _ = std::fs::remove_dir(&self.folder);
-        if !std::thread::panicking() {
-            ended.expect("the server ends as it should");
-        }
-    }
-}
-
 impl ServedBed {
     const fn new(port: PortKind) -> Self {
         Self { port, servers: Mutex::new(Vec::new()) }
@@ -53,24 +33,12 @@ impl ServedBed {
 
     /// Serves `n` functions of an adapter on a network of its own, and returns their sockets.
     fn serve(&self, n: usize) -> Vec<PathBuf> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let folder = std::env::temp_dir().join(format!("hca-served-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("a folder for sockets");
-        let sockets: Vec<PathBuf> = (0..n).map(|i| folder.join(i.to_string())).collect();
-        let (tell, told) = mpsc::channel();
-        let (port, paths) = (self.port, sockets.clone());
-        let thread = std::thread::spawn(move || {
-            let fabric = LoopbackNet::new().attach(Ipv4Addr::new(10, 0, 0, 1).into());
-            let options = softhca::Options { progress: Progress::Inline, ..softhca::Options::default() };
-            let hca = SoftHca::open(Box::new(fabric), options).expect("the adapter opens");
-            let mut server = Server::open(hca, &paths, port).expect("it listens");
-            tell.send(server.stopper().expect("a descriptor is left")).expect("the test waits");
-            server.run();
-        });
-        let stopper = told.recv().expect("the server starts");
-        let mut servers = self.servers.lock().unwrap_or_else(PoisonError::into_inner);
-        servers.push(Served { stopper, thread: Some(thread), folder });
+        let fabric = LoopbackNet::new().attach(Ipv4Addr::new(10, 0, 0, 1).into());
+        let options = softhca::Options { progress: Progress::Inline, ..softhca::Options::default() };
+        let hca = SoftHca::open(Box::new(fabric), options).expect("the adapter opens");
+        let served = Served::start(hca, n, self.port).expect("it is served");
+        let sockets = served.sockets().to_vec();
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner).push(served);
         sockets
     }
 }
