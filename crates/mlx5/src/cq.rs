@@ -1,14 +1,10 @@
 //! Completion queues.
 //!
 //! One thread polls a queue by its port, and has a copy of its own of which queue pairs complete there, by number. Other
-//! threads add and remove queue pairs: they change the list under a lock and count the change, and the poller, who finds
-//! the count changed, copies the list anew.
+//! threads add and remove queue pairs: `exclusion` says how they do so while the queue is polled.
 //!
 //! Who removes a queue pair takes what it left in the queue out: no poll that begins later finds it, and what it took from a
-//! shared receive queue is given back. For that the poller must be outside. It says by a word of its own when it is inside,
-//! and looks at the count behind that; who removes changes the count, has all processors run a barrier, and looks at the
-//! word. Either the poller sees the count changed, and comes to the lock, or who removes sees it inside, and waits until
-//! it has gone, which takes as long as a poll. The poller pays two plain stores for it.
+//! shared receive queue is given back. For that the poller must be outside, which takes as long as a poll.
 
 use core::task::Waker;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,18 +13,18 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use hca_core::{Completion, CqHandle, CqPort, DeviceError, Notify, Qpn, RecvExtra, WcOpcode, WcStatus};
 use hca_prm::command::cq::{CreateCqIn, CreateCqOut, DestroyCqIn};
 use hca_prm::{CI_MASK, CQ_DOORBELL, CqArm, CqDbr, Cqc};
-use hca_turn_lock::Barrier;
 use hca_vfio::mmio::dma_wmb;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::caps::Caps;
 use crate::cqe::{self, CQE_CELLS, Cqe, Kind};
+use crate::exclusion::Exclusion;
 use crate::hca::Hca;
 use crate::qp::core::QpCore;
 use crate::qp::send::{Bell, opcode_of};
 use crate::queue::{QueueMemory, in_range};
 use crate::shared::SharedCells;
-use crate::sync::{AtomicBool, AtomicU32, CachePadded, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::table::Table;
 use crate::uar::Uar;
 
@@ -52,13 +48,9 @@ pub(crate) struct CqCore {
     log_size: u32,
     cells: SharedCells,
     record: SharedCells,
-    barrier: Barrier,
-    members: Mutex<Vec<Member>>,
-    /// Counts changes of `members`, and the adapter's death.
-    version: AtomicU32,
+    /// Its version counts the adapter's death as well.
+    members: Exclusion<Vec<Member>>,
     dead: AtomicBool,
-    /// Not 0: the poller is inside.
-    inside: CachePadded<AtomicU32>,
     /// Entries that were taken. Written by the poller.
     taken: AtomicU32,
     /// Events that came: part of what arms the queue.
@@ -83,11 +75,8 @@ impl CqCore {
             log_size,
             cells,
             record,
-            barrier: Barrier::of_system(),
-            members: Mutex::new(Vec::new()),
-            version: AtomicU32::new(0),
+            members: Exclusion::new(Vec::new()),
             dead: AtomicBool::new(false),
-            inside: CachePadded(AtomicU32::new(0)),
             taken: AtomicU32::new(0),
             events: AtomicU32::new(0),
             waker: Mutex::new(None),
@@ -95,33 +84,26 @@ impl CqCore {
         }
     }
 
-    fn members(&self) -> MutexGuard<'_, Vec<Member>> {
-        // It is whole between any two of its operations.
-        self.members.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// A queue pair completes here from now on.
     pub(crate) fn add(&self, qp: &Arc<QpCore>, sends: bool, recvs: bool) {
-        let mut members = self.members();
-        members.push(Member { qp: qp.clone(), sends, recvs });
-        // Release: pairs with the Acquire in `CqPoller::enter`.
-        self.version.fetch_add(1, Ordering::Release);
+        self.members.change(|members| members.push(Member { qp: qp.clone(), sends, recvs }));
     }
 
     /// Takes out what a queue pair left here, of which the adapter adds no more; and the queue pair itself, if it is to `stay`
     /// no more. `also` is run while nobody polls. Returned are the requests that it took from a shared receive queue.
     pub(crate) fn remove(&self, qp: &QpCore, stay: bool, also: impl FnOnce()) -> Vec<u64> {
-        let mut members = self.members();
-        if !stay {
-            members.retain(|m| m.qp.handle != qp.handle);
-        }
-        self.version.fetch_add(1, Ordering::SeqCst);
-        // Pairs with the light one in `CqPoller::enter`.
-        self.barrier.heavy();
-        // Acquire: what the poller did inside is seen.
-        while self.inside.load(Ordering::Acquire) != 0 {
-            std::thread::yield_now();
-        }
+        self.members.exclude(|members| {
+            if !stay {
+                members.retain(|m| m.qp.handle != qp.handle);
+            }
+            let shared = self.take_out(qp);
+            also();
+            shared
+        })
+    }
+
+    /// Takes out what a queue pair left here. Returned are the requests that it took from a shared receive queue. While nobody polls.
+    fn take_out(&self, qp: &QpCore) -> Vec<u64> {
         let mut shared = Vec::new();
         let taken = self.taken.load(Ordering::Relaxed);
         for i in 0..1_u32 << self.log_size {
@@ -134,7 +116,6 @@ impl CqCore {
             }
             cqe.disown();
         }
-        also();
         shared
     }
 
@@ -156,7 +137,7 @@ impl CqCore {
     /// The adapter is dead: polls end what is outstanding.
     pub(crate) fn die(&self) {
         self.dead.store(true, Ordering::Relaxed);
-        self.version.fetch_add(1, Ordering::Release);
+        self.members.tell();
         self.wake();
     }
     fn wake(&self) {
@@ -179,7 +160,7 @@ pub(crate) struct CqPoller<B> {
     bell: B,
     /// Entries that were taken.
     next: u32,
-    /// `CqCore::version` as last seen.
+    /// That of `CqCore::members` that `seats` are of.
     version: u32,
     /// A power of two, with at least as many empty as taken.
     seats: Box<[Seat]>,
@@ -191,20 +172,9 @@ pub(crate) struct CqPoller<B> {
     vain: u32,
 }
 
-/// Says that the poller is inside, as long as it lives.
-struct Inside<'a>(&'a AtomicU32);
-
-impl Drop for Inside<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        // Release: pairs with the Acquire in `CqCore::remove`.
-        self.0.store(0, Ordering::Release);
-    }
-}
-
 impl<B: Bell> CqPoller<B> {
     pub(crate) fn new(core: Arc<CqCore>, bell: B, yields: bool) -> Self {
-        let version = core.version.load(Ordering::Acquire).wrapping_sub(1);
+        let version = core.members.never_seen();
         Self {
             core,
             bell,
@@ -221,17 +191,16 @@ impl<B: Bell> CqPoller<B> {
     /// Copies the list of queue pairs. While who removes one has the list, this waits.
     #[cold]
     fn look_anew(&mut self) {
-        let core = self.core.clone();
-        let members = core.members();
-        self.version = core.version.load(Ordering::Acquire);
-        self.dead = core.dead.load(Ordering::Relaxed);
+        let (version, members) = self.core.members.copy(Clone::clone);
+        self.version = version;
+        self.dead = self.core.dead.load(Ordering::Relaxed);
         self.seats = vec![None; (2 * members.len()).next_power_of_two()].into();
-        for member in members.iter() {
+        for member in members {
             let mut at = member.qp.qpn.raw() as usize;
             while self.seats[at & (self.seats.len() - 1)].is_some() {
                 at += 1;
             }
-            self.seats[at & (self.seats.len() - 1)] = Some(member.clone());
+            self.seats[at & (self.seats.len() - 1)] = Some(member);
         }
     }
 
@@ -334,19 +303,13 @@ impl<B: Bell> CqPort for CqPoller<B> {
         if out.is_empty() {
             return 0;
         }
-        loop {
-            self.core.inside.store(1, Ordering::Relaxed);
-            // Pairs with the heavy one in `CqCore::remove`.
-            self.core.barrier.light();
-            // Acquire: pairs with the Release of who changed it.
-            if self.core.version.load(Ordering::Acquire) == self.version {
-                break;
+        let inside = loop {
+            if let Some(inside) = self.core.members.enter(self.version) {
+                break inside;
             }
-            self.core.inside.store(0, Ordering::Release);
             self.look_anew();
-        }
+        };
         let core = &*self.core;
-        let inside = Inside(&core.inside);
         let (mut n, first) = (0, self.next);
         let end = first.wrapping_add(1 << core.log_size);
         while n < out.len() && self.next != end {

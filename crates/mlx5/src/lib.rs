@@ -47,6 +47,7 @@
 //! | `house`, `serve`, `events` | the driver's thread, what it does, events on their way to the program |
 //! | `pd`, `mr`, `memory` | protection domains, regions, memory that it can reach |
 //! | `cq`, `cqe`, `qp`, `srq`, `ah` | queues and address handles |
+//! | `exclusion` | how queue pairs come and go while a completion queue is polled |
 //! | `queue`, `shared` | memory of queues; words that the adapter reads and writes |
 //!
 //! [`Device`]: hca_core::Device
@@ -62,6 +63,7 @@ mod device;
 mod eq;
 mod error;
 mod events;
+mod exclusion;
 mod hca;
 mod health;
 mod house;

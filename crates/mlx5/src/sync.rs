@@ -1,10 +1,18 @@
-//! The atomics of this crate, exchanged for loom's when it explores interleavings.
+//! The atomics and locks that loom explores, exchanged for loom's when it does.
 
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+pub(crate) use std::{
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    sync::{Mutex, MutexGuard},
+    thread::yield_now,
+};
 
 #[cfg(loom)]
-pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+pub(crate) use loom::{
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    sync::{Mutex, MutexGuard},
+    thread::yield_now,
+};
 
 /// A value on cache lines of its own (two, since adjacent lines are fetched in pairs).
 #[derive(Debug, Default)]

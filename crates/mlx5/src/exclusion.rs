@@ -1,0 +1,242 @@
+//! A list that one thread has a copy of and uses very often, while others change it hardly ever.
+//!
+//! The list is changed under a lock, and the change is counted. The frequent user comes in ([`Exclusion::enter`]) by the count
+//! that its copy has, without the lock; where that is no longer the count, it copies the list anew ([`Exclusion::copy`]).
+//!
+//! Some changes want the frequent user outside ([`Exclusion::exclude`]). It says by a word of its own when it is inside, and
+//! looks at the count behind that; who excludes it changes the count, has all processors run a barrier, and looks at the
+//! word. Either the user sees the count changed, and comes to the lock, or who excludes sees it inside, and waits until
+//! it has gone. The user pays two plain stores for it.
+
+use std::sync::PoisonError;
+
+use hca_turn_lock::Barrier;
+
+use crate::sync::{AtomicU32, CachePadded, Mutex, MutexGuard, Ordering, yield_now};
+
+/// The list, and who uses it.
+pub(crate) struct Exclusion<T> {
+    barrier: Barrier,
+    list: Mutex<T>,
+    /// Counts changes of `list`, and of what else its user is to look at.
+    version: AtomicU32,
+    /// Not 0: the frequent user is inside.
+    inside: CachePadded<AtomicU32>,
+}
+
+/// The frequent user is inside, as long as this lives.
+pub(crate) struct Inside<'a>(&'a AtomicU32);
+
+impl Drop for Inside<'_> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire in `Exclusion::exclude`.
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+impl<T> Exclusion<T> {
+    /// With a list that nobody has a copy of.
+    pub(crate) fn new(list: T) -> Self {
+        Self {
+            barrier: Barrier::of_system(),
+            list: Mutex::new(list),
+            version: AtomicU32::new(0),
+            inside: CachePadded(AtomicU32::new(0)),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, T> {
+        // What it holds is whole between any two of its operations.
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A version that no copy has, for who has none.
+    pub(crate) fn never_seen(&self) -> u32 {
+        self.version.load(Ordering::Relaxed).wrapping_sub(1)
+    }
+
+    /// The frequent user comes in with a copy of this version. `None`: it is to copy the list anew first. By one thread only.
+    #[inline(always)]
+    pub(crate) fn enter(&self, version: u32) -> Option<Inside<'_>> {
+        self.inside.store(1, Ordering::Relaxed);
+        let inside = Inside(&self.inside);
+        // Pairs with the heavy one in `exclude`.
+        self.barrier.light();
+        // Relaxed: what came with this version was seen when the copy was made.
+        (self.version.load(Ordering::Relaxed) == version).then_some(inside)
+    }
+
+    /// Copies the list, and returns the version of that. While somebody excludes the user, this waits. Not from inside.
+    pub(crate) fn copy<R>(&self, copy: impl FnOnce(&T) -> R) -> (u32, R) {
+        let list = self.lock();
+        // Acquire: what was stored before the user was told is seen by `copy`.
+        let version = self.version.load(Ordering::Acquire);
+        (version, copy(&list))
+    }
+
+    /// Changes the list; the user may be inside with a copy of what it was.
+    pub(crate) fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+        let mut list = self.lock();
+        let done = change(&mut list);
+        self.tell();
+        done
+    }
+
+    /// Has the user copy the list before it comes in again, and see what was stored before.
+    pub(crate) fn tell(&self) {
+        // Release: pairs with the Acquire in `copy`.
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// Changes the list while the user is outside; it comes in again with a copy of the new one.
+    pub(crate) fn exclude<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+        let mut list = self.lock();
+        self.tell();
+        // Pairs with the light one in `enter`.
+        self.barrier.heavy();
+        // Acquire: what the user did inside is seen.
+        while self.inside.load(Ordering::Acquire) != 0 {
+            yield_now();
+        }
+        change(&mut list)
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use loom::sync::Arc;
+
+    use super::*;
+
+    /// What the user works on inside, and who excludes it as well, by words of no order.
+    #[derive(Default)]
+    struct Shared {
+        /// Somebody is at it.
+        busy: AtomicU32,
+        /// Two words that are the same whenever nobody is at it.
+        words: [AtomicU32; 2],
+        /// It is known to be gone.
+        gone: AtomicU32,
+    }
+
+    impl Shared {
+        fn work(&self) {
+            assert_eq!(self.busy.swap(1, Ordering::Relaxed), 0, "both are inside");
+            let [a, b] = &self.words;
+            let was = a.load(Ordering::Relaxed);
+            assert_eq!(was, b.load(Ordering::Relaxed), "who was inside before is seen in part");
+            a.store(was + 1, Ordering::Relaxed);
+            b.store(was + 1, Ordering::Relaxed);
+            self.busy.store(0, Ordering::Relaxed);
+        }
+        fn done(&self) -> u32 {
+            self.words[0].load(Ordering::Relaxed)
+        }
+    }
+
+    type Both = Arc<(Exclusion<bool>, Shared)>;
+
+    /// Comes in so many times, and returns how often it did so while the list said that there is something.
+    fn user(both: &Both, times: usize) -> u32 {
+        let (exclusion, shared) = &**both;
+        let (mut version, mut there) = (exclusion.never_seen(), false);
+        let mut found = 0;
+        for _ in 0..times {
+            let inside = loop {
+                match exclusion.enter(version) {
+                    Some(inside) => break inside,
+                    None => (version, there) = exclusion.copy(|list| *list),
+                }
+            };
+            if there {
+                assert_eq!(shared.gone.load(Ordering::Relaxed), 0, "it was taken out before");
+                found += 1;
+            }
+            shared.work();
+            drop(inside);
+        }
+        found
+    }
+
+    fn both() -> Both {
+        Arc::new((Exclusion::new(true), Shared::default()))
+    }
+    fn spawn<R: 'static>(both: &Both, run: impl FnOnce(&Both) -> R + 'static) -> loom::thread::JoinHandle<R> {
+        let both = both.clone();
+        loom::thread::spawn(move || run(&both))
+    }
+    /// Takes it out, as who removes a queue pair.
+    fn take_out(both: &Both) {
+        let (exclusion, shared) = &**both;
+        exclusion.exclude(|list| {
+            *list = false;
+            shared.gone.store(1, Ordering::Relaxed);
+            shared.work();
+        });
+    }
+    /// Orders with so many switches at most, where there are three threads.
+    fn model_of_switches(switches: usize) -> loom::model::Builder {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(switches);
+        model
+    }
+
+    /// As the removal of a queue pair and the polls of a completion queue.
+    #[test]
+    fn who_excludes_the_user_is_alone_and_the_user_never_finds_what_was_taken_out() {
+        loom::model(|| {
+            let both = both();
+            let user = spawn(&both, |both| user(both, 2));
+            take_out(&both);
+            user.join().unwrap();
+            assert_eq!(both.1.done(), 3);
+        });
+    }
+
+    /// As the death of an adapter, of which a third thread tells without the lock.
+    #[test]
+    fn a_user_who_is_told_while_it_is_excluded_stays_outside() {
+        model_of_switches(3).check(|| {
+            let both = both();
+            let user = spawn(&both, |both| user(both, 1));
+            let teller = spawn(&both, |both| both.0.tell());
+            take_out(&both);
+            user.join().unwrap();
+            teller.join().unwrap();
+            assert_eq!(both.1.done(), 2);
+        });
+    }
+
+    #[test]
+    fn two_who_exclude_the_user_take_turns() {
+        model_of_switches(3).check(|| {
+            let both = both();
+            let user = spawn(&both, |both| user(both, 1));
+            let other = spawn(&both, |both| both.0.exclude(|_| both.1.work()));
+            take_out(&both);
+            user.join().unwrap();
+            other.join().unwrap();
+            assert_eq!(both.1.done(), 3);
+        });
+    }
+
+    /// As what is outstanding on an adapter that has died: the polls after that end it.
+    #[test]
+    fn what_was_stored_before_the_user_is_told_is_seen_by_the_copy_that_it_is_asked_to_make() {
+        loom::model(|| {
+            let both = both();
+            let (version, ()) = both.0.copy(|_| ());
+            let teller = spawn(&both, |both| {
+                both.1.gone.store(1, Ordering::Relaxed);
+                both.0.tell();
+            });
+            if both.0.enter(version).is_none() {
+                let (_, gone) = both.0.copy(|_| both.1.gone.load(Ordering::Relaxed));
+                assert_eq!(gone, 1, "told, and not seen");
+            }
+            teller.join().unwrap();
+            assert!(both.0.enter(version).is_none(), "it was told, and is not asked");
+        });
+    }
+}
