@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hca_core::{Access, Device, DeviceError, Gid, MrInit};
 use hca_fabric::LoopbackNet;
@@ -62,6 +62,40 @@ fn regions_of_all_sizes_come_and_go_on_a_served_function() {
         }
     }
     device.dealloc_pd(pd).unwrap();
+}
+
+#[test]
+fn a_served_function_borrows_pages_as_objects_come_and_gives_all_back_as_they_go() {
+    const FOUR_MIB: usize = 4 << 20;
+    let served = serve(1, PortKind::InfiniBand);
+    let function = function(&served, 0);
+    let device = Mlx5::open(function.clone(), Options::default()).unwrap();
+    let (first, pd) = (device.pages_lent(), device.alloc_pd().unwrap());
+    let memory = device.alloc_memory(FOUR_MIB).unwrap();
+    // Addresses that agree in 12 bits only: 1,024 pages, whose list is two pages of the adapter's own.
+    let init = MrInit { addr: memory.addr(), len: FOUR_MIB, iova: 0x1000, access: Access::LOCAL_WRITE };
+    // SAFETY: the memory outlives the regions, and nobody looks at it.
+    let register = || unsafe { device.reg_mr(pd, &init) }.unwrap().handle;
+    let (mut regions, mut most) = (Vec::new(), first);
+    for _ in 0..3 {
+        regions.extend((0..100).map(|_| register()));
+        assert!((first + 192..first + 220).contains(&device.pages_lent()), "{}", device.pages_lent());
+        most = most.max(device.pages_lent());
+        regions.drain(..).for_each(|mr| device.dereg_mr(mr).unwrap());
+        let begun = Instant::now();
+        while device.pages_lent() >= first + 16 {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{} pages stay", device.pages_lent());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    println!("{first} pages at first, {most} with 100 regions");
+    // Some are still lent when it is closed.
+    regions.extend((0..20).map(|_| register()));
+    regions.drain(..).for_each(|mr| device.dereg_mr(mr).unwrap());
+    device.dealloc_pd(pd).unwrap();
+    drop((memory, device));
+    // The command queue's address is still there: where pages are missing, the driver resets the function.
+    assert_ne!(function.bar(0).unwrap().read32_be(0x14).unwrap() >> 12, 0, "it was stopped in order");
 }
 
 #[test]

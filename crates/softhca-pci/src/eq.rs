@@ -198,6 +198,7 @@ impl Function {
         let eqn = parse::<DestroyEqIn>(input)?.get(DestroyEqIn::EQ_NUMBER);
         self.eqs.get(eqn).ok_or(CmdStatus::BadRes)?;
         self.eqs.queues[eqn as usize - 1] = None;
+        self.forget_requests();
         Ok(())
     }
 

@@ -222,6 +222,7 @@ impl Function {
     pub(crate) fn stop(&mut self) {
         self.destroy_objects();
         self.eqs.clear();
+        self.forget_requests();
         self.free_resources();
     }
 

@@ -21,6 +21,8 @@ mod resource;
 mod tests;
 #[cfg(test)]
 mod tests_garbage;
+#[cfg(test)]
+mod tests_pages;
 
 use hca_prm::{
     CMD_TYPE, CmdIfBox, CmdIn, CmdInterCompEvent, CmdOut, CmdQueueEntry, CmdStatus, DeliveryStatus, Eqe,
@@ -59,6 +61,8 @@ pub(crate) struct Commands {
     pub(crate) port: port::Port,
     pub(crate) eth: eth::Ethernet,
     pub(crate) caps: caps::Chosen,
+    /// Slots whose commands wait for pages, a bit each.
+    waiting: u32,
 }
 
 /// The place for a command's output.
@@ -116,6 +120,8 @@ pub(crate) fn parse<L: Layout>(input: &[u8]) -> Result<L, CmdStatus> {
 
 /// Why a slot was not run.
 enum Undelivered {
+    /// It waits for pages, and is run anew when they may be there.
+    Waits,
     /// The driver is told so.
     Status(DeliveryStatus),
     /// The driver can't be told.
@@ -129,8 +135,19 @@ impl From<DeliveryStatus> for Undelivered {
 }
 
 impl Function {
-    /// Runs the commands of the slots whose bit is set.
+    /// Runs the commands of the slots whose bit is set, and then those that have waited for pages.
     pub(crate) fn run_commands(&mut self, slots: u32) {
+        self.run_slots(slots);
+        // What ran may have brought pages; whoever still lacks some asks for them and waits on.
+        if self.commands.waiting != 0 && !self.commands.pages.are_asked_for() {
+            let waiting = std::mem::take(&mut self.commands.waiting);
+            self.run_slots(waiting);
+        }
+        self.forget_refusal();
+        self.offer_pages();
+    }
+
+    fn run_slots(&mut self, slots: u32) {
         for slot in 0..MAX_SLOTS as u32 {
             let open = self.registers.nic_interface == NicInterface::Full.code();
             if slots >> slot & 1 != 0
@@ -153,6 +170,10 @@ impl Function {
         let eqn = self.eqs.of_type(EventType::Cmd);
         let status = match self.run_entry(&mut entry) {
             Ok(()) => DeliveryStatus::Ok,
+            Err(Undelivered::Waits) => {
+                self.commands.waiting |= 1 << slot;
+                return Ok(());
+            }
             Err(Undelivered::Status(status)) => status,
             Err(Undelivered::Fault(fault)) => return Err(fault),
         };
@@ -196,6 +217,9 @@ impl Function {
         let first = entry.get(CmdQueueEntry::OUTPUT_MAILBOX_POINTER);
         self.walk(entry, first, output_len, DeliveryStatus::BadOutPtr, |at, _| places.push(at))?;
 
+        if self.awaits_pages(&input) {
+            return Err(Undelivered::Waits);
+        }
         let out = self.run(&input, output_len);
         let (head, rest) = out.bytes.split_at(output_len.min(INLINE_DATA));
         let mut inline = [0; INLINE_DATA];
@@ -267,6 +291,9 @@ impl Function {
 
     fn dispatch(&mut self, opcode: Opcode, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
         self.check_phase(opcode)?;
+        if self.missing_pages(input) > 0 {
+            return Err(CmdStatus::NoRes);
+        }
         match opcode.0 {
             0x100..0x200 => self.setup_command(opcode, input, out),
             0x200..0x500 => self.queue_command(opcode, input, out),

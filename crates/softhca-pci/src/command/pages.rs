@@ -1,20 +1,34 @@
 //! Pages that the driver lends to the adapter. The model keeps nothing in them; it keeps account, since drivers do.
+//!
+//! An adapter keeps in them what it has to know of objects, so its need grows with these, and goes when they go. While it
+//! runs it asks by events. A command that makes an object for which there is no room waits until the driver has
+//! answered, and fails if there are no pages; others, among them those that bring pages, are done meanwhile. A driver
+//! that hears no such events is not asked.
 
 use std::collections::BTreeSet;
 
 use hca_prm::command::hca::{
     ManagePagesIn, ManagePagesMod, ManagePagesOut, QueryPagesIn, QueryPagesMod, QueryPagesOut,
 };
-use hca_prm::{CmdStatus, pas};
+use hca_prm::command::mkey::CreateMkeyIn;
+use hca_prm::{CmdIn, CmdStatus, Cqc, Eqe, EventType, Mkc, Opcode, PagesReqEvent, Qpc, Rmpc, pas};
 
 use super::{Output, Phase, parse};
 use crate::function::Function;
+use crate::objects::Objects;
 
 /// Bytes of a page.
 const PAGE: u64 = 4096;
+/// Bytes that are kept of an object: its context, and of a key the list of its pages besides.
+const QP: usize = Qpc::SIZE.next_power_of_two();
+const CQ: usize = Cqc::SIZE;
+const SRQ: usize = Rmpc::SIZE.next_power_of_two();
+const MKEY: usize = Mkc::SIZE;
 /// Pages that are asked for before the interface is set up, and before the adapter is started.
 const BOOT: usize = 16;
 const INIT: usize = 8;
+/// Beyond the first ones, pages are asked for in multiples of this, and given back when there are as many to spare.
+const STEP: usize = 16;
 /// More than these are not taken.
 const MAX_PAGES: usize = 1 << 16;
 
@@ -22,15 +36,50 @@ const MAX_PAGES: usize = 1 << 16;
 #[derive(Debug, Default)]
 pub(crate) struct Pages {
     held: BTreeSet<u64>,
-    /// Pages that were asked for at run time, beyond the first ones.
-    extra: usize,
+    /// Pages that the driver was asked for and has not given.
+    asked: usize,
+    /// The driver was asked to take pages back, and has not.
+    offered: bool,
+    /// The driver has said that it has none.
+    refused: bool,
 }
 
 impl Pages {
     /// How many are missing to be started.
     pub(crate) fn wanted(&self) -> usize {
-        (BOOT + INIT + self.extra).saturating_sub(self.held.len())
+        (BOOT + INIT).saturating_sub(self.held.len())
     }
+
+    /// Whether the driver was asked for some and has not answered.
+    pub(crate) fn are_asked_for(&self) -> bool {
+        self.asked > 0
+    }
+}
+
+/// Pages for objects of so many bytes; `step` is what they are counted in beyond the first ones.
+fn pages_for(bytes: usize, step: usize) -> usize {
+    let pages = bytes.div_ceil(PAGE as usize);
+    BOOT + if pages <= INIT { INIT } else { pages.next_multiple_of(step) }
+}
+
+/// Bytes that are kept of what a command makes.
+fn bytes_of(opcode: Opcode, input: &[u8]) -> usize {
+    match opcode {
+        Opcode::CREATE_QP => QP,
+        Opcode::CREATE_CQ => CQ,
+        Opcode::CREATE_SRQ | Opcode::CREATE_XRC_SRQ | Opcode::CREATE_RMP => SRQ,
+        Opcode::CREATE_MKEY => MKEY + input.len().saturating_sub(CreateMkeyIn::SIZE),
+        _ => 0,
+    }
+}
+
+/// Bytes that are kept of all objects.
+fn bytes_kept(objects: &Objects) -> usize {
+    objects.qps.len() * QP
+        + objects.cqs.len() * CQ
+        + objects.srqs.len() * SRQ
+        + objects.mkeys.len() * MKEY
+        + objects.listed_bytes
 }
 
 impl Function {
@@ -39,7 +88,8 @@ impl Function {
         let held = self.commands.pages.held.len();
         let wanted = match QueryPagesMod::from_code(command.get(QueryPagesIn::OP_MOD)) {
             Some(QueryPagesMod::Boot) => BOOT.saturating_sub(held),
-            Some(QueryPagesMod::Init | QueryPagesMod::Regular) => self.commands.pages.wanted(),
+            Some(QueryPagesMod::Init) => self.commands.pages.wanted(),
+            Some(QueryPagesMod::Regular) => pages_for(bytes_kept(&self.objects), STEP).saturating_sub(held),
             _ => return Err(CmdStatus::BadParam),
         };
         out.put(&QueryPagesOut::new().with(QueryPagesOut::NUM_PAGES, wanted as u32))
@@ -51,6 +101,7 @@ impl Function {
         match ManagePagesMod::from_code(command.get(ManagePagesIn::OP_MOD)) {
             Some(ManagePagesMod::AllocationFail) => {
                 tracing::warn!("the driver has no pages to lend");
+                (self.commands.pages.asked, self.commands.pages.refused) = (0, true);
                 Ok(())
             }
             Some(ManagePagesMod::AllocationSuccess) => self.give_pages(&input[ManagePagesIn::SIZE..], count),
@@ -60,26 +111,28 @@ impl Function {
     }
 
     fn give_pages(&mut self, list: &[u8], count: usize) -> Result<(), CmdStatus> {
-        let held = &mut self.commands.pages.held;
-        if count > MAX_PAGES - held.len() {
+        let pages = &mut self.commands.pages;
+        if count > MAX_PAGES - pages.held.len() {
             return Err(CmdStatus::LimErr);
         }
         let given: BTreeSet<u64> = pas::iter(list).take(count).collect();
         if list.len() / pas::ENTRY < count {
             return Err(CmdStatus::BadInpLen);
         }
-        let wrong = given.iter().any(|page| page % PAGE != 0 || held.contains(page));
+        let wrong = given.iter().any(|page| page % PAGE != 0 || pages.held.contains(page));
         if wrong || given.len() < count {
             return Err(CmdStatus::BadParam);
         }
-        held.extend(given);
+        pages.held.extend(given);
+        pages.asked = pages.asked.saturating_sub(count);
         Ok(())
     }
 
     /// Gives back what is not needed: nothing of the first ones while objects may be made.
     fn return_pages(&mut self, count: usize, out: &mut Output) -> Result<(), CmdStatus> {
+        let running = self.commands.phase == Phase::Running;
+        let needed = if running { pages_for(bytes_kept(&self.objects), STEP) } else { 0 };
         let pages = &mut self.commands.pages;
-        let needed = if self.commands.phase == Phase::Running { BOOT + INIT + pages.extra } else { 0 };
         let room = out.len().saturating_sub(ManagePagesOut::SIZE) / pas::ENTRY;
         let back = pages.held.len().saturating_sub(needed).min(count);
         if back > room {
@@ -89,6 +142,72 @@ impl Function {
             let page = pages.held.pop_last().expect("there are as many");
             out.put_at(ManagePagesOut::SIZE + i * pas::ENTRY, &page.to_be_bytes())?;
         }
+        pages.offered = false;
         out.put(&ManagePagesOut::new().with(ManagePagesOut::OUTPUT_NUM_ENTRIES, back as u32))
+    }
+
+    /// How many pages are missing for what a command makes; 0 where nobody would be asked for them.
+    pub(super) fn missing_pages(&self, input: &[u8]) -> usize {
+        let Ok(head) = parse::<CmdIn>(input) else { return 0 };
+        let more = bytes_of(head.opcode(), input);
+        if more == 0 || self.commands.phase != Phase::Running || !self.lends_pages() {
+            return 0;
+        }
+        let needed = pages_for(bytes_kept(&self.objects) + more, 1);
+        needed.saturating_sub(self.commands.pages.held.len())
+    }
+
+    /// Whether the driver hears of pages that are wanted.
+    pub(super) fn lends_pages(&self) -> bool {
+        self.eqs.of_type(EventType::PageRequest).is_some()
+    }
+
+    /// Whether a command has to wait for pages, which the driver is asked for then.
+    pub(super) fn awaits_pages(&mut self, input: &[u8]) -> bool {
+        let missing = self.missing_pages(input);
+        let pages = &self.commands.pages;
+        if missing == 0 || pages.refused || pages.held.len() + missing > MAX_PAGES {
+            return false;
+        }
+        if !pages.are_asked_for() {
+            let asked = missing.next_multiple_of(STEP).min(MAX_PAGES - pages.held.len());
+            self.commands.pages.asked = asked;
+            self.request_pages(asked as i32);
+        }
+        true
+    }
+
+    /// Who waited for pages that there are none of has heard of it.
+    pub(super) fn forget_refusal(&mut self) {
+        self.commands.pages.refused = false;
+    }
+
+    /// Asks the driver to take pages back, if there are many to spare.
+    pub(super) fn offer_pages(&mut self) {
+        let pages = &self.commands.pages;
+        let pending = pages.offered || pages.are_asked_for();
+        if self.commands.phase != Phase::Running || pending || !self.lends_pages() {
+            return;
+        }
+        let needed = pages_for(bytes_kept(&self.objects), STEP);
+        let spare = self.commands.pages.held.len().saturating_sub(needed);
+        if spare >= STEP {
+            self.commands.pages.offered = true;
+            self.request_pages(-(spare as i32));
+        }
+    }
+
+    /// An event queue has gone, and with it the requests in it if it was the one that hears them.
+    pub(crate) fn forget_requests(&mut self) {
+        if !self.lends_pages() {
+            (self.commands.pages.asked, self.commands.pages.offered) = (0, false);
+        }
+    }
+
+    /// Asks for pages, or (negative) offers some.
+    fn request_pages(&mut self, pages: i32) {
+        let asked = PagesReqEvent::new().with(PagesReqEvent::NUM_PAGES, pages as u32);
+        let event = Eqe::of(EventType::PageRequest).with(Eqe::EVENT_DATA, *asked.as_bytes());
+        self.raise(EventType::PageRequest, event);
     }
 }

@@ -28,6 +28,8 @@ pub(crate) struct Mkey {
     memory: Option<Window>,
     pd: PdHandle,
     context: Mkc,
+    /// Bytes of its list of pages.
+    listed: usize,
 }
 
 impl Mkey {
@@ -133,13 +135,15 @@ impl Objects {
             }
             _ => return Err(CmdStatus::BadParam),
         };
-        self.mkeys.insert(index, Mkey { region: Some(region), memory, pd, context });
+        self.listed_bytes += pas.len();
+        self.mkeys.insert(index, Mkey { region: Some(region), memory, pd, context, listed: pas.len() });
         Ok(index)
     }
 
     /// Destroys a key.
     pub(crate) fn destroy_mkey(&mut self, index: u32) -> Result<(), CmdStatus> {
         let key = self.mkeys.remove(&index).ok_or(CmdStatus::BadRes)?;
+        self.listed_bytes -= key.listed;
         key.destroy(&self.hca);
         Ok(())
     }

@@ -111,6 +111,8 @@ pub(crate) struct Objects {
     last_number: u32,
     /// Bytes that the adapter's queues have for this function.
     queue_bytes: usize,
+    /// Bytes of the keys' lists of pages.
+    pub(crate) listed_bytes: usize,
 }
 
 impl std::fmt::Debug for Objects {
@@ -141,6 +143,7 @@ impl Objects {
             failed_cqs: Vec::new(),
             last_number: 0,
             queue_bytes: 0,
+            listed_bytes: 0,
         }
     }
 
@@ -279,7 +282,7 @@ impl Objects {
         }
         self.raised.clear();
         self.failed_cqs.clear();
-        self.queue_bytes = 0;
+        (self.queue_bytes, self.listed_bytes) = (0, 0);
     }
 
     /// Destroys all address handles.
