@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use hca_core::{Access, AddressVector, Gid, Instant, Mtu, Psn, Qkey, QpType, Qpn};
+use hca_core::{Access, AddressVector, Gid, Instant, Lid, Mtu, Psn, Qkey, QpType, Qpn};
 use hca_sim::Sim;
 use hca_verbs::{CompletionQueue, Completions, ConnectOptions, Endpoint, Pd, QueuePair, Rc, SharedMr, Ud};
 use portals::v4::{
@@ -185,8 +185,8 @@ impl Stranger {
         Self { pd, cq, wcs, datagrams, rc: None, lent, target, heard, incarnation: 9, attempt: 0 }
     }
     fn card(&self) -> Card {
-        let gid = self.datagrams.endpoint().gid;
-        Card { nid: Nid(nid_of(gid)), pid: Pid(PID), gid, datagrams: self.datagrams.qpn() }
+        let Endpoint { gid, lid, .. } = self.datagrams.endpoint();
+        Card { nid: Nid(nid_of(gid)), pid: Pid(PID), gid, lid, datagrams: self.datagrams.qpn() }
     }
     fn hello(&self, ours: &Endpoint, yours: Option<u32>, is_up: bool) -> [u8; HELLO_BYTES] {
         let mut out = [0; HELLO_BYTES];
@@ -235,6 +235,7 @@ impl Stranger {
                 mtu: Mtu::B1024,
                 rd_atomic: 16,
                 gid: self.target.gid,
+                lid: self.target.lid,
             })
         });
         let Some(theirs) = theirs else { return };
@@ -299,7 +300,8 @@ impl Bed {
         let sim = Sim::new(1);
         (0..3).for_each(|_| drop(sim.add_node()));
         let (offload, logical) = (setup & 1 != 0, setup & 2 != 0);
-        let none = Card { nid: Nid(0), pid: Pid(0), gid: Gid([0; 16]), datagrams: Qpn::new(0) };
+        let (gid, lid) = (Gid::default(), Lid::default());
+        let none = Card { nid: Nid(0), pid: Pid(0), gid, lid, datagrams: Qpn::new(0) };
         let cards = Arc::new(Cards(Mutex::new(vec![none; 3])));
         let target = Honest::new(&sim, 0, offload, logical, &cards);
         let honest = Honest::new(&sim, 1, offload, logical, &cards);

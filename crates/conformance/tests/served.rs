@@ -4,9 +4,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hca_core::{Access, Device, DeviceError, Gid, MrInit};
+use hca_core::{Access, AddressVector, Device, DeviceError, Gid, Lid, MrInit, Qkey};
 use hca_fabric::LoopbackNet;
 use hca_mlx5::{Mlx5, Options};
+use hca_verbs::{Buf, Completions, ConnectOptions, Context, Rc, SendRequest, Uc, Ud};
 use hca_vfio::{PciFunction, UserOptions};
 use softhca::{Progress, SoftHca};
 use softhca_pci::{PortKind, Served};
@@ -62,6 +63,67 @@ fn regions_of_all_sizes_come_and_go_on_a_served_function() {
         }
     }
     device.dealloc_pd(pd).unwrap();
+}
+
+/// Polls for a received message, for ten seconds at most.
+fn receive(cq: &mut hca_verbs::CompletionQueue) -> Buf {
+    let (mut wcs, begun) = (Completions::default(), Instant::now());
+    loop {
+        assert!(begun.elapsed() < Duration::from_secs(10), "a message comes");
+        for wc in cq.poll(&mut wcs) {
+            let mut wc = wc.ok().unwrap();
+            if wc.opcode.is_recv() {
+                return wc.take_buf().unwrap();
+            }
+        }
+    }
+}
+
+#[test]
+fn queue_pairs_of_infiniband_ports_reach_each_other_by_lid_alone() {
+    let served = serve(2, PortKind::InfiniBand);
+    let side = |i| {
+        let pd = Context::new(open(&served, i)).alloc_pd().unwrap();
+        let cq = pd.context().create_cq(1024).unwrap();
+        (pd, cq)
+    };
+    let ((pd_a, cq_a), (pd_b, mut cq_b)) = (side(0), side(1));
+    let message = |text: &[u8]| {
+        let mut buf = pd_a.alloc(text.len()).unwrap();
+        buf.copy_from_slice(text);
+        buf
+    };
+    macro_rules! connected {
+        ($service:ident) => {{
+            let mut a = pd_a.qp::<$service>(&cq_a).build().unwrap();
+            let mut b = pd_b.qp::<$service>(&cq_b).build().unwrap();
+            b.post_recv(pd_b.alloc(64).unwrap()).unwrap();
+            let (here, there) = (a.endpoint(), b.endpoint());
+            assert_eq!((here.lid.raw(), there.lid.raw()), (1, 2));
+            b.connect(&here, &ConnectOptions::default()).unwrap();
+            a.connect(&there, &ConnectOptions::default()).unwrap();
+            let path = a.query().unwrap().attr.av.unwrap();
+            assert_eq!((path.dgid, path.dlid), (Gid::default(), there.lid), "no global header");
+            a.send(message(b"connected")).unwrap();
+            assert_eq!(&receive(&mut cq_b)[..9], b"connected");
+        }};
+    }
+    connected!(Rc);
+    connected!(Uc);
+    let qkey = Qkey::new(0x77);
+    let mut a = pd_a.qp::<Ud>(&cq_a).build().unwrap();
+    let mut b = pd_b.qp::<Ud>(&cq_b).build().unwrap();
+    a.activate(qkey).unwrap();
+    b.activate(qkey).unwrap();
+    for av in [b.endpoint().av(), AddressVector { dlid: b.endpoint().lid, ..AddressVector::default() }] {
+        b.post_recv(pd_b.alloc(40 + 64).unwrap()).unwrap();
+        let peer = pd_a.create_ah(&av).unwrap().peer(b.qpn(), qkey);
+        a.post_send(SendRequest::send(message(b"datagram")).to(&peer)).unwrap();
+        assert_eq!(&receive(&mut cq_b)[40..48], b"datagram");
+    }
+    let nobody = AddressVector { dlid: Lid::new(0xc000), ..AddressVector::default() };
+    let e = pd_a.create_ah(&nobody).unwrap_err().to_string();
+    assert!(e.contains("1 to 49151"), "{e}");
 }
 
 #[test]

@@ -26,8 +26,7 @@ fn allocations(a: &mut dyn Fabric, b: &mut dyn Fabric) -> u64 {
     let to = |f: &dyn Fabric, flow_label| AddressVector {
         dgid: Gid::from_ip(f.attr().local),
         flow_label,
-        hop_limit: 0,
-        traffic_class: 0,
+        ..AddressVector::default()
     };
     let paths = [1, 2].map(|label| a.open_path(&to(b, label)).unwrap());
     let mut batch = TxBatch::with_capacity(1 << 18);

@@ -1,6 +1,8 @@
 //! Queue pairs: service types, states, attributes and the legal transitions.
 
-use crate::{AckTimeout, CqHandle, Gid, Mtu, Pkey, Psn, Qkey, Qpn, RnrTimer, SrqHandle, TransitionError};
+use crate::{
+    AckTimeout, CqHandle, Gid, Lid, Mtu, Pkey, Psn, Qkey, Qpn, RnrTimer, SrqHandle, TransitionError,
+};
 
 /// The transport service of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,8 +56,11 @@ bitflags::bitflags! {
 /// The path to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct AddressVector {
-    /// The peer's GID; on RoCEv2 its IP address.
+    /// The peer's GID; on RoCEv2 its IP address. Zero on InfiniBand: packets go by the LID alone, without a global
+    /// header (GRH), as is enough within a subnet.
     pub dgid: Gid,
+    /// On InfiniBand the peer's LID; 0 on RoCE, and where the device is to find it by the GID.
+    pub dlid: Lid,
     /// Flow label, 20 bits; on RoCEv2 entropy for the UDP source port. 0 lets the device choose.
     pub flow_label: u32,
     /// Hop limit (TTL); 0 takes the device's default.

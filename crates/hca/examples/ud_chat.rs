@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use hca::core::{AddressVector, Qkey};
+use hca::core::Qkey;
 use hca::{Completions, Endpoint, Inline, Ud};
 
 type Failure = Box<dyn std::error::Error>;
@@ -43,7 +43,7 @@ fn chat(name: &str) -> Result<(), Failure> {
     let everybody = std::io::read_to_string(std::io::stdin())?;
     let others = everybody.split_whitespace().map(str::parse::<Endpoint>).collect::<Result<Vec<_>, _>>()?;
     for other in others.iter().filter(|o| o.gid != context.port().gid) {
-        let ah = pd.create_ah(&AddressVector { dgid: other.gid, ..AddressVector::default() })?;
+        let ah = pd.create_ah(&other.av())?;
         let peer = ah.peer(other.qpn, QKEY);
         qp.send_to(Inline(format!("{name} says hello").as_bytes()), &peer).map_err(|r| r.error)?;
     }

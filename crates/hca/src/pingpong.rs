@@ -10,7 +10,7 @@ mod exchange;
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use hca_core::{Access, AddressVector, AsyncEvent, Mtu, Qkey, QpType};
+use hca_core::{Access, AddressVector, AsyncEvent, Gid, Mtu, Qkey, QpType};
 use hca_verbs::{
     Buf, CompletionQueue, Completions, ConnectOptions, Connected, Endpoint, FrozenBuf, OfferedBy, Pd,
     QueuePair, Rc, SendRequest, Service as VerbsService, Uc, Ud, UdPeer, WcError, ops,
@@ -195,6 +195,7 @@ where
             mtu: Mtu::B4096,
             rd_atomic: 1,
             gid: theirs.gid,
+            lid: theirs.lid,
         };
         Ok(control.connect(&remote, &options)?)
     })?;
@@ -217,7 +218,7 @@ fn datagrams(args: &PingpongArgs, opened: &Opened) -> Result<(), Failure> {
     let own = bounce.qp.endpoint();
     let control = bounce.qp.control();
     let (theirs, client) = learn(args, opened, &own, &|_: &Dest| Ok(control.activate(QKEY)?))?;
-    let av = AddressVector { dgid: theirs.gid, ..AddressVector::default() };
+    let av = AddressVector { dgid: theirs.gid, dlid: theirs.lid, ..AddressVector::default() };
     let peer: UdPeer = pd.create_ah(&av)?.peer(theirs.qpn, QKEY);
     let took = bounce.run(args.iters, client, GRH_BYTES as u32, |qp, source| {
         Ok(qp.post_send(SendRequest::send(source).to(&peer)).map_err(|r| r.error)?)
@@ -235,7 +236,9 @@ fn learn(
     own: &Endpoint,
     connect: &dyn Fn(&Dest) -> Result<(), Failure>,
 ) -> Result<(Dest, bool), Failure> {
-    let dest = Dest { lid: opened.context().port().lid, qpn: own.qpn, psn: own.psn, gid: own.gid };
+    // Where there are LIDs they are enough; a program that hears of a GID there takes it for its wish of a global header.
+    let gid = if own.lid.raw() == 0 { own.gid } else { Gid::default() };
+    let dest = Dest { lid: own.lid, qpn: own.qpn, psn: own.psn, gid };
     if !args.json {
         println!("  local address:  {}", describe(&dest));
     }

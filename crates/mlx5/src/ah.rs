@@ -7,7 +7,7 @@
 use core::sync::atomic::fence;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use hca_core::{AddressVector, AhHandle, DeviceError, PdHandle};
+use hca_core::{AddressVector, AhHandle, DeviceError, Gid, PdHandle};
 use hca_prm::{Ads, UdAdrsVector};
 
 use crate::caps::Caps;
@@ -132,14 +132,18 @@ impl Path {
         if self.ethernet { self.udp_sport.into() } else { self.dlid.into() }
     }
 
+    /// Whether packets are to have a global header. The bit is reserved between Ethernet ports, whose packets all have one.
+    fn grh(&self) -> bool {
+        !self.ethernet && self.dgid != Gid::default()
+    }
+
     /// As it stands in work queue entries.
     pub(crate) fn address(&self) -> UdAddress {
         let mut v = UdAdrsVector::new()
             .with(UdAdrsVector::RLID_UDP_SPORT, self.port_or_lid())
             .with(UdAdrsVector::TCLASS, self.traffic_class.into())
             .with(UdAdrsVector::HOP_LIMIT, self.hop_limit.into())
-            // Reserved between Ethernet ports, whose packets all have one.
-            .with(UdAdrsVector::GRH, !self.ethernet)
+            .with(UdAdrsVector::GRH, self.grh())
             .with(UdAdrsVector::SRC_ADDR_INDEX, self.sgid_index)
             .with(UdAdrsVector::FLOW_LABEL, self.flow_label)
             .with(UdAdrsVector::RGID_RIP, self.dgid.0);
@@ -151,7 +155,7 @@ impl Path {
     /// As it stands in contexts of queue pairs.
     pub(crate) fn context(&self) -> Ads {
         let mut path = Ads::new()
-            .with(Ads::GRH, !self.ethernet)
+            .with(Ads::GRH, self.grh())
             .with(Ads::SRC_ADDR_INDEX, self.sgid_index)
             .with(Ads::HOP_LIMIT, self.hop_limit.into())
             .with(Ads::TCLASS, self.traffic_class.into())
@@ -169,8 +173,6 @@ impl Path {
 
 #[cfg(test)]
 mod tests {
-    use hca_core::Gid;
-
     use super::*;
 
     fn handle(index: u32, generation: u32) -> AhHandle {
@@ -226,6 +228,15 @@ mod tests {
             flow_label: 0xf_0001,
             udp_sport: 0xc123,
         }
+    }
+
+    #[test]
+    fn a_path_without_a_gid_has_no_global_header() {
+        let path = Path { dgid: Gid::default(), ..path(false) };
+        let bytes: Vec<u8> = path.address().iter().flat_map(|w| w.to_be_bytes()).collect();
+        let (v, c) = (UdAdrsVector::from_bytes(&bytes).unwrap(), path.context());
+        assert_eq!((v.get(UdAdrsVector::GRH), c.get(Ads::GRH)), (false, false));
+        assert_eq!((v.get(UdAdrsVector::RLID_UDP_SPORT), c.get(Ads::RLID)), (9, 9));
     }
 
     #[test]

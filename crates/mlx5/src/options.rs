@@ -13,8 +13,8 @@ pub struct Options {
     pub ip: Vec<IpAddr>,
     /// MAC addresses of peers that can't be told from their GID.
     pub neighbours: Vec<(IpAddr, [u8; 6])>,
-    /// LIDs of peers of an InfiniBand port. One that is not named is 0: an adapter that is served finds it by the GID; on a
-    /// subnet of cables nothing does.
+    /// LIDs of peers of an InfiniBand port that the program knows by their GID alone, where an address vector has no LID. One
+    /// that is not named either is 0: an adapter that is served finds it by the GID; on a subnet of cables nothing does.
     pub lids: Vec<(Gid, Lid)>,
     /// How long a command may take before the adapter is declared dead.
     pub command_timeout: Duration,

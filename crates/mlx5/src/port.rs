@@ -24,6 +24,8 @@ use crate::options::Options;
 
 /// What a frame has beside an IP packet: addresses and type, a VLAN tag, and the checksum.
 const FRAME_OVERHEAD: u32 = 22;
+/// From here on LIDs are those of groups.
+const MULTICAST_LIDS: u16 = 0xc000;
 /// Hops of a packet where nothing else is said.
 const HOPS: u8 = 64;
 
@@ -32,7 +34,7 @@ const HOPS: u8 = 64;
 pub(crate) struct Path {
     /// Whether it is RoCE.
     pub(crate) ethernet: bool,
-    /// The peer's GID.
+    /// The peer's GID; zero where packets have no global header.
     pub(crate) dgid: Gid,
     /// Which entry of the port's table is the source.
     pub(crate) sgid_index: u32,
@@ -186,9 +188,7 @@ impl Port {
         let (dlid, mac, sgid_index) = if self.ethernet {
             (Lid::new(0), self.mac_of(av.dgid)?, self.source_for(av.dgid)?)
         } else {
-            check_group(av.dgid)?;
-            let own = (av.dgid == attr.gid).then_some(attr.lid);
-            (own.or_else(|| self.lids.get(&av.dgid).copied()).unwrap_or_default(), [0; 6], 0)
+            (self.lid_of(av, &attr)?, [0; 6], 0)
         };
         Ok(Path {
             ethernet: self.ethernet,
@@ -201,6 +201,16 @@ impl Port {
             flow_label: av.flow_label & 0xf_ffff,
             udp_sport: udp_source_port(av.flow_label),
         })
+    }
+
+    /// A peer's LID: as told, or its own of the port itself, or from the table, or 0.
+    fn lid_of(&self, av: &AddressVector, attr: &PortAttr) -> Result<Lid, DeviceError> {
+        check_group(av)?;
+        if av.dlid.raw() != 0 {
+            return Ok(av.dlid);
+        }
+        let own = (av.dgid == attr.gid).then_some(attr.lid);
+        Ok(own.or_else(|| self.lids.get(&av.dgid).copied()).unwrap_or_default())
     }
 
     /// The entry of the table from which a peer is reached.
@@ -230,11 +240,14 @@ impl Port {
 }
 
 /// Refuses what is no address of an InfiniBand port's.
-fn check_group(dgid: Gid) -> Result<(), DeviceError> {
+fn check_group(av: &AddressVector) -> Result<(), DeviceError> {
+    let (dgid, dlid) = (av.dgid, av.dlid.raw());
     let why = if dgid.is_ipv4() {
         "an IPv4 address is of a RoCE port; this one is InfiniBand"
-    } else if dgid.0[0] == 0xff || dgid == Gid::default() {
+    } else if dgid.0[0] == 0xff || (dgid == Gid::default() && dlid == 0) {
         "it is a group's address, or none"
+    } else if dlid >= MULTICAST_LIDS {
+        "its LID is a group's: those of ports are 1 to 49151"
     } else {
         return Ok(());
     };
@@ -359,6 +372,35 @@ mod tests {
         assert_eq!(of("10.0.0.2"), (MAC, 1), "itself");
         assert_eq!(link_local(MAC).0[8..], [0, 0xa, 0xb, 0xff, 0xfe, 0xc, 0xd, 0xe]);
         assert_eq!(mac_in(link_local(MAC)), Some(MAC));
+    }
+
+    #[test]
+    fn a_peers_lid_is_that_of_its_address_vector_or_of_the_port_or_of_the_table() {
+        let gid = |s: &str| Gid::from_ip(s.parse().unwrap());
+        let attr = PortAttr { gid: gid("fe80::1"), lid: Lid::new(3), active_mtu: Mtu::B1024, active: true };
+        let port = Port {
+            ethernet: false,
+            attr: Mutex::new(attr),
+            gids: vec![attr.gid],
+            mac: [0; 6],
+            neighbours: HashMap::new(),
+            lids: [(gid("fe80::5"), Lid::new(7))].into(),
+        };
+        let of = |ip, lid| {
+            let path = port.path(&AddressVector { dlid: Lid::new(lid), ..to(ip) });
+            path.map(|p| (p.dlid, p.dgid != Gid::default())).map_err(|e| e.to_string())
+        };
+        assert_eq!(of("fe80::5", 0), Ok((7, true)));
+        assert_eq!(of("fe80::5", 9), Ok((9, true)));
+        assert_eq!(of("fe80::1", 0), Ok((3, true)));
+        assert_eq!(of("fe80::6", 0), Ok((0, true)), "a served adapter finds it");
+        assert_eq!(of("::", 9), Ok((9, false)), "within the subnet");
+        for (ip, lid, why) in
+            [("::", 0, "or none"), ("::", 0xc000, "49151"), ("10.0.0.1", 5, "IPv4"), ("ff02::1", 5, "group")]
+        {
+            let e = of(ip, lid).unwrap_err();
+            assert!(e.contains(why), "{e}");
+        }
     }
 
     #[test]

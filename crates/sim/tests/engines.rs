@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use hca_core::{
-    Access, Completion, Device, Payload, PortalsEngine, Psn, QpCap, QpType, RecvWr, SendFlags, SendOp,
+    Access, Completion, Device, Lid, Payload, PortalsEngine, Psn, QpCap, QpType, RecvWr, SendFlags, SendOp,
     SendWr, SrqInit, WcOpcode, WcStatus,
 };
 use hca_sim::{LinkProfile, Node, Sim, check, sleep};
@@ -46,7 +46,7 @@ impl Ports {
         let memory = pd.alloc_shared(REQUESTS as usize * ROOM, Access::LOCAL_WRITE).unwrap();
         let (port, qpn) = (context.port(), qp.qpn());
         let (service, psn, mtu, gid) = (QpType::Rc, Psn::new(5), port.active_mtu, port.gid);
-        let endpoint = Endpoint { service, qpn, psn, mtu, rd_atomic: 1, gid };
+        let endpoint = Endpoint { service, qpn, psn, mtu, rd_atomic: 1, gid, lid: Lid::default() };
         let mut ports = Self { qp, srq, cq, memory, endpoint };
         (0..REQUESTS).for_each(|place| ports.post_recv(place));
         ports

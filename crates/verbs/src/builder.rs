@@ -255,6 +255,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
             mtu: port.active_mtu,
             rd_atomic: self.rd_atomic.unwrap_or(16).min(serves),
             gid: port.gid,
+            lid: port.lid,
         }
     }
 

@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use hca_core::{
-    AckTimeout, AddressVector, DeviceError, Gid, Mtu, Psn, QpAttr, QpState, QpType, Qpn, RNR_RETRY_INFINITE,
-    RnrTimer,
+    AckTimeout, AddressVector, DeviceError, Gid, Lid, Mtu, Psn, QpAttr, QpState, QpType, Qpn,
+    RNR_RETRY_INFINITE, RnrTimer,
 };
 
 use crate::{ConnectError, ParseEndpointError};
@@ -35,6 +35,27 @@ pub struct Endpoint {
     pub rd_atomic: u8,
     /// Its port.
     pub gid: Gid,
+    /// Its port's LID on an InfiniBand subnet; 0 on RoCE, where it is left out of the text.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_zero"))]
+    pub lid: Lid,
+}
+
+impl Endpoint {
+    /// The path to its port, as datagrams take it that name their sender.
+    pub fn av(&self) -> AddressVector {
+        AddressVector { dgid: self.gid, dlid: self.lid, ..AddressVector::default() }
+    }
+
+    /// Whether both ports are in one InfiniBand subnet, where LIDs are enough.
+    fn is_near(&self, other: &Self) -> bool {
+        let [here, there] = [self, other].map(|end| &end.gid.0[..8]);
+        self.lid.raw() != 0 && other.lid.raw() != 0 && here == there
+    }
+}
+
+#[cfg(feature = "serde")]
+fn is_zero(lid: &Lid) -> bool {
+    lid.raw() == 0
 }
 
 impl fmt::Display for Endpoint {
@@ -44,8 +65,9 @@ impl fmt::Display for Endpoint {
             QpType::Uc => "uc",
             QpType::Ud => "ud",
         };
-        let Self { qpn, psn, mtu, rd_atomic, gid, .. } = self;
-        write!(f, "{service},qpn={qpn},psn={psn},mtu={},rd={rd_atomic},gid={gid}", mtu.bytes())
+        let Self { qpn, psn, mtu, rd_atomic, gid, lid, .. } = self;
+        write!(f, "{service},qpn={qpn},psn={psn},mtu={},rd={rd_atomic},gid={gid}", mtu.bytes())?;
+        if lid.raw() == 0 { Ok(()) } else { write!(f, ",lid={}", lid.raw()) }
     }
 }
 
@@ -75,10 +97,21 @@ impl FromStr for Endpoint {
         let rd_atomic = field("rd")?.parse().map_err(|_| ParseEndpointError { what: "rd" })?;
         let gid: std::net::Ipv6Addr =
             field("gid")?.parse().map_err(|_| ParseEndpointError { what: "gid" })?;
+        let lid = match fields.next() {
+            None => Lid::default(),
+            Some(last) => {
+                let what = if last.starts_with("lid=") { "lid" } else { "the end of the line" };
+                let lid = last
+                    .strip_prefix("lid=")
+                    .and_then(|lid| lid.parse().ok())
+                    .filter(|lid| (1..0xc000).contains(lid));
+                Lid::new(lid.ok_or(ParseEndpointError { what })?)
+            }
+        };
         if fields.next().is_some() {
             return Err(ParseEndpointError { what: "the end of the line" });
         }
-        Ok(Self { service, qpn, psn, mtu, rd_atomic, gid: Gid(gid.octets()) })
+        Ok(Self { service, qpn, psn, mtu, rd_atomic, gid: Gid(gid.octets()), lid })
     }
 }
 
@@ -139,7 +172,9 @@ pub(crate) fn steps(
         state: Some(QpState::Rtr),
         dest_qpn: Some(remote.qpn),
         av: Some(AddressVector {
-            dgid: remote.gid,
+            // Within a subnet a global header would be 40 bytes of each packet for nothing.
+            dgid: if ours.is_near(remote) { Gid::default() } else { remote.gid },
+            dlid: remote.lid,
             flow_label: options.flow_label,
             hop_limit: options.hop_limit,
             traffic_class: options.traffic_class,
@@ -189,6 +224,9 @@ mod tests {
             ("rd=0", "rd=256", "rd"),
             ("fe80::1", "fe80", "gid"),
             ("fe80::1", "fe80::1,x", "the end of the line"),
+            ("fe80::1", "fe80::1,lid=7,x", "the end of the line"),
+            ("fe80::1", "fe80::1,lid=0", "lid"),
+            ("fe80::1", "fe80::1,lid=49152", "lid"),
         ] {
             let error = LINE.replacen(from, to, 1).parse::<Endpoint>().unwrap_err();
             assert_eq!(error.what, what);
@@ -196,11 +234,31 @@ mod tests {
         assert!("".parse::<Endpoint>().is_err());
     }
 
+    #[test]
+    fn the_lid_of_an_infiniband_port_ends_the_line_and_is_enough_within_a_subnet() {
+        let end = |text: &str| -> Endpoint { format!("{LINE}{text}").parse().unwrap() };
+        let (ours, theirs) = (end(",lid=7"), end(",lid=49151"));
+        assert_eq!((ours.lid, ours.to_string()), (Lid::new(7), format!("{LINE},lid=7")));
+        assert_eq!((ours.av().dgid, ours.av().dlid), (ours.gid, ours.lid));
+        let path = |ours: &Endpoint, theirs: &Endpoint| {
+            let av = steps(ours, theirs, &ConnectOptions::default()).unwrap().0.av.unwrap();
+            (av.dgid, av.dlid.raw())
+        };
+        assert_eq!(path(&ours, &theirs), (Gid::default(), 49151));
+        let far = Endpoint { gid: Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1]), ..theirs };
+        assert_eq!(path(&ours, &far), (far.gid, 49151), "another subnet's");
+        assert_eq!(path(&ours, &end("")), (ours.gid, 0), "a port that is found by its GID");
+        assert_eq!(path(&end(""), &end("")), (ours.gid, 0));
+    }
+
     #[cfg(feature = "serde")]
     #[test]
-    fn an_endpoint_survives_serde() {
-        let endpoint: Endpoint = LINE.parse().unwrap();
-        let json = serde_json::to_string(&endpoint).unwrap();
-        assert_eq!(serde_json::from_str::<Endpoint>(&json).unwrap(), endpoint);
+    fn an_endpoint_survives_serde_and_says_nothing_of_a_lid_that_is_none() {
+        for lid in [0, 7] {
+            let endpoint = Endpoint { lid: Lid::new(lid), ..LINE.parse().unwrap() };
+            let json = serde_json::to_string(&endpoint).unwrap();
+            assert_eq!(json.contains("lid"), lid != 0, "{json}");
+            assert_eq!(serde_json::from_str::<Endpoint>(&json).unwrap(), endpoint);
+        }
     }
 }

@@ -29,7 +29,7 @@ pub(crate) fn at_free_address<F>(salt: u32, open: impl Fn(IpAddr) -> Result<F, O
 }
 
 pub(crate) fn av(peer: IpAddr) -> AddressVector {
-    AddressVector { dgid: Gid::from_ip(peer), flow_label: 0, hop_limit: 0, traffic_class: 0 }
+    AddressVector { dgid: Gid::from_ip(peer), ..AddressVector::default() }
 }
 
 /// A packet of `len` bytes whose content tells its number.

@@ -17,7 +17,7 @@ use super::portals;
 use crate::interrupt::{SLICE, interrupted};
 
 /// Version of these messages; both ends must agree.
-pub(super) const PROTOCOL: u32 = 2;
+pub(super) const PROTOCOL: u32 = 3;
 /// A line longer than this is no message of ours.
 const MAX_LINE_BYTES: u64 = 64 << 10;
 

@@ -1,6 +1,6 @@
 //! One side of a measurement: a queue pair with its memory, through the safe verbs.
 
-use hca_core::{Access, AddressVector, Mtu, Qkey};
+use hca_core::{Access, Mtu, Qkey};
 use hca_verbs::{
     Buf, CompletionQueue, Completions, ConnectOptions, Connected, Context, FrozenBuf, Inline, OfferedBy, Pd,
     QueuePair, Rc, RecvBatch, RemoteMr, SendBatch, SendRequest, Service as VerbsService, SharedMr, Uc, Ud,
@@ -167,8 +167,7 @@ impl Side {
             AnyQp::Uc(qp) => qp.connect(&theirs.qp, &options)?,
             AnyQp::Ud(qp, peer) => {
                 qp.activate(QKEY)?;
-                let av = AddressVector { dgid: theirs.qp.gid, ..AddressVector::default() };
-                *peer = Some(self.pd.create_ah(&av)?.peer(theirs.qp.qpn, QKEY));
+                *peer = Some(self.pd.create_ah(&theirs.qp.av())?.peer(theirs.qp.qpn, QKEY));
             }
         }
         self.remote = Some(theirs.window);

@@ -32,7 +32,7 @@ pub(crate) struct Dest {
     pub(crate) qpn: Qpn,
     /// First PSN that this end sends.
     pub(crate) psn: Psn,
-    /// Port.
+    /// Port; none on InfiniBand, where the LID is enough.
     pub(crate) gid: Gid,
 }
 
@@ -57,7 +57,7 @@ pub(crate) enum ExchangeError {
         "the other end sent {text:?} instead of LID:QPN:PSN:GID: check that an ibv_*_pingpong or `hca pingpong` of the same service listens on that port"
     )]
     Garbled { text: String },
-    /// The peer gave no GID.
+    /// The peer gave neither GID nor LID.
     #[error(
         "the other end sent no GID, which RoCE needs: start it with -g and the index of its RoCEv2 GID (show_gids, or ibv_devinfo -v, lists them)"
     )]
@@ -73,6 +73,12 @@ impl Dest {
         format!("{:04x}:{:06x}:{:06x}:{gid}\0", self.lid.raw(), self.qpn.raw(), self.psn.raw())
     }
 
+    /// Whether there is an address for that: a GID, or LIDs on both ends, as programs that were given no index of a GID have
+    /// on InfiniBand.
+    fn can_be_reached_by(&self, other: &Self) -> bool {
+        self.gid != Gid::default() || (self.lid.raw() != 0 && other.lid.raw() != 0)
+    }
+
     fn from_text(text: &[u8]) -> Result<Self, ExchangeError> {
         let garbled = || ExchangeError::Garbled { text: String::from_utf8_lossy(text).into_owned() };
         let clean = std::str::from_utf8(text).map_err(|_| garbled())?.trim_end_matches('\0');
@@ -84,9 +90,6 @@ impl Dest {
         let (lid, qpn, psn, gid) = (number(4)?, number(6)?, number(6)?, number(32)?);
         if parts.next().is_some() {
             return Err(garbled());
-        }
-        if gid == 0 {
-            return Err(ExchangeError::NoGid);
         }
         Ok(Self {
             lid: Lid::new(lid as u16),
@@ -139,10 +142,11 @@ impl Patience {
         Ok(())
     }
 
-    fn read_dest(self, stream: &mut impl Read) -> Result<Dest, ExchangeError> {
+    fn read_dest(self, stream: &mut impl Read, own: &Dest) -> Result<Dest, ExchangeError> {
         let mut text = [0; DEST_BYTES];
         self.read(stream, &mut text, "reading the other end's address")?;
-        Dest::from_text(&text)
+        let theirs = Dest::from_text(&text)?;
+        if theirs.can_be_reached_by(own) { Ok(theirs) } else { Err(ExchangeError::NoGid) }
     }
 }
 
@@ -158,7 +162,7 @@ pub(crate) fn client(
 ) -> Result<Dest, ExchangeError> {
     let patience = Patience::new(limit);
     write(stream, own.to_text().as_bytes(), "sending this end's address")?;
-    let theirs = patience.read_dest(stream)?;
+    let theirs = patience.read_dest(stream, &own)?;
     write(stream, DONE, "closing the exchange")?;
     Ok(theirs)
 }
@@ -172,7 +176,7 @@ pub(crate) fn server(
     connect: impl FnOnce(&Dest) -> Result<(), crate::cli::Failure>,
 ) -> Result<Dest, ExchangeError> {
     let patience = Patience::new(limit);
-    let theirs = patience.read_dest(stream)?;
+    let theirs = patience.read_dest(stream, &own)?;
     connect(&theirs).map_err(ExchangeError::Connect)?;
     write(stream, own.to_text().as_bytes(), "sending this end's address")?;
     patience.read(stream, &mut [0; DONE.len()], "waiting for the other end's `done`")?;
@@ -244,8 +248,17 @@ mod tests {
 
     #[test]
     fn a_peer_without_a_gid_and_a_stranger_are_told_apart() {
-        let none = b"0001:000013:abcdef:00000000000000000000000000000000\0";
-        assert!(Dest::from_text(none).unwrap_err().to_string().contains("-g"));
+        let of = |own: Dest, text: &'static [u8]| {
+            let (mut a, mut b) = UnixStream::pair().unwrap();
+            b.write_all(text).unwrap();
+            client(&mut a, own, LIMIT)
+        };
+        let by_lid = b"0001:000013:abcdef:00000000000000000000000000000000\0";
+        let none = b"0000:000013:abcdef:00000000000000000000000000000000\0";
+        let infiniband = Dest { lid: Lid::new(2), ..dest(1) };
+        assert!(of(dest(1), by_lid).unwrap_err().to_string().contains("-g"));
+        assert!(of(infiniband, none).unwrap_err().to_string().contains("-g"));
+        assert_eq!(of(infiniband, by_lid).unwrap().lid, Lid::new(1));
         for text in [&b"HTTP/1.1 400 Bad Request"[..], b"0000:000013:abcdef\0", b"\xff\xfe", b""] {
             let e = Dest::from_text(text).unwrap_err();
             assert!(matches!(e, ExchangeError::Garbled { .. }), "{text:?}: {e}");

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use hca_core::{Gid, Qpn};
+use hca_core::{Gid, Lid, Qpn};
 use hca_matching::{Nid, Pid, Rank};
 use hca_verbs::Context;
 
@@ -20,13 +20,15 @@ pub struct Card {
     pub pid: Pid,
     /// Its device's address.
     pub gid: Gid,
+    /// Its device's LID on an InfiniBand subnet; 0 on RoCE.
+    pub lid: Lid,
     /// The queue pair that takes its datagrams.
     pub datagrams: Qpn,
 }
 
 impl Card {
     /// Bytes that [`to_bytes`](Self::to_bytes) gives.
-    pub const BYTES: usize = 28;
+    pub const BYTES: usize = 30;
 
     /// As bytes to be published.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
@@ -34,7 +36,8 @@ impl Card {
         out[..4].copy_from_slice(&self.nid.0.to_be_bytes());
         out[4..8].copy_from_slice(&self.pid.0.to_be_bytes());
         out[8..24].copy_from_slice(&self.gid.0);
-        out[24..].copy_from_slice(&self.datagrams.raw().to_be_bytes());
+        out[24..28].copy_from_slice(&self.datagrams.raw().to_be_bytes());
+        out[28..].copy_from_slice(&self.lid.raw().to_be_bytes());
         out
     }
     /// From such bytes; `None` if they are none.
@@ -43,7 +46,8 @@ impl Card {
         let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
         let datagrams = Some(word(24)).filter(|&raw| raw < 1 << 24).map(Qpn::new)?;
         let gid = Gid(bytes[8..24].try_into().expect("16 bytes"));
-        Some(Self { nid: Nid(word(0)), pid: Pid(word(4)), gid, datagrams })
+        let lid = Lid::new(u16::from_be_bytes([bytes[28], bytes[29]]));
+        Some(Self { nid: Nid(word(0)), pid: Pid(word(4)), gid, lid, datagrams })
     }
 }
 
@@ -165,7 +169,13 @@ mod tests {
 
     #[test]
     fn a_card_is_read_as_it_was_written() {
-        let card = Card { nid: Nid(1), pid: Pid(2), gid: Gid([7; 16]), datagrams: Qpn::new(0x12_3456) };
+        let card = Card {
+            nid: Nid(1),
+            pid: Pid(2),
+            gid: Gid([7; 16]),
+            lid: Lid::new(0x8001),
+            datagrams: Qpn::new(0x12_3456),
+        };
         let bytes = card.to_bytes();
         assert_eq!(Card::from_bytes(&bytes), Some(card));
         assert_eq!(Card::from_bytes(&bytes[1..]), None);
@@ -176,7 +186,13 @@ mod tests {
 
     #[test]
     fn a_list_finds_processes_both_ways() {
-        let card = |n: u32| Card { nid: Nid(n), pid: Pid(9), gid: Gid([0; 16]), datagrams: Qpn::new(n) };
+        let card = |n: u32| Card {
+            nid: Nid(n),
+            pid: Pid(9),
+            gid: Gid([0; 16]),
+            lid: Lid::default(),
+            datagrams: Qpn::new(n),
+        };
         let list = Listed(vec![card(5), card(6)]);
         assert_eq!(list.by_process(Nid(6), Pid(9)).unwrap(), list.by_rank(Rank(1)).unwrap());
         assert!(matches!(list.by_rank(Rank(2)), Err(DirectoryError::Rank { rank: Rank(2) })));

@@ -7,7 +7,7 @@
 //! over. While they meet, a side that hears of a later one connects the queue pair that it has to that; if it made another,
 //! the peer would have to do so, too, and so on for ever.
 
-use hca_core::{Gid, Mtu, Psn, QpType, Qpn};
+use hca_core::{Gid, Lid, Mtu, Psn, QpType, Qpn};
 use hca_matching::{Jid, Nid, Pid, Rank, Uid};
 use hca_verbs::Endpoint;
 
@@ -68,7 +68,8 @@ impl Hello {
         for word in [nid.0, pid.0, rank.0, uid.0, jid.0] {
             put(&word.to_be_bytes());
         }
-        put(&(self.endpoint.mtu.bytes()).to_be_bytes());
+        put(&self.endpoint.lid.raw().to_be_bytes());
+        put(&(self.endpoint.mtu.bytes() as u16).to_be_bytes());
         put(&incarnation.to_be_bytes());
         put(&self.key.to_be_bytes());
         let yours = self.yours.map_or(u32::MAX, Qpn::raw);
@@ -87,15 +88,17 @@ impl Hello {
             return None;
         }
         let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
+        let half = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
         let long = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
         let number = |at: usize| Some(word(at)).filter(|&raw| raw < 1 << 24);
         let endpoint = Endpoint {
             service: QpType::Rc,
             qpn: Qpn::new(number(48)?),
             psn: Psn::new(number(52)?),
-            mtu: Mtu::from_bytes(word(28))?,
+            mtu: Mtu::from_bytes(half(30).into())?,
             rd_atomic: bytes[6],
             gid: Gid(bytes[64..80].try_into().expect("16 bytes")),
+            lid: Lid::new(half(28)),
         };
         Some(Self {
             from: Identity {
@@ -124,7 +127,7 @@ mod tests {
     #[test]
     fn a_hello_is_read_as_it_was_written() {
         let endpoint: Endpoint =
-            "rc,qpn=0x000012,psn=0x00abcd,mtu=1024,rd=16,gid=::ffff:127.0.0.1".parse().unwrap();
+            "rc,qpn=0x000012,psn=0x00abcd,mtu=1024,rd=16,gid=::ffff:127.0.0.1,lid=49151".parse().unwrap();
         let from = Identity {
             nid: Nid(1),
             pid: Pid(2),
@@ -149,7 +152,7 @@ mod tests {
             for cut in 0..HELLO_BYTES {
                 assert_eq!(Hello::parse(&bytes[..cut]), None);
             }
-            for at in [0, 4, 28, 48, 52, 56] {
+            for at in [0, 4, 30, 48, 52, 56] {
                 let mut bad = bytes;
                 bad[at] ^= 0x80;
                 assert_eq!(Hello::parse(&bad), None, "byte {at}");

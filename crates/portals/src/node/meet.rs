@@ -100,7 +100,7 @@ impl State {
         Ok(peer)
     }
     fn new_peer(&mut self, identity: Identity, card: Card) -> Result<u32, Error> {
-        let av = AddressVector { dgid: card.gid, ..AddressVector::default() };
+        let av = AddressVector { dgid: card.gid, dlid: card.lid, ..AddressVector::default() };
         let to = self.net.ports.pd.create_ah(&av)?;
         let qp = self.net.ports.connection()?;
         let port = self.net.ports.pd.context().port();
@@ -111,6 +111,7 @@ impl State {
             mtu: port.active_mtu,
             rd_atomic: self.net.ports.pd.context().attr().max_rd_atomic,
             gid: self.gid,
+            lid: port.lid,
         };
         let now = self.clock.now();
         let meeting = Meeting {
@@ -206,7 +207,8 @@ impl State {
         let peer = match known {
             Some(peer) => peer,
             None => {
-                let card = Card { nid: id.0, pid: id.1, gid: grh.sgid, datagrams: hello.datagrams };
+                let (lid, datagrams) = (hello.endpoint.lid, hello.datagrams);
+                let card = Card { nid: id.0, pid: id.1, gid: grh.sgid, lid, datagrams };
                 match self.new_peer(hello.from, card) {
                     Ok(peer) => peer,
                     Err(error) => return tracing::warn!(%error, "a Portals peer can't be connected to"),
@@ -253,10 +255,9 @@ impl State {
             let (from, key, datagrams) = (self.identity, self.key, self.datagrams());
             let eager_bytes = self.eager_bytes as u32;
             let answer = Hello { from, key, endpoint, attempt, datagrams, yours, is_up, eager_bytes };
-            let av = AddressVector { dgid: hello.endpoint.gid, ..AddressVector::default() };
             let to = match &self.peer(peer).stage {
                 Stage::Meeting(meeting) => meeting.to.clone(),
-                Stage::Up => self.net.ports.pd.create_ah(&av)?,
+                Stage::Up => self.net.ports.pd.create_ah(&hello.endpoint.av())?,
             };
             self.net.ports.send_hello(to, hello.datagrams, &answer.to_bytes());
             self.wake_in(FIRST_HELLO);

@@ -243,7 +243,8 @@ impl Node {
             jid: options.jid,
             incarnation: mix(seed ^ 0x6e6f_6465),
         };
-        let card = Card { nid: identity.nid, pid, gid: port.gid, datagrams: ports.datagrams() };
+        let card =
+            Card { nid: identity.nid, pid, gid: port.gid, lid: port.lid, datagrams: ports.datagrams() };
         let clock = match &options.clock {
             Some(clock) => Clock::Given(Arc::clone(clock)),
             None => Clock::System(std::time::Instant::now()),

@@ -129,7 +129,8 @@ impl World {
         let psn = plan.psn.map(|p| p.add(shift));
         let dgid = Gid::from_ip(self.sim.net().address(peer_host));
         let flow_label = (handle.index * 7919 + c as u32 + 1) & 0xf_ffff;
-        let av = AddressVector { dgid, flow_label, hop_limit: 0, traffic_class: plan.traffic_class };
+        let traffic_class = plan.traffic_class;
+        let av = AddressVector { dgid, flow_label, traffic_class, ..AddressVector::default() };
         let access = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let (rc, ud) = (plan.kind == QpType::Rc, plan.kind == QpType::Ud);
         let init = QpAttr {

@@ -59,7 +59,8 @@ fn processes(sim: &Sim, n: usize, with: impl Fn(NodeOptions) -> NodeOptions) -> 
     let none = Card {
         nid: portals::Nid(0),
         pid: portals::Pid(0),
-        gid: hca_core::Gid([0; 16]),
+        gid: hca_core::Gid::default(),
+        lid: hca_core::Lid::default(),
         datagrams: hca_core::Qpn::new(0),
     };
     let cards = Arc::new(Mutex::new(Listed(vec![none; n])));

@@ -83,6 +83,7 @@ impl World {
             nid: portals::Nid(0),
             pid: portals::Pid(0),
             gid: context.port().gid,
+            lid: context.port().lid,
             datagrams: hca_core::Qpn::new(0),
         };
         let cards = nodes_of_sim.iter().map(|node| card(&node.context())).collect();

@@ -493,6 +493,7 @@ fn address_vector(context: &Qpc, directory: &Directory) -> Result<AddressVector,
         flow_label: path.get(Ads::FLOW_LABEL),
         hop_limit: path.get(Ads::HOP_LIMIT) as u8,
         traffic_class: path.get(Ads::TCLASS) as u8,
+        ..AddressVector::default()
     })
 }
 

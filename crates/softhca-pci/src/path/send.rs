@@ -241,6 +241,7 @@ fn address(
         flow_label: to.get(UdAdrsVector::FLOW_LABEL),
         hop_limit: to.get(UdAdrsVector::HOP_LIMIT) as u8,
         traffic_class: to.get(UdAdrsVector::TCLASS) as u8,
+        ..AddressVector::default()
     };
     let key = (pd, address_key(&av));
     if let Some(ah) = addresses.handles.get(&key) {
