@@ -5,6 +5,7 @@ use hca_prm::command::hca::{HcaCapType, QueryHcaCapIn, QueryHcaCapOut, SetHcaCap
 use hca_prm::{CmdStatus, Layout};
 
 use crate::cmd::{CmdError, CommandQueue};
+use crate::mr::LOG_MAX_BYTES;
 
 /// `PORT_TYPE` of an Ethernet port.
 const PORT_ETHERNET: u32 = 1;
@@ -30,6 +31,8 @@ pub(crate) struct Caps {
     pub(crate) log_max_pd: u32,
     /// Memory keys, as a power of two.
     pub(crate) log_max_mkey: u32,
+    /// Bytes of a memory key's range, as a power of two.
+    pub(crate) log_max_mr_bytes: u32,
     /// Entries of an event queue, as a power of two.
     pub(crate) log_max_eq_sz: u32,
     /// Bytes of a message, as a power of two.
@@ -108,6 +111,7 @@ impl Caps {
             log_max_srq_sz: used.get(HcaCap::LOG_MAX_SRQ_SZ).min(15),
             log_max_pd: used.get(HcaCap::LOG_MAX_PD).min(24),
             log_max_mkey: used.get(HcaCap::LOG_MAX_MKEY).min(24),
+            log_max_mr_bytes: used.get(HcaCap::LOG_MAX_MRW_SZ).clamp(12, LOG_MAX_BYTES),
             log_max_eq_sz: used.get(HcaCap::LOG_MAX_EQ_SZ).min(22),
             log_max_msg: used.get(HcaCap::LOG_MAX_MSG).min(31),
             log_max_ra_req_qp: used.get(HcaCap::LOG_MAX_RA_REQ_QP).min(7),

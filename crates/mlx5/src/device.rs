@@ -75,7 +75,7 @@ fn attributes(hca: &Hca) -> DeviceAttr {
         max_cq: of(caps.log_max_cq),
         max_cqe: cq::max_cqe(caps),
         max_mr: of(caps.log_max_mkey.min(24)),
-        max_mr_bytes: mr::MAX_BYTES,
+        max_mr_bytes: 1 << caps.log_max_mr_bytes,
         max_pd: of(caps.log_max_pd),
         max_ah: crate::ah::LIMIT,
         max_srq: of(caps.log_max_srq),

@@ -22,14 +22,15 @@ use crate::hca::Hca;
 use crate::health::Death;
 use crate::table::Table;
 
-/// Bytes of the longest region.
-pub(crate) const MAX_BYTES: u64 = 1 << 40;
+/// Bytes of the longest region that is of use, as a power of two.
+pub(crate) const LOG_MAX_BYTES: u32 = 40;
 /// The smallest page, as a power of two.
 const LOG_MIN_PAGE: u32 = 12;
 /// The largest page, as a power of two.
 const LOG_MAX_PAGE: u32 = 30;
-/// Pages that one command can tell: its input is 64 KiB at most.
-const MAX_PAGES: u64 = 8000;
+/// Pages of a key's list: 8 MiB of input, in a chain of 16,384 mailboxes. The interface counts these with 32 bits; what is to be
+/// longer is better told by larger pages, for which addresses have to agree.
+const MAX_PAGES: u64 = 1 << 20;
 
 /// A region.
 struct Mr {
@@ -65,7 +66,7 @@ impl Mrs {
         pd: PdHandle,
         init: &MrInit,
     ) -> Result<MrKeys, DeviceError> {
-        check(init)?;
+        check(init, 1 << hca.caps.log_max_mr_bytes)?;
         self.table().check_room()?;
         let addr = init.addr.addr().get();
         let (bus, within, mapping) = match hca.lent.find(addr, init.len) {
@@ -140,12 +141,12 @@ fn unmap(hca: &Hca, mapping: Option<DmaMapping>) {
     }
 }
 
-fn check(init: &MrInit) -> Result<(), DeviceError> {
+fn check(init: &MrInit, max: u64) -> Result<(), DeviceError> {
     let len = init.len as u64;
     let fits =
         (init.addr.addr().get() as u64).checked_add(len).is_some() && init.iova.checked_add(len).is_some();
-    if len == 0 || len > MAX_BYTES || !fits {
-        return Err(DeviceError::OutOfRange { what: "region length", value: len, min: 1, max: MAX_BYTES });
+    if len == 0 || len > max || !fits {
+        return Err(DeviceError::OutOfRange { what: "region length", value: len, min: 1, max });
     }
     Ok(())
 }
@@ -247,6 +248,8 @@ mod tests {
         // Pages reach as far as what is mapped, no further.
         assert_eq!(of(M2, K4, M2, (M2, M2 + K4)), (M2, 1, 12));
         assert_eq!(of(M2, 3 * K4, M2, (M2, M2 + 4 * K4)), (M2, 1, 14));
+        // Foreign memory whose address for the adapter agrees with its own in all bits of a page of its length.
+        assert_eq!(of(G1 + 5 * K4, G1, 0x7f00_0000_5000, (0, u64::MAX)), (G1, 2, 30));
         // Addresses of requests that agree in 12 bits only.
         assert_eq!(of(M2, M2, K4, (M2, 2 * M2)), (M2, 512, 12));
         assert_eq!(of(M2 + 0x10, M2 - 0x10, 0x7010, (M2, 2 * M2)), (M2, 512, 12));
@@ -256,9 +259,9 @@ mod tests {
     fn regions_that_no_list_of_pages_can_hold_are_refused() {
         let refused = Pages::of(M2, K4, 1, (M2, 2 * M2)).unwrap_err().to_string();
         assert!(refused.contains("lowest 12 bits"), "{refused}");
-        let refused = Pages::of(G1, G1, K4, (G1, 2 * G1)).unwrap_err().to_string();
+        let refused = Pages::of(G1, 8 * G1, K4, (G1, 9 * G1)).unwrap_err().to_string();
         assert!(
-            refused.contains("alignment of 1073741824") && refused.contains("1 to 32768000"),
+            refused.contains("alignment of 8589934592") && refused.contains("1 to 4294967296"),
             "{refused}"
         );
     }

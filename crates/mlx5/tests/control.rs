@@ -89,7 +89,10 @@ fn an_infiniband_port_tells_its_addresses() {
         (Gid(commands::GID), Lid::new(3), Mtu::B2048, true)
     );
     let attr = device.attr();
-    assert_eq!((attr.fabric.as_str(), attr.max_pd, attr.max_cqe), ("infiniband", 4, (1 << 14) - 1));
+    assert_eq!(
+        (attr.fabric.as_str(), attr.max_pd, attr.max_cqe, attr.max_mr_bytes),
+        ("infiniband", 4, (1 << 14) - 1, 1 << 32)
+    );
     drop(device);
 }
 
@@ -488,6 +491,26 @@ fn a_region_of_library_memory_is_told_to_the_adapter_by_large_pages() {
         assert_eq!(last, [0x5a]);
     }
     device.dereg_mr(keys.handle).unwrap();
+    drop((memory, device));
+}
+
+#[test]
+fn a_region_of_many_small_pages_has_all_of_them_in_its_list() {
+    const LEN: usize = 64 << 20;
+    let fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    let pd = device.alloc_pd().unwrap();
+    let memory = device.alloc_memory(LEN).unwrap();
+    // Odd, so that nothing but pages of 4 KiB agrees with it.
+    let init = MrInit { addr: memory.addr(), len: LEN, iova: 0x7_1000, access: Access::LOCAL_WRITE };
+    for _ in 0..3 {
+        // SAFETY: the memory outlives the region, and nobody looks at it.
+        let keys = unsafe { device.reg_mr(pd, &init) }.unwrap();
+        let list: Vec<u64> = pas::iter(&fake.state().mkey[CreateMkeyIn::SIZE..]).collect();
+        assert_eq!(list.len(), LEN / 4096);
+        assert!(list.windows(2).all(|w| w[1] == w[0] + 4096));
+        device.dereg_mr(keys.handle).unwrap();
+    }
     drop((memory, device));
 }
 

@@ -103,7 +103,7 @@ impl DmaTable {
             if state.maps.len() as u64 + u64::from(state.coming) >= self.max_mappings.into() {
                 return Err(DmaError::Mappings { name: name(), limit: self.max_mappings });
             }
-            let taken = state.free.take(len, alignment(memory.addr(), len));
+            let taken = place(&mut state.free, memory.addr(), len);
             let allowed = state.free.total();
             let none = || DmaError::Addresses { name: name(), bytes: len, allowed };
             let at = taken.ok_or_else(none)?;
@@ -152,11 +152,13 @@ impl DmaTable {
     }
 }
 
-/// Where the memory lies as huge pages do, so do its addresses, and the IOMMU needs few entries for it.
-fn alignment(addr: usize, len: u64) -> u64 {
+/// Takes addresses for memory that lies at `addr` here. They agree with that in as many bits as large pages of use for so
+/// many bytes have, up to 1 GiB, or else as huge pages have, or else in none: so the IOMMU needs few entries, and a device's
+/// list of the memory's pages is short where the addresses of requests are the memory's own.
+fn place(free: &mut Ranges, addr: usize, len: u64) -> Option<u64> {
     const GIGABYTE: u64 = 1 << 30;
-    let fits = |size: u64| len >= size && (addr as u64).is_multiple_of(size);
-    [GIGABYTE, HUGE as u64].into_iter().find(|s| fits(*s)).unwrap_or(1)
+    let most = len.min(GIGABYTE).next_power_of_two();
+    [most, most.min(HUGE as u64), 1].into_iter().find_map(|size| free.take_like(len, size, addr as u64))
 }
 
 #[cfg(test)]
@@ -164,11 +166,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_that_lies_as_huge_pages_do_gets_addresses_that_do() {
-        assert_eq!(alignment(0x4000_0000, 1 << 30), 1 << 30);
-        assert_eq!(alignment(0x4000_0000, 1 << 29), HUGE as u64);
-        assert_eq!(alignment(0x20_0000, 0x20_0000), HUGE as u64);
-        assert_eq!(alignment(0x20_0000, 0x1f_f000), 1);
-        assert_eq!(alignment(0x20_1000, 1 << 40), 1);
+    fn memory_lies_in_large_pages_for_the_device_as_it_lies_here_while_there_is_room() {
+        const M1: u64 = 1 << 20;
+        let mut free = Ranges::new(4096, &[0..=2048 * M1 - 1]);
+        let mut at = |addr, len| place(&mut free, addr, len);
+        assert_eq!(at(0x7f12_3456_7000, 100 * M1), Some(0x7f12_3456_7000 % (128 * M1)));
+        assert_eq!(at(0x7f12_3456_7000, 0x2000), Some(0x1000));
+        assert_eq!(at(0x7fff_e000_0000, 1024 * M1), Some(512 * M1));
+        // No place like that is left of this length: next come those as of huge pages, and then any.
+        let huge = at(0x7f12_3467_8000, 400 * M1).unwrap();
+        assert!(huge % (2 * M1) == 0x7_8000 && huge % (512 * M1) != 0x7f12_3467_8000 % (512 * M1));
+        assert_eq!(at(0x7f12_3456_7000, 1024 * M1), None);
+        let rest = free.total() - (1524 * M1 + 0x2000);
+        let small = std::iter::from_fn(|| place(&mut free, 0x7f12_3467_8000, 2 * M1)).count() as u64 * 2 * M1;
+        assert!(rest - small < 8 * M1, "nothing is lost to alignment: {rest} {small}");
     }
 }

@@ -77,11 +77,18 @@ impl Ranges {
 
     /// Takes `len` numbers, rounded up to granules, that begin at a multiple of `align`.
     pub(crate) fn take(&mut self, len: u64, align: u64) -> Option<u64> {
+        self.take_like(len, align, 0)
+    }
+
+    /// Takes `len` numbers, rounded up to granules, that begin where `like` does within `align`, as whole granules.
+    pub(crate) fn take_like(&mut self, len: u64, align: u64, like: u64) -> Option<u64> {
         assert!(align.is_power_of_two() && len > 0);
         let len = len.checked_next_multiple_of(self.granule)?;
         let align = align.max(self.granule);
+        let rest = like & (align - 1) & !(self.granule - 1);
         let fits = |(start, last): (&u64, &u64)| {
-            let at = start.checked_next_multiple_of(align)?;
+            // The first number from `start` on whose rest is that; a step is no more than `align - 1`.
+            let at = start.checked_add(rest.wrapping_sub(*start) & (align - 1))?;
             let end = at.checked_add(len - 1)?;
             (end <= *last).then_some((*start, *last, at, end))
         };
@@ -170,11 +177,12 @@ mod tests {
         granule: usize,
     }
     impl Model {
-        fn take(&mut self, len: usize, align: usize) -> Option<u64> {
+        fn take(&mut self, len: usize, align: usize, like: usize) -> Option<u64> {
             let len = len.next_multiple_of(self.granule);
             let step = align.max(self.granule);
             let fits = |at: &usize| at + len <= NUMBERS && self.free[*at..at + len].iter().all(|f| *f);
-            let at = (0..NUMBERS).step_by(step).find(fits)?;
+            let first = like % step / self.granule * self.granule;
+            let at = (first..NUMBERS).step_by(step).find(fits)?;
             self.free[at..at + len].fill(false);
             Some(at as u64)
         }
@@ -185,7 +193,10 @@ mod tests {
         fn ranges_give_out_what_the_plain_model_gives_out(
             granule in prop::sample::select(vec![1_usize, 2, 4]),
             holes in prop::collection::vec((0..NUMBERS as u64, 0..NUMBERS as u64), 1..4),
-            steps in prop::collection::vec((any::<bool>(), 1..20_usize, 0..4_u32, any::<prop::sample::Index>()), 1..80),
+            steps in prop::collection::vec(
+                (any::<bool>(), 1..20_usize, 0..5_u32, 0..99_usize, any::<prop::sample::Index>()),
+                1..80,
+            ),
         ) {
             let ranges: Vec<_> = holes.iter().map(|(a, b)| *a.min(b)..=*a.max(b)).collect();
             let mut tested = Ranges::new(granule as u64, &ranges);
@@ -196,15 +207,15 @@ mod tests {
                 model.free[*s as usize..=*l as usize].fill(true);
             }
             let mut held: Vec<(u64, usize)> = Vec::new();
-            for (give, len, align, which) in steps {
+            for (give, len, align, like, which) in steps {
                 if give && !held.is_empty() {
                     let (at, len) = held.swap_remove(which.index(held.len()));
                     tested.give(at, len as u64);
                     let len = len.next_multiple_of(granule);
                     model.free[at as usize..at as usize + len].fill(true);
                 } else {
-                    let got = tested.take(len as u64, 1 << align);
-                    prop_assert_eq!(got, model.take(len, 1 << align));
+                    let got = tested.take_like(len as u64, 1 << align, like as u64);
+                    prop_assert_eq!(got, model.take(len, 1 << align, like));
                     held.extend(got.map(|at| (at, len)));
                 }
                 let free: u64 = tested.free.iter().map(|(s, l)| l - s + 1).sum();

@@ -9,6 +9,8 @@ use hca_vfio::{DmaArena, DmaBuf, DmaError};
 const STRIDE: usize = MAILBOX_ALIGN as usize;
 /// Mailboxes of a page.
 const PER_PAGE: usize = 4096 / STRIDE;
+/// A chain of more than these has memory of its own, which goes with it: lists of many pages are rare, and long.
+const MAX_KEPT: usize = 64;
 
 /// One mailbox.
 #[derive(Clone, Debug)]
@@ -38,7 +40,12 @@ impl Pool {
     /// A chain for `len` bytes of input or output, with those in the slot.
     pub(crate) fn chain(&self, len: usize) -> Result<Chain<'_>, DmaError> {
         let mut chain = Chain { pool: self, boxes: Vec::new() };
-        while chain.boxes.len() < mailboxes(len) {
+        let count = mailboxes(len);
+        if count > MAX_KEPT {
+            let all = Arc::new(self.arena.alloc(count * STRIDE, 4096)?);
+            chain.boxes.extend((0..count).map(|i| Mailbox { page: all.clone(), at: i * STRIDE }));
+        }
+        while chain.boxes.len() < count {
             // Each page is its own statement: the lock is not held while memory is had.
             let found = self.free().pop();
             match found {
@@ -68,7 +75,9 @@ pub(crate) struct Chain<'a> {
 
 impl Drop for Chain<'_> {
     fn drop(&mut self) {
-        self.pool.free().append(&mut self.boxes);
+        if self.boxes.len() <= MAX_KEPT {
+            self.pool.free().append(&mut self.boxes);
+        }
     }
 }
 

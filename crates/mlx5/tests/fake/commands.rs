@@ -31,6 +31,7 @@ pub(crate) fn capabilities(ethernet: bool) -> HashMap<u32, Vec<u8>> {
         .with(HcaCap::LOG_MAX_SRQ_SZ, 12)
         .with(HcaCap::LOG_MAX_PD, 2)
         .with(HcaCap::LOG_MAX_MSG, 30)
+        .with(HcaCap::LOG_MAX_MRW_SZ, 32)
         .with(HcaCap::MAX_WQE_SZ_SQ, 512)
         .with(HcaCap::MAX_WQE_SZ_RQ, 512)
         .with(HcaCap::LOG_BF_REG_SIZE, 9)

@@ -34,8 +34,8 @@ use crate::guest::Fault;
 pub(crate) use pages::Pages;
 pub(crate) use resource::Resources;
 
-/// The longest input: a list of a million pages of a key, and then some.
-const MAX_INPUT: usize = 8 << 20;
+/// The longest input: a list of a million pages of a key, and the rest of the command.
+const MAX_INPUT: usize = (8 << 20) + 4096;
 /// The longest output.
 const MAX_OUTPUT: usize = 256 << 10;
 
