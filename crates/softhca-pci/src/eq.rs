@@ -2,7 +2,8 @@
 //!
 //! An event goes to the queue that asks for its type (or, of a completion, to the one that its completion queue
 //! names). An armed queue interrupts once, and is armed again by a doorbell that says how far it was read: if it holds
-//! more than that, the interrupt comes at once. All doorbells of event queues lie in the trapped page, so none is lost.
+//! more than that, the interrupt comes at once. Many queues share the doorbells of the trapped page, where none is lost; another
+//! page has one event queue at most.
 //!
 //! A queue that has no room for an event is in error: it takes no more, and the health buffer says so, as there is no
 //! way to go on without what was lost.
@@ -14,7 +15,6 @@ use crate::command::{Output, parse};
 use crate::function::Function;
 use crate::guest::Guest;
 use crate::interrupts::VECTORS;
-use crate::uar::FIRST_UAR;
 
 /// Event queues of a function; their numbers begin at 1.
 pub(crate) const MAX_EQS: usize = 64;
@@ -149,7 +149,10 @@ impl Function {
             );
             return;
         }
-        eq.consumed = ci;
+        // Of two doorbells the earlier one may be seen later.
+        if eq.produced.wrapping_sub(ci) & CI_MASK < eq.waiting() {
+            eq.consumed = ci;
+        }
         eq.armed = arm;
         if arm && eq.waiting() > 0 {
             eq.armed = false;
@@ -163,8 +166,7 @@ impl Function {
         let context = command.get(CreateEqIn::EQ_CONTEXT_ENTRY);
         let (log_size, log_page) = (context.get(Eqc::LOG_EQ_SIZE), context.get(Eqc::LOG_PAGE_SIZE) + 12);
         let uar = context.get(Eqc::UAR_PAGE);
-        let known = uar == FIRST_UAR && self.pages.is_given(uar);
-        if log_size > MAX_LOG_EQ_SIZE || log_page > 30 || !known {
+        if log_size > MAX_LOG_EQ_SIZE || log_page > 30 || !self.pages.is_given(uar) {
             return Err(CmdStatus::BadParam);
         }
         if context.get(Eqc::INTR) as usize >= VECTORS {
@@ -188,6 +190,9 @@ impl Function {
         if free == self.eqs.queues.len() {
             self.eqs.queues.push(None);
         }
+        if !self.pages.listen(uar) {
+            return Err(CmdStatus::BadParam);
+        }
         let armed = context.get(Eqc::ST) == EqSt::Armed.code();
         self.eqs.queues[free] =
             Some(Eq { context, mask, pages, produced: 0, consumed: 0, armed, failed: false });
@@ -196,8 +201,9 @@ impl Function {
 
     pub(crate) fn destroy_eq(&mut self, input: &[u8]) -> Result<(), CmdStatus> {
         let eqn = parse::<DestroyEqIn>(input)?.get(DestroyEqIn::EQ_NUMBER);
-        self.eqs.get(eqn).ok_or(CmdStatus::BadRes)?;
+        let uar = self.eqs.get(eqn).ok_or(CmdStatus::BadRes)?.context.get(Eqc::UAR_PAGE);
         self.eqs.queues[eqn as usize - 1] = None;
+        self.pages.mute(uar);
         self.forget_requests();
         Ok(())
     }

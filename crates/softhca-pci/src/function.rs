@@ -148,6 +148,12 @@ impl Function {
     /// Sees to the doorbell pages that were written.
     fn look_at_doorbells(&mut self) -> bool {
         let mut any = false;
+        for at in 0..self.pages.listening() {
+            if let Some((doorbell, arm)) = self.pages.take_event(at) {
+                any = true;
+                self.eq_doorbell(doorbell, arm);
+            }
+        }
         for at in 0..self.pages.polled() {
             if let Some((uar, cqn)) = self.pages.take_armed(at) {
                 any = true;

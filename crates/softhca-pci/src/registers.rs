@@ -182,9 +182,7 @@ impl Function {
     fn doorbell(&mut self, uar: u32, at: u64, data: &[u8]) {
         let (arm, ci) = (EQ_ARM as u64, EQ_CI as u64);
         if at == arm || at == ci {
-            if let Ok(doorbell) = EqDoorbell::from_bytes(data)
-                && uar == FIRST_UAR
-            {
+            if let Ok(doorbell) = EqDoorbell::from_bytes(data) {
                 self.eq_doorbell(doorbell, at == arm);
             }
         } else if uar::is_doorbell(at) || at == CQ_DOORBELL as u64 + 4 {

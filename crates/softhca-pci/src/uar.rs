@@ -1,7 +1,8 @@
 //! Doorbell pages (UAR): a file in memory as long as BAR 0, of which the client maps all but the first pages.
 //!
 //! The first page that is given out lies outside of what may be mapped, so its doorbells are messages: the doorbells of
-//! event queues, which many queues share, are exact there. Pages that are given out later are polled. A doorbell that
+//! event queues, which many queues share, are exact there. Another page has one event queue at most, so that its latest
+//! doorbell is all there is to know. Pages that are given out later are polled. A doorbell that
 //! is not zero is taken by writing zero, and says that this page was rung, and which completion queue was armed: what is to
 //! be done stands in the doorbell records, so that two doorbells in one place lose nothing.
 //!
@@ -17,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hca_prm::{CQ_DOORBELL, CqDoorbell};
+use hca_prm::{CQ_DOORBELL, CqDoorbell, EQ_ARM, EQ_CI, EqDoorbell};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
@@ -32,6 +33,10 @@ pub(crate) const MAX_UARS: u32 = 512;
 /// Where in a page doorbells are: that of completion queues, and the send doorbells with two buffers each.
 const SLOTS: [usize; 9] = [0x20, 0x800, 0x900, 0xa00, 0xb00, 0xc00, 0xd00, 0xe00, 0xf00];
 
+/// Where event queues are armed and told how far they were read, if their page is polled. The second comes first: who
+/// has written both has read on and not armed again, or has armed last, and is interrupted once too often at worst.
+const EVENT_SLOTS: [(usize, bool); 2] = [(EQ_CI, false), (EQ_ARM, true)];
+
 /// A function's doorbell pages.
 pub(crate) struct DoorbellPages {
     file: OwnedFd,
@@ -40,6 +45,8 @@ pub(crate) struct DoorbellPages {
     given: Vec<bool>,
     /// Those that are polled.
     polled: Vec<u32>,
+    /// Those of them that an event queue is on.
+    listening: Vec<u32>,
 }
 
 // SAFETY: (1) the mapping belongs to this value alone and may be used from any thread; (3) by atomics.
@@ -62,7 +69,13 @@ impl DoorbellPages {
             )
         }?;
         let base = NonNull::new(base).expect("a mapping is not at address 0");
-        Ok(Self { file, base, given: vec![false; MAX_UARS as usize], polled: Vec::new() })
+        Ok(Self {
+            file,
+            base,
+            given: vec![false; MAX_UARS as usize],
+            polled: Vec::new(),
+            listening: Vec::new(),
+        })
     }
 
     /// The file, which is as long as the BAR.
@@ -91,7 +104,51 @@ impl DoorbellPages {
         }
         self.given[(uar - FIRST_UAR) as usize] = false;
         self.polled.retain(|polled| *polled != uar);
+        self.mute(uar);
         true
+    }
+
+    /// An event queue is made on the page. Returns whether it can be: the page is given out, and shared by none where it is
+    /// polled.
+    pub(crate) fn listen(&mut self, uar: u32) -> bool {
+        if uar == FIRST_UAR || !self.is_given(uar) {
+            return self.is_given(uar);
+        }
+        if self.listening.contains(&uar) {
+            tracing::debug!(
+                uar,
+                "a second event queue on a page that is mapped, where one's doorbell could hide the other's"
+            );
+            return false;
+        }
+        for (slot, _) in EVENT_SLOTS {
+            self.word(uar, slot).store(0, Ordering::Relaxed);
+        }
+        self.listening.push(uar);
+        true
+    }
+
+    /// The event queue on the page has gone.
+    pub(crate) fn mute(&mut self, uar: u32) {
+        self.listening.retain(|listening| *listening != uar);
+    }
+
+    /// How many doorbells of event queues are polled.
+    pub(crate) fn listening(&self) -> usize {
+        self.listening.len() * EVENT_SLOTS.len()
+    }
+
+    /// Takes the polled doorbell number `at` of an event queue. Returns it, and whether it arms the queue.
+    pub(crate) fn take_event(&self, at: usize) -> Option<(EqDoorbell, bool)> {
+        let uar = *self.listening.get(at / EVENT_SLOTS.len())?;
+        let (slot, arm) = EVENT_SLOTS[at % EVENT_SLOTS.len()];
+        let word = self.word(uar, slot);
+        if word.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        // Acquire: as in `take_rung`.
+        let bytes = word.swap(0, Ordering::Acquire).to_ne_bytes();
+        Some((EqDoorbell::from_array(*bytes.first_chunk().expect("shorter than a word")), arm))
     }
 
     /// Whether the page is given out.
@@ -104,6 +161,7 @@ impl DoorbellPages {
     pub(crate) fn clear(&mut self) {
         self.given.fill(false);
         self.polled.clear();
+        self.listening.clear();
     }
 
     /// How many pages are polled.
@@ -192,6 +250,30 @@ mod tests {
         pages.word(uar, 0x20).store(u64::from_ne_bytes(*doorbell.as_bytes()), Ordering::Relaxed);
         assert_eq!((pages.take_armed(0), pages.take_armed(0)), (Some((uar, 0x1234)), None));
         assert_eq!(pages.take_rung(0), None);
+    }
+
+    #[test]
+    fn a_page_that_is_polled_has_one_event_queue_and_its_doorbells_are_taken_once() {
+        let mut pages = DoorbellPages::new().unwrap();
+        let (trapped, uar) = (pages.alloc().unwrap(), pages.alloc().unwrap());
+        assert!(pages.listen(trapped) && pages.listen(trapped) && !pages.listen(uar + 1));
+        assert!(pages.listen(uar) && !pages.listen(uar));
+        let ring = |pages: &DoorbellPages, slot, ci| {
+            let [a, b, c, d] =
+                *EqDoorbell::new().with(EqDoorbell::EQN, 7).with(EqDoorbell::CI, ci).as_bytes();
+            pages.word(uar, slot).store(u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]), Ordering::Relaxed);
+        };
+        ring(&pages, EQ_ARM, 3);
+        ring(&pages, EQ_CI, 2);
+        let taken: Vec<_> = (0..pages.listening()).filter_map(|at| pages.take_event(at)).collect();
+        let taken: Vec<_> = taken.iter().map(|(d, arm)| (d.get(EqDoorbell::CI), *arm)).collect();
+        assert_eq!(taken, [(2, false), (3, true)]);
+        assert!((0..pages.listening()).all(|at| pages.take_event(at).is_none()));
+        ring(&pages, EQ_ARM, 3);
+        pages.mute(uar);
+        assert!(pages.listening() == 0 && pages.listen(uar));
+        assert!(pages.take_event(1).is_none(), "those of the queue before are forgotten");
+        assert!(pages.free(uar) && pages.listening() == 0);
     }
 
     #[test]

@@ -149,8 +149,12 @@ pub(crate) fn command(
         (Rtr, Rts) => give!(Rtr2RtsQpIn, optional),
         (Rts, Rts) => give!(Rts2RtsQpIn, optional),
         (Sqe, Rts) => give!(SqErr2RtsQpIn, optional),
-        // These adapters have no command for it.
-        _ => return Err(DeviceError::Unsupported { what: "draining send queues (the state SQD)" }),
+        // The interface has a command out of it, and none into it.
+        _ => {
+            let what = "draining send queues by the state SQD, for which these adapters have no command: \
+                        post nothing, and wait for the completions";
+            return Err(DeviceError::Unsupported { what });
+        }
     }?;
     Ok(())
 }

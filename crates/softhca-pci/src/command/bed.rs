@@ -46,6 +46,8 @@ pub(crate) struct Driver {
     used: u64,
     mailbox: u64,
     token: u32,
+    /// The doorbell page of event queues that are made.
+    pub(crate) eq_uar: u32,
 }
 
 impl Driver {
@@ -53,7 +55,7 @@ impl Driver {
         let options = FunctionOptions { number, port };
         let function = Function::new(server.hca.clone(), server.directory.clone(), options).unwrap();
         let file = sealed(LEN);
-        let mut driver = Self { function, file, used: FREE, mailbox: MAILBOXES, token: 1 };
+        let mut driver = Self { function, file, used: FREE, mailbox: MAILBOXES, token: 1, eq_uar: FIRST_UAR };
         driver.map();
         driver.attach();
         driver
@@ -248,7 +250,7 @@ impl Driver {
         self.command(&AllocUarIn::new()).unwrap().get(AllocUarOut::UAR)
     }
 
-    /// Makes an event queue on the first doorbell page, which has to be there.
+    /// Makes an event queue on the doorbell page `eq_uar`, which has to be there.
     pub(crate) fn eq(&mut self, log_size: u32, vector: u32, events: &[EventType]) -> TestEq {
         let at = self.alloc(64 << log_size);
         let (eqn, log_size) = (self.try_eq(at, log_size, vector, events).unwrap(), log_size);
@@ -271,7 +273,7 @@ impl Driver {
         }
         let context = Eqc::new()
             .with(Eqc::LOG_EQ_SIZE, log_size)
-            .with(Eqc::UAR_PAGE, FIRST_UAR)
+            .with(Eqc::UAR_PAGE, self.eq_uar)
             .with(Eqc::INTR, vector);
         let command = CreateEqIn::new()
             .with(CreateEqIn::EQ_CONTEXT_ENTRY, context)

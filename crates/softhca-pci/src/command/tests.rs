@@ -1,5 +1,8 @@
 //! What drivers were seen to ask, row by row, and what is refused.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
 use hca_core::Gid;
 use hca_prm::caps::{AtomicCaps, HcaCap, RoceCap};
 use hca_prm::command::eq::{DestroyEqIn, QueryEqIn, QueryEqOut};
@@ -402,6 +405,47 @@ fn an_armed_queue_interrupts_once_and_at_once_for_what_was_not_read() {
         nop(&mut d);
         assert_eq!(line.count(), 1, "round after round");
     }
+}
+
+#[test]
+fn a_page_that_is_mapped_has_one_event_queue_which_is_armed_there() {
+    let mut d = running();
+    let (first, uar, other) = (d.uar(), d.uar(), d.uar());
+    d.eq_uar = uar;
+    let line = d.line(3);
+    let mut eq = d.eq(5, 3, &[EventType::Cmd]);
+    let at = d.alloc(PAGE);
+    assert_eq!(d.try_eq(at, 5, 0, &[]), Err(CmdStatus::BadParam), "a second one on that page");
+    for (page, result) in [(other, true), (first, true), (first, true), (other + 1, false)] {
+        d.eq_uar = page;
+        assert_eq!(d.try_eq(at, 5, 0, &[]).is_ok(), result, "{page}");
+    }
+    let ring = |d: &Driver, eq: &super::bed::TestEq, slot: usize| {
+        let word = EqDoorbell::new().with(EqDoorbell::EQN, eq.eqn).with(EqDoorbell::CI, eq.read);
+        let file = File::from(d.function.pages.file().try_clone_to_owned().unwrap());
+        file.write_all_at(word.as_bytes(), u64::from(uar) * PAGE + slot as u64).unwrap();
+    };
+    let nop = |d: &mut Driver| d.command(&NopIn::new()).map(drop).unwrap();
+    while d.event(&mut eq).is_some() {}
+    for round in 0..100 {
+        ring(&d, &eq, EQ_ARM);
+        assert!(d.function.look() && !d.function.look());
+        assert_eq!(line.count(), 0, "{round}: all was read");
+        nop(&mut d);
+        assert_eq!(line.count(), 1, "{round}");
+        assert!(d.event(&mut eq).is_some());
+        ring(&d, &eq, EQ_CI);
+    }
+    // Both at once, in the order in which they are not looked at: the queue is armed, and as far as was told last.
+    ring(&d, &eq, EQ_ARM);
+    nop(&mut d);
+    assert!(d.event(&mut eq).is_some());
+    ring(&d, &eq, EQ_CI);
+    d.function.look();
+    let query = QueryEqIn::new().with(QueryEqIn::EQ_NUMBER, eq.eqn);
+    let context = d.command(&query).unwrap().get(QueryEqOut::EQ_CONTEXT_ENTRY);
+    assert_eq!(context.get(Eqc::CONSUMER_COUNTER), eq.read);
+    assert_eq!(line.count(), 1);
 }
 
 #[test]
