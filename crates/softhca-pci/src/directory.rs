@@ -87,6 +87,13 @@ impl Directory {
         self.lids.retain(|_, of| *of != function);
     }
 
+    /// Whether anything is known of the function.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn knows(&self, function: u16) -> bool {
+        let (gids, lids) = (self.gids.values(), self.lids.values());
+        gids.chain(lids).chain(self.qps.values()).any(|of| *of == function)
+    }
+
     /// The function has this queue pair.
     pub(crate) fn add_qp(&mut self, qpn: u32, function: u16) {
         self.qps.insert(qpn, function);

@@ -165,7 +165,7 @@ impl Function {
                 self.ethernet_rung(uar);
             }
         }
-        any
+        any | self.take_frames()
     }
 
     /// Lets the function reach client memory, which a descriptor stands for.

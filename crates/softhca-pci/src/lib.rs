@@ -47,6 +47,8 @@ mod command;
 mod directory;
 mod eq;
 mod function;
+#[cfg(any(test, fuzzing))]
+mod fuzzed;
 mod guest;
 mod interrupts;
 mod objects;
@@ -59,5 +61,7 @@ mod uar;
 
 pub use directory::SharedDirectory;
 pub use function::{Function, FunctionOptions, PortKind, UnknownPort};
+#[cfg(fuzzing)]
+pub use fuzzed::served_function;
 pub use served::Served;
 pub use server::{ServeError, Server, Stopper};

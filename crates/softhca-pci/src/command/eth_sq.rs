@@ -20,6 +20,8 @@ const MAX_LOG_SIZE: u32 = 15;
 const UNITS: u32 = 4;
 /// A request that wants a completion.
 const ALWAYS: u32 = 2;
+/// Requests that are taken in one look, of all queues of a function together.
+const BUDGET: usize = 2048;
 /// The state of a queue that sends.
 const READY: u32 = 1;
 
@@ -29,6 +31,8 @@ pub(crate) struct Sq {
     context: Sqc,
     pages: Vec<u64>,
     taken: u16,
+    /// Its doorbell was rung, and not all that was announced is taken.
+    rung: bool,
 }
 
 /// The send queues of a function, by number.
@@ -38,16 +42,19 @@ impl Sq {
     pub(super) fn new(input: &[u8]) -> Result<Self, CmdStatus> {
         let context = parse::<CreateSqIn>(input)?.get(CreateSqIn::CTX);
         let wq = context.get(Sqc::WQ);
-        let pages: Vec<u64> = pas::iter(&input[CreateSqIn::SIZE..]).collect();
         let log_page = wq.get(Wq::LOG_WQ_PG_SZ) + 12;
         let log_size = wq.get(Wq::LOG_WQ_SZ);
         if log_size > MAX_LOG_SIZE || log_page > 30 || wq.get(Wq::LOG_WQ_STRIDE) != LOG_BLOCK {
             return Err(CmdStatus::BadParam);
         }
-        if (pages.len() as u64) << log_page < 1 << (log_size + LOG_BLOCK) {
+        let first = u64::from(wq.get(Wq::PAGE_OFFSET)) << (log_page - 6);
+        let needed = (first + (1 << (log_size + LOG_BLOCK))).div_ceil(1 << log_page) as usize;
+        // No more than are needed: a client is not to have the rest kept.
+        let pages: Vec<u64> = pas::iter(&input[CreateSqIn::SIZE..]).take(needed).collect();
+        if pages.len() < needed {
             return Err(CmdStatus::BadInpLen);
         }
-        Ok(Self { context, pages, taken: 0 })
+        Ok(Self { context, pages, taken: 0, rung: false })
     }
 
     /// Changes the state; a queue that is reset begins anew.
@@ -93,26 +100,40 @@ impl Sq {
 }
 
 impl Function {
-    /// A doorbell of this page was rung: takes what send queues of it hold.
+    /// A doorbell of this page was rung: the next look takes what send queues of it hold.
     pub(crate) fn ethernet_rung(&mut self, uar: u32) {
-        let queues = &self.commands.eth.queues;
-        let of_page = |sq: &Sq| sq.context.get(Sqc::WQ).get(Wq::UAR_PAGE) == uar;
-        let rung: Vec<u32> = queues.iter().filter(|(_, sq)| of_page(sq)).map(|(sqn, _)| *sqn).collect();
-        for sqn in rung {
-            self.take_frames(sqn);
+        let of_page = |sq: &&mut Sq| sq.context.get(Sqc::WQ).get(Wq::UAR_PAGE) == uar;
+        for sq in self.commands.eth.queues.values_mut().filter(of_page) {
+            sq.rung = sq.context.get(Sqc::STATE) == READY;
         }
     }
 
-    fn take_frames(&mut self, sqn: u32) {
-        let Some(sq) = self.commands.eth.queues.get_mut(&sqn) else { return };
-        if sq.context.get(Sqc::STATE) != READY {
-            return;
+    /// Takes a bounded piece of what send queues hold that were rung. Returns whether there was any.
+    pub(crate) fn take_frames(&mut self) -> bool {
+        let queues = &self.commands.eth.queues;
+        let rung: Vec<u32> = queues.iter().filter(|(_, sq)| sq.rung).map(|(sqn, _)| *sqn).collect();
+        let mut left = BUDGET;
+        for sqn in &rung {
+            self.take_frames_of(*sqn, &mut left);
         }
+        !rung.is_empty()
+    }
+
+    fn take_frames_of(&mut self, sqn: u32, left: &mut usize) {
+        let Some(sq) = self.commands.eth.queues.get_mut(&sqn) else { return };
         let cqn = sq.context.get(Sqc::CQN);
         let user = sq.context.get(Sqc::USER_INDEX);
-        let Some(end) = sq.announced(&self.guest) else { return };
+        let Some(end) = sq.announced(&self.guest).filter(|_| sq.context.get(Sqc::STATE) == READY) else {
+            sq.rung = false;
+            return;
+        };
         let mut event = None;
-        while let Some((place, wanted)) = sq.next(&self.guest, end) {
+        while *left > 0 {
+            let Some((place, wanted)) = sq.next(&self.guest, end) else {
+                sq.rung = false;
+                break;
+            };
+            *left -= 1;
             let Some(cq) = self.objects.cqs.get_mut(&cqn).filter(|_| wanted) else { continue };
             let entry = Cqe64::new()
                 .with(Cqe64::OPCODE, CqeOpcode::Req.code())
@@ -139,5 +160,66 @@ impl Function {
         let sqn = parse::<QuerySqIn>(input)?.get(QuerySqIn::SQN);
         let sq = self.commands.eth.queues.get(&sqn).ok_or(CmdStatus::BadRes)?;
         out.put(&QuerySqOut::new().with(QuerySqOut::SQ_CONTEXT, sq.context))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_prm::command::ethernet::CreateSqOut;
+
+    use super::*;
+    use crate::command::bed::Driver;
+    use crate::function::PortKind;
+    use crate::guest::PAGE;
+    use crate::path::bed::Server;
+
+    fn create(log_size: u32, uar: u32, record: u64) -> CreateSqIn {
+        let wq = Wq::new()
+            .with(Wq::UAR_PAGE, uar)
+            .with(Wq::DBR_ADDR, record)
+            .with(Wq::LOG_WQ_STRIDE, LOG_BLOCK)
+            .with(Wq::LOG_WQ_SZ, log_size);
+        CreateSqIn::new().with(CreateSqIn::CTX, Sqc::new().with(Sqc::WQ, wq))
+    }
+
+    #[test]
+    fn of_a_list_of_pages_no_more_are_kept_than_the_queue_needs() {
+        for (log_size, kept) in [(0, 1), (6, 1), (7, 2), (MAX_LOG_SIZE, 512)] {
+            let mut input = create(log_size, 0, 0).as_bytes().to_vec();
+            input.resize(CreateSqIn::SIZE + 1000 * pas::ENTRY, 0);
+            assert_eq!(Sq::new(&input).unwrap().pages.len(), kept);
+            input.truncate(CreateSqIn::SIZE + (kept - 1) * pas::ENTRY);
+            assert_eq!(Sq::new(&input).err(), Some(CmdStatus::BadInpLen));
+        }
+    }
+
+    #[test]
+    fn long_queues_are_taken_a_piece_in_each_look() {
+        let mut d = Driver::new(&Server::new(), 0, PortKind::Roce);
+        d.boot();
+        d.uar();
+        let (uar, record, ring) = (d.uar(), d.alloc(PAGE), d.alloc(64 << MAX_LOG_SIZE));
+        let pages: Vec<u64> = (0..512).map(|i| ring + i * PAGE).collect();
+        for _ in 0..3 {
+            let sqc = create(MAX_LOG_SIZE, uar, record).get(CreateSqIn::CTX).with(Sqc::STATE, READY);
+            let (out, _) = d.command_with(&create(MAX_LOG_SIZE, uar, record), &pages, 0).unwrap();
+            let ready =
+                ModifySqIn::new().with(ModifySqIn::SQN, out.get(CreateSqOut::SQN)).with(ModifySqIn::CTX, sqc);
+            d.command(&ready).unwrap();
+        }
+        d.write(record + 4, &(1_u32 << MAX_LOG_SIZE).to_be_bytes());
+        d.function.bar_write(u64::from(uar) * PAGE + 0x800, &[1; 8]);
+        let mut looks = 0;
+        let taken = |d: &Driver| {
+            d.function.commands.eth.queues.values().map(|sq| usize::from(sq.taken)).sum::<usize>()
+        };
+        while taken(&d) < 3 << MAX_LOG_SIZE {
+            let before = taken(&d);
+            assert!(d.function.look(), "there is more");
+            looks += 1;
+            assert!((1..=BUDGET).contains(&(taken(&d) - before)), "in look {looks}");
+        }
+        d.function.look();
+        assert!(!d.function.look(), "all were taken");
     }
 }

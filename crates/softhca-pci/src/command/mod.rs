@@ -90,7 +90,7 @@ impl Output {
     }
 
     /// What was put.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }

@@ -583,6 +583,7 @@ fn an_ethernet_queue_completes_what_asks_for_it_and_no_frame_moves() {
         d.write(sq + place % 16 * 64, ctrl.as_bytes());
         d.write(records + 68, &end.to_be_bytes());
         d.function.bar_write(u64::from(uar) * PAGE + 0x800, &[1; 8]);
+        d.function.look();
     };
     let shown = |d: &Driver, slot: u64| {
         let entry = Cqe64::from_bytes(&d.read(ring + slot * 64, 64)).unwrap();
@@ -597,6 +598,7 @@ fn an_ethernet_queue_completes_what_asks_for_it_and_no_frame_moves() {
     // The queue is armed for the next completion by record and doorbell.
     d.write(records + 4, &[0; 4]);
     d.function.bar_write(u64::from(uar) * PAGE + 0x20, &[0, 0, 0, 0, 0, 0, 0, cqn as u8]);
+    d.function.look();
     assert_eq!(shown(&d, 0), Some((0, sqn, 9)));
     post(&mut d, 1, 9, 0, 4);
     assert_eq!(shown(&d, 1), None, "it asks for none");

@@ -94,6 +94,8 @@ pub(crate) fn address_key(av: &AddressVector) -> AddressKey {
 pub(crate) struct Objects {
     pub(crate) hca: Arc<SoftHca>,
     pub(crate) completions: Option<Completions>,
+    /// Entries of that.
+    pub(crate) completion_entries: u32,
     pub(crate) mkeys: HashMap<u32, mkey::Mkey>,
     /// Where keys belong that nobody may use.
     pub(crate) nobody: Option<PdHandle>,
@@ -131,6 +133,7 @@ impl Objects {
         Self {
             hca,
             completions: None,
+            completion_entries: COMPLETIONS,
             mkeys: HashMap::new(),
             nobody: None,
             unnamed: None,
@@ -152,7 +155,7 @@ impl Objects {
         if let Some(c) = &self.completions {
             return Ok(c.handle);
         }
-        let (handle, port) = self.hca.create_cq(COMPLETIONS).map_err(status)?;
+        let (handle, port) = self.hca.create_cq(self.completion_entries).map_err(status)?;
         self.completions = Some(Completions { handle, port });
         Ok(handle)
     }

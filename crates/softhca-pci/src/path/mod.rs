@@ -11,7 +11,8 @@
 //! posted before that was asked for.
 
 pub(crate) mod arm;
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
+#[cfg_attr(fuzzing, allow(dead_code))]
 pub(crate) mod bed;
 mod complete;
 mod grh;
