@@ -364,10 +364,10 @@ fn set_irqs(function: &mut Function, set: &SetIrqs<'_>, eventfds: Vec<OwnedFd>) 
             if !eventfds.is_empty() && eventfds.len() != count {
                 return Err(Errno::INVAL);
             }
-            let mut eventfds = eventfds.into_iter();
-            for vector in first..first + count {
-                interrupts.set(vector, eventfds.next());
+            if eventfds.is_empty() {
+                (first..first + count).for_each(|vector| interrupts.set(vector, None));
             }
+            interrupts.listen(first, eventfds)?;
         }
         (IrqAction::Trigger, IrqData::None) if count == 0 => {
             if set.index == IRQ_MSIX {

@@ -6,6 +6,9 @@
 
 use std::os::fd::OwnedFd;
 
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+use rustix::io::Errno;
+
 /// Vectors that a function has.
 pub(crate) const VECTORS: usize = 32;
 /// Bytes of a vector's entry in the table: address, data, control.
@@ -62,6 +65,26 @@ impl Interrupts {
         for vector in 0..VECTORS {
             self.deliver(vector);
         }
+    }
+
+    /// Sets the eventfds of vectors from `first` on.
+    ///
+    /// # Errors
+    /// One of them is no eventfd: to write to it could take for ever. Then nothing is set.
+    pub(crate) fn listen(&mut self, first: usize, eventfds: Vec<OwnedFd>) -> Result<(), Errno> {
+        for eventfd in &eventfds {
+            // Not even stat tells that these are of any kind, other than files, pipes and sockets.
+            if FileType::from_raw_mode(fstat(eventfd)?.st_mode) != FileType::Unknown {
+                tracing::warn!("a descriptor for an interrupt was refused: it is no eventfd");
+                return Err(Errno::INVAL);
+            }
+            // A counter that is full must not stop the server, which has other clients.
+            fcntl_setfl(eventfd, fcntl_getfl(eventfd)? | OFlags::NONBLOCK)?;
+        }
+        for (i, eventfd) in eventfds.into_iter().enumerate() {
+            self.set(first + i, Some(eventfd));
+        }
+        Ok(())
     }
 
     /// Sets a vector's eventfd, or takes it away.
@@ -166,6 +189,43 @@ mod tests {
         i.fire(9);
         assert!(!came(&line));
         i.set_function_mask(false);
+        assert!(came(&line));
+    }
+
+    #[test]
+    fn an_eventfd_whose_counter_is_full_keeps_nobody_waiting() {
+        let line = eventfd(0, EventfdFlags::empty()).unwrap();
+        rustix::io::write(&line, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let (done, fired) = std::sync::mpsc::channel();
+        let copy = line.try_clone().unwrap();
+        std::thread::spawn(move || {
+            let mut i = Interrupts::new();
+            i.listen(3, vec![copy]).unwrap();
+            i.fire(3);
+            done.send(i.pending_byte(0)).unwrap();
+        });
+        let fired = fired.recv_timeout(std::time::Duration::from_secs(60));
+        // If it was kept waiting, it goes on now.
+        assert!(came(&line));
+        assert_eq!(fired, Ok(0));
+    }
+
+    #[test]
+    fn what_is_no_eventfd_is_refused() {
+        let (pipe, _writer) = std::io::pipe().unwrap();
+        let file = std::fs::File::open("/proc/self/exe").unwrap().into();
+        let (socket, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        for fd in [pipe.into(), file, socket.into()] {
+            let (good, line) = line();
+            let mut i = Interrupts::new();
+            assert_eq!(i.listen(0, vec![good, fd]), Err(Errno::INVAL));
+            i.fire(0);
+            assert!(!came(&line), "nothing was set");
+        }
+        let mut i = Interrupts::new();
+        let (fd, line) = line();
+        i.listen(0, vec![fd]).unwrap();
+        i.fire(0);
         assert!(came(&line));
     }
 
