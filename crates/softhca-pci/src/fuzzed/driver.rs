@@ -67,6 +67,8 @@ pub(super) struct Driver {
     gid: Gid,
     token: u32,
     mailbox: u64,
+    /// Pages that the function was lent.
+    lent: u64,
     used: [u64; 2],
     pub(super) pds: Vec<u32>,
     pub(super) uars: Vec<u32>,
@@ -100,6 +102,7 @@ impl Driver {
             gid,
             token: 1,
             mailbox: 0,
+            lent: 0,
             used: [0; 2],
             pds: Vec::new(),
             uars: Vec::new(),
@@ -281,11 +284,8 @@ impl Driver {
         self.attach();
         self.numbered(input, Opcode::ENABLE_HCA, 0);
         self.numbered(input, Opcode::SET_ISSI, 1);
-        let give = ManagePagesIn::new()
-            .with(ManagePagesIn::OP_MOD, ManagePagesMod::AllocationSuccess.code())
-            .with(ManagePagesIn::INPUT_NUM_ENTRIES, 24);
-        let lent = (0..24).map(|i| 0x9_0000_0000 + i * PAGE);
-        self.layout(input, Opcode::MANAGE_PAGES, give, lent, 16);
+        self.lent = 0;
+        self.manage_pages(input, ManagePagesMod::AllocationSuccess, 24);
         self.numbered(input, Opcode::INIT_HCA, 0);
         for _ in 0..2 {
             let uar = self.numbered(input, Opcode::ALLOC_UAR, 0);
@@ -293,6 +293,28 @@ impl Driver {
         }
         let pd = self.numbered(input, Opcode::ALLOC_PD, 0);
         self.pds.extend(pd);
+    }
+
+    fn manage_pages(&mut self, input: &mut Input<'_>, what: ManagePagesMod, count: u32) {
+        let command = ManagePagesIn::new()
+            .with(ManagePagesIn::OP_MOD, what.code())
+            .with(ManagePagesIn::INPUT_NUM_ENTRIES, count);
+        let gives = what == ManagePagesMod::AllocationSuccess;
+        let first = self.lent;
+        self.lent += if gives { u64::from(count) } else { 0 };
+        let list = (first..self.lent).map(|i| 0x9_0000_0000 + i * PAGE);
+        self.layout(input, Opcode::MANAGE_PAGES, command, list, 16 + 8 * count as usize);
+    }
+
+    /// Answers those who ask for pages or offer them, or says something else of pages.
+    pub(super) fn answer_pages(&mut self, input: &mut Input<'_>) {
+        let [what, count] = input.bytes();
+        let what = [
+            ManagePagesMod::AllocationSuccess,
+            ManagePagesMod::AllocationFail,
+            ManagePagesMod::HcaReturnPages,
+        ][usize::from(what) % 3];
+        self.manage_pages(input, what, count.into());
     }
 
     /// The doorbell page of a queue: not that of event queues, if there is another one.

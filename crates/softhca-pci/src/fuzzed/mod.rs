@@ -189,7 +189,8 @@ impl Bed {
             28 => self.map_anything(input),
             29 => self.unmap_anything(input),
             30 => self.reset(what >> 5),
-            _ => self.driver.ring(what >> 5),
+            _ if what & 0x80 == 0 => self.driver.ring(what >> 5),
+            _ => self.driver.answer_pages(input),
         }
     }
 
