@@ -6,8 +6,8 @@
 #![allow(unsafe_code)] // `SendPort::post`, with its argument
 
 use hca_core::{
-    AddressVector, AhHandle, Device, Lkey, Payload, PdHandle, PostErrorKind, Qkey, QpState, QpType, Qpn,
-    RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Sge, UdDest,
+    AddressVector, Device, Lkey, Payload, PdHandle, PostErrorKind, Qkey, QpState, QpType, Qpn, RemoteAddr,
+    Rkey, SendFlags, SendOp, SendWr, Sge, UdDest,
 };
 use hca_prm::{
     AtomicSeg, CompletionMode, CqeSyndrome, CtrlSeg, DataSeg, EventType, FenceMode, InlineSeg, RaddrSeg,
@@ -213,16 +213,16 @@ fn understand(wqe: &Wqe, service: Service) -> Result<Option<Request<'_>>, CqeSyn
     Ok(Some(Request { op, data: Data::read(rest)?, to }))
 }
 
-/// What came of looking for an address handle.
+/// What came of looking for a datagram's destination.
 enum Found {
-    Handle(AhHandle),
+    There(UdDest),
     /// Nobody has the address: the datagram is lost, as in a network.
     Nowhere,
     /// There is no room until those that are in use are not any more.
     Later,
 }
 
-/// The address handle of a datagram's destination.
+/// A datagram's destination, with an address handle.
 fn address(
     pd: PdHandle,
     to: &UdAdrsVector,
@@ -243,9 +243,13 @@ fn address(
         traffic_class: to.get(UdAdrsVector::TCLASS) as u8,
         ..AddressVector::default()
     };
+    let there = |ah| {
+        let (qpn, qkey) = (to.get(UdAdrsVector::DESTINATION_QP_DCT), to.get(UdAdrsVector::Q_KEY));
+        Found::There(UdDest { ah, qpn: Qpn::new(qpn), qkey: Qkey::new(qkey) })
+    };
     let key = (pd, address_key(&av));
     if let Some(ah) = addresses.handles.get(&key) {
-        return Found::Handle(*ah);
+        return there(*ah);
     }
     if addresses.handles.len() >= MAX_ADDRESSES {
         if addresses.in_flight > 0 {
@@ -258,7 +262,7 @@ fn address(
     match shown.hca.create_ah(pd, &av) {
         Ok(ah) => {
             addresses.handles.insert(key, ah);
-            Found::Handle(ah)
+            there(ah)
         }
         Err(e) => {
             tracing::debug!("a datagram goes nowhere: {e}");
@@ -352,17 +356,11 @@ fn take_one(
         let reliable = qp.service == Service::Real(QpType::Rc);
         return stop(reliable.then_some(CqeSyndrome::TransportRetryExcErr), qp);
     }
-    let dest = match to {
+    let dest = match to.map(|to| address(qp.pd, &to, addresses, directory, shown)) {
         None => None,
-        Some(to) => match address(qp.pd, &to, addresses, directory, shown) {
-            Found::Handle(ah) => Some(UdDest {
-                ah,
-                qpn: Qpn::new(to.get(UdAdrsVector::DESTINATION_QP_DCT)),
-                qkey: Qkey::new(to.get(UdAdrsVector::Q_KEY)),
-            }),
-            Found::Nowhere => return stop(None, qp),
-            Found::Later => return Ok(Step::Waits),
-        },
+        Some(Found::There(dest)) => Some(dest),
+        Some(Found::Nowhere) => return stop(None, qp),
+        Some(Found::Later) => return Ok(Step::Waits),
     };
     let wr_id = SendId { counter, opcode, signaled: wqe.signaled() }.pack();
     let wr = SendWr { wr_id, op, flags: wqe.flags(), payload: data.payload(), dest };
