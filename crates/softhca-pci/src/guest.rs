@@ -240,6 +240,11 @@ impl Guest {
         before.into_iter().chain(self.maps.range(iova..end)).map(|(at, map)| (*at, map))
     }
 
+    /// All ranges that are mapped: where they begin, and their lengths.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.maps.iter().map(|(at, map)| (*at, map.len))
+    }
+
     /// The part of a range that lies in one mapping.
     fn piece(&self, iova: u64, len: u64, write: bool) -> Result<Piece<'_>, Fault> {
         let fault = Fault { iova, len };

@@ -1,8 +1,8 @@
 //! Memory keys.
 //!
 //! A key that translates by a list of pages is a region of the adapter's, over a window that shows these pages side by
-//! side. The index is the adapter's, the lowest byte the driver's. Keys of the bus's own addresses (for the kernel's own
-//! use) have an index that nobody can use: every access by them is refused as a protection error. Keys that translate by
+//! side. The index is the adapter's, the lowest byte the driver's. Keys of all of the bus's own addresses have an index that allows
+//! nothing, and regions behind it, see [`bus`](super::bus); of a part of them there are none, and such a key allows nothing. Keys that translate by
 //! other keys, and those that requests change, are not there; capabilities say so.
 
 use hca_core::{Access, Device, MrHandle, MrInit, PdHandle};
@@ -81,8 +81,13 @@ static NOTHING: u8 = 0;
 impl Objects {
     /// Registers a range with the key's lowest byte; the range is valid until the key is released.
     #[allow(unsafe_code)] // the contract of `reg_mr`
-    fn register(&mut self, pd: PdHandle, mr: &MrInit, tag: u8) -> Result<(MrHandle, u32), CmdStatus> {
-        // SAFETY: it lies in a window, which is dropped behind `dereg_mr` in `Mkey::release`, or it is `NOTHING`, which
+    pub(super) fn register(
+        &mut self,
+        pd: PdHandle,
+        mr: &MrInit,
+        tag: u8,
+    ) -> Result<(MrHandle, u32), CmdStatus> {
+        // SAFETY: it lies in a window, which is dropped behind `dereg_mr` in `Mkey::release` (or in `bus`), or it is `NOTHING`, which
         // lives for ever and belongs to a protection domain that no queue pair has, so nobody writes there. The program
         // whose memory a window shows is another process, or reaches it by copies only.
         let keys = unsafe { self.hca.reg_mr_tagged(pd, mr, tag) }.map_err(status)?;
@@ -135,6 +140,13 @@ impl Objects {
             }
             _ => return Err(CmdStatus::BadParam),
         };
+        if context.access_mode() == AccessMode::Pa.code()
+            && context.get(Mkc::LENGTH64)
+            && let Err(e) = self.add_bus_key(guest, index, tag, (pd, context.get(Mkc::LW)))
+        {
+            gone("memory key", self.hca.dereg_mr(region));
+            return Err(e);
+        }
         self.listed_bytes += pas.len();
         self.mkeys.insert(index, Mkey { region: Some(region), memory, pd, context, listed: pas.len() });
         Ok(index)
@@ -144,6 +156,7 @@ impl Objects {
     pub(crate) fn destroy_mkey(&mut self, index: u32) -> Result<(), CmdStatus> {
         let key = self.mkeys.remove(&index).ok_or(CmdStatus::BadRes)?;
         self.listed_bytes -= key.listed;
+        self.remove_bus_key(index);
         key.destroy(&self.hca);
         Ok(())
     }

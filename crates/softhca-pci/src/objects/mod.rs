@@ -7,6 +7,7 @@
 //! behind the function's. Completion queues are the function's alone: all queue pairs of a function complete into one
 //! queue of the adapter, which is emptied by `path::complete`, so that one look finds them all.
 
+pub(crate) mod bus;
 pub(crate) mod cq;
 pub(crate) mod mkey;
 pub(crate) mod qp;
@@ -97,6 +98,8 @@ pub(crate) struct Objects {
     /// Entries of that.
     pub(crate) completion_entries: u32,
     pub(crate) mkeys: HashMap<u32, mkey::Mkey>,
+    /// Keys of the bus's own addresses.
+    pub(crate) buses: bus::Buses,
     /// Where keys belong that nobody may use.
     pub(crate) nobody: Option<PdHandle>,
     /// Where queue pairs belong whose driver names no protection domain.
@@ -135,6 +138,7 @@ impl Objects {
             completions: None,
             completion_entries: COMPLETIONS,
             mkeys: HashMap::new(),
+            buses: bus::Buses::default(),
             nobody: None,
             unnamed: None,
             cqs: HashMap::new(),
@@ -272,6 +276,7 @@ impl Objects {
                 gone("shared receive queue", self.hca.destroy_srq(handle));
             }
         }
+        self.remove_bus_keys();
         for (_, key) in self.mkeys.drain() {
             key.destroy(&self.hca);
         }
@@ -317,6 +322,7 @@ impl Objects {
         for key in self.mkeys.values_mut().filter(|key| key.touches(iova, size)) {
             key.release(&self.hca);
         }
+        self.unmap_range(iova, size);
         for srq in self.srqs.values_mut().filter(|srq| srq.touches(iova, size)) {
             srq.memory = None;
         }

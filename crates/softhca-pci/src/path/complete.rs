@@ -8,6 +8,7 @@ use hca_prm::{CqErrorSyndrome, Cqe64, CqeOpcode, CqeSyndrome, ErrCqe, EventType}
 use softhca::SoftHca;
 
 use crate::directory::Directory;
+use crate::objects::bus::Buses;
 use crate::objects::cq::{Cq, Written};
 use crate::objects::mkey::Mkey;
 use crate::objects::qp::{Qp, Service};
@@ -29,6 +30,7 @@ pub(crate) struct Shown<'a> {
     pub(crate) raised: &'a mut VecDeque<Raised>,
     pub(crate) failed_cqs: &'a mut Vec<u32>,
     pub(crate) by_index: &'a HashMap<u32, u32>,
+    pub(crate) buses: &'a Buses,
 }
 
 impl Shown<'_> {
@@ -112,11 +114,11 @@ fn name_sender(
     c: &Completion,
     directory: &Directory,
     srqs: &HashMap<u32, Srq>,
-    mkeys: &HashMap<u32, Mkey>,
+    keys: (&HashMap<u32, Mkey>, &Buses),
 ) {
     if let (Some(from), Some(to)) = (directory.gid_of_qp(c.src_qp.raw()), directory.gid_of_qp(number)) {
         let header = grh::header(from, to, c.byte_len.saturating_sub(Grh::BYTES as u32));
-        grh::write(qp, srqs, mkeys, c.wr_id as u16, &header);
+        grh::write(qp, srqs, keys, c.wr_id as u16, &header);
     }
 }
 
@@ -173,18 +175,18 @@ impl Objects {
     }
 
     fn take_batch(&mut self, directory: &Directory) -> usize {
-        let Self { completions, qps, cqs, raised, failed_cqs, by_index, hca, addresses, .. } = self;
+        let Self { completions, qps, cqs, raised, failed_cqs, by_index, hca, addresses, buses, .. } = self;
         let (srqs, mkeys) = (&self.srqs, &self.mkeys);
         let Some(port) = completions else { return 0 };
         let mut batch = [Completion::default(); BATCH];
         let n = port.port.poll(&mut batch);
-        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
+        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index, buses };
         for c in &batch[..n] {
             let number = shown.number(c.qp);
             let Some(qp) = qps.get_mut(&number).filter(|qp| qp.handle == c.qp) else { continue };
             if c.opcode.is_recv() {
                 if qp.is_datagram() && c.status == WcStatus::Success {
-                    name_sender(qp, number, c, directory, srqs, mkeys);
+                    name_sender(qp, number, c, directory, srqs, (mkeys, buses));
                 }
                 let cqe = received(qp, c, directory);
                 let urgent = c.solicited || c.status != WcStatus::Success;
@@ -222,10 +224,10 @@ impl Objects {
     pub(crate) fn take_places(&mut self) -> bool {
         let mut any = false;
         for (number, srq) in &mut self.srqs {
-            any |= super::recv::take_shared(*number, srq, &mut self.raised);
+            any |= super::recv::take_shared(*number, srq, &self.buses, &mut self.raised);
         }
-        let Self { qps, cqs, raised, failed_cqs, by_index, hca, .. } = self;
-        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
+        let Self { qps, cqs, raised, failed_cqs, by_index, hca, buses, .. } = self;
+        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index, buses };
         for qp in qps.values_mut() {
             any |= super::recv::take(qp, &mut shown);
         }
@@ -236,8 +238,8 @@ impl Objects {
     /// Takes the requests that were noted. Returns whether there were any.
     pub(crate) fn take_requests(&mut self, directory: &Directory) -> bool {
         let mut any = false;
-        let Self { qps, cqs, raised, failed_cqs, by_index, hca, addresses, .. } = self;
-        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
+        let Self { qps, cqs, raised, failed_cqs, by_index, hca, addresses, buses, .. } = self;
+        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index, buses };
         for qp in qps.values_mut() {
             any |= send::take(qp, addresses, directory, &mut shown);
         }

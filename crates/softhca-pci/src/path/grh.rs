@@ -11,6 +11,7 @@ use hca_core::Gid;
 use hca_core::wire::{Grh, Ipv4Header};
 
 use super::recv::List;
+use crate::objects::bus::Buses;
 use crate::objects::mkey::Mkey;
 use crate::objects::qp::Qp;
 use crate::objects::srq::Srq;
@@ -42,7 +43,7 @@ pub(super) fn header(from: Gid, to: Gid, len: u32) -> [u8; Grh::BYTES] {
 pub(super) fn write(
     qp: &Qp,
     srqs: &HashMap<u32, Srq>,
-    mkeys: &HashMap<u32, Mkey>,
+    (mkeys, buses): (&HashMap<u32, Mkey>, &Buses),
     counter: u16,
     mut bytes: &[u8],
 ) {
@@ -52,6 +53,7 @@ pub(super) fn write(
         if let Some(key) = mkeys.get(&(place.lkey.raw() >> 8)) {
             key.store(qp.pd, place.lkey.raw(), place.addr, now);
         }
+        buses.store(qp.pd, place, now);
         bytes = rest;
     }
 }

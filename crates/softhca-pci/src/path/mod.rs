@@ -21,6 +21,8 @@ mod send;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod tests_bus;
+#[cfg(test)]
 mod tests_errors;
 #[cfg(test)]
 mod tests_events;

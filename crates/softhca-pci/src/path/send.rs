@@ -346,7 +346,7 @@ fn take_one(
     if wqe.blocks() > left {
         return stop(Some(CqeSyndrome::LocalQpOpErr), qp);
     }
-    let Request { op, data, to } = match understand(&wqe, qp.service) {
+    let Request { op, mut data, to } = match understand(&wqe, qp.service) {
         Ok(Some(request)) => request,
         Ok(None) => return stop(None, qp),
         Err(wrong) => return stop(Some(wrong), qp),
@@ -362,6 +362,7 @@ fn take_one(
         Some(Found::Nowhere) => return stop(None, qp),
         Some(Found::Later) => return Ok(Step::Waits),
     };
+    shown.buses.translate(qp.pd, &mut data.sges, &mut data.count);
     let wr_id = SendId { counter, opcode, signaled: wqe.signaled() }.pack();
     let wr = SendWr { wr_id, op, flags: wqe.flags(), payload: data.payload(), dest };
     // SAFETY: the memory is the client's, which is another process or reaches it by copies, as keys were made for.

@@ -234,7 +234,7 @@ fn a_key_over_scattered_pages_is_one_range() {
 }
 
 #[test]
-fn keys_that_the_model_has_not_are_refused_and_those_of_the_bus_allow_nothing() {
+fn keys_that_the_model_has_not_are_refused_and_those_of_a_part_of_the_bus_allow_nothing() {
     let server = Server::new();
     let mut c = server.client(0);
     let page = c.alloc(PAGE, PAGE);
@@ -255,7 +255,7 @@ fn keys_that_the_model_has_not_are_refused_and_those_of_the_bus_allow_nothing() 
     assert_eq!(with(&mut c, &[page], PAGE, |m| m), Ok(()));
 
     let mut p = Pair::new(QpShape::default());
-    let bus = p.a.client.try_mr(&[], 0, 0, |m| *m.with(Mkc::LENGTH64, true).set_access_mode(AccessMode::Pa));
+    let bus = p.a.client.try_mr(&[], 0, 0, |m| *m.with(Mkc::LEN, LEN).set_access_mode(AccessMode::Pa));
     let to = p.b.mr.remote(0);
     for (key, addr) in [(bus.unwrap(), BASE), (0x100, 0)] {
         p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(to).seg(DataSeg::pointer(8, key, addr)));

@@ -1,0 +1,138 @@
+//! Keys of the bus's own addresses.
+
+use std::os::unix::fs::FileExt;
+
+use hca_core::{Lkey, Sge};
+use hca_prm::{AccessMode, CmdStatus, CqeOpcode, CqeSyndrome, DataSeg, Mkc, RaddrSeg, WqeOpcode};
+
+use super::bed::{BASE, Client, LEN, PAGE, Pair, QpShape, Wqe, sealed};
+use super::tests::{opcode, syndrome};
+use crate::objects::bus::MAX_RANGES;
+
+/// A key of the bus's addresses, with all rights but those that `change` takes.
+fn bus_key(client: &mut Client, change: impl Fn(Mkc) -> Mkc) -> u32 {
+    let pa = |context: Mkc| {
+        let mut context = change(context.with(Mkc::LENGTH64, true));
+        context.set_access_mode(AccessMode::Pa);
+        context
+    };
+    client.try_mr(&[], 0, 0, pa).unwrap()
+}
+fn seg(key: u32, addr: u64, len: u32) -> DataSeg {
+    DataSeg::new().with(DataSeg::LKEY, key).with(DataSeg::ADDR, addr).with(DataSeg::BYTE_COUNT, len)
+}
+/// Another range of the client's, right behind its memory.
+fn map_more(client: &mut Client) -> std::fs::File {
+    let file = sealed(2 * PAGE);
+    let copy = file.try_clone().unwrap().into();
+    client.function.dma_map(BASE + LEN, 2 * PAGE, (true, true), Some((copy, 0))).unwrap();
+    file
+}
+
+#[test]
+fn a_key_of_the_bus_names_whatever_is_mapped_on_both_sides_of_a_request() {
+    let mut p = Pair::new(QpShape::default());
+    let (key_a, key_b) = (bus_key(&mut p.a.client, |c| c), bus_key(&mut p.b.client, |c| c));
+    // One is mapped before its key is made, and one behind.
+    let (file_a, file_b) = (map_more(&mut p.a.client), map_more(&mut p.b.client));
+    let text: Vec<u8> = (0..2 * PAGE).map(|i| (i * 7 / 3) as u8).collect();
+    // Over the border of two ranges, which lie in different files.
+    p.a.client.write(BASE + LEN - 1000, &text[..1000]);
+    file_a.write_all_at(&text[1000..3000], 0).unwrap();
+    p.b.client.post_recv(&mut p.b.qp, &[seg(key_b, BASE + LEN - 500, 4000)]);
+    p.a.post(&Wqe::new(WqeOpcode::Send).seg(seg(key_a, BASE + LEN - 1000, 3000)));
+    assert_eq!((opcode(&p.sent()), opcode(&p.received())), (CqeOpcode::Req, CqeOpcode::RespSend));
+    let mut behind = vec![0; 2500];
+    file_b.read_exact_at(&mut behind, 0).unwrap();
+    assert_eq!([p.b.client.read(BASE + LEN - 500, 500), behind].concat(), text[..3000]);
+    // What goes is reached no more; what was there stays so.
+    p.a.client.function.dma_unmap(BASE + LEN, 2 * PAGE).unwrap();
+    p.b.client.post_recv(&mut p.b.qp, &[seg(key_b, BASE + LEN - 500, 4000)]);
+    p.a.post(&Wqe::new(WqeOpcode::Send).seg(seg(key_a, BASE + LEN - 8, 8)));
+    assert_eq!(opcode(&p.sent()), CqeOpcode::Req);
+    p.a.post(&Wqe::new(WqeOpcode::Send).seg(seg(key_a, BASE + LEN - 8, 9)));
+    assert_eq!(syndrome(&p.sent()), CqeSyndrome::LocalProtErr);
+}
+
+#[test]
+fn no_peer_reaches_anything_by_a_key_of_the_bus_and_rights_are_kept() {
+    let mut p = Pair::new(QpShape::default());
+    let mine = p.a.mr.seg(0, 8);
+    let key = bus_key(&mut p.b.client, |c| c);
+    p.a.post(
+        &Wqe::new(WqeOpcode::RdmaWrite)
+            .to(RaddrSeg::new().with(RaddrSeg::RADDR, BASE).with(RaddrSeg::RKEY, key))
+            .seg(mine),
+    );
+    assert_eq!(syndrome(&p.sent()), CqeSyndrome::RemoteAccessErr);
+    // Without the right to write, nothing is received by it.
+    let mut p = Pair::new(QpShape::default());
+    let key = bus_key(&mut p.b.client, |c| c.with(Mkc::LW, false));
+    p.b.client.post_recv(&mut p.b.qp, &[seg(key, BASE, 64)]);
+    let mine = p.a.mr.seg(0, 8);
+    p.a.post(&Wqe::new(WqeOpcode::Send).seg(mine));
+    assert_eq!(syndrome(&p.received()), CqeSyndrome::LocalProtErr);
+    // Nor by one whose lowest byte is another, and none that is gone.
+    for stale in [false, true] {
+        let mut p = Pair::new(QpShape::default());
+        let key = bus_key(&mut p.a.client, |c| c);
+        if stale {
+            p.a.client.function.objects.destroy_mkey(key >> 8).unwrap();
+        }
+        let named = if stale { key } else { key ^ 1 };
+        p.a.post(&Wqe::new(WqeOpcode::Send).seg(seg(named, BASE, 8)));
+        assert_eq!(syndrome(&p.sent()), CqeSyndrome::LocalProtErr);
+        assert_eq!(p.a.client.function.objects.buses.counts(), (usize::from(!stale), usize::from(!stale)));
+    }
+}
+
+#[test]
+fn ranges_come_back_with_bus_mastering_and_go_with_the_last_key() {
+    let mut p = Pair::new(QpShape::default());
+    let ranges = |p: &Pair| p.a.client.function.objects.buses.ranges;
+    let (first, second) =
+        (bus_key(&mut p.a.client, |c| c), bus_key(&mut p.a.client, |c| c.with(Mkc::LW, false)));
+    assert_eq!(ranges(&p), 2);
+    let more = map_more(&mut p.a.client);
+    assert_eq!(ranges(&p), 4);
+    p.a.client.function.config_write(4, &[6, 0]);
+    p.a.client.function.config_write(4, &[2, 0]);
+    assert_eq!(ranges(&p), 0);
+    p.a.client.function.config_write(4, &[6, 0]);
+    assert_eq!(ranges(&p), 4);
+    p.a.client.function.objects.destroy_mkey(first >> 8).unwrap();
+    assert_eq!(ranges(&p), 2);
+    p.a.client.function.objects.destroy_mkey(second >> 8).unwrap();
+    assert_eq!((ranges(&p), p.a.client.function.objects.buses.counts()), (0, (0, 0)));
+    drop(more);
+}
+
+#[test]
+fn there_is_an_end_of_ranges_and_of_pieces() {
+    let mut p = Pair::new(QpShape::default());
+    let key = bus_key(&mut p.a.client, |c| c);
+    let file = sealed(PAGE);
+    for i in 0..40 {
+        let copy = file.try_clone().unwrap().into();
+        let at = BASE + LEN + i * PAGE;
+        p.a.client.function.dma_map(at, PAGE, (true, true), Some((copy, 0))).unwrap();
+    }
+    let pd = p.a.client.function.resources.pd(p.a.client.pd).unwrap();
+    let buses = &p.a.client.function.objects.buses;
+    let place = |pages: u64| Sge { addr: BASE + LEN, len: (pages * PAGE) as u32, lkey: Lkey::new(key) };
+    let (mut list, mut len) = ([Sge::default(); 32], 2);
+    (list[0], list[1]) = (place(31), place(1));
+    buses.translate(pd, &mut list, &mut len);
+    assert!(len == 32 && list.iter().all(|p| p.lkey.raw() != key));
+    (list[0], list[1], len) = (place(32), place(1), 2);
+    buses.translate(pd, &mut list, &mut len);
+    assert_eq!((len, list[0], list[1].lkey == place(1).lkey), (2, place(32), false));
+    p.a.client.function.objects.buses.ranges = MAX_RANGES;
+    let context = |c: Mkc| {
+        let mut c = c.with(Mkc::LENGTH64, true).with(Mkc::LW, false);
+        c.set_access_mode(AccessMode::Pa);
+        c
+    };
+    assert_eq!(p.a.client.try_mr(&[], 0, 0, context), Err(CmdStatus::NoRes));
+    p.a.client.function.objects.buses.ranges = 41;
+}
