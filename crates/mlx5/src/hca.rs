@@ -125,8 +125,7 @@ impl Core {
             ArenaOptions { huge_pages: options.huge_pages, ..ArenaOptions::default() },
         );
         let health = Arc::new(Health::default());
-        let cmd =
-            CommandQueue::open(registers.clone(), &arena, health.clone(), options.command_timeout, &name)?;
+        let cmd = CommandQueue::open(registers.clone(), &arena, health.clone(), options, &name)?;
         wait_for_firmware(&registers, &name, options.start_timeout)?;
         let pages = Pages::new(arena.clone());
         let failed = |source| OpenError::Command { name: name.clone(), source };

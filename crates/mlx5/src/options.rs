@@ -18,6 +18,9 @@ pub struct Options {
     pub lids: Vec<(Gid, Lid)>,
     /// How long a command may take before the adapter is declared dead.
     pub command_timeout: Duration,
+    /// How long who waits for a command sleeps until an interrupt tells, before it looks by itself: what one that was lost
+    /// costs.
+    pub command_look: Duration,
     /// How long the firmware may take to start.
     pub start_timeout: Duration,
     /// How often the driver's thread looks whether the adapter lives.
@@ -37,6 +40,7 @@ impl Default for Options {
             neighbours: Vec::new(),
             lids: Vec::new(),
             command_timeout: Duration::from_secs(60),
+            command_look: Duration::from_millis(100),
             start_timeout: Duration::from_secs(120),
             health_interval: Duration::from_secs(1),
             interrupts: true,

@@ -16,10 +16,12 @@ use hca_prm::{
     pas,
 };
 
-/// The driver's thread looks at nothing by itself for an hour, so that what is heard was told.
+/// Neither the driver's thread nor who waits for a command looks at anything by itself for an hour, so that what is heard
+/// was told.
 fn options() -> Options {
     let mut options = Options::default();
     options.health_interval = Duration::from_secs(3600);
+    options.command_look = Duration::from_secs(3600);
     options
 }
 fn open(fake: &Fake) -> Arc<Mlx5> {
@@ -237,6 +239,108 @@ fn all_who_wait_for_an_answer_hear_when_one_finds_it_dead() {
         }
     });
     drop(device);
+}
+
+#[test]
+fn who_waits_for_an_answer_or_a_slot_is_told_when_there_is_one() {
+    let fake = Fake::serve(Wants { log_size: 2, ..Wants::default() });
+    let mut patient = options();
+    patient.command_timeout = Duration::from_secs(3600);
+    let device = Mlx5::open(fake.function(), patient).unwrap();
+    for round in 0..20 {
+        // Three hold all slots but that of pages, and four wait for one.
+        fake.state().wants.hold.insert(Opcode::ALLOC_PD);
+        let (tell, heard) = std::sync::mpsc::channel();
+        let (begin, begun) = std::sync::mpsc::channel();
+        for _ in 0..7 {
+            let (device, tell, begin) = (device.clone(), tell.clone(), begin.clone());
+            std::thread::spawn(move || {
+                begin.send(rustix::thread::gettid()).unwrap();
+                let pd = device.alloc_pd();
+                tell.send(pd.is_ok()).unwrap();
+                pd.map(|pd| device.dealloc_pd(pd).unwrap())
+            });
+        }
+        let threads: Vec<_> = begun.iter().take(7).collect();
+        until("all usual slots are taken", || fake.state().held() == 3);
+        until_asleep(&threads);
+        fake.state().wants.hold.clear();
+        let hears = |count| {
+            for n in 0..count {
+                let told = heard.recv_timeout(Duration::from_secs(20));
+                told.unwrap_or_else(|_| panic!("{n} of {count} have heard in round {round}"));
+            }
+        };
+        // One answer is enough for it, and for those who wait for its slot.
+        fake.state().let_go(true);
+        hears(5);
+        (0..2).for_each(|_| fake.state().let_go(false));
+        hears(2);
+    }
+    assert!(device.death().is_none());
+}
+
+/// Waits until these threads of ours sleep: who still looks would find by himself what he is to be told of.
+fn until_asleep(threads: &[rustix::thread::Pid]) {
+    let sleeps = |thread: &rustix::thread::Pid| {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+        stat.rsplit(')').next().unwrap().trim_start().starts_with('S')
+    };
+    let mut found = 0;
+    until("they sleep", || {
+        found = if threads.iter().all(sleeps) { found + 1 } else { 0 };
+        // Not just for a reply of the function's.
+        found == 5
+    });
+}
+
+/// Has more wait for answers than there are slots, lets the device die by `kill`, and sees that all hear of it.
+fn all_hear(mut options: Options, kill: impl FnOnce(&Fake, &Arc<Mlx5>), death: Death) {
+    let fake = Fake::serve(Wants::default());
+    // Nobody finds it by the time that has passed.
+    options.command_timeout = Duration::from_secs(3600);
+    let device = Mlx5::open(fake.function(), options).unwrap();
+    fake.state().wants.hold.insert(Opcode::ALLOC_PD);
+    let (tell, heard) = std::sync::mpsc::channel();
+    let (begin, begun) = std::sync::mpsc::channel();
+    for _ in 0..40 {
+        let (device, tell, begin) = (device.clone(), tell.clone(), begin.clone());
+        std::thread::spawn(move || {
+            begin.send(rustix::thread::gettid()).unwrap();
+            tell.send(device.alloc_pd())
+        });
+    }
+    let threads: Vec<_> = begun.iter().take(40).collect();
+    until("all usual slots are taken", || fake.state().held() == 31);
+    until_asleep(&threads);
+    kill(&fake, &device);
+    for n in 0..40 {
+        let told = heard.recv_timeout(Duration::from_secs(20));
+        let told = told.unwrap_or_else(|_| panic!("{n} of 40 have heard"));
+        assert!(matches!(told, Err(DeviceError::Dead { .. })), "{told:?}");
+    }
+    assert_eq!(device.death(), Some(death));
+    until("the program hears of it", || device.poll_event() == Some(AsyncEvent::DeviceFatal));
+}
+
+#[test]
+fn all_who_wait_for_an_answer_or_a_slot_hear_of_a_syndrome() {
+    let mut quick = options();
+    quick.health_interval = Duration::from_millis(5);
+    let kill = |fake: &Fake, _: &Arc<Mlx5>| fake.state().wants.syndrome = HealthSyndrome::HighTempErr.code();
+    all_hear(quick, kill, Death::Syndrome { syndrome: 0x10, extended: 0 });
+}
+
+#[test]
+fn all_who_wait_for_an_answer_or_a_slot_hear_when_a_call_finds_the_function_gone() {
+    let kill = |fake: &Fake, device: &Arc<Mlx5>| {
+        fake.state().wants.hangs_up = true;
+        // Pages have a slot of their own, whose doorbell finds nobody.
+        let asked = PagesReqEvent::new().with(PagesReqEvent::NUM_PAGES, 1);
+        fake.state().event(&Eqe::of(EventType::PageRequest).with(Eqe::EVENT_DATA, *asked.as_bytes()));
+        until("it is found", || device.death().is_some());
+    };
+    all_hear(options(), kill, Death::Unreachable);
 }
 
 #[test]

@@ -29,6 +29,7 @@ use mailbox::{Chain, Pool};
 
 use crate::error::OpenError;
 use crate::health::{Death, Health};
+use crate::options::Options;
 use crate::registers::Registers;
 
 /// Bytes of the queue's memory.
@@ -37,8 +38,6 @@ const QUEUE_BYTES: usize = 4096;
 const LOOKS: u32 = 64;
 /// The longest sleep where no event tells.
 const LONGEST_NAP: Duration = Duration::from_millis(1);
-/// The longest sleep where one does: what an interrupt that was lost costs.
-const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
 /// The command queue.
 pub(crate) struct CommandQueue {
@@ -49,6 +48,8 @@ pub(crate) struct CommandQueue {
     slots: u32,
     pool: Pool,
     timeout: Duration,
+    /// The longest sleep where an event tells.
+    look: Duration,
     state: Mutex<State>,
     /// A slot was given back, or the adapter has handed one back, or it is dead.
     changed: Condvar,
@@ -79,7 +80,7 @@ impl CommandQueue {
         registers: Registers,
         arena: &DmaArena,
         health: Arc<Health>,
-        timeout: Duration,
+        options: &Options,
         name: &str,
     ) -> Result<Self, OpenError> {
         let row = registers.row(InitSegment::LOG_CMDQ_SIZE.offset())?;
@@ -105,7 +106,8 @@ impl CommandQueue {
             log_stride,
             slots,
             pool: Pool::new(arena.clone()),
-            timeout,
+            timeout: options.command_timeout,
+            look: options.command_look,
             state: Mutex::new(State { free, token: 0 }),
             changed: Condvar::new(),
             events: AtomicBool::new(false),
@@ -279,7 +281,7 @@ impl CommandQueue {
                 drop(state);
                 return Err(self.silent(command));
             };
-            let longest = if self.hears() { LONGEST_SLEEP } else { nap };
+            let longest = if self.hears() { self.look } else { nap };
             let sleep = left.min(longest);
             nap = (2 * nap).min(LONGEST_NAP);
             let woken = self.changed.wait_timeout(state, sleep);

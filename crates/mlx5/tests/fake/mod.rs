@@ -109,6 +109,8 @@ pub(crate) struct Wants {
     pub(crate) keeps: usize,
     pub(crate) vectors: u32,
     pub(crate) gone: bool,
+    /// The server ends at the next message.
+    pub(crate) hangs_up: bool,
     pub(crate) log_size: u32,
 }
 
@@ -131,6 +133,7 @@ impl Default for Wants {
             keeps: 0,
             vectors: 4,
             gone: false,
+            hangs_up: false,
             log_size: LOG_SLOTS,
         }
     }
@@ -164,6 +167,9 @@ impl Fake {
             let (stream, _) = listener.accept().unwrap();
             let channel = Channel::new(stream.into());
             while let Ok(message) = channel.recv(None) {
+                if served.lock().unwrap().wants.hangs_up {
+                    return;
+                }
                 let (reply, fds) = served.lock().unwrap().answer(message);
                 let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
                 if channel.send(&reply, &fds, None).is_err() {
