@@ -179,9 +179,7 @@ impl Function {
         rights: (bool, bool),
         file: Option<(OwnedFd, u64)>,
     ) -> Result<(), Errno> {
-        self.guest.map(iova, size, rights, file)?;
-        self.objects.map_range(&self.guest, iova, size);
-        Ok(())
+        self.guest.map(iova, size, rights, file)
     }
 
     /// Takes client memory back. When it returns, nothing touches it any more.
@@ -207,10 +205,6 @@ impl Function {
         if before && !now {
             // What the adapter would reach by itself is as good as unmapped.
             self.release_memory(0, u64::MAX);
-        }
-        if now && !before {
-            let mapped: Vec<(u64, u64)> = self.guest.ranges().collect();
-            mapped.into_iter().for_each(|(iova, size)| self.objects.map_range(&self.guest, iova, size));
         }
         self.interrupts.set_function_mask(self.config.msix_masked());
         if effect == ConfigEffect::Reset {

@@ -240,9 +240,10 @@ impl Guest {
         before.into_iter().chain(self.maps.range(iova..end)).map(|(at, map)| (*at, map))
     }
 
-    /// All ranges that are mapped: where they begin, and their lengths.
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.maps.iter().map(|(at, map)| (*at, map.len))
+    /// The range that is mapped where an address lies: where it begins, and its length.
+    pub(crate) fn range_at(&self, iova: u64) -> Option<(u64, u64)> {
+        let (at, map) = self.maps.range(..=iova).next_back()?;
+        (iova - at < map.len).then_some((*at, map.len))
     }
 
     /// The part of a range that lies in one mapping.

@@ -78,22 +78,22 @@ fn access(context: &Mkc) -> Access {
 /// A byte for keys that nobody may use.
 static NOTHING: u8 = 0;
 
-impl Objects {
-    /// Registers a range with the key's lowest byte; the range is valid until the key is released.
-    #[allow(unsafe_code)] // the contract of `reg_mr`
-    pub(super) fn register(
-        &mut self,
-        pd: PdHandle,
-        mr: &MrInit,
-        tag: u8,
-    ) -> Result<(MrHandle, u32), CmdStatus> {
-        // SAFETY: it lies in a window, which is dropped behind `dereg_mr` in `Mkey::release` (or in `bus`), or it is `NOTHING`, which
-        // lives for ever and belongs to a protection domain that no queue pair has, so nobody writes there. The program
-        // whose memory a window shows is another process, or reaches it by copies only.
-        let keys = unsafe { self.hca.reg_mr_tagged(pd, mr, tag) }.map_err(status)?;
-        Ok((keys.handle, keys.lkey.raw() >> 8))
-    }
+/// Registers a range with the key's lowest byte; the range is valid until the key is released.
+#[allow(unsafe_code)] // the contract of `reg_mr`
+pub(super) fn register(
+    hca: &SoftHca,
+    pd: PdHandle,
+    mr: &MrInit,
+    tag: u8,
+) -> Result<(MrHandle, u32), CmdStatus> {
+    // SAFETY: it lies in a window, which is dropped behind `dereg_mr` in `Mkey::release` (or in `bus`), or it is `NOTHING`, which
+    // lives for ever and belongs to a protection domain that no queue pair has, so nobody writes there. The program
+    // whose memory a window shows is another process, or reaches it by copies only.
+    let keys = unsafe { hca.reg_mr_tagged(pd, mr, tag) }.map_err(status)?;
+    Ok((keys.handle, keys.lkey.raw() >> 8))
+}
 
+impl Objects {
     /// A key that takes an index and allows nothing.
     fn reserve(&mut self, tag: u8) -> Result<(MrHandle, u32), CmdStatus> {
         let pd = match self.nobody {
@@ -101,7 +101,7 @@ impl Objects {
             None => *self.nobody.insert(self.hca.alloc_pd().map_err(status)?),
         };
         let addr = core::ptr::NonNull::from(&NOTHING);
-        self.register(pd, &MrInit { addr, len: 1, iova: u64::MAX - 1, access: Access::empty() }, tag)
+        register(&self.hca, pd, &MrInit { addr, len: 1, iova: u64::MAX - 1, access: Access::empty() }, tag)
     }
 
     /// Makes a key; `pas` follows the command's layout.
@@ -135,17 +135,13 @@ impl Objects {
                     iova: context.get(Mkc::START_ADDR),
                     access: access(&context),
                 };
-                let registered = self.register(pd, &init, tag)?;
+                let registered = register(&self.hca, pd, &init, tag)?;
                 (Some(window), registered)
             }
             _ => return Err(CmdStatus::BadParam),
         };
-        if context.access_mode() == AccessMode::Pa.code()
-            && context.get(Mkc::LENGTH64)
-            && let Err(e) = self.add_bus_key(guest, index, tag, (pd, context.get(Mkc::LW)))
-        {
-            gone("memory key", self.hca.dereg_mr(region));
-            return Err(e);
+        if context.access_mode() == AccessMode::Pa.code() && context.get(Mkc::LENGTH64) {
+            self.add_bus_key(index, tag, (pd, context.get(Mkc::LW)));
         }
         self.listed_bytes += pas.len();
         self.mkeys.insert(index, Mkey { region: Some(region), memory, pd, context, listed: pas.len() });

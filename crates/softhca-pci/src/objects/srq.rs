@@ -179,8 +179,8 @@ impl Objects {
     }
 
     /// Arms the event that is made when fewer requests are left.
-    pub(crate) fn arm_srq(&mut self, number: u32, limit: u32) -> Result<(), CmdStatus> {
-        self.take_requests_of_srq(number);
+    pub(crate) fn arm_srq(&mut self, guest: &Guest, number: u32, limit: u32) -> Result<(), CmdStatus> {
+        self.take_requests_of_srq(guest, number);
         let srq = self.srqs.get_mut(&number).ok_or(CmdStatus::BadRes)?;
         if limit > 1 << srq.log_size {
             return Err(CmdStatus::BadParam);
@@ -236,7 +236,7 @@ impl Function {
     }
     pub(crate) fn arm_rq(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
         let command: ArmRqIn = parse(input)?;
-        self.objects.arm_srq(command.get(ArmRqIn::SRQ_NUMBER), command.get(ArmRqIn::LWM))
+        self.objects.arm_srq(&self.guest, command.get(ArmRqIn::SRQ_NUMBER), command.get(ArmRqIn::LWM))
     }
 
     pub(crate) fn create_xrc_srq(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
@@ -256,7 +256,7 @@ impl Function {
     }
     pub(crate) fn arm_xrc_srq(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
         let command: ArmXrcSrqIn = parse(input)?;
-        self.objects.arm_srq(command.get(ArmXrcSrqIn::XRC_SRQN), 0)
+        self.objects.arm_srq(&self.guest, command.get(ArmXrcSrqIn::XRC_SRQN), 0)
     }
 
     pub(crate) fn create_rmp(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
@@ -273,7 +273,7 @@ impl Function {
         srq.ok_or(CmdStatus::BadRes)?;
         if command.get(ModifyRmpIn::LWM) {
             let limit = command.get(ModifyRmpIn::CTX).get(Rmpc::WQ).get(Wq::LWM);
-            self.objects.arm_srq(number, limit)?;
+            self.objects.arm_srq(&self.guest, number, limit)?;
         }
         Ok(())
     }

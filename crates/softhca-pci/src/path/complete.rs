@@ -8,7 +8,8 @@ use hca_prm::{CqErrorSyndrome, Cqe64, CqeOpcode, CqeSyndrome, ErrCqe, EventType}
 use softhca::SoftHca;
 
 use crate::directory::Directory;
-use crate::objects::bus::Buses;
+use crate::guest::Guest;
+use crate::objects::bus::{Buses, Names};
 use crate::objects::cq::{Cq, Written};
 use crate::objects::mkey::Mkey;
 use crate::objects::qp::{Qp, Service};
@@ -30,7 +31,6 @@ pub(crate) struct Shown<'a> {
     pub(crate) raised: &'a mut VecDeque<Raised>,
     pub(crate) failed_cqs: &'a mut Vec<u32>,
     pub(crate) by_index: &'a HashMap<u32, u32>,
-    pub(crate) buses: &'a Buses,
 }
 
 impl Shown<'_> {
@@ -180,7 +180,7 @@ impl Objects {
         let Some(port) = completions else { return 0 };
         let mut batch = [Completion::default(); BATCH];
         let n = port.port.poll(&mut batch);
-        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index, buses };
+        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
         for c in &batch[..n] {
             let number = shown.number(c.qp);
             let Some(qp) = qps.get_mut(&number).filter(|qp| qp.handle == c.qp) else { continue };
@@ -221,27 +221,29 @@ impl Objects {
     }
 
     /// Takes new receive requests. Returns whether there were any.
-    pub(crate) fn take_places(&mut self) -> bool {
+    pub(crate) fn take_places(&mut self, guest: &Guest) -> bool {
         let mut any = false;
-        for (number, srq) in &mut self.srqs {
-            any |= super::recv::take_shared(*number, srq, &self.buses, &mut self.raised);
+        let Self { qps, cqs, srqs, raised, failed_cqs, by_index, hca, buses, .. } = self;
+        let mut names = Names { hca, guest, buses };
+        for (number, srq) in srqs {
+            any |= super::recv::take_shared(*number, srq, &mut names, raised);
         }
-        let Self { qps, cqs, raised, failed_cqs, by_index, hca, buses, .. } = self;
-        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index, buses };
+        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
         for qp in qps.values_mut() {
-            any |= super::recv::take(qp, &mut shown);
+            any |= super::recv::take(qp, &mut names, &mut shown);
         }
         self.end_failed();
         any
     }
 
     /// Takes the requests that were noted. Returns whether there were any.
-    pub(crate) fn take_requests(&mut self, directory: &Directory) -> bool {
+    pub(crate) fn take_requests(&mut self, guest: &Guest, directory: &Directory) -> bool {
         let mut any = false;
         let Self { qps, cqs, raised, failed_cqs, by_index, hca, addresses, buses, .. } = self;
-        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index, buses };
+        let mut names = Names { hca, guest, buses };
+        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
         for qp in qps.values_mut() {
-            any |= send::take(qp, addresses, directory, &mut shown);
+            any |= send::take(qp, addresses, directory, &mut names, &mut shown);
         }
         self.end_failed();
         any

@@ -52,7 +52,7 @@ impl Function {
 
     /// Takes receive requests. Returns whether there were any.
     pub fn look_at_places(&mut self) -> bool {
-        let taken = self.objects.take_places();
+        let taken = self.objects.take_places(&self.guest);
         self.post_raised();
         taken
     }
@@ -60,7 +60,7 @@ impl Function {
     /// Has the adapter do what was announced, and shows the client what it has completed. Returns whether there was any.
     pub fn carry_out(&mut self) -> bool {
         let directory = self.directory.lock();
-        let taken = self.objects.take_requests(&directory);
+        let taken = self.objects.take_requests(&self.guest, &directory);
         let completed = self.objects.take_completions(&directory);
         drop(directory);
         self.post_raised();

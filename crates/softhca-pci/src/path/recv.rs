@@ -6,8 +6,8 @@ use std::collections::{HashMap, VecDeque};
 use hca_core::{Lkey, PostErrorKind, QpState, RecvPort, RecvWr, Sge};
 use hca_prm::{CqeSyndrome, DataSeg, EventType, SrqNextSeg};
 
-use crate::guest::Window;
-use crate::objects::bus::Buses;
+use crate::guest::{Guest, Window};
+use crate::objects::bus::Names;
 use crate::objects::qp::{MAX_SGE, Qp};
 use crate::objects::srq::Srq;
 use crate::objects::{Objects, Raised};
@@ -86,7 +86,7 @@ pub(super) fn byte_count(seg: &DataSeg) -> u32 {
 }
 
 /// Takes the new requests of a queue pair's own receive queue. Returns whether there were any.
-pub(super) fn take(qp: &mut Qp, shown: &mut Shown<'_>) -> bool {
+pub(super) fn take(qp: &mut Qp, names: &mut Names<'_>, shown: &mut Shown<'_>) -> bool {
     let (Some(memory), Some(rq), false) = (&qp.memory, &mut qp.rq, qp.in_reset) else { return false };
     let posted = memory.record.load32(0) as u16;
     let first = rq.next;
@@ -103,7 +103,7 @@ pub(super) fn take(qp: &mut Qp, shown: &mut Shown<'_>) -> bool {
         for _ in 0..usize::from(claimed).min(BUDGET) {
             let slot = usize::from(rq.next) & ((1 << rq.log_size) - 1);
             let (mut list, _) = List::read(queue, rq.at + (slot << rq.log_stride), 1 << rq.log_stride, 0);
-            shown.buses.translate(qp.pd, &mut list.sges, &mut list.len);
+            names.translate(qp.pd, &mut list.sges, &mut list.len);
             match list.post(&mut **port, rq.next.into()) {
                 Ok(true) => rq.next = rq.next.wrapping_add(1),
                 Ok(false) => break,
@@ -130,22 +130,29 @@ pub(super) fn take(qp: &mut Qp, shown: &mut Shown<'_>) -> bool {
 
 impl Objects {
     /// Takes the new requests of a shared receive queue.
-    pub(crate) fn take_requests_of_srq(&mut self, number: u32) {
+    pub(crate) fn take_requests_of_srq(&mut self, guest: &Guest, number: u32) {
         if let Some(srq) = self.srqs.get_mut(&number) {
-            take_shared(number, srq, &self.buses, &mut self.raised);
+            let mut names = Names { hca: &self.hca, guest, buses: &mut self.buses };
+            take_shared(number, srq, &mut names, &mut self.raised);
         }
     }
 }
 
 /// Takes the new requests of a shared receive queue. Returns whether there were any.
-pub(super) fn take_shared(number: u32, srq: &mut Srq, buses: &Buses, raised: &mut VecDeque<Raised>) -> bool {
+pub(super) fn take_shared(
+    number: u32,
+    srq: &mut Srq,
+    names: &mut Names<'_>,
+    raised: &mut VecDeque<Raised>,
+) -> bool {
     let (Some(memory), Some(adapters)) = (&srq.memory, &mut srq.adapters) else { return false };
     let entries = 1_usize << srq.log_size;
-    let entry = |index: u16| {
+    let pd = srq.pd;
+    let mut entry = |index: u16| {
         let slot = usize::from(index) & (entries - 1);
         let (mut list, head) =
             List::read(&memory.list, slot << srq.log_stride, 1 << srq.log_stride, SrqNextSeg::SIZE);
-        buses.translate(srq.pd, &mut list.sges, &mut list.len);
+        names.translate(pd, &mut list.sges, &mut list.len);
         (list, head)
     };
     let mut any = false;

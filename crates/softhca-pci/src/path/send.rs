@@ -18,6 +18,7 @@ use super::complete::{Shown, ended};
 use super::recv::byte_count;
 use crate::directory::Directory;
 use crate::guest::Window;
+use crate::objects::bus::Names;
 use crate::objects::qp::{Barrier, MAX_SGE, Qp, Service, WorkQueue, destination};
 use crate::objects::{Addresses, address_key};
 
@@ -290,6 +291,7 @@ pub(super) fn take(
     qp: &mut Qp,
     addresses: &mut Addresses,
     directory: &Directory,
+    names: &mut Names<'_>,
     shown: &mut Shown<'_>,
 ) -> bool {
     let (Some(memory), Some(sq)) = (&qp.memory, qp.sq) else { return false };
@@ -304,7 +306,7 @@ pub(super) fn take(
     for _ in 0..BUDGET {
         let Some(sq) = qp.sq.filter(|sq| sq.next != posted) else { break };
         let left = posted.wrapping_sub(sq.next);
-        match take_one(qp, &sq, left, addresses, directory, shown) {
+        match take_one(qp, &sq, left, addresses, directory, names, shown) {
             Ok(Step::Taken) => posts |= qp.held > 0,
             Ok(Step::Waits) => break,
             Err(()) => return shown.ruin(qp, EventType::WqCatasError),
@@ -323,6 +325,7 @@ fn take_one(
     left: u16,
     addresses: &mut Addresses,
     directory: &Directory,
+    names: &mut Names<'_>,
     shown: &mut Shown<'_>,
 ) -> Result<Step, ()> {
     if let Some(barrier) = qp.barrier {
@@ -362,7 +365,7 @@ fn take_one(
         Some(Found::Nowhere) => return stop(None, qp),
         Some(Found::Later) => return Ok(Step::Waits),
     };
-    shown.buses.translate(qp.pd, &mut data.sges, &mut data.count);
+    names.translate(qp.pd, &mut data.sges, &mut data.count);
     let wr_id = SendId { counter, opcode, signaled: wqe.signaled() }.pack();
     let wr = SendWr { wr_id, op, flags: wqe.flags(), payload: data.payload(), dest };
     // SAFETY: the memory is the client's, which is another process or reaches it by copies, as keys were made for.

@@ -3,11 +3,12 @@
 use std::os::unix::fs::FileExt;
 
 use hca_core::{Lkey, Sge};
-use hca_prm::{AccessMode, CmdStatus, CqeOpcode, CqeSyndrome, DataSeg, Mkc, RaddrSeg, WqeOpcode};
+use hca_prm::{AccessMode, CqeOpcode, CqeSyndrome, DataSeg, Mkc, RaddrSeg, WqeOpcode};
 
 use super::bed::{BASE, Client, LEN, PAGE, Pair, QpShape, Wqe, sealed};
 use super::tests::{opcode, syndrome};
-use crate::objects::bus::MAX_RANGES;
+use crate::function::Function;
+use crate::objects::bus::{MAX_RANGES, Names};
 
 /// A key of the bus's addresses, with all rights but those that `change` takes.
 fn bus_key(client: &mut Client, change: impl Fn(Mkc) -> Mkc) -> u32 {
@@ -33,7 +34,6 @@ fn map_more(client: &mut Client) -> std::fs::File {
 fn a_key_of_the_bus_names_whatever_is_mapped_on_both_sides_of_a_request() {
     let mut p = Pair::new(QpShape::default());
     let (key_a, key_b) = (bus_key(&mut p.a.client, |c| c), bus_key(&mut p.b.client, |c| c));
-    // One is mapped before its key is made, and one behind.
     let (file_a, file_b) = (map_more(&mut p.a.client), map_more(&mut p.b.client));
     let text: Vec<u8> = (0..2 * PAGE).map(|i| (i * 7 / 3) as u8).collect();
     // Over the border of two ranges, which lie in different files.
@@ -82,57 +82,72 @@ fn no_peer_reaches_anything_by_a_key_of_the_bus_and_rights_are_kept() {
         let named = if stale { key } else { key ^ 1 };
         p.a.post(&Wqe::new(WqeOpcode::Send).seg(seg(named, BASE, 8)));
         assert_eq!(syndrome(&p.sent()), CqeSyndrome::LocalProtErr);
-        assert_eq!(p.a.client.function.objects.buses.counts(), (usize::from(!stale), usize::from(!stale)));
+        assert_eq!(p.a.client.function.objects.buses.counts(), (usize::from(!stale), 0));
     }
 }
 
 #[test]
-fn ranges_come_back_with_bus_mastering_and_go_with_the_last_key() {
+fn ranges_are_regions_from_their_first_use_until_they_or_the_last_key_go() {
     let mut p = Pair::new(QpShape::default());
-    let ranges = |p: &Pair| p.a.client.function.objects.buses.ranges;
+    let counts =
+        |p: &Pair| (p.a.client.function.objects.buses.ranges, p.a.client.function.objects.buses.counts());
     let (first, second) =
         (bus_key(&mut p.a.client, |c| c), bus_key(&mut p.a.client, |c| c.with(Mkc::LW, false)));
-    assert_eq!(ranges(&p), 2);
     let more = map_more(&mut p.a.client);
-    assert_eq!(ranges(&p), 4);
-    p.a.client.function.config_write(4, &[6, 0]);
-    p.a.client.function.config_write(4, &[2, 0]);
-    assert_eq!(ranges(&p), 0);
-    p.a.client.function.config_write(4, &[6, 0]);
-    assert_eq!(ranges(&p), 4);
+    assert_eq!(counts(&p), (0, (2, 0)));
+    let send = |p: &mut Pair, key, addr| {
+        p.b.recv(0, 64);
+        p.a.post(&Wqe::new(WqeOpcode::Send).seg(seg(key, addr, 8)));
+        assert_eq!(opcode(&p.sent()), CqeOpcode::Req);
+    };
+    for _ in 0..2 {
+        send(&mut p, first, BASE);
+    }
+    assert_eq!(counts(&p), (1, (2, 1)));
+    send(&mut p, second, BASE);
+    send(&mut p, second, BASE + LEN);
+    assert_eq!(counts(&p), (3, (2, 2)));
+    p.a.client.function.dma_unmap(BASE + LEN, 2 * PAGE).unwrap();
+    assert_eq!(counts(&p), (2, (2, 2)));
     p.a.client.function.objects.destroy_mkey(first >> 8).unwrap();
-    assert_eq!(ranges(&p), 2);
+    assert_eq!(counts(&p), (1, (1, 1)));
     p.a.client.function.objects.destroy_mkey(second >> 8).unwrap();
-    assert_eq!((ranges(&p), p.a.client.function.objects.buses.counts()), (0, (0, 0)));
+    assert_eq!(counts(&p), (0, (0, 0)));
+    bus_key(&mut p.a.client, |c| c);
+    p.a.client.function.reset();
+    assert_eq!(counts(&p), (0, (0, 0)));
     drop(more);
 }
 
 #[test]
 fn there_is_an_end_of_ranges_and_of_pieces() {
     let mut p = Pair::new(QpShape::default());
-    let key = bus_key(&mut p.a.client, |c| c);
+    let (pd, key) = (p.a.client.pd, bus_key(&mut p.a.client, |c| c));
     let file = sealed(PAGE);
     for i in 0..40 {
         let copy = file.try_clone().unwrap().into();
         let at = BASE + LEN + i * PAGE;
         p.a.client.function.dma_map(at, PAGE, (true, true), Some((copy, 0))).unwrap();
     }
-    let pd = p.a.client.function.resources.pd(p.a.client.pd).unwrap();
-    let buses = &p.a.client.function.objects.buses;
+    let function = &mut p.a.client.function;
+    let pd = function.resources.pd(pd).unwrap();
     let place = |pages: u64| Sge { addr: BASE + LEN, len: (pages * PAGE) as u32, lkey: Lkey::new(key) };
-    let (mut list, mut len) = ([Sge::default(); 32], 2);
-    (list[0], list[1]) = (place(31), place(1));
-    buses.translate(pd, &mut list, &mut len);
-    assert!(len == 32 && list.iter().all(|p| p.lkey.raw() != key));
-    (list[0], list[1], len) = (place(32), place(1), 2);
-    buses.translate(pd, &mut list, &mut len);
-    assert_eq!((len, list[0], list[1].lkey == place(1).lkey), (2, place(32), false));
-    p.a.client.function.objects.buses.ranges = MAX_RANGES;
-    let context = |c: Mkc| {
-        let mut c = c.with(Mkc::LENGTH64, true).with(Mkc::LW, false);
-        c.set_access_mode(AccessMode::Pa);
-        c
+    let translate = |function: &mut Function, places: [Sge; 2]| {
+        let mut list = [Sge::default(); 32];
+        list[..2].copy_from_slice(&places);
+        let mut len = 2;
+        let (hca, guest) = (&function.hca, &function.guest);
+        Names { hca, guest, buses: &mut function.objects.buses }.translate(pd, &mut list, &mut len);
+        list[..len].to_vec()
     };
-    assert_eq!(p.a.client.try_mr(&[], 0, 0, context), Err(CmdStatus::NoRes));
-    p.a.client.function.objects.buses.ranges = 41;
+    let most = translate(function, [place(31), place(1)]);
+    assert!(most.len() == 32 && most.iter().all(|p| p.lkey.raw() != key));
+    let beyond = translate(function, [place(32), place(1)]);
+    assert_eq!((beyond.len(), beyond[0], beyond[1].lkey == place(1).lkey), (2, place(32), false));
+    assert_eq!(translate(function, [place(41), place(41)]), [place(41); 2], "beyond what is mapped");
+    function.objects.buses.ranges = MAX_RANGES;
+    let last = Sge { addr: BASE + LEN + 39 * PAGE, ..place(1) };
+    let full = translate(function, [last, place(1)]);
+    assert_eq!((full[0], full[1].lkey == place(1).lkey), (last, false));
+    function.objects.buses.ranges = 32;
 }

@@ -60,7 +60,8 @@ fn a_shared_receive_queue_that_runs_low_says_so_once() {
     for i in 0..4 {
         p.b.client.post_srq(&mut srq, &mr.seg(64 * i, 64));
     }
-    p.b.client.function.objects.arm_srq(srq.rmpn, 3).unwrap();
+    let f = &mut p.b.client.function;
+    f.objects.arm_srq(&f.guest, srq.rmpn, 3).unwrap();
     p.look();
     p.b.client.all_events();
     for i in 0..3 {
@@ -80,10 +81,12 @@ fn a_shared_receive_queue_that_runs_low_says_so_once() {
         }
     }
     // Armed too late, it comes at once.
-    p.b.client.function.objects.arm_srq(srq.rmpn, 3).unwrap();
+    let f = &mut p.b.client.function;
+    f.objects.arm_srq(&f.guest, srq.rmpn, 3).unwrap();
     p.look();
     assert!(p.b.client.all_events().contains(&EventType::SrqRqLimit));
-    assert_eq!(p.b.client.function.objects.arm_srq(srq.rmpn, 17), Err(CmdStatus::BadParam));
+    let f = &mut p.b.client.function;
+    assert_eq!(f.objects.arm_srq(&f.guest, srq.rmpn, 17), Err(CmdStatus::BadParam));
 }
 
 /// Destroys B's queue pair, and connects another one to A that takes its requests from the same queue.
