@@ -6,10 +6,11 @@
 //!    What is read is looked at as what it is, the word of somebody else: it bounds nothing and names nothing unchecked.
 #![allow(unsafe_code)]
 
+#[cfg(test)]
 use core::any::Any;
 use core::ops::Deref;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use hca_vfio::DmaBuf;
@@ -24,7 +25,27 @@ pub(crate) const CELL: usize = 16;
 pub(crate) struct SharedCells {
     first: NonNull<Cell>,
     count: usize,
-    owner: Arc<dyn Any + Send + Sync>,
+    owner: Arc<Owner>,
+}
+
+/// What keeps the memory.
+struct Owner {
+    /// Nothing, of memory that no adapter knows.
+    buf: Option<DmaBuf>,
+    /// Kept as long as the function is open, by whoever gave it out.
+    leaked: AtomicBool,
+    #[cfg(test)]
+    _lines: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if self.leaked.load(Ordering::Relaxed)
+            && let Some(buf) = self.buf.take()
+        {
+            buf.leak();
+        }
+    }
 }
 
 // SAFETY: (2) it is reached by atomics only, and its owner may go to any thread.
@@ -46,7 +67,13 @@ impl SharedCells {
     pub(crate) fn of(buf: DmaBuf) -> Self {
         let (first, count) = (buf.addr().cast(), buf.len() / CELL);
         // (1) a buffer is whole pages, mapped as long as it lives.
-        Self { first, count, owner: Arc::new(buf) }
+        let owner = Owner {
+            buf: Some(buf),
+            leaked: AtomicBool::new(false),
+            #[cfg(test)]
+            _lines: None,
+        };
+        Self { first, count, owner: Arc::new(owner) }
     }
 
     /// Memory that no adapter knows.
@@ -59,7 +86,8 @@ impl SharedCells {
         let lines: Arc<[Line]> = lines.into();
         let first = NonNull::from(&lines[..]).cast();
         // (1) a line is four cells, and an `Arc`'s content does not move.
-        Self { first, count, owner: Arc::new(lines) }
+        let owner = Owner { buf: None, leaked: AtomicBool::new(false), _lines: Some(Arc::new(lines)) };
+        Self { first, count, owner: Arc::new(owner) }
     }
 
     /// A part of it.
@@ -82,9 +110,9 @@ impl SharedCells {
         unsafe { AtomicU32::from_ptr(self.first.as_ptr().cast::<u32>().add(at / 4)) }
     }
 
-    /// Keeps the memory for ever: the adapter may still reach it.
+    /// Keeps the memory until the function is closed: the adapter may still reach it.
     pub(crate) fn leak(&self) {
-        core::mem::forget(self.owner.clone());
+        self.owner.leaked.store(true, Ordering::Relaxed);
     }
 
     /// Copies `cells` out, for tests and for dumps.
