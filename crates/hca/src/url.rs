@@ -86,7 +86,8 @@ pub struct PciOptions {
     pub ip: Vec<IpAddr>,
     /// `neigh=ADDRESS=MAC,…`: peers' MACs (Ethernet).
     pub neighbours: Vec<(IpAddr, [u8; 6])>,
-    /// `lid=GID=LID,…`: peers' LIDs (InfiniBand).
+    /// `lid=GID=LID,…`: LIDs of peers that are known by their GIDs alone (InfiniBand); what queue pairs are told of each
+    /// other has them.
     pub lids: Vec<(Gid, Lid)>,
 }
 
