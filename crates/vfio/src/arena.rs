@@ -16,6 +16,9 @@ pub const PIECE_BYTES: usize = 4096;
 /// The largest alignment of a piece.
 pub const MAX_PIECE_ALIGN: usize = HUGE;
 
+/// A chunk that is longer than a usual one, and than this, is given back with its last piece.
+const KEPT_BYTES: usize = 64 << 20;
+
 /// How an arena gets its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArenaOptions {
@@ -34,8 +37,8 @@ impl Default for ArenaOptions {
 
 /// Memory for DMA of one function. Clones are the same arena.
 ///
-/// Mapping costs a system call or a message and some time for each page, so what was mapped stays mapped:
-/// [`trim`](Self::trim) gives back what is not used. An arena outlives no function: it keeps its own open.
+/// Mapping costs a system call or a message and some time for each page, so what was mapped stays mapped, unless it is a
+/// long piece by itself: [`trim`](Self::trim) gives back what is not used. An arena outlives no function: it keeps its own open.
 #[derive(Clone)]
 pub struct DmaArena(Arc<Inner>);
 
@@ -201,9 +204,15 @@ impl Drop for DmaBuf {
             return;
         }
         let mut chunks = self.arena.chunks();
-        let slot = chunks.iter_mut().find(|s| Arc::ptr_eq(&s.chunk, &self.chunk));
-        let slot = slot.expect("a chunk of which a piece is given out stays");
+        let at = chunks.iter().position(|s| Arc::ptr_eq(&s.chunk, &self.chunk));
+        let at = at.expect("a chunk of which a piece is given out stays");
+        let slot = &mut chunks[at];
         slot.free.give(self.at as u64, self.len as u64);
+        let long = slot.chunk.memory.len() > KEPT_BYTES.max(self.arena.options.chunk_bytes);
+        let unused = (long && slot.free.all_free()).then(|| chunks.swap_remove(at));
+        // What goes with it, as does `self.chunk`, is unmapped without the lock.
+        drop(chunks);
+        drop(unused);
     }
 }
 

@@ -4,7 +4,8 @@
 //! 1. `base .. base + len` lies within the mapping that `held` keeps, and `base` is a multiple of 8.
 //! 2. Registers are no memory of this program's: no reference to them is ever made, and each access is one volatile
 //!    load or store of its width, so the compiler neither doubles, splits, drops nor exchanges them.
-//! 3. What a device does upon an access reaches no memory but that which was mapped for it, and that is never seen by
+//! 3. A [`Register`]'s address was checked as those of [`Mmio`]'s accesses are, when it was made.
+//! 4. What a device does upon an access reaches no memory but that which was mapped for it, and that is never seen by
 //!    reference either.
 //!
 //! # Caching, and what it means for BlueFlame
@@ -140,7 +141,7 @@ impl Mmio {
     /// Writes 4 bytes, in the host's order.
     #[inline]
     pub fn store32(&self, at: usize, v: u32) {
-        // SAFETY: (1) `word` has checked range and alignment; (2), (3).
+        // SAFETY: (1) `word` has checked range and alignment; (2), (4).
         unsafe { self.word::<u32>(at).write_volatile(v) }
     }
     /// Writes 8 bytes, in the host's order; by one access on 64-bit processors.
@@ -166,15 +167,70 @@ impl Mmio {
         assert!(at.is_multiple_of(8), "{at:#x} is not aligned");
         let to: *mut u64 = self.place(at, 64).as_ptr().cast();
         for (i, word) in data.as_chunks::<8>().0.iter().enumerate() {
-            // SAFETY: (1) 64 bytes from `to` on are within, and eight words are 64 bytes; (2), (3).
+            // SAFETY: (1) 64 bytes from `to` on are within, and eight words are 64 bytes; (2), (4).
             unsafe { to.add(i).write_volatile(u64::from_ne_bytes(*word)) };
         }
+    }
+
+    /// The register of 4 or 8 bytes at `at`, for those that are written over and over: it is looked up and checked
+    /// here, once.
+    ///
+    /// # Panics
+    /// If it lies outside or is not aligned.
+    pub fn register<T: Word>(&self, at: usize) -> Register<T> {
+        let word = NonNull::new(self.word::<T>(at)).expect("it lies behind a base that is not null");
+        Register { word, held: self.held.clone() }
     }
 
     /// What is mapped, and how much: for tests of what lies below.
     #[cfg(test)]
     pub(crate) fn mapped_bytes(&self) -> usize {
         self.held.mapping.len()
+    }
+}
+
+/// What a register holds: 4 or 8 bytes.
+pub trait Word: Copy + sealed::Sealed {}
+impl Word for u32 {}
+impl Word for u64 {}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for u32 {}
+    impl Sealed for u64 {}
+}
+
+/// One register of 4 or 8 bytes, in the host's order. It stays mapped as long as this, or a window on it, lives.
+#[derive(Clone)]
+pub struct Register<T> {
+    word: NonNull<T>,
+    held: Arc<Held>,
+}
+
+// SAFETY: (2), as for `Mmio`.
+unsafe impl<T: Word> Send for Register<T> {}
+// SAFETY: as above.
+unsafe impl<T: Word> Sync for Register<T> {}
+
+impl<T> fmt::Debug for Register<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { word, held } = self;
+        f.debug_struct("Register").field("word", word).field("mapped", &held.mapping.len()).finish()
+    }
+}
+
+impl<T: Word> Register<T> {
+    /// Reads it; by one access on 64-bit processors.
+    #[inline(always)]
+    pub fn load(&self) -> T {
+        // SAFETY: (3), (2).
+        unsafe { self.word.as_ptr().read_volatile() }
+    }
+    /// Writes it; by one access on 64-bit processors.
+    #[inline(always)]
+    pub fn store(&self, v: T) {
+        // SAFETY: (3), (2), (4).
+        unsafe { self.word.as_ptr().write_volatile(v) }
     }
 }
 
@@ -270,6 +326,10 @@ mod tests {
         all.store32(0x1020, 7);
         all.store64(0x1028, 8);
         assert_eq!((upper.load32(0x20), upper.load64(0x28)), (7, 8));
+        let (word, long) = (upper.register::<u32>(0x20), upper.register::<u64>(0x28));
+        word.store(word.load() + 2);
+        long.store(long.load() + 2);
+        assert_eq!((all.load32(0x1020), all.load64(0x1028)), (9, 10));
         assert_eq!((upper.load32_be(0x10), upper.load64_be(0x18)), (0x0102_0304, 0x0102_0304_0506_0708));
         let line: [u8; 64] = core::array::from_fn(|i| i as u8);
         let part = upper.part(0x800, 64);
@@ -295,5 +355,8 @@ mod tests {
         panics(&|w| assert_eq!(w.load64(usize::MAX - 7), 0));
         panics(&|w| drop(w.part(4096, 1)));
         panics(&|w| drop(w.part(4, 8)));
+        panics(&|w| drop(w.register::<u64>(4)));
+        panics(&|w| drop(w.register::<u32>(4096)));
+        panics(&|w| drop(w.register::<u64>(4096)));
     }
 }

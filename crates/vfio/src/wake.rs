@@ -7,23 +7,26 @@ use std::sync::Arc;
 
 use rustix::thread::{MembarrierCommand, membarrier};
 
-use crate::mmio::Mmio;
+use crate::mmio::{Mmio, Register};
 
 /// Wakes the server of a function after a doorbell was written. Clones wake the same.
 #[derive(Clone)]
-pub struct Waker(Arc<Inner>);
+pub struct Waker {
+    /// Not 0: the server sleeps, or is about to. Its barrier runs on the processors of this process, too.
+    sleeps: Option<Register<u32>>,
+    inner: Arc<Inner>,
+}
 
 struct Inner {
     event: OwnedFd,
-    /// Not 0: the server sleeps, or is about to.
-    sleeps: Option<Mmio>,
-    /// Whether the server's barrier runs here, too.
-    light: bool,
+    /// The same, where that barrier does not run here.
+    sleeps: Option<Register<u32>>,
 }
 
 impl fmt::Debug for Waker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waker").field("tells_of_sleep", &self.0.sleeps.is_some()).finish_non_exhaustive()
+        let tells_of_sleep = self.sleeps.is_some() || self.inner.sleeps.is_some();
+        f.debug_struct("Waker").field("tells_of_sleep", &tells_of_sleep).finish_non_exhaustive()
     }
 }
 
@@ -32,31 +35,35 @@ impl Waker {
     pub(crate) fn new(event: OwnedFd, sleeps: Option<Mmio>) -> Self {
         // The server's `membarrier` then runs on the processors of this process as well.
         let light = membarrier(MembarrierCommand::RegisterGlobalExpedited).is_ok();
-        Self(Arc::new(Inner { event, sleeps, light }))
+        let word = sleeps.map(|w| w.register(0));
+        let (sleeps, fenced) = if light { (word, None) } else { (None, word) };
+        Self { sleeps, inner: Arc::new(Inner { event, sleeps: fenced }) }
     }
 
     /// To be called behind each doorbell, or behind the last of several: wakes the server if it sleeps. While it does not,
     /// this is a load, and no system call.
-    #[inline]
+    #[inline(always)]
     pub fn after_doorbell(&self) {
-        if let Some(word) = &self.0.sleeps {
-            // The doorbell has to be seen by a server whose word is not seen here.
-            if self.0.light {
-                compiler_fence(Ordering::SeqCst);
-            } else {
-                fence(Ordering::SeqCst);
-            }
-            if word.load32(0) == 0 {
+        // The doorbell has to be seen by a server whose word is not seen here.
+        compiler_fence(Ordering::SeqCst);
+        if self.sleeps.as_ref().is_none_or(|word| word.load() != 0) {
+            self.after_fence();
+        }
+    }
+    #[cold]
+    fn after_fence(&self) {
+        if let Some(word) = &self.inner.sleeps {
+            fence(Ordering::SeqCst);
+            if word.load() == 0 {
                 return;
             }
         }
         self.wake();
     }
 
-    #[cold]
     fn wake(&self) {
         // A counter that is full wakes as well, and a server that is gone needs no waking.
-        let _ = rustix::io::write(&self.0.event, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.inner.event, &1_u64.to_ne_bytes());
     }
 }
 

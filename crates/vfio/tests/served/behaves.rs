@@ -257,6 +257,19 @@ fn the_device_reads_and_writes_arena_memory_by_the_descriptor_that_it_is_given()
 }
 
 #[test]
+fn pieces_beyond_64_mib_go_back_with_their_chunk() {
+    let server = Server::new();
+    let arena = DmaArena::new(&open(&server), ArenaOptions::default());
+    let short = arena.alloc(64 << 20, 1).unwrap();
+    let long = arena.alloc((64 << 20) + 1, 1).unwrap();
+    let bytes = [short.len(), long.len()];
+    drop(short);
+    assert_eq!(arena.mapped_bytes(), bytes[0] + bytes[1], "the short one may come again");
+    drop(long);
+    assert_eq!((server.mapped_and_unmapped(), arena.mapped_bytes()), ((1, 1), bytes[0]));
+}
+
+#[test]
 fn long_pieces_have_chunks_of_their_own_and_lie_as_huge_pages_do() {
     let server = Server::new();
     let function = open(&server);
