@@ -466,7 +466,8 @@ fn counted_shm_writes(a: &mut End, target: RemoteMr) {
 /// A WRITE of 8 bytes by the ConnectX driver: its post with the doorbell, and the poll that finds it complete. What the
 /// adapter does meanwhile is another thread's.
 fn mlx5_write() {
-    let served = serve(2).expect("functions are served");
+    // It does not sleep, as it would not where programs are as quick as they are: then a doorbell would wake it.
+    let served = serve(2, Some(Duration::from_secs(60))).expect("functions are served");
     let url = |i: usize| format!("vfio-user://{}", served.sockets()[i].display());
     let [mut a, mut b] = [0, 1].map(|i| RawEnd::open(&url(i), false).expect("the driver starts"));
     a.connect(&b.endpoint()).expect("they reach each other");

@@ -119,7 +119,8 @@ impl Caps {
             // The length of a WQE is told in 6 bits of 16 bytes.
             max_wqe_sz_sq: used.get(HcaCap::MAX_WQE_SZ_SQ).min(63 * 16),
             max_wqe_sz_rq: used.get(HcaCap::MAX_WQE_SZ_RQ).min(63 * 16),
-            log_bf_reg_size: used.get(HcaCap::LOG_BF_REG_SIZE),
+            // Four of them lie in the upper half of a page.
+            log_bf_reg_size: used.get(HcaCap::LOG_BF_REG_SIZE).min(9),
             cqe_version: used.get(HcaCap::CQE_VERSION),
             roce_addresses: roce.get(RoceCap::ROCE_ADDRESS_TABLE_SIZE),
             roce_v2: roce.get(RoceCap::ROCE_VERSION) >> 2 & 1 != 0,

@@ -10,9 +10,9 @@ use core::task::Waker;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use hca_core::{Completion, CqHandle, CqPort, DeviceError, Notify, Qpn, RecvExtra, WcOpcode, WcStatus};
+use hca_core::{Completion, CqHandle, CqPort, DeviceError, Notify, WcOpcode, WcStatus};
 use hca_prm::command::cq::{CreateCqIn, CreateCqOut, DestroyCqIn};
-use hca_prm::{CI_MASK, CQ_DOORBELL, CqArm, CqDbr, Cqc};
+use hca_prm::{CI_MASK, CqArm, CqDbr, Cqc};
 use hca_vfio::mmio::dma_wmb;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -20,16 +20,17 @@ use crate::caps::Caps;
 use crate::cqe::{self, CQE_CELLS, Cqe, Kind};
 use crate::exclusion::Exclusion;
 use crate::hca::Hca;
+use crate::masked::Masked;
 use crate::qp::core::QpCore;
 use crate::qp::send::{Bell, opcode_of};
 use crate::queue::{QueueMemory, in_range};
-use crate::shared::SharedCells;
+use crate::shared::{Ring, SharedCells, Word};
 use crate::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::table::Table;
 use crate::uar::Uar;
 
 /// Polls in vain before the CPU is given to others, where the adapter is a process that may wait for it.
-const VAIN_POLLS: u32 = 16;
+const VAIN_POLLS: u32 = 4;
 
 /// A queue pair that completes here.
 #[derive(Clone)]
@@ -46,13 +47,11 @@ pub(crate) struct CqCore {
     pub(crate) handle: CqHandle,
     pub(crate) number: u32,
     log_size: u32,
-    cells: SharedCells,
+    ring: Ring,
     record: SharedCells,
     /// Its version counts the adapter's death as well.
     members: Exclusion<Vec<Member>>,
     dead: AtomicBool,
-    /// Entries that were taken. Written by the poller.
-    taken: AtomicU32,
     /// Events that came: part of what arms the queue.
     events: AtomicU32,
     waker: Mutex<Option<Waker>>,
@@ -68,16 +67,14 @@ impl CqCore {
         cells: SharedCells,
         record: SharedCells,
     ) -> Self {
-        assert!(cells.len() >= CQE_CELLS << log_size);
         Self {
             handle,
             number,
             log_size,
-            cells,
+            ring: Ring::new(cells.part(0, CQE_CELLS << log_size)),
             record,
             members: Exclusion::new(Vec::new()),
             dead: AtomicBool::new(false),
-            taken: AtomicU32::new(0),
             events: AtomicU32::new(0),
             waker: Mutex::new(None),
             event: OnceLock::new(),
@@ -105,13 +102,14 @@ impl CqCore {
     /// Takes out what a queue pair left here. Returned are the requests that it took from a shared receive queue. While nobody polls.
     fn take_out(&self, qp: &QpCore) -> Vec<u64> {
         let mut shared = Vec::new();
-        let taken = self.taken.load(Ordering::Relaxed);
+        // As many bits as tell the round.
+        let taken = u32::from_be(self.record.word32(CqDbr::UPDATE_CI.offset()).load(Ordering::Relaxed));
         for i in 0..1_u32 << self.log_size {
-            let Some(cqe) = Cqe::ready(&self.cells, taken.wrapping_add(i), self.log_size) else { break };
+            let Some(cqe) = Cqe::ready(&self.ring, taken.wrapping_add(i), self.log_size) else { break };
             if cqe.qpn() != qp.qpn.raw() {
                 continue;
             }
-            if let (Kind::Recv, Some(srq)) = (cqe.kind(), &qp.srq) {
+            if let (Kind::Received | Kind::RecvFailed, Some(srq)) = (cqe.kind(), &qp.srq) {
                 shared.extend(srq.take(cqe.place()));
             }
             cqe.disown();
@@ -151,40 +149,56 @@ impl CqCore {
     }
 }
 
-/// A place of the poller's table: open addressing, by number.
-type Seat = Option<Member>;
+/// A place of the poller's table of queue pairs: open addressing, by number.
+struct Seat {
+    /// [`NOBODY`]: it is free.
+    qpn: u32,
+    /// The queue pair, if its send requests complete here.
+    sends: Option<Arc<QpCore>>,
+    /// The queue pair, if its receive requests do.
+    recvs: Option<Arc<QpCore>>,
+}
+
+/// No queue pair's number.
+const NOBODY: u32 = u32::MAX;
 
 /// The polling side of a completion queue.
 pub(crate) struct CqPoller<B> {
     core: Arc<CqCore>,
-    bell: B,
+    ring: Ring,
+    /// The doorbell record's counter of entries that were taken.
+    record: Word,
+    log_size: u32,
     /// Entries that were taken.
     next: u32,
     /// That of `CqCore::members` that `seats` are of.
     version: u32,
-    /// A power of two, with at least as many empty as taken.
-    seats: Box<[Seat]>,
+    /// At least as many free ones as taken ones.
+    seats: Masked<Seat>,
     dead: bool,
-    /// The events there had been when the queue was armed for any completion.
-    armed: Option<u32>,
     /// The adapter is a process that may wait for this CPU.
     yields: bool,
     vain: u32,
+    /// The events there had been when the queue was armed for any completion.
+    armed: Option<u32>,
+    bell: B,
 }
 
 impl<B: Bell> CqPoller<B> {
     pub(crate) fn new(core: Arc<CqCore>, bell: B, yields: bool) -> Self {
-        let version = core.members.never_seen();
         Self {
-            core,
-            bell,
+            ring: core.ring.clone(),
+            record: core.record.word(CqDbr::UPDATE_CI.offset()),
+            log_size: core.log_size,
             next: 0,
-            version,
-            seats: Box::new([None]),
+            version: core.members.never_seen(),
+            seats: free_seats(1),
             dead: false,
-            armed: None,
             yields,
             vain: 0,
+            armed: None,
+            bell,
+            core,
         }
     }
 
@@ -194,90 +208,77 @@ impl<B: Bell> CqPoller<B> {
         let (version, members) = self.core.members.copy(Clone::clone);
         self.version = version;
         self.dead = self.core.dead.load(Ordering::Relaxed);
-        self.seats = vec![None; (2 * members.len()).next_power_of_two()].into();
-        for member in members {
-            let mut at = member.qp.qpn.raw() as usize;
-            while self.seats[at & (self.seats.len() - 1)].is_some() {
+        self.seats = free_seats((2 * members.len()).next_power_of_two());
+        for Member { qp, sends, recvs } in members {
+            let qpn = qp.qpn.raw();
+            let mut at = qpn as usize;
+            while self.seats.get(at).qpn != NOBODY {
                 at += 1;
             }
-            self.seats[at & (self.seats.len() - 1)] = Some(member);
+            let of = |completes: bool| completes.then(|| qp.clone());
+            *self.seats.get_mut(at) = Seat { qpn, sends: of(sends), recvs: of(recvs) };
         }
     }
 
     #[inline(always)]
-    fn find(seats: &[Seat], qpn: u32) -> Option<&Member> {
-        let mask = seats.len() - 1;
+    fn find(seats: &Masked<Seat>, qpn: u32) -> Option<&Seat> {
         let mut at = qpn as usize;
         loop {
-            let member = seats[at & mask].as_ref()?;
-            if member.qp.qpn.raw() == qpn {
-                return Some(member);
+            let seat = seats.get(at);
+            if seat.qpn == qpn {
+                return Some(seat);
             }
-            // There is an empty one behind.
+            if seat.qpn == NOBODY {
+                return None;
+            }
+            // There is a free one behind.
             at += 1;
         }
     }
 
-    /// Makes an entry a completion. `false`: it is of no request that is outstanding, as of a queue pair that is gone.
+    /// Makes an entry a completion. `None`: it is of no request that is outstanding, as of a queue pair that is gone.
     #[inline(always)]
-    fn complete(seats: &[Seat], cqe: &Cqe<'_>, out: &mut Completion) -> bool {
-        let Some(Member { qp, sends, recvs }) = Self::find(seats, cqe.qpn()) else { return false };
-        let opcode = match cqe.kind() {
-            Kind::Send if *sends => {
-                let Some(noted) = qp.send.take(cqe.place()) else { return false };
-                out.wr_id = noted.wr_id;
-                let opcode = opcode_of(noted.tag);
-                if !cqe.is_error() {
-                    cqe.complete_send(opcode, out);
-                }
-                opcode
+    fn complete(seats: &Masked<Seat>, cqe: &Cqe<'_>, out: &mut Completion) -> Option<()> {
+        let seat = Self::find(seats, cqe.qpn())?;
+        match cqe.kind() {
+            Kind::Sent => {
+                let qp = seat.sends.as_deref()?;
+                let noted = qp.send.take(cqe.place())?;
+                (out.wr_id, out.qp) = (noted.wr_id, qp.handle);
+                cqe.complete_send(opcode_of(noted.tag), out);
+                Some(())
             }
-            Kind::Recv if *recvs => {
-                let wr_id = match &qp.srq {
-                    None => qp.recv.take(cqe.place()).map(|noted| noted.wr_id),
-                    Some(srq) => srq.take(cqe.place()),
-                };
-                let Some(wr_id) = wr_id else { return false };
-                out.wr_id = wr_id;
-                if !cqe.is_error() {
-                    cqe.complete_recv(out);
-                }
-                WcOpcode::Recv
+            Kind::Received => {
+                let qp = seat.recvs.as_deref()?;
+                (out.wr_id, out.qp) = (qp.take_recv(cqe.place())?, qp.handle);
+                cqe.complete_recv(out);
+                Some(())
             }
-            _ => return false,
-        };
-        out.qp = qp.handle;
-        if cqe.is_error() {
-            failed(out, cqe.status(), opcode);
-            if out.status != WcStatus::WrFlushed {
-                tracing::debug!(qp = %qp.qpn, status = %out.status, vendor = cqe.vendor_syndrome(), "a request failed");
-            }
+            _ => seat.fail(*cqe, out),
         }
-        true
     }
 
     /// Ends what is outstanding on a dead adapter.
     #[cold]
     fn end_all(&self, out: &mut [Completion]) -> usize {
         let mut n = 0;
-        for Member { qp, sends, recvs } in self.seats.iter().flatten() {
-            let mut end = |wr_id, opcode| {
-                out[n].wr_id = wr_id;
-                out[n].qp = qp.handle;
-                failed(&mut out[n], WcStatus::Fatal, opcode);
-                n += 1;
-                n == out.len()
-            };
-            while *sends && let Some(noted) = qp.send.take_oldest() {
-                if end(noted.wr_id, opcode_of(noted.tag)) {
+        let mut end = |qp: &QpCore, wr_id, opcode| {
+            failed(&mut out[n], qp, wr_id, WcStatus::Fatal, opcode);
+            n += 1;
+            n == out.len()
+        };
+        for Seat { sends, recvs, .. } in self.seats.iter() {
+            while let Some(qp) = sends
+                && let Some(noted) = qp.send.take_oldest()
+            {
+                if end(qp, noted.wr_id, opcode_of(noted.tag)) {
                     return n;
                 }
             }
-            while *recvs
-                && qp.srq.is_none()
+            while let Some(qp) = recvs.as_ref().filter(|qp| qp.srq.is_none())
                 && let Some(noted) = qp.recv.take_oldest()
             {
-                if end(noted.wr_id, WcOpcode::Recv) {
+                if end(qp, noted.wr_id, WcOpcode::Recv) {
                     return n;
                 }
             }
@@ -286,15 +287,36 @@ impl<B: Bell> CqPoller<B> {
     }
 }
 
-/// Fills in what a request that failed tells.
-fn failed(out: &mut Completion, status: WcStatus, opcode: WcOpcode) {
-    out.status = status;
-    out.opcode = opcode;
-    out.byte_len = 0;
-    out.extra = RecvExtra::None;
-    out.src_qp = Qpn::new(0);
-    out.grh = false;
-    out.solicited = false;
+fn free_seats(count: usize) -> Masked<Seat> {
+    Masked::new((0..count).map(|_| Seat { qpn: NOBODY, sends: None, recvs: None }))
+}
+
+impl Seat {
+    /// Makes an entry of a request that failed a completion.
+    #[cold]
+    #[inline(never)]
+    fn fail(&self, cqe: Cqe<'_>, out: &mut Completion) -> Option<()> {
+        let (qp, wr_id, opcode) = match cqe.kind() {
+            Kind::SendFailed => {
+                let qp = self.sends.as_deref()?;
+                let noted = qp.send.take(cqe.place())?;
+                (qp, noted.wr_id, opcode_of(noted.tag))
+            }
+            Kind::RecvFailed => {
+                let qp = self.recvs.as_deref()?;
+                (qp, qp.take_recv(cqe.place())?, WcOpcode::Recv)
+            }
+            _ => return None,
+        };
+        failed(out, qp, wr_id, cqe.status(), opcode);
+        if out.status != WcStatus::WrFlushed {
+            tracing::debug!(qp = %qp.qpn, status = %out.status, vendor = cqe.vendor_syndrome(), "a request failed");
+        }
+        Some(())
+    }
+}
+fn failed(out: &mut Completion, qp: &QpCore, wr_id: u64, status: WcStatus, opcode: WcOpcode) {
+    *out = Completion { wr_id, qp: qp.handle, status, opcode, ..Completion::default() };
 }
 
 impl<B: Bell> CqPort for CqPoller<B> {
@@ -309,21 +331,21 @@ impl<B: Bell> CqPort for CqPoller<B> {
             }
             self.look_anew();
         };
-        let core = &*self.core;
         let (mut n, first) = (0, self.next);
-        let end = first.wrapping_add(1 << core.log_size);
-        while n < out.len() && self.next != end {
-            let Some(cqe) = Cqe::ready(&core.cells, self.next, core.log_size) else { break };
-            self.next = self.next.wrapping_add(1);
-            n += usize::from(Self::complete(&self.seats, &cqe, &mut out[n]));
+        let mut next = first;
+        while let Some(cqe) = Cqe::ready(&self.ring, next, self.log_size) {
+            next = next.wrapping_add(1);
+            n += usize::from(Self::complete(&self.seats, &cqe, &mut out[n]).is_some());
+            // Not for ever, whatever is written meanwhile.
+            if n == out.len() || next.wrapping_sub(first) as usize == self.ring.blocks() {
+                break;
+            }
         }
-        if self.next != first {
+        if next != first {
+            self.next = next;
             self.vain = 0;
-            core.taken.store(self.next, Ordering::Relaxed);
-            // Entries are read before the adapter is told that they may be written.
-            core.record
-                .word32(CqDbr::UPDATE_CI.offset())
-                .store((self.next & CI_MASK).to_be(), Ordering::Release);
+            // Release: entries are read before the adapter is told that they may be written.
+            self.record.store((next & CI_MASK).to_be(), Ordering::Release);
         } else {
             if self.dead {
                 return self.end_all(out);
@@ -353,7 +375,7 @@ impl<B: Bell> CqPort for CqPoller<B> {
         let word = (events & 3) << 28 | what.code() << 24 | self.next & CI_MASK;
         core.record.word32(CqDbr::ARM_CI.offset()).store(word.to_be(), Ordering::Release);
         dma_wmb();
-        self.bell.ring(CQ_DOORBELL, u64::from(word) << 32 | u64::from(core.number));
+        self.bell.arm(u64::from(word) << 32 | u64::from(core.number));
         if self.dead || core.dead.load(Ordering::Relaxed) {
             core.wake();
         }

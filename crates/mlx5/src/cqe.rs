@@ -10,7 +10,7 @@ use hca_core::{Completion, Qpn, RecvExtra, Rkey, WcOpcode, WcStatus};
 use hca_prm::{CqeOpcode, CqeSyndrome};
 use hca_vfio::mmio::dma_rmb;
 
-use crate::shared::{CELL, Cell, rows};
+use crate::shared::{Block, CELL, Cell, Ring, rows};
 
 /// Cells of an entry.
 pub(crate) const CQE_CELLS: usize = hca_prm::Cqe64::SIZE / CELL;
@@ -27,10 +27,14 @@ const INVALID: u8 = CqeOpcode::Invalid as u8;
 /// What an entry is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A request of a send queue.
-    Send,
-    /// A receive request.
-    Recv,
+    /// A request of a send queue has succeeded.
+    Sent,
+    /// A receive request has.
+    Received,
+    /// A request of a send queue has not.
+    SendFailed,
+    /// A receive request has not.
+    RecvFailed,
     /// Nothing that this driver asked for.
     Other,
 }
@@ -38,23 +42,23 @@ pub(crate) enum Kind {
 /// An entry that the adapter has written.
 #[derive(Clone, Copy)]
 pub(crate) struct Cqe<'a> {
-    words: &'a [Cell],
+    words: &'a Block,
     /// The last word.
     last: u64,
 }
 
 impl<'a> Cqe<'a> {
-    /// The entry at `counter` of a queue of 2^`log_size`, if the adapter has written it. `cells` are the queue's.
+    /// The entry at `counter` of a queue of 2^`log_size`, which `ring` is, if the adapter has written it.
     #[inline(always)]
-    pub(crate) fn ready(cells: &'a [Cell], counter: u32, log_size: u32) -> Option<Self> {
-        let at = (counter as usize & ((1 << log_size) - 1)) * CQE_CELLS;
-        let words = &cells[at..at + CQE_CELLS];
-        let op_own = rows(&words[3][1]) as u8;
-        if op_own >> 4 == INVALID || u32::from(op_own & 1) != counter >> log_size & 1 {
+    pub(crate) fn ready(ring: &'a Ring, counter: u32, log_size: u32) -> Option<Self> {
+        let words = ring.block(counter);
+        // Who finds the owner's bit in this word finds all of the word.
+        let last = rows(&words[3][1]);
+        if last as u8 >> 4 == INVALID || (last as u32 ^ counter >> log_size) & 1 != 0 {
             return None;
         }
         dma_rmb();
-        Some(Self { words, last: rows(&words[3][1]) })
+        Some(Self { words, last })
     }
 
     /// The queue pair.
@@ -75,15 +79,12 @@ impl<'a> Cqe<'a> {
     #[inline(always)]
     pub(crate) fn kind(&self) -> Kind {
         match self.opcode() {
-            REQ | REQ_ERR => Kind::Send,
-            RESP_WR_IMM | RESP_SEND | RESP_SEND_IMM | RESP_SEND_INV | RESP_ERR => Kind::Recv,
+            REQ => Kind::Sent,
+            RESP_WR_IMM | RESP_SEND | RESP_SEND_IMM | RESP_SEND_INV => Kind::Received,
+            REQ_ERR => Kind::SendFailed,
+            RESP_ERR => Kind::RecvFailed,
             _ => Kind::Other,
         }
-    }
-    /// Whether the request failed.
-    #[inline(always)]
-    pub(crate) fn is_error(&self) -> bool {
-        matches!(self.opcode(), REQ_ERR | RESP_ERR)
     }
     #[inline(always)]
     fn byte_count(&self) -> u32 {
@@ -107,9 +108,9 @@ impl<'a> Cqe<'a> {
         out.status = WcStatus::Success;
         out.opcode = opcode;
         out.byte_len = match opcode {
+            WcOpcode::Send | WcOpcode::RdmaWrite => 0,
             WcOpcode::RdmaRead => self.byte_count(),
-            WcOpcode::CompSwap | WcOpcode::FetchAdd => 8,
-            _ => 0,
+            _ => 8,
         };
         out.extra = RecvExtra::None;
         out.src_qp = Qpn::new(0);
@@ -172,23 +173,25 @@ pub(crate) mod tests {
     #[test]
     fn an_entry_is_ready_in_the_round_of_its_owner_bit_only() {
         let cells = SharedCells::on_heap(4 * CQE_CELLS);
+        let ring = Ring::new(cells.clone());
         clear(&cells);
         for counter in 0..8 {
-            assert!(Cqe::ready(&cells, counter, 2).is_none(), "nothing was written");
+            assert!(Cqe::ready(&ring, counter, 2).is_none(), "nothing was written");
         }
         write(&cells, 1, 2, Cqe64::new().with(Cqe64::QPN, 5));
-        assert!(Cqe::ready(&cells, 1, 2).is_some() && Cqe::ready(&cells, 5, 2).is_none());
+        assert!(Cqe::ready(&ring, 1, 2).is_some() && Cqe::ready(&ring, 5, 2).is_none());
         write(&cells, 5, 2, Cqe64::new().with(Cqe64::QPN, 6));
-        assert_eq!(Cqe::ready(&cells, 5, 2).unwrap().qpn(), 6);
-        assert!(Cqe::ready(&cells, 1, 2).is_none() && Cqe::ready(&cells, 9, 2).is_none());
-        Cqe::ready(&cells, 5, 2).unwrap().disown();
-        let left = Cqe::ready(&cells, 5, 2).unwrap();
-        assert_eq!((left.qpn(), left.kind()), (0, Kind::Send));
+        assert_eq!(Cqe::ready(&ring, 5, 2).unwrap().qpn(), 6);
+        assert!(Cqe::ready(&ring, 1, 2).is_none() && Cqe::ready(&ring, 9, 2).is_none());
+        Cqe::ready(&ring, 5, 2).unwrap().disown();
+        let left = Cqe::ready(&ring, 5, 2).unwrap();
+        assert_eq!((left.qpn(), left.kind()), (0, Kind::Sent));
     }
 
     #[test]
     fn all_that_a_receive_tells_is_read() {
         let cells = SharedCells::on_heap(CQE_CELLS);
+        let ring = Ring::new(cells.clone());
         let entry = Cqe64::new()
             .with(Cqe64::G, 1)
             .with(Cqe64::RQPN, 0x77)
@@ -199,8 +202,8 @@ pub(crate) mod tests {
             .with(Cqe64::WQE_COUNTER, 0x8001);
         let of = |opcode: CqeOpcode| {
             write(&cells, 0, 0, entry.with(Cqe64::OPCODE, opcode.code()));
-            let cqe = Cqe::ready(&cells, 0, 0).unwrap();
-            assert_eq!((cqe.qpn(), cqe.place(), cqe.kind()), (0x43, 0x8001, Kind::Recv));
+            let cqe = Cqe::ready(&ring, 0, 0).unwrap();
+            assert_eq!((cqe.qpn(), cqe.place(), cqe.kind()), (0x43, 0x8001, Kind::Received));
             let mut c = Completion { status: WcStatus::Fatal, ..Completion::default() };
             cqe.complete_recv(&mut c);
             assert_eq!((c.status, c.byte_len, c.src_qp.raw()), (WcStatus::Success, 104, 0x77));
@@ -218,14 +221,15 @@ pub(crate) mod tests {
     #[test]
     fn every_syndrome_is_a_status_and_an_unknown_one_a_general_error() {
         let cells = SharedCells::on_heap(CQE_CELLS);
+        let ring = Ring::new(cells.clone());
         let of = |syndrome: u32| {
             let entry = ErrCqe::new()
                 .with(ErrCqe::SYNDROME, syndrome)
                 .with(ErrCqe::VENDOR_ERR_SYND, 0x68)
                 .with(ErrCqe::OPCODE, CqeOpcode::ReqErr.code());
             write(&cells, 0, 0, Cqe64::from_bytes(entry.as_bytes()).unwrap());
-            let cqe = Cqe::ready(&cells, 0, 0).unwrap();
-            assert!(cqe.is_error() && cqe.kind() == Kind::Send && cqe.vendor_syndrome() == 0x68);
+            let cqe = Cqe::ready(&ring, 0, 0).unwrap();
+            assert!(cqe.kind() == Kind::SendFailed && cqe.vendor_syndrome() == 0x68);
             cqe.status()
         };
         for syndrome in CqeSyndrome::ALL {
@@ -237,8 +241,9 @@ pub(crate) mod tests {
     #[test]
     fn lengths_are_told_of_reads_and_atomics() {
         let cells = SharedCells::on_heap(CQE_CELLS);
+        let ring = Ring::new(cells.clone());
         write(&cells, 0, 0, Cqe64::new().with(Cqe64::BYTE_CNT, 77));
-        let cqe = Cqe::ready(&cells, 0, 0).unwrap();
+        let cqe = Cqe::ready(&ring, 0, 0).unwrap();
         let len = |opcode| {
             let mut c = Completion::default();
             cqe.complete_send(opcode, &mut c);

@@ -132,7 +132,7 @@ impl Core {
 
         let caps = boot(&cmd, &pages, &name)?;
         let interrupts = interrupts(function, options)?;
-        let uars = Uars::open(&cmd, &bar, &name, options.uars, function.waker())?;
+        let uars = Uars::open(&cmd, &bar, &name, (options.uars, caps.log_bf_reg_size), function.waker())?;
         let eqs = Eqs::open(&cmd, &arena, uars.events(), &caps, interrupts.len() as u32)
             .map_err(|e| e.open(&name))?;
         let port = Port::open(&cmd, &caps, options, &name)?;

@@ -48,7 +48,7 @@
 //! | `pd`, `mr`, `memory` | protection domains, regions, memory that it can reach |
 //! | `cq`, `cqe`, `qp`, `srq`, `ah` | queues and address handles |
 //! | `exclusion` | how queue pairs come and go while a completion queue is polled |
-//! | `queue`, `shared` | memory of queues; words that the adapter reads and writes |
+//! | `queue`, `shared`, `masked` | memory of queues; words that the adapter reads and writes; rings of our own |
 //!
 //! [`Device`]: hca_core::Device
 //! [`PciFunction`]: hca_vfio::PciFunction
@@ -67,6 +67,7 @@ mod exclusion;
 mod hca;
 mod health;
 mod house;
+mod masked;
 mod memory;
 mod mr;
 mod options;

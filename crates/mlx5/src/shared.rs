@@ -4,6 +4,8 @@
 //! 1. `first .. first + count` are cells of 16 bytes, aligned to that, and there as long as `owner` lives.
 //! 2. The adapter writes them whenever it likes: they are reached by atomic words only, and no other reference is made.
 //!    What is read is looked at as what it is, the word of somebody else: it bounds nothing and names nothing unchecked.
+//! 3. A [`Ring`] has `mask + 1` blocks, a power of two, which are cells as in 1, and begin at a multiple of 64 bytes.
+//! 4. A [`Word`] lies within cells as in 1, aligned.
 #![allow(unsafe_code)]
 
 #[cfg(test)]
@@ -19,6 +21,9 @@ use hca_vfio::DmaBuf;
 pub(crate) type Cell = [AtomicU64; 2];
 /// Bytes of a cell.
 pub(crate) const CELL: usize = 16;
+
+/// 64 bytes: the unit in which send queues are counted, and an entry of a completion queue.
+pub(crate) type Block = [Cell; 4];
 
 /// Memory shared with the adapter. Clones are the same memory.
 #[derive(Clone)]
@@ -110,6 +115,15 @@ impl SharedCells {
         unsafe { AtomicU32::from_ptr(self.first.as_ptr().cast::<u32>().add(at / 4)) }
     }
 
+    /// The same word, looked up once.
+    ///
+    /// # Panics
+    /// As [`word32`](Self::word32).
+    pub(crate) fn word(&self, at: usize) -> Word {
+        // (4) by the checks there.
+        Word { word: NonNull::from(self.word32(at)), _owner: self.owner.clone() }
+    }
+
     /// Keeps the memory until the function is closed: the adapter may still reach it.
     pub(crate) fn leak(&self) {
         self.owner.leaked.store(true, Ordering::Relaxed);
@@ -119,6 +133,68 @@ impl SharedCells {
     #[cfg(test)]
     pub(crate) fn bytes(&self, at: usize, cells: usize) -> Vec<u8> {
         self[at..at + cells].iter().flatten().flat_map(|w| w.load(Ordering::Relaxed).to_ne_bytes()).collect()
+    }
+}
+
+/// Blocks in a circle, named by numbers that count on without end. Clones are the same memory.
+#[derive(Clone)]
+pub(crate) struct Ring {
+    first: NonNull<Block>,
+    mask: usize,
+    cells: SharedCells,
+}
+
+// SAFETY: (2), as for the cells.
+unsafe impl Send for Ring {}
+// SAFETY: as above.
+unsafe impl Sync for Ring {}
+
+impl Ring {
+    /// All of `cells`.
+    ///
+    /// # Panics
+    /// If they are no power of two of blocks, or begin in the middle of 64 bytes.
+    pub(crate) fn new(cells: SharedCells) -> Self {
+        let (blocks, rest) = cells.as_chunks::<4>();
+        assert!(rest.is_empty() && blocks.len().is_power_of_two(), "{} cells", cells.len());
+        assert!(cells.first.addr().get().is_multiple_of(size_of::<Block>()), "not aligned");
+        // (3)
+        Self { first: cells.first.cast(), mask: blocks.len() - 1, cells }
+    }
+    /// How many blocks it has.
+    pub(crate) fn blocks(&self) -> usize {
+        self.mask + 1
+    }
+    /// The block of a number.
+    #[inline(always)]
+    pub(crate) fn block(&self, number: u32) -> &Block {
+        // SAFETY: (3) what is masked lies within; (1) it is there as long as `self`; (2) these are atomics.
+        unsafe { self.first.add(number as usize & self.mask).as_ref() }
+    }
+    /// The cells, from the first block on.
+    pub(crate) fn cells(&self) -> &[Cell] {
+        &self.cells
+    }
+}
+
+/// One word of 4 bytes, as of a doorbell record.
+#[derive(Clone)]
+pub(crate) struct Word {
+    word: NonNull<AtomicU32>,
+    _owner: Arc<Owner>,
+}
+
+// SAFETY: (2), as for the cells.
+unsafe impl Send for Word {}
+// SAFETY: as above.
+unsafe impl Sync for Word {}
+
+impl Deref for Word {
+    type Target = AtomicU32;
+    #[inline(always)]
+    fn deref(&self) -> &AtomicU32 {
+        // SAFETY: (4) it is there as long as `self`, which keeps the owner; (2).
+        unsafe { self.word.as_ref() }
     }
 }
 
@@ -151,12 +227,26 @@ mod tests {
     }
 
     #[test]
+    fn a_rings_blocks_come_again_and_words_stay() {
+        let cells = SharedCells::on_heap(8);
+        let ring = Ring::new(cells.clone());
+        let word = cells.word(20);
+        drop(cells);
+        set_rows(&ring.block(3)[2][1], 7);
+        assert_eq!((ring.blocks(), rows(&ring.cells()[6][1]), rows(&ring.block(u32::MAX)[2][1])), (2, 7, 7));
+        word.store(9_u32.to_be(), Ordering::Relaxed);
+        assert_eq!(rows(&ring.block(0)[1][0]), 9);
+    }
+
+    #[test]
     fn what_lies_outside_is_refused() {
         let cells = SharedCells::on_heap(2);
         for f in [
             (|c| drop(c.part(1, 2))) as fn(&SharedCells),
             |c| c.word32(32).store(0, Ordering::Relaxed),
             |c| c.word32(2).store(0, Ordering::Relaxed),
+            |c| drop(c.word(32)),
+            |c| drop(Ring::new(c.clone())),
         ] {
             let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| f(&cells)));
             assert!(caught.is_err());

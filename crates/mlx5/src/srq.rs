@@ -19,7 +19,7 @@ use crate::hca::Hca;
 use crate::qp::send::Bell;
 use crate::qp::wqe;
 use crate::queue::{QueueMemory, in_range};
-use crate::shared::{CELL, SharedCells, set_rows};
+use crate::shared::{CELL, SharedCells, Word, set_rows};
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering};
 use crate::table::Table;
 use crate::uar::Uar;
@@ -94,7 +94,8 @@ impl SrqCore {
 pub(crate) struct SrqQueue<B> {
     core: Arc<SrqCore>,
     ring: SharedCells,
-    record: SharedCells,
+    /// The doorbell record's counter.
+    record: Word,
     bell: B,
     /// Cells of an entry.
     stride: usize,
@@ -121,6 +122,7 @@ impl<B: Bell> SrqQueue<B> {
         assert!(
             depth > 0 && core.places.len() * stride <= ring.len() && max_sge as usize + HEAD_CELLS <= stride
         );
+        let record = record.word(0);
         // All but place 0 are free, each naming the next.
         Self { core, ring, record, bell, stride, max_sge, depth, next: 0, free: 2, posted: 0, told: 0 }
     }
@@ -165,7 +167,7 @@ impl<B: Bell> SrqQueue<B> {
     fn tell(&mut self) {
         self.told = self.posted;
         dma_wmb();
-        self.record.word32(0).store(u32::from(self.posted).to_be(), Ordering::Relaxed);
+        self.record.store(u32::from(self.posted).to_be(), Ordering::Relaxed);
         self.bell.nudge();
     }
 }

@@ -6,10 +6,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use hca_prm::UAR_PAGE;
 use hca_prm::command::resource::{AllocUarIn, AllocUarOut, DeallocUarIn};
-use hca_vfio::mmio::doorbell_wmb;
-use hca_vfio::{Bar, FunctionError, Mmio, Waker};
+use hca_prm::{CQ_DOORBELL, UAR_PAGE, bf_buffer};
+use hca_vfio::mmio::{Register, doorbell_wmb};
+use hca_vfio::{Bar, FunctionError, Waker};
 
 use crate::cmd::{CmdError, CommandQueue};
 use crate::error::OpenError;
@@ -19,23 +19,31 @@ use crate::error::OpenError;
 pub(crate) struct Uar {
     /// Its number, for contexts of queues.
     pub(crate) index: u32,
-    page: Mmio,
+    /// Of send queues: two that take turns.
+    sends: [Register<u64>; 2],
+    /// Of completion queues.
+    arms: Register<u64>,
     waker: Option<Waker>,
 }
 
 impl Uar {
-    /// Writes a doorbell of 8 bytes that the adapter sees in this order, behind all stores to memory before it, and wakes a
-    /// server that sleeps.
-    #[inline]
-    pub(crate) fn ring(&self, at: usize, value: [u8; 8]) {
+    /// Rings a send queue's doorbell, one of two that take `turn`s, by the first 8 bytes of an entry. The adapter sees it in this
+    /// order, behind all stores to memory before it. Wakes a server that sleeps.
+    #[inline(always)]
+    pub(crate) fn ring(&self, turn: bool, first: [u8; 8]) {
         doorbell_wmb();
-        self.page.store64(at, u64::from_ne_bytes(value));
-        if let Some(waker) = &self.waker {
-            waker.after_doorbell();
-        }
+        self.sends[usize::from(turn)].store(u64::from_ne_bytes(first));
+        self.wake();
+    }
+    /// Arms a completion queue, likewise.
+    #[inline]
+    pub(crate) fn arm(&self, what: [u8; 8]) {
+        doorbell_wmb();
+        self.arms.store(u64::from_ne_bytes(what));
+        self.wake();
     }
     /// Wakes a server that sleeps, where memory says that there is work.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn wake(&self) {
         if let Some(waker) = &self.waker {
             waker.after_doorbell();
@@ -70,22 +78,25 @@ pub(crate) struct Uars {
 }
 
 impl Uars {
-    /// Takes one for events, and `count` for queues.
+    /// Takes one for events, and `count` for queues, whose send doorbells take turns in registers of 2^`log_bf_reg_size` bytes.
     pub(crate) fn open(
         cmd: &CommandQueue,
         bar: &Arc<Bar>,
         name: &str,
-        count: u32,
+        (count, log_bf_reg_size): (u32, u32),
         waker: Option<Waker>,
     ) -> Result<Self, OpenError> {
         let failed = |source| OpenError::Command { name: name.to_owned(), source };
         let take = || cmd.exec(&AllocUarIn::new()).map(|o| o.get(AllocUarOut::UAR)).map_err(failed);
         let events = EventUar { index: take()?, bar: bar.clone() };
         let mut queues = Vec::new();
+        let buffer = if log_bf_reg_size > 3 { 1 << (log_bf_reg_size - 1) } else { 0 };
         for _ in 0..count.max(1) {
             let index = take()?;
             let page = bar.map(u64::from(index) * UAR_PAGE as u64, UAR_PAGE)?;
-            queues.push(Uar { index, page, waker: waker.clone() });
+            let send = |turn| page.register(bf_buffer(0, turn, buffer));
+            let (sends, arms) = ([send(0), send(1)], page.register(CQ_DOORBELL));
+            queues.push(Uar { index, sends, arms, waker: waker.clone() });
         }
         Ok(Self { events, queues, next: AtomicUsize::new(0) })
     }

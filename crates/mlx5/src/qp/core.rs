@@ -6,7 +6,7 @@ use hca_core::{QpHandle, QpState, QpType, Qpn};
 use hca_prm::QpDbr;
 
 use super::shadow::Shadow;
-use crate::shared::SharedCells;
+use crate::shared::{SharedCells, Word};
 use crate::srq::SrqCore;
 use crate::sync::{AtomicU32, Ordering};
 
@@ -40,12 +40,14 @@ pub(crate) struct QpCore {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Life(u32);
 
-/// The queue pair is no more.
+/// The queue pair is no more, or not looked at yet.
 const DESTROYED: u8 = 0xff;
 
 impl Life {
     /// As it begins.
     pub(crate) const NEW: Self = Self(QpState::Reset as u32);
+    /// Of a port that has not looked.
+    pub(crate) const UNSEEN: Self = Self(DESTROYED as u32);
 
     /// The state; `None`: it was destroyed.
     pub(crate) fn state(self) -> Option<QpState> {
@@ -107,6 +109,14 @@ impl QpCore {
         // Release: pairs with the Acquire in `life`.
         self.life.store(epoch << 8 | u32::from(state), Ordering::Release);
     }
+    /// The receive request at a place of its queue, or of the shared one, has ended. By the poller only.
+    #[inline(always)]
+    pub(crate) fn take_recv(&self, at: u16) -> Option<u64> {
+        match &self.srq {
+            None => self.recv.take(at).map(|noted| noted.wr_id),
+            Some(srq) => srq.take(at),
+        }
+    }
     /// Forgets all send requests, and what was told of them. While it is in RESET and its send requests are not polled.
     pub(crate) fn clear_send(&self) {
         self.send.clear();
@@ -119,9 +129,8 @@ impl QpCore {
     }
 
     /// The doorbell record's counter.
-    #[inline(always)]
-    pub(crate) fn record(&self, counter: Counter) -> &core::sync::atomic::AtomicU32 {
-        self.record.word32(counter as usize)
+    pub(crate) fn record(&self, counter: Counter) -> Word {
+        self.record.word(counter as usize)
     }
 }
 

@@ -9,7 +9,7 @@ use super::core::{Counter, QpCore};
 use super::send::Bell;
 use super::shadow::Noted;
 use super::wqe;
-use crate::shared::SharedCells;
+use crate::shared::{SharedCells, Word};
 use crate::sync::Ordering;
 
 /// A receive queue's posting side.
@@ -17,6 +17,8 @@ pub(crate) struct RecvQueue<B> {
     qp: Arc<QpCore>,
     ring: SharedCells,
     bell: B,
+    /// The doorbell record's counter.
+    record: Word,
     /// Cells of an entry.
     stride: usize,
     /// Entries of the ring, less one.
@@ -45,7 +47,8 @@ impl<B: Bell> RecvQueue<B> {
         assert!(entries.is_power_of_two() && depth as usize <= entries && max_sge as usize <= stride);
         let (epoch, posted, freed) = (qp.life().epoch(), qp.recv.posted(), qp.recv.freed());
         let mask = entries - 1;
-        Self { qp, ring, bell, stride, mask, depth, max_sge, next: 0, told: 0, posted, freed, epoch }
+        let record = qp.record(Counter::Recv);
+        Self { qp, ring, bell, record, stride, mask, depth, max_sge, next: 0, told: 0, posted, freed, epoch }
     }
 
     #[cold]
@@ -89,7 +92,7 @@ impl<B: Bell> RecvQueue<B> {
     fn tell(&mut self) {
         self.told = self.next;
         dma_wmb();
-        self.qp.record(Counter::Recv).store(u32::from(self.next).to_be(), Ordering::Relaxed);
+        self.record.store(u32::from(self.next).to_be(), Ordering::Relaxed);
         // An adapter in software that sleeps would not see it, and a queue pair in error has to flush it.
         self.bell.nudge();
     }

@@ -5,29 +5,33 @@ use std::sync::Arc;
 use hca_core::{
     MAX_MESSAGE_BYTES, Payload, PostError, PostErrorKind, QpType, SendOp, SendPort, SendWr, WcOpcode,
 };
-use hca_prm::BF_OFFSET;
 use hca_vfio::mmio::dma_wmb;
 
-use super::core::{Counter, QpCore};
+use super::core::{Counter, Life, QpCore};
 use super::shadow::Noted;
-use super::wqe::{self, UdTo};
+use super::wqe::{self, UdTo, Written};
 use crate::ah::AhTable;
-use crate::shared::SharedCells;
+use crate::shared::{Ring, SharedCells, Word};
 use crate::sync::Ordering;
 use crate::uar::Uar;
 
 /// A doorbell page.
 pub(crate) trait Bell: Send {
-    /// Writes a doorbell of 8 bytes, behind all stores before it.
-    fn ring(&self, at: usize, value: u64);
+    /// Rings a send queue's doorbell, one of two that take turns, behind all stores before it.
+    fn ring(&self, turn: bool, first: u64);
+    /// Arms a completion queue, likewise.
+    fn arm(&self, what: u64);
     /// Has who serves the adapter look at what memory says, where it might sleep.
     fn nudge(&self);
 }
 
 impl Bell for Uar {
     #[inline(always)]
-    fn ring(&self, at: usize, value: u64) {
-        Uar::ring(self, at, value.to_be_bytes());
+    fn ring(&self, turn: bool, first: u64) {
+        Uar::ring(self, turn, first.to_be_bytes());
+    }
+    fn arm(&self, what: u64) {
+        Uar::arm(self, what.to_be_bytes());
     }
     #[inline(always)]
     fn nudge(&self) {
@@ -49,23 +53,27 @@ pub(crate) struct SendLimits {
 /// A send queue's posting side.
 pub(crate) struct SendQueue<B> {
     qp: Arc<QpCore>,
-    /// Of which the queue pair's protection domain is the first.
-    ahs: Arc<AhTable>,
-    pd: u32,
-    ring: SharedCells,
+    ring: Ring,
     bell: B,
+    /// The doorbell record's counter.
+    record: Word,
     limits: SendLimits,
-    /// The doorbell to be written next, of two that take turns.
-    slot: usize,
-    /// The next block, and up to which the adapter was told.
-    next: u16,
-    told: u16,
+    is_rc: bool,
+    /// The queue pair's life as it was last seen to take requests.
+    life: Life,
     /// Requests that were posted, and that have ended as last seen.
     posted: u32,
     freed: u32,
-    /// The last entry's first 8 bytes.
+    /// The next block, and up to which the adapter was told.
+    next: u16,
+    told: u16,
+    /// Which of the two doorbells is next.
+    turn: bool,
+    /// The first 8 bytes of the last entry that was not told by itself.
     first: u64,
-    epoch: u32,
+    /// Of which the queue pair's protection domain is the first.
+    ahs: Arc<AhTable>,
+    pd: u32,
 }
 
 impl<B: Bell> SendQueue<B> {
@@ -78,51 +86,47 @@ impl<B: Bell> SendQueue<B> {
         bell: B,
         limits: SendLimits,
     ) -> Self {
-        assert!(ring.len().is_power_of_two(), "{} cells", ring.len());
-        let epoch = qp.life().epoch();
-        let (posted, freed) = (qp.send.posted(), qp.send.freed());
         Self {
-            qp,
-            ahs,
-            pd,
-            ring,
+            ring: Ring::new(ring),
             bell,
-            limits,
-            slot: BF_OFFSET,
+            record: qp.record(Counter::Send),
+            // No more inline bytes than a message may have, so that those need no second look.
+            limits: SendLimits { max_inline: limits.max_inline.min(limits.max_message as u32), ..limits },
+            is_rc: qp.qp_type == QpType::Rc,
+            life: Life::UNSEEN,
+            posted: qp.send.posted(),
+            freed: qp.send.freed(),
             next: 0,
             told: 0,
-            posted,
-            freed,
+            turn: false,
             first: 0,
-            epoch,
+            ahs,
+            pd,
+            qp,
         }
     }
 
     /// Checks a request against the queue pair's limits.
     #[inline(always)]
     fn check(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        let qp_type = self.qp.qp_type;
-        let is_ud = qp_type == QpType::Ud;
-        if qp_type != QpType::Rc {
-            offers(qp_type, &wr.op)?;
-        }
-        if wr.dest.is_some() != is_ud {
-            return Err(PostErrorKind::Destination);
+        if !self.is_rc || wr.dest.is_some() {
+            self.check_service(wr)?;
         }
         let len = match wr.payload {
+            Payload::Inline(bytes) => {
+                // Never longer than a message may be.
+                return if bytes.len() <= self.limits.max_inline as usize && !wr.op.is_read_or_atomic() {
+                    Ok(())
+                } else {
+                    Err(self.why_not_inline(wr, bytes.len()))
+                };
+            }
             Payload::Sges(&[one]) if self.limits.max_sge > 0 => one.len.into(),
             Payload::Sges(list) if list.len() <= self.limits.max_sge as usize => {
                 list.iter().map(|s| u64::from(s.len)).sum()
             }
             Payload::Sges(list) => {
                 return Err(PostErrorKind::TooManySges { count: list.len(), max: self.limits.max_sge });
-            }
-            Payload::Inline(_) if wr.op.is_read_or_atomic() => {
-                return Err(PostErrorKind::Unsupported { qp_type, op: "inline data with READ or atomics" });
-            }
-            Payload::Inline(bytes) if bytes.len() <= self.limits.max_inline as usize => bytes.len() as u64,
-            Payload::Inline(bytes) => {
-                return Err(PostErrorKind::InlineTooLong { len: bytes.len(), max: self.limits.max_inline });
             }
         };
         if len > self.limits.max_message {
@@ -133,71 +137,91 @@ impl<B: Bell> SendQueue<B> {
         }
         Ok(())
     }
+    /// Whether the service offers the operation, to whom it names.
+    #[inline(never)]
+    fn check_service(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        let qp_type = self.qp.qp_type;
+        if qp_type != QpType::Rc {
+            offers(qp_type, &wr.op)?;
+        }
+        if wr.dest.is_some() != (qp_type == QpType::Ud) {
+            return Err(PostErrorKind::Destination);
+        }
+        Ok(())
+    }
+    #[cold]
+    fn why_not_inline(&self, wr: &SendWr<'_>, len: usize) -> PostErrorKind {
+        if wr.op.is_read_or_atomic() {
+            let qp_type = self.qp.qp_type;
+            PostErrorKind::Unsupported { qp_type, op: "inline data with READ or atomics" }
+        } else {
+            PostErrorKind::InlineTooLong { len, max: self.limits.max_inline }
+        }
+    }
 
     /// Why nothing is taken in this state; or, after a reset, begins anew.
     #[cold]
     fn look_at_state(&mut self) -> Result<(), PostErrorKind> {
         let life = self.qp.life();
-        if life.epoch() != self.epoch {
-            self.epoch = life.epoch();
+        if !life.takes_sends() {
+            return Err(life.state().map_or(PostErrorKind::Destroyed, PostErrorKind::WrongState));
+        }
+        if life.epoch() != self.life.epoch() {
             (self.next, self.told) = (0, 0);
             (self.posted, self.freed) = (self.qp.send.posted(), self.qp.send.freed());
         }
-        if life.takes_sends() {
+        self.life = life;
+        Ok(())
+    }
+    /// Looks how many requests have ended.
+    #[cold]
+    fn look_for_room(&mut self) -> Result<(), PostErrorKind> {
+        self.freed = self.qp.send.freed();
+        if self.posted.wrapping_sub(self.freed) < self.limits.depth {
             return Ok(());
         }
-        Err(life.state().map_or(PostErrorKind::Destroyed, PostErrorKind::WrongState))
+        Err(PostErrorKind::QueueFull { depth: self.limits.depth })
     }
 
-    /// Makes a request an entry of the queue.
+    /// Makes a request an entry of the queue, and returns its first 8 bytes.
     #[inline(always)]
-    fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        let life = self.qp.life();
-        if !life.takes_sends() || life.epoch() != self.epoch {
+    fn push(&mut self, wr: &SendWr<'_>) -> Result<u64, PostErrorKind> {
+        if self.qp.life() != self.life {
             self.look_at_state()?;
         }
         self.check(wr)?;
         if self.posted.wrapping_sub(self.freed) >= self.limits.depth {
-            self.freed = self.qp.send.freed();
-            if self.posted.wrapping_sub(self.freed) >= self.limits.depth {
-                return Err(PostErrorKind::QueueFull { depth: self.limits.depth });
-            }
+            self.look_for_room()?;
         }
-        let qpn = self.qp.qpn.raw();
         let written = match &wr.dest {
-            None => wqe::write(&self.ring, self.next, qpn, wr, None),
-            Some(dest) => {
-                let address = self.ahs.address(dest.ah, self.pd).ok_or(PostErrorKind::AddressHandle)?;
-                let to = UdTo { address, qpn: dest.qpn.raw(), qkey: dest.qkey.raw() };
-                self.write_datagram(wr, &to)
-            }
+            None => wqe::write(&self.ring, self.next, self.qp.qpn.raw(), wr),
+            Some(_) => self.write_datagram(wr)?,
         };
         let noted = Noted { wr_id: wr.wr_id, tag: wr.op.wc_opcode() as u8 };
         self.qp.send.note(self.posted, self.next, written.blocks as u8, noted);
         self.posted = self.posted.wrapping_add(1);
         self.next = self.next.wrapping_add(written.blocks);
-        self.first = written.bell;
-        Ok(())
+        Ok(written.bell)
     }
     #[inline(never)]
-    fn write_datagram(&self, wr: &SendWr<'_>, to: &UdTo) -> wqe::Written {
-        wqe::write(&self.ring, self.next, self.qp.qpn.raw(), wr, Some(to))
+    fn write_datagram(&self, wr: &SendWr<'_>) -> Result<Written, PostErrorKind> {
+        let dest = wr.dest.as_ref().ok_or(PostErrorKind::Destination)?;
+        let address = self.ahs.address(dest.ah, self.pd).ok_or(PostErrorKind::AddressHandle)?;
+        let to = UdTo { address, qpn: dest.qpn.raw(), qkey: dest.qkey.raw() };
+        Ok(wqe::write_datagram(&self.ring, self.next, self.qp.qpn.raw(), wr, &to))
     }
 
-    /// Tells the adapter.
+    /// Tells the adapter, by the first 8 bytes of the last entry.
     #[inline(always)]
-    fn tell(&mut self) {
+    fn tell(&mut self, first: u64) {
         self.told = self.next;
         // Entries before the record, the record before the doorbell.
         dma_wmb();
-        self.qp.record(Counter::Send).store(u32::from(self.next).to_be(), Ordering::Relaxed);
-        self.bell.ring(self.slot, self.first);
-        self.slot ^= DOORBELLS;
+        self.record.store(u32::from(self.next).to_be(), Ordering::Relaxed);
+        self.bell.ring(self.turn, first);
+        self.turn = !self.turn;
     }
 }
-
-/// Bytes from one doorbell to the other.
-const DOORBELLS: usize = 0x100;
 
 /// The operation of a note.
 #[inline(always)]
@@ -232,20 +256,20 @@ impl<B: Bell> SendPort for SendQueue<B> {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         for (accepted, wr) in wrs.iter().enumerate() {
-            self.push(wr).map_err(|kind| PostError { accepted, kind })?;
+            self.first = self.push(wr).map_err(|kind| PostError { accepted, kind })?;
         }
         Ok(())
     }
     #[inline]
     fn ring(&mut self) {
         if self.told != self.next {
-            self.tell();
+            self.tell(self.first);
         }
     }
     #[inline]
     unsafe fn post_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        self.push(wr)?;
-        self.tell();
+        let first = self.push(wr)?;
+        self.tell(first);
         Ok(())
     }
 }

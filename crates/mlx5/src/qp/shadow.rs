@@ -7,6 +7,7 @@
 //! All of it is atomics, so that whatever an adapter writes into completions, the worst that comes of it is a wrong
 //! number; and not even that of a request that is not outstanding.
 
+use crate::masked::Masked;
 use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering};
 
 /// A request that was noted.
@@ -26,8 +27,7 @@ struct Place {
 
 /// What is remembered of the requests in a ring of places. A request takes one or more of them.
 pub(crate) struct Shadow {
-    places: Box<[Place]>,
-    mask: u16,
+    places: Masked<Place>,
     /// Requests that were posted, counted without end. Written by the poster.
     posted: CachePadded<AtomicU32>,
     /// Requests that have ended. Written by the poller.
@@ -39,21 +39,15 @@ pub(crate) struct Shadow {
 impl Shadow {
     /// A ring of `places`, a power of two of at most 2^15.
     pub(crate) fn new(places: u32) -> Self {
-        assert!(places.is_power_of_two() && places <= 1 << 15, "{places} places");
+        assert!(places <= 1 << 15, "{places} places");
         Self {
-            places: (0..places)
-                .map(|_| Place { wr_id: AtomicU64::new(0), what: AtomicU64::new(0) })
-                .collect(),
-            mask: (places - 1) as u16,
+            places: Masked::new(
+                (0..places).map(|_| Place { wr_id: AtomicU64::new(0), what: AtomicU64::new(0) }),
+            ),
             posted: CachePadded(AtomicU32::new(0)),
             freed: CachePadded(AtomicU32::new(0)),
             freed_place: AtomicU32::new(0),
         }
-    }
-
-    #[inline(always)]
-    fn place(&self, at: u16) -> &Place {
-        &self.places[usize::from(at & self.mask)]
     }
 
     /// How many requests have ended.
@@ -76,7 +70,7 @@ impl Shadow {
     /// Notes request number `seq` at place `at`, `len` places long. By the poster only.
     #[inline(always)]
     pub(crate) fn note(&self, seq: u32, at: u16, len: u8, noted: Noted) {
-        let place = self.place(at);
+        let place = self.places.get(at.into());
         let what = u64::from(seq) << 32 | u64::from(len) << 24 | u64::from(at) << 8 | u64::from(noted.tag);
         place.wr_id.store(noted.wr_id, Ordering::Relaxed);
         place.what.store(what, Ordering::Relaxed);
@@ -92,7 +86,7 @@ impl Shadow {
         let posted = self.posted.load(Ordering::Acquire);
         // Relaxed: only the poller stores it.
         let freed = self.freed.load(Ordering::Relaxed);
-        let place = self.place(at);
+        let place = self.places.get(at.into());
         let what = place.what.load(Ordering::Relaxed);
         let seq = (what >> 32) as u32;
         if seq.wrapping_sub(freed) >= posted.wrapping_sub(freed) || (what >> 8) as u16 != at {

@@ -15,7 +15,7 @@ use hca_core::{
 };
 use hca_prm::{
     BF_OFFSET, CI_MASK, CQ_DOORBELL, CompletionMode, CqDbr, Cqe64, CqeOpcode, CqeSyndrome, CtrlSeg, DataSeg,
-    ErrCqe, SrqNextSeg, WqeOpcode,
+    ErrCqe, SrqNextSeg, WqeOpcode, bf_buffer,
 };
 use proptest::prelude::*;
 
@@ -34,8 +34,11 @@ use crate::srq::{SrqCore, SrqQueue};
 struct Page(Arc<Mutex<Vec<(usize, u64)>>>);
 
 impl Bell for Page {
-    fn ring(&self, at: usize, value: u64) {
-        self.0.lock().unwrap().push((at, value));
+    fn ring(&self, turn: bool, value: u64) {
+        self.0.lock().unwrap().push((bf_buffer(0, turn.into(), 0x100), value));
+    }
+    fn arm(&self, value: u64) {
+        self.0.lock().unwrap().push((CQ_DOORBELL, value));
     }
     fn nudge(&self) {}
 }

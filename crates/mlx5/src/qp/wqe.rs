@@ -7,7 +7,7 @@
 use hca_core::{Payload, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 use hca_prm::{DataSeg, WqeOpcode};
 
-use crate::shared::{CELL, Cell, set_rows};
+use crate::shared::{Block, CELL, Cell, Ring, set_rows};
 
 /// Cells of a block, in which send queues are counted.
 pub(crate) const BLOCK_CELLS: usize = hca_prm::SEND_WQE_BB / CELL;
@@ -24,12 +24,14 @@ pub(crate) const MAX_INLINE: u32 = ((MAX_ENTRY_CELLS - MAX_HEAD_CELLS) * CELL - 
 const INLINE_HEAD: usize = 4;
 /// Marks inline data.
 const INLINE: u32 = 1 << 31;
+/// Begins 8 bytes of inline data.
+const INLINE_8: u64 = ((INLINE | 8) as u64) << 32;
 /// Completes always, not only in error.
-const COMPLETE: u64 = 2 << 2;
+const COMPLETE: u32 = 2 << 2;
 /// The peer's completion is solicited.
-const SOLICITED: u64 = 1 << 1;
+const SOLICITED: u32 = 1 << 1;
 /// Waits for READs and atomics before it.
-const FENCE: u64 = 4 << 5;
+const FENCE: u32 = 4 << 5;
 
 /// Blocks of an entry with a list of `max_sge`, or `max_inline` bytes.
 pub(crate) fn blocks_for(max_sge: u32, max_inline: u32) -> u32 {
@@ -37,10 +39,17 @@ pub(crate) fn blocks_for(max_sge: u32, max_inline: u32) -> u32 {
     (MAX_HEAD_CELLS + inline.max(max_sge as usize)).div_ceil(BLOCK_CELLS) as u32
 }
 
-/// Writes segments into a ring.
+/// Writes 16 bytes, as rows.
+#[inline(always)]
+fn put(cell: &Cell, first: u64, second: u64) {
+    set_rows(&cell[0], first);
+    set_rows(&cell[1], second);
+}
+
+/// Writes segments into cells, around their end.
 struct Writer<'a> {
+    /// A power of two.
     ring: &'a [Cell],
-    mask: usize,
     at: usize,
 }
 
@@ -48,9 +57,7 @@ impl Writer<'_> {
     /// The next 16 bytes, as rows.
     #[inline(always)]
     fn put(&mut self, first: u64, second: u64) {
-        let cell = &self.ring[self.at & self.mask];
-        set_rows(&cell[0], first);
-        set_rows(&cell[1], second);
+        put(&self.ring[self.at & (self.ring.len() - 1)], first, second);
         self.at += 1;
     }
     /// The next 16 bytes, as they are.
@@ -70,17 +77,11 @@ impl Writer<'_> {
     }
 
     /// Data in the entry itself.
-    #[inline(always)]
     fn inline(&mut self, bytes: &[u8]) {
-        let head = u64::from(INLINE | bytes.len() as u32) << 32;
-        if let Ok(eight) = <[u8; 8]>::try_from(bytes) {
-            let data = u64::from_be_bytes(eight);
-            self.put(head | data >> 32, data << 32);
-        } else if !bytes.is_empty() {
-            self.inline_of_any_length(head, bytes);
+        if bytes.is_empty() {
+            return;
         }
-    }
-    fn inline_of_any_length(&mut self, head: u64, bytes: &[u8]) {
+        let head = u64::from(INLINE | bytes.len() as u32) << 32;
         let (first, rest) = bytes.split_at(bytes.len().min(CELL - INLINE_HEAD));
         let mut cell = [0; CELL];
         cell[..8].copy_from_slice(&head.to_be_bytes());
@@ -129,78 +130,129 @@ pub(crate) struct Written {
     pub(crate) bell: u64,
 }
 
-/// Writes a request as the entry that begins at block `at` of `ring`, a power of two of cells. `qpn` is the queue pair's
-/// own.
+/// Writes a request as the entry that begins at block `at` of a ring. `qpn` is the queue pair's own.
+///
+/// What comes before the data lies in the entry's first block; so do the data of most requests, and those are written here.
 #[inline(always)]
-pub(crate) fn write(ring: &[Cell], at: u16, qpn: u32, wr: &SendWr<'_>, to: Option<&UdTo>) -> Written {
-    let start = usize::from(at) * BLOCK_CELLS;
-    let mut w = Writer { ring, mask: ring.len() - 1, at: start + 1 };
-    if let Some(to) = to {
-        let a = &to.address;
-        w.put(u64::from(to.qkey) << 32 | a[0], EXTENDED | u64::from(to.qpn) << 32 | a[1]);
-        w.put(a[2], a[3]);
-        w.put(a[4], a[5]);
-    }
-    let remote = |w: &mut Writer<'_>, r: &RemoteAddr| w.put(r.addr, u64::from(r.rkey.raw()) << 32);
-    let (opcode, imm) = match &wr.op {
+pub(crate) fn write(ring: &Ring, at: u16, qpn: u32, wr: &SendWr<'_>) -> Written {
+    let block = ring.block(at.into());
+    let remote = |r: &RemoteAddr| put(&block[1], r.addr, u64::from(r.rkey.raw()) << 32);
+    let (opcode, imm, cells) = match &wr.op {
         SendOp::Write(r) => {
-            remote(&mut w, r);
-            (WqeOpcode::RdmaWrite, 0)
+            remote(r);
+            (WqeOpcode::RdmaWrite, 0, 2)
         }
-        SendOp::Send => (WqeOpcode::Send, 0),
-        SendOp::SendImm(imm) => (WqeOpcode::SendImm, *imm),
-        SendOp::SendInv(rkey) => (WqeOpcode::SendInval, rkey.raw()),
+        SendOp::Send => (WqeOpcode::Send, 0, 1),
+        SendOp::SendImm(imm) => (WqeOpcode::SendImm, *imm, 1),
+        SendOp::SendInv(rkey) => (WqeOpcode::SendInval, rkey.raw(), 1),
         SendOp::WriteImm(r, imm) => {
-            remote(&mut w, r);
-            (WqeOpcode::RdmaWriteImm, *imm)
+            remote(r);
+            (WqeOpcode::RdmaWriteImm, *imm, 2)
         }
         SendOp::Read(r) => {
-            remote(&mut w, r);
-            (WqeOpcode::RdmaRead, 0)
+            remote(r);
+            (WqeOpcode::RdmaRead, 0, 2)
         }
         SendOp::CompareSwap { remote: r, compare, swap } => {
-            remote(&mut w, r);
-            w.put(*swap, *compare);
-            (WqeOpcode::AtomicCs, 0)
+            remote(r);
+            put(&block[2], *swap, *compare);
+            (WqeOpcode::AtomicCs, 0, 3)
         }
         SendOp::FetchAdd { remote: r, add } => {
-            remote(&mut w, r);
-            w.put(*add, 0);
-            (WqeOpcode::AtomicFa, 0)
+            remote(r);
+            put(&block[2], *add, 0);
+            (WqeOpcode::AtomicFa, 0, 3)
         }
     };
-    match wr.payload {
+    let size = match wr.payload {
+        Payload::Sges(&[sge]) if sge.len != 0 => {
+            let (first, second) = pointer(&sge);
+            put(&block[cells], first, second);
+            (cells + 1, 1)
+        }
+        Payload::Inline(bytes) if let Ok(eight) = <[u8; 8]>::try_from(bytes) => {
+            let data = u64::from_be_bytes(eight);
+            put(&block[cells], INLINE_8 | data >> 32, data << 32);
+            (cells + 1, 1)
+        }
+        payload => write_payload(ring, at, cells, payload),
+    };
+    finish(block, (at, qpn), (opcode, imm), wr.flags, size)
+}
+
+/// Writes a datagram, likewise.
+pub(crate) fn write_datagram(ring: &Ring, at: u16, qpn: u32, wr: &SendWr<'_>, to: &UdTo) -> Written {
+    let block = ring.block(at.into());
+    let a = &to.address;
+    put(&block[1], u64::from(to.qkey) << 32 | a[0], EXTENDED | u64::from(to.qpn) << 32 | a[1]);
+    put(&block[2], a[2], a[3]);
+    put(&block[3], a[4], a[5]);
+    let (opcode, imm) = match wr.op {
+        SendOp::SendImm(imm) => (WqeOpcode::SendImm, imm),
+        _ => (WqeOpcode::Send, 0),
+    };
+    let size = write_payload(ring, at, block.len(), wr.payload);
+    finish(block, (at, qpn), (opcode, imm), wr.flags, size)
+}
+
+/// Writes data behind so many cells of the entry; returns how many it has then, and how many blocks.
+#[inline(never)]
+fn write_payload(ring: &Ring, at: u16, cells: usize, payload: Payload<'_>) -> (usize, u16) {
+    let start = usize::from(at) * BLOCK_CELLS;
+    let mut w = Writer { ring: ring.cells(), at: start + cells };
+    match payload {
         Payload::Sges(list) => list.iter().for_each(|sge| w.pointer(sge)),
         Payload::Inline(bytes) => w.inline(bytes),
     }
     let cells = w.at - start;
-    let bell = u64::from(at) << 40 | u64::from(opcode.code()) << 32 | u64::from(qpn) << 8 | cells as u64;
-    w.at = start;
-    w.put(bell, mode(wr.flags) << 32 | u64::from(imm));
-    Written { blocks: cells.div_ceil(BLOCK_CELLS) as u16, bell }
+    (cells, cells.div_ceil(BLOCK_CELLS) as u16)
 }
 
-/// Fence, completion and solicited event.
+/// Writes what an entry of so many cells and blocks begins with.
 #[inline(always)]
-fn mode(flags: SendFlags) -> u64 {
-    let bit = |flag, value| if flags.contains(flag) { value } else { 0 };
-    bit(SendFlags::SIGNALED, COMPLETE) | bit(SendFlags::FENCE, FENCE) | bit(SendFlags::SOLICITED, SOLICITED)
+fn finish(
+    block: &Block,
+    (at, qpn): (u16, u32),
+    (opcode, imm): (WqeOpcode, u32),
+    flags: SendFlags,
+    (cells, blocks): (usize, u16),
+) -> Written {
+    let bell = u64::from(at) << 40 | u64::from(opcode.code()) << 32 | u64::from(qpn) << 8 | cells as u64;
+    put(&block[0], bell, u64::from(MODES[usize::from(flags.bits() & 7)]) << 32 | u64::from(imm));
+    Written { blocks, bell }
 }
+
+/// Fence, completion and solicited event, by the flags' bits.
+const MODES: [u32; 8] = {
+    let mut modes = [0; 8];
+    let mut i = 0;
+    while i < 8 {
+        let flags = SendFlags::from_bits_truncate(i as u8);
+        let signaled = if flags.contains(SendFlags::SIGNALED) { COMPLETE } else { 0 };
+        let fence = if flags.contains(SendFlags::FENCE) { FENCE } else { 0 };
+        modes[i] = signaled | fence | if flags.contains(SendFlags::SOLICITED) { SOLICITED } else { 0 };
+        i += 1;
+    }
+    modes
+};
 
 /// Writes a list into the receive entry that `cells` are. What is left of it is marked as not there.
 #[inline(always)]
 pub(crate) fn write_list(cells: &[Cell], sges: &[Sge]) {
-    let mut w = Writer { ring: cells, mask: usize::MAX, at: 0 };
-    for sge in sges {
-        w.pointer(sge);
+    let mut cells = cells.iter();
+    for (sge, cell) in sges.iter().filter(|s| s.len != 0).zip(cells.by_ref()) {
+        let (first, second) = pointer(sge);
+        put(cell, first, second);
     }
-    if w.at < cells.len() {
-        w.put(u64::from(DataSeg::INVALID_LKEY), 0);
+    if let Some(cell) = cells.next() {
+        put(cell, u64::from(DataSeg::INVALID_LKEY), 0);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use core::sync::atomic::Ordering;
+
     use hca_core::{Lkey, Rkey};
     use hca_prm::{AtomicSeg, CompletionMode, CtrlSeg, FenceMode, InlineSeg, RaddrSeg, UdAdrsVector};
     use proptest::prelude::*;
@@ -214,20 +266,25 @@ mod tests {
     fn wr<'a>(op: SendOp, flags: SendFlags, payload: Payload<'a>) -> SendWr<'a> {
         SendWr { wr_id: 0, op, flags, payload, dest: None }
     }
+    fn ring(cells: usize) -> Ring {
+        Ring::new(SharedCells::on_heap(cells))
+    }
     /// The entry at a block, read around the ring's end.
-    fn read(ring: &SharedCells, at: u16) -> Vec<u8> {
+    fn read(ring: &Ring, at: u16) -> Vec<u8> {
         let start = usize::from(at) * BLOCK_CELLS;
-        let cell = |i: usize| ring.bytes((start + i) & (ring.len() - 1), 1);
+        let cell = |i: usize| {
+            let words = &ring.block(((start + i) / BLOCK_CELLS) as u32)[i % BLOCK_CELLS];
+            words.each_ref().map(|w| w.load(Ordering::Relaxed).to_ne_bytes()).concat()
+        };
         let cells = CtrlSeg::from_bytes(&cell(0)).unwrap().get(CtrlSeg::DS) as usize;
         (0..cells).flat_map(cell).collect()
     }
 
     #[test]
     fn a_send_lies_as_a_stock_driver_laid_it() {
-        let ring = SharedCells::on_heap(16);
+        let ring = ring(16);
         let list = [sge(0x55dc_0f76_c000, 0x40, 0x4105)];
-        let written =
-            write(&ring, 0, 0x43, &wr(SendOp::Send, SendFlags::SIGNALED, Payload::Sges(&list)), None);
+        let written = write(&ring, 0, 0x43, &wr(SendOp::Send, SendFlags::SIGNALED, Payload::Sges(&list)));
         let seen = [0x0000_000a, 0x0000_4302, 0x0000_0008, 0, 0x40, 0x4105, 0x55dc, 0x0f76_c000_u32];
         assert_eq!(read(&ring, 0), seen.map(u32::to_be_bytes).as_flattened());
         assert_eq!(written, Written { blocks: 1, bell: 0x0a_0000_4302 });
@@ -235,11 +292,11 @@ mod tests {
 
     #[test]
     fn an_entry_that_reaches_the_rings_end_goes_on_at_its_begin() {
-        let ring = SharedCells::on_heap(8);
+        let ring = ring(8);
         let data: Vec<u8> = (0..70).collect();
         let remote = RemoteAddr { addr: 0x1122_3344_5566_7788, rkey: Rkey::new(0xa1b2_c3d4) };
         let op = SendOp::WriteImm(remote, 0x0102_0304);
-        let w = write(&ring, 0xfff1, 0x12_3456, &wr(op, SendFlags::empty(), Payload::Inline(&data)), None);
+        let w = write(&ring, 0xfff1, 0x12_3456, &wr(op, SendFlags::empty(), Payload::Inline(&data)));
         assert_eq!(w.blocks, 2);
         let entry = read(&ring, 0xfff1);
         let ctrl = CtrlSeg::from_bytes(&entry).unwrap();
@@ -257,12 +314,12 @@ mod tests {
 
     #[test]
     fn a_datagram_carries_its_address() {
-        let ring = SharedCells::on_heap(16);
+        let ring = ring(16);
         let address = [0, 0x1234, 0x0000_0000_0203_0405, 0x0607_0040_4000_0000, 0xfe80 << 48, 1];
         let to = UdTo { address, qpn: 0x41, qkey: 0x8001_0000 };
         let list = [sge(4096, 100, 7)];
-        let w =
-            write(&ring, 1, 0x43, &wr(SendOp::Send, SendFlags::SOLICITED, Payload::Sges(&list)), Some(&to));
+        let request = wr(SendOp::Send, SendFlags::SOLICITED, Payload::Sges(&list));
+        let w = write_datagram(&ring, 1, 0x43, &request, &to);
         assert_eq!(w.blocks, 2, "control, three cells of address, a pointer");
         let entry = read(&ring, 1);
         assert!(CtrlSeg::from_bytes(&entry).unwrap().get(CtrlSeg::SE));
@@ -278,11 +335,11 @@ mod tests {
 
     #[test]
     fn atomics_have_their_operands_before_the_pointer() {
-        let ring = SharedCells::on_heap(16);
+        let ring = ring(16);
         let remote = RemoteAddr { addr: 8, rkey: Rkey::new(9) };
         let list = [sge(64, 8, 1)];
         let op = SendOp::CompareSwap { remote, compare: 5, swap: 6 };
-        let w = write(&ring, 0, 1, &wr(op, SendFlags::FENCE, Payload::Sges(&list)), None);
+        let w = write(&ring, 0, 1, &wr(op, SendFlags::FENCE, Payload::Sges(&list)));
         assert_eq!(w.blocks, 1);
         let entry = read(&ring, 0);
         let ctrl = CtrlSeg::from_bytes(&entry).unwrap();
@@ -295,9 +352,9 @@ mod tests {
 
     #[test]
     fn places_for_nothing_are_left_out_and_2_gib_are_written_as_0() {
-        let ring = SharedCells::on_heap(16);
+        let ring = ring(16);
         let list = [sge(1, 0, 2), sge(3, 1 << 31, 4), sge(5, 0, 6)];
-        let w = write(&ring, 0, 1, &wr(SendOp::Send, SendFlags::empty(), Payload::Sges(&list)), None);
+        let w = write(&ring, 0, 1, &wr(SendOp::Send, SendFlags::empty(), Payload::Sges(&list)));
         assert_eq!((w.blocks, w.bell & 0x3f), (1, 2));
         assert_eq!(DataSeg::from_bytes(&read(&ring, 0)[16..]).unwrap(), DataSeg::pointer(0, 4, 3));
         let entry = SharedCells::on_heap(4);
@@ -325,8 +382,8 @@ mod tests {
         fn inline_data_of_any_length_are_there_and_filled_up_with_zeros(
             data in prop::collection::vec(any::<u8>(), 1..=MAX_INLINE as usize), at in any::<u16>(),
         ) {
-            let ring = SharedCells::on_heap(32);
-            let w = write(&ring, at, 7, &wr(SendOp::Send, SendFlags::empty(), Payload::Inline(&data)), None);
+            let ring = ring(32);
+            let w = write(&ring, at, 7, &wr(SendOp::Send, SendFlags::empty(), Payload::Inline(&data)));
             let entry = read(&ring, at);
             prop_assert_eq!(entry.len(), CELL + InlineSeg::room(data.len()));
             prop_assert_eq!(usize::from(w.blocks), entry.len().div_ceil(64));
@@ -339,7 +396,7 @@ mod tests {
             max_sge in 0..=MAX_SGE, max_inline in 0..=MAX_INLINE, len in any::<prop::sample::Index>(),
             inline in any::<bool>(), kind in 0..4,
         ) {
-            let ring = SharedCells::on_heap(32);
+            let ring = ring(32);
             let remote = RemoteAddr { addr: 8, rkey: Rkey::new(9) };
             let to = UdTo { address: [0; 6], qpn: 1, qkey: 1 };
             let (op, to) = match kind {
@@ -351,7 +408,11 @@ mod tests {
             let list = vec![sge(0, 8, 0); len.index(max_sge as usize + 1)];
             let bytes = vec![1; len.index(max_inline as usize + 1)];
             let payload = if inline { Payload::Inline(&bytes) } else { Payload::Sges(&list) };
-            let w = write(&ring, 0, 7, &wr(op, SendFlags::empty(), payload), to);
+            let request = wr(op, SendFlags::empty(), payload);
+            let w = to.map_or_else(
+                || write(&ring, 0, 7, &request),
+                |to| write_datagram(&ring, 0, 7, &request, to),
+            );
             prop_assert!(u32::from(w.blocks) <= blocks_for(max_sge, max_inline));
         }
     }
