@@ -64,4 +64,4 @@ pub use function::{Function, FunctionOptions, PortKind, UnknownPort};
 #[cfg(fuzzing)]
 pub use fuzzed::served_function;
 pub use served::Served;
-pub use server::{ServeError, Server, Stopper};
+pub use server::{ServeError, Server, ServerOptions, Stopper};

@@ -7,8 +7,7 @@ use std::thread::JoinHandle;
 
 use softhca::SoftHca;
 
-use crate::function::PortKind;
-use crate::server::{ServeError, Server, Stopper};
+use crate::server::{ServeError, Server, ServerOptions, Stopper};
 
 /// A [`Server`] in a thread, with its sockets in a folder of its own: a driver's tests and benches bring their adapter
 /// along. It serves until it is dropped, which waits for the thread, and goes on with its panic if there was one.
@@ -25,14 +24,18 @@ impl Served {
     ///
     /// # Errors
     /// As [`Server::open`]; the system has no threads left, or no place for temporary files.
-    pub fn start(hca: Arc<SoftHca>, functions: usize, port: PortKind) -> Result<Self, ServeError> {
+    pub fn start(
+        hca: Arc<SoftHca>,
+        functions: usize,
+        options: impl Into<ServerOptions>,
+    ) -> Result<Self, ServeError> {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let folder = std::env::temp_dir().join(format!("hca-served-{}-{number}", std::process::id()));
         let system = |doing| move |source| ServeError::System { doing, source };
         std::fs::create_dir_all(&folder).map_err(system("making a folder for sockets"))?;
         let sockets: Vec<PathBuf> = (0..functions).map(|i| folder.join(format!("{i}.sock"))).collect();
-        let mut server = Server::open(hca, &sockets, port).inspect_err(|_| {
+        let mut server = Server::open(hca, &sockets, options).inspect_err(|_| {
             let _ = std::fs::remove_dir(&folder);
         })?;
         let stopper = server.stopper().map_err(system("making an eventfd"))?;

@@ -86,4 +86,4 @@ pub use device::SoftHca;
 pub use options::{Clock, Limits, Options, Progress, UnknownProgress};
 #[cfg(not(loom))]
 #[doc(hidden)]
-pub use patience::Patience;
+pub use patience::{Patience, as_one_look};

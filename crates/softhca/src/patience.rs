@@ -121,6 +121,8 @@ struct Looks {
     not_before_ns: Cell<u64>,
     /// Until then a sleep comes without looks before.
     shy_until_ns: Cell<u64>,
+    /// It is within a look of many.
+    within: Cell<bool>,
 }
 
 thread_local! {
@@ -130,8 +132,27 @@ thread_local! {
             limit: Cell::new(Patience::BUILT_IN.looks),
             not_before_ns: Cell::new(0),
             shy_until_ns: Cell::new(0),
+            within: Cell::new(false),
         }
     };
+}
+
+/// Has all the looks within be one: this thread does not give way between two of them, but behind the last, and only if
+/// all were in vain. `look` returns whether one was not. For who looks at many queues by turns, of which one may be empty
+/// while another one has work.
+pub fn as_one_look(look: impl FnOnce() -> bool) -> bool {
+    struct Within;
+    impl Drop for Within {
+        fn drop(&mut self) {
+            MINE.with(|l| l.within.set(false));
+        }
+    }
+    let within = Within;
+    MINE.with(|l| l.within.set(true));
+    let found_something = look();
+    drop(within);
+    note(found_something);
+    found_something
 }
 
 /// This thread has found something, or done something.
@@ -179,7 +200,9 @@ impl Looks {
     #[cold]
     #[inline(never)]
     fn yield_if_due(&self) {
-        self.give_way(&IN_FORCE, yield_now);
+        if !self.within.get() {
+            self.give_way(&IN_FORCE, yield_now);
+        }
     }
 
     /// The count is full: gives its CPU away by `give`, unless it holds on for now.
@@ -241,6 +264,7 @@ mod tests {
             limit: Cell::new(LOOKS),
             not_before_ns: Cell::new(0),
             shy_until_ns: Cell::new(0),
+            within: Cell::new(false),
         }
     }
 
@@ -250,6 +274,28 @@ mod tests {
         let looks = fresh();
         looks.judge(&InForce::new(figures), lost, now);
         (looks.limit.get(), looks.not_before_ns.get(), looks.shy_until_ns.get())
+    }
+
+    #[test]
+    fn many_looks_that_are_one_give_way_behind_the_last() {
+        let counted = || MINE.with(|l| l.in_vain.get());
+        std::thread::spawn(move || {
+            as_one_look(|| {
+                (0..3 * LOOKS).for_each(|_| in_vain());
+                assert_eq!(counted(), 3 * LOOKS, "a yield begins the count again");
+                false
+            });
+            assert_eq!(counted(), 0, "it has yielded");
+            (0..LOOKS - 1).for_each(|_| in_vain());
+            assert!(as_one_look(|| true));
+            assert_eq!(counted(), 0, "something was found");
+            let panicked = std::panic::catch_unwind(|| as_one_look(|| panic!("within")));
+            assert!(panicked.is_err());
+            (0..LOOKS).for_each(|_| in_vain());
+            assert_eq!(counted(), 0, "it yields again");
+        })
+        .join()
+        .unwrap();
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 use hca_core::{Access, Device, Lkey, MrHandle, MrInit, PdHandle, Sge};
 use softhca::SoftHca;
 
-use super::{Objects, gone, mkey};
+use super::{Numbered, Objects, gone, mkey};
 use crate::guest::{Guest, Window};
 
 /// Regions that stand for ranges, in all. A range that is beyond is not reached.
@@ -42,7 +42,7 @@ struct Range {
 /// The keys of the bus's addresses, and the regions behind them.
 #[derive(Debug, Default)]
 pub(crate) struct Buses {
-    keys: HashMap<u32, BusKey>,
+    keys: Numbered<BusKey>,
     banks: HashMap<Bank, BTreeMap<u64, Range>>,
     pub(crate) ranges: usize,
 }

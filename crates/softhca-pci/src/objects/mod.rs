@@ -17,14 +17,15 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use hca_core::{
-    AddressVector, AhHandle, AsyncEvent, CqHandle, CqPort, Device, DeviceError, PdHandle, QpAttr, QpHandle,
-    QpState, SrqHandle,
+    AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, CqPort, Device, DeviceError, PdHandle, QpAttr,
+    QpHandle, QpState, SrqHandle,
 };
 use hca_prm::{CmdStatus, CqErrorSyndrome, EventType};
 use softhca::SoftHca;
 
 use crate::function::Function;
 use crate::guest::{Fault, NoWindow};
+use crate::path::BATCH;
 
 /// Entries of the queue into which all queue pairs of a function complete. It is emptied in each look; if it overflows
 /// nevertheless, all queue pairs of the function are in error.
@@ -73,6 +74,8 @@ pub(crate) enum Raised {
 pub(crate) struct Completions {
     pub(crate) handle: CqHandle,
     pub(crate) port: Box<dyn CqPort>,
+    /// Those that were taken last.
+    pub(crate) batch: Box<[Completion]>,
 }
 
 /// Address handles by what they stand for; a datagram carries its address in each request.
@@ -82,6 +85,9 @@ pub(crate) struct Addresses {
     /// Datagrams that the adapter has not completed.
     pub(crate) in_flight: u32,
 }
+
+/// Objects by numbers, which are given out here: nobody chooses them to collide.
+pub(crate) type Numbered<T> = rustc_hash::FxHashMap<u32, T>;
 
 /// An address vector as a key.
 pub(crate) type AddressKey = ([u8; 16], u32, u8, u8);
@@ -97,18 +103,18 @@ pub(crate) struct Objects {
     pub(crate) completions: Option<Completions>,
     /// Entries of that.
     pub(crate) completion_entries: u32,
-    pub(crate) mkeys: HashMap<u32, mkey::Mkey>,
+    pub(crate) mkeys: Numbered<mkey::Mkey>,
     /// Keys of the bus's own addresses.
     pub(crate) buses: bus::Buses,
     /// Where keys belong that nobody may use.
     pub(crate) nobody: Option<PdHandle>,
     /// Where queue pairs belong whose driver names no protection domain.
     pub(crate) unnamed: Option<PdHandle>,
-    pub(crate) cqs: HashMap<u32, cq::Cq>,
-    pub(crate) qps: HashMap<u32, qp::Qp>,
-    pub(crate) srqs: HashMap<u32, srq::Srq>,
+    pub(crate) cqs: Numbered<cq::Cq>,
+    pub(crate) qps: Numbered<qp::Qp>,
+    pub(crate) srqs: Numbered<srq::Srq>,
     /// Queue pairs by the adapter's index.
-    pub(crate) by_index: HashMap<u32, u32>,
+    pub(crate) by_index: Numbered<u32>,
     pub(crate) addresses: Addresses,
     pub(crate) raised: VecDeque<Raised>,
     /// Completion queues that lost a completion, and whose queue pairs are still to be put in error.
@@ -137,14 +143,14 @@ impl Objects {
             hca,
             completions: None,
             completion_entries: COMPLETIONS,
-            mkeys: HashMap::new(),
+            mkeys: Numbered::default(),
             buses: bus::Buses::default(),
             nobody: None,
             unnamed: None,
-            cqs: HashMap::new(),
-            qps: HashMap::new(),
-            srqs: HashMap::new(),
-            by_index: HashMap::new(),
+            cqs: Numbered::default(),
+            qps: Numbered::default(),
+            srqs: Numbered::default(),
+            by_index: Numbered::default(),
             addresses: Addresses::default(),
             raised: VecDeque::new(),
             failed_cqs: Vec::new(),
@@ -160,7 +166,8 @@ impl Objects {
             return Ok(c.handle);
         }
         let (handle, port) = self.hca.create_cq(self.completion_entries).map_err(status)?;
-        self.completions = Some(Completions { handle, port });
+        let batch = vec![Completion::default(); BATCH].into();
+        self.completions = Some(Completions { handle, port, batch });
         Ok(handle)
     }
 

@@ -1,6 +1,6 @@
 //! Completions: from the adapter's one queue into the client's entries, with events for those that are armed.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use hca_core::wire::Grh;
 use hca_core::{Completion, QpHandle, QpType, RecvExtra, WcOpcode, WcStatus};
@@ -14,12 +14,12 @@ use crate::objects::cq::{Cq, Written};
 use crate::objects::mkey::Mkey;
 use crate::objects::qp::{Qp, Service};
 use crate::objects::srq::Srq;
-use crate::objects::{Objects, Raised};
+use crate::objects::{Numbered, Objects, Raised};
 use crate::path::grh;
 use crate::path::send::{self, SendId};
 
 /// Completions that are taken at one time, and how often in one look.
-const BATCH: usize = 64;
+pub(crate) const BATCH: usize = 64;
 const BATCHES: usize = 8;
 /// How often the adapter is asked before what it has completed counts as taken.
 const ROUNDS: usize = 4096;
@@ -27,10 +27,10 @@ const ROUNDS: usize = 4096;
 /// What is written to when a request has ended.
 pub(crate) struct Shown<'a> {
     pub(crate) hca: &'a SoftHca,
-    pub(crate) cqs: &'a mut HashMap<u32, Cq>,
+    pub(crate) cqs: &'a mut Numbered<Cq>,
     pub(crate) raised: &'a mut VecDeque<Raised>,
     pub(crate) failed_cqs: &'a mut Vec<u32>,
-    pub(crate) by_index: &'a HashMap<u32, u32>,
+    pub(crate) by_index: &'a Numbered<u32>,
 }
 
 impl Shown<'_> {
@@ -113,8 +113,8 @@ fn name_sender(
     number: u32,
     c: &Completion,
     directory: &Directory,
-    srqs: &HashMap<u32, Srq>,
-    keys: (&HashMap<u32, Mkey>, &Buses),
+    srqs: &Numbered<Srq>,
+    keys: (&Numbered<Mkey>, &Buses),
 ) {
     if let (Some(from), Some(to)) = (directory.gid_of_qp(c.src_qp.raw()), directory.gid_of_qp(number)) {
         let header = grh::header(from, to, c.byte_len.saturating_sub(Grh::BYTES as u32));
@@ -178,10 +178,9 @@ impl Objects {
         let Self { completions, qps, cqs, raised, failed_cqs, by_index, hca, addresses, buses, .. } = self;
         let (srqs, mkeys) = (&self.srqs, &self.mkeys);
         let Some(port) = completions else { return 0 };
-        let mut batch = [Completion::default(); BATCH];
-        let n = port.port.poll(&mut batch);
+        let n = port.port.poll(&mut port.batch);
         let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
-        for c in &batch[..n] {
+        for c in &port.batch[..n] {
             let number = shown.number(c.qp);
             let Some(qp) = qps.get_mut(&number).filter(|qp| qp.handle == c.qp) else { continue };
             if c.opcode.is_recv() {

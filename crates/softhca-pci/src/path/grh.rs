@@ -4,13 +4,13 @@
 //! here has sent it. Functions know each other by addresses of their own, so the header is written anew with these: a
 //! driver that answers whoever has sent the datagram takes the address from there.
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 
 use hca_core::Gid;
 use hca_core::wire::{Grh, Ipv4Header};
 
 use super::recv::List;
+use crate::objects::Numbered;
 use crate::objects::bus::Buses;
 use crate::objects::mkey::Mkey;
 use crate::objects::qp::Qp;
@@ -42,8 +42,8 @@ pub(super) fn header(from: Gid, to: Gid, len: u32) -> [u8; Grh::BYTES] {
 /// the adapter has written there, so it is the client who has changed its list or its key since.
 pub(super) fn write(
     qp: &Qp,
-    srqs: &HashMap<u32, Srq>,
-    (mkeys, buses): (&HashMap<u32, Mkey>, &Buses),
+    srqs: &Numbered<Srq>,
+    (mkeys, buses): (&Numbered<Mkey>, &Buses),
     counter: u16,
     mut bytes: &[u8],
 ) {

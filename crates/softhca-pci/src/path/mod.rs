@@ -31,6 +31,7 @@ mod tests_garbage;
 #[cfg(test)]
 mod tests_shared;
 
+pub(crate) use complete::BATCH;
 use hca_core::AsyncEvent;
 use hca_prm::{CompEvent, CqError, Eqe, EventType, QpEvent};
 

@@ -1,7 +1,7 @@
 //! Receive requests.
 #![allow(unsafe_code)] // `RecvPort::post`, with its argument
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use hca_core::{Lkey, PostErrorKind, QpState, RecvPort, RecvWr, Sge};
 use hca_prm::{CqeSyndrome, DataSeg, EventType, SrqNextSeg};
@@ -10,7 +10,7 @@ use crate::guest::{Guest, Window};
 use crate::objects::bus::Names;
 use crate::objects::qp::{MAX_SGE, Qp};
 use crate::objects::srq::Srq;
-use crate::objects::{Objects, Raised};
+use crate::objects::{Numbered, Objects, Raised};
 use crate::path::complete::{Shown, error_entry};
 
 /// Bytes of the longest receive request.
@@ -27,14 +27,17 @@ pub(super) struct List {
 }
 
 impl List {
-    /// Reads `bytes` at `at` of a queue; the first `skip` are no places.
+    /// Reads `bytes` at `at` of a queue, which are `skip` that are no places, and places. Returns what it begins with, too.
     fn read(queue: &Window, at: usize, bytes: usize, skip: usize) -> (Self, [u8; SEG]) {
-        let mut raw = [0; MAX_RECV_WQE];
-        let bytes = bytes.min(MAX_RECV_WQE);
-        queue.load(at, &mut raw[..bytes]);
+        let segment = |place: usize| {
+            let mut seg = [0; SEG];
+            queue.load(at + place, &mut seg);
+            seg
+        };
         let mut list = Self { sges: [Sge::default(); MAX_SGE as usize], len: 0 };
-        for seg in raw[skip..bytes].as_chunks::<SEG>().0.iter().take(list.sges.len()) {
-            let seg = DataSeg::from_array(*seg);
+        let head = segment(0);
+        for place in (skip..bytes.min(MAX_RECV_WQE)).step_by(SEG).take(list.sges.len()) {
+            let seg = DataSeg::from_array(if place == 0 { head } else { segment(place) });
             if seg.is_terminator() {
                 break;
             }
@@ -45,11 +48,11 @@ impl List {
             };
             list.len += 1;
         }
-        (list, *raw.first_chunk().expect("longer than a segment"))
+        (list, head)
     }
 
     /// That of the request with this counter of a queue pair's own queue, or of the entry with this index of its shared one.
-    pub(super) fn of(qp: &Qp, srqs: &HashMap<u32, Srq>, counter: u16) -> Option<Self> {
+    pub(super) fn of(qp: &Qp, srqs: &Numbered<Srq>, counter: u16) -> Option<Self> {
         let (queue, at, log_size, log_stride, skip) = if let Some(number) = qp.srq {
             let srq = srqs.get(&number)?;
             (&srq.memory.as_ref()?.list, 0, srq.log_size, srq.log_stride, SrqNextSeg::SIZE)

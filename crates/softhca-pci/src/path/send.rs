@@ -51,42 +51,40 @@ impl SendId {
     }
 }
 
-/// A request as it was read.
-struct Wqe {
+/// Where a request is read to, and the places that it lists.
+struct Room {
     bytes: [u8; MAX_WQE],
-    len: usize,
-    ctrl: CtrlSeg,
+    sges: [Sge; MAX_SGE as usize],
 }
 
-impl Wqe {
-    fn read(queue: &Window, sq: &WorkQueue) -> Self {
-        let mut wqe = Self { bytes: [0; MAX_WQE], len: CtrlSeg::SIZE, ctrl: CtrlSeg::new() };
-        wqe.load(queue, sq, 0, CtrlSeg::SIZE);
-        wqe.ctrl = CtrlSeg::from_array(*wqe.bytes.first_chunk().expect("longer than a segment"));
-        let len = wqe.ctrl.get(CtrlSeg::DS) as usize * WQE_DS_UNIT;
-        if len > CtrlSeg::SIZE && len <= 1 << (sq.log_size + sq.log_stride) {
-            // The control segment stays as it was read first.
-            wqe.load(queue, sq, CtrlSeg::SIZE, len);
-            wqe.len = len;
+/// A request as it was read.
+struct Wqe<'a> {
+    ctrl: CtrlSeg,
+    /// What is behind that.
+    rest: &'a [u8],
+}
+
+impl<'a> Wqe<'a> {
+    fn read(queue: &Window, sq: &WorkQueue, bytes: &'a mut [u8; MAX_WQE]) -> Self {
+        load(queue, sq, 0, &mut bytes[..CtrlSeg::SIZE]);
+        let (ctrl, rest) = bytes.split_first_chunk_mut().expect("longer than a segment");
+        let ctrl = CtrlSeg::from_array(*ctrl);
+        let len = ctrl.get(CtrlSeg::DS) as usize * WQE_DS_UNIT;
+        if len <= CtrlSeg::SIZE || len > 1 << (sq.log_size + sq.log_stride) {
+            return Self { ctrl, rest: &[] };
         }
-        wqe
+        // The control segment stays as it was read first.
+        let rest = &mut rest[..len - CtrlSeg::SIZE];
+        load(queue, sq, CtrlSeg::SIZE, rest);
+        Self { ctrl, rest }
     }
 
-    /// Bytes `from .. to` of the request, which goes on at the queue's beginning where that ends.
-    fn load(&mut self, queue: &Window, sq: &WorkQueue, from: usize, to: usize) {
-        let size = 1_usize << (sq.log_size + sq.log_stride);
-        let first = (usize::from(sq.next) << sq.log_stride) & (size - 1);
-        let mut done = from;
-        while done < to {
-            let at = (first + done) & (size - 1);
-            let n = (to - done).min(size - at);
-            queue.load(sq.at + at, &mut self.bytes[done..done + n]);
-            done += n;
-        }
+    fn len(&self) -> usize {
+        CtrlSeg::SIZE + self.rest.len()
     }
 
     fn blocks(&self) -> u16 {
-        self.len.div_ceil(SEND_WQE_BB) as u16
+        self.len().div_ceil(SEND_WQE_BB) as u16
     }
     fn code(&self) -> u8 {
         self.ctrl.get(CtrlSeg::OPCODE) as u8
@@ -101,8 +99,17 @@ impl Wqe {
         flags.set(SendFlags::SOLICITED, self.ctrl.get(CtrlSeg::SE));
         flags
     }
-    fn rest(&self) -> Segments<'_> {
-        Segments(&self.bytes[CtrlSeg::SIZE..self.len])
+}
+
+/// Bytes of the next request from `from` on; it goes on at the queue's beginning where that ends.
+fn load(queue: &Window, sq: &WorkQueue, from: usize, mut into: &mut [u8]) {
+    let size = 1_usize << (sq.log_size + sq.log_stride);
+    let mut at = (usize::from(sq.next) << sq.log_stride) + from;
+    while !into.is_empty() {
+        let (now, later) = into.split_at_mut(into.len().min(size - (at & (size - 1))));
+        queue.load(sq.at + (at & (size - 1)), now);
+        at += now.len();
+        into = later;
     }
 }
 
@@ -123,16 +130,16 @@ impl Segments<'_> {
 
 /// Data of a request.
 struct Data<'a> {
-    sges: [Sge; MAX_SGE as usize],
+    sges: &'a mut [Sge; MAX_SGE as usize],
     count: usize,
     inline: Option<&'a [u8]>,
 }
 
 impl<'a> Data<'a> {
     /// Reads what is left: pointers, or bytes.
-    fn read(mut rest: Segments<'a>) -> Result<Self, CqeSyndrome> {
+    fn read(mut rest: Segments<'a>, sges: &'a mut [Sge; MAX_SGE as usize]) -> Result<Self, CqeSyndrome> {
         let wrong = CqeSyndrome::LocalQpOpErr;
-        let mut data = Self { sges: [Sge::default(); MAX_SGE as usize], count: 0, inline: None };
+        let mut data = Self { sges, count: 0, inline: None };
         while !rest.0.is_empty() {
             let seg = DataSeg::from_array(*rest.0.first_chunk().ok_or(wrong)?);
             if seg.get(DataSeg::INLINE) {
@@ -174,9 +181,13 @@ struct Request<'a> {
 }
 
 /// Understands a request; `None`: nothing is to be done.
-fn understand(wqe: &Wqe, service: Service) -> Result<Option<Request<'_>>, CqeSyndrome> {
+fn understand<'a>(
+    wqe: &Wqe<'a>,
+    service: Service,
+    sges: &'a mut [Sge; MAX_SGE as usize],
+) -> Result<Option<Request<'a>>, CqeSyndrome> {
     let wrong = CqeSyndrome::LocalQpOpErr;
-    let sane = wqe.ctrl.get(CtrlSeg::DS) as usize * WQE_DS_UNIT == wqe.len;
+    let sane = wqe.ctrl.get(CtrlSeg::DS) as usize * WQE_DS_UNIT == wqe.len();
     let opcode = WqeOpcode::from_code(wqe.code().into()).filter(|_| sane).ok_or(wrong)?;
     let qp_type = match service {
         _ if opcode == WqeOpcode::Nop => return Ok(None),
@@ -184,7 +195,7 @@ fn understand(wqe: &Wqe, service: Service) -> Result<Option<Request<'_>>, CqeSyn
         Service::Inert { changes_keys: false } => return Ok(None),
         Service::Inert { changes_keys: true } => return Err(wrong),
     };
-    let mut rest = wqe.rest();
+    let mut rest = Segments(wqe.rest);
     let imm = wqe.ctrl.get(CtrlSeg::IMM);
     let to = match qp_type {
         QpType::Ud => Some(UdAdrsVector::from_array(rest.take()?)),
@@ -211,7 +222,7 @@ fn understand(wqe: &Wqe, service: Service) -> Result<Option<Request<'_>>, CqeSyn
         }
         _ => return Err(wrong),
     };
-    Ok(Some(Request { op, data: Data::read(rest)?, to }))
+    Ok(Some(Request { op, data: Data::read(rest, sges)?, to }))
 }
 
 /// What came of looking for a datagram's destination.
@@ -302,11 +313,11 @@ pub(super) fn take(
     if usize::from(posted.wrapping_sub(sq.next)) > 1 << sq.log_size {
         return shown.ruin(qp, EventType::WqCatasError);
     }
+    let mut room = Room { bytes: [0; MAX_WQE], sges: [Sge::default(); MAX_SGE as usize] };
     let mut posts = false;
     for _ in 0..BUDGET {
         let Some(sq) = qp.sq.filter(|sq| sq.next != posted) else { break };
-        let left = posted.wrapping_sub(sq.next);
-        match take_one(qp, &sq, left, addresses, directory, names, shown) {
+        match take_one(qp, &sq, &mut room, addresses, directory, names, shown) {
             Ok(Step::Taken) => posts |= qp.held > 0,
             Ok(Step::Waits) => break,
             Err(()) => return shown.ruin(qp, EventType::WqCatasError),
@@ -322,7 +333,7 @@ pub(super) fn take(
 fn take_one(
     qp: &mut Qp,
     sq: &WorkQueue,
-    left: u16,
+    room: &mut Room,
     addresses: &mut Addresses,
     directory: &Directory,
     names: &mut Names<'_>,
@@ -332,8 +343,9 @@ fn take_one(
         return Ok(pass_barrier(qp, barrier, shown));
     }
     let Some(queue) = qp.memory.as_ref().and_then(|m| m.queues.as_ref()) else { return Ok(Step::Waits) };
-    let wqe = Wqe::read(queue, sq);
+    let wqe = Wqe::read(queue, sq, &mut room.bytes);
     // An entry that claims to be longer than what was announced ends there.
+    let left = qp.announced.wrapping_sub(sq.next);
     let blocks = wqe.blocks().clamp(1, left);
     let (counter, opcode) = (sq.next, wqe.code());
     let stop = |wrong, qp: &mut Qp| {
@@ -349,7 +361,7 @@ fn take_one(
     if wqe.blocks() > left {
         return stop(Some(CqeSyndrome::LocalQpOpErr), qp);
     }
-    let Request { op, mut data, to } = match understand(&wqe, qp.service) {
+    let Request { op, mut data, to } = match understand(&wqe, qp.service, &mut room.sges) {
         Ok(Some(request)) => request,
         Ok(None) => return stop(None, qp),
         Err(wrong) => return stop(Some(wrong), qp),
@@ -365,7 +377,7 @@ fn take_one(
         Some(Found::Nowhere) => return stop(None, qp),
         Some(Found::Later) => return Ok(Step::Waits),
     };
-    names.translate(qp.pd, &mut data.sges, &mut data.count);
+    names.translate(qp.pd, data.sges, &mut data.count);
     let wr_id = SendId { counter, opcode, signaled: wqe.signaled() }.pack();
     let wr = SendWr { wr_id, op, flags: wqe.flags(), payload: data.payload(), dest };
     // SAFETY: the memory is the client's, which is another process or reaches it by copies, as keys were made for.
