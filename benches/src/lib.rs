@@ -10,6 +10,7 @@
 //! | small messages between raw queue pairs | [`raw`] |
 //! | ours in two processes, timed in batches | [`duo`], [`batches`] |
 //! | idle adapters: wake-ups, memory; idle peers; peers that take turns | [`idle`], [`crowd`], [`turns`] |
+//! | an adapter served as ConnectX functions; the same engine within one process | [`served`], [`embedded`] |
 //! | messages for the Portals matching engine | [`matching`] |
 //! | two Portals nodes, for what is counted and timed part by part; a clock for that | [`portals`], [`ticks`] |
 //! | processes that share CPUs: latency, rate and CPU time of every kind of wait | [`placed`], `cargo run --release --bin placement` |
@@ -27,6 +28,7 @@ mod child;
 pub mod cost;
 pub mod crowd;
 pub mod duo;
+pub mod embedded;
 pub mod floor;
 pub mod foreign;
 pub mod idle;

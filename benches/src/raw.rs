@@ -53,6 +53,7 @@ impl RawEnd {
             mtu: port.active_mtu,
             rd_atomic: 1,
             gid: port.gid,
+            lid: port.lid,
         };
         Ok(Self { qp, srq, cq, memory, endpoint, device })
     }

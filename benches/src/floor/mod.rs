@@ -3,6 +3,8 @@
 //! Each floor runs in two processes, bound to a CPU each, as the measured programs do.
 
 pub mod cache;
+mod hand_over;
+pub mod pages;
 mod raw;
 mod shared;
 mod tcp;
@@ -47,12 +49,14 @@ pub enum Floor {
     RawGoodput,
     /// Frames of 64 bytes by the same two.
     RawRate,
+    /// 8 bytes there and back between two processes, each with an engine in a thread on its CPU, all of which yield.
+    HandOver,
     /// What two processes do on cache lines that they share.
     Cache(cache::Kind),
 }
 
 impl Floor {
-    const PLAIN: [Self; 8] = [
+    const PLAIN: [Self; 9] = [
         Self::UdpPingPong,
         Self::UdpGoodput,
         Self::UdpRate,
@@ -61,6 +65,7 @@ impl Floor {
         Self::XdpPingPong,
         Self::RawGoodput,
         Self::RawRate,
+        Self::HandOver,
     ];
 
     fn named(name: &str) -> Option<Self> {
@@ -78,6 +83,7 @@ impl Floor {
             Self::XdpPingPong => "xdp-ping-pong",
             Self::RawGoodput => "raw-goodput",
             Self::RawRate => "raw-rate",
+            Self::HandOver => "hand-over",
             Self::Cache(kind) => kind.name(),
         }
     }
@@ -87,7 +93,7 @@ impl Floor {
         match self {
             Self::UdpGoodput | Self::RawGoodput => 4096,
             Self::UdpRate => 24,
-            Self::UdpPingPong => 8,
+            Self::UdpPingPong | Self::HandOver => 8,
             Self::TcpStream => 1 << 20,
             Self::RawPingPong | Self::XdpPingPong | Self::RawRate => 64,
             Self::Cache(kind) => kind.bytes(),
@@ -128,6 +134,7 @@ pub fn run_across(
     hca::probe::pin(near)?;
     let shared = match floor {
         Floor::Cache(_) => Shared::with_lines(cache::LINES)?,
+        Floor::HandOver => Shared::with_lines(hand_over::LINES)?,
         _ => Shared::new()?,
     };
     let mut child = Far::spawn(floor, far, &shared, netns)?;
@@ -138,6 +145,7 @@ pub fn run_across(
         Floor::RawPingPong => raw::ping::<raw::Packets>(floor.segment(), &shared, &mut child, time),
         Floor::XdpPingPong => raw::ping::<xdp::Xsk>(floor.segment(), &shared, &mut child, time),
         Floor::RawGoodput | Floor::RawRate => raw::stream(floor.segment(), &shared, &mut child, time),
+        Floor::HandOver => hand_over::near(&shared, &mut child, time),
         Floor::Cache(kind) => cache::near(kind, &shared, &mut child, time),
     };
     shared.stop.store(1);
@@ -171,6 +179,7 @@ pub fn far_side_if_asked() {
         Floor::RawPingPong => raw::pong::<raw::Packets>(floor.segment(), &shared),
         Floor::XdpPingPong => raw::pong::<xdp::Xsk>(floor.segment(), &shared),
         Floor::RawGoodput | Floor::RawRate => raw::sink(floor.segment(), &shared),
+        Floor::HandOver => hand_over::far(&shared),
         Floor::Cache(kind) => cache::far(kind, &shared),
     };
     std::process::exit(i32::from(done.is_err()));

@@ -2,7 +2,7 @@
 //! minute, from interleaved pairs of one placement of the CPUs.
 //!
 //! ```text
-//! cargo run --release -p hca-benches --bin ratios -- [--fabric udp|shm|portals|matching] [--plot FILE.svg] [--json] [--only NAME,..] [--device URL] [--time SECONDS]
+//! cargo run --release -p hca-benches --bin ratios -- [--fabric udp|shm|portals|matching|vfio-user] [--plot FILE.svg] [--json] [--only NAME,..] [--device URL] [--time SECONDS]
 //! ```
 
 mod matching;
@@ -11,6 +11,7 @@ mod namespaces;
 mod network;
 mod portals;
 mod shm;
+mod vfio_user;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,13 +26,14 @@ use hca_benches::args::seconds;
 use hca_benches::floor::{self, Figures, Floor};
 use hca_benches::plot::{Bar, plot};
 use hca_benches::ratio::{Better, Ratio, Sample, Target, WANTED_PAIRS, interleave, plain, verdict};
-use hca_benches::{crowd, duo, idle, turns};
+use hca_benches::{crowd, duo, idle, served, turns};
 
 const EXAMPLES: &str = "\
 Examples:
   ratios                                          packets over UDP, and over raw Ethernet
   ratios --fabric portals                         Portals beside the verbs, and beside published figures
   ratios --fabric matching                        what Portals matching costs beside its memory
+  ratios --fabric vfio-user                       the ConnectX driver on functions that are served
   ratios --fabric shm --plot ratios-shm.svg       shared memory, and a drawing
   ratios --fabric shm --only 'send 8 B one way'   one row
   ratios --fabric shm --only turns,idle           peers that take turns, peers that say nothing
@@ -80,13 +82,17 @@ enum Fabric {
     Portals,
     /// None: the Portals matching engine alone.
     Matching,
+    /// Functions of an adapter that another process serves, and the ConnectX driver on them.
+    VfioUser,
 }
 
 impl Fabric {
     fn device(self) -> DeviceUrl {
         match self {
-            // The engine needs none, and no process beside its own.
-            Self::Udp | Self::Portals | Self::Matching => "udp://".parse().expect("it is a device's name"),
+            // The engine needs none, and no process beside its own. Functions are served for each row.
+            Self::Udp | Self::Portals | Self::Matching | Self::VfioUser => {
+                "udp://".parse().expect("it is a device's name")
+            }
             // A domain of its own, so that nobody else is in it.
             Self::Shm => {
                 format!("shm://ratios-{}", std::process::id()).parse().expect("it is a device's name")
@@ -100,6 +106,7 @@ impl Fabric {
             Self::Shm => &shm::ROWS,
             Self::Portals => &portals::ROWS,
             Self::Matching => &matching::ROWS,
+            Self::VfioUser => &vfio_user::ROWS,
         }
     }
 }
@@ -183,6 +190,7 @@ fn main() -> ExitCode {
     duo::child_if_asked();
     crowd::child_if_asked();
     turns::child_if_asked();
+    served::child_if_asked();
     let args = Args::parse();
     match all(&args) {
         Ok(true) => ExitCode::SUCCESS,
