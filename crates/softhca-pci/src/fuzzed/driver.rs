@@ -465,7 +465,11 @@ impl Driver {
             .with(Mkc::START_ADDR, addr)
             .with(Mkc::LEN, len)
             .with(Mkc::LOG_PAGE_SIZE, 12);
-        context.set_access_mode(if rights == 0xff { AccessMode::Pa } else { AccessMode::Mtt });
+        // One of the bus's own addresses, of all of them.
+        let bus = tag & 0xf == 0xf;
+        context.set(Mkc::LENGTH64, bus);
+        context.set_access_mode(if bus { AccessMode::Pa } else { AccessMode::Mtt });
+        let addr = if bus { bank + within * PAGE } else { addr };
         let command = CreateMkeyIn::new()
             .with(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY, context)
             .with(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE, count.div_ceil(2) as u32);
