@@ -616,6 +616,21 @@ mod tests {
     }
 
     #[test]
+    fn the_upper_half_of_all_addresses_goes_though_no_number_is_its_end() {
+        const HALF: u64 = 1 << 63;
+        let (mut guest, file) = guest();
+        for iova in [HALF, u64::MAX - 4095 - PAGE] {
+            guest.map(iova, PAGE, (true, true), Some((file.try_clone().unwrap().into(), 0))).unwrap();
+            let window = guest.window(&[(iova, PAGE)], true).unwrap();
+            assert!(window.touches(HALF, HALF) && window.touches(0, u64::MAX) && !window.touches(0, HALF));
+        }
+        assert_eq!(guest.map(HALF, HALF - PAGE, (true, true), None), Err(Errno::EXIST));
+        assert_eq!(guest.unmap(HALF, HALF), Ok(()));
+        assert!(guest.read(HALF, &mut [0]).is_err() && guest.read(u64::MAX - 4095 - PAGE, &mut [0]).is_err());
+        assert!(guest.read(0x40_000, &mut [0]).is_ok(), "the lower half stays");
+    }
+
+    #[test]
     fn a_window_tells_which_addresses_it_shows() {
         let (guest, _file) = guest();
         let window = guest.window(&[(0x40_000, 0x1000), (0x10_000, 0x800)], true).unwrap();

@@ -550,7 +550,7 @@ impl Driver {
         let [which, page, len] = input.bytes();
         let key = chosen(&self.keys, which & 15);
         let tag = if which & 0xf0 == 0xf0 { key.key ^ u32::from(page) } else { key.key };
-        (tag, key.addr + u64::from(page) * 512, u32::from(len) << (which >> 4 & 7))
+        (tag, key.addr.wrapping_add(u64::from(page) * 512), u32::from(len) << (which >> 4 & 7))
     }
 
     /// Posts a request, announces it, and rings.

@@ -537,6 +537,18 @@ impl Wqe {
         self.rest.extend(to.as_bytes());
         self
     }
+    /// A datagram between Ethernet ports, as their drivers address it: by MAC and GID, with a UDP port where a LID would be.
+    pub(crate) fn ethernet_datagram(mut self, gid: Gid, port: u32, qpn: u32, qkey: u32) -> Self {
+        let mut to = UdAdrsVector::new()
+            .with(UdAdrsVector::Q_KEY, qkey)
+            .with(UdAdrsVector::EXT, true)
+            .with(UdAdrsVector::DESTINATION_QP_DCT, qpn)
+            .with(UdAdrsVector::RLID_UDP_SPORT, port)
+            .with(UdAdrsVector::RGID_RIP, gid.0);
+        to.set_rmac([2, 0, 0, 0, 0, 1]);
+        self.rest.extend(to.as_bytes());
+        self
+    }
     pub(crate) fn atomic(mut self, swap_add: u64, compare: u64) -> Self {
         let seg = AtomicSeg::new().with(AtomicSeg::SWAP_ADD, swap_add).with(AtomicSeg::COMPARE, compare);
         self.rest.extend(seg.as_bytes());

@@ -163,6 +163,20 @@ fn a_datagram_finds_its_queue_pair_by_gid_and_tells_where_it_comes_from() {
 }
 
 #[test]
+fn between_ethernet_ports_a_datagram_goes_by_its_gid_though_no_bit_says_so() {
+    let mut p = datagrams();
+    let (gid, b) = (p.server.gid(), p.b.qp.qpn);
+    // Neither port is a LID that anybody has.
+    for (port, text) in [(0xc000, b"first"), (0xffff, b"other")] {
+        p.b.recv(0, 40 + 64);
+        p.a.post(&Wqe::new(WqeOpcode::Send).ethernet_datagram(gid, port, b, 0x1111).inline(text));
+        assert_eq!(opcode(&p.sent()), CqeOpcode::Req);
+        assert_eq!(p.received().get(Cqe64::BYTE_CNT), 45);
+        assert_eq!(p.b.bytes(40, 5), text);
+    }
+}
+
+#[test]
 fn functions_reach_each_other_by_the_addresses_that_the_directory_has_for_them() {
     let mut p = datagrams();
     let [first, own] = [8, 9].map(|last| Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]));
