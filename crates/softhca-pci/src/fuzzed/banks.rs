@@ -14,13 +14,14 @@ use crate::path::bed::sealed;
 /// Banks, and bytes of each.
 pub(super) const BANKS: usize = 6;
 pub(super) const BANK: u64 = 16 * PAGE;
-/// Where each lies for the function: two next to each other, the last one at the end of all addresses.
+/// Where each lies for the function: the first two next to each other, the fourth and fifth too, the last one at the end of all
+/// addresses.
 const AT: [u64; BANKS] = [
     0x1_0000_0000,
     0x1_0000_0000 + BANK,
     0x2_0000_0000,
     0x3_0000_0000,
-    0x4_0000_0000,
+    0x3_0000_0000 + BANK,
     u64::MAX - (PAGE - 1) - BANK,
 ];
 /// What stands in memory that the function was not lent. A word of the input is never compared with it as it is.

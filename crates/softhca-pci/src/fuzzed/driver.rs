@@ -550,7 +550,9 @@ impl Driver {
         let [which, page, len] = input.bytes();
         let key = chosen(&self.keys, which & 15);
         let tag = if which & 0xf0 == 0xf0 { key.key ^ u32::from(page) } else { key.key };
-        (tag, key.addr.wrapping_add(u64::from(page) * 512), u32::from(len) << (which >> 4 & 7))
+        // Some lie over a border.
+        let at = (u64::from(page / 2) * 1024).wrapping_sub(u64::from(page & 1) * 20);
+        (tag, key.addr.wrapping_add(at), u32::from(len) << (which >> 4 & 7))
     }
 
     /// Posts a request, announces it, and rings.
