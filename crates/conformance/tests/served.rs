@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hca_core::{Access, AddressVector, Device, DeviceError, Gid, Lid, MrInit, Qkey};
 use hca_fabric::LoopbackNet;
 use hca_mlx5::{Mlx5, Options};
-use hca_verbs::{Buf, Completions, ConnectOptions, Context, Rc, SendRequest, Uc, Ud};
+use hca_verbs::{Buf, Completions, ConnectOptions, Context, Inline, Rc, SendRequest, Uc, Ud};
 use hca_vfio::{PciFunction, UserOptions};
 use softhca::{Progress, SoftHca};
 use softhca_pci::{PortKind, Served};
@@ -60,6 +60,33 @@ fn regions_of_all_sizes_come_and_go_on_a_served_function() {
         }
     }
     device.dealloc_pd(pd).unwrap();
+}
+
+/// Four of four queue pairs' doorbell registers on one page, of which three are given to one each.
+#[test]
+fn requests_that_go_to_the_doorbell_page_whole_arrive() {
+    let served = serve(2, PortKind::InfiniBand);
+    let mut options = Options::default();
+    (options.blueflame, options.uars) = (true, 1);
+    let [a, b] = [0, 1].map(|i| Context::new(Mlx5::open(function(&served, i), options.clone()).unwrap()));
+    let [pa, pb] = [&a, &b].map(|c| c.alloc_pd().unwrap());
+    // As often as registers would be used up, if they did not come back.
+    for round in 0..3 {
+        let [ca, mut cb] = [&a, &b].map(|c| c.create_cq(1024).unwrap());
+        let pairs = [(); 4].map(|()| {
+            let (qa, mut qb) = (pa.qp::<Rc>(&ca).build().unwrap(), pb.qp::<Rc>(&cb).build().unwrap());
+            qa.connect(&qb.endpoint(), &ConnectOptions::default()).unwrap();
+            qb.connect(&qa.endpoint(), &ConnectOptions::default()).unwrap();
+            qb.post_recv(pb.alloc(8).unwrap()).unwrap();
+            (qa, qb)
+        });
+        let (mut senders, _receivers): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        for (i, qa) in senders.iter_mut().enumerate() {
+            let bytes = [round, i as u8, 3, 4, 5, 6, 7, 8];
+            qa.post_send(SendRequest::send(Inline(&bytes))).unwrap();
+            assert_eq!(receive(&mut cb)[..], bytes);
+        }
+    }
 }
 
 /// Polls for a received message, for ten seconds at most.

@@ -33,7 +33,7 @@ use crate::qp::Qps;
 use crate::registers::Registers;
 use crate::serve::Eqs;
 use crate::srq::Srqs;
-use crate::uar::Uars;
+use crate::uar::{Doorbells, Uars};
 
 /// Who makes these adapters.
 const VENDOR: u16 = 0x15b3;
@@ -132,7 +132,7 @@ impl Core {
 
         let caps = boot(&cmd, &pages, &name)?;
         let interrupts = interrupts(function, options)?;
-        let uars = Uars::open(&cmd, &bar, &name, (options.uars, caps.log_bf_reg_size), function.waker())?;
+        let uars = Uars::open(&cmd, &bar, &name, Doorbells::of(options, &caps), function.waker())?;
         let eqs = Eqs::open(&cmd, &arena, uars.events(), &caps, interrupts.len() as u32)
             .map_err(|e| e.open(&name))?;
         let port = Port::open(&cmd, &caps, options, &name)?;

@@ -29,6 +29,11 @@ pub struct Options {
     pub interrupts: bool,
     /// Doorbell pages for queues.
     pub uars: u32,
+    /// Whether a request that is posted by itself, and is not longer than 64 bytes, is written to the doorbell page as a whole
+    /// (BlueFlame), by queue pairs that have found a doorbell register of their own: three for each page. It spares an
+    /// adapter in silicon a read of the queue where such stores leave the processor as one. vfio maps doorbell pages so
+    /// that they do not, and then eight of them cost more than the read does; so this is for measuring that.
+    pub blueflame: bool,
     /// Whether memory is taken from huge pages of the system where it has some.
     pub huge_pages: bool,
 }
@@ -45,6 +50,7 @@ impl Default for Options {
             health_interval: Duration::from_secs(1),
             interrupts: true,
             uars: 4,
+            blueflame: false,
             huge_pages: false,
         }
     }

@@ -178,7 +178,7 @@ impl Qps {
         let srq = init.srq.map(|s| hca.srqs.acquire(s, pdn)).transpose()?;
         let sizes = Sizes::of(&init.cap, srq.is_some());
         let memory = QueueMemory::alloc(hca, sizes.recv_cells() + sizes.send_cells())?;
-        let uar = hca.uars.for_queue();
+        let uar = hca.uars.for_queue_pair();
         let mut fixed = Fixed {
             qpn: 0,
             qp_type: init.qp_type,

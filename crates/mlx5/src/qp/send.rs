@@ -19,6 +19,10 @@ use crate::uar::Uar;
 pub(crate) trait Bell: Send {
     /// Rings a send queue's doorbell, one of two that take turns, behind all stores before it.
     fn ring(&self, turn: bool, first: u64);
+    /// Whether [`ring_whole`](Self::ring_whole) is of use.
+    fn has_flames(&self) -> bool;
+    /// Rings by all of an entry, which is no longer than this.
+    fn ring_whole(&self, turn: bool, entry: &[u8; 64]);
     /// Arms a completion queue, likewise.
     fn arm(&self, what: u64);
     /// Has who serves the adapter look at what memory says, where it might sleep.
@@ -29,6 +33,12 @@ impl Bell for Uar {
     #[inline(always)]
     fn ring(&self, turn: bool, first: u64) {
         Uar::ring(self, turn, first.to_be_bytes());
+    }
+    fn has_flames(&self) -> bool {
+        Uar::has_flames(self)
+    }
+    fn ring_whole(&self, turn: bool, entry: &[u8; 64]) {
+        Uar::ring_whole(self, turn, entry);
     }
     fn arm(&self, what: u64) {
         Uar::arm(self, what.to_be_bytes());
@@ -69,6 +79,8 @@ pub(crate) struct SendQueue<B> {
     told: u16,
     /// Which of the two doorbells is next.
     turn: bool,
+    /// Short requests go to the doorbell page whole.
+    flames: bool,
     /// The first 8 bytes of the last entry that was not told by itself.
     first: u64,
     /// Of which the queue pair's protection domain is the first.
@@ -88,7 +100,6 @@ impl<B: Bell> SendQueue<B> {
     ) -> Self {
         Self {
             ring: Ring::new(ring),
-            bell,
             record: qp.record(Counter::Send),
             // No more inline bytes than a message may have, so that those need no second look.
             limits: SendLimits { max_inline: limits.max_inline.min(limits.max_message as u32), ..limits },
@@ -99,6 +110,8 @@ impl<B: Bell> SendQueue<B> {
             next: 0,
             told: 0,
             turn: false,
+            flames: bell.has_flames(),
+            bell,
             first: 0,
             ahs,
             pd,
@@ -221,6 +234,24 @@ impl<B: Bell> SendQueue<B> {
         self.bell.ring(self.turn, first);
         self.turn = !self.turn;
     }
+    /// The same of a request that was posted by itself, where those that are short enough go to the doorbell page whole.
+    #[cold]
+    fn tell_one(&mut self, first: u64) {
+        let at = self.told;
+        if self.next != at.wrapping_add(1) {
+            return self.tell(first);
+        }
+        self.told = self.next;
+        dma_wmb();
+        self.record.store(u32::from(self.next).to_be(), Ordering::Relaxed);
+        let words = self.ring.block(at.into()).as_flattened();
+        let mut entry = [0; 64];
+        for (word, bytes) in words.iter().zip(entry.as_chunks_mut::<8>().0) {
+            *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
+        self.bell.ring_whole(self.turn, &entry);
+        self.turn = !self.turn;
+    }
 }
 
 /// The operation of a note.
@@ -269,7 +300,11 @@ impl<B: Bell> SendPort for SendQueue<B> {
     #[inline]
     unsafe fn post_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         let first = self.push(wr)?;
-        self.tell(first);
+        if self.flames {
+            self.tell_one(first);
+        } else {
+            self.tell(first);
+        }
         Ok(())
     }
 }

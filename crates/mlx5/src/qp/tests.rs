@@ -31,21 +31,32 @@ use crate::srq::{SrqCore, SrqQueue};
 
 /// A doorbell page that keeps what was written to it.
 #[derive(Clone, Default)]
-struct Page(Arc<Mutex<Vec<(usize, u64)>>>);
+struct Page {
+    heard: Arc<Mutex<Vec<(usize, u64)>>>,
+    whole: Arc<Mutex<Vec<[u8; 64]>>>,
+    flames: bool,
+}
 
 impl Bell for Page {
     fn ring(&self, turn: bool, value: u64) {
-        self.0.lock().unwrap().push((bf_buffer(0, turn.into(), 0x100), value));
+        self.heard.lock().unwrap().push((bf_buffer(0, turn.into(), 0x100), value));
+    }
+    fn has_flames(&self) -> bool {
+        self.flames
+    }
+    fn ring_whole(&self, turn: bool, entry: &[u8; 64]) {
+        self.whole.lock().unwrap().push(*entry);
+        self.ring(turn, u64::from_be_bytes(*entry.first_chunk().unwrap()));
     }
     fn arm(&self, value: u64) {
-        self.0.lock().unwrap().push((CQ_DOORBELL, value));
+        self.heard.lock().unwrap().push((CQ_DOORBELL, value));
     }
     fn nudge(&self) {}
 }
 
 impl Page {
     fn heard(&self) -> Vec<(usize, u64)> {
-        core::mem::take(&mut self.0.lock().unwrap())
+        core::mem::take(&mut self.heard.lock().unwrap())
     }
 }
 
@@ -76,6 +87,9 @@ const DEPTH: u32 = 8;
 const MAX_SGE: u32 = 4;
 const MAX_INLINE: u32 = 64;
 
+const LIMITS: SendLimits =
+    SendLimits { depth: DEPTH, max_sge: MAX_SGE, max_inline: MAX_INLINE, max_message: 1 << 30 };
+
 impl Bench {
     fn new() -> Self {
         Self::with(QpType::Rc, None, 5)
@@ -95,8 +109,7 @@ impl Bench {
         let cq = Arc::new(CqCore::new(CqHandle::default(), CQN, log_cq, cqes.clone(), record));
         cq.add(&qp, true, true);
         let page = Page::default();
-        let limits =
-            SendLimits { depth: DEPTH, max_sge: MAX_SGE, max_inline: MAX_INLINE, max_message: 1 << 30 };
+        let limits = LIMITS;
         let ahs = Arc::new(AhTable::new());
         let send = SendQueue::new(qp.clone(), ahs, 9, sq.clone(), page.clone(), limits);
         let recv = RecvQueue::new(qp.clone(), rq.clone(), page.clone(), stride, DEPTH, MAX_SGE);
@@ -265,6 +278,32 @@ fn a_batch_is_told_at_once_and_nothing_new_is_not_told() {
     assert_eq!((b.page.heard().len(), b.told()), (1, [2, 0]));
     while b.carry_out(None).is_some() {}
     assert_eq!(ids(&b.poll_all()), [2]);
+}
+
+#[test]
+fn a_short_request_that_is_posted_by_itself_goes_to_the_doorbell_page_whole() {
+    let mut b = Bench::new();
+    let page = Page { flames: true, ..b.page.clone() };
+    b.send = SendQueue::new(b.qp.clone(), Arc::new(AhTable::new()), 9, b.sq.clone(), page, LIMITS);
+    let whole = |b: &Bench| core::mem::take(&mut *b.page.whole.lock().unwrap());
+    b.post(&write_8(7, SendFlags::SIGNALED)).unwrap();
+    assert_eq!(whole(&b), [*b.sq.bytes(0, BLOCK_CELLS).first_chunk().unwrap()]);
+    assert_eq!((b.page.heard()[0].0, b.told()), (BF_OFFSET, [1, 0]));
+    // One that is longer, and one before which there is another that nobody was told of, are announced.
+    b.post(&SendWr { payload: Payload::Inline(&[9; 40]), ..write_8(8, SendFlags::SIGNALED) }).unwrap();
+    // SAFETY: the adapter of the test reads no memory but the queue.
+    #[allow(unsafe_code)]
+    unsafe {
+        b.send.post(&[write_8(9, SendFlags::SIGNALED)]).unwrap();
+    }
+    b.post(&write_8(10, SendFlags::SIGNALED)).unwrap();
+    assert!(whole(&b).is_empty());
+    b.post(&write_8(11, SendFlags::SIGNALED)).unwrap();
+    assert_eq!(whole(&b), [*b.sq.bytes(5 * BLOCK_CELLS, BLOCK_CELLS).first_chunk().unwrap()]);
+    let at: Vec<usize> = b.page.heard().iter().map(|(at, _)| *at).collect();
+    assert_eq!(at, [BF_OFFSET + 0x100, BF_OFFSET, BF_OFFSET + 0x100], "by turns");
+    while b.carry_out(None).is_some() {}
+    assert_eq!(ids(&b.poll_all()), [7, 8, 9, 10, 11]);
 }
 
 #[test]
