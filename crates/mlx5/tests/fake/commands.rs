@@ -60,6 +60,15 @@ pub(crate) fn capabilities(ethernet: bool) -> HashMap<u32, Vec<u8>> {
     kinds.into_iter().map(|(kind, caps)| (kind.code(), caps)).collect()
 }
 
+/// What a command is about that makes a queue, or takes it away.
+fn queue(command: Opcode) -> &'static str {
+    match command {
+        Opcode::CREATE_CQ | Opcode::DESTROY_CQ => "completion queue",
+        Opcode::CREATE_QP | Opcode::DESTROY_QP => "queue pair",
+        _ => "receive pool",
+    }
+}
+
 fn put<L: Layout>(out: &mut [u8], answer: L) {
     let place = &mut out[..L::SIZE];
     place.copy_from_slice(answer.as_bytes());
@@ -127,6 +136,15 @@ impl State {
             Opcode::DEALLOC_UAR => return self.gone("doorbell page", word(input, 8)),
             Opcode::DEALLOC_PD => return self.gone("domain", word(input, 8)),
             Opcode::DESTROY_MKEY => return self.gone("memory key", word(input, 8)),
+            Opcode::CREATE_CQ | Opcode::CREATE_QP | Opcode::CREATE_RMP => {
+                let number = self.number(queue(command));
+                out[8..12].copy_from_slice(&number.to_be_bytes());
+            }
+            Opcode::DESTROY_CQ | Opcode::DESTROY_QP | Opcode::DESTROY_RMP => {
+                return self.gone(queue(command), word(input, 8));
+            }
+            // Nothing flows: they are as they were made.
+            Opcode::RST2INIT_QP | Opcode::QP_2RST | Opcode::QP_2ERR | Opcode::MODIFY_RMP => {}
             Opcode::TEARDOWN_HCA => {
                 if !self.objects.is_empty() {
                     self.faults.push(format!("stopped with {:?}", self.objects));
