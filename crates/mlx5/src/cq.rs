@@ -143,8 +143,10 @@ impl CqCore {
             // A counter that is full is readable as well.
             let _ = rustix::io::write(event, &1_u64.to_ne_bytes());
         }
-        if let Some(waker) = &*self.waker.lock().unwrap_or_else(PoisonError::into_inner) {
-            waker.wake_by_ref();
+        // Woken without the lock: whoever is woken may set another one at once.
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(waker) = waker {
+            waker.wake();
         }
     }
 }
@@ -505,7 +507,9 @@ impl Cqs {
     }
     /// The adapter is dead: wakes all who wait.
     pub(crate) fn wake_all(&self) {
-        self.table().iter().for_each(|c| c.core.die());
+        // Without the lock, as above: whoever is woken may destroy one.
+        let all: Vec<_> = self.table().iter().map(|c| c.core.clone()).collect();
+        all.iter().for_each(|core| core.die());
     }
 }
 

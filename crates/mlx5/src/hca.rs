@@ -2,7 +2,6 @@
 
 use core::ops::Deref;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -64,7 +63,10 @@ impl Drop for Hca {
 impl Hca {
     /// Starts the adapter. If that fails, it is reset.
     pub(crate) fn open(function: PciFunction, options: &Options) -> Result<Arc<Self>, OpenError> {
-        let started = Core::start(&function, options).and_then(|(core, interrupts)| {
+        let arena = ArenaOptions { huge_pages: options.huge_pages, ..ArenaOptions::default() };
+        // It keeps what the adapter was given until that is reset, also where the start fails.
+        let arena = DmaArena::new(&function, arena);
+        let started = Core::start(&function, &arena, options).and_then(|(core, interrupts)| {
             let core = Arc::new(core);
             let house = House::start(&core, core.bell.clone(), interrupts, options.health_interval);
             let house =
@@ -105,8 +107,8 @@ pub(crate) struct Core {
     pub(crate) pages: Pages,
     pub(crate) eqs: Mutex<Option<Eqs>>,
     pub(crate) registers: Registers,
-    /// Whether what has to be done when it dies was done.
-    pub(crate) buried: AtomicBool,
+    /// Whether it is kept from all memory for certain, once what has to be done when it dies was done.
+    pub(crate) buried: Mutex<Option<bool>>,
     completion_eq: u32,
     arena: DmaArena,
     function: PciFunction,
@@ -115,17 +117,17 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    fn start(function: &PciFunction, options: &Options) -> Result<(Self, Vec<OwnedFd>), OpenError> {
+    fn start(
+        function: &PciFunction,
+        arena: &DmaArena,
+        options: &Options,
+    ) -> Result<(Self, Vec<OwnedFd>), OpenError> {
         let name = function.name().to_owned();
         let bar = prepare(function)?;
         let registers = Registers::new(bar.clone());
         wait_for_firmware(&registers, &name, options.start_timeout)?;
-        let arena = DmaArena::new(
-            function,
-            ArenaOptions { huge_pages: options.huge_pages, ..ArenaOptions::default() },
-        );
         let health = Arc::new(Health::default());
-        let cmd = CommandQueue::open(registers.clone(), &arena, health.clone(), options, &name)?;
+        let cmd = CommandQueue::open(registers.clone(), arena, health.clone(), options, &name)?;
         wait_for_firmware(&registers, &name, options.start_timeout)?;
         let pages = Pages::new(arena.clone());
         let failed = |source| OpenError::Command { name: name.clone(), source };
@@ -133,7 +135,7 @@ impl Core {
         let caps = boot(&cmd, &pages, &name)?;
         let interrupts = interrupts(function, options)?;
         let uars = Uars::open(&cmd, &bar, &name, Doorbells::of(options, &caps), function.waker())?;
-        let eqs = Eqs::open(&cmd, &arena, uars.events(), &caps, interrupts.len() as u32)
+        let eqs = Eqs::open(&cmd, arena, uars.events(), &caps, interrupts.len() as u32)
             .map_err(|e| e.open(&name))?;
         let port = Port::open(&cmd, &caps, options, &name)?;
         eqs.arm()?;
@@ -160,8 +162,8 @@ impl Core {
             completion_eq: eqs.completion_number(),
             eqs: Mutex::new(Some(eqs)),
             registers,
-            buried: AtomicBool::new(false),
-            arena,
+            buried: Mutex::default(),
+            arena: arena.clone(),
             function: function.clone(),
             bell,
         };

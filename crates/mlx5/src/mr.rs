@@ -85,12 +85,17 @@ impl Mrs {
         let (mkey_index, tag) = match made {
             Ok(made) => made,
             Err(e) => {
-                unmap(hca, mapping);
+                unmap(hca, mapping)?;
                 return Err(e);
             }
         };
-        let inserted = self.table().insert(Mr { pd, mkey_index, mapping });
-        let (index, generation) = inserted?;
+        let mut made = Some(Mr { pd, mkey_index, mapping });
+        let inserted = self.table().insert_with(|_, _| made.take().expect("it is inserted once"));
+        let (index, generation) = match (inserted, made) {
+            // Somebody took the last place meanwhile.
+            (Err(e), Some(made)) => return Err(end(hca, made).err().unwrap_or(e)),
+            (inserted, _) => inserted?,
+        };
         let key = mkey_index << 8 | tag;
         let handle = MrHandle { index, generation };
         Ok(MrKeys { handle, lkey: Lkey::new(key), rkey: Rkey::new(key) })
@@ -121,24 +126,29 @@ impl Mrs {
     /// Takes a region's keys back.
     pub(crate) fn deregister(&self, hca: &Hca, mr: MrHandle) -> Result<(), DeviceError> {
         let found = self.table().remove(mr.index, mr.generation)?;
-        let gone = hca.exec(&DestroyMkeyIn::new().with(DestroyMkeyIn::MKEY_INDEX, found.mkey_index));
-        if let Err(e) = gone {
-            // (1) The key may still be there.
-            tracing::error!(%e, "a memory key was not destroyed");
-            hca.kill(Death::Holds);
-        }
-        hca.pds.release(found.pd);
-        unmap(hca, found.mapping);
-        Ok(())
+        end(hca, found)
     }
 }
 
-fn unmap(hca: &Hca, mapping: Option<DmaMapping>) {
-    let Some(mapping) = mapping else { return };
-    if let Err(e) = hca.function().dma_unmap(mapping) {
-        tracing::error!(%e, "memory of the program's own stays mapped for the adapter");
-        hca.kill(Death::Holds);
+/// Has the adapter let go of a region's memory. An error: nobody knows whether it has.
+fn end(hca: &Hca, mr: Mr) -> Result<(), DeviceError> {
+    let gone = hca.exec(&DestroyMkeyIn::new().with(DestroyMkeyIn::MKEY_INDEX, mr.mkey_index));
+    let mut kept_away = Ok(());
+    if let Err(e) = gone {
+        // (1) The key may still be there.
+        tracing::error!(%e, "a memory key was not destroyed");
+        kept_away = hca.kill(Death::Holds);
     }
+    hca.pds.release(mr.pd);
+    kept_away.and(unmap(hca, mr.mapping))
+}
+
+fn unmap(hca: &Hca, mapping: Option<DmaMapping>) -> Result<(), DeviceError> {
+    let Some(mapping) = mapping else { return Ok(()) };
+    hca.function().dma_unmap(mapping).or_else(|e| {
+        tracing::error!(%e, "memory of the program's own stays mapped for the adapter");
+        hca.kill(Death::Holds)
+    })
 }
 
 fn check(init: &MrInit, max: u64) -> Result<(), DeviceError> {

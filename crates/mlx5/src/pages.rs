@@ -3,6 +3,7 @@
 //! Each is counted and known by its address, so that none comes back twice and none is missed when the adapter is stopped.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hca_prm::command::hca::{
@@ -17,16 +18,22 @@ use crate::cmd::{CmdError, CommandQueue};
 const PAGE: usize = 4096;
 /// Pages that one command gives or takes.
 const BATCH: usize = 512;
+/// Pages that the adapter gets at most, 4 GiB: some times what any of the family asks for. One that asks for more has gone
+/// astray, and would have the system end programs for want of memory.
+const MOST: usize = 1 << 20;
 
 /// The pages that the adapter has.
 pub(crate) struct Pages {
     arena: DmaArena,
     lent: Mutex<BTreeMap<u64, DmaBuf>>,
+    most: usize,
+    /// As whose pages the adapter was given those of its start.
+    function: AtomicU32,
 }
 
 impl Pages {
     pub(crate) fn new(arena: DmaArena) -> Self {
-        Self { arena, lent: Mutex::new(BTreeMap::new()) }
+        Self { arena, lent: Mutex::new(BTreeMap::new()), most: MOST, function: AtomicU32::new(0) }
     }
     fn lent(&self) -> MutexGuard<'_, BTreeMap<u64, DmaBuf>> {
         // It is whole between any two of its operations.
@@ -41,6 +48,7 @@ impl Pages {
     pub(crate) fn satisfy(&self, cmd: &CommandQueue, when: QueryPagesMod) -> Result<(), CmdError> {
         let asked = cmd.exec(&QueryPagesIn::new().with(QueryPagesIn::OP_MOD, when.code()))?;
         let function = asked.get(QueryPagesOut::FUNCTION_ID);
+        self.function.store(function, Ordering::Relaxed);
         self.change(cmd, function, asked.get(QueryPagesOut::NUM_PAGES) as i32)
     }
 
@@ -53,6 +61,11 @@ impl Pages {
     }
 
     fn give(&self, cmd: &CommandQueue, function: u32, pages: usize) -> Result<(), CmdError> {
+        let lent = self.count();
+        if pages > self.most.saturating_sub(lent) {
+            self.refuse(cmd, function);
+            return Err(CmdError::Greedy { asked: pages, lent, most: self.most });
+        }
         let mut left = pages;
         while left > 0 {
             let batch = left.min(BATCH);
@@ -133,7 +146,7 @@ impl Pages {
     /// Takes all back, once the adapter is stopped. Returns how many it keeps.
     pub(crate) fn take_all(&self, cmd: &CommandQueue) -> Result<usize, CmdError> {
         let had = self.count();
-        self.take(cmd, 0, had)?;
+        self.take(cmd, self.function.load(Ordering::Relaxed), had)?;
         Ok(self.count())
     }
 }

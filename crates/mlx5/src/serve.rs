@@ -1,9 +1,8 @@
 //! What the driver's thread does when it is woken.
 
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
 
-use hca_core::AsyncEvent;
+use hca_core::{AsyncEvent, DeviceError};
 use hca_prm::{CompEvent, CqError, Eqe, EventType, PagesReqEvent, PortChangeSubtype, QpEvent};
 use hca_vfio::{DmaArena, FunctionError};
 
@@ -227,23 +226,29 @@ impl Core {
         }
     }
 
-    /// Takes it for dead, for this reason if there was none before, and keeps it from all memory.
-    pub(crate) fn kill(&self, death: Death) {
+    /// Takes it for dead, for this reason if there was none before, and keeps it from all memory. An error: that may not have
+    /// succeeded.
+    pub(crate) fn kill(&self, death: Death) -> Result<(), DeviceError> {
         self.health.declare(death);
-        self.bury();
+        if self.bury() { Ok(()) } else { self.health.check_alive() }
     }
 
     /// Does once what has to be done when the adapter is dead: it reaches no memory any more, and all who wait are woken.
-    pub(crate) fn bury(&self) {
-        if self.buried.swap(true, Ordering::AcqRel) {
-            return;
+    /// Returns whether the first is certain; whoever comes meanwhile waits for that.
+    pub(crate) fn bury(&self) -> bool {
+        let mut buried = self.buried.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(kept_away) = *buried {
+            return kept_away;
         }
         let off = self.function().config().and_then(|c| c.set_bus_master(false));
-        if let Err(e) = off {
+        if let Err(e) = &off {
             tracing::error!(%e, "a dead adapter was not kept from memory");
         }
+        *buried = Some(off.is_ok());
+        drop(buried);
         self.cmd.wake();
         self.cqs.wake_all();
         self.events.push(AsyncEvent::DeviceFatal);
+        off.is_ok()
     }
 }

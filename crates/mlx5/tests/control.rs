@@ -400,6 +400,14 @@ fn pages_that_are_asked_for_at_run_time_are_given_and_taken_back() {
     ask(-900);
     until("they are taken back", || device.pages_lent() == before + 100);
     assert_eq!(fake.state().pages.len(), before + 100);
+    // One that has gone astray gets none, and is told so; the next request is met again.
+    ask(i32::MAX);
+    let refused = (Opcode::MANAGE_PAGES, ManagePagesMod::AllocationFail.code());
+    until("it is refused", || fake.state().log.contains(&refused));
+    ask(1);
+    until("another one is given", || device.pages_lent() == before + 101);
+    ask(-1);
+    until("it is taken back", || device.pages_lent() == before + 100);
     let counters = device.counters();
     assert_eq!(counters.iter().find(|c| c.name == "pages_lent").unwrap().value, before as u64 + 100);
     drop(device);

@@ -68,6 +68,18 @@ pub enum CmdError {
         /// What is wrong.
         what: &'static str,
     },
+    /// It asked for more memory than any adapter needs.
+    #[error(
+        "the adapter asked for {asked} pages of 4 KiB where it has {lent}, and {most} are the limit: it got none; reset it, and update its firmware if it does so again"
+    )]
+    Greedy {
+        /// Pages that it asked for.
+        asked: usize,
+        /// Those that it has.
+        lent: usize,
+        /// Those that it may have.
+        most: usize,
+    },
     /// The doorbell can't be written.
     #[error("giving {command} to the adapter: {source}")]
     Function {
@@ -139,7 +151,7 @@ impl From<CmdError> for DeviceError {
             },
             CmdError::Silent { command, .. } => Self::Dead { why: Death::Silent { command }.text() },
             CmdError::Dead { death, .. } => Self::Dead { why: death.text() },
-            e @ (CmdError::Delivery { .. } | CmdError::Answer { .. }) => {
+            e @ (CmdError::Delivery { .. } | CmdError::Answer { .. } | CmdError::Greedy { .. }) => {
                 Self::Io { doing: "giving the adapter a command", source: io::Error::other(e) }
             }
             CmdError::Function { source, .. } => crate::error::function(source),

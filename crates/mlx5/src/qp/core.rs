@@ -104,10 +104,15 @@ impl QpCore {
     }
     /// Shows a new state to the ports; `None`: it is destroyed. By the control path, one at a time.
     pub(crate) fn show(&self, state: Option<QpState>) {
-        let epoch = self.life().epoch() + u32::from(state == Some(QpState::Reset));
-        let state = state.map_or(DESTROYED, |s| s as u8);
+        let (epoch, state) = (self.life().epoch(), state.map_or(DESTROYED, |s| s as u8));
         // Release: pairs with the Acquire in `life`.
         self.life.store(epoch << 8 | u32::from(state), Ordering::Release);
+    }
+    /// Has the ports begin anew: the adapter has reset it, and all requests are forgotten. By the control path.
+    pub(crate) fn begin_anew(&self) {
+        let epoch = self.life().epoch().wrapping_add(1);
+        // Release: as above.
+        self.life.store(epoch << 8 | QpState::Reset as u32, Ordering::Release);
     }
     /// The receive request at a place of its queue, or of the shared one, has ended. By the poller only.
     #[inline(always)]
@@ -147,8 +152,12 @@ mod tests {
         let mut sends = Vec::new();
         for (i, state) in [Reset, Init, Rtr, Rts, Sqd, Sqe, Error, Reset].into_iter().enumerate() {
             qp.show(Some(state));
+            if i == 7 {
+                assert_eq!(qp.life().epoch(), 0, "it is not known yet whether it will be reset");
+                qp.begin_anew();
+            }
             let life = qp.life();
-            assert_eq!((life.state(), life.epoch()), (Some(state), 1 + u32::from(i == 7)));
+            assert_eq!((life.state(), life.epoch()), (Some(state), u32::from(i == 7)));
             assert_eq!(life.takes_recvs(), state != Reset);
             sends.push(life.takes_sends());
         }

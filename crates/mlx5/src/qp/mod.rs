@@ -231,15 +231,21 @@ impl Qps {
         attr.check(entry.fixed.qp_type, from)?;
         context::check(hca, attr)?;
         let to = attr.state.unwrap_or(from);
+        let before = entry.core.life().state();
         if to == QpState::Reset {
             // Nothing is taken any more, and what was is forgotten when the adapter has let go of it.
             entry.core.show(Some(to));
         }
         let mut all = *set;
         merge(&mut all, attr);
-        context::command(hca, &entry.fixed, [from, to], &context::complete(attr, &all))?;
+        let done = context::command(hca, &entry.fixed, [from, to], &context::complete(attr, &all));
+        if done.is_err() {
+            entry.core.show(before);
+        }
+        done?;
         if to == QpState::Reset {
             drop(entry.purge(true));
+            entry.core.begin_anew();
             *set = QpAttr::default();
         } else {
             *set = all;

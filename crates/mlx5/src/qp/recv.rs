@@ -109,7 +109,9 @@ impl<B: Bell> RecvPort for RecvQueue<B> {
     }
     #[inline]
     fn ring(&mut self) {
-        if self.told != self.next {
+        let life = self.qp.life();
+        // What a reset has forgotten is not told.
+        if self.told != self.next && life.takes_recvs() && life.epoch() == self.epoch {
             self.tell();
         }
     }

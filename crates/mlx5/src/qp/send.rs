@@ -69,8 +69,9 @@ pub(crate) struct SendQueue<B> {
     record: Word,
     limits: SendLimits,
     is_rc: bool,
-    /// The queue pair's life as it was last seen to take requests.
+    /// The queue pair's life as it was last seen to take requests, and how often it had been reset by then.
     life: Life,
+    epoch: u32,
     /// Requests that were posted, and that have ended as last seen.
     posted: u32,
     freed: u32,
@@ -105,6 +106,7 @@ impl<B: Bell> SendQueue<B> {
             limits: SendLimits { max_inline: limits.max_inline.min(limits.max_message as u32), ..limits },
             is_rc: qp.qp_type == QpType::Rc,
             life: Life::UNSEEN,
+            epoch: qp.life().epoch(),
             posted: qp.send.posted(),
             freed: qp.send.freed(),
             next: 0,
@@ -176,12 +178,13 @@ impl<B: Bell> SendQueue<B> {
     #[cold]
     fn look_at_state(&mut self) -> Result<(), PostErrorKind> {
         let life = self.qp.life();
-        if !life.takes_sends() {
-            return Err(life.state().map_or(PostErrorKind::Destroyed, PostErrorKind::WrongState));
-        }
-        if life.epoch() != self.life.epoch() {
+        if life.epoch() != self.epoch {
+            self.epoch = life.epoch();
             (self.next, self.told) = (0, 0);
             (self.posted, self.freed) = (self.qp.send.posted(), self.qp.send.freed());
+        }
+        if !life.takes_sends() {
+            return Err(life.state().map_or(PostErrorKind::Destroyed, PostErrorKind::WrongState));
         }
         self.life = life;
         Ok(())
@@ -293,7 +296,12 @@ impl<B: Bell> SendPort for SendQueue<B> {
     }
     #[inline]
     fn ring(&mut self) {
-        if self.told != self.next {
+        if self.told == self.next {
+            return;
+        }
+        // What a reset has forgotten is not told.
+        let lives = self.qp.life() == self.life || self.look_at_state().is_ok();
+        if lives && self.told != self.next {
             self.tell(self.first);
         }
     }

@@ -475,6 +475,7 @@ fn a_reset_begins_the_queues_anew_and_leaves_no_completion() {
             qp.clear_send();
             qp.clear_recv();
         });
+        qp.begin_anew();
         (b.sent, b.received) = (0, 0);
         assert!(b.poll_all().is_empty());
         assert_eq!((b.told(), b.qp.send.outstanding()), ([0, 0], 0));
@@ -487,6 +488,36 @@ fn a_reset_begins_the_queues_anew_and_leaves_no_completion() {
         assert_eq!(ids(&b.poll_all()), (0..u64::from(DEPTH)).collect::<Vec<_>>());
         b.page.heard();
     }
+}
+
+#[test]
+fn requests_of_which_nobody_was_told_before_a_reset_are_told_to_nobody_behind_it() {
+    let mut b = Bench::new();
+    // SAFETY: the adapter of the test reads no memory but the queues.
+    #[allow(unsafe_code)]
+    let post = |b: &mut Bench| unsafe {
+        b.send.post(&[write_8(1, SendFlags::SIGNALED); 2]).unwrap();
+        b.recv.as_mut().unwrap().post(&[RecvWr { wr_id: 1, sges: &[] }; 2]).unwrap();
+    };
+    let ring = |b: &mut Bench| {
+        b.send.ring();
+        b.recv.as_mut().unwrap().ring();
+        (b.told(), b.page.heard().len())
+    };
+    post(&mut b);
+    b.qp.show(Some(QpState::Reset));
+    assert_eq!(ring(&mut b), ([0, 0], 0), "it is being reset");
+    let (qp, cq) = (b.qp.clone(), b.cq.clone());
+    drop(cq.remove(&qp, true, || {
+        qp.clear_send();
+        qp.clear_recv();
+    }));
+    qp.begin_anew();
+    assert_eq!(ring(&mut b), ([0, 0], 0), "it is in RESET");
+    b.qp.show(Some(QpState::Rts));
+    assert_eq!(ring(&mut b), ([0, 0], 0), "it has begun anew");
+    post(&mut b);
+    assert_eq!(ring(&mut b), ([2, 2], 1));
 }
 
 #[test]
