@@ -354,6 +354,9 @@ pub struct PingpongArgs {
     /// GID index, for command lines of ibv_*_pingpong; a device has one GID, so only 0 is taken
     #[arg(short, long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=0))]
     pub gid_idx: u32,
+    /// Validate received bytes, which ibv_*_pingpong send, too; with -c they zero the first byte of each page
+    #[arg(short, long)]
+    pub chk: bool,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,

@@ -30,6 +30,8 @@ pub(crate) const DEFAULT_PORT: u16 = 18515;
 const QKEY: Qkey = Qkey::new(0x1111_1111);
 /// What `ibv_*_pingpong` fills its buffer with.
 const PATTERN: u8 = 0x7b;
+/// With `-c` they zero the first byte of each page of so many bytes.
+const PAGE: usize = 4096;
 /// Bytes before each datagram.
 const GRH_BYTES: usize = 40;
 /// Message size of `ibv_rc_pingpong` and `ibv_uc_pingpong`.
@@ -60,6 +62,10 @@ enum PingpongError {
     Completion { source: WcError, mtu: u32 },
     #[error("a message of {len} bytes came, not {size}: give both ends the same --size")]
     Size { len: u32, size: u32 },
+    #[error(
+        "byte {at} of message {message} is {found:#04x}, not {PATTERN:#04x}: it was damaged on the way, or the other end is no ibv_*_pingpong or `hca pingpong`, which fill messages so; leave --chk away then"
+    )]
+    Data { at: usize, message: u32, found: u8 },
 }
 
 /// Runs the command.
@@ -88,6 +94,8 @@ struct Bounce<S: VerbsService> {
     rx_depth: usize,
     /// Path MTU of this end in bytes.
     mtu: u32,
+    /// Whether received bytes are checked.
+    chk: bool,
 }
 
 impl<S: VerbsService> Bounce<S> {
@@ -98,9 +106,12 @@ impl<S: VerbsService> Bounce<S> {
         let qp = builder.access(Access::empty()).build()?;
         let mut source = pd.alloc(size as usize)?;
         source.fill(PATTERN);
+        if args.chk {
+            source.iter_mut().step_by(PAGE).for_each(|first| *first = 0);
+        }
         let free = pd.alloc_many(depth as usize, size as usize + headroom)?;
-        let mut bounce =
-            Self { qp, cq, source: source.freeze(), free, size: size as u32, rx_depth: depth as usize, mtu };
+        let (source, size, rx_depth) = (source.freeze(), size as u32, depth as usize);
+        let mut bounce = Self { qp, cq, source, free, size, rx_depth, mtu, chk: args.chk };
         bounce.post_receives()?;
         Ok(bounce)
     }
@@ -141,8 +152,12 @@ impl<S: VerbsService> Bounce<S> {
                         let len = wc.byte_len.saturating_sub(headroom);
                         return Err(PingpongError::Size { len, size: self.size }.into());
                     }
-                    self.free.extend(wc.take_buf());
                     received += 1;
+                    let buf = wc.take_buf().expect("a receive request has its buffer");
+                    if self.chk {
+                        check(&buf[headroom as usize..], received)?;
+                    }
+                    self.free.push(buf);
                     waiting = false;
                 } else {
                     sent += 1;
@@ -173,6 +188,14 @@ impl<S: VerbsService> Bounce<S> {
         }
         Ok(begin.elapsed())
     }
+}
+
+/// Fails unless the bytes are those with which all ends fill their messages.
+fn check(bytes: &[u8], message: u32) -> Result<(), PingpongError> {
+    // The other end zeroed bytes only if it checks, too.
+    let wrong = |(at, found): &(usize, &u8)| **found != PATTERN && (at % PAGE != 0 || **found != 0);
+    let found = bytes.iter().enumerate().find(wrong);
+    found.map_or(Ok(()), |(at, &found)| Err(PingpongError::Data { at, message, found }))
 }
 
 /// RC and UC.
@@ -366,4 +389,25 @@ fn linger(cq: &mut CompletionQueue) {
     let mut wcs = Completions::with_capacity(1);
     // Nothing more completes; the waiting itself turns the device.
     let _ = cq.wait(&mut wcs, Some(Duration::from_millis(100)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_the_pattern_but_for_the_first_bytes_of_pages_of_an_end_that_checks() {
+        let mut bytes = vec![PATTERN; 3 * PAGE + 5];
+        check(&bytes, 1).unwrap();
+        for at in [0, PAGE, 3 * PAGE] {
+            bytes[at] = 0;
+        }
+        check(&bytes, 1).unwrap();
+        for (at, found) in [(0, 1), (1, 0), (PAGE - 1, 0), (PAGE, 0x7c), (3 * PAGE + 4, 0)] {
+            let mut wrong = bytes.clone();
+            wrong[at] = found;
+            let said = check(&wrong, 9).unwrap_err().to_string();
+            assert!(said.contains(&format!("byte {at} of message 9 is {found:#04x}, not 0x7b")), "{said}");
+        }
+    }
 }

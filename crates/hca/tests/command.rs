@@ -574,7 +574,12 @@ fn bounce(service: &str, more: &[&str]) -> (Output, Output) {
 
 #[test]
 fn both_ends_of_a_pingpong_meet_for_every_service() {
-    for (service, more) in [("rc", &[][..]), ("uc", &["--size", "1000"]), ("ud", &["--size", "1024"])] {
+    for (service, more) in [
+        ("rc", &[][..]),
+        ("rc", &["--chk", "--size", "10000"]),
+        ("uc", &["--chk", "--size", "1000"]),
+        ("ud", &["--chk", "--size", "1024"]),
+    ] {
         let (server, client) = bounce(service, more);
         for out in [&server, &client] {
             let said = text(&out.stdout) + &text(&out.stderr);
