@@ -339,7 +339,7 @@ pub struct PingpongArgs {
     /// Address to wait on for the exchange (default: the device's own)
     #[arg(long, value_name = "ADDR", conflicts_with = "host")]
     pub bind: Option<std::net::IpAddr>,
-    /// Bytes a message (default: 4096; ud: 2048, or the path MTU if that is less)
+    /// Bytes a message (default: 4096; ud: 1024, or the path MTU if that is less)
     #[arg(short, long)]
     pub size: Option<Size>,
     /// Messages in each direction
