@@ -1,72 +1,47 @@
-//! The suite on the ConnectX driver, against the software adapter served as PCI functions, over vfio-user sockets in
-//! this process.
+//! The suite on the ConnectX driver: against the software adapter served as PCI functions, over vfio-user sockets in
+//! this process; and on functions of this machine, where the environment names some.
+
+mod linux;
+mod served;
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
 
-use hca_conformance::{Bed, Feature, suite};
-use hca_core::{Device, Gid};
-use hca_fabric::LoopbackNet;
-use hca_mlx5::{Mlx5, Options};
-use hca_vfio::{PciFunction, UserOptions};
-use softhca::{Progress, SoftHca};
-use softhca_pci::{PortKind, Served};
+use hca_conformance::{Feature, suite};
+use hca_core::Gid;
+use hca_mlx5::Options;
+use linux::LinuxBed;
+use served::ServedBed;
+use softhca_pci::PortKind;
 
 suite!(infiniband, ServedBed::new(PortKind::InfiniBand));
 suite!(roce, ServedBed::new(PortKind::Roce));
+suite!(linux_vfio, LinuxBed::new());
 
 /// An address at which nobody answers.
 const SILENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 250);
+/// The MAC address of nobody.
+const NOBODY: [u8; 6] = [2, 0, 0, 0, 0, 0xfe];
 
-/// Functions of one served adapter, each with a driver of its own.
-struct ServedBed {
-    port: PortKind,
-    /// Servers of the devices that were opened; those are gone before the bed is.
-    servers: Mutex<Vec<Served>>,
+/// What the driver offers, wherever its function comes from.
+fn offered(feature: Feature) -> bool {
+    matches!(feature, Feature::Lossless | Feature::Passive | Feature::WaitFd)
 }
 
-impl ServedBed {
-    const fn new(port: PortKind) -> Self {
-        Self { port, servers: Mutex::new(Vec::new()) }
-    }
-
-    /// Serves `n` functions of an adapter on a network of its own, and returns their sockets.
-    fn serve(&self, n: usize) -> Vec<PathBuf> {
-        let fabric = LoopbackNet::new().attach(Ipv4Addr::new(10, 0, 0, 1).into());
-        let options = softhca::Options { progress: Progress::Inline, ..softhca::Options::default() };
-        let hca = SoftHca::open(Box::new(fabric), options).expect("the adapter opens");
-        let served = Served::start(hca, n, self.port).expect("it is served");
-        let sockets = served.sockets().to_vec();
-        self.servers.lock().unwrap_or_else(PoisonError::into_inner).push(served);
-        sockets
-    }
+/// An address at which nobody answers, if such a port takes one.
+fn silent(port: PortKind) -> Option<Gid> {
+    // An InfiniBand port reaches those that the server knows alone.
+    (port == PortKind::Roce).then(|| SILENT.into())
 }
 
-impl Bed for ServedBed {
-    fn name(&self) -> String {
-        format!("vfio-user {}", self.port.name())
+/// How the `i`th function's driver is opened, where their ports have these MAC addresses.
+fn options(port: PortKind, i: usize, macs: &[[u8; 6]]) -> Options {
+    let mut options = Options::default();
+    if port == PortKind::Roce {
+        options.ip = vec![own(i)];
+        options.neighbours = macs.iter().enumerate().map(|(i, mac)| (own(i), *mac)).collect();
+        options.neighbours.push((SILENT.into(), NOBODY));
     }
-    fn open(&self, n: usize) -> Vec<Arc<dyn Device>> {
-        let open = |(i, socket): (usize, PathBuf)| -> Arc<dyn Device> {
-            let function = PciFunction::connect(&socket, UserOptions::default()).expect("it connects");
-            let mut options = Options::default();
-            if self.port == PortKind::Roce {
-                options.ip = vec![own(i)];
-                options.neighbours =
-                    (0..n).map(own).chain([SILENT.into()]).map(|ip| (ip, [2, 0, 0, 0, 0, 1])).collect();
-            }
-            Mlx5::open(function, options).expect("the driver starts")
-        };
-        self.serve(n).into_iter().enumerate().map(open).collect()
-    }
-    fn can(&self, feature: Feature) -> bool {
-        matches!(feature, Feature::Lossless | Feature::Passive | Feature::WaitFd)
-    }
-    fn silent_gid(&self) -> Option<Gid> {
-        // An InfiniBand port reaches those that the server knows alone.
-        (self.port == PortKind::Roce).then(|| SILENT.into())
-    }
+    options
 }
 
 /// The address of a RoCE port.
