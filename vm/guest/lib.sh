@@ -18,16 +18,20 @@ step() {
     esac
     timeout -s KILL "$limit" "$@" >/tmp/step.log 2>&1
     code=$?
+    [ $code -ne 0 ] || ! wrong_bytes /tmp/step.log || code=wrong
     read -r ended _ </proc/uptime
-    if [ $code -eq 0 ]; then
+    if [ $code = 0 ]; then
         echo "ok      $name ($(awk "BEGIN { print $ended - $begun }") s)"
         [ -z "$VERBOSE" ] || sed 's/^/        /' /tmp/step.log
     else
-        fail "$name (exit code $code; 137 is the limit of $limit s): $*"
+        fail "$name (exit code $code; 137 is the limit of $limit s; wrong: bytes that came): $*"
         sed 's/^/        /' /tmp/step.log
     fi
-    return $code
+    [ $code = 0 ]
 }
+
+# ibv_*_pingpong -c tells what is wrong, and ends with success.
+wrong_bytes() { grep -q "invalid data" "$1"; }
 
 # until_true SECONDS COMMAND: waits for it.
 until_true() {
@@ -93,21 +97,30 @@ listening_or_ended() { listening || ! kill -0 "$waits" 2>/dev/null; }
 both() {
     what=$1 within=$2
     shift 2
-    timeout -s KILL "$within" "$@" >/tmp/waits.log 2>&1 &
+    ends "$what" "$within" "$*" "$* 127.0.0.1"
+}
+
+# ends NAME SECONDS WAITS CALLS: a command line that waits, and the one that calls it, in this guest.
+ends() {
+    what=$1 within=$2
+    # shellcheck disable=SC2086 # a command line
+    timeout -s KILL "$within" $3 >/tmp/waits.log 2>&1 &
     waits=$!
     until_true "$within" listening_or_ended
     if ! listening; then
-        fail "$what: does not listen: $*"
+        fail "$what: does not listen: $3"
         sed 's/^/        /' /tmp/waits.log
         kill $waits 2>/dev/null
         return 1
     fi
-    step "$what" "$within" "$@" 127.0.0.1
+    # shellcheck disable=SC2086 # a command line
+    step "$what" "$within" $4
     result=$?
     [ $result -eq 0 ] || kill $waits 2>/dev/null
     wait $waits
     code=$?
-    [ $code -ne 0 ] || [ $result -ne 0 ] || return 0
+    [ $code -ne 0 ] || ! wrong_bytes /tmp/waits.log || code=wrong
+    [ $code != 0 ] || [ $result -ne 0 ] || return 0
     [ $result -ne 0 ] || fail "$what, the side that waited (exit code $code)"
     sed 's/^/        waited: /' /tmp/waits.log
     return 1
@@ -132,6 +145,21 @@ probe_mlx5() {
 mlx5_port() {
     step "its port is active" 30 until_true 30 grep -q ACTIVE /sys/class/infiniband/"$device"/ports/1/state
     step "ibv_devinfo -v" 20 ibv_devinfo -v -d "$device"
+}
+
+# roce_port ADDRESS: the network interface is up and has it; sets `interface`, and `gid`, where the port has the address.
+roce_port() {
+    step "a network interface" 30 until_true 30 test -e "/sys/bus/pci/devices/$at/net"
+    interface=$(basename "/sys/bus/pci/devices/$at/net/"*)
+    step "it is up" 60 ip link set "$interface" up
+    step "it has an address" 10 ip addr add "$1" dev "$interface"
+    until_true 10 has_roce_gid || fail "no GID of RoCE v2"
+}
+
+# The last one of its GIDs of RoCE v2 is that of the address.
+has_roce_gid() {
+    gid=$(grep -l 'RoCE v2' /sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/* 2>/dev/null | sed 's|.*/||' | sort -n | tail -n 1)
+    [ -n "$gid" ]
 }
 
 # unload_mlx5: nobody holds the modules, and they leave.
