@@ -62,11 +62,11 @@ impl Directory {
         self.own
     }
 
-    /// The function with this number has this GID from now on. The last one to say so has it.
-    pub(crate) fn add_gid(&mut self, gid: Gid, function: u16) {
-        if gid != Gid::default() && gid != self.own {
-            self.gids.insert(gid, function);
-        }
+    /// The function with this number has this GID from now on, unless another one has it: none takes another's. Returns
+    /// whether it may use it.
+    #[must_use]
+    pub(crate) fn add_gid(&mut self, gid: Gid, function: u16) -> bool {
+        gid == Gid::default() || gid == self.own || *self.gids.entry(gid).or_insert(function) == function
     }
 
     /// The function has it no more.
@@ -76,9 +76,10 @@ impl Directory {
         }
     }
 
-    /// The function has this LID.
-    pub(crate) fn add_lid(&mut self, lid: Lid, function: u16) {
-        self.lids.insert(lid.raw(), function);
+    /// The function has this LID, unless another one has it. Returns whether it has.
+    #[must_use]
+    pub(crate) fn add_lid(&mut self, lid: Lid, function: u16) -> bool {
+        *self.lids.entry(lid.raw()).or_insert(function) == function
     }
 
     /// The function has no address any more.

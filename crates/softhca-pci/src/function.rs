@@ -88,6 +88,8 @@ pub struct Function {
     pub(crate) interrupts: Interrupts,
     pub(crate) registers: Registers,
     pub(crate) pages: DoorbellPages,
+    /// A client that has gone may still have the doorbell pages mapped, as the system had none to replace them by.
+    worn: bool,
     pub(crate) guest: Guest,
     pub(crate) commands: Commands,
     pub(crate) resources: Resources,
@@ -118,6 +120,7 @@ impl Function {
             interrupts: Interrupts::new(),
             registers: Registers::new(),
             pages: DoorbellPages::new()?,
+            worn: false,
             guest: Guest::new(),
             commands: Commands::default(),
             resources: Resources::default(),
@@ -232,10 +235,28 @@ impl Function {
         self.free_resources();
     }
 
-    /// The client has gone: what [`reset`](Self::reset) does, and its memory and eventfds are let go of.
+    /// The client has gone: what [`reset`](Self::reset) does, its memory and eventfds are let go of, and the doorbell
+    /// pages are other ones, as it may have mapped those that there were. Where the system has none to give, that is
+    /// logged, and [`renew`](Self::renew) is to be called before anybody else becomes the client.
     pub fn disconnect(&mut self) {
         self.reset();
         self.guest.clear();
         self.interrupts.clear();
+        self.worn = true;
+        if let Err(e) = self.renew() {
+            tracing::warn!("function {}: no new doorbell pages yet: {e}", self.options.number);
+        }
+    }
+
+    /// Makes sure that no client before has the doorbell pages.
+    ///
+    /// # Errors
+    /// The system has no memory for doorbell pages, or no descriptors: nobody may become the client.
+    pub fn renew(&mut self) -> std::io::Result<()> {
+        if self.worn {
+            self.pages = DoorbellPages::new()?;
+            self.worn = false;
+        }
+        Ok(())
     }
 }

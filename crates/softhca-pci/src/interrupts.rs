@@ -6,6 +6,7 @@
 
 use std::os::fd::OwnedFd;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 use rustix::io::Errno;
 
@@ -56,8 +57,16 @@ impl Interrupts {
         }
         if let Some(eventfd) = &v.eventfd {
             v.pending = false;
-            // A counter that is full says the same, and a reader that is gone needs nothing.
-            let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
+            // A counter that is full says the same, and a reader that is gone needs nothing. The client shares the flag
+            // that keeps writes from waiting, and may have changed it: so nothing is written that has no room.
+            // No call writes to an eventfd and says for itself that it does not wait. What is left is a client that
+            // changes the flag and fills the counter between these two calls: that stops the server.
+            let mut fds = [PollFd::new(eventfd, PollFlags::OUT)];
+            if poll(&mut fds, Some(&Timespec::default()))
+                .is_ok_and(|_| fds[0].revents().contains(PollFlags::OUT))
+            {
+                let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
+            }
         }
     }
 
@@ -197,10 +206,14 @@ mod tests {
         let line = eventfd(0, EventfdFlags::empty()).unwrap();
         rustix::io::write(&line, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         let (done, fired) = std::sync::mpsc::channel();
-        let copy = line.try_clone().unwrap();
+        let (copy, theirs) = (line.try_clone().unwrap(), line.try_clone().unwrap());
         std::thread::spawn(move || {
             let mut i = Interrupts::new();
             i.listen(3, vec![copy]).unwrap();
+            i.fire(3);
+            // The client has the same flags, and changes them.
+            let flags = fcntl_getfl(&theirs).unwrap();
+            fcntl_setfl(&theirs, flags - OFlags::NONBLOCK).unwrap();
             i.fire(3);
             done.send(i.pending_byte(0)).unwrap();
         });

@@ -95,6 +95,8 @@ struct Slot {
     function: Function,
     client: Option<Client>,
     sleeper: Sleeper,
+    /// A client that has gone may still have the sleeper's descriptors.
+    worn: bool,
 }
 
 impl Drop for Slot {
@@ -158,7 +160,7 @@ impl Server {
                 .map_err(system("making doorbell pages"))?;
             let sleeper = Sleeper::new().map_err(system("making an eventfd"))?;
             let listener = listen(path)?;
-            slots.push(Slot { path: path.clone(), listener, function, client: None, sleeper });
+            slots.push(Slot { path: path.clone(), listener, function, client: None, sleeper, worn: false });
         }
         Ok(Self { hca, slots, stop, patience })
     }
@@ -332,13 +334,21 @@ impl Slot {
             }
             self.client = None;
             self.function.disconnect();
-            // Whoever still holds the old one wakes nobody by it.
-            match Sleeper::new() {
-                Ok(new) => self.sleeper = new,
-                Err(e) => tracing::warn!("the last client's eventfd stays: {e}"),
-            }
+            self.worn = true;
+            // Where that fails now it is tried again when the next client comes.
+            let _ = self.renew();
         }
         served.unwrap_or(false)
+    }
+
+    /// Makes sure that no client before shares anything with the next one: neither doorbells, nor what wakes the server.
+    fn renew(&mut self) -> std::io::Result<()> {
+        self.function.renew()?;
+        if self.worn {
+            self.sleeper = Sleeper::new()?;
+            self.worn = false;
+        }
+        Ok(())
     }
 
     /// Takes a client, unless there is one.
@@ -352,6 +362,13 @@ impl Slot {
         }
         if self.client.is_some() {
             tracing::warn!("{}: a second client is hung up on", self.path.display());
+            return;
+        }
+        if let Err(e) = self.renew() {
+            tracing::error!(
+                "{}: a client is hung up on, as what the one before shared with the server can't be replaced: {e}",
+                self.path.display()
+            );
             return;
         }
         tracing::info!("{}: a client is here", self.path.display());

@@ -172,6 +172,42 @@ fn when_a_client_dies_the_next_one_finds_the_function_as_new() {
     }
 }
 
+/// What a client can map of a function's registers.
+fn mapped_file(raw: &mut Raw) -> std::fs::File {
+    use std::mem::MaybeUninit;
+    use std::os::fd::OwnedFd;
+    raw.0.write_all(&Request::GetRegionInfo { index: 0, argsz: 64 }.build(7, false)).unwrap();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = rustix::net::RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0; 256];
+    let into = &mut [std::io::IoSliceMut::new(&mut bytes)];
+    rustix::net::recvmsg(&raw.0, into, &mut control, rustix::net::RecvFlags::CMSG_CLOEXEC).unwrap();
+    let fds: Vec<OwnedFd> = control
+        .drain()
+        .flat_map(|part| match part {
+            rustix::net::RecvAncillaryMessage::ScmRights(fds) => fds.collect(),
+            _ => Vec::new(),
+        })
+        .collect();
+    fds.into_iter().next().expect("BAR 0 can be mapped").into()
+}
+
+#[test]
+fn a_client_that_was_hung_up_on_shares_no_doorbells_with_the_next_one() {
+    use std::os::unix::fs::FileExt;
+    let served = Served::new("doorbells");
+    let mut before = Raw::agreed(&served.socket("a"));
+    let old = mapped_file(&mut before);
+    before.0.write_all(&[0xff; 64]).unwrap();
+    assert!(before.is_hung_up_on());
+    let mut next = Raw::agreed(&served.socket("a"));
+    let new = mapped_file(&mut next);
+    old.write_all_at(b"forged", 0x11_820).unwrap();
+    let mut seen = [0; 6];
+    new.read_exact_at(&mut seen, 0x11_820).unwrap();
+    assert_eq!(seen, [0; 6]);
+}
+
 #[test]
 fn what_a_client_left_unread_does_not_keep_the_next_one_out() {
     let served = Served::new("left");

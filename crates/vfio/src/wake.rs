@@ -2,9 +2,12 @@
 
 use core::fmt;
 use core::sync::atomic::{AtomicU32, Ordering, compiler_fence, fence};
+use std::io::IoSliceMut;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use rustix::thread::{MembarrierCommand, membarrier};
 
 use crate::mmio::{Mmio, Register};
@@ -128,8 +131,18 @@ impl Sleeper {
     pub fn awake(&self) {
         self.word().store(0, Ordering::SeqCst);
         let mut count = [0_u8; 8];
-        // Nothing to read: nobody woke it.
-        let _ = rustix::io::read(&self.event, &mut count);
+        // Whether reads wait is a flag that the client shares, and may have changed: each one says for itself that it does not.
+        let into = &mut [IoSliceMut::new(&mut count)];
+        let read = preadv2(&self.event, into, u64::MAX, ReadWriteFlags::NOWAIT);
+        if let Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) = read {
+            // A kernel before 5.8. There a client that changes the flag, and reads what woke the server between these
+            // two calls, still stops it.
+            let mut fds = [PollFd::new(&self.event, PollFlags::IN)];
+            if poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) {
+                let _ = rustix::io::read(&self.event, &mut count);
+            }
+        }
+        // Otherwise there was nothing to read: nobody woke it.
     }
 }
 
@@ -161,6 +174,27 @@ mod tests {
         assert!(!woken(&server), "what woke it is forgotten");
         waker.after_doorbell();
         assert!(!woken(&server));
+    }
+
+    #[test]
+    fn a_client_that_has_reads_of_the_eventfd_wait_does_not_stop_the_server() {
+        use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+        let server = Arc::new(Sleeper::new().unwrap());
+        let event = server.descriptors()[0].try_clone_to_owned().unwrap();
+        fcntl_setfl(&event, fcntl_getfl(&event).unwrap() - OFlags::NONBLOCK).unwrap();
+        let (done, awake) = std::sync::mpsc::channel();
+        let other = server.clone();
+        std::thread::spawn(move || {
+            other.awake();
+            done.send(()).unwrap();
+        });
+        let came = awake.recv_timeout(std::time::Duration::from_secs(60));
+        // If it was kept waiting, it goes on now.
+        rustix::io::write(&event, &1_u64.to_ne_bytes()).unwrap();
+        assert_eq!(came, Ok(()));
+        server.awake();
+        let mut fds = [PollFd::new(&event, PollFlags::IN)];
+        assert_eq!(poll(&mut fds, Some(&Timespec::default())), Ok(0), "what woke it is taken");
     }
 
     #[test]

@@ -103,8 +103,11 @@ impl Function {
         let (gid, lid, number) = (self.port_gid(), self.lid(), self.options.number);
         let mut directory = self.directory.lock();
         if self.options.port == PortKind::InfiniBand {
-            directory.add_gid(gid, number);
-            directory.add_lid(lid, number);
+            // They come from the function's number, so that no other InfiniBand port has them.
+            let has = directory.add_gid(gid, number) & directory.add_lid(lid, number);
+            if !has {
+                tracing::warn!("function {number}: another function has taken its GID {gid} or LID {lid}");
+            }
         }
     }
 
@@ -245,17 +248,24 @@ impl Function {
         if self.options.port != PortKind::Roce || index >= ROCE_ADDRESSES {
             return Err(CmdStatus::BadParam);
         }
+        let gid = |a: &RoceAddr| Gid(a.get(RoceAddr::SOURCE_L3_ADDRESS));
+        let address = command.get(SetRoceAddressIn::ROCE_ADDRESS);
+        let mut directory = self.directory.lock();
+        if !directory.add_gid(gid(&address), self.options.number) {
+            tracing::warn!(
+                "function {}: its driver asks for the GID {}, which another function has; give each another address",
+                self.options.number,
+                gid(&address)
+            );
+            return Err(CmdStatus::BadRes);
+        }
         let table = &mut self.commands.port.roce;
         table.resize(ROCE_ADDRESSES as usize, RoceAddr::new());
-        let address = command.get(SetRoceAddressIn::ROCE_ADDRESS);
         let old = std::mem::replace(&mut table[index as usize], address);
-        let gid = |a: &RoceAddr| Gid(a.get(RoceAddr::SOURCE_L3_ADDRESS));
         let still = table.iter().any(|a| gid(a) == gid(&old));
-        let mut directory = self.directory.lock();
         if !still {
             directory.remove_gid(gid(&old), self.options.number);
         }
-        directory.add_gid(gid(&address), self.options.number);
         Ok(())
     }
 

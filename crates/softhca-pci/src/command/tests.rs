@@ -208,6 +208,38 @@ fn a_driver_of_an_ethernet_port_finds_what_it_asks_of_it() {
 }
 
 #[test]
+fn an_address_that_a_function_has_is_not_taken_from_it() {
+    let server = Server::new();
+    let [mut a, mut b] = [0, 1].map(|number| Driver::new(&server, number, PortKind::Roce));
+    let gid = Gid([0xfe, 0x80, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]);
+    let other = Gid([0x20; 16]);
+    let set = |gid: Gid| {
+        let address = RoceAddr::new().with(RoceAddr::SOURCE_L3_ADDRESS, gid.0);
+        SetRoceAddressIn::new().with(SetRoceAddressIn::ROCE_ADDRESS, address)
+    };
+    a.boot();
+    b.boot();
+    a.command(&set(gid)).unwrap();
+    b.command(&set(other)).unwrap();
+    assert_eq!(b.command(&set(gid)).map(drop), Err(CmdStatus::BadRes));
+    assert_eq!(b.function.gid(0), Some(other), "what it had stays");
+    // Neither what the second one gives up nor its end takes anything from the first.
+    b.command(&set(Gid::default())).unwrap();
+    b.function.disconnect();
+    let directory = server.directory.lock();
+    assert_eq!((directory.route_gid(gid), directory.route_gid(other)), (server.gid(), other));
+    drop(directory);
+    // What is given up is anybody's.
+    a.function.disconnect();
+    let mut b = Driver::new(&server, 1, PortKind::Roce);
+    b.boot();
+    b.command(&set(gid)).unwrap();
+    let mut directory = server.directory.lock();
+    assert!(!directory.add_gid(gid, 0) && directory.add_lid(hca_core::Lid::new(9), 0));
+    assert!(!directory.add_lid(hca_core::Lid::new(9), 1));
+}
+
+#[test]
 fn a_command_that_can_not_be_done_says_why() {
     let mut d = driver(PortKind::InfiniBand);
     assert_eq!(d.command(&InitHcaIn::new()), Err(CmdStatus::BadSysState));

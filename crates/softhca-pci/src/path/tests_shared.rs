@@ -182,10 +182,8 @@ fn functions_reach_each_other_by_the_addresses_that_the_directory_has_for_them()
     let [first, own] = [8, 9].map(|last| Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]));
     {
         let mut directory = p.server.directory.lock();
-        directory.add_gid(first, 0);
-        directory.add_gid(own, 1);
-        directory.add_lid(hca_core::Lid::new(1), 0);
-        directory.add_lid(hca_core::Lid::new(2), 1);
+        assert!(directory.add_gid(first, 0) && directory.add_gid(own, 1));
+        assert!(directory.add_lid(hca_core::Lid::new(1), 0) && directory.add_lid(hca_core::Lid::new(2), 1));
     }
     let b = p.b.qp.qpn;
     p.b.recv(0, 128);
