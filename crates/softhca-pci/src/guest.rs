@@ -11,8 +11,9 @@
 //!
 //! 1. A [`Mapping`] owns `base .. base + len` of this process's addresses: nobody else maps or unmaps there. All of it
 //!    is mapped, readable, and writable if its client granted that, until it is dropped.
-//! 2. What is mapped are parts of files that can't be shrunk (they are sealed) and that reach as far: no access ends in
-//!    a signal. Where holes are punched there are zeros.
+//! 2. What is mapped are parts of files that can't be shrunk (they are sealed), that reach as far, and that are not of
+//!    hugetlbfs: no access ends in a signal. Where holes are punched, which no seal forbids without forbidding writes, the
+//!    next access finds zeros in a new page. Only hugetlbfs may have none left.
 //! 3. The client writes there whenever it likes: the memory is reached by single atomics and by the copies of
 //!    `hca_fabric::dma`, whose invariants hold by 1 and 2; no reference to plain bytes of it is ever made.
 #![allow(unsafe_code)]
@@ -31,6 +32,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 /// Bytes of the pages in which memory is mapped.
 pub(crate) const PAGE: u64 = 4096;
+/// What the system says of a file of hugetlbfs (`statfs`).
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 /// Mappings of a client at one time: as many as clients were seen to allow themselves.
 const MAX_MAPS: usize = 65_535;
 /// Pieces of client memory that the windows of a function show side by side: the system limits the mappings of a process
@@ -371,6 +374,14 @@ fn memory_of(file: OwnedFd, offset: u64, len: u64, write: bool) -> Result<Memory
         );
         return Err(Errno::PERM);
     }
+    if rustix::fs::fstatfs(&file)?.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC {
+        tracing::warn!(
+            "memory of a client was refused: it is of hugetlbfs, whose pages can be taken away while they are used here, \
+             with no others to fill the hole; use ordinary memory, which has huge pages by itself where the system has \
+             transparent ones (QEMU: memory-backend-memfd without hugetlb=on)"
+        );
+        return Err(Errno::OPNOTSUPP);
+    }
     let end = offset.checked_add(len).ok_or(Errno::INVAL)?;
     let size = rustix::fs::fstat(&file)?.st_size;
     if !offset.is_multiple_of(PAGE) || u64::try_from(size).is_ok_and(|size| size < end) {
@@ -525,6 +536,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use proptest::prelude::*;
+    use rustix::fs::MemfdFlags;
 
     use super::*;
     use crate::path::bed::sealed;
@@ -593,6 +605,18 @@ mod tests {
             let file = sealed(PAGE).into();
             assert_eq!(guest.map(0, len, (true, true), Some((file, offset))), Err(Errno::INVAL), "{offset}");
         }
+    }
+
+    #[test]
+    fn memory_of_hugetlbfs_is_refused() {
+        let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let file = match rustix::fs::memfd_create("client", flags) {
+            Ok(file) => file,
+            Err(e) => return println!("skipped: the system has no hugetlbfs: {e}"),
+        };
+        rustix::fs::ftruncate(&file, 2 << 20).unwrap();
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        assert_eq!(Guest::new().map(0, 2 << 20, (true, true), Some((file, 0))), Err(Errno::OPNOTSUPP));
     }
 
     #[test]

@@ -25,7 +25,8 @@ pub struct ArenaOptions {
     /// Bytes that are had and mapped at a time; a piece that is longer is had by itself. Rounded up to whole pages.
     pub chunk_bytes: usize,
     /// Whether to take huge pages of 2 MiB where the system has set some aside (`sysctl vm.nr_hugepages`). Chunks are
-    /// multiples of 2 MiB then.
+    /// multiples of 2 MiB then. A vfio-user server must not take such pages, since their owner could end it by punching
+    /// holes, so over vfio-user they are ordinary ones, of which the system makes huge ones by itself where it does that.
     pub huge_pages: bool,
 }
 
@@ -126,8 +127,9 @@ impl DmaArena {
         let unit = unit.max(self.0.function.0.dma.granule());
         let len = len.max(chunk_bytes).checked_next_multiple_of(unit);
         let too_long = DmaError::Size { bytes: chunk_bytes, align: 1, max_align: MAX_PIECE_ALIGN };
-        let memory = Arc::new(Memory::new(len.ok_or(too_long)?, huge_pages)?);
         let function = self.0.function.clone();
+        let huge = huge_pages && function.0.backend.takes_huge_pages();
+        let memory = Arc::new(Memory::new(len.ok_or(too_long)?, huge)?);
         let mapping = function.0.dma.map_own(&*function.0.backend, &memory)?;
         let free = Ranges::new(PIECE_BYTES as u64, &[0..=memory.len() as u64 - 1]);
         let iova = mapping.iova();

@@ -89,6 +89,9 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     fn reset(&self) -> Result<(), FunctionError>;
 
     fn dma_limits(&self) -> DmaLimits;
+    /// Whether memory may be huge pages that the system has set aside (hugetlbfs). A server must not take these: their
+    /// owner can punch holes that nothing fills, so that the server's next access is its end.
+    fn takes_huge_pages(&self) -> bool;
     fn dma_map(&self, at: Iova, memory: &DmaMemory<'_>, rights: DmaRights) -> Result<(), DmaError>;
     /// Returns when the device can reach it no more.
     fn dma_unmap(&self, at: Iova, len: u64) -> Result<(), DmaError>;

@@ -125,6 +125,9 @@ impl Backend for LinuxFunction {
         sys::reset(self.device.as_fd()).map_err(self.io("the reset"))
     }
 
+    fn takes_huge_pages(&self) -> bool {
+        true
+    }
     fn dma_limits(&self) -> DmaLimits {
         self.iommu.limits()
     }

@@ -500,6 +500,9 @@ impl Backend for UserFunction {
         Ok(self.ask(&Request::DeviceReset, &[], |_, _| Ok(()))?)
     }
 
+    fn takes_huge_pages(&self) -> bool {
+        false
+    }
     fn dma_limits(&self) -> DmaLimits {
         DmaLimits {
             // What x86 processors address; a server maps whatever it is told.
