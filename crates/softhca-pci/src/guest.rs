@@ -408,7 +408,9 @@ fn side_by_side(pieces: &[Piece<'_>], write: bool, all: &Arc<AtomicUsize>) -> Re
     }
     let room = usize::try_from(room).map_err(|_| NoWindow::Pages)?;
     let counted = Counted::new(pieces.len(), all)?;
-    let mut mapping = Mapping { _counted: counted, ..Mapping::reserve(room).map_err(NoWindow::System)? };
+    // Not by taking it apart: what is left of it would be dropped, and its addresses with it.
+    let mut mapping = Mapping::reserve(room).map_err(NoWindow::System)?;
+    mapping._counted = counted;
     for (piece, (place, from, len)) in pieces.iter().zip(places) {
         let (file, offset) = (piece.memory.file.as_fd(), piece.memory.offset + from);
         mapping.show(place as usize, len as usize, file, offset, write).map_err(NoWindow::System)?;
@@ -661,6 +663,24 @@ mod tests {
         assert_eq!(window.len(), 0x1800);
         assert!(window.touches(0x40_fff, 1) && window.touches(0, u64::MAX) && window.touches(0x10_7ff, 1));
         assert!(!window.touches(0x10_800, 0x100) && !window.touches(0x41_000, PAGE));
+    }
+
+    #[test]
+    fn windows_that_threads_make_at_a_time_do_not_take_each_others_place() {
+        std::thread::scope(|s| {
+            for thread in 0..8_u8 {
+                s.spawn(move || {
+                    let (guest, file) = guest();
+                    file.write_all_at(&[thread + 1; 16 * PAGE as usize], 0).unwrap();
+                    for _ in 0..400 {
+                        let window = guest.window(&[(0x12_000, PAGE), (0x10_000, 2 * PAGE)], true).unwrap();
+                        let mut seen = [0; 3 * PAGE as usize];
+                        window.load(0, &mut seen);
+                        assert!(seen.iter().all(|byte| *byte == thread + 1), "it shows other memory");
+                    }
+                });
+            }
+        });
     }
 
     #[test]
