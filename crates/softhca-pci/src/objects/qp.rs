@@ -370,10 +370,7 @@ impl Objects {
             let attr = attributes(opcode, qp_type, optional, &context, directory)?;
             let in_sqe = opcode == Opcode::SQERR2RTS_QP
                 && hca.query_qp(qp.handle).map_err(status)?.state == QpState::Rts;
-            // An error that the adapter knows nothing of ends here.
-            if !in_sqe {
-                hca.modify_qp(qp.handle, &attr).map_err(status)?;
-            }
+            // Before it hears anybody.
             if let Some(av) = attr.av {
                 let (handle, remote) = (qp.handle, context.get(Qpc::REMOTE_QPN));
                 let here = av.dgid == directory.own();
@@ -381,6 +378,13 @@ impl Objects {
                     let attr = QpAttr { state: Some(QpState::Error), ..QpAttr::default() };
                     gone("connection of a stranger", hca.modify_qp(stranger, &attr));
                 }
+            }
+            // An error that the adapter knows nothing of ends here.
+            if !in_sqe && let Err(e) = hca.modify_qp(qp.handle, &attr) {
+                if attr.av.is_some() {
+                    directory.disconnect(qpn);
+                }
+                return Err(status(e));
             }
         } else {
             qp.inert_state = to;
