@@ -1,4 +1,5 @@
-//! Linux vfio, on a function that the environment names: one that nobody uses, as it is reset.
+//! Linux vfio, on a function that the environment names: one that nobody uses, as it is reset. It may also name how many MiB
+//! are mapped.
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
@@ -7,7 +8,7 @@ use std::time::Instant;
 use hca_vfio::{ArenaOptions, DmaArena, DmaRights, OpenError, PciAddress, PciFunction};
 
 const VARIABLE: &str = "HCA_VFIO_FUNCTION";
-const BYTES: usize = 64 << 20;
+const MIB: &str = "HCA_VFIO_MIB";
 
 /// A function that is no function of this machine's is refused whatever the machine has.
 #[test]
@@ -39,14 +40,19 @@ fn a_function_is_opened_maps_memory_has_interrupts_and_is_reset() {
         }
     }
 
-    let arena = DmaArena::new(&function, ArenaOptions { chunk_bytes: BYTES, huge_pages: false });
+    let mib: usize = std::env::var(MIB).map_or(64, |mib| mib.parse().expect("a number of MiB"));
+    let bytes = mib << 20;
     let begun = Instant::now();
-    let buf = arena.alloc(BYTES, 2 << 20).unwrap_or_else(|e| panic!("{e}"));
-    println!("64 MiB had and mapped at {} in {:?}", buf.iova(), begun.elapsed());
+    drop(vec![1_u8; bytes]);
+    println!("{mib} MiB of the system written to in {:?}", begun.elapsed());
+    let arena = DmaArena::new(&function, ArenaOptions { chunk_bytes: bytes, huge_pages: false });
+    let begun = Instant::now();
+    let buf = arena.alloc(bytes, 2 << 20).unwrap_or_else(|e| panic!("{e}"));
+    println!("{mib} MiB had and mapped at {} in {:?}", buf.iova(), begun.elapsed());
     assert_eq!(buf.iova().0 % (2 << 20), 0);
     drop(buf);
     let begun = Instant::now();
-    assert_eq!(arena.trim().unwrap(), BYTES);
+    assert_eq!(arena.trim().unwrap(), bytes);
     println!("unmapped in {:?}", begun.elapsed());
 
     let mut own = vec![0_u8; 3 << 20];
