@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use softhca::Progress;
 use softhca_pci::{PortKind, Server};
 
@@ -33,6 +34,10 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<(), Failure> {
             "only the software adapter can be served: name another device, as in udp://10.0.0.2".into()
         );
     };
+    // Memory of clients takes descriptors, and each function has a part of them.
+    let limit = getrlimit(Resource::Nofile);
+    // Where it stays as it is there are fewer for each.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
     let mut server = Server::open(Arc::clone(soft), &args.pci, args.port)?;
     let stopper = server.stopper()?;
     std::thread::spawn(move || {

@@ -34,11 +34,46 @@ use rustix::mm::{MapFlags, ProtFlags};
 pub(crate) const PAGE: u64 = 4096;
 /// What the system says of a file of hugetlbfs (`statfs`).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
-/// Mappings of a client at one time: as many as clients were seen to allow themselves.
-const MAX_MAPS: usize = 65_535;
-/// Pieces of client memory that the windows of a function show side by side: the system limits the mappings of a process
-/// (`vm.max_map_count`, 65,530), and one client is not to have them all.
-const MAX_PIECES: usize = 16_384;
+/// Mappings of this process that all clients of a server may have at one time: the system limits those of a process
+/// (`vm.max_map_count`, 65,530), and the server needs some itself.
+const ALL_MAPPINGS: usize = 48 << 10;
+/// Addresses of this process that they may have: a quarter of what x86-64 and 64-bit ARM have.
+const ALL_BYTES: u64 = 32 << 40;
+/// Descriptors that are not for memory: the server's and the adapter's, and those of each function: sockets, doorbells,
+/// interrupts, and what comes with one message.
+const OWN_DESCRIPTORS: u64 = 64;
+const FUNCTION_DESCRIPTORS: u64 = 64;
+/// Ranges that each client may map however few descriptors there are.
+const FEWEST_MAPS: usize = 32;
+
+/// A function's part of what the process has for all clients: however much one takes, the others have theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Ranges that the client may map, each with a descriptor of its own.
+    pub(crate) maps: usize,
+    /// Mappings of this process: ranges, and pieces that windows show side by side.
+    pub(crate) mappings: usize,
+    /// Addresses of this process.
+    pub(crate) bytes: u64,
+}
+
+impl Part {
+    /// The part of one of so many functions, where the process may have so many descriptors.
+    pub(crate) fn of(functions: usize, descriptors: u64) -> Self {
+        let n = functions.max(1);
+        let others = OWN_DESCRIPTORS + FUNCTION_DESCRIPTORS * n as u64;
+        let each = usize::try_from(descriptors.saturating_sub(others) / n as u64).unwrap_or(usize::MAX);
+        let mappings = ALL_MAPPINGS / n;
+        Self { maps: each.max(FEWEST_MAPS).min(mappings), mappings, bytes: ALL_BYTES / n as u64 }
+    }
+}
+
+impl Default for Part {
+    /// That of a function alone.
+    fn default() -> Self {
+        Self::of(1, u64::MAX)
+    }
+}
 
 /// An address is not mapped, not for this kind of access, or bus mastering is off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -60,7 +95,9 @@ pub(crate) enum NoWindow {
     #[error("the list of pages does not fit what is to be mapped")]
     Pages,
     /// The memory is in too many pieces.
-    #[error("more than {MAX_PIECES} pieces of memory in all: use larger pages, or fewer keys")]
+    #[error(
+        "the function's part of the server's mappings or addresses is used up: use larger pages, or fewer keys"
+    )]
     Pieces,
     /// The system refuses to map.
     #[error("mapping client memory side by side: {0}")]
@@ -74,21 +111,37 @@ struct Mapping {
     _counted: Counted,
 }
 
-/// Pieces that count for a function as long as this lives.
+/// What a function uses of its part.
 #[derive(Debug, Default)]
-struct Counted(usize, Arc<AtomicUsize>);
+struct Used {
+    mappings: AtomicUsize,
+    bytes: AtomicU64,
+}
+
+/// Mappings and addresses that count for a function as long as this lives.
+#[derive(Debug, Default)]
+struct Counted {
+    mappings: usize,
+    bytes: u64,
+    of: Arc<Used>,
+}
 
 impl Counted {
-    fn new(pieces: usize, all: &Arc<AtomicUsize>) -> Result<Self, NoWindow> {
-        let before = all.fetch_add(pieces, Ordering::Relaxed);
-        let counted = Self(pieces, all.clone());
-        if before + pieces > MAX_PIECES { Err(NoWindow::Pieces) } else { Ok(counted) }
+    fn new(mappings: usize, bytes: usize, part: Part, of: &Arc<Used>) -> Option<Self> {
+        let bytes = bytes as u64;
+        let before = of.mappings.fetch_add(mappings, Ordering::Relaxed);
+        let bytes_before = of.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let counted = Self { mappings, bytes, of: of.clone() };
+        let fits = before.saturating_add(mappings) <= part.mappings
+            && bytes_before.saturating_add(bytes) <= part.bytes;
+        fits.then_some(counted)
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.1.fetch_sub(self.0, Ordering::Relaxed);
+        self.of.mappings.fetch_sub(self.mappings, Ordering::Relaxed);
+        self.of.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -113,14 +166,15 @@ impl fmt::Debug for Mapping {
 }
 
 impl Mapping {
-    /// Addresses without memory.
-    fn reserve(len: usize) -> Result<Self, Errno> {
+    /// Addresses without memory. (What counts is given here: a value made from the fields of another one would leave
+    /// that to be dropped, and its addresses to be anybody's.)
+    fn reserve(len: usize, counted: Counted) -> Result<Self, Errno> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a new mapping at an address that the kernel chooses changes no memory of ours.
         let base =
             unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::empty(), flags)? };
         let base = NonNull::new(base.cast()).expect("the kernel maps nothing at 0 by itself");
-        Ok(Self { base, len, _counted: Counted::default() })
+        Ok(Self { base, len, _counted: counted })
     }
 
     /// Shows a part of a file at `at`, which lies within, as all that is mapped there does.
@@ -142,8 +196,14 @@ impl Mapping {
         Ok(())
     }
 
-    fn of_file(file: BorrowedFd<'_>, offset: u64, len: usize, write: bool) -> Result<Self, Errno> {
-        let mut this = Self::reserve(len)?;
+    fn of_file(
+        file: BorrowedFd<'_>,
+        offset: u64,
+        len: usize,
+        write: bool,
+        counted: Counted,
+    ) -> Result<Self, Errno> {
+        let mut this = Self::reserve(len, counted)?;
         this.show(0, len, file, offset, write)?;
         Ok(this)
     }
@@ -177,13 +237,18 @@ struct Piece<'a> {
 pub(crate) struct Guest {
     bus_master: bool,
     maps: BTreeMap<u64, Map>,
-    /// Pieces that windows show side by side.
-    pieces: Arc<AtomicUsize>,
+    part: Part,
+    used: Arc<Used>,
 }
 
 impl Guest {
     pub(crate) fn new() -> Self {
         Self::default()
+    }
+
+    /// How much of the process's the client may have from now on.
+    pub(crate) fn set_part(&mut self, part: Part) {
+        self.part = part;
     }
 
     /// Whether the function may reach memory at all.
@@ -207,11 +272,25 @@ impl Guest {
         if self.overlapping(iova, size).next().is_some() {
             return Err(Errno::EXIST);
         }
-        if self.maps.len() == MAX_MAPS {
-            return Err(Errno::NOSPC);
+        let used_up = || {
+            tracing::warn!(
+                size,
+                "memory of a client was refused: its function's part of the server's {} mappings, {} TiB or descriptors is \
+                 used up; use fewer and larger ranges, or a server with fewer functions",
+                ALL_MAPPINGS,
+                ALL_BYTES >> 40
+            );
+            Errno::NOSPC
+        };
+        if self.maps.len() >= self.part.maps {
+            return Err(used_up());
         }
         let memory = match file {
-            Some((file, offset)) if rights.0 || rights.1 => Some(memory_of(file, offset, size, rights.1)?),
+            Some((file, offset)) if rights.0 || rights.1 => {
+                let len = usize::try_from(size).map_err(|_| Errno::NOMEM)?;
+                let counted = Counted::new(1, len, self.part, &self.used).ok_or_else(used_up)?;
+                Some(memory_of(file, offset, len, rights.1, counted)?)
+            }
             _ => None,
         };
         self.maps.insert(iova, Map { len: size, rights, memory });
@@ -323,7 +402,7 @@ impl Guest {
                 self.piece(iova, len, false)?;
                 let piece = self.piece(iova, len, write)?;
                 (iova, len) = (iova + piece.len, len - piece.len);
-                if pieces.len() == MAX_PIECES {
+                if pieces.len() >= self.part.mappings {
                     return Err(NoWindow::Pieces);
                 }
                 pieces.push(piece);
@@ -339,7 +418,7 @@ impl Guest {
             many => {
                 let start = (many[0].at % PAGE) as usize;
                 Ok(Window {
-                    mapping: Arc::new(side_by_side(many, write, &self.pieces)?),
+                    mapping: Arc::new(side_by_side(many, write, self.part, &self.used)?),
                     start,
                     len,
                     write,
@@ -365,7 +444,7 @@ impl Guest {
 }
 
 /// Maps a client's file, if it can't make accesses to it end in signals.
-fn memory_of(file: OwnedFd, offset: u64, len: u64, write: bool) -> Result<Memory, Errno> {
+fn memory_of(file: OwnedFd, offset: u64, len: usize, write: bool, counted: Counted) -> Result<Memory, Errno> {
     let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     if !sealed {
         tracing::warn!(
@@ -382,19 +461,23 @@ fn memory_of(file: OwnedFd, offset: u64, len: u64, write: bool) -> Result<Memory
         );
         return Err(Errno::OPNOTSUPP);
     }
-    let end = offset.checked_add(len).ok_or(Errno::INVAL)?;
+    let end = offset.checked_add(len as u64).ok_or(Errno::INVAL)?;
     let size = rustix::fs::fstat(&file)?.st_size;
     if !offset.is_multiple_of(PAGE) || u64::try_from(size).is_ok_and(|size| size < end) {
         tracing::warn!(offset, len, size, "memory of a client was refused: it does not lie in its file");
         return Err(Errno::INVAL);
     }
-    let mapped = usize::try_from(len).map_err(|_| Errno::NOMEM)?;
-    let mapping = Arc::new(Mapping::of_file(file.as_fd(), offset, mapped, write)?);
+    let mapping = Arc::new(Mapping::of_file(file.as_fd(), offset, len, write, counted)?);
     Ok(Memory { mapping, file, offset })
 }
 
 /// Maps pieces once more, next to each other. All but the ends have to lie at whole pages.
-fn side_by_side(pieces: &[Piece<'_>], write: bool, all: &Arc<AtomicUsize>) -> Result<Mapping, NoWindow> {
+fn side_by_side(
+    pieces: &[Piece<'_>],
+    write: bool,
+    part: Part,
+    used: &Arc<Used>,
+) -> Result<Mapping, NoWindow> {
     let (first, last) = (0, pieces.len() - 1);
     let mut places = Vec::with_capacity(pieces.len());
     let mut room = 0_u64;
@@ -407,10 +490,8 @@ fn side_by_side(pieces: &[Piece<'_>], write: bool, all: &Arc<AtomicUsize>) -> Re
         room = room.checked_add(to - from).ok_or(NoWindow::Pages)?;
     }
     let room = usize::try_from(room).map_err(|_| NoWindow::Pages)?;
-    let counted = Counted::new(pieces.len(), all)?;
-    // Not by taking it apart: what is left of it would be dropped, and its addresses with it.
-    let mut mapping = Mapping::reserve(room).map_err(NoWindow::System)?;
-    mapping._counted = counted;
+    let counted = Counted::new(pieces.len(), room, part, used).ok_or(NoWindow::Pieces)?;
+    let mut mapping = Mapping::reserve(room, counted).map_err(NoWindow::System)?;
     for (piece, (place, from, len)) in pieces.iter().zip(places) {
         let (file, offset) = (piece.memory.file.as_fd(), piece.memory.offset + from);
         mapping.show(place as usize, len as usize, file, offset, write).map_err(NoWindow::System)?;
@@ -684,10 +765,13 @@ mod tests {
     }
 
     #[test]
-    fn one_client_has_only_so_many_pieces_side_by_side() {
-        let (guest, _file) = guest();
+    fn one_client_has_only_so_many_mappings() {
+        const PIECES: usize = 64;
+        let (mut guest, _file) = guest();
+        // Three are its ranges.
+        guest.set_part(Part { mappings: PIECES + 3, ..Part::default() });
         let half: Vec<u8> =
-            (0..MAX_PIECES as u64 / 2).flat_map(|i| (0x10_000 + i % 2 * 2 * PAGE).to_be_bytes()).collect();
+            (0..PIECES as u64 / 2).flat_map(|i| (0x10_000 + i % 2 * 2 * PAGE).to_be_bytes()).collect();
         let show = |times: usize| {
             let pages = half.repeat(times);
             let len = pages.len() as u64 / 8 * PAGE;
@@ -700,6 +784,48 @@ mod tests {
         drop(first);
         assert!(guest.window(&[(0x10_000, PAGE), (0x12_000, PAGE)], true).is_ok());
         drop(second);
+    }
+
+    #[test]
+    fn one_client_has_only_so_many_ranges_and_addresses() {
+        let (mut guest, file) = guest();
+        let map = |guest: &mut Guest, iova, pages| {
+            let copy = file.try_clone().unwrap().into();
+            guest.map(iova, pages * PAGE, (true, true), Some((copy, 0)))
+        };
+        let parts = [
+            Part { mappings: 4, ..Part::default() },
+            Part { maps: 4, ..Part::default() },
+            Part { bytes: 12 * PAGE, ..Part::default() },
+        ];
+        for part in parts {
+            guest.set_part(part);
+            map(&mut guest, 0x80_000, 2).unwrap();
+            assert_eq!(map(&mut guest, 0x90_000, 1), Err(Errno::NOSPC), "{part:?}");
+            assert!(guest.read(0x80_000, &mut [0]).is_ok(), "what is mapped stays");
+            guest.unmap(0x80_000, 2 * PAGE).unwrap();
+        }
+        // What windows show counts as well.
+        let show = |guest: &Guest| guest.window(&[(0x10_000, PAGE), (0x12_000, PAGE)], true);
+        let window = show(&guest).unwrap();
+        assert!(matches!(show(&guest), Err(NoWindow::Pieces)));
+        assert_eq!(map(&mut guest, 0x80_000, 1), Err(Errno::NOSPC));
+        drop(window);
+        assert_eq!(map(&mut guest, 0x80_000, 2), Ok(()));
+    }
+
+    #[test]
+    fn the_parts_of_all_functions_are_no_more_than_the_process_has() {
+        for functions in 1..=1024 {
+            let n = functions as u64;
+            for descriptors in [0, 1024, 4096, 1 << 20, u64::MAX] {
+                let part = Part::of(functions, descriptors);
+                assert!(part.maps >= FEWEST_MAPS && part.maps <= part.mappings, "{functions} {part:?}");
+                assert!(part.mappings * functions <= 49_152 && part.bytes * n <= 32 << 40);
+                let descriptors_used = part.maps as u64 * n + 64 * n + 64;
+                assert!(part.maps == FEWEST_MAPS || descriptors_used <= descriptors, "{functions} {part:?}");
+            }
+        }
     }
 
     proptest! {

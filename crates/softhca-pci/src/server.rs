@@ -16,12 +16,14 @@ use hca_core::Device;
 use hca_vfio::user::Sleeper;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use softhca::{SoftHca, as_one_look};
 use thiserror::Error;
 
 use crate::client::{Client, Ended};
 use crate::directory::SharedDirectory;
 use crate::function::{Function, FunctionOptions, PortKind};
+use crate::guest::Part;
 
 /// How functions are served.
 #[derive(Clone, Copy, Debug)]
@@ -153,11 +155,14 @@ impl Server {
         let directory = SharedDirectory::new(hca.port().gid);
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| system("making an eventfd")(e.into()))?;
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let part = Part::of(paths.len(), descriptors);
         let mut slots = Vec::with_capacity(paths.len());
         for (number, path) in (0..).zip(paths) {
             let options = FunctionOptions { number, port };
-            let function = Function::new(hca.clone(), directory.clone(), options)
+            let mut function = Function::new(hca.clone(), directory.clone(), options)
                 .map_err(system("making doorbell pages"))?;
+            function.guest.set_part(part);
             let sleeper = Sleeper::new().map_err(system("making an eventfd"))?;
             let listener = listen(path)?;
             slots.push(Slot { path: path.clone(), listener, function, client: None, sleeper, worn: false });

@@ -208,6 +208,36 @@ fn a_client_that_was_hung_up_on_shares_no_doorbells_with_the_next_one() {
     assert_eq!(seen, [0; 6]);
 }
 
+/// Asks for a file to be mapped at 0; returns what the server says.
+fn map(raw: &mut Raw, file: &std::fs::File, size: u64) -> Kind {
+    use std::os::fd::AsFd;
+    let map = hca_vfio::user::wire::DmaMap { read: true, write: true, offset: 0, address: 0, size };
+    let bytes = Request::DmaMap(map).build(7, false);
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+    let fds = [file.as_fd()];
+    assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
+    let from = &[std::io::IoSlice::new(&bytes)];
+    rustix::net::sendmsg(&raw.0, from, &mut control, rustix::net::SendFlags::empty()).unwrap();
+    raw.reply().0.kind
+}
+
+#[test]
+fn one_of_two_clients_can_not_have_more_than_half_of_the_addresses() {
+    use rustix::fs::{MemfdFlags, SealFlags};
+    let served = Served::new("addresses");
+    let file = rustix::fs::memfd_create("client", MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, 20 << 40).unwrap();
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    let file = file.into();
+    let mut raw = Raw::agreed(&served.socket("a"));
+    let refused = Kind::Refusal { errno: rustix::io::Errno::NOSPC.raw_os_error() as u32 };
+    assert_eq!(map(&mut raw, &file, 17 << 40), refused);
+    assert_eq!(map(&mut raw, &file, 15 << 40), Kind::Reply);
+    let mut other = Raw::agreed(&served.socket("b"));
+    assert_eq!(map(&mut other, &file, 15 << 40), Kind::Reply);
+}
+
 #[test]
 fn what_a_client_left_unread_does_not_keep_the_next_one_out() {
     let served = Served::new("left");
