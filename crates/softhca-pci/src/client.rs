@@ -26,6 +26,8 @@ use crate::registers::{BAR_BYTES, MAPPED_FROM};
 
 /// What one message may read or write.
 const MAX_TRANSFER: u32 = 64 << 10;
+/// Writes of one message; more than QEMU collects.
+const MAX_WRITES: usize = 256;
 /// Regions and kinds of interrupts that a PCI function has numbers for.
 const REGIONS: u32 = 9;
 const IRQ_KINDS: u32 = 5;
@@ -70,6 +72,7 @@ pub(crate) struct Client {
     outgoing: VecDeque<Outgoing>,
     agreed: bool,
     can_wake: bool,
+    writes_many: bool,
     /// Whether the client has what it needs to wake the server.
     pub(crate) wakes: bool,
 }
@@ -89,6 +92,7 @@ impl Client {
             outgoing: VecDeque::new(),
             agreed: false,
             can_wake: false,
+            writes_many: false,
             wakes: false,
         }
     }
@@ -279,7 +283,10 @@ impl Client {
                 let count = data.len() as u32;
                 alone(Reply::RegionWrite { region: *region, offset: *offset, count })
             }
-            Request::RegionWriteMulti(writes) => {
+            Request::RegionWriteMulti(writes) if self.writes_many => {
+                if writes.len() > MAX_WRITES {
+                    return Err(Errno::INVAL);
+                }
                 for w in writes {
                     let data = w.data.get(..w.count as usize).ok_or(Errno::INVAL)?;
                     write(function, w.region, w.offset, data)?;
@@ -306,12 +313,13 @@ impl Client {
             return Err(Errno::PROTONOSUPPORT);
         }
         self.agreed = true;
+        self.writes_many = theirs.capabilities.write_multiple;
         self.can_wake = theirs.capabilities.hca_wake;
         let mut capabilities = Capabilities::default();
         // QEMU refuses a server that takes more of them than QEMU itself does, 16.
         capabilities.max_msg_fds = theirs.capabilities.max_msg_fds.clamp(16, MAX_DESCRIPTORS as u32);
         capabilities.max_data_xfer_size = MAX_TRANSFER;
-        capabilities.write_multiple = theirs.capabilities.write_multiple;
+        capabilities.write_multiple = self.writes_many;
         capabilities.hca_wake = self.can_wake;
         Ok(Reply::Version(Version { major: 0, minor: 0, capabilities }))
     }

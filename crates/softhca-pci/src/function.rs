@@ -143,9 +143,10 @@ impl Function {
         self.look_at_places() | self.carry_out() | seen
     }
 
-    /// Looks at doorbells, and at which requests were announced. Returns whether there were any.
+    /// Looks at doorbells, and at which requests were announced, and runs a command that was put off. Returns whether
+    /// there were any.
     pub fn look_at_requests(&mut self) -> bool {
-        self.look_at_doorbells() | self.note_requests()
+        self.look_at_commands() | self.look_at_doorbells() | self.note_requests()
     }
 
     /// Sees to the doorbell pages that were written.
@@ -223,7 +224,7 @@ impl Function {
         self.guest.set_bus_master(false);
         self.interrupts.reset();
         self.registers.reset();
-        self.commands = Commands::default();
+        self.commands.reset();
         self.pages.clear();
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hca_fabric::LoopbackNet;
 use hca_prm::command::hca::{EnableHcaIn, QueryIssiIn};
 use hca_prm::{CMD_TYPE, CmdQueueEntry, CmdStatus};
-use hca_vfio::user::wire::{Capabilities, HEADER_BYTES, Header, Kind, Request, Version};
+use hca_vfio::user::wire::{Capabilities, HEADER_BYTES, Header, Kind, MultiWrite, Request, Version};
 use hca_vfio::{ArenaOptions, DmaArena, DmaBuf, PciFunction, UserOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use softhca::{Options, Progress, SoftHca};
@@ -297,6 +297,8 @@ fn what_is_asked_amiss_is_refused_and_what_is_no_message_is_hung_up_on() {
     assert!(refused(raw.ask(&Request::GetRegionIoFds { index: 0 })));
     assert!(refused(raw.ask(&Request::HcaWake)), "it was not agreed on");
     assert!(refused(raw.ask(&Request::DmaRead { address: 0, count: 4 })));
+    let write = MultiWrite { offset: 0x1010, region: 0, count: 4, data: [0; 8] };
+    assert!(refused(raw.ask(&Request::RegionWriteMulti(vec![write]))), "nor was this");
     let unknown = Header { id: 3, command: 999, kind: Kind::Command { no_reply: false }, payload_bytes: 0 };
     raw.0.write_all(&unknown.build()).unwrap();
     assert!(refused(raw.reply().0.kind));
@@ -313,6 +315,21 @@ fn what_is_asked_amiss_is_refused_and_what_is_no_message_is_hung_up_on() {
 }
 
 /// QEMU refuses a server that takes more.
+#[test]
+fn a_message_has_only_so_many_writes() {
+    let served = Served::new("writes");
+    let mut raw = Raw::new(&served.socket("a"));
+    let mut capabilities = Capabilities::default();
+    capabilities.write_multiple = true;
+    let version = Version { major: 0, minor: 0, capabilities };
+    raw.0.write_all(&Request::Version(version).build(1, false)).unwrap();
+    raw.reply();
+    let write = MultiWrite { offset: 0x1010, region: 0, count: 4, data: [0; 8] };
+    assert_eq!(raw.ask(&Request::RegionWriteMulti(vec![write; 256])), Kind::Reply);
+    let refused = raw.ask(&Request::RegionWriteMulti(vec![write; 257]));
+    assert!(matches!(refused, Kind::Refusal { .. }));
+}
+
 #[test]
 fn a_client_that_takes_16_descriptors_is_not_told_of_more() {
     let served = Served::new("descriptors");

@@ -82,6 +82,7 @@ impl Driver {
         u32::from_be_bytes(bytes)
     }
     pub(crate) fn store(&mut self, register: u64, value: u32) {
+        self.function.commands.refill();
         self.function.bar_write(register, &value.to_be_bytes());
     }
 

@@ -24,6 +24,8 @@ mod tests_garbage;
 #[cfg(test)]
 mod tests_pages;
 
+use std::collections::BTreeMap;
+
 use hca_prm::{
     CMD_TYPE, CmdIfBox, CmdIn, CmdInterCompEvent, CmdOut, CmdQueueEntry, CmdStatus, DeliveryStatus, Eqe,
     EventType, INLINE_DATA, Layout, MAILBOX_ALIGN, MAILBOX_DATA, MAX_SLOTS, NicInterface, Opcode, mailboxes,
@@ -38,6 +40,12 @@ pub(crate) use resource::Resources;
 const MAX_INPUT: usize = (8 << 20) + 4096;
 /// The longest output.
 const MAX_OUTPUT: usize = 256 << 10;
+/// What a function's commands may cost between two looks at it: bytes of input and output, and so much more for each
+/// command. Beyond it, slots whose doorbell was rung wait, and each look runs one.
+const BUDGET: usize = 16 << 20;
+const COMMAND_COST: usize = 64 << 10;
+// A doorbell has a bit for each slot.
+const _: () = assert!(MAX_SLOTS == u32::BITS as usize);
 
 /// How far a driver has brought its function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -63,6 +71,25 @@ pub(crate) struct Commands {
     pub(crate) caps: caps::Chosen,
     /// Slots whose commands wait for pages, a bit each.
     waiting: u32,
+    /// Slots whose doorbell was rung and that are to be run, a bit each.
+    rung: u32,
+    /// What commands have cost since the last look.
+    spent: usize,
+    /// Slots that could not be answered, as they were: they are not run again as long as they are the same.
+    lost: BTreeMap<u32, CmdQueueEntry>,
+}
+
+impl Commands {
+    /// As new, but for what was spent: resets bring no more time.
+    pub(crate) fn reset(&mut self) {
+        *self = Self { spent: self.spent, ..Self::default() };
+    }
+
+    /// What was spent is forgotten, as by a look.
+    #[cfg(test)]
+    pub(crate) fn refill(&mut self) {
+        self.spent = 0;
+    }
 }
 
 /// The place for a command's output.
@@ -135,25 +162,41 @@ impl From<DeliveryStatus> for Undelivered {
 }
 
 impl Function {
-    /// Runs the commands of the slots whose bit is set, and then those that have waited for pages.
+    /// Runs the commands of the slots whose bit is set, and then those that have waited for pages; as many as may be run
+    /// before the next look.
     pub(crate) fn run_commands(&mut self, slots: u32) {
-        self.run_slots(slots);
+        self.commands.rung |= slots;
+        self.run_rung();
         // What ran may have brought pages; whoever still lacks some asks for them and waits on.
         if self.commands.waiting != 0 && !self.commands.pages.are_asked_for() {
-            let waiting = std::mem::take(&mut self.commands.waiting);
-            self.run_slots(waiting);
+            self.commands.rung |= std::mem::take(&mut self.commands.waiting);
+            self.run_rung();
         }
-        self.forget_refusal();
+        // Those that are still to be run have not heard of it.
+        if self.commands.rung == 0 {
+            self.forget_refusal();
+        }
         self.offer_pages();
     }
 
-    fn run_slots(&mut self, slots: u32) {
-        for slot in 0..MAX_SLOTS as u32 {
+    /// Runs a command that was put off, if there is one. Returns whether there was. From now on commands may cost anew.
+    pub(crate) fn look_at_commands(&mut self) -> bool {
+        let any = self.commands.rung != 0;
+        if any {
+            // One is run in any case.
+            self.commands.spent = BUDGET - 1;
+            self.run_commands(0);
+        }
+        self.commands.spent = 0;
+        any
+    }
+
+    fn run_rung(&mut self) {
+        while self.commands.rung != 0 && self.commands.spent < BUDGET {
+            let slot = self.commands.rung.trailing_zeros();
+            self.commands.rung &= !(1 << slot);
             let open = self.registers.nic_interface == NicInterface::Full.code();
-            if slots >> slot & 1 != 0
-                && open
-                && let Err(fault) = self.run_slot(slot)
-            {
+            if open && let Err(fault) = self.run_slot(slot) {
                 tracing::debug!(slot, "a command was lost: {fault}");
             }
         }
@@ -166,6 +209,24 @@ impl Function {
         if !entry.get(CmdQueueEntry::OWNERSHIP) {
             return Ok(());
         }
+        if self.commands.lost.remove(&slot).is_some_and(|lost| lost.as_bytes() == entry.as_bytes()) {
+            self.commands.lost.insert(slot, entry);
+            return Ok(());
+        }
+        let asked = entry;
+        let done = self.run_and_answer(slot, at, entry);
+        if done.is_err() {
+            self.commands.lost.insert(slot, asked);
+        }
+        done
+    }
+
+    /// Runs the command of a slot that is the device's, and hands the slot back.
+    fn run_and_answer(&mut self, slot: u32, at: u64, mut entry: CmdQueueEntry) -> Result<(), Fault> {
+        let length = |field, most| (entry.get(field) as usize).min(most);
+        let bytes =
+            length(CmdQueueEntry::INPUT_LENGTH, MAX_INPUT) + length(CmdQueueEntry::OUTPUT_LENGTH, MAX_OUTPUT);
+        self.commands.spent += COMMAND_COST + bytes;
         // The command that makes the queue of these events is still waited for by looking.
         let eqn = self.eqs.of_type(EventType::Cmd);
         let status = match self.run_entry(&mut entry) {

@@ -645,3 +645,68 @@ fn an_ethernet_queue_completes_what_asks_for_it_and_no_frame_moves() {
     post(&mut d, 6, 1, 2, 7);
     assert_eq!(shown(&d, 3), None);
 }
+
+/// Rings without a look before.
+fn ring(d: &mut Driver, slots: u32) {
+    d.function.bar_write(0x18, &slots.to_be_bytes());
+}
+
+#[test]
+fn commands_of_many_doorbells_are_put_off_and_run_one_for_each_look() {
+    let mut d = driver(PortKind::InfiniBand);
+    let nop = NopIn::new();
+    let nop = nop.as_bytes();
+    let mut rounds = 0;
+    let open = |d: &Driver| (0..32).filter(|slot| d.answer(*slot) == Answer::Lost).count();
+    // No look comes in between, as with doorbells that lie in one message.
+    loop {
+        for slot in 0..32 {
+            d.put(slot, nop, 16);
+        }
+        ring(&mut d, u32::MAX);
+        d.rewind();
+        rounds += 1;
+        if open(&d) > 0 {
+            break;
+        }
+        assert!(rounds < 1000, "there is an end to what is done at once");
+    }
+    for slot in 0..32 {
+        d.put(slot, nop, 16);
+    }
+    ring(&mut d, u32::MAX);
+    for left in (0..32).rev() {
+        assert!(d.function.look());
+        assert_eq!(open(&d), left);
+    }
+    d.function.look();
+    d.put(3, nop, 16);
+    ring(&mut d, 1 << 3);
+    assert_eq!(open(&d), 0, "and then at once again");
+}
+
+#[test]
+fn a_slot_that_can_not_be_answered_is_not_run_again_until_it_is_written_anew() {
+    let mut d = driver(PortKind::InfiniBand);
+    d.boot();
+    // The queue where it can be read, and not be written.
+    let at = super::bed::BASE - (1 << 20);
+    let copy = d.file.try_clone().unwrap().into();
+    d.function.dma_map(at, 4096, (true, false), Some((copy, 0))).unwrap();
+    d.store(0x10, (at >> 32) as u32);
+    d.store(0x14, at as u32);
+    let alloc = AllocUarIn::new();
+    let pages = |d: &Driver| d.function.pages.polled();
+    d.put(0, alloc.as_bytes(), 16);
+    let before = pages(&d);
+    for _ in 0..5 {
+        d.store(0x18, 1);
+    }
+    assert_eq!((d.answer(0), pages(&d)), (Answer::Lost, before));
+    // The first page given out is not polled.
+    d.put(0, alloc.as_bytes(), 16);
+    for _ in 0..5 {
+        d.store(0x18, 1);
+    }
+    assert_eq!(pages(&d), before + 1, "with another token it is another command");
+}
