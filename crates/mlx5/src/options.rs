@@ -34,7 +34,8 @@ pub struct Options {
     /// adapter in silicon a read of the queue where such stores leave the processor as one. vfio maps doorbell pages so
     /// that they do not, and then eight of them cost more than the read does; so this is for measuring that.
     pub blueflame: bool,
-    /// Whether memory is taken from huge pages of the system where it has some.
+    /// Whether memory is taken from huge pages of the system where it has some; not over vfio-user, whose servers have to rely on
+    /// the pages being there.
     pub huge_pages: bool,
 }
 
