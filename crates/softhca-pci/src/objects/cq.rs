@@ -8,7 +8,7 @@ use crate::command::caps::{LOG_CQ_SIZE, LOG_CQS};
 use crate::command::{Output, parse};
 use crate::function::Function;
 use crate::guest::{Guest, Window};
-use crate::path::arm::Arm;
+use crate::path::arm::{Arm, UNARMED};
 
 /// Bytes of an entry, as a power of two.
 const LOG_CQE: u32 = 6;
@@ -148,6 +148,7 @@ impl Objects {
             record: guest.window(&[(record, RECORD)], true).map_err(no_window)?,
         };
         let cqn = self.new_number()?;
+        memory.record.store(RECORD_ARM, &UNARMED.to_be_bytes());
         let cq = Cq {
             eqn: context.get(Cqc::C_EQN),
             uar: context.get(Cqc::UAR_PAGE),

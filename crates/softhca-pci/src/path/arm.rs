@@ -10,14 +10,16 @@
 //! A doorbell names its queue, whose word counts as a request then. Doorbells of several queues fall onto one place of a
 //! page, so one may be lost. So when any doorbell of a page is rung, the words of all queues of that page are looked at, and
 //! one that has changed counts as a request. The two bits see to it that a request after an event is another word, unless
-//! four events were taken and no completion was. The first word of a queue can be the one that stands there from the
-//! beginning, 0: a queue that was never armed is taken as armed when its page is rung, which makes an event too many at
-//! most.
+//! four events were taken and no completion was. Drivers begin with a word of 0 in the record, and may arm by that very
+//! word; so a new queue's record is given a word that no driver writes ([`UNARMED`]), and what stands there later is his.
 
 /// Counters of completions have 24 bits.
 const MASK: u32 = 0xff_ffff;
 /// Set where the driver waits for a solicited completion, or one in error.
 const SOLICITED: u32 = 1 << 24;
+
+/// The word of a queue that was never armed.
+pub(crate) const UNARMED: u32 = u32::MAX;
 
 /// How many events the driver has had, counted with two bits.
 const EVENTS: u32 = 3 << 28;
@@ -47,7 +49,7 @@ pub(crate) struct Arm {
 impl Arm {
     /// The page was rung, by a doorbell that names this queue or not, and the record holds `word`. Whether an event is due.
     pub(crate) fn look(&mut self, word: u32, named: bool) -> bool {
-        if self.seen == Some(word) && !named {
+        if word == UNARMED || self.seen == Some(word) && !named {
             return false;
         }
         self.ask(word)
@@ -164,6 +166,7 @@ mod tests {
             self.armed.is_some_and(armed_for)
         }
         fn event(&mut self, made: bool) {
+            assert!(!made || self.record != UNARMED, "it was never armed");
             if made {
                 if self.owed() {
                     self.armed = None;
@@ -180,7 +183,7 @@ mod tests {
             steps in steps(),
         ) {
             let mut arm = Arm::default();
-            let mut plain = Plain::default();
+            let mut plain = Plain { record: UNARMED, ..Plain::default() };
             // Counters may wrap.
             arm.written = start;
             for step in steps.into_iter().chain([Step::Rung { lost: false }]) {
@@ -222,6 +225,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_queue_that_was_never_armed_makes_no_event() {
+        let mut arm = Arm::default();
+        assert!(!arm.look(UNARMED, false) && !arm.wrote(true) && !arm.look(UNARMED, true));
+        assert_eq!(arm.waits(), None);
+        assert!(arm.look(0, false), "by the word that most drivers begin with");
     }
 
     #[test]
