@@ -252,7 +252,7 @@ impl Client {
     ) -> Result<(Reply<'b>, Vec<OwnedFd>), Errno> {
         let alone = |reply| Ok((reply, Vec::new()));
         match request {
-            Request::Version(theirs) => self.version(theirs).and_then(alone),
+            Request::Version(theirs) => self.version(theirs, function.max_dma_maps()).and_then(alone),
             Request::DmaMap(map) => {
                 let file = descriptors.into_iter().next().map(|file| (file, map.offset));
                 function.dma_map(map.address, map.size, (map.read, map.write), file)?;
@@ -308,7 +308,7 @@ impl Client {
         }
     }
 
-    fn version(&mut self, theirs: &Version) -> Result<Reply<'static>, Errno> {
+    fn version(&mut self, theirs: &Version, max_dma_maps: u32) -> Result<Reply<'static>, Errno> {
         if theirs.major != 0 {
             return Err(Errno::PROTONOSUPPORT);
         }
@@ -319,6 +319,7 @@ impl Client {
         // QEMU refuses a server that takes more of them than QEMU itself does, 16.
         capabilities.max_msg_fds = theirs.capabilities.max_msg_fds.clamp(16, MAX_DESCRIPTORS as u32);
         capabilities.max_data_xfer_size = MAX_TRANSFER;
+        capabilities.max_dma_maps = max_dma_maps;
         capabilities.write_multiple = self.writes_many;
         capabilities.hca_wake = self.can_wake;
         Ok(Reply::Version(Version { major: 0, minor: 0, capabilities }))

@@ -186,6 +186,11 @@ impl Function {
         self.guest.map(iova, size, rights, file)
     }
 
+    /// Ranges that the client may map.
+    pub(crate) fn max_dma_maps(&self) -> u32 {
+        self.guest.max_maps()
+    }
+
     /// Takes client memory back. When it returns, nothing touches it any more.
     ///
     /// # Errors

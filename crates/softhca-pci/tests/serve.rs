@@ -346,6 +346,19 @@ fn a_client_that_takes_16_descriptors_is_not_told_of_more() {
 }
 
 #[test]
+fn a_client_is_told_its_functions_part_of_the_ranges() {
+    let served = Served::new("ranges");
+    let mut raw = Raw::new(&served.socket("a"));
+    let version = Version { major: 0, minor: 0, capabilities: Capabilities::default() };
+    raw.0.write_all(&Request::Version(version).build(1, false)).unwrap();
+    let (_, payload) = raw.reply();
+    let told = String::from_utf8_lossy(&payload);
+    let number = told.split("\"max_dma_maps\":").nth(1).and_then(|t| t.split([',', '}']).next());
+    let maps: u32 = number.unwrap().parse().unwrap();
+    assert!((32..=24 << 10).contains(&maps), "half of 48 Ki at most, as there are two: {told}");
+}
+
+#[test]
 fn an_interrupt_that_a_client_asks_for_comes_by_its_eventfd() {
     use hca_vfio::user::wire::{IRQ_MSIX, IrqAction, IrqData, SetIrqs};
     let served = Served::new("irq");

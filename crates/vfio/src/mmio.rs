@@ -13,8 +13,8 @@
 //! Linux's vfio maps registers uncached. Each store then leaves the processor by itself, in order, and eight stores of
 //! 8 bytes are eight transactions on the bus: a BlueFlame write of 64 bytes works, and costs more than the doorbell that
 //! it is to spare. Only a mapping with write combining makes one transaction of them. vfio has no way to ask for one, nor
-//! has sysfs for a function that vfio holds. So a driver rings doorbells here, and uses BlueFlame where
-//! [`Mmio::write_combining`] says so, which is nowhere today. Registers that a vfio-user server shows are ordinary
+//! has sysfs for a function that vfio holds. So a driver rings doorbells here, and uses BlueFlame only where it is
+//! asked to. Registers that a vfio-user server shows are ordinary
 //! cached memory: stores are quick, and seen in order.
 //!
 //! # Barriers
@@ -94,11 +94,6 @@ impl Mmio {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
-    /// Whether stores to neighbouring bytes become one transaction. Nothing that is mapped today does so; see the
-    /// module's page.
-    pub fn write_combining(&self) -> bool {
-        false
-    }
 
     #[inline(always)]
     fn place(&self, at: usize, len: usize) -> NonNull<u8> {
@@ -161,7 +156,7 @@ impl Mmio {
         self.store64(at, v.to_be());
     }
     /// Writes 64 bytes, as they are, by eight stores in ascending order: BlueFlame. They become one transaction only
-    /// where [`write_combining`](Self::write_combining) says so, and are gone from the processor after [`wc_flush`].
+    /// in a mapping that combines stores, and are gone from the processor after [`wc_flush`].
     #[inline]
     pub fn store_64_bytes(&self, at: usize, data: &[u8; 64]) {
         assert!(at.is_multiple_of(8), "{at:#x} is not aligned");
@@ -335,7 +330,6 @@ mod tests {
         let part = upper.part(0x800, 64);
         part.store_64_bytes(0, &line);
         assert_eq!(all.load64(0x1838).to_ne_bytes(), [56, 57, 58, 59, 60, 61, 62, 63]);
-        assert!(!part.write_combining());
         for barrier in [dma_wmb, dma_rmb, doorbell_wmb, wc_flush] {
             barrier();
         }
