@@ -32,6 +32,8 @@ const _: () = assert!(size_of::<VlanTag>() == 4 && align_of::<VlanTag>() == 1);
 pub mod ether_type {
     /// IPv4.
     pub const IPV4: u16 = 0x0800;
+    /// Address resolution.
+    pub const ARP: u16 = 0x0806;
     /// A VLAN tag.
     pub const VLAN: u16 = 0x8100;
     /// IPv6.

@@ -4,10 +4,12 @@
 //! view of any bytes is a cast that can't fail. Two steps: a *view* accepts any bits; [`Packet::parse`]
 //! checks what one packet alone can show (lengths, opcode, pad count, version) and copies nothing.
 //!
-//! [`PacketBuilder`] writes a packet of any opcode; [`frame`] holds what surrounds it on Ethernet.
+//! [`PacketBuilder`] writes a packet of any opcode; [`frame`] holds what surrounds it on Ethernet, and [`neighbour`] by what
+//! hosts find each other there.
 #![forbid(unsafe_code)]
 
 mod aeth;
+mod arp;
 mod atomic;
 mod be;
 mod bth;
@@ -25,6 +27,8 @@ mod ipv4;
 mod ipv6;
 mod lrh;
 mod mad;
+mod ndp;
+pub mod neighbour;
 mod opcode;
 mod packet;
 mod reth;
@@ -32,6 +36,7 @@ mod udp;
 mod vcrc;
 
 pub use aeth::{Aeth, NakCode, Syndrome};
+pub use arp::ArpPacket;
 pub use atomic::{AtomicAckEth, AtomicEth};
 pub use be::{Be16, Be24, Be32, Be64};
 pub use bth::{Bth, BthFlags};
@@ -45,6 +50,7 @@ pub use ipv4::Ipv4Header;
 pub use ipv6::Ipv6Header;
 pub use lrh::{Lrh, NextHeader};
 pub use mad::{MadHeader, method, mgmt_class};
+pub use ndp::{BrokenOption, LinkAddressOption, NdpMessage};
 pub use opcode::{Layout, Opcode, PacketOp, TransportKind};
 pub use packet::{Packet, ParseError};
 pub use reth::Reth;
