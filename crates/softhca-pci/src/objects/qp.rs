@@ -6,13 +6,14 @@
 //! that nobody answers do; requests that would change memory keys end in error.
 
 use hca_core::{
-    Access, AckTimeout, AddressVector, Device, Gid, PdHandle, Pkey, Psn, Qkey, QpAttr, QpCap, QpHandle,
-    QpInit, QpState, QpType, Qpn, RecvPort, RnrTimer, SendPort, SrqHandle,
+    Access, AckTimeout, AddressVector, Device, DeviceError, Gid, PdHandle, Pkey, Psn, Qkey, QpAttr, QpCap,
+    QpHandle, QpInit, QpState, QpType, Qpn, RecvPort, RnrTimer, SendPort, SrqHandle,
 };
 use hca_prm::command::qp::{CreateQpIn, CreateQpOut, DestroyQpIn, QueryQpIn, QueryQpOut, Rst2InitQpIn};
 use hca_prm::{
     Ads, CmdStatus, MtuCode, Opcode, QpState as StateCode, Qpc, RqType, SEND_WQE_BB, ServiceType, optpar,
 };
+use softhca::SoftHca;
 
 use super::{Objects, gone, has_room, no_window, status};
 use crate::command::caps::{LOG_QP_SIZE, LOG_QPS};
@@ -367,12 +368,12 @@ impl Objects {
         let mut context = qp.context;
         set_fields(opcode, optional, asked, &mut context);
         if let Service::Real(qp_type) = qp.service {
-            let attr = attributes(opcode, qp_type, optional, &context, directory)?;
+            let mut attr = attributes(opcode, qp_type, optional, &context, directory)?;
             let in_sqe = opcode == Opcode::SQERR2RTS_QP
                 && hca.query_qp(qp.handle).map_err(status)?.state == QpState::Rts;
             // Before it hears anybody.
-            if let Some(av) = attr.av {
-                let (handle, remote) = (qp.handle, context.get(Qpc::REMOTE_QPN));
+            if let (Some(av), Some(remote)) = (attr.av, attr.dest_qpn) {
+                let (handle, remote) = (qp.handle, remote.raw());
                 let here = av.dgid == directory.own();
                 for stranger in directory.connect(qpn, Connection { handle, remote, here }) {
                     let attr = QpAttr { state: Some(QpState::Error), ..QpAttr::default() };
@@ -380,7 +381,7 @@ impl Objects {
                 }
             }
             // An error that the adapter knows nothing of ends here.
-            if !in_sqe && let Err(e) = hca.modify_qp(qp.handle, &attr) {
+            if !in_sqe && let Err(e) = modify(hca, qp.handle, &mut attr, directory) {
                 if attr.av.is_some() {
                     directory.disconnect(qpn);
                 }
@@ -488,17 +489,42 @@ pub(crate) fn destination(directory: &Directory, gid: [u8; 16], grh: bool, lid: 
     directory.route_lid(hca_core::Lid::new(lid as u16))
 }
 
-fn address_vector(context: &Qpc, directory: &Directory) -> Result<AddressVector, CmdStatus> {
+/// A queue pair that answers nothing: the adapter gives no queue pair the number of management, and drops what is for one
+/// that it has not.
+const NOBODY: Qpn = Qpn::new(0);
+
+/// To whom a context connects its queue pair.
+fn peer(context: &Qpc, directory: &Directory) -> (AddressVector, Qpn) {
     let path = context.get(Qpc::PRIMARY_ADDRESS_PATH);
     let (gid, lid) = (path.get(Ads::RGID_RIP), path.get(Ads::RLID));
-    let dgid = destination(directory, gid, path.get(Ads::GRH), lid).ok_or(CmdStatus::BadParam)?;
-    Ok(AddressVector {
+    let Some(dgid) = destination(directory, gid, path.get(Ads::GRH), lid) else { return nobody(directory) };
+    let av = AddressVector {
         dgid,
         flow_label: path.get(Ads::FLOW_LABEL),
         hop_limit: path.get(Ads::HOP_LIMIT) as u8,
         traffic_class: path.get(Ads::TCLASS) as u8,
         ..AddressVector::default()
-    })
+    };
+    (av, Qpn::new(context.get(Qpc::REMOTE_QPN)))
+}
+
+/// The peer of who is connected to an address that nobody has: packets leave, and no answer comes.
+fn nobody(directory: &Directory) -> (AddressVector, Qpn) {
+    (AddressVector { dgid: directory.own(), ..AddressVector::default() }, NOBODY)
+}
+
+/// Has the adapter change a queue pair. An adapter in silicon does not ask whether there is a way to the peer, so one to
+/// which the network has none is nobody.
+fn modify(hca: &SoftHca, qp: QpHandle, attr: &mut QpAttr, directory: &Directory) -> Result<(), DeviceError> {
+    match hca.modify_qp(qp, attr) {
+        Err(e @ (DeviceError::NoPath { .. } | DeviceError::Io { .. })) if attr.av.is_some() => {
+            tracing::debug!("a connection leads nowhere: {e}");
+            let (av, remote) = nobody(directory);
+            (attr.av, attr.dest_qpn) = (Some(av), Some(remote));
+            hca.modify_qp(qp, attr)
+        }
+        done => done,
+    }
 }
 
 /// What the adapter is asked for.
@@ -529,8 +555,8 @@ fn attributes(
     if opcode == Opcode::INIT2RTR_QP && connected {
         let mtu = MtuCode::from_code(context.get(Qpc::MTU)).and_then(MtuCode::mtu);
         attr.path_mtu = Some(mtu.ok_or(CmdStatus::BadParam)?);
-        attr.av = Some(address_vector(context, directory)?);
-        attr.dest_qpn = Some(Qpn::new(context.get(Qpc::REMOTE_QPN)));
+        let (av, remote) = peer(context, directory);
+        (attr.av, attr.dest_qpn) = (Some(av), Some(remote));
         attr.rq_psn = Some(Psn::new(context.get(Qpc::NEXT_RCV_PSN)));
         if rc {
             attr.max_dest_rd_atomic = Some(1 << context.get(Qpc::LOG_RRA_MAX));

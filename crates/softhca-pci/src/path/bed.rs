@@ -317,10 +317,14 @@ impl Client {
 
     /// Brings a queue pair to RTS, connected to the peer at `gid`.
     pub(crate) fn connect(&mut self, qp: &ClientQp, gid: Gid, peer: u32) {
+        self.connect_by(qp, Ads::new().with(Ads::RGID_RIP, gid.0).with(Ads::GRH, true), peer, (14, 7));
+    }
+
+    /// Brings a queue pair to RTS, with this path, and a timeout and retries.
+    pub(crate) fn connect_by(&mut self, qp: &ClientQp, path: Ads, peer: u32, (timeout, retries): (u32, u32)) {
         let flags = |q: Qpc| q.with(Qpc::RRE, true).with(Qpc::RWE, true).with(Qpc::RAE, true);
         let first = flags(Qpc::new()).with(Qpc::Q_KEY, 0x1111);
         self.change(Opcode::RST2INIT_QP, qp.qpn, 0, first).unwrap();
-        let path = Ads::new().with(Ads::RGID_RIP, gid.0).with(Ads::GRH, true);
         let rtr = Qpc::new()
             .with(Qpc::MTU, Mtu::B1024.encoding().into())
             .with(Qpc::REMOTE_QPN, peer)
@@ -329,11 +333,11 @@ impl Client {
             .with(Qpc::MIN_RNR_NAK, 1)
             .with(Qpc::PRIMARY_ADDRESS_PATH, path);
         self.change(Opcode::INIT2RTR_QP, qp.qpn, optpar::RRE, flags(rtr)).unwrap();
-        let path = Ads::new().with(Ads::ACK_TIMEOUT, 14);
+        let path = Ads::new().with(Ads::ACK_TIMEOUT, timeout);
         let rts = Qpc::new()
             .with(Qpc::NEXT_SEND_PSN, 7)
             .with(Qpc::LOG_SRA_MAX, 2)
-            .with(Qpc::RETRY_COUNT, 7)
+            .with(Qpc::RETRY_COUNT, retries)
             .with(Qpc::RNR_RETRY, 7)
             .with(Qpc::PRIMARY_ADDRESS_PATH, path);
         self.change(Opcode::RTR2RTS_QP, qp.qpn, 0, rts).unwrap();

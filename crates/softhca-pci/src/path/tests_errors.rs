@@ -2,14 +2,15 @@
 
 use std::os::unix::fs::FileExt;
 
-use hca_core::Device;
+use hca_core::{Device, Gid};
 use hca_prm::command::cq::DestroyCqIn;
 use hca_prm::{
-    CmdStatus, CqError, Cqe64, CqeSyndrome, EventType, Opcode, QpState, Qpc, ServiceType, WqeOpcode,
+    Ads, CmdStatus, CqError, Cqe64, CqeOpcode, CqeSyndrome, EventType, Opcode, QpState, Qpc, ServiceType,
+    WqeOpcode,
 };
 
-use super::bed::{BASE, End, LEN, PAGE, Pair, QpShape, Wqe};
-use super::tests::{counter, syndrome};
+use super::bed::{BASE, End, LEN, PAGE, Pair, QpShape, Server, Wqe};
+use super::tests::{counter, opcode, syndrome};
 use crate::command::Output;
 
 /// The counters and syndromes of all completions of A's send queue, once there are this many.
@@ -256,6 +257,51 @@ fn who_is_connected_to_a_queue_pair_that_is_not_to_him_is_not_heard() {
         assert_eq!(d.client.query(&qp).get(Qpc::STATE), QpState::Err.code());
         assert!(p.b.received().is_none());
         assert_eq!((p.b.bytes(0, 8), p.b.bytes(128, 8)), (vec![0; 8], vec![0; 8]));
+    }
+}
+
+#[test]
+fn a_connection_to_an_address_that_nobody_has_is_made_and_nothing_answers() {
+    // A LID that no function has, and GIDs that the adapter's network has no way to.
+    let by_lid = Ads::new().with(Ads::RLID, 77);
+    let by_gid = |gid: [u8; 16]| Ads::new().with(Ads::RGID_RIP, gid).with(Ads::GRH, true);
+    let other_version = by_gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9]);
+    let group = by_gid(Gid::from_ip([224, 0, 0, 5].into()).0);
+    for path in [by_lid, other_version, group] {
+        for (st, retries) in [(ServiceType::Rc, 0), (ServiceType::Rc, 2), (ServiceType::Uc, 2)] {
+            let server = Server::new();
+            let shape = QpShape { st, ..QpShape::default() };
+            let (mut a, mut b) = (End::new(&server, 0, shape), End::new(&server, 1, shape));
+            let (qp, peer) = (a.qp, b.qp);
+            a.client.connect_by(&qp, path, peer.qpn, (6, retries));
+            // The queue pair that it names is there, and takes it for its peer.
+            b.client.connect(&peer, server.gid(), qp.qpn);
+            b.recv(0, 64);
+            let mut p = Pair { server, a, b };
+            let counted = |p: &Pair, name| {
+                p.server.hca.counters().iter().find(|c| c.name == name).expect("it is counted").value
+            };
+            for _ in 0..2 {
+                p.a.post(&Wqe::new(WqeOpcode::Send).inline(b"nowhere"));
+            }
+            if st == ServiceType::Uc {
+                assert_eq!(
+                    [opcode(&p.sent()), opcode(&p.sent())],
+                    [CqeOpcode::Req; 2],
+                    "they leave, and are lost"
+                );
+                continue;
+            }
+            let failed = failures(&mut p, 2).into_iter().map(|(_, syndrome)| syndrome);
+            let expected = [CqeSyndrome::TransportRetryExcErr, CqeSyndrome::WrFlushErr];
+            assert!(failed.eq(expected), "{path:?}");
+            assert_eq!(state(&mut p), QpState::Err.code());
+            // They leave, and again as often as the queue pair was told, each time after its timeout.
+            let retries = u64::from(retries);
+            assert_eq!(counted(&p, "timeouts"), retries, "{path:?}");
+            assert!(counted(&p, "rx_unknown_qp") >= 2 * (retries + 1), "{path:?}");
+            assert!(p.b.received().is_none());
+        }
     }
 }
 

@@ -200,9 +200,14 @@ fn functions_reach_each_other_by_the_addresses_that_the_directory_has_for_them()
         assert_eq!((p.b.bytes(at + 8, 16), p.b.bytes(at + 24, 16)), (first.0.to_vec(), own.0.to_vec()));
         assert_eq!(p.b.bytes(at + 40, 7), [&text[..], &[0]].concat());
     }
-    // An address that nobody has: the datagram is lost, and its request ends well.
-    p.a.post(&Wqe::new(WqeOpcode::Send).datagram(Gid::default(), 77, b, 0x1111).inline(b"nowhere"));
-    assert_eq!(opcode(&p.sent()), CqeOpcode::Req);
+    // Addresses that nobody has, one without a way in the adapter's network: datagrams are lost, and their requests end well.
+    let no_way = Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 77]);
+    for (gid, lid) in [(Gid::default(), 77), (no_way, 0)] {
+        p.b.recv(0, 128);
+        p.a.post(&Wqe::new(WqeOpcode::Send).datagram(gid, lid, b, 0x1111).inline(b"nowhere"));
+        assert_eq!(opcode(&p.sent()), CqeOpcode::Req);
+        assert!(p.b.received().is_none());
+    }
 }
 
 #[test]
