@@ -10,7 +10,7 @@ use core::task::Waker;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use hca_core::{Completion, CqHandle, CqPort, DeviceError, Notify, WcOpcode, WcStatus};
+use hca_core::{Completion, CqHandle, CqPort, DeviceError, Notify, QpType, WcOpcode, WcStatus};
 use hca_prm::command::cq::{CreateCqIn, CreateCqOut, DestroyCqIn};
 use hca_prm::{CI_MASK, CqArm, CqDbr, Cqc};
 use hca_vfio::mmio::dma_wmb;
@@ -253,7 +253,7 @@ impl<B: Bell> CqPoller<B> {
             Kind::Received => {
                 let qp = seat.recvs.as_deref()?;
                 (out.wr_id, out.qp) = (qp.take_recv(cqe.place())?, qp.handle);
-                cqe.complete_recv(out);
+                cqe.complete_recv(qp.qp_type == QpType::Ud, out);
                 Some(())
             }
             _ => seat.fail(*cqe, out),

@@ -118,9 +118,9 @@ impl<'a> Cqe<'a> {
         out.solicited = false;
     }
 
-    /// Fills in what a success of a receive request tells.
+    /// Fills in what a success of a receive request tells. Senders are told of datagrams only.
     #[inline(always)]
-    pub(crate) fn complete_recv(&self, out: &mut Completion) {
+    pub(crate) fn complete_recv(&self, datagram: bool, out: &mut Completion) {
         let imm = || rows(&self.words[2][0]) as u32;
         let (opcode, extra) = match self.opcode() {
             RESP_SEND_IMM => (WcOpcode::Recv, RecvExtra::Imm(imm())),
@@ -128,7 +128,7 @@ impl<'a> Cqe<'a> {
             RESP_WR_IMM => (WcOpcode::RecvRdmaWithImm, RecvExtra::Imm(imm())),
             _ => (WcOpcode::Recv, RecvExtra::None),
         };
-        let sender = (rows(&self.words[1][1]) >> 32) as u32;
+        let sender = if datagram { (rows(&self.words[1][1]) >> 32) as u32 } else { 0 };
         out.status = WcStatus::Success;
         out.opcode = opcode;
         out.byte_len = self.byte_count();
@@ -205,7 +205,9 @@ pub(crate) mod tests {
             let cqe = Cqe::ready(&ring, 0, 0).unwrap();
             assert_eq!((cqe.qpn(), cqe.place(), cqe.kind()), (0x43, 0x8001, Kind::Received));
             let mut c = Completion { status: WcStatus::Fatal, ..Completion::default() };
-            cqe.complete_recv(&mut c);
+            cqe.complete_recv(false, &mut c);
+            assert_eq!((c.src_qp.raw(), c.grh), (0, false), "of a connection these mean nothing");
+            cqe.complete_recv(true, &mut c);
             assert_eq!((c.status, c.byte_len, c.src_qp.raw()), (WcStatus::Success, 104, 0x77));
             assert!(c.grh && c.solicited);
             (c.opcode, c.extra)

@@ -441,6 +441,26 @@ fn datagrams_say_where_they_came_from() {
 }
 
 #[test]
+fn a_datagram_without_a_header_begins_where_it_would_with_one() {
+    let (fake, context) = context();
+    let pd = context.alloc_pd().unwrap();
+    let mut cq = context.create_cq(64).unwrap();
+    let mut a = pd.qp::<Ud>(&cq).max_send_wr(4).max_recv_wr(4).build().unwrap();
+    a.activate(Qkey::new(0x1234)).unwrap();
+    let to = a.endpoint();
+    let ah = pd.create_ah(&hca_core::AddressVector { dgid: to.gid, ..Default::default() }).unwrap();
+    a.post_recv(pd.alloc(64).unwrap()).unwrap();
+    fake.faults.no_header.store(true, Relaxed);
+    a.post_send(SendRequest::send(buf(&pd, b"hi")).to(&ah.peer(to.qpn, Qkey::new(0x1234))).signaled(false))
+        .unwrap();
+    context.turn();
+    let mut wcs = Completions::default();
+    let wc = cq.poll(&mut wcs).next().unwrap();
+    assert_eq!((wc.payload(), wc.byte_len, wc.src_qp), (Some(&b"hi"[..]), 42, to.qpn));
+    assert!(wc.grh().is_none() && wc.reply_ah(&pd).is_none());
+}
+
+#[test]
 fn buffers_split_join_and_are_zeroed_when_given_out_again() {
     let p = pair();
     let whole = p.pd.alloc(1000).unwrap();

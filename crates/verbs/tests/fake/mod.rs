@@ -25,6 +25,8 @@ pub struct Faults {
     pub refuse_post: AtomicBool,
     /// Each READ and WRITE fails.
     pub fail_rdma: AtomicBool,
+    /// Datagrams come without a header, in whose place there is something else.
+    pub no_header: AtomicBool,
     /// Completion queues have no descriptor.
     pub no_descriptor: AtomicBool,
     pub turns: AtomicU32,
@@ -183,7 +185,10 @@ impl State {
             return false;
         }
         let Some(wr) = qp.sq.pop_front() else { return false };
-        let (pd, ud) = (qp.pd, qp.init.qp_type == QpType::Ud);
+        let pd = qp.pd;
+        let missing = faults.no_header.load(Ordering::Relaxed);
+        let header = if missing { Header::Missing } else { Header::There };
+        let front = (qp.init.qp_type == QpType::Ud).then_some(header);
         let (rc, uc_or_ud) = (qp.init.qp_type == QpType::Rc, qp.init.qp_type != QpType::Rc);
         let dest = wr.dest.map_or(qp.attr.dest_qpn.unwrap_or_default().raw(), |d| d.qpn.raw());
         let len: usize =
@@ -202,7 +207,7 @@ impl State {
             if let (SendOp::WriteImm(remote, _), Ok(data)) = (wr.op, &data) {
                 self.remote(remote, data.len(), |p| copy(data.as_ptr(), p, data.len()));
             }
-            self.deliver(id, dest, recv, if write { Ok(Vec::new()) } else { data }, &wr, ud);
+            self.deliver(id, dest, recv, if write { Ok(Vec::new()) } else { data }, &wr, front);
             WcStatus::Success
         } else if faults.fail_rdma.load(Ordering::Relaxed) {
             self.qps.get_mut(&id).unwrap().state = QpState::Error;
@@ -304,10 +309,14 @@ impl State {
         recv: Recv,
         data: Result<Vec<u8>, WcStatus>,
         wr: &Posted,
-        ud: bool,
+        front: Option<Header>,
     ) {
         let (pd, cq) = (self.qps[&to].pd, self.qps[&to].init.recv_cq.index);
-        let mut bytes = if ud { grh().to_vec() } else { Vec::new() };
+        let mut bytes = match front {
+            Some(Header::There) => grh().to_vec(),
+            Some(Header::Missing) => vec![0xee; 40],
+            None => Vec::new(),
+        };
         bytes.extend(data.unwrap());
         let fits = self.scatter(pd, &recv.sges, &bytes);
         let extra = match wr.op {
@@ -324,8 +333,8 @@ impl State {
             opcode,
             byte_len: bytes.len() as u32,
             extra,
-            src_qp: Qpn::new(if ud { from } else { 0 }),
-            grh: ud,
+            src_qp: Qpn::new(if front.is_some() { from } else { 0 }),
+            grh: front == Some(Header::There),
             solicited: wr.flags.contains(SendFlags::SOLICITED),
         };
         self.push(cq, completion);
@@ -395,6 +404,13 @@ fn copy(from: *const u8, to: *mut u8, len: usize) {
 
 fn handle(id: u32) -> QpHandle {
     QpHandle { index: id, generation: id * 3 }
+}
+
+/// What a datagram's first 40 bytes are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Header {
+    There,
+    Missing,
 }
 
 fn grh() -> [u8; 40] {
