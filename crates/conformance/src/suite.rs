@@ -140,6 +140,7 @@ macro_rules! __for_each_check {
                 uc_send_errors_stop_the_send_queue_only,
                 uc_packet_sequence_numbers_wrap;
             ud: ud_datagrams_begin_with_forty_bytes_of_grh,
+                ud_datagrams_by_lid_alone_come_without_grh_behind_its_room,
                 ud_scatters_the_grh_like_any_byte,
                 ud_needs_the_queue_key,
                 ud_carries_one_packet_at_most,

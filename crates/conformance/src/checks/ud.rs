@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use hca_core::{
-    AhHandle, Gid, Mtu, Payload, PostErrorKind, Qkey, QpState, QpType, RecvExtra, SendOp, SendWr, Sge,
-    UdDest, WcStatus,
+    AddressVector, AhHandle, Gid, Mtu, Payload, PostErrorKind, Qkey, QpState, QpType, RecvExtra, SendOp,
+    SendWr, Sge, UdDest, WcStatus,
 };
 
 use crate::mem::{Mem, pattern};
@@ -80,6 +80,29 @@ pub(crate) fn ud_datagrams_begin_with_forty_bytes_of_grh(bed: &dyn Bed) {
         assert_grh(&u.mb.read(8, 40), u.a.node.gid(), u.b.node.gid());
         u.mb.assert_bytes(48, &bytes);
         u.mb.assert_untouched_but(8, len + 40, 0x33);
+    }
+}
+
+/// Within a subnet of InfiniBand; other networks have a header with each datagram.
+pub(crate) fn ud_datagrams_by_lid_alone_come_without_grh_behind_its_room(bed: &dyn Bed) {
+    let u = Ud::new(bed);
+    let dlid = u.b.node.dev().port().lid;
+    if dlid.raw() == 0 || !bed.can(Feature::Lossless) {
+        return;
+    }
+    let av = AddressVector { dlid, ..AddressVector::default() };
+    let ah = u.a.node.dev().create_ah(u.a.node.pd.handle, &av).expect("an address handle");
+    for (id, ah, grh) in [(1, ah, false), (2, u.ah, true), (3, ah, false)] {
+        let bytes = pattern(id, 100);
+        u.ma.write(0, &bytes);
+        u.mb.fill(0x33);
+        u.b.recv(id, &[u.mb.sge(8, 8000)]);
+        u.a.try_send(&[to(UdDest { ah, ..u.to_b() }, id, SendOp::Send, &[u.ma.sge(0, 100)])]).unwrap();
+        u.a.send_cq.ok(id);
+        let c = u.b.recv_cq.ok(id);
+        assert_eq!((c.byte_len as usize, c.grh, c.src_qp), (140, grh, u.a.qpn));
+        u.mb.assert_bytes(48, &bytes);
+        u.mb.assert_untouched_but(8, 140, 0x33);
     }
 }
 

@@ -88,16 +88,14 @@ impl Buses {
         }
     }
 
-    /// Copies bytes to an address of the bus's, if a queue pair of this protection domain may write there.
-    pub(crate) fn store(&self, pd: PdHandle, place: &Sge, bytes: &[u8]) {
-        let ranges = self.bank(pd, place.lkey).and_then(|bank| self.banks.get(&bank));
-        let Some((at, range)) = ranges.and_then(|ranges| ranges.range(..=place.addr).next_back()) else {
-            return;
-        };
+    /// Where `len` bytes lie that begin with a place, if a queue pair of this protection domain may write to this address of
+    /// the bus's.
+    pub(crate) fn place(&self, pd: PdHandle, place: &Sge, len: usize) -> Option<(&Window, usize)> {
+        let ranges = self.bank(pd, place.lkey).and_then(|bank| self.banks.get(&bank))?;
+        let (at, range) = ranges.range(..=place.addr).next_back()?;
         let within = (place.addr - at) as usize;
-        if range.write && within <= range.window.len() && bytes.len() <= range.window.len() - within {
-            range.window.store(within, bytes);
-        }
+        let fits = within <= range.window.len() && len <= range.window.len() - within;
+        (range.write && fits).then_some((&range.window, within))
     }
 
     /// What a key lets this protection domain do, if it is one of the bus's that the domain has.

@@ -37,14 +37,12 @@ impl Mkey {
         self.memory.as_ref().is_some_and(|memory| memory.touches(iova, size))
     }
 
-    /// Copies bytes to an address that `key` names, if a queue pair of this protection domain may write there.
-    pub(crate) fn store(&self, pd: PdHandle, key: u32, addr: u64, bytes: &[u8]) {
-        let Some(memory) = &self.memory else { return };
+    /// Where `len` bytes lie whose address `key` names, if a queue pair of this protection domain may write there.
+    pub(crate) fn place(&self, pd: PdHandle, key: u32, addr: u64, len: usize) -> Option<(&Window, usize)> {
+        let memory = self.memory.as_ref()?;
         let may = pd == self.pd && key & 0xff == self.context.get(Mkc::MKEY_7_0) && self.context.get(Mkc::LW);
-        let at = addr.checked_sub(self.context.get(Mkc::START_ADDR)).and_then(|at| usize::try_from(at).ok());
-        if let Some(at) = at.filter(|at| may && *at <= memory.len() && bytes.len() <= memory.len() - at) {
-            memory.store(at, bytes);
-        }
+        let at = usize::try_from(addr.checked_sub(self.context.get(Mkc::START_ADDR))?).ok()?;
+        (may && at <= memory.len() && len <= memory.len() - at).then_some((memory, at))
     }
 
     /// Makes it invalid; the number stays.

@@ -49,7 +49,12 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn new() -> Self {
-        let fabric = LoopbackNet::new().attach("10.0.0.1".parse().unwrap());
+        Self::at(&LoopbackNet::new(), "10.0.0.1")
+    }
+
+    /// That of the host with this address in a network.
+    pub(crate) fn at(net: &LoopbackNet, addr: &str) -> Self {
+        let fabric = net.attach(addr.parse().unwrap());
         let options = Options { progress: Progress::Inline, ..Options::default() };
         let hca = SoftHca::open(Box::new(fabric), options).unwrap();
         let directory = SharedDirectory::new(hca.port().gid);
@@ -530,13 +535,18 @@ impl Wqe {
         self.rest.extend(remote.as_bytes());
         self
     }
-    pub(crate) fn datagram(mut self, gid: Gid, lid: u32, qpn: u32, qkey: u32) -> Self {
+    pub(crate) fn datagram(self, gid: Gid, lid: u32, qpn: u32, qkey: u32) -> Self {
+        self.datagram_of_class(gid, lid, qpn, qkey, 0)
+    }
+    /// A datagram with a traffic class.
+    pub(crate) fn datagram_of_class(mut self, gid: Gid, lid: u32, qpn: u32, qkey: u32, class: u32) -> Self {
         let to = UdAdrsVector::new()
             .with(UdAdrsVector::Q_KEY, qkey)
             .with(UdAdrsVector::EXT, true)
             .with(UdAdrsVector::DESTINATION_QP_DCT, qpn)
             .with(UdAdrsVector::RLID_UDP_SPORT, lid)
             .with(UdAdrsVector::GRH, gid != Gid::default())
+            .with(UdAdrsVector::TCLASS, class)
             .with(UdAdrsVector::RGID_RIP, gid.0);
         self.rest.extend(to.as_bytes());
         self

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use hca_core::wire::Grh;
-use hca_core::{Completion, QpHandle, QpType, RecvExtra, WcOpcode, WcStatus};
+use hca_core::{Completion, QpHandle, RecvExtra, WcOpcode, WcStatus};
 use hca_prm::{CqErrorSyndrome, Cqe64, CqeOpcode, CqeSyndrome, ErrCqe, EventType};
 use softhca::SoftHca;
 
@@ -12,7 +12,7 @@ use crate::guest::Guest;
 use crate::objects::bus::{Buses, Names};
 use crate::objects::cq::{Cq, Written};
 use crate::objects::mkey::Mkey;
-use crate::objects::qp::{Qp, Service};
+use crate::objects::qp::Qp;
 use crate::objects::srq::Srq;
 use crate::objects::{Numbered, Objects, Raised};
 use crate::path::grh;
@@ -82,8 +82,8 @@ fn syndrome(status: WcStatus) -> CqeSyndrome {
     CqeSyndrome::of_wc_status(status).unwrap_or(CqeSyndrome::LocalQpOpErr)
 }
 
-/// The entry of a receive request.
-fn received(qp: &Qp, c: &Completion, directory: &Directory) -> Cqe64 {
+/// The entry of a receive request; with the sender, it is a datagram's.
+fn received(c: &Completion, sender: Option<Sender>) -> Cqe64 {
     let counter = c.wr_id as u16;
     if c.status != WcStatus::Success {
         return error_entry(false, syndrome(c.status), counter, 0);
@@ -100,26 +100,40 @@ fn received(qp: &Qp, c: &Completion, directory: &Directory) -> Cqe64 {
         RecvExtra::Invalidated(key) => _ = cqe.set(Cqe64::INVAL_RKEY, key.raw()),
         RecvExtra::None => {}
     }
-    if qp.service == Service::Real(QpType::Ud) {
-        let lid = directory.lid_of_qp(c.src_qp.raw()).unwrap_or_default();
-        cqe.set(Cqe64::RQPN, c.src_qp.raw()).set(Cqe64::SLID, lid.into()).set(Cqe64::G, c.grh.into());
+    if let Some(Sender { lid, grh }) = sender {
+        cqe.set(Cqe64::RQPN, c.src_qp.raw()).set(Cqe64::SLID, lid.into()).set(Cqe64::G, grh.into());
     }
     cqe
 }
 
-/// Writes the header in front of a datagram as its sender and receiver know each other, if both are functions here.
-fn name_sender(
+/// What a receiver is told of who has sent a datagram.
+#[derive(Clone, Copy)]
+struct Sender {
+    /// Its LID, if it is a function here that has one.
+    lid: u16,
+    /// Whether there is a header.
+    grh: bool,
+}
+
+/// Who has sent a datagram. Writes the header in front of it as sender and receiver know each other, if both are functions
+/// here.
+fn sender(
     qp: &Qp,
     number: u32,
     c: &Completion,
     directory: &Directory,
     srqs: &Numbered<Srq>,
     keys: (&Numbered<Mkey>, &Buses),
-) {
-    if let (Some(from), Some(to)) = (directory.gid_of_qp(c.src_qp.raw()), directory.gid_of_qp(number)) {
-        let header = grh::header(from, to, c.byte_len.saturating_sub(Grh::BYTES as u32));
-        grh::write(qp, srqs, keys, c.wr_id as u16, &header);
+) -> Sender {
+    let front = grh::Front::of(qp, srqs, keys, c.wr_id as u16);
+    let from = c.src_qp.raw();
+    let Some(grh) = grh::asked_for(&front.read(), directory.own()) else {
+        return Sender { lid: 0, grh: true };
+    };
+    if let (true, Some(from), Some(to)) = (grh, directory.gid_of_qp(from), directory.gid_of_qp(number)) {
+        front.write(&grh::header(from, to, c.byte_len.saturating_sub(Grh::BYTES as u32)));
     }
+    Sender { lid: directory.lid_of_qp(from).unwrap_or_default(), grh }
 }
 
 /// A request of the send queue has ended.
@@ -184,10 +198,9 @@ impl Objects {
             let number = shown.number(c.qp);
             let Some(qp) = qps.get_mut(&number).filter(|qp| qp.handle == c.qp) else { continue };
             if c.opcode.is_recv() {
-                if qp.is_datagram() && c.status == WcStatus::Success {
-                    name_sender(qp, number, c, directory, srqs, (mkeys, buses));
-                }
-                let cqe = received(qp, c, directory);
+                let datagram = qp.is_datagram() && c.status == WcStatus::Success;
+                let sender = datagram.then(|| sender(qp, number, c, directory, srqs, (mkeys, buses)));
+                let cqe = received(c, sender);
                 let urgent = c.solicited || c.status != WcStatus::Success;
                 shown.write(qp.cq_recv, qp.handle, qp.user_index, cqe, urgent);
             } else {

@@ -15,6 +15,7 @@ use hca_prm::{
 };
 
 use super::complete::{Shown, ended};
+use super::grh;
 use super::recv::byte_count;
 use crate::directory::Directory;
 use crate::guest::Window;
@@ -244,15 +245,19 @@ fn address(
 ) -> Found {
     let (gid, lid) = (to.get(UdAdrsVector::RGID_RIP), to.get(UdAdrsVector::RLID_UDP_SPORT));
     // Between Ethernet ports there always is a GRH, and the bit is reserved; their addresses have a MAC.
-    let grh = to.get(UdAdrsVector::GRH) || to.rmac() != [0; 6];
-    let Some(dgid) = destination(directory, gid, grh, lid) else {
+    let header = to.get(UdAdrsVector::GRH) || to.rmac() != [0; 6];
+    let Some(dgid) = destination(directory, gid, header, lid) else {
         return Found::Nowhere;
     };
+    let mut traffic_class = to.get(UdAdrsVector::TCLASS) as u8;
+    if dgid == directory.own() {
+        traffic_class = grh::traffic_class(traffic_class, header || lid == 0);
+    }
     let av = AddressVector {
         dgid,
         flow_label: to.get(UdAdrsVector::FLOW_LABEL),
         hop_limit: to.get(UdAdrsVector::HOP_LIMIT) as u8,
-        traffic_class: to.get(UdAdrsVector::TCLASS) as u8,
+        traffic_class,
         ..AddressVector::default()
     };
     let there = |ah| {

@@ -192,12 +192,16 @@ fn functions_reach_each_other_by_the_addresses_that_the_directory_has_for_them()
     p.b.client.post_recv(&mut p.b.qp, &places);
     p.a.post(&Wqe::new(WqeOpcode::Send).datagram(own, 0, b, 0x1111).inline(b"by gid"));
     p.a.post(&Wqe::new(WqeOpcode::Send).datagram(Gid::default(), 2, b, 0x1111).inline(b"by lid"));
-    for text in [b"by gid", b"by lid"] {
+    for (text, header) in [(b"by gid", true), (b"by lid", false)] {
         p.sent();
         let cqe = p.received();
-        assert_eq!((cqe.get(Cqe64::G), cqe.get(Cqe64::SLID)), (1, 1), "A is known by its LID");
+        // Without the bit in the sender's address there is no header, though there is room for one.
+        assert_eq!((cqe.get(Cqe64::G), cqe.get(Cqe64::SLID)), (header.into(), 1), "A is known by its LID");
+        assert_eq!(cqe.get(Cqe64::BYTE_CNT), 46);
         let at = u64::from(counter(&cqe)) * 128;
-        assert_eq!((p.b.bytes(at + 8, 16), p.b.bytes(at + 24, 16)), (first.0.to_vec(), own.0.to_vec()));
+        if header {
+            assert_eq!((p.b.bytes(at + 8, 16), p.b.bytes(at + 24, 16)), (first.0.to_vec(), own.0.to_vec()));
+        }
         assert_eq!(p.b.bytes(at + 40, 7), [&text[..], &[0]].concat());
     }
     // Addresses that nobody has, one without a way in the adapter's network: datagrams are lost, and their requests end well.
@@ -207,6 +211,35 @@ fn functions_reach_each_other_by_the_addresses_that_the_directory_has_for_them()
         p.a.post(&Wqe::new(WqeOpcode::Send).datagram(gid, lid, b, 0x1111).inline(b"nowhere"));
         assert_eq!(opcode(&p.sent()), CqeOpcode::Req);
         assert!(p.b.received().is_none());
+    }
+}
+
+#[test]
+fn a_datagram_with_a_header_has_it_whatever_its_class_within_the_adapter_and_from_outside() {
+    let net = hca_fabric::LoopbackNet::new();
+    let [here, outside] = ["10.0.0.1", "10.0.0.2"].map(|addr| Server::at(&net, addr));
+    let shape = QpShape { st: ServiceType::Ud, ..QpShape::default() };
+    let mut b = End::new(&here, 0, shape);
+    let qp = b.qp;
+    b.client.connect(&qp, here.gid(), 0);
+    for server in [&here, &outside] {
+        let mut a = End::new(server, 1, shape);
+        let from = a.qp;
+        a.client.connect(&from, here.gid(), 0);
+        for class in [0, 0xfc, 0xff] {
+            b.recv(0, 128);
+            let wqe = Wqe::new(WqeOpcode::Send);
+            a.post(&wqe.datagram_of_class(here.gid(), 0, qp.qpn, 0x1111, class).inline(b"text"));
+            let mut looks = (0..10_000).map(|_| {
+                a.client.function.look();
+                b.client.function.look();
+                b.received()
+            });
+            let cqe = looks.find_map(|cqe| cqe).expect("a datagram comes");
+            assert_eq!((cqe.get(Cqe64::G), cqe.get(Cqe64::RQPN)), (1, from.qpn), "class {class:#x}");
+            assert_eq!(b.bytes(32, 4), server.gid().0[12..]);
+            assert_eq!(b.bytes(40, 4), b"text");
+        }
     }
 }
 
