@@ -44,7 +44,7 @@ impl Ahs {
         pd: PdHandle,
         av: &AddressVector,
     ) -> Result<AhHandle, DeviceError> {
-        let address = hca.port.path(av)?.address();
+        let address = hca.path(av)?.address();
         let pdn = hca.pds.acquire(pd)?;
         let mut control = self.control();
         let (index, generation) = control.insert(pd).inspect_err(|_| hca.pds.release(pd))?;

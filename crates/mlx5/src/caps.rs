@@ -57,6 +57,12 @@ pub(crate) struct Caps {
     pub(crate) roce_v2: bool,
     /// Whether the port is an Ethernet one.
     pub(crate) ethernet: bool,
+    /// Whether it offers Ethernet queues, and tables of flows that lead frames to them.
+    pub(crate) ethernet_queues: bool,
+    /// What the times of Ethernet completions are told to be, which nobody reads, where it has to be told.
+    pub(crate) sq_ts_format: u32,
+    /// The same of receive queues.
+    pub(crate) rq_ts_format: u32,
     /// Whether atomics are offered, with operands in the host's byte order.
     pub(crate) atomic: bool,
     /// Whether the firmware takes the driver's name.
@@ -128,12 +134,20 @@ impl Caps {
             roce_addresses: roce.get(RoceCap::ROCE_ADDRESS_TABLE_SIZE),
             roce_v2: roce.get(RoceCap::ROCE_VERSION) >> 2 & 1 != 0,
             ethernet: used.get(HcaCap::PORT_TYPE) == PORT_ETHERNET,
+            ethernet_queues: used.get(HcaCap::ETH_NET_OFFLOADS) && used.get(HcaCap::NIC_FLOW_TABLE),
+            sq_ts_format: ts_format(used.get(HcaCap::SQ_TS_FORMAT)),
+            rq_ts_format: ts_format(used.get(HcaCap::RQ_TS_FORMAT)),
             atomic,
             driver_version: used.get(HcaCap::DRIVER_VERSION),
             services: [used.get(HcaCap::RC), used.get(HcaCap::UC), used.get(HcaCap::UD)],
             local_ca_ack_delay: used.get(HcaCap::LOCAL_CA_ACK_DELAY),
         }
     }
+}
+
+/// The adapter's own choice (1), where it knows more than free-running counters, which is all that 0 is.
+fn ts_format(offered: u32) -> u32 {
+    u32::from(offered != 0)
 }
 
 /// Has the adapter take operands in the host's byte order. Returns whether it does.

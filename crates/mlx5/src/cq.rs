@@ -18,6 +18,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::caps::Caps;
 use crate::cqe::{self, CQE_CELLS, Cqe, Kind};
+use crate::error::memory;
 use crate::exclusion::Exclusion;
 use crate::hca::Hca;
 use crate::masked::Masked;
@@ -439,7 +440,7 @@ impl Cqs {
         hca.check_alive()?;
         self.table().check_room()?;
         let log_size = (depth + 1).next_power_of_two().trailing_zeros();
-        let memory = QueueMemory::alloc(hca, CQE_CELLS << log_size)?;
+        let memory = QueueMemory::alloc(hca.arena(), CQE_CELLS << log_size).map_err(memory)?;
         cqe::clear(&memory.cells[..CQE_CELLS << log_size]);
         let uar = hca.uars.for_queue();
         let context = Cqc::new()

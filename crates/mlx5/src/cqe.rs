@@ -86,8 +86,9 @@ impl<'a> Cqe<'a> {
             _ => Kind::Other,
         }
     }
+    /// Bytes that came.
     #[inline(always)]
-    fn byte_count(&self) -> u32 {
+    pub(crate) fn byte_count(&self) -> u32 {
         rows(&self.words[2][1]) as u32
     }
 

@@ -95,10 +95,17 @@ impl Device for Mlx5 {
     }
     fn counters(&self) -> Vec<Counter> {
         let counter = |name, value| Counter { name, value };
-        vec![
+        let mut all = vec![
             counter("pages_lent", self.hca.pages_lent() as u64),
             counter("events_lost", self.hca.events.lost()),
-        ]
+        ];
+        if let Some(eth) = &self.hca.ethernet {
+            let c = eth.counters();
+            all.push(counter("neighbour_frames_received", c.heard));
+            all.push(counter("neighbour_frames_sent", c.said));
+            all.push(counter("neighbour_frames_not_sent", c.unsaid));
+        }
+        all
     }
 
     fn alloc_pd(&self) -> Result<PdHandle, DeviceError> {

@@ -1,24 +1,27 @@
 //! The adapter: in which order it is started and stopped, and what the objects on it are made with.
 
 use core::ops::Deref;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use hca_core::DeviceError;
+use hca_core::wire::neighbour::{Mac, Station};
+use hca_core::{AddressVector, DeviceError, Gid};
 use hca_prm::command::hca::{
     AccessRegIn, AccessRegMod, DisableHcaIn, EnableHcaIn, InitHcaIn, QueryIssiIn, QueryIssiOut,
     QueryPagesMod, SetDriverVersionIn, SetIssiIn, TeardownHcaIn, TeardownProfile,
 };
 use hca_prm::register::{HostEndianness, RegisterId};
 use hca_prm::{CMD_INTERFACE_REV, CmdStatus, Command, InitSegment};
-use hca_vfio::{ArenaOptions, Bar, DmaArena, DmaBuf, DmaError, FunctionError, PciFunction};
+use hca_vfio::{ArenaOptions, Bar, DmaArena, FunctionError, PciFunction};
 
 use crate::ah::Ahs;
 use crate::caps::Caps;
 use crate::cmd::{CmdError, CommandQueue};
 use crate::cq::Cqs;
 use crate::error::OpenError;
+use crate::eth::{Ethernet, Means};
 use crate::events::{EventFd, Events};
 use crate::health::Health;
 use crate::house::House;
@@ -27,7 +30,7 @@ use crate::mr::Mrs;
 use crate::options::Options;
 use crate::pages::Pages;
 use crate::pd::Pds;
-use crate::port::Port;
+use crate::port::{Path, Port};
 use crate::qp::Qps;
 use crate::registers::Registers;
 use crate::serve::Eqs;
@@ -91,6 +94,9 @@ pub(crate) struct Core {
     pub(crate) caps: Caps,
     /// Its port.
     pub(crate) port: Port,
+    /// By what peers of an Ethernet port are found, where it can.
+    pub(crate) ethernet: Option<Ethernet>,
+    neighbour_timeout: Duration,
     /// Doorbell pages.
     pub(crate) uars: Uars,
     /// Memory that programs have.
@@ -138,6 +144,8 @@ impl Core {
         let eqs = Eqs::open(&cmd, arena, uars.events(), &caps, interrupts.len() as u32)
             .map_err(|e| e.open(&name))?;
         let port = Port::open(&cmd, &caps, options, &name)?;
+        let means = Means { cmd: &cmd, arena, caps: &caps, uars: &uars, eqn: eqs.completion_number() };
+        let ethernet = Ethernet::open(&means, &port, &name)?;
         eqs.arm()?;
         if caps.driver_version {
             cmd.exec(&driver_version()).map_err(failed)?;
@@ -148,6 +156,8 @@ impl Core {
             health,
             uars,
             port,
+            ethernet,
+            neighbour_timeout: options.neighbour_timeout,
             lent: Arc::default(),
             pds: Pds::new(1 << caps.log_max_pd),
             mrs: Mrs::new(1 << caps.log_max_mkey),
@@ -188,6 +198,26 @@ impl Core {
         }
         outcome
     }
+    /// The way to a peer. On an Ethernet port that may have to ask for the peer's MAC, and to wait for the answer.
+    pub(crate) fn path(&self, av: &AddressVector) -> Result<Path, DeviceError> {
+        self.port.path(av, |own, peer| self.ask_for(own, peer))
+    }
+    fn ask_for(&self, own: Station, peer: IpAddr) -> Result<Mac, DeviceError> {
+        let unknown = |why| DeviceError::NoPath { gid: Gid::from_ip(peer), why };
+        let Some(eth) = &self.ethernet else {
+            return Err(unknown(
+                "its MAC is not known, and this function has no Ethernet queues to ask for it, as a warning said when it \
+                 was opened: give it, as in ?neigh=10.0.0.3=02:00:00:00:00:03, or take the peer's link-local GID",
+            ));
+        };
+        eth.find(own, peer, self.neighbour_timeout, || self.check_alive())?.ok_or_else(|| {
+            unknown(
+                "nobody tells its MAC by ARP or neighbour discovery: see that the peer is up and in this network; of a peer \
+                 behind a router give the router's, as in ?neigh=10.1.0.3=02:00:00:00:00:03",
+            )
+        })
+    }
+
     /// Has the driver's thread look at once.
     pub(crate) fn ring_house(&self) {
         self.bell.signal();
@@ -196,9 +226,9 @@ impl Core {
     pub(crate) fn completion_eq(&self) -> u32 {
         self.completion_eq
     }
-    /// Memory for queues: zeroed, whole pages, at a multiple of `align` here and for the adapter, where it is contiguous.
-    pub(crate) fn dma_alloc(&self, bytes: usize, align: usize) -> Result<DmaBuf, DmaError> {
-        self.arena.alloc(bytes, align)
+    /// Memory for queues and programs: zeroed, whole pages, contiguous for the adapter.
+    pub(crate) fn arena(&self) -> &DmaArena {
+        &self.arena
     }
     /// The function.
     pub(crate) fn function(&self) -> &PciFunction {
@@ -248,6 +278,9 @@ impl Core {
 
     /// Stops the adapter, in the opposite order of its start. Returns how many pages it keeps.
     fn stop(&self) -> Result<usize, CmdError> {
+        if let Some(eth) = &self.ethernet {
+            eth.close(&self.cmd)?;
+        }
         self.port.close(&self.cmd)?;
         let eqs = self.eqs.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(eqs) = eqs {

@@ -23,7 +23,7 @@
 //! An adapter that does not answer, or says that it is unwell, is declared dead: everything that is asked of it after
 //! that fails at once with the reason, and what it may still reach stays untouched until the function is reset or closed.
 //!
-//! What it is not: no Ethernet, no memory windows, no dynamic connections, no multicast, one port.
+//! What it is not: no Ethernet for programs, no memory windows, no dynamic connections, no multicast, one port.
 //!
 //! ```no_run
 //! use hca_core::Device;
@@ -45,6 +45,7 @@
 //! | `pages` | memory lent to the adapter |
 //! | `caps`, `uar`, `eq`, `health`, `port` | what it can do, doorbell pages, event queues, its health, its port |
 //! | `house`, `serve`, `events` | the driver's thread, what it does, events on their way to the program |
+//! | `eth`, `neighbours` | Ethernet queues of its own, and what they are for: ARP and neighbour discovery |
 //! | `pd`, `mr`, `memory` | protection domains, regions, memory that it can reach |
 //! | `cq`, `cqe`, `qp`, `srq`, `ah` | queues and address handles |
 //! | `exclusion` | how queue pairs come and go while a completion queue is polled |
@@ -62,6 +63,7 @@ mod cqe;
 mod device;
 mod eq;
 mod error;
+mod eth;
 mod events;
 mod exclusion;
 mod hca;
@@ -70,6 +72,7 @@ mod house;
 mod masked;
 mod memory;
 mod mr;
+mod neighbours;
 mod options;
 mod pages;
 mod pd;

@@ -58,7 +58,7 @@ pub(crate) fn alloc(hca: &Hca, len: usize) -> Result<DmaMemory, DeviceError> {
     hca.check_alive()?;
     let (unit, align) = shape(len);
     let bytes = len.checked_next_multiple_of(unit).ok_or(DeviceError::OutOfMemory { bytes: len as u64 })?;
-    let buf = hca.dma_alloc(bytes, align).map_err(memory)?;
+    let buf = hca.arena().alloc(bytes, align).map_err(memory)?;
     let addr = buf.addr();
     hca.lent.pieces().insert(addr.addr().get(), (buf.len(), buf.iova().0));
     let piece = Piece { buf, lent: hca.lent.clone() };

@@ -15,8 +15,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use hca_core::{Access, DeviceError, Lkey, MrHandle, MrInit, MrKeys, PdHandle, Rkey};
 use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn};
 use hca_prm::{AccessMode, Mkc, pas};
-use hca_vfio::{DmaMapping, DmaRights};
+use hca_vfio::{DmaBuf, DmaMapping, DmaRights};
 
+use crate::cmd::{CmdError, CommandQueue};
 use crate::error::memory;
 use crate::hca::Hca;
 use crate::health::Death;
@@ -112,7 +113,7 @@ impl Mrs {
         let pages = Pages::of(bus, init.len as u64, init.iova, within)?;
         let tag = self.tag.fetch_add(1, Ordering::Relaxed) & 0xff;
         let pdn = hca.pds.acquire(pd)?;
-        let context = context(init, pdn, tag, &pages);
+        let context = context(init.access, (init.iova, init.len as u64), pdn, tag, &pages);
         let (input, list) = pages.command(context);
         match hca.exec_with(&input, &list, &mut []) {
             Ok(out) => Ok((out.get(CreateMkeyOut::MKEY_INDEX), tag)),
@@ -210,8 +211,8 @@ impl Pages {
     }
 }
 
-fn context(init: &MrInit, pdn: u32, tag: u32, pages: &Pages) -> Mkc {
-    let may = |a| init.access.contains(a);
+fn context(access: Access, (iova, len): (u64, u64), pdn: u32, tag: u32, pages: &Pages) -> Mkc {
+    let may = |a| access.contains(a);
     let mut context = Mkc::new()
         .with(Mkc::LR, true)
         .with(Mkc::LW, may(Access::LOCAL_WRITE))
@@ -222,12 +223,22 @@ fn context(init: &MrInit, pdn: u32, tag: u32, pages: &Pages) -> Mkc {
         .with(Mkc::QPN, Mkc::ANY_QPN)
         .with(Mkc::MKEY_7_0, tag)
         .with(Mkc::PD, pdn)
-        .with(Mkc::START_ADDR, init.iova)
-        .with(Mkc::LEN, init.len as u64)
+        .with(Mkc::START_ADDR, iova)
+        .with(Mkc::LEN, len)
         .with(Mkc::TRANSLATIONS_OCTWORD_SIZE, pages.units())
         .with(Mkc::LOG_PAGE_SIZE, pages.log_size);
     context.set_access_mode(AccessMode::Mtt);
     context
+}
+
+/// A key of the driver's own over all of `buf`, for local writes, by the adapter's addresses: its index, and the key.
+pub(crate) fn key_of(cmd: &CommandQueue, pdn: u32, buf: &DmaBuf) -> Result<(u32, u32), CmdError> {
+    const TAG: u32 = 0;
+    let (bus, len) = (buf.iova().0, buf.len() as u64);
+    let pages = Pages::of(bus, len, bus, (bus, bus + len)).expect("an arena's memory is whole pages");
+    let (input, list) = pages.command(context(Access::LOCAL_WRITE, (bus, len), pdn, TAG, &pages));
+    let index = cmd.exec_with(&input, &list, &mut [])?.get(CreateMkeyOut::MKEY_INDEX);
+    Ok((index, index << 8 | TAG))
 }
 
 /// Whether memory of the program's own can be registered: a server has no way to it.

@@ -11,8 +11,11 @@ use hca_core::{Gid, Lid};
 pub struct Options {
     /// Addresses of a RoCE port, beside its link-local one. The first is the port's GID.
     pub ip: Vec<IpAddr>,
-    /// MAC addresses of peers that can't be told from their GID.
+    /// MAC addresses of peers of a RoCE port, which are believed without asking. That of a peer behind a router is the router's.
     pub neighbours: Vec<(IpAddr, [u8; 6])>,
+    /// How long a peer of a RoCE port may take to tell its MAC, when it is asked by ARP or neighbour discovery: so long may
+    /// making an address handle, and connecting a queue pair, take.
+    pub neighbour_timeout: Duration,
     /// LIDs of peers of an InfiniBand port that the program knows by their GID alone, where an address vector has no LID. One
     /// that is not named either is 0: an adapter that is served finds it by the GID; on a subnet of cables nothing does.
     pub lids: Vec<(Gid, Lid)>,
@@ -44,6 +47,7 @@ impl Default for Options {
         Self {
             ip: Vec::new(),
             neighbours: Vec::new(),
+            neighbour_timeout: Duration::from_secs(3),
             lids: Vec::new(),
             command_timeout: Duration::from_secs(60),
             command_look: Duration::from_millis(100),

@@ -1,12 +1,14 @@
 //! The adapter's port: InfiniBand, or Ethernet with RoCE.
 //!
 //! An InfiniBand port has its addresses from the subnet's manager. To a RoCE port the driver gives them: the link-local
-//! one that its MAC makes, and those that it is told. No kernel finds out peers' MACs here, so they come out of their link-local
-//! addresses, or out of the table that the program gives.
+//! one that its MAC makes, and those that it is told. Peers' MACs come out of their link-local addresses, or out of the table that
+//! the program gives, or peers are asked for them (`eth`).
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use hca_core::wire::neighbour::{Mac, Station, usable};
 use hca_core::{AddressVector, DeviceError, Gid, Lid, Mtu, PortAttr};
 use hca_prm::command::hca::{AccessRegIn, AccessRegMod};
 use hca_prm::command::vport::{
@@ -26,6 +28,10 @@ use crate::options::Options;
 const FRAME_OVERHEAD: u32 = 22;
 /// From here on LIDs are those of groups.
 const MULTICAST_LIDS: u16 = 0xc000;
+/// What a port's longest frame is taken to be, whatever the adapter says: the shortest that IPv6 goes with, and a jumbo
+/// frame.
+const MIN_FRAME: u32 = 1280 + FRAME_OVERHEAD;
+const MAX_FRAME: u32 = 16 << 10;
 /// Hops of a packet where nothing else is said.
 const HOPS: u8 = 64;
 
@@ -61,7 +67,9 @@ pub(crate) struct Port {
     gids: Vec<Gid>,
     /// Its MAC, on Ethernet.
     mac: [u8; 6],
-    /// Peers' MACs, by GID.
+    /// The longest frame that it takes.
+    frame_bytes: u32,
+    /// Peers' MACs that the program gave, by GID.
     neighbours: HashMap<Gid, [u8; 6]>,
     /// Peers' LIDs, by GID.
     lids: HashMap<Gid, Lid>,
@@ -101,6 +109,7 @@ impl Port {
             attr: Mutex::new(attr),
             gids: vec![attr.gid],
             mac: [0; 6],
+            frame_bytes: 0,
             neighbours: HashMap::new(),
             lids: options.lids.iter().copied().collect(),
         })
@@ -145,11 +154,12 @@ impl Port {
         for (index, gid) in gids.iter().enumerate() {
             set_address(cmd, index as u32, Some(*gid), mac).map_err(failed)?;
         }
-        let mut attr = roce_attr(cmd, &nic).map_err(failed)?;
+        let (mut attr, frame_bytes) = roce_attr(cmd, &nic).map_err(failed)?;
         // The first that the program gave, if it gave one.
         attr.gid = gids.get(1).copied().unwrap_or(gids[0]);
         let neighbours = options.neighbours.iter().map(|(ip, mac)| (Gid::from_ip(*ip), *mac)).collect();
-        Ok(Self { ethernet: true, attr: Mutex::new(attr), gids, mac, neighbours, lids: HashMap::new() })
+        let (attr, lids) = (Mutex::new(attr), HashMap::new());
+        Ok(Self { ethernet: true, attr, gids, mac, frame_bytes, neighbours, lids })
     }
 
     fn lock(&self) -> MutexGuard<'_, PortAttr> {
@@ -182,13 +192,34 @@ impl Port {
         Ok(())
     }
 
-    /// The way to a peer.
-    pub(crate) fn path(&self, av: &AddressVector) -> Result<Path, DeviceError> {
-        let attr = self.attr();
+    /// Its addresses on Ethernet; `None` on InfiniBand.
+    pub(crate) fn stations(&self) -> Option<Vec<Station>> {
+        self.ethernet.then(|| self.gids.iter().map(|gid| self.station(*gid)).collect())
+    }
+    fn station(&self, gid: Gid) -> Station {
+        Station { mac: self.mac, ip: gid.ip() }
+    }
+    /// Its MAC, on Ethernet.
+    pub(crate) fn mac(&self) -> Mac {
+        self.mac
+    }
+    /// Bytes of the longest frame that it takes, on Ethernet.
+    pub(crate) fn frame_bytes(&self) -> u32 {
+        self.frame_bytes.clamp(MIN_FRAME, MAX_FRAME)
+    }
+
+    /// The way to a peer; `ask` is the way to the MAC of one that is not known: from the station named first.
+    pub(crate) fn path(
+        &self,
+        av: &AddressVector,
+        ask: impl FnOnce(Station, IpAddr) -> Result<Mac, DeviceError>,
+    ) -> Result<Path, DeviceError> {
         let (dlid, mac, sgid_index) = if self.ethernet {
-            (Lid::new(0), self.mac_of(av.dgid)?, self.source_for(av.dgid)?)
+            let source = self.source_for(av.dgid)?;
+            let ask = |peer| ask(self.station(self.gids[source]), peer);
+            (Lid::new(0), self.mac_of(av.dgid, ask)?, source as u32)
         } else {
-            (self.lid_of(av, &attr)?, [0; 6], 0)
+            (self.lid_of(av, &self.attr())?, [0; 6], 0)
         };
         Ok(Path {
             ethernet: self.ethernet,
@@ -214,28 +245,32 @@ impl Port {
     }
 
     /// The entry of the table from which a peer is reached.
-    fn source_for(&self, dgid: Gid) -> Result<u32, DeviceError> {
+    fn source_for(&self, dgid: Gid) -> Result<usize, DeviceError> {
         let kind = |gid: Gid| (gid.is_ipv4(), is_link_local(gid));
         // Where there is none of the kind, a routed IPv6 address reaches a link-local one and the other way round.
         let exact = self.gids.iter().position(|g| kind(*g) == kind(dgid));
         let near = || self.gids.iter().rposition(|g| g.is_ipv4() == dgid.is_ipv4());
-        let found = exact.or_else(near).map(|index| index as u32);
-        found.ok_or(DeviceError::NoPath {
+        exact.or_else(near).ok_or(DeviceError::NoPath {
             gid: dgid,
             why: "the port has no IPv4 address: give it one when it is opened, as in ?ip=10.0.0.2",
         })
     }
 
-    fn mac_of(&self, dgid: Gid) -> Result<[u8; 6], DeviceError> {
+    fn mac_of(
+        &self,
+        dgid: Gid,
+        ask: impl FnOnce(IpAddr) -> Result<Mac, DeviceError>,
+    ) -> Result<Mac, DeviceError> {
         if self.gids.contains(&dgid) {
             return Ok(self.mac);
         }
-        let known = self.neighbours.get(&dgid).copied().or_else(|| mac_in(dgid));
-        known.ok_or(DeviceError::NoPath {
-            gid: dgid,
-            why: "nobody finds out its MAC behind vfio: give it when the device is opened, as in \
-                  ?neigh=10.0.0.3=02:00:00:00:00:03, or take the peer's link-local GID",
-        })
+        if let Some(mac) = self.neighbours.get(&dgid).copied().or_else(|| mac_in(dgid)) {
+            return Ok(mac);
+        }
+        if !usable(dgid.ip()) {
+            return Err(DeviceError::NoPath { gid: dgid, why: "it is no address of a single host" });
+        }
+        ask(dgid.ip())
     }
 }
 
@@ -329,9 +364,11 @@ fn ib_attr(cmd: &CommandQueue) -> Result<PortAttr, CmdError> {
     })
 }
 
-fn roce_attr(cmd: &CommandQueue, nic: &NicVportContext) -> Result<PortAttr, CmdError> {
+/// Its attributes, and bytes of the longest frame.
+fn roce_attr(cmd: &CommandQueue, nic: &NicVportContext) -> Result<(PortAttr, u32), CmdError> {
     let known = oper_mtu(cmd)?.or(Some(nic.get(NicVportContext::MTU)).filter(|mtu| *mtu > 0));
-    let link = known.unwrap_or(1500 + FRAME_OVERHEAD).saturating_sub(FRAME_OVERHEAD);
+    let frame = known.unwrap_or(1500 + FRAME_OVERHEAD);
+    let link = frame.saturating_sub(FRAME_OVERHEAD);
     let input = QueryVportStateIn::new().with(QueryVportStateIn::OP_MOD, VportStateMod::VnicVport.code());
     let active = match cmd.exec(&input) {
         Ok(answer) => answer.get(QueryVportStateOut::STATE) == 1,
@@ -339,7 +376,7 @@ fn roce_attr(cmd: &CommandQueue, nic: &NicVportContext) -> Result<PortAttr, CmdE
         Err(e) => return Err(e),
     };
     let active_mtu = Mtu::largest_for_link(link).unwrap_or(Mtu::B256);
-    Ok(PortAttr { gid: Gid::default(), lid: Lid::new(0), active_mtu, active })
+    Ok((PortAttr { gid: Gid::default(), lid: Lid::new(0), active_mtu, active }, frame))
 }
 
 #[cfg(test)]
@@ -353,7 +390,12 @@ mod tests {
         let gids = std::iter::once(link_local(MAC)).chain(ips.iter().map(|ip| gid(ip))).collect();
         let attr = PortAttr { gid: Gid::default(), lid: Lid::new(0), active_mtu: Mtu::B1024, active: true };
         let neighbours = neighbours.iter().map(|(ip, mac)| (gid(ip), *mac)).collect();
-        Port { ethernet: true, attr: Mutex::new(attr), gids, mac: MAC, neighbours, lids: HashMap::new() }
+        let (attr, lids) = (Mutex::new(attr), HashMap::new());
+        Port { ethernet: true, attr, gids, mac: MAC, frame_bytes: 1522, neighbours, lids }
+    }
+    /// Nobody is to be asked.
+    fn nobody(_: Station, peer: IpAddr) -> Result<Mac, DeviceError> {
+        panic!("{peer} is asked for")
     }
     fn to(ip: &str) -> AddressVector {
         AddressVector { dgid: Gid::from_ip(ip.parse().unwrap()), ..AddressVector::default() }
@@ -365,7 +407,7 @@ mod tests {
             &["10.0.0.2", "2001:db8::2"],
             &[("10.0.0.3", [2, 0, 0, 0, 0, 3]), ("2001:db8::3", [2, 0, 0, 0, 0, 4])],
         );
-        let of = |ip| port.path(&to(ip)).map(|p| (p.mac, p.sgid_index)).unwrap();
+        let of = |ip| port.path(&to(ip), nobody).map(|p| (p.mac, p.sgid_index)).unwrap();
         assert_eq!(of("fe80::11:22ff:fe33:4455"), ([2, 0x11, 0x22, 0x33, 0x44, 0x55], 0));
         assert_eq!(of("10.0.0.3"), ([2, 0, 0, 0, 0, 3], 1));
         assert_eq!(of("2001:db8::3"), ([2, 0, 0, 0, 0, 4], 2));
@@ -383,11 +425,12 @@ mod tests {
             attr: Mutex::new(attr),
             gids: vec![attr.gid],
             mac: [0; 6],
+            frame_bytes: 0,
             neighbours: HashMap::new(),
             lids: [(gid("fe80::5"), Lid::new(7))].into(),
         };
         let of = |ip, lid| {
-            let path = port.path(&AddressVector { dlid: Lid::new(lid), ..to(ip) });
+            let path = port.path(&AddressVector { dlid: Lid::new(lid), ..to(ip) }, nobody);
             path.map(|p| (p.dlid, p.dgid != Gid::default())).map_err(|e| e.to_string())
         };
         assert_eq!(of("fe80::5", 0), Ok((7, true)));
@@ -404,20 +447,43 @@ mod tests {
     }
 
     #[test]
+    fn who_is_not_known_is_asked_for_from_the_address_of_its_kind() {
+        let port = roce(&["10.0.0.2", "2001:db8::2"], &[]);
+        let asked = |ip: &str| {
+            let mut by = None;
+            let path = port.path(&to(ip), |own, peer| {
+                by = Some((own.ip.to_string(), peer.to_string()));
+                assert_eq!(own.mac, MAC);
+                Ok([2, 0, 0, 0, 0, 9])
+            });
+            assert_eq!(path.unwrap().mac, [2, 0, 0, 0, 0, 9]);
+            by.unwrap()
+        };
+        let of = |own: &str, peer: &str| (own.to_owned(), peer.to_owned());
+        assert_eq!(asked("10.0.0.9"), of("10.0.0.2", "10.0.0.9"));
+        assert_eq!(asked("2001:db8::9"), of("2001:db8::2", "2001:db8::9"));
+        // A link-local address that no MAC made.
+        assert_eq!(asked("fe80::9"), of(&link_local(MAC).ip().to_string(), "fe80::9"));
+    }
+
+    #[test]
     fn a_peer_that_cant_be_reached_is_refused_with_what_to_do() {
         let port = roce(&["10.0.0.2"], &[]);
-        let unknown = port.path(&to("10.0.0.9")).unwrap_err().to_string();
-        assert!(unknown.contains("?neigh="), "{unknown}");
+        for group in ["224.0.0.1", "255.255.255.255", "ff02::1", "::", "0.0.0.0"] {
+            let refused = port.path(&to(group), nobody).unwrap_err().to_string();
+            assert!(refused.contains("single host"), "{refused}");
+        }
         let bare = roce(&[], &[("10.0.0.3", [2, 0, 0, 0, 0, 3])]);
-        let no_source = bare.path(&to("10.0.0.3")).unwrap_err().to_string();
+        let no_source = bare.path(&to("10.0.0.3"), nobody).unwrap_err().to_string();
         assert!(no_source.contains("?ip="), "{no_source}");
     }
 
     #[test]
     fn flows_have_source_ports_of_the_upper_quarter_and_labels_of_20_bits() {
         let port = roce(&[], &[]);
-        let path =
-            port.path(&AddressVector { flow_label: 0xfff1_2345, ..to("fe80::11:22ff:fe33:4455") }).unwrap();
+        let path = port
+            .path(&AddressVector { flow_label: 0xfff1_2345, ..to("fe80::11:22ff:fe33:4455") }, nobody)
+            .unwrap();
         assert_eq!((path.flow_label, path.hop_limit), (0x1_2345, 64));
         assert!(path.udp_sport >= 0xc000);
         assert_ne!(udp_source_port(1), udp_source_port(2));

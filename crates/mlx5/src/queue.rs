@@ -2,9 +2,8 @@
 
 use hca_core::DeviceError;
 use hca_prm::pas;
+use hca_vfio::{DmaArena, DmaError};
 
-use crate::error::memory;
-use crate::hca::Hca;
 use crate::shared::{CELL, SharedCells};
 
 /// Bytes of a page of the lists that commands carry, and of those for large queues.
@@ -31,11 +30,11 @@ pub(crate) struct QueueMemory {
 
 impl QueueMemory {
     /// Zeroed memory for a queue of `cells`.
-    pub(crate) fn alloc(hca: &Hca, cells: usize) -> Result<Self, DeviceError> {
+    pub(crate) fn alloc(arena: &DmaArena, cells: usize) -> Result<Self, DmaError> {
         let queue = cells * CELL;
         let page = if queue >= LARGE_FROM { LARGE } else { SMALL };
         let record = queue.next_multiple_of(64);
-        let buf = hca.dma_alloc(record + RECORD_CELLS * CELL, page).map_err(memory)?;
+        let buf = arena.alloc(record + RECORD_CELLS * CELL, page)?;
         let iova = buf.iova().0;
         let list: Vec<u64> = (0..queue.div_ceil(page)).map(|i| iova + (i * page) as u64).collect();
         let mut pages = vec![0; list.len() * pas::ENTRY];

@@ -153,7 +153,12 @@ impl Core {
         if commands {
             self.cmd.wake();
         }
-        let completed = |event: &Eqe| self.cqs.completed(data!(CompEvent, event).get(CompEvent::CQ_NUMBER));
+        let completed = |event: &Eqe| {
+            let cqn = data!(CompEvent, event).get(CompEvent::CQ_NUMBER);
+            if !self.ethernet.as_ref().is_some_and(|eth| eth.completed(cqn)) {
+                self.cqs.completed(cqn);
+            }
+        };
         more |= drain(&mut eqs.completions, last, completed)?;
         more |= drain(&mut eqs.others, first, |event| later.extend(self.hear(event)))?;
         Ok(more)
@@ -173,7 +178,11 @@ impl Core {
             EventType::NicVportChange => return Some(Later::Port),
             EventType::InternalError => return Some(Later::Health),
             EventType::CqError => {
-                self.cqs.failed(data!(CqError, event).get(CqError::CQN)).map(AsyncEvent::CqOverrun)
+                let cqn = data!(CqError, event).get(CqError::CQN);
+                if let Some(eth) = &self.ethernet {
+                    eth.failed(cqn);
+                }
+                self.cqs.failed(cqn).map(AsyncEvent::CqOverrun)
             }
             EventType::SrqRqLimit => self.srqs.by_number(number).map(AsyncEvent::SrqLimitReached),
             EventType::SrqCatasError => {

@@ -15,6 +15,7 @@ use hca_prm::{RmpState, Rmpc, Wq, WqType};
 use hca_vfio::mmio::dma_wmb;
 
 use crate::caps::Caps;
+use crate::error::memory;
 use crate::hca::Hca;
 use crate::qp::send::Bell;
 use crate::qp::wqe;
@@ -243,7 +244,7 @@ impl Srqs {
     ) -> Result<(SrqHandle, Box<dyn RecvPort>), DeviceError> {
         let stride = (init.max_sge as usize + HEAD_CELLS).next_power_of_two().max(2);
         let places = (init.max_wr + 1).next_power_of_two();
-        let memory = QueueMemory::alloc(hca, places as usize * stride)?;
+        let memory = QueueMemory::alloc(hca.arena(), places as usize * stride).map_err(memory)?;
         let uar = hca.uars.for_queue();
         let wq = Wq::new()
             .with(Wq::WQ_TYPE, WqType::LinkedList.code())

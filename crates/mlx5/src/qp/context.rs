@@ -128,7 +128,7 @@ pub(crate) fn command(
     attr: &QpAttr,
 ) -> Result<(), DeviceError> {
     use QpState::{Error, Init, Reset, Rtr, Rts, Sqe};
-    let path = attr.av.as_ref().map(|av| hca.port.path(av)).transpose()?;
+    let path = attr.av.as_ref().map(|av| hca.path(av)).transpose()?;
     let (qpc, optional) = context(fixed, hca.caps.log_max_msg, attr, path.as_ref());
     macro_rules! give {
         ($command:ident, $optional:expr) => {{

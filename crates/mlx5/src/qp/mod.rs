@@ -30,6 +30,7 @@ use self::send::{SendLimits, SendQueue};
 use self::wqe::BLOCK_CELLS;
 use crate::caps::Caps;
 use crate::cq::CqUser;
+use crate::error::memory;
 use crate::hca::Hca;
 use crate::queue::{QueueMemory, in_range};
 use crate::shared::{CELL, SharedCells};
@@ -177,7 +178,8 @@ impl Qps {
         let recv_cq = hca.cqs.acquire(init.recv_cq)?;
         let srq = init.srq.map(|s| hca.srqs.acquire(s, pdn)).transpose()?;
         let sizes = Sizes::of(&init.cap, srq.is_some());
-        let memory = QueueMemory::alloc(hca, sizes.recv_cells() + sizes.send_cells())?;
+        let memory =
+            QueueMemory::alloc(hca.arena(), sizes.recv_cells() + sizes.send_cells()).map_err(memory)?;
         let uar = hca.uars.for_queue_pair();
         let mut fixed = Fixed {
             qpn: 0,

@@ -1,0 +1,219 @@
+//! Ethernet queues of a RoCE port, for what the driver itself says and hears there: ARP and neighbour discovery, as no
+//! kernel does that behind vfio.
+//!
+//! The adapter leads frames by a table of flows: ARP to all and to this port, and ICMPv6 to this port and to the groups in
+//! which its IPv6 addresses are asked for. Everything else on the port is RDMA's, or nobody's.
+//!
+//! Who needs a peer's MAC asks and waits ([`Ethernet::find`]); the driver's thread takes frames when the adapter says that
+//! there are some, and answers them. Both do so under one lock, and neither waits for the other.
+
+mod queues;
+mod setup;
+
+use std::net::IpAddr;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use hca_core::wire::neighbour::{Mac, Station, announcement, question};
+use hca_vfio::DmaArena;
+
+use crate::caps::Caps;
+use crate::cmd::{CmdError, CommandQueue};
+use crate::error::OpenError;
+use crate::neighbours::Neighbours;
+use crate::port::Port;
+use crate::uar::{Uar, Uars};
+use queues::Queues;
+use setup::Made;
+
+/// How long who waits for an answer sleeps before it looks by itself.
+const LOOK: Duration = Duration::from_millis(5);
+/// After what time a question is asked again, first and at most.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LAST_PAUSE: Duration = Duration::from_secs(1);
+
+/// The queues, and what they have told.
+pub(crate) struct Ethernet {
+    state: Mutex<State>,
+    /// Something was heard.
+    news: Condvar,
+    /// What the adapter has made for it.
+    made: Made,
+    cqn: u32,
+}
+
+struct State {
+    queues: Queues<Uar>,
+    neighbours: Neighbours,
+    counters: Counters,
+}
+
+/// What was said and heard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counters {
+    /// Frames that came.
+    pub(crate) heard: u64,
+    /// Frames that left.
+    pub(crate) said: u64,
+    /// Frames that did not leave, as too many were under way.
+    pub(crate) unsaid: u64,
+}
+
+/// With what the queues are made.
+pub(crate) struct Means<'a> {
+    pub(crate) cmd: &'a CommandQueue,
+    pub(crate) arena: &'a DmaArena,
+    pub(crate) caps: &'a Caps,
+    pub(crate) uars: &'a Uars,
+    /// The event queue of completions.
+    pub(crate) eqn: u32,
+}
+
+impl Ethernet {
+    /// Makes the queues of a RoCE port, and tells its neighbours where its addresses are. `None`: the adapter does not offer
+    /// such queues, or refuses them to this function, which is logged.
+    pub(crate) fn open(means: &Means<'_>, port: &Port, name: &str) -> Result<Option<Self>, OpenError> {
+        let Some(stations) = port.stations() else { return Ok(None) };
+        if !means.caps.ethernet_queues {
+            tracing::warn!(
+                "{name} offers no Ethernet queues: its driver can't ask for peers' MACs, nor answer for its own; tell peers' \
+                 by `neigh`"
+            );
+            return Ok(None);
+        }
+        let mut made = Made::default();
+        let neighbours = Neighbours::new(port.mac(), stations.iter().map(|s| s.ip).collect());
+        match setup::queues(means, port, &stations, &mut made) {
+            Ok((queues, cqn)) => {
+                let state = Mutex::new(State { queues, neighbours, counters: Counters::default() });
+                let this = Self { state, news: Condvar::new(), made, cqn };
+                this.announce();
+                Ok(Some(this))
+            }
+            Err(setup::Failed::Command(e @ CmdError::Refused { .. })) => {
+                made.take_back(means.cmd)
+                    .map_err(|source| OpenError::Command { name: name.to_owned(), source })?;
+                tracing::warn!(
+                    "{name}: {e}; so its driver can't ask for peers' MACs, nor answer for its own; tell peers' by `neigh`"
+                );
+                Ok(None)
+            }
+            Err(setup::Failed::Command(source)) => Err(OpenError::Command { name: name.to_owned(), source }),
+            Err(setup::Failed::Memory(e)) => Err(e.into()),
+        }
+    }
+
+    /// Has the adapter take all back.
+    pub(crate) fn close(&self, cmd: &CommandQueue) -> Result<(), CmdError> {
+        self.made.take_back(cmd)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // It is whole between any two of its operations.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    pub(crate) fn counters(&self) -> Counters {
+        self.state().counters
+    }
+
+    /// Tells all neighbours where this port's addresses are, and listens from now on.
+    fn announce(&self) {
+        let mut state = self.state();
+        for frame in state.neighbours.own().map(announcement).collect::<Vec<_>>() {
+            state.say(&frame);
+        }
+        state.queues.arm();
+    }
+
+    /// The adapter has an event of a completion queue. Returns whether it was this one's, whose frames are taken then.
+    pub(crate) fn completed(&self, cqn: u32) -> bool {
+        if cqn != self.cqn {
+            return false;
+        }
+        let mut state = self.state();
+        state.queues.heard();
+        state.hear();
+        state.queues.arm();
+        drop(state);
+        self.news.notify_all();
+        true
+    }
+    /// A completion queue is in error.
+    pub(crate) fn failed(&self, cqn: u32) {
+        if cqn == self.cqn {
+            self.state().queues.fail();
+        }
+    }
+
+    /// A peer's MAC: as it was told a short while ago, or as it tells now that it is asked, from `own`, before `patience` ends or
+    /// `alive` says that nothing can come any more.
+    pub(crate) fn find<E>(
+        &self,
+        own: Station,
+        peer: IpAddr,
+        patience: Duration,
+        alive: impl Fn() -> Result<(), E>,
+    ) -> Result<Option<Mac>, E> {
+        let begun = Instant::now();
+        let mut state = self.state();
+        state.hear();
+        if let Some(mac) = state.neighbours.known(peer, begun) {
+            return Ok(Some(mac));
+        }
+        state.neighbours.seek(peer);
+        let (mut ask_at, mut pause) = (begun, FIRST_PAUSE);
+        let found = loop {
+            let now = Instant::now();
+            if let Some(mac) = state.neighbours.known(peer, now) {
+                break Ok(Some(mac));
+            }
+            if let Err(e) = alive() {
+                break Err(e);
+            }
+            if now.duration_since(begun) >= patience || state.queues.broken().is_some() {
+                break Ok(None);
+            }
+            if now >= ask_at {
+                if let Some(frame) = question(own, peer) {
+                    state.say(&frame);
+                }
+                ask_at = now + pause;
+                pause = (pause * 2).min(LAST_PAUSE);
+            }
+            let waited = self.news.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            // An interrupt may be lost, or this be the thread that would hear it.
+            state.hear();
+        };
+        state.neighbours.give_up(peer);
+        found
+    }
+}
+
+impl State {
+    /// Takes the frames that came, and answers.
+    fn hear(&mut self) {
+        let well = self.queues.broken().is_none();
+        let mut answers = Vec::new();
+        let (neighbours, counters, now) = (&mut self.neighbours, &mut self.counters, Instant::now());
+        self.queues.poll(|frame| {
+            counters.heard += 1;
+            answers.extend(neighbours.hear(&frame, now));
+        });
+        for answer in answers {
+            self.say(&answer);
+        }
+        if let Some(status) = self.queues.broken().filter(|_| well) {
+            tracing::error!(
+                %status, "the Ethernet queues are in error: peers' MACs are not asked for any more; open the adapter anew"
+            );
+        }
+    }
+    fn say(&mut self, frame: &[u8]) {
+        if self.queues.send(frame) {
+            self.counters.said += 1;
+        } else {
+            self.counters.unsaid += 1;
+        }
+    }
+}

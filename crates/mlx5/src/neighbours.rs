@@ -1,0 +1,234 @@
+//! Peers' MACs on an Ethernet port: those that the program gave, and those that peers have told, by ARP and neighbour
+//! discovery. Here is what is known and what is answered; `eth` sends and receives the frames.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use hca_core::wire::neighbour::{Mac, Message, Station, usable};
+
+/// How long what a peer told is believed.
+const FRESH: Duration = Duration::from_secs(30);
+/// Peers that are remembered; beyond, who was heard longest ago is forgotten.
+const MAX_PEERS: usize = 4096;
+
+/// What is known of peers.
+pub(crate) struct Neighbours {
+    mac: Mac,
+    /// This port's own addresses.
+    own: Vec<IpAddr>,
+    peers: HashMap<IpAddr, Heard>,
+    /// Whose MAC is being asked for, and by how many.
+    sought: HashMap<IpAddr, u32>,
+    /// Own addresses that others were heard to claim.
+    claimed: HashSet<IpAddr>,
+}
+
+#[derive(Clone, Copy)]
+struct Heard {
+    mac: Mac,
+    at: Instant,
+}
+
+impl Neighbours {
+    pub(crate) fn new(mac: Mac, own: Vec<IpAddr>) -> Self {
+        Self { mac, own, peers: HashMap::new(), sought: HashMap::new(), claimed: HashSet::new() }
+    }
+
+    /// This port's stations.
+    pub(crate) fn own(&self) -> impl Iterator<Item = Station> {
+        self.own.iter().map(|ip| Station { mac: self.mac, ip: *ip })
+    }
+
+    /// A peer's MAC, if it was told a short while ago.
+    pub(crate) fn known(&self, ip: IpAddr, now: Instant) -> Option<Mac> {
+        let heard = self.peers.get(&ip)?;
+        (now.saturating_duration_since(heard.at) < FRESH).then_some(heard.mac)
+    }
+
+    /// Somebody waits for a peer's MAC from now on, until [`give_up`](Self::give_up).
+    pub(crate) fn seek(&mut self, ip: IpAddr) {
+        *self.sought.entry(ip).or_default() += 1;
+    }
+    /// One who waits less.
+    pub(crate) fn give_up(&mut self, ip: IpAddr) {
+        if let Some(waiting) = self.sought.get_mut(&ip) {
+            *waiting -= 1;
+            if *waiting == 0 {
+                self.sought.remove(&ip);
+            }
+        }
+    }
+
+    /// A frame came. Returns the answer that it asks for.
+    pub(crate) fn hear(&mut self, frame: &[u8], now: Instant) -> Option<Vec<u8>> {
+        let message = Message::parse(frame)?;
+        match message {
+            Message::Question { wanted, by } => {
+                let ours = self.own.contains(&wanted);
+                if by.mac == self.mac {
+                    // Our own, come back.
+                    return None;
+                }
+                self.check_claim(by);
+                // Who asks for us will be talked to (RFC 826, RFC 4861).
+                if usable(by.ip) && (ours || self.peers.contains_key(&by.ip)) {
+                    self.remember(by, now);
+                }
+                if ours { message.answer(self.mac) } else { None }
+            }
+            Message::Statement { of, replaces, solicited: _ } => {
+                self.check_claim(of);
+                let known = self.peers.get(&of.ip).map(|heard| heard.mac);
+                // What nobody asked for is news of those who are known only.
+                let news = known.is_some_and(|mac| replaces || mac == of.mac);
+                if news || self.sought.contains_key(&of.ip) {
+                    self.remember(of, now);
+                }
+                None
+            }
+        }
+    }
+
+    fn remember(&mut self, of: Station, now: Instant) {
+        if self.own.contains(&of.ip) {
+            return;
+        }
+        if self.peers.len() >= MAX_PEERS && !self.peers.contains_key(&of.ip) {
+            let oldest = self.peers.iter().min_by_key(|(_, heard)| heard.at).map(|(ip, _)| *ip);
+            self.peers.remove(&oldest.expect("there are many"));
+        }
+        self.peers.insert(of.ip, Heard { mac: of.mac, at: now });
+    }
+
+    /// Says once of each own address that somebody else uses it.
+    fn check_claim(&mut self, of: Station) {
+        if of.mac != self.mac && self.own.contains(&of.ip) && self.claimed.insert(of.ip) {
+            let [a, b, c, d, e, f] = of.mac;
+            tracing::error!(
+                "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x} uses {} as well, which is this port's address: give one of \
+                 them another",
+                of.ip
+            );
+        }
+    }
+
+    #[cfg(test)]
+    fn is_claimed(&self, ip: IpAddr) -> bool {
+        self.claimed.contains(&ip)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hca_core::wire::neighbour::{announcement, question};
+
+    use super::*;
+
+    const MAC: Mac = [2, 0, 0, 0, 0, 1];
+
+    fn ip(s: &str) -> IpAddr {
+        s.parse().unwrap()
+    }
+    fn at(last: u8, s: &str) -> Station {
+        Station { mac: [2, 0, 0, 0, 0, last], ip: ip(s) }
+    }
+    fn neighbours() -> Neighbours {
+        Neighbours::new(MAC, vec![ip("fe80::1"), ip("10.0.0.1")])
+    }
+    /// What a peer answers when it is asked for its address.
+    fn told(peer: Station, asker: Station) -> Vec<u8> {
+        Message::parse(&question(asker, peer.ip).unwrap()).unwrap().answer(peer.mac).unwrap()
+    }
+
+    #[test]
+    fn who_asks_for_an_own_address_is_answered_and_known() {
+        let (mut n, now) = (neighbours(), Instant::now());
+        for (peer, own) in [(at(2, "10.0.0.2"), "10.0.0.1"), (at(3, "2001:db8::3"), "fe80::1")] {
+            let answer = n.hear(&question(peer, ip(own)).unwrap(), now).unwrap();
+            let of = Station { mac: MAC, ip: ip(own) };
+            let read = Message::parse(&answer).unwrap();
+            assert_eq!(read, Message::Statement { of, replaces: true, solicited: true });
+            assert_eq!(n.known(peer.ip, now), Some(peer.mac));
+        }
+        let other = question(at(4, "10.0.0.4"), ip("10.0.0.9")).unwrap();
+        assert_eq!(
+            (n.hear(&other, now), n.known(ip("10.0.0.4"), now)),
+            (None, None),
+            "it asks somebody else"
+        );
+    }
+
+    #[test]
+    fn only_what_was_asked_for_is_learned_and_news_of_those_who_are_known() {
+        let (mut n, now) = (neighbours(), Instant::now());
+        let (me, peer) = (at(1, "10.0.0.1"), at(2, "10.0.0.2"));
+        n.hear(&told(peer, me), now);
+        n.hear(&announcement(peer), now);
+        assert_eq!(n.known(peer.ip, now), None, "nobody asked");
+        n.seek(peer.ip);
+        n.seek(peer.ip);
+        n.give_up(peer.ip);
+        n.hear(&told(peer, me), now);
+        n.give_up(peer.ip);
+        assert_eq!(n.known(peer.ip, now), Some(peer.mac));
+        n.hear(&announcement(at(7, "10.0.0.2")), now);
+        assert_eq!(n.known(peer.ip, now), Some([2, 0, 0, 0, 0, 7]), "it has moved");
+    }
+
+    #[test]
+    fn what_does_not_replace_leaves_another_mac_in_place() {
+        let (mut n, now) = (neighbours(), Instant::now());
+        let peer = at(2, "fe80::2");
+        n.hear(&question(peer, ip("fe80::1")).unwrap(), now);
+        let mut frame = announcement(at(7, "fe80::2"));
+        // The override flag, and the checksum with it.
+        let (flags, sum) = (58, 56);
+        frame[flags] = 0;
+        let was = u16::from_be_bytes([frame[sum], frame[sum + 1]]);
+        let now_sum = u32::from(was) + 0x2000;
+        frame[sum..sum + 2].copy_from_slice(&((now_sum + (now_sum >> 16)) as u16).to_be_bytes());
+        assert!(matches!(Message::parse(&frame), Some(Message::Statement { replaces: false, .. })));
+        n.hear(&frame, now);
+        assert_eq!(n.known(peer.ip, now), Some(peer.mac));
+    }
+
+    #[test]
+    fn what_is_known_is_believed_for_a_while() {
+        let (mut n, now) = (neighbours(), Instant::now());
+        let peer = at(2, "10.0.0.2");
+        n.hear(&question(peer, ip("10.0.0.1")).unwrap(), now);
+        assert!(n.known(peer.ip, now + FRESH / 2).is_some());
+        assert!(n.known(peer.ip, now + FRESH).is_none());
+    }
+
+    #[test]
+    fn of_many_peers_the_oldest_are_forgotten() {
+        let (mut n, now) = (neighbours(), Instant::now());
+        let peer = |i: u32| IpAddr::from((0x0b00_0000 + i).to_be_bytes());
+        for i in 0..=MAX_PEERS as u32 {
+            let by = Station { mac: [2, 0, 0, 0, 0, 9], ip: peer(i) };
+            n.hear(&question(by, ip("10.0.0.1")).unwrap(), now + Duration::from_millis(i.into()));
+        }
+        assert_eq!(n.peers.len(), MAX_PEERS);
+        assert!(!n.peers.contains_key(&peer(0)) && n.peers.contains_key(&peer(1)));
+    }
+
+    #[test]
+    fn another_who_claims_an_own_address_is_noticed_and_not_believed() {
+        let (mut n, now) = (neighbours(), Instant::now());
+        assert_eq!(n.hear(&announcement(at(1, "10.0.0.1")), now), None, "our own, come back");
+        assert!(!n.is_claimed(ip("10.0.0.1")));
+        n.hear(&announcement(at(9, "10.0.0.1")), now);
+        assert!(n.is_claimed(ip("10.0.0.1")));
+        assert_eq!(n.known(ip("10.0.0.1"), now), None);
+    }
+
+    #[test]
+    fn who_would_like_an_own_address_is_told_that_it_is_taken() {
+        let (mut n, now) = (neighbours(), Instant::now());
+        let probe = question(at(9, "0.0.0.0"), ip("10.0.0.1")).unwrap();
+        assert!(n.hear(&probe, now).is_some());
+        assert_eq!(n.peers.len(), 0);
+    }
+}
