@@ -1,6 +1,7 @@
 //! What the fuzz target `parse` does with its input. The corpus runs through it in `cargo test` too.
 
 use hca_core::wire::frame::{Frame, Network};
+use hca_core::wire::neighbour::Message;
 use hca_core::wire::{Bth, BthFlags, Packet, PacketBuilder, Syndrome};
 
 /// Takes `data` as a transport packet and as an Ethernet frame, reads all that can be read, and
@@ -21,6 +22,20 @@ pub(crate) fn parse(data: &[u8]) {
         assert!(again.icrc_ok());
         assert_eq!(again.packet.bytes(), frame.packet.bytes());
         assert_eq!(frame.icrc_ok(), frame.icrc == again.icrc);
+    }
+    neighbour(data);
+}
+
+/// What a frame says of neighbours; an answer to it says what it was asked to.
+fn neighbour(frame: &[u8]) {
+    let mac = [2, 0, 0, 0, 0, 7];
+    if let Some(question @ Message::Question { wanted, .. }) = Message::parse(frame) {
+        let answer = question.answer(mac).expect("a question has an answer");
+        match Message::parse(&answer) {
+            Some(Message::Statement { of, .. }) => assert_eq!((of.mac, of.ip), (mac, wanted)),
+            // Nobody can have that address.
+            other => assert!(other.is_none() && !hca_core::wire::neighbour::usable(wanted), "{other:?}"),
+        }
     }
 }
 

@@ -33,7 +33,7 @@ Devices:
   shm://DOMAIN        shared memory between the processes of this machine that name the DOMAIN
   raw://INTERFACE     Ethernet frames on an interface, with ?ip=ADDRESS&roce=1|2&vlan=ID (needs CAP_NET_RAW)
   loopback://NAME     inside one process
-  vfio://FUNCTION     a ConnectX adapter bound to vfio-pci, as vfio://0000:03:00.0, with ?ip=ADDRESS&neigh=ADDRESS=MAC
+  vfio://FUNCTION     a ConnectX adapter bound to vfio-pci, as vfio://0000:03:00.0, with ?ip=ADDRESS
   vfio-user://SOCKET  one that a server offers at a socket, as `hca serve` does
  with ?option=value, joined by &: progress=inline|thread|adaptive, mtu=BYTES, capture=FILE.pcapng,
  fault=loss=P,dup=P,reorder=P,corrupt=P,delay=P:MIN-MAX,seed=N (P from 0 to 1; tx.loss, rx.loss for one

@@ -26,8 +26,9 @@ use thiserror::Error;
 /// loopback://lab?fault=loss=0.01,seed=7       inside this process, losing one packet in a hundred
 /// udp://10.0.0.2?capture=/tmp/run.pcapng      every frame into a file that Wireshark opens
 /// vfio://0000:03:00.0                         a ConnectX adapter that is bound to vfio-pci
-/// vfio://0000:03:00.0?ip=10.0.0.2&neigh=10.0.0.3=02:00:00:00:00:03
-///                                             its Ethernet port by RoCE, with a peer whose MAC nobody else tells
+/// vfio://0000:03:00.0?ip=10.0.0.2             its Ethernet port, by RoCE
+/// vfio://0000:03:00.0?ip=10.0.0.2&neigh=10.1.0.3=02:00:00:00:00:03
+///                                             the same, with the MAC of the router in front of a peer
 /// vfio-user:///run/a.sock                     one that a server offers at this socket, as `hca serve` does
 /// ```
 ///
@@ -84,7 +85,7 @@ pub enum Target {
 pub struct PciOptions {
     /// `ip=ADDRESS,…`: addresses of its own, beside the link-local one (Ethernet).
     pub ip: Vec<IpAddr>,
-    /// `neigh=ADDRESS=MAC,…`: peers' MACs (Ethernet).
+    /// `neigh=ADDRESS=MAC,…`: peers' MACs that are not to be asked for (Ethernet); of peers behind a router the router's.
     pub neighbours: Vec<(IpAddr, [u8; 6])>,
     /// `lid=GID=LID,…`: LIDs of peers that are known by their GIDs alone (InfiniBand); what queue pairs are told of each
     /// other has them.
