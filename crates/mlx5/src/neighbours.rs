@@ -134,7 +134,7 @@ mod tests {
         Station { mac: [2, 0, 0, 0, 0, last], ip: ip(s) }
     }
     fn neighbours() -> Neighbours {
-        Neighbours::new(MAC, vec![ip("fe80::1"), ip("10.0.0.1")])
+        Neighbours::new(MAC, vec![ip("fe80::1"), ip("10.0.0.1"), ip("10.0.0.5")])
     }
     /// What a peer answers when it is asked for its address.
     fn told(peer: Station, asker: Station) -> Vec<u8> {
@@ -222,6 +222,8 @@ mod tests {
         n.hear(&announcement(at(9, "10.0.0.1")), now);
         assert!(n.is_claimed(ip("10.0.0.1")));
         assert_eq!(n.known(ip("10.0.0.1"), now), None);
+        n.hear(&question(at(9, "10.0.0.5"), ip("10.0.0.1")).unwrap(), now);
+        assert!(n.is_claimed(ip("10.0.0.5")) && n.known(ip("10.0.0.5"), now).is_none());
     }
 
     #[test]

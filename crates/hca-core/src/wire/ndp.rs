@@ -122,6 +122,8 @@ mod tests {
         let both = [14, 1, 9, 9, 9, 9, 9, 9, 1, 1, 2, 3, 4, 5, 6, 7];
         assert_eq!(of(&both), Ok(Some([2, 3, 4, 5, 6, 7])));
         assert_eq!(of(&both[..8]), Ok(None));
+        let twice = [1, 1, 2, 2, 2, 2, 2, 2, 1, 1, 4, 4, 4, 4, 4, 4];
+        assert_eq!(of(&twice), Ok(Some([2; 6])), "the first counts");
         assert_eq!(of(&both[..12]), Err(BrokenOption), "cut off");
         assert_eq!(of(&both[..9]), Err(BrokenOption), "cut off behind its kind");
         assert_eq!(of(&[1, 0, 2, 3, 4, 5, 6, 7]), Err(BrokenOption), "no length");

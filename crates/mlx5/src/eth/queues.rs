@@ -163,8 +163,7 @@ impl<B: Bell> Queues<B> {
                 Kind::Received => {
                     let cells = self.frame_cells();
                     let at = usize::from(place) % (1 << LOG_RECVS) * cells;
-                    let buffer = &self.parts.frames[at..at + cells];
-                    frame(read(buffer, len.min(cells * CELL)));
+                    frame(read(&self.parts.frames[at..at + cells], len));
                     self.post(1);
                 }
                 Kind::SendFailed | Kind::RecvFailed => self.broken = self.broken.or(status),
@@ -196,6 +195,7 @@ fn write(cells: &[Cell], bytes: &[u8]) {
         word.store(u64::from_ne_bytes(filled), Ordering::Relaxed);
     }
 }
+/// Reads as many bytes as there are, at most.
 fn read(cells: &[Cell], len: usize) -> Vec<u8> {
     let words = cells.as_flattened().iter().take(len.div_ceil(8));
     let mut bytes: Vec<u8> = words.flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes()).collect();
