@@ -227,6 +227,18 @@ fn a_command_without_an_answer_ends_the_device_and_every_later_call_fails_at_onc
 }
 
 #[test]
+fn mailboxes_of_a_command_without_an_answer_do_not_keep_the_function_open() {
+    let mut fake = Fake::serve(Wants::default());
+    let mut short = options();
+    short.command_timeout = Duration::from_millis(50);
+    let device = Mlx5::open(fake.function(), short).unwrap();
+    fake.state().wants.silent.insert(Opcode::CREATE_CQ);
+    assert!(matches!(device.create_cq(16), Err(DeviceError::Dead { .. })));
+    drop(device);
+    assert_eq!(fake.end().resets, 2, "the server is at its end, as its client has gone");
+}
+
+#[test]
 fn all_who_wait_for_an_answer_hear_when_one_finds_it_dead() {
     let fake = Fake::serve(Wants::default());
     let mut short = options();

@@ -1,5 +1,6 @@
 //! Mailboxes: the parts of a command's input and output that do not fit into its slot.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hca_prm::{CmdIfBox, INLINE_DATA, MAILBOX_ALIGN, MAILBOX_DATA, mailboxes};
@@ -12,16 +13,44 @@ const PER_PAGE: usize = 4096 / STRIDE;
 /// A chain of more than these has memory of its own, which goes with it: lists of many pages are rare, and long.
 const MAX_KEPT: usize = 64;
 
+/// Memory of mailboxes.
+#[derive(Debug)]
+struct Page {
+    /// Nothing when it is dropped.
+    buf: Option<DmaBuf>,
+    /// The adapter may still write one of them: it is given to nobody else while the function is open.
+    leaked: AtomicBool,
+}
+
+impl Page {
+    fn new(buf: DmaBuf) -> Arc<Self> {
+        Arc::new(Self { buf: Some(buf), leaked: AtomicBool::new(false) })
+    }
+    fn buf(&self) -> &DmaBuf {
+        self.buf.as_ref().expect("it is there until it is dropped")
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        if *self.leaked.get_mut()
+            && let Some(buf) = self.buf.take()
+        {
+            buf.leak();
+        }
+    }
+}
+
 /// One mailbox.
 #[derive(Clone, Debug)]
 struct Mailbox {
-    page: Arc<DmaBuf>,
+    page: Arc<Page>,
     at: usize,
 }
 
 impl Mailbox {
     fn iova(&self) -> u64 {
-        self.page.iova().0 + self.at as u64
+        self.page.buf().iova().0 + self.at as u64
     }
 }
 
@@ -42,7 +71,7 @@ impl Pool {
         let mut chain = Chain { pool: self, boxes: Vec::new() };
         let count = mailboxes(len);
         if count > MAX_KEPT {
-            let all = Arc::new(self.arena.alloc(count * STRIDE, 4096)?);
+            let all = Page::new(self.arena.alloc(count * STRIDE, 4096)?);
             chain.boxes.extend((0..count).map(|i| Mailbox { page: all.clone(), at: i * STRIDE }));
         }
         while chain.boxes.len() < count {
@@ -51,7 +80,7 @@ impl Pool {
             match found {
                 Some(mailbox) => chain.boxes.push(mailbox),
                 None => {
-                    let page = Arc::new(self.arena.alloc(4096, 4096)?);
+                    let page = Page::new(self.arena.alloc(4096, 4096)?);
                     let boxes = (0..PER_PAGE).map(|i| Mailbox { page: page.clone(), at: i * STRIDE });
                     self.free().extend(boxes);
                 }
@@ -98,7 +127,7 @@ impl Chain<'_> {
             let part = parts.next().unwrap_or_default();
             image.as_bytes_mut()[..part.len()].copy_from_slice(part);
             image.sign();
-            mailbox.page.store(mailbox.at, image.as_bytes());
+            mailbox.page.buf().store(mailbox.at, image.as_bytes());
         }
     }
 
@@ -106,15 +135,14 @@ impl Chain<'_> {
     pub(crate) fn load(&self, out: &mut [u8]) {
         let parts = out.get_mut(INLINE_DATA..).unwrap_or_default().chunks_mut(MAILBOX_DATA);
         for (mailbox, part) in self.boxes.iter().zip(parts) {
-            mailbox.page.load(mailbox.at, part);
+            mailbox.page.buf().load(mailbox.at, part);
         }
     }
 
     /// Gives them to nobody else: the adapter may still write them.
     pub(crate) fn leak(mut self) {
         for mailbox in self.boxes.drain(..) {
-            // One more holder, for ever, so that the page is never given back.
-            core::mem::forget(mailbox.page);
+            mailbox.page.leaked.store(true, Ordering::Relaxed);
         }
     }
 }
