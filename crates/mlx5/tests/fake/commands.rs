@@ -9,7 +9,7 @@ use hca_prm::command::{eq::CreateEqIn, mkey::CreateMkeyIn};
 use hca_prm::register::{Pmtu, RegisterId};
 use hca_prm::{CmdStatus, Eqc, Layout, Mkc, Opcode, pas};
 
-use super::State;
+use super::{State, Wants};
 
 /// The function's own GID, as an InfiniBand port.
 pub(crate) const GID: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 7];
@@ -19,7 +19,7 @@ pub(crate) const LID: u32 = 3;
 pub(crate) const MAC: [u8; 6] = [2, 0, 0, 0, 0, 7];
 
 /// Capabilities of each kind, padded.
-pub(crate) fn capabilities(ethernet: bool) -> HashMap<u32, Vec<u8>> {
+pub(crate) fn capabilities(wants: &Wants) -> HashMap<u32, Vec<u8>> {
     let general = HcaCap::new()
         .with(HcaCap::LOG_MAX_QP, 12)
         .with(HcaCap::LOG_MAX_QP_SZ, 12)
@@ -43,8 +43,10 @@ pub(crate) fn capabilities(ethernet: bool) -> HashMap<u32, Vec<u8>> {
         .with(HcaCap::IB_VIRT, true)
         .with(HcaCap::ATOMIC, true)
         .with(HcaCap::DRIVER_VERSION, true)
-        .with(HcaCap::ROCE, ethernet)
-        .with(HcaCap::PORT_TYPE, ethernet.into());
+        .with(HcaCap::ROCE, wants.ethernet)
+        .with(HcaCap::ETH_NET_OFFLOADS, wants.ethernet_queues)
+        .with(HcaCap::NIC_FLOW_TABLE, wants.ethernet_queues)
+        .with(HcaCap::PORT_TYPE, wants.ethernet.into());
     let atomic = AtomicCaps::new().with(AtomicCaps::SUPPORTED_ATOMIC_REQ_8B_ENDIANNESS_MODE_1, true);
     let roce = RoceCap::new().with(RoceCap::ROCE_VERSION, 4).with(RoceCap::ROCE_ADDRESS_TABLE_SIZE, 3);
     let pad = |bytes: &[u8]| {
@@ -158,7 +160,7 @@ impl State {
         Ok(())
     }
 
-    fn gone(&mut self, kind: &'static str, number: u32) -> Result<(), CmdStatus> {
+    pub(super) fn gone(&mut self, kind: &'static str, number: u32) -> Result<(), CmdStatus> {
         if self.objects.remove(&(kind, number)) { Ok(()) } else { Err(CmdStatus::BadRes) }
     }
 
@@ -238,7 +240,7 @@ impl State {
                     self.roce.insert(index, entry);
                 }
             }
-            _ => return Err(CmdStatus::BadOp),
+            _ => return self.ethernet(command, input, out),
         }
         Ok(())
     }

@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each test uses a part
 
 pub(crate) mod commands;
+mod ethernet;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -92,6 +93,8 @@ pub(crate) struct Wants {
     pub(crate) interface: u32,
     pub(crate) issi: u32,
     pub(crate) ethernet: bool,
+    /// It offers Ethernet queues.
+    pub(crate) ethernet_queues: bool,
     pub(crate) boot_pages: u32,
     pub(crate) init_pages: u32,
     /// Commands of this kind end with a status and a syndrome.
@@ -121,6 +124,7 @@ impl Default for Wants {
             interface: 5,
             issi: 2,
             ethernet: false,
+            ethernet_queues: false,
             boot_pages: 16,
             init_pages: 600,
             status: HashMap::new(),
@@ -196,7 +200,7 @@ impl Fake {
 
 impl State {
     fn new(wants: Wants, uars: OwnedFd) -> Self {
-        let caps = commands::capabilities(wants.ethernet);
+        let caps = commands::capabilities(&wants);
         Self {
             maps: BTreeMap::new(),
             uars,
@@ -228,7 +232,7 @@ impl State {
         self.eqs.clear();
         self.roce.clear();
         self.held.clear();
-        self.caps = commands::capabilities(self.wants.ethernet);
+        self.caps = commands::capabilities(&self.wants);
         (self.enabled, self.running, self.cmdq, self.command) = (false, false, 0, 0);
     }
     /// Whether it may reach memory.

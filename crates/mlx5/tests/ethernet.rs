@@ -1,0 +1,166 @@
+//! The driver's own Ethernet queues, on a function that knows the commands and moves no frame.
+
+mod fake;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fake::{Fake, Wants};
+use hca_core::{AddressVector, Device, DeviceError, Gid};
+use hca_mlx5::{Mlx5, OpenError, Options};
+use hca_prm::{CmdStatus, HealthSyndrome, Opcode};
+
+const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 3));
+
+fn options() -> Options {
+    let mut options = Options::default();
+    options.ip = vec!["10.0.0.2".parse().unwrap(), "2001:db8::2".parse().unwrap()];
+    options.health_interval = Duration::from_secs(3600);
+    options.neighbour_timeout = Duration::from_millis(20);
+    options
+}
+fn wants() -> Wants {
+    Wants { ethernet: true, ethernet_queues: true, ..Wants::default() }
+}
+fn open(fake: &Fake, options: Options) -> Arc<Mlx5> {
+    Mlx5::open(fake.function(), options).unwrap()
+}
+fn to(ip: IpAddr) -> AddressVector {
+    AddressVector { dgid: Gid::from_ip(ip), ..AddressVector::default() }
+}
+fn ask(device: &Mlx5) -> DeviceError {
+    let pd = device.alloc_pd().unwrap();
+    let e = device.create_ah(pd, &to(PEER)).unwrap_err();
+    device.dealloc_pd(pd).unwrap();
+    e
+}
+fn sent(device: &Mlx5) -> Option<u64> {
+    device.counters().iter().find(|c| c.name == "neighbour_frames_sent").map(|c| c.value)
+}
+/// All that is made for Ethernet.
+const MADE: [Opcode; 14] = [
+    Opcode::ALLOC_PD,
+    Opcode::ALLOC_TRANSPORT_DOMAIN,
+    Opcode::CREATE_MKEY,
+    Opcode::CREATE_CQ,
+    Opcode::CREATE_TIS,
+    Opcode::CREATE_SQ,
+    Opcode::CREATE_RQ,
+    Opcode::MODIFY_SQ,
+    Opcode::MODIFY_RQ,
+    Opcode::CREATE_TIR,
+    Opcode::CREATE_FLOW_TABLE,
+    Opcode::CREATE_FLOW_GROUP,
+    Opcode::SET_FLOW_TABLE_ENTRY,
+    Opcode::SET_FLOW_TABLE_ROOT,
+];
+
+#[test]
+fn queues_are_made_addresses_announced_and_all_is_taken_back() {
+    let mut fake = Fake::serve(wants());
+    let device = open(&fake, options());
+    {
+        let state = fake.state();
+        let count = |what| state.objects.iter().filter(|(kind, _)| *kind == what).count();
+        // ARP to all and to the port; ICMPv6 to the port and to the groups of its two addresses.
+        assert_eq!((count("flow"), count("group"), count("table"), count("root")), (5, 2, 1, 1));
+        assert_eq!((count("send queue"), count("receive queue"), count("receiving interface")), (1, 1, 1));
+    }
+    assert_eq!(sent(&device), Some(3), "an announcement of each address");
+    drop(device);
+    let state = fake.end();
+    assert!(state.faults.is_empty() && state.objects.is_empty() && state.resets == 1, "{:?}", state.faults);
+}
+
+#[test]
+fn a_peer_that_does_not_answer_is_told_of_with_what_to_do() {
+    let fake = Fake::serve(wants());
+    let device = open(&fake, options());
+    let e = ask(&device);
+    assert!(matches!(e, DeviceError::NoPath { .. }), "{e}");
+    let told = e.to_string();
+    assert!(
+        told.contains("10.0.0.3") && told.contains("nobody tells its MAC") && told.contains("?neigh="),
+        "{told}"
+    );
+    assert_eq!(sent(&device), Some(4), "it was asked for");
+}
+
+#[test]
+fn a_peer_that_was_given_is_not_asked_for() {
+    let fake = Fake::serve(wants());
+    let mut options = options();
+    options.neighbours = vec![(PEER, [2, 0, 0, 0, 0, 3])];
+    let device = open(&fake, options);
+    let pd = device.alloc_pd().unwrap();
+    let ah = device.create_ah(pd, &to(PEER)).unwrap();
+    assert_eq!(sent(&device), Some(3));
+    device.destroy_ah(ah).unwrap();
+}
+
+#[test]
+fn a_question_ends_with_the_adapter() {
+    let fake = Fake::serve(wants());
+    let mut options = options();
+    options.neighbour_timeout = Duration::from_secs(3600);
+    options.health_interval = Duration::from_millis(5);
+    let device = open(&fake, options);
+    let pd = device.alloc_pd().unwrap();
+    let e = std::thread::scope(|s| {
+        let asker = s.spawn(|| device.create_ah(pd, &to(PEER)).unwrap_err());
+        let begun = Instant::now();
+        while sent(&device) < Some(4) {
+            assert!(begun.elapsed() < Duration::from_secs(10), "nobody asks");
+            std::thread::yield_now();
+        }
+        fake.state().wants.syndrome = HealthSyndrome::HwFatalErr.code();
+        asker.join().unwrap()
+    });
+    assert!(!matches!(e, DeviceError::NoPath { .. }), "{e}");
+    assert!(device.death().is_some());
+}
+
+#[test]
+fn an_adapter_that_refuses_any_of_it_is_used_without() {
+    for opcode in MADE {
+        let mut fake = Fake::serve(wants());
+        fake.state().wants.status.insert(opcode, (CmdStatus::BadOp.code(), 0xabc));
+        let device = open(&fake, options());
+        {
+            let state = fake.state();
+            let left: Vec<_> = state
+                .objects
+                .iter()
+                .filter(|(kind, _)| !["doorbell page", "event queue"].contains(kind))
+                .collect();
+            assert!(left.is_empty(), "{opcode}: {left:?}");
+        }
+        fake.state().wants.status.clear();
+        assert_eq!(sent(&device), None, "{opcode}");
+        let told = ask(&device).to_string();
+        assert!(told.contains("no Ethernet queues") && told.contains("?neigh="), "{told}");
+        drop(device);
+        let state = fake.end();
+        assert!(state.faults.is_empty() && state.resets == 1, "{opcode}: {:?}", state.faults);
+    }
+}
+
+#[test]
+fn an_adapter_that_does_not_offer_it_is_not_asked() {
+    let fake = Fake::serve(Wants { ethernet_queues: false, ..wants() });
+    let device = open(&fake, options());
+    assert_eq!(sent(&device), None);
+    assert!(!fake.state().log.iter().any(|(opcode, _)| *opcode == Opcode::ALLOC_TRANSPORT_DOMAIN));
+}
+
+#[test]
+fn an_adapter_that_does_not_answer_is_not_opened() {
+    let fake = Fake::serve(wants());
+    fake.state().wants.silent.insert(Opcode::CREATE_FLOW_TABLE);
+    let mut options = options();
+    options.command_timeout = Duration::from_millis(50);
+    let e = Mlx5::open(fake.function(), options).unwrap_err();
+    assert!(matches!(e, OpenError::Command { .. }), "{e}");
+    assert!(e.to_string().contains("CREATE_FLOW_TABLE"), "{e}");
+}
