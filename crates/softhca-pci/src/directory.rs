@@ -6,30 +6,62 @@
 //! sender is known by. An address that nobody here has goes to the network as it is.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hca_core::{Gid, Lid, QpHandle};
+use hca_core::{Device, Gid, Lid, QpHandle};
+use softhca::SoftHca;
 
-/// A directory that all functions of a server share.
+use crate::command::port::{guid_of, mac_of};
+use crate::ethernet::gateway::Gateway;
+use crate::ethernet::switch::Switch;
+
+/// A directory that all functions of a server share, and the switch between their Ethernet ports.
 #[derive(Clone, Debug)]
-pub struct SharedDirectory(Arc<Mutex<Directory>>);
+pub struct SharedDirectory {
+    directory: Arc<Mutex<Directory>>,
+    switch: Arc<Mutex<Switch>>,
+}
 
 impl SharedDirectory {
     /// The directory of an adapter with the GID `own`.
     pub fn new(own: Gid) -> Self {
-        Self(Arc::new(Mutex::new(Directory {
+        let directory = Directory {
             own,
             gids: HashMap::new(),
             lids: HashMap::new(),
             qps: HashMap::new(),
             connections: HashMap::new(),
             version: 1,
-        })))
+        };
+        Self { directory: Arc::new(Mutex::new(directory)), switch: Arc::default() }
+    }
+
+    /// That of an adapter. Where its network leads out of this process, an address stands for the Ethernet port behind which
+    /// its peers are.
+    pub(crate) fn of(hca: &SoftHca) -> Self {
+        let (own, fabric) = (hca.port().gid, hca.fabric());
+        let this = Self::new(own);
+        // Layers in front of a network are told with it.
+        if fabric.name.rsplit('+').next() != Some("loopback") {
+            this.switch().gateway = Some(Gateway::new(mac_of(guid_of(own, 0)), fabric.local));
+        }
+        this
     }
 
     /// The directory, for as long as the guard lives.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Directory> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.directory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The switch, for as long as the guard lives. Who takes both takes the directory first.
+    pub(crate) fn switch(&self) -> MutexGuard<'_, Switch> {
+        self.switch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether no frame waits anywhere.
+    pub(crate) fn nothing_waits(&self) -> bool {
+        self.switch().waiting == 0
     }
 }
 
@@ -138,6 +170,15 @@ impl Directory {
     /// Changes whenever connections do.
     pub(crate) fn version(&self) -> u64 {
         self.version
+    }
+
+    /// Whether a function here has this address.
+    pub(crate) fn is_here(&self, address: IpAddr) -> bool {
+        let mapped = match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        self.gids.contains_key(&Gid(mapped.octets()))
     }
 
     /// By which LID the sender with this queue pair is known, if it is a function here that has one.

@@ -22,6 +22,7 @@ use softhca::SoftHca;
 use crate::command::{Commands, Resources};
 use crate::directory::SharedDirectory;
 use crate::eq::Eqs;
+use crate::ethernet::Ethernet;
 use crate::guest::Guest;
 use crate::interrupts::Interrupts;
 use crate::objects::Objects;
@@ -95,6 +96,7 @@ pub struct Function {
     pub(crate) resources: Resources,
     pub(crate) eqs: Eqs,
     pub(crate) objects: Objects,
+    pub(crate) ethernet: Ethernet,
 }
 
 impl std::fmt::Debug for Function {
@@ -126,6 +128,7 @@ impl Function {
             resources: Resources::default(),
             eqs: Eqs::default(),
             objects: Objects::new(hca.clone()),
+            ethernet: Ethernet::default(),
             hca,
         })
     }

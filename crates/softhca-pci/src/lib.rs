@@ -11,7 +11,8 @@
 //!  here     pci      registers     uar          │ guest: all accesses of client memory
 //!             │          │          │           │
 //!             │       command ──────┼─────────► objects: keys, completion queues, queue pairs, …
-//!             │          │          └─────────► path: requests to posts, completions to entries
+//!             │          │          ├─────────► path: requests to posts, completions to entries
+//!             │          │          └─────────► ethernet: frames between functions
 //!             └─────► interrupts ◄── eq ◄──────────┘
 //!                                               │
 //!           ──────────────────── softhca: one adapter for all functions ───────────────
@@ -37,6 +38,7 @@
 //! | `guest` | the client's memory: maps, checked copies, windows |
 //! | `objects` | keys, completion queues, queue pairs, shared receive queues, as commands make them |
 //! | `path` | the data path: work requests to posts, completions to entries |
+//! | `ethernet` | frames: queues, tables of flows, the switch between functions |
 //! | `served` | [`Served`]: a server in a thread of this process |
 //! | `directory` | which addresses of functions stand for the adapter's own |
 
@@ -46,6 +48,7 @@ mod client;
 mod command;
 mod directory;
 mod eq;
+mod ethernet;
 mod function;
 #[cfg(any(test, fuzzing))]
 mod fuzzed;

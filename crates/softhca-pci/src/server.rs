@@ -152,7 +152,7 @@ impl Server {
             return Err(ServeError::Functions(paths.len()));
         }
         let system = |doing| move |source| ServeError::System { doing, source };
-        let directory = SharedDirectory::new(hca.port().gid);
+        let directory = SharedDirectory::of(&hca);
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| system("making an eventfd")(e.into()))?;
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

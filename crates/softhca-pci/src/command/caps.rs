@@ -24,8 +24,14 @@ pub(crate) const LOG_MKEYS: u32 = 16;
 pub(crate) const LOG_READS: u32 = 4;
 /// Sets of counters.
 pub(super) const Q_COUNTERS: u32 = 64;
-/// As powers of two: Ethernet objects of each kind, and flow counters.
-pub(super) const LOG_ETHERNET: u32 = 10;
+/// As powers of two: Ethernet objects of each kind, and flow counters; receive queues in a list; entries of a queue; bytes
+/// of an entry of a receive queue; bytes of a packet that is cut; addresses of a port.
+pub(crate) const LOG_ETHERNET: u32 = 10;
+pub(crate) const LOG_RQT_SIZE: u32 = 10;
+pub(crate) const LOG_WQ_SIZE: u32 = 14;
+pub(crate) const LOG_RQ_STRIDES: core::ops::RangeInclusive<u32> = 4..=9;
+pub(crate) const LOG_LSO: u32 = 18;
+pub(super) const LOG_MACS: u32 = 7;
 /// Ticks of the clock a millisecond: it counts nanoseconds.
 const CLOCK_KHZ: u32 = 1_000_000;
 /// The port of RoCEv2.
@@ -170,14 +176,14 @@ fn general_of_roce(cap: &mut HcaCap) -> &mut HcaCap {
         .set(HcaCap::LOG_MAX_TIR, LOG_ETHERNET)
         .set(HcaCap::LOG_MAX_TIS, LOG_ETHERNET)
         .set(HcaCap::LOG_MAX_RQT, LOG_ETHERNET)
-        .set(HcaCap::LOG_MAX_RQT_SIZE, 10)
+        .set(HcaCap::LOG_MAX_RQT_SIZE, LOG_RQT_SIZE)
         .set(HcaCap::LOG_MAX_TIS_PER_SQ, 1)
-        .set(HcaCap::LOG_MAX_WQ_SZ, 14)
-        .set(HcaCap::LOG_MAX_STRIDE_SZ_RQ, 13)
-        .set(HcaCap::LOG_MIN_STRIDE_SZ_RQ, 4)
+        .set(HcaCap::LOG_MAX_WQ_SZ, LOG_WQ_SIZE)
+        .set(HcaCap::LOG_MAX_STRIDE_SZ_RQ, *LOG_RQ_STRIDES.end())
+        .set(HcaCap::LOG_MIN_STRIDE_SZ_RQ, *LOG_RQ_STRIDES.start())
         .set(HcaCap::LOG_MAX_STRIDE_SZ_SQ, 6)
         .set(HcaCap::LOG_MIN_STRIDE_SZ_SQ, 6)
-        .set(HcaCap::LOG_MAX_CURRENT_UC_LIST, 7)
+        .set(HcaCap::LOG_MAX_CURRENT_UC_LIST, LOG_MACS)
         .set(HcaCap::LOG_MAX_CURRENT_MC_LIST, 7)
         .set(HcaCap::LOG_MAX_VLAN_LIST, 7)
         .set(HcaCap::LOG_MAX_L2_TABLE, 7)
@@ -212,8 +218,8 @@ fn offered_ethernet() -> EthOffloadCap {
         .with(EthOffloadCap::SELF_LB_EN_MODIFIABLE, true)
         .with(EthOffloadCap::CSUM_CAP, true)
         .with(EthOffloadCap::VLAN_CAP, true)
-        .with(EthOffloadCap::MAX_LSO_CAP, 18)
-        .with(EthOffloadCap::RSS_IND_TBL_CAP, 10)
+        .with(EthOffloadCap::MAX_LSO_CAP, LOG_LSO)
+        .with(EthOffloadCap::RSS_IND_TBL_CAP, LOG_RQT_SIZE)
 }
 
 fn offered_flows() -> FlowTableNicCap {

@@ -11,11 +11,9 @@
 #[cfg(test)]
 pub(crate) mod bed;
 pub(crate) mod caps;
-mod eth;
-mod eth_sq;
 mod hca;
 mod pages;
-mod port;
+pub(crate) mod port;
 mod resource;
 #[cfg(test)]
 mod tests;
@@ -34,7 +32,7 @@ use hca_prm::{
 use crate::function::Function;
 use crate::guest::Fault;
 pub(crate) use pages::Pages;
-pub(crate) use resource::Resources;
+pub(crate) use resource::{Numbers, Resources};
 
 /// The longest input: a list of a million pages of a key, and the rest of the command.
 const MAX_INPUT: usize = (8 << 20) + 4096;
@@ -67,7 +65,6 @@ pub(crate) struct Commands {
     pub(crate) issi: u32,
     pub(crate) pages: Pages,
     pub(crate) port: port::Port,
-    pub(crate) eth: eth::Ethernet,
     pub(crate) caps: caps::Chosen,
     /// Slots whose commands wait for pages, a bit each.
     waiting: u32,

@@ -4,20 +4,19 @@
 //! other functions are reached by them.
 
 use hca_core::{Device, Gid, Lid};
-use hca_prm::command::counter::{
-    AllocQCounterOut, DeallocQCounterIn, QueryQCounterIn, QueryQCounterOut, QueryVportCounterOut,
-};
+use hca_prm::command::counter::{AllocQCounterOut, DeallocQCounterIn, QueryQCounterIn, QueryQCounterOut};
 use hca_prm::command::vport::{
-    HcaVportContext, MadIfcIn, MadIfcOut, ModifyNicVportContextIn, NicVportContext, NicVportFieldSelect,
-    PortState, QueryHcaVportContextOut, QueryHcaVportGidIn, QueryHcaVportGidOut, QueryHcaVportPkeyIn,
-    QueryHcaVportPkeyOut, QueryNicVportContextOut, QueryRoceAddressIn, QueryRoceAddressOut,
-    QueryVportStateOut, RoceAddr, SetRoceAddressIn, VportPkey,
+    AllowedListType, HcaVportContext, MacAddress, MadIfcIn, MadIfcOut, ModifyNicVportContextIn,
+    NicVportContext, NicVportFieldSelect, PortState, QueryHcaVportContextOut, QueryHcaVportGidIn,
+    QueryHcaVportGidOut, QueryHcaVportPkeyIn, QueryHcaVportPkeyOut, QueryNicVportContextOut,
+    QueryRoceAddressIn, QueryRoceAddressOut, QueryVportStateOut, RoceAddr, SetRoceAddressIn, VportPkey,
 };
 use hca_prm::register::{NodeDesc, Pmtu, Ptys, Pvlc, RegisterId};
 use hca_prm::{CmdStatus, Layout, Opcode};
 
 use super::resource::Numbers;
 use super::{Output, caps, parse};
+use crate::ethernet::Ethernet;
 use crate::function::{Function, PortKind};
 
 /// Entries of a RoCE port's table of addresses.
@@ -85,15 +84,16 @@ impl Function {
                 let command: DeallocQCounterIn = parse(input)?;
                 self.commands.port.counters.free(command.get(DeallocQCounterIn::COUNTER_SET_ID))
             }
-            // The adapter counts for all of its functions together, so none of them is told.
+            // Of RDMA the adapter counts for all of its functions together, so none of them is told.
             Opcode::QUERY_Q_COUNTER => {
                 let number = parse::<QueryQCounterIn>(input)?.get(QueryQCounterIn::COUNTER_SET_ID);
                 if !self.commands.port.counters.contains(number) {
                     return Err(CmdStatus::BadRes);
                 }
-                out.put(&QueryQCounterOut::new())
+                let lost = self.ethernet.seen.out_of_buffer.get(&number).copied().unwrap_or_default();
+                out.put(&QueryQCounterOut::new().with(QueryQCounterOut::OUT_OF_BUFFER, lost))
             }
-            Opcode::QUERY_VPORT_COUNTER => out.put(&QueryVportCounterOut::new()),
+            Opcode::QUERY_VPORT_COUNTER => out.put(&self.ethernet.seen.report()),
             _ => Err(CmdStatus::BadOp),
         }
     }
@@ -101,6 +101,9 @@ impl Function {
     /// The function is started: its addresses are known to the others.
     pub(super) fn open_port(&mut self) {
         let (gid, lid, number) = (self.port_gid(), self.lid(), self.options.number);
+        if self.options.port == PortKind::Roce {
+            self.directory.switch().open(number, self.mac());
+        }
         let mut directory = self.directory.lock();
         if self.options.port == PortKind::InfiniBand {
             // They come from the function's number, so that no other InfiniBand port has them.
@@ -114,8 +117,9 @@ impl Function {
     /// The function is stopped: its addresses are known no more.
     pub(super) fn close_port(&mut self) {
         self.directory.lock().remove_function(self.options.number);
+        self.directory.switch().close(self.options.number);
         self.commands.port = Port::default();
-        self.commands.eth = Default::default();
+        self.ethernet = Ethernet::default();
     }
 
     /// The LID of an InfiniBand port.
@@ -139,12 +143,7 @@ impl Function {
 
     /// A GUID of the function, or (0) of the adapter: from the adapter's address, and so another one on each.
     fn guid(&self, of: u16) -> u64 {
-        let own = self.directory.lock().own();
-        let hash = own.0.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
-        });
-        // Locally administered, as no maker's number is in it.
-        0x02 << 56 | (hash >> 8 & 0xff_ffff_ffff) << 16 | u64::from(of)
+        guid_of(self.directory.lock().own(), of)
     }
 
     fn port_guid(&self) -> u64 {
@@ -160,9 +159,8 @@ impl Function {
     }
 
     /// The Ethernet address that the function has by itself.
-    fn mac(&self) -> [u8; 6] {
-        let [_, a, b, c, d, _, e, f] = self.port_guid().to_be_bytes();
-        [2, a ^ b, c, d, e, f]
+    pub(crate) fn mac(&self) -> [u8; 6] {
+        mac_of(self.port_guid())
     }
 
     fn hca_vport_context(&self) -> HcaVportContext {
@@ -227,7 +225,9 @@ impl Function {
             context.set(NicVportContext::ROCE_EN, wish.get(NicVportContext::ROCE_EN));
         }
         if select.get(NicVportFieldSelect::MTU) {
-            context.set(NicVportContext::MTU, wish.get(NicVportContext::MTU));
+            let largest = wish.get(NicVportContext::MTU);
+            context.set(NicVportContext::MTU, largest);
+            self.directory.switch().set_largest(self.options.number, largest as usize);
         }
         if select.get(NicVportFieldSelect::PERMANENT_ADDRESS) {
             context.set(NicVportContext::PERMANENT_ADDRESS, wish.get(NicVportContext::PERMANENT_ADDRESS));
@@ -237,6 +237,18 @@ impl Function {
         }
         if select.get(NicVportFieldSelect::DISABLE_MC_LOCAL_LB) {
             context.set(NicVportContext::DISABLE_MC_LOCAL_LB, wish.get(NicVportContext::DISABLE_MC_LOCAL_LB));
+        }
+        if select.get(NicVportFieldSelect::ADDRESSES_LIST)
+            && wish.get(NicVportContext::ALLOWED_LIST_TYPE) == AllowedListType::CurrentUcMacAddress.code()
+        {
+            let count = wish.get(NicVportContext::ALLOWED_LIST_SIZE) as usize;
+            if count > 1 << caps::LOG_MACS {
+                return Err(CmdStatus::LimErr);
+            }
+            let (list, _) = input[ModifyNicVportContextIn::SIZE..].as_chunks::<{ MacAddress::SIZE }>();
+            let list = list.get(..count).ok_or(CmdStatus::BadInpLen)?;
+            let macs = list.iter().map(|bytes| MacAddress::from_array(*bytes).mac()).collect();
+            self.directory.switch().ask_for(self.options.number, macs);
         }
         self.commands.port.nic = Some(context);
         Ok(())
@@ -334,6 +346,21 @@ impl Function {
         let sizes = Pmtu::new().with(Pmtu::LOCAL_PORT, 1).with(Pmtu::MAX_MTU, bytes);
         sizes.with(Pmtu::ADMIN_MTU, bytes).with(Pmtu::OPER_MTU, bytes)
     }
+}
+
+/// A GUID of a function of the adapter with this address, or (0) of the adapter.
+pub(crate) fn guid_of(own: Gid, function: u16) -> u64 {
+    let hash = own.0.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)
+    });
+    // Locally administered, as no maker's number is in it.
+    0x02 << 56 | (hash >> 8 & 0xff_ffff_ffff) << 16 | u64::from(function)
+}
+
+/// The Ethernet address that goes with a GUID.
+pub(crate) fn mac_of(guid: u64) -> [u8; 6] {
+    let [_, a, b, c, d, _, e, f] = guid.to_be_bytes();
+    [2, a ^ b, c, d, e, f]
 }
 
 /// Puts a register into the place that the driver gave for it.

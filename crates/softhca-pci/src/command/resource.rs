@@ -11,6 +11,7 @@ use hca_prm::command::resource::{
 use hca_prm::{CmdStatus, Opcode};
 
 use super::{Output, parse};
+use crate::ethernet::uses::Thing;
 use crate::function::Function;
 use crate::interrupts::VECTORS;
 
@@ -64,6 +65,11 @@ impl Resources {
     pub(crate) fn pd(&self, pd: u32) -> Option<PdHandle> {
         self.pds.get(&pd).copied()
     }
+
+    /// Whether there is a transport domain with this number.
+    pub(crate) fn has_transport_domain(&self, domain: u32) -> bool {
+        self.transport_domains.contains(domain)
+    }
 }
 
 impl Function {
@@ -98,7 +104,11 @@ impl Function {
             }
             Opcode::DEALLOC_TRANSPORT_DOMAIN => {
                 let command: DeallocTransportDomainIn = parse(input)?;
-                r.transport_domains.free(command.get(DeallocTransportDomainIn::TRANSPORT_DOMAIN))
+                let number = command.get(DeallocTransportDomainIn::TRANSPORT_DOMAIN);
+                if self.ethernet.uses.has(Thing::TransportDomain(number)) {
+                    return Err(CmdStatus::BadResState);
+                }
+                r.transport_domains.free(number)
             }
             Opcode::CONFIG_INT_MODERATION => int_moderation(input, out),
             Opcode::ACCESS_REG => self.access_register(input, out),
@@ -119,6 +129,9 @@ impl Function {
 
     fn dealloc_pd(&mut self, number: u32) -> Result<(), CmdStatus> {
         let handle = self.resources.pd(number).ok_or(CmdStatus::BadRes)?;
+        if self.ethernet.uses.has(Thing::Pd(number)) {
+            return Err(CmdStatus::ResBusy);
+        }
         self.hca.dealloc_pd(handle).map_err(|_| CmdStatus::ResBusy)?;
         self.resources.pds.remove(&number);
         self.resources.numbers.free(number)

@@ -7,7 +7,7 @@ use hca_core::Gid;
 use hca_prm::caps::{AtomicCaps, HcaCap, RoceCap};
 use hca_prm::command::eq::{DestroyEqIn, QueryEqIn, QueryEqOut};
 use hca_prm::command::ethernet::{
-    CreateFlowTableIn, CreateFlowTableOut, CreateTisIn, CreateTisOut, DestroyTisIn,
+    CreateFlowTableIn, CreateFlowTableOut, CreateTisIn, CreateTisOut, DestroyTisIn, Tisc,
 };
 use hca_prm::command::hca::*;
 use hca_prm::command::resource::*;
@@ -198,7 +198,11 @@ fn a_driver_of_an_ethernet_port_finds_what_it_asks_of_it() {
     assert_eq!(routed(&d), gid);
     assert_eq!(d.command(&set(16, gid)), Err(CmdStatus::BadParam));
 
-    let tis = d.command(&CreateTisIn::new()).unwrap().get(CreateTisOut::TISN);
+    assert_eq!(d.command(&CreateTisIn::new()).err(), Some(CmdStatus::BadRes), "it needs a domain");
+    let domain = d.command(&AllocTransportDomainIn::new()).unwrap();
+    let domain = domain.get(AllocTransportDomainOut::TRANSPORT_DOMAIN);
+    let tisc = Tisc::new().with(Tisc::TRANSPORT_DOMAIN, domain);
+    let tis = d.command(&CreateTisIn::new().with(CreateTisIn::CTX, tisc)).unwrap().get(CreateTisOut::TISN);
     let table = d.command(&CreateFlowTableIn::new()).unwrap().get(CreateFlowTableOut::TABLE_ID);
     assert!(tis > 0 && table > 0);
     d.command(&DestroyTisIn::new().with(DestroyTisIn::TISN, tis)).unwrap();
@@ -579,7 +583,7 @@ fn the_clock_and_the_health_counter_go_on() {
 }
 
 #[test]
-fn an_ethernet_queue_completes_what_asks_for_it_and_no_frame_moves() {
+fn an_ethernet_queue_completes_what_asks_for_it() {
     use hca_prm::command::cq::{CreateCqIn, CreateCqOut};
     use hca_prm::command::ethernet::{CreateSqIn, CreateSqOut, DestroySqIn, ModifySqIn};
     let mut d = driver(PortKind::Roce);
@@ -639,10 +643,14 @@ fn an_ethernet_queue_completes_what_asks_for_it_and_no_frame_moves() {
     assert!(d.event(&mut eq).is_some(), "the armed queue made an event");
     // Counts that can't be, and requests that lead beyond what was announced, end.
     post(&mut d, 5, 1, 2, 0x8000);
+    assert_eq!(shown(&d, 2), None);
     post(&mut d, 5, 63, 2, 6);
-    assert_eq!((shown(&d, 2), shown(&d, 3)), (Some((5, sqn, 9)), None));
-    d.command(&DestroySqIn::new().with(DestroySqIn::SQN, sqn)).unwrap();
+    let failed = Cqe64::from_bytes(&d.read(ring + 2 * 64, 64)).unwrap();
+    assert_eq!(failed.get(Cqe64::OPCODE), CqeOpcode::ReqErr.code());
     post(&mut d, 6, 1, 2, 7);
+    assert_eq!(shown(&d, 3), None, "it is in error, and did not ask for others to be flushed");
+    d.command(&DestroySqIn::new().with(DestroySqIn::SQN, sqn)).unwrap();
+    post(&mut d, 7, 1, 2, 8);
     assert_eq!(shown(&d, 3), None);
 }
 

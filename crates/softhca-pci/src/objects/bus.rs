@@ -98,6 +98,11 @@ impl Buses {
         (range.write && fits).then_some((&range.window, within))
     }
 
+    /// Whether somebody of this protection domain may write by a key, if it is one of the bus's that the domain has.
+    pub(crate) fn right(&self, pd: PdHandle, lkey: u32) -> Option<bool> {
+        self.bank(pd, Lkey::new(lkey)).map(|(_, may_write)| may_write)
+    }
+
     /// What a key lets this protection domain do, if it is one of the bus's that the domain has.
     fn bank(&self, pd: PdHandle, lkey: Lkey) -> Option<Bank> {
         let key = self.keys.get(&(lkey.raw() >> 8))?;

@@ -6,6 +6,7 @@ use hca_prm::{CI_MASK, CmdStatus, CqSt, CqStatus, Cqc, Cqe64};
 use super::{Objects, has_room, no_window};
 use crate::command::caps::{LOG_CQ_SIZE, LOG_CQS};
 use crate::command::{Output, parse};
+use crate::ethernet::uses::Thing;
 use crate::function::Function;
 use crate::guest::{Guest, Window};
 use crate::path::arm::{Arm, UNARMED};
@@ -213,7 +214,11 @@ impl Function {
     }
 
     pub(crate) fn destroy_cq(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
-        self.objects.destroy_cq(parse::<DestroyCqIn>(input)?.get(DestroyCqIn::CQN))
+        let cqn = parse::<DestroyCqIn>(input)?.get(DestroyCqIn::CQN);
+        if self.ethernet.uses.has(Thing::Cq(cqn)) {
+            return Err(CmdStatus::ResBusy);
+        }
+        self.objects.destroy_cq(cqn)
     }
 
     pub(crate) fn query_cq(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {

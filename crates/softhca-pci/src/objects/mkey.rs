@@ -37,10 +37,25 @@ impl Mkey {
         self.memory.as_ref().is_some_and(|memory| memory.touches(iova, size))
     }
 
-    /// Where `len` bytes lie whose address `key` names, if a queue pair of this protection domain may write there.
+    /// Where `len` bytes lie whose address `key` names, if a queue of this protection domain may write there.
     pub(crate) fn place(&self, pd: PdHandle, key: u32, addr: u64, len: usize) -> Option<(&Window, usize)> {
+        self.within(pd, key, addr, len).filter(|_| self.context.get(Mkc::LW))
+    }
+
+    /// Copies bytes to an address that `key` names. Returns whether a queue of this protection domain may write there.
+    pub(crate) fn store(&self, pd: PdHandle, key: u32, addr: u64, bytes: &[u8]) -> bool {
+        self.place(pd, key, addr, bytes.len()).map(|(memory, at)| memory.store(at, bytes)).is_some()
+    }
+
+    /// Copies bytes from an address that `key` names. Returns whether a queue of this protection domain may read there.
+    pub(crate) fn load(&self, pd: PdHandle, key: u32, addr: u64, into: &mut [u8]) -> bool {
+        let place = self.within(pd, key, addr, into.len()).filter(|_| self.context.get(Mkc::LR));
+        place.map(|(memory, at)| memory.load(at, into)).is_some()
+    }
+
+    fn within(&self, pd: PdHandle, key: u32, addr: u64, len: usize) -> Option<(&Window, usize)> {
         let memory = self.memory.as_ref()?;
-        let may = pd == self.pd && key & 0xff == self.context.get(Mkc::MKEY_7_0) && self.context.get(Mkc::LW);
+        let may = pd == self.pd && key & 0xff == self.context.get(Mkc::MKEY_7_0);
         let at = usize::try_from(addr.checked_sub(self.context.get(Mkc::START_ADDR))?).ok()?;
         (may && at <= memory.len() && len <= memory.len() - at).then_some((memory, at))
     }

@@ -68,7 +68,7 @@ pub(super) fn entry(opcode: CqeOpcode, counter: u16) -> Cqe64 {
 }
 
 /// The entry of a request that ended in error.
-pub(super) fn error_entry(requester: bool, syndrome: CqeSyndrome, counter: u16, opcode: u8) -> Cqe64 {
+pub(crate) fn error_entry(requester: bool, syndrome: CqeSyndrome, counter: u16, opcode: u8) -> Cqe64 {
     let kind = if requester { CqeOpcode::ReqErr } else { CqeOpcode::RespErr };
     let entry = ErrCqe::new()
         .with(ErrCqe::OPCODE, kind.code())

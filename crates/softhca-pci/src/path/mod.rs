@@ -31,7 +31,9 @@ mod tests_garbage;
 #[cfg(test)]
 mod tests_shared;
 
-pub(crate) use complete::BATCH;
+pub(crate) use complete::{BATCH, error_entry};
+pub(crate) use recv::byte_count;
+
 use hca_core::AsyncEvent;
 use hca_prm::{CompEvent, CqError, Eqe, EventType, QpEvent};
 
@@ -65,7 +67,7 @@ impl Function {
         let completed = self.objects.take_completions(&directory);
         drop(directory);
         self.post_raised();
-        taken | completed
+        taken | completed | self.take_received()
     }
 
     /// Takes an event of the adapter's, if it is of an object of this function. Returns whether it was.

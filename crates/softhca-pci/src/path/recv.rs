@@ -81,7 +81,7 @@ impl List {
 }
 
 /// Bytes of a place; 0 stands for 2^31.
-pub(super) fn byte_count(seg: &DataSeg) -> u32 {
+pub(crate) fn byte_count(seg: &DataSeg) -> u32 {
     match seg.get(DataSeg::BYTE_COUNT) {
         0 => 1 << 31,
         n => n,

@@ -1,0 +1,172 @@
+//! The switch between the Ethernet ports of a server's functions.
+//!
+//! Each function that is started has a port with the address that it has by itself, and with those that its driver asks
+//! for; of two that ask for one address, who came first has it, and an address that a function has by itself is its own in
+//! any case. What is for one goes to who has its address, what is for several to all; nothing comes back to its sender.
+//! What comes to a port waits there until its function looks, within limits, beyond which it is lost: to others, a
+//! client can do no more than that.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use super::frame::{MIN_FRAME, Mac, destination, is_group};
+use super::gateway::Gateway;
+
+/// Frames and bytes that wait at a port.
+const MAX_FRAMES: usize = 2048;
+const MAX_BYTES: usize = 1 << 20;
+/// Bytes of the largest frame of a port whose driver set none, without its checksum: a tag, and 1500 bytes of payload.
+const USUAL_FRAME: usize = 1518;
+/// Bytes of a frame's checksum, which none carries here.
+const CHECKSUM: usize = 4;
+
+/// A port.
+#[derive(Debug)]
+struct Port {
+    mac: Mac,
+    /// Further addresses.
+    more: Vec<Mac>,
+    largest: usize,
+    inbox: VecDeque<Arc<[u8]>>,
+    bytes: usize,
+    /// Frames that there was no room for, or that were too large.
+    lost: u64,
+}
+
+/// The switch.
+#[derive(Debug, Default)]
+pub(crate) struct Switch {
+    ports: BTreeMap<u16, Port>,
+    /// Whose an address is by itself.
+    own: HashMap<Mac, u16>,
+    /// Who asks for an address, in order.
+    asked: HashMap<Mac, Vec<u16>>,
+    /// Who answers for peers beyond.
+    pub(crate) gateway: Option<Gateway>,
+    /// Frames that wait at all ports.
+    pub(crate) waiting: usize,
+}
+
+impl Port {
+    /// Takes a frame in. Returns whether there is room.
+    fn take(&mut self, frame: &Arc<[u8]>) -> bool {
+        let room = frame.len() <= self.largest
+            && self.inbox.len() < MAX_FRAMES
+            && self.bytes + frame.len() <= MAX_BYTES;
+        if room {
+            self.bytes += frame.len();
+            self.inbox.push_back(frame.clone());
+        } else {
+            self.lost += 1;
+        }
+        room
+    }
+}
+
+impl Switch {
+    /// A function has a port from now on.
+    pub(crate) fn open(&mut self, function: u16, mac: Mac) {
+        self.close(function);
+        self.own.insert(mac, function);
+        let (inbox, more) = (VecDeque::new(), Vec::new());
+        self.ports.insert(function, Port { mac, more, largest: USUAL_FRAME, inbox, bytes: 0, lost: 0 });
+    }
+
+    /// It has none any more, and nothing waits for it.
+    pub(crate) fn close(&mut self, function: u16) {
+        let Some(port) = self.ports.remove(&function) else { return };
+        self.waiting -= port.inbox.len();
+        self.own.remove(&port.mac);
+        port.more.iter().for_each(|mac| self.give_up(mac, function));
+    }
+
+    fn give_up(&mut self, mac: &Mac, function: u16) {
+        if let Some(who) = self.asked.get_mut(mac) {
+            who.retain(|of| *of != function);
+            if who.is_empty() {
+                self.asked.remove(mac);
+            }
+        }
+    }
+
+    /// Its driver asks for these addresses, beside its own.
+    pub(crate) fn ask_for(&mut self, function: u16, mut macs: Vec<Mac>) {
+        macs.sort_unstable();
+        macs.dedup();
+        let Some(port) = self.ports.get_mut(&function) else { return };
+        let old = std::mem::replace(&mut port.more, macs.clone());
+        for mac in old.iter().filter(|mac| !macs.contains(mac)) {
+            self.give_up(mac, function);
+        }
+        for mac in macs.into_iter().filter(|mac| !old.contains(mac)) {
+            self.asked.entry(mac).or_default().push(function);
+        }
+    }
+
+    /// The largest frame of a port is this, with its checksum.
+    pub(crate) fn set_largest(&mut self, function: u16, bytes: usize) {
+        if let Some(port) = self.ports.get_mut(&function) {
+            port.largest = bytes.saturating_sub(CHECKSUM).max(MIN_FRAME);
+        }
+    }
+
+    /// Bytes of the largest frame that a port sends and receives.
+    pub(crate) fn largest(&self, function: u16) -> usize {
+        self.ports.get(&function).map_or(0, |port| port.largest)
+    }
+
+    /// Takes a frame from a function to those that it is for. `known` says whether a function here has an address. Returns how
+    /// many it was for.
+    pub(crate) fn send(
+        &mut self,
+        from: u16,
+        frame: &[u8],
+        known: &dyn Fn(std::net::IpAddr) -> bool,
+    ) -> usize {
+        let to = destination(frame);
+        let shared: Arc<[u8]> = frame.into();
+        let answer = self.gateway.as_ref().and_then(|gateway| gateway.answer(frame, known));
+        let mut count = 0;
+        if is_group(&to) {
+            for (_, port) in self.ports.iter_mut().filter(|(number, _)| **number != from) {
+                self.waiting += usize::from(port.take(&shared));
+                count += 1;
+            }
+        } else {
+            let asked = || self.asked.get(&to).and_then(|who| who.first());
+            let whose = self.own.get(&to).or_else(asked).copied().filter(|whose| *whose != from);
+            if let Some(port) = whose.and_then(|whose| self.ports.get_mut(&whose)) {
+                self.waiting += usize::from(port.take(&shared));
+                count += 1;
+            }
+        }
+        if let (Some(answer), Some(port)) = (answer, self.ports.get_mut(&from)) {
+            self.waiting += usize::from(port.take(&answer.into()));
+            count += 1;
+        }
+        count
+    }
+
+    /// Takes the oldest frame that waits for a function.
+    pub(crate) fn receive(&mut self, function: u16) -> Option<Arc<[u8]>> {
+        let port = self.ports.get_mut(&function)?;
+        let frame = port.inbox.pop_front()?;
+        port.bytes -= frame.len();
+        self.waiting -= 1;
+        Some(frame)
+    }
+
+    /// Whether anything of a function is here.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn knows(&self, function: u16) -> bool {
+        self.ports.contains_key(&function)
+            || self.own.values().any(|of| *of == function)
+            || self.asked.values().flatten().any(|of| *of == function)
+    }
+
+    /// Frames that were lost at a port.
+    #[cfg(test)]
+    pub(crate) fn lost(&self, function: u16) -> u64 {
+        self.ports.get(&function).map_or(0, |port| port.lost)
+    }
+}
