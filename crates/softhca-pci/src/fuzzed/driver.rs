@@ -7,19 +7,19 @@ use std::os::unix::fs::FileExt;
 use hca_core::{Gid, Mtu};
 use hca_prm::command::cq::{CreateCqIn, CreateCqOut};
 use hca_prm::command::eq::{CreateEqIn, CreateEqOut};
-use hca_prm::command::ethernet::{CreateSqIn, ModifySqIn};
 use hca_prm::command::hca::{ManagePagesIn, ManagePagesMod};
 use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut};
 use hca_prm::command::qp::{CreateQpIn, CreateQpOut, Rst2InitQpIn};
 use hca_prm::command::srq::{CreateRmpIn, CreateRmpOut, CreateSrqIn, CreateSrqOut, CreateXrcSrqIn};
 use hca_prm::{
     AccessMode, Ads, CMD_TYPE, CmdIfBox, CmdOut, CmdQueueEntry, Cqc, Cqe64, DataSeg, EqSt, Eqc, INLINE_DATA,
-    Layout, MAILBOX_DATA, Mkc, Opcode, Qpc, RaddrSeg, Rmpc, RqType, ServiceType, Sqc, Srqc, Wq, WqType,
-    WqeOpcode, mailboxes,
+    Layout, MAILBOX_DATA, Mkc, Opcode, Qpc, RaddrSeg, Rmpc, RqType, ServiceType, Srqc, Wq, WqType, WqeOpcode,
+    mailboxes,
 };
 
 use super::Input;
 use super::banks::{BANK, Banks};
+use super::ethernet::Ethernet;
 use crate::function::Function;
 use crate::guest::PAGE;
 use crate::path::bed::Wqe;
@@ -77,11 +77,11 @@ pub(super) struct Driver {
     pub(super) srqs: Vec<Queue>,
     pub(super) qps: Vec<Pair>,
     keys: Vec<Key>,
-    sqs: Vec<Queue>,
+    pub(super) eth: Ethernet,
 }
 
 /// The one that a byte chooses of those that there are.
-fn chosen<T: Copy + Default>(of: &[T], which: u8) -> T {
+pub(super) fn chosen<T: Copy + Default>(of: &[T], which: u8) -> T {
     if of.is_empty() { T::default() } else { of[usize::from(which) % of.len()] }
 }
 
@@ -111,7 +111,7 @@ impl Driver {
             srqs: Vec::new(),
             qps: Vec::new(),
             keys: Vec::new(),
-            sqs: Vec::new(),
+            eth: Ethernet::default(),
         };
         for bank in [0, 1, 2, 3, 5] {
             this.banks.map(&mut this.function, bank, (true, true));
@@ -138,7 +138,7 @@ impl Driver {
         self.srqs.clear();
         self.qps.clear();
         self.keys.clear();
-        self.sqs.clear();
+        self.eth = Ethernet::default();
     }
 
     pub(super) fn store(&mut self, register: u64, value: u32) {
@@ -146,7 +146,7 @@ impl Driver {
     }
 
     /// Memory for a queue. It begins anew when there is no more: what the input asks for may overlap.
-    fn room(&mut self, which: u8, len: u64) -> u64 {
+    pub(super) fn room(&mut self, which: u8, len: u64) -> u64 {
         let bank = usize::from(which) % QUEUES.len();
         let len = len.next_multiple_of(PAGE);
         if self.used[bank] + len > BANK {
@@ -241,7 +241,7 @@ impl Driver {
     }
 
     /// Gives a command of this layout, with a list of pages behind it.
-    fn layout<L: Layout>(
+    pub(super) fn layout<L: Layout>(
         &mut self,
         input: &mut Input<'_>,
         opcode: Opcode,
@@ -318,13 +318,13 @@ impl Driver {
     }
 
     /// The doorbell page of a queue: not that of event queues, if there is another one.
-    fn uar(&self, which: u8) -> u32 {
+    pub(super) fn uar(&self, which: u8) -> u32 {
         chosen(self.uars.get(1..).unwrap_or_default(), which)
     }
-    fn pd(&self, which: u8) -> u32 {
+    pub(super) fn pd(&self, which: u8) -> u32 {
         chosen(&self.pds, which)
     }
-    fn pages(at: u64, len: u64) -> impl Iterator<Item = u64> {
+    pub(super) fn pages(at: u64, len: u64) -> impl Iterator<Item = u64> {
         (0..len.div_ceil(PAGE).min(MAX_PAGES)).map(move |i| at + i * PAGE)
     }
 
@@ -521,32 +521,8 @@ impl Driver {
         self.srqs.extend(number.map(|number| Queue { number, at, record, log_size, posted: 0 }));
     }
 
-    /// An Ethernet send queue, that sends.
-    pub(super) fn make_sq(&mut self, input: &mut Input<'_>) {
-        let [size, cq] = input.bytes();
-        let log_size = u32::from(size % 8);
-        let (at, record) = (self.room(size >> 7, 64 << log_size), self.room(size >> 7, 64));
-        let wq = Wq::new()
-            .with(Wq::LOG_WQ_STRIDE, 6)
-            .with(Wq::LOG_WQ_SZ, log_size)
-            .with(Wq::UAR_PAGE, self.uar(size))
-            .with(Wq::DBR_ADDR, record);
-        let context = Sqc::new().with(Sqc::WQ, wq).with(Sqc::CQN, chosen(&self.cqs, cq).number);
-        let command = CreateSqIn::new().with(CreateSqIn::CTX, context);
-        let Some(out) = self.layout(input, Opcode::CREATE_SQ, command, Self::pages(at, 64 << log_size), 16)
-        else {
-            return;
-        };
-        let number = u32::from_be_bytes([0, out[9], out[10], out[11]]);
-        self.sqs.push(Queue { number, at, record: record + 4, log_size, posted: 0 });
-        let ready = ModifySqIn::new()
-            .with(ModifySqIn::SQN, number)
-            .with(ModifySqIn::CTX, context.with(Sqc::STATE, 1));
-        self.layout(input, Opcode::MODIFY_SQ, ready, std::iter::empty(), 16);
-    }
-
     /// A place in memory that a key names, or does not.
-    fn place(&self, input: &mut Input<'_>) -> (u32, u64, u32) {
+    pub(super) fn place(&self, input: &mut Input<'_>) -> (u32, u64, u32) {
         let [which, page, len] = input.bytes();
         let key = chosen(&self.keys, which & 15);
         let tag = if which & 0xf0 == 0xf0 { key.key ^ u32::from(page) } else { key.key };
@@ -621,22 +597,6 @@ impl Driver {
             queue.posted = u32::from((queue.posted as u16).wrapping_add(1));
         }
         self.banks.write(queue.record, &queue.posted.to_be_bytes());
-    }
-
-    /// Ethernet requests that ask for completions.
-    pub(super) fn post_frames(&mut self, which: u8, count: u8) {
-        if self.sqs.is_empty() {
-            return;
-        }
-        let at = usize::from(which) % self.sqs.len();
-        let queue = &mut self.sqs[at];
-        for _ in 0..count {
-            let slot = u64::from(queue.posted & ((1 << queue.log_size) - 1));
-            self.banks.write(queue.at + slot * 64, &[0, 0, 0, 0, 0, 0, 0, which, 0, 0, 0, 8]);
-            queue.posted = u32::from((queue.posted as u16).wrapping_add(1));
-        }
-        self.banks.write(queue.record, &queue.posted.to_be_bytes());
-        self.ring(which);
     }
 
     /// Rings a doorbell page that is polled.

@@ -11,6 +11,7 @@
 
 mod banks;
 mod driver;
+mod ethernet;
 mod honest;
 #[cfg(test)]
 mod tests;
@@ -24,13 +25,14 @@ use hca_prm::{EqDoorbell, InitSegment, NicInterface, Opcode};
 use softhca::{Clock, Limits, Options, Progress, SoftHca};
 
 use crate::directory::SharedDirectory;
+use crate::ethernet::gateway::Gateway;
 use crate::function::{Function, FunctionOptions, PortKind};
 use crate::guest::PAGE;
 use crate::path::bed::{Server, sealed};
 use crate::registers::{BAR_BYTES, MSIX_TABLE};
 use crate::uar::FIRST_UAR;
 
-use banks::{BANK, BANKS, Banks};
+use banks::{BANK, BANKS, Banks, has_secret};
 use driver::Driver;
 use honest::{Honest, room};
 
@@ -40,6 +42,9 @@ const MAX_RECORDS: usize = 160;
 const COMPLETIONS: u32 = 256;
 /// What a turn lets pass, in nanoseconds.
 const STEP: u64 = 10_000;
+/// A port of the switch that no function has, and its address: what comes there is looked at.
+const OTHER: u16 = 9;
+const OTHER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 /// Of all kinds few, so that an input reaches the limits.
 const LIMITS: Limits = Limits { qps: 14, cqs: 8, srqs: 6, mrs: 20, pds: 12, ahs: 12 };
 
@@ -124,6 +129,9 @@ impl Bed {
         let fabric = LoopbackNet::new().attach("10.0.0.1".parse().expect("an address"));
         let hca = SoftHca::open(Box::new(fabric), options).unwrap();
         let directory = SharedDirectory::new(hca.port().gid);
+        directory.switch().open(OTHER, OTHER_MAC);
+        directory.switch().gateway =
+            Some(Gateway::new([2, 0, 0, 0, 0, 1], "10.0.0.1".parse().expect("an address")));
         let server = Server { hca, directory, completion_entries: Some(COMPLETIONS) };
         let port = if setup & 1 == 0 { PortKind::InfiniBand } else { PortKind::Roce };
         let function = server.function(FunctionOptions { number: 0, port });
@@ -141,6 +149,9 @@ impl Bed {
             self.honest.step(step);
         }
         self.server.hca.turn();
+        while let Some(frame) = self.server.directory.switch().receive(OTHER) {
+            assert!(frame.len() >= 14 && !has_secret(&frame), "a secret has left");
+        }
         while let Some(event) = self.server.hca.poll_event() {
             if !self.driver.function.take_event(event) {
                 let harmless = matches!(event, AsyncEvent::CommEstablished(_));
@@ -172,12 +183,12 @@ impl Bed {
             8 | 9 => self.driver.make_qp(input),
             10 => self.driver.make_key(input),
             11 => self.driver.make_srq(input),
-            12 => self.driver.make_sq(input),
+            12 => self.driver.make_ethernet(input, what >> 5),
             13 => self.connect(input),
             14 => self.modify(input),
             15..=17 => self.driver.post_send(input),
             18 => self.driver.post_recv(input),
-            19 => self.driver.post_frames(what >> 5, input.byte()),
+            19 => self.frames(input, what >> 5),
             20 => self.driver.arm(what >> 5, input.byte()),
             21 => self.events(input),
             22 => self.scribble(input),
@@ -191,6 +202,19 @@ impl Bed {
             30 => self.reset(what >> 5),
             _ if what & 0x80 == 0 => self.driver.ring(what >> 5),
             _ => self.driver.answer_pages(input),
+        }
+    }
+
+    /// Ethernet requests, and frames that come from somebody else.
+    fn frames(&mut self, input: &mut Input<'_>, how: u8) {
+        match how {
+            0..=2 => self.driver.post_frames(how, input.byte()),
+            3 | 4 => self.driver.post_frame(input),
+            5 => self.driver.post_places(input),
+            _ => {
+                let frame = self.driver.frame(input);
+                self.server.directory.switch().send(OTHER, &frame, &|_| false);
+            }
         }
     }
 
@@ -388,6 +412,7 @@ impl Bed {
     fn check_gone(&self) {
         assert_eq!(room(&self.server.hca), self.room, "objects are left behind");
         assert!(!self.server.directory.lock().knows(0), "addresses are left behind");
+        assert!(!self.server.directory.switch().knows(0), "a port is left behind");
     }
 
     /// The client goes. The next one finds the function as new, and those that keep the rules talk.
