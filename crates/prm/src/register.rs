@@ -35,6 +35,22 @@ codes! {
     }
 }
 
+codes! {
+    /// What a port shall be, in [`Paos::ADMIN_STATUS`].
+    pub enum PortAdmin {
+        Up = 1 "up",
+        Down = 2 "down, as its driver wants it",
+        UpOnce = 3 "up until it goes down",
+        Disabled = 4 "down, as the system wants it",
+    }
+
+    /// What a port is, in [`Paos::OPER_STATUS`].
+    pub enum PortOper {
+        Up = 1 "up",
+        Down = 2 "down",
+    }
+}
+
 layout! {
     list LAYOUTS;
 
@@ -114,9 +130,9 @@ layout! {
         SWID: 0x00 [31:24],
         /// The port, from 1.
         LOCAL_PORT: 0x00 [23:16],
-        /// What it shall be: 1 up, 2 down, 3 up until it goes down.
+        /// What it shall be, a [`PortAdmin`] code.
         ADMIN_STATUS: 0x00 [11:8],
-        /// What it is: 1 up, 2 down.
+        /// What it is, a [`PortOper`] code.
         OPER_STATUS: 0x00 [3:0],
         /// `ADMIN_STATUS` is written.
         ASE: 0x04 [31],
@@ -178,4 +194,26 @@ impl Ptys {
     pub const IB: u32 = 1 << 0;
     /// Ethernet in [`Ptys::PROTO_MASK`].
     pub const EN: u32 = 1 << 2;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_raised_and_widened_by_these_bytes() {
+        // The rows of paos_reg and pmtu_reg in Linux's mlx5_ifc.h.
+        let up = Paos::new()
+            .with(Paos::LOCAL_PORT, 1)
+            .with(Paos::ADMIN_STATUS, PortAdmin::Up.code())
+            .with(Paos::ASE, true);
+        assert_eq!(up.as_bytes(), &[0, 1, 1, 0, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let is_down = [0, 1, 2, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+        let is_down = Paos::from_bytes(&is_down).unwrap();
+        assert_eq!(PortAdmin::from_code(is_down.get(Paos::ADMIN_STATUS)), Some(PortAdmin::Down));
+        assert_eq!(PortOper::from_code(is_down.get(Paos::OPER_STATUS)), Some(PortOper::Down));
+        assert_eq!((is_down.get(Paos::E), is_down.get(Paos::ASE)), (1, false));
+        let wide = Pmtu::new().with(Pmtu::LOCAL_PORT, 1).with(Pmtu::ADMIN_MTU, 4222);
+        assert_eq!(wide.as_bytes(), &[0, 1, 0, 0, 0, 0, 0, 0, 0x10, 0x7e, 0, 0, 0, 0, 0, 0]);
+    }
 }

@@ -5,7 +5,7 @@
 //! one function reaches another by them: on the way out they become the adapter's own GID, on the way in what the
 //! sender is known by. An address that nobody here has goes to the network as it is.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -32,6 +32,7 @@ impl SharedDirectory {
             lids: HashMap::new(),
             qps: HashMap::new(),
             connections: HashMap::new(),
+            down: HashSet::new(),
             version: 1,
         };
         Self { directory: Arc::new(Mutex::new(directory)), switch: Arc::default() }
@@ -73,7 +74,9 @@ pub(crate) struct Directory {
     lids: HashMap<u16, u16>,
     qps: HashMap<u32, u16>,
     connections: HashMap<u32, Connection>,
-    /// Changes with each change of `connections`.
+    /// Functions whose links are down.
+    down: HashSet<u16>,
+    /// Changes with each change of `connections` and of links.
     version: u64,
 }
 
@@ -161,13 +164,37 @@ impl Directory {
         self.version += u64::from(self.connections.remove(&qpn).is_some());
     }
 
-    /// Whether what a queue pair sends is for who it is connected to, unless that has another peer.
+    /// The function's link is up, or down.
+    pub(crate) fn set_link(&mut self, function: u16, up: bool) {
+        _ = if up { self.down.remove(&function) } else { self.down.insert(function) };
+        self.version += 1;
+    }
+
+    /// Whether the queue pair is one of a function whose link is down.
+    pub(crate) fn is_cut_off(&self, qpn: u32) -> bool {
+        !self.down.is_empty() && self.qps.get(&qpn).is_some_and(|function| self.down.contains(function))
+    }
+
+    /// Whether whoever here has this GID, or this LID, has a link that is down.
+    pub(crate) fn is_down(&self, gid: Gid, lid: Lid) -> bool {
+        let function = self.gids.get(&gid).or_else(|| self.lids.get(&lid.raw()));
+        function.is_some_and(|function| self.down.contains(function))
+    }
+
+    /// Whether what a queue pair sends is for who it is connected to, unless that has another peer, and no link between them
+    /// is down.
     pub(crate) fn is_heard(&self, qpn: u32) -> bool {
+        if self.is_cut_off(qpn) {
+            return false;
+        }
         let Some(connection) = self.connections.get(&qpn).filter(|c| c.here) else { return true };
+        if self.is_cut_off(connection.remote) {
+            return false;
+        }
         self.connections.get(&connection.remote).is_none_or(|peer| peer.here && peer.remote == qpn)
     }
 
-    /// Changes whenever connections do.
+    /// Changes whenever connections or links do.
     pub(crate) fn version(&self) -> u64 {
         self.version
     }

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use softhca::SoftHca;
 
+use crate::command::link::Link;
 use crate::command::{Commands, Resources};
 use crate::directory::SharedDirectory;
 use crate::eq::Eqs;
@@ -97,6 +98,7 @@ pub struct Function {
     pub(crate) eqs: Eqs,
     pub(crate) objects: Objects,
     pub(crate) ethernet: Ethernet,
+    pub(crate) link: Link,
 }
 
 impl std::fmt::Debug for Function {
@@ -129,6 +131,7 @@ impl Function {
             eqs: Eqs::default(),
             objects: Objects::new(hca.clone()),
             ethernet: Ethernet::default(),
+            link: Link::default(),
             hca,
         })
     }
@@ -249,6 +252,7 @@ impl Function {
     /// logged, and [`renew`](Self::renew) is to be called before anybody else becomes the client.
     pub fn disconnect(&mut self) {
         self.reset();
+        self.inherit_link();
         self.guest.clear();
         self.interrupts.clear();
         self.worn = true;

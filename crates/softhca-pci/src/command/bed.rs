@@ -6,10 +6,11 @@ use std::os::unix::fs::FileExt;
 
 use hca_prm::command::eq::{CreateEqIn, CreateEqOut};
 use hca_prm::command::hca::{
-    DisableHcaIn, EnableHcaIn, InitHcaIn, ManagePagesIn, ManagePagesMod, ManagePagesOut, QueryPagesIn,
-    QueryPagesMod, QueryPagesOut, SetIssiIn, TeardownHcaIn,
+    AccessRegIn, AccessRegMod, AccessRegOut, DisableHcaIn, EnableHcaIn, InitHcaIn, ManagePagesIn,
+    ManagePagesMod, ManagePagesOut, QueryPagesIn, QueryPagesMod, QueryPagesOut, SetIssiIn, TeardownHcaIn,
 };
 use hca_prm::command::resource::{AllocUarIn, AllocUarOut};
+use hca_prm::register::RegisterId;
 use hca_prm::{
     CMD_TYPE, CmdIfBox, CmdOut, CmdQueueEntry, CmdStatus, Command, DeliveryStatus, EQ_ARM, EQ_CI, EqDoorbell,
     Eqc, Eqe, EventType, INLINE_DATA, Layout, MAILBOX_DATA, mailboxes, pas,
@@ -206,6 +207,28 @@ impl Driver {
 
     pub(crate) fn command<C: Command>(&mut self, input: &C) -> Result<C::Output, CmdStatus> {
         self.command_with(input, &[], 0).map(|(out, _)| out)
+    }
+
+    /// Reads or writes a register; `bytes` are what it is afterwards.
+    pub(crate) fn register(
+        &mut self,
+        id: RegisterId,
+        how: AccessRegMod,
+        bytes: &mut [u8],
+    ) -> Result<(), CmdStatus> {
+        let head = AccessRegIn::new()
+            .with(AccessRegIn::OP_MOD, how.code())
+            .with(AccessRegIn::REGISTER_ID, id.code());
+        let mut input = head.as_bytes().to_vec();
+        input.extend_from_slice(bytes);
+        match self.give(&input, AccessRegOut::SIZE + bytes.len()) {
+            Answer::Delivered(CmdStatus::Ok, out) => {
+                bytes.copy_from_slice(&out[AccessRegOut::SIZE..]);
+                Ok(())
+            }
+            Answer::Delivered(status, _) => Err(status),
+            other => panic!("{other:?}"),
+        }
     }
 
     /// Lends the pages that are asked for. Returns how many.

@@ -12,6 +12,7 @@
 pub(crate) mod bed;
 pub(crate) mod caps;
 mod hca;
+pub(crate) mod link;
 mod pages;
 pub(crate) mod port;
 mod resource;
@@ -19,6 +20,8 @@ mod resource;
 mod tests;
 #[cfg(test)]
 mod tests_garbage;
+#[cfg(test)]
+mod tests_link;
 #[cfg(test)]
 mod tests_pages;
 

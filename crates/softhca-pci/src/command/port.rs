@@ -3,7 +3,7 @@
 //! What stands here are tables that drivers read and write; the addresses among them go to the directory, so that
 //! other functions are reached by them.
 
-use hca_core::{Device, Gid, Lid};
+use hca_core::{Gid, Lid};
 use hca_prm::command::counter::{AllocQCounterOut, DeallocQCounterIn, QueryQCounterIn, QueryQCounterOut};
 use hca_prm::command::vport::{
     AllowedListType, HcaVportContext, MacAddress, MadIfcIn, MadIfcOut, ModifyNicVportContextIn,
@@ -11,7 +11,7 @@ use hca_prm::command::vport::{
     QueryHcaVportGidOut, QueryHcaVportPkeyIn, QueryHcaVportPkeyOut, QueryNicVportContextOut,
     QueryRoceAddressIn, QueryRoceAddressOut, QueryVportStateOut, RoceAddr, SetRoceAddressIn, VportPkey,
 };
-use hca_prm::register::{NodeDesc, Pmtu, Ptys, Pvlc, RegisterId};
+use hca_prm::register::{NodeDesc, Ptys, Pvlc, RegisterId};
 use hca_prm::{CmdStatus, Layout, Opcode};
 
 use super::resource::Numbers;
@@ -31,8 +31,9 @@ const DEFAULT_PKEY: u32 = 0xffff;
 /// What the port can do, as a PortInfo says it: its GUID is that of the system, it has communication management,
 /// and its clients can be asked to register again.
 const CAP_MASK: u32 = 1 << 11 | 1 << 16 | 1 << 25;
-/// The state of a link that is up.
+/// The state of a link that is up, and of one that is switched off.
 const LINK_UP: u32 = 5;
+const DISABLED: u32 = 3;
 
 /// What a port keeps.
 #[derive(Debug, Default)]
@@ -68,11 +69,11 @@ impl Function {
             }
             Opcode::MODIFY_NIC_VPORT_CONTEXT => self.modify_nic(input),
             Opcode::QUERY_VPORT_STATE => {
-                let up = u32::from(self.hca.port().active);
+                let up = u32::from(self.link_is_up());
                 let output = QueryVportStateOut::new().with(QueryVportStateOut::ADMIN_STATE, 1);
                 out.put(&output.with(QueryVportStateOut::STATE, up))
             }
-            // The port is up, and stays so.
+            // The virtual port is as the link is.
             Opcode::MODIFY_VPORT_STATE | Opcode::MODIFY_HCA_VPORT_CONTEXT => Ok(()),
             Opcode::SET_ROCE_ADDRESS => self.set_roce_address(input),
             Opcode::QUERY_ROCE_ADDRESS => self.query_roce_address(input, out),
@@ -164,10 +165,11 @@ impl Function {
     }
 
     fn hca_vport_context(&self) -> HcaVportContext {
-        let state = if self.hca.port().active { PortState::Active } else { PortState::Down };
+        let (state, physical) =
+            if self.link_is_up() { (PortState::Active, LINK_UP) } else { (PortState::Down, DISABLED) };
         let lid = u32::from(self.lid().raw());
         HcaVportContext::new()
-            .with(HcaVportContext::PORT_PHYSICAL_STATE, LINK_UP)
+            .with(HcaVportContext::PORT_PHYSICAL_STATE, physical)
             .with(HcaVportContext::VPORT_STATE_POLICY, 2)
             .with(HcaVportContext::PORT_STATE, state.code())
             .with(HcaVportContext::VPORT_STATE, state.code())
@@ -294,6 +296,7 @@ impl Function {
         match id {
             RegisterId::Ptys => show(&self.speeds(), bytes),
             RegisterId::Pmtu => show(&self.packet_sizes(), bytes),
+            RegisterId::Paos => show(&self.link_status(), bytes),
             RegisterId::Pvlc => {
                 let lanes = Pvlc::new().with(Pvlc::LOCAL_PORT, 1).with(Pvlc::VL_HW_CAP, 1);
                 show(&lanes.with(Pvlc::VL_ADMIN, 1).with(Pvlc::VL_OPERATIONAL, 1), bytes)
@@ -308,8 +311,11 @@ impl Function {
     }
 
     pub(super) fn write_register(&mut self, id: RegisterId, bytes: &[u8]) -> Result<(), CmdStatus> {
-        if id == RegisterId::NodeDesc {
-            self.commands.port.node_desc = parse(bytes)?;
+        match id {
+            RegisterId::NodeDesc => self.commands.port.node_desc = parse(bytes)?,
+            RegisterId::Paos => self.set_link_status(bytes)?,
+            RegisterId::Pmtu => self.set_packet_sizes(bytes)?,
+            _ => {}
         }
         Ok(())
     }
@@ -320,31 +326,22 @@ impl Function {
         const EDR: u32 = 1 << 5;
         const CR4_100G: u32 = 1 << 20;
         let speeds = Ptys::new().with(Ptys::LOCAL_PORT, 1);
+        let now = |speed| if self.link_is_up() { speed } else { 0 };
         match self.options.port {
             PortKind::InfiniBand => speeds
                 .with(Ptys::PROTO_MASK, Ptys::IB)
                 .with(Ptys::IB_LINK_WIDTH_CAPABILITY, FOUR_LANES | 1)
                 .with(Ptys::IB_LINK_WIDTH_ADMIN, FOUR_LANES | 1)
-                .with(Ptys::IB_LINK_WIDTH_OPER, FOUR_LANES)
+                .with(Ptys::IB_LINK_WIDTH_OPER, now(FOUR_LANES))
                 .with(Ptys::IB_PROTO_CAPABILITY, EDR | 1)
                 .with(Ptys::IB_PROTO_ADMIN, EDR | 1)
-                .with(Ptys::IB_PROTO_OPER, EDR),
+                .with(Ptys::IB_PROTO_OPER, now(EDR)),
             PortKind::Roce => speeds
                 .with(Ptys::PROTO_MASK, Ptys::EN)
                 .with(Ptys::ETH_PROTO_CAPABILITY, CR4_100G)
                 .with(Ptys::ETH_PROTO_ADMIN, CR4_100G)
-                .with(Ptys::ETH_PROTO_OPER, CR4_100G),
+                .with(Ptys::ETH_PROTO_OPER, now(CR4_100G)),
         }
-    }
-
-    fn packet_sizes(&self) -> Pmtu {
-        let bytes = match self.options.port {
-            PortKind::InfiniBand => self.hca.port().active_mtu.bytes(),
-            // Frames of this size hold any packet.
-            PortKind::Roce => 9978,
-        };
-        let sizes = Pmtu::new().with(Pmtu::LOCAL_PORT, 1).with(Pmtu::MAX_MTU, bytes);
-        sizes.with(Pmtu::ADMIN_MTU, bytes).with(Pmtu::OPER_MTU, bytes)
     }
 }
 

@@ -35,21 +35,6 @@ fn capability(d: &mut Driver, kind: HcaCapType, current: bool) -> [u8; 4096] {
     d.command(&query).unwrap().get(QueryHcaCapOut::CAPABILITY)
 }
 
-fn register(d: &mut Driver, id: RegisterId, how: AccessRegMod, bytes: &mut [u8]) -> Result<(), CmdStatus> {
-    let head =
-        AccessRegIn::new().with(AccessRegIn::OP_MOD, how.code()).with(AccessRegIn::REGISTER_ID, id.code());
-    let mut input = head.as_bytes().to_vec();
-    input.extend_from_slice(bytes);
-    match d.give(&input, AccessRegOut::SIZE + bytes.len()) {
-        Answer::Delivered(CmdStatus::Ok, out) => {
-            bytes.copy_from_slice(&out[AccessRegOut::SIZE..]);
-            Ok(())
-        }
-        Answer::Delivered(status, _) => Err(status),
-        other => panic!("{other:?}"),
-    }
-}
-
 #[test]
 fn a_driver_of_an_infiniband_port_gets_from_new_to_running_and_back() {
     let mut d = driver(PortKind::InfiniBand);
@@ -60,7 +45,7 @@ fn a_driver_of_an_infiniband_port_gets_from_new_to_running_and_back() {
     d.command(&SetIssiIn::new().with(SetIssiIn::CURRENT_ISSI, 1)).unwrap();
     assert_eq!(d.command(&QueryIssiIn::new()).unwrap().get(QueryIssiOut::CURRENT_ISSI), 1);
     assert_eq!(d.lend(QueryPagesMod::Boot), 16);
-    register(&mut d, RegisterId::HostEndianness, AccessRegMod::Write, &mut [0; 16]).unwrap();
+    d.register(RegisterId::HostEndianness, AccessRegMod::Write, &mut [0; 16]).unwrap();
 
     let most = HcaCap::from_bytes(&capability(&mut d, HcaCapType::GeneralDevice, false)).unwrap();
     assert!(
@@ -139,18 +124,18 @@ fn port_of_infiniband(d: &mut Driver) {
     let text = *b"a node\0\0";
     let mut name = [0; 64];
     name[..8].copy_from_slice(&text);
-    register(d, RegisterId::NodeDesc, AccessRegMod::Write, &mut name).unwrap();
+    d.register(RegisterId::NodeDesc, AccessRegMod::Write, &mut name).unwrap();
     let mut read = [0; 64];
-    register(d, RegisterId::NodeDesc, AccessRegMod::Read, &mut read).unwrap();
+    d.register(RegisterId::NodeDesc, AccessRegMod::Read, &mut read).unwrap();
     assert_eq!(read[..8], text);
     let mut speeds = [0; Ptys::SIZE];
-    register(d, RegisterId::Ptys, AccessRegMod::Read, &mut speeds).unwrap();
+    d.register(RegisterId::Ptys, AccessRegMod::Read, &mut speeds).unwrap();
     assert_ne!(Ptys::from_bytes(&speeds).unwrap().get(Ptys::IB_PROTO_OPER), 0);
     let mut sizes = [0; 16];
-    register(d, RegisterId::Pmtu, AccessRegMod::Read, &mut sizes).unwrap();
+    d.register(RegisterId::Pmtu, AccessRegMod::Read, &mut sizes).unwrap();
     assert_eq!(sizes[4..6], 4096_u16.to_be_bytes());
     let mut lanes = [0; 16];
-    register(d, RegisterId::Pvlc, AccessRegMod::Read, &mut lanes).unwrap();
+    d.register(RegisterId::Pvlc, AccessRegMod::Read, &mut lanes).unwrap();
     assert_eq!(lanes[7], 1);
 
     let mut mad = [0; 256];
@@ -269,10 +254,7 @@ fn a_command_that_can_not_be_done_says_why() {
     let beyond = QueryHcaVportGidIn::new().with(QueryHcaVportGidIn::GID_INDEX, 8);
     assert_eq!(d.command_with(&beyond, &[], 16), Err(CmdStatus::BadParam));
     assert_eq!(d.command(&QueryHcaVportGidIn::new()), Err(CmdStatus::BadOutpLen), "there is no room for one");
-    assert_eq!(
-        register(&mut d, RegisterId::Ptys, AccessRegMod::Read, &mut [0; 8]),
-        Err(CmdStatus::BadInpLen)
-    );
+    assert_eq!(d.register(RegisterId::Ptys, AccessRegMod::Read, &mut [0; 8]), Err(CmdStatus::BadInpLen));
     let status = |answer| match answer {
         Answer::Delivered(status, _) => status,
         other => panic!("{other:?}"),

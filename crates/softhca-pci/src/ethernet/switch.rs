@@ -6,7 +6,7 @@
 //! What comes to a port waits there until its function looks, within limits, beyond which it is lost: to others, a
 //! client can do no more than that.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::frame::{MIN_FRAME, Mac, destination, is_group};
@@ -41,6 +41,8 @@ pub(crate) struct Switch {
     own: HashMap<Mac, u16>,
     /// Who asks for an address, in order.
     asked: HashMap<Mac, Vec<u16>>,
+    /// Functions whose links are down.
+    down: HashSet<u16>,
     /// Who answers for peers beyond.
     pub(crate) gateway: Option<Gateway>,
     /// Frames that wait at all ports.
@@ -78,6 +80,11 @@ impl Switch {
         self.waiting -= port.inbox.len();
         self.own.remove(&port.mac);
         port.more.iter().for_each(|mac| self.give_up(mac, function));
+    }
+
+    /// The function's link is up, or down.
+    pub(crate) fn set_link(&mut self, function: u16, up: bool) {
+        _ = if up { self.down.remove(&function) } else { self.down.insert(function) };
     }
 
     fn give_up(&mut self, mac: &Mac, function: u16) {
@@ -123,18 +130,23 @@ impl Switch {
         frame: &[u8],
         known: &dyn Fn(std::net::IpAddr) -> bool,
     ) -> usize {
+        if self.down.contains(&from) {
+            return 0;
+        }
         let to = destination(frame);
         let shared: Arc<[u8]> = frame.into();
         let answer = self.gateway.as_ref().and_then(|gateway| gateway.answer(frame, known));
         let mut count = 0;
         if is_group(&to) {
-            for (_, port) in self.ports.iter_mut().filter(|(number, _)| **number != from) {
+            let others = |number: &u16| *number != from && !self.down.contains(number);
+            for (_, port) in self.ports.iter_mut().filter(|(number, _)| others(number)) {
                 self.waiting += usize::from(port.take(&shared));
                 count += 1;
             }
         } else {
             let asked = || self.asked.get(&to).and_then(|who| who.first());
-            let whose = self.own.get(&to).or_else(asked).copied().filter(|whose| *whose != from);
+            let whose = self.own.get(&to).or_else(asked).copied();
+            let whose = whose.filter(|whose| *whose != from && !self.down.contains(whose));
             if let Some(port) = whose.and_then(|whose| self.ports.get_mut(&whose)) {
                 self.waiting += usize::from(port.take(&shared));
                 count += 1;

@@ -433,6 +433,30 @@ fn a_frame_larger_than_a_port_takes_does_not_come_to_it() {
 }
 
 #[test]
+fn no_frame_leaves_or_comes_by_a_link_that_is_down() {
+    let server = Server::new();
+    let [mut a, mut b, mut c] = [0, 1, 2].map(|number| Port::new(&server, number));
+    for port in [&mut a, &mut b, &mut c] {
+        (0..3).for_each(|_| _ = port.recv_2k());
+    }
+    for down in [0, 1] {
+        server.directory.switch().set_link(down, false);
+        for to in [b.mac, ALL] {
+            a.post(&Request::inline(&frame(to, a.mac, 60)));
+        }
+        look(&mut [&mut a, &mut b, &mut c]);
+        assert!(a.sent().is_some() && a.sent().is_some(), "requests end well");
+        assert!(b.received().is_none());
+        assert_eq!(c.received().is_some(), down == 1, "only what is for all comes there");
+        assert_eq!(server.directory.switch().lost(1), 0);
+        server.directory.switch().set_link(down, true);
+    }
+    a.post(&Request::inline(&frame(b.mac, a.mac, 60)));
+    look(&mut [&mut a, &mut b, &mut c]);
+    assert!(b.received().is_some());
+}
+
+#[test]
 fn a_port_has_further_addresses_unless_others_have_them() {
     let server = Server::new();
     let [mut a, mut b, mut c] = [0, 1, 2].map(|number| Port::new(&server, number));

@@ -6,8 +6,8 @@
 //! that nobody answers do; requests that would change memory keys end in error.
 
 use hca_core::{
-    Access, AckTimeout, AddressVector, Device, DeviceError, Gid, PdHandle, Pkey, Psn, Qkey, QpAttr, QpCap,
-    QpHandle, QpInit, QpState, QpType, Qpn, RecvPort, RnrTimer, SendPort, SrqHandle,
+    Access, AckTimeout, AddressVector, Device, DeviceError, Gid, Lid, PdHandle, Pkey, Psn, Qkey, QpAttr,
+    QpCap, QpHandle, QpInit, QpState, QpType, Qpn, RecvPort, RnrTimer, SendPort, SrqHandle,
 };
 use hca_prm::command::qp::{CreateQpIn, CreateQpOut, DestroyQpIn, QueryQpIn, QueryQpOut, Rst2InitQpIn};
 use hca_prm::{
@@ -480,13 +480,18 @@ fn access(context: &Qpc) -> Access {
         .collect()
 }
 
-/// Where a path leads. An address with a GID goes by it, and by the LID otherwise; those of functions here lead to the
-/// adapter's own.
-pub(crate) fn destination(directory: &Directory, gid: [u8; 16], grh: bool, lid: u32) -> Option<Gid> {
+/// By what a path leads on: by its GID, if it has one, or by its LID; the other one is none.
+pub(crate) fn named(gid: [u8; 16], grh: bool, lid: u32) -> (Gid, Lid) {
     if gid != [0; 16] && (grh || lid == 0) {
-        return Some(directory.route_gid(Gid(gid)));
+        (Gid(gid), Lid::new(0))
+    } else {
+        (Gid::default(), Lid::new(lid as u16))
     }
-    directory.route_lid(hca_core::Lid::new(lid as u16))
+}
+
+/// Where a path leads. The addresses of functions here lead to the adapter's own.
+pub(crate) fn destination(directory: &Directory, (gid, lid): (Gid, Lid)) -> Option<Gid> {
+    if gid == Gid::default() { directory.route_lid(lid) } else { Some(directory.route_gid(gid)) }
 }
 
 /// A queue pair that answers nothing: the adapter gives no queue pair the number of management, and drops what is for one
@@ -497,7 +502,9 @@ const NOBODY: Qpn = Qpn::new(0);
 fn peer(context: &Qpc, directory: &Directory) -> (AddressVector, Qpn) {
     let path = context.get(Qpc::PRIMARY_ADDRESS_PATH);
     let (gid, lid) = (path.get(Ads::RGID_RIP), path.get(Ads::RLID));
-    let Some(dgid) = destination(directory, gid, path.get(Ads::GRH), lid) else { return nobody(directory) };
+    let Some(dgid) = destination(directory, named(gid, path.get(Ads::GRH), lid)) else {
+        return nobody(directory);
+    };
     let av = AddressVector {
         dgid,
         flow_label: path.get(Ads::FLOW_LABEL),

@@ -20,7 +20,7 @@ use super::recv::byte_count;
 use crate::directory::Directory;
 use crate::guest::Window;
 use crate::objects::bus::Names;
-use crate::objects::qp::{Barrier, MAX_SGE, Qp, Service, WorkQueue, destination};
+use crate::objects::qp::{Barrier, MAX_SGE, Qp, Service, WorkQueue, destination, named};
 use crate::objects::{Addresses, address_key};
 
 /// Bytes of the longest request.
@@ -246,9 +246,9 @@ fn address(
     let (gid, lid) = (to.get(UdAdrsVector::RGID_RIP), to.get(UdAdrsVector::RLID_UDP_SPORT));
     // Between Ethernet ports there always is a GRH, and the bit is reserved; their addresses have a MAC.
     let header = to.get(UdAdrsVector::GRH) || to.rmac() != [0; 6];
-    let Some(dgid) = destination(directory, gid, header, lid) else {
-        return Found::Nowhere;
-    };
+    let (by_gid, by_lid) = named(gid, header, lid);
+    let dgid = destination(directory, (by_gid, by_lid)).filter(|_| !directory.is_down(by_gid, by_lid));
+    let Some(dgid) = dgid else { return Found::Nowhere };
     let mut traffic_class = to.get(UdAdrsVector::TCLASS) as u8;
     if dgid == directory.own() {
         traffic_class = grh::traffic_class(traffic_class, header || lid == 0);
@@ -371,8 +371,8 @@ fn take_one(
         Ok(None) => return stop(None, qp),
         Err(wrong) => return stop(Some(wrong), qp),
     };
-    if qp.service != Service::Real(QpType::Ud) && !is_heard(qp, directory, shown) {
-        // Nobody answers, as in a network that knows who sends.
+    if !is_heard(qp, directory, shown) {
+        // Nobody answers, as in a network that knows who sends, or whose link is down.
         let reliable = qp.service == Service::Real(QpType::Rc);
         return stop(reliable.then_some(CqeSyndrome::TransportRetryExcErr), qp);
     }

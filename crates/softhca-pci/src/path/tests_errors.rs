@@ -306,6 +306,47 @@ fn a_connection_to_an_address_that_nobody_has_is_made_and_nothing_answers() {
 }
 
 #[test]
+fn nothing_goes_over_a_link_that_is_down_and_all_does_when_it_is_up_again() {
+    for (st, which) in
+        [(ServiceType::Rc, 0), (ServiceType::Rc, 1), (ServiceType::Ud, 0), (ServiceType::Ud, 1)]
+    {
+        let shape = QpShape { st, ..QpShape::default() };
+        let mut p = Pair::new(shape);
+        let (gid, b) = (Gid([0xfe; 16]), p.b.qp.qpn);
+        assert!(p.server.directory.lock().add_gid(gid, 1));
+        let wqe = match st {
+            ServiceType::Ud => Wqe::new(WqeOpcode::Send).datagram(gid, 0, b, 0x1111),
+            _ => Wqe::new(WqeOpcode::Send),
+        };
+        let wqe = wqe.inline(b"over");
+        p.b.recv(0, 128);
+        p.server.directory.lock().set_link(which, false);
+        p.a.post(&wqe);
+        let cqe = p.sent();
+        if st == ServiceType::Rc {
+            assert_eq!(syndrome(&cqe), CqeSyndrome::TransportRetryExcErr);
+        } else {
+            assert_eq!(opcode(&cqe), CqeOpcode::Req, "it is lost");
+            assert!(p.b.received().is_none());
+            p.server.directory.lock().set_link(which, true);
+            p.a.post(&wqe);
+            p.sent();
+            assert_eq!(p.received().get(Cqe64::BYTE_CNT), 44);
+        }
+        // What is connected stays so.
+        let mut q = Pair::new(shape);
+        q.b.recv(0, 128);
+        q.server.directory.lock().set_link(which, false);
+        q.server.directory.lock().set_link(which, true);
+        if st == ServiceType::Rc {
+            q.a.post(&wqe);
+            assert_eq!(opcode(&q.sent()), CqeOpcode::Req);
+            assert_eq!(q.received().get(Cqe64::BYTE_CNT), 4);
+        }
+    }
+}
+
+#[test]
 fn a_full_completion_queue_is_in_error_with_its_queue_pairs_and_keeps_what_it_had() {
     let mut p = Pair::new(QpShape::default());
     let (small, recv_cq) = (p.a.client.cq(2), p.a.recv_cq);
