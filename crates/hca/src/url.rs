@@ -68,19 +68,19 @@ pub enum Target {
     Vfio {
         /// The function, as `lspci -D` writes it.
         function: String,
-        /// `ip=`, `neigh=` and `lid=`.
+        /// `ip=`, `neigh=`, `lid=`, `mtu=` and `raise=`.
         options: Box<PciOptions>,
     },
     /// A ConnectX adapter that a server offers at a socket.
     VfioUser {
         /// The socket.
         socket: PathBuf,
-        /// `ip=`, `neigh=` and `lid=`.
+        /// `ip=`, `neigh=`, `lid=`, `mtu=` and `raise=`.
         options: Box<PciOptions>,
     },
 }
 
-/// Addresses that an adapter behind vfio is told, since no kernel knows them.
+/// What an adapter behind vfio is told, since no kernel knows its addresses or sees to its port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PciOptions {
     /// `ip=ADDRESS,…`: addresses of its own, beside the link-local one (Ethernet).
@@ -90,6 +90,10 @@ pub struct PciOptions {
     /// `lid=GID=LID,…`: LIDs of peers that are known by their GIDs alone (InfiniBand); what queue pairs are told of each
     /// other has them.
     pub lids: Vec<(Gid, Lid)>,
+    /// `mtu=256|512|1024|2048|4096`: the largest path MTU (Ethernet).
+    pub mtu: Option<Mtu>,
+    /// `raise=yes|no`: whether a port that was left down is raised (Ethernet).
+    pub raise: Option<bool>,
 }
 
 /// Set-up of a device; `None` leaves the device's default.
@@ -189,7 +193,7 @@ pub enum UrlError {
     #[error(
         "unknown option `{option}`: use progress=, fault=, capture= or mtu=, with shm:// dir= or users=, with shm:// and \
          auto:// ring=, isolated= or process_vm=, with raw:// ip=, roce= or vlan=, and with vfio:// and vfio-user:// ip=, \
-         neigh= or lid="
+         neigh=, lid= or raise="
     )]
     UnknownOption {
         /// Its name.
@@ -273,7 +277,7 @@ impl FromStr for DeviceUrl {
         let options = Options::parse(&items)?;
         if matches!(target, Target::Vfio { .. } | Target::VfioUser { .. }) && options != Options::default() {
             return Err(rule(
-                "progress=, fault=, capture= and mtu= belong to the software adapter; leave them out here",
+                "progress=, fault= and capture= belong to the software adapter; leave them out here",
             ));
         }
         match (&options.shm, &target) {
@@ -313,7 +317,7 @@ impl fmt::Display for DeviceUrl {
         }
         let pci = match &self.target {
             Target::Vfio { options, .. } | Target::VfioUser { options, .. } => options.items(),
-            _ => [None, None, None],
+            _ => [const { None }; 5],
         };
         let o = &self.options;
         let raw = match &self.target {
@@ -438,6 +442,20 @@ impl PciOptions {
                     let all = all.ok_or_else(|| refuse("lid", rule))?;
                     !std::mem::replace(&mut options.lids, all).is_empty()
                 }
+                "mtu" => options.mtu.replace(parse_mtu(&value)?).is_some(),
+                "raise" => {
+                    let yes = match value.as_str() {
+                        "yes" => true,
+                        "no" => false,
+                        _ => {
+                            return Err(refuse(
+                                "raise",
+                                "give yes, so that a port that is down is raised, or no",
+                            ));
+                        }
+                    };
+                    options.raise.replace(yes).is_some()
+                }
                 _ => {
                     rest.push(item);
                     continue;
@@ -452,7 +470,7 @@ impl PciOptions {
     }
 
     /// The options that are given, as they are written.
-    fn items(&self) -> [Option<String>; 3] {
+    fn items(&self) -> [Option<String>; 5] {
         let list =
             |name, parts: Vec<String>| (!parts.is_empty()).then(|| format!("{name}={}", parts.join(",")));
         let mac = |mac: &[u8; 6]| mac.map(|b| format!("{b:02x}")).join(":");
@@ -460,6 +478,8 @@ impl PciOptions {
             list("ip", self.ip.iter().map(IpAddr::to_string).collect()),
             list("neigh", self.neighbours.iter().map(|(ip, m)| format!("{ip}={}", mac(m))).collect()),
             list("lid", self.lids.iter().map(|(gid, lid)| format!("{gid}={}", lid.raw())).collect()),
+            self.mtu.map(|mtu| format!("mtu={}", mtu.bytes())),
+            self.raise.map(|yes| format!("raise={}", if yes { "yes" } else { "no" })),
         ]
     }
 }
@@ -661,6 +681,8 @@ mod tests {
             "vfio://0000:03:00.0",
             "vfio://0000:03:00.1?ip=10.0.0.2,fd00::2&neigh=10.0.0.3=02:00:00:00:00:03,fd00::3=0a:0b:0c:0d:0e:0f",
             "vfio-user:///run/a%20b.sock?lid=fe80::5=7",
+            "vfio://0000:03:00.0?ip=10.0.0.2&mtu=1024&raise=no",
+            "vfio-user:///run/a.sock?raise=yes",
         ] {
             let url = parse(s);
             assert_eq!(url.to_string(), s);
@@ -696,6 +718,10 @@ mod tests {
             ("vfio://0000:03:00.0?neigh=10.0.0.3=2:0:0:0:0:3", ["neigh", "02:00:00:00:00:03"]),
             ("vfio://0000:03:00.0?lid=fe80::5=49152", ["lid", "49151"]),
             ("vfio://0000:03:00.0?ip=10.0.0.2&ip=10.0.0.3", ["ip", "twice"]),
+            ("vfio://0000:03:00.0?mtu=1500", ["`1500`", "4096"]),
+            ("vfio://0000:03:00.0?mtu=1024&mtu=512", ["mtu", "twice"]),
+            ("vfio://0000:03:00.0?raise=1", ["`1`", "raise"]),
+            ("udp://?raise=no", ["`raise`", "vfio://"]),
             ("vfio-user:///run/a.sock?progress=inline", ["progress=", "software adapter"]),
             ("udp://?neigh=10.0.0.3=02:00:00:00:00:03", ["`neigh`", "vfio://"]),
             ("auto://?speed=9", ["`speed`", "progress="]),

@@ -53,6 +53,8 @@ pub(crate) struct Caps {
     pub(crate) cqe_version: u32,
     /// Entries of the GID table of a RoCE port.
     pub(crate) roce_addresses: u32,
+    /// Whether the embedded switch may follow the link or not.
+    pub(crate) uplink_follow: bool,
     /// What the lower 4 bits of `ROCE_L3_TYPE` and the versions may be.
     pub(crate) roce_v2: bool,
     /// Whether the port is an Ethernet one.
@@ -132,6 +134,7 @@ impl Caps {
             log_bf_reg_size: used.get(HcaCap::LOG_BF_REG_SIZE).min(9),
             cqe_version: used.get(HcaCap::CQE_VERSION),
             roce_addresses: roce.get(RoceCap::ROCE_ADDRESS_TABLE_SIZE),
+            uplink_follow: used.get(HcaCap::UPLINK_FOLLOW),
             roce_v2: roce.get(RoceCap::ROCE_VERSION) >> 2 & 1 != 0,
             ethernet: used.get(HcaCap::PORT_TYPE) == PORT_ETHERNET,
             ethernet_queues: used.get(HcaCap::ETH_NET_OFFLOADS) && used.get(HcaCap::NIC_FLOW_TABLE),

@@ -3,7 +3,7 @@
 use core::ops::Deref;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hca_core::wire::neighbour::{Mac, Station};
@@ -25,6 +25,7 @@ use crate::eth::{Ethernet, Means};
 use crate::events::{EventFd, Events};
 use crate::health::Health;
 use crate::house::House;
+use crate::link::Link;
 use crate::memory::Lent;
 use crate::mr::Mrs;
 use crate::options::Options;
@@ -72,8 +73,10 @@ impl Hca {
         let started = Core::start(&function, &arena, options).and_then(|(core, interrupts)| {
             let core = Arc::new(core);
             let house = House::start(&core, core.bell.clone(), interrupts, options.health_interval);
-            let house =
-                house.map_err(|source| OpenError::Io { doing: "starting the driver's thread", source })?;
+            let house = house.map_err(|source| {
+                core.link().forsake(&core.cmd);
+                OpenError::Io { doing: "starting the driver's thread", source }
+            })?;
             if let Some(thread) = house.thread() {
                 core.cmd.events_on(thread);
             }
@@ -97,6 +100,8 @@ pub(crate) struct Core {
     /// By what peers of an Ethernet port are found, where it can.
     pub(crate) ethernet: Option<Ethernet>,
     neighbour_timeout: Duration,
+    /// What was changed of its link.
+    link: Mutex<Link>,
     /// Doorbell pages.
     pub(crate) uars: Uars,
     /// Memory that programs have.
@@ -141,23 +146,31 @@ impl Core {
         let caps = boot(&cmd, &pages, &name)?;
         let interrupts = interrupts(function, options)?;
         let uars = Uars::open(&cmd, &bar, &name, Doorbells::of(options, &caps), function.waker())?;
-        let eqs = Eqs::open(&cmd, arena, uars.events(), &caps, interrupts.len() as u32)
-            .map_err(|e| e.open(&name))?;
-        let port = Port::open(&cmd, &caps, options, &name)?;
-        let means = Means { cmd: &cmd, arena, caps: &caps, uars: &uars, eqn: eqs.completion_number() };
-        let ethernet = Ethernet::open(&means, &port, &name)?;
-        eqs.arm()?;
-        if caps.driver_version {
-            cmd.exec(&driver_version()).map_err(failed)?;
-        }
         let no_fd = |source| OpenError::Io { doing: "making eventfds for events", source };
         let (events, bell) = (Events::new().map_err(no_fd)?, Arc::new(EventFd::new().map_err(no_fd)?));
+        let mut link = Link::default();
+        let opened: Result<_, OpenError> = (|| {
+            // Before there are queues of events, as it is none for the program.
+            link.raise(&cmd, &caps, options).map_err(failed)?;
+            let eqs = Eqs::open(&cmd, arena, uars.events(), &caps, interrupts.len() as u32)
+                .map_err(|e| e.open(&name))?;
+            let port = Port::open(&cmd, &caps, options, &name)?;
+            let means = Means { cmd: &cmd, arena, caps: &caps, uars: &uars, eqn: eqs.completion_number() };
+            let ethernet = Ethernet::open(&means, &port, &name)?;
+            eqs.arm()?;
+            if caps.driver_version {
+                cmd.exec(&driver_version()).map_err(failed)?;
+            }
+            Ok((eqs, port, ethernet))
+        })();
+        let (eqs, port, ethernet) = opened.inspect_err(|_| link.forsake(&cmd))?;
         let this = Self {
             health,
             uars,
             port,
             ethernet,
             neighbour_timeout: options.neighbour_timeout,
+            link: Mutex::new(link),
             lent: Arc::default(),
             pds: Pds::new(1 << caps.log_max_pd),
             mrs: Mrs::new(1 << caps.log_max_mkey),
@@ -218,6 +231,10 @@ impl Core {
         })
     }
 
+    fn link(&self) -> MutexGuard<'_, Link> {
+        // It is whole between any two of its operations.
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
     /// Has the driver's thread look at once.
     pub(crate) fn ring_house(&self) {
         self.bell.signal();
@@ -286,6 +303,7 @@ impl Core {
         if let Some(eqs) = eqs {
             eqs.close(&self.cmd)?;
         }
+        self.link().restore(&self.cmd)?;
         self.uars.close(&self.cmd)?;
         let stop = TeardownHcaIn::new().with(TeardownHcaIn::PROFILE, TeardownProfile::GracefulClose.code());
         self.cmd.exec(&stop)?;

@@ -69,6 +69,7 @@ mod exclusion;
 mod hca;
 mod health;
 mod house;
+mod link;
 mod masked;
 mod memory;
 mod mr;

@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 use core::time::Duration;
 
-use hca_core::{Gid, Lid};
+use hca_core::{Gid, Lid, Mtu};
 
 /// How an adapter is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,6 +11,14 @@ use hca_core::{Gid, Lid};
 pub struct Options {
     /// Addresses of a RoCE port, beside its link-local one. The first is the port's GID.
     pub ip: Vec<IpAddr>,
+    /// Whether the link of an Ethernet port that was left down is raised while the adapter is open, with frames long enough for
+    /// [`mtu`](Self::mtu). It is left as it was found. A virtual function has the link of its physical one, and nothing to raise.
+    pub raise_port: bool,
+    /// How long opening waits for a link that it raised to be there.
+    pub link_wait: Duration,
+    /// The largest packet of a RoCE port: its `active_mtu` is no larger. Whatever is between two ports has to carry frames of 126
+    /// bytes more.
+    pub mtu: Mtu,
     /// MAC addresses of peers of a RoCE port, which are believed without asking. That of a peer behind a router is the router's.
     pub neighbours: Vec<(IpAddr, [u8; 6])>,
     /// How long a peer of a RoCE port may take to tell its MAC, when it is asked by ARP or neighbour discovery: so long may
@@ -46,6 +54,9 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             ip: Vec::new(),
+            raise_port: true,
+            link_wait: Duration::from_secs(5),
+            mtu: Mtu::B4096,
             neighbours: Vec::new(),
             neighbour_timeout: Duration::from_secs(3),
             lids: Vec::new(),

@@ -25,7 +25,7 @@ use crate::error::OpenError;
 use crate::options::Options;
 
 /// What a frame has beside an IP packet: addresses and type, a VLAN tag, and the checksum.
-const FRAME_OVERHEAD: u32 = 22;
+pub(crate) const FRAME_OVERHEAD: u32 = 22;
 /// From here on LIDs are those of groups.
 const MULTICAST_LIDS: u16 = 0xc000;
 /// What a port's longest frame is taken to be, whatever the adapter says: the shortest that IPv6 goes with, and a jumbo
@@ -103,6 +103,10 @@ impl Port {
         if !options.neighbours.is_empty() {
             return Err(wrong("neigh"));
         }
+        if options.mtu != Options::default().mtu {
+            let why = "its port is InfiniBand, whose packets are as long as the subnet's manager says: leave it out";
+            return Err(OpenError::Option { name: name.to_owned(), option: "mtu", why });
+        }
         let attr = ib_attr(cmd).map_err(failed)?;
         Ok(Self {
             ethernet: false,
@@ -157,6 +161,7 @@ impl Port {
         let (mut attr, frame_bytes) = roce_attr(cmd, &nic).map_err(failed)?;
         // The first that the program gave, if it gave one.
         attr.gid = gids.get(1).copied().unwrap_or(gids[0]);
+        attr.active_mtu = attr.active_mtu.min(options.mtu);
         let neighbours = options.neighbours.iter().map(|(ip, mac)| (Gid::from_ip(*ip), *mac)).collect();
         let (attr, lids) = (Mutex::new(attr), HashMap::new());
         Ok(Self { ethernet: true, attr, gids, mac, frame_bytes, neighbours, lids })

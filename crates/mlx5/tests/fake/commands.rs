@@ -6,10 +6,10 @@ use hca_prm::caps::{AtomicCaps, HcaCap, RoceCap};
 use hca_prm::command::hca::*;
 use hca_prm::command::vport::*;
 use hca_prm::command::{eq::CreateEqIn, mkey::CreateMkeyIn};
-use hca_prm::register::{Pmtu, RegisterId};
+use hca_prm::register::{Paos, Pmtu, RegisterId};
 use hca_prm::{CmdStatus, Eqc, Layout, Mkc, Opcode, pas};
 
-use super::{State, Wants};
+use super::{Link, State, Wants};
 
 /// The function's own GID, as an InfiniBand port.
 pub(crate) const GID: [u8; 16] = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 7];
@@ -43,6 +43,7 @@ pub(crate) fn capabilities(wants: &Wants) -> HashMap<u32, Vec<u8>> {
         .with(HcaCap::IB_VIRT, true)
         .with(HcaCap::ATOMIC, true)
         .with(HcaCap::DRIVER_VERSION, true)
+        .with(HcaCap::UPLINK_FOLLOW, true)
         .with(HcaCap::ROCE, wants.ethernet)
         .with(HcaCap::ETH_NET_OFFLOADS, wants.ethernet_queues)
         .with(HcaCap::NIC_FLOW_TABLE, wants.ethernet_queues)
@@ -60,6 +61,13 @@ pub(crate) fn capabilities(wants: &Wants) -> HashMap<u32, Vec<u8>> {
         (HcaCapType::Roce, pad(roce.as_bytes())),
     ];
     kinds.into_iter().map(|(kind, caps)| (kind.code(), caps)).collect()
+}
+
+impl Link {
+    /// What it is.
+    fn oper(&self) -> u32 {
+        if self.admin == 1 && self.looks == 0 { self.raised } else { 2 }
+    }
 }
 
 /// What a command is about that makes a queue, or takes it away.
@@ -102,7 +110,9 @@ impl State {
                 self.caps.insert(op_mod >> 1, input[16..16 + 4096].to_vec());
             }
             Opcode::INIT_HCA => self.running = true,
-            Opcode::ACCESS_REG => return self.access(word(input, 8) & 0xffff, out),
+            Opcode::ACCESS_REG => {
+                return self.access(word(input, 8) & 0xffff, op_mod == 0, &input[16..], out);
+            }
             Opcode::ALLOC_UAR => {
                 let first = !self.objects.iter().any(|(kind, _)| *kind == "doorbell page");
                 let number = if first { 0xf } else { 0x10 + self.objects.len() as u32 };
@@ -154,7 +164,16 @@ impl State {
                 self.running = false;
             }
             Opcode::DISABLE_HCA => self.enabled = false,
-            Opcode::SET_ISSI | Opcode::SET_DRIVER_VERSION | Opcode::MODIFY_NIC_VPORT_CONTEXT => {}
+            Opcode::MODIFY_NIC_VPORT_CONTEXT => {
+                let command = ModifyNicVportContextIn::from_bytes(input).unwrap();
+                let select = command.get(ModifyNicVportContextIn::FIELD_SELECT);
+                let context = command.get(ModifyNicVportContextIn::NIC_VPORT_CONTEXT);
+                if let Some(link) = self.wants.link.as_mut().filter(|_| select.get(NicVportFieldSelect::MTU))
+                {
+                    (link.own_frame, link.writes) = (context.get(NicVportContext::MTU), link.writes + 1);
+                }
+            }
+            Opcode::SET_ISSI | Opcode::SET_DRIVER_VERSION => {}
             other => return self.port(other, input, out),
         }
         Ok(())
@@ -193,15 +212,36 @@ impl State {
         Ok(())
     }
 
-    fn access(&mut self, register: u32, out: &mut [u8]) -> Result<(), CmdStatus> {
-        match RegisterId::from_code(register) {
+    fn access(&mut self, register: u32, write: bool, given: &[u8], out: &mut [u8]) -> Result<(), CmdStatus> {
+        let ethernet = self.wants.ethernet;
+        let link = self.wants.link.as_mut().ok_or(CmdStatus::BadParam)?;
+        let answer: [u8; 16] = match RegisterId::from_code(register) {
             Some(RegisterId::Pmtu) => {
-                let mtu = if self.wants.ethernet { 4222 } else { 2048 };
-                out[16..32].copy_from_slice(Pmtu::new().with(Pmtu::OPER_MTU, mtu).as_bytes());
-                Ok(())
+                let asked = Pmtu::from_bytes(given).unwrap();
+                assert_eq!(asked.get(Pmtu::LOCAL_PORT), 1);
+                if write {
+                    (link.frame, link.writes) = (asked.get(Pmtu::ADMIN_MTU), link.writes + 1);
+                    assert!(ethernet && link.frame <= link.most);
+                }
+                let (most, now) = if ethernet { (link.most, link.frame) } else { (2048, 2048) };
+                let sizes = Pmtu::new().with(Pmtu::MAX_MTU, most).with(Pmtu::ADMIN_MTU, now);
+                *sizes.with(Pmtu::OPER_MTU, now).as_bytes()
             }
-            _ => Err(CmdStatus::BadParam),
-        }
+            Some(RegisterId::Paos) => {
+                let asked = Paos::from_bytes(given).unwrap();
+                assert_eq!((asked.get(Paos::LOCAL_PORT), asked.get(Paos::ASE)), (1, write));
+                if write {
+                    (link.admin, link.writes) = (asked.get(Paos::ADMIN_STATUS), link.writes + 1);
+                }
+                let status = Paos::new().with(Paos::ADMIN_STATUS, link.admin);
+                let status = status.with(Paos::OPER_STATUS, link.oper());
+                link.looks = link.looks.saturating_sub((link.admin == 1 && !write).into());
+                *status.as_bytes()
+            }
+            _ => return Err(CmdStatus::BadParam),
+        };
+        out[16..32].copy_from_slice(&answer);
+        Ok(())
     }
 
     fn port(&mut self, command: Opcode, input: &[u8], out: &mut [u8]) -> Result<(), CmdStatus> {
@@ -222,14 +262,25 @@ impl State {
             (Opcode::QUERY_NIC_VPORT_CONTEXT, true) => {
                 let mut mac = MacAddress::new();
                 mac.set_mac(MAC);
-                let nic = NicVportContext::new().with(NicVportContext::PERMANENT_ADDRESS, mac);
+                let frame = self.wants.link.as_ref().map_or(0, |link| link.own_frame);
+                let nic = NicVportContext::new()
+                    .with(NicVportContext::PERMANENT_ADDRESS, mac)
+                    .with(NicVportContext::MTU, frame);
                 put(
                     out,
                     QueryNicVportContextOut::new().with(QueryNicVportContextOut::NIC_VPORT_CONTEXT, nic),
                 );
             }
             (Opcode::QUERY_VPORT_STATE, true) => {
-                put(out, QueryVportStateOut::new().with(QueryVportStateOut::STATE, 1));
+                let link = self.wants.link.clone().unwrap_or_default();
+                let state = QueryVportStateOut::new().with(QueryVportStateOut::ADMIN_STATE, link.uplink);
+                put(out, state.with(QueryVportStateOut::STATE, (link.oper() == 1).into()));
+            }
+            (Opcode::MODIFY_VPORT_STATE, true) => {
+                let command = ModifyVportStateIn::from_bytes(input).unwrap();
+                assert_eq!(command.get(ModifyVportStateIn::OP_MOD), VportStateMod::Uplink.code());
+                let link = self.wants.link.as_mut().ok_or(CmdStatus::BadOp)?;
+                (link.uplink, link.writes) = (command.get(ModifyVportStateIn::ADMIN_STATE), link.writes + 1);
             }
             (Opcode::SET_ROCE_ADDRESS, true) => {
                 let entry = input[16..48].to_vec();

@@ -115,6 +115,33 @@ pub(crate) struct Wants {
     /// The server ends at the next message.
     pub(crate) hangs_up: bool,
     pub(crate) log_size: u32,
+    /// The link, whose registers a virtual function may not see (`None`). It outlives resets.
+    pub(crate) link: Option<Link>,
+}
+
+/// The link of a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Link {
+    /// What it was set to, and what it is once it was raised.
+    pub(crate) admin: u32,
+    pub(crate) raised: u32,
+    /// How often it is looked at before it is up.
+    pub(crate) looks: u32,
+    /// The longest frame that there can be, may be, and may be for the function.
+    pub(crate) most: u32,
+    pub(crate) frame: u32,
+    pub(crate) own_frame: u32,
+    /// What the embedded switch makes of it.
+    pub(crate) uplink: u32,
+    /// Writes to its registers.
+    pub(crate) writes: u32,
+}
+
+impl Default for Link {
+    /// One that is up.
+    fn default() -> Self {
+        Self { admin: 1, raised: 1, looks: 0, most: 9978, frame: 4222, own_frame: 4222, uplink: 2, writes: 0 }
+    }
 }
 
 impl Default for Wants {
@@ -139,6 +166,7 @@ impl Default for Wants {
             gone: false,
             hangs_up: false,
             log_size: LOG_SLOTS,
+            link: Some(Link::default()),
         }
     }
 }

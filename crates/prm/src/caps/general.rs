@@ -37,6 +37,8 @@ layout! {
         ECE_SUPPORT: 0x14 [28],
         /// Shared receive queues.
         LOG_MAX_SRQ: 0x14 [20:16],
+        /// Whether the embedded switch follows the link can be set.
+        UPLINK_FOLLOW: 0x14 [14],
         /// Times of sending go to a queue of their own.
         TS_CQE_TO_DEST_CQN: 0x14 [13],
         /// Lost packets can be sent again from the gap on.

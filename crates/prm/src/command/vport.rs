@@ -109,7 +109,7 @@ commands! {
         /// The virtual port, 0 for the own one.
         VPORT_NUMBER: 0x08 [15:0],
     }, QueryVportStateOut: 0x10 {
-        /// What it shall be: down (0), up (1), as the link is (2).
+        /// What it shall be, a [`VportAdmin`] code.
         ADMIN_STATE: 0x0c [7:4],
         /// What it is: down (0), up (1).
         STATE: 0x0c [3:0],
@@ -121,7 +121,7 @@ commands! {
         OTHER_VPORT: 0x08 [31],
         /// The virtual port, 0 for the own one.
         VPORT_NUMBER: 0x08 [15:0],
-        /// What it shall be: down (0), up (1), as the link is (2).
+        /// What it shall be, a [`VportAdmin`] code.
         ADMIN_STATE: 0x0c [7:4],
     }, ModifyVportStateOut: 0x10 {
     }
@@ -382,6 +382,13 @@ codes! {
         VnicVport = 0 "that of the function's own port",
         EswVport = 1 "that of a port of the embedded switch",
         Uplink = 2 "that of the link",
+    }
+
+    /// What a port shall be, in [`QueryVportStateOut::ADMIN_STATE`].
+    pub enum VportAdmin {
+        Down = 0 "down",
+        Up = 1 "up",
+        Follow = 2 "as the link is",
     }
 
     /// Which RoCE.
