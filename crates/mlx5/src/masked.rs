@@ -25,6 +25,11 @@ impl<T> Masked<T> {
         // SAFETY: (1) what is masked by one less than a power of two is less than that.
         unsafe { self.0.get_unchecked(at) }
     }
+    /// One less than there are.
+    #[inline(always)]
+    pub(crate) fn mask(&self) -> usize {
+        self.0.len() - 1
+    }
     /// The same, to be changed.
     pub(crate) fn get_mut(&mut self, number: usize) -> &mut T {
         let mask = self.0.len() - 1;

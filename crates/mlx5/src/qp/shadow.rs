@@ -4,6 +4,12 @@
 //! moves `posted` on; the poller, which finds the request's place in a completion, looks whether that is outstanding and moves
 //! `freed` on. Requests of a queue end in order, so whatever stands before the one that completed has ended with it.
 //!
+//! A completion names a place by a counter of 16 bits, which goes on behind the ring's last place. That an adapter writes all
+//! 16 is what Linux's network driver takes for granted of its send queues (`mlx5e_poll_tx_cq` in en_tx.c compares the number
+//! with a counter of its own). Of queue pairs' queues nothing public says it: rdma-core (cq.c) and mlx5_ib take the bits that
+//! number the ring's places, and look at no others. So a counter is checked in full, and a bare place, with zeros above it, is
+//! as good.
+//!
 //! All of it is atomics, so that whatever an adapter writes into completions, the worst that comes of it is a wrong
 //! number; and not even that of a request that is not outstanding.
 
@@ -88,16 +94,23 @@ impl Shadow {
         let freed = self.freed.load(Ordering::Relaxed);
         let place = self.places.get(at.into());
         let what = place.what.load(Ordering::Relaxed);
-        let seq = (what >> 32) as u32;
-        if seq.wrapping_sub(freed) >= posted.wrapping_sub(freed) || (what >> 8) as u16 != at {
+        let (seq, begin) = ((what >> 32) as u32, (what >> 8) as u16);
+        let is_outstanding = seq.wrapping_sub(freed) < posted.wrapping_sub(freed);
+        if !is_outstanding || (begin != at && !self.is_bare(at, begin)) {
             return None;
         }
         let noted = Noted { wr_id: place.wr_id.load(Ordering::Relaxed), tag: what as u8 };
-        let behind = at.wrapping_add((what >> 24 & 0xff) as u16);
+        let behind = begin.wrapping_add((what >> 24 & 0xff) as u16);
         self.freed_place.store(behind.into(), Ordering::Relaxed);
         // Release: pairs with the Acquire in `freed`.
         self.freed.store(seq.wrapping_add(1), Ordering::Release);
         Some(noted)
+    }
+
+    /// Whether a completion names a request that begins at `begin` by its place in the ring alone.
+    #[cold]
+    fn is_bare(&self, at: u16, begin: u16) -> bool {
+        usize::from(begin) & self.places.mask() == usize::from(at)
     }
 
     /// Ends the oldest request that is outstanding. By the poller only, where the adapter completes nothing any more.
@@ -138,6 +151,17 @@ mod tests {
         assert_eq!(s.take(12), None, "the same place, a round later");
         assert_eq!(s.take(4), Some(noted(12, 7)));
         assert_eq!(s.take(4), None);
+    }
+
+    #[test]
+    fn a_completion_that_names_the_place_in_the_ring_alone_is_of_the_request_that_begins_there() {
+        let s = Shadow::new(8);
+        s.note(0, 20, 3, noted(10, 7));
+        s.note(1, 23, 2, noted(11, 7));
+        assert_eq!([5, 12, 28, 0x8004].map(|at| s.take(at)), [None; 4], "other places, other rounds");
+        assert_eq!(s.take(4), Some(noted(10, 7)));
+        assert_eq!(s.take(20), None, "it has ended");
+        assert_eq!(s.take_oldest(), Some(noted(11, 7)));
     }
 
     #[test]
