@@ -25,8 +25,6 @@ pub(crate) struct LinuxBed {
 struct Functions {
     addresses: Vec<PciAddress>,
     port: PortKind,
-    /// MAC addresses of their ports, if these are Ethernet.
-    macs: Vec<[u8; 6]>,
     /// Those that no check has.
     free: Mutex<Vec<usize>>,
     given_back: Condvar,
@@ -42,17 +40,12 @@ impl Functions {
     fn find(names: &str) -> Self {
         let read = |name: &str| name.parse().unwrap_or_else(|e| panic!("{VARIABLE}: {e}"));
         let addresses: Vec<PciAddress> = names.split_whitespace().map(read).collect();
-        let (mut port, mut macs) = (PortKind::InfiniBand, Vec::new());
-        for address in &addresses {
-            let device = open(*address, Options::default());
-            if device.attr().fabric == "roce" {
-                port = PortKind::Roce;
-                macs.push(mac(device.port().gid));
-            }
-        }
-        assert!(port != PortKind::Roce || macs.len() == addresses.len(), "{VARIABLE}: ports of two kinds");
+        let is_roce = |address: &PciAddress| open(*address, Options::default()).attr().fabric == "roce";
+        let roce = addresses.iter().filter(|address| is_roce(address)).count();
+        assert!(roce == 0 || roce == addresses.len(), "{VARIABLE}: ports of two kinds");
+        let port = if roce > 0 { PortKind::Roce } else { PortKind::InfiniBand };
         let free = Mutex::new((0..addresses.len()).collect());
-        Self { addresses, port, macs, free, given_back: Condvar::new() }
+        Self { addresses, port, free, given_back: Condvar::new() }
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<usize>> {
@@ -81,11 +74,6 @@ fn open(address: PciAddress, options: Options) -> Arc<Mlx5> {
     Mlx5::open(function, options).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// The MAC address that made a link-local address (RFC 4291, appendix A).
-fn mac(Gid(o): Gid) -> [u8; 6] {
-    [o[8] ^ 2, o[9], o[10], o[13], o[14], o[15]]
-}
-
 impl LinuxBed {
     pub(crate) const fn new() -> Self {
         Self { taken: Mutex::new(Vec::new()) }
@@ -107,7 +95,7 @@ impl Bed for LinuxBed {
         let new = taken.len()..taken.len() + n;
         taken.extend(all.take(n).into_iter().map(|i| (i, Weak::new())));
         let one = |(i, driver): &mut (usize, Weak<Mlx5>)| -> Arc<dyn Device> {
-            let device = open(all.addresses[*i], options(all.port, *i, &all.macs));
+            let device = open(all.addresses[*i], options(all.port, *i));
             *driver = Arc::downgrade(&device);
             device
         };

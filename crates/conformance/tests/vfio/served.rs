@@ -42,11 +42,9 @@ impl Bed for ServedBed {
         format!("vfio-user {}", self.port.name())
     }
     fn open(&self, n: usize) -> Vec<Arc<dyn Device>> {
-        // The server finds functions by their GIDs.
-        let macs = vec![NOBODY; n];
         let open = |(i, socket): (usize, PathBuf)| -> Arc<dyn Device> {
             let function = PciFunction::connect(&socket, UserOptions::default()).expect("it connects");
-            Mlx5::open(function, options(self.port, i, &macs)).expect("the driver starts")
+            Mlx5::open(function, options(self.port, i)).expect("the driver starts")
         };
         self.serve(n).into_iter().enumerate().map(open).collect()
     }
