@@ -156,9 +156,12 @@ roce_port() {
     until_true 10 has_roce_gid || fail "no GID of RoCE v2"
 }
 
-# The last one of its GIDs of RoCE v2 is that of the address.
+# The one of its GIDs of RoCE v2 that no MAC made is that of the address.
 has_roce_gid() {
-    gid=$(grep -l 'RoCE v2' /sys/class/infiniband/mlx5_0/ports/1/gid_attrs/types/* 2>/dev/null | sed 's|.*/||' | sort -n | tail -n 1)
+    local port=/sys/class/infiniband/mlx5_0/ports/1
+    gid=$(grep -l 'RoCE v2' $port/gid_attrs/types/* 2>/dev/null | sed 's|.*/||' | sort -n | while read -r n; do
+        grep -q '^fe80' "$port/gids/$n" || echo "$n"
+    done | tail -n 1)
     [ -n "$gid" ]
 }
 

@@ -80,10 +80,15 @@ fn devinfo_tells_of_a_served_function_and_refusals_tell_what_to_do() {
 
 #[test]
 fn two_served_functions_play_ping_pong_by_each_service_on_either_port() {
-    for port in ["ib", "roce"] {
-        let served = Served::start(&format!("pingpong-{port}"), port);
+    // On the Ethernet ports: by what their MACs make, by ARP, by neighbour discovery.
+    for (port, own) in [("ib", ""), ("roce", ""), ("roce", "?ip=10.7.0."), ("roce", "?ip=fd00:7::")] {
+        let served = Served::start("pingpong", port);
         for service in ["rc", "uc", "ud"] {
-            let (a, b) = (served.url("a"), served.url("b"));
+            let at = |function: &str, i| match own {
+                "" => served.url(function),
+                own => format!("{}{own}{i}", served.url(function)),
+            };
+            let (a, b) = (at("a", 1), at("b", 2));
             let mut waits =
                 hca(&["pingpong", service, "--device", &a, "--server", "--port", "0", "--iters", "100"]);
             let mut waits = waits.stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -99,7 +104,7 @@ fn two_served_functions_play_ping_pong_by_each_service_on_either_port() {
                 run(&["pingpong", service, "--device", &b, "127.0.0.1", "--port", at, "--iters", "100"]);
             let waited = waits.wait_with_output().unwrap();
             let (far, near) = (text(&calls.stdout) + &text(&calls.stderr), text(&waited.stdout));
-            assert!(calls.status.success() && waited.status.success(), "{port} {service}: {far}{near}");
+            assert!(calls.status.success() && waited.status.success(), "{port}{own} {service}: {far}{near}");
             assert!(far.contains("100 iters") && near.contains("100 iters"), "{far}{near}");
         }
     }
