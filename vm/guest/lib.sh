@@ -154,6 +154,12 @@ roce_port() {
     step "it is up" 60 ip link set "$interface" up
     step "it has an address" 10 ip addr add "$1" dev "$interface"
     until_true 10 has_roce_gid || fail "no GID of RoCE v2"
+    step "nobody else has it" 10 until_true 10 has_no_tentative_address "$interface"
+}
+
+# IPv6 addresses are of no use before others were asked whether they have them: flag 0x40.
+has_no_tentative_address() {
+    ! grep -q " [4-7c-f][0-9a-f] *$1\$" /proc/net/if_inet6
 }
 
 # The one of its GIDs of RoCE v2 that no MAC made is that of the address.
