@@ -62,6 +62,11 @@ impl EngineCounters {
             ("rx_bad_length", self.payload_length),
         ];
         out.extend(own.map(|(name, value)| Counter { name, value }));
-        out.extend(NAMES.iter().zip(transport).map(|(name, value)| Counter { name, value: *value }));
+        named(transport, out);
     }
+}
+
+/// What the transport counts, with its names.
+pub(crate) fn named(transport: &[u64; Count::COUNT], out: &mut Vec<Counter>) {
+    out.extend(NAMES.iter().zip(transport).map(|(name, value)| Counter { name, value: *value }));
 }

@@ -116,6 +116,19 @@ impl SoftHca {
         }
         self.shared.control(|e| e.fabric.attr().clone())
     }
+    /// What the transport has counted for one queue pair, by the names that [`Device::counters`] has for all together. Nothing of
+    /// one that is not there.
+    pub fn qp_counters(&self, qp: QpHandle) -> Vec<Counter> {
+        let mut out = Vec::new();
+        if !self.shared.fork.is_child() {
+            self.shared.control(|e| {
+                if let Some(entry) = e.core.qps.get(qp.index, qp.generation) {
+                    crate::counters::named(&entry.res.counts, &mut out);
+                }
+            });
+        }
+        out
+    }
     /// Registers memory as [`Device::reg_mr`] does, with a key whose lowest byte is `tag`: for what has handed the choice
     /// of that byte to a program of its own. A tag that is chosen again for a slot of the table revives the old key of
     /// that slot; the table avoids it as long as it has others.
@@ -358,6 +371,7 @@ impl Engine {
             link: None,
             word: 0,
             words: 0,
+            counts: [0; hca_transport::Count::COUNT],
         };
         let entry = QpEntry { machine, res, ready: false, ack_since: None, timer: None };
         self.core.qps.insert(Box::new(entry)).expect("a vacant slot was seen");

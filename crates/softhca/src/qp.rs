@@ -144,6 +144,8 @@ pub(crate) struct QpRes {
     /// What peers see of this queue pair, and how often that changed.
     pub(crate) word: u64,
     pub(crate) words: u32,
+    /// What was counted for it alone.
+    pub(crate) counts: [u64; Count::COUNT],
 }
 
 /// A queue pair's machine, and what is known of its quick ways until something else touches it.
@@ -664,6 +666,7 @@ impl Host for QpHost<'_> {
     #[inline]
     fn count(&mut self, what: Count) {
         self.tables.counts[what as usize] += 1;
+        self.res.counts[what as usize] += 1;
     }
 }
 

@@ -79,24 +79,34 @@ impl Function {
             Opcode::QUERY_ROCE_ADDRESS => self.query_roce_address(input, out),
             Opcode::ALLOC_Q_COUNTER => {
                 let number = self.commands.port.counters.alloc(caps::Q_COUNTERS.ilog2())?;
+                // What was counted when it was another's.
+                self.counters_of(number, true);
                 out.put(&AllocQCounterOut::new().with(AllocQCounterOut::COUNTER_SET_ID, number))
             }
             Opcode::DEALLOC_Q_COUNTER => {
                 let command: DeallocQCounterIn = parse(input)?;
                 self.commands.port.counters.free(command.get(DeallocQCounterIn::COUNTER_SET_ID))
             }
-            // Of RDMA the adapter counts for all of its functions together, so none of them is told.
             Opcode::QUERY_Q_COUNTER => {
-                let number = parse::<QueryQCounterIn>(input)?.get(QueryQCounterIn::COUNTER_SET_ID);
+                let command: QueryQCounterIn = parse(input)?;
+                let number = command.get(QueryQCounterIn::COUNTER_SET_ID);
                 if !self.commands.port.counters.contains(number) {
                     return Err(CmdStatus::BadRes);
                 }
-                let lost = self.ethernet.seen.out_of_buffer.get(&number).copied().unwrap_or_default();
-                out.put(&QueryQCounterOut::new().with(QueryQCounterOut::OUT_OF_BUFFER, lost))
+                out.put(&self.counters_of(number, command.get(QueryQCounterIn::CLEAR)))
             }
             Opcode::QUERY_VPORT_COUNTER => out.put(&self.ethernet.seen.report()),
             _ => Err(CmdStatus::BadOp),
         }
+    }
+
+    /// What a set has counted, of queue pairs and of Ethernet queues. `again`: it begins anew.
+    fn counters_of(&mut self, set: u32, again: bool) -> QueryQCounterOut {
+        let told = self.objects.counters_of(set, again);
+        let seen = &mut self.ethernet.seen.out_of_buffer;
+        let lost = if again { seen.remove(&set) } else { seen.get(&set).copied() }.unwrap_or_default();
+        let also = told.get(QueryQCounterOut::OUT_OF_BUFFER);
+        told.with(QueryQCounterOut::OUT_OF_BUFFER, also.wrapping_add(lost))
     }
 
     /// The function is started: its addresses are known to the others.

@@ -8,6 +8,7 @@
 //! queue of the adapter, which is emptied by `path::complete`, so that one look finds them all.
 
 pub(crate) mod bus;
+pub(crate) mod counters;
 pub(crate) mod cq;
 pub(crate) mod mkey;
 pub(crate) mod qp;
@@ -117,6 +118,8 @@ pub(crate) struct Objects {
     pub(crate) by_index: Numbered<u32>,
     pub(crate) addresses: Addresses,
     pub(crate) raised: VecDeque<Raised>,
+    /// Counters of queue pairs.
+    pub(crate) counters: counters::QCounters,
     /// Completion queues that lost a completion, and whose queue pairs are still to be put in error.
     pub(crate) failed_cqs: Vec<u32>,
     last_number: u32,
@@ -153,6 +156,7 @@ impl Objects {
             by_index: Numbered::default(),
             addresses: Addresses::default(),
             raised: VecDeque::new(),
+            counters: counters::QCounters::default(),
             failed_cqs: Vec::new(),
             last_number: 0,
             queue_bytes: 0,

@@ -15,6 +15,7 @@ use hca_prm::{
 };
 use softhca::SoftHca;
 
+use super::counters::Fetched;
 use super::{Objects, gone, has_room, no_window, status};
 use crate::command::caps::{LOG_QP_SIZE, LOG_QPS};
 use crate::command::{Output, parse};
@@ -107,6 +108,8 @@ pub(crate) struct Qp {
     pub(crate) send_failed: bool,
     /// The state of one that is inert.
     pub(crate) inert_state: QpState,
+    /// What was fetched of the adapter's counters for it.
+    pub(super) fetched: Fetched,
     context: Qpc,
     counted: usize,
 }
@@ -122,6 +125,10 @@ impl Qp {
     }
     pub(crate) fn is_datagram(&self) -> bool {
         self.service == Service::Real(QpType::Ud)
+    }
+    /// The set of counters that it names.
+    pub(crate) fn counter_set(&self) -> u32 {
+        self.context.get(Qpc::COUNTER_SET_ID)
     }
     /// As it was made.
     fn empty(&mut self) {
@@ -266,6 +273,7 @@ impl Objects {
             heard: (0, true),
             send_failed: false,
             inert_state: QpState::Reset,
+            fetched: Fetched::default(),
             context,
             counted,
         };
@@ -302,6 +310,7 @@ impl Objects {
             return Err(CmdStatus::BadRes);
         }
         self.take_all_completions(directory);
+        self.leave_counters(qpn);
         let qp = self.qps.remove(&qpn).ok_or(CmdStatus::BadRes)?;
         self.by_index.remove(&qp.handle.index);
         let lost = self.hca.destroy_qp(qp.handle).map_err(status)?;
@@ -363,6 +372,7 @@ impl Objects {
         if to == QpState::Reset {
             self.take_all_completions(directory);
         }
+        self.leave_counters(qpn);
         let Self { hca, qps, addresses, .. } = self;
         let qp = qps.get_mut(&qpn).ok_or(CmdStatus::BadRes)?;
         let mut context = qp.context;
@@ -446,6 +456,7 @@ fn set_fields(opcode: Opcode, optional: u32, asked: &Qpc, context: &mut Qpc) {
     flags(context, first);
     set(context, optpar::Q_KEY, first, &[Qpc::Q_KEY]);
     set(context, optpar::PM_STATE, first, &[Qpc::PM_STATE]);
+    set(context, optpar::COUNTER_SET_ID, first, &[Qpc::COUNTER_SET_ID]);
     set(context, optpar::RNR_TIMEOUT, rtr, &[Qpc::MIN_RNR_NAK]);
     set(context, optpar::RRA_MAX, rtr, &[Qpc::LOG_RRA_MAX]);
     set(context, optpar::SRA_MAX, rts, &[Qpc::LOG_SRA_MAX]);

@@ -10,6 +10,7 @@ use softhca::SoftHca;
 use crate::directory::Directory;
 use crate::guest::Guest;
 use crate::objects::bus::{Buses, Names};
+use crate::objects::counters::QCounters;
 use crate::objects::cq::{Cq, Written};
 use crate::objects::mkey::Mkey;
 use crate::objects::qp::Qp;
@@ -31,6 +32,7 @@ pub(crate) struct Shown<'a> {
     pub(crate) raised: &'a mut VecDeque<Raised>,
     pub(crate) failed_cqs: &'a mut Vec<u32>,
     pub(crate) by_index: &'a Numbered<u32>,
+    pub(crate) counters: &'a mut QCounters,
 }
 
 impl Shown<'_> {
@@ -150,7 +152,9 @@ fn sent(qp: &mut Qp, c: &Completion, shown: &mut Shown<'_>) {
         return;
     }
     qp.send_failed = true;
-    let cqe = error_entry(true, syndrome(c.status), id.counter, id.opcode);
+    let syndrome = syndrome(c.status);
+    shown.counters.count_error(qp.counter_set(), true, syndrome);
+    let cqe = error_entry(true, syndrome, id.counter, id.opcode);
     shown.write(qp.cq_send, qp.handle, qp.user_index, cqe, true);
 }
 
@@ -158,7 +162,10 @@ fn sent(qp: &mut Qp, c: &Completion, shown: &mut Shown<'_>) {
 pub(super) fn ended(qp: &Qp, counter: u16, opcode: u8, wrong: Option<CqeSyndrome>, shown: &mut Shown<'_>) {
     let cqe = match wrong {
         None => entry(CqeOpcode::Req, counter).with(Cqe64::S_WQE_OPCODE, opcode.into()),
-        Some(syndrome) => error_entry(true, syndrome, counter, opcode),
+        Some(syndrome) => {
+            shown.counters.count_error(qp.counter_set(), true, syndrome);
+            error_entry(true, syndrome, counter, opcode)
+        }
     };
     shown.write(qp.cq_send, qp.handle, qp.user_index, cqe, wrong.is_some());
 }
@@ -189,17 +196,20 @@ impl Objects {
     }
 
     fn take_batch(&mut self, directory: &Directory) -> usize {
-        let Self { completions, qps, cqs, raised, failed_cqs, by_index, hca, addresses, buses, .. } = self;
-        let (srqs, mkeys) = (&self.srqs, &self.mkeys);
+        let Self { completions, qps, cqs, raised, failed_cqs, by_index, hca, addresses, .. } = self;
+        let (srqs, mkeys, buses, counters) = (&self.srqs, &self.mkeys, &self.buses, &mut self.counters);
         let Some(port) = completions else { return 0 };
         let n = port.port.poll(&mut port.batch);
-        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
+        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index, counters };
         for c in &port.batch[..n] {
             let number = shown.number(c.qp);
             let Some(qp) = qps.get_mut(&number).filter(|qp| qp.handle == c.qp) else { continue };
             if c.opcode.is_recv() {
                 let datagram = qp.is_datagram() && c.status == WcStatus::Success;
                 let sender = datagram.then(|| sender(qp, number, c, directory, srqs, (mkeys, buses)));
+                if c.status != WcStatus::Success {
+                    shown.counters.count_error(qp.counter_set(), false, syndrome(c.status));
+                }
                 let cqe = received(c, sender);
                 let urgent = c.solicited || c.status != WcStatus::Success;
                 shown.write(qp.cq_recv, qp.handle, qp.user_index, cqe, urgent);
@@ -235,12 +245,12 @@ impl Objects {
     /// Takes new receive requests. Returns whether there were any.
     pub(crate) fn take_places(&mut self, guest: &Guest) -> bool {
         let mut any = false;
-        let Self { qps, cqs, srqs, raised, failed_cqs, by_index, hca, buses, .. } = self;
+        let Self { qps, cqs, srqs, raised, failed_cqs, by_index, hca, buses, counters, .. } = self;
         let mut names = Names { hca, guest, buses };
         for (number, srq) in srqs {
             any |= super::recv::take_shared(*number, srq, &mut names, raised);
         }
-        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
+        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index, counters };
         for qp in qps.values_mut() {
             any |= super::recv::take(qp, &mut names, &mut shown);
         }
@@ -251,9 +261,9 @@ impl Objects {
     /// Takes the requests that were noted. Returns whether there were any.
     pub(crate) fn take_requests(&mut self, guest: &Guest, directory: &Directory) -> bool {
         let mut any = false;
-        let Self { qps, cqs, raised, failed_cqs, by_index, hca, addresses, buses, .. } = self;
+        let Self { qps, cqs, raised, failed_cqs, by_index, hca, addresses, buses, counters, .. } = self;
         let mut names = Names { hca, guest, buses };
-        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index };
+        let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index, counters };
         for qp in qps.values_mut() {
             any |= send::take(qp, addresses, directory, &mut names, &mut shown);
         }

@@ -23,6 +23,8 @@ mod tests;
 #[cfg(test)]
 mod tests_bus;
 #[cfg(test)]
+mod tests_counters;
+#[cfg(test)]
 mod tests_errors;
 #[cfg(test)]
 mod tests_events;
