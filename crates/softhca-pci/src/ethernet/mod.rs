@@ -281,6 +281,13 @@ impl Ethernet {
         if there { Ok(numbers) } else { Err(CmdStatus::BadRes) }
     }
 
+    /// How many receive requests were used, and how many frames sent.
+    #[cfg(test)]
+    pub(crate) fn moved(&mut self) -> (u64, u64) {
+        let filled = self.rqs.iter_mut().map(|(_, rq)| u64::from(rq.taken())).sum();
+        (filled, self.seen.sent.iter().map(|kind| kind.frames).sum())
+    }
+
     /// The receive queue for a frame with this hash, which an interface leads to.
     fn queue_of(&self, tir: &Tir, hash: u32) -> Option<u32> {
         match tir.names[0] {

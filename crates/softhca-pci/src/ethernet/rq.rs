@@ -73,6 +73,11 @@ impl Rq {
         Ok(Self { context, ring, pd, state: RESET, taken: 0 })
     }
 
+    #[cfg(test)]
+    pub(super) fn taken(&self) -> u16 {
+        self.taken
+    }
+
     fn names(&self) -> Vec<Thing> {
         let mut names = vec![Thing::Cq(self.context.get(Rqc::CQN))];
         names.extend(self.pd.map(|_| Thing::Pd(self.context.get(Rqc::WQ).get(Wq::PD))));

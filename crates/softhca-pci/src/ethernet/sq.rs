@@ -318,6 +318,10 @@ impl Function {
             };
             if let Ok(Asked::Frames(frames)) = &asked {
                 for frame in frames {
+                    // Segments beyond are lost: one request is not to have more of the thread's time than others.
+                    if *left == 0 {
+                        break;
+                    }
                     ethernet.seen.count_sent(&destination(frame), frame.len());
                     let copies = switch.send(options.number, frame, &|address| addresses.is_here(address));
                     *left = left.saturating_sub(copies);

@@ -244,7 +244,24 @@ fn a_frame_that_does_not_fit_its_request_puts_the_queue_in_error() {
     let unknown = DataSeg::pointer(100, 0x1234_5600, 0);
     let gone = DataSeg::pointer(100, bus, 0x77_0000_0000);
     let small = b.place(59);
+    let at = b.d.alloc(PAGE);
+    let pd = b.pd;
+    let [by_pages, by_bus] = [AccessMode::Mtt, AccessMode::Pa].map(|mode| {
+        let mut context = Mkc::new()
+            .with(Mkc::LR, true)
+            .with(Mkc::QPN, Mkc::ANY_QPN)
+            .with(Mkc::PD, pd)
+            .with(Mkc::LENGTH64, mode == AccessMode::Pa)
+            .with(Mkc::LOG_PAGE_SIZE, 12);
+        if mode == AccessMode::Mtt {
+            context.set(Mkc::START_ADDR, at).set(Mkc::LEN, PAGE);
+        }
+        context.set_access_mode(mode);
+        DataSeg::pointer(100, b.exact_key(context, &[at]), at)
+    });
     for (place, wanted) in [
+        (by_pages, CqeSyndrome::LocalProtErr),
+        (by_bus, CqeSyndrome::LocalProtErr),
         (small, CqeSyndrome::LocalLengthErr),
         (unknown, CqeSyndrome::LocalProtErr),
         (gone, CqeSyndrome::LocalProtErr),
@@ -291,6 +308,31 @@ fn queues_change_their_state_as_adapters_let_them() {
         (Err(CmdStatus::BadRes), Err(CmdStatus::BadRes))
     });
     assert_eq!((a.sq_state(), a.query_rq().get(Rqc::STATE)), (ERROR, ERROR));
+}
+
+#[test]
+fn queues_that_are_put_in_error_flush_what_is_announced() {
+    let server = Server::new();
+    let mut a = Port::new(&server, 0);
+    let (sqn, rqn) = (a.sq.number, a.rq.number);
+    for _ in 0..3 {
+        a.recv_2k();
+        a.post(&Request::inline(&frame(ALL, a.mac, 60)));
+    }
+    a.change_sq(sqn, READY, ERROR).unwrap();
+    a.change_rq(rqn, READY, ERROR).unwrap();
+    look(&mut [&mut a]);
+    for _ in 0..3 {
+        assert_eq!(syndrome(&a.sent().unwrap()), Some(CqeSyndrome::WrFlushErr));
+        assert_eq!(syndrome(&a.received().unwrap()), Some(CqeSyndrome::WrFlushErr));
+    }
+    assert!(a.sent().is_none() && a.received().is_none());
+    counts(&mut a, [0, 0], [0, 0]);
+    // In reset nothing of them is left.
+    a.change_sq(sqn, ERROR, RESET).unwrap();
+    a.change_rq(rqn, ERROR, RESET).unwrap();
+    look(&mut [&mut a]);
+    assert!(a.sent().is_none() && a.received().is_none());
 }
 
 #[test]
@@ -393,6 +435,28 @@ fn what_a_client_sends_is_limited_in_each_look_and_what_waits_for_one_too() {
     drop(a);
     b.d.function.disconnect();
     assert_eq!(waiting(), 0);
+}
+
+#[test]
+fn segments_of_one_request_are_limited_as_requests_are() {
+    let server = Server::new();
+    let mut ports: Vec<Port> = (0..5).map(|number| Port::new(&server, number)).collect();
+    let a = &mut ports[0];
+    let mut header = udp(ALL, a.mac, b"");
+    header[16..18].fill(0);
+    let at = a.d.alloc(PAGE);
+    let mut request =
+        Request::inline(&header).places(&[DataSeg::pointer(4000, a.bus, at)]).opcode(WqeOpcode::Lso);
+    request.head.set(EthSeg::MSS, 1);
+    a.post(&request);
+    a.d.function.look_at_requests();
+    assert_eq!(server.directory.switch().waiting, BUDGET - 1 + 1, "4000 segments to four others");
+    request.head.set(EthSeg::MSS, 0);
+    a.post(&request);
+    a.d.function.look_at_requests();
+    assert_eq!([a.sent(), a.sent()].map(|sent| opcode(&sent.unwrap())), {
+        [Some(CqeOpcode::Req), Some(CqeOpcode::ReqErr)]
+    });
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::Input;
 use super::driver::{Driver, Queue, chosen};
 
 /// What it has made.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(super) struct Ethernet {
     domain: u32,
     tis: u32,

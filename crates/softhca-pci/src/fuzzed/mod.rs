@@ -51,6 +51,11 @@ const LIMITS: Limits = Limits { qps: 14, cqs: 8, srqs: 6, mrs: 20, pds: 12, ahs:
 /// Runs one input. Panics on whatever must not happen.
 #[cfg_attr(not(fuzzing), expect(unreachable_pub, reason = "the fuzz target's"))]
 pub fn served_function(data: &[u8]) {
+    run(data).end();
+}
+
+/// Runs one input, and leaves the bed as it is then.
+fn run(data: &[u8]) -> Bed {
     let mut input = Input(data);
     let setup = input.byte();
     let mut bed = Bed::new(setup);
@@ -63,7 +68,7 @@ pub fn served_function(data: &[u8]) {
         }
         bed.record(&mut input);
     }
-    bed.end();
+    bed
 }
 
 /// What is left of an input. Behind its end there are zeros.

@@ -25,6 +25,19 @@ fn the_corpus_of_served_function_passes() {
     }
 }
 
+/// The deep paths of Ethernet are not found by chance in `cargo test`.
+#[test]
+fn the_corpus_brings_frames_to_queues_and_to_others() {
+    let files = std::fs::read_dir(CORPUS).unwrap().map(|f| std::fs::read(f.unwrap().path()).unwrap());
+    let (mut filled, mut sent) = (0, 0);
+    for seed in files.filter(|seed| seed.first().is_some_and(|setup| setup & 3 == 1)) {
+        let mut bed = super::run(&seed);
+        let (more, others) = bed.driver.function.ethernet.moved();
+        (filled, sent) = (filled + more, sent + others);
+    }
+    assert!(filled >= 10 && sent >= 5, "{filled} requests filled, {sent} frames sent");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
