@@ -33,7 +33,7 @@ const ADVERTISEMENT_BYTES: usize = 32;
 /// It, with its address, and the adapter's own in the network.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gateway {
-    mac: Mac,
+    pub(super) mac: Mac,
     own: IpAddr,
 }
 

@@ -1,8 +1,9 @@
 //! The switch between the Ethernet ports of a server's functions.
 //!
 //! Each function that is started has a port with the address that it has by itself, and with those that its driver asks
-//! for; of two that ask for one address, who came first has it, and an address that a function has by itself is its own in
-//! any case. What is for one goes to who has its address, what is for several to all; nothing comes back to its sender.
+//! for; of two that ask for one address, who came first has it, and an address that a function, or the gateway, has by
+//! itself is its own in any case. What is for one goes to who has its address, what is for several to all; nothing comes
+//! back to its sender.
 //! What comes to a port waits there until its function looks, within limits, beyond which it is lost: to others, a
 //! client can do no more than that.
 
@@ -144,7 +145,8 @@ impl Switch {
                 count += 1;
             }
         } else {
-            let asked = || self.asked.get(&to).and_then(|who| who.first());
+            let taken = self.gateway.is_some_and(|gateway| gateway.mac == to);
+            let asked = || self.asked.get(&to).and_then(|who| who.first()).filter(|_| !taken);
             let whose = self.own.get(&to).or_else(asked).copied();
             let whose = whose.filter(|whose| *whose != from && !self.down.contains(whose));
             if let Some(port) = whose.and_then(|whose| self.ports.get_mut(&whose)) {

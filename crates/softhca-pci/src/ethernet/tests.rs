@@ -744,7 +744,9 @@ fn a_gateway_answers_its_asker_alone_and_not_for_addresses_of_functions() {
         assert_eq!(std::iter::from_fn(|| a.received()).count(), answers);
         assert!(b.received().is_none());
     }
-    // A frame to it leads nowhere.
+    // A frame to it leads nowhere, also if somebody asks for its address.
+    server.directory.switch().ask_for(1, vec![mac]);
+    b.recv_2k();
     a.post(&Request::inline(&frame(mac, a.mac, 60)));
     look(&mut [&mut a, &mut b]);
     assert!(b.received().is_none() && server.directory.switch().waiting == 0);
