@@ -95,7 +95,10 @@ impl Function {
                 }
                 out.put(&self.counters_of(number, command.get(QueryQCounterIn::CLEAR)))
             }
-            Opcode::QUERY_VPORT_COUNTER => out.put(&self.ethernet.seen.report()),
+            Opcode::QUERY_VPORT_COUNTER => {
+                let lost = self.directory.switch().lost(self.options.number);
+                out.put(&self.ethernet.seen.report(lost))
+            }
             _ => Err(CmdStatus::BadOp),
         }
     }

@@ -69,8 +69,6 @@ pub(crate) struct Counters {
     sent: [Traffic; 3],
     /// Came, and were lost as there was no receive request: by the set of counters of the queue.
     pub(crate) out_of_buffer: BTreeMap<u32, u32>,
-    /// Came, and were for nobody: no flow led them anywhere.
-    pub(crate) discarded: u64,
 }
 
 /// An interface for receiving.
@@ -137,8 +135,8 @@ impl Counters {
         *count = count.wrapping_add(1);
     }
 
-    /// As a command tells them.
-    pub(crate) fn report(&self) -> QueryVportCounterOut {
+    /// As a command tells them; `lost` frames did not come through the port.
+    pub(crate) fn report(&self, lost: u64) -> QueryVportCounterOut {
         type Out = QueryVportCounterOut;
         let counter = |t: Traffic| {
             TrafficCounter::new()
@@ -147,6 +145,7 @@ impl Counters {
         };
         let ([u, m, b], [su, sm, sb]) = (self.received.map(counter), self.sent.map(counter));
         Out::new()
+            .with(Out::RECEIVED_ERRORS, TrafficCounter::new().with(TrafficCounter::PACKETS, lost))
             .with(Out::RECEIVED_ETH_UNICAST, u)
             .with(Out::RECEIVED_ETH_MULTICAST, m)
             .with(Out::RECEIVED_ETH_BROADCAST, b)

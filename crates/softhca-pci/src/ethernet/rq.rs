@@ -216,9 +216,6 @@ impl Function {
         let headers = Headers::of(&frame);
         let places = self.ethernet.tables.route(&headers.fields(&frame), left);
         *left = left.saturating_sub(FRAME);
-        if places.is_empty() {
-            self.ethernet.seen.discarded += 1;
-        }
         for place in places {
             *left = left.saturating_sub(FRAME);
             self.deliver(&frame, &headers, place);

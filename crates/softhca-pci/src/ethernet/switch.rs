@@ -179,7 +179,6 @@ impl Switch {
     }
 
     /// Frames that were lost at a port.
-    #[cfg(test)]
     pub(crate) fn lost(&self, function: u16) -> u64 {
         self.ports.get(&function).map_or(0, |port| port.lost)
     }
