@@ -12,7 +12,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use crate::perf::plan::{DEFAULT_SIZES, Layer, Op, Service, Size};
 use crate::perf::portals::{DEFAULT_DEPTHS, Depths, Entries};
 use crate::url::{DeviceUrl, FaultSpec};
-use crate::{devinfo, interrupt, perf, pingpong, run, trace};
+use crate::{devinfo, interrupt, perf, pingpong, run, trace, warnings};
 use softhca::Progress;
 
 pub use crate::interrupt::interrupted;
@@ -451,6 +451,7 @@ pub fn run() -> ExitCode {
         }
         _ => {}
     }
+    warnings::listen();
     // The peer is told to stop by the process that started it.
     let peer = matches!(cli.command, Command::Peer { .. });
     if let Command::Perf(args) = &cli.command

@@ -52,7 +52,7 @@
 //! | `narrow` | a network with a smaller path MTU (`mtu=`) |
 //! | `open` | [`open`], `HCA_DEVICE`, and which device a name becomes |
 //! | [`verbs`], [`core`](mod@core) | the crates below, for programs that need more than the re-exports |
-//! | `cli`, `devinfo`, `pingpong`, `perf`, `run`, `serve`, `trace`, `interrupt` | the command, and Ctrl-C (feature `cli`) |
+//! | `cli`, `devinfo`, `pingpong`, `perf`, `run`, `serve`, `trace`, `interrupt`, `warnings` | the command, Ctrl-C, and what the library warns of (feature `cli`) |
 //! | `probe` | where two CPUs stand to each other, which every latency depends on (feature `cli`) |
 #![forbid(unsafe_code)]
 
@@ -77,6 +77,8 @@ mod serve;
 #[cfg(feature = "cli")]
 mod trace;
 mod url;
+#[cfg(feature = "cli")]
+mod warnings;
 
 pub use hca_core as core;
 pub use hca_verbs as verbs;

@@ -1,0 +1,143 @@
+//! What the library warns of, on a command's standard error.
+//!
+//! That is little: a port that is not there yet, an adapter that refuses what is of use. What clients of a server can make it
+//! warn of, again and again, ends after some lines.
+
+use std::fmt::{self, Write as _};
+use std::io::Write as _;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
+
+/// Lines that are shown of each [`SPELL`].
+const LINES: u32 = 20;
+const SPELL: Duration = Duration::from_secs(10);
+
+/// Has warnings and errors of the library told from now on.
+pub(crate) fn listen() {
+    let listener = Warnings(Mutex::new(Spell { begun: Instant::now(), seen: 0 }));
+    // Somebody else listens: that is as well.
+    let _ = tracing::subscriber::set_global_default(listener);
+}
+
+struct Warnings(Mutex<Spell>);
+
+/// How many there were lately.
+struct Spell {
+    begun: Instant,
+    seen: u32,
+}
+
+impl Spell {
+    /// One more; what is to be said, if anything.
+    fn take(&mut self, now: Instant, line: String) -> Vec<String> {
+        let mut said = Vec::new();
+        if now.saturating_duration_since(self.begun) >= SPELL {
+            let left_out = self.seen.saturating_sub(LINES);
+            if left_out > 0 {
+                said.push(format!("{left_out} more were left out"));
+            }
+            (self.begun, self.seen) = (now, 0);
+        }
+        self.seen = self.seen.saturating_add(1);
+        if self.seen <= LINES {
+            said.push(line);
+        }
+        said
+    }
+}
+
+/// An event in one line: what it says, then what it names.
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        // A string takes everything.
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, ", {name}: {value:?}"),
+        };
+    }
+    fn record_str(&mut self, field: &Field, value: &str) {
+        let _ = write!(self.fields, ", {}: {value}", field.name());
+    }
+}
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Some(LevelFilter::WARN)
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        let line = format!("{}{}", line.message, line.fields);
+        let said = self.0.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now(), line);
+        for line in said {
+            // Nobody listens: there is nobody else to tell.
+            let _ = writeln!(std::io::stderr(), "warning: {line}");
+        }
+    }
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_warnings_in_a_short_time_the_first_are_told_and_how_many_were_not() {
+        let begun = Instant::now();
+        let mut spell = Spell { begun, seen: 0 };
+        let told: usize = (0..100).map(|i| spell.take(begun, i.to_string()).len()).sum();
+        assert_eq!(told, LINES as usize);
+        let later = begun + SPELL;
+        assert_eq!(spell.take(later, "again".into()), ["80 more were left out", "again"]);
+        assert_eq!(spell.take(later, "once more".into()), ["once more"]);
+        assert_eq!(spell.take(later + SPELL, "later".into()), ["later"], "none was left out");
+    }
+
+    #[test]
+    fn a_line_has_the_message_and_then_what_it_names() {
+        struct Keep(Mutex<Vec<String>>);
+        impl Subscriber for &'static Keep {
+            fn enabled(&self, _: &Metadata<'_>) -> bool {
+                true
+            }
+            fn new_span(&self, _: &Attributes<'_>) -> Id {
+                Id::from_u64(1)
+            }
+            fn record(&self, _: &Id, _: &Record<'_>) {}
+            fn record_follows_from(&self, _: &Id, _: &Id) {}
+            fn event(&self, event: &Event<'_>) {
+                let mut line = Line::default();
+                event.record(&mut line);
+                self.0.lock().unwrap().push(format!("{}{}", line.message, line.fields));
+            }
+            fn enter(&self, _: &Id) {}
+            fn exit(&self, _: &Id) {}
+        }
+        static KEEP: Keep = Keep(Mutex::new(Vec::new()));
+        let e = std::io::Error::other("no luck");
+        tracing::subscriber::with_default(&KEEP, || {
+            tracing::warn!(ms = 20, name = "a.b", %e, "the port {} is down", 1);
+        });
+        assert_eq!(*KEEP.0.lock().unwrap(), ["the port 1 is down, ms: 20, name: a.b, e: no luck"]);
+    }
+}
