@@ -24,8 +24,10 @@ const MAX_LOG_SIZE: u32 = 16;
 pub(super) const MAX_FLOWS: usize = 1 << 13;
 /// Destinations of a flow.
 const MAX_DESTINATIONS: usize = 64;
-/// Tables that one frame comes through, and places that it is copied to.
+/// Tables that one frame comes through, groups after which it comes through no more of them, and places that it is
+/// copied to.
 const MAX_TABLES: usize = 64;
+const MAX_LOOKS: usize = 512;
 const MAX_COPIES: usize = 16;
 /// What a flow does.
 const DROP: u32 = 2;
@@ -104,9 +106,10 @@ impl Group {
 }
 
 impl Table {
-    fn find(&self, fields: &Fields, steps: &mut usize) -> Option<&Flow> {
+    /// The flow for a frame with these headers. Each group that is looked at is counted.
+    fn find(&self, fields: &Fields, looks: &mut usize) -> Option<&Flow> {
         self.groups.values().find_map(|group| {
-            *steps = steps.saturating_sub(1);
+            *looks += 1;
             let index = group.by_value.get(&group.outer(fields))?.first()?;
             self.flows.get(index)
         })
@@ -135,15 +138,17 @@ impl Table {
 }
 
 impl Tables {
-    /// Where a frame with these headers goes. Looks are taken from `steps`, which may end below nothing.
+    /// Where a frame with these headers goes. What it looks at is taken from `steps`.
     pub(super) fn route(&self, fields: &Fields, steps: &mut usize) -> Vec<Place> {
         let mut places = Vec::new();
         let mut tables: Vec<u32> = self.root.into_iter().collect();
-        let mut at = 0;
+        let (mut at, mut looks) = (0, 0);
         while let Some(table) = tables.get(at).and_then(|number| self.tables.get(number)) {
-            at += 1;
-            *steps = steps.saturating_sub(1);
-            match table.find(fields, steps) {
+            if looks >= MAX_LOOKS {
+                break;
+            }
+            (at, looks) = (at + 1, looks + 1);
+            match table.find(fields, &mut looks) {
                 None => tables.extend(table.miss),
                 Some(flow) if flow.action & (DROP | FORWARD) == FORWARD => {
                     for thing in &flow.destinations {
@@ -159,6 +164,7 @@ impl Tables {
             tables.truncate(MAX_TABLES);
             places.truncate(MAX_COPIES);
         }
+        *steps = steps.saturating_sub(looks);
         places
     }
 

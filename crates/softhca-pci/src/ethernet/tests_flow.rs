@@ -114,6 +114,22 @@ fn a_circle_of_tables_ends_and_copies_are_few() {
 }
 
 #[test]
+fn a_circle_of_tables_with_many_groups_ends_sooner() {
+    let server = Server::new();
+    let (mut a, mut b) = (Port::new(&server, 0), Port::bare(&server, 1));
+    let (table, tir) = (b.table(size(10)).unwrap(), b.tir);
+    b.root(table).unwrap();
+    for index in 0..600 {
+        b.group(table, index..=index, F::new()).unwrap();
+    }
+    let last = b.group(table, 600..=600, F::new()).unwrap();
+    let circle = [(DestinationType::Tir, tir), (DestinationType::FlowTable, table)];
+    b.flow(table, last, 600, F::new(), &circle).unwrap();
+    let one = frame(b.mac, a.mac, 60);
+    assert_eq!(tags(&mut a, &mut b, &one), [0x100 + 600], "it is found, and not looked for again");
+}
+
+#[test]
 fn every_field_of_the_outer_headers_is_looked_at() {
     let (to, from) = ([2, 3, 4, 5, 6, 7], [2, 8, 9, 10, 11, 12]);
     let plain = udp(to, from, b"12345");
