@@ -158,17 +158,24 @@ impl Message {
 
     /// The frame that answers a question: what is wanted is at `mac`. `None`: it is no question.
     pub fn answer(&self, mac: Mac) -> Option<Vec<u8>> {
+        self.answer_with(mac, NdpMessage::OVERRIDE)
+    }
+    /// The frame that answers a question in the place of whoever has the address: it gives way to who says otherwise
+    /// (RFC 4861, 7.2.8). `None`: it is no question.
+    pub fn answer_for_another(&self, mac: Mac) -> Option<Vec<u8>> {
+        self.answer_with(mac, 0)
+    }
+    fn answer_with(&self, mac: Mac, flags: u32) -> Option<Vec<u8>> {
         let &Self::Question { wanted, by } = self else { return None };
         Some(match (wanted, by.ip) {
             (IpAddr::V4(wanted), IpAddr::V4(asker)) => {
                 arp(by.mac, mac, &ArpPacket::new(ArpPacket::REPLY, (mac, wanted), (by.mac, asker)))
             }
             (IpAddr::V6(wanted), IpAddr::V6(asker)) if asker.is_unspecified() => {
-                advertisement(mac, wanted, ALL_NODES, NdpMessage::OVERRIDE)
+                advertisement(mac, wanted, ALL_NODES, flags)
             }
             (IpAddr::V6(wanted), IpAddr::V6(asker)) => {
-                let flags = NdpMessage::SOLICITED | NdpMessage::OVERRIDE;
-                advertisement(mac, wanted, (by.mac, asker), flags)
+                advertisement(mac, wanted, (by.mac, asker), NdpMessage::SOLICITED | flags)
             }
             _ => return None,
         })
@@ -245,6 +252,10 @@ mod tests {
             let told = Message::parse(&told).unwrap();
             assert_eq!(told, Message::Statement { of: peer, replaces: true, solicited: true });
             assert_eq!(told.answer(me.mac), None);
+            let other = Message::parse(&read.answer_for_another(peer.mac).unwrap()).unwrap();
+            // ARP knows no answer that gives way.
+            let replaces = peer.ip.is_ipv4();
+            assert_eq!(other, Message::Statement { of: peer, replaces, solicited: true });
         }
         assert_eq!(question(at(1, "10.0.0.1"), "fe80::2".parse().unwrap()), None);
     }

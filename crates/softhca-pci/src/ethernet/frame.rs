@@ -8,7 +8,6 @@ pub(crate) const MIN_FRAME: usize = 2 * MAC + 2;
 /// Bytes of a VLAN tag.
 pub(crate) const TAG: usize = 4;
 /// Types of frames.
-pub(crate) const ARP: u16 = 0x0806;
 pub(crate) const IPV4: u16 = 0x0800;
 pub(crate) const IPV6: u16 = 0x86dd;
 const CUSTOMER_TAG: u16 = 0x8100;
@@ -172,7 +171,7 @@ impl Ip {
     }
 
     /// The sum over the packet above, which is 0xffff if its checksum is right.
-    fn sum_above(&self, frame: &[u8]) -> u16 {
+    pub(super) fn sum_above(&self, frame: &[u8]) -> u16 {
         fold(self.pseudo_header(frame) + sum(&frame[self.above..self.end]))
     }
 }
@@ -326,17 +325,4 @@ pub(crate) fn segments(frame: &[u8], header: usize, mss: usize) -> Option<Vec<Ve
         out.push(segment);
     }
     Some(out)
-}
-
-/// Whether the checksum of ICMPv6 above is right, which is made as that of UDP is.
-pub(super) fn is_right_above(frame: &[u8], ip: &Ip) -> bool {
-    ip.sum_above(frame) == 0xffff
-}
-
-/// Puts the checksum of ICMPv6 into a frame of it.
-pub(super) fn fill_icmp_checksum(frame: &mut [u8]) {
-    let Some(ip) = Headers::of(frame).ip else { return };
-    put(frame, ip.above + 2, 0);
-    let sum = !ip.sum_above(frame);
-    put(frame, ip.above + 2, sum);
 }

@@ -7,28 +7,11 @@
 //! function has, and that are neither the adapter's own nor the asker's. Who asks whether an address is free (an ARP probe, a
 //! solicitation from nowhere) or tells that it has one is not answered.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr};
 
-use super::frame::{ARP, Headers, Ip, MAC, Mac, fill_icmp_checksum, is_group, is_right_above};
+use hca_core::wire::neighbour::Message;
 
-/// Bytes of an ARP message, and where in it its parts are.
-const ARP_BYTES: usize = 28;
-const ARP_HEAD: [u8; 6] = [0, 1, 8, 0, 6, 4];
-const REQUEST: u16 = 1;
-const REPLY: u16 = 2;
-/// Where a frame's payload begins, if it has no tag.
-const PAYLOAD: usize = 2 * MAC + 2;
-/// Neighbour discovery (RFC 4861).
-const ICMPV6: u8 = 58;
-const SOLICITATION: u8 = 135;
-const ADVERTISEMENT: u8 = 136;
-const HOP_LIMIT: u8 = 255;
-/// It was asked for; it gives way to who says otherwise, as who answers for others has to (§7.2.8).
-const SOLICITED: u8 = 0x40;
-const TARGET_ADDRESS: u8 = 2;
-/// Bytes of a solicitation without options, and of an advertisement with one.
-const SOLICITATION_BYTES: usize = 24;
-const ADVERTISEMENT_BYTES: usize = 32;
+use super::frame::{Mac, is_group};
 
 /// It, with its address, and the adapter's own in the network.
 #[derive(Clone, Copy, Debug)]
@@ -72,21 +55,14 @@ impl Gateway {
 
     /// What it says to a frame, if that asks for what it answers. `known` says whether a function here has an address.
     pub(super) fn answer(&self, frame: &[u8], known: &dyn Fn(IpAddr) -> bool) -> Option<Vec<u8>> {
-        let (to, from) = (*frame.first_chunk()?, *frame[MAC..].first_chunk()?);
-        if !(is_group(&to) || to == self.mac) || is_group(&from) {
+        let to = *frame.first_chunk()?;
+        if !(is_group(&to) || to == self.mac) {
             return None;
         }
-        let headers = Headers::of(frame);
-        if headers.tag.is_some() {
-            return None;
-        }
-        match (headers.ethertype, &headers.ip) {
-            (ARP, _) => self.answer_arp(frame, from, known),
-            (_, Some(ip)) if ip.v6 && ip.protocol == ICMPV6 => {
-                self.answer_solicitation(frame, ip, from, known)
-            }
-            _ => None,
-        }
+        let question = Message::parse(frame)?;
+        let Message::Question { wanted, by } = question else { return None };
+        let answer = || question.answer_for_another(self.mac);
+        if self.is_beyond(wanted, by.ip, known) { answer() } else { None }
     }
 
     /// Whether a peer could have an address that `asker` asks for.
@@ -95,71 +71,28 @@ impl Gateway {
         let from_somebody = scope(asker).is_some() && asker != target;
         from_somebody && same_kind && target != self.own && !known(target)
     }
-
-    fn answer_arp(&self, frame: &[u8], from: Mac, known: &dyn Fn(IpAddr) -> bool) -> Option<Vec<u8>> {
-        let message: &[u8; ARP_BYTES] = frame.get(PAYLOAD..)?.first_chunk()?;
-        if message[..6] != ARP_HEAD || message[6..8] != REQUEST.to_be_bytes() {
-            return None;
-        }
-        let address =
-            |at: usize| -> Option<Ipv4Addr> { Some(Ipv4Addr::from(*message[at..].first_chunk::<4>()?)) };
-        let (asker, target) = (address(14)?, address(24)?);
-        if !self.is_beyond(target.into(), asker.into(), known) {
-            return None;
-        }
-        let mut answer = Vec::with_capacity(PAYLOAD + ARP_BYTES);
-        answer.extend_from_slice(&from);
-        answer.extend_from_slice(&self.mac);
-        answer.extend_from_slice(&ARP.to_be_bytes());
-        answer.extend_from_slice(&ARP_HEAD);
-        answer.extend_from_slice(&REPLY.to_be_bytes());
-        answer.extend_from_slice(&self.mac);
-        answer.extend_from_slice(&target.octets());
-        answer.extend_from_slice(&message[8..18]);
-        Some(answer)
-    }
-
-    fn answer_solicitation(
-        &self,
-        frame: &[u8],
-        ip: &Ip,
-        from: Mac,
-        known: &dyn Fn(IpAddr) -> bool,
-    ) -> Option<Vec<u8>> {
-        let message = frame.get(ip.above..ip.end)?;
-        let whole = message.len() >= SOLICITATION_BYTES && message[..2] == [SOLICITATION, 0];
-        if !whole || frame[ip.at + 7] != HOP_LIMIT || !is_right_above(frame, ip) {
-            return None;
-        }
-        let asker: [u8; 16] = *ip.addresses(frame).0.first_chunk()?;
-        let target: [u8; 16] = *message[8..].first_chunk()?;
-        if !self.is_beyond(Ipv6Addr::from(target).into(), Ipv6Addr::from(asker).into(), known) {
-            return None;
-        }
-        let mut answer = Vec::with_capacity(PAYLOAD + 40 + ADVERTISEMENT_BYTES);
-        answer.extend_from_slice(&from);
-        answer.extend_from_slice(&self.mac);
-        answer.extend_from_slice(&super::frame::IPV6.to_be_bytes());
-        answer.extend_from_slice(&[0x60, 0, 0, 0, 0, ADVERTISEMENT_BYTES as u8, ICMPV6, HOP_LIMIT]);
-        answer.extend_from_slice(&target);
-        answer.extend_from_slice(&asker);
-        answer.extend_from_slice(&[ADVERTISEMENT, 0, 0, 0, SOLICITED, 0, 0, 0]);
-        answer.extend_from_slice(&target);
-        answer.extend_from_slice(&[TARGET_ADDRESS, 1]);
-        answer.extend_from_slice(&self.mac);
-        fill_icmp_checksum(&mut answer);
-        Some(answer)
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use super::*;
-    use crate::ethernet::frame::IPV6;
+    use crate::ethernet::frame::{Headers, IPV6};
+
+    const ARP_HEAD: [u8; 6] = [0, 1, 8, 0, 6, 4];
 
     const ASKER: Mac = [2, 1, 1, 1, 1, 1];
     const GATEWAY: Mac = [2, 7, 7, 7, 7, 7];
     const ALL: Mac = [0xff; 6];
+
+    /// Puts the checksum of ICMPv6 into a frame of it.
+    fn fill_icmp_checksum(frame: &mut [u8]) {
+        let ip = Headers::of(frame).ip.unwrap();
+        frame[ip.above + 2..][..2].fill(0);
+        let sum = !ip.sum_above(frame);
+        frame[ip.above + 2..][..2].copy_from_slice(&sum.to_be_bytes());
+    }
 
     fn gateway(own: &str) -> Gateway {
         Gateway::new(GATEWAY, own.parse().unwrap())
@@ -195,7 +128,7 @@ mod tests {
         let g = gateway("2001:db8::1");
         let answer = g.answer(&solicitation("2001:db8::5", "2001:db8::9"), &|_| false).unwrap();
         let ip = Headers::of(&answer).ip.unwrap();
-        assert!(is_right_above(&answer, &ip) && answer[..12] == [ASKER, GATEWAY].concat());
+        assert!(ip.sum_above(&answer) == 0xffff && answer[..12] == [ASKER, GATEWAY].concat());
         let (from, to) = ip.addresses(&answer);
         let address = |text: &str| text.parse::<Ipv6Addr>().unwrap().octets();
         assert_eq!((from, to), (&address("2001:db8::9")[..], &address("2001:db8::5")[..]));
