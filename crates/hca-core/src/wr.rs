@@ -73,6 +73,10 @@ impl SendOp {
     pub const fn is_read_or_atomic(self) -> bool {
         matches!(self, Self::Read(_) | Self::CompareSwap { .. } | Self::FetchAdd { .. })
     }
+    /// Whether it is an atomic operation.
+    pub const fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
     /// Whether the peer needs a receive request for it.
     pub const fn consumes_recv(self) -> bool {
         matches!(self, Self::Send | Self::SendImm(_) | Self::SendInv(_) | Self::WriteImm(..))

@@ -19,7 +19,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::caps::Caps;
 use crate::cqe::{self, CQE_CELLS, Cqe, Kind};
 use crate::error::memory;
-use crate::exclusion::Exclusion;
+use crate::exclusion::{Exclusion, Inside};
 use crate::hca::Hca;
 use crate::masked::Masked;
 use crate::qp::core::QpCore;
@@ -124,6 +124,10 @@ impl CqCore {
         self.record_word(CqDbr::UPDATE_CI.offset())
     }
     #[cfg(test)]
+    pub(crate) fn is_polled(&self) -> bool {
+        self.members.is_inside()
+    }
+    #[cfg(test)]
     pub(crate) fn record_word(&self, at: usize) -> u32 {
         u32::from_be(self.record.word32(at).load(Ordering::Relaxed))
     }
@@ -152,135 +156,147 @@ impl CqCore {
     }
 }
 
-/// A place of the poller's table of queue pairs: open addressing, by number.
-struct Seat {
-    /// [`NOBODY`]: it is free.
-    qpn: u32,
-    /// The queue pair, if its send requests complete here.
-    sends: Option<Arc<QpCore>>,
-    /// The queue pair, if its receive requests do.
-    recvs: Option<Arc<QpCore>>,
+/// The queue pairs of which send requests, or receive requests, complete here: open addressing, by number. At least as many
+/// places are free as taken.
+struct Seats(Masked<Option<Arc<QpCore>>>);
+
+impl Seats {
+    fn of(members: &[&Arc<QpCore>]) -> Self {
+        let count = (2 * members.len()).next_power_of_two();
+        let mut seats = Masked::new((0..count).map(|_| None));
+        for qp in members {
+            let mut at = qp.qpn.raw() as usize;
+            while seats.get(at).is_some() {
+                at += 1;
+            }
+            *seats.get_mut(at) = Some(Arc::clone(qp));
+        }
+        Self(seats)
+    }
+    /// The queue pair of a number, if it stands where that belongs.
+    #[inline(always)]
+    fn find_at_once(&self, qpn: u32) -> Option<&QpCore> {
+        self.0.get(qpn as usize).as_deref().filter(|qp| qp.qpn.raw() == qpn)
+    }
+    /// The queue pair of a number.
+    fn find(&self, qpn: u32) -> Option<&QpCore> {
+        let mut at = qpn as usize;
+        // There is a free one behind.
+        while let Some(qp) = self.0.get(at) {
+            if qp.qpn.raw() == qpn {
+                return Some(qp);
+            }
+            at += 1;
+        }
+        None
+    }
+    fn iter(&self) -> impl Iterator<Item = &Arc<QpCore>> {
+        self.0.iter().flatten()
+    }
 }
 
-/// No queue pair's number.
-const NOBODY: u32 = u32::MAX;
-
-/// The polling side of a completion queue.
-pub(crate) struct CqPoller<B> {
-    core: Arc<CqCore>,
+/// The entries of a completion queue, as its poller takes them.
+struct Entries {
     ring: Ring,
-    /// The doorbell record's counter of entries that were taken.
-    record: Word,
     log_size: u32,
     /// Entries that were taken.
     next: u32,
-    /// That of `CqCore::members` that `seats` are of.
-    version: u32,
-    /// At least as many free ones as taken ones.
-    seats: Masked<Seat>,
-    dead: bool,
-    /// The adapter is a process that may wait for this CPU.
-    yields: bool,
-    vain: u32,
-    /// The events there had been when the queue was armed for any completion.
-    armed: Option<u32>,
-    bell: B,
+    /// The doorbell record's counter of these.
+    record: Word,
+    senders: Seats,
+    receivers: Seats,
 }
 
-impl<B: Bell> CqPoller<B> {
-    pub(crate) fn new(core: Arc<CqCore>, bell: B, yields: bool) -> Self {
-        Self {
-            ring: core.ring.clone(),
-            record: core.record.word(CqDbr::UPDATE_CI.offset()),
-            log_size: core.log_size,
-            next: 0,
-            version: core.members.never_seen(),
-            seats: free_seats(1),
-            dead: false,
-            yields,
-            vain: 0,
-            armed: None,
-            bell,
-            core,
-        }
+impl Entries {
+    /// The next entry, if it is there.
+    #[inline(always)]
+    fn next(&self) -> Option<Cqe<'_>> {
+        Cqe::ready(&self.ring, self.next, self.log_size)
     }
 
-    /// Copies the list of queue pairs. While who removes one has the list, this waits.
+    /// Makes the entry of a send request that succeeded a completion. `None`: it is of none that is outstanding.
+    #[inline(always)]
+    fn sent(qp: &QpCore, cqe: &Cqe<'_>, out: &mut Completion) -> Option<()> {
+        let noted = qp.send.take(cqe.place())?;
+        (out.wr_id, out.qp) = (noted.wr_id, qp.handle);
+        cqe.complete_send(opcode_of(noted.tag), out);
+        Some(())
+    }
+    /// The same of a receive request.
+    #[inline(always)]
+    fn received(qp: &QpCore, cqe: &Cqe<'_>, out: &mut Completion) -> Option<()> {
+        (out.wr_id, out.qp) = (qp.take_recv(cqe.place())?, qp.handle);
+        cqe.complete_recv(qp.qp_type == QpType::Ud, out);
+        Some(())
+    }
+    /// The same of a request that failed.
     #[cold]
-    fn look_anew(&mut self) {
-        let (version, members) = self.core.members.copy(Clone::clone);
-        self.version = version;
-        self.dead = self.core.dead.load(Ordering::Relaxed);
-        self.seats = free_seats((2 * members.len()).next_power_of_two());
-        for Member { qp, sends, recvs } in members {
-            let qpn = qp.qpn.raw();
-            let mut at = qpn as usize;
-            while self.seats.get(at).qpn != NOBODY {
-                at += 1;
-            }
-            let of = |completes: bool| completes.then(|| qp.clone());
-            *self.seats.get_mut(at) = Seat { qpn, sends: of(sends), recvs: of(recvs) };
-        }
-    }
-
-    #[inline(always)]
-    fn find(seats: &Masked<Seat>, qpn: u32) -> Option<&Seat> {
-        let mut at = qpn as usize;
-        loop {
-            let seat = seats.get(at);
-            if seat.qpn == qpn {
-                return Some(seat);
-            }
-            if seat.qpn == NOBODY {
-                return None;
-            }
-            // There is a free one behind.
-            at += 1;
-        }
-    }
-
-    /// Makes an entry a completion. `None`: it is of no request that is outstanding, as of a queue pair that is gone.
-    #[inline(always)]
-    fn complete(seats: &Masked<Seat>, cqe: &Cqe<'_>, out: &mut Completion) -> Option<()> {
-        let seat = Self::find(seats, cqe.qpn())?;
-        match cqe.kind() {
-            Kind::Sent => {
-                let qp = seat.sends.as_deref()?;
+    fn failed(&self, cqe: &Cqe<'_>, out: &mut Completion) -> Option<()> {
+        let (qp, wr_id, opcode) = match cqe.kind() {
+            Kind::SendFailed => {
+                let qp = self.senders.find(cqe.qpn())?;
                 let noted = qp.send.take(cqe.place())?;
-                (out.wr_id, out.qp) = (noted.wr_id, qp.handle);
-                cqe.complete_send(opcode_of(noted.tag), out);
-                Some(())
+                (qp, noted.wr_id, opcode_of(noted.tag))
             }
-            Kind::Received => {
-                let qp = seat.recvs.as_deref()?;
-                (out.wr_id, out.qp) = (qp.take_recv(cqe.place())?, qp.handle);
-                cqe.complete_recv(qp.qp_type == QpType::Ud, out);
-                Some(())
+            Kind::RecvFailed => {
+                let qp = self.receivers.find(cqe.qpn())?;
+                (qp, qp.take_recv(cqe.place())?, WcOpcode::Recv)
             }
-            _ => seat.fail(*cqe, out),
+            _ => return None,
+        };
+        fill_in(out, qp, wr_id, cqe.status(), opcode);
+        if out.status != WcStatus::WrFlushed {
+            tracing::debug!(qp = %qp.qpn, status = %out.status, vendor = cqe.vendor_syndrome(), "a request failed");
         }
+        Some(())
+    }
+
+    /// Takes entries of any kind. The first `n` completions were filled in, and there is room for another.
+    fn take_any(&mut self, out: &mut [Completion], mut n: usize) -> usize {
+        // Not for ever, whatever is written meanwhile.
+        for _ in 0..self.ring.blocks() {
+            let Some(cqe) = self.next() else { break };
+            let done = match cqe.kind() {
+                Kind::Received => {
+                    self.receivers.find(cqe.qpn()).and_then(|qp| Self::received(qp, &cqe, &mut out[n]))
+                }
+                Kind::Sent => self.senders.find(cqe.qpn()).and_then(|qp| Self::sent(qp, &cqe, &mut out[n])),
+                _ => self.failed(&cqe, &mut out[n]),
+            };
+            n += usize::from(done.is_some());
+            self.next = self.next.wrapping_add(1);
+            if n == out.len() {
+                break;
+            }
+        }
+        self.tell();
+        n
+    }
+
+    /// Tells the adapter what was taken.
+    #[inline(always)]
+    fn tell(&self) {
+        // Release: entries are read before the adapter is told that they may be written.
+        self.record.store((self.next & CI_MASK).to_be(), Ordering::Release);
     }
 
     /// Ends what is outstanding on a dead adapter.
-    #[cold]
     fn end_all(&self, out: &mut [Completion]) -> usize {
         let mut n = 0;
         let mut end = |qp: &QpCore, wr_id, opcode| {
-            failed(&mut out[n], qp, wr_id, WcStatus::Fatal, opcode);
+            fill_in(&mut out[n], qp, wr_id, WcStatus::Fatal, opcode);
             n += 1;
             n == out.len()
         };
-        for Seat { sends, recvs, .. } in self.seats.iter() {
-            while let Some(qp) = sends
-                && let Some(noted) = qp.send.take_oldest()
-            {
+        for qp in self.senders.iter() {
+            while let Some(noted) = qp.send.take_oldest() {
                 if end(qp, noted.wr_id, opcode_of(noted.tag)) {
                     return n;
                 }
             }
-            while let Some(qp) = recvs.as_ref().filter(|qp| qp.srq.is_none())
-                && let Some(noted) = qp.recv.take_oldest()
-            {
+        }
+        for qp in self.receivers.iter().filter(|qp| qp.srq.is_none()) {
+            while let Some(noted) = qp.recv.take_oldest() {
                 if end(qp, noted.wr_id, WcOpcode::Recv) {
                     return n;
                 }
@@ -290,76 +306,135 @@ impl<B: Bell> CqPoller<B> {
     }
 }
 
-fn free_seats(count: usize) -> Masked<Seat> {
-    Masked::new((0..count).map(|_| Seat { qpn: NOBODY, sends: None, recvs: None }))
-}
-
-impl Seat {
-    /// Makes an entry of a request that failed a completion.
-    #[cold]
-    #[inline(never)]
-    fn fail(&self, cqe: Cqe<'_>, out: &mut Completion) -> Option<()> {
-        let (qp, wr_id, opcode) = match cqe.kind() {
-            Kind::SendFailed => {
-                let qp = self.sends.as_deref()?;
-                let noted = qp.send.take(cqe.place())?;
-                (qp, noted.wr_id, opcode_of(noted.tag))
-            }
-            Kind::RecvFailed => {
-                let qp = self.recvs.as_deref()?;
-                (qp, qp.take_recv(cqe.place())?, WcOpcode::Recv)
-            }
-            _ => return None,
-        };
-        failed(out, qp, wr_id, cqe.status(), opcode);
-        if out.status != WcStatus::WrFlushed {
-            tracing::debug!(qp = %qp.qpn, status = %out.status, vendor = cqe.vendor_syndrome(), "a request failed");
-        }
-        Some(())
-    }
-}
-fn failed(out: &mut Completion, qp: &QpCore, wr_id: u64, status: WcStatus, opcode: WcOpcode) {
+/// Fills in how a request ended that did not succeed.
+fn fill_in(out: &mut Completion, qp: &QpCore, wr_id: u64, status: WcStatus, opcode: WcOpcode) {
     *out = Completion { wr_id, qp: qp.handle, status, opcode, ..Completion::default() };
 }
 
-impl<B: Bell> CqPort for CqPoller<B> {
-    #[inline]
-    fn poll(&mut self, out: &mut [Completion]) -> usize {
-        if out.is_empty() {
-            return 0;
-        }
-        let inside = loop {
+/// The polling side of a completion queue.
+pub(crate) struct CqPoller<B> {
+    core: Arc<CqCore>,
+    entries: Entries,
+    /// That of `CqCore::members` that the entries' queue pairs are of.
+    version: u32,
+    dead: bool,
+    /// The adapter is a process that may wait for this CPU.
+    yields: bool,
+    /// How often nothing was there, since so many entries had been taken.
+    vain: (u32, u32),
+    /// The events there had been when the queue was armed for any completion.
+    armed: Option<u32>,
+    bell: B,
+}
+
+impl<B: Bell> CqPoller<B> {
+    pub(crate) fn new(core: Arc<CqCore>, bell: B, yields: bool) -> Self {
+        let nobody = || Seats::of(&[]);
+        let entries = Entries {
+            ring: core.ring.clone(),
+            log_size: core.log_size,
+            next: 0,
+            record: core.record.word(CqDbr::UPDATE_CI.offset()),
+            senders: nobody(),
+            receivers: nobody(),
+        };
+        let version = core.members.never_seen();
+        Self { core, entries, version, dead: false, yields, vain: (0, 0), armed: None, bell }
+    }
+
+    /// Copies the list of queue pairs. While who removes one has the list, this waits.
+    fn look_anew(&mut self) {
+        let (version, members) = self.core.members.copy(Clone::clone);
+        self.version = version;
+        self.dead = self.core.dead.load(Ordering::Relaxed);
+        let of = |completes: fn(&Member) -> bool| {
+            let of: Vec<_> = members.iter().filter(|m| completes(m)).map(|m| &m.qp).collect();
+            Seats::of(&of)
+        };
+        (self.entries.senders, self.entries.receivers) = (of(|m| m.sends), of(|m| m.recvs));
+    }
+    /// Polls, with a new copy of the list where there is one.
+    #[cold]
+    fn poll_anew(&mut self, out: &mut [Completion]) -> usize {
+        let _inside = loop {
             if let Some(inside) = self.core.members.enter(self.version) {
                 break inside;
             }
             self.look_anew();
         };
-        let (mut n, first) = (0, self.next);
-        let mut next = first;
-        while let Some(cqe) = Cqe::ready(&self.ring, next, self.log_size) {
-            next = next.wrapping_add(1);
-            n += usize::from(Self::complete(&self.seats, &cqe, &mut out[n]).is_some());
-            // Not for ever, whatever is written meanwhile.
-            if n == out.len() || next.wrapping_sub(first) as usize == self.ring.blocks() {
-                break;
-            }
+        if self.dead && self.entries.next().is_none() {
+            return self.entries.end_all(out);
         }
-        if next != first {
-            self.next = next;
-            self.vain = 0;
-            // Release: entries are read before the adapter is told that they may be written.
-            self.record.store((next & CI_MASK).to_be(), Ordering::Release);
-        } else {
-            if self.dead {
-                return self.end_all(out);
-            }
-            self.vain = self.vain.saturating_add(1);
-            if self.yields && self.vain > VAIN_POLLS {
-                drop(inside);
-                std::thread::yield_now();
-            }
+        self.entries.take_any(out, 0)
+    }
+    /// As `poll`, from inside, where the first entry is there and is of no send request that succeeded.
+    #[inline(never)]
+    fn poll_received(&mut self, out: &mut [Completion]) -> usize {
+        let Some((cqe, first)) = self.entries.next().zip(out.first_mut()) else {
+            return self.poll_any(out, 0);
+        };
+        if cqe.kind() != Kind::Received {
+            return self.poll_any(out, 0);
         }
-        n
+        let qp = self.entries.receivers.find_at_once(cqe.qpn());
+        let done = qp.and_then(|qp| Entries::received(qp, &cqe, first)).is_some();
+        self.poll_on(out, done)
+    }
+    /// Ends a poll, from inside, whose first entry was looked at, and whether a completion was made of it.
+    #[inline(always)]
+    fn poll_on(&mut self, out: &mut [Completion], done: bool) -> usize {
+        if !done {
+            return self.poll_any(out, 0);
+        }
+        self.entries.next = self.entries.next.wrapping_add(1);
+        if out.len() > 1 && self.entries.next().is_some() {
+            return self.poll_any(out, 1);
+        }
+        self.entries.tell();
+        drop(self.core.members.inside());
+        1
+    }
+    /// Takes entries of any kind, from inside. The first `n` completions were filled in, and there is room for another.
+    #[inline(never)]
+    fn poll_any(&mut self, out: &mut [Completion], n: usize) -> usize {
+        let _inside = self.core.members.inside();
+        self.entries.take_any(out, n)
+    }
+    /// Nothing was there.
+    #[inline(never)]
+    fn poll_in_vain(&mut self, out: &mut [Completion]) -> usize {
+        if self.dead {
+            return self.poll_anew(out);
+        }
+        let (times, since) = self.vain;
+        let times = if since == self.entries.next { times.saturating_add(1) } else { 1 };
+        self.vain = (times, self.entries.next);
+        if self.yields && times > VAIN_POLLS {
+            std::thread::yield_now();
+        }
+        0
+    }
+}
+
+impl<B: Bell> CqPort for CqPoller<B> {
+    /// Most polls find nothing, or one entry of a request that succeeded. What one has to do beyond that is left to other
+    /// functions, each at the end of the one before, so that nothing has to be kept across a call.
+    #[inline]
+    fn poll(&mut self, out: &mut [Completion]) -> usize {
+        let Some(first) = out.first_mut() else { return 0 };
+        if self.core.members.enter(self.version).map(Inside::stay).is_none() {
+            return self.poll_anew(out);
+        }
+        let Some(cqe) = self.entries.next() else {
+            drop(self.core.members.inside());
+            return self.poll_in_vain(out);
+        };
+        if cqe.kind() != Kind::Sent {
+            return self.poll_received(out);
+        }
+        let qp = self.entries.senders.find_at_once(cqe.qpn());
+        let done = qp.and_then(|qp| Entries::sent(qp, &cqe, first)).is_some();
+        self.poll_on(out, done)
     }
 
     fn arm(&mut self, notify: Notify) {
@@ -375,7 +450,7 @@ impl<B: Bell> CqPort for CqPoller<B> {
         let any = notify == Notify::Any || self.armed == Some(events);
         self.armed = any.then_some(events);
         let what = if any { CqArm::Next } else { CqArm::Solicited };
-        let word = (events & 3) << 28 | what.code() << 24 | self.next & CI_MASK;
+        let word = (events & 3) << 28 | what.code() << 24 | self.entries.next & CI_MASK;
         core.record.word32(CqDbr::ARM_CI.offset()).store(word.to_be(), Ordering::Release);
         dma_wmb();
         self.bell.arm(u64::from(word) << 32 | u64::from(core.number));

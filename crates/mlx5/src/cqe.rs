@@ -22,7 +22,6 @@ const RESP_SEND_IMM: u8 = CqeOpcode::RespSendImm as u8;
 const RESP_SEND_INV: u8 = CqeOpcode::RespSendInv as u8;
 const REQ_ERR: u8 = CqeOpcode::ReqErr as u8;
 const RESP_ERR: u8 = CqeOpcode::RespErr as u8;
-const INVALID: u8 = CqeOpcode::Invalid as u8;
 
 /// What an entry is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,9 +51,10 @@ impl<'a> Cqe<'a> {
     #[inline(always)]
     pub(crate) fn ready(ring: &'a Ring, counter: u32, log_size: u32) -> Option<Self> {
         let words = ring.block(counter);
-        // Who finds the owner's bit in this word finds all of the word.
+        // Who finds the owner's bit in this word finds all of the word. What no adapter has written yet has the bit of the
+        // round before the first (`clear`).
         let last = rows(&words[3][1]);
-        if last as u8 >> 4 == INVALID || (last as u32 ^ counter >> log_size) & 1 != 0 {
+        if (last as u32 ^ counter >> log_size) & 1 != 0 {
             return None;
         }
         dma_rmb();
@@ -108,11 +108,10 @@ impl<'a> Cqe<'a> {
     pub(crate) fn complete_send(&self, opcode: WcOpcode, out: &mut Completion) {
         out.status = WcStatus::Success;
         out.opcode = opcode;
-        out.byte_len = match opcode {
-            WcOpcode::Send | WcOpcode::RdmaWrite => 0,
-            WcOpcode::RdmaRead => self.byte_count(),
-            _ => 8,
-        };
+        out.byte_len = 0;
+        if !matches!(opcode, WcOpcode::Send | WcOpcode::RdmaWrite) {
+            out.byte_len = if opcode == WcOpcode::RdmaRead { self.byte_count() } else { 8 };
+        }
         out.extra = RecvExtra::None;
         out.src_qp = Qpn::new(0);
         out.grh = false;
@@ -146,7 +145,7 @@ impl<'a> Cqe<'a> {
     }
 }
 
-/// Marks all entries of a new queue as not written.
+/// Marks all entries of a new queue as not written: of the round before the first.
 pub(crate) fn clear(cells: &[Cell]) {
     for last in cells.iter().skip(CQE_CELLS - 1).step_by(CQE_CELLS) {
         last[1].store(u64::from(hca_prm::Cqe64::FIRST_OP_OWN).to_be(), Ordering::Relaxed);
@@ -176,7 +175,7 @@ pub(crate) mod tests {
         let cells = SharedCells::on_heap(4 * CQE_CELLS);
         let ring = Ring::new(cells.clone());
         clear(&cells);
-        for counter in 0..8 {
+        for counter in 0..4 {
             assert!(Cqe::ready(&ring, counter, 2).is_none(), "nothing was written");
         }
         write(&cells, 1, 2, Cqe64::new().with(Cqe64::QPN, 5));

@@ -27,6 +27,14 @@ pub(crate) struct Exclusion<T> {
 /// The frequent user is inside, as long as this lives.
 pub(crate) struct Inside<'a>(&'a AtomicU32);
 
+impl Inside<'_> {
+    /// Stays inside when this is gone, until another one is that [`Exclusion::inside`] makes.
+    #[inline(always)]
+    pub(crate) fn stay(self) {
+        core::mem::forget(self);
+    }
+}
+
 impl Drop for Inside<'_> {
     #[inline(always)]
     fn drop(&mut self) {
@@ -65,6 +73,18 @@ impl<T> Exclusion<T> {
         self.barrier.light();
         // Relaxed: what came with this version was seen when the copy was made.
         (self.version.load(Ordering::Relaxed) == version).then_some(inside)
+    }
+
+    /// What the frequent user is inside by, once it has said that it [stays](Inside::stay).
+    #[inline(always)]
+    pub(crate) fn inside(&self) -> Inside<'_> {
+        Inside(&self.inside)
+    }
+
+    /// Whether the frequent user is inside.
+    #[cfg(test)]
+    pub(crate) fn is_inside(&self) -> bool {
+        self.inside.load(Ordering::Relaxed) != 0
     }
 
     /// Copies the list, and returns the version of that. While somebody excludes the user, this waits. Not from inside.
@@ -143,18 +163,18 @@ mod loom_tests {
         let (mut version, mut there) = (exclusion.never_seen(), false);
         let mut found = 0;
         for _ in 0..times {
-            let inside = loop {
+            loop {
                 match exclusion.enter(version) {
-                    Some(inside) => break inside,
+                    Some(inside) => break inside.stay(),
                     None => (version, there) = exclusion.copy(|list| *list),
                 }
-            };
+            }
             if there {
                 assert_eq!(shared.gone.load(Ordering::Relaxed), 0, "it was taken out before");
                 found += 1;
             }
             shared.work();
-            drop(inside);
+            drop(exclusion.inside());
         }
         found
     }

@@ -1,11 +1,14 @@
 //! Elements of which there is a power of two, by numbers that count on without end.
 //!
 //! Invariants:
-//! 1. There is a power of two of elements, so at least one.
+//! 1. There is a power of two of elements, so at least one, and `mask` is one less.
 #![allow(unsafe_code)]
 
 /// A fixed list of a power of two of elements.
-pub(crate) struct Masked<T>(Box<[T]>);
+pub(crate) struct Masked<T> {
+    elements: Box<[T]>,
+    mask: usize,
+}
 
 impl<T> Masked<T> {
     /// Of these.
@@ -16,27 +19,25 @@ impl<T> Masked<T> {
         let elements: Box<[T]> = elements.into_iter().collect();
         // (1)
         assert!(elements.len().is_power_of_two(), "{} elements", elements.len());
-        Self(elements)
+        Self { mask: elements.len() - 1, elements }
     }
     /// The element of a number.
     #[inline(always)]
     pub(crate) fn get(&self, number: usize) -> &T {
-        let at = number & (self.0.len() - 1);
         // SAFETY: (1) what is masked by one less than a power of two is less than that.
-        unsafe { self.0.get_unchecked(at) }
+        unsafe { self.elements.get_unchecked(number & self.mask) }
     }
     /// One less than there are.
     #[inline(always)]
     pub(crate) fn mask(&self) -> usize {
-        self.0.len() - 1
+        self.mask
     }
     /// The same, to be changed.
     pub(crate) fn get_mut(&mut self, number: usize) -> &mut T {
-        let mask = self.0.len() - 1;
-        &mut self.0[number & mask]
+        &mut self.elements[number & self.mask]
     }
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.0.iter()
+        self.elements.iter()
     }
 }
 

@@ -45,10 +45,24 @@ impl<B: Bell> RecvQueue<B> {
     ) -> Self {
         let entries = ring.len() / stride;
         assert!(entries.is_power_of_two() && depth as usize <= entries && max_sge as usize <= stride);
-        let (epoch, posted, freed) = (qp.life().epoch(), qp.recv.posted(), qp.recv.freed());
+        let (epoch, posted) = (qp.life().epoch(), qp.recv.oldest());
         let mask = entries - 1;
         let record = qp.record(Counter::Recv);
-        Self { qp, ring, bell, record, stride, mask, depth, max_sge, next: 0, told: 0, posted, freed, epoch }
+        Self {
+            qp,
+            ring,
+            bell,
+            record,
+            stride,
+            mask,
+            depth,
+            max_sge,
+            next: 0,
+            told: 0,
+            posted,
+            freed: posted,
+            epoch,
+        }
     }
 
     #[cold]
@@ -57,7 +71,8 @@ impl<B: Bell> RecvQueue<B> {
         if life.epoch() != self.epoch {
             self.epoch = life.epoch();
             (self.next, self.told) = (0, 0);
-            (self.posted, self.freed) = (self.qp.recv.posted(), self.qp.recv.freed());
+            self.freed = self.qp.recv.oldest();
+            self.posted = self.freed;
         }
         if life.takes_recvs() {
             return Ok(());
@@ -75,7 +90,7 @@ impl<B: Bell> RecvQueue<B> {
             return Err(PostErrorKind::TooManySges { count: wr.sges.len(), max: self.max_sge });
         }
         if self.posted.wrapping_sub(self.freed) >= self.depth {
-            self.freed = self.qp.recv.freed();
+            self.freed = self.qp.recv.oldest();
             if self.posted.wrapping_sub(self.freed) >= self.depth {
                 return Err(PostErrorKind::QueueFull { depth: self.depth });
             }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use hca_core::{
     MAX_MESSAGE_BYTES, Payload, PostError, PostErrorKind, QpType, SendOp, SendPort, SendWr, WcOpcode,
 };
+use hca_prm::WqeOpcode;
 use hca_vfio::mmio::dma_wmb;
 
 use super::core::{Counter, Life, QpCore};
 use super::shadow::Noted;
-use super::wqe::{self, UdTo, Written};
+use super::wqe::{self, Control, Segment, UdTo, Written};
 use crate::ah::AhTable;
 use crate::shared::{Ring, SharedCells, Word};
 use crate::sync::Ordering;
@@ -67,14 +68,16 @@ pub(crate) struct SendQueue<B> {
     bell: B,
     /// The doorbell record's counter.
     record: Word,
+    control: Control,
     limits: SendLimits,
-    is_rc: bool,
+    /// Requests may be posted as [`push_usual`](Self::push_usual) does it.
+    usual: bool,
     /// The queue pair's life as it was last seen to take requests, and how often it had been reset by then.
     life: Life,
     epoch: u32,
-    /// Requests that were posted, and that have ended as last seen.
+    /// Requests that were posted, and up to which number there is room as last seen.
     posted: u32,
-    freed: u32,
+    room: u32,
     /// The next block, and up to which the adapter was told.
     next: u16,
     told: u16,
@@ -99,20 +102,25 @@ impl<B: Bell> SendQueue<B> {
         bell: B,
         limits: SendLimits,
     ) -> Self {
+        // No more inline bytes than a message may have, so that those need no second look.
+        let limits = SendLimits { max_inline: limits.max_inline.min(limits.max_message as u32), ..limits };
+        let (flames, posted) = (bell.has_flames(), qp.send.oldest());
+        let lengths = limits.max_sge > 0 && limits.max_inline >= 8 && limits.max_message >= 8;
+        let usual = qp.qp_type == QpType::Rc && !flames && lengths;
         Self {
             ring: Ring::new(ring),
             record: qp.record(Counter::Send),
-            // No more inline bytes than a message may have, so that those need no second look.
-            limits: SendLimits { max_inline: limits.max_inline.min(limits.max_message as u32), ..limits },
-            is_rc: qp.qp_type == QpType::Rc,
+            control: Control::of(qp.qpn.raw()),
+            limits,
+            usual,
             life: Life::UNSEEN,
             epoch: qp.life().epoch(),
-            posted: qp.send.posted(),
-            freed: qp.send.freed(),
+            posted,
+            room: posted.wrapping_add(limits.depth),
             next: 0,
             told: 0,
             turn: false,
-            flames: bell.has_flames(),
+            flames,
             bell,
             first: 0,
             ahs,
@@ -121,10 +129,10 @@ impl<B: Bell> SendQueue<B> {
         }
     }
 
-    /// Checks a request against the queue pair's limits.
+    /// Checks a request against the queue pair's service and limits.
     #[inline(always)]
     fn check(&self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        if !self.is_rc || wr.dest.is_some() {
+        if self.qp.qp_type != QpType::Rc || wr.dest.is_some() {
             self.check_service(wr)?;
         }
         let len = match wr.payload {
@@ -136,7 +144,6 @@ impl<B: Bell> SendQueue<B> {
                     Err(self.why_not_inline(wr, bytes.len()))
                 };
             }
-            Payload::Sges(&[one]) if self.limits.max_sge > 0 => one.len.into(),
             Payload::Sges(list) if list.len() <= self.limits.max_sge as usize => {
                 list.iter().map(|s| u64::from(s.len)).sum()
             }
@@ -181,7 +188,8 @@ impl<B: Bell> SendQueue<B> {
         if life.epoch() != self.epoch {
             self.epoch = life.epoch();
             (self.next, self.told) = (0, 0);
-            (self.posted, self.freed) = (self.qp.send.posted(), self.qp.send.freed());
+            self.posted = self.qp.send.oldest();
+            self.room = self.posted.wrapping_add(self.limits.depth);
         }
         if !life.takes_sends() {
             return Err(life.state().map_or(PostErrorKind::Destroyed, PostErrorKind::WrongState));
@@ -190,41 +198,75 @@ impl<B: Bell> SendQueue<B> {
         Ok(())
     }
     /// Looks how many requests have ended.
-    #[cold]
     fn look_for_room(&mut self) -> Result<(), PostErrorKind> {
-        self.freed = self.qp.send.freed();
-        if self.posted.wrapping_sub(self.freed) < self.limits.depth {
-            return Ok(());
-        }
-        Err(PostErrorKind::QueueFull { depth: self.limits.depth })
+        let depth = self.limits.depth;
+        self.room = self.qp.send.oldest().wrapping_add(depth);
+        if self.posted == self.room { Err(PostErrorKind::QueueFull { depth }) } else { Ok(()) }
     }
 
     /// Makes a request an entry of the queue, and returns its first 8 bytes.
     #[inline(always)]
     fn push(&mut self, wr: &SendWr<'_>) -> Result<u64, PostErrorKind> {
+        match self.push_usual(wr) {
+            Some(first) => Ok(first),
+            None => self.push_any(wr),
+        }
+    }
+    /// The same of a request as most are: on a connection, which lives as it did, with one pointer or 8 bytes, where there is
+    /// room. `None`: it is another one, and nothing was done. No function is called here, so that nothing has to be kept
+    /// across a call.
+    #[inline(always)]
+    fn push_usual(&mut self, wr: &SendWr<'_>) -> Option<u64> {
+        let as_it_was = self.qp.life() == self.life && self.posted != self.room;
+        if !as_it_was || !self.usual || wr.dest.is_some() {
+            return None;
+        }
+        let data = match wr.payload {
+            Payload::Inline(bytes) if !wr.op.is_read_or_atomic() => Segment::inline(bytes.try_into().ok()?),
+            Payload::Sges([one]) if one.len == 8 => Segment::pointer(one),
+            Payload::Sges([one])
+                if one.len != 0 && u64::from(one.len) <= self.limits.max_message && !wr.op.is_atomic() =>
+            {
+                Segment::pointer(one)
+            }
+            _ => return None,
+        };
+        let block = self.ring.block(self.next.into());
+        let written = wqe::write_short(block, self.next, &self.control, wr, data);
+        self.note(wr.wr_id, &written);
+        Some(written.bell)
+    }
+    /// The same of any.
+    #[inline(always)]
+    fn push_any(&mut self, wr: &SendWr<'_>) -> Result<u64, PostErrorKind> {
         if self.qp.life() != self.life {
             self.look_at_state()?;
         }
         self.check(wr)?;
-        if self.posted.wrapping_sub(self.freed) >= self.limits.depth {
+        if self.posted == self.room {
             self.look_for_room()?;
         }
         let written = match &wr.dest {
-            None => wqe::write(&self.ring, self.next, self.qp.qpn.raw(), wr),
+            None => wqe::write(&self.ring, self.next, &self.control, wr),
             Some(_) => self.write_datagram(wr)?,
         };
-        let noted = Noted { wr_id: wr.wr_id, tag: wr.op.wc_opcode() as u8 };
+        self.note(wr.wr_id, &written);
+        Ok(written.bell)
+    }
+    /// Remembers a request that was written.
+    #[inline(always)]
+    fn note(&mut self, wr_id: u64, written: &Written) {
+        let noted = Noted { wr_id, tag: written.opcode.code() as u8 };
         self.qp.send.note(self.posted, self.next, written.blocks as u8, noted);
         self.posted = self.posted.wrapping_add(1);
         self.next = self.next.wrapping_add(written.blocks);
-        Ok(written.bell)
     }
     #[inline(never)]
     fn write_datagram(&self, wr: &SendWr<'_>) -> Result<Written, PostErrorKind> {
         let dest = wr.dest.as_ref().ok_or(PostErrorKind::Destination)?;
         let address = self.ahs.address(dest.ah, self.pd).ok_or(PostErrorKind::AddressHandle)?;
         let to = UdTo { address, qpn: dest.qpn.raw(), qkey: dest.qkey.raw() };
-        Ok(wqe::write_datagram(&self.ring, self.next, self.qp.qpn.raw(), wr, &to))
+        Ok(wqe::write_datagram(&self.ring, self.next, &self.control, wr, &to))
     }
 
     /// Tells the adapter, by the first 8 bytes of the last entry.
@@ -234,8 +276,20 @@ impl<B: Bell> SendQueue<B> {
         // Entries before the record, the record before the doorbell.
         dma_wmb();
         self.record.store(u32::from(self.next).to_be(), Ordering::Relaxed);
-        self.bell.ring(self.turn, first);
-        self.turn = !self.turn;
+        let turn = self.turn;
+        self.turn = !turn;
+        self.bell.ring(turn, first);
+    }
+    /// Posts any request by itself.
+    #[inline(never)]
+    fn post_any(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        let first = self.push_any(wr)?;
+        if self.flames {
+            self.tell_one(first);
+        } else {
+            self.tell(first);
+        }
+        Ok(())
     }
     /// The same of a request that was posted by itself, where those that are short enough go to the doorbell page whole.
     #[cold]
@@ -257,12 +311,19 @@ impl<B: Bell> SendQueue<B> {
     }
 }
 
-/// The operation of a note.
+/// The operation of a note, whose tag is the adapter's code for it.
 #[inline(always)]
 pub(crate) fn opcode_of(tag: u8) -> WcOpcode {
-    use WcOpcode::{CompSwap, FetchAdd, RdmaRead, RdmaWrite, Send};
-    const ALL: [WcOpcode; 8] = [Send, RdmaWrite, RdmaRead, CompSwap, FetchAdd, Send, Send, Send];
-    ALL[usize::from(tag & 7)]
+    const ALL: [WcOpcode; 32] = {
+        let mut all = [WcOpcode::Send; 32];
+        all[WqeOpcode::RdmaWrite as usize] = WcOpcode::RdmaWrite;
+        all[WqeOpcode::RdmaWriteImm as usize] = WcOpcode::RdmaWrite;
+        all[WqeOpcode::RdmaRead as usize] = WcOpcode::RdmaRead;
+        all[WqeOpcode::AtomicCs as usize] = WcOpcode::CompSwap;
+        all[WqeOpcode::AtomicFa as usize] = WcOpcode::FetchAdd;
+        all
+    };
+    ALL[usize::from(tag & 31)]
 }
 
 /// Whether a service that is not RC offers an operation.
@@ -307,12 +368,8 @@ impl<B: Bell> SendPort for SendQueue<B> {
     }
     #[inline]
     unsafe fn post_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        let first = self.push(wr)?;
-        if self.flames {
-            self.tell_one(first);
-        } else {
-            self.tell(first);
-        }
+        let Some(first) = self.push_usual(wr) else { return self.post_any(wr) };
+        self.tell(first);
         Ok(())
     }
 }

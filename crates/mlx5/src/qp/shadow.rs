@@ -1,8 +1,8 @@
 //! What the driver remembers of requests in a queue: the program's number for each, by its place in the queue.
 //!
-//! A queue is shared by the thread that posts and the one that polls, without a lock: the poster notes a request and then
-//! moves `posted` on; the poller, which finds the request's place in a completion, looks whether that is outstanding and moves
-//! `freed` on. Requests of a queue end in order, so whatever stands before the one that completed has ended with it.
+//! A queue is shared by the thread that posts and the one that polls, without a lock: the poster notes a request at its
+//! place; the poller, which finds that place in a completion, looks whether what stands there is outstanding, and copies its
+//! note to `ended`. Requests of a queue end in order, so whatever stands before the one that completed has ended with it.
 //!
 //! A completion names a place by a counter of 16 bits, which goes on behind the ring's last place. That an adapter writes all
 //! 16 is what Linux's network driver takes for granted of its send queues (`mlx5e_poll_tx_cq` in en_tx.c compares the number
@@ -14,7 +14,7 @@
 //! number; and not even that of a request that is not outstanding.
 
 use crate::masked::Masked;
-use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering};
+use crate::sync::{AtomicU64, CachePadded, Ordering};
 
 /// A request that was noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,104 +25,125 @@ pub(crate) struct Noted {
     pub(crate) tag: u8,
 }
 
+/// A request in one word: its number in the queue (bits 0 to 31), the tag (32 to 39), how many places it takes (40 to 47),
+/// and the first of them (48 to 63).
+#[derive(Clone, Copy)]
+struct Note(u64);
+
+impl Note {
+    #[inline(always)]
+    fn new(seq: u32, at: u16, len: u8, tag: u8) -> Self {
+        Self(u64::from(at) << 48 | u64::from(len) << 40 | u64::from(tag) << 32 | u64::from(seq))
+    }
+    #[inline(always)]
+    fn seq(self) -> u32 {
+        self.0 as u32
+    }
+    #[inline(always)]
+    fn tag(self) -> u8 {
+        (self.0 >> 32) as u8
+    }
+    #[inline(always)]
+    fn at(self) -> u16 {
+        (self.0 >> 48) as u16
+    }
+    /// The place behind it.
+    fn behind(self) -> u16 {
+        self.at().wrapping_add((self.0 >> 40 & 0xff) as u16)
+    }
+}
+
 struct Place {
     wr_id: AtomicU64,
-    /// The request's number in the queue (upper half), its place (bits 8 to 23), its length in places (24 to 31), the tag.
-    what: AtomicU64,
+    /// The [`Note`] of the request that was the last to begin here.
+    note: AtomicU64,
 }
 
 /// What is remembered of the requests in a ring of places. A request takes one or more of them.
 pub(crate) struct Shadow {
     places: Masked<Place>,
-    /// Requests that were posted, counted without end. Written by the poster.
-    posted: CachePadded<AtomicU32>,
-    /// Requests that have ended. Written by the poller.
-    freed: CachePadded<AtomicU32>,
-    /// The place behind the last request that has ended. Written by the poller.
-    freed_place: AtomicU32,
+    /// The [`Note`] of the last request that has ended. Written by the poller.
+    ended: CachePadded<AtomicU64>,
 }
 
 impl Shadow {
     /// A ring of `places`, a power of two of at most 2^15.
     pub(crate) fn new(places: u32) -> Self {
         assert!(places <= 1 << 15, "{places} places");
-        Self {
-            places: Masked::new(
-                (0..places).map(|_| Place { wr_id: AtomicU64::new(0), what: AtomicU64::new(0) }),
-            ),
-            posted: CachePadded(AtomicU32::new(0)),
-            freed: CachePadded(AtomicU32::new(0)),
-            freed_place: AtomicU32::new(0),
-        }
+        // As if the request before the first one had ended, and stood everywhere.
+        let none = || AtomicU64::new(Note::new(u32::MAX, 0, 0, 0).0);
+        let place = |_| Place { wr_id: AtomicU64::new(0), note: none() };
+        Self { places: Masked::new((0..places).map(place)), ended: CachePadded(none()) }
     }
 
-    /// How many requests have ended.
+    /// The number of the oldest request that has not ended, or of the next one if all have.
     #[inline(always)]
-    pub(crate) fn freed(&self) -> u32 {
-        // Acquire: what the poller read of these places is read before the poster writes there anew.
-        self.freed.load(Ordering::Acquire)
-    }
-    /// How many requests were posted.
-    pub(crate) fn posted(&self) -> u32 {
-        self.posted.load(Ordering::Acquire)
+    pub(crate) fn oldest(&self) -> u32 {
+        // Acquire: what the poller read of the places before is read before the poster writes there anew.
+        Note(self.ended.load(Ordering::Acquire)).seq().wrapping_add(1)
     }
     /// How many requests have not ended.
     #[cfg(test)]
-    pub(crate) fn outstanding(&self) -> u32 {
-        let freed = self.freed();
-        self.posted().wrapping_sub(freed)
+    pub(crate) fn outstanding(&self) -> usize {
+        let notes = self.places.iter().map(|p| Note(p.note.load(Ordering::Relaxed)));
+        let ended = Note(self.ended.load(Ordering::Relaxed));
+        notes
+            .enumerate()
+            .filter(|(i, n)| usize::from(n.at()) & self.places.mask() == *i && self.is_outstanding(*n, ended))
+            .count()
     }
 
-    /// Notes request number `seq` at place `at`, `len` places long. By the poster only.
+    /// Notes request number `seq` at place `at`, `len` places long. By the poster only: the first number is
+    /// [`oldest`](Self::oldest), then they count on.
     #[inline(always)]
     pub(crate) fn note(&self, seq: u32, at: u16, len: u8, noted: Noted) {
         let place = self.places.get(at.into());
-        let what = u64::from(seq) << 32 | u64::from(len) << 24 | u64::from(at) << 8 | u64::from(noted.tag);
         place.wr_id.store(noted.wr_id, Ordering::Relaxed);
-        place.what.store(what, Ordering::Relaxed);
-        // Release: pairs with the Acquire in `take`. The poller comes there by a completion, which the adapter wrote after it
-        // had seen the doorbell, which is written after this; the barriers around those carry it.
-        self.posted.store(seq.wrapping_add(1), Ordering::Release);
+        // Release: pairs with the Acquire in `take`.
+        place.note.store(Note::new(seq, at, len, noted.tag).0, Ordering::Release);
+    }
+
+    /// Whether a request comes behind the last one that has `ended`. There are no more of them than places.
+    #[inline(always)]
+    fn is_outstanding(&self, note: Note, ended: Note) -> bool {
+        note.seq().wrapping_sub(ended.seq()).wrapping_sub(1) as usize <= self.places.mask()
     }
 
     /// The request at place `at` has ended, and all before it. `None`: none that is outstanding is there. By the poller only.
     #[inline(always)]
     pub(crate) fn take(&self, at: u16) -> Option<Noted> {
-        // Acquire: pairs with the Release in `note`.
-        let posted = self.posted.load(Ordering::Acquire);
-        // Relaxed: only the poller stores it.
-        let freed = self.freed.load(Ordering::Relaxed);
         let place = self.places.get(at.into());
-        let what = place.what.load(Ordering::Relaxed);
-        let (seq, begin) = ((what >> 32) as u32, (what >> 8) as u16);
-        let is_outstanding = seq.wrapping_sub(freed) < posted.wrapping_sub(freed);
-        if !is_outstanding || (begin != at && !self.is_bare(at, begin)) {
+        // Acquire: pairs with the Release in `note`. The poller comes here by a completion, which the adapter wrote after it had
+        // seen the doorbell, which is written after that; the barriers around those carry it.
+        let note = Note(place.note.load(Ordering::Acquire));
+        // Relaxed: only the poller stores it.
+        let ended = Note(self.ended.load(Ordering::Relaxed));
+        if !self.is_outstanding(note, ended) || (note.at() != at && !self.is_bare(at)) {
             return None;
         }
-        let noted = Noted { wr_id: place.wr_id.load(Ordering::Relaxed), tag: what as u8 };
-        let behind = begin.wrapping_add((what >> 24 & 0xff) as u16);
-        self.freed_place.store(behind.into(), Ordering::Relaxed);
-        // Release: pairs with the Acquire in `freed`.
-        self.freed.store(seq.wrapping_add(1), Ordering::Release);
+        let noted = Noted { wr_id: place.wr_id.load(Ordering::Relaxed), tag: note.tag() };
+        // Release: pairs with the Acquire in `oldest`.
+        self.ended.store(note.0, Ordering::Release);
         Some(noted)
     }
 
-    /// Whether a completion names a request that begins at `begin` by its place in the ring alone.
-    #[cold]
-    fn is_bare(&self, at: u16, begin: u16) -> bool {
-        usize::from(begin) & self.places.mask() == usize::from(at)
+    /// Whether a completion may name a request by its place in the ring alone: there is nothing above it.
+    #[inline(always)]
+    fn is_bare(&self, at: u16) -> bool {
+        usize::from(at) <= self.places.mask()
     }
 
     /// Ends the oldest request that is outstanding. By the poller only, where the adapter completes nothing any more.
     pub(crate) fn take_oldest(&self) -> Option<Noted> {
-        self.take(self.freed_place.load(Ordering::Relaxed) as u16)
+        self.take(Note(self.ended.load(Ordering::Relaxed)).behind())
     }
 
-    /// Forgets all requests: the next one posted stands at place 0. While nobody posts or polls.
+    /// Forgets all requests: the next one posted stands at place 0. While nobody polls.
     pub(crate) fn clear(&self) {
-        // Numbers go on, so that no place noted before is taken for one that is outstanding.
-        self.freed_place.store(0, Ordering::Relaxed);
-        self.freed.store(self.posted.load(Ordering::Acquire), Ordering::Release);
+        // Numbers go on behind all that are outstanding, so that nothing noted before is taken for one that is.
+        let ended = Note(self.ended.load(Ordering::Relaxed)).seq();
+        let ended = ended.wrapping_add(self.places.mask() as u32 + 1);
+        self.ended.store(Note::new(ended, 0, 0, 0).0, Ordering::Release);
     }
 }
 
@@ -144,7 +165,7 @@ mod tests {
         }
         assert_eq!(s.outstanding(), 3);
         assert_eq!(s.take(1), Some(noted(11, 7)));
-        assert_eq!((s.outstanding(), s.freed()), (1, 2));
+        assert_eq!((s.outstanding(), s.oldest()), (1, 2));
         assert_eq!(s.take(1), None, "it has ended");
         assert_eq!(s.take(0), None, "as has the one before it");
         assert_eq!(s.take(2), None, "no request begins here");
@@ -171,7 +192,10 @@ mod tests {
         s.note(1, 1, 1, noted(2, 0));
         s.clear();
         assert_eq!((s.outstanding(), s.take(0), s.take(1)), (0, None, None));
-        s.note(s.posted(), 0, 2, noted(3, 0));
+        // By who has not seen it yet.
+        s.note(2, 2, 1, noted(4, 0));
+        assert_eq!(s.take(2), None);
+        s.note(s.oldest(), 0, 2, noted(3, 0));
         assert_eq!(s.take(1), None);
         assert_eq!(s.take_oldest(), Some(noted(3, 0)));
         assert_eq!(s.take_oldest(), None);
@@ -185,8 +209,7 @@ mod tests {
         ) {
             let s = Shadow::new(16);
             // As if many had been posted before.
-            s.posted.store(start, Ordering::Relaxed);
-            s.clear();
+            s.ended.store(Note::new(start.wrapping_sub(1), 0, 0, 0).0, Ordering::Relaxed);
             let (mut seq, mut at, mut used) = (start, 0_u16, 0_usize);
             let mut outstanding: std::collections::VecDeque<(u16, u8, u64)> = Default::default();
             for (len, post, back) in steps {
@@ -201,7 +224,7 @@ mod tests {
                     prop_assert_eq!(s.take(place), None);
                     used -= outstanding.drain(..=which).map(|o| usize::from(o.1)).sum::<usize>();
                 }
-                prop_assert_eq!(s.outstanding() as usize, outstanding.len());
+                prop_assert_eq!(s.outstanding(), outstanding.len());
             }
             for (_, len, wr_id) in outstanding {
                 prop_assert_eq!(s.take_oldest(), Some(noted(wr_id, len)));
@@ -214,6 +237,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod loom_tests {
     use super::*;
+    use crate::sync::AtomicU32;
     use loom::sync::Arc;
 
     /// The adapter stands between the two: it completes what it was told of, by a word each.
@@ -250,7 +274,7 @@ mod loom_tests {
                 })
             };
             for seq in 0..2_u32 {
-                while seq.wrapping_sub(s.freed()) >= 1 {
+                while seq.wrapping_sub(s.oldest()) >= 1 {
                     loom::thread::yield_now();
                 }
                 s.note(seq, seq as u16, 1, Noted { wr_id: 10 + u64::from(seq), tag: seq as u8 });

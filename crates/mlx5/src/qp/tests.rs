@@ -135,14 +135,25 @@ impl Bench {
         }
     }
     fn poll(&mut self) -> Vec<Completion> {
-        let mut out = [Completion::default(); 7];
+        self.poll_with(7)
+    }
+    /// With room for so many completions.
+    fn poll_with(&mut self, room: usize) -> Vec<Completion> {
+        // What stood there before is not to be seen.
+        let old = Completion { byte_len: 99, grh: true, solicited: true, ..Completion::default() };
+        let mut out = vec![old; room];
         let n = self.poller.poll(&mut out);
-        out[..n].to_vec()
+        assert!(!self.cq.is_polled(), "who removes a queue pair would wait");
+        out.truncate(n);
+        out
     }
     fn poll_all(&mut self) -> Vec<Completion> {
+        self.poll_all_with(7)
+    }
+    fn poll_all_with(&mut self, room: usize) -> Vec<Completion> {
         let mut all = Vec::new();
         loop {
-            match self.poll() {
+            match self.poll_with(room) {
                 some if some.is_empty() => return all,
                 some => all.extend(some),
             }
@@ -543,6 +554,39 @@ fn a_queue_pair_that_is_removed_leaves_no_completion_and_a_later_one_of_its_numb
     b.carry_out(None).unwrap();
     let got = b.poll();
     assert_eq!((got.len(), got[0].wr_id, got[0].qp.index), (1, 5, 9));
+}
+
+#[test]
+fn queue_pairs_are_found_by_number_among_others_wherever_they_stand() {
+    let mut b = Bench::new();
+    // All of them, and the one that is not there, belong to one place of eight.
+    let (numbers, nobody) = ([QPN - 3, QPN + 5], QPN + 13);
+    let others = numbers.map(|qpn| {
+        let handle = QpHandle { index: qpn, generation: 0 };
+        let record = SharedCells::on_heap(1);
+        let qp = Arc::new(QpCore::new(handle, Qpn::new(qpn), QpType::Rc, [8, 8], None, record));
+        b.cq.add(&qp, true, true);
+        qp
+    });
+    let write = |b: &mut Bench, opcode: CqeOpcode, qpn| {
+        let entry = Cqe64::new().with(Cqe64::OPCODE, opcode.code()).with(Cqe64::QPN, qpn);
+        cqe::tests::write(&b.cqes, b.produced, b.log_cq, entry);
+        b.produced += 1;
+    };
+    for room in [1, 4] {
+        for qp in &others {
+            let seq = [qp.send.oldest(), qp.recv.oldest()];
+            qp.send.note(seq[0], 0, 1, super::shadow::Noted { wr_id: 5, tag: 0 });
+            qp.recv.note(seq[1], 0, 1, super::shadow::Noted { wr_id: 6, tag: 0 });
+        }
+        for qpn in [nobody, numbers[1], numbers[0]] {
+            write(&mut b, CqeOpcode::Req, qpn);
+            write(&mut b, CqeOpcode::RespSend, qpn);
+        }
+        let got: Vec<_> = b.poll_all_with(room).iter().map(|c| (c.wr_id, c.qp.index)).collect();
+        let expected = [(5, numbers[1]), (6, numbers[1]), (5, numbers[0]), (6, numbers[0])];
+        assert_eq!(got, expected, "room for {room}");
+    }
 }
 
 #[test]

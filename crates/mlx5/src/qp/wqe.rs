@@ -8,6 +8,7 @@ use hca_core::{Payload, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 use hca_prm::{DataSeg, WqeOpcode};
 
 use crate::shared::{Block, CELL, Cell, Ring, set_rows};
+use crate::sync::Ordering;
 
 /// Cells of a block, in which send queues are counted.
 pub(crate) const BLOCK_CELLS: usize = hca_prm::SEND_WQE_BB / CELL;
@@ -24,8 +25,6 @@ pub(crate) const MAX_INLINE: u32 = ((MAX_ENTRY_CELLS - MAX_HEAD_CELLS) * CELL - 
 const INLINE_HEAD: usize = 4;
 /// Marks inline data.
 const INLINE: u32 = 1 << 31;
-/// Begins 8 bytes of inline data.
-const INLINE_8: u64 = ((INLINE | 8) as u64) << 32;
 /// Completes always, not only in error.
 const COMPLETE: u32 = 2 << 2;
 /// The peer's completion is solicited.
@@ -126,18 +125,78 @@ pub(crate) struct UdTo {
 pub(crate) struct Written {
     /// Blocks that it takes.
     pub(crate) blocks: u16,
+    pub(crate) opcode: WqeOpcode,
     /// Its first 8 bytes, as rows: what goes to the doorbell page.
     pub(crate) bell: u64,
 }
 
-/// Writes a request as the entry that begins at block `at` of a ring. `qpn` is the queue pair's own.
-///
-/// What comes before the data lies in the entry's first block; so do the data of most requests, and those are written here.
+/// What stands in each control segment of a queue pair.
+#[derive(Clone, Copy)]
+pub(crate) struct Control(u64);
+
+impl Control {
+    pub(crate) fn of(qpn: u32) -> Self {
+        Self(u64::from(qpn) << 8)
+    }
+}
+
+/// Data that take one segment, as they stand in memory.
+pub(crate) struct Segment([u64; 2]);
+
+impl Segment {
+    /// A pointer; its length is not 0.
+    #[inline(always)]
+    pub(crate) fn pointer(sge: &Sge) -> Self {
+        let (first, second) = pointer(sge);
+        Self([first.to_be(), second.to_be()])
+    }
+    /// 8 bytes of inline data.
+    #[inline(always)]
+    pub(crate) fn inline(bytes: [u8; 8]) -> Self {
+        // From the first byte in memory on, which is the lowest here.
+        let (head, data) = ((INLINE | 8).swap_bytes(), u64::from_le_bytes(bytes));
+        Self([u64::from(head) | data << 32, data >> 32].map(u64::to_le))
+    }
+}
+
+/// Writes a request as the entry that begins at block `at` of a ring.
 #[inline(always)]
-pub(crate) fn write(ring: &Ring, at: u16, qpn: u32, wr: &SendWr<'_>) -> Written {
+pub(crate) fn write(ring: &Ring, at: u16, control: &Control, wr: &SendWr<'_>) -> Written {
     let block = ring.block(at.into());
+    let head = write_head(block, &wr.op);
+    let (cells, blocks) = write_payload(ring, at, head.cells, wr.payload);
+    Written { blocks, opcode: head.opcode, bell: write_control(block, at, control, &head, wr.flags, cells) }
+}
+
+/// Writes a request whose data are one segment as the entry that `block` is, number `at`.
+#[inline(always)]
+pub(crate) fn write_short(
+    block: &Block,
+    at: u16,
+    control: &Control,
+    wr: &SendWr<'_>,
+    data: Segment,
+) -> Written {
+    let head = write_head(block, &wr.op);
+    let cell = &block[head.cells];
+    cell[0].store(data.0[0], Ordering::Relaxed);
+    cell[1].store(data.0[1], Ordering::Relaxed);
+    let bell = write_control(block, at, control, &head, wr.flags, head.cells + 1);
+    Written { blocks: 1, opcode: head.opcode, bell }
+}
+
+/// What the control segment is told of an operation, and how many cells stand before its data.
+struct Head {
+    opcode: WqeOpcode,
+    imm: u32,
+    cells: usize,
+}
+
+/// Writes what comes before the data, but for the control segment: all of it lies in the entry's first block.
+#[inline(always)]
+fn write_head(block: &Block, op: &SendOp) -> Head {
     let remote = |r: &RemoteAddr| put(&block[1], r.addr, u64::from(r.rkey.raw()) << 32);
-    let (opcode, imm, cells) = match &wr.op {
+    let (opcode, imm, cells) = match op {
         SendOp::Write(r) => {
             remote(r);
             (WqeOpcode::RdmaWrite, 0, 2)
@@ -164,24 +223,11 @@ pub(crate) fn write(ring: &Ring, at: u16, qpn: u32, wr: &SendWr<'_>) -> Written 
             (WqeOpcode::AtomicFa, 0, 3)
         }
     };
-    let size = match wr.payload {
-        Payload::Sges(&[sge]) if sge.len != 0 => {
-            let (first, second) = pointer(&sge);
-            put(&block[cells], first, second);
-            (cells + 1, 1)
-        }
-        Payload::Inline(bytes) if let Ok(eight) = <[u8; 8]>::try_from(bytes) => {
-            let data = u64::from_be_bytes(eight);
-            put(&block[cells], INLINE_8 | data >> 32, data << 32);
-            (cells + 1, 1)
-        }
-        payload => write_payload(ring, at, cells, payload),
-    };
-    finish(block, (at, qpn), (opcode, imm), wr.flags, size)
+    Head { opcode, imm, cells }
 }
 
 /// Writes a datagram, likewise.
-pub(crate) fn write_datagram(ring: &Ring, at: u16, qpn: u32, wr: &SendWr<'_>, to: &UdTo) -> Written {
+pub(crate) fn write_datagram(ring: &Ring, at: u16, control: &Control, wr: &SendWr<'_>, to: &UdTo) -> Written {
     let block = ring.block(at.into());
     let a = &to.address;
     put(&block[1], u64::from(to.qkey) << 32 | a[0], EXTENDED | u64::from(to.qpn) << 32 | a[1]);
@@ -191,8 +237,9 @@ pub(crate) fn write_datagram(ring: &Ring, at: u16, qpn: u32, wr: &SendWr<'_>, to
         SendOp::SendImm(imm) => (WqeOpcode::SendImm, imm),
         _ => (WqeOpcode::Send, 0),
     };
-    let size = write_payload(ring, at, block.len(), wr.payload);
-    finish(block, (at, qpn), (opcode, imm), wr.flags, size)
+    let head = Head { opcode, imm, cells: block.len() };
+    let (cells, blocks) = write_payload(ring, at, head.cells, wr.payload);
+    Written { blocks, opcode, bell: write_control(block, at, control, &head, wr.flags, cells) }
 }
 
 /// Writes data behind so many cells of the entry; returns how many it has then, and how many blocks.
@@ -208,29 +255,31 @@ fn write_payload(ring: &Ring, at: u16, cells: usize, payload: Payload<'_>) -> (u
     (cells, cells.div_ceil(BLOCK_CELLS) as u16)
 }
 
-/// Writes what an entry of so many cells and blocks begins with.
+/// Writes the control segment of an entry of so many cells; returns its first 8 bytes, as rows.
 #[inline(always)]
-fn finish(
+fn write_control(
     block: &Block,
-    (at, qpn): (u16, u32),
-    (opcode, imm): (WqeOpcode, u32),
+    at: u16,
+    control: &Control,
+    head: &Head,
     flags: SendFlags,
-    (cells, blocks): (usize, u16),
-) -> Written {
-    let bell = u64::from(at) << 40 | u64::from(opcode.code()) << 32 | u64::from(qpn) << 8 | cells as u64;
-    put(&block[0], bell, u64::from(MODES[usize::from(flags.bits() & 7)]) << 32 | u64::from(imm));
-    Written { blocks, bell }
+    cells: usize,
+) -> u64 {
+    let bell = u64::from(at) << 40 | u64::from(head.opcode.code()) << 32 | control.0 | cells as u64;
+    put(&block[0], bell, MODES[usize::from(flags.bits() & 7)] | u64::from(head.imm));
+    bell
 }
 
-/// Fence, completion and solicited event, by the flags' bits.
-const MODES: [u32; 8] = {
+/// Fence, completion and solicited event, by the flags' bits, as the upper row.
+const MODES: [u64; 8] = {
     let mut modes = [0; 8];
     let mut i = 0;
     while i < 8 {
         let flags = SendFlags::from_bits_truncate(i as u8);
         let signaled = if flags.contains(SendFlags::SIGNALED) { COMPLETE } else { 0 };
         let fence = if flags.contains(SendFlags::FENCE) { FENCE } else { 0 };
-        modes[i] = signaled | fence | if flags.contains(SendFlags::SOLICITED) { SOLICITED } else { 0 };
+        let solicited = if flags.contains(SendFlags::SOLICITED) { SOLICITED } else { 0 };
+        modes[i] = ((signaled | fence | solicited) as u64) << 32;
         i += 1;
     }
     modes
@@ -284,10 +333,11 @@ mod tests {
     fn a_send_lies_as_a_stock_driver_laid_it() {
         let ring = ring(16);
         let list = [sge(0x55dc_0f76_c000, 0x40, 0x4105)];
-        let written = write(&ring, 0, 0x43, &wr(SendOp::Send, SendFlags::SIGNALED, Payload::Sges(&list)));
+        let written =
+            write(&ring, 0, &Control::of(0x43), &wr(SendOp::Send, SendFlags::SIGNALED, Payload::Sges(&list)));
         let seen = [0x0000_000a, 0x0000_4302, 0x0000_0008, 0, 0x40, 0x4105, 0x55dc, 0x0f76_c000_u32];
         assert_eq!(read(&ring, 0), seen.map(u32::to_be_bytes).as_flattened());
-        assert_eq!(written, Written { blocks: 1, bell: 0x0a_0000_4302 });
+        assert_eq!(written, Written { blocks: 1, opcode: WqeOpcode::Send, bell: 0x0a_0000_4302 });
     }
 
     #[test]
@@ -296,7 +346,12 @@ mod tests {
         let data: Vec<u8> = (0..70).collect();
         let remote = RemoteAddr { addr: 0x1122_3344_5566_7788, rkey: Rkey::new(0xa1b2_c3d4) };
         let op = SendOp::WriteImm(remote, 0x0102_0304);
-        let w = write(&ring, 0xfff1, 0x12_3456, &wr(op, SendFlags::empty(), Payload::Inline(&data)));
+        let w = write(
+            &ring,
+            0xfff1,
+            &Control::of(0x12_3456),
+            &wr(op, SendFlags::empty(), Payload::Inline(&data)),
+        );
         assert_eq!(w.blocks, 2);
         let entry = read(&ring, 0xfff1);
         let ctrl = CtrlSeg::from_bytes(&entry).unwrap();
@@ -319,7 +374,7 @@ mod tests {
         let to = UdTo { address, qpn: 0x41, qkey: 0x8001_0000 };
         let list = [sge(4096, 100, 7)];
         let request = wr(SendOp::Send, SendFlags::SOLICITED, Payload::Sges(&list));
-        let w = write_datagram(&ring, 1, 0x43, &request, &to);
+        let w = write_datagram(&ring, 1, &Control::of(0x43), &request, &to);
         assert_eq!(w.blocks, 2, "control, three cells of address, a pointer");
         let entry = read(&ring, 1);
         assert!(CtrlSeg::from_bytes(&entry).unwrap().get(CtrlSeg::SE));
@@ -339,7 +394,7 @@ mod tests {
         let remote = RemoteAddr { addr: 8, rkey: Rkey::new(9) };
         let list = [sge(64, 8, 1)];
         let op = SendOp::CompareSwap { remote, compare: 5, swap: 6 };
-        let w = write(&ring, 0, 1, &wr(op, SendFlags::FENCE, Payload::Sges(&list)));
+        let w = write(&ring, 0, &Control::of(1), &wr(op, SendFlags::FENCE, Payload::Sges(&list)));
         assert_eq!(w.blocks, 1);
         let entry = read(&ring, 0);
         let ctrl = CtrlSeg::from_bytes(&entry).unwrap();
@@ -354,7 +409,7 @@ mod tests {
     fn places_for_nothing_are_left_out_and_2_gib_are_written_as_0() {
         let ring = ring(16);
         let list = [sge(1, 0, 2), sge(3, 1 << 31, 4), sge(5, 0, 6)];
-        let w = write(&ring, 0, 1, &wr(SendOp::Send, SendFlags::empty(), Payload::Sges(&list)));
+        let w = write(&ring, 0, &Control::of(1), &wr(SendOp::Send, SendFlags::empty(), Payload::Sges(&list)));
         assert_eq!((w.blocks, w.bell & 0x3f), (1, 2));
         assert_eq!(DataSeg::from_bytes(&read(&ring, 0)[16..]).unwrap(), DataSeg::pointer(0, 4, 3));
         let entry = SharedCells::on_heap(4);
@@ -383,7 +438,7 @@ mod tests {
             data in prop::collection::vec(any::<u8>(), 1..=MAX_INLINE as usize), at in any::<u16>(),
         ) {
             let ring = ring(32);
-            let w = write(&ring, at, 7, &wr(SendOp::Send, SendFlags::empty(), Payload::Inline(&data)));
+            let w = write(&ring, at, &Control::of(7), &wr(SendOp::Send, SendFlags::empty(), Payload::Inline(&data)));
             let entry = read(&ring, at);
             prop_assert_eq!(entry.len(), CELL + InlineSeg::room(data.len()));
             prop_assert_eq!(usize::from(w.blocks), entry.len().div_ceil(64));
@@ -410,8 +465,8 @@ mod tests {
             let payload = if inline { Payload::Inline(&bytes) } else { Payload::Sges(&list) };
             let request = wr(op, SendFlags::empty(), payload);
             let w = to.map_or_else(
-                || write(&ring, 0, 7, &request),
-                |to| write_datagram(&ring, 0, 7, &request, to),
+                || write(&ring, 0, &Control::of(7), &request),
+                |to| write_datagram(&ring, 0, &Control::of(7), &request, to),
             );
             prop_assert!(u32::from(w.blocks) <= blocks_for(max_sge, max_inline));
         }

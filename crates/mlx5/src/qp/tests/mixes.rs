@@ -1,5 +1,7 @@
 //! Shared receive queues, and requests, completions and threads in any mix.
 
+use hca_core::{AhHandle, Qkey, UdDest};
+
 use super::*;
 
 struct Shared {
@@ -101,21 +103,26 @@ fn a_removed_queue_pair_names_what_it_took_from_a_shared_queue_and_makes_room() 
 
 #[derive(Clone, Debug)]
 enum Step {
-    Post { kind: u8, pieces: u8, signaled: bool },
+    Post {
+        kind: u8,
+        pieces: u8,
+        signaled: bool,
+    },
     CarryOut,
     Recv,
     Receive,
-    Poll,
+    /// With room for so many completions.
+    Poll(usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (0..7_u8, 0..=4_u8, any::<bool>())
+        4 => (0..9_u8, 0..=4_u8, any::<bool>())
             .prop_map(|(kind, pieces, signaled)| Step::Post { kind, pieces, signaled }),
         4 => Just(Step::CarryOut),
         2 => Just(Step::Recv),
         2 => Just(Step::Receive),
-        1 => Just(Step::Poll),
+        1 => (1..8_usize).prop_map(Step::Poll),
     ]
 }
 
@@ -127,91 +134,166 @@ struct Posted {
     signaled: bool,
 }
 
+const EIGHT: [Sge; 1] = [Sge { addr: 64, len: 8, lkey: Lkey::new(1) }];
+
+/// The operation and the data of a request, by number.
+fn request(kind: u8, pieces: usize) -> (SendOp, Payload<'static>) {
+    const LIST: [Sge; MAX_SGE as usize] = [Sge { addr: 64, len: 2, lkey: Lkey::new(1) }; MAX_SGE as usize];
+    const DATA: [u8; MAX_INLINE as usize] = [7; MAX_INLINE as usize];
+    let (list, data) = (Payload::Sges(&LIST[..pieces]), Payload::Inline(&DATA[..pieces * 8]));
+    match kind {
+        0 => (SendOp::Send, list),
+        1 => (SendOp::SendImm(kind.into()), data),
+        2 => (SendOp::Write(REMOTE), list),
+        3 => (SendOp::Write(REMOTE), data),
+        4 => (SendOp::Read(REMOTE), list),
+        5 => (SendOp::FetchAdd { remote: REMOTE, add: 1 }, Payload::Sges(&EIGHT)),
+        6 => (SendOp::CompareSwap { remote: REMOTE, compare: 1, swap: 2 }, Payload::Sges(&EIGHT)),
+        7 => (SendOp::WriteImm(REMOTE, 3), list),
+        _ => (SendOp::SendInv(Rkey::new(4)), list),
+    }
+}
+
+/// A queue pair, and what is to come of its requests.
+struct Mix {
+    b: Bench,
+    id: u64,
+    /// Requests that the adapter has not carried out, and those that were not polled.
+    sends: VecDeque<Posted>,
+    carried: VecDeque<Posted>,
+    recvs: VecDeque<u64>,
+    received: VecDeque<u64>,
+    /// Requests that have not ended.
+    in_send: u32,
+    in_recv: u32,
+}
+
+impl Mix {
+    fn new() -> Self {
+        let (sends, carried) = (VecDeque::new(), VecDeque::new());
+        let (recvs, received) = (VecDeque::new(), VecDeque::new());
+        Self { b: Bench::new(), id: 0, sends, carried, recvs, received, in_send: 0, in_recv: 0 }
+    }
+    fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
+        match *step {
+            Step::Post { kind, pieces, signaled } => self.post(kind, pieces, signaled),
+            Step::CarryOut => self.carry_out(),
+            Step::Recv => self.recv(),
+            Step::Receive => self.receive(),
+            Step::Poll(room) => self.poll(room),
+        }
+    }
+    fn post(&mut self, kind: u8, pieces: u8, signaled: bool) -> Result<(), TestCaseError> {
+        let (op, payload) = request(kind, pieces.into());
+        let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
+        let wr = SendWr { wr_id: self.id, op, flags, payload, dest: None };
+        let room = self.in_send < DEPTH;
+        prop_assert_eq!(self.b.post(&wr).is_ok(), room);
+        if room {
+            self.sends.push_back(Posted { id: self.id, opcode: op.wc_opcode(), signaled });
+            self.in_send += 1;
+        }
+        self.id += 1;
+        Ok(())
+    }
+    fn carry_out(&mut self) -> Result<(), TestCaseError> {
+        if self.b.free_cqes() > 0
+            && let Some((ctrl, _)) = self.b.carry_out(None)
+        {
+            let posted = self.sends.pop_front().unwrap();
+            prop_assert_eq!(ctrl.get(CtrlSeg::CE) != 0, posted.signaled);
+            self.carried.push_back(posted);
+        }
+        Ok(())
+    }
+    fn recv(&mut self) -> Result<(), TestCaseError> {
+        let room = self.in_recv < DEPTH;
+        prop_assert_eq!(self.b.post_recv(&RecvWr { wr_id: self.id, sges: &EIGHT }).is_ok(), room);
+        if room {
+            self.recvs.push_back(self.id);
+            self.in_recv += 1;
+        }
+        self.id += 1;
+        Ok(())
+    }
+    fn receive(&mut self) -> Result<(), TestCaseError> {
+        let b = &mut self.b;
+        if b.free_cqes() > 0 && b.receive(false, 5) {
+            let at = usize::from(b.received.wrapping_sub(1)) % DEPTH as usize * b.stride;
+            let entry = DataSeg::from_bytes(&b.rq.bytes(at, 1)).unwrap();
+            prop_assert_eq!(entry, DataSeg::pointer(8, 1, 64));
+            self.received.push_back(self.recvs.pop_front().unwrap());
+        }
+        Ok(())
+    }
+    fn poll(&mut self, room: usize) -> Result<(), TestCaseError> {
+        for c in self.b.poll_all_with(room) {
+            if c.opcode.is_recv() {
+                prop_assert_eq!((Some(c.wr_id), c.byte_len), (self.received.pop_front(), 5));
+                self.in_recv -= 1;
+                continue;
+            }
+            // Those before it that were not signalled have ended with it.
+            let posted = loop {
+                self.in_send -= 1;
+                let posted = self.carried.pop_front().unwrap();
+                if posted.signaled {
+                    break posted;
+                }
+            };
+            // What the adapter of the test says of lengths.
+            let byte_len = if matches!(posted.opcode, WcOpcode::Send | WcOpcode::RdmaWrite) { 0 } else { 8 };
+            let (wr_id, opcode, qp) = (posted.id, posted.opcode, self.b.qp.handle);
+            prop_assert_eq!(c, Completion { wr_id, opcode, qp, byte_len, ..Completion::default() });
+        }
+        prop_assert!(self.carried.iter().all(|p| !p.signaled) && self.received.is_empty());
+        prop_assert_eq!(self.b.produced & CI_MASK, self.b.consumed());
+        Ok(())
+    }
+}
+
 proptest! {
     /// Wherever rings and counters begin: each signalled request completes once, in order, with its own number; nothing
     /// is refused before the depth is reached, and all is refused then.
     #[test]
     fn any_mix_of_requests_completes_in_order(steps in prop::collection::vec(step(), 1..400)) {
-        let mut b = Bench::new();
-        let list = [Sge { addr: 64, len: 2, lkey: Lkey::new(1) }; MAX_SGE as usize];
-        let eight = [Sge { addr: 64, len: 8, lkey: Lkey::new(1) }];
-        let data = [7; MAX_INLINE as usize];
-        let (mut sends, mut carried) = (VecDeque::new(), VecDeque::new());
-        let (mut recvs, mut received) = (VecDeque::new(), VecDeque::new());
-        let (mut in_send, mut in_recv, mut id) = (0, 0, 0_u64);
+        let mut mix = Mix::new();
         for step in steps {
-            match step {
-                Step::Post { kind, pieces, signaled } => {
-                    let n = usize::from(pieces);
-                    let op = match kind {
-                        0 => SendOp::Send,
-                        1 => SendOp::SendImm(kind.into()),
-                        2 | 3 => SendOp::Write(REMOTE),
-                        4 => SendOp::Read(REMOTE),
-                        5 => SendOp::FetchAdd { remote: REMOTE, add: 1 },
-                        _ => SendOp::SendInv(Rkey::new(4)),
-                    };
-                    let payload = match kind {
-                        1 | 3 => Payload::Inline(&data[..n * 16]),
-                        5 => Payload::Sges(&eight),
-                        _ => Payload::Sges(&list[..n]),
-                    };
-                    let flags = if signaled { SendFlags::SIGNALED } else { SendFlags::empty() };
-                    let wr = SendWr { wr_id: id, op, flags, payload, dest: None };
-                    let room = in_send < DEPTH;
-                    prop_assert_eq!(b.post(&wr).is_ok(), room);
-                    if room {
-                        sends.push_back(Posted { id, opcode: op.wc_opcode(), signaled });
-                        in_send += 1;
-                    }
-                    id += 1;
-                }
-                Step::CarryOut => {
-                    if b.free_cqes() > 0 && let Some((ctrl, _)) = b.carry_out(None) {
-                        let posted: Posted = sends.pop_front().unwrap();
-                        prop_assert_eq!(ctrl.get(CtrlSeg::CE) != 0, posted.signaled);
-                        carried.push_back(posted);
-                    }
-                }
-                Step::Recv => {
-                    let room = in_recv < DEPTH;
-                    prop_assert_eq!(b.post_recv(&RecvWr { wr_id: id, sges: &eight }).is_ok(), room);
-                    if room {
-                        recvs.push_back(id);
-                        in_recv += 1;
-                    }
-                    id += 1;
-                }
-                Step::Receive => {
-                    if b.free_cqes() > 0 && b.receive(false, 5) {
-                        let at = usize::from(b.received.wrapping_sub(1)) % DEPTH as usize * b.stride;
-                        let entry = DataSeg::from_bytes(&b.rq.bytes(at, 1)).unwrap();
-                        prop_assert_eq!(entry, DataSeg::pointer(8, 1, 64));
-                        received.push_back(recvs.pop_front().unwrap());
-                    }
-                }
-                Step::Poll => {
-                    for c in b.poll_all() {
-                        prop_assert_eq!(c.status, WcStatus::Success);
-                        if c.opcode.is_recv() {
-                            prop_assert_eq!((Some(c.wr_id), c.byte_len), (received.pop_front(), 5));
-                            in_recv -= 1;
-                            continue;
-                        }
-                        // Those before it that were not signalled have ended with it.
-                        let posted = loop {
-                            in_send -= 1;
-                            let posted: Posted = carried.pop_front().unwrap();
-                            if posted.signaled {
-                                break posted;
-                            }
-                        };
-                        prop_assert_eq!((c.wr_id, c.opcode), (posted.id, posted.opcode));
-                    }
-                    prop_assert!(carried.iter().all(|p| !p.signaled) && received.is_empty());
-                    prop_assert_eq!(b.produced & CI_MASK, b.consumed());
-                }
+            mix.step(&step)?;
+        }
+    }
+
+    /// Most requests are posted in a way that leaves out what they do not need: it takes and refuses what the other does,
+    /// and writes the same entries.
+    #[test]
+    fn a_request_is_the_same_entry_whichever_way_it_is_posted(
+        posts in prop::collection::vec((0..9_u8, 0..=4_u8, 0..8_u8, 0..4_u8), 1..40),
+    ) {
+        let (mut usual, mut any) = (Bench::new(), Bench::new());
+        // A queue whose requests may go to the doorbell page posts none as usual.
+        let page = Page { flames: true, ..any.page.clone() };
+        any.send = SendQueue::new(any.qp.clone(), Arc::new(AhTable::new()), 9, any.sq.clone(), page, LIMITS);
+        for (i, (kind, pieces, flags, odd)) in posts.into_iter().enumerate() {
+            let (op, _) = request(kind, 0);
+            let lens = [0, 4, 8, 9, u32::MAX];
+            let one = [Sge { addr: 64, len: lens[usize::from(pieces)], lkey: Lkey::new(1) }];
+            let payload = match odd {
+                0 => request(kind, pieces.into()).1,
+                1 => Payload::Sges(&one),
+                _ => request(3, pieces.into()).1,
+            };
+            let flags = SendFlags::from_bits_truncate(flags);
+            let dest = UdDest { ah: AhHandle::default(), qpn: Qpn::new(1), qkey: Qkey::new(1) };
+            let (dest, flags) = ((odd == 3).then_some(dest), flags | SendFlags::SIGNALED);
+            let wr = SendWr { wr_id: i as u64, op, flags, payload, dest };
+            prop_assert_eq!(usual.post(&wr), any.post(&wr));
+            let cells = usual.sq.len();
+            prop_assert_eq!(usual.sq.bytes(0, cells), any.sq.bytes(0, cells));
+            prop_assert_eq!(usual.told(), any.told());
+            for b in [&mut usual, &mut any] {
+                b.carry_out(None);
             }
+            prop_assert_eq!(usual.poll(), any.poll());
         }
     }
 
