@@ -21,7 +21,7 @@ use crate::caps::Caps;
 use crate::cmd::{CmdError, CommandQueue};
 use crate::cq::Cqs;
 use crate::error::OpenError;
-use crate::eth::{Ethernet, Means};
+use crate::eth::{Ethernet, Found, Means};
 use crate::events::{EventFd, Events};
 use crate::health::Health;
 use crate::house::House;
@@ -223,12 +223,19 @@ impl Core {
                  was opened: give it, as in ?neigh=10.0.0.3=02:00:00:00:00:03, or take the peer's link-local GID",
             ));
         };
-        eth.find(own, peer, self.neighbour_timeout, || self.check_alive())?.ok_or_else(|| {
-            unknown(
+        // Nothing else is done meanwhile on the driver's own thread.
+        let patience = if self.cmd.is_hearer() { Duration::ZERO } else { self.neighbour_timeout };
+        match eth.find(own, peer, patience, || self.check_alive())? {
+            Found::At(mac) => Ok(mac),
+            Found::Nobody => Err(unknown(
                 "nobody tells its MAC by ARP or neighbour discovery: see that the peer is up and in this network; of a peer \
                  behind a router give the router's, as in ?neigh=10.1.0.3=02:00:00:00:00:03",
-            )
-        })
+            )),
+            Found::Broken => Err(unknown(
+                "its MAC is not known, and the Ethernet queues that would ask for it are in error, as was logged: open the \
+                 adapter anew, or give the MAC, as in ?neigh=10.0.0.3=02:00:00:00:00:03",
+            )),
+        }
     }
 
     fn link(&self) -> MutexGuard<'_, Link> {
@@ -293,17 +300,20 @@ impl Core {
         }
     }
 
-    /// Stops the adapter, in the opposite order of its start. Returns how many pages it keeps.
-    fn stop(&self) -> Result<usize, CmdError> {
+    fn let_go_of_port(&self) -> Result<(), CmdError> {
         if let Some(eth) = &self.ethernet {
             eth.close(&self.cmd)?;
         }
         self.port.close(&self.cmd)?;
         let eqs = self.eqs.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(eqs) = eqs {
-            eqs.close(&self.cmd)?;
-        }
-        self.link().restore(&self.cmd)?;
+        eqs.map_or(Ok(()), |eqs| eqs.close(&self.cmd))
+    }
+
+    /// Stops the adapter, in the opposite order of its start. Returns how many pages it keeps.
+    fn stop(&self) -> Result<usize, CmdError> {
+        let let_go = self.let_go_of_port();
+        // Whatever came of that: the link is not only this function's.
+        self.link().restore(&self.cmd).and(let_go)?;
         self.uars.close(&self.cmd)?;
         let stop = TeardownHcaIn::new().with(TeardownHcaIn::PROFILE, TeardownProfile::GracefulClose.code());
         self.cmd.exec(&stop)?;

@@ -64,19 +64,12 @@ impl Link {
     /// Leaves the link as it was found.
     pub(crate) fn restore(&mut self, cmd: &CommandQueue) -> Result<(), CmdError> {
         let was = core::mem::take(self);
-        if let Some(admin) = was.admin {
-            write(cmd, RegisterId::Paos, &admin_status(admin))?;
-        }
-        if let Some(uplink) = was.uplink {
-            allowed(cmd.exec(&uplink_state(uplink)))?;
-        }
-        if let Some(frame) = was.own_frame {
-            allowed(cmd.exec(&own_frame(frame)))?;
-        }
-        if let Some(frame) = was.frame {
-            write(cmd, RegisterId::Pmtu, &port_frame(frame))?;
-        }
-        Ok(())
+        // Each, whatever came of those before.
+        let admin = was.admin.map_or(Ok(false), |admin| write(cmd, RegisterId::Paos, &admin_status(admin)));
+        let uplink = was.uplink.map_or(Ok(None), |state| allowed(cmd.exec(&uplink_state(state))));
+        let own = was.own_frame.map_or(Ok(None), |bytes| allowed(cmd.exec(&own_frame(bytes))));
+        let frame = was.frame.map_or(Ok(false), |bytes| write(cmd, RegisterId::Pmtu, &port_frame(bytes)));
+        admin.and(uplink).and(own).and(frame).map(drop)
     }
 
     /// The same for an adapter that is given up, where nothing is to be done about an error.

@@ -10,7 +10,7 @@ use hca_core::wire::neighbour::{Mac, Message, Station, usable};
 /// How long what a peer told is believed.
 const FRESH: Duration = Duration::from_secs(30);
 /// Peers that are remembered; beyond, who was heard longest ago is forgotten.
-const MAX_PEERS: usize = 4096;
+const MAX_PEERS: usize = 1024;
 
 /// What is known of peers.
 pub(crate) struct Neighbours {
@@ -71,18 +71,21 @@ impl Neighbours {
                     return None;
                 }
                 self.check_claim(by);
-                // Who asks for us will be talked to (RFC 826, RFC 4861).
-                if usable(by.ip) && (ours || self.peers.contains_key(&by.ip)) {
+                // Who asks for us will be talked to. ARP's questions are news of those who are known, whoever is asked for (RFC 826);
+                // solicitations are for the one that they ask for only (RFC 4861).
+                let news = by.ip.is_ipv4() && self.peers.contains_key(&by.ip);
+                if usable(by.ip) && (ours || news) {
                     self.remember(by, now);
                 }
                 if ours { message.answer(self.mac) } else { None }
             }
             Message::Statement { of, replaces, solicited: _ } => {
                 self.check_claim(of);
-                let known = self.peers.get(&of.ip).map(|heard| heard.mac);
-                // What nobody asked for is news of those who are known only.
-                let news = known.is_some_and(|mac| replaces || mac == of.mac);
-                if news || self.sought.contains_key(&of.ip) {
+                let heard = self.peers.get(&of.ip).map(|heard| heard.mac);
+                // What nobody asked for is news of those who are known only; what does not replace gives way to what is believed.
+                let news = heard.is_some_and(|mac| replaces || mac == of.mac);
+                let wanted = self.sought.contains_key(&of.ip) && self.known(of.ip, now).is_none();
+                if news || wanted {
                     self.remember(of, now);
                 }
                 None
@@ -191,6 +194,15 @@ mod tests {
         assert!(matches!(Message::parse(&frame), Some(Message::Statement { replaces: false, .. })));
         n.hear(&frame, now);
         assert_eq!(n.known(peer.ip, now), Some(peer.mac));
+        n.seek(peer.ip);
+        n.hear(&frame, now);
+        assert_eq!(n.known(peer.ip, now), Some(peer.mac), "also while somebody waits");
+        n.hear(&frame, now + FRESH);
+        assert_eq!(
+            n.known(peer.ip, now + FRESH),
+            Some([2, 0, 0, 0, 0, 7]),
+            "what is believed no more gives way"
+        );
     }
 
     #[test]

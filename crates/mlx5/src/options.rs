@@ -9,7 +9,7 @@ use hca_core::{Gid, Lid, Mtu};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// Addresses of a RoCE port, beside its link-local one. The first is the port's GID.
+    /// Addresses of a RoCE port, beside its link-local one. The first is the port's GID. Nobody asks whether they are free.
     pub ip: Vec<IpAddr>,
     /// Whether the link of an Ethernet port that was left down is raised while the adapter is open, with frames long enough for
     /// [`mtu`](Self::mtu). It is left as it was found. A virtual function has the link of its physical one, and nothing to raise.
@@ -22,7 +22,8 @@ pub struct Options {
     /// MAC addresses of peers of a RoCE port, which are believed without asking. That of a peer behind a router is the router's.
     pub neighbours: Vec<(IpAddr, [u8; 6])>,
     /// How long a peer of a RoCE port may take to tell its MAC, when it is asked by ARP or neighbour discovery: so long may
-    /// making an address handle, and connecting a queue pair, take.
+    /// making an address handle, and connecting a queue pair, take. On the driver's own thread, where wakers are called, nobody waits:
+    /// a peer that is not known is asked, and the call fails.
     pub neighbour_timeout: Duration,
     /// LIDs of peers of an InfiniBand port that the program knows by their GID alone, where an address vector has no LID. One
     /// that is not named either is 0: an adapter that is served finds it by the GID; on a subnet of cables nothing does.

@@ -12,10 +12,10 @@ use hca_core::wire::neighbour::{Mac, Station, usable};
 use hca_core::{AddressVector, DeviceError, Gid, Lid, Mtu, PortAttr};
 use hca_prm::command::hca::{AccessRegIn, AccessRegMod};
 use hca_prm::command::vport::{
-    HcaVportContext, ModifyNicVportContextIn, NicVportContext, NicVportFieldSelect, PortState,
-    QueryHcaVportContextIn, QueryHcaVportContextOut, QueryHcaVportGidIn, QueryHcaVportGidOut,
-    QueryNicVportContextIn, QueryNicVportContextOut, QueryVportStateIn, QueryVportStateOut, RoceAddr,
-    RoceL3Type, RoceVersion, SetRoceAddressIn, VportStateMod,
+    AllowedListType, HcaVportContext, MacAddress, ModifyNicVportContextIn, NicVportContext,
+    NicVportFieldSelect, PortState, QueryHcaVportContextIn, QueryHcaVportContextOut, QueryHcaVportGidIn,
+    QueryHcaVportGidOut, QueryNicVportContextIn, QueryNicVportContextOut, QueryVportStateIn,
+    QueryVportStateOut, RoceAddr, RoceL3Type, RoceVersion, SetRoceAddressIn, VportStateMod,
 };
 use hca_prm::register::{Pmtu, RegisterId};
 
@@ -28,10 +28,6 @@ use crate::options::Options;
 pub(crate) const FRAME_OVERHEAD: u32 = 22;
 /// From here on LIDs are those of groups.
 const MULTICAST_LIDS: u16 = 0xc000;
-/// What a port's longest frame is taken to be, whatever the adapter says: the shortest that IPv6 goes with, and a jumbo
-/// frame.
-const MIN_FRAME: u32 = 1280 + FRAME_OVERHEAD;
-const MAX_FRAME: u32 = 16 << 10;
 /// Hops of a packet where nothing else is said.
 const HOPS: u8 = 64;
 
@@ -67,8 +63,6 @@ pub(crate) struct Port {
     gids: Vec<Gid>,
     /// Its MAC, on Ethernet.
     mac: [u8; 6],
-    /// The longest frame that it takes.
-    frame_bytes: u32,
     /// Peers' MACs that the program gave, by GID.
     neighbours: HashMap<Gid, [u8; 6]>,
     /// Peers' LIDs, by GID.
@@ -113,7 +107,6 @@ impl Port {
             attr: Mutex::new(attr),
             gids: vec![attr.gid],
             mac: [0; 6],
-            frame_bytes: 0,
             neighbours: HashMap::new(),
             lids: options.lids.iter().copied().collect(),
         })
@@ -149,6 +142,12 @@ impl Port {
                 NicVportContext::new().with(NicVportContext::ROCE_EN, true),
             );
         cmd.exec(&on).map_err(failed)?;
+        // The switch between physical and virtual functions leads frames to those who say that they hear them.
+        match list_addresses(cmd, AllowedListType::CurrentUcMacAddress, &[mac]) {
+            Ok(()) => {}
+            Err(e @ CmdError::Refused { .. }) => tracing::debug!(%e, "the port's address is not listed"),
+            Err(e) => return Err(failed(e)),
+        }
         let gids: Vec<Gid> =
             std::iter::once(link_local(mac)).chain(options.ip.iter().map(|ip| Gid::from_ip(*ip))).collect();
         if gids.len() > caps.roce_addresses as usize {
@@ -158,13 +157,13 @@ impl Port {
         for (index, gid) in gids.iter().enumerate() {
             set_address(cmd, index as u32, Some(*gid), mac).map_err(failed)?;
         }
-        let (mut attr, frame_bytes) = roce_attr(cmd, &nic).map_err(failed)?;
+        let mut attr = roce_attr(cmd, &nic).map_err(failed)?;
         // The first that the program gave, if it gave one.
         attr.gid = gids.get(1).copied().unwrap_or(gids[0]);
         attr.active_mtu = attr.active_mtu.min(options.mtu);
         let neighbours = options.neighbours.iter().map(|(ip, mac)| (Gid::from_ip(*ip), *mac)).collect();
         let (attr, lids) = (Mutex::new(attr), HashMap::new());
-        Ok(Self { ethernet: true, attr, gids, mac, frame_bytes, neighbours, lids })
+        Ok(Self { ethernet: true, attr, gids, mac, neighbours, lids })
     }
 
     fn lock(&self) -> MutexGuard<'_, PortAttr> {
@@ -194,6 +193,12 @@ impl Port {
         for index in (0..self.gids.len() as u32).filter(|_| self.ethernet) {
             set_address(cmd, index, None, self.mac)?;
         }
+        if self.ethernet {
+            match cmd.exec(&no_addresses(AllowedListType::CurrentUcMacAddress)) {
+                Ok(_) | Err(CmdError::Refused { .. }) => {}
+                Err(e) => return Err(e),
+            }
+        }
         Ok(())
     }
 
@@ -208,11 +213,6 @@ impl Port {
     pub(crate) fn mac(&self) -> Mac {
         self.mac
     }
-    /// Bytes of the longest frame that it takes, on Ethernet.
-    pub(crate) fn frame_bytes(&self) -> u32 {
-        self.frame_bytes.clamp(MIN_FRAME, MAX_FRAME)
-    }
-
     /// The way to a peer; `ask` is the way to the MAC of one that is not known: from the station named first.
     pub(crate) fn path(
         &self,
@@ -329,6 +329,34 @@ fn set_address(cmd: &CommandQueue, index: u32, gid: Option<Gid>, mac: [u8; 6]) -
     cmd.exec(&input).map(drop)
 }
 
+/// Has a port take frames to these MACs, and to no others of their kind but its own.
+pub(crate) fn list_addresses(
+    cmd: &CommandQueue,
+    kind: AllowedListType,
+    macs: &[Mac],
+) -> Result<(), CmdError> {
+    let entry = |mac: &Mac| {
+        let mut entry = MacAddress::new();
+        entry.set_mac(*mac);
+        *entry.as_bytes()
+    };
+    let list: Vec<u8> = macs.iter().flat_map(entry).collect();
+    cmd.exec_with(&addresses(kind, macs.len()), &list, &mut []).map(drop)
+}
+/// What has it take frames to none of them any more.
+pub(crate) fn no_addresses(kind: AllowedListType) -> ModifyNicVportContextIn {
+    addresses(kind, 0)
+}
+fn addresses(kind: AllowedListType, count: usize) -> ModifyNicVportContextIn {
+    let context = NicVportContext::new()
+        .with(NicVportContext::ALLOWED_LIST_TYPE, kind.code())
+        .with(NicVportContext::ALLOWED_LIST_SIZE, count as u32);
+    let select = NicVportFieldSelect::new().with(NicVportFieldSelect::ADDRESSES_LIST, true);
+    ModifyNicVportContextIn::new()
+        .with(ModifyNicVportContextIn::FIELD_SELECT, select)
+        .with(ModifyNicVportContextIn::NIC_VPORT_CONTEXT, context)
+}
+
 /// The largest packet that the port takes now, if it says.
 fn oper_mtu(cmd: &CommandQueue) -> Result<Option<u32>, CmdError> {
     let input = AccessRegIn::new()
@@ -369,8 +397,7 @@ fn ib_attr(cmd: &CommandQueue) -> Result<PortAttr, CmdError> {
     })
 }
 
-/// Its attributes, and bytes of the longest frame.
-fn roce_attr(cmd: &CommandQueue, nic: &NicVportContext) -> Result<(PortAttr, u32), CmdError> {
+fn roce_attr(cmd: &CommandQueue, nic: &NicVportContext) -> Result<PortAttr, CmdError> {
     let known = oper_mtu(cmd)?.or(Some(nic.get(NicVportContext::MTU)).filter(|mtu| *mtu > 0));
     let frame = known.unwrap_or(1500 + FRAME_OVERHEAD);
     let link = frame.saturating_sub(FRAME_OVERHEAD);
@@ -381,7 +408,7 @@ fn roce_attr(cmd: &CommandQueue, nic: &NicVportContext) -> Result<(PortAttr, u32
         Err(e) => return Err(e),
     };
     let active_mtu = Mtu::largest_for_link(link).unwrap_or(Mtu::B256);
-    Ok((PortAttr { gid: Gid::default(), lid: Lid::new(0), active_mtu, active }, frame))
+    Ok(PortAttr { gid: Gid::default(), lid: Lid::new(0), active_mtu, active })
 }
 
 #[cfg(test)]
@@ -396,7 +423,7 @@ mod tests {
         let attr = PortAttr { gid: Gid::default(), lid: Lid::new(0), active_mtu: Mtu::B1024, active: true };
         let neighbours = neighbours.iter().map(|(ip, mac)| (gid(ip), *mac)).collect();
         let (attr, lids) = (Mutex::new(attr), HashMap::new());
-        Port { ethernet: true, attr, gids, mac: MAC, frame_bytes: 1522, neighbours, lids }
+        Port { ethernet: true, attr, gids, mac: MAC, neighbours, lids }
     }
     /// Nobody is to be asked.
     fn nobody(_: Station, peer: IpAddr) -> Result<Mac, DeviceError> {
@@ -430,7 +457,6 @@ mod tests {
             attr: Mutex::new(attr),
             gids: vec![attr.gid],
             mac: [0; 6],
-            frame_bytes: 0,
             neighbours: HashMap::new(),
             lids: [(gid("fe80::5"), Lid::new(7))].into(),
         };

@@ -138,6 +138,9 @@ impl Core {
         for work in later {
             self.catch_up(&work);
         }
+        if let Some(eth) = &self.ethernet {
+            eth.serve();
+        }
         if look {
             self.health.look(&self.registers);
         }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fake::{Fake, Wants};
+use fake::{Fake, Link, Wants};
 use hca_core::{AddressVector, Device, DeviceError, Gid};
 use hca_mlx5::{Mlx5, OpenError, Options};
 use hca_prm::{CmdStatus, HealthSyndrome, Opcode};
@@ -63,8 +63,12 @@ fn queues_are_made_addresses_announced_and_all_is_taken_back() {
     {
         let state = fake.state();
         let count = |what| state.objects.iter().filter(|(kind, _)| *kind == what).count();
-        // ARP to all and to the port; ICMPv6 to the port and to the groups of its two addresses.
-        assert_eq!((count("flow"), count("group"), count("table"), count("root")), (5, 2, 1, 1));
+        // ARP to all and to the port; ICMPv6 to the port, to the groups of its two addresses, and to all.
+        assert_eq!((count("flow"), count("group"), count("table"), count("root")), (6, 2, 1, 1));
+        let (one, all) = (fake::commands::MAC, [0xff; 6]);
+        let group = |a, b, c, d| [0x33, 0x33, a, b, c, d];
+        let groups = [all, group(0, 0, 0, 1), group(0xff, 0, 0, 2), group(0xff, 0, 0, 7)];
+        assert_eq!((&state.macs[&0][..], &state.macs[&1][..]), (&[one][..], &groups[..]));
         assert_eq!((count("send queue"), count("receive queue"), count("receiving interface")), (1, 1, 1));
     }
     assert_eq!(sent(&device), Some(3), "an announcement of each address");
@@ -144,6 +148,37 @@ fn an_adapter_that_refuses_any_of_it_is_used_without() {
         let state = fake.end();
         assert!(state.faults.is_empty() && state.resets == 1, "{opcode}: {:?}", state.faults);
     }
+}
+
+#[test]
+fn a_port_that_takes_no_list_of_groups_is_used_without_and_one_that_takes_none_of_macs_as_it_is() {
+    for (list, queues) in [(1, false), (0, true)] {
+        let mut fake = Fake::serve(Wants { refuses_list: Some(list), ..wants() });
+        let device = open(&fake, options());
+        assert_eq!(sent(&device).is_some(), queues, "list {list}");
+        assert_eq!(fake.state().objects.iter().any(|(kind, _)| *kind == "table"), queues);
+        drop(device);
+        let state = fake.end();
+        assert!(state.faults.is_empty() && state.resets == 1, "list {list}: {:?}", state.faults);
+    }
+}
+
+#[test]
+fn an_adapter_that_keeps_something_of_it_is_reset_and_its_link_left_as_it_was() {
+    let found = Link { frame: 1522, own_frame: 1522, ..Link::default() };
+    let mut fake = Fake::serve(Wants { link: Some(found.clone()), ..wants() });
+    let device = open(&fake, options());
+    assert_ne!(fake.state().wants.link, Some(found.clone()), "its frames are longer now");
+    fake.state().wants.status.insert(Opcode::DESTROY_TIR, (CmdStatus::BadRes.code(), 0xabc));
+    drop(device);
+    let state = fake.end();
+    assert_eq!(
+        (state.given(Opcode::DESTROY_TIR), state.given(Opcode::DESTROY_SQ)),
+        (1, 1),
+        "it goes on behind it"
+    );
+    let left = state.wants.link.clone().map(|link| (link.frame, link.own_frame));
+    assert_eq!((left, state.resets), (Some((1522, 1522)), 2));
 }
 
 #[test]

@@ -23,8 +23,8 @@ pub type Mac = [u8; 6];
 
 /// All interfaces.
 pub const BROADCAST: Mac = [0xff; 6];
-/// All interfaces of IPv6 nodes.
-const ALL_NODES: (Mac, Ipv6Addr) = ([0x33, 0x33, 0, 0, 0, 1], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
+/// All interfaces of IPv6 nodes: the group's MAC, and the group.
+pub const ALL_NODES: (Mac, Ipv6Addr) = ([0x33, 0x33, 0, 0, 0, 1], Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1));
 
 /// An interface with an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,10 +136,11 @@ impl Message {
         let told = |kind| NdpMessage::link_address(options, kind).ok();
         match ndp.kind {
             NdpMessage::SOLICITATION => {
-                let mac = told(LinkAddressOption::SOURCE)?.unwrap_or(ethernet.src);
+                let source = told(LinkAddressOption::SOURCE)?;
+                let mac = source.unwrap_or(ethernet.src);
                 let by = Station { mac, ip: src.into() };
                 // Who would like to have the address has none to tell.
-                let broken = src.is_unspecified() && (dst != solicited_node(target).1 || mac != ethernet.src);
+                let broken = src.is_unspecified() && (dst != solicited_node(target).1 || source.is_some());
                 (is_unicast(mac) && !broken && !src.is_multicast())
                     .then_some(Self::Question { wanted: target.into(), by })
             }
@@ -298,7 +299,7 @@ mod tests {
         let told = Message::parse(&told).unwrap();
         assert_eq!(told, Message::Statement { of, replaces: true, solicited: false });
         // Who has no address has no MAC to tell, either.
-        let told = LinkAddressOption::new(LinkAddressOption::SOURCE, [2, 0, 0, 0, 0, 9]);
+        let told = LinkAddressOption::new(LinkAddressOption::SOURCE, [2, 0, 0, 0, 0, 1]);
         assert_eq!(Message::parse(&from_nobody(told)), None);
     }
 

@@ -4,13 +4,18 @@
 //! The adapter leads frames by a table of flows: ARP to all and to this port, and ICMPv6 to this port and to the groups in
 //! which its IPv6 addresses are asked for. Everything else on the port is RDMA's, or nobody's.
 //!
-//! Who needs a peer's MAC asks and waits ([`Ethernet::find`]); the driver's thread takes frames when the adapter says that
-//! there are some, and answers them. Both do so under one lock, and neither waits for the other.
+//! Who needs a peer's MAC asks and waits ([`Ethernet::find`]); the driver's thread takes frames when the adapter has said that
+//! there are some ([`Ethernet::serve`]), a bounded number each time it has seen to everything else, and answers them. Both do so
+//! under one lock, which nobody has while he waits.
+//!
+//! Departs from RFC 4861: what was told is believed for 30 s and then asked for anew, whether it is reached or not. Departs from
+//! RFC 5227 and RFC 4862: addresses are announced without asking whether somebody has them; who says so later is heard.
 
 mod queues;
 mod setup;
 
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -40,6 +45,19 @@ pub(crate) struct Ethernet {
     /// What the adapter has made for it.
     made: Made,
     cqn: u32,
+    /// The completion queue had an event, which nobody has seen to.
+    called: AtomicBool,
+}
+
+/// What came of asking for a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Found {
+    /// It is there.
+    At(Mac),
+    /// Nobody has told.
+    Nobody,
+    /// The queues are in error, and nobody can be asked.
+    Broken,
 }
 
 struct State {
@@ -83,10 +101,11 @@ impl Ethernet {
         }
         let mut made = Made::default();
         let neighbours = Neighbours::new(port.mac(), stations.iter().map(|s| s.ip).collect());
-        match setup::queues(means, port, &stations, &mut made) {
+        match setup::queues(means, port.mac(), &stations, &mut made) {
             Ok((queues, cqn)) => {
                 let state = Mutex::new(State { queues, neighbours, counters: Counters::default() });
-                let this = Self { state, news: Condvar::new(), made, cqn };
+                let called = AtomicBool::new(false);
+                let this = Self { state, news: Condvar::new(), made, cqn, called };
                 this.announce();
                 Ok(Some(this))
             }
@@ -98,8 +117,11 @@ impl Ethernet {
                 );
                 Ok(None)
             }
-            Err(setup::Failed::Command(source)) => Err(OpenError::Command { name: name.to_owned(), source }),
-            Err(setup::Failed::Memory(e)) => Err(e.into()),
+            Err(e) => {
+                // Nobody knows what of it the adapter has.
+                made.leak();
+                Err(e.open(name))
+            }
         }
     }
 
@@ -125,10 +147,18 @@ impl Ethernet {
         state.queues.arm();
     }
 
-    /// The adapter has an event of a completion queue. Returns whether it was this one's, whose frames are taken then.
+    /// The adapter has an event of a completion queue. Returns whether it was this one's, which [`serve`](Self::serve) sees to.
     pub(crate) fn completed(&self, cqn: u32) -> bool {
-        if cqn != self.cqn {
-            return false;
+        let own = cqn == self.cqn;
+        if own {
+            self.called.store(true, Ordering::Relaxed);
+        }
+        own
+    }
+    /// Takes the frames that came, if there was an event. On the driver's thread.
+    pub(crate) fn serve(&self) {
+        if !self.called.swap(false, Ordering::Relaxed) {
+            return;
         }
         let mut state = self.state();
         state.queues.heard();
@@ -136,7 +166,6 @@ impl Ethernet {
         state.queues.arm();
         drop(state);
         self.news.notify_all();
-        true
     }
     /// A completion queue is in error.
     pub(crate) fn failed(&self, cqn: u32) {
@@ -146,44 +175,40 @@ impl Ethernet {
     }
 
     /// A peer's MAC: as it was told a short while ago, or as it tells now that it is asked, from `own`, before `patience` ends or
-    /// `alive` says that nothing can come any more.
+    /// `alive` says that nothing can come any more. It is asked once at least.
     pub(crate) fn find<E>(
         &self,
         own: Station,
         peer: IpAddr,
         patience: Duration,
         alive: impl Fn() -> Result<(), E>,
-    ) -> Result<Option<Mac>, E> {
+    ) -> Result<Found, E> {
         let begun = Instant::now();
         let mut state = self.state();
-        state.hear();
-        if let Some(mac) = state.neighbours.known(peer, begun) {
-            return Ok(Some(mac));
-        }
         state.neighbours.seek(peer);
         let (mut ask_at, mut pause) = (begun, FIRST_PAUSE);
         let found = loop {
+            // An interrupt may be lost.
+            state.hear();
             let now = Instant::now();
             if let Some(mac) = state.neighbours.known(peer, now) {
-                break Ok(Some(mac));
+                break Ok(Found::At(mac));
             }
             if let Err(e) = alive() {
                 break Err(e);
             }
-            if now.duration_since(begun) >= patience || state.queues.broken().is_some() {
-                break Ok(None);
+            if state.queues.broken().is_some() {
+                break Ok(Found::Broken);
             }
-            if now >= ask_at {
-                if let Some(frame) = question(own, peer) {
-                    state.say(&frame);
-                }
+            if now >= ask_at && question(own, peer).is_some_and(|frame| state.say(&frame)) {
                 ask_at = now + pause;
                 pause = (pause * 2).min(LAST_PAUSE);
             }
+            if now.duration_since(begun) >= patience {
+                break Ok(Found::Nobody);
+            }
             let waited = self.news.wait_timeout(state, LOOK);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            // An interrupt may be lost, or this be the thread that would hear it.
-            state.hear();
         };
         state.neighbours.give_up(peer);
         found
@@ -209,11 +234,10 @@ impl State {
             );
         }
     }
-    fn say(&mut self, frame: &[u8]) {
-        if self.queues.send(frame) {
-            self.counters.said += 1;
-        } else {
-            self.counters.unsaid += 1;
-        }
+    /// Sends a frame. Returns whether there was room.
+    fn say(&mut self, frame: &[u8]) -> bool {
+        let said = self.queues.send(frame);
+        *(if said { &mut self.counters.said } else { &mut self.counters.unsaid }) += 1;
+        said
     }
 }

@@ -149,29 +149,33 @@ impl<B: Bell> Queues<B> {
         true
     }
 
-    /// Takes what has come, as many frames as there are buffers at most, and gives the buffers back.
+    /// Takes what has come, as many completions as there is room for, and gives their places back: those of the completion queue
+    /// first, so that it has room for what the others may make.
     pub(super) fn poll(&mut self, mut frame: impl FnMut(Vec<u8>)) {
+        let (mut frames, mut ended) = (0, self.ended);
         for _ in 0..1 << LOG_CQ {
             let Some(cqe) = Cqe::ready(&self.cq, self.taken, LOG_CQ) else { break };
-            let (kind, place) = (cqe.kind(), cqe.place());
-            let status = matches!(kind, Kind::SendFailed | Kind::RecvFailed).then(|| cqe.status());
-            let len = cqe.byte_count() as usize;
             self.taken = self.taken.wrapping_add(1);
-            match kind {
+            match cqe.kind() {
                 // All before it have ended as well.
-                Kind::Sent => self.ended = place.wrapping_add(FRAME_BLOCKS),
+                Kind::Sent => ended = cqe.place().wrapping_add(FRAME_BLOCKS),
                 Kind::Received => {
                     let cells = self.frame_cells();
-                    let at = usize::from(place) % (1 << LOG_RECVS) * cells;
-                    frame(read(&self.parts.frames[at..at + cells], len));
-                    self.post(1);
+                    let at = usize::from(cqe.place()) % (1 << LOG_RECVS) * cells;
+                    frame(read(&self.parts.frames[at..at + cells], cqe.byte_count() as usize));
+                    frames += 1;
                 }
-                Kind::SendFailed | Kind::RecvFailed => self.broken = self.broken.or(status),
+                Kind::SendFailed | Kind::RecvFailed => _ = self.broken.get_or_insert(cqe.status()),
                 Kind::Other => {}
             }
         }
         let record = self.parts.cq_record.word32(CqDbr::UPDATE_CI.offset());
         record.store((self.taken & CI_MASK).to_be(), Ordering::Release);
+        if frames > 0 {
+            // The record before the requests.
+            self.post(frames);
+        }
+        self.ended = ended;
     }
 
     /// An event of the completion queue came: it was armed.
@@ -343,6 +347,18 @@ mod tests {
         // Whatever the adapter says, no more is read than there is.
         b.received(0xffff, &[9; 60], u32::MAX);
         assert_eq!(b.poll()[0].len(), FRAME);
+    }
+
+    #[test]
+    fn no_request_is_posted_before_its_place_in_the_completion_queue_is_free() {
+        let mut b = bed();
+        for i in 0..1_u16 << LOG_RECVS {
+            b.received(i, &[7; 60], 60);
+        }
+        let word = |cells: &SharedCells| u32::from_be(cells.word32(0).load(Ordering::Relaxed));
+        let (posted, taken) = (b.queues.parts.records[1].clone(), b.queues.parts.cq_record.clone());
+        b.queues.poll(|_| assert!(word(&posted) - (1 << LOG_RECVS) <= word(&taken)));
+        assert_eq!((word(&posted), word(&taken)), (128, 64));
     }
 
     #[test]

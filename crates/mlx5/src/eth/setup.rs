@@ -2,7 +2,7 @@
 
 use hca_core::wire::NdpMessage;
 use hca_core::wire::ether_type;
-use hca_core::wire::neighbour::{BROADCAST, Mac, Station, solicited_node};
+use hca_core::wire::neighbour::{ALL_NODES, BROADCAST, Mac, Station, solicited_node};
 use hca_prm::command::cq::{CreateCqIn, CreateCqOut, DestroyCqIn};
 use hca_prm::command::ethernet::*;
 use hca_prm::command::mkey::DestroyMkeyIn;
@@ -10,9 +10,7 @@ use hca_prm::command::resource::{
     AllocPdIn, AllocPdOut, AllocTransportDomainIn, AllocTransportDomainOut, DeallocPdIn,
     DeallocTransportDomainIn,
 };
-use hca_prm::command::vport::{
-    AllowedListType, MacAddress, ModifyNicVportContextIn, NicVportContext, NicVportFieldSelect,
-};
+use hca_prm::command::vport::AllowedListType;
 use hca_prm::{Command, Cqc, Rqc, Sqc, Wq, WqType};
 use hca_vfio::DmaError;
 
@@ -20,8 +18,9 @@ use super::Means;
 use super::queues::{CELLS, LOG_CQ, LOG_RECVS, LOG_SEND_BLOCKS, Numbers, Parts, Queues};
 use crate::cmd::{CmdError, CommandQueue};
 use crate::cqe;
+use crate::error::OpenError;
 use crate::mr;
-use crate::port::Port;
+use crate::port;
 use crate::queue::QueueMemory;
 use crate::shared::SharedCells;
 use crate::uar::Uar;
@@ -35,8 +34,8 @@ const LOG_ENTRY: u32 = 4;
 const FORWARD: u32 = 4;
 /// The part of a flow's criteria that holds: the outer headers.
 const OUTER: u32 = 1;
-/// `SET_FLOW_TABLE_ROOT` that makes a table the first one no more.
-const UNROOT: u32 = 1;
+/// Bytes of a buffer: more than the longest frame of these adapters, whatever the port is set to.
+const FRAME_ROOM: usize = 10 << 10;
 
 /// Why the queues can't be made.
 pub(super) enum Failed {
@@ -55,20 +54,39 @@ impl From<CmdError> for Failed {
     }
 }
 
+impl Failed {
+    pub(super) fn open(self, name: &str) -> OpenError {
+        match self {
+            Self::Memory(e) => e.into(),
+            Self::Command(source) => OpenError::Command { name: name.to_owned(), source },
+        }
+    }
+}
+
 /// A command that takes something back.
 type Undo = Box<dyn Fn(&CommandQueue) -> Result<(), CmdError> + Send + Sync>;
 
-/// What was made: the commands that take it back, in the order in which it was made.
+/// What was made: the commands that take it back, in the order in which it was made; and the memory that the adapter reaches
+/// until they are given.
 #[derive(Default)]
-pub(super) struct Made(Vec<Undo>);
+pub(super) struct Made {
+    undos: Vec<Undo>,
+    memory: Vec<SharedCells>,
+}
 
 impl Made {
     fn push<C: Command + Send + Sync>(&mut self, undo: C) {
-        self.0.push(Box::new(move |cmd| cmd.exec(&undo).map(drop)));
+        self.undos.push(Box::new(move |cmd| cmd.exec(&undo).map(drop)));
     }
-    /// Takes all of it back, the last first.
+    /// Takes all of it back, the last first, also behind what is refused; the first error is told, and the memory given to nobody
+    /// else then.
     pub(super) fn take_back(&self, cmd: &CommandQueue) -> Result<(), CmdError> {
-        self.0.iter().rev().try_for_each(|undo| undo(cmd))
+        let gone = self.undos.iter().rev().map(|undo| undo(cmd)).fold(Ok(()), Result::and);
+        gone.inspect_err(|_| self.leak())
+    }
+    /// Gives the memory to nobody else while the function is open.
+    pub(super) fn leak(&self) {
+        self.memory.iter().for_each(SharedCells::leak);
     }
 }
 
@@ -84,7 +102,7 @@ macro_rules! make {
 /// Makes the queues of a port, and leads frames to them. Returns them, with the number of their completion queue.
 pub(super) fn queues(
     means: &Means<'_>,
-    port: &Port,
+    mac: Mac,
     stations: &[Station],
     made: &mut Made,
 ) -> Result<(Queues<Uar>, u32), Failed> {
@@ -96,11 +114,12 @@ pub(super) fn queues(
     let [cq, send, recv] = CELLS.map(|cells| QueueMemory::alloc(means.arena, cells));
     let (cq, send, recv) = (cq?, send?, recv?);
 
-    // A frame as long as the port takes has room in each.
-    let frames = means.arena.alloc((port.frame_bytes() as usize).next_power_of_two() << LOG_RECVS, 4096)?;
+    let frames = means.arena.alloc(FRAME_ROOM << LOG_RECVS, 4096)?;
     let place = frames.iova().0;
     let (key, lkey) = mr::key_of(cmd, pdn, &frames)?;
     made.push(DestroyMkeyIn::new().with(DestroyMkeyIn::MKEY_INDEX, key));
+    let frames = SharedCells::of(frames);
+    made.memory.extend([&cq.cells, &send.cells, &recv.cells, &frames].map(SharedCells::clone));
 
     cqe::clear(&cq.cells[..CELLS[0]]);
     let context = Cqc::new()
@@ -121,7 +140,7 @@ pub(super) fn queues(
         send: send.cells.part(0, CELLS[1]),
         recv: recv.cells.part(0, CELLS[2]),
         records: [send.record, recv.record],
-        frames: SharedCells::of(frames),
+        frames,
     };
     let queues = Queues::new(parts, uar, Numbers { cqn, sqn, lkey, frames: place });
     start(cmd, sqn, rqn)?;
@@ -130,8 +149,10 @@ pub(super) fn queues(
     let create = CreateTirIn::new().with(CreateTirIn::CTX, tirc);
     let tirn = make!(cmd, made, create, &[] => CreateTirOut::TIRN, DestroyTirIn::TIRN);
     let groups = groups(stations);
-    flows(cmd, made, tirn, port.mac(), &groups)?;
-    hear_groups(cmd, made, &groups)?;
+    flows(cmd, made, tirn, mac, &groups)?;
+    let heard: Vec<Mac> = std::iter::once(BROADCAST).chain(groups).collect();
+    port::list_addresses(cmd, AllowedListType::CurrentMcMacAddress, &heard)?;
+    made.push(port::no_addresses(AllowedListType::CurrentMcMacAddress));
     Ok((queues, cqn))
 }
 
@@ -191,11 +212,11 @@ fn start(cmd: &CommandQueue, sqn: u32, rqn: u32) -> Result<(), CmdError> {
     cmd.exec(&ModifyRqIn::new().with(ModifyRqIn::RQN, rqn).with(ModifyRqIn::CTX, ready)).map(drop)
 }
 
-/// The groups' MACs in which a port is asked for its IPv6 addresses, each once.
+/// The groups' MACs in which a port is asked for its IPv6 addresses, each once, and that of what is said to all.
 fn groups(stations: &[Station]) -> Vec<Mac> {
     let of =
         |s: &Station| if let std::net::IpAddr::V6(ip) = s.ip { Some(solicited_node(ip).0) } else { None };
-    let mut groups: Vec<Mac> = stations.iter().filter_map(of).collect();
+    let mut groups: Vec<Mac> = stations.iter().filter_map(of).chain([ALL_NODES.0]).collect();
     groups.sort_unstable();
     groups.dedup();
     groups
@@ -241,9 +262,8 @@ fn flows(cmd: &CommandQueue, made: &mut Made, tirn: u32, mac: Mac, groups: &[Mac
     let root = SetFlowTableRootIn::new()
         .with(SetFlowTableRootIn::TABLE_TYPE, nic_rx)
         .with(SetFlowTableRootIn::TABLE_ID, table);
-    cmd.exec(&root)?;
-    made.push(root.with(SetFlowTableRootIn::OP_MOD, UNROOT));
-    Ok(())
+    // A table that goes is not the first one any more, either.
+    cmd.exec(&root).map(drop)
 }
 
 /// Makes a group of flows that look at the same fields, from a number on, and the flows in it.
@@ -296,28 +316,6 @@ fn group(
     Ok(())
 }
 
-/// Has the port take frames to these groups, and to all.
-fn hear_groups(cmd: &CommandQueue, made: &mut Made, groups: &[Mac]) -> Result<(), CmdError> {
-    let mut list = Vec::new();
-    for mac in std::iter::once(&BROADCAST).chain(groups) {
-        let mut entry = MacAddress::new();
-        entry.set_mac(*mac);
-        list.extend_from_slice(entry.as_bytes());
-    }
-    let of = |count: usize| {
-        let context = NicVportContext::new()
-            .with(NicVportContext::ALLOWED_LIST_TYPE, AllowedListType::CurrentMcMacAddress.code())
-            .with(NicVportContext::ALLOWED_LIST_SIZE, count as u32);
-        let select = NicVportFieldSelect::new().with(NicVportFieldSelect::ADDRESSES_LIST, true);
-        ModifyNicVportContextIn::new()
-            .with(ModifyNicVportContextIn::FIELD_SELECT, select)
-            .with(ModifyNicVportContextIn::NIC_VPORT_CONTEXT, context)
-    };
-    cmd.exec_with(&of(list.len() / MacAddress::SIZE), &list, &mut [])?;
-    made.push(of(0));
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -327,7 +325,7 @@ mod tests {
         let at = |ip: &str| Station { mac: [2, 0, 0, 0, 0, 1], ip: ip.parse().unwrap() };
         let stations = [at("fe80::11:2233"), at("10.0.0.1"), at("2001:db8::11:2233"), at("2001:db8::5")];
         let ff = |a, b, c| [0x33, 0x33, 0xff, a, b, c];
-        assert_eq!(groups(&stations), [ff(0, 0, 5), ff(0x11, 0x22, 0x33)]);
+        assert_eq!(groups(&stations), [ALL_NODES.0, ff(0, 0, 5), ff(0x11, 0x22, 0x33)]);
     }
 
     #[test]

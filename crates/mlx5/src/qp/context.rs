@@ -120,16 +120,16 @@ fn log_up(count: Option<u8>) -> u32 {
     u32::from(count.unwrap_or(0).max(1)).next_power_of_two().trailing_zeros()
 }
 
-/// Gives the command for a transition.
+/// Gives the command for a transition, to the peer at the end of `path` if there is to be one.
 pub(crate) fn command(
     hca: &Hca,
     fixed: &Fixed,
     [from, to]: [QpState; 2],
     attr: &QpAttr,
+    path: Option<&Path>,
 ) -> Result<(), DeviceError> {
     use QpState::{Error, Init, Reset, Rtr, Rts, Sqe};
-    let path = attr.av.as_ref().map(|av| hca.path(av)).transpose()?;
-    let (qpc, optional) = context(fixed, hca.caps.log_max_msg, attr, path.as_ref());
+    let (qpc, optional) = context(fixed, hca.caps.log_max_msg, attr, path);
     macro_rules! give {
         ($command:ident, $optional:expr) => {{
             let input = $command::new()

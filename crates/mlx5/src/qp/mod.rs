@@ -228,10 +228,18 @@ impl Qps {
 
     pub(crate) fn modify(&self, hca: &Arc<Hca>, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {
         let entry = self.find(qp)?;
+        let check = || {
+            let from = entry.state(hca)?;
+            attr.check(entry.fixed.qp_type, from)?;
+            context::check(hca, attr).map(|()| from)
+        };
+        // To ask for a peer may take seconds: not for what is refused, and others may use the queue pair meanwhile.
+        let path = match &attr.av {
+            Some(av) => check().and_then(|_| hca.path(av)).map(Some)?,
+            None => None,
+        };
         let mut set = entry.attr();
-        let from = entry.state(hca)?;
-        attr.check(entry.fixed.qp_type, from)?;
-        context::check(hca, attr)?;
+        let from = check()?;
         let to = attr.state.unwrap_or(from);
         let before = entry.core.life().state();
         if to == QpState::Reset {
@@ -240,7 +248,8 @@ impl Qps {
         }
         let mut all = *set;
         merge(&mut all, attr);
-        let done = context::command(hca, &entry.fixed, [from, to], &context::complete(attr, &all));
+        let done =
+            context::command(hca, &entry.fixed, [from, to], &context::complete(attr, &all), path.as_ref());
         if done.is_err() {
             entry.core.show(before);
         }
@@ -275,7 +284,7 @@ impl Qps {
             // A request that it took from a shared queue and has not filled comes back by a flush.
             let busy = !matches!(before, None | Some(QpState::Reset | QpState::Error));
             let flushed = if busy && entry.core.srq.is_some() {
-                context::command(hca, &entry.fixed, [QpState::Rts, QpState::Error], &QpAttr::default())
+                context::command(hca, &entry.fixed, [QpState::Rts, QpState::Error], &QpAttr::default(), None)
             } else {
                 Ok(())
             };

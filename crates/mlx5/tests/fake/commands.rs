@@ -158,13 +158,14 @@ impl State {
             // Nothing flows: they are as they were made.
             Opcode::RST2INIT_QP | Opcode::QP_2RST | Opcode::QP_2ERR | Opcode::MODIFY_RMP => {}
             Opcode::TEARDOWN_HCA => {
-                if !self.objects.is_empty() {
-                    self.faults.push(format!("stopped with {:?}", self.objects));
+                if !self.objects.is_empty() || self.macs.values().any(|list| !list.is_empty()) {
+                    self.faults.push(format!("stopped with {:?}, {:?}", self.objects, self.macs));
                 }
                 self.running = false;
             }
             Opcode::DISABLE_HCA => self.enabled = false,
             Opcode::MODIFY_NIC_VPORT_CONTEXT => {
+                self.list_macs(input)?;
                 let command = ModifyNicVportContextIn::from_bytes(input).unwrap();
                 let select = command.get(ModifyNicVportContextIn::FIELD_SELECT);
                 let context = command.get(ModifyNicVportContextIn::NIC_VPORT_CONTEXT);
@@ -175,6 +176,24 @@ impl State {
             }
             Opcode::SET_ISSI | Opcode::SET_DRIVER_VERSION => {}
             other => return self.port(other, input, out),
+        }
+        Ok(())
+    }
+
+    /// Which MACs the port is to hear.
+    fn list_macs(&mut self, input: &[u8]) -> Result<(), CmdStatus> {
+        let (command, list) = input.split_at(ModifyNicVportContextIn::SIZE);
+        let command = ModifyNicVportContextIn::from_bytes(command).unwrap();
+        if command.get(ModifyNicVportContextIn::FIELD_SELECT).get(NicVportFieldSelect::ADDRESSES_LIST) {
+            let context = command.get(ModifyNicVportContextIn::NIC_VPORT_CONTEXT);
+            let kind = context.get(NicVportContext::ALLOWED_LIST_TYPE);
+            if self.wants.refuses_list == Some(kind) {
+                return Err(CmdStatus::BadParam);
+            }
+            let macs: Vec<[u8; 6]> =
+                list.chunks(MacAddress::SIZE).map(|m| MacAddress::from_bytes(m).unwrap().mac()).collect();
+            assert_eq!(macs.len(), context.get(NicVportContext::ALLOWED_LIST_SIZE) as usize);
+            self.macs.insert(kind, macs);
         }
         Ok(())
     }

@@ -57,14 +57,13 @@ impl State {
             }
             (_, Opcode::DESTROY_FLOW_TABLE) => {
                 let gone = DestroyFlowTableIn::from_bytes(input).unwrap();
-                return self.gone("table", gone.get(DestroyFlowTableIn::TABLE_ID));
+                let table = gone.get(DestroyFlowTableIn::TABLE_ID);
+                self.objects.remove(&("root", table));
+                return self.gone("table", table);
             }
             (_, Opcode::SET_FLOW_TABLE_ROOT) => {
                 let root = SetFlowTableRootIn::from_bytes(input).unwrap();
                 let table = root.get(SetFlowTableRootIn::TABLE_ID);
-                if root.get(SetFlowTableRootIn::OP_MOD) == 1 {
-                    return self.gone("root", table);
-                }
                 self.has("table", table)?;
                 self.objects.insert(("root", table));
             }

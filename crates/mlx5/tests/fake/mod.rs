@@ -80,6 +80,8 @@ pub(crate) struct State {
     /// What was created last: the whole input.
     pub(crate) mkey: Vec<u8>,
     pub(crate) roce: BTreeMap<u32, Vec<u8>>,
+    /// Which MACs the port is to hear, by kind: single ones (0), groups (1).
+    pub(crate) macs: BTreeMap<u32, Vec<[u8; 6]>>,
     counter: u32,
     /// Commands held back, until the test lets them go.
     held: Vec<u32>,
@@ -93,6 +95,8 @@ pub(crate) struct Wants {
     pub(crate) interface: u32,
     pub(crate) issi: u32,
     pub(crate) ethernet: bool,
+    /// The kind of list of MACs that it does not take.
+    pub(crate) refuses_list: Option<u32>,
     /// It offers Ethernet queues.
     pub(crate) ethernet_queues: bool,
     pub(crate) boot_pages: u32,
@@ -151,6 +155,7 @@ impl Default for Wants {
             interface: 5,
             issi: 2,
             ethernet: false,
+            refuses_list: None,
             ethernet_queues: false,
             boot_pages: 16,
             init_pages: 600,
@@ -247,6 +252,7 @@ impl State {
             caps,
             mkey: Vec::new(),
             roce: BTreeMap::new(),
+            macs: BTreeMap::new(),
             counter: 0,
             held: Vec::new(),
             faults: Vec::new(),
@@ -259,6 +265,7 @@ impl State {
         self.objects.clear();
         self.eqs.clear();
         self.roce.clear();
+        self.macs.clear();
         self.held.clear();
         self.caps = commands::capabilities(&self.wants);
         (self.enabled, self.running, self.cmdq, self.command) = (false, false, 0, 0);
