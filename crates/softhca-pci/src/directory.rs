@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hca_core::{Device, Gid, Lid, QpHandle};
@@ -21,6 +22,8 @@ use crate::ethernet::switch::Switch;
 pub struct SharedDirectory {
     directory: Arc<Mutex<Directory>>,
     switch: Arc<Mutex<Switch>>,
+    /// Frames that wait anywhere at the switch.
+    waiting: Arc<AtomicUsize>,
 }
 
 impl SharedDirectory {
@@ -35,7 +38,9 @@ impl SharedDirectory {
             down: HashSet::new(),
             version: 1,
         };
-        Self { directory: Arc::new(Mutex::new(directory)), switch: Arc::default() }
+        let switch = Switch::default();
+        let waiting = switch.waiting.clone();
+        Self { directory: Arc::new(Mutex::new(directory)), switch: Arc::new(Mutex::new(switch)), waiting }
     }
 
     /// That of an adapter. Where its network leads out of this process, an address stands for the Ethernet port behind which
@@ -62,7 +67,7 @@ impl SharedDirectory {
 
     /// Whether no frame waits anywhere.
     pub(crate) fn nothing_waits(&self) -> bool {
-        self.switch().waiting == 0
+        self.waiting.load(Ordering::Relaxed) == 0
     }
 }
 

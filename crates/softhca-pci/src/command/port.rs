@@ -116,7 +116,8 @@ impl Function {
     pub(super) fn open_port(&mut self) {
         let (gid, lid, number) = (self.port_gid(), self.lid(), self.options.number);
         if self.options.port == PortKind::Roce {
-            self.directory.switch().open(number, self.mac());
+            let mac = self.mac();
+            self.directory.switch().open(number, mac);
         }
         let mut directory = self.directory.lock();
         if self.options.port == PortKind::InfiniBand {
@@ -253,19 +254,38 @@ impl Function {
         if select.get(NicVportFieldSelect::DISABLE_MC_LOCAL_LB) {
             context.set(NicVportContext::DISABLE_MC_LOCAL_LB, wish.get(NicVportContext::DISABLE_MC_LOCAL_LB));
         }
-        if select.get(NicVportFieldSelect::ADDRESSES_LIST)
-            && wish.get(NicVportContext::ALLOWED_LIST_TYPE) == AllowedListType::CurrentUcMacAddress.code()
-        {
-            let count = wish.get(NicVportContext::ALLOWED_LIST_SIZE) as usize;
-            if count > 1 << caps::LOG_MACS {
-                return Err(CmdStatus::LimErr);
-            }
-            let (list, _) = input[ModifyNicVportContextIn::SIZE..].as_chunks::<{ MacAddress::SIZE }>();
-            let list = list.get(..count).ok_or(CmdStatus::BadInpLen)?;
-            let macs = list.iter().map(|bytes| MacAddress::from_array(*bytes).mac()).collect();
-            self.directory.switch().ask_for(self.options.number, macs);
+        if select.get(NicVportFieldSelect::PROMISC) {
+            let all = wish.get(NicVportContext::PROMISC_MC) || wish.get(NicVportContext::PROMISC_ALL);
+            self.directory.switch().hear_all_groups(self.options.number, all);
+        }
+        if select.get(NicVportFieldSelect::ADDRESSES_LIST) {
+            self.list_addresses(&wish, &input[ModifyNicVportContextIn::SIZE..])?;
         }
         self.commands.port.nic = Some(context);
+        Ok(())
+    }
+
+    /// Which frames the port hears, by their destination.
+    fn list_addresses(&self, wish: &NicVportContext, list: &[u8]) -> Result<(), CmdStatus> {
+        let count = wish.get(NicVportContext::ALLOWED_LIST_SIZE) as usize;
+        if count > 1 << caps::LOG_MACS {
+            return Err(CmdStatus::LimErr);
+        }
+        let (list, _) = list.as_chunks::<{ MacAddress::SIZE }>();
+        let macs = || -> Result<_, CmdStatus> {
+            let list = list.get(..count).ok_or(CmdStatus::BadInpLen)?;
+            Ok(list.iter().map(|bytes| MacAddress::from_array(*bytes).mac()).collect())
+        };
+        match AllowedListType::from_code(wish.get(NicVportContext::ALLOWED_LIST_TYPE)) {
+            Some(AllowedListType::CurrentUcMacAddress) => {
+                self.directory.switch().ask_for(self.options.number, macs()?);
+            }
+            Some(AllowedListType::CurrentMcMacAddress) => {
+                self.directory.switch().hear_groups(self.options.number, macs()?);
+            }
+            // Of VLANs, which nothing is led by.
+            _ => {}
+        }
         Ok(())
     }
 

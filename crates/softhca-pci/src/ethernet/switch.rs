@@ -9,6 +9,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::frame::{MIN_FRAME, Mac, destination, is_group};
 use super::gateway::Gateway;
@@ -27,6 +29,10 @@ struct Port {
     mac: Mac,
     /// Further addresses.
     more: Vec<Mac>,
+    /// Groups that it hears; all until its driver has listed some.
+    groups: Option<HashSet<Mac>>,
+    /// It hears all groups, whatever is listed.
+    all_groups: bool,
     largest: usize,
     inbox: VecDeque<Arc<[u8]>>,
     bytes: usize,
@@ -47,7 +53,7 @@ pub(crate) struct Switch {
     /// Who answers for peers beyond.
     pub(crate) gateway: Option<Gateway>,
     /// Frames that wait at all ports.
-    pub(crate) waiting: usize,
+    pub(crate) waiting: Arc<AtomicUsize>,
 }
 
 impl Port {
@@ -71,14 +77,23 @@ impl Switch {
     pub(crate) fn open(&mut self, function: u16, mac: Mac) {
         self.close(function);
         self.own.insert(mac, function);
-        let (inbox, more) = (VecDeque::new(), Vec::new());
-        self.ports.insert(function, Port { mac, more, largest: USUAL_FRAME, inbox, bytes: 0, lost: 0 });
+        let port = Port {
+            mac,
+            more: Vec::new(),
+            groups: None,
+            all_groups: false,
+            largest: USUAL_FRAME,
+            inbox: VecDeque::new(),
+            bytes: 0,
+            lost: 0,
+        };
+        self.ports.insert(function, port);
     }
 
     /// It has none any more, and nothing waits for it.
     pub(crate) fn close(&mut self, function: u16) {
         let Some(port) = self.ports.remove(&function) else { return };
-        self.waiting -= port.inbox.len();
+        self.waiting.fetch_sub(port.inbox.len(), Relaxed);
         self.own.remove(&port.mac);
         port.more.iter().for_each(|mac| self.give_up(mac, function));
     }
@@ -111,6 +126,19 @@ impl Switch {
         }
     }
 
+    /// Its driver wants to hear these groups, and no others.
+    pub(crate) fn hear_groups(&mut self, function: u16, groups: Vec<Mac>) {
+        if let Some(port) = self.ports.get_mut(&function) {
+            port.groups = Some(groups.into_iter().collect());
+        }
+    }
+    /// Its driver wants to hear all groups, or those that it lists.
+    pub(crate) fn hear_all_groups(&mut self, function: u16, all: bool) {
+        if let Some(port) = self.ports.get_mut(&function) {
+            port.all_groups = all;
+        }
+    }
+
     /// The largest frame of a port is this, with its checksum.
     pub(crate) fn set_largest(&mut self, function: u16, bytes: usize) {
         if let Some(port) = self.ports.get_mut(&function) {
@@ -140,8 +168,9 @@ impl Switch {
         let mut count = 0;
         if is_group(&to) {
             let others = |number: &u16| *number != from && !self.down.contains(number);
-            for (_, port) in self.ports.iter_mut().filter(|(number, _)| others(number)) {
-                self.waiting += usize::from(port.take(&shared));
+            let hears = |port: &Port| port.all_groups || port.groups.as_ref().is_none_or(|g| g.contains(&to));
+            for (_, port) in self.ports.iter_mut().filter(|(number, port)| others(number) && hears(port)) {
+                self.waiting.fetch_add(port.take(&shared).into(), Relaxed);
                 count += 1;
             }
         } else {
@@ -150,12 +179,12 @@ impl Switch {
             let whose = self.own.get(&to).or_else(asked).copied();
             let whose = whose.filter(|whose| *whose != from && !self.down.contains(whose));
             if let Some(port) = whose.and_then(|whose| self.ports.get_mut(&whose)) {
-                self.waiting += usize::from(port.take(&shared));
+                self.waiting.fetch_add(port.take(&shared).into(), Relaxed);
                 count += 1;
             }
         }
         if let (Some(answer), Some(port)) = (answer, self.ports.get_mut(&from)) {
-            self.waiting += usize::from(port.take(&answer.into()));
+            self.waiting.fetch_add(port.take(&answer.into()).into(), Relaxed);
             count += 1;
         }
         count
@@ -166,7 +195,7 @@ impl Switch {
         let port = self.ports.get_mut(&function)?;
         let frame = port.inbox.pop_front()?;
         port.bytes -= frame.len();
-        self.waiting -= 1;
+        self.waiting.fetch_sub(1, Relaxed);
         Some(frame)
     }
 

@@ -1,5 +1,7 @@
 //! Frames between functions, from a request to a completion.
 
+use std::sync::atomic::Ordering;
+
 use hca_prm::command::counter::{AllocQCounterIn, TrafficCounter};
 use hca_prm::command::counter::{
     QueryQCounterIn, QueryQCounterOut, QueryVportCounterIn, QueryVportCounterOut,
@@ -11,7 +13,8 @@ use hca_prm::command::ethernet::{
 };
 use hca_prm::command::resource::{DeallocPdIn, DeallocTransportDomainIn};
 use hca_prm::command::vport::{
-    MacAddress, ModifyNicVportContextIn, NicVportContext, NicVportFieldSelect, RoceAddr, SetRoceAddressIn,
+    AllowedListType, MacAddress, ModifyNicVportContextIn, NicVportContext, NicVportFieldSelect, RoceAddr,
+    SetRoceAddressIn,
 };
 use hca_prm::{
     AccessMode, CmdStatus, CompEvent, CompletionMode, Cqe64, CqeOpcode, CqeSyndrome, DataSeg, Eqe, ErrCqe,
@@ -410,7 +413,7 @@ fn what_a_client_sends_is_limited_in_each_look_and_what_waits_for_one_too() {
         a.post(&request);
     }
     let mut before = 0;
-    let waiting = || server.directory.switch().waiting;
+    let waiting = || server.directory.switch().waiting.load(Ordering::Relaxed);
     while a.d.function.look() {
         let now = waiting();
         assert!((now - before) * 1500 <= BYTES + 1500 && now - before <= BUDGET, "{}", now - before);
@@ -450,7 +453,11 @@ fn segments_of_one_request_are_limited_as_requests_are() {
     request.head.set(EthSeg::MSS, 1);
     a.post(&request);
     a.d.function.look_at_requests();
-    assert_eq!(server.directory.switch().waiting, BUDGET - 1 + 1, "4000 segments to four others");
+    assert_eq!(
+        server.directory.switch().waiting.load(Ordering::Relaxed),
+        BUDGET - 1 + 1,
+        "4000 segments to four others"
+    );
     request.head.set(EthSeg::MSS, 0);
     a.post(&request);
     a.d.function.look_at_requests();
@@ -751,7 +758,37 @@ fn a_gateway_answers_its_asker_alone_and_not_for_addresses_of_functions() {
     b.recv_2k();
     a.post(&Request::inline(&frame(mac, a.mac, 60)));
     look(&mut [&mut a, &mut b]);
-    assert!(b.received().is_none() && server.directory.switch().waiting == 0);
+    assert!(b.received().is_none() && server.directory.nothing_waits());
+}
+
+#[test]
+fn a_port_hears_the_groups_that_its_driver_lists_and_all_before_it_lists_any() {
+    let server = Server::new();
+    let [mut a, mut b] = [0, 1].map(|number| Port::new(&server, number));
+    let (one, other) = ([0x33, 0x33, 0, 0, 0, 1], [0x33, 0x33, 0, 0, 0, 2]);
+    let mut heard = |select: NicVportFieldSelect, context: NicVportContext, list: &[u64]| {
+        let command = ModifyNicVportContextIn::new()
+            .with(ModifyNicVportContextIn::FIELD_SELECT, select)
+            .with(ModifyNicVportContextIn::NIC_VPORT_CONTEXT, context);
+        b.d.command_with(&command, list, 0).unwrap();
+        [one, other].map(|to| {
+            b.recv_2k();
+            a.post(&Request::inline(&frame(to, a.mac, 60)));
+            look(&mut [&mut a, &mut b]);
+            b.received().is_some()
+        })
+    };
+    let (nothing, context) = (NicVportFieldSelect::new(), NicVportContext::new());
+    assert_eq!(heard(nothing, context, &[]), [true, true]);
+    let list = NicVportFieldSelect::new().with(NicVportFieldSelect::ADDRESSES_LIST, true);
+    let groups = context
+        .with(NicVportContext::ALLOWED_LIST_TYPE, AllowedListType::CurrentMcMacAddress.code())
+        .with(NicVportContext::ALLOWED_LIST_SIZE, 1);
+    assert_eq!(heard(list, groups, &[0x3333_0000_0001]), [true, false]);
+    let promiscuous = NicVportFieldSelect::new().with(NicVportFieldSelect::PROMISC, true);
+    assert_eq!(heard(promiscuous, context.with(NicVportContext::PROMISC_MC, true), &[]), [true, true]);
+    assert_eq!(heard(promiscuous, context, &[]), [true, false]);
+    assert_eq!(heard(list, groups.with(NicVportContext::ALLOWED_LIST_SIZE, 0), &[]), [false, false]);
 }
 
 #[test]
