@@ -160,6 +160,11 @@ mod tests {
             (None, None),
             "it asks somebody else"
         );
+        // Those who are known have moved; that of a solicitation to somebody else is not for us.
+        n.hear(&question(at(8, "10.0.0.2"), ip("10.0.0.9")).unwrap(), now);
+        n.hear(&question(at(9, "2001:db8::3"), ip("2001:db8::9")).unwrap(), now);
+        assert_eq!(n.known(ip("10.0.0.2"), now), Some([2, 0, 0, 0, 0, 8]));
+        assert_eq!(n.known(ip("2001:db8::3"), now), Some([2, 0, 0, 0, 0, 3]));
     }
 
     #[test]
