@@ -205,7 +205,7 @@ fn open_function(url: &DeviceUrl) -> Result<Opened, OpenError> {
     settings.ip.clone_from(&options.ip);
     settings.neighbours.clone_from(&options.neighbours);
     settings.lids.clone_from(&options.lids);
-    settings.mtu = options.mtu.unwrap_or(settings.mtu);
+    settings.mtu = options.mtu;
     settings.raise_port = options.raise.unwrap_or(settings.raise_port);
     let device = Mlx5::open(function, settings)
         .map_err(|source| OpenError::Adapter { url: Box::new(url.clone()), source: source.into() })?;

@@ -51,7 +51,9 @@ impl Link {
         if !caps.ethernet || !options.raise_port {
             return Ok(());
         }
-        self.widen(cmd, options.mtu.bytes() + PACKET_OVERHEAD + FRAME_OVERHEAD)?;
+        if let Some(mtu) = options.mtu {
+            self.widen(cmd, mtu.bytes() + PACKET_OVERHEAD + FRAME_OVERHEAD)?;
+        }
         if caps.uplink_follow {
             self.follow(cmd)?;
         }

@@ -11,14 +11,15 @@ use hca_core::{Gid, Lid, Mtu};
 pub struct Options {
     /// Addresses of a RoCE port, beside its link-local one. The first is the port's GID. Nobody asks whether they are free.
     pub ip: Vec<IpAddr>,
-    /// Whether the link of an Ethernet port that was left down is raised while the adapter is open, with frames long enough for
-    /// [`mtu`](Self::mtu). It is left as it was found. A virtual function has the link of its physical one, and nothing to raise.
+    /// Whether the link of an Ethernet port that was left down is raised while the adapter is open, and its frames are made long
+    /// enough for [`mtu`](Self::mtu). It is left as it was found. A virtual function has the link of its physical one, and nothing to raise.
     pub raise_port: bool,
     /// How long opening waits for a link that it raised to be there.
     pub link_wait: Duration,
-    /// The largest packet of a RoCE port: its `active_mtu` is no larger. Whatever is between two ports has to carry frames of 126
-    /// bytes more.
-    pub mtu: Mtu,
+    /// The largest packet of a RoCE port: its `active_mtu` is no larger, and its frames are made long enough. Whatever is between
+    /// two ports has to carry frames of 126 bytes more. `None`: what the port's frames hold as they were set, 1024 where the
+    /// network's MTU is 1500.
+    pub mtu: Option<Mtu>,
     /// MAC addresses of peers of a RoCE port, which are believed without asking. That of a peer behind a router is the router's.
     pub neighbours: Vec<(IpAddr, [u8; 6])>,
     /// How long a peer of a RoCE port may take to tell its MAC, when it is asked by ARP or neighbour discovery: so long may
@@ -57,7 +58,7 @@ impl Default for Options {
             ip: Vec::new(),
             raise_port: true,
             link_wait: Duration::from_secs(5),
-            mtu: Mtu::B4096,
+            mtu: None,
             neighbours: Vec::new(),
             neighbour_timeout: Duration::from_secs(3),
             lids: Vec::new(),

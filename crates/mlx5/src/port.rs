@@ -97,7 +97,7 @@ impl Port {
         if !options.neighbours.is_empty() {
             return Err(wrong("neigh"));
         }
-        if options.mtu != Options::default().mtu {
+        if options.mtu.is_some() {
             let why = "its port is InfiniBand, whose packets are as long as the subnet's manager says: leave it out";
             return Err(OpenError::Option { name: name.to_owned(), option: "mtu", why });
         }
@@ -160,7 +160,7 @@ impl Port {
         let mut attr = roce_attr(cmd, &nic).map_err(failed)?;
         // The first that the program gave, if it gave one.
         attr.gid = gids.get(1).copied().unwrap_or(gids[0]);
-        attr.active_mtu = attr.active_mtu.min(options.mtu);
+        attr.active_mtu = options.mtu.map_or(attr.active_mtu, |most| attr.active_mtu.min(most));
         let neighbours = options.neighbours.iter().map(|(ip, mac)| (Gid::from_ip(*ip), *mac)).collect();
         let (attr, lids) = (Mutex::new(attr), HashMap::new());
         Ok(Self { ethernet: true, attr, gids, mac, neighbours, lids })

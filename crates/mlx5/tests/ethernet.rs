@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fake::{Fake, Link, Wants};
-use hca_core::{AddressVector, Device, DeviceError, Gid};
+use hca_core::{AddressVector, Device, DeviceError, Gid, Mtu};
 use hca_mlx5::{Mlx5, OpenError, Options};
 use hca_prm::{CmdStatus, HealthSyndrome, Opcode};
 
@@ -167,7 +167,9 @@ fn a_port_that_takes_no_list_of_groups_is_used_without_and_one_that_takes_none_o
 fn an_adapter_that_keeps_something_of_it_is_reset_and_its_link_left_as_it_was() {
     let found = Link { frame: 1522, own_frame: 1522, ..Link::default() };
     let mut fake = Fake::serve(Wants { link: Some(found.clone()), ..wants() });
-    let device = open(&fake, options());
+    let mut options = options();
+    options.mtu = Some(Mtu::B4096);
+    let device = open(&fake, options);
     assert_ne!(fake.state().wants.link, Some(found.clone()), "its frames are longer now");
     fake.state().wants.status.insert(Opcode::DESTROY_TIR, (CmdStatus::BadRes.code(), 0xabc));
     drop(device);

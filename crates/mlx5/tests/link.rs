@@ -24,6 +24,7 @@ fn ethernet(link: Option<Link>) -> Fake {
 fn options() -> Options {
     let mut options = Options::default();
     options.health_interval = Duration::from_secs(3600);
+    options.mtu = Some(Mtu::B4096);
     options
 }
 fn link(fake: &Fake) -> Link {
@@ -62,11 +63,11 @@ fn a_port_that_is_up_and_takes_long_frames_is_let_alone() {
     assert!(!Mlx5::open(fake.function(), options()).unwrap().port().active);
     assert_eq!(link(&fake), disabled);
     let fake = Fake::serve(Wants { link: Some(left()), ..Wants::default() });
-    drop(Mlx5::open(fake.function(), options()).unwrap());
+    drop(Mlx5::open(fake.function(), Options::default()).unwrap());
     assert_eq!(link(&fake), left());
     let fake = Fake::serve(Wants::default());
     let mut options = options();
-    options.mtu = Mtu::B1024;
+    options.mtu = Some(Mtu::B1024);
     let e = Mlx5::open(fake.function(), options).unwrap_err().to_string();
     assert!(e.contains("`mtu`") && e.contains("subnet's manager"), "{e}");
 }
@@ -100,13 +101,21 @@ fn a_port_is_raised_as_far_as_it_goes_and_as_was_asked_for() {
     let small = |frame| {
         let fake = ethernet(Some(Link { frame, own_frame: frame, ..left() }));
         let mut options = options();
-        options.mtu = Mtu::B1024;
+        options.mtu = Some(Mtu::B1024);
         let device = Mlx5::open(fake.function(), options).unwrap();
         (device.port().active_mtu, link(&fake).frame, link(&fake).own_frame)
     };
     assert_eq!(small(1522), (Mtu::B1024, 1522, 1522));
     assert_eq!(small(9978), (Mtu::B1024, 9978, 9978));
     assert_eq!(small(600), (Mtu::B1024, 1150, 1150));
+    // As its system had set its frames.
+    let fake = ethernet(Some(left()));
+    let mut unasked = options();
+    unasked.mtu = None;
+    let device = Mlx5::open(fake.function(), unasked).unwrap();
+    assert_eq!((device.port().active, device.port().active_mtu), (true, Mtu::B1024));
+    assert_eq!((link(&fake).admin, link(&fake).frame, link(&fake).own_frame), (UP, 1522, 1522));
+    drop(device);
     // Nothing at all.
     let fake = ethernet(Some(left()));
     let mut options = options();
