@@ -149,6 +149,7 @@ fn wait_for(cmd: &CommandQueue, most: Duration) -> Result<(), CmdError> {
             );
             return Ok(());
         }
+        // The cable's other end decides when; before the event queues are made nothing tells of it.
         std::thread::sleep(NAP.min(most));
     }
 }

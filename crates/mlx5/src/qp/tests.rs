@@ -504,6 +504,7 @@ fn a_reset_begins_the_queues_anew_and_leaves_no_completion() {
 #[test]
 fn requests_of_which_nobody_was_told_before_a_reset_are_told_to_nobody_behind_it() {
     let mut b = Bench::new();
+    // Posting is unsafe by the port's contract.
     // SAFETY: the adapter of the test reads no memory but the queues.
     #[allow(unsafe_code)]
     let post = |b: &mut Bench| unsafe {

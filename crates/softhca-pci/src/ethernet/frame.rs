@@ -1,5 +1,7 @@
 //! What stands in a frame: its headers as tables of flows look at them, and its checksums.
 
+use hca_core::wire::ether_type::{IPV4, IPV6, VLAN as CUSTOMER_TAG};
+pub(crate) use hca_core::wire::neighbour::Mac;
 use hca_prm::command::ethernet::FteMatchSetLyr24;
 
 /// Bytes of an Ethernet address, and of the shortest frame: two addresses and a type.
@@ -7,10 +9,7 @@ pub(crate) const MAC: usize = 6;
 pub(crate) const MIN_FRAME: usize = 2 * MAC + 2;
 /// Bytes of a VLAN tag.
 pub(crate) const TAG: usize = 4;
-/// Types of frames.
-pub(crate) const IPV4: u16 = 0x0800;
-pub(crate) const IPV6: u16 = 0x86dd;
-const CUSTOMER_TAG: u16 = 0x8100;
+/// The type of frames with an outer VLAN tag.
 const SERVICE_TAG: u16 = 0x88a8;
 /// Protocols above IP, and headers of IPv6 between.
 const TCP: u8 = 6;
@@ -23,8 +22,6 @@ const DESTINATION: u8 = 60;
 const MAX_EXTENSIONS: usize = 8;
 const IPV6_HEADER: usize = 40;
 
-/// An Ethernet address.
-pub(crate) type Mac = [u8; MAC];
 /// The headers of a frame as bytes of a criterion, which a mask is laid on.
 pub(crate) type Fields = [u8; FteMatchSetLyr24::SIZE];
 

@@ -77,8 +77,10 @@ impl Gateway {
 mod tests {
     use std::net::Ipv6Addr;
 
+    use hca_core::wire::ether_type::IPV6;
+
     use super::*;
-    use crate::ethernet::frame::{Headers, IPV6};
+    use crate::ethernet::frame::Headers;
 
     const ARP_HEAD: [u8; 6] = [0, 1, 8, 0, 6, 4];
 
