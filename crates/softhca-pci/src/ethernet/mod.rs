@@ -24,6 +24,8 @@ pub(crate) mod switch;
 mod tests;
 #[cfg(test)]
 mod tests_flow;
+#[cfg(test)]
+mod tests_switch;
 pub(crate) mod uses;
 
 use std::collections::{BTreeMap, BTreeSet};
