@@ -6,6 +6,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 target=${CARGO_TARGET_DIR:-target}
 started=$SECONDS
 failed=()
+skipped=0
+tests_said=$target/tests.said
+rm -f "$tests_said"
+mkdir -p "$target"
 
 # cpu_seconds NAME: sets it to the CPU time of what this shell has started and what has ended.
 cpu_seconds() {
@@ -80,7 +84,10 @@ end_aside() {
     aside='' aside_group=''
 }
 
-skip() { printf '\n=== %s\n--- skipped: %s\n' "$1" "$2"; }
+skip() {
+    printf '\n=== %s\n--- skipped: %s\n' "$1" "$2"
+    skipped=$((skipped + 1))
+}
 
 # need COMMAND PACKAGE: installs a Debian package that provides COMMAND, where we may.
 need() {
@@ -88,10 +95,9 @@ need() {
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
         export DEBIAN_FRONTEND=noninteractive
         if [ -z "${apt_updated:-}" ]; then apt-get update -qq >/dev/null && apt_updated=1; fi
-        apt-get install -y -qq --no-install-recommends "$2" >/dev/null
-    else
-        echo "$1 is missing; install the package $2 (tests that need it say so)"
+        apt-get install -y -qq --no-install-recommends "$2" >/dev/null && return
     fi
+    echo "$1 is missing; install the package $2 (what needs it is skipped, and says so)"
 }
 
 # component NAME COMMAND: a part of the Rust toolchain.
@@ -99,17 +105,23 @@ component() {
     cargo "$2" --version >/dev/null 2>&1 || rustup component add "$1"
 }
 
+# Closes with a line `N passed, N failed, N skipped`: of the tests, and of steps what failed or was skipped.
 finish() {
-    local cpu
+    local cpu name passed=0 wrong=0 left=0
     cpu_seconds cpu
-    cpu=", $cpu s of CPU"
     echo
-    if [ ${#failed[@]} != 0 ]; then
-        printf 'FAILED: %s\n' "${failed[@]}"
-        echo "test result: FAILED after $((SECONDS - started)) s$cpu"
-        exit 1
+    if [ -e "$tests_said" ]; then
+        grep -E '^(programs|ignored|tests that said)' "$tests_said" || true
+        read -r passed wrong left < <(sed -nE 's/^([0-9]+) passed, ([0-9]+) failed, ([0-9]+) skipped$/\1 \2 \3/p' "$tests_said") || true
     fi
-    echo "test result: ok. all steps passed in $((SECONDS - started)) s$cpu"
+    for name in "${failed[@]}"; do
+        echo "FAILED: $name"
+        # Its tests are counted one by one.
+        [ "$name" = tests ] && [ "$wrong" != 0 ] || wrong=$((wrong + 1))
+    done
+    echo "all steps were done in $((SECONDS - started)) s, $cpu s of CPU"
+    echo "$passed passed, $wrong failed, $((left + skipped)) skipped"
+    [ ${#failed[@]} = 0 ] || exit 1
 }
 
 # What threads and processes share, in the orders that loom finds: all of them, in some models all with three switches.

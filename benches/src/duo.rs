@@ -10,7 +10,6 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use hca::cli::Failure;
-use hca::perf::ACK_TIMEOUT;
 use hca::{
     Buf, CompletionQueue, Completions, ConnectOptions, DeviceUrl, Endpoint, FrozenBuf, Inline, Opened, Pd,
     QueuePair, Rc, RemoteMr, SendRequest, SharedMr, open_exactly,
@@ -220,11 +219,7 @@ impl Side {
 
     fn connect(&mut self, introduction: &str) -> Result<(), Failure> {
         let (endpoint, remote): (Endpoint, RemoteMr) = serde_json::from_str(introduction)?;
-        let options = ConnectOptions {
-            mtu: Some(self.opened.mtu()),
-            timeout: ACK_TIMEOUT,
-            ..ConnectOptions::default()
-        };
+        let options = ConnectOptions { mtu: Some(self.opened.mtu()), ..ConnectOptions::default() };
         self.qp.connect(&endpoint, &options)?;
         self.remote = remote;
         Ok(())

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use hca::cli::Failure;
-use hca::perf::ACK_TIMEOUT;
 use hca::{
     Buf, CompletionQueue, Completions, ConnectOptions, DeviceUrl, Endpoint, FrozenBuf, Inline, Opened,
     QueuePair, Rc, RemoteMr, SendRequest, SharedMr, open_exactly,
@@ -349,8 +348,7 @@ impl Side {
 
     fn connect(&mut self, introduction: &str) -> Result<(), Failure> {
         let (endpoint, remote): (Endpoint, RemoteMr) = serde_json::from_str(introduction)?;
-        let options = ConnectOptions { timeout: ACK_TIMEOUT, ..ConnectOptions::default() };
-        self.qp.connect(&endpoint, &options)?;
+        self.qp.connect(&endpoint, &ConnectOptions::default())?;
         self.remote = remote;
         Ok(())
     }

@@ -10,7 +10,6 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use hca::cli::Failure;
-use hca::perf::ACK_TIMEOUT;
 use hca::{
     Buf, CompletionQueue, Completions, ConnectOptions, DeviceUrl, Endpoint, Inline, Opened, Pd, QueuePair,
     Rc, SendRequest, open_exactly,
@@ -209,7 +208,7 @@ impl End {
     }
 
     fn connect(&mut self, peer: &Endpoint) -> Result<(), Failure> {
-        Ok(self.qp.connect(peer, &ConnectOptions { timeout: ACK_TIMEOUT, ..ConnectOptions::default() })?)
+        Ok(self.qp.connect(peer, &ConnectOptions::default())?)
     }
 
     fn post_receives(&mut self, pd: &Pd, id: u64) -> Result<(), Failure> {

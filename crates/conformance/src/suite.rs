@@ -112,6 +112,7 @@ macro_rules! __for_each_check {
                 an_empty_shared_queue_fails_senders_without_retries,
                 an_error_leaves_shared_requests_to_the_others,
                 a_destroyed_queue_pair_names_the_shared_requests_that_it_took,
+                a_reset_queue_pair_flushes_the_shared_requests_that_it_took,
                 a_message_too_long_fails_only_the_request_it_took,
                 a_shared_queue_takes_its_depth_and_no_more,
                 a_shared_queue_in_use_is_not_destroyed,
@@ -125,6 +126,7 @@ macro_rules! __for_each_check {
                 a_blocked_waiter_misses_nothing,
                 a_queue_in_use_is_not_destroyed,
                 completions_of_a_destroyed_queue_pair_are_not_returned,
+                completions_of_queue_pairs_that_are_gone_hold_no_entries,
                 a_queue_may_serve_several_queue_pairs_and_both_directions,
                 depths_out_of_range_are_refused,
                 a_stale_queue_is_refused_to_queue_pairs,
@@ -194,12 +196,11 @@ macro_rules! __for_each_check {
 /// in front of the name go to the module, so that `#[cfg(...)]` can leave a bed out.
 #[macro_export]
 macro_rules! suite {
-    ($(#[$attr:meta])* $name:ident, $bed:expr) => {
-        $(#[$attr])*
+    ($name:ident, $bed:expr $(, needs = $why:literal)?) => {
         mod $name {
             #[allow(unused_imports)]
             use super::*;
-            $crate::__for_each_check! { [$crate::__tests] $bed }
+            $crate::__for_each_check! { [$crate::__tests] [$(#[ignore = $why])?] $bed }
         }
     };
 }
@@ -208,19 +209,31 @@ macro_rules! suite {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __tests {
-    ($bed:expr; $($topic:ident: $($check:ident),+;)+) => {
+    ($ignored:tt $bed:expr; $($topic:ident: $($check:ident),+;)+) => {
         $(
             mod $topic {
                 #[allow(unused_imports)]
                 use super::*;
                 $(
-                    #[test]
-                    fn $check() {
-                        $crate::run(&$bed, concat!(stringify!($topic), "::", stringify!($check)));
+                    $crate::__test! {
+                        $ignored fn $check() {
+                            $crate::run(&$bed, concat!(stringify!($topic), "::", stringify!($check)));
+                        }
                     }
                 )+
             }
         )+
+    };
+}
+
+/// A test with the attributes in brackets.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __test {
+    ([$($ignored:tt)*] $($test:tt)+) => {
+        $($ignored)*
+        #[test]
+        $($test)+
     };
 }
 

@@ -18,8 +18,8 @@ use hca_core::{AddressVector, Counter, Instant, Psn, Qpn};
 use rustix::event::epoll;
 
 use crate::{
-    Fabric, FabricAttr, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, ShmFabric, ShmOptions,
-    Tap, TxBatch, UdpFabric, UdpOptions,
+    Fabric, FabricAttr, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, ShmChance, ShmError,
+    ShmFabric, ShmOptions, Tap, TxBatch, UdpFabric, UdpOptions,
 };
 
 /// The queue pair of general management.
@@ -32,9 +32,9 @@ const CLASS_VERSION: u8 = 1;
 /// The attribute that all classes have: what the port can.
 const CLASS_PORT_INFO: u16 = 0x0001;
 
-/// UDP, and shared memory where a peer is found on this machine.
-pub struct AutoFabric {
-    udp: UdpFabric,
+/// A network, UDP unless a simulation has its own, and shared memory where a peer is found on this machine.
+pub struct AutoFabric<N = UdpFabric> {
+    network: N,
     shm: Option<ShmFabric>,
     attr: FabricAttr,
     /// Both networks' descriptors.
@@ -56,10 +56,32 @@ impl AutoFabric {
 
     /// As [`open`](Self::open), beside a UDP end that is open: the name in shared memory says which.
     pub(crate) fn beside(udp: UdpFabric, shm: &ShmOptions) -> Result<Self, OpenError> {
-        let local = udp.attr().local;
+        let shm = ShmFabric::open_on_network(udp.attr().local, shm);
+        Self::of(udp, shm)
+    }
+}
+
+impl<N: Fabric> AutoFabric<N> {
+    /// The adapter's end in a simulation: beside a simulated network, with true shared memory between the adapters of
+    /// this process and simulation that have the same name of a machine.
+    ///
+    /// # Errors
+    /// The system refuses a descriptor.
+    pub fn simulated(
+        network: N,
+        machine: &str,
+        shm: &ShmOptions,
+        chance: Box<dyn ShmChance>,
+    ) -> Result<Self, OpenError> {
+        let shm = ShmFabric::open_in_simulation(network.attr().local, machine, shm, chance);
+        Self::of(network, shm)
+    }
+
+    fn of(network: N, shm: Result<ShmFabric, ShmError>) -> Result<Self, OpenError> {
+        let local = network.attr().local;
         let io = |doing| move |e: rustix::io::Errno| OpenError::Io { doing, local, source: e.into() };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("creating an epoll descriptor"))?;
-        let (shm, note) = match ShmFabric::open_on_network(local, shm) {
+        let (shm, note) = match shm {
             Ok(shm) => (
                 Some(shm),
                 "by shared memory: this user's adapters on auto:// in this network namespace".to_owned(),
@@ -69,18 +91,18 @@ impl AutoFabric {
                 (None, format!("by UDP: {why}"))
             }
         };
-        let fds = udp.wait_fd().into_iter().chain(shm.as_ref().and_then(Fabric::wait_fd));
+        let fds = network.wait_fd().into_iter().chain(shm.as_ref().and_then(Fabric::wait_fd));
         for (i, fd) in fds.enumerate() {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(i as u64), epoll::EventFlags::IN)
                 .map_err(io("watching the sockets"))?;
         }
-        let mut attr = udp.attr().clone();
+        let mut attr = network.attr().clone();
         attr.name = "auto".to_owned();
         attr.notes.push(("local peers", note));
         let notes = shm.as_ref().map(|s| &s.attr().notes[..]).unwrap_or_default();
         attr.notes.extend(notes.iter().find(|n| n.0 == "foreign memory").cloned());
         let questions = TxBatch::with_capacity(1 << 12);
-        Ok(Self { udp, shm, attr, epoll, questions, paths_by_shm: 0, paths_by_udp: 0 })
+        Ok(Self { network, shm, attr, epoll, questions, paths_by_shm: 0, paths_by_udp: 0 })
     }
 
     /// Asks peers to prove their addresses.
@@ -88,15 +110,15 @@ impl AutoFabric {
     fn ask(&mut self, now: Instant, peer: IpAddr, nonce: u64) {
         let av = AddressVector { dgid: peer.into(), ..AddressVector::default() };
         // What does not get through is asked again.
-        let Ok(path) = self.udp.open_path(&av) else { return };
+        let Ok(path) = self.network.open_path(&av) else { return };
         let question = question(nonce);
         if let Some(room) = self.questions.reserve(path, question.len()) {
             room.copy_from_slice(&question);
             self.questions.commit();
-            self.udp.send(now, &mut self.questions);
+            self.network.send(now, &mut self.questions);
         }
         self.questions.advance(self.questions.trains().len());
-        self.udp.close_path(path);
+        self.network.close_path(path);
     }
 }
 
@@ -131,13 +153,13 @@ fn parse_question(bytes: &[u8]) -> Option<u64> {
     (*header == asked).then(|| header.tid.get())
 }
 
-impl Fabric for AutoFabric {
+impl<N: Fabric> Fabric for AutoFabric<N> {
     fn attr(&self) -> &FabricAttr {
         &self.attr
     }
 
-    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
-        let path = self.udp.open_path(av)?;
+    fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
+        let path = self.network.open_path_of(av, qpn)?;
         self.paths_by_udp += 1;
         Ok(path)
     }
@@ -154,17 +176,17 @@ impl Fabric for AutoFabric {
     }
 
     fn close_path(&mut self, path: PathId) {
-        self.udp.close_path(path);
+        self.network.close_path(path);
     }
 
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
-        self.udp.send(now, batch);
+        self.network.send(now, batch);
     }
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
-        let Some(shm) = &mut self.shm else { return self.udp.recv(now, budget, sink) };
+        let Some(shm) = &mut self.shm else { return self.network.recv(now, budget, sink) };
         let mut questions = 0;
-        let mut outcome = self.udp.recv(now, budget, &mut |packet| match nonce_of(packet) {
+        let mut outcome = self.network.recv(now, budget, &mut |packet| match nonce_of(packet) {
             Some(nonce) => {
                 questions += 1;
                 shm.asked(packet.src, nonce);
@@ -180,7 +202,7 @@ impl Fabric for AutoFabric {
 
     fn next_deadline(&self) -> Option<Instant> {
         let shm = self.shm.as_ref().and_then(Fabric::next_deadline);
-        self.udp.next_deadline().into_iter().chain(shm).min()
+        self.network.next_deadline().into_iter().chain(shm).min()
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -189,7 +211,7 @@ impl Fabric for AutoFabric {
 
     fn prepare_wait(&mut self) -> bool {
         // Each is to be prepared.
-        self.udp.prepare_wait() | self.shm.as_mut().is_some_and(Fabric::prepare_wait)
+        self.network.prepare_wait() | self.shm.as_mut().is_some_and(Fabric::prepare_wait)
     }
 
     fn shm(&mut self) -> Option<&mut ShmFabric> {
@@ -199,7 +221,7 @@ impl Fabric for AutoFabric {
     fn counters(&self, out: &mut Vec<Counter>) {
         out.push(Counter { name: "paths_by_shm", value: self.paths_by_shm });
         out.push(Counter { name: "paths_by_udp", value: self.paths_by_udp });
-        self.udp.counters(out);
+        self.network.counters(out);
         if let Some(shm) = &self.shm {
             shm.counters_as_part(out);
         }
@@ -207,7 +229,7 @@ impl Fabric for AutoFabric {
 
     /// Packets are shown; messages between processes of this machine are none.
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
-        self.udp.set_tap(tap);
+        self.network.set_tap(tap);
     }
 }
 

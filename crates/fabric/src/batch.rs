@@ -171,6 +171,14 @@ impl TxBatch {
             self.flips.clear();
         }
     }
+    /// Moves the trains for one path behind the others, of the oldest `n`, and returns how many it were.
+    pub(crate) fn put_behind(&mut self, path: PathId, n: usize) -> usize {
+        let trains = &mut self.trains[self.sent..][..n];
+        trains.sort_by_key(|t| t.path == path);
+        // The last train may no longer be the one whose bytes end the batch.
+        self.open = 0;
+        trains.iter().filter(|t| t.path == path).count()
+    }
     /// The oldest `n` packets of the oldest train were sent (or lost), fewer than it has.
     ///
     /// # Panics

@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime};
 
 use hca_core::wire::{Grh, ROCEV2_PORT, ether_type};
 use hca_core::{Gid, Instant};
+use hca_process::Fork;
 
 use crate::{Direction, RoceVersion, Tap, TapFrame};
 
@@ -44,6 +45,7 @@ pub struct Capture<W: Write + Send = File> {
     limit: u64,
     left_out: u64,
     error: Option<io::Error>,
+    fork: Fork,
 }
 
 impl Capture<File> {
@@ -69,6 +71,7 @@ impl<W: Write + Send> Capture<W> {
             limit: u64::MAX,
             left_out: 0,
             error: None,
+            fork: Fork::new(),
         };
         let mut section = Vec::new();
         section.extend(BYTE_ORDER_MAGIC.to_le_bytes());
@@ -182,6 +185,11 @@ impl<W: Write + Send> Tap for Capture<W> {
 
 impl<W: Write + Send> Drop for Capture<W> {
     fn drop(&mut self) {
+        if self.fork.is_child() {
+            // The parent writes its buffered frames; written here too, they would stand in its file twice.
+            std::mem::forget(self.out.take());
+            return;
+        }
         // Who wants to know of an error calls `flush` before.
         let _ = self.flush();
     }

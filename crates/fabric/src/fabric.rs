@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
-use hca_core::{AddressVector, Counter, Instant, Mtu};
+use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
 use thiserror::Error;
 
 use crate::{RoceVersion, TxBatch};
@@ -188,11 +188,19 @@ pub trait Tap: Send {
 pub trait Fabric: Send {
     /// What it is.
     fn attr(&self) -> &FabricAttr;
-    /// Opens a path; several to one peer with different flow labels may be one.
+    /// Opens a path that no queue pair has to itself, such as an address handle's.
+    ///
+    /// # Errors
+    /// As [`open_path_of`](Self::open_path_of).
+    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+        self.open_path_of(av, None)
+    }
+    /// Opens a path for a queue pair of this number; several to one peer may be one. Where the address vector has no
+    /// flow label, the number spreads the queue pairs over [`PORTS_PER_PEER`](crate::PORTS_PER_PEER) UDP source ports.
     ///
     /// # Errors
     /// The peer can't be addressed from here.
-    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError>;
+    fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError>;
     /// Opens a path for messages, within [`shm`](Self::shm), which closes it. `None`: this peer gets packets, by a path
     /// of [`open_path`](Self::open_path). The peer comes to the same choice.
     ///
@@ -234,8 +242,8 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     fn attr(&self) -> &FabricAttr {
         (**self).attr()
     }
-    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
-        (**self).open_path(av)
+    fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
+        (**self).open_path_of(av, qpn)
     }
     fn open_messages(&mut self, av: &AddressVector) -> Result<Option<PathId>, PathError> {
         (**self).open_messages(av)

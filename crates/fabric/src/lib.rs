@@ -8,7 +8,6 @@
 //! | `fabric` | the trait |
 //! | `icrc`, `flow` | the ICRC of a flow, the IPv4 Identification predicted and solved |
 //! | `clmul` | the ICRC by carry-less multiplication, where the CPU has it |
-//! | [`dma`] | copies and atomics on memory that others may change |
 //! | `capture` | a tap that writes pcapng |
 //! | `faulty` | a layer of loss, duplication, reordering, delay and corruption, by seed |
 //! | `loopback` | a network inside of the process, for tests |
@@ -25,11 +24,11 @@ mod batch;
 mod capture;
 #[cfg_attr(not(target_arch = "x86_64"), path = "clmul_none.rs")]
 mod clmul;
-pub mod dma;
 mod fabric;
 mod faulty;
 mod flow;
 mod icrc;
+mod ident;
 mod loopback;
 mod netlink;
 mod open;
@@ -51,6 +50,7 @@ pub use faulty::{FaultPlan, FaultPlanError, Faults, Faulty, Script, Verdict};
 pub use icrc::MeasuredIcrc;
 pub use loopback::{LoopbackFabric, LoopbackNet};
 pub use open::OpenError;
+pub use paths::PORTS_PER_PEER;
 pub use raw::{RawFabric, RawOptions, RoceVersion};
 #[cfg(fuzzing)]
 pub use shm::shm_peer;
@@ -59,8 +59,8 @@ pub use shm::{
     AccessError, Bracket, Denied, FetchError, Grant, GrantError, GrantId, Granted, LINE_DATA_BYTES, LineData,
     LineMessage, LineSink, LineTx, Lines, LinkId, LoanTerms, MAX_ASKED, MAX_BRACKET_BYTES,
     MAX_GRANTED_REGIONS, MAX_LOAN_PLACES, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS,
-    MAX_SHARED_ALLOCATIONS, Notice, Places, ProcessLoan, ProcessVm, QpGuard, Reach, Revocation, SharedPages,
-    ShmError, ShmFabric, ShmOptions, ShmSink, ShmTx,
+    MAX_SHARED_ALLOCATIONS, Notice, Places, ProcessLoan, ProcessVm, QpGuard, Reach, Refusable, Revocation,
+    SharedPages, ShmChance, ShmError, ShmFabric, ShmOptions, ShmSink, ShmTx,
 };
 pub use udp::{UdpFabric, UdpOptions};
 #[cfg(feature = "io-uring")]

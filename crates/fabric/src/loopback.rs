@@ -9,7 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hca_core::wire::ICRC_BYTES;
-use hca_core::{AddressVector, Counter, Instant, Mtu};
+use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
+use hca_process::Fork;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::flow::{Checked, RxFlows};
@@ -35,6 +36,8 @@ struct Frame {
     src: IpAddr,
     traffic_class: u8,
     hop_limit: u8,
+    /// Identification of the first packet.
+    ident: u16,
     segment: usize,
     bytes: Vec<u8>,
 }
@@ -69,17 +72,17 @@ impl Queue {
         let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).ok()?;
         Some(self.event.get_or_init(|| fd).as_fd())
     }
-    /// Takes a train; returns false when it is full.
-    fn push(&self, src: IpAddr, traffic_class: u8, hop_limit: u8, segment: usize, train: &[u8]) -> bool {
+    /// Takes a train, whose bytes stand beside the frame; returns false when it is full.
+    fn push(&self, mut frame: Frame, train: &[u8]) -> bool {
         let mut state = self.lock();
         if state.frames.len() == QUEUE_TRAINS || state.bytes + train.len() > QUEUE_BYTES {
-            state.dropped += train.len().div_ceil(segment) as u64;
+            state.dropped += train.len().div_ceil(frame.segment) as u64;
             return false;
         }
-        let mut bytes = state.spare.pop().unwrap_or_default();
-        bytes.extend_from_slice(train);
-        state.bytes += bytes.len();
-        state.frames.push_back(Frame { src, traffic_class, hop_limit, segment, bytes });
+        frame.bytes = state.spare.pop().unwrap_or_default();
+        frame.bytes.extend_from_slice(train);
+        state.bytes += train.len();
+        state.frames.push_back(frame);
         if state.armed {
             state.armed = false;
             state.signalled = true;
@@ -125,9 +128,10 @@ impl LoopbackNet {
             queue,
             paths: Vec::new(),
             icrc: Icrc::new(),
-            flows: RxFlows::new(addr),
+            flows: RxFlows::shown(addr),
             counters: LoopbackCounters::default(),
             tap: None,
+            fork: Fork::new(),
         }
     }
 }
@@ -166,15 +170,17 @@ pub struct LoopbackFabric {
     flows: RxFlows,
     counters: LoopbackCounters,
     tap: Option<Box<dyn Tap>>,
+    fork: Fork,
 }
 
 impl LoopbackFabric {
     fn deliver(&mut self, now: Instant, frame: &Frame, sink: &mut dyn FnMut(&RxPacket<'_>)) -> usize {
         let mut good = 0;
         self.flows.begin(frame.src, SRC_PORT);
-        for packet in frame.bytes.chunks(frame.segment) {
-            let checked = self.flows.check(packet);
-            if let (Some(tap), Checked::Good(ident) | Checked::Bad(ident)) = (&mut self.tap, checked) {
+        for (k, packet) in frame.bytes.chunks(frame.segment).enumerate() {
+            let ident = frame.ident.wrapping_add(k as u16);
+            let checked = self.flows.check_shown(ident, true, packet);
+            if let (Some(tap), Checked::Good(_) | Checked::Bad(_)) = (&mut self.tap, checked) {
                 let tapped = TapFrame {
                     direction: Direction::Rx,
                     version: crate::RoceVersion::V2,
@@ -201,11 +207,10 @@ impl LoopbackFabric {
                         bytes: &packet[..packet.len() - ICRC_BYTES],
                     });
                 }
-                Checked::Bad(_) => self.counters.icrc_errors += 1,
+                Checked::Bad(_) | Checked::Odd(_) => self.counters.icrc_errors += 1,
                 Checked::Short => self.counters.short_packets += 1,
             }
         }
-        self.flows.end();
         self.counters.rx_packets += good as u64;
         good
     }
@@ -213,6 +218,10 @@ impl LoopbackFabric {
 
 impl Drop for LoopbackFabric {
     fn drop(&mut self) {
+        // A thread that a child has not may have held the lock.
+        if self.fork.is_child() {
+            return;
+        }
         let mut queues = self.net.queues.lock().unwrap_or_else(PoisonError::into_inner);
         if queues.get(&self.attr.local).is_some_and(|q| Arc::ptr_eq(q, &self.queue)) {
             queues.remove(&self.attr.local);
@@ -225,7 +234,7 @@ impl Fabric for LoopbackFabric {
         &self.attr
     }
 
-    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+    fn open_path_of(&mut self, av: &AddressVector, _: Option<Qpn>) -> Result<PathId, PathError> {
         let (peer, local) = (av.dgid.ip(), self.attr.local);
         PathError::unless_unicast(peer)?;
         let crc = FlowCrc::new(local, peer, SRC_PORT).ok_or(PathError::Family { peer, local })?;
@@ -289,10 +298,17 @@ impl Fabric for LoopbackFabric {
             if path.queue.as_ref().is_none_or(|q| Arc::strong_count(q) < 3) {
                 path.queue = self.net.queue(path.peer);
             }
-            let (tc, hops) = (path.av.traffic_class, path.hop_limit);
+            let frame = Frame {
+                src: self.attr.local,
+                traffic_class: path.av.traffic_class,
+                hop_limit: path.hop_limit,
+                ident: first,
+                segment: train.segment,
+                bytes: Vec::new(),
+            };
             match &path.queue {
                 None => self.counters.tx_lost_unreachable += packets,
-                Some(q) if q.push(self.attr.local, tc, hops, train.segment, bytes) => {
+                Some(q) if q.push(frame, bytes) => {
                     self.counters.tx_trains += 1;
                     self.counters.tx_packets += packets;
                     self.counters.tx_bytes += train.len as u64;
@@ -360,9 +376,8 @@ impl Fabric for LoopbackFabric {
         push("rx_bytes", c.rx_bytes);
         push("icrc_errors", c.icrc_errors);
         push("short_packets", c.short_packets);
-        push("icrc_ident_solved", self.flows.ident_solved);
-        push("icrc_flows_learned", self.flows.flows_learned);
         push("rx_kernel_drops", self.queue.lock().dropped);
+        self.flows.counts.append(out);
     }
 
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {

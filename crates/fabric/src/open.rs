@@ -20,7 +20,8 @@ pub enum OpenError {
     NotLocal(IpAddr),
     /// The address does not name one interface.
     #[error(
-        "{0} does not name one interface: the ICRC covers the address, so give a unicast address that is not link-local"
+        "{0} does not name one interface: the ICRC covers the address, so give a unicast address that is not link-local, or \
+         take raw://INTERFACE"
     )]
     NotUnicast(IpAddr),
     /// What was asked for is missing in this kernel, or forbidden.

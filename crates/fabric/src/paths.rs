@@ -1,9 +1,10 @@
 //! Open paths: by what they lead to, and by their names, which tell a reused slot from its predecessor.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
 
-use hca_core::AddressVector;
+use hca_core::{AddressVector, Qpn};
 
 use crate::{PathError, PathId};
 
@@ -13,6 +14,10 @@ pub(crate) const FIRST_PORT: u16 = 0xc000;
 const MAX_PATHS: usize = 1 << 20;
 /// Bits of a [`PathId`] that are the slot; the others tell a reused slot from its predecessor.
 const SLOT_BITS: u32 = 20;
+/// UDP source ports by which the queue pairs of an adapter send to one peer at most, where they have no flow label. Each
+/// costs a path: over UDP a socket, and a send call of its own where queue pairs of several ports send in one turn.
+pub const PORTS_PER_PEER: u16 = 16;
+const _: () = assert!(PORTS_PER_PEER.is_power_of_two() && PORTS_PER_PEER <= !FIRST_PORT);
 /// Hop limit where the address vector leaves it open.
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
@@ -23,18 +28,27 @@ pub(crate) struct PathKey {
     pub(crate) traffic_class: u8,
     pub(crate) hop_limit: u8,
     pub(crate) flow_label: u32,
+    /// Which of the [`PORTS_PER_PEER`], where no flow label says it.
+    pub(crate) lane: u16,
 }
 
 impl PathKey {
-    /// What an address vector asks for, from this address.
-    pub(crate) fn new(local: IpAddr, av: &AddressVector) -> Result<Self, PathError> {
+    /// What an address vector asks for, from this address and for a queue pair of this number.
+    pub(crate) fn new(local: IpAddr, av: &AddressVector, qpn: Option<Qpn>) -> Result<Self, PathError> {
         let peer = av.dgid.ip();
         PathError::unless_unicast(peer)?;
         if peer.is_ipv4() != local.is_ipv4() {
             return Err(PathError::Family { peer, local });
         }
         let hop_limit = if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit };
-        Ok(Self { peer, traffic_class: av.traffic_class, hop_limit, flow_label: av.flow_label & 0xf_ffff })
+        let flow_label = av.flow_label & 0xf_ffff;
+        let lane = qpn.filter(|_| flow_label == 0).map_or(0, lane_of);
+        Ok(Self { peer, traffic_class: av.traffic_class, hop_limit, flow_label, lane })
+    }
+
+    /// The same without regard to the queue pair.
+    pub(crate) fn shared(self) -> Self {
+        Self { lane: 0, ..self }
     }
 }
 
@@ -49,11 +63,29 @@ pub(crate) struct PathTable<P> {
     slots: Vec<Slot<P>>,
     free: Vec<u32>,
     by_key: HashMap<PathKey, PathId>,
+    /// The ports that were used last; the first are drawn by chance.
+    last_ports: u16,
 }
 
 impl<P> PathTable<P> {
     pub(crate) fn new() -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), by_key: HashMap::new() }
+        Self { slots: Vec::new(), free: Vec::new(), by_key: HashMap::new(), last_ports: chance() as u16 }
+    }
+
+    /// What the source port of a new path is made of: the flow label, as Linux does it; else ports that were not used for
+    /// the longest time, so that a flow that begins anew is none that its receiver knows, as its Identifications are
+    /// others. Ports of different lanes differ.
+    pub(crate) fn entropy(&mut self, key: &PathKey) -> u16 {
+        if key.flow_label != 0 {
+            return (key.flow_label ^ key.flow_label >> 14) as u16;
+        }
+        self.last_ports = self.last_ports.wrapping_add(PORTS_PER_PEER);
+        self.last_ports & !(PORTS_PER_PEER - 1) | key.lane
+    }
+
+    /// Whether a path of this key is open.
+    pub(crate) fn contains(&self, key: &PathKey) -> bool {
+        self.by_key.contains_key(key)
     }
 
     /// The path of this key, which has one user more then; `None`: it is to be inserted.
@@ -115,15 +147,14 @@ fn slot_of(id: PathId) -> usize {
     (id.0 & ((1 << SLOT_BITS) - 1)) as usize
 }
 
-/// What a source port is made of: the flow label, else the two addresses.
-pub(crate) fn entropy(local: IpAddr, peer: IpAddr, flow_label: u32) -> u16 {
-    if flow_label != 0 {
-        return (flow_label ^ flow_label >> 14) as u16;
-    }
-    let bits = |ip: IpAddr| match ip {
-        IpAddr::V4(a) => u64::from(a.to_bits()),
-        IpAddr::V6(a) => a.to_bits() as u64 ^ (a.to_bits() >> 64) as u64,
-    };
-    let mixed = (bits(local) ^ bits(peer).rotate_left(21)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    (mixed >> 48) as u16
+/// The port of a queue pair, of those to one peer. Numbers in a row have different ones.
+fn lane_of(qpn: Qpn) -> u16 {
+    const GOLDEN: u32 = 0x9e37_79b9;
+    (qpn.raw().wrapping_mul(GOLDEN) >> (u32::BITS - PORTS_PER_PEER.ilog2())) as u16
+}
+
+/// A number that nobody foresees.
+pub(crate) fn chance() -> u64 {
+    // Keys of the standard library's maps, drawn from the system and different for each.
+    RandomState::new().build_hasher().finish()
 }

@@ -1,22 +1,20 @@
 //! Between opening a path and closing it, sending and receiving allocate nothing.
 
-#[path = "../../hca-core/tests/counting/mod.rs"]
-mod counting;
-
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 
 use hca_core::{AddressVector, Gid, Instant};
 use hca_fabric::{Fabric, OpenError, RxBudget, TxBatch, UdpFabric, UdpOptions};
+use test_support::addresses;
+use test_support::counting::{self, Counting};
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
 
 fn open<F>(salt: u32, open: impl Fn(IpAddr) -> Result<F, OpenError>) -> F {
-    let seed = std::process::id().wrapping_mul(0x9e37_79b9).wrapping_add(salt << 20);
-    (0..64_u32)
-        .map(|i| Ipv4Addr::from(0x7f00_0000 | (seed.wrapping_add(i * 0x1_2357) & 0x00ff_fffe).max(0x100)))
-        .find_map(|addr| match open(addr.into()) {
-            Err(OpenError::InUse(_)) => None,
-            other => Some(other.unwrap()),
-        })
-        .expect("a free loopback address")
+    addresses::at_free(salt, |addr| match open(addr) {
+        Err(OpenError::InUse(_)) => None,
+        other => Some(other.unwrap()),
+    })
 }
 
 /// Sends singles and trains both ways, and says how often that allocated once it was warm.

@@ -4,7 +4,10 @@
 //! A port is used by one thread at a time (`&mut self`), so it needs no lock; different ports of
 //! one queue pair may live on different threads: one posts while another polls. Dynamic dispatch
 //! happens once a batch.
-#![allow(unsafe_code)] // declarations only: what a caller has to promise about memory
+//!
+//! The traits are `unsafe` to implement: programs that hold no `unsafe` code reuse memory on a device's word. What an
+//! implementor promises stands at each trait, numbered, and each `unsafe impl` argues by these numbers.
+#![allow(unsafe_code)] // declarations only: what callers and implementors have to promise about memory
 
 use core::ptr::NonNull;
 use core::task::Waker;
@@ -20,7 +23,24 @@ use crate::{
 /// An adapter. Object-safe; the control path.
 ///
 /// Handles carry a generation: one that outlived its object is refused, never taken for another.
-pub trait Device: Send + Sync {
+///
+/// # Safety
+/// Whatever a program posts and peers send, in any order and from any thread, as far as the callers of `unsafe` methods
+/// keep their own promises:
+/// 1. The device touches no memory of the process beside its own, but registered regions. Of these it touches what the
+///    list of an outstanding request names by its region's key, as the request says (a list that is read is not
+///    written), and what peers name by a region's key, as the region's [`Access`] allows.
+/// 2. The program may copy from and to the same bytes meanwhile. So the device's touches are no plain accesses of Rust:
+///    they are atomics, assembly, or made by something else than this program.
+/// 3. When [`dereg_mr`](Self::dereg_mr) has returned `Ok`, the region's memory is touched no more.
+/// 4. When [`destroy_qp`](Self::destroy_qp) has returned `Ok`, no memory is touched for the queue pair's requests any
+///    more. What it took from a shared receive queue and has not completed by then is among what is returned, or was
+///    polled, or is polled at this moment.
+/// 5. When [`destroy_srq`](Self::destroy_srq) has returned `Ok`, no memory is touched for its requests any more.
+/// 6. Memory of [`alloc_memory`](Self::alloc_memory) is aligned as is said there.
+/// 7. A handle names one object: none that was there before has the same. Two regions that exist share no key.
+/// 8. Ports that it gives out keep the promises of their own traits, also when they outlive the queue, or the device.
+pub unsafe trait Device: Send + Sync {
     /// Limits and abilities.
     fn attr(&self) -> &DeviceAttr;
     /// The port (an adapter has one).
@@ -105,7 +125,9 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// A limit, an unknown handle, or objects of another protection domain.
     fn create_qp(&self, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError>;
-    /// Sets attributes and changes the state.
+    /// Sets attributes and changes the state. RESET forgets the requests of the queue pair's own queues with their
+    /// completions; those that it took from a shared receive queue, and that no poll has returned, complete as flushed or
+    /// are that queue's again.
     ///
     /// # Errors
     /// The transition's rules ([`QpAttr::check`]), a value out of range, or no path to the peer.
@@ -116,7 +138,8 @@ pub trait Device: Send + Sync {
     /// It is unknown.
     fn query_qp(&self, qp: QpHandle) -> Result<QpStatus, DeviceError>;
     /// Destroys a queue pair. When it returns, the device touches no memory for it any more, and no
-    /// completion of it will be returned by any poll that begins later. Returned are the `wr_id`s of the
+    /// completion of it will be returned by any poll that begins later, nor does any hold an entry of its completion
+    /// queues. Returned are the `wr_id`s of the
     /// requests that it took from a shared receive queue and that no poll will return any more; one that a poll
     /// on another thread returns at this moment may be among them.
     ///
@@ -126,7 +149,9 @@ pub trait Device: Send + Sync {
 
     /// Takes the oldest asynchronous event.
     fn poll_event(&self) -> Option<AsyncEvent>;
-    /// Has `waker` woken once when the next asynchronous event comes, by whoever moves the device.
+    /// Has `waker` woken once when the next asynchronous event comes, by whoever moves the device; at once if one waits. Any
+    /// number of wakers wait side by side, and all are woken, without a lock held: an [`EventQueue`](crate::EventQueue) does this. A
+    /// waker may be woken though nothing came.
     fn set_event_waker(&self, waker: &Waker);
 
     /// Lets the device do a bounded piece of its work on this thread, if it works that way and nobody
@@ -149,7 +174,13 @@ pub trait Device: Send + Sync {
 }
 
 /// Takes send requests of one queue pair.
-pub trait SendPort: Send {
+///
+/// # Safety
+/// 1. Lists and inline bytes are read before a post returns, and not later.
+/// 2. A request that is refused is forgotten: no memory is touched for it, and no completion of it comes.
+/// 3. Requests end in the order in which they were taken. When one is polled as completed, memory is touched no more for
+///    it and for all that were taken before it.
+pub unsafe trait SendPort: Send {
     /// Takes a batch. The device may start at once, and has to by the next [`ring`](Self::ring).
     ///
     /// # Safety
@@ -177,7 +208,13 @@ pub trait SendPort: Send {
 }
 
 /// Takes receive requests of one queue pair, or of one shared receive queue.
-pub trait RecvPort: Send {
+///
+/// # Safety
+/// 1. Lists are read before a post returns, and not later.
+/// 2. A request that is refused is forgotten: no memory is touched for it, and no completion of it comes.
+/// 3. When a request is polled as completed, memory is touched no more for it; where the queue is a queue pair's own,
+///    nor for those that were taken before it.
+pub unsafe trait RecvPort: Send {
     /// Takes a batch.
     ///
     /// # Safety
@@ -213,7 +250,13 @@ pub enum Notify {
 }
 
 /// Yields completions of one queue.
-pub trait CqPort: Send {
+///
+/// # Safety
+/// 1. A completion names, by its queue pair, its direction and its `wr_id`, a request that was taken and has ended, and
+///    names it once.
+/// 2. All that was written for it is visible to the thread that polled it.
+/// 3. A poll returns no more than `out` has room for, and has filled in as many.
+pub unsafe trait CqPort: Send {
     /// Fills `out` from its start with the oldest completions and returns how many. A device that is
     /// turned by its callers does a turn when the queue is empty.
     fn poll(&mut self, out: &mut [Completion]) -> usize;

@@ -242,14 +242,19 @@ pub struct PostError {
     pub kind: PostErrorKind,
 }
 
-/// What helps where the system has no descriptors left, as the end of a message; nothing for any other error.
+/// What helps where a limit of the process or the system was hit, of descriptors or of file sizes, as the end of a message;
+/// nothing for any other error.
 pub fn remedy(source: &std::io::Error) -> &'static str {
     // The same numbers on every architecture of Linux.
     const EMFILE: i32 = 24;
     const ENFILE: i32 = 23;
+    const EFBIG: i32 = 27;
     match source.raw_os_error() {
         Some(EMFILE) => "; raise this process's limit of descriptors (ulimit -n, RLIMIT_NOFILE)",
         Some(ENFILE) => "; raise the system's limit of descriptors (sysctl fs.file-max)",
+        Some(EFBIG) => {
+            "; raise this process's limit of file sizes (ulimit -f, RLIMIT_FSIZE), under which files in memory fall"
+        }
         _ => "",
     }
 }
@@ -266,6 +271,7 @@ mod tests {
         };
         assert!(error(24).contains("Too many open files (os error 24); raise this process's limit"));
         assert!(error(23).contains("fs.file-max"));
+        assert!(error(27).contains("ulimit -f"));
         assert!(error(13).ends_with("(os error 13)"));
     }
 }

@@ -1,4 +1,7 @@
-//! Asynchronous events: what no completion can tell.
+//! Asynchronous events: what no completion can tell, and how they wait for the program.
+
+use core::task::Waker;
+use std::collections::VecDeque;
 
 use crate::{CqHandle, QpHandle, SrqHandle};
 
@@ -28,4 +31,114 @@ pub enum AsyncEvent {
     PortError,
     /// The device is unusable; every outstanding request ends with status `Fatal`.
     DeviceFatal,
+}
+
+/// Events on their way from a device to the program, and the wakers of those who wait for them.
+///
+/// A device keeps it behind a lock of its own, and calls the wakers that it gets from here once it holds no lock: a waker may use
+/// the device at once.
+#[derive(Debug, Default)]
+pub struct EventQueue {
+    events: VecDeque<AsyncEvent>,
+    dropped: u64,
+    waiters: Vec<Waker>,
+}
+
+impl EventQueue {
+    /// Events that wait at most; the oldest are dropped beyond it, and counted.
+    pub const MAX_EVENTS: usize = 4096;
+    /// Wakers that wait at most. Beyond it the one that has waited longest is woken, and may ask again.
+    pub const MAX_WAITERS: usize = 1024;
+
+    /// Appends an event. Returned is who waited for it, each to be woken.
+    #[must_use = "each is to be woken"]
+    pub fn push(&mut self, event: AsyncEvent) -> Vec<Waker> {
+        if self.events.len() == Self::MAX_EVENTS {
+            self.events.pop_front();
+            self.dropped += 1;
+        }
+        self.events.push_back(event);
+        core::mem::take(&mut self.waiters)
+    }
+    /// Takes the oldest event.
+    pub fn pop(&mut self) -> Option<AsyncEvent> {
+        self.events.pop_front()
+    }
+    /// Whether no event waits.
+    pub fn is_empty(&self) -> bool {
+        self.events.is_empty()
+    }
+    /// Events that were dropped.
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+    /// Has `waker` woken by the next [`push`](Self::push), beside all others that wait. Returned is one that is to be woken now:
+    /// this one where an event waits already, or one that has to give its place.
+    #[must_use = "it is to be woken"]
+    pub fn wait(&mut self, waker: &Waker) -> Option<Waker> {
+        if !self.events.is_empty() {
+            return Some(waker.clone());
+        }
+        if self.waiters.iter().any(|w| w.will_wake(waker)) {
+            return None;
+        }
+        let full = self.waiters.len() == Self::MAX_WAITERS;
+        let longest = full.then(|| self.waiters.remove(0));
+        self.waiters.push(waker.clone());
+        longest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::task::Wake;
+
+    use super::*;
+
+    struct Nobody;
+    impl Wake for Nobody {
+        fn wake(self: Arc<Self>) {}
+    }
+    fn waker() -> Waker {
+        Waker::from(Arc::new(Nobody))
+    }
+    fn same(got: &[Waker], expected: &[&Waker]) -> bool {
+        got.len() == expected.len() && got.iter().zip(expected).all(|(g, e)| g.will_wake(e))
+    }
+
+    #[test]
+    fn the_oldest_events_are_dropped_beyond_the_limit() {
+        let mut q = EventQueue::default();
+        assert!(q.is_empty() && q.pop().is_none());
+        assert!(q.push(AsyncEvent::PortError).is_empty());
+        for _ in 0..EventQueue::MAX_EVENTS {
+            assert!(q.push(AsyncEvent::PortActive).is_empty());
+        }
+        assert_eq!((q.pop(), q.dropped()), (Some(AsyncEvent::PortActive), 1));
+    }
+
+    #[test]
+    fn each_who_waits_is_woken_once() {
+        let (mut q, a, b) = (EventQueue::default(), waker(), waker());
+        assert!([&a, &b, &a].into_iter().all(|w| q.wait(w).is_none()));
+        assert!(same(&q.push(AsyncEvent::PortError), &[&a, &b]));
+        assert!(q.push(AsyncEvent::PortError).is_empty(), "nobody has asked anew");
+        let now = q.wait(&a);
+        assert!(same(now.as_slice(), &[&a]), "an event waits for it");
+        q.pop();
+        q.pop();
+        assert!(q.wait(&a).is_none() && same(&q.push(AsyncEvent::PortActive), &[&a]));
+    }
+
+    #[test]
+    fn beyond_the_limit_the_one_that_has_waited_longest_is_woken() {
+        let mut q = EventQueue::default();
+        let waiters = Vec::from_iter((0..EventQueue::MAX_WAITERS).map(|_| waker()));
+        assert!(waiters.iter().all(|w| q.wait(w).is_none()));
+        let last = waker();
+        assert!(same(q.wait(&last).as_slice(), &[&waiters[0]]));
+        let woken = q.push(AsyncEvent::PortError);
+        assert!(woken.len() == EventQueue::MAX_WAITERS && woken.last().is_some_and(|w| w.will_wake(&last)));
+    }
 }

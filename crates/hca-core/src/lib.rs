@@ -11,6 +11,7 @@
 //! | `wr` | [`SendWr`], [`RecvWr`], [`Sge`]: what a program posts |
 //! | `wc` | [`Completion`] and all completion statuses |
 //! | `qp` | queue pair states, attributes and the legal transitions |
+//! | `event` | [`AsyncEvent`], and the [`EventQueue`] of a device |
 //! | `device` | [`Device`] (control path) and its ports (data path) |
 //! | `portals` | [`PortalsEngine`], which a device that offers it runs itself |
 //!

@@ -43,7 +43,7 @@ fn main() -> Result<(), Failure> {
     let flag = 1_u64.to_ne_bytes();
     let mut batch = qp.batch(); // one doorbell; the flag lands after the text
     batch.post_send(SendRequest::write(Inline(TEXT), window).signaled(false)).map_err(|r| r.error)?;
-    batch.post_send(SendRequest::write(Inline(&flag), window.range(FLAG..))).map_err(|r| r.error)?;
+    batch.post_send(SendRequest::write(Inline(&flag), window.try_range(FLAG..)?)).map_err(|r| r.error)?;
     batch.ring();
     let mut wcs = Completions::default();
     for wc in cq.wait(&mut wcs, None)? {

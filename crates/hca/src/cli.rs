@@ -9,8 +9,8 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
-use crate::perf::plan::{DEFAULT_SIZES, Layer, Op, Service, Size};
-use crate::perf::portals::{DEFAULT_DEPTHS, Depths, Entries};
+use crate::perf::plan::{DEFAULT_SIZES, Layer, Memory, Op, Service, Size};
+use crate::perf::portals::{DEFAULT_DEPTHS, Depths, Eager, Entries};
 use crate::url::{DeviceUrl, FaultSpec};
 use crate::{devinfo, interrupt, perf, pingpong, run, trace, warnings};
 use softhca::Progress;
@@ -21,7 +21,8 @@ pub use crate::interrupt::interrupted;
 pub const PERF_FIELDS: &str = "fabric service op layer size p50_ns p99_ns p999_ns mean_ns max_ns gb_per_s \
      msgs_per_s count errors progress placement cpu peer_cpu offload eager_bytes depth entries";
 
-const EXIT_CODES: &str = "Exit codes: 0 success, 1 failed, 2 wrong usage, 130 ended by Ctrl-C.";
+const EXIT_CODES: &str =
+    "Exit codes: 0 success, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 by TERM, 129 by HUP.";
 
 const DEVICES: &str = "\
 Devices:
@@ -119,10 +120,20 @@ enum Command {
     RunGuard,
     /// The other process of a measurement
     #[command(name = perf::PEER_COMMAND, hide = true)]
-    Peer {
-        #[arg(long)]
-        netns: Option<PathBuf>,
-    },
+    Peer(PeerArgs),
+}
+
+/// The peer of a measurement, as the measuring process starts it.
+#[derive(Clone, Debug, Parser)]
+pub struct PeerArgs {
+    /// The device to open
+    pub device: DeviceUrl,
+    /// The network namespace to be in
+    #[arg(long)]
+    pub netns: Option<PathBuf>,
+    /// The CPU to be bound to
+    #[arg(long)]
+    pub cpu: Option<usize>,
 }
 
 /// `hca portals`.
@@ -216,6 +227,9 @@ pub enum FabricName {
 pub struct DevinfoArgs {
     /// The device (default: HCA_DEVICE, then auto://)
     pub url: Option<DeviceUrl>,
+    /// The same, as other commands take it
+    #[arg(long, value_name = "URL", conflicts_with = "url")]
+    pub device: Option<DeviceUrl>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -253,7 +267,7 @@ pub struct PerfArgs {
     pub offload: Option<Switch>,
     /// Portals: the longest message that goes with its header; of several, each has its rows
     #[arg(long, value_delimiter = ',', value_name = "BYTES")]
-    pub eager: Vec<Size>,
+    pub eager: Vec<Eager>,
     /// Seconds for each row
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.8")]
     pub duration: Duration,
@@ -272,6 +286,9 @@ pub struct PerfArgs {
     /// With --listen: end after one measurement
     #[arg(long, requires = "listen")]
     pub once: bool,
+    /// With --listen: memory that one measurement may take here
+    #[arg(long, value_name = "BYTES", default_value_t = perf::DEFAULT_MEMORY)]
+    pub memory: Memory,
     /// The device of the peer process (default: the same fabric on an address of its own)
     #[arg(long, value_name = "URL", conflicts_with_all = ["listen", "connect"])]
     pub peer_device: Option<DeviceUrl>,
@@ -453,7 +470,7 @@ pub fn run() -> ExitCode {
     }
     warnings::listen();
     // The peer is told to stop by the process that started it.
-    let peer = matches!(cli.command, Command::Peer { .. });
+    let peer = matches!(cli.command, Command::Peer(_));
     if let Command::Perf(args) = &cli.command
         && let Some(why) = args.misuse()
     {
@@ -475,12 +492,12 @@ pub fn run() -> ExitCode {
         #[cfg(feature = "pci")]
         Command::Serve(args) => crate::serve::serve(&args),
         Command::Run(_) | Command::RunGuard => unreachable!("they have returned"),
-        Command::Peer { netns } => perf::peer::serve_standard_streams(netns.as_deref()),
+        Command::Peer(args) => perf::peer::serve_standard_streams(&args),
     };
-    match result {
-        _ if interrupted() && !peer => ExitCode::from(130),
-        Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
+    match (interrupt::exit_code(), result) {
+        (Some(code), _) if !peer => ExitCode::from(code),
+        (_, Ok(())) => ExitCode::SUCCESS,
+        (_, Err(e)) => {
             eprintln!("hca: {e}");
             ExitCode::from(1)
         }

@@ -9,7 +9,7 @@ use crate::url::{DeviceUrl, Options, Target};
 
 /// Runs the command.
 pub(crate) fn devinfo(args: &DevinfoArgs) -> Result<(), Failure> {
-    let named = match &args.url {
+    let named = match args.url.as_ref().or(args.device.as_ref()) {
         Some(url) => Some(url.clone()),
         None => device_from_environment()?,
     };

@@ -205,7 +205,7 @@ where
     ops::Write: OfferedBy<S>,
 {
     let pd = opened.context().alloc_pd()?;
-    let size = args.size.map_or(DEFAULT_SIZE, |s| s.0);
+    let size = args.size.map_or(DEFAULT_SIZE, |s| s.bytes());
     let mut bounce: Bounce<S> = Bounce::new(args, &pd, size, 0, args.mtu.bytes())?;
     let own = bounce.qp.endpoint();
     let control = bounce.qp.control();
@@ -233,7 +233,7 @@ where
 fn datagrams(args: &PingpongArgs, opened: &Opened) -> Result<(), Failure> {
     let pd = opened.context().alloc_pd()?;
     let mtu = opened.mtu().bytes();
-    let size = args.size.map_or(DEFAULT_UD_SIZE.min(mtu.into()), |s| s.0);
+    let size = args.size.map_or(DEFAULT_UD_SIZE.min(mtu.into()), |s| s.bytes());
     if size > mtu.into() {
         return Err(PingpongError::TooLong { mtu }.into());
     }

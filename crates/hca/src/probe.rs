@@ -124,6 +124,9 @@ pub fn half_round_trip_ns(a: usize, b: usize, time: Duration) -> Option<f64> {
 /// The CPU does not exist, or the process may not use it.
 pub fn pin(cpu: usize) -> std::io::Result<()> {
     let mut set = rustix::thread::CpuSet::new();
+    if cpu >= rustix::thread::CpuSet::MAX_CPU {
+        return Err(rustix::io::Errno::INVAL.into());
+    }
     set.set(cpu);
     rustix::thread::sched_setaffinity(None, &set).map_err(Into::into)
 }

@@ -126,6 +126,12 @@ fn the_environment_names_the_device_and_is_blamed_if_it_is_wrong() {
 }
 
 #[test]
+fn devinfo_takes_its_device_as_other_commands_do() {
+    let info = &json_lines(&run(&["devinfo", "--json", "--device", "loopback://named?progress=inline"]))[0];
+    assert_eq!(info["fabric"], "loopback");
+}
+
+#[test]
 fn devinfo_tells_limits_port_and_counters() {
     let info = &json_lines(&run(&["devinfo", "udp://?mtu=1024", "--json"]))[0];
     assert_eq!(info["limits"]["max_qp"], 65_536);
@@ -420,6 +426,55 @@ fn a_silent_client_keeps_nobody_from_a_listener() {
     assert!(text.contains("the peer said nothing for 3s"), "{text}");
 }
 
+/// A listener's answers to lines, each of which it answers; the last one is before it hangs up.
+fn told_by(address: &str, lines: &[String]) -> String {
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    let mut answers = BufReader::new(stream.try_clone().unwrap());
+    let mut told = String::new();
+    for line in lines {
+        // The listener may have hung up on an earlier one.
+        let _ = stream.write_all(format!("{line}\n").as_bytes());
+        told.clear();
+        answers.read_line(&mut told).unwrap();
+    }
+    told
+}
+
+#[test]
+fn a_listener_refuses_what_no_honest_host_asks_and_serves_the_next() {
+    let (child, address, _said) = listener_with(&["--memory", "8M"]);
+    let hello = r#"{"hello":{"protocol":4,"device":"nothing","cpu":4000000}}"#;
+    let prepare = |size: u64, len: u64| {
+        let qp = r#"{"service":"Rc","qpn":5,"psn":7,"mtu":1024,"rd_atomic":16,"gid":"::ffff:127.0.0.99"}"#;
+        let window = format!(r#"{{"addr":0,"rkey":1,"len":{len}}}"#);
+        let case = format!(r#"{{"service":"rc","op":"write","size":{size}}}"#);
+        let endpoint = format!(r#"{{"qp":{qp},"window":{window}}}"#);
+        format!(r#"{{"prepare":{{"case":{case},"phase":"latency","mtu":1024,"endpoint":{endpoint}}}}}"#)
+    };
+    let node = |eager: u64, card: &str| {
+        format!(r#"{{"node":{{"settings":{{"offload":false,"eager_bytes":{eager}}},"card":{card}}}}}"#)
+    };
+    let card = format!("{:?}", [0; 30]);
+    for (line, part) in [
+        (prepare(0, 64), "a size of 0"),
+        (prepare(1 << 31, 64), "a size of 2147483648"),
+        (prepare(1 << 30, 1 << 40), "--memory"),
+        (prepare(64, 4), "offers 4 bytes of memory"),
+        (prepare(64, 72).replace("\"write\"", "\"put\""), "rc has no put"),
+        (prepare(64, 72).replace("\"mtu\":1024,\"endpoint\"", "\"mtu\":7,\"endpoint\""), "a path MTU of 7"),
+        (node(1 << 24, &card), "16777216 bytes with a header"),
+        (node(4096, "[1,2,3]"), "no card"),
+        (r#"{"move":{"case":{"op":"put","size":8,"before":{"count":9999999,"entries":"exact"}},"phase":"latency"}}"#.to_owned(), "9999999 entries"),
+    ] {
+        let told = told_by(&address, &[hello.to_owned(), line.clone()]);
+        assert!(told.contains("failed") && told.contains(part), "{line}: {told}");
+    }
+    let args =
+        ["perf", "--json", "--connect", &address, "--op", "write", "--size", "64", "--duration", "0.04"];
+    assert_eq!(json_lines(&run(&args)).len(), 1);
+    ended_by_ctrl_c(child);
+}
+
 #[test]
 fn a_stranger_at_the_listener_is_named() {
     let (mut child, address, mut said) = listener();
@@ -653,4 +708,68 @@ fn what_can_not_be_served_is_refused_with_a_reason() {
     assert!(said.contains("progress="), "{said}");
     assert!(refusal(&["serve"], 2).contains("--pci"));
     assert!(refusal(&["serve", "--pci", "/tmp/x.sock", "--port", "token-ring"], 2).contains("ib or roce"));
+}
+
+/// The command under limits of its shell, as `ulimit -f 64`.
+fn limited(limits: &str, args: &[&str]) -> Output {
+    let script = format!("{limits} && exec \"$0\" \"$@\"");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_hca")]).args(args);
+    command.env_remove("HCA_DEVICE").stdin(Stdio::null()).output().expect("there is a shell")
+}
+
+#[test]
+fn a_limit_of_file_sizes_is_told_and_leaves_the_network() {
+    // Blocks of 512 bytes: less than a board, and more than that but less than a ring.
+    for blocks in [16, 1024] {
+        let limit = format!("ulimit -f {blocks}");
+        let out = limited(&limit, &["devinfo", "auto://127.83.1.7"]);
+        let said = text(&out.stdout) + &text(&out.stderr);
+        assert!(out.status.success() && said.contains("ulimit -f"), "{blocks}: {} {said}", out.status);
+        let out = limited(&limit, &["devinfo", "shm://limited"]);
+        let said = text(&out.stderr);
+        assert!(
+            out.status.code() == Some(1) && said.contains("ulimit -f"),
+            "{blocks}: {} {said}",
+            out.status
+        );
+    }
+}
+
+#[test]
+fn errors_name_the_limit_of_descriptors() {
+    for device in ["auto://127.83.1.8", "shm://limited", "udp://127.83.1.8"] {
+        for descriptors in 5..=20 {
+            let out = limited(&format!("ulimit -n {descriptors}"), &["devinfo", device]);
+            let said = text(&out.stdout) + &text(&out.stderr);
+            let told = out.status.success() || said.contains("ulimit -n");
+            assert!(told, "{device} with {descriptors}: {} {said}", out.status);
+        }
+    }
+}
+
+#[test]
+fn signals_that_end_the_command_leave_no_socket_files() {
+    let folder = std::env::temp_dir().join(format!("hca-{}-signals", std::process::id()));
+    std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&folder).unwrap();
+    let in_folder = || std::fs::read_dir(&folder).unwrap().count();
+    let device = format!("shm://signals?dir={}", folder.display());
+    for (signal, code) in [(rustix::process::Signal::TERM, 143), (rustix::process::Signal::HUP, 129)] {
+        let (mut server, ..) = pingpong_server(&["rc", "--device", &device, "--bind", "127.0.0.1"]);
+        assert_eq!(in_folder(), 1, "the adapter's socket");
+        rustix::process::kill_process(rustix::process::Pid::from_child(&server), signal).unwrap();
+        let status = server.wait().unwrap();
+        assert_eq!((status.code(), in_folder()), (Some(code), 0), "{signal:?} at a ping-pong: {status}");
+        if cfg!(feature = "pci") {
+            let socket = folder.join("serve.sock");
+            let args = ["serve", "--pci", socket.to_str().unwrap()];
+            let mut server = hca(&args).stdout(Stdio::piped()).spawn().unwrap();
+            let mut line = String::new();
+            BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            rustix::process::kill_process(rustix::process::Pid::from_child(&server), signal).unwrap();
+            let status = server.wait().unwrap();
+            assert_eq!((status.code(), in_folder()), (Some(code), 0), "{signal:?} at a server: {status}");
+        }
+    }
+    std::fs::remove_dir(&folder).unwrap();
 }

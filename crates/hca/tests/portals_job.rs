@@ -230,12 +230,8 @@ fn eight_processes_find_each_other_and_talk() {
 }
 
 #[test]
+#[ignore = "needs mpiexec.hydra, of the package mpich"]
 fn processes_of_another_launcher_find_each_other_and_talk() {
-    let mut hydra = Command::new("mpiexec.hydra");
-    if hydra.arg("-version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_err() {
-        println!("skipped: mpiexec.hydra is not installed (Debian has it in the package mpich)");
-        return;
-    }
     for device in ["auto://", "udp://"] {
         let mut hydra = Command::new("mpiexec.hydra");
         all_are_done(&job(hydra.args(["-n", "4"]), device, "all to all"), 4);

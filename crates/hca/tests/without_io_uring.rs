@@ -4,15 +4,11 @@
 
 use std::process::{Command, Output, Stdio};
 
-#[allow(dead_code, reason = "shared")]
-#[path = "../../conformance/tests/filter/mod.rs"]
-mod filter;
-
 /// Runs the command where io_uring is forbidden.
 fn run(args: &[&str]) -> Output {
     let args: Vec<String> = args.iter().map(|&a| a.to_owned()).collect();
     let inside = std::thread::spawn(move || {
-        filter::refuse(&[libc::SYS_io_uring_setup], libc::EPERM);
+        test_support::filter::refuse(&[libc::SYS_io_uring_setup], libc::EPERM);
         let mut command = Command::new(env!("CARGO_BIN_EXE_hca"));
         command.args(args).env_remove("HCA_DEVICE").stdin(Stdio::null()).output().unwrap()
     });

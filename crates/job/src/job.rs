@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
+use hca_process::Fork;
+
 use crate::card::MAX_CARD_BYTES;
 use crate::environment::{self, Found};
 use crate::error::JobError;
@@ -55,6 +57,7 @@ struct Inner {
     published: AtomicBool,
     fenced: AtomicBool,
     left: AtomicBool,
+    fork: Fork,
 }
 
 #[derive(Debug)]
@@ -184,6 +187,7 @@ impl Job {
             published: AtomicBool::new(false),
             fenced: AtomicBool::new(false),
             left: AtomicBool::new(false),
+            fork: Fork::new(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -317,7 +321,8 @@ impl Job {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        if *self.left.get_mut() {
+        // The place is the parent's.
+        if *self.left.get_mut() || self.fork.is_child() {
             return;
         }
         match &mut self.way {

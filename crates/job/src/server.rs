@@ -27,6 +27,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hca_process::Fork;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
@@ -56,6 +57,7 @@ pub struct Server {
     shared: Arc<Shared>,
     size: u32,
     thread: Option<thread::JoinHandle<()>>,
+    fork: Fork,
 }
 
 #[derive(Debug)]
@@ -150,7 +152,7 @@ impl Server {
             .name("hca-job".to_owned())
             .spawn(move || floor.serve(&theirs))
             .map_err(|source| JobError::System { what: "thread", source })?;
-        Ok(Self { shared, size, thread: Some(thread) })
+        Ok(Self { shared, size, thread: Some(thread), fork: Fork::new() })
     }
 
     /// The end of a socket that the process of this rank speaks on, closed where a program is executed: a launcher
@@ -200,7 +202,10 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        if let Some(thread) = self.thread.take() {
+        // A child has no such thread, and its parent's goes on.
+        if let Some(thread) = self.thread.take()
+            && !self.fork.is_child()
+        {
             self.shared.order(Order::Stop);
             // It waits for nothing but its descriptors. A panic has been reported by its hook.
             let _ = thread.join();

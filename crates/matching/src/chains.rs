@@ -135,15 +135,17 @@ impl Seed {
 mod tests {
     use std::collections::HashMap;
 
+    use test_support::random::Rng;
+
     use super::*;
 
     #[test]
     fn chains_are_found_however_many_come_and_go() {
         let mut chains = Chains::new(Seed::new(1));
         let mut plain: HashMap<(u64, u64), u32> = HashMap::new();
-        let mut x = 3u64;
+        let mut rng = Rng::new(3);
         for step in 0..50_000u32 {
-            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let x = rng.next_u64();
             // Few keys, so that they come again; now many of them, now few.
             let key = ((x >> 33) % 300, (x >> 50) % 3);
             let grows = step / 5_000 % 2 == 0;

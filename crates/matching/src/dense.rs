@@ -206,6 +206,8 @@ pub(crate) fn find<const C: usize>(
 
 #[cfg(test)]
 mod tests {
+    use test_support::random::Rng;
+
     use super::*;
 
     /// Rows of one word, where 0 is a hole.
@@ -218,9 +220,9 @@ mod tests {
     fn rows_keep_the_order_of_their_positions_whatever_comes_and_goes() {
         let mut dense = Dense::<1>::new([0]);
         let mut plain: Vec<(u64, u32)> = Vec::new();
-        let mut x = 1u64;
+        let mut rng = Rng::new(1);
         for id in 0..4000u32 {
-            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let x = rng.next_u64();
             let position = x >> 16;
             if plain.len() > 40 && x.is_multiple_of(3) || plain.len() > 300 {
                 let gone = plain.remove(x as usize / 7 % plain.len());

@@ -308,6 +308,8 @@ impl EventQueue {
 
 #[cfg(test)]
 mod tests {
+    use test_support::random::Rng;
+
     use super::*;
 
     fn event(user_ptr: u64) -> Event {
@@ -354,9 +356,9 @@ mod tests {
     fn events_keep_their_order_round_the_end_and_while_the_queue_grows_and_shrinks() {
         let mut queue = EventQueue::new(5, true);
         let mut plain = std::collections::VecDeque::new();
-        let mut x = 1u64;
+        let mut rng = Rng::new(1);
         for i in 0..5000u64 {
-            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let x = rng.next_u64();
             // An even chance, so that the queue is seldom empty and begins at its front again.
             if x >> 63 == 0 && plain.len() < queue.capacity - queue.reserved {
                 queue.push(event(i), Some(&Region { length: i, ..Region::default() }), false);

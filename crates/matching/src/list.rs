@@ -325,11 +325,8 @@ mod tests {
     #[test]
     fn all_matches_come_in_the_order_of_the_list_exact_or_not() {
         let mut model = Model::new();
-        let mut x = 7u64;
-        let mut draw = move |n: usize| {
-            x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (x >> 33) as usize % n
-        };
+        let mut rng = test_support::random::Rng::new(7);
+        let mut draw = move |n: usize| rng.below(n);
         for step in 0..20_000 {
             if model.plain.len() > 100 && draw(2) == 0 || model.plain.len() > 200 {
                 let at = draw(model.plain.len());

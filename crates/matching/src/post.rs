@@ -87,8 +87,8 @@ impl Interface {
     /// Looks through the headers that wait at a portal, as appending an entry would, without linking it.
     ///
     /// [`SearchOp::Only`] posts a `Search` event for what it finds, [`SearchOp::Delete`] what appending would post.
-    /// An entry for one use finds one header, any other all of them. Where there is nothing, or no more, a `Search`
-    /// event that failed with [`NiFail::NoMatch`] tells so. A message found by `Only` may still be coming in.
+    /// An entry for one use finds one header, any other all of them. Only where it finds none, a `Search` event that
+    /// failed with [`NiFail::NoMatch`] tells so. A message found by `Only` may still be coming in.
     ///
     /// # Errors
     /// [`Error::PtIndex`], [`Error::Handle`], [`Error::Options`].
@@ -105,7 +105,7 @@ impl Interface {
             ct: region.ct,
             entry: None,
         };
-        let mut uses = uses(&region);
+        let (mut uses, mut found) = (uses(&region), false);
         let mut cursor = self.portal(pt_index)?.arrivals.cursor(&entry.criteria);
         while uses != Threshold::Count(0) {
             let portal = self.portal(pt_index)?;
@@ -115,13 +115,13 @@ impl Interface {
             if !fits(&region, region.length, &self.headers.at(index).header) {
                 continue;
             }
-            uses = one_less(uses);
+            (uses, found) = (one_less(uses), true);
             match op {
                 SearchOp::Only => self.tell_claim(EventKind::Search, index, &claim),
                 SearchOp::Delete => self.claim(pt_index, index, claim),
             }
         }
-        if uses != Threshold::Count(0) {
+        if !found {
             let event = Event {
                 pt_index,
                 fail: NiFail::NoMatch,

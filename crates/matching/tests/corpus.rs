@@ -18,15 +18,9 @@ fn the_corpus_of_calls_and_messages_passes() {
 
 #[test]
 fn inputs_at_random_pass() {
-    let mut x = 1u64;
+    let mut rng = test_support::random::Rng::new(1);
     for _ in 0..if cfg!(miri) { 5 } else { 2_000 } {
-        let input: Vec<u8> = (0..x % 1024)
-            .map(|_| {
-                x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                (x >> 56) as u8
-            })
-            .collect();
-        x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        matching::matching(&input);
+        let len = rng.below(1024);
+        matching::matching(&rng.bytes(len));
     }
 }

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use hca_matching::atomic::{AtomicOp, Datatype, apply};
+use test_support::random::Rng;
 
 /// For each record of four numbers: a+b, a*b, (a+bi)*(c+di), and whether a<b, a<=b, a==b, a!=b; then the latter two for
 /// double. Of a long double, 10 bytes count.
@@ -42,17 +43,14 @@ int main(void) {
 const RECORD: usize = 96;
 const ANSWER: usize = 96;
 
-struct Draw(u64);
+struct Draw(Rng);
 
 impl Draw {
     fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+        self.0.next_u64()
     }
     fn of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[(self.next() >> 32) as usize % choices.len()]
+        self.0.of(choices)
     }
     /// Bits as sums of few powers of two, near ties, or any.
     fn significand(&mut self) -> u64 {
@@ -160,7 +158,7 @@ fn check(record: &[u8], answer: &[u8]) {
 fn long_double_and_complex_products_are_those_of_c() {
     let Some(program) = compile() else { return };
     let records = if cfg!(debug_assertions) { 20_000 } else { 500_000 };
-    let mut draw = Draw(0x9e37_79b9_7f4a_7c15);
+    let mut draw = Draw(Rng::new(1));
     let mut bytes = Vec::with_capacity(records * RECORD);
     for _ in 0..records {
         (0..4).for_each(|_| bytes.extend(draw.long_double()));

@@ -10,26 +10,24 @@ use std::panic::AssertUnwindSafe;
 use hca_matching::atomic::{AtomicOp, Datatype};
 use hca_matching::*;
 use model::Model;
+use test_support::random::Rng;
 
 const EVENTS: u32 = 12;
 const HEADERS: u32 = 10;
 /// The second one with flow control.
 const PORTALS: [bool; 2] = [false, true];
 
-struct Draw(u64);
+struct Draw(Rng);
 
 impl Draw {
     fn below(&mut self, n: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % n
+        self.0.below(n as usize) as u64
     }
     fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
     fn of<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len() as u64) as usize]
+        self.0.of(choices)
     }
     fn process(&mut self) -> Process {
         Process::physical(Nid(self.below(2) as u32), Pid(self.below(2) as u32))
@@ -62,7 +60,7 @@ impl Pair {
         }
         let ct = ni.ct_alloc().unwrap();
         let model = Model::new(face, &PORTALS, EVENTS as usize, HEADERS as usize);
-        let draw = Draw(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let draw = Draw(Rng::new(seed));
         Self {
             draw,
             ni,

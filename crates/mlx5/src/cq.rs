@@ -1,10 +1,11 @@
 //! Completion queues.
 //!
 //! One thread polls a queue by its port, and has a copy of its own of which queue pairs complete there, by number. Other
-//! threads add and remove queue pairs: `exclusion` says how they do so while the queue is polled.
+//! threads add and remove queue pairs: [`Exclusion`] says how they do so while the queue is polled.
 //!
-//! Who removes a queue pair takes what it left in the queue out: no poll that begins later finds it, and what it took from a
-//! shared receive queue is given back. For that the poller must be outside, which takes as long as a poll.
+//! Who removes a queue pair takes what it left in the queue out: no poll that begins later finds it, its entries are free
+//! again, and what it took from a shared receive queue is given back. Who resets one does the same, but requests of a shared
+//! receive queue stay as flushed. For that the poller must be outside, which takes as long as a poll.
 
 use core::task::Waker;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,13 +14,13 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use hca_core::{Completion, CqHandle, CqPort, DeviceError, Notify, QpType, WcOpcode, WcStatus};
 use hca_prm::command::cq::{CreateCqIn, CreateCqOut, DestroyCqIn};
 use hca_prm::{CI_MASK, CqArm, CqDbr, Cqc};
+use hca_turn_lock::{Exclusion, Inside};
 use hca_vfio::mmio::dma_wmb;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::caps::Caps;
 use crate::cqe::{self, CQE_CELLS, Cqe, Kind};
 use crate::error::memory;
-use crate::exclusion::{Exclusion, Inside};
 use crate::hca::Hca;
 use crate::masked::Masked;
 use crate::qp::core::QpCore;
@@ -87,35 +88,54 @@ impl CqCore {
         self.members.change(|members| members.push(Member { qp: qp.clone(), sends, recvs }));
     }
 
-    /// Takes out what a queue pair left here, of which the adapter adds no more; and the queue pair itself, if it is to `stay`
-    /// no more. `also` is run while nobody polls. Returned are the requests that it took from a shared receive queue.
-    pub(crate) fn remove(&self, qp: &QpCore, stay: bool, also: impl FnOnce()) -> Vec<u64> {
+    /// Takes out a queue pair, and what it left here, of which the adapter adds no more. Returned are the requests that it took
+    /// from a shared receive queue.
+    pub(crate) fn remove(&self, qp: &QpCore) -> Vec<u64> {
+        let mut shared = Vec::new();
         self.members.exclude(|members| {
-            if !stay {
-                members.retain(|m| m.qp.handle != qp.handle);
-            }
-            let shared = self.take_out(qp);
-            also();
-            shared
-        })
+            members.retain(|m| m.qp.handle != qp.handle);
+            self.take_out(qp, Some(&mut shared));
+        });
+        // Oldest first.
+        shared.reverse();
+        shared
     }
 
-    /// Takes out what a queue pair left here. Returned are the requests that it took from a shared receive queue. While nobody polls.
-    fn take_out(&self, qp: &QpCore) -> Vec<u64> {
-        let mut shared = Vec::new();
+    /// Takes out what a queue pair left here that is reset, and of which the adapter adds no more. Requests that it took from a
+    /// shared receive queue complete as flushed: nobody could name them any more. `also` is run while nobody polls.
+    pub(crate) fn reset(&self, qp: &QpCore, also: impl FnOnce()) {
+        self.members.exclude(|_| {
+            self.take_out(qp, None);
+            also();
+        });
+    }
+
+    /// Takes out what a queue pair left here: entries of others move up behind it, and the adapter is told that those in
+    /// front are free. Requests that it took from a shared receive queue are named, the youngest first, or stay as flushed
+    /// where they are not `named`. While nobody polls.
+    fn take_out(&self, qp: &QpCore, mut named: Option<&mut Vec<u64>>) {
+        let record = self.record.word32(CqDbr::UPDATE_CI.offset());
         // As many bits as tell the round.
-        let taken = u32::from_be(self.record.word32(CqDbr::UPDATE_CI.offset()).load(Ordering::Relaxed));
-        for i in 0..1_u32 << self.log_size {
-            let Some(cqe) = Cqe::ready(&self.ring, taken.wrapping_add(i), self.log_size) else { break };
-            if cqe.qpn() != qp.qpn.raw() {
-                continue;
+        let taken = u32::from_be(record.load(Ordering::Relaxed));
+        let entry = |i| Cqe::ready(&self.ring, taken.wrapping_add(i), self.log_size);
+        let count = (0..1_u32 << self.log_size).take_while(|&i| entry(i).is_some()).count() as u32;
+        let mut free = count;
+        for (i, mut cqe) in (0..count).rev().filter_map(|i| Some((i, entry(i)?))) {
+            if cqe.qpn() == qp.qpn.raw() {
+                let Some(srq) = qp.srq.as_ref().filter(|_| cqe.kind().is_recv()) else { continue };
+                if let Some(named) = &mut named {
+                    named.extend(srq.take(cqe.place()));
+                    continue;
+                }
+                cqe.flush();
             }
-            if let (Kind::Received | Kind::RecvFailed, Some(srq)) = (cqe.kind(), &qp.srq) {
-                shared.extend(srq.take(cqe.place()));
+            free -= 1;
+            if free != i {
+                cqe.copy_to(&self.ring, taken.wrapping_add(free), self.log_size);
             }
-            cqe.disown();
         }
-        shared
+        // Release: entries are moved before the adapter is told that it may write in front of them.
+        record.store((taken.wrapping_add(free) & CI_MASK).to_be(), Ordering::Release);
     }
 
     /// The consumer's counter, as the adapter is told.
@@ -273,6 +293,12 @@ impl Entries {
         n
     }
 
+    /// Goes on where the adapter was told that entries are not free: who took some out has moved that.
+    fn pass_over_the_free(&mut self) {
+        let told = u32::from_be(self.record.load(Ordering::Relaxed));
+        self.next = self.next.wrapping_add(told.wrapping_sub(self.next) & CI_MASK);
+    }
+
     /// Tells the adapter what was taken.
     #[inline(always)]
     fn tell(&self) {
@@ -347,6 +373,7 @@ impl<B: Bell> CqPoller<B> {
         let (version, members) = self.core.members.copy(Clone::clone);
         self.version = version;
         self.dead = self.core.dead.load(Ordering::Relaxed);
+        self.entries.pass_over_the_free();
         let of = |completes: fn(&Member) -> bool| {
             let of: Vec<_> = members.iter().filter(|m| completes(m)).map(|m| &m.qp).collect();
             Seats::of(&of)
@@ -416,7 +443,12 @@ impl<B: Bell> CqPoller<B> {
     }
 }
 
-impl<B: Bell> CqPort for CqPoller<B> {
+#[allow(unsafe_code)] // a promise; nothing unsafe is done here
+// SAFETY: (1) an entry becomes a completion only if its place is that of a request that a shadow has as outstanding, which it
+// is no longer from then on: once, whatever the adapter writes. (2) The adapter writes memory before the entry, whose
+// valid bit is looked at before all else, with a barrier behind that (`Cqe::ready`). (3) Every way counts what it filled
+// in, and goes on while that is less than `out`'s length.
+unsafe impl<B: Bell> CqPort for CqPoller<B> {
     /// Most polls find nothing, or one entry of a request that succeeded. What one has to do beyond that is left to other
     /// functions, each at the end of the one before, so that nothing has to be kept across a call.
     #[inline]
@@ -605,7 +637,9 @@ struct CqOf {
     _hca: Arc<Hca>,
 }
 
-impl CqPort for CqOf {
+#[allow(unsafe_code)] // handed on
+// SAFETY: the poller's.
+unsafe impl CqPort for CqOf {
     #[inline]
     fn poll(&mut self, out: &mut [Completion]) -> usize {
         self.poller.poll(out)

@@ -10,7 +10,7 @@ use hca_core::{Completion, Qpn, RecvExtra, Rkey, WcOpcode, WcStatus};
 use hca_prm::{CqeOpcode, CqeSyndrome};
 use hca_vfio::mmio::dma_rmb;
 
-use crate::shared::{Block, CELL, Cell, Ring, rows};
+use crate::shared::{Block, CELL, Cell, Ring, rows, set_rows};
 
 /// Cells of an entry.
 pub(crate) const CQE_CELLS: usize = hca_prm::Cqe64::SIZE / CELL;
@@ -36,6 +36,13 @@ pub(crate) enum Kind {
     RecvFailed,
     /// Nothing that this driver asked for.
     Other,
+}
+
+impl Kind {
+    /// Whether it is about a receive request.
+    pub(crate) fn is_recv(self) -> bool {
+        matches!(self, Self::Received | Self::RecvFailed)
+    }
 }
 
 /// An entry that the adapter has written.
@@ -138,10 +145,22 @@ impl<'a> Cqe<'a> {
         out.solicited = self.last & 2 != 0;
     }
 
-    /// Has nobody find its queue pair any more: the entry is passed over.
-    pub(crate) fn disown(&self) {
-        let nobody = self.last & !(0xff_ffff << 32);
-        self.words[3][1].store(nobody.to_be(), Ordering::Relaxed);
+    /// Makes it that of a receive request that was flushed. While nobody polls.
+    pub(crate) fn flush(&mut self) {
+        let syndromes = rows(&self.words[3][0]) & !0xffff | u64::from(CqeSyndrome::WrFlushErr.code());
+        set_rows(&self.words[3][0], syndromes);
+        self.last = self.last & !0xf0 | u64::from(RESP_ERR) << 4;
+        set_rows(&self.words[3][1], self.last);
+    }
+
+    /// Writes it to the place of `counter`, as ready in that round. While nobody polls, and the adapter does not write there.
+    pub(crate) fn copy_to(&self, ring: &Ring, counter: u32, log_size: u32) {
+        let to = ring.block(counter);
+        for (from, to) in self.words.iter().flatten().zip(to.iter().flatten()) {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        let last = self.last & !1 | u64::from(counter >> log_size & 1);
+        to[3][1].store(last.to_be(), Ordering::Relaxed);
     }
 }
 
@@ -183,9 +202,9 @@ pub(crate) mod tests {
         write(&cells, 5, 2, Cqe64::new().with(Cqe64::QPN, 6));
         assert_eq!(Cqe::ready(&ring, 5, 2).unwrap().qpn(), 6);
         assert!(Cqe::ready(&ring, 1, 2).is_none() && Cqe::ready(&ring, 9, 2).is_none());
-        Cqe::ready(&ring, 5, 2).unwrap().disown();
-        let left = Cqe::ready(&ring, 5, 2).unwrap();
-        assert_eq!((left.qpn(), left.kind()), (0, Kind::Sent));
+        Cqe::ready(&ring, 5, 2).unwrap().copy_to(&ring, 8, 2);
+        assert!(Cqe::ready(&ring, 4, 2).is_none(), "another round");
+        assert_eq!(Cqe::ready(&ring, 8, 2).unwrap().qpn(), 6);
     }
 
     #[test]

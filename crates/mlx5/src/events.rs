@@ -1,16 +1,12 @@
 //! Asynchronous events on their way to the program.
 
 use core::task::Waker;
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use hca_core::AsyncEvent;
+use hca_core::{AsyncEvent, EventQueue};
 use rustix::event::{EventfdFlags, eventfd};
-
-/// Events that wait at most; the oldest are lost beyond that, and counted.
-const MAX_EVENTS: usize = 4096;
 
 /// A descriptor that is readable while something is to be done.
 #[derive(Debug)]
@@ -38,56 +34,41 @@ impl AsFd for EventFd {
     }
 }
 
-/// Events that wait.
+/// The adapter's queue of events, with the descriptor that tells of them.
 pub(crate) struct Events {
-    queue: Mutex<Queue>,
+    queue: Mutex<EventQueue>,
     fd: EventFd,
-}
-
-#[derive(Default)]
-struct Queue {
-    events: VecDeque<AsyncEvent>,
-    lost: u64,
-    waker: Option<Waker>,
 }
 
 impl Events {
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { queue: Mutex::default(), fd: EventFd::new()? })
     }
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, EventQueue> {
         // It is whole between any two of its operations.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Appends an event, and wakes who waits for it: each may use the adapter at once, so the caller holds no lock.
     pub(crate) fn push(&self, event: AsyncEvent) {
         let mut q = self.queue();
-        if q.events.len() == MAX_EVENTS {
-            q.events.pop_front();
-            q.lost += 1;
-        }
-        q.events.push_back(event);
+        let waiters = q.push(event);
         self.fd.signal();
-        if let Some(waker) = q.waker.take() {
-            drop(q);
-            waker.wake();
-        }
+        drop(q);
+        waiters.into_iter().for_each(Waker::wake);
     }
     pub(crate) fn pop(&self) -> Option<AsyncEvent> {
         let mut q = self.queue();
-        let event = q.events.pop_front();
-        if q.events.is_empty() {
+        let event = q.pop();
+        if q.is_empty() {
             self.fd.clear();
         }
         event
     }
     pub(crate) fn set_waker(&self, waker: &Waker) {
-        let mut q = self.queue();
-        if q.events.is_empty() {
-            q.waker = Some(waker.clone());
-        } else {
-            drop(q);
-            waker.wake_by_ref();
+        let now = self.queue().wait(waker);
+        if let Some(waker) = now {
+            waker.wake();
         }
     }
     /// Readable while events wait.
@@ -96,7 +77,7 @@ impl Events {
     }
     /// How many were lost.
     pub(crate) fn lost(&self) -> u64 {
-        self.queue().lost
+        self.queue().dropped()
     }
 }
 
@@ -122,7 +103,27 @@ mod tests {
         assert_eq!((e.pop(), e.pop()), (Some(AsyncEvent::PortActive), None));
         assert!(!readable(&e));
         e.push(AsyncEvent::PortError);
-        (0..MAX_EVENTS).for_each(|_| e.push(AsyncEvent::PortActive));
+        (0..EventQueue::MAX_EVENTS).for_each(|_| e.push(AsyncEvent::PortActive));
         assert_eq!((e.pop(), e.lost()), (Some(AsyncEvent::PortActive), 1));
+    }
+
+    #[test]
+    fn all_who_wait_are_woken_and_may_look_at_once() {
+        use std::sync::Arc;
+        use std::task::Wake;
+
+        struct Looks(Arc<Events>, Mutex<Vec<Option<AsyncEvent>>>);
+        impl Wake for Looks {
+            fn wake(self: Arc<Self>) {
+                let found = self.0.pop();
+                self.1.lock().unwrap().push(found);
+            }
+        }
+        let e = Arc::new(Events::new().unwrap());
+        let waiters = [(); 2].map(|()| Arc::new(Looks(e.clone(), Mutex::default())));
+        waiters.iter().for_each(|w| e.set_waker(&w.clone().into()));
+        e.push(AsyncEvent::PortError);
+        let found = waiters.each_ref().map(|w| w.1.lock().unwrap().clone());
+        assert_eq!(found, [vec![Some(AsyncEvent::PortError)], vec![None]]);
     }
 }

@@ -14,6 +14,7 @@ use hca_prm::command::hca::{
 };
 use hca_prm::register::{HostEndianness, RegisterId};
 use hca_prm::{CMD_INTERFACE_REV, CmdStatus, Command, InitSegment};
+use hca_process::Fork;
 use hca_vfio::{ArenaOptions, Bar, DmaArena, FunctionError, PciFunction};
 
 use crate::ah::Ahs;
@@ -47,6 +48,7 @@ const START_NAP: Duration = Duration::from_millis(2);
 pub(crate) struct Hca {
     core: Arc<Core>,
     house: House,
+    fork: Fork,
 }
 
 impl Deref for Hca {
@@ -58,6 +60,10 @@ impl Deref for Hca {
 
 impl Drop for Hca {
     fn drop(&mut self) {
+        // A child has neither the registers nor the thread, and the adapter is its parent's.
+        if self.fork.is_child() {
+            return;
+        }
         self.cmd.events_off();
         self.house.leave();
         self.core.shut();
@@ -80,7 +86,7 @@ impl Hca {
             if let Some(thread) = house.thread() {
                 core.cmd.events_on(thread);
             }
-            Ok(Arc::new(Self { core, house }))
+            Ok(Arc::new(Self { core, house, fork: Fork::new() }))
         });
         if started.is_err() {
             quiet(&function);

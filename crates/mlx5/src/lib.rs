@@ -48,7 +48,6 @@
 //! | `eth`, `neighbours` | Ethernet queues of its own, and what they are for: ARP and neighbour discovery |
 //! | `pd`, `mr`, `memory` | protection domains, regions, memory that it can reach |
 //! | `cq`, `cqe`, `qp`, `srq`, `ah` | queues and address handles |
-//! | `exclusion` | how queue pairs come and go while a completion queue is polled |
 //! | `queue`, `shared`, `masked` | memory of queues; words that the adapter reads and writes; rings of our own |
 //!
 //! [`Device`]: hca_core::Device
@@ -65,7 +64,6 @@ mod eq;
 mod error;
 mod eth;
 mod events;
-mod exclusion;
 mod hca;
 mod health;
 mod house;

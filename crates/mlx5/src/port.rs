@@ -54,6 +54,16 @@ pub(crate) struct Path {
     pub(crate) udp_sport: u16,
 }
 
+impl Path {
+    /// The same for the connection of a queue pair, whose number spreads those without a flow label over UDP source
+    /// ports.
+    pub(crate) fn of_queue_pair(self, qpn: u32) -> Self {
+        const GOLDEN: u32 = 0x9e37_79b9;
+        let label = if self.flow_label == 0 { qpn.wrapping_mul(GOLDEN) >> 12 } else { self.flow_label };
+        Self { udp_sport: udp_source_port(label), ..self }
+    }
+}
+
 /// The port.
 pub(crate) struct Port {
     /// Whether it is an Ethernet port.
@@ -518,5 +528,19 @@ mod tests {
         assert_eq!((path.flow_label, path.hop_limit), (0x1_2345, 64));
         assert!(path.udp_sport >= 0xc000);
         assert_ne!(udp_source_port(1), udp_source_port(2));
+    }
+
+    #[test]
+    fn connections_without_a_flow_label_have_source_ports_of_their_own() {
+        let port = roce(&[], &[]);
+        let path = |flow_label| {
+            let av = AddressVector { flow_label, ..to("fe80::11:22ff:fe33:4455") };
+            port.path(&av, nobody).unwrap()
+        };
+        let ports_of = |label| (0x40..0x80).map(move |n| path(label).of_queue_pair(n).udp_sport);
+        assert!(ports_of(0).all(|p| p >= 0xc000));
+        let distinct = ports_of(0).collect::<std::collections::HashSet<_>>().len();
+        assert!(distinct >= 60, "64 connections have {distinct} source ports");
+        assert!(ports_of(5).all(|p| p == udp_source_port(5)), "the flow label says the port");
     }
 }

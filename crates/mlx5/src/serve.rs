@@ -110,9 +110,15 @@ macro_rules! data {
     };
 }
 
-/// Work that is put off until the queues are drained.
+/// Work that is put off until the queues are drained and nothing of them is locked: commands, and whatever calls the program's wakers.
 enum Later {
-    Pages { function: u32, pages: i32 },
+    /// Something came to the completion queue of this number, which was armed.
+    Completed(u32),
+    Tell(AsyncEvent),
+    Pages {
+        function: u32,
+        pages: i32,
+    },
     Port,
     Health,
 }
@@ -159,16 +165,22 @@ impl Core {
         let completed = |event: &Eqe| {
             let cqn = data!(CompEvent, event).get(CompEvent::CQ_NUMBER);
             if !self.ethernet.as_ref().is_some_and(|eth| eth.completed(cqn)) {
-                self.cqs.completed(cqn);
+                later.push(Later::Completed(cqn));
             }
         };
         more |= drain(&mut eqs.completions, last, completed)?;
-        more |= drain(&mut eqs.others, first, |event| later.extend(self.hear(event)))?;
+        more |= drain(&mut eqs.others, first, |event| later.extend(self.hear(event).into_iter().flatten()))?;
         Ok(more)
     }
 
-    /// Tells the program of an event, or returns what the driver itself has to do.
-    fn hear(&self, event: &Eqe) -> Option<Later> {
+    /// What an event asks for.
+    fn hear(&self, event: &Eqe) -> [Option<Later>; 2] {
+        if EventType::from_code(event.get(Eqe::EVENT_TYPE)) == Some(EventType::PortChange) {
+            return self.hear_port(event);
+        }
+        [self.hear_other(event), None]
+    }
+    fn hear_other(&self, event: &Eqe) -> Option<Later> {
         let kind = EventType::from_code(event.get(Eqe::EVENT_TYPE));
         let number = data!(QpEvent, event).get(QpEvent::QPN_RQN_SQN);
         let told = match kind? {
@@ -177,7 +189,6 @@ impl Core {
                 let pages = asked.get(PagesReqEvent::NUM_PAGES) as i32;
                 return Some(Later::Pages { function: asked.get(PagesReqEvent::FUNCTION_ID), pages });
             }
-            EventType::PortChange => return self.hear_port(event),
             EventType::NicVportChange => return Some(Later::Port),
             EventType::InternalError => return Some(Later::Health),
             EventType::CqError => {
@@ -202,30 +213,33 @@ impl Core {
                 _ => None,
             }),
         };
-        if let Some(told) = told {
-            self.events.push(told);
-        }
-        None
+        told.map(Later::Tell)
     }
 
-    fn hear_port(&self, event: &Eqe) -> Option<Later> {
+    fn hear_port(&self, event: &Eqe) -> [Option<Later>; 2] {
         match PortChangeSubtype::from_code(event.get(Eqe::EVENT_SUB_TYPE)) {
             Some(PortChangeSubtype::Down) => {
                 self.port.set_active(false);
-                self.events.push(AsyncEvent::PortError);
-                None
+                [Some(Later::Tell(AsyncEvent::PortError)), None]
             }
             Some(PortChangeSubtype::Active) => {
                 self.port.set_active(true);
-                self.events.push(AsyncEvent::PortActive);
-                Some(Later::Port)
+                [Some(Later::Tell(AsyncEvent::PortActive)), Some(Later::Port)]
             }
-            _ => Some(Later::Port),
+            _ => [Some(Later::Port), None],
         }
     }
 
     fn catch_up(&self, work: &Later) {
         let done = match work {
+            Later::Completed(cqn) => {
+                self.cqs.completed(*cqn);
+                Ok(())
+            }
+            Later::Tell(event) => {
+                self.events.push(*event);
+                Ok(())
+            }
             Later::Pages { function, pages } => self.pages.change(&self.cmd, *function, *pages),
             Later::Port => self.port.refresh(&self.cmd),
             Later::Health => {

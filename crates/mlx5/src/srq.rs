@@ -174,7 +174,9 @@ impl<B: Bell> SrqQueue<B> {
 }
 
 #[allow(unsafe_code)] // the port's contract is the trait's; nothing unsafe is done here
-impl<B: Bell> RecvPort for SrqQueue<B> {
+// SAFETY: (1) a list is written into the ring as the adapter reads it. (2) A refusal comes before a place is taken and told.
+// (3) A place is given back by who finds it full, once; the adapter is done with what it completes.
+unsafe impl<B: Bell> RecvPort for SrqQueue<B> {
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         for (accepted, wr) in wrs.iter().enumerate() {
             self.push(wr).map_err(|kind| PostError { accepted, kind })?;
@@ -346,7 +348,8 @@ struct SrqPort {
 }
 
 #[allow(unsafe_code)] // handed on
-impl RecvPort for SrqPort {
+// SAFETY: the queue's.
+unsafe impl RecvPort for SrqPort {
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         // SAFETY: our caller's promise.
         unsafe { self.queue.post(wrs) }

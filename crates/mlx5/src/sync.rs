@@ -1,18 +1,10 @@
-//! The atomics and locks that loom explores, exchanged for loom's when it does.
+//! The atomics that loom explores, exchanged for loom's when it does.
 
 #[cfg(not(loom))]
-pub(crate) use std::{
-    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    sync::{Mutex, MutexGuard},
-    thread::yield_now,
-};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 #[cfg(loom)]
-pub(crate) use loom::{
-    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    sync::{Mutex, MutexGuard},
-    thread::yield_now,
-};
+pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// A value on cache lines of its own (two, since adjacent lines are fetched in pairs).
 #[derive(Debug, Default)]

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fake::{Fake, Wants, commands};
-use hca_core::{Access, AsyncEvent, Device, DeviceError, Gid, Lid, MrInit, Mtu};
+use hca_core::{
+    Access, AsyncEvent, Device, DeviceError, Gid, Lid, MrInit, Mtu, Pkey, QpAttr, QpCap, QpInit, QpState,
+    QpType, SrqInit,
+};
 use hca_mlx5::{Death, Mlx5, OpenError, Options};
 use hca_prm::caps::{AtomicCaps, HcaCap};
 use hca_prm::command::hca::{HcaCapType, ManagePagesMod};
@@ -437,6 +440,13 @@ fn an_adapter_that_keeps_pages_is_reset() {
 }
 
 #[test]
+fn an_adapter_that_says_to_give_more_pages_than_were_asked_for_is_not_believed() {
+    let mut fake = Fake::serve(Wants { overstates: 1, init_pages: 100, ..Wants::default() });
+    drop(open(&fake));
+    assert_eq!(fake.end().resets, 2, "it is reset, as what it has is not known");
+}
+
+#[test]
 fn a_health_syndrome_ends_the_device_with_its_meaning() {
     let fake = Fake::serve(Wants::default());
     let mut quick = options();
@@ -652,4 +662,33 @@ fn memory_of_the_programs_own_is_refused_by_a_server_with_what_to_take_instead()
     assert!(e.contains("DmaArena") || e.contains("descriptor"), "{e}");
     device.dealloc_pd(pd).unwrap();
     drop(device);
+}
+
+/// A message may have begun to fill a request. That comes back by a flush, or nobody could say what became of it.
+#[test]
+fn a_queue_pair_on_a_shared_queue_is_flushed_before_it_is_reset() {
+    let fake = Fake::serve(Wants::default());
+    let device = open(&fake);
+    let pd = device.alloc_pd().unwrap();
+    let (cq, _poller) = device.create_cq(16).unwrap();
+    let (shared, _recv) = device.create_srq(pd, &SrqInit { max_wr: 16, max_sge: 1 }).unwrap();
+    let cap = QpCap { max_send_wr: 4, max_recv_wr: 4, max_send_sge: 1, max_recv_sge: 1, max_inline: 0 };
+    let commands = |srq, states: &[QpState]| {
+        let init = QpInit { qp_type: QpType::Rc, send_cq: cq, recv_cq: cq, srq, cap };
+        let qp = device.create_qp(pd, &init).unwrap().handle;
+        let before = fake.state().log.len();
+        for state in states {
+            let init = *state == QpState::Init;
+            let (pkey, access) = (init.then_some(Pkey::DEFAULT), init.then_some(Access::empty()));
+            let attr = QpAttr { state: Some(*state), pkey, access, ..QpAttr::default() };
+            device.modify_qp(qp, &attr).unwrap();
+        }
+        fake.state().log[before..].iter().map(|(opcode, _)| *opcode).collect::<Vec<_>>()
+    };
+    use QpState::{Error, Init, Reset};
+    let [init, error, reset] = [Opcode::RST2INIT_QP, Opcode::QP_2ERR, Opcode::QP_2RST];
+    assert_eq!(commands(Some(shared), &[Init, Reset]), [init, error, reset]);
+    // Where it is, or holds nothing of others', there is no need to.
+    assert_eq!(commands(Some(shared), &[Init, Error, Reset, Reset]), [init, error, reset, reset]);
+    assert_eq!(commands(None, &[Init, Reset]), [init, reset]);
 }

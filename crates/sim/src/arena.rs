@@ -1,7 +1,7 @@
 //! Memory of the workload that adapters read and write.
 //!
 //! Invariants:
-//! 1. `addr .. addr + len` was allocated with this layout and is freed in `drop` only.
+//! 1. Each part owns its memory, which is freed when the part is dropped.
 //! 2. Nobody makes a reference to it: the simulation copies bytes in and out here, the adapter by its
 //!    own means, and both run on one thread, so that accesses don't race.
 //! 3. It outlives every registration: whoever registered it drops it after the adapter, or after
@@ -10,46 +10,70 @@
 
 use core::ops::Range;
 use core::ptr::NonNull;
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
 use hca_core::{
-    Access, Device, DeviceError, MrInit, MrKeys, PdHandle, PostError, RecvPort, RecvWr, SendPort, SendWr,
+    Access, Device, DeviceError, DmaMemory, MrInit, MrKeys, PdHandle, PostError, RecvPort, RecvWr, SendPort,
+    SendWr,
 };
 
-/// A zeroed piece of memory, reached by copies only.
+/// Zeroed memory in one or several allocations, reached by copies only.
 pub(crate) struct Arena {
-    addr: NonNull<u8>,
-    layout: Layout,
+    /// Where each begins, and its memory.
+    parts: Vec<(usize, DmaMemory)>,
+    len: usize,
     /// By which requests name the first byte: the same in every run, as true addresses are not.
     iova: u64,
-    leaked: bool,
 }
 
 impl Arena {
-    pub(crate) fn new(len: usize, iova: u64) -> Self {
-        let layout = Layout::from_size_align(len, 4096).expect("an arena is small");
-        assert!(len > 0, "an arena has bytes");
-        // SAFETY: the layout's size is not zero.
-        let Some(addr) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
-        Self { addr, layout, iova, leaked: false }
-    }
-    pub(crate) fn len(&self) -> usize {
-        self.layout.size()
+    /// Parts of these lengths, each an allocation of its own, which begins at a page. The first is memory of the
+    /// program's if `foreign` says so, the others are the adapter's.
+    pub(crate) fn new(
+        device: &dyn Device,
+        lens: &[usize],
+        foreign: bool,
+        iova: u64,
+    ) -> Result<Self, DeviceError> {
+        let mut arena = Self { parts: Vec::with_capacity(lens.len()), len: 0, iova };
+        for (n, &len) in lens.iter().enumerate() {
+            let memory = if foreign && n == 0 { of_program(len) } else { device.alloc_memory(len)? };
+            arena.parts.push((arena.len, memory));
+            arena.len += len;
+        }
+        Ok(arena)
     }
     /// Address of an offset, as requests name it.
     pub(crate) fn address(&self, at: usize) -> u64 {
         self.iova + at as u64
     }
-    pub(crate) fn write(&self, at: usize, bytes: &[u8]) {
-        assert!(at + bytes.len() <= self.len(), "{at} + {} lies in the arena", bytes.len());
-        // SAFETY: (1) and the check above: the range is ours; (2) nobody else accesses it now.
-        unsafe { self.addr.as_ptr().add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
+    /// The piece of a range that lies in one part.
+    fn piece(&self, range: &Range<usize>) -> (NonNull<u8>, usize) {
+        assert!(range.start < range.end && range.end <= self.len, "{range:?} lies in the arena");
+        let after = self.parts.partition_point(|(start, _)| *start <= range.start);
+        let end = self.parts.get(after).map_or(self.len, |(start, _)| *start);
+        let (start, memory) = &self.parts[after - 1];
+        // SAFETY: (1) and the check above: the offset is within the part.
+        let addr = unsafe { memory.addr().add(range.start - start) };
+        (addr, end.min(range.end) - range.start)
     }
-    pub(crate) fn read(&self, range: Range<usize>) -> Vec<u8> {
-        assert!(range.end <= self.len(), "{range:?} lies in the arena");
+    pub(crate) fn write(&self, at: usize, mut bytes: &[u8]) {
+        let mut range = at..at + bytes.len();
+        while !range.is_empty() {
+            let (addr, len) = self.piece(&range);
+            // SAFETY: (1): the piece is ours; (2) nobody else accesses it now.
+            unsafe { addr.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), len) }
+            (range.start, bytes) = (range.start + len, &bytes[len..]);
+        }
+    }
+    pub(crate) fn read(&self, mut range: Range<usize>) -> Vec<u8> {
         let mut out = vec![0; range.len()];
-        // SAFETY: (1) and the check above: the range is ours; (2) nobody else accesses it now.
-        unsafe { self.addr.as_ptr().add(range.start).copy_to_nonoverlapping(out.as_mut_ptr(), out.len()) }
+        let mut rest = &mut out[..];
+        while !range.is_empty() {
+            let (addr, len) = self.piece(&range);
+            // SAFETY: (1): the piece is ours; (2) nobody else accesses it now.
+            unsafe { addr.as_ptr().copy_to_nonoverlapping(rest.as_mut_ptr(), len) }
+            (range.start, rest) = (range.start + len, &mut rest[len..]);
+        }
         out
     }
     /// The first difference between the memory at `at` and `expected`, and what is found there.
@@ -72,25 +96,25 @@ impl Arena {
         range: Range<usize>,
         access: Access,
     ) -> Result<MrKeys, DeviceError> {
-        assert!(range.end <= self.len(), "{range:?} lies in the arena");
-        // SAFETY: (1) and the check above: the offset is within the allocation.
-        let addr = unsafe { self.addr.add(range.start) };
+        let (addr, len) = self.piece(&range);
+        assert_eq!(len, range.len(), "{range:?} lies in one part");
         let mr = MrInit { addr, len: range.len(), iova: self.address(range.start), access };
         // SAFETY: (3) the memory outlives the registration, (2) nobody makes references to it.
         unsafe { device.reg_mr(pd, &mr) }
     }
     /// Never frees the memory: an adapter may still know it.
     pub(crate) fn leak(&mut self) {
-        self.leaked = true;
+        self.parts.drain(..).for_each(core::mem::forget);
     }
 }
-impl Drop for Arena {
-    fn drop(&mut self) {
-        if !self.leaked {
-            // SAFETY: (1), and (3): no adapter knows it any more.
-            unsafe { dealloc(self.addr.as_ptr(), self.layout) }
-        }
-    }
+
+/// Zeroed memory that no adapter gave out.
+fn of_program(len: usize) -> DmaMemory {
+    let mut pages = vec![0_u128; len.div_ceil(size_of::<u128>())];
+    let addr = NonNull::new(pages.as_mut_ptr()).expect("a vector has an address").cast();
+    // SAFETY: zeroed memory of at least this length, which the vector frees when the part is dropped; moving the vector
+    // leaves it where it is.
+    unsafe { DmaMemory::new(addr, len, Box::new(pages)) }
 }
 
 /// Posts requests whose lists name memory of arenas only.

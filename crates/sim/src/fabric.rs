@@ -1,19 +1,23 @@
 //! One adapter's view of the network.
 
 use core::net::IpAddr;
+use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
 use hca_core::wire::{Bth, ICRC_BYTES};
-use hca_core::{AddressVector, Counter, Instant, Mtu};
+use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
 use hca_fabric::{
     Direction, Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TapFrame, TxBatch,
 };
 
 use crate::SimNet;
+use crate::near::NodeChance;
 use crate::net::{Path, RECV_BUFFER_BYTES, seal};
 
 /// Paths that may be open at once.
 const MAX_PATHS: usize = 1 << 20;
+/// When a sender may come again that was told to.
+const COME_AGAIN: Duration = Duration::from_micros(3);
 /// Time to live of a packet whose path names none.
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
@@ -30,6 +34,8 @@ pub struct SimFabric {
     paths: Vec<Option<Path>>,
     tap: Option<Box<dyn Tap>>,
     counts: Counts,
+    /// When the network, which took a part of a batch, takes the rest.
+    come_again_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -41,6 +47,10 @@ struct Counts {
 }
 
 impl SimFabric {
+    /// The adapter's chances with neighbours on its machine.
+    pub(crate) fn chance(&self) -> NodeChance {
+        NodeChance { net: self.net.clone(), node: self.node, incarnation: self.incarnation }
+    }
     pub(crate) fn open(net: &SimNet, node: usize) -> Self {
         let mut inner = net.lock();
         let incarnation = inner.open_port(node);
@@ -53,7 +63,7 @@ impl SimFabric {
         };
         drop(inner);
         let (paths, counts) = (Vec::new(), Counts::default());
-        Self { net: net.clone(), node, incarnation, attr, paths, tap: None, counts }
+        Self { net: net.clone(), node, incarnation, attr, paths, tap: None, counts, come_again_at: None }
     }
 }
 
@@ -62,7 +72,7 @@ impl Fabric for SimFabric {
         &self.attr
     }
 
-    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+    fn open_path_of(&mut self, av: &AddressVector, _: Option<Qpn>) -> Result<PathId, PathError> {
         let (peer, local) = (av.dgid.ip(), self.attr.local);
         if peer.is_ipv4() != local.is_ipv4() {
             return Err(PathError::Family { peer, local });
@@ -94,12 +104,19 @@ impl Fabric for SimFabric {
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
         let mut net = self.net.lock();
         let live = net.is_live(self.node, self.incarnation);
-        let trains = batch.trains().len();
-        for n in 0..trains {
+        if live && self.come_again_at.take_if(|at| now >= *at).is_none() && self.come_again_at.is_some() {
+            return;
+        }
+        let mut done = batch.trains().len();
+        for n in 0..batch.trains().len() {
             let train = batch.trains()[n];
             let Some(path) = self.paths.get(train.path.0 as usize).copied().flatten() else { continue };
             if !live {
                 continue;
+            }
+            if net.defers(self.node, &path) {
+                (done, self.come_again_at) = (n, Some(now + COME_AGAIN));
+                break;
             }
             let mut idents = Vec::with_capacity(train.packets());
             for packet in batch.bytes_mut(&train).chunks_mut(train.segment) {
@@ -118,7 +135,7 @@ impl Fabric for SimFabric {
                 net.send(now, self.node, &path, ident, packet);
             }
         }
-        batch.advance(trains);
+        batch.advance(done);
     }
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
@@ -160,6 +177,10 @@ impl Fabric for SimFabric {
         }
         done.more = self.net.lock().has_input(self.node);
         done
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.come_again_at
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {

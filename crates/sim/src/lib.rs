@@ -8,6 +8,7 @@ pub mod checker;
 mod executor;
 mod fabric;
 mod link;
+mod near;
 mod net;
 mod rng;
 mod sim;
@@ -23,6 +24,7 @@ pub use executor::{
 };
 pub use fabric::SimFabric;
 pub use link::LinkProfile;
+pub use near::{NearProfile, NearStats};
 pub use net::{NetStats, SimNet};
 pub use rng::Rng;
 pub use sim::{Actor, Node, Outcome, Sim, SimBuilder, Step, report_panics_only};

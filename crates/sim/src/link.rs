@@ -27,6 +27,8 @@ pub struct LinkProfile {
     pub bits_per_second: Option<u64>,
     /// Bytes that wait for the link at most; what comes on top is lost. Only with a rate.
     pub queue_bytes: u64,
+    /// Probability that the sender is told to come again with a train of packets, as of a full send buffer.
+    pub defer: f64,
     /// From this many waiting bytes on, packets of ECN-capable flows get the mark "congestion
     /// experienced". Only with a rate.
     pub ecn_bytes: Option<u64>,
@@ -44,6 +46,7 @@ impl Default for LinkProfile {
             corrupt: 0.0,
             bits_per_second: None,
             queue_bytes: 512 << 10,
+            defer: 0.0,
             ecn_bytes: None,
         }
     }
@@ -58,6 +61,7 @@ impl LinkProfile {
             duplicate: 0.02,
             reorder: 0.02,
             corrupt: 0.01,
+            defer: 0.02,
             ..Self::default()
         }
     }
@@ -77,12 +81,13 @@ impl LinkProfile {
             bits_per_second: rng.chance(0.3).then(|| rng.between(1, 100) * 1_000_000_000),
             queue_bytes: rng.between(16, 512) << 10,
             ecn_bytes: rng.chance(0.5).then(|| rng.between(4, 64) << 10),
+            defer: rate(rng, 0.1),
         }
     }
     /// The same link without its faults: latency, jitter and rate stay.
     #[must_use]
     pub fn healed(&self) -> Self {
-        Self { loss: 0.0, duplicate: 0.0, reorder: 0.0, corrupt: 0.0, ..self.clone() }
+        Self { loss: 0.0, duplicate: 0.0, reorder: 0.0, corrupt: 0.0, defer: 0.0, ..self.clone() }
     }
 }
 

@@ -26,6 +26,9 @@ struct Args {
     /// Run this seed only.
     #[arg(long, conflicts_with_all = ["seeds", "start"])]
     seed: Option<u64>,
+    /// Nodes share machines, and reach each other there by shared memory, as adapters on `auto://` do.
+    #[arg(long)]
+    near: bool,
     /// Print every event.
     #[arg(long, requires = "seed")]
     trace: bool,
@@ -57,19 +60,20 @@ fn main() -> ExitCode {
     }
 }
 
-fn workload() -> Workload {
-    Workload::new().replay("cargo run --release -p hca-sim -- --trace")
+fn workload(args: &Args) -> Workload {
+    let near = if args.near { " --near" } else { "" };
+    Workload::new().near(args.near).replay(format!("cargo run --release -p hca-sim -- --trace{near}"))
 }
 
 fn one(args: &Args, seed: u64) -> Result<(), String> {
     let begun = Instant::now();
-    let mut workload = workload().print_trace(args.trace);
+    let mut workload = workload(args).print_trace(args.trace);
     if let Some(path) = &args.capture {
         let tap = capture(path).map_err(|e| format!("{}: {e}", path.display()))?;
         workload = workload.tap(Some(tap));
     }
     let report = workload.run(seed).map_err(|v| v.to_string())?;
-    print_summary(&report, begun.elapsed());
+    print_summary(&report, args.near, begun.elapsed());
     println!("trace hash of seed {seed}: {:016x}", report.trace_hash);
     Ok(())
 }
@@ -77,6 +81,9 @@ fn one(args: &Args, seed: u64) -> Result<(), String> {
 fn capture(path: &std::path::Path) -> std::io::Result<Box<dyn hca_fabric::Tap>> {
     Ok(Box::new(hca_fabric::Capture::create(path)?.with_wall_at_zero(Duration::ZERO)))
 }
+
+/// In so many runs everything that can happen is sure to happen.
+const ALL_HAPPENS_FROM: u64 = 1000;
 
 /// What the threads of a run share.
 struct Shared {
@@ -105,7 +112,7 @@ fn many(args: &Args) -> Result<(), String> {
     });
     shared.bar.finish_and_clear();
     let sum = *shared.sum.lock().expect("no thread panicked");
-    print_summary(&sum, begun.elapsed());
+    print_summary(&sum, args.near, begun.elapsed());
     let mut violations = shared.violations.into_inner().expect("no thread panicked");
     violations.sort_by_key(|v| v.seed);
     if let Some(first) = violations.first() {
@@ -113,6 +120,11 @@ fn many(args: &Args) -> Result<(), String> {
         return Err(format!("{first}\n{} of {} seeds failed: {}", seeds.len(), sum.runs, seeds.join(" ")));
     }
     println!("no violation in {} seeds", HumanCount(sum.runs));
+    let never: Vec<&str> =
+        sum.happenings(args.near).into_iter().filter(|(_, n)| *n == 0).map(|(what, _)| what.trim()).collect();
+    if sum.runs >= ALL_HAPPENS_FROM && !never.is_empty() {
+        return Err(format!("these never happened, and so were not tested: {}", never.join(", ")));
+    }
     Ok(())
 }
 
@@ -123,7 +135,7 @@ fn work(args: &Args, shared: &Shared) {
         if n >= args.seeds {
             break;
         }
-        match workload().run(args.start + n) {
+        match workload(args).run(args.start + n) {
             Ok(report) => sum += report,
             Err(violation) => {
                 sum.runs += 1;
@@ -150,37 +162,21 @@ fn progress_bar(seeds: u64) -> ProgressBar {
     bar
 }
 
-fn print_summary(r: &Report, took: Duration) {
+fn print_summary(r: &Report, near: bool, took: Duration) {
     let mut table = Table::new();
     table.load_preset(presets::UTF8_BORDERS_ONLY);
     table.set_header(["what", "how many"]);
-    let net = &r.net;
-    for (what, n) in [
+    let moved = [
         ("seeds", r.runs),
         ("connections", r.connections),
         ("requests that succeeded", r.requests),
         ("messages received", r.messages),
         ("bytes moved", r.bytes),
-        ("requests that failed as they should", r.errors),
-        ("requests flushed", r.flushed),
-        ("send queues drained", r.drains),
-        ("limits of shared receive queues reached", r.srq_limits),
-        ("receive requests too short", r.too_short),
-        ("packets sent", net.sent),
-        ("packets retransmitted", r.retransmitted),
-        ("RNR NAKs", r.rnr_naks),
-        ("faults injected", net.faults() + r.crashes),
-        ("  packets lost", net.lost),
-        ("  lost in full queues and buffers", net.overflowed),
-        ("  lost in partitions and crashes", net.unreachable),
-        ("  doubled", net.duplicated),
-        ("  held back", net.reordered),
-        ("  changed", net.corrupted),
-        ("  marked", net.marked),
-        ("  crashes", r.crashes),
-        ("comparisons of a whole memory", r.memory_checks),
-        ("events", r.events),
-    ] {
+        ("packets sent", r.net.sent),
+        ("faults injected", r.net.faults() + r.crashes),
+    ];
+    let rest = [("comparisons of a whole memory", r.memory_checks), ("events", r.events)];
+    for (what, n) in moved.into_iter().chain(r.happenings(near)).chain(rest) {
         table.add_row([what.to_string(), HumanCount(n).to_string()]);
     }
     if let Some(column) = table.column_mut(1) {
@@ -188,5 +184,10 @@ fn print_summary(r: &Report, took: Duration) {
     }
     println!("{table}");
     let virtual_time = Duration::from_nanos(r.virtual_ns);
+    let recovery = Duration::from_nanos(r.recovery_ns);
+    println!(
+        "the longest wait of a request once all faults had ended: {:.1} ms",
+        recovery.as_secs_f64() * 1e3
+    );
     println!("{:.1} s of virtual time in {:.1} s", virtual_time.as_secs_f64(), took.as_secs_f64());
 }

@@ -3,6 +3,7 @@
 use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -12,6 +13,7 @@ use hca_core::wire::{Bth, ICRC_BYTES};
 use hca_fabric::{Direction, Tap, TapFrame};
 
 use crate::link::{Link, Queueing};
+use crate::near::{Chances, NearProfile, NearStats};
 use crate::trace::{Event, FrameTag, Loss, Trace};
 use crate::{LinkProfile, Rng};
 
@@ -41,6 +43,8 @@ pub struct NetStats {
     pub rejected: u64,
     /// Marked "congestion experienced".
     pub marked: u64,
+    /// Trains of packets that the sender was told to come again with.
+    pub deferred: u64,
 }
 
 impl NetStats {
@@ -53,6 +57,7 @@ impl NetStats {
             + self.reordered
             + self.corrupted
             + self.marked
+            + self.deferred
     }
 }
 
@@ -68,6 +73,7 @@ impl core::ops::AddAssign for NetStats {
         self.corrupted += r.corrupted;
         self.rejected += r.rejected;
         self.marked += r.marked;
+        self.deferred += r.deferred;
     }
 }
 
@@ -100,6 +106,8 @@ struct Port {
     inbox: VecDeque<Frame>,
     inbox_bytes: usize,
     ident: u16,
+    /// When it looks at what its neighbours wrote.
+    looks_at: Option<Instant>,
 }
 
 pub(crate) struct Net {
@@ -118,6 +126,8 @@ pub(crate) struct Net {
     next_arrival_seq: u64,
     stats: NetStats,
     tap: Option<Box<dyn Tap>>,
+    /// Where nodes share machines.
+    pub(crate) near: Option<Chances>,
     pub(crate) trace: Trace,
 }
 
@@ -144,6 +154,7 @@ impl SimNet {
             next_arrival_seq: 0,
             stats: NetStats::default(),
             tap: None,
+            near: None,
             trace: Trace::new(false),
         };
         Self { net: Arc::new(Mutex::new(net)), clock: Arc::new(AtomicU64::new(0)) }
@@ -184,9 +195,22 @@ impl SimNet {
     pub fn heal_all(&self) {
         let mut net = self.lock();
         net.profile = net.profile.healed();
+        if let Some(near) = &mut net.near {
+            near.profile = near.profile.healed();
+        }
         for link in net.links.iter_mut().flatten() {
             link.profile = link.profile.healed();
             link.cuts = 0;
+        }
+    }
+    /// What happened among the nodes of each machine.
+    pub fn near_stats(&self) -> NearStats {
+        self.lock().near.as_ref().map(|n| n.stats).unwrap_or_default()
+    }
+    /// How nodes of one machine fare from now on. Rings that are there keep their size.
+    pub fn set_near(&self, profile: &NearProfile) {
+        if let Some(near) = &mut self.lock().near {
+            near.profile = profile.clone();
         }
     }
     /// Cuts the link from one node to another (this direction only). Cuts count: it takes as many
@@ -268,7 +292,15 @@ impl Net {
         };
         let ident = self.rng.next_u64() as u16;
         let inbox = VecDeque::new();
-        self.ports.push(Port { ip, incarnation: 0, alive: false, inbox, inbox_bytes: 0, ident });
+        self.ports.push(Port {
+            ip,
+            incarnation: 0,
+            alive: false,
+            inbox,
+            inbox_bytes: 0,
+            ident,
+            looks_at: None,
+        });
         let link = || Link::new(&self.profile);
         for row in &mut self.links {
             row.push(link());
@@ -287,17 +319,46 @@ impl Net {
     pub(crate) fn close_port(&mut self, node: usize) {
         let port = &mut self.ports[node];
         port.alive = false;
+        port.looks_at = None;
         port.inbox_bytes = 0;
         self.buffers.extend(port.inbox.drain(..).map(|f| f.bytes));
     }
     pub(crate) fn is_live(&self, node: usize, incarnation: u32) -> bool {
         self.ports[node].alive && self.ports[node].incarnation == incarnation
     }
+    /// When a node looks at what its neighbours wrote; drawn anew once such a time is over, or would be too late.
+    pub(crate) fn looks_at(&mut self, node: usize, now: Instant, from: Instant) -> Instant {
+        let Some(chances) = &mut self.near else { return now };
+        let latest = from + chances.profile.delay + Duration::from_nanos(1);
+        let known = self.ports[node].looks_at.filter(|at| *at >= now && *at <= latest);
+        let at = known.unwrap_or_else(|| chances.draw_look(from));
+        self.ports[node].looks_at = Some(at);
+        at
+    }
+    pub(crate) fn look_is_due(&self, node: usize, now: Instant) -> bool {
+        self.ports[node].looks_at == Some(now)
+    }
+    /// When the next node looks at what its neighbours wrote, after this time.
+    pub(crate) fn next_look(&self, now: Instant) -> Option<Instant> {
+        self.ports.iter().filter_map(|p| p.looks_at).filter(|at| *at > now).min()
+    }
+    pub(crate) fn set_look(&mut self, node: usize, at: Instant) {
+        self.ports[node].looks_at = Some(at);
+    }
     pub(crate) fn has_input(&self, node: usize) -> bool {
         !self.ports[node].inbox.is_empty()
     }
     pub(crate) fn ip(&self, node: usize) -> IpAddr {
         self.ports[node].ip
+    }
+
+    /// Whether a node is told to come again with what it would send on a path.
+    pub(crate) fn defers(&mut self, node: usize, path: &Path) -> bool {
+        let to = self.ports.iter().position(|p| p.ip == path.peer);
+        let rate = to.map_or(0.0, |to| self.links[node][to].profile.defer);
+        let defers = rate > 0.0 && self.rng.chance(rate);
+        self.stats.deferred += u64::from(defers);
+        defers
     }
 
     /// The IPv4 Identification of a node's next packet.

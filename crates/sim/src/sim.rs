@@ -11,17 +11,28 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use hca_core::{Device, DeviceError, Instant};
-use hca_fabric::Fabric;
+use hca_fabric::{AutoFabric, Fabric};
 
 use crate::executor::{Executor, JoinHandle};
 use crate::fabric::SimFabric;
+use crate::near::Chances;
 use crate::trace::Event;
-use crate::{LinkProfile, NetStats, Rng, SimNet, Violation};
+use crate::{LinkProfile, NearProfile, NetStats, Rng, SimNet, Violation};
 
 /// Rounds in which something happens while no time passes; more is a livelock.
 const MAX_ROUNDS_AT_ONE_TIME: u32 = 50_000;
 /// Turns in a row that say they did something; more is a livelock of the device.
 const MAX_TURNS_AT_ONE_TIME: u32 = 50_000;
+
+/// Tells the random numbers of neighbours from all others of a seed.
+const NEAR_STREAM: u64 = 0x4e45_4152 << 32;
+/// How long a node that waits for room in a ring or a send buffer lets pass between its first two tries. Later ones are
+/// further apart, up to 2^[`MAX_SPIN_SHIFT`] times as far.
+const SPIN: Duration = Duration::from_nanos(200);
+const MAX_SPIN_SHIFT: u32 = 7;
+
+/// Simulations of this process so far.
+static SIMULATIONS: AtomicU64 = AtomicU64::new(0);
 
 /// What an [`Actor`] wants next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +74,7 @@ pub struct SimBuilder {
     ipv6: bool,
     print: bool,
     profile: LinkProfile,
+    near: Option<NearProfile>,
     replay: Option<String>,
     opener: Box<Opener>,
 }
@@ -78,6 +90,12 @@ impl SimBuilder {
     #[must_use]
     pub fn links(mut self, profile: &LinkProfile) -> Self {
         self.profile = profile.clone();
+        self
+    }
+    /// Nodes share machines, and shared memory there, as adapters on `auto://` do.
+    #[must_use]
+    pub fn near(mut self, profile: Option<NearProfile>) -> Self {
+        self.near = profile;
         self
     }
     /// Prints every event as it happens.
@@ -108,6 +126,7 @@ impl SimBuilder {
         let net = SimNet::new(rng.fork(), self.ipv6);
         net.lock().trace.set_print(self.print);
         net.set_profile(&self.profile);
+        net.lock().near = self.near.map(|profile| Chances::new(profile, Rng::new(self.seed ^ NEAR_STREAM)));
         let executor = Executor::new(net.clone(), rng.fork());
         let seed = self.seed;
         let inner = Inner {
@@ -120,6 +139,8 @@ impl SimBuilder {
             opener: self.opener,
             replay: self.replay.unwrap_or_else(|| replay_command(seed)),
             turns: Cell::new(0),
+            number: SIMULATIONS.fetch_add(1, Ordering::Relaxed),
+            spins: Cell::new(0),
         };
         Sim { inner: Rc::new(inner) }
     }
@@ -158,6 +179,10 @@ struct Inner {
     opener: Box<Opener>,
     replay: String,
     turns: Cell<u64>,
+    /// Tells it from the other simulations of this process.
+    number: u64,
+    /// Times in a row that nothing was due but what was due already.
+    spins: Cell<u32>,
 }
 
 impl Drop for Inner {
@@ -191,6 +216,7 @@ impl Sim {
             ipv6: false,
             print: std::env::var_os("HCA_SIM_TRACE").is_some(),
             profile: LinkProfile::default(),
+            near: None,
             replay: None,
             opener: Box::new(crate::adapter::open),
         }
@@ -311,7 +337,7 @@ impl Sim {
     pub fn run_until(&self, end: Instant) -> Result<Outcome, Violation> {
         self.guarded(|| {
             while self.advance(end)? {}
-            Ok(if self.next_event().is_none() { Outcome::Idle } else { Outcome::TimeOver })
+            Ok(if self.next_event(self.now()).is_none() { Outcome::Idle } else { Outcome::TimeOver })
         })
     }
     /// Runs until this future is ready.
@@ -346,11 +372,12 @@ impl Sim {
     /// none before `end`.
     fn advance(&self, end: Instant) -> Result<bool, Violation> {
         self.settle()?;
+        self.look_at_neighbours();
         let now = self.now();
-        match self.next_event() {
+        match self.next_event(now) {
             Some(at) if at <= end => {
-                // What is due now and was not done by `settle` would be due for ever.
-                let at = if at > now { at } else { now + Duration::from_nanos(1) };
+                let spins = &self.inner.spins;
+                spins.set(if at == self.spin_end(now) { (spins.get() + 1).min(MAX_SPIN_SHIFT) } else { 0 });
                 self.inner.net.clock().store(at.as_nanos(), Ordering::Relaxed);
                 self.wake_what_is_due();
                 Ok(true)
@@ -364,27 +391,51 @@ impl Sim {
         }
     }
 
-    fn next_event(&self) -> Option<Instant> {
+    fn is_near(&self) -> bool {
+        self.inner.net.lock().near.is_some()
+    }
+    /// Finds out which nodes have something of a neighbour's to look at.
+    fn look_at_neighbours(&self) {
+        if !self.is_near() {
+            return;
+        }
+        let count = self.inner.nodes.borrow().len();
+        for n in 0..count {
+            let device = {
+                let node = &self.inner.nodes.borrow()[n];
+                if node.stalled { None } else { node.device.clone() }
+            };
+            let Some(device) = device else { continue };
+            let deadline = device.next_deadline().map(|d| self.now() + d);
+            self.inner.nodes.borrow_mut()[n].deadline = deadline;
+        }
+    }
+
+    /// When what is due now, and can't be done now, is tried again.
+    fn spin_end(&self, now: Instant) -> Instant {
+        now + SPIN * (1 << self.inner.spins.get())
+    }
+    /// When something happens next. What is due now and was not done by `settle` would be due for ever: it is a little
+    /// later.
+    fn next_event(&self, now: Instant) -> Option<Instant> {
+        let again = self.spin_end(now);
         let nodes = self.inner.nodes.borrow();
         let actors = self.inner.actors.borrow();
         let deadlines = nodes.iter().filter(|n| !n.stalled && n.device.is_some()).filter_map(|n| n.deadline);
         let steps = actors.iter().filter_map(|a| a.due);
-        self.inner
-            .net
-            .next_arrival()
-            .into_iter()
-            .chain(self.inner.executor.next_timer())
-            .chain(deadlines)
-            .chain(steps)
-            .min()
+        let arrival = self.inner.net.next_arrival().into_iter();
+        let look = self.inner.net.lock().next_look(now);
+        let all = arrival.chain(look).chain(self.inner.executor.next_timer()).chain(deadlines).chain(steps);
+        all.map(|at| if at > now { at } else { again }).min()
     }
 
     fn wake_what_is_due(&self) {
         let now = self.now();
         let mut nodes = self.inner.nodes.borrow_mut();
         self.inner.net.deliver(|node| nodes[node].dirty = true);
-        for node in nodes.iter_mut().filter(|n| n.deadline.is_some_and(|d| d <= now)) {
-            node.dirty = true;
+        for (n, node) in nodes.iter_mut().enumerate() {
+            node.dirty |=
+                node.deadline.is_some_and(|d| d <= now) || self.inner.net.lock().look_is_due(n, now);
         }
         drop(nodes);
         self.inner.executor.fire_timers();
@@ -472,6 +523,27 @@ impl Sim {
     /// Turns of all adapters so far.
     pub fn turns(&self) -> u64 {
         self.inner.turns.get()
+    }
+    /// What will happen yet, for a report.
+    pub(crate) fn still_moving(&self) -> String {
+        let now = self.now();
+        let nodes = self.inner.nodes.borrow();
+        let timers = nodes.iter().enumerate().filter_map(|(n, node)| Some((n, node.deadline?)));
+        let mut out: String =
+            timers.map(|(n, at)| format!("\n  n{n} wants a turn in {:?}", at.since(now))).collect();
+        if let Some(at) = self.inner.net.next_arrival() {
+            out += &format!("\n  a frame arrives in {:?}", at.since(now));
+        }
+        if let Some(at) = self.inner.actors.borrow().iter().filter_map(|a| a.due).min() {
+            out += &format!("\n  a program has its step in {:?}", at.since(now));
+        }
+        if let Some(at) = self.inner.executor.next_timer() {
+            out += &format!("\n  a task wakes in {:?}", at.since(now));
+        }
+        if let Some(at) = self.inner.net.lock().next_look(now) {
+            out += &format!("\n  a node looks at its neighbours in {:?}", at.since(now));
+        }
+        out
     }
     /// Whether an adapter has a timer running.
     pub fn timers_running(&self) -> bool {
@@ -570,7 +642,19 @@ impl Node {
             return;
         }
         let inner = &self.sim.inner;
-        let fabric = Box::new(SimFabric::open(&inner.net, self.index));
+        let fabric = SimFabric::open(&inner.net, self.index);
+        let profile = inner.net.lock().near.as_ref().map(|n| n.profile.clone());
+        let fabric: Box<dyn Fabric> = match profile {
+            Some(near) => {
+                let machine = format!("{}-{}", inner.number, self.index % near.machines.max(1));
+                let chance = Box::new(fabric.chance());
+                match AutoFabric::simulated(fabric, &machine, &near.options(), chance) {
+                    Ok(fabric) => Box::new(fabric),
+                    Err(e) => panic!("shared memory of n{} can't be opened: {e}", self.index),
+                }
+            }
+            None => Box::new(fabric),
+        };
         let seed = inner.rng.borrow_mut().next_u64();
         let clock = Arc::clone(inner.net.clock());
         let device = match (inner.opener)(fabric, clock, seed) {

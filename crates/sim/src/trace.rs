@@ -114,6 +114,8 @@ pub enum Event {
     Stalled(usize),
     /// A node moves again.
     Resumed(usize),
+    /// A node looked at what its neighbours wrote into shared memory.
+    Looked(usize),
     /// A completion was polled at a node.
     Completed(usize, Completion),
     /// A task ran.
@@ -138,6 +140,7 @@ impl fmt::Display for Event {
             Self::Crashed(n) => write!(f, "crashed     n{n}"),
             Self::Stalled(n) => write!(f, "stalled     n{n}"),
             Self::Resumed(n) => write!(f, "resumed     n{n}"),
+            Self::Looked(n) => write!(f, "looked      n{n}"),
             Self::Completed(n, c) => write!(
                 f,
                 "completed   n{n} qp {} wr {} {:?} {:?} {} B",
@@ -203,6 +206,7 @@ impl Trace {
                 self.word(c.wr_id);
                 self.word(u64::from(c.byte_len) << 32 | u64::from(c.qp.index));
             }
+            Event::Looked(n) => self.word(16 | (*n as u64) << 8),
             Event::Polled(t) => self.word(15 | (*t as u64) << 8),
             Event::Note(s) => {
                 for chunk in s.as_bytes().chunks(8) {

@@ -1,51 +1,22 @@
 //! The committed corpus of the fuzz target `portals_peer` through its own function, and inputs at random.
-#![allow(unsafe_code, reason = "an allocator that counts")]
-
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 
 #[path = "../../../fuzz/src/portals_peer.rs"]
 mod portals_peer;
 
-/// What one input may allocate at most: three adapters, two nodes, and what is under way.
-const MAX_BYTES: isize = 16 << 20;
-
-thread_local! {
-    static NOW: Cell<isize> = const { Cell::new(0) };
-    static MOST: Cell<isize> = const { Cell::new(0) };
-}
-
-struct Counting;
-
-fn count(bytes: isize) {
-    NOW.set(NOW.get() + bytes);
-    MOST.set(MOST.get().max(NOW.get()));
-}
-
-// SAFETY: hands every call on to the system's allocator, and counts.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: our caller's contract is the same.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: as above.
-        unsafe { System.dealloc(at, layout) }
-    }
-}
+use test_support::counting::{self, Counting};
+use test_support::random::Rng;
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+/// What one input may allocate at most: three adapters, two nodes, and what is under way.
+const MAX_BYTES: isize = 16 << 20;
+
 /// An input that fails is left where it can be replayed from.
 fn named(name: &str, data: &[u8]) -> (portals::Counts, [u64; 3]) {
-    let before = NOW.get();
-    MOST.set(before);
     let run = || {
-        let counted = portals_peer::portals_peer(data);
-        assert!(MOST.get() - before <= MAX_BYTES, "{} bytes", MOST.get() - before);
+        let (counted, bytes) = counting::most_bytes(|| portals_peer::portals_peer(data));
+        assert!(bytes <= MAX_BYTES, "{bytes} bytes");
         counted
     };
     std::panic::catch_unwind(run).unwrap_or_else(|panic| {
@@ -59,23 +30,17 @@ fn named(name: &str, data: &[u8]) -> (portals::Counts, [u64; 3]) {
 #[test]
 fn inputs_at_random_pass() {
     let count = std::env::var("HCA_PORTALS_PEER_INPUTS").map_or(60, |n| n.parse().expect("a number"));
-    let mut x = 1u64;
+    let mut rng = Rng::new(1);
     let mut sums = [0; 7];
     for n in 0..count {
-        let input: Vec<u8> = (0..x % 512)
-            .map(|_| {
-                x = x.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                (x >> 56) as u8
-            })
-            .collect();
-        x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let len = rng.below(512);
+        let input = rng.bytes(len);
         let (counts, status) = named(&format!("input {n}"), &input);
         let counted = [counts.malformed, counts.strangers, counts.connected, counts.lost];
         for (sum, n) in sums.iter_mut().zip(counted.into_iter().chain(status)) {
             *sum += n;
         }
     }
-    println!("{} bytes at most", MOST.get());
     println!("malformed, strangers, connected, lost, dropped, violations: {sums:?}");
     assert!([0, 1, 2, 3, 4, 6].iter().all(|&i| sums[i] > 0), "{sums:?}");
 }

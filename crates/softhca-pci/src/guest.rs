@@ -14,8 +14,8 @@
 //! 2. What is mapped are parts of files that can't be shrunk (they are sealed), that reach as far, and that are not of
 //!    hugetlbfs: no access ends in a signal. Where holes are punched, which no seal forbids without forbidding writes, the
 //!    next access finds zeros in a new page. Only hugetlbfs may have none left.
-//! 3. The client writes there whenever it likes: the memory is reached by single atomics and by the copies of
-//!    `hca_fabric::dma`, whose invariants hold by 1 and 2; no reference to plain bytes of it is ever made.
+//! 3. The client writes there whenever it likes: the memory is reached by the copies of
+//!    `hca_dma`, whose invariants hold by 1 and 2; no reference to plain bytes of it is ever made.
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
@@ -23,9 +23,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use hca_fabric::dma;
+use hca_dma as dma;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
@@ -388,10 +388,9 @@ impl Guest {
             return Err(fault);
         }
         self.each(iova, 4, true, |to, _| {
-            // SAFETY: (1), (2) mapped and writable; aligned, as mappings begin at pages of both; (3) an atomic.
-            let word = unsafe { AtomicU32::from_ptr(to.cast()) };
-            // Release: pairs with the client's look at this word, behind which it reads the rest.
-            word.store(value.to_be(), Ordering::Release);
+            // Pairs with the client's look at this word, behind which it reads the rest.
+            // SAFETY: (1), (2) mapped and writable; aligned, as mappings begin at pages of both; (3).
+            unsafe { dma::store(to, &value.to_be_bytes()) };
         })
     }
 
@@ -596,10 +595,11 @@ impl Window {
     pub(crate) fn load32(&self, at: usize) -> u32 {
         let place = self.place(at, 4);
         assert!(place.addr().is_multiple_of(4), "{at} is not aligned");
-        // SAFETY: (1), (2) mapped; aligned; (3) an atomic.
-        let word = unsafe { AtomicU32::from_ptr(place.cast()) };
-        // Acquire: pairs with the client's barrier between requests and record.
-        u32::from_be(word.load(Ordering::Acquire))
+        let mut bytes = [0; 4];
+        // Pairs with the client's barrier between requests and record.
+        // SAFETY: (1), (2) mapped; aligned; (3).
+        unsafe { dma::load(place, &mut bytes) };
+        u32::from_be_bytes(bytes)
     }
 
     /// Stores 8 bytes at once, behind all that was stored before.
@@ -611,10 +611,9 @@ impl Window {
         assert!(self.write, "the window is for writing");
         let place = self.place(at, 8);
         assert!(place.addr().is_multiple_of(8), "{at} is not aligned");
-        // SAFETY: (1), (2) mapped and writable; aligned; (3) an atomic.
-        let word = unsafe { AtomicU64::from_ptr(place.cast()) };
-        // Release: pairs with the client's look at the last byte, behind which it reads the rest.
-        word.store(u64::from_ne_bytes(bytes), Ordering::Release);
+        // Pairs with the client's look at the last byte, behind which it reads the rest.
+        // SAFETY: (1), (2) mapped and writable; aligned; (3).
+        unsafe { dma::store(place, &bytes) };
     }
 }
 

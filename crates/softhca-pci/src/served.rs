@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 
+use hca_process::Fork;
 use softhca::SoftHca;
 
 use crate::server::{ServeError, Server, ServerOptions, Stopper};
@@ -17,6 +18,7 @@ pub struct Served {
     sockets: Vec<PathBuf>,
     stopper: Stopper,
     thread: Option<JoinHandle<()>>,
+    fork: Fork,
 }
 
 impl Served {
@@ -41,7 +43,7 @@ impl Served {
         let stopper = server.stopper().map_err(system("making an eventfd"))?;
         let named = std::thread::Builder::new().name("hca-served".to_owned());
         let thread = named.spawn(move || server.run()).map_err(system("starting a thread"))?;
-        Ok(Self { folder, sockets, stopper, thread: Some(thread) })
+        Ok(Self { folder, sockets, stopper, thread: Some(thread), fork: Fork::new() })
     }
     /// The functions' sockets, in their order.
     pub fn sockets(&self) -> &[PathBuf] {
@@ -51,6 +53,10 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
+        // The thread is the parent's, and so is what stops it.
+        if self.fork.is_child() {
+            return;
+        }
         self.stopper.stop();
         let ended = self.thread.take().map(JoinHandle::join);
         // Not if somebody has put something else there.

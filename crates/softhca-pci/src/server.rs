@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hca_core::Device;
+use hca_process::Fork;
 use hca_vfio::user::Sleeper;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -99,10 +100,15 @@ struct Slot {
     sleeper: Sleeper,
     /// A client that has gone may still have the sleeper's descriptors.
     worn: bool,
+    fork: Fork,
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
+        // The socket's file and the client are the parent's.
+        if self.fork.is_child() {
+            return;
+        }
         self.function.disconnect();
         if let Err(e) = std::fs::remove_file(&self.path) {
             tracing::warn!("{}: the socket stays: {e}", self.path.display());
@@ -165,7 +171,8 @@ impl Server {
             function.guest.set_part(part);
             let sleeper = Sleeper::new().map_err(system("making an eventfd"))?;
             let listener = listen(path)?;
-            slots.push(Slot { path: path.clone(), listener, function, client: None, sleeper, worn: false });
+            let (path, fork) = (path.clone(), Fork::new());
+            slots.push(Slot { path, listener, function, client: None, sleeper, worn: false, fork });
         }
         Ok(Self { hca, slots, stop, patience })
     }

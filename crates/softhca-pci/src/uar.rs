@@ -19,7 +19,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hca_prm::{CQ_DOORBELL, CqDoorbell, EQ_ARM, EQ_CI, EqDoorbell};
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use hca_process::memory_file;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::registers::BAR_BYTES;
@@ -54,8 +55,7 @@ unsafe impl Send for DoorbellPages {}
 
 impl DoorbellPages {
     pub(crate) fn new() -> std::io::Result<Self> {
-        let file = memfd_create("hca-doorbells", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        ftruncate(&file, BAR_BYTES)?;
+        let file = memory_file("hca-doorbells", MemfdFlags::ALLOW_SEALING, BAR_BYTES)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         // SAFETY: a new mapping at a place that the kernel chooses; (2) the file is as long.
         let base = unsafe {
@@ -293,6 +293,6 @@ mod tests {
     #[test]
     fn a_client_can_not_cut_the_file() {
         let pages = DoorbellPages::new().unwrap();
-        assert!(ftruncate(pages.file(), 0).is_err());
+        assert!(rustix::fs::ftruncate(pages.file(), 0).is_err());
     }
 }

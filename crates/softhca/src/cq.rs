@@ -4,13 +4,14 @@ use core::task::Waker;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use hca_core::{Completion, CqHandle, DeviceError, Notify, QpHandle, WcStatus};
-use hca_turn_lock::Barrier;
+use hca_core::{Completion, CqHandle, DeviceError, Notify, QpHandle, WcOpcode, WcStatus};
+use hca_turn_lock::{Barrier, Exclusion};
 
 use crate::notify::EventFd;
 use crate::offload::Attached;
 use crate::ring::Producer;
-use crate::sync::{Arc, AtomicU32, Mutex, Ordering};
+use crate::runs::Attention;
+use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
 
 /// What [`CqShared::armed`] says, by bits.
 const SOLICITED: u32 = 1;
@@ -24,22 +25,21 @@ pub(crate) struct CqShared {
     armed: AtomicU32,
     barrier: Barrier,
     waker: Mutex<Option<Waker>>,
+    attention: Arc<Attention>,
     event: OnceLock<EventFd>,
-    /// Counts changes of `purges`.
-    pub(crate) purge_epoch: AtomicU32,
-    /// Completions of these queue pairs that lie before the ring index are to be passed over.
-    pub(crate) purges: Mutex<Vec<(QpHandle, u32)>>,
+    /// Keeps the poller out while completions are taken out of the ring.
+    pub(crate) poller: Exclusion<()>,
 }
 
 impl CqShared {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(attention: Arc<Attention>) -> Self {
         Self {
             armed: AtomicU32::new(0),
             barrier: Barrier::of_system(),
             waker: Mutex::new(None),
+            attention,
             event: OnceLock::new(),
-            purge_epoch: AtomicU32::new(0),
-            purges: Mutex::new(Vec::new()),
+            poller: Exclusion::new(()),
         }
     }
     /// Asks for one notification. The caller polls once more afterwards.
@@ -59,14 +59,17 @@ impl CqShared {
     }
     pub(crate) fn set_waker(&self, waker: &Waker) {
         let mut slot = lock(&self.waker);
-        match &mut *slot {
-            Some(w) => w.clone_from(waker),
-            None => *slot = Some(waker.clone()),
+        if slot.as_ref().is_some_and(|w| w.will_wake(waker)) {
+            return;
         }
+        let before = slot.replace(waker.clone());
+        // What it stands for may end with it, and do anything.
+        drop(slot);
+        drop(before);
     }
     /// The descriptor of notifications.
     pub(crate) fn event_fd(&self) -> Result<BorrowedFd<'_>, DeviceError> {
-        EventFd::get_or_create(&self.event)
+        Ok(EventFd::get_or_create(&self.event)?.fd())
     }
     /// Makes the descriptor readable, if there is one.
     pub(crate) fn wake(&self) {
@@ -74,12 +77,34 @@ impl CqShared {
             e.signal();
         }
     }
-    /// Raises the notification.
-    pub(crate) fn notify(&self) {
+    /// Raises the notification, under the engine's lock; the waker is called behind that.
+    fn notify(&self) {
         self.wake();
-        if let Some(w) = &*lock(&self.waker) {
-            w.wake_by_ref();
+        let waker = lock(&self.waker).clone();
+        if let Some(waker) = waker {
+            self.attention.wake_later(waker);
         }
+    }
+}
+
+/// What becomes of completions that nobody has polled, when their queue pair is reset or goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purge {
+    /// They are taken out.
+    All,
+    /// Those of receives tell that they were flushed; the others are taken out.
+    FlushRecvs,
+}
+
+impl Purge {
+    /// Whether a completion stays, and as what.
+    fn keeps(self, c: &mut Completion) -> bool {
+        let (wr_id, qp, status, opcode) = (c.wr_id, c.qp, WcStatus::WrFlushed, WcOpcode::Recv);
+        let stays = self == Self::FlushRecvs && c.opcode.is_recv();
+        if stays {
+            *c = Completion { wr_id, qp, status, opcode, ..Completion::default() };
+        }
+        stays
     }
 }
 
@@ -170,17 +195,15 @@ impl CqEntry {
             self.shared.notify();
         }
     }
-    /// From now on the poller passes over the completions of `qp` that are in the queue.
-    pub(crate) fn purge(&mut self, qp: QpHandle) {
+    /// Takes the completions of `qp` out of the queue: no poll that begins later finds them, and their places are free.
+    /// Or some stay, as `purge` has it.
+    pub(crate) fn purge(&mut self, qp: QpHandle, purge: Purge) {
         self.finish();
-        lock(&self.shared.purges).push((qp, self.ring.tail()));
-        // Release: pairs with the Acquire in `SoftCq::poll`.
-        self.shared.purge_epoch.fetch_add(1, Ordering::Release);
+        if self.ring.unreleased().any(|c| c.qp == qp) {
+            // The poller is inside for as long as it copies completions, and takes no lock there.
+            self.shared.poller.exclude(|()| self.ring.retain(|c| c.qp != qp || purge.keeps(c)));
+        }
     }
-}
-
-pub(crate) fn lock<T>(m: &Mutex<T>) -> crate::sync::MutexGuard<'_, T> {
-    m.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// An epoll descriptor that is readable when any of `fds` is.
@@ -204,7 +227,7 @@ mod tests {
     fn a_completion_that_is_shown_at_once_waits_for_those_before_and_for_room() {
         let (producer, mut polled) = ring::<Completion>(2, 0);
         let handle = CqHandle { index: 0, generation: 0 };
-        let mut entry = CqEntry::new(handle, producer, Arc::new(CqShared::new()));
+        let mut entry = CqEntry::new(handle, producer, Arc::new(CqShared::new(Arc::new(Attention::new()))));
         let of = |wr_id| Completion { wr_id, ..Completion::default() };
         assert_eq!(entry.push(Completion { solicited: true, ..of(1) }), (true, false));
         assert!(!entry.show(&of(2)), "one is to be shown, and told of, before");

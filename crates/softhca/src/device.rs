@@ -8,15 +8,16 @@ use std::thread::JoinHandle;
 use hca_core::{
     AddressVector, AhHandle, AsyncEvent, AtomicScope, Completion, Counter, CqHandle, CqPort, Device,
     DeviceAttr, DeviceError, DmaMemory, Gid, Lid, MrHandle, MrInit, MrKeys, PdHandle, PortAttr,
-    PortalsOffload, QpAttr, QpHandle, QpInit, QpPorts, QpStatus, QpType, RecvPort, SrqHandle, SrqInit,
+    PortalsOffload, QpAttr, QpHandle, QpInit, QpPorts, QpStatus, QpType, Qpn, RecvPort, SrqHandle, SrqInit,
     TransitionError,
 };
 use hca_fabric::{Fabric, FabricAttr, PathError, PathId};
 use hca_transport::{Qp, QpConfig};
 use hca_turn_lock::Barrier;
 
-use crate::cq::{CqEntry, CqShared};
-use crate::engine::{AckRule, DESTROYED, Engine, qpn_of};
+use crate::cq::{CqEntry, CqShared, Purge};
+use crate::engine::{AckRule, DESTROYED, Engine, SPARED_SLOTS, qpn_of};
+use crate::events::Events;
 use crate::mr::MrTable;
 use crate::near::Wish;
 use crate::options::{Limits, Options, Progress, Time};
@@ -25,10 +26,11 @@ use crate::progress::{self, Sleeper};
 use crate::qp::{Held, Machine, QpEntry, QpHost, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader};
 use crate::random::Random;
 use crate::ring::{Cell, ring};
+use crate::runs::Attention;
 use crate::shared::Shared;
 use crate::slab::Slab;
 use crate::sync::{Arc, Ordering};
-use crate::tables::{Ah, Events, Pd, SrqEntry, Tables};
+use crate::tables::{Ah, Pd, SrqEntry, Tables};
 
 /// The longest queue.
 const MAX_WR: u32 = 32_768;
@@ -39,6 +41,8 @@ const MAX_INLINE: u32 = 1024;
 const MAX_RD_ATOMIC: u8 = 128;
 /// ECN-capable transport, codepoint 0: what an address vector without a traffic class is sent with.
 const ECT0: u8 = 0b10;
+/// The bits of a traffic class that tell of congestion; the others are the DSCP.
+const ECN: u8 = 0b11;
 
 /// A host channel adapter in software.
 pub struct SoftHca {
@@ -77,7 +81,8 @@ impl SoftHca {
         let first_generation = Random::new(seed ^ 1).next() as u32 & 0xffff;
         let opened_on = fabric.attr().clone();
         let (attr, port) = describe(&opened_on, &l);
-        let events = Arc::new(Events::new());
+        let attention = Arc::new(Attention::new());
+        let events = Arc::new(Events::new(attention.clone()));
         let tables = Tables::new(
             Slab::new(l.pds),
             MrTable::new(l.mrs, Random::new(seed)),
@@ -85,11 +90,19 @@ impl SoftHca {
             Slab::new(l.srqs),
             events.clone(),
         );
-        let engine =
-            Engine::new(fabric, Slab::beginning_at(l.qps, first_generation), tables, Slab::new(l.ahs));
+        let qps = Slab::beginning_at(l.qps, first_generation, SPARED_SLOTS);
+        let mut engine = Engine::new(fabric, qps, tables, Slab::new(l.ahs));
+        engine.real_time = !virtual_time;
         let sleeper = Sleeper::new(options.progress)?;
         let time = Time::new(options.clock);
-        let shared = Arc::new(Shared::new(engine, time, options.progress, (attr, port), events, sleeper)?);
+        let shared = Arc::new(Shared::new(
+            engine,
+            time,
+            options.progress,
+            (attr, port),
+            (events, attention),
+            sleeper,
+        )?);
         let thread = if threaded {
             let s = shared.clone();
             let builder = std::thread::Builder::new().name("hca-progress".into());
@@ -229,8 +242,9 @@ pub(crate) fn unknown(what: &'static str, handle: u32) -> DeviceError {
     DeviceError::UnknownHandle { what, handle }
 }
 
+/// An address vector that says that its packets are to be marked on congestion, unless it says so or that they met some.
 fn with_traffic_class(av: &AddressVector) -> AddressVector {
-    let traffic_class = if av.traffic_class == 0 { ECT0 } else { av.traffic_class };
+    let traffic_class = if av.traffic_class & ECN == 0 { av.traffic_class | ECT0 } else { av.traffic_class };
     AddressVector { traffic_class, ..*av }
 }
 
@@ -268,15 +282,15 @@ impl Engine {
             p.users -= 1;
         }
     }
-    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, DeviceError> {
+    fn open_path(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, DeviceError> {
         let av = with_traffic_class(av);
-        self.fabric.open_path(&av).map_err(|e| no_path(av.dgid, e))
+        self.fabric.open_path_of(&av, qpn).map_err(|e| no_path(av.dgid, e))
     }
     /// The path of a queue pair, and whether messages go by it. `as_before`: it is connected, in this way.
     fn open_path_of(
         &mut self,
         now: hca_core::Instant,
-        qp_type: QpType,
+        (qp_type, qpn): (QpType, Qpn),
         av: &AddressVector,
         as_before: Option<bool>,
     ) -> Result<(PathId, bool), DeviceError> {
@@ -291,7 +305,7 @@ impl Engine {
             let why = "it is not reached by shared memory, as the connection is";
             return Err(DeviceError::NoPath { gid: av.dgid, why });
         }
-        Ok((self.open_path(av)?, false))
+        Ok((self.open_path(av, Some(qpn))?, false))
     }
     fn close_path(&mut self, path: PathId, messages: bool) {
         match self.fabric.shm().filter(|_| messages) {
@@ -368,9 +382,11 @@ impl Engine {
             peer: None,
             near: None,
             wish: Wish::default(),
+            listed: None,
             link: None,
             word: 0,
             words: 0,
+            guesses: crate::grants::Guesses::default(),
             counts: [0; hca_transport::Count::COUNT],
         };
         let entry = QpEntry { machine, res, ready: false, ack_since: None, timer: None };
@@ -409,7 +425,8 @@ impl Engine {
         }
         let (qp_type, had_messages) = (entry.machine.qp_type(), entry.machine.uses_messages());
         let as_before = entry.res.path.map(|_| had_messages);
-        let path = attr.av.as_ref().map(|av| self.open_path_of(now, qp_type, av, as_before)).transpose()?;
+        let kind = (qp_type, entry.machine.qpn());
+        let path = attr.av.as_ref().map(|av| self.open_path_of(now, kind, av, as_before)).transpose()?;
         if matches!(attr.state, Some(hca_core::QpState::Reset | hca_core::QpState::Error)) {
             // Before requests end whose memory peers may be fetching.
             self.withdraw_word(qp);
@@ -423,7 +440,8 @@ impl Engine {
             res.shared.near.store(machine.uses_messages(), Ordering::Relaxed);
             let reset = attr.state == Some(hca_core::QpState::Reset);
             if reset {
-                drop_requests(res, tables);
+                let purge = reset_purge(res);
+                drop_requests(res, tables, purge);
             }
             let old = if path.is_some() || reset {
                 core::mem::replace(&mut res.path, path.map(|p| p.0))
@@ -440,6 +458,7 @@ impl Engine {
             }
             Ok::<_, TransitionError>(old)
         });
+        self.core.list_near(qp.index);
         match done.ok_or_else(missing)? {
             Ok(old) => {
                 self.publish_word(qp.index);
@@ -465,8 +484,11 @@ impl Engine {
             self.core.qps.remove(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
         let mut res = entry.res;
         res.shared.state.store(DESTROYED, Ordering::SeqCst);
+        if let Some(peer) = res.listed {
+            self.core.near_qps.remove(&(peer, qp.index));
+        }
         let lost = lost_recvs(&res, &mut self.core.tables);
-        drop_requests(&mut res, &mut self.core.tables);
+        drop_requests(&mut res, &mut self.core.tables, Purge::All);
         for cq in [res.send_cq, res.recv_cq] {
             self.core.tables.cqs.at_mut(cq).expect("a user's queue exists").users -= 1;
         }
@@ -487,35 +509,48 @@ impl Engine {
 
 /// The requests that a queue pair took from a shared receive queue and whose completions nobody has polled.
 fn lost_recvs(res: &QpRes, tables: &mut Tables) -> Vec<u64> {
-    if !matches!(res.rq, RecvQueue::Shared(_)) {
-        return Vec::new();
-    }
-    let mut lost = Vec::from_iter(res.held.active.then_some(res.held.wr_id));
-    if let Some(cq) = tables.cqs.at_mut(res.recv_cq) {
-        let ours = |c: &&Completion| c.qp == res.shared.handle && c.opcode.is_recv();
-        lost.extend(cq.ring.unreleased().filter(ours).map(|c| c.wr_id));
-    }
-    lost
+    let cq = tables.cqs.at_mut(res.recv_cq).filter(|_| matches!(res.rq, RecvQueue::Shared(_)));
+    let ours = |c: &&Completion| c.qp == res.shared.handle && c.opcode.is_recv();
+    cq.map_or_else(Vec::new, |cq| cq.ring.unreleased().filter(ours).map(|c| c.wr_id).collect())
 }
 
-/// Forgets all requests of a queue pair, and has its completions passed over.
-fn drop_requests(res: &mut QpRes, tables: &mut Tables) {
+/// What becomes of the completions of a queue pair that is reset: a request of a shared queue is named by one, or nobody
+/// would know of it any more.
+fn reset_purge(res: &QpRes) -> Purge {
+    if matches!(res.rq, RecvQueue::Shared(_)) { Purge::FlushRecvs } else { Purge::All }
+}
+
+/// Forgets all requests of a queue pair, and takes its completions out of their queues, but what `purge` leaves there. A
+/// request of a shared queue whose message has begun is that queue's again.
+fn drop_requests(res: &mut QpRes, tables: &mut Tables, purge: Purge) {
     let tail = res.sq.refresh();
     res.sq.release(tail);
-    if let RecvQueue::Own(rq) = &mut res.rq {
-        let tail = rq.refresh();
-        rq.release(tail);
+    let begun = core::mem::take(&mut res.held.active);
+    match &mut res.rq {
+        RecvQueue::Own(rq) => {
+            let tail = rq.refresh();
+            rq.release(tail);
+        }
+        RecvQueue::Shared(srq) if begun => tables.return_to_srq(*srq, &mut res.held),
+        RecvQueue::Shared(_) => {}
     }
-    res.held.active = false;
     for cq in [res.send_cq, res.recv_cq] {
         if let Some(c) = tables.cqs.at_mut(cq) {
-            c.purge(res.shared.handle);
+            c.purge(res.shared.handle, purge);
         }
     }
 }
 
-#[allow(unsafe_code)] // `reg_mr`'s contract
-impl Device for SoftHca {
+#[allow(unsafe_code)] // a promise of its own, and `reg_mr`'s contract
+// SAFETY: (1) the engine finds memory by a key alone: the table of regions checks key, protection domain, rights and range
+// of each piece before it yields an address; a list comes from a request that was not released yet. Peers on this
+// machine ask for a region's pages by its key and are shown those that its rights grant. (2) Addresses go to `dma` and to
+// the kernel. (3), (4), (5) What removes a region, a queue pair or a shared receive queue holds the engine's lock, under
+// which all of that is done; it takes grants and loans back, and returns behind that. `lost_recvs` returns what was
+// taken and not polled. (6) `memory` maps whole pages. (7) Handles have the generation of their place in a table, and
+// keys are made of the region's place. (8) Ports hold what they share with the engine by `Arc`, and find a destroyed
+// queue by its state.
+unsafe impl Device for SoftHca {
     fn attr(&self) -> &DeviceAttr {
         &self.shared.attr
     }
@@ -591,7 +626,8 @@ impl Device for SoftHca {
         self.shared.fork.check()?;
         in_range("completion queue depth", depth, 1, MAX_CQE)?;
         let (producer, consumer) = ring(depth, 0);
-        let shared = Arc::new(CqShared::new());
+        let shared = Arc::new(CqShared::new(self.shared.attention.clone()));
+        let shared_version = shared.poller.never_seen();
         let handle = self.shared.control(|e| {
             let cqs = &mut e.core.tables.cqs;
             let (index, generation) = cqs.vacant().ok_or_else(|| limit("completion queue", cqs))?;
@@ -601,13 +637,14 @@ impl Device for SoftHca {
         })?;
         let port = SoftCq {
             hca: self.shared.clone(),
-            index: handle.index,
+            handle,
             ring: consumer,
             shared,
-            purge_epoch: 0,
-            dead: Vec::new(),
+            ring_version: shared_version,
             wait: None,
             waiting: false,
+            has_waker: false,
+            is_last_look: false,
         };
         Ok((handle, Box::new(port)))
     }
@@ -683,7 +720,7 @@ impl Device for SoftHca {
             if e.core.ahs.vacant().is_none() {
                 return Err(limit("address handle", &e.core.ahs));
             }
-            let path = e.open_path(av)?;
+            let path = e.open_path(av, None)?;
             e.use_pd(pd)?.users += 1;
             let (index, generation) = e.core.ahs.insert(Ah { pd, path }).expect("a vacant slot was seen");
             Ok(AhHandle { index, generation })
@@ -735,6 +772,7 @@ impl Device for SoftHca {
             return;
         }
         self.shared.events.set_waker(waker);
+        self.shared.program_sleeps();
     }
 
     fn turn(&self) -> bool {
@@ -757,5 +795,19 @@ impl Device for SoftHca {
 
     fn portals(&self) -> Option<&dyn PortalsOffload> {
         Some(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_class_leaves_marks_on_congestion_possible() {
+        let sent =
+            |traffic_class| with_traffic_class(&AddressVector { traffic_class, ..AddressVector::default() });
+        for (given, on_the_wire) in [(0, 2), (0x68, 0x6a), (0x69, 0x69), (0x6a, 0x6a), (3, 3)] {
+            assert_eq!(sent(given).traffic_class, on_the_wire, "{given:#x}");
+        }
     }
 }

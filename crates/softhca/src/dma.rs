@@ -1,12 +1,12 @@
-//! Copies and atomics on memory that others (the program, its peers) may read and write meanwhile: those of the
-//! fabrics, by whose invariants they go.
+//! Copies and atomics on memory that others (the program, its peers) may read and write meanwhile: those of
+//! [`hca_dma`].
 //!
 //! Every address comes from a region of the key table, range checked, under the engine's lock; `reg_mr`'s contract
 //! keeps it valid until `dereg_mr`, which takes that lock.
 #![allow(unsafe_code)]
 
-use hca_fabric::dma::{compare_swap, fetch_add};
-pub(crate) use hca_fabric::dma::{load, store};
+use hca_dma::{compare_swap, fetch_add};
+pub(crate) use hca_dma::{load, store};
 use hca_transport::AtomicOp;
 
 /// Does an atomic operation of the CPU on the aligned word at `at`; returns the old value.

@@ -3,7 +3,8 @@
 
 use core::cmp::Reverse;
 use core::net::IpAddr;
-use std::collections::{BinaryHeap, VecDeque};
+use core::time::Duration;
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 
 use hca_core::wire::Packet;
 use hca_core::{AhHandle, Instant, QpHandle, QpState, QpType, Qpn};
@@ -35,6 +36,9 @@ const BURST_PACKETS: usize = 64;
 const SLOT_BITS: u32 = 17;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 const FIRST_QPN: u32 = 2;
+/// Queue pairs that go before the slot of one is used again, so that packets under way to it find nobody. Slots of
+/// that many cost 64 KiB; a number comes again 128 times as late.
+pub(crate) const SPARED_SLOTS: usize = 4096;
 
 /// Pieces of a turn's size in which the largest ring is taken, with all packets as small as can be.
 const MAX_PIECES: usize = (64 << 20) / 64 / TURN_PACKETS + 1;
@@ -45,6 +49,9 @@ const SHORT_TURNS: (u32, u32) = (128, 16);
 const LOOKS: u32 = 4;
 /// Messages of one line that a turn takes from a ring before it looks at other things.
 const TURN_LINES: usize = 64;
+
+/// When a network that took nothing more, as a peer's ring or a socket is full, is tried again although nobody calls.
+const FULL_RETRY: Duration = Duration::from_millis(1);
 
 /// Stands for the turn of a queue pair whose acknowledgement has left, while it is still in the list.
 const LISTED: u64 = u64::MAX;
@@ -70,6 +77,8 @@ pub(crate) struct Engine {
     /// Short turns until a whole one is due, and how many there are from one to the next.
     short_turns: u32,
     short_turns_in_a_row: u32,
+    /// Time passes by itself. In a simulation nobody turns again after a turn that found nothing.
+    pub(crate) real_time: bool,
     /// When the last whole turn began, in ticks.
     whole_at: u64,
     pub(crate) core: Core,
@@ -83,10 +92,16 @@ pub(crate) struct Core {
     pub(crate) counters: EngineCounters,
     /// Queue pairs that want to send, each once.
     ready: VecDeque<u32>,
+    /// As many of these as the network took nothing of when they were tried last.
+    ready_blocked: usize,
     /// Queue pairs that owe an acknowledgement, each once.
     acks: Vec<u32>,
+    /// As `ready_blocked`.
+    acks_blocked: usize,
     /// When queue pairs want a call; entries may be too early, never too late.
     timers: BinaryHeap<Reverse<(Instant, u32)>>,
+    /// Queue pairs that exchange messages, by the peer's number and their slot.
+    pub(crate) near_qps: BTreeSet<(u32, u32)>,
     /// Queue pairs whose word on the board is to be looked at.
     pub(crate) words_due: Vec<u32>,
     /// The queue pair of the packet before, which wants what it did to be noted.
@@ -139,6 +154,7 @@ impl Engine {
             shares_memory: shares.is_some_and(|s| s.0),
             short_turns: 0,
             short_turns_in_a_row: shares.map_or(0, |s| s.1),
+            real_time: true,
             whole_at: clock::ticks(),
             tx: TxBatch::with_capacity(BATCH_BYTES),
             core: Core {
@@ -147,8 +163,11 @@ impl Engine {
                 ahs,
                 counters: EngineCounters::default(),
                 ready: VecDeque::with_capacity(64),
+                ready_blocked: 0,
                 acks: Vec::with_capacity(64),
+                acks_blocked: 0,
                 timers: BinaryHeap::with_capacity(64),
+                near_qps: BTreeSet::new(),
                 words_due: Vec::new(),
                 touched: None,
                 turn: 0,
@@ -230,15 +249,19 @@ impl Engine {
         self.send(now);
     }
 
-    /// Whether nothing waits for a turn: neither to be sent nor to be acknowledged.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.core.ready.is_empty() && self.core.acks.is_empty() && self.tx.is_empty()
-    }
-
-    /// When the next turn is due even if nothing happens.
+    /// When the next turn is due even if nothing happens: at once where something is to be sent that was not tried yet.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let timer = self.core.timers.peek().map(|t| t.0.0);
-        [timer, self.fabric.next_deadline()].into_iter().flatten().min()
+        [timer, self.fabric.next_deadline(), self.sends_at()].into_iter().flatten().min()
+    }
+    /// When what waits to be sent or acknowledged is tried.
+    fn sends_at(&self) -> Option<Instant> {
+        let core = &self.core;
+        if core.ready.len() > core.ready_blocked || core.acks.len() > core.acks_blocked {
+            return Some(core.now);
+        }
+        let blocked = core.ready_blocked > 0 || core.acks_blocked > 0 || !self.tx.is_empty();
+        blocked.then(|| core.now + FULL_RETRY)
     }
 
     fn send(&mut self, now: Instant) {
@@ -251,6 +274,7 @@ impl Engine {
     /// the network takes no more. An acknowledgement that is owed goes along.
     fn transmit(&mut self, now: Instant) -> bool {
         let mut spent = 0;
+        self.core.ready_blocked = 0;
         while !self.core.ready.is_empty() && spent < TURN_BYTES {
             let before = self.tx.len_bytes();
             let (full, by_messages) = self.core.transmit_round(now, &mut self.tx, &mut *self.fabric);
@@ -260,6 +284,7 @@ impl Engine {
                 self.send(now);
             }
             if (full && !self.tx.is_empty()) || made == 0 {
+                self.core.ready_blocked = self.core.ready.len();
                 break;
             }
         }
@@ -270,19 +295,21 @@ impl Engine {
     /// of queue pairs whose program has nothing to answer yet.
     fn flush_acks(&mut self, now: Instant, rule: AckRule) -> bool {
         let mut sent = false;
-        let mut kept = 0;
+        let (mut kept, mut blocked) = (0, 0);
         for i in 0..self.core.acks.len() {
             let slot = self.core.acks[i];
             match self.core.flush_ack(now, slot, rule, &mut self.tx, &mut *self.fabric) {
                 Ack::Sent => sent = true,
                 Ack::None => {}
-                Ack::Later => {
+                later @ (Ack::NextTurn | Ack::Blocked) => {
                     self.core.acks[kept] = slot;
                     kept += 1;
+                    blocked += usize::from(later == Ack::Blocked);
                 }
             }
         }
         self.core.acks.truncate(kept);
+        self.core.acks_blocked = blocked;
         sent
     }
 }
@@ -298,10 +325,13 @@ pub(crate) enum AckRule {
     NextTurn,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Ack {
     None,
     Sent,
-    Later,
+    NextTurn,
+    /// The network takes no more, or READ responses stand before it: it leaves behind them.
+    Blocked,
 }
 
 impl Core {
@@ -322,6 +352,7 @@ impl Core {
 
     fn take_doorbells(&mut self, now: Instant, bell: &Doorbell<QpShared>) -> bool {
         self.now = now;
+        self.tables.regions.now = now;
         let mut any = false;
         for shared in bell.take() {
             any |= self.posted(now, shared.handle);
@@ -496,7 +527,7 @@ impl Core {
             return Ack::None;
         };
         if since == turn && (owed.delivered || rule == AckRule::NextTurn) {
-            return Ack::Later;
+            return Ack::NextTurn;
         }
         let QpEntry { machine, res, .. } = &mut **entry;
         let path = res.path;
@@ -519,12 +550,8 @@ impl Core {
         } else {
             machine.poll_ack(now, &mut host, &mut sink)
         };
-        if sink.full {
-            return Ack::Later;
-        }
-        if machine.ack_owed().is_some() {
-            // READ responses stand before it: it leaves behind them.
-            return Ack::Later;
+        if sink.full || machine.ack_owed().is_some() {
+            return Ack::Blocked;
         }
         entry.ack_since = None;
         if sent { Ack::Sent } else { Ack::None }
@@ -603,6 +630,7 @@ impl Core {
     pub(crate) fn forget(&mut self, slot: u32) {
         self.ready.retain(|s| *s != slot);
         self.acks.retain(|s| *s != slot);
+        (self.ready_blocked, self.acks_blocked) = (0, 0);
     }
 }
 

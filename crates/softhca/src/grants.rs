@@ -7,6 +7,24 @@ use crate::engine::{Core, Engine, slot_of};
 use crate::near::{self, Near, Offer, Region};
 use crate::qp::QpEntry;
 
+/// Questions for keys that never were, by way of one queue pair, after which nothing is granted by way of it.
+const MAX_WRONG_KEYS: u8 = 64;
+
+/// The peer's questions for keys that never were. One who asks for what it was told of asks for none, or for one that was
+/// just taken back; a right guess would map a whole region, and a wrong one does not end the connection as a request with that
+/// key does. After so many wrong ones no answer tells anything, and requests go as messages.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Guesses(u8);
+
+impl Guesses {
+    fn is_over(self) -> bool {
+        self.0 >= MAX_WRONG_KEYS
+    }
+    fn note_wrong(&mut self) {
+        self.0 = self.0.saturating_add(1);
+    }
+}
+
 /// The word by which peers reach memory through a queue pair as it is now; 0: they may not.
 fn word_of(entry: &QpEntry) -> u64 {
     let m = &entry.machine;
@@ -81,6 +99,20 @@ impl Engine {
 }
 
 impl Core {
+    /// Lists a queue pair by the peer's number, if it exchanges messages; to be called whenever that may have changed.
+    pub(crate) fn list_near(&mut self, slot: u32) {
+        let Some(entry) = self.qps.at_mut(slot) else { return };
+        let m = &entry.machine;
+        let peer = m.attr().dest_qpn.filter(|_| m.uses_messages()).map(|qpn| qpn.raw());
+        let before = core::mem::replace(&mut entry.res.listed, peer);
+        if before != peer {
+            if let Some(qpn) = before {
+                self.near_qps.remove(&(qpn, slot));
+            }
+            self.near_qps.extend(peer.map(|qpn| (qpn, slot)));
+        }
+    }
+
     fn publish_word(&mut self, slot: u32, shm: &mut ShmFabric) {
         let Some(entry) = self.qps.at_mut(slot) else { return };
         let now = word_of(entry);
@@ -119,13 +151,13 @@ impl Core {
                 if granted.offered {
                     self.tables.regions.insert_lent(link, key, region);
                 } else {
-                    self.tables.regions.insert(link, key, Some(region));
+                    self.tables.regions.insert(link, key, region);
                 }
                 let guard = shm.qp_guard(link, slot_of(granted.qpn), granted.qp_word);
                 self.tell(link, granted.qpn, key, guard.map(|g| (g, granted.qp_word)), shm);
             }
             Notice::GrantRefused { link, key, qpn } => {
-                self.tables.regions.insert(link, key, None);
+                self.tables.regions.refuse(link, key);
                 self.tell(link, qpn, key, None, shm);
             }
             Notice::GrantRevoked { link, key, .. } => self.tables.regions.remove(link, key),
@@ -147,17 +179,13 @@ impl Core {
         granted: Option<(hca_fabric::QpGuard, u64)>,
         shm: &mut ShmFabric,
     ) {
-        let knows = |e: &QpEntry| {
-            e.machine.uses_messages() && e.machine.attr().dest_qpn.is_some_and(|d| d.raw() == qpn)
-        };
-        let slots: Vec<u32> = self.qps.iter().filter(|(_, e)| knows(e)).map(|(i, _)| i).collect();
-        for slot in slots {
-            let res = &mut self.qps.at_mut(slot).expect("listed just now").res;
+        for &(_, slot) in self.near_qps.range((qpn, 0)..=(qpn, u32::MAX)) {
+            let res = &mut self.qps.at_mut(slot).expect("who goes leaves the list").res;
             if res.near.is_none() && res.path.and_then(|p| shm.link_of(p)) == Some(link) {
                 res.near = Some(Near::new(link));
             }
             if let Some(near) = res.near.as_mut().filter(|n| n.link == link) {
-                near.answered(key, granted);
+                near.answered(key, granted, self.tables.regions.now);
             }
         }
     }
@@ -175,7 +203,7 @@ impl Core {
         let Some(near) = &mut entry.res.near else { return };
         let link = near.link;
         if let Some(key) = key {
-            near.ask(key, peer, shm);
+            near.ask(key, peer, &mut self.tables.regions, shm);
         }
         if process && !self.tables.regions.has_process(link) {
             let made = if shm.offer_process(link).is_ok() { Offer::Made } else { Offer::Vain };
@@ -231,7 +259,15 @@ impl Core {
         if shm.link_of(entry.res.path?) != Some(link) {
             return None;
         }
-        let (base, len, iova, access) = self.tables.mrs.region(entry.res.pd, key)?;
+        if entry.res.guesses.is_over() {
+            return None;
+        }
+        let Some((base, len, iova, access)) = self.tables.mrs.region(entry.res.pd, key) else {
+            if !self.tables.mrs.was(entry.res.pd, key) {
+                entry.res.guesses.note_wrong();
+            }
+            return None;
+        };
         let remote = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
         let access = access.intersection(remote);
         if access.is_empty() {
@@ -253,5 +289,19 @@ impl Core {
             tracing::debug!(%why, "a peer does not reach a region directly");
         }
         Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_never_were_may_be_asked_for_so_often_and_no_more() {
+        let mut guesses = Guesses::default();
+        for n in 0..1000 {
+            assert_eq!(guesses.is_over(), n >= u32::from(MAX_WRONG_KEYS), "{n}");
+            guesses.note_wrong();
+        }
     }
 }

@@ -26,6 +26,7 @@
 //! | `near`, `grants` | direct access to the memory of peers on this machine; what they are granted here |
 //! | `progress`, `doorbell` | who turns, and how others tell it |
 //! | `offload`, `runs` | Portals engines of the layer above, which whoever turned the adapter runs |
+//! | `events`, `notify` | asynchronous events, and the descriptors that waiters sleep on |
 //! | `patience` | when a thread that looks in vain gives way |
 //! | `ring`, `dma` | shared rings; copies on memory that others change |
 #![deny(unsafe_code)]
@@ -44,6 +45,8 @@ mod dma;
 mod doorbell;
 #[cfg(not(loom))]
 mod engine;
+#[cfg(not(loom))]
+mod events;
 #[cfg(not(loom))]
 mod fork;
 #[cfg(not(loom))]

@@ -1,14 +1,17 @@
 //! Direct access to the memory of peers on this machine: WRITE, READ and atomics done by the requester's side, once,
 //! on memory that the peer has granted. What is not granted, or that the peer must judge, goes as a message.
 
+use core::time::Duration;
 use std::collections::HashMap;
 
-use hca_core::{Access, Qpn, RemoteAddr, Rkey, SendOp, Sge};
+use hca_core::{Access, Instant, Qpn, RemoteAddr, Rkey, SendOp, Sge};
 use hca_fabric::{
-    Bracket, Denied, FetchError, GrantId, Granted, LinkId, LoanTerms, MAX_BRACKET_BYTES, Places, ProcessLoan,
-    QpGuard, Reach, ShmFabric,
+    Bracket, Denied, FetchError, GrantId, Granted, LinkId, LoanTerms, MAX_BRACKET_BYTES, MAX_QP_WORDS,
+    Places, ProcessLoan, QpGuard, Reach, ShmFabric,
 };
 use hca_transport::{AtomicOp, Direct, Loan, LoanError, LocalError};
+
+use crate::engine::slot_of;
 
 /// A longer request waits until those before it are done, instead of going as messages.
 const WORTH_WAITING: u32 = 32 << 10;
@@ -18,6 +21,16 @@ const WORTH_WAITING: u32 = 32 << 10;
 pub(crate) const PROCESS_MIN: u32 = 32 << 10;
 /// The same of what peers read: one such response at a time stands until it was fetched, which has to be worth it.
 pub(crate) const PROCESS_READ_MIN: u32 = 128 << 10;
+
+/// An aligned request of so many bytes is seen whole, from however many pieces.
+const WHOLE_BYTES: usize = 8;
+
+/// What a peer refused is asked for again when so much time has passed, and each further time after twice as much, up to
+/// [`LONGEST_WAIT`]. As often a look says whether a peer's queue pair can be reached by now.
+const FIRST_WAIT: Duration = Duration::from_millis(1);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+/// Between any two questions or offers that are repeated, of all queue pairs: they take less than a hundredth of a CPU.
+const REPEATS_APART: Duration = Duration::from_millis(4);
 
 /// What peers may do.
 const RIGHTS: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
@@ -47,15 +60,43 @@ impl Region {
     }
 }
 
+/// What was not to be had, perhaps for a state that passes, and when to try again.
+#[derive(Clone, Copy)]
+struct Refusal {
+    again_at: Instant,
+    /// Zero: the peer was not asked, as it can't have what it takes yet.
+    wait: Duration,
+}
+
+impl Refusal {
+    fn after(before: Option<Self>, now: Instant) -> Self {
+        let wait = before.map_or(FIRST_WAIT, |b| (2 * b.wait).clamp(FIRST_WAIT, LONGEST_WAIT));
+        Self { again_at: now + wait, wait }
+    }
+    fn not_asked(now: Instant) -> Self {
+        Self { again_at: now + FIRST_WAIT, wait: Duration::ZERO }
+    }
+}
+
+/// What a peer says of a key.
+enum Answer {
+    Granted(Region),
+    Refused(Refusal),
+}
+
 /// What this adapter and its peers have let each other see.
 #[derive(Default)]
 pub(crate) struct Regions {
-    /// Peers' regions by key; `None` is one that the peer does not grant.
-    asked: HashMap<(LinkId, u32), Option<Region>>,
+    /// The time, as of the last turn that looked at it.
+    pub(crate) now: Instant,
+    /// Until then nothing is asked or offered again.
+    repeat_at: Instant,
+    /// Peers' regions by key.
+    asked: HashMap<(LinkId, u32), Answer>,
     /// Peers' regions that messages are fetched from.
     lent: HashMap<(LinkId, u32), Region>,
-    /// Regions of ours that were offered for that, and whether the peer has taken them.
-    offered: HashMap<(LinkId, u32), Offer>,
+    /// Regions of ours that were offered for that, whether the peer has taken them, and when it last did not.
+    offered: HashMap<(LinkId, u32), (Offer, Option<Refusal>)>,
     /// Whether peers fetch from this process what is not granted.
     processes: HashMap<LinkId, Offer>,
 }
@@ -65,19 +106,48 @@ pub(crate) struct Regions {
 pub(crate) enum Offer {
     Made,
     Taken,
-    /// Not to be tried again.
+    /// A region is offered again some time later, a process is not.
     Vain,
 }
 
 impl Regions {
-    pub(crate) fn insert(&mut self, link: LinkId, key: u32, region: Option<Region>) {
-        self.asked.insert((link, key), region);
+    pub(crate) fn insert(&mut self, link: LinkId, key: u32, region: Region) {
+        self.asked.insert((link, key), Answer::Granted(region));
+    }
+    /// A peer refused a key. Another queue pair may have been granted it nevertheless.
+    pub(crate) fn refuse(&mut self, link: LinkId, key: u32) {
+        let answer = self.asked.entry((link, key)).or_insert(Answer::Refused(Refusal::not_asked(self.now)));
+        if let Answer::Refused(refusal) = answer {
+            *refusal = Refusal::after(Some(*refusal), self.now);
+        }
+    }
+    /// A peer is not asked for a key yet.
+    fn put_off(&mut self, link: LinkId, key: u32) {
+        let answer = self.asked.entry((link, key)).or_insert(Answer::Refused(Refusal::not_asked(self.now)));
+        if let Answer::Refused(refusal) = answer {
+            *refusal = Refusal::not_asked(self.now);
+        }
+    }
+    /// Whether what was refused may be tried again.
+    #[inline]
+    fn is_over(&self, refusal: &Refusal) -> bool {
+        self.now >= refusal.again_at && (refusal.wait.is_zero() || self.now >= self.repeat_at)
+    }
+    fn note_repeat(&mut self) {
+        self.repeat_at = self.now + REPEATS_APART;
     }
     pub(crate) fn insert_lent(&mut self, link: LinkId, key: u32, region: Region) {
         self.lent.insert((link, key), region);
     }
     pub(crate) fn set_offer(&mut self, link: LinkId, key: u32, offer: Offer) {
-        self.offered.insert((link, key), offer);
+        let now = self.now;
+        let (state, refusal) = self.offered.entry((link, key)).or_insert((offer, None));
+        *state = offer;
+        match offer {
+            Offer::Vain => *refusal = Some(Refusal::after(*refusal, now)),
+            Offer::Made if refusal.is_some() => self.note_repeat(),
+            _ => {}
+        }
     }
     pub(crate) fn set_process(&mut self, link: LinkId, offer: Offer) {
         self.processes.insert(link, offer);
@@ -88,7 +158,7 @@ impl Regions {
     }
     /// Whether a peer was asked for a key, and does not grant it.
     pub(crate) fn is_refused(&self, link: LinkId, key: u32) -> bool {
-        matches!(self.asked.get(&(link, key)), Some(None))
+        matches!(self.asked.get(&(link, key)), Some(Answer::Refused(r)) if !r.wait.is_zero())
     }
     /// The peer took a region back.
     pub(crate) fn remove(&mut self, link: LinkId, key: u32) {
@@ -125,14 +195,16 @@ pub(crate) struct Near {
     last: Option<Region>,
     /// The key that the peer was asked for and has not answered.
     asked: Option<u32>,
+    /// The peer refused this queue pair something while it has no guard.
+    refused: Option<Refusal>,
 }
 
 impl Near {
     pub(crate) fn new(link: LinkId) -> Self {
-        Self { link, guard: None, last: None, asked: None }
+        Self { link, guard: None, last: None, asked: None, refused: None }
     }
     /// The peer answered the question for this key, and told the word of its queue pair.
-    pub(crate) fn answered(&mut self, key: u32, granted: Option<(QpGuard, u64)>) {
+    pub(crate) fn answered(&mut self, key: u32, granted: Option<(QpGuard, u64)>, now: Instant) {
         if self.asked == Some(key) {
             self.asked = None;
         }
@@ -140,36 +212,40 @@ impl Near {
             let access = Access::from_bits_truncate(word as u8).intersection(RIGHTS);
             self.guard = Some(Guard { qp, pd: (word >> 8) as u32 & 0xff_ffff, access });
         }
+        self.refused = self.guard.is_none().then(|| Refusal::after(self.refused, now));
     }
-    /// Asks the peer for a key, unless it was asked already. `false`: it can't be asked.
+    /// Asks the peer for a key by way of its queue pair, unless it was asked already. A queue pair that nothing is reached
+    /// through, as it is not connected yet, is looked at again later.
     #[cold]
-    pub(crate) fn ask(&mut self, key: u32, peer: Qpn, shm: &mut ShmFabric) -> bool {
+    pub(crate) fn ask(&mut self, key: u32, peer: Qpn, regions: &mut Regions, shm: &mut ShmFabric) {
         if self.asked.is_some() {
-            return true;
+            return;
         }
-        let asked = shm.ask_grant(self.link, key, peer.raw()).is_ok();
-        if asked {
+        let slot = Some(slot_of(peer.raw())).filter(|slot| *slot < MAX_QP_WORDS);
+        if slot.and_then(|slot| shm.qp_word(self.link, slot)).unwrap_or(0) == 0 {
+            self.refused = Some(Refusal::not_asked(regions.now));
+            return regions.put_off(self.link, key);
+        }
+        if shm.ask_grant(self.link, key, peer.raw()).is_ok() {
             self.asked = Some(key);
+            if self.refused.is_some() || regions.is_refused(self.link, key) {
+                regions.note_repeat();
+            }
         }
-        asked
     }
     /// The region of a key, if all is there that an access to it needs. `Err`: whether to ask for it.
     #[inline]
     fn find(&mut self, key: u32, regions: &Regions) -> Result<(Region, Guard), bool> {
-        let Some(guard) = self.guard else {
-            return Err(!matches!(regions.asked.get(&(self.link, key)), Some(None)));
-        };
-        match self.last {
-            Some(region) if region.key == key => Ok((region, guard)),
+        let region = match self.last {
+            Some(region) if region.key == key => region,
             _ => match regions.asked.get(&(self.link, key)) {
-                Some(Some(region)) => {
-                    self.last = Some(*region);
-                    Ok((*region, guard))
-                }
-                Some(None) => Err(false),
-                None => Err(true),
+                Some(Answer::Granted(region)) => *self.last.insert(*region),
+                Some(Answer::Refused(refusal)) => return Err(regions.is_over(refusal)),
+                None => return Err(true),
             },
-        }
+        };
+        let asks = || self.refused.is_none_or(|refusal| regions.is_over(&refusal));
+        self.guard.map(|guard| (region, guard)).ok_or_else(asks)
     }
 }
 
@@ -298,12 +374,17 @@ pub(crate) fn lend(
         return None;
     };
     match regions.offered.get(&(near.link, key)) {
-        Some(Offer::Taken) => {
+        Some((Offer::Taken, _)) => {
             let memory = RemoteAddr { addr: s.addr, rkey: Rkey::new(key) };
             Some(Loan { memory, len: s.len, terms: None })
         }
-        Some(Offer::Vain) => lend_process(Some(near), wish, regions, reach, (key, at, s.len), own),
-        Some(Offer::Made) => None,
+        Some((Offer::Vain, refusal)) => {
+            if refusal.is_none_or(|refusal| regions.is_over(&refusal)) {
+                wish.offer = Some(key);
+            }
+            lend_process(Some(near), wish, regions, reach, (key, at, s.len), own)
+        }
+        Some((Offer::Made, _)) => None,
         None => {
             wish.offer = Some(key);
             None
@@ -456,6 +537,20 @@ fn move_piece(
         _ => Ok(()),
     };
     match *op {
+        SendOp::Write(_) if whole as usize <= WHOLE_BYTES => {
+            let mut word = [0; WHOLE_BYTES];
+            list.each::<Stop>(0, len, false, |piece, i| {
+                fetch_local(&piece, &mut word[i..i + piece.len()]);
+                Ok(())
+            })?;
+            bracket.write(begin, &word[..len]).map_err(|_| Stop::Remote)?;
+        }
+        SendOp::Read(_) if whole as usize <= WHOLE_BYTES => {
+            list.each::<Stop>(0, len, true, |_, _| Ok(()))?;
+            let mut word = [0; WHOLE_BYTES];
+            bracket.read(begin, &mut word[..len]).map_err(|_| Stop::Remote)?;
+            list.each(0, len, true, |piece, i| give(&word[i..i + piece.len()], &piece))?;
+        }
         SendOp::Write(_) => list.each(*offset, len, false, |piece, i| {
             holds(&piece, i, false)?;
             write(&mut bracket, begin + i as u64, &piece)
@@ -509,6 +604,20 @@ fn atomic(bracket: &mut Bracket<'_>, at: u64, op: AtomicOp, list: &impl LocalLis
         let end = i + piece.len();
         give(&original[i..end], &piece)
     })
+}
+
+/// Loads the bytes of a piece, which are as many as `out` has.
+#[allow(unsafe_code)] // as above
+#[inline]
+fn fetch_local(piece: &Piece<'_>, out: &mut [u8]) {
+    match *piece {
+        Piece::Inline(bytes) => out.copy_from_slice(bytes),
+        Piece::Memory(from, len) => {
+            assert_eq!(len, out.len(), "as many bytes as the piece has");
+            // SAFETY: as in `write`.
+            unsafe { crate::dma::load(from, out) };
+        }
+    }
 }
 
 /// Places what was fetched in a piece of as many bytes.

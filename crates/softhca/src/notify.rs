@@ -22,12 +22,13 @@ impl EventFd {
             .map(Self)
             .map_err(|e| DeviceError::Io { doing: "creating an eventfd for notifications", source: e.into() })
     }
-    pub(crate) fn get_or_create(cell: &OnceLock<Self>) -> Result<BorrowedFd<'_>, DeviceError> {
+    /// Who tells of something by it looks behind the first call whether there was something before.
+    pub(crate) fn get_or_create(cell: &OnceLock<Self>) -> Result<&Self, DeviceError> {
         if let Some(e) = cell.get() {
-            return Ok(e.fd());
+            return Ok(e);
         }
         let new = Self::new()?;
-        Ok(cell.get_or_init(|| new).fd())
+        Ok(cell.get_or_init(|| new))
     }
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

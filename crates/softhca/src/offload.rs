@@ -14,13 +14,12 @@ use std::sync::Weak;
 use hca_core::{CqHandle, DeviceError, PortalsEngine, PortalsOffload};
 
 use crate::SoftHca;
-use crate::cq::lock;
 use crate::device::unknown;
 use crate::engine::Engine;
 use crate::options::{Progress, Time};
 use crate::runs::{ASKED, Attention, CAME, NEVER, RunWord, this_thread};
 use crate::shared::Shared;
-use crate::sync::{Arc, Ordering};
+use crate::sync::{Arc, Ordering, lock};
 use core::sync::atomic::AtomicU64;
 
 /// A deadline is not taken for sooner than this, so that an engine that can't do now what is due does not take a CPU.
@@ -71,7 +70,7 @@ impl Shared {
     /// Runs the engines that are due, unless this is a child. `polled`: the queue whose poller calls; what came there is
     /// his. Returns whether any ran. No lock of the adapter is held.
     #[cold]
-    pub(crate) fn run_due(&self, polled: Option<u32>) -> bool {
+    pub(crate) fn run_due(&self, polled: Option<CqHandle>) -> bool {
         if self.fork.is_child() || !self.attention.take_due() {
             return false;
         }
@@ -80,7 +79,7 @@ impl Shared {
         loop {
             let attached = lock(&self.engines).get(next).cloned();
             let Some(attached) = attached else { break };
-            ran |= attached.run(&self.time, polled == Some(attached.cq.index));
+            ran |= attached.run(&self.time, polled == Some(attached.cq));
             next += 1;
         }
         // One that was passed over, as another left the list meanwhile, is found here.

@@ -1,19 +1,19 @@
 //! The data path: what posts and polls.
-#![allow(unsafe_code)] // the ports' contracts are the trait's; nothing unsafe is done here
+#![allow(unsafe_code)] // the ports' contracts are the traits'; nothing unsafe is done here
 
 use core::task::Waker;
 use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use hca_core::{
-    Completion, CqPort, DeviceError, FlatOp, MAX_MESSAGE_BYTES, Notify, Payload, PostError, PostErrorKind,
-    QpHandle, QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr, UdDest,
+    Completion, CqHandle, CqPort, DeviceError, FlatOp, MAX_MESSAGE_BYTES, Notify, Payload, PostError,
+    PostErrorKind, QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr, UdDest,
 };
 
 use hca_fabric::{LINE_DATA_BYTES, MAX_BRACKET_BYTES};
-use hca_turn_lock::Barrier;
+use hca_turn_lock::{Barrier, Inside};
 
-use crate::cq::{CqShared, epoll_of, lock};
+use crate::cq::{CqShared, epoll_of};
 use crate::engine::{DESTROYED, decode_state, encode_state};
 use crate::fork::Fork;
 use crate::options::Progress;
@@ -226,7 +226,10 @@ fn batch<W>(wrs: &[W], mut push: impl FnMut(&W) -> Result<(), PostErrorKind>) ->
     Ok(())
 }
 
-impl SendPort for QpSendPort {
+// SAFETY: (1) a list and inline bytes are copied into the ring's slot, or used up by `at_once`, which returns behind that.
+// (2) A refusal comes before the ring's end is moved. (3) The engine takes requests from the ring in order, its machine
+// ends them in order, and looks at a request's list no more once the completion is appended.
+unsafe impl SendPort for QpSendPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         batch(wrs, |wr| {
@@ -301,7 +304,9 @@ impl QpRecvPort {
     }
 }
 
-impl RecvPort for QpRecvPort {
+// SAFETY: (1) a list is copied into the ring's slot. (2) A refusal comes before the ring's end is moved. (3) The engine holds
+// one receive request at a time, the oldest, and looks at its list no more once the completion is appended.
+unsafe impl RecvPort for QpRecvPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         self.check().map_err(|kind| PostError { accepted: 0, kind })?;
@@ -332,7 +337,8 @@ pub(crate) struct SrqPort {
     pub(crate) max_sge: u32,
 }
 
-impl RecvPort for SrqPort {
+// SAFETY: as for `QpRecvPort`; each queue pair holds one request of a shared queue at a time.
+unsafe impl RecvPort for SrqPort {
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         if self.fork.is_child() {
             return batch(wrs, |_| Err(PostErrorKind::Destroyed));
@@ -347,57 +353,48 @@ impl RecvPort for SrqPort {
 /// The polling side of a completion queue.
 pub(crate) struct SoftCq {
     pub(crate) hca: Arc<Shared>,
-    /// Its index in the engine's table.
-    pub(crate) index: u32,
+    pub(crate) handle: CqHandle,
     pub(crate) ring: Consumer<Completion>,
     pub(crate) shared: Arc<CqShared>,
-    /// `CqShared::purge_epoch` as last seen.
-    pub(crate) purge_epoch: u32,
-    /// Queue pairs whose completions before the ring index are passed over.
-    pub(crate) dead: Vec<(QpHandle, u32)>,
+    /// That of `CqShared::poller` since which `ring` goes on by itself.
+    pub(crate) ring_version: u32,
     pub(crate) wait: Option<OwnedFd>,
     /// Counted in `Shared::waiters`.
     pub(crate) waiting: bool,
+    /// It has a waker.
+    pub(crate) has_waker: bool,
+    /// It was armed for its waker alone: the next poll is the last one before a sleep.
+    pub(crate) is_last_look: bool,
 }
 
 impl SoftCq {
     #[inline(always)]
     fn take(&mut self, out: &mut [Completion]) -> usize {
-        // Acquire: pairs with the Release in `CqEntry::purge`.
-        if self.shared.purge_epoch.load(Ordering::Acquire) != self.purge_epoch {
-            self.look_up_the_dead();
-        }
         if self.ring.refresh() == self.ring.head() {
             return 0;
         }
-        loop {
-            let first = self.ring.head();
-            let taken = self.ring.copy_headers(out);
-            if taken == 0 {
-                return 0;
-            }
-            self.ring.release(first.wrapping_add(taken as u32));
-            self.waits_no_more();
-            let n =
-                if self.dead.is_empty() { taken } else { self.pass_over_the_dead(first, &mut out[..taken]) };
-            if n > 0 {
-                return n;
-            }
+        if self.shared.poller.enter(self.ring_version).map(Inside::stay).is_none() {
+            self.enter_anew();
         }
+        let taken = self.ring.copy_headers(out);
+        self.ring.release(self.ring.head().wrapping_add(taken as u32));
+        drop(self.shared.poller.inside());
+        if taken > 0 {
+            self.waits_no_more();
+        }
+        taken
     }
 
-    /// Moves the completions of queue pairs that live to the front, and returns how many they are. The
-    /// first one stood at ring index `first`.
+    /// Comes in, and goes on where the ring begins now: completions were taken out of it.
     #[cold]
-    fn pass_over_the_dead(&mut self, first: u32, out: &mut [Completion]) -> usize {
-        let mut n = 0;
-        for i in 0..out.len() {
-            if !self.is_dead(&out[i], first.wrapping_add(i as u32 + 1)) {
-                out.swap(n, i);
-                n += 1;
+    fn enter_anew(&mut self) {
+        loop {
+            let (version, ()) = self.shared.poller.copy(|()| self.ring.resume());
+            self.ring_version = version;
+            if let Some(inside) = self.shared.poller.enter(version) {
+                return inside.stay();
             }
         }
-        n
     }
 
     #[inline]
@@ -405,18 +402,6 @@ impl SoftCq {
         if core::mem::take(&mut self.waiting) {
             self.hca.attention.remove_waiter();
         }
-    }
-
-    /// Whether the completion that ends at ring index `end` is of a queue pair that was destroyed after.
-    fn is_dead(&mut self, c: &Completion, end: u32) -> bool {
-        self.dead.retain(|d| d.1.wrapping_sub(end) as i32 >= 0);
-        self.dead.iter().any(|d| d.0 == c.qp)
-    }
-
-    #[cold]
-    fn look_up_the_dead(&mut self) {
-        self.purge_epoch = self.shared.purge_epoch.load(Ordering::Acquire);
-        self.dead.append(&mut lock(&self.shared.purges));
     }
 }
 
@@ -426,7 +411,11 @@ impl Drop for SoftCq {
     }
 }
 
-impl CqPort for SoftCq {
+// SAFETY: (1) the engine appends one completion a request, as it ends; slots of the ring are yielded once. (2) The ring hands
+// slots over by Release and Acquire, behind what was placed; what is filled into `out` at once, this thread has placed
+// itself, or found under the engine's lock. (3) `copy_headers` takes no more than `out` has room for, and neither does
+// `poller_turn`, which is given the same slice.
+unsafe impl CqPort for SoftCq {
     #[inline]
     fn poll(&mut self, out: &mut [Completion]) -> usize {
         if self.hca.fork.is_child() {
@@ -437,7 +426,8 @@ impl CqPort for SoftCq {
             patience::found();
             return n;
         }
-        match self.hca.poller_turn(self.index, out) {
+        let is_last = core::mem::take(&mut self.is_last_look);
+        match self.hca.poller_turn(self.handle, out, is_last) {
             None => 0,
             // Another turned, or this queue was not as empty.
             Some(0) => self.take(out),
@@ -458,11 +448,16 @@ impl CqPort for SoftCq {
             }
             self.hca.prepare_wait();
         }
+        if self.wait.is_none() && self.has_waker {
+            self.is_last_look = true;
+            self.hca.program_sleeps();
+        }
     }
     fn set_waker(&mut self, waker: &Waker) {
         if self.hca.fork.is_child() {
             return;
         }
+        self.has_waker = true;
         self.shared.set_waker(waker);
     }
     fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {
@@ -472,7 +467,7 @@ impl CqPort for SoftCq {
             let epoll = if self.hca.progress == Progress::Thread {
                 epoll_of(&[event])?
             } else {
-                epoll_of(&[event, self.hca.wait_fd()?])?
+                epoll_of(&[event, self.hca.turn_fd()?])?
             };
             self.wait = Some(epoll);
             // The queue may have been armed before there was a descriptor: the first wait returns at

@@ -7,12 +7,18 @@
 //! network's descriptor would be woken by every packet, so it is registered nowhere then:
 //!
 //! - ACTIVE: it sleeps for a tick of 1 ms and looks whether the program has turned since.
-//! - GUARD: entered by a tick without a turn. It turns the engine until nothing is left, and sleeps on
+//! - GUARD: entered by a tick without a turn, or when the program says that it sleeps now: it armed a queue that has a waker
+//!   and no descriptor. The thread turns the engine until nothing is left, and sleeps on
 //!   the descriptors and the next protocol deadline, without a tick: an idle adapter uses no CPU.
 //!
-//! The first turn of the program puts it back to ACTIVE, at the cost of one wake-up. So at most 2 ms pass
+//! A turn is a look at the network. A post is none: a program may post for ever and never look, while its peers' requests
+//! wait. A program that spins on its own memory turns now and then at most, for the completions of what it posts; so a guard that finds work
+//! which the program had left lying for a whole tick asks for more turns in a row before it goes, up to [`MAX_TOLERANCE`].
+//!
+//! The last of those turns puts it back to ACTIVE, at the cost of one wake-up. So at most 2 ms pass
 //! between the program's last turn and the thread's first. A turn that misses the change of state costs
-//! a wake-up, never a stall: in GUARD everything moves.
+//! a wake-up, never a stall: in GUARD everything moves. What a turn or a post leaves to be done later wakes the thread if it sleeps,
+//! since it sleeps for what was due before.
 
 use core::cell::Cell;
 use core::time::Duration;
@@ -30,8 +36,12 @@ use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering};
 
 const TICK: Duration = Duration::from_millis(1);
 
+/// The mode in which the program turns. Any other is that of the guard, which so many turns of the program end.
 const ACTIVE: u32 = 0;
-const GUARD: u32 = 1;
+/// How many they are where the program does not leave work lying, and at most; the factor from one such time to the next.
+const MIN_TOLERANCE: u32 = 1;
+const MAX_TOLERANCE: u32 = 512;
+const TOLERANCE_FACTOR: u32 = 8;
 
 thread_local! {
     /// Whose thread this is.
@@ -69,12 +79,43 @@ impl Sleeper {
     #[inline]
     pub(crate) fn program_turned(&self) {
         self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-        if self.mode.load(Ordering::Relaxed) == GUARD
-            && !self.is_own_thread()
-            && self.mode.swap(ACTIVE, Ordering::Relaxed) == GUARD
-        {
-            self.kick();
+        if self.mode.load(Ordering::Relaxed) != ACTIVE {
+            self.turned_beside_guard();
         }
+    }
+    #[cold]
+    fn turned_beside_guard(&self) {
+        if self.is_own_thread() {
+            return;
+        }
+        let one_less = |mode: u32| mode.checked_sub(1);
+        match self.mode.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less) {
+            Ok(1) => self.kick(),
+            Ok(_) => self.wake_if_asleep(),
+            Err(_) => {}
+        }
+    }
+    /// The program left something to be done, and has not looked at the network. By who has given the engine back, or left word
+    /// for its holder: the thread said that it sleeps before it had the engine for the last time.
+    #[inline]
+    pub(crate) fn program_posted(&self) {
+        if self.mode.load(Ordering::Relaxed) != ACTIVE {
+            self.wake_if_asleep();
+        }
+    }
+    /// The program is about to sleep, and has nothing to be woken by but the thread.
+    #[cold]
+    pub(crate) fn program_sleeps(&self) {
+        let guard = |mode| if mode == ACTIVE { Some(MIN_TOLERANCE) } else { None };
+        match self.mode.fetch_update(Ordering::SeqCst, Ordering::SeqCst, guard) {
+            Ok(_) => self.kick(),
+            Err(_) => self.wake_if_asleep(),
+        }
+    }
+    /// The guard has found work: the program's turns count from now on.
+    fn guard_found_work(&self, tolerance: u32) {
+        let renewed = |mode| if mode == ACTIVE { None } else { Some(tolerance) };
+        let _ = self.mode.fetch_update(Ordering::Relaxed, Ordering::Relaxed, renewed);
     }
     /// Whether this is the adapter's thread: what a Portals engine posts and polls there are not the program's turns.
     #[cold]
@@ -102,25 +143,35 @@ impl Sleeper {
     }
 }
 
+/// How many turns end a guard, behind one that was entered by a tick and found work at once, or none.
+fn learn(tolerance: u32, found_work: bool) -> u32 {
+    let next = if found_work { tolerance * TOLERANCE_FACTOR } else { tolerance / TOLERANCE_FACTOR };
+    next.clamp(MIN_TOLERANCE, MAX_TOLERANCE)
+}
+
 /// The thread's life.
 pub(crate) fn run(shared: &Arc<Shared>) {
     let s = &shared.sleeper;
     OWN.set(core::ptr::from_ref(s).addr());
+    let mut tolerance = MIN_TOLERANCE;
     while !s.stop.load(Ordering::SeqCst) {
+        let mut by_tick = false;
         if shared.progress == Progress::Adaptive {
             let seen = s.turns.load(Ordering::Relaxed);
             sleep(shared, false, Some(TICK));
-            if s.turns.load(Ordering::Relaxed) != seen {
+            // The program may have said meanwhile that it sleeps.
+            by_tick = s.mode.load(Ordering::SeqCst) == ACTIVE;
+            if by_tick && s.turns.load(Ordering::Relaxed) != seen {
                 continue;
             }
-            s.mode.store(GUARD, Ordering::SeqCst);
+            s.mode.store(tolerance, Ordering::SeqCst);
         }
-        guard(shared);
+        guard(shared, &mut tolerance, by_tick);
     }
 }
 
-/// Turns the engine until the program does so itself again.
-fn guard(shared: &Shared) {
+/// Turns the engine until the program does so itself again. `by_tick`: the program did not turn for a whole tick.
+fn guard(shared: &Shared, tolerance: &mut u32, mut by_tick: bool) {
     let s = &shared.sleeper;
     let mut look_until = Instant::ZERO;
     while !s.stop.load(Ordering::SeqCst) {
@@ -128,13 +179,16 @@ fn guard(shared: &Shared) {
             return;
         }
         // The clock is read by whoever has the engine: a wait for the engine would make it late.
-        let ((worked, quiet, deadline, now), ran) = shared.control_and_run(|e| {
+        let ((worked, now), ran) = shared.control_and_run(|e| {
             let now = shared.time.now();
-            let worked = shared.whole_turn(e, now, AckRule::UnlessDelivered);
-            (worked, e.is_quiet(), e.next_deadline(), now)
+            (shared.whole_turn(e, now, AckRule::UnlessDelivered), now)
         });
-        // What an engine posted is not yet in these, and it may have more to do.
+        if core::mem::take(&mut by_tick) {
+            *tolerance = learn(*tolerance, worked);
+        }
+        // An engine that ran may have more to do.
         if worked || ran {
+            s.guard_found_work(*tolerance);
             patience::found();
             look_until = now + patience::of_the_thread();
             continue;
@@ -144,19 +198,24 @@ fn guard(shared: &Shared) {
             continue;
         }
         s.asleep.store(true, Ordering::SeqCst);
-        if shared.bell.is_empty() && !prepare_to_sleep(shared) {
-            // What is neither done nor quiet waits for the network to take more.
-            let timeout = earlier(deadline, &shared.attention).map(|d| d.since(now));
-            sleep(shared, true, if quiet { timeout } else { Some(timeout.map_or(TICK, |t| t.min(TICK))) });
+        if shared.bell.is_empty()
+            && let Some(timeout) = prepare_to_sleep(shared)
+        {
+            sleep(shared, true, timeout);
         }
         s.asleep.store(false, Ordering::SeqCst);
     }
 }
 
-/// Whether there is input after all, or was something to be run.
-fn prepare_to_sleep(shared: &Shared) -> bool {
-    let (input, ran) = shared.control_and_run(|e| e.fabric.prepare_wait());
-    input || ran || shared.attention.is_due()
+/// For how long the thread may sleep, which has said that it does; `None`: there is input after all, or was something to be run.
+/// All that others have done with the engine before is seen here; who does something behind this sees that the thread sleeps.
+fn prepare_to_sleep(shared: &Shared) -> Option<Option<Duration>> {
+    let ((input, deadline, now), ran) =
+        shared.control_and_run(|e| (e.fabric.prepare_wait(), e.next_deadline(), shared.time.now()));
+    if input || ran || shared.attention.is_due() {
+        return None;
+    }
+    Some(earlier(deadline, &shared.attention).map(|d| d.since(now)))
 }
 
 /// Sleeps until it is kicked, the time is over, or (if asked for) packets arrive.
@@ -181,18 +240,101 @@ fn sleep(shared: &Shared, network: bool, timeout: Option<Duration>) {
 mod tests {
     use super::*;
 
+    /// A guard that so many turns of the program end.
+    fn guarded(turns: u32) -> Sleeper {
+        let sleeper = Sleeper::new(Progress::Adaptive).unwrap();
+        sleeper.mode.store(turns, Ordering::SeqCst);
+        sleeper
+    }
+    fn mode(s: &Sleeper) -> u32 {
+        s.mode.load(Ordering::SeqCst)
+    }
+    /// Whether its thread was kicked since the last look.
+    fn kicked(s: &Sleeper) -> bool {
+        let kick = s.kick.as_ref().unwrap();
+        let fd = kick.fd();
+        let readable =
+            poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap()
+                == 1;
+        kick.clear();
+        readable
+    }
+
     #[test]
     fn what_an_engine_does_on_the_adapters_thread_is_no_turn_of_the_programs() {
-        let sleeper = Sleeper::new(Progress::Adaptive).unwrap();
-        let mode = || {
-            sleeper.mode.store(GUARD, Ordering::SeqCst);
-            sleeper.program_turned();
-            sleeper.mode.load(Ordering::SeqCst)
-        };
-        assert_eq!(mode(), ACTIVE);
+        let sleeper = guarded(1);
+        sleeper.program_turned();
+        assert_eq!(mode(&sleeper), ACTIVE);
+        sleeper.mode.store(1, Ordering::SeqCst);
         OWN.set(core::ptr::from_ref(&sleeper).addr());
-        let own = mode();
+        sleeper.program_turned();
         OWN.set(0);
-        assert_eq!(own, GUARD, "it would look at the network once a tick only");
+        assert_eq!(mode(&sleeper), 1, "it would look at the network once a tick only");
+    }
+
+    #[test]
+    fn a_post_is_no_turn_but_wakes_a_guard_that_sleeps_for_what_was_due_before() {
+        let sleeper = guarded(1);
+        sleeper.program_posted();
+        assert_eq!((mode(&sleeper), sleeper.turns.load(Ordering::Relaxed), kicked(&sleeper)), (1, 0, false));
+        sleeper.asleep.store(true, Ordering::SeqCst);
+        sleeper.program_posted();
+        sleeper.program_posted();
+        assert_eq!((mode(&sleeper), kicked(&sleeper), kicked(&sleeper)), (1, true, false));
+    }
+
+    #[test]
+    fn who_says_that_it_sleeps_is_guarded_at_once() {
+        let sleeper = guarded(ACTIVE);
+        sleeper.program_sleeps();
+        assert!(mode(&sleeper) != ACTIVE && kicked(&sleeper));
+        sleeper.program_sleeps();
+        assert!(!kicked(&sleeper), "its thread is awake");
+        sleeper.asleep.store(true, Ordering::SeqCst);
+        sleeper.program_sleeps();
+        assert!(kicked(&sleeper));
+    }
+
+    #[test]
+    fn who_arms_a_queue_that_has_a_waker_and_no_descriptor_is_guarded_at_once() {
+        use hca_core::{Completion, Device, Notify};
+        let open = |host| hca_fabric::UdpFabric::open(host, &hca_fabric::UdpOptions::default()).ok();
+        let pid = std::process::id();
+        let hosts = (1..=200).map(|n| std::net::Ipv4Addr::from(0x7f00_0000 | (pid << 8 | n) & 0xff_ffff));
+        let fabric = hosts.into_iter().find_map(|host| open(host.into())).expect("a free address");
+        let device = crate::SoftHca::open(Box::new(fabric), crate::Options::default()).unwrap();
+        let (_, mut cq) = device.create_cq(4).unwrap();
+        let mut one = [Completion::default()];
+        let is_guarded = || mode(&device.shared().sleeper) != ACTIVE;
+        cq.poll(&mut one);
+        cq.set_waker(core::task::Waker::noop());
+        cq.arm(Notify::Any);
+        assert!(is_guarded());
+        assert!(cq.poll(&mut one) == 0 && is_guarded(), "the look behind it is the last one");
+        // Its thread may stand guard again soon.
+        while cq.poll(&mut one) > 0 || is_guarded() {}
+    }
+
+    #[test]
+    fn a_guard_learns_from_work_that_was_left_lying() {
+        let mut tolerance = MIN_TOLERANCE;
+        for _ in 0..5 {
+            tolerance = learn(tolerance, true);
+        }
+        assert_eq!(tolerance, MAX_TOLERANCE);
+        let sleeper = guarded(tolerance);
+        (1..tolerance).for_each(|_| sleeper.program_turned());
+        assert!(mode(&sleeper) != ACTIVE && !kicked(&sleeper));
+        sleeper.guard_found_work(tolerance);
+        (1..tolerance).for_each(|_| sleeper.program_turned());
+        assert!(mode(&sleeper) != ACTIVE, "the turns are counted since it found work");
+        sleeper.program_turned();
+        assert!(mode(&sleeper) == ACTIVE && kicked(&sleeper));
+        sleeper.guard_found_work(tolerance);
+        assert_eq!(mode(&sleeper), ACTIVE, "it was sent away");
+        for _ in 0..5 {
+            tolerance = learn(tolerance, false);
+        }
+        assert_eq!(tolerance, MIN_TOLERANCE);
     }
 }

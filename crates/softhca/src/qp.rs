@@ -139,11 +139,15 @@ pub(crate) struct QpRes {
     /// A peer on this machine that has been met.
     pub(crate) near: Option<Near>,
     pub(crate) wish: Wish,
+    /// The peer's number by which the engine lists it, if its peer may be on this machine.
+    pub(crate) listed: Option<u32>,
     /// The link by which its messages come and go, once one has.
     pub(crate) link: Option<LinkId>,
     /// What peers see of this queue pair, and how often that changed.
     pub(crate) word: u64,
     pub(crate) words: u32,
+    /// Keys that its peer asked for and that never were.
+    pub(crate) guesses: crate::grants::Guesses,
     /// What was counted for it alone.
     pub(crate) counts: [u64; Count::COUNT],
 }

@@ -11,6 +11,8 @@
 //!    indices run free (wrapping), and `tail - head <= depth <= slots`.
 //! 3. Only the producer stores `tail`, with Release after it has written the slots; only the consumer
 //!    stores `head`, with Release after it has read them.
+//! 4. [`Producer::retain`] does the consumer's part of (2) and (3), while who holds the consumer keeps out of it and sees
+//!    to it that the consumer [resumes](Consumer::resume) behind that.
 #![allow(unsafe_code)]
 
 use core::mem::MaybeUninit;
@@ -88,10 +90,6 @@ impl<H: Header> Producer<H> {
     /// Slots of the ring.
     pub(crate) fn depth(&self) -> u32 {
         self.ring.depth
-    }
-    /// The index of the next slot.
-    pub(crate) fn tail(&self) -> u32 {
-        self.tail
     }
     /// Whether the consumer has released all slots that were filled.
     #[inline]
@@ -195,6 +193,26 @@ impl<H: Header> Producer<H> {
             self.ring.headers[slot].with(|p| unsafe { (*p).assume_init_ref() })
         })
     }
+    /// Takes the slots out that `keep` says no to, of those that were handed over and not released; the others stay in
+    /// order, as `keep` has changed them. The consumer must be kept from all calls meanwhile (4); who does so orders them with this one.
+    #[cfg(not(loom))]
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&mut H) -> bool) {
+        let ring = &*self.ring;
+        let head = ring.head.load(Ordering::Acquire);
+        let tail = ring.tail.load(Ordering::Relaxed);
+        let header = |index: u32| &ring.headers[(index & ring.mask) as usize];
+        let mut first = tail;
+        for index in (0..tail.wrapping_sub(head)).rev().map(|i| head.wrapping_add(i)) {
+            // SAFETY: (4), (2) slots `head .. tail` are the consumer's, whose part this is, (3) and were written.
+            let mut value = header(index).with(|p| unsafe { (*p).assume_init() });
+            if keep(&mut value) {
+                first = first.wrapping_sub(1);
+                // SAFETY: as above; `first` lies in `index .. tail`, and what stood there was looked at.
+                header(first).with_mut(|p| unsafe { _ = (*p).write(value) });
+            }
+        }
+        ring.head.store(first, Ordering::Release);
+    }
     /// Whether the consumer was handed all slots that were filled.
     #[cfg(not(loom))]
     #[inline]
@@ -228,6 +246,12 @@ impl<H: Header> Consumer<H> {
     #[inline]
     pub(crate) fn tail(&self) -> u32 {
         self.tail
+    }
+    /// Goes on where the ring begins now, which [`Producer::retain`] has moved.
+    #[cfg(not(loom))]
+    pub(crate) fn resume(&mut self) {
+        // Acquire: pairs with the Release in `retain`.
+        self.head = self.ring.head.load(Ordering::Acquire);
     }
     /// Looks how far the producer has come, and returns it.
     #[inline]
@@ -373,6 +397,33 @@ mod tests {
         assert_eq!((c.header(1), c.cells(2)[0][0]), (1, 2));
         c.release(1);
         p.push(3, core::iter::empty()).unwrap();
+    }
+
+    #[test]
+    fn slots_that_are_taken_out_are_free_and_the_others_stay_in_order() {
+        let (mut p, mut c) = ring::<u32>(5, 0);
+        let mut next = 0;
+        // Also where the ring wraps.
+        for _ in 0..20 {
+            while p.push_header(&next) {
+                next += 1;
+            }
+            p.publish();
+            c.refresh();
+            c.release(c.head().wrapping_add(1));
+            p.retain(|n| *n % 2 == 0);
+            c.resume();
+            let left = (c.head()..c.refresh()).map(|i| c.header(i)).collect::<Vec<_>>();
+            let want = (next - 4..next).filter(|n| n % 2 == 0).collect::<Vec<_>>();
+            assert_eq!(left, want);
+            for _ in 0..5 - left.len() {
+                assert!(p.push_header(&1));
+            }
+            assert!(!p.push_header(&1));
+            p.publish();
+            c.refresh();
+            c.release(c.tail());
+        }
     }
 
     #[test]

@@ -4,7 +4,9 @@
 //! down and claims what was called. A call that comes while it runs is found by the one who runs it, at the end. So no
 //! call is lost, and nobody waits for a run but who takes it away.
 
-use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Ordering, yield_now};
+use core::task::Waker;
+
+use crate::sync::{AtomicU32, AtomicU64, AtomicUsize, Mutex, Ordering, lock, yield_now};
 
 /// Completions came to its queue.
 pub(crate) const CAME: u32 = 1;
@@ -25,8 +27,10 @@ pub(crate) const NEVER: u64 = u64::MAX;
 
 /// What all turns of a device look at: whether anything but the engine is to be seen to.
 pub(crate) struct Attention {
-    /// Somebody may sleep on a descriptor: how many, and [`DUE`](Self::DUE).
+    /// Somebody may sleep on a descriptor: how many, and [`DUE`](Self::DUE) and [`WAKE`](Self::WAKE).
     word: AtomicU32,
+    /// To be called once no lock of the adapter is held, as each may use the adapter at once.
+    wakers: Mutex<Vec<Waker>>,
     /// When the next run is due even if nobody calls, in nanoseconds.
     next_at: AtomicU64,
     /// Runs so far.
@@ -36,9 +40,40 @@ pub(crate) struct Attention {
 impl Attention {
     /// Something was called and is still to be run.
     const DUE: u32 = 1 << 31;
+    /// Wakers are to be called.
+    const WAKE: u32 = 1 << 30;
 
     pub(crate) fn new() -> Self {
-        Self { word: AtomicU32::new(0), next_at: AtomicU64::new(NEVER), runs: AtomicU64::new(0) }
+        let (word, wakers) = (AtomicU32::new(0), Mutex::new(Vec::new()));
+        Self { word, wakers, next_at: AtomicU64::new(NEVER), runs: AtomicU64::new(0) }
+    }
+    /// Has it called by whoever gives the engine back.
+    pub(crate) fn wake_later(&self, waker: Waker) {
+        let mut wakers = lock(&self.wakers);
+        wakers.push(waker);
+        self.word.fetch_or(Self::WAKE, Ordering::Relaxed);
+    }
+    /// Calls all who are to be woken; by who holds no lock of the adapter.
+    #[inline]
+    pub(crate) fn wake_now(&self) {
+        if self.word.load(Ordering::Relaxed) & Self::WAKE != 0 {
+            self.call_wakers();
+        }
+    }
+    #[cold]
+    fn call_wakers(&self) {
+        let next = || {
+            let mut wakers = lock(&self.wakers);
+            let waker = wakers.pop();
+            if wakers.is_empty() {
+                // Under the lock, so that the flag stands while there are any.
+                self.word.fetch_and(!Self::WAKE, Ordering::Relaxed);
+            }
+            waker
+        };
+        while let Some(waker) = next() {
+            waker.wake();
+        }
     }
     /// Whether there is anything at all.
     #[inline(always)]
@@ -48,7 +83,7 @@ impl Attention {
     /// Whether somebody may sleep. He is counted before he takes the engine's lock to prepare that.
     #[inline]
     pub(crate) fn has_waiters(&self) -> bool {
-        self.word.load(Ordering::Relaxed) & !Self::DUE != 0
+        self.word.load(Ordering::Relaxed) & !(Self::DUE | Self::WAKE) != 0
     }
     pub(crate) fn add_waiter(&self) {
         self.word.fetch_add(1, Ordering::Relaxed);
@@ -229,6 +264,29 @@ mod tests {
         let run = std::panic::AssertUnwindSafe(|| word.run(true, 1, || panic!("a fault of the layer above")));
         assert!(std::panic::catch_unwind(run).is_err());
         word.retire(2);
+    }
+
+    #[test]
+    fn wakers_are_called_once_and_without_a_lock() {
+        use std::sync::{Arc, Weak};
+        struct Again(Weak<Attention>, AtomicU32);
+        impl std::task::Wake for Again {
+            fn wake(self: Arc<Self>) {
+                let attention = self.0.upgrade().unwrap();
+                if self.1.fetch_add(1, Ordering::Relaxed) == 0 {
+                    attention.wake_later(self.into());
+                }
+                attention.wake_now();
+            }
+        }
+        let attention = Arc::new(Attention::new());
+        let [one, two] = [(); 2].map(|()| Arc::new(Again(Arc::downgrade(&attention), AtomicU32::new(0))));
+        attention.wake_later(one.clone().into());
+        attention.wake_later(two.clone().into());
+        assert!(attention.is_wanted() && !attention.has_waiters() && !attention.is_due());
+        attention.wake_now();
+        assert!(!attention.is_wanted());
+        assert_eq!([&one, &two].map(|w| w.1.load(Ordering::Relaxed)), [2, 2]);
     }
 
     #[test]

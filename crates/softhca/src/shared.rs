@@ -4,14 +4,15 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use hca_core::{Completion, DeviceAttr, DeviceError, Instant, PortAttr, QpHandle, SendWr};
+use hca_core::{Completion, CqHandle, DeviceAttr, DeviceError, Instant, PortAttr, QpHandle, SendWr};
 use hca_turn_lock::{Guard, INNER, TurnLock};
 
 use crate::cq::epoll_of;
 use crate::doorbell::Doorbell;
 use crate::engine::{AckRule, Engine};
+use crate::events::Events;
 use crate::fork::Fork;
-use crate::notify::{EventFd, TimerFd};
+use crate::notify::TimerFd;
 use crate::offload::Attached;
 use crate::options::{Progress, Time};
 use crate::patience;
@@ -19,7 +20,6 @@ use crate::progress::Sleeper;
 use crate::qp::QpShared;
 use crate::runs::{Attention, NEVER};
 use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
-use crate::tables::Events;
 
 pub(crate) struct Shared {
     engine: TurnLock<Engine, INNER>,
@@ -36,6 +36,8 @@ pub(crate) struct Shared {
     /// A copy of the fabric's descriptor, for those that sleep without the engine's lock.
     pub(crate) fabric_fd: Option<OwnedFd>,
     wait: OnceLock<DeviceWait>,
+    /// Readable as that of [`DeviceWait`], and while asynchronous events wait.
+    wait_or_event: OnceLock<OwnedFd>,
     /// What else is to be seen to; its waiters are completion queues that were armed with a descriptor and have yielded
     /// nothing since: somebody may sleep on them, or is about to.
     pub(crate) attention: Arc<Attention>,
@@ -55,7 +57,7 @@ impl DeviceWait {
     /// Makes the descriptor readable as soon as the engine needs a turn, and at once if it does now.
     fn prepare(&self, e: &mut Engine, time: &Time, attention: &Attention) {
         let now = time.now();
-        let input = e.fabric.prepare_wait() || !e.is_quiet() || attention.is_due();
+        let input = e.fabric.prepare_wait() || attention.is_due();
         let deadline = if input { Some(now) } else { earlier(e.next_deadline(), attention) };
         let at = deadline.map_or(NEVER, |d| d.as_nanos());
         if self.timer_at.swap(at, Ordering::Relaxed) != at {
@@ -79,7 +81,7 @@ struct Poll<'a> {
 impl<'a> Poll<'a> {
     /// Has completions of the queue go to `out`, which must not be empty.
     #[inline(always)]
-    fn begin(engine: &'a mut Engine, cq: u32, out: &'a mut [Completion]) -> Self {
+    fn begin(engine: &'a mut Engine, cq: CqHandle, out: &'a mut [Completion]) -> Self {
         // SAFETY: `out` is borrowed for as long as this lives, and `drop` closes it.
         unsafe { engine.core.tables.complete_here(cq, out) };
         Self { engine }
@@ -105,7 +107,7 @@ impl Shared {
         time: Time,
         progress: Progress,
         (attr, port): (DeviceAttr, PortAttr),
-        events: Arc<Events>,
+        (events, attention): (Arc<Events>, Arc<Attention>),
         sleeper: Sleeper,
     ) -> Result<Self, DeviceError> {
         let fabric_fd = engine
@@ -116,8 +118,7 @@ impl Shared {
             .map_err(|source| DeviceError::Io { doing: "copying the network's descriptor", source })?;
         let gives_shared_memory = engine.shares_memory;
         let engine = TurnLock::new(engine);
-        let (bell, wait, fork) = (Doorbell::new(), OnceLock::new(), Fork::new());
-        let (attention, engines) = (Arc::new(Attention::new()), Mutex::new(Vec::new()));
+        let (bell, fork, engines) = (Doorbell::new(), Fork::new(), Mutex::new(Vec::new()));
         Ok(Self {
             engine,
             bell,
@@ -130,7 +131,8 @@ impl Shared {
             fork,
             gives_shared_memory,
             fabric_fd,
-            wait,
+            wait: OnceLock::new(),
+            wait_or_event: OnceLock::new(),
             attention,
             engines,
         })
@@ -144,21 +146,23 @@ impl Shared {
         let mut worked = false;
         if self.progress != Progress::Thread {
             worked = self.with_engine(|e| self.any_turn(e, acks)) == Some(true);
+            self.note_program_turn();
         }
         patience::note(worked);
         worked
     }
 
     /// As [`program_turn`](Self::program_turn), by who polls this completion queue and found it empty; returns the
-    /// completions that it takes at once, or that there is no need to look at the queue again. `out` must not be empty.
+    /// completions that it takes at once, or that there is no need to look at the queue again. `out` must not be empty. `is_last`: the
+    /// caller sleeps if it finds nothing, and only the adapter's thread wakes it.
     #[inline(always)]
-    pub(crate) fn poller_turn(&self, cq: u32, out: &mut [Completion]) -> Option<usize> {
+    pub(crate) fn poller_turn(&self, cq: CqHandle, out: &mut [Completion], is_last: bool) -> Option<usize> {
         if self.progress == Progress::Thread {
             patience::in_vain();
             return None;
         }
         let Some(mut turn) = self.engine.try_lock() else {
-            self.note_program_turn();
+            self.note_look(is_last);
             patience::in_vain();
             return Some(0);
         };
@@ -166,6 +170,7 @@ impl Shared {
         let worked = self.any_turn(poll.engine, AckRule::UnlessDelivered);
         let taken = poll.end();
         self.give_back_of(turn, Some(cq));
+        self.note_look(is_last);
         patience::note(worked);
         (taken > 0 || worked).then_some(taken)
     }
@@ -175,48 +180,48 @@ impl Shared {
     fn with_engine<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> Option<R> {
         let mut turn = self.engine.try_lock();
         let result = turn.as_mut().map(|turn| f(turn));
-        match turn {
-            Some(turn) => self.give_back(turn),
-            None => self.note_program_turn(),
+        if let Some(turn) = turn {
+            self.give_back_of(turn, None);
         }
         result
     }
 
-    /// Gives the engine back, and does what others posted who found it held.
+    /// Gives the engine back behind a post, and does what others posted who found it held.
     #[inline(always)]
     pub(crate) fn give_back(&self, turn: Guard<'_, Engine, INNER>) {
         self.give_back_of(turn, None);
+        self.note_post();
     }
-    /// As [`give_back`](Self::give_back), by who polls this queue.
+    /// Gives the engine back, and does what others posted who found it held. `polled`: the queue that the caller polls.
     #[inline(always)]
-    fn give_back_of(&self, turn: Guard<'_, Engine, INNER>, polled: Option<u32>) {
+    fn give_back_of(&self, turn: Guard<'_, Engine, INNER>, polled: Option<CqHandle>) {
         if self.attention.is_wanted() {
             return self.give_back_attentively(turn, polled);
         }
         if turn.unlock() {
             self.catch_up();
         }
-        self.note_program_turn();
     }
     /// Where somebody may sleep, or an engine is to be run.
     #[cold]
     #[inline(never)]
-    fn give_back_attentively(&self, mut turn: Guard<'_, Engine, INNER>, polled: Option<u32>) {
+    fn give_back_attentively(&self, mut turn: Guard<'_, Engine, INNER>, polled: Option<CqHandle>) {
         let e = &mut *turn;
         self.keep_waiters(e);
-        if let Some(entry) = polled.and_then(|cq| e.core.tables.cqs.at_mut(cq)) {
+        if let Some(entry) = polled.and_then(|cq| e.core.tables.cqs.get_mut(cq.index, cq.generation)) {
             entry.note_poller();
         }
         if turn.unlock() {
             self.engine.turn_or_leave_word(|e| self.turn_posted(e));
         }
-        self.note_program_turn();
+        self.attention.wake_now();
         self.run_due(polled);
     }
     #[cold]
     #[inline(never)]
     fn catch_up(&self) {
         self.engine.turn_or_leave_word(|e| self.turn_posted(e));
+        self.attention.wake_now();
         self.run_due(None);
     }
 
@@ -249,6 +254,7 @@ impl Shared {
             self.bell.ring(qp);
             self.catch_up();
         }
+        self.note_post();
     }
 
     /// Does a request at once on a peer's memory. `false`: nothing was done, and it is to be queued.
@@ -284,6 +290,25 @@ impl Shared {
         }
     }
 
+    /// The caller has looked at a queue and the network; `is_last` as in [`poller_turn`](Self::poller_turn).
+    #[inline(always)]
+    fn note_look(&self, is_last: bool) {
+        if is_last { self.program_sleeps() } else { self.note_program_turn() }
+    }
+    #[inline(always)]
+    fn note_post(&self) {
+        if self.progress == Progress::Adaptive {
+            self.sleeper.program_posted();
+        }
+    }
+    /// The program is about to sleep, with nothing to be woken by but a waker.
+    #[cold]
+    pub(crate) fn program_sleeps(&self) {
+        if self.progress == Progress::Adaptive {
+            self.sleeper.program_sleeps();
+        }
+    }
+
     /// The control path: waits for the engine, and runs `f` on it.
     pub(crate) fn control<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> R {
         self.control_and_run(f).0
@@ -296,6 +321,7 @@ impl Shared {
             r
         };
         let r = self.engine.with(f, |e| self.turn_posted(e));
+        self.attention.wake_now();
         (r, self.attention.is_due() && self.run_due(None))
     }
 
@@ -320,37 +346,42 @@ impl Shared {
     /// Before a program sleeps on a descriptor: makes it readable as soon as the device needs a turn.
     pub(crate) fn prepare_wait(&self) {
         self.engine.with(|e| self.prepare(e), |e| self.turn_posted(e));
+        self.attention.wake_now();
     }
 
     /// How long until the next turn is due.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        let ((quiet, deadline), ran) = self.control_and_run(|e| (e.is_quiet(), e.next_deadline()));
-        if !quiet || ran || self.attention.is_due() {
+        let (deadline, ran) = self.control_and_run(|e| e.next_deadline());
+        if ran || self.attention.is_due() {
             return Some(Duration::ZERO);
         }
         earlier(deadline, &self.attention).map(|d| d.since(self.time.now()))
     }
 
-    /// The descriptor of [`DeviceWait`], made at the first call.
-    pub(crate) fn wait_fd(&self) -> Result<BorrowedFd<'_>, DeviceError> {
+    /// The descriptor that is readable when the engine needs a turn by the program, made at the first call. Not where the
+    /// adapter's thread does all turns.
+    pub(crate) fn turn_fd(&self) -> Result<BorrowedFd<'_>, DeviceError> {
         if let Some(w) = self.wait.get() {
             return Ok(w.epoll.as_fd());
         }
-        let events = EventFd::get_or_create(&self.events.fd)?;
+        let none = DeviceError::Unsupported { what: "waiting on a descriptor: its network has none" };
+        let fabric = self.fabric_fd.as_ref().ok_or(none)?;
         let timer = TimerFd::new()?;
-        let epoll = match &self.fabric_fd {
-            Some(fd) if self.progress != Progress::Thread => epoll_of(&[fd.as_fd(), timer.fd(), events])?,
-            None if self.progress != Progress::Thread => {
-                return Err(DeviceError::Unsupported {
-                    what: "waiting on a descriptor: its network has none",
-                });
-            }
-            _ => epoll_of(&[events])?,
+        let epoll = epoll_of(&[fabric.as_fd(), timer.fd()])?;
+        let timer_at = AtomicU64::new(NEVER);
+        Ok(self.wait.get_or_init(|| DeviceWait { epoll, timer, timer_at }).epoll.as_fd())
+    }
+    /// As [`turn_fd`](Self::turn_fd) where there is one, and readable while asynchronous events wait. Completion queues do
+    /// not sleep on this: events may wait for ever, and are not theirs.
+    pub(crate) fn wait_fd(&self) -> Result<BorrowedFd<'_>, DeviceError> {
+        if let Some(fd) = self.wait_or_event.get() {
+            return Ok(fd.as_fd());
+        }
+        let events = self.events.fd()?;
+        let epoll = match self.progress {
+            Progress::Thread => epoll_of(&[events])?,
+            _ => epoll_of(&[self.turn_fd()?, events])?,
         };
-        Ok(self
-            .wait
-            .get_or_init(|| DeviceWait { epoll, timer, timer_at: AtomicU64::new(NEVER) })
-            .epoll
-            .as_fd())
+        Ok(self.wait_or_event.get_or_init(|| epoll).as_fd())
     }
 }

@@ -6,6 +6,8 @@ pub(crate) struct Slab<T> {
     slots: Vec<Slot<T>>,
     /// The slot that was freed longest ago is used again first.
     free: VecDeque<u32>,
+    /// So many free slots are left unused as long as there are new ones.
+    spared: usize,
     limit: u32,
     len: u32,
     first_generation: u32,
@@ -18,11 +20,12 @@ struct Slot<T> {
 
 impl<T> Slab<T> {
     pub(crate) fn new(limit: u32) -> Self {
-        Self::beginning_at(limit, 0)
+        Self { slots: Vec::new(), free: VecDeque::new(), spared: 0, limit, len: 0, first_generation: 0 }
     }
-    /// A table whose slots begin with this generation.
-    pub(crate) fn beginning_at(limit: u32, first_generation: u32) -> Self {
-        Self { slots: Vec::new(), free: VecDeque::new(), limit, len: 0, first_generation }
+    /// A table whose slots begin with this generation, and are used again late: no slot is before so many others were
+    /// freed behind it, or the table is full.
+    pub(crate) fn beginning_at(limit: u32, first_generation: u32, spared: usize) -> Self {
+        Self { spared, first_generation, ..Self::new(limit) }
     }
     pub(crate) fn len(&self) -> u32 {
         self.len
@@ -32,21 +35,21 @@ impl<T> Slab<T> {
     }
     /// Index and generation that the next insertion will have; `None` if the table is full.
     pub(crate) fn vacant(&self) -> Option<(u32, u32)> {
-        match self.free.front() {
-            Some(&i) => Some((i, self.slots[i as usize].generation)),
-            None if (self.slots.len() as u64) < u64::from(self.limit) => {
-                Some((self.slots.len() as u32, self.first_generation))
-            }
-            None => None,
+        let new = self.slots.len() as u32;
+        if new < self.limit && self.free.len() <= self.spared {
+            return Some((new, self.first_generation));
         }
+        self.free.front().map(|&i| (i, self.slots[i as usize].generation))
     }
     /// Inserts into the slot that [`vacant`](Self::vacant) names.
     pub(crate) fn insert(&mut self, value: T) -> Option<(u32, u32)> {
         let (index, generation) = self.vacant()?;
-        if self.free.pop_front().is_some() {
-            self.slots[index as usize].value = Some(value);
-        } else {
-            self.slots.push(Slot { generation, value: Some(value) });
+        match self.slots.get_mut(index as usize) {
+            Some(slot) => {
+                slot.value = Some(value);
+                self.free.pop_front();
+            }
+            None => self.slots.push(Slot { generation, value: Some(value) }),
         }
         self.len += 1;
         Some((index, generation))
@@ -89,5 +92,19 @@ mod tests {
         assert_eq!(s.remove(0, 0), Some('a'));
         assert_eq!(s.insert('c'), Some((0, 1)));
         assert_eq!((s.get(0, 0), s.get(0, 1), s.len()), (None, Some(&'c'), 1));
+    }
+
+    #[test]
+    fn a_slot_is_used_again_once_so_many_were_freed_behind_it_or_there_is_no_other() {
+        let mut s = Slab::beginning_at(4, 7, 2);
+        let mut used = Vec::new();
+        for _ in 0..4 {
+            let (index, generation) = s.insert(()).unwrap();
+            used.push((index, generation));
+            s.remove(index, generation);
+        }
+        assert_eq!(used, [(0, 7), (1, 7), (2, 7), (0, 8)]);
+        let rest = [(); 5].map(|()| s.insert(()));
+        assert_eq!(rest, [Some((1, 8)), Some((3, 7)), Some((2, 8)), Some((0, 9)), None]);
     }
 }

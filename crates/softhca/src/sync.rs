@@ -19,6 +19,11 @@ pub(crate) use loom::thread::yield_now;
 #[cfg(not(loom))]
 pub(crate) use std::thread::yield_now;
 
+/// The lock of what is whole between any two operations on it.
+pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// A value on cache lines of its own (two, since adjacent lines are fetched in pairs).
 #[derive(Debug, Default)]
 #[repr(align(128))]

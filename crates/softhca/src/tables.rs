@@ -1,24 +1,18 @@
 //! The adapter's tables: what every queue pair of an engine shares.
 #![allow(unsafe_code)] // one pointer to a poller's memory, with its invariant
 
-use core::task::Waker;
-use std::collections::VecDeque;
-
-use hca_core::{AsyncEvent, Completion, PdHandle, QpHandle, Sge, SrqHandle, WcOpcode, WcStatus};
+use hca_core::{AsyncEvent, Completion, CqHandle, PdHandle, QpHandle, Sge, SrqHandle, WcOpcode, WcStatus};
 use hca_fabric::PathId;
 use hca_transport::Count;
 
-use crate::cq::{CqEntry, lock};
+use crate::cq::CqEntry;
+use crate::events::Events;
 use crate::mr::MrTable;
 use crate::near::Regions;
-use crate::notify::EventFd;
 use crate::qp::{Held, RecvHeader, cell_to_sge};
 use crate::ring::Consumer;
 use crate::slab::Slab;
-use crate::sync::{Arc, Mutex};
-
-/// Events that wait to be taken at most; the oldest ones are dropped beyond it, and counted.
-const MAX_EVENTS: usize = 4096;
+use crate::sync::Arc;
 
 /// An address handle.
 pub(crate) struct Ah {
@@ -51,60 +45,6 @@ impl SrqEntry {
             self.limit = 0;
         }
         reached
-    }
-}
-
-/// Asynchronous events on their way to the program.
-pub(crate) struct Events {
-    queue: Mutex<EventQueue>,
-    pub(crate) fd: std::sync::OnceLock<EventFd>,
-}
-
-#[derive(Default)]
-struct EventQueue {
-    events: VecDeque<AsyncEvent>,
-    dropped: u64,
-    waker: Option<Waker>,
-}
-
-impl Events {
-    pub(crate) fn new() -> Self {
-        Self { queue: Mutex::new(EventQueue::default()), fd: std::sync::OnceLock::new() }
-    }
-    pub(crate) fn push(&self, event: AsyncEvent) {
-        let mut q = lock(&self.queue);
-        if q.events.len() == MAX_EVENTS {
-            q.events.pop_front();
-            q.dropped += 1;
-        }
-        q.events.push_back(event);
-        if let Some(w) = q.waker.take() {
-            w.wake();
-        }
-        if let Some(fd) = self.fd.get() {
-            fd.signal();
-        }
-    }
-    pub(crate) fn pop(&self) -> Option<AsyncEvent> {
-        let mut q = lock(&self.queue);
-        let e = q.events.pop_front();
-        if q.events.is_empty()
-            && let Some(fd) = self.fd.get()
-        {
-            fd.clear();
-        }
-        e
-    }
-    pub(crate) fn set_waker(&self, waker: &Waker) {
-        let mut q = lock(&self.queue);
-        if q.events.is_empty() {
-            q.waker = Some(waker.clone());
-        } else {
-            waker.wake_by_ref();
-        }
-    }
-    pub(crate) fn dropped(&self) -> u64 {
-        lock(&self.queue).dropped
     }
 }
 
@@ -190,12 +130,15 @@ impl Tables {
     }
 
     /// The caller of this turn polls this queue, which it found empty: completions of it go straight to `out`, as many as
-    /// it has room for, until [`take_here`](Self::take_here).
+    /// it has room for, until [`take_here`](Self::take_here). Of a queue that was destroyed there are none.
     ///
     /// # Safety
     /// `out` is used by nobody else until `take_here`, which is called before its memory ends.
     #[inline(always)]
-    pub(crate) unsafe fn complete_here(&mut self, cq: u32, out: &mut [Completion]) {
+    pub(crate) unsafe fn complete_here(&mut self, cq: CqHandle, out: &mut [Completion]) {
+        // Another queue may stand in its slot by now.
+        let is_there = self.cqs.get(cq.index, cq.generation).is_some();
+        let cq = if is_there { cq.index } else { Here::CLOSED };
         self.here = Here { cq, count: 0, room: out.len(), out: out.as_mut_ptr() };
     }
     /// How many went there; those that follow go to the queue.

@@ -9,16 +9,16 @@
 mod ends;
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-use ends::{End, network, open, send};
+use ends::{End, network, open, post, send};
 use hca_core::{
-    Completion, Device, DeviceError, Instant, Notify, Payload, PortalsEngine, PostErrorKind, QpAttr, QpState,
-    RecvWr, SendFlags, SendOp, SendWr,
+    Completion, Device, DeviceError, Instant, MrKeys, Notify, Payload, PortalsEngine, PostErrorKind, QpAttr,
+    QpState, RecvWr, SendFlags, SendOp, SendWr,
 };
-use hca_fabric::{Fabric, Tap, TapFrame};
+use hca_fabric::{Capture, Fabric, ShmFabric, ShmOptions, Tap, TapFrame};
 use softhca::{Options, Progress, SoftHca};
 
 /// Messages after the fork.
@@ -169,12 +169,14 @@ fn check(fabric: &str, progress: Progress) {
     }
     // And a message that nobody would send again: by itself, it is taken by the parent or by nobody.
     send(&mut a.uc, SendFlags::SIGNALED);
+    let ranges = left_out_of_children();
     let pid = fork();
     if pid == 0 {
         let broken = child(&mut ends, &engine, fabric);
-        // Whatever it drops, and in whatever order, touches nothing of the parent's.
+        settle(&ranges);
+        // Whatever it drops, and in whatever order, touches nothing of the parent's, and none of its own.
         drop(ends);
-        end_child(broken);
+        end_child(broken | i32::from(!are_mapped(&ranges)) << 14);
     }
     expect_kept(&format!("{fabric} {progress:?}"), wait(pid));
 
@@ -257,8 +259,137 @@ fn check_held() {
     println!("fork in the middle of a turn: ok");
 }
 
+/// Where this process has memory mapped that it leaves out of children.
+fn left_out_of_children() -> Vec<(usize, usize)> {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut left_out = Vec::new();
+    let mut range = (0, 0);
+    for line in maps.lines() {
+        let hex = |text| usize::from_str_radix(text, 16).ok();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words.first().and_then(|first| first.split_once('-')) {
+            Some((from, to)) => range = (hex(from).unwrap(), hex(to).unwrap()),
+            None if words[0] == "VmFlags:" && words.contains(&"dc") => left_out.push(range),
+            None => {}
+        }
+    }
+    left_out
+}
+
+/// Memory of the child's own where its parent has what is not the child's.
+fn settle(ranges: &[(usize, usize)]) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+    for (from, to) in ranges {
+        let at = std::ptr::without_provenance_mut(*from);
+        // SAFETY: nothing is replaced.
+        let mapped = unsafe { libc::mmap(at, to - from, libc::PROT_READ, flags, -1, 0) };
+        assert_eq!(mapped, at, "{from:x} is free in a child: {}", std::io::Error::last_os_error());
+    }
+}
+
+/// Whether all of them are still there.
+fn are_mapped(ranges: &[(usize, usize)]) -> bool {
+    ranges.iter().all(|(from, _)| is_mapped(std::ptr::without_provenance_mut(*from)))
+}
+
+/// Writes to the peer's memory; the messages that this took.
+fn write(a: &mut End, b: &End, keys: &MrKeys) -> u64 {
+    let before = a.counter("tx_messages");
+    post(&mut a.rc, &[SendOp::Write(b.remote(keys))], SendFlags::SIGNALED);
+    assert!(a.next(&*b.device).is_some(), "a WRITE did not complete");
+    a.counter("tx_messages") - before
+}
+
+/// A child drops adapters that have granted memory, and mapped what was granted to them.
+fn check_granted() {
+    let folder = std::env::temp_dir().join(format!("hca-fork-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let inline = Options { progress: Progress::Inline, ..Options::default() };
+    let options = ShmOptions { folder: Some(folder.clone()), ..ShmOptions::default() };
+    let open = || {
+        let fabric = ShmFabric::open("fork", &options).unwrap();
+        SoftHca::open(Box::new(fabric), inline.clone()).unwrap()
+    };
+    let [mut a, mut b] = [open(), open()].map(End::new);
+    a.connect(&b);
+    b.connect(&a);
+    b.recv();
+    send(&mut a.rc, SendFlags::SIGNALED);
+    assert!(a.next(&*b.device).is_some() && b.next(&*a.device).is_some());
+    let keys = b.open_to_writes();
+    // Until the peer has granted it, a WRITE goes as a message.
+    while write(&mut a, &b, &keys) > 0 {}
+    let sockets = || std::fs::read_dir(&folder).unwrap().count();
+    assert_eq!((sockets(), b.counter("regions_granted_now")), (2, 1));
+
+    let ranges = left_out_of_children();
+    let pid = fork();
+    if pid == 0 {
+        settle(&ranges);
+        drop((a, b));
+        end_child(i32::from(!are_mapped(&ranges)));
+    }
+    expect_kept("grants", wait(pid));
+    assert_eq!(sockets(), 2, "the parent's sockets");
+    let messages: u64 = (0..16).map(|_| write(&mut a, &b, &keys)).sum();
+    assert_eq!(messages, 0, "messages of WRITEs that went straight to memory before the fork");
+    let c = End::new(open());
+    c.connect(&b);
+    assert!(
+        c.device.counters().iter().any(|c| c.name == "peers_now" && c.value == 1),
+        "nobody is found there"
+    );
+    b.device.dereg_mr(keys.handle).unwrap();
+    for end in [a, b, c] {
+        end.close();
+    }
+    std::fs::remove_dir(&folder).expect("nothing is left there");
+    println!("fork with memory granted: ok");
+}
+
+/// A child has adapters of its own.
+fn check_own() {
+    let parents = open("shm", Progress::Inline, 0).expect("there is shared memory");
+    let pid = fork();
+    if pid == 0 {
+        let [mut a, mut b] = ends::shm_pair(Progress::Adaptive);
+        b.recv();
+        send(&mut a.rc, SendFlags::SIGNALED);
+        let works = a.next(&*b.device).is_some() && b.next(&*a.device).is_some();
+        a.close();
+        b.close();
+        end_child(i32::from(!works || !parents.counters().is_empty()));
+    }
+    expect_kept("adapters of the child's own", wait(pid));
+    println!("adapters of a child's own: ok");
+}
+
+/// A child drops an adapter whose packets go to a file.
+fn check_capture() {
+    let path = std::env::temp_dir().join(format!("hca-fork-{}.pcapng", std::process::id()));
+    let mut fabric = network("udp", 0).expect("every Linux has UDP");
+    let capture = Arc::new(Mutex::new(Capture::create(&path).unwrap()));
+    fabric.set_tap(Some(Box::new(capture.clone())));
+    let device = SoftHca::open(fabric, Options { progress: Progress::Inline, ..Options::default() }).unwrap();
+    let pid = fork();
+    if pid == 0 {
+        drop((device, capture));
+        end_child(0);
+    }
+    expect_kept("capture", wait(pid));
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 0, "bytes that the child wrote");
+    drop((device, capture));
+    assert!(std::fs::metadata(&path).unwrap().len() > 0);
+    std::fs::remove_file(&path).unwrap();
+    println!("fork with a capture: ok");
+}
+
 fn main() {
     check_held();
+    check_granted();
+    check_capture();
+    check_own();
     for fabric in ["udp", "uring", "shm"] {
         for progress in Progress::ALL {
             check(fabric, progress);

@@ -654,3 +654,138 @@ fn a_poll_takes_no_more_than_it_has_room_for_and_leaves_its_memory_alone_afterwa
     assert_eq!(out[0].status, WcStatus::WrFlushed);
     a.device.turn();
 }
+
+/// Posts WRITEs until some in a row go directly; `false`: they never do.
+fn goes_directly_at_last(pair: &mut Pair) -> bool {
+    let begun = Instant::now();
+    let mut direct = 0;
+    while direct < 3 && begun.elapsed() < Duration::from_secs(5) {
+        pair.post(SendOp::Write(pair.remote(0)), pair.sge(0, 8));
+        direct += 1;
+        let c = pair.alone().unwrap_or_else(|| {
+            direct = 0;
+            pair.ends()
+        });
+        assert_eq!(c.status, WcStatus::Success);
+    }
+    direct == 3
+}
+
+#[test]
+fn what_was_asked_of_a_peer_that_was_not_ready_goes_directly_once_it_is() {
+    // They have met, and connect anew; the region is another one.
+    let mut pair = Pair::warm();
+    for end in [&pair.a, &pair.b] {
+        let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+        end.device.modify_qp(end.rc.handle, &reset).unwrap();
+    }
+    pair.target = register(&pair.b, pair.b.pd, BEGIN..END, ALL);
+    let connect = |end: &End, peer: &End| {
+        let dgid = hca_core::Gid::from_ip(peer.device.fabric().local);
+        ends::connect(&end.device, end.rc.handle, (dgid, peer.rc.qpn), true);
+    };
+    connect(&pair.a, &pair.b);
+    pair.post(SendOp::Write(pair.remote(0)), pair.sge(0, 8));
+    for _ in 0..2000 {
+        pair.a.device.turn();
+        pair.b.device.turn();
+    }
+    connect(&pair.b, &pair.a);
+    assert_eq!(pair.ends().status, WcStatus::Success);
+    assert!(goes_directly_at_last(&mut pair), "it was refused once, and goes as a message for ever");
+}
+
+/// A queue pair that may not reach a region does not keep others from it that may.
+#[test]
+fn a_refusal_to_one_queue_pair_is_none_to_another() {
+    let mut pair = Pair::warm();
+    let remote = pair.remote(0);
+    // Of another protection domain, at the target.
+    let (pa, pb) = (pair.a.pd, pair.b.device.alloc_pd().unwrap());
+    let [mut qa, qb] = [(&pair.a, pa), (&pair.b, pb)].map(|(end, pd)| {
+        let (send_cq, recv_cq, cap) = (end.cq_handle, end.cq_handle, hca_core::QpCap::default());
+        let init = hca_core::QpInit { qp_type: hca_core::QpType::Rc, send_cq, recv_cq, srq: None, cap };
+        end.device.create_qp(pd, &init).unwrap()
+    });
+    for (end, own, peer, to) in [(&pair.a, &qa, &pair.b, &qb), (&pair.b, &qb, &pair.a, &qa)] {
+        let dgid = hca_core::Gid::from_ip(peer.device.fabric().local);
+        ends::connect(&end.device, own.handle, (dgid, to.qpn), true);
+    }
+    let sges = [pair.sge(0, 8)];
+    let (op, flags) = (SendOp::Write(remote), SendFlags::SIGNALED);
+    let wr = SendWr { wr_id: 9, op, flags, payload: Payload::Sges(&sges), dest: None };
+    // SAFETY: (1, 2)
+    unsafe { qa.send.post_now(&wr) }.unwrap();
+    assert_eq!(pair.ends().status, WcStatus::RemoteAccess);
+    // The refusal has come by now, or comes meanwhile.
+    for _ in 0..2000 {
+        pair.a.device.turn();
+        pair.b.device.turn();
+    }
+    // One whose last region is another looks the key up again.
+    let other = register(&pair.b, pair.b.pd, 0..64, ALL);
+    let first = core::mem::replace(&mut pair.target, other);
+    let addr = pair.b.memory.addr().as_ptr() as u64;
+    let to_other = SendOp::Write(RemoteAddr { addr, rkey: other.rkey });
+    for _ in 0..2000 {
+        pair.post(to_other, pair.sge(0, 8));
+        if pair.alone().is_some() {
+            break;
+        }
+        pair.ends();
+    }
+    pair.target = first;
+    pair.post(SendOp::Write(remote), pair.sge(0, 8));
+    assert!(pair.alone().is_some(), "the region was granted to this queue pair");
+}
+
+#[test]
+fn an_aligned_request_of_8_bytes_from_two_pieces_is_seen_whole() {
+    for is_read in [false, true] {
+        let mut pair = Pair::new(REMOTE, ALL, Access::LOCAL_WRITE);
+        pair.warm_up(Access::REMOTE_WRITE);
+        let (target, done) = (pair.b.memory.addr().as_ptr() as usize + BEGIN, AtomicBool::new(false));
+        let word = |at: usize| {
+            // SAFETY: (1, 2)
+            unsafe { core::ptr::with_exposed_provenance::<u64>(at).read_volatile() }
+        };
+        let set = |at: usize, value: u64| {
+            // SAFETY: (1, 2)
+            unsafe { core::ptr::with_exposed_provenance_mut::<u64>(at).write_volatile(value) };
+        };
+        let _ = pair.b.memory.addr().as_ptr().expose_provenance();
+        let here = pair.a.memory.addr().as_ptr().expose_provenance();
+        let is_whole = |word: u64| word == 0 || word == u64::MAX;
+        set(target, 0);
+        set(here, 0);
+        let torn = std::thread::scope(|s| {
+            let other = s.spawn(|| {
+                let (mut torn, mut value) = (0, 0_u64);
+                while !done.load(Ordering::Relaxed) {
+                    if is_read {
+                        value = !value;
+                        set(target, value);
+                    } else {
+                        torn += u32::from(!is_whole(word(target)));
+                    }
+                }
+                torn
+            });
+            let raise = Raise(&done);
+            let (mut torn, begun) = (0, Instant::now());
+            for _ in (0..200_000).take_while(|_| begun.elapsed() < Duration::from_secs(3)) {
+                let sges = [pair.sge(0, 4), pair.sge(4, 4)];
+                let op = ops(pair.remote(0))[usize::from(is_read)].0;
+                if !is_read {
+                    set(here, !word(here));
+                }
+                pair.try_post(op, &sges, SendFlags::SIGNALED).unwrap();
+                assert_eq!(pair.ends().status, WcStatus::Success);
+                torn += u32::from(!is_whole(word(here)));
+            }
+            drop(raise);
+            torn + other.join().unwrap()
+        });
+        assert_eq!(torn, 0, "looks that saw half, of a READ: {is_read}");
+    }
+}

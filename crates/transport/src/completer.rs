@@ -86,13 +86,7 @@ impl Requester {
     /// All up to `psn` arrived.
     #[inline]
     fn handle_ack<H: Host>(&mut self, now: Instant, path: &Path, psn: Psn, host: &mut H) {
-        let lost = self.advance(now, path, psn.add(1), host);
-        let probed = self.probed;
-        if lost {
-            if self.may_rewind(now) {
-                self.rewind(now.as_nanos());
-            }
-        } else if probed.is_some() {
+        if self.reach(now, path, psn.add(1), host) && self.probed.is_some() {
             self.settle_probe(now);
         }
     }
@@ -100,13 +94,28 @@ impl Requester {
     /// The probe was answered: what was sent before it and is not acknowledged was lost.
     #[cold]
     fn settle_probe(&mut self, now: Instant) {
-        let Some((end, tells_of)) = self.probed else { return };
-        if self.una_psn.is_before(end) {
-            return;
-        }
+        let Some(probed) = self.probed.filter(|p| !self.una_psn.is_before(p.end)) else { return };
         self.probed = None;
-        if self.una_psn.is_before(tells_of) {
+        let after_ns = now.as_nanos().saturating_sub(probed.at_ns);
+        if self.una_psn.is_before(probed.tells_of) && self.rtt.may_answer(after_ns) {
             self.rewind(now.as_nanos());
+        }
+    }
+
+    /// The same for a packet of a READ's response. One that ends `early`, where the probe asked it to, is the answer to
+    /// the probe, and the rest of the READ was lost; one that goes on is an answer to the READ itself.
+    #[cold]
+    fn settle_read_probe(&mut self, now: Instant, early: bool, ends_request: bool) {
+        if early == ends_request {
+            debug_assert!(!early);
+            self.probed = self.probed.filter(|p| self.una_psn.is_before(p.end));
+        } else if ends_request {
+            self.settle_probe(now);
+        } else {
+            self.probed = None;
+            if self.may_rewind(now) {
+                self.rewind(now.as_nanos());
+            }
         }
     }
 
@@ -139,6 +148,25 @@ impl Requester {
         lost
     }
 
+    /// Brings the oldest unacknowledged PSN up to what an answer tells. `false`: a READ or atomic before that has no
+    /// answer, so its response was lost, and it is asked for again.
+    #[inline]
+    fn reach<H: Host>(&mut self, now: Instant, path: &Path, upto: Psn, host: &mut H) -> bool {
+        if self.una_psn == upto || !self.advance(now, path, upto, host) {
+            return true;
+        }
+        if self.may_rewind(now) {
+            self.rewind(now.as_nanos());
+        }
+        false
+    }
+
+    /// Whether this PSN is one of the oldest request's.
+    fn is_within_oldest(&self, psn: Psn) -> bool {
+        let first = self.first_psn(self.una_index);
+        span(first, psn) < span(first, self.end_of(self.una_index).0)
+    }
+
     #[inline]
     fn complete_oldest<H: Host>(&mut self, kind: Kind, byte_len: u32, host: &mut H) {
         host.complete_send(self.una_index, WcStatus::Success, byte_len);
@@ -169,10 +197,7 @@ impl Requester {
         wait_ns: u64,
         host: &mut H,
     ) -> Result<(), WcStatus> {
-        if self.advance(now, path, psn, host) {
-            if self.may_rewind(now) {
-                self.rewind(now.as_nanos());
-            }
+        if !self.reach(now, path, psn, host) {
             return Ok(());
         }
         if self.rnr_until != NEVER {
@@ -199,7 +224,9 @@ impl Requester {
         code: NakCode,
         host: &mut H,
     ) -> Result<(), WcStatus> {
-        self.advance(now, path, psn, host);
+        if !self.reach(now, path, psn, host) && !self.is_within_oldest(psn) {
+            return Ok(());
+        }
         match code {
             NakCode::PsnSequence => {
                 if !self.may_rewind(now) {
@@ -219,18 +246,6 @@ impl Requester {
         }
     }
 
-    /// Brings the oldest unacknowledged PSN up to a response's own. `false`: an earlier response was lost.
-    #[inline]
-    fn advance_to_response<H: Host>(&mut self, now: Instant, path: &Path, psn: Psn, host: &mut H) -> bool {
-        if self.una_psn != psn && self.advance(now, path, psn, host) {
-            if self.may_rewind(now) {
-                self.rewind(now.as_nanos());
-            }
-            return false;
-        }
-        true
-    }
-
     fn handle_atomic_response<H: Host>(
         &mut self,
         now: Instant,
@@ -239,7 +254,7 @@ impl Requester {
         packet: &Packet<'_>,
         host: &mut H,
     ) -> Result<(), WcStatus> {
-        if !self.advance_to_response(now, path, psn, host) {
+        if !self.reach(now, path, psn, host) {
             return Ok(());
         }
         let Some(original) = packet.atomic_ack() else { return Err(WcStatus::BadResponse) };
@@ -261,7 +276,7 @@ impl Requester {
         packet: &Packet<'_>,
         host: &mut H,
     ) -> Result<(), WcStatus> {
-        if !self.advance_to_response(now, path, psn, host) {
+        if !self.reach(now, path, psn, host) {
             return Ok(());
         }
         if self.una_kind() != Kind::Read {
@@ -274,7 +289,11 @@ impl Requester {
         let ends_request = last || (at + 1) & (path.chunk - 1) == 0;
         let says_end = matches!(op, PacketOp::ReadResponseLast | PacketOp::ReadResponseOnly);
         let data = packet.payload();
-        if data.len() as u32 != (len - offset).min(path.mtu) || ends_request != says_end {
+        let early = says_end && !ends_request;
+        if data.len() as u32 != (len - offset).min(path.mtu)
+            || ends_request && !says_end
+            || early && self.asked_alone != Some(psn)
+        {
             return Err(WcStatus::BadResponse);
         }
         if !data.is_empty() {
@@ -282,7 +301,7 @@ impl Requester {
         }
         self.answered(now, path, last.then_some(len), host);
         if self.probed.is_some() {
-            self.settle_probe(now);
+            self.settle_read_probe(now, early, ends_request);
         }
         Ok(())
     }

@@ -130,10 +130,16 @@ impl Unanswered {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
-    /// How many there may be.
-    #[inline]
-    pub(crate) fn limit(&self) -> usize {
-        self.ends.len()
+    /// Makes room for so many; those that wait stay.
+    pub(crate) fn grow(&mut self, max: u8) {
+        if usize::from(max) <= self.ends.len() {
+            return;
+        }
+        let mut grown = Self::new(max);
+        for i in 0..self.len {
+            grown.push(self.ends[(self.head + i) % self.ends.len()]);
+        }
+        *self = grown;
     }
     /// Forgets all: they are asked for again.
     pub(crate) fn clear(&mut self) {

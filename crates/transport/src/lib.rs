@@ -14,7 +14,7 @@
 //! | `connection` | one reliable connection: both directions, the path, congestion notifications |
 //! | `requester`, `completer` | sending, going back, probes and timeouts; what answers do |
 //! | `emit` | the packets of a send request |
-//! | `responder` | PSN checks, duplicates, READ and atomic responses, NAKs |
+//! | `responder`, `executed` | PSN checks, READ and atomic responses, NAKs; what may be asked for again |
 //! | `inflight` | the messages that a requester has under way |
 //! | `inbound` | a SEND or WRITE as it comes in, for RC and UC |
 //! | `message` | RC between adapters of one machine, by messages instead of packets |
@@ -30,6 +30,7 @@ mod build;
 mod completer;
 mod connection;
 mod emit;
+mod executed;
 mod host;
 mod inbound;
 mod inflight;

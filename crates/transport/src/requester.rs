@@ -24,6 +24,12 @@ const MIN_REWIND_NS: u64 = 20_000;
 /// No deadline.
 pub(crate) const NEVER: u64 = u64::MAX;
 
+/// READs and atomics that may wait for their answers. One that was begun before the limit became 0 is still asked for
+/// again.
+fn max_unanswered(path: &Path) -> usize {
+    usize::from(path.max_rd_atomic).max(1)
+}
+
 /// What an attempt to send one packet came to.
 enum Step {
     Sent,
@@ -33,6 +39,16 @@ enum Step {
     Blocked,
     SinkFull,
     Fail(WcStatus),
+}
+
+/// A probe that was sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Probed {
+    /// The PSN behind it.
+    pub(crate) end: Psn,
+    /// An answer that leaves what is before this PSN unacknowledged says that it was lost.
+    pub(crate) tells_of: Psn,
+    pub(crate) at_ns: u64,
 }
 
 /// The requester of one connection.
@@ -86,9 +102,10 @@ pub(crate) struct Requester {
     /// alone until it is taken.
     refused: bool,
     probe_due: bool,
-    /// A probe was sent that ends before the first PSN. An answer that leaves what is before the second one
-    /// unacknowledged says that it was lost.
-    pub(crate) probed: Option<(Psn, Psn)>,
+    pub(crate) probed: Option<Probed>,
+    /// The packet of a READ that the last probe asked for by itself. Its response says that it ends there, or comes
+    /// amid the others; probes of other packets are answered by now.
+    pub(crate) asked_alone: Option<Psn>,
     pub(crate) retries_left: u8,
     pub(crate) rnr_left: u8,
     /// When the cursor last went back, and from where.
@@ -132,6 +149,7 @@ impl Requester {
             refused: false,
             probe_due: false,
             probed: None,
+            asked_alone: None,
             retries_left: path.retry_cnt,
             rnr_left: path.rnr_retry,
             rewound_at: 0,
@@ -143,9 +161,7 @@ impl Requester {
     pub(crate) fn update(&mut self, path: &Path) {
         self.retries_left = path.retry_cnt;
         self.rnr_left = path.rnr_retry;
-        if self.unanswered.limit() != usize::from(path.max_rd_atomic) && self.unanswered.len() == 0 {
-            self.unanswered = Unanswered::new(path.max_rd_atomic);
-        }
+        self.unanswered.grow(path.max_rd_atomic);
     }
     /// Requests were posted, or may be started now.
     #[inline]
@@ -364,7 +380,7 @@ impl Requester {
         let extent = extent(&current, self.cur_packet, path);
         let Extent { packets, cost } = extent;
         if !self.fits(extent, self.window.units())
-            || (current.kind.is_answered() && self.unanswered.len() == self.unanswered.limit())
+            || (current.kind.is_answered() && self.unanswered.len() >= max_unanswered(path))
         {
             return Step::Blocked;
         }
@@ -486,8 +502,15 @@ impl Requester {
         }
     }
 
-    /// Sends the oldest unacknowledged packet once more, by itself, and asks what became of it.
-    /// `false`: the sink is full.
+    /// What the next probe waits.
+    #[inline]
+    fn probe_ns(&self, path: &Path) -> u64 {
+        let reads = !self.is_drained() && self.una_kind() == Kind::Read;
+        self.rtt.probe_ns(path.timeout_ns, reads)
+    }
+
+    /// Sends the oldest unacknowledged packet once more, by itself, and asks what became of it. Of a READ it asks for
+    /// one packet: the others may well be on their way. `false`: the sink is full.
     #[cold]
     fn probe<H: Host, T: TxSink>(
         &mut self,
@@ -503,24 +526,27 @@ impl Requester {
         let request = host.send_request(self.una_index);
         let current = Current { request, kind: Kind::of(&request.op), packets: path.packets(request.len) };
         let packet = span(self.first_psn(self.una_index), self.una_psn);
-        let Extent { packets, .. } = extent(&current, packet, path);
-        if !emit(&current, self.una_index, packet, packets, self.una_psn, true, path, host, tx)? {
+        if !emit(&current, self.una_index, packet, 1, self.una_psn, true, path, host, tx)? {
             return Ok(false);
+        }
+        if current.kind == Kind::Read {
+            self.asked_alone = Some(self.una_psn);
         }
         host.count(Count::Probe);
         self.probe_due = false;
-        let end = self.una_psn.add(packets);
-        if self.asked.is_none() {
+        let end = self.una_psn.add(1);
+        let tells_of = if self.asked.is_none() {
             // The next answer is the probe's, and tells of all that was sent before it.
-            self.probed = Some((end, self.sent_psn));
             self.asked = Some(end);
+            self.sent_psn
         } else {
             // An answer to what asked before may come first; it tells no more than that it is older.
-            self.probed = Some((end, end.add(u32::from(end != self.sent_psn))));
-        }
+            end.add(u32::from(end != self.sent_psn))
+        };
+        self.probed = Some(Probed { end, tells_of, at_ns: now.as_nanos() });
         self.sample = None;
         self.rtt.probed();
-        self.probe_at = now.as_nanos().saturating_add(self.rtt.probe_ns(path.timeout_ns));
+        self.probe_at = now.as_nanos().saturating_add(self.probe_ns(path));
         Ok(true)
     }
 
@@ -546,11 +572,11 @@ impl Requester {
             self.retries_left -= 1;
             host.count(Count::Timeout);
             self.timeout_at = now_ns.saturating_add(path.timeout_ns);
-            self.probe_at = now_ns.saturating_add(self.rtt.probe_ns(path.timeout_ns));
+            self.probe_at = now_ns.saturating_add(self.probe_ns(path));
             self.rewind(now_ns);
         } else if now_ns >= self.probe_at {
             self.probe_due = true;
-            self.probe_at = now_ns.saturating_add(self.rtt.probe_ns(path.timeout_ns));
+            self.probe_at = now_ns.saturating_add(self.probe_ns(path));
         }
         Ok(())
     }
@@ -559,7 +585,7 @@ impl Requester {
     #[inline]
     fn arm(&mut self, now_ns: u64, path: &Path) {
         self.timeout_at = if self.asked.is_some() { now_ns.saturating_add(path.timeout_ns) } else { NEVER };
-        self.probe_at = now_ns.saturating_add(self.rtt.probe_ns(path.timeout_ns));
+        self.probe_at = now_ns.saturating_add(self.probe_ns(path));
     }
     /// Stops the timers.
     pub(crate) fn disarm(&mut self) {
@@ -571,7 +597,6 @@ impl Requester {
     #[inline]
     pub(crate) fn progressed(&mut self, now: Instant, path: &Path, cost: u16) {
         let now_ns = now.as_nanos();
-        self.rtt.progressed();
         self.retries_left = path.retry_cnt;
         self.rnr_left = path.rnr_retry;
         self.refused = false;
@@ -581,6 +606,9 @@ impl Requester {
         {
             self.rtt.sample(now_ns.saturating_sub(at));
             self.sample = None;
+        }
+        if let Some(probed) = self.probed.filter(|p| !self.una_psn.is_before(p.end)) {
+            self.rtt.probe_answered(now_ns.saturating_sub(probed.at_ns));
         }
         // A window that is not used says nothing about the path.
         let inflight = u32::from(self.cur_cost.wrapping_sub(self.una_cost)) + u32::from(cost);

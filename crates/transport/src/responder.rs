@@ -4,16 +4,18 @@
 //! READ requests and atomics wait in a ring until their responses have left, in order; no
 //! acknowledgement or NAK passes them.
 
-use alloc::boxed::Box;
-use alloc::vec;
-
 use hca_core::wire::{AtomicAckEth, Be64, BthFlags, NakCode, Packet, PacketOp, Syndrome};
 use hca_core::{Access, MAX_MESSAGE_BYTES, Psn, Rkey, WcStatus};
 
 use crate::build::{Ext, pad, reserve_packet};
 use crate::connection::{Path, aeth};
+use crate::executed::{Deed, Executed, History, Read, Repeat};
 use crate::inbound::{Fault, Inbound, is_send_or_write, recv_status};
 use crate::{AckOwed, AtomicOp, Count, Host, QpEvent, TxSink};
+
+/// Repeated READs and atomics of one connection that were never asked for the first time, before it ends. A healthy
+/// requester sends none; whoever guesses keys has so many guesses, none of which tells anything.
+const MAX_STRANGE_REPEATS: u8 = 64;
 
 /// A request that puts the queue pair in error. The NAK is on its way already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,100 +59,6 @@ enum Refused {
     NotReady,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Answer {
-    Read { rkey: Rkey, va: u64, len: u32, sent: u32 },
-    Atomic { original: u64 },
-}
-
-/// A READ or atomic whose response has not left yet.
-#[derive(Clone, Copy, Debug)]
-struct Response {
-    psn: Psn,
-    msn: u32,
-    /// Asked for again.
-    duplicate: bool,
-    answer: Answer,
-}
-
-const NO_RESPONSE: Response =
-    Response { psn: Psn::new(0), msn: 0, duplicate: false, answer: Answer::Atomic { original: 0 } };
-
-/// Responses in the order in which they leave.
-#[derive(Debug)]
-struct Responses {
-    slots: Box<[Response]>,
-    head: usize,
-    len: usize,
-    /// Those that are no duplicates.
-    fresh: usize,
-}
-
-impl Responses {
-    fn new(max: u8) -> Self {
-        // As many duplicates as first ones, so that neither keeps the other out.
-        Self { slots: vec![NO_RESPONSE; 2 * usize::from(max)].into_boxed_slice(), head: 0, len: 0, fresh: 0 }
-    }
-    fn at(&self, i: usize) -> usize {
-        (self.head + i) % self.slots.len()
-    }
-    fn push(&mut self, response: Response) -> bool {
-        if self.len == self.slots.len() {
-            return false;
-        }
-        let at = self.at(self.len);
-        self.slots[at] = response;
-        self.len += 1;
-        self.fresh += usize::from(!response.duplicate);
-        true
-    }
-    fn front(&self) -> Option<Response> {
-        (self.len > 0).then(|| self.slots[self.head])
-    }
-    fn front_mut(&mut self) -> &mut Response {
-        &mut self.slots[self.head]
-    }
-    fn pop(&mut self) {
-        self.fresh -= usize::from(!self.slots[self.head].duplicate);
-        self.head = self.at(1);
-        self.len -= 1;
-    }
-    /// Drops those from `psn` on: the requester has gone back and asks for them again.
-    fn truncate(&mut self, psn: Psn) {
-        while self.len > 0 {
-            let last = &self.slots[self.at(self.len - 1)];
-            if last.psn.is_before(psn) {
-                break;
-            }
-            self.fresh -= usize::from(!last.duplicate);
-            self.len -= 1;
-        }
-    }
-    fn clear(&mut self) {
-        (self.len, self.fresh) = (0, 0);
-    }
-}
-
-/// Results of the latest atomics, for those that come again.
-#[derive(Debug)]
-struct Replay {
-    slots: Box<[Option<(Psn, u64)>]>,
-    next: usize,
-}
-
-impl Replay {
-    fn new(max: u8) -> Self {
-        Self { slots: vec![None; usize::from(max)].into_boxed_slice(), next: 0 }
-    }
-    fn put(&mut self, psn: Psn, original: u64) {
-        self.slots[self.next] = Some((psn, original));
-        self.next = (self.next + 1) % self.slots.len();
-    }
-    fn find(&self, psn: Psn) -> Option<u64> {
-        self.slots.iter().flatten().find(|e| e.0 == psn).map(|e| e.1)
-    }
-}
-
 /// The responder of one connection.
 #[derive(Debug)]
 pub(crate) struct Responder {
@@ -166,9 +74,10 @@ pub(crate) struct Responder {
     ack_psn: Psn,
     ack: bool,
     delivered: bool,
-    responses: Responses,
-    replay: Replay,
+    executed: History,
     max_dest_rd_atomic: u8,
+    /// Repeated requests that were never made before.
+    strange: u8,
 }
 
 impl Responder {
@@ -182,28 +91,25 @@ impl Responder {
             ack_psn: psn.sub(1),
             ack: false,
             delivered: false,
-            responses: Responses::new(max_dest_rd_atomic),
-            replay: Replay::new(max_dest_rd_atomic),
+            executed: History::new(max_dest_rd_atomic),
             max_dest_rd_atomic,
+            strange: 0,
         }
     }
-    /// The limit on READs and atomics changed; what waits keeps its place only if there is none.
+    /// The limit on READs and atomics changed. It holds from the next one on; what was carried out is remembered.
     pub(crate) fn set_max_dest_rd_atomic(&mut self, max: u8) {
-        if max != self.max_dest_rd_atomic && self.responses.len == 0 {
-            self.max_dest_rd_atomic = max;
-            self.responses = Responses::new(max);
-            self.replay = Replay::new(max);
-        }
+        self.max_dest_rd_atomic = max;
+        self.executed.grow(max);
     }
     /// Bytes on the heap.
     #[cfg(test)]
     pub(crate) fn heap_bytes(&self) -> usize {
-        size_of_val(&*self.responses.slots) + size_of_val(&*self.replay.slots)
+        self.executed.heap_bytes()
     }
     /// Whether responses or NAKs wait.
     #[inline]
     pub(crate) fn wants_transmit(&self) -> bool {
-        self.responses.len > 0 || self.nak.is_some()
+        self.executed.is_pending() || self.nak.is_some()
     }
     /// The acknowledgement that may leave now.
     #[inline]
@@ -212,7 +118,7 @@ impl Responder {
     }
     /// Nothing more is answered.
     pub(crate) fn stop(&mut self) {
-        self.responses.clear();
+        self.executed.clear();
         self.nak = None;
         self.inbound = Inbound::Idle;
         self.ack = false;
@@ -229,8 +135,7 @@ impl Responder {
     ) -> Result<(), Fatal> {
         let psn = packet.bth().psn();
         if psn != self.expected {
-            self.handle_unexpected(path, op, psn, packet, host);
-            return Ok(());
+            return self.handle_unexpected(path, op, psn, packet, host);
         }
         if self.refused != Refused::No {
             self.refused = Refused::No;
@@ -291,41 +196,28 @@ impl Responder {
         packet: &Packet<'_>,
         host: &mut H,
     ) -> Result<(), Fatal> {
-        if self.inbound != Inbound::Idle || self.responses.fresh >= usize::from(self.max_dest_rd_atomic) {
+        if self.inbound != Inbound::Idle || self.executed.fresh() >= usize::from(self.max_dest_rd_atomic) {
             return Err(self.refuse(psn, NakCode::InvalidRequest, None, host));
         }
         let done = match op {
-            PacketOp::ReadRequest => read_request(path, packet, host).map(|r| (r, path.packets(r.len))),
-            PacketOp::CompareSwap | PacketOp::FetchAdd => match atomic_request(path, op, packet, host) {
-                Ok(original) => return self.atomic_done(psn, original),
-                Err(code) => Err(code),
-            },
+            PacketOp::ReadRequest => {
+                read_request(path, packet, host).map(|r| (Deed::Read(r), path.packets(r.len)))
+            }
+            PacketOp::CompareSwap | PacketOp::FetchAdd => {
+                atomic_request(path, op, packet, host).map(|original| (Deed::Atomic { original }, 1))
+            }
             _ => Err(NakCode::InvalidRequest),
         };
-        let (read, packets) = match done {
+        let (deed, packets) = match done {
             Ok(done) => done,
             Err(code) => return Err(self.refuse(psn, code, None, host)),
         };
         self.expected = psn.add(packets);
         self.msn = self.msn.wrapping_add(1);
-        self.queue(psn, read.answer(), false);
+        // Its response answers all requests before it as well.
+        self.ack = false;
+        self.executed.push(psn, self.msn, deed, packets);
         Ok(())
-    }
-
-    fn atomic_done(&mut self, psn: Psn, original: u64) -> Result<(), Fatal> {
-        self.expected = psn.add(1);
-        self.msn = self.msn.wrapping_add(1);
-        self.replay.put(psn, original);
-        self.queue(psn, Answer::Atomic { original }, false);
-        Ok(())
-    }
-
-    /// Appends a response. A first one answers all requests before it as well.
-    fn queue(&mut self, psn: Psn, answer: Answer, duplicate: bool) -> bool {
-        if !duplicate {
-            self.ack = false;
-        }
-        self.responses.push(Response { psn, msn: self.msn, duplicate, answer })
     }
 
     #[cold]
@@ -336,7 +228,7 @@ impl Responder {
         psn: Psn,
         packet: &Packet<'_>,
         host: &mut H,
-    ) {
+    ) -> Result<(), Fatal> {
         if !psn.is_before(self.expected) {
             if self.refused == Refused::No {
                 self.refused = Refused::Sequence;
@@ -345,35 +237,37 @@ impl Responder {
             } else {
                 host.count(Count::DroppedPsn);
             }
-            return;
+            return Ok(());
         }
-        let answered = match op {
-            PacketOp::ReadRequest => self.duplicate_read(path, psn, packet, host),
-            PacketOp::CompareSwap | PacketOp::FetchAdd => match self.replay.find(psn) {
-                Some(original) => {
-                    self.responses.truncate(psn);
-                    self.queue(psn, Answer::Atomic { original }, true)
-                }
-                None => false,
-            },
+        let repeat = match op {
+            PacketOp::ReadRequest => self.repeat_read(path, psn, packet),
+            PacketOp::CompareSwap | PacketOp::FetchAdd => self.executed.atomic_again(psn, self.msn),
             op if is_send_or_write(op) => {
                 self.ack = true;
-                true
+                Repeat::Answered
             }
-            _ => false,
+            _ => Repeat::Unknown,
         };
-        host.count(if answered { Count::Duplicate } else { Count::DroppedInvalid });
+        host.count(if repeat == Repeat::Answered { Count::Duplicate } else { Count::DroppedInvalid });
+        if repeat != Repeat::Strange {
+            return Ok(());
+        }
+        self.strange += 1;
+        if self.strange < MAX_STRANGE_REPEATS {
+            return Ok(());
+        }
+        Err(self.refuse(self.expected, NakCode::RemoteAccess, None, host))
     }
 
-    /// A READ that came before, or a part of one: carried out again. One that is not allowed (any more) may
-    /// be a late copy of a READ long done, so it is dropped and ends nothing.
-    fn duplicate_read<H: Host>(&mut self, path: &Path, psn: Psn, packet: &Packet<'_>, host: &mut H) -> bool {
-        let Ok(read) = read_request(path, packet, host) else { return false };
-        if self.expected.is_before(psn.add(path.packets(read.len))) {
-            return false;
+    /// A READ that came before, or a part of one: sent again as far as the key still allows it. It may be a late copy
+    /// of a READ long done, so that it is allowed no more ends nothing.
+    fn repeat_read(&mut self, path: &Path, psn: Psn, packet: &Packet<'_>) -> Repeat {
+        match requested(packet) {
+            Ok(read) if path.access.contains(Access::REMOTE_READ) => {
+                self.executed.read_again(psn, read, path.packets(read.len), path.mtu, self.msn)
+            }
+            _ => Repeat::Unknown,
         }
-        self.responses.truncate(psn);
-        self.queue(psn, read.answer(), true)
     }
 
     /// Sends responses, and the NAK behind them, up to `max` packets. Stops early when the sink is full.
@@ -386,13 +280,10 @@ impl Responder {
     ) -> (usize, Result<bool, Fatal>) {
         let mut sent = 0;
         while sent < max {
-            let Some(response) = self.responses.front() else { break };
-            let step = match response.answer {
-                Answer::Atomic { original } => self.send_atomic(path, &response, original, host, tx),
-                Answer::Read { rkey, va, len, sent } => {
-                    let read = Read { rkey, va, len };
-                    self.send_read(path, &response, read, sent, host, tx)
-                }
+            let Some(response) = self.executed.front() else { break };
+            let step = match response.deed {
+                Deed::Atomic { original } => self.send_atomic(path, &response, original, host, tx),
+                Deed::Read(read) => self.send_read(path, &response, read, host, tx),
             };
             match step {
                 Ok(true) => sent += 1,
@@ -401,7 +292,7 @@ impl Responder {
             }
         }
         if sent < max
-            && self.responses.len == 0
+            && !self.executed.is_pending()
             && let Some((psn, syndrome)) = self.nak
         {
             if !self.send_ack(path, psn, syndrome, tx) {
@@ -416,7 +307,7 @@ impl Responder {
     fn send_atomic<H: Host, T: TxSink>(
         &mut self,
         path: &Path,
-        response: &Response,
+        response: &Executed,
         original: u64,
         host: &mut H,
         tx: &mut T,
@@ -428,24 +319,22 @@ impl Responder {
             return Ok(false);
         }
         tx.commit();
-        self.responses.pop();
+        self.executed.sent();
         Ok(true)
     }
 
     fn send_read<H: Host, T: TxSink>(
         &mut self,
         path: &Path,
-        response: &Response,
+        response: &Executed,
         read: Read,
-        sent: u32,
         host: &mut H,
         tx: &mut T,
     ) -> Result<bool, Fatal> {
         use PacketOp as P;
-        let offset = sent * path.mtu;
+        let offset = response.next * path.mtu;
         let len = (read.len - offset).min(path.mtu);
-        let last = offset + len == read.len;
-        let op = match (sent == 0, last) {
+        let op = match (response.begins(), response.ends()) {
             (true, true) => P::ReadResponseOnly,
             (true, false) => P::ReadResponseFirst,
             (false, false) => P::ReadResponseMiddle,
@@ -456,24 +345,20 @@ impl Responder {
         } else {
             Ext::one(&aeth(ack_syndrome(host), response.msn))
         };
-        let psn = response.psn.add(sent);
+        let psn = response.psn.add(response.next);
         let bth = path.bth(op, BthFlags::empty(), pad(len as usize), psn);
         let Some(body) = reserve_packet(tx, None, &bth, &ext, len as usize) else { return Ok(false) };
         if len > 0 && host.read_remote(read.rkey, read.va.wrapping_add(offset.into()), body).is_err() {
-            if response.duplicate {
-                self.responses.pop();
+            if !response.fresh {
+                self.executed.leave_off();
                 host.count(Count::DroppedInvalid);
                 return Ok(true);
             }
-            self.responses.clear();
+            self.executed.clear();
             return Err(self.refuse(psn, NakCode::RemoteAccess, None, host));
         }
         tx.commit();
-        if last {
-            self.responses.pop();
-        } else if let Answer::Read { sent, .. } = &mut self.responses.front_mut().answer {
-            *sent += 1;
-        }
+        self.executed.sent();
         Ok(true)
     }
 
@@ -506,26 +391,15 @@ fn ack_syndrome<H: Host>(host: &H) -> Syndrome {
     Syndrome::Ack(host.recv_credits().map(Syndrome::encode_credits))
 }
 
-/// What a READ request asks for.
-#[derive(Clone, Copy, Debug)]
-struct Read {
-    rkey: Rkey,
-    va: u64,
-    len: u32,
-}
-
-impl Read {
-    fn answer(self) -> Answer {
-        Answer::Read { rkey: self.rkey, va: self.va, len: self.len, sent: 0 }
-    }
+/// What a READ request asks for, whether allowed or not.
+fn requested(packet: &Packet<'_>) -> Result<Read, NakCode> {
+    let reth = packet.reth().ok_or(NakCode::InvalidRequest)?;
+    let read = Read { rkey: Rkey::new(reth.rkey.get()), va: reth.va.get(), len: reth.dma_len.get() };
+    if u64::from(read.len) > MAX_MESSAGE_BYTES { Err(NakCode::InvalidRequest) } else { Ok(read) }
 }
 
 fn read_request<H: Host>(path: &Path, packet: &Packet<'_>, host: &mut H) -> Result<Read, NakCode> {
-    let reth = packet.reth().ok_or(NakCode::InvalidRequest)?;
-    let read = Read { rkey: Rkey::new(reth.rkey.get()), va: reth.va.get(), len: reth.dma_len.get() };
-    if u64::from(read.len) > MAX_MESSAGE_BYTES {
-        return Err(NakCode::InvalidRequest);
-    }
+    let read = requested(packet)?;
     if !path.access.contains(Access::REMOTE_READ) {
         return Err(NakCode::RemoteAccess);
     }

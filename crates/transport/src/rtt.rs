@@ -18,7 +18,10 @@ pub(crate) struct Rtt {
     pub(crate) rttvar_ns: u64,
     /// The least one seen.
     min_ns: u64,
-    /// Probes since the last progress.
+    /// Before any sample: the time from a probe to the answer, which the round trip is not below; 0: there was none.
+    least_ns: u64,
+    /// Probes since the last sample. What was probed yields none, so a path that became slow is measured only once a
+    /// probe waits long enough.
     backoff: u32,
 }
 
@@ -26,6 +29,7 @@ impl Rtt {
     /// Takes a sample.
     pub(crate) fn sample(&mut self, rtt_ns: u64) {
         let rtt = rtt_ns.max(1);
+        self.backoff = 0;
         if self.srtt_ns == 0 {
             (self.srtt_ns, self.rttvar_ns, self.min_ns) = (rtt, rtt / 2, rtt);
             return;
@@ -34,24 +38,31 @@ impl Rtt {
         self.srtt_ns = (self.srtt_ns - self.srtt_ns / 8 + rtt / 8).max(1);
         self.min_ns = self.min_ns.min(rtt);
     }
-    /// The peer answered: probes start over.
-    #[inline]
-    pub(crate) fn progressed(&mut self) {
-        self.backoff = 0;
+    /// An answer came so long after a probe. It may be an older packet's, so the round trip may be longer.
+    pub(crate) fn probe_answered(&mut self, after_ns: u64) {
+        self.least_ns = after_ns.max(1);
     }
     /// A probe was sent: the next one waits twice as long.
     pub(crate) fn probed(&mut self) {
         self.backoff = (self.backoff + 1).min(MAX_BACKOFF);
     }
-    /// What the next probe waits; never more than `ceiling_ns`, the queue pair's own timeout.
+    /// What the next probe waits; never more than `ceiling_ns`, the queue pair's own timeout. `costly`: it repeats a
+    /// READ, so it waits for that timeout where nothing was measured yet.
     #[inline]
-    pub(crate) fn probe_ns(&self, ceiling_ns: u64) -> u64 {
-        let base = if self.srtt_ns == 0 {
-            INITIAL_PROBE_NS
-        } else {
-            (self.srtt_ns + 4 * self.rttvar_ns).max(MIN_PROBE_NS)
+    pub(crate) fn probe_ns(&self, ceiling_ns: u64, costly: bool) -> u64 {
+        let base = match (self.srtt_ns, self.least_ns) {
+            (0, 0) if costly => MAX_PROBE_NS,
+            (0, 0) => INITIAL_PROBE_NS,
+            // As if it were the first sample.
+            (0, least) => least.saturating_mul(3).max(MIN_PROBE_NS),
+            (srtt, _) => (srtt + 4 * self.rttvar_ns).max(MIN_PROBE_NS),
         };
-        (base << self.backoff).min(ceiling_ns).min(MAX_PROBE_NS)
+        base.saturating_mul(1 << self.backoff).min(ceiling_ns).min(MAX_PROBE_NS)
+    }
+    /// Whether an answer that came so soon after a packet may be that packet's: half of the least round trip is left
+    /// for turns, whose times are coarse.
+    pub(crate) fn may_answer(&self, after_ns: u64) -> bool {
+        after_ns >= self.min_ns / 2
     }
     /// Whether packets queue up on the path so much that the window should not grow.
     #[inline]
@@ -67,16 +78,18 @@ mod tests {
     #[test]
     fn the_probe_timer_follows_the_round_trip_and_never_exceeds_the_queue_pairs_timeout() {
         let mut rtt = Rtt::default();
-        assert_eq!(rtt.probe_ns(u64::MAX), INITIAL_PROBE_NS);
+        assert_eq!(rtt.probe_ns(u64::MAX, false), INITIAL_PROBE_NS);
+        assert_eq!(rtt.probe_ns(u64::MAX, true), MAX_PROBE_NS);
+        assert_eq!(rtt.probe_ns(67_108_864, true), 67_108_864);
         rtt.sample(10_000);
-        assert_eq!(rtt.probe_ns(u64::MAX), MIN_PROBE_NS);
+        assert_eq!(rtt.probe_ns(u64::MAX, false), MIN_PROBE_NS);
         for _ in 0..50 {
             rtt.sample(5_000_000);
         }
-        assert!(rtt.probe_ns(u64::MAX) >= 4_900_000);
-        assert_eq!(rtt.probe_ns(131_072), 131_072);
-        let before = rtt.probe_ns(u64::MAX);
+        assert!(rtt.probe_ns(u64::MAX, false) >= 4_900_000);
+        assert_eq!(rtt.probe_ns(131_072, false), 131_072);
+        let before = rtt.probe_ns(u64::MAX, false);
         rtt.probed();
-        assert_eq!(rtt.probe_ns(u64::MAX), 2 * before);
+        assert_eq!(rtt.probe_ns(u64::MAX, true), 2 * before);
     }
 }

@@ -272,6 +272,23 @@ fn a_limit_that_was_passed_is_told_anew_although_the_rest_went_along() {
 }
 
 #[test]
+fn the_limit_counts_what_every_operation_used() {
+    for op in [SendOp::Send, SendOp::SendImm(1), SendOp::SendInv(KEY), SendOp::WriteImm(remote(0), 1)] {
+        for len in [0, 8, 3 * PIECE as u32] {
+            let mut p = Ways::rc();
+            for _ in 0..3 {
+                p.recv(B, 200_000, len as usize);
+            }
+            p.send(A, op, 0, len);
+            p.run();
+            p.expect_sends(&[Success]);
+            let told = p.sent(B).into_iter().rfind(|m| m.kind == M::Ack && m.has(LIMITED)).map(|m| m.extra);
+            assert_eq!(told, Some(3), "{op:?} of {len}: one is used, and two are left");
+        }
+    }
+}
+
+#[test]
 fn a_shared_receive_queue_tells_no_limit() {
     let mut p = Ways::new(&Setup { srq_b: true, ..Setup::default() });
     for _ in 0..40 {
@@ -407,6 +424,40 @@ fn p_keys_that_do_not_match_let_nothing_in() {
         assert_eq!(p.b.host.counted(Count::DroppedPkey) > 0, !lets_in);
         assert_eq!(p.b.host.writes > 0, lets_in);
     }
+}
+
+#[test]
+fn a_p_key_that_changes_is_told_and_judged_anew() {
+    let other = Pkey::new(0x8001);
+    let change = |p: &mut Ways, side| {
+        p.state(side, QpState::Sqd);
+        p.modify(side, QpAttr { state: Some(QpState::Sqd), pkey: Some(other), ..QpAttr::default() }).unwrap();
+        p.state(side, QpState::Rts);
+    };
+    let write = |p: &mut Ways| {
+        p.send(A, SendOp::Write(remote(64)), 0, 8);
+        p.settle();
+    };
+    for first in [A, B] {
+        let mut p = Ways::rc();
+        write(&mut p);
+        p.expect_sends(&[Success]);
+        change(&mut p, first);
+        write(&mut p);
+        p.expect_sends(&[Success]);
+        assert_eq!(p.b.host.writes, 1, "{first:?}: the keys differ now");
+        assert!(p.b.host.counted(Count::DroppedPkey) > 0, "{first:?}");
+        change(&mut p, first.other());
+        p.run();
+        p.expect_sends(&[Success; 2]);
+    }
+    // Both at once: what is told by the first message is enough.
+    let mut p = Ways::rc();
+    write(&mut p);
+    change(&mut p, A);
+    change(&mut p, B);
+    write(&mut p);
+    p.expect_sends(&[Success; 2]);
 }
 
 #[test]

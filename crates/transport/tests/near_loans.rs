@@ -382,6 +382,8 @@ fn what_the_peer_cant_fetch_is_sent_by_value_and_takes_one_receive_request() {
             assert_eq!(p.b.host.recvs().iter().map(|r| r.0).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5]);
             assert_eq!((p.rnr_naks(B), p.b.host.counted(Count::RnrNakSent)), (1, 0));
             assert_eq!(p.a.host.counted(Count::RnrNakReceived), 0);
+            let told = p.sent(B).into_iter().rfind(|m| m.kind == M::Ack && m.has(LIMITED)).map(|m| m.extra);
+            assert_eq!(told, Some(6), "each took one, and none is left");
             let lent_again = p.b.host.near.gone.len();
             assert_eq!(lent_again, 0);
         }

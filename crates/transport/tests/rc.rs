@@ -600,13 +600,9 @@ fn loss_slows_a_stream_instead_of_stopping_it() {
             ..Setup::default()
         };
         let mut p = Pair::new(&setup);
-        let mut x = 0x2545_f491_4f6c_dd1d_u64;
-        p.script = Box::new(move |_, _, _| {
-            x ^= x << 13;
-            x ^= x >> 7;
-            x ^= x << 17;
-            if x % 1000 < permille { Fate::Drop } else { Fate::Pass }
-        });
+        let mut rng = test_support::random::Rng::new(1);
+        p.script =
+            Box::new(move |_, _, _| if rng.next_u64() % 1000 < permille { Fate::Drop } else { Fate::Pass });
         for _ in 0..300 {
             p.send(A, SendOp::Write(remote(0)), 0, 65_536);
         }

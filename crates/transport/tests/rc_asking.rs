@@ -378,3 +378,164 @@ fn requests_behind_a_wait_for_a_receive_request_are_asked_about() {
     p.expect_sends(&[Success; 3]);
     assert_eq!(p.a.qp.next_deadline(), None);
 }
+
+/// A path of 20 ms there and back.
+const SLOW: Fate = Fate::Late(10 * MS);
+
+/// Bytes that each READ request of A asks for, in order.
+fn asked_for(p: &Pair) -> Vec<u32> {
+    let requests = p.wire.iter().filter(|s| s.side == A && s.op() == Some(P::ReadRequest));
+    requests.map(|s| Packet::parse(&s.bytes).unwrap().reth().unwrap().dma_len.get()).collect()
+}
+
+#[test]
+fn a_first_read_on_a_slow_path_is_asked_for_once() {
+    for timeout in [14, 0] {
+        let mut p = Pair::new(&Setup { timeout, ..Setup::default() });
+        p.script = Box::new(|_, _, _| SLOW);
+        p.fill(B, 0, 16_384);
+        p.send(A, SendOp::Read(remote(0)), 100_000, 16_384);
+        p.run();
+        p.expect_sends(&[Success]);
+        p.expect_bytes(A, 100_000, 0, 16_384);
+        assert_eq!((asked_for(&p), p.ops(B).len()), (vec![16_384], 64));
+    }
+}
+
+#[test]
+fn a_lost_first_read_is_asked_for_again_by_the_timeout() {
+    let mut p = Pair::rc();
+    p.drop_packets(A, &[0]);
+    p.send(A, SendOp::Read(remote(0)), 100_000, 1000);
+    p.run();
+    p.expect_sends(&[Success]);
+    assert_eq!((p.a.host.counted(Count::Probe), p.a.host.counted(Count::Timeout)), (0, 1));
+}
+
+#[test]
+fn a_read_that_is_late_is_probed_by_one_packet_and_not_asked_for_again() {
+    let mut p = Pair::rc();
+    measure(&mut p);
+    p.script = Box::new(|_, _, _| SLOW);
+    p.fill(B, 0, 16_384);
+    for i in 0..2 {
+        p.send(A, SendOp::Read(remote(0)), 100_000 + 50_000 * i, 16_384);
+    }
+    p.run();
+    p.expect_sends(&[Success; 2]);
+    p.expect_bytes(A, 100_000, 0, 16_384);
+    p.expect_bytes(A, 150_000, 0, 16_384);
+    let asked = asked_for(&p);
+    assert!(asked.len() > 2, "it was probed");
+    assert_eq!(
+        (&asked[..2], asked[2..].iter().all(|len| *len == 256)),
+        (&[16_384; 2][..], true),
+        "{asked:?}"
+    );
+    assert_eq!(p.a.host.counted(Count::Retransmitted), 0);
+}
+
+#[test]
+fn the_answer_to_a_probe_says_that_the_rest_of_a_read_was_lost() {
+    // The request, or all of its responses, but not the probe's.
+    for (side, lost) in [(A, vec![0]), (B, vec![0, 1, 2, 3])] {
+        let mut p = Pair::new(&Setup { retry_cnt: 0, ..Setup::default() });
+        measure(&mut p);
+        let start = p.now;
+        p.fill(B, 0, 1000);
+        p.drop_packets(side, &lost);
+        p.send(A, SendOp::Read(remote(0)), 100_000, 1000);
+        p.run();
+        p.expect_sends(&[Success]);
+        p.expect_bytes(A, 100_000, 0, 1000);
+        assert_eq!(asked_for(&p), [1000, 256, 744]);
+        assert!(p.now - start < MS, "without the timeout: {}", p.now - start);
+    }
+}
+
+#[test]
+fn a_response_that_ends_early_where_no_probe_asked_is_a_bad_one() {
+    let mut p = Pair::rc();
+    p.send(A, SendOp::Read(remote(0)), 0, 1000);
+    p.transmit_side(A);
+    let early = Raw::rc(P::ReadResponseOnly, A, PSN).aeth(hca_core::wire::Syndrome::Ack(None)).payload(256);
+    p.deliver(A, &early.bytes());
+    p.expect_sends(&[WcStatus::BadResponse]);
+}
+
+#[test]
+fn a_slow_path_is_measured_and_then_no_longer_probed() {
+    for known in [false, true] {
+        let mut p = Pair::rc();
+        if known {
+            measure(&mut p);
+        }
+        p.script = Box::new(|_, _, _| SLOW);
+        for _ in 0..10 {
+            write(&mut p, SendFlags::SIGNALED);
+            p.run();
+        }
+        p.expect_sends(&[Success; 10]);
+        assert!(p.a.host.counted(Count::Probe) <= 10, "{known}: {}", p.a.host.counted(Count::Probe));
+        assert!(p.a.qp.window().srtt_ns > MS, "{known}");
+        let before = p.a.host.counted(Count::Probe);
+        write(&mut p, SendFlags::SIGNALED);
+        p.run();
+        assert_eq!(p.a.host.counted(Count::Probe), before, "{known}");
+    }
+}
+
+/// An acknowledgement of A's packet, with so many credits.
+fn ack(psn: u32, credits: u32) -> Vec<u8> {
+    let credits = hca_core::wire::Syndrome::encode_credits(credits);
+    Raw::rc(P::Acknowledge, A, psn & 0xff_ffff).aeth(hca_core::wire::Syndrome::Ack(Some(credits))).bytes()
+}
+fn sends(p: &mut Pair, count: usize) -> usize {
+    let before = p.ops(A).len();
+    for _ in 0..count {
+        p.send(A, SendOp::Send, 0, 8);
+    }
+    p.transmit_side(A);
+    p.ops(A).len() - before
+}
+
+#[test]
+fn an_acknowledgement_that_comes_late_takes_no_credit_back() {
+    let mut p = Pair::rc();
+    assert_eq!(sends(&mut p, 1), 1);
+    p.deliver(A, &ack(PSN, 3));
+    p.expect_sends(&[Success]);
+    p.deliver(A, &ack(PSN, 0));
+    // Only the last one is looked at: what is older knew less.
+    p.deliver(A, &ack(PSN - 1, 12));
+    assert_eq!(sends(&mut p, 5), 3);
+    // More than before were posted meanwhile.
+    let mut p = Pair::rc();
+    assert_eq!(sends(&mut p, 1), 1);
+    p.deliver(A, &ack(PSN, 1));
+    p.deliver(A, &ack(PSN, 4));
+    assert_eq!(sends(&mut p, 6), 4);
+}
+
+#[test]
+fn a_send_under_way_has_its_receive_request_beside_the_credits() {
+    let mut p = Pair::rc();
+    p.send(A, SendOp::Send, 0, 600);
+    p.transmit_side(A);
+    p.deliver(A, &ack(PSN, 1));
+    assert_eq!(sends(&mut p, 2), 1);
+}
+
+#[test]
+fn rnr_retries_are_counted_for_each_request() {
+    let mut p = Pair::new(&Setup { rnr_retry: 2, ..Setup::default() });
+    for i in 1..=3 {
+        p.send(A, SendOp::Send, 0, 8);
+        while p.b.host.counted(Count::RnrNakSent) < 2 * i {
+            assert!(p.turn());
+        }
+        p.recv(B, 0, 8);
+        p.run();
+        assert_eq!(p.a.host.statuses(), vec![Success; i as usize]);
+    }
+}

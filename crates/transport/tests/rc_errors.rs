@@ -239,6 +239,59 @@ fn refusals_complete_the_oldest_request_with_their_cause() {
     }
 }
 
+/// What is answered by a response of its own.
+const ANSWERED: [SendOp; 2] = [
+    SendOp::Read(RemoteAddr { addr: 0, rkey: KEY }),
+    SendOp::FetchAdd { remote: RemoteAddr { addr: 0, rkey: KEY }, add: 1 },
+];
+
+#[test]
+fn a_refusal_is_no_answer_to_a_read_or_atomic_before_it_whose_response_was_lost() {
+    for first in ANSWERED {
+        let mut p = Pair::rc();
+        p.drop_packets(B, &[0]);
+        p.send(A, first, 512, 8);
+        p.send(A, SendOp::Write(RemoteAddr { addr: 0, rkey: Rkey::new(1) }), 0, 8);
+        p.run();
+        assert_eq!(p.naks(B), [NakCode::RemoteAccess]);
+        // Nobody says what became of it: the peer is in error, and answers nothing.
+        p.expect_sends(&[WcStatus::RetryExceeded, WrFlushed]);
+    }
+}
+
+#[test]
+fn a_refusal_that_passes_over_a_lost_response_has_it_asked_for_again() {
+    let refused = |code| Raw::rc(P::Acknowledge, A, PSN + 1).aeth(Syndrome::Nak(code)).bytes();
+    for (code, status) in [
+        (NakCode::InvalidRequest, WcStatus::RemoteInvalidRequest),
+        (NakCode::RemoteAccess, WcStatus::RemoteAccess),
+        (NakCode::RemoteOperational, WcStatus::RemoteOperation),
+    ] {
+        let mut p = Pair::new(&Setup { retry_cnt: 0, ..Setup::default() });
+        p.send(A, ANSWERED[0], 512, 8);
+        p.send(A, SendOp::Write(remote(0)), 0, 8);
+        p.transmit_side(A);
+        p.deliver(A, &refused(code));
+        p.expect_sends(&[]);
+        p.transmit_side(A);
+        assert_eq!(p.psns(A), [PSN, PSN + 1, PSN, PSN + 1], "{code:?}");
+        let answer = Raw::rc(P::ReadResponseOnly, A, PSN).aeth(Syndrome::Ack(None)).payload(8);
+        p.deliver(A, &answer.bytes());
+        p.expect_sends(&[Success]);
+        p.deliver(A, &refused(code));
+        p.expect_sends(&[Success, status]);
+    }
+    // A missing packet behind it is no reason to give up on it either.
+    let mut p = Pair::new(&Setup { retry_cnt: 0, ..Setup::default() });
+    p.send(A, ANSWERED[0], 512, 8);
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.transmit_side(A);
+    p.deliver(A, &refused(NakCode::PsnSequence));
+    p.expect_sends(&[]);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+}
+
 #[test]
 fn acknowledgements_of_what_was_never_sent_are_dropped() {
     let mut p = Pair::rc();

@@ -26,10 +26,12 @@
 //! |---|---|
 //! | `turn_lock` | [`TurnLock`] and its protocol |
 //! | `thread_word` | by which a thread says that it is inside |
+//! | `exclusion` | [`Exclusion`]: keeps the frequent user of a list out for as long as it is changed |
 //! | `barrier` | [`Barrier`]: a memory barrier that the rarer side pays for both |
 #![deny(unsafe_code)]
 
 mod barrier;
+mod exclusion;
 mod sync;
 #[doc(hidden)]
 pub use sync::UnsafeCell;
@@ -37,5 +39,6 @@ mod thread_word;
 mod turn_lock;
 
 pub use barrier::Barrier;
+pub use exclusion::{Exclusion, Inside};
 pub use thread_word::{INNER, OUTER};
 pub use turn_lock::{Guard, TurnLock};

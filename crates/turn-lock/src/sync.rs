@@ -2,7 +2,8 @@
 
 #[cfg(not(loom))]
 pub(crate) use std::{
-    sync::atomic::{AtomicPtr, Ordering, fence},
+    sync::atomic::{AtomicPtr, AtomicU32, Ordering, fence},
+    sync::{Mutex, MutexGuard},
     thread::{sleep, yield_now},
 };
 
@@ -10,7 +11,8 @@ pub(crate) use std::{
 pub use loom::cell::UnsafeCell;
 #[cfg(loom)]
 pub(crate) use loom::{
-    sync::atomic::{AtomicPtr, Ordering, fence},
+    sync::atomic::{AtomicPtr, AtomicU32, Ordering, fence},
+    sync::{Mutex, MutexGuard},
     thread::yield_now,
 };
 
@@ -18,6 +20,18 @@ pub(crate) use loom::{
 #[cfg(loom)]
 pub(crate) fn sleep(_: core::time::Duration) {
     yield_now();
+}
+
+/// A value on cache lines of its own (two, since adjacent lines are fetched in pairs).
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct CachePadded<T>(pub(crate) T);
+
+impl<T> core::ops::Deref for CachePadded<T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.0
+    }
 }
 
 /// `core::cell::UnsafeCell` with the closure face that loom's cell has.

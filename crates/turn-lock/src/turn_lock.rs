@@ -4,6 +4,9 @@
 //! by. So lock and word are one atomic: who finds it held marks it, and who unlocks it finds the mark by the same
 //! exchange and does the work. Taking and giving back cost one exchange each.
 //!
+//! **Who waits** says so in the same word. Whoever unlocks a lock that is waited for leaves it to those who wait, and to nobody else: a thread that
+//! takes and gives back a lock again and again would otherwise keep one out that looks now and then. Word that was left goes along.
+//!
 //! **The favourite.** Most of these locks are used by one thread for long. Once a thread has had the lock often enough in
 //! a row, it is left with it: the lock's state names the thread, which then enters by a store to a word of its own and
 //! leaves by another, without an exchange, which would wait for its stores to peers' memory. Behind each of the two it
@@ -20,12 +23,15 @@
 //!   REVOKING ─────────> HELD      the same: it is leaving, or has just looked in    by the favourite that was
 //!   REVOKING ─────────> KEPT      it is inside: it holds it                         by who revokes
 //!   HELD, KEPT ───────> FREE                                                        by its holder
+//!   HELD, KEPT ───────> HANDED    somebody waits                                    by its holder
+//!   HANDED ───────────> HELD                                                        by one who waits
 //! ```
 //!
-//! To each state but `FREE` the flag `WORD` is added by who leaves word.
+//! To each state but `FREE` the flag `WORD` is added by who leaves word. To each that is held, or being taken back, the flag `WAITED` is
+//! added by who waits; one who does goes on until it has the lock, so a lock that is `HANDED` is always taken.
 //!
 //! Invariants of the unsafe code:
-//! 1. The value is reached only by who holds the lock: who moved `state` from `FREE` to `HELD`; who moved it from `NAMED`
+//! 1. The value is reached only by who holds the lock: who moved `state` from `FREE` or `HANDED` to `HELD`; who moved it from `NAMED`
 //!    to `REVOKING` and then found it `HELD`, or the favourite outside and made it so; or the favourite whom `state` names,
 //!    after it has said that it is inside and then found its bare name still there, until it says that it is not, and
 //!    then, if `state` is `KEPT` with its name, until it moves that on. [`Guard`] does all, so that they come in pairs,
@@ -60,7 +66,13 @@ const MODE_TAKEN: usize = 2;
 /// With a name: it was the favourite, and holds the lock.
 const MODE_KEPT: usize = 4;
 const MODE: usize = MODE_TAKEN | MODE_KEPT;
-const FLAGS: usize = WORD | MODE;
+/// Kept for those who wait, and held by nobody.
+const HANDED: State = ptr::without_provenance_mut(MODE_KEPT);
+/// Flag: somebody waits.
+const WAITED: usize = 8;
+/// What others leave while somebody holds it.
+const LEFT: usize = WORD | WAITED;
+const FLAGS: usize = LEFT | MODE;
 const _: () = assert!(FLAGS < align_of::<ThreadWord>());
 
 /// Looks at a held lock before the CPU is given to somebody else; how often it is, before the thread sleeps each time;
@@ -80,9 +92,12 @@ fn name(state: State) -> State {
 fn with_mode(state: State, mode: usize) -> State {
     state.map_addr(|a| a & !MODE | mode)
 }
-/// The state of a lock that is held by nobody whom it names, with the word that was left.
+/// The state of a lock that is held by nobody whom it names, with what was left.
 fn held_as(state: State) -> State {
-    HELD.map_addr(|a| a | state.addr() & WORD)
+    HELD.map_addr(|a| a | state.addr() & LEFT)
+}
+fn is_handed(state: State) -> bool {
+    name(state).is_null() && state.addr() & MODE == MODE_KEPT
 }
 #[inline(always)]
 fn has_word(state: State) -> bool {
@@ -134,7 +149,7 @@ impl<T, const LEVEL: usize> Guard<'_, T, LEVEL> {
         // SAFETY: (1) a guard exists only while the lock is held, and it is borrowed for the call.
         self.lock.value.with_mut(|p| f(unsafe { &mut (*p).value }))
     }
-    /// Gives the lock back. Returns whether word was left: then [`TurnLock::turn_or_leave_word`] or its like is due.
+    /// Gives the lock back, to who waits for it if somebody does. Returns whether word was left, and nobody waits who is told of it: then [`TurnLock::turn_or_leave_word`] or its like is due.
     #[must_use = "somebody may have left word"]
     #[inline(always)]
     pub fn unlock(self) -> bool {
@@ -187,7 +202,7 @@ impl<T, const LEVEL: usize> DerefMut for Guard<'_, T, LEVEL> {
 /// Between two looks at a lock that another has.
 fn wait(looks: &mut u32) {
     *looks = looks.saturating_add(1);
-    if !looks.is_multiple_of(SPINS) {
+    if !looks.is_multiple_of(SPINS) && !cfg!(loom) {
         core::hint::spin_loop();
     } else if *looks < SPINS * YIELDS {
         yield_now();
@@ -242,7 +257,8 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         self.lock_once().ok()
     }
 
-    /// Waits for the lock, which this thread must not have.
+    /// Waits for the lock, which this thread must not have: the next who gives it back leaves it to those who wait. Word may have been
+    /// left before.
     #[inline(always)]
     pub fn lock(&self) -> Guard<'_, T, LEVEL> {
         self.lock_once().unwrap_or_else(|_| self.wait())
@@ -251,14 +267,32 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
     fn wait(&self) -> Guard<'_, T, LEVEL> {
         let mut looks = 0_u32;
         loop {
-            wait(&mut looks);
-            if let Ok(guard) = self.lock_once() {
-                return guard;
+            match self.lock_once() {
+                Ok(guard) => return guard,
+                Err(state) => {
+                    if let Some(guard) = self.ask_or_take(state) {
+                        return guard;
+                    }
+                }
             }
+            wait(&mut looks);
         }
     }
+    /// By who waits: takes a lock that was left to those who do, or says that somebody does.
+    fn ask_or_take(&self, state: State) -> Option<Guard<'_, T, LEVEL>> {
+        let exchange = |to, order| self.state.compare_exchange(state, to, order, Ordering::Relaxed).is_ok();
+        if is_handed(state) {
+            // Acquire: pairs with the Release of `free_changed`.
+            return exchange(held_as(state), Ordering::Acquire).then(|| self.guard(None));
+        }
+        if state.addr() & MODE != 0 && state.addr() & WAITED == 0 {
+            // If it fails the lock has changed hands, and is looked at again.
+            exchange(state.map_addr(|a| a | WAITED), Ordering::Relaxed);
+        }
+        None
+    }
 
-    /// Waits for the lock and runs `f`: the control path, a guest. A turn is bounded, so the wait is. `again` is run
+    /// Waits for the lock and runs `f`: the control path, a guest. A turn is bounded, and the lock is left to who waits, so the wait is. `again` is run
     /// for word left meanwhile.
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R, again: impl FnMut(&mut T)) -> R {
         let mut guard = self.lock();
@@ -418,7 +452,24 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
     /// As [`give_back`](Self::give_back), and favours nobody.
     #[inline(always)]
     fn free(&self) -> bool {
-        has_word(self.state.swap(FREE, Ordering::AcqRel))
+        match self.state.compare_exchange(HELD, FREE, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => false,
+            Err(state) => self.free_changed(state),
+        }
+    }
+    /// Something was left, or it was the favourite that held it.
+    #[cold]
+    #[inline(never)]
+    fn free_changed(&self, mut state: State) -> bool {
+        loop {
+            let waited = state.addr() & WAITED != 0;
+            let next = if waited { HANDED.map_addr(|a| a | state.addr() & WORD) } else { FREE };
+            // Acquire: for the word that was left. Release: for who holds it next.
+            match self.state.compare_exchange(state, next, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return !waited && has_word(state),
+                Err(now) => state = now,
+            }
+        }
     }
     /// Counts that this thread has had the lock. `Some`: it is to be favoured.
     #[inline]
@@ -508,6 +559,71 @@ mod tests {
             *n
         });
         assert_eq!((result, turns), (Some(FAVOUR.0), 2));
+    }
+
+    /// The lock is taken and given back by `holder` until somebody waits, and once more behind that; then it is left to that one,
+    /// with the word.
+    fn is_handed_to_who_waits(lock: &TurnLock<u32, INNER>) {
+        std::thread::scope(|s| {
+            let mut guard = lock.lock();
+            let waits = s.spawn(|| {
+                let mut guard = lock.lock();
+                guard.run(|n| *n += 1);
+                guard.unlock()
+            });
+            while lock.state.load(Ordering::Relaxed).addr() & WAITED == 0 {
+                std::thread::yield_now();
+            }
+            guard.run(|n| *n += 1);
+            assert!(!guard.unlock(), "nobody left word");
+            // Whether it is there still or not depends on how fast that one is.
+            let word =
+                lock.turn_or_leave_word(|n| assert!(*n % 2 == 0, "it was before who waited")).is_none();
+            let told = waits.join().unwrap();
+            assert!(!told || word);
+        });
+    }
+
+    #[test]
+    fn who_waits_is_handed_the_lock() {
+        let lock = TurnLock::new(0);
+        (0..100).for_each(|_| is_handed_to_who_waits(&lock));
+        let Some(lock) = favoured::<INNER>() else { return };
+        is_handed_to_who_waits(&lock);
+    }
+
+    #[test]
+    fn a_lock_that_was_left_to_who_waits_is_nobody_elses_and_keeps_word() {
+        let lock = TurnLock::<_, INNER>::new(0_u32);
+        let guard = lock.lock();
+        // As by one who waits and does not run now.
+        let held = lock.state.load(Ordering::Relaxed);
+        assert!(lock.ask_or_take(held).is_none() && lock.lock_or_leave_word().is_none());
+        assert!(!guard.unlock(), "who waits is told");
+        for _ in 0..2 {
+            assert!(lock.try_lock().is_none() && lock.lock_or_leave_word().is_none());
+        }
+        let guard = lock.ask_or_take(lock.state.load(Ordering::Relaxed)).expect("it was left to this one");
+        assert!(guard.unlock(), "word was left");
+        assert!(lock.try_lock().is_some());
+    }
+
+    /// Threads that have the lock nearly always do not keep one out that waits for it.
+    #[test]
+    fn who_waits_has_its_turn_beside_those_who_never_stop() {
+        let lock = TurnLock::<_, INNER>::new(0_u64);
+        let over = AtomicBool::new(false);
+        std::thread::scope(|s| {
+            for _ in 0..2 {
+                s.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        _ = lock.turn_or_leave_word(|n| *n += 1);
+                    }
+                });
+            }
+            (0..if cfg!(miri) { 5 } else { 200 }).for_each(|_| lock.with(|n| *n += 1, |_| ()));
+            over.store(true, Ordering::Relaxed);
+        });
     }
 
     #[test]
@@ -753,6 +869,35 @@ mod loom_tests {
     #[test]
     fn of_nested_favours_both_are_taken_back() {
         nested(3, Nested::turn);
+    }
+
+    /// Two wait while a third, the favourite or anybody, has the lock and leaves word: each has its turn, and all work is done.
+    fn waited_for(lock: fn() -> Lock<INNER>) {
+        model_of_three_switches().check(move || {
+            let (lock, posted) = (Arc::new(lock()), Arc::new(AtomicU32::new(0)));
+            lock.turn_or_leave_word(|n| *n += 1);
+            let take = |posted: &AtomicU32| posted.swap(0, Ordering::AcqRel);
+            let other = {
+                let (lock, posted) = (lock.clone(), posted.clone());
+                loom::thread::spawn(move || lock.with(|n| *n += 1, |n| *n += take(&posted)))
+            };
+            posted.fetch_add(1, Ordering::AcqRel);
+            lock.turn_or_leave_word(|n| *n += take(&posted));
+            lock.with(|n| *n += 1, |n| *n += take(&posted));
+            other.join().unwrap();
+            assert_eq!(posted.load(Ordering::Acquire), 0);
+            assert_eq!(lock.with(|n| *n, |_| ()), 4);
+        });
+    }
+
+    #[test]
+    fn who_waits_has_its_turn_and_no_posted_work_is_left_lying() {
+        waited_for(|| Lock::new(0));
+    }
+
+    #[test]
+    fn who_waits_for_a_favourite_has_its_turn_and_no_posted_work_is_left_lying() {
+        waited_for(favouring);
     }
 
     /// Who tries and goes disturbs nobody.

@@ -14,6 +14,7 @@ use std::ops::{Bound, Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use crate::RangeError;
 use crate::part::First;
 use crate::region::Region;
 
@@ -234,16 +235,24 @@ impl fmt::Debug for FrozenBuf {
 /// The range does not lie inside.
 #[track_caller]
 pub(crate) fn bounds(range: impl RangeBounds<usize>, len: usize) -> (usize, usize) {
+    try_bounds(range, len).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Start and end of a range within `len`.
+pub(crate) fn try_bounds(range: impl RangeBounds<usize>, len: usize) -> Result<(usize, usize), RangeError> {
+    // What ends at the last address does not lie inside of anything.
     let start = match range.start_bound() {
-        Bound::Included(&s) => s,
-        Bound::Excluded(&s) => s.checked_add(1).expect("a range within memory"),
-        Bound::Unbounded => 0,
+        Bound::Included(&s) => Some(s),
+        Bound::Excluded(&s) => s.checked_add(1),
+        Bound::Unbounded => Some(0),
     };
     let end = match range.end_bound() {
-        Bound::Included(&e) => e.checked_add(1).expect("a range within memory"),
-        Bound::Excluded(&e) => e,
-        Bound::Unbounded => len,
+        Bound::Included(&e) => e.checked_add(1),
+        Bound::Excluded(&e) => Some(e),
+        Bound::Unbounded => Some(len),
     };
-    assert!(start <= end && end <= len, "range {start}..{end} of {len} bytes");
-    (start, end)
+    match (start, end) {
+        (Some(start), Some(end)) if start <= end && end <= len => Ok((start, end)),
+        _ => Err(RangeError { start: start.unwrap_or(usize::MAX), end: end.unwrap_or(usize::MAX), len }),
+    }
 }

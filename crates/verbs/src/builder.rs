@@ -7,7 +7,7 @@ use hca_core::{Access, DeviceError, Pkey, Psn, Qkey, QpAttr, QpCap, QpInit, QpPo
 
 use crate::BuildError;
 use crate::connect::Endpoint;
-use crate::cq::{CqRef, CqShared, Entry, Need};
+use crate::cq::{CqRef, Entry, Need, register};
 use crate::pd::Pd;
 use crate::post::{RecvSide, SendSide};
 use crate::qp::{QpInner, QueuePair};
@@ -269,12 +269,4 @@ impl<'a, S: Service> QpBuilder<'a, S> {
             ..QpAttr::default()
         }
     }
-}
-
-/// Tells the pollers of the completion queues where a queue pair's requests are found.
-fn register(send_cq: &Arc<CqShared>, recv_cq: &Arc<CqShared>, mut entry: Entry) {
-    if !Arc::ptr_eq(send_cq, recv_cq) {
-        recv_cq.add(Entry { qp: entry.qp, context: entry.context, send: None, recv: entry.recv.take() });
-    }
-    send_cq.add(entry);
 }

@@ -115,12 +115,26 @@ impl FromStr for Endpoint {
     }
 }
 
+/// What a connection waits for an acknowledgement unless told otherwise: 4.096 us * 2^19.
+const DEFAULT_TIMEOUT: AckTimeout = AckTimeout::new(19);
+/// How often it then tries again: as often as the field counts.
+const DEFAULT_RETRY_CNT: u8 = 7;
+
 /// How a connection behaves. The defaults suit most programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectOptions {
     /// Path MTU; it is cut to what both ports carry, which is taken if `None`.
     pub mtu: Option<Mtu>,
-    /// How long to wait for an acknowledgement (RC); 67 ms unless given.
+    /// How long to wait for an acknowledgement (RC); 2.1 s unless given.
+    ///
+    /// With seven retries a request fails after 17 s at the earliest. Processes stand still for long without being dead:
+    /// a CPU quota that is used up stops a container again and again, a busy machine runs others first, a debugger stops
+    /// its program while somebody looks. A connection that failed has to be built anew by both ends, so the default
+    /// outlasts these. For longer looks `AckTimeout::new(0)` waits for ever.
+    ///
+    /// Loss is not what it waits for: the adapter in software asks after one measured round trip or so, far earlier. An
+    /// adapter in silicon has no other timer for a lost last packet; where its network loses packets, 14 (67 ms) or so
+    /// recovers sooner, and gives up sooner. A peer that dies on this machine is noticed at once over shared memory.
     pub timeout: AckTimeout,
     /// How often to retry after that, 0 to 7 (RC); 7 unless given.
     pub retry_cnt: u8,
@@ -144,8 +158,8 @@ impl Default for ConnectOptions {
     fn default() -> Self {
         Self {
             mtu: None,
-            timeout: AckTimeout::new(14),
-            retry_cnt: 7,
+            timeout: DEFAULT_TIMEOUT,
+            retry_cnt: DEFAULT_RETRY_CNT,
             rnr_retry: RNR_RETRY_INFINITE,
             min_rnr_timer: RnrTimer::default(),
             rd_atomic: None,
@@ -204,6 +218,14 @@ mod tests {
     use super::*;
 
     const LINE: &str = "uc,qpn=0x000012,psn=0xffffff,mtu=4096,rd=0,gid=fe80::1";
+
+    /// A CPU quota of one part in a hundred stands still for a second at most; a look at a breakpoint takes longer.
+    #[test]
+    fn the_default_outlasts_a_process_that_stands_still_for_ten_seconds() {
+        let ConnectOptions { timeout, retry_cnt, .. } = ConnectOptions::default();
+        let patience = timeout.duration().unwrap() * (u32::from(retry_cnt) + 1);
+        assert!((10..=30).contains(&patience.as_secs()), "{patience:?}");
+    }
 
     #[test]
     fn an_endpoint_is_one_line_of_text() {

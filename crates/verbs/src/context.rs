@@ -9,6 +9,7 @@ use std::task::{Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use hca_core::{AsyncEvent, Counter, Device, DeviceAttr, DeviceError, PortAttr, Psn};
+use hca_process::Fork;
 
 use crate::pd::Pd;
 use crate::wait::{deadline, wait_readable};
@@ -27,7 +28,7 @@ pub struct Context {
 pub(crate) struct Ctx {
     pub(crate) device: Arc<dyn Device>,
     /// The process that opened it: a forked child touches nothing.
-    pid: u32,
+    fork: Fork,
     /// Where initial PSNs come from.
     psn: AtomicU64,
 }
@@ -41,7 +42,7 @@ impl Context {
     /// As [`new`](Self::new), with a seed for the initial packet sequence numbers: under a simulator
     /// a run repeats exactly.
     pub fn with_seed(device: Arc<dyn Device>, seed: u64) -> Self {
-        let ctx = Ctx { device, pid: std::process::id(), psn: AtomicU64::new(seed) };
+        let ctx = Ctx { device, fork: Fork::new(), psn: AtomicU64::new(seed) };
         Self { ctx: Arc::new(ctx) }
     }
 
@@ -103,10 +104,12 @@ impl Context {
     pub fn wait_event(&self, timeout: Option<Duration>) -> Result<AsyncEvent, WaitError> {
         let device = &*self.ctx.device;
         let deadline = deadline(timeout);
-        let waker = thread_waker();
         loop {
             device.turn();
-            device.set_event_waker(&waker);
+            let fd = device.wait_fd();
+            if fd.is_none() {
+                THREAD_WAKER.with(|waker| device.set_event_waker(waker));
+            }
             if let Some(event) = device.poll_event() {
                 return Ok(event);
             }
@@ -114,7 +117,9 @@ impl Context {
             if left == Some(Duration::ZERO) {
                 return Err(WaitError::TimedOut(timeout.unwrap_or_default()));
             }
-            match (device.wait_fd(), left) {
+            // Asked for behind the descriptor, this has the device make that readable when a turn is due.
+            let left = left.into_iter().chain(device.next_deadline()).min();
+            match (fd, left) {
                 (Some(fd), left) => drop(wait_readable(fd, left)?),
                 (None, Some(left)) => std::thread::park_timeout(left),
                 (None, None) => std::thread::park(),
@@ -148,7 +153,7 @@ impl std::fmt::Debug for Context {
 impl Ctx {
     /// Whether this is a child process of the one that opened the device.
     pub(crate) fn forked(&self) -> bool {
-        std::process::id() != self.pid
+        self.fork.is_child()
     }
 
     /// A fresh initial PSN (splitmix64 of a counter).
@@ -170,13 +175,14 @@ impl Ctx {
     }
 }
 
-/// Unparks the current thread.
-fn thread_waker() -> Waker {
-    struct Unpark(std::thread::Thread);
-    impl Wake for Unpark {
-        fn wake(self: Arc<Self>) {
-            self.0.unpark();
-        }
+/// Unparks a thread.
+struct Unpark(std::thread::Thread);
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
-    Waker::from(Arc::new(Unpark(std::thread::current())))
+}
+thread_local! {
+    /// That of the current thread: one and the same for all its waits, so that a device keeps it once.
+    static THREAD_WAKER: Waker = Waker::from(Arc::new(Unpark(std::thread::current())));
 }

@@ -430,16 +430,8 @@ impl CqShared {
         }
     }
 
-    /// Tells the poller of a queue pair that came.
-    pub(crate) fn add(&self, entry: Entry) {
-        self.change(entry.qp, Some(entry));
-    }
-
-    /// Tells the poller of a queue pair that went: the device will yield no completion of it any more.
-    pub(crate) fn remove(&self, qp: QpHandle) {
-        self.change(qp, None);
-    }
-
+    /// Tells the poller of a queue pair that came, or went. Once each: one that goes twice is kept for a poller that never
+    /// heard of it.
     fn change(&self, qp: QpHandle, change: Option<Entry>) {
         let mut changes = self.changes();
         let Some(pending) = changes.as_mut() else { return };
@@ -454,6 +446,23 @@ impl CqShared {
         drop(changes);
         drop(before);
     }
+}
+
+/// Tells the pollers of the completion queues where a queue pair's requests are found.
+pub(crate) fn register(send_cq: &Arc<CqShared>, recv_cq: &Arc<CqShared>, mut entry: Entry) {
+    let qp = entry.qp;
+    if !Arc::ptr_eq(send_cq, recv_cq) {
+        recv_cq.change(qp, Some(Entry { qp, context: entry.context, send: None, recv: entry.recv.take() }));
+    }
+    send_cq.change(qp, Some(entry));
+}
+
+/// Tells the pollers of a queue pair that went: the device yields no completion of it any more.
+pub(crate) fn unregister(send_cq: &Arc<CqShared>, recv_cq: &Arc<CqShared>, qp: QpHandle) {
+    if !Arc::ptr_eq(send_cq, recv_cq) {
+        recv_cq.change(qp, None);
+    }
+    send_cq.change(qp, None);
 }
 
 impl Drop for CqShared {

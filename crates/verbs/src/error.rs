@@ -34,6 +34,18 @@ pub enum MemoryError {
     },
 }
 
+/// A range does not lie inside of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("range {start}..{end} of {len} bytes")]
+pub struct RangeError {
+    /// Where it begins.
+    pub start: usize,
+    /// Where it ends.
+    pub end: usize,
+    /// Bytes of the memory.
+    pub len: usize,
+}
+
 /// Why a queue pair was not built.
 #[derive(Debug, Error)]
 #[non_exhaustive]

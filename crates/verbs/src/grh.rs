@@ -14,7 +14,7 @@ pub struct Grh {
     pub dgid: Gid,
     /// DSCP and ECN bits.
     pub traffic_class: u8,
-    /// Hop limit (TTL) as it arrived.
+    /// Hop limit (TTL) as it arrived; 0 where it is not known, as over UDP sockets, which are not asked for it.
     pub hop_limit: u8,
 }
 

@@ -90,7 +90,7 @@
 //!     let whole = pd.alloc(1 << 30)?;
 //!     let mut batch = qp.batch();
 //!     for (i, part) in whole.split_into(PART).enumerate() {
-//!         let at = to.range(i * PART..);
+//!         let at = to.try_range(i * PART..)?; // a peer told its length
 //!         batch.post_send(SendRequest::write(part, at).id(i as u64).signaled(i % 8 == 7))?;
 //!     }
 //!     batch.ring();
@@ -101,7 +101,7 @@
 //! ```
 //! # use hca_verbs::*;
 //! fn refresh(window: &SharedMr, qp: &mut QueuePair<Rc>, from: RemoteMr) -> Result<(), Box<dyn std::error::Error>> {
-//!     qp.read(window.range(4096..8192), from.range(..4096))?;
+//!     qp.read(window.range(4096..8192), from.try_range(..4096)?)?;
 //!     let bell = window.wait_until(0, |word| word != 0); // a peer rings it by an 8-byte WRITE
 //!     let mut copy = vec![0; bell as usize];
 //!     window.read_at(64, &mut copy);
@@ -140,7 +140,11 @@
 //!
 //! # Dropping, forgetting, forking
 //!
-//! - Nothing blocks or panics in a drop; a drop takes a short lock where an arena gets a part back.
+//! - Nothing panics in a drop. A drop takes a short lock where an arena gets a part back. The drop that is the last of a queue pair, region,
+//!   completion queue or another object of the device destroys it there, which may wait: for the adapter in software one turn, and
+//!   up to 100 ms for each peer on this machine that stands still within memory that is taken back; for an adapter in silicon the command, which
+//!   takes microseconds, and up to 60 s where the adapter has stopped to answer, once. An async program that can't have that drops such objects
+//!   where waiting is allowed (`tokio::task::spawn_blocking`).
 //! - A queue pair is destroyed when its halves and controls are gone; the device has let go of its memory then. Its
 //!   buffers in flight go back when its completion queues are next polled, or dropped.
 //! - Everything keeps what it stands on: the order of drops does not matter.

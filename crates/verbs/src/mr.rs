@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use hca_core::{Access, DeviceError, MrHandle, RemoteAddr, Rkey};
 
-use crate::Pd;
-use crate::WaitError;
-use crate::buf::bounds;
+use crate::buf::{bounds, try_bounds};
 use crate::region::Region;
+use crate::{Pd, RangeError, WaitError};
 
 /// A region that peers reach, by the rights that it was made with. From
 /// [`Pd::alloc_shared`](crate::Pd::alloc_shared).
@@ -303,15 +302,22 @@ impl RemoteMr {
     /// Bytes that [`to_bytes`](Self::to_bytes) gives.
     pub const BYTES: usize = 20;
 
-    /// A part of it.
+    /// A part of it. Where the length came from a peer, [`try_range`](Self::try_range) does not panic.
     ///
     /// # Panics
     /// The range does not lie inside.
     #[track_caller]
     #[must_use]
     pub fn range(&self, range: impl RangeBounds<usize>) -> Self {
-        let (start, end) = bounds(range, usize::try_from(self.len).unwrap_or(usize::MAX));
-        Self { addr: self.addr.wrapping_add(start as u64), rkey: self.rkey, len: (end - start) as u64 }
+        self.try_range(range).unwrap_or_else(|error| panic!("{error}"))
+    }
+    /// As [`range`](Self::range), for what a peer has a say in: its memory's length, or the range.
+    ///
+    /// # Errors
+    /// The range does not lie inside.
+    pub fn try_range(&self, range: impl RangeBounds<usize>) -> Result<Self, RangeError> {
+        let (start, end) = try_bounds(range, usize::try_from(self.len).unwrap_or(usize::MAX))?;
+        Ok(Self { addr: self.addr.wrapping_add(start as u64), rkey: self.rkey, len: (end - start) as u64 })
     }
 
     /// As bytes to be sent: address, key and length, big-endian.
@@ -331,5 +337,27 @@ impl RemoteMr {
 
     pub(crate) fn target(&self) -> RemoteAddr {
         RemoteAddr { addr: self.addr, rkey: self.rkey }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_what_a_peer_has_is_refused_where_it_is_shorter() {
+        let remote = RemoteMr { addr: u64::MAX - 7, rkey: Rkey::new(1), len: 100 };
+        assert_eq!(remote.try_range(8..12), Ok(RemoteMr { addr: 0, len: 4, ..remote }));
+        assert_eq!(remote.try_range(100..), Ok(RemoteMr { addr: 92, len: 0, ..remote }));
+        let refused = |start, end| Err(RangeError { start, end, len: 100 });
+        assert_eq!(remote.try_range(101..), refused(101, 100));
+        assert_eq!(remote.try_range(..101), refused(0, 101));
+        #[allow(clippy::reversed_empty_ranges)]
+        let reversed = remote.try_range(3..2);
+        assert_eq!(reversed, refused(3, 2));
+        assert_eq!(remote.try_range(..=usize::MAX), refused(0, usize::MAX));
+        let all = RemoteMr { len: u64::MAX, ..remote };
+        assert!(all.try_range(..=usize::MAX).is_err(), "what ends at the last address has none behind it");
+        assert_eq!(refused(101, 100).unwrap_err().to_string(), "range 101..100 of 100 bytes");
     }
 }

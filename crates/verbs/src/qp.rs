@@ -9,7 +9,7 @@ use hca_core::{Access, DeviceError, PostErrorKind, Qkey, QpAttr, QpCap, QpHandle
 
 use crate::ah::UdPeer;
 use crate::connect::{ConnectOptions, Endpoint, steps};
-use crate::cq::{CqShared, Need};
+use crate::cq::{CqShared, Need, unregister};
 use crate::mr::RemoteMr;
 use crate::part::{GatherList, Held, Inline, ScatterList};
 use crate::pd::PdCore;
@@ -184,7 +184,7 @@ impl<S: Service> SendQueue<S> {
     /// let last = parts.len() - 1;
     /// let mut batch = sq.batch();
     /// for (i, part) in parts.into_iter().enumerate() {
-    ///     let at = remote.range(i * 4096..);
+    ///     let at = remote.try_range(i * 4096..)?;
     ///     batch.post_send(SendRequest::write(part, at).id(i as u64).signaled(i == last))?;
     /// }
     /// batch.ring();
@@ -569,10 +569,11 @@ impl Drop for QpInner {
                             let _ = srq.slots.take(wr_id, drop);
                         }
                     }
-                    for (cq, need) in [&self.send_cq, &self.recv_cq] {
-                        cq.remove(self.handle);
-                        cq.release(*need);
-                    }
+                    let ((send_cq, send_need), (recv_cq, recv_need)) = (&self.send_cq, &self.recv_cq);
+                    unregister(send_cq, recv_cq, self.handle);
+                    // None of its completions holds an entry any more.
+                    send_cq.release(*send_need);
+                    recv_cq.release(*recv_need);
                     return;
                 }
                 Err(error) => {

@@ -637,6 +637,19 @@ fn asynchronous_events_are_waited_for() {
     });
     fake.raise(AsyncEvent::PortError);
     assert_eq!(waiter.join().unwrap(), AsyncEvent::PortError);
+    let waiters = [(); 2].map(|()| {
+        let context = context.clone();
+        std::thread::spawn(move || context.wait_event(None).unwrap())
+    });
+    // One at a time, so that the second comes to one that was passed over by the first, or has yet to ask.
+    fake.raise(AsyncEvent::PortError);
+    while !waiters.iter().any(|w| w.is_finished()) {
+        std::thread::yield_now();
+    }
+    fake.raise(AsyncEvent::PortError);
+    for waiter in waiters {
+        assert_eq!(waiter.join().unwrap(), AsyncEvent::PortError);
+    }
     let mut next = Box::pin(context.next_event());
     let mut cx = TaskContext::from_waker(Waker::noop());
     assert!(next.as_mut().poll(&mut cx).is_pending());

@@ -73,6 +73,10 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
+        // The function is the parent's, and what it reaches.
+        if self.function.0.fork.is_child() {
+            return;
+        }
         if let Err(e) = self.unmap() {
             // The function's table holds the memory until the function is closed.
             tracing::warn!(%e, "memory stays mapped");
@@ -202,7 +206,8 @@ impl fmt::Debug for DmaBuf {
 
 impl Drop for DmaBuf {
     fn drop(&mut self) {
-        if self.leaked {
+        // A thread that a child has not may have held the lock.
+        if self.leaked || self.chunk.function.0.fork.is_child() {
             return;
         }
         let mut chunks = self.arena.chunks();

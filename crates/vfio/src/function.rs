@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hca_process::Fork;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::address::PciAddress;
@@ -34,6 +35,8 @@ pub(crate) struct Inner {
     msix: Mutex<u32>,
     /// Whoever holds a window on registers holds a clone.
     pub(crate) windows: Arc<()>,
+    /// Whose it is.
+    pub(crate) fork: Fork,
 }
 
 impl fmt::Debug for PciFunction {
@@ -70,7 +73,7 @@ impl PciFunction {
         }
         let dma = DmaTable::new(&backend.dma_limits());
         let (msix, windows) = (Mutex::new(0), Arc::new(()));
-        let this = Self(Arc::new(Inner { backend, dma, msix, windows }));
+        let this = Self(Arc::new(Inner { backend, dma, msix, windows, fork: Fork::new() }));
         let config = this.config()?;
         config.set_bus_master(false)?;
         config.set_memory_space(true)?;

@@ -1,14 +1,15 @@
 //! Files that are mapped into this process: registers, memory for DMA, words that a server shows.
 //!
 //! Invariants:
-//! 1. `base .. base + len` is a mapping of this process's, readable and writable, as long as `Mapping` lives; nobody
-//!    else unmaps or maps there. `base` is a multiple of the alignment that was asked for.
+//! 1. `base .. base + len` is a mapping of the process that made it, readable and writable, as long as `Mapping` lives; nobody
+//!    else unmaps or maps there. A forked child has nothing there, or memory of its own. `base` is a multiple of the alignment that was asked for.
 //! 2. No reference to plain bytes of it is ever made, here or by those who ask for `base`: others write it meanwhile.
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
 use std::os::fd::BorrowedFd;
 
+use hca_process::Fork;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -17,6 +18,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    fork: Fork,
 }
 
 // SAFETY: an address and the right to unmap it; what stands there is reached by atomics and volatile accesses (2).
@@ -26,6 +28,9 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.fork.is_child() {
+            return;
+        }
         // SAFETY: (1) it is ours, and whoever was given its address holds this mapping.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
@@ -67,7 +72,8 @@ impl Mapping {
             // SAFETY: the rest of the room behind it, from `at + len` on, which is whole pages.
             let _ = unsafe { rustix::mm::munmap(at.add(len).cast(), behind) };
         }
-        let this = Self { base: NonNull::new(at).expect("the kernel maps nothing at 0 by itself"), len };
+        let base = NonNull::new(at).expect("the kernel maps nothing at 0 by itself");
+        let this = Self { base, len, fork: Fork::new() };
         // SAFETY: (1) the advice changes no content.
         unsafe { rustix::mm::madvise(at.cast(), len, Advice::LinuxDontFork)? };
         Ok(this)

@@ -2,13 +2,14 @@
 //!
 //! Invariants:
 //! 1. The mapping is all of the file, which is sealed against shrinking, so that no access ends in SIGBUS.
-//! 2. The device writes it whenever it likes: it is reached by atomic words only, and no reference to plain bytes of
-//!    it is made. What is given out by reference are atomics.
+//! 2. The device writes it whenever it likes: it is reached by words and by the copies of `hca_dma`, and no reference to
+//!    plain bytes of it is made. What is given out by reference are atomics.
 #![allow(unsafe_code)]
 
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use hca_process::memory_file;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
@@ -33,7 +34,7 @@ fn available(meminfo: &str) -> Option<u64> {
 
 /// A file of zeros in memory, with all its pages there, that only this process may resize (it does not).
 pub(crate) fn memfd(name: &str, len: u64) -> Result<OwnedFd, Errno> {
-    let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let file = memory_file(name, MemfdFlags::ALLOW_SEALING, len)?;
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len)?;
     rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     Ok(file)
@@ -72,10 +73,8 @@ impl Memory {
     }
 
     fn of_huge_pages(len: usize) -> Result<Self, Errno> {
-        let flags =
-            MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-        let file = rustix::fs::memfd_create("hca-dma", flags)?;
-        rustix::fs::ftruncate(&file, len as u64)?;
+        let flags = MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let file = memory_file("hca-dma", flags, len as u64)?;
         // Pages are set aside by it, and lack of them is told here, not by a signal.
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len as u64)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
@@ -115,41 +114,29 @@ impl Memory {
         // SAFETY: as above.
         unsafe { AtomicU64::from_ptr(self.place(at)) }
     }
-    #[inline]
-    fn byte(&self, at: usize) -> &AtomicU8 {
-        // SAFETY: as above.
-        unsafe { AtomicU8::from_ptr(self.place(at)) }
-    }
 
+    /// # Panics
+    /// The bytes do not lie inside.
+    fn bytes(&self, at: usize, len: usize) -> *mut u8 {
+        let all = self.mapping.len();
+        assert!(at <= all && len <= all - at, "{len} bytes at {at:#x} of {all:#x}");
+        // SAFETY: within the mapping, by the line above.
+        unsafe { self.mapping.base().as_ptr().add(at) }
+    }
     /// Copies bytes in, aligned words of 8 whole.
     pub(crate) fn store(&self, at: usize, data: &[u8]) {
-        let (head, words, tail) = split(at, data.len());
-        for i in head.chain(tail) {
-            self.byte(at + i).store(data[i], Ordering::Relaxed);
-        }
-        for (i, word) in data[words.clone()].as_chunks::<8>().0.iter().enumerate() {
-            self.word64(at + words.start + 8 * i).store(u64::from_ne_bytes(*word), Ordering::Relaxed);
-        }
+        // SAFETY: (1) mapped, and within, as `bytes` has checked.
+        unsafe { hca_dma::store(self.bytes(at, data.len()), data) };
     }
     /// Copies bytes out, aligned words of 8 whole.
     pub(crate) fn load(&self, at: usize, out: &mut [u8]) {
-        let (head, words, tail) = split(at, out.len());
-        for i in head.chain(tail) {
-            out[i] = self.byte(at + i).load(Ordering::Relaxed);
-        }
-        for (i, word) in out[words.clone()].as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            *word = self.word64(at + words.start + 8 * i).load(Ordering::Relaxed).to_ne_bytes();
-        }
+        // SAFETY: as above.
+        unsafe { hca_dma::load(self.bytes(at, out.len()), out) };
     }
     /// Makes bytes 0.
     pub(crate) fn zero(&self, at: usize, len: usize) {
-        let (head, words, tail) = split(at, len);
-        for i in head.chain(tail) {
-            self.byte(at + i).store(0, Ordering::Relaxed);
-        }
-        for i in words.step_by(8) {
-            self.word64(at + i).store(0, Ordering::Relaxed);
-        }
+        // SAFETY: as above.
+        unsafe { hca_dma::zero(self.bytes(at, len), len) };
     }
 }
 
@@ -159,18 +146,10 @@ pub(crate) fn word_of(mapping: &Mapping) -> &AtomicU32 {
     unsafe { AtomicU32::from_ptr(mapping.base().as_ptr().cast()) }
 }
 
-/// Which of `len` bytes at `at` stand before the first aligned word of 8, within whole ones, and behind.
-fn split(
-    at: usize,
-    len: usize,
-) -> (core::ops::Range<usize>, core::ops::Range<usize>, core::ops::Range<usize>) {
-    let head = (at.wrapping_neg() % 8).min(len);
-    let end = head + (len - head) / 8 * 8;
-    (0..head, head..end, end..len)
-}
-
 #[cfg(test)]
 mod tests {
+    use core::sync::atomic::Ordering;
+
     use super::*;
 
     #[test]

@@ -6,8 +6,6 @@
 //! ```
 
 mod matching;
-#[path = "../../../../crates/fabric/tests/fabrics/namespaces.rs"]
-mod namespaces;
 mod network;
 mod portals;
 mod shm;
@@ -144,7 +142,7 @@ const fn more(must: f64, aim: Option<f64>) -> Option<Target> {
     Some(Target { better: Better::More, must, aim })
 }
 const fn rc(op: Op, size: u64) -> Case {
-    Case { service: Service::Rc, op, size: Size(size) }
+    Case { service: Service::Rc, op, size: Size::of(size) }
 }
 
 /// What rows are measured with.

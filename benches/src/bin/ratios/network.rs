@@ -5,8 +5,8 @@ use hca::perf::{Op, Pair, Setup};
 use hca_benches::floor::{self, Floor};
 use hca_benches::idle;
 use hca_benches::ratio::{Ratio, summary};
+use test_support::namespaces::Wire;
 
-use super::namespaces::Wire;
 use super::{Bench, Row, Unit, less, more, rc, single};
 
 #[rustfmt::skip]

@@ -264,6 +264,47 @@ pub(crate) fn completions_of_a_destroyed_queue_pair_are_not_returned(bed: &dyn B
     cq.stays_empty();
 }
 
+pub(crate) fn completions_of_queue_pairs_that_are_gone_hold_no_entries(bed: &dyn Bed) {
+    const DEPTH: u32 = 24;
+    const ROUNDS: u64 = 6;
+    let [a, b] = Node::open(bed);
+    let cap = QpCap { max_send_wr: 16, max_recv_wr: 1, ..QpCap::default() };
+    let conn = Conn { cap, ..Conn::default() };
+    let cq = a.cq(DEPTH);
+    let stays = a.qp_on(&conn, &cq, &cq, None);
+    let far = b.qp(&conn);
+    connect(&conn, &stays, &far);
+    let (ma, mb) = (a.mem(4096, crate::qp::ALL), b.mem(4096, crate::qp::ALL));
+    let write = |qp: &Qp, id, at| qp.send(id, SendOp::Write(mb.remote(at)), &[ma.sge(0, 8)]);
+    for round in 0..ROUNDS {
+        let (gone, far) = (a.qp_on(&conn, &cq, &cq, None), b.qp(&conn));
+        connect(&conn, &gone, &far);
+        for id in 0..8 {
+            write(&gone, id, 0);
+        }
+        // What others left stands between, and keeps its order.
+        a.world.settle();
+        write(&stays, 100 + round, 8);
+        a.world.settle();
+        for id in 8..16 {
+            write(&gone, id, 0);
+        }
+        // Nobody polls meanwhile.
+        a.world.settle();
+        if round % 2 == 1 {
+            gone.go(QpState::Reset);
+        }
+        gone.destroy().unwrap();
+    }
+    assert_eq!(a.count_events(AsyncEvent::CqOverrun(cq.handle)), 0);
+    for id in 100..100 + ROUNDS {
+        assert_eq!(cq.ok(id).qp, stays.handle);
+    }
+    cq.stays_empty();
+    write(&stays, 200, 8);
+    cq.ok(200);
+}
+
 pub(crate) fn a_queue_may_serve_several_queue_pairs_and_both_directions(bed: &dyn Bed) {
     let [a, b] = Node::open(bed);
     let conn = Conn::default();

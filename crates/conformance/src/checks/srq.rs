@@ -144,6 +144,37 @@ pub(crate) fn a_destroyed_queue_pair_names_the_shared_requests_that_it_took(bed:
     s.cq.stays_empty();
 }
 
+pub(crate) fn a_reset_queue_pair_flushes_the_shared_requests_that_it_took(bed: &dyn Bed) {
+    let conn = Conn::default();
+    let s = Shared::new(bed, 2, conn);
+    for id in 7..11 {
+        s.srq.recv(id, &[s.mb.sge(0, 64)]);
+    }
+    let send = |qp: &Qp| {
+        qp.send(1, SendOp::Send, &[s.ma.sge(0, 64)]);
+        qp.send_cq.ok(1);
+    };
+    [0, 1, 0].iter().for_each(|i| send(&s.a[*i]));
+    for qp in [&s.a[0], &s.b[0]] {
+        qp.go(QpState::Reset);
+    }
+    connect(&conn, &s.a[0], &s.b[0]);
+    send(&s.a[0]);
+    // In order, beside those of the other and of what came since.
+    let ends =
+        [(0, WcStatus::WrFlushed), (1, WcStatus::Success), (0, WcStatus::WrFlushed), (0, WcStatus::Success)];
+    for (id, (of, status)) in (7..).zip(ends) {
+        assert_eq!(s.cq.ends(id, status).qp, s.b[of].handle, "request {id}");
+    }
+    s.cq.stays_empty();
+    // What is left as flushed is named by the end of the queue pair, if that comes first; once.
+    s.srq.recv(11, &[s.mb.sge(0, 64)]);
+    send(&s.a[0]);
+    s.b[0].go(QpState::Reset);
+    assert_eq!(s.b[0].destroy().unwrap(), [11]);
+    s.cq.stays_empty();
+}
+
 pub(crate) fn an_error_leaves_shared_requests_to_the_others(bed: &dyn Bed) {
     let s = Shared::new(bed, 2, Conn::default());
     for id in 0..3 {

@@ -15,8 +15,8 @@
 use std::collections::VecDeque;
 
 use hca_core::{Mtu, QpType, SendFlags, WcStatus};
+use test_support::random::Rng;
 
-use super::rng::Rng;
 use super::script::{Act, Config, Cqs, Data, Far, KeyOf, Op, Part, Region, Request, Script, Side, slot};
 use crate::mem::pattern;
 
@@ -72,7 +72,7 @@ pub(super) fn script(seed: u64, reliable: bool) -> Script {
         // A thread may be kept from its processor for longer than a short timeout.
         config.timeout = PATIENT;
     }
-    let psn = [rng.next(), rng.next()].map(psn);
+    let psn = [rng.next_u64(), rng.next_u64()].map(psn);
     let waiting = config.pairs.iter().map(|_| Default::default()).collect();
     let regions = config.regions();
     let mut draw = Draw {
@@ -134,7 +134,7 @@ impl Draw {
         self.next_wr
     }
     pub(super) fn psns(&mut self) -> [u32; 2] {
-        [self.rng.next(), self.rng.next()].map(psn)
+        [self.rng.next_u64(), self.rng.next_u64()].map(psn)
     }
     /// Where a queue pair's receive requests come from.
     fn queue(&self, side: Side, pair: usize) -> usize {
@@ -284,7 +284,7 @@ impl Draw {
     /// Bytes to send or write.
     pub(super) fn data(&mut self, side: Side, len: usize) -> Data {
         if len <= self.config.max_inline as usize && self.rng.one_in(3) {
-            return Data::Inline(pattern(self.rng.next(), len));
+            return Data::Inline(pattern(self.rng.next_u64(), len));
         }
         Data::Parts(self.parts(side, len, false).unwrap_or_default())
     }
@@ -302,12 +302,12 @@ impl Draw {
         };
         let op = match self.rng.below(kinds) {
             0 | 1 => Op::Send,
-            2 => Op::SendImm(self.rng.next() as u32),
+            2 => Op::SendImm(self.rng.next_u32()),
             kind @ (3..=5) => {
                 // The bytes first: their number may shrink.
                 let data = self.data(side, len);
                 let Some(far) = self.far(1 - side, Reach::Write, data.len()) else { return Vec::new() };
-                let imm = self.rng.next() as u32;
+                let imm = self.rng.next_u32();
                 let op = if kind == 5 { Op::WriteImm(far, imm) } else { Op::Write(far) };
                 return vec![self.request(op, data)];
             }
@@ -320,8 +320,8 @@ impl Draw {
             kind => {
                 let Some(far) = self.far(1 - side, Reach::Atomic, 8) else { return Vec::new() };
                 let op = match kind {
-                    8 => Op::FetchAdd(far, self.rng.next()),
-                    _ => Op::CompareSwap(far, self.rng.next(), self.rng.next()),
+                    8 => Op::FetchAdd(far, self.rng.next_u64()),
+                    _ => Op::CompareSwap(far, self.rng.next_u64(), self.rng.next_u64()),
                 };
                 return self.answered(side, op, 8).into_iter().collect();
             }
@@ -341,12 +341,12 @@ impl Draw {
         let mut out = Vec::new();
         if self.rng.one_in(2) {
             let Some(far) = self.far(1 - side, Reach::Atomic, 8) else { return out };
-            let value = self.rng.next();
+            let value = self.rng.next_u64();
             out.extend(self.inline_or_not(side, Op::Write(far), &value.to_ne_bytes()));
             let compare = if self.rng.one_in(3) { !value } else { value };
             let ops = [
-                Op::CompareSwap(far, compare, self.rng.next()),
-                Op::FetchAdd(far, self.rng.next()),
+                Op::CompareSwap(far, compare, self.rng.next_u64()),
+                Op::FetchAdd(far, self.rng.next_u64()),
                 Op::Read(far),
                 Op::FetchAdd(far, 1),
             ];

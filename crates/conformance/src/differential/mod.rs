@@ -12,7 +12,6 @@
 mod draw;
 mod outcome;
 mod play;
-mod rng;
 mod scene;
 mod script;
 

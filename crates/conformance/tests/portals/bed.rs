@@ -39,13 +39,6 @@ impl Bed {
     pub(crate) const fn raw(progress: Progress, offload: bool) -> Self {
         Self { on: Ground::Raw, progress, offload }
     }
-    /// Runs a check; where the bed can't be made here, says why.
-    pub(crate) fn run(&self, check: fn(&Self)) {
-        match self.devices().impossible() {
-            None => check(self),
-            Some(why) => println!("skipped: {why}"),
-        }
-    }
     fn devices(&self) -> Box<dyn hca_conformance::Bed> {
         self.on.devices(self.progress)
     }

@@ -296,7 +296,7 @@ pub(crate) fn search_only_leaves_what_it_finds(bed: &Bed) {
     pair.status(&pair.b, StatusRegister::DropCount, 0);
 }
 
-pub(crate) fn a_persistent_search_finds_all_and_then_nothing(bed: &Bed) {
+pub(crate) fn a_persistent_search_finds_all_and_fails_only_on_nothing(bed: &Bed) {
     let (pair, source, sink) = sides(bed, 64);
     sink.post_overflow(&pair.b, MeOptions::OP_PUT | MeOptions::EVENT_COMM_DISABLE);
     for length in [1, 2, 3] {
@@ -307,6 +307,10 @@ pub(crate) fn a_persistent_search_finds_all_and_then_nothing(bed: &Bed) {
         for length in [1, 2, 3] {
             assert_eq!(pair.event(&pair.b, sink.eq, kind).mlength, length, "oldest first");
         }
+        assert_eq!(kinds(&pair, &sink), [], "{op:?}: nothing follows the matches");
+    }
+    for op in [SearchOp::Only, SearchOp::Delete] {
+        pair.b.me_search(sink.pt, &sink.me(MeOptions::empty()), op, 0).unwrap();
         assert_eq!(pair.failure(&pair.b, sink.eq, EventKind::Search).ni_fail_type, NiFail::NoMatch);
     }
 }

@@ -26,13 +26,6 @@ pub(crate) struct Bed {
 }
 
 impl Bed {
-    /// Runs a test; where the bed can't be made here, says why.
-    pub(crate) fn run(&self, test: fn(&Self)) {
-        match self.devices().impossible() {
-            None => test(self),
-            Some(why) => println!("skipped: {why}"),
-        }
-    }
     fn devices(&self) -> Box<dyn hca_conformance::Bed> {
         // Without the adapter's help, nothing but the program's calls moves anything.
         self.on.devices(if self.offload { Progress::Adaptive } else { Progress::Inline })

@@ -2,8 +2,6 @@
 
 mod beds;
 mod limits;
-#[path = "../../../fabric/tests/fabrics/namespaces.rs"]
-mod namespaces;
 mod raw;
 
 use beds::{Net, SoftBed};
@@ -44,9 +42,21 @@ fn the_uring_beds_say_what_they_run_on() {
     }
 }
 
-suite!(raw_adaptive, RawBed { version: RoceVersion::V2, progress: Progress::Adaptive });
-suite!(raw_inline, RawBed { version: RoceVersion::V2, progress: Progress::Inline });
-suite!(raw_v1_adaptive, RawBed { version: RoceVersion::V1, progress: Progress::Adaptive });
+suite!(
+    raw_adaptive,
+    RawBed { version: RoceVersion::V2, progress: Progress::Adaptive },
+    needs = "needs root: Ethernet interfaces in network namespaces"
+);
+suite!(
+    raw_inline,
+    RawBed { version: RoceVersion::V2, progress: Progress::Inline },
+    needs = "needs root: Ethernet interfaces in network namespaces"
+);
+suite!(
+    raw_v1_adaptive,
+    RawBed { version: RoceVersion::V1, progress: Progress::Adaptive },
+    needs = "needs root: Ethernet interfaces in network namespaces"
+);
 
 suite!(udp_one_percent_loss, SoftBed::new(Net::Udp, Progress::Adaptive).with_faults("loss=0.01"));
 suite!(

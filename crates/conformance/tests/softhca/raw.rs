@@ -10,8 +10,7 @@ use hca_conformance::{Bed, Feature};
 use hca_core::{Device, Gid};
 use hca_fabric::{RawFabric, RawOptions, RoceVersion};
 use softhca::{Options, Progress, SoftHca};
-
-use crate::namespaces::{Namespace, ip};
+use test_support::namespaces::{Namespace, ip};
 
 /// Software adapters on raw Ethernet.
 pub(crate) struct RawBed {
@@ -24,7 +23,7 @@ impl Bed for RawBed {
         format!("RoCEv{} {}", self.version, self.progress)
     }
     fn open(&self, n: usize) -> Vec<Arc<dyn Device>> {
-        let wire = Wire::shared().as_ref().expect("the bed was found possible");
+        let wire = Wire::shared().as_ref().unwrap_or_else(|why| panic!("{why}"));
         (0..n)
             .map(|i| {
                 let fabric = wire.adapter(i, n, self.version);
@@ -42,9 +41,6 @@ impl Bed for RawBed {
     }
     fn silent_gid(&self) -> Option<Gid> {
         Some(Ipv4Addr::new(10, 77, 255, 253).into())
-    }
-    fn impossible(&self) -> Option<String> {
-        Wire::shared().as_ref().err().cloned()
     }
 }
 

@@ -10,8 +10,8 @@ use hca_verbs::{
     CompletionQueue, Completions, ConnectOptions, Context, Pd, QueuePair, Rc, RemoteMr, SendRequest, SharedMr,
 };
 use softhca::{Options, Progress, SoftHca};
+use test_support::roles::{hear, say};
 
-use crate::helper::{hear, say};
 use crate::load::{counters, hex, key_of};
 use crate::own::Own;
 

@@ -9,12 +9,12 @@ use hca_fabric::{ProcessVm, ShmFabric, ShmOptions};
 use softhca::Progress;
 
 use crate::bulk::Bulk;
-use crate::helper::{Helper, hear, say};
 use crate::limits::chain;
 use crate::load::{Load, counters, pattern};
 use crate::namespaces::{Container, Shared, Walls, me};
 use crate::{ROLES, domain, system};
 use hca_conformance::Ran;
+use test_support::roles::{Helper, hear, say};
 
 /// When something that has to come is despaired of.
 const PATIENCE: Duration = Duration::from_secs(20);

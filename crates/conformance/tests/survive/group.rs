@@ -8,7 +8,7 @@ use std::time::Duration;
 use hca_conformance::Ran;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::helper::Helper;
+use test_support::roles::Helper;
 
 /// When processes that were killed are despaired of.
 const PATIENCE: Duration = Duration::from_secs(20);

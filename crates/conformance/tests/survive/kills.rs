@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use hca_conformance::Ran;
 use softhca::Progress;
+use test_support::random::Rng;
+use test_support::roles::say;
 
-use crate::helper::say;
 use crate::load::{Load, OWN, counters, pattern};
 use crate::{domain, own_domain, peer, start};
 
@@ -66,14 +67,13 @@ fn kill_under_load(domain: &str, rounds: u32, progress: Progress, seed: u64) {
     let pattern = pattern();
     let mut load = Load::open(domain, progress);
     let (steady, living) = peer(&mut load, domain, Progress::Adaptive, "none");
-    let mut random = seed | 1;
+    let mut rng = Rng::new(seed);
     let mut before = None;
     let mut longest = Duration::ZERO;
     for round in 0..rounds {
         let mode = Progress::ALL[round as usize % 3];
         let (child, dying) = peer(&mut load, domain, mode, "none");
-        random = random.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) | 1;
-        let (requests, spins) = (random % 3000, random >> 40 & 0x3ff);
+        let (requests, spins) = (rng.below(3000) as u64, rng.next_u64() & 0x3ff);
         let mut ran = Ran::new();
         while load.peers[dying].as_ref().unwrap().done < requests {
             load.pump();

@@ -8,10 +8,11 @@ use hca_conformance::Ran;
 use hca_fabric::{Fabric, ShmFabric, ShmOptions};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use softhca::Progress;
+use test_support::filter;
+use test_support::roles::say;
 
-use crate::helper::say;
 use crate::load::{Load, pattern};
-use crate::{domain, filter, own_domain, start, system};
+use crate::{domain, own_domain, start, system};
 
 /// Runs a child under a limit, and returns what it says.
 fn under(limit: &str) -> Vec<String> {

@@ -4,12 +4,7 @@
 
 mod bulk;
 mod containers;
-#[allow(dead_code, reason = "shared")]
-#[path = "../filter/mod.rs"]
-mod filter;
 mod group;
-#[path = "../../../fabric/src/shm/tests/helper.rs"]
-mod helper;
 mod kills;
 mod limits;
 mod load;
@@ -22,9 +17,9 @@ mod torn;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use helper::{Helper, hear, role, say};
 use load::Load;
 use softhca::Progress;
+use test_support::roles::{Helper, hear, role, say};
 
 /// A domain that no other test uses.
 fn domain() -> String {

@@ -10,10 +10,10 @@ use softhca::Progress;
 
 use crate::bulk::Bulk;
 use crate::group::Group;
-use crate::helper::{Helper, hear, say};
 use crate::limits::{chain, works};
 use crate::load::{Load, OWN, counters, pattern};
 use crate::{domain, own_domain, peer, start};
+use test_support::roles::{Helper, hear, say};
 
 /// What a survivor's requests to the dead may take to end, as with any other death.
 const A_SECOND: Duration = Duration::from_secs(1);

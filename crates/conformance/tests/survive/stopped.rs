@@ -6,6 +6,7 @@ use hca_conformance::Ran;
 use hca_core::WcStatus;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use softhca::Progress;
+use test_support::random::Rng;
 
 use crate::load::{Load, REGION};
 use crate::{domain, own_domain, peer};
@@ -27,15 +28,14 @@ const OURS: u8 = 0xee;
 /// Stops a child under load at any moment, takes the key of its region back, uses the memory for something else, and
 /// lets the child go on: no byte changes any more.
 fn stop_and_take_back(domain: &str, rounds: u32, seed: u64) {
-    let mut random = seed | 1;
+    let mut rng = Rng::new(seed);
     let mut longest = Duration::ZERO;
     for round in 0..rounds {
         let mut load = Load::open(domain, Progress::ALL[round as usize % 3]);
         let mode = Progress::ALL[round as usize / 3 % 3];
         let (mut child, index) = peer(&mut load, domain, mode, "any");
         let pid = Pid::from_child(&child.child);
-        random = random.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29) | 1;
-        let (requests, spins) = (random % 500, random >> 40 & 0xfff);
+        let (requests, spins) = (rng.below(500) as u64, rng.next_u64() & 0xfff);
         let mut ran = Ran::new();
         while load.peers[index].as_ref().unwrap().done < requests {
             load.pump();

@@ -107,10 +107,6 @@ impl Bed for LinuxBed {
     fn silent_gid(&self) -> Option<Gid> {
         silent(Self::functions().port)
     }
-    fn impossible(&self) -> Option<String> {
-        let why = || format!("{VARIABLE} names no functions that are bound to vfio-pci");
-        Functions::named().is_none().then(why)
-    }
     fn patience(&self) -> Duration {
         // The machine may be an emulated one.
         Duration::from_secs(60)

@@ -15,7 +15,11 @@ use softhca_pci::PortKind;
 
 suite!(infiniband, ServedBed::new(PortKind::InfiniBand));
 suite!(roce, ServedBed::new(PortKind::Roce));
-suite!(linux_vfio, LinuxBed::new());
+suite!(
+    linux_vfio,
+    LinuxBed::new(),
+    needs = "needs functions bound to vfio-pci, which HCA_VFIO_FUNCTIONS names"
+);
 
 /// An address at which nobody answers.
 const SILENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 250);

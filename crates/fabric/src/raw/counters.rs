@@ -1,7 +1,5 @@
 //! What the raw fabric counts beside what all fabrics of frames count.
 
-use hca_core::Counter;
-
 use crate::udp::counters;
 
 counters! {

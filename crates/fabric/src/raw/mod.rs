@@ -24,10 +24,11 @@ use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use hca_core::{AddressVector, Counter, Instant, Mtu};
+use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
 use rustix::net::RecvFlags;
 use socket2::{Domain, Socket, Type};
 
+use crate::flow::FlowCounts;
 use crate::netlink::Netlink;
 use crate::udp::Counters;
 use crate::udp::sys::set_option;
@@ -281,8 +282,8 @@ impl Fabric for RawFabric {
         &self.attr
     }
 
-    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
-        self.sender.open_path(av)
+    fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
+        self.sender.open_path(av, qpn)
     }
 
     fn close_path(&mut self, path: PathId) {
@@ -359,7 +360,7 @@ impl Fabric for RawFabric {
         self.drops.set(self.drops.get() + u64::from(sys::take_drops(&self.socket)));
         out.push(Counter { name: "rx_kernel_drops", value: self.drops.get() });
         // The Identification stands in the frame: it is neither learned nor solved.
-        out.extend(["icrc_ident_solved", "icrc_flows_learned"].map(|name| Counter { name, value: 0 }));
+        FlowCounts::default().append(out);
     }
 
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {

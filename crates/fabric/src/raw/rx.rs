@@ -39,7 +39,7 @@ impl Receiver {
     pub(super) fn new(version: RoceVersion, local: IpAddr, vnet: bool) -> Self {
         let flows = match version {
             RoceVersion::V1 => RxFlows::behind_grh(local),
-            RoceVersion::V2 => RxFlows::new(local),
+            RoceVersion::V2 => RxFlows::shown(local),
         };
         Self { version, local, vnet, flows }
     }
@@ -115,7 +115,7 @@ impl Receiver {
                 });
                 return 1;
             }
-            Checked::Bad(_) => ledger.counters.icrc_errors += 1,
+            Checked::Bad(_) | Checked::Odd(_) => ledger.counters.icrc_errors += 1,
             Checked::Short => ledger.counters.short_packets += 1,
         }
         0
@@ -123,7 +123,9 @@ impl Receiver {
 
     #[cold]
     fn tapped(&self, shown: &Shown<'_>, checked: Checked, ledger: &mut Ledger<'_>) {
-        let (Some(tap), Checked::Good(ident) | Checked::Bad(ident)) = (&mut *ledger.tap, checked) else {
+        let (Some(tap), Checked::Good(ident) | Checked::Bad(ident) | Checked::Odd(ident)) =
+            (&mut *ledger.tap, checked)
+        else {
             return;
         };
         let frame = TapFrame {

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
-use hca_core::{AddressVector, Instant};
+use hca_core::{AddressVector, Instant, Qpn};
 use socket2::Socket;
 
 use super::RoceVersion;
@@ -15,7 +15,7 @@ use super::neighbours::{Neighbours, PeerId, Way};
 use super::sys::{self, TX_BATCH, TxHeaders, VNET_BYTES};
 use crate::icrc::{FlowCrc, Icrc};
 use crate::netlink::Route;
-use crate::paths::{FIRST_PORT, PathKey, PathTable, entropy};
+use crate::paths::{FIRST_PORT, PathKey, PathTable, chance};
 use crate::udp::{Counters, Refusal};
 use crate::{Direction, PathError, PathId, Tap, TapFrame, Train, TxBatch};
 
@@ -151,21 +151,23 @@ impl Sender {
         }
     }
 
-    pub(super) fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+    pub(super) fn open_path(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
         let local = self.source.local;
-        let key = PathKey::new(local, av)?;
+        // RoCEv1 has no ports.
+        let qpn = qpn.filter(|_| self.source.version == RoceVersion::V2);
+        let key = PathKey::new(local, av, qpn)?;
         if let Some(id) = self.paths.find(&key)? {
             return Ok(id);
         }
         let to = if key.peer == local { To::Itself } else { To::Peer(self.open_peer(key.peer)?) };
-        let src_port = FIRST_PORT | entropy(local, key.peer, key.flow_label) & !FIRST_PORT;
+        let src_port = FIRST_PORT | self.paths.entropy(&key) & !FIRST_PORT;
         let crc = match self.source.version {
             RoceVersion::V1 => FlowCrc::grh(local.into(), key.peer.into()),
             RoceVersion::V2 => FlowCrc::new(local, key.peer, src_port).expect("families were compared"),
         };
         let src_port = if self.source.version == RoceVersion::V1 { 0 } else { src_port };
         let template = Template::new(&self.source, &key, src_port);
-        let next_ident = entropy(key.peer, local, u32::from(src_port) << 4 | 1).rotate_left(5);
+        let next_ident = chance() as u16;
         Ok(self.paths.insert(key, RawPath { key, to, template, crc, src_port, next_ident }))
     }
 

@@ -1,9 +1,9 @@
 //! A direct access to a peer's memory, and the regions of peers that are mapped here.
 //!
 //! Invariants:
-//! 1. `base .. base + len` is mapped as long as a [`Region`] lives, over a peer's memory file whose seals, kind and
-//!    size were verified: no access to it ends in SIGBUS for want of a page of the file. Where `writable` says so, it
-//!    may be written.
+//! 1. `base .. base + len` is mapped as long as a [`Region`] lives in the process that made it, over a peer's memory file
+//!    whose seals, kind and size were verified: no access to it ends in SIGBUS for want of a page of the file. Where
+//!    `writable` says so, it may be written. A forked child has nothing there, or memory of its own, and makes no access.
 //! 2. Every offset is checked against the range that was granted, which lies within the file.
 //! 3. The peer and others change these bytes at any time: they are reached by `dma` only.
 #![allow(unsafe_code)]
@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::io;
 
 use hca_core::Access;
+use hca_process::Fork;
 use rustix::mm::Advice;
 
 use super::bracket::{self, Stale, Terms};
@@ -26,7 +27,7 @@ use super::note::{Note, Place};
 use super::pages::{HUGE, PAGE, map_aligned};
 use super::process::Processes;
 use super::ring::Barrier;
-use crate::dma::{self, Caching, Footprint};
+use hca_dma::{self as dma, Caching, Footprint};
 
 /// Bytes of a region whose pages are made ready when it is mapped; those behind come by faults, so that a peer with
 /// a large and empty file costs no more than a small one.
@@ -37,6 +38,8 @@ pub(super) struct Region {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
+    /// Where it is mapped.
+    fork: Fork,
 }
 
 // SAFETY: (3) all access is by copies and atomics that a race can't make undefined.
@@ -44,6 +47,9 @@ unsafe impl Send for Region {}
 
 impl Drop for Region {
     fn drop(&mut self) {
+        if self.fork.is_child() {
+            return;
+        }
         // SAFETY: (1) it is our mapping, and no pointer into it outlives a call.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
@@ -54,7 +60,7 @@ impl Region {
         let len = sealed.len();
         let unit = if len >= HUGE { HUGE } else { PAGE };
         let base = map_aligned(sealed.fd(), len, unit, writable)?;
-        let region = Self { base, len, writable };
+        let region = Self { base, len, writable, fork: Fork::new() };
         let at = base.as_ptr().cast();
         let ready = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         // SAFETY: (1) none of the advices changes a byte. A child of ours is no party to the grant.

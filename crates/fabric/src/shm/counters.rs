@@ -35,6 +35,8 @@ counters! {
     rx_messages_quick,
     /// Send calls that ended at a full ring; the packets stay in the batch.
     tx_blocked,
+    /// Send calls of messages that ended at a full ring.
+    tx_messages_blocked,
     /// Packets lost as nobody is at the peer's address.
     tx_lost_unreachable,
     /// Packets lost as the peer's process is gone.

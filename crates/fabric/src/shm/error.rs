@@ -28,7 +28,7 @@ pub enum ShmError {
         why: &'static str,
     },
     /// The folder can't be read or written.
-    #[error("{doing} in the socket folder {}: {source}; make one with `mkdir -m 700`", folder.display())]
+    #[error("{doing} in the socket folder {}: {source}{}", folder.display(), folder_remedy(source))]
     FolderIo {
         /// What was being done.
         doing: &'static str,
@@ -70,12 +70,18 @@ pub enum ShmError {
     },
 }
 
+/// What helps where a folder can't be used.
+fn folder_remedy(source: &io::Error) -> &'static str {
+    let of_limits = remedy(source);
+    if of_limits.is_empty() { "; make one with `mkdir -m 700`" } else { of_limits }
+}
+
 /// What helps where a memory file can't be made or filled.
 fn memory_remedy(source: &io::Error) -> &'static str {
-    let of_descriptors = remedy(source);
-    if of_descriptors.is_empty() {
+    let of_limits = remedy(source);
+    if of_limits.is_empty() {
         "; free memory (or raise the limit of this control group), or allow memfd_create where a filter forbids it"
     } else {
-        of_descriptors
+        of_limits
     }
 }

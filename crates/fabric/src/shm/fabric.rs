@@ -6,11 +6,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use hca_core::{AddressVector, Counter, Instant, Mtu};
-use rustix::event::epoll;
+use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
+use hca_process::{Fork, check_file_len};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::thread::{MembarrierCommand, MembarrierQuery, membarrier, membarrier_query};
 
 use super::bell::{Bells, PAGE_BYTES};
+use super::chance::{Refusable, ShmChance};
 use super::counters::Counters;
 use super::grants::{BOARD_BYTES, Grants};
 use super::link::{Links, Stage};
@@ -18,7 +20,7 @@ use super::meet::{LISTENER, Lingering, Pending};
 use super::memory::{LINE, Writers, create, create_sparse};
 use super::name::{Domain, Listener};
 use super::path::Paths;
-use super::ring::{Barrier, Consumer, MAX_RING_LINES, MIN_RING_LINES, Record};
+use super::ring::{Barrier, Consumer, MAX_RING_LINES, MIN_RING_LINES, Record, outbox_bytes};
 use super::rx::{PacketsOnly, ShmSink};
 use super::{ShmError, memory, process, proof};
 use crate::icrc::Icrc;
@@ -136,6 +138,10 @@ pub struct ShmFabric {
     pub(super) tap: Option<Box<dyn Tap>>,
     pub(super) counters: Counters,
     pub(super) grants: Grants,
+    /// Whose end it is.
+    pub(super) fork: Fork,
+    /// In a simulation: what decides in the place of time and system.
+    pub(super) chance: Option<Box<dyn ShmChance>>,
 }
 
 impl ShmFabric {
@@ -162,6 +168,22 @@ impl ShmFabric {
         Self::listening(domain, local, listener, options)
     }
 
+    /// Opens an adapter's end on an address of a simulated network, where the adapters of one simulation that have the
+    /// same name of a machine find each other.
+    pub(crate) fn open_in_simulation(
+        address: IpAddr,
+        machine: &str,
+        options: &ShmOptions,
+        chance: Box<dyn ShmChance>,
+    ) -> Result<Self, ShmError> {
+        let local = proof::mapped(address);
+        let domain = Domain::of_simulation(machine)?;
+        let listener = domain.listen(local)?;
+        let mut opened = Self::listening(domain, local, listener, options)?;
+        opened.chance = Some(chance);
+        Ok(opened)
+    }
+
     fn listening(
         domain: Domain,
         local: Ipv6Addr,
@@ -169,6 +191,9 @@ impl ShmFabric {
         options: &ShmOptions,
     ) -> Result<Self, ShmError> {
         let ring_lines = ring_lines(options.ring_bytes)?;
+        // Said now, and not when a peer is met.
+        let bytes = outbox_bytes(ring_lines);
+        check_file_len(bytes as u64).map_err(|e| ShmError::Memory { bytes, source: e.into() })?;
         let io = |doing| move |e: rustix::io::Errno| ShmError::Io { doing, source: e.into() };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(io("creating an epoll descriptor"))?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)
@@ -221,6 +246,8 @@ impl ShmFabric {
             icrc: Icrc::new(),
             tap: None,
             counters: Counters::default(),
+            fork: Fork::new(),
+            chance: None,
         })
     }
 }
@@ -292,13 +319,58 @@ impl ShmFabric {
     pub fn recv_all<S: ShmSink>(&mut self, now: Instant, budget: RxBudget, sink: &mut S) -> RxOutcome {
         self.now = now;
         self.turn += 1;
+        if self.chance.is_some() {
+            return self.recv_by_chance(budget, sink);
+        }
+        self.recv_now(budget, sink)
+    }
+    #[inline]
+    fn recv_now<S: ShmSink>(&mut self, budget: RxBudget, sink: &mut S) -> RxOutcome {
         if self.bells.rung() {
             self.answer_calls();
         }
-        if now >= self.tick_at {
+        if self.now >= self.tick_at {
             self.look_around();
         }
         self.poll_rings(budget, sink)
+    }
+    /// As [`recv_now`](Self::recv_now), where a simulation decides when, and how much.
+    #[cold]
+    fn recv_by_chance<S: ShmSink>(&mut self, budget: RxBudget, sink: &mut S) -> RxOutcome {
+        let Some(chance) = self.chance.as_mut().filter(|c| !c.is_killed()) else {
+            return RxOutcome::default();
+        };
+        if !chance.looks_now() {
+            return RxOutcome::default();
+        }
+        let packets = budget.packets.min(chance.takes_at_most());
+        let outcome = self.recv_now(RxBudget { packets, ..budget }, sink);
+        if outcome.packets == 0 && self.chance.as_mut().is_some_and(|c| c.sleeps()) {
+            self.prepare_wait();
+        }
+        outcome
+    }
+    /// Whether a simulation lets nothing be seen now.
+    #[inline(always)]
+    pub(super) fn is_blind(&self) -> bool {
+        self.chance.as_ref().is_some_and(|c| c.is_killed() || !c.looks_now())
+    }
+    /// Whether a simulation has the system refuse this.
+    pub(super) fn is_refused(&mut self, what: Refusable) -> bool {
+        self.chance.as_mut().is_some_and(|c| c.refuses(what))
+    }
+    /// When what lies there is looked at in a simulation, where nobody sleeps on the descriptor.
+    fn looks_at(&self) -> Option<Instant> {
+        let chance = self.chance.as_ref().filter(|c| !c.is_killed())?;
+        let mut polled = self.polled.iter().filter_map(|&slot| self.links.get(slot));
+        let ending = |l: &super::link::Link| matches!(l.stage, Stage::Ending);
+        if self.bells.rung() || polled.any(|l| ending(l) || l.has_input()) {
+            return Some(chance.looks_at(None));
+        }
+        let mut sockets = [PollFd::new(&self.epoll, PollFlags::IN)];
+        let none = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let readable = poll(&mut sockets, Some(&none)).is_ok_and(|n| n > 0);
+        readable.then(|| chance.looks_at(Some(self.tick_at)))
     }
     /// Appends its counters, under names that tell them from those of the network beside it.
     pub(crate) fn counters_as_part(&self, out: &mut Vec<Counter>) {
@@ -341,7 +413,7 @@ impl Fabric for ShmFabric {
         &self.attr
     }
 
-    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
+    fn open_path_of(&mut self, av: &AddressVector, _: Option<Qpn>) -> Result<PathId, PathError> {
         let (peer, local) = (av.dgid.ip(), IpAddr::from(self.local));
         PathError::unless_unicast(peer)?;
         let IpAddr::V6(address) = peer else { return Err(PathError::Family { peer, local }) };
@@ -383,7 +455,7 @@ impl Fabric for ShmFabric {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.meeting_deadline().into_iter().chain(self.late_deadline()).min()
+        self.meeting_deadline().into_iter().chain(self.late_deadline()).chain(self.looks_at()).min()
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -20,6 +20,7 @@ use rustix::io::Errno;
 
 use super::access::{Ends, MappedRegions, Region};
 use super::bell::PAGE_BYTES;
+use super::chance::Refusable;
 use super::fabric::{ShmFabric, TICK};
 use super::grant::{
     Grant, GrantError, GrantId, Granted, LinkId, MAX_ASKED, MAX_GRANTED_REGIONS, MAX_MAPPED_OF_PEER,
@@ -371,6 +372,10 @@ impl ShmFabric {
 
     fn hand_over(&mut self, peer: LinkId, g: &Grant<'_>, offered: bool) -> Result<(), GrantError> {
         self.trusted(peer)?;
+        if self.is_refused(Refusable::Grant) {
+            let source = Errno::NOMEM.into();
+            return Err(GrantError::Io { doing: "granting, in a simulation", source });
+        }
         let known = self.grants.slot_of(g.key);
         let link = self.linked(peer)?;
         let holds = known.is_some_and(|slot| link.direct.held.contains(&slot));
@@ -627,7 +632,7 @@ impl ShmFabric {
         if let Some(old) = self.grants.mapped.of_region(peer, place.region) {
             self.unmap(old);
         }
-        if self.grants.mapped.is_full(peer) {
+        if self.grants.mapped.is_full(peer) || self.is_refused(Refusable::Mapping) {
             return None;
         }
         let link = self.trusted(peer).ok()?;

@@ -61,7 +61,7 @@ impl LineData<'_> {
     /// Copies it.
     ///
     /// # Safety
-    /// That of [`dma::store`](crate::dma::store), for as many bytes from `to`.
+    /// That of [`hca_dma::store`], for as many bytes from `to`.
     #[inline(always)]
     pub unsafe fn place(self, to: *mut u8) {
         // SAFETY: our caller's; no ring is memory that a program is given.
@@ -129,6 +129,9 @@ impl ShmFabric {
     /// time. `None`: there is nothing. What no peer of this kind writes is left to [`recv_all`](Self::recv_all).
     #[inline(always)]
     pub fn look<S: LineSink>(&mut self, times: u32, max: usize, sink: &mut S) -> Option<Lines> {
+        if self.is_blind() {
+            return None;
+        }
         let &[slot] = &self.polled[..] else { return self.look_at_many(times, max, sink) };
         let rx = self.links.get(slot)?.rx.as_ref()?;
         if !(0..times).any(|_| rx.has_record()) {

@@ -40,6 +40,10 @@ impl Stage {
 /// One peer.
 pub(super) struct Link {
     pub(super) peer: Ipv6Addr,
+    /// The user at the other end.
+    pub(super) uid: u32,
+    /// What both outboxes take.
+    pub(super) bytes: usize,
     pub(super) stage: Stage,
     /// Until when something has to happen.
     pub(super) deadline: Option<Instant>,
@@ -63,9 +67,11 @@ pub(super) struct Link {
 }
 
 impl Link {
-    pub(super) fn new(peer: Ipv6Addr, stage: Stage, outbox: Segment, tx: Producer) -> Self {
+    pub(super) fn new(peer: Ipv6Addr, uid: u32, stage: Stage, outbox: Segment, tx: Producer) -> Self {
         Self {
             peer,
+            uid,
+            bytes: 0,
             stage,
             deadline: None,
             outbox,

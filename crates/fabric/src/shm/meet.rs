@@ -9,6 +9,7 @@
 //! Where both connect to each other at once, the connection from the lower address stays. On addresses of the network
 //! each proves its own behind that ([`proof`](super::proof)).
 
+use core::mem::MaybeUninit;
 use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -23,7 +24,6 @@ use super::grants::{BOARD_BYTES, MAX_NOTICES, PeerSide};
 use super::hello::{self, DESCRIPTORS, Greeting, Kind, Received};
 use super::link::{Link, MAX_LINKS, Stage, tell};
 use super::memory::{MemoryFault, Sealed, Segment, Window, Writers, create};
-use super::proof::Proof;
 use super::ring::{Consumer, Producer, outbox_bytes};
 use crate::PathError;
 
@@ -52,6 +52,8 @@ const LONGER: u32 = 4;
 const LAST_LOOK: Duration = Duration::from_secs(16);
 /// Such files at most.
 const MAX_LINGERING: usize = 1024;
+/// Bytes of rings, of theirs and of ours to them, that all peers of another user may have.
+pub(super) const MAX_BYTES_OF_USER: usize = if cfg!(test) { 8 << 20 } else { 1 << 30 };
 /// Addresses of adapters that are remembered for having written garbage.
 const MAX_BANNED: usize = 4096;
 
@@ -90,6 +92,10 @@ enum Unwanted {
     Address(Ipv6Addr),
     #[error("there are {MAX_LINKS} peers, which is the limit")]
     Limit,
+    #[error(
+        "the peers of its user {0} have rings of {MAX_BYTES_OF_USER} bytes, which is the limit for another user"
+    )]
+    User(u32),
     #[error("shared memory for it can't be had: {0}")]
     Outbox(std::io::Error),
 }
@@ -135,7 +141,8 @@ impl ShmFabric {
             return Err(PathError::ForeignUser { peer: peer.into(), uid });
         }
         let io = |doing| move |source| PathError::Io { doing, source };
-        let mut link = self.new_link(peer, Stage::Yielded).map_err(io("making shared memory for a ring"))?;
+        let mut link =
+            self.new_link(peer, uid, Stage::Yielded).map_err(io("making shared memory for a ring"))?;
         let slot = self.links.next_slot();
         let fd = link.outbox_fd.as_ref().expect("a new link has it").as_fd();
         if let Err(e) = self.greet(Kind::Hello, &socket, slot, fd) {
@@ -170,7 +177,7 @@ impl ShmFabric {
         let credits = Segment::heap(super::memory::LINE);
         let mut tx = Producer::new(out.clone(), self.ring_lines, self.barrier);
         tx.link(credits.window(), self.barrier);
-        let mut link = Link::new(self.local, Stage::Own, out.clone(), tx);
+        let mut link = Link::new(self.local, self.domain.uid(), Stage::Own, out.clone(), tx);
         link.rx = Some(Consumer::new(out.window(), credits, self.ring_lines));
         link.caller = Some(self.bells.caller(self.links.next_slot()));
         let slot = self.links.insert(link);
@@ -178,13 +185,14 @@ impl ShmFabric {
         slot
     }
 
-    fn new_link(&self, peer: Ipv6Addr, stage: Stage) -> std::io::Result<Link> {
+    fn new_link(&mut self, peer: Ipv6Addr, uid: u32, stage: Stage) -> std::io::Result<Link> {
         let (fd, outbox) = create("hca-shm-ring", outbox_bytes(self.ring_lines), Writers::Creator)?;
         let tx = Producer::new(outbox.clone(), self.ring_lines, self.barrier);
-        let mut link = Link::new(peer, stage, outbox, tx);
+        let mut link = Link::new(peer, uid, stage, outbox, tx);
+        link.bytes = outbox_bytes(self.ring_lines);
         link.outbox_fd = Some(fd);
         if self.domain.is_on_network() {
-            link.unproven = Some(Proof::new()?);
+            link.unproven = Some(self.new_proof()?);
         }
         Ok(link)
     }
@@ -229,11 +237,11 @@ impl ShmFabric {
         let expects = self.greetings > 0 || self.grants.questions > 0;
         let eager = expects && self.now < self.eager_until;
         self.tick_at = if eager { self.now } else { self.now + TICK };
-        let mut events = Vec::<epoll::Event>::with_capacity(EVENTS);
+        let mut events = [const { MaybeUninit::<epoll::Event>::uninit() }; EVENTS];
         let none = Timespec { tv_sec: 0, tv_nsec: 0 };
         // An error leaves it to the next look.
-        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&none));
-        for event in events {
+        let found = epoll::wait(&self.epoll, &mut events[..], Some(&none));
+        for event in found.map_or(&[][..], |(events, _)| events) {
             match event.data.u64() {
                 LISTENER => self.accept(),
                 name if name & PENDING != 0 => self.hear_pending(name as u32),
@@ -380,7 +388,7 @@ impl ShmFabric {
     }
 
     /// Somebody said hello.
-    fn meet(&mut self, socket: OwnedFd, uid: u32, greeting: &Greeting, fds: &[OwnedFd]) {
+    pub(super) fn meet(&mut self, socket: OwnedFd, uid: u32, greeting: &Greeting, fds: &[OwnedFd]) {
         if let Some(slot) = self.links.find(greeting.address) {
             let link = self.links.get_mut(slot).expect("it was found");
             match link.stage {
@@ -399,7 +407,7 @@ impl ShmFabric {
                 }
             }
         }
-        if let Err(why) = self.welcome(&socket, greeting, fds) {
+        if let Err(why) = self.welcome(&socket, uid, greeting, fds) {
             self.turn_away(&socket, &why);
             if let Some(slot) = self.links.find(greeting.address) {
                 self.end(slot);
@@ -416,17 +424,24 @@ impl ShmFabric {
     }
 
     /// Maps a peer's memory, and hands ours over, for a link that is there (and yields) or not.
-    fn welcome(&mut self, socket: &OwnedFd, greeting: &Greeting, fds: &[OwnedFd]) -> Result<(), Unwanted> {
+    fn welcome(
+        &mut self,
+        socket: &OwnedFd,
+        uid: u32,
+        greeting: &Greeting,
+        fds: &[OwnedFd],
+    ) -> Result<(), Unwanted> {
         let peer = greeting.address;
         if peer == self.local || self.banned.contains(&peer) {
             return Err(Unwanted::Address(peer));
         }
-        let memory = map(greeting, fds)?;
+        self.check_user(uid, greeting)?;
+        let memory = self.map(greeting, fds)?;
         let slot = match self.links.find(peer) {
             Some(slot) => slot,
             None if self.links.len() >= MAX_LINKS => return Err(Unwanted::Limit),
             None => {
-                let link = self.new_link(peer, Stage::Yielded).map_err(Unwanted::Outbox)?;
+                let link = self.new_link(peer, uid, Stage::Yielded).map_err(Unwanted::Outbox)?;
                 self.greeting_begins();
                 self.links.insert(link)
             }
@@ -452,6 +467,7 @@ impl ShmFabric {
         let link = self.links.get_mut(slot).expect("the link is there");
         link.tx.link(memory.outbox.clone(), barrier);
         let outbox_bytes = outbox_bytes(greeting.ring_lines);
+        link.bytes += outbox_bytes;
         let board = memory.board.clone();
         link.direct.peer = Some(PeerSide::new(memory.outbox.clone(), outbox_bytes, board, barrier));
         link.rx = Some(Consumer::new(memory.outbox, link.outbox.clone(), greeting.ring_lines));
@@ -526,10 +542,13 @@ impl ShmFabric {
         if greeting.address != link.peer {
             return self.drop_peer(slot, &Unwanted::Address(greeting.address));
         }
-        let memory = match map(greeting, fds) {
+        let uid = link.uid;
+        let mapped = self.check_user(uid, greeting).and_then(|()| Ok(self.map(greeting, fds)?));
+        let memory = match mapped {
             Ok(memory) => memory,
             Err(why) => return self.drop_peer(slot, &why),
         };
+        let link = self.links.get_mut(slot).expect("its socket was just read");
         let Stage::Asking(socket) = std::mem::replace(&mut link.stage, Stage::Yielded) else {
             unreachable!("only who asks is welcomed")
         };
@@ -601,18 +620,32 @@ impl ShmFabric {
     }
 }
 
-/// Maps what a peer has handed over.
-fn map(greeting: &Greeting, fds: &[OwnedFd]) -> Result<PeerMemory, MemoryFault> {
-    let [outbox, bits, board] = fds else { unreachable!("a greeting brings {DESCRIPTORS} descriptors") };
-    let verify = |fd: &'_ OwnedFd, len, writers| Sealed::verify(fd.as_fd(), len, writers).map(|_| ());
-    // All are verified before one is mapped.
-    let len = outbox_bytes(greeting.ring_lines);
-    verify(outbox, len, Writers::Creator)?;
-    verify(bits, PAGE_BYTES, Writers::Anybody)?;
-    verify(board, BOARD_BYTES, Writers::Creator)?;
-    Ok(PeerMemory {
-        outbox: Sealed::verify(outbox.as_fd(), len, Writers::Creator)?.window()?,
-        bits: Sealed::verify(bits.as_fd(), PAGE_BYTES, Writers::Anybody)?.segment()?,
-        board: Sealed::verify(board.as_fd(), BOARD_BYTES, Writers::Creator)?.sparse_window(PAGE_BYTES)?,
-    })
+impl ShmFabric {
+    /// Maps what a peer has handed over.
+    fn map(&self, greeting: &Greeting, fds: &[OwnedFd]) -> Result<PeerMemory, MemoryFault> {
+        let [outbox, bits, board] = fds else { unreachable!("a greeting brings {DESCRIPTORS} descriptors") };
+        // All are verified before one is mapped. A ring without pages would be filled at this side's expense.
+        let len = outbox_bytes(greeting.ring_lines);
+        let outbox = Sealed::verify(outbox.as_fd(), len, Writers::Creator)?.dense()?;
+        let bits = Sealed::verify(bits.as_fd(), PAGE_BYTES, Writers::Anybody)?;
+        let board = Sealed::verify(board.as_fd(), BOARD_BYTES, Writers::Creator)?;
+        // A ring that is longer than this side's costs no more time than that; the rest is mapped by faults.
+        let ready = len.min(outbox_bytes(self.ring_lines));
+        Ok(PeerMemory {
+            outbox: outbox.sparse_window(ready)?,
+            bits: bits.segment()?,
+            board: board.sparse_window(PAGE_BYTES)?,
+        })
+    }
+
+    /// Whether a user's peers have room for one more with such a ring.
+    fn check_user(&self, uid: u32, greeting: &Greeting) -> Result<(), Unwanted> {
+        if self.domain.is_own(uid) {
+            return Ok(());
+        }
+        let of_user = self.links.iter().filter(|(_, l)| l.uid == uid && l.peer != greeting.address);
+        let has: usize = of_user.map(|(_, l)| l.bytes).sum();
+        let more = outbox_bytes(greeting.ring_lines) + outbox_bytes(self.ring_lines);
+        if has + more > MAX_BYTES_OF_USER { Err(Unwanted::User(uid)) } else { Ok(()) }
+    }
 }

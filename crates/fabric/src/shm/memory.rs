@@ -24,10 +24,10 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 #[cfg(not(loom))]
-use crate::dma;
-#[cfg(not(loom))]
 use crate::sync::AtomicU64;
 use crate::sync::{Arc, AtomicU32, Ordering};
+#[cfg(not(loom))]
+use hca_dma as dma;
 
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;
@@ -491,8 +491,7 @@ pub(super) fn create_sparse(
     dense: usize,
     writers: Writers,
 ) -> io::Result<(OwnedFd, Segment)> {
-    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&fd, len as u64)?;
+    let fd = hca_process::memory_file(name, MemfdFlags::ALLOW_SEALING, len as u64)?;
     // Says now, as an error, that there is no room; a page fault would say it by a signal.
     rustix::fs::fallocate(&fd, FallocateFlags::empty(), 0, dense as u64)?;
     let mapping = Mapping::map(fd.as_fd(), len, dense, true)?;
@@ -513,6 +512,9 @@ pub(super) enum MemoryFault {
     /// It is of another size than it should.
     #[error("it has {found} bytes, and {needed} are needed")]
     Size { found: u64, needed: u64 },
+    /// To look at it would make pages, of this process's share of memory.
+    #[error("pages are there for {found} of its {needed} bytes, and all are needed")]
+    Holes { found: u64, needed: u64 },
     /// The system refused.
     #[error("{0}")]
     Io(io::Error),
@@ -564,6 +566,13 @@ impl<'a> Sealed<'a> {
         }
         Ok(rustix::fs::fstat(fd)?.st_size as u64)
     }
+    /// Memory whose pages are all there. Where none but its creator writes it stays so, since nobody can punch holes.
+    pub(super) fn dense(self) -> Result<Self, MemoryFault> {
+        /// Bytes of what files are measured in.
+        const BLOCK: u64 = 512;
+        let (found, needed) = (rustix::fs::fstat(self.fd)?.st_blocks as u64 * BLOCK, self.len as u64);
+        if found < needed { Err(MemoryFault::Holes { found, needed }) } else { Ok(self) }
+    }
     /// Bytes of the file.
     pub(super) fn len(&self) -> usize {
         self.len
@@ -572,12 +581,9 @@ impl<'a> Sealed<'a> {
     pub(super) fn fd(&self) -> BorrowedFd<'a> {
         self.fd
     }
-    /// Maps it with pages for its first bytes only; for the others the window's `populate` is due.
+    /// Maps it with pages for its first bytes only; for the others the window's `populate` is due, unless they are there.
     pub(super) fn sparse_window(self, dense: usize) -> Result<Window, MemoryFault> {
         Mapping::map(self.fd, self.len, dense, false).map(|m| Window(Arc::new(m))).map_err(MemoryFault::Io)
-    }
-    pub(super) fn window(self) -> Result<Window, MemoryFault> {
-        Mapping::map(self.fd, self.len, self.len, false).map(|m| Window(Arc::new(m))).map_err(MemoryFault::Io)
     }
     pub(super) fn segment(self) -> Result<Segment, MemoryFault> {
         Mapping::map(self.fd, self.len, self.len, true).map(|m| Segment(Arc::new(m))).map_err(MemoryFault::Io)

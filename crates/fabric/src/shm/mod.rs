@@ -31,6 +31,8 @@ mod access;
 mod bell;
 mod bracket;
 #[cfg(not(loom))]
+mod chance;
+#[cfg(not(loom))]
 mod counters;
 #[cfg(not(loom))]
 mod cred;
@@ -77,6 +79,8 @@ mod tx;
 
 #[cfg(not(loom))]
 pub use access::{Bracket, Reach};
+#[cfg(not(loom))]
+pub use chance::{Refusable, ShmChance};
 #[cfg(not(loom))]
 pub use error::ShmError;
 #[cfg(not(loom))]

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hca_core::wire::ROCEV2_PORT;
+use hca_process::Fork;
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{
@@ -99,6 +100,13 @@ impl Domain {
         Ok(Self { name, folder: None, prefix, any_user: false, uid, uid_is_ours, on_network, by_port })
     }
 
+    /// The adapters of one simulation, which is of this process and thread, on what it takes for one machine.
+    pub(super) fn of_simulation(machine: &str) -> Result<Self, ShmError> {
+        let own = Self::new("simulation", None, false)?;
+        let prefix = format!("hca-sim/{}/{machine}/", std::process::id());
+        Ok(Self { prefix, on_network: true, ..own })
+    }
+
     /// The abstract names of another user.
     #[cfg(test)]
     pub(super) fn of_user(name: &str, uid: u32) -> Self {
@@ -155,6 +163,10 @@ impl Domain {
     /// Whether this is the user whose processes may be given memory.
     pub(super) fn is_own(&self, uid: u32) -> bool {
         self.uid_is_ours && uid == self.uid
+    }
+    /// The user whose domain it is, for this process.
+    pub(super) fn uid(&self) -> u32 {
+        self.uid
     }
     /// For people: where it is.
     pub(super) fn describe(&self) -> String {
@@ -216,7 +228,7 @@ impl Domain {
             let name = self.socket_name(addr).map_err(io("naming a socket"))?;
             bind(&socket, &name).map_err(io("binding an abstract UNIX socket"))?;
             listen(&socket, BACKLOG).map_err(io("listening"))?;
-            return Ok(Listener { socket, path: None });
+            return Ok(Listener { socket, path: None, fork: Fork::new() });
         };
         self.remove_stale();
         let folder = path.parent().expect("it was joined").to_owned();
@@ -230,7 +242,7 @@ impl Domain {
                 .map_err(|e| in_folder("letting other users connect to a socket", e.into()))?;
         }
         listen(&socket, BACKLOG).map_err(io("listening"))?;
-        let listener = Listener { socket, path: Some(path.clone()) };
+        let listener = Listener { socket, path: Some(path.clone()), fork: Fork::new() };
         std::fs::rename(&early, &path).map_err(|e| in_folder("naming a socket", e))?;
         Ok(listener)
     }
@@ -325,10 +337,11 @@ fn new_socket() -> rustix::io::Result<OwnedFd> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// The socket at which an adapter is found; its file goes with it.
+/// The socket at which an adapter is found; its file goes with it, where it was made.
 pub(super) struct Listener {
     socket: OwnedFd,
     path: Option<PathBuf>,
+    fork: Fork,
 }
 
 impl Listener {
@@ -349,7 +362,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Some(path) = &self.path {
+        if let Some(path) = self.path.as_ref().filter(|_| !self.fork.is_child()) {
             let _ = std::fs::remove_file(path);
         }
     }

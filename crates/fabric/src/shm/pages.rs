@@ -2,8 +2,9 @@
 //! descriptor opens this allocation and nothing else.
 //!
 //! Invariants:
-//! 1. `base .. base + len` is mapped as long as `Inner` lives, readable and writable, over a whole file of `len` bytes
-//!    or over private copies of its pages; both are whole pages. Nobody else maps or unmaps there.
+//! 1. `base .. base + len` is mapped as long as `Inner` lives in the process that made it, readable and writable, over a whole
+//!    file of `len` bytes or over private copies of its pages; both are whole pages. Nobody else maps or unmaps there. A
+//!    forked child has nothing there, or memory of its own: its copy of `Inner` touches no mapping.
 //! 2. The file is sealed against shrinking before its descriptor can leave, so that no access ends in SIGBUS.
 //! 3. This module reads and writes none of the memory; that is its holder's, and ruled as any raw memory.
 #![allow(unsafe_code)]
@@ -15,6 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use hca_process::{Fork, memory_file};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -60,6 +62,8 @@ struct Inner {
     state: Mutex<State>,
     /// The adapter that has granted it; 0: none.
     granted_by: AtomicU64,
+    /// Where it is mapped.
+    fork: Fork,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,13 +98,16 @@ impl Drop for Place {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        drop(Place);
+        // A thread that a child has not may have held the lock of the others.
+        if self.fork.is_child() {
+            return;
+        }
         let mut live = live();
         // Another allocation may stand there already only once this one is unmapped, which follows.
         live.remove(&self.base.addr().get());
         // SAFETY: (1) the mapping is ours, and whoever was given its address is gone with the last handle.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
-        drop(live);
-        drop(Place);
     }
 }
 
@@ -126,13 +133,13 @@ impl SharedPages {
         let unit = if len >= HUGE { HUGE } else { PAGE };
         let len = len.checked_next_multiple_of(PAGE).filter(|l| *l < isize::MAX as usize - unit);
         let len = len.ok_or_else(too_long)?;
-        let fd = rustix::fs::memfd_create("hca-pages", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        let fd = memory_file("hca-pages", MemfdFlags::ALLOW_SEALING, len as u64)
             .map_err(io("creating a file in memory"))?;
-        rustix::fs::ftruncate(&fd, len as u64).map_err(io("sizing a file in memory"))?;
         let base = map_aligned(fd.as_fd(), len, unit, true).map_err(io("mapping a file in memory"))?;
         let granted_by = AtomicU64::new(0);
         std::mem::forget(place); // From here on it is given back by `Inner`.
-        let inner = Arc::new(Inner { base, len, fd, state: Mutex::new(State::Open), granted_by });
+        let (state, fork) = (Mutex::new(State::Open), Fork::new());
+        let inner = Arc::new(Inner { base, len, fd, state, granted_by, fork });
         if len >= HUGE {
             // SAFETY: (1) the advice changes no content. Without huge pages it does nothing.
             let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), len, Advice::LinuxHugepage) };
@@ -151,8 +158,9 @@ impl SharedPages {
 
     /// The allocation that holds all of `addr .. addr + len`, if there is one.
     pub fn find(addr: usize, len: usize) -> Option<Self> {
-        let (_, found) = live().range(..=addr).next_back().map(|(at, w)| (*at, w.upgrade()))?;
-        let inner = found?;
+        // What a parent had stays in the map of a child.
+        let own = |inner: &Arc<Inner>| !inner.fork.is_child();
+        let inner = live().range(..=addr).rev().find_map(|(_, w)| w.upgrade().filter(own))?;
         let within = addr - inner.base.addr().get();
         (within <= inner.len && len <= inner.len - within).then_some(Self(inner))
     }

@@ -29,6 +29,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
 use super::access::Reach;
+use super::chance::Refusable;
 use super::cred::PeerCred;
 use super::fabric::{ProcessVm, ShmFabric};
 use super::grant::{GrantError, LinkId, Notice};
@@ -357,7 +358,7 @@ impl ShmFabric {
         addr: u64,
         proof: u64,
     ) -> Result<(), &'static str> {
-        let wanted = self.process_vm != ProcessVm::No;
+        let wanted = self.process_vm != ProcessVm::No && !self.is_refused(Refusable::ProcessRead);
         let Ok(link) = self.linked(peer) else { return Ok(()) };
         if core::mem::replace(&mut link.direct.process_told, true) {
             return Err("it offers its process twice");

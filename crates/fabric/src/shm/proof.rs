@@ -49,10 +49,9 @@ pub(super) struct Proof {
 }
 
 impl Proof {
-    pub(super) fn new() -> std::io::Result<Self> {
-        let nonce = u64::from_ne_bytes(random()?);
+    pub(super) fn new(nonce: u64) -> Self {
         let (answered, peer_content) = (false, false);
-        Ok(Self { nonce, answered, peer_content, ask_at: Instant::ZERO, interval: ASK_AGAIN })
+        Self { nonce, answered, peer_content, ask_at: Instant::ZERO, interval: ASK_AGAIN }
     }
 }
 
@@ -65,6 +64,14 @@ pub(super) fn mapped(address: IpAddr) -> Ipv6Addr {
 }
 
 impl ShmFabric {
+    /// What a peer is asked with.
+    pub(super) fn new_proof(&mut self) -> std::io::Result<Proof> {
+        Ok(Proof::new(match &mut self.chance {
+            Some(chance) => chance.nonce(),
+            None => u64::from_ne_bytes(random()?),
+        }))
+    }
+
     /// The path to a peer that listens at its address, if one does who can be taken for it.
     pub(super) fn open_proven(&mut self, av: &AddressVector) -> Result<Option<PathId>, PathError> {
         let peer = av.dgid.ip();
@@ -87,14 +94,18 @@ impl ShmFabric {
         let Some(slot) = self.links.find(mapped(peer.into())).filter(|_| self.domain.is_on_network()) else {
             return false;
         };
-        match self.links.get(slot).map(|l| &l.stage) {
+        let leaving = match self.links.get(slot).map(|l| &l.stage) {
             Some(Stage::Ending) => true,
             Some(Stage::Up(_)) if self.is_dead(slot) => {
                 self.end(slot);
                 self.links.get(slot).is_some()
             }
             _ => false,
+        };
+        if let Some(chance) = self.chance.as_mut().filter(|_| leaving) {
+            chance.must_look();
         }
+        leaving
     }
 
     /// The next peer that is to be asked a question at its address, and the number to ask with.

@@ -63,6 +63,9 @@ impl ShmFabric {
 
     /// Takes regions back, and waits for the end of accesses to them, and of any access of one peer.
     fn take_back(&mut self, mut regions: Vec<u32>, peer: Option<u32>) -> Revocation {
+        if self.chance.as_ref().is_some_and(|c| c.is_killed()) {
+            return Revocation::default();
+        }
         let deadline = Clock::now() + PATIENCE;
         let mut peer = peer;
         let mut taken = Vec::new();
@@ -244,8 +247,12 @@ impl ShmFabric {
 }
 
 impl Drop for ShmFabric {
-    /// Memory outlives the adapter that has granted it.
+    /// Memory outlives the adapter that has granted it. The copy that a forked child has takes nothing back: board, links
+    /// and memory are its parent's.
     fn drop(&mut self) {
+        if self.fork.is_child() {
+            return;
+        }
         let all: Vec<u32> = self.grants.regions().map(|(slot, _)| slot).collect();
         if !all.is_empty() {
             self.take_back(all, None);

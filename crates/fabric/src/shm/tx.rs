@@ -37,11 +37,16 @@ pub struct ShmTx<'a> {
     /// Takes nothing yet, or no more.
     closed: bool,
     garbage: Option<Garbage>,
+    /// A message found the ring full.
+    full: bool,
     messages: u64,
     lines: u64,
 }
 
-impl ShmTx<'_> {
+impl<'a> ShmTx<'a> {
+    fn new(producer: &'a mut Producer, closed: bool) -> Self {
+        Self { producer, closed, garbage: None, full: false, messages: 0, lines: 0 }
+    }
     /// Room for a message of 12 to 4,220 bytes; every one is to be written. `None`: the ring is full.
     #[inline]
     pub fn reserve(&mut self, len: usize) -> Option<&mut [u8]> {
@@ -50,7 +55,10 @@ impl ShmTx<'_> {
         }
         match self.producer.reserve(len) {
             Ok(room) => Some(room),
-            Err(Refusal::Full) => None,
+            Err(Refusal::Full) => {
+                self.full = true;
+                None
+            }
             Err(Refusal::Garbage(why)) => {
                 (self.garbage, self.closed) = (Some(why), true);
                 None
@@ -201,10 +209,11 @@ impl ShmFabric {
         if link.unproven.is_some() {
             return Some(self.send_later(slot, send));
         }
-        let mut tx = ShmTx { producer: &mut link.tx, closed: false, garbage: None, messages: 0, lines: 0 };
+        let mut tx = ShmTx::new(&mut link.tx, false);
         let mut revoked = None;
         let result = send(&mut tx, Reach::new(&mut self.grants.mapped, &mut revoked));
-        let ShmTx { garbage, messages, lines, .. } = tx;
+        let ShmTx { garbage, full, messages, lines, .. } = tx;
+        self.counters.tx_messages_blocked += u64::from(full);
         self.counters.tx_messages += messages;
         self.counters.tx_lines += lines;
         if let Some(grant) = revoked {
@@ -222,7 +231,7 @@ impl ShmFabric {
     fn send_later<R>(&mut self, slot: u32, send: impl FnOnce(&mut ShmTx<'_>, Reach<'_>) -> R) -> R {
         self.hurry_proof(slot);
         let link = self.links.get_mut(slot).expect("found by the caller");
-        let mut tx = ShmTx { producer: &mut link.tx, closed: true, garbage: None, messages: 0, lines: 0 };
+        let mut tx = ShmTx::new(&mut link.tx, true);
         send(&mut tx, Reach::new(&mut self.grants.mapped, &mut None))
     }
 

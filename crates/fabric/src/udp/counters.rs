@@ -1,7 +1,5 @@
 //! What the fabrics over UDP count.
 
-use hca_core::Counter;
-
 macro_rules! counters {
     ($of:ident: $($(#[$m:meta])* $name:ident,)*) => {
         /// Plain counters; read by a snapshot.
@@ -10,8 +8,8 @@ macro_rules! counters {
             $($(#[$m])* pub(crate) $name: u64,)*
         }
         impl $of {
-            pub(crate) fn append(&self, out: &mut Vec<Counter>) {
-                $(out.push(Counter { name: stringify!($name), value: self.$name });)*
+            pub(crate) fn append(&self, out: &mut Vec<hca_core::Counter>) {
+                $(out.push(hca_core::Counter { name: stringify!($name), value: self.$name });)*
             }
         }
     };

@@ -114,7 +114,7 @@ fn a_full_buffer(packets_a_train: u32) {
 }
 
 #[test]
-#[ignore = "needs root for a network namespace, and iproute2"]
+#[ignore = "needs root: network namespaces"]
 fn what_a_full_send_buffer_does_not_take_leaves_later_in_order() {
     for packets_a_train in [1, 8] {
         std::thread::spawn(move || a_full_buffer(packets_a_train)).join().unwrap();

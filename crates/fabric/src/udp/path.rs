@@ -4,17 +4,20 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use hca_core::AddressVector;
 use hca_core::wire::ROCEV2_PORT;
+use hca_core::{AddressVector, Qpn};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::sys;
 use crate::icrc::{FlowCrc, Icrc};
-use crate::paths::{FIRST_PORT, PathKey, PathTable, entropy};
+use crate::paths::{FIRST_PORT, PathKey, PathTable, chance};
 use crate::{PathError, PathId};
 
 /// Ports that are tried before a path falls back to the shared socket.
 const PORT_TRIES: u16 = 256;
+/// Queue pairs are spread over several ports to a peer while less than this part of the sockets (one of 4) is in use: the
+/// others are for further peers, of which each is to have one of its own.
+const SPREAD_SHARE: usize = 4;
 /// Send buffer to ask for, a flow.
 const SEND_BUFFER_BYTES: i32 = 2 << 20;
 /// What is sent to learn a flow's Identification. Only this side's own shared socket gets it.
@@ -32,6 +35,8 @@ pub(crate) struct TxPath {
     next_ident: u16,
     /// An error left open whether the kernel used up a number.
     uncertain: bool,
+    /// The kernel and the way to this peer take trains.
+    pub(crate) cuts: bool,
 }
 
 impl TxPath {
@@ -102,7 +107,7 @@ pub(crate) struct Paths {
 impl Paths {
     pub(crate) fn open(local: IpAddr, max_sockets: usize) -> io::Result<Self> {
         let shared = new_socket(local)?;
-        let start = entropy(local, local, 0);
+        let start = chance() as u16;
         let shared_port = bind_from(&shared, local, start, u16::MAX - FIRST_PORT)
             .ok_or_else(|| io::Error::from(io::ErrorKind::AddrInUse))?;
         let shared_addr = SocketAddr::new(local, shared_port).into();
@@ -121,9 +126,18 @@ impl Paths {
         })
     }
 
-    /// The path to a peer; equal address vectors share one.
-    pub(crate) fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
-        let key = PathKey::new(self.local, av)?;
+    /// The path to a peer; equal address vectors share one, unless the queue pairs' numbers spread them.
+    pub(crate) fn open_path(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
+        let key = PathKey::new(self.local, av, qpn)?;
+        if let IpAddr::V6(peer) = key.peer
+            && peer.is_unicast_link_local()
+        {
+            let why = "a link-local address is one of an interface, which a UDP socket at another address does not lead to: \
+                       give a global or unique local address of the peer, or open both ends by raw://INTERFACE";
+            return Err(PathError::NotUnicast { peer: key.peer, why });
+        }
+        let may_spread = self.sockets < self.max_sockets / SPREAD_SHARE || self.table.contains(&key);
+        let key = if may_spread { key } else { key.shared() };
         if let Some(id) = self.table.find(&key)? {
             return Ok(id);
         }
@@ -170,8 +184,8 @@ impl Paths {
             return;
         }
         let key = path.key;
-        let had_socket = path.socket.is_some();
-        let shared = self.shared_path(key);
+        let (had_socket, path_cuts) = (path.socket.is_some(), path.cuts);
+        let shared = TxPath { cuts: path_cuts, ..self.shared_path(key) };
         *self.get_mut(id).expect("found above") = shared;
         self.sockets -= usize::from(had_socket);
     }
@@ -182,8 +196,7 @@ impl Paths {
             return None;
         }
         let socket = new_socket(self.local).ok()?;
-        let start = entropy(self.local, key.peer, key.flow_label);
-        let src_port = bind_from(&socket, self.local, start, PORT_TRIES)?;
+        let src_port = bind_from(&socket, self.local, self.table.entropy(&key), PORT_TRIES)?;
         let addr = SocketAddr::new(key.peer, ROCEV2_PORT).into();
         socket.connect(&addr).ok()?;
         set_header(&socket, key).ok()?;
@@ -195,7 +208,7 @@ impl Paths {
         };
         let crc = FlowCrc::new(self.local, key.peer, src_port)?;
         let socket = Some(socket);
-        Some(TxPath { key, socket, addr, src_port, crc, next_ident, uncertain: false })
+        Some(TxPath { key, socket, addr, src_port, crc, next_ident, uncertain: false, cuts: true })
     }
 
     fn shared_path(&mut self, key: PathKey) -> TxPath {
@@ -203,7 +216,7 @@ impl Paths {
         let crc = FlowCrc::new(self.local, key.peer, self.shared_port).expect("families were compared");
         let addr = SocketAddr::new(key.peer, ROCEV2_PORT).into();
         let src_port = self.shared_port;
-        TxPath { key, socket: None, addr, src_port, crc, next_ident: 0, uncertain: false }
+        TxPath { key, socket: None, addr, src_port, crc, next_ident: 0, uncertain: false, cuts: true }
     }
 }
 

@@ -2,15 +2,9 @@
 //!
 //! A seccomp filter, which any process may put on a thread of its own, answers the chosen send calls with
 //! an error; the sockets are real. The thread ends with the filter, and the fabric goes on without.
-//!
-//! Invariants:
-//! 1. The filter program lives on the stack for the call that installs it; the kernel copies it.
-#![allow(unsafe_code)]
-
-use std::io;
-use std::net::{IpAddr, Ipv4Addr};
 
 use hca_core::{AddressVector, Counter, Gid, Instant};
+use test_support::{addresses, filter};
 
 use super::{UdpFabric, UdpOptions};
 use crate::{Fabric, OpenError, PathId, RxBudget, TxBatch};
@@ -32,16 +26,13 @@ enum Call {
 }
 use Call::{Packet, Probe, Several, Train};
 
-/// Runs `f` on a thread whose `calls` fail with `errno`. `None` where filters are forbidden.
-fn refusing<R: Send>(calls: &[Call], errno: i32, f: impl FnOnce() -> R + Send) -> Option<R> {
+/// Runs `f` on a thread whose `calls` fail with `errno`.
+fn refusing<R: Send>(calls: &[Call], errno: i32, f: impl FnOnce() -> R + Send) -> R {
     let program = program(calls, errno);
     std::thread::scope(|s| {
-        let run = s.spawn(move || match install(&program) {
-            Ok(()) => Some(f()),
-            Err(e) => {
-                eprintln!("skipped: no seccomp filter can be put on a thread here: {e}");
-                None
-            }
+        let run = s.spawn(move || {
+            filter::install(&program);
+            f()
         });
         run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
@@ -49,10 +40,9 @@ fn refusing<R: Send>(calls: &[Call], errno: i32, f: impl FnOnce() -> R + Send) -
 
 /// The filter as BPF: for each call a group that returns the error, and at the end what lets pass.
 fn program(calls: &[Call], errno: i32) -> Vec<libc::sock_filter> {
-    let op = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
-    let load = |at: u32| op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at, 0, 0);
-    let equal = |k: u32, jt, jf| op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, k, jt, jf);
-    let end = |k: u32| op(libc::BPF_RET | libc::BPF_K, k, 0, 0);
+    let load = |at: u32| filter::op(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at, 0, 0);
+    let equal = |k: u32, jt, jf| filter::op(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, k, jt, jf);
+    let end = |k: u32| filter::op(libc::BPF_RET | libc::BPF_K, k, 0, 0);
     let refuse = end(libc::SECCOMP_RET_ERRNO | errno as u32);
     // In `seccomp_data`: the call's number, and the low half of `sendto`'s address.
     let (number, address) = (load(0), load(16 + 4 * 8));
@@ -71,16 +61,6 @@ fn program(calls: &[Call], errno: i32) -> Vec<libc::sock_filter> {
     }
     out.push(end(libc::SECCOMP_RET_ALLOW));
     out
-}
-
-fn install(program: &[libc::sock_filter]) -> io::Result<()> {
-    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut().cast() };
-    // SAFETY: neither call takes a pointer but that of the second, which is (1).
-    let refused = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
-            || libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter, 0, 0) != 0
-    };
-    if refused { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Two fabrics, the path from the first to the second, and a batch.
@@ -115,9 +95,9 @@ impl Ends {
     pub(super) fn send(&mut self) {
         self.a.send(NOW, &mut self.batch);
     }
-    fn send_refused(&mut self, calls: &[Call], errno: i32) -> bool {
+    fn send_refused(&mut self, calls: &[Call], errno: i32) {
         let (a, batch) = (&mut self.a, &mut self.batch);
-        refusing(calls, errno, move || a.send(NOW, batch)).is_some()
+        refusing(calls, errno, move || a.send(NOW, batch));
     }
     fn receive(&mut self, count: usize) -> Vec<Vec<u8>> {
         let mut got = Vec::new();
@@ -142,18 +122,11 @@ pub(super) fn packet(number: u32, len: usize) -> Vec<u8> {
 }
 
 fn open(salt: u32) -> UdpFabric {
-    let seed = std::process::id().wrapping_mul(0x9e37_79b9).wrapping_add(salt.wrapping_mul(0x85eb_ca6b));
-    let at = |n: u32| seed.wrapping_add(n.wrapping_mul(0x00c2_b2ae)) & 0x00ff_ffff;
-    (0..64)
-        .find_map(|n| {
-            let ip: IpAddr = Ipv4Addr::from(0x7f00_0000 | at(n).clamp(0x100, 0xff_fffe)).into();
-            match UdpFabric::open(ip, &UdpOptions::default()) {
-                Ok(f) => Some(f),
-                Err(OpenError::InUse(_)) => None,
-                Err(e) => panic!("{e}"),
-            }
-        })
-        .expect("a loopback address is free")
+    addresses::at_free(salt, |addr| match UdpFabric::open(addr, &UdpOptions::default()) {
+        Ok(f) => Some(f),
+        Err(OpenError::InUse(_)) => None,
+        Err(e) => panic!("{e}"),
+    })
 }
 
 pub(super) fn counter(fabric: &UdpFabric, name: &str) -> u64 {
@@ -168,9 +141,7 @@ fn what_the_kernel_has_no_room_for_stays_and_leaves_later() {
     let probes = counter(&e.a, "tx_ident_probes");
     for (first, count) in [(1, 1), (2, 4)] {
         e.put(first, count, 24);
-        if !e.send_refused(&[Packet, Train, Several], libc::EAGAIN) {
-            return;
-        }
+        e.send_refused(&[Packet, Train, Several], libc::EAGAIN);
         assert_eq!(e.batch.trains().len(), 1, "nothing left");
         assert!(e.a.next_deadline().is_some_and(|at| at > NOW), "it is tried again without being asked");
         assert_eq!(e.receive(1), Vec::<Vec<u8>>::new());
@@ -197,9 +168,7 @@ fn what_finds_no_buffers_is_lost_and_counted_and_the_identification_is_learned_a
         let mut e = Ends::new(salt);
         let probes = counter(&e.a, "tx_ident_probes");
         e.put(1, 1, 24);
-        if !e.send_refused(&calls, errno) {
-            return;
-        }
+        e.send_refused(&calls, errno);
         assert!(e.batch.is_empty());
         assert_eq!(counter(&e.a, name), 1, "{name}");
         assert_eq!(counter(&e.a, "tx_ident_probes"), probes, "only when it is needed");
@@ -225,11 +194,9 @@ fn a_kernel_that_will_not_cut_trains_gets_packets_with_the_right_identification(
         // As if the kernel had numbered the train and then refused it.
         e.a.sender.paths.use_up_ident(e.path);
         e.put(1, 5, 24);
-        if !e.send_refused(&[Train], errno) {
-            return;
-        }
+        e.send_refused(&[Train], errno);
         assert!(e.batch.is_empty());
-        assert!(!e.a.sender.cuts);
+        assert!(!e.a.sender.paths.get(e.path).unwrap().cuts && e.a.sender.cuts);
         assert!(e.a.attr().notes.iter().any(|n| n.0 == "segmentation"), "people are told");
         assert_eq!(counter(&e.a, "tx_ident_probes"), probes + 1);
         e.expect_certain();
@@ -246,14 +213,58 @@ fn a_kernel_that_will_not_cut_trains_gets_packets_with_the_right_identification(
 }
 
 #[test]
+fn a_path_that_takes_no_trains_leaves_the_others_theirs() {
+    let mut e = Ends::new(14);
+    let mut other = open(40);
+    let dgid = Gid::from_ip(other.attr().local);
+    let path = e.a.open_path(&AddressVector { dgid, ..AddressVector::default() }).unwrap();
+    e.put(1, 5, 24);
+    e.send_refused(&[Train], libc::EMSGSIZE);
+    assert_eq!(e.receive(5).len(), 5);
+    let trains = counter(&e.a, "tx_uncut_trains");
+    e.path = path;
+    e.put(6, 5, 24);
+    e.send();
+    assert_eq!(counter(&e.a, "tx_uncut_trains"), trains, "the other path's are cut by the kernel");
+    let mut got = Vec::new();
+    other.recv(NOW, BUDGET, &mut |p| got.push(p.bytes.to_vec()));
+    assert_eq!(got, (6..11).map(|n| packet(n, 24)).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_path_without_room_holds_up_no_other() {
+    let mut e = Ends::new(15);
+    let mut other = open(41);
+    let dgid = Gid::from_ip(other.attr().local);
+    let (full, free) = (e.path, e.a.open_path(&AddressVector { dgid, ..AddressVector::default() }).unwrap());
+    // Trains to one peer find no room, and single packets to the other do: they are different calls.
+    for n in 0..3 {
+        e.path = full;
+        e.put(10 * n, 4, 24);
+        e.path = free;
+        e.put(10 * n + 4, 1, 20);
+    }
+    e.send_refused(&[Train], libc::EAGAIN);
+    let mut got = Vec::new();
+    (0..8).for_each(|_| _ = other.recv(NOW, BUDGET, &mut |p| got.push(p.bytes.to_vec())));
+    assert_eq!(got, [packet(4, 20), packet(14, 20), packet(24, 20)]);
+    assert_eq!((e.batch.trains().len(), counter(&e.a, "tx_blocked")), (3, 1));
+    // What comes meanwhile stands behind.
+    e.path = full;
+    e.put(30, 2, 24);
+    e.send();
+    let sent = [0..4, 10..14, 20..24, 30..32].into_iter().flatten();
+    assert_eq!(e.receive(14), sent.map(|n| packet(n, 24)).collect::<Vec<_>>());
+    assert!(e.batch.is_empty() && e.a.next_deadline().is_none());
+}
+
+#[test]
 fn an_interface_that_goes_is_loss_that_is_counted_and_one_that_comes_back_is_used() {
     for (salt, errno) in [(11, libc::ENETDOWN), (12, libc::ENETUNREACH), (13, libc::EHOSTUNREACH)] {
         let mut e = Ends::new(salt);
         for n in 1..4 {
             e.put(n, 1, 24);
-            if !e.send_refused(&[Packet], errno) {
-                return;
-            }
+            e.send_refused(&[Packet], errno);
             assert!(e.batch.is_empty(), "nothing waits for an interface");
         }
         assert_eq!(counter(&e.a, "tx_lost_unreachable"), 3);
@@ -268,10 +279,8 @@ fn an_interface_that_goes_is_loss_that_is_counted_and_one_that_comes_back_is_use
 fn a_single_packet_that_is_refused_says_nothing_of_trains() {
     let mut e = Ends::new(9);
     e.put(1, 1, 24);
-    if !e.send_refused(&[Packet], libc::EINVAL) {
-        return;
-    }
-    assert!(e.batch.is_empty() && e.a.sender.cuts);
+    e.send_refused(&[Packet], libc::EINVAL);
+    assert!(e.batch.is_empty() && e.a.sender.paths.get(e.path).unwrap().cuts);
     assert_eq!(counter(&e.a, "tx_lost_other"), 1);
     e.put(2, 4, 24);
     e.send();
@@ -285,9 +294,7 @@ fn where_the_identification_cannot_be_learned_again_the_path_goes_by_the_shared_
     e.put(1, 1, 24);
     e.put(2, 1, 28);
     e.put(3, 1, 20);
-    if !e.send_refused(&[Packet, Probe, Several], libc::ENOBUFS) {
-        return;
-    }
+    e.send_refused(&[Packet, Probe, Several], libc::ENOBUFS);
     // The first was lost; the others left by the shared socket, which needs a header's control messages.
     assert!(e.batch.is_empty());
     let lost = counter(&e.a, "tx_lost_no_buffers");

@@ -41,7 +41,7 @@ impl Receiver {
         self.flows.begin(datagram.src, datagram.src_port);
         let mut good = 0;
         for packet in bytes.chunks(segment) {
-            let checked = self.flows.check(packet);
+            let checked = self.flows.check(now, packet);
             if let Some(tap) = tap {
                 self.tapped(now, datagram, checked, packet, tap);
             }
@@ -59,6 +59,7 @@ impl Receiver {
                     });
                 }
                 Checked::Bad(_) => counters.icrc_errors += 1,
+                Checked::Odd(_) => {}
                 Checked::Short => counters.short_packets += 1,
             }
         }
@@ -76,7 +77,7 @@ impl Receiver {
         packet: &[u8],
         tap: &mut Box<dyn Tap>,
     ) {
-        let (Checked::Good(ident) | Checked::Bad(ident)) = checked else { return };
+        let (Checked::Good(ident) | Checked::Bad(ident) | Checked::Odd(ident)) = checked else { return };
         tap.frame(
             now,
             &TapFrame {

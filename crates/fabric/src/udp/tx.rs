@@ -66,18 +66,30 @@ pub(crate) struct Sender {
     pub(crate) paths: Paths,
     pub(crate) icrc: Icrc,
     headers: Box<TxHeaders>,
-    /// The kernel cuts trains.
+    /// The kernel is to cut trains.
     pub(crate) cuts: bool,
+    /// For people: that it refuses to, on the first path where it does.
+    pub(crate) note: Option<(&'static str, String)>,
+    noted: bool,
     /// When trains that the kernel did not take are to be sent again.
     pub(crate) retry_at: Option<Instant>,
 }
 
 impl Sender {
     pub(crate) fn new(local: IpAddr, paths: Paths, cuts: bool) -> Self {
-        Self { local, paths, icrc: Icrc::new(), headers: TxHeaders::new(), cuts, retry_at: None }
+        Self {
+            local,
+            paths,
+            icrc: Icrc::new(),
+            headers: TxHeaders::new(),
+            cuts,
+            note: None,
+            noted: false,
+            retry_at: None,
+        }
     }
 
-    /// Sends all waiting trains that the kernel takes.
+    /// Sends all waiting trains that the kernel takes. What one socket has no room for holds up its own path alone.
     #[inline]
     pub(crate) fn send(
         &mut self,
@@ -87,21 +99,42 @@ impl Sender {
         tap: &mut Option<Box<dyn Tap>>,
     ) {
         self.retry_at = None;
-        while !batch.is_empty() {
+        let mut held = 0;
+        while batch.trains().len() > held {
             match self.step(now, batch, counters, tap) {
                 Step::Done(n) => batch.advance(n),
-                Step::Blocked => {
-                    self.blocked(now, counters);
-                    return;
-                }
+                Step::Blocked => held += self.blocked(now, held, batch, counters),
             }
         }
     }
 
-    /// The kernel takes nothing now: when to ask it again.
-    pub(crate) fn blocked(&mut self, now: Instant, counters: &mut Counters) {
+    /// The socket of the oldest train takes nothing now: its path's trains go behind the others, in front of the last
+    /// `held`, which wait already. How many they are; they are sent again in a while.
+    #[cold]
+    pub(crate) fn blocked(
+        &mut self,
+        now: Instant,
+        held: usize,
+        batch: &mut TxBatch,
+        counters: &mut Counters,
+    ) -> usize {
         counters.tx_blocked += 1;
         self.retry_at = Some(now + RETRY_AFTER);
+        let trains = batch.trains();
+        let (path, others) = (trains[0].path, trains.len() - held);
+        batch.put_behind(path, others)
+    }
+
+    /// Whether a train leaves in one piece, on an open path.
+    #[cfg(feature = "io-uring")]
+    pub(crate) fn takes(&self, train: &Train) -> bool {
+        self.paths.get(train.path).is_some_and(|p| train.is_single() || self.cuts && p.cuts)
+    }
+
+    /// Whether trains to this path are cut by the kernel.
+    #[inline]
+    fn cuts(&self, id: PathId) -> bool {
+        self.cuts && self.paths.get(id).is_some_and(|p| p.cuts)
     }
 
     /// Sends the oldest train, and those behind it that leave by the same call.
@@ -117,7 +150,7 @@ impl Sender {
         if self.paths.get(first.path).is_none() {
             counters.tx_lost_closed += first.packets() as u64;
             Step::Done(1)
-        } else if !self.cuts && !first.is_single() {
+        } else if !first.is_single() && !self.cuts(first.path) {
             self.send_uncut(now, first, batch, counters, tap)
         } else {
             self.send_group(now, first.path, batch, counters, tap)
@@ -126,7 +159,7 @@ impl Sender {
 
     /// How many of the oldest trains leave by one call on one path.
     fn group(&self, path: PathId, batch: &TxBatch, most: usize) -> usize {
-        let fits = |t: &&Train| t.path == path && (self.cuts || t.is_single());
+        let fits = |t: &&Train| t.path == path && (t.is_single() || self.cuts(path));
         batch.trains().iter().take(most).take_while(fits).count()
     }
 
@@ -158,7 +191,7 @@ impl Sender {
                 Some(step) => return step,
                 None => tried_again |= Refusal::of(&error) == Refusal::Earlier,
             }
-            if !self.cuts && !first.is_single() {
+            if !first.is_single() && !self.cuts(id) {
                 return Step::Done(0);
             }
         }
@@ -259,9 +292,8 @@ impl Sender {
             Refusal::Interrupted => return None,
             Refusal::Earlier if !tried_again => return None,
             Refusal::Earlier => counters.tx_lost_unreachable += packets,
-            Refusal::Uncut if packets > 1 && self.cuts => {
-                self.cuts = false;
-                self.doubt(id);
+            Refusal::Uncut if packets > 1 && self.cuts(id) => {
+                self.uncut(id);
                 return None;
             }
             Refusal::NoBuffers => counters.tx_lost_no_buffers += packets,
@@ -269,6 +301,22 @@ impl Sender {
         }
         self.doubt(id);
         Some(Step::Done(1))
+    }
+
+    /// Trains to this path leave packet by packet from now on.
+    fn uncut(&mut self, id: PathId) {
+        let Some(path) = self.paths.get_mut(id) else { return };
+        path.cuts = false;
+        path.doubt_ident();
+        if !self.noted {
+            self.noted = true;
+            let text = format!(
+                "trains to {} leave packet by packet, as the kernel refuses to cut them: it can't, or the way there takes \
+                 no packets of this size",
+                path.peer()
+            );
+            self.note = Some(("segmentation", text));
+        }
     }
 
     fn doubt(&mut self, id: PathId) {

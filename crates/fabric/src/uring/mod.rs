@@ -12,10 +12,10 @@ mod ring;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use hca_core::{AddressVector, Counter, Instant};
+use hca_core::{AddressVector, Counter, Instant, Qpn};
 
 use crate::udp::sys::TX_BATCH;
-use crate::udp::{Counters, Paths, Receiver, Refusal, RxSocket, Sender, Step, append_shared, note_uncut};
+use crate::udp::{Counters, Paths, Receiver, Refusal, RxSocket, Sender, Step, append_shared};
 use crate::{
     Fabric, FabricAttr, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch, UdpFabric,
     UdpOptions,
@@ -86,11 +86,12 @@ impl UringFabric {
         }
     }
 
-    /// Sends the oldest trains, which are for several paths, by one system call.
-    fn send_chain(&mut self, now: Instant, batch: &mut TxBatch) -> Step {
+    /// Sends the oldest trains, which are for several paths, by one system call, but not the last `held`.
+    fn send_chain(&mut self, now: Instant, held: usize, batch: &mut TxBatch) -> Step {
         let mut trains = [batch.trains()[0]; TX_BATCH];
         let mut count = 0;
-        for t in batch.trains().iter().take(TX_BATCH) {
+        let most = TX_BATCH.min(batch.trains().len() - held);
+        for t in &batch.trains()[..most] {
             if self.sender.paths.get(t.path).is_none() {
                 break;
             }
@@ -133,8 +134,8 @@ impl Fabric for UringFabric {
         &self.rx.attr
     }
 
-    fn open_path(&mut self, av: &AddressVector) -> Result<PathId, PathError> {
-        self.sender.paths.open_path(av)
+    fn open_path_of(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
+        self.sender.paths.open_path(av, qpn)
     }
 
     fn close_path(&mut self, path: PathId) {
@@ -142,29 +143,25 @@ impl Fabric for UringFabric {
     }
 
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
-        let cut = self.sender.cuts;
         self.sender.retry_at = None;
-        while let Some(&first) = batch.trains().first() {
-            let chain = self.sender.cuts
-                && !self.ring.broken
-                && self.sender.paths.get(first.path).is_some()
-                && batch.trains().iter().take(TX_BATCH).any(|t| t.path != first.path);
+        let mut held = 0;
+        while batch.trains().len() > held {
+            let first = batch.trains()[0];
+            let most = TX_BATCH.min(batch.trains().len() - held);
+            let chain = !self.ring.broken
+                && batch.trains()[..most].iter().all(|t| self.sender.takes(t))
+                && batch.trains()[..most].iter().any(|t| t.path != first.path);
             let step = if chain {
-                self.send_chain(now, batch)
+                self.send_chain(now, held, batch)
             } else {
                 self.sender.step(now, batch, &mut self.counters, &mut self.tap)
             };
             match step {
                 Step::Done(n) => batch.advance(n),
-                Step::Blocked => {
-                    self.sender.blocked(now, &mut self.counters);
-                    break;
-                }
+                Step::Blocked => held += self.sender.blocked(now, held, batch, &mut self.counters),
             }
         }
-        if cut && !self.sender.cuts {
-            note_uncut(&mut self.rx.attr);
-        }
+        self.rx.attr.notes.extend(self.sender.note.take());
     }
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {

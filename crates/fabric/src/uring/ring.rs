@@ -9,15 +9,17 @@
 //!    lives as long as the buffers.
 //! 4. [`Ring::send_chain`] returns only after every send that the kernel took has completed, so what its
 //!    entries point to is borrowed for the call.
+//! 5. `ring` is closed once, in the process that opened it: a forked child has none of its memory, and may have its own there.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
 use std::io;
-use std::mem::zeroed;
+use std::mem::{ManuallyDrop, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
+use hca_process::Fork;
 use io_uring::types::{BufRingEntry, CancelBuilder, Fd, RecvMsgOut, Timespec};
 use io_uring::{IoUring, cqueue, opcode, squeue};
 
@@ -86,7 +88,7 @@ impl Shared {
 
 /// A ring with its receive.
 pub(super) struct Ring {
-    ring: IoUring,
+    ring: ManuallyDrop<IoUring>,
     shared: Shared,
     /// Buffers ever given to the kernel (wrapping).
     tail: u16,
@@ -102,7 +104,7 @@ pub(super) struct Ring {
     /// The kernel refused an entry that it had taken before; nothing is submitted any more.
     pub(super) broken: bool,
     /// Who opened it.
-    process: u32,
+    fork: Fork,
 }
 // SAFETY: (1, 2) the pointers lead to memory that this value alone owns, together with the kernel.
 unsafe impl Send for Ring {}
@@ -133,7 +135,7 @@ impl Ring {
             return Err(("io_uring buffer rings", e));
         }
         let mut me = Self {
-            ring,
+            ring: ManuallyDrop::new(ring),
             shared,
             tail: 0,
             armed: false,
@@ -144,7 +146,7 @@ impl Ring {
             recv_calls: 0,
             recv_errors: 0,
             broken: false,
-            process: std::process::id(),
+            fork: Fork::new(),
         };
         (0..BUFFERS).for_each(|id| me.give(id));
         me.arm();
@@ -329,7 +331,7 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         // A forked child inherits the descriptor, but not the queues' memory, and ends nothing of its parent's.
-        if std::process::id() != self.process {
+        if self.fork.is_child() {
             return;
         }
         if self.cancel() && self.ring.submitter().unregister_buf_ring(GROUP).is_ok() {
@@ -338,5 +340,7 @@ impl Drop for Ring {
         } else {
             tracing::warn!("the kernel did not confirm the end of a receive; its buffers are leaked");
         }
+        // SAFETY: (5) nobody uses it behind this.
+        unsafe { ManuallyDrop::drop(&mut self.ring) };
     }
 }

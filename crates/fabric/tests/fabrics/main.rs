@@ -4,7 +4,6 @@ mod auto;
 mod capture;
 mod faulty;
 mod loopback;
-mod namespaces;
 mod raw;
 mod suite;
 mod udp;

@@ -3,42 +3,23 @@
 
 use std::net::IpAddr;
 
-use hca_core::Instant;
 use hca_core::wire::ether_type;
+use hca_core::{Instant, Qpn};
 use hca_fabric::{
     Fabric, OpenError, PathError, RawFabric, RawOptions, RoceVersion, TxBatch, UdpFabric, UdpOptions,
 };
 
 use socket2::{Domain, Protocol, Socket, Type};
+use test_support::namespaces::{Namespace, Wire, ip};
 
 use crate::capture::{capture_of, read};
-use crate::namespaces::{Namespace, Wire, ip};
-use crate::suite::{BUDGET, at_free_address, av, counter, now, packet, pass, put, receive};
+use crate::suite::{
+    BUDGET, at_free_address, av, counter, now, packet, pass, ports_of, put, queue_pairs_are_spread, receive,
+};
 
-/// Runs a test between two namespaces, or says why not.
+/// Runs a test between two namespaces.
 fn over_wire(mtu: u32, test: impl FnOnce(&Wire)) {
-    match Wire::with_addresses(mtu) {
-        Ok(wire) => test(&wire),
-        Err(why) => println!("skipped: {why}"),
-    }
-}
-
-/// Tells the tests that they run in a user namespace already.
-const INSIDE: &str = "RAW_TESTS_INSIDE";
-
-#[test]
-fn a_plain_user_runs_these_tests_in_a_user_namespace() {
-    if Namespace::new().is_ok() || std::env::var_os(INSIDE).is_some() {
-        return;
-    }
-    let unshare = || std::process::Command::new("unshare");
-    if !unshare().args(["-rn", "true"]).status().is_ok_and(|s| s.success()) {
-        println!("skipped: `unshare -rn` makes no user namespace here; root runs these tests");
-        return;
-    }
-    let program = std::env::current_exe().unwrap();
-    let out = unshare().arg("-rn").arg(program).arg("raw::").env(INSIDE, "1").output().unwrap();
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stdout));
+    test(&Wire::with_addresses(mtu).unwrap());
 }
 
 fn open(wire: &Wire, end: usize, options: RawOptions) -> Box<dyn Fabric> {
@@ -77,6 +58,7 @@ fn suite(mut a: Box<dyn Fabric>, mut b: Box<dyn Fabric>) {
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn the_suite_passes_between_two_namespaces() {
     over_wire(4500, |wire| {
         let [a, b] = [0, 1].map(|end| open(wire, end, RawOptions::default()));
@@ -85,6 +67,7 @@ fn the_suite_passes_between_two_namespaces() {
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn the_suite_passes_over_ipv6() {
     over_wire(4500, |wire| {
         let [a, b] = [0, 1].map(|end| open(wire, end, RawOptions { ip: v6(end), ..RawOptions::default() }));
@@ -93,6 +76,7 @@ fn the_suite_passes_over_ipv6() {
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn the_suite_passes_in_a_vlan() {
     over_wire(4500, |wire| {
         let options = RawOptions { vlan: Some(7), ..RawOptions::default() };
@@ -102,6 +86,7 @@ fn the_suite_passes_in_a_vlan() {
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn the_suite_passes_over_rocev1() {
     over_wire(4500, |wire| {
         for ip in [|_| None, v6] {
@@ -112,36 +97,39 @@ fn the_suite_passes_over_rocev1() {
     });
 }
 
-/// An adapter on the loopback interface, where raw frames are allowed.
-fn on_loopback(salt: u32) -> Option<RawFabric> {
-    let mut denied = false;
-    let fabric = at_free_address(salt, |ip| {
-        match RawFabric::open("lo", &RawOptions { ip: Some(ip), ..RawOptions::default() }) {
-            Ok(f) => Ok(Some(f)),
-            Err(OpenError::NeedsNetRaw { .. }) => Ok(None),
-            Err(e) => Err(e),
+#[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
+fn queue_pairs_to_one_peer_have_several_source_ports_where_there_are_ports() {
+    over_wire(4500, |wire| {
+        for ip in [|_| None, v6] {
+            let [mut a, mut b] =
+                [0, 1].map(|end| open(wire, end, RawOptions { ip: ip(end), ..RawOptions::default() }));
+            acquaint(&mut *a, &mut *b);
+            queue_pairs_are_spread(&mut *a, &mut *b);
         }
+        let options = || RawOptions { version: RoceVersion::V1, ..RawOptions::default() };
+        let [mut a, mut b] = [0, 1].map(|end| open(wire, end, options()));
+        acquaint(&mut *a, &mut *b);
+        let path = |a: &mut dyn Fabric, n| a.open_path_of(&av(b.attr().local), Some(Qpn::new(n))).unwrap();
+        let first = path(&mut *a, 0);
+        assert!((1..8).all(|n| path(&mut *a, n) == first), "RoCEv1 has no ports");
+        assert_eq!(ports_of(&mut *a, &mut *b, 0..8), 1);
     });
-    denied |= fabric.is_none();
-    if denied {
-        println!("skipped: raw frames need CAP_NET_RAW");
-    }
-    fabric
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn the_suite_passes_over_the_loopback_interface() {
-    let run = || {
-        let (Some(a), Some(b)) = (on_loopback(71), on_loopback(72)) else { return };
-        crate::suite::run(Box::new(a), Box::new(b));
+    let open = |salt| {
+        at_free_address(salt, |ip| {
+            RawFabric::open("lo", &RawOptions { ip: Some(ip), ..RawOptions::default() })
+        })
     };
-    match Namespace::new() {
-        Ok(namespace) => namespace.within(run),
-        Err(why) => println!("skipped: {why}"),
-    }
+    Namespace::new().unwrap().within(|| crate::suite::run(Box::new(open(71)), Box::new(open(72))));
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn a_capture_of_rocev1_holds_the_frames_that_crossed_the_wire() {
     over_wire(4500, |wire| {
         let options = |_| RawOptions { version: RoceVersion::V1, ..RawOptions::default() };
@@ -165,6 +153,7 @@ fn a_capture_of_rocev1_holds_the_frames_that_crossed_the_wire() {
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn trains_that_udp_sends_uncut_are_cut() {
     over_wire(4500, |wire| {
         for v6_too in [false, true] {
@@ -187,6 +176,7 @@ fn trains_that_udp_sends_uncut_are_cut() {
 }
 
 #[test]
+#[ignore = "needs root and ethtool: an interface whose offloads are switched"]
 fn trains_leave_uncut_where_the_interface_takes_them_and_one_by_one_where_not() {
     over_wire(4500, |wire| {
         let sizes = [28, 28, 28, 20, 1036, 1036, 1036, 4108, 4108, 4108, 4108, 16];
@@ -197,12 +187,7 @@ fn trains_leave_uncut_where_the_interface_takes_them_and_one_by_one_where_not() 
                 [0, 1].map(|end| open(wire, end, RawOptions { ip: ip(end), ..RawOptions::default() }));
             acquaint(&mut *a, &mut *b);
             for offloads in ["on", "off", "on"] {
-                if let Err(why) =
-                    wire.within(0, || ethtool(&format!("-K wire tx-udp-segmentation {offloads}")))
-                {
-                    println!("skipped: {why}");
-                    return;
-                }
+                wire.within(0, || ethtool(&format!("-K wire tx-udp-segmentation {offloads}"))).unwrap();
                 let before = ["tx_superframes", "tx_superframes_refused"].map(|name| counter(&*a, name));
                 assert_eq!(pass(&mut *a, &mut *b, &packets), packets, "IPv6: {v6_too}, offloads {offloads}");
                 let after = ["tx_superframes", "tx_superframes_refused"].map(|name| counter(&*a, name));
@@ -219,6 +204,7 @@ fn trains_leave_uncut_where_the_interface_takes_them_and_one_by_one_where_not() 
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn no_more_packets_leave_in_a_frame_than_the_interface_says() {
     over_wire(4500, |wire| {
         let packets: Vec<_> = (0..7).map(|n| packet(n, 28)).collect();
@@ -246,6 +232,7 @@ fn ethtool(arguments: &str) -> Result<(), String> {
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn one_address_serves_one_fabric_of_either_kind() {
     over_wire(1500, |wire| {
         wire.within(0, || {
@@ -278,6 +265,7 @@ fn once_free<F>(open: impl Fn() -> Result<F, OpenError>) -> F {
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn refusals_say_what_to_do() {
     over_wire(1500, |wire| {
         wire.within(0, || {
@@ -302,6 +290,7 @@ fn refusals_say_what_to_do() {
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn a_peer_on_the_same_machine_is_refused_with_the_remedy() {
     over_wire(1500, |wire| {
         wire.within(0, || ip("addr add 10.77.0.77/24 dev wire")).unwrap();
@@ -312,6 +301,7 @@ fn a_peer_on_the_same_machine_is_refused_with_the_remedy() {
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn packets_wait_for_the_peers_address_and_are_lost_and_counted_when_nobody_has_it() {
     over_wire(1500, |wire| {
         let mut a = open(wire, 0, RawOptions::default());
@@ -361,6 +351,7 @@ fn give_up_net_admin() {
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn without_cap_net_admin_a_datagram_has_the_kernel_find_a_peer_out() {
     over_wire(1500, |wire| {
         for v6_too in [false, true] {
@@ -393,6 +384,7 @@ fn without_cap_net_admin_a_datagram_has_the_kernel_find_a_peer_out() {
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn a_peer_that_moves_is_followed_within_a_second_of_use() {
     over_wire(1500, |wire| {
         let [mut a, mut b] = [0, 1].map(|end| open(wire, end, RawOptions::default()));
@@ -412,6 +404,7 @@ fn a_peer_that_moves_is_followed_within_a_second_of_use() {
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn a_peer_behind_a_gateway_is_reached_by_the_gateways_address() {
     over_wire(1500, |wire| {
         wire.within(1, || {
@@ -434,6 +427,7 @@ fn a_peer_behind_a_gateway_is_reached_by_the_gateways_address() {
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn an_interface_that_goes_away_is_counted_and_noted() {
     over_wire(1500, |wire| {
         let [mut a, mut b] = [0, 1].map(|end| open(wire, end, RawOptions::default()));
@@ -461,6 +455,7 @@ fn an_interface_that_goes_away_is_counted_and_noted() {
 }
 
 #[test]
+#[ignore = "needs root: Ethernet interfaces in network namespaces"]
 fn frames_that_are_no_packets_are_dropped_and_counted() {
     over_wire(1500, |wire| {
         let mut b = open(wire, 1, RawOptions::default());

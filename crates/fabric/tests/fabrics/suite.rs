@@ -1,10 +1,11 @@
 //! What every fabric has to do, written once. `pair` opens two ends that reach each other.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant as Clock};
 
-use hca_core::{AddressVector, Counter, Gid, Instant};
-use hca_fabric::{Fabric, OpenError, PathError, PathId, RxBudget, TxBatch};
+use hca_core::{AddressVector, Counter, Gid, Instant, Qpn};
+use hca_fabric::{Fabric, OpenError, PORTS_PER_PEER, PathError, PathId, RxBudget, TxBatch};
+use test_support::addresses;
 
 pub(crate) const BUDGET: RxBudget = RxBudget { packets: 1024, bytes: 1 << 20 };
 
@@ -15,17 +16,11 @@ pub(crate) fn now() -> Instant {
 
 /// Opens a fabric at a loopback address that this process found free.
 pub(crate) fn at_free_address<F>(salt: u32, open: impl Fn(IpAddr) -> Result<F, OpenError>) -> F {
-    let seed = std::process::id().wrapping_mul(0x9e37_79b9).wrapping_add(salt.wrapping_mul(0x85eb_ca6b));
-    for attempt in 0..64_u32 {
-        let bits = seed.wrapping_add(attempt.wrapping_mul(0x00c2_b2ae)) & 0x00ff_ffff;
-        let addr = Ipv4Addr::from(0x7f00_0000 | bits.clamp(0x100, 0xff_fffe));
-        match open(addr.into()) {
-            Ok(f) => return f,
-            Err(OpenError::InUse(_)) => {}
-            Err(e) => panic!("{e}"),
-        }
-    }
-    panic!("no free loopback address in 64 attempts");
+    addresses::at_free(salt, |addr| match open(addr) {
+        Ok(f) => Some(f),
+        Err(OpenError::InUse(_)) => None,
+        Err(e) => panic!("{e}"),
+    })
 }
 
 pub(crate) fn av(peer: IpAddr) -> AddressVector {
@@ -270,4 +265,38 @@ fn both_directions_at_once(a: &mut dyn Fabric, b: &mut dyn Fabric) {
     a.close_path(to_b);
     b.close_path(to_a);
     assert_eq!(counter(a, "icrc_errors"), 0);
+}
+
+/// Opens a path for each number, sends a packet by each, and says how many source ports came.
+pub(crate) fn ports_of(a: &mut dyn Fabric, b: &mut dyn Fabric, numbers: std::ops::Range<u32>) -> usize {
+    let av = av(b.attr().local);
+    let paths: Vec<_> = numbers
+        .map(|n| a.open_path_of(&av, Some(Qpn::new(n))).unwrap_or_else(|e| panic!("{n}: {e}")))
+        .collect();
+    let mut batch = TxBatch::with_capacity(1 << 20);
+    for (n, &path) in paths.iter().enumerate() {
+        put(&mut batch, path, &packet(n as u32, 20));
+    }
+    let (mut ports, mut came) = (std::collections::HashSet::new(), 0);
+    let deadline = Clock::now() + Duration::from_secs(2);
+    while came < paths.len() && Clock::now() < deadline {
+        a.send(now(), &mut batch);
+        b.recv(now(), BUDGET, &mut |p| {
+            ports.insert(p.src_port);
+            came += 1;
+        });
+    }
+    assert_eq!(came, paths.len(), "packets that came");
+    for path in paths {
+        a.close_path(path);
+    }
+    ports.len()
+}
+
+/// Queue pairs to one peer have several source ports, and not more than are promised.
+pub(crate) fn queue_pairs_are_spread(a: &mut dyn Fabric, b: &mut dyn Fabric) {
+    assert_eq!(ports_of(a, b, 1000..1001), 1);
+    // Of numbers in a row, few share a port.
+    assert!(ports_of(a, b, 1000..1008) >= 6, "eight queue pairs share {}", ports_of(a, b, 1000..1008));
+    assert_eq!(ports_of(a, b, 1000..1064), usize::from(PORTS_PER_PEER));
 }

@@ -1,7 +1,10 @@
 //! The suite over UDP sockets, and what only they have.
 
-use crate::suite::{BUDGET, at_free_address, av, counter, now, packet, pass, put, receive};
-use hca_fabric::{Fabric, OpenError, TxBatch, UdpFabric, UdpOptions};
+use crate::suite::{
+    BUDGET, at_free_address, av, counter, now, packet, pass, ports_of, put, queue_pairs_are_spread, receive,
+};
+use hca_core::Qpn;
+use hca_fabric::{Fabric, OpenError, PORTS_PER_PEER, TxBatch, UdpFabric, UdpOptions};
 
 fn open(salt: u32) -> UdpFabric {
     at_free_address(salt, |addr| UdpFabric::open(addr, &UdpOptions::default()))
@@ -24,6 +27,44 @@ fn the_suite_passes_where_the_kernel_does_not_cut_trains() {
     let options = UdpOptions { segmentation: false, ..UdpOptions::default() };
     let a = at_free_address(12, |addr| UdpFabric::open(addr, &options));
     crate::suite::run(Box::new(a), Box::new(open(13)));
+}
+
+#[test]
+fn queue_pairs_to_one_peer_have_several_source_ports() {
+    queue_pairs_are_spread(&mut open(61), &mut open(62));
+}
+
+#[test]
+fn queue_pairs_are_spread_by_a_part_of_the_sockets_only() {
+    const SOCKETS: usize = 32;
+    let options = UdpOptions { max_paths: SOCKETS, ..UdpOptions::default() };
+    let mut a = at_free_address(63, |addr| UdpFabric::open(addr, &options));
+    let peers: Vec<_> =
+        (0..SOCKETS / 2).map(|n| std::net::Ipv4Addr::new(127, 200, 0, n as u8 + 1).into()).collect();
+    // The first peers' queue pairs take all that is for spreading.
+    for &peer in &peers {
+        for n in 0..4 * u32::from(PORTS_PER_PEER) {
+            a.open_path_of(&av(peer), Some(Qpn::new(n))).unwrap();
+        }
+    }
+    assert_eq!(counter(&a, "tx_shared_paths"), 0, "each peer has a socket of its own");
+    let sockets = counter(&a, "tx_ident_probes") as usize;
+    assert!((SOCKETS / 2..SOCKETS).contains(&sockets), "{sockets} sockets for {} peers", peers.len());
+}
+
+#[test]
+fn a_flow_label_says_the_port_of_all_queue_pairs() {
+    let mut a = open(64);
+    let labelled = hca_core::AddressVector { flow_label: 7, ..av(open(65).attr().local) };
+    let paths: Vec<_> = (0..8).map(|n| a.open_path_of(&labelled, Some(Qpn::new(n))).unwrap()).collect();
+    assert!(paths.iter().all(|p| *p == paths[0]), "{paths:?}");
+}
+
+#[test]
+fn queue_pairs_without_sockets_of_their_own_share_a_port() {
+    let options = UdpOptions { max_paths: 0, ..UdpOptions::default() };
+    let mut a = at_free_address(66, |addr| UdpFabric::open(addr, &options));
+    assert_eq!(ports_of(&mut a, &mut open(67), 0..64), 1);
 }
 
 #[test]

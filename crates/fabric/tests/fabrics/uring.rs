@@ -2,7 +2,7 @@
 
 use hca_fabric::{Fabric, TxBatch, UringFabric, UringOptions};
 
-use crate::suite::{BUDGET, at_free_address, av, counter, now, packet, put, receive};
+use crate::suite::{BUDGET, at_free_address, av, counter, now, packet, put, queue_pairs_are_spread, receive};
 
 fn open(salt: u32) -> Box<dyn Fabric> {
     at_free_address(salt, |addr| UringFabric::open_or_udp(addr, &UringOptions::default()))
@@ -18,6 +18,11 @@ fn the_suite_passes_on_a_ring_of_one_thread() {
     let options = UringOptions { single_thread: true, ..UringOptions::default() };
     let open = |salt| at_free_address(salt, |addr| UringFabric::open_or_udp(addr, &options));
     crate::suite::run(open(33), open(34));
+}
+
+#[test]
+fn queue_pairs_to_one_peer_have_several_source_ports() {
+    queue_pairs_are_spread(&mut *open(68), &mut *open(69));
 }
 
 #[test]

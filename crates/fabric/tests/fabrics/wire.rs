@@ -44,7 +44,7 @@ fn packets_with_right_icrc(ip_packet: &[u8], segment: usize) -> usize {
 }
 
 #[test]
-#[ignore = "needs CAP_NET_RAW"]
+#[ignore = "needs root: frames as they are on the wire"]
 fn the_identification_in_the_frame_is_the_one_that_the_icrc_covers() {
     const ETH_P_IP: i32 = 0x0800;
     let tap = Socket::new(Domain::PACKET, Type::DGRAM, Some(Protocol::from(ETH_P_IP.to_be() >> 16)))

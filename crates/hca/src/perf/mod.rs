@@ -3,13 +3,14 @@
 //! | module | what it holds |
 //! |---|---|
 //! | `plan` | operations, services, sizes: the rows |
-//! | `control` | what the two processes tell each other |
+//! | `control`, `channel` | what the two processes tell each other, and by which way |
 //! | `portals` | the same of Portals: rows, a side, what each of the two does |
 //! | `side` | one side's queue pair and memory, through the safe verbs |
 //! | `run` | the measuring side; [`Pair`] starts it |
 //! | `peer` | the side that answers |
 //! | `json`, `table`, `plot` | what comes out |
 
+mod channel;
 mod control;
 mod json;
 pub mod peer;
@@ -22,42 +23,39 @@ mod table;
 
 use std::io::IsTerminal;
 use std::net::{SocketAddr, TcpListener};
-use std::path::Path;
 use std::time::Duration;
 
-use hca_core::AckTimeout;
+use clap::Parser;
 use hca_fabric::RawOptions;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::cli::{DeviceArgs, FabricName, Failure, PerfArgs, Switch, interrupted};
+use crate::cli::{DeviceArgs, FabricName, Failure, PeerArgs, PerfArgs, Switch, interrupted};
 use crate::open;
 use crate::probe;
 use crate::url::{DeviceUrl, Options, Target};
 
 pub use control::Phase;
 pub use json::Row;
-pub use plan::{Case, Layer, Op, Plan, Service, Size};
+pub use plan::{Case, Layer, Memory, Op, Plan, Service, Size, bytes_text};
 pub use run::{Limit, Measured, Pair, PairError, Setup};
 
 /// The hidden command that makes a process the peer of a measurement.
 pub const PEER_COMMAND: &str = "__peer";
 /// TCP port of the control channel between hosts.
 pub const CONTROL_PORT: u16 = 18516;
-/// How long a measurement waits for an acknowledgement: half a second, eight times. On a machine that is busy with other
-/// work a peer may not be run for long; what is lost is asked for much earlier all the same.
-pub const ACK_TIMEOUT: AckTimeout = AckTimeout::new(17);
 /// The domain of shared memory, unless another is named. Each device of it has an address of its own.
 const DEFAULT_DOMAIN: &str = "hca";
 /// Time for a row, unless another is asked for.
 pub const DEFAULT_DURATION: Duration = Duration::from_millis(800);
 
+/// Memory that one measurement may take of a listener, unless another limit is given.
+pub const DEFAULT_MEMORY: Memory = Memory(512 << 20);
+
 /// Becomes the peer of a measurement if this process was started as one by [`Pair::start`]. To be called
 /// first in `main` of every program that measures.
 pub fn peer_if_asked() {
     if std::env::args().nth(1).as_deref() == Some(PEER_COMMAND) {
-        let netns = std::env::args_os().nth(2).filter(|a| a == peer::NETNS_OPTION);
-        let netns = netns.and_then(|_| std::env::args_os().nth(3));
-        let done = peer::serve_standard_streams(netns.as_deref().map(Path::new));
+        let done = peer::serve_standard_streams(&PeerArgs::parse_from(std::env::args_os().skip(1)));
         if let Err(e) = &done {
             eprintln!("peer: {e}");
         }
@@ -177,7 +175,7 @@ impl Cases {
         let offload = args.offload.map_or(default.offload, |asked| asked == Switch::On);
         let settings: Vec<_> = match &args.eager[..] {
             [] => vec![portals::Settings { offload, ..default }],
-            asked => asked.iter().map(|size| portals::Settings { offload, eager_bytes: size.0 }).collect(),
+            asked => asked.iter().map(|&size| portals::Settings { offload, eager_bytes: size }).collect(),
         };
         Self::Portals(match &args.depth {
             None => portals::Plan::of_sizes(&settings, ops, &args.size),
@@ -280,6 +278,26 @@ fn describe(pair: &Pair) -> String {
     )
 }
 
+/// Whether the next connection may be taken all the same (accept(2)).
+fn is_passing(e: &std::io::Error) -> bool {
+    use rustix::io::Errno;
+    let of_one_connection = [
+        Errno::CONNABORTED,
+        Errno::NETDOWN,
+        Errno::PROTO,
+        Errno::NOPROTOOPT,
+        Errno::HOSTDOWN,
+        Errno::NONET,
+        Errno::HOSTUNREACH,
+        Errno::OPNOTSUPP,
+        Errno::NETUNREACH,
+        Errno::INTR,
+    ];
+    let of_want = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    let errno = Errno::from_io_error(e);
+    errno.is_some_and(|errno| of_one_connection.contains(&errno) || of_want.contains(&errno))
+}
+
 /// Serves measurements that other hosts start.
 fn listen(args: &PerfArgs, address: SocketAddr) -> Result<(), Failure> {
     let refuse = |e: std::io::Error| {
@@ -301,9 +319,8 @@ fn listen(args: &PerfArgs, address: SocketAddr) -> Result<(), Failure> {
     while !interrupted() {
         match listener.accept() {
             Ok((stream, from)) => {
-                stream.set_nonblocking(false)?;
                 eprintln!("measuring with {from}");
-                let served = peer::serve_stream(stream, &url);
+                let served = peer::serve_stream(&stream, &url, args.memory);
                 match served {
                     Err(e) if args.once => return Err(e),
                     Err(e) => eprintln!("hca: {e}"),
@@ -316,6 +333,8 @@ fn listen(args: &PerfArgs, address: SocketAddr) -> Result<(), Failure> {
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
                 std::thread::sleep(Duration::from_millis(20));
             }
+            // A connection that broke before it was taken; or nothing is left to take it with, which passes.
+            Err(e) if is_passing(&e) => std::thread::sleep(Duration::from_millis(20)),
             Err(e) => return Err(refuse(e).into()),
         }
     }

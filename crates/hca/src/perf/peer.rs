@@ -9,11 +9,13 @@ use std::time::{Duration, Instant};
 use hca_core::Mtu;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::control::{Channel, ControlError, Endpoint, FromPeer, PROTOCOL, Phase, ToPeer};
-use super::plan::{Case, Op, Service};
+use super::channel::{Channel, ControlError};
+use super::control::{Endpoint, FromPeer, PROTOCOL, Phase, ToPeer};
+use super::plan::{Case, Memory, Op, Service};
 use super::portals::serve::Seat;
+use super::run::DRAIN_LIMIT;
 use super::side::{Side, stamp};
-use crate::cli::Failure;
+use crate::cli::{Failure, PeerArgs};
 use crate::open::{Opened, open_exactly};
 use crate::probe;
 use crate::url::DeviceUrl;
@@ -22,38 +24,66 @@ use softhca::Progress;
 /// Datagrams that are under way when the stop comes arrive within this time.
 const LINGER: Duration = Duration::from_millis(2);
 
-/// The option of the peer's command that names the network namespace to be in.
-pub(super) const NETNS_OPTION: &str = "--netns";
 /// How long another host may take to begin: it says hello as soon as it has its device.
 const HELLO_LIMIT: Duration = Duration::from_secs(3);
-/// How long another host may be silent while nothing is measured.
-const BETWEEN_LIMIT: Duration = Duration::from_secs(10);
+/// How long another host may be silent when it is its turn. While it measures it says each second that it does.
+const SILENCE_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long the measuring side may be silent; `None` waits for as long as the channel is open.
+/// What the measuring side may ask of this one; `None` is no limit, as of the process that started this one.
 #[derive(Clone, Copy, Default)]
-struct Limits {
+pub(super) struct Limits {
+    /// How long it may take to begin.
     hello: Option<Duration>,
-    between: Option<Duration>,
+    /// Memory that one measurement may take here, in bytes.
+    memory: Option<u64>,
 }
 
-/// Serves the process that started this one, over standard input and output, from within a network namespace if
-/// one is given.
+impl Limits {
+    /// Fails if a measurement takes more memory than this side gives.
+    pub(super) fn admit(&self, bytes: u64) -> Result<(), ControlError> {
+        match self.memory.filter(|&given| bytes > given) {
+            Some(given) => Err(ControlError::Memory { needed: bytes.div_ceil(1 << 20), given: given >> 20 }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// How long this side goes on to take what was under way when it was told to stop.
+#[derive(Default)]
+pub(super) struct Drain(Option<Instant>);
+
+impl Drain {
+    /// Whether it takes too long, from the first call on.
+    pub(super) fn is_long(&mut self) -> bool {
+        self.0.get_or_insert_with(Instant::now).elapsed() > DRAIN_LIMIT
+    }
+}
+
+/// Serves the process that started this one, over standard input and output, as its arguments say.
 ///
 /// # Errors
-/// The channel broke, the namespace can't be entered, or the device can't go on.
-pub fn serve_standard_streams(netns: Option<&Path>) -> Result<(), Failure> {
-    let mut channel = Channel::new(std::io::stdin(), std::io::stdout()).outliving_ctrl_c();
-    if let Some(path) = netns
-        && let Err(e) = enter(path)
-    {
-        let why = format!(
-            "the network namespace {} can't be entered: {e}; `ip netns add NAME` makes one, and root may enter it",
-            path.display()
-        );
-        channel.send(&FromPeer::Failed { why: why.clone() })?;
-        return Err(why.into());
+/// The channel broke, the namespace can't be entered, or the device or the CPU can't be had.
+pub fn serve_standard_streams(args: &PeerArgs) -> Result<(), Failure> {
+    let mut channel = Channel::new(std::io::stdin(), std::io::stdout(), None)?.outliving_ctrl_c();
+    if let Err(why) = settle(args) {
+        channel.send(&FromPeer::Failed { why: why.to_string().into() })?;
+        return Err(why);
     }
-    serve(channel, None, Limits::default())
+    serve(channel, &args.device, Limits::default())
+}
+
+/// Goes where the arguments say.
+fn settle(args: &PeerArgs) -> Result<(), Failure> {
+    if let Some(path) = &args.netns {
+        enter(path).map_err(|e| {
+            format!(
+                "the network namespace {} can't be entered: {e}; `ip netns add NAME` makes one, and root may enter it",
+                path.display()
+            )
+        })?;
+    }
+    args.cpu.map_or(Ok(()), probe::pin)?;
+    Ok(())
 }
 
 /// Moves this thread, and those that it starts, into a network namespace.
@@ -63,50 +93,35 @@ fn enter(path: &Path) -> std::io::Result<()> {
 }
 
 /// Serves a measuring process on another host. One that is silent is given up on, since the next one waits.
-pub(super) fn serve_stream(stream: TcpStream, device: &DeviceUrl) -> Result<(), Failure> {
-    stream.set_nodelay(true)?;
-    let channel = Channel::new(stream.try_clone()?, stream.try_clone()?);
-    let served =
-        serve(channel, Some(device), Limits { hello: Some(HELLO_LIMIT), between: Some(BETWEEN_LIMIT) });
+pub(super) fn serve_stream(stream: &TcpStream, device: &DeviceUrl, memory: Memory) -> Result<(), Failure> {
+    stream.set_nonblocking(false)?;
+    let channel = Channel::over_tcp(stream, Some(SILENCE_LIMIT))?;
+    let served = serve(channel, device, Limits { hello: Some(HELLO_LIMIT), memory: Some(memory.0) });
     // The thread that reads ends with the connection; one that broke is no error of its own.
     let _ = stream.shutdown(Shutdown::Both);
     served
 }
 
 /// Serves one conversation. A failure is told to the other side as well.
-fn serve(mut channel: Channel<ToPeer>, device: Option<&DeviceUrl>, limits: Limits) -> Result<(), Failure> {
-    let served = converse(&mut channel, device, limits);
+fn serve(mut channel: Channel<ToPeer>, device: &DeviceUrl, limits: Limits) -> Result<(), Failure> {
+    let served = converse(&mut channel, device, &limits);
     if let Err(e) = &served
         && !matches!(e.downcast_ref(), Some(ControlError::Closed))
     {
         // Where the channel itself broke, nobody is left to be told.
-        let _ = channel.send(&FromPeer::Failed { why: e.to_string() });
+        let _ = channel.send(&FromPeer::Failed { why: e.to_string().into() });
     }
     served
 }
 
-fn converse(
-    channel: &mut Channel<ToPeer>,
-    device: Option<&DeviceUrl>,
-    limits: Limits,
-) -> Result<(), Failure> {
-    let opened = match channel.recv(limits.hello)? {
-        ToPeer::Hello { protocol: PROTOCOL, device: asked, cpu } => {
-            if let Some(cpu) = cpu {
-                probe::pin(cpu)?;
-            }
-            let opened = match (device, asked) {
-                (Some(url), _) => open_exactly(url)?,
-                (None, Some(text)) => open_exactly(&text.parse()?)?,
-                (None, None) => open_exactly(&"udp://".parse()?)?,
-            };
-            let (device, mtu) = (opened.url().to_string(), opened.mtu().bytes());
-            channel.send(&FromPeer::Hello { protocol: PROTOCOL, device, mtu, cpu })?;
-            opened
-        }
-        ToPeer::Hello { protocol, .. } => return Err(ControlError::Version { theirs: protocol }.into()),
+fn converse(channel: &mut Channel<ToPeer>, device: &DeviceUrl, limits: &Limits) -> Result<(), Failure> {
+    match channel.recv(limits.hello)? {
+        ToPeer::Hello { protocol: PROTOCOL } => {}
+        ToPeer::Hello { protocol } => return Err(ControlError::Version { theirs: protocol }.into()),
         other => return Err(ControlError::OutOfTurn(format!("{other:?}")).into()),
-    };
+    }
+    let opened = open_exactly(device)?;
+    channel.send(&FromPeer::Hello { protocol: PROTOCOL, mtu: opened.mtu() })?;
     let served = measurements(channel, &opened, limits);
     // However it ended, what was captured is kept.
     opened.finish_capture()?;
@@ -114,19 +129,20 @@ fn converse(
 }
 
 /// Serves measurements until the other side has had enough.
-fn measurements(channel: &mut Channel<ToPeer>, opened: &Opened, limits: Limits) -> Result<(), Failure> {
+fn measurements(channel: &mut Channel<ToPeer>, opened: &Opened, limits: &Limits) -> Result<(), Failure> {
     let mut seat = None;
     loop {
-        match channel.recv(limits.between)? {
+        match channel.recv(None)? {
             ToPeer::Node { settings, card } => {
                 drop(seat.take());
-                seat = Some(Seat::open(channel, opened, settings, &card)?);
+                seat = Some(Seat::open(channel, opened, settings, card)?);
             }
             ToPeer::Move { case, phase } => match &seat {
-                Some(seat) => seat.measurement(channel, opened, &case, phase)?,
+                Some(seat) => seat.measurement(channel, opened, &case, phase, limits)?,
                 None => return Err(ControlError::OutOfTurn("a move without a node".to_owned()).into()),
             },
             ToPeer::Prepare { case, phase, mtu, endpoint } => {
+                limits.admit(Side::memory(&case, phase))?;
                 measurement(channel, opened, &case, phase, mtu, &endpoint)?;
             }
             ToPeer::Bye => return Ok(()),
@@ -140,13 +156,9 @@ fn measurement(
     opened: &Opened,
     case: &Case,
     phase: Phase,
-    mtu: u32,
+    mtu: Mtu,
     theirs: &Endpoint,
 ) -> Result<(), Failure> {
-    if !case.service.offers(case.op) {
-        return Err(ControlError::OutOfTurn(format!("{} over {}", case.op, case.service)).into());
-    }
-    let mtu = Mtu::from_bytes(mtu).ok_or_else(|| ControlError::OutOfTurn(format!("a path MTU of {mtu}")))?;
     let mut side = Side::new(opened, case, phase)?;
     side.connect(theirs, mtu)?;
     channel.send(&FromPeer::Ready { endpoint: side.endpoint() })?;
@@ -180,13 +192,19 @@ fn echo(channel: &Channel<ToPeer>, side: &mut Side) -> Result<(u64, u64), Failur
 
 /// Takes a stream of messages.
 fn take(channel: &Channel<ToPeer>, side: &mut Side, service: Service) -> Result<(u64, u64), Failure> {
-    let (mut received, mut idle_since) = (0, None::<Instant>);
+    let (mut received, mut idle_since, mut drain) = (0, None::<Instant>, Drain::default());
     loop {
         let n = side.poll()?.received;
         received += n;
+        if !channel.over() {
+            continue;
+        }
+        if drain.is_long() {
+            return Ok((received, 0));
+        }
         if n > 0 {
             idle_since = None;
-        } else if channel.over() {
+        } else {
             let since = *idle_since.get_or_insert_with(Instant::now);
             if service == Service::Rc || since.elapsed() > LINGER {
                 return Ok((received, 0));
@@ -233,18 +251,17 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let near = listener.accept().unwrap().0;
-        let mut far: Channel<FromPeer> = Channel::new(far.try_clone().unwrap(), far);
-        let limits = Limits { hello: None, between: Some(Duration::from_millis(20)) };
+        let mut far: Channel<FromPeer> = Channel::over_tcp(&far, None).unwrap();
         let device = "loopback://silent?progress=inline".parse().unwrap();
         let serving = std::thread::spawn(move || {
-            let channel = Channel::new(near.try_clone().unwrap(), near);
-            serve(channel, Some(&device), limits).unwrap_err().to_string()
+            let channel = Channel::over_tcp(&near, Some(Duration::from_millis(20))).unwrap();
+            serve(channel, &device, Limits::default()).unwrap_err().to_string()
         });
-        far.send(&ToPeer::Hello { protocol: PROTOCOL, device: None, cpu: None }).unwrap();
+        far.send(&ToPeer::Hello { protocol: PROTOCOL }).unwrap();
         assert!(matches!(far.recv(None).unwrap(), FromPeer::Hello { .. }));
         let told = far.recv(None).unwrap();
         assert!(
-            matches!(&told, FromPeer::Failed { why } if why.contains("said nothing for 20ms")),
+            matches!(&told, FromPeer::Failed { why } if String::from(why.clone()).contains("said nothing for 20ms")),
             "{told:?}"
         );
         assert!(serving.join().unwrap().contains("said nothing"));

@@ -115,57 +115,111 @@ impl Service {
 
 /// A message size, as `8`, `64K` or `4M` (1024 and 1024 x 1024).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Size(pub u64);
+#[serde(try_from = "u64", into = "u64")]
+pub struct Size(u64);
+
+impl Size {
+    /// A message of so many bytes: from 1 to 1 GiB.
+    pub const fn new(bytes: u64) -> Option<Self> {
+        if bytes >= 1 && bytes <= MAX_SIZE { Some(Self(bytes)) } else { None }
+    }
+    /// The same for a number that the program knows.
+    ///
+    /// # Panics
+    /// It is 0, or more than 1 GiB.
+    pub const fn of(bytes: u64) -> Self {
+        Self::new(bytes).expect("a message has from 1 byte to 1 GiB")
+    }
+    /// How many they are.
+    pub const fn bytes(self) -> u64 {
+        self.0
+    }
+}
+impl TryFrom<u64> for Size {
+    type Error = String;
+    fn try_from(bytes: u64) -> Result<Self, String> {
+        Self::new(bytes).ok_or_else(|| format!("a size of {bytes}: from 1 to {MAX_SIZE}"))
+    }
+}
+impl From<Size> for u64 {
+    fn from(size: Size) -> Self {
+        size.0
+    }
+}
+
+/// Bytes, as `8`, `64K`, `4M` or `2G`.
+pub(super) fn parse_bytes(s: &str) -> Option<u64> {
+    let upper = s.to_ascii_uppercase();
+    let (digits, unit) = match upper.strip_suffix("IB").or(upper.strip_suffix('B')).unwrap_or(&upper) {
+        x if x.ends_with('K') => (&x[..x.len() - 1], 1 << 10),
+        x if x.ends_with('M') => (&x[..x.len() - 1], 1 << 20),
+        x if x.ends_with('G') => (&x[..x.len() - 1], 1 << 30),
+        x => (x, 1),
+    };
+    digits.trim().parse::<u64>().ok().and_then(|n| n.checked_mul(unit))
+}
 
 impl FromStr for Size {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
-        let upper = s.to_ascii_uppercase();
-        let (digits, unit) = match upper.strip_suffix("IB").or(upper.strip_suffix('B')).unwrap_or(&upper) {
-            x if x.ends_with('K') => (&x[..x.len() - 1], 1 << 10),
-            x if x.ends_with('M') => (&x[..x.len() - 1], 1 << 20),
-            x if x.ends_with('G') => (&x[..x.len() - 1], 1 << 30),
-            x => (x, 1),
-        };
-        let bytes = digits.trim().parse::<u64>().ok().and_then(|n| n.checked_mul(unit));
-        bytes
-            .filter(|n| (1..=MAX_SIZE).contains(n))
-            .map(Self)
-            .ok_or_else(|| format!("`{s}` is no size from 1 to 1G: write bytes, or 64K, or 4M"))
+        let size = parse_bytes(s).and_then(Self::new);
+        size.ok_or_else(|| format!("`{s}` is no size from 1 to 1G: write bytes, or 64K, or 4M"))
+    }
+}
+
+/// Memory that a measurement may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory(pub u64);
+
+impl FromStr for Memory {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        let bytes = parse_bytes(s).filter(|n| (1 << 20..=1 << 40).contains(n));
+        bytes.map(Self).ok_or_else(|| format!("`{s}` is no size from 1M to 1024G: write 64M, or 2G"))
+    }
+}
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}M", self.0 >> 20)
     }
 }
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (n, unit) = match self.0 {
-            n if n >= 1 << 30 && n % (1 << 30) == 0 => (n >> 30, " GiB"),
-            n if n >= 1 << 20 && n % (1 << 20) == 0 => (n >> 20, " MiB"),
-            n if n >= 1 << 10 && n % (1 << 10) == 0 => (n >> 10, " KiB"),
-            n => (n, " B"),
-        };
-        f.pad(&format!("{n}{unit}"))
+        f.pad(&bytes_text(self.0))
     }
 }
 
+/// So many bytes for people, as `64 KiB`.
+pub fn bytes_text(bytes: u64) -> String {
+    let (n, unit) = match bytes {
+        n if n >= 1 << 30 && n % (1 << 30) == 0 => (n >> 30, " GiB"),
+        n if n >= 1 << 20 && n % (1 << 20) == 0 => (n >> 20, " MiB"),
+        n if n >= 1 << 10 && n % (1 << 10) == 0 => (n >> 10, " KiB"),
+        n => (n, " B"),
+    };
+    format!("{n}{unit}")
+}
+
 /// The one size of an atomic.
-const ATOMIC_SIZE: Size = Size(8);
+const ATOMIC_SIZE: Size = Size::of(8);
 
 /// Sizes that are measured unless others are asked for.
 pub const DEFAULT_SIZES: [Size; 10] = [
-    Size(8),
-    Size(64),
-    Size(256),
-    Size(1 << 10),
-    Size(4 << 10),
-    Size(16 << 10),
-    Size(64 << 10),
-    Size(256 << 10),
-    Size(1 << 20),
-    Size(4 << 20),
+    Size::of(8),
+    Size::of(64),
+    Size::of(256),
+    Size::of(1 << 10),
+    Size::of(4 << 10),
+    Size::of(16 << 10),
+    Size::of(64 << 10),
+    Size::of(256 << 10),
+    Size::of(1 << 20),
+    Size::of(4 << 20),
 ];
 
 /// One row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "CaseFields")]
 pub struct Case {
     /// Service.
     pub service: Service,
@@ -173,6 +227,27 @@ pub struct Case {
     pub op: Op,
     /// Bytes a message.
     pub size: Size,
+}
+
+/// A row as another process says it.
+#[derive(Deserialize)]
+struct CaseFields {
+    service: Service,
+    op: Op,
+    size: Size,
+}
+
+impl TryFrom<CaseFields> for Case {
+    type Error = String;
+    fn try_from(CaseFields { service, op, size }: CaseFields) -> Result<Self, String> {
+        if !service.offers(op) {
+            return Err(format!("{service} has no {op}"));
+        }
+        if op == Op::Atomic && size != ATOMIC_SIZE {
+            return Err(format!("an atomic of {size}: it has {ATOMIC_SIZE}"));
+        }
+        Ok(Self { service, op, size })
+    }
 }
 
 /// All that a run measures.
@@ -240,7 +315,7 @@ mod tests {
     #[test]
     fn a_plan_leaves_out_what_a_service_does_not_offer_and_says_so() {
         let ops = [Op::Send, Op::Write, Op::Read, Op::Atomic];
-        let sizes = [Size(8), Size(8192)];
+        let sizes = [Size::of(8), Size::of(8192)];
         let plan = Plan::new(&[Service::Ud, Service::Rc], &ops, &sizes, 4096, Duration::from_secs(1));
         let rows: Vec<_> = plan.cases.iter().map(|c| (c.service, c.op, c.size.0)).collect();
         use {Op::*, Service::*};
@@ -264,11 +339,14 @@ mod tests {
     fn sizes_that_an_atomic_does_not_have_are_told() {
         let left_out = |sizes: &[Size]| {
             let plan = Plan::new(&[Service::Rc], &[Op::Atomic], sizes, 4096, Duration::from_secs(1));
-            assert_eq!(plan.cases, [Case { service: Service::Rc, op: Op::Atomic, size: Size(8) }]);
+            assert_eq!(plan.cases, [Case { service: Service::Rc, op: Op::Atomic, size: Size::of(8) }]);
             plan.left_out
         };
-        assert_eq!(left_out(&[Size(3), Size(8), Size(4096)]), ["rc atomic of 3 B, 4 KiB: an atomic has 8 B"]);
-        assert!(left_out(&[Size(8)]).is_empty());
+        assert_eq!(
+            left_out(&[Size::of(3), Size::of(8), Size::of(4096)]),
+            ["rc atomic of 3 B, 4 KiB: an atomic has 8 B"]
+        );
+        assert!(left_out(&[Size::of(8)]).is_empty());
         assert!(left_out(&DEFAULT_SIZES).is_empty());
     }
 

@@ -8,7 +8,7 @@ use plotters::prelude::*;
 use thiserror::Error;
 
 use super::json::Row;
-use super::plan::Size;
+use super::plan::bytes_text;
 use super::table::label;
 
 /// Why a plot was not drawn.
@@ -56,7 +56,7 @@ pub(super) fn plot(path: &Path, title: &str, rows: &[Row]) -> Result<(), PlotErr
     let p50 = |r: &Row| r.p50_ns as f64 / 1e3;
     let by_depth = rows.iter().any(|r| r.depth.is_some());
     let (name, x, axis): (Name, Value, _) = match by_depth {
-        false => (label, |r| r.size as f64, Axis { desc: "message size", text: |n| Size(n).to_string() }),
+        false => (label, |r| r.size as f64, Axis { desc: "message size", text: |n| bytes_text(n) }),
         true => (
             behind,
             |r| r.depth.unwrap_or(0).max(1) as f64,

@@ -10,9 +10,9 @@ use hca_fabric::RawOptions;
 use hdrhistogram::Histogram;
 use thiserror::Error;
 
-use super::control::{Channel, ControlError, FromPeer, PROTOCOL, Phase, ToPeer};
+use super::channel::{Channel, ControlError};
+use super::control::{FromPeer, PROTOCOL, Phase, ToPeer};
 use super::json::Row;
-use super::peer::NETNS_OPTION;
 use super::plan::{Case, Layer, Op, Service, Size};
 use super::side::{Side, stamp};
 use crate::cli::Failure;
@@ -31,6 +31,10 @@ const LOST_AFTER: Duration = Duration::from_millis(20);
 pub(super) const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 /// How much longer than asked for a measurement goes on that has nothing to show.
 const STRETCH: Duration = Duration::from_secs(5);
+/// Nobody measures with less than so many bytes a second.
+const SLOWEST: u64 = 1 << 20;
+/// Turns of waiting between two looks at the clock.
+const SPINS: u32 = 256;
 /// Messages before a latency counts.
 const WARM_UP: u64 = 16;
 /// The longest latency that is told apart: 1000 s.
@@ -126,6 +130,9 @@ pub enum PairError {
         /// This process's device.
         device: DeviceUrl,
     },
+    /// Nothing comes back any more.
+    #[error("nothing came back for {0:?}; see whether the peer hangs, and run both ends again")]
+    Stalled(Duration),
     /// The process can't be started.
     #[error("the peer process can't be started: {0}; check the limits on processes (ulimit -u)")]
     Spawn(std::io::Error),
@@ -183,20 +190,25 @@ impl Pair {
         }
         let opened = open_exactly(&setup.device)?;
         let mut command = Command::new(std::env::current_exe().map_err(PairError::Spawn)?);
-        command.arg(super::PEER_COMMAND).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+            .arg(super::PEER_COMMAND)
+            .arg(peer_device.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
         command.env_remove(DEVICE_VARIABLE);
         if let Some(netns) = &setup.peer_netns {
             let path = if netns.contains('/') { netns.into() } else { Path::new(NETNS_DIR).join(netns) };
-            command.arg(NETNS_OPTION).arg(path);
+            command.arg("--netns").arg(path);
+        }
+        if let Some((_, cpu)) = setup.cpus {
+            command.arg("--cpu").arg(cpu.to_string());
         }
         let mut child = command.spawn().map_err(PairError::Spawn)?;
         let input = child.stdout.take().expect("the peer's output is a pipe");
         let out = child.stdin.take().expect("the peer's input is a pipe");
-        let channel = Channel::new(input, out);
-        let peer_cpu = setup.cpus.map(|c| c.1);
-        let mut pair = Self::greet(opened, channel, Some(peer_device.to_string()), peer_cpu, Some(child))?;
-        pair.cpus.0 = setup.cpus.map(|c| c.0);
-        Ok(pair)
+        let channel = Channel::new(input, out, None).map_err(PairError::Spawn)?;
+        let cpus = setup.cpus.map_or((None, None), |(own, theirs)| (Some(own), Some(theirs)));
+        Self::greet(opened, channel, cpus, Some(child))
     }
 
     /// Measures against a process on another host that listens there.
@@ -212,7 +224,6 @@ impl Pair {
         let refuse = |source| PairError::Connect { address, source };
         let answer = unless_interrupted(move || TcpStream::connect_timeout(&address, PATIENCE));
         let stream = answer.ok_or(ControlError::Interrupted)?.map_err(refuse)?;
-        stream.set_nodelay(true).map_err(refuse)?;
         let own = stream.local_addr().map_err(refuse)?.ip();
         let named = device.cloned().unwrap_or_else(|| device_at(own));
         let options = named.options.overridden_by(options.clone());
@@ -220,28 +231,24 @@ impl Pair {
         if let Some(cpu) = cpu {
             probe::pin(cpu).map_err(|source| PairError::Pin { cpu, source })?;
         }
-        let channel = Channel::new(stream.try_clone().map_err(refuse)?, stream);
-        let mut pair = Self::greet(opened, channel, None, None, None)?;
-        pair.cpus.0 = cpu;
-        Ok(pair)
+        let channel = Channel::over_tcp(&stream, None).map_err(refuse)?.beating();
+        Self::greet(opened, channel, (cpu, None), None)
     }
 
     fn greet(
         opened: Opened,
         mut channel: Channel<FromPeer>,
-        device: Option<String>,
-        cpu: Option<usize>,
+        cpus: (Option<usize>, Option<usize>),
         child: Option<Child>,
     ) -> Result<Self, Failure> {
-        channel.send(&ToPeer::Hello { protocol: PROTOCOL, device, cpu })?;
-        let (theirs, peer_cpu) = match channel.recv(Some(PATIENCE))? {
-            FromPeer::Hello { protocol: PROTOCOL, mtu, cpu, .. } => (mtu, cpu),
+        channel.send(&ToPeer::Hello { protocol: PROTOCOL })?;
+        let theirs = match channel.recv(Some(PATIENCE))? {
+            FromPeer::Hello { protocol: PROTOCOL, mtu } => mtu,
             FromPeer::Hello { protocol, .. } => return Err(ControlError::Version { theirs: protocol }.into()),
             other => return Err(unexpected(other).into()),
         };
-        let own = opened.mtu();
-        let mtu = Mtu::from_bytes(theirs).map_or(own, |theirs| theirs.min(own));
-        Ok(Self { opened, channel, mtu, cpus: (None, peer_cpu), child })
+        let mtu = theirs.min(opened.mtu());
+        Ok(Self { opened, channel, mtu, cpus, child })
     }
 
     /// The device of this process.
@@ -275,12 +282,12 @@ impl Pair {
         }
         let mut side = Side::new(&self.opened, case, phase)?;
         let endpoint = side.endpoint();
-        self.channel.send(&ToPeer::Prepare { case: *case, phase, mtu: self.mtu.bytes(), endpoint })?;
+        self.channel.send(&ToPeer::Prepare { case: *case, phase, mtu: self.mtu, endpoint })?;
         match self.channel.recv(Some(PATIENCE))? {
             FromPeer::Ready { endpoint } => side.connect(&endpoint, self.mtu)?,
             other => return Err(unexpected(other).into()),
         }
-        let pace = Pace { channel: &self.channel, limit };
+        let pace = Pace::new(&mut self.channel, limit, case.size);
         let mut run = Run { side: &mut side, pace, case, out: Measured::new() };
         match phase {
             Phase::Latency => run.latency()?,
@@ -290,9 +297,10 @@ impl Pair {
         self.channel.send(&ToPeer::Stop)?;
         match self.channel.recv(Some(DRAIN_LIMIT + PATIENCE))? {
             FromPeer::Done { received, errors } => {
-                measured.errors += errors;
+                measured.errors = measured.errors.saturating_add(errors);
                 if phase == Phase::Stream && case.service != Service::Rc {
-                    measured.errors += measured.messages.saturating_sub(received);
+                    let lost = measured.messages.saturating_sub(received);
+                    measured.errors = measured.errors.saturating_add(lost);
                     measured.messages = received.min(measured.messages);
                 }
             }
@@ -330,13 +338,13 @@ impl Pair {
             service: Service::Rc,
             op,
             layer: Layer::Verbs.to_string(),
-            size: size.0,
+            size: size.bytes(),
             p50_ns: h.value_at_quantile(0.5),
             p99_ns: h.value_at_quantile(0.99),
             p999_ns: h.value_at_quantile(0.999),
             mean_ns: h.mean() as u64,
             max_ns: h.max(),
-            gb_per_s: rate * size.0 as f64 / 1e9,
+            gb_per_s: rate * size.bytes() as f64 / 1e9,
             msgs_per_s: rate,
             count: h.len(),
             errors: latency.errors + stream.errors,
@@ -371,7 +379,7 @@ impl Drop for Pair {
 
 pub(super) fn unexpected(message: FromPeer) -> ControlError {
     match message {
-        FromPeer::Failed { why } => ControlError::Peer(why),
+        FromPeer::Failed { why } => ControlError::Peer(why.into()),
         other => ControlError::OutOfTurn(format!("{other:?}")),
     }
 }
@@ -411,11 +419,51 @@ pub(super) fn device_at(own: IpAddr) -> DeviceUrl {
 
 /// When a measurement under way ends.
 pub(super) struct Pace<'a> {
-    pub(super) channel: &'a Channel<FromPeer>,
+    channel: &'a mut Channel<FromPeer>,
     pub(super) limit: Limit,
+    /// How long nothing may move.
+    patience: Duration,
+    /// Waits between two looks at the clock.
+    spins: u32,
+    /// What was done when something moved last, and when that was.
+    moved: (u64, Instant),
 }
 
-impl Pace<'_> {
+impl<'a> Pace<'a> {
+    /// That of messages of this size.
+    pub(super) fn new(channel: &'a mut Channel<FromPeer>, limit: Limit, size: Size) -> Self {
+        let patience = PATIENCE + Duration::from_secs(size.bytes() / SLOWEST);
+        Self { channel, limit, patience, spins: 0, moved: (0, Instant::now()) }
+    }
+
+    /// Tells the peer that this side is there, where it is time to.
+    pub(super) fn beat(&mut self) {
+        self.channel.beat(Instant::now());
+    }
+
+    /// A turn of waiting for what was posted then. The clock is seldom looked at; the time that has passed, if it was.
+    #[inline]
+    fn waited(&mut self, since: Instant) -> Option<Duration> {
+        self.spins = self.spins.wrapping_add(1);
+        self.spins.is_multiple_of(SPINS).then(|| {
+            let now = Instant::now();
+            self.channel.beat(now);
+            now - since
+        })
+    }
+
+    /// The same for what has to come.
+    ///
+    /// # Errors
+    /// It does not, for too long.
+    #[inline]
+    pub(super) fn waits_since(&mut self, since: Instant) -> Result<(), PairError> {
+        match self.waited(since) {
+            Some(passed) if passed > self.patience => Err(PairError::Stalled(self.patience)),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether the user or the peer ends it.
     #[inline]
     pub(super) fn cut_short(&self) -> bool {
@@ -424,12 +472,16 @@ impl Pace<'_> {
 
     /// Whether the limit is reached, or somebody ends it. A time that was too short for a single message is
     /// stretched, so that a busy machine yields a figure as well.
-    pub(super) fn over(&self, begin: Instant, now: Instant, done: u64) -> bool {
+    pub(super) fn over(&mut self, begin: Instant, now: Instant, done: u64) -> bool {
         let reached = match self.limit {
             Limit::Time(t) => now - begin >= t && (done > 0 || now - begin >= t + STRETCH),
             Limit::Count(n) => done >= n,
         };
-        reached || self.cut_short()
+        self.channel.beat(now);
+        if done != self.moved.0 {
+            self.moved = (done, now);
+        }
+        reached || self.cut_short() || now - self.moved.1 > self.patience
     }
 
     /// Whether a message still belongs to the warm-up.
@@ -486,32 +538,37 @@ impl Run<'_> {
     fn once(&mut self, stamp: u64, posted: Instant) -> Result<bool, Failure> {
         while !self.side.post(stamp)? {
             self.side.poll()?;
+            self.pace.waits_since(posted)?;
             if self.pace.cut_short() {
                 return Ok(false);
             }
         }
-        let lossy = !self.reliable();
-        let mut spins = 0_u32;
-        if self.case.op == Op::Write {
-            let wanted = stamp & self.side.flag_mask();
-            let flag = self.side.wait_flag(|flag| {
-                spins = spins.wrapping_add(1);
-                let lost = lossy && spins.is_multiple_of(64) && posted.elapsed() > LOST_AFTER;
-                flag == wanted || lost || self.pace.cut_short()
+        let limit = if self.reliable() { self.pace.patience } else { LOST_AFTER };
+        let (side, pace) = (&mut *self.side, &mut self.pace);
+        let mut gone = false;
+        let here = if self.case.op == Op::Write {
+            let wanted = stamp & side.flag_mask();
+            let flag = side.wait_flag(|flag| {
+                gone = pace.waited(posted).is_some_and(|passed| passed > limit);
+                flag == wanted || gone || pace.cut_short()
             });
-            return Ok(flag == wanted);
-        }
-        loop {
-            let polled = self.side.poll()?;
-            let here = if self.case.op == Op::Send { polled.received > 0 } else { polled.completed > 0 };
-            if here {
-                return Ok(true);
+            flag == wanted
+        } else {
+            loop {
+                let polled = side.poll()?;
+                if if self.case.op == Op::Send { polled.received > 0 } else { polled.completed > 0 } {
+                    break true;
+                }
+                gone = pace.waited(posted).is_some_and(|passed| passed > limit);
+                if gone || pace.cut_short() {
+                    break false;
+                }
             }
-            spins = spins.wrapping_add(1);
-            if self.pace.cut_short() || lossy && spins.is_multiple_of(64) && posted.elapsed() > LOST_AFTER {
-                return Ok(false);
-            }
+        };
+        if gone && !here && self.reliable() {
+            return Err(PairError::Stalled(limit).into());
         }
+        Ok(here)
     }
 
     /// As many as the queue takes.
@@ -550,6 +607,7 @@ impl Run<'_> {
                 break;
             }
             self.side.poll()?;
+            self.pace.beat();
             asked = asked || self.side.finish()?;
         }
         Ok(())

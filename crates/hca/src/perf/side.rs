@@ -7,7 +7,7 @@ use hca_verbs::{
     UdPeer, ops,
 };
 
-use super::ACK_TIMEOUT;
+use super::channel::ControlError;
 use super::control::{Endpoint, Phase};
 use super::plan::{Case, Op, Service};
 use crate::cli::Failure;
@@ -93,7 +93,7 @@ impl Side {
     pub(super) fn new(opened: &Opened, case: &Case, phase: Phase) -> Result<Self, Failure> {
         let context: &Context = opened.context();
         let pd = context.alloc_pd()?;
-        let size = case.size.0 as usize;
+        let size = case.size.bytes() as usize;
         let window_messages = messages_under_way(case, phase);
         // The other side's window twice, so that it meets a request even before those that it has used up
         // are posted again.
@@ -149,6 +149,15 @@ impl Side {
         Ok(side)
     }
 
+    /// Memory that a side takes for a measurement, in bytes.
+    pub(super) fn memory(case: &Case, phase: Phase) -> u64 {
+        let window = messages_under_way(case, phase);
+        let sinks = if matches!(case.op, Op::Read | Op::Atomic) { window } else { 0 };
+        let receives = if case.op == Op::Send { 2 * window } else { 0 };
+        // The window and the source are there in any case.
+        case.size.bytes() * (2 + sinks + receives)
+    }
+
     /// What the other side has to know.
     pub(super) fn endpoint(&self) -> Endpoint {
         let qp = match &self.qp {
@@ -161,7 +170,11 @@ impl Side {
 
     /// Connects to the other side.
     pub(super) fn connect(&mut self, theirs: &Endpoint, mtu: Mtu) -> Result<(), Failure> {
-        let options = ConnectOptions { mtu: Some(mtu), timeout: ACK_TIMEOUT, ..ConnectOptions::default() };
+        let needed = (flag_offset(self.case.size.bytes() as usize) + FLAG_BYTES) as u64;
+        if theirs.window.len < needed {
+            return Err(ControlError::Window { len: theirs.window.len, needed }.into());
+        }
+        let options = ConnectOptions { mtu: Some(mtu), ..ConnectOptions::default() };
         match &mut self.qp {
             AnyQp::Rc(qp) => qp.connect(&theirs.qp, &options)?,
             AnyQp::Uc(qp) => qp.connect(&theirs.qp, &options)?,
@@ -196,10 +209,10 @@ impl Side {
         }
         let message = Message {
             op: self.case.op,
-            flagged: self.phase == Phase::Latency && self.case.size.0 > FLAG_BYTES as u64,
+            flagged: self.phase == Phase::Latency && self.case.size.bytes() > FLAG_BYTES as u64,
             counted: counts_arrivals(&self.case, self.phase),
             inline: self.inline,
-            size: self.case.size.0 as usize,
+            size: self.case.size.bytes() as usize,
             small: &self.small,
             source: &self.source,
             remote: self.remote.as_ref(),
@@ -299,13 +312,13 @@ impl Side {
     /// a message of this size carries.
     #[inline]
     pub(super) fn wait_flag(&self, mut done: impl FnMut(u64) -> bool) -> u64 {
-        let (at, mask) = (flag_offset(self.case.size.0 as usize), self.flag_mask());
+        let (at, mask) = (flag_offset(self.case.size.bytes() as usize), self.flag_mask());
         self.window.wait_until(at, |word| done(word & mask)) & mask
     }
 
     /// The bits of a stamp that a message of this size carries.
     pub(super) fn flag_mask(&self) -> u64 {
-        match self.case.size.0 {
+        match self.case.size.bytes() {
             size @ 1..8 => (1 << (8 * size)) - 1,
             _ => u64::MAX,
         }
@@ -320,7 +333,7 @@ fn messages_under_way(case: &Case, phase: Phase) -> u64 {
         (Phase::Stream, Op::Read | Op::Atomic) => READ_WINDOW,
         (Phase::Stream, _) => MAX_WINDOW,
     };
-    (BYTES_UNDER_WAY / case.size.0).clamp(2, max)
+    (BYTES_UNDER_WAY / case.size.bytes()).clamp(2, max)
 }
 
 /// What is posted to receive, with a buffer each where messages bring their bytes to it.
@@ -329,7 +342,7 @@ fn receives(pd: &Pd, case: &Case, depth: usize) -> Result<Vec<Option<Buf>>, Fail
         return Ok((0..depth).map(|_| None).collect());
     }
     let grh = if case.service == Service::Ud { GRH_BYTES } else { 0 };
-    Ok(pd.alloc_many(depth, case.size.0 as usize + grh)?.into_iter().map(Some).collect())
+    Ok(pd.alloc_many(depth, case.size.bytes() as usize + grh)?.into_iter().map(Some).collect())
 }
 
 /// Whether the request of this number is signalled, of every `every`, a power of two.

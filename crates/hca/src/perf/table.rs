@@ -3,13 +3,13 @@
 use comfy_table::{CellAlignment, Table, presets};
 
 use super::json::Row;
-use super::plan::Size;
+use super::plan::bytes_text;
 
 /// What a row is of, in a word or two. A setting is told where rows differ in it.
 pub(super) fn label(row: &Row, rows: &[Row]) -> String {
     let Some(eager) = row.eager_bytes else { return format!("{} {}", row.service, row.op) };
     match rows.iter().any(|other| other.eager_bytes != Some(eager)) {
-        true => format!("{}, eager {}", row.op, Size(eager)),
+        true => format!("{}, eager {}", row.op, bytes_text(eager)),
         false => row.op.to_string(),
     }
 }
@@ -80,7 +80,7 @@ pub(super) fn table(rows: &[Row]) -> String {
     for r in rows {
         table.add_row([
             label(r, rows),
-            Size(r.size).to_string(),
+            bytes_text(r.size),
             micros(r.p50_ns),
             micros(r.p99_ns),
             micros(r.p999_ns),

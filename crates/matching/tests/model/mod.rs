@@ -298,6 +298,7 @@ impl Model {
         if has(&region, Options::USE_ONCE) {
             uses = Threshold::Count(1);
         }
+        let mut found = false;
         let candidates: Vec<u64> = self.waiting.iter().map(|w| w.number).collect();
         for number in candidates {
             if uses == Threshold::Count(0) {
@@ -312,6 +313,7 @@ impl Model {
             {
                 continue;
             }
+            found = true;
             if let Threshold::Count(n) = &mut uses {
                 *n -= 1;
             }
@@ -327,7 +329,7 @@ impl Model {
                 }
             }
         }
-        if uses != Threshold::Count(0) {
+        if !found {
             let event = Event {
                 pt_index: pt as u32,
                 fail: NiFail::NoMatch,

@@ -111,29 +111,36 @@ impl Entry {
         let out = hca.exec(&QueryQpIn::new().with(QueryQpIn::QPN, self.fixed.qpn))?;
         Ok(context::state_of(out.get(QueryQpOut::QPC).get(Qpc::STATE)).unwrap_or(set))
     }
-    /// Takes what it left in its completion queues out of these, and returns what it took from a shared receive queue. After
-    /// a reset it stays there, and all its requests are forgotten.
-    fn purge(&self, reset: bool) -> Vec<u64> {
+    /// Has the adapter give back the request that it took from a shared receive queue and has not filled: it comes by a
+    /// flush.
+    fn give_back_shared(&self, hca: &Hca, from: Option<QpState>) -> Result<(), DeviceError> {
+        let busy = !matches!(from, None | Some(QpState::Reset | QpState::Error));
+        if !busy || self.core.srq.is_none() {
+            return Ok(());
+        }
+        context::command(hca, &self.fixed, [QpState::Rts, QpState::Error], &QpAttr::default(), None)
+    }
+    /// Takes it out of its completion queues, with what it left there, and returns what it took from a shared receive queue.
+    fn leave(&self) -> Vec<u64> {
+        let (send, recv) = (&self.send_cq.core, &self.recv_cq.core);
+        if !Arc::ptr_eq(send, recv) {
+            // One after the other: two queue pairs may have two queues the other way round.
+            send.remove(&self.core);
+        }
+        recv.remove(&self.core)
+    }
+    /// Forgets all its requests, with what it left in its completion queues; those of a shared receive queue complete.
+    fn forget(&self) {
         let (send, recv, core) = (&self.send_cq.core, &self.recv_cq.core, &*self.core);
-        let send_side = || {
-            if reset {
-                core.clear_send();
-            }
-        };
-        let recv_side = || {
-            if reset {
-                core.clear_recv();
-            }
-        };
         if Arc::ptr_eq(send, recv) {
-            return send.remove(core, reset, || {
-                send_side();
-                recv_side();
+            return send.reset(core, || {
+                core.clear_send();
+                core.clear_recv();
             });
         }
-        // One after the other: two queue pairs may have two queues the other way round.
-        send.remove(core, reset, send_side);
-        recv.remove(core, reset, recv_side)
+        // One after the other, as above.
+        send.reset(core, || core.clear_send());
+        recv.reset(core, || core.clear_recv());
     }
 }
 
@@ -235,7 +242,7 @@ impl Qps {
         };
         // To ask for a peer may take seconds: not for what is refused, and others may use the queue pair meanwhile.
         let path = match &attr.av {
-            Some(av) => check().and_then(|_| hca.path(av)).map(Some)?,
+            Some(av) => check().and_then(|_| hca.path(av)).map(|p| Some(p.of_queue_pair(entry.fixed.qpn)))?,
             None => None,
         };
         let mut set = entry.attr();
@@ -248,14 +255,16 @@ impl Qps {
         }
         let mut all = *set;
         merge(&mut all, attr);
-        let done =
-            context::command(hca, &entry.fixed, [from, to], &context::complete(attr, &all), path.as_ref());
+        let given_back = if to == QpState::Reset { entry.give_back_shared(hca, Some(from)) } else { Ok(()) };
+        let done = given_back.and_then(|()| {
+            context::command(hca, &entry.fixed, [from, to], &context::complete(attr, &all), path.as_ref())
+        });
         if done.is_err() {
             entry.core.show(before);
         }
         done?;
         if to == QpState::Reset {
-            drop(entry.purge(true));
+            entry.forget();
             entry.core.begin_anew();
             *set = QpAttr::default();
         } else {
@@ -281,16 +290,12 @@ impl Qps {
             entry.memory.leak();
             Ok(())
         } else {
-            // A request that it took from a shared queue and has not filled comes back by a flush.
-            let busy = !matches!(before, None | Some(QpState::Reset | QpState::Error));
-            let flushed = if busy && entry.core.srq.is_some() {
-                context::command(hca, &entry.fixed, [QpState::Rts, QpState::Error], &QpAttr::default(), None)
-            } else {
-                Ok(())
-            };
-            flushed.and_then(|()| destroy(hca, entry.fixed.qpn)).inspect_err(|_| entry.memory.leak())
+            entry
+                .give_back_shared(hca, before)
+                .and_then(|()| destroy(hca, entry.fixed.qpn))
+                .inspect_err(|_| entry.memory.leak())
         };
-        let shared = entry.purge(false);
+        let shared = entry.leave();
         drop(set);
         hca.pds.release(entry.pd);
         gone.map(|()| shared)
@@ -372,7 +377,8 @@ struct Port<Q> {
 }
 
 #[allow(unsafe_code)] // handed on
-impl SendPort for Port<SendQueue<Uar>> {
+// SAFETY: the queue's.
+unsafe impl SendPort for Port<SendQueue<Uar>> {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         // SAFETY: our caller's promise.
@@ -390,7 +396,8 @@ impl SendPort for Port<SendQueue<Uar>> {
 }
 
 #[allow(unsafe_code)] // handed on
-impl RecvPort for Port<RecvQueue<Uar>> {
+// SAFETY: the queue's.
+unsafe impl RecvPort for Port<RecvQueue<Uar>> {
     #[inline]
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         // SAFETY: our caller's promise.

@@ -347,7 +347,10 @@ pub(crate) fn max_message(qp_type: QpType, log_max: u32, mtu_bytes: u32) -> u64 
 }
 
 #[allow(unsafe_code)] // the port's contract is the trait's; nothing unsafe is done here
-impl<B: Bell> SendPort for SendQueue<B> {
+// SAFETY: (1) a list, or inline bytes, are written into the ring as the adapter reads them. (2) A refusal comes before the
+// request is noted and told. (3) Adapters complete a queue's requests in order, and the shadow ends with one all that
+// were noted before.
+unsafe impl<B: Bell> SendPort for SendQueue<B> {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         for (accepted, wr) in wrs.iter().enumerate() {

@@ -482,7 +482,7 @@ fn a_reset_begins_the_queues_anew_and_leaves_no_completion() {
         b.receive(false, 1);
         b.qp.show(Some(QpState::Reset));
         let (qp, cq) = (b.qp.clone(), b.cq.clone());
-        cq.remove(&qp, true, || {
+        cq.reset(&qp, || {
             qp.clear_send();
             qp.clear_recv();
         });
@@ -520,10 +520,10 @@ fn requests_of_which_nobody_was_told_before_a_reset_are_told_to_nobody_behind_it
     b.qp.show(Some(QpState::Reset));
     assert_eq!(ring(&mut b), ([0, 0], 0), "it is being reset");
     let (qp, cq) = (b.qp.clone(), b.cq.clone());
-    drop(cq.remove(&qp, true, || {
+    cq.reset(&qp, || {
         qp.clear_send();
         qp.clear_recv();
-    }));
+    });
     qp.begin_anew();
     assert_eq!(ring(&mut b), ([0, 0], 0), "it is in RESET");
     b.qp.show(Some(QpState::Rts));
@@ -546,7 +546,7 @@ fn a_queue_pair_that_is_removed_leaves_no_completion_and_a_later_one_of_its_numb
         None,
         SharedCells::on_heap(1),
     ));
-    b.cq.remove(&b.qp.clone(), false, || {});
+    b.cq.remove(&b.qp.clone());
     // The number is used anew at once, and the first request stands where the old one's did.
     other.send.note(0, 0, 1, super::shadow::Noted { wr_id: 5, tag: 0 });
     b.cq.add(&other, true, true);

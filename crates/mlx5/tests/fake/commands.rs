@@ -224,7 +224,8 @@ impl State {
                 let back: Vec<u64> = self.pages.iter().copied().take(count.min(spare)).collect();
                 back.iter().for_each(|p| _ = self.pages.remove(p));
                 pas::write(&back, &mut out[16..]).unwrap();
-                put(out, ManagePagesOut::new().with(ManagePagesOut::OUTPUT_NUM_ENTRIES, back.len() as u32));
+                let told = back.len() as u32 + self.wants.overstates;
+                put(out, ManagePagesOut::new().with(ManagePagesOut::OUTPUT_NUM_ENTRIES, told));
             }
             _ => {}
         }

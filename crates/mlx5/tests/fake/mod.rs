@@ -114,6 +114,8 @@ pub(crate) struct Wants {
     pub(crate) busy_reads: u32,
     /// Pages that are not given back when it is stopped.
     pub(crate) keeps: usize,
+    /// So many more pages than it gives back it says to give.
+    pub(crate) overstates: u32,
     pub(crate) vectors: u32,
     pub(crate) gone: bool,
     /// The server ends at the next message.
@@ -167,6 +169,7 @@ impl Default for Wants {
             stopped: false,
             busy_reads: 2,
             keeps: 0,
+            overstates: 0,
             vectors: 4,
             gone: false,
             hangs_up: false,

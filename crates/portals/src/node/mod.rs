@@ -11,6 +11,8 @@ mod ports;
 mod post;
 mod slab;
 mod target;
+#[cfg(test)]
+mod tests;
 mod wait;
 
 use std::collections::{HashMap, HashSet, VecDeque};

@@ -157,7 +157,7 @@ impl Ni {
     /// Looks through the headers that wait at a portal as appending this entry would, without linking it.
     ///
     /// [`SearchOp::Only`] leaves what it finds and posts a `Search` event, [`SearchOp::Delete`] takes it and posts what
-    /// appending would. An entry for one use finds one header, any other all of them. Where there is nothing, or no more, a
+    /// appending would. An entry for one use finds one header, any other all of them. Only where it finds none, a
     /// `Search` event with [`NiFail::NoMatch`](super::NiFail::NoMatch) tells so.
     ///
     /// # Errors

@@ -1,14 +1,28 @@
 //! What completions have to keep.
 
 use core::net::IpAddr;
+use core::time::Duration;
 use std::rc::Rc;
 
 use hca_core::{Completion, QpHandle, QpType, RecvExtra, WcOpcode, WcStatus};
 
 use super::end::{End, Life, Op, Promise, RecvBuf, Span};
+use super::plan::ConnPlan;
 use super::post::{GRH_BYTES, With};
 use super::world::{Checked, World};
 use crate::checker::fingerprint;
+
+/// The longest time that a requester lets pass before it asks again.
+const RECOVERY: Duration = Duration::from_millis(100);
+/// The same where nothing was measured yet, it would repeat a READ, and the queue pair has no timeout.
+const FIRST_READ: Duration = Duration::from_secs(1);
+
+/// How long a request may take once nothing is lost any more: the requester asks again by its own timer, a first READ
+/// after the queue pair's timeout, and the responder's program posts receive requests after its pause.
+fn recovery_bound(plan: &ConnPlan) -> Duration {
+    let first_read = plan.timeout.duration().unwrap_or(FIRST_READ);
+    first_read + RECOVERY + plan.rnr_timer.duration() * 4 + plan.recv_pause * 4
+}
 
 /// Whether an end's own region was deregistered.
 fn revoked(end: &End) -> bool {
@@ -34,12 +48,35 @@ impl World {
         for ended in self.check(e, "send queue", ended)? {
             self.request_ended(e, ended.wr_id, ended.status)?;
         }
+        if c.status == WcStatus::Success {
+            self.has_recovered(e)?;
+        }
         self.ends[e].progress_at = self.now();
         if c.status != WcStatus::Success && first {
             self.is_truthful(e, c)?;
             self.went_down(e);
         }
         Ok(())
+    }
+
+    /// A request ended well. Once all faults have ended, none waits longer for that than its queue pair's settings allow.
+    fn has_recovered(&mut self, e: usize) -> Checked<()> {
+        let Some(healed_at) = self.healed_at.filter(|_| self.ends[e].drain.is_none()) else { return Ok(()) };
+        let end = &self.ends[e];
+        let waited = self.now().since(end.progress_at.max(healed_at).max(end.resumed_at));
+        self.report.recovery_ns = self.report.recovery_ns.max(waited.as_nanos() as u64);
+        let plan = &self.plan.conns[end.conn];
+        let bound = recovery_bound(plan);
+        if plan.kind != QpType::Rc || waited <= bound {
+            return Ok(());
+        }
+        Err(self.broken(format!(
+            "a request of qp {} of n{} ended well {waited:?} after the last of its queue pair, or the last fault; that may \
+             take {bound:?} (timeout {:?})",
+            end.qpn,
+            end.host,
+            plan.timeout.duration(),
+        )))
     }
 
     /// Once an end has drained, nothing of it moves until it goes on.
@@ -241,7 +278,7 @@ impl World {
 
     pub(super) fn receive_completed(&mut self, n: usize, c: &Completion) -> Checked<()> {
         let e = self.end_of(n, c)?;
-        let shared = self.ends[e].recv.is_none();
+        let shared = self.ends[e].shares;
         let ended = if shared {
             let srq = self.host_mut(n).srq.as_mut().expect("an end without a receive queue shares one");
             srq.ledger.complete(c.wr_id, c.status)

@@ -14,8 +14,7 @@ use super::zone::Zone;
 use crate::checker::{Datagrams, Stream};
 
 pub(super) const QKEY: Qkey = Qkey::new(0x1357_9bdf & 0x7fff_ffff);
-/// Bytes of an end's own region, and of a region that the peer takes back.
-const OWN_BYTES: usize = 8 << 10;
+/// Bytes of a region that the peer takes back.
 const INVALIDATABLE_BYTES: usize = 64;
 
 impl World {
@@ -93,7 +92,8 @@ impl World {
             life: Life::Up,
             handle: ports.handle,
             qpn: ports.qpn,
-            send: ports.send,
+            send: Some(ports.send),
+            shares: ports.recv.is_none(),
             recv: ports.recv,
             ah: None,
             sq,
@@ -114,6 +114,7 @@ impl World {
             too_long: false,
             short: 0,
             drain: None,
+            resumed_at: now,
             unsignaled: 0,
             forced: false,
             tainted: Vec::new(),
@@ -184,9 +185,9 @@ impl World {
             host.shadow.open(word.clone());
             self.ends[p].word = Some((word, 0));
         }
-        // Regions of their own lie within what the host's region for local use covers.
+        // Regions that the peer takes back lie within what the host's region for local use covers.
         let remote = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-        if own && let Some(range) = host.local.zone.take(OWN_BYTES, 8, &mut rng) {
+        if own && let Some(range) = host.owns.pop() {
             match host.register(range.clone(), remote) {
                 Ok(keys) => self.ends[e].own = Some(Own { zone: Zone::new(range), keys, revoked: false }),
                 Err(e) => failed = Err(e),
@@ -246,12 +247,14 @@ impl World {
             self.ends[e].drain = None;
         }
         // The event of a queue that is empty is here already, and no progress will tell of it.
-        self.poll_all()
+        self.poll_all()?;
+        Ok(())
     }
     /// A drained end goes on.
     pub(super) fn resume(&mut self, e: usize) -> Checked<()> {
         self.ends[e].drain = None;
         self.ends[e].progress_at = self.now();
+        self.ends[e].resumed_at = self.now();
         let attr = QpAttr { state: Some(QpState::Rts), ..QpAttr::default() };
         if self.ends[e].life == Life::Up && self.modify_live(e, &attr)? {
             self.report.drains += 1;
@@ -318,6 +321,7 @@ impl World {
         }
         let end = &mut self.ends[e];
         end.life = Life::Gone;
+        (end.send, end.recv) = (None, None);
         let (n, handle, ah) = (end.host, end.handle, end.ah.take());
         let host = self.host(n);
         self.refused("destroy_qp", host.device.destroy_qp(handle))?;
@@ -357,12 +361,11 @@ impl World {
         let (n, epoch) = (self.ends[e].host, self.ends[e].epoch);
         let Some(host) = self.hosts[n].as_mut().filter(|h| h.epoch == epoch) else { return Ok(()) };
         let mut failed = Ok(());
-        for (keys, range) in own
-            .into_iter()
-            .filter(|o| !o.revoked)
-            .map(|o| (o.keys, o.zone.all()))
-            .chain(invalidatable.into_iter().map(|i| (i.keys, i.range)))
-        {
+        for own in own.into_iter().filter(|o| !o.revoked) {
+            failed = failed.and(host.deregister(own.keys));
+            host.owns.push(own.zone.all());
+        }
+        for Invalidatable { keys, range, .. } in invalidatable {
             failed = failed.and(host.deregister(keys));
             host.local.zone.give_back(range);
         }
@@ -384,6 +387,8 @@ impl World {
             self.ends[peer].progress_at = self.ends[peer].progress_at.max(now);
             let end = &mut self.ends[e];
             end.life = Life::Gone;
+            // The process is gone with all that it held.
+            (end.send, end.recv) = (None, None);
             (end.sq, end.rq) = End::new_ledgers();
             // What it was about to write elsewhere stays in doubt.
             let ops = core::mem::take(&mut end.ops);
@@ -410,6 +415,13 @@ impl World {
             match c.name {
                 "retransmitted" => self.report.retransmitted += c.value,
                 "rnr_nak_sent" => self.report.rnr_naks += c.value,
+                "shm_rx_messages" => self.report.near.messages += c.value,
+                "shm_tx_messages_blocked" => self.report.near.full += c.value,
+                "shm_grants_mapped" => self.report.near.mapped += c.value,
+                "shm_grants_revoked" => self.report.near.revoked += c.value,
+                "shm_process_fetches" => self.report.near.fetched += c.value,
+                "shm_wakeups_received" => self.report.near.woken += c.value,
+                "shm_peers_gone" => self.report.near.gone += c.value,
                 _ => {}
             }
         }

@@ -105,8 +105,11 @@ pub(super) struct End {
     pub(super) life: Life,
     pub(super) handle: QpHandle,
     pub(super) qpn: Qpn,
-    pub(super) send: Box<dyn SendPort>,
+    /// `None` once it, or its process, is gone.
+    pub(super) send: Option<Box<dyn SendPort>>,
+    /// `None` once it is gone, and where it shares a receive queue.
     pub(super) recv: Option<Box<dyn RecvPort>>,
+    pub(super) shares: bool,
     pub(super) ah: Option<AhHandle>,
     pub(super) sq: Ledger,
     pub(super) rq: Ledger,
@@ -134,6 +137,8 @@ pub(super) struct End {
     /// Receive requests that ended as too short.
     pub(super) short: u32,
     pub(super) drain: Option<Drain>,
+    /// When it went on after its last drain.
+    pub(super) resumed_at: Instant,
     /// Unsignalled requests since the last signalled one.
     pub(super) unsignaled: u32,
     /// It was put into the error state by the program.

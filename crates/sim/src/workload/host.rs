@@ -16,6 +16,9 @@ use crate::{Node, Rng};
 const GUARD: usize = 64;
 /// Bytes that peers may read only, and bytes of another protection domain.
 const FIXED_BYTES: usize = 16 << 10;
+/// Bytes of a region that the peer of one connection alone works with, and how many there are.
+pub(super) const OWN_BYTES: usize = 8 << 10;
+const OWNS: usize = 4;
 /// Entries of each completion queue: more than all requests together.
 const CQ_DEPTH: u32 = 8192;
 
@@ -84,6 +87,8 @@ pub(super) struct Host {
     pub(super) recv_zone: Zone,
     /// For everything.
     pub(super) remote: Region,
+    /// Ranges for regions that the peer of one connection alone works with.
+    pub(super) owns: Vec<Range<usize>>,
     /// Readable by peers.
     pub(super) readable: Region,
     /// Of another protection domain.
@@ -110,7 +115,14 @@ impl Host {
     ) -> Result<Self, DeviceError> {
         let device = node.device();
         let (pd, other_pd) = (device.alloc_pd()?, device.alloc_pd()?);
-        let arena = Arena::new(bytes, (node.index() as u64 + 1) << 40);
+        let rest = bytes - 2 * FIXED_BYTES - OWNS * OWN_BYTES - (4 + OWNS) * GUARD;
+        let (local_bytes, remote_bytes) = ((rest * 5 / 8) & !63, (rest / 4) & !63);
+        // A region that peers reach stands on pages of its own, behind its guard.
+        let mut parts = [local_bytes, remote_bytes, FIXED_BYTES, FIXED_BYTES].map(|len| GUARD + len).to_vec();
+        parts.extend([GUARD + OWN_BYTES; OWNS]);
+        let foreign = rng.chance(0.3);
+        let arena = Arena::new(&*device, &parts, foreign, (node.index() as u64 + 1) << 40)?;
+        let bytes = parts.iter().sum();
         let mut fill = vec![0; bytes];
         for word in fill.chunks_exact_mut(8) {
             word.copy_from_slice(&rng.next_u64().to_le_bytes());
@@ -127,15 +139,19 @@ impl Host {
             Ok(Region { zone: Zone::new(range), keys })
         };
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
-        let rest = bytes - 2 * FIXED_BYTES - 5 * GUARD;
-        let mut local = region((rest * 5 / 8) & !63, pd, Access::LOCAL_WRITE)?;
+        let mut local = region(local_bytes, pd, Access::LOCAL_WRITE)?;
         let Range { start, end } = local.zone.all();
         let middle = start + (end - start) * 5 / 8;
         local.zone = Zone::new(start..middle);
         let recv_zone = Zone::new(middle..end);
-        let mut remote = region((rest / 4) & !63, pd, all)?;
+        let mut remote = region(remote_bytes, pd, all)?;
         let readable = region(FIXED_BYTES, pd, Access::REMOTE_READ)?;
         let foreign = region(FIXED_BYTES, other_pd, all)?;
+        let owns = (0..OWNS).map(|n| {
+            let start = foreign.zone.all().end + n * (GUARD + OWN_BYTES) + GUARD;
+            start..start + OWN_BYTES
+        });
+        let owns = owns.collect();
         let mut cqs = Vec::new();
         for _ in 0..rng.between(1, 3) {
             cqs.push(device.create_cq(CQ_DEPTH)?);
@@ -160,6 +176,7 @@ impl Host {
             local,
             recv_zone,
             remote,
+            owns,
             readable,
             foreign,
             cqs,

@@ -21,7 +21,7 @@ use std::rc::Rc;
 use hca_core::{Instant, QpType};
 use hca_fabric::Tap;
 
-use crate::{Outcome, Rng, Sim, Step, Violation};
+use crate::{NearProfile, Outcome, Rng, Sim, Step, Violation};
 use plan::{ConnPlan, Plan};
 use world::{Checked, World};
 
@@ -46,6 +46,7 @@ pub struct Workload {
     trace: bool,
     replay: Option<String>,
     tap: Option<Box<dyn Tap>>,
+    near: bool,
 }
 
 impl Workload {
@@ -72,6 +73,13 @@ impl Workload {
         self
     }
 
+    /// Nodes share machines, and reach each other there by shared memory.
+    #[must_use]
+    pub fn near(mut self, on: bool) -> Self {
+        self.near = on;
+        self
+    }
+
     /// Runs a seed.
     ///
     /// # Errors
@@ -80,14 +88,19 @@ impl Workload {
         // The plan has a stream of its own, so that it does not change with the simulation.
         let mut rng = Rng::new(seed ^ 0x5eed_0000_0000_0000);
         let plan = Plan::new(&mut rng);
-        let mut builder = Sim::builder(seed).ipv6(plan.ipv6).links(&plan.profile).print_trace(self.trace);
+        let near = self.near.then(|| NearProfile::random(&mut Rng::new(seed ^ 0x6e65_6172_0000_0000)));
+        let mut builder = Sim::builder(seed)
+            .near(near.clone())
+            .ipv6(plan.ipv6)
+            .links(&plan.profile)
+            .print_trace(self.trace);
         if let Some(command) = self.replay {
             builder = builder.replay(format!("{command} --seed {seed}"));
         }
         let sim = builder.build();
         sim.net().set_tap(self.tap);
         if self.trace {
-            sim.say(&format!("{plan:#?}"));
+            sim.say(&format!("{plan:#?}{near:#?}"));
         }
         let heal = Instant::ZERO + plan.heal;
         let world = sim.guarded(|| World::new(&sim, plan, rng)).map(|w| Rc::new(RefCell::new(w)))?;
@@ -96,6 +109,7 @@ impl Workload {
         outcome?;
         let mut report = world.borrow().report;
         report.net = sim.stats();
+        report.near += sim.net().near_stats();
         report.events = sim.events();
         report.trace_hash = sim.trace_hash();
         report.virtual_ns = sim.now().as_nanos();
@@ -134,7 +148,10 @@ fn drive(sim: &Sim, world: &Rc<RefCell<World>>, heal: Instant) -> Checked<()> {
 /// Nothing is left to do: the network falls silent, and everything can be taken down.
 fn quiesce(sim: &Sim, world: &Rc<RefCell<World>>) -> Checked<()> {
     if sim.run_for(AFTERMATH)? != Outcome::Idle {
-        return Err(sim.violation("nothing is left to do, but timers run or packets travel on"));
+        let what = sim.still_moving();
+        return Err(
+            sim.violation(format!("nothing is left to do, but timers run or packets travel on:{what}"))
+        );
     }
     let frames = sim.net().frames_under_way();
     if frames > 0 {
@@ -160,6 +177,24 @@ mod tests {
         let gone = Rc::downgrade(&world);
         drop((world, sim));
         assert!(gone.upgrade().is_none());
+    }
+
+    #[test]
+    fn random_programs_survive_neighbours_on_one_machine_and_repeat_exactly() {
+        let mut sum = Report::default();
+        for seed in 0..24 {
+            let first = Workload::new().near(true).run(seed).unwrap();
+            if seed % 8 == 0 {
+                assert_eq!(
+                    Workload::new().near(true).run(seed).unwrap(),
+                    first,
+                    "seed {seed} does not repeat"
+                );
+            }
+            sum += first;
+        }
+        let near = sum.near;
+        assert!(near.messages > 500 && near.mapped > 10 && near.parts > 100 && near.sleeps > 100, "{near:?}");
     }
 
     #[test]

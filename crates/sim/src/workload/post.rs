@@ -71,7 +71,7 @@ impl World {
             return Ok(false);
         }
         let plan = &self.plan.conns[end.conn];
-        let (n, shared, pause) = (end.host, end.recv.is_none(), plan.recv_pause);
+        let (n, shared, pause) = (end.host, end.shares, plan.recv_pause);
         let grh = if plan.kind == QpType::Ud { GRH_BYTES } else { 0 };
         let (mut room, mut bytes) =
             ((plan.recv_depth as usize).saturating_sub(end.rq.len()), plan.max_message);
@@ -111,8 +111,11 @@ impl World {
         if shared {
             self.arm_limit(n)?;
         }
-        let wait = self.rng.up_to(pause);
-        self.ends[e].next_recv = now + wait;
+        // Without memory for one it is tried again when something has completed.
+        if posted {
+            let wait = self.rng.up_to(pause);
+            self.ends[e].next_recv = now + wait;
+        }
         Ok(posted)
     }
 
@@ -156,19 +159,23 @@ impl World {
             // Memory is short, and is held by requests that only a later one's completion gives back.
             let send = self.draft_send_of(e, &[], Vec::new(), Some(Vec::new()), false);
             self.post(now, e, send, true)?;
-            self.ends[e].send.ring();
+            self.ring(e);
         }
         let posted = drafts.len();
         for draft in drafts {
             self.post(now, e, draft, false)?;
         }
         if posted > 0 {
-            self.ends[e].send.ring();
+            self.ring(e);
             self.ends[e].progress_at = now;
         }
         let wait = if posted == 0 { core::time::Duration::from_micros(5) } else { self.rng.up_to(pause) };
         self.ends[e].next_post = now + wait;
         Ok(posted > 0)
+    }
+
+    fn ring(&mut self, e: usize) {
+        self.ends[e].send.as_mut().expect("who posts is there").ring();
     }
 
     fn post(&mut self, now: Instant, e: usize, draft: Draft, must: bool) -> Checked<()> {
@@ -203,7 +210,8 @@ impl World {
         end.unsignaled = if signaled { 0 } else { end.unsignaled + 1 };
         end.sq.post(wr_id, signaled, now);
         end.ops.insert(wr_id, Op { promise: draft.promise, len: draft.len, pieces: draft.pieces });
-        if let Err(refused) = post_send(&mut *end.send, &[wr]) {
+        let port = end.send.as_mut().expect("who posts is there");
+        if let Err(refused) = post_send(&mut **port, &[wr]) {
             let (n, op) = (end.host, draft.op);
             return Err(self.broken(format!("a request of n{n} ({op:?}) was refused: {refused}")));
         }
@@ -543,9 +551,10 @@ impl World {
                 add(to(start(peer.remote.zone.all()) + 4, peer.remote.keys.rkey))
             }
             Mistake::TooLong => {
-                let room = match &self.ends[p].recv {
-                    Some(_) => self.plan.conns[self.ends[e].conn].max_message,
-                    None => peer.srq.as_ref().expect("an end without a receive queue shares one").buffer,
+                let room = if self.ends[p].shares {
+                    peer.srq.as_ref().expect("an end without a receive queue shares one").buffer
+                } else {
+                    self.plan.conns[self.ends[e].conn].max_message
                 };
                 status = WcStatus::RemoteInvalidRequest;
                 len = room + 1 + self.rng.below(5000) as usize;

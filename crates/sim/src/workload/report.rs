@@ -2,7 +2,7 @@
 
 use core::ops::AddAssign;
 
-use crate::NetStats;
+use crate::{NearStats, NetStats};
 
 /// Sums over one or many runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,16 +33,64 @@ pub struct Report {
     pub srq_limits: u64,
     /// Receive requests that were too short for their message.
     pub too_short: u64,
+    /// Nanoseconds that a request waited at most, once there were no faults any more.
+    pub recovery_ns: u64,
     /// Comparisons of a node's whole memory.
     pub memory_checks: u64,
     /// What the network did.
     pub net: NetStats,
+    /// What happened among nodes of one machine.
+    pub near: NearStats,
     /// Events.
     pub events: u64,
     /// A hash of all events of one run; of many, the sum.
     pub trace_hash: u64,
     /// Nanoseconds of virtual time.
     pub virtual_ns: u64,
+}
+
+impl Report {
+    /// What happened, by the names that people know it by. All of it is to happen in many runs: what was
+    /// switched on and never happened was not tested.
+    pub fn happenings(&self, near: bool) -> Vec<(&'static str, u64)> {
+        let net = &self.net;
+        let mut all = vec![
+            ("requests that failed as they should", self.errors),
+            ("requests flushed", self.flushed),
+            ("send queues drained", self.drains),
+            ("limits of shared receive queues reached", self.srq_limits),
+            ("receive requests too short", self.too_short),
+            ("packets retransmitted", self.retransmitted),
+            ("RNR NAKs", self.rnr_naks),
+            ("  packets lost", net.lost),
+            ("  lost in full queues and buffers", net.overflowed),
+            ("  lost in partitions and crashes", net.unreachable),
+            ("  doubled", net.duplicated),
+            ("  held back", net.reordered),
+            ("  changed", net.corrupted),
+            ("  marked", net.marked),
+            ("  left to the sender for later", net.deferred),
+            ("  crashes", self.crashes),
+        ];
+        if near {
+            let n = &self.near;
+            all.extend([
+                ("looks at neighbours", n.looks),
+                ("  that took a part only", n.parts),
+                ("  that found nothing, and parked the rings", n.sleeps),
+                ("messages by rings", n.messages),
+                ("rings found full", n.full),
+                ("regions mapped by neighbours", n.mapped),
+                ("  refused", n.grants_refused),
+                ("  taken back", n.revoked),
+                ("messages fetched from neighbours' processes", n.fetched),
+                ("  processes not let be read", n.reads_refused),
+                ("neighbours woken", n.woken),
+                ("neighbours gone", n.gone),
+            ]);
+        }
+        all
+    }
 }
 
 impl AddAssign for Report {
@@ -60,8 +108,10 @@ impl AddAssign for Report {
         self.drains += r.drains;
         self.srq_limits += r.srq_limits;
         self.too_short += r.too_short;
+        self.recovery_ns = self.recovery_ns.max(r.recovery_ns);
         self.memory_checks += r.memory_checks;
         self.net += r.net;
+        self.near += r.near;
         self.events += r.events;
         self.trace_hash = self.trace_hash.wrapping_add(r.trace_hash);
         self.virtual_ns += r.virtual_ns;

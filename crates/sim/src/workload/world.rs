@@ -47,7 +47,8 @@ pub(super) struct World {
     pub(super) undo: Vec<(Instant, Undo)>,
     pub(super) next_wr: u64,
     pub(super) next_check: Instant,
-    pub(super) healed: bool,
+    /// Since when there are no faults any more.
+    pub(super) healed_at: Option<Instant>,
     pub(super) report: Report,
 }
 
@@ -73,7 +74,7 @@ impl World {
             undo: Vec::new(),
             next_wr: 1,
             next_check: Instant::ZERO + MEMORY_CHECK_EVERY,
-            healed: false,
+            healed_at: None,
             report: Report { runs: 1, ..Report::default() },
             plan,
         };
@@ -129,7 +130,8 @@ impl World {
                 posted |= self.post_receives(now, e)?;
                 posted |= self.post_requests(now, e)?;
             }
-            if !posted {
+            // What goes on after a drain may be done at once.
+            if !posted && !self.poll_all()? {
                 break;
             }
         }
@@ -164,21 +166,30 @@ impl World {
     }
 
     /// Takes all completions and events. Messages that arrived are looked at first, since what a sender is
-    /// told must have arrived before; flushed receive requests last, as the failure stands elsewhere.
-    pub(super) fn poll_all(&mut self) -> Checked<()> {
+    /// told must have arrived before; flushed receive requests last, as the failure stands elsewhere. Returns whether
+    /// there were completions.
+    pub(super) fn poll_all(&mut self) -> Checked<bool> {
+        let mut any = false;
         loop {
             let mut all: Vec<(usize, Completion)> = Vec::new();
-            for n in 0..self.hosts.len() {
-                let mut some = Vec::new();
-                if let Some(host) = &mut self.hosts[n] {
-                    host.drain(&mut some);
+            // Who polls a queue turns the adapter, which may put something into a queue that was looked at before.
+            let mut known = usize::MAX;
+            while known != all.len() {
+                known = all.len();
+                for n in 0..self.hosts.len() {
+                    let mut some = Vec::new();
+                    if let Some(host) = &mut self.hosts[n] {
+                        host.drain(&mut some);
+                    }
+                    all.extend(some.into_iter().map(|c| (n, c)));
                 }
-                all.extend(some.into_iter().map(|c| (n, c)));
             }
             self.poll_events()?;
             if all.is_empty() {
-                return self.look_at_limits();
+                self.look_at_limits()?;
+                return Ok(any);
             }
+            any = true;
             for (n, c) in &all {
                 self.sim.event(Event::Completed(*n, *c));
             }
@@ -252,7 +263,7 @@ impl World {
     }
     fn look_at_limits(&mut self) -> Checked<()> {
         for n in 0..self.hosts.len() {
-            let held = self.ends.iter().filter(|e| e.host == n && e.recv.is_none()).count();
+            let held = self.ends.iter().filter(|e| e.host == n && e.shares).count();
             let Some(srq) = self.hosts[n].as_mut().and_then(|h| h.srq.as_mut()) else { continue };
             match srq.limit.look(srq.ledger.len(), held) {
                 Ok(fired) => self.report.srq_limits += u64::from(fired),
@@ -337,7 +348,7 @@ impl World {
 
     /// All faults end.
     pub(super) fn heal(&mut self) {
-        self.healed = true;
+        self.healed_at = Some(self.now());
         self.sim.net().heal_all();
         self.chaos.retain(|c| matches!(c.1, Chaos::Revoke { .. }));
         let now = self.now();

@@ -88,7 +88,7 @@ impl Engine {
         if self.short_turns == 0
             || !bell.is_empty()
             || !self.tx.is_empty()
-            || clock::ticks().wrapping_sub(self.whole_at) > patience::of_short_turns()
+            || self.real_time && clock::ticks().wrapping_sub(self.whole_at) > patience::of_short_turns()
         {
             self.short_turns = self.short_turns_in_a_row;
             self.whole_at = clock::ticks();
@@ -109,7 +109,7 @@ impl Engine {
             return None;
         }
         if self.core.ready.is_empty() && self.core.acks.is_empty() && !shm.is_called() {
-            return Some(false);
+            return self.real_time.then_some(false);
         }
         self.medium_turn(acks)
     }
@@ -128,7 +128,7 @@ impl Engine {
             self.flush_acks(now, acks);
         }
         self.conclude();
-        Some(received)
+        (received || self.real_time).then_some(received)
     }
 
     /// Does a request of one piece on a peer's memory that was not queued, if nothing was posted before it that is not

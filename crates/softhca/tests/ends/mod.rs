@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use hca_core::{
     Access, AckTimeout, AddressVector, Completion, CqHandle, CqPort, Device, DmaMemory, Gid, MrInit, MrKeys,
-    Mtu, Payload, PdHandle, Pkey, Psn, QpAttr, QpCap, QpHandle, QpInit, QpState, QpType, Qpn, RecvPort,
-    RecvWr, RemoteAddr, RnrTimer, SendFlags, SendOp, SendPort, SendWr, Sge, SrqHandle, SrqInit, WcStatus,
+    Mtu, Payload, PdHandle, Pkey, PostError, Psn, QpAttr, QpCap, QpHandle, QpInit, QpState, QpType, Qpn,
+    RecvPort, RecvWr, RemoteAddr, RnrTimer, SendFlags, SendOp, SendPort, SendWr, Sge, SrqHandle, SrqInit,
+    WcStatus,
 };
 use hca_fabric::{
     Fabric, OpenError, ShmFabric, ShmOptions, UdpFabric, UdpOptions, UringFabric, UringOptions,
@@ -208,9 +209,15 @@ pub fn send(qp: &mut Qp, flags: SendFlags) {
 
 /// Posts short requests with the same bytes, in one go.
 pub fn post(qp: &mut Qp, ops: &[SendOp], flags: SendFlags) {
+    try_post(qp, ops, flags).unwrap();
+}
+
+/// The same, where the queue may be full.
+pub fn try_post(qp: &mut Qp, ops: &[SendOp], flags: SendFlags) -> Result<(), PostError> {
     let payload = Payload::Inline(b"message");
     let wrs: Vec<_> = ops.iter().map(|op| SendWr { wr_id: 1, op: *op, flags, payload, dest: None }).collect();
     // SAFETY: inline data names no memory.
-    unsafe { qp.send.post(&wrs) }.unwrap();
+    let posted = unsafe { qp.send.post(&wrs) };
     qp.send.ring();
+    posted
 }

@@ -61,6 +61,8 @@ pub(crate) struct Requester {
     since_ns: u64,
     resend_at: u64,
     resend_wait: u64,
+    /// The first such wait since the peer was heard.
+    first_wait: u64,
     /// When a request that was refused is sent again; `rnr_wait_ns`, if not 0, is still to be added then, since the time
     /// at the refusal may have been an old one.
     rnr_until: u64,
@@ -100,6 +102,15 @@ enum Step {
     Fail(WcStatus),
 }
 
+/// How long a silent peer is waited for at most: the timeout of every try.
+fn patience_ns(path: &Path) -> u64 {
+    path.timeout_ns.saturating_mul(u64::from(path.retry_cnt) + 1)
+}
+/// When the timer looks first, which is when silence begins to count: not later than patience alone would end.
+fn first_wait(path: &Path) -> u64 {
+    RESEND_NS.0.min(patience_ns(path))
+}
+
 impl Requester {
     pub(crate) fn new(path: &Path, psn: Psn, index: u32) -> Self {
         Self {
@@ -124,7 +135,8 @@ impl Requester {
             away: false,
             since_ns: 0,
             resend_at: NEVER,
-            resend_wait: RESEND_NS.0,
+            resend_wait: first_wait(path),
+            first_wait: first_wait(path),
             rnr_until: NEVER,
             rnr_wait_ns: 0,
             rnr_retry: path.rnr_retry,
@@ -135,6 +147,7 @@ impl Requester {
     pub(crate) fn update(&mut self, path: &Path) {
         self.greeted = false;
         (self.rnr_retry, self.rnr_left) = (path.rnr_retry, path.rnr_retry);
+        self.first_wait = first_wait(path);
     }
     /// The oldest request that is not completed.
     #[inline]
@@ -333,7 +346,8 @@ impl Requester {
         if u64::from(request.len) > MAX_MESSAGE_BYTES || kind == Kind::Atomic && request.len != 8 {
             return Some(self.local_failure(WcStatus::LocalLength));
         }
-        if kind.is_answered() && path.max_rd_atomic == 0 {
+        // One that was begun before the limit became 0 is still asked for again.
+        if kind.is_answered() && path.max_rd_atomic == 0 && self.next == self.high {
             return Some(self.local_failure(WcStatus::LocalQpOperation));
         }
         // A message of one piece is checked as it is gathered.
@@ -636,7 +650,7 @@ impl Requester {
 
     #[inline]
     fn progressed(&mut self) {
-        (self.since_ns, self.resend_wait) = (NEVER, RESEND_NS.0);
+        (self.since_ns, self.resend_wait) = (NEVER, self.first_wait);
     }
 
     /// Sends again from this request on.
@@ -701,7 +715,7 @@ impl Requester {
         // A timer that comes late says that this process was stopped, not that the peer was silent.
         self.since_ns = self.since_ns.saturating_add(now_ns - self.resend_at).min(now_ns);
         let silent_ns = now_ns - self.since_ns;
-        let patience_ns = path.timeout_ns.saturating_mul(u64::from(path.retry_cnt) + 1);
+        let patience_ns = patience_ns(path);
         if silent_ns >= patience_ns {
             host.count(Count::Timeout);
             return Err(WcStatus::RetryExceeded);
@@ -740,8 +754,7 @@ impl Requester {
         if !known || self.since_ns == NEVER {
             self.since_ns = now_ns;
         }
-        let patience_ns = path.timeout_ns.saturating_mul(u64::from(path.retry_cnt) + 1);
-        if now_ns.saturating_sub(self.since_ns) >= patience_ns {
+        if now_ns.saturating_sub(self.since_ns) >= patience_ns(path) {
             return Err(WcStatus::RetryExceeded);
         }
         self.rnr_until = now_ns.saturating_add(LOOK_AGAIN_NS);

@@ -91,7 +91,7 @@ impl Responder {
             delivered: false,
             taken: 0,
             told: 0,
-            responses: VecDeque::new(),
+            responses: VecDeque::with_capacity(max_dest_rd_atomic.into()),
             lost: None,
             max_dest_rd_atomic,
             peer_pkey: None,
@@ -105,6 +105,7 @@ impl Responder {
     }
     pub(crate) fn set_max_dest_rd_atomic(&mut self, max: u8) {
         self.max_dest_rd_atomic = max;
+        self.responses.reserve(usize::from(max).saturating_sub(self.responses.len()));
     }
     /// Whether responses or a refusal wait to be sent.
     #[inline]
@@ -624,5 +625,18 @@ fn received(opcode: WcOpcode, byte_len: u32, extra: RecvExtra, head: &Head) -> R
         solicited: head.has(SOLICITED),
         src_qp: Qpn::default(),
         grh: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_is_room_for_all_responses_before_the_first_read() {
+        let mut responder = Responder::new(Psn::new(0), 3);
+        assert!(responder.responses.capacity() >= 3);
+        responder.set_max_dest_rd_atomic(40);
+        assert!(responder.responses.capacity() >= 40);
     }
 }

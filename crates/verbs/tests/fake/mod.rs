@@ -52,8 +52,7 @@ struct State {
     srqs: HashMap<u32, VecDeque<Recv>>,
     ahs: HashMap<u32, AddressVector>,
     qps: HashMap<u32, Qp>,
-    events: VecDeque<AsyncEvent>,
-    event_waker: Option<Waker>,
+    events: EventQueue,
 }
 
 struct Mr {
@@ -133,10 +132,9 @@ impl Fake {
     }
     pub fn raise(&self, event: AsyncEvent) {
         let mut s = self.shared.lock();
-        s.events.push_back(event);
-        let waker = s.event_waker.take();
+        let waiters = s.events.push(event);
         drop(s);
-        waker.into_iter().for_each(Waker::wake);
+        waiters.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -438,7 +436,9 @@ impl Drop for Allocation {
     }
 }
 
-impl Device for Fake {
+// SAFETY: it touches memory in `State`'s functions alone, under the lock, by regions that exist and requests that are
+// queued; numbers are used once.
+unsafe impl Device for Fake {
     fn attr(&self) -> &DeviceAttr {
         &self.attr
     }
@@ -560,10 +560,11 @@ impl Device for Fake {
         Ok(lost)
     }
     fn poll_event(&self) -> Option<AsyncEvent> {
-        self.shared.lock().events.pop_front()
+        self.shared.lock().events.pop()
     }
     fn set_event_waker(&self, waker: &Waker) {
-        self.shared.lock().event_waker = Some(waker.clone());
+        let now = self.shared.lock().events.wait(waker);
+        now.into_iter().for_each(Waker::wake);
     }
     fn turn(&self) -> bool {
         self.faults.turns.fetch_add(1, Ordering::Relaxed);
@@ -595,7 +596,8 @@ impl FakePort {
     }
 }
 
-impl SendPort for FakePort {
+// SAFETY: requests are copied, and carried out and completed in order under the lock.
+unsafe impl SendPort for FakePort {
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
         self.refuse()?;
         let mut s = self.shared.lock();
@@ -617,7 +619,8 @@ impl SendPort for FakePort {
     }
 }
 
-impl RecvPort for FakePort {
+// SAFETY: as above.
+unsafe impl RecvPort for FakePort {
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         self.refuse()?;
         let mut s = self.shared.lock();
@@ -640,7 +643,8 @@ struct FakeCq {
     fd: Option<Arc<OwnedFd>>,
 }
 
-impl CqPort for FakeCq {
+// SAFETY: completions are taken from the queue once, under the lock.
+unsafe impl CqPort for FakeCq {
     fn poll(&mut self, out: &mut [Completion]) -> usize {
         let mut s = self.shared.lock();
         let queue = &mut s.cqs.get_mut(&self.id).unwrap().queue;

@@ -2,6 +2,7 @@
 
 use super::*;
 use proptest::prelude::*;
+use test_support::random::Rng;
 
 const LINES: u32 = MIN_RING_LINES;
 const PACKETS: core::ops::Range<usize> = if cfg!(miri) { 40..60 } else { 200..400 };
@@ -33,6 +34,43 @@ fn what_was_written_and_not_shown_is_no_word_behind_a_shorter_record() {
         consumer.take(&mut record).unwrap().expect("it was shown");
         assert_eq!(record.packet(), packet(number, len));
         assert_eq!(consumer.take(&mut record), Ok(None), "behind record {number}");
+    }
+}
+
+/// A message of one line, and its length: every word of eight bytes in it tells its number.
+fn line(number: u32) -> (Line, usize) {
+    let mut line = [super::pair(number, number); LINE / 8];
+    line[0] = super::pair(0, number);
+    (line, MIN_PACKET + number as usize % (FIRST_BYTES - MIN_PACKET + 1))
+}
+
+/// Takes the line that is next; `None`: nothing is there.
+fn take_line(consumer: &mut Consumer) -> Option<(usize, u32)> {
+    let taken = match consumer.peek_line() {
+        Peeked::Nothing => return None,
+        Peeked::Line(len, line) => (len, halves(line.word::<0>())[1]),
+        Peeked::Other => panic!("a record that no line is"),
+    };
+    consumer.pass_line();
+    Some(taken)
+}
+
+#[test]
+fn what_a_longer_record_left_is_no_word_behind_a_line() {
+    let (mut producer, mut consumer, ..) = pair();
+    let mut record = Record::new();
+    // All of the first lap but its end is in the middle of packets, full of words that would be lines of the second.
+    let word = 2 << TAG_SHIFT | (Kind::Message as u32) << LEN_BITS | 20;
+    let packet: Vec<u8> = word.to_le_bytes().into_iter().cycle().take(MAX_RECORD).collect();
+    while producer.tail + lines_of(MAX_RECORD) < LINES {
+        producer.push(Attributes::NONE, &packet).unwrap();
+        consumer.take(&mut record).unwrap().expect("it was shown");
+    }
+    for number in 0..2 * LINES {
+        let (mut line, len) = line(number);
+        assert!(producer.push_line(&mut line, len));
+        assert_eq!(take_line(&mut consumer), Some((len, number)));
+        assert_eq!(take_line(&mut consumer), None, "behind line {number} at {}", producer.tail);
     }
 }
 
@@ -115,48 +153,39 @@ fn tags_come_round_without_a_packet_seen_twice() {
     assert!(producer.tag < 10);
 }
 
-/// A small generator, so that a failing case is its seed.
-struct Rng(u64);
-impl Rng {
-    fn next(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        (self.0 >> 33) as u32
-    }
-}
-
 /// Garbage in every line and in the credits, at any time between honest packets.
 #[test]
 fn garbage_is_refused_or_taken_as_a_packet_but_never_more() {
     let (seeds, steps) = if cfg!(miri) { (2, 40) } else { (600, 200) };
     for seed in 0..seeds {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let (mut producer, mut consumer, out, own) = pair();
         let mut record = Record::new();
         'case: for step in 0..steps {
-            match rng.next() % 5 {
+            match rng.next_u32() % 5 {
                 // A word that is nearly right, or not at all.
                 0 => {
-                    let near = consumer.tag << TAG_SHIFT | rng.next() & 0xffff;
-                    let word = if rng.next().is_multiple_of(4) { rng.next() } else { near };
-                    let at = consumer.line(consumer.head.wrapping_add(rng.next() % 3));
+                    let near = consumer.tag << TAG_SHIFT | rng.next_u32() & 0xffff;
+                    let word = if rng.next_u32().is_multiple_of(4) { rng.next_u32() } else { near };
+                    let at = consumer.line(consumer.head.wrapping_add(rng.next_u32() % 3));
                     out.word(at).store(word, Ordering::Relaxed);
                 }
                 1 => {
-                    let at = (rng.next() as usize % (RING_AT / 4 + LINES as usize * LINE / 4)) * 4;
-                    out.word(at).store(rng.next(), Ordering::Relaxed);
+                    let at = (rng.next_u32() as usize % (RING_AT / 4 + LINES as usize * LINE / 4)) * 4;
+                    out.word(at).store(rng.next_u32(), Ordering::Relaxed);
                 }
-                2 if rng.next().is_multiple_of(8) => {
-                    let near = producer.tail.wrapping_add(rng.next() % 64).wrapping_sub(48);
+                2 if rng.next_u32().is_multiple_of(8) => {
+                    let near = producer.tail.wrapping_add(rng.next_u32() % 64).wrapping_sub(48);
                     own.word(CREDIT_AT).store(near, Ordering::Relaxed);
-                    own.word(PARK_AT).store(rng.next(), Ordering::Relaxed);
+                    own.word(PARK_AT).store(rng.next_u32(), Ordering::Relaxed);
                 }
                 _ => {
-                    let len = 12 + rng.next() as usize % 4000;
+                    let len = 12 + rng.next_u32() as usize % 4000;
                     let _ = producer.push(attributes(step), &packet(step, len));
                     producer.call_due();
                 }
             }
-            for _ in 0..rng.next() % 8 {
+            for _ in 0..rng.next_u32() % 8 {
                 match consumer.take(&mut record) {
                     Ok(None) => break,
                     Ok(Some((_, lines))) => {

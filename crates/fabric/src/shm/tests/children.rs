@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use super::super::name::Domain;
-use super::helper::{Helper, hear, role, say};
 use super::{outside, process, *};
+use test_support::roles::{Helper, hear, role, say};
 
 const NOBODY: u32 = 65_534;
 
@@ -143,10 +143,6 @@ fn folder(folder: &str) {
     hear();
 }
 
-pub(super) fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
-}
-
 /// Kills a child that sends and receives, at a time that differs each time. The survivor keeps its other peer.
 fn kill_one_under_load(rounds: u32) {
     let d = domain();
@@ -229,11 +225,8 @@ pub(super) fn as_nobody(role: &str, argument: &str) -> Helper {
 }
 
 #[test]
+#[ignore = "needs root: to be two users"]
 fn another_users_process_is_turned_away() {
-    if !is_root() {
-        eprintln!("skipped: only root can start a process of another user");
-        return;
-    }
     let d = domain();
     let mut a = open(&d);
     let mut stranger = as_nobody("knock", &format!("{d} {}", a.local));
@@ -250,11 +243,8 @@ fn another_users_process_is_turned_away() {
 }
 
 #[test]
+#[ignore = "needs root: to be two users"]
 fn a_name_that_another_user_has_taken_is_not_trusted() {
-    if !is_root() {
-        eprintln!("skipped: only root can start a process of another user");
-        return;
-    }
     let d = domain();
     let mut a = open(&d);
     let address: Ipv6Addr = "fd00::5".parse().unwrap();

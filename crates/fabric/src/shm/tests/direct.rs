@@ -81,7 +81,7 @@ pub(super) fn bytes(pages: &SharedPages, at: usize, len: usize) -> Vec<u8> {
     // SAFETY: within the pages, which live.
     #[allow(unsafe_code)]
     unsafe {
-        crate::dma::load(pages.addr().as_ptr().add(at), &mut out);
+        hca_dma::load(pages.addr().as_ptr().add(at), &mut out);
     }
     out
 }
@@ -402,7 +402,7 @@ fn an_access_costs_little_more_than_its_copy() {
         let to = pages.addr().as_ptr();
         // SAFETY: within the pages, which live.
         #[allow(unsafe_code)]
-        let bare = best(&mut || unsafe { crate::dma::store(to, std::hint::black_box(&data)) });
+        let bare = best(&mut || unsafe { hca_dma::store(to, std::hint::black_box(&data)) });
         let access =
             best(&mut || p.a.access(g, &guard).unwrap().write(0, std::hint::black_box(&data)).unwrap());
         println!("{len:5} bytes: the copy {bare:.1} ns, as an access {access:.1} ns");

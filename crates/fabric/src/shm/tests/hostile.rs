@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use test_support::random::Rng;
 
 use super::super::fuzzed::line_bytes;
 use super::super::grants::BOARD_BYTES;
@@ -34,18 +35,10 @@ pub(super) fn met() -> (ShmFabric, ShmFabric, PathId) {
     (a, b, path)
 }
 
-struct Rng(u64);
-impl Rng {
-    fn next(&mut self) -> u32 {
-        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        (self.0 >> 33) as u32
-    }
-}
-
 #[test]
 fn a_peer_that_writes_garbage_into_its_memory_is_dropped_and_the_others_stay() {
     for seed in 0..40 {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let (mut a, mut b, to_b) = met();
         // A third one, who is honest.
         let d = a.domain.clone();
@@ -56,10 +49,10 @@ fn a_peer_that_writes_garbage_into_its_memory_is_dropped_and_the_others_stay() {
         let mut got = [Vec::new(), Vec::new(), Vec::new()];
         // Every word of the credits, and of every line.
         for i in 0..words {
-            outbox.word(i * 4).store(rng.next(), Ordering::Relaxed);
+            outbox.word(i * 4).store(rng.next_u32(), Ordering::Relaxed);
             if i % 97 == 0 {
                 send(&mut a, to_b, &[packet(i as u32, 40)]);
-                a.look(2, 1000, &mut Whole::new(rng.next()));
+                a.look(2, 1000, &mut Whole::new(rng.next_u32()));
                 recv(&mut a, &mut got[0]);
             }
         }
@@ -67,7 +60,7 @@ fn a_peer_that_writes_garbage_into_its_memory_is_dropped_and_the_others_stay() {
         let start = Clock::now();
         while counter(&a, "peers_dropped_garbage") == 0 {
             send(&mut a, to_b, &full);
-            a.look(2, 1000, &mut Whole::new(rng.next()));
+            a.look(2, 1000, &mut Whole::new(rng.next_u32()));
             recv(&mut a, &mut got[0]);
             assert!(start.elapsed() < Duration::from_secs(10), "seed {seed}");
         }
@@ -110,7 +103,7 @@ struct Whole {
 
 impl Whole {
     fn new(seed: u32) -> Self {
-        Self { rng: Rng(seed.into()), offered: Vec::new(), refused: false, long: Vec::new() }
+        Self { rng: Rng::new(seed.into()), offered: Vec::new(), refused: false, long: Vec::new() }
     }
     fn is_marked(bytes: &[u8]) -> u32 {
         let index = u32::from_ne_bytes(*bytes.first_chunk().unwrap()) >> 8;
@@ -123,11 +116,11 @@ impl Whole {
 
 impl LineSink for Whole {
     fn line(&mut self, _: crate::LinkId, head: [u32; 3], data: LineData<'_>) -> bool {
-        self.refused = self.rng.next().is_multiple_of(8);
+        self.refused = self.rng.next_u32().is_multiple_of(8);
         if self.refused {
             return false;
         }
-        let bytes = line_bytes(head, data, self.rng.next() as usize % 9);
+        let bytes = line_bytes(head, data, self.rng.next_u32() as usize % 9);
         // Where there is nothing but noise, nothing looks like a line of this lap.
         self.offered.push((Self::is_marked(&bytes), bytes.len()));
         true
@@ -151,21 +144,21 @@ impl ShmSink for Whole {
 fn a_line_is_taken_whole_or_left_whatever_word_it_begins_with() {
     let (mut quick, mut long, mut dropped) = (0, 0, 0);
     for seed in 0..if cfg!(miri) { 1 } else { 30 } {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let (mut a, b, _) = met();
         a.leave_to_recv_all();
         let outbox = b.links.get(b.links.find(a.local).unwrap()).unwrap().outbox.clone();
         let (lines, budget) = (1 << 10, RxBudget { packets: 512, bytes: 1 << 18 });
-        let mut sink = Whole::new(rng.next());
+        let mut sink = Whole::new(rng.next_u32());
         let mut index = 0;
         while index < 3 * lines {
             // Mostly messages of a line, some of more lines, some records of another kind, garbage now and then.
-            let (kind, len) = match rng.next() % 1024 {
-                0 => (rng.next() % 8, rng.next() % 8192),
-                1 => (4, rng.next() % 16),
-                2..32 => (4, 56 + rng.next() % 300),
-                32..64 => (1 + rng.next() % 4, 14 + rng.next() % 47),
-                _ => (4, 12 + rng.next() % 49),
+            let (kind, len) = match rng.next_u32() % 1024 {
+                0 => (rng.next_u32() % 8, rng.next_u32() % 8192),
+                1 => (4, rng.next_u32() % 16),
+                2..32 => (4, 56 + rng.next_u32() % 300),
+                32..64 => (1 + rng.next_u32() % 4, 14 + rng.next_u32() % 47),
+                _ => (4, 12 + rng.next_u32() % 49),
             };
             let at = (2 + (index % lines) as usize) * 64;
             for (i, word) in marked(index).into_iter().enumerate() {
@@ -174,13 +167,13 @@ fn a_line_is_taken_whole_or_left_whatever_word_it_begins_with() {
             assert_eq!(a.look(2, 10, &mut sink), None, "nothing is there yet");
             // Nothing stands behind it: no word, or that of a record of the lap before.
             let next = index + 1 + len.saturating_sub(60).div_ceil(64);
-            let of_before = record_word(next, lines, 4, 12 + rng.next() % 49).wrapping_sub(1 << 16);
-            let behind = if next < lines || rng.next().is_multiple_of(2) { 0 } else { of_before };
+            let of_before = record_word(next, lines, 4, 12 + rng.next_u32() % 49).wrapping_sub(1 << 16);
+            let behind = if next < lines || rng.next_u32().is_multiple_of(2) { 0 } else { of_before };
             outbox.word((2 + (next % lines) as usize) * 64).store(behind, Ordering::Relaxed);
             let word = record_word(index, lines, kind, len);
-            if rng.next().is_multiple_of(2048) {
+            if rng.next_u32().is_multiple_of(2048) {
                 // Not of this lap, nor of the one before.
-                let other = 2 + rng.next() % 0xfff0;
+                let other = 2 + rng.next_u32() % 0xfff0;
                 outbox.word(at).store(word.wrapping_add(other << 16), Ordering::Release);
                 assert_eq!(a.look(2, 10, &mut sink), None);
                 a.recv_all(now(), budget, &mut sink);
@@ -225,11 +218,11 @@ fn garbage_on_the_page_of_calls_harms_nobody() {
     let (mut a, mut b, _) = met();
     let path = b.open_path(&av(a.attr().local)).unwrap();
     let mut got = [Vec::new(), Vec::new()];
-    let mut rng = Rng(1);
+    let mut rng = Rng::new(1);
     let page = Sealed::verify(a.bits_fd.as_fd(), 4096, Writers::Anybody).unwrap().segment().unwrap();
     for round in 1..50 {
         for i in 0..1024 {
-            page.word(i * 4).store(rng.next(), Ordering::Relaxed);
+            page.word(i * 4).store(rng.next_u32(), Ordering::Relaxed);
         }
         send(&mut b, path, &[packet(round, 50)]);
         turn_until(&mut [&mut a, &mut b], &mut got, |g| g[0].len() == round as usize);
@@ -279,7 +272,7 @@ fn nobody_else_can_write_to_an_outbox_or_punch_holes_into_it() {
     let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
     assert!(rustix::fs::fallocate(&fd, punch, 0, 4096).is_err());
     assert!(rustix::io::write(&fd, &[1]).is_err() && rustix::fs::ftruncate(&fd, 0).is_err());
-    let window = Sealed::verify(fd.as_fd(), 8192, Writers::Creator).unwrap().window().unwrap();
+    let window = Sealed::verify(fd.as_fd(), 8192, Writers::Creator).unwrap().sparse_window(8192).unwrap();
     assert_eq!(window.word(0, Ordering::Relaxed), 7);
 }
 
@@ -310,11 +303,7 @@ fn a_stranger_is_turned_away_and_told_so() {
     let all = size | SealFlags::FUTURE_WRITE;
     let plain = MemfdFlags::empty();
     let fds = |outbox_len, outbox_seals| {
-        [
-            memfd(outbox_len, outbox_seals, plain),
-            memfd(4096, size, plain),
-            memfd(BOARD_BYTES as u64, all, plain),
-        ]
+        [dense(outbox_len, outbox_seals), memfd(4096, size, plain), memfd(BOARD_BYTES as u64, all, plain)]
     };
     assert_eq!(say(&mut a, &hello, &fds(len, size)), Kind::Refused);
     assert_eq!(say(&mut a, &hello, &fds(len - 4096, all)), Kind::Refused);
@@ -325,6 +314,66 @@ fn a_stranger_is_turned_away_and_told_so() {
     assert_eq!(counter(&a, "peers_refused"), 5);
     assert_eq!((a.links.len(), a.greetings), (0, 0));
     assert_eq!(say(&mut a, &hello, &fds(len, all)), Kind::Welcome);
+}
+
+/// A memfd with all of its pages.
+fn dense(len: u64, seals: SealFlags) -> OwnedFd {
+    let fd = memfd(len, SealFlags::empty(), MemfdFlags::empty());
+    rustix::fs::fallocate(&fd, rustix::fs::FallocateFlags::empty(), 0, len).unwrap();
+    rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
+    fd
+}
+
+const SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
+
+/// What somebody with a ring of so many lines says and hands over.
+fn greeting(number: u16, ring_lines: u32, dense_ring: bool) -> (Greeting, [OwnedFd; 3]) {
+    let (kind, address) = (Kind::Hello, std::net::Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 1, number));
+    let hello = Greeting { kind, address, ring_lines, bit: 9, barriers: false, nonce: 0 };
+    let (len, all) = (outbox_bytes(ring_lines) as u64, SIZE | SealFlags::FUTURE_WRITE);
+    let plain = MemfdFlags::empty();
+    let ring = if dense_ring { dense(len, all) } else { memfd(len, all, plain) };
+    (hello, [ring, memfd(4096, SIZE, plain), memfd(BOARD_BYTES as u64, all, plain)])
+}
+
+#[test]
+fn a_ring_whose_pages_are_not_there_is_refused_and_makes_none() {
+    let mut a = open(&domain());
+    let (hello, fds) = greeting(1, 1 << 20, false);
+    assert_eq!(say(&mut a, &hello, &fds), Kind::Refused);
+    assert_eq!(rustix::fs::fstat(&fds[0]).unwrap().st_blocks, 0, "pages that this side made");
+    assert_eq!((a.links.len(), counter(&a, "peers_refused")), (0, 1));
+    let (hello, fds) = greeting(2, 1 << 12, true);
+    assert_eq!(say(&mut a, &hello, &fds), Kind::Welcome);
+}
+
+#[test]
+fn the_rings_of_another_users_peers_have_a_limit_and_ones_own_have_none() {
+    let options = ShmOptions { any_user: true, ring_bytes: 1 << 16, ..ShmOptions::default() };
+    let mut a = ShmFabric::open(&domain(), &options).unwrap();
+    let mut ends = Vec::new();
+    let mut meet = |a: &mut ShmFabric, number: u16, uid: u32| {
+        let flags = rustix::net::SocketFlags::CLOEXEC | rustix::net::SocketFlags::NONBLOCK;
+        let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET);
+        let (ours, theirs) = rustix::net::socketpair(family, kind, flags, None).unwrap();
+        let (hello, fds) = greeting(number, 1 << 14, true);
+        a.meet(ours, uid, &hello, &fds);
+        ends.push(theirs);
+        a.links.len()
+    };
+    let (stranger, other) = (a.domain.uid() + 1, a.domain.uid() + 2);
+    let each = outbox_bytes(1 << 14) + outbox_bytes(1 << 10);
+    let fit = super::super::meet::MAX_BYTES_OF_USER / each;
+    for number in 0..fit as u16 {
+        assert_eq!(meet(&mut a, number, stranger), usize::from(number) + 1);
+    }
+    assert_eq!(meet(&mut a, 1000, stranger), fit, "one more is turned away");
+    assert_eq!(meet(&mut a, 1001, other), fit + 1, "another user has a limit of its own");
+    let own = a.domain.uid();
+    for number in 0..fit as u16 + 1 {
+        meet(&mut a, 2000 + number, own);
+    }
+    assert_eq!(a.links.len(), 2 * fit + 2);
 }
 
 #[test]
@@ -499,7 +548,7 @@ fn garbage_by_the_socket_harms_nobody_but_its_sender() {
     let fd = memfd(8192, SealFlags::SHRINK | SealFlags::GROW, MemfdFlags::empty());
     let pages = crate::SharedPages::alloc(4096).unwrap();
     for seed in 0..60 {
-        let mut rng = Rng(seed);
+        let mut rng = Rng::new(seed);
         let (mut a, b, _) = met();
         let mut c = open(a.domain.clone().name());
         let c_to_a = c.open_path(&av(a.attr().local)).unwrap();
@@ -508,14 +557,18 @@ fn garbage_by_the_socket_harms_nobody_but_its_sender() {
         let link = b.links.get(b.links.find(a.local).unwrap()).unwrap();
         let Stage::Up(socket) = &link.stage else { panic!("they have met") };
         for _ in 0..100 {
-            let kind = 14 + (rng.next() % 10) as u8;
+            let kind = 14 + (rng.next_u32() % 10) as u8;
             let mut message = hello::header(kind);
             for byte in &mut message[12..] {
-                *byte = if rng.next().is_multiple_of(3) { rng.next() as u8 } else { (rng.next() % 3) as u8 };
+                *byte = if rng.next_u32().is_multiple_of(3) {
+                    rng.next_u32() as u8
+                } else {
+                    (rng.next_u32() % 3) as u8
+                };
             }
-            let len = if rng.next().is_multiple_of(20) { rng.next() as usize % 96 } else { 96 };
+            let len = if rng.next_u32().is_multiple_of(20) { rng.next_u32() as usize % 96 } else { 96 };
             let fds = [fd.as_fd(); 4];
-            let fds = &fds[..rng.next() as usize % 4];
+            let fds = &fds[..rng.next_u32() as usize % 4];
             let _ = hello::send_raw(socket.as_fd(), &message[..len], fds);
             recv(&mut a, &mut Vec::new());
             while let Some(notice) = a.next_notice() {

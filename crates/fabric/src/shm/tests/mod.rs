@@ -2,7 +2,6 @@
 
 mod children;
 mod direct;
-mod helper;
 mod hostile;
 mod outside;
 mod process;

@@ -6,13 +6,13 @@ use rustix::process::{Signal, getpid};
 use super::super::note::Note;
 use super::super::process::tests::at_the_end_of_the_next_copy;
 use super::direct::{KEY, Pair, link, pair};
-use super::helper::{Helper, hear, say};
 use super::hostile::{drops, say_note};
 use super::outside::{meet_child, meet_parent, next_notice, signal, small};
 use super::*;
 use crate::{
     FetchError, GrantError, LinkId, MAX_LOAN_PLACES, MAX_QP_WORDS, Notice, Places, ProcessLoan, ProcessVm,
 };
+use test_support::roles::{Helper, hear, say};
 
 const QP: u32 = 5;
 const WORD: u64 = 0xfeed_0001;

@@ -71,7 +71,7 @@ impl Half {
         eager_bytes: u64,
     ) -> Result<Self, Failure> {
         let ni = Ni::init(node, NiOptions::MATCHING | NiOptions::PHYSICAL, None, &Limits::default())?;
-        let (op, size) = (case.op, case.size.0);
+        let (op, size) = (case.op, case.size.bytes());
         let window = window(op, size);
         let (came, own) = (ni.eq_alloc(4 * window as u32 + 64)?, ni.eq_alloc(4 * window as u32 + 64)?);
         let acks = ni.ct_alloc()?;

@@ -18,7 +18,7 @@ use ::portals::{Card, Directory, DirectoryError, Node, NodeOptions};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-use super::plan::{Layer, Op, Size};
+use super::plan::{Layer, Op, Size, parse_bytes};
 use crate::cli::Failure;
 use crate::open::Opened;
 
@@ -28,8 +28,12 @@ pub use run::Nodes;
 const MAX_BEFORE: u64 = 1_000_000;
 /// The entries that `--depth` alone asks for.
 pub const DEFAULT_DEPTHS: &str = "0,1,10,100,1000,10000,100000";
+/// The longest message that goes with its header, at most.
+const MAX_EAGER_BYTES: u32 = 256 << 10;
+/// Memory that an entry takes, about.
+const ENTRY_BYTES: u64 = 256;
 /// Bytes of the messages that go past other entries.
-const DEPTH_SIZE: Size = Size(8);
+const DEPTH_SIZE: Size = Size::of(8);
 /// An atomic operation is on words of this many bytes.
 const WORD_BYTES: u64 = 8;
 
@@ -38,15 +42,47 @@ const WORD_BYTES: u64 = 8;
 pub struct Settings {
     /// Whether the adapter matches, if it can; otherwise the program's calls do.
     pub offload: bool,
-    /// The longest message that goes with its header, in bytes.
-    pub eager_bytes: u64,
+    /// The longest message that goes with its header.
+    pub eager_bytes: Eager,
+}
+
+/// The longest message of a node that goes with its header: from 1 byte to 256 KiB, as a node has some hundred places of
+/// that length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
+pub struct Eager(u32);
+
+impl Eager {
+    /// In bytes.
+    pub fn bytes(self) -> u64 {
+        self.0.into()
+    }
+}
+impl TryFrom<u64> for Eager {
+    type Error = String;
+    fn try_from(bytes: u64) -> Result<Self, String> {
+        let refuse = || format!("{bytes} bytes with a header: from 1 to {MAX_EAGER_BYTES}");
+        u32::try_from(bytes).ok().filter(|n| (1..=MAX_EAGER_BYTES).contains(n)).map(Self).ok_or_else(refuse)
+    }
+}
+impl From<Eager> for u64 {
+    fn from(eager: Eager) -> Self {
+        eager.bytes()
+    }
+}
+impl FromStr for Eager {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let eager = parse_bytes(text).and_then(|bytes| Self::try_from(bytes).ok());
+        eager.ok_or_else(|| format!("`{text}` is no size from 1 to 256K: write bytes, or 16K"))
+    }
 }
 
 impl Default for Settings {
     /// As nodes are opened where nothing is asked for.
     fn default() -> Self {
         let NodeOptions { offload, eager_bytes, .. } = NodeOptions::default();
-        Self { offload, eager_bytes: eager_bytes as u64 }
+        Self { offload, eager_bytes: Eager(eager_bytes as u32) }
     }
 }
 
@@ -80,6 +116,7 @@ pub struct Before {
 
 /// One row of Portals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "CaseFields")]
 pub struct Case {
     /// Operation.
     pub op: Op,
@@ -88,14 +125,52 @@ pub struct Case {
     /// What the message meets before its entry.
     pub before: Option<Before>,
     /// The target's program computes all the while, and calls nothing. Of what is told to the initiator only.
-    #[serde(default)]
     pub computes: bool,
 }
 
+/// A row as another process says it.
+#[derive(Deserialize)]
+struct CaseFields {
+    op: Op,
+    size: Size,
+    before: Option<Before>,
+    #[serde(default)]
+    computes: bool,
+}
+
+impl TryFrom<CaseFields> for Case {
+    type Error = String;
+    fn try_from(CaseFields { op, size, before, computes }: CaseFields) -> Result<Self, String> {
+        if !op.is_of(Layer::Portals) {
+            return Err(format!("portals has no {op}"));
+        }
+        if let Some(Before { count, .. }) = before.filter(|before| before.count > MAX_BEFORE) {
+            return Err(format!("{count} entries before the one that matches: at most {MAX_BEFORE}"));
+        }
+        let case = Self { op, size, before, computes };
+        if case.is_unanswered() { Err(UNANSWERED.to_owned()) } else { Ok(case) }
+    }
+}
+
+/// Why a row is none.
+const UNANSWERED: &str =
+    "a target that computes answers no put by one: measure an operation that the initiator hears of";
+
 impl Case {
+    /// Whether the target would have to answer, and does not.
+    fn is_unanswered(&self) -> bool {
+        self.computes && self.op == Op::Put
+    }
+    /// What a side takes of memory, about.
+    fn memory(&self) -> u64 {
+        2 * self.size.bytes() + self.before.map_or(0, |before| before.count * ENTRY_BYTES)
+    }
     /// Messages for the only entry there is.
+    ///
+    /// # Panics
+    /// The size is 0, or more than 1 GiB.
     pub const fn new(op: Op, size: u64) -> Self {
-        Self { op, size: Size(size), before: None, computes: false }
+        Self { op, size: Size::of(size), before: None, computes: false }
     }
 }
 
@@ -148,7 +223,7 @@ impl Plan {
                         // Nobody asked for the default sizes one by one.
                         Some(_) if sizes == super::plan::DEFAULT_SIZES => {}
                         Some(why) => left_out.push(format!("{op} of {size}: {why}")),
-                        None => cases.push((setting, Case::new(op, size.0))),
+                        None => cases.push((setting, Case::new(op, size.bytes()))),
                     }
                 }
             }
@@ -163,7 +238,7 @@ impl Plan {
             for &entries in kinds {
                 for &count in depths {
                     let before = Some(Before { count, entries });
-                    cases.push((setting, Case { before, ..Case::new(Op::Put, DEPTH_SIZE.0) }));
+                    cases.push((setting, Case { before, ..Case::new(Op::Put, DEPTH_SIZE.bytes()) }));
                 }
             }
         }
@@ -173,10 +248,14 @@ impl Plan {
 
 /// Why an operation is not of this size.
 fn refused(op: Op, size: Size, settings: Settings) -> Option<String> {
-    let Settings { eager_bytes, .. } = settings;
+    let eager_bytes = settings.eager_bytes.bytes();
     match op {
-        Op::Atomic if !size.0.is_multiple_of(WORD_BYTES) => Some("it is on words of 8 bytes".to_owned()),
-        Op::Atomic if size.0 > eager_bytes => Some(format!("it has {eager_bytes} bytes at most (--eager)")),
+        Op::Atomic if !size.bytes().is_multiple_of(WORD_BYTES) => {
+            Some("it is on words of 8 bytes".to_owned())
+        }
+        Op::Atomic if size.bytes() > eager_bytes => {
+            Some(format!("it has {eager_bytes} bytes at most (--eager)"))
+        }
         _ => None,
     }
 }
@@ -203,7 +282,7 @@ fn open(opened: &Opened, settings: Settings, other: std::sync::Arc<Other>) -> Re
     let Settings { offload, eager_bytes } = settings;
     let options = NodeOptions {
         offload,
-        eager_bytes: eager_bytes as usize,
+        eager_bytes: eager_bytes.bytes() as usize,
         directory: other,
         ..NodeOptions::default()
     };
@@ -226,10 +305,10 @@ mod tests {
 
     #[test]
     fn a_plan_leaves_out_what_portals_does_not_do_and_says_so() {
-        let settings = [Settings { offload: true, eager_bytes: 1024 }];
-        let sizes = [Size(8), Size(12), Size(2048)];
+        let settings = [Settings { offload: true, eager_bytes: Eager(1024) }];
+        let sizes = [8, 12, 2048].map(Size::of);
         let plan = Plan::of_sizes(&settings, &[Op::Put, Op::Send, Op::Atomic], &sizes);
-        let rows: Vec<_> = plan.cases.iter().map(|(_, c)| (c.op, c.size.0)).collect();
+        let rows: Vec<_> = plan.cases.iter().map(|(_, c)| (c.op, c.size.bytes())).collect();
         assert_eq!(rows, [(Op::Put, 8), (Op::Put, 12), (Op::Put, 2048), (Op::Atomic, 8)]);
         let told = plan.left_out.join("; ");
         for part in ["no send", "atomic of 12 B", "words", "atomic of 2 KiB", "1024 bytes"] {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ::portals::{Card, Node};
 
-use super::super::control::{ControlError, FromPeer, Phase, ToPeer};
+use super::super::control::{FromPeer, NodeCard, Phase, ToPeer};
 use super::super::json::Row;
 use super::super::plan::{Layer, Op};
 use super::super::run::{DRAIN_LIMIT, Limit, Measured, PATIENCE, Pace, Pair, unexpected};
@@ -40,11 +40,9 @@ impl Pair {
     pub fn nodes(&mut self, settings: Settings) -> Result<Nodes, Failure> {
         let directory = Arc::new(Other::default());
         let node = open(self.opened(), settings, directory.clone())?;
-        let card = node.card().to_bytes().to_vec();
-        self.channel.send(&ToPeer::Node { settings, card })?;
+        self.channel.send(&ToPeer::Node { settings, card: NodeCard(node.card()) })?;
         let other = match self.channel.recv(Some(PATIENCE))? {
-            FromPeer::Node { card, .. } => Card::from_bytes(&card)
-                .ok_or_else(|| ControlError::OutOfTurn(format!("the card {card:?}")))?,
+            FromPeer::Node { card } => card.0,
             other => return Err(unexpected(other).into()),
         };
         directory.0.set(other).expect("it was empty");
@@ -62,27 +60,28 @@ impl Pair {
         phase: Phase,
         limit: Limit,
     ) -> Result<Measured, Failure> {
-        if case.computes && case.op == Op::Put {
-            return Err("a target that computes answers no put by one: measure an operation that the initiator hears of".into());
+        if case.is_unanswered() {
+            return Err(super::UNANSWERED.into());
         }
-        let mut half = Half::new(&nodes.node, nodes.other, case, phase, nodes.settings.eager_bytes)?;
+        let mut half = Half::new(&nodes.node, nodes.other, case, phase, nodes.settings.eager_bytes.bytes())?;
         self.channel.send(&ToPeer::Move { case: *case, phase })?;
         match self.channel.recv(Some(PATIENCE))? {
             FromPeer::Listening => {}
             other => return Err(unexpected(other).into()),
         }
-        let pace = Pace { channel: &self.channel, limit };
+        let mut pace = Pace::new(&mut self.channel, limit, case.size);
         let mut measured = match phase {
-            Phase::Latency => latency(&mut half, case, &pace)?,
-            Phase::Stream => stream(&mut half, &pace)?,
+            Phase::Latency => latency(&mut half, case, &mut pace)?,
+            Phase::Stream => stream(&mut half, &mut pace)?,
         };
         self.channel.send(&ToPeer::Stop)?;
         // What the peer has under way may need an answer of this side.
-        while !self.channel.over() {
+        let told = Instant::now();
+        while !self.channel.over() && told.elapsed() < DRAIN_LIMIT {
             nodes.node.progress();
         }
         match self.channel.recv(Some(DRAIN_LIMIT + PATIENCE))? {
-            FromPeer::Done { errors, .. } => measured.errors += errors,
+            FromPeer::Done { errors, .. } => measured.errors = measured.errors.saturating_add(errors),
             other => return Err(unexpected(other).into()),
         }
         half.settle()?;
@@ -108,7 +107,7 @@ impl Pair {
         Ok(Row {
             layer: Layer::Portals.to_string(),
             offload: Some(nodes.is_offloaded()),
-            eager_bytes: Some(nodes.settings.eager_bytes),
+            eager_bytes: Some(nodes.settings.eager_bytes.bytes()),
             depth: case.before.map(|before| before.count),
             entries: case.before.map(|before| before.entries),
             ..row
@@ -117,7 +116,7 @@ impl Pair {
 }
 
 /// One operation at a time.
-fn latency(half: &mut Half, case: &Case, pace: &Pace<'_>) -> Result<Measured, Failure> {
+fn latency(half: &mut Half, case: &Case, pace: &mut Pace<'_>) -> Result<Measured, Failure> {
     let mut out = Measured::new();
     let one_way = case.op == Op::Put;
     let halves = if one_way { 2 } else { 1 };
@@ -128,6 +127,7 @@ fn latency(half: &mut Half, case: &Case, pace: &Pace<'_>) -> Result<Measured, Fa
         let mut over = false;
         while !over && !pace.cut_short() {
             over = if one_way { half.arrived()? } else { half.completed()? > 0 };
+            pace.waits_since(t0)?;
         }
         let t1 = Instant::now();
         turns += 1;
@@ -150,7 +150,7 @@ fn latency(half: &mut Half, case: &Case, pace: &Pace<'_>) -> Result<Measured, Fa
 }
 
 /// As many as the window takes.
-fn stream(half: &mut Half, pace: &Pace<'_>) -> Result<Measured, Failure> {
+fn stream(half: &mut Half, pace: &mut Pace<'_>) -> Result<Measured, Failure> {
     let mut out = Measured::new();
     let begin = Instant::now();
     let (mut posted, mut looks) = (0_u64, 0_u32);
@@ -171,6 +171,7 @@ fn stream(half: &mut Half, pace: &Pace<'_>) -> Result<Measured, Failure> {
     posted += half.finish()?;
     let drain = Instant::now();
     while out.messages < posted && drain.elapsed() < DRAIN_LIMIT && !pace.cut_short() {
+        pace.beat();
         out.messages += half.completed()?;
     }
     out.elapsed = begin.elapsed();

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use ::portals::{Card, Node};
 use softhca::Progress;
 
-use super::super::control::{Channel, ControlError, FromPeer, Phase, ToPeer};
+use super::super::channel::{Channel, ControlError};
+use super::super::control::{FromPeer, NodeCard, Phase, ToPeer};
+use super::super::peer::{Drain, Limits};
 use super::super::plan::Op;
 use super::half::Half;
 use super::{Case, Other, Settings, open};
@@ -26,14 +28,12 @@ impl Seat {
         channel: &mut Channel<ToPeer>,
         opened: &Opened,
         settings: Settings,
-        card: &[u8],
+        NodeCard(other): NodeCard,
     ) -> Result<Self, Failure> {
-        let other = Card::from_bytes(card).ok_or_else(|| ControlError::OutOfTurn(format!("{card:?}")))?;
         let directory = Arc::new(Other::default());
         directory.0.set(other).expect("it was empty");
         let node = open(opened, settings, directory)?;
-        let card = node.card().to_bytes().to_vec();
-        channel.send(&FromPeer::Node { card, offloaded: node.is_offloaded() })?;
+        channel.send(&FromPeer::Node { card: NodeCard(node.card()) })?;
         Ok(Self { node, other, settings })
     }
     /// Serves one measurement.
@@ -43,8 +43,10 @@ impl Seat {
         opened: &Opened,
         case: &Case,
         phase: Phase,
+        limits: &Limits,
     ) -> Result<(), Failure> {
-        let mut half = Half::new(&self.node, self.other, case, phase, self.settings.eager_bytes)?;
+        limits.admit(case.memory())?;
+        let mut half = Half::new(&self.node, self.other, case, phase, self.settings.eager_bytes.bytes())?;
         channel.send(&FromPeer::Listening)?;
         let received = match (case.op, phase) {
             _ if case.computes => compute(channel),
@@ -96,11 +98,11 @@ fn echo(channel: &Channel<ToPeer>, half: &mut Half) -> Result<u64, Failure> {
 
 /// Takes a stream of puts, and the event of each.
 fn take(channel: &Channel<ToPeer>, half: &mut Half) -> Result<u64, Failure> {
-    let mut received = 0;
+    let (mut received, mut drain) = (0, Drain::default());
     loop {
-        if half.arrived()? {
-            received += 1;
-        } else if channel.over() {
+        let came = half.arrived()?;
+        received += u64::from(came);
+        if channel.over() && (!came || drain.is_long()) {
             return Ok(received);
         }
     }

@@ -93,12 +93,47 @@ fn a_removed_queue_pair_names_what_it_took_from_a_shared_queue_and_makes_room() 
     let mut one = [Completion::default()];
     assert_eq!((s.bench.poller.poll(&mut one), one[0].wr_id), (1, 0));
     let qp = s.bench.qp.clone();
-    assert_eq!(s.bench.cq.remove(&qp, false, || {}), [1, 2]);
+    assert_eq!(s.bench.cq.remove(&qp), [1, 2]);
     assert!(s.bench.poll().is_empty());
     for id in 5..8 {
         s.post(id).unwrap();
     }
     assert!(s.post(8).is_err());
+}
+
+#[test]
+fn a_reset_queue_pair_leaves_what_it_took_from_a_shared_queue_as_flushed() {
+    let mut s = Shared::new();
+    for id in 0..u64::from(SRQ_DEPTH) {
+        s.post(id).unwrap();
+    }
+    let places = [(); 3].map(|()| s.take().unwrap().0);
+    s.bench.post(&write_8(20, SendFlags::SIGNALED)).unwrap();
+    s.complete(places[0]);
+    s.bench.carry_out(None).unwrap();
+    s.complete(places[1]);
+    // One that has failed, of which more is told, goes like the others.
+    s.bench.fail(CqeOpcode::RespErr, places[2].into(), CqeSyndrome::LocalLengthErr);
+    let qp = s.bench.qp.clone();
+    s.bench.cq.reset(&qp, || qp.clear_send());
+    qp.begin_anew();
+    let got = s.bench.poll_all();
+    let flushed = |wr_id| Completion {
+        wr_id,
+        qp: qp.handle,
+        status: WcStatus::WrFlushed,
+        opcode: WcOpcode::Recv,
+        ..Completion::default()
+    };
+    assert_eq!(got, [0, 1, 2].map(flushed));
+    // Each makes room once.
+    for id in 5..8 {
+        s.post(id).unwrap();
+    }
+    assert!(s.post(8).is_err());
+    let (at, _) = s.take().unwrap();
+    s.complete(at);
+    assert_eq!(ids(&s.bench.poll_all()), [3]);
 }
 
 #[derive(Clone, Debug)]
@@ -351,7 +386,7 @@ fn a_queue_pair_is_removed_while_another_thread_polls() {
                 }
                 got
             });
-            let returned = cq.remove(&qp, false, || {});
+            let returned = cq.remove(&qp);
             let mut all = poller.join().unwrap();
             all.extend(returned);
             all

@@ -7,24 +7,23 @@
 use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, sock_filter};
 
 /// Kills this process at the next system call that is not in `allowed`.
-pub(crate) fn allow_only(allowed: &[c_long]) {
-    install(allowed, libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_KILL_PROCESS);
+pub fn allow_only(allowed: &[c_long]) {
+    judge(allowed, libc::SECCOMP_RET_ALLOW, libc::SECCOMP_RET_KILL_PROCESS);
 }
 
 /// Has these system calls fail with this error from now on.
-pub(crate) fn refuse(calls: &[c_long], errno: i32) {
-    install(calls, libc::SECCOMP_RET_ERRNO | errno as u32, libc::SECCOMP_RET_ALLOW);
+pub fn refuse(calls: &[c_long], errno: i32) {
+    judge(calls, libc::SECCOMP_RET_ERRNO | errno as u32, libc::SECCOMP_RET_ALLOW);
 }
 
 /// Ends the process without the system calls of an orderly end.
-pub(crate) fn end_at_once() -> ! {
+pub fn end_at_once() -> ! {
     // SAFETY: takes no pointer, and runs nothing of this process.
     unsafe { libc::_exit(0) }
 }
 
 /// What becomes of calls in the list, and of all others.
-fn install(calls: &[c_long], listed: u32, others: u32) {
-    let op = |code: u32, k: u32, jt: u8, jf: u8| sock_filter { code: code as u16, jt, jf, k };
+fn judge(calls: &[c_long], listed: u32, others: u32) {
     // The number of the system call stands first.
     let mut program = vec![op(BPF_LD | BPF_W | BPF_ABS, 0, 0, 0)];
     let n = calls.len() as u8;
@@ -33,10 +32,24 @@ fn install(calls: &[c_long], listed: u32, others: u32) {
     );
     program.push(op(BPF_RET | BPF_K, others, 0, 0));
     program.push(op(BPF_RET | BPF_K, listed, 0, 0));
-    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    install(&program);
+}
+
+/// One instruction of a filter: its code, its operand, and how many instructions are left out if it is so, or not.
+pub fn op(code: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code: code as u16, jt, jf, k }
+}
+
+/// Puts a filter on this thread, and on all that it starts.
+///
+/// # Panics
+/// If the system refuses it.
+pub fn install(program: &[sock_filter]) {
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
     // SAFETY: (1); the first call takes numbers only.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
-    }
+    let taken = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) == 0
+    };
+    assert!(taken, "a filter of system calls: {}", std::io::Error::last_os_error());
 }

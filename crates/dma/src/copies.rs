@@ -3,8 +3,9 @@
 //! Invariants:
 //! 1. The caller vouches for each raw range: mapped, with the right to this access, for the length of the call. A
 //!    slice is memory of ours that nobody else touches.
-//! 2. No reference is made to memory behind a raw range. Accesses are single atomics or assembly, which is opaque to
-//!    the compiler, so a race with others is a race of hardware loads and stores, not undefined behaviour.
+//! 2. No reference is made to memory behind a raw range, and none of Rust's own accesses, atomic or not. They are those of
+//!    `word`, or assembly, which is opaque to the compiler, so a race with others is a race of hardware loads and stores,
+//!    not undefined behaviour.
 //! 3. An aligned piece of 1, 2, 4 or 8 bytes is moved by one access, so others see it whole.
 //! 4. What was placed by one call is seen by others before what a later call places, also where a copy goes past the
 //!    caches, whose stores the processor does not order by itself.
@@ -28,15 +29,16 @@
 //! run. [`copy`] of 128 to 256 bytes takes about twice the time of `memcpy`. Where a processor is not of that make, or has no
 //! quick string move, 32-byte moves serve for all lengths that the caches hold; that was not measured.
 #![allow(unsafe_code)]
-#![cfg_attr(loom, allow(dead_code))]
 
-use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
+use core::sync::atomic::{Ordering, fence};
+
+use crate::word;
 
 /// From here on assembly moves the bytes.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 const MANY_BYTES: usize = 128;
 /// What goes through a buffer of ours in one go, where both sides are others'.
-pub(crate) const FEW_BYTES: usize = 128;
+pub const FEW_BYTES: usize = 128;
 
 /// Where a copy leaves what it writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,11 +84,11 @@ pub unsafe fn store(to: *mut u8, data: &[u8]) {
             8 if store_word(to, data) => {}
             4 if to.addr() & 3 == 0 => {
                 let v = u32::from_ne_bytes(data.try_into().expect("4 bytes"));
-                AtomicU32::from_ptr(to.cast()).store(v, Ordering::Release);
+                word::store32(to, v);
             }
             2 if to.addr() & 1 == 0 => {
                 let v = u16::from_ne_bytes(data.try_into().expect("2 bytes"));
-                AtomicU16::from_ptr(to.cast()).store(v, Ordering::Release);
+                word::store16(to, v);
             }
             _ => store_relaxed(to, data),
         }
@@ -104,7 +106,7 @@ unsafe fn store_word(to: *mut u8, data: &[u8]) -> bool {
     if aligned {
         fence(Ordering::Release);
         // SAFETY: our caller's (1).
-        unsafe { AtomicU64::from_ptr(to.cast()).store(u64::from_ne_bytes(word), Ordering::Release) };
+        unsafe { word::store64(to, u64::from_ne_bytes(word)) };
     }
     aligned
 }
@@ -120,15 +122,15 @@ pub unsafe fn load(from: *const u8, out: &mut [u8]) {
     unsafe {
         match out.len() {
             8 if at.addr() & 7 == 0 => {
-                let word = AtomicU64::from_ptr(at.cast()).load(Ordering::Acquire);
+                let word = word::load64(at);
                 out.copy_from_slice(&word.to_ne_bytes());
             }
             4 if at.addr() & 3 == 0 => {
-                let word = AtomicU32::from_ptr(at.cast()).load(Ordering::Acquire);
+                let word = word::load32(at);
                 out.copy_from_slice(&word.to_ne_bytes());
             }
             2 if at.addr() & 1 == 0 => {
-                let word = AtomicU16::from_ptr(at.cast()).load(Ordering::Acquire);
+                let word = word::load16(at);
                 out.copy_from_slice(&word.to_ne_bytes());
             }
             _ => load_relaxed(from, out),
@@ -147,9 +149,9 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize, caching: Caching) {
     if len == 8 && (to.addr() | from.addr()) & 7 == 0 {
         // SAFETY: our caller's (1).
         unsafe {
-            let word = AtomicU64::from_ptr(from.cast_mut().cast()).load(Ordering::Acquire);
-            fence(Ordering::Release);
-            AtomicU64::from_ptr(to.cast()).store(word, Ordering::Release);
+            let word = word::load64(from);
+            fence(Ordering::AcqRel);
+            word::store64(to, word);
         }
         fence(Ordering::Acquire);
         return;
@@ -177,8 +179,7 @@ unsafe fn copy_few(to: *mut u8, from: *const u8, len: usize) {
     // SAFETY: our caller's (1); words are aligned, and as many as fit.
     unsafe {
         for at in (0..words).map(|i| i * 8) {
-            let word = AtomicU64::from_ptr(from.add(at).cast_mut().cast()).load(Ordering::Relaxed);
-            AtomicU64::from_ptr(to.add(at).cast()).store(word, Ordering::Relaxed);
+            word::store64(to.add(at), word::load64(from.add(at)));
         }
         let at = words * 8;
         if at < len {
@@ -232,9 +233,11 @@ pub unsafe fn load_as(from: *const u8, out: &mut [u8], caching: Caching) {
 #[inline]
 pub unsafe fn compare_swap(at: *mut u8, compare: u64, swap: u64) -> u64 {
     debug_assert_eq!(at.addr() & 7, 0);
+    fence(Ordering::Release);
     // SAFETY: our caller's (1) and alignment.
-    let word = unsafe { AtomicU64::from_ptr(at.cast()) };
-    word.compare_exchange(compare, swap, Ordering::AcqRel, Ordering::Acquire).unwrap_or_else(|old| old)
+    let old = unsafe { word::swap_if_equal(at, compare, swap) };
+    fence(Ordering::Acquire);
+    old
 }
 
 /// Adds to the word at `at`, by an atomic operation of the processor; returns the old value.
@@ -244,8 +247,52 @@ pub unsafe fn compare_swap(at: *mut u8, compare: u64, swap: u64) -> u64 {
 #[inline]
 pub unsafe fn fetch_add(at: *mut u8, add: u64) -> u64 {
     debug_assert_eq!(at.addr() & 7, 0);
+    fence(Ordering::Release);
     // SAFETY: our caller's (1) and alignment.
-    unsafe { AtomicU64::from_ptr(at.cast()) }.fetch_add(add, Ordering::AcqRel)
+    let old = unsafe { word::add(at, add) };
+    fence(Ordering::Acquire);
+    old
+}
+
+/// Loads the word at `at`, before all that this thread looks at later.
+///
+/// # Safety
+/// (1) for `at .. at + 8`, which is read; `at` is a multiple of 8.
+#[inline(always)]
+pub unsafe fn load_u64(at: *const u8) -> u64 {
+    debug_assert_eq!(at.addr() & 7, 0);
+    // SAFETY: our caller's (1) and alignment.
+    let word = unsafe { word::load64(at) };
+    fence(Ordering::Acquire);
+    word
+}
+
+/// Stores the word at `at`, behind all that this thread has placed before.
+///
+/// # Safety
+/// (1) for `at .. at + 8`, which is written; `at` is a multiple of 8.
+#[inline(always)]
+pub unsafe fn store_u64(at: *mut u8, value: u64) {
+    debug_assert_eq!(at.addr() & 7, 0);
+    fence(Ordering::Release);
+    // SAFETY: our caller's (1) and alignment.
+    unsafe { word::store64(at, value) };
+}
+
+/// Makes bytes 0, in no order with anything else.
+///
+/// # Safety
+/// (1) for `to .. to + len`, which is written.
+pub unsafe fn zero(to: *mut u8, len: usize) {
+    const ZEROS: [u8; 256] = [0; 256];
+    let mut at = 0;
+    while at < len {
+        // Up to a multiple of their number, so that no word of 8 is torn.
+        let n = (ZEROS.len() - (to.addr() + at) % ZEROS.len()).min(len - at);
+        // SAFETY: our caller's (1).
+        unsafe { store_relaxed(to.add(at), &ZEROS[..n]) };
+        at += n;
+    }
 }
 
 /// Copies `data` to `to`, in no order with anything else. The caller's own word orders it.
@@ -253,7 +300,7 @@ pub unsafe fn fetch_add(at: *mut u8, add: u64) -> u64 {
 /// # Safety
 /// As [`store`].
 #[inline]
-pub(crate) unsafe fn store_relaxed(to: *mut u8, data: &[u8]) {
+pub unsafe fn store_relaxed(to: *mut u8, data: &[u8]) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if data.len() >= MANY_BYTES {
         // SAFETY: our caller's (1); many bytes.
@@ -268,7 +315,7 @@ pub(crate) unsafe fn store_relaxed(to: *mut u8, data: &[u8]) {
         store_few(to, head);
         let to = to.add(head.len());
         for (i, w) in words.iter().enumerate() {
-            AtomicU64::from_ptr(to.add(i * 8).cast()).store(u64::from_ne_bytes(*w), Ordering::Relaxed);
+            word::store64(to.add(i * 8), u64::from_ne_bytes(*w));
         }
         store_few(to.add(words.len() * 8), tail);
     }
@@ -279,7 +326,7 @@ pub(crate) unsafe fn store_relaxed(to: *mut u8, data: &[u8]) {
 /// # Safety
 /// As [`load`].
 #[inline]
-pub(crate) unsafe fn load_relaxed(from: *const u8, out: &mut [u8]) {
+pub unsafe fn load_relaxed(from: *const u8, out: &mut [u8]) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if out.len() >= MANY_BYTES {
         // SAFETY: our caller's (1); many bytes.
@@ -294,7 +341,7 @@ pub(crate) unsafe fn load_relaxed(from: *const u8, out: &mut [u8]) {
         load_few(from, head);
         let from = from.add(head.len());
         for (i, w) in words.iter_mut().enumerate() {
-            *w = AtomicU64::from_ptr(from.add(i * 8).cast()).load(Ordering::Relaxed).to_ne_bytes();
+            *w = word::load64(from.add(i * 8)).to_ne_bytes();
         }
         load_few(from.add(words.len() * 8), tail);
     }
@@ -305,11 +352,10 @@ pub(crate) unsafe fn load_relaxed(from: *const u8, out: &mut [u8]) {
 /// # Safety
 /// (1) for 64 bytes from `from`, a multiple of 8.
 #[inline]
-pub(crate) unsafe fn load_line(from: *const u8, out: &mut [u8; 64]) {
+pub unsafe fn load_line(from: *const u8, out: &mut [u8; 64]) {
     for (i, w) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         // SAFETY: our caller's.
-        let word = unsafe { AtomicU64::from_ptr(from.add(i * 8).cast_mut().cast()).load(Ordering::Relaxed) };
-        *w = word.to_ne_bytes();
+        *w = unsafe { word::load64(from.add(i * 8)) }.to_ne_bytes();
     }
 }
 
@@ -319,12 +365,11 @@ pub(crate) unsafe fn load_line(from: *const u8, out: &mut [u8; 64]) {
 unsafe fn store_few(to: *mut u8, data: &[u8]) {
     if let (4, Ok(four)) = (to.addr() & 7, <[u8; 4]>::try_from(data)) {
         // SAFETY: our caller's; the address is a multiple of 4.
-        let word = unsafe { AtomicU32::from_ptr(to.cast()) };
-        return word.store(u32::from_ne_bytes(four), Ordering::Relaxed);
+        return unsafe { word::store32(to, u32::from_ne_bytes(four)) };
     }
     for (i, b) in data.iter().enumerate() {
         // SAFETY: our caller's.
-        unsafe { AtomicU8::from_ptr(to.add(i)).store(*b, Ordering::Relaxed) };
+        unsafe { word::store8(to.add(i), *b) };
     }
 }
 
@@ -334,7 +379,7 @@ unsafe fn store_few(to: *mut u8, data: &[u8]) {
 unsafe fn load_few(from: *mut u8, out: &mut [u8]) {
     for (i, b) in out.iter_mut().enumerate() {
         // SAFETY: our caller's.
-        *b = unsafe { AtomicU8::from_ptr(from.add(i)).load(Ordering::Relaxed) };
+        *b = unsafe { word::load8(from.add(i)) };
     }
 }
 
@@ -687,6 +732,11 @@ mod tests {
     fn copies_of_every_length_and_alignment_touch_their_range_only() {
         // SAFETY: all ranges are within vectors of ours, which nobody else touches.
         unsafe {
+            check("zero", |to, from, len| {
+                store(to, core::slice::from_raw_parts(from, len));
+                zero(to.add(len / 3), len - len / 3);
+                store(to.add(len / 3), core::slice::from_raw_parts(from.add(len / 3), len - len / 3));
+            });
             check("store", |to, from, len| store(to, core::slice::from_raw_parts(from, len)));
             check("load", |to, from, len| load(from, core::slice::from_raw_parts_mut(to, len)));
             for caching in [Caching::Cached, Caching::Streaming] {
@@ -779,6 +829,47 @@ mod tests {
             assert_eq!(compare_swap(at, 8, 1), 8);
         }
         assert_eq!(word, 1);
+    }
+
+    /// What Miri calls undefined behaviour of atomics; so do the words of `load_u64` and `fetch_add`.
+    #[test]
+    fn accesses_of_several_sizes_to_the_same_bytes_may_race() {
+        struct Shared(*mut u8);
+        // SAFETY: the functions of this module are for memory that several threads touch.
+        unsafe impl Sync for Shared {}
+        impl Shared {
+            fn at(&self) -> *mut u8 {
+                self.0
+            }
+        }
+        const WORDS: [u64; 2] = [u64::MAX, 0];
+        let mut words = [0_u64; 4];
+        let shared = Shared(words.as_mut_ptr().cast());
+        let rounds = if cfg!(miri) { 20 } else { 5_000 };
+        std::thread::scope(|s| {
+            s.spawn(|| {
+                for word in WORDS.into_iter().cycle().take(rounds) {
+                    // SAFETY: the words are ours, aligned, and outlive the threads.
+                    unsafe { store(shared.at(), &word.to_ne_bytes()) };
+                }
+            });
+            for _ in 0..rounds {
+                let (mut half, mut whole, mut odd) = ([0; 4], [0; 8], [0; 13]);
+                // SAFETY: as above.
+                unsafe {
+                    load(shared.at(), &mut half);
+                    load(shared.at(), &mut whole);
+                    load(shared.at().add(1), &mut odd);
+                    store(shared.at().add(9), &[1, 2, 3]);
+                    fetch_add(shared.at().add(16), 1);
+                    store(shared.at().add(24), &[7; 4]);
+                    assert!(WORDS.contains(&load_u64(shared.at())), "torn");
+                }
+                assert!(WORDS.contains(&u64::from_ne_bytes(whole)), "torn");
+                assert!(half == [0; 4] || half == [0xff; 4], "torn");
+            }
+        });
+        assert_eq!(words[2], rounds as u64);
     }
 
     #[test]

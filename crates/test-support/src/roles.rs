@@ -1,21 +1,27 @@
-//! Other processes: the test program again, in a role that the environment names.
+//! Processes of a test: the test program again, in a role that the environment names.
+//!
+//! A program that starts any has one ignored test which does what [`role`] says, and returns if it says nothing.
+//! Parent and child talk in lines over the child's standard input and output. All of these functions panic where the
+//! other side ended or can't be started.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-const ROLE: &str = "HCA_SHM_TEST_ROLE";
+const ROLE: &str = "HCA_TEST_ROLE";
 
 /// A child in a role, with the pipes to it.
-pub(crate) struct Helper {
-    pub(crate) child: Child,
+#[derive(Debug)]
+pub struct Helper {
+    /// The process.
+    pub child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
 impl Helper {
-    /// Runs `test`, an ignored one that does what [`role`] says.
-    pub(crate) fn start(test: &str, role: &str, argument: &str, uid: Option<u32>) -> Self {
+    /// Runs `test`, the ignored one that does what [`role`] says, as this user or another.
+    pub fn start(test: &str, role: &str, argument: &str, uid: Option<u32>) -> Self {
         Self::start_as(test, role, argument, |command| {
             if let Some(uid) = uid {
                 command.uid(uid);
@@ -24,7 +30,10 @@ impl Helper {
         .unwrap()
     }
     /// The same, by a command that is changed before.
-    pub(crate) fn start_as(
+    ///
+    /// # Errors
+    /// What the system says if it can't be started.
+    pub fn start_as(
         test: &str,
         role: &str,
         argument: &str,
@@ -41,7 +50,7 @@ impl Helper {
         Ok(Self { child, input, output })
     }
     /// The next line that is for us: the test program prints some of its own.
-    pub(crate) fn line(&mut self) -> String {
+    pub fn line(&mut self) -> String {
         loop {
             let mut line = String::new();
             assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the child ended");
@@ -50,30 +59,32 @@ impl Helper {
             }
         }
     }
-    pub(crate) fn tell(&mut self, line: &str) {
+    /// Tells the child a line, for which it waits in [`hear`].
+    pub fn tell(&mut self, line: &str) {
         writeln!(self.input, "{line}").unwrap();
     }
-    pub(crate) fn kill(mut self) {
+    /// Kills the child, and waits until it is gone.
+    pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 }
 
 /// What this process is to do, and with what, if another one started it.
-pub(crate) fn role() -> Option<(String, String)> {
+pub fn role() -> Option<(String, String)> {
     let role = std::env::var(ROLE).ok()?;
     let (role, argument) = role.split_once(' ').unwrap();
     Some((role.to_owned(), argument.to_owned()))
 }
 
 /// Tells the one that started this process.
-pub(crate) fn say(line: impl std::fmt::Display) {
+pub fn say(line: impl std::fmt::Display) {
     println!("> {line}");
     std::io::stdout().flush().unwrap();
 }
 
 /// What the one that started this process tells; nothing if it ended.
-pub(crate) fn hear() -> String {
+pub fn hear() -> String {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     line.trim().to_owned()

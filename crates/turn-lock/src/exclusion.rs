@@ -10,12 +10,11 @@
 
 use std::sync::PoisonError;
 
-use hca_turn_lock::Barrier;
-
+use crate::barrier::Barrier;
 use crate::sync::{AtomicU32, CachePadded, Mutex, MutexGuard, Ordering, yield_now};
 
 /// The list, and who uses it.
-pub(crate) struct Exclusion<T> {
+pub struct Exclusion<T> {
     barrier: Barrier,
     list: Mutex<T>,
     /// Counts changes of `list`, and of what else its user is to look at.
@@ -25,12 +24,14 @@ pub(crate) struct Exclusion<T> {
 }
 
 /// The frequent user is inside, as long as this lives.
-pub(crate) struct Inside<'a>(&'a AtomicU32);
+#[must_use]
+#[derive(Debug)]
+pub struct Inside<'a>(&'a AtomicU32);
 
 impl Inside<'_> {
     /// Stays inside when this is gone, until another one is that [`Exclusion::inside`] makes.
     #[inline(always)]
-    pub(crate) fn stay(self) {
+    pub fn stay(self) {
         core::mem::forget(self);
     }
 }
@@ -43,9 +44,16 @@ impl Drop for Inside<'_> {
     }
 }
 
+impl<T> core::fmt::Debug for Exclusion<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let version = self.version.load(Ordering::Relaxed);
+        f.debug_struct("Exclusion").field("version", &version).finish_non_exhaustive()
+    }
+}
+
 impl<T> Exclusion<T> {
     /// With a list that nobody has a copy of.
-    pub(crate) fn new(list: T) -> Self {
+    pub fn new(list: T) -> Self {
         Self {
             barrier: Barrier::of_system(),
             list: Mutex::new(list),
@@ -60,13 +68,13 @@ impl<T> Exclusion<T> {
     }
 
     /// A version that no copy has, for who has none.
-    pub(crate) fn never_seen(&self) -> u32 {
+    pub fn never_seen(&self) -> u32 {
         self.version.load(Ordering::Relaxed).wrapping_sub(1)
     }
 
     /// The frequent user comes in with a copy of this version. `None`: it is to copy the list anew first. By one thread only.
     #[inline(always)]
-    pub(crate) fn enter(&self, version: u32) -> Option<Inside<'_>> {
+    pub fn enter(&self, version: u32) -> Option<Inside<'_>> {
         self.inside.store(1, Ordering::Relaxed);
         let inside = Inside(&self.inside);
         // Pairs with the heavy one in `exclude`.
@@ -77,18 +85,17 @@ impl<T> Exclusion<T> {
 
     /// What the frequent user is inside by, once it has said that it [stays](Inside::stay).
     #[inline(always)]
-    pub(crate) fn inside(&self) -> Inside<'_> {
+    pub fn inside(&self) -> Inside<'_> {
         Inside(&self.inside)
     }
 
     /// Whether the frequent user is inside.
-    #[cfg(test)]
-    pub(crate) fn is_inside(&self) -> bool {
+    pub fn is_inside(&self) -> bool {
         self.inside.load(Ordering::Relaxed) != 0
     }
 
     /// Copies the list, and returns the version of that. While somebody excludes the user, this waits. Not from inside.
-    pub(crate) fn copy<R>(&self, copy: impl FnOnce(&T) -> R) -> (u32, R) {
+    pub fn copy<R>(&self, copy: impl FnOnce(&T) -> R) -> (u32, R) {
         let list = self.lock();
         // Acquire: what was stored before the user was told is seen by `copy`.
         let version = self.version.load(Ordering::Acquire);
@@ -96,7 +103,7 @@ impl<T> Exclusion<T> {
     }
 
     /// Changes the list; the user may be inside with a copy of what it was.
-    pub(crate) fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+    pub fn change<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let mut list = self.lock();
         let done = change(&mut list);
         self.tell();
@@ -104,13 +111,13 @@ impl<T> Exclusion<T> {
     }
 
     /// Has the user copy the list before it comes in again, and see what was stored before.
-    pub(crate) fn tell(&self) {
+    pub fn tell(&self) {
         // Release: pairs with the Acquire in `copy`.
         self.version.fetch_add(1, Ordering::Release);
     }
 
     /// Changes the list while the user is outside; it comes in again with a copy of the new one.
-    pub(crate) fn exclude<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
+    pub fn exclude<R>(&self, change: impl FnOnce(&mut T) -> R) -> R {
         let mut list = self.lock();
         self.tell();
         // Pairs with the light one in `enter`.

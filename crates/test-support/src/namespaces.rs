@@ -1,5 +1,4 @@
-//! Network namespaces for tests and benches, made by them and gone with them.
-#![allow(dead_code, reason = "each of its users needs a part of it")]
+//! Network namespaces, made by tests and benches and gone with them.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -8,11 +7,15 @@ use std::process::Command;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 /// A network namespace, which lives until this and all sockets in it are gone.
-pub(crate) struct Namespace(File);
+#[derive(Debug)]
+pub struct Namespace(File);
 
 impl Namespace {
-    /// A new one, its loopback interface up; or why there can be none.
-    pub(crate) fn new() -> Result<Self, String> {
+    /// A new one, its loopback interface up.
+    ///
+    /// # Errors
+    /// Why there can be none: it takes root, or `unshare -rn`.
+    pub fn new() -> Result<Self, String> {
         let make = || {
             #[allow(
                 deprecated,
@@ -28,7 +31,7 @@ impl Namespace {
     }
 
     /// Runs something in it. Sockets that it opens, and threads and processes that it starts, stay in there.
-    pub(crate) fn within<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
+    pub fn within<T: Send>(&self, run: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|s| {
             let inside = s.spawn(move || {
                 move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network))
@@ -40,17 +43,20 @@ impl Namespace {
     }
 
     /// By which other processes find it, as long as this lives.
-    pub(crate) fn path(&self) -> String {
+    pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 }
 
 /// Two namespaces, each with one end of a veth pair, called `wire` in both.
-pub(crate) struct Wire(pub(crate) [Namespace; 2]);
+pub struct Wire(pub [Namespace; 2]);
 
 impl Wire {
-    /// Makes both, with the link up and no addresses; or says why that is not possible here.
-    pub(crate) fn new(mtu: u32) -> Result<Self, String> {
+    /// Makes both, with the link up and no addresses.
+    ///
+    /// # Errors
+    /// Why that is not possible here.
+    pub fn new(mtu: u32) -> Result<Self, String> {
         let wire = Self([Namespace::new()?, Namespace::new()?]);
         let far = wire.0[1].path();
         wire.within(0, || {
@@ -61,8 +67,11 @@ impl Wire {
         Ok(wire)
     }
 
-    /// Both, with an IPv4 and an IPv6 address at each end: 10.77.0.1 and .2, fd77::1 and ::2.
-    pub(crate) fn with_addresses(mtu: u32) -> Result<Self, String> {
+    /// Makes both, with an IPv4 and an IPv6 address at each end: 10.77.0.1 and .2, fd77::1 and ::2.
+    ///
+    /// # Errors
+    /// Why that is not possible here.
+    pub fn with_addresses(mtu: u32) -> Result<Self, String> {
         let wire = Self::new(mtu)?;
         for end in 0..2 {
             wire.within(end, || {
@@ -74,13 +83,16 @@ impl Wire {
     }
 
     /// Runs something at one of the ends.
-    pub(crate) fn within<T: Send>(&self, end: usize, run: impl FnOnce() -> T + Send) -> T {
+    pub fn within<T: Send>(&self, end: usize, run: impl FnOnce() -> T + Send) -> T {
         self.0[end].within(run)
     }
 }
 
-/// Runs `ip` in this thread's namespace; what it printed.
-pub(crate) fn ip(arguments: &str) -> Result<String, String> {
+/// Runs `ip` in this thread's namespace, and gives what it printed.
+///
+/// # Errors
+/// What it complained of, or that it is not installed.
+pub fn ip(arguments: &str) -> Result<String, String> {
     let out = Command::new("ip").args(arguments.split(' ')).output().map_err(|e| format!("ip: {e}"))?;
     if out.status.success() {
         return Ok(String::from_utf8_lossy(&out.stdout).into_owned());

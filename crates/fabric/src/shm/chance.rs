@@ -1,0 +1,35 @@
+//! What a simulation decides in the place of processors, of time and of the system.
+
+use hca_core::Instant;
+
+/// What a system may refuse a process, so that its peers go another way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusable {
+    /// A region is handed to a peer.
+    Grant,
+    /// A peer's region is mapped.
+    Mapping,
+    /// A peer's process is read.
+    ProcessRead,
+}
+
+/// The hands of a simulation on one adapter's end of shared memory: when it looks at what peers wrote, and what it is
+/// refused. Rings, sockets and memory are the true ones.
+pub trait ShmChance: Send {
+    /// Something lies there to be taken, from this time on or from now: when this side looks.
+    fn looks_at(&self, earliest: Option<Instant>) -> Instant;
+    /// Whether this is such a time.
+    fn looks_now(&self) -> bool;
+    /// A control call looks, whatever the time.
+    fn must_look(&mut self);
+    /// Messages that this look takes at most.
+    fn takes_at_most(&mut self) -> usize;
+    /// A look found nothing: whether the rings are parked, as before a sleep.
+    fn sleeps(&mut self) -> bool;
+    /// Whether the system refuses this.
+    fn refuses(&mut self, what: Refusable) -> bool;
+    /// A number that peers can't guess.
+    fn nonce(&mut self) -> u64;
+    /// The process was killed: what it shares stays as it is, and its sockets close.
+    fn is_killed(&self) -> bool;
+}

@@ -1,0 +1,285 @@
+//! What a node does about processes that lie, ask for too much or begin anew, and in which order it speaks: each rule by
+//! itself. Where the other process is only what it says, its hellos and messages are handed to the node as its ports do.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use hca_core::{Gid, Instant, Mtu, Psn, QpType, Qpn, RemoteAddr, Rkey};
+use hca_matching::{AckRequest, Header, Jid, NiFail, Operation, Pid, Rank, Uid};
+use hca_sim::Sim;
+use hca_verbs::{ConnectOptions, Endpoint, Grh, Rc};
+
+use super::directory::nid_of;
+use super::hello::{Hello, Identity};
+use super::peer::{Out, Peer, WINDOW};
+use super::{Card, Listed, Node, NodeOptions, State};
+use crate::v4::{
+    AckReq, CtHandle, EventKind, Get, Limits, ListKind, Md, MdHandle, MdOptions, Me, MeOptions, Ni,
+    NiOptions, Process, PtOptions, Put,
+};
+use crate::wire::{Head, Piece};
+
+const EAGER: usize = 64;
+const KEY: u64 = 7;
+/// The process number of the one that is only what it says.
+const PID: Pid = Pid(7);
+/// The node of the simulation on which that process is.
+const THERE: usize = 1;
+
+/// Nodes of a simulation, the first with a Portals node on it.
+struct Bed {
+    sim: Sim,
+    cards: Arc<Mutex<Listed>>,
+    node: Node,
+}
+
+impl Bed {
+    fn new(with: impl Fn(NodeOptions) -> NodeOptions) -> Self {
+        let sim = Sim::new(1);
+        (0..3).for_each(|_| drop(sim.add_node()));
+        let cards = Arc::new(Mutex::new(Listed::default()));
+        let node = open(&sim, 0, &cards, with);
+        Self { sim, cards, node }
+    }
+    fn gid(&self, n: usize) -> Gid {
+        self.sim.node(n).context().port().gid
+    }
+    /// A hello of the process that is only what it says.
+    fn hello(&self, incarnation: u64, attempt: u32, qpn: u32) -> Hello {
+        let port = self.sim.node(THERE).context().port();
+        let (qpn, psn) = (Qpn::new(qpn), Psn::new(0));
+        let (service, mtu, rd_atomic) = (QpType::Rc, Mtu::B1024, 16);
+        let endpoint = Endpoint { service, qpn, psn, mtu, rd_atomic, gid: port.gid, lid: port.lid };
+        let (nid, rank) = (nid_of(port.gid), Rank(1));
+        let from = Identity { nid, pid: PID, rank, uid: Uid(5), jid: Jid(0), incarnation };
+        let (datagrams, eager_bytes) = (Qpn::new(9), EAGER as u32);
+        Hello { from, key: KEY, endpoint, attempt, datagrams, yours: None, is_up: false, eager_bytes }
+    }
+    /// The node hears a hello, from this address.
+    fn hear(&self, sgid: Gid, hello: &Hello) {
+        let grh = Grh { sgid, dgid: self.gid(0), traffic_class: 0, hop_limit: 64 };
+        self.node.with(|state| state.hear_hello(&grh, &hello.to_bytes()));
+    }
+    /// The process and the node meet.
+    fn meet(&self, hello: &Hello) {
+        self.hear(hello.endpoint.gid, hello);
+        let yours = Some(self.look(|peer| peer.ours.qpn));
+        self.hear(hello.endpoint.gid, &Hello { yours, is_up: true, ..*hello });
+        assert!(self.look(|peer| peer.is_up()));
+    }
+    /// Looks at the node's only peer.
+    fn look<R>(&self, f: impl FnOnce(&Peer) -> R) -> R {
+        self.node.with(|state| f(state.net.peer(only(state))))
+    }
+}
+
+/// The number of a node's only peer.
+fn only(state: &State) -> u32 {
+    let known: Vec<usize> = (0..state.net.peers.len()).filter(|&i| state.net.peers[i].is_some()).collect();
+    assert_eq!(known.len(), 1, "peers");
+    known[0] as u32
+}
+
+/// The kind of a node's only interface, as messages name it.
+fn kind(state: &State) -> u8 {
+    state.nis.iter().position(Option::is_some).expect("one is open") as u8
+}
+
+fn open(sim: &Sim, n: usize, cards: &Arc<Mutex<Listed>>, with: impl Fn(NodeOptions) -> NodeOptions) -> Node {
+    let net = sim.net().clone();
+    let options = NodeOptions {
+        eager_bytes: EAGER,
+        offload: false,
+        rank: Some(Rank(n as u32)),
+        key: KEY,
+        directory: cards.clone(),
+        clock: Some(Arc::new(move || net.now().since(Instant::ZERO))),
+        seed: Some(n as u64),
+        ..NodeOptions::default()
+    };
+    let node = Node::open(&sim.node(n).context(), with(options)).unwrap();
+    cards.lock().unwrap().0.push(node.card());
+    node
+}
+
+/// An interface, and a descriptor whose answers are counted.
+fn interface(node: &Node) -> (Ni, MdHandle, CtHandle) {
+    let kind = NiOptions::MATCHING | NiOptions::PHYSICAL;
+    let ni = Ni::init(node, kind, None, &Limits::default()).unwrap();
+    let ct = ni.ct_alloc().unwrap();
+    let options = MdOptions::EVENT_CT_REPLY | MdOptions::EVENT_CT_ACK;
+    let md = Md { options, ct: Some(ct), ..Md::new(node.alloc(64).unwrap()) };
+    let md = ni.md_bind(&md).unwrap();
+    (ni, md, ct)
+}
+
+#[test]
+fn a_hello_whose_address_is_not_its_senders_is_a_strangers() {
+    let bed = Bed::new(|options| options);
+    let (there, other, here) = (bed.gid(THERE), bed.gid(2), bed.gid(0));
+    let hello = bed.hello(1, 1, 20);
+    let with = |gid: Gid, of: Gid| Hello {
+        endpoint: Endpoint { gid, ..hello.endpoint },
+        from: Identity { nid: nid_of(of), ..hello.from },
+        ..hello
+    };
+    let itself =
+        Hello { from: Identity { pid: bed.node.card().pid, ..with(here, here).from }, ..with(here, here) };
+    let lies = [
+        (there, with(other, there)),
+        (there, with(there, other)),
+        (there, with(other, other)),
+        (here, itself),
+    ];
+    for (told, (sender, lie)) in (1..).zip(lies) {
+        bed.hear(sender, &lie);
+        assert_eq!((bed.node.counts().strangers, bed.node.connections()), (told, 0), "{lie:?} of {sender}");
+    }
+    bed.hear(there, &hello);
+    assert_eq!((bed.node.counts().strangers, bed.node.connections()), (4, 1));
+}
+
+/// The process begins its count of queue pairs anew, so that it may be at any number.
+#[test]
+fn a_hello_of_another_incarnation_ends_what_its_predecessor_had() {
+    for (attempt, is_up) in [(1, true), (2, true), (3, true), (1, false), (2, false), (3, false)] {
+        let bed = Bed::new(|options| options);
+        let (before, after) = (bed.hello(1, 2, 20), bed.hello(2, attempt, 21));
+        let Hello { from: Identity { nid, pid, .. }, datagrams, .. } = before;
+        let Endpoint { gid, lid, .. } = before.endpoint;
+        bed.cards.lock().unwrap().0.push(Card { nid, pid, gid, lid, datagrams });
+        if is_up {
+            bed.meet(&before);
+        } else {
+            bed.hear(gid, &before);
+        }
+        let (ni, md, ct) = interface(&bed.node);
+        let put = Put { ack_req: AckReq::Ack, ..Put::new(md, 8, Process::physical(nid, pid), 0) };
+        ni.put(&put).unwrap();
+        bed.hear(gid, &after);
+        let theirs = bed.look(|peer| peer.theirs);
+        assert_eq!(theirs, Some((after.endpoint, attempt)), "attempt {attempt}, up: {is_up}");
+        assert_eq!((bed.node.counts().lost, ni.ct_get(ct).unwrap().failure), (1, 1));
+        assert!(!bed.look(|peer| peer.is_up()), "it knows nothing of this side yet");
+    }
+}
+
+#[test]
+fn long_puts_beyond_their_senders_window_are_dropped() {
+    const BEYOND: u32 = 3;
+    let bed = Bed::new(|options| NodeOptions { send_depth: 8, ..options });
+    bed.meet(&bed.hello(1, 1, 20));
+    let (ni, ..) = interface(&bed.node);
+    ni.pt_alloc(PtOptions::empty(), None, Some(0)).unwrap();
+    let me = Me { options: MeOptions::OP_PUT, ..Me::new(bed.node.alloc(4096).unwrap()) };
+    ni.me_append(0, &me, ListKind::Priority, 0).unwrap();
+    let length = 2 * EAGER as u64;
+    let (operation, ack) = (Operation::Put, AckRequest::Full);
+    let header = Header { operation, ack, length, ..Header::default() };
+    let piece = Piece { at: RemoteAddr { addr: 0, rkey: Rkey::new(1) }, len: length as u32 };
+    bed.node.with(|state| {
+        let (peer, kind) = (only(state), kind(state));
+        for token in 1..=WINDOW + BEYOND {
+            let head = Head::request(kind, token, &header, &[0; 32], true);
+            state.heard(peer, &[head.as_bytes(), &piece.to_bytes()].concat());
+        }
+        let of = state.peer(peer);
+        assert_eq!(of.fetches.len(), WINDOW);
+        let dropped = of.backlog.iter().filter_map(|out| match out {
+            Out::Response { token, response, .. } if response.fail == NiFail::Dropped => Some(*token),
+            _ => None,
+        });
+        assert!(dropped.eq(WINDOW + 1..=WINDOW + BEYOND), "those are told so");
+    });
+    assert_eq!(bed.node.counts().malformed, 0);
+}
+
+/// Its answers would fill this node's memory: short ones in the backlog, long ones as memory that is lent for ever.
+#[test]
+fn a_peer_that_asks_for_more_than_its_window_is_let_go() {
+    for (length, most) in [(8, 4 * WINDOW + 8), (2 * EAGER as u64, WINDOW)] {
+        let bed = Bed::new(|options| NodeOptions { send_depth: 8, ..options });
+        bed.meet(&bed.hello(1, 1, 20));
+        let (ni, ..) = interface(&bed.node);
+        ni.pt_alloc(PtOptions::empty(), None, Some(0)).unwrap();
+        let me = Me { options: MeOptions::OP_GET, ..Me::new(bed.node.alloc(4096).unwrap()) };
+        ni.me_append(0, &me, ListKind::Priority, 0).unwrap();
+        let header = Header { operation: Operation::Get, length, ..Header::default() };
+        let heard = bed.node.with(|state| {
+            let (peer, kind) = (only(state), kind(state));
+            (1..=2 * most).find(|&token| {
+                let head = Head::request(kind, token, &header, &[0; 32], false);
+                state.heard(peer, head.as_bytes());
+                state.net.peers[peer as usize].is_none()
+            })
+        });
+        assert_eq!(heard, Some(most + 1), "gets of {length} bytes");
+        assert_eq!((bed.node.counts().malformed, bed.node.connections()), (1, 0));
+        assert!(bed.node.holdings().is_at_rest(), "{:?}", bed.node.holdings());
+    }
+}
+
+#[test]
+fn a_put_does_not_overtake_operations_that_wait_for_the_window() {
+    const MORE: u32 = 2;
+    let roomy = |options| NodeOptions { send_depth: 2 * WINDOW, receive_slots: 2 * WINDOW, ..options };
+    let bed = Bed::new(roomy);
+    let target = open(&bed.sim, THERE, &bed.cards, roomy);
+    let (ni, md, ct) = interface(&bed.node);
+    let (there, ..) = interface(&target);
+    let eq = there.eq_alloc(4 * WINDOW).unwrap();
+    there.pt_alloc(PtOptions::empty(), Some(eq), Some(0)).unwrap();
+    let options = MeOptions::OP_PUT | MeOptions::OP_GET | MeOptions::EVENT_LINK_DISABLE;
+    let me = Me { options, ..Me::new(target.alloc(64).unwrap()) };
+    there.me_append(0, &me, ListKind::Priority, 0).unwrap();
+    let until = |wanted: u64| {
+        for _ in 0..10_000 {
+            if ni.ct_get(ct).unwrap().success == wanted {
+                return;
+            }
+            bed.sim.run_for(Duration::from_micros(20)).unwrap();
+            for node in [&bed.node, &target] {
+                (0..33).for_each(|_| _ = node.progress());
+            }
+        }
+        panic!("{:?} of {wanted}", ni.ct_get(ct));
+    };
+    let to = Process::physical(target.card().nid, target.card().pid);
+    let gets = WINDOW + MORE;
+    ni.get(&Get::new(md, 8, to, 0)).unwrap();
+    until(1);
+    (0..gets).for_each(|_| ni.get(&Get::new(md, 8, to, 0)).unwrap());
+    let (clear, waiting) = bed.look(|peer| (peer.is_clear(), peer.waiting.len()));
+    assert_eq!((clear, waiting), (true, MORE as usize), "all that the window has room for has left");
+    ni.put(&Put::new(md, 8, to, 0)).unwrap();
+    ni.put(&Put { ack_req: AckReq::Ack, ..Put::new(md, 8, to, 0) }).unwrap();
+    until(u64::from(1 + gets + 1));
+    let kinds: Vec<_> = std::iter::from_fn(|| there.eq_get(eq).unwrap()).map(|got| got.event.kind).collect();
+    let first = kinds.iter().position(|&kind| kind == EventKind::Put);
+    assert_eq!((first, kinds.len()), (Some(1 + gets as usize), gets as usize + 3));
+}
+
+/// The peer makes a queue pair after the other, and speaks on each at once, of which this side hears too late.
+#[test]
+fn receive_slots_come_back_where_a_peer_begins_anew_while_nodes_meet() {
+    const SLOTS: u32 = 16;
+    const TIMES: u32 = 2 * SLOTS;
+    let bed = Bed::new(|options| NodeOptions { receive_slots: SLOTS, ..options });
+    let pd = bed.sim.node(THERE).context().alloc_pd().unwrap();
+    let cq = pd.context().create_cq(16).unwrap();
+    for attempt in 1..=TIMES {
+        let mut rc = pd.qp::<Rc>(&cq).max_send_wr(4).max_recv_wr(4).build().unwrap();
+        let hello = Hello { endpoint: rc.endpoint(), ..bed.hello(1, attempt, 0) };
+        bed.hear(hello.endpoint.gid, &hello);
+        bed.node.progress();
+        assert_eq!((bed.node.counts().connected, bed.node.counts().lost), (0, 0), "attempt {attempt}");
+        rc.connect(&bed.look(|peer| peer.ours), &ConnectOptions::default()).unwrap();
+        let head = Head::ping();
+        let mut ping = pd.alloc(head.as_bytes().len()).unwrap();
+        ping.copy_from_slice(head.as_bytes());
+        rc.send(ping).unwrap();
+        bed.sim.run_for(Duration::from_millis(5)).unwrap();
+    }
+    bed.node.progress();
+    assert_eq!(bed.node.counts().connected, 1, "the last message has found a slot");
+}

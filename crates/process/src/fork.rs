@@ -1,0 +1,89 @@
+//! Whether this process is a child that was forked off since.
+//!
+//! A process's number does not tell: the first process of a new namespace of numbers has the number 1, as its parent may
+//! have in its own. A page that the kernel zeroes in a child tells, at the price of one load.
+//!
+//! Invariants:
+//! 1. [`WORD`] is null, or points to a word that is mapped for ever, aligned, and only accessed by atomics.
+#![allow(unsafe_code)]
+
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+/// Where the kernel wipes: a whole page, whatever its size.
+const PAGE: usize = 4096;
+/// What the word reads in the process that made it. In the children of that it reads 0.
+const HERE: u32 = 1;
+
+/// The word of this process, or, in a child that has not asked yet, of its parent.
+static WORD: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
+
+/// A word of this process's.
+fn word() -> &'static AtomicU32 {
+    loop {
+        // Acquire: pairs with the Release below, behind which the word is set.
+        let known = WORD.load(Ordering::Acquire);
+        // SAFETY: (1)
+        if let Some(word) = unsafe { known.as_ref() }
+            && word.load(Ordering::Relaxed) == HERE
+        {
+            return word;
+        }
+        let Some(made) = make() else {
+            static FALLBACK: AtomicU32 = AtomicU32::new(HERE);
+            return &FALLBACK;
+        };
+        // The parent's page stays: values that were made there look at it.
+        if WORD.compare_exchange(known, made, Ordering::Release, Ordering::Relaxed).is_err() {
+            // SAFETY: another thread was quicker, and nobody has the address of this page.
+            let _ = unsafe { munmap(made.cast(), PAGE) };
+        }
+    }
+}
+
+/// A new word; `None` where the system gives no page, or (before Linux 4.14) would not wipe it. Children are not told there.
+fn make() -> Option<*mut AtomicU32> {
+    if cfg!(miri) {
+        return None;
+    }
+    // SAFETY: a new anonymous mapping touches nothing that exists.
+    let page =
+        unsafe { mmap_anonymous(null_mut(), PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) };
+    let page = page.ok()?;
+    // SAFETY: the page is ours, and the advice changes no content here.
+    if unsafe { madvise(page, PAGE, Advice::LinuxWipeOnFork) }.is_err() {
+        // SAFETY: as above, and nobody has its address.
+        let _ = unsafe { munmap(page, PAGE) };
+        return None;
+    }
+    let word: *mut AtomicU32 = page.cast();
+    // SAFETY: the page is ours, aligned and zeroed.
+    unsafe { &*word }.store(HERE, Ordering::Relaxed);
+    Some(word)
+}
+
+/// The process that made this value, to be asked for by drops: a forked child inherits what its parent has, and has no right
+/// to remove, unmap, send or write what it shares with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Fork(&'static AtomicU32);
+
+impl Fork {
+    /// Remembers this process.
+    pub fn new() -> Self {
+        Self(word())
+    }
+    /// Whether this is a child that was forked off after the value was made.
+    #[inline]
+    pub fn is_child(self) -> bool {
+        self.0.load(Ordering::Relaxed) != HERE
+    }
+}
+
+impl Default for Fork {
+    /// As [`Fork::new`].
+    fn default() -> Self {
+        Self::new()
+    }
+}

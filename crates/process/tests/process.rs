@@ -1,0 +1,62 @@
+//! Forks, and limits of file sizes: in a process of one thread, without a test harness.
+//!
+//! Invariants:
+//! 1. Children of this process, which has one thread, may do anything; they end by `_exit`.
+#![allow(unsafe_code)]
+
+use hca_process::{Fork, memory_file};
+use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+/// Runs this in a child, and expects that it ends by itself, with all that was expected there.
+fn in_child(what: &str, run: impl FnOnce()) {
+    // SAFETY: (1)
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork: {}", std::io::Error::last_os_error());
+    if pid == 0 {
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err();
+        // SAFETY: (1)
+        unsafe { libc::_exit(panicked.into()) };
+    }
+    let mut status = 0;
+    // SAFETY: the status lives on the stack.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0, "{what}: status {status:#x}, of which 0x7f is the signal");
+}
+
+fn children_are_told_apart_over_generations() {
+    let first = Fork::new();
+    assert!(!first.is_child());
+    in_child("a child", || {
+        assert!(first.is_child());
+        // What it makes itself is its own.
+        let second = Fork::new();
+        assert!(!second.is_child() && first.is_child());
+        in_child("a grandchild", || {
+            assert!(first.is_child() && second.is_child());
+            assert!(!Fork::new().is_child());
+        });
+        assert!(!second.is_child());
+    });
+    assert!(!first.is_child() && !Fork::new().is_child());
+}
+
+fn a_file_beyond_the_limit_is_an_error_and_no_signal() {
+    let make = |len| memory_file("hca-test", MemfdFlags::empty(), len);
+    let limit = getrlimit(Resource::Fsize);
+    in_child("a limit of 8 KiB", || {
+        setrlimit(Resource::Fsize, Rlimit { current: Some(8192), ..limit }).unwrap();
+        let file = make(8192).unwrap();
+        assert_eq!(rustix::fs::fstat(&file).unwrap().st_size, 8192);
+        assert_eq!(make(8193).unwrap_err(), Errno::FBIG);
+    });
+    assert!(make(1 << 20).is_ok());
+}
+
+fn main() {
+    children_are_told_apart_over_generations();
+    println!("children are told apart over generations: ok");
+    a_file_beyond_the_limit_is_an_error_and_no_signal();
+    println!("a file beyond the limit is an error and no signal: ok");
+}

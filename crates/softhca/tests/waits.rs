@@ -1,0 +1,219 @@
+//! Who waits is woken: for events, for completions, by descriptors and by wakers.
+
+mod ends;
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, mpsc};
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+use ends::{End, open, send, shm_pair, try_post};
+use hca_core::{
+    AsyncEvent, Completion, Device, Notify, PdHandle, SendFlags, SendOp, SrqHandle, SrqInit, WcStatus,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use softhca::{Progress, SoftHca};
+
+/// Longer than anything here takes on a machine that is busy with other work.
+const LONG: Duration = Duration::from_secs(20);
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&Timespec::default())).unwrap() == 1
+}
+
+/// Raises events at will: a shared receive queue without requests.
+struct Raiser {
+    device: Arc<SoftHca>,
+    srq: SrqHandle,
+}
+
+impl Raiser {
+    fn new(device: &Arc<SoftHca>, pd: PdHandle) -> Self {
+        let (srq, _) = device.create_srq(pd, &SrqInit { max_wr: 1, max_sge: 1 }).unwrap();
+        Self { device: device.clone(), srq }
+    }
+    fn raise(&self) -> AsyncEvent {
+        self.device.set_srq_limit(self.srq, 1).unwrap();
+        AsyncEvent::SrqLimitReached(self.srq)
+    }
+}
+
+fn device(progress: Progress) -> (Arc<SoftHca>, Raiser) {
+    let device = open("udp", progress, 0).expect("every kernel has this network");
+    let raiser = Raiser::new(&device, device.alloc_pd().unwrap());
+    (device, raiser)
+}
+
+/// Counts how often it was woken.
+#[derive(Default)]
+struct Count(AtomicU32);
+
+impl Count {
+    fn woken(&self) -> u32 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Does something when it is woken.
+struct Does<F>(F);
+
+impl<F: Fn() + Send + Sync + 'static> Wake for Does<F> {
+    fn wake(self: Arc<Self>) {
+        (self.0)();
+    }
+}
+
+/// Runs `f` on a thread of its own, since it may never return.
+fn ends_in_time<R: Send + 'static>(what: &str, f: impl FnOnce() -> R + Send + 'static) -> R {
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || _ = tell.send(f()));
+    told.recv_timeout(LONG).unwrap_or_else(|e| panic!("{what}: {e}"))
+}
+
+#[test]
+fn an_event_that_came_before_the_descriptor_was_made_makes_it_readable() {
+    for progress in Progress::ALL {
+        let (device, raiser) = device(progress);
+        let event = raiser.raise();
+        assert!(is_readable(device.wait_fd().unwrap()), "{progress}");
+        assert_eq!(device.poll_event(), Some(event));
+        assert!(!is_readable(device.wait_fd().unwrap()), "{progress}: it was taken");
+        raiser.raise();
+        assert!(is_readable(device.wait_fd().unwrap()), "{progress}");
+    }
+}
+
+#[test]
+fn all_who_wait_for_an_event_are_woken() {
+    for progress in Progress::ALL {
+        let (device, raiser) = device(progress);
+        let waiters = [(); 3].map(|()| Arc::new(Count::default()));
+        waiters.iter().for_each(|w| device.set_event_waker(&Waker::from(w.clone())));
+        // One that asks twice is woken once.
+        device.set_event_waker(&Waker::from(waiters[0].clone()));
+        raiser.raise();
+        assert_eq!(waiters.each_ref().map(|w| w.woken()), [1; 3], "{progress}");
+        raiser.raise();
+        assert_eq!(waiters.each_ref().map(|w| w.woken()), [1; 3], "{progress}: they ask anew for each");
+    }
+}
+
+#[test]
+fn an_event_that_nobody_takes_leaves_those_asleep_who_wait_for_completions() {
+    for progress in Progress::ALL {
+        let (device, raiser) = device(progress);
+        let (_, mut cq) = device.create_cq(16).unwrap();
+        let _ = device.wait_fd().unwrap();
+        let _ = cq.wait_fd().unwrap();
+        raiser.raise();
+        cq.arm(Notify::Any);
+        assert_eq!(cq.poll(&mut [Completion::default()]), 0);
+        assert!(!is_readable(cq.wait_fd().unwrap()), "{progress}");
+        assert!(is_readable(device.wait_fd().unwrap()), "{progress}");
+    }
+}
+
+#[test]
+fn a_waker_of_events_may_look_at_once() {
+    for progress in Progress::ALL {
+        let (device, raiser) = device(progress);
+        let (tell, told) = mpsc::channel();
+        let waker = {
+            let device = device.clone();
+            Waker::from(Arc::new(Does(move || {
+                device.turn();
+                device.counters();
+                tell.send(device.poll_event()).unwrap();
+            })))
+        };
+        device.set_event_waker(&waker);
+        let event = ends_in_time("an event is raised", move || raiser.raise());
+        assert_eq!(told.recv_timeout(LONG), Ok(Some(event)), "{progress}");
+    }
+}
+
+#[test]
+fn a_waker_of_completions_may_use_the_adapter_at_once() {
+    for progress in Progress::ALL {
+        let [mut a, mut b] = shm_pair(progress);
+        let (tell, told) = mpsc::channel();
+        let device = b.device.clone();
+        let waker = Waker::from(Arc::new(Does(move || {
+            device.turn();
+            device.counters();
+            tell.send(()).unwrap();
+        })));
+        ends_in_time("a message is sent", move || {
+            b.recv();
+            b.cq.set_waker(&waker);
+            b.cq.arm(Notify::Any);
+            send(&mut a.rc, SendFlags::SIGNALED);
+            loop {
+                a.device.turn();
+                b.device.turn();
+                if told.try_recv().is_ok() {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+            assert!(b.next(&*a.device).is_some(), "{progress}");
+            a.close();
+            b.close();
+        });
+    }
+}
+
+#[test]
+fn a_program_that_posts_and_never_polls_answers_its_peers() {
+    for fabric in ["udp", "shm"] {
+        let devices =
+            [0, 1].map(|n| open(fabric, Progress::Adaptive, n).expect("every kernel has this network"));
+        let [mut a, mut b] = devices.map(End::new);
+        a.connect(&b);
+        b.connect(&a);
+        b.recv();
+        let mut one = [Completion::default()];
+        // More often than the adapter's thread looks. Nobody takes what is sent, as it is unreliable.
+        let mut beats = 0;
+        while a.cq.poll(&mut one) == 0 {
+            if beats == 50 {
+                send(&mut a.rc, SendFlags::SIGNALED);
+            }
+            beats += 1;
+            // Whoever has the engine may not run now, and the queue be full.
+            let _ = try_post(&mut b.uc, &[SendOp::Send], SendFlags::empty());
+            std::thread::yield_now();
+        }
+        assert_eq!(one[0].status, WcStatus::Success, "{fabric}");
+        a.close();
+        b.close();
+    }
+}
+
+#[test]
+fn who_waits_beside_a_full_ring_sleeps_until_it_is_tried_again() {
+    // The peer stands still: nobody turns it.
+    let [mut a, b] = shm_pair(Progress::Inline);
+    let _ = a.cq.wait_fd().unwrap();
+    let blocked = |a: &End| a.counter("tx_blocked");
+    let before = blocked(&a);
+    while blocked(&a) == before {
+        for _ in 0..64 {
+            send(&mut a.uc, SendFlags::empty());
+        }
+        // On a busy machine its time may have come between two calls.
+        let rests = |_| {
+            a.device.turn();
+            a.device.next_deadline() != Some(Duration::ZERO)
+        };
+        assert!((0..5).any(rests), "it would look again and again");
+    }
+    a.close();
+    b.close();
+}

@@ -1,0 +1,224 @@
+//! The READs and atomics that a responder carried out last: what of their responses is still to be sent, and what may be
+//! asked for again.
+//!
+//! There is a place for `max_dest_rd_atomic` of them, and that is enough: a requester asks again only for what it has
+//! no answer to, and it has at most that many requests without one. A repeated READ is answered only if it is one
+//! of these, or a part of one, by its PSNs, its key and its address. Whatever else is repeated was never allowed, and an
+//! answer to it, or to its being dropped, would tell whether a key is right.
+
+use alloc::boxed::Box;
+use alloc::vec;
+
+use hca_core::{Psn, Rkey};
+
+use crate::psn::span;
+
+/// What a READ request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Read {
+    pub(crate) rkey: Rkey,
+    pub(crate) va: u64,
+    pub(crate) len: u32,
+}
+
+/// What was carried out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Deed {
+    Read(Read),
+    Atomic { original: u64 },
+}
+
+/// A READ or atomic that was carried out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Executed {
+    pub(crate) psn: Psn,
+    /// The message sequence number that its responses tell.
+    pub(crate) msn: u32,
+    pub(crate) deed: Deed,
+    /// Packets of the whole response.
+    packets: u32,
+    /// The packets that are to be sent: from `next` up to `end`, which is excluded.
+    pub(crate) next: u32,
+    end: u32,
+    /// The packet that they began with.
+    begin: u32,
+    /// Its response has not left as a whole yet.
+    pub(crate) fresh: bool,
+}
+
+impl Executed {
+    fn is_pending(&self) -> bool {
+        self.next < self.end
+    }
+    /// Whether the packet that is sent next is the first of those that were asked for.
+    pub(crate) fn begins(&self) -> bool {
+        self.next == self.begin
+    }
+    /// Whether the packet that is sent next is the last.
+    pub(crate) fn ends(&self) -> bool {
+        self.next + 1 == self.end
+    }
+    /// Sends `from..end` again, beside what waits already. What waits and goes beyond `end` is on its way, and stays.
+    fn repeat(&mut self, from: u32, end: u32, msn: u32) {
+        if !self.is_pending() {
+            (self.begin, self.next, self.end, self.msn) = (from, from, end, msn);
+        } else if end >= self.end {
+            self.end = end;
+            if from < self.next {
+                (self.begin, self.next) = (from, from);
+            }
+        }
+    }
+}
+
+/// What a repeated request comes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Repeat {
+    /// It is answered again.
+    Answered,
+    /// It is too old, or not a part of what was carried out: dropped.
+    Unknown,
+    /// Something else was carried out under its PSN: a guess, by somebody who never asked for that.
+    Strange,
+}
+
+const _: () = assert!(size_of::<Executed>() <= 56);
+
+const NOTHING: Executed = Executed {
+    psn: Psn::new(0),
+    msn: 0,
+    deed: Deed::Atomic { original: 0 },
+    packets: 0,
+    next: 0,
+    end: 0,
+    begin: 0,
+    fresh: false,
+};
+
+/// The latest of them, in the order of their PSNs.
+#[derive(Debug)]
+pub(crate) struct History {
+    slots: Box<[Executed]>,
+    first: usize,
+    len: usize,
+    /// Before this one, counted from `first`, nothing is to be sent; `len`: nothing at all.
+    front: usize,
+    /// Those that are fresh.
+    fresh: usize,
+}
+
+impl History {
+    pub(crate) fn new(max: u8) -> Self {
+        let slots = vec![NOTHING; usize::from(max)].into_boxed_slice();
+        Self { slots, first: 0, len: 0, front: 0, fresh: 0 }
+    }
+    /// Makes room for so many; nothing is forgotten.
+    pub(crate) fn grow(&mut self, max: u8) {
+        if usize::from(max) <= self.slots.len() {
+            return;
+        }
+        let mut slots = vec![NOTHING; usize::from(max)].into_boxed_slice();
+        for (i, slot) in slots.iter_mut().enumerate().take(self.len) {
+            *slot = self.slots[self.at(i)];
+        }
+        (self.slots, self.first) = (slots, 0);
+    }
+    /// Bytes on the heap.
+    #[cfg(test)]
+    pub(crate) fn heap_bytes(&self) -> usize {
+        size_of_val(&*self.slots)
+    }
+    fn at(&self, i: usize) -> usize {
+        (self.first + i) % self.slots.len()
+    }
+    /// How many have not been answered yet.
+    pub(crate) fn fresh(&self) -> usize {
+        self.fresh
+    }
+    /// Whether responses wait to be sent.
+    #[inline]
+    pub(crate) fn is_pending(&self) -> bool {
+        self.front < self.len
+    }
+    /// The oldest whose response waits to be sent.
+    pub(crate) fn front(&self) -> Option<Executed> {
+        self.is_pending().then(|| self.slots[self.at(self.front)])
+    }
+    /// Remembers what was carried out just now, in place of the oldest if there is no room. Its response waits from now on.
+    pub(crate) fn push(&mut self, psn: Psn, msn: u32, deed: Deed, packets: u32) {
+        assert!(self.fresh < self.slots.len(), "the limit was checked");
+        if self.len == self.slots.len() {
+            self.first = self.at(1);
+            self.len -= 1;
+            self.front = self.front.saturating_sub(1);
+            self.seek();
+        }
+        let at = self.at(self.len);
+        self.slots[at] = Executed { psn, msn, deed, packets, next: 0, end: packets, begin: 0, fresh: true };
+        self.len += 1;
+        self.fresh += 1;
+    }
+    /// A packet of the front's response left.
+    pub(crate) fn sent(&mut self) {
+        let at = self.at(self.front);
+        let front = &mut self.slots[at];
+        front.next += 1;
+        if !front.is_pending() {
+            self.fresh -= usize::from(core::mem::take(&mut front.fresh));
+            self.seek();
+        }
+    }
+    /// Nothing more is sent of the front's response.
+    pub(crate) fn leave_off(&mut self) {
+        let at = self.at(self.front);
+        self.slots[at].end = self.slots[at].next;
+        self.seek();
+    }
+    /// Goes on to the next whose response waits.
+    fn seek(&mut self) {
+        while self.front < self.len && !self.slots[self.at(self.front)].is_pending() {
+            self.front += 1;
+        }
+    }
+    /// Forgets all.
+    pub(crate) fn clear(&mut self) {
+        (self.len, self.front, self.fresh) = (0, 0, 0);
+    }
+
+    /// The one whose response has this PSN.
+    fn find(&self, psn: Psn) -> Option<usize> {
+        (0..self.len).find(|&i| {
+            let e = &self.slots[self.at(i)];
+            span(e.psn, psn) < e.packets
+        })
+    }
+    fn repeat(&mut self, i: usize, from: u32, end: u32, msn: u32) -> Repeat {
+        let at = self.at(i);
+        self.slots[at].repeat(from, end, msn);
+        self.front = self.front.min(i);
+        Repeat::Answered
+    }
+    /// A READ request came again, whose response takes so many `packets` of `mtu` bytes.
+    pub(crate) fn read_again(&mut self, psn: Psn, read: Read, packets: u32, mtu: u32, msn: u32) -> Repeat {
+        let Some(i) = self.find(psn) else { return Repeat::Unknown };
+        let e = &self.slots[self.at(i)];
+        let Deed::Read(whole) = e.deed else { return Repeat::Strange };
+        let from = span(e.psn, psn);
+        // Of a packet that exists, so it begins before the end.
+        let offset = from * mtu;
+        if read.rkey != whole.rkey || read.va != whole.va.wrapping_add(offset.into()) {
+            return Repeat::Strange;
+        }
+        let left = whole.len - offset;
+        let is_part = read.len == left || read.len < left && read.len > 0 && read.len.is_multiple_of(mtu);
+        if is_part { self.repeat(i, from, from + packets, msn) } else { Repeat::Unknown }
+    }
+    /// An atomic came again: its result is told again, and no memory is touched, whatever it names now.
+    pub(crate) fn atomic_again(&mut self, psn: Psn, msn: u32) -> Repeat {
+        let Some(i) = self.find(psn) else { return Repeat::Unknown };
+        match self.slots[self.at(i)].deed {
+            Deed::Atomic { .. } => self.repeat(i, 0, 1, msn),
+            Deed::Read(_) => Repeat::Strange,
+        }
+    }
+}
