@@ -281,22 +281,53 @@ fn what_was_fetched_is_told_although_the_way_was_full_or_a_receive_request_is_mi
 }
 
 #[test]
-fn answers_that_nobody_waits_for_are_dropped() {
+fn only_the_answer_to_the_oldest_lent_response_ends_it() {
+    for (number, flags, extra) in [
+        (NUMBER + 1, 0, 0),
+        (NUMBER - 1, 0, 0),
+        (NUMBER + 1, NOT_LENT, 0),
+        (NUMBER - 1, NOT_LENT, 0),
+        (NUMBER, NOT_LENT, 5001),
+    ] {
+        let mut p = Ways::rc();
+        lend_reads(&mut p, |_, max| Some(max));
+        p.fill(B, 0, 5000);
+        p.send(A, SendOp::Read(remote(0)), 500_000, 5000);
+        p.send(A, SendOp::FetchAdd { remote: remote(MEMORY - 8), add: 1 }, 8, 8);
+        p.send_side(A);
+        p.take_all(B);
+        p.send_side(B);
+        let stray = Msg::new(M::Fetched, B, number).flags(flags).extra(extra).done(NUMBER);
+        p.hand_msg(B, &stray);
+        assert_eq!(p.b.qp.state(), QpState::Rts);
+        assert_eq!(p.b.host.counted(Count::DroppedPsn), 1, "{stray:?}");
+        assert!(!p.b.qp.wants_transmit(), "{stray:?}");
+        assert_eq!(p.sent_of(B, M::Original), 0, "what is behind the response waits: {stray:?}");
+        p.run();
+        p.expect_sends(&[Success; 2]);
+        p.expect_bytes(A, 500_000, 0, 5000);
+    }
+}
+
+#[test]
+fn a_queue_pair_in_error_hears_only_of_what_it_has_lent() {
     let mut p = Ways::rc();
     lend_reads(&mut p, |_, max| Some(max));
     p.send(A, SendOp::Read(remote(0)), 500_000, 5000);
+    p.send(A, SendOp::Write(remote(MEMORY)), 0, 8);
     p.send_side(A);
     p.take_all(B);
     p.send_side(B);
-    for (number, flags, extra) in
-        [(NUMBER + 1, 0, 0), (NUMBER - 1, 0, 0), (NUMBER - 1, NOT_LENT, 0), (NUMBER, NOT_LENT, 5001)]
-    {
-        p.hand_msg(B, &Msg::new(M::Fetched, B, number).flags(flags).extra(extra).done(NUMBER));
-        assert_eq!(p.b.qp.state(), QpState::Rts);
-        assert!(!p.b.qp.wants_transmit());
+    assert_eq!(p.b.qp.state(), QpState::Error);
+    for (kind, number) in [(M::Hello, NUMBER), (M::Send, NUMBER + 1), (M::Fetched, NUMBER + 1)] {
+        let dropped = |p: &Ways| p.b.host.counted(Count::DroppedState) + p.b.host.counted(Count::DroppedPsn);
+        let before = dropped(&p);
+        p.hand_msg(B, &Msg::new(kind, B, number).done(NUMBER));
+        assert_eq!(dropped(&p), before + 1, "{kind:?}");
+        assert!(!p.b.qp.wants_transmit(), "{kind:?}: the refusal waits for the response");
     }
     p.run();
-    p.expect_sends(&[Success]);
+    p.expect_sends(&[Success, WcStatus::RemoteAccess]);
 }
 
 #[test]

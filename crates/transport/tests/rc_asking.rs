@@ -1,7 +1,7 @@
 //! Which packets ask for an acknowledgement, and what becomes of those that do not, as packet scripts.
 mod pair;
 
-use hca_core::wire::{Packet, PacketOp};
+use hca_core::wire::{NakCode, Packet, PacketOp, Syndrome};
 use hca_core::*;
 use hca_transport::*;
 use pair::*;
@@ -336,7 +336,7 @@ fn an_answered_probe_with_nothing_sent_before_it_blames_no_packet_sent_after() {
     p.transmit_side(A);
     let cwnd = p.a.qp.window().cwnd_bytes;
     // The peer answered before it saw the new message.
-    let ack = Raw::rc(P::Acknowledge, A, PSN + 1).aeth(hca_core::wire::Syndrome::Ack(None)).bytes();
+    let ack = Raw::rc(P::Acknowledge, A, PSN + 1).aeth(Syndrome::Ack(None)).bytes();
     p.deliver(A, &ack);
     p.transmit_side(A);
     assert_eq!(p.a.host.counted(Count::Retransmitted), 0);
@@ -458,7 +458,7 @@ fn a_response_that_ends_early_where_no_probe_asked_is_a_bad_one() {
     let mut p = Pair::rc();
     p.send(A, SendOp::Read(remote(0)), 0, 1000);
     p.transmit_side(A);
-    let early = Raw::rc(P::ReadResponseOnly, A, PSN).aeth(hca_core::wire::Syndrome::Ack(None)).payload(256);
+    let early = Raw::rc(P::ReadResponseOnly, A, PSN).aeth(Syndrome::Ack(None)).payload(256);
     p.deliver(A, &early.bytes());
     p.expect_sends(&[WcStatus::BadResponse]);
 }
@@ -487,8 +487,8 @@ fn a_slow_path_is_measured_and_then_no_longer_probed() {
 
 /// An acknowledgement of A's packet, with so many credits.
 fn ack(psn: u32, credits: u32) -> Vec<u8> {
-    let credits = hca_core::wire::Syndrome::encode_credits(credits);
-    Raw::rc(P::Acknowledge, A, psn & 0xff_ffff).aeth(hca_core::wire::Syndrome::Ack(Some(credits))).bytes()
+    let credits = Syndrome::encode_credits(credits);
+    Raw::rc(P::Acknowledge, A, psn & 0xff_ffff).aeth(Syndrome::Ack(Some(credits))).bytes()
 }
 fn sends(p: &mut Pair, count: usize) -> usize {
     let before = p.ops(A).len();
@@ -538,4 +538,62 @@ fn rnr_retries_are_counted_for_each_request() {
         p.run();
         assert_eq!(p.a.host.statuses(), vec![Success; i as usize]);
     }
+}
+
+#[test]
+fn a_refusal_for_want_of_a_receive_request_gives_the_retries_back() {
+    // The peer is silent until a retry is used up, and refuses then; more often than there are retries.
+    let mut p = Pair::new(&Setup { retry_cnt: 1, srq_b: true, ..Setup::default() });
+    p.send(A, SendOp::Send, 0, 8);
+    for i in 1..=3 {
+        p.script = Box::new(|side, _, _| if side == A { Fate::Drop } else { Fate::Pass });
+        while p.a.host.counted(Count::Timeout) < i {
+            assert!(p.turn());
+        }
+        p.script = Box::new(|_, _, _| Fate::Pass);
+        while p.a.host.counted(Count::RnrNakReceived) < i {
+            assert!(p.turn());
+        }
+        assert_eq!(p.a.qp.state(), QpState::Rts, "the peer was heard after each silence");
+    }
+    p.recv(B, 0, 8);
+    p.run();
+    p.expect_sends(&[Success]);
+}
+
+#[test]
+fn an_answer_that_comes_too_soon_to_be_the_probes_tells_of_no_loss() {
+    let mut p = Pair::rc();
+    measure(&mut p);
+    write(&mut p, QUIET);
+    write(&mut p, QUIET);
+    p.transmit_side(A);
+    while p.a.host.counted(Count::Probe) == 0 {
+        p.turn();
+    }
+    // It left before the second packet came, and was late.
+    let ack = Raw::rc(P::Acknowledge, A, PSN + 1).aeth(Syndrome::Ack(None)).bytes();
+    p.deliver(A, &ack);
+    p.transmit_side(A);
+    assert_eq!(p.a.host.counted(Count::Retransmitted), 0);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+}
+
+#[test]
+fn what_is_acknowledged_after_going_back_is_not_sent_again() {
+    let mut p = Pair::rc();
+    for _ in 0..3 {
+        write(&mut p, QUIET);
+    }
+    p.transmit_side(A);
+    let nak = Syndrome::Nak(NakCode::PsnSequence);
+    p.deliver(A, &Raw::rc(P::Acknowledge, A, PSN).aeth(nak).bytes());
+    // It had been on its way all the time.
+    p.deliver(A, &Raw::rc(P::Acknowledge, A, PSN + 1).aeth(Syndrome::Ack(None)).bytes());
+    p.wire.clear();
+    p.transmit_side(A);
+    assert_eq!(p.wire.iter().map(Sent::psn).collect::<Vec<_>>(), [PSN + 2]);
+    p.run();
+    p.expect_sends(&[Success; 3]);
 }

@@ -233,9 +233,10 @@ impl Responder {
         else {
             return host.count(Count::DroppedPsn);
         };
-        if head.has(NOT_LENT) && head.extra <= *sent {
+        let not_lent = head.has(NOT_LENT);
+        if not_lent && head.extra <= *sent {
             (*sent, *lent) = (head.extra, Lent::Never);
-        } else if sent == len {
+        } else if !not_lent && sent == len {
             self.responses.pop_front();
             // What was done behind it could not be told while it stood.
             self.ack |= self.expected != head.number.wrapping_add(1);
