@@ -44,7 +44,7 @@ impl Default for Conn {
             cap: QpCap::default(),
             cq_depth: 512,
             mtu: Mtu::B1024,
-            timeout: 14,
+            timeout: 16,
             retry_cnt: 7,
             rnr_retry: 7,
             min_rnr_timer: 1,

@@ -163,7 +163,7 @@ impl Core {
             let port = Port::open(&cmd, &caps, options, &name)?;
             let means = Means { cmd: &cmd, arena, caps: &caps, uars: &uars, eqn: eqs.completion_number() };
             let ethernet = Ethernet::open(&means, &port, &name)?;
-            eqs.arm()?;
+            eqs.arm(&cmd)?;
             if caps.driver_version {
                 cmd.exec(&driver_version()).map_err(failed)?;
             }

@@ -14,8 +14,10 @@ use crate::hca::Core;
 use crate::health::Death;
 use crate::uar::EventUar;
 
-/// Events of each queue, as a power of two.
-const LOG_EVENTS: u32 = 9;
+/// Events of the queue of commands, as a power of two.
+const LOG_COMMANDS: u32 = 9;
+/// Events of each other queue, as a power of two: what may come while the driver's thread has no turn.
+const LOG_EVENTS: u32 = 12;
 /// Events that are taken of each queue before the others have their turn.
 const BUDGET: usize = 1024;
 
@@ -36,9 +38,8 @@ const ASYNC: [EventType; 13] = [
     EventType::NicVportChange,
 ];
 
-/// The event queues.
+/// The event queues but that of commands, which the command queue has.
 pub(crate) struct Eqs {
-    commands: Eq,
     others: Eq,
     completions: Eq,
 }
@@ -53,7 +54,7 @@ impl EqError {
 }
 
 impl Eqs {
-    /// Makes them: completions have the last vector, everything else the first.
+    /// Makes all: completions have the last vector, everything else the first.
     pub(crate) fn open(
         cmd: &CommandQueue,
         arena: &DmaArena,
@@ -61,16 +62,17 @@ impl Eqs {
         caps: &Caps,
         vectors: u32,
     ) -> Result<Self, EqError> {
-        let log_size = LOG_EVENTS.min(caps.log_max_eq_sz);
-        let make = |vector, types: &[EventType]| Eq::create(cmd, arena, uar, log_size, vector, types);
-        let commands = make(0, &[EventType::Cmd])?;
-        let others = make(0, &ASYNC)?;
-        let completions = make(vectors.saturating_sub(1), &[])?;
-        Ok(Self { commands, others, completions })
+        let make = |log_size: u32, vector, types: &[EventType]| {
+            Eq::create(cmd, arena, uar, log_size.min(caps.log_max_eq_sz), vector, types)
+        };
+        cmd.set_events(make(LOG_COMMANDS, 0, &[EventType::Cmd])?);
+        let others = make(LOG_EVENTS, 0, &ASYNC)?;
+        let completions = make(LOG_EVENTS, vectors.saturating_sub(1), &[])?;
+        Ok(Self { others, completions })
     }
     /// Has all of them interrupt.
-    pub(crate) fn arm(&self) -> Result<(), FunctionError> {
-        self.commands.arm()?;
+    pub(crate) fn arm(&self, cmd: &CommandQueue) -> Result<(), FunctionError> {
+        cmd.hear(true)?;
         self.others.arm()?;
         self.completions.arm()
     }
@@ -80,10 +82,10 @@ impl Eqs {
     }
     /// Takes them from the adapter, that of commands last.
     pub(crate) fn close(self, cmd: &CommandQueue) -> Result<(), CmdError> {
-        let Self { commands, others, completions } = self;
+        let Self { others, completions } = self;
         completions.destroy(cmd)?;
         others.destroy(cmd)?;
-        commands.destroy(cmd)
+        cmd.close_events()
     }
 }
 
@@ -157,18 +159,14 @@ impl Core {
 
     fn drain_all(&self, eqs: &mut Eqs, came: &[bool], later: &mut Vec<Later>) -> Result<bool, FunctionError> {
         let (first, last) = (came.first() == Some(&true), came.last() == Some(&true));
-        let mut commands = false;
-        let mut more = drain(&mut eqs.commands, first, |_| commands = true)?;
-        if commands {
-            self.cmd.wake();
-        }
+        self.cmd.hear(first)?;
         let completed = |event: &Eqe| {
             let cqn = data!(CompEvent, event).get(CompEvent::CQ_NUMBER);
             if !self.ethernet.as_ref().is_some_and(|eth| eth.completed(cqn)) {
                 later.push(Later::Completed(cqn));
             }
         };
-        more |= drain(&mut eqs.completions, last, completed)?;
+        let mut more = drain(&mut eqs.completions, last, completed)?;
         more |= drain(&mut eqs.others, first, |event| later.extend(self.hear(event).into_iter().flatten()))?;
         Ok(more)
     }

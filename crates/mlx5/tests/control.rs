@@ -511,6 +511,37 @@ fn a_waker_that_drops_the_adapter_on_the_drivers_own_thread_resets_it() {
 }
 
 #[test]
+fn commands_overrun_no_event_queue_while_the_drivers_thread_stands_still() {
+    use std::sync::Mutex;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::task::{Wake, Waker};
+    /// A waker that the driver's thread calls, and that stands still until the test goes on.
+    struct Stuck(Sender<()>, Mutex<Receiver<()>>);
+    impl Wake for Stuck {
+        fn wake(self: Arc<Self>) {
+            self.0.send(()).unwrap();
+            let _ = self.1.lock().unwrap().recv();
+        }
+    }
+    let mut fake = Fake::serve(Wants::default());
+    let mut options = options();
+    options.command_look = Duration::from_millis(1);
+    let device = Mlx5::open(fake.function(), options).unwrap();
+    let (called, was_called) = channel();
+    let (go_on, wait) = channel();
+    device.set_event_waker(&Waker::from(Arc::new(Stuck(called, Mutex::new(wait)))));
+    fake.state()
+        .event(&Eqe::of(EventType::PortChange).with(Eqe::EVENT_SUB_TYPE, PortChangeSubtype::Down.code()));
+    was_called.recv().unwrap();
+    for _ in 0..2500 {
+        device.dealloc_pd(device.alloc_pd().unwrap()).unwrap();
+    }
+    drop(go_on);
+    drop(device);
+    assert_eq!(fake.end().faults, [""; 0]);
+}
+
+#[test]
 fn port_events_come_to_the_program_and_show_in_the_port() {
     let fake = Fake::serve(Wants::default());
     let device = open(&fake);

@@ -377,7 +377,11 @@ impl Requester {
                 return self.local_failure(status);
             }
         }
-        let extent = extent(&current, self.cur_packet, path);
+        let mut extent = extent(&current, self.cur_packet, path);
+        if extent.packets > 1 && self.asked_alone == Some(self.cur_psn) {
+            // The responder may have carried out the probe in place of the READ, and repeats no more than that.
+            extent = Extent { packets: 1, cost: path.full_cost };
+        }
         let Extent { packets, cost } = extent;
         if !self.fits(extent, self.window.units())
             || (current.kind.is_answered() && self.unanswered.len() >= max_unanswered(path))

@@ -454,6 +454,36 @@ fn the_answer_to_a_probe_says_that_the_rest_of_a_read_was_lost() {
 }
 
 #[test]
+fn a_packet_that_a_probe_asked_for_alone_is_asked_for_alone_ever_after() {
+    let mut p = Pair::rc();
+    measure(&mut p);
+    p.fill(B, 0, 1000);
+    // The request is lost, so that the responder carries out the probe alone. All responses are lost until the timeout.
+    let mut whole = 0;
+    p.script = Box::new(move |side, _, packet| {
+        whole += usize::from(packet.reth().is_some_and(|r| r.dma_len.get() > 256));
+        let lost = if side == A {
+            whole == 1 && packet.reth().is_some_and(|r| r.dma_len.get() > 256)
+        } else {
+            whole < 2
+        };
+        if lost { Fate::Drop } else { Fate::Pass }
+    });
+    p.send(A, SendOp::Read(remote(0)), 100_000, 1000);
+    p.run();
+    p.expect_sends(&[Success]);
+    p.expect_bytes(A, 100_000, 0, 1000);
+    let asked = asked_for(&p);
+    assert_eq!((asked[0], &asked[asked.len() - 2..]), (1000, &[256, 744][..]), "{asked:?}");
+    assert_eq!(p.a.host.counted(Count::Timeout), 1);
+    assert_eq!(
+        p.b.host.counted(Count::DroppedInvalid),
+        0,
+        "more than the probe asked for was never carried out"
+    );
+}
+
+#[test]
 fn a_response_that_ends_early_where_no_probe_asked_is_a_bad_one() {
     let mut p = Pair::rc();
     p.send(A, SendOp::Read(remote(0)), 0, 1000);

@@ -254,7 +254,8 @@ pub(crate) fn a_queue_pair_in_rtr_answers_and_tells_that_the_peer_connected(bed:
 
 pub(crate) fn a_queue_pair_in_init_hears_nothing(bed: &dyn Bed) {
     let [a, b] = Node::open(bed);
-    let conn = Conn::default();
+    // Longer than the queues are looked at while nothing may come, however little of a CPU there is.
+    let conn = Conn { timeout: 17, ..Conn::default() };
     let (qa, qb, ma, mb) = (a.qp(&conn), b.qp(&conn), a.mem(4096, ALL), b.mem(4096, ALL));
     qa.to_init(&conn);
     qb.to_init(&conn);

@@ -5,7 +5,8 @@
 //!
 //! Who gives a command looks at its slot until the adapter has handed it back: at first in quick succession, then asleep, until the
 //! event queue of commands tells, or in naps where it does not: while the adapter is started and stopped, and on the thread that
-//! hears events. A command that gets no answer in time is the end:
+//! hears events. Who had an answer takes what that queue holds: it has no more events than there are slots, and does not overrun
+//! while the thread that hears has something else to do. A command that gets no answer in time is the end:
 //! the adapter is declared dead, and the slot and the mailboxes, which it may still write, are never used again.
 
 mod error;
@@ -22,11 +23,12 @@ use hca_prm::{
     MAX_SLOTS, Opcode,
 };
 use hca_vfio::mmio::{dma_rmb, doorbell_wmb};
-use hca_vfio::{DmaArena, DmaBuf};
+use hca_vfio::{DmaArena, DmaBuf, FunctionError};
 
 pub use error::CmdError;
 use mailbox::{Chain, Pool};
 
+use crate::eq::Eq;
 use crate::error::OpenError;
 use crate::health::{Death, Health};
 use crate::options::Options;
@@ -36,6 +38,8 @@ use crate::registers::Registers;
 const QUEUE_BYTES: usize = 4096;
 /// Looks at a slot before the first sleep.
 const LOOKS: u32 = 64;
+/// Events of commands that are taken at a time.
+const MOST_EVENTS: u32 = 1024;
 /// The longest sleep where no event tells.
 const LONGEST_NAP: Duration = Duration::from_millis(1);
 
@@ -53,7 +57,9 @@ pub(crate) struct CommandQueue {
     state: Mutex<State>,
     /// A slot was given back, or the adapter has handed one back, or it is dead.
     changed: Condvar,
-    /// Whether the adapter tells of commands that are done.
+    /// Where the adapter tells of commands that are done.
+    told: Mutex<Option<Eq>>,
+    /// Whether somebody hears that.
     events: AtomicBool,
     /// The thread that hears of them, and can't wait for itself.
     hearer: OnceLock<ThreadId>,
@@ -110,6 +116,7 @@ impl CommandQueue {
             look: options.command_look,
             state: Mutex::new(State { free, token: 0 }),
             changed: Condvar::new(),
+            told: Mutex::new(None),
             events: AtomicBool::new(false),
             hearer: OnceLock::new(),
         })
@@ -145,6 +152,34 @@ impl CommandQueue {
             out_tail.copy_from_slice(&whole[head..]);
         }
         Ok(out)
+    }
+
+    /// The adapter tells of commands that are done there.
+    pub(crate) fn set_events(&self, eq: Eq) {
+        *self.told() = Some(eq);
+    }
+    /// Takes that queue from the adapter.
+    pub(crate) fn close_events(&self) -> Result<(), CmdError> {
+        let eq = self.told().take();
+        eq.map_or(Ok(()), |eq| eq.destroy(self))
+    }
+    /// Takes what the adapter told of commands, has all who wait look, and arms the queue if there was anything or its
+    /// interrupt came.
+    pub(crate) fn hear(&self, interrupted: bool) -> Result<(), FunctionError> {
+        let mut told = self.told();
+        let any = take_all(&mut told)?;
+        if let Some(eq) = told.as_ref().filter(|_| any || interrupted) {
+            eq.arm()?;
+        }
+        drop(told);
+        if any {
+            self.wake();
+        }
+        Ok(())
+    }
+    fn told(&self) -> MutexGuard<'_, Option<Eq>> {
+        // It is whole between any two of its operations.
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on that thread hears of commands that are done, and calls [`wake`](Self::wake).
@@ -202,6 +237,10 @@ impl CommandQueue {
             return Err(e);
         }
         let outcome = self.read(command, slot, out, &outputs);
+        // Its own event may come later, and is the next one's to take.
+        if take_all(&mut self.told()).is_err() {
+            self.health.declare(Death::Unreachable);
+        }
         self.give_slot(slot);
         outcome
     }
@@ -319,6 +358,17 @@ impl CommandQueue {
         }
         Ok(())
     }
+}
+
+/// Takes all events, but not for ever from an adapter that tells without end; whether there were any.
+fn take_all(told: &mut Option<Eq>) -> Result<bool, FunctionError> {
+    let Some(eq) = told else { return Ok(false) };
+    for taken in 0..MOST_EVENTS {
+        if eq.take()?.is_none() {
+            return Ok(taken > 0);
+        }
+    }
+    Ok(true)
 }
 
 /// The variant of the command in a slot, for the log.

@@ -54,6 +54,8 @@ pub(crate) struct Queue {
     vector: u32,
     mask: [u64; 4],
     written: u32,
+    /// Up to where the driver said that events were taken.
+    taken: u32,
     armed: bool,
 }
 
@@ -392,8 +394,8 @@ impl State {
             0x10 => self.cmdq = u64::from(row) << 32,
             0x14 => self.cmdq = self.cmdq >> 32 << 32 | u64::from(row & !0xfff),
             0x18 => (0..32).filter(|slot| row >> slot & 1 != 0).for_each(|slot| self.run(slot)),
-            at if at == MAPPED - 4096 + 0x40 => self.arm(row),
-            at if at == MAPPED - 4096 + 0x48 => {}
+            at if at == MAPPED - 4096 + 0x40 => self.told(row, true),
+            at if at == MAPPED - 4096 + 0x48 => self.told(row, false),
             at => self.faults.push(format!("a write to {at:#x}")),
         }
     }
@@ -529,7 +531,7 @@ impl State {
         let pages: Vec<u64> = pas::iter(list).collect();
         assert_eq!(pages.len(), (64_usize << log_size).div_ceil(4096), "the list has all pages");
         let number = self.number("event queue");
-        self.eqs.insert(number, Queue { pages, log_size, vector, mask, written: 0, armed: false });
+        self.eqs.insert(number, Queue { pages, log_size, vector, mask, written: 0, taken: 0, armed: false });
         number
     }
     /// Has all queues that want it have an event.
@@ -542,6 +544,10 @@ impl State {
         for number in queues {
             let Some(queue) = self.eqs.get_mut(number) else { continue };
             if queue.mask[code / 64] >> (code % 64) & 1 == 0 {
+                continue;
+            }
+            if queue.written.wrapping_sub(queue.taken) & 0xff_ffff >= 1 << queue.log_size {
+                self.faults.push(format!("event queue {number} has overrun"));
                 continue;
             }
             let owner = queue.written >> queue.log_size & 1 != 0;
@@ -560,13 +566,18 @@ impl State {
             rustix::io::write(fd, &1_u64.to_ne_bytes()).unwrap();
         }
     }
-    fn arm(&mut self, row: u32) {
+    /// The driver tells how far it took events, and may want to be interrupted by the next.
+    fn told(&mut self, row: u32, arms: bool) {
         let doorbell = EqDoorbell::from_bytes(&row.to_be_bytes()).unwrap();
         let (number, taken) = (doorbell.get(EqDoorbell::EQN), doorbell.get(EqDoorbell::CI));
         let Some(queue) = self.eqs.get_mut(&number) else {
-            self.faults.push(format!("event queue {number} is armed, and there is none"));
+            self.faults.push(format!("event queue {number} is told of, and there is none"));
             return;
         };
+        queue.taken = taken;
+        if !arms {
+            return;
+        }
         queue.armed = true;
         if queue.written & 0xff_ffff != taken {
             self.interrupt(number);
