@@ -171,7 +171,7 @@ All of it happens in this process. In the table, - is an entry that was asked an
 = the one that did; > is what its sender hears, ! an event at the target.";
 
 const TRACE_EXIT_CODES: &str = "Exit codes: 0 success, 1 failed, 2 wrong usage or a scenario that is none, 3 a message ended \
-     otherwise than its line expects, 130 ended by Ctrl-C.";
+     otherwise than its line expects, 130 ended by Ctrl-C, 143 by TERM, 129 by HUP.";
 
 /// `hca portals trace`.
 #[derive(Clone, Debug, Args)]
@@ -388,12 +388,12 @@ Examples:
 Each process finds the others by PMI-1 (PMI_FD, PMI_RANK, PMI_SIZE), as under mpiexec. Rank 0 reads
 this command's standard input where that is no terminal; the others have none. Output comes line by
 line. When one fails, all others are told to end (TERM), and killed after --grace; so they are at
-Ctrl-C. Name a device that each can open: auto://, udp://, shm://lab; an address serves one only.";
+Ctrl-C. Who reads the output has as long, then; before, nothing is dropped. Name a device that each can open: auto://, udp://, shm://lab; an address serves one only.";
 
 const RUN_EXIT_CODES: &str = "\
 Exit codes: 0 all processes succeeded; that of the first that failed, 128 and its number if a
 signal ended it; 124 after --timeout, 127 if the program can't be started, 1 failed otherwise,
-2 wrong usage, 130 ended by Ctrl-C, 143 by TERM.";
+2 wrong usage, 130 ended by Ctrl-C, 143 by TERM, 129 by HUP.";
 
 /// `hca run`.
 #[derive(Clone, Debug, Args)]

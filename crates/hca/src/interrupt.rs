@@ -62,7 +62,7 @@ fn listen_for(signal: i32, outlives: bool) -> io::Result<()> {
 }
 
 /// Whether a signal was ignored already when this process was started.
-fn is_ignored(signal: i32) -> bool {
+pub(crate) fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());

@@ -2,13 +2,16 @@
 //!
 //! Each process leads a process group of its own. One that has ended is not reaped before the end of the job: for so long its
 //! number stands for its group, and a signal reaches nobody else. What a group has left is killed at the end. A
-//! process that left its group is on its own. Where this process is killed, its [`guard`] ends the groups.
+//! process that left its group is on its own. Where this process is killed, wherever it stands, its [`guard`] ends the
+//! groups, and each process that it started is killed with its main thread, which starts them.
+//!
+//! The main thread waits for signals, processes and times, and never writes: [`output`] has threads for that.
 
 pub(crate) mod guard;
 mod output;
 
 use std::io::{self, IsTerminal};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -16,22 +19,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use hca_job::JobError;
-use hca_job::server::{Abort, Server};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use hca_job::server::{Abort, Event, NotPmi, Server};
+use hca_job::tether::tether;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
-use signal_hook::consts::{SIGCHLD, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use thiserror::Error;
 
 use self::guard::Guard;
-use self::output::Outputs;
+use self::output::{Bell, Outputs, Sources, Stream};
 use crate::cli::RunArgs;
+use crate::interrupt::is_ignored;
 use crate::open::DEVICE_VARIABLE;
 
 /// What a shell ends with when it finds no program.
 const NOT_FOUND: u8 = 127;
 /// What `timeout` ends with.
 const TIMED_OUT: u8 = 124;
+/// How long words of this process have to be read, once it is to end at once.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Why a job was not started, or is not seen to its end.
 #[derive(Debug, Error)]
@@ -56,12 +63,35 @@ impl RunError {
 
 /// Runs the command.
 pub(crate) fn run(args: &RunArgs) -> ExitCode {
-    match Running::start(args).and_then(Running::see_the_end) {
+    let started = Wakes::new().and_then(|wakes| Ok((Voice::new(&wakes)?, wakes)));
+    let (voice, wakes) = match started {
+        Ok(both) => both,
+        Err(e) => {
+            eprintln!("hca: {}", RunError::Watch(e));
+            return ExitCode::FAILURE;
+        }
+    };
+    match Running::start(args, wakes, voice.clone()).and_then(Running::see_the_end) {
         Ok(code) => ExitCode::from(code),
         Err(e) => {
-            eprintln!("hca: {e}");
+            voice.say(&e);
+            voice.0.wait_idle(args.grace);
             ExitCode::from(e.code())
         }
+    }
+}
+
+/// What this process says by itself, on standard error, in turn with what it passes on.
+#[derive(Clone)]
+struct Voice(Stream);
+
+impl Voice {
+    fn new(wakes: &Wakes) -> io::Result<Self> {
+        Ok(Self(Stream::start("hca-run-errors", io::stderr(), &wakes.room, &wakes.idle)?))
+    }
+
+    fn say(&self, words: &dyn std::fmt::Display) {
+        self.0.push(format!("hca: {words}\n").into_bytes());
     }
 }
 
@@ -113,11 +143,15 @@ fn code_of(code: i32) -> u8 {
 
 /// What wakes this process.
 struct Wakes {
-    int: UnixStream,
-    term: UnixStream,
+    /// Those that end this process.
+    signals: Vec<(i32, UnixStream)>,
     child: UnixStream,
-    /// A process asked to end all.
-    abort: Arc<OwnedFd>,
+    /// The server has heard something.
+    heard: Bell,
+    /// All output is passed on.
+    idle: Bell,
+    /// For the thread that reads output: there is room for more.
+    room: Bell,
 }
 
 impl Wakes {
@@ -128,27 +162,33 @@ impl Wakes {
             signal_hook::low_level::pipe::register(signal, write)?;
             Ok(read)
         };
-        let abort = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Self { int: on(SIGINT)?, term: on(SIGTERM)?, child: on(SIGCHLD)?, abort })
+        let mut signals = Vec::new();
+        // Who started this under `nohup` wants it to go on.
+        for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|s| *s != SIGHUP || !is_ignored(*s)) {
+            signals.push((signal, on(signal)?));
+        }
+        let (heard, idle, room) = (Bell::new()?, Bell::new()?, Bell::new()?);
+        Ok(Self { signals, child: on(SIGCHLD)?, heard, idle, room })
     }
 
     /// Waits for something, until then; the signals that came to end this process.
     fn wait(&self, until: Option<Instant>) -> io::Result<Vec<i32>> {
         let left = until.map(|u| u.saturating_duration_since(Instant::now()));
         let left = left.map(|l| Timespec::try_from(l).unwrap_or(Timespec { tv_sec: 1 << 30, tv_nsec: 0 }));
-        let sources = [self.int.as_fd(), self.term.as_fd(), self.child.as_fd(), self.abort.as_fd()];
-        let mut fds = sources.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        let others = [self.child.as_fd(), self.heard.as_fd(), self.idle.as_fd()];
+        let sources = self.signals.iter().map(|(_, fd)| fd.as_fd()).chain(others);
+        let mut fds: Vec<_> = sources.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         match poll(&mut fds, left.as_ref()) {
             Err(Errno::INTR) => return Ok(Vec::new()),
             done => done?,
         };
         let mut told = Vec::new();
-        for (at, fd) in sources.iter().enumerate() {
-            // One byte a signal, and eight of the counter.
-            let ready = fds[at].revents().contains(PollFlags::IN);
+        for (at, fd) in fds.iter().enumerate() {
+            // One byte a signal, and eight of a counter.
+            let ready = fd.revents().contains(PollFlags::IN);
             let came = if ready { rustix::io::read(fd, &mut [0; 8]).unwrap_or(0) } else { 0 };
-            if at < 2 {
-                told.extend(std::iter::repeat_n([SIGINT, SIGTERM][at], came));
+            if let Some((signal, _)) = self.signals.get(at) {
+                told.extend(std::iter::repeat_n(*signal, came));
             }
         }
         Ok(told)
@@ -158,12 +198,19 @@ impl Wakes {
 /// A job that runs.
 struct Running {
     processes: Vec<Process>,
-    server: Server,
+    /// None once all processes have ended.
+    server: Option<Server>,
     guard: Guard,
     outputs: Option<Outputs>,
     wakes: Wakes,
-    abort: Arc<Mutex<Option<Abort>>>,
+    voice: Voice,
+    /// What the server has heard.
+    heard: Arc<Mutex<Vec<Event>>>,
     cause: Option<Cause>,
+    /// How many signals told this process to end.
+    told: u32,
+    /// The job took too long.
+    late: bool,
     grace: Duration,
     /// When all are ended for taking too long.
     limit: Option<Instant>,
@@ -172,35 +219,37 @@ struct Running {
 }
 
 impl Running {
-    fn start(args: &RunArgs) -> Result<Self, RunError> {
-        let wakes = Wakes::new().map_err(RunError::Watch)?;
+    fn start(args: &RunArgs, wakes: Wakes, voice: Voice) -> Result<Self, RunError> {
         let guard = Guard::start().map_err(RunError::Watch)?;
-        let abort = Arc::new(Mutex::new(None));
+        let heard = Arc::new(Mutex::new(Vec::new()));
         let name = format!("hca-{}-{:x}", std::process::id(), nanoseconds());
         let server = Server::start(args.processes, &name, {
-            let (abort, wake) = (abort.clone(), wakes.abort.clone());
-            move |asked| {
-                *abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(asked);
-                // It is full only when it has not been read yet.
-                let _ = rustix::io::write(&*wake, &1u64.to_ne_bytes());
+            let (heard, wake) = (heard.clone(), wakes.heard.clone());
+            move |event| {
+                heard.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+                wake.ring();
             }
         })?;
         let several = args.processes > 1;
         let prefix = args.prefix || !args.no_prefix && several && io::stdout().is_terminal();
         let mut running = Self {
             processes: Vec::new(),
-            server,
+            server: Some(server),
             guard,
             outputs: None,
             wakes,
-            abort,
+            voice,
+            heard,
             cause: None,
+            told: 0,
+            late: false,
             grace: args.grace,
             limit: None,
             kill_at: None,
         };
         // A single process may as well have this one's own streams.
-        let mut sources = (several || prefix).then(output::Sources::new);
+        let mut sources =
+            (several || prefix).then(|| running.sources()).transpose().map_err(RunError::Watch)?;
         for rank in 0..args.processes {
             if let Err(e) = running.start_one(rank, args, sources.as_mut().map(|s| (s, prefix))) {
                 running.signal_all(Signal::KILL);
@@ -208,19 +257,27 @@ impl Running {
                 return Err(e);
             }
         }
-        running.outputs = sources.map(output::Sources::pass_on).transpose().map_err(RunError::Watch)?;
+        let (room, idle) = (running.wakes.room.clone(), running.wakes.idle.clone());
+        let outputs = sources.map(|s| s.pass_on(&room, &idle)).transpose();
+        running.outputs = outputs.map_err(RunError::Watch)?;
         running.limit = args.timeout.map(|t| Instant::now() + t);
         Ok(running)
+    }
+
+    /// Sources of output that go to this process's streams.
+    fn sources(&self) -> io::Result<Sources> {
+        let (room, idle) = (&self.wakes.room, &self.wakes.idle);
+        Ok(Sources::new(Stream::start("hca-run-lines", io::stdout(), room, idle)?, self.voice.0.clone()))
     }
 
     fn start_one(
         &mut self,
         rank: u32,
         args: &RunArgs,
-        sources: Option<(&mut output::Sources, bool)>,
+        sources: Option<(&mut Sources, bool)>,
     ) -> Result<(), RunError> {
         let failed = |source| RunError::Start { rank, source };
-        let seat = self.server.seat(rank)?;
+        let seat = self.server.as_ref().expect("the job begins").seat(rank)?;
         // The next process is started when this one has it, and it is closed here.
         fcntl_setfd(&seat, FdFlags::empty()).map_err(|e| failed(e.into()))?;
         let (program, rest) = args.command.split_first().expect("clap asks for a program");
@@ -242,6 +299,7 @@ impl Running {
         if sources.is_some() {
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
         }
+        tether(&mut command, self.guard.pipe());
         let mut child = command.spawn().map_err(|source| match source.raw_os_error() {
             Some(code)
                 if [Errno::AGAIN, Errno::NOMEM, Errno::MFILE, Errno::NFILE]
@@ -253,7 +311,6 @@ impl Running {
             _ => RunError::Program { program: program.clone(), source },
         })?;
         let pid = Pid::from_raw(child.id() as i32).expect("a process has a number");
-        self.guard.watch(pid);
         if let Some((sources, prefix)) = sources {
             let out = child.stdout.take().expect("its output is a pipe");
             let err = child.stderr.take().expect("its errors are a pipe");
@@ -281,13 +338,14 @@ impl Running {
                 self.told(signal);
             }
             if self.limit.is_some_and(|at| at <= Instant::now()) {
-                self.limit = None;
+                (self.limit, self.late) = (None, true);
                 self.end_all(Cause::TimedOut, Signal::TERM);
             }
             if self.kill_at.is_some_and(|at| at <= Instant::now()) {
                 self.kill_at = None;
                 for late in self.processes.iter().filter(|p| p.ended.is_none()) {
-                    eprintln!("hca: rank {} did not end within {:?}, and is killed", late.rank, self.grace);
+                    let (rank, grace) = (late.rank, self.grace);
+                    self.voice.say(&format_args!("rank {rank} did not end within {grace:?}, and is killed"));
                 }
                 self.signal_all(Signal::KILL);
             }
@@ -314,25 +372,42 @@ impl Running {
                 failed = failed.filter(|_| !by_signal).or(Some((process.rank, end)));
             }
         }
-        let asked = self.abort.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(abort) = asked {
-            self.end_all(Cause::Abort(abort), Signal::TERM);
-        }
+        self.hear();
         if let Some((rank, end)) = failed {
             self.end_all(Cause::Failed(rank, end), Signal::TERM);
         }
         // Behind all looks: who waits for one that has ended hears of it now, and fails, too.
-        ended.into_iter().for_each(|rank| self.server.ended(rank));
+        let server = self.server.iter();
+        server.for_each(|server| ended.iter().for_each(|rank| server.ended(*rank)));
         Ok(self.processes.iter().any(|p| p.ended.is_none()))
+    }
+
+    /// Does what the server has heard of.
+    fn hear(&mut self) {
+        let heard = std::mem::take(&mut *self.heard.lock().unwrap_or_else(PoisonError::into_inner));
+        for event in heard {
+            match event {
+                Event::Abort(abort) => self.end_all(Cause::Abort(abort), Signal::TERM),
+                Event::NotPmi(NotPmi { rank, line, fault }) => self.voice.say(&format_args!(
+                    "rank {rank} does not speak PMI-1, and is out of the job, whose barriers fail from now on: it said {line:?} on the descriptor that PMI_FD names, and {fault}; see that nothing else writes there, and that its program takes PMI-1"
+                )),
+                _ => {}
+            }
+        }
     }
 
     /// This process was told to end: so are all others, and killed if it is told again.
     fn told(&mut self, signal: i32) {
-        if matches!(self.cause, Some(Cause::Told(_))) {
+        self.told += 1;
+        if self.told > 1 {
             self.kill_at = None;
             self.signal_all(Signal::KILL);
         } else {
-            let pass_on = if signal == SIGINT { Signal::INT } else { Signal::TERM };
+            let pass_on = match signal {
+                SIGINT => Signal::INT,
+                SIGHUP => Signal::HUP,
+                _ => Signal::TERM,
+            };
             // It counts even where a process failed before: they are told what this one was told.
             self.cause.get_or_insert(Cause::Told(signal));
             self.signal_all(pass_on);
@@ -347,18 +422,19 @@ impl Running {
         }
         let others = self.processes.iter().filter(|p| p.ended.is_none()).count();
         let all = if others > 0 { "; all others are ended" } else { "" };
+        let say = |words: std::fmt::Arguments<'_>| self.voice.say(&words);
         match &cause {
             Cause::Failed(rank, End::Code(code)) => {
-                eprintln!("hca: rank {rank} ended with exit code {code}{all}");
+                say(format_args!("rank {rank} ended with exit code {code}{all}"));
             }
             Cause::Failed(rank, End::Signal(signal)) => {
-                eprintln!("hca: rank {rank} was ended by signal {signal}{}{all}", named(*signal));
+                say(format_args!("rank {rank} was ended by signal {signal}{}{all}", named(*signal)));
             }
             Cause::Abort(a) => {
-                eprintln!("hca: rank {} aborted the job with code {}: {}", a.rank, a.code, a.message);
+                say(format_args!("rank {} aborted the job with code {}: {}", a.rank, a.code, a.message));
             }
             Cause::TimedOut => {
-                eprintln!("hca: the job takes longer than --timeout allows; all processes are ended");
+                say(format_args!("the job takes longer than --timeout allows; all processes are ended"));
             }
             Cause::Told(_) => {}
         }
@@ -374,19 +450,62 @@ impl Running {
         }
     }
 
-    /// The end: what groups have left is killed, output passed on, and processes are reaped.
+    /// The end: what groups have left is killed, processes are reaped, and output is passed on.
     fn bury(&mut self) {
         for process in self.processes.iter().filter(|p| p.ended.is_some()) {
             let _ = kill_process_group(process.pid, Signal::KILL);
-        }
-        if let Some(outputs) = self.outputs.take() {
-            outputs.finish();
         }
         for process in &mut self.processes {
             // Nothing can be done for one that can't be waited for.
             let _ = process.child.wait();
         }
         self.guard.dismiss();
+        // It hears first what processes said before their end.
+        self.server = None;
+        self.hear();
+        self.voice.0.tell_when_idle();
+        self.outputs.iter().for_each(Outputs::end);
+        self.pass_on_the_rest();
+    }
+
+    /// Waits until all output is passed on, as long as its reader wants. Once this process is told to end, or the job
+    /// takes too long, the reader has a limit.
+    fn pass_on_the_rest(&mut self) {
+        let grace = if self.told > 1 { self.grace.min(LAST_WORDS) } else { self.grace };
+        let mut give_up = (self.told > 0 || self.late).then(|| Instant::now() + grace);
+        while !self.all_is_passed_on() {
+            let now = Instant::now();
+            if give_up.is_some_and(|at| at <= now) {
+                return self.drop_the_rest();
+            }
+            if self.limit.is_some_and(|at| at <= now) {
+                self.limit = None;
+                self.cause.get_or_insert(Cause::TimedOut);
+                give_up.get_or_insert(now + self.grace);
+            }
+            let Ok(told) = self.wakes.wait([self.limit, give_up].into_iter().flatten().min()) else { return };
+            for signal in told {
+                self.cause.get_or_insert(Cause::Told(signal));
+                self.told += 1;
+                let limit = if self.told > 1 { now } else { now + self.grace };
+                give_up = Some(give_up.map_or(limit, |at| at.min(limit)));
+            }
+        }
+    }
+
+    fn all_is_passed_on(&self) -> bool {
+        self.voice.0.waiting() == 0 && self.outputs.iter().all(Outputs::are_over)
+    }
+
+    /// Says so where that is read.
+    fn drop_the_rest(&self) {
+        let waiting = self.outputs.as_ref().map_or(0, Outputs::waiting);
+        if self.voice.0.waiting() == 0 && waiting > 0 {
+            let words =
+                "of the processes' output are dropped, since nobody reads this command's standard output";
+            self.voice.say(&format_args!("at least {waiting} bytes {words}"));
+            self.voice.0.wait_idle(LAST_WORDS);
+        }
     }
 }
 
@@ -424,6 +543,7 @@ mod tests {
             (Cause::Failed(0, End::Signal(11)), 139),
             (Cause::Told(SIGINT), 130),
             (Cause::Told(SIGTERM), 143),
+            (Cause::Told(SIGHUP), 129),
             (Cause::TimedOut, 124),
             (Cause::Abort(Abort { rank: 0, code: 7, message: "".into() }), 7),
             (Cause::Abort(Abort { rank: 0, code: 0, message: "".into() }), 1),

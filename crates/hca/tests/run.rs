@@ -1,12 +1,14 @@
 //! `hca run`: processes that find each other, and how a job ends.
 #![cfg(feature = "cli")]
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, PipeWriter, Read, Write, pipe};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use hca_job::{Job, JobError, Settings};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// What the process of a job does, when it is this binary.
@@ -17,8 +19,12 @@ fn text(bytes: &[u8]) -> String {
 }
 
 fn hca_run(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hca"));
-    command.arg("run").args(args).env_remove("HCA_DEVICE");
+    // Whatever starts the tests may ignore a signal, as `nohup` does.
+    let mut command = Command::new("env");
+    command
+        .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_hca"), "run"])
+        .args(args)
+        .env_remove("HCA_DEVICE");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
@@ -286,8 +292,10 @@ fn signal(child: &Child, signal: Signal) {
 }
 
 #[test]
-fn ctrl_c_and_term_are_passed_on() {
-    for (by, name, code) in [(Signal::INT, "INT", 130), (Signal::TERM, "TERM", 143)] {
+fn ctrl_c_term_and_hup_are_passed_on() {
+    for (by, name, code) in
+        [(Signal::INT, "INT", 130), (Signal::TERM, "TERM", 143), (Signal::HUP, "HUP", 129)]
+    {
         let script = format!("trap 'echo heard; kill $!; exit 0' {name}; sleep 1000 & echo there; wait");
         let (mut child, said, mut out) = started(&["-n", "3"], &script, 3);
         assert_eq!(said, ["there"; 3]);
@@ -337,4 +345,158 @@ fn a_launcher_that_is_killed_leaves_nobody_behind() {
     child.kill().unwrap();
     child.wait().unwrap();
     pids.iter().for_each(|pid| gone(pid));
+}
+
+/// How long anything may take that is not to hang.
+const SOON: Duration = Duration::from_secs(40);
+
+/// How a launcher ends that is not to hang.
+fn end_of(mut child: Child, case: &str) -> ExitStatus {
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if begun.elapsed() > SOON {
+            child.kill().unwrap();
+            panic!("{case}: it goes on");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until a pipe that nobody reads takes no more.
+fn full(pipe: &PipeWriter) {
+    let begun = Instant::now();
+    let takes_more = || {
+        let mut fds = [PollFd::new(pipe, PollFlags::OUT)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+    };
+    while takes_more() {
+        assert!(begun.elapsed() < SOON, "nobody fills the pipe");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_pipe_that_nobody_reads_keeps_nothing_from_ending() {
+    for (errors_too, by, code) in [
+        (false, Some(Signal::INT), 130),
+        (false, Some(Signal::TERM), 143),
+        (true, Some(Signal::TERM), 143),
+        (true, Some(Signal::HUP), 129),
+        (false, None, 124),
+        (true, None, 124),
+    ] {
+        let case = format!("{by:?}, errors too: {errors_too}");
+        let (_unread, filled) = pipe().unwrap();
+        let limit: &[&str] = if by.is_none() { &["--timeout", "1"] } else { &[] };
+        let script = "while :; do echo a line that nobody reads; done";
+        let args = [&["-n", "2", "--grace", "0.1"], limit, &["sh", "-c", script]].concat();
+        let mut command = hca_run(&args);
+        command.stdout(filled.try_clone().unwrap());
+        if errors_too {
+            command.stderr(filled.try_clone().unwrap());
+        }
+        let child = command.spawn().unwrap();
+        full(&filled);
+        by.into_iter().for_each(|by| signal(&child, by));
+        assert_eq!(end_of(child, &case).code(), Some(code), "{case}");
+    }
+}
+
+#[test]
+fn ranks_that_have_ended_lose_nothing_to_a_reader_who_comes_late() {
+    let (mut late, filled) = pipe().unwrap();
+    let script =
+        "i=0; while [ $i -lt 4000 ]; do echo $PMI_RANK of a line that is read late; i=$((i+1)); done";
+    let mut command = hca_run(&["-n", "3", "--grace", "0.02", "sh", "-c", script]);
+    let child = command.stdout(filled.try_clone().unwrap()).spawn().unwrap();
+    full(&filled);
+    drop((command, filled));
+    let mut said = String::new();
+    late.read_to_string(&mut said).unwrap();
+    assert_eq!(end_of(child, "late").code(), Some(0));
+    for rank in 0..3 {
+        let line = format!("{rank} of a line that is read late");
+        assert_eq!(said.lines().filter(|l| *l == line).count(), 4000, "{rank}");
+    }
+}
+
+/// A launcher of so many ranks, and a pipe that ends when it, its ranks and all of theirs have ended.
+fn traced(ranks: u32, script: &str) -> (Child, impl Fn(&str)) {
+    let (mut ends, held) = pipe().unwrap();
+    let hca = env!("CARGO_BIN_EXE_hca");
+    let mut command = Command::new("sh");
+    // The ninth descriptor is open in all of them.
+    command.args(["-c", "exec 9>&1 >/dev/null; exec \"$@\"", "sh", hca, "run", "-n", &ranks.to_string()]);
+    command.args(["sh", "-c", script]).stdin(Stdio::null()).stdout(held).stderr(Stdio::null());
+    let child = command.spawn().unwrap();
+    drop(command);
+    let (told, ended) = channel();
+    std::thread::spawn(move || told.send(ends.read_to_end(&mut Vec::new()).map(drop)));
+    let all_end = move |case: &str| match ended.recv_timeout(SOON) {
+        Ok(end) => end.unwrap(),
+        Err(_) => panic!("{case}: somebody goes on"),
+    };
+    (child, all_end)
+}
+
+#[test]
+fn a_launcher_that_is_killed_while_it_starts_ranks_leaves_nobody_behind() {
+    const RANKS: u32 = 8;
+    for nth in 0..RANKS {
+        // The first thing that this rank does is to kill its launcher, which starts the next one meanwhile.
+        let script =
+            format!("[ $PMI_RANK = {nth} ] && kill -9 $PPID; sleep 1000 & while :; do sleep 1000; done");
+        let (mut child, all_end) = traced(RANKS, &script);
+        assert!(!child.wait().unwrap().success());
+        all_end(&format!("killed by rank {nth}"));
+    }
+}
+
+#[test]
+fn a_launcher_that_is_killed_with_its_guard_leaves_no_rank_behind() {
+    let (mut child, all_end) = traced(3, "exec sleep 1000");
+    let guard = || {
+        let pid = child.id();
+        let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+        let is_guard = |pid: &&str| {
+            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.contains("run-guard")
+        };
+        children.split_whitespace().find(is_guard).and_then(|pid| Pid::from_raw(pid.parse().unwrap()))
+    };
+    let begun = Instant::now();
+    let guard = loop {
+        match guard() {
+            Some(guard) => break guard,
+            None => assert!(begun.elapsed() < SOON, "there is no guard"),
+        }
+        std::thread::yield_now();
+    };
+    kill_process(guard, Signal::KILL).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    all_end("without a guard");
+}
+
+#[test]
+fn who_does_not_speak_pmi_is_named_with_what_he_said() {
+    let long = "x".repeat(5000);
+    for (said, shown, why) in [
+        ("GET / HTTP/1.1", "\"GET / HTTP/1.1\"", "it is not made of key=value"),
+        ("cmd=dance", "\"cmd=dance\"", "PMI-1 has no such question"),
+        (&long, "\"xxxxxxxx", "it is longer than 4096 bytes"),
+    ] {
+        // The others end by themselves, as programs do that know of no job.
+        let script = "[ $PMI_RANK = 1 ] && echo \"$0\" >&$PMI_FD; exit 0";
+        let out = hca_run(&["-n", "3", "bash", "-c", script, said]).output().unwrap();
+        assert_eq!(out.status.code(), Some(0), "{said}");
+        let told = text(&out.stderr);
+        let line = told.lines().find(|l| l.contains("rank 1 does not speak PMI-1")).unwrap_or_default();
+        assert!(line.contains(shown) && line.contains(why), "{said}: {told}");
+        assert_eq!(told.lines().count(), 1, "{told}");
+        assert!(line.len() < 400, "{line}");
+    }
 }

@@ -7,6 +7,9 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
+use thiserror::Error;
+
+use crate::error::LineFault;
 use crate::line::{Line, message, word};
 
 /// Bytes of the longest key, its zero byte in C counted.
@@ -17,6 +20,8 @@ const VALUE_MAX: usize = 1024;
 pub(crate) const NAME_MAX: usize = 256;
 /// Values that a process may put: the longest card has 137 parts here.
 const VALUES_PER_SEAT: u32 = 1024;
+/// Bytes that are kept of a line that is no PMI-1.
+const SHOWN_BYTES: usize = 80;
 
 /// What came of a line.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -27,6 +32,34 @@ pub(crate) struct Outcome {
     pub(crate) close: bool,
     /// A process asks to end all.
     pub(crate) abort: Option<Abort>,
+    /// The process does not speak PMI-1.
+    pub(crate) not_pmi: Option<NotPmi>,
+}
+
+/// A process does not speak PMI-1. The server has hung up on it, and no barrier comes about any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotPmi {
+    /// Which.
+    pub rank: u32,
+    /// What it said: the beginning of its line.
+    pub line: Box<str>,
+    /// What is wrong with that.
+    pub fault: PmiFault,
+}
+
+/// What is wrong with what a process said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum PmiFault {
+    /// It is no line of pairs.
+    #[error(transparent)]
+    Line(LineFault),
+    /// It is about nothing that PMI-1 knows.
+    #[error("PMI-1 has no such question")]
+    Unknown,
+    /// Its sender waits for the answer to an earlier question, at a barrier.
+    #[error("its sender waits at a barrier, and may not ask before that is answered")]
+    Waiting,
 }
 
 /// A process asked to end the job.
@@ -157,18 +190,19 @@ impl Desk {
     /// Takes a line, without its end, from a seat that is taken.
     pub(crate) fn line(&mut self, rank: u32, line: &[u8]) -> Outcome {
         let mut out = Outcome::default();
-        let Ok(line) = Line::parse(line) else {
-            return self.not_pmi(rank, out);
+        let said = line;
+        let line = match Line::parse(said) {
+            Ok(line) => line,
+            Err(fault) => return self.not_pmi(rank, said, PmiFault::Line(fault)),
         };
         let Some(cmd) = line.cmd() else {
-            return self.not_pmi(rank, out);
+            return self.not_pmi(rank, said, PmiFault::Line(LineFault::Lacks { key: "cmd" }));
         };
         match self.seats.get(rank as usize) {
             Some(Seat::Taken) => {}
             // Another thread of it waits.
             Some(Seat::Waiting) if cmd == "abort" => {}
-            // It asks while it waits, or behind its end.
-            _ => return self.not_pmi(rank, out),
+            _ => return self.not_pmi(rank, said, PmiFault::Waiting),
         }
         let answer = match cmd {
             "init" => "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0\n".to_owned(),
@@ -197,7 +231,7 @@ impl Desk {
                 let stem = other.split('_').next().unwrap_or(other);
                 format!("cmd={stem}_result rc=-1 info=fail msg=this_launcher_keeps_no_names\n")
             }
-            _ => return self.not_pmi(rank, out),
+            _ => return self.not_pmi(rank, said, PmiFault::Unknown),
         };
         out.answers.push((rank, answer));
         out
@@ -208,8 +242,13 @@ impl Desk {
         self.leave(rank, Outcome::default())
     }
 
-    fn not_pmi(&mut self, rank: u32, mut out: Outcome) -> Outcome {
-        out.close = true;
+    /// A process said something that is no PMI-1. Who has left is not heard any more, and so not told of.
+    pub(crate) fn not_pmi(&mut self, rank: u32, said: &[u8], fault: PmiFault) -> Outcome {
+        let mut out = Outcome { close: true, ..Outcome::default() };
+        if !self.has_left(rank) {
+            let line = String::from_utf8_lossy(&said[..said.len().min(SHOWN_BYTES)]).into();
+            out.not_pmi = Some(NotPmi { rank, line, fault });
+        }
         self.leave(rank, out)
     }
 
@@ -313,7 +352,7 @@ mod tests {
     }
 
     fn answers(out: Outcome) -> Vec<(u32, String)> {
-        assert!(!out.close && out.abort.is_none(), "{out:?}");
+        assert!(!out.close && out.abort.is_none() && out.not_pmi.is_none(), "{out:?}");
         out.answers
     }
 
@@ -379,6 +418,31 @@ mod tests {
             assert!(late.contains("rc=1 left=1"), "{late}");
             assert!(d.line(1, b"cmd=barrier_in").close, "who has left is not heard");
         }
+    }
+
+    #[test]
+    fn who_does_not_speak_pmi_1_is_told_of_once_with_the_beginning_of_what_it_said() {
+        let long = [b'x'; 300];
+        let waiting: &[u8] = b"cmd=get kvsname=job key=a";
+        for (line, fault) in [
+            (&b"GET / HTTP/1.1"[..], PmiFault::Line(LineFault::NotPairs)),
+            (b"\xff", PmiFault::Line(LineFault::NotText)),
+            (b"rc=0", PmiFault::Line(LineFault::Lacks { key: "cmd" })),
+            (b"cmd=dance", PmiFault::Unknown),
+            (&long, PmiFault::Line(LineFault::NotPairs)),
+            (waiting, PmiFault::Waiting),
+        ] {
+            let mut d = desk(2);
+            if line == waiting {
+                assert_eq!(answers(d.line(1, b"cmd=barrier_in")), []);
+            }
+            let told = d.line(1, line).not_pmi.unwrap();
+            let shown = String::from_utf8_lossy(&line[..line.len().min(SHOWN_BYTES)]);
+            assert_eq!((told.rank, &*told.line, told.fault), (1, &*shown, fault));
+            assert_eq!(d.line(1, line).not_pmi, None, "it is out");
+        }
+        let mut d = desk(2);
+        assert!(d.line(1, b"cmd=finalize").not_pmi.is_none() && d.ended(0).not_pmi.is_none());
     }
 
     #[test]

@@ -46,6 +46,7 @@
 //! | `files` | the rendezvous in a folder |
 //! | [`server`], `desk` | PMI-1 as a launcher speaks it: sockets, and the machine behind them |
 //! | `inherited` | the descriptor that a launcher left open |
+//! | [`tether`](mod@tether) | processes that do not outlive the thread that started them |
 //! | `error` | [`JobError`] |
 #![deny(unsafe_code)]
 
@@ -60,6 +61,7 @@ mod line;
 mod link;
 mod pmi;
 pub mod server;
+pub mod tether;
 mod url;
 
 pub use card::MAX_CARD_BYTES;

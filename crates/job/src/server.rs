@@ -3,7 +3,7 @@
 //! ```
 //! use hca_job::{Job, Settings, server::Server};
 //!
-//! let server = Server::start(2, "doc", |abort| eprintln!("rank {} aborts", abort.rank))?;
+//! let server = Server::start(2, "doc", |event| eprintln!("{event:?}"))?;
 //! // A launcher leaves each socket open for its process, and names it in PMI_FD; here threads stand for them.
 //! let seats = [server.seat(0)?, server.seat(1)?];
 //! let cards: Vec<Vec<u8>> = std::thread::scope(|s| {
@@ -32,9 +32,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
 
-pub use crate::desk::Abort;
+pub use crate::desk::{Abort, NotPmi, PmiFault};
 use crate::desk::{Desk, Outcome};
-use crate::error::JobError;
+use crate::error::{JobError, LineFault};
 use crate::line::MAX_LINE_BYTES;
 use crate::url::MAX_SIZE;
 
@@ -50,6 +50,16 @@ const LAUNCHER: Duration = Duration::from_millis(300);
 const PIECES: usize = 16;
 /// Bytes of answers that wait for a process to read them; it is not heard meanwhile.
 const MAX_UNREAD: usize = 64 * 1024;
+
+/// What a launcher hears of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// It asks to end the job.
+    Abort(Abort),
+    /// It does not speak PMI-1.
+    NotPmi(NotPmi),
+}
 
 /// The server of a job. It ends, and hangs up on all, when it is dropped.
 #[derive(Debug)]
@@ -100,17 +110,17 @@ impl Shared {
 }
 
 impl Server {
-    /// Serves a job of `size` processes whose values have this name. The server calls `on_abort` when a process asks
-    /// to end the job.
+    /// Serves a job of `size` processes whose values have this name. The server's thread calls `on_event` with what
+    /// the launcher has to hear of a process.
     ///
     /// # Errors
     /// [`JobError::Value`] if `size` is 0 or beyond [`MAX_SIZE`]; [`JobError::System`] if there is no thread or descriptor.
     pub fn start(
         size: u32,
         name: &str,
-        on_abort: impl FnMut(Abort) + Send + 'static,
+        on_event: impl FnMut(Event) + Send + 'static,
     ) -> Result<Self, JobError> {
-        Self::with(size, name, None, Box::new(on_abort))
+        Self::with(size, name, None, Box::new(on_event))
     }
 
     /// Serves who greets on the listener, as members of this job.
@@ -128,7 +138,7 @@ impl Server {
         size: u32,
         name: &str,
         listener: Option<(TcpListener, Box<str>)>,
-        on_abort: OnAbort,
+        on_event: OnEvent,
     ) -> Result<Self, JobError> {
         if !(1..=MAX_SIZE).contains(&size) {
             let value = size.to_string().into();
@@ -143,7 +153,7 @@ impl Server {
             seated: (0..size).map(|_| None).collect(),
             strangers: Vec::new(),
             listener,
-            on_abort,
+            on_event,
             linger: false,
             lost: Vec::new(),
         };
@@ -213,7 +223,7 @@ impl Drop for Server {
     }
 }
 
-type OnAbort = Box<dyn FnMut(Abort) + Send>;
+type OnEvent = Box<dyn FnMut(Event) + Send>;
 
 /// What the thread has.
 struct Floor {
@@ -221,7 +231,7 @@ struct Floor {
     seated: Vec<Option<Wire>>,
     strangers: Vec<(Wire, Instant)>,
     listener: Option<(TcpListener, Box<str>)>,
-    on_abort: OnAbort,
+    on_event: OnEvent,
     linger: bool,
     /// Whose connections have ended without a word, and until when the launcher may say so.
     lost: Vec<(u32, Instant)>,
@@ -351,8 +361,11 @@ impl Floor {
             }
             for line in wire.lines() {
                 let out = match line {
-                    Some(line) => self.desk.line(rank as u32, &line),
-                    None => Outcome { close: true, ..self.desk.ended(rank as u32) },
+                    Ok(line) => self.desk.line(rank as u32, &line),
+                    Err(begin) => {
+                        let fault = LineFault::TooLong { limit: MAX_LINE_BYTES };
+                        self.desk.not_pmi(rank as u32, &begin, PmiFault::Line(fault))
+                    }
                 };
                 let close = out.close;
                 self.apply(rank as u32, out);
@@ -379,6 +392,10 @@ impl Floor {
 
     /// Hands answers on to their connections.
     fn apply(&mut self, rank: u32, out: Outcome) {
+        // Before the others hear that no barrier comes about any more: they may end for it.
+        if let Some(not_pmi) = out.not_pmi {
+            (self.on_event)(Event::NotPmi(not_pmi));
+        }
         for (to, text) in out.answers {
             if let Some(wire) = &mut self.seated[to as usize] {
                 wire.output.extend_from_slice(text.as_bytes());
@@ -390,7 +407,7 @@ impl Floor {
             wire.closing = true;
         }
         if let Some(abort) = out.abort {
-            (self.on_abort)(abort);
+            (self.on_event)(Event::Abort(abort));
         }
     }
 
@@ -401,7 +418,7 @@ impl Floor {
         let heard = if wire.closing { Heard::Nothing } else { wire.hear() };
         let alive = wire.send() && heard != Heard::End;
         match wire.lines().into_iter().next() {
-            Some(Some(line)) => match self.desk.greet(&line, job) {
+            Some(Ok(line)) => match self.desk.greet(&line, job) {
                 Ok((rank, answer)) => {
                     let (mut wire, _) = self.strangers.swap_remove(at);
                     wire.output.extend_from_slice(answer.as_bytes());
@@ -415,7 +432,7 @@ impl Floor {
                     wire.send();
                 }
             },
-            Some(None) => wire.closing = true,
+            Some(Err(_)) => wire.closing = true,
             None => {}
         }
         if !alive || wire.closing && wire.output.is_empty() {
@@ -493,20 +510,18 @@ impl Wire {
         }
     }
 
-    /// The whole lines that are there, and `None` behind them if the next is too long to be one.
-    fn lines(&mut self) -> Vec<Option<Vec<u8>>> {
+    /// The whole lines that are there, and what is there of one that is too long to be a line.
+    fn lines(&mut self) -> Vec<Result<Vec<u8>, Vec<u8>>> {
         let whole = self.input.iter().rposition(|&b| b == b'\n').map_or(0, |end| end + 1);
         let rest = self.input.split_off(whole);
         let text = std::mem::replace(&mut self.input, rest);
-        let long = |line: &[u8]| line.len() > MAX_LINE_BYTES;
-        let mut lines: Vec<_> = text
-            .split_inclusive(|&b| b == b'\n')
-            .map(|l| &l[..l.len() - 1])
-            .map(|l| (!long(l)).then(|| l.to_vec()))
-            .collect();
-        if long(&self.input) {
-            lines.push(None);
-        }
+        let judged = |line: &[u8]| match line.len() > MAX_LINE_BYTES {
+            true => Err(line.to_vec()),
+            false => Ok(line.to_vec()),
+        };
+        let mut lines: Vec<_> =
+            text.split_inclusive(|&b| b == b'\n').map(|l| judged(&l[..l.len() - 1])).collect();
+        lines.extend(judged(&self.input).is_err().then(|| Err(std::mem::take(&mut self.input))));
         lines
     }
 }

@@ -7,7 +7,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
-use hca_job::server::Server;
+use hca_job::server::{Event, Server};
 use hca_job::{Doing, Job, JobError, LineFault, MAX_CARD_BYTES, Settings};
 use proptest::prelude::*;
 
@@ -113,7 +113,7 @@ fn a_barrier_fails_when_the_launcher_says_that_one_has_ended() {
 #[test]
 fn an_abort_reaches_the_launcher_and_all_who_wait_or_ask() {
     let (told, heard) = channel();
-    let server = Server::start(3, "test", move |abort| told.send(abort).unwrap()).unwrap();
+    let server = Server::start(3, "test", move |event| told.send(event).unwrap()).unwrap();
     let ended = ranks(&server, 3, |job| {
         job.fence().unwrap();
         if job.rank() == 2 {
@@ -127,7 +127,7 @@ fn an_abort_reaches_the_launcher_and_all_who_wait_or_ask() {
         }
     });
     assert!(ended.iter().all(|e| *e == (2, 7, "out of rope".into())), "{ended:?}");
-    let abort = heard.recv().unwrap();
+    let Event::Abort(abort) = heard.recv().unwrap() else { panic!("it asked to end the job") };
     assert_eq!((abort.rank, abort.code, &*abort.message), (2, 7, "out of rope"));
 }
 

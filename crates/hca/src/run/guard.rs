@@ -1,26 +1,28 @@
 //! The process that ends a job's groups where the launcher was killed, and so could not.
 //!
-//! It hears of each group by a pipe that only the launcher writes to. A pipe that ends without a last word means that
-//! the launcher is gone.
+//! Each process tells it of itself before its program runs, by a pipe that only the launcher and such processes write to
+//! ([`tether`](hca_job::tether)). A pipe that ends without a last word means that the launcher is gone.
 
-use std::io::{self, BufRead, Write};
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::Duration;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 
 /// The hidden command that is the guard.
 pub(crate) const COMMAND: &str = "run-guard";
-/// The launcher's last word.
-const DONE: &str = "done";
+/// The launcher's last word, in place of a process's number.
+const DONE: i32 = 0;
 /// How long the processes have between TERM and KILL.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// The launcher's end of its guard.
 pub(super) struct Guard {
     child: Child,
-    tell: ChildStdin,
+    tell: Arc<OwnedFd>,
 }
 
 impl Guard {
@@ -35,38 +37,40 @@ impl Guard {
             .stderr(Stdio::null());
         let mut child = command.spawn()?;
         let tell = child.stdin.take().expect("its input is a pipe");
-        Ok(Self { child, tell })
+        Ok(Self { child, tell: Arc::new(tell.into()) })
     }
 
-    /// Tells it of a group.
-    pub(super) fn watch(&mut self, group: Pid) {
-        // Without a guard the job is as before, but for the death of its launcher.
-        let _ = writeln!(self.tell, "{}", group.as_raw_pid());
+    /// Where processes tell it of themselves.
+    pub(super) fn pipe(&self) -> &Arc<OwnedFd> {
+        &self.tell
     }
 
     /// The job is over.
     pub(super) fn dismiss(&mut self) {
-        let _ = writeln!(self.tell, "{DONE}");
+        // One that was killed is not there to be told.
+        let _ = rustix::io::write(&*self.tell, &DONE.to_ne_bytes());
         let _ = self.child.wait();
     }
 }
 
 /// Is the guard.
 pub(crate) fn guard() {
-    let mut groups = Vec::new();
-    for line in io::stdin().lock().lines() {
-        match line {
-            Ok(line) if line == DONE => return,
-            Ok(line) => groups.extend(line.parse().ok().and_then(Pid::from_raw)),
-            Err(_) => break,
+    let (mut groups, mut number) = (Vec::new(), [0; 4]);
+    // Four bytes are written in one piece.
+    while io::stdin().lock().read_exact(&mut number).is_ok() {
+        match i32::from_ne_bytes(number) {
+            DONE => return,
+            group => groups.extend(Pid::from_raw(group)),
         }
     }
-    for signal in [Signal::TERM, Signal::KILL] {
-        for group in &groups {
-            let _ = kill_process_group(*group, signal);
-        }
-        if signal == Signal::TERM {
-            std::thread::sleep(GRACE);
-        }
+    // A group that nobody is in any more is left alone: its number may become another's.
+    groups.retain(|group| kill_process_group(*group, Signal::TERM).is_ok());
+    let end = Instant::now() + GRACE;
+    while !groups.is_empty() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(20));
+        groups.retain(|group| test_kill_process_group(*group).is_ok());
+    }
+    for group in groups {
+        let _ = kill_process_group(group, Signal::KILL);
     }
 }

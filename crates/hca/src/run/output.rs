@@ -1,16 +1,23 @@
-//! The output of many processes, line by line.
+//! The output of many processes, line by line, and this process's own words.
 //!
 //! A line is passed on when its end has come, in one piece with its prefix, so lines of several processes never mix. One
 //! without an end gets it when its process's stream has ended.
+//!
+//! Whoever should read this process's output may not do so, and then a write stands still for ever. So each of its two
+//! streams has a [`Stream`]: a thread that does nothing but write, and a queue before it. One thread reads what the
+//! processes write, and leaves it to them while a queue is full. The main thread waits for neither.
 
+use std::collections::VecDeque;
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
-use rustix::io::Errno;
+use rustix::io::{Errno, write};
 
 /// Bytes of the longest line that is kept together.
 const MAX_LINE: usize = 1 << 20;
@@ -18,81 +25,266 @@ const MAX_LINE: usize = 1 << 20;
 const PIECE: usize = 64 * 1024;
 /// Pieces that are read of a pipe once its process has ended: what the largest pipe of a user holds.
 const LAST_PIECES: usize = (1 << 20) / PIECE;
+/// Bytes that wait to be written to a stream; while there are more, processes that write there wait.
+const MAX_WAITING: usize = 1 << 20;
 
-/// Takes lines of standard output, or of errors (true).
-type Sink = Box<dyn FnMut(bool, &[u8]) -> io::Result<()> + Send>;
+/// A counter that wakes who polls it.
+#[derive(Clone)]
+pub(super) struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    pub(super) fn ring(&self) {
+        // It is full only when it has not been read yet.
+        let _ = write(&*self.0, &1u64.to_ne_bytes());
+    }
+
+    pub(super) fn silence(&self) {
+        let _ = rustix::io::read(&*self.0, &mut [0; 8]);
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// One of this process's own streams, and the thread that writes there.
+#[derive(Clone)]
+pub(super) struct Stream(Arc<Shared>);
+
+struct Shared {
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// Rung when a full queue has room again, when nobody reads any more, and when a stream that ends is empty.
+    room: Bell,
+    idle: Bell,
+}
+
+#[derive(Default)]
+struct Queue {
+    lines: VecDeque<Vec<u8>>,
+    /// Bytes of the lines, and of those that are being written.
+    bytes: usize,
+    /// Nobody reads any more, and what comes is dropped.
+    dead: bool,
+    /// Somebody waits until all is written.
+    ending: bool,
+}
+
+impl Stream {
+    /// Starts the thread. It never ends: where a write stands still, the end of the process is its end.
+    pub(super) fn start(
+        name: &str,
+        to: impl AsFd + Send + 'static,
+        room: &Bell,
+        idle: &Bell,
+    ) -> io::Result<Self> {
+        let (queue, changed) = (Mutex::default(), Condvar::new());
+        let shared = Arc::new(Shared { queue, changed, room: room.clone(), idle: idle.clone() });
+        let theirs = shared.clone();
+        thread::Builder::new().name(name.to_owned()).spawn(move || theirs.serve(to.as_fd()))?;
+        Ok(Self(shared))
+    }
+
+    /// Takes lines to be written, however full the queue is.
+    pub(super) fn push(&self, lines: Vec<u8>) {
+        let mut queue = self.0.lock();
+        if !lines.is_empty() && !queue.dead {
+            queue.bytes += lines.len();
+            queue.lines.push_back(lines);
+            self.0.changed.notify_all();
+        }
+    }
+
+    /// Bytes that wait to be written.
+    pub(super) fn waiting(&self) -> usize {
+        self.0.lock().bytes
+    }
+
+    /// Rings the bell whenever all is written, from now on.
+    pub(super) fn tell_when_idle(&self) {
+        self.0.lock().ending = true;
+    }
+
+    /// Waits until all is written, but not for ever.
+    pub(super) fn wait_idle(&self, limit: Duration) {
+        let until = Instant::now() + limit;
+        let mut queue = self.0.lock();
+        while queue.bytes > 0 {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            queue = self.0.changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn is_dead(&self) -> bool {
+        self.0.lock().dead
+    }
+
+    fn has_room(&self) -> bool {
+        self.0.lock().bytes < MAX_WAITING
+    }
+
+    /// Waits for room; false if nobody reads any more.
+    fn wait_room(&self) -> bool {
+        let mut queue = self.0.lock();
+        while queue.bytes >= MAX_WAITING && !queue.dead {
+            queue = self.0.wait(queue);
+        }
+        !queue.dead
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, queue: MutexGuard<'a, Queue>) -> MutexGuard<'a, Queue> {
+        self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serve(&self, to: BorrowedFd<'_>) {
+        let mut queue = self.lock();
+        loop {
+            let Some(lines) = queue.lines.pop_front() else {
+                queue = self.wait(queue);
+                continue;
+            };
+            drop(queue);
+            let written = write_all(to, &lines);
+            queue = self.lock();
+            let was_full = queue.bytes >= MAX_WAITING;
+            queue.bytes -= lines.len();
+            if written.is_err() {
+                queue.dead = true;
+                queue.lines.clear();
+                queue.bytes = 0;
+            }
+            if queue.dead || was_full && queue.bytes < MAX_WAITING {
+                self.room.ring();
+            }
+            if queue.ending && queue.bytes == 0 {
+                self.idle.ring();
+            }
+            self.changed.notify_all();
+        }
+    }
+}
+
+/// Writes all, however long that takes.
+fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match write(to, bytes) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(written) => bytes = &bytes[written..],
+            Err(Errno::INTR) => {}
+            // Somebody who has the same stream made it so.
+            Err(Errno::AGAIN) => match poll(&mut [PollFd::new(&to, PollFlags::OUT)], None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => return Err(e),
+            },
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
 
 /// The streams of all processes.
 pub(super) struct Sources {
     all: Vec<Source>,
-    sink: Sink,
+    out: Stream,
+    err: Stream,
 }
 
 struct Source {
     pipe: OwnedFd,
+    to: Stream,
     /// The rank, where it stands before each line.
     prefix: Option<u32>,
-    errors: bool,
     /// What has come of a line.
     begun: Vec<u8>,
 }
 
 impl Sources {
-    /// None yet; their lines go to this process's own streams.
-    pub(super) fn new() -> Self {
-        Self::to(Box::new(|errors, lines| {
-            let mut to: Box<dyn Write> =
-                if errors { Box::new(io::stderr().lock()) } else { Box::new(io::stdout().lock()) };
-            to.write_all(lines)?;
-            to.flush()
-        }))
-    }
-
-    fn to(sink: Sink) -> Self {
-        Self { all: Vec::new(), sink }
+    /// None yet; their lines go to these.
+    pub(super) fn new(out: Stream, err: Stream) -> Self {
+        Self { all: Vec::new(), out, err }
     }
 
     /// Both streams of a process.
     pub(super) fn add(&mut self, prefix: Option<u32>, out: OwnedFd, err: OwnedFd) -> io::Result<()> {
-        for (pipe, errors) in [(out, false), (err, true)] {
+        for (pipe, to) in [(out, self.out.clone()), (err, self.err.clone())] {
             // This end's flag; the process's end blocks as ever.
             fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
-            self.all.push(Source { pipe, prefix, errors, begun: Vec::new() });
+            self.all.push(Source { pipe, to, prefix, begun: Vec::new() });
         }
         Ok(())
     }
 
-    /// Starts to pass lines on.
-    pub(super) fn pass_on(self) -> io::Result<Outputs> {
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let theirs = stop.clone();
-        let thread =
-            thread::Builder::new().name("hca-run-output".to_owned()).spawn(move || self.serve(&theirs))?;
-        Ok(Outputs { stop, thread })
+    /// Starts to pass lines on, woken by the bell that its streams ring when they have room.
+    pub(super) fn pass_on(self, room: &Bell, idle: &Bell) -> io::Result<Outputs> {
+        let streams = [self.out.clone(), self.err.clone()];
+        let stop = Arc::new(AtomicBool::new(false));
+        let over = Over { over: Arc::new(AtomicBool::new(false)), idle: idle.clone() };
+        let outputs = Outputs { stop: stop.clone(), over: over.over.clone(), room: room.clone(), streams };
+        let wake = room.clone();
+        thread::Builder::new().name("hca-run-output".to_owned()).spawn(move || {
+            let _over = over;
+            self.serve(&stop, &wake);
+        })?;
+        Ok(outputs)
     }
 
-    fn serve(mut self, stop: &OwnedFd) {
-        loop {
-            let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
-            fds.extend(self.all.iter().map(|s| PollFd::new(&s.pipe, PollFlags::IN)));
+    fn serve(mut self, stop: &AtomicBool, wake: &Bell) {
+        while !stop.load(Ordering::Acquire) {
+            // A process that writes where nobody reads finds that out at its next line.
+            self.all.retain(|source| !source.to.is_dead());
+            let (full, open): (Vec<_>, Vec<_>) =
+                self.all.iter().enumerate().partition(|(_, source)| !source.to.has_room());
+            let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
+            fds.extend(open.iter().map(|(_, source)| PollFd::new(&source.pipe, PollFlags::IN)));
             if matches!(poll(&mut fds, None), Err(e) if e != Errno::INTR) {
                 return;
             }
-            let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();
-            let mut at = 0;
-            self.all.retain_mut(|source| {
-                at += 1;
-                !ready[at] || source.piece(&mut self.sink) != Piece::End
-            });
-            if ready[0] {
-                break;
+            let came = |at: usize| !fds[at].revents().is_empty();
+            let ready: Vec<usize> =
+                open.iter().zip(1..).filter(|(_, at)| came(*at)).map(|((n, _), _)| *n).collect();
+            if came(0) {
+                wake.silence();
             }
+            drop((full, open, fds));
+            self.turn(&ready);
         }
         // All processes have ended, and what they wrote is here. Who else has their pipes open is not waited for.
         for source in &mut self.all {
-            let _ = (0..LAST_PIECES).find(|_| source.piece(&mut self.sink) != Piece::Some);
-            source.end(&mut self.sink);
+            let _ = (0..LAST_PIECES).find(|_| !source.to.wait_room() || source.piece() != Piece::Some);
+            source.end();
         }
+    }
+
+    /// Takes a piece of each of these, as long as there is room.
+    fn turn(&mut self, ready: &[usize]) {
+        let (mut ended, mut missed) = (Vec::new(), None);
+        for &at in ready {
+            let source = &mut self.all[at];
+            if !source.to.has_room() {
+                missed.get_or_insert(at);
+            } else if source.piece() == Piece::End {
+                ended.push(at);
+            }
+        }
+        // Who found no room comes first in the next turn.
+        let first = missed.map_or(0, |at| at - ended.iter().filter(|e| **e < at).count());
+        ended.iter().rev().for_each(|at| drop(self.all.remove(*at)));
+        self.all.rotate_left(first);
     }
 }
 
@@ -106,11 +298,11 @@ enum Piece {
 
 impl Source {
     /// Takes what has come, up to a limit, and passes on what are lines.
-    fn piece(&mut self, sink: &mut Sink) -> Piece {
+    fn piece(&mut self) -> Piece {
         let mut room = vec![0; PIECE];
         match rustix::io::read(&self.pipe, &mut room) {
             Ok(0) => {
-                self.end(sink);
+                self.end();
                 Piece::End
             }
             Ok(got) => {
@@ -118,12 +310,11 @@ impl Source {
                 let whole = self.begun.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
                 let rest = self.begun.split_off(whole);
                 let lines = std::mem::replace(&mut self.begun, rest);
-                let mut sent = self.send(&lines, sink);
+                self.send(lines);
                 if self.begun.len() > MAX_LINE {
-                    sent &= self.end(sink);
+                    self.end();
                 }
-                // Nobody reads any more: the process finds that out at its next line.
-                if sent { Piece::Some } else { Piece::End }
+                Piece::Some
             }
             Err(Errno::INTR) => Piece::Some,
             Err(Errno::AGAIN) => Piece::None,
@@ -132,24 +323,19 @@ impl Source {
     }
 
     /// Passes on what is there of a line, with an end.
-    fn end(&mut self, sink: &mut Sink) -> bool {
+    fn end(&mut self) {
         let mut last = std::mem::take(&mut self.begun);
-        if last.is_empty() {
-            return true;
+        if !last.is_empty() {
+            last.push(b'\n');
+            self.send(last);
         }
-        last.push(b'\n');
-        self.send(&last, sink)
     }
 
-    /// Passes lines on; false if nobody reads them.
-    fn send(&self, lines: &[u8], sink: &mut Sink) -> bool {
-        if lines.is_empty() {
-            return true;
-        }
-        match self.prefix {
-            Some(rank) => sink(self.errors, &prefixed(rank, lines)).is_ok(),
-            None => sink(self.errors, lines).is_ok(),
-        }
+    fn send(&self, lines: Vec<u8>) {
+        self.to.push(match self.prefix {
+            Some(rank) => prefixed(rank, &lines),
+            None => lines,
+        });
     }
 }
 
@@ -163,38 +349,76 @@ fn prefixed(rank: u32, lines: &[u8]) -> Vec<u8> {
     text
 }
 
-/// The thread that passes lines on.
+/// Says that the thread that reads has ended, however it did.
+struct Over {
+    over: Arc<AtomicBool>,
+    idle: Bell,
+}
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Release);
+        self.idle.ring();
+    }
+}
+
+/// The thread that reads.
 pub(super) struct Outputs {
-    stop: Arc<OwnedFd>,
-    thread: thread::JoinHandle<()>,
+    stop: Arc<AtomicBool>,
+    over: Arc<AtomicBool>,
+    room: Bell,
+    streams: [Stream; 2],
 }
 
 impl Outputs {
-    /// Passes on what is there yet, and ends.
-    pub(super) fn finish(self) {
-        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
-        // A panic has been reported by its hook.
-        let _ = self.thread.join();
+    /// All processes have ended: the bell of the streams is rung when all is passed on.
+    pub(super) fn end(&self) {
+        self.streams.iter().for_each(Stream::tell_when_idle);
+        self.stop.store(true, Ordering::Release);
+        self.room.ring();
+    }
+
+    /// Whether all is passed on.
+    pub(super) fn are_over(&self) -> bool {
+        self.over.load(Ordering::Acquire) && self.waiting() == 0
+    }
+
+    /// Bytes that wait to be written.
+    pub(super) fn waiting(&self) -> usize {
+        self.streams.iter().map(Stream::waiting).sum()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::io::{Read, pipe};
+    use std::os::unix::fs::FileExt;
+    use std::os::unix::net::UnixStream;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
+
     use super::*;
 
     /// What has come out of streams into which this was written before, and which stay open.
     fn passed(prefix: Option<u32>, bytes: &[u8]) -> Vec<u8> {
-        let (mut writer, ours) = std::os::unix::net::UnixStream::pair().unwrap();
-        let (_quiet, errors) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (mut writer, ours) = UnixStream::pair().unwrap();
+        let (_quiet, errors) = UnixStream::pair().unwrap();
         writer.write_all(bytes).unwrap();
-        let (came, all) = std::sync::mpsc::channel();
-        let mut sources = Sources::to(Box::new(move |_, lines| {
-            came.send(lines.to_vec()).unwrap();
-            Ok(())
-        }));
+        let (room, idle) = (Bell::new().unwrap(), Bell::new().unwrap());
+        let file = File::from(memfd_create("output", MemfdFlags::CLOEXEC).unwrap());
+        let out = Stream::start("test", file.try_clone().unwrap(), &room, &idle).unwrap();
+        let mut sources = Sources::new(out.clone(), out);
         sources.add(prefix, ours.into(), errors.into()).unwrap();
-        sources.pass_on().unwrap().finish();
-        all.iter().flatten().collect()
+        let outputs = sources.pass_on(&room, &idle).unwrap();
+        outputs.end();
+        while !outputs.are_over() {
+            poll(&mut [PollFd::new(&idle, PollFlags::IN)], None).unwrap();
+            idle.silence();
+        }
+        let mut came = vec![0; file.metadata().unwrap().len() as usize];
+        file.read_exact_at(&mut came, 0).unwrap();
+        came
     }
 
     #[test]
@@ -203,6 +427,39 @@ mod tests {
         assert!(text.len() > 2 * PIECE);
         assert_eq!(passed(None, text.as_bytes()), text.as_bytes());
         assert_eq!(passed(Some(3), b"one\ntwo"), b"[3] one\n[3] two\n");
+    }
+
+    #[test]
+    fn what_nobody_reads_is_left_to_its_writer() {
+        let (room, idle) = (Bell::new().unwrap(), Bell::new().unwrap());
+        let (mut late, unread) = pipe().unwrap();
+        let out = Stream::start("test", unread, &room, &idle).unwrap();
+        let mut sources = Sources::new(out.clone(), out.clone());
+        let mut writers = Vec::new();
+        for rank in 0..3 {
+            let (writer, ours) = UnixStream::pair().unwrap();
+            let (_, errors) = UnixStream::pair().unwrap();
+            writer.set_nonblocking(true).unwrap();
+            sources.add(Some(rank), ours.into(), errors.into()).unwrap();
+            writers.push(writer);
+        }
+        let outputs = sources.pass_on(&room, &idle).unwrap();
+        // Until the queue is full, and none of their sockets takes more.
+        let lines = b"xxxxxxxxx\n".repeat(100);
+        let takes = |writer: &UnixStream| rustix::io::write(writer, &lines).is_ok();
+        while writers.iter().any(takes) || outputs.waiting() < MAX_WAITING {}
+        // And one push: a long line, or a piece of short ones.
+        let most = MAX_WAITING + MAX_LINE + 2 * PIECE;
+        assert!(outputs.waiting() < most, "{} bytes wait", outputs.waiting());
+        // Once somebody reads, it is each one's turn.
+        let begins: Vec<String> = (0..3).map(|rank| format!("\n[{rank}] x")).collect();
+        let mut said = Vec::new();
+        let has = |said: &[u8], begin: &String| said.windows(begin.len()).any(|w| w == begin.as_bytes());
+        while !begins.iter().all(|begin| has(&said, begin)) {
+            let mut room = vec![0; PIECE];
+            let got = late.read(&mut room).unwrap();
+            said.extend_from_slice(&room[..got]);
+        }
     }
 
     #[test]
