@@ -1,5 +1,7 @@
 //! The command line: what can be asked for, and how each part ends.
 
+mod help;
+
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,6 +11,12 @@ use std::time::Duration;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
+#[cfg(feature = "pci")]
+use self::help::SERVE_EXAMPLES;
+use self::help::{
+    DEVICES, EXAMPLES, EXIT_CODES, PERF_EXAMPLES, PINGPONG_EXAMPLES, RUN_EXAMPLES, RUN_EXIT_CODES,
+    TRACE_EXAMPLES, TRACE_EXIT_CODES,
+};
 use crate::perf::plan::{DEFAULT_SIZES, Layer, Memory, Op, Service, Size};
 use crate::perf::portals::{DEFAULT_DEPTHS, Depths, Eager, Entries};
 use crate::url::{DeviceUrl, FaultSpec};
@@ -20,70 +28,6 @@ pub use crate::interrupt::interrupted;
 /// The fields of a row of `hca perf --json`, in their order.
 pub const PERF_FIELDS: &str = "fabric service op layer size p50_ns p99_ns p999_ns mean_ns max_ns gb_per_s \
      msgs_per_s count errors progress placement cpu peer_cpu offload eager_bytes depth entries";
-
-const EXIT_CODES: &str =
-    "Exit codes: 0 success, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 by TERM, 129 by HUP.";
-
-const DEVICES: &str = "\
-Devices:
-  auto://ADDRESS      as udp://, and shared memory by itself where the peer of a reliable connection is
-                      an auto:// device of this user on this machine (default, but for perf: udp://)
-  udp://ADDRESS       RoCEv2 over UDP sockets, bound to ADDRESS, port 4791
-  uring://ADDRESS     the same through io_uring, or plain sockets (with a note) where the kernel has none;
-                      without ADDRESS a free loopback one is taken
-  shm://DOMAIN        shared memory between the processes of this machine that name the DOMAIN
-  raw://INTERFACE     Ethernet frames on an interface, with ?ip=ADDRESS&roce=1|2&vlan=ID (needs CAP_NET_RAW)
-  loopback://NAME     inside one process
-  vfio://FUNCTION     a ConnectX adapter bound to vfio-pci, as vfio://0000:03:00.0, with ?ip=ADDRESS
-  vfio-user://SOCKET  one that a server offers at a socket, as `hca serve` does
- with ?option=value, joined by &: progress=inline|thread|adaptive, mtu=BYTES, capture=FILE.pcapng,
- fault=loss=P,dup=P,reorder=P,corrupt=P,delay=P:MIN-MAX,seed=N (P from 0 to 1; tx.loss, rx.loss for one
- direction; delays as 10us or 2ms). With shm:// also dir=FOLDER (sockets there, for containers that share
- it), users=own|any (whose processes are peers), and with shm:// and auto:// ring=BYTES (64K to 64M, to
- each peer), isolated=yes|no (no memory but the rings is shared) and process_vm=yes|no|any (whether long
- messages out of the program's own memory are fetched from its process; any: also where Yama asks).
- The environment variable HCA_DEVICE takes the place of a device that is not given.";
-
-const EXAMPLES: &str = "\
-Examples:
-  hca devinfo                                   limits and counters of the default device
-  hca perf                                      latency, bandwidth and rate between two processes
-  hca perf --op send --size 8,4K --plot a.svg   two rows, and a drawing
-  hca perf --listen 10.0.0.1                    on one host, and on another:
-  hca perf --connect 10.0.0.1
-  hca perf --layer portals                      the same of Portals
-  hca portals trace                             why a message does not match
-  hca pingpong rc --server                      against ibv_rc_pingpong on another host
-  hca run -n 4 ./program                        four processes that know each other
-  hca serve --pci /tmp/a.sock                   the adapter as a PCI function, for a virtual machine";
-
-const PERF_EXAMPLES: &str = "\
-Examples:
-  hca perf
-  hca perf --op write --size 64K,1M --duration 3
-  hca perf --service ud --op send --json
-  hca perf --fault loss=0.01,seed=7 --capture lossy.pcapng
-  hca perf --layer portals --fabric shm
-  hca perf --layer portals --depth 0,1000,100000      what entries before the right one cost
-  hca perf --layer portals --op put --eager 1K,4K,16K --size 512,2K,8K,32K
-  hca perf --layer portals --offload off --op put-ack
-  hca perf --device raw://v0 --peer-netns far --peer-device raw://v1
-  hca perf --listen 10.0.0.1          (first host)
-  hca perf --connect 10.0.0.1         (second host)
-
-Latency is one way (half of a round trip) for send and write, and from post to completion for read
-and atomic. With --layer portals it is one way for put (half of a round trip, each side told by an event),
-and from the call to the event for put-ack, get and atomic (fetch-add of as many words as the size has).
-Streams of short puts are acknowledged every 64th, and the target takes the event of each. gb_per_s is 10^9 bytes of payload a second. A write of more than 8 bytes is timed with an
-8-byte flag written behind it, since the order inside one long write is not promised.
-
-Fields of --json, one object a row, only ever added to:
-  fabric service op layer size p50_ns p99_ns p999_ns mean_ns max_ns gb_per_s msgs_per_s count errors
-  progress placement cpu peer_cpu offload eager_bytes depth entries
-The last four are null but for --layer portals, and depth and entries but for --depth. placement says how the CPUs of both processes stood: near, far, mixed (it changed), unknown. Compare
-only rows of one placement.
-
---listen serves one host after the other, and gives up on one that is silent while nothing is measured.";
 
 /// RDMA anywhere: a software host channel adapter, verbs over RoCEv2.
 #[derive(Debug, Parser)]
@@ -143,35 +87,6 @@ pub enum PortalsCommand {
     #[command(after_long_help = format!("{TRACE_EXAMPLES}\n\n{TRACE_EXIT_CODES}"))]
     Trace(TraceArgs),
 }
-
-const TRACE_EXAMPLES: &str = "\
-Examples:
-  hca portals trace                                 all scenarios that come with the command
-  hca portals trace --scenario unexpected
-  hca portals trace my-lists.txt                    one's own
-  hca portals trace --json - < my-lists.txt
-
-A scenario is a text, a statement a line; # begins a comment:
-  portal 4                                          flow-control, only-use-once, only-truncate, events=COUNT
-  post inbox portal=4 bits=0x10 ignore=0xf          also list=priority|overflow, from=any|SENDER|NODE:PROCESS
-                                                    (* is any), uid=, length=64, min-free=, options=put,get,
-                                                    use-once,manage-local,may-align,no-truncate,no-header
-  put portal=4 bits=0x17 length=8                   also get, fetch-add; offset=, by=SENDER
-  put portal=4 bits=0x99 expect=dropped             or ok, disabled, permission, operation
-  sender b uid=1000                                 another process; the first one is called a
-  unlink inbox
-  disable 4
-  enable 4
-
-Fields of --json, one object a line of the scenario, only ever added to: scenario line statement compared
-(entry list bits ignore from takes why) outcome (fail entry mlength offset text wanted expected) events
-(event entry mlength text).
-
-All of it happens in this process. In the table, - is an entry that was asked and did not take the message,
-= the one that did; > is what its sender hears, ! an event at the target.";
-
-const TRACE_EXIT_CODES: &str = "Exit codes: 0 success, 1 failed, 2 wrong usage or a scenario that is none, 3 a message ended \
-     otherwise than its line expects, 130 ended by Ctrl-C, 143 by TERM, 129 by HUP.";
 
 /// `hca portals trace`.
 #[derive(Clone, Debug, Args)]
@@ -253,8 +168,8 @@ pub struct PerfArgs {
     /// Transport services to measure
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Service::Rc])]
     pub service: Vec<Service>,
-    /// Message sizes, as 8,4096,64K,4M (an atomic has 8 bytes)
-    #[arg(long, value_delimiter = ',', default_values_t = DEFAULT_SIZES)]
+    /// Message sizes, as 8,4096,64K,4M (default: ten from 8 to 4M; an atomic has 8 bytes)
+    #[arg(long, value_delimiter = ',', default_values_t = DEFAULT_SIZES, hide_default_value = true)]
     pub size: Vec<Size>,
     /// Portals: puts past so many other entries, in place of sizes (alone: 0 to 100000)
     #[arg(long, value_name = "ENTRIES,..", num_args = 0..=1, default_missing_value = DEFAULT_DEPTHS)]
@@ -324,17 +239,6 @@ pub enum Switch {
     Off,
 }
 
-const PINGPONG_EXAMPLES: &str = "\
-Examples:
-  hca pingpong rc --server           says where it waits, as 127.0.0.2:18515; then, beside it:
-  hca pingpong rc 127.0.0.2
-  hca pingpong rc --server --device udp://10.0.0.1            then, on another host:
-  ibv_rc_pingpong -g 1 10.0.0.1                               (the GID index of a RoCEv2 GID)
-  hca pingpong ud 10.0.0.2 --device udp://10.0.0.1 --size 1024   against ibv_ud_pingpong -g 1 -s 1024
-
-The end that waits does so on its device's own address, and says which on standard error.
-Both ends need the same size and iters.";
-
 /// `hca pingpong`.
 #[derive(Clone, Debug, Args)]
 pub struct PingpongArgs {
@@ -379,22 +283,6 @@ pub struct PingpongArgs {
     pub json: bool,
 }
 
-const RUN_EXAMPLES: &str = "\
-Examples:
-  hca run -n 4 ./program --its-option
-  hca run -n 2 --device shm://lab --prefix ./program
-  hca run -n 8 --timeout 60 --env RUST_LOG=debug -- ./program
-
-Each process finds the others by PMI-1 (PMI_FD, PMI_RANK, PMI_SIZE), as under mpiexec. Rank 0 reads
-this command's standard input where that is no terminal; the others have none. Output comes line by
-line. When one fails, all others are told to end (TERM), and killed after --grace; so they are at
-Ctrl-C. Who reads the output has as long, then; before, nothing is dropped. Name a device that each can open: auto://, udp://, shm://lab; an address serves one only.";
-
-const RUN_EXIT_CODES: &str = "\
-Exit codes: 0 all processes succeeded; that of the first that failed, 128 and its number if a
-signal ended it; 124 after --timeout, 127 if the program can't be started, 1 failed otherwise,
-2 wrong usage, 130 ended by Ctrl-C, 143 by TERM, 129 by HUP.";
-
 /// `hca run`.
 #[derive(Clone, Debug, Args)]
 pub struct RunArgs {
@@ -423,20 +311,6 @@ pub struct RunArgs {
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub command: Vec<OsString>,
 }
-
-#[cfg(feature = "pci")]
-const SERVE_EXAMPLES: &str = "\
-Examples:
-  hca serve --pci /tmp/a.sock --pci /tmp/b.sock           two functions, which reach each other
-  hca serve --pci /tmp/a.sock --device udp://10.0.0.1     one that reaches other hosts, too
-  hca serve --pci /tmp/a.sock --port roce                 with an Ethernet port, for RoCE
-
-A line for each function says when clients may come. A client is QEMU 10.1 or later, with its memory in a
-memory-backend-memfd with share=on, and
-  -device '{\"driver\":\"vfio-user-pci\",\"rombar\":0,\"socket\":{\"type\":\"unix\",\"path\":\"/tmp/a.sock\"}}'
-or another driver that speaks vfio-user. Each socket has one client at a time; when it goes, the next one
-finds the function as new. All functions share the adapter and its address. Without a device they reach
-each other only (loopback://). Ctrl-C ends it.";
 
 /// `hca serve`.
 #[cfg(feature = "pci")]
