@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use hca_core::{Device, DeviceError};
 use hca_fabric::Fabric;
-use softhca::{Clock, Options, Progress, SoftHca};
+use softhca::{Clock, Limits, Options, Progress, SoftHca};
 
 /// Opens the software adapter, turned by the simulation, on virtual time.
 pub(crate) fn open(
@@ -13,12 +13,18 @@ pub(crate) fn open(
     clock: Arc<AtomicU64>,
     seed: u64,
 ) -> Result<Arc<dyn Device>, DeviceError> {
-    let options = Options {
-        progress: Progress::Inline,
-        seed: Some(seed),
-        clock: Clock::Virtual(clock),
-        ..Options::default()
-    };
+    open_with(fabric, clock, seed, Limits::default())
+}
+
+/// The same with other limits.
+pub(crate) fn open_with(
+    fabric: Box<dyn Fabric>,
+    clock: Arc<AtomicU64>,
+    seed: u64,
+    limits: Limits,
+) -> Result<Arc<dyn Device>, DeviceError> {
+    let options =
+        Options { progress: Progress::Inline, seed: Some(seed), clock: Clock::Virtual(clock), limits };
     let device: Arc<dyn Device> = SoftHca::open(fabric, options)?;
     Ok(device)
 }

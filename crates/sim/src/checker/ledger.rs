@@ -27,7 +27,8 @@ struct Entry {
 pub struct Ended {
     /// As posted.
     pub wr_id: u64,
-    /// How; success too for an unsignalled request that a later completion covers.
+    /// How; success too for an unsignalled request that a later completion covers. A request whose completion was lost,
+    /// as its [queue overran](Ledger::overran), counts as flushed: nobody knows whether it was carried out.
     pub status: WcStatus,
 }
 
@@ -37,16 +38,22 @@ pub struct Ledger {
     order: Order,
     entries: VecDeque<Entry>,
     failed: Option<WcStatus>,
+    /// The completion queue overran.
+    lossy: bool,
 }
 
 impl Ledger {
     /// An empty queue.
     pub fn new(order: Order) -> Self {
-        Self { order, entries: VecDeque::new(), failed: None }
+        Self { order, entries: VecDeque::new(), failed: None, lossy: false }
     }
     /// A request was posted. Receive requests are always signalled.
     pub fn post(&mut self, wr_id: u64, signaled: bool, now: Instant) {
         self.entries.push_back(Entry { wr_id, signaled, posted: now });
+    }
+    /// The completion queue overran, and the device said so: from now on completions may be missing.
+    pub fn overran(&mut self) {
+        self.lossy = true;
     }
     /// A completion came: which requests have ended by it, oldest first.
     ///
@@ -65,7 +72,7 @@ impl Ledger {
             return Err(Breach::NotFlushed { wr_id, status, first });
         }
         // After a failure the unsignalled ones complete as well.
-        let skipped = self.entries.iter().take(at);
+        let skipped = self.entries.iter().take(if self.lossy { 0 } else { at });
         if let Some(e) = skipped.into_iter().find(|e| e.signaled || self.failed.is_some()) {
             return Err(Breach::OutOfOrder { wr_id, status, earlier: e.wr_id });
         }
@@ -75,8 +82,11 @@ impl Ledger {
         if status != WcStatus::Success {
             self.failed = Some(status);
         }
+        // A success tells that all before it ended well, even where their own completions were lost.
+        let before = if self.lossy { status } else { WcStatus::Success };
+        let before = if before == WcStatus::Success { before } else { WcStatus::WrFlushed };
         let mut ended: Vec<_> =
-            self.entries.drain(..=at).map(|e| Ended { wr_id: e.wr_id, status: WcStatus::Success }).collect();
+            self.entries.drain(..=at).map(|e| Ended { wr_id: e.wr_id, status: before }).collect();
         if let Some(last) = ended.last_mut() {
             last.status = status;
         }
@@ -99,11 +109,15 @@ impl Ledger {
         self.entries.iter().find(|e| e.signaled).map(|e| (e.wr_id, e.posted))
     }
     /// Nothing more will come: takes out the unsignalled requests at the end, which ended well if there
-    /// was no failure.
+    /// was no failure. After an overrun all are taken out.
     ///
     /// # Errors
-    /// Signalled ones, or any after a failure, are outstanding.
+    /// Signalled ones, or any after a failure, are outstanding, and the completion queue did not overrun.
     pub fn finish(&mut self) -> Result<Vec<Ended>, Breach> {
+        if self.lossy {
+            let lost = |e: Entry| Ended { wr_id: e.wr_id, status: WcStatus::WrFlushed };
+            return Ok(self.entries.drain(..).map(lost).collect());
+        }
         if let Some(e) = self.entries.iter().find(|e| e.signaled || self.failed.is_some()) {
             return Err(Breach::Unfinished { wr_id: e.wr_id, count: self.entries.len() });
         }
@@ -165,5 +179,17 @@ mod tests {
         assert_eq!(ids(&l.complete(2, WrFlushed).unwrap()), [(2, WrFlushed)]);
         assert_eq!(ids(&l.complete(0, Success).unwrap()), [(0, Success)]);
         assert!(matches!(l.finish(), Err(Breach::Unfinished { wr_id: 1, count: 1 })));
+    }
+
+    #[test]
+    fn a_success_behind_an_overrun_tells_of_all_before_it_and_a_failure_of_none() {
+        let mut l = ledger(&[true, false, true, true, false, true]);
+        l.overran();
+        assert_eq!(ids(&l.complete(2, Success).unwrap()), [(0, Success), (1, Success), (2, Success)]);
+        let flushed = [(3, WrFlushed), (4, WrFlushed)];
+        assert_eq!(ids(&l.complete(4, WrFlushed).unwrap()), flushed);
+        assert_eq!(ids(&l.finish().unwrap()), [(5, WrFlushed)]);
+        assert!(l.is_empty());
+        assert_eq!(l.complete(0, Success), Err(Breach::Unknown { wr_id: 0, status: Success }));
     }
 }

@@ -24,7 +24,9 @@ impl World {
         let depth = self.rng.pick(&[2, 8, 32]).min(buffer.map_or(2, recv_limit));
         let node = self.sim.node(n);
         let mut rng = self.rng.fork();
-        let host = Host::new(&node, self.plan.arena_bytes, epoch, buffer.map(|b| (depth, b)), &mut rng);
+        let cq_depth = self.cq_depth(n);
+        let srq = buffer.map(|b| (depth, b));
+        let host = Host::new(&node, self.plan.arena_bytes, epoch, cq_depth, srq, &mut rng);
         self.hosts[n] = Some(self.refused("setting up a node", host)?);
         Ok(())
     }
@@ -59,11 +61,12 @@ impl World {
         let host_at = plan.nodes[side];
         let (r1, r2) = (self.rng.next_u64(), self.rng.next_u64());
         let host = self.host(host_at);
-        let cq = |r: u64| host.cqs[(r % host.cqs.len() as u64) as usize].0;
+        let usable: Vec<usize> = (0..host.cqs.len()).filter(|k| !host.cqs[*k].overran).collect();
+        let cqs = [r1, r2].map(|r| usable[(r % usable.len() as u64) as usize]);
         let init = QpInit {
             qp_type: plan.kind,
-            send_cq: cq(r1),
-            recv_cq: cq(r2),
+            send_cq: host.cqs[cqs[0]].handle,
+            recv_cq: host.cqs[cqs[1]].handle,
             srq: host.srq.as_ref().filter(|_| plan.srq[side]).map(|s| s.handle),
             cap: QpCap {
                 max_send_wr: plan.send_depth,
@@ -92,6 +95,9 @@ impl World {
             life: Life::Up,
             handle: ports.handle,
             qpn: ports.qpn,
+            cqs,
+            overran: false,
+            owed: None,
             send: Some(ports.send),
             shares: ports.recv.is_none(),
             recv: ports.recv,
@@ -179,7 +185,6 @@ impl World {
         let n = self.ends[e].host;
         let mut rng = self.rng.fork();
         let Some(host) = &mut self.hosts[n] else { return Ok(()) };
-        let mut failed = Ok(());
         if let Some(word) = host.remote.zone.take(8, 8, &mut rng) {
             host.fill(word.start, &[0; 8]);
             host.shadow.open(word.clone());
@@ -188,19 +193,20 @@ impl World {
         // Regions that the peer takes back lie within what the host's region for local use covers.
         let remote = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         if own && let Some(range) = host.owns.pop() {
-            match host.register(range.clone(), remote) {
-                Ok(keys) => self.ends[e].own = Some(Own { zone: Zone::new(range), keys, revoked: false }),
-                Err(e) => failed = Err(e),
+            match self.register(n, range.clone(), remote)? {
+                Some(keys) => self.ends[e].own = Some(Own { zone: Zone::new(range), keys, revoked: false }),
+                None => self.host_mut(n).owns.push(range),
             }
         }
         for _ in 0..2 {
-            let Some(range) = host.local.zone.take(INVALIDATABLE_BYTES, 8, &mut rng) else { continue };
-            match host.register(range.clone(), remote | Access::REMOTE_INVALIDATE) {
-                Ok(keys) => self.ends[e].invalidatable.push(Invalidatable { keys, range, used: false }),
-                Err(e) => failed = Err(e),
+            let zone = &mut self.host_mut(n).local.zone;
+            let Some(range) = zone.take(INVALIDATABLE_BYTES, 8, &mut rng) else { continue };
+            match self.register(n, range.clone(), remote | Access::REMOTE_INVALIDATE)? {
+                Some(keys) => self.ends[e].invalidatable.push(Invalidatable { keys, range, used: false }),
+                None => self.host_mut(n).local.zone.give_back(range),
             }
         }
-        self.refused("reg_mr", failed)
+        Ok(())
     }
 
     /// Deregisters an end's own region while the peer works with it.
@@ -307,13 +313,15 @@ impl World {
         let finished = self.ends[e].sq.finish();
         let rest = self.check(e, "send queue at its end", finished)?;
         for ended in rest {
-            self.request_ended(e, ended.wr_id, WcStatus::Success)?;
+            self.request_ended(e, ended.wr_id, ended.status)?;
         }
         let finished = self.ends[e].rq.finish();
-        self.check(e, "receive queue at its end", finished)?;
+        for ended in self.check(e, "receive queue at its end", finished)? {
+            self.receive_lost(e, ended.wr_id);
+        }
         let peer = &self.ends[self.ends[e].peer];
         let refused = peer.too_long && peer.sq.failed() == Some(WcStatus::RemoteInvalidRequest);
-        if refused && self.ends[e].short != 1 {
+        if refused && self.ends[e].short != 1 && !self.ends[e].overran {
             let (qpn, short) = (self.ends[e].qpn, self.ends[e].short);
             return Err(self.broken(format!(
                 "the peer's SEND was too long and refused, but {short} receive requests of qp {qpn} ended as too short"
@@ -341,7 +349,8 @@ impl World {
         let end = &self.ends[e];
         // What a crashed node had under way may have been done or not.
         let survived = self.hosts[end.host].as_ref().is_some_and(|h| h.epoch == end.epoch);
-        let (n, clean) = (peer.host, survived && end.made.is_none() && end.sq.failed().is_none());
+        let clean = survived && !end.overran && end.made.is_none() && end.sq.failed().is_none();
+        let n = peer.host;
         let alive = self.hosts[n].as_ref().is_some_and(|h| h.epoch == peer.epoch);
         if let Some((range, value)) = self.ends[e].word.take().filter(|_| alive) {
             let host = self.host_mut(n);

@@ -105,6 +105,12 @@ pub(super) struct End {
     pub(super) life: Life,
     pub(super) handle: QpHandle,
     pub(super) qpn: Qpn,
+    /// The host's completion queues that it sends and receives on.
+    pub(super) cqs: [usize; 2],
+    /// One of them overran.
+    pub(super) overran: bool,
+    /// Messages that the peer was told have arrived while this end's program did not look: all up to this number.
+    pub(super) owed: Option<u64>,
     /// `None` once it, or its process, is gone.
     pub(super) send: Option<Box<dyn SendPort>>,
     /// `None` once it is gone, and where it shares a receive queue.

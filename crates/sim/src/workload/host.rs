@@ -19,8 +19,10 @@ const FIXED_BYTES: usize = 16 << 10;
 /// Bytes of a region that the peer of one connection alone works with, and how many there are.
 pub(super) const OWN_BYTES: usize = 8 << 10;
 const OWNS: usize = 4;
-/// Entries of each completion queue: more than all requests together.
-const CQ_DEPTH: u32 = 8192;
+/// Regions that a host has at all times.
+pub(super) const HOST_REGIONS: u32 = 4;
+/// Entries of each completion queue unless it is to overrun: more than all requests together.
+pub(super) const CQ_DEPTH: u32 = 8192;
 
 /// A part of the arena with a region over it.
 pub(super) struct Region {
@@ -35,6 +37,25 @@ pub(super) struct Srq {
     pub(super) depth: u32,
     pub(super) buffer: usize,
     pub(super) limit: SrqLimit,
+}
+
+pub(super) struct Cq {
+    pub(super) handle: CqHandle,
+    pub(super) port: Box<dyn CqPort>,
+    pub(super) depth: u32,
+    /// Completions taken since the last look at events.
+    pub(super) taken: usize,
+    /// A completion was lost.
+    pub(super) overran: bool,
+    /// It is still to be seen that it was full then.
+    pub(super) unproven: bool,
+}
+
+impl Cq {
+    pub(super) fn new(device: &dyn Device, depth: u32) -> Result<Self, DeviceError> {
+        let (handle, port) = device.create_cq(depth)?;
+        Ok(Self { handle, port, depth, taken: 0, overran: false, unproven: false })
+    }
 }
 
 /// The limit event of a shared receive queue: it comes once, and when fewer requests are left.
@@ -79,6 +100,8 @@ impl SrqLimit {
 pub(super) struct Host {
     pub(super) device: Arc<dyn Device>,
     pub(super) pd: PdHandle,
+    /// That of `foreign`.
+    other_pd: PdHandle,
     pub(super) arena: Arena,
     pub(super) shadow: Shadow,
     /// For local use only.
@@ -93,7 +116,10 @@ pub(super) struct Host {
     pub(super) readable: Region,
     /// Of another protection domain.
     pub(super) foreign: Region,
-    pub(super) cqs: Vec<(CqHandle, Box<dyn CqPort>)>,
+    pub(super) cqs: Vec<Cq>,
+    /// The program looks at no completion now; it did so at some time.
+    pub(super) is_deaf: bool,
+    pub(super) was_deaf: bool,
     pub(super) srq: Option<Srq>,
     /// Counts crashes.
     pub(super) epoch: u32,
@@ -110,6 +136,7 @@ impl Host {
         node: &Node,
         bytes: usize,
         epoch: u32,
+        cq_depth: u32,
         srq: Option<(u32, usize)>,
         rng: &mut Rng,
     ) -> Result<Self, DeviceError> {
@@ -154,7 +181,7 @@ impl Host {
         let owns = owns.collect();
         let mut cqs = Vec::new();
         for _ in 0..rng.between(1, 3) {
-            cqs.push(device.create_cq(CQ_DEPTH)?);
+            cqs.push(Cq::new(&*device, cq_depth)?);
         }
         let srq = match srq {
             Some((depth, buffer)) => {
@@ -171,6 +198,7 @@ impl Host {
         Ok(Self {
             device,
             pd,
+            other_pd,
             arena,
             shadow,
             local,
@@ -180,6 +208,8 @@ impl Host {
             readable,
             foreign,
             cqs,
+            is_deaf: false,
+            was_deaf: false,
             srq,
             epoch,
             shared_word,
@@ -189,13 +219,14 @@ impl Host {
         })
     }
 
-    /// Takes everything from the completion queues.
+    /// Takes everything from the completion queues, unless the program does not look at them.
     pub(super) fn drain(&mut self, out: &mut Vec<Completion>) {
         let mut some = [Completion::default(); 32];
-        for (_, cq) in &mut self.cqs {
+        for cq in self.cqs.iter_mut().filter(|_| !self.is_deaf) {
             loop {
-                let n = cq.poll(&mut some);
+                let n = cq.port.poll(&mut some);
                 out.extend_from_slice(&some[..n]);
+                cq.taken += n;
                 if n == 0 {
                     break;
                 }
@@ -223,6 +254,14 @@ impl Host {
     pub(super) fn deregister(&mut self, keys: MrKeys) -> Result<(), DeviceError> {
         self.regions.retain(|r| r.handle != keys.handle);
         self.device.dereg_mr(keys.handle)
+    }
+    /// Gives back all memory and the protection domains, on which nothing stands any more.
+    pub(super) fn close_memory(&mut self) -> Result<(), DeviceError> {
+        while let Some(keys) = self.regions.last().copied() {
+            self.deregister(keys)?;
+        }
+        self.device.dealloc_pd(self.pd)?;
+        self.device.dealloc_pd(self.other_pd)
     }
 }
 

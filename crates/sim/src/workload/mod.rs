@@ -11,6 +11,7 @@ mod host;
 mod plan;
 mod post;
 mod report;
+mod shortage;
 mod world;
 mod zone;
 
@@ -20,7 +21,9 @@ use std::rc::Rc;
 
 use hca_core::{Instant, QpType};
 use hca_fabric::Tap;
+use softhca::Limits;
 
+use crate::adapter::open_with;
 use crate::{NearProfile, Outcome, Rng, Sim, Step, Violation};
 use plan::{ConnPlan, Plan};
 use world::{Checked, World};
@@ -87,13 +90,18 @@ impl Workload {
     pub fn run(self, seed: u64) -> Result<Report, Violation> {
         // The plan has a stream of its own, so that it does not change with the simulation.
         let mut rng = Rng::new(seed ^ 0x5eed_0000_0000_0000);
-        let plan = Plan::new(&mut rng);
+        let mut plan = Plan::new(&mut rng);
+        plan.run_short(&mut Rng::new(seed ^ 0x7368_6f72_7400_0000));
         let near = self.near.then(|| NearProfile::random(&mut Rng::new(seed ^ 0x6e65_6172_0000_0000)));
         let mut builder = Sim::builder(seed)
             .near(near.clone())
             .ipv6(plan.ipv6)
             .links(&plan.profile)
             .print_trace(self.trace);
+        if let Some(mrs) = plan.max_regions {
+            let limits = Limits { mrs, ..Limits::default() };
+            builder = builder.opener(move |fabric, clock, seed| open_with(fabric, clock, seed, limits));
+        }
         if let Some(command) = self.replay {
             builder = builder.replay(format!("{command} --seed {seed}"));
         }
@@ -193,6 +201,7 @@ mod tests {
             }
             sum += first;
         }
+        assert!(sum.overruns > 5 && sum.rebuilt > 5 && sum.registrations_refused > 10, "{sum:?}");
         let near = sum.near;
         assert!(near.messages > 500 && near.mapped > 10 && near.parts > 100 && near.sleeps > 100, "{near:?}");
     }

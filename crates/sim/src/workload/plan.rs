@@ -4,6 +4,7 @@ use core::time::Duration;
 
 use hca_core::{AckTimeout, Mtu, Psn, QpType, RnrTimer};
 
+use super::host::HOST_REGIONS;
 use crate::{LinkProfile, Rng};
 
 /// A mistake that an end makes as its last request.
@@ -102,6 +103,11 @@ pub(super) enum Chaos {
     Revoke {
         conn: usize,
     },
+    /// A program looks at no completion.
+    Deafen {
+        node: usize,
+        hear_after: Duration,
+    },
     /// An end drains its send queue (SQD), and goes on at most this long after it has.
     Drain {
         conn: usize,
@@ -121,6 +127,18 @@ pub(super) struct Plan {
     /// When all faults end.
     pub(super) heal: Duration,
     pub(super) arena_bytes: usize,
+    /// A node with completion queues that may overrun.
+    pub(super) shallow: Option<Shallow>,
+    /// Regions that an adapter holds at most, where that is few.
+    pub(super) max_regions: Option<u32>,
+}
+
+/// A node whose completion queues hold less than what may complete at once.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shallow {
+    pub(super) node: usize,
+    /// Entries of each of its completion queues.
+    pub(super) depth: u32,
 }
 
 impl Plan {
@@ -168,7 +186,38 @@ impl Plan {
             chaos,
             heal,
             arena_bytes: if big { 5 << 20 } else { 1 << 20 },
+            shallow: None,
+            max_regions: None,
         }
+    }
+
+    /// Adapters may run short of places: in completion queues, and for regions.
+    pub(super) fn run_short(&mut self, rng: &mut Rng) {
+        if rng.chance(0.25) {
+            self.max_regions = Some(HOST_REGIONS + rng.below(6) as u32);
+        }
+        if !rng.chance(0.25) {
+            return;
+        }
+        let node = rng.below(self.nodes as u64) as usize;
+        let depth = rng.pick(&[1, 4, 16, 64]);
+        self.shallow = Some(Shallow { node, depth });
+        // What a shared receive queue has left, and whether a send queue has drained, could not be told any more.
+        for conn in &mut self.conns {
+            for side in 0..2 {
+                conn.srq[side] &= conn.nodes[side] != node;
+            }
+        }
+        let conns = &self.conns;
+        self.chaos.retain(
+            |(_, what)| !matches!(what, Chaos::Drain { conn, .. } if conns[*conn].nodes.contains(&node)),
+        );
+        for _ in 0..rng.between(1, 4) {
+            let hear_after = Duration::from_micros(rng.between(1, 8_000));
+            let at = self.heal.mul_f64(rng.below(900) as f64 / 1000.0);
+            self.chaos.push((at, Chaos::Deafen { node, hear_after }));
+        }
+        self.chaos.sort_by_key(|c| c.0);
     }
 }
 

@@ -33,6 +33,14 @@ pub struct Report {
     pub srq_limits: u64,
     /// Receive requests that were too short for their message.
     pub too_short: u64,
+    /// Pauses in which a program looked at no completion.
+    pub deaf: u64,
+    /// Completion queues that overran.
+    pub overruns: u64,
+    /// Completion queues that were made anew after they had overrun.
+    pub rebuilt: u64,
+    /// Registrations that adapters refused as they held as many regions as they can.
+    pub registrations_refused: u64,
     /// Nanoseconds that a request waited at most, once there were no faults any more.
     pub recovery_ns: u64,
     /// Comparisons of a node's whole memory.
@@ -60,6 +68,10 @@ impl Report {
             ("send queues drained", self.drains),
             ("limits of shared receive queues reached", self.srq_limits),
             ("receive requests too short", self.too_short),
+            ("pauses without a look at completions", self.deaf),
+            ("completion queues overrun", self.overruns),
+            ("  made anew", self.rebuilt),
+            ("registrations refused", self.registrations_refused),
             ("packets retransmitted", self.retransmitted),
             ("RNR NAKs", self.rnr_naks),
             ("  packets lost", net.lost),
@@ -108,6 +120,10 @@ impl AddAssign for Report {
         self.drains += r.drains;
         self.srq_limits += r.srq_limits;
         self.too_short += r.too_short;
+        self.deaf += r.deaf;
+        self.overruns += r.overruns;
+        self.rebuilt += r.rebuilt;
+        self.registrations_refused += r.registrations_refused;
         self.recovery_ns = self.recovery_ns.max(r.recovery_ns);
         self.memory_checks += r.memory_checks;
         self.net += r.net;

@@ -16,6 +16,8 @@ use crate::{Rng, Sim, Step, Violation};
 
 /// How often the whole memory is compared.
 const MEMORY_CHECK_EVERY: Duration = Duration::from_millis(5);
+/// When it is looked again whether there are completion queues for a connection.
+const LOOK_AGAIN: Duration = Duration::from_micros(100);
 /// Connections made anew after a failure.
 const MAX_RECONNECTS: u32 = 2;
 
@@ -58,6 +60,7 @@ pub(super) enum Undo {
     Rejoin(Vec<usize>),
     Resume(usize),
     Restart(usize),
+    Hear(usize),
 }
 
 impl World {
@@ -185,6 +188,7 @@ impl World {
                 }
             }
             self.poll_events()?;
+            self.prove_overruns()?;
             if all.is_empty() {
                 self.look_at_limits()?;
                 return Ok(any);
@@ -200,6 +204,7 @@ impl World {
             for (n, c) in &arrived {
                 self.receive_completed(*n, c)?;
             }
+            self.settle_owed()?;
             for (n, c) in &sent {
                 self.request_completed(*n, c)?;
             }
@@ -211,11 +216,13 @@ impl World {
 
     fn poll_events(&mut self) -> Checked<()> {
         let (mut drained, mut fallen, mut limits) = (Vec::new(), Vec::new(), Vec::new());
+        let mut overrun = Vec::new();
         for n in 0..self.hosts.len() {
             let Some(host) = &self.hosts[n] else { continue };
             while let Some(event) = host.device.poll_event() {
                 match event {
-                    AsyncEvent::CqOverrun(_) | AsyncEvent::DeviceFatal | AsyncEvent::QpFatal(_) => {
+                    AsyncEvent::CqOverrun(cq) => overrun.push((n, cq)),
+                    AsyncEvent::DeviceFatal | AsyncEvent::QpFatal(_) => {
                         return Err(self.broken(format!("event {event:?} at n{n}")));
                     }
                     AsyncEvent::SqDrained(qp) => drained.push((n, qp)),
@@ -225,6 +232,9 @@ impl World {
                 }
                 self.sim.note(format!("event {event:?} at n{n}"));
             }
+        }
+        for (n, cq) in overrun {
+            self.has_overrun(n, cq)?;
         }
         for (n, qp) in drained {
             self.has_drained(n, qp)?;
@@ -317,6 +327,7 @@ impl World {
                 Undo::Rejoin(group) => self.sim.net().rejoin(&group),
                 Undo::Resume(n) => self.sim.node(n).resume(),
                 Undo::Restart(n) => self.restart(n)?,
+                Undo::Hear(n) => self.hear(n),
             }
         }
         while self.chaos.first().is_some_and(|c| c.0 <= now) {
@@ -338,6 +349,10 @@ impl World {
                 Chaos::Crash { node, restart_after } => {
                     self.crash(node);
                     self.undo.push((now + restart_after, Undo::Restart(node)));
+                }
+                Chaos::Deafen { node, hear_after } => {
+                    self.deafen(node);
+                    self.undo.push((now + hear_after, Undo::Hear(node)));
                 }
                 Chaos::Revoke { conn } => self.revoke(conn)?,
                 Chaos::Drain { conn, side, pause } => self.drain(conn, side, pause)?,
@@ -366,14 +381,18 @@ impl World {
                 self.resume(e)?;
             }
         }
+        self.rebuild_queues()?;
         for c in 0..self.conns.len() {
             let ends = self.conns[c].ends;
             let lives = ends.map(|e| self.ends[e].life);
             let conn = &self.conns[c];
             if conn.closed {
                 if conn.reconnect_at.is_some_and(|at| at <= now) && self.both_up(c) {
-                    self.conns[c].reconnect_at = None;
-                    self.connect(c)?;
+                    let may = self.may_connect(c);
+                    self.conns[c].reconnect_at = (!may).then_some(now + LOOK_AGAIN);
+                    if may {
+                        self.connect(c)?;
+                    }
                 }
                 continue;
             }
@@ -381,7 +400,8 @@ impl World {
                 let wait = self.rng.up_to(Duration::from_millis(1));
                 self.conns[c].close_at = Some(now + wait);
             }
-            if self.conns[c].close_at.is_some_and(|at| at <= now) {
+            let deaf = ends.iter().any(|e| self.is_deaf(self.ends[*e].host));
+            if self.conns[c].close_at.is_some_and(|at| at <= now) && !deaf {
                 self.close(c)?;
                 let wait = self.rng.up_to(Duration::from_millis(2));
                 let again = self.conns[c].reconnects < MAX_RECONNECTS;
@@ -402,6 +422,9 @@ impl World {
         for end in self.conns[conn].ends.map(|e| &self.ends[e]) {
             if end.life != Life::Up || plan.kind != QpType::Rc {
                 continue;
+            }
+            if self.is_deaf(end.host) {
+                return Ok(false);
             }
             let Some((wr_id, _)) = end.sq.oldest_signaled() else { continue };
             // What has not begun waits until the end goes on.
@@ -426,7 +449,8 @@ impl World {
     /// When requests whose peer is gone have waited long enough.
     fn patience_ends(&self) -> impl Iterator<Item = Instant> {
         let alone = |e: &&End| {
-            e.life == Life::Up && self.ends[e.peer].life != Life::Up && e.sq.oldest_signaled().is_some()
+            let waits = e.life == Life::Up && self.ends[e.peer].life != Life::Up;
+            waits && e.sq.oldest_signaled().is_some() && !self.is_deaf(e.host)
         };
         self.ends.iter().filter(alone).filter_map(|e| {
             let patience = super::patience(&self.plan.conns[e.conn])?;
@@ -445,16 +469,17 @@ impl World {
         self.poll_all()?;
         self.check_memories()?;
         for n in 0..self.hosts.len() {
-            let Some(host) = self.hosts[n].take() else { continue };
+            let Some(mut host) = self.hosts[n].take() else { continue };
             self.check_shared_word(n, &host)?;
             self.count_adapter(&host);
             let device = host.device.clone();
             if let Some(srq) = &host.srq {
                 self.refused("destroy_srq", device.destroy_srq(srq.handle))?;
             }
-            for (cq, _) in &host.cqs {
-                self.refused("destroy_cq", device.destroy_cq(*cq))?;
+            for cq in &host.cqs {
+                self.refused("destroy_cq", device.destroy_cq(cq.handle))?;
             }
+            self.refused("giving back memory and protection domains", host.close_memory())?;
         }
         Ok(())
     }
