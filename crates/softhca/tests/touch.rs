@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use ends::{End, open, shm_pair};
 use hca_core::{
-    Access, AsyncEvent, Completion, Device, Lkey, MrInit, MrKeys, Notify, Payload, PdHandle, PostErrorKind,
-    QpAttr, QpState, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Sge, WcStatus,
+    Access, AckTimeout, AsyncEvent, Completion, Device, Lkey, MrInit, MrKeys, Notify, Payload, PdHandle,
+    PostErrorKind, QpAttr, QpState, RecvWr, RemoteAddr, Rkey, SendFlags, SendOp, SendWr, Sge, WcStatus,
 };
 use softhca::Progress;
 
@@ -693,6 +693,37 @@ fn what_was_asked_of_a_peer_that_was_not_ready_goes_directly_once_it_is() {
     connect(&pair.b, &pair.a);
     assert_eq!(pair.ends().status, WcStatus::Success);
     assert!(goes_directly_at_last(&mut pair), "it was refused once, and goes as a message for ever");
+}
+
+#[test]
+fn the_end_of_a_neighbours_process_is_told_to_who_waits_for_it() {
+    let mut pair = Pair::warm();
+    // With no timeout a request waits for as long as its peer lives.
+    for (end, peer) in [(&pair.a, &pair.b), (&pair.b, &pair.a)] {
+        let reset = QpAttr { state: Some(QpState::Reset), ..QpAttr::default() };
+        end.device.modify_qp(end.rc.handle, &reset).unwrap();
+        let dgid = hca_core::Gid::from_ip(peer.device.fabric().local);
+        let forever = Some(AckTimeout::new(0));
+        ends::connect_with(&end.device, end.rc.handle, (dgid, peer.rc.qpn), forever);
+    }
+    // There is no receive request, now or later.
+    for _ in 0..2 {
+        pair.post(SendOp::Send, pair.sge(0, 8));
+    }
+    for _ in 0..1000 {
+        assert_eq!(pair.alone(), None);
+        pair.b.device.turn();
+    }
+    let Pair { mut a, b, .. } = pair;
+    drop(b);
+    let mut ended = [Completion::default(); 2];
+    let mut found = 0;
+    let begun = Instant::now();
+    while found < 2 {
+        found += a.cq.poll(&mut ended[found..]);
+        assert!(begun.elapsed() < Duration::from_secs(60), "{found} of two requests have ended");
+    }
+    assert_eq!(ended.map(|c| c.status), [WcStatus::RetryExceeded, WcStatus::WrFlushed]);
 }
 
 /// A queue pair that may not reach a region does not keep others from it that may.

@@ -171,7 +171,13 @@ impl End {
 }
 
 /// Connects a queue pair, to its peer's address and number.
-pub fn connect(device: &SoftHca, qp: QpHandle, (dgid, to): (Gid, Qpn), rc: bool) {
+pub fn connect(device: &SoftHca, qp: QpHandle, to: (Gid, Qpn), rc: bool) {
+    connect_with(device, qp, to, rc.then_some(AckTimeout::new(14)));
+}
+
+/// The same, of a reliable connection with this timeout, or of an unreliable one.
+pub fn connect_with(device: &SoftHca, qp: QpHandle, (dgid, to): (Gid, Qpn), timeout: Option<AckTimeout>) {
+    let rc = timeout.is_some();
     let init = QpAttr {
         state: Some(QpState::Init),
         pkey: Some(Pkey::DEFAULT),
@@ -191,7 +197,7 @@ pub fn connect(device: &SoftHca, qp: QpHandle, (dgid, to): (Gid, Qpn), rc: bool)
     let rts = QpAttr {
         state: Some(QpState::Rts),
         sq_psn: Some(Psn::new(7)),
-        timeout: rc.then_some(AckTimeout::new(14)),
+        timeout,
         retry_cnt: rc.then_some(7),
         rnr_retry: rc.then_some(7),
         max_rd_atomic: rc.then_some(1),
