@@ -159,6 +159,10 @@ mod tests {
                 }
             }
             assert_eq!(chains.len, plain.len());
+            assert!(
+                chains.len * 2 <= chains.places.len(),
+                "half of the places stay free, so that looks are short"
+            );
             if step % 64 == 0 {
                 for bits in 0..300 {
                     for source in 0..3 {
