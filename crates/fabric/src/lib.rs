@@ -60,7 +60,7 @@ pub use shm::{
     LineMessage, LineSink, LineTx, Lines, LinkId, LoanTerms, MAX_ASKED, MAX_BRACKET_BYTES,
     MAX_GRANTED_REGIONS, MAX_LOAN_PLACES, MAX_MAPPED, MAX_MAPPED_OF_PEER, MAX_QP_WORDS,
     MAX_SHARED_ALLOCATIONS, Notice, Places, ProcessLoan, ProcessVm, QpGuard, Reach, Refusable, Revocation,
-    SharedPages, ShmChance, ShmError, ShmFabric, ShmOptions, ShmSink, ShmTx,
+    SharedPages, ShmChance, ShmError, ShmFabric, ShmOptions, ShmSink, ShmTx, TakeBack, TakeBackId,
 };
 pub use udp::{UdpFabric, UdpOptions};
 #[cfg(feature = "io-uring")]

@@ -119,18 +119,22 @@ pub(crate) struct CqEntry {
     pub(crate) overrun: bool,
     /// What was pushed since the last `finish`: nothing, or whether any of it was solicited or an error.
     fresh: Option<bool>,
+    /// What has to end before anything more is shown.
+    withheld: u32,
     /// Run by whoever puts completions here.
     engine: Option<Arc<Attached>>,
 }
 
 impl CqEntry {
     pub(crate) fn new(handle: CqHandle, ring: Producer<Completion>, shared: Arc<CqShared>) -> Self {
-        Self { handle, ring, shared, users: 0, overrun: false, fresh: None, engine: None }
+        Self { handle, ring, shared, users: 0, overrun: false, fresh: None, withheld: 0, engine: None }
     }
     /// Whether all completions were polled, and nobody asked to be notified.
     #[inline]
     pub(crate) fn is_idle(&mut self) -> bool {
-        self.ring.is_released() && self.shared.armed.load(Ordering::Relaxed) & (SOLICITED | ANY) == 0
+        self.ring.is_released()
+            && self.withheld == 0
+            && self.shared.armed.load(Ordering::Relaxed) & (SOLICITED | ANY) == 0
     }
     pub(crate) fn engine(&self) -> Option<&Arc<Attached>> {
         self.engine.as_ref()
@@ -172,9 +176,25 @@ impl CqEntry {
     }
     /// Shows all that was pushed to the poller, and notifies it if it asked for that.
     pub(crate) fn finish(&mut self) {
-        if let Some(urgent) = self.fresh.take() {
+        if self.withheld == 0
+            && let Some(urgent) = self.fresh.take()
+        {
             self.publish(urgent);
         }
+    }
+    /// Shows nothing more until it [may](Self::let_show) again, as often as this was called.
+    pub(crate) fn withhold(&mut self) {
+        self.withheld += 1;
+    }
+    /// `true`: [`finish`](Self::finish) is due.
+    pub(crate) fn let_show(&mut self) -> bool {
+        self.withheld -= 1;
+        self.withheld == 0 && self.fresh.is_some()
+    }
+    /// Takes what is not shown out of the queue.
+    pub(crate) fn take_unshown(&mut self) -> Vec<Completion> {
+        self.fresh = None;
+        self.ring.take_unpublished()
     }
     #[inline(always)]
     fn publish(&mut self, urgent: bool) {
@@ -199,6 +219,13 @@ impl CqEntry {
     /// Or some stay, as `purge` has it.
     pub(crate) fn purge(&mut self, qp: QpHandle, purge: Purge) {
         self.finish();
+        if self.withheld > 0 {
+            for mut c in self.take_unshown() {
+                if c.qp != qp || purge.keeps(&mut c) {
+                    self.push(c);
+                }
+            }
+        }
         if self.ring.unreleased().any(|c| c.qp == qp) {
             // The poller is inside for as long as it copies completions, and takes no lock there.
             self.shared.poller.exclude(|()| self.ring.retain(|c| c.qp != qp || purge.keeps(c)));

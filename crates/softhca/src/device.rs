@@ -6,30 +6,30 @@ use std::os::fd::BorrowedFd;
 use std::thread::JoinHandle;
 
 use hca_core::{
-    AddressVector, AhHandle, AsyncEvent, AtomicScope, Completion, Counter, CqHandle, CqPort, Device,
-    DeviceAttr, DeviceError, DmaMemory, Gid, Lid, MrHandle, MrInit, MrKeys, PdHandle, PortAttr,
-    PortalsOffload, QpAttr, QpHandle, QpInit, QpPorts, QpStatus, QpType, Qpn, RecvPort, SrqHandle, SrqInit,
-    TransitionError,
+    AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqPort, Device, DeviceAttr,
+    DeviceError, DmaMemory, Gid, Lid, MrHandle, MrInit, MrKeys, PdHandle, PortAttr, PortalsOffload, QpAttr,
+    QpHandle, QpInit, QpPorts, QpStatus, QpType, Qpn, RecvPort, SrqHandle, SrqInit,
 };
 use hca_fabric::{Fabric, FabricAttr, PathError, PathId};
 use hca_transport::{Qp, QpConfig};
 use hca_turn_lock::Barrier;
 
-use crate::cq::{CqEntry, CqShared, Purge};
-use crate::engine::{AckRule, DESTROYED, Engine, SPARED_SLOTS, qpn_of};
+use crate::cq::{CqEntry, CqShared};
+use crate::engine::{AckRule, Engine, SPARED_SLOTS, qpn_of};
 use crate::events::Events;
+use crate::grants::outcome;
 use crate::mr::MrTable;
 use crate::near::Wish;
 use crate::options::{Limits, Options, Progress, Time};
 use crate::ports::{MAX_CONNECTED_MESSAGE, QpRecvPort, QpSendPort, SoftCq, SrqPort};
 use crate::progress::{self, Sleeper};
-use crate::qp::{Held, Machine, QpEntry, QpHost, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader};
+use crate::qp::{Held, Machine, QpEntry, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader};
 use crate::random::Random;
 use crate::ring::{Cell, ring};
 use crate::runs::Attention;
 use crate::shared::Shared;
 use crate::slab::Slab;
-use crate::sync::{Arc, Ordering};
+use crate::sync::Arc;
 use crate::tables::{Ah, Pd, SrqEntry, Tables};
 
 /// The longest queue.
@@ -277,7 +277,7 @@ impl Engine {
     fn use_pd(&mut self, pd: PdHandle) -> Result<&mut Pd, DeviceError> {
         self.core.tables.pds.get_mut(pd.index, pd.generation).ok_or(unknown("protection domain", pd.index))
     }
-    fn leave_pd(&mut self, pd: PdHandle) {
+    pub(crate) fn leave_pd(&mut self, pd: PdHandle) {
         if let Some(p) = self.core.tables.pds.get_mut(pd.index, pd.generation) {
             p.users -= 1;
         }
@@ -287,7 +287,7 @@ impl Engine {
         self.fabric.open_path_of(&av, qpn).map_err(|e| no_path(av.dgid, e))
     }
     /// The path of a queue pair, and whether messages go by it. `as_before`: it is connected, in this way.
-    fn open_path_of(
+    pub(crate) fn open_path_of(
         &mut self,
         now: hca_core::Instant,
         (qp_type, qpn): (QpType, Qpn),
@@ -307,7 +307,7 @@ impl Engine {
         }
         Ok((self.open_path(av, Some(qpn))?, false))
     }
-    fn close_path(&mut self, path: PathId, messages: bool) {
+    pub(crate) fn close_path(&mut self, path: PathId, messages: bool) {
         match self.fabric.shm().filter(|_| messages) {
             Some(shm) => shm.close_path(path),
             None => self.fabric.close_path(path),
@@ -413,132 +413,6 @@ impl Engine {
         };
         Ok(QpPorts { handle, qpn, cap, send: Box::new(send), recv })
     }
-
-    fn modify_qp(&mut self, now: hca_core::Instant, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {
-        let missing = || unknown("queue pair", qp.index);
-        let port_mtu = self.fabric.attr().max_mtu;
-        let entry = self.core.qps.get(qp.index, qp.generation).ok_or_else(missing)?;
-        attr.check(entry.machine.qp_type(), entry.machine.state())?;
-        if let Some(mtu) = attr.path_mtu.filter(|m| *m > port_mtu) {
-            let (value, max) = (mtu.bytes().into(), port_mtu.bytes().into());
-            return Err(TransitionError::Value { what: "path_mtu", value, max }.into());
-        }
-        let (qp_type, had_messages) = (entry.machine.qp_type(), entry.machine.uses_messages());
-        let as_before = entry.res.path.map(|_| had_messages);
-        let kind = (qp_type, entry.machine.qpn());
-        let path = attr.av.as_ref().map(|av| self.open_path_of(now, kind, av, as_before)).transpose()?;
-        if matches!(attr.state, Some(hca_core::QpState::Reset | hca_core::QpState::Error)) {
-            // Before requests end whose memory peers may be fetching.
-            self.withdraw_word(qp);
-        }
-        let done = self.core.with_qp(now, qp, |entry, tables, ahs| {
-            let QpEntry { machine, res, .. } = entry;
-            if let Some((_, messages)) = path {
-                machine.use_messages(messages);
-            }
-            machine.modify(now, attr, &mut QpHost::new(res, tables, ahs))?;
-            res.shared.near.store(machine.uses_messages(), Ordering::Relaxed);
-            let reset = attr.state == Some(hca_core::QpState::Reset);
-            if reset {
-                let purge = reset_purge(res);
-                drop_requests(res, tables, purge);
-            }
-            let old = if path.is_some() || reset {
-                core::mem::replace(&mut res.path, path.map(|p| p.0))
-            } else {
-                None
-            };
-            if reset || attr.av.is_some() {
-                (res.near, res.wish, res.link) = (None, Wish::default(), None);
-            }
-            if reset {
-                res.peer = None;
-            } else if let Some(av) = &attr.av {
-                res.peer = Some(av.dgid.ip());
-            }
-            Ok::<_, TransitionError>(old)
-        });
-        self.core.list_near(qp.index);
-        match done.ok_or_else(missing)? {
-            Ok(old) => {
-                self.publish_word(qp.index);
-                if let Some(p) = old {
-                    self.close_path(p, had_messages);
-                }
-                Ok(())
-            }
-            Err(e) => {
-                self.publish_word(qp.index);
-                if let Some((p, messages)) = path {
-                    self.close_path(p, messages);
-                }
-                Err(e.into())
-            }
-        }
-    }
-
-    fn destroy_qp(&mut self, now: hca_core::Instant, qp: QpHandle) -> Result<Vec<u64>, DeviceError> {
-        self.acknowledge(now, qp);
-        self.withdraw_word(qp);
-        let entry =
-            self.core.qps.remove(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
-        let mut res = entry.res;
-        res.shared.state.store(DESTROYED, Ordering::SeqCst);
-        if let Some(peer) = res.listed {
-            self.core.near_qps.remove(&(peer, qp.index));
-        }
-        let lost = lost_recvs(&res, &mut self.core.tables);
-        drop_requests(&mut res, &mut self.core.tables, Purge::All);
-        for cq in [res.send_cq, res.recv_cq] {
-            self.core.tables.cqs.at_mut(cq).expect("a user's queue exists").users -= 1;
-        }
-        if let RecvQueue::Shared(s) = res.rq
-            && let Some(srq) = self.core.tables.srqs.at_mut(s)
-        {
-            srq.users -= 1;
-        }
-        if let Some(p) = res.path {
-            self.close_path(p, entry.machine.uses_messages());
-        }
-        self.core.forget(qp.index);
-        self.leave_pd(res.pd);
-        self.core.finish(now);
-        Ok(lost)
-    }
-}
-
-/// The requests that a queue pair took from a shared receive queue and whose completions nobody has polled.
-fn lost_recvs(res: &QpRes, tables: &mut Tables) -> Vec<u64> {
-    let cq = tables.cqs.at_mut(res.recv_cq).filter(|_| matches!(res.rq, RecvQueue::Shared(_)));
-    let ours = |c: &&Completion| c.qp == res.shared.handle && c.opcode.is_recv();
-    cq.map_or_else(Vec::new, |cq| cq.ring.unreleased().filter(ours).map(|c| c.wr_id).collect())
-}
-
-/// What becomes of the completions of a queue pair that is reset: a request of a shared queue is named by one, or nobody
-/// would know of it any more.
-fn reset_purge(res: &QpRes) -> Purge {
-    if matches!(res.rq, RecvQueue::Shared(_)) { Purge::FlushRecvs } else { Purge::All }
-}
-
-/// Forgets all requests of a queue pair, and takes its completions out of their queues, but what `purge` leaves there. A
-/// request of a shared queue whose message has begun is that queue's again.
-fn drop_requests(res: &mut QpRes, tables: &mut Tables, purge: Purge) {
-    let tail = res.sq.refresh();
-    res.sq.release(tail);
-    let begun = core::mem::take(&mut res.held.active);
-    match &mut res.rq {
-        RecvQueue::Own(rq) => {
-            let tail = rq.refresh();
-            rq.release(tail);
-        }
-        RecvQueue::Shared(srq) if begun => tables.return_to_srq(*srq, &mut res.held),
-        RecvQueue::Shared(_) => {}
-    }
-    for cq in [res.send_cq, res.recv_cq] {
-        if let Some(c) = tables.cqs.at_mut(cq) {
-            c.purge(res.shared.handle, purge);
-        }
-    }
 }
 
 #[allow(unsafe_code)] // a promise of its own, and `reg_mr`'s contract
@@ -612,14 +486,19 @@ unsafe impl Device for SoftHca {
     }
     fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError> {
         self.shared.fork.check()?;
-        // All copies of ours run under the engine's lock, so none is under way when this returns; those of peers are
-        // waited for.
+        // All copies of ours run under the engine's lock, so none is under way behind this; those of peers are waited
+        // for, while others have the engine.
+        let (ended, begun) = self.shared.control(|e| {
+            let ended = e.core.tables.mrs.end(mr)?;
+            let begun = e.begin_revoke(ended.key);
+            Ok::<_, DeviceError>((ended, begun))
+        })?;
+        let revocation = self.shared.taken_back(begun);
         self.shared.control(|e| {
-            let key = e.core.tables.mrs.key(mr);
-            let pd = e.core.tables.mrs.deregister(mr)?;
-            e.leave_pd(pd);
-            key.map_or(Ok(()), |key| e.revoke(key))
-        })
+            e.leave_pd(ended.pd);
+            e.core.tables.mrs.free(ended);
+        });
+        outcome(&revocation)
     }
 
     fn create_cq(&self, depth: u32) -> Result<(CqHandle, Box<dyn CqPort>), DeviceError> {
@@ -743,8 +622,7 @@ unsafe impl Device for SoftHca {
     }
     fn modify_qp(&self, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {
         self.shared.fork.check()?;
-        let now = self.shared.time.now();
-        let done = self.shared.control(|e| e.modify_qp(now, qp, attr));
+        let done = self.shared.change(|e, now| e.modify_qp(now, qp, attr));
         self.shared.sleeper.nudge();
         done
     }
@@ -757,8 +635,7 @@ unsafe impl Device for SoftHca {
     }
     fn destroy_qp(&self, qp: QpHandle) -> Result<Vec<u64>, DeviceError> {
         self.shared.fork.check()?;
-        let now = self.shared.time.now();
-        self.shared.control(|e| e.destroy_qp(now, qp))
+        self.shared.change(|e, now| e.destroy_qp(now, qp))
     }
 
     fn poll_event(&self) -> Option<AsyncEvent> {

@@ -15,6 +15,7 @@ use hca_turn_lock::Barrier;
 use crate::clock;
 use crate::counters::EngineCounters;
 use crate::doorbell::Doorbell;
+use crate::grants::TakingBack;
 use crate::qp::{QpEntry, QpHost, QpShared};
 use crate::slab::Slab;
 use crate::sync::{Arc, Ordering};
@@ -104,11 +105,13 @@ pub(crate) struct Core {
     pub(crate) near_qps: BTreeSet<(u32, u32)>,
     /// Queue pairs whose word on the board is to be looked at.
     pub(crate) words_due: Vec<u32>,
+    /// What turns take back while peers are within.
+    pub(crate) taking_back: Vec<TakingBack>,
     /// The queue pair of the packet before, which wants what it did to be noted.
     touched: Option<u32>,
     turn: u64,
     /// The time that was passed in last.
-    now: Instant,
+    pub(crate) now: Instant,
 }
 
 /// Gives a queue pair's packets to the batch.
@@ -169,6 +172,7 @@ impl Engine {
                 timers: BinaryHeap::with_capacity(64),
                 near_qps: BTreeSet::new(),
                 words_due: Vec::new(),
+                taking_back: Vec::new(),
                 touched: None,
                 turn: 0,
                 now: Instant::ZERO,
@@ -214,7 +218,8 @@ impl Engine {
     }
 
     /// Shows what a turn did: what peers may reach no more is taken back before a completion tells so, and behind a
-    /// completion queue that overran goes what its queue pairs allowed.
+    /// completion queue that overran goes what its queue pairs allowed. Where a peer is within, nothing is waited for here:
+    /// the completions that depend on it are kept until a later turn finds it out.
     pub(crate) fn conclude(&mut self) {
         self.take_back();
         self.core.finish(self.core.now);
@@ -252,7 +257,10 @@ impl Engine {
     /// When the next turn is due even if nothing happens: at once where something is to be sent that was not tried yet.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let timer = self.core.timers.peek().map(|t| t.0.0);
-        [timer, self.fabric.next_deadline(), self.sends_at()].into_iter().flatten().min()
+        [timer, self.fabric.next_deadline(), self.sends_at(), self.takes_back_at()]
+            .into_iter()
+            .flatten()
+            .min()
     }
     /// When what waits to be sent or acknowledged is tried.
     fn sends_at(&self) -> Option<Instant> {

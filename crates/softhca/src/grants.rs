@@ -1,7 +1,9 @@
 //! The other side of direct access: what this adapter grants to peers on this machine, and takes back.
 
-use hca_core::{Access, DeviceError, QpHandle, QpState};
-use hca_fabric::{Grant, LinkId, Notice, PathId, Revocation, ShmFabric};
+use core::time::Duration;
+
+use hca_core::{Access, CqHandle, DeviceError, Instant, QpHandle, QpState};
+use hca_fabric::{Grant, LinkId, Notice, PathId, Revocation, ShmFabric, TakeBack, TakeBackId};
 
 use crate::engine::{Core, Engine, slot_of};
 use crate::near::{self, Near, Offer, Region};
@@ -25,6 +27,15 @@ impl Guesses {
     }
 }
 
+/// How soon a turn looks again whether peers are out of what it takes back.
+const LOOK_AGAIN: Duration = Duration::from_micros(50);
+
+/// What a turn takes back while peers are within, and the completion queues that show nothing before it is done.
+pub(crate) struct TakingBack {
+    id: TakeBackId,
+    cqs: Vec<CqHandle>,
+}
+
 /// The word by which peers reach memory through a queue pair as it is now; 0: they may not.
 fn word_of(entry: &QpEntry) -> u64 {
     let m = &entry.machine;
@@ -44,43 +55,50 @@ fn report(revocation: &Revocation) {
 }
 
 impl Engine {
-    /// Shows peers what a queue pair allows now. What it allows no more is not under way when this returns.
-    pub(crate) fn publish_word(&mut self, slot: u32) {
-        if self.has_shm
-            && let Some(shm) = self.fabric.shm()
-        {
-            self.core.publish_word(slot, shm);
-        }
+    /// Shows peers what a queue pair allows now. What it allows no more does not begin any more, and is not under way
+    /// once the take-back is done that this names.
+    pub(crate) fn publish_word(&mut self, slot: u32) -> Option<TakeBackId> {
+        self.core.publish_word(slot, self.fabric.shm().filter(|_| self.has_shm)?)
     }
 
-    /// Ends all direct accesses by way of a queue pair that goes.
-    pub(crate) fn withdraw_word(&mut self, qp: QpHandle) {
-        let Some(shm) = self.fabric.shm().filter(|_| self.has_shm) else { return };
-        if self.core.qps.get(qp.index, qp.generation).is_some() {
-            self.core.withdraw(qp.index, 0, shm);
-        }
+    /// Ends all direct accesses by way of a queue pair that goes. `None`: none is under way.
+    pub(crate) fn withdraw_word(&mut self, qp: QpHandle) -> Option<TakeBackId> {
+        let shm = self.fabric.shm().filter(|_| self.has_shm)?;
+        self.core.qps.get(qp.index, qp.generation)?;
+        self.core.withdraw(qp.index, 0, shm)
     }
 
     /// Ends all direct accesses by a key.
-    pub(crate) fn revoke(&mut self, key: u32) -> Result<(), DeviceError> {
-        let Some(shm) = self.fabric.shm().filter(|_| self.has_shm) else { return Ok(()) };
-        let revocation = shm.revoke(key);
+    pub(crate) fn begin_revoke(&mut self, key: u32) -> TakeBack {
+        let Some(shm) = self.fabric.shm().filter(|_| self.has_shm) else {
+            return TakeBack::Done(Revocation::default());
+        };
+        let begun = shm.begin_revoke(key);
         self.core.tables.regions.end_key(key);
-        report(&revocation);
-        if revocation.exposed {
-            let source = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
-            return Err(DeviceError::Io {
-                doing: "taking memory back from a peer that is stuck in it",
-                source,
-            });
+        if let TakeBack::Done(done) = &begun {
+            report(done);
         }
-        Ok(())
+        begun
+    }
+
+    /// Looks whether a take-back is done, for a caller that has let others have the engine since its last look. `None`: it
+    /// is not.
+    pub(crate) fn continue_take_back(&mut self, id: TakeBackId) -> Option<Revocation> {
+        // Where no turn is made those of turns would never end.
+        self.conclude();
+        let done = self.fabric.shm()?.continue_take_back(id);
+        done.inspect(report)
+    }
+    /// When a turn looks again whether peers are out of what was taken back.
+    pub(crate) fn takes_back_at(&self) -> Option<Instant> {
+        (!self.core.taking_back.is_empty()).then(|| self.core.now + LOOK_AGAIN)
     }
 
     /// Takes back what peers may reach no more since this turn.
     #[inline]
     pub(crate) fn take_back(&mut self) {
-        if !self.core.words_due.is_empty() || !self.core.tables.taken_back.is_empty() {
+        let core = &self.core;
+        if !(core.words_due.is_empty() && core.tables.taken_back.is_empty() && core.taking_back.is_empty()) {
             self.take_back_now();
         }
     }
@@ -88,14 +106,33 @@ impl Engine {
     #[cold]
     fn take_back_now(&mut self) {
         let Some(shm) = self.fabric.shm() else { return };
+        self.core.continue_take_backs(shm);
         while let Some(slot) = self.core.words_due.pop() {
-            self.core.publish_word(slot, shm);
+            if let Some(id) = self.core.publish_word(slot, shm) {
+                let cqs = self.core.qps.at_mut(slot).map(|e| vec![e.res.send_cq, e.res.recv_cq]);
+                self.core.withhold(id, cqs.unwrap_or_default());
+            }
         }
-        while let Some(key) = self.core.tables.taken_back.pop() {
-            report(&shm.revoke(key));
+        while let Some((key, cq)) = self.core.tables.taken_back.pop() {
             self.core.tables.regions.end_key(key);
+            match shm.begin_revoke(key) {
+                TakeBack::Done(done) => report(&done),
+                TakeBack::UnderWay(id) => self.core.withhold(id, vec![cq]),
+            }
+        }
+        if !self.core.taking_back.is_empty() {
+            self.next_turn_is_whole();
         }
     }
+}
+
+/// What a program is told that took memory back.
+pub(crate) fn outcome(revocation: &Revocation) -> Result<(), DeviceError> {
+    if revocation.exposed {
+        let source = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+        return Err(DeviceError::Io { doing: "taking memory back from a peer that is stuck in it", source });
+    }
+    Ok(())
 }
 
 impl Core {
@@ -113,31 +150,60 @@ impl Core {
         }
     }
 
-    fn publish_word(&mut self, slot: u32, shm: &mut ShmFabric) {
-        let Some(entry) = self.qps.at_mut(slot) else { return };
+    /// Completions of these queues are shown once this take-back is done.
+    fn withhold(&mut self, id: TakeBackId, cqs: Vec<u32>) {
+        let cqs = cqs.into_iter().filter_map(|cq| self.tables.withhold(cq)).collect();
+        self.taking_back.push(TakingBack { id, cqs });
+    }
+    /// Looks which take-backs of turns are done, and lets completions be shown that waited for them.
+    fn continue_take_backs(&mut self, shm: &mut ShmFabric) {
+        for t in core::mem::take(&mut self.taking_back) {
+            match shm.continue_take_back(t.id) {
+                None => self.taking_back.push(t),
+                Some(done) => {
+                    report(&done);
+                    t.cqs.into_iter().for_each(|cq| self.tables.let_show(cq));
+                }
+            }
+        }
+    }
+
+    fn publish_word(&mut self, slot: u32, shm: &mut ShmFabric) -> Option<TakeBackId> {
+        let entry = self.qps.at_mut(slot)?;
         let now = word_of(entry);
         if now == entry.res.word {
-            return;
+            return None;
         }
         // Another one each time, so that what a peer has seen before fits no more.
         entry.res.words = entry.res.words.wrapping_add(1);
         let word = if now == 0 { 0 } else { word_of(entry) };
-        self.withdraw(slot, word, shm);
+        self.withdraw(slot, word, shm)
     }
 
-    fn withdraw(&mut self, slot: u32, word: u64, shm: &mut ShmFabric) {
-        let Some(entry) = self.qps.at_mut(slot) else { return };
-        if entry.res.word == word {
-            return;
+    /// Names the take-back behind which no access under an older word is under way, if there is any.
+    fn withdraw(&mut self, slot: u32, word: u64, shm: &mut ShmFabric) -> Option<TakeBackId> {
+        let entry = self.qps.at_mut(slot)?;
+        let older = shm.is_withdrawing(slot);
+        if entry.res.word == word && !older {
+            return None;
         }
         let before = core::mem::replace(&mut entry.res.word, word);
-        let link = entry.res.path.filter(|_| before != 0).and_then(|p| shm.link_of(p));
+        let link = entry.res.path.filter(|_| before != 0 || older).and_then(|p| shm.link_of(p));
+        let done = TakeBack::Done(Revocation::default());
         let published = match link {
-            Some(link) => shm.withdraw_qp_word(link, slot, word).map(|r| report(&r)),
-            None => shm.set_qp_word(slot, word),
+            Some(link) => shm.begin_withdraw_qp_word(link, slot, word),
+            None => shm.set_qp_word(slot, word).map(|()| done),
         };
-        if let Err(why) = published {
-            tracing::debug!(%why, slot, "peers do not reach memory through a queue pair");
+        match published {
+            Ok(TakeBack::UnderWay(id)) => Some(id),
+            Ok(TakeBack::Done(done)) => {
+                report(&done);
+                None
+            }
+            Err(why) => {
+                tracing::debug!(%why, slot, "peers do not reach memory through a queue pair");
+                None
+            }
         }
     }
 

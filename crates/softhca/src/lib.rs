@@ -19,7 +19,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `device` | opening, and the control path |
+//! | `device`, `change` | opening, and the control path; changing and destroying queue pairs |
 //! | `ports` | the data path: posting and polling |
 //! | `engine` | the turn; in `engine::shm` what concerns peers on this machine |
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
@@ -33,6 +33,8 @@
 // Under loom only the primitives that threads share are built, and explored.
 #![cfg_attr(loom, allow(dead_code, unused_imports, unused_crate_dependencies))]
 
+#[cfg(not(loom))]
+mod change;
 mod clock;
 #[cfg(not(loom))]
 mod counters;

@@ -39,6 +39,8 @@ enum State {
     Valid,
     /// A peer took the key back; the region still exists.
     Invalidated,
+    /// It goes, and its key is being taken back.
+    Ending,
 }
 
 pub(crate) struct MrTable {
@@ -50,6 +52,14 @@ pub(crate) struct MrTable {
     random: Random,
     limit: u32,
     live: u32,
+}
+
+/// A region that goes: its place is taken until it is [freed](MrTable::free).
+#[must_use]
+pub(crate) struct EndedMr {
+    slot: u32,
+    pub(crate) key: u32,
+    pub(crate) pd: PdHandle,
 }
 
 /// Why an access was refused. All are one to a peer; the program's own error tells more.
@@ -128,26 +138,33 @@ impl MrTable {
         }
     }
 
-    /// The key of a region.
-    pub(crate) fn key(&self, mr: MrHandle) -> Option<u32> {
-        let live = |e: &&Entry| e.generation == mr.generation && e.state != State::Free;
-        let entry = self.entries.get(mr.index as usize).filter(live)?;
-        Some(self.permutation.forward(mr.index) << 8 | u32::from(entry.tag))
-    }
-
-    pub(crate) fn deregister(&mut self, mr: MrHandle) -> Result<PdHandle, DeviceError> {
+    /// Ends a region: by its key nothing is reached any more. The key is nobody's until its place is
+    /// [freed](Self::free).
+    pub(crate) fn end(&mut self, mr: MrHandle) -> Result<EndedMr, DeviceError> {
+        let key = self.permutation.forward(mr.index) << 8;
         let entry = self
             .entries
             .get_mut(mr.index as usize)
-            .filter(|e| e.generation == mr.generation && e.state != State::Free)
+            .filter(|e| e.generation == mr.generation && matches!(e.state, State::Valid | State::Invalidated))
             .ok_or(DeviceError::UnknownHandle { what: "memory region", handle: mr.index })?;
-        entry.state = State::Free;
+        entry.state = State::Ending;
         entry.base = core::ptr::null_mut();
         entry.len = 0;
         entry.generation = entry.generation.wrapping_add(1);
-        self.free.push_back(mr.index);
         self.live -= 1;
-        Ok(entry.pd)
+        Ok(EndedMr { slot: mr.index, key: key | u32::from(entry.tag), pd: entry.pd })
+    }
+    /// Another region may stand in its place.
+    pub(crate) fn free(&mut self, ended: EndedMr) {
+        self.entries[ended.slot as usize].state = State::Free;
+        self.free.push_back(ended.slot);
+    }
+    #[cfg(test)]
+    fn deregister(&mut self, mr: MrHandle) -> Result<PdHandle, DeviceError> {
+        let ended = self.end(mr)?;
+        let pd = ended.pd;
+        self.free(ended);
+        Ok(pd)
     }
 
     pub(crate) fn live(&self) -> u32 {

@@ -541,7 +541,7 @@ impl Host for QpHost<'_> {
     }
     fn invalidate(&mut self, rkey: Rkey) -> Result<(), RemoteAccessError> {
         self.tables.mrs.invalidate(self.res.pd, rkey.raw()).map_err(|_| RemoteAccessError)?;
-        self.tables.taken_back.push(rkey.raw());
+        self.tables.taken_back.push((rkey.raw(), self.res.recv_cq));
         Ok(())
     }
 

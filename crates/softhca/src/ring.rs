@@ -193,6 +193,18 @@ impl<H: Header> Producer<H> {
             self.ring.headers[slot].with(|p| unsafe { (*p).assume_init_ref() })
         })
     }
+    /// Takes back all slots that were not handed over, oldest first.
+    #[cfg(not(loom))]
+    pub(crate) fn take_unpublished(&mut self) -> Vec<H> {
+        // Relaxed: only the producer stores it.
+        let published = self.ring.tail.load(Ordering::Relaxed);
+        let header = |index: u32| &self.ring.headers[(index & self.ring.mask) as usize];
+        // SAFETY: (2) slots from `published` on are the producer's, which we are (1), and (3) were written up to `tail`.
+        let read = |index| header(index).with(|p| unsafe { (*p).assume_init() });
+        let taken = (0..self.tail.wrapping_sub(published)).map(|i| read(published.wrapping_add(i))).collect();
+        self.tail = published;
+        taken
+    }
     /// Takes the slots out that `keep` says no to, of those that were handed over and not released; the others stay in
     /// order, as `keep` has changed them. The consumer must be kept from all calls meanwhile (4); who does so orders them with this one.
     #[cfg(not(loom))]

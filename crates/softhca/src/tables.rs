@@ -60,6 +60,8 @@ pub(crate) struct Pd {
 struct Here {
     /// The queue, or none.
     cq: u32,
+    /// The queue of those that went there.
+    of: u32,
     count: usize,
     room: usize,
     /// Where they go.
@@ -74,7 +76,7 @@ impl Here {
 }
 impl Default for Here {
     fn default() -> Self {
-        Self { cq: Self::CLOSED, count: 0, room: 0, out: core::ptr::null_mut() }
+        Self { cq: Self::CLOSED, of: Self::CLOSED, count: 0, room: 0, out: core::ptr::null_mut() }
     }
 }
 
@@ -95,8 +97,8 @@ pub(crate) struct Tables {
     pub(crate) events: Arc<Events>,
     /// Memory of peers on this machine.
     pub(crate) regions: Regions,
-    /// Keys that peers took back, and that nobody may use directly any more once that is shown.
-    pub(crate) taken_back: Vec<u32>,
+    /// Keys that peers took back, and that nobody may use directly any more once that is shown, in this completion queue.
+    pub(crate) taken_back: Vec<(u32, u32)>,
     /// Completions of this turn that its caller takes at once.
     here: Here,
     /// Completion queues that were pushed to since the last `finish`.
@@ -139,7 +141,7 @@ impl Tables {
         // Another queue may stand in its slot by now.
         let is_there = self.cqs.get(cq.index, cq.generation).is_some();
         let cq = if is_there { cq.index } else { Here::CLOSED };
-        self.here = Here { cq, count: 0, room: out.len(), out: out.as_mut_ptr() };
+        self.here = Here { cq, of: cq, count: 0, room: out.len(), out: out.as_mut_ptr() };
     }
     /// How many went there; those that follow go to the queue.
     #[inline(always)]
@@ -221,6 +223,34 @@ impl Tables {
         }
     }
 
+    /// Shows no completion of a queue any more that is not shown, until it [may](Self::let_show). Not those either that went
+    /// to the caller of this turn.
+    #[cold]
+    pub(crate) fn withhold(&mut self, cq: u32) -> Option<CqHandle> {
+        let mut here = Vec::new();
+        if self.here.of == cq {
+            let (out, count) = (self.here.out, self.take_here());
+            // SAFETY: `Here`'s invariant; so many were written.
+            here.extend((0..count).map(|i| unsafe { out.add(i).read() }));
+        }
+        let entry = self.cqs.at_mut(cq)?;
+        entry.withhold();
+        let behind = if here.is_empty() { Vec::new() } else { entry.take_unshown() };
+        self.completions -= (here.len() + behind.len()) as u64;
+        let handle = entry.handle;
+        here.into_iter().chain(behind).for_each(|c| self.push_completion(cq, c));
+        Some(handle)
+    }
+    /// Takes one [`withhold`](Self::withhold) back; behind the last one what was kept is shown by
+    /// [`finish`](Self::finish).
+    #[cold]
+    pub(crate) fn let_show(&mut self, cq: CqHandle) {
+        let entry = self.cqs.get_mut(cq.index, cq.generation);
+        if entry.is_some_and(CqEntry::let_show) {
+            self.fresh_cqs.push(cq.index);
+        }
+    }
+
     /// Whether [`finish`](Self::finish) is due, or something for who sees to overruns.
     #[inline(always)]
     pub(crate) fn has_fresh(&self) -> bool {
@@ -269,5 +299,67 @@ impl Tables {
         if let Some(q) = self.srqs.at_mut(srq) {
             q.returned.push((held.wr_id, core::mem::take(&mut held.sges)));
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::cq::CqShared;
+    use crate::random::Random;
+    use crate::ring::ring;
+    use crate::runs::Attention;
+
+    /// Completions that went to the poller's room, and to the queue once that was full: all are kept, in their order.
+    #[test]
+    fn what_is_withheld_does_not_go_to_the_caller_of_the_turn_either() {
+        for room in 1..=4 {
+            let attention = Arc::new(Attention::new());
+            let events = Arc::new(Events::new(attention.clone()));
+            let mrs = MrTable::new(1, Random::new(1));
+            let mut tables = Tables::new(Slab::new(1), mrs, Slab::new(1), Slab::new(1), events);
+            let (producer, mut polled) = ring::<Completion>(8, 0);
+            let (index, generation) = tables.cqs.vacant().unwrap();
+            let cq = CqHandle { index, generation };
+            tables.cqs.insert(CqEntry::new(cq, producer, Arc::new(CqShared::new(attention))));
+            let mut out = vec![Completion::default(); room];
+            // SAFETY: `out` outlives its use, which `take_here` ends.
+            unsafe { tables.complete_here(cq, &mut out) };
+            let of = |wr_id| Completion { wr_id, ..Completion::default() };
+            (0..3).for_each(|n| tables.complete(cq.index, of(n)));
+            assert_eq!(tables.withhold(cq.index), Some(cq));
+            assert_eq!(tables.withhold(cq.index), Some(cq));
+            tables.complete(cq.index, of(3));
+            assert_eq!(tables.take_here(), 0, "room {room}");
+            tables.finish();
+            tables.let_show(cq);
+            tables.finish();
+            assert_eq!(polled.refresh(), 0, "room {room}: one take-back is under way");
+            tables.let_show(cq);
+            tables.finish();
+            assert_eq!(polled.refresh(), 4, "room {room}");
+            assert_eq!([0, 1, 2, 3].map(|i| polled.header(i).wr_id), [0, 1, 2, 3], "room {room}");
+            assert_eq!(tables.completions, 4);
+        }
+    }
+
+    #[test]
+    fn a_queue_pairs_completions_are_purged_while_they_are_withheld() {
+        let attention = Arc::new(Attention::new());
+        let (producer, mut polled) = ring::<Completion>(8, 0);
+        let handle = CqHandle { index: 0, generation: 0 };
+        let mut entry = CqEntry::new(handle, producer, Arc::new(CqShared::new(attention)));
+        let qp = |index| QpHandle { index, generation: 0 };
+        let of = |wr_id, index| Completion { wr_id, qp: qp(index), ..Completion::default() };
+        entry.push(of(0, 1));
+        entry.finish();
+        entry.withhold();
+        (1..4).for_each(|n| _ = entry.push(of(n, n as u32 % 2)));
+        entry.purge(qp(1), crate::cq::Purge::All);
+        assert_eq!(polled.refresh(), 1, "what is kept is not shown by that");
+        assert!(entry.let_show());
+        entry.finish();
+        assert_eq!(polled.refresh(), 2);
+        assert_eq!(polled.header(1).wr_id, 2);
     }
 }

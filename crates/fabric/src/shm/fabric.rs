@@ -20,6 +20,7 @@ use super::meet::{LISTENER, Lingering, Pending};
 use super::memory::{LINE, Writers, create, create_sparse};
 use super::name::{Domain, Listener};
 use super::path::Paths;
+use super::revoke::TakeBacks;
 use super::ring::{Barrier, Consumer, MAX_RING_LINES, MIN_RING_LINES, Record, outbox_bytes};
 use super::rx::{PacketsOnly, ShmSink};
 use super::{ShmError, memory, process, proof};
@@ -138,6 +139,7 @@ pub struct ShmFabric {
     pub(super) tap: Option<Box<dyn Tap>>,
     pub(super) counters: Counters,
     pub(super) grants: Grants,
+    pub(super) take_backs: TakeBacks,
     /// Whose end it is.
     pub(super) fork: Fork,
     /// In a simulation: what decides in the place of time and system.
@@ -214,6 +216,7 @@ impl ShmFabric {
             listen_at: None,
             epoll,
             grants: Grants::new(board.clone()),
+            take_backs: TakeBacks::default(),
             bells: Bells::new(bits, board),
             bits_fd,
             board_fd,
@@ -329,6 +332,9 @@ impl ShmFabric {
         if self.bells.rung() {
             self.answer_calls();
         }
+        if self.take_backs.is_parting() {
+            self.part();
+        }
         if self.now >= self.tick_at {
             self.look_around();
         }
@@ -379,6 +385,7 @@ impl ShmFabric {
         out.push(Counter { name: "shm_peers_now", value: self.links.len() as u64 });
         out.push(Counter { name: "shm_regions_granted_now", value: self.grants.granted_now() as u64 });
         out.push(Counter { name: "shm_regions_mapped_now", value: self.grants.mapped.len() as u64 });
+        out.push(Counter { name: "shm_take_backs_now", value: self.take_backs.now() });
     }
     /// Whether it is all that its adapter has: there is no other network beside it.
     pub fn is_alone(&self) -> bool {
@@ -455,7 +462,9 @@ impl Fabric for ShmFabric {
     }
 
     fn next_deadline(&self) -> Option<Instant> {
-        self.meeting_deadline().into_iter().chain(self.late_deadline()).chain(self.looks_at()).min()
+        let parts = self.take_backs.parts_in().map(|d| self.now + d);
+        let others = parts.into_iter().chain(self.late_deadline()).chain(self.looks_at());
+        self.meeting_deadline().into_iter().chain(others).min()
     }
 
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -491,6 +500,7 @@ impl Fabric for ShmFabric {
         out.push(Counter { name: "peers_now", value: self.links.len() as u64 });
         out.push(Counter { name: "regions_granted_now", value: self.grants.granted_now() as u64 });
         out.push(Counter { name: "regions_mapped_now", value: self.grants.mapped.len() as u64 });
+        out.push(Counter { name: "take_backs_now", value: self.take_backs.now() });
     }
 
     fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {

@@ -193,6 +193,9 @@ pub enum GrantError {
     /// The region does not reach over all pages of its memory, and a descriptor would open the others as well.
     #[error("the region does not reach over all pages of its memory")]
     Partial,
+    /// The region is being taken back, and a peer is still within an access to it.
+    #[error("the region is being taken back")]
+    Ending,
     /// The memory is this process's alone since a peer was stuck in it.
     #[error("the memory is private since a peer that had it was dropped")]
     Private,

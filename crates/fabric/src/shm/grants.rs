@@ -135,6 +135,8 @@ pub(super) struct GrantedRegion {
     access: Access,
     /// Slots of links, and how often each was granted it.
     pub(super) holders: Vec<(u32, u32)>,
+    /// Take-backs that are not done with it. It is granted to nobody any more.
+    ending: u32,
 }
 
 impl GrantedRegion {
@@ -197,21 +199,40 @@ impl Grants {
     pub(super) fn regions(&self) -> impl Iterator<Item = (u32, &GrantedRegion)> {
         self.regions.iter().enumerate().filter_map(|(i, r)| Some((i as u32, r.as_ref()?)))
     }
-    /// Publishes the next generation of a region, which ends all grants of it.
-    pub(super) fn end_generation(&mut self, slot: u32) {
-        let generation = &mut self.generations[slot as usize];
-        *generation = generation.wrapping_add(1);
-        self.board.word(generation_at(slot)).store(*generation, Ordering::Release);
+    /// A take-back begins to end a region: publishes its next generation, which ends all grants of it.
+    pub(super) fn begin_to_end(&mut self, slot: u32) {
+        let Some(region) = self.regions[slot as usize].as_mut() else { return };
+        region.ending += 1;
+        if region.ending == 1 {
+            let generation = &mut self.generations[slot as usize];
+            *generation = generation.wrapping_add(1);
+            self.board.word(generation_at(slot)).store(*generation, Ordering::Release);
+        }
     }
-    /// Forgets a region whose generation has ended; tells who held it.
-    pub(super) fn forget(&mut self, slot: u32) -> Option<GrantedRegion> {
-        let region = self.regions[slot as usize].take()?;
+    /// Whether a region is being taken back.
+    pub(super) fn is_ending(&self, slot: u32) -> bool {
+        self.region(slot).is_some_and(|r| r.ending > 0)
+    }
+    /// A take-back is done with a region: forgets it, unless another one is not; tells who held it.
+    pub(super) fn end(&mut self, slot: u32) -> Option<GrantedRegion> {
+        let place = &mut self.regions[slot as usize];
+        let region = place.as_mut()?;
+        region.ending -= 1;
+        if region.ending > 0 {
+            return None;
+        }
+        let region = place.take()?;
         self.by_key.remove(&region.key);
         self.free.push_back(slot);
         if !self.regions.iter().flatten().any(|r| r.pages.is(&region.pages)) {
             region.pages.unclaim(self.adapter);
         }
         Some(region)
+    }
+    /// The slots of all regions, and no take-back is under way for any of them.
+    pub(super) fn end_all(&mut self) -> Vec<u32> {
+        self.regions.iter_mut().flatten().for_each(|r| r.ending = 0);
+        self.regions().map(|(slot, _)| slot).collect()
     }
     pub(super) fn generation(&self, slot: u32) -> u32 {
         self.generations[slot as usize]
@@ -312,6 +333,9 @@ impl ShmFabric {
     /// A link to a process of this user.
     pub(super) fn trusted(&mut self, peer: LinkId) -> Result<&mut Link, GrantError> {
         let link = self.linked(peer)?;
+        if link.parting {
+            return Err(GrantError::Link);
+        }
         if link.direct.trusted { Ok(link) } else { Err(GrantError::ForeignUser) }
     }
 
@@ -377,6 +401,9 @@ impl ShmFabric {
             return Err(GrantError::Io { doing: "granting, in a simulation", source });
         }
         let known = self.grants.slot_of(g.key);
+        if known.is_some_and(|slot| self.grants.is_ending(slot)) {
+            return Err(GrantError::Ending);
+        }
         let link = self.linked(peer)?;
         let holds = known.is_some_and(|slot| link.direct.held.contains(&slot));
         if !holds && link.direct.held.len() >= MAX_MAPPED_OF_PEER as usize {
@@ -453,7 +480,7 @@ impl ShmFabric {
         let (key, offset, len, iova) = (g.key, g.offset, g.len, g.iova);
         let (pages, holders) = (g.pages.clone(), Vec::new());
         grants.regions[slot as usize] =
-            Some(GrantedRegion { key, pages, offset, len, iova, access, holders });
+            Some(GrantedRegion { key, pages, offset, len, iova, access, holders, ending: 0 });
         grants.by_key.insert(key, slot);
         Ok(slot)
     }

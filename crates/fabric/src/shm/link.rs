@@ -63,6 +63,8 @@ pub(super) struct Link {
     pub(super) direct: Direct,
     /// Nothing is exchanged before both have proved their addresses.
     pub(super) unproven: Option<Proof>,
+    /// It broke the rules, and is cut as soon as it is out of this side's memory.
+    pub(super) parting: bool,
     generation: u32,
 }
 
@@ -84,6 +86,7 @@ impl Link {
             full_since: None,
             direct: Direct::default(),
             unproven: None,
+            parting: false,
             generation: 0,
         }
     }

@@ -492,8 +492,8 @@ impl ShmFabric {
     pub(super) fn hear_link(&mut self, slot: u32) {
         for _ in 0..MESSAGES {
             let Some(link) = self.links.get_mut(slot) else { return };
-            if link.direct.notices >= MAX_NOTICES {
-                // Nobody takes them: the rest waits, and with it the peer.
+            if link.parting || link.direct.notices >= MAX_NOTICES {
+                // It is not heard any more, or nobody takes them: the rest waits, and with it the peer.
                 if self.is_dead(slot) {
                     self.end(slot);
                 }
@@ -569,8 +569,7 @@ impl ShmFabric {
         }
         // Nothing more is taken from its ring.
         self.silence(slot);
-        self.take_back_from(slot);
-        self.end(slot);
+        self.take_back_and_end(slot);
     }
 
     /// Takes nothing more from a peer's ring.

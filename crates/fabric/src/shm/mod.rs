@@ -100,6 +100,8 @@ pub use pages::{MAX_SHARED_ALLOCATIONS, SharedPages};
 #[cfg(not(loom))]
 pub use process::{FetchError, LoanTerms, Places, ProcessLoan};
 #[cfg(not(loom))]
+pub use revoke::{TakeBack, TakeBackId};
+#[cfg(not(loom))]
 pub use rx::ShmSink;
 #[cfg(not(loom))]
 pub use tx::ShmTx;

@@ -4,6 +4,12 @@
 //! is not run. Who is not out in time is dropped: it may go on for as long as that one access lasts, in memory that it
 //! has mapped for writing. So that memory gets private copies of its pages in the place of the shared ones; before
 //! that, all other peers' accesses to it are ended in the same way.
+//!
+//! Nobody sleeps here: a take-back is begun and is then [continued](ShmFabric::continue_take_back) until it is done,
+//! while the adapter goes on. Once the peers' time is over, the next look finishes it in one go. Until then
+//!
+//! - its regions stay in their places, with another generation, and are granted to nobody;
+//! - peers are known by the names of their links, as another one may stand in a link's slot later.
 
 use std::time::{Duration, Instant as Clock};
 
@@ -18,15 +24,65 @@ use super::pages::SharedPages;
 
 /// How long a peer may be within an access to memory that is taken back.
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
-/// Looks at the in-use words before the processor is given to others, one of whom may be waited for.
+/// Looks at the in-use words before others go on.
 const SPINS: u32 = 200;
-/// How long one sleeps between looks, once giving way has not helped.
+/// How long one sleeps between looks, where the caller waits for the end.
 const NAP: Duration = Duration::from_micros(50);
 
 /// A peer within an access that has to end.
 struct Inside {
-    slot: u32,
+    link: LinkId,
     seen: Seen,
+}
+
+/// Names a take-back that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TakeBackId(u64);
+
+/// How far a take-back is that was begun.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum TakeBack {
+    /// It is done.
+    Done(Revocation),
+    /// A peer is within an access. [`ShmFabric::continue_take_back`] is to be called until it yields how this ended.
+    UnderWay(TakeBackId),
+}
+
+/// A take-back that is under way.
+struct UnderWay {
+    id: TakeBackId,
+    /// The queue pair whose word was withdrawn.
+    word: Option<u32>,
+    /// Slots of the regions.
+    regions: Vec<u32>,
+    inside: Vec<Inside>,
+    deadline: Clock,
+    /// What came of others that dropped a peer that this one waited for.
+    outcome: Revocation,
+}
+
+/// All that is being taken back.
+#[derive(Default)]
+pub(super) struct TakeBacks {
+    under_way: Vec<UnderWay>,
+    begun: u64,
+    /// Links that are cut behind a take-back.
+    partings: Vec<(TakeBackId, LinkId)>,
+}
+
+impl TakeBacks {
+    /// When [`ShmFabric::part`] has something to do, if it does so as soon as it can.
+    pub(super) fn parts_in(&self) -> Option<Duration> {
+        (!self.partings.is_empty()).then_some(NAP)
+    }
+    /// How many wait for peers that are within.
+    pub(super) fn now(&self) -> u64 {
+        self.under_way.len() as u64
+    }
+    pub(super) fn is_parting(&self) -> bool {
+        !self.partings.is_empty()
+    }
 }
 
 impl ShmFabric {
@@ -36,11 +92,18 @@ impl ShmFabric {
     ///
     /// A key that was never granted costs a look into a table. What was lent by it to be fetched from this process is so
     /// no more, and nobody is waited for.
+    ///
+    /// This sleeps for as long as a peer is within an access; [`begin_revoke`](Self::begin_revoke) does not.
     pub fn revoke(&mut self, key: u32) -> Revocation {
+        let begun = self.begin_revoke(key);
+        self.wait_for(begun)
+    }
+    /// As [`revoke`](Self::revoke), but only begins. From now on no access by that key begins.
+    pub fn begin_revoke(&mut self, key: u32) -> TakeBack {
         self.end_loans(key);
         match self.grants.slot_of(key) {
-            Some(slot) => self.take_back(vec![slot], None),
-            None => Revocation::default(),
+            Some(slot) => self.begin_take_back(vec![slot], None, None),
+            None => TakeBack::Done(Revocation::default()),
         }
     }
 
@@ -48,41 +111,117 @@ impl ShmFabric {
     /// the peer that it is connected to. A peer that stays in one for 100 ms is dropped, as by
     /// [`revoke`](Self::revoke).
     ///
+    /// # Errors
+    /// As [`begin_withdraw_qp_word`](Self::begin_withdraw_qp_word).
+    ///
     /// # Panics
     /// If `slot` is not below [`MAX_QP_WORDS`](crate::MAX_QP_WORDS).
     pub fn withdraw_qp_word(&mut self, peer: LinkId, slot: u32, word: u64) -> Result<Revocation, GrantError> {
+        let begun = self.begin_withdraw_qp_word(peer, slot, word)?;
+        Ok(self.wait_for(begun))
+    }
+    /// As [`withdraw_qp_word`](Self::withdraw_qp_word), but only begins. From now on no access under the old word
+    /// begins.
+    ///
+    /// # Errors
+    /// The memory for the word can't be had; peers see 0 then.
+    ///
+    /// # Panics
+    /// If `slot` is not below [`MAX_QP_WORDS`](crate::MAX_QP_WORDS).
+    pub fn begin_withdraw_qp_word(
+        &mut self,
+        peer: LinkId,
+        slot: u32,
+        word: u64,
+    ) -> Result<TakeBack, GrantError> {
         // A page that is not there holds zeros, which the peer sees as well.
         if self.own_qp_word(slot) == word {
-            return Ok(Revocation::default());
+            if !self.is_withdrawing(slot) {
+                return Ok(TakeBack::Done(Revocation::default()));
+            }
+        } else {
+            self.set_qp_word(slot, word)?;
         }
-        self.set_qp_word(slot, word)?;
         let link = self.links.by_token(peer.token());
         let holds = link.and_then(|l| self.links.get(l)).is_some_and(|l| !l.direct.held.is_empty());
-        Ok(if holds { self.take_back(Vec::new(), link) } else { Revocation::default() })
+        if !holds {
+            return Ok(TakeBack::Done(Revocation::default()));
+        }
+        Ok(self.begin_take_back(Vec::new(), link, Some(slot)))
+    }
+    /// Whether the end of accesses under an older word of a queue pair is still waited for.
+    pub fn is_withdrawing(&self, slot: u32) -> bool {
+        self.take_backs.under_way.iter().any(|t| t.word == Some(slot))
     }
 
-    /// Takes regions back, and waits for the end of accesses to them, and of any access of one peer.
-    fn take_back(&mut self, mut regions: Vec<u32>, peer: Option<u32>) -> Revocation {
-        if self.chance.as_ref().is_some_and(|c| c.is_killed()) {
-            return Revocation::default();
+    /// Looks whether a take-back is done. If it is then its name is used up.
+    pub fn continue_take_back(&mut self, id: TakeBackId) -> Option<Revocation> {
+        let Some(at) = self.take_backs.under_way.iter().position(|t| t.id == id) else {
+            return Some(Revocation::default());
+        };
+        let mut t = self.take_backs.under_way.swap_remove(at);
+        let done = self.advance(&mut t);
+        if done.is_none() {
+            self.take_backs.under_way.push(t);
         }
-        let deadline = Clock::now() + PATIENCE;
-        let mut peer = peer;
-        let mut taken = Vec::new();
+        done
+    }
+
+    /// Ends accesses to regions, and any access of one peer.
+    fn begin_take_back(&mut self, regions: Vec<u32>, peer: Option<u32>, word: Option<u32>) -> TakeBack {
+        if self.chance.as_ref().is_some_and(|c| c.is_killed()) {
+            return TakeBack::Done(Revocation::default());
+        }
+        for &region in &regions {
+            self.grants.begin_to_end(region);
+        }
+        self.barrier.on_parking();
+        let inside = self.inside(&regions, peer, &[]);
+        self.take_backs.begun += 1;
+        let id = TakeBackId(self.take_backs.begun);
+        let (deadline, outcome) = (Clock::now() + PATIENCE, Revocation::default());
+        let mut t = UnderWay { id, word, regions, inside, deadline, outcome };
+        match self.advance(&mut t) {
+            Some(done) => TakeBack::Done(done),
+            None => {
+                self.take_backs.under_way.push(t);
+                TakeBack::UnderWay(id)
+            }
+        }
+    }
+
+    /// Sleeps until it is done.
+    fn wait_for(&mut self, begun: TakeBack) -> Revocation {
+        let id = match begun {
+            TakeBack::Done(done) => return done,
+            TakeBack::UnderWay(id) => id,
+        };
+        let mut looks = 0;
+        loop {
+            if let Some(done) = self.continue_take_back(id) {
+                return done;
+            }
+            looks += 1;
+            if looks < SPINS { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+        }
+    }
+
+    /// `None`: peers that were within an access still are, and have time.
+    fn advance(&mut self, t: &mut UnderWay) -> Option<Revocation> {
+        self.look_whether_out(&mut t.inside);
+        if !t.inside.is_empty() && Clock::now() < t.deadline {
+            return None;
+        }
+        let mut late = std::mem::take(&mut t.inside);
         let mut stuck: Vec<u32> = Vec::new();
         let mut private: Vec<SharedPages> = Vec::new();
         loop {
-            for &region in &regions {
-                self.grants.end_generation(region);
-            }
-            self.barrier.on_parking();
-            let inside = self.inside(&regions, peer.take(), &stuck);
-            taken.append(&mut regions);
-            for i in self.wait_for(inside, deadline) {
-                stuck.push(i.slot);
+            for i in late {
+                let Some(slot) = self.links.by_token(i.link.token()) else { continue };
+                stuck.push(slot);
                 // What it is within may change later on, if it can write there.
                 let within = i.seen.region().and_then(|r| self.grants.region(r));
-                let held = within.filter(|r| r.holders.iter().any(|(l, _)| *l == i.slot));
+                let held = within.filter(|r| r.holders.iter().any(|(l, _)| *l == slot));
                 let writable = held.filter(|r| r.is_writable()).map(|r| r.pages.clone());
                 if let Some(pages) = writable.filter(|p| !private.iter().any(|q| q.is(p))) {
                     private.push(pages);
@@ -92,12 +231,20 @@ impl ShmFabric {
             let lost = self.grants.regions().filter(|(_, r)| {
                 r.holders.iter().any(|(l, _)| stuck.contains(l)) || private.iter().any(|p| p.is(&r.pages))
             });
-            regions = lost.map(|(slot, _)| slot).filter(|slot| !taken.contains(slot)).collect();
-            if regions.is_empty() {
+            let lost: Vec<u32> =
+                lost.map(|(slot, _)| slot).filter(|slot| !t.regions.contains(slot)).collect();
+            if lost.is_empty() {
                 break;
             }
+            for &region in &lost {
+                self.grants.begin_to_end(region);
+            }
+            self.barrier.on_parking();
+            late = self.inside(&lost, None, &stuck);
+            self.look_whether_out(&mut late);
+            t.regions.extend(lost);
         }
-        self.finish(&taken, &stuck, &private)
+        Some(self.finish(t, &stuck, &private))
     }
 
     /// Who is within one of these regions, or, of this peer, within any.
@@ -110,33 +257,25 @@ impl ShmFabric {
             let side = self.links.get(slot)?.direct.peer.as_ref()?;
             let seen = seen(&side.outbox, side.in_use_at);
             let concerns = seen.region().is_some_and(|r| peer == Some(slot) || regions.contains(&r));
-            concerns.then_some(Inside { slot, seen })
+            concerns.then(|| Inside { link: LinkId::new(self.links.token(slot)), seen })
         };
         links.into_iter().filter(|l| !stuck.contains(l)).filter_map(look).collect()
     }
 
-    /// Waits until they are out, or dead; returns who is not out in time.
-    fn wait_for(&self, mut inside: Vec<Inside>, deadline: Clock) -> Vec<Inside> {
-        let mut spins = 0;
-        loop {
+    /// Looks for a moment who of them is out, or dead.
+    fn look_whether_out(&self, inside: &mut Vec<Inside>) {
+        for _ in 0..SPINS {
             inside.retain(|i| {
-                let side = self.links.get(i.slot).and_then(|l| l.direct.peer.as_ref());
+                let slot = self.links.by_token(i.link.token());
+                let side = slot.and_then(|s| self.links.get(s)).and_then(|l| l.direct.peer.as_ref());
                 side.is_some_and(|s| seen(&s.outbox, s.in_use_at) == i.seen)
             });
             if inside.is_empty() {
-                return inside;
+                return;
             }
-            spins += 1;
-            if spins < SPINS {
-                std::hint::spin_loop();
-                continue;
-            }
-            inside.retain(|i| !self.is_dead(i.slot));
-            if inside.is_empty() || Clock::now() >= deadline {
-                return inside;
-            }
-            if spins < 2 * SPINS { std::thread::yield_now() } else { std::thread::sleep(NAP) }
+            std::hint::spin_loop();
         }
+        inside.retain(|i| self.links.by_token(i.link.token()).is_some_and(|slot| !self.is_dead(slot)));
     }
 
     /// Whether nobody is at the other end of a link's socket. The kernel closes a dead process's descriptors after it
@@ -149,8 +288,9 @@ impl ShmFabric {
     }
 
     /// All are out, or stuck: makes memory private, tells holders, forgets regions, drops peers.
-    fn finish(&mut self, taken: &[u32], stuck: &[u32], private: &[SharedPages]) -> Revocation {
-        let mut exposed = false;
+    fn finish(&mut self, t: &mut UnderWay, stuck: &[u32], private: &[SharedPages]) -> Revocation {
+        let mut outcome = std::mem::take(&mut t.outcome);
+        outcome.private |= !private.is_empty();
         for pages in private {
             match pages.make_private() {
                 Ok(()) => self.counters.regions_made_private += 1,
@@ -159,13 +299,14 @@ impl ShmFabric {
                     tracing::error!(%why, bytes, "no memory to copy pages to that a dropped peer may change");
                     // Nothing else may ever stand there.
                     std::mem::forget(pages.clone());
-                    exposed = true;
+                    outcome.exposed = true;
                 }
             }
         }
-        for &slot in taken {
+        for &slot in &t.regions {
             let generation = self.grants.generation(slot).wrapping_sub(1);
-            let Some(region) = self.grants.forget(slot) else { continue };
+            // Another take-back waits for peers that are within: it forgets the region.
+            let Some(region) = self.grants.end(slot) else { continue };
             self.counters.grants_revoked += region.holders.len() as u64;
             for (holder, _) in region.holders {
                 let Some(link) = self.links.get_mut(holder) else { continue };
@@ -175,9 +316,17 @@ impl ShmFabric {
                 self.send_note(peer, Note::Revoked { key: region.key, place }, None);
             }
         }
-        let mut dropped = Vec::new();
         for &slot in stuck {
-            dropped.push(LinkId::new(self.links.token(slot)));
+            let link = LinkId::new(self.links.token(slot));
+            outcome.dropped.push(link);
+            // Who waits for the same peer learns what came of it.
+            for other in &mut self.take_backs.under_way {
+                if other.inside.iter().any(|i| i.link == link) {
+                    other.outcome.dropped.push(link);
+                    other.outcome.private |= outcome.private;
+                    other.outcome.exposed |= outcome.exposed;
+                }
+            }
             let peer = self.links.get(slot).map(|l| l.peer);
             tracing::warn!(
                 ?peer,
@@ -186,15 +335,33 @@ impl ShmFabric {
             self.counters.peers_dropped_stuck += 1;
             self.end(slot);
         }
-        Revocation { dropped, private: !private.is_empty() && !exposed, exposed }
+        outcome.private &= !outcome.exposed;
+        outcome
     }
 
-    /// Takes back all that a peer holds, before the link to it is cut though it lives.
-    pub(super) fn take_back_from(&mut self, slot: u32) {
-        let Some(link) = self.links.get_mut(slot) else { return };
-        let held = std::mem::take(&mut link.direct.held);
-        if !held.is_empty() {
-            self.take_back(held, None);
+    /// Takes back all that a peer holds, and cuts the link to it, though it lives.
+    pub(super) fn take_back_and_end(&mut self, slot: u32) {
+        let Some(link) = self.links.get_mut(slot).filter(|l| !l.parting) else { return };
+        link.parting = true;
+        let held = link.direct.held.clone();
+        let peer = LinkId::new(self.links.token(slot));
+        if !held.is_empty()
+            && let TakeBack::UnderWay(id) = self.begin_take_back(held, None, None)
+        {
+            self.take_backs.partings.push((id, peer));
+            return;
+        }
+        self.end(slot);
+    }
+    /// Cuts the links behind whose take-back nothing is under way any more.
+    #[cold]
+    pub(super) fn part(&mut self) {
+        for (id, peer) in std::mem::take(&mut self.take_backs.partings) {
+            if self.continue_take_back(id).is_none() {
+                self.take_backs.partings.push((id, peer));
+            } else if let Some(slot) = self.links.by_token(peer.token()) {
+                self.end(slot);
+            }
         }
     }
 
@@ -238,9 +405,9 @@ impl ShmFabric {
             return false;
         }
         holders.swap_remove(at);
-        if holders.is_empty() {
-            self.grants.end_generation(region);
-            self.grants.forget(region);
+        if holders.is_empty() && !self.grants.is_ending(region) {
+            self.grants.begin_to_end(region);
+            self.grants.end(region);
         }
         true
     }
@@ -253,9 +420,12 @@ impl Drop for ShmFabric {
         if self.fork.is_child() {
             return;
         }
-        let all: Vec<u32> = self.grants.regions().map(|(slot, _)| slot).collect();
+        // All that is under way is begun anew.
+        self.take_backs.under_way.clear();
+        let all = self.grants.end_all();
         if !all.is_empty() {
-            self.take_back(all, None);
+            let begun = self.begin_take_back(all, None, None);
+            self.wait_for(begun);
         }
     }
 }

@@ -60,7 +60,7 @@ impl Engine {
         let core = &mut self.core;
         let packets = shm.recv_all(now, budget, &mut Arrivals { core, now }).packets;
         while let Some(peer) = shm.next_gone() {
-            core.peer_gone(now, IpAddr::V6(peer).to_canonical());
+            core.peer_gone(IpAddr::V6(peer).to_canonical());
         }
         while let Some(notice) = shm.next_notice() {
             core.heed(notice, shm);
@@ -74,10 +74,11 @@ impl Engine {
         // What it left in its ring is taken, in so many pieces at most.
         for _ in 0..MAX_PIECES {
             if !self.fabric.shm().is_some_and(|shm| shm.is_leaving(peer)) {
-                return;
+                break;
             }
             self.receive(now, budget);
         }
+        self.conclude();
     }
 
     /// A turn for shared memory alone, with the time of the turn before, if nothing else waits: what comes by other
@@ -197,7 +198,10 @@ impl Engine {
         match (caller, self.fabric.shm()) {
             (Some(qp), Some(shm)) => {
                 let sent = self.core.send_lines(qp, shm) || self.core.send_at_once(qp, shm);
-                self.conclude_completions();
+                // What failed is noted, and shown, by the turn.
+                if sent {
+                    self.conclude_completions();
+                }
                 sent
             }
             _ => false,
@@ -231,7 +235,7 @@ impl Core {
 
     /// The process at this address has gone, and every connection by messages with it.
     #[cold]
-    fn peer_gone(&mut self, now: Instant, peer: IpAddr) {
+    fn peer_gone(&mut self, peer: IpAddr) {
         let of_peer = |e: &QpEntry| e.machine.uses_messages() && e.res.peer == Some(peer);
         let slots: Vec<u32> = self.qps.iter().filter(|(_, e)| of_peer(e)).map(|(i, _)| i).collect();
         for slot in slots {
@@ -241,7 +245,6 @@ impl Core {
             machine.peer_gone(&mut QpHost::new(res, &mut self.tables, &self.ahs));
             self.settle(slot);
         }
-        self.finish(now);
     }
 
     /// As [`transmit_messages`](Self::transmit_messages) for requests that were just posted, without the engine's

@@ -4,7 +4,10 @@ use hca_core::Access;
 
 use super::hostile::met;
 use super::*;
-use crate::{AccessError, Denied, Grant, GrantError, GrantId, Granted, LinkId, Notice, QpGuard, SharedPages};
+use crate::{
+    AccessError, Denied, Grant, GrantError, GrantId, Granted, LinkId, Notice, QpGuard, Revocation,
+    SharedPages, TakeBack, TakeBackId,
+};
 
 pub(super) const KEY: u32 = 0x1234_5678;
 pub(super) const QPN: u32 = 77;
@@ -407,4 +410,109 @@ fn an_access_costs_little_more_than_its_copy() {
             best(&mut || p.a.access(g, &guard).unwrap().write(0, std::hint::black_box(&data)).unwrap());
         println!("{len:5} bytes: the copy {bare:.1} ns, as an access {access:.1} ns");
     }
+}
+
+/// Rounds at most until one in which the machine had time for this process within the peer's 100 ms.
+const ROUNDS: u32 = 50;
+
+/// Runs a test in rounds of which one has to come to its end in time.
+fn in_time(mut round: impl FnMut() -> Option<()>) {
+    assert!((0..ROUNDS).any(|_| round().is_some()), "the peer was dropped each time");
+}
+
+fn under_way(begun: TakeBack) -> Option<TakeBackId> {
+    match begun {
+        TakeBack::UnderWay(id) => Some(id),
+        TakeBack::Done(done) => {
+            assert_ne!(done, Revocation::default(), "nobody waited for a peer that is within");
+            None
+        }
+    }
+}
+
+#[test]
+fn what_is_taken_back_is_granted_to_nobody_until_the_peer_is_out_of_it() {
+    in_time(|| {
+        let mut p = pair();
+        let pages = SharedPages::alloc(4096).unwrap();
+        let (g, _) = p.granted(&pages, KEY, ALL);
+        let guard = p.guard();
+        let bracket = p.a.access(g, &guard).unwrap();
+        let id = under_way(p.b.begin_revoke(KEY))?;
+        assert!(matches!(p.b.offer(p.to_a, &grant(&pages, KEY, ALL)), Err(GrantError::Ending)));
+        assert_eq!((counter(&p.b, "take_backs_now"), counter(&p.b, "regions_granted_now")), (1, 1));
+        if let Some(done) = p.b.continue_take_back(id) {
+            assert_eq!(done.dropped, [p.to_a], "it is within");
+            return None;
+        }
+        drop(bracket);
+        let done = p.b.continue_take_back(id).expect("it is out");
+        if !done.dropped.is_empty() {
+            return None;
+        }
+        assert_eq!(done, Revocation::default());
+        assert_eq!((counter(&p.b, "take_backs_now"), counter(&p.b, "regions_granted_now")), (0, 0));
+        assert_eq!(p.a.access(g, &guard).err(), Some(Denied::Revoked));
+        p.b.offer(p.to_a, &grant(&pages, KEY, ALL)).unwrap();
+        Some(())
+    });
+}
+
+/// One of the two finds that the peer's time is over, and both report it. What the region was is done with once.
+#[test]
+fn all_that_wait_for_a_peer_that_is_dropped_learn_what_came_of_it() {
+    in_time(|| {
+        let mut p = pair();
+        let pages = SharedPages::alloc(4096).unwrap();
+        let (g, _) = p.granted(&pages, KEY, ALL);
+        let guard = p.guard();
+        let bracket = p.a.access(g, &guard).unwrap();
+        let ids = [
+            under_way(p.b.begin_revoke(KEY))?,
+            under_way(p.b.begin_revoke(KEY))?,
+            under_way(p.b.begin_withdraw_qp_word(p.to_a, 5, 0).unwrap())?,
+            // The word is another one already, and yet accesses under the old one are not over.
+            under_way(p.b.begin_withdraw_qp_word(p.to_a, 5, 0).unwrap())?,
+        ];
+        assert!(p.b.is_withdrawing(5) && !p.b.is_withdrawing(6));
+        let first = loop {
+            if let Some(done) = p.b.continue_take_back(ids[2]) {
+                break done;
+            }
+        };
+        assert_eq!(first, Revocation { dropped: vec![p.to_a], private: true, exposed: false });
+        for id in [ids[0], ids[1], ids[3]] {
+            assert_eq!(p.b.continue_take_back(id), Some(first.clone()));
+        }
+        assert!(pages.is_private() && !p.b.is_withdrawing(5));
+        assert_eq!((counter(&p.b, "peers_dropped_stuck"), p.b.grants.granted_now()), (1, 0));
+        drop(bracket);
+        Some(())
+    });
+}
+
+/// Another peer comes and goes, and the one that is within is no reason to wait for it.
+#[test]
+fn a_peer_that_broke_the_rules_while_it_is_within_is_heard_no_more_and_cut_behind_that() {
+    in_time(|| {
+        let mut p = pair();
+        let pages = SharedPages::alloc(4096).unwrap();
+        let (g, _) = p.granted(&pages, KEY, ALL);
+        let guard = p.guard();
+        let bracket = p.a.access(g, &guard).unwrap();
+        p.b.drop_peer(p.to_a.slot(), &"it broke the rules");
+        if counter(&p.b, "peers_dropped_stuck") > 0 {
+            return None;
+        }
+        assert_eq!(p.b.links.len(), 1, "it is within");
+        assert!(matches!(p.b.offer(p.to_a, &grant(&pages, KEY + 1, ALL)), Err(GrantError::Link)));
+        // What goes by its queue pair waits for it as well.
+        let id = under_way(p.b.begin_withdraw_qp_word(p.to_a, 5, 0).unwrap())?;
+        recv(&mut p.b, &mut Vec::new());
+        drop(bracket);
+        recv(&mut p.b, &mut Vec::new());
+        assert_eq!((p.b.links.len(), p.b.grants.granted_now()), (0, 0));
+        assert!(p.b.continue_take_back(id).is_some());
+        (counter(&p.b, "peers_dropped_stuck") == 0).then_some(())
+    });
 }

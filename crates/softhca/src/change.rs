@@ -1,0 +1,203 @@
+//! Changing and destroying queue pairs. Where a peer is within an access that has to end, the engine goes on meanwhile.
+
+use core::time::Duration;
+
+use hca_core::{Completion, DeviceError, Instant, QpAttr, QpHandle, QpState, TransitionError};
+use hca_fabric::{Revocation, TakeBack, TakeBackId};
+
+use crate::cq::Purge;
+use crate::device::unknown;
+use crate::engine::{DESTROYED, Engine};
+use crate::near::Wish;
+use crate::qp::{QpEntry, QpHost, QpRes, RecvQueue};
+use crate::shared::Shared;
+use crate::sync::Ordering;
+use crate::tables::Tables;
+
+/// Looks without a sleep between them at a take-back.
+const LOOKS: u32 = 32;
+/// The sleep between looks behind these, which gets longer.
+const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(1)];
+
+/// How far a change is.
+pub(crate) enum Change<T> {
+    /// It is made, and what it took from peers is taken back once this take-back is done.
+    Made(T, Option<TakeBackId>),
+    /// Nothing is made. It is to be tried again behind this take-back: by then the object may be gone or be another one.
+    Behind(TakeBackId),
+}
+
+impl Shared {
+    /// Makes a change, and waits without the engine for peers that are within what it takes back.
+    pub(crate) fn change<T>(
+        &self,
+        mut change: impl FnMut(&mut Engine, Instant) -> Result<Change<T>, DeviceError>,
+    ) -> Result<T, DeviceError> {
+        loop {
+            let now = self.time.now();
+            match self.control(|e| change(e, now))? {
+                Change::Made(made, None) => return Ok(made),
+                Change::Made(made, Some(id)) => {
+                    self.taken_back(TakeBack::UnderWay(id));
+                    return Ok(made);
+                }
+                Change::Behind(id) => _ = self.taken_back(TakeBack::UnderWay(id)),
+            }
+        }
+    }
+
+    /// Waits until something is taken back, and lets others have the engine meanwhile.
+    pub(crate) fn taken_back(&self, begun: TakeBack) -> Revocation {
+        let id = match begun {
+            TakeBack::Done(done) => return done,
+            TakeBack::UnderWay(id) => id,
+        };
+        let (mut looks, mut nap) = (0, NAPS[0]);
+        loop {
+            looks += 1;
+            if looks < LOOKS {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(nap);
+                nap = (nap * 2).min(NAPS[1]);
+            }
+            if let Some(done) = self.control(|e| e.continue_take_back(id)) {
+                return done;
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// Changes a queue pair.
+    pub(crate) fn modify_qp(
+        &mut self,
+        now: Instant,
+        qp: QpHandle,
+        attr: &QpAttr,
+    ) -> Result<Change<()>, DeviceError> {
+        let missing = || unknown("queue pair", qp.index);
+        let port_mtu = self.fabric.attr().max_mtu;
+        let entry = self.core.qps.get(qp.index, qp.generation).ok_or_else(missing)?;
+        attr.check(entry.machine.qp_type(), entry.machine.state())?;
+        if let Some(mtu) = attr.path_mtu.filter(|m| *m > port_mtu) {
+            let (value, max) = (mtu.bytes().into(), port_mtu.bytes().into());
+            return Err(TransitionError::Value { what: "path_mtu", value, max }.into());
+        }
+        let (qp_type, had_messages) = (entry.machine.qp_type(), entry.machine.uses_messages());
+        let as_before = entry.res.path.map(|_| had_messages);
+        let kind = (qp_type, entry.machine.qpn());
+        if matches!(attr.state, Some(QpState::Reset | QpState::Error))
+            // Before requests end whose memory peers may be fetching.
+            && let Some(id) = self.withdraw_word(qp)
+        {
+            return Ok(Change::Behind(id));
+        }
+        let path = attr.av.as_ref().map(|av| self.open_path_of(now, kind, av, as_before)).transpose()?;
+        let done = self.core.with_qp(now, qp, |entry, tables, ahs| {
+            let QpEntry { machine, res, .. } = entry;
+            if let Some((_, messages)) = path {
+                machine.use_messages(messages);
+            }
+            machine.modify(now, attr, &mut QpHost::new(res, tables, ahs))?;
+            res.shared.near.store(machine.uses_messages(), Ordering::Relaxed);
+            let reset = attr.state == Some(QpState::Reset);
+            if reset {
+                let purge = reset_purge(res);
+                drop_requests(res, tables, purge);
+            }
+            let old = if path.is_some() || reset {
+                core::mem::replace(&mut res.path, path.map(|p| p.0))
+            } else {
+                None
+            };
+            if reset || attr.av.is_some() {
+                (res.near, res.wish, res.link) = (None, Wish::default(), None);
+            }
+            if reset {
+                res.peer = None;
+            } else if let Some(av) = &attr.av {
+                res.peer = Some(av.dgid.ip());
+            }
+            Ok::<_, TransitionError>(old)
+        });
+        self.core.list_near(qp.index);
+        let done = done.ok_or_else(missing)?;
+        let under_way = self.publish_word(qp.index);
+        // The path that it does not need.
+        let (goes, done) = match done {
+            Ok(old) => (old.map(|p| (p, had_messages)), Ok(())),
+            Err(e) => (path, Err(e.into())),
+        };
+        if let Some((p, messages)) = goes {
+            self.close_path(p, messages);
+        }
+        done.map(|()| Change::Made((), under_way))
+    }
+
+    /// Destroys a queue pair; names the requests of a shared receive queue that went with it.
+    pub(crate) fn destroy_qp(&mut self, now: Instant, qp: QpHandle) -> Result<Change<Vec<u64>>, DeviceError> {
+        self.acknowledge(now, qp);
+        if let Some(id) = self.withdraw_word(qp) {
+            return Ok(Change::Behind(id));
+        }
+        let entry =
+            self.core.qps.remove(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
+        let mut res = entry.res;
+        res.shared.state.store(DESTROYED, Ordering::SeqCst);
+        if let Some(peer) = res.listed {
+            self.core.near_qps.remove(&(peer, qp.index));
+        }
+        let lost = lost_recvs(&res, &mut self.core.tables);
+        drop_requests(&mut res, &mut self.core.tables, Purge::All);
+        for cq in [res.send_cq, res.recv_cq] {
+            self.core.tables.cqs.at_mut(cq).expect("a user's queue exists").users -= 1;
+        }
+        if let RecvQueue::Shared(s) = res.rq
+            && let Some(srq) = self.core.tables.srqs.at_mut(s)
+        {
+            srq.users -= 1;
+        }
+        if let Some(p) = res.path {
+            self.close_path(p, entry.machine.uses_messages());
+        }
+        self.core.forget(qp.index);
+        self.leave_pd(res.pd);
+        self.core.finish(now);
+        Ok(Change::Made(lost, None))
+    }
+}
+
+/// The requests that a queue pair took from a shared receive queue and whose completions nobody has polled.
+fn lost_recvs(res: &QpRes, tables: &mut Tables) -> Vec<u64> {
+    let cq = tables.cqs.at_mut(res.recv_cq).filter(|_| matches!(res.rq, RecvQueue::Shared(_)));
+    let ours = |c: &&Completion| c.qp == res.shared.handle && c.opcode.is_recv();
+    cq.map_or_else(Vec::new, |cq| cq.ring.unreleased().filter(ours).map(|c| c.wr_id).collect())
+}
+
+/// What becomes of the completions of a queue pair that is reset: a request of a shared queue is named by one, or nobody
+/// would know of it any more.
+fn reset_purge(res: &QpRes) -> Purge {
+    if matches!(res.rq, RecvQueue::Shared(_)) { Purge::FlushRecvs } else { Purge::All }
+}
+
+/// Forgets all requests of a queue pair, and takes its completions out of their queues, but what `purge` leaves there. A
+/// request of a shared queue whose message has begun is that queue's again.
+fn drop_requests(res: &mut QpRes, tables: &mut Tables, purge: Purge) {
+    let tail = res.sq.refresh();
+    res.sq.release(tail);
+    let begun = core::mem::take(&mut res.held.active);
+    match &mut res.rq {
+        RecvQueue::Own(rq) => {
+            let tail = rq.refresh();
+            rq.release(tail);
+        }
+        RecvQueue::Shared(srq) if begun => tables.return_to_srq(*srq, &mut res.held),
+        RecvQueue::Shared(_) => {}
+    }
+    for cq in [res.send_cq, res.recv_cq] {
+        if let Some(c) = tables.cqs.at_mut(cq) {
+            c.purge(res.shared.handle, purge);
+        }
+    }
+}
