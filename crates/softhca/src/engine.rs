@@ -51,8 +51,10 @@ const LOOKS: u32 = 4;
 /// Messages of one line that a turn takes from a ring before it looks at other things.
 const TURN_LINES: usize = 64;
 
-/// When a network that took nothing more, as a peer's ring or a socket is full, is tried again although nobody calls.
+/// When a network that took nothing more, as a socket is full, is tried again although nobody calls.
 const FULL_RETRY: Duration = Duration::from_millis(1);
+/// The same of messages to a peer whose ring is full. It calls as soon as there is room.
+const CALLED_RETRY: Duration = Duration::from_millis(16);
 
 /// Stands for the turn of a queue pair whose acknowledgement has left, while it is still in the list.
 const LISTED: u64 = u64::MAX;
@@ -269,7 +271,9 @@ impl Engine {
             return Some(core.now);
         }
         let blocked = core.ready_blocked > 0 || core.acks_blocked > 0 || !self.tx.is_empty();
-        blocked.then(|| core.now + FULL_RETRY)
+        // Messages leave nothing in the batch. In a simulation who waits for a call may not sleep where it is heard.
+        let is_called = self.has_shm && self.real_time && self.tx.is_empty();
+        blocked.then(|| core.now + if is_called { CALLED_RETRY } else { FULL_RETRY })
     }
 
     fn send(&mut self, now: Instant) {

@@ -217,3 +217,79 @@ fn who_waits_beside_a_full_ring_sleeps_until_it_is_tried_again() {
     a.close();
     b.close();
 }
+
+/// Fills the ring to a peer that stands still with datagrams of a connection, until the rest of them is lost.
+fn fill(a: &mut End) {
+    let lost = |a: &End| a.counter("tx_lost_full");
+    let before = lost(a);
+    while lost(a) == before {
+        for _ in 0..64 {
+            let _ = try_post(&mut a.uc, &[SendOp::Send], SendFlags::empty());
+        }
+        a.device.turn();
+    }
+}
+
+/// Whether an adapter rests for longer than it does where nobody calls, and is not about to look again and again.
+fn rests(a: &End) -> bool {
+    let long = |d: Option<Duration>| d.is_none_or(|d| d > Duration::from_millis(2));
+    // On a busy machine its time may have come between two calls.
+    (0..1000).any(|_| {
+        a.device.turn();
+        long(a.device.next_deadline())
+    })
+}
+
+#[test]
+fn who_waits_with_messages_for_a_full_ring_rests_until_it_is_called() {
+    let [mut a, mut b] = shm_pair(Progress::Inline);
+    let _ = a.cq.wait_fd().unwrap();
+    // They have met.
+    b.recv();
+    send(&mut a.rc, SendFlags::SIGNALED);
+    let mut one = [Completion::default()];
+    while a.cq.poll(&mut one) == 0 {
+        b.device.turn();
+    }
+    fill(&mut a);
+    let before = a.counter("tx_messages_blocked");
+    send(&mut a.rc, SendFlags::SIGNALED);
+    assert!(a.counter("tx_messages_blocked") > before);
+    assert!(rests(&a), "it looks again and again");
+    // Before it sleeps it looks once more.
+    a.cq.arm(Notify::Any);
+    while is_readable(a.cq.wait_fd().unwrap()) {
+        a.device.turn();
+        a.device.next_deadline();
+    }
+    b.recv();
+    for _ in 0..1000 {
+        b.device.turn();
+    }
+    assert!(is_readable(a.cq.wait_fd().unwrap()), "there is room, and nobody called");
+    while a.cq.poll(&mut one) == 0 {
+        b.device.turn();
+    }
+    assert_eq!(one[0].status, WcStatus::Success);
+    a.close();
+    b.close();
+}
+
+/// The peer's process is there, and does not prove to be at its address, as nobody turns it.
+#[test]
+fn who_waits_with_messages_for_a_peers_proof_rests() {
+    let [mut a, mut b] = [0, 1].map(|n| End::new(open("auto", Progress::Inline, n).expect("it is there")));
+    a.connect(&b);
+    b.connect(&a);
+    let _ = a.cq.wait_fd().unwrap();
+    send(&mut a.rc, SendFlags::SIGNALED);
+    assert!(rests(&a), "it looks again and again");
+    b.recv();
+    let mut one = [Completion::default()];
+    while a.cq.poll(&mut one) == 0 {
+        b.device.turn();
+    }
+    assert_eq!(one[0].status, WcStatus::Success);
+    a.close();
+    b.close();
+}

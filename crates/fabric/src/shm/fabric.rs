@@ -140,6 +140,8 @@ pub struct ShmFabric {
     pub(super) counters: Counters,
     pub(super) grants: Grants,
     pub(super) take_backs: TakeBacks,
+    /// Links whose rings were found full since there was room last.
+    pub(super) full: Vec<u32>,
     /// Whose end it is.
     pub(super) fork: Fork,
     /// In a simulation: what decides in the place of time and system.
@@ -217,6 +219,7 @@ impl ShmFabric {
             epoll,
             grants: Grants::new(board.clone()),
             take_backs: TakeBacks::default(),
+            full: Vec::with_capacity(64),
             bells: Bells::new(bits, board),
             bits_fd,
             board_fd,
@@ -480,18 +483,19 @@ impl Fabric for ShmFabric {
         if input(self) {
             return true;
         }
+        let asked = self.ask_for_calls();
         let is_parked =
             |&slot: &u32| self.links.get(slot).and_then(|l| l.rx.as_ref()).is_none_or(Consumer::is_parked);
-        if self.bells.sleeps() && self.polled.iter().all(is_parked) {
+        if !asked && self.bells.sleeps() && self.polled.iter().all(is_parked) {
             // All was said before, and nothing has been taken since.
-            return false;
+            return self.has_room();
         }
         self.park_polled();
         self.bells.sleep();
         // The first look behind the sleep is at the sockets, too.
         self.tick_at = Instant::ZERO;
         self.barrier.on_parking();
-        input(self)
+        input(self) || self.has_room()
     }
 
     fn counters(&self, out: &mut Vec<Counter>) {

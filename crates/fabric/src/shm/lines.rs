@@ -191,6 +191,10 @@ impl ShmFabric {
             counters.rx_messages += taken;
             counters.rx_lines += taken;
             counters.rx_messages_quick += taken;
+            let local = self.local;
+            if link.call_for_credits(|socket| tell(socket, Kind::Wake, local)) {
+                counters.wakeups_sent += 1;
+            }
         }
         found
     }

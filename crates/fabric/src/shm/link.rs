@@ -60,6 +60,8 @@ pub(super) struct Link {
     pub(super) polled: bool,
     /// Since when its ring is full.
     pub(super) full_since: Option<Instant>,
+    /// It is in the list of those whose rings were found full.
+    pub(super) listed_full: bool,
     pub(super) direct: Direct,
     /// Nothing is exchanged before both have proved their addresses.
     pub(super) unproven: Option<Proof>,
@@ -84,6 +86,7 @@ impl Link {
             last_input: Instant::ZERO,
             polled: false,
             full_since: None,
+            listed_full: false,
             direct: Direct::default(),
             unproven: None,
             parting: false,
@@ -94,6 +97,11 @@ impl Link {
     #[inline(always)]
     pub(super) fn call_if_due(&mut self, wake: impl FnOnce(&OwnedFd)) -> bool {
         self.tx.call_due() && self.call(wake)
+    }
+    /// Calls the peer if it waits for credits that it was given; `true`: it slept, and was woken.
+    #[inline(always)]
+    pub(super) fn call_for_credits(&mut self, wake: impl FnOnce(&OwnedFd)) -> bool {
+        self.rx.as_mut().is_some_and(Consumer::call_due) && self.call(wake)
     }
     #[cold]
     fn call(&self, wake: impl FnOnce(&OwnedFd)) -> bool {

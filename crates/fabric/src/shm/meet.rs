@@ -178,7 +178,7 @@ impl ShmFabric {
         let mut tx = Producer::new(out.clone(), self.ring_lines, self.barrier);
         tx.link(credits.window(), self.barrier);
         let mut link = Link::new(self.local, self.domain.uid(), Stage::Own, out.clone(), tx);
-        link.rx = Some(Consumer::new(out.window(), credits, self.ring_lines));
+        link.rx = Some(Consumer::new(out.window(), credits, self.ring_lines, self.barrier));
         link.caller = Some(self.bells.caller(self.links.next_slot()));
         let slot = self.links.insert(link);
         self.poll_from_now_on(slot);
@@ -470,7 +470,7 @@ impl ShmFabric {
         link.bytes += outbox_bytes;
         let board = memory.board.clone();
         link.direct.peer = Some(PeerSide::new(memory.outbox.clone(), outbox_bytes, board, barrier));
-        link.rx = Some(Consumer::new(memory.outbox, link.outbox.clone(), greeting.ring_lines));
+        link.rx = Some(Consumer::new(memory.outbox, link.outbox.clone(), greeting.ring_lines, barrier));
         link.caller = Some(Caller::new(memory.bits, memory.board, greeting.bit));
         link.outbox_fd = None;
         link.deadline = None;

@@ -4,7 +4,8 @@
 //! begins with the credit line for the ring that its owner consumes; behind it stands the ring that its owner fills.
 //!
 //! ```text
-//! outbox   line 0   credits: lines consumed (u32), how often the consumer parked (u32)
+//! outbox   line 0   credits: lines consumed (u32), how often the consumer parked (u32); and of the ring behind it:
+//!                   how often its producer asked to be called for credits (u32)
 //!          line 1   unused, so that the prefetch of pairs of lines brings nothing of the ring along
 //!          line 2…  the ring, a power of two of lines
 //! record   line n   word (u32), then 60 bytes of the packet or message
@@ -23,6 +24,10 @@
 //! **Parking.** A consumer that stops polling a ring raises the count in its credit line, has a barrier run in every
 //! process ([`Barrier`]), and looks at the ring once more. A producer reads the count behind every batch; the first
 //! time that it finds a new one, it has to call the consumer by other means ([`Producer::call_due`]).
+//!
+//! **A full ring.** A producer that found its ring full and is about to sleep asks for a call in the same way: it raises
+//! a count, has the barrier run, and looks at the credits once more. A consumer reads the count whenever it gives credits,
+//! and calls the first time that it finds a new one ([`Consumer::call_due`]).
 
 use super::memory::{LINE, LineView, Lines, OwnLines, Segment, Window};
 use crate::sync::{Ordering, fence};
@@ -31,6 +36,8 @@ use crate::sync::{Ordering, fence};
 const CREDIT_AT: usize = 0;
 /// Where it says how often it has parked.
 const PARK_AT: usize = 4;
+/// Where the producer of the ring says how often it asked to be called for credits.
+const WANT_AT: usize = 8;
 /// Where the ring begins.
 const RING_AT: usize = 2 * LINE;
 /// Bytes of a packet that stand in its first line.
@@ -227,6 +234,9 @@ pub(super) struct Producer {
     has_middles: bool,
     /// The count of parkings that a call was made for.
     called: u32,
+    /// How often it asked for a call, and what was consumed when it did so last.
+    wants: u32,
+    asked_at: Option<u32>,
     /// The length of the record that room was made for, and where it stands if not in the ring.
     reserved: usize,
     aside: Vec<u8>,
@@ -249,6 +259,8 @@ impl Producer {
             middle,
             has_middles: false,
             called: 0,
+            wants: 0,
+            asked_at: None,
             reserved: 0,
             aside: Vec::new(),
         }
@@ -278,6 +290,17 @@ impl Producer {
         let moved = credits != self.head;
         self.head = credits;
         Ok(moved)
+    }
+
+    /// Asks the consumer of this ring, which is full, to call when it gives credits. `true`: it was not asked before, so
+    /// [`Barrier::on_parking`] is due, and one more look at the credits.
+    pub(super) fn ask_for_call(&mut self) -> bool {
+        if self.asked_at.replace(self.head) == Some(self.head) {
+            return false;
+        }
+        self.wants = self.wants.wrapping_add(1);
+        self.out.word(WANT_AT).store(self.wants, Ordering::Release);
+        true
     }
 
     /// Shows a packet to the consumer; returns the lines that it takes.
@@ -478,10 +501,14 @@ pub(super) struct Consumer {
     parked: u32,
     /// Something was consumed since it parked last, so the producer may have called for that already.
     stirred: bool,
+    barrier: Barrier,
+    /// The count of the producer's wishes to be called, as it was last seen, and whether one was not fulfilled.
+    wants: u32,
+    wanted: bool,
 }
 
 impl Consumer {
-    pub(super) fn new(from: Window, own: Segment, lines: u32) -> Self {
+    pub(super) fn new(from: Window, own: Segment, lines: u32, barrier: Barrier) -> Self {
         assert!(lines.is_power_of_two() && (MIN_RING_LINES..=MAX_RING_LINES).contains(&lines));
         Self {
             ring: from.lines(RING_AT, lines),
@@ -493,6 +520,9 @@ impl Consumer {
             tag: 1,
             parked: 0,
             stirred: true,
+            barrier,
+            wants: 0,
+            wanted: false,
         }
     }
     #[inline]
@@ -601,6 +631,15 @@ impl Consumer {
         self.told = self.head;
         // Release: what was copied out may be written over from now on.
         self.own.word(CREDIT_AT).store(self.head, Ordering::Release);
+        // Pairs with the barrier behind `Producer::ask_for_call`: it sees the credits, or this its wish.
+        self.barrier.on_showing();
+        let wants = self.from.word(WANT_AT, Ordering::Acquire);
+        self.wanted |= core::mem::replace(&mut self.wants, wants) != wants;
+    }
+    /// Whether the producer waits to be called for credits that it was given. Who is told so calls.
+    #[inline(always)]
+    pub(super) fn call_due(&mut self) -> bool {
+        core::mem::take(&mut self.wanted)
     }
 
     /// Something called for this ring, so its producer may not do so again for this time of parking.
@@ -642,7 +681,7 @@ mod loom_tests {
         let (out, own) = (memory(2 + LINES as usize), memory(2));
         let mut producer = Producer::new(out.clone(), LINES, Barrier::Fence);
         producer.link(own.window(), Barrier::Fence);
-        (producer, Consumer::new(out.window(), own, LINES))
+        (producer, Consumer::new(out.window(), own, LINES, Barrier::Fence))
     }
 
     fn packet(number: u8) -> [u8; 12] {
@@ -779,6 +818,49 @@ mod loom_tests {
                     consumer.stir();
                 }
                 bells.wake();
+            }
+            t.join().unwrap();
+        });
+    }
+
+    /// The producer sleeps whenever the ring is full. If there is room while it sleeps, then somebody wakes it.
+    #[test]
+    fn who_sleeps_beside_a_full_ring_is_woken_for_credits() {
+        let mut model = loom::model::Builder::new();
+        model.preemption_bound = Some(3);
+        model.check(|| {
+            let (mut producer, mut consumer) = linked();
+            let (bits, board) = (memory(3), memory(1));
+            let caller = Caller::new(bits.clone(), board.window(), 0);
+            let mut bells = Bells::new(bits, board);
+            let socket = crate::sync::Arc::new(crate::sync::AtomicU32::new(0));
+            let wake = socket.clone();
+            let t = loom::thread::spawn(move || {
+                let mut record = Record::new();
+                for i in 1..=2 {
+                    while consumer.take(&mut record).unwrap().is_none() {
+                        loom::thread::yield_now();
+                    }
+                    assert_eq!(record.packet(), packet(i));
+                    if consumer.call_due() && caller.call() {
+                        wake.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+            });
+            for i in 1..=2 {
+                while producer.push(Attributes::NONE, &packet(i)).is_err() {
+                    let asked = producer.ask_for_call();
+                    bells.sleep();
+                    Barrier::Fence.on_parking();
+                    if !producer.refresh().unwrap() && !bells.rung() {
+                        assert!(asked, "it was called for what it asked for before");
+                        while socket.swap(0, Ordering::SeqCst) == 0 {
+                            loom::thread::yield_now();
+                        }
+                    }
+                    bells.take(|_| {});
+                    bells.wake();
+                }
             }
             t.join().unwrap();
         });

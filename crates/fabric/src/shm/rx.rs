@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::access::Reach;
 use super::bell::BITS;
 use super::fabric::{HOT_RINGS, MAX_POLLED, ShmFabric};
-use super::link::{Links, Stage};
+use super::hello::Kind;
+use super::link::{Links, Stage, tell};
 use super::ring::{Garbage, What};
 use super::tx::SRC_PORT;
 use crate::{Direction, RxBudget, RxOutcome, RxPacket};
@@ -46,6 +47,15 @@ impl ShmSink for PacketsOnly<'_> {
     fn message(&mut self, _: Ipv6Addr, _: &[u8], _: Reach<'_>) -> usize {
         0
     }
+}
+
+/// Parks a ring, and calls its producer if it waits for the credits that this gives. `true`: it slept, and was woken.
+fn park(links: &mut Links, slot: u32, local: Ipv6Addr) -> bool {
+    let Some(link) = links.get_mut(slot) else { return false };
+    if let Some(rx) = &mut link.rx {
+        rx.park();
+    }
+    link.call_for_credits(|socket| tell(socket, Kind::Wake, local))
 }
 
 impl ShmFabric {
@@ -168,6 +178,10 @@ impl ShmFabric {
             outcome.packets += packets;
             *bytes += taken;
             self.counters.rx_bytes += taken as u64;
+            let local = self.local;
+            if link.call_for_credits(|socket| tell(socket, Kind::Wake, local)) {
+                self.counters.wakeups_sent += 1;
+            }
         } else if matches!(link.stage, Stage::Ending) && ended.is_ok() {
             self.ended += 1;
         }
@@ -221,9 +235,7 @@ impl ShmFabric {
             return;
         }
         for &slot in &self.polled[hot..] {
-            if let Some(rx) = links.get_mut(slot).and_then(|l| l.rx.as_mut()) {
-                rx.park();
-            }
+            self.counters.wakeups_sent += u64::from(park(links, slot, self.local));
         }
         self.barrier.on_parking();
         let (mut index, counters) = (0, &mut self.counters);
@@ -242,9 +254,7 @@ impl ShmFabric {
     /// Says of all rings that are polled that they are so no more, before sleeping.
     pub(super) fn park_polled(&mut self) {
         for &slot in &self.polled {
-            if let Some(rx) = self.links.get_mut(slot).and_then(|l| l.rx.as_mut()) {
-                rx.park();
-            }
+            self.counters.wakeups_sent += u64::from(park(&mut self.links, slot, self.local));
         }
     }
 

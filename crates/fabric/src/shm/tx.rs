@@ -85,6 +85,10 @@ impl ShmFabric {
                 Sent::Done => batch.advance(1),
                 Sent::Blocked(packets) => {
                     self.counters.tx_blocked += 1;
+                    if let Some(path) = self.paths.get_mut(train.path) {
+                        let slot = path.link;
+                        self.note_full(slot);
+                    }
                     if packets > 0 {
                         batch.advance_packets(packets);
                     }
@@ -213,7 +217,10 @@ impl ShmFabric {
         let mut revoked = None;
         let result = send(&mut tx, Reach::new(&mut self.grants.mapped, &mut revoked));
         let ShmTx { garbage, full, messages, lines, .. } = tx;
-        self.counters.tx_messages_blocked += u64::from(full);
+        if full {
+            self.counters.tx_messages_blocked += 1;
+            self.note_full(slot);
+        }
         self.counters.tx_messages += messages;
         self.counters.tx_lines += lines;
         if let Some(grant) = revoked {
@@ -233,6 +240,39 @@ impl ShmFabric {
         let link = self.links.get_mut(slot).expect("found by the caller");
         let mut tx = ShmTx::new(&mut link.tx, true);
         send(&mut tx, Reach::new(&mut self.grants.mapped, &mut None))
+    }
+
+    fn note_full(&mut self, slot: u32) {
+        if let Some(link) = self.links.get_mut(slot)
+            && !core::mem::replace(&mut link.listed_full, true)
+        {
+            self.full.push(slot);
+        }
+    }
+    /// Before this side sleeps: asks the consumers of rings that were found full to call when there is room. `true`: they
+    /// were not asked before.
+    pub(super) fn ask_for_calls(&mut self) -> bool {
+        let mut asked = false;
+        for &slot in &self.full {
+            asked |= self.links.get_mut(slot).is_some_and(|l| l.tx.ask_for_call());
+        }
+        asked
+    }
+    /// Whether there is room in a ring that was found full. What waits for it is tried again then.
+    pub(super) fn has_room(&mut self) -> bool {
+        let links = &mut self.links;
+        // Impossible credits are for who sends.
+        let has_room =
+            |slot: &u32| links.get_mut(*slot).is_some_and(|l| !matches!(l.tx.refresh(), Ok(false)));
+        let any = self.full.iter().any(has_room);
+        if any {
+            for slot in self.full.drain(..) {
+                if let Some(link) = links.get_mut(slot) {
+                    link.listed_full = false;
+                }
+            }
+        }
+        any
     }
 
     /// Calls the peer of a link if it does not poll.

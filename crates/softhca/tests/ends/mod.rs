@@ -15,7 +15,7 @@ use hca_core::{
     WcStatus,
 };
 use hca_fabric::{
-    Fabric, OpenError, ShmFabric, ShmOptions, UdpFabric, UdpOptions, UringFabric, UringOptions,
+    AutoFabric, Fabric, OpenError, ShmFabric, ShmOptions, UdpFabric, UdpOptions, UringFabric, UringOptions,
 };
 use softhca::{Options, Progress, SoftHca};
 
@@ -57,6 +57,9 @@ pub fn network(fabric: &str, salt: u32) -> Option<Box<dyn Fabric>> {
             Ipv4Addr::from(0x7f00_0000 | (std::process::id() << 9 ^ salt << 8 | host) & 0xff_ffff).into();
         let opened: Result<Box<dyn Fabric>, OpenError> = match fabric {
             "udp" => UdpFabric::open(ip, &UdpOptions::default()).map(|f| Box::new(f) as _),
+            "auto" => {
+                AutoFabric::open(ip, &UdpOptions::default(), &ShmOptions::default()).map(|f| Box::new(f) as _)
+            }
             _ => UringFabric::open(ip, &UringOptions::default()).map(|f| Box::new(f) as _),
         };
         match opened {

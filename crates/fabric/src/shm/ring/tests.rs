@@ -12,7 +12,7 @@ fn pair() -> (Producer, Consumer, Segment, Segment) {
     let (out, own) = (Segment::heap(outbox_bytes(LINES)), Segment::heap(outbox_bytes(LINES)));
     let mut producer = Producer::new(out.clone(), LINES, Barrier::Fence);
     producer.link(own.window(), Barrier::Fence);
-    let consumer = Consumer::new(out.window(), own.clone(), LINES);
+    let consumer = Consumer::new(out.window(), own.clone(), LINES, Barrier::Fence);
     (producer, consumer, out, own)
 }
 

@@ -2,6 +2,7 @@
 
 mod children;
 mod direct;
+mod full;
 mod hostile;
 mod outside;
 mod process;
