@@ -82,7 +82,9 @@ impl Wake for Sits {
 fn an_event_queue_that_overflows_is_a_syndrome_that_ends_the_device() {
     const QUEUES: usize = 600;
     let served = serve(1, Limits::default());
-    let device = open(&served, 0, watchful());
+    let mut options = watchful();
+    options.event_queue_entries = 512;
+    let device = open(&served, 0, options);
     let pd = Context::new(device.clone()).alloc_pd().unwrap();
     let qkey = Qkey::new(7);
     let mut queues: Vec<_> = (0..=QUEUES)

@@ -158,7 +158,8 @@ impl Core {
         let opened: Result<_, OpenError> = (|| {
             // Before there are queues of events, as it is none for the program.
             link.raise(&cmd, &caps, options).map_err(failed)?;
-            let eqs = Eqs::open(&cmd, arena, uars.events(), &caps, interrupts.len() as u32)
+            let entries = options.event_queue_entries;
+            let eqs = Eqs::open(&cmd, arena, uars.events(), &caps, entries, interrupts.len() as u32)
                 .map_err(|e| e.open(&name))?;
             let port = Port::open(&cmd, &caps, options, &name)?;
             let means = Means { cmd: &cmd, arena, caps: &caps, uars: &uars, eqn: eqs.completion_number() };

@@ -38,6 +38,9 @@ pub struct Options {
     pub start_timeout: Duration,
     /// How often the driver's thread looks whether the adapter lives.
     pub health_interval: Duration,
+    /// Events that may come while the driver's thread has no turn: entries of each event queue, 256 or more, rounded
+    /// up to a power of two, and at most what the adapter takes. More end the adapter.
+    pub event_queue_entries: u32,
     /// Whether to use interrupts. Without them the driver's thread looks each millisecond.
     pub interrupts: bool,
     /// Doorbell pages for queues.
@@ -66,6 +69,7 @@ impl Default for Options {
             command_look: Duration::from_millis(100),
             start_timeout: Duration::from_secs(120),
             health_interval: Duration::from_secs(1),
+            event_queue_entries: 4096,
             interrupts: true,
             uars: 4,
             blueflame: false,

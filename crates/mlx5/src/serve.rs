@@ -16,8 +16,6 @@ use crate::uar::EventUar;
 
 /// Events of the queue of commands, as a power of two.
 const LOG_COMMANDS: u32 = 9;
-/// Events of each other queue, as a power of two: what may come while the driver's thread has no turn.
-const LOG_EVENTS: u32 = 12;
 /// Events that are taken of each queue before the others have their turn.
 const BUDGET: usize = 1024;
 
@@ -60,14 +58,17 @@ impl Eqs {
         arena: &DmaArena,
         uar: &EventUar,
         caps: &Caps,
+        entries: u32,
         vectors: u32,
     ) -> Result<Self, EqError> {
+        // The adapter is told how far after fewer than that, and counts in 24 bits.
+        let log_events = entries.clamp(256, 1 << 20).next_power_of_two().ilog2();
         let make = |log_size: u32, vector, types: &[EventType]| {
             Eq::create(cmd, arena, uar, log_size.min(caps.log_max_eq_sz), vector, types)
         };
         cmd.set_events(make(LOG_COMMANDS, 0, &[EventType::Cmd])?);
-        let others = make(LOG_EVENTS, 0, &ASYNC)?;
-        let completions = make(LOG_EVENTS, vectors.saturating_sub(1), &[])?;
+        let others = make(log_events, 0, &ASYNC)?;
+        let completions = make(log_events, vectors.saturating_sub(1), &[])?;
         Ok(Self { others, completions })
     }
     /// Has all of them interrupt.

@@ -237,18 +237,20 @@ impl Pair {
 
     fn greet(
         opened: Opened,
-        mut channel: Channel<FromPeer>,
+        channel: Channel<FromPeer>,
         cpus: (Option<usize>, Option<usize>),
         child: Option<Child>,
     ) -> Result<Self, Failure> {
-        channel.send(&ToPeer::Hello { protocol: PROTOCOL })?;
-        let theirs = match channel.recv(Some(PATIENCE))? {
+        // From here on its drop sees to the other process, where they do not come to an understanding, too.
+        let mut this = Self { mtu: opened.mtu(), opened, channel, cpus, child };
+        this.channel.send(&ToPeer::Hello { protocol: PROTOCOL })?;
+        let theirs = match this.channel.recv(Some(PATIENCE))? {
             FromPeer::Hello { protocol: PROTOCOL, mtu } => mtu,
             FromPeer::Hello { protocol, .. } => return Err(ControlError::Version { theirs: protocol }.into()),
             other => return Err(unexpected(other).into()),
         };
-        let mtu = theirs.min(opened.mtu());
-        Ok(Self { opened, channel, mtu, cpus, child })
+        this.mtu = theirs.min(this.mtu);
+        Ok(this)
     }
 
     /// The device of this process.
