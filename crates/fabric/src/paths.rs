@@ -149,8 +149,7 @@ fn slot_of(id: PathId) -> usize {
 
 /// The port of a queue pair, of those to one peer. Numbers in a row have different ones.
 fn lane_of(qpn: Qpn) -> u16 {
-    const GOLDEN: u32 = 0x9e37_79b9;
-    (qpn.raw().wrapping_mul(GOLDEN) >> (u32::BITS - PORTS_PER_PEER.ilog2())) as u16
+    qpn.spread(PORTS_PER_PEER.ilog2()) as u16
 }
 
 /// A number that nobody foresees.

@@ -89,6 +89,17 @@ number!(
     Lid(u16), u16::MAX, 6
 );
 
+impl Qpn {
+    /// A number below 2^`bits` that spreads queue pairs, 1 to 32 bits: numbers in a row have different ones for as long as
+    /// there are some.
+    pub const fn spread(self, bits: u32) -> u32 {
+        // 2^32 by the golden ratio, of which multiples lie evenly.
+        const GOLDEN: u32 = 0x9e37_79b9;
+        assert!(bits >= 1 && bits <= u32::BITS);
+        self.0.wrapping_mul(GOLDEN) >> (u32::BITS - bits)
+    }
+}
+
 impl Psn {
     /// This PSN plus `n`, modulo 2^24.
     #[must_use]
@@ -363,6 +374,19 @@ handle!(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn queue_pairs_are_spread_evenly() {
+        for (first, step) in [(0, 1), (0xff_0000, 1), (5, 2), (64, 64)] {
+            let mut found = [0; 16];
+            for n in 0..64 {
+                found[Qpn::new(first + n * step).spread(4) as usize] += 1;
+            }
+            assert!(found.iter().all(|n| (1..=8).contains(n)), "from {first} by {step}: {found:?}");
+        }
+        assert_eq!(Qpn::new(1).spread(32), 0x9e37_79b9);
+        assert_eq!(Qpn::new(1).spread(20), 0x9_e377);
+    }
 
     #[test]
     fn psn_distance_is_serial() {

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hca_core::wire::neighbour::{Mac, Station, usable};
-use hca_core::{AddressVector, DeviceError, Gid, Lid, Mtu, PortAttr};
+use hca_core::{AddressVector, DeviceError, Gid, Lid, Mtu, PortAttr, Qpn};
 use hca_prm::command::hca::{AccessRegIn, AccessRegMod};
 use hca_prm::command::vport::{
     AllowedListType, HcaVportContext, MacAddress, ModifyNicVportContextIn, NicVportContext,
@@ -57,9 +57,8 @@ pub(crate) struct Path {
 impl Path {
     /// The same for the connection of a queue pair, whose number spreads those without a flow label over UDP source
     /// ports.
-    pub(crate) fn of_queue_pair(self, qpn: u32) -> Self {
-        const GOLDEN: u32 = 0x9e37_79b9;
-        let label = if self.flow_label == 0 { qpn.wrapping_mul(GOLDEN) >> 12 } else { self.flow_label };
+    pub(crate) fn of_queue_pair(self, qpn: Qpn) -> Self {
+        let label = if self.flow_label == 0 { qpn.spread(20) } else { self.flow_label };
         Self { udp_sport: udp_source_port(label), ..self }
     }
 }
@@ -537,7 +536,7 @@ mod tests {
             let av = AddressVector { flow_label, ..to("fe80::11:22ff:fe33:4455") };
             port.path(&av, nobody).unwrap()
         };
-        let ports_of = |label| (0x40..0x80).map(move |n| path(label).of_queue_pair(n).udp_sport);
+        let ports_of = |label| (0x40..0x80).map(move |n| path(label).of_queue_pair(Qpn::new(n)).udp_sport);
         assert!(ports_of(0).all(|p| p >= 0xc000));
         let distinct = ports_of(0).collect::<std::collections::HashSet<_>>().len();
         assert!(distinct >= 60, "64 connections have {distinct} source ports");

@@ -12,7 +12,7 @@ pub(crate) use loom::sync::{
     atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 
-pub(crate) use hca_turn_lock::UnsafeCell;
+pub(crate) use hca_turn_lock::{CachePadded, UnsafeCell};
 
 #[cfg(loom)]
 pub(crate) use loom::thread::yield_now;
@@ -22,16 +22,4 @@ pub(crate) use std::thread::yield_now;
 /// The lock of what is whole between any two operations on it.
 pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
-/// A value on cache lines of its own (two, since adjacent lines are fetched in pairs).
-#[derive(Debug, Default)]
-#[repr(align(128))]
-pub(crate) struct CachePadded<T>(pub(crate) T);
-
-impl<T> core::ops::Deref for CachePadded<T> {
-    type Target = T;
-    fn deref(&self) -> &T {
-        &self.0
-    }
 }

@@ -34,7 +34,7 @@ mod barrier;
 mod exclusion;
 mod sync;
 #[doc(hidden)]
-pub use sync::UnsafeCell;
+pub use sync::{CachePadded, UnsafeCell};
 mod thread_word;
 mod turn_lock;
 

@@ -25,7 +25,7 @@ pub(crate) fn sleep(_: core::time::Duration) {
 /// A value on cache lines of its own (two, since adjacent lines are fetched in pairs).
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct CachePadded<T>(pub(crate) T);
+pub struct CachePadded<T>(pub T);
 
 impl<T> core::ops::Deref for CachePadded<T> {
     type Target = T;

@@ -242,7 +242,9 @@ impl Qps {
         };
         // To ask for a peer may take seconds: not for what is refused, and others may use the queue pair meanwhile.
         let path = match &attr.av {
-            Some(av) => check().and_then(|_| hca.path(av)).map(|p| Some(p.of_queue_pair(entry.fixed.qpn)))?,
+            Some(av) => check()
+                .and_then(|_| hca.path(av))
+                .map(|p| Some(p.of_queue_pair(Qpn::new(entry.fixed.qpn))))?,
             None => None,
         };
         let mut set = entry.attr();

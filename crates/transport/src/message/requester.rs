@@ -1,13 +1,11 @@
 //! The requester: requests in the order in which they were posted, as messages or straight on the peer's memory.
 
 mod completer;
+mod pieces;
 
-use hca_core::{Instant, MAX_MESSAGE_BYTES, Psn, RemoteAddr, SendFlags, SendOp, WcStatus};
+use hca_core::{Instant, MAX_MESSAGE_BYTES, Psn, SendFlags, WcStatus};
 
-use super::{
-    FIRST, Head, LAST, LENT, LOAN_MIN, MAX_DATA, MAX_LOAN, NOT_LENT, OPERAND_BYTES, Op, REMOTE_BYTES,
-    SOLICITED, loan_bytes, put_loan, put_remote, reserve,
-};
+use super::{FIRST, Head, LAST, MAX_DATA, Op, reserve};
 use crate::connection::Path;
 use crate::emit::local_status;
 use crate::inflight::Kind;
@@ -402,170 +400,10 @@ impl Requester {
         if self.una == self.next { Step::Fail(status) } else { self.wait() }
     }
 
-    /// A SEND or WRITE, or the next piece of it.
-    #[inline]
-    fn tell<H: Host, T: TxSink>(
-        &mut self,
-        now: Instant,
-        path: &Path,
-        done: u16,
-        request: &SendRequest,
-        host: &mut H,
-        tx: &mut T,
-    ) -> Step {
-        if request.len >= LOAN_MIN
-            && self.may_lend()
-            && let Some(step) = self.lend(now, path, done, request, host, tx)
-        {
-            return step;
-        }
-        let data = ((request.len - self.sent) as usize).min(MAX_DATA);
-        let last = self.sent as usize + data == request.len as usize;
-        let remote = self.names_remote(request);
-        let head = self.piece_head(path, request, done, last, 0);
-        let Some(out) = reserve(tx, &head, if remote.is_some() { REMOTE_BYTES + data } else { data }) else {
-            return Step::Full;
-        };
-        let out = match remote {
-            Some(remote) => {
-                let (ext, rest) = out.split_first_chunk_mut().expect("room was made for it");
-                put_remote(ext, remote, request.len);
-                rest
-            }
-            None => out,
-        };
-        if data > 0
-            && let Err(e) = host.gather(self.next, self.sent, out)
-        {
-            return self.local_failure(local_status(e));
-        }
-        tx.commit();
-        self.piece_left(now, request, data as u32, last);
-        Step::Sent
-    }
-
-    /// The memory that a WRITE's first piece names.
-    #[inline]
-    fn names_remote(&self, request: &SendRequest) -> Option<RemoteAddr> {
-        match request.op {
-            SendOp::Write(remote) | SendOp::WriteImm(remote, _) if self.sent == 0 => Some(remote),
-            _ => None,
-        }
-    }
-
-    /// The head of a SEND's or WRITE's next piece.
-    #[inline]
-    fn piece_head(&self, path: &Path, request: &SendRequest, done: u16, last: bool, flags: u8) -> Head {
-        let (op, extra) = match request.op {
-            SendOp::SendImm(imm) => (Op::SendImm, imm),
-            SendOp::SendInv(rkey) => (Op::SendInv, rkey.raw()),
-            SendOp::Write(_) => (Op::Write, 0),
-            SendOp::WriteImm(_, imm) => (Op::WriteImm, imm),
-            _ => (Op::Send, 0),
-        };
-        let solicited = if request.flags.contains(SendFlags::SOLICITED) { SOLICITED } else { 0 };
-        let place = if self.sent == 0 { FIRST } else { 0 } | if last { LAST } else { 0 };
-        self.head(path, op, flags | place | solicited, done, extra)
-    }
-
-    /// A piece of a SEND or WRITE has left.
-    #[inline]
-    fn piece_left(&mut self, now: Instant, request: &SendRequest, len: u32, last: bool) {
-        let takes_recv = self.sent == 0 && Kind::of(&request.op).consumes_recv();
-        self.used = self.used.wrapping_add(takes_recv.into());
-        if last {
-            self.left(now);
-        } else {
-            self.sent += len;
-            self.current = Some(*request);
-        }
-    }
-
-    /// Whether the next request may be lent. An index is forgotten once it is reached: it comes again.
-    #[inline]
-    fn may_lend(&mut self) -> bool {
-        if self.lends_from.is_some_and(|from| self.next.wrapping_sub(from) as i32 >= 0) {
-            self.lends_from = None;
-        }
-        self.lends_from.is_none()
-    }
-
-    /// The next piece of a long SEND or WRITE as a loan. `None`: it is not lent.
-    fn lend<H: Host, T: TxSink>(
-        &mut self,
-        now: Instant,
-        path: &Path,
-        done: u16,
-        request: &SendRequest,
-        host: &mut H,
-        tx: &mut T,
-    ) -> Option<Step> {
-        let loan = host.lend(self.next, self.sent, MAX_LOAN.min(request.len - self.sent))?;
-        let last = self.sent + loan.len == request.len;
-        let head = self.piece_head(path, request, done, last, LENT);
-        let remote = self.names_remote(request);
-        let named = if remote.is_some() { REMOTE_BYTES } else { 0 };
-        let Some(out) = reserve(tx, &head, named + loan_bytes(&loan)) else { return Some(Step::Full) };
-        let (target, rest) = out.split_at_mut(named);
-        if let Some(remote) = remote {
-            put_remote(target.first_chunk_mut().expect("room was made for it"), remote, request.len);
-        }
-        put_loan(rest, &loan);
-        tx.commit();
-        self.piece_left(now, request, loan.len, last);
-        Some(Step::Sent)
-    }
-
-    /// A READ or an atomic.
-    fn ask<T: TxSink>(
-        &mut self,
-        now: Instant,
-        path: &Path,
-        done: u16,
-        request: &SendRequest,
-        tx: &mut T,
-    ) -> Step {
-        let (op, remote, operands) = match request.op {
-            SendOp::CompareSwap { remote, compare, swap } => (Op::CompareSwap, remote, Some([swap, compare])),
-            SendOp::FetchAdd { remote, add } => (Op::FetchAdd, remote, Some([add, 0])),
-            SendOp::Read(remote) => (Op::Read, remote, None),
-            _ => unreachable!("only these are answered"),
-        };
-        let head = self.head(path, op, FIRST | LAST, done, 0);
-        let body = REMOTE_BYTES + if operands.is_some() { OPERAND_BYTES } else { 0 };
-        let Some(out) = reserve(tx, &head, body) else { return Step::Full };
-        let (ext, rest) = out.split_first_chunk_mut().expect("room was made for it");
-        put_remote(ext, remote, request.len);
-        if let Some(operands) = operands {
-            for (to, word) in rest.as_chunks_mut::<8>().0.iter_mut().zip(operands) {
-                *to = word.to_ne_bytes();
-            }
-        }
-        tx.commit();
-        self.unanswered += 1;
-        self.left(now);
-        Step::Sent
-    }
-
     #[cold]
     fn note_fetched(&mut self, head: &Head, not_from: Option<u32>) {
         self.fetched = Some(Fetched { number: head.number, not_from });
         self.ready = true;
-    }
-    /// Tells what became of what the response to a READ lent; the peer answers nothing behind it before. `false`: the
-    /// sink is full.
-    #[cold]
-    fn tell_fetched<T: TxSink>(&mut self, path: &Path, done: u16, tx: &mut T) -> bool {
-        let Some(Fetched { number, not_from }) = self.fetched else { return true };
-        let flags = if not_from.is_some() { NOT_LENT } else { 0 };
-        let extra = not_from.unwrap_or(0);
-        let head = Head { op: Op::Fetched, flags, dest: path.dest_qpn, number, done, extra };
-        if reserve(tx, &head, 0).is_none() {
-            return false;
-        }
-        tx.commit();
-        self.fetched = None;
-        true
     }
 
     #[inline]

@@ -1,0 +1,210 @@
+//! Moves by assembly, of which one is the quickest for a length and a processor.
+//!
+//! The invariants are those of the module above.
+
+use core::arch::asm;
+use std::sync::OnceLock;
+
+/// From here on a string move is quicker, on processors that have a quick one.
+const STRING_BYTES: usize = 3072;
+/// What is assumed of the largest cache where the system does not tell.
+const USUAL_CACHE: u64 = 32 << 20;
+const PAGE: usize = 4096;
+/// Pages that are copied side by side past the caches, so that several rows of memory are open.
+const PAGES: usize = 4;
+
+/// What is quickest on this processor.
+pub(super) struct Plan {
+    wide: bool,
+    string: bool,
+    pub(super) streaming_bytes: u64,
+}
+
+#[inline]
+pub(super) fn plan() -> &'static Plan {
+    static PLAN: OnceLock<Plan> = OnceLock::new();
+    PLAN.get_or_init(|| {
+        // Vendor "GenuineIntel": others' string moves depend on how source and target lie to each other.
+        let vendor = core::arch::x86_64::__cpuid(0);
+        let intel = (vendor.ebx, vendor.edx, vendor.ecx) == (0x756e_6547, 0x4965_6e69, 0x6c65_746e);
+        // SAFETY: it reads a number.
+        let cache = u64::try_from(unsafe { libc::sysconf(libc::_SC_LEVEL3_CACHE_SIZE) }).unwrap_or(0);
+        let cache = if cache == 0 { USUAL_CACHE } else { cache };
+        Plan {
+            wide: std::is_x86_feature_detected!("avx"),
+            string: intel && std::is_x86_feature_detected!("ermsb"),
+            streaming_bytes: cache / 4,
+        }
+    })
+}
+
+/// # Safety
+/// Both ranges satisfy (1) and do not overlap; at least 128 bytes.
+#[inline]
+pub(super) unsafe fn move_cached(to: *mut u8, from: *const u8, len: usize) {
+    debug_assert!(len >= 128);
+    let plan = plan();
+    // SAFETY: our caller's; instructions that the processor was found to have.
+    unsafe {
+        if plan.string && len >= STRING_BYTES {
+            string_move(to, from, len);
+        } else if plan.wide {
+            wide_move(to, from, len);
+        } else {
+            narrow_move(to, from, len);
+        }
+    }
+}
+
+/// # Safety
+/// As [`move_cached`]; the direction flag is clear as the ABI demands.
+#[inline]
+pub(super) unsafe fn string_move(to: *mut u8, from: *const u8, len: usize) {
+    // SAFETY: our caller's.
+    unsafe {
+        asm!(
+            "rep movsb",
+            inout("rcx") len => _, inout("rdi") to => _, inout("rsi") from => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// A move by blocks of four registers, and the loop that it is made of. The last block ends where the range does, and may
+/// overlap the one before.
+macro_rules! moves_by_blocks {
+    (
+        $(#[$needs:meta])?
+        $moves:ident, $blocks:ident: $bytes:literal bytes by $mov:literal through $register:ident at
+        [0 $second:literal $third:literal $fourth:literal], then $end:literal
+    ) => {
+        /// # Safety
+        /// As [`move_cached`], on a processor that has these registers.
+        #[inline]
+        $(#[$needs])?
+        pub(super) unsafe fn $moves(to: *mut u8, from: *const u8, len: usize) {
+            // SAFETY: our caller's: there is one block at least.
+            unsafe {
+                $blocks(to, from, len / $bytes);
+                if !len.is_multiple_of($bytes) {
+                    $blocks(to.add(len - $bytes), from.add(len - $bytes), 1);
+                }
+            }
+        }
+
+        /// # Safety
+        /// As [`move_cached`] for so many whole blocks, which are not 0, on a processor that has these registers.
+        #[inline]
+        $(#[$needs])?
+        unsafe fn $blocks(to: *mut u8, from: *const u8, blocks: usize) {
+            // SAFETY: our caller's.
+            unsafe {
+                asm!(
+                    "2:",
+                    concat!($mov, " {a}, [{from}]"),
+                    concat!($mov, " {b}, [{from} + ", $second, "]"),
+                    concat!($mov, " {c}, [{from} + ", $third, "]"),
+                    concat!($mov, " {d}, [{from} + ", $fourth, "]"),
+                    concat!($mov, " [{to}], {a}"),
+                    concat!($mov, " [{to} + ", $second, "], {b}"),
+                    concat!($mov, " [{to} + ", $third, "], {c}"),
+                    concat!($mov, " [{to} + ", $fourth, "], {d}"),
+                    concat!("add {from}, ", $bytes),
+                    concat!("add {to}, ", $bytes),
+                    "dec {n}",
+                    "jnz 2b",
+                    $end,
+                    n = inout(reg) blocks => _,
+                    to = inout(reg) to => _,
+                    from = inout(reg) from => _,
+                    a = out($register) _, b = out($register) _, c = out($register) _, d = out($register) _,
+                    options(nostack)
+                );
+            }
+        }
+    };
+}
+
+moves_by_blocks! {
+    #[target_feature(enable = "avx")]
+    wide_move, wide_blocks: 128 bytes by "vmovdqu" through ymm_reg at [0 32 64 96], then "vzeroupper"
+}
+moves_by_blocks! {
+    narrow_move, narrow_blocks: 64 bytes by "movups" through xmm_reg at [0 16 32 48], then ""
+}
+
+/// Past the caches: whole groups of pages side by side, the rest as the caches take it.
+///
+/// # Safety
+/// As [`move_cached`].
+pub(super) unsafe fn move_streaming(to: *mut u8, from: *const u8, len: usize) {
+    const GROUP: usize = PAGES * PAGE;
+    let head = to.align_offset(64);
+    // The stores need whole lines, and a head that `move_cached` takes.
+    let head = if head > 0 { head + 128 } else { 0 };
+    if !plan().wide || len < head + GROUP {
+        // SAFETY: our caller's.
+        return unsafe { move_cached(to, from, len) };
+    }
+    let groups = (len - head) / GROUP;
+    let rest = len - head - groups * GROUP;
+    // SAFETY: our caller's; head, groups and rest are the range. A short rest begins within the last group.
+    unsafe {
+        if head > 0 {
+            move_cached(to, from, head);
+        }
+        // What was placed before is seen before what the stores below place (4).
+        asm!("sfence", options(nostack, preserves_flags));
+        for group in 0..groups {
+            let at = head + group * GROUP;
+            stream_group(to.add(at), from.add(at));
+        }
+        asm!("sfence", options(nostack, preserves_flags));
+        if rest > 0 {
+            let rest = rest.max(128);
+            move_cached(to.add(len - rest), from.add(len - rest), rest);
+        }
+    }
+}
+
+/// Four pages side by side, by stores that the caches do not keep.
+///
+/// # Safety
+/// As [`move_cached`] for four pages, on a processor with AVX; `to` is a multiple of 64. Fences follow.
+#[inline]
+#[target_feature(enable = "avx")]
+unsafe fn stream_group(to: *mut u8, from: *const u8) {
+    // SAFETY: our caller's.
+    unsafe {
+        asm!(
+            "2:",
+            "vmovdqu {a}, [{from}]",
+            "vmovdqu {b}, [{from} + 32]",
+            "vmovdqu {c}, [{from} + 4096]",
+            "vmovdqu {d}, [{from} + 4128]",
+            "vmovdqu {e}, [{from} + 8192]",
+            "vmovdqu {f}, [{from} + 8224]",
+            "vmovdqu {g}, [{from} + 12288]",
+            "vmovdqu {h}, [{from} + 12320]",
+            "vmovntdq [{to}], {a}",
+            "vmovntdq [{to} + 32], {b}",
+            "vmovntdq [{to} + 4096], {c}",
+            "vmovntdq [{to} + 4128], {d}",
+            "vmovntdq [{to} + 8192], {e}",
+            "vmovntdq [{to} + 8224], {f}",
+            "vmovntdq [{to} + 12288], {g}",
+            "vmovntdq [{to} + 12320], {h}",
+            "add {from}, 64",
+            "add {to}, 64",
+            "dec {n}",
+            "jnz 2b",
+            "vzeroupper",
+            n = inout(reg) PAGE / 64 => _,
+            to = inout(reg) to => _,
+            from = inout(reg) from => _,
+            a = out(ymm_reg) _, b = out(ymm_reg) _, c = out(ymm_reg) _, d = out(ymm_reg) _,
+            e = out(ymm_reg) _, f = out(ymm_reg) _, g = out(ymm_reg) _, h = out(ymm_reg) _,
+            options(nostack)
+        );
+    }
+}
