@@ -121,6 +121,21 @@ impl Psn {
     }
 }
 
+impl Qpn {
+    /// Whether a program's queue pair can have it: not 0 and 1, which are management's, nor 0xffffff, which stands for the
+    /// members of a multicast group.
+    pub const fn is_ordinary(self) -> bool {
+        self.0 > 1 && self.0 < 0xff_ffff
+    }
+}
+
+impl Lid {
+    /// Whether it names one port: from 0x0001 to 0xbfff.
+    pub const fn is_unicast(self) -> bool {
+        self.0 > 0 && self.0 < 0xc000
+    }
+}
+
 impl Qkey {
     /// Whether bit 31 is set: a request with such a Q_Key takes the queue pair's own instead.
     pub const fn is_privileged(self) -> bool {
@@ -156,6 +171,10 @@ impl Gid {
     /// The IP address that this GID holds, IPv4-mapped ones as IPv4.
     pub fn ip(self) -> IpAddr {
         Ipv6Addr::from(self.0).to_canonical()
+    }
+    /// Whether it names a group of ports.
+    pub fn is_multicast(self) -> bool {
+        self.ip().is_multicast()
     }
     /// Whether it holds an IPv4 address.
     pub fn is_ipv4(self) -> bool {

@@ -5,12 +5,12 @@
 //! client sends first, and each end sends the next message once its last one has completed and the
 //! other's has arrived.
 
-mod exchange;
+pub(crate) mod exchange;
 
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use hca_core::{Access, AddressVector, AsyncEvent, Gid, Mtu, Qkey, QpType};
+use hca_core::{Access, AddressVector, AsyncEvent, Mtu, Qkey, QpType};
 use hca_verbs::{
     Buf, CompletionQueue, Completions, ConnectOptions, Connected, Endpoint, FrozenBuf, OfferedBy, Pd,
     QueuePair, Rc, SendRequest, Service as VerbsService, Uc, Ud, UdPeer, WcError, ops,
@@ -213,12 +213,12 @@ where
         let options = ConnectOptions { mtu: Some(args.mtu), rd_atomic: Some(1), ..ConnectOptions::default() };
         let remote = Endpoint {
             service: S::TYPE,
-            qpn: theirs.qpn,
-            psn: theirs.psn,
+            qpn: theirs.qpn(),
+            psn: theirs.psn(),
             mtu: Mtu::B4096,
             rd_atomic: 1,
-            gid: theirs.gid,
-            lid: theirs.lid,
+            gid: theirs.gid(),
+            lid: theirs.lid(),
         };
         Ok(control.connect(&remote, &options)?)
     })?;
@@ -241,8 +241,8 @@ fn datagrams(args: &PingpongArgs, opened: &Opened) -> Result<(), Failure> {
     let own = bounce.qp.endpoint();
     let control = bounce.qp.control();
     let (theirs, client) = learn(args, opened, &own, &|_: &Dest| Ok(control.activate(QKEY)?))?;
-    let av = AddressVector { dgid: theirs.gid, dlid: theirs.lid, ..AddressVector::default() };
-    let peer: UdPeer = pd.create_ah(&av)?.peer(theirs.qpn, QKEY);
+    let av = AddressVector { dgid: theirs.gid(), dlid: theirs.lid(), ..AddressVector::default() };
+    let peer: UdPeer = pd.create_ah(&av)?.peer(theirs.qpn(), QKEY);
     let took = bounce.run(args.iters, client, GRH_BYTES as u32, |qp, source| {
         Ok(qp.post_send(SendRequest::send(source).to(&peer)).map_err(|r| r.error)?)
     });
@@ -259,9 +259,7 @@ fn learn(
     own: &Endpoint,
     connect: &dyn Fn(&Dest) -> Result<(), Failure>,
 ) -> Result<(Dest, bool), Failure> {
-    // Where there are LIDs they are enough; a program that hears of a GID there takes it for its wish of a global header.
-    let gid = if own.lid.raw() == 0 { own.gid } else { Gid::default() };
-    let dest = Dest { lid: own.lid, qpn: own.qpn, psn: own.psn, gid };
+    let dest = Dest::of(own);
     if !args.json {
         println!("  local address:  {}", describe(&dest));
     }
@@ -337,10 +335,10 @@ fn accept(args: &PingpongArgs, opened: &Opened, own: &Endpoint) -> Result<TcpStr
 fn describe(dest: &Dest) -> String {
     format!(
         "LID 0x{:04x}, QPN 0x{:06x}, PSN 0x{:06x}, GID {}",
-        dest.lid.raw(),
-        dest.qpn.raw(),
-        dest.psn.raw(),
-        dest.gid
+        dest.lid().raw(),
+        dest.qpn().raw(),
+        dest.psn().raw(),
+        dest.gid()
     )
 }
 
@@ -359,7 +357,7 @@ fn finish(args: &PingpongArgs, own: &Endpoint, theirs: &Dest, size: u64, took: D
             "usec_per_iter": seconds * 1e6 / iters,
             "mbit_per_s": bytes as f64 * 8.0 / seconds / 1e6,
             "local_gid": own.gid.to_string(),
-            "remote_gid": theirs.gid.to_string(),
+            "remote_gid": theirs.gid().to_string(),
         });
         println!("{row}");
         return;

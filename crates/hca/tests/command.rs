@@ -426,6 +426,32 @@ fn a_silent_client_keeps_nobody_from_a_listener() {
     assert!(text.contains("the peer said nothing for 3s"), "{text}");
 }
 
+#[test]
+fn a_client_that_goes_silent_in_the_middle_of_a_measurement_is_given_up_on() {
+    use rustix::process::{Pid, Signal, kill_process};
+    let capture = Scratch::new("stopped-client.pcapng");
+    let (mut child, address, mut said) = listener_with(&["--once", "--capture", capture.path()]);
+    let args = ["perf", "--connect", &address, "--op", "send", "--size", "8", "--duration", "60"];
+    let client = hca(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    // Packets are there once it measures: more than one buffer of them has been written.
+    while std::fs::metadata(&capture.0).map_or(0, |m| m.len()) < 10_000 {
+        std::thread::yield_now();
+    }
+    let stopped = Pid::from_raw(client.id() as i32).unwrap();
+    kill_process(stopped, Signal::STOP).unwrap();
+    let mut text = String::new();
+    said.read_to_string(&mut text).unwrap();
+    // When it goes on, it hears of that.
+    kill_process(stopped, Signal::CONT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+    assert!(text.contains("the peer said nothing for 10s"), "{text}");
+    assert!(is_whole_capture(&capture));
+    let out = client.wait_with_output().unwrap();
+    assert_eq!(out.status.code(), Some(1));
+    let told = String::from_utf8_lossy(&out.stderr);
+    assert!(told.contains("said nothing for 10s") || told.contains("closed the control channel"), "{told}");
+}
+
 /// A listener's answers to lines, each of which it answers; the last one is before it hangs up.
 fn told_by(address: &str, lines: &[String]) -> String {
     let mut stream = std::net::TcpStream::connect(address).unwrap();
@@ -460,6 +486,9 @@ fn a_listener_refuses_what_no_honest_host_asks_and_serves_the_next() {
         (prepare(1 << 31, 64), "a size of 2147483648"),
         (prepare(1 << 30, 1 << 40), "--memory"),
         (prepare(64, 4), "offers 4 bytes of memory"),
+        (prepare(64, 72).replace("\"qpn\":5", "\"qpn\":1"), "qpn"),
+        (prepare(64, 72).replace("::ffff:127.0.0.99", "ff02::1"), "gid"),
+        (prepare(64, 72).replace("\"addr\":0", "\"addr\":18446744073709551615"), "beyond all addresses"),
         (prepare(64, 72).replace("\"write\"", "\"put\""), "rc has no put"),
         (prepare(64, 72).replace("\"mtu\":1024,\"endpoint\"", "\"mtu\":7,\"endpoint\""), "a path MTU of 7"),
         (node(1 << 24, &card), "16777216 bytes with a header"),

@@ -21,7 +21,7 @@ use crate::{ConnectError, ParseEndpointError};
 /// # Ok::<(), hca_verbs::ParseEndpointError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Said"))]
 pub struct Endpoint {
     /// Service of the queue pair.
     pub service: QpType,
@@ -36,14 +36,48 @@ pub struct Endpoint {
     /// Its port.
     pub gid: Gid,
     /// Its port's LID on an InfiniBand subnet; 0 on RoCE, where it is left out of the text.
-    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_zero"))]
+    #[cfg_attr(feature = "serde", serde(skip_serializing_if = "is_zero"))]
     pub lid: Lid,
+}
+
+/// An endpoint as somebody else says it.
+#[cfg(feature = "serde")]
+#[derive(serde::Deserialize)]
+struct Said {
+    service: QpType,
+    qpn: Qpn,
+    psn: Psn,
+    mtu: Mtu,
+    rd_atomic: u8,
+    gid: Gid,
+    #[serde(default)]
+    lid: Lid,
+}
+
+#[cfg(feature = "serde")]
+impl TryFrom<Said> for Endpoint {
+    type Error = ParseEndpointError;
+    fn try_from(said: Said) -> Result<Self, ParseEndpointError> {
+        let Said { service, qpn, psn, mtu, rd_atomic, gid, lid } = said;
+        Self { service, qpn, psn, mtu, rd_atomic, gid, lid }.checked()
+    }
 }
 
 impl Endpoint {
     /// The path to its port, as datagrams take it that name their sender.
     pub fn av(&self) -> AddressVector {
         AddressVector { dgid: self.gid, dlid: self.lid, ..AddressVector::default() }
+    }
+
+    /// Fails if no queue pair of a program is there.
+    fn checked(self) -> Result<Self, ParseEndpointError> {
+        let refuse = |what| Err(ParseEndpointError { what });
+        match self {
+            Self { qpn, .. } if !qpn.is_ordinary() => refuse("qpn"),
+            Self { gid, .. } if gid.is_multicast() => refuse("gid"),
+            Self { lid, .. } if lid.raw() != 0 && !lid.is_unicast() => refuse("lid"),
+            _ => Ok(self),
+        }
     }
 
     /// Whether both ports are in one InfiniBand subnet, where LIDs are enough.
@@ -87,31 +121,34 @@ impl FromStr for Endpoint {
             value.ok_or(ParseEndpointError { what })
         };
         let hex24 = |what, text: &str| {
-            let raw = text.strip_prefix("0x").and_then(|t| u32::from_str_radix(t, 16).ok());
+            let digits = text.strip_prefix("0x").filter(|t| t.bytes().all(|b| b.is_ascii_hexdigit()));
+            let raw = digits.and_then(|t| u32::from_str_radix(t, 16).ok());
             raw.filter(|&raw| raw < 1 << 24).ok_or(ParseEndpointError { what })
         };
         let qpn = Qpn::new(hex24("qpn", field("qpn")?)?);
         let psn = Psn::new(hex24("psn", field("psn")?)?);
-        let mtu = field("mtu")?.parse().ok().and_then(Mtu::from_bytes);
+        // A number may begin with a sign for Rust, and not here.
+        let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
+        let mtu =
+            Some(field("mtu")?).filter(|t| digits(t)).and_then(|t| t.parse().ok()).and_then(Mtu::from_bytes);
         let mtu = mtu.ok_or(ParseEndpointError { what: "mtu" })?;
-        let rd_atomic = field("rd")?.parse().map_err(|_| ParseEndpointError { what: "rd" })?;
+        let rd_atomic = Some(field("rd")?).filter(|t| digits(t)).and_then(|t| t.parse().ok());
+        let rd_atomic = rd_atomic.ok_or(ParseEndpointError { what: "rd" })?;
         let gid: std::net::Ipv6Addr =
             field("gid")?.parse().map_err(|_| ParseEndpointError { what: "gid" })?;
         let lid = match fields.next() {
             None => Lid::default(),
             Some(last) => {
                 let what = if last.starts_with("lid=") { "lid" } else { "the end of the line" };
-                let lid = last
-                    .strip_prefix("lid=")
-                    .and_then(|lid| lid.parse().ok())
-                    .filter(|lid| (1..0xc000).contains(lid));
-                Lid::new(lid.ok_or(ParseEndpointError { what })?)
+                let lid = last.strip_prefix("lid=").filter(|t| digits(t)).and_then(|t| t.parse().ok());
+                // One that is 0 is left out.
+                Lid::new(lid.filter(|lid| *lid != 0).ok_or(ParseEndpointError { what })?)
             }
         };
         if fields.next().is_some() {
             return Err(ParseEndpointError { what: "the end of the line" });
         }
-        Ok(Self { service, qpn, psn, mtu, rd_atomic, gid: Gid(gid.octets()), lid })
+        Self { service, qpn, psn, mtu, rd_atomic, gid: Gid(gid.octets()), lid }.checked()
     }
 }
 
@@ -249,6 +286,15 @@ mod tests {
             ("fe80::1", "fe80::1,lid=7,x", "the end of the line"),
             ("fe80::1", "fe80::1,lid=0", "lid"),
             ("fe80::1", "fe80::1,lid=49152", "lid"),
+            ("fe80::1", "fe80::1,lid=+7", "lid"),
+            ("0x000012", "0x+00012", "qpn"),
+            ("0x000012", "0x000001", "qpn"),
+            ("0x000012", "0xffffff", "qpn"),
+            ("psn=0x", "psn=0x+", "psn"),
+            ("4096", "+4096", "mtu"),
+            ("rd=0", "rd=+1", "rd"),
+            ("fe80::1", "ff02::1", "gid"),
+            ("fe80::1", "::ffff:224.0.0.1", "gid"),
         ] {
             let error = LINE.replacen(from, to, 1).parse::<Endpoint>().unwrap_err();
             assert_eq!(error.what, what);
@@ -271,6 +317,22 @@ mod tests {
         assert_eq!(path(&ours, &far), (far.gid, 49151), "another subnet's");
         assert_eq!(path(&ours, &end("")), (ours.gid, 0), "a port that is found by its GID");
         assert_eq!(path(&end(""), &end("")), (ours.gid, 0));
+    }
+
+    #[cfg(feature = "serde")]
+    #[test]
+    fn an_endpoint_that_can_not_be_is_refused_by_serde_too() {
+        let json = serde_json::to_string(&format!("{LINE},lid=7").parse::<Endpoint>().unwrap()).unwrap();
+        for (from, to, what) in [
+            ("\"lid\":7", "\"lid\":49152", "lid"),
+            ("\"lid\":7", "\"lid\":65535", "lid"),
+            ("\"qpn\":18", "\"qpn\":1", "qpn"),
+            ("fe80::1", "ff02::1", "gid"),
+        ] {
+            assert!(json.contains(from), "{json}");
+            let e = serde_json::from_str::<Endpoint>(&json.replacen(from, to, 1)).unwrap_err();
+            assert!(e.to_string().contains(what), "{to}: {e}");
+        }
     }
 
     #[cfg(feature = "serde")]

@@ -270,7 +270,7 @@ impl<In: Message> Channel<In> {
 }
 
 /// Reads a line, unless `silent` says meanwhile that the other end has been silent for too long.
-fn read_line<In: Message>(
+pub(super) fn read_line<In: Message>(
     input: &mut impl BufRead,
     silent: impl Fn() -> Option<Duration>,
 ) -> Result<In, ControlError> {

@@ -30,11 +30,27 @@ pub enum Phase {
 
 /// What one side needs to know of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "EndpointFields")]
 pub(super) struct Endpoint {
     /// Its queue pair.
     pub(super) qp: hca_verbs::Endpoint,
     /// Memory that it lets the other side reach.
     pub(super) window: RemoteMr,
+}
+
+/// The same as the other side says it.
+#[derive(Deserialize)]
+struct EndpointFields {
+    qp: hca_verbs::Endpoint,
+    window: RemoteMr,
+}
+
+impl TryFrom<EndpointFields> for Endpoint {
+    type Error = &'static str;
+    fn try_from(EndpointFields { qp, window }: EndpointFields) -> Result<Self, Self::Error> {
+        let ends = window.addr.checked_add(window.len).is_some();
+        ends.then_some(Self { qp, window }).ok_or("memory that ends beyond all addresses")
+    }
 }
 
 /// Where the other side's node is, as bytes on the wire.

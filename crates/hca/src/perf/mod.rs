@@ -9,9 +9,12 @@
 //! | `run` | the measuring side; [`Pair`] starts it |
 //! | `peer` | the side that answers |
 //! | `json`, `table`, `plot` | what comes out |
+//! | `fuzzed` | what the fuzz target of both control protocols does, in tests and under the fuzzer only |
 
 mod channel;
 mod control;
+#[cfg(any(test, fuzzing))]
+mod fuzzed;
 mod json;
 pub mod peer;
 pub mod plan;
@@ -35,6 +38,8 @@ use crate::probe;
 use crate::url::{DeviceUrl, Options, Target};
 
 pub use control::Phase;
+#[cfg(fuzzing)]
+pub use fuzzed::control as fuzz_control;
 pub use json::Row;
 pub use plan::{Case, Layer, Memory, Op, Plan, Service, Size, bytes_text};
 pub use run::{Limit, Measured, Pair, PairError, Setup};

@@ -39,6 +39,12 @@ pub(super) struct Limits {
 }
 
 impl Limits {
+    /// No more memory than this, for as long as it takes.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn of_memory(bytes: u64) -> Self {
+        Self { hello: None, memory: Some(bytes) }
+    }
+
     /// Fails if a measurement takes more memory than this side gives.
     pub(super) fn admit(&self, bytes: u64) -> Result<(), ControlError> {
         match self.memory.filter(|&given| bytes > given) {

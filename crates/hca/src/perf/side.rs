@@ -446,7 +446,7 @@ impl Message<'_> {
         }
         if self.flagged {
             let flag = Inline(&self.small[..FLAG_BYTES]);
-            let at = remote.range(flag_offset(self.size)..);
+            let at = remote.try_range(flag_offset(self.size)..)?;
             post(batch, SendRequest::write(flag, at).id(id).signaled(signaled))?;
         }
         Ok(())

@@ -11,6 +11,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::time::{Duration, Instant};
 
 use hca_core::{Gid, Lid, Psn, Qpn};
+use hca_verbs::Endpoint;
 use thiserror::Error;
 
 use crate::interrupt::interrupted;
@@ -23,17 +24,13 @@ const DONE: &[u8] = b"done\0";
 /// The whole exchange takes this long at most; both programs answer at once.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
-/// One end, as the other one needs to know it.
+/// One end, as the other one needs to know it. It holds nothing that no end of a ping-pong is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dest {
-    /// LID; 0 on RoCE.
-    pub(crate) lid: Lid,
-    /// Queue pair.
-    pub(crate) qpn: Qpn,
-    /// First PSN that this end sends.
-    pub(crate) psn: Psn,
-    /// Port; none on InfiniBand, where the LID is enough.
-    pub(crate) gid: Gid,
+    lid: Lid,
+    qpn: Qpn,
+    psn: Psn,
+    gid: Gid,
 }
 
 /// Why the two ends did not learn of each other.
@@ -57,6 +54,11 @@ pub(crate) enum ExchangeError {
         "the other end sent {text:?} instead of LID:QPN:PSN:GID: check that an ibv_*_pingpong or `hca pingpong` of the same service listens on that port"
     )]
     Garbled { text: String },
+    /// The peer says what can't be.
+    #[error(
+        "the other end sent {text:?}, and no queue pair of a program has such a {what}: check that an ibv_*_pingpong or `hca pingpong` of the same service listens on that port"
+    )]
+    Impossible { text: String, what: &'static str },
     /// The peer gave neither GID nor LID.
     #[error(
         "the other end sent no GID, which RoCE needs: start it with -g and the index of its RoCEv2 GID (show_gids, or ibv_devinfo -v, lists them)"
@@ -68,7 +70,31 @@ pub(crate) enum ExchangeError {
 }
 
 impl Dest {
-    fn to_text(self) -> String {
+    /// This end. Where there are LIDs they are enough; a program that hears of a GID there takes it for its wish of a
+    /// global header.
+    pub(crate) fn of(own: &Endpoint) -> Self {
+        let gid = if own.lid.raw() == 0 { own.gid } else { Gid::default() };
+        Self { lid: own.lid, qpn: own.qpn, psn: own.psn, gid }
+    }
+
+    /// The LID of a unicast address; 0 on RoCE.
+    pub(crate) fn lid(&self) -> Lid {
+        self.lid
+    }
+    /// The queue pair, which is none of those that stand for something else.
+    pub(crate) fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+    /// The first PSN that this end sends.
+    pub(crate) fn psn(&self) -> Psn {
+        self.psn
+    }
+    /// The port, which is no group; none on InfiniBand, where the LID is enough.
+    pub(crate) fn gid(&self) -> Gid {
+        self.gid
+    }
+
+    pub(crate) fn to_text(self) -> String {
         let gid: String = self.gid.0.iter().map(|b| format!("{b:02x}")).collect();
         format!("{:04x}:{:06x}:{:06x}:{gid}\0", self.lid.raw(), self.qpn.raw(), self.psn.raw())
     }
@@ -79,24 +105,34 @@ impl Dest {
         self.gid != Gid::default() || (self.lid.raw() != 0 && other.lid.raw() != 0)
     }
 
-    fn from_text(text: &[u8]) -> Result<Self, ExchangeError> {
-        let garbled = || ExchangeError::Garbled { text: String::from_utf8_lossy(text).into_owned() };
-        let clean = std::str::from_utf8(text).map_err(|_| garbled())?.trim_end_matches('\0');
+    pub(crate) fn from_text(text: &[u8]) -> Result<Self, ExchangeError> {
+        let shown = || String::from_utf8_lossy(text).into_owned();
+        let garbled = || ExchangeError::Garbled { text: shown() };
+        let clean = std::str::from_utf8(text).ok().and_then(|t| t.strip_suffix('\0')).ok_or_else(garbled)?;
         let mut parts = clean.split(':');
         let mut number = |digits: usize| {
-            let part = parts.next().filter(|p| p.len() <= digits).ok_or_else(garbled)?;
+            // All of them, and no sign, which Rust would take.
+            let whole = |p: &&str| p.len() == digits && p.bytes().all(|b| b.is_ascii_hexdigit());
+            let part = parts.next().filter(whole).ok_or_else(garbled)?;
             u128::from_str_radix(part, 16).map_err(|_| garbled())
         };
         let (lid, qpn, psn, gid) = (number(4)?, number(6)?, number(6)?, number(32)?);
         if parts.next().is_some() {
             return Err(garbled());
         }
-        Ok(Self {
+        let dest = Self {
             lid: Lid::new(lid as u16),
             qpn: Qpn::new(qpn as u32),
             psn: Psn::new(psn as u32),
             gid: Gid(gid.to_be_bytes()),
-        })
+        };
+        let refuse = |what| Err(ExchangeError::Impossible { text: shown(), what });
+        match dest {
+            Self { lid, .. } if lid.raw() != 0 && !lid.is_unicast() => refuse("LID"),
+            Self { qpn, .. } if !qpn.is_ordinary() => refuse("queue pair number"),
+            Self { gid, .. } if gid.is_multicast() => refuse("GID"),
+            dest => Ok(dest),
+        }
     }
 }
 
@@ -259,9 +295,36 @@ mod tests {
         assert!(of(dest(1), by_lid).unwrap_err().to_string().contains("-g"));
         assert!(of(infiniband, none).unwrap_err().to_string().contains("-g"));
         assert_eq!(of(infiniband, by_lid).unwrap().lid, Lid::new(1));
-        for text in [&b"HTTP/1.1 400 Bad Request"[..], b"0000:000013:abcdef\0", b"\xff\xfe", b""] {
+        let long = b"0000:000013:abcdef:00000000000000000000ffff7f000002:0\0";
+        for text in [&b"HTTP/1.1 400 Bad Request"[..], b"0000:000013:abcdef\0", b"\xff\xfe", b"", long] {
             let e = Dest::from_text(text).unwrap_err();
             assert!(matches!(e, ExchangeError::Garbled { .. }), "{text:?}: {e}");
+        }
+    }
+
+    #[test]
+    fn what_no_end_is_is_not_taken() {
+        let good = "0000:000013:abcdef:00000000000000000000ffff7f000002\0";
+        Dest::from_text(good.as_bytes()).unwrap();
+        for (from, to, part) in [
+            ("0000:0", "+000:0", "instead of LID"),
+            ("000013", "+00013", "instead of LID"),
+            (":abcdef", ":+bcdef", "instead of LID"),
+            (":00000000000000000000ffff", ":+0000000000000000000ffff", "instead of LID"),
+            ("0000:0", "0:0", "instead of LID"),
+            ("000013", "13", "instead of LID"),
+            ("7f000002\0", "7f000002", "instead of LID"),
+            ("0000:0", "c000:0", "LID"),
+            ("0000:0", "ffff:0", "LID"),
+            ("000013", "000000", "queue pair"),
+            ("000013", "000001", "queue pair"),
+            ("000013", "ffffff", "queue pair"),
+            ("7f000002", "e0000001", "GID"),
+            (":0000000000", ":ff02000000", "GID"),
+        ] {
+            assert!(good.contains(from), "{from}");
+            let e = Dest::from_text(good.replacen(from, to, 1).as_bytes()).unwrap_err().to_string();
+            assert!(e.contains(part), "{to}: {e}");
         }
     }
 }
