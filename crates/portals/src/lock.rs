@@ -1,6 +1,7 @@
 //! The lock of a node: whoever comes while it is held, and only wants the work done, leaves word and goes.
 //!
-//! It is outside of the lock of the adapter that the node is on, whose calls are made while it is held. A program's thread
+//! It is outside of the lock of the adapter that the node is on, which is posted to and polled while it is held; what waits for the
+//! adapter, or for peers, is done when it is given back (`node/errand.rs`). A program's thread
 //! that uses the node takes it by [`Lock::lock`], and may become its favourite. Who comes for the adapter
 //! ([`Lock::lock_or_leave_word`], [`Lock::try_lock`]) is a guest: an adapter's thread that stands in while the program
 //! computes is not favoured, so the program, once it is back, does not have to turn it out. A lock that is taken in these

@@ -56,6 +56,10 @@ impl Memory {
         Self(self.0.slice(range))
     }
 
+    /// As the safe verbs have it.
+    pub(crate) fn into_range(self) -> SharedRange {
+        self.0
+    }
     fn is_of(&self, pd: &Pd) -> bool {
         self.0.is_of(pd)
     }
@@ -125,6 +129,13 @@ enum Kind {
 }
 
 impl Pieces {
+    /// The piece, if it is one.
+    pub(crate) fn into_one(self) -> Result<Memory, Self> {
+        match self.0 {
+            Kind::One(memory) => Ok(memory),
+            many @ Kind::Many(_) => Err(Self(many)),
+        }
+    }
     /// Bytes of all pieces.
     pub fn len(&self) -> u64 {
         match &self.0 {

@@ -94,7 +94,9 @@ impl NiCore {
         memory: Pieces,
         f: impl FnOnce(&mut NiState, Pieces) -> Result<R, hca_matching::Error>,
     ) -> Result<R, Error> {
-        self.state(|state| {
+        // This one is dropped when the lock is given back.
+        let kept = memory.clone();
+        let result = self.state(|state| {
             if !state.owns(&memory) {
                 return Err(Error::Argument {
                     argument: "memory",
@@ -104,7 +106,9 @@ impl NiCore {
             let result = f(state.ni(self.ni()), memory);
             state.after(self.ni());
             Ok(result?)
-        })
+        });
+        drop(kept);
+        result
     }
     pub(crate) fn append(
         &self,
@@ -185,15 +189,17 @@ impl NiCore {
                 Some(Ok(()))
             }
             Err(Error::Target { .. }) if state.is_unknown(ni, transfer.target) => None,
+            Err(Error::Target { .. }) if state.is_unmet(ni, transfer.target) => None,
             refused => Some(refused),
         });
-        match done {
-            Some(result) => result,
-            None => {
-                self.find_out(transfer.target)?;
-                self.state(|state| state.start(ni, transfer))
-            }
-        }
+        done.unwrap_or_else(|| self.start_anew(transfer))
+    }
+    /// Begins an operation whose target is still to be found, or to be met.
+    #[cold]
+    fn start_anew(&self, transfer: &Transfer) -> Result<(), Error> {
+        self.find(transfer.target)?;
+        self.node.meet(self.ni(), transfer.target)?;
+        self.state(|state| state.start_and_meet(self.ni(), transfer))
     }
     /// Has something done when a count is reached.
     pub(crate) fn trigger(&self, ct: CtHandle, threshold: u64, what: Triggered) -> Result<(), Error> {
@@ -325,6 +331,6 @@ impl NiCore {
 
 impl Drop for NiCore {
     fn drop(&mut self) {
-        self.state(|state| state.close_ni(self.ni()));
+        self.node.close_ni(self.ni());
     }
 }

@@ -193,6 +193,10 @@ pub struct SharedRange {
 }
 
 impl SharedRange {
+    /// The region, if nothing else holds it.
+    pub(crate) fn into_region(self) -> Option<Region> {
+        Arc::into_inner(self.region)
+    }
     /// Bytes.
     pub fn len(&self) -> usize {
         self.len

@@ -37,6 +37,7 @@ use hca_core::{
 use crate::connect::steps;
 use crate::context::Ctx;
 use crate::pd::PdCore;
+use crate::region::Region;
 use crate::{Buf, ConnectError, ConnectOptions, Context, Endpoint, Pd, SharedRange};
 
 /// A part of a region as an entry of a bare request's list.
@@ -53,6 +54,24 @@ pub fn sge(range: &SharedRange) -> Sge {
 /// The key of a buffer's region, for entries of bare requests.
 pub fn lkey(buf: &Buf) -> Lkey {
     buf.region().lkey()
+}
+
+/// A region that a range was the last to hold: dropped, it is deregistered, which waits for the device.
+#[must_use = "dropped, it is deregistered at once"]
+pub struct LastHold {
+    _region: Region,
+}
+
+impl fmt::Debug for LastHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LastHold")
+    }
+}
+
+/// Drops a range without waiting: what is to be waited for, if nothing else holds its region, is handed back, to be dropped
+/// where that may be done.
+pub fn let_go(range: SharedRange) -> Option<LastHold> {
+    range.into_region().map(|region| LastHold { _region: region })
 }
 
 /// A completion queue that yields bare completions. It can overrun: it is for the program to make it deep
@@ -176,6 +195,41 @@ impl Drop for SrqOwner {
     }
 }
 
+/// What queue pairs are made on. It keeps the queues there, and others use them meanwhile: a program that has them behind a
+/// lock makes queue pairs outside of it.
+#[derive(Clone)]
+pub struct RawQpMaker {
+    pd: Arc<PdCore>,
+    queues: (Arc<CqOwner>, Arc<CqOwner>, Option<Arc<SrqOwner>>),
+}
+
+impl RawQpMaker {
+    /// For queue pairs on these queues.
+    pub fn new(pd: &Pd, send_cq: &RawCq, recv_cq: &RawCq, srq: Option<&RawSrq>) -> Self {
+        let srq = srq.map(|srq| Arc::clone(&srq.owner));
+        let queues = (Arc::clone(&send_cq.owner), Arc::clone(&recv_cq.owner), srq);
+        Self { pd: Arc::clone(&pd.core), queues }
+    }
+    /// Makes one, in state RESET.
+    ///
+    /// # Errors
+    /// The device's limits.
+    pub fn make(&self, qp_type: QpType, cap: QpCap) -> Result<RawQp, DeviceError> {
+        let (send_cq, recv_cq, srq) = &self.queues;
+        let (send_cq, recv_cq, srq) = (send_cq.handle, recv_cq.handle, srq.as_ref().map(|srq| srq.handle));
+        let init = QpInit { qp_type, send_cq, recv_cq, srq, cap };
+        let QpPorts { handle, qpn, cap, send, recv } = self.pd.ctx.device.create_qp(self.pd.handle, &init)?;
+        let (pd, queues) = (Arc::clone(&self.pd), self.queues.clone());
+        Ok(RawQp { send, recv, handle, qpn, cap, pd, destroyed: false, _queues: queues })
+    }
+}
+
+impl fmt::Debug for RawQpMaker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("RawQpMaker").field(&self.queues.0.handle).finish()
+    }
+}
+
 /// A queue pair that takes bare requests. Dropped, the device's queue pair is destroyed; what it does not
 /// confirm is logged, and memory of requests in flight then has to stay in place for good.
 pub struct RawQp {
@@ -202,18 +256,7 @@ impl RawQp {
         srq: Option<&RawSrq>,
         cap: QpCap,
     ) -> Result<Self, DeviceError> {
-        let pd = Arc::clone(&pd.core);
-        let srq = srq.map(|srq| Arc::clone(&srq.owner));
-        let init = QpInit {
-            qp_type,
-            send_cq: send_cq.handle(),
-            recv_cq: recv_cq.handle(),
-            srq: srq.as_ref().map(|srq| srq.handle),
-            cap,
-        };
-        let QpPorts { handle, qpn, cap, send, recv } = pd.ctx.device.create_qp(pd.handle, &init)?;
-        let queues = (Arc::clone(&send_cq.owner), Arc::clone(&recv_cq.owner), srq);
-        Ok(Self { send, recv, handle, qpn, cap, pd, destroyed: false, _queues: queues })
+        RawQpMaker::new(pd, send_cq, recv_cq, srq).make(qp_type, cap)
     }
     /// The device's handle, which completions carry.
     pub fn handle(&self) -> QpHandle {

@@ -63,6 +63,7 @@ checks! { $
         entries_of_the_other_kind_are_refused,
         an_interface_that_is_closed_takes_nothing,
         a_target_that_is_gone_is_undeliverable,
+        waits_sleep_after_a_peer_was_lost,
         abort_ends_each_kind_of_wait,
         abort_wakes_who_sleeps,
         bundles_and_atomic_sync_lose_nothing,

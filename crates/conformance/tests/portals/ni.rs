@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+use hca_core::{Access, PortAttr, Psn, QpAttr, QpCap, QpState, QpType, SrqInit};
+use hca_verbs::raw::{RawCq, RawQp, RawSrq};
+use hca_verbs::{ConnectOptions, Context, Endpoint};
 use portals::v4::{
     AckReq, EventKind, Features, Get, Limits, ListKind, Md, MdOptions, Me, MeOptions, Ni, NiFail, NiOptions,
     Pid, Process, PtOptions, Put, Rank, ReturnCode, Source as From, StatusRegister,
@@ -372,6 +375,51 @@ pub(crate) fn a_target_that_is_gone_is_undeliverable(bed: &Bed) {
     });
     assert_eq!(kinds, [EventKind::Send, EventKind::Ack]);
     assert_eq!(a.ct_get(source.ct).unwrap(), portals::v4::CtEvent { success: 0, failure: 1 });
+}
+
+/// Nobody takes the device's events, one of which is that a connection on a shared receive queue has ended.
+pub(crate) fn waits_sleep_after_a_peer_was_lost(bed: &Bed) {
+    const WAIT: Duration = Duration::from_millis(200);
+    let pair = bed.pair_with(MATCHING, &Limits::default(), |_, options| NodeOptions {
+        connect_timeout: Duration::from_millis(100),
+        ..options
+    });
+    let source = Source::new(&pair.a, 64, MdOptions::EVENT_CT_ACK | MdOptions::EVENT_SEND_DISABLE);
+    let sink = Sink::new(&pair.b, 64, PtOptions::empty());
+    sink.post(&pair.b, MeOptions::OP_PUT);
+    let put = Put { ack_req: AckReq::Ct, ..Put::new(source.md, 8, id(&pair.b), sink.pt) };
+    pair.a.put(&put).unwrap();
+    assert_eq!(pair.counted(&pair.a, source.ct, 1).success, 1);
+    let crate::bed::Pair { a, b } = pair;
+    drop(b);
+    // Its goodbye may still be on its way, and then it does not answer.
+    while a.node().counts().lost == 0 {
+        a.put(&put).unwrap();
+        a.ct_poll(&[(source.ct, u64::MAX)], Some(Duration::from_millis(10))).unwrap();
+    }
+    end_a_connection(a.node().context());
+    let (eq, before) = (a.eq_alloc(4).unwrap(), a.node().sleeps());
+    for _ in 0..2 {
+        assert_eq!(a.eq_poll(&[eq], Some(WAIT)).unwrap(), None);
+    }
+    // A few for what the adapter itself has to do meanwhile.
+    let slept = a.node().sleeps() - before;
+    assert!((2..=64).contains(&slept), "{slept} sleeps in two waits of {WAIT:?}");
+    assert!(a.node().context().poll_event().is_some(), "the event has waited all the time");
+}
+
+/// Has the device raise the event of a connection that has ended.
+fn end_a_connection(context: &Context) {
+    let pd = context.alloc_pd().unwrap();
+    let cq = RawCq::create(context, 8).unwrap();
+    let srq = RawSrq::create(&pd, &SrqInit { max_wr: 4, max_sge: 1 }).unwrap();
+    let cap = QpCap { max_send_wr: 4, max_recv_wr: 0, ..QpCap::default() };
+    let mut qp = RawQp::create(&pd, QpType::Rc, &cq, &cq, Some(&srq), cap).unwrap();
+    let PortAttr { gid, lid, active_mtu: mtu, .. } = context.port();
+    let (service, qpn, psn, rd_atomic) = (QpType::Rc, qp.qpn(), Psn::new(0), 1);
+    let own = Endpoint { service, qpn, psn, mtu, rd_atomic, gid, lid };
+    qp.connect(Access::empty(), &own, &own, &ConnectOptions::default()).unwrap();
+    qp.modify(&QpAttr { state: Some(QpState::Error), ..QpAttr::default() }).unwrap();
 }
 
 pub(crate) fn abort_ends_each_kind_of_wait(bed: &Bed) {

@@ -1,5 +1,7 @@
 //! What a node holds at a moment, for tests that look whether anything is left behind.
 
+use std::sync::atomic::Ordering;
+
 use super::Node;
 
 /// What is under way on a node, and what it has taken for that.
@@ -37,14 +39,20 @@ impl Holdings {
 }
 
 impl Node {
+    /// How often a wait has begun to sleep: far more often than something came, if it spins.
+    #[doc(hidden)]
+    pub fn sleeps(&self) -> u64 {
+        self.inner.sleeps.load(Ordering::Relaxed)
+    }
     /// What it holds now.
     #[doc(hidden)]
     pub fn holdings(&self) -> Holdings {
         self.with(|state| {
             let mut sum = Holdings { in_use: state.net.in_use, ..Holdings::default() };
             sum.slots = state.net.ports.slots_taken();
-            for peer in state.net.peers.iter().flatten() {
-                sum.peers += 1;
+            sum.peers = state.net.peers.iter().flatten().count();
+            let leaving = state.leaving.values().map(|leaving| &leaving.peer);
+            for peer in state.net.peers.iter().flatten().chain(leaving) {
                 sum.flying += peer.flying.iter().count();
                 sum.waiting += peer.waiting.len();
                 sum.fetches += peer.fetches.iter().count();

@@ -9,10 +9,21 @@ use crate::wire::{self, Head};
 use crate::{Error, memory};
 
 impl State {
+    /// Begins an operation, and has its target met if that is new.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    #[cold]
+    pub(crate) fn start_and_meet(&mut self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
+        self.may_meet = true;
+        let result = self.start(ni, transfer);
+        self.may_meet = false;
+        result
+    }
     /// Begins an operation.
     ///
     /// # Errors
-    /// What the engine refuses it for; the target is unknown.
+    /// What the engine refuses it for; the target is unknown, or is still to be met.
     #[inline(always)]
     pub(crate) fn start(&mut self, ni: u8, transfer: &Transfer) -> Result<(), Error> {
         self.check(ni, transfer)?;
@@ -196,6 +207,7 @@ impl State {
         self.peer(peer).replies += 1;
         let whose = Fetched::Reply { flying, response: *response, lender };
         self.fetch(peer, whose, pieces, &memory, offset, response.mlength);
+        self.let_go(memory);
     }
     /// An operation is over.
     pub(super) fn finish(&mut self, peer: u32, flying: Flying, response: &Response) {

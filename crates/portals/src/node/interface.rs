@@ -54,7 +54,9 @@ pub(crate) struct NiState {
     volatile_mds: Vec<bool>,
     pub(crate) trace: Option<Box<Trace>>,
     /// Bundles that are open.
-    bundles: u32,
+    pub(super) bundles: u32,
+    /// It is being closed: it takes nothing, and begins nothing.
+    closing: bool,
     /// What the program has of it, for when it opens it once more.
     pub(crate) face: Option<Weak<dyn Any + Send + Sync>>,
     /// Which of several queues or counts is asked first: the one behind that which had something last.
@@ -75,6 +77,7 @@ impl NiState {
             volatile_mds: Vec::new(),
             trace: None,
             bundles: 0,
+            closing: false,
             face: None,
             turn: 0,
         }
@@ -105,6 +108,14 @@ impl NiState {
     pub(crate) fn in_range(&self, target: Process) -> bool {
         let ranks = self.map.as_ref().map(|map| map.len() as u32).or(self.size);
         !self.kind.is_logical() || ranks.is_none_or(|ranks| target.rank().0 < ranks)
+    }
+    /// It takes nothing more, and begins nothing more.
+    pub(super) fn close(&mut self) {
+        self.closing = true;
+    }
+    #[inline]
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing
     }
     /// How a peer is called here; `None`: it has no rank.
     #[inline]
@@ -197,10 +208,10 @@ impl NiState {
         }
         self.engine.complete(delivery, fail)
     }
-    fn release(&mut self, released: Released) {
+    fn release(&mut self, released: Released) -> Option<Pieces> {
         match released {
-            Released::Entry(entry) => clear(&mut self.entries, entry.index()),
-            Released::Md(md) => clear(&mut self.mds, md.index()),
+            Released::Entry(entry) => self.entries.get_mut(entry.index() as usize)?.take(),
+            Released::Md(md) => self.mds.get_mut(md.index() as usize)?.take(),
         }
     }
 }
@@ -220,12 +231,6 @@ fn set(table: &mut Vec<Option<Pieces>>, index: u32, memory: Pieces) {
     }
     table[index as usize] = Some(memory);
 }
-fn clear(table: &mut [Option<Pieces>], index: u32) {
-    if let Some(slot) = table.get_mut(index as usize) {
-        *slot = None;
-    }
-}
-
 impl State {
     /// An interface that is open.
     #[inline]
@@ -256,7 +261,9 @@ impl State {
         loop {
             let of = self.nis[ni as usize].as_mut().expect("its interface is open");
             if let Some(released) = of.engine.released() {
-                of.release(released);
+                if let Some(memory) = of.release(released) {
+                    self.let_go(memory);
+                }
             } else if let Some(transfer) = of.engine.fired() {
                 self.start_fired(ni, &transfer);
             } else {
@@ -279,20 +286,13 @@ impl State {
         }
         self.net.ring();
     }
-    /// Closes an interface: what is under way on it ends, with the connections that it is under way on.
-    pub(crate) fn close_ni(&mut self, ni: u8) {
-        for peer in 0..self.net.peers.len() as u32 {
-            if self.net.peers[peer as usize].as_ref().is_some_and(|of| of.has_any_of(ni)) {
-                self.lost(peer, &"an interface is closed");
-            }
-        }
-        self.net.bundles -= self.ni(ni).bundles;
-        self.nis[ni as usize] = None;
-    }
     /// Begins an operation whose count was reached. What can't be begun any more is told as undeliverable, unless its
     /// descriptor is gone.
     #[cold]
     fn start_fired(&mut self, ni: u8, transfer: &hca_matching::Transfer) {
+        if self.ni(ni).is_closing() {
+            return;
+        }
         let Err(error) = self.start(ni, transfer) else { return };
         tracing::warn!(%error, "a triggered operation can't be begun");
         if let Ok(flight) = self.ni(ni).engine.begin(transfer) {

@@ -1,16 +1,17 @@
-//! Connections: how they come about on first use, and how they end.
+//! Connections: how they come about on first use, and how they are looked after.
 
-use std::fmt;
 use std::time::Duration;
 
-use hca_core::{Access, AddressVector, Instant, Psn, QpAttr, QpState, QpType, RnrTimer};
-use hca_matching::{NiFail, Process};
-use hca_verbs::{ConnectOptions, Endpoint, Grh};
+use hca_core::{AddressVector, Instant, Psn};
+use hca_matching::Process;
+use hca_verbs::raw::RawQp;
+use hca_verbs::{Endpoint, Grh};
 
-use super::State;
 use super::directory::{Card, nid_of};
+use super::errand::{Done, Errand, Made, Which};
 use super::hello::{Hello, Identity, NO_RANK};
-use super::peer::{Fetched, Lending, Meeting, Out, Peer, Stage};
+use super::peer::{Meeting, Out, Peer, Stage, Step};
+use super::{Node, State};
 use crate::Error;
 
 /// Between the first hello and the second; each further wait is twice as long, up to [`SLOWEST_HELLO`].
@@ -25,6 +26,20 @@ enum Tale {
     Old,
     /// Another process in its place, or that it has begun anew.
     New,
+}
+
+impl Node {
+    /// Has a target met, if it is new, and waits for what this takes of the device.
+    ///
+    /// # Errors
+    /// The target is unknown; the device refused something.
+    pub(crate) fn meet(&self, ni: u8, target: Process) -> Result<(), Error> {
+        let errand = self.with(|state| state.prepare(ni, target))?.1;
+        match errand.and_then(|errand| errand.run(&self.inner.maker)) {
+            Some(done) => self.with(|state| state.conclude(done)),
+            None => Ok(()),
+        }
+    }
 }
 
 impl State {
@@ -71,85 +86,79 @@ impl State {
             self.rank_cards.insert(rank, card);
         }
     }
+    /// Whether a target's address is known, and nothing of it is here yet.
+    pub(crate) fn is_unmet(&self, ni: u8, target: Process) -> bool {
+        self.card_of(ni, target).is_some_and(|card| !self.by_process.contains_key(&(card.nid, card.pid)))
+    }
     #[cold]
     fn meet(&mut self, ni: u8, target: Process) -> Result<u32, Error> {
+        // Whoever can be told that it can't be met has it met before.
+        if !self.in_after && !self.may_meet && self.is_unmet(ni, target) {
+            return Err(Error::Target { target });
+        }
+        let (peer, errand) = self.prepare(ni, target)?;
+        self.errands.extend(errand);
+        Ok(peer)
+    }
+    /// A peer for a target, and what is to be done before anything can be said to it, unless it is known already.
+    fn prepare(&mut self, ni: u8, target: Process) -> Result<(u32, Option<Errand>), Error> {
         let &card = self.card_of(ni, target).ok_or(Error::Target { target })?;
         if let Some(&peer) = self.by_process.get(&(card.nid, card.pid)) {
-            return Ok(peer);
+            return Ok((peer, None));
         }
         // What a count sets off can't wait for the directory.
-        if !self.in_after && self.stale.contains(&(card.nid, card.pid)) {
+        if !self.in_after && !self.may_meet && self.stale.contains(&(card.nid, card.pid)) {
             return Err(Error::Target { target });
         }
         let of_ni = self.nis[ni as usize].as_ref().expect("its interface is open");
         let rank = of_ni.rank_of(target).filter(|_| of_ni.map.is_none()).unwrap_or(NO_RANK);
-        let own = (card.nid, card.pid) == (self.identity.nid, self.identity.pid);
-        let identity = match own {
+        let identity = match (card.nid, card.pid) == (self.identity.nid, self.identity.pid) {
             true => self.identity,
             false => Identity { nid: card.nid, pid: card.pid, rank, incarnation: 0, ..self.identity },
         };
-        let peer = self.new_peer(identity, card)?;
-        if own {
-            let of = self.peer(peer);
-            let ours = (of.ours, of.attempt);
-            self.connect(peer, ours)?;
-            self.is_up(peer);
-        } else {
-            self.say_hello(peer);
-        }
-        Ok(peer)
+        let (peer, errand) = self.new_peer(identity, card, None);
+        Ok((peer, Some(errand)))
     }
-    fn new_peer(&mut self, identity: Identity, card: Card) -> Result<u32, Error> {
-        let av = AddressVector { dgid: card.gid, dlid: card.lid, ..AddressVector::default() };
-        let to = self.net.ports.pd.create_ah(&av)?;
-        let qp = self.net.ports.connection()?;
-        let port = self.net.ports.pd.context().port();
-        let ours = Endpoint {
-            service: QpType::Rc,
-            qpn: qp.qpn(),
-            psn: Psn::new(self.random() as u32 & 0xff_ffff),
-            mtu: port.active_mtu,
-            rd_atomic: self.net.ports.pd.context().attr().max_rd_atomic,
-            gid: self.gid,
-            lid: port.lid,
-        };
+    fn new_peer(&mut self, identity: Identity, card: Card, hello: Option<Hello>) -> (u32, Errand) {
+        let to = AddressVector { dgid: card.gid, dlid: card.lid, ..AddressVector::default() };
+        let psn = Psn::new(self.random() as u32 & 0xff_ffff);
         let now = self.clock.now();
         let meeting = Meeting {
-            to,
             datagrams: card.datagrams,
+            step: Step::Making,
+            hello,
+            is_known: false,
             next: now,
             tries: 0,
             deadline: now + self.connect_timeout,
         };
         self.attempts = self.attempts.wrapping_add(1);
-        let (handle, stage) = (qp.handle(), Stage::Meeting(meeting));
-        let peer = Peer::new(identity, stage, qp, ours, self.attempts);
+        let peer = Peer::new(identity, meeting, self.attempts);
         let index = self.free_peers.pop().unwrap_or_else(|| {
             self.net.peers.push(None);
             self.net.peers.len() as u32 - 1
         });
         self.net.peers[index as usize] = Some(Box::new(peer));
-        if self.by_qp.len() <= handle.index as usize {
-            self.by_qp.resize(handle.index as usize + 1, u32::MAX);
-        }
-        self.by_qp[handle.index as usize] = index;
         self.by_process.insert((identity.nid, identity.pid), index);
         if identity.rank != NO_RANK {
             self.by_rank.insert(identity.rank, index);
         }
-        Ok(index)
+        self.wake_in(self.connect_timeout);
+        let which = Which { peer: index, attempt: self.attempts };
+        (index, Errand::Make { which, to, psn })
     }
     /// Connects the queue pair to one of the peer's, in the place of another that it may be connected to.
-    fn connect(&mut self, peer: u32, theirs: (Endpoint, u32)) -> Result<(), Error> {
-        let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
-        if of.theirs.take().is_some() {
-            of.qp.modify(&QpAttr { state: Some(QpState::Reset), ..QpAttr::default() })?;
-        }
-        // Slots come back as soon as this node looks: who finds none asks again at once.
-        let options = ConnectOptions { min_rnr_timer: RnrTimer::new(1), ..ConnectOptions::default() };
-        of.qp.connect(Access::REMOTE_READ, &of.ours, &theirs.0, &options)?;
-        of.theirs = Some(theirs);
-        Ok(())
+    fn begin_connect(&mut self, peer: u32, theirs: (Endpoint, u32)) {
+        let of = self.net.peer(peer);
+        let Stage::Meeting(meeting) = &mut of.stage else { return };
+        let (Some(qp), Some(ours)) = (of.qp.take(), of.ours) else { return };
+        let which = Which { peer, attempt: of.attempt };
+        let (step, errand) = match of.theirs.replace(theirs) {
+            Some(_) => (Step::Resetting, Errand::Reset { which, qp }),
+            None => (Step::Connecting, Errand::Connect { which, qp, ours, theirs: theirs.0 }),
+        };
+        (meeting.step, meeting.is_known) = (step, false);
+        self.errands.push(errand);
     }
 
     /// Sends a hello, and says when the next is due.
@@ -157,13 +166,14 @@ impl State {
         let (from, key, datagrams, now) = (self.identity, self.key, self.datagrams(), self.clock.now());
         let eager_bytes = self.eager_bytes as u32;
         let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
-        let (endpoint, attempt, yours) = (of.ours, of.attempt, of.theirs.map(|(theirs, _)| theirs.qpn));
+        let (attempt, yours) = (of.attempt, of.theirs.map(|(theirs, _)| theirs.qpn));
         let Stage::Meeting(meeting) = &mut of.stage else { return };
+        let (Some(to), Some(endpoint), Step::Here) = (&of.to, of.ours, meeting.step) else { return };
         let hello = Hello { from, key, endpoint, attempt, datagrams, yours, is_up: false, eager_bytes };
         let wait = (FIRST_HELLO * (1 << meeting.tries.min(10))).min(SLOWEST_HELLO);
         meeting.tries += 1;
         meeting.next = now + wait;
-        self.net.ports.send_hello(meeting.to.clone(), meeting.datagrams, &hello.to_bytes());
+        self.net.ports.send_hello(to.clone(), meeting.datagrams, &hello.to_bytes());
         self.wake_in(wait);
     }
     /// A hello came.
@@ -193,9 +203,14 @@ impl State {
             self.counts.strangers += 1;
             return;
         }
+        self.take_hello(&hello);
+    }
+    /// A hello of who is where it says.
+    pub(super) fn take_hello(&mut self, hello: &Hello) {
+        let id = (hello.from.nid, hello.from.pid);
         let mut known = self.by_process.get(&id).copied();
         if let Some(peer) = known {
-            match self.told_by(peer, &hello) {
+            match self.told_by(peer, hello) {
                 Tale::Known => {}
                 Tale::Old => return,
                 Tale::New => {
@@ -204,20 +219,14 @@ impl State {
                 }
             }
         }
-        let peer = match known {
-            Some(peer) => peer,
+        match known {
+            Some(peer) => self.answer_hello(peer, hello),
             None => {
-                let (lid, datagrams) = (hello.endpoint.lid, hello.datagrams);
-                let card = Card { nid: id.0, pid: id.1, gid: grh.sgid, lid, datagrams };
-                match self.new_peer(hello.from, card) {
-                    Ok(peer) => peer,
-                    Err(error) => return tracing::warn!(%error, "a Portals peer can't be connected to"),
-                }
+                let (Endpoint { gid, lid, .. }, datagrams) = (hello.endpoint, hello.datagrams);
+                let card = Card { nid: id.0, pid: id.1, gid, lid, datagrams };
+                let (_, errand) = self.new_peer(hello.from, card, Some(*hello));
+                self.errands.push(errand);
             }
-        };
-        if let Err(error) = self.answer_hello(peer, &hello) {
-            tracing::warn!(%error, "a Portals peer can't be connected to");
-            self.lost(peer, &error);
         }
     }
     /// What a hello says of a peer that is known.
@@ -234,45 +243,53 @@ impl State {
             _ => Tale::Known,
         }
     }
-    fn answer_hello(&mut self, peer: u32, hello: &Hello) -> Result<(), Error> {
-        let of = self.peer(peer);
+    fn answer_hello(&mut self, peer: u32, hello: &Hello) {
+        let of = self.net.peer(peer);
         let before = std::mem::replace(&mut of.identity, hello.from);
-        let new = of.theirs.is_none_or(|(_, attempt)| attempt != hello.attempt);
-        let knows_ours = hello.yours == Some(of.ours.qpn);
         if before.rank != hello.from.rank && self.by_rank.get(&before.rank) == Some(&peer) {
             self.by_rank.remove(&before.rank);
         }
         if hello.from.rank != NO_RANK {
             self.by_rank.insert(hello.from.rank, peer);
         }
+        let of = self.net.peer(peer);
+        let new = of.theirs.is_none_or(|(_, attempt)| attempt != hello.attempt);
+        let (Some(to), Some(ours), Some(_)) = (&of.to, of.ours, &of.qp) else {
+            return self.keep_hello(peer, hello);
+        };
         if new {
-            self.connect(peer, (hello.endpoint, hello.attempt))?;
+            self.keep_hello(peer, hello);
+            return self.begin_connect(peer, (hello.endpoint, hello.attempt));
         }
+        let knows_ours = hello.yours == Some(ours.qpn);
         if !hello.is_up {
-            let of = self.peer(peer);
+            let to = to.clone();
             let is_up = of.is_up() || knows_ours;
-            let (endpoint, attempt, yours) = (of.ours, of.attempt, Some(hello.endpoint.qpn));
+            let (endpoint, attempt, yours) = (ours, of.attempt, Some(hello.endpoint.qpn));
             let (from, key, datagrams) = (self.identity, self.key, self.datagrams());
             let eager_bytes = self.eager_bytes as u32;
             let answer = Hello { from, key, endpoint, attempt, datagrams, yours, is_up, eager_bytes };
-            let to = match &self.peer(peer).stage {
-                Stage::Meeting(meeting) => meeting.to.clone(),
-                Stage::Up => self.net.ports.pd.create_ah(&hello.endpoint.av())?,
-            };
             self.net.ports.send_hello(to, hello.datagrams, &answer.to_bytes());
             self.wake_in(FIRST_HELLO);
         }
         if knows_ours {
             self.is_up(peer);
         }
-        Ok(())
+    }
+    /// Leaves a hello until the queue pair is back.
+    fn keep_hello(&mut self, peer: u32, hello: &Hello) {
+        if let Stage::Meeting(meeting) = &mut self.peer(peer).stage {
+            meeting.hello = Some(*hello);
+        }
     }
     /// The peer's queue pair is known to be connected to this one.
     #[cold]
     pub(super) fn is_up(&mut self, peer: u32) {
         let now = self.clock.now();
         let of = self.peer(peer);
-        if !of.is_up() {
+        if let (Stage::Meeting(meeting), None) = (&mut of.stage, &of.qp) {
+            meeting.is_known = true;
+        } else if !of.is_up() {
             (of.stage, of.pinged) = (Stage::Up, now);
             let id = (of.identity.nid, of.identity.pid);
             self.stale.remove(&id);
@@ -281,76 +298,105 @@ impl State {
         }
     }
 
-    /// A connection has failed.
-    #[cold]
-    pub(super) fn lost(&mut self, peer: u32, why: &dyn fmt::Display) {
-        let id = self.peer(peer).identity;
-        tracing::debug!(nid = id.nid.0, pid = id.pid.0, %why, "a Portals connection is lost");
-        self.counts.lost += 1;
-        self.drop_peer(peer);
-    }
-    /// A peer does not keep to the rules.
-    #[cold]
-    pub(super) fn malformed(&mut self, peer: u32, why: &dyn fmt::Display) {
-        let id = self.peer(peer).identity;
-        tracing::warn!(nid = id.nid.0, pid = id.pid.0, %why, "a Portals peer is let go");
-        self.counts.malformed += 1;
-        self.lost(peer, why);
-    }
-    /// A peer said goodbye.
-    pub(super) fn gone(&mut self, peer: u32) {
-        self.drop_peer(peer);
-    }
-    /// Ends a connection, and all that is under way on it.
-    fn drop_peer(&mut self, peer: u32) {
-        let Some(gone) = self.net.peers[peer as usize].take() else { return };
-        let mut gone = *gone;
-        self.found = true;
-        let id = (gone.identity.nid, gone.identity.pid);
-        self.by_process.remove(&id);
-        // One that comes in its place has datagrams elsewhere.
-        if id != (self.identity.nid, self.identity.pid) && self.cards.contains_key(&id) {
-            self.stale.insert(id);
-        }
-        for of_ni in self.nis.iter_mut().flatten() {
-            of_ni.last = None;
-        }
-        if self.by_rank.get(&gone.identity.rank) == Some(&peer) {
-            self.by_rank.remove(&gone.identity.rank);
-        }
-        self.net.in_use -= gone.outstanding();
-        // On return the device touches nothing of it any more.
-        match gone.qp.destroy() {
-            Ok(slots) => slots.into_iter().for_each(|slot| self.net.ports.used(slot as u32)),
-            Err(error) => return self.device_failed(&error),
-        }
-        for (_, slot) in gone.slots {
-            self.net.ports.free_slot(slot);
-        }
-        self.free_peers.push(peer);
-        for fetch in gone.fetches.drain() {
-            match fetch.whose {
-                Fetched::Put { ni, delivery, .. } => {
-                    let _ = self.ni(ni).complete(delivery, NiFail::Undeliverable);
-                    self.after(ni);
+    /// What came of an errand.
+    ///
+    /// # Errors
+    /// A peer can't be connected to, and is let go.
+    pub(super) fn conclude(&mut self, done: Done) -> Result<(), Error> {
+        let concluded = match done {
+            Done::Made { which, made: Ok(made) } => self.made(which, made),
+            Done::Made { which, made: Err(error) } => self.not_made(which, error),
+            Done::Reset { which, qp, result } => self.back(which, qp, result, Self::go_on_behind_reset),
+            Done::Connected { which, qp, result } => self.back(which, qp, result, Self::go_on),
+            Done::Ended { which, slots } => {
+                self.ended(which, slots);
+                Ok(())
+            }
+            Done::Revived { qp } => {
+                if let Err(error) = self.net.ports.revived(qp) {
+                    self.device_failed(&error);
                 }
-                Fetched::Reply { flying, .. } => self.undeliverable(flying),
+                Ok(())
             }
+        };
+        if !self.ready.is_empty() {
+            self.post_backlogs();
         }
-        for Lending { ni, delivery } in gone.lendings.drain() {
-            let _ = self.ni(ni).complete(delivery, NiFail::Undeliverable);
-            self.after(ni);
-        }
-        for flying in gone.flying.drain().into_iter().chain(gone.waiting) {
-            self.undeliverable(flying);
-        }
-        self.give_back_slots();
-        let freed: Vec<u32> = self.blocked.drain(..).collect();
-        for other in freed {
-            if let Some(of) = self.net.peers[other as usize].as_mut() {
-                of.blocked = false;
+        concluded
+    }
+    /// The peer that an errand was for, if it is still there.
+    fn of(&mut self, which: Which) -> Option<&mut Peer> {
+        let of = self.net.peers.get_mut(which.peer as usize)?.as_deref_mut();
+        of.filter(|of| of.attempt == which.attempt)
+    }
+    fn made(&mut self, which: Which, Made { to, qp, ours }: Made) -> Result<(), Error> {
+        let handle = qp.handle();
+        if let Some(of) = self.of(which) {
+            (of.to, of.ours, of.handle, of.depth) =
+                (Some(to), Some(ours), Some(handle), qp.cap().max_send_wr);
+            if self.by_qp.len() <= handle.index as usize {
+                self.by_qp.resize(handle.index as usize + 1, u32::MAX);
             }
-            self.ready.push(other);
+            self.by_qp[handle.index as usize] = which.peer;
+        } else if let Some(leaving) = self.leaving.get_mut(&which.attempt) {
+            leaving.peer.to = Some(to);
+        }
+        self.back(which, qp, Ok(()), Self::go_on)
+    }
+    fn not_made(&mut self, which: Which, error: Error) -> Result<(), Error> {
+        if self.of(which).is_some() {
+            self.drop_peer(which.peer);
+        }
+        // There is no queue pair to be destroyed.
+        self.ended(which, Ok(Vec::new()));
+        Err(error)
+    }
+    /// A queue pair is back.
+    fn back(
+        &mut self,
+        which: Which,
+        qp: RawQp,
+        result: Result<(), Error>,
+        next: impl FnOnce(&mut Self, u32),
+    ) -> Result<(), Error> {
+        let Some(of) = self.of(which) else {
+            self.errands.push(Errand::End { which, qp });
+            return result;
+        };
+        of.qp = Some(qp);
+        if let Stage::Meeting(meeting) = &mut of.stage {
+            meeting.step = Step::Here;
+        }
+        match &result {
+            Ok(()) => next(self, which.peer),
+            Err(error) => self.lost(which.peer, error),
+        }
+        result
+    }
+    /// The queue pair has forgotten whom it was connected to.
+    fn go_on_behind_reset(&mut self, peer: u32) {
+        if let Some(theirs) = self.peer(peer).theirs.take() {
+            self.begin_connect(peer, theirs);
+        }
+    }
+    /// A queue pair is made, or connected.
+    fn go_on(&mut self, peer: u32) {
+        let id = (self.identity.nid, self.identity.pid);
+        let of = self.net.peer(peer);
+        let is_own = (of.identity.nid, of.identity.pid) == id;
+        let is_connected = of.theirs.is_some();
+        let Stage::Meeting(meeting) = &mut of.stage else { return };
+        let (hello, is_known) = (meeting.hello.take(), meeting.is_known);
+        if is_own && !is_connected {
+            let own = (of.ours.expect("its queue pair is made"), of.attempt);
+            return self.begin_connect(peer, own);
+        }
+        if is_known || is_own {
+            self.is_up(peer);
+        }
+        match hello {
+            Some(hello) => self.take_hello(&hello),
+            None => self.say_hello(peer),
         }
     }
 
@@ -359,6 +405,8 @@ impl State {
         let at = self.clock.now() + wait;
         if self.timer.is_none_or(|timer| at < timer) {
             (self.timer, self.sooner) = (Some(at), self.offloaded);
+            // Who sleeps already sleeps too long.
+            self.found = true;
         }
     }
     /// Something is under way that only a peer can end: it is looked after.
@@ -393,9 +441,12 @@ impl State {
             Stage::Meeting(meeting) if now >= meeting.deadline => {
                 return self.lost(peer, &"it does not answer");
             }
-            Stage::Meeting(meeting) if now >= meeting.next => return self.say_hello(peer),
+            Stage::Meeting(meeting) if now >= meeting.next && meeting.step == Step::Here => {
+                return self.say_hello(peer);
+            }
             Stage::Meeting(meeting) => {
-                let wait = meeting.next.since(now);
+                let at = if meeting.step == Step::Here { meeting.next } else { meeting.deadline };
+                let wait = at.since(now);
                 return self.wake_in(wait);
             }
             Stage::Up => {}

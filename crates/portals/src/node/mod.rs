@@ -1,10 +1,12 @@
 //! A node: a process on a device, its interfaces, and the connections to other nodes.
 
 mod directory;
+mod errand;
 mod hello;
 mod holdings;
 mod initiator;
 mod interface;
+mod leave;
 mod meet;
 mod peer;
 mod ports;
@@ -19,12 +21,14 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::ptr::NonNull;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
-use hca_core::{Completion, CqHandle, Gid, Instant, PortalsEngine, Qpn};
+use hca_core::{Completion, CqHandle, Instant, PortalsEngine, Qpn};
 use hca_matching::instrument::{self, Part};
 use hca_matching::{Jid, Nid, Pid, Rank, Uid};
+use hca_process::Fork;
 use hca_verbs::{Context, MemoryError};
 use rustix::fd::OwnedFd;
 
@@ -35,7 +39,9 @@ pub(crate) use interface::{Kind, NiState};
 
 use crate::lock::Lock;
 use crate::{Memory, OpenError, wire};
+use errand::{Done, Errand, Held, Maker};
 use hello::{Identity, NO_RANK};
+use leave::{Departures, Leaving};
 use peer::Peer;
 use ports::{Came, Ports};
 
@@ -128,6 +134,16 @@ struct Inner {
     /// The device runs the node.
     offloaded: bool,
     fds: OnceLock<Fds>,
+    /// What errands are done with.
+    maker: Maker,
+    /// Errands that are done, and are to be concluded by whoever has the lock next.
+    done: Mutex<Vec<Done>>,
+    any_done: AtomicBool,
+    departures: Arc<Departures>,
+    /// How often a wait has begun to sleep.
+    sleeps: AtomicU64,
+    /// The process that opened it.
+    fork: Fork,
 }
 
 /// What waiters sleep on.
@@ -172,10 +188,16 @@ pub(crate) struct State {
     stale: HashSet<(Nid, Pid)>,
     /// What an engine left is being done.
     in_after: bool,
+    /// The operation that is being begun may have its target met.
+    may_meet: bool,
+    /// What is to be waited for once the lock is given back.
+    errands: Vec<Errand>,
+    /// Connections that are no more, until the device has let go of their queue pairs; by the number of their attempt.
+    leaving: HashMap<u32, Leaving>,
+    departures: Arc<Departures>,
     identity: Identity,
     key: u64,
     clock: Clock,
-    gid: Gid,
     eager_bytes: usize,
     connect_timeout: Duration,
     /// Queue pairs for peers that were made.
@@ -252,6 +274,7 @@ impl Node {
             None => Clock::System(std::time::Instant::now()),
         };
         let cq = ports.cq().handle();
+        let (maker, departures) = (ports.maker(), Arc::<Departures>::default());
         let offload = context.device().portals().filter(|_| options.offload);
         let state = State {
             nis: Default::default(),
@@ -266,10 +289,13 @@ impl Node {
             stale: HashSet::new(),
             rank_cards: options.rank.map(|rank| (rank, card)).into_iter().collect(),
             in_after: false,
+            may_meet: false,
+            errands: Vec::new(),
+            leaving: HashMap::new(),
+            departures: Arc::clone(&departures),
             identity,
             key: options.key,
             clock: clock.clone(),
-            gid: port.gid,
             eager_bytes: options.eager_bytes,
             connect_timeout: options.connect_timeout,
             attempts: 0,
@@ -294,6 +320,12 @@ impl Node {
             cq,
             offloaded: offload.is_some(),
             fds: OnceLock::new(),
+            maker,
+            done: Mutex::default(),
+            any_done: AtomicBool::new(false),
+            departures,
+            sleeps: AtomicU64::new(0),
+            fork: Fork::new(),
             options,
         });
         if let Some(offload) = offload {
@@ -308,8 +340,7 @@ impl Node {
     /// # Errors
     /// The device has no more memory or regions, or the length is beyond its limit.
     pub fn alloc(&self, len: usize) -> Result<Memory, MemoryError> {
-        let pd = self.with(|state| state.net.ports.pd.clone());
-        Memory::alloc(&pd, len)
+        Memory::alloc(&self.inner.maker.pd, len)
     }
     /// Registers memory of the program's own, if the device can reach such memory.
     ///
@@ -322,9 +353,8 @@ impl Node {
     /// The device reaches only memory of its own, or it has no more regions.
     #[allow(unsafe_code)] // hands the caller's promise on
     pub unsafe fn register(&self, addr: NonNull<u8>, len: usize) -> Result<Memory, MemoryError> {
-        let pd = self.with(|state| state.net.ports.pd.clone());
         // SAFETY: as the caller promised.
-        unsafe { Memory::register(&pd, addr, len) }
+        unsafe { Memory::register(&self.inner.maker.pd, addr, len) }
     }
     /// What others need to find it.
     pub fn card(&self) -> Card {
@@ -388,7 +418,7 @@ impl Node {
     pub(crate) fn wake_all(&self) {
         self.inner.wake_all();
     }
-    /// Runs `f` on the state, and does what others left to be done meanwhile.
+    /// Runs `f` on the state, and does what others left to be done meanwhile, and what `f` left to be waited for.
     #[inline]
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         instrument::begin();
@@ -397,17 +427,18 @@ impl Node {
         let result = f(&mut state);
         let wake = state.take_found();
         let sooner = state.sooner;
+        let errands = state.take_errands();
         instrument::begin();
         let wanted = state.unlock();
         instrument::mark(Part::Unlock);
-        if wanted {
-            self.inner.catch_up();
-        }
         if wake > 0 {
             self.inner.wake(wake);
         }
         if sooner {
             self.inner.tell_deadline();
+        }
+        if wanted || !errands.is_empty() {
+            self.inner.after_unlock(wanted, errands);
         }
         result
     }
@@ -420,16 +451,34 @@ impl fmt::Debug for Node {
 }
 
 impl Inner {
-    /// Does what came while the node was held; whether more is left.
+    /// Does what was left to be done while the node was held: by others, if they `wanted` something, and by who held it.
     #[cold]
-    fn catch_up(&self) -> bool {
+    fn after_unlock(&self, wanted: bool, mut errands: Vec<Errand>) -> bool {
+        let more = wanted && self.catch_up(&mut errands);
+        if !errands.is_empty() {
+            self.carry_out(errands);
+        }
+        more
+    }
+    /// Does what came while the node was held; whether more is left. What is to be waited for is added to `errands`.
+    #[cold]
+    fn catch_up(&self, errands: &mut Vec<Errand>) -> bool {
         loop {
             let Some(mut state) = self.state.lock_or_leave_word() else { return false };
+            for done in self.take_done() {
+                if let Err(error) = state.conclude(done) {
+                    tracing::warn!(%error, "a Portals peer can't be connected to");
+                }
+            }
             let more = state.progress() | state.run_timers();
-            let wake = state.take_found();
+            errands.append(&mut state.errands);
+            let (wake, sooner) = (state.take_found(), state.sooner);
             let wanted = state.unlock();
             if wake > 0 {
                 self.wake(wake);
+            }
+            if sooner {
+                self.tell_deadline();
             }
             if !wanted {
                 return more;
@@ -452,6 +501,10 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
+        // What a forked child has inherited is its parent's: another thread of the parent's may even have held the lock.
+        if self.fork.is_child() {
+            return;
+        }
         if let Some(offload) = self.context.device().portals().filter(|_| self.offloaded)
             && let Err(error) = offload.detach(self.cq)
         {
@@ -466,16 +519,16 @@ impl Drop for Inner {
 /// The node, as the device runs it.
 impl PortalsEngine for Inner {
     fn run(&self) -> bool {
-        self.catch_up()
+        self.after_unlock(true, Vec::new())
     }
     fn next_deadline(&self) -> Option<Duration> {
         // Who holds it has the device ask again, if there is something new.
         let mut state = self.state.try_lock()?;
         let timer = state.timer;
         state.sooner = false;
-        if state.unlock() {
-            self.catch_up();
-        }
+        let errands = state.take_errands();
+        let wanted = state.unlock();
+        self.after_unlock(wanted, errands);
         timer.map(|timer| timer.since(self.clock.now()))
     }
 }
@@ -526,12 +579,17 @@ impl State {
         }
     }
     #[inline]
-    fn came(&mut self, wc: &Completion) {
+    pub(super) fn came(&mut self, wc: &Completion) {
         match self.net.ports.sort(wc) {
             Came::Message { slot, len } => {
-                if let Some(peer) = self.peer_of(wc) {
-                    let message = self.net.ports.message(slot, len);
-                    self.heard(peer, message.as_bytes());
+                match self.peer_of(wc) {
+                    Some(peer) if self.peer(peer).listens() => {
+                        let message = self.net.ports.message(slot, len);
+                        self.heard(peer, message.as_bytes());
+                    }
+                    // Of a connection that this side has given up for a later one of the same peer.
+                    Some(_) => {}
+                    None => self.polled_late(wc, slot),
                 }
                 self.net.ports.used(slot);
             }
@@ -544,8 +602,15 @@ impl State {
                     self.device_failed(&error);
                 }
             }
-            Came::Unused { slot } => self.net.ports.used(slot),
-            Came::HelloSent { well } => self.net.ports.hello_sent(well),
+            Came::Unused { slot } => {
+                self.polled_late(wc, slot);
+                self.net.ports.used(slot);
+            }
+            Came::HelloSent { well } => {
+                let (path, broken) = self.net.ports.hello_sent(well);
+                self.errands.extend(path.map(|path| Errand::LetGo(Held::Path(path))));
+                self.errands.extend(broken.map(|qp| Errand::Revive { qp }));
+            }
             Came::Nothing => {}
         }
     }
@@ -563,14 +628,19 @@ impl State {
     }
     /// The peer whose queue pair a completion is of.
     #[inline]
-    fn peer_of(&self, wc: &Completion) -> Option<u32> {
+    pub(super) fn peer_of(&self, wc: &Completion) -> Option<u32> {
         let &peer = self.by_qp.get(wc.qp.index as usize)?;
         let of = self.net.peers.get(peer as usize)?.as_ref()?;
-        (of.qp.handle() == wc.qp).then_some(peer)
+        (of.handle == Some(wc.qp)).then_some(peer)
     }
     #[inline]
     fn peer(&mut self, peer: u32) -> &mut Peer {
         self.net.peer(peer)
+    }
+    /// What is to be waited for once the lock is given back.
+    #[inline]
+    fn take_errands(&mut self) -> Vec<Errand> {
+        if self.errands.is_empty() { Vec::new() } else { std::mem::take(&mut self.errands) }
     }
     /// How many waiters are to be woken.
     #[inline]

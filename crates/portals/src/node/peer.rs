@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use hca_core::{Instant, Qpn, Sge};
+use hca_core::{Instant, QpHandle, Qpn, Sge};
 use hca_matching::{Delivery, Flight, NiFail, Response};
 use hca_verbs::raw::RawQp;
 use hca_verbs::{AddressHandle, Endpoint};
 
-use super::hello::Identity;
+use super::hello::{Hello, Identity};
 use super::slab::Slab;
 use crate::wire::Piece;
 
@@ -23,13 +23,30 @@ pub(super) enum Stage {
 }
 
 pub(super) struct Meeting {
-    pub(super) to: AddressHandle,
     pub(super) datagrams: Qpn,
+    pub(super) step: Step,
+    /// What the peer said last, while the queue pair was away.
+    pub(super) hello: Option<Hello>,
+    /// A message came while the queue pair was away: the peer knows this side.
+    pub(super) is_known: bool,
     /// When the next hello goes.
     pub(super) next: Instant,
     pub(super) tries: u32,
     /// When it is given up.
     pub(super) deadline: Instant,
+}
+
+/// What is done with the queue pair of a meeting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It is being made.
+    Making,
+    /// Nothing: it is here.
+    Here,
+    /// It is to forget whom it is connected to. What it yields is of the connection that was.
+    Resetting,
+    /// It is being connected.
+    Connecting,
 }
 
 /// An operation that this side began and the peer has not answered, or that has not left yet.
@@ -100,9 +117,15 @@ pub(super) enum Out {
 pub(super) struct Peer {
     pub(super) identity: Identity,
     pub(super) stage: Stage,
-    pub(super) qp: RawQp,
-    /// As the peer is told of it.
-    pub(super) ours: Endpoint,
+    /// `None`: it is in the hands of an errand. The queue pair of an open connection never is.
+    pub(super) qp: Option<RawQp>,
+    /// Its handle, once it is made.
+    pub(super) handle: Option<QpHandle>,
+    /// The path to the peer, and the queue pair as the peer is told of it, once they are made.
+    pub(super) to: Option<AddressHandle>,
+    pub(super) ours: Option<Endpoint>,
+    /// Requests that it takes.
+    pub(super) depth: u32,
     /// Which of this side's queue pairs it is.
     pub(super) attempt: u32,
     /// The peer's, once it is connected to, and which of the peer's that is.
@@ -132,12 +155,15 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(identity: Identity, stage: Stage, qp: RawQp, ours: Endpoint, attempt: u32) -> Self {
+    pub(super) fn new(identity: Identity, meeting: Meeting, attempt: u32) -> Self {
         Self {
             identity,
-            stage,
-            qp,
-            ours,
+            stage: Stage::Meeting(meeting),
+            qp: None,
+            handle: None,
+            to: None,
+            ours: None,
+            depth: 0,
             attempt,
             theirs: None,
             flying: Slab::new(WINDOW),
@@ -153,6 +179,19 @@ impl Peer {
             silent: 0,
             slots: VecDeque::new(),
             pinged: Instant::ZERO,
+        }
+    }
+    /// The queue pair of an open connection.
+    #[inline]
+    pub(super) fn qp(&mut self) -> &mut RawQp {
+        self.qp.as_mut().expect("an open connection has its queue pair")
+    }
+    /// Whether what its queue pair yields is of the connection that it has, or is about to have.
+    #[inline]
+    pub(super) fn listens(&self) -> bool {
+        match &self.stage {
+            Stage::Up => true,
+            Stage::Meeting(meeting) => meeting.step != Step::Resetting,
         }
     }
     #[inline]

@@ -13,13 +13,14 @@ use std::collections::VecDeque;
 use std::ptr::NonNull;
 
 use hca_core::{
-    Completion, Lkey, Payload, PostErrorKind, Qkey, QpAttr, QpCap, QpState, QpType, Qpn, RecvWr, RemoteAddr,
-    SendFlags, SendOp, SendWr, Sge, SrqInit, UdDest,
+    Completion, Lkey, Payload, PostErrorKind, Qkey, QpAttr, QpCap, QpHandle, QpState, QpType, Qpn, RecvWr,
+    RemoteAddr, SendFlags, SendOp, SendWr, Sge, SrqInit, UdDest,
 };
-use hca_verbs::raw::{self, RawCq, RawQp, RawSrq};
+use hca_verbs::raw::{self, RawCq, RawQp, RawQpMaker, RawSrq};
 use hca_verbs::{AddressHandle, Buf, Context, Grh, Pd};
 
 use super::NodeOptions;
+use super::errand::Maker;
 use super::hello::HELLO_BYTES;
 use super::post::MAX_INLINE;
 use crate::OpenError;
@@ -85,7 +86,11 @@ impl Slots {
 pub(super) struct Ports {
     cq: RawCq,
     srq: RawSrq,
-    datagrams: RawQp,
+    /// The queue of hellos; `None` while it is made to send again.
+    datagrams: Option<RawQp>,
+    of_datagrams: (QpHandle, Qpn),
+    /// Datagram slots that were looked at meanwhile.
+    unread: Vec<u32>,
     recv: Slots,
     send: Slots,
     hellos: Slots,
@@ -150,7 +155,9 @@ impl Ports {
             max_inline: cap.max_inline as usize,
             cq,
             srq,
-            datagrams,
+            of_datagrams: (datagrams.handle(), datagrams.qpn()),
+            datagrams: Some(datagrams),
+            unread: Vec::new(),
             pd,
             cap,
             budget,
@@ -165,11 +172,12 @@ impl Ports {
         &mut self.cq
     }
     pub(super) fn datagrams(&self) -> Qpn {
-        self.datagrams.qpn()
+        self.of_datagrams.1
     }
-    /// A queue pair for a peer.
-    pub(super) fn connection(&self) -> Result<RawQp, hca_core::DeviceError> {
-        RawQp::create(&self.pd, QpType::Rc, &self.cq, &self.cq, Some(&self.srq), self.cap)
+    /// What queue pairs for peers are made with.
+    pub(super) fn maker(&self) -> Maker {
+        let queues = RawQpMaker::new(&self.pd, &self.cq, &self.cq, Some(&self.srq));
+        Maker { pd: self.pd.clone(), queues, cap: self.cap }
     }
 
     /// Fills `out`; returns how many came.
@@ -181,7 +189,7 @@ impl Ports {
     #[inline]
     pub(super) fn sort(&self, wc: &Completion) -> Came {
         let good = wc.status == hca_core::WcStatus::Success;
-        if wc.qp == self.datagrams.handle() {
+        if wc.qp == self.of_datagrams.0 {
             if wc.wr_id & DATAGRAM == 0 {
                 return Came::HelloSent { well: good };
             }
@@ -244,13 +252,18 @@ impl Ports {
         Some((Grh::parse(grh)?, payload.to_vec()))
     }
     pub(super) fn give_back_datagram(&mut self, slot: u32) -> Result<(), PostErrorKind> {
+        let Some(datagrams) = &mut self.datagrams else {
+            self.unread.push(slot);
+            return Ok(());
+        };
         let sges = [self.hellos.sge(slot, self.hellos.bytes)];
         let wr = RecvWr { wr_id: DATAGRAM | u64::from(slot), sges: &sges };
         // SAFETY: (1), (3).
-        unsafe { self.datagrams.post_recv(&[wr]) }.map_err(|e| e.kind)
+        unsafe { datagrams.post_recv(&[wr]) }.map_err(|e| e.kind)
     }
-    /// Sends a hello; it may be lost, and is when the queue is full.
+    /// Sends a hello; it may be lost, and is when the queue is full, or is being made to send again.
     pub(super) fn send_hello(&mut self, to: AddressHandle, qpn: Qpn, bytes: &[u8; HELLO_BYTES]) {
+        let Some(datagrams) = &mut self.datagrams else { return };
         let wr = SendWr {
             wr_id: 0,
             op: SendOp::Send,
@@ -259,19 +272,18 @@ impl Ports {
             dest: Some(UdDest { ah: to.handle(), qpn, qkey: QKEY }),
         };
         // SAFETY: inline bytes are copied by the call.
-        if unsafe { self.datagrams.post_send_now(&wr) }.is_ok() {
+        if unsafe { datagrams.post_send_now(&wr) }.is_ok() {
             self.sent_to.push_back(to);
         }
     }
-    /// A hello was sent, or could not be; then the queue is made to send again.
-    pub(super) fn hello_sent(&mut self, well: bool) {
-        self.sent_to.pop_front();
-        if !well
-            && let Err(error) =
-                self.datagrams.modify(&QpAttr { state: Some(QpState::Rts), ..QpAttr::default() })
-        {
-            tracing::debug!(%error, "the queue of hellos is not in error any more, or not yet");
-        }
+    /// A hello was sent, or could not be; then the queue is to be made to send again. Its path is needed no more.
+    pub(super) fn hello_sent(&mut self, well: bool) -> (Option<AddressHandle>, Option<RawQp>) {
+        (self.sent_to.pop_front(), if well { None } else { self.datagrams.take() })
+    }
+    /// The queue of hellos sends again.
+    pub(super) fn revived(&mut self, qp: RawQp) -> Result<(), PostErrorKind> {
+        self.datagrams = Some(qp);
+        std::mem::take(&mut self.unread).into_iter().try_for_each(|slot| self.give_back_datagram(slot))
     }
 
     /// A free send slot.

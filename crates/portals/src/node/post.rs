@@ -59,7 +59,7 @@ impl Net {
     #[inline(always)]
     pub(super) fn send(&mut self, peer: u32, head: &Head, body: &Body<'_>) -> Result<(), Full> {
         let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
-        if of.outstanding() >= of.qp.cap().max_send_wr || self.in_use >= self.ports.budget {
+        if of.outstanding() >= of.depth || self.in_use >= self.ports.budget {
             return Err(Full);
         }
         let len = head.as_bytes().len() + body.len();
@@ -78,12 +78,12 @@ impl Net {
         let begin = head.write(words);
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
         body.write(&mut bytes[begin..len]);
-        let crowded = self.in_use >= self.ports.budget / 2 || of.outstanding() * 2 >= of.qp.cap().max_send_wr;
+        let crowded = self.in_use >= self.ports.budget / 2 || of.outstanding() * 2 >= of.depth;
         self.crowded |= crowded;
         let signaled = of.silent + 1 >= MAX_SILENT || crowded;
         let posted = of.posted.wrapping_add(1);
         let later = self.bundles > 0;
-        match post_inline(&mut of.qp, posted.into(), &bytes[..len], signaled, later) {
+        match post_inline(of.qp(), posted.into(), &bytes[..len], signaled, later) {
             Ok(()) => {
                 of.posted = posted;
                 of.silent = if signaled { 0 } else { of.silent + 1 };
@@ -103,7 +103,7 @@ impl Net {
         let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
         let posted = of.posted.wrapping_add(1);
         let later = self.bundles > 0;
-        match self.ports.post_slot(&mut of.qp, posted.into(), slot, head.len() + body.len(), later) {
+        match self.ports.post_slot(of.qp(), posted.into(), slot, head.len() + body.len(), later) {
             Ok(()) => {
                 (of.posted, of.silent) = (posted, 0);
                 of.slots.push_back((posted, slot));
@@ -133,7 +133,7 @@ impl Net {
             if let Some(of) = self.peers[peer as usize].as_mut()
                 && std::mem::take(&mut of.unrung)
             {
-                of.qp.ring();
+                of.qp().ring();
             }
         }
     }
@@ -147,12 +147,12 @@ impl Net {
     }
     fn read(&mut self, peer: u32, fetch: u32, from: Piece, to: &[hca_core::Sge]) -> Result<(), Full> {
         let of = self.peers[peer as usize].as_mut().expect("a peer that is there");
-        if of.outstanding() >= of.qp.cap().max_send_wr || self.in_use >= self.ports.budget {
+        if of.outstanding() >= of.depth || self.in_use >= self.ports.budget {
             return Err(Full);
         }
         let posted = of.posted.wrapping_add(1);
         let wr_id = u64::from(fetch) << FETCH_SHIFT | u64::from(posted);
-        match post_read(&mut of.qp, wr_id, from.at, to) {
+        match post_read(of.qp(), wr_id, from.at, to) {
             Ok(()) => {
                 (of.posted, of.silent) = (posted, 0);
                 self.in_use += 1;

@@ -46,7 +46,7 @@ impl State {
     fn header_of(&mut self, peer: u32, request: &Request<'_>) -> Option<Header> {
         let Self { net, nis, .. } = self;
         let identity = &net.peer(peer).identity;
-        let ni = nis.get(request.ni as usize)?.as_ref()?;
+        let ni = nis.get(request.ni as usize)?.as_ref().filter(|ni| !ni.is_closing())?;
         let initiator = ni.process_of(identity)?;
         Some(Header { initiator, uid: identity.uid, jid: identity.jid, ..request.header })
     }
@@ -101,15 +101,18 @@ impl State {
             memory.read(offset, &mut data);
             let response = self.ni(request.ni).complete(delivery, NiFail::Ok);
             self.after(request.ni);
+            self.let_go(memory);
             return self.respond(peer, request.token, &response, &Body::Bytes(&data));
         }
         if self.peer(peer).lendings.is_full() {
             let _ = self.ni(request.ni).complete(delivery, NiFail::Dropped);
             self.after(request.ni);
+            self.let_go(memory);
             return self.malformed(peer, &"more gets than the window has");
         }
         let response = Response { kind: ResponseKind::Reply, fail: NiFail::Ok, mlength: len, offset };
         let pieces = memory.remote(offset, len);
+        self.let_go(memory);
         let lender = self.peer(peer).lendings.insert(Lending { ni: request.ni, delivery });
         self.post(peer, Out::Lent { token: request.token, response, lender, pieces });
         self.watch();
@@ -172,6 +175,7 @@ impl State {
         let (offset, len) = (delivery.offset, delivery.mlength);
         let whose = Fetched::Put { ni: request.ni, delivery, token: request.token };
         self.fetch(peer, whose, pieces, &memory, offset, len);
+        self.let_go(memory);
     }
 }
 

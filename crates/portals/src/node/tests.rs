@@ -1,17 +1,23 @@
 //! What a node does about processes that lie, ask for too much or begin anew, and in which order it speaks: each rule by
-//! itself. Where the other process is only what it says, its hellos and messages are handed to the node as its ports do.
+//! itself; and that nobody waits for a device under its lock. Where the other process is only what it says, its hellos and messages are handed to the node as its ports do.
+
+mod gated;
 
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
-use hca_core::{Gid, Instant, Mtu, Psn, QpType, Qpn, RemoteAddr, Rkey};
+use hca_core::{Completion, Gid, Instant, Mtu, Psn, QpType, Qpn, RemoteAddr, Rkey};
 use hca_matching::{AckRequest, Header, Jid, NiFail, Operation, Pid, Rank, Uid};
 use hca_sim::Sim;
-use hca_verbs::{ConnectOptions, Endpoint, Grh, Rc};
+use hca_verbs::{ConnectOptions, Context, Endpoint, Grh, Rc};
+
+use gated::{Call, Gate, Gated, Opens};
 
 use super::directory::nid_of;
 use super::hello::{Hello, Identity};
 use super::peer::{Out, Peer, WINDOW};
+use super::post::NOTHING;
 use super::{Card, Listed, Node, NodeOptions, State};
 use crate::v4::{
     AckReq, CtHandle, EventKind, Get, Limits, ListKind, Md, MdHandle, MdOptions, Me, MeOptions, Ni,
@@ -31,6 +37,8 @@ struct Bed {
     sim: Sim,
     cards: Arc<Mutex<Listed>>,
     node: Node,
+    /// Where the node's calls of its device can be held up.
+    gate: Arc<Gate>,
 }
 
 impl Bed {
@@ -38,8 +46,10 @@ impl Bed {
         let sim = Sim::new(1);
         (0..3).for_each(|_| drop(sim.add_node()));
         let cards = Arc::new(Mutex::new(Listed::default()));
-        let node = open(&sim, 0, &cards, with);
-        Self { sim, cards, node }
+        let gate = Arc::<Gate>::default();
+        let device = Gated { of: Arc::clone(sim.node(0).context().device()), gate: Arc::clone(&gate) };
+        let node = open_on(&Context::with_seed(Arc::new(device), 1), &sim, 0, &cards, with);
+        Self { sim, cards, node, gate }
     }
     fn gid(&self, n: usize) -> Gid {
         self.sim.node(n).context().port().gid
@@ -57,15 +67,42 @@ impl Bed {
     }
     /// The node hears a hello, from this address.
     fn hear(&self, sgid: Gid, hello: &Hello) {
+        self.hears(sgid, *hello)();
+    }
+    /// The same, on another thread.
+    fn hears(&self, sgid: Gid, hello: Hello) -> impl FnOnce() + Send + use<> {
         let grh = Grh { sgid, dgid: self.gid(0), traffic_class: 0, hop_limit: 64 };
-        self.node.with(|state| state.hear_hello(&grh, &hello.to_bytes()));
+        let node = self.node.clone();
+        move || node.with(|state| state.hear_hello(&grh, &hello.to_bytes()))
     }
     /// The process and the node meet.
     fn meet(&self, hello: &Hello) {
         self.hear(hello.endpoint.gid, hello);
-        let yours = Some(self.look(|peer| peer.ours.qpn));
+        let yours = Some(self.look(|peer| peer.ours.unwrap().qpn));
         self.hear(hello.endpoint.gid, &Hello { yours, is_up: true, ..*hello });
         assert!(self.look(|peer| peer.is_up()));
+    }
+    /// The process can be found.
+    fn list(&self) -> Process {
+        let Hello { from: Identity { nid, pid, .. }, datagrams, endpoint, .. } = self.hello(1, 1, 20);
+        let Endpoint { gid, lid, .. } = endpoint;
+        self.cards.lock().unwrap().0.push(Card { nid, pid, gid, lid, datagrams });
+        Process::physical(nid, pid)
+    }
+    /// Does something that is held up in a call of the device, and meanwhile something else.
+    fn meanwhile(&self, call: Call, what: impl FnOnce() + Send, meanwhile: impl FnOnce()) {
+        self.gate.close(call);
+        thread::scope(|scope| {
+            let opens = Opens(&self.gate);
+            let held = scope.spawn(what);
+            self.gate.wait();
+            let lock = self.node.inner.state.try_lock();
+            assert!(lock.is_some(), "the node's lock is held during {call:?}");
+            assert!(!lock.unwrap().unlock());
+            meanwhile();
+            drop(opens);
+            held.join().unwrap();
+        });
     }
     /// Looks at the node's only peer.
     fn look<R>(&self, f: impl FnOnce(&Peer) -> R) -> R {
@@ -86,6 +123,16 @@ fn kind(state: &State) -> u8 {
 }
 
 fn open(sim: &Sim, n: usize, cards: &Arc<Mutex<Listed>>, with: impl Fn(NodeOptions) -> NodeOptions) -> Node {
+    open_on(&sim.node(n).context(), sim, n, cards, with)
+}
+
+fn open_on(
+    context: &Context,
+    sim: &Sim,
+    n: usize,
+    cards: &Arc<Mutex<Listed>>,
+    with: impl Fn(NodeOptions) -> NodeOptions,
+) -> Node {
     let net = sim.net().clone();
     let options = NodeOptions {
         eager_bytes: EAGER,
@@ -97,7 +144,7 @@ fn open(sim: &Sim, n: usize, cards: &Arc<Mutex<Listed>>, with: impl Fn(NodeOptio
         seed: Some(n as u64),
         ..NodeOptions::default()
     };
-    let node = Node::open(&sim.node(n).context(), with(options)).unwrap();
+    let node = Node::open(context, with(options)).unwrap();
     cards.lock().unwrap().0.push(node.card());
     node
 }
@@ -145,16 +192,14 @@ fn a_hello_of_another_incarnation_ends_what_its_predecessor_had() {
     for (attempt, is_up) in [(1, true), (2, true), (3, true), (1, false), (2, false), (3, false)] {
         let bed = Bed::new(|options| options);
         let (before, after) = (bed.hello(1, 2, 20), bed.hello(2, attempt, 21));
-        let Hello { from: Identity { nid, pid, .. }, datagrams, .. } = before;
-        let Endpoint { gid, lid, .. } = before.endpoint;
-        bed.cards.lock().unwrap().0.push(Card { nid, pid, gid, lid, datagrams });
+        let (to, gid) = (bed.list(), before.endpoint.gid);
         if is_up {
             bed.meet(&before);
         } else {
             bed.hear(gid, &before);
         }
         let (ni, md, ct) = interface(&bed.node);
-        let put = Put { ack_req: AckReq::Ack, ..Put::new(md, 8, Process::physical(nid, pid), 0) };
+        let put = Put { ack_req: AckReq::Ack, ..Put::new(md, 8, to, 0) };
         ni.put(&put).unwrap();
         bed.hear(gid, &after);
         let theirs = bed.look(|peer| peer.theirs);
@@ -273,7 +318,7 @@ fn receive_slots_come_back_where_a_peer_begins_anew_while_nodes_meet() {
         bed.hear(hello.endpoint.gid, &hello);
         bed.node.progress();
         assert_eq!((bed.node.counts().connected, bed.node.counts().lost), (0, 0), "attempt {attempt}");
-        rc.connect(&bed.look(|peer| peer.ours), &ConnectOptions::default()).unwrap();
+        rc.connect(&bed.look(|peer| peer.ours.unwrap()), &ConnectOptions::default()).unwrap();
         let head = Head::ping();
         let mut ping = pd.alloc(head.as_bytes().len()).unwrap();
         ping.copy_from_slice(head.as_bytes());
@@ -282,4 +327,142 @@ fn receive_slots_come_back_where_a_peer_begins_anew_while_nodes_meet() {
     }
     bed.node.progress();
     assert_eq!(bed.node.counts().connected, 1, "the last message has found a slot");
+}
+
+/// Of two threads that speak to a process first, one has it met, and the other's messages wait with its own.
+#[test]
+fn a_node_is_used_while_a_process_is_met() {
+    for call in [Call::CreateAh, Call::CreateQp] {
+        let bed = Bed::new(|options| options);
+        let (ni, md, ct) = interface(&bed.node);
+        let (to, before) = (bed.list(), bed.gate.calls(call));
+        let put = || ni.put(&Put { ack_req: AckReq::Ack, ..Put::new(md, 8, to, 0) }).unwrap();
+        bed.meanwhile(call, put, || {
+            assert_eq!(ni.ct_get(ct).unwrap().failure, 0);
+            put();
+            assert_eq!((bed.node.connections(), bed.look(|peer| peer.backlog.len())), (1, 1));
+        });
+        assert_eq!((bed.gate.calls(call), bed.look(|peer| peer.backlog.len())), (before + 1, 2), "{call:?}");
+        bed.meet(&bed.hello(1, 1, 20));
+    }
+}
+
+#[test]
+fn a_node_is_used_while_a_queue_pair_is_connected_and_destroyed() {
+    for call in [Call::ModifyQp, Call::DestroyQp] {
+        let bed = Bed::new(|options| options);
+        let (ni, md, ct) = interface(&bed.node);
+        let (to, first) = (bed.list(), bed.hello(1, 1, 20));
+        let put = || ni.put(&Put { ack_req: AckReq::Ack, ..Put::new(md, 8, to, 0) }).unwrap();
+        if call == Call::DestroyQp {
+            bed.meet(&first);
+            put();
+        }
+        let hello = if call == Call::ModifyQp { first } else { bed.hello(2, 1, 21) };
+        bed.meanwhile(call, bed.hears(hello.endpoint.gid, hello), || {
+            // The device may still touch the memory of what is under way.
+            assert_eq!(ni.ct_get(ct).unwrap().failure, 0);
+            put();
+            assert_eq!(bed.look(|peer| peer.backlog.len()), 1);
+        });
+        assert_eq!(ni.ct_get(ct).unwrap().failure, u64::from(call == Call::DestroyQp));
+        assert_eq!(bed.look(|peer| peer.theirs), Some((hello.endpoint, 1)), "{call:?}");
+        let yours = Some(bed.look(|peer| peer.ours.unwrap().qpn));
+        bed.hear(hello.endpoint.gid, &Hello { yours, is_up: true, ..hello });
+        bed.node.progress();
+        assert!(bed.look(|peer| peer.is_clear()), "what waited has left");
+    }
+}
+
+#[test]
+fn a_node_is_used_while_memory_is_given_back() {
+    let bed = Bed::new(|options| options);
+    let (ni, _, ct) = interface(&bed.node);
+    ni.pt_alloc(PtOptions::empty(), None, Some(0)).unwrap();
+    let me = Me { options: MeOptions::OP_PUT, ..Me::new(bed.node.alloc(64).unwrap()) };
+    let entry = ni.me_append(0, &me, ListKind::Priority, 0).unwrap();
+    drop(me);
+    let meanwhile = || assert_eq!(ni.ct_get(ct).unwrap().failure, 0);
+    bed.meanwhile(Call::DeregMr, || ni.me_unlink(entry).unwrap(), meanwhile);
+    let md = ni.md_bind(&Md::new(bed.node.alloc(64).unwrap())).unwrap();
+    bed.meanwhile(Call::DeregMr, || ni.md_release(md).unwrap(), meanwhile);
+    let me = Me { options: MeOptions::OP_PUT, ..Me::new(bed.node.alloc(64).unwrap()) };
+    ni.me_append(0, &me, ListKind::Priority, 0).unwrap();
+    drop(me);
+    bed.meanwhile(Call::DeregMr, || drop(ni), || assert_eq!(bed.node.counts().lost, 0));
+}
+
+/// Another has taken its place meanwhile, which is met as if the first had never been.
+#[test]
+fn a_queue_pair_that_comes_back_to_a_process_that_has_gone_is_destroyed() {
+    for call in [Call::CreateAh, Call::CreateQp, Call::ModifyQp] {
+        let bed = Bed::new(|options| options);
+        let (before, after) = (bed.hello(1, 2, 20), bed.hello(2, 1, 21));
+        bed.meanwhile(call, bed.hears(before.endpoint.gid, before), || {
+            assert_eq!(bed.node.connections(), 1);
+            bed.hear(after.endpoint.gid, &after);
+            assert_eq!((bed.node.connections(), bed.node.counts().lost), (1, 1), "{call:?}");
+            assert_eq!(bed.look(|peer| peer.theirs), Some((after.endpoint, 1)));
+        });
+        assert_eq!(bed.look(|peer| peer.theirs), Some((after.endpoint, 1)), "{call:?}");
+        assert_eq!((bed.gate.calls(Call::CreateAh), bed.gate.calls(Call::DestroyQp)), (2, 1), "{call:?}");
+        bed.meet(&after);
+        assert!(bed.node.with(|state| state.leaving.is_empty()));
+        assert!(bed.node.holdings().is_at_rest(), "{:?}", bed.node.holdings());
+    }
+}
+
+/// While an interface is closed, its connections leave, one of them in the hands of another thread.
+#[test]
+fn an_interface_is_closed_once_the_device_has_let_go_of_what_was_under_way() {
+    let bed = Bed::new(|options| options);
+    let (ni, md, _) = interface(&bed.node);
+    let to = bed.list();
+    bed.meet(&bed.hello(1, 1, 20));
+    ni.put(&Put { ack_req: AckReq::Ack, ..Put::new(md, 8, to, 0) }).unwrap();
+    let kind = bed.node.with(|state| kind(state));
+    let (after, gate) = (bed.hello(2, 1, 21), Arc::clone(&bed.gate));
+    thread::scope(|scope| {
+        bed.meanwhile(Call::DestroyQp, bed.hears(after.endpoint.gid, after), || {
+            let closes = scope.spawn(|| drop(ni));
+            while !bed.node.with(|state| state.ni(kind).is_closing()) {
+                thread::yield_now();
+            }
+            assert!(!closes.is_finished(), "its memory may still be touched");
+            gate.open();
+            closes.join().unwrap();
+        });
+    });
+    assert!(bed.node.with(|state| state.nis.iter().all(Option::is_none)));
+}
+
+/// Both were there at one look: what the peer sent on the connection that it has given up is not taken for the later one's.
+#[test]
+fn a_message_of_an_earlier_connection_is_none_of_the_later_one() {
+    let bed = Bed::new(|options| options);
+    let pd = bed.sim.node(THERE).context().alloc_pd().unwrap();
+    let cq = pd.context().create_cq(16).unwrap();
+    let mut rc = pd.qp::<Rc>(&cq).max_send_wr(4).max_recv_wr(4).build().unwrap();
+    let hello = Hello { endpoint: rc.endpoint(), ..bed.hello(1, 1, 0) };
+    bed.hear(hello.endpoint.gid, &hello);
+    rc.connect(&bed.look(|peer| peer.ours.unwrap()), &ConnectOptions::default()).unwrap();
+    // To the later connection it would be an answer to nothing.
+    let head = Head::response(1, &NOTHING, None);
+    let mut answer = pd.alloc(head.as_bytes().len()).unwrap();
+    answer.copy_from_slice(head.as_bytes());
+    rc.send(answer).unwrap();
+    bed.sim.run_for(Duration::from_millis(5)).unwrap();
+    let later = bed.hello(1, 2, 21);
+    bed.node.with(|state| {
+        let mut out = [Completion::default(); 16];
+        let n = state.net.ports.poll(&mut out);
+        let of_peer = |wc: &&Completion| state.peer_of(wc).is_some();
+        assert_eq!(out[..n].iter().filter(of_peer).count(), 1, "the message has come");
+        state.take_hello(&later);
+        out[..n].iter().for_each(|wc| state.came(wc));
+    });
+    assert_eq!((bed.node.counts().malformed, bed.node.connections()), (0, 1));
+    let (is_up, theirs) = bed.look(|peer| (peer.is_up(), peer.theirs));
+    assert_eq!((is_up, theirs), (false, Some((later.endpoint, 2))), "nothing has come of the later one");
+    assert_eq!(bed.node.counts().connected, 0);
 }

@@ -1,6 +1,7 @@
 //! Waiting: polling for a while, then asleep on the device's descriptor.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use hca_core::{Instant, Notify};
@@ -85,6 +86,7 @@ impl Node {
                 PollFd::from_borrowed_fd(queue, PollFlags::IN),
                 PollFd::from_borrowed_fd(word, PollFlags::IN),
             ];
+            inner.sleeps.fetch_add(1, Ordering::Relaxed);
             // An interruption is a wake-up like any other: everything is looked at again.
             let _ = poll(&mut fds, timeout.as_ref());
         }
@@ -104,9 +106,8 @@ impl Inner {
         let queue = state.net.ports.cq().wait_fd().map_err(Error::from).and_then(|fd| {
             fd.try_clone_to_owned().map_err(|source| Error::Io { doing: "copying a descriptor", source })
         });
-        if state.unlock() {
-            self.catch_up();
-        }
+        let wanted = state.unlock();
+        self.after_unlock(wanted, Vec::new());
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
         let found: OwnedFd = eventfd(0, flags)
             .map_err(|e| Error::Io { doing: "creating a descriptor to wait on", source: e.into() })?;
@@ -124,9 +125,8 @@ impl Inner {
     pub(super) fn wake_all(&self) {
         let state = self.state.lock();
         let waiters = state.waiters;
-        if state.unlock() {
-            self.catch_up();
-        }
+        let wanted = state.unlock();
+        self.after_unlock(wanted, Vec::new());
         if waiters > 0 {
             self.wake(waiters);
         }
