@@ -141,7 +141,7 @@ fn measurements(channel: &mut Channel<ToPeer>, opened: &Opened, limits: &Limits)
         match channel.recv(None)? {
             ToPeer::Node { settings, card } => {
                 drop(seat.take());
-                seat = Some(Seat::open(channel, opened, settings, card)?);
+                seat = Some(Seat::open(channel, opened, settings, card, limits)?);
             }
             ToPeer::Move { case, phase } => match &seat {
                 Some(seat) => seat.measurement(channel, opened, &case, phase, limits)?,
@@ -251,6 +251,8 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
+    use crate::perf::control::NodeCard;
+    use crate::perf::portals::Settings;
 
     #[test]
     fn a_host_that_falls_silent_between_measurements_is_given_up_on() {
@@ -271,5 +273,50 @@ mod tests {
             "{told:?}"
         );
         assert!(serving.join().unwrap().contains("said nothing"));
+    }
+
+    /// What the far end is told to its node, and to its measurement on that, by a listener that gives so much.
+    fn told(memory: u64, size: u64) -> (FromPeer, Option<FromPeer>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let near = listener.accept().unwrap().0;
+        let mut far: Channel<FromPeer> = Channel::over_tcp(&stream, None).unwrap();
+        let device = format!("loopback://memory-{memory}?progress=inline").parse().unwrap();
+        let serving = std::thread::spawn(move || {
+            let channel = Channel::over_tcp(&near, None).unwrap();
+            serve(channel, &device, Limits { memory: Some(memory), ..Limits::default() }).is_ok()
+        });
+        far.send(&ToPeer::Hello { protocol: PROTOCOL }).unwrap();
+        assert!(matches!(far.recv(None).unwrap(), FromPeer::Hello { .. }));
+        let mut card = [1; portals::Card::BYTES];
+        // Numbers of queue pairs have 24 bits.
+        card[24] = 0;
+        let card = NodeCard(portals::Card::from_bytes(&card).unwrap());
+        far.send(&ToPeer::Node { settings: Settings::default(), card }).unwrap();
+        let node = far.recv(None).unwrap();
+        let moved = matches!(node, FromPeer::Node { .. }).then(|| {
+            let case = crate::perf::portals::Case::new(Op::PutAck, size);
+            far.send(&ToPeer::Move { case, phase: Phase::Latency }).unwrap();
+            far.recv(None).unwrap()
+        });
+        stream.shutdown(std::net::Shutdown::Both).unwrap();
+        serving.join().unwrap();
+        (node, moved)
+    }
+
+    #[test]
+    fn the_slots_of_a_node_count_to_what_a_measurement_takes() {
+        const SIZE: u64 = 1 << 20;
+        let slots = portals::NodeOptions::default().slot_bytes();
+        let refused = |answer: &FromPeer| match answer {
+            FromPeer::Failed { why } => String::from(why.clone()).contains("larger --memory"),
+            _ => false,
+        };
+        let (node, _) = told(slots - 1, SIZE);
+        assert!(refused(&node), "less than the slots: {node:?}");
+        let (node, moved) = told(slots + 2 * SIZE - 1, SIZE);
+        assert!(moved.as_ref().is_some_and(refused), "less than both: {node:?}, {moved:?}");
+        let (node, moved) = told(slots + 2 * SIZE, SIZE);
+        assert!(matches!(moved, Some(FromPeer::Listening)), "enough: {node:?}, {moved:?}");
     }
 }

@@ -103,6 +103,15 @@ impl Default for NodeOptions {
     }
 }
 
+impl NodeOptions {
+    /// Memory that a node takes of its device for the slots that messages leave from and arrive in, in bytes, at most: a device
+    /// with short receive queues has fewer.
+    pub fn slot_bytes(&self) -> u64 {
+        let slots = u64::from(self.receive_slots) + u64::from(self.send_slots);
+        slots * ports::bytes_of_slot(self.eager_bytes) as u64
+    }
+}
+
 impl fmt::Debug for NodeOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NodeOptions")

@@ -40,6 +40,11 @@ pub(super) const MAX_READ: u64 = 1 << 30;
 /// Entries of a request's list.
 pub(super) const MAX_SGE: usize = 4;
 
+/// Bytes of a slot that a message leaves from or arrives in.
+pub(super) fn bytes_of_slot(eager_bytes: usize) -> usize {
+    eager_bytes.saturating_add(MAX_HEAD).next_multiple_of(64)
+}
+
 /// What a completion is of.
 pub(super) enum Came {
     /// A message in a receive slot.
@@ -141,7 +146,7 @@ impl Ports {
         for attr in [init, rtr, rts] {
             datagrams.modify(&attr)?;
         }
-        let bytes = (MAX_HEAD + options.eager_bytes).next_multiple_of(64);
+        let bytes = bytes_of_slot(options.eager_bytes);
         let send_slots = options.send_slots.max(4);
         let mut ports = Self {
             recv: Slots::new(&pd, slots as usize, bytes)?,

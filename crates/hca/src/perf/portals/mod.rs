@@ -279,14 +279,18 @@ impl Directory for Other {
 
 /// Opens a node.
 fn open(opened: &Opened, settings: Settings, other: std::sync::Arc<Other>) -> Result<Node, Failure> {
-    let Settings { offload, eager_bytes } = settings;
-    let options = NodeOptions {
-        offload,
-        eager_bytes: eager_bytes.bytes() as usize,
-        directory: other,
-        ..NodeOptions::default()
-    };
-    Ok(Node::open(opened.context(), options)?)
+    Ok(Node::open(opened.context(), NodeOptions { directory: other, ..settings.options() })?)
+}
+
+impl Settings {
+    fn options(self) -> NodeOptions {
+        let Self { offload, eager_bytes } = self;
+        NodeOptions { offload, eager_bytes: eager_bytes.bytes() as usize, ..NodeOptions::default() }
+    }
+    /// What a node takes of memory before anything is measured.
+    fn memory(self) -> u64 {
+        self.options().slot_bytes()
+    }
 }
 
 #[cfg(test)]

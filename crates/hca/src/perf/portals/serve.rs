@@ -29,7 +29,9 @@ impl Seat {
         opened: &Opened,
         settings: Settings,
         NodeCard(other): NodeCard,
+        limits: &Limits,
     ) -> Result<Self, Failure> {
+        limits.admit(settings.memory())?;
         let directory = Arc::new(Other::default());
         directory.0.set(other).expect("it was empty");
         let node = open(opened, settings, directory)?;
@@ -45,7 +47,7 @@ impl Seat {
         phase: Phase,
         limits: &Limits,
     ) -> Result<(), Failure> {
-        limits.admit(case.memory())?;
+        limits.admit(self.settings.memory() + case.memory())?;
         let mut half = Half::new(&self.node, self.other, case, phase, self.settings.eager_bytes.bytes())?;
         channel.send(&FromPeer::Listening)?;
         let received = match (case.op, phase) {
