@@ -329,6 +329,8 @@ impl Engine {
 /// When an acknowledgement that became due in this turn leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AckRule {
+    /// Now: the program that is given the message may never call again, and nobody else moves the adapter.
+    Now,
     /// Now, unless the program was given a message that it may answer: then with the answer, or in the
     /// next turn.
     UnlessDelivered,
@@ -538,7 +540,12 @@ impl Core {
             entry.ack_since = None;
             return Ack::None;
         };
-        if since == turn && (owed.delivered || rule == AckRule::NextTurn) {
+        let may_wait = match rule {
+            AckRule::Now => false,
+            AckRule::UnlessDelivered => owed.delivered,
+            AckRule::NextTurn => true,
+        };
+        if since == turn && may_wait {
             return Ack::NextTurn;
         }
         let QpEntry { machine, res, .. } = &mut **entry;

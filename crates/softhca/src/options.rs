@@ -13,7 +13,8 @@ use crate::clock::monotonic_ns;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Progress {
     /// The program: `post` pushes out, and a poll that finds nothing turns. Lowest latency, no thread;
-    /// while the program does neither, nothing moves: not even the acknowledgement of the message that it took last.
+    /// while the program does neither, nothing moves. A poll that yields a message has acknowledged it. A WRITE that the program
+    /// finds in its memory is acknowledged by the turn behind the one that brought it, so whoever spins on memory turns once more.
     Inline,
     /// A thread of the adapter, as hardware would; it blocks when idle.
     Thread,

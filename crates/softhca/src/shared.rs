@@ -167,7 +167,9 @@ impl Shared {
             return Some(0);
         };
         let poll = Poll::begin(&mut turn, cq, out);
-        let worked = self.any_turn(poll.engine, AckRule::UnlessDelivered);
+        // With nobody else to do it, what is yielded is acknowledged before it is.
+        let acks = if self.progress == Progress::Inline { AckRule::Now } else { AckRule::UnlessDelivered };
+        let worked = self.any_turn(poll.engine, acks);
         let taken = poll.end();
         self.give_back_of(turn, Some(cq));
         self.note_look(is_last);

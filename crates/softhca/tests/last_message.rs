@@ -1,0 +1,57 @@
+//! With `progress=inline`, what a poll yields has been acknowledged when it returns: nobody would do it for a program that has
+//! what it waited for and calls nothing any more.
+#![allow(unsafe_code)]
+
+mod ends;
+
+use ends::{End, open, send};
+use hca_core::{Completion, SendFlags};
+use softhca::Progress;
+
+fn pair(fabric: &str) -> Option<[End; 2]> {
+    let [a, b] = [0, 1].map(|n| open(fabric, Progress::Inline, 40 + n).map(End::new));
+    let [a, b] = [a?, b?];
+    a.connect(&b);
+    b.connect(&a);
+    Some([a, b])
+}
+
+/// Polls, and calls nothing else, until a completion comes; the poll that yields it is the last call.
+fn poll_only(end: &mut End) -> Completion {
+    let mut one = [Completion::default()];
+    while end.cq.poll(&mut one) == 0 {
+        std::thread::yield_now();
+    }
+    one[0]
+}
+
+fn the_last_message_is_acknowledged(fabric: &str) {
+    let Some([mut a, mut b]) = pair(fabric) else { return };
+    b.recv();
+    // The first one may set things up that the second one finds; neither is followed by a call of the receiver's.
+    for round in 0..2 {
+        if round > 0 {
+            b.recv();
+        }
+        send(&mut a.rc, SendFlags::SIGNALED);
+        poll_only(&mut b);
+        let device = a.device.clone();
+        let sent = a.next(&*device);
+        assert!(sent.is_some(), "{fabric}, message {round}: nothing came back");
+    }
+    a.close();
+    b.close();
+}
+
+#[test]
+fn the_last_message_is_acknowledged_over_udp() {
+    the_last_message_is_acknowledged("udp");
+}
+#[test]
+fn the_last_message_is_acknowledged_over_io_uring() {
+    the_last_message_is_acknowledged("uring");
+}
+#[test]
+fn the_last_message_is_acknowledged_over_shared_memory() {
+    the_last_message_is_acknowledged("shm");
+}
