@@ -17,6 +17,7 @@ use hca_core::wire::{
 use hca_core::{AddressVector, Counter, Instant, Psn, Qpn};
 use rustix::event::epoll;
 
+use crate::paths::is_link_local;
 use crate::{
     Fabric, FabricAttr, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, ShmChance, ShmError,
     ShmFabric, ShmOptions, Tap, TxBatch, UdpFabric, UdpOptions,
@@ -56,7 +57,13 @@ impl AutoFabric {
 
     /// As [`open`](Self::open), beside a UDP end that is open: the name in shared memory says which.
     pub(crate) fn beside(udp: UdpFabric, shm: &ShmOptions) -> Result<Self, OpenError> {
-        let shm = ShmFabric::open_on_network(udp.attr().local, shm);
+        let local = udp.attr().local;
+        // The same address may stand on two interfaces, which are two adapters.
+        let shm = if is_link_local(local) {
+            Err(ShmError::LinkLocal)
+        } else {
+            ShmFabric::open_on_network(local, shm)
+        };
         Self::of(udp, shm)
     }
 }

@@ -62,6 +62,7 @@ pub use shm::{
     MAX_SHARED_ALLOCATIONS, Notice, Places, ProcessLoan, ProcessVm, QpGuard, Reach, Refusable, Revocation,
     SharedPages, ShmChance, ShmError, ShmFabric, ShmOptions, ShmSink, ShmTx, TakeBack, TakeBackId,
 };
+pub use udp::sys::interface_index;
 pub use udp::{UdpFabric, UdpOptions};
 #[cfg(feature = "io-uring")]
 pub use uring::{UringFabric, UringOptions};

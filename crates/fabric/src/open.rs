@@ -20,8 +20,8 @@ pub enum OpenError {
     NotLocal(IpAddr),
     /// The address does not name one interface.
     #[error(
-        "{0} does not name one interface: the ICRC covers the address, so give a unicast address that is not link-local, or \
-         take raw://INTERFACE"
+        "{0} does not name one interface: the ICRC covers the address, so give a unicast address, and with a link-local one \
+         that several interfaces have the interface, as in udp://[fe80::1%eth0]"
     )]
     NotUnicast(IpAddr),
     /// What was asked for is missing in this kernel, or forbidden.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
 use hca_core::{AddressVector, Qpn};
 
@@ -20,6 +20,18 @@ pub const PORTS_PER_PEER: u16 = 16;
 const _: () = assert!(PORTS_PER_PEER.is_power_of_two() && PORTS_PER_PEER <= !FIRST_PORT);
 /// Hop limit where the address vector leaves it open.
 const DEFAULT_HOP_LIMIT: u8 = 64;
+
+/// Whether an address is one of an interface, and says nothing without it.
+pub(crate) fn is_link_local(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(a) if a.is_unicast_link_local())
+}
+/// A socket address on an interface, of which link-local addresses need the index.
+pub(crate) fn scoped(ip: IpAddr, port: u16, interface: u32) -> SocketAddr {
+    match ip {
+        IpAddr::V6(a) if a.is_unicast_link_local() => SocketAddrV6::new(a, port, 0, interface).into(),
+        _ => SocketAddr::new(ip, port),
+    }
+}
 
 /// What two users of one path have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

@@ -12,13 +12,15 @@ use hca_core::{Device, DeviceError, Mtu};
 use hca_fabric::AutoFabric;
 #[cfg(feature = "loopback")]
 use hca_fabric::LoopbackNet;
+#[cfg(feature = "udp")]
+use hca_fabric::UdpFabric;
 use hca_fabric::{Capture, Fabric, FabricAttr, Faulty, OpenError as FabricError, ShmError, Tap};
 #[cfg(feature = "raw")]
 use hca_fabric::{RawFabric, RawOptions};
 #[cfg(feature = "shm")]
 use hca_fabric::{ShmFabric, ShmOptions};
-#[cfg(feature = "udp")]
-use hca_fabric::{UdpFabric, UdpOptions};
+#[cfg(any(feature = "udp", feature = "uring"))]
+use hca_fabric::{UdpOptions, interface_index};
 #[cfg(feature = "uring")]
 use hca_fabric::{UringFabric, UringOptions};
 #[cfg(feature = "vfio")]
@@ -227,13 +229,13 @@ fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenErro
         #[cfg(feature = "udp")]
         Target::Auto(Some(ip)) => at(&|ip| auto(ip, url), *ip, url.clone()),
         #[cfg(feature = "udp")]
-        Target::Udp(None) => first_free(&udp, url, &|ip| Target::Udp(Some(ip))),
+        Target::Udp(None) => first_free(&|ip| udp(ip, url), url, &|ip| Target::Udp(Some(ip))),
         #[cfg(feature = "udp")]
-        Target::Udp(Some(ip)) => at(&udp, *ip, url.clone()),
+        Target::Udp(Some(ip)) => at(&|ip| udp(ip, url), *ip, url.clone()),
         #[cfg(feature = "uring")]
-        Target::Uring(None) => first_free(&uring, url, &|ip| Target::Uring(Some(ip))),
+        Target::Uring(None) => first_free(&|ip| uring(ip, url), url, &|ip| Target::Uring(Some(ip))),
         #[cfg(feature = "uring")]
-        Target::Uring(Some(ip)) => at(&uring, *ip, url.clone()),
+        Target::Uring(Some(ip)) => at(&|ip| uring(ip, url), *ip, url.clone()),
         #[cfg(feature = "shm")]
         Target::Shm(domain) => shm(domain, url),
         #[cfg(feature = "raw")]
@@ -282,8 +284,14 @@ fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenErro
 type Opener<'a> = &'a dyn Fn(IpAddr) -> Result<Box<dyn Fabric>, FabricError>;
 
 #[cfg(feature = "udp")]
-fn udp(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
-    Ok(Box::new(UdpFabric::open(ip, &UdpOptions::default())?))
+fn udp(ip: IpAddr, url: &DeviceUrl) -> Result<Box<dyn Fabric>, FabricError> {
+    Ok(Box::new(UdpFabric::open(ip, &udp_options(url)?)?))
+}
+
+#[cfg(any(feature = "udp", feature = "uring"))]
+fn udp_options(url: &DeviceUrl) -> Result<UdpOptions, FabricError> {
+    let interface = url.options.interface.as_deref().map_or(Ok(0), interface_index)?;
+    Ok(UdpOptions { interface, ..UdpOptions::default() })
 }
 
 /// UDP, and shared memory with peers on this machine. Faults, captures and a narrow path are of packets: with one of
@@ -293,16 +301,16 @@ fn auto(ip: IpAddr, url: &DeviceUrl) -> Result<Box<dyn Fabric>, FabricError> {
     #[cfg(feature = "shm")]
     if all_messages(&url.options) {
         let shm = shm_options(&url.options);
-        return Ok(Box::new(AutoFabric::open(ip, &UdpOptions::default(), &shm)?));
+        return Ok(Box::new(AutoFabric::open(ip, &udp_options(url)?, &shm)?));
     }
-    let _ = url;
-    udp(ip)
+    udp(ip, url)
 }
 
 /// Plain sockets where the kernel has no io_uring, or forbids it; [`Opened::stand_in`] says so then.
 #[cfg(feature = "uring")]
-fn uring(ip: IpAddr) -> Result<Box<dyn Fabric>, FabricError> {
-    UringFabric::open_or_udp(ip, &UringOptions::default())
+fn uring(ip: IpAddr, url: &DeviceUrl) -> Result<Box<dyn Fabric>, FabricError> {
+    let udp = udp_options(url)?;
+    UringFabric::open_or_udp(ip, &UringOptions { udp, ..UringOptions::default() })
 }
 
 /// Whether nothing is asked for that is of packets.

@@ -2,7 +2,7 @@
 //! `vfio://FUNCTION`, `vfio-user://SOCKET`, with `?option=value`.
 
 use core::fmt;
-use core::net::IpAddr;
+use core::net::{IpAddr, Ipv6Addr};
 use core::str::FromStr;
 use std::path::PathBuf;
 
@@ -18,7 +18,9 @@ use thiserror::Error;
 /// auto://                                     the same on a free loopback address
 /// udp://127.0.0.2                             UDP sockets, bound to this address
 /// udp://[fd00::2]?mtu=1024                    IPv6, with a smaller path MTU
-/// udp://                                      the same on a free loopback address
+/// udp://[fe80::2%eth0]                        an interface's link-local address; `%` and the interface may be left out
+///                                             where no other one has the address
+/// udp://                                      UDP sockets on a free loopback address
 /// uring://127.0.0.2?progress=inline           io_uring; the calling thread does the adapter's work
 /// shm://lab                                   shared memory: the processes of this machine that name this domain
 /// shm://lab?dir=/run/lab                      the same, between containers that share this folder
@@ -109,6 +111,8 @@ pub struct Options {
     pub mtu: Option<Mtu>,
     /// `dir=`, `users=`, `ring=`, `isolated=` and `process_vm=`, for `shm://`; `auto://` takes the last three.
     pub shm: Option<Box<ShmSettings>>,
+    /// `%INTERFACE` behind a link-local address: the interface that it is one of.
+    pub interface: Option<String>,
 }
 
 /// Set-up of shared memory; `None` leaves the fabric's default.
@@ -228,8 +232,14 @@ impl FromStr for DeviceUrl {
         let (scheme, rest) = url.split_once("://").ok_or_else(no_scheme)?;
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let mut items: Vec<&str> = query.split('&').filter(|i| !i.is_empty()).collect();
+        let bare = place.strip_prefix('[').and_then(|p| p.strip_suffix(']')).unwrap_or(place);
+        let (bare, interface) = match bare.split_once('%') {
+            Some((address, interface)) if matches!(scheme, "auto" | "udp" | "uring") => {
+                (address, Some(interface))
+            }
+            _ => (bare, None),
+        };
         let address = |scheme: &'static str| {
-            let bare = place.strip_prefix('[').and_then(|p| p.strip_suffix(']')).unwrap_or(place);
             let parsed = if bare.is_empty() { Ok(None) } else { bare.parse::<IpAddr>().map(Some) };
             parsed.map_err(|_| UrlError::Address { url: url.to_owned(), scheme, address: place.to_owned() })
         };
@@ -274,7 +284,14 @@ impl FromStr for DeviceUrl {
                 return Err(UrlError::UnknownScheme { url: url.to_owned(), scheme: scheme.to_owned() });
             }
         };
-        let options = Options::parse(&items)?;
+        let mut options = Options::parse(&items)?;
+        if let Some(name) = interface {
+            let link_local = bare.parse().is_ok_and(|ip: Ipv6Addr| ip.is_unicast_link_local());
+            if !link_local || name.is_empty() || name.contains(['/', '%', ']', ' ']) {
+                return Err(rule("an interface belongs to a link-local address, as in udp://[fe80::1%eth0]"));
+            }
+            options.interface = Some(name.to_owned());
+        }
         if matches!(target, Target::Vfio { .. } | Target::VfioUser { .. }) && options != Options::default() {
             return Err(rule(
                 "progress=, fault= and capture= belong to the software adapter; leave them out here",
@@ -298,10 +315,11 @@ impl FromStr for DeviceUrl {
 
 impl fmt::Display for DeviceUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bracketed = |ip: &Option<IpAddr>| match ip {
-            None => String::new(),
-            Some(IpAddr::V4(v4)) => v4.to_string(),
-            Some(IpAddr::V6(v6)) => format!("[{v6}]"),
+        let bracketed = |ip: &Option<IpAddr>| match (ip, &self.options.interface) {
+            (None, _) => String::new(),
+            (Some(IpAddr::V4(v4)), _) => v4.to_string(),
+            (Some(IpAddr::V6(v6)), None) => format!("[{v6}]"),
+            (Some(IpAddr::V6(v6)), Some(interface)) => format!("[{v6}%{interface}]"),
         };
         match &self.target {
             Target::Auto(ip) => write!(f, "auto://{}", bracketed(ip))?,
@@ -393,6 +411,7 @@ impl Options {
             capture: over.capture.or(self.capture),
             mtu: over.mtu.or(self.mtu),
             shm: over.shm.or(self.shm),
+            interface: over.interface.or(self.interface),
         }
     }
 }
@@ -640,6 +659,9 @@ mod tests {
         assert_eq!(parse("udp://127.0.0.2").target, Target::Udp(Some([127, 0, 0, 2].into())));
         assert_eq!(parse("udp://[::1]").target, Target::Udp("::1".parse().ok()));
         assert_eq!(parse("udp://::1").target, Target::Udp("::1".parse().ok()));
+        let link_local = parse("udp://fe80::2%eth0");
+        assert_eq!(link_local.target, Target::Udp("fe80::2".parse().ok()));
+        assert_eq!(link_local.options.interface.as_deref(), Some("eth0"));
         assert_eq!(parse("uring://10.0.0.1").target, Target::Uring(Some([10, 0, 0, 1].into())));
         assert_eq!(parse("udp://").target, Target::Udp(None));
         assert_eq!(parse("shm://lab").target, Target::Shm("lab".into()));
@@ -670,6 +692,9 @@ mod tests {
             "auto://10.0.0.2?ring=131072&isolated=yes&process_vm=no",
             "udp://",
             "udp://[fd00::2]?mtu=256",
+            "udp://[fe80::2%eth0.7]?mtu=256",
+            "auto://[fe80::2]",
+            "uring://[fe80::2%wire]",
             "uring://127.0.0.9?progress=adaptive&fault=loss=0.25,delay=0.1:20us,seed=3",
             "shm://lab",
             "shm://lab?progress=inline&dir=/run/a%20b&users=any&ring=65536&isolated=yes",
@@ -697,6 +722,9 @@ mod tests {
             ("tcp://127.0.0.1", ["`tcp`", "auto://ADDRESS"]),
             ("udp://localhost", ["localhost", "udp://127.0.0.2"]),
             ("auto://lab", ["lab", "auto://127.0.0.2"]),
+            ("udp://[fd00::2%eth0]", ["link-local", "udp://[fe80::1%eth0]"]),
+            ("udp://127.0.0.2%lo", ["link-local", "udp://[fe80::1%eth0]"]),
+            ("udp://[fe80::2%]", ["interface", "udp://[fe80::1%eth0]"]),
             ("auto://?users=any", ["users=", "shm://DOMAIN"]),
             ("raw://", ["needs an interface", "raw://eth0"]),
             ("raw://eth0?ip=eth0", ["`eth0`", "ip=10.0.0.2"]),

@@ -7,7 +7,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::net::{IpAddr, UdpSocket};
 use std::time::Duration;
 
 use hca_core::Instant;
@@ -16,6 +16,7 @@ use super::counters::RawCounters;
 use super::frame::Mac;
 use crate::PathId;
 use crate::netlink::{Neighbour, Netlink, Route};
+use crate::paths::scoped;
 
 /// How long a known address is trusted.
 const FRESH: Duration = Duration::from_secs(1);
@@ -298,13 +299,5 @@ impl Neighbours {
             // What comes of it shows in the table.
             let _ = guard.send_to(&[], scoped(ip, DISCARD_PORT, self.link));
         }
-    }
-}
-
-/// A socket address on an interface.
-pub(super) fn scoped(ip: IpAddr, port: u16, link: u32) -> SocketAddr {
-    match ip {
-        IpAddr::V6(a) if a.is_unicast_link_local() => SocketAddrV6::new(a, port, 0, link).into(),
-        _ => SocketAddr::new(ip, port),
     }
 }

@@ -8,9 +8,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::filter;
 use super::frame::Mac;
-use super::neighbours::scoped;
 use crate::OpenError;
 use crate::netlink::{Address, Link, Netlink};
+use crate::paths::scoped;
 use crate::udp::sys::set_option;
 
 /// An interface that is up, and an address of it.

@@ -46,6 +46,11 @@ pub enum ShmError {
         /// The user's number in this user namespace.
         uid: u32,
     },
+    /// The address is one of an interface, and another interface may have it as well.
+    #[error(
+        "a link-local address does not tell adapters of one machine apart; a global or unique local one does"
+    )]
+    LinkLocal,
     /// The size of a ring.
     #[error("a ring of {bytes} bytes: take a power of two from 64 KiB to 64 MiB")]
     Ring {

@@ -16,13 +16,14 @@ pub(crate) mod sys;
 mod tx;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use hca_core::wire::ROCEV2_PORT;
 use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::paths::{is_link_local, scoped};
 use crate::{Fabric, FabricAttr, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
 pub(crate) use counters::{Counters, counters};
 pub(crate) use path::Paths;
@@ -48,12 +49,15 @@ pub struct UdpOptions {
     pub max_paths: usize,
     /// Has the kernel (or the adapter) cut trains. Off, they leave packet by packet.
     pub segmentation: bool,
+    /// The [index](crate::interface_index) of the interface that a link-local address is one of; 0 takes the one that has the
+    /// address. Peers at link-local addresses are on the same interface. Other addresses need none.
+    pub interface: u32,
 }
 
 impl Default for UdpOptions {
     /// 8 MiB, 1024 flows with a socket of their own, segmentation on.
     fn default() -> Self {
-        Self { recv_buffer: 8 << 20, max_paths: 1024, segmentation: true }
+        Self { recv_buffer: 8 << 20, max_paths: 1024, segmentation: true, interface: 0 }
     }
 }
 
@@ -61,20 +65,36 @@ impl Default for UdpOptions {
 pub(crate) struct RxSocket {
     pub(crate) socket: Socket,
     pub(crate) attr: FabricAttr,
+    /// The interface of a link-local address; 0: it is none.
+    pub(crate) interface: u32,
+}
+
+/// The interface that a link-local address is one of, and 0 for other addresses.
+fn interface_of(local: IpAddr, chosen: u32) -> Result<u32, OpenError> {
+    if !is_link_local(local) {
+        return Ok(0);
+    }
+    let own = sys::interfaces_of(local);
+    match own[..] {
+        _ if own.contains(&chosen) => Ok(chosen),
+        [one] if chosen == 0 => Ok(one),
+        [_, _, ..] if chosen == 0 => Err(OpenError::NotUnicast(local)),
+        _ => Err(OpenError::NotLocal(local)),
+    }
 }
 
 impl RxSocket {
     pub(crate) fn open(local: IpAddr, options: &UdpOptions, name: &str) -> Result<Self, OpenError> {
-        let link_local = matches!(local, IpAddr::V6(a) if a.is_unicast_link_local());
         let broadcast = matches!(local, IpAddr::V4(a) if a.is_broadcast());
-        if local.is_unspecified() || local.is_multicast() || link_local || broadcast {
+        if local.is_unspecified() || local.is_multicast() || broadcast {
             return Err(OpenError::NotUnicast(local));
         }
+        let interface = interface_of(local, options.interface)?;
         let io = |doing| move |source| OpenError::Io { doing, local, source };
         let domain = if local.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
         let socket = Socket::new(domain, Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP))
             .map_err(io("opening a UDP socket"))?;
-        socket.bind(&SocketAddr::new(local, ROCEV2_PORT).into()).map_err(|e| match e.kind() {
+        socket.bind(&scoped(local, ROCEV2_PORT, interface).into()).map_err(|e| match e.kind() {
             io::ErrorKind::AddrInUse => OpenError::InUse(local),
             io::ErrorKind::AddrNotAvailable => OpenError::NotLocal(local),
             _ => io("binding port 4791")(e),
@@ -96,12 +116,12 @@ impl RxSocket {
         sys::set_option(socket.as_fd(), level, option, 1).map_err(io("asking for the traffic class"))?;
         let recv_buffer_bytes = grant_recv_buffer(&socket, options.recv_buffer, &mut notes)
             .map_err(io("sizing the receive buffer"))?;
-        let max_mtu = sys::link_mtu(local).map_or(Mtu::B1024, |link| {
+        let max_mtu = sys::link_mtu(local, interface).map_or(Mtu::B1024, |link| {
             notes.push(("link mtu", format!("{link} bytes")));
             Mtu::largest_for_link(link).unwrap_or(Mtu::B256)
         });
         let attr = FabricAttr { name: name.to_owned(), local, max_mtu, recv_buffer_bytes, notes };
-        Ok(Self { socket, attr })
+        Ok(Self { socket, attr, interface })
     }
 
     /// Has the hop limit of each datagram told, or not.
@@ -163,7 +183,7 @@ impl UdpFabric {
     /// The address is in use, is not of this machine, or the system refuses sockets.
     pub fn open(local: IpAddr, options: &UdpOptions) -> Result<Self, OpenError> {
         let rx = RxSocket::open(local, options, "udp")?;
-        let paths = Paths::open(local, options.max_paths).map_err(|source| OpenError::Io {
+        let paths = Paths::open(local, rx.interface, options.max_paths).map_err(|source| OpenError::Io {
             doing: "opening the send socket",
             local,
             source,

@@ -1,7 +1,7 @@
 //! Outgoing flows: a connected socket each, and the IPv4 Identification that comes next on it.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use hca_core::wire::ROCEV2_PORT;
@@ -10,7 +10,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::sys;
 use crate::icrc::{FlowCrc, Icrc};
-use crate::paths::{FIRST_PORT, PathKey, PathTable, chance};
+use crate::paths::{FIRST_PORT, PathKey, PathTable, chance, is_link_local, scoped};
 use crate::{PathError, PathId};
 
 /// Ports that are tried before a path falls back to the shared socket.
@@ -93,6 +93,8 @@ impl TxPath {
 /// All outgoing flows of one address.
 pub(crate) struct Paths {
     local: IpAddr,
+    /// The interface of a link-local address; 0: it is none.
+    interface: u32,
     table: PathTable<TxPath>,
     shared: Socket,
     shared_addr: SockAddr,
@@ -105,16 +107,17 @@ pub(crate) struct Paths {
 }
 
 impl Paths {
-    pub(crate) fn open(local: IpAddr, max_sockets: usize) -> io::Result<Self> {
+    pub(crate) fn open(local: IpAddr, interface: u32, max_sockets: usize) -> io::Result<Self> {
         let shared = new_socket(local)?;
         let start = chance() as u16;
-        let shared_port = bind_from(&shared, local, start, u16::MAX - FIRST_PORT)
+        let shared_port = bind_from(&shared, (local, interface), start, u16::MAX - FIRST_PORT)
             .ok_or_else(|| io::Error::from(io::ErrorKind::AddrInUse))?;
-        let shared_addr = SocketAddr::new(local, shared_port).into();
+        let shared_addr = scoped(local, shared_port, interface).into();
         let descriptors = rustix::process::getrlimit(rustix::process::Resource::Nofile);
         let fair = descriptors.current.map_or(usize::MAX, |n| n as usize / 2);
         Ok(Self {
             local,
+            interface,
             table: PathTable::new(),
             shared,
             shared_addr,
@@ -129,11 +132,10 @@ impl Paths {
     /// The path to a peer; equal address vectors share one, unless the queue pairs' numbers spread them.
     pub(crate) fn open_path(&mut self, av: &AddressVector, qpn: Option<Qpn>) -> Result<PathId, PathError> {
         let key = PathKey::new(self.local, av, qpn)?;
-        if let IpAddr::V6(peer) = key.peer
-            && peer.is_unicast_link_local()
-        {
+        if self.interface == 0 && is_link_local(key.peer) {
             let why = "a link-local address is one of an interface, which a UDP socket at another address does not lead to: \
-                       give a global or unique local address of the peer, or open both ends by raw://INTERFACE";
+                       give a global or unique local address of the peer, or open this end at its own link-local \
+                       address there, as in udp://[fe80::1%eth0]";
             return Err(PathError::NotUnicast { peer: key.peer, why });
         }
         let may_spread = self.sockets < self.max_sockets / SPREAD_SHARE || self.table.contains(&key);
@@ -196,8 +198,9 @@ impl Paths {
             return None;
         }
         let socket = new_socket(self.local).ok()?;
-        let src_port = bind_from(&socket, self.local, self.table.entropy(&key), PORT_TRIES)?;
-        let addr = SocketAddr::new(key.peer, ROCEV2_PORT).into();
+        let src_port =
+            bind_from(&socket, (self.local, self.interface), self.table.entropy(&key), PORT_TRIES)?;
+        let addr = scoped(key.peer, ROCEV2_PORT, self.interface).into();
         socket.connect(&addr).ok()?;
         set_header(&socket, key).ok()?;
         let next_ident = if self.local.is_ipv4() {
@@ -214,7 +217,7 @@ impl Paths {
     fn shared_path(&mut self, key: PathKey) -> TxPath {
         self.shared_paths += 1;
         let crc = FlowCrc::new(self.local, key.peer, self.shared_port).expect("families were compared");
-        let addr = SocketAddr::new(key.peer, ROCEV2_PORT).into();
+        let addr = scoped(key.peer, ROCEV2_PORT, self.interface).into();
         let src_port = self.shared_port;
         TxPath { key, socket: None, addr, src_port, crc, next_ident: 0, uncertain: false, cuts: true }
     }
@@ -262,9 +265,9 @@ fn new_socket(local: IpAddr) -> io::Result<Socket> {
 }
 
 /// Binds to the first free port, from an offset into the range on.
-fn bind_from(socket: &Socket, local: IpAddr, start: u16, tries: u16) -> Option<u16> {
+fn bind_from(socket: &Socket, (local, interface): (IpAddr, u32), start: u16, tries: u16) -> Option<u16> {
     (0..tries).map(|i| FIRST_PORT | start.wrapping_add(i) & !FIRST_PORT).find(|&port| {
-        let addr: SockAddr = SocketAddr::new(local, port).into();
+        let addr: SockAddr = scoped(local, port, interface).into();
         socket.bind(&addr).is_ok()
     })
 }

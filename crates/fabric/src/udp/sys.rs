@@ -17,6 +17,8 @@ use std::mem::{size_of, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use crate::OpenError;
+
 /// Bytes of one receive buffer: the longest UDP datagram, before GRO takes it apart.
 pub(crate) const RX_BUFFER_BYTES: usize = 65_536;
 /// Room for the control messages of one datagram: GRO size, traffic class, hop limit, with spares.
@@ -376,43 +378,84 @@ impl TxHeaders {
     }
 }
 
-/// The MTU of the interface that an address belongs to: of the one that has it, or of the loopback
-/// interface whose network contains it.
-pub(crate) fn link_mtu(local: IpAddr) -> Option<u32> {
+/// An interface's name, as the kernel's requests hold it: it ends in a zero.
+type Name = [libc::c_char; libc::IFNAMSIZ];
+
+/// The addresses of this machine's interfaces: name, address, and whether the interface is a loopback one.
+fn interfaces() -> Vec<(Name, IpAddr, bool)> {
+    let mut found = Vec::new();
     let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: (1) the pointer to fill lives on the stack.
     if unsafe { libc::getifaddrs(&mut list) } != 0 {
-        return None;
+        return found;
     }
-    let mut name = None;
     let mut at = list;
     while !at.is_null() {
         // SAFETY: `at` walks the list that getifaddrs made and that is freed below.
         let entry = unsafe { &*at };
         at = entry.ifa_next;
         let Some(addr) = ip_of(entry.ifa_addr) else { continue };
-        let loopback = entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0;
-        if addr == local || (loopback && addr.is_loopback() && local.is_loopback() && name.is_none()) {
-            let mut copy = [0 as libc::c_char; libc::IFNAMSIZ];
-            // SAFETY: `ifa_name` is a C string of the list.
-            let bytes = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) }.to_bytes();
-            for (to, from) in copy[..libc::IFNAMSIZ - 1].iter_mut().zip(bytes) {
-                *to = *from as libc::c_char;
-            }
-            name = Some(copy);
-            if addr == local {
-                break;
-            }
+        let mut name: Name = [0; libc::IFNAMSIZ];
+        // SAFETY: `ifa_name` is a C string of the list.
+        let bytes = unsafe { std::ffi::CStr::from_ptr(entry.ifa_name) }.to_bytes();
+        for (to, from) in name[..libc::IFNAMSIZ - 1].iter_mut().zip(bytes) {
+            *to = *from as libc::c_char;
         }
+        found.push((name, addr, entry.ifa_flags & libc::IFF_LOOPBACK as u32 != 0));
     }
     // SAFETY: `list` came from getifaddrs and nothing borrows from it any more.
     unsafe { libc::freeifaddrs(list) };
+    found
+}
+
+fn index_of(name: &std::ffi::CStr) -> u32 {
+    // SAFETY: (1) the name is a C string that outlives the call.
+    unsafe { libc::if_nametoindex(name.as_ptr()) }
+}
+/// The index of an interface, in this thread's network namespace.
+///
+/// # Errors
+/// There is none of this name.
+pub fn interface_index(name: &str) -> Result<u32, OpenError> {
+    let index = std::ffi::CString::new(name).map_or(0, |name| index_of(&name));
+    if index != 0 {
+        return Ok(index);
+    }
+    // SAFETY: the name ends in a zero.
+    let text =
+        |name: &Name| unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
+    let mut known: Vec<String> = interfaces().iter().map(|(name, ..)| text(name)).collect();
+    known.sort_unstable();
+    known.dedup();
+    Err(OpenError::NoInterface { name: name.to_owned(), known })
+}
+/// The interfaces that have an address.
+pub(crate) fn interfaces_of(local: IpAddr) -> Vec<u32> {
+    let own = interfaces().into_iter().filter(|(_, addr, _)| *addr == local);
+    // SAFETY: the name ends in a zero.
+    let indices = own.map(|(name, ..)| index_of(unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) }));
+    // One that goes at this moment has none any more.
+    indices.filter(|index| *index != 0).collect()
+}
+
+/// The MTU of the interface that an address belongs to: of the one that has it, or of the loopback
+/// interface whose network contains it. `interface` is the index of the one that is meant, or 0.
+pub(crate) fn link_mtu(local: IpAddr, interface: u32) -> Option<u32> {
+    let all = interfaces();
+    // SAFETY: the name ends in a zero.
+    let index = |name: &Name| index_of(unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) });
+    let exact = |(name, addr, _): &&(Name, IpAddr, bool)| {
+        *addr == local && (interface == 0 || index(name) == interface)
+    };
+    let around =
+        |(_, addr, loopback): &&(Name, IpAddr, bool)| *loopback && addr.is_loopback() && local.is_loopback();
+    let &(name, ..) = all.iter().find(exact).or_else(|| all.iter().find(around))?;
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None)
         .or_else(|_| socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::DGRAM, None))
         .ok()?;
     // SAFETY: (4) zeros are valid.
     let mut request: libc::ifreq = unsafe { zeroed() };
-    request.ifr_name = name?;
+    request.ifr_name = name;
     // SAFETY: (1) the request lives on the stack, its name ends in a zero.
     if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &mut request) } != 0 {
         return None;
@@ -456,8 +499,8 @@ mod tests {
 
     #[test]
     fn the_loopback_interface_has_an_mtu_for_all_its_addresses() {
-        let exact = link_mtu(Ipv4Addr::LOCALHOST.into());
+        let exact = link_mtu(Ipv4Addr::LOCALHOST.into(), 0);
         assert!(exact.is_some());
-        assert_eq!(link_mtu(Ipv4Addr::new(127, 9, 8, 7).into()), exact);
+        assert_eq!(link_mtu(Ipv4Addr::new(127, 9, 8, 7).into(), 0), exact);
     }
 }

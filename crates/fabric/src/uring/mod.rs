@@ -52,11 +52,8 @@ impl UringFabric {
         let rx = RxSocket::open(local, &options.udp, "uring")?;
         let ring = Ring::open(rx.socket.as_fd(), options.single_thread)
             .map_err(|(what, source)| OpenError::Unsupported { what, source })?;
-        let paths = Paths::open(local, options.udp.max_paths).map_err(|source| OpenError::Io {
-            doing: "opening the send socket",
-            local,
-            source,
-        })?;
+        let paths = Paths::open(local, rx.interface, options.udp.max_paths)
+            .map_err(|source| OpenError::Io { doing: "opening the send socket", local, source })?;
         Ok(Self {
             ring,
             rx,

@@ -3,6 +3,7 @@
 mod auto;
 mod capture;
 mod faulty;
+mod link_local;
 mod loopback;
 mod raw;
 mod suite;

@@ -83,7 +83,7 @@ fn addresses_that_are_not_ours_are_refused() {
     assert!(matches!(error("0.0.0.0"), OpenError::NotUnicast(_)));
     assert!(matches!(error("::"), OpenError::NotUnicast(_)));
     assert!(matches!(error("224.0.0.1"), OpenError::NotUnicast(_)));
-    assert!(matches!(error("fe80::1"), OpenError::NotUnicast(_)));
+    assert!(matches!(error("fe80::1"), OpenError::NotLocal(_)));
     assert!(matches!(error("192.0.2.1"), OpenError::NotLocal(_)));
 }
 

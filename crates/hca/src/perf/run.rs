@@ -108,7 +108,7 @@ pub enum PairError {
     )]
     OneAddress {
         /// This process's device.
-        device: DeviceUrl,
+        device: Box<DeviceUrl>,
     },
     /// The peer needs an interface of its own, at the other end of the wire.
     #[error(
@@ -116,19 +116,19 @@ pub enum PairError {
     )]
     OneInterface {
         /// This process's device.
-        device: DeviceUrl,
+        device: Box<DeviceUrl>,
     },
     /// The peer needs a function of its own.
     #[error("{device} has one user at a time: name another function for the peer with --peer-device")]
     OneFunction {
         /// This process's device.
-        device: DeviceUrl,
+        device: Box<DeviceUrl>,
     },
     /// No other process can reach it.
     #[error("{device} ends at this process: measure with --device udp://, uring:// or shm://lab")]
     InProcess {
         /// This process's device.
-        device: DeviceUrl,
+        device: Box<DeviceUrl>,
     },
     /// Nothing comes back any more.
     #[error("nothing came back for {0:?}; see whether the peer hangs, and run both ends again")]
@@ -398,13 +398,13 @@ fn peer_of(device: &DeviceUrl) -> Result<DeviceUrl, PairError> {
             Target::Raw { interface: interface.clone(), options }
         }
         Target::Auto(_) | Target::Udp(_) | Target::Uring(_) => {
-            return Err(PairError::OneAddress { device: device.clone() });
+            return Err(PairError::OneAddress { device: Box::new(device.clone()) });
         }
         Target::Shm(domain) => Target::Shm(domain.clone()),
-        Target::Raw { .. } => return Err(PairError::OneInterface { device: device.clone() }),
-        Target::Loopback(_) => return Err(PairError::InProcess { device: device.clone() }),
+        Target::Raw { .. } => return Err(PairError::OneInterface { device: Box::new(device.clone()) }),
+        Target::Loopback(_) => return Err(PairError::InProcess { device: Box::new(device.clone()) }),
         Target::Vfio { .. } | Target::VfioUser { .. } => {
-            return Err(PairError::OneFunction { device: device.clone() });
+            return Err(PairError::OneFunction { device: Box::new(device.clone()) });
         }
     };
     // Faults strike both directions at one end, and a capture sees both, so the peer has neither.
