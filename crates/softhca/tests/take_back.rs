@@ -7,12 +7,13 @@ mod ends;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ends::{End, connect, open, send};
+use ends::peer::Peer;
+use ends::{End, open, send};
 use hca_core::{
-    AddressVector, Completion, CqPort, Device, DeviceError, Gid, Instant, Lkey, MrKeys, Notify, Payload,
-    QpAttr, QpHandle, QpState, Qpn, SendFlags, SendOp, SendWr, Sge, WcStatus,
+    Completion, CqPort, Device, DeviceError, Lkey, MrKeys, Notify, Payload, QpAttr, QpHandle, QpState,
+    SendFlags, SendOp, SendWr, Sge, WcStatus,
 };
-use hca_fabric::{Fabric, GrantId, LinkId, Notice, QpGuard, RxBudget, ShmFabric, ShmOptions};
+
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use softhca::{Progress, SoftHca};
 
@@ -20,54 +21,6 @@ use softhca::{Progress, SoftHca};
 const ROUNDS: u32 = 50;
 /// Messages that go to and fro meanwhile.
 const PINGS: u32 = 20;
-
-/// A peer that was granted a region of an adapter's.
-struct Peer {
-    fabric: ShmFabric,
-    grant: GrantId,
-    guard: QpGuard,
-}
-
-impl Peer {
-    /// Meets an end, and gets its memory, which is registered for it.
-    fn of(end: &End) -> (Self, MrKeys) {
-        let domain = format!("ends.{}", std::process::id());
-        let mut fabric = ShmFabric::open(&domain, &ShmOptions::default()).unwrap();
-        let gid = |ip| Gid::from_ip(ip);
-        connect(&end.device, end.rc.handle, (gid(fabric.attr().local), Qpn::new(77)), true);
-        let av = AddressVector { dgid: gid(end.device.fabric().local), ..AddressVector::default() };
-        let path = fabric.open_path(&av).unwrap();
-        let keys = end.open_to_writes();
-        let link = loop {
-            turn(&mut fabric, &end.device);
-            if let Some(link) = fabric.link_of(path) {
-                break link;
-            }
-        };
-        fabric.ask_grant(link, keys.rkey.raw(), end.rc.qpn.raw()).unwrap();
-        let (grant, guard) = Self::granted(&mut fabric, link, end);
-        (Self { fabric, grant, guard }, keys)
-    }
-    fn granted(fabric: &mut ShmFabric, link: LinkId, end: &End) -> (GrantId, QpGuard) {
-        loop {
-            turn(fabric, &end.device);
-            match fabric.next_notice() {
-                None => {}
-                Some(Notice::Granted { grant, granted, .. }) => {
-                    let guard = fabric.qp_guard(link, end.rc.handle.index, granted.qp_word);
-                    break (grant, guard.expect("the board is there"));
-                }
-                Some(other) => panic!("{other:?}"),
-            }
-        }
-    }
-}
-
-fn turn(fabric: &mut ShmFabric, device: &SoftHca) {
-    let budget = RxBudget { packets: 64, bytes: 1 << 20 };
-    fabric.recv(Instant::ZERO, budget, &mut |_| {});
-    device.turn();
-}
 
 /// Two ends that exchange messages, one of them on an adapter that takes memory back.
 struct Others([End; 2]);

@@ -44,8 +44,12 @@ pub(super) const LOAN_WORDS_AT: usize = GENERATIONS_AT + MAX_GRANTED_REGIONS as 
 pub(super) const BOARD_BYTES: usize = LOAN_WORDS_AT + PAGE;
 const BOARD_PAGES: usize = BOARD_BYTES / PAGE;
 const _: () = assert!(BOARD_BYTES.is_multiple_of(PAGE));
-/// Notes that a peer has not taken from its socket; later ones are lost, as are wake-ups.
+/// Notes that a peer has not taken from its socket; later ones that nobody waits for are lost, as are wake-ups.
 const MAX_UNSENT: usize = 1024;
+/// Questions, offers and answers are kept beyond that, up to so many in all: one who leaves no more of them open than it
+/// may never gets there.
+const MAX_UNSENT_WANTED: usize = 2 * MAX_UNSENT;
+const _: () = assert!(MAX_UNSENT_WANTED - MAX_UNSENT >= 2 * (MAX_ASKED + MAX_MAPPED_OF_PEER) as usize);
 /// Notices of one peer that nobody has taken; then its socket is left alone for a while.
 pub(super) const MAX_NOTICES: u32 = 512;
 
@@ -509,7 +513,8 @@ impl ShmFabric {
     pub(super) fn send_note(&mut self, peer: LinkId, note: Note, pages: Option<SharedPages>) {
         let Ok(link) = self.linked(peer) else { return };
         let direct = &mut link.direct;
-        if direct.unsent.len() >= MAX_UNSENT {
+        let most = if note.is_waited_for() { MAX_UNSENT_WANTED } else { MAX_UNSENT };
+        if direct.unsent.len() >= most {
             self.counters.notes_lost += 1;
             return;
         }

@@ -68,6 +68,12 @@ impl Note {
         matches!(self, Self::Grant { .. })
     }
 
+    /// Whether something stays open at either end as long as it does not arrive. What was taken back or let go shows
+    /// otherwise, too.
+    pub(super) fn is_waited_for(&self) -> bool {
+        !matches!(self, Self::Revoked { .. } | Self::Left { .. })
+    }
+
     pub(super) fn encode(&self) -> [u8; BYTES] {
         let kind = match self {
             Self::Ask { .. } => ASK,

@@ -5,6 +5,8 @@
 //! 2. What is posted names that memory, and no reference to it exists.
 #![allow(unsafe_code, dead_code, unreachable_pub, missing_docs)]
 
+pub mod peer;
+
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
@@ -179,7 +181,18 @@ pub fn connect(device: &SoftHca, qp: QpHandle, to: (Gid, Qpn), rc: bool) {
 }
 
 /// The same, of a reliable connection with this timeout, or of an unreliable one.
-pub fn connect_with(device: &SoftHca, qp: QpHandle, (dgid, to): (Gid, Qpn), timeout: Option<AckTimeout>) {
+pub fn connect_with(device: &SoftHca, qp: QpHandle, to: (Gid, Qpn), timeout: Option<AckTimeout>) {
+    connect_labelled(device, qp, to, timeout, 0);
+}
+
+/// The same with a flow label.
+pub fn connect_labelled(
+    device: &SoftHca,
+    qp: QpHandle,
+    (dgid, to): (Gid, Qpn),
+    timeout: Option<AckTimeout>,
+    flow_label: u32,
+) {
     let rc = timeout.is_some();
     let init = QpAttr {
         state: Some(QpState::Init),
@@ -190,7 +203,7 @@ pub fn connect_with(device: &SoftHca, qp: QpHandle, (dgid, to): (Gid, Qpn), time
     let rtr = QpAttr {
         state: Some(QpState::Rtr),
         dest_qpn: Some(to),
-        av: Some(AddressVector { dgid, ..AddressVector::default() }),
+        av: Some(AddressVector { dgid, flow_label, ..AddressVector::default() }),
         path_mtu: Some(Mtu::B1024),
         rq_psn: Some(Psn::new(7)),
         max_dest_rd_atomic: rc.then_some(1),

@@ -2,6 +2,7 @@
 
 use hca_core::Access;
 
+use super::super::note::{Note, Place};
 use super::hostile::met;
 use super::*;
 use crate::{
@@ -515,4 +516,27 @@ fn a_peer_that_broke_the_rules_while_it_is_within_is_heard_no_more_and_cut_behin
         assert!(p.b.continue_take_back(id).is_some());
         (counter(&p.b, "peers_dropped_stuck") == 0).then_some(())
     });
+}
+
+/// A peer that does not take its notes loses those that nobody waits for, and no answer.
+#[test]
+fn notes_that_are_lost_leave_no_question_open() {
+    let mut p = pair();
+    p.a.ask_grant(p.to_b, KEY, QPN).unwrap();
+    assert_eq!(p.notice(false), Notice::GrantAsked { link: p.to_a, key: KEY, qpn: QPN });
+    let place = Place { region: 9, generation: 0, offset: 0 };
+    while counter(&p.b, "notes_lost") == 0 {
+        p.b.send_note(p.to_a, Note::Revoked { key: KEY + 1, place }, None);
+    }
+    p.b.refuse_grant(p.to_a, KEY, QPN);
+    p.b.ask_grant(p.to_a, KEY + 2, QPN).unwrap();
+    assert_eq!(p.notice(true), Notice::GrantRefused { link: p.to_b, key: KEY, qpn: QPN });
+    assert_eq!(p.notice(true), Notice::GrantAsked { link: p.to_b, key: KEY + 2, qpn: QPN });
+    p.a.refuse_grant(p.to_b, KEY + 2, QPN);
+    assert_eq!(p.notice(false), Notice::GrantRefused { link: p.to_a, key: KEY + 2, qpn: QPN });
+    // One who asks without end, and takes no answer, has no more room than others.
+    let lost = counter(&p.b, "notes_lost");
+    while counter(&p.b, "notes_lost") == lost {
+        p.b.send_note(p.to_a, Note::Refuse { key: KEY, qpn: QPN }, None);
+    }
 }
