@@ -31,6 +31,8 @@ const BATCH_BYTES: usize = 192 << 10;
 /// What a turn receives and sends at most.
 const TURN_BYTES: usize = 256 << 10;
 const TURN_PACKETS: usize = 512;
+/// So many queue pairs are left in the order in which they came: they rarely are on two paths and return to the first.
+const FEW: usize = 2;
 /// Packets a queue pair sends before the next one has its turn.
 const BURST_PACKETS: usize = 64;
 /// QPNs are `generation << SLOT_BITS | slot + FIRST_QPN`: 0 and 1 are the management queue pairs'.
@@ -95,6 +97,8 @@ pub(crate) struct Core {
     pub(crate) counters: EngineCounters,
     /// Queue pairs that want to send, each once.
     ready: VecDeque<u32>,
+    /// As many of these, from the first on, were brought into an order by their paths, and have their turn before others.
+    ready_grouped: usize,
     /// As many of these as the network took nothing of when they were tried last.
     ready_blocked: usize,
     /// Queue pairs that owe an acknowledgement, each once.
@@ -168,6 +172,7 @@ impl Engine {
                 ahs,
                 counters: EngineCounters::default(),
                 ready: VecDeque::with_capacity(64),
+                ready_grouped: 0,
                 ready_blocked: 0,
                 acks: Vec::with_capacity(64),
                 acks_blocked: 0,
@@ -308,6 +313,8 @@ impl Engine {
     fn flush_acks(&mut self, now: Instant, rule: AckRule) -> bool {
         let mut sent = false;
         let (mut kept, mut blocked) = (0, 0);
+        let core = &mut self.core;
+        group_by_path(&mut core.acks, &core.qps);
         for i in 0..self.core.acks.len() {
             let slot = self.core.acks[i];
             match self.core.flush_ack(now, slot, rule, &mut self.tx, &mut *self.fabric) {
@@ -346,6 +353,15 @@ enum Ack {
     NextTurn,
     /// The network takes no more, or READ responses stand before it: it leaves behind them.
     Blocked,
+}
+
+/// Orders queue pairs that all have their turn now, such that those of one path follow each other: what they send leaves
+/// in one train, and not in a call each.
+#[inline]
+fn group_by_path(slots: &mut [u32], qps: &Slab<Box<QpEntry>>) {
+    if slots.len() > FEW {
+        slots.sort_unstable_by_key(|slot| (qps.at(*slot).and_then(|e| e.res.path), *slot));
+    }
 }
 
 impl Core {
@@ -497,7 +513,13 @@ impl Core {
     fn transmit_round(&mut self, now: Instant, tx: &mut TxBatch, fabric: &mut dyn Fabric) -> (bool, usize) {
         let mut by_messages = 0;
         for _ in 0..self.ready.len() {
+            if self.ready_grouped == 0 {
+                // All have had their turn since this was done last, so nobody is overtaken twice.
+                group_by_path(self.ready.make_contiguous(), &self.qps);
+                self.ready_grouped = self.ready.len();
+            }
             let Some(slot) = self.ready.pop_front() else { break };
+            self.ready_grouped -= 1;
             let Some(entry) = self.qps.at_mut(slot) else { continue };
             entry.ready = false;
             if entry.machine.uses_messages() {
@@ -649,7 +671,7 @@ impl Core {
     pub(crate) fn forget(&mut self, slot: u32) {
         self.ready.retain(|s| *s != slot);
         self.acks.retain(|s| *s != slot);
-        (self.ready_blocked, self.acks_blocked) = (0, 0);
+        (self.ready_grouped, self.ready_blocked, self.acks_blocked) = (0, 0, 0);
     }
 }
 

@@ -55,6 +55,10 @@ impl<T> Slab<T> {
         Some((index, generation))
     }
     #[inline]
+    pub(crate) fn at(&self, index: u32) -> Option<&T> {
+        self.slots.get(index as usize)?.value.as_ref()
+    }
+    #[inline]
     pub(crate) fn at_mut(&mut self, index: u32) -> Option<&mut T> {
         self.slots.get_mut(index as usize)?.value.as_mut()
     }
