@@ -175,6 +175,22 @@ mod tests {
     }
 
     #[test]
+    fn a_chain_knows_its_ends_when_links_go() {
+        let mut chains = Chains::new(Seed::new(2));
+        let chain = chains.entry(7, 1);
+        (chain.head, chain.tail) = (10, 13);
+        let mut ends_after = |prev, next| {
+            chains.unlink(7, 1, prev, next);
+            let head = chains.head(7, 1);
+            (head, if head == NONE { NONE } else { chains.entry(7, 1).tail })
+        };
+        assert_eq!(ends_after(10, 12), (10, 13), "one amid others");
+        assert_eq!(ends_after(NONE, 12), (12, 13), "the first");
+        assert_eq!(ends_after(12, NONE), (12, 12), "the last");
+        assert_eq!(ends_after(NONE, NONE), (NONE, NONE), "the only one");
+    }
+
+    #[test]
     fn different_seeds_make_different_hashes() {
         assert_ne!(Seed::new(1).hash(5, 1), Seed::new(2).hash(5, 1));
         let mut low: Vec<_> = (0..4096).map(|bits| Seed::new(3).hash(bits << 40, 1) % 65_536).collect();

@@ -92,4 +92,58 @@ mod tests {
         rtt.probed();
         assert_eq!(rtt.probe_ns(u64::MAX, true), 2 * before);
     }
+
+    #[test]
+    fn samples_are_smoothed_as_rfc_6298_has_it() {
+        let mut rtt = Rtt::default();
+        let seen = |r: &Rtt| (r.srtt_ns, r.rttvar_ns, r.min_ns);
+        rtt.sample(800_001);
+        assert_eq!(seen(&rtt), (800_001, 400_000, 800_001));
+        // Of the deviation 3/4 stay and 1/4 is new, of the mean 7/8 and 1/8.
+        rtt.sample(1_600_003);
+        assert_eq!(seen(&rtt), (900_001, 500_000, 800_001));
+        rtt.sample(100_000);
+        assert_eq!(seen(&rtt), (800_001, 575_000, 100_000));
+        assert_eq!(rtt.probe_ns(u64::MAX, true), 800_001 + 4 * 575_000);
+        rtt.sample(0);
+        assert_eq!(rtt.min_ns, 1, "no round trip takes no time");
+    }
+
+    #[test]
+    fn a_probe_waits_twice_as_long_each_time_until_there_is_a_sample() {
+        let mut rtt = Rtt::default();
+        for n in 1..=20 {
+            rtt.probed();
+            assert_eq!(rtt.backoff, n.min(MAX_BACKOFF));
+        }
+        assert_eq!(rtt.probe_ns(u64::MAX, false), MAX_PROBE_NS);
+        rtt.sample(1_000_000);
+        assert_eq!((rtt.backoff, rtt.probe_ns(u64::MAX, false)), (0, 3_000_000));
+    }
+
+    #[test]
+    fn an_answer_to_a_probe_bounds_the_round_trip_until_there_is_a_sample() {
+        let mut rtt = Rtt::default();
+        rtt.probe_answered(0);
+        assert_eq!((rtt.least_ns, rtt.probe_ns(u64::MAX, true)), (1, MIN_PROBE_NS));
+        rtt.probe_answered(1_000_000);
+        assert_eq!(rtt.probe_ns(u64::MAX, true), 3_000_000);
+        rtt.sample(2_000_000);
+        assert_eq!(rtt.probe_ns(u64::MAX, true), 6_000_000);
+    }
+
+    #[test]
+    fn an_answer_may_be_a_packets_from_half_of_the_least_round_trip_on() {
+        let mut rtt = Rtt::default();
+        assert!(rtt.may_answer(0), "nothing is known");
+        rtt.sample(1000);
+        assert_eq!([499, 500, 501].map(|ns| rtt.may_answer(ns)), [false, true, true]);
+    }
+
+    #[test]
+    fn a_path_is_congested_when_it_takes_four_times_its_least_and_a_millisecond_more() {
+        let of = |srtt_ns, min_ns| Rtt { srtt_ns, min_ns, ..Rtt::default() }.is_congested();
+        assert_eq!([1_400_000, 1_400_001].map(|ns| of(ns, 100_000)), [false, true]);
+        assert!(!of(0, 0));
+    }
 }
