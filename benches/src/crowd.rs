@@ -124,6 +124,7 @@ fn serve(device: &str, count: &str) -> Result<(), Failure> {
     let mut url: DeviceUrl = device.parse()?;
     // Nobody calls them, and a thread each would be no cheaper.
     url.options.progress = Some(Progress::Inline);
+    url.options.lazy_acks = Some(true);
     let mut peers = Vec::new();
     for _ in 0..count.parse::<usize>()? {
         let opened = open_exactly(&url)?;

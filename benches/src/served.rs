@@ -23,7 +23,8 @@ const CHILD_COMMAND: &str = "__served";
 /// The system refuses.
 pub fn serve(functions: usize, patience: Option<Duration>) -> Result<Served, Failure> {
     let fabric = Box::new(LoopbackNet::new().attach(Ipv4Addr::new(10, 0, 0, 1).into()));
-    let hca = SoftHca::open(fabric, Options { progress: Progress::Inline, ..Options::default() })?;
+    let hca =
+        SoftHca::open(fabric, Options { progress: Progress::Inline, lazy_acks: true, ..Options::default() })?;
     let options = ServerOptions::from(PortKind::InfiniBand);
     let options = ServerOptions { patience: patience.unwrap_or(options.patience), ..options };
     Ok(Served::start(hca, functions, options)?)

@@ -275,6 +275,7 @@ fn serve(args: &[String]) -> Result<(), Failure> {
     let mut url: DeviceUrl = device.parse()?;
     // Who has a thousand adapters turns those that it uses.
     url.options.progress = Some(Progress::Inline);
+    url.options.lazy_acks = Some(true);
     let mut peers = Peers { all: Vec::new(), wcs: Completions::default(), back: Vec::new(), random: SEED };
     let mut burst = 0;
     for line in std::io::stdin().lines() {

@@ -183,8 +183,11 @@ pub fn open_exactly(url: &DeviceUrl) -> Result<Opened, OpenError> {
     if let Some((_, capture)) = &capture {
         fabric.set_tap(Some(Box::new(Arc::clone(capture))));
     }
-    let settings =
-        softhca::Options { progress: options.progress.unwrap_or_default(), ..softhca::Options::default() };
+    let settings = softhca::Options {
+        progress: options.progress.unwrap_or_default(),
+        lazy_acks: options.lazy_acks.unwrap_or_default(),
+        ..softhca::Options::default()
+    };
     let device = SoftHca::open(fabric, settings)
         .map_err(|source| OpenError::Device { url: Box::new(url.clone()), source })?;
     let context = Context::new(Arc::clone(&device) as Arc<dyn Device>);

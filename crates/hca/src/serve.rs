@@ -28,6 +28,7 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<(), Failure> {
         return Err("the server moves the adapter itself: leave progress= away".into());
     }
     url.options.progress = Some(Progress::Inline);
+    url.options.lazy_acks = Some(true);
     let opened = open_exactly(&url)?;
     let Some(soft) = opened.soft() else {
         return Err(

@@ -103,6 +103,9 @@ pub struct PciOptions {
 pub struct Options {
     /// `progress=inline|thread|adaptive`.
     pub progress: Option<Progress>,
+    /// `acks=eager|lazy`: with `progress=inline`, whether a message that was polled is acknowledged at once, or with the
+    /// program's answer or next call; see [`softhca::Options::lazy_acks`].
+    pub lazy_acks: Option<bool>,
     /// `fault=KEY=VALUE,…`: what the network does to packets; see [`FaultSpec`].
     pub fault: Option<FaultSpec>,
     /// `capture=FILE`: every frame, sent and received, as pcapng.
@@ -195,7 +198,7 @@ pub enum UrlError {
     },
     /// The option is unknown.
     #[error(
-        "unknown option `{option}`: use progress=, fault=, capture= or mtu=, with shm:// dir= or users=, with shm:// and \
+        "unknown option `{option}`: use progress=, acks=, fault=, capture= or mtu=, with shm:// dir= or users=, with shm:// and \
          auto:// ring=, isolated= or process_vm=, with raw:// ip=, roce= or vlan=, and with vfio:// and vfio-user:// ip=, \
          neigh=, lid= or raise="
     )]
@@ -348,6 +351,7 @@ impl fmt::Display for DeviceUrl {
             (raw.version != RoceVersion::default()).then(|| format!("roce={}", raw.version)),
             raw.vlan.map(|id| format!("vlan={id}")),
             o.progress.map(|p| format!("progress={p}")),
+            o.lazy_acks.map(|lazy| format!("acks={}", if lazy { "lazy" } else { "eager" })),
             o.fault.as_ref().map(|s| format!("fault={}", encode(&s.0))),
             o.capture.as_ref().map(|c| format!("capture={}", encode(&c.to_string_lossy()))),
             o.mtu.map(|m| format!("mtu={}", m.bytes())),
@@ -373,6 +377,7 @@ impl Options {
             let value = decode("an option", raw)?;
             let repeated = match name {
                 "progress" => options.progress.replace(parse_progress(&value)?).is_some(),
+                "acks" => options.lazy_acks.replace(parse_acks(&value)?).is_some(),
                 "fault" => options.fault.replace(value.parse()?).is_some(),
                 "capture" if value.is_empty() => {
                     let rule = "give the file to write, as in capture=run.pcapng";
@@ -407,6 +412,7 @@ impl Options {
     pub fn overridden_by(self, over: Self) -> Self {
         Self {
             progress: over.progress.or(self.progress),
+            lazy_acks: over.lazy_acks.or(self.lazy_acks),
             fault: over.fault.or(self.fault),
             capture: over.capture.or(self.capture),
             mtu: over.mtu.or(self.mtu),
@@ -556,6 +562,14 @@ fn parse_progress(value: &str) -> Result<Progress, UrlError> {
     })
 }
 
+fn parse_acks(value: &str) -> Result<bool, UrlError> {
+    match value {
+        "eager" => Ok(false),
+        "lazy" => Ok(true),
+        _ => Err(UrlError::Value { option: "acks", value: value.to_owned(), rule: "use eager or lazy" }),
+    }
+}
+
 fn parse_mtu(value: &str) -> Result<Mtu, UrlError> {
     value.parse().ok().and_then(Mtu::from_bytes).ok_or_else(|| UrlError::Value {
         option: "mtu",
@@ -697,8 +711,8 @@ mod tests {
             "uring://[fe80::2%wire]",
             "uring://127.0.0.9?progress=adaptive&fault=loss=0.25,delay=0.1:20us,seed=3",
             "shm://lab",
-            "shm://lab?progress=inline&dir=/run/a%20b&users=any&ring=65536&isolated=yes",
-            "shm://lab?process_vm=any",
+            "shm://lab?progress=inline&acks=lazy&dir=/run/a%20b&users=any&ring=65536&isolated=yes",
+            "shm://lab?acks=eager&process_vm=any",
             "shm://lab?process_vm=yes",
             "raw://eth0.7",
             "raw://wire?ip=fd77::1&roce=1&vlan=4094&progress=inline&mtu=512",
@@ -756,6 +770,7 @@ mod tests {
             ("auto://?mtu=1500", ["1500", "4096"]),
             ("auto://?mtu=256&mtu=512", ["mtu", "twice"]),
             ("auto://?progress=fast", ["fast", "adaptive"]),
+            ("auto://?acks=late", ["`late`", "eager or lazy"]),
             ("auto://?fault=loss=2", ["`2`", "from 0 to 1"]),
             ("auto://?fault=lost=0.1", ["`lost`", "dup"]),
             ("auto://?capture=", ["capture", "run.pcapng"]),

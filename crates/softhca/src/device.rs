@@ -98,7 +98,7 @@ impl SoftHca {
         let shared = Arc::new(Shared::new(
             engine,
             time,
-            options.progress,
+            (options.progress, options.lazy_acks),
             (attr, port),
             (events, attention),
             sleeper,

@@ -13,8 +13,9 @@ use crate::clock::monotonic_ns;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Progress {
     /// The program: `post` pushes out, and a poll that finds nothing turns. Lowest latency, no thread;
-    /// while the program does neither, nothing moves. A poll that yields a message has acknowledged it. A WRITE that the program
-    /// finds in its memory is acknowledged by the turn behind the one that brought it, so whoever spins on memory turns once more.
+    /// while the program does neither, nothing moves. A poll that yields a message has acknowledged it, unless
+    /// [`Options::lazy_acks`] says otherwise. A WRITE that the program finds in its memory is acknowledged by the turn
+    /// behind the one that brought it, so whoever spins on memory turns once more.
     Inline,
     /// A thread of the adapter, as hardware would; it blocks when idle.
     Thread,
@@ -113,6 +114,11 @@ impl Default for Limits {
 pub struct Options {
     /// Who turns the engine.
     pub progress: Progress,
+    /// Whether the acknowledgement of a message that a poll yields waits for the program's answer, to go along with it, or
+    /// for its next call, with [`Progress::Inline`] too. It spares a packet each way of a ping-pong. It is for programs that never
+    /// stop calling: where one does, the last message stays unacknowledged until its queue pair closes. In the other
+    /// modes acknowledgements always wait, as a thread of the adapter sends what the program does not.
+    pub lazy_acks: bool,
     /// Seed of keys; `None` takes it from the system.
     pub seed: Option<u64>,
     /// Where the time comes from.

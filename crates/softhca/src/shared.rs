@@ -26,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) bell: Doorbell<QpShared>,
     pub(crate) time: Time,
     pub(crate) progress: Progress,
+    /// When what a poll yields is acknowledged.
+    poll_acks: AckRule,
     pub(crate) attr: DeviceAttr,
     pub(crate) port: PortAttr,
     pub(crate) events: Arc<Events>,
@@ -105,7 +107,7 @@ impl Shared {
     pub(crate) fn new(
         engine: Engine,
         time: Time,
-        progress: Progress,
+        (progress, lazy_acks): (Progress, bool),
         (attr, port): (DeviceAttr, PortAttr),
         (events, attention): (Arc<Events>, Arc<Attention>),
         sleeper: Sleeper,
@@ -118,12 +120,16 @@ impl Shared {
             .map_err(|source| DeviceError::Io { doing: "copying the network's descriptor", source })?;
         let gives_shared_memory = engine.shares_memory;
         let engine = TurnLock::new(engine);
+        // With nobody else to do it, what is yielded is acknowledged before it is.
+        let at_once = progress == Progress::Inline && !lazy_acks;
+        let poll_acks = if at_once { AckRule::Now } else { AckRule::UnlessDelivered };
         let (bell, fork, engines) = (Doorbell::new(), Fork::new(), Mutex::new(Vec::new()));
         Ok(Self {
             engine,
             bell,
             time,
             progress,
+            poll_acks,
             attr,
             port,
             events,
@@ -167,9 +173,7 @@ impl Shared {
             return Some(0);
         };
         let poll = Poll::begin(&mut turn, cq, out);
-        // With nobody else to do it, what is yielded is acknowledged before it is.
-        let acks = if self.progress == Progress::Inline { AckRule::Now } else { AckRule::UnlessDelivered };
-        let worked = self.any_turn(poll.engine, acks);
+        let worked = self.any_turn(poll.engine, self.poll_acks);
         let taken = poll.end();
         self.give_back_of(turn, Some(cq));
         self.note_look(is_last);

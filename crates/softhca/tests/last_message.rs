@@ -5,7 +5,7 @@
 mod ends;
 
 use ends::{End, open, send};
-use hca_core::{Completion, SendFlags};
+use hca_core::{Completion, Device, SendFlags};
 use softhca::Progress;
 
 fn pair(fabric: &str) -> Option<[End; 2]> {
@@ -16,10 +16,12 @@ fn pair(fabric: &str) -> Option<[End; 2]> {
     Some([a, b])
 }
 
-/// Polls, and calls nothing else, until a completion comes; the poll that yields it is the last call.
-fn poll_only(end: &mut End) -> Completion {
+/// Polls, and calls nothing else, until a completion comes; the poll that yields it is the last call. The peer is turned
+/// meanwhile, which has to meet this end first.
+fn poll_only(end: &mut End, peer: &dyn Device) -> Completion {
     let mut one = [Completion::default()];
     while end.cq.poll(&mut one) == 0 {
+        peer.turn();
         std::thread::yield_now();
     }
     one[0]
@@ -34,8 +36,8 @@ fn the_last_message_is_acknowledged(fabric: &str) {
             b.recv();
         }
         send(&mut a.rc, SendFlags::SIGNALED);
-        poll_only(&mut b);
         let device = a.device.clone();
+        poll_only(&mut b, &*device);
         let sent = a.next(&*device);
         assert!(sent.is_some(), "{fabric}, message {round}: nothing came back");
     }

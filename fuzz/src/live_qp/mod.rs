@@ -150,6 +150,7 @@ impl Bed {
         let clock = Arc::new(AtomicU64::new(1));
         let options = Options {
             progress: Progress::Inline,
+            lazy_acks: false,
             seed: Some(7),
             clock: Clock::Virtual(clock.clone()),
             limits: Limits { qps: 8, cqs: 4, srqs: 2, mrs: 16, pds: 4, ahs: 4 },

@@ -27,6 +27,8 @@ Devices:
 Options of a device, as ?option=value, joined by &:
   progress=inline|thread|adaptive
                       who does the adapter's work
+  acks=eager|lazy     progress=inline: whether a message that was polled is
+                      acknowledged at once, or with the answer or next call
   mtu=BYTES           a network with a smaller path MTU
   capture=FILE.pcapng
                       every frame is written to a file that Wireshark opens

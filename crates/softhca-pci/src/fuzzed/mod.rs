@@ -127,6 +127,7 @@ impl Bed {
         let clock = Arc::new(AtomicU64::new(1));
         let options = Options {
             progress: Progress::Inline,
+            lazy_acks: true,
             seed: Some(1),
             clock: Clock::Virtual(clock.clone()),
             limits: LIMITS,

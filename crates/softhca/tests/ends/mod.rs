@@ -79,7 +79,12 @@ pub fn network(fabric: &str, salt: u32) -> Option<Box<dyn Fabric>> {
 
 /// Two adapters over shared memory, connected.
 pub fn shm_pair(progress: Progress) -> [End; 2] {
-    let [a, b] = [0, 1].map(|n| End::new(open("shm", progress, n).expect("there is shared memory")));
+    shm_pair_with(&Options { progress, ..Options::default() })
+}
+pub fn shm_pair_with(options: &Options) -> [End; 2] {
+    let adapter =
+        |n| SoftHca::open(network("shm", n).expect("there is shared memory"), options.clone()).unwrap();
+    let [a, b] = [0, 1].map(|n| End::new(adapter(n)));
     a.connect(&b);
     b.connect(&a);
     [a, b]
