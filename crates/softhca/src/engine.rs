@@ -515,7 +515,9 @@ impl Core {
         for _ in 0..self.ready.len() {
             if self.ready_grouped == 0 {
                 // All have had their turn since this was done last, so nobody is overtaken twice.
-                group_by_path(self.ready.make_contiguous(), &self.qps);
+                if self.ready.len() > FEW {
+                    group_by_path(self.ready.make_contiguous(), &self.qps);
+                }
                 self.ready_grouped = self.ready.len();
             }
             let Some(slot) = self.ready.pop_front() else { break };
