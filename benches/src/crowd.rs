@@ -110,8 +110,8 @@ fn pair(pd: &Pd, cq: &CompletionQueue) -> Result<QueuePair<Rc>, Failure> {
     Ok(qp.max_inline(0).build()?)
 }
 
-/// To be called first in `main` of every program that has idle peers: becomes them if that is what this process was started
-/// for.
+/// To be called first in `main` of every program that has idle peers: becomes them if that is what this process was
+/// started for.
 pub fn child_if_asked() {
     serve_if_asked(CHILD_COMMAND, "idle peers", |args| {
         let [device, count] = args else { return Err("two arguments".into()) };

@@ -1,7 +1,8 @@
 //! Ours between two processes, through the safe verbs, timed in batches: this process, and a child that it starts.
 //!
-//! [`hca::perf::Pair`] looks at the clock for each message, which is right for microseconds. Times of a cache line or two
-//! are measured here, and what `hca perf` does not measure: lines that the target's CPU owns, memory beyond the caches.
+//! [`hca::perf::Pair`] looks at the clock for each message, which is right for microseconds. Times of a cache line or
+//! two are measured here, and what `hca perf` does not measure: lines that the target's CPU owns, memory beyond the
+//! caches.
 //!
 //! Between two bursts the child blocks, so that a floor has both CPUs for itself.
 
@@ -383,8 +384,8 @@ impl Duo {
         &self.side.source
     }
 
-    /// Half of a round trip of SENDs or WRITEs, or the time from post to completion of what gives 8 bytes back: the median
-    /// of batches, in ns.
+    /// Half of a round trip of SENDs or WRITEs, or the time from post to completion of what gives 8 bytes back: the
+    /// median of batches, in ns.
     ///
     /// # Errors
     /// A device, or the far side, can't go on.
@@ -602,8 +603,8 @@ impl<'a> Gone<'a> {
     }
 }
 
-/// To be called first in `main` of every program that measures so: becomes the far side if that is what this process was
-/// started for.
+/// To be called first in `main` of every program that measures so: becomes the far side if that is what this process
+/// was started for.
 pub fn child_if_asked() {
     serve_if_asked(CHILD_COMMAND, "duo", serve);
 }

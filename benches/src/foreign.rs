@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! 1. The memory is reached through its region only, from registration to the end.
-//! 2. The region, all its clones and all requests that name it are gone before the memory: who holds a [`Foreign`] drops
-//!    its queue pairs first.
+//! 2. The region, all its clones and all requests that name it are gone before the memory: who holds a [`Foreign`]
+//!    drops its queue pairs first.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;

@@ -1,5 +1,5 @@
-//! Pairs of processes that talk while they share CPUs, in any progress mode and kind of wait: latency, rate, and the CPU
-//! time that both took.
+//! Pairs of processes that talk while they share CPUs, in any progress mode and kind of wait: latency, rate, and the
+//! CPU time that both took.
 //!
 //! Each process is a child, since a CPU and the figures of a wait hold for a whole process. The starter hands over what
 //! each says to the other, and has all pairs begin at once.
@@ -28,7 +28,8 @@ const TALK_COMMAND: &str = "__placed";
 const HOG_COMMAND: &str = "__hog";
 /// How long any message may take, also where each costs a slice of the scheduler's.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Messages of a stream that are under way at most: so many, and of long ones fewer, so that the caches hold their buffers.
+/// Messages of a stream that are under way at most: so many, and of long ones fewer, so that the caches hold their
+/// buffers.
 const MAX_UNDER_WAY: usize = 128;
 const BYTES_UNDER_WAY: usize = 2 << 20;
 /// Of a stream every so many messages one is signalled.

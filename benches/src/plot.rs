@@ -1,4 +1,5 @@
-//! How many times better ours is than each peer or floor, as one SVG: a bar a comparison, to the right of 1 where ours is better.
+//! How many times better ours is than each peer or floor, as one SVG: a bar a comparison, to the right of 1 where ours
+//! is better.
 
 use std::ops::Range;
 use std::path::Path;

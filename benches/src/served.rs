@@ -1,4 +1,5 @@
-//! An adapter of software that is served as ConnectX functions: by a thread of this process, or by a process of its own.
+//! An adapter of software that is served as ConnectX functions: by a thread of this process, or by a process of its
+//! own.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
@@ -17,7 +18,8 @@ use crate::floor::end_with_starter;
 /// The first argument of a process that serves functions.
 const CHILD_COMMAND: &str = "__served";
 
-/// Serves so many functions, with InfiniBand ports, for as long as what it returns lives. It sleeps after so much idle time.
+/// Serves so many functions, with InfiniBand ports, for as long as what it returns lives. It sleeps after so much idle
+/// time.
 ///
 /// # Errors
 /// The system refuses.

@@ -1,8 +1,8 @@
-//! Peers that take turns: adapters of one other process, each connected to this one, of which now this one and now that one
-//! sends a message and hears the answer.
+//! Peers that take turns: adapters of one other process, each connected to this one, of which now this one and now that
+//! one sends a message and hears the answer.
 //!
-//! Only so many rings are polled; a message that comes by another one has to say that it is there. What that costs shows
-//! where each message comes from another peer than the last, beside as many messages from one of the same peers.
+//! Only so many rings are polled; a message that comes by another one has to say that it is there. What that costs
+//! shows where each message comes from another peer than the last, beside as many messages from one of the same peers.
 
 use std::io::{BufRead, BufReader, Write};
 use std::ops::Range;
@@ -72,8 +72,8 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Starts a process on CPU `cpus.1` with so many adapters, or as many as its limit of descriptors allows, binds this
-    /// thread to `cpus.0`, and has each of them greeted.
+    /// Starts a process on CPU `cpus.1` with so many adapters, or as many as its limit of descriptors allows, binds
+    /// this thread to `cpus.0`, and has each of them greeted.
     ///
     /// # Errors
     /// A device can't be opened, or the process not be started.
@@ -260,8 +260,8 @@ impl Peer {
     }
 }
 
-/// To be called first in `main` of every program that has peers take turns: becomes them if that is what this process was
-/// started for.
+/// To be called first in `main` of every program that has peers take turns: becomes them if that is what this process
+/// was started for.
 pub fn child_if_asked() {
     serve_if_asked(CHILD_COMMAND, "peers that take turns", serve);
 }

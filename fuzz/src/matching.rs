@@ -1,15 +1,17 @@
-//! What the fuzz target `matching` does with its input: calls and messages for the Portals engine, in any order, with handles of
-//! what is there, of what is gone, and made up. The corpus runs through it in `cargo test` too.
+//! What the fuzz target `matching` does with its input: calls and messages for the Portals engine, in any order, with
+//! handles of what is there, of what is gone, and made up. The corpus runs through it in `cargo test` too.
 //!
 //! | bytes | what they say |
 //! |---|---|
 //! | 0 | bit 0: the face; bit 1: without match criteria; bits 2 and 3: which portals have flow control |
 //!
-//! Then come calls: a byte that says which, and the bytes that its arguments take. An input that ends within a call has zeros there.
+//! Then come calls: a byte that says which, and the bytes that its arguments take. An input that ends within a call has
+//! zeros there.
 //!
-//! All may be refused, and nothing may panic. No message reaches beyond its entry's memory, which is there as long as anything is
-//! under way on it; each entry and memory descriptor is told to be gone once, when it is. At the end all that is under way ends,
-//! all that is left can be taken down, and an interface that is empty again holds as much as a new one.
+//! All may be refused, and nothing may panic. No message reaches beyond its entry's memory, which is there as long as
+//! anything is under way on it; each entry and memory descriptor is told to be gone once, when it is. At the end all
+//! that is under way ends, all that is left can be taken down, and an interface that is empty again holds as much as a
+//! new one.
 
 use std::collections::HashSet;
 

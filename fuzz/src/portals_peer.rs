@@ -1,9 +1,9 @@
-//! What the fuzz target `portals_peer` does with its input: a Portals node on a simulated network, with an honest peer and one that
-//! knows the job's secret and says what it likes: hellos, datagrams, and messages on connections of its own. The corpus runs through
-//! it in `cargo test` too.
+//! What the fuzz target `portals_peer` does with its input: a Portals node on a simulated network, with an honest peer
+//! and one that knows the job's secret and says what it likes: hellos, datagrams, and messages on connections of its
+//! own. The corpus runs through it in `cargo test` too.
 //!
-//! The first byte chooses the set-up (bit 0: the adapter matches, bit 1: processes are ranks). Then come records, each a byte that says what it is and the bytes
-//! that its fields take; an input that ends within a record has zeros there.
+//! The first byte chooses the set-up (bit 0: the adapter matches, bit 1: processes are ranks). Then come records, each
+//! a byte that says what it is and the bytes that its fields take; an input that ends within a record has zeros there.
 //!
 //! | byte mod 8 | record |
 //! |---|---|
@@ -14,8 +14,8 @@
 //! | 6 | the node begins an operation to the peer |
 //! | 7 | time passes, the connection is made anew, or the honest peer begins an operation |
 //!
-//! Nothing may panic or hang; what the honest peer begins ends well; what the node began ends once; when the other one is gone,
-//! nothing is left of it.
+//! Nothing may panic or hang; what the honest peer begins ends well; what the node began ends once; when the other one
+//! is gone, nothing is left of it.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};

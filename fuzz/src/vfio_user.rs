@@ -2,8 +2,8 @@
 
 use hca_vfio::user::wire::{Command, HEADER_BYTES, Header, Kind, RegionInfo, Reply, Request, refusal};
 
-/// Takes `data` as messages one behind the other, each as a request and as a reply, and as what a kernel says of a region.
-/// What is understood is built again, and is then understood as the same.
+/// Takes `data` as messages one behind the other, each as a request and as a reply, and as what a kernel says of a
+/// region. What is understood is built again, and is then understood as the same.
 pub(crate) fn vfio_user(data: &[u8]) {
     let _ = RegionInfo::parse(data);
     let mut rest = data;

@@ -85,8 +85,8 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let result = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["count", case] => {
-            // Valgrind is so slow that a short turn would always come late, and that every yield would seem to find company,
-            // and be followed by others.
+            // Valgrind is so slow that a short turn would always come late, and that every yield would seem to find
+            // company, and be followed by others.
             Patience { short_ticks: u64::MAX, looks: u32::MAX, ..Patience::default() }.set();
             run(case)
         }

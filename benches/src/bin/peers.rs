@@ -1,5 +1,5 @@
-//! Ours beside what a user would pick instead: the messaging libraries that Debian packages, in interleaved pairs of one
-//! placement of the CPUs.
+//! Ours beside what a user would pick instead: the messaging libraries that Debian packages, in interleaved pairs of
+//! one placement of the CPUs.
 //!
 //! ```text
 //! cargo run --release -p hca-benches --bin peers -- [--fabric shm,udp,raw] [--plot FILE.svg] [--json] [--only NAME,..] [--time SECONDS]

@@ -1,5 +1,5 @@
-//! What spinning, yielding and sleeping cost where processes share CPUs: every kind of wait in every placement, with the
-//! built-in figures and with others.
+//! What spinning, yielding and sleeping cost where processes share CPUs: every kind of wait in every placement, with
+//! the built-in figures and with others.
 //!
 //! ```text
 //! cargo run --release -p hca-benches --bin placement -- [--fabric shm,udp] [--placement NAME,..] [--load NAME,..]

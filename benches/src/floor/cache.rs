@@ -46,8 +46,8 @@ pub enum Kind {
     PutPingPong,
     /// The same of 4 KiB, copied from a private buffer, and a flag behind them.
     LargePutPingPong,
-    /// 8-byte stores into successive lines of the other side's memory, each its own flag, which the other side follows, a
-    /// second.
+    /// 8-byte stores into successive lines of the other side's memory, each its own flag, which the other side follows,
+    /// a second.
     StoreStream,
     /// A load of a line that the other CPU has written.
     OwnedLoad,

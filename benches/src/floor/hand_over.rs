@@ -1,8 +1,8 @@
-//! What it costs to hand a message to an engine on the same CPU, and to be handed one: two processes, each a program and
-//! an engine of its own thread, all of which yield while they wait.
+//! What it costs to hand a message to an engine on the same CPU, and to be handed one: two processes, each a program
+//! and an engine of its own thread, all of which yield while they wait.
 //!
-//! A message goes from the program to its engine, from that to the other engine, and from that to the other program; each
-//! step is a number in a line of its own.
+//! A message goes from the program to its engine, from that to the other engine, and from that to the other program;
+//! each step is a number in a line of its own.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

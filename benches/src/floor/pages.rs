@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-/// How long it takes to map so many bytes of shared memory with all of their pages there. They are given back outside of
-/// that.
+/// How long it takes to map so many bytes of shared memory with all of their pages there. They are given back outside
+/// of that.
 ///
 /// # Errors
 /// The system has no memory.

@@ -2,7 +2,8 @@
 //! floor's EtherType: what a second kind of raw Ethernet would have for its floor. It needs CAP_NET_ADMIN and
 //! CAP_BPF beside CAP_NET_RAW.
 //!
-//! 1. Option values, attributes, the program and the addresses outlive the call that is given them, with their true lengths.
+//! 1. Option values, attributes, the program and the addresses outlive the call that is given them, with their true
+//!    lengths.
 //! 2. The four rings and the frames are mapped for [`SLOTS`] entries each and live as long as the [`Xsk`]; an index is
 //!    taken modulo [`SLOTS`] before it becomes an address.
 //! 3. Producer and consumer words are touched as atomics only. An entry is read or written only while it is ours by

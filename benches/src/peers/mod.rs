@@ -18,8 +18,8 @@ use crate::ratio::Better;
 pub use process::{PeerError, find, leash_if_asked};
 use programs::Program;
 
-/// Messages of the first run of a program, which tells how many the next one takes; of long ones as many as have so many
-/// bytes.
+/// Messages of the first run of a program, which tells how many the next one takes; of long ones as many as have so
+/// many bytes.
 const FIRST_COUNT: u64 = 2000;
 const FIRST_BYTES: u64 = 128 << 20;
 /// Messages of a run.
@@ -146,7 +146,8 @@ impl Peer {
         self.program.offers(what)
     }
 
-    /// Whether its receiver does not even read this, so that it is no measure of what brings it to the receiver's memory.
+    /// Whether its receiver does not even read this, so that it is no measure of what brings it to the receiver's
+    /// memory.
     pub fn leaves_unread(&self, what: What) -> bool {
         self.program.leaves_unread(what)
     }

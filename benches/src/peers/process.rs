@@ -178,8 +178,8 @@ pub(super) fn free_port() -> Result<u16, PeerError> {
     bound.map(|a| a.port()).map_err(|why| PeerError::Start { what: "no free port".to_owned(), why })
 }
 
-/// Whether a socket listens on a port (TCP) or is bound to it (UDP), by the system's tables: a connection to find out would
-/// be taken for the client's.
+/// Whether a socket listens on a port (TCP) or is bound to it (UDP), by the system's tables: a connection to find out
+/// would be taken for the client's.
 fn is_listening(port: u16, tcp: bool) -> bool {
     let (tables, state) = if tcp { (["tcp", "tcp6"], "0A") } else { (["udp", "udp6"], "07") };
     tables.iter().any(|t| {

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Time that this process spent running: what it waited for a processor, stopped or not, counts little. What it waits for
-/// may come a moment after it goes on, so waits end by this time and not by the clock.
+/// Time that this process spent running: what it waited for a processor, stopped or not, counts little. What it waits
+/// for may come a moment after it goes on, so waits end by this time and not by the clock.
 #[derive(Debug)]
 pub struct Ran {
     last: Instant,

@@ -63,8 +63,8 @@ fn scripts_come_out_the_same_in_every_mode_of_progress() {
     scripts_on(1, SCRIPTS / 3, &[&[(Net::Udp, Progress::Adaptive)], &shm[..]].concat());
 }
 
-/// A script that once came out otherwise: behind a READ whose response was lent came a request that was refused, and what
-/// had become of the loan was dropped in the error that follows.
+/// A script that once came out otherwise: behind a READ whose response was lent came a request that was refused, and
+/// what had become of the loan was dropped in the error that follows.
 #[test]
 fn a_read_is_answered_before_the_refusal_behind_it() {
     let bed = SoftBed::new(Net::Shm, Progress::Adaptive);

@@ -4,7 +4,8 @@
 //!
 //! Invariants:
 //! 1. The child drops what it inherited, which allocates at most, and ends by `_exit`.
-//! 2. The nodes are freed when no other thread uses them: in the parent once the thread is joined, and in a child, which has no other.
+//! 2. The nodes are freed when no other thread uses them: in the parent once the thread is joined, and in a child,
+//!    which has no other.
 #![allow(unsafe_code)]
 
 #[allow(dead_code)] // the suite of devices has the others of its beds

@@ -1,5 +1,6 @@
 //! What goes wrong on a served function, as the ConnectX driver sees it: refusals, event queues that overflow, a server
-//! that ends. What the suite covers (keys, completion queues that overrun, regions that go under traffic) is not repeated.
+//! that ends. What the suite covers (keys, completion queues that overrun, regions that go under traffic) is not
+//! repeated.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};

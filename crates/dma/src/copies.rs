@@ -3,9 +3,9 @@
 //! Invariants:
 //! 1. The caller vouches for each raw range: mapped, with the right to this access, for the length of the call. A
 //!    slice is memory of ours that nobody else touches.
-//! 2. No reference is made to memory behind a raw range, and none of Rust's own accesses, atomic or not. They are those of
-//!    `word`, or assembly, which is opaque to the compiler, so a race with others is a race of hardware loads and stores,
-//!    not undefined behaviour.
+//! 2. No reference is made to memory behind a raw range, and none of Rust's own accesses, atomic or not. They are those
+//!    of `word`, or assembly, which is opaque to the compiler, so a race with others is a race of hardware loads and
+//!    stores, not undefined behaviour.
 //! 3. An aligned piece of 1, 2, 4 or 8 bytes is moved by one access, so others see it whole.
 //! 4. What was placed by one call is seen by others before what a later call places, also where a copy goes past the
 //!    caches, whose stores the processor does not order by itself.
@@ -26,8 +26,8 @@
 //! | 256 MiB, cold | 5.1 GB/s | 0.91 | 0.94 | 0.75 | 1.03 |
 //!
 //! In the last two rows the C library goes past the caches, too. For 256 MiB, rates lie between 0.6 and 1.7 from run to
-//! run. [`copy`] of 128 to 256 bytes takes about twice the time of `memcpy`. Where a processor is not of that make, or has no
-//! quick string move, 32-byte moves serve for all lengths that the caches hold; that was not measured.
+//! run. [`copy`] of 128 to 256 bytes takes about twice the time of `memcpy`. Where a processor is not of that make, or
+//! has no quick string move, 32-byte moves serve for all lengths that the caches hold; that was not measured.
 #![allow(unsafe_code)]
 
 use core::sync::atomic::{Ordering, fence};

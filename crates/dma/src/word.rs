@@ -10,8 +10,8 @@
 //! | other processors | one volatile access; atomics for the operations on words | yes, as these compile |
 //! | Miri, which has no assembly | atomics of one byte each, under one lock | yes |
 //!
-//! Under Miri the lock orders more than processors do: Miri then proves that copies are no undefined behaviour, and does
-//! not prove that a program orders them enough.
+//! Under Miri the lock orders more than processors do: Miri then proves that copies are no undefined behaviour, and
+//! does not prove that a program orders them enough.
 //!
 //! Invariants:
 //! 1. The caller vouches for the address: mapped, with the right to this access, and a multiple of the width.

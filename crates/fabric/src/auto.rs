@@ -1,12 +1,14 @@
 //! RoCEv2 over UDP, and shared memory to those peers that are adapters of this kind on this machine.
 //!
 //! An adapter stands on an address of the network. Beside its UDP socket it listens, under a name made of network
-//! namespace, user, address and that socket's inode, for peers of this machine. Who opens a connection looks whether somebody listens under
-//! the name of the peer's address; both ends look at the same two names, and so come to the same choice.
+//! namespace, user, address and that socket's inode, for peers of this machine. Who opens a connection looks whether
+//! somebody listens under the name of the peer's address; both ends look at the same two names, and so come to the same
+//! choice.
 //!
 //! Each end proves its address before anything is exchanged. The question is a RoCE packet as any host may send it: a
 //! management datagram, *Get(ClassPortInfo)* of the performance class, to the queue pair 1 of the peer, with a random
-//! transaction. The peer says the transaction over the UNIX socket; only who holds port 4791 of the address has seen it.
+//! transaction. The peer says the transaction over the UNIX socket; only who holds port 4791 of the address has seen
+//! it.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -46,8 +48,8 @@ pub struct AutoFabric<N = UdpFabric> {
 }
 
 impl AutoFabric {
-    /// Opens the adapter's end at an address of this machine. Where shared memory can't be had, a note in the attributes
-    /// says so, and all peers are reached by UDP.
+    /// Opens the adapter's end at an address of this machine. Where shared memory can't be had, a note in the
+    /// attributes says so, and all peers are reached by UDP.
     ///
     /// # Errors
     /// As [`UdpFabric::open`].

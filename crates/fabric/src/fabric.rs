@@ -227,7 +227,8 @@ pub trait Fabric: Send {
         false
     }
     /// The part of it that also carries messages between processes of one machine, if it has one. Who takes messages
-    /// receives by [`ShmFabric::recv_all`](crate::ShmFabric::recv_all), and by [`recv`](Self::recv) what comes elsewhere.
+    /// receives by [`ShmFabric::recv_all`](crate::ShmFabric::recv_all), and by [`recv`](Self::recv) what comes
+    /// elsewhere.
     #[cfg(not(loom))]
     fn shm(&mut self) -> Option<&mut crate::ShmFabric> {
         None

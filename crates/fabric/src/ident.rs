@@ -49,7 +49,8 @@ pub(crate) struct Host {
     shared: bool,
     /// Its numbers follow no rule.
     ruleless: bool,
-    /// The last packet with "don't fragment" otherwise than `may_fragment` says, if the last first packet of a flow was one.
+    /// The last packet with "don't fragment" otherwise than `may_fragment` says, if the last first packet of a flow was
+    /// one.
     strange: Option<Mark>,
     /// It does not set "don't fragment".
     pub(crate) may_fragment: bool,
@@ -144,8 +145,8 @@ impl Numbers {
         }
     }
 
-    /// What packet `k` of its datagram says, which is right by this number. `strange`: with "don't fragment" as the host
-    /// is not known to set it, on a flow of which nothing is known.
+    /// What packet `k` of its datagram says, which is right by this number. `strange`: with "don't fragment" as the
+    /// host is not known to set it, on a flow of which nothing is known.
     pub(crate) fn judge(
         &mut self,
         host: &mut Host,

@@ -192,8 +192,8 @@ impl Netlink {
         self.ask(request, |_, _| {})
     }
 
-    /// The inode of the UDP socket that takes what comes to this address and port from anywhere. `None`: there is none, or
-    /// the kernel was built without telling.
+    /// The inode of the UDP socket that takes what comes to this address and port from anywhere. `None`: there is none,
+    /// or the kernel was built without telling.
     pub(crate) fn udp_socket(&mut self, local: SocketAddr) -> io::Result<Option<u32>> {
         let mut head = [0; DIAG_BYTES];
         head[..2].copy_from_slice(&[family(local.ip()), libc::IPPROTO_UDP as u8]);

@@ -14,9 +14,9 @@ pub(crate) const FIRST_PORT: u16 = 0xc000;
 const MAX_PATHS: usize = 1 << 20;
 /// Bits of a [`PathId`] that are the slot; the others tell a reused slot from its predecessor.
 const SLOT_BITS: u32 = 20;
-/// UDP source ports by which the queue pairs of an adapter send to one peer at most, where they have no flow label. Each
-/// costs a path: over UDP a socket, and a send call of its own where queue pairs of several ports send in one turn. With small
-/// messages on 64 queue pairs that takes 15 to 40 % of the rate; a common flow label spares it.
+/// UDP source ports by which the queue pairs of an adapter send to one peer at most, where they have no flow label.
+/// Each costs a path: over UDP a socket, and a send call of its own where queue pairs of several ports send in one
+/// turn. With small messages on 64 queue pairs that takes 15 to 40 % of the rate; a common flow label spares it.
 pub const PORTS_PER_PEER: u16 = 16;
 const _: () = assert!(PORTS_PER_PEER.is_power_of_two() && PORTS_PER_PEER <= !FIRST_PORT);
 /// Hop limit where the address vector leaves it open.
@@ -85,9 +85,9 @@ impl<P> PathTable<P> {
         Self { slots: Vec::new(), free: Vec::new(), by_key: HashMap::new(), last_ports: chance() as u16 }
     }
 
-    /// What the source port of a new path is made of: the flow label, as Linux does it; else ports that were not used for
-    /// the longest time, so that a flow that begins anew is none that its receiver knows, as its Identifications are
-    /// others. Ports of different lanes differ.
+    /// What the source port of a new path is made of: the flow label, as Linux does it; else ports that were not used
+    /// for the longest time, so that a flow that begins anew is none that its receiver knows, as its Identifications
+    /// are others. Ports of different lanes differ.
     pub(crate) fn entropy(&mut self, key: &PathKey) -> u16 {
         if key.flow_label != 0 {
             return (key.flow_label ^ key.flow_label >> 14) as u16;

@@ -126,8 +126,8 @@ pub unsafe trait Device: Send + Sync {
     /// A limit, an unknown handle, or objects of another protection domain.
     fn create_qp(&self, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError>;
     /// Sets attributes and changes the state. RESET forgets the requests of the queue pair's own queues with their
-    /// completions; those that it took from a shared receive queue, and that no poll has returned, complete as flushed or
-    /// are that queue's again.
+    /// completions; those that it took from a shared receive queue, and that no poll has returned, complete as flushed
+    /// or are that queue's again.
     ///
     /// # Errors
     /// The transition's rules ([`QpAttr::check`]), a value out of range, or no path to the peer.
@@ -149,9 +149,9 @@ pub unsafe trait Device: Send + Sync {
 
     /// Takes the oldest asynchronous event.
     fn poll_event(&self) -> Option<AsyncEvent>;
-    /// Has `waker` woken once when the next asynchronous event comes, by whoever moves the device; at once if one waits. Any
-    /// number of wakers wait side by side, and all are woken, without a lock held: an [`EventQueue`](crate::EventQueue) does this. A
-    /// waker may be woken though nothing came.
+    /// Has `waker` woken once when the next asynchronous event comes, by whoever moves the device; at once if one
+    /// waits. Any number of wakers wait side by side, and all are woken, without a lock held: an
+    /// [`EventQueue`](crate::EventQueue) does this. A waker may be woken though nothing came.
     fn set_event_waker(&self, waker: &Waker);
 
     /// Lets the device do a bounded piece of its work on this thread, if it works that way and nobody
@@ -178,8 +178,8 @@ pub unsafe trait Device: Send + Sync {
 /// # Safety
 /// 1. Lists and inline bytes are read before a post returns, and not later.
 /// 2. A request that is refused is forgotten: no memory is touched for it, and no completion of it comes.
-/// 3. Requests end in the order in which they were taken. When one is polled as completed, memory is touched no more for
-///    it and for all that were taken before it.
+/// 3. Requests end in the order in which they were taken. When one is polled as completed, memory is touched no more
+///    for it and for all that were taken before it.
 pub unsafe trait SendPort: Send {
     /// Takes a batch. The device may start at once, and has to by the next [`ring`](Self::ring).
     ///

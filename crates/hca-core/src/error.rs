@@ -242,8 +242,8 @@ pub struct PostError {
     pub kind: PostErrorKind,
 }
 
-/// What helps where a limit of the process or the system was hit, of descriptors or of file sizes, as the end of a message;
-/// nothing for any other error.
+/// What helps where a limit of the process or the system was hit, of descriptors or of file sizes, as the end of a
+/// message; nothing for any other error.
 pub fn remedy(source: &std::io::Error) -> &'static str {
     // The same numbers on every architecture of Linux.
     const EMFILE: i32 = 24;

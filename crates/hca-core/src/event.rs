@@ -35,8 +35,8 @@ pub enum AsyncEvent {
 
 /// Events on their way from a device to the program, and the wakers of those who wait for them.
 ///
-/// A device keeps it behind a lock of its own, and calls the wakers that it gets from here once it holds no lock: a waker may use
-/// the device at once.
+/// A device keeps it behind a lock of its own, and calls the wakers that it gets from here once it holds no lock: a
+/// waker may use the device at once.
 #[derive(Debug, Default)]
 pub struct EventQueue {
     events: VecDeque<AsyncEvent>,
@@ -72,8 +72,8 @@ impl EventQueue {
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
-    /// Has `waker` woken by the next [`push`](Self::push), beside all others that wait. Returned is one that is to be woken now:
-    /// this one where an event waits already, or one that has to give its place.
+    /// Has `waker` woken by the next [`push`](Self::push), beside all others that wait. Returned is one that is to be
+    /// woken now: this one where an event waits already, or one that has to give its place.
     #[must_use = "it is to be woken"]
     pub fn wait(&mut self, waker: &Waker) -> Option<Waker> {
         if !self.events.is_empty() {

@@ -90,8 +90,8 @@ number!(
 );
 
 impl Qpn {
-    /// A number below 2^`bits` that spreads queue pairs, 1 to 32 bits: numbers in a row have different ones for as long as
-    /// there are some.
+    /// A number below 2^`bits` that spreads queue pairs, 1 to 32 bits: numbers in a row have different ones for as long
+    /// as there are some.
     pub const fn spread(self, bits: u32) -> u32 {
         // 2^32 by the golden ratio, of which multiples lie evenly.
         const GOLDEN: u32 = 0x9e37_79b9;
@@ -122,8 +122,8 @@ impl Psn {
 }
 
 impl Qpn {
-    /// Whether a program's queue pair can have it: not 0 and 1, which are management's, nor 0xffffff, which stands for the
-    /// members of a multicast group.
+    /// Whether a program's queue pair can have it: not 0 and 1, which are management's, nor 0xffffff, which stands for
+    /// the members of a multicast group.
     pub const fn is_ordinary(self) -> bool {
         self.0 > 1 && self.0 < 0xff_ffff
     }

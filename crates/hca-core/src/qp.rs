@@ -61,8 +61,8 @@ pub struct AddressVector {
     pub dgid: Gid,
     /// On InfiniBand the peer's LID; 0 on RoCE, and where the device is to find it by the GID.
     pub dlid: Lid,
-    /// Flow label, 20 bits; on RoCEv2 entropy for the UDP source port. 0 lets the device choose, for a connection by the
-    /// queue pair's number.
+    /// Flow label, 20 bits; on RoCEv2 entropy for the UDP source port. 0 lets the device choose, for a connection by
+    /// the queue pair's number.
     pub flow_label: u32,
     /// Hop limit (TTL); 0 takes the device's default.
     pub hop_limit: u8,

@@ -85,9 +85,9 @@ impl SendOp {
 
 /// A [`SendOp`] in fields that all operations share, for where requests are put together and queued.
 ///
-/// An enum is copied as a whole, by loads that are wider than the stores that made it. A processor does not forward such
-/// stores: the copy waits until they are in the cache, and so until all stores before them are, those to lines that
-/// another CPU has among them. These fields are copied one by one.
+/// An enum is copied as a whole, by loads that are wider than the stores that made it. A processor does not forward
+/// such stores: the copy waits until they are in the cache, and so until all stores before them are, those to lines
+/// that another CPU has among them. These fields are copied one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlatOp {
     addr: u64,

@@ -1,4 +1,5 @@
-//! A key-value store that is read by gets: each value is an entry that matches its key, and the server's program sleeps.
+//! A key-value store that is read by gets: each value is an entry that matches its key, and the server's program
+//! sleeps.
 
 use std::collections::HashMap;
 

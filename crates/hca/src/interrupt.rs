@@ -1,5 +1,5 @@
-//! Signals that ask the command to end: Ctrl-C, SIGTERM, and SIGHUP of a terminal that goes. The first one has it end in
-//! order, with all that it leaves in folders removed; a second one ends it at once.
+//! Signals that ask the command to end: Ctrl-C, SIGTERM, and SIGHUP of a terminal that goes. The first one has it end
+//! in order, with all that it leaves in folders removed; a second one ends it at once.
 //!
 //! Whatever waits does so in short slices, and looks here between them.
 

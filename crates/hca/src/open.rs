@@ -125,8 +125,8 @@ pub enum OpenError {
 
 /// Opens a device by name and begins to use it. `auto://` is RoCEv2 over UDP, and takes shared memory by itself for
 /// reliable connections to other `auto://` devices of the same user on this machine; the counters `paths_by_shm` and
-/// `paths_by_udp` of the device say which was taken, and `udp://` takes UDP always. `HCA_DEVICE` takes the place of the name, so that a program
-/// runs on another device without being changed.
+/// `paths_by_udp` of the device say which was taken, and `udp://` takes UDP always. `HCA_DEVICE` takes the place of the
+/// name, so that a program runs on another device without being changed.
 ///
 /// ```
 /// let context = hca::open("loopback://readme?progress=inline")?;
@@ -298,7 +298,8 @@ fn udp_options(url: &DeviceUrl) -> Result<UdpOptions, FabricError> {
 }
 
 /// UDP, and shared memory with peers on this machine. Faults, captures and a narrow path are of packets: with one of
-/// them, and without the feature `shm`, nobody finds this device by shared memory, and all its peers are reached by UDP.
+/// them, and without the feature `shm`, nobody finds this device by shared memory, and all its peers are reached by
+/// UDP.
 #[cfg(feature = "udp")]
 fn auto(ip: IpAddr, url: &DeviceUrl) -> Result<Box<dyn Fabric>, FabricError> {
     #[cfg(feature = "shm")]
@@ -441,8 +442,8 @@ impl Opened {
     pub fn fabric_attr(&self) -> Option<FabricAttr> {
         self.soft.as_ref().map(|soft| soft.fabric())
     }
-    /// Who does its work; of an adapter behind vfio that is the adapter itself, or its server, and nobody waits for calls:
-    /// as with a thread.
+    /// Who does its work; of an adapter behind vfio that is the adapter itself, or its server, and nobody waits for
+    /// calls: as with a thread.
     pub fn progress(&self) -> Progress {
         self.soft.as_ref().map_or(Progress::Thread, |soft| soft.progress())
     }

@@ -299,9 +299,9 @@ fn dial(args: &PingpongArgs, host: &str) -> Result<TcpStream, PingpongError> {
     Ok(stream)
 }
 
-/// Waits for the other end on the device's own address, which the other end has to reach anyway, or on all addresses where
-/// the device's is none of the kernel's, and says where: on standard error, so that `--json` has standard output to itself. The stream's reads return after a slice
-/// of time.
+/// Waits for the other end on the device's own address, which the other end has to reach anyway, or on all addresses
+/// where the device's is none of the kernel's, and says where: on standard error, so that `--json` has standard output
+/// to itself. The stream's reads return after a slice of time.
 fn accept(args: &PingpongArgs, opened: &Opened, own: &Endpoint) -> Result<TcpStream, Failure> {
     // An adapter behind vfio has addresses that the kernel does not know.
     let device = opened.soft().map(|_| own.gid.ip());

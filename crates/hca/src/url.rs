@@ -1,5 +1,5 @@
-//! Device names: `auto://ADDRESS`, `udp://ADDRESS`, `uring://ADDRESS`, `shm://DOMAIN`, `raw://INTERFACE`, `loopback://NAME`,
-//! `vfio://FUNCTION`, `vfio-user://SOCKET`, with `?option=value`.
+//! Device names: `auto://ADDRESS`, `udp://ADDRESS`, `uring://ADDRESS`, `shm://DOMAIN`, `raw://INTERFACE`,
+//! `loopback://NAME`, `vfio://FUNCTION`, `vfio-user://SOCKET`, with `?option=value`.
 
 use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
@@ -47,8 +47,8 @@ pub struct DeviceUrl {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// The default: RoCEv2 over UDP sockets, and shared memory between queue pairs of the service RC where the peer is
-    /// such a device of the same user on this machine. `None` takes the first loopback address from 127.0.0.2 on that is
-    /// free.
+    /// such a device of the same user on this machine. `None` takes the first loopback address from 127.0.0.2 on that
+    /// is free.
     Auto(Option<IpAddr>),
     /// RoCEv2 over UDP sockets; `None` takes a free loopback address.
     Udp(Option<IpAddr>),
@@ -87,10 +87,11 @@ pub enum Target {
 pub struct PciOptions {
     /// `ip=ADDRESS,…`: addresses of its own, beside the link-local one (Ethernet).
     pub ip: Vec<IpAddr>,
-    /// `neigh=ADDRESS=MAC,…`: peers' MACs that are not to be asked for (Ethernet); of peers behind a router the router's.
+    /// `neigh=ADDRESS=MAC,…`: peers' MACs that are not to be asked for (Ethernet); of peers behind a router the
+    /// router's.
     pub neighbours: Vec<(IpAddr, [u8; 6])>,
-    /// `lid=GID=LID,…`: LIDs of peers that are known by their GIDs alone (InfiniBand); what queue pairs are told of each
-    /// other has them.
+    /// `lid=GID=LID,…`: LIDs of peers that are known by their GIDs alone (InfiniBand); what queue pairs are told of
+    /// each other has them.
     pub lids: Vec<(Gid, Lid)>,
     /// `mtu=256|512|1024|2048|4096`: the largest path MTU (Ethernet).
     pub mtu: Option<Mtu>,
@@ -103,8 +104,8 @@ pub struct PciOptions {
 pub struct Options {
     /// `progress=inline|thread|adaptive`.
     pub progress: Option<Progress>,
-    /// `acks=eager|lazy`: with `progress=inline`, whether a message that was polled is acknowledged at once, or with the
-    /// program's answer or next call; see [`softhca::Options::lazy_acks`].
+    /// `acks=eager|lazy`: with `progress=inline`, whether a message that was polled is acknowledged at once, or with
+    /// the program's answer or next call; see [`softhca::Options::lazy_acks`].
     pub lazy_acks: Option<bool>,
     /// `fault=KEY=VALUE,…`: what the network does to packets; see [`FaultSpec`].
     pub fault: Option<FaultSpec>,

@@ -1,7 +1,7 @@
 //! What the library warns of, on a command's standard error.
 //!
-//! That is little: a port that is not there yet, an adapter that refuses what is of use. What clients of a server can make it
-//! warn of, again and again, ends after some lines.
+//! That is little: a port that is not there yet, an adapter that refuses what is of use. What clients of a server can
+//! make it warn of, again and again, ends after some lines.
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;

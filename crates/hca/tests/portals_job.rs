@@ -1,4 +1,5 @@
-//! Portals between processes of a job: by `hca run`, by `mpiexec.hydra`, over shared memory and UDP, and a process that dies.
+//! Portals between processes of a job: by `hca run`, by `mpiexec.hydra`, over shared memory and UDP, and a process that
+//! dies.
 #![cfg(all(feature = "cli", feature = "portals"))]
 
 use std::process::{Command, Output, Stdio};

@@ -1,5 +1,5 @@
-//! Served functions whose clients are killed, and a server that stands still: processes of the command, and the driver in
-//! this one.
+//! Served functions whose clients are killed, and a server that stands still: processes of the command, and the driver
+//! in this one.
 #![cfg(all(feature = "cli", feature = "pci", feature = "vfio"))]
 
 use std::io::{BufRead, BufReader};

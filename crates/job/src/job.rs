@@ -40,8 +40,8 @@ impl Default for Settings {
 /// A process's place in its job. Clones are the same place.
 ///
 /// All calls block, for [`Settings::timeout`] at most. The last clone that is dropped leaves the job, too: it waits for
-/// no other process, and at most a second for the launcher to have heard it (`mpiexec.hydra` ends a job whose process is gone when
-/// it answers).
+/// no other process, and at most a second for the launcher to have heard it (`mpiexec.hydra` ends a job whose process
+/// is gone when it answers).
 #[derive(Clone, Debug)]
 pub struct Job {
     inner: Arc<Inner>,
@@ -75,8 +75,8 @@ impl Job {
     /// same job, for as long as the first is kept.
     ///
     /// # Errors
-    /// [`JobError::Value`], [`JobError::Missing`] and others name what is wrong in the environment; [`JobError::Left`] where
-    /// this process was in the job before; the rest tells why the others can't be found.
+    /// [`JobError::Value`], [`JobError::Missing`] and others name what is wrong in the environment; [`JobError::Left`]
+    /// where this process was in the job before; the rest tells why the others can't be found.
     pub fn from_env() -> Result<Self, JobError> {
         Self::from_env_with(Settings::default())
     }
@@ -208,7 +208,8 @@ impl Job {
         self.inner.id
     }
 
-    /// Publishes this process's card, of at most [`MAX_CARD_BYTES`]. Once; others see it behind the next [`fence`](Self::fence).
+    /// Publishes this process's card, of at most [`MAX_CARD_BYTES`]. Once; others see it behind the next
+    /// [`fence`](Self::fence).
     ///
     /// # Errors
     /// [`JobError::CardTooLong`], [`JobError::PublishedBefore`], and what a connection meets.
@@ -238,11 +239,12 @@ impl Job {
         Ok(())
     }
 
-    /// The card of a rank, at any time behind the first [`fence`](Self::fence). It is asked for each time, and not kept.
+    /// The card of a rank, at any time behind the first [`fence`](Self::fence). It is asked for each time, and not
+    /// kept.
     ///
     /// # Errors
-    /// [`JobError::NoSuchRank`], [`JobError::BeforeFence`]; [`JobError::NoCard`] and [`JobError::BadCard`] where that process
-    /// published none; and what a connection meets.
+    /// [`JobError::NoSuchRank`], [`JobError::BeforeFence`]; [`JobError::NoCard`] and [`JobError::BadCard`] where that
+    /// process published none; and what a connection meets.
     pub fn card(&self, rank: u32) -> Result<Vec<u8>, JobError> {
         let inner = self.present()?;
         if rank >= inner.size {
@@ -264,8 +266,8 @@ impl Job {
     /// Waits until all processes have come here.
     ///
     /// # Errors
-    /// [`JobError::BarrierFailed`] as soon as a process has ended or left; [`JobError::Aborted`]; [`JobError::TimedOut`] or
-    /// [`JobError::Missed`]; and what a connection meets. The job is of no use then.
+    /// [`JobError::BarrierFailed`] as soon as a process has ended or left; [`JobError::Aborted`];
+    /// [`JobError::TimedOut`] or [`JobError::Missed`]; and what a connection meets. The job is of no use then.
     pub fn barrier(&self) -> Result<(), JobError> {
         match &self.present()?.way {
             Way::Alone(_) => Ok(()),
@@ -275,8 +277,8 @@ impl Job {
     }
 
     /// Ends the job: the launcher ends all processes, this one too, and takes `code` as its exit code; without a
-    /// launcher the others find [`JobError::Aborted`] in whatever they ask next. This call returns, also while another thread waits
-    /// at a barrier; the process is expected to exit behind it.
+    /// launcher the others find [`JobError::Aborted`] in whatever they ask next. This call returns, also while another
+    /// thread waits at a barrier; the process is expected to exit behind it.
     ///
     /// # Errors
     /// What a connection meets.
@@ -288,8 +290,8 @@ impl Job {
         }
     }
 
-    /// Leaves the job, for all clones; a second call does nothing. Rank 0 of a `tcp://` rendezvous serves the others, and so
-    /// waits until all of them have left.
+    /// Leaves the job, for all clones; a second call does nothing. Rank 0 of a `tcp://` rendezvous serves the others,
+    /// and so waits until all of them have left.
     ///
     /// # Errors
     /// [`JobError::StillPresent`], and what a connection meets.

@@ -87,8 +87,8 @@ impl Link {
         self.say(doing, line, Instant::now() + self.timeout)
     }
 
-    /// Says a last line, and waits a moment for its answer, whatever that is: a launcher that finds the connection closed
-    /// when it answers takes that for a failure.
+    /// Says a last line, and waits a moment for its answer, whatever that is: a launcher that finds the connection
+    /// closed when it answers takes that for a failure.
     pub(crate) fn hang_up(&self, line: &str) {
         let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         let deadline = Instant::now() + self.timeout.min(PARTING);

@@ -43,8 +43,8 @@ use crate::url::MAX_SIZE;
 const MAX_STRANGERS: usize = 64;
 /// How long one of them may take to.
 const GREETING: Duration = Duration::from_secs(10);
-/// How long a launcher has to say that a process has ended whose connection has: so it knows of the first failure before those
-/// do that follow from it.
+/// How long a launcher has to say that a process has ended whose connection has: so it knows of the first failure
+/// before those do that follow from it.
 const LAUNCHER: Duration = Duration::from_millis(300);
 /// Pieces of input that are taken from one connection before the others have their turn.
 const PIECES: usize = 16;
@@ -114,7 +114,8 @@ impl Server {
     /// the launcher has to hear of a process.
     ///
     /// # Errors
-    /// [`JobError::Value`] if `size` is 0 or beyond [`MAX_SIZE`]; [`JobError::System`] if there is no thread or descriptor.
+    /// [`JobError::Value`] if `size` is 0 or beyond [`MAX_SIZE`]; [`JobError::System`] if there is no thread or
+    /// descriptor.
     pub fn start(
         size: u32,
         name: &str,

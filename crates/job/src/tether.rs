@@ -35,12 +35,12 @@ use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_sig
 
 /// Ties the process of a command to the thread that starts it.
 ///
-/// - Before its program runs, the process writes its number into the pipe `guard`, as four bytes in the machine's order. It
-///   holds the pipe open until its program runs. So whoever reads the other end knows of every process that was started
-///   when the pipe ends, wherever the process that started them was killed. Where nobody reads any more, nothing is
-///   written.
-/// - The process is killed (SIGKILL) when the *thread* that started it ends: start it from one that sees its end. Programs
-///   that gain rights when they are executed (setuid, capabilities) are not killed so.
+/// - Before its program runs, the process writes its number into the pipe `guard`, as four bytes in the machine's
+///   order. It holds the pipe open until its program runs. So whoever reads the other end knows of every process that
+///   was started when the pipe ends, wherever the process that started them was killed. Where nobody reads any more,
+///   nothing is written.
+/// - The process is killed (SIGKILL) when the *thread* that started it ends: start it from one that sees its end.
+///   Programs that gain rights when they are executed (setuid, capabilities) are not killed so.
 ///
 /// Processes that the program starts are not tied: the reader of the pipe ends those, by the process's group.
 pub fn tether(command: &mut Command, guard: &Arc<OwnedFd>) {

@@ -1,4 +1,5 @@
-//! Processes under a launcher: our server with a descriptor that is inherited, and `mpiexec.hydra` where it is installed.
+//! Processes under a launcher: our server with a descriptor that is inherited, and `mpiexec.hydra` where it is
+//! installed.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;

@@ -83,7 +83,8 @@ impl Interface {
     pub fn ct_get(&self, ct: CtHandle) -> Result<Count, Error> {
         Ok(self.counter(ct, "ct")?.count())
     }
-    /// The first of several counting events that has reached its test, successes and failures together, from `first` on.
+    /// The first of several counting events that has reached its test, successes and failures together, from `first`
+    /// on.
     ///
     /// # Errors
     /// [`Error::Handle`]; [`Error::Aborted`] after [`abort`](Self::abort).

@@ -135,8 +135,8 @@ impl Interface {
             Err(response) => Verdict::Refuse(response),
         }
     }
-    /// [Delivers](Self::deliver) a message whose bytes are at hand, and [completes](Self::complete) it: `place` moves the
-    /// bytes, or says why it can't.
+    /// [Delivers](Self::deliver) a message whose bytes are at hand, and [completes](Self::complete) it: `place` moves
+    /// the bytes, or says why it can't.
     #[inline]
     pub fn place(&mut self, header: &Header, place: impl FnOnce(&Landing) -> NiFail) -> Response {
         // Looked at where it was put together.
@@ -285,8 +285,8 @@ impl Interface {
         self.push(self.eq_of(header.pt_index, &region), event, Some(&region), reserved);
     }
 
-    /// Counts a message that is not even shown to the lists, and says what its initiator is to hear: for callers that see
-    /// that it can't be right, by its length for one.
+    /// Counts a message that is not even shown to the lists, and says what its initiator is to hear: for callers that
+    /// see that it can't be right, by its length for one.
     #[cold]
     pub fn reject(&mut self, header: &Header, fail: NiFail) -> Response {
         match fail {

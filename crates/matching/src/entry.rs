@@ -20,7 +20,8 @@ bitflags! {
         const MANAGE_LOCAL = 1 << 3;
         /// What does not fit does not match (4.3) or is rejected (3.3), instead of being cut off.
         const NO_TRUNCATE = 1 << 4;
-        /// With `MANAGE_LOCAL`: a message may begin at the next multiple of [`ALIGN_BYTES`] if it fits whole from there.
+        /// With `MANAGE_LOCAL`: a message may begin at the next multiple of [`ALIGN_BYTES`] if it fits whole from
+        /// there.
         const MAY_ALIGN = 1 << 5;
         /// No acknowledgement is sent, whoever asks for it.
         const ACK_DISABLE = 1 << 6;

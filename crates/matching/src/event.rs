@@ -144,10 +144,11 @@ pub struct Got {
     pub dropped: bool,
 }
 
-/// A queue of events with a limit. Where there is no room, the oldest give way, and whoever takes the next one hears of it.
+/// A queue of events with a limit. Where there is no room, the oldest give way, and whoever takes the next one hears of
+/// it.
 ///
-/// Events are written where they will be read, and an empty queue begins at its front again, so that who takes events as they
-/// come stays in one place of memory however long the queue is.
+/// Events are written where they will be read, and an empty queue begins at its front again, so that who takes events
+/// as they come stays in one place of memory however long the queue is.
 #[derive(Debug)]
 pub(crate) struct EventQueue {
     /// The places that were used so far, at most `capacity`.

@@ -51,8 +51,8 @@ EqHandle }
 handle! { /// Names a counting event.
 CtHandle }
 
-/// What is gone for good, as [`Interface::released`](crate::Interface::released) tells it: nothing that was begun needs its
-/// memory any more.
+/// What is gone for good, as [`Interface::released`](crate::Interface::released) tells it: nothing that was begun needs
+/// its memory any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Released {
     /// An entry.

@@ -132,8 +132,8 @@ impl Interface {
         }
         Ok(Flight { transfer: *transfer, link })
     }
-    /// A message that was [checked](Self::check_transfer) has left, and nothing will come back for it: its beginning and
-    /// its end in one, for messages that [carry](Flight::is_sent) bytes.
+    /// A message that was [checked](Self::check_transfer) has left, and nothing will come back for it: its beginning
+    /// and its end in one, for messages that [carry](Flight::is_sent) bytes.
     #[inline]
     pub fn sent_at_once(&mut self, transfer: &Transfer) {
         if self.config.face == Face::V3 {
@@ -151,7 +151,8 @@ impl Interface {
         let end = End { kind: EventKind::Send, fail, mlength: length, offset: 0 };
         self.told(flight, md, end, MdOptions::EVENT_CT_SEND, true);
     }
-    /// Whether what comes back for a message finds its memory descriptor active. In 3.3 it may not: the bytes go nowhere then.
+    /// Whether what comes back for a message finds its memory descriptor active. In 3.3 it may not: the bytes go
+    /// nowhere then.
     #[inline]
     pub fn takes_answer(&self, flight: &Flight) -> bool {
         let is_active = |md| self.md_region(md).is_ok_and(|region| region.threshold != Threshold::Count(0));
@@ -171,7 +172,8 @@ impl Interface {
         self.told(flight, md, End { kind, fail, mlength, offset }, counted, has_bytes);
     }
 
-    /// Nothing comes back for a message that [expected](Flight::is_answered) it: its target keeps acknowledgements back.
+    /// Nothing comes back for a message that [expected](Flight::is_answered) it: its target keeps acknowledgements
+    /// back.
     pub fn forget(&mut self, flight: &Flight) {
         let md = flight.transfer.answer_md();
         *self.md_pending(md) -= 1;

@@ -1,5 +1,5 @@
-//! Where the time of a message goes, for benches: marks between the parts of the way. Without the feature `instrument` they
-//! are nothing.
+//! Where the time of a message goes, for benches: marks between the parts of the way. Without the feature `instrument`
+//! they are nothing.
 
 /// A part of a message's way at its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

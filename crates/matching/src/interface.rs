@@ -128,8 +128,8 @@ pub struct Config {
     pub limits: Limits,
     /// Draws the hash by which entries are found: a number that peers do not know.
     pub seed: u64,
-    /// Whether [`Interface::released`] tells which entries and memory descriptors are gone. Who asks for it takes all of
-    /// them, as they are kept until then.
+    /// Whether [`Interface::released`] tells which entries and memory descriptors are gone. Who asks for it takes all
+    /// of them, as they are kept until then.
     pub tells_released: bool,
 }
 
@@ -160,7 +160,8 @@ bitflags! {
 /// What an interface counts (its status registers).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Messages that nothing took: no portal, a disabled one, no entry, no room for the header. In 3.3, all that were refused.
+    /// Messages that nothing took: no portal, a disabled one, no entry, no room for the header. In 3.3, all that were
+    /// refused.
     pub dropped: u64,
     /// Messages from who may not send them.
     pub permission_violations: u64,
@@ -288,8 +289,8 @@ impl Interface {
     pub fn status(&self) -> Status {
         self.status
     }
-    /// The next entry or memory descriptor that is gone for good, in the order in which they went: unlinked, used up with
-    /// nothing of it under way and no header waiting whose bytes it holds, or never linked as waiting headers used
+    /// The next entry or memory descriptor that is gone for good, in the order in which they went: unlinked, used up
+    /// with nothing of it under way and no header waiting whose bytes it holds, or never linked as waiting headers used
     /// it up. Nothing unless [`Config::tells_released`] asks for it.
     #[inline]
     pub fn released(&mut self) -> Option<Released> {
@@ -416,8 +417,8 @@ impl Interface {
     /// Takes messages again, whoever disabled the portal.
     ///
     /// Whoever enables a portal with flow control has made room before: taken events, appended entries. Otherwise the
-    /// next message disables it again, and nothing is lost: where its notice has no place, since no event was taken since
-    /// the last one, that last one is still to be read and stands for both.
+    /// next message disables it again, and nothing is lost: where its notice has no place, since no event was taken
+    /// since the last one, that last one is still to be read and stands for both.
     ///
     /// # Errors
     /// [`Error::PtIndex`].
@@ -502,8 +503,8 @@ impl Interface {
     pub fn eq_get(&mut self, eq: EqHandle) -> Result<Option<Got>, Error> {
         self.eq_take(eq, |&event, dropped| Got { event, dropped })
     }
-    /// Takes the oldest event, which is shown where it lies, and whether events between it and the one taken before were
-    /// lost: for who wants some of its fields, or all in another order, without a copy in between.
+    /// Takes the oldest event, which is shown where it lies, and whether events between it and the one taken before
+    /// were lost: for who wants some of its fields, or all in another order, without a copy in between.
     ///
     /// # Errors
     /// [`Error::Handle`].

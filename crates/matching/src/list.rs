@@ -97,7 +97,8 @@ impl List {
         let exact = self.exact.head(bits, source);
         Search { bits, source, exact, row: self.wild.head() }
     }
-    /// The next such entry in the order of the list. Of those that are not exact, some may come whose source is another.
+    /// The next such entry in the order of the list. Of those that are not exact, some may come whose source is
+    /// another.
     #[inline]
     pub(crate) fn next(&self, nodes: &Nodes, search: &mut Search) -> Option<u32> {
         if self.wild.len() != 0 {
@@ -114,8 +115,8 @@ impl List {
         search.exact = nodes.at(found).chain_next;
         Some(found)
     }
-    /// Looks on from a row as far as the next exact candidate: whether an entry was found, and where to look on then. Found is
-    /// the one right before that.
+    /// Looks on from a row as far as the next exact candidate: whether an entry was found, and where to look on then.
+    /// Found is the one right before that.
     #[inline(never)]
     fn next_wild(&self, nodes: &Nodes, bits: u64, source: u64, from: usize, exact: u32) -> (bool, usize) {
         let before = if exact == NONE { u64::MAX } else { nodes.at(exact).position };

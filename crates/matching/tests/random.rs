@@ -1,4 +1,5 @@
-//! The engine beside a plain model, step by step: what is returned, every event, counts, status and lists, and what is gone.
+//! The engine beside a plain model, step by step: what is returned, every event, counts, status and lists, and what is
+//! gone.
 //!
 //! `HCA_MATCHING_STEPS` and `HCA_MATCHING_SEED` say how many steps and which; a failure tells both.
 

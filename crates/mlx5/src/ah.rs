@@ -1,8 +1,9 @@
 //! Address handles, and paths to peers.
 //!
-//! An adapter knows no address handles: a datagram's address stands in its work queue entry. So a handle is a place in a
-//! table of the driver's. Sending threads read it without a lock while others create and destroy handles: a place has a tag
-//! that names its generation, changed around each change of the address, and a reader looks at it before and behind.
+//! An adapter knows no address handles: a datagram's address stands in its work queue entry. So a handle is a place in
+//! a table of the driver's. Sending threads read it without a lock while others create and destroy handles: a place has
+//! a tag that names its generation, changed around each change of the address, and a reader looks at it before and
+//! behind.
 
 use core::sync::atomic::fence;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -132,7 +133,8 @@ impl Path {
         if self.ethernet { self.udp_sport.into() } else { self.dlid.into() }
     }
 
-    /// Whether packets are to have a global header. The bit is reserved between Ethernet ports, whose packets all have one.
+    /// Whether packets are to have a global header. The bit is reserved between Ethernet ports, whose packets all have
+    /// one.
     fn grh(&self) -> bool {
         !self.ethernet && self.dgid != Gid::default()
     }

@@ -1,11 +1,11 @@
 //! Completion queues.
 //!
-//! One thread polls a queue by its port, and has a copy of its own of which queue pairs complete there, by number. Other
-//! threads add and remove queue pairs: [`Exclusion`] says how they do so while the queue is polled.
+//! One thread polls a queue by its port, and has a copy of its own of which queue pairs complete there, by number.
+//! Other threads add and remove queue pairs: [`Exclusion`] says how they do so while the queue is polled.
 //!
-//! Who removes a queue pair takes what it left in the queue out: no poll that begins later finds it, its entries are free
-//! again, and what it took from a shared receive queue is given back. Who resets one does the same, but requests of a shared
-//! receive queue stay as flushed. For that the poller must be outside, which takes as long as a poll.
+//! Who removes a queue pair takes what it left in the queue out: no poll that begins later finds it, its entries are
+//! free again, and what it took from a shared receive queue is given back. Who resets one does the same, but requests
+//! of a shared receive queue stay as flushed. For that the poller must be outside, which takes as long as a poll.
 
 use core::task::Waker;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -88,8 +88,8 @@ impl CqCore {
         self.members.change(|members| members.push(Member { qp: qp.clone(), sends, recvs }));
     }
 
-    /// Takes out a queue pair, and what it left here, of which the adapter adds no more. Returned are the requests that it took
-    /// from a shared receive queue.
+    /// Takes out a queue pair, and what it left here, of which the adapter adds no more. Returned are the requests that
+    /// it took from a shared receive queue.
     pub(crate) fn remove(&self, qp: &QpCore) -> Vec<u64> {
         let mut shared = Vec::new();
         self.members.exclude(|members| {
@@ -101,8 +101,9 @@ impl CqCore {
         shared
     }
 
-    /// Takes out what a queue pair left here that is reset, and of which the adapter adds no more. Requests that it took from a
-    /// shared receive queue complete as flushed: nobody could name them any more. `also` is run while nobody polls.
+    /// Takes out what a queue pair left here that is reset, and of which the adapter adds no more. Requests that it
+    /// took from a shared receive queue complete as flushed: nobody could name them any more. `also` is run while
+    /// nobody polls.
     pub(crate) fn reset(&self, qp: &QpCore, also: impl FnOnce()) {
         self.members.exclude(|_| {
             self.take_out(qp, None);
@@ -110,9 +111,9 @@ impl CqCore {
         });
     }
 
-    /// Takes out what a queue pair left here: entries of others move up behind it, and the adapter is told that those in
-    /// front are free. Requests that it took from a shared receive queue are named, the youngest first, or stay as flushed
-    /// where they are not `named`. While nobody polls.
+    /// Takes out what a queue pair left here: entries of others move up behind it, and the adapter is told that those
+    /// in front are free. Requests that it took from a shared receive queue are named, the youngest first, or stay as
+    /// flushed where they are not `named`. While nobody polls.
     fn take_out(&self, qp: &QpCore, mut named: Option<&mut Vec<u64>>) {
         let record = self.record.word32(CqDbr::UPDATE_CI.offset());
         // As many bits as tell the round.
@@ -176,8 +177,8 @@ impl CqCore {
     }
 }
 
-/// The queue pairs of which send requests, or receive requests, complete here: open addressing, by number. At least as many
-/// places are free as taken.
+/// The queue pairs of which send requests, or receive requests, complete here: open addressing, by number. At least as
+/// many places are free as taken.
 struct Seats(Masked<Option<Arc<QpCore>>>);
 
 impl Seats {
@@ -444,13 +445,13 @@ impl<B: Bell> CqPoller<B> {
 }
 
 #[allow(unsafe_code)] // a promise; nothing unsafe is done here
-// SAFETY: (1) an entry becomes a completion only if its place is that of a request that a shadow has as outstanding, which it
-// is no longer from then on: once, whatever the adapter writes. (2) The adapter writes memory before the entry, whose
-// valid bit is looked at before all else, with a barrier behind that (`Cqe::ready`). (3) Every way counts what it filled
-// in, and goes on while that is less than `out`'s length.
+// SAFETY: (1) an entry becomes a completion only if its place is that of a request that a shadow has as outstanding,
+// which it is no longer from then on: once, whatever the adapter writes. (2) The adapter writes memory before the
+// entry, whose valid bit is looked at before all else, with a barrier behind that (`Cqe::ready`). (3) Every way counts
+// what it filled in, and goes on while that is less than `out`'s length.
 unsafe impl<B: Bell> CqPort for CqPoller<B> {
-    /// Most polls find nothing, or one entry of a request that succeeded. What one has to do beyond that is left to other
-    /// functions, each at the end of the one before, so that nothing has to be kept across a call.
+    /// Most polls find nothing, or one entry of a request that succeeded. What one has to do beyond that is left to
+    /// other functions, each at the end of the one before, so that nothing has to be kept across a call.
     #[inline]
     fn poll(&mut self, out: &mut [Completion]) -> usize {
         let Some(first) = out.first_mut() else { return 0 };

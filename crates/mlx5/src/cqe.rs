@@ -58,8 +58,8 @@ impl<'a> Cqe<'a> {
     #[inline(always)]
     pub(crate) fn ready(ring: &'a Ring, counter: u32, log_size: u32) -> Option<Self> {
         let words = ring.block(counter);
-        // Who finds the owner's bit in this word finds all of the word. What no adapter has written yet has the bit of the
-        // round before the first (`clear`).
+        // Who finds the owner's bit in this word finds all of the word. What no adapter has written yet has the bit of
+        // the round before the first (`clear`).
         let last = rows(&words[3][1]);
         if (last as u32 ^ counter >> log_size) & 1 != 0 {
             return None;
@@ -153,7 +153,8 @@ impl<'a> Cqe<'a> {
         set_rows(&self.words[3][1], self.last);
     }
 
-    /// Writes it to the place of `counter`, as ready in that round. While nobody polls, and the adapter does not write there.
+    /// Writes it to the place of `counter`, as ready in that round. While nobody polls, and the adapter does not write
+    /// there.
     pub(crate) fn copy_to(&self, ring: &Ring, counter: u32, log_size: u32) {
         let to = ring.block(counter);
         for (from, to) in self.words.iter().flatten().zip(to.iter().flatten()) {

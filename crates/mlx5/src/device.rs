@@ -86,13 +86,13 @@ fn attributes(hca: &Hca) -> DeviceAttr {
     }
 }
 
-// SAFETY: (1) an adapter reaches memory by keys, over ranges and rights that `mr` gave them, and nothing that `hca_vfio` did not
-// map for it. (2) It does so by itself, or from another process. (3) A key is destroyed before its mapping is taken back
-// (`mr`); an adapter that does not answer is kept from all memory, or the call fails. (4), (5) A queue is destroyed by a
-// command that the adapter answers when it is done with its requests, or it is kept from all memory; `CqCore::remove`
-// returns what was taken and not polled. (6) Arenas are pages. (7) Handles have a generation, and keys are the adapter's
-// with a tag of ours. (8) Ports hold the adapter and what they share with the control path by `Arc`; queues' memory is
-// kept as long as the adapter may know it.
+// SAFETY: (1) an adapter reaches memory by keys, over ranges and rights that `mr` gave them, and nothing that
+// `hca_vfio` did not map for it. (2) It does so by itself, or from another process. (3) A key is destroyed before its
+// mapping is taken back (`mr`); an adapter that does not answer is kept from all memory, or the call fails. (4), (5) A
+// queue is destroyed by a command that the adapter answers when it is done with its requests, or it is kept from all
+// memory; `CqCore::remove` returns what was taken and not polled. (6) Arenas are pages. (7) Handles have a generation,
+// and keys are the adapter's with a tag of ours. (8) Ports hold the adapter and what they share with the control path
+// by `Arc`; queues' memory is kept as long as the adapter may know it.
 unsafe impl Device for Mlx5 {
     fn attr(&self) -> &DeviceAttr {
         &self.attr

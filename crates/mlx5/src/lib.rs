@@ -21,7 +21,8 @@
 //! nothing.
 //!
 //! An adapter that does not answer, or says that it is unwell, is declared dead: everything that is asked of it after
-//! that fails at once with the reason, and what it may still reach stays untouched until the function is reset or closed.
+//! that fails at once with the reason, and what it may still reach stays untouched until the function is reset or
+//! closed.
 //!
 //! What it is not: no Ethernet for programs, no memory windows, no dynamic connections, no multicast, one port.
 //!

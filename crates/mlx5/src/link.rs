@@ -1,8 +1,9 @@
-//! The link of an Ethernet port, which is up, and takes frames that hold RoCE's packets, for as long as the adapter is open.
+//! The link of an Ethernet port, which is up, and takes frames that hold RoCE's packets, for as long as the adapter is
+//! open.
 //!
-//! A kernel's driver takes the link of a physical function down when it lets go of it, and leaves frames as long as its network
-//! interface had them. Nobody but the next driver raises it. A virtual function has the link of its physical one, and is
-//! refused most of this; then the link is as it is.
+//! A kernel's driver takes the link of a physical function down when it lets go of it, and leaves frames as long as its
+//! network interface had them. Nobody but the next driver raises it. A virtual function has the link of its physical
+//! one, and is refused most of this; then the link is as it is.
 
 use std::time::{Duration, Instant};
 
@@ -81,8 +82,8 @@ impl Link {
         }
     }
 
-    /// Has the port, and the function's own port, take frames as long as `wanted`, as far as the port can. They are never made
-    /// shorter.
+    /// Has the port, and the function's own port, take frames as long as `wanted`, as far as the port can. They are
+    /// never made shorter.
     fn widen(&mut self, cmd: &CommandQueue, wanted: u32) -> Result<(), CmdError> {
         let Some(sizes) = read(cmd, RegisterId::Pmtu, &Pmtu::new().with(Pmtu::LOCAL_PORT, PORT))? else {
             return Ok(());

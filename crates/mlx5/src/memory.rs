@@ -62,13 +62,13 @@ pub(crate) fn alloc(hca: &Hca, len: usize) -> Result<DmaMemory, DeviceError> {
     let addr = buf.addr();
     hca.lent.pieces().insert(addr.addr().get(), (buf.len(), buf.iova().0));
     let piece = Piece { buf, lent: hca.lent.clone() };
-    // SAFETY: (1) the piece holds the memory, of which there are at least `len` bytes; an arena zeroes it, and gives it to
-    // nobody else meanwhile.
+    // SAFETY: (1) the piece holds the memory, of which there are at least `len` bytes; an arena zeroes it, and gives it
+    // to nobody else meanwhile.
     Ok(unsafe { DmaMemory::new(addr, len, Box::new(piece)) })
 }
 
-/// Of what a piece is a multiple, and where it begins. A key's list has pages of which whole ones lie in the piece, so a long
-/// piece of odd length is some percent longer, and its list short.
+/// Of what a piece is a multiple, and where it begins. A key's list has pages of which whole ones lie in the piece, so
+/// a long piece of odd length is some percent longer, and its list short.
 fn shape(len: usize) -> (usize, usize) {
     const HUGE: usize = 2 << 20;
     const PAGE: usize = 4096;

@@ -1,12 +1,12 @@
 //! Regions: memory keys over what the adapter can reach.
 //!
-//! A key translates by a list of pages of one size. Memory from an arena, and what one mapping holds, is contiguous for the
-//! adapter, so the largest pages serve of which whole ones lie in it; a request's address and the adapter's have to agree in
-//! the bits below the page.
+//! A key translates by a list of pages of one size. Memory from an arena, and what one mapping holds, is contiguous for
+//! the adapter, so the largest pages serve of which whole ones lie in it; a request's address and the adapter's have to
+//! agree in the bits below the page.
 //!
 //! Invariants:
-//! 1. A mapping of the program's own memory is taken back only after the key over it is destroyed, or the adapter is kept
-//!    from all memory.
+//! 1. A mapping of the program's own memory is taken back only after the key over it is destroyed, or the adapter is
+//!    kept from all memory.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -29,8 +29,8 @@ pub(crate) const LOG_MAX_BYTES: u32 = 40;
 const LOG_MIN_PAGE: u32 = 12;
 /// The largest page, as a power of two.
 const LOG_MAX_PAGE: u32 = 30;
-/// Pages of a key's list: 8 MiB of input, in a chain of 16,384 mailboxes. The interface counts these with 32 bits; what is to be
-/// longer is better told by larger pages, for which addresses have to agree.
+/// Pages of a key's list: 8 MiB of input, in a chain of 16,384 mailboxes. The interface counts these with 32 bits; what
+/// is to be longer is better told by larger pages, for which addresses have to agree.
 const MAX_PAGES: u64 = 1 << 20;
 
 /// A region.
@@ -73,12 +73,12 @@ impl Mrs {
         let (bus, within, mapping) = match hca.lent.find(addr, init.len) {
             Some(found) => (found.iova, found.piece, None),
             None => {
-                // SAFETY: our caller's: the memory stays until the region is deregistered, which unmaps it, and nobody relies
-                // on what it holds where the adapter may write.
+                // SAFETY: our caller's: the memory stays until the region is deregistered, which unmaps it, and nobody
+                // relies on what it holds where the adapter may write.
                 let mapped = unsafe { hca.function().dma_map(init.addr, init.len, DmaRights::ALL) };
                 let mapping = mapped.map_err(memory)?;
-                // What of the first and the last page is not mapped is beyond the key's range as well, and no server that
-                // would want to map whole pages is given such memory.
+                // What of the first and the last page is not mapped is beyond the key's range as well, and no server
+                // that would want to map whole pages is given such memory.
                 (mapping.iova().0, (0, u64::MAX), Some(mapping))
             }
         };

@@ -71,8 +71,8 @@ impl Neighbours {
                     return None;
                 }
                 self.check_claim(by);
-                // Who asks for us will be talked to. ARP's questions are news of those who are known, whoever is asked for (RFC 826);
-                // solicitations are for the one that they ask for only (RFC 4861).
+                // Who asks for us will be talked to. ARP's questions are news of those who are known, whoever is asked
+                // for (RFC 826); solicitations are for the one that they ask for only (RFC 4861).
                 let news = by.ip.is_ipv4() && self.peers.contains_key(&by.ip);
                 if usable(by.ip) && (ours || news) {
                     self.remember(by, now);
@@ -82,7 +82,8 @@ impl Neighbours {
             Message::Statement { of, replaces, solicited: _ } => {
                 self.check_claim(of);
                 let heard = self.peers.get(&of.ip).map(|heard| heard.mac);
-                // What nobody asked for is news of those who are known only; what does not replace gives way to what is believed.
+                // What nobody asked for is news of those who are known only; what does not replace gives way to what is
+                // believed.
                 let news = heard.is_some_and(|mac| replaces || mac == of.mac);
                 let wanted = self.sought.contains_key(&of.ip) && self.known(of.ip, now).is_none();
                 if news || wanted {

@@ -9,30 +9,34 @@ use hca_core::{Gid, Lid, Mtu};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// Addresses of a RoCE port, beside its link-local one. The first is the port's GID. Nobody asks whether they are free.
+    /// Addresses of a RoCE port, beside its link-local one. The first is the port's GID. Nobody asks whether they are
+    /// free.
     pub ip: Vec<IpAddr>,
-    /// Whether the link of an Ethernet port that was left down is raised while the adapter is open, and its frames are made long
-    /// enough for [`mtu`](Self::mtu). It is left as it was found. A virtual function has the link of its physical one, and nothing to raise.
+    /// Whether the link of an Ethernet port that was left down is raised while the adapter is open, and its frames are
+    /// made long enough for [`mtu`](Self::mtu). It is left as it was found. A virtual function has the link of its
+    /// physical one, and nothing to raise.
     pub raise_port: bool,
     /// How long opening waits for a link that it raised to be there.
     pub link_wait: Duration,
-    /// The largest packet of a RoCE port: its `active_mtu` is no larger, and its frames are made long enough. Whatever is between
-    /// two ports has to carry frames of 126 bytes more. `None`: what the port's frames hold as they were set, 1024 where the
-    /// network's MTU is 1500.
+    /// The largest packet of a RoCE port: its `active_mtu` is no larger, and its frames are made long enough. Whatever
+    /// is between two ports has to carry frames of 126 bytes more. `None`: what the port's frames hold as they were
+    /// set, 1024 where the network's MTU is 1500.
     pub mtu: Option<Mtu>,
-    /// MAC addresses of peers of a RoCE port, which are believed without asking. That of a peer behind a router is the router's.
+    /// MAC addresses of peers of a RoCE port, which are believed without asking. That of a peer behind a router is the
+    /// router's.
     pub neighbours: Vec<(IpAddr, [u8; 6])>,
-    /// How long a peer of a RoCE port may take to tell its MAC, when it is asked by ARP or neighbour discovery: so long may
-    /// making an address handle, and connecting a queue pair, take. On the driver's own thread, where wakers are called, nobody waits:
-    /// a peer that is not known is asked, and the call fails.
+    /// How long a peer of a RoCE port may take to tell its MAC, when it is asked by ARP or neighbour discovery: so long
+    /// may making an address handle, and connecting a queue pair, take. On the driver's own thread, where wakers are
+    /// called, nobody waits: a peer that is not known is asked, and the call fails.
     pub neighbour_timeout: Duration,
-    /// LIDs of peers of an InfiniBand port that the program knows by their GID alone, where an address vector has no LID. One
-    /// that is not named either is 0: an adapter that is served finds it by the GID; on a subnet of cables nothing does.
+    /// LIDs of peers of an InfiniBand port that the program knows by their GID alone, where an address vector has no
+    /// LID. One that is not named either is 0: an adapter that is served finds it by the GID; on a subnet of cables
+    /// nothing does.
     pub lids: Vec<(Gid, Lid)>,
     /// How long a command may take before the adapter is declared dead.
     pub command_timeout: Duration,
-    /// How long who waits for a command sleeps until an interrupt tells, before it looks by itself: what one that was lost
-    /// costs.
+    /// How long who waits for a command sleeps until an interrupt tells, before it looks by itself: what one that was
+    /// lost costs.
     pub command_look: Duration,
     /// How long the firmware may take to start.
     pub start_timeout: Duration,
@@ -45,13 +49,14 @@ pub struct Options {
     pub interrupts: bool,
     /// Doorbell pages for queues.
     pub uars: u32,
-    /// Whether a request that is posted by itself, and is not longer than 64 bytes, is written to the doorbell page as a whole
-    /// (BlueFlame), by queue pairs that have found a doorbell register of their own: three for each page. It spares an
-    /// adapter in silicon a read of the queue where such stores leave the processor as one. vfio maps doorbell pages so
-    /// that they do not, and then eight of them cost more than the read does; so this is for measuring that.
+    /// Whether a request that is posted by itself, and is not longer than 64 bytes, is written to the doorbell page as
+    /// a whole (BlueFlame), by queue pairs that have found a doorbell register of their own: three for each page. It
+    /// spares an adapter in silicon a read of the queue where such stores leave the processor as one. vfio maps
+    /// doorbell pages so that they do not, and then eight of them cost more than the read does; so this is for
+    /// measuring that.
     pub blueflame: bool,
-    /// Whether memory is taken from huge pages of the system where it has some; not over vfio-user, whose servers have to rely on
-    /// the pages being there.
+    /// Whether memory is taken from huge pages of the system where it has some; not over vfio-user, whose servers have
+    /// to rely on the pages being there.
     pub huge_pages: bool,
 }
 

@@ -1,6 +1,7 @@
 //! Pages that are lent to the adapter: it keeps its own tables in them.
 //!
-//! Each is counted and known by its address, so that none comes back twice and none is missed when the adapter is stopped.
+//! Each is counted and known by its address, so that none comes back twice and none is missed when the adapter is
+//! stopped.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,8 +19,8 @@ use crate::cmd::{CmdError, CommandQueue};
 const PAGE: usize = 4096;
 /// Pages that one command gives or takes.
 const BATCH: usize = 512;
-/// Pages that the adapter gets at most, 4 GiB: some times what any of the family asks for. One that asks for more has gone
-/// astray, and would have the system end programs for want of memory.
+/// Pages that the adapter gets at most, 4 GiB: some times what any of the family asks for. One that asks for more has
+/// gone astray, and would have the system end programs for want of memory.
 const MOST: usize = 1 << 20;
 
 /// The pages that the adapter has.

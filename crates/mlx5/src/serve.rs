@@ -90,8 +90,8 @@ impl Eqs {
     }
 }
 
-/// Takes what a queue has, and arms it if that was anything or its interrupt came, which may have been for an event that
-/// was taken before.
+/// Takes what a queue has, and arms it if that was anything or its interrupt came, which may have been for an event
+/// that was taken before.
 fn drain(eq: &mut Eq, interrupted: bool, mut each: impl FnMut(&Eqe)) -> Result<bool, FunctionError> {
     let mut taken = 0;
     while taken < BUDGET
@@ -113,7 +113,8 @@ macro_rules! data {
     };
 }
 
-/// Work that is put off until the queues are drained and nothing of them is locked: commands, and whatever calls the program's wakers.
+/// Work that is put off until the queues are drained and nothing of them is locked: commands, and whatever calls the
+/// program's wakers.
 enum Later {
     /// Something came to the completion queue of this number, which was armed.
     Completed(u32),
@@ -251,15 +252,15 @@ impl Core {
         }
     }
 
-    /// Takes it for dead, for this reason if there was none before, and keeps it from all memory. An error: that may not have
-    /// succeeded.
+    /// Takes it for dead, for this reason if there was none before, and keeps it from all memory. An error: that may
+    /// not have succeeded.
     pub(crate) fn kill(&self, death: Death) -> Result<(), DeviceError> {
         self.health.declare(death);
         if self.bury() { Ok(()) } else { self.health.check_alive() }
     }
 
-    /// Does once what has to be done when the adapter is dead: it reaches no memory any more, and all who wait are woken.
-    /// Returns whether the first is certain; whoever comes meanwhile waits for that.
+    /// Does once what has to be done when the adapter is dead: it reaches no memory any more, and all who wait are
+    /// woken. Returns whether the first is certain; whoever comes meanwhile waits for that.
     pub(crate) fn bury(&self) -> bool {
         let mut buried = self.buried.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kept_away) = *buried {

@@ -1,7 +1,7 @@
 //! Shared receive queues.
 //!
-//! An adapter follows a list: each entry names the one behind it. Entries are taken by queue pairs and complete in any order
-//! and on any completion queue; a place whose request has ended is free for another. The poster names an entry's
+//! An adapter follows a list: each entry names the one behind it. Entries are taken by queue pairs and complete in any
+//! order and on any completion queue; a place whose request has ended is free for another. The poster names an entry's
 //! successor when it writes the entry, so one place more than requests is needed: the one at which the list ends.
 //!
 //! Places that became free are a stack that pollers push to and the poster takes as a whole, so that no ABA arises. A
@@ -174,8 +174,8 @@ impl<B: Bell> SrqQueue<B> {
 }
 
 #[allow(unsafe_code)] // the port's contract is the trait's; nothing unsafe is done here
-// SAFETY: (1) a list is written into the ring as the adapter reads it. (2) A refusal comes before a place is taken and told.
-// (3) A place is given back by who finds it full, once; the adapter is done with what it completes.
+// SAFETY: (1) a list is written into the ring as the adapter reads it. (2) A refusal comes before a place is taken and
+// told. (3) A place is given back by who finds it full, once; the adapter is done with what it completes.
 unsafe impl<B: Bell> RecvPort for SrqQueue<B> {
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
         for (accepted, wr) in wrs.iter().enumerate() {

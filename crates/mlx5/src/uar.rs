@@ -51,8 +51,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Uar {
-    /// Rings a send queue's doorbell, one of two that take `turn`s, by the first 8 bytes of an entry. The adapter sees it in this
-    /// order, behind all stores to memory before it. Wakes a server that sleeps.
+    /// Rings a send queue's doorbell, one of two that take `turn`s, by the first 8 bytes of an entry. The adapter sees
+    /// it in this order, behind all stores to memory before it. Wakes a server that sleeps.
     #[inline(always)]
     pub(crate) fn ring(&self, turn: bool, first: [u8; 8]) {
         doorbell_wmb();
@@ -63,8 +63,8 @@ impl Uar {
     pub(crate) fn has_flames(&self) -> bool {
         self.flames.is_some()
     }
-    /// Rings a send queue's doorbell by all of an entry, which is not longer than this; where that may not be, by its first 8
-    /// bytes.
+    /// Rings a send queue's doorbell by all of an entry, which is not longer than this; where that may not be, by its
+    /// first 8 bytes.
     pub(crate) fn ring_whole(&self, turn: bool, entry: &[u8; 64]) {
         let Some(flames) = &self.flames else {
             return self.ring(turn, *entry.first_chunk().expect("it is longer"));

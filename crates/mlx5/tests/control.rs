@@ -19,8 +19,8 @@ use hca_prm::{
     pas,
 };
 
-/// Neither the driver's thread nor who waits for a command looks at anything by itself for an hour, so that what is heard
-/// was told.
+/// Neither the driver's thread nor who waits for a command looks at anything by itself for an hour, so that what is
+/// heard was told.
 fn options() -> Options {
     let mut options = Options::default();
     options.health_interval = Duration::from_secs(3600);

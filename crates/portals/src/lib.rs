@@ -1,10 +1,11 @@
-//! Portals 3.3 and 4.3 over any [`Device`](hca_core::Device): messages that find their buffer by match bits, events, counting
-//! events and triggered operations.
+//! Portals 3.3 and 4.3 over any [`Device`](hca_core::Device): messages that find their buffer by match bits, events,
+//! counting events and triggered operations.
 //!
-//! A program opens a device elsewhere, puts a [`Node`] on it, and opens interfaces on the node by one of the two faces, each
-//! with its own names, handles and return codes: [`v4`] for Portals 4.3, [`v3`] for Portals 3.3. Where the device can match
-//! ([`Device::portals`](hca_core::Device::portals)), a put to a posted entry lands in its buffer, with its event, while the
-//! target program computes and calls nothing; otherwise the program's own calls do that work. Nothing else differs.
+//! A program opens a device elsewhere, puts a [`Node`] on it, and opens interfaces on the node by one of the two faces,
+//! each with its own names, handles and return codes: [`v4`] for Portals 4.3, [`v3`] for Portals 3.3. Where the device
+//! can match ([`Device::portals`](hca_core::Device::portals)), a put to a posted entry lands in its buffer, with its
+//! event, while the target program computes and calls nothing; otherwise the program's own calls do that work. Nothing
+//! else differs.
 //!
 //! ```
 //! use portals::{Node, NodeOptions, v4};
@@ -38,13 +39,13 @@
 //!
 //! # Memory
 //!
-//! Messages go to and come from [`Memory`], registered once ([`Node::alloc`]); descriptors and entries hold parts of it, or a
-//! vector of parts ([`Pieces`]). Peers may write there at any time, so it is never a slice.
+//! Messages go to and come from [`Memory`], registered once ([`Node::alloc`]); descriptors and entries hold parts of
+//! it, or a vector of parts ([`Pieces`]). Peers may write there at any time, so it is never a slice.
 //!
 //! # Finding each other
 //!
-//! [`Node::join`] makes a node one of the processes of a job (PMI-1 under `hca run`, `mpiexec.hydra` or Slurm; a folder; an
-//! address). Without a job, a program gives each node a [`Directory`] of the others' [`Card`]s.
+//! [`Node::join`] makes a node one of the processes of a job (PMI-1 under `hca run`, `mpiexec.hydra` or Slurm; a
+//! folder; an address). Without a job, a program gives each node a [`Directory`] of the others' [`Card`]s.
 //!
 //! # Modules
 //!

@@ -24,7 +24,8 @@ layout! {
         CMDQ_PHY_ADDR_63_32: 0x10 [31:0],
         /// Bus address of the command queue, lower half, without the bits of a page; writing this row takes it.
         CMDQ_PHY_ADDR_31_12: 0x14 [31:12],
-        /// What the function is used for: a [`NicInterface`] code. Drawn with two bits; drivers use three, as one code has.
+        /// What the function is used for: a [`NicInterface`] code. Drawn with two bits; drivers use three, as one code
+        /// has.
         NIC_INTERFACE: 0x14 [10:8],
         /// Slots in the command queue, as a power of two; read before the queue's address is written.
         LOG_CMDQ_SIZE: 0x14 [7:4],

@@ -1,7 +1,7 @@
 //! Whether this process is a child that was forked off since.
 //!
-//! A process's number does not tell: the first process of a new namespace of numbers has the number 1, as its parent may
-//! have in its own. A page that the kernel zeroes in a child tells, at the price of one load.
+//! A process's number does not tell: the first process of a new namespace of numbers has the number 1, as its parent
+//! may have in its own. A page that the kernel zeroes in a child tells, at the price of one load.
 //!
 //! Invariants:
 //! 1. [`WORD`] is null, or points to a word that is mapped for ever, aligned, and only accessed by atomics.
@@ -43,7 +43,8 @@ fn word() -> &'static AtomicU32 {
     }
 }
 
-/// A new word; `None` where the system gives no page, or (before Linux 4.14) would not wipe it. Children are not told there.
+/// A new word; `None` where the system gives no page, or (before Linux 4.14) would not wipe it. Children are not told
+/// there.
 fn make() -> Option<*mut AtomicU32> {
     if cfg!(miri) {
         return None;
@@ -64,8 +65,8 @@ fn make() -> Option<*mut AtomicU32> {
     Some(word)
 }
 
-/// The process that made this value, to be asked for by drops: a forked child inherits what its parent has, and has no right
-/// to remove, unmap, send or write what it shares with it.
+/// The process that made this value, to be asked for by drops: a forked child inherits what its parent has, and has no
+/// right to remove, unmap, send or write what it shares with it.
 #[derive(Clone, Copy, Debug)]
 pub struct Fork(&'static AtomicU32);
 

@@ -1,4 +1,5 @@
-//! What a library has to know of the process that it is in: whether that was forked off, and how large its files may be.
+//! What a library has to know of the process that it is in: whether that was forked off, and how large its files may
+//! be.
 //!
 //! ```
 //! use hca_process::Fork;

@@ -43,8 +43,8 @@ impl SharedDirectory {
         Self { directory: Arc::new(Mutex::new(directory)), switch: Arc::new(Mutex::new(switch)), waiting }
     }
 
-    /// That of an adapter. Where its network leads out of this process, an address stands for the Ethernet port behind which
-    /// its peers are.
+    /// That of an adapter. Where its network leads out of this process, an address stands for the Ethernet port behind
+    /// which its peers are.
     pub(crate) fn of(hca: &SoftHca) -> Self {
         let (own, fabric) = (hca.port().gid, hca.fabric());
         let this = Self::new(own);
@@ -153,8 +153,8 @@ impl Directory {
         self.version += 1;
     }
 
-    /// The queue pair is connected from now on. Returned are those of functions here that are connected to it, though it
-    /// is not to them: as all functions have one address, the adapter would take their packets for its peer's.
+    /// The queue pair is connected from now on. Returned are those of functions here that are connected to it, though
+    /// it is not to them: as all functions have one address, the adapter would take their packets for its peer's.
     pub(crate) fn connect(&mut self, qpn: u32, connection: Connection) -> Vec<QpHandle> {
         self.version += 1;
         self.connections.insert(qpn, connection);
@@ -186,8 +186,8 @@ impl Directory {
         function.is_some_and(|function| self.down.contains(function))
     }
 
-    /// Whether what a queue pair sends is for who it is connected to, unless that has another peer, and no link between them
-    /// is down.
+    /// Whether what a queue pair sends is for who it is connected to, unless that has another peer, and no link between
+    /// them is down.
     pub(crate) fn is_heard(&self, qpn: u32) -> bool {
         if self.is_cut_off(qpn) {
             return false;

@@ -141,9 +141,9 @@ impl Function {
         self.options
     }
 
-    /// Looks at all doorbells and completions once, and does a bounded piece of what they ask for. Returns whether there
-    /// was any. That is for a function alone; of several, each does [`look_at_requests`](Self::look_at_requests), then
-    /// each [`look_at_places`](Self::look_at_places), then each [`carry_out`](Self::carry_out).
+    /// Looks at all doorbells and completions once, and does a bounded piece of what they ask for. Returns whether
+    /// there was any. That is for a function alone; of several, each does [`look_at_requests`](Self::look_at_requests),
+    /// then each [`look_at_places`](Self::look_at_places), then each [`carry_out`](Self::carry_out).
     pub fn look(&mut self) -> bool {
         let seen = self.look_at_requests();
         self.look_at_places() | self.carry_out() | seen

@@ -4,16 +4,16 @@
 //! Every access by address is refused while bus mastering is off; windows are dropped by their owners then.
 //!
 //! A [`Window`] shows runs of client memory side by side, as the list of pages of a key or of a queue names them: where
-//! they lie in one mapping it is a part of that, otherwise the runs are mapped once more next to each other. So a key is
-//! one range for the adapter, and a queue has plain offsets.
+//! they lie in one mapping it is a part of that, otherwise the runs are mapped once more next to each other. So a key
+//! is one range for the adapter, and a queue has plain offsets.
 //!
 //! Invariants of the unsafe code:
 //!
 //! 1. A [`Mapping`] owns `base .. base + len` of this process's addresses: nobody else maps or unmaps there. All of it
 //!    is mapped, readable, and writable if its client granted that, until it is dropped.
 //! 2. What is mapped are parts of files that can't be shrunk (they are sealed), that reach as far, and that are not of
-//!    hugetlbfs: no access ends in a signal. Where holes are punched, which no seal forbids without forbidding writes, the
-//!    next access finds zeros in a new page. Only hugetlbfs may have none left.
+//!    hugetlbfs: no access ends in a signal. Where holes are punched, which no seal forbids without forbidding writes,
+//!    the next access finds zeros in a new page. Only hugetlbfs may have none left.
 //! 3. The client writes there whenever it likes: the memory is reached by the copies of
 //!    `hca_dma`, whose invariants hold by 1 and 2; no reference to plain bytes of it is ever made.
 #![allow(unsafe_code)]

@@ -42,8 +42,9 @@ impl From<PortKind> for ServerOptions {
 }
 /// Turns between two looks at the sockets while there is something to do.
 const TURNS_A_LOOK: u32 = 32;
-/// Looks at everything in vain before a client that shares the CPU may run: a client on another CPU that answers at once
-/// has answered by then. With one look messages to a client on this CPU take a quarter longer, with more all of them do.
+/// Looks at everything in vain before a client that shares the CPU may run: a client on another CPU that answers at
+/// once has answered by then. With one look messages to a client on this CPU take a quarter longer, with more all of
+/// them do.
 const LOOKS: u32 = 3;
 /// How long the thread sleeps at first, and at most, where it has to look at doorbells by itself.
 const FIRST_TICK: Duration = Duration::from_micros(64);
@@ -215,7 +216,8 @@ impl Server {
 
     /// Turns the adapter, and looks at all functions once.
     fn turn(&mut self) -> bool {
-        // A client that shares the CPU runs when there is nothing at all to do, not whenever one of the queues is empty.
+        // A client that shares the CPU runs when there is nothing at all to do, not whenever one of the queues is
+        // empty.
         as_one_look(|| (0..LOOKS).any(|_| self.look()))
     }
     fn look(&mut self) -> bool {
@@ -334,7 +336,8 @@ struct ReadySlot {
 }
 
 impl Slot {
-    /// Sees to some of the client's messages; where it has gone, its function is as new. Returns whether there were any.
+    /// Sees to some of the client's messages; where it has gone, its function is as new. Returns whether there were
+    /// any.
     fn serve(&mut self) -> bool {
         let Some(client) = &mut self.client else { return false };
         let served = client.serve(&mut self.function, &self.sleeper);
@@ -353,7 +356,8 @@ impl Slot {
         served.unwrap_or(false)
     }
 
-    /// Makes sure that no client before shares anything with the next one: neither doorbells, nor what wakes the server.
+    /// Makes sure that no client before shares anything with the next one: neither doorbells, nor what wakes the
+    /// server.
     fn renew(&mut self) -> std::io::Result<()> {
         self.function.renew()?;
         if self.worn {

@@ -2,9 +2,9 @@
 //!
 //! The first page that is given out lies outside of what may be mapped, so its doorbells are messages: the doorbells of
 //! event queues, which many queues share, are exact there. Another page has one event queue at most, so that its latest
-//! doorbell is all there is to know. Pages that are given out later are polled. A doorbell that
-//! is not zero is taken by writing zero, and says that this page was rung, and which completion queue was armed: what is to
-//! be done stands in the doorbell records, so that two doorbells in one place lose nothing.
+//! doorbell is all there is to know. Pages that are given out later are polled. A doorbell that is not zero is taken by
+//! writing zero, and says that this page was rung, and which completion queue was armed: what is to be done stands in
+//! the doorbell records, so that two doorbells in one place lose nothing.
 //!
 //! Invariants of the unsafe code:
 //!
@@ -108,8 +108,8 @@ impl DoorbellPages {
         true
     }
 
-    /// An event queue is made on the page. Returns whether it can be: the page is given out, and shared by none where it is
-    /// polled.
+    /// An event queue is made on the page. Returns whether it can be: the page is given out, and shared by none where
+    /// it is polled.
     pub(crate) fn listen(&mut self, uar: u32) -> bool {
         if uar == FIRST_UAR || !self.is_given(uar) {
             return self.is_given(uar);
@@ -169,8 +169,8 @@ impl DoorbellPages {
         self.polled.len()
     }
 
-    /// Takes the doorbell by which completion queues are armed from the polled page number `at`. Returns the page, and the
-    /// queue that it names.
+    /// Takes the doorbell by which completion queues are armed from the polled page number `at`. Returns the page, and
+    /// the queue that it names.
     pub(crate) fn take_armed(&self, at: usize) -> Option<(u32, u32)> {
         let uar = *self.polled.get(at)?;
         let word = self.word(uar, CQ_DOORBELL);

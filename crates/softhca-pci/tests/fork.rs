@@ -1,4 +1,5 @@
-//! A process that serves a function and drives it forks: its child's drops end neither, and unmap nothing of the child's.
+//! A process that serves a function and drives it forks: its child's drops end neither, and unmap nothing of the
+//! child's.
 //!
 //! It has no test harness, whose threads a child would lack. A child that hangs is ended by its alarm.
 //!

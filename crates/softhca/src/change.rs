@@ -23,7 +23,8 @@ const NAPS: [Duration; 2] = [Duration::from_micros(50), Duration::from_millis(1)
 pub(crate) enum Change<T> {
     /// It is made, and what it took from peers is taken back once this take-back is done.
     Made(T, Option<TakeBackId>),
-    /// Nothing is made. It is to be tried again behind this take-back: by then the object may be gone or be another one.
+    /// Nothing is made. It is to be tried again behind this take-back: by then the object may be gone or be another
+    /// one.
     Behind(TakeBackId),
 }
 
@@ -175,14 +176,14 @@ fn lost_recvs(res: &QpRes, tables: &mut Tables) -> Vec<u64> {
     cq.map_or_else(Vec::new, |cq| cq.ring.unreleased().filter(ours).map(|c| c.wr_id).collect())
 }
 
-/// What becomes of the completions of a queue pair that is reset: a request of a shared queue is named by one, or nobody
-/// would know of it any more.
+/// What becomes of the completions of a queue pair that is reset: a request of a shared queue is named by one, or
+/// nobody would know of it any more.
 fn reset_purge(res: &QpRes) -> Purge {
     if matches!(res.rq, RecvQueue::Shared(_)) { Purge::FlushRecvs } else { Purge::All }
 }
 
-/// Forgets all requests of a queue pair, and takes its completions out of their queues, but what `purge` leaves there. A
-/// request of a shared queue whose message has begun is that queue's again.
+/// Forgets all requests of a queue pair, and takes its completions out of their queues, but what `purge` leaves there.
+/// A request of a shared queue whose message has begun is that queue's again.
 fn drop_requests(res: &mut QpRes, tables: &mut Tables, purge: Purge) {
     let tail = res.sq.refresh();
     res.sq.release(tail);

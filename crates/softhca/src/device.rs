@@ -129,8 +129,8 @@ impl SoftHca {
         }
         self.shared.control(|e| e.fabric.attr().clone())
     }
-    /// What the transport has counted for one queue pair, by the names that [`Device::counters`] has for all together. Nothing of
-    /// one that is not there.
+    /// What the transport has counted for one queue pair, by the names that [`Device::counters`] has for all together.
+    /// Nothing of one that is not there.
     pub fn qp_counters(&self, qp: QpHandle) -> Vec<Counter> {
         let mut out = Vec::new();
         if !self.shared.fork.is_child() {
@@ -142,9 +142,9 @@ impl SoftHca {
         }
         out
     }
-    /// Registers memory as [`Device::reg_mr`] does, with a key whose lowest byte is `tag`: for what has handed the choice
-    /// of that byte to a program of its own. A tag that is chosen again for a slot of the table revives the old key of
-    /// that slot; the table avoids it as long as it has others.
+    /// Registers memory as [`Device::reg_mr`] does, with a key whose lowest byte is `tag`: for what has handed the
+    /// choice of that byte to a program of its own. A tag that is chosen again for a slot of the table revives the old
+    /// key of that slot; the table avoids it as long as it has others.
     ///
     /// # Safety
     /// As [`Device::reg_mr`].
@@ -242,7 +242,8 @@ pub(crate) fn unknown(what: &'static str, handle: u32) -> DeviceError {
     DeviceError::UnknownHandle { what, handle }
 }
 
-/// An address vector that says that its packets are to be marked on congestion, unless it says so or that they met some.
+/// An address vector that says that its packets are to be marked on congestion, unless it says so or that they met
+/// some.
 fn with_traffic_class(av: &AddressVector) -> AddressVector {
     let traffic_class = if av.traffic_class & ECN == 0 { av.traffic_class | ECT0 } else { av.traffic_class };
     AddressVector { traffic_class, ..*av }
@@ -416,14 +417,14 @@ impl Engine {
 }
 
 #[allow(unsafe_code)] // a promise of its own, and `reg_mr`'s contract
-// SAFETY: (1) the engine finds memory by a key alone: the table of regions checks key, protection domain, rights and range
-// of each piece before it yields an address; a list comes from a request that was not released yet. Peers on this
-// machine ask for a region's pages by its key and are shown those that its rights grant. (2) Addresses go to `dma` and to
-// the kernel. (3), (4), (5) What removes a region, a queue pair or a shared receive queue holds the engine's lock, under
-// which all of that is done; it takes grants and loans back, and returns behind that. `lost_recvs` returns what was
-// taken and not polled. (6) `memory` maps whole pages. (7) Handles have the generation of their place in a table, and
-// keys are made of the region's place. (8) Ports hold what they share with the engine by `Arc`, and find a destroyed
-// queue by its state.
+// SAFETY: (1) the engine finds memory by a key alone: the table of regions checks key, protection domain, rights and
+// range of each piece before it yields an address; a list comes from a request that was not released yet. Peers on this
+// machine ask for a region's pages by its key and are shown those that its rights grant. (2) Addresses go to `dma` and
+// to the kernel. (3), (4), (5) What removes a region, a queue pair or a shared receive queue holds the engine's lock,
+// under which all of that is done; it takes grants and loans back, and returns behind that. `lost_recvs` returns what
+// was taken and not polled. (6) `memory` maps whole pages. (7) Handles have the generation of their place in a table,
+// and keys are made of the region's place. (8) Ports hold what they share with the engine by `Arc`, and find a
+// destroyed queue by its state.
 unsafe impl Device for SoftHca {
     fn attr(&self) -> &DeviceAttr {
         &self.shared.attr

@@ -97,7 +97,8 @@ pub(crate) struct Core {
     pub(crate) counters: EngineCounters,
     /// Queue pairs that want to send, each once.
     ready: VecDeque<u32>,
-    /// As many of these, from the first on, were brought into an order by their paths, and have their turn before others.
+    /// As many of these, from the first on, were brought into an order by their paths, and have their turn before
+    /// others.
     ready_grouped: usize,
     /// As many of these as the network took nothing of when they were tried last.
     ready_blocked: usize,
@@ -225,8 +226,8 @@ impl Engine {
     }
 
     /// Shows what a turn did: what peers may reach no more is taken back before a completion tells so, and behind a
-    /// completion queue that overran goes what its queue pairs allowed. Where a peer is within, nothing is waited for here:
-    /// the completions that depend on it are kept until a later turn finds it out.
+    /// completion queue that overran goes what its queue pairs allowed. Where a peer is within, nothing is waited for
+    /// here: the completions that depend on it are kept until a later turn finds it out.
     pub(crate) fn conclude(&mut self) {
         self.take_back();
         self.core.finish(self.core.now);
@@ -355,8 +356,8 @@ enum Ack {
     Blocked,
 }
 
-/// Orders queue pairs that all have their turn now, such that those of one path follow each other: what they send leaves
-/// in one train, and not in a call each.
+/// Orders queue pairs that all have their turn now, such that those of one path follow each other: what they send
+/// leaves in one train, and not in a call each.
 #[inline]
 fn group_by_path(slots: &mut [u32], qps: &Slab<Box<QpEntry>>) {
     if slots.len() > FEW {

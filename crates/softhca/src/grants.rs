@@ -12,9 +12,9 @@ use crate::qp::QpEntry;
 /// Questions for keys that never were, by way of one queue pair, after which nothing is granted by way of it.
 const MAX_WRONG_KEYS: u8 = 64;
 
-/// The peer's questions for keys that never were. One who asks for what it was told of asks for none, or for one that was
-/// just taken back; a right guess would map a whole region, and a wrong one does not end the connection as a request with that
-/// key does. After so many wrong ones no answer tells anything, and requests go as messages.
+/// The peer's questions for keys that never were. One who asks for what it was told of asks for none, or for one that
+/// was just taken back; a right guess would map a whole region, and a wrong one does not end the connection as a
+/// request with that key does. After so many wrong ones no answer tells anything, and requests go as messages.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Guesses(u8);
 
@@ -81,8 +81,8 @@ impl Engine {
         begun
     }
 
-    /// Looks whether a take-back is done, for a caller that has let others have the engine since its last look. `None`: it
-    /// is not.
+    /// Looks whether a take-back is done, for a caller that has let others have the engine since its last look. `None`:
+    /// it is not.
     pub(crate) fn continue_take_back(&mut self, id: TakeBackId) -> Option<Revocation> {
         // Where no turn is made those of turns would never end.
         self.conclude();

@@ -82,8 +82,8 @@ impl MrTable {
         Ok(self.fill(slot, pd, mr, if tag == last { tag.wrapping_add(1) } else { tag }))
     }
 
-    /// As [`register`](Self::register), with a tag that the caller chooses. Where that is the one that the slot had last
-    /// another slot is taken, unless all are in use but a few that had it.
+    /// As [`register`](Self::register), with a tag that the caller chooses. Where that is the one that the slot had
+    /// last another slot is taken, unless all are in use but a few that had it.
     pub(crate) fn register_tagged(
         &mut self,
         pd: PdHandle,

@@ -16,8 +16,8 @@ use crate::engine::slot_of;
 /// A longer request waits until those before it are done, instead of going as messages.
 const WORTH_WAITING: u32 = 32 << 10;
 
-/// From so many bytes on memory that is not granted is lent to be fetched from this process: by measurement, one copy by
-/// the kernel is quicker than two through the ring.
+/// From so many bytes on memory that is not granted is lent to be fetched from this process: by measurement, one copy
+/// by the kernel is quicker than two through the ring.
 pub(crate) const PROCESS_MIN: u32 = 32 << 10;
 /// The same of what peers read: one such response at a time stands until it was fetched, which has to be worth it.
 pub(crate) const PROCESS_READ_MIN: u32 = 128 << 10;
@@ -25,8 +25,8 @@ pub(crate) const PROCESS_READ_MIN: u32 = 128 << 10;
 /// An aligned request of so many bytes is seen whole, from however many pieces.
 const WHOLE_BYTES: usize = 8;
 
-/// What a peer refused is asked for again when so much time has passed, and each further time after twice as much, up to
-/// [`LONGEST_WAIT`]. As often a look says whether a peer's queue pair can be reached by now.
+/// What a peer refused is asked for again when so much time has passed, and each further time after twice as much, up
+/// to [`LONGEST_WAIT`]. As often a look says whether a peer's queue pair can be reached by now.
 const FIRST_WAIT: Duration = Duration::from_millis(1);
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// Between any two questions or offers that are repeated, of all queue pairs: they take less than a hundredth of a CPU.
@@ -214,8 +214,8 @@ impl Near {
         }
         self.refused = self.guard.is_none().then(|| Refusal::after(self.refused, now));
     }
-    /// Asks the peer for a key by way of its queue pair, unless it was asked already. A queue pair that nothing is reached
-    /// through, as it is not connected yet, is looked at again later.
+    /// Asks the peer for a key by way of its queue pair, unless it was asked already. A queue pair that nothing is
+    /// reached through, as it is not connected yet, is looked at again later.
     #[cold]
     pub(crate) fn ask(&mut self, key: u32, peer: Qpn, regions: &mut Regions, shm: &mut ShmFabric) {
         if self.asked.is_some() {

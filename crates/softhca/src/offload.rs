@@ -1,10 +1,10 @@
 //! Portals engines of the layer above, which the adapter runs as the firmware of an intelligent adapter.
 //!
-//! Whoever turned the adapter and thereby put completions into the queue of an engine runs it, after the engine lock was
-//! given back: the adapter's thread, or one of the program's in a post, a poll of another queue, [`Device::turn`] or a
-//! control call. The poller of the queue itself has its completions in its hands and runs nothing. What is left by those
-//! who did their share, and what comes by an engine's own deadline, is run by the adapter's thread before it sleeps, or
-//! by the program's next turn.
+//! Whoever turned the adapter and thereby put completions into the queue of an engine runs it, after the engine lock
+//! was given back: the adapter's thread, or one of the program's in a post, a poll of another queue, [`Device::turn`]
+//! or a control call. The poller of the queue itself has its completions in its hands and runs nothing. What is left by
+//! those who did their share, and what comes by an engine's own deadline, is run by the adapter's thread before it
+//! sleeps, or by the program's next turn.
 //!
 //! [`Device::turn`]: hca_core::Device::turn
 
@@ -67,8 +67,8 @@ impl Attached {
 }
 
 impl Shared {
-    /// Runs the engines that are due, unless this is a child. `polled`: the queue whose poller calls; what came there is
-    /// his. Returns whether any ran. No lock of the adapter is held.
+    /// Runs the engines that are due, unless this is a child. `polled`: the queue whose poller calls; what came there
+    /// is his. Returns whether any ran. No lock of the adapter is held.
     #[cold]
     pub(crate) fn run_due(&self, polled: Option<CqHandle>) -> bool {
         if self.fork.is_child() || !self.attention.take_due() {

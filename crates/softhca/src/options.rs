@@ -114,10 +114,11 @@ impl Default for Limits {
 pub struct Options {
     /// Who turns the engine.
     pub progress: Progress,
-    /// Whether the acknowledgement of a message that a poll yields waits for the program's answer, to go along with it, or
-    /// for its next call, with [`Progress::Inline`] too. It spares a packet each way of a ping-pong. It is for programs that never
-    /// stop calling: where one does, the last message stays unacknowledged until its queue pair closes. In the other
-    /// modes acknowledgements always wait, as a thread of the adapter sends what the program does not.
+    /// Whether the acknowledgement of a message that a poll yields waits for the program's answer, to go along with it,
+    /// or for its next call, with [`Progress::Inline`] too. It spares a packet each way of a ping-pong. It is for
+    /// programs that never stop calling: where one does, the last message stays unacknowledged until its queue pair
+    /// closes. In the other modes acknowledgements always wait, as a thread of the adapter sends what the program does
+    /// not.
     pub lazy_acks: bool,
     /// Seed of keys; `None` takes it from the system.
     pub seed: Option<u64>,

@@ -11,16 +11,18 @@
 //! | less than [`HOG_NS`] | somebody who gives way, too, and may be the one that is waited for | after [`looks_in_company`](Patience::looks_in_company) |
 //! | more | somebody who computes, and gives nothing back | after half as much time as was lost, more or less |
 //!
-//! More or less: a random share of all that was lost. Two that poll on one CPU may take each other for one who computes, and would
-//! do so for ever if each kept its whole slice; so the time shrinks each time, until they are known for what they are.
+//! More or less: a random share of all that was lost. Two that poll on one CPU may take each other for one who
+//! computes, and would do so for ever if each kept its whole slice; so the time shrinks each time, until they are known
+//! for what they are.
 //!
 //! Who waits and may sleep looks for a while first, since looks cost less than a sleep and a wake-up that follow at
 //! once. The adapter's thread does so, too, but not beside somebody who computes, where a sleeper that is woken runs at
-//! once and one that yielded does not: there it sleeps without a look for [`shy`](Patience::shy) times as long as was lost.
+//! once and one that yielded does not: there it sleeps without a look for [`shy`](Patience::shy) times as long as was
+//! lost.
 //!
 //! Looks are counted by thread, whatever it looks at; what is found, or posted, begins the count again. These are all
-//! figures of the adapter's waits but that of the lock (`hca_turn_lock`), which may be held for microseconds only. `placement`
-//! in `benches` measures them against others, and ARCHITECTURE.md has the table.
+//! figures of the adapter's waits but that of the lock (`hca_turn_lock`), which may be held for microseconds only.
+//! `placement` in `benches` measures them against others, and ARCHITECTURE.md has the table.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -138,8 +140,8 @@ thread_local! {
 }
 
 /// Has all the looks within be one: this thread does not give way between two of them, but behind the last, and only if
-/// all were in vain. `look` returns whether one was not. For who looks at many queues by turns, of which one may be empty
-/// while another one has work.
+/// all were in vain. `look` returns whether one was not. For who looks at many queues by turns, of which one may be
+/// empty while another one has work.
 pub fn as_one_look(look: impl FnOnce() -> bool) -> bool {
     struct Within;
     impl Drop for Within {
@@ -268,8 +270,8 @@ mod tests {
         }
     }
 
-    /// What a yield that took so long, and was over at `now`, has left: the limit, when the next one may come, and until when
-    /// a sleep comes at once.
+    /// What a yield that took so long, and was over at `now`, has left: the limit, when the next one may come, and
+    /// until when a sleep comes at once.
     fn judged(figures: Patience, lost: u64, now: u64) -> (u32, u64, u64) {
         let looks = fresh();
         looks.judge(&InForce::new(figures), lost, now);

@@ -113,8 +113,8 @@ impl QpSendPort {
         pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
     }
 
-    /// Sends a small request of one piece before it is queued, or does one on the peer's memory, if nothing keeps it back
-    /// and nothing is wrong with it. `false`: it is to be looked at, and queued.
+    /// Sends a small request of one piece before it is queued, or does one on the peer's memory, if nothing keeps it
+    /// back and nothing is wrong with it. `false`: it is to be looked at, and queued.
     #[inline(always)]
     fn at_once(&mut self, wr: &SendWr<'_>) -> bool {
         let (len, inline) = match wr.payload {
@@ -226,9 +226,9 @@ fn batch<W>(wrs: &[W], mut push: impl FnMut(&W) -> Result<(), PostErrorKind>) ->
     Ok(())
 }
 
-// SAFETY: (1) a list and inline bytes are copied into the ring's slot, or used up by `at_once`, which returns behind that.
-// (2) A refusal comes before the ring's end is moved. (3) The engine takes requests from the ring in order, its machine
-// ends them in order, and looks at a request's list no more once the completion is appended.
+// SAFETY: (1) a list and inline bytes are copied into the ring's slot, or used up by `at_once`, which returns behind
+// that. (2) A refusal comes before the ring's end is moved. (3) The engine takes requests from the ring in order, its
+// machine ends them in order, and looks at a request's list no more once the completion is appended.
 unsafe impl SendPort for QpSendPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
@@ -304,8 +304,8 @@ impl QpRecvPort {
     }
 }
 
-// SAFETY: (1) a list is copied into the ring's slot. (2) A refusal comes before the ring's end is moved. (3) The engine holds
-// one receive request at a time, the oldest, and looks at its list no more once the completion is appended.
+// SAFETY: (1) a list is copied into the ring's slot. (2) A refusal comes before the ring's end is moved. (3) The engine
+// holds one receive request at a time, the oldest, and looks at its list no more once the completion is appended.
 unsafe impl RecvPort for QpRecvPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {
@@ -411,10 +411,10 @@ impl Drop for SoftCq {
     }
 }
 
-// SAFETY: (1) the engine appends one completion a request, as it ends; slots of the ring are yielded once. (2) The ring hands
-// slots over by Release and Acquire, behind what was placed; what is filled into `out` at once, this thread has placed
-// itself, or found under the engine's lock. (3) `copy_headers` takes no more than `out` has room for, and neither does
-// `poller_turn`, which is given the same slice.
+// SAFETY: (1) the engine appends one completion a request, as it ends; slots of the ring are yielded once. (2) The ring
+// hands slots over by Release and Acquire, behind what was placed; what is filled into `out` at once, this thread has
+// placed itself, or found under the engine's lock. (3) `copy_headers` takes no more than `out` has room for, and
+// neither does `poller_turn`, which is given the same slice.
 unsafe impl CqPort for SoftCq {
     #[inline]
     fn poll(&mut self, out: &mut [Completion]) -> usize {

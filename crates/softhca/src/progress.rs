@@ -7,18 +7,19 @@
 //! network's descriptor would be woken by every packet, so it is registered nowhere then:
 //!
 //! - ACTIVE: it sleeps for a tick of 1 ms and looks whether the program has turned since.
-//! - GUARD: entered by a tick without a turn, or when the program says that it sleeps now: it armed a queue that has a waker
-//!   and no descriptor. The thread turns the engine until nothing is left, and sleeps on
-//!   the descriptors and the next protocol deadline, without a tick: an idle adapter uses no CPU.
+//! - GUARD: entered by a tick without a turn, or when the program says that it sleeps now: it armed a queue that has a
+//!   waker and no descriptor. The thread turns the engine until nothing is left, and sleeps on the descriptors and the
+//!   next protocol deadline, without a tick: an idle adapter uses no CPU.
 //!
-//! A turn is a look at the network. A post is none: a program may post for ever and never look, while its peers' requests
-//! wait. A program that spins on its own memory turns now and then at most, for the completions of what it posts; so a guard that finds work
-//! which the program had left lying for a whole tick asks for more turns in a row before it goes, up to [`MAX_TOLERANCE`].
+//! A turn is a look at the network. A post is none: a program may post for ever and never look, while its peers'
+//! requests wait. A program that spins on its own memory turns now and then at most, for the completions of what it
+//! posts; so a guard that finds work which the program had left lying for a whole tick asks for more turns in a row
+//! before it goes, up to [`MAX_TOLERANCE`].
 //!
-//! The last of those turns puts it back to ACTIVE, at the cost of one wake-up. So at most 2 ms pass
-//! between the program's last turn and the thread's first. A turn that misses the change of state costs
-//! a wake-up, never a stall: in GUARD everything moves. What a turn or a post leaves to be done later wakes the thread if it sleeps,
-//! since it sleeps for what was due before.
+//! The last of those turns puts it back to ACTIVE, at the cost of one wake-up. So at most 2 ms pass between the
+//! program's last turn and the thread's first. A turn that misses the change of state costs a wake-up, never a stall:
+//! in GUARD everything moves. What a turn or a post leaves to be done later wakes the thread if it sleeps, since it
+//! sleeps for what was due before.
 
 use core::cell::Cell;
 use core::time::Duration;
@@ -38,7 +39,8 @@ const TICK: Duration = Duration::from_millis(1);
 
 /// The mode in which the program turns. Any other is that of the guard, which so many turns of the program end.
 const ACTIVE: u32 = 0;
-/// How many they are where the program does not leave work lying, and at most; the factor from one such time to the next.
+/// How many they are where the program does not leave work lying, and at most; the factor from one such time to the
+/// next.
 const MIN_TOLERANCE: u32 = 1;
 const MAX_TOLERANCE: u32 = 512;
 const TOLERANCE_FACTOR: u32 = 8;
@@ -95,8 +97,8 @@ impl Sleeper {
             Err(_) => {}
         }
     }
-    /// The program left something to be done, and has not looked at the network. By who has given the engine back, or left word
-    /// for its holder: the thread said that it sleeps before it had the engine for the last time.
+    /// The program left something to be done, and has not looked at the network. By who has given the engine back, or
+    /// left word for its holder: the thread said that it sleeps before it had the engine for the last time.
     #[inline]
     pub(crate) fn program_posted(&self) {
         if self.mode.load(Ordering::Relaxed) != ACTIVE {
@@ -207,8 +209,9 @@ fn guard(shared: &Shared, tolerance: &mut u32, mut by_tick: bool) {
     }
 }
 
-/// For how long the thread may sleep, which has said that it does; `None`: there is input after all, or was something to be run.
-/// All that others have done with the engine before is seen here; who does something behind this sees that the thread sleeps.
+/// For how long the thread may sleep, which has said that it does; `None`: there is input after all, or was something
+/// to be run. All that others have done with the engine before is seen here; who does something behind this sees that
+/// the thread sleeps.
 fn prepare_to_sleep(shared: &Shared) -> Option<Option<Duration>> {
     let ((input, deadline, now), ran) =
         shared.control_and_run(|e| (e.fabric.prepare_wait(), e.next_deadline(), shared.time.now()));

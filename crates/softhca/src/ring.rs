@@ -11,8 +11,8 @@
 //!    indices run free (wrapping), and `tail - head <= depth <= slots`.
 //! 3. Only the producer stores `tail`, with Release after it has written the slots; only the consumer
 //!    stores `head`, with Release after it has read them.
-//! 4. [`Producer::retain`] does the consumer's part of (2) and (3), while who holds the consumer keeps out of it and sees
-//!    to it that the consumer [resumes](Consumer::resume) behind that.
+//! 4. [`Producer::retain`] does the consumer's part of (2) and (3), while who holds the consumer keeps out of it and
+//!    sees to it that the consumer [resumes](Consumer::resume) behind that.
 #![allow(unsafe_code)]
 
 use core::mem::MaybeUninit;
@@ -199,14 +199,16 @@ impl<H: Header> Producer<H> {
         // Relaxed: only the producer stores it.
         let published = self.ring.tail.load(Ordering::Relaxed);
         let header = |index: u32| &self.ring.headers[(index & self.ring.mask) as usize];
-        // SAFETY: (2) slots from `published` on are the producer's, which we are (1), and (3) were written up to `tail`.
+        // SAFETY: (2) slots from `published` on are the producer's, which we are (1), and (3) were written up to
+        // `tail`.
         let read = |index| header(index).with(|p| unsafe { (*p).assume_init() });
         let taken = (0..self.tail.wrapping_sub(published)).map(|i| read(published.wrapping_add(i))).collect();
         self.tail = published;
         taken
     }
     /// Takes the slots out that `keep` says no to, of those that were handed over and not released; the others stay in
-    /// order, as `keep` has changed them. The consumer must be kept from all calls meanwhile (4); who does so orders them with this one.
+    /// order, as `keep` has changed them. The consumer must be kept from all calls meanwhile (4); who does so orders
+    /// them with this one.
     #[cfg(not(loom))]
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(&mut H) -> bool) {
         let ring = &*self.ring;
@@ -239,8 +241,8 @@ impl<H: Header> Producer<H> {
         self.ring.tail.store(self.tail, Ordering::Release);
     }
     /// As [`publish`](Self::publish), where the producer loads a word of the consumer next: either it finds what the
-    /// consumer stored before a [heavy](Barrier::heavy) barrier, or the consumer's look at the ring behind that finds the
-    /// slots.
+    /// consumer stored before a [heavy](Barrier::heavy) barrier, or the consumer's look at the ring behind that finds
+    /// the slots.
     #[inline]
     pub(crate) fn publish_and_look(&mut self, barrier: Barrier) {
         self.publish();

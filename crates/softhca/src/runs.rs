@@ -1,8 +1,8 @@
 //! When something of a layer above is to be run, by one thread at a time, and how it is taken away.
 //!
-//! Whoever has reason calls ([`RunWord::call`]) and raises the device's [`Attention`]; whoever finds that raised takes it
-//! down and claims what was called. A call that comes while it runs is found by the one who runs it, at the end. So no
-//! call is lost, and nobody waits for a run but who takes it away.
+//! Whoever has reason calls ([`RunWord::call`]) and raises the device's [`Attention`]; whoever finds that raised takes
+//! it down and claims what was called. A call that comes while it runs is found by the one who runs it, at the end. So
+//! no call is lost, and nobody waits for a run but who takes it away.
 
 use core::task::Waker;
 
@@ -152,8 +152,8 @@ impl RunWord {
         let word = self.word.load(Ordering::Acquire);
         word & CALLED != 0 && word & (RUNNING | OVER) == 0
     }
-    /// Runs it if it was called (or in any case, `at_once`) and nobody is at it, and again while it is called meanwhile,
-    /// for some rounds. `run` returns whether more is left. Returns whether it ran. Who ran it looks
+    /// Runs it if it was called (or in any case, `at_once`) and nobody is at it, and again while it is called
+    /// meanwhile, for some rounds. `run` returns whether more is left. Returns whether it ran. Who ran it looks
     /// [whether it waits](Self::is_waiting) again.
     pub(crate) fn run(&self, mut at_once: bool, me: usize, mut run: impl FnMut() -> bool) -> bool {
         let (mut ran, mut more) = (false, false);

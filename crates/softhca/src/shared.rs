@@ -159,8 +159,8 @@ impl Shared {
     }
 
     /// As [`program_turn`](Self::program_turn), by who polls this completion queue and found it empty; returns the
-    /// completions that it takes at once, or that there is no need to look at the queue again. `out` must not be empty. `is_last`: the
-    /// caller sleeps if it finds nothing, and only the adapter's thread wakes it.
+    /// completions that it takes at once, or that there is no need to look at the queue again. `out` must not be empty.
+    /// `is_last`: the caller sleeps if it finds nothing, and only the adapter's thread wakes it.
     #[inline(always)]
     pub(crate) fn poller_turn(&self, cq: CqHandle, out: &mut [Completion], is_last: bool) -> Option<usize> {
         if self.progress == Progress::Thread {
@@ -364,8 +364,8 @@ impl Shared {
         earlier(deadline, &self.attention).map(|d| d.since(self.time.now()))
     }
 
-    /// The descriptor that is readable when the engine needs a turn by the program, made at the first call. Not where the
-    /// adapter's thread does all turns.
+    /// The descriptor that is readable when the engine needs a turn by the program, made at the first call. Not where
+    /// the adapter's thread does all turns.
     pub(crate) fn turn_fd(&self) -> Result<BorrowedFd<'_>, DeviceError> {
         if let Some(w) = self.wait.get() {
             return Ok(w.epoll.as_fd());
@@ -377,8 +377,8 @@ impl Shared {
         let timer_at = AtomicU64::new(NEVER);
         Ok(self.wait.get_or_init(|| DeviceWait { epoll, timer, timer_at }).epoll.as_fd())
     }
-    /// As [`turn_fd`](Self::turn_fd) where there is one, and readable while asynchronous events wait. Completion queues do
-    /// not sleep on this: events may wait for ever, and are not theirs.
+    /// As [`turn_fd`](Self::turn_fd) where there is one, and readable while asynchronous events wait. Completion queues
+    /// do not sleep on this: events may wait for ever, and are not theirs.
     pub(crate) fn wait_fd(&self) -> Result<BorrowedFd<'_>, DeviceError> {
         if let Some(fd) = self.wait_or_event.get() {
             return Ok(fd.as_fd());

@@ -97,7 +97,8 @@ pub(crate) struct Tables {
     pub(crate) events: Arc<Events>,
     /// Memory of peers on this machine.
     pub(crate) regions: Regions,
-    /// Keys that peers took back, and that nobody may use directly any more once that is shown, in this completion queue.
+    /// Keys that peers took back, and that nobody may use directly any more once that is shown, in this completion
+    /// queue.
     pub(crate) taken_back: Vec<(u32, u32)>,
     /// Completions of this turn that its caller takes at once.
     here: Here,
@@ -131,8 +132,8 @@ impl Tables {
         }
     }
 
-    /// The caller of this turn polls this queue, which it found empty: completions of it go straight to `out`, as many as
-    /// it has room for, until [`take_here`](Self::take_here). Of a queue that was destroyed there are none.
+    /// The caller of this turn polls this queue, which it found empty: completions of it go straight to `out`, as many
+    /// as it has room for, until [`take_here`](Self::take_here). Of a queue that was destroyed there are none.
     ///
     /// # Safety
     /// `out` is used by nobody else until `take_here`, which is called before its memory ends.
@@ -223,8 +224,8 @@ impl Tables {
         }
     }
 
-    /// Shows no completion of a queue any more that is not shown, until it [may](Self::let_show). Not those either that went
-    /// to the caller of this turn.
+    /// Shows no completion of a queue any more that is not shown, until it [may](Self::let_show). Not those either that
+    /// went to the caller of this turn.
     #[cold]
     pub(crate) fn withhold(&mut self, cq: u32) -> Option<CqHandle> {
         let mut here = Vec::new();

@@ -1,5 +1,5 @@
-//! With `progress=inline`, what a poll yields has been acknowledged when it returns: nobody would do it for a program that has
-//! what it waited for and calls nothing any more.
+//! With `progress=inline`, what a poll yields has been acknowledged when it returns: nobody would do it for a program
+//! that has what it waited for and calls nothing any more.
 #![allow(unsafe_code)]
 
 mod ends;
@@ -16,8 +16,8 @@ fn pair(fabric: &str) -> Option<[End; 2]> {
     Some([a, b])
 }
 
-/// Polls, and calls nothing else, until a completion comes; the poll that yields it is the last call. The peer is turned
-/// meanwhile, which has to meet this end first.
+/// Polls, and calls nothing else, until a completion comes; the poll that yields it is the last call. The peer is
+/// turned meanwhile, which has to meet this end first.
 fn poll_only(end: &mut End, peer: &dyn Device) -> Completion {
     let mut one = [Completion::default()];
     while end.cq.poll(&mut one) == 0 {

@@ -1,5 +1,5 @@
-//! What is used again: completion queues, queue pairs' numbers, requests of shared receive queues. What came before must
-//! not be taken for its successor, and nothing is lost between both.
+//! What is used again: completion queues, queue pairs' numbers, requests of shared receive queues. What came before
+//! must not be taken for its successor, and nothing is lost between both.
 //!
 //! Invariants:
 //! 1. The memory that is registered outlives its adapter.

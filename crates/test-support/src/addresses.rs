@@ -15,7 +15,8 @@ pub fn loopback(salt: u32) -> impl Iterator<Item = IpAddr> {
     })
 }
 
-/// What `open` makes of the first of these addresses for which it returns anything; `None` means that the address is in use.
+/// What `open` makes of the first of these addresses for which it returns anything; `None` means that the address is in
+/// use.
 ///
 /// # Panics
 /// If all of them are in use.

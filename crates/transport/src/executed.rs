@@ -1,9 +1,9 @@
-//! The READs and atomics that a responder carried out last: what of their responses is still to be sent, and what may be
-//! asked for again.
+//! The READs and atomics that a responder carried out last: what of their responses is still to be sent, and what may
+//! be asked for again.
 //!
 //! There is a place for `max_dest_rd_atomic` of them, and that is enough: a requester asks again only for what it has
-//! no answer to, and it has at most that many requests without one. A repeated READ is answered only if it is one
-//! of these, or a part of one, by its PSNs, its key and its address. Whatever else is repeated was never allowed, and an
+//! no answer to, and it has at most that many requests without one. A repeated READ is answered only if it is one of
+//! these, or a part of one, by its PSNs, its key and its address. Whatever else is repeated was never allowed, and an
 //! answer to it, or to its being dropped, would tell whether a key is right.
 
 use alloc::boxed::Box;
@@ -144,7 +144,8 @@ impl History {
     pub(crate) fn front(&self) -> Option<Executed> {
         self.is_pending().then(|| self.slots[self.at(self.front)])
     }
-    /// Remembers what was carried out just now, in place of the oldest if there is no room. Its response waits from now on.
+    /// Remembers what was carried out just now, in place of the oldest if there is no room. Its response waits from now
+    /// on.
     pub(crate) fn push(&mut self, psn: Psn, msn: u32, deed: Deed, packets: u32) {
         assert!(self.fresh < self.slots.len(), "the limit was checked");
         if self.len == self.slots.len() {

@@ -1,12 +1,13 @@
 //! A list that one thread has a copy of and uses very often, while others change it hardly ever.
 //!
-//! The list is changed under a lock, and the change is counted. The frequent user comes in ([`Exclusion::enter`]) by the count
-//! that its copy has, without the lock; where that is no longer the count, it copies the list anew ([`Exclusion::copy`]).
+//! The list is changed under a lock, and the change is counted. The frequent user comes in ([`Exclusion::enter`]) by
+//! the count that its copy has, without the lock; where that is no longer the count, it copies the list anew
+//! ([`Exclusion::copy`]).
 //!
-//! Some changes want the frequent user outside ([`Exclusion::exclude`]). It says by a word of its own when it is inside, and
-//! looks at the count behind that; who excludes it changes the count, has all processors run a barrier, and looks at the
-//! word. Either the user sees the count changed, and comes to the lock, or who excludes sees it inside, and waits until
-//! it has gone. The user pays two plain stores for it.
+//! Some changes want the frequent user outside ([`Exclusion::exclude`]). It says by a word of its own when it is
+//! inside, and looks at the count behind that; who excludes it changes the count, has all processors run a barrier, and
+//! looks at the word. Either the user sees the count changed, and comes to the lock, or who excludes sees it inside,
+//! and waits until it has gone. The user pays two plain stores for it.
 
 use std::sync::PoisonError;
 
@@ -72,7 +73,8 @@ impl<T> Exclusion<T> {
         self.version.load(Ordering::Relaxed).wrapping_sub(1)
     }
 
-    /// The frequent user comes in with a copy of this version. `None`: it is to copy the list anew first. By one thread only.
+    /// The frequent user comes in with a copy of this version. `None`: it is to copy the list anew first. By one thread
+    /// only.
     #[inline(always)]
     pub fn enter(&self, version: u32) -> Option<Inside<'_>> {
         self.inside.store(1, Ordering::Relaxed);

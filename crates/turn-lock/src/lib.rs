@@ -2,8 +2,8 @@
 //! instead of waiting.
 //!
 //! It is made for what one thread uses nearly always and another now and then: an adapter's engine, a Portals node. A
-//! thread that had it often enough in a row becomes its *favourite* and pays no locked instruction from then on; who else
-//! comes pays for both, once, by a barrier on all processors ([`Barrier`]).
+//! thread that had it often enough in a row becomes its *favourite* and pays no locked instruction from then on; who
+//! else comes pays for both, once, by a barrier on all processors ([`Barrier`]).
 //!
 //! ```
 //! use hca_turn_lock::{INNER, TurnLock};
@@ -19,8 +19,8 @@
 //!
 //! # Levels
 //!
-//! A thread can be within a lock as its favourite on each of two levels at once: [`OUTER`], and within that [`INNER`]. On
-//! one level it can be within one at a time; another one of the same level it then has as anybody else has it.
+//! A thread can be within a lock as its favourite on each of two levels at once: [`OUTER`], and within that [`INNER`].
+//! On one level it can be within one at a time; another one of the same level it then has as anybody else has it.
 //!
 //! | module | what it holds |
 //! |---|---|

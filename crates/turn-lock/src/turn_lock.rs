@@ -1,19 +1,20 @@
 //! The lock: who can't have it leaves word, and who has it looks once more.
 //!
-//! A thread that wants work done must not wait for another that is at it, and its work must not lie until somebody comes
-//! by. So lock and word are one atomic: who finds it held marks it, and who unlocks it finds the mark by the same
+//! A thread that wants work done must not wait for another that is at it, and its work must not lie until somebody
+//! comes by. So lock and word are one atomic: who finds it held marks it, and who unlocks it finds the mark by the same
 //! exchange and does the work. Taking and giving back cost one exchange each.
 //!
-//! **Who waits** says so in the same word. Whoever unlocks a lock that is waited for leaves it to those who wait, and to nobody else: a thread that
-//! takes and gives back a lock again and again would otherwise keep one out that looks now and then. Word that was left goes along.
+//! **Who waits** says so in the same word. Whoever unlocks a lock that is waited for leaves it to those who wait, and
+//! to nobody else: a thread that takes and gives back a lock again and again would otherwise keep one out that looks
+//! now and then. Word that was left goes along.
 //!
-//! **The favourite.** Most of these locks are used by one thread for long. Once a thread has had the lock often enough in
-//! a row, it is left with it: the lock's state names the thread, which then enters by a store to a word of its own and
-//! leaves by another, without an exchange, which would wait for its stores to peers' memory. Behind each of the two it
-//! looks whether the state still is its name. Who else wants the lock takes the favour back: it changes the state, has all
-//! processors run a barrier ([`Barrier`]), and looks at the favourite's word. If that is outside, the lock is the
-//! other's. If it is inside, it holds the lock from now on as anybody does, word can be left for it, and nobody waits.
-//! Each time the favour is taken back, more is needed to be favoured again. Who comes as a guest
+//! **The favourite.** Most of these locks are used by one thread for long. Once a thread has had the lock often enough
+//! in a row, it is left with it: the lock's state names the thread, which then enters by a store to a word of its own
+//! and leaves by another, without an exchange, which would wait for its stores to peers' memory. Behind each of the two
+//! it looks whether the state still is its name. Who else wants the lock takes the favour back: it changes the state,
+//! has all processors run a barrier ([`Barrier`]), and looks at the favourite's word. If that is outside, the lock is
+//! the other's. If it is inside, it holds the lock from now on as anybody does, word can be left for it, and nobody
+//! waits. Each time the favour is taken back, more is needed to be favoured again. Who comes as a guest
 //! ([`Guard::unlock_unfavoured`]) is never favoured, so that nobody has to turn it out.
 //!
 //! ```text
@@ -27,20 +28,22 @@
 //!   HANDED ───────────> HELD                                                        by one who waits
 //! ```
 //!
-//! To each state but `FREE` the flag `WORD` is added by who leaves word. To each that is held, or being taken back, the flag `WAITED` is
-//! added by who waits; one who does goes on until it has the lock, so a lock that is `HANDED` is always taken.
+//! To each state but `FREE` the flag `WORD` is added by who leaves word. To each that is held, or being taken back, the
+//! flag `WAITED` is added by who waits; one who does goes on until it has the lock, so a lock that is `HANDED` is
+//! always taken.
 //!
 //! Invariants of the unsafe code:
-//! 1. The value is reached only by who holds the lock: who moved `state` from `FREE` or `HANDED` to `HELD`; who moved it from `NAMED`
-//!    to `REVOKING` and then found it `HELD`, or the favourite outside and made it so; or the favourite whom `state` names,
-//!    after it has said that it is inside and then found its bare name still there, until it says that it is not, and
-//!    then, if `state` is `KEPT` with its name, until it moves that on. [`Guard`] does all, so that they come in pairs,
-//!    also when a turn panics.
-//! 2. `state` is taken with Acquire and given back with Release, and changed meanwhile by exchanges only. A mark is made
-//!    with Release and found with Acquire, so that the next turn sees what was left before it. The favourite leaves with
-//!    Release, and who takes the favour back finds that with Acquire.
-//! 3. A [`ThreadWord`] is never freed, and is one thread's at a time; only that thread writes to it, and only that thread
-//!    makes a state `NAMED` with it. So a state with its name that it finds behind leaving is of the favour that it had.
+//! 1. The value is reached only by who holds the lock: who moved `state` from `FREE` or `HANDED` to `HELD`; who moved
+//!    it from `NAMED` to `REVOKING` and then found it `HELD`, or the favourite outside and made it so; or the favourite
+//!    whom `state` names, after it has said that it is inside and then found its bare name still there, until it says
+//!    that it is not, and then, if `state` is `KEPT` with its name, until it moves that on. [`Guard`] does all, so that
+//!    they come in pairs, also when a turn panics.
+//! 2. `state` is taken with Acquire and given back with Release, and changed meanwhile by exchanges only. A mark is
+//!    made with Release and found with Acquire, so that the next turn sees what was left before it. The favourite
+//!    leaves with Release, and who takes the favour back finds that with Acquire.
+//! 3. A [`ThreadWord`] is never freed, and is one thread's at a time; only that thread writes to it, and only that
+//!    thread makes a state `NAMED` with it. So a state with its name that it finds behind leaving is of the favour that
+//!    it had.
 #![allow(unsafe_code)]
 
 use core::marker::PhantomData;
@@ -128,7 +131,8 @@ struct Inner<T> {
     needed: u32,
 }
 
-// SAFETY: (1) one thread at a time reaches the value, and (2) orders one after the other; (3) the pointer is to a static.
+// SAFETY: (1) one thread at a time reaches the value, and (2) orders one after the other; (3) the pointer is to a
+// static.
 unsafe impl<T: Send, const LEVEL: usize> Sync for TurnLock<T, LEVEL> {}
 // SAFETY: as above.
 unsafe impl<T: Send, const LEVEL: usize> Send for TurnLock<T, LEVEL> {}
@@ -149,7 +153,8 @@ impl<T, const LEVEL: usize> Guard<'_, T, LEVEL> {
         // SAFETY: (1) a guard exists only while the lock is held, and it is borrowed for the call.
         self.lock.value.with_mut(|p| f(unsafe { &mut (*p).value }))
     }
-    /// Gives the lock back, to who waits for it if somebody does. Returns whether word was left, and nobody waits who is told of it: then [`TurnLock::turn_or_leave_word`] or its like is due.
+    /// Gives the lock back, to who waits for it if somebody does. Returns whether word was left, and nobody waits who
+    /// is told of it: then [`TurnLock::turn_or_leave_word`] or its like is due.
     #[must_use = "somebody may have left word"]
     #[inline(always)]
     pub fn unlock(self) -> bool {
@@ -238,8 +243,8 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         result
     }
 
-    /// The lock, if nobody holds it; else leaves word: [`Guard::unlock`] will tell its holder, who may be this thread. Never
-    /// waits.
+    /// The lock, if nobody holds it; else leaves word: [`Guard::unlock`] will tell its holder, who may be this thread.
+    /// Never waits.
     #[inline]
     pub fn lock_or_leave_word(&self) -> Option<Guard<'_, T, LEVEL>> {
         loop {
@@ -257,8 +262,8 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         self.lock_once().ok()
     }
 
-    /// Waits for the lock, which this thread must not have: the next who gives it back leaves it to those who wait. Word may have been
-    /// left before.
+    /// Waits for the lock, which this thread must not have: the next who gives it back leaves it to those who wait.
+    /// Word may have been left before.
     #[inline(always)]
     pub fn lock(&self) -> Guard<'_, T, LEVEL> {
         self.lock_once().unwrap_or_else(|_| self.wait())
@@ -292,8 +297,8 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         None
     }
 
-    /// Waits for the lock and runs `f`: the control path, a guest. A turn is bounded, and the lock is left to who waits, so the wait is. `again` is run
-    /// for word left meanwhile.
+    /// Waits for the lock and runs `f`: the control path, a guest. A turn is bounded, and the lock is left to who
+    /// waits, so the wait is. `again` is run for word left meanwhile.
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R, again: impl FnMut(&mut T)) -> R {
         let mut guard = self.lock();
         let r = guard.run(f);
@@ -319,7 +324,8 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         Guard { lock: self, favourite, of_this_thread: PhantomData }
     }
 
-    /// The lock; or a state of it at which word can be left, as somebody holds it; or `FREE`: it changed hands just now.
+    /// The lock; or a state of it at which word can be left, as somebody holds it; or `FREE`: it changed hands just
+    /// now.
     #[inline(always)]
     fn lock_once(&self) -> Result<Guard<'_, T, LEVEL>, State> {
         let state = self.state.load(Ordering::Relaxed);

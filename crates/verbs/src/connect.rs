@@ -164,10 +164,10 @@ pub struct ConnectOptions {
     pub mtu: Option<Mtu>,
     /// How long to wait for an acknowledgement (RC); 2.1 s unless given.
     ///
-    /// With seven retries a request fails after 17 s at the earliest. Processes stand still for long without being dead:
-    /// a CPU quota that is used up stops a container again and again, a busy machine runs others first, a debugger stops
-    /// its program while somebody looks. A connection that failed has to be built anew by both ends, so the default
-    /// outlasts these. For longer looks `AckTimeout::new(0)` waits for ever.
+    /// With seven retries a request fails after 17 s at the earliest. Processes stand still for long without being
+    /// dead: a CPU quota that is used up stops a container again and again, a busy machine runs others first, a
+    /// debugger stops its program while somebody looks. A connection that failed has to be built anew by both ends, so
+    /// the default outlasts these. For longer looks `AckTimeout::new(0)` waits for ever.
     ///
     /// Loss is not what it waits for: the adapter in software asks after one measured round trip or so, far earlier. An
     /// adapter in silicon has no other timer for a lost last packet; where its network loses packets, 14 (67 ms) or so

@@ -104,9 +104,9 @@ impl CompletionQueue {
         wcs.iter_mut()
     }
 
-    /// Takes completions; if there are none, waits for some, for ever without a `timeout`. It blocks on
-    /// the device's descriptor, and turns the device where that works so: nobody else is needed. Where a device says that it
-    /// pays, it polls for some microseconds before it sleeps.
+    /// Takes completions; if there are none, waits for some, for ever without a `timeout`. It blocks on the device's
+    /// descriptor, and turns the device where that works so: nobody else is needed. Where a device says that it pays,
+    /// it polls for some microseconds before it sleeps.
     ///
     /// # Errors
     /// None came in time, or there is nothing to wait on.
@@ -163,8 +163,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Looks for a while before it is worth sleeping. A device that finds nothing many times in a row gives way to other
-    /// threads meanwhile.
+    /// Looks for a while before it is worth sleeping. A device that finds nothing many times in a row gives way to
+    /// other threads meanwhile.
     fn look(&mut self, wcs: &mut Completions, deadline: Option<Instant>) -> usize {
         let until = Instant::now() + self.port.look_before_sleep();
         let until = deadline.map_or(until, |d| d.min(until));
@@ -430,8 +430,8 @@ impl CqShared {
         }
     }
 
-    /// Tells the poller of a queue pair that came, or went. Once each: one that goes twice is kept for a poller that never
-    /// heard of it.
+    /// Tells the poller of a queue pair that came, or went. Once each: one that goes twice is kept for a poller that
+    /// never heard of it.
     fn change(&self, qp: QpHandle, change: Option<Entry>) {
         let mut changes = self.changes();
         let Some(pending) = changes.as_mut() else { return };

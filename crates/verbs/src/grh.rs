@@ -46,8 +46,8 @@ impl Grh {
         Some(Self { sgid: ip(8), dgid: ip(24), traffic_class, hop_limit: bytes[7] })
     }
 
-    /// The path back to the sender. The header has no LID, so on an InfiniBand subnet the device has to know that of this
-    /// GID (`lid=` where it is opened), or it is put there.
+    /// The path back to the sender. The header has no LID, so on an InfiniBand subnet the device has to know that of
+    /// this GID (`lid=` where it is opened), or it is put there.
     pub fn reply_path(&self) -> AddressVector {
         // The ECN bits are the network's.
         let traffic_class = self.traffic_class & !3;

@@ -55,8 +55,8 @@
 //! received message makes all earlier data visible, and so does a word read by
 //! [`SharedMr::load_u64`] or [`wait_until`](SharedMr::wait_until) for what was written before it.
 //!
-//! **Unsignalled requests** report only failures. Their buffers come back with the next completion of the same
-//! send queue; a queue that only has such requests would never be freed, and the request that would cause that is refused.
+//! **Unsignalled requests** report only failures. Their buffers come back with the next completion of the same send
+//! queue; a queue that only has such requests would never be freed, and the request that would cause that is refused.
 //!
 //! # Completion queues
 //!
@@ -140,11 +140,12 @@
 //!
 //! # Dropping, forgetting, forking
 //!
-//! - Nothing panics in a drop. A drop takes a short lock where an arena gets a part back. The drop that is the last of a queue pair, region,
-//!   completion queue or another object of the device destroys it there, which may wait: for the adapter in software one turn, and
-//!   up to 100 ms for each peer on this machine that stands still within memory that is taken back; for an adapter in silicon the command, which
-//!   takes microseconds, and up to 60 s where the adapter has stopped to answer, once. An async program that can't have that drops such objects
-//!   where waiting is allowed (`tokio::task::spawn_blocking`).
+//! - Nothing panics in a drop. A drop takes a short lock where an arena gets a part back. The drop that is the last of
+//!   a queue pair, region, completion queue or another object of the device destroys it there, which may wait: for the
+//!   adapter in software one turn, and up to 100 ms for each peer on this machine that stands still within memory that
+//!   is taken back; for an adapter in silicon the command, which takes microseconds, and up to 60 s where the adapter
+//!   has stopped to answer, once. An async program that can't have that drops such objects where waiting is allowed
+//!   (`tokio::task::spawn_blocking`).
 //! - A queue pair is destroyed when its halves and controls are gone; the device has let go of its memory then. Its
 //!   buffers in flight go back when its completion queues are next polled, or dropped.
 //! - Everything keeps what it stands on: the order of drops does not matter.

@@ -68,8 +68,8 @@ impl fmt::Debug for LastHold {
     }
 }
 
-/// Drops a range without waiting: what is to be waited for, if nothing else holds its region, is handed back, to be dropped
-/// where that may be done.
+/// Drops a range without waiting: what is to be waited for, if nothing else holds its region, is handed back, to be
+/// dropped where that may be done.
 pub fn let_go(range: SharedRange) -> Option<LastHold> {
     range.into_region().map(|region| LastHold { _region: region })
 }
@@ -195,8 +195,8 @@ impl Drop for SrqOwner {
     }
 }
 
-/// What queue pairs are made on. It keeps the queues there, and others use them meanwhile: a program that has them behind a
-/// lock makes queue pairs outside of it.
+/// What queue pairs are made on. It keeps the queues there, and others use them meanwhile: a program that has them
+/// behind a lock makes queue pairs outside of it.
 #[derive(Clone)]
 pub struct RawQpMaker {
     pd: Arc<PdCore>,
@@ -277,8 +277,8 @@ impl RawQp {
     pub fn modify(&mut self, attr: &QpAttr) -> Result<(), DeviceError> {
         self.pd.ctx.device.modify_qp(self.handle, attr)
     }
-    /// Takes it from RESET to RTS, connected to a queue pair of the same service. `ours` is what the far end was told of
-    /// this one.
+    /// Takes it from RESET to RTS, connected to a queue pair of the same service. `ours` is what the far end was told
+    /// of this one.
     ///
     /// # Errors
     /// The services differ, the transitions' rules, or the device refused.
@@ -366,8 +366,8 @@ impl RawQp {
 }
 
 impl RawQp {
-    /// Destroys it. On return the device touches no memory for it any more. What comes back are the `wr_id`s of requests
-    /// that it took from a shared receive queue and that no poll will return any more.
+    /// Destroys it. On return the device touches no memory for it any more. What comes back are the `wr_id`s of
+    /// requests that it took from a shared receive queue and that no poll will return any more.
     ///
     /// # Errors
     /// The device did not confirm; the memory of requests in flight then has to stay in place for good.

@@ -201,9 +201,9 @@ impl<'a> Wc<'a> {
         })
     }
 
-    /// The header that a datagram came with: who sent it, by which path. `None` for anything else, where it came without one
-    /// (within a subnet of InfiniBand, from senders that do not ask for it), or if its buffer was taken out or does not hold
-    /// the 40 bytes.
+    /// The header that a datagram came with: who sent it, by which path. `None` for anything else, where it came
+    /// without one (within a subnet of InfiniBand, from senders that do not ask for it), or if its buffer was taken out
+    /// or does not hold the 40 bytes.
     pub fn grh(&self) -> Option<Grh> {
         if !self.grh || self.status != WcStatus::Success {
             return None;
@@ -211,8 +211,8 @@ impl<'a> Wc<'a> {
         Grh::parse(self.first_buf()?.first_chunk()?)
     }
 
-    /// The message, without GRH or the room for it, as far as it lies in the first buffer; `None` if that is none, or taken out,
-    /// or if this is no receive that succeeded.
+    /// The message, without GRH or the room for it, as far as it lies in the first buffer; `None` if that is none, or
+    /// taken out, or if this is no receive that succeeded.
     pub fn payload(&self) -> Option<&[u8]> {
         if !self.opcode.is_recv() || self.status != WcStatus::Success {
             return None;

@@ -26,7 +26,8 @@ pub struct ArenaOptions {
     pub chunk_bytes: usize,
     /// Whether to take huge pages of 2 MiB where the system has set some aside (`sysctl vm.nr_hugepages`). Chunks are
     /// multiples of 2 MiB then. A vfio-user server must not take such pages, since their owner could end it by punching
-    /// holes, so over vfio-user they are ordinary ones, of which the system makes huge ones by itself where it does that.
+    /// holes, so over vfio-user they are ordinary ones, of which the system makes huge ones by itself where it does
+    /// that.
     pub huge_pages: bool,
 }
 
@@ -38,8 +39,9 @@ impl Default for ArenaOptions {
 
 /// Memory for DMA of one function. Clones are the same arena.
 ///
-/// Mapping costs a system call or a message and some time for each page, so what was mapped stays mapped, unless it is a
-/// long piece by itself: [`trim`](Self::trim) gives back what is not used. An arena outlives no function: it keeps its own open.
+/// Mapping costs a system call or a message and some time for each page, so what was mapped stays mapped, unless it is
+/// a long piece by itself: [`trim`](Self::trim) gives back what is not used. An arena outlives no function: it keeps
+/// its own open.
 #[derive(Clone)]
 pub struct DmaArena(Arc<Inner>);
 
@@ -104,8 +106,8 @@ impl DmaArena {
         Self(Arc::new(inner))
     }
 
-    /// Zeroed memory of at least `bytes` bytes, in whole pages of [`PIECE_BYTES`], which begins at a multiple of `align`
-    /// here and for the device.
+    /// Zeroed memory of at least `bytes` bytes, in whole pages of [`PIECE_BYTES`], which begins at a multiple of
+    /// `align` here and for the device.
     ///
     /// # Errors
     /// Nothing was asked for, `align` is no power of two up to [`MAX_PIECE_ALIGN`], or there is no memory, or none that

@@ -212,8 +212,8 @@ impl Bar {
 
 /// Some registers of a BAR, by the quickest way that there is. Offsets are from their begin.
 ///
-/// It is for set-up, where one and the same driver meets functions whose registers are mapped and others whose are not. The
-/// data path takes an [`Mmio`].
+/// It is for set-up, where one and the same driver meets functions whose registers are mapped and others whose are not.
+/// The data path takes an [`Mmio`].
 #[derive(Clone, Debug)]
 pub struct Registers {
     bar: Bar,

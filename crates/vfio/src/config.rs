@@ -143,7 +143,8 @@ impl ConfigSpace {
     /// Says whether the function answers to accesses of its BARs. It does once it is open.
     ///
     /// # Errors
-    /// It is to be switched off while windows on registers are held, whose use would end the process; or the function is gone.
+    /// It is to be switched off while windows on registers are held, whose use would end the process; or the function
+    /// is gone.
     pub fn set_memory_space(&self, on: bool) -> Result<(), FunctionError> {
         let windows = std::sync::Arc::strong_count(&self.function.0.windows) - 1;
         if !on && windows > 0 {

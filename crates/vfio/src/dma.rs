@@ -12,8 +12,8 @@ use crate::error::DmaError;
 use crate::iova::{Iova, Ranges, usable};
 use crate::memory::{HUGE, Memory};
 
-/// Memory that a device may reach. Dropping it changes nothing: [`PciFunction::dma_unmap`](crate::PciFunction::dma_unmap) takes it back, and so does
-/// closing the function.
+/// Memory that a device may reach. Dropping it changes nothing:
+/// [`PciFunction::dma_unmap`](crate::PciFunction::dma_unmap) takes it back, and so does closing the function.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "the memory stays within the device's reach until it is unmapped"]
 pub struct DmaMapping {
@@ -152,9 +152,9 @@ impl DmaTable {
     }
 }
 
-/// Takes addresses for memory that lies at `addr` here. They agree with that in as many bits as large pages of use for so
-/// many bytes have, up to 1 GiB, or else as huge pages have, or else in none: so the IOMMU needs few entries, and a device's
-/// list of the memory's pages is short where the addresses of requests are the memory's own.
+/// Takes addresses for memory that lies at `addr` here. They agree with that in as many bits as large pages of use for
+/// so many bytes have, up to 1 GiB, or else as huge pages have, or else in none: so the IOMMU needs few entries, and a
+/// device's list of the memory's pages is short where the addresses of requests are the memory's own.
 fn place(free: &mut Ranges, addr: usize, len: u64) -> Option<u64> {
     const GIGABYTE: u64 = 1 << 30;
     let most = len.min(GIGABYTE).next_power_of_two();

@@ -22,8 +22,8 @@ use crate::{linux, user};
 /// A PCI function that this process drives. Clones are the same function; it is closed when the last one is gone, and
 /// with it all windows on registers, mappings and arenas.
 ///
-/// Bus mastering is off when a function is opened, so that nothing which its last user left reaches memory: a driver resets it,
-/// maps memory, and switches bus mastering on by [`ConfigSpace::set_bus_master`].
+/// Bus mastering is off when a function is opened, so that nothing which its last user left reaches memory: a driver
+/// resets it, maps memory, and switches bus mastering on by [`ConfigSpace::set_bus_master`].
 #[derive(Clone)]
 pub struct PciFunction(pub(crate) Arc<Inner>);
 
@@ -48,7 +48,8 @@ impl fmt::Debug for PciFunction {
 impl PciFunction {
     /// Opens a function of this machine that is bound to vfio-pci.
     ///
-    /// Where the kernel has iommufd and this process may open its nodes, it goes that way, else by the function's group.
+    /// Where the kernel has iommufd and this process may open its nodes, it goes that way, else by the function's
+    /// group.
     ///
     /// # Errors
     /// Each reason that lies with the machine's set-up is an [`OpenError`] of its own, whose text names the command
@@ -204,8 +205,8 @@ impl PciFunction {
         self.0.dma.unmap(&*self.0.backend, mapping)
     }
 
-    /// How to wake who serves the function after a doorbell was written to mapped registers. `None`: whoever it is needs
-    /// no waking, as hardware, or can't be woken and looks by itself.
+    /// How to wake who serves the function after a doorbell was written to mapped registers. `None`: whoever it is
+    /// needs no waking, as hardware, or can't be woken and looks by itself.
     pub fn waker(&self) -> Option<Waker> {
         self.0.backend.waker()
     }

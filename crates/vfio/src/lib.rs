@@ -1,9 +1,9 @@
 //! A PCI function that a program drives by itself: its configuration space, its registers, memory that it may reach,
 //! its interrupts.
 //!
-//! Behind one face, [`PciFunction`], there are two kinds. A function of this machine comes by Linux's vfio; one that another
-//! process offers at a socket comes by vfio-user, without any hardware, privileges or virtual machine. A driver does
-//! not see which it has.
+//! Behind one face, [`PciFunction`], there are two kinds. A function of this machine comes by Linux's vfio; one that
+//! another process offers at a socket comes by vfio-user, without any hardware, privileges or virtual machine. A driver
+//! does not see which it has.
 //!
 //! ```text
 //!  driver   PciFunction ── config(): ConfigSpace          identity, capabilities, bus mastering
@@ -19,8 +19,8 @@
 //!           ───────────── the kernel ─────────────        ───────────── a server process ─────────────
 //! ```
 //!
-//! Who owns what: a function is open as long as a clone, a window or an arena of it lives. Memory of an arena lives until
-//! the device can reach it no more, whatever was dropped before. Memory of the program's own is the program's
+//! Who owns what: a function is open as long as a clone, a window or an arena of it lives. Memory of an arena lives
+//! until the device can reach it no more, whatever was dropped before. Memory of the program's own is the program's
 //! business, hence the `unsafe` of [`PciFunction::dma_map`].
 //!
 //! What it is not: it has no interrupts but MSI-X, no resets of whole buses, no ports (I/O space), no migration, and it

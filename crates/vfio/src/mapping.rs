@@ -1,8 +1,9 @@
 //! Files that are mapped into this process: registers, memory for DMA, words that a server shows.
 //!
 //! Invariants:
-//! 1. `base .. base + len` is a mapping of the process that made it, readable and writable, as long as `Mapping` lives; nobody
-//!    else unmaps or maps there. A forked child has nothing there, or memory of its own. `base` is a multiple of the alignment that was asked for.
+//! 1. `base .. base + len` is a mapping of the process that made it, readable and writable, as long as `Mapping` lives;
+//!    nobody else unmaps or maps there. A forked child has nothing there, or memory of its own. `base` is a multiple of
+//!    the alignment that was asked for.
 //! 2. No reference to plain bytes of it is ever made, here or by those who ask for `base`: others write it meanwhile.
 #![allow(unsafe_code)]
 

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! 1. The mapping is all of the file, which is sealed against shrinking, so that no access ends in SIGBUS.
-//! 2. The device writes it whenever it likes: it is reached by words and by the copies of `hca_dma`, and no reference to
-//!    plain bytes of it is made. What is given out by reference are atomics.
+//! 2. The device writes it whenever it likes: it is reached by words and by the copies of `hca_dma`, and no reference
+//!    to plain bytes of it is made. What is given out by reference are atomics.
 #![allow(unsafe_code)]
 
 use core::sync::atomic::{AtomicU32, AtomicU64};

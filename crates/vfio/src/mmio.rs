@@ -11,11 +11,11 @@
 //! # Caching, and what it means for BlueFlame
 //!
 //! Linux's vfio maps registers uncached. Each store then leaves the processor by itself, in order, and eight stores of
-//! 8 bytes are eight transactions on the bus: a BlueFlame write of 64 bytes works, and costs more than the doorbell that
-//! it is to spare. Only a mapping with write combining makes one transaction of them. vfio has no way to ask for one, nor
-//! has sysfs for a function that vfio holds. So a driver rings doorbells here, and uses BlueFlame only where it is
-//! asked to. Registers that a vfio-user server shows are ordinary
-//! cached memory: stores are quick, and seen in order.
+//! 8 bytes are eight transactions on the bus: a BlueFlame write of 64 bytes works, and costs more than the doorbell
+//! that it is to spare. Only a mapping with write combining makes one transaction of them. vfio has no way to ask for
+//! one, nor has sysfs for a function that vfio holds. So a driver rings doorbells here, and uses BlueFlame only where
+//! it is asked to. Registers that a vfio-user server shows are ordinary cached memory: stores are quick, and seen in
+//! order.
 //!
 //! # Barriers
 //!

@@ -43,8 +43,8 @@ impl Waker {
         Self { sleeps, inner: Arc::new(Inner { event, sleeps: fenced }) }
     }
 
-    /// To be called behind each doorbell, or behind the last of several: wakes the server if it sleeps. While it does not,
-    /// this is a load, and no system call.
+    /// To be called behind each doorbell, or behind the last of several: wakes the server if it sleeps. While it does
+    /// not, this is a load, and no system call.
     #[inline(always)]
     pub fn after_doorbell(&self) {
         // The doorbell has to be seen by a server whose word is not seen here.
@@ -109,8 +109,8 @@ impl Sleeper {
         Ok(Self { event, file, mapping })
     }
 
-    /// What goes to a client with [`wire::Wake`](crate::user::wire::Wake): the eventfd, and the word's file, in which it
-    /// stands at 0.
+    /// What goes to a client with [`wire::Wake`](crate::user::wire::Wake): the eventfd, and the word's file, in which
+    /// it stands at 0.
     pub fn descriptors(&self) -> [std::os::fd::BorrowedFd<'_>; 2] {
         [self.event.as_fd(), self.file.as_fd()]
     }
@@ -131,7 +131,8 @@ impl Sleeper {
     pub fn awake(&self) {
         self.word().store(0, Ordering::SeqCst);
         let mut count = [0_u8; 8];
-        // Whether reads wait is a flag that the client shares, and may have changed: each one says for itself that it does not.
+        // Whether reads wait is a flag that the client shares, and may have changed: each one says for itself that it
+        // does not.
         let into = &mut [IoSliceMut::new(&mut count)];
         let read = preadv2(&self.event, into, u64::MAX, ReadWriteFlags::NOWAIT);
         if let Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) = read {

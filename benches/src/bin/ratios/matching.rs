@@ -1,4 +1,5 @@
-//! Portals matching: a message for the last of many entries with wildcards, against reading the bytes that are compared.
+//! Portals matching: a message for the last of many entries with wildcards, against reading the bytes that are
+//! compared.
 
 use std::cell::RefCell;
 use std::convert::Infallible;

@@ -41,8 +41,8 @@ fn latency(b: &Bench, op: Op) -> Result<Option<Ratio>, Failure> {
     Ok(summary(&b.interleave(ours, || Ok(b.floor(Floor::UdpPingPong)?.half_rtt_ns))?))
 }
 
-/// An operation of this size over raw Ethernet between two namespaces, against a floor on the same wire: half of a round
-/// trip in ns, the whole of it for what is answered, or a stream in messages a second.
+/// An operation of this size over raw Ethernet between two namespaces, against a floor on the same wire: half of a
+/// round trip in ns, the whole of it for what is answered, or a stream in messages a second.
 fn raw(b: &Bench, (op, size): (Op, u64), floor: Floor) -> Result<Option<Ratio>, Failure> {
     let wire = match Wire::with_addresses(4500) {
         Ok(wire) => wire,

@@ -58,8 +58,8 @@ fn duo(b: &Bench, kind: Kind, size: usize, floor: cache::Kind) -> Result<Option<
 
 /// WRITEs of `size` over `span` bytes against memcpy, in bytes a second.
 ///
-/// The copy reads the same source. Its target is a buffer of this process that begins at a page, as the peer's memory does,
-/// from the same allocator: no program gets a mapping of its peer's memory.
+/// The copy reads the same source. Its target is a buffer of this process that begins at a page, as the peer's memory
+/// does, from the same allocator: no program gets a mapping of its peer's memory.
 fn blocks(b: &Bench, size: usize, span: usize) -> Result<Option<Ratio>, Failure> {
     let mut duo = Duo::start(&b.device, b.cpus, Kind::Blocks { span }, size)?;
     let mut target = [aligned(duo.pd(), span)?];
@@ -107,8 +107,8 @@ fn sends(b: &Bench) -> Result<Option<Ratio>, Failure> {
     Ok(summary(&b.interleave(|| b.rate(&mut pair, &rc(Op::Send, 8)), floor)?))
 }
 
-/// A stream of 8-byte WRITEs to successive lines, signalled every 64th, which the target's program follows, against one of
-/// bare stores, a second.
+/// A stream of 8-byte WRITEs to successive lines, signalled every 64th, which the target's program follows, against one
+/// of bare stores, a second.
 fn writes(b: &Bench) -> Result<Option<Ratio>, Failure> {
     let mut duo = Duo::start(&b.device, b.cpus, Kind::Follow, 8)?;
     let floor = || Ok(b.floor(Floor::Cache(cache::Kind::StoreStream))?.packets_per_s);
@@ -123,8 +123,8 @@ fn peers(b: &Bench, count: usize) -> Result<Option<Ratio>, Failure> {
     Ok(summary(&b.interleave(|| b.p50(&mut crowded, &case), || b.p50(&mut alone, &case))?))
 }
 
-/// The half round trip of messages each of which comes from another of so many peers than the last, against that of as many
-/// from one of them, in ns.
+/// The half round trip of messages each of which comes from another of so many peers than the last, against that of as
+/// many from one of them, in ns.
 fn turns(b: &Bench, count: usize) -> Result<Option<Ratio>, Failure> {
     let turns = RefCell::new(Turns::start(&b.device, b.cpus, count)?);
     let there = turns.borrow().count();

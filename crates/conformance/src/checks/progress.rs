@@ -167,8 +167,8 @@ pub(crate) fn a_turn_by_another_thread_takes_no_wakeup_away(bed: &dyn Bed) {
     p.b.recv_cq.ok(1);
 }
 
-/// Over shared memory a peer wakes only who has said that he sleeps. That an adapter's thread would find the message later
-/// does not count.
+/// Over shared memory a peer wakes only who has said that he sleeps. That an adapter's thread would find the message
+/// later does not count.
 pub(crate) fn polls_between_arming_and_sleeping_leave_the_network_told(bed: &dyn Bed) {
     if !bed.can(Feature::WaitFd) {
         return;

@@ -1,8 +1,8 @@
 //! What happens between post and completion, and what does not: no allocation, and no system call but
 //! the network's. A system call is how a lock that is contended, a sleep or a memory mapping would show.
 //!
-//! One thread drives two adapters through the safe verbs: over UDP, over shared memory, over both as `auto://` has it, and
-//! those of the ConnectX driver.
+//! One thread drives two adapters through the safe verbs: over UDP, over shared memory, over both as `auto://` has it,
+//! and those of the ConnectX driver.
 #![deny(unsafe_code)]
 
 mod driver;
@@ -156,7 +156,8 @@ fn allocates_nothing(network: &str, progress: Progress) {
         0,
         "{network}, {progress}: allocations and frees in 2500 requests"
     );
-    // A post sends at most once; five posts and at most as many lone acknowledgements a round. Shared memory takes none.
+    // A post sends at most once; five posts and at most as many lone acknowledgements a round. Shared memory takes
+    // none.
     let most = if network == "udp" { 500 * 10 } else { 0 };
     let made = sends(&a) - sends_before;
     assert!(made <= most, "{network}, {progress}: {made} send calls");

@@ -7,7 +7,8 @@ use portals::v4::{
 
 use crate::bed::{Bed, MATCHING, Pair, Sink, Source, code, id};
 
-/// Bytes of any pattern are elements; those of an odd one make numbers that are no numbers, and those of this one do not.
+/// Bytes of any pattern are elements; those of an odd one make numbers that are no numbers, and those of this one do
+/// not.
 fn elements(ty: Datatype, seed: u8) -> Vec<u8> {
     let one = |n: u8| -> Vec<u8> {
         let n = n.wrapping_mul(37).wrapping_add(seed);

@@ -1,4 +1,5 @@
-//! Portals 4.3 on the software adapter: the same tests on each fabric, matched by the program's calls and by the adapter.
+//! Portals 4.3 on the software adapter: the same tests on each fabric, matched by the program's calls and by the
+//! adapter.
 
 mod atomics;
 mod bed;

@@ -1,4 +1,5 @@
-//! Portals 3.3 between two processes on two adapters, on each fabric, matched by the program's calls and by the adapter.
+//! Portals 3.3 between two processes on two adapters, on each fabric, matched by the program's calls and by the
+//! adapter.
 
 #[allow(dead_code, reason = "the suite's own beds are more than these")]
 #[path = "../softhca/beds.rs"]

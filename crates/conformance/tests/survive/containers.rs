@@ -1,4 +1,5 @@
-//! Containers that share a folder and nothing else: namespaces for users, processes, mounts and networks of each one's own.
+//! Containers that share a folder and nothing else: namespaces for users, processes, mounts and networks of each one's
+//! own.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -49,8 +50,8 @@ pub(crate) fn child(argument: &str) {
     }
 }
 
-/// Exchanges messages with a peer: `MEMORY,USERS,UNTIL`. The memory is the library's, or the process's own, which may be
-/// one that nobody may read (`hidden`), or that lets itself be read (`asks`).
+/// Exchanges messages with a peer: `MEMORY,USERS,UNTIL`. The memory is the library's, or the process's own, which may
+/// be one that nobody may read (`hidden`), or that lets itself be read (`asks`).
 fn bulk(domain: &str, folder: &str, argument: &str) {
     let words: Vec<&str> = argument.split(',').collect();
     let [memory, users, until] = words[..] else { panic!("{argument}") };
@@ -366,7 +367,8 @@ fn where_yama_forbids_it_processes_are_read_that_ask_for_it_only() {
     }
 }
 
-/// Puts two containers under load, and has one of them end; how the other one's requests ended, and what it counted by then.
+/// Puts two containers under load, and has one of them end; how the other one's requests ended, and what it counted by
+/// then.
 fn end(memory: &str, kill: bool) -> Option<String> {
     let (domain, user) = (domain(), plain_user());
     let shared = Shared::new(&domain, user, 0o700);

@@ -1,5 +1,6 @@
 //! What programs over shared memory survive, on the level of verbs: peers that are killed or stopped, systems that
-//! refuse, containers, and little memory. Each test starts processes of its own, which are this program again in a role.
+//! refuse, containers, and little memory. Each test starts processes of its own, which are this program again in a
+//! role.
 #![deny(unsafe_code)]
 
 mod bulk;

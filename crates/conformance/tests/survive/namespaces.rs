@@ -1,4 +1,5 @@
-//! Processes in containers: namespaces of their own for users, processes, mounts, networks and IPC, that share one folder.
+//! Processes in containers: namespaces of their own for users, processes, mounts, networks and IPC, that share one
+//! folder.
 //!
 //! Invariants:
 //! 1. Between fork and exec nothing is allocated, locked or unwound: all strings are made before, and what runs there
@@ -128,7 +129,8 @@ impl Plan {
     fn enter(&self) -> io::Result<()> {
         let users = libc::CLONE_NEWUSER | libc::CLONE_NEWNS;
         let others = libc::CLONE_NEWNET | libc::CLONE_NEWPID | libc::CLONE_NEWIPC;
-        // SAFETY: takes numbers only. A change of user has made this process unreadable, its own files in /proc included.
+        // SAFETY: takes numbers only. A change of user has made this process unreadable, its own files in /proc
+        // included.
         unsafe {
             done(libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0))?;
             done(libc::unshare(if self.all { users | others } else { users }))?;
@@ -158,8 +160,8 @@ impl Plan {
     }
 }
 
-/// Goes on as the first process of the new namespace. The one that was started stays outside, without descriptors, ends as
-/// it does, and takes it along when it is killed.
+/// Goes on as the first process of the new namespace. The one that was started stays outside, without descriptors, ends
+/// as it does, and takes it along when it is killed.
 fn init() -> io::Result<()> {
     // SAFETY: (1) both go on with system calls alone; (2) for `status`.
     unsafe {

@@ -70,8 +70,8 @@ pub(super) unsafe fn string_move(to: *mut u8, from: *const u8, len: usize) {
     }
 }
 
-/// A move by blocks of four registers, and the loop that it is made of. The last block ends where the range does, and may
-/// overlap the one before.
+/// A move by blocks of four registers, and the loop that it is made of. The last block ends where the range does, and
+/// may overlap the one before.
 macro_rules! moves_by_blocks {
     (
         $(#[$needs:meta])?

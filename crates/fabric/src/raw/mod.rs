@@ -41,8 +41,8 @@ use rx::Receiver;
 use sys::{Ring, SOL_PACKET, Shape};
 use tx::Sender;
 
-/// Bytes of the receive ring, about. A slot is met again after a round: of 16 MiB, little of which the caches hold then,
-/// a small message takes 6 % more time.
+/// Bytes of the receive ring, about. A slot is met again after a round: of 16 MiB, little of which the caches hold
+/// then, a small message takes 6 % more time.
 const RING_BYTES: usize = 4 << 20;
 /// Longest frame that a slot of the ring has room for: a path MTU of 4096 and all headers.
 const MAX_SLOT_FRAME: usize = 4096 + 256;

@@ -1,9 +1,10 @@
 //! A direct access to a peer's memory, and the regions of peers that are mapped here.
 //!
 //! Invariants:
-//! 1. `base .. base + len` is mapped as long as a [`Region`] lives in the process that made it, over a peer's memory file
-//!    whose seals, kind and size were verified: no access to it ends in SIGBUS for want of a page of the file. Where
-//!    `writable` says so, it may be written. A forked child has nothing there, or memory of its own, and makes no access.
+//! 1. `base .. base + len` is mapped as long as a [`Region`] lives in the process that made it, over a peer's memory
+//!    file whose seals, kind and size were verified: no access to it ends in SIGBUS for want of a page of the file.
+//!    Where `writable` says so, it may be written. A forked child has nothing there, or memory of its own, and makes no
+//!    access.
 //! 2. Every offset is checked against the range that was granted, which lies within the file.
 //! 3. The peer and others change these bytes at any time: they are reached by `dma` only.
 #![allow(unsafe_code)]

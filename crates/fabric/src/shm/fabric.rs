@@ -29,8 +29,8 @@ use crate::{Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket
 
 /// Rings that are polled each turn, once the others were parked, which each [`TICK`] does.
 pub(super) const HOT_RINGS: usize = 8;
-/// Rings that are polled before some are parked again within a tick: one barrier, which takes as long as hundreds of looks
-/// at a ring, then does for so many more.
+/// Rings that are polled before some are parked again within a tick: one barrier, which takes as long as hundreds of
+/// looks at a ring, then does for so many more.
 pub(super) const MAX_POLLED: usize = HOT_RINGS + 64;
 /// How often sockets are looked at while the adapter is busy.
 pub(super) const TICK: Duration = Duration::from_millis(1);

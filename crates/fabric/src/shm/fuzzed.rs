@@ -1,13 +1,13 @@
 //! What the fuzz target `shm_peer` does with its input: an adapter has met a peer that writes whatever the input says
-//! into its outbox, its board, the page of calls and its socket, between what an honest one does. The corpus runs through
-//! it in `cargo test` too.
+//! into its outbox, its board, the page of calls and its socket, between what an honest one does. The corpus runs
+//! through it in `cargo test` too.
 //!
 //! An input is records: a byte that says what is done, and up to eight more. Time is virtual, but for the wait of a
 //! region that is taken back. Turns of the adapter take messages of one line by the quick way as well, if their record
 //! says so.
 //!
-//! Whatever comes, the adapter does not panic, its turns end, what it takes is whole, an honest third one reaches it, and
-//! nothing is left of the peer once that is gone.
+//! Whatever comes, the adapter does not panic, its turns end, what it takes is whole, an honest third one reaches it,
+//! and nothing is left of the peer once that is gone.
 
 use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, OwnedFd};

@@ -46,8 +46,8 @@ const BOARD_PAGES: usize = BOARD_BYTES / PAGE;
 const _: () = assert!(BOARD_BYTES.is_multiple_of(PAGE));
 /// Notes that a peer has not taken from its socket; later ones that nobody waits for are lost, as are wake-ups.
 const MAX_UNSENT: usize = 1024;
-/// Questions, offers and answers are kept beyond that, up to so many in all: one who leaves no more of them open than it
-/// may never gets there.
+/// Questions, offers and answers are kept beyond that, up to so many in all: one who leaves no more of them open than
+/// it may never gets there.
 const MAX_UNSENT_WANTED: usize = 2 * MAX_UNSENT;
 const _: () = assert!(MAX_UNSENT_WANTED - MAX_UNSENT >= 2 * (MAX_ASKED + MAX_MAPPED_OF_PEER) as usize);
 /// Notices of one peer that nobody has taken; then its socket is left alone for a while.

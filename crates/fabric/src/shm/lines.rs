@@ -124,9 +124,9 @@ impl ShmFabric {
         Some(LineTx { link, counters: &mut self.counters, local: &self.local, sent: 0 })
     }
 
-    /// Looks at the rings that are polled, so many times over, and takes messages of one line from the first one that has
-    /// something, up to `max`, until another record stands in the way. If several have something it is another one each
-    /// time. `None`: there is nothing. What no peer of this kind writes is left to [`recv_all`](Self::recv_all).
+    /// Looks at the rings that are polled, so many times over, and takes messages of one line from the first one that
+    /// has something, up to `max`, until another record stands in the way. If several have something it is another one
+    /// each time. `None`: there is nothing. What no peer of this kind writes is left to [`recv_all`](Self::recv_all).
     #[inline(always)]
     pub fn look<S: LineSink>(&mut self, times: u32, max: usize, sink: &mut S) -> Option<Lines> {
         if self.is_blind() {

@@ -68,8 +68,9 @@ pub(super) struct Pending {
     pub(super) said: Option<(Greeting, Vec<OwnedFd>)>,
 }
 
-/// The socket file of a peer that is gone. The system closes a dead process's descriptors one after the other, and frees
-/// what memory they hold meanwhile; so whoever is told of the death may be told before the listening socket is closed.
+/// The socket file of a peer that is gone. The system closes a dead process's descriptors one after the other, and
+/// frees what memory they hold meanwhile; so whoever is told of the death may be told before the listening socket is
+/// closed.
 pub(super) struct Lingering {
     peer: Ipv6Addr,
     at: Instant,

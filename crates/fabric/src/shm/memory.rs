@@ -581,7 +581,8 @@ impl<'a> Sealed<'a> {
     pub(super) fn fd(&self) -> BorrowedFd<'a> {
         self.fd
     }
-    /// Maps it with pages for its first bytes only; for the others the window's `populate` is due, unless they are there.
+    /// Maps it with pages for its first bytes only; for the others the window's `populate` is due, unless they are
+    /// there.
     pub(super) fn sparse_window(self, dense: usize) -> Result<Window, MemoryFault> {
         Mapping::map(self.fd, self.len, dense, false).map(|m| Window(Arc::new(m))).map_err(MemoryFault::Io)
     }

@@ -76,10 +76,11 @@ impl Domain {
         Ok(domain)
     }
 
-    /// The adapters of this user on the addresses of this thread's network namespace, as seen from one of them, whose port
-    /// is taken by now.
+    /// The adapters of this user on the addresses of this thread's network namespace, as seen from one of them, whose
+    /// port is taken by now.
     pub(super) fn of_network(local: Ipv6Addr) -> Result<Self, ShmError> {
-        // Whom the kernel does not tell (no UDP_DIAG, no netlink for this process) meets those whom it does not tell either.
+        // Whom the kernel does not tell (no UDP_DIAG, no netlink for this process) meets those whom it does not tell
+        // either.
         let by_port = match port_holder(local) {
             Ok(holder) => holder.is_some(),
             Err(e @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS)) => {
@@ -299,8 +300,8 @@ fn is_of_one_user(uid: u32) -> bool {
 fn let_all_connect(path: &Path, uid: u32) -> rustix::io::Result<()> {
     let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
     let stat = rustix::fs::fstat(&file)?;
-    // Others may write to the folder, and could have put something else there meanwhile: no file of ours but a socket, and
-    // none that has another name elsewhere.
+    // Others may write to the folder, and could have put something else there meanwhile: no file of ours but a socket,
+    // and none that has another name elsewhere.
     let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
     if !is_socket || stat.st_uid != uid || stat.st_nlink != 1 {
         return Err(Errno::STALE);

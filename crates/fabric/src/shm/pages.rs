@@ -2,9 +2,9 @@
 //! descriptor opens this allocation and nothing else.
 //!
 //! Invariants:
-//! 1. `base .. base + len` is mapped as long as `Inner` lives in the process that made it, readable and writable, over a whole
-//!    file of `len` bytes or over private copies of its pages; both are whole pages. Nobody else maps or unmaps there. A
-//!    forked child has nothing there, or memory of its own: its copy of `Inner` touches no mapping.
+//! 1. `base .. base + len` is mapped as long as `Inner` lives in the process that made it, readable and writable, over
+//!    a whole file of `len` bytes or over private copies of its pages; both are whole pages. Nobody else maps or unmaps
+//!    there. A forked child has nothing there, or memory of its own: its copy of `Inner` touches no mapping.
 //! 2. The file is sealed against shrinking before its descriptor can leave, so that no access ends in SIGBUS.
 //! 3. This module reads and writes none of the memory; that is its holder's, and ruled as any raw memory.
 #![allow(unsafe_code)]

@@ -1,4 +1,5 @@
-//! Memory of peers' processes, fetched by `process_vm_readv`: what was not given out as pages is reached so, in one copy.
+//! Memory of peers' processes, fetched by `process_vm_readv`: what was not given out as pages is reached so, in one
+//! copy.
 //!
 //! Nobody ever writes into another process. Who has the data tells where it stands, and who wants it fetches it:
 //!
@@ -9,9 +10,10 @@
 //! by a message: where, how much, terms        ───► terms hold? copies; terms hold still, process lives? takes it
 //! ```
 //!
-//! The terms are two words of the owner's board: that of its queue pair, and one for the memory's key. The owner changes
-//! them when it takes back what it lent, and waits for nobody: what was copied meanwhile is thrown away, since the look
-//! behind the copy finds other terms. A pid whose process lives behind the copy was that process's all the while.
+//! The terms are two words of the owner's board: that of its queue pair, and one for the memory's key. The owner
+//! changes them when it takes back what it lent, and waits for nobody: what was copied meanwhile is thrown away, since
+//! the look behind the copy finds other terms. A pid whose process lives behind the copy was that process's all the
+//! while.
 //!
 //! Invariants:
 //! 1. The kernel writes to the local ranges only, for which the caller vouches, and reads the peer's process only.

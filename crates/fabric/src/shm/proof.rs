@@ -1,9 +1,9 @@
 //! Adapters on addresses of the network: each proves that it is where it says.
 //!
-//! The name of a socket can be taken by anybody, and what stands in a greeting is only said. So each side asks, over the
-//! network and at the peer's address, a question with a number that nobody can guess; who receives it there says the
-//! number over the socket. Nothing is exchanged, in either direction, before both sides have done so and said that they
-//! are content.
+//! The name of a socket can be taken by anybody, and what stands in a greeting is only said. So each side asks, over
+//! the network and at the peer's address, a question with a number that nobody can guess; who receives it there says
+//! the number over the socket. Nothing is exchanged, in either direction, before both sides have done so and said that
+//! they are content.
 //!
 //! ```text
 //! question, by the network  ───►

@@ -90,8 +90,8 @@ impl ShmFabric {
     /// will be. A peer that is within one for 100 ms is dropped; if it could write, then the region's memory is made
     /// private in place, so that what it does later is not seen here.
     ///
-    /// A key that was never granted costs a look into a table. What was lent by it to be fetched from this process is so
-    /// no more, and nobody is waited for.
+    /// A key that was never granted costs a look into a table. What was lent by it to be fetched from this process is
+    /// so no more, and nobody is waited for.
     ///
     /// This sleeps for as long as a peer is within an access; [`begin_revoke`](Self::begin_revoke) does not.
     pub fn revoke(&mut self, key: u32) -> Revocation {
@@ -414,8 +414,8 @@ impl ShmFabric {
 }
 
 impl Drop for ShmFabric {
-    /// Memory outlives the adapter that has granted it. The copy that a forked child has takes nothing back: board, links
-    /// and memory are its parent's.
+    /// Memory outlives the adapter that has granted it. The copy that a forked child has takes nothing back: board,
+    /// links and memory are its parent's.
     fn drop(&mut self) {
         if self.fork.is_child() {
             return;

@@ -25,9 +25,9 @@
 //! process ([`Barrier`]), and looks at the ring once more. A producer reads the count behind every batch; the first
 //! time that it finds a new one, it has to call the consumer by other means ([`Producer::call_due`]).
 //!
-//! **A full ring.** A producer that found its ring full and is about to sleep asks for a call in the same way: it raises
-//! a count, has the barrier run, and looks at the credits once more. A consumer reads the count whenever it gives credits,
-//! and calls the first time that it finds a new one ([`Consumer::call_due`]).
+//! **A full ring.** A producer that found its ring full and is about to sleep asks for a call in the same way: it
+//! raises a count, has the barrier run, and looks at the credits once more. A consumer reads the count whenever it
+//! gives credits, and calls the first time that it finds a new one ([`Consumer::call_due`]).
 
 use super::memory::{LINE, LineView, Lines, OwnLines, Segment, Window};
 use crate::sync::{Ordering, fence};
@@ -292,8 +292,8 @@ impl Producer {
         Ok(moved)
     }
 
-    /// Asks the consumer of this ring, which is full, to call when it gives credits. `true`: it was not asked before, so
-    /// [`Barrier::on_parking`] is due, and one more look at the credits.
+    /// Asks the consumer of this ring, which is full, to call when it gives credits. `true`: it was not asked before,
+    /// so [`Barrier::on_parking`] is due, and one more look at the credits.
     pub(super) fn ask_for_call(&mut self) -> bool {
         if self.asked_at.replace(self.head) == Some(self.head) {
             return false;
@@ -386,8 +386,8 @@ impl Producer {
         lines
     }
 
-    /// Shows a message that one line takes, of `len` bytes from the line's fifth byte on. `false`: there is no room now,
-    /// or a look at the long way is due.
+    /// Shows a message that one line takes, of `len` bytes from the line's fifth byte on. `false`: there is no room
+    /// now, or a look at the long way is due.
     #[inline(always)]
     pub(super) fn push_line(&mut self, line: &mut Line, len: usize) -> bool {
         debug_assert!((MIN_PACKET..=FIRST_BYTES).contains(&len));
@@ -599,8 +599,8 @@ impl Consumer {
     pub(super) fn has_record(&self) -> bool {
         self.ring.word(self.head, Ordering::Relaxed) >> TAG_SHIFT == self.tag
     }
-    /// Looks at the next record. A line stays where it is until [`pass_line`](Self::pass_line), and whatever else stands
-    /// there is for [`take`](Self::take).
+    /// Looks at the next record. A line stays where it is until [`pass_line`](Self::pass_line), and whatever else
+    /// stands there is for [`take`](Self::take).
     #[inline(always)]
     pub(super) fn peek_line(&self) -> Peeked<'_> {
         // Acquire: pairs with the Release in `Producer::push_line` and `Producer::commit`.
@@ -738,8 +738,8 @@ mod loom_tests {
         Some(record.packet()[0].into())
     }
 
-    /// As above, with messages of one line between packets, in the order of the bits; each has the place of the other in
-    /// the lap before.
+    /// As above, with messages of one line between packets, in the order of the bits; each has the place of the other
+    /// in the lap before.
     #[test]
     fn lines_are_handed_over_whole_in_order_and_for_credits_beside_packets() {
         for lines in 0..8_u32 {

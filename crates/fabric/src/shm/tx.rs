@@ -192,8 +192,8 @@ impl ShmFabric {
         Sent::Done
     }
 
-    /// Lets `send` write messages to the peer of a path and reach memory that peers have granted, and calls the peer if it does not poll.
-    /// `None`: nobody is there now.
+    /// Lets `send` write messages to the peer of a path and reach memory that peers have granted, and calls the peer if
+    /// it does not poll. `None`: nobody is there now.
     #[inline]
     pub fn send_messages<R>(
         &mut self,
@@ -249,8 +249,8 @@ impl ShmFabric {
             self.full.push(slot);
         }
     }
-    /// Before this side sleeps: asks the consumers of rings that were found full to call when there is room. `true`: they
-    /// were not asked before.
+    /// Before this side sleeps: asks the consumers of rings that were found full to call when there is room. `true`:
+    /// they were not asked before.
     pub(super) fn ask_for_calls(&mut self) -> bool {
         let mut asked = false;
         for &slot in &self.full {

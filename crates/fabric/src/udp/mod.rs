@@ -49,8 +49,8 @@ pub struct UdpOptions {
     pub max_paths: usize,
     /// Has the kernel (or the adapter) cut trains. Off, they leave packet by packet.
     pub segmentation: bool,
-    /// The [index](crate::interface_index) of the interface that a link-local address is one of; 0 takes the one that has the
-    /// address. Peers at link-local addresses are on the same interface. Other addresses need none.
+    /// The [index](crate::interface_index) of the interface that a link-local address is one of; 0 takes the one that
+    /// has the address. Peers at link-local addresses are on the same interface. Other addresses need none.
     pub interface: u32,
 }
 

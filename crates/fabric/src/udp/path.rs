@@ -15,8 +15,8 @@ use crate::{PathError, PathId};
 
 /// Ports that are tried before a path falls back to the shared socket.
 const PORT_TRIES: u16 = 256;
-/// Queue pairs are spread over several ports to a peer while less than this part of the sockets (one of 4) is in use: the
-/// others are for further peers, of which each is to have one of its own.
+/// Queue pairs are spread over several ports to a peer while less than this part of the sockets (one of 4) is in use:
+/// the others are for further peers, of which each is to have one of its own.
 const SPREAD_SHARE: usize = 4;
 /// Send buffer to ask for, a flow.
 const SEND_BUFFER_BYTES: i32 = 2 << 20;

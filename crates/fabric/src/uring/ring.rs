@@ -9,7 +9,8 @@
 //!    lives as long as the buffers.
 //! 4. [`Ring::send_chain`] returns only after every send that the kernel took has completed, so what its
 //!    entries point to is borrowed for the call.
-//! 5. `ring` is closed once, in the process that opened it: a forked child has none of its memory, and may have its own there.
+//! 5. `ring` is closed once, in the process that opened it: a forked child has none of its memory, and may have its own
+//!    there.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;

@@ -21,8 +21,8 @@ const MEMORY: u64 = 1 << 20;
 const OWN: &[u8] = b"0000:000011:000007:00000000000000000000ffff7f000001\0";
 
 /// Takes `data` as lines of both directions of a measurement, and as what either end of a ping-pong hears. What is
-/// understood holds nothing that no honest end says, and is built again as the same. A measurement that fits into the memory
-/// that is given is begun.
+/// understood holds nothing that no honest end says, and is built again as the same. A measurement that fits into the
+/// memory that is given is begun.
 #[cfg_attr(not(fuzzing), allow(unreachable_pub, reason = "the fuzz target calls it"))]
 pub fn control(data: &[u8]) {
     understand(data, true);

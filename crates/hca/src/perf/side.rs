@@ -36,8 +36,8 @@ const FLAG_BYTES: usize = 8;
 /// What messages are made of.
 const FILL: u8 = 0x5a;
 
-/// The word that the `n`th message carries. Its third and fourth byte are never zero, since Wireshark takes a payload that
-/// begins like an EtherType and two zeros for a tunnelled frame.
+/// The word that the `n`th message carries. Its third and fourth byte are never zero, since Wireshark takes a payload
+/// that begins like an EtherType and two zeros for a tunnelled frame.
 pub(super) fn stamp(n: u64) -> u64 {
     n & 0xffff | 0x5a5a << 16 | n >> 16 << 32
 }
@@ -325,8 +325,8 @@ impl Side {
     }
 }
 
-/// Messages that a side has under way at most: no more than are used, so that the same few cache lines of its queues are
-/// gone through again and again.
+/// Messages that a side has under way at most: no more than are used, so that the same few cache lines of its queues
+/// are gone through again and again.
 fn messages_under_way(case: &Case, phase: Phase) -> u64 {
     let max = match (phase, case.op) {
         (Phase::Latency, _) => LATENCY_WINDOW,

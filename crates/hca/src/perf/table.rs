@@ -14,8 +14,8 @@ pub(super) fn label(row: &Row, rows: &[Row]) -> String {
     }
 }
 
-/// Lays rows of messages past other entries out: what an entry costs is held against the row of the same entries that has
-/// the fewest.
+/// Lays rows of messages past other entries out: what an entry costs is held against the row of the same entries that
+/// has the fewest.
 pub(super) fn depth_table(rows: &[Row]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);

@@ -99,8 +99,8 @@ impl Dest {
         format!("{:04x}:{:06x}:{:06x}:{gid}\0", self.lid.raw(), self.qpn.raw(), self.psn.raw())
     }
 
-    /// Whether there is an address for that: a GID, or LIDs on both ends, as programs that were given no index of a GID have
-    /// on InfiniBand.
+    /// Whether there is an address for that: a GID, or LIDs on both ends, as programs that were given no index of a GID
+    /// have on InfiniBand.
     fn can_be_reached_by(&self, other: &Self) -> bool {
         self.gid != Gid::default() || (self.lid.raw() != 0 && other.lid.raw() != 0)
     }

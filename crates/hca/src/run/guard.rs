@@ -1,7 +1,7 @@
 //! The process that ends a job's groups where the launcher was killed, and so could not.
 //!
-//! Each process tells it of itself before its program runs, by a pipe that only the launcher and such processes write to
-//! ([`tether`](hca_job::tether)). A pipe that ends without a last word means that the launcher is gone.
+//! Each process tells it of itself before its program runs, by a pipe that only the launcher and such processes write
+//! to ([`tether`](hca_job::tether)). A pipe that ends without a last word means that the launcher is gone.
 
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -26,7 +26,8 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Starts this program again, in a group of its own, so that what a terminal sends to the launcher's does not reach it.
+    /// Starts this program again, in a group of its own, so that what a terminal sends to the launcher's does not reach
+    /// it.
     pub(super) fn start() -> io::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command

@@ -1,7 +1,7 @@
 //! The output of many processes, line by line, and this process's own words.
 //!
-//! A line is passed on when its end has come, in one piece with its prefix, so lines of several processes never mix. One
-//! without an end gets it when its process's stream has ended.
+//! A line is passed on when its end has come, in one piece with its prefix, so lines of several processes never mix.
+//! One without an end gets it when its process's stream has ended.
 //!
 //! Whoever should read this process's output may not do so, and then a write stands still for ever. So each of its two
 //! streams has a [`Stream`]: a thread that does nothing but write, and a queue before it. One thread reads what the

@@ -51,8 +51,8 @@ struct Outcome {
 
 /// Rounds of operations, as `draw` makes them, for so long; where `stop` is set, until one goes wrong.
 fn rounds(seconds: u64, seed: u64, stop: bool, draw: impl Fn(&mut Rng) -> Op) -> Outcome {
-    // 134 ms: what is lost last is asked for again so soon only. rxe counts a retry for each NAK, though packets came before
-    // it, so that a long message uses up any number but 7, which it takes for "for ever": docs/linux-rxe.md.
+    // 134 ms: what is lost last is asked for again so soon only. rxe counts a retry for each NAK, though packets came
+    // before it, so that a long message uses up any number but 7, which it takes for "for ever": docs/linux-rxe.md.
     // Packet numbers wrap soon.
     let setup =
         Setup { mtu: MTU, psn: [0xff_ff00, 0xff_fe80], timeout: 15, retry: [7, 7], ..Setup::default() };
@@ -87,8 +87,8 @@ fn every_byte_arrives_once_through_a_bad_network() {
     let seed = number("HCA_RXE_SEED", 1);
     let Outcome { why, met, .. } = rounds(number("HCA_RXE_SECONDS", 10), seed, true, |rng| {
         let by = rng.of(&Side::BOTH);
-        // A READ that rxe asks for again may come with data missing, and a WRITE of no bytes before a READ of ours ends the
-        // connection when that is asked for again: docs/linux-rxe.md.
+        // A READ that rxe asks for again may come with data missing, and a WRITE of no bytes before a READ of ours ends
+        // the connection when that is asked for again: docs/linux-rxe.md.
         let kind = match rng.of(&Kind::ALL) {
             Kind::Read if by == Side::Rxe => Kind::Write,
             kind => kind,
@@ -113,8 +113,8 @@ fn every_byte_arrives_once_through_a_bad_network() {
     }
 }
 
-/// Without a verdict: what docs/linux-rxe.md says of rxe is told in numbers, so that it is seen when it is no longer so. Its
-/// kernel warns of itself meanwhile.
+/// Without a verdict: what docs/linux-rxe.md says of rxe is told in numbers, so that it is seen when it is no longer
+/// so. Its kernel warns of itself meanwhile.
 #[test]
 #[ignore = "needs Linux's rdma_rxe: vm/run rxe"]
 fn what_rxe_does_wrong_is_told() {

@@ -1,8 +1,8 @@
 //! Linux's `rdma_rxe` as the judge: it and this adapter talk with each other, and every byte is checked.
 //!
-//! `vm/run rxe` boots a guest with rxe on one end of a veth pair and these tests on the other, in a network namespace, over
-//! `udp://` and `raw://`, IPv4 and IPv6. The far end's program is `rxe_peer`, in the folder of that job. Tests of the module
-//! [`lossy`] run while netem loses, doubles, reorders and damages packets in both directions.
+//! `vm/run rxe` boots a guest with rxe on one end of a veth pair and these tests on the other, in a network namespace,
+//! over `udp://` and `raw://`, IPv4 and IPv6. The far end's program is `rxe_peer`, in the folder of that job. Tests of
+//! the module [`lossy`] run while netem loses, doubles, reorders and damages packets in both directions.
 //!
 //! | variable | what it says |
 //! |---|---|

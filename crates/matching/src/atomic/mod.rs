@@ -1,9 +1,10 @@
 //! The 18 atomic operations on the 14 types, on bytes.
 //!
-//! Here is what an operation does to its elements; that nobody else touches them meanwhile is the caller's part. Bytes are
-//! in the host's order. Integers wrap. The smaller of two numbers, where one is not a number, is the target's. A product
-//! of complex numbers finds the infinities that C finds (Annex G). Long double is the x87's 80 bits in 16 bytes, as on
-//! x86-64, added and multiplied here in integers; where `long double` is something else, the type is refused.
+//! Here is what an operation does to its elements; that nobody else touches them meanwhile is the caller's part. Bytes
+//! are in the host's order. Integers wrap. The smaller of two numbers, where one is not a number, is the target's. A
+//! product of complex numbers finds the infinities that C finds (Annex G). Long double is the x87's 80 bits in 16
+//! bytes, as on x86-64, added and multiplied here in integers; where `long double` is something else, the type is
+//! refused.
 //!
 //! ```
 //! use hca_matching::atomic::{AtomicOp, Datatype, apply};
@@ -208,9 +209,9 @@ pub enum AtomicError {
 
 /// Does an operation on each element of `target`, with those of `message`.
 ///
-/// `operand` is what a conditional swap compares with, or the mask: one element, or more bytes, whose rest is not looked at.
-/// Operations without one ignore it. What the target held goes to `fetched`. Bytes that only fill a cell up go along where
-/// elements are exchanged, and are left alone by arithmetic.
+/// `operand` is what a conditional swap compares with, or the mask: one element, or more bytes, whose rest is not
+/// looked at. Operations without one ignore it. What the target held goes to `fetched`. Bytes that only fill a cell up
+/// go along where elements are exchanged, and are left alone by arithmetic.
 ///
 /// # Errors
 /// [`AtomicError`]; nothing has changed then.

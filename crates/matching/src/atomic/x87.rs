@@ -1,8 +1,8 @@
 //! The 80-bit format of the x87, added, multiplied and compared in integers.
 //!
-//! A sign, 15 bits of exponent, and 64 bits of significand whose first bit, the integer bit, is written out. Results are
-//! rounded to nearest, ties to even, to all 64 bits, with gradual underflow, as the processor does it by default. What
-//! it calls unsupported (an exponent without the integer bit) is not a number, and so is what comes of it.
+//! A sign, 15 bits of exponent, and 64 bits of significand whose first bit, the integer bit, is written out. Results
+//! are rounded to nearest, ties to even, to all 64 bits, with gradual underflow, as the processor does it by default.
+//! What it calls unsupported (an exponent without the integer bit) is not a number, and so is what comes of it.
 
 use std::cmp::Ordering;
 

@@ -1,15 +1,16 @@
 //! Ethernet queues of a RoCE port, for what the driver itself says and hears there: ARP and neighbour discovery, as no
 //! kernel does that behind vfio.
 //!
-//! The adapter leads frames by a table of flows: ARP to all and to this port, and ICMPv6 to this port and to the groups in
-//! which its IPv6 addresses are asked for. Everything else on the port is RDMA's, or nobody's.
+//! The adapter leads frames by a table of flows: ARP to all and to this port, and ICMPv6 to this port and to the groups
+//! in which its IPv6 addresses are asked for. Everything else on the port is RDMA's, or nobody's.
 //!
-//! Who needs a peer's MAC asks and waits ([`Ethernet::find`]); the driver's thread takes frames when the adapter has said that
-//! there are some ([`Ethernet::serve`]), a bounded number each time it has seen to everything else, and answers them. Both do so
-//! under one lock, which nobody has while he waits.
+//! Who needs a peer's MAC asks and waits ([`Ethernet::find`]); the driver's thread takes frames when the adapter has
+//! said that there are some ([`Ethernet::serve`]), a bounded number each time it has seen to everything else, and
+//! answers them. Both do so under one lock, which nobody has while he waits.
 //!
-//! Departs from RFC 4861: what was told is believed for 30 s and then asked for anew, whether it is reached or not. Departs from
-//! RFC 5227 and RFC 4862: addresses are announced without asking whether somebody has them; who says so later is heard.
+//! Departs from RFC 4861: what was told is believed for 30 s and then asked for anew, whether it is reached or not.
+//! Departs from RFC 5227 and RFC 4862: addresses are announced without asking whether somebody has them; who says so
+//! later is heard.
 
 mod queues;
 mod setup;
@@ -88,8 +89,8 @@ pub(crate) struct Means<'a> {
 }
 
 impl Ethernet {
-    /// Makes the queues of a RoCE port, and tells its neighbours where its addresses are. `None`: the adapter does not offer
-    /// such queues, or refuses them to this function, which is logged.
+    /// Makes the queues of a RoCE port, and tells its neighbours where its addresses are. `None`: the adapter does not
+    /// offer such queues, or refuses them to this function, which is logged.
     pub(crate) fn open(means: &Means<'_>, port: &Port, name: &str) -> Result<Option<Self>, OpenError> {
         let Some(stations) = port.stations() else { return Ok(None) };
         if !means.caps.ethernet_queues {
@@ -147,7 +148,8 @@ impl Ethernet {
         state.queues.arm();
     }
 
-    /// The adapter has an event of a completion queue. Returns whether it was this one's, which [`serve`](Self::serve) sees to.
+    /// The adapter has an event of a completion queue. Returns whether it was this one's, which [`serve`](Self::serve)
+    /// sees to.
     pub(crate) fn completed(&self, cqn: u32) -> bool {
         let own = cqn == self.cqn;
         if own {
@@ -174,8 +176,8 @@ impl Ethernet {
         }
     }
 
-    /// A peer's MAC: as it was told a short while ago, or as it tells now that it is asked, from `own`, before `patience` ends or
-    /// `alive` says that nothing can come any more. It is asked once at least.
+    /// A peer's MAC: as it was told a short while ago, or as it tells now that it is asked, from `own`, before
+    /// `patience` ends or `alive` says that nothing can come any more. It is asked once at least.
     pub(crate) fn find<E>(
         &self,
         own: Station,

@@ -149,8 +149,8 @@ impl<B: Bell> Queues<B> {
         true
     }
 
-    /// Takes what has come, as many completions as there is room for, and gives their places back: those of the completion queue
-    /// first, so that it has room for what the others may make.
+    /// Takes what has come, as many completions as there is room for, and gives their places back: those of the
+    /// completion queue first, so that it has room for what the others may make.
     pub(super) fn poll(&mut self, mut frame: impl FnMut(Vec<u8>)) {
         let (mut frames, mut ended) = (0, self.ended);
         for _ in 0..1 << LOG_CQ {

@@ -66,8 +66,8 @@ impl Failed {
 /// A command that takes something back.
 type Undo = Box<dyn Fn(&CommandQueue) -> Result<(), CmdError> + Send + Sync>;
 
-/// What was made: the commands that take it back, in the order in which it was made; and the memory that the adapter reaches
-/// until they are given.
+/// What was made: the commands that take it back, in the order in which it was made; and the memory that the adapter
+/// reaches until they are given.
 #[derive(Default)]
 pub(super) struct Made {
     undos: Vec<Undo>,
@@ -78,8 +78,8 @@ impl Made {
     fn push<C: Command + Send + Sync>(&mut self, undo: C) {
         self.undos.push(Box::new(move |cmd| cmd.exec(&undo).map(drop)));
     }
-    /// Takes all of it back, the last first, also behind what is refused; the first error is told, and the memory given to nobody
-    /// else then.
+    /// Takes all of it back, the last first, also behind what is refused; the first error is told, and the memory given
+    /// to nobody else then.
     pub(super) fn take_back(&self, cmd: &CommandQueue) -> Result<(), CmdError> {
         let gone = self.undos.iter().rev().map(|undo| undo(cmd)).fold(Ok(()), Result::and);
         gone.inspect_err(|_| self.leak())

@@ -50,7 +50,8 @@ pub(crate) fn state_of(code: u32) -> Option<QpState> {
     })
 }
 
-/// The context for a transition that sets `attr`, and which of its fields are given beyond those that the transition needs.
+/// The context for a transition that sets `attr`, and which of its fields are given beyond those that the transition
+/// needs.
 pub(crate) fn context(fixed: &Fixed, log_max_msg: u32, attr: &QpAttr, path: Option<&Path>) -> (Qpc, u32) {
     let mut optional = 0;
     let mut c = Qpc::new()
@@ -102,8 +103,8 @@ pub(crate) fn context(fixed: &Fixed, log_max_msg: u32, attr: &QpAttr, path: Opti
     (c.with(Qpc::PRIMARY_ADDRESS_PATH, ads), optional)
 }
 
-/// What is to be set so that attributes mean what they say, where `all` are those that there are then: a responder that takes no
-/// READs and atomics is one that may not be read from, since a count of none can't be told.
+/// What is to be set so that attributes mean what they say, where `all` are those that there are then: a responder that
+/// takes no READs and atomics is one that may not be read from, since a count of none can't be told.
 pub(crate) fn complete(attr: &QpAttr, all: &QpAttr) -> QpAttr {
     let mut given = *attr;
     if attr.access.is_some() || attr.max_dest_rd_atomic.is_some() {

@@ -120,7 +120,8 @@ impl Entry {
         }
         context::command(hca, &self.fixed, [QpState::Rts, QpState::Error], &QpAttr::default(), None)
     }
-    /// Takes it out of its completion queues, with what it left there, and returns what it took from a shared receive queue.
+    /// Takes it out of its completion queues, with what it left there, and returns what it took from a shared receive
+    /// queue.
     fn leave(&self) -> Vec<u64> {
         let (send, recv) = (&self.send_cq.core, &self.recv_cq.core);
         if !Arc::ptr_eq(send, recv) {

@@ -114,8 +114,8 @@ impl<B: Bell> RecvQueue<B> {
 }
 
 #[allow(unsafe_code)] // the port's contract is the trait's; nothing unsafe is done here
-// SAFETY: (1) a list is written into the ring as the adapter reads it. (2) A refusal comes before the request is noted and
-// told. (3) Adapters complete a queue's requests in order, and the shadow ends with one all that were noted before.
+// SAFETY: (1) a list is written into the ring as the adapter reads it. (2) A refusal comes before the request is noted
+// and told. (3) Adapters complete a queue's requests in order, and the shadow ends with one all that were noted before.
 unsafe impl<B: Bell> RecvPort for RecvQueue<B> {
     #[inline]
     unsafe fn post(&mut self, wrs: &[RecvWr<'_>]) -> Result<(), PostError> {

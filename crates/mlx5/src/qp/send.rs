@@ -212,9 +212,9 @@ impl<B: Bell> SendQueue<B> {
             None => self.push_any(wr),
         }
     }
-    /// The same of a request as most are: on a connection, which lives as it did, with one pointer or 8 bytes, where there is
-    /// room. `None`: it is another one, and nothing was done. No function is called here, so that nothing has to be kept
-    /// across a call.
+    /// The same of a request as most are: on a connection, which lives as it did, with one pointer or 8 bytes, where
+    /// there is room. `None`: it is another one, and nothing was done. No function is called here, so that nothing has
+    /// to be kept across a call.
     #[inline(always)]
     fn push_usual(&mut self, wr: &SendWr<'_>) -> Option<u64> {
         let as_it_was = self.qp.life() == self.life && self.posted != self.room;
@@ -291,7 +291,8 @@ impl<B: Bell> SendQueue<B> {
         }
         Ok(())
     }
-    /// The same of a request that was posted by itself, where those that are short enough go to the doorbell page whole.
+    /// The same of a request that was posted by itself, where those that are short enough go to the doorbell page
+    /// whole.
     #[cold]
     fn tell_one(&mut self, first: u64) {
         let at = self.told;
@@ -347,9 +348,9 @@ pub(crate) fn max_message(qp_type: QpType, log_max: u32, mtu_bytes: u32) -> u64 
 }
 
 #[allow(unsafe_code)] // the port's contract is the trait's; nothing unsafe is done here
-// SAFETY: (1) a list, or inline bytes, are written into the ring as the adapter reads them. (2) A refusal comes before the
-// request is noted and told. (3) Adapters complete a queue's requests in order, and the shadow ends with one all that
-// were noted before.
+// SAFETY: (1) a list, or inline bytes, are written into the ring as the adapter reads them. (2) A refusal comes before
+// the request is noted and told. (3) Adapters complete a queue's requests in order, and the shadow ends with one all
+// that were noted before.
 unsafe impl<B: Bell> SendPort for SendQueue<B> {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {

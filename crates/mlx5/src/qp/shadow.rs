@@ -1,14 +1,15 @@
 //! What the driver remembers of requests in a queue: the program's number for each, by its place in the queue.
 //!
 //! A queue is shared by the thread that posts and the one that polls, without a lock: the poster notes a request at its
-//! place; the poller, which finds that place in a completion, looks whether what stands there is outstanding, and copies its
-//! note to `ended`. Requests of a queue end in order, so whatever stands before the one that completed has ended with it.
+//! place; the poller, which finds that place in a completion, looks whether what stands there is outstanding, and
+//! copies its note to `ended`. Requests of a queue end in order, so whatever stands before the one that completed has
+//! ended with it.
 //!
-//! A completion names a place by a counter of 16 bits, which goes on behind the ring's last place. That an adapter writes all
-//! 16 is what Linux's network driver takes for granted of its send queues (`mlx5e_poll_tx_cq` in en_tx.c compares the number
-//! with a counter of its own). Of queue pairs' queues nothing public says it: rdma-core (cq.c) and mlx5_ib take the bits that
-//! number the ring's places, and look at no others. So a counter is checked in full, and a bare place, with zeros above it, is
-//! as good.
+//! A completion names a place by a counter of 16 bits, which goes on behind the ring's last place. That an adapter
+//! writes all 16 is what Linux's network driver takes for granted of its send queues (`mlx5e_poll_tx_cq` in en_tx.c
+//! compares the number with a counter of its own). Of queue pairs' queues nothing public says it: rdma-core (cq.c) and
+//! mlx5_ib take the bits that number the ring's places, and look at no others. So a counter is checked in full, and a
+//! bare place, with zeros above it, is as good.
 //!
 //! All of it is atomics, so that whatever an adapter writes into completions, the worst that comes of it is a wrong
 //! number; and not even that of a request that is not outstanding.
@@ -25,8 +26,8 @@ pub(crate) struct Noted {
     pub(crate) tag: u8,
 }
 
-/// A request in one word: its number in the queue (bits 0 to 31), the tag (32 to 39), how many places it takes (40 to 47),
-/// and the first of them (48 to 63).
+/// A request in one word: its number in the queue (bits 0 to 31), the tag (32 to 39), how many places it takes (40 to
+/// 47), and the first of them (48 to 63).
 #[derive(Clone, Copy)]
 struct Note(u64);
 
@@ -109,12 +110,13 @@ impl Shadow {
         note.seq().wrapping_sub(ended.seq()).wrapping_sub(1) as usize <= self.places.mask()
     }
 
-    /// The request at place `at` has ended, and all before it. `None`: none that is outstanding is there. By the poller only.
+    /// The request at place `at` has ended, and all before it. `None`: none that is outstanding is there. By the poller
+    /// only.
     #[inline(always)]
     pub(crate) fn take(&self, at: u16) -> Option<Noted> {
         let place = self.places.get(at.into());
-        // Acquire: pairs with the Release in `note`. The poller comes here by a completion, which the adapter wrote after it had
-        // seen the doorbell, which is written after that; the barriers around those carry it.
+        // Acquire: pairs with the Release in `note`. The poller comes here by a completion, which the adapter wrote
+        // after it had seen the doorbell, which is written after that; the barriers around those carry it.
         let note = Note(place.note.load(Ordering::Acquire));
         // Relaxed: only the poller stores it.
         let ended = Note(self.ended.load(Ordering::Relaxed));

@@ -1,8 +1,8 @@
 //! Entries of send queues, as they are put together: words into the ring.
 //!
-//! An entry is what [`hca_prm::wqe`](hca_prm) describes. Its segments are written here as pairs of words, since this is done for each
-//! request; the tests read them back by the layouts. An entry that does not end before its ring does goes on at the ring's
-//! begin, at any of its segments.
+//! An entry is what [`hca_prm::wqe`](hca_prm) describes. Its segments are written here as pairs of words, since this is
+//! done for each request; the tests read them back by the layouts. An entry that does not end before its ring does goes
+//! on at the ring's begin, at any of its segments.
 
 use hca_core::{Payload, RemoteAddr, SendFlags, SendOp, SendWr, Sge};
 use hca_prm::{DataSeg, WqeOpcode};
@@ -106,7 +106,8 @@ fn pointer(sge: &Sge) -> (u64, u64) {
     (u64::from(count) << 32 | u64::from(sge.lkey.raw()), sge.addr)
 }
 
-/// The address of a datagram's peer as it stands in entries, but for Q_Key and queue pair number: six words of two rows.
+/// The address of a datagram's peer as it stands in entries, but for Q_Key and queue pair number: six words of two
+/// rows.
 pub(crate) type UdAddress = [u64; 6];
 
 /// Marks an address that has all its 48 bytes.

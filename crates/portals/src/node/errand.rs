@@ -1,12 +1,13 @@
-//! Errands: what a node has to wait for others with. Each is decided under the node's lock, waited for outside of it, and
-//! concluded under it, so that all others go on using the node meanwhile.
+//! Errands: what a node has to wait for others with. Each is decided under the node's lock, waited for outside of it,
+//! and concluded under it, so that all others go on using the node meanwhile.
 //!
-//! A queue pair that is made, connected or destroyed is in the hands of its errand, and of nobody else: its peer has none until
-//! it comes back, nothing is posted to it, and no second errand of the same peer is begun. Where the peer has gone when an
-//! errand comes back, told by the number of its attempt, the queue pair is destroyed by an errand of its own.
+//! A queue pair that is made, connected or destroyed is in the hands of its errand, and of nobody else: its peer has
+//! none until it comes back, nothing is posted to it, and no second errand of the same peer is begun. Where the peer
+//! has gone when an errand comes back, told by the number of its attempt, the queue pair is destroyed by an errand of
+//! its own.
 //!
-//! Whoever leaves the lock does what was decided under it. A thread of the device's that runs the node does so, too, and waits
-//! for no lock ([`Inner::carry_out`]).
+//! Whoever leaves the lock does what was decided under it. A thread of the device's that runs the node does so, too,
+//! and waits for no lock ([`Inner::carry_out`]).
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -124,8 +125,8 @@ impl Errand {
 impl Inner {
     /// Does errands, and those that follow from them, with the node's lock not held.
     ///
-    /// It waits for no lock: what it can't conclude itself, as another thread has the node, that thread concludes when it
-    /// leaves. So a device's thread may do it, or a thread that holds the lock of another node.
+    /// It waits for no lock: what it can't conclude itself, as another thread has the node, that thread concludes when
+    /// it leaves. So a device's thread may do it, or a thread that holds the lock of another node.
     #[cold]
     pub(super) fn carry_out(&self, errands: Vec<Errand>) {
         let mut errands = VecDeque::from(errands);

@@ -1,11 +1,11 @@
 //! How two nodes meet: datagrams in which each says who it is and which queue pair the other is to connect to.
 //!
-//! Both sides do the same: they send a hello until they have heard that the other one knows their queue pair, and answer
-//! each that comes from one who is not there yet. So it does not matter who began, nor whether both did at once.
+//! Both sides do the same: they send a hello until they have heard that the other one knows their queue pair, and
+//! answer each that comes from one who is not there yet. So it does not matter who began, nor whether both did at once.
 //!
-//! Hellos may come late. Each side numbers the queue pairs that it makes: what tells of an earlier one than is known is passed
-//! over. While they meet, a side that hears of a later one connects the queue pair that it has to that; if it made another,
-//! the peer would have to do so, too, and so on for ever.
+//! Hellos may come late. Each side numbers the queue pairs that it makes: what tells of an earlier one than is known is
+//! passed over. While they meet, a side that hears of a later one connects the queue pair that it has to that; if it
+//! made another, the peer would have to do so, too, and so on for ever.
 
 use hca_core::{Gid, Lid, Mtu, Psn, QpType, Qpn};
 use hca_matching::{Jid, Nid, Pid, Rank, Uid};

@@ -41,8 +41,8 @@ impl Departures {
 }
 
 impl Node {
-    /// Closes an interface: what is under way on it ends, with the connections that it is under way on. On return the device
-    /// touches no memory for it.
+    /// Closes an interface: what is under way on it ends, with the connections that it is under way on. On return the
+    /// device touches no memory for it.
     pub(crate) fn close_ni(&self, ni: u8) {
         if self.inner.fork.is_child() {
             return;

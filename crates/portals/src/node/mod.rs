@@ -48,8 +48,8 @@ use ports::{Came, Ports};
 /// How a node is opened. The defaults suit most programs.
 #[derive(Clone)]
 pub struct NodeOptions {
-    /// The longest message that goes with its header, in bytes; longer ones are fetched by who gets them. All processes that
-    /// speak to each other need the same: who has another value is not answered, and a warning is logged.
+    /// The longest message that goes with its header, in bytes; longer ones are fetched by who gets them. All processes
+    /// that speak to each other need the same: who has another value is not answered, and a warning is logged.
     pub eager_bytes: usize,
     /// Messages that can arrive before this node looks at them, of all peers together.
     pub receive_slots: u32,
@@ -61,7 +61,8 @@ pub struct NodeOptions {
     pub connect_timeout: Duration,
     /// How long a peer that owes an answer may be silent before it is asked for a sign of life.
     pub keepalive: Duration,
-    /// Whether a device that can match does so, on its own, while the program computes. Otherwise the program's calls do.
+    /// Whether a device that can match does so, on its own, while the program computes. Otherwise the program's calls
+    /// do.
     pub offload: bool,
     /// The process number; `None` takes one of the device's.
     pub pid: Option<Pid>,
@@ -104,8 +105,8 @@ impl Default for NodeOptions {
 }
 
 impl NodeOptions {
-    /// Memory that a node takes of its device for the slots that messages leave from and arrive in, in bytes, at most: a device
-    /// with short receive queues has fewer.
+    /// Memory that a node takes of its device for the slots that messages leave from and arrive in, in bytes, at most:
+    /// a device with short receive queues has fewer.
     pub fn slot_bytes(&self) -> u64 {
         let slots = u64::from(self.receive_slots) + u64::from(self.send_slots);
         slots * ports::bytes_of_slot(self.eager_bytes) as u64
@@ -460,7 +461,8 @@ impl fmt::Debug for Node {
 }
 
 impl Inner {
-    /// Does what was left to be done while the node was held: by others, if they `wanted` something, and by who held it.
+    /// Does what was left to be done while the node was held: by others, if they `wanted` something, and by who held
+    /// it.
     #[cold]
     fn after_unlock(&self, wanted: bool, mut errands: Vec<Errand>) -> bool {
         let more = wanted && self.catch_up(&mut errands);
@@ -510,7 +512,8 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // What a forked child has inherited is its parent's: another thread of the parent's may even have held the lock.
+        // What a forked child has inherited is its parent's: another thread of the parent's may even have held the
+        // lock.
         if self.fork.is_child() {
             return;
         }

@@ -1,5 +1,6 @@
-//! What a node does about processes that lie, ask for too much or begin anew, and in which order it speaks: each rule by
-//! itself; and that nobody waits for a device under its lock. Where the other process is only what it says, its hellos and messages are handed to the node as its ports do.
+//! What a node does about processes that lie, ask for too much or begin anew, and in which order it speaks: each rule
+//! by itself; and that nobody waits for a device under its lock. Where the other process is only what it says, its
+//! hellos and messages are handed to the node as its ports do.
 
 mod gated;
 
@@ -436,7 +437,8 @@ fn an_interface_is_closed_once_the_device_has_let_go_of_what_was_under_way() {
     assert!(bed.node.with(|state| state.nis.iter().all(Option::is_none)));
 }
 
-/// Both were there at one look: what the peer sent on the connection that it has given up is not taken for the later one's.
+/// Both were there at one look: what the peer sent on the connection that it has given up is not taken for the later
+/// one's.
 #[test]
 fn a_message_of_an_earlier_connection_is_none_of_the_later_one() {
     let bed = Bed::new(|options| options);

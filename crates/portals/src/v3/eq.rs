@@ -54,7 +54,8 @@ enum Woken {
 }
 
 impl Queues {
-    /// Those that have a handler, to be run where nothing is held: the last to hold a handler drops what is the program's.
+    /// Those that have a handler, to be run where nothing is held: the last to hold a handler drops what is the
+    /// program's.
     #[inline]
     fn handled(&self) -> Vec<Arc<Handled>> {
         // Acquire: pairs with the Release below.
@@ -113,11 +114,12 @@ impl Ni {
     /// Makes a queue of `count` events. If more wait, the oldest are lost, and who takes the next one hears of it.
     ///
     /// With a handler, the queue's events go to that, one after the other in the queue's order, and never to
-    /// [`eq_get`](Self::eq_get) and its like. It runs in the program's own calls that move data or look for events, when they
-    /// have done their work and hold nothing: [`put`](Self::put) and its like, [`eq_get`](Self::eq_get), waiting on
-    /// any queue, [`md_update`](Self::md_update), [`me_md_post`](Self::me_md_post), [`status`](Self::status),
-    /// [`progress`](Self::progress). A handler may call anything; events that come meanwhile wait until it returns, also
-    /// where another thread finds them. It is given the interface; a clone of its own would keep that open for ever.
+    /// [`eq_get`](Self::eq_get) and its like. It runs in the program's own calls that move data or look for events,
+    /// when they have done their work and hold nothing: [`put`](Self::put) and its like, [`eq_get`](Self::eq_get),
+    /// waiting on any queue, [`md_update`](Self::md_update), [`me_md_post`](Self::me_md_post),
+    /// [`status`](Self::status), [`progress`](Self::progress). A handler may call anything; events that come meanwhile
+    /// wait until it returns, also where another thread finds them. It is given the interface; a clone of its own would
+    /// keep that open for ever.
     ///
     /// # Errors
     /// `PTL_NO_SPACE`.
@@ -203,8 +205,8 @@ impl Ni {
         }
         self.wait("PtlEQPoll", "eqs", eqs, timeout)
     }
-    /// An extension that others have, for who looks for a mistake: all queues and what they hold, as they are, with nothing
-    /// done for what has come. The C interface prints them; here the caller does.
+    /// An extension that others have, for who looks for a mistake: all queues and what they hold, as they are, with
+    /// nothing done for what has come. The C interface prints them; here the caller does.
     #[doc(alias = "PtlNIEqDump")]
     pub fn ni_eq_dump(&self) -> Vec<EqDump> {
         let all = locked(&self.inner.queues.all).clone();

@@ -74,7 +74,8 @@ pub struct Event {
     pub rlength: u64,
     /// Bytes that are moved.
     pub mlength: u64,
-    /// Where in the descriptor's memory; of `SEND_*` and `ACK`, where at the target: what was asked for, and what was used.
+    /// Where in the descriptor's memory; of `SEND_*` and `ACK`, where at the target: what was asked for, and what was
+    /// used.
     pub offset: u64,
     /// The descriptor.
     pub md_handle: MdHandle,

@@ -83,8 +83,8 @@ impl fmt::Display for ProcessId {
 /// Whose messages an entry takes (`match_id`); `None` is any (`PTL_NID_ANY`, `PTL_PID_ANY`, `PTL_UID_ANY`,
 /// `PTL_JID_ANY`).
 ///
-/// The C interface selects on node and process alone, and leaves users and jobs to the access control list; the paper on
-/// the interface's offload to QsNet has them in match entries, too. Here an entry has all four.
+/// The C interface selects on node and process alone, and leaves users and jobs to the access control list; the paper
+/// on the interface's offload to QsNet has them in match entries, too. Here an entry has all four.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MatchId {
     /// Of this node.

@@ -126,9 +126,10 @@ impl Ni {
         self.check(call, "md", md.ni)?;
         self.inner.core.with(|ni| ni.engine.md_unlink(md.raw)).map_err(|error| Error::new(call, error))
     }
-    /// Gives a descriptor new values, if the queue that is named is empty, and says what they were. Both happen at once: no
-    /// message is matched between the look and the update. Without new values, it only tells them. The next message
-    /// goes to the beginning of the memory again; whether the descriptor leaves when it is used up stays as it was.
+    /// Gives a descriptor new values, if the queue that is named is empty, and says what they were. Both happen at
+    /// once: no message is matched between the look and the update. Without new values, it only tells them. The next
+    /// message goes to the beginning of the memory again; whether the descriptor leaves when it is used up stays as it
+    /// was.
     ///
     /// What came before the call is taken first. A queue counts as empty from the moment at which its last event was
     /// taken: what is being received with [`EVENT_START_DISABLE`](MdOptions::EVENT_START_DISABLE) is not seen until it

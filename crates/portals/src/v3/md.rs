@@ -39,8 +39,8 @@ pub struct Md {
     /// How many operations it takes: each one that comes, and of what it sends each that gives an event: a put's bytes
     /// that leave, an acknowledgement, a reply. At 0 it is inactive.
     pub threshold: Threshold,
-    /// With [`MAX_SIZE`](MdOptions::MAX_SIZE), where messages go one behind the other: as soon as fewer bytes are left it
-    /// is inactive, so that what it takes next surely fits.
+    /// With [`MAX_SIZE`](MdOptions::MAX_SIZE), where messages go one behind the other: as soon as fewer bytes are left
+    /// it is inactive, so that what it takes next surely fits.
     pub max_size: u64,
     /// What it takes and tells.
     pub options: MdOptions,
@@ -101,8 +101,8 @@ const TABLE: [(MdOptions, Options, bool); 7] = [
     (MdOptions::EVENT_END_DISABLE, Options::EVENT_END_DISABLE, false),
 ];
 
-/// A memory descriptor at the moment of an event ([`Event::md`](super::Event::md)): its values, with what is left of its
-/// threshold.
+/// A memory descriptor at the moment of an event ([`Event::md`](super::Event::md)): its values, with what is left of
+/// its threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MdState {
     /// The address of its memory, of the first piece's.

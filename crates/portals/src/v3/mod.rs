@@ -1,9 +1,9 @@
 //! Portals 3.3: match entries with memory descriptors attached, pairs of events, an access control list.
 //!
-//! Where messages go is decided by the target. Each of its portals has a list of match entries; a message is shown to them in
-//! order, and the first that matches it (source, 64 match bits but for those ignored) and whose descriptor may take it (kind of
-//! operation, room, uses left) gets it. Descriptors say what is told of that, and to which event queue. Lists can be
-//! changed anywhere at any time, which is what message passing libraries build on:
+//! Where messages go is decided by the target. Each of its portals has a list of match entries; a message is shown to
+//! them in order, and the first that matches it (source, 64 match bits but for those ignored) and whose descriptor may
+//! take it (kind of operation, room, uses left) gets it. Descriptors say what is told of that, and to which event
+//! queue. Lists can be changed anywhere at any time, which is what message passing libraries build on:
 //!
 //! ```
 //! use portals::Memory;
@@ -83,21 +83,23 @@
 //! | `PtlNIEqDump` (extension) | [`Ni::ni_eq_dump`] |
 //! | `PtlMEMDPost` (extension) | [`Ni::me_md_post`] |
 //!
-//! That is all of them: 29 functions and three extensions of other implementations. Return codes are [`ReturnCode`]s: those of
-//! refused calls are [`Error::code`], `PTL_EQ_EMPTY` is `None`, `PTL_EQ_DROPPED` is [`Got::dropped`].
+//! That is all of them: 29 functions and three extensions of other implementations. Return codes are [`ReturnCode`]s:
+//! those of refused calls are [`Error::code`], `PTL_EQ_EMPTY` is `None`, `PTL_EQ_DROPPED` is [`Got::dropped`].
 //!
 //! # What the interface leaves open
 //!
 //! - All portals up to the limit are there from the start. Messages to one without entries are dropped and counted.
 //! - Who asked for an acknowledgement or a reply is told of a message that nothing takes, by the event's
 //!   [`ni_fail_type`](Event::ni_fail_type): `Dropped`, `PermViolation`, or `Undeliverable` where nobody answers.
-//! - A use of a descriptor's threshold is counted when a message is taken, when a put begins, and when an acknowledgement or a
-//!   reply comes. One that comes to an inactive descriptor is dropped, with its bytes, and counted.
+//! - A use of a descriptor's threshold is counted when a message is taken, when a put begins, and when an
+//!   acknowledgement or a reply comes. One that comes to an inactive descriptor is dropped, with its bytes, and
+//!   counted.
 //! - The `UNLINK` event comes when nothing on the descriptor is under way any more: its memory is the program's again.
 //! - A full queue loses its oldest events.
-//! - [`get_put`](Ni::get_put) is one step beside all other operations that come to the node, and not beside the processor.
-//! - An access control entry that nobody has set lets nobody in. (The C reference implementation has all of them let the own
-//!   user in; the interface says so of entry 0 only.)
+//! - [`get_put`](Ni::get_put) is one step beside all other operations that come to the node, and not beside the
+//!   processor.
+//! - An access control entry that nobody has set lets nobody in. (The C reference implementation has all of them let
+//!   the own user in; the interface says so of entry 0 only.)
 mod eq;
 mod error;
 mod event;

@@ -124,11 +124,12 @@ pub(super) struct Inner {
 }
 
 impl Ni {
-    /// Opens the interface of a node, or yields the one that is open, whatever limits are asked for then. `pid` asks for a
-    /// process number: the node's own, or any by `None` (`PTL_PID_ANY`).
+    /// Opens the interface of a node, or yields the one that is open, whatever limits are asked for then. `pid` asks
+    /// for a process number: the node's own, or any by `None` (`PTL_PID_ANY`).
     ///
-    /// Of the limits as much is granted as there can be; [`limits`](Self::limits) tells. Entry 0 of the access control list
-    /// admits all processes of the own user to all portals, the other entries nobody until they are [set](Self::ac_entry).
+    /// Of the limits as much is granted as there can be; [`limits`](Self::limits) tells. Entry 0 of the access control
+    /// list admits all processes of the own user to all portals, the other entries nobody until they are
+    /// [set](Self::ac_entry).
     ///
     /// # Errors
     /// `PTL_PID_INVALID`.
@@ -236,8 +237,8 @@ impl Ni {
     pub fn jid(&self) -> Jid {
         self.node().jid()
     }
-    /// Sets an entry of the access control list. A message names one, and is taken by no portal if its source, user, job
-    /// and portal are not the entry's; `None` is any (`PTL_PT_INDEX_ANY`).
+    /// Sets an entry of the access control list. A message names one, and is taken by no portal if its source, user,
+    /// job and portal are not the entry's; `None` is any (`PTL_PT_INDEX_ANY`).
     ///
     /// # Errors
     /// `PTL_AC_INDEX_INVALID`, `PTL_PT_INDEX_INVALID`.
@@ -254,8 +255,8 @@ impl Ni {
         set.map_err(|error| Error::new("PtlACEntry", error))
     }
 
-    /// Does what has come, and never waits; whether there was anything. All calls that move data or look for events do it
-    /// themselves; a program whose events all go to handlers calls this where it waits.
+    /// Does what has come, and never waits; whether there was anything. All calls that move data or look for events do
+    /// it themselves; a program whose events all go to handlers calls this where it waits.
     pub fn progress(&self) -> bool {
         let did = self.node().progress();
         self.run_handlers();

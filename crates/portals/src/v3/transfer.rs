@@ -19,13 +19,13 @@ struct Target {
 impl Ni {
     /// Sends all of a descriptor's memory to a portal of another process, or of this one.
     ///
-    /// It returns before the bytes have left: `SEND_END` tells that they may be changed. What becomes of them is told to
-    /// who asks for an acknowledgement. `ac_index` names the entry of the target's access control list that lets this
-    /// process in; `hdr_data` goes to the target's events.
+    /// It returns before the bytes have left: `SEND_END` tells that they may be changed. What becomes of them is told
+    /// to who asks for an acknowledgement. `ac_index` names the entry of the target's access control list that lets
+    /// this process in; `hdr_data` goes to the target's events.
     ///
     /// # Errors
-    /// `PTL_MD_INVALID`; `PTL_MD_ILLEGAL`: more bytes than a message has; `PTL_PROCESS_INVALID`, `PTL_PT_INDEX_INVALID`,
-    /// `PTL_AC_INDEX_INVALID`, `PTL_NO_SPACE`, `PTL_FAIL`.
+    /// `PTL_MD_INVALID`; `PTL_MD_ILLEGAL`: more bytes than a message has; `PTL_PROCESS_INVALID`,
+    /// `PTL_PT_INDEX_INVALID`, `PTL_AC_INDEX_INVALID`, `PTL_NO_SPACE`, `PTL_FAIL`.
     #[doc(alias = "PtlPut")]
     #[expect(clippy::too_many_arguments, reason = "as many as the interface's function has")]
     pub fn put(
@@ -64,8 +64,8 @@ impl Ni {
         let target = Target { process: target, pt_index, ac_index, match_bits, remote_offset };
         self.send("PtlPutRegion", md, Some((local_offset, length)), ack, &target, hdr_data)
     }
-    /// Fills all of a descriptor's memory with bytes of another process's; `REPLY_END` tells that they are here, and how
-    /// many.
+    /// Fills all of a descriptor's memory with bytes of another process's; `REPLY_END` tells that they are here, and
+    /// how many.
     ///
     /// # Errors
     /// As [`put`](Self::put).

@@ -59,8 +59,8 @@ impl Ni {
     /// `PTL_CT_NONE_REACHED`.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` for one that is not there, or none at all; `PTL_ABORTED`; `PTL_FAIL` if the device does not let it
-    /// wait.
+    /// `PTL_ARG_INVALID` for one that is not there, or none at all; `PTL_ABORTED`; `PTL_FAIL` if the device does not
+    /// let it wait.
     #[doc(alias = "PtlCTPoll")]
     pub fn ct_poll(
         &self,

@@ -51,12 +51,12 @@ impl Ni {
             Err(e) => Err(Error::new("PtlEQWait", e)),
         }
     }
-    /// Waits for an event of one of several queues, for `timeout` at most (`None` is `PTL_TIME_FOREVER`), takes it, and says of
-    /// which queue it is; `None` is `PTL_EQ_EMPTY`.
+    /// Waits for an event of one of several queues, for `timeout` at most (`None` is `PTL_TIME_FOREVER`), takes it, and
+    /// says of which queue it is; `None` is `PTL_EQ_EMPTY`.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` for a queue that is not there, or none at all; `PTL_ABORTED`; `PTL_FAIL` if the device does not let it
-    /// wait.
+    /// `PTL_ARG_INVALID` for a queue that is not there, or none at all; `PTL_ABORTED`; `PTL_FAIL` if the device does
+    /// not let it wait.
     #[doc(alias = "PtlEQPoll")]
     pub fn eq_poll(
         &self,

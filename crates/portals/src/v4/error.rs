@@ -14,12 +14,13 @@ pub enum ReturnCode {
     Ok = 0,
     /// `PTL_ARG_INVALID`: an argument is not valid; [`Error`] names it.
     ArgInvalid = 1,
-    /// `PTL_CT_NONE_REACHED`: the time was over before a counting event reached its test. [`Ni::ct_poll`](super::Ni::ct_poll)
-    /// yields `None`.
+    /// `PTL_CT_NONE_REACHED`: the time was over before a counting event reached its test.
+    /// [`Ni::ct_poll`](super::Ni::ct_poll) yields `None`.
     CtNoneReached = 2,
     /// `PTL_EQ_DROPPED`: an event is returned, and others before it were lost: [`Got::dropped`](super::Got::dropped).
     EqDropped = 3,
-    /// `PTL_EQ_EMPTY`: no event. [`Ni::eq_get`](super::Ni::eq_get) and [`Ni::eq_poll`](super::Ni::eq_poll) yield `None`.
+    /// `PTL_EQ_EMPTY`: no event. [`Ni::eq_get`](super::Ni::eq_get) and [`Ni::eq_poll`](super::Ni::eq_poll) yield
+    /// `None`.
     EqEmpty = 4,
     /// `PTL_FAIL`: something beneath failed: the device, the directory or the operating system.
     Fail = 5,
@@ -29,7 +30,8 @@ pub enum ReturnCode {
     InUse = 7,
     /// `PTL_LIST_TOO_LONG`: the list is as long as lists get.
     ListTooLong = 8,
-    /// `PTL_NO_INIT`: never returned here, as who has a [`Node`](crate::Node) and an [`Ni`](super::Ni) has initialised both.
+    /// `PTL_NO_INIT`: never returned here, as who has a [`Node`](crate::Node) and an [`Ni`](super::Ni) has initialised
+    /// both.
     NoInit = 9,
     /// `PTL_NO_SPACE`: a limit, or memory.
     NoSpace = 10,

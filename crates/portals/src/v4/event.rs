@@ -80,8 +80,8 @@ impl EventKind {
 pub struct Event {
     /// What happened (`type`).
     pub kind: EventKind,
-    /// The address of the operation's first byte here. In a vector: the address of its first piece and the offset into the
-    /// whole, so that the offset is always `start` less [`Pieces::addr`](crate::Pieces::addr).
+    /// The address of the operation's first byte here. In a vector: the address of its first piece and the offset into
+    /// the whole, so that the offset is always `start` less [`Pieces::addr`](crate::Pieces::addr).
     pub start: u64,
     /// The program's value: of the call that appended the entry, or that began the operation.
     pub user_ptr: u64,
@@ -123,8 +123,8 @@ impl Event {
 pub struct Got {
     /// The event.
     pub event: Event,
-    /// Whether events before this one were lost, as the queue was full (`PTL_EQ_DROPPED`). It is said once, with the first
-    /// event behind the gap; the queue then goes on.
+    /// Whether events before this one were lost, as the queue was full (`PTL_EQ_DROPPED`). It is said once, with the
+    /// first event behind the gap; the queue then goes on.
     #[doc(alias = "PTL_EQ_DROPPED")]
     pub dropped: bool,
 }

@@ -5,11 +5,11 @@ use hca_matching::Limits as Raw;
 use super::Features;
 use crate::wire;
 
-/// What an interface holds and how long its messages are: what is asked for in [`Ni::init`](super::Ni::init), and what was
-/// granted in [`Ni::limits`](super::Ni::limits).
+/// What an interface holds and how long its messages are: what is asked for in [`Ni::init`](super::Ni::init), and what
+/// was granted in [`Ni::limits`](super::Ni::limits).
 ///
-/// What is asked for is granted as far as it goes; nothing is set aside for it. The fields of the second half follow from
-/// the node, whatever was asked for.
+/// What is asked for is granted as far as it goes; nothing is set aside for it. The fields of the second half follow
+/// from the node, whatever was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ptl_ni_limits_t")]
 pub struct Limits {
@@ -34,21 +34,23 @@ pub struct Limits {
     pub max_triggered_ops: u32,
     /// Bytes of a put or a get; 4 GiB less one at most.
     pub max_msg_size: u64,
-    /// Bytes of an atomic operation without a reply; [`NodeOptions::eager_bytes`](crate::NodeOptions::eager_bytes) at most.
+    /// Bytes of an atomic operation without a reply; [`NodeOptions::eager_bytes`](crate::NodeOptions::eager_bytes) at
+    /// most.
     pub max_atomic_size: u64,
     /// Bytes of one with a reply; likewise.
     pub max_fetch_atomic_size: u64,
-    /// Up to so many bytes, writes to the same bytes are done in the order of the calls, and a get reads what puts before
-    /// it wrote. It is the node's [`eager_bytes`](crate::NodeOptions::eager_bytes), as longer messages are fetched by their
-    /// target in its own time.
+    /// Up to so many bytes, writes to the same bytes are done in the order of the calls, and a get reads what puts
+    /// before it wrote. It is the node's [`eager_bytes`](crate::NodeOptions::eager_bytes), as longer messages are
+    /// fetched by their target in its own time.
     pub max_waw_ordered_size: u64,
     /// Up to so many bytes, a get reads what was there before the puts behind it. Likewise the node's.
     pub max_war_ordered_size: u64,
-    /// Bytes of a message from a memory descriptor that is [`VOLATILE`](super::MdOptions::VOLATILE). Likewise the node's.
+    /// Bytes of a message from a memory descriptor that is [`VOLATILE`](super::MdOptions::VOLATILE). Likewise the
+    /// node's.
     pub max_volatile_size: u64,
-    /// None of the three. All memory that an entry can name is accessible; messages that are longer than an eager one, or go
-    /// to other bytes, may land in any order; atomic operations are atomic with each other, not with the processor's
-    /// ([`Ni::atomic_sync`](super::Ni::atomic_sync)).
+    /// None of the three. All memory that an entry can name is accessible; messages that are longer than an eager one,
+    /// or go to other bytes, may land in any order; atomic operations are atomic with each other, not with the
+    /// processor's ([`Ni::atomic_sync`](super::Ni::atomic_sync)).
     pub features: Features,
 }
 

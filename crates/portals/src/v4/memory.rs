@@ -91,8 +91,8 @@ impl Ni {
     /// Makes a memory descriptor.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` for a queue or a counting event that is not there, options that are none, a vector of more than
-    /// [`Limits::max_iovecs`](super::Limits::max_iovecs); `PTL_NO_SPACE`.
+    /// `PTL_ARG_INVALID` for a queue or a counting event that is not there, options that are none, a vector of more
+    /// than [`Limits::max_iovecs`](super::Limits::max_iovecs); `PTL_NO_SPACE`.
     #[doc(alias = "PtlMDBind")]
     pub fn md_bind(&self, md: &Md) -> Result<MdHandle, Error> {
         let bind = || {
@@ -126,12 +126,12 @@ impl Ni {
 
     /// Appends an entry to a list of a portal, on an interface without matching. `user_ptr` comes back in its events.
     ///
-    /// On the priority list, the headers that wait at the portal are asked first; each is told of by an `*Overflow` event and
-    /// gone. An entry for one use that finds one is not linked.
+    /// On the priority list, the headers that wait at the portal are asked first; each is told of by an `*Overflow`
+    /// event and gone. An entry for one use that finds one is not linked.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` for a portal or a counting event that is not there, options that are none or that the portal excludes,
-    /// a vector of more than [`Limits::max_iovecs`](super::Limits::max_iovecs), an interface with matching;
+    /// `PTL_ARG_INVALID` for a portal or a counting event that is not there, options that are none or that the portal
+    /// excludes, a vector of more than [`Limits::max_iovecs`](super::Limits::max_iovecs), an interface with matching;
     /// `PTL_NO_SPACE`; `PTL_LIST_TOO_LONG`.
     #[doc(alias = "PtlLEAppend")]
     pub fn le_append(
@@ -148,8 +148,8 @@ impl Ni {
     /// Unlinks an entry; no event tells of it.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` if it is not linked any more; `PTL_IN_USE` while operations on it are under way, or headers wait whose
-    /// bytes it holds.
+    /// `PTL_ARG_INVALID` if it is not linked any more; `PTL_IN_USE` while operations on it are under way, or headers
+    /// wait whose bytes it holds.
     #[doc(alias = "PtlLEUnlink")]
     pub fn le_unlink(&self, le: LeHandle) -> Result<(), Error> {
         self.unlink(le.of(self.handle(), "le")).map_err(|e| Error::new("PtlLEUnlink", e))
@@ -170,12 +170,13 @@ impl Ni {
 
     /// Appends an entry to a list of a portal, on an interface with matching. `user_ptr` comes back in its events.
     ///
-    /// On the priority list, the headers that wait at the portal are asked first, oldest first; each that matches is told of
-    /// by an `*Overflow` event and gone. An entry for one use that finds one is not linked.
+    /// On the priority list, the headers that wait at the portal are asked first, oldest first; each that matches is
+    /// told of by an `*Overflow` event and gone. An entry for one use that finds one is not linked.
     ///
     /// # Errors
     /// As [`le_append`](Self::le_append); `PTL_ARG_INVALID` also for an interface without matching, for
-    /// [`Me::min_free`] without [`MeOptions::MANAGE_LOCAL`], and for a [`Me::match_id`] that is of the other kind of address.
+    /// [`Me::min_free`] without [`MeOptions::MANAGE_LOCAL`], and for a [`Me::match_id`] that is of the other kind of
+    /// address.
     #[doc(alias = "PtlMEAppend")]
     pub fn me_append(
         &self,

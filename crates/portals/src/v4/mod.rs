@@ -1,9 +1,9 @@
 //! Portals 4.3: one-sided messages that find their memory by a portal, match bits and their source.
 //!
 //! A target allocates a portal and appends entries of its memory to it; an initiator binds memory and puts, gets, or
-//! combines bytes by 18 operations on 14 types. Events and counts tell both sides; a count that reaches a threshold sets off
-//! operations on its own. Where the device can match ([`Node::is_offloaded`](crate::Node::is_offloaded)), all of this goes on
-//! while the programs compute; elsewhere it goes on within their calls.
+//! combines bytes by 18 operations on 14 types. Events and counts tell both sides; a count that reaches a threshold
+//! sets off operations on its own. Where the device can match ([`Node::is_offloaded`](crate::Node::is_offloaded)), all
+//! of this goes on while the programs compute; elsewhere it goes on within their calls.
 //!
 //! ```
 //! use portals::Node;
@@ -37,10 +37,10 @@
 //!
 //! # What differs from C
 //!
-//! - Memory is registered ([`Memory`](crate::Memory), [`Pieces`](crate::Pieces)) and never a bare address; a vector is told by
-//!   its type instead of by `PTL_IOVEC`. It lives as long as anything needs it.
-//! - A handle has the type of what it names, and is of one interface; one of something freed is refused, never taken for
-//!   something else. `PTL_INVALID_HANDLE`, `PTL_EQ_NONE` and `PTL_CT_NONE` are `None`.
+//! - Memory is registered ([`Memory`](crate::Memory), [`Pieces`](crate::Pieces)) and never a bare address; a vector is
+//!   told by its type instead of by `PTL_IOVEC`. It lives as long as anything needs it.
+//! - A handle has the type of what it names, and is of one interface; one of something freed is refused, never taken
+//!   for something else. `PTL_INVALID_HANDLE`, `PTL_EQ_NONE` and `PTL_CT_NONE` are `None`.
 //! - The arguments of an operation are a structure ([`Put`], [`Get`], [`Fetch`]) whose rest can be left as it is.
 //! - A code that is no failure is a value: `PTL_EQ_EMPTY` and `PTL_CT_NONE_REACHED` are `None`, `PTL_EQ_DROPPED` is
 //!   [`Got::dropped`]. All others are in [`Error::code`], and the [`Error`] says which argument it is about.
@@ -48,15 +48,16 @@
 //!
 //! # What is promised, and what is not
 //!
-//! - **Order.** Messages of an initiator to a target are matched in the order of its calls, whatever their lengths. Up to
-//!   [`max_waw_ordered_size`](Limits::max_waw_ordered_size) bytes, their data is in order as well.
-//! - **Delivery.** Messages are not lost. A target that is gone is told of by
-//!   [`NiFail::Undeliverable`], after [`NodeOptions::connect_timeout`](crate::NodeOptions::connect_timeout) if it was never met.
-//! - **`Send`** says that the bytes may be changed: at once for short messages, whose bytes were copied, and when the target
-//!   has fetched them for longer ones. **`Ack`** says that the bytes are in the target's memory.
+//! - **Order.** Messages of an initiator to a target are matched in the order of its calls, whatever their lengths. Up
+//!   to [`max_waw_ordered_size`](Limits::max_waw_ordered_size) bytes, their data is in order as well.
+//! - **Delivery.** Messages are not lost. A target that is gone is told of by [`NiFail::Undeliverable`], after
+//!   [`NodeOptions::connect_timeout`](crate::NodeOptions::connect_timeout) if it was never met.
+//! - **`Send`** says that the bytes may be changed: at once for short messages, whose bytes were copied, and when the
+//!   target has fetched them for longer ones. **`Ack`** says that the bytes are in the target's memory.
 //! - **Atomics**: see [`Ni::atomic_sync`].
-//! - `VOLATILE` copies what can't leave at once. A bundle's operations may leave together, at its end. `UNORDERED`, `UNRELIABLE`,
-//!   `MATCH_UNORDERED` and `IS_ACCESSIBLE` are taken and change nothing: what they allow is not made use of.
+//! - `VOLATILE` copies what can't leave at once. A bundle's operations may leave together, at its end. `UNORDERED`,
+//!   `UNRELIABLE`, `MATCH_UNORDERED` and `IS_ACCESSIBLE` are taken and change nothing: what they allow is not made use
+//!   of.
 //!
 //! # The functions of the interface
 //!

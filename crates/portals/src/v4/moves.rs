@@ -120,8 +120,8 @@ pub struct Fetch {
 }
 
 impl Fetch {
-    /// The first `length` bytes of `put_md` are combined with the start of what a portal's entry has, which comes to the
-    /// start of `get_md`; all else 0.
+    /// The first `length` bytes of `put_md` are combined with the start of what a portal's entry has, which comes to
+    /// the start of `get_md`; all else 0.
     pub const fn new(
         get_md: MdHandle,
         put_md: MdHandle,
@@ -171,8 +171,8 @@ impl Ni {
     /// Combines bytes with those of a target. Operations: `Min` to `Bxor`.
     ///
     /// # Errors
-    /// As [`put`](Self::put); `PTL_ARG_INVALID` also for an operation of [`swap`](Self::swap), one that the type does not have
-    /// ([`AtomicOp::takes`]), a length that is no multiple of the type's, and one beyond
+    /// As [`put`](Self::put); `PTL_ARG_INVALID` also for an operation of [`swap`](Self::swap), one that the type does
+    /// not have ([`AtomicOp::takes`]), a length that is no multiple of the type's, and one beyond
     /// [`Limits::max_atomic_size`](super::Limits::max_atomic_size).
     #[doc(alias = "PtlAtomic")]
     pub fn atomic(&self, put: &Put, operation: AtomicOp, datatype: Datatype) -> Result<(), Error> {
@@ -203,9 +203,9 @@ impl Ni {
         self.begin("PtlSwap", self.of_fetch(fetch, Operation::Swap(operation, datatype), operand))
     }
 
-    /// A [`put`](Self::put) when a counting event reaches a threshold, at once if it has: successes and failures together.
-    /// Operations of one counting event are done in the order of their thresholds, those of one threshold in the order of
-    /// the calls.
+    /// A [`put`](Self::put) when a counting event reaches a threshold, at once if it has: successes and failures
+    /// together. Operations of one counting event are done in the order of their thresholds, those of one threshold in
+    /// the order of the calls.
     ///
     /// # Errors
     /// As [`put`](Self::put); `PTL_ARG_INVALID` also for a counting event that is not there; `PTL_NO_SPACE` if

@@ -33,10 +33,12 @@ pub(super) struct Inner {
 impl Ni {
     /// Opens an interface of a node, or yields the one of this kind that is open, whatever limits are asked for then.
     ///
-    /// A node has one of each of the four kinds; they hear only those of their kind. `pid` asks for a process number; it is
-    /// the node's, so [`NodeOptions::pid`](crate::NodeOptions::pid) is where it is chosen. `None` is `PTL_PID_ANY`.
+    /// A node has one of each of the four kinds; they hear only those of their kind. `pid` asks for a process number;
+    /// it is the node's, so [`NodeOptions::pid`](crate::NodeOptions::pid) is where it is chosen. `None` is
+    /// `PTL_PID_ANY`.
     ///
-    /// Where processes are ranks, the ranks of the node's job are the map until [`set_map`](Self::set_map) gives another one.
+    /// Where processes are ranks, the ranks of the node's job are the map until [`set_map`](Self::set_map) gives
+    /// another one.
     ///
     /// # Errors
     /// `PTL_ARG_INVALID` if the options are not one of each pair, `PTL_PID_IN_USE` if the process number is another.
@@ -160,7 +162,8 @@ impl Ni {
     /// Says which process has which rank. The first map stays; without any, ranks are those of the node's job.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` on an interface whose processes are not ranks, or for a map of nobody; `PTL_IGNORED` if it has a map.
+    /// `PTL_ARG_INVALID` on an interface whose processes are not ranks, or for a map of nobody; `PTL_IGNORED` if it has
+    /// a map.
     #[doc(alias = "PtlSetMap")]
     pub fn set_map(&self, map: Vec<(Nid, Pid)>) -> Result<(), Error> {
         let error = |e| Err(Error::new("PtlSetMap", e));
@@ -175,8 +178,8 @@ impl Ni {
         let is_new = self.read(|ni| ni.set_map(map));
         if is_new { Ok(()) } else { error(crate::Error::MapSet) }
     }
-    /// Which process has which rank. Without a [`set_map`](Self::set_map), the node's directory is asked about its job, and may
-    /// have to wait for an answer.
+    /// Which process has which rank. Without a [`set_map`](Self::set_map), the node's directory is asked about its job,
+    /// and may have to wait for an answer.
     ///
     /// # Errors
     /// `PTL_ARG_INVALID` on an interface whose processes are not ranks; `PTL_FAIL` if the directory can't tell.
@@ -197,15 +200,16 @@ impl Ni {
     }
 
     /// Ends all waiting on this interface, now and for good: [`eq_wait`](Self::eq_wait), [`eq_poll`](Self::eq_poll),
-    /// [`ct_wait`](Self::ct_wait) and [`ct_poll`](Self::ct_poll) answer `PTL_ABORTED`. All else goes on. In C it is one call for
-    /// all interfaces of the process.
+    /// [`ct_wait`](Self::ct_wait) and [`ct_poll`](Self::ct_poll) answer `PTL_ABORTED`. All else goes on. In C it is one
+    /// call for all interfaces of the process.
     #[doc(alias = "PtlAbort")]
     pub fn abort(&self) {
         self.inner.core.abort();
     }
-    /// Says that many operations follow: they may be left until the bundle's end, so that the device is told of them together, which
-    /// over a network is many messages a packet train instead of one a system call. They begin at the latest with
-    /// [`end_bundle`](Self::end_bundle), or with the next call that looks for events or counts. Bundles nest.
+    /// Says that many operations follow: they may be left until the bundle's end, so that the device is told of them
+    /// together, which over a network is many messages a packet train instead of one a system call. They begin at the
+    /// latest with [`end_bundle`](Self::end_bundle), or with the next call that looks for events or counts. Bundles
+    /// nest.
     #[doc(alias = "PtlStartBundle")]
     pub fn start_bundle(&self) {
         self.inner.core.start_bundle();
@@ -215,14 +219,15 @@ impl Ni {
     pub fn end_bundle(&self) {
         self.inner.core.end_bundle();
     }
-    /// Returns when the atomic operations that are done by now can be seen by the program, and what the program wrote can be
-    /// seen by those to come.
+    /// Returns when the atomic operations that are done by now can be seen by the program, and what the program wrote
+    /// can be seen by those to come.
     ///
-    /// Atomic operations here read, combine and write back under the node's lock: they are atomic with each other, whoever
-    /// began them, on all interfaces of the node. They are not atomic with the processor's own accesses. So a program changes
-    /// such bytes itself only while no such operation can come, or does it by an operation to itself; what it reads by
-    /// [`Memory::load_u64`](crate::Memory::load_u64) is a word as it was before an operation or after it, and
-    /// after an operation's event it is the result. This call takes the lock once, and so orders all that comes before it.
+    /// Atomic operations here read, combine and write back under the node's lock: they are atomic with each other,
+    /// whoever began them, on all interfaces of the node. They are not atomic with the processor's own accesses. So a
+    /// program changes such bytes itself only while no such operation can come, or does it by an operation to itself;
+    /// what it reads by [`Memory::load_u64`](crate::Memory::load_u64) is a word as it was before an operation or after
+    /// it, and after an operation's event it is the result. This call takes the lock once, and so orders all that comes
+    /// before it.
     #[doc(alias = "PtlAtomicSync")]
     pub fn atomic_sync(&self) {
         self.node().progress();

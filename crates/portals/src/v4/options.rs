@@ -59,9 +59,9 @@ bitflags! {
         /// No events of what ended well. They are counted all the same.
         #[doc(alias = "PTL_MD_EVENT_SUCCESS_DISABLE")]
         const EVENT_SUCCESS_DISABLE = 1 << 5;
-        /// The bytes of a put or an atomic may be changed as soon as the call returns: they are copied within it. Such a
-        /// message has [`Limits::max_volatile_size`](super::Limits::max_volatile_size) bytes at most. A triggered one is copied
-        /// when its count is reached.
+        /// The bytes of a put or an atomic may be changed as soon as the call returns: they are copied within it. Such
+        /// a message has [`Limits::max_volatile_size`](super::Limits::max_volatile_size) bytes at most. A triggered one
+        /// is copied when its count is reached.
         #[doc(alias = "PTL_MD_VOLATILE")]
         const VOLATILE = 1 << 6;
         /// No `Send` events. They are counted all the same.
@@ -90,9 +90,11 @@ macro_rules! entry_options {
                 const OP_GET = 1 << 2;
                 /// One operation uses the entry up, and it is unlinked.
                 const USE_ONCE = 1 << 3;
-                /// On the overflow list: messages are taken and forgotten, no header waits for an entry of the priority list.
+                /// On the overflow list: messages are taken and forgotten, no header waits for an entry of the priority
+                /// list.
                 const UNEXPECTED_HDR_DISABLE = 1 << 4;
-                /// The program vouches that all of the memory can be accessed. It always can here, so this changes nothing.
+                /// The program vouches that all of the memory can be accessed. It always can here, so this changes
+                /// nothing.
                 const IS_ACCESSIBLE = 1 << 5;
                 /// No `Link` event.
                 const EVENT_LINK_DISABLE = 1 << 6;
@@ -130,8 +132,8 @@ entry_options! {
         NO_TRUNCATE = 1 << 16;
         /// With `MANAGE_LOCAL`: a message may begin at the next multiple of 16 bytes, if it fits whole from there.
         MAY_ALIGN = 1 << 17;
-        /// With `MANAGE_LOCAL`: a header that waited, and that the entry finds when it is appended, moves the local offset by
-        /// its message's length, as if it had come here.
+        /// With `MANAGE_LOCAL`: a header that waited, and that the entry finds when it is appended, moves the local
+        /// offset by its message's length, as if it had come here.
         LOCAL_INC_UH_RLENGTH = 1 << 18;
     }
 }

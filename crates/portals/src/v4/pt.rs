@@ -8,8 +8,8 @@ impl Ni {
     /// Allocates a portal: `wanted`, or any (`PTL_PT_ANY`). Events of its entries go to `eq`.
     ///
     /// # Errors
-    /// `PTL_ARG_INVALID` for an index beyond [`Limits::max_pt_index`](super::Limits::max_pt_index) or a queue that is not there,
-    /// `PTL_PT_IN_USE`, `PTL_PT_FULL`, `PTL_PT_EQ_NEEDED`.
+    /// `PTL_ARG_INVALID` for an index beyond [`Limits::max_pt_index`](super::Limits::max_pt_index) or a queue that is
+    /// not there, `PTL_PT_IN_USE`, `PTL_PT_FULL`, `PTL_PT_EQ_NEEDED`.
     #[doc(alias = "PtlPTAlloc")]
     pub fn pt_alloc(
         &self,

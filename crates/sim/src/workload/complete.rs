@@ -59,7 +59,8 @@ impl World {
         Ok(())
     }
 
-    /// A request ended well. Once all faults have ended, none waits longer for that than its queue pair's settings allow.
+    /// A request ended well. Once all faults have ended, none waits longer for that than its queue pair's settings
+    /// allow.
     fn has_recovered(&mut self, e: usize) -> Checked<()> {
         let Some(healed_at) = self.healed_at.filter(|_| self.ends[e].drain.is_none()) else { return Ok(()) };
         let end = &self.ends[e];

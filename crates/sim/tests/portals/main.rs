@@ -1,6 +1,7 @@
 //! Portals on a hostile network: random programs, both ways of matching, checked to the last byte and event.
 //!
-//! `HCA_SIM_PORTALS_SEEDS` says how many seeds run, `HCA_SIM_PORTALS_FIRST` with which they begin; `HCA_SIM_SEED` runs one.
+//! `HCA_SIM_PORTALS_SEEDS` says how many seeds run, `HCA_SIM_PORTALS_FIRST` with which they begin; `HCA_SIM_SEED` runs
+//! one.
 
 mod arena;
 mod end;
@@ -27,7 +28,8 @@ const AFTERMATH: Duration = Duration::from_secs(60);
 
 /// How many seeds of each path run unless told otherwise.
 const SEEDS: u64 = 120;
-/// Seeds that found something once. 500,915 and 500,024: a hello that came late, behind which two nodes met anew for ever.
+/// Seeds that found something once. 500,915 and 500,024: a hello that came late, behind which two nodes met anew for
+/// ever.
 const FOUND: [u64; 2] = [500_915, 500_024];
 
 /// What runs did.

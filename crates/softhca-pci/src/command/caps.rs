@@ -24,8 +24,8 @@ pub(crate) const LOG_MKEYS: u32 = 16;
 pub(crate) const LOG_READS: u32 = 4;
 /// Sets of counters.
 pub(super) const Q_COUNTERS: u32 = 64;
-/// As powers of two: Ethernet objects of each kind, and flow counters; receive queues in a list; entries of a queue; bytes
-/// of an entry of a receive queue; bytes of a packet that is cut; addresses of a port.
+/// As powers of two: Ethernet objects of each kind, and flow counters; receive queues in a list; entries of a queue;
+/// bytes of an entry of a receive queue; bytes of a packet that is cut; addresses of a port.
 pub(crate) const LOG_ETHERNET: u32 = 10;
 pub(crate) const LOG_RQT_SIZE: u32 = 10;
 pub(crate) const LOG_WQ_SIZE: u32 = 14;

@@ -162,8 +162,8 @@ impl From<DeliveryStatus> for Undelivered {
 }
 
 impl Function {
-    /// Runs the commands of the slots whose bit is set, and then those that have waited for pages; as many as may be run
-    /// before the next look.
+    /// Runs the commands of the slots whose bit is set, and then those that have waited for pages; as many as may be
+    /// run before the next look.
     pub(crate) fn run_commands(&mut self, slots: u32) {
         self.commands.rung |= slots;
         self.run_rung();

@@ -1,7 +1,7 @@
 //! Pages that the driver lends to the adapter. The model keeps nothing in them; it keeps account, since drivers do.
 //!
-//! An adapter keeps in them what it has to know of objects, so its need grows with these, and goes when they go. While it
-//! runs it asks by events. A command that makes an object for which there is no room waits until the driver has
+//! An adapter keeps in them what it has to know of objects, so its need grows with these, and goes when they go. While
+//! it runs it asks by events. A command that makes an object for which there is no room waits until the driver has
 //! answered, and fails if there are no pages; others, among them those that bring pages, are done meanwhile. A driver
 //! that hears no such events is not asked.
 

@@ -1,8 +1,9 @@
-//! Tables of flows: where a frame that has come goes. Those of what the interface receives are looked at; others are kept.
+//! Tables of flows: where a frame that has come goes. Those of what the interface receives are looked at; others are
+//! kept.
 //!
-//! A table's flows stand in groups, each a range of indices whose flows look at the same bits of the headers. Of the flows
-//! that a frame fits, that with the lowest index counts. As all flows of a group have one mask, a group is a map by what is
-//! left of the headers under it, and a frame costs a look for each group, however many flows there are.
+//! A table's flows stand in groups, each a range of indices whose flows look at the same bits of the headers. Of the
+//! flows that a frame fits, that with the lowest index counts. As all flows of a group have one mask, a group is a map
+//! by what is left of the headers under it, and a frame costs a look for each group, however many flows there are.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -1,11 +1,11 @@
 //! Who answers for peers beyond: where the adapter's network leads out of this process, functions reach peers that no
-//! function of the server is, and the adapter finds these by itself, by their address. Their drivers ask for an Ethernet
-//! address nevertheless, by ARP or neighbour solicitations, and here they are given one, which leads nowhere: RDMA does
-//! not need it, and other frames to it are lost.
+//! function of the server is, and the adapter finds these by itself, by their address. Their drivers ask for an
+//! Ethernet address nevertheless, by ARP or neighbour solicitations, and here they are given one, which leads nowhere:
+//! RDMA does not need it, and other frames to it are lost.
 //!
-//! It answers for what could be a peer only: for unicast addresses of the kind that the adapter's own address is of, that no
-//! function has, and that are neither the adapter's own nor the asker's. Who asks whether an address is free (an ARP probe, a
-//! solicitation from nowhere) or tells that it has one is not answered.
+//! It answers for what could be a peer only: for unicast addresses of the kind that the adapter's own address is of,
+//! that no function has, and that are neither the adapter's own nor the asker's. Who asks whether an address is free
+//! (an ARP probe, a solicitation from nowhere) or tells that it has one is not answered.
 
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -1,8 +1,8 @@
-//! Ethernet receive queues: frames that have come go through the tables of flows to interfaces, and from there to queues,
-//! whose requests they fill.
+//! Ethernet receive queues: frames that have come go through the tables of flows to interfaces, and from there to
+//! queues, whose requests they fill.
 //!
-//! A frame that finds no request is lost and counted. One that is longer than its request's room, or whose room can't be
-//! reached, ends that request with an error, and the queue is in error.
+//! A frame that finds no request is lost and counted. One that is longer than its request's room, or whose room can't
+//! be reached, ends that request with an error, and the queue is in error.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ use crate::function::{Function, PortKind};
 use crate::objects::Raised;
 use crate::path::{byte_count, error_entry};
 
-/// What may be done in one look: each frame is one, each group of flows that it is compared with, each copy, each request
-/// that is flushed.
+/// What may be done in one look: each frame is one, each group of flows that it is compared with, each copy, each
+/// request that is flushed.
 const BUDGET: usize = 4096;
 /// The same for a frame that is nowhere looked at.
 const FRAME: usize = 4;
@@ -32,7 +32,8 @@ const FRAME: usize = 4;
 const L2_OK: u32 = 1;
 const L3_OK: u32 = 2;
 const L4_OK: u32 = 4;
-/// In completions: a tag was taken off; IPv6, IPv4; TCP without acknowledgement, UDP, TCP with one alone, TCP with data.
+/// In completions: a tag was taken off; IPv6, IPv4; TCP without acknowledgement, UDP, TCP with one alone, TCP with
+/// data.
 const TAGGED: u32 = 1;
 const OF_IPV6: u32 = 1 << 2;
 const OF_IPV4: u32 = 2 << 2;

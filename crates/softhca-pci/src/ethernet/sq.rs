@@ -26,7 +26,8 @@ use crate::path::error_entry;
 const LOG_BLOCK: u32 = SEND_WQE_BB.ilog2();
 /// Blocks of a queue, as a power of two.
 pub(super) const MAX_LOG_SIZE: u32 = 15;
-/// What may be taken in one look, of all queues of a function together: a request is one, and so is each copy of a frame.
+/// What may be taken in one look, of all queues of a function together: a request is one, and so is each copy of a
+/// frame.
 pub(super) const BUDGET: usize = 2048;
 /// Bytes of frames, as well.
 pub(super) const BYTES: usize = 256 << 10;

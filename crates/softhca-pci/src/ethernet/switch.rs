@@ -2,10 +2,9 @@
 //!
 //! Each function that is started has a port with the address that it has by itself, and with those that its driver asks
 //! for; of two that ask for one address, who came first has it, and an address that a function, or the gateway, has by
-//! itself is its own in any case. What is for one goes to who has its address, what is for several to all; nothing comes
-//! back to its sender.
-//! What comes to a port waits there until its function looks, within limits, beyond which it is lost: to others, a
-//! client can do no more than that.
+//! itself is its own in any case. What is for one goes to who has its address, what is for several to all; nothing
+//! comes back to its sender. What comes to a port waits there until its function looks, within limits, beyond which it
+//! is lost: to others, a client can do no more than that.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -151,8 +150,8 @@ impl Switch {
         self.ports.get(&function).map_or(0, |port| port.largest)
     }
 
-    /// Takes a frame from a function to those that it is for. `known` says whether a function here has an address. Returns how
-    /// many it was for.
+    /// Takes a frame from a function to those that it is for. `known` says whether a function here has an address.
+    /// Returns how many it was for.
     pub(crate) fn send(
         &mut self,
         from: u16,

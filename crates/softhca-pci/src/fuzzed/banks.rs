@@ -1,5 +1,5 @@
-//! The memory of the client that a fuzzer plays: banks of one file, each mapped for the function or not, with a secret in
-//! all that is not.
+//! The memory of the client that a fuzzer plays: banks of one file, each mapped for the function or not, with a secret
+//! in all that is not.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -14,8 +14,8 @@ use crate::path::bed::sealed;
 /// Banks, and bytes of each.
 pub(super) const BANKS: usize = 6;
 pub(super) const BANK: u64 = 16 * PAGE;
-/// Where each lies for the function: the first two next to each other, the fourth and fifth too, the last one at the end of all
-/// addresses.
+/// Where each lies for the function: the first two next to each other, the fourth and fifth too, the last one at the
+/// end of all addresses.
 const AT: [u64; BANKS] = [
     0x1_0000_0000,
     0x1_0000_0000 + BANK,

@@ -83,8 +83,8 @@ impl Honest {
 
 static BYTE: u8 = 0;
 
-/// How many objects of each kind the adapter takes: protection domains, completion queues, shared receive queues, address
-/// handles, regions, queue pairs.
+/// How many objects of each kind the adapter takes: protection domains, completion queues, shared receive queues,
+/// address handles, regions, queue pairs.
 pub(super) fn room(hca: &SoftHca) -> [usize; 6] {
     let pds: Vec<_> = std::iter::from_fn(|| hca.alloc_pd().ok()).collect();
     let pd = *pds.first().expect("there is room for one");

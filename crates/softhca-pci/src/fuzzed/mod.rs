@@ -1,13 +1,15 @@
-//! What the fuzz target `served_function` does with its input: a client that writes anything anywhere, to a function beside
-//! two others, whose clients keep the rules and talk to each other. The corpus runs through it in `cargo test` too.
+//! What the fuzz target `served_function` does with its input: a client that writes anything anywhere, to a function
+//! beside two others, whose clients keep the rules and talk to each other. The corpus runs through it in `cargo test`
+//! too.
 //!
-//! The first byte of an input chooses the port, and whether the function is booted. Then come records: a byte that says what
-//! is done, and what that needs. Time is virtual. Most records make or use objects as drivers do, but for a few bytes that
-//! the input chooses; so a short input comes far.
+//! The first byte of an input chooses the port, and whether the function is booted. Then come records: a byte that says
+//! what is done, and what that needs. Time is virtual. Most records make or use objects as drivers do, but for a few
+//! bytes that the input chooses; so a short input comes far.
 //!
-//! Whatever comes, nothing panics and every turn ends; memory that is not mapped, or not for writing, is as it was, and what
-//! stands there comes nowhere else (all of it is secrets); the other two send and receive as if nothing was; after a
-//! reset, and when the client has gone, the adapter has as much room as before, and the next driver finds the function as new.
+//! Whatever comes, nothing panics and every turn ends; memory that is not mapped, or not for writing, is as it was, and
+//! what stands there comes nowhere else (all of it is secrets); the other two send and receive as if nothing was; after
+//! a reset, and when the client has gone, the adapter has as much room as before, and the next driver finds the
+//! function as new.
 
 mod banks;
 mod driver;

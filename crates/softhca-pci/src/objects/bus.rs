@@ -1,10 +1,10 @@
 //! Keys of the bus's own addresses (access mode PA): a queue pair names by them whatever its client has mapped, at the
-//! addresses at which it is mapped. Drivers in kernels have one a protection domain. Peers can do nothing by them, whatever
-//! rights they were made with.
+//! addresses at which it is mapped. Drivers in kernels have one a protection domain. Peers can do nothing by them,
+//! whatever rights they were made with.
 //!
-//! The adapter knows regions and no bus. So a range that the client has mapped is a region of it from when a request first
-//! names a place there by such a key, for each protection domain; the keys of the regions that hold the place are put into
-//! the request. What lies in no range stays as it is named, by a key that allows nothing.
+//! The adapter knows regions and no bus. So a range that the client has mapped is a region of it from when a request
+//! first names a place there by such a key, for each protection domain; the keys of the regions that hold the place are
+//! put into the request. What lies in no range stays as it is named, by a key that allows nothing.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -55,7 +55,8 @@ pub(crate) struct Names<'a> {
 }
 
 impl Names<'_> {
-    /// Puts into a list of places, of which there are `len`, those of regions where they are named by a key of the bus's.
+    /// Puts into a list of places, of which there are `len`, those of regions where they are named by a key of the
+    /// bus's.
     pub(crate) fn translate(&mut self, pd: PdHandle, list: &mut [Sge], len: &mut usize) {
         self.buses.translate((self.hca, self.guest), pd, list, len);
     }
@@ -88,8 +89,8 @@ impl Buses {
         }
     }
 
-    /// Where `len` bytes lie that begin with a place, if a queue pair of this protection domain may write to this address of
-    /// the bus's.
+    /// Where `len` bytes lie that begin with a place, if a queue pair of this protection domain may write to this
+    /// address of the bus's.
     pub(crate) fn place(&self, pd: PdHandle, place: &Sge, len: usize) -> Option<(&Window, usize)> {
         let ranges = self.bank(pd, place.lkey).and_then(|bank| self.banks.get(&bank))?;
         let (at, range) = ranges.range(..=place.addr).next_back()?;
@@ -109,8 +110,8 @@ impl Buses {
         (u32::from(key.tag) == lkey.raw() & 0xff && key.bank.0 == pd).then_some(key.bank)
     }
 
-    /// What a place is in terms of regions, of which it has one at least and `most` at most; `None` where not all of it is
-    /// mapped.
+    /// What a place is in terms of regions, of which it has one at least and `most` at most; `None` where not all of it
+    /// is mapped.
     fn pieces(&mut self, by: By<'_>, bank: Bank, place: Sge, most: usize) -> Option<Vec<Sge>> {
         let (mut addr, mut left, mut pieces) = (place.addr, u64::from(place.len), Vec::new());
         while left > 0 {

@@ -1,7 +1,8 @@
 //! Counters of queue pairs, by the set that each of them names.
 //!
-//! What the adapter counts for each queue pair is fetched when somebody asks; what completes in error is counted as it is shown.
-//! Requests received are not counted, as the adapter tells neither of them nor of answers that skipped one: these stay 0.
+//! What the adapter counts for each queue pair is fetched when somebody asks; what completes in error is counted as it
+//! is shown. Requests received are not counted, as the adapter tells neither of them nor of answers that skipped one:
+//! these stay 0.
 
 use std::collections::BTreeMap;
 

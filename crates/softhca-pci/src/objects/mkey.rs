@@ -1,9 +1,10 @@
 //! Memory keys.
 //!
 //! A key that translates by a list of pages is a region of the adapter's, over a window that shows these pages side by
-//! side. The index is the adapter's, the lowest byte the driver's. Keys of all of the bus's own addresses have an index that allows
-//! nothing, and regions behind it, see [`bus`](super::bus); of a part of them there are none, and such a key allows nothing. Keys that translate by
-//! other keys, and those that requests change, are not there; capabilities say so.
+//! side. The index is the adapter's, the lowest byte the driver's. Keys of all of the bus's own addresses have an index
+//! that allows nothing, and regions behind it, see [`bus`](super::bus); of a part of them there are none, and such a
+//! key allows nothing. Keys that translate by other keys, and those that requests change, are not there; capabilities
+//! say so.
 
 use hca_core::{Access, Device, MrHandle, MrInit, PdHandle};
 use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, QueryMkeyIn, QueryMkeyOut};
@@ -99,9 +100,9 @@ pub(super) fn register(
     mr: &MrInit,
     tag: u8,
 ) -> Result<(MrHandle, u32), CmdStatus> {
-    // SAFETY: it lies in a window, which is dropped behind `dereg_mr` in `Mkey::release` (or in `bus`), or it is `NOTHING`, which
-    // lives for ever and belongs to a protection domain that no queue pair has, so nobody writes there. The program
-    // whose memory a window shows is another process, or reaches it by copies only.
+    // SAFETY: it lies in a window, which is dropped behind `dereg_mr` in `Mkey::release` (or in `bus`), or it is
+    // `NOTHING`, which lives for ever and belongs to a protection domain that no queue pair has, so nobody writes
+    // there. The program whose memory a window shows is another process, or reaches it by copies only.
     let keys = unsafe { hca.reg_mr_tagged(pd, mr, tag) }.map_err(status)?;
     Ok((keys.handle, keys.lkey.raw() >> 8))
 }

@@ -3,9 +3,9 @@
 //! Each command is a method of [`Function`], called by the dispatcher in `command` with the whole input and the place
 //! for the output. What it returns becomes the output's status; nothing but `Err` has to be said of a failure.
 //!
-//! Behind each queue pair, shared receive queue and key stands one of the adapter's, in the protection domain that stands
-//! behind the function's. Completion queues are the function's alone: all queue pairs of a function complete into one
-//! queue of the adapter, which is emptied by `path::complete`, so that one look finds them all.
+//! Behind each queue pair, shared receive queue and key stands one of the adapter's, in the protection domain that
+//! stands behind the function's. Completion queues are the function's alone: all queue pairs of a function complete
+//! into one queue of the adapter, which is emptied by `path::complete`, so that one look finds them all.
 
 pub(crate) mod bus;
 pub(crate) mod counters;

@@ -505,8 +505,8 @@ pub(crate) fn destination(directory: &Directory, (gid, lid): (Gid, Lid)) -> Opti
     if gid == Gid::default() { directory.route_lid(lid) } else { Some(directory.route_gid(gid)) }
 }
 
-/// A queue pair that answers nothing: the adapter gives no queue pair the number of management, and drops what is for one
-/// that it has not.
+/// A queue pair that answers nothing: the adapter gives no queue pair the number of management, and drops what is for
+/// one that it has not.
 const NOBODY: Qpn = Qpn::new(0);
 
 /// To whom a context connects its queue pair.
@@ -531,8 +531,8 @@ fn nobody(directory: &Directory) -> (AddressVector, Qpn) {
     (AddressVector { dgid: directory.own(), ..AddressVector::default() }, NOBODY)
 }
 
-/// Has the adapter change a queue pair. An adapter in silicon does not ask whether there is a way to the peer, so one to
-/// which the network has none is nobody.
+/// Has the adapter change a queue pair. An adapter in silicon does not ask whether there is a way to the peer, so one
+/// to which the network has none is nobody.
 fn modify(hca: &SoftHca, qp: QpHandle, attr: &mut QpAttr, directory: &Directory) -> Result<(), DeviceError> {
     match hca.modify_qp(qp, attr) {
         Err(e @ (DeviceError::NoPath { .. } | DeviceError::Io { .. })) if attr.av.is_some() => {

@@ -1,17 +1,18 @@
 //! When a completion queue makes an event.
 //!
 //! A driver arms a queue with a word of three parts: how many completions it had taken, for which kind of completion it
-//! waits, and two bits that count its events. The word stands in the doorbell record, and is written to the doorbell page
-//! behind that. An event is due as soon as there is a completion of that kind that the driver had not taken and no event
-//! has told of: at once if it is there already, which closes the race between the driver's last look and its arming. An
-//! event disarms; the next one takes a new word. What an event has told of makes no other one, also where the driver arms
-//! before it looks: perftest does so, and takes each event for a completion.
+//! waits, and two bits that count its events. The word stands in the doorbell record, and is written to the doorbell
+//! page behind that. An event is due as soon as there is a completion of that kind that the driver had not taken and no
+//! event has told of: at once if it is there already, which closes the race between the driver's last look and its
+//! arming. An event disarms; the next one takes a new word. What an event has told of makes no other one, also where
+//! the driver arms before it looks: perftest does so, and takes each event for a completion.
 //!
-//! A doorbell names its queue, whose word counts as a request then. Doorbells of several queues fall onto one place of a
-//! page, so one may be lost. So when any doorbell of a page is rung, the words of all queues of that page are looked at, and
-//! one that has changed counts as a request. The two bits see to it that a request after an event is another word, unless
-//! four events were taken and no completion was. Drivers begin with a word of 0 in the record, and may arm by that very
-//! word; so a new queue's record is given a word that no driver writes ([`UNARMED`]), and what stands there later is his.
+//! A doorbell names its queue, whose word counts as a request then. Doorbells of several queues fall onto one place of
+//! a page, so one may be lost. So when any doorbell of a page is rung, the words of all queues of that page are looked
+//! at, and one that has changed counts as a request. The two bits see to it that a request after an event is another
+//! word, unless four events were taken and no completion was. Drivers begin with a word of 0 in the record, and may arm
+//! by that very word; so a new queue's record is given a word that no driver writes ([`UNARMED`]), and what stands
+//! there later is his.
 
 /// Counters of completions have 24 bits.
 const MASK: u32 = 0xff_ffff;
@@ -35,8 +36,8 @@ fn beyond(at: u32, taken: u32) -> bool {
 pub(crate) struct Arm {
     /// The word that was taken as a request last.
     seen: Option<u32>,
-    /// The requests that wait: for any completion, and for a solicited one. Both at once only if the driver has asked for
-    /// both without an event between, or may have.
+    /// The requests that wait: for any completion, and for a solicited one. Both at once only if the driver has asked
+    /// for both without an event between, or may have.
     any: Option<u32>,
     solicited: Option<u32>,
     /// Completions written, and where behind the last one that was solicited or in error.
@@ -47,7 +48,8 @@ pub(crate) struct Arm {
 }
 
 impl Arm {
-    /// The page was rung, by a doorbell that names this queue or not, and the record holds `word`. Whether an event is due.
+    /// The page was rung, by a doorbell that names this queue or not, and the record holds `word`. Whether an event is
+    /// due.
     pub(crate) fn look(&mut self, word: u32, named: bool) -> bool {
         if word == UNARMED || self.seen == Some(word) && !named {
             return false;

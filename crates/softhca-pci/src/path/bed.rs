@@ -551,7 +551,8 @@ impl Wqe {
         self.rest.extend(to.as_bytes());
         self
     }
-    /// A datagram between Ethernet ports, as their drivers address it: by MAC and GID, with a UDP port where a LID would be.
+    /// A datagram between Ethernet ports, as their drivers address it: by MAC and GID, with a UDP port where a LID
+    /// would be.
     pub(crate) fn ethernet_datagram(mut self, gid: Gid, port: u32, qpn: u32, qkey: u32) -> Self {
         let mut to = UdAdrsVector::new()
             .with(UdAdrsVector::Q_KEY, qkey)

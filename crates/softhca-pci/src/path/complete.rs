@@ -117,8 +117,8 @@ struct Sender {
     grh: bool,
 }
 
-/// Who has sent a datagram. Writes the header in front of it as sender and receiver know each other, if both are functions
-/// here.
+/// Who has sent a datagram. Writes the header in front of it as sender and receiver know each other, if both are
+/// functions here.
 fn sender(
     qp: &Qp,
     number: u32,
@@ -223,8 +223,8 @@ impl Objects {
         n
     }
 
-    /// A doorbell of this page was rung, and may name a completion queue: has those that were armed make the events that
-    /// are due.
+    /// A doorbell of this page was rung, and may name a completion queue: has those that were armed make the events
+    /// that are due.
     pub(crate) fn look_at_arms(&mut self, uar: u32, named: Option<u32>) {
         for (cqn, cq) in self.cqs.iter_mut().filter(|(_, cq)| cq.uar == uar) {
             if cq.rung(named == Some(*cqn)) {

@@ -27,8 +27,8 @@ const HOPS: u8 = 64;
 const AROUND: u16 = 12 + 8 + 4;
 const UDP_IP: u16 = 8 + 20;
 
-/// The 40 bytes in front of a datagram of `len` bytes: as RoCEv2 has them with IPv4 where both addresses are such, and as
-/// InfiniBand has them otherwise.
+/// The 40 bytes in front of a datagram of `len` bytes: as RoCEv2 has them with IPv4 where both addresses are such, and
+/// as InfiniBand has them otherwise.
 pub(super) fn header(from: Gid, to: Gid, len: u32) -> [u8; Grh::BYTES] {
     // A datagram is no longer than a packet.
     let len = (len.min(4096) as u16).next_multiple_of(4) + AROUND;
@@ -57,8 +57,8 @@ pub(super) fn traffic_class(asked: u8, with_header: bool) -> u8 {
     }
 }
 
-/// Whether the sender of a datagram asked for a header, by what the adapter has put in front of it. `None`: the sender has
-/// not the address `own`, and is none of the functions here.
+/// Whether the sender of a datagram asked for a header, by what the adapter has put in front of it. `None`: the sender
+/// has not the address `own`, and is none of the functions here.
 pub(super) fn asked_for(front: &[u8; Grh::BYTES], own: Gid) -> Option<bool> {
     let (from_here, class) = match own.ip() {
         IpAddr::V4(own) => (front[32..36] == own.octets(), front[21]),
@@ -67,8 +67,8 @@ pub(super) fn asked_for(front: &[u8; Grh::BYTES], own: Gid) -> Option<bool> {
     from_here.then_some(class & !ECN != WITHOUT)
 }
 
-/// Where the header in front of a datagram lies: in the first places of its receive request. What can't be reached of it is
-/// passed over: the adapter has written there, so it is the client who has changed its list or its key since.
+/// Where the header in front of a datagram lies: in the first places of its receive request. What can't be reached of
+/// it is passed over: the adapter has written there, so it is the client who has changed its list or its key since.
 pub(super) struct Front<'a> {
     list: Option<List>,
     pd: PdHandle,

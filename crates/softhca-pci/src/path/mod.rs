@@ -7,8 +7,8 @@
 //!
 //! Receive requests have no doorbell, and a client may well post one just before it asks another one to send. So a look
 //! has three steps, each of which all functions of a server take before the next one: which requests are announced is
-//! noted, then receive requests are taken, then what was noted is carried out. What a noted request finds at its peer was
-//! posted before that was asked for.
+//! noted, then receive requests are taken, then what was noted is carried out. What a noted request finds at its peer
+//! was posted before that was asked for.
 
 pub(crate) mod arm;
 #[cfg(any(test, fuzzing))]
@@ -43,8 +43,8 @@ use crate::function::Function;
 use crate::objects::Raised;
 
 impl Function {
-    /// A doorbell of this page was rung, and may name the completion queue that it arms: has armed ones make the events that
-    /// are due. Requests are found by the next look.
+    /// A doorbell of this page was rung, and may name the completion queue that it arms: has armed ones make the events
+    /// that are due. Requests are found by the next look.
     pub(crate) fn rung(&mut self, uar: u32, armed: Option<u32>) {
         self.objects.look_at_arms(uar, armed);
         self.post_raised();
@@ -62,7 +62,8 @@ impl Function {
         taken
     }
 
-    /// Has the adapter do what was announced, and shows the client what it has completed. Returns whether there was any.
+    /// Has the adapter do what was announced, and shows the client what it has completed. Returns whether there was
+    /// any.
     pub fn carry_out(&mut self) -> bool {
         let directory = self.directory.lock();
         let taken = self.objects.take_requests(&self.guest, &directory);

@@ -27,7 +27,8 @@ pub(super) struct List {
 }
 
 impl List {
-    /// Reads `bytes` at `at` of a queue, which are `skip` that are no places, and places. Returns what it begins with, too.
+    /// Reads `bytes` at `at` of a queue, which are `skip` that are no places, and places. Returns what it begins with,
+    /// too.
     fn read(queue: &Window, at: usize, bytes: usize, skip: usize) -> (Self, [u8; SEG]) {
         let segment = |place: usize| {
             let mut seg = [0; SEG];
@@ -51,7 +52,8 @@ impl List {
         (list, head)
     }
 
-    /// That of the request with this counter of a queue pair's own queue, or of the entry with this index of its shared one.
+    /// That of the request with this counter of a queue pair's own queue, or of the entry with this index of its shared
+    /// one.
     pub(super) fn of(qp: &Qp, srqs: &Numbered<Srq>, counter: u16) -> Option<Self> {
         let (queue, at, log_size, log_stride, skip) = if let Some(number) = qp.srq {
             let srq = srqs.get(&number)?;

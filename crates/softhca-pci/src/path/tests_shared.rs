@@ -206,7 +206,8 @@ fn functions_reach_each_other_by_the_addresses_that_the_directory_has_for_them()
         }
         assert_eq!(p.b.bytes(at + 40, 7), [&text[..], &[0]].concat());
     }
-    // Addresses that nobody has, one without a way in the adapter's network: datagrams are lost, and their requests end well.
+    // Addresses that nobody has, one without a way in the adapter's network: datagrams are lost, and their requests end
+    // well.
     let no_way = Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 77]);
     for (gid, lid) in [(Gid::default(), 77), (no_way, 0)] {
         p.b.recv(0, 128);

@@ -32,8 +32,8 @@ impl Engine {
         self.conclude_completions();
     }
 
-    /// Sends a plain SEND that is not queued yet, if nothing is to be sent before it. Its caller queues it then, and has
-    /// that [noted](SentLine::queued) before the engine does anything else. `None`: nothing was done.
+    /// Sends a plain SEND that is not queued yet, if nothing is to be sent before it. Its caller queues it then, and
+    /// has that [noted](SentLine::queued) before the engine does anything else. `None`: nothing was done.
     #[inline(always)]
     pub(crate) fn send_line(
         &mut self,

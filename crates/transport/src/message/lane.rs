@@ -3,8 +3,8 @@
 //! It is the same state as the requester's and the responder's, moved as they would move it. Whatever is not of the
 //! common case is refused before anything changes, and then takes the long way.
 //!
-//! What makes a case the common one is looked at once, by [`Qp::lanes`], and stays so as long as nothing else touches the
-//! queue pair: a lane keeps it so.
+//! What makes a case the common one is looked at once, by [`Qp::lanes`], and stays so as long as nothing else touches
+//! the queue pair: a lane keeps it so.
 
 use hca_core::{Instant, QpState};
 
@@ -45,8 +45,8 @@ impl Qp {
             _ => Lanes::default(),
         }
     }
-    /// A way of which [`lanes`](Self::lanes) said that it is quick, if nothing was called since but methods of `&self` and
-    /// those of lanes.
+    /// A way of which [`lanes`](Self::lanes) said that it is quick, if nothing was called since but methods of `&self`
+    /// and those of lanes.
     #[inline]
     pub fn lane(&mut self) -> Option<Lane<'_>> {
         match self.service_mut() {

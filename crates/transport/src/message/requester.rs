@@ -61,8 +61,8 @@ pub(crate) struct Requester {
     resend_wait: u64,
     /// The first such wait since the peer was heard.
     first_wait: u64,
-    /// When a request that was refused is sent again; `rnr_wait_ns`, if not 0, is still to be added then, since the time
-    /// at the refusal may have been an old one.
+    /// When a request that was refused is sent again; `rnr_wait_ns`, if not 0, is still to be added then, since the
+    /// time at the refusal may have been an old one.
     rnr_until: u64,
     rnr_wait_ns: u64,
     rnr_retry: u8,

@@ -1,4 +1,5 @@
-//! The quick way between two queue pairs by messages, as a host's engine goes it: what it does not take goes the long way.
+//! The quick way between two queue pairs by messages, as a host's engine goes it: what it does not take goes the long
+//! way.
 
 use hca_core::*;
 use hca_transport::*;
@@ -36,8 +37,8 @@ impl Ways {
         }
     }
 
-    /// Lets a side send what was posted last, if those are plain SENDs and nothing is to be sent before. `true`: nothing
-    /// is left of it.
+    /// Lets a side send what was posted last, if those are plain SENDs and nothing is to be sent before. `true`:
+    /// nothing is left of it.
     pub fn send_quick(&mut self, side: Side) -> bool {
         let room = self.room.saturating_sub(self.way[side as usize].len());
         let now = self.instant();

@@ -114,7 +114,8 @@ fn of_nested_favours_both_are_taken_back() {
     nested(3, Nested::turn);
 }
 
-/// Two wait while a third, the favourite or anybody, has the lock and leaves word: each has its turn, and all work is done.
+/// Two wait while a third, the favourite or anybody, has the lock and leaves word: each has its turn, and all work is
+/// done.
 fn waited_for(lock: fn() -> Lock<INNER>) {
     model_of_three_switches().check(move || {
         let (lock, posted) = (Arc::new(lock()), Arc::new(AtomicU32::new(0)));

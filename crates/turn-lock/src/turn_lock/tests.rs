@@ -61,8 +61,8 @@ fn a_favourite_within_its_turn_leaves_word_for_itself() {
     assert_eq!((result, turns), (Some(FAVOUR.0), 2));
 }
 
-/// The lock is taken and given back by `holder` until somebody waits, and once more behind that; then it is left to that one,
-/// with the word.
+/// The lock is taken and given back by `holder` until somebody waits, and once more behind that; then it is left to
+/// that one, with the word.
 fn is_handed_to_who_waits(lock: &TurnLock<u32, INNER>) {
     std::thread::scope(|s| {
         let mut guard = lock.lock();

@@ -1,8 +1,8 @@
 //! The system calls of vfio and iommufd.
 //!
 //! Invariants:
-//! 1. Each call is given a structure of the kind that its number stands for, alive during the call, and with `argsz` (or
-//!    `size`) no more than its bytes; so the kernel writes within it.
+//! 1. Each call is given a structure of the kind that its number stands for, alive during the call, and with `argsz`
+//!    (or `size`) no more than its bytes; so the kernel writes within it.
 //! 2. Memory that a structure names for DMA is the caller's business: it is not touched by the call itself but to pin
 //!    its pages.
 #![allow(unsafe_code)]

@@ -1,11 +1,11 @@
 //! The client: one call at a time, each with a deadline.
 //!
-//! A server may ask for the client's memory ([`wire::Command::DmaRead`], [`wire::Command::DmaWrite`]) while it works on a
-//! call; that is answered from what is mapped. A server that maps by descriptors, which come with all memory that it is
-//! given, has no need to. Between calls nobody listens.
+//! A server may ask for the client's memory ([`wire::Command::DmaRead`], [`wire::Command::DmaWrite`]) while it works on
+//! a call; that is answered from what is mapped. A server that maps by descriptors, which come with all memory that it
+//! is given, has no need to. Between calls nobody listens.
 //!
-//! What a server says is checked before it is believed. After a reply that can't be, a missed deadline or the end of the
-//! connection nothing more is sent, and all later calls fail with the same reason.
+//! What a server says is checked before it is believed. After a reply that can't be, a missed deadline or the end of
+//! the connection nothing more is sent, and all later calls fail with the same reason.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

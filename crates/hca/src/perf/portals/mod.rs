@@ -46,8 +46,8 @@ pub struct Settings {
     pub eager_bytes: Eager,
 }
 
-/// The longest message of a node that goes with its header: from 1 byte to 256 KiB, as a node has some hundred places of
-/// that length.
+/// The longest message of a node that goes with its header: from 1 byte to 256 KiB, as a node has some hundred places
+/// of that length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u64", into = "u64")]
 pub struct Eager(u32);

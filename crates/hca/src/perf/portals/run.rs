@@ -88,8 +88,8 @@ impl Pair {
         Ok(measured)
     }
 
-    /// Measures one row: the latency in one half of `time`, a stream in the other. Of messages past other entries there is
-    /// no stream.
+    /// Measures one row: the latency in one half of `time`, a stream in the other. Of messages past other entries there
+    /// is no stream.
     ///
     /// # Errors
     /// As [`run_portals`](Self::run_portals).

@@ -298,8 +298,8 @@ proptest! {
         }
     }
 
-    /// Most requests are posted in a way that leaves out what they do not need: it takes and refuses what the other does,
-    /// and writes the same entries.
+    /// Most requests are posted in a way that leaves out what they do not need: it takes and refuses what the other
+    /// does, and writes the same entries.
     #[test]
     fn a_request_is_the_same_entry_whichever_way_it_is_posted(
         posts in prop::collection::vec((0..9_u8, 0..=4_u8, 0..8_u8, 0..4_u8), 1..40),

@@ -1,8 +1,8 @@
 //! The messages of vfio-user, as both sides build and parse them.
 //!
-//! A message is a [`Header`] of 16 bytes and a payload; descriptors travel beside it, as ancillary data of the socket. A
-//! [`Request`] and a [`Reply`] are whole payloads: `parse` takes any bytes and never panics, `build` makes the message
-//! with its header. All numbers are in the order of the host, as both ends are on one machine.
+//! A message is a [`Header`] of 16 bytes and a payload; descriptors travel beside it, as ancillary data of the socket.
+//! A [`Request`] and a [`Reply`] are whole payloads: `parse` takes any bytes and never panics, `build` makes the
+//! message with its header. All numbers are in the order of the host, as both ends are on one machine.
 //!
 //! Version 0.0 of the protocol is spoken, as QEMU (10.1 and later) and libvfio-user do. What lies beyond it, migration,
 //! dirty pages and descriptors that stand for trapped registers, is not parsed; a server answers it with `ENOSYS`.
@@ -11,8 +11,9 @@
 //!
 //! A server that polls pages which the client has mapped goes to sleep when these stay quiet, and nothing in the
 //! protocol wakes it. Where both sides name `"hca_wake": true` among their capabilities, the client may send
-//! [`Command::HcaWake`]; the reply brings an eventfd, and with [`Wake::word`] a second descriptor, a file in memory that
-//! holds a word of 32 bits at an offset. The word is 0 while the server polls, so the client makes no system call then:
+//! [`Command::HcaWake`]; the reply brings an eventfd, and with [`Wake::word`] a second descriptor, a file in memory
+//! that holds a word of 32 bits at an offset. The word is 0 while the server polls, so the client makes no system call
+//! then:
 //!
 //! | client | server |
 //! |---|---|
