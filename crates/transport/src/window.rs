@@ -132,4 +132,38 @@ mod tests {
         let grown = w.units() - cut;
         assert!((3 * 65..=4 * 65).contains(&grown), "{grown}");
     }
+
+    #[test]
+    fn a_window_that_was_never_cut_grows_by_what_was_acknowledged_and_then_by_parts_of_that() {
+        let mut w = Window::new(1 << 20, 4096);
+        let start = w.units();
+        w.acknowledged(10, true);
+        assert_eq!(w.units(), start + 10);
+        w.acknowledged(10, false);
+        assert_eq!(w.units(), start + 10, "the path is congested, or the window was not used");
+        let mut w = Window::new(1 << 20, 4096);
+        w.lost(1000, 50_000);
+        let cut = w.units();
+        // Packets of no bytes earn less than a unit each, and a round trip of them what one of large packets does.
+        (0..cut).for_each(|_| w.acknowledged(1, true));
+        let grown = w.units() - cut;
+        assert!((3 * 65..=4 * 65).contains(&grown), "{grown}");
+        let mut w = Window::new(1 << 20, 4096);
+        w.lost(1000, 50_000);
+        w.acknowledged(65, true);
+        assert_eq!(w.units(), cut + 65 * 4 * 65 / cut, "where it was cut it no longer grows by all");
+    }
+
+    #[test]
+    fn cuts_are_a_round_trip_apart_or_a_millisecond_where_that_is_not_known() {
+        for (srtt_ns, apart) in [(50_000, 50_000), (0, 1_000_000)] {
+            let mut w = Window::new(1 << 20, 4096);
+            w.lost(1000, srtt_ns);
+            let once = w.units();
+            w.lost(1000 + apart - 1, srtt_ns);
+            assert_eq!(w.units(), once, "{srtt_ns}");
+            w.lost(1000 + apart, srtt_ns);
+            assert_eq!(w.units(), once * 4 / 5, "{srtt_ns}");
+        }
+    }
 }
