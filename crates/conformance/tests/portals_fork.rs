@@ -6,7 +6,7 @@
 //! 1. The child drops what it inherited, which allocates at most, and ends by `_exit`.
 //! 2. The nodes are freed when no other thread uses them: in the parent once the thread is joined, and in a child,
 //!    which has no other.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // `fork`, with `alarm` and `_exit` in its child; memory that both share
 
 #[allow(dead_code)] // the suite of devices has the others of its beds
 #[path = "softhca/beds.rs"]

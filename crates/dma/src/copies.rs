@@ -28,7 +28,7 @@
 //! In the last two rows the C library goes past the caches, too. For 256 MiB, rates lie between 0.6 and 1.7 from run to
 //! run. [`copy`] of 128 to 256 bytes takes about twice the time of `memcpy`. Where a processor is not of that make, or
 //! has no quick string move, 32-byte moves serve for all lengths that the caches hold; that was not measured.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // the copies themselves: raw memory, and intrinsics
 
 use core::sync::atomic::{Ordering, fence};
 

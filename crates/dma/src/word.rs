@@ -16,7 +16,7 @@
 //! Invariants:
 //! 1. The caller vouches for the address: mapped, with the right to this access, and a multiple of the width.
 //! 2. Accesses order nothing by themselves but the compiler; who needs order puts fences around them.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // volatile words of raw memory, and assembly
 
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(crate) use assembly::*;

@@ -21,7 +21,7 @@
 //! 1. What runs between fork and exec makes system calls, and nothing else: it takes no lock, allocates and frees
 //!    nothing, and does not panic, whatever other threads of the parent did when it was forked off.
 //! 2. What it holds was made before the fork, and is there until the command is dropped in the parent.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // `pre_exec`: system calls between fork and exec
 
 use std::io;
 use std::os::fd::OwnedFd;

@@ -4,7 +4,7 @@
 //!
 //! Invariants:
 //! 1. The child drops what it inherited, which allocates at most, and ends by `_exit`.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // `fork`, with `alarm` and `_exit` in its child
 
 use std::net::TcpListener;
 use std::thread;

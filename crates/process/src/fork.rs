@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! 1. [`WORD`] is null, or points to a word that is mapped for ever, aligned, and only accessed by atomics.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // memory that the kernel wipes in a forked child
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, Ordering};

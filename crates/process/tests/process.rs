@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. Children of this process, which has one thread, may do anything; they end by `_exit`.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // `fork`, with `_exit` in its child
 
 use hca_process::{Fork, memory_file};
 use rustix::fs::MemfdFlags;

@@ -5,7 +5,7 @@
 //!
 //! Invariants:
 //! 1. The child maps memory, drops what it inherited, and ends by `_exit`.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // `fork`, with `alarm` and `_exit` in its child
 
 use hca_fabric::LoopbackNet;
 use hca_prm::command::hca::EnableHcaIn;

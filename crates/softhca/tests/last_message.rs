@@ -1,6 +1,5 @@
 //! With `progress=inline`, what a poll yields has been acknowledged when it returns: nobody would do it for a program
 //! that has what it waited for and calls nothing any more.
-#![allow(unsafe_code)]
 
 mod ends;
 

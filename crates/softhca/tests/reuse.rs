@@ -4,7 +4,7 @@
 //! Invariants:
 //! 1. The memory that is registered outlives its adapter.
 //! 2. What is posted names that memory, and no reference to it exists.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // `reg_mr`, whose contract is its caller's
 
 mod ends;
 

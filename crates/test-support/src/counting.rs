@@ -14,7 +14,7 @@
 //! Invariants:
 //! 1. Every call goes to the system's allocator unchanged. The counters are plain thread-local data without a
 //!    destructor, so that touching them allocates nothing.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // `unsafe impl GlobalAlloc`
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;

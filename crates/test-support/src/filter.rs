@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! 1. A filter's program outlives the call that takes it, and `len` is its length; the kernel copies it.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // `prctl` and `_exit` in a child that lives under a filter
 
 use libc::{BPF_ABS, BPF_JEQ, BPF_JMP, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, sock_filter};
 

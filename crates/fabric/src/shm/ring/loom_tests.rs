@@ -16,6 +16,14 @@ fn linked() -> (Producer, Consumer) {
     (producer, Consumer::new(out.window(), own, LINES, Barrier::Fence))
 }
 
+/// The same, and the bells by which one side calls the other: who calls, and who is called.
+fn with_bells() -> (Producer, Consumer, Caller, Bells) {
+    let (producer, consumer) = linked();
+    let (bits, board) = (memory(3), memory(1));
+    let caller = Caller::new(bits.clone(), board.window(), 0);
+    (producer, consumer, caller, Bells::new(bits, board))
+}
+
 fn packet(number: u8) -> [u8; 12] {
     [number; 12]
 }
@@ -111,10 +119,7 @@ fn who_sleeps_is_woken_for_every_packet() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let (mut producer, mut consumer) = linked();
-        let (bits, board) = (memory(3), memory(1));
-        let caller = Caller::new(bits.clone(), board.window(), 0);
-        let mut bells = Bells::new(bits, board);
+        let (mut producer, mut consumer, caller, mut bells) = with_bells();
         // Stands for the socket: what is written to it stays until it is read.
         let socket = crate::sync::Arc::new(crate::sync::AtomicU32::new(0));
         let wake = socket.clone();
@@ -161,10 +166,7 @@ fn who_sleeps_beside_a_full_ring_is_woken_for_credits() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let (mut producer, mut consumer) = linked();
-        let (bits, board) = (memory(3), memory(1));
-        let caller = Caller::new(bits.clone(), board.window(), 0);
-        let mut bells = Bells::new(bits, board);
+        let (mut producer, mut consumer, caller, mut bells) = with_bells();
         let socket = crate::sync::Arc::new(crate::sync::AtomicU32::new(0));
         let wake = socket.clone();
         let t = loom::thread::spawn(move || {

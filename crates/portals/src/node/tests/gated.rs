@@ -2,7 +2,7 @@
 //!
 //! Invariants of the unsafe code:
 //! 1. All is handed on in the same words to a device that keeps the promises.
-#![allow(unsafe_code)]
+#![allow(unsafe_code)] // `unsafe impl Device`: all promises are those of the device behind it
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex};
