@@ -1,4 +1,4 @@
-//! What spinning, yielding and sleeping cost where processes share CPUs: every kind of wait in every placement, with
+//! Costs of spinning, yielding and sleeping where processes share CPUs: every kind of wait in every placement, with
 //! the built-in figures and with others.
 //!
 //! ```text

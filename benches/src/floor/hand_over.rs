@@ -1,5 +1,5 @@
-//! What it costs to hand a message to an engine on the same CPU, and to be handed one: two processes, each a program
-//! and an engine of its own thread, all of which yield while they wait.
+//! The cost of a message that is handed to an engine on the same CPU, and of one that is handed back: two processes, each
+//! a program and an engine of its own thread, all of which yield while they wait.
 //!
 //! A message goes from the program to its engine, from that to the other engine, and from that to the other program;
 //! each step is a number in a line of its own.

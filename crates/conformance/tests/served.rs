@@ -1,22 +1,26 @@
 //! The ConnectX driver on functions that the software adapter serves at sockets, all in one process.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hca_core::{Access, AddressVector, Device, DeviceError, Gid, Lid, MrInit, Qkey};
-use hca_fabric::LoopbackNet;
+use hca_fabric::{Fabric, LoopbackNet, Tap, TapFrame};
 use hca_mlx5::{Mlx5, Options};
 use hca_verbs::{Buf, Completions, ConnectOptions, Context, Inline, Rc, SendRequest, Uc, Ud};
 use hca_vfio::{PciFunction, UserOptions};
 use softhca::{Progress, SoftHca};
-use softhca_pci::{PortKind, Served};
+use softhca_pci::{PortKind, Served, ServerOptions};
 
 fn serve(functions: usize, port: PortKind) -> Served {
+    serve_as(functions, port.into())
+}
+fn serve_as(functions: usize, how: ServerOptions) -> Served {
     let fabric = LoopbackNet::new().attach(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)));
     let inline = softhca::Options { progress: Progress::Inline, ..softhca::Options::default() };
     let hca = SoftHca::open(Box::new(fabric), inline).unwrap();
-    Served::start(hca, functions, port).unwrap()
+    Served::start(hca, functions, how).unwrap()
 }
 /// The function; a client that has just gone leaves it free.
 fn function(served: &Served, number: usize) -> PciFunction {
@@ -37,6 +41,33 @@ fn the_driver_opens_a_served_function_again_and_again_with_either_port() {
             assert!(a.pages_lent() > 0 && a.death().is_none());
             assert_eq!(a.attr().fabric, if port == PortKind::Roce { "roce" } else { "infiniband" });
         }
+    }
+}
+
+/// They ask for pages at each command that makes something; while the driver starts, too.
+#[test]
+fn the_driver_lends_pages_to_functions_that_have_none_to_spare() {
+    for port in [PortKind::InfiniBand, PortKind::Roce] {
+        let served = serve_as(2, ServerOptions { no_spare_pages: true, ..port.into() });
+        let [a, b] = [0, 1].map(|i| open(&served, i));
+        let first = a.pages_lent();
+        let [ca, cb] = [&a, &b].map(|device| Context::new(device.clone()));
+        let [pa, pb] = [&ca, &cb].map(|c| c.alloc_pd().unwrap());
+        let [qa_cq, mut qb_cq] = [&ca, &cb].map(|c| c.create_cq(1024).unwrap());
+        let (mut qa, mut qb) = (pa.qp::<Rc>(&qa_cq).build().unwrap(), pb.qp::<Rc>(&qb_cq).build().unwrap());
+        qa.connect(&qb.endpoint(), &ConnectOptions::default()).unwrap();
+        qb.connect(&qa.endpoint(), &ConnectOptions::default()).unwrap();
+        qb.post_recv(pb.alloc(8).unwrap()).unwrap();
+        qa.post_send(SendRequest::send(Inline(b"no pages"))).unwrap();
+        assert_eq!(&receive(&mut qb_cq)[..], b"no pages");
+        assert!(a.pages_lent() >= first + 3, "a domain, a queue of completions, a queue pair");
+        drop((qa, qa_cq, pa, ca));
+        let begun = Instant::now();
+        while a.pages_lent() > first {
+            assert!(begun.elapsed() < Duration::from_secs(10), "each comes back with what had it");
+            std::thread::yield_now();
+        }
+        assert!(a.death().is_none());
     }
 }
 
@@ -101,6 +132,45 @@ fn receive(cq: &mut hca_verbs::CompletionQueue) -> Buf {
             }
         }
     }
+}
+
+/// The traffic classes of frames.
+#[derive(Clone, Default)]
+struct Classes(Arc<Mutex<BTreeSet<u8>>>);
+
+impl Tap for Classes {
+    fn frame(&mut self, _now: hca_core::Instant, frame: &TapFrame<'_>) {
+        self.0.lock().unwrap().insert(frame.traffic_class);
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn connections_of_roce_ports_carry_the_class_that_they_were_given() {
+    let classes = Classes::default();
+    let mut fabric = LoopbackNet::new().attach(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)));
+    fabric.set_tap(Some(Box::new(classes.clone())));
+    let inline = softhca::Options { progress: Progress::Inline, ..softhca::Options::default() };
+    let hca = SoftHca::open(Box::new(fabric), inline).unwrap();
+    let served = Served::start(hca, 2, PortKind::Roce).unwrap();
+    let side = |i| {
+        let pd = Context::new(open(&served, i)).alloc_pd().unwrap();
+        let cq = pd.context().create_cq(1024).unwrap();
+        (pd, cq)
+    };
+    let ((pd_a, cq_a), (pd_b, mut cq_b)) = (side(0), side(1));
+    let mut a = pd_a.qp::<Rc>(&cq_a).build().unwrap();
+    let mut b = pd_b.qp::<Rc>(&cq_b).build().unwrap();
+    let options = ConnectOptions { traffic_class: 0xa4, sl: 5, ..ConnectOptions::default() };
+    b.post_recv(pd_b.alloc(8).unwrap()).unwrap();
+    b.connect(&a.endpoint(), &ConnectOptions::default()).unwrap();
+    a.connect(&b.endpoint(), &options).unwrap();
+    a.post_send(SendRequest::send(Inline(b"of class"))).unwrap();
+    assert_eq!(&receive(&mut cq_b)[..], b"of class");
+    let seen = classes.0.lock().unwrap();
+    assert!(seen.iter().any(|class| class & !3 == 0xa4), "{seen:x?}");
 }
 
 #[test]

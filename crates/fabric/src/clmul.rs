@@ -7,15 +7,19 @@
 //! polynomial (32 bits, so that a product has 95), the products are added, and one division by two
 //! multiplications (Barrett) takes the sum to 32 bits. What is left over behind the last whole block is read as
 //! the packet's last 16 bytes, with those masked out that were counted before. Long packets run through
-//! eight independent sums first, as a multiplication is ready after 7 cycles but one begins in each.
+//! eight independent sums first, as a multiplication is ready after 7 cycles but one begins in each; where the CPU
+//! multiplies two or four blocks at once, [`wide`] does that.
 //!
 //! **Bit order.** As in every reflected CRC the first bit is the highest power: bit `i` of a 32-bit value
 //! stands for x^(31-i), of a 64-bit half for x^(63-i). The product of both has bit `s` for x^(94-s). Sums of
 //! products are read with bit `s` for x^(95-s), so factors are smaller by one power than it seems.
 //!
 //! Invariant:
-//! 1. A [`Clmul`] exists only where the CPU has PCLMULQDQ and SSE4.1: `detect` alone makes it, and asks.
+//! 1. A [`Clmul`] exists only where the CPU has PCLMULQDQ and SSE4.1, and its width is one that the CPU multiplies:
+//!    `detect` alone makes it, and asks.
 #![allow(unsafe_code)]
+
+mod wide;
 
 use core::arch::x86_64::{
     __m128i, _mm_and_si128, _mm_clmulepi64_si128, _mm_cvtsi32_si128, _mm_extract_epi32, _mm_or_si128,
@@ -23,6 +27,7 @@ use core::arch::x86_64::{
 };
 
 use crate::icrc::{FlowCrc, Head, POLY, multiply};
+use wide::Width;
 
 /// Bytes of a block.
 const BLOCK: usize = 16;
@@ -32,8 +37,8 @@ const LANES: usize = 8;
 const STRIDE: usize = LANES * BLOCK;
 
 /// `POWERS[j]`: x^(32 j - 33) modulo the polynomial.
-const POWERS: [u32; 66] = {
-    let mut t = [power(-33); 66];
+const POWERS: [u32; 67] = {
+    let mut t = [power(-33); 67];
     let mut j = 1;
     while j < t.len() {
         t[j] = multiply(t[j - 1], power(32));
@@ -42,8 +47,8 @@ const POWERS: [u32; 66] = {
     t
 };
 /// The factors for a block's halves with `4 (j - 1)` bytes behind the block: the first half's in the low 64 bits.
-static FACTORS: [u128; 64] = {
-    let mut t = [0; 64];
+static FACTORS: [u128; 65] = {
+    let mut t = [0; 65];
     let mut j = 0;
     while j < t.len() {
         t[j] = pair(POWERS[j + 2], POWERS[j]);
@@ -107,13 +112,20 @@ static HEADERS: [[u128; 2]; 3] = [
 
 /// Proof that the CPU can multiply without carries, and the ICRC made by it.
 #[derive(Clone, Copy)]
-pub(crate) struct Clmul(());
+pub(crate) struct Clmul(Width);
 
 impl Clmul {
     /// `None` where the CPU cannot.
     pub(crate) fn detect() -> Option<Self> {
         let can = is_x86_feature_detected!("pclmulqdq") && is_x86_feature_detected!("sse4.1");
-        can.then_some(Self(()))
+        can.then(|| Self(Width::detect()))
+    }
+
+    /// One of each width that the CPU has.
+    #[cfg(test)]
+    pub(crate) fn every() -> Vec<Self> {
+        let Some(widest) = Self::detect() else { return Vec::new() };
+        [Width::Block, Width::Two, Width::Four].into_iter().filter(|w| *w <= widest.0).map(Self).collect()
     }
 
     /// By what the ICRC of `packet`, its last 4 bytes, differs from the right one. Its length is a multiple of 4;
@@ -124,7 +136,7 @@ impl Clmul {
     #[inline]
     pub(crate) fn residual(self, flow: &FlowCrc, ident: u16, packet: &[u8]) -> u32 {
         // SAFETY: (1): `self` shows that the CPU has what `residual` is compiled for.
-        unsafe { residual(flow, ident, packet) }
+        unsafe { residual(self.0, flow, ident, packet) }
     }
 
     /// Puts the ICRC on each packet of a train: `segment` bytes each, the last one may be shorter, all of them
@@ -135,21 +147,21 @@ impl Clmul {
     #[inline]
     pub(crate) fn seal(self, flow: &FlowCrc, ident: u16, segment: usize, train: &mut [u8]) {
         // SAFETY: (1): `self` shows that the CPU has what `seal` is compiled for.
-        unsafe { seal(flow, ident, segment, train) }
+        unsafe { seal(self.0, flow, ident, segment, train) }
     }
 }
 
 #[target_feature(enable = "pclmulqdq,sse4.1")]
-fn residual(flow: &FlowCrc, ident: u16, packet: &[u8]) -> u32 {
-    Start::new(flow, packet.len()).residual(ident, packet)
+fn residual(width: Width, flow: &FlowCrc, ident: u16, packet: &[u8]) -> u32 {
+    Start::new(width, flow, packet.len()).residual(ident, packet)
 }
 
 #[target_feature(enable = "pclmulqdq,sse4.1")]
-fn seal(flow: &FlowCrc, ident: u16, segment: usize, train: &mut [u8]) {
-    let mut start = Start::new(flow, segment);
+fn seal(width: Width, flow: &FlowCrc, ident: u16, segment: usize, train: &mut [u8]) {
+    let mut start = Start::new(width, flow, segment);
     for (k, packet) in train.chunks_mut(segment).enumerate() {
         if packet.len() != segment {
-            start = Start::new(flow, packet.len());
+            start = Start::new(width, flow, packet.len());
         }
         let wrong = start.residual(ident.wrapping_add(k as u16), packet);
         let tail = packet.last_chunk_mut::<4>().expect("room for the ICRC");
@@ -163,19 +175,21 @@ struct Start {
     common: __m128i,
     /// The Identification's factor.
     ident: __m128i,
+    /// How wide a register the CPU multiplies.
+    width: Width,
 }
 
 impl Start {
     #[inline]
     #[target_feature(enable = "pclmulqdq,sse4.1")]
-    fn new(flow: &FlowCrc, bytes: usize) -> Self {
+    fn new(width: Width, flow: &FlowCrc, bytes: usize) -> Self {
         let [lengths, ident] = &HEADERS[flow.head() as usize];
         let lengths = vector(*lengths);
         // A GRH's length counts no UDP header.
         let udp = if flow.head() == Head::Grh { bytes } else { bytes + 8 };
         let udp = _mm_clmulepi64_si128::<0x00>(header_field(udp as u16), lengths);
         let total = _mm_clmulepi64_si128::<0x10>(header_field((bytes + 28) as u16), lengths);
-        Self { common: add3(_mm_cvtsi32_si128(flow.base() as i32), udp, total), ident: vector(*ident) }
+        Self { common: add3(_mm_cvtsi32_si128(flow.base() as i32), udp, total), ident: vector(*ident), width }
     }
 
     #[inline]
@@ -187,7 +201,7 @@ impl Start {
         let first = add3(first, self.common, low(header_field(ident), self.ident));
         let behind = packet.len() - BLOCK;
         if behind > BLOCK {
-            return longer(first, packet);
+            return longer(self.width, first, packet);
         }
         let last = packet[behind..].first_chunk().expect("a block");
         reduce(add_last(weigh(first, behind), last, behind))
@@ -204,12 +218,18 @@ fn header_field(value: u16) -> __m128i {
 /// The ICRC of a packet of more than two blocks, the first of which is given.
 #[inline(never)]
 #[target_feature(enable = "pclmulqdq,sse4.1")]
-fn longer(first: __m128i, packet: &[u8]) -> u32 {
-    let behind = packet.len() - BLOCK;
-    if packet.len() >= STRIDE {
-        return long(first, packet);
+fn longer(width: Width, first: __m128i, packet: &[u8]) -> u32 {
+    if packet.len() < STRIDE {
+        let behind = packet.len() - BLOCK;
+        return reduce(blocks(weigh(first, behind), packet, behind));
     }
-    reduce(blocks(weigh(first, behind), packet, behind))
+    match width {
+        // SAFETY: (1): the CPU multiplies registers of this width.
+        Width::Four if packet.len() >= wide::FOUR => unsafe { wide::long_four(first, packet) },
+        // SAFETY: as above; a CPU that multiplies four blocks multiplies two.
+        Width::Four | Width::Two if packet.len() >= wide::TWO => unsafe { wide::long_two(first, packet) },
+        _ => long(first, packet),
+    }
 }
 
 /// The ICRC of a packet that fills all lanes; its first block is given.

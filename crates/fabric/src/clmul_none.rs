@@ -10,6 +10,10 @@ impl Clmul {
     pub(crate) fn detect() -> Option<Self> {
         None
     }
+    #[cfg(test)]
+    pub(crate) fn every() -> Vec<Self> {
+        Vec::new()
+    }
     pub(crate) fn residual(self, _: &FlowCrc, _: u16, _: &[u8]) -> u32 {
         match self {}
     }

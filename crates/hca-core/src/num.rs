@@ -339,6 +339,39 @@ impl Default for RnrTimer {
     }
 }
 
+/// The highest rate at which a path is sent to, 6 bits, as PathRecords of subnet management number rates: 3 is 10
+/// Gbit/s. 0 is no limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct StaticRate(u8);
+
+serde_bounded!(StaticRate, u8, 63);
+
+impl StaticRate {
+    /// No limit but the port's.
+    pub const UNLIMITED: Self = Self(0);
+
+    /// The encoded value, cut to 6 bits.
+    pub const fn new(encoded: u8) -> Self {
+        Self(encoded & 63)
+    }
+    /// The encoded value.
+    pub const fn encoding(self) -> u8 {
+        self.0
+    }
+    /// The rate in Mbit/s; `None` for no limit, and for numbers that stand for no rate.
+    pub const fn mbits(self) -> Option<u32> {
+        const GBITS: [u32; 25] = [
+            0, 0, 0, 10, 30, 5, 20, 40, 60, 80, 120, 14, 56, 112, 168, 25, 100, 200, 300, 28, 50, 400, 600,
+            800, 1200,
+        ];
+        match self.0 {
+            2 => Some(2_500),
+            3..=24 => Some(GBITS[self.0 as usize] * 1000),
+            _ => None,
+        }
+    }
+}
+
 /// A retry count that means "for ever" at its largest value, 7 (`rnr_retry` only; `retry_cnt` 7 is
 /// seven retries).
 pub const RNR_RETRY_INFINITE: u8 = 7;
@@ -430,6 +463,15 @@ mod tests {
         assert_eq!(RnrTimer::new(31).duration(), Duration::from_micros(491_520));
         assert_eq!(AckTimeout::new(14).duration(), Some(Duration::from_nanos(67_108_864)));
         assert_eq!(AckTimeout::new(0).duration(), None);
+    }
+
+    #[test]
+    fn rates_are_those_of_the_table() {
+        let mbits = |code| StaticRate::new(code).mbits();
+        assert_eq!((mbits(2), mbits(5), mbits(3)), (Some(2_500), Some(5_000), Some(10_000)));
+        assert_eq!((mbits(16), mbits(24), mbits(15)), (Some(100_000), Some(1_200_000), Some(25_000)));
+        assert_eq!([0, 1, 25, 63].map(mbits), [None; 4]);
+        assert_eq!(StaticRate::default(), StaticRate::UNLIMITED);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Queue pairs: service types, states, attributes and the legal transitions.
 
 use crate::{
-    AckTimeout, CqHandle, Gid, Lid, Mtu, Pkey, Psn, Qkey, Qpn, RnrTimer, SrqHandle, TransitionError,
+    AckTimeout, CqHandle, Gid, Lid, Mtu, Pkey, Psn, Qkey, Qpn, RnrTimer, SrqHandle, StaticRate,
+    TransitionError,
 };
 
 /// The transport service of a queue pair.
@@ -68,6 +69,12 @@ pub struct AddressVector {
     pub hop_limit: u8,
     /// Traffic class: DSCP and ECN bits.
     pub traffic_class: u8,
+    /// Service level, 0 to 15. On Ethernet its lower three bits are the priority of the frame. A device that sends
+    /// through the system's sockets has neither lanes nor tags, and no use for it.
+    pub sl: u8,
+    /// The highest rate of sending to this peer, where the path is slower than the port. A device that sends through
+    /// the system's sockets leaves rates to the system.
+    pub static_rate: StaticRate,
 }
 
 /// What a queue pair is created with.
@@ -294,6 +301,68 @@ fn transition(qp_type: QpType, from: QpState, to: QpState) -> Option<(QpAttrMask
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What each service has to set and may set in each transition.
+    #[test]
+    fn transitions_take_the_attributes_that_they_need_and_no_others() {
+        use QpAttrMask as M;
+        use QpState::{Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+        use QpType::{Rc, Uc, Ud};
+        const CONNECT: [M; 4] = [M::AV, M::PATH_MTU, M::DEST_QPN, M::RQ_PSN];
+        const RETRIES: [M; 3] = [M::TIMEOUT, M::RETRY_CNT, M::RNR_RETRY];
+        for qp_type in [Rc, Uc, Ud] {
+            let first: &[M] = if qp_type == Ud { &[M::PKEY, M::QKEY] } else { &[M::PKEY, M::ACCESS] };
+            let again: &[M] = match qp_type {
+                Ud => &[M::QKEY],
+                Uc => &[M::ACCESS],
+                Rc => &[M::ACCESS, M::MIN_RNR_TIMER],
+            };
+            let (connect, start, drained) = match qp_type {
+                Ud => (vec![], vec![M::SQ_PSN], vec![]),
+                Uc => (CONNECT.to_vec(), vec![M::SQ_PSN], vec![M::AV]),
+                Rc => {
+                    let served = [M::MAX_DEST_RD_ATOMIC, M::MIN_RNR_TIMER];
+                    let started = [M::SQ_PSN, M::MAX_RD_ATOMIC];
+                    let changed = [M::AV, M::MAX_RD_ATOMIC];
+                    (
+                        [&CONNECT[..], &served].concat(),
+                        [&RETRIES[..], &started].concat(),
+                        [&RETRIES[..], &served, &changed].concat(),
+                    )
+                }
+            };
+            let drained = [first, &drained].concat();
+            let all = [Reset, Init, Rtr, Rts, Sqd, Sqe, Error];
+            for (from, to) in all.into_iter().flat_map(|from| all.map(|to| (from, to))) {
+                let expected: Option<(&[M], &[M])> = match (from, to) {
+                    (_, Reset | Error) => Some((&[], &[])),
+                    (Reset, Init) => Some((first, &[])),
+                    (Init, Init) => Some((&[], first)),
+                    (Init, Rtr) => Some((&connect, first)),
+                    (Rtr, Rts) => Some((&start, again)),
+                    (Rts | Sqd, Rts) => Some((&[], again)),
+                    (Rts, Sqd) => Some((&[], &[M::SQD_EVENT])),
+                    (Sqd, Sqd) => Some((&[], &drained)),
+                    (Sqe, Rts) if qp_type != Rc => Some((&[], again)),
+                    _ => None,
+                };
+                let of = |masks: &[M]| masks.iter().copied().collect::<M>();
+                let expected = expected.map(|(required, optional)| (of(required), of(optional)));
+                assert_eq!(transition(qp_type, from, to), expected, "{qp_type:?}: {from:?} to {to:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn retry_counts_have_three_bits() {
+        let attr =
+            QpAttr { state: Some(QpState::Sqd), retry_cnt: Some(7), rnr_retry: Some(7), ..QpAttr::default() };
+        assert_eq!(attr.check(QpType::Rc, QpState::Sqd), Ok(()));
+        for attr in [QpAttr { retry_cnt: Some(8), ..attr }, QpAttr { rnr_retry: Some(8), ..attr }] {
+            let refused = attr.check(QpType::Rc, QpState::Sqd);
+            assert!(matches!(refused, Err(TransitionError::Value { value: 8, max: 7, .. })), "{refused:?}");
+        }
+    }
 
     #[test]
     fn rc_needs_its_path_to_become_ready_to_receive() {

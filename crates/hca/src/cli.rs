@@ -1,6 +1,8 @@
 //! The command line: what can be asked for, and how each part ends.
 
 mod help;
+#[cfg(feature = "pci")]
+pub(crate) mod pci;
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -316,15 +318,19 @@ pub struct RunArgs {
 #[cfg(feature = "pci")]
 #[derive(Clone, Debug, Args)]
 pub struct ServeArgs {
-    /// Serve a function at this socket; may be given again
-    #[arg(long, value_name = "SOCKET", required = true)]
-    pub pci: Vec<PathBuf>,
+    /// Serve a function at this socket; may be given again. Behind it may stand what is fixed of an Ethernet port: its
+    /// address (mac=), and the only IP addresses that it may have (ip=, which may be there several times)
+    #[arg(long, value_name = "SOCKET[,mac=ADDRESS][,ip=ADDRESS]", required = true)]
+    pub pci: Vec<pci::PciSocket>,
     /// The adapter behind the functions (default: HCA_DEVICE, then loopback://)
     #[arg(long, value_name = "URL")]
     pub device: Option<DeviceUrl>,
     /// What port the functions have: ib or roce
     #[arg(long, value_name = "KIND", default_value_t)]
     pub port: softhca_pci::PortKind,
+    /// Have the functions ask for pages at each command that makes something, to test drivers
+    #[arg(long)]
+    pub no_spare_pages: bool,
 }
 
 /// What a command reports when it could not do its work.

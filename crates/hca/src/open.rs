@@ -212,6 +212,8 @@ fn open_function(url: &DeviceUrl) -> Result<Opened, OpenError> {
     settings.lids.clone_from(&options.lids);
     settings.mtu = options.mtu;
     settings.raise_port = options.raise.unwrap_or(settings.raise_port);
+    settings.link_wait = options.wait.unwrap_or(settings.link_wait);
+    settings.manager_wait = options.wait.unwrap_or(settings.manager_wait);
     let device = Mlx5::open(function, settings)
         .map_err(|source| OpenError::Adapter { url: Box::new(url.clone()), source: source.into() })?;
     let fabric_name = device.attr().fabric.clone();

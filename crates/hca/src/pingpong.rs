@@ -376,6 +376,7 @@ fn tell_events(opened: &Opened) {
             AsyncEvent::QpAccessError(_) => "the other end was refused access",
             AsyncEvent::QpFatal(_) => "the queue pair met an error that no request can report",
             AsyncEvent::CqOverrun(_) => "the completion queue was full",
+            AsyncEvent::PortAddressChanged => "the port has another LID or GID",
             _ => "the device reports",
         };
         eprintln!("event: {what} ({event:?})");

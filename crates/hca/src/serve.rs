@@ -1,12 +1,12 @@
 //! `hca serve`: the software adapter as PCI functions at sockets.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use softhca::Progress;
-use softhca_pci::{PortKind, Server};
+use softhca_pci::{PortKind, Server, ServerOptions};
 
 use crate::cli::{Failure, ServeArgs};
 use crate::interrupt::{SLICE, interrupted};
@@ -39,7 +39,10 @@ pub(crate) fn serve(args: &ServeArgs) -> Result<(), Failure> {
     let limit = getrlimit(Resource::Nofile);
     // Where it stays as it is there are fewer for each.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-    let mut server = Server::open(Arc::clone(soft), &args.pci, args.port)?;
+    let fixed = args.pci.iter().map(|socket| socket.fixed.clone()).collect();
+    let options = ServerOptions { no_spare_pages: args.no_spare_pages, fixed, ..args.port.into() };
+    let paths: Vec<PathBuf> = args.pci.iter().map(|socket| socket.path.clone()).collect();
+    let mut server = Server::open(Arc::clone(soft), &paths, options)?;
     let stopper = server.stopper()?;
     std::thread::spawn(move || {
         while !interrupted() {
@@ -60,7 +63,7 @@ fn tell(url: &DeviceUrl, args: &ServeArgs) -> Result<(), Failure> {
         PortKind::Roce => "an Ethernet port",
     };
     let mut out = std::io::stdout().lock();
-    for (number, path) in args.pci.iter().enumerate() {
+    for (number, path) in args.pci.iter().map(|socket| &socket.path).enumerate() {
         let shown = std::path::absolute(path);
         let shown: &Path = shown.as_deref().unwrap_or(path);
         writeln!(out, "{}: function {number} of {url}, 15b3:1014 with {port}", shown.display())?;

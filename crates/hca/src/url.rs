@@ -5,11 +5,15 @@ use core::fmt;
 use core::net::{IpAddr, Ipv6Addr};
 use core::str::FromStr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use hca_core::{Gid, Lid, Mtu};
 use hca_fabric::{FaultPlan, FaultPlanError, ProcessVm, RawOptions, RoceVersion};
 use softhca::Progress;
 use thiserror::Error;
+
+/// The longest wait for a port that a name can ask for, in seconds.
+const MAX_WAIT: u32 = 3600;
 
 /// The name of a device, parsed.
 ///
@@ -70,14 +74,14 @@ pub enum Target {
     Vfio {
         /// The function, as `lspci -D` writes it.
         function: String,
-        /// `ip=`, `neigh=`, `lid=`, `mtu=` and `raise=`.
+        /// `ip=`, `neigh=`, `lid=`, `mtu=`, `raise=` and `wait=`.
         options: Box<PciOptions>,
     },
     /// A ConnectX adapter that a server offers at a socket.
     VfioUser {
         /// The socket.
         socket: PathBuf,
-        /// `ip=`, `neigh=`, `lid=`, `mtu=` and `raise=`.
+        /// `ip=`, `neigh=`, `lid=`, `mtu=`, `raise=` and `wait=`.
         options: Box<PciOptions>,
     },
 }
@@ -97,6 +101,8 @@ pub struct PciOptions {
     pub mtu: Option<Mtu>,
     /// `raise=yes|no`: whether a port that was left down is raised (Ethernet).
     pub raise: Option<bool>,
+    /// `wait=SECONDS`: how long opening waits until the port is up (Ethernet) or active (InfiniBand).
+    pub wait: Option<Duration>,
 }
 
 /// Set-up of a device; `None` leaves the device's default.
@@ -201,7 +207,7 @@ pub enum UrlError {
     #[error(
         "unknown option `{option}`: use progress=, acks=, fault=, capture= or mtu=, with shm:// dir= or users=, with shm:// and \
          auto:// ring=, isolated= or process_vm=, with raw:// ip=, roce= or vlan=, and with vfio:// and vfio-user:// ip=, \
-         neigh=, lid= or raise="
+         neigh=, lid=, raise= or wait="
     )]
     UnknownOption {
         /// Its name.
@@ -339,7 +345,7 @@ impl fmt::Display for DeviceUrl {
         }
         let pci = match &self.target {
             Target::Vfio { options, .. } | Target::VfioUser { options, .. } => options.items(),
-            _ => [const { None }; 5],
+            _ => [const { None }; 6],
         };
         let o = &self.options;
         let raw = match &self.target {
@@ -482,6 +488,12 @@ impl PciOptions {
                     };
                     options.raise.replace(yes).is_some()
                 }
+                "wait" => {
+                    let seconds = value.parse().ok().filter(|s: &u32| *s <= MAX_WAIT);
+                    let seconds =
+                        seconds.ok_or_else(|| refuse("wait", "give 0 to 3600 seconds, as in wait=30"))?;
+                    options.wait.replace(Duration::from_secs(seconds.into())).is_some()
+                }
                 _ => {
                     rest.push(item);
                     continue;
@@ -496,7 +508,7 @@ impl PciOptions {
     }
 
     /// The options that are given, as they are written.
-    fn items(&self) -> [Option<String>; 5] {
+    fn items(&self) -> [Option<String>; 6] {
         let list =
             |name, parts: Vec<String>| (!parts.is_empty()).then(|| format!("{name}={}", parts.join(",")));
         let mac = |mac: &[u8; 6]| mac.map(|b| format!("{b:02x}")).join(":");
@@ -506,6 +518,7 @@ impl PciOptions {
             list("lid", self.lids.iter().map(|(gid, lid)| format!("{gid}={}", lid.raw())).collect()),
             self.mtu.map(|mtu| format!("mtu={}", mtu.bytes())),
             self.raise.map(|yes| format!("raise={}", if yes { "yes" } else { "no" })),
+            self.wait.map(|wait| format!("wait={}", wait.as_secs())),
         ]
     }
 }
@@ -722,7 +735,7 @@ mod tests {
             "vfio://0000:03:00.1?ip=10.0.0.2,fd00::2&neigh=10.0.0.3=02:00:00:00:00:03,fd00::3=0a:0b:0c:0d:0e:0f",
             "vfio-user:///run/a%20b.sock?lid=fe80::5=7",
             "vfio://0000:03:00.0?ip=10.0.0.2&mtu=1024&raise=no",
-            "vfio-user:///run/a.sock?raise=yes",
+            "vfio-user:///run/a.sock?raise=yes&wait=3600",
         ] {
             let url = parse(s);
             assert_eq!(url.to_string(), s);
@@ -765,6 +778,8 @@ mod tests {
             ("vfio://0000:03:00.0?mtu=1024&mtu=512", ["mtu", "twice"]),
             ("vfio://0000:03:00.0?raise=1", ["`1`", "raise"]),
             ("udp://?raise=no", ["`raise`", "vfio://"]),
+            ("vfio://0000:03:00.0?wait=3601", ["`3601`", "wait=30"]),
+            ("vfio://0000:03:00.0?wait=1&wait=2", ["wait", "twice"]),
             ("vfio-user:///run/a.sock?progress=inline", ["progress=", "software adapter"]),
             ("udp://?neigh=10.0.0.3=02:00:00:00:00:03", ["`neigh`", "vfio://"]),
             ("auto://?speed=9", ["`speed`", "progress="]),

@@ -139,9 +139,18 @@ impl Path {
         !self.ethernet && self.dgid != Gid::default()
     }
 
+    /// The service level, or the priority on Ethernet, of which there are eight.
+    fn level(&self) -> u32 {
+        u32::from(self.sl) & if self.ethernet { 7 } else { 15 }
+    }
+
     /// As it stands in work queue entries.
     pub(crate) fn address(&self) -> UdAddress {
+        // A priority stands in the upper three of the four bits.
+        let level = self.level() << u32::from(self.ethernet);
         let mut v = UdAdrsVector::new()
+            .with(UdAdrsVector::STATIC_RATE, self.rate)
+            .with(UdAdrsVector::SL_ETH_PRIO, level)
             .with(UdAdrsVector::RLID_UDP_SPORT, self.port_or_lid())
             .with(UdAdrsVector::TCLASS, self.traffic_class.into())
             .with(UdAdrsVector::HOP_LIMIT, self.hop_limit.into())
@@ -158,6 +167,7 @@ impl Path {
     pub(crate) fn context(&self) -> Ads {
         let mut path = Ads::new()
             .with(Ads::GRH, self.grh())
+            .with(Ads::STAT_RATE, self.rate)
             .with(Ads::SRC_ADDR_INDEX, self.sgid_index)
             .with(Ads::HOP_LIMIT, self.hop_limit.into())
             .with(Ads::TCLASS, self.traffic_class.into())
@@ -165,9 +175,13 @@ impl Path {
             .with(Ads::RGID_RIP, self.dgid.0);
         if self.ethernet {
             path.set(Ads::UDP_SPORT, self.udp_sport.into());
+            // RoCE takes the class of service from here, and the congestion bits from its own control.
+            path.set(Ads::DSCP, u32::from(self.traffic_class) >> 2);
+            path.set(Ads::ETH_PRIO, self.level());
             path.set_rmac(self.mac);
         } else {
             path.set(Ads::RLID, self.dlid.into());
+            path.set(Ads::SL, self.level());
         }
         path
     }
@@ -229,6 +243,8 @@ mod tests {
             traffic_class: 0x1a,
             flow_label: 0xf_0001,
             udp_sport: 0xc123,
+            sl: 0xb,
+            rate: 3,
         }
     }
 
@@ -254,6 +270,10 @@ mod tests {
             assert_eq!((v.get(UdAdrsVector::TCLASS), c.get(Ads::TCLASS)), (0x1a, 0x1a));
             assert_eq!((v.get(UdAdrsVector::HOP_LIMIT), c.get(Ads::HOP_LIMIT)), (64, 64));
             assert_eq!((v.rmac(), c.rmac()), (path.mac, path.mac));
+            assert_eq!((v.get(UdAdrsVector::STATIC_RATE), c.get(Ads::STAT_RATE)), (3, 3));
+            let level = (v.get(UdAdrsVector::SL_ETH_PRIO), c.get(Ads::SL), c.get(Ads::ETH_PRIO));
+            assert_eq!(level, if ethernet { (3 << 1, 0, 3) } else { (0xb, 0xb, 0) });
+            assert_eq!(c.get(Ads::DSCP), if ethernet { 0x1a >> 2 } else { 0 });
             let at = v.get(UdAdrsVector::RLID_UDP_SPORT);
             if ethernet {
                 assert_eq!((at, c.get(Ads::UDP_SPORT)), (0xc123, 0xc123));

@@ -1,6 +1,6 @@
 //! What the adapter can do, and what it is told to use of that.
 
-use hca_prm::caps::{AtomicCaps, HcaCap, RoceCap};
+use hca_prm::caps::{AtomicCaps, EthOffloadCap, HcaCap, RoceCap};
 use hca_prm::command::hca::{HcaCapType, QueryHcaCapIn, QueryHcaCapOut, SetHcaCapIn};
 use hca_prm::{CmdStatus, Layout};
 
@@ -9,6 +9,8 @@ use crate::mr::LOG_MAX_BYTES;
 
 /// `PORT_TYPE` of an Ethernet port.
 const PORT_ETHERNET: u32 = 1;
+/// `WQE_INLINE_MODE` of an adapter whose port says it.
+const PORT_SAYS: u32 = 1;
 /// `ATOMIC_REQ_8B_ENDIANNESS_MODE` for operands in the host's byte order.
 const HOST_ORDER: u32 = 1;
 
@@ -55,6 +57,8 @@ pub(crate) struct Caps {
     pub(crate) roce_addresses: u32,
     /// Whether the embedded switch may follow the link or not.
     pub(crate) uplink_follow: bool,
+    /// The function's own port in commands about several: 1, or 0 where functions have no more than one.
+    pub(crate) port_number: u32,
     /// What the lower 4 bits of `ROCE_L3_TYPE` and the versions may be.
     pub(crate) roce_v2: bool,
     /// Whether the port is an Ethernet one.
@@ -65,6 +69,16 @@ pub(crate) struct Caps {
     pub(crate) sq_ts_format: u32,
     /// The same of receive queues.
     pub(crate) rq_ts_format: u32,
+    /// The same of queue pairs.
+    pub(crate) qp_ts_format: u32,
+    /// Rates that it can be limited to, a bit for each of its numbers.
+    pub(crate) rates: u32,
+    /// Whether the port says how much of the headers Ethernet requests carry in themselves.
+    pub(crate) port_says_inline: bool,
+    /// Whether it can be kept from hearing its own frames: single ones, and those to groups.
+    pub(crate) local_loopback: [bool; 2],
+    /// Whether the function manages the switch between physical and virtual functions, and that has a table of MACs.
+    pub(crate) mac_table: bool,
     /// Whether atomics are offered, with operands in the host's byte order.
     pub(crate) atomic: bool,
     /// Whether the firmware takes the driver's name.
@@ -106,8 +120,10 @@ impl Caps {
         used.set(HcaCap::ROCE, roce);
         set(cmd, general, &used)?;
         let atomic = most.get(HcaCap::ATOMIC) && atomics(cmd)?;
-        let roce_caps = if roce { query(cmd, HcaCapType::Roce, true)? } else { RoceCap::new() };
-        Ok(Self::of(&used, &roce_caps, atomic))
+        let roce_caps = if roce { self::roce(cmd)? } else { RoceCap::new() };
+        let mut caps = Self::of(&used, &roce_caps, atomic);
+        caps.port_says_inline = caps.ethernet_queues && port_says_inline(cmd)?;
+        Ok(caps)
     }
 
     fn of(used: &HcaCap, roce: &RoceCap, atomic: bool) -> Self {
@@ -135,11 +151,21 @@ impl Caps {
             cqe_version: used.get(HcaCap::CQE_VERSION),
             roce_addresses: roce.get(RoceCap::ROCE_ADDRESS_TABLE_SIZE),
             uplink_follow: used.get(HcaCap::UPLINK_FOLLOW),
+            port_number: used.get(HcaCap::NUM_VHCA_PORTS).min(1),
             roce_v2: roce.get(RoceCap::ROCE_VERSION) >> 2 & 1 != 0,
             ethernet: used.get(HcaCap::PORT_TYPE) == PORT_ETHERNET,
             ethernet_queues: used.get(HcaCap::ETH_NET_OFFLOADS) && used.get(HcaCap::NIC_FLOW_TABLE),
             sq_ts_format: ts_format(used.get(HcaCap::SQ_TS_FORMAT)),
             rq_ts_format: ts_format(used.get(HcaCap::RQ_TS_FORMAT)),
+            qp_ts_format: ts_format(if used.get(HcaCap::ROCE) {
+                roce.get(RoceCap::QP_TS_FORMAT)
+            } else {
+                used.get(HcaCap::SQ_TS_FORMAT)
+            }),
+            rates: used.get(HcaCap::STAT_RATE_SUPPORT),
+            port_says_inline: false,
+            local_loopback: [used.get(HcaCap::DISABLE_LOCAL_LB_UC), used.get(HcaCap::DISABLE_LOCAL_LB_MC)],
+            mac_table: used.get(HcaCap::ESWITCH_MANAGER) && used.get(HcaCap::LOG_MAX_L2_TABLE) > 0,
             atomic,
             driver_version: used.get(HcaCap::DRIVER_VERSION),
             services: [used.get(HcaCap::RC), used.get(HcaCap::UC), used.get(HcaCap::UD)],
@@ -151,6 +177,34 @@ impl Caps {
 /// The adapter's own choice (1), where it knows more than free-running counters, which is all that 0 is.
 fn ts_format(offered: u32) -> u32 {
     u32::from(offered != 0)
+}
+
+/// Whether the port says how much of the headers Ethernet requests carry in themselves.
+fn port_says_inline(cmd: &CommandQueue) -> Result<bool, CmdError> {
+    match query::<EthOffloadCap>(cmd, HcaCapType::EthernetOffload, true) {
+        Ok(caps) => Ok(caps.get(EthOffloadCap::WQE_INLINE_MODE) == PORT_SAYS),
+        Err(CmdError::Refused { .. }) => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+/// What a RoCE port can do. UDP source ports are the driver's choice from now on, where that can be had.
+fn roce(cmd: &CommandQueue) -> Result<RoceCap, CmdError> {
+    let kind = HcaCapType::Roce;
+    let mut used: RoceCap = query(cmd, kind, true)?;
+    let most: RoceCap = query(cmd, kind, false)?;
+    let port = RoceCap::SW_R_ROCE_SRC_UDP_PORT;
+    if most.get(port) && !used.get(port) {
+        used.set(port, true);
+        match set(cmd, kind, &used) {
+            Ok(()) => {}
+            Err(e @ CmdError::Refused { .. }) => {
+                tracing::debug!(%e, "the adapter chooses UDP source ports by itself");
+            }
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(used)
 }
 
 /// Has the adapter take operands in the host's byte order. Returns whether it does.

@@ -559,7 +559,7 @@ impl Cqs {
             .with(Cqc::DBR_ADDR, memory.record_iova);
         let input = CreateCqIn::new().with(CreateCqIn::CQ_CONTEXT, context);
         let number = hca.exec_with(&input, &memory.pages, &mut [])?.get(CreateCqOut::CQN);
-        let inserted = self.table().insert_with(|index, generation| {
+        let inserted = self.table().insert_numbered(number, |index, generation| {
             let handle = CqHandle { index, generation };
             let core = CqCore::new(handle, number, log_size, memory.cells.clone(), memory.record.clone());
             Cq { core: Arc::new(core), memory: memory.cells.clone(), users: Arc::default() }
@@ -599,8 +599,12 @@ impl Cqs {
         let found = table.find(cq.index, cq.generation)?;
         Ok(CqUser { core: found.core.clone(), _user: found.users.clone() })
     }
+    /// Whether there are any.
+    pub(crate) fn any(&self) -> bool {
+        self.table().len() > 0
+    }
     fn by_number(&self, cqn: u32) -> Option<Arc<CqCore>> {
-        self.table().iter().find(|c| c.core.number == cqn).map(|c| c.core.clone())
+        self.table().by_number(cqn).map(|c| c.core.clone())
     }
     /// The adapter has an event of the completion queue of this number: it was armed, and something came.
     pub(crate) fn completed(&self, cqn: u32) {

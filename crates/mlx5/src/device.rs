@@ -18,14 +18,15 @@ use crate::error::OpenError;
 use crate::hca::Hca;
 use crate::health::Death;
 use crate::options::Options;
-use crate::{cq, memory, mr, qp, srq};
+use crate::{cq, memory, qp, srq};
 
 /// Turns in vain before the CPU is given to others.
 const LOOKS: u32 = 2;
 
 /// An adapter of the ConnectX family.
 ///
-/// It is stopped, and gives all memory back, when it and all ports of its queues are gone.
+/// It is stopped, and gives all memory back, when it and all ports of its queues are gone: whoever drops the last of
+/// them waits for that. [`close`](Self::close) stops it before.
 pub struct Mlx5 {
     hca: Arc<Hca>,
     attr: DeviceAttr,
@@ -50,6 +51,19 @@ impl Mlx5 {
         let hca = Hca::open(function, &options)?;
         let (attr, served) = (attributes(&hca), hca.function().waker().is_some());
         Ok(Arc::new(Self { hca, attr, served, turns: AtomicU32::new(0) }))
+    }
+
+    /// Stops the adapter, though ports of its queues and objects on it live, and waits until it is stopped: it reaches no
+    /// memory any more. Every outstanding request ends with status `Fatal`, an [`AsyncEvent::DeviceFatal`] comes, and
+    /// whatever is asked of the adapter from then on fails. The function stays open until all ports and the device are
+    /// gone. Closing it again does nothing.
+    ///
+    /// Within a waker, on the driver's own thread, it resets the adapter instead. A forked child changes nothing by it.
+    ///
+    /// # Errors
+    /// Nobody knows whether it still reaches memory: its function did not answer.
+    pub fn close(&self) -> Result<(), DeviceError> {
+        self.hca.close()
     }
 
     /// Of what it died, if it is dead.
@@ -82,7 +96,7 @@ fn attributes(hca: &Hca) -> DeviceAttr {
         max_srq_wr: srq::max_wr(caps),
         max_rd_atomic: of(caps.log_max_ra_req_qp.min(caps.log_max_ra_res_qp)).min(128) as u8,
         atomics: if caps.atomic { AtomicScope::Hca } else { AtomicScope::None },
-        foreign_memory: mr::takes_foreign(hca),
+        foreign_memory: hca.function().takes_foreign(),
     }
 }
 
@@ -105,6 +119,7 @@ unsafe impl Device for Mlx5 {
         let mut all = vec![
             counter("pages_lent", self.hca.pages_lent() as u64),
             counter("events_lost", self.hca.events.lost()),
+            counter("health_reports", self.hca.health.reports()),
         ];
         if let Some(eth) = &self.hca.ethernet {
             let c = eth.counters();

@@ -1,7 +1,7 @@
 //! Event queues: what the adapter tells by itself.
 //!
-//! There are three: of commands that are done, of everything asynchronous, and of completion queues that were armed.
-//! The driver's thread takes events, tells the adapter how far it came, and arms the queue again; events that came in
+//! There are three: of commands that are done and pages that are wanted, of everything else that is asynchronous, and
+//! of completion queues that were armed. The driver's thread takes events, tells the adapter how far it came, and arms the queue again; events that came in
 //! between raise the interrupt at once then.
 
 use std::sync::atomic::Ordering;

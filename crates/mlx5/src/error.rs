@@ -65,6 +65,17 @@ pub enum OpenError {
         /// How long it was waited for.
         ms: u128,
     },
+    /// Its registers read as ones only.
+    #[error(
+        "the registers of {name} read as ones for {ms} ms, as those of a function that is off the bus: see the system's log \
+         for errors of its bus, and power-cycle the machine if `lspci` does not show it"
+    )]
+    Gone {
+        /// Which function.
+        name: String,
+        /// How long it was waited for.
+        ms: u128,
+    },
     /// It lacks something that the driver can't do without.
     #[error("{name} lacks {what}, which this driver needs: {remedy}")]
     Lacks {

@@ -3,7 +3,8 @@
 use core::ops::Deref;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use hca_core::wire::neighbour::{Mac, Station};
@@ -24,30 +25,36 @@ use crate::cq::Cqs;
 use crate::error::OpenError;
 use crate::eth::{Ethernet, Found, Means};
 use crate::events::{EventFd, Events};
-use crate::health::Health;
-use crate::house::House;
+use crate::health::{Death, Health};
+use crate::house::{House, Signals};
+use crate::infiniband;
 use crate::link::Link;
 use crate::memory::Lent;
 use crate::mr::Mrs;
 use crate::options::Options;
-use crate::pages::Pages;
 use crate::pd::Pds;
 use crate::port::{Path, Port};
 use crate::qp::Qps;
 use crate::registers::Registers;
-use crate::serve::Eqs;
+use crate::serve::{Eqs, open_events};
 use crate::srq::Srqs;
-use crate::uar::{Doorbells, Uars};
+use crate::uar::{Doorbells, EventUar, Uars};
 
 /// Who makes these adapters.
 const VENDOR: u16 = 0x15b3;
+/// Event queues of completions, at most: each takes memory of its own.
+const MOST_COMPLETION_EQS: u32 = 16;
 /// Sleeps while the firmware starts.
 const START_NAP: Duration = Duration::from_millis(2);
+/// How long registers may read as ones after a reset. The bus allows a second.
+const MOST_ONES: Duration = Duration::from_secs(10);
 
 /// An adapter that runs, as all have it who use it. When the last one is gone it is stopped, on that thread.
 pub(crate) struct Hca {
     core: Arc<Core>,
     house: House,
+    /// Whether it surely is stopped, once that was tried. Held by whoever is about it.
+    closed: Mutex<Option<bool>>,
     fork: Fork,
 }
 
@@ -64,9 +71,7 @@ impl Drop for Hca {
         if self.fork.is_child() {
             return;
         }
-        self.cmd.events_off();
-        self.house.leave();
-        self.core.shut();
+        self.stop_once();
     }
 }
 
@@ -76,22 +81,47 @@ impl Hca {
         let arena = ArenaOptions { huge_pages: options.huge_pages, ..ArenaOptions::default() };
         // It keeps what the adapter was given until that is reset, also where the start fails.
         let arena = DmaArena::new(&function, arena);
-        let started = Core::start(&function, &arena, options).and_then(|(core, interrupts)| {
+        let started = Core::start(&function, &arena, options).and_then(|(core, signals)| {
             let core = Arc::new(core);
-            let house = House::start(&core, core.bell.clone(), interrupts, options.health_interval);
+            let house = House::start(&core, core.bell.clone(), signals);
             let house = house.map_err(|source| {
                 core.link().forsake(&core.cmd);
                 OpenError::Io { doing: "starting the driver's thread", source }
             })?;
-            if let Some(thread) = house.thread() {
-                core.cmd.events_on(thread);
-            }
-            Ok(Arc::new(Self { core, house, fork: Fork::new() }))
+            core.cmd.events_on(house.thread());
+            Ok(Arc::new(Self { core, house, closed: Mutex::default(), fork: Fork::new() }))
         });
         if started.is_err() {
             quiet(&function);
         }
         started
+    }
+
+    /// Stops the adapter, and everything that is asked of it fails from then on.
+    pub(crate) fn close(&self) -> Result<(), DeviceError> {
+        // The adapter is the parent's.
+        if self.fork.is_child() {
+            return Ok(());
+        }
+        let stopped = self.stop_once();
+        self.health.declare(Death::Closed);
+        if self.bury() || stopped { Ok(()) } else { self.health.check_alive() }
+    }
+    /// Stops it, unless that was done, or is being done by who waits for this thread. Returns whether it surely is.
+    fn stop_once(&self) -> bool {
+        let mut closed = match self.closed.try_lock() {
+            Ok(closed) => closed,
+            Err(TryLockError::Poisoned(e)) => e.into_inner(),
+            // Whoever closes it waits for this thread.
+            Err(TryLockError::WouldBlock) if self.cmd.is_hearer() => return false,
+            Err(TryLockError::WouldBlock) => self.closed.lock().unwrap_or_else(PoisonError::into_inner),
+        };
+        if closed.is_none() {
+            self.cmd.events_off();
+            self.house.leave();
+            *closed = Some(self.core.shut());
+        }
+        *closed == Some(true)
     }
 }
 
@@ -121,12 +151,13 @@ pub(crate) struct Core {
     /// Asynchronous events for the program.
     pub(crate) events: Events,
     pub(crate) cmd: CommandQueue,
-    pub(crate) pages: Pages,
     pub(crate) eqs: Mutex<Option<Eqs>>,
     pub(crate) registers: Registers,
     /// Whether it is kept from all memory for certain, once what has to be done when it dies was done.
     pub(crate) buried: Mutex<Option<bool>>,
-    completion_eq: u32,
+    /// Event queues that completion queues take turns at.
+    completion_eqs: Vec<u32>,
+    next_eq: AtomicUsize,
     arena: DmaArena,
     function: PciFunction,
     /// Wakes the driver's thread.
@@ -138,31 +169,36 @@ impl Core {
         function: &PciFunction,
         arena: &DmaArena,
         options: &Options,
-    ) -> Result<(Self, Vec<OwnedFd>), OpenError> {
+    ) -> Result<(Self, Signals), OpenError> {
         let name = function.name().to_owned();
         let bar = prepare(function)?;
         let registers = Registers::new(bar.clone());
         wait_for_firmware(&registers, &name, options.start_timeout)?;
-        let health = Arc::new(Health::default());
+        let health = Arc::new(Health::new(options.health_interval));
         let cmd = CommandQueue::open(registers.clone(), arena, health.clone(), options, &name)?;
         wait_for_firmware(&registers, &name, options.start_timeout)?;
-        let pages = Pages::new(arena.clone());
         let failed = |source| OpenError::Command { name: name.clone(), source };
 
-        let caps = boot(&cmd, &pages, &name)?;
+        let caps = boot(&cmd, &name)?;
         let interrupts = interrupts(function, options)?;
-        let uars = Uars::open(&cmd, &bar, &name, Doorbells::of(options, &caps), function.waker())?;
+        let notices = function.notices()?;
+        let uar = EventUar::open(&cmd, &bar, &name)?;
+        // From here on any command may wait for pages.
+        open_events(&cmd, arena, &uar, &caps).map_err(|e| e.open(&name))?;
+        let uars = Uars::open(&cmd, uar, &name, Doorbells::of(options, &caps), function.waker())?;
         let no_fd = |source| OpenError::Io { doing: "making eventfds for events", source };
         let (events, bell) = (Events::new().map_err(no_fd)?, Arc::new(EventFd::new().map_err(no_fd)?));
         let mut link = Link::default();
         let opened: Result<_, OpenError> = (|| {
-            // Before there are queues of events, as it is none for the program.
+            // Before there is a queue of asynchronous events, as it is none for the program.
             link.raise(&cmd, &caps, options).map_err(failed)?;
+            infiniband::wait_for_manager(&cmd, &caps, options).map_err(failed)?;
             let entries = options.event_queue_entries;
             let eqs = Eqs::open(&cmd, arena, uars.events(), &caps, entries, interrupts.len() as u32)
                 .map_err(|e| e.open(&name))?;
             let port = Port::open(&cmd, &caps, options, &name)?;
-            let means = Means { cmd: &cmd, arena, caps: &caps, uars: &uars, eqn: eqs.completion_number() };
+            let means =
+                Means { cmd: &cmd, arena, caps: &caps, uars: &uars, eqn: eqs.completion_numbers()[0] };
             let ethernet = Ethernet::open(&means, &port, &name)?;
             eqs.arm(&cmd)?;
             if caps.driver_version {
@@ -188,8 +224,8 @@ impl Core {
             events,
             caps,
             cmd,
-            pages,
-            completion_eq: eqs.completion_number(),
+            completion_eqs: eqs.completion_numbers(),
+            next_eq: AtomicUsize::new(0),
             eqs: Mutex::new(Some(eqs)),
             registers,
             buried: Mutex::default(),
@@ -197,7 +233,7 @@ impl Core {
             function: function.clone(),
             bell,
         };
-        Ok((this, interrupts))
+        Ok((this, Signals { interrupts, notices }))
     }
 
     /// Gives a command whose input and output are all in their layouts.
@@ -253,9 +289,10 @@ impl Core {
     pub(crate) fn ring_house(&self) {
         self.bell.signal();
     }
-    /// The number of the event queue that completion queues name.
+    /// The number of an event queue for a completion queue: they take turns.
     pub(crate) fn completion_eq(&self) -> u32 {
-        self.completion_eq
+        let turn = self.next_eq.fetch_add(1, Ordering::Relaxed);
+        self.completion_eqs[turn % self.completion_eqs.len()]
     }
     /// Memory for queues and programs: zeroed, whole pages, contiguous for the adapter.
     pub(crate) fn arena(&self) -> &DmaArena {
@@ -267,21 +304,55 @@ impl Core {
     }
     /// Pages that the adapter has.
     pub(crate) fn pages_lent(&self) -> usize {
-        self.pages.count()
+        self.cmd.pages().count()
     }
     /// Refuses what needs a living adapter.
     pub(crate) fn check_alive(&self) -> Result<(), DeviceError> {
         self.health.check_alive()
     }
 
-    /// Stops it, or resets it where that is not possible.
-    fn shut(&self) {
-        let stopped = if let Some(death) = self.health.death() {
+    /// Somebody wants the function back, and waits until it is closed: the link is left as it was found, and everything
+    /// that holds the function open is closed.
+    pub(crate) fn hand_back(&self) {
+        if self.function.is_let_go() {
+            return;
+        }
+        tracing::error!(
+            "the system wants {} back, as when it is unbound from vfio-pci: it is let go of, and its program hears that the \
+             device is dead",
+            self.function.name()
+        );
+        if !self.health.is_dead() {
+            self.link().forsake(&self.cmd);
+        }
+        // Whether it is kept from memory does not matter: closing it does that.
+        let _ = self.kill(Death::TakenBack);
+        if let Err(e) = self.function.let_go() {
+            tracing::error!(%e, "something of the function stays open: the system waits until the program ends");
+        }
+    }
+
+    /// Whether programs have made objects that they have not destroyed.
+    fn has_objects(&self) -> bool {
+        // All others are in a domain.
+        self.pds.any() || self.cqs.any()
+    }
+
+    /// Stops it, or resets it where that is not possible. Returns whether either was done.
+    fn shut(&self) -> bool {
+        let stopped = if self.function.is_let_go() {
+            // Closing it has reset it.
+            return true;
+        } else if let Some(death) = self.health.death() {
             tracing::warn!(%death, "a dead adapter is closed: it is reset");
             false
         } else if self.cmd.is_hearer() {
             // Within a waker, while events are being taken.
             tracing::warn!("an adapter is closed on its driver's own thread: it is reset");
+            false
+        } else if self.has_objects() {
+            tracing::debug!("an adapter is closed with objects on it: it is reset");
+            self.link().forsake(&self.cmd);
             false
         } else {
             match self.stop() {
@@ -302,9 +373,9 @@ impl Core {
             if let Err(e) = off {
                 tracing::warn!(%e, "the function was not switched off");
             }
-        } else {
-            quiet(&self.function);
+            return true;
         }
+        quiet(&self.function)
     }
 
     fn let_go_of_port(&self) -> Result<(), CmdError> {
@@ -321,24 +392,25 @@ impl Core {
         let let_go = self.let_go_of_port();
         // Whatever came of that: the link is not only this function's.
         self.link().restore(&self.cmd).and(let_go)?;
+        self.cmd.close_events()?;
         self.uars.close(&self.cmd)?;
         let stop = TeardownHcaIn::new().with(TeardownHcaIn::PROFILE, TeardownProfile::GracefulClose.code());
         self.cmd.exec(&stop)?;
-        let kept = self.pages.take_all(&self.cmd)?;
+        let kept = self.cmd.pages().take_all(&self.cmd)?;
         self.cmd.exec(&DisableHcaIn::new())?;
         Ok(kept)
     }
 }
 
-/// Has a function that may still be at work reach no memory any more.
-fn quiet(function: &PciFunction) {
-    if let Err(e) = function.reset() {
-        tracing::warn!(%e, "the function was not reset; it is kept from memory");
-        let off = function.config().and_then(|c| c.set_bus_master(false));
-        if let Err(e) = off {
-            tracing::warn!(%e, "the function was not kept from memory, either");
-        }
+/// Has a function that may still be at work reach no memory any more. Returns whether it surely does not.
+fn quiet(function: &PciFunction) -> bool {
+    let Err(e) = function.reset() else { return true };
+    tracing::warn!(%e, "the function was not reset; it is kept from memory");
+    let off = function.config().and_then(|c| c.set_bus_master(false));
+    if let Err(e) = &off {
+        tracing::warn!(%e, "the function was not kept from memory, either");
     }
+    off.is_ok()
 }
 
 /// Checks what the function is, has it forget its last user, and lets it reach memory.
@@ -363,9 +435,16 @@ fn prepare(function: &PciFunction) -> Result<Arc<Bar>, OpenError> {
 /// Waits until the firmware has started, and checks that it speaks this command interface.
 fn wait_for_firmware(registers: &Registers, name: &str, timeout: Duration) -> Result<(), OpenError> {
     let begun = Instant::now();
-    while registers.is(InitSegment::INITIALIZING)? {
-        if begun.elapsed() >= timeout {
-            return Err(OpenError::Starting { name: name.to_owned(), ms: timeout.as_millis() });
+    loop {
+        let row = registers.row(InitSegment::INITIALIZING.offset())?;
+        if !InitSegment::INITIALIZING.of_row(row) {
+            break;
+        }
+        let limit = if row == u32::MAX { timeout.min(MOST_ONES) } else { timeout };
+        if begun.elapsed() >= limit {
+            let (name, ms) = (name.to_owned(), limit.as_millis());
+            let gone = row == u32::MAX;
+            return Err(if gone { OpenError::Gone { name, ms } } else { OpenError::Starting { name, ms } });
         }
         std::thread::sleep(START_NAP);
     }
@@ -394,14 +473,14 @@ fn set_issi(cmd: &CommandQueue, name: &str) -> Result<(), OpenError> {
 }
 
 /// Takes the adapter from reset to running.
-fn boot(cmd: &CommandQueue, pages: &Pages, name: &str) -> Result<Caps, OpenError> {
+fn boot(cmd: &CommandQueue, name: &str) -> Result<Caps, OpenError> {
     let failed = |source| OpenError::Command { name: name.to_owned(), source };
     cmd.exec(&EnableHcaIn::new()).map_err(failed)?;
     set_issi(cmd, name)?;
-    pages.satisfy(cmd, QueryPagesMod::Boot).map_err(failed)?;
+    cmd.pages().satisfy(cmd, QueryPagesMod::Boot).map_err(failed)?;
     set_endianness(cmd).map_err(failed)?;
     let caps = Caps::negotiate(cmd).map_err(failed)?;
-    pages.satisfy(cmd, QueryPagesMod::Init).map_err(failed)?;
+    cmd.pages().satisfy(cmd, QueryPagesMod::Init).map_err(failed)?;
     cmd.exec(&InitHcaIn::new()).map_err(failed)?;
     Ok(caps)
 }
@@ -427,11 +506,12 @@ fn driver_version() -> SetDriverVersionIn {
     SetDriverVersionIn::new().with(SetDriverVersionIn::DRIVER_VERSION, text)
 }
 
-/// One interrupt for commands and asynchronous events, and one for completions, as far as there are as many.
+/// One interrupt for commands and asynchronous events, and one for completions a CPU, as far as there are as many.
 fn interrupts(function: &PciFunction, options: &Options) -> Result<Vec<OwnedFd>, OpenError> {
     let has = function.msix_vectors()?;
     if has == 0 || !options.interrupts {
         return Ok(Vec::new());
     }
-    Ok(function.enable_msix(has.min(2))?)
+    let cpus = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+    Ok(function.enable_msix(has.min(1 + cpus.min(MOST_COMPLETION_EQS)))?)
 }

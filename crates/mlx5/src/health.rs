@@ -1,14 +1,21 @@
 //! Whether the adapter lives.
 //!
-//! The firmware counts a register up while it lives, and names a syndrome when it is unwell. The first reason to take
-//! it for dead stays: from then on every command fails at once, and ports end what is outstanding.
+//! The firmware counts a register up while it lives, and names a syndrome when it is unwell. It says whether only a
+//! reset helps; a report without that, as of a temperature, is told, and the adapter goes on. An adapter whose counter
+//! stands still, whose function somebody has disabled or resets, or that is off the bus, is dead as well.
+//!
+//! The first reason to take it for dead stays: from then on every command fails at once, and ports end what is
+//! outstanding. Who closes the adapter and opens it again resets it, which mends all but what asks for a power cycle.
+//!
+//! The driver's thread looks once in a while; while there is none, whoever waits for a command.
 
 use core::fmt;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use hca_core::DeviceError;
-use hca_prm::{HealthBuffer, HealthSyndrome, InitSegment, Opcode};
+use hca_prm::{HealthBuffer, HealthSyndrome, InitSegment, NicInterface, Opcode};
 use hca_vfio::FunctionError;
 
 use crate::registers::Registers;
@@ -25,13 +32,19 @@ pub enum Death {
         /// Which.
         command: Opcode,
     },
-    /// The firmware says that it is unwell.
+    /// The firmware says that it is unwell, and asks for a reset.
     Syndrome {
         /// Its code, a [`HealthSyndrome`].
         syndrome: u32,
         /// More of the same, of the firmware's own.
         extended: u32,
+        /// It asks for a power cycle.
+        power_cycle: bool,
     },
+    /// The function's interface is disabled.
+    Disabled,
+    /// Somebody resets the firmware.
+    Resets,
     /// The health counter does not go on.
     Stopped,
     /// Registers read as all ones: the function is off the bus.
@@ -40,6 +53,12 @@ pub enum Death {
     Unreachable,
     /// It refused to let go of memory.
     Holds,
+    /// The bus has reported an error after which it can't go on.
+    Bus,
+    /// The system wanted the function back, which it has.
+    TakenBack,
+    /// The program has closed it.
+    Closed,
 }
 
 impl Death {
@@ -48,10 +67,19 @@ impl Death {
     pub fn text(self) -> &'static str {
         match self {
             Self::Silent { .. } => "a command got no answer in time",
-            Self::Syndrome { syndrome, .. } => HealthSyndrome::from_code(syndrome)
-                .map_or("its firmware reports a fault that has no name", HealthSyndrome::text),
+            Self::Syndrome { power_cycle: true, .. } => {
+                "its firmware reports a fault that no reset mends, as was logged: power-cycle the machine first"
+            }
+            Self::Syndrome { syndrome, .. } => syndrome_text(syndrome),
+            Self::Disabled => "its interface is disabled, by its firmware or by who manages the adapter",
+            Self::Resets => "somebody resets its firmware",
             Self::Stopped => "its firmware no longer runs, as the health counter stands still",
             Self::Gone => "its registers read as ones only, as those of a function that is off the bus",
+            Self::Bus => {
+                "its bus has reported an error after which it can't go on, as the system's log tells"
+            }
+            Self::TakenBack => "the system took its function back, as when it is unbound from vfio-pci",
+            Self::Closed => "the program has closed it",
             Self::Holds => "it refused to let go of memory, and was kept from all of it",
             Self::Unreachable => {
                 "its registers can't be reached any more: its server has ended, or the kernel took it back"
@@ -65,22 +93,57 @@ impl fmt::Display for Death {
         f.write_str(self.text())?;
         match self {
             Self::Silent { command } => write!(f, " ({command})"),
-            Self::Syndrome { syndrome, extended } => write!(f, " (syndrome {syndrome:#x}, {extended:#x})"),
+            Self::Syndrome { syndrome, extended, .. } => {
+                write!(f, " (syndrome {syndrome:#x}, {extended:#x})")
+            }
             _ => Ok(()),
         }
     }
 }
 
+fn syndrome_text(code: u32) -> &'static str {
+    HealthSyndrome::from_code(code)
+        .map_or("its firmware reports a fault that has no name", HealthSyndrome::text)
+}
+
 /// The adapter's state of health.
-#[derive(Default)]
 pub(crate) struct Health {
     dead: AtomicBool,
     death: OnceLock<Death>,
     last: AtomicU32,
     misses: AtomicU32,
+    /// What the firmware last reported that ends nothing; 0: it is well.
+    report: AtomicU32,
+    /// How many such reports there were.
+    reports: AtomicU64,
+    interval: Duration,
+    /// When it is to be looked at again.
+    due: Mutex<Instant>,
 }
 
 impl Health {
+    /// That of an adapter that is looked at once in `interval`.
+    pub(crate) fn new(interval: Duration) -> Self {
+        Self {
+            dead: AtomicBool::new(false),
+            death: OnceLock::new(),
+            last: AtomicU32::new(0),
+            misses: AtomicU32::new(0),
+            report: AtomicU32::new(0),
+            reports: AtomicU64::new(0),
+            interval,
+            due: Mutex::new(Instant::now() + interval),
+        }
+    }
+    /// How long it need not be looked at.
+    pub(crate) fn due_in(&self) -> Duration {
+        self.due.lock().unwrap_or_else(PoisonError::into_inner).saturating_duration_since(Instant::now())
+    }
+    /// How many reports there were that ended nothing.
+    pub(crate) fn reports(&self) -> u64 {
+        self.reports.load(Ordering::Relaxed)
+    }
+
     /// Whether it is dead.
     #[inline]
     pub(crate) fn is_dead(&self) -> bool {
@@ -100,11 +163,25 @@ impl Health {
         let first = self.death.set(death).is_ok();
         if first {
             self.dead.store(true, Ordering::Relaxed);
-            tracing::error!(%death, "the adapter is taken for dead");
+            match death {
+                Death::Closed => tracing::debug!("the adapter is closed"),
+                _ => tracing::error!(%death, "the adapter is taken for dead"),
+            }
         }
         first
     }
 
+    /// Looks at the registers if that is due. Returns whether it died by that.
+    pub(crate) fn look_if_due(&self, registers: &Registers) -> bool {
+        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if now < *due {
+            return false;
+        }
+        *due = now + self.interval;
+        drop(due);
+        self.look(registers)
+    }
     /// Looks at the registers once. Returns whether it died by that.
     pub(crate) fn look(&self, registers: &Registers) -> bool {
         if self.is_dead() {
@@ -121,16 +198,38 @@ impl Health {
     }
 
     fn judge(&self, registers: &Registers) -> Result<Option<Death>, FunctionError> {
-        let counter = registers.row(InitSegment::HEALTH_COUNTER.offset())?;
-        let row = registers.row(InitSegment::HEALTH_BUFFER.offset() + HealthBuffer::SYND.offset())?;
-        if counter == u32::MAX && row == u32::MAX {
+        let in_buffer = |row: usize| registers.row(InitSegment::HEALTH_BUFFER.offset() + row);
+        if in_buffer(HealthBuffer::FW_VERSION.offset())? == u32::MAX {
             return Ok(Some(Death::Gone));
         }
-        let syndrome = HealthBuffer::SYND.of_row(row);
-        if syndrome != 0 {
-            return Ok(Some(Death::Syndrome { syndrome, extended: HealthBuffer::EXT_SYND.of_row(row) }));
+        match NicInterface::from_code(registers.get(InitSegment::NIC_INTERFACE)?) {
+            Some(NicInterface::Disabled) => return Ok(Some(Death::Disabled)),
+            Some(NicInterface::SwReset) => return Ok(Some(Death::Resets)),
+            _ => {}
         }
-        let counter = InitSegment::HEALTH_COUNTER.of_row(counter);
+        let row = in_buffer(HealthBuffer::SYND.offset())?;
+        let syndrome = HealthBuffer::SYND.of_row(row);
+        let asks = in_buffer(HealthBuffer::RFR.offset())?;
+        if syndrome != 0 && HealthBuffer::RFR.of_row(asks) {
+            report(registers)?;
+            let (extended, power_cycle) =
+                (HealthBuffer::EXT_SYND.of_row(row), HealthBuffer::CRR.of_row(asks));
+            return Ok(Some(Death::Syndrome { syndrome, extended, power_cycle }));
+        }
+        let before = self.report.swap(syndrome, Ordering::Relaxed);
+        match syndrome {
+            same if same == before => {}
+            0 => tracing::info!("the adapter's firmware reports no fault any more"),
+            _ => {
+                report(registers)?;
+                self.reports.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(
+                    "the adapter goes on, though it is unwell: {} (syndrome {syndrome:#x}); no reset is asked for",
+                    syndrome_text(syndrome)
+                );
+            }
+        }
+        let counter = registers.get(InitSegment::HEALTH_COUNTER)?;
         if self.last.swap(counter, Ordering::Relaxed) != counter {
             self.misses.store(0, Ordering::Relaxed);
             return Ok(None);
@@ -138,4 +237,27 @@ impl Health {
         let misses = self.misses.fetch_add(1, Ordering::Relaxed) + 1;
         Ok((misses >= MAX_MISSES).then_some(Death::Stopped))
     }
+}
+
+/// Logs all that the firmware tells of a fault, for its maker.
+fn report(registers: &Registers) -> Result<(), FunctionError> {
+    let mut buffer = HealthBuffer::new();
+    for (i, row) in buffer.as_bytes_mut().as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        *row = registers.row(InitSegment::HEALTH_BUFFER.offset() + 4 * i)?.to_be_bytes();
+    }
+    let of = |field| buffer.get::<u32>(field);
+    tracing::warn!(
+        assert_var = ?buffer.get(HealthBuffer::ASSERT_VAR),
+        assert_exit_ptr = of(HealthBuffer::ASSERT_EXIT_PTR),
+        assert_callra = of(HealthBuffer::ASSERT_CALLRA),
+        time = of(HealthBuffer::TIME),
+        firmware = of(HealthBuffer::FW_VERSION),
+        adapter = of(HealthBuffer::HW_ID),
+        severity = of(HealthBuffer::SEVERITY),
+        processor = of(HealthBuffer::IRISC_INDEX),
+        syndrome = of(HealthBuffer::SYND),
+        extended = of(HealthBuffer::EXT_SYND),
+        "the adapter's firmware reports a fault"
+    );
+    Ok(())
 }

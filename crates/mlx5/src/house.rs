@@ -3,54 +3,62 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use hca_vfio::Notices;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::events::EventFd;
 use crate::hca::Core;
+use crate::health::Death;
 
 /// How often it looks where there are no interrupts.
 const TICK: Duration = Duration::from_millis(1);
+
+/// What wakes the thread beside its bell.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    /// Those of the function's vectors.
+    pub(crate) interrupts: Vec<OwnedFd>,
+    /// What tells of the function itself.
+    pub(crate) notices: Notices,
+}
 
 /// The thread, from outside.
 #[derive(Debug)]
 pub(crate) struct House {
     bell: Arc<EventFd>,
     leave: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    own: ThreadId,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl House {
     /// Starts it. Without interrupts it looks each millisecond.
-    pub(crate) fn start(
-        core: &Arc<Core>,
-        bell: Arc<EventFd>,
-        interrupts: Vec<OwnedFd>,
-        health_interval: Duration,
-    ) -> io::Result<Self> {
+    pub(crate) fn start(core: &Arc<Core>, bell: Arc<EventFd>, signals: Signals) -> io::Result<Self> {
         let leave = Arc::new(AtomicBool::new(false));
         let (core, rung, left) = (core.clone(), bell.clone(), leave.clone());
-        let run = move || run(&core, &rung, &left, &interrupts, health_interval);
+        let run = move || run(&core, &rung, &left, &signals);
         let thread = std::thread::Builder::new().name("hca-mlx5".to_owned()).spawn(run)?;
-        Ok(Self { bell, leave, thread: Some(thread) })
+        Ok(Self { bell, leave, own: thread.thread().id(), thread: Mutex::new(Some(thread)) })
     }
 
     /// The thread's name for itself.
-    pub(crate) fn thread(&self) -> Option<ThreadId> {
-        self.thread.as_ref().map(|t| t.thread().id())
+    pub(crate) fn thread(&self) -> ThreadId {
+        self.own
     }
 
     /// Ends the thread, and waits until it has; but for a call on that thread itself, by a waker that drops the last of
     /// all who use the adapter: it ends when that call has returned.
-    pub(crate) fn leave(&mut self) {
+    pub(crate) fn leave(&self) {
         self.leave.store(true, Ordering::Release);
         self.bell.signal();
-        if let Some(thread) = self.thread.take()
-            && thread.thread().id() != std::thread::current().id()
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread
+            && self.own != std::thread::current().id()
             && thread.join().is_err()
         {
             tracing::error!("the driver's thread has panicked");
@@ -58,14 +66,16 @@ impl House {
     }
 }
 
-fn run(core: &Core, bell: &EventFd, leave: &AtomicBool, interrupts: &[OwnedFd], health_interval: Duration) {
-    let mut due = Instant::now() + health_interval;
+fn run(core: &Core, bell: &EventFd, leave: &AtomicBool, signals: &Signals) {
+    let Signals { interrupts, notices } = signals;
     loop {
-        let left = due.saturating_duration_since(Instant::now());
+        let left = core.health.due_in();
         let left = if interrupts.is_empty() { left.min(TICK) } else { left };
         let timeout = Timespec::try_from(left).expect("less than the age of the universe");
         let mut fds: Vec<PollFd<'_>> = interrupts.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
         fds.push(PollFd::new(bell, PollFlags::IN));
+        let both = [&notices.error, &notices.request].into_iter().flatten();
+        fds.extend(both.map(|fd| PollFd::new(fd, PollFlags::IN)));
         // A signal is as good a reason to look as any.
         let _ = poll(&mut fds, Some(&timeout));
         bell.clear();
@@ -73,12 +83,14 @@ fn run(core: &Core, bell: &EventFd, leave: &AtomicBool, interrupts: &[OwnedFd], 
             return;
         }
         // Nothing to read: that one did not come.
-        let came: Vec<bool> =
-            interrupts.iter().map(|fd| rustix::io::read(fd, &mut [0_u8; 8]).is_ok()).collect();
-        let look = Instant::now() >= due;
-        if look {
-            due = Instant::now() + health_interval;
+        let came = |fd: &OwnedFd| rustix::io::read(fd, &mut [0_u8; 8]).is_ok();
+        if notices.error.as_ref().is_some_and(came) {
+            // Whether it is kept from memory is logged.
+            let _ = core.kill(Death::Bus);
         }
-        core.serve(&came, look);
+        if notices.request.as_ref().is_some_and(came) {
+            core.hand_back();
+        }
+        core.serve(&interrupts.iter().map(came).collect::<Vec<_>>());
     }
 }

@@ -44,7 +44,8 @@
 //! | `hca` | the adapter: in which order it is started and stopped |
 //! | `cmd` | the command queue: slots, mailboxes, waiting, errors |
 //! | `pages` | memory lent to the adapter |
-//! | `caps`, `uar`, `eq`, `health`, `port` | what it can do, doorbell pages, event queues, its health, its port |
+//! | `caps`, `uar`, `eq`, `health` | what it can do, doorbell pages, event queues, its health |
+//! | `port`, `infiniband`, `link` | its port: addresses; what the subnet's manager sets; an Ethernet port's link |
 //! | `house`, `serve`, `events` | the driver's thread, what it does, events on their way to the program |
 //! | `eth`, `neighbours` | Ethernet queues of its own, and what they are for: ARP and neighbour discovery |
 //! | `pd`, `mr`, `memory` | protection domains, regions, memory that it can reach |
@@ -68,6 +69,7 @@ mod events;
 mod hca;
 mod health;
 mod house;
+mod infiniband;
 mod link;
 mod masked;
 mod memory;

@@ -241,11 +241,6 @@ pub(crate) fn key_of(cmd: &CommandQueue, pdn: u32, buf: &DmaBuf) -> Result<(u32,
     Ok((index, index << 8 | TAG))
 }
 
-/// Whether memory of the program's own can be registered: a server has no way to it.
-pub(crate) fn takes_foreign(hca: &Hca) -> bool {
-    hca.function().name().starts_with("vfio://")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

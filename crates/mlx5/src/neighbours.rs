@@ -1,11 +1,15 @@
 //! Peers' MACs on an Ethernet port: those that the program gave, and those that peers have told, by ARP and neighbour
 //! discovery. Here is what is known and what is answered; `eth` sends and receives the frames.
+//!
+//! Switches that listen in lead the groups of neighbour discovery to those who tell that they hear them, so the port
+//! tells. Departs from RFC 3810: it tells once by itself, and answers queries at once.
 
 use std::collections::{HashMap, HashSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
-use hca_core::wire::neighbour::{Mac, Message, Station, usable};
+use hca_core::wire::listener::{Query, Version, report};
+use hca_core::wire::neighbour::{Mac, Message, Station, solicited_node, usable};
 
 /// How long what a peer told is believed.
 const FRESH: Duration = Duration::from_secs(30);
@@ -38,6 +42,29 @@ impl Neighbours {
     /// This port's stations.
     pub(crate) fn own(&self) -> impl Iterator<Item = Station> {
         self.own.iter().map(|ip| Station { mac: self.mac, ip: *ip })
+    }
+
+    /// The groups in which this port is asked for its IPv6 addresses, each once.
+    fn groups(&self) -> Vec<Ipv6Addr> {
+        let of = |ip: &IpAddr| if let IpAddr::V6(ip) = ip { Some(solicited_node(*ip).1) } else { None };
+        let mut groups: Vec<_> = self.own.iter().filter_map(of).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        groups
+    }
+    /// The frames that tell that this port hears its groups, or one of them. None where it has no link-local address.
+    fn reports(&self, one: Option<Ipv6Addr>, version: Version) -> Vec<Vec<u8>> {
+        let groups = self.groups().into_iter().filter(|group| one.is_none_or(|one| one == *group));
+        let by = self.own().find(|own| matches!(own.ip, IpAddr::V6(ip) if ip.is_unicast_link_local()));
+        groups.filter_map(|group| report(by?, group, version)).collect()
+    }
+    /// The frames that tell, when nobody has asked, that this port hears its groups.
+    pub(crate) fn first_reports(&self) -> Vec<Vec<u8>> {
+        self.reports(None, Version::New { change: true })
+    }
+    /// The frames that answer one by which a router asks who hears which groups.
+    pub(crate) fn answer_query(&self, frame: &[u8]) -> Vec<Vec<u8>> {
+        Query::parse(frame).map_or_else(Vec::new, |query| self.reports(query.group, query.version))
     }
 
     /// A peer's MAC, if it was told a short while ago.
@@ -166,6 +193,30 @@ mod tests {
         n.hear(&question(at(9, "2001:db8::3"), ip("2001:db8::9")).unwrap(), now);
         assert_eq!(n.known(ip("10.0.0.2"), now), Some([2, 0, 0, 0, 0, 8]));
         assert_eq!(n.known(ip("2001:db8::3"), now), Some([2, 0, 0, 0, 0, 3]));
+    }
+
+    #[test]
+    fn the_groups_of_its_addresses_are_told_each_once_in_the_version_of_who_asks() {
+        let own = ["fe80::1:2", "10.0.0.1", "2001:db8::1:2", "2001:db8::5"].map(ip);
+        let n = Neighbours::new(MAC, own.to_vec());
+        let groups = ["ff02::1:ff00:5", "ff02::1:ff01:2"].map(|g| g.parse::<Ipv6Addr>().unwrap());
+        let me = at(1, "fe80::1:2");
+        let told = |version| groups.map(|group| report(me, group, version).unwrap()).to_vec();
+        assert_eq!(n.first_reports(), told(Version::New { change: true }));
+        // A query of version 1, made of a report: its type, and the group, all or one.
+        let query = |group: Ipv6Addr| {
+            let mut frame = report(at(9, "fe80::9"), group, Version::Old).unwrap();
+            let sum = u16::from_be_bytes([frame[64], frame[65]]);
+            frame[62] = 130;
+            // Types 131 and 130 are upper bytes of a word of the sum.
+            frame[64..66].copy_from_slice(&sum.wrapping_add(0x100).to_be_bytes());
+            frame
+        };
+        assert_eq!(n.answer_query(&query(groups[1])), told(Version::Old)[1..]);
+        assert_eq!(n.answer_query(&query("ff02::1:ff00:77".parse().unwrap())), [[0_u8; 0]; 0]);
+        assert_eq!(n.answer_query(&announcement(at(9, "fe80::9"))), [[0_u8; 0]; 0]);
+        let silent = Neighbours::new(MAC, vec![ip("10.0.0.1"), ip("2001:db8::5")]);
+        assert_eq!(silent.first_reports(), [[0_u8; 0]; 0], "it has no address to tell by");
     }
 
     #[test]

@@ -18,6 +18,10 @@ pub struct Options {
     pub raise_port: bool,
     /// How long opening waits for a link that it raised to be there.
     pub link_wait: Duration,
+    /// How long opening waits until the subnet's manager has made an InfiniBand port active. Each open of a physical
+    /// function resets its link, and before the manager has seen that the port has no LID. A port that is not active by
+    /// then is opened all the same, and [`PortActive`](hca_core::AsyncEvent::PortActive) tells when it is.
+    pub manager_wait: Duration,
     /// The largest packet of a RoCE port: its `active_mtu` is no larger, and its frames are made long enough. Whatever
     /// is between two ports has to carry frames of 126 bytes more. `None`: what the port's frames hold as they were
     /// set, 1024 where the network's MTU is 1500.
@@ -66,6 +70,7 @@ impl Default for Options {
             ip: Vec::new(),
             raise_port: true,
             link_wait: Duration::from_secs(5),
+            manager_wait: Duration::from_secs(20),
             mtu: None,
             neighbours: Vec::new(),
             neighbour_timeout: Duration::from_secs(3),

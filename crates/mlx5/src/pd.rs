@@ -25,6 +25,10 @@ impl Pds {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether there are any.
+    pub(crate) fn any(&self) -> bool {
+        self.table().len() > 0
+    }
     pub(crate) fn create(&self, hca: &Hca) -> Result<PdHandle, DeviceError> {
         self.table().check_room()?;
         let pdn = hca.exec(&AllocPdIn::new())?.get(AllocPdOut::PD);

@@ -9,25 +9,28 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hca_core::wire::neighbour::{Mac, Station, usable};
-use hca_core::{AddressVector, DeviceError, Gid, Lid, Mtu, PortAttr, Qpn};
+use hca_core::{AddressVector, DeviceError, Gid, Lid, Mtu, PortAttr, Qpn, StaticRate};
 use hca_prm::command::hca::{AccessRegIn, AccessRegMod};
 use hca_prm::command::vport::{
-    AllowedListType, HcaVportContext, MacAddress, ModifyNicVportContextIn, NicVportContext,
-    NicVportFieldSelect, PortState, QueryHcaVportContextIn, QueryHcaVportContextOut, QueryHcaVportGidIn,
-    QueryHcaVportGidOut, QueryNicVportContextIn, QueryNicVportContextOut, QueryVportStateIn,
-    QueryVportStateOut, RoceAddr, RoceL3Type, RoceVersion, SetRoceAddressIn, VportStateMod,
+    AllowedListType, DeleteL2TableEntryIn, MacAddress, ModifyNicVportContextIn, NicVportContext,
+    NicVportFieldSelect, QueryNicVportContextIn, QueryNicVportContextOut, QueryVportStateIn,
+    QueryVportStateOut, RoceAddr, RoceL3Type, RoceVersion, SetL2TableEntryIn, SetRoceAddressIn,
+    VportStateMod,
 };
 use hca_prm::register::{Pmtu, RegisterId};
 
 use crate::caps::Caps;
 use crate::cmd::{CmdError, CommandQueue};
 use crate::error::OpenError;
+use crate::infiniband;
 use crate::options::Options;
 
 /// What a frame has beside an IP packet: addresses and type, a VLAN tag, and the checksum.
 pub(crate) const FRAME_OVERHEAD: u32 = 22;
 /// From here on LIDs are those of groups.
 const MULTICAST_LIDS: u16 = 0xc000;
+/// The entry of the port's own MAC in the switch's table.
+const OWN_MAC: u32 = 0;
 /// Hops of a packet where nothing else is said.
 const HOPS: u8 = 64;
 
@@ -52,6 +55,10 @@ pub(crate) struct Path {
     pub(crate) flow_label: u32,
     /// UDP source port, on RoCE.
     pub(crate) udp_sport: u16,
+    /// Service level, or priority.
+    pub(crate) sl: u8,
+    /// The highest rate, in the adapter's numbers; 0 for none.
+    pub(crate) rate: u32,
 }
 
 impl Path {
@@ -68,7 +75,7 @@ pub(crate) struct Port {
     /// Whether it is an Ethernet port.
     pub(crate) ethernet: bool,
     attr: Mutex<PortAttr>,
-    /// Its addresses, in the order of the table.
+    /// Its addresses on Ethernet, in the order of the table. That of an InfiniBand port is the manager's to change.
     gids: Vec<Gid>,
     /// Its MAC, on Ethernet.
     mac: [u8; 6],
@@ -76,6 +83,14 @@ pub(crate) struct Port {
     neighbours: HashMap<Gid, [u8; 6]>,
     /// Peers' LIDs, by GID.
     lids: HashMap<Gid, Lid>,
+    /// Rates that it can be limited to, a bit for each of the adapter's numbers.
+    rates: u32,
+    /// The switch between physical and virtual functions has its MAC in a table.
+    in_mac_table: bool,
+    /// How much of the headers Ethernet requests are to carry, where the port says it.
+    pub(crate) inline_mode: u32,
+    /// Its number in commands that name one, on functions that have several; else 0.
+    number: u32,
 }
 
 impl Port {
@@ -89,11 +104,11 @@ impl Port {
         if caps.ethernet {
             Self::open_roce(cmd, caps, options, name)
         } else {
-            Self::open_ib(cmd, options, name)
+            Self::open_ib(cmd, caps, options, name)
         }
     }
 
-    fn open_ib(cmd: &CommandQueue, options: &Options, name: &str) -> Result<Self, OpenError> {
+    fn open_ib(cmd: &CommandQueue, caps: &Caps, options: &Options, name: &str) -> Result<Self, OpenError> {
         let failed = |source| OpenError::Command { name: name.to_owned(), source };
         let wrong = |option| OpenError::Option {
             name: name.to_owned(),
@@ -110,14 +125,18 @@ impl Port {
             let why = "its port is InfiniBand, whose packets are as long as the subnet's manager says: leave it out";
             return Err(OpenError::Option { name: name.to_owned(), option: "mtu", why });
         }
-        let attr = ib_attr(cmd).map_err(failed)?;
+        let attr = infiniband::attr(cmd).map_err(failed)?;
         Ok(Self {
             ethernet: false,
             attr: Mutex::new(attr),
-            gids: vec![attr.gid],
+            gids: Vec::new(),
             mac: [0; 6],
             neighbours: HashMap::new(),
             lids: options.lids.iter().copied().collect(),
+            rates: caps.rates,
+            in_mac_table: false,
+            inline_mode: 0,
+            number: 0,
         })
     }
 
@@ -151,12 +170,14 @@ impl Port {
                 NicVportContext::new().with(NicVportContext::ROCE_EN, true),
             );
         cmd.exec(&on).map_err(failed)?;
+        loop_back(cmd, caps).map_err(failed)?;
         // The switch between physical and virtual functions leads frames to those who say that they hear them.
         match list_addresses(cmd, AllowedListType::CurrentUcMacAddress, &[mac]) {
             Ok(()) => {}
             Err(e @ CmdError::Refused { .. }) => tracing::debug!(%e, "the port's address is not listed"),
             Err(e) => return Err(failed(e)),
         }
+        let in_mac_table = caps.mac_table && enter(cmd, mac).map_err(failed)?;
         let gids: Vec<Gid> =
             std::iter::once(link_local(mac)).chain(options.ip.iter().map(|ip| Gid::from_ip(*ip))).collect();
         if gids.len() > caps.roce_addresses as usize {
@@ -164,7 +185,7 @@ impl Port {
             return Err(OpenError::Option { name: name.to_owned(), option: "ip", why });
         }
         for (index, gid) in gids.iter().enumerate() {
-            set_address(cmd, index as u32, Some(*gid), mac).map_err(failed)?;
+            set_address(cmd, [caps.port_number, index as u32], Some(*gid), mac).map_err(failed)?;
         }
         let mut attr = roce_attr(cmd, &nic).map_err(failed)?;
         // The first that the program gave, if it gave one.
@@ -172,7 +193,10 @@ impl Port {
         attr.active_mtu = options.mtu.map_or(attr.active_mtu, |most| attr.active_mtu.min(most));
         let neighbours = options.neighbours.iter().map(|(ip, mac)| (Gid::from_ip(*ip), *mac)).collect();
         let (attr, lids) = (Mutex::new(attr), HashMap::new());
-        Ok(Self { ethernet: true, attr, gids, mac, neighbours, lids })
+        let inline_mode =
+            if caps.port_says_inline { nic.get(NicVportContext::MIN_WQE_INLINE_MODE) } else { 0 };
+        let (ethernet, rates, number) = (true, caps.rates, caps.port_number);
+        Ok(Self { ethernet, attr, gids, mac, neighbours, lids, rates, in_mac_table, inline_mode, number })
     }
 
     fn lock(&self) -> MutexGuard<'_, PortAttr> {
@@ -183,30 +207,31 @@ impl Port {
     pub(crate) fn attr(&self) -> PortAttr {
         *self.lock()
     }
-    /// It is up, or down.
-    pub(crate) fn set_active(&self, active: bool) {
-        self.lock().active = active;
+    /// It is up, or down. Returns whether it was not.
+    pub(crate) fn set_active(&self, active: bool) -> bool {
+        core::mem::replace(&mut self.lock().active, active) != active
     }
-    /// Asks again for what the subnet's manager may have changed. Addresses stay those that it began with.
+    /// Asks again for what the subnet's manager may have changed: LID, GID and state.
     pub(crate) fn refresh(&self, cmd: &CommandQueue) -> Result<(), CmdError> {
-        if self.ethernet {
-            return Ok(());
+        if !self.ethernet {
+            let now = infiniband::attr(cmd)?;
+            *self.lock() = now;
         }
-        let now = ib_attr(cmd)?;
-        let mut attr = self.lock();
-        *attr = PortAttr { gid: attr.gid, ..now };
         Ok(())
     }
     /// Takes the addresses of a RoCE port back, before the adapter is stopped.
     pub(crate) fn close(&self, cmd: &CommandQueue) -> Result<(), CmdError> {
         for index in (0..self.gids.len() as u32).filter(|_| self.ethernet) {
-            set_address(cmd, index, None, self.mac)?;
+            set_address(cmd, [self.number, index], None, self.mac)?;
         }
         if self.ethernet {
             match cmd.exec(&no_addresses(AllowedListType::CurrentUcMacAddress)) {
                 Ok(_) | Err(CmdError::Refused { .. }) => {}
                 Err(e) => return Err(e),
             }
+        }
+        if self.in_mac_table {
+            cmd.exec(&DeleteL2TableEntryIn::new().with(DeleteL2TableEntryIn::TABLE_INDEX, OWN_MAC))?;
         }
         Ok(())
     }
@@ -245,6 +270,8 @@ impl Port {
             traffic_class: av.traffic_class,
             flow_label: av.flow_label & 0xf_ffff,
             udp_sport: udp_source_port(av.flow_label),
+            sl: av.sl,
+            rate: rate(av.static_rate, self.rates),
         })
     }
 
@@ -323,7 +350,12 @@ fn mac_in(gid: Gid) -> Option<[u8; 6]> {
     made.then_some([o[8] ^ 2, o[9], o[10], o[13], o[14], o[15]])
 }
 
-fn set_address(cmd: &CommandQueue, index: u32, gid: Option<Gid>, mac: [u8; 6]) -> Result<(), CmdError> {
+fn set_address(
+    cmd: &CommandQueue,
+    [port, index]: [u32; 2],
+    gid: Option<Gid>,
+    mac: [u8; 6],
+) -> Result<(), CmdError> {
     let mut entry = RoceAddr::new();
     if let Some(gid) = gid {
         let l3 = if gid.is_ipv4() { RoceL3Type::Ipv4 } else { RoceL3Type::Ipv6 };
@@ -334,8 +366,62 @@ fn set_address(cmd: &CommandQueue, index: u32, gid: Option<Gid>, mac: [u8; 6]) -
     }
     let input = SetRoceAddressIn::new()
         .with(SetRoceAddressIn::ROCE_ADDRESS_INDEX, index)
+        .with(SetRoceAddressIn::VHCA_PORT_NUM, port)
         .with(SetRoceAddressIn::ROCE_ADDRESS, entry);
     cmd.exec(&input).map(drop)
+}
+
+/// Has a port hear what its own queue pairs say to each other: who had the function before may have switched that off.
+fn loop_back(cmd: &CommandQueue, caps: &Caps) -> Result<(), CmdError> {
+    let [single, groups] = caps.local_loopback;
+    if !single && !groups {
+        return Ok(());
+    }
+    let select = NicVportFieldSelect::new()
+        .with(NicVportFieldSelect::DISABLE_UC_LOCAL_LB, single)
+        .with(NicVportFieldSelect::DISABLE_MC_LOCAL_LB, groups);
+    // The context's bits are 0: nothing is switched off.
+    match cmd.exec(&ModifyNicVportContextIn::new().with(ModifyNicVportContextIn::FIELD_SELECT, select)) {
+        Ok(_) => Ok(()),
+        Err(e @ CmdError::Refused { .. }) => {
+            tracing::warn!(%e, "whether queue pairs of the port reach each other is as its last user left it");
+            Ok(())
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Enters a port's MAC into the table by which the switch between physical and virtual functions leads frames to
+/// physical ones. Returns whether it is there.
+fn enter(cmd: &CommandQueue, mac: Mac) -> Result<bool, CmdError> {
+    let mut address = MacAddress::new();
+    address.set_mac(mac);
+    let entry = SetL2TableEntryIn::new()
+        .with(SetL2TableEntryIn::TABLE_INDEX, OWN_MAC)
+        .with(SetL2TableEntryIn::MAC_ADDRESS, address);
+    match cmd.exec(&entry) {
+        Ok(_) => Ok(true),
+        Err(e @ CmdError::Refused { .. }) => {
+            tracing::warn!(%e, "the switch of the adapter does not take the port's MAC: it may hear nobody");
+            Ok(false)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// A rate in the adapter's numbers, of which `known` has a bit each: the highest that is not above what is asked for,
+/// or else the lowest. 0: there is no limit.
+fn rate(asked: StaticRate, known: u32) -> u32 {
+    // Those behind the first seven are numbered as PathRecords do, plus 5.
+    const FIRST: [u32; 7] = [0, 56_000, 25_000, 100_000, 200_000, 50_000, 400_000];
+    let Some(asked) = asked.mbits() else { return 0 };
+    let mbits = |code: u32| {
+        let first = FIRST.get(code as usize).copied();
+        first.or_else(|| StaticRate::new(code as u8 - 5).mbits()).unwrap_or(0)
+    };
+    let codes = || (1..16).filter(|code| known >> code & 1 != 0);
+    let below = codes().filter(|code| mbits(*code) <= asked).max_by_key(|code| mbits(*code));
+    below.or_else(|| codes().min_by_key(|code| mbits(*code))).unwrap_or(0)
 }
 
 /// Has a port take frames to these MACs, and to no others of their kind but its own.
@@ -367,7 +453,7 @@ fn addresses(kind: AllowedListType, count: usize) -> ModifyNicVportContextIn {
 }
 
 /// The largest packet that the port takes now, if it says.
-fn oper_mtu(cmd: &CommandQueue) -> Result<Option<u32>, CmdError> {
+pub(crate) fn oper_mtu(cmd: &CommandQueue) -> Result<Option<u32>, CmdError> {
     let input = AccessRegIn::new()
         .with(AccessRegIn::OP_MOD, AccessRegMod::Read.code())
         .with(AccessRegIn::REGISTER_ID, RegisterId::Pmtu.code());
@@ -381,29 +467,6 @@ fn oper_mtu(cmd: &CommandQueue) -> Result<Option<u32>, CmdError> {
         Err(CmdError::Refused { .. }) => Ok(None),
         Err(e) => Err(e),
     }
-}
-
-fn ib_attr(cmd: &CommandQueue) -> Result<PortAttr, CmdError> {
-    let context: HcaVportContext =
-        cmd.exec(&QueryHcaVportContextIn::new())?.get(QueryHcaVportContextOut::HCA_VPORT_CONTEXT);
-    let mut gid = [0; 16];
-    let input = QueryHcaVportGidIn::new();
-    let answer = cmd.exec_with(&input, &[], &mut gid)?;
-    if answer.get(QueryHcaVportGidOut::GIDS_NUM) == 0 {
-        // The manager has not been here: the default prefix, and the port's own number.
-        gid[..8].copy_from_slice(&[0xfe, 0x80, 0, 0, 0, 0, 0, 0]);
-        gid[8..].copy_from_slice(&context.get(HcaVportContext::PORT_GUID).to_be_bytes());
-    }
-    let mtu = oper_mtu(cmd)?.unwrap_or(2048);
-    let fits = |m: &Mtu| m.bytes() <= mtu;
-    let states = [context.get(HcaVportContext::VPORT_STATE), context.get(HcaVportContext::PORT_STATE)];
-    let state = states.into_iter().find(|s| *s != PortState::Nop.code());
-    Ok(PortAttr {
-        gid: Gid(gid),
-        lid: Lid::new(context.get(HcaVportContext::LID) as u16),
-        active_mtu: Mtu::ALL.into_iter().rev().find(fits).unwrap_or(Mtu::B256),
-        active: state == Some(PortState::Active.code()),
-    })
 }
 
 fn roce_attr(cmd: &CommandQueue, nic: &NicVportContext) -> Result<PortAttr, CmdError> {
@@ -432,7 +495,19 @@ mod tests {
         let attr = PortAttr { gid: Gid::default(), lid: Lid::new(0), active_mtu: Mtu::B1024, active: true };
         let neighbours = neighbours.iter().map(|(ip, mac)| (gid(ip), *mac)).collect();
         let (attr, lids) = (Mutex::new(attr), HashMap::new());
-        Port { ethernet: true, attr, gids, mac: MAC, neighbours, lids }
+        let (rates, in_mac_table, inline_mode, number) = (0, false, 0, 0);
+        Port {
+            ethernet: true,
+            attr,
+            gids,
+            mac: MAC,
+            neighbours,
+            lids,
+            rates,
+            in_mac_table,
+            inline_mode,
+            number,
+        }
     }
     /// Nobody is to be asked.
     fn nobody(_: Station, peer: IpAddr) -> Result<Mac, DeviceError> {
@@ -464,10 +539,14 @@ mod tests {
         let port = Port {
             ethernet: false,
             attr: Mutex::new(attr),
-            gids: vec![attr.gid],
+            gids: Vec::new(),
             mac: [0; 6],
             neighbours: HashMap::new(),
             lids: [(gid("fe80::5"), Lid::new(7))].into(),
+            rates: 0,
+            in_mac_table: false,
+            inline_mode: 0,
+            number: 0,
         };
         let of = |ip, lid| {
             let path = port.path(&AddressVector { dlid: Lid::new(lid), ..to(ip) }, nobody);
@@ -527,6 +606,21 @@ mod tests {
         assert_eq!((path.flow_label, path.hop_limit), (0x1_2345, 64));
         assert!(path.udp_sport >= 0xc000);
         assert_ne!(udp_source_port(1), udp_source_port(2));
+    }
+
+    #[test]
+    fn a_rate_is_the_highest_that_the_adapter_has_and_is_not_above_what_is_asked_for() {
+        let of = |code, known| rate(StaticRate::new(code), known);
+        let (gbit25, gbit100, gbit10, gbit40) = (1 << 2, 1 << 3, 1 << 8, 1 << 12);
+        let all = gbit25 | gbit100 | gbit10 | gbit40;
+        // 10, 40, 100 and 25 Gbit/s as PathRecords number them, and then 30, 56 and 400.
+        assert_eq!([3, 7, 16, 15].map(|code| of(code, all)), [8, 12, 3, 2]);
+        assert_eq!([4, 12, 21].map(|code| of(code, all)), [2, 12, 3]);
+        assert_eq!(
+            (of(2, all), of(0, all), of(16, 0)),
+            (8, 0, 0),
+            "slower than any, no limit, and none that it has"
+        );
     }
 
     #[test]

@@ -22,10 +22,6 @@ impl Registers {
     pub(crate) fn get(&self, field: Field<InitSegment, u32>) -> Result<u32, FunctionError> {
         self.row(field.offset()).map(|row| field.of_row(row))
     }
-    /// Whether a bit is set.
-    pub(crate) fn is(&self, field: Field<InitSegment, bool>) -> Result<bool, FunctionError> {
-        self.row(field.offset()).map(|row| field.of_row(row))
-    }
     /// Writes a row.
     pub(crate) fn set_row(&self, offset: usize, row: u32) -> Result<(), FunctionError> {
         self.0.write32_be(offset as u64, row)

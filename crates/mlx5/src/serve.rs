@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 
 use hca_core::{AsyncEvent, DeviceError};
-use hca_prm::{CompEvent, CqError, Eqe, EventType, PagesReqEvent, PortChangeSubtype, QpEvent};
+use hca_prm::{CompEvent, CqError, Eqe, EventType, PortChangeSubtype, QpEvent};
 use hca_vfio::{DmaArena, FunctionError};
 
 use crate::caps::Caps;
@@ -14,32 +14,31 @@ use crate::hca::Core;
 use crate::health::Death;
 use crate::uar::EventUar;
 
-/// Events of the queue of commands, as a power of two.
+/// Events of the queue of commands and pages, as a power of two.
 const LOG_COMMANDS: u32 = 9;
 /// Events that are taken of each queue before the others have their turn.
 const BUDGET: usize = 1024;
 
-/// What comes to the queue of asynchronous events.
-const ASYNC: [EventType; 13] = [
+/// What comes to the queue of asynchronous events. Those of functions that manage others (`NicVportChange`) are not
+/// asked for, and the health buffer tells of internal errors.
+const ASYNC: [EventType; 10] = [
     EventType::CommEst,
     EventType::SqDrained,
     EventType::CqError,
     EventType::WqCatasError,
-    EventType::InternalError,
     EventType::PortChange,
-    EventType::PageRequest,
     EventType::WqInvalReqError,
     EventType::WqAccessError,
     EventType::SrqCatasError,
     EventType::SrqLastWqe,
     EventType::SrqRqLimit,
-    EventType::NicVportChange,
 ];
 
-/// The event queues but that of commands, which the command queue has.
+/// The event queues but that of commands and pages, which the command queue has.
 pub(crate) struct Eqs {
     others: Eq,
-    completions: Eq,
+    /// One for each vector but the first.
+    completions: Vec<Eq>,
 }
 
 impl EqError {
@@ -52,7 +51,8 @@ impl EqError {
 }
 
 impl Eqs {
-    /// Makes all: completions have the last vector, everything else the first.
+    /// Makes them: completions have a queue for each vector but the first, which everything else has; all share one
+    /// where there is no other.
     pub(crate) fn open(
         cmd: &CommandQueue,
         arena: &DmaArena,
@@ -66,28 +66,66 @@ impl Eqs {
         let make = |log_size: u32, vector, types: &[EventType]| {
             Eq::create(cmd, arena, uar, log_size.min(caps.log_max_eq_sz), vector, types)
         };
-        cmd.set_events(make(LOG_COMMANDS, 0, &[EventType::Cmd])?);
-        let others = make(log_events, 0, &ASYNC)?;
-        let completions = make(log_events, vectors.saturating_sub(1), &[])?;
+        let others = match make(log_events, 0, &ASYNC) {
+            Err(EqError::Command(e @ CmdError::Refused { .. })) => {
+                let known = known(cmd, |event| make(LOG_COMMANDS, 0, &[event]))?;
+                let left: Vec<_> = ASYNC.iter().filter(|event| !known.contains(event)).collect();
+                tracing::warn!(%e, ?left, "the adapter does not tell of some events");
+                make(log_events, 0, &known)?
+            }
+            made => made?,
+        };
+        let vectors = if vectors > 1 { 1..vectors } else { 0..1 };
+        let completions = vectors.map(|vector| make(log_events, vector, &[])).collect::<Result<_, _>>()?;
         Ok(Self { others, completions })
     }
-    /// Has all of them interrupt.
+    /// Has all queues interrupt, with that of commands.
     pub(crate) fn arm(&self, cmd: &CommandQueue) -> Result<(), FunctionError> {
         cmd.hear(true)?;
         self.others.arm()?;
-        self.completions.arm()
+        self.completions.iter().try_for_each(Eq::arm)
     }
-    /// The number of that of completions.
-    pub(crate) fn completion_number(&self) -> u32 {
-        self.completions.number()
+    /// The numbers of those of completions.
+    pub(crate) fn completion_numbers(&self) -> Vec<u32> {
+        self.completions.iter().map(Eq::number).collect()
     }
-    /// Takes them from the adapter, that of commands last.
+    /// Takes them from the adapter.
     pub(crate) fn close(self, cmd: &CommandQueue) -> Result<(), CmdError> {
         let Self { others, completions } = self;
-        completions.destroy(cmd)?;
-        others.destroy(cmd)?;
-        cmd.close_events()
+        completions.into_iter().try_for_each(|eq| eq.destroy(cmd))?;
+        others.destroy(cmd)
     }
+}
+
+/// Makes the queue of events of commands, and of pages that are wanted: the first of all, as those who make others may
+/// have to lend some.
+pub(crate) fn open_events(
+    cmd: &CommandQueue,
+    arena: &DmaArena,
+    uar: &EventUar,
+    caps: &Caps,
+) -> Result<(), EqError> {
+    let log_size = LOG_COMMANDS.min(caps.log_max_eq_sz);
+    let types = [EventType::Cmd, EventType::PageRequest];
+    cmd.set_events(Eq::create(cmd, arena, uar, log_size, 0, &types)?);
+    Ok(())
+}
+
+/// Which asynchronous events the adapter knows: those for which it makes a queue.
+fn known(
+    cmd: &CommandQueue,
+    make: impl Fn(EventType) -> Result<Eq, EqError>,
+) -> Result<Vec<EventType>, EqError> {
+    let mut known = Vec::new();
+    for event in ASYNC {
+        match make(event) {
+            Ok(eq) => eq.destroy(cmd).map_err(EqError::Command)?,
+            Err(EqError::Command(CmdError::Refused { .. })) => continue,
+            Err(e) => return Err(e),
+        }
+        known.push(event);
+    }
+    Ok(known)
 }
 
 /// Takes what a queue has, and arms it if that was anything or its interrupt came, which may have been for an event
@@ -119,18 +157,16 @@ enum Later {
     /// Something came to the completion queue of this number, which was armed.
     Completed(u32),
     Tell(AsyncEvent),
-    Pages {
-        function: u32,
-        pages: i32,
+    /// The port may have changed; `up`: it is active.
+    Port {
+        up: bool,
     },
-    Port,
-    Health,
 }
 
 impl Core {
     /// Takes all events and does what they ask for; looks at the adapter's health where that is due. `came` says which
     /// interrupts came.
-    pub(crate) fn serve(&self, came: &[bool], look: bool) {
+    pub(crate) fn serve(&self, came: &[bool]) {
         let mut later = Vec::new();
         if !self.health.is_dead() {
             let mut eqs = self.eqs.lock().unwrap_or_else(PoisonError::into_inner);
@@ -145,52 +181,43 @@ impl Core {
                 }
             }
         }
+        self.cmd.lend();
         for work in later {
             self.catch_up(&work);
         }
         if let Some(eth) = &self.ethernet {
             eth.serve();
         }
-        if look {
-            self.health.look(&self.registers);
-        }
+        self.health.look_if_due(&self.registers);
         if self.health.is_dead() {
             self.bury();
         }
     }
 
     fn drain_all(&self, eqs: &mut Eqs, came: &[bool], later: &mut Vec<Later>) -> Result<bool, FunctionError> {
-        let (first, last) = (came.first() == Some(&true), came.last() == Some(&true));
+        let first = came.first() == Some(&true);
         self.cmd.hear(first)?;
-        let completed = |event: &Eqe| {
+        let mut completed = |event: &Eqe| {
             let cqn = data!(CompEvent, event).get(CompEvent::CQ_NUMBER);
             if !self.ethernet.as_ref().is_some_and(|eth| eth.completed(cqn)) {
                 later.push(Later::Completed(cqn));
             }
         };
-        let mut more = drain(&mut eqs.completions, last, completed)?;
-        more |= drain(&mut eqs.others, first, |event| later.extend(self.hear(event).into_iter().flatten()))?;
+        let mut more = false;
+        let vectors = if came.len() > 1 { &came[1..] } else { came };
+        for (i, eq) in eqs.completions.iter_mut().enumerate() {
+            more |= drain(eq, vectors.get(i) == Some(&true), &mut completed)?;
+        }
+        more |= drain(&mut eqs.others, first, |event| later.extend(self.hear(event)))?;
         Ok(more)
     }
 
     /// What an event asks for.
-    fn hear(&self, event: &Eqe) -> [Option<Later>; 2] {
-        if EventType::from_code(event.get(Eqe::EVENT_TYPE)) == Some(EventType::PortChange) {
-            return self.hear_port(event);
-        }
-        [self.hear_other(event), None]
-    }
-    fn hear_other(&self, event: &Eqe) -> Option<Later> {
+    fn hear(&self, event: &Eqe) -> Option<Later> {
         let kind = EventType::from_code(event.get(Eqe::EVENT_TYPE));
         let number = data!(QpEvent, event).get(QpEvent::QPN_RQN_SQN);
         let told = match kind? {
-            EventType::PageRequest => {
-                let asked = data!(PagesReqEvent, event);
-                let pages = asked.get(PagesReqEvent::NUM_PAGES) as i32;
-                return Some(Later::Pages { function: asked.get(PagesReqEvent::FUNCTION_ID), pages });
-            }
-            EventType::NicVportChange => return Some(Later::Port),
-            EventType::InternalError => return Some(Later::Health),
+            EventType::PortChange => return self.hear_port(event),
             EventType::CqError => {
                 let cqn = data!(CqError, event).get(CqError::CQN);
                 if let Some(eth) = &self.ethernet {
@@ -216,18 +243,30 @@ impl Core {
         told.map(Later::Tell)
     }
 
-    fn hear_port(&self, event: &Eqe) -> [Option<Later>; 2] {
+    fn hear_port(&self, event: &Eqe) -> Option<Later> {
         match PortChangeSubtype::from_code(event.get(Eqe::EVENT_SUB_TYPE)) {
             Some(PortChangeSubtype::Down) => {
-                self.port.set_active(false);
-                [Some(Later::Tell(AsyncEvent::PortError)), None]
+                self.port.set_active(false).then_some(Later::Tell(AsyncEvent::PortError))
             }
-            Some(PortChangeSubtype::Active) => {
-                self.port.set_active(true);
-                [Some(Later::Tell(AsyncEvent::PortActive)), Some(Later::Port)]
-            }
-            _ => [Some(Later::Port), None],
+            change => Some(Later::Port { up: change == Some(PortChangeSubtype::Active) }),
         }
+    }
+
+    /// Reads again what the port is, and tells what is another, so that whoever hears it finds it in the port.
+    fn look_at_port(&self, up: bool) -> Result<(), CmdError> {
+        let before = self.port.attr();
+        if up {
+            self.port.set_active(true);
+        }
+        let read = self.port.refresh(&self.cmd);
+        let now = self.port.attr();
+        if (now.lid, now.gid) != (before.lid, before.gid) {
+            self.events.push(AsyncEvent::PortAddressChanged);
+        }
+        if now.active != before.active {
+            self.events.push(if now.active { AsyncEvent::PortActive } else { AsyncEvent::PortError });
+        }
+        read
     }
 
     fn catch_up(&self, work: &Later) {
@@ -240,12 +279,7 @@ impl Core {
                 self.events.push(*event);
                 Ok(())
             }
-            Later::Pages { function, pages } => self.pages.change(&self.cmd, *function, *pages),
-            Later::Port => self.port.refresh(&self.cmd),
-            Later::Health => {
-                self.health.look(&self.registers);
-                Ok(())
-            }
+            Later::Port { up } => self.look_at_port(*up),
         };
         if let Err(e) = done {
             tracing::error!(%e, "what the adapter asked for was not done");
@@ -267,14 +301,16 @@ impl Core {
             return kept_away;
         }
         let off = self.function().config().and_then(|c| c.set_bus_master(false));
-        if let Err(e) = &off {
+        // What was let go of reaches nothing.
+        let kept_away = off.is_ok() || self.function().is_let_go();
+        if let (Err(e), false) = (&off, kept_away) {
             tracing::error!(%e, "a dead adapter was not kept from memory");
         }
-        *buried = Some(off.is_ok());
+        *buried = Some(kept_away);
         drop(buried);
         self.cmd.wake();
         self.cqs.wake_all();
         self.events.push(AsyncEvent::DeviceFatal);
-        off.is_ok()
+        kept_away
     }
 }

@@ -259,7 +259,7 @@ impl Srqs {
         let input = CreateRmpIn::new().with(CreateRmpIn::CTX, context);
         let number = hca.exec_with(&input, &memory.pages, &mut [])?.get(CreateRmpOut::RMPN);
         let mut core = None;
-        let inserted = self.table().insert_with(|index, generation| {
+        let inserted = self.table().insert_numbered(number, |index, generation| {
             let made = Arc::new(SrqCore::new(SrqHandle { index, generation }, number, init.max_wr));
             core = Some(made.clone());
             let memory = memory.cells.clone();
@@ -323,7 +323,7 @@ impl Srqs {
     }
     /// The shared receive queue of this number, for events.
     pub(crate) fn by_number(&self, srqn: u32) -> Option<SrqHandle> {
-        self.table().iter().find(|s| s.core.number == srqn).map(|s| s.core.handle)
+        self.table().by_number(srqn).map(|s| s.core.handle)
     }
 }
 

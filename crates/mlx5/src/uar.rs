@@ -103,11 +103,20 @@ pub(crate) struct EventUar {
 }
 
 impl EventUar {
+    /// Takes a page.
+    pub(crate) fn open(cmd: &CommandQueue, bar: &Arc<Bar>, name: &str) -> Result<Self, OpenError> {
+        Ok(Self { index: take(cmd, name)?, bar: bar.clone() })
+    }
     /// Writes 4 bytes.
     pub(crate) fn write(&self, at: u64, value: u32) -> Result<(), FunctionError> {
         doorbell_wmb();
         self.bar.write32_be(u64::from(self.index) * UAR_PAGE as u64 + at, value)
     }
+}
+
+fn take(cmd: &CommandQueue, name: &str) -> Result<u32, OpenError> {
+    let page = cmd.exec(&AllocUarIn::new()).map(|o| o.get(AllocUarOut::UAR));
+    page.map_err(|source| OpenError::Command { name: name.to_owned(), source })
 }
 
 /// How doorbell pages are used.
@@ -142,22 +151,19 @@ pub(crate) struct Uars {
 }
 
 impl Uars {
-    /// Takes one for events, and some for queues.
+    /// Takes some for queues, beside that of events.
     pub(crate) fn open(
         cmd: &CommandQueue,
-        bar: &Arc<Bar>,
+        events: EventUar,
         name: &str,
         doorbells: Doorbells,
         waker: Option<Waker>,
     ) -> Result<Self, OpenError> {
-        let failed = |source| OpenError::Command { name: name.to_owned(), source };
-        let take = || cmd.exec(&AllocUarIn::new()).map(|o| o.get(AllocUarOut::UAR)).map_err(failed);
-        let events = EventUar { index: take()?, bar: bar.clone() };
         let mut queues = Vec::new();
         let mut free = Vec::new();
         for at in 0..doorbells.pages as usize {
-            let index = take()?;
-            let page = bar.map(u64::from(index) * UAR_PAGE as u64, UAR_PAGE)?;
+            let index = take(cmd, name)?;
+            let page = events.bar.map(u64::from(index) * UAR_PAGE as u64, UAR_PAGE)?;
             let send = |turn| page.register(doorbells.buffer(0, turn));
             let (sends, arms) = ([send(0), send(1)], page.register(CQ_DOORBELL));
             queues.push((Uar { index, sends, arms, waker: waker.clone(), flames: None }, page));

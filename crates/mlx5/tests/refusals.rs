@@ -1,22 +1,22 @@
 //! Every command about objects that the function refuses, with every status that there is.
 
-mod fake;
+mod scripted;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use fake::{Fake, Wants};
 use hca_core::{
     Access, CqHandle, Device, DeviceError, MrInit, PdHandle, Pkey, QpAttr, QpCap, QpHandle, QpInit, QpState,
     QpType, SrqHandle, SrqInit,
 };
 use hca_mlx5::{Death, Mlx5, Options};
 use hca_prm::{CmdStatus, Opcode};
+use scripted::{Scripted, Wants};
 
-fn open(fake: &Fake) -> Arc<Mlx5> {
+fn open(scripted: &Scripted) -> Arc<Mlx5> {
     let mut options = Options::default();
     options.health_interval = Duration::from_secs(3600);
-    Mlx5::open(fake.function(), options).unwrap()
+    Mlx5::open(scripted.function(), options).unwrap()
 }
 fn statuses() -> impl Iterator<Item = CmdStatus> {
     CmdStatus::ALL.iter().copied().filter(|status| *status != CmdStatus::Ok)
@@ -32,25 +32,29 @@ struct Bed {
     device: Arc<Mlx5>,
     pd: PdHandle,
     /// It ends with its client, who goes before.
-    fake: Fake,
+    scripted: Scripted,
 }
 
 impl Bed {
     fn new() -> Self {
-        let fake = Fake::serve(Wants::default());
-        let device = open(&fake);
+        let scripted = Scripted::serve(Wants::default());
+        let device = open(&scripted);
         let pd = device.alloc_pd().unwrap();
-        Self { fake, device, pd }
+        Self { scripted, device, pd }
     }
     /// Has the function refuse a command while `call` is made, for every status, and makes the call once more.
     fn refuses<T>(&self, opcode: Opcode, mut call: impl FnMut() -> Result<T, DeviceError>) -> T {
-        let before = self.fake.state().objects.clone();
+        let before = self.scripted.state().objects.clone();
         for status in statuses() {
-            self.fake.state().wants.status.insert(opcode, (status.code(), 0xabc));
+            self.scripted.state().wants.status.insert(opcode, (status.code(), 0xabc));
             is(&call().map(drop).unwrap_err(), opcode, status);
-            assert_eq!(self.fake.state().objects, before, "{opcode} is refused, and nothing is made or gone");
+            assert_eq!(
+                self.scripted.state().objects,
+                before,
+                "{opcode} is refused, and nothing is made or gone"
+            );
         }
-        self.fake.state().wants.status.clear();
+        self.scripted.state().wants.status.clear();
         assert!(self.device.death().is_none(), "an adapter that refuses lives");
         call().unwrap()
     }
@@ -97,9 +101,9 @@ fn what_is_refused_is_told_makes_nothing_and_is_done_when_it_is_asked_for_again(
     d.dereg_mr(mr).unwrap();
     d.dealloc_pd(pd).unwrap();
     d.dealloc_pd(bed.pd).unwrap();
-    let Bed { mut fake, device, .. } = bed;
+    let Bed { mut scripted, device, .. } = bed;
     drop((memory, device));
-    let state = fake.end();
+    let state = scripted.end();
     assert!(state.faults.is_empty() && state.pages.is_empty() && state.resets == 1, "{:?}", state.faults);
 }
 
@@ -111,15 +115,15 @@ fn a_queue_that_is_not_let_go_of_is_told_and_the_others_go() {
     for status in statuses() {
         let (cq, srq) = (bed.cq(), bed.srq());
         let qp = bed.try_qp(cq).unwrap();
-        let before = bed.fake.state().objects.len();
+        let before = bed.scripted.state().objects.len();
         for opcode in [Opcode::DESTROY_QP, Opcode::DESTROY_RMP, Opcode::DESTROY_CQ] {
-            bed.fake.state().wants.status.insert(opcode, (status.code(), 0xabc));
+            bed.scripted.state().wants.status.insert(opcode, (status.code(), 0xabc));
         }
         is(&d.destroy_qp(qp).unwrap_err(), Opcode::DESTROY_QP, status);
         is(&d.destroy_srq(srq).unwrap_err(), Opcode::DESTROY_RMP, status);
         is(&d.destroy_cq(cq).unwrap_err(), Opcode::DESTROY_CQ, status);
-        bed.fake.state().wants.status.clear();
-        assert_eq!(bed.fake.state().objects.len(), before);
+        bed.scripted.state().wants.status.clear();
+        assert_eq!(bed.scripted.state().objects.len(), before);
         assert!(matches!(d.destroy_qp(qp), Err(DeviceError::UnknownHandle { .. })));
         assert!(matches!(d.destroy_cq(cq), Err(DeviceError::UnknownHandle { .. })));
         // Those that come next are others, and go.
@@ -139,10 +143,10 @@ fn an_adapter_that_does_not_let_go_of_a_region_reaches_no_memory_any_more() {
         let init = MrInit { addr: memory.addr(), len: 4096, iova: 0, access: Access::LOCAL_WRITE };
         // SAFETY: the memory outlives the device, and nobody looks at it.
         let mr = unsafe { bed.device.reg_mr(bed.pd, &init) }.unwrap().handle;
-        bed.fake.state().wants.status.insert(Opcode::DESTROY_MKEY, (status.code(), 0xabc));
+        bed.scripted.state().wants.status.insert(Opcode::DESTROY_MKEY, (status.code(), 0xabc));
         bed.device.dereg_mr(mr).unwrap();
         assert_eq!(bed.device.death(), Some(Death::Holds));
-        assert!(!bed.fake.state().masters(), "the memory is the program's again");
+        assert!(!bed.scripted.state().masters(), "the memory is the program's again");
         let told = bed.device.alloc_pd().unwrap_err();
         assert!(told.to_string().contains("let go of memory"), "{told}");
     }

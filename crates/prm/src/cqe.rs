@@ -14,14 +14,10 @@ layout! {
 
     /// A completion queue entry.
     pub struct Cqe64: 0x40 {
-        /// The entry's number, of an Ethernet queue with strides.
-        WQE_ID: 0x00 [15:0],
         /// The hash that chose the queue.
         RSS_HASH_RESULT: 0x0c [31:0],
         /// What was hashed.
         RSS_HASH_TYPE: 0x10 [31:24],
-        /// The lowest bits of the local identifier that a datagram was sent to, in the lower 7 bits.
-        ML_PATH: 0x10 [23:16],
         /// The sum over an Ethernet frame.
         CHECK_SUM: 0x14 [31:16],
         /// A datagram's source.
@@ -30,8 +26,6 @@ layout! {
         G: 0x18 [29:28],
         /// A datagram's service level.
         SL: 0x18 [27:24],
-        /// What stands before the transport header on Ethernet: 0 a GRH, 1 IPv6, 2 IPv4.
-        ROCE_L3_HEADER_TYPE: 0x18 [25:24] over,
         /// The queue pair that sent a datagram.
         RQPN: 0x18 [23:0],
         /// What checksums were found right: 1 that of Ethernet, 2 of IP, 4 of TCP or UDP.
@@ -46,8 +40,6 @@ layout! {
         IMM: 0x24 [31:0],
         /// The key that the peer has invalidated.
         INVAL_RKEY: 0x24 [31:0] over,
-        /// Which partition key a datagram carried.
-        PKEY_INDEX: 0x24 [15:0] over,
         /// Bytes of the message. Of a request, those of a READ or an atomic.
         BYTE_CNT: 0x2c [31:0],
         /// When.
@@ -58,12 +50,8 @@ layout! {
         QPN: 0x38 [23:0],
         /// Which entry completes: its first block in a send queue, its number in a receive queue.
         WQE_COUNTER: 0x3c [31:16],
-        /// Makes the exclusive or of the bytes 0xff, where that was asked for.
-        SIGNATURE: 0x3c [15:8],
         /// What completes: a [`CqeOpcode`] code.
         OPCODE: 0x3c [7:4],
-        /// Whether the data of a short message lie at the entry's beginning: a [`CqeFormat`] code.
-        CQE_FORMAT: 0x3c [3:2],
         /// The peer's request was solicited.
         SE: 0x3c [1],
         /// Changes from round to round.
@@ -84,8 +72,6 @@ layout! {
         QPN: 0x38 [23:0],
         /// Which entry failed.
         WQE_COUNTER: 0x3c [31:16],
-        /// Makes the exclusive or of the bytes 0xff, where that was asked for.
-        SIGNATURE: 0x3c [15:8],
         /// [`CqeOpcode::ReqErr`] or [`CqeOpcode::RespErr`].
         OPCODE: 0x3c [7:4],
         /// Changes from round to round.
@@ -94,6 +80,11 @@ layout! {
 }
 
 impl Cqe64 {
+    /// What a datagram over Ethernet says in the place of its service level: it came by UDP, over IPv6.
+    pub const ROCE_IPV6: u32 = 9;
+    /// It came by UDP, over IPv4.
+    pub const ROCE_IPV4: u32 = 10;
+
     /// What every entry of a queue holds before its first round.
     pub const FIRST_OP_OWN: u8 = (CqeOpcode::Invalid as u8) << 4 | 1;
 
@@ -158,6 +149,14 @@ codes! {
     pub enum CqErrorSyndrome {
         CqOverrun = 0x1 "it has overflowed",
         CqAccessViolation = 0x2 "its memory cannot be written",
+    }
+}
+
+impl CqeOpcode {
+    /// Whether the entry says when it was written; those of errors say why in that place.
+    #[must_use]
+    pub const fn has_time(self) -> bool {
+        !matches!(self, Self::ReqErr | Self::RespErr | Self::SigErr | Self::Invalid)
     }
 }
 

@@ -37,12 +37,6 @@ layout! {
         SND_COUNTER: 0x04 [15:0],
     }
 
-    /// The doorbell record of a shared receive queue, or of a work queue that has one counter.
-    pub struct WqDbr: 0x04 {
-        /// Requests posted, counted without end.
-        COUNTER: 0x00 [15:0],
-    }
-
     /// The doorbell record of a completion queue.
     pub struct CqDbr: 0x08 {
         /// Completions taken, counted without end.
@@ -73,20 +67,6 @@ layout! {
         EQN: 0x00 [31:24],
         /// Events that the driver has taken.
         CI: 0x00 [23:0],
-    }
-
-    /// What announces work, written to a send doorbell: the first 8 bytes of a [`CtrlSeg`](crate::CtrlSeg).
-    pub struct SqDoorbell: 0x08 {
-        /// A variant of the operation.
-        OPC_MOD: 0x00 [31:24],
-        /// The entry's first block.
-        WQE_INDEX: 0x00 [23:8],
-        /// The operation.
-        OPCODE: 0x00 [7:0],
-        /// The queue pair, or send queue.
-        QP_OR_SQ: 0x04 [31:8],
-        /// Units of 16 bytes in the entry.
-        DS: 0x04 [5:0],
     }
 }
 
@@ -141,9 +121,6 @@ mod tests {
             [(0, 0), (0, 1), (2, 0), (2, 1)].map(|(index, turn)| bf_buffer(index, turn, 0x100)),
             [0x800, 0x900, 0xc00, 0xd00]
         );
-        let ctrl = crate::CtrlSeg::new().with(crate::CtrlSeg::QP_OR_SQ, 0x43).with(crate::CtrlSeg::DS, 2);
-        let doorbell = SqDoorbell::from_bytes(ctrl.as_bytes()).unwrap();
-        assert_eq!((doorbell.get(SqDoorbell::QP_OR_SQ), doorbell.get(SqDoorbell::DS)), (0x43, 2));
     }
 
     #[test]

@@ -17,8 +17,6 @@ layout! {
         EVENT_SUB_TYPE: 0x00 [7:0],
         /// What the event carries, in one of the layouts of this module.
         EVENT_DATA: 0x20 [u8; 28],
-        /// Makes the exclusive or of the bytes 0xff, where that was asked for.
-        SIGNATURE: 0x3c [15:8],
         /// Changes from round to round.
         OWNER: 0x3c [0],
     }
@@ -31,16 +29,8 @@ layout! {
 
     /// Events of queue pairs and shared receive queues.
     pub struct QpEvent: 0x1c {
-        /// What the number is of: a [`EventQueueType`] code.
-        TYPE: 0x14 [31:24],
         /// The queue pair, receive queue, send queue or shared receive queue.
         QPN_RQN_SQN: 0x18 [23:0],
-    }
-
-    /// Events of the targets of dynamic connections.
-    pub struct DctEvent: 0x1c {
-        /// The target.
-        DCT_NUMBER: 0x18 [23:0],
     }
 
     /// [`EventType::CqError`]: a completion queue is in error.
@@ -53,8 +43,6 @@ layout! {
 
     /// [`EventType::PageRequest`]: the adapter wants pages, or has some to spare.
     pub struct PagesReqEvent: 0x1c {
-        /// The function meant is one of the processor on the adapter.
-        EC_FUNCTION: 0x00 [31],
         /// The function that asks.
         FUNCTION_ID: 0x00 [15:0],
         /// Pages of 4 KiB that it wants; a negative number gives that many back.
@@ -73,51 +61,6 @@ layout! {
         COMMAND_COMPLETION_VECTOR: 0x00 [31:0],
     }
 
-    /// [`EventType::NicVportChange`]: the context of the port's network interface was changed from elsewhere.
-    pub struct VportChangeEvent: 0x1c {
-        /// The virtual port.
-        VPORT_NUM: 0x00 [15:0],
-    }
-
-    /// [`EventType::DbBfCongestion`]: too many doorbells.
-    pub struct DbBfCongestionEvent: 0x1c {
-        /// Whether it begins or ends.
-        EVENT_SUBTYPE: 0x00 [31:24],
-        /// How bad it is.
-        CONGESTION_LEVEL: 0x00 [15:8],
-    }
-
-    /// [`EventType::StallEvent`]: a virtual lane does not move.
-    pub struct StallVlEvent: 0x1c {
-        /// Which port, and which lane of it in the lower 4 bits.
-        PORT_VL: 0x00 [7:0],
-    }
-
-    /// [`EventType::PageFault`]: memory of a request is not there.
-    pub struct WqePageFaultEvent: 0x1c {
-        /// Bytes that were moved before.
-        BYTES_COMMITTED: 0x00 [31:0],
-        /// The request.
-        WQE_INDEX: 0x04 [15:0],
-        /// Bytes that it needs.
-        LEN: 0x08 [15:0],
-        /// The fault is that of a peer's access.
-        RDMA: 0x18 [26],
-        /// It is a write.
-        WRITE_READ: 0x18 [25],
-        /// It is on the requester's side.
-        REQUESTOR: 0x18 [24],
-        /// The queue pair.
-        QPN: 0x18 [23:0],
-    }
-
-    /// [`EventType::TempWarn`]: the adapter is hot.
-    pub struct TempWarningEvent: 0x1c {
-        /// A bit for each sensor, the upper 64.
-        SENSOR_WARNING_MSB: 0x00 [63:0],
-        /// A bit for each sensor, the lower 64.
-        SENSOR_WARNING_LSB: 0x08 [63:0],
-    }
 }
 
 impl Eqe {

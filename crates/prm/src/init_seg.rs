@@ -37,14 +37,8 @@ layout! {
         INITIALIZING: 0x1fc [31],
         /// Which values `NIC_INTERFACE` may take, a bit each.
         NIC_INTERFACE_SUPPORTED: 0x1fc [26:24],
-        /// The function belongs to a processor on the adapter.
-        EMBEDDED_CPU: 0x1fc [23],
         /// What the firmware reports when it is unwell.
         HEALTH_BUFFER: 0x200 {HealthBuffer},
-        /// Longest time that a command may take, in milliseconds.
-        CMD_EXEC_TO: 0xff8 [31:0],
-        /// Longest time until the command queue is taken, in milliseconds.
-        CMD_Q_INIT_TO: 0xffc [31:0],
         /// Free running clock, upper half; read again if it changed while the lower one was read.
         INTERNAL_TIMER_H: 0x1000 [31:0],
         /// Free running clock, lower half.
@@ -53,10 +47,6 @@ layout! {
         HEALTH_SYNDROME: 0x1010 [31:24],
         /// Goes up while the firmware lives.
         HEALTH_COUNTER: 0x1010 [23:0],
-        /// Clock of the day, seconds.
-        REAL_TIME_H: 0x1040 [31:0],
-        /// Clock of the day, nanoseconds.
-        REAL_TIME_L: 0x1044 [31:0],
     }
 
     /// What the firmware reports when it is unwell, at 0x200 of the initialization segment.

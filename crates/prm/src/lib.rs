@@ -33,7 +33,7 @@
 //! in it. A layout owns its bytes; they are copied out of memory that others may change, looked at, and copied back.
 //! Fields are constants of their layout, with the names that the manual gives them, so that a reader finds them there:
 //! `qpc.get(Qpc::LOG_RQ_SIZE)` (MLX-15-4845, and Linux's `mlx5_ifc.h`, which names the same fields in small letters).
-//! Bits without a field are reserved. A layout is shown by `{:?}` with the fields that are not zero.
+//! Bits without a field are reserved, or used by nobody here. A layout is shown by `{:?}` with the fields that are not zero.
 //!
 //! Numbers of up to 32 bits are `u32`, single bits `bool`. Reading never fails. Writing panics where a number has more
 //! bits than its field: what comes from others is compared with the limits before it goes into a field.

@@ -56,48 +56,28 @@ layout! {
 
     /// Speeds of a port (PTYS).
     pub struct Ptys: 0x40 {
-        /// Negotiation of the speed is switched off.
-        AN_DISABLE_ADMIN: 0x00 [30],
-        /// Negotiation of the speed can be switched off.
-        AN_DISABLE_CAP: 0x00 [29],
         /// The port, from 1.
         LOCAL_PORT: 0x00 [23:16],
-        /// The plane of a port that has several.
-        PLANE_IND: 0x00 [7:4],
         /// Which protocols are meant, [`Ptys::IB`] or [`Ptys::EN`].
         PROTO_MASK: 0x00 [2:0],
-        /// How the negotiation went.
-        AN_STATUS: 0x04 [31:28],
-        /// The rate in use, in 100 Mbit/s.
-        DATA_RATE_OPER: 0x04 [15:0],
-        /// Speeds of Ethernet that the port has, in the extended numbering.
-        EXT_ETH_PROTO_CAPABILITY: 0x08 [31:0],
         /// Speeds of Ethernet that the port has, a bit each.
         ETH_PROTO_CAPABILITY: 0x0c [31:0],
         /// Widths of InfiniBand that the port has: 1, 2, 4 for one, two, four lanes, and so on.
         IB_LINK_WIDTH_CAPABILITY: 0x10 [31:16],
         /// Speeds of InfiniBand that the port has, numbered as in a PortInfo: 1 for SDR, 2 for DDR, and so on.
         IB_PROTO_CAPABILITY: 0x10 [15:0],
-        /// Speeds of Ethernet that may be used, in the extended numbering.
-        EXT_ETH_PROTO_ADMIN: 0x14 [31:0],
         /// Speeds of Ethernet that may be used.
         ETH_PROTO_ADMIN: 0x18 [31:0],
         /// Widths of InfiniBand that may be used.
         IB_LINK_WIDTH_ADMIN: 0x1c [31:16],
         /// Speeds of InfiniBand that may be used.
         IB_PROTO_ADMIN: 0x1c [15:0],
-        /// The speed of Ethernet in use, in the extended numbering.
-        EXT_ETH_PROTO_OPER: 0x20 [31:0],
         /// The speed of Ethernet in use.
         ETH_PROTO_OPER: 0x24 [31:0],
         /// The width of InfiniBand in use.
         IB_LINK_WIDTH_OPER: 0x28 [31:16],
         /// The speed of InfiniBand in use.
         IB_PROTO_OPER: 0x28 [15:0],
-        /// What plug the port has.
-        CONNECTOR_TYPE: 0x2c [3:0],
-        /// Speeds that the other end offers.
-        ETH_PROTO_LP_ADVERTISE: 0x30 [31:0],
     }
 
     /// Packet sizes of a port (PMTU).
@@ -126,8 +106,6 @@ layout! {
 
     /// Whether a port is up (PAOS).
     pub struct Paos: 0x10 {
-        /// The switch partition.
-        SWID: 0x00 [31:24],
         /// The port, from 1.
         LOCAL_PORT: 0x00 [23:16],
         /// What it shall be, a [`PortAdmin`] code.
@@ -136,56 +114,18 @@ layout! {
         OPER_STATUS: 0x00 [3:0],
         /// `ADMIN_STATUS` is written.
         ASE: 0x04 [31],
-        /// `E` is written.
-        EE: 0x04 [30],
         /// When an event is made of a change: 0 never, 1 always, 2 once.
         E: 0x04 [1:0],
     }
 
     /// The node description, which the fabric's manager shows.
     pub struct NodeDesc: 0x40 {
-        /// Text, with zeros after it.
-        NODE_DESCRIPTION: 0x00 [u8; 64],
     }
 
     /// The byte order of the host.
     pub struct HostEndianness: 0x10 {
         /// The host is big-endian.
         HE: 0x00 [31],
-    }
-
-    /// How long something may take.
-    pub struct DefaultTimeout: 0x4 {
-        /// The unit: 0 for milliseconds, 1 for seconds, 2 for minutes, 3 for hours.
-        TO_MULTIPLIER: 0x00 [31:29],
-        /// How many of it.
-        TO_VALUE: 0x00 [19:0],
-    }
-
-    /// How long things may take (DTOR).
-    pub struct Dtor: 0x40 {
-        /// The link of the bus to come back.
-        PCIE_TOGGLE_TO: 0x04 {DefaultTimeout},
-        /// The health counter to go on.
-        HEALTH_POLL_TO: 0x14 {DefaultTimeout},
-        /// A dump after a crash.
-        FULL_CRDUMP_TO: 0x18 {DefaultTimeout},
-        /// A reset of the firmware.
-        FW_RESET_TO: 0x1c {DefaultTimeout},
-        /// Queues to be flushed after an error.
-        FLUSH_ON_ERR_TO: 0x20 {DefaultTimeout},
-        /// An update of the firmware.
-        PCI_SYNC_UPDATE_TO: 0x24 {DefaultTimeout},
-        /// The adapter to be stopped.
-        TEAR_DOWN_TO: 0x28 {DefaultTimeout},
-        /// The programmable part to be reactivated.
-        FSM_REACTIVATE_TO: 0x2c {DefaultTimeout},
-        /// Pages to be given back.
-        RECLAIM_PAGES_TO: 0x30 {DefaultTimeout},
-        /// Pages of virtual functions to be given back.
-        RECLAIM_VFS_PAGES_TO: 0x34 {DefaultTimeout},
-        /// A driver to unload for a reset.
-        RESET_UNLOAD_TO: 0x38 {DefaultTimeout},
     }
 }
 

@@ -1,6 +1,6 @@
 //! What holds for every layout.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use proptest::prelude::*;
 
@@ -20,6 +20,48 @@ fn layouts_and_their_fields_have_names_of_their_own() {
             assert!(fields.insert(field.name), "{}::{}", layout.name, field.name);
         }
     }
+}
+
+/// What `facts/layouts.txt` says of each field, by its layout and name; of a layout, its bytes, by no name.
+fn facts() -> BTreeMap<(&'static str, &'static str), Vec<&'static str>> {
+    let (mut facts, mut layout) = (BTreeMap::new(), "");
+    for line in include_str!("../facts/layouts.txt").lines().filter(|line| !line.starts_with('#')) {
+        let mut words = line.split_whitespace();
+        let name = words.next().unwrap();
+        let field = if line.starts_with(' ') { name } else { "" };
+        if field.is_empty() {
+            (layout, _) = (name, words.next());
+        }
+        assert!(facts.insert((layout, field), words.collect()).is_none(), "{line} stands there twice");
+    }
+    facts
+}
+
+#[test]
+fn names_and_places_are_those_of_the_list_of_facts() {
+    let mut facts = facts();
+    let mut agrees = |layout: &str, field: &str, numbers: &[u32]| {
+        let name = field.to_lowercase();
+        let numbers: Vec<String> = numbers.iter().map(u32::to_string).collect();
+        let key = facts.keys().find(|key| **key == (layout, &name)).copied();
+        let fact = key.and_then(|key| facts.remove(&key));
+        let fact = fact.unwrap_or_else(|| {
+            panic!("{layout}::{field} is not in facts/layouts.txt: add `{name} {}`", numbers.join(" "))
+        });
+        assert!(fact == ["?"] || fact == numbers, "{layout}::{field}: {numbers:?} here, {fact:?} there");
+    };
+    for layout in layouts() {
+        agrees(layout.name, "", &[layout.size as u32]);
+        let common = match CommandInfo::all().find(|c| [c.input.name, c.output.name].contains(&layout.name)) {
+            Some(command) if command.input.name == layout.name => CmdIn::FIELDS.len(),
+            Some(_) => CmdOut::FIELDS.len(),
+            None => 0,
+        };
+        for field in &layout.fields[common..] {
+            agrees(layout.name, field.name, &[field.start, field.width]);
+        }
+    }
+    assert!(facts.is_empty(), "no layout has {facts:?}");
 }
 
 #[test]

@@ -44,8 +44,6 @@ layout! {
         DS: 0x04 [5:0],
         /// Makes the exclusive or of the entry's bytes 0xff, where the context asks for it.
         SIGNATURE: 0x08 [31:24],
-        /// Stream of a dynamic connection.
-        DCI_STREAM_CHANNEL_ID: 0x08 [23:8],
         /// What to wait for: a [`FenceMode`] code.
         FM: 0x08 [7:5],
         /// When to complete: a [`CompletionMode`] code.
@@ -54,8 +52,6 @@ layout! {
         SE: 0x08 [1],
         /// The immediate value.
         IMM: 0x0c [31:0],
-        /// The key that the peer invalidates.
-        INVALIDATE_KEY: 0x0c [31:0] over,
         /// The key that the entry makes or invalidates.
         UMR_MKEY: 0x0c [31:0] over,
     }
@@ -74,18 +70,6 @@ layout! {
         SWAP_ADD: 0x00 [63:0],
         /// What is compared with.
         COMPARE: 0x08 [63:0],
-    }
-
-    /// Atomic segment of a masked operation.
-    pub struct MaskedAtomicSeg: 0x20 {
-        /// What is put in, or added.
-        SWAP_ADD: 0x00 [63:0],
-        /// What is compared with.
-        COMPARE: 0x08 [63:0],
-        /// Which bits are put in; for an addition, where carries stop.
-        SWAP_ADD_MASK: 0x10 [63:0],
-        /// Which bits are compared.
-        COMPARE_MASK: 0x18 [63:0],
     }
 
     /// Data segment: a pointer.
@@ -111,22 +95,16 @@ layout! {
 
     /// Datagram segment: the address of an entry's peer.
     pub struct UdAdrsVector: 0x30 {
-        /// The key of a dynamic connection.
-        DC_KEY: 0x00 [63:0],
         /// The key that the datagram carries. With its highest bit set, that of the queue pair's context is sent.
-        Q_KEY: 0x00 [31:0] over,
+        Q_KEY: 0x00 [31:0],
         /// The vector has all of its 48 bytes. Always so here.
         EXT: 0x08 [31],
         /// The peer's queue pair.
         DESTINATION_QP_DCT: 0x08 [23:0],
         /// The highest rate, numbered as InfiniBand does, plus 5; 0 for none.
         STATIC_RATE: 0x0c [31:28],
-        /// The service level; on Ethernet the VLAN's priority in its lower three bits.
+        /// The service level; on Ethernet the priority, in the upper three bits.
         SL_ETH_PRIO: 0x0c [27:24],
-        /// Loops back, where the address says so.
-        FL: 0x0c [23],
-        /// The lower bits of the own local identifier.
-        MLID: 0x0c [22:16],
         /// The peer's local identifier; on Ethernet, the UDP source port.
         RLID_UDP_SPORT: 0x0c [15:0],
         /// The peer's Ethernet address, upper part.
@@ -151,20 +129,12 @@ layout! {
     pub struct UmrCtrlSeg: 0x30 {
         /// The translation follows in the entry, and not behind a pointer.
         INLINE: 0x00 [31],
-        /// What the key must be before: 0 anything, 1 not free, 2 free.
+        /// What the key must be before: anything (0), see the constants.
         CHECK: 0x00 [30:29],
-        /// Only a part of the translation is changed, which begins at `XLT_OFFSET`.
-        TRANSLATION_OFFSET_EN: 0x00 [28],
-        /// The key must belong to this queue pair.
-        CHECK_QPN: 0x00 [27],
         /// Entries of the translation, in units of 16 bytes.
         XLT_OCTOWORDS: 0x04 [31:16],
-        /// Where the part begins, in units of 16 bytes; or the room for signatures.
-        XLT_OFFSET: 0x04 [15:0],
         /// Which fields of the context are changed, see [`mkey_mask`].
         MKEY_MASK: 0x08 [63:0],
-        /// More of `XLT_OFFSET`.
-        XLT_OFFSET_47_16: 0x10 [31:0],
     }
 
     /// What stands before an entry of a shared receive queue, whose adapter links free entries.
@@ -181,8 +151,6 @@ layout! {
         CS_FLAGS: 0x04 [31:24],
         /// Bytes of payload in each packet of a segmented one.
         MSS: 0x04 [15:0],
-        /// For flow tables.
-        FLOW_TABLE_METADATA: 0x08 [31:0],
         /// Bytes of the frame that stand in the entry, the first two of them in this segment.
         INLINE_HDR_SZ: 0x0c [31:16],
         /// The frame's first two bytes.
@@ -210,6 +178,13 @@ impl DataSeg {
     pub fn is_terminator(&self) -> bool {
         self.get(Self::LKEY) == Self::INVALID_LKEY
     }
+}
+
+impl UmrCtrlSeg {
+    /// In `CHECK`: the key must be free. (Linux says of the same that it fails if the key is not.)
+    pub const MUST_BE_FREE: u32 = 1;
+    /// In `CHECK`: it must not be.
+    pub const MUST_BE_USED: u32 = 2;
 }
 
 impl InlineSeg {

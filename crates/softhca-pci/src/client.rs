@@ -13,16 +13,17 @@ use hca_vfio::user::wire::{
     Area, Capabilities, DeviceInfo, HEADER_BYTES, Header, IRQ_MSIX, IrqAction, IrqData, IrqInfo, Kind,
     MAX_DESCRIPTORS, REGION_CONFIG, RegionInfo, Reply, Request, SetIrqs, Version, Wake, WireError, refusal,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use crate::bus::interrupts::VECTORS;
+use crate::bus::pci::CONFIG_BYTES;
+use crate::bus::registers::{BAR_BYTES, MAPPED_FROM};
 use crate::function::Function;
-use crate::interrupts::VECTORS;
-use crate::pci::CONFIG_BYTES;
-use crate::registers::{BAR_BYTES, MAPPED_FROM};
 
 /// What one message may read or write.
 const MAX_TRANSFER: u32 = 64 << 10;
@@ -49,6 +50,9 @@ pub(crate) enum Ended {
     /// Descriptors without end.
     #[error("more than {MAX_DESCRIPTORS} descriptors came with one message")]
     Descriptors,
+    /// For tests.
+    #[error("a script has it hung up on")]
+    Script,
     /// The operating system refuses.
     #[error("the socket: {0}")]
     Socket(Errno),
@@ -100,6 +104,12 @@ impl Client {
     /// Whether a reply waits for the client to read.
     pub(crate) fn is_full(&self) -> bool {
         !self.outgoing.is_empty()
+    }
+
+    /// Whether nobody has the other end any more, though there may be messages of his.
+    pub(crate) fn has_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        poll(&mut fds, Some(&Timespec::default())).is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }
 
     /// Sees to what has come, a bounded piece of it. Returns whether there was any.
@@ -217,7 +227,11 @@ impl Client {
             return Err(Ended::NoVersion);
         }
         let mut buffer = Vec::new();
-        match self.answer(function, sleeper, &request, descriptors, &mut buffer) {
+        let answer = self.answer(function, sleeper, &request, descriptors, &mut buffer);
+        if function.hung_up {
+            return Err(Ended::Script);
+        }
+        match answer {
             Ok(_) if no_reply => {}
             Ok((reply, descriptors)) => {
                 let room = if let Request::GetRegionInfo { argsz, .. } = request { argsz } else { 0 };
@@ -269,7 +283,7 @@ impl Client {
                 irq_kinds: IRQ_KINDS,
             })),
             Request::GetRegionInfo { index, .. } => region(function, *index),
-            Request::GetIrqInfo { index } => irq(*index).and_then(alone),
+            Request::GetIrqInfo { index } => irq(function, *index).and_then(alone),
             Request::SetIrqs(set) => {
                 set_irqs(function, set, descriptors)?;
                 alone(Reply::SetIrqs)
@@ -347,17 +361,30 @@ fn region_size(index: u32) -> Option<u64> {
     }
 }
 
-fn irq(index: u32) -> Result<Reply<'static>, Errno> {
+fn irq(function: &Function, index: u32) -> Result<Reply<'static>, Errno> {
     if index >= IRQ_KINDS {
         return Err(Errno::INVAL);
     }
     let msix = index == IRQ_MSIX;
-    let count = if msix { VECTORS as u32 } else { 0 };
-    let info = IrqInfo { index, count, eventfd: msix, maskable: msix, automasked: false, noresize: false };
+    let count = function.interrupts_of(index);
+    let info = IrqInfo {
+        index,
+        count,
+        eventfd: count > 0 || msix,
+        maskable: msix,
+        automasked: false,
+        noresize: false,
+    };
     Ok(Reply::IrqInfo(info))
 }
 
 fn set_irqs(function: &mut Function, set: &SetIrqs<'_>, eventfds: Vec<OwnedFd>) -> Result<(), Errno> {
+    if let Some(script) =
+        function.options.script.as_ref().filter(|s| set.index != IRQ_MSIX && s.interrupts(set.index) > 0)
+    {
+        script.listen(set.index, eventfds.into_iter().next());
+        return Ok(());
+    }
     let interrupts = &mut function.interrupts;
     let (first, count) = (set.start as usize, set.count as usize);
     let count_here = if set.index == IRQ_MSIX { VECTORS } else { 0 };

@@ -11,10 +11,10 @@
 use hca_prm::command::eq::{CreateEqIn, CreateEqOut, DestroyEqIn, QueryEqIn, QueryEqOut};
 use hca_prm::{CI_MASK, CmdStatus, EqDoorbell, EqSt, EqStatus, Eqc, Eqe, EventType, HealthSyndrome, pas};
 
+use crate::bus::interrupts::VECTORS;
 use crate::command::{Output, parse};
 use crate::function::Function;
 use crate::guest::Guest;
-use crate::interrupts::VECTORS;
 
 /// Event queues of a function; their numbers begin at 1.
 pub(crate) const MAX_EQS: usize = 64;
@@ -22,6 +22,30 @@ pub(crate) const MAX_EQS: usize = 64;
 pub(crate) const MAX_LOG_EQ_SIZE: u32 = 16;
 /// Bytes of an entry, as a power of two.
 const LOG_EQE: u32 = 6;
+
+/// Events that a function has. Those of functions that manage others, and those of capabilities that are not offered,
+/// it has not; who asks for one is refused.
+const EVENTS: [EventType; 14] = [
+    EventType::PathMig,
+    EventType::CommEst,
+    EventType::SqDrained,
+    EventType::CqError,
+    EventType::WqCatasError,
+    EventType::PathMigFailed,
+    EventType::PortChange,
+    EventType::Cmd,
+    EventType::PageRequest,
+    EventType::WqInvalReqError,
+    EventType::WqAccessError,
+    EventType::SrqCatasError,
+    EventType::SrqLastWqe,
+    EventType::SrqRqLimit,
+];
+
+/// Events that a function has, a bit each.
+pub(crate) fn known_events() -> u64 {
+    EVENTS.iter().fold(0, |all, event| all | event.mask()[0])
+}
 
 /// An event queue.
 #[derive(Debug)]
@@ -183,6 +207,9 @@ impl Function {
             return Err(CmdStatus::BadParam);
         }
         let mask = command.get(CreateEqIn::EVENT_BITMASK);
+        if mask[0] & !known_events() != 0 || mask[1..] != [0; 3] {
+            return Err(CmdStatus::BadParam);
+        }
         let free = self.eqs.queues.iter().position(Option::is_none).unwrap_or(self.eqs.queues.len());
         if free == MAX_EQS {
             return Err(CmdStatus::NoRes);

@@ -16,20 +16,23 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use hca_prm::NicInterface;
 use rustix::io::Errno;
 use softhca::SoftHca;
 
-use crate::command::link::Link;
+use crate::bus::interrupts::Interrupts;
+use crate::bus::pci::{Config, ConfigEffect};
+use crate::bus::registers::Registers;
+use crate::bus::uar::DoorbellPages;
 use crate::command::{Commands, Resources};
-use crate::directory::SharedDirectory;
 use crate::eq::Eqs;
-use crate::ethernet::Ethernet;
-use crate::guest::Guest;
-use crate::interrupts::Interrupts;
+use crate::eth::Ethernet;
+use crate::guest::{Guest, Part};
 use crate::objects::Objects;
-use crate::pci::{Config, ConfigEffect};
-use crate::registers::Registers;
-use crate::uar::DoorbellPages;
+use crate::port::directory::SharedDirectory;
+use crate::port::fixed::Fixed;
+use crate::port::link::{Link, Wire};
+use crate::script::Script;
 
 /// What kind of port a function has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -70,12 +73,20 @@ impl std::str::FromStr for PortKind {
 pub struct UnknownPort;
 
 /// What a function is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct FunctionOptions {
     /// Its number among the functions of its adapter, from 0; its LID is one more.
     pub number: u16,
     /// Its port.
     pub port: PortKind,
+    /// Whether it asks its driver for pages at every command that makes something, and at none for more than one. An
+    /// adapter in silicon may ask at any command; others than this one have pages to spare most of the time, which
+    /// hides a driver that does not give any while it waits.
+    pub no_spare_pages: bool,
+    /// What its driver can't change.
+    pub fixed: Fixed,
+    /// For tests: what it does otherwise than a well one would.
+    pub script: Option<Arc<dyn Script>>,
 }
 
 /// A PCI function, as one client at a time sees it.
@@ -92,6 +103,8 @@ pub struct Function {
     pub(crate) pages: DoorbellPages,
     /// A client that has gone may still have the doorbell pages mapped, as the system had none to replace them by.
     worn: bool,
+    /// A script has its client hung up on.
+    pub(crate) hung_up: bool,
     pub(crate) guest: Guest,
     pub(crate) commands: Commands,
     pub(crate) resources: Resources,
@@ -117,19 +130,22 @@ impl Function {
         directory: SharedDirectory,
         options: FunctionOptions,
     ) -> std::io::Result<Self> {
+        let registers = Registers::new();
+        directory.fix(&options);
         Ok(Self {
+            config: Config::new(options.port),
+            objects: Objects::new(hca.clone(), Wire::of(&options, &hca, &Link::default()), registers.clock()),
             options,
             directory,
-            config: Config::new(options.port),
             interrupts: Interrupts::new(),
-            registers: Registers::new(),
+            registers,
             pages: DoorbellPages::new()?,
             worn: false,
+            hung_up: false,
             guest: Guest::new(),
             commands: Commands::default(),
             resources: Resources::default(),
             eqs: Eqs::default(),
-            objects: Objects::new(hca.clone()),
             ethernet: Ethernet::default(),
             link: Link::default(),
             hca,
@@ -137,8 +153,14 @@ impl Function {
     }
 
     /// What it was made as.
-    pub fn options(&self) -> FunctionOptions {
-        self.options
+    pub fn options(&self) -> &FunctionOptions {
+        &self.options
+    }
+
+    /// How much of the process's the client may have from now on.
+    pub(crate) fn set_part(&mut self, part: Part) {
+        self.objects.max_queue_bytes = part.queue_bytes;
+        self.guest.set_part(part);
     }
 
     /// Looks at all doorbells and completions once, and does a bounded piece of what they ask for. Returns whether
@@ -152,7 +174,7 @@ impl Function {
     /// Looks at doorbells, and at which requests were announced, and runs a command that was put off. Returns whether
     /// there were any.
     pub fn look_at_requests(&mut self) -> bool {
-        self.look_at_commands() | self.look_at_doorbells() | self.note_requests()
+        self.look_at_script() | self.look_at_commands() | self.look_at_doorbells() | self.note_requests()
     }
 
     /// Sees to the doorbell pages that were written.
@@ -169,7 +191,11 @@ impl Function {
                 any = true;
                 self.rung(uar, Some(cqn));
             }
-            if let Some(uar) = self.pages.take_rung(at) {
+            let named = |queue| {
+                self.objects.rouse(queue);
+                self.ethernet.rouse(queue);
+            };
+            if let Some(uar) = self.pages.take_rung(at, named) {
                 any = true;
                 self.rung(uar, None);
                 self.ethernet_rung(uar);
@@ -202,6 +228,7 @@ impl Function {
     /// # Errors
     /// As a number of the operating system: nothing is mapped there, or the range cuts a mapping in two.
     pub fn dma_unmap(&mut self, iova: u64, size: u64) -> Result<(), Errno> {
+        self.guest.check_unmap(iova, size)?;
         self.release_memory(iova, size);
         self.guest.unmap(iova, size)
     }
@@ -209,10 +236,16 @@ impl Function {
     /// Reads the configuration space.
     pub fn config_read(&self, offset: u64, into: &mut [u8]) {
         self.config.read(offset, into);
+        if let Some(script) = &self.options.script {
+            script.config_read(offset, into);
+        }
     }
 
     /// Writes to the configuration space.
     pub fn config_write(&mut self, offset: u64, data: &[u8]) {
+        if let Some(script) = &self.options.script {
+            script.config_write(offset, data);
+        }
         let before = self.config.bus_master();
         let effect = self.config.write(offset, data);
         let now = self.config.bus_master();
@@ -229,7 +262,21 @@ impl Function {
 
     /// Resets the function: all of its objects are destroyed, and its registers are as new. What the client has mapped
     /// for it stays mapped, and so do the interrupts' eventfds.
+    ///
+    /// Where a driver had set it up its registers say that it is disabled, until one sets it up again: nobody tells
+    /// Linux's driver of a reset through sysfs, and by that it finds, within 2 s, that it has to recover.
     pub fn reset(&mut self) {
+        let was_set_up = self.registers.cmdq != 0;
+        if let Some(script) = &self.options.script {
+            script.reset();
+        }
+        self.as_new();
+        if was_set_up {
+            self.registers.nic_interface = NicInterface::Disabled.code();
+        }
+    }
+
+    fn as_new(&mut self) {
         self.stop();
         self.config.reset();
         self.guest.set_bus_master(false);
@@ -243,6 +290,7 @@ impl Function {
     pub(crate) fn stop(&mut self) {
         self.destroy_objects();
         self.eqs.clear();
+        self.commands.pages.forget_things();
         self.forget_requests();
         self.free_resources();
     }
@@ -251,11 +299,14 @@ impl Function {
     /// pages are other ones, as it may have mapped those that there were. Where the system has none to give, that is
     /// logged, and [`renew`](Self::renew) is to be called before anybody else becomes the client.
     pub fn disconnect(&mut self) {
-        self.reset();
+        self.as_new();
         self.inherit_link();
         self.guest.clear();
         self.interrupts.clear();
-        self.worn = true;
+        (self.worn, self.hung_up) = (true, false);
+        if let Some(script) = &self.options.script {
+            script.left();
+        }
         if let Err(e) = self.renew() {
             tracing::warn!("function {}: no new doorbell pages yet: {e}", self.options.number);
         }

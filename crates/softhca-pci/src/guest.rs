@@ -3,9 +3,9 @@
 //! Nothing else in this crate touches memory of the client's, but through [`Guest`] and the windows that it makes.
 //! Every access by address is refused while bus mastering is off; windows are dropped by their owners then.
 //!
-//! A [`Window`] shows runs of client memory side by side, as the list of pages of a key or of a queue names them: where
-//! they lie in one mapping it is a part of that, otherwise the runs are mapped once more next to each other. So a key
-//! is one range for the adapter, and a queue has plain offsets.
+//! A [`Window`] shows runs of client memory side by side, as the list of pages of a key or of a queue names them. Where
+//! they do not lie so in a mapping it finds the place of each access in a table: scattered pages cost entries there, and
+//! nothing else.
 //!
 //! Invariants of the unsafe code:
 //!
@@ -29,6 +29,7 @@ use hca_dma as dma;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+use softhca::Scattered;
 
 /// Bytes of the pages in which memory is mapped.
 pub(crate) const PAGE: u64 = 4096;
@@ -39,6 +40,10 @@ const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 const ALL_MAPPINGS: usize = 48 << 10;
 /// Addresses of this process that they may have: a quarter of what x86-64 and 64-bit ARM have.
 const ALL_BYTES: u64 = 32 << 40;
+/// Bytes that the adapter's queues may have for one function, and that they may have whatever the others' have. All have
+/// a quarter of the machine's memory.
+pub(crate) const MOST_QUEUE_BYTES: usize = 1 << 30;
+const FEWEST_QUEUE_BYTES: usize = 16 << 20;
 /// Descriptors that are not for memory: the server's and the adapter's, and those of each function: sockets, doorbells,
 /// interrupts, and what comes with one message.
 const OWN_DESCRIPTORS: u64 = 64;
@@ -51,27 +56,36 @@ const FEWEST_MAPS: usize = 32;
 pub(crate) struct Part {
     /// Ranges that the client may map, each with a descriptor of its own.
     pub(crate) maps: usize,
-    /// Mappings of this process: ranges, and pieces that windows show side by side.
+    /// Mappings of this process.
     pub(crate) mappings: usize,
     /// Addresses of this process.
     pub(crate) bytes: u64,
+    /// Bytes of the adapter's queues.
+    pub(crate) queue_bytes: usize,
 }
 
 impl Part {
-    /// The part of one of so many functions, where the process may have so many descriptors.
-    pub(crate) fn of(functions: usize, descriptors: u64) -> Self {
+    /// The part of one of so many functions, where the process may have so many descriptors, and the machine has so many
+    /// bytes of memory.
+    pub(crate) fn of(functions: usize, descriptors: u64, memory: u64) -> Self {
         let n = functions.max(1);
         let others = OWN_DESCRIPTORS + FUNCTION_DESCRIPTORS * n as u64;
         let each = usize::try_from(descriptors.saturating_sub(others) / n as u64).unwrap_or(usize::MAX);
         let mappings = ALL_MAPPINGS / n;
-        Self { maps: each.max(FEWEST_MAPS).min(mappings), mappings, bytes: ALL_BYTES / n as u64 }
+        let queue_bytes = usize::try_from(memory / 4 / n as u64).unwrap_or(usize::MAX);
+        Self {
+            maps: each.max(FEWEST_MAPS).min(mappings),
+            mappings,
+            bytes: ALL_BYTES / n as u64,
+            queue_bytes: queue_bytes.clamp(FEWEST_QUEUE_BYTES, MOST_QUEUE_BYTES),
+        }
     }
 }
 
 impl Default for Part {
     /// That of a function alone.
     fn default() -> Self {
-        Self::of(1, u64::MAX)
+        Self::of(1, u64::MAX, u64::MAX)
     }
 }
 
@@ -94,14 +108,6 @@ pub(crate) enum NoWindow {
     /// The pages are fewer than the length needs, or lie where pages can't begin.
     #[error("the list of pages does not fit what is to be mapped")]
     Pages,
-    /// The memory is in too many pieces.
-    #[error(
-        "the function's part of the server's mappings or addresses is used up: use larger pages, or fewer keys"
-    )]
-    Pieces,
-    /// The system refuses to map.
-    #[error("mapping client memory side by side: {0}")]
-    System(Errno),
 }
 
 /// A range of addresses of this process that shows parts of files.
@@ -166,36 +172,6 @@ impl fmt::Debug for Mapping {
 }
 
 impl Mapping {
-    /// Addresses without memory. (What counts is given here: a value made from the fields of another one would leave
-    /// that to be dropped, and its addresses to be anybody's.)
-    fn reserve(len: usize, counted: Counted) -> Result<Self, Errno> {
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address that the kernel chooses changes no memory of ours.
-        let base =
-            unsafe { rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::empty(), flags)? };
-        let base = NonNull::new(base.cast()).expect("the kernel maps nothing at 0 by itself");
-        Ok(Self { base, len, _counted: counted })
-    }
-
-    /// Shows a part of a file at `at`, which lies within, as all that is mapped there does.
-    fn show(
-        &mut self,
-        at: usize,
-        len: usize,
-        file: BorrowedFd<'_>,
-        offset: u64,
-        write: bool,
-    ) -> Result<(), Errno> {
-        assert!(at <= self.len && len <= self.len - at, "within what was reserved");
-        let prot = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: within, by the assertion.
-        let place = unsafe { self.base.as_ptr().add(at) };
-        // SAFETY: (1) it replaces a part of our own addresses, to which nobody has a window yet.
-        unsafe { rustix::mm::mmap(place.cast(), len, prot, flags, file, offset)? };
-        Ok(())
-    }
-
     fn of_file(
         file: BorrowedFd<'_>,
         offset: u64,
@@ -203,18 +179,13 @@ impl Mapping {
         write: bool,
         counted: Counted,
     ) -> Result<Self, Errno> {
-        let mut this = Self::reserve(len, counted)?;
-        this.show(0, len, file, offset, write)?;
-        Ok(this)
+        let prot = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let nowhere = core::ptr::null_mut();
+        // SAFETY: a new mapping at an address that the kernel chooses changes no memory of ours.
+        let base = unsafe { rustix::mm::mmap(nowhere, len, prot, MapFlags::SHARED, file, offset)? };
+        let base = NonNull::new(base.cast()).expect("the kernel maps nothing at 0 by itself");
+        Ok(Self { base, len, _counted: counted })
     }
-}
-
-/// The memory behind a mapped range.
-#[derive(Debug)]
-struct Memory {
-    mapping: Arc<Mapping>,
-    file: OwnedFd,
-    offset: u64,
 }
 
 /// A range that the client has mapped. Without memory it can't be reached.
@@ -222,14 +193,23 @@ struct Memory {
 struct Map {
     len: u64,
     rights: (bool, bool),
-    memory: Option<Memory>,
+    memory: Option<Arc<Mapping>>,
 }
 
 /// A part of a mapped range.
 struct Piece<'a> {
-    memory: &'a Memory,
+    memory: &'a Arc<Mapping>,
+    /// Where the range begins for the client, and the part in it.
+    range: u64,
     at: u64,
     len: u64,
+}
+
+impl Piece<'_> {
+    fn addr(&self) -> NonNull<u8> {
+        // Within the mapping, as who made this has found it there.
+        self.memory.base.map_addr(|a| a.saturating_add(self.at as usize))
+    }
 }
 
 /// All memory that the client has mapped for a function.
@@ -302,15 +282,19 @@ impl Guest {
         Ok(())
     }
 
-    /// Unmaps all that lies in a range.
-    pub(crate) fn unmap(&mut self, iova: u64, size: u64) -> Result<(), Errno> {
+    /// Whether all that lies in a range can be unmapped: ranges go as a whole.
+    pub(crate) fn check_unmap(&self, iova: u64, size: u64) -> Result<(), Errno> {
         // The highest half of all addresses ends where no number does.
         let end = iova.saturating_add(size);
-        let found: Vec<(u64, u64)> = self.overlapping(iova, size).map(|(at, map)| (at, map.len)).collect();
-        if found.iter().any(|(at, len)| *at < iova || at + len > end) {
-            return Err(Errno::INVAL);
-        }
-        for (at, _) in found {
+        let cut = self.overlapping(iova, size).any(|(at, map)| at < iova || at + map.len > end);
+        if cut { Err(Errno::INVAL) } else { Ok(()) }
+    }
+
+    /// Unmaps all that lies in a range.
+    pub(crate) fn unmap(&mut self, iova: u64, size: u64) -> Result<(), Errno> {
+        self.check_unmap(iova, size)?;
+        let found: Vec<u64> = self.overlapping(iova, size).map(|(at, _)| at).collect();
+        for at in found {
             self.maps.remove(&at);
         }
         Ok(())
@@ -342,7 +326,7 @@ impl Guest {
         if (write && !map.rights.1) || (!write && !map.rights.0) {
             return Err(fault);
         }
-        Ok(Piece { memory, at: within, len: len.min(map.len - within) })
+        Ok(Piece { memory, range: *at, at: within, len: len.min(map.len - within) })
     }
 
     fn each(
@@ -357,7 +341,7 @@ impl Guest {
         while done < len {
             let piece = self.piece(iova + done as u64, (len - done) as u64, write)?;
             // Within the mapping: `piece` found it there.
-            let from = piece.memory.mapping.base.as_ptr().wrapping_add(piece.at as usize);
+            let from = piece.addr().as_ptr();
             f(from, done..done + piece.len as usize);
             done += piece.len as usize;
         }
@@ -396,40 +380,24 @@ impl Guest {
 
     /// Shows `runs` (addresses and lengths) side by side.
     pub(crate) fn window(&self, runs: &[(u64, u64)], write: bool) -> Result<Window, NoWindow> {
-        let mut pieces = Vec::new();
-        let mut total = 0_u64;
+        let mut pieces = Vec::with_capacity(runs.len());
+        let mut shown = Shown::default();
         for &(mut iova, mut len) in runs {
             iova.checked_add(len).ok_or(Fault { iova, len })?;
-            total = total.checked_add(len).ok_or(NoWindow::Pages)?;
             while len > 0 {
                 // What is written is read as well.
                 self.piece(iova, len, false)?;
                 let piece = self.piece(iova, len, write)?;
                 (iova, len) = (iova + piece.len, len - piece.len);
-                if pieces.len() >= self.part.mappings {
-                    return Err(NoWindow::Pieces);
-                }
-                pieces.push(piece);
+                pieces.push((piece.addr(), piece.len as usize));
+                shown.add(&piece);
             }
         }
-        let len = usize::try_from(total).map_err(|_| NoWindow::Pages)?;
-        let runs = runs.to_vec();
-        match &pieces[..] {
-            [] => Err(NoWindow::Pages),
-            [one] => {
-                Ok(Window { mapping: one.memory.mapping.clone(), start: one.at as usize, len, write, runs })
-            }
-            many => {
-                let start = (many[0].at % PAGE) as usize;
-                Ok(Window {
-                    mapping: Arc::new(side_by_side(many, write, self.part, &self.used)?),
-                    start,
-                    len,
-                    write,
-                    runs,
-                })
-            }
-        }
+        let memory = Arc::new(Scattered::new(pieces).ok_or(NoWindow::Pages)?);
+        let (addr, in_one) = memory.at(0);
+        let len = memory.len();
+        let scattered = (in_one < len).then_some(memory);
+        Ok(Window { addr, scattered, len, write, shown: shown.sorted() })
     }
 
     /// Shows `len` bytes of the pages that a command lists (addresses in big endian, 8 bytes each), from `first` bytes
@@ -448,7 +416,13 @@ impl Guest {
 }
 
 /// Maps a client's file, if it can't make accesses to it end in signals.
-fn memory_of(file: OwnedFd, offset: u64, len: usize, write: bool, counted: Counted) -> Result<Memory, Errno> {
+fn memory_of(
+    file: OwnedFd,
+    offset: u64,
+    len: usize,
+    write: bool,
+    counted: Counted,
+) -> Result<Arc<Mapping>, Errno> {
     let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     if !sealed {
         tracing::warn!(
@@ -471,36 +445,7 @@ fn memory_of(file: OwnedFd, offset: u64, len: usize, write: bool, counted: Count
         tracing::warn!(offset, len, size, "memory of a client was refused: it does not lie in its file");
         return Err(Errno::INVAL);
     }
-    let mapping = Arc::new(Mapping::of_file(file.as_fd(), offset, len, write, counted)?);
-    Ok(Memory { mapping, file, offset })
-}
-
-/// Maps pieces once more, next to each other. All but the ends have to lie at whole pages.
-fn side_by_side(
-    pieces: &[Piece<'_>],
-    write: bool,
-    part: Part,
-    used: &Arc<Used>,
-) -> Result<Mapping, NoWindow> {
-    let (first, last) = (0, pieces.len() - 1);
-    let mut places = Vec::with_capacity(pieces.len());
-    let mut room = 0_u64;
-    for (i, piece) in pieces.iter().enumerate() {
-        let (from, to) = (piece.at / PAGE * PAGE, (piece.at + piece.len).next_multiple_of(PAGE));
-        if (i != first && from != piece.at) || (i != last && to != piece.at + piece.len) {
-            return Err(NoWindow::Pages);
-        }
-        places.push((room, from, to - from));
-        room = room.checked_add(to - from).ok_or(NoWindow::Pages)?;
-    }
-    let room = usize::try_from(room).map_err(|_| NoWindow::Pages)?;
-    let counted = Counted::new(pieces.len(), room, part, used).ok_or(NoWindow::Pieces)?;
-    let mut mapping = Mapping::reserve(room, counted).map_err(NoWindow::System)?;
-    for (piece, (place, from, len)) in pieces.iter().zip(places) {
-        let (file, offset) = (piece.memory.file.as_fd(), piece.memory.offset + from);
-        mapping.show(place as usize, len as usize, file, offset, write).map_err(NoWindow::System)?;
-    }
-    Ok(mapping)
+    Ok(Arc::new(Mapping::of_file(file.as_fd(), offset, len, write, counted)?))
 }
 
 /// The runs of addresses that a list of pages makes, joined where one follows the other.
@@ -529,40 +474,99 @@ fn runs_of(pas: &[u8], log_page: u32, first: u64, len: u64) -> Option<Vec<(u64, 
     Some(runs)
 }
 
+/// The ranges that a window shows parts of: where each begins for the client, and what keeps it mapped.
+#[derive(Debug, Default)]
+struct Shown {
+    ranges: Vec<(u64, Arc<Mapping>)>,
+}
+
+impl Shown {
+    fn add(&mut self, piece: &Piece<'_>) {
+        if self.ranges.last().is_none_or(|(range, _)| *range != piece.range) {
+            self.ranges.push((piece.range, piece.memory.clone()));
+        }
+    }
+    fn sorted(mut self) -> Self {
+        self.ranges.sort_unstable_by_key(|(range, _)| *range);
+        self.ranges.dedup_by_key(|(range, _)| *range);
+        self.ranges.shrink_to_fit();
+        self
+    }
+}
+
 /// Client memory side by side.
 #[derive(Debug)]
 pub(crate) struct Window {
-    mapping: Arc<Mapping>,
-    /// Where in the mapping it begins; with `len` it lies within.
-    start: usize,
+    /// Its first byte, and where it goes on if that is not right behind it.
+    addr: NonNull<u8>,
+    scattered: Option<Arc<Scattered>>,
     len: usize,
     write: bool,
-    runs: Vec<(u64, u64)>,
+    shown: Shown,
 }
+
+// SAFETY: an address in mappings that it keeps; the memory is reached as (3) says, from any thread.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
 
 impl Window {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
+    /// Whether it is for writing.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.write
+    }
+
     /// Its first byte, for the adapter's own accesses; good as long as the window lives.
     pub(crate) fn addr(&self) -> NonNull<u8> {
-        // SAFETY: `start` lies within the mapping.
-        unsafe { self.mapping.base.add(self.start) }
+        self.addr
     }
 
-    /// Whether any of it lies in this range of client addresses.
+    /// Its memory, if that is in several pieces; good as long as the window lives.
+    pub(crate) fn scattered(&self) -> Option<&Arc<Scattered>> {
+        self.scattered.as_ref()
+    }
+
+    /// Where the ranges begin of which it shows parts.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = u64> {
+        self.shown.ranges.iter().map(|(range, _)| *range)
+    }
+
+    /// Whether a range of which it shows a part is mapped from an address in this range of the client's on. Ranges are
+    /// unmapped as a whole.
     pub(crate) fn touches(&self, iova: u64, size: u64) -> bool {
-        let end = iova.saturating_add(size);
-        self.runs.iter().any(|(at, len)| *at < end && iova < at + len)
+        let first = self.shown.ranges.partition_point(|(range, _)| *range < iova);
+        self.shown.ranges.get(first).is_some_and(|(range, _)| *range - iova < size)
     }
 
-    /// Where `len` bytes at `at` are.
+    /// Where `len` bytes at `at` are, which lie in one piece.
     #[inline]
     fn place(&self, at: usize, len: usize) -> *mut u8 {
         assert!(at <= self.len && len <= self.len - at, "{len} bytes at {at} of a window of {}", self.len);
-        // SAFETY: within the mapping, as the window is.
-        unsafe { self.mapping.base.as_ptr().add(self.start + at) }
+        let Some(memory) = &self.scattered else {
+            // SAFETY: within the mapping, as the window is.
+            return unsafe { self.addr.as_ptr().add(at) };
+        };
+        let (place, room) = memory.at(at);
+        assert!(len <= room, "{len} bytes at {at} are in pieces");
+        place.as_ptr()
+    }
+
+    /// Goes through `len` bytes at `at`, piece by piece.
+    #[inline]
+    fn each(&self, at: usize, len: usize, mut f: impl FnMut(*mut u8, core::ops::Range<usize>)) {
+        let Some(memory) = self.scattered.as_ref().filter(|_| len > 0) else {
+            return f(self.place(at, len), 0..len);
+        };
+        assert!(at <= self.len && len <= self.len - at, "{len} bytes at {at} of a window of {}", self.len);
+        let mut done = 0;
+        for (place, part) in memory.parts(at, len) {
+            f(place.as_ptr(), done..done + part);
+            done += part;
+        }
     }
 
     /// Copies out.
@@ -571,8 +575,10 @@ impl Window {
     /// It does not lie within: offsets are ours, not the client's.
     #[inline]
     pub(crate) fn load(&self, at: usize, into: &mut [u8]) {
-        // SAFETY: (1), (2): within, and readable.
-        unsafe { dma::load(self.place(at, into.len()), into) };
+        self.each(at, into.len(), |from, part| {
+            // SAFETY: (1), (2): within, and readable.
+            unsafe { dma::load(from, &mut into[part]) };
+        });
     }
 
     /// Copies in.
@@ -582,8 +588,10 @@ impl Window {
     #[inline]
     pub(crate) fn store(&self, at: usize, bytes: &[u8]) {
         assert!(self.write, "the window is for writing");
-        // SAFETY: (1), (2): within, and writable.
-        unsafe { dma::store(self.place(at, bytes.len()), bytes) };
+        self.each(at, bytes.len(), |to, part| {
+            // SAFETY: (1), (2): within, and writable.
+            unsafe { dma::store(to, &bytes[part]) };
+        });
     }
 
     /// Loads 4 bytes at once as a big-endian number; what the client had stored before it stored them is seen by later

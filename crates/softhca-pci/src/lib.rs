@@ -8,12 +8,12 @@
 //! ```text
 //!  client   configuration, registers, doorbells │ command slots, queues, memory of its own
 //!           ────── vfio-user messages ──────────┼────────── mapped, shared ──────────
-//!  here     pci      registers     uar          │ guest: all accesses of client memory
+//!  here     bus: pci, registers, uar            │ guest: all accesses of client memory
 //!             │          │          │           │
-//!             │       command ──────┼─────────► objects: keys, completion queues, queue pairs, …
-//!             │          │          ├─────────► path: requests to posts, completions to entries
-//!             │          │          └─────────► ethernet: frames between functions
-//!             └─────► interrupts ◄── eq ◄──────────┘
+//!             │       command ──────┼─────────► qp, cq, srq, mkey, port: what commands make
+//!             │          │          ├─────────► look: requests to posts (qp), completions to entries (cq)
+//!             │          │          └─────────► eth: frames between functions
+//!             └─► bus::interrupts ◄── eq ◄─────────┘
 //!                                               │
 //!           ──────────────────── softhca: one adapter for all functions ───────────────
 //! ```
@@ -29,42 +29,50 @@
 //! |---|---|
 //! | `server`, `client` | [`Server`]: sockets, messages, the loop; who may be slow, and who dies |
 //! | `function` | [`Function`]: the parts, their order, reset |
-//! | `pci` | configuration space and its capabilities |
-//! | `interrupts` | MSI-X: vectors, masks, what is pending |
-//! | `registers` | BAR 0: initialization segment, table of vectors, trapped doorbells |
-//! | `uar` | doorbell pages that the client maps, and that are polled |
-//! | `command` | slots, mailboxes, and what each command does |
-//! | `eq` | event queues |
+//! | `bus` | configuration space; MSI-X; BAR 0; doorbell pages that the client maps, and that are polled |
 //! | `guest` | the client's memory: maps, checked copies, windows |
-//! | `objects` | keys, completion queues, queue pairs, shared receive queues, as commands make them |
-//! | `path` | the data path: work requests to posts, completions to entries |
-//! | `ethernet` | frames: queues, tables of flows, the switch between functions |
+//! | `command` | slots, mailboxes, and what each command does |
+//! | `qp`, `cq`, `srq`, `mkey` | objects as commands make them, each with its part of the data path and its tests |
+//! | `objects` | the tables of these objects; what they share |
+//! | `look` | the order of a look: what is announced, receive requests, sends, completions |
+//! | `eq` | event queues |
+//! | `port` | the port: state, link, addresses, counters; which addresses of functions stand for the adapter's own |
+//! | `eth` | frames: queues, tables of flows, the switch between functions |
+//! | `trim` | memory that goes back to the system after a peak |
 //! | `served` | [`Served`]: a server in a thread of this process |
-//! | `directory` | which addresses of functions stand for the adapter's own |
+//! | `script` | [`Script`]: for tests, what a function does otherwise than a well one would |
 
 #![deny(unsafe_code)]
 
+#[cfg(any(test, fuzzing))]
+#[cfg_attr(fuzzing, allow(dead_code, unused_imports))]
+mod bed;
+mod bus;
 mod client;
 mod command;
-mod directory;
+mod cq;
 mod eq;
-mod ethernet;
+mod eth;
 mod function;
 #[cfg(any(test, fuzzing))]
 mod fuzzed;
 mod guest;
-mod interrupts;
+mod look;
+mod mkey;
 mod objects;
-mod path;
-mod pci;
-mod registers;
+mod port;
+mod qp;
+mod script;
 mod served;
 mod server;
-mod uar;
+mod srq;
+mod trim;
 
-pub use directory::SharedDirectory;
 pub use function::{Function, FunctionOptions, PortKind, UnknownPort};
 #[cfg(fuzzing)]
 pub use fuzzed::served_function;
+pub use port::directory::SharedDirectory;
+pub use port::fixed::{Fixed, FixedError};
+pub use script::{Given, Script, Turn};
 pub use served::Served;
 pub use server::{ServeError, Server, ServerOptions, Stopper};

@@ -8,6 +8,7 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,22 +23,37 @@ use softhca::{SoftHca, as_one_look};
 use thiserror::Error;
 
 use crate::client::{Client, Ended};
-use crate::directory::SharedDirectory;
 use crate::function::{Function, FunctionOptions, PortKind};
 use crate::guest::Part;
+use crate::port::directory::SharedDirectory;
+use crate::port::fixed::{self, Fixed, FixedError};
+use crate::script::Script;
+use crate::trim::Trimmer;
 
 /// How functions are served.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ServerOptions {
     /// What their ports are.
     pub port: PortKind,
     /// How long there is nothing to do before the thread sleeps; 50 us unless told.
     pub patience: Duration,
+    /// As [`FunctionOptions::no_spare_pages`]; not unless told.
+    pub no_spare_pages: bool,
+    /// What an operator has fixed of each function, in their order; nothing of those for which there is no entry.
+    pub fixed: Vec<Fixed>,
+    /// For tests: what the functions do otherwise than well ones would.
+    pub script: Option<Arc<dyn Script>>,
 }
 
 impl From<PortKind> for ServerOptions {
     fn from(port: PortKind) -> Self {
-        Self { port, patience: Duration::from_micros(50) }
+        Self {
+            port,
+            patience: Duration::from_micros(50),
+            no_spare_pages: false,
+            fixed: Vec::new(),
+            script: None,
+        }
     }
 }
 /// Turns between two looks at the sockets while there is something to do.
@@ -46,11 +62,13 @@ const TURNS_A_LOOK: u32 = 32;
 /// once has answered by then. With one look messages to a client on this CPU take a quarter longer, with more all of
 /// them do.
 const LOOKS: u32 = 3;
+/// Queue pairs of each function that doze and are looked at then, and when the thread sleeps again without having
+/// worked. Before it sleeps first all are.
+const DOZING_A_LOOK: usize = 8;
+const DOZING_A_TICK: usize = 64;
 /// How long the thread sleeps at first, and at most, where it has to look at doorbells by itself.
 const FIRST_TICK: Duration = Duration::from_micros(64);
 const LAST_TICK: Duration = Duration::from_millis(1);
-/// Looks at what a client may have left when the next one comes: more than a socket holds.
-const LAST_WORDS: u32 = 4096;
 /// Functions of one server.
 const MAX_FUNCTIONS: usize = 1024;
 
@@ -61,6 +79,14 @@ pub enum ServeError {
     /// There is nothing to serve, or more than can be numbered.
     #[error("{0} sockets, where a server has 1 to {MAX_FUNCTIONS} functions with a socket each")]
     Functions(usize),
+    /// What is fixed of a function can't be.
+    #[error("{}: {why}", path.display())]
+    Fixed {
+        /// The function's socket.
+        path: PathBuf,
+        /// Why.
+        why: FixedError,
+    },
     /// Somebody serves there already.
     #[error("{}: another server listens there; stop it, or name another path", path.display())]
     InUse {
@@ -96,7 +122,9 @@ pub enum ServeError {
 struct Slot {
     path: PathBuf,
     listener: UnixListener,
-    function: Function,
+    /// None where it broke down, and could not be replaced.
+    function: Option<Function>,
+    part: Part,
     client: Option<Client>,
     sleeper: Sleeper,
     /// A client that has gone may still have the sleeper's descriptors.
@@ -110,7 +138,9 @@ impl Drop for Slot {
         if self.fork.is_child() {
             return;
         }
-        self.function.disconnect();
+        if let Some(function) = self.function.take() {
+            dismiss(function);
+        }
         if let Err(e) = std::fs::remove_file(&self.path) {
             tracing::warn!("{}: the socket stays: {e}", self.path.display());
         }
@@ -123,6 +153,7 @@ pub struct Server {
     slots: Vec<Slot>,
     stop: OwnedFd,
     patience: Duration,
+    trimmer: Trimmer,
 }
 
 impl std::fmt::Debug for Server {
@@ -154,28 +185,31 @@ impl Server {
         paths: &[PathBuf],
         options: impl Into<ServerOptions>,
     ) -> Result<Self, ServeError> {
-        let ServerOptions { port, patience } = options.into();
+        let ServerOptions { port, patience, no_spare_pages, fixed, script } = options.into();
         if !(1..=MAX_FUNCTIONS).contains(&paths.len()) {
             return Err(ServeError::Functions(paths.len()));
         }
+        fixed::check(hca.port().gid, port, paths, &fixed)?;
         let system = |doing| move |source| ServeError::System { doing, source };
         let directory = SharedDirectory::of(&hca);
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| system("making an eventfd")(e.into()))?;
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let part = Part::of(paths.len(), descriptors);
+        let part = Part::of(paths.len(), descriptors, memory_bytes());
         let mut slots = Vec::with_capacity(paths.len());
-        for (number, path) in (0..).zip(paths) {
-            let options = FunctionOptions { number, port };
+        let all_fixed = fixed.into_iter().chain(std::iter::repeat_with(Fixed::default));
+        for ((number, path), fixed) in (0..).zip(paths).zip(all_fixed) {
+            let options = FunctionOptions { number, port, no_spare_pages, fixed, script: script.clone() };
             let mut function = Function::new(hca.clone(), directory.clone(), options)
                 .map_err(system("making doorbell pages"))?;
-            function.guest.set_part(part);
+            function.set_part(part);
             let sleeper = Sleeper::new().map_err(system("making an eventfd"))?;
             let listener = listen(path)?;
             let (path, fork) = (path.clone(), Fork::new());
-            slots.push(Slot { path, listener, function, client: None, sleeper, worn: false, fork });
+            let function = Some(function);
+            slots.push(Slot { path, listener, function, part, client: None, sleeper, worn: false, fork });
         }
-        Ok(Self { hca, slots, stop, patience })
+        Ok(Self { hca, slots, stop, patience, trimmer: Trimmer::default() })
     }
 
     /// What stops it.
@@ -196,7 +230,7 @@ impl Server {
             turns = turns.wrapping_add(1);
             if turns.is_multiple_of(TURNS_A_LOOK) {
                 let Some(messages) = self.look_at_sockets(Some(Duration::ZERO)) else { return };
-                worked |= messages;
+                worked |= messages | self.look_at_dozing(DOZING_A_LOOK);
             }
             if worked {
                 (idle_since, tick) = (None, FIRST_TICK);
@@ -225,17 +259,24 @@ impl Server {
         // Step by step for all: what one function is to receive has its place before the other one's request is done.
         for step in [Function::look_at_requests, Function::look_at_places, Function::carry_out] {
             for slot in self.slots.iter_mut().filter(|slot| slot.client.is_some()) {
-                worked |= step(&mut slot.function);
+                worked |= slot.guarded(step);
             }
         }
         worked |= self.hca.turn();
         worked
     }
 
+    /// Looks at some queue pairs of each function to which nothing has drawn attention. Returns whether one has
+    /// something to do.
+    fn look_at_dozing(&mut self, count: usize) -> bool {
+        let slots = self.slots.iter_mut().filter(|slot| slot.client.is_some());
+        slots.fold(false, |any, slot| any | slot.guarded(|function| function.look_at_dozing(count)))
+    }
+
     /// Gives the adapter's asynchronous events to the functions whose objects they are of.
     fn hand_out_events(&mut self) {
         while let Some(event) = self.hca.poll_event() {
-            let taken = self.slots.iter_mut().any(|slot| slot.function.take_event(event));
+            let taken = self.slots.iter_mut().any(|slot| slot.guarded(|function| function.take_event(event)));
             if !taken {
                 tracing::debug!("an event is nobody's: {event:?}");
             }
@@ -246,11 +287,13 @@ impl Server {
     fn sleep(&mut self, tick: Duration) -> Option<bool> {
         let mut ticks = false;
         for slot in &self.slots {
-            let Some(client) = &slot.client else { continue };
+            let (Some(client), Some(function)) = (&slot.client, &slot.function) else { continue };
             let told = client.wakes && slot.sleeper.announce();
-            ticks |= !told && slot.function.pages.polled() > 0;
+            ticks |= !told && function.pages.polled() > 0;
+            ticks |= function.options().script.is_some();
         }
-        let worked = if self.turn() {
+        let dozing = if tick == FIRST_TICK { usize::MAX } else { DOZING_A_TICK };
+        let worked = if self.look_at_dozing(dozing) | self.turn() {
             Some(true)
         } else {
             let limit = if ticks { Some(tick) } else { None };
@@ -281,6 +324,10 @@ impl Server {
                 slot.accept();
             }
         }
+        for function in self.slots.iter_mut().filter_map(|slot| slot.function.as_mut()) {
+            self.trimmer.count(function.take_freed());
+        }
+        self.trimmer.look();
         Some(ready.any)
     }
 
@@ -336,30 +383,73 @@ struct ReadySlot {
 }
 
 impl Slot {
+    /// Has the function do something. Where it panics its client is hung up on, and another function takes its place:
+    /// the others of the server are none the worse for it.
+    fn guarded<R: Default>(&mut self, what: impl FnOnce(&mut Function) -> R) -> R {
+        let Some(function) = &mut self.function else { return R::default() };
+        let done = catch_unwind(AssertUnwindSafe(|| what(function)));
+        done.unwrap_or_else(|_| {
+            self.break_down();
+            R::default()
+        })
+    }
+
+    #[cold]
+    fn break_down(&mut self) {
+        let Some(broken) = self.function.take() else { return };
+        tracing::error!(
+            "{}: the function has panicked, and is as new: please report what was printed, with what its client did",
+            self.path.display()
+        );
+        (self.client, self.worn) = (None, true);
+        let (hca, directory, options) =
+            (broken.hca.clone(), broken.directory.clone(), broken.options().clone());
+        dismiss(broken);
+        match Function::new(hca, directory, options) {
+            Ok(mut function) => {
+                function.set_part(self.part);
+                self.function = Some(function);
+            }
+            Err(e) => tracing::error!("{}: there is no function any more: {e}", self.path.display()),
+        }
+    }
+
     /// Sees to some of the client's messages; where it has gone, its function is as new. Returns whether there were
     /// any.
     fn serve(&mut self) -> bool {
-        let Some(client) = &mut self.client else { return false };
-        let served = client.serve(&mut self.function, &self.sleeper);
+        let (Some(client), Some(function)) = (&mut self.client, &mut self.function) else { return false };
+        let sleeper = &self.sleeper;
+        let Ok(served) = catch_unwind(AssertUnwindSafe(|| client.serve(function, sleeper))) else {
+            self.break_down();
+            return true;
+        };
         if let Err(ended) = &served {
-            if matches!(ended, Ended::Closed) {
-                tracing::info!("{}: {ended}", self.path.display());
-            } else {
-                tracing::warn!("{}: {ended}; it is hung up on", self.path.display());
-            }
-            self.client = None;
-            self.function.disconnect();
-            self.worn = true;
-            // Where that fails now it is tried again when the next client comes.
-            let _ = self.renew();
+            self.end(ended);
         }
         served.unwrap_or(false)
+    }
+
+    /// Lets go of the client, if there is one: its function is as new.
+    fn end(&mut self, ended: &Ended) {
+        if self.client.take().is_none() {
+            return;
+        }
+        if matches!(ended, Ended::Closed) {
+            tracing::info!("{}: {ended}", self.path.display());
+        } else {
+            tracing::warn!("{}: {ended}; it is hung up on", self.path.display());
+        }
+        self.guarded(Function::disconnect);
+        self.worn = true;
+        // Where that fails now it is tried again when the next client comes.
+        let _ = self.renew();
     }
 
     /// Makes sure that no client before shares anything with the next one: neither doorbells, nor what wakes the
     /// server.
     fn renew(&mut self) -> std::io::Result<()> {
-        self.function.renew()?;
+        let gone = || std::io::Error::other("the function broke down");
+        self.function.as_mut().ok_or_else(gone)?.renew()?;
         if self.worn {
             self.sleeper = Sleeper::new()?;
             self.worn = false;
@@ -370,16 +460,12 @@ impl Slot {
     /// Takes a client, unless there is one.
     fn accept(&mut self) {
         let Ok((socket, _)) = self.listener.accept() else { return };
-        // The client before may have gone at this moment, and have left messages.
-        for _ in 0..LAST_WORDS {
-            if !self.serve() {
-                break;
-            }
-        }
-        if self.client.is_some() {
+        if self.client.as_ref().is_some_and(|client| !client.has_hung_up()) {
             tracing::warn!("{}: a second client is hung up on", self.path.display());
             return;
         }
+        // What the one before has left unread would change what is reset now.
+        self.end(&Ended::Closed);
         if let Err(e) = self.renew() {
             tracing::error!(
                 "{}: a client is hung up on, as what the one before shared with the server can't be replaced: {e}",
@@ -390,6 +476,20 @@ impl Slot {
         tracing::info!("{}: a client is here", self.path.display());
         self.client = Some(Client::new(socket.into()));
     }
+}
+
+/// Ends a function. What the adapter may still use of it, as it panics on the way, stays for ever.
+fn dismiss(mut function: Function) {
+    if catch_unwind(AssertUnwindSafe(|| function.disconnect())).is_err() {
+        std::mem::forget(function);
+    }
+}
+
+/// Bytes of memory that this machine has.
+fn memory_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    // Types differ between machines.
+    (info.totalram as u64).saturating_mul(info.mem_unit.into())
 }
 
 /// Listens at a path, where a socket may be that a dead server has left.
@@ -411,4 +511,114 @@ fn listen(path: &Path) -> Result<UnixListener, ServeError> {
     let listener = UnixListener::bind(path);
     let ready = listener.and_then(|l| l.set_nonblocking(true).map(|()| l));
     ready.map_err(|source| ServeError::Listen { path: here, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{ErrorKind, Read, Write};
+
+    use hca_fabric::LoopbackNet;
+    use hca_vfio::user::wire::Request;
+    use softhca::{Options, Progress};
+
+    use super::*;
+
+    /// A server of two functions that is turned by hand, and its folder.
+    struct Bed {
+        server: Server,
+        folder: PathBuf,
+    }
+
+    impl Bed {
+        fn new(name: &str) -> Self {
+            let folder = std::env::temp_dir().join(format!("hca-server-{}-{name}", std::process::id()));
+            std::fs::create_dir(&folder).unwrap();
+            let fabric = LoopbackNet::new().attach("10.0.0.1".parse().unwrap());
+            let options = Options { progress: Progress::Inline, ..Options::default() };
+            let hca = SoftHca::open(Box::new(fabric), options).unwrap();
+            let paths = ["a", "b"].map(|n| folder.join(n));
+            Self { server: Server::open(hca, &paths, PortKind::InfiniBand).unwrap(), folder }
+        }
+        fn connect(&self, name: &str) -> UnixStream {
+            let stream = UnixStream::connect(self.folder.join(name)).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            stream
+        }
+        /// A client that was let in, and that has agreed on a version.
+        fn client(&mut self, name: &str) -> UnixStream {
+            let mut stream = self.connect(name);
+            let version =
+                hca_vfio::user::wire::Version { major: 0, minor: 0, capabilities: Default::default() };
+            stream.write_all(&Request::Version(version).build(1, false)).unwrap();
+            self.look();
+            assert!(reads(&mut stream) > 0, "it is told the version");
+            stream
+        }
+        /// Looks at the sockets until there is nothing.
+        fn look(&mut self) {
+            while self.server.look_at_sockets(Some(Duration::ZERO)).unwrap() {}
+        }
+    }
+
+    impl Drop for Bed {
+        fn drop(&mut self) {
+            self.server.slots.clear();
+            std::fs::remove_dir(&self.folder).unwrap();
+        }
+    }
+
+    /// Bytes that are there.
+    fn reads(stream: &mut UnixStream) -> usize {
+        stream.read(&mut [0; 4096]).unwrap()
+    }
+    /// Messages of which the socket has room for the whole.
+    fn fills(stream: &mut UnixStream, message: &[u8]) -> usize {
+        let taken = (0..1 << 20).position(|_| match stream.write(message) {
+            Ok(n) => {
+                assert_eq!(n, message.len());
+                false
+            }
+            Err(e) => {
+                assert_eq!(e.kind(), ErrorKind::WouldBlock);
+                true
+            }
+        });
+        taken.unwrap()
+    }
+
+    #[test]
+    fn a_second_client_does_not_have_the_first_ones_messages_done_in_one_go() {
+        let mut bed = Bed::new("second");
+        let mut first = bed.client("a");
+        let word = Request::RegionWrite { region: 0, offset: 0x1010, data: &[0; 4] }.build(1, true);
+        let room = fills(&mut first, &word);
+        assert!(room > 40, "a socket has room for more than is done in one look: {room}");
+        let mut second = bed.connect("a");
+        bed.server.look_at_sockets(Some(Duration::ZERO));
+        let done = fills(&mut first, &word);
+        assert!(done <= 16, "{done} messages in one look");
+        assert_eq!(reads(&mut second), 0, "the second one is hung up on");
+        // Once the first one has gone, whatever it left, the next one is let in.
+        fills(&mut first, &word);
+        drop(first);
+        bed.client("a");
+    }
+
+    #[test]
+    fn a_function_that_panics_ends_alone() {
+        let mut bed = Bed::new("panics");
+        let (mut a, mut b) = (bed.client("a"), bed.client("b"));
+        bed.server.slots[0].function.as_mut().unwrap().pages.sabotage();
+        bed.server.turn();
+        assert_eq!(reads(&mut a), 0, "its client is hung up on");
+        let ask = |bed: &mut Bed, client: &mut UnixStream| {
+            client.write_all(&Request::DeviceGetInfo.build(2, false)).unwrap();
+            bed.look();
+            bed.server.turn();
+            reads(client)
+        };
+        assert!(ask(&mut bed, &mut b) > 0);
+        let mut next = bed.client("a");
+        assert!(ask(&mut bed, &mut next) > 0);
+    }
 }

@@ -57,6 +57,8 @@ fn main() {
             libc::alarm(20);
             libc::mmap(at, PAGE, libc::PROT_READ, flags, -1, 0)
         };
+        // Nor does a child let go of what is its parent's.
+        let _ = function.let_go();
         drop((buf, arena, bar, function, served));
         let mut there = 0_u8;
         // SAFETY: it looks at no byte of the page, and the answer lives on the stack.

@@ -3,10 +3,11 @@
 use core::task::Waker;
 use core::time::Duration;
 use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 
 use hca_core::{
-    AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqPort, Device, DeviceAttr,
+    Access, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqPort, Device, DeviceAttr,
     DeviceError, DmaMemory, Gid, Lid, MrHandle, MrInit, MrKeys, PdHandle, PortAttr, PortalsOffload, QpAttr,
     QpHandle, QpInit, QpPorts, QpStatus, QpType, Qpn, RecvPort, SrqHandle, SrqInit,
 };
@@ -15,6 +16,7 @@ use hca_transport::{Qp, QpConfig};
 use hca_turn_lock::Barrier;
 
 use crate::cq::{CqEntry, CqShared};
+use crate::doze::Doze;
 use crate::engine::{AckRule, Engine, SPARED_SLOTS, qpn_of};
 use crate::events::Events;
 use crate::grants::outcome;
@@ -27,6 +29,7 @@ use crate::qp::{Held, Machine, QpEntry, QpRes, QpShared, RecvHeader, RecvQueue, 
 use crate::random::Random;
 use crate::ring::{Cell, ring};
 use crate::runs::Attention;
+use crate::scattered::Scattered;
 use crate::shared::Shared;
 use crate::slab::Slab;
 use crate::sync::Arc;
@@ -50,6 +53,8 @@ pub struct SoftHca {
     /// The network as it was when the adapter was opened.
     opened_on: FabricAttr,
     thread: Option<JoinHandle<()>>,
+    /// Queue pairs that doze and were called.
+    pub(crate) calls: Arc<AtomicUsize>,
 }
 
 impl SoftHca {
@@ -93,6 +98,7 @@ impl SoftHca {
         let qps = Slab::beginning_at(l.qps, first_generation, SPARED_SLOTS);
         let mut engine = Engine::new(fabric, qps, tables, Slab::new(l.ahs));
         engine.real_time = !virtual_time;
+        let calls = engine.core.dozers.calls.clone();
         let sleeper = Sleeper::new(options.progress)?;
         let time = Time::new(options.clock);
         let shared = Arc::new(Shared::new(
@@ -111,7 +117,7 @@ impl SoftHca {
         } else {
             None
         };
-        Ok(std::sync::Arc::new(Self { shared, opened_on, thread }))
+        Ok(std::sync::Arc::new(Self { shared, opened_on, thread, calls }))
     }
 
     /// Which progress mode it was opened with.
@@ -155,20 +161,70 @@ impl SoftHca {
     pub unsafe fn reg_mr_tagged(&self, pd: PdHandle, mr: &MrInit, tag: u8) -> Result<MrKeys, DeviceError> {
         self.register(pd, mr, Some(tag))
     }
+    /// Changes whose a region is and what it allows; its memory, addresses and keys stay. When it returns, nobody does
+    /// any more what is not allowed. The region has another handle from now on.
+    ///
+    /// # Errors
+    /// Either is unknown, and nothing was done; or a peer on this machine may still be within an access.
+    pub fn change_mr(&self, mr: MrHandle, pd: PdHandle, access: Access) -> Result<MrHandle, DeviceError> {
+        self.shared.fork.check()?;
+        let ((init, scattered), ended, begun) = self.shared.control(|e| {
+            e.use_pd(pd)?;
+            let mrs = &mut e.core.tables.mrs;
+            let was = mrs.init_of(mr).ok_or(unknown("memory region", mr.index))?;
+            let ended = mrs.end(mr)?;
+            e.use_pd(pd)?.users += 1;
+            let begun = e.begin_revoke(ended.key);
+            Ok::<_, DeviceError>((was, ended, begun))
+        })?;
+        let revocation = self.shared.taken_back(begun);
+        let handle = self.shared.control(|e| {
+            e.leave_pd(ended.pd);
+            e.core.tables.mrs.replace(&ended, pd, &MrInit { access, ..init }, scattered)
+        });
+        outcome(&revocation).map(|()| handle)
+    }
+    /// Registers memory that lies in several pieces as one region, whose peers know its bytes from `iova` on, with a
+    /// tag as [`reg_mr_tagged`](Self::reg_mr_tagged) has it. An access costs a look for each piece that it touches, and
+    /// peers on this machine are not granted the memory; all else is as with memory in one piece.
+    ///
+    /// # Safety
+    /// As [`Device::reg_mr`], for each piece.
+    ///
+    /// # Errors
+    /// As [`Device::reg_mr`].
+    #[allow(unsafe_code)] // the contract of `reg_mr`
+    pub unsafe fn reg_scattered(
+        &self,
+        pd: PdHandle,
+        memory: Arc<Scattered>,
+        (iova, access): (u64, Access),
+        tag: u8,
+    ) -> Result<MrKeys, DeviceError> {
+        let len = memory.len();
+        self.register_with(pd, (0, len, iova), |mrs| mrs.register_scattered(pd, memory, (iova, access), tag))
+    }
     fn register(&self, pd: PdHandle, mr: &MrInit, tag: Option<u8>) -> Result<MrKeys, DeviceError> {
+        self.register_with(pd, (mr.addr.addr().get(), mr.len, mr.iova), |mrs| match tag {
+            None => mrs.register(pd, mr),
+            Some(tag) => mrs.register_tagged(pd, mr, tag),
+        })
+    }
+    fn register_with(
+        &self,
+        pd: PdHandle,
+        (addr, len, iova): (usize, usize, u64),
+        register: impl FnOnce(&mut MrTable) -> Result<MrKeys, DeviceError>,
+    ) -> Result<MrKeys, DeviceError> {
         self.shared.fork.check()?;
         let max = self.shared.attr.max_mr_bytes;
-        let fits = (mr.addr.addr().get() as u64).checked_add(mr.len as u64).is_some();
-        if mr.len == 0 || mr.len as u64 > max || !fits || mr.iova.checked_add(mr.len as u64).is_none() {
-            return Err(DeviceError::OutOfRange { what: "region length", value: mr.len as u64, min: 1, max });
+        let fits = addr.checked_add(len).is_some() && iova.checked_add(len as u64).is_some();
+        if len == 0 || len as u64 > max || !fits {
+            return Err(DeviceError::OutOfRange { what: "region length", value: len as u64, min: 1, max });
         }
         self.shared.control(|e| {
             e.use_pd(pd)?;
-            let mrs = &mut e.core.tables.mrs;
-            let keys = match tag {
-                None => mrs.register(pd, mr)?,
-                Some(tag) => mrs.register_tagged(pd, mr, tag)?,
-            };
+            let keys = register(&mut e.core.tables.mrs)?;
             e.use_pd(pd)?.users += 1;
             Ok(keys)
         })
@@ -330,18 +386,20 @@ impl Engine {
         self.use_pd(pd)?;
         self.cq_users(init.send_cq)?;
         self.cq_users(init.recv_cq)?;
-        if let Some(s) = init.srq {
-            let srq = self.core.tables.srqs.get(s.index, s.generation);
-            if srq.ok_or(unknown("shared receive queue", s.index))?.pd != pd {
-                return Err(DeviceError::ForeignPd { what: "the shared receive queue" });
-            }
-        }
-        Ok(())
+        self.recv_pd(pd, init).map(drop)
+    }
+
+    /// The protection domain of a queue pair's receive requests: a shared queue may have another one.
+    fn recv_pd(&self, pd: PdHandle, init: &QpInit) -> Result<PdHandle, DeviceError> {
+        let Some(s) = init.srq else { return Ok(pd) };
+        let srq = self.core.tables.srqs.get(s.index, s.generation);
+        Ok(srq.ok_or(unknown("shared receive queue", s.index))?.pd)
     }
 
     fn create_qp(&mut self, hca: &Arc<Shared>, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
         let cap = init.cap;
         self.check_qp(pd, init)?;
+        let recv_pd = self.recv_pd(pd, init)?;
         let Some((index, generation)) = self.core.qps.vacant() else {
             return Err(limit("queue pair", &self.core.qps));
         };
@@ -373,6 +431,7 @@ impl Engine {
         let res = QpRes {
             shared: qp_shared.clone(),
             pd,
+            recv_pd,
             cap,
             send_cq: init.send_cq.index,
             recv_cq: init.recv_cq.index,
@@ -390,7 +449,7 @@ impl Engine {
             guesses: crate::grants::Guesses::default(),
             counts: [0; hca_transport::Count::COUNT],
         };
-        let entry = QpEntry { machine, res, ready: false, ack_since: None, timer: None };
+        let entry = QpEntry { machine, res, ready: false, ack_since: None, timer: None, doze: Doze::Awake };
         self.core.qps.insert(Box::new(entry)).expect("a vacant slot was seen");
         *self.cq_users(init.send_cq)? += 1;
         *self.cq_users(init.recv_cq)? += 1;

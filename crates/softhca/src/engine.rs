@@ -15,6 +15,7 @@ use hca_turn_lock::Barrier;
 use crate::clock;
 use crate::counters::EngineCounters;
 use crate::doorbell::Doorbell;
+use crate::doze::{Doze, Dozers};
 use crate::grants::TakingBack;
 use crate::qp::{QpEntry, QpHost, QpShared};
 use crate::slab::Slab;
@@ -114,6 +115,8 @@ pub(crate) struct Core {
     pub(crate) words_due: Vec<u32>,
     /// What turns take back while peers are within.
     pub(crate) taking_back: Vec<TakingBack>,
+    /// Queue pairs that doze, and what has come for them.
+    pub(crate) dozers: Dozers,
     /// The queue pair of the packet before, which wants what it did to be noted.
     touched: Option<u32>,
     turn: u64,
@@ -181,6 +184,7 @@ impl Engine {
                 near_qps: BTreeSet::new(),
                 words_due: Vec::new(),
                 taking_back: Vec::new(),
+                dozers: Dozers::default(),
                 touched: None,
                 turn: 0,
                 now: Instant::ZERO,
@@ -402,7 +406,8 @@ impl Core {
     }
 
     /// One packet from the network.
-    fn receive(&mut self, now: Instant, rx: &RxPacket<'_>) {
+    #[inline(always)]
+    pub(crate) fn receive(&mut self, now: Instant, rx: &RxPacket<'_>) {
         let packet = match Packet::parse(rx.bytes) {
             Ok(p) => p,
             Err(e) => return self.counters.malformed(e),
@@ -417,6 +422,9 @@ impl Core {
         if entry.res.peer.is_some_and(|peer| peer != rx.src) {
             self.counters.foreign_source += 1;
             return;
+        }
+        if entry.doze != Doze::Awake {
+            return self.keep_packet(slot, rx);
         }
         let ce = rx.congestion_experienced();
         let mut grh = [0; 40];
@@ -436,7 +444,7 @@ impl Core {
 
     /// Notes what the packets of one queue pair made it want, once for all of them in a row; `next` is the
     /// queue pair of the packet that was just handled.
-    fn settle_touched(&mut self, next: Option<u32>) {
+    pub(crate) fn settle_touched(&mut self, next: Option<u32>) {
         if let Some(slot) = core::mem::replace(&mut self.touched, next) {
             self.settle(slot);
         }
@@ -674,6 +682,7 @@ impl Core {
     pub(crate) fn forget(&mut self, slot: u32) {
         self.ready.retain(|s| *s != slot);
         self.acks.retain(|s| *s != slot);
+        self.dozers.forget(slot);
         (self.ready_grouped, self.ready_blocked, self.acks_blocked) = (0, 0, 0);
     }
 }

@@ -23,8 +23,10 @@
 //! | `ports` | the data path: posting and polling |
 //! | `engine` | the turn; in `engine::shm` what concerns peers on this machine |
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
+//! | `scattered` | the pieces of regions that lie in several |
 //! | `near`, `grants` | direct access to the memory of peers on this machine; what they are granted here |
 //! | `progress`, `doorbell` | who turns, and how others tell it |
+//! | `doze` | queue pairs whose owner is called when something comes |
 //! | `offload`, `runs` | Portals engines of the layer above, which whoever turned the adapter runs |
 //! | `events`, `notify` | asynchronous events, and the descriptors that waiters sleep on |
 //! | `patience` | when a thread that looks in vain gives way |
@@ -45,6 +47,8 @@ mod device;
 #[cfg(not(loom))]
 mod dma;
 mod doorbell;
+#[cfg(not(loom))]
+mod doze;
 #[cfg(not(loom))]
 mod engine;
 #[cfg(not(loom))]
@@ -78,6 +82,8 @@ mod random;
 mod ring;
 mod runs;
 #[cfg(not(loom))]
+mod scattered;
+#[cfg(not(loom))]
 mod shared;
 #[cfg(not(loom))]
 mod slab;
@@ -92,3 +98,5 @@ pub use options::{Clock, Limits, Options, Progress, UnknownProgress};
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub use patience::{Patience, as_one_look};
+#[cfg(not(loom))]
+pub use scattered::Scattered;

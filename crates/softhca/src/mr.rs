@@ -7,10 +7,12 @@
 
 use core::cell::Cell;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use hca_core::{Access, DeviceError, MrHandle, MrInit, MrKeys, PdHandle};
 
 use crate::random::Random;
+use crate::scattered::Scattered;
 
 /// Free slots that are kept unused before one is used again.
 const QUARANTINE: usize = 4096;
@@ -27,6 +29,8 @@ struct Entry {
     tag: u8,
     state: State,
     generation: u32,
+    /// The memory of one that lies in several pieces; `len` is 0 then, so that the quick ways find nothing.
+    scattered: Option<Arc<Scattered>>,
 }
 
 // SAFETY: an entry is an address and a rule; whoever follows the address argues for it in `dma`.
@@ -94,6 +98,26 @@ impl MrTable {
         Ok(self.fill(slot, pd, mr, tag))
     }
 
+    /// As [`register_tagged`](Self::register_tagged), of memory that lies in several pieces.
+    pub(crate) fn register_scattered(
+        &mut self,
+        pd: PdHandle,
+        memory: Arc<Scattered>,
+        (iova, access): (u64, Access),
+        tag: u8,
+    ) -> Result<MrKeys, DeviceError> {
+        let mr = MrInit { addr: core::ptr::NonNull::dangling(), len: 0, iova, access };
+        let keys = self.register_tagged(pd, &mr, tag)?;
+        self.scatter(keys.handle, Some(memory));
+        Ok(keys)
+    }
+    fn scatter(&mut self, mr: MrHandle, memory: Option<Arc<Scattered>>) {
+        if memory.is_some() {
+            let entry = &mut self.entries[mr.index as usize];
+            (entry.base, entry.scattered) = (core::ptr::null_mut(), memory);
+        }
+    }
+
     /// A free slot; one that did not have the tag `avoid` last, if that is found soon.
     fn take_slot(&mut self, pd: PdHandle, avoid: Option<u8>) -> Result<u32, DeviceError> {
         let room = (self.entries.len() as u64) < u64::from(self.limit);
@@ -107,6 +131,7 @@ impl MrTable {
                 tag: 0,
                 state: State::Free,
                 generation: 0,
+                scattered: None,
             });
             return Ok((self.entries.len() - 1) as u32);
         }
@@ -150,9 +175,31 @@ impl MrTable {
         entry.state = State::Ending;
         entry.base = core::ptr::null_mut();
         entry.len = 0;
+        entry.scattered = None;
         entry.generation = entry.generation.wrapping_add(1);
         self.live -= 1;
         Ok(EndedMr { slot: mr.index, key: key | u32::from(entry.tag), pd: entry.pd })
+    }
+    /// What a region was made of, and its memory if that lies in several pieces.
+    pub(crate) fn init_of(&self, mr: MrHandle) -> Option<(MrInit, Option<Arc<Scattered>>)> {
+        let entry = self.entries.get(mr.index as usize)?;
+        let live =
+            entry.generation == mr.generation && matches!(entry.state, State::Valid | State::Invalidated);
+        let addr = core::ptr::NonNull::new(entry.base).unwrap_or(core::ptr::NonNull::dangling());
+        let init = MrInit { addr, len: entry.len as usize, iova: entry.iova, access: entry.access };
+        live.then(|| (init, entry.scattered.clone()))
+    }
+    /// A region stands in the place of one that goes, with its key.
+    pub(crate) fn replace(
+        &mut self,
+        ended: &EndedMr,
+        pd: PdHandle,
+        mr: &MrInit,
+        scattered: Option<Arc<Scattered>>,
+    ) -> MrHandle {
+        let handle = self.fill(ended.slot, pd, mr, ended.key as u8).handle;
+        self.scatter(handle, scattered);
+        handle
     }
     /// Another region may stand in its place.
     pub(crate) fn free(&mut self, ended: EndedMr) {
@@ -208,15 +255,49 @@ impl MrTable {
         let offset = addr.checked_sub(e.iova).ok_or(Refused)?;
         let fits = offset.checked_add(len).is_some_and(|end| end <= e.len);
         if !fits || e.pd != pd || !e.access.contains(access) {
-            return Err(Refused);
+            return self.in_one_piece(pd, key, addr, len, access);
         }
         Ok(e.base.wrapping_add(offset as usize))
     }
 
+    /// As [`translate`](Self::translate), of a region of several pieces, if the range lies in one.
+    #[cold]
+    #[inline(never)]
+    fn in_one_piece(
+        &self,
+        pd: PdHandle,
+        key: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<*mut u8, Refused> {
+        let (memory, offset) = self.scattered(pd, key, addr, len, access)?;
+        let (at, room) = memory.at(offset);
+        if len <= room as u64 { Ok(at.as_ptr()) } else { Err(Refused) }
+    }
+
+    /// The memory behind a range of a region of several pieces, and where in that it begins; refused as
+    /// [`translate`](Self::translate) does. `len` must not be 0.
+    #[cold]
+    pub(crate) fn scattered(
+        &self,
+        pd: PdHandle,
+        key: u32,
+        addr: u64,
+        len: u64,
+        access: Access,
+    ) -> Result<(&Scattered, usize), Refused> {
+        let e = self.entry(key).filter(|e| e.pd == pd && e.access.contains(access)).ok_or(Refused)?;
+        let memory = e.scattered.as_deref().ok_or(Refused)?;
+        let offset = addr.checked_sub(e.iova).ok_or(Refused)?;
+        let fits = offset.checked_add(len).is_some_and(|end| end <= memory.len() as u64);
+        if fits && len > 0 { Ok((memory, offset as usize)) } else { Err(Refused) }
+    }
+
     /// What a key stands for, for a peer of this protection domain: address, length, address by which peers name it,
-    /// and rights.
+    /// and rights. Nothing of one of several pieces.
     pub(crate) fn region(&self, pd: PdHandle, key: u32) -> Option<(*mut u8, usize, u64, Access)> {
-        let e = self.entry(key).filter(|e| e.pd == pd)?;
+        let e = self.entry(key).filter(|e| e.pd == pd && e.scattered.is_none())?;
         Some((e.base, e.len as usize, e.iova, e.access))
     }
 
@@ -347,6 +428,55 @@ mod tests {
             let _ = t.deregister(k.handle);
             assert!(t.region(PD, key).is_none());
         }
+    }
+
+    #[test]
+    fn a_region_that_is_changed_keeps_its_key_and_its_memory() {
+        let mut t = MrTable::new(16, Random::new(1));
+        let mut buf = [0; 100];
+        let keys = t.register_tagged(PD, &init(&mut buf, Access::REMOTE_READ), 0x42).unwrap();
+        let (was, _) = t.init_of(keys.handle).unwrap();
+        assert_eq!(
+            (was.addr.as_ptr(), was.len, was.access),
+            (buf.as_mut_ptr(), buf.len(), Access::REMOTE_READ)
+        );
+        let ended = t.end(keys.handle).unwrap();
+        assert!(t.init_of(keys.handle).is_none());
+        let other = PdHandle { index: PD.index + 1, ..PD };
+        let handle = t.replace(&ended, other, &MrInit { access: Access::REMOTE_WRITE, ..was }, None);
+        let key = keys.rkey.raw();
+        assert!(t.translate(PD, key, was.iova, 1, Access::REMOTE_READ).is_err());
+        assert!(t.translate(other, key, was.iova, 1, Access::REMOTE_READ).is_err());
+        assert!(t.translate(other, key, was.iova, 1, Access::REMOTE_WRITE).is_ok());
+        assert!(t.end(keys.handle).is_err() && t.end(handle).is_ok());
+    }
+
+    #[test]
+    fn one_of_several_pieces_is_found_piece_by_piece_and_may_be_changed_too() {
+        let mut t = MrTable::new(16, Random::new(1));
+        let mut buf = [0_u8; 100];
+        let base = NonNull::from(&mut buf[..]).cast::<u8>();
+        let half = |at: usize| (base.map_addr(|a| a.saturating_add(at)), 50);
+        let memory = Arc::new(Scattered::new([half(50), half(0)]).unwrap());
+        let keys = t.register_scattered(PD, memory, (1000, Access::REMOTE_READ), 0x42).unwrap();
+        let key = keys.rkey.raw();
+        let found = |t: &MrTable, at, len, access| t.translate(PD, key, at, len, access).map(|p| p.addr());
+        let first = base.addr().get();
+        assert_eq!(found(&t, 1010, 40, Access::REMOTE_READ), Ok(first + 60));
+        assert_eq!(found(&t, 1050, 50, Access::REMOTE_READ), Ok(first));
+        assert_eq!(found(&t, 1049, 2, Access::REMOTE_READ), Err(Refused), "it lies in two");
+        let whole = |t: &MrTable, at, len, access| t.scattered(PD, key, at, len, access).is_ok();
+        assert!(whole(&t, 1000, 100, Access::REMOTE_READ) && t.region(PD, key).is_none());
+        for (at, len) in [(999, 2), (1000, 101), (1100, 1), (1000, 0), (1099, u64::MAX)] {
+            assert!(!whole(&t, at, len, Access::REMOTE_READ), "{at} {len}");
+        }
+        assert!(!whole(&t, 1000, 1, Access::REMOTE_WRITE));
+        let (was, memory) = t.init_of(keys.handle).unwrap();
+        let ended = t.end(keys.handle).unwrap();
+        assert!(!whole(&t, 1000, 1, Access::REMOTE_READ));
+        let handle = t.replace(&ended, PD, &MrInit { access: Access::REMOTE_WRITE, ..was }, memory);
+        assert!(whole(&t, 1000, 100, Access::REMOTE_WRITE) && !whole(&t, 1000, 1, Access::REMOTE_READ));
+        assert!(t.end(handle).is_ok() && !whole(&t, 1000, 1, Access::REMOTE_WRITE));
     }
 
     #[test]

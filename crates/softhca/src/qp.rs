@@ -1,6 +1,8 @@
 //! What a queue pair has beside its transport machine: rings, keys, completions; and how the machine
 //! reaches them.
 
+mod parts;
+
 use core::mem::MaybeUninit;
 use core::net::IpAddr;
 use core::ops::{Deref, DerefMut};
@@ -18,10 +20,12 @@ use hca_transport::{
 
 use crate::dma;
 use crate::doorbell::{Link, Ringer};
+use crate::doze::Doze;
 use crate::near::{self, LocalList, Near, Piece, Wish};
 use crate::ring::{Cell, Consumer, Header};
 use crate::sync::{Arc, AtomicBool, AtomicU32};
 use crate::tables::{Ah, Tables};
+use parts::each_part;
 
 /// The header of a send queue slot, one cache line. The first cell of a datagram's slot is its destination.
 #[derive(Clone, Copy, Debug)]
@@ -128,6 +132,8 @@ pub(crate) enum RecvQueue {
 pub(crate) struct QpRes {
     pub(crate) shared: Arc<QpShared>,
     pub(crate) pd: PdHandle,
+    /// That of its receive requests: a shared queue has one of its own.
+    pub(crate) recv_pd: PdHandle,
     pub(crate) cap: QpCap,
     pub(crate) send_cq: u32,
     pub(crate) recv_cq: u32,
@@ -212,6 +218,7 @@ pub(crate) struct QpEntry {
     pub(crate) ack_since: Option<u64>,
     /// The engine's timers hold an entry for it at this time.
     pub(crate) timer: Option<hca_core::Instant>,
+    pub(crate) doze: Doze,
 }
 
 /// The [`Host`] of one queue pair: its own resources and the adapter's tables.
@@ -282,8 +289,8 @@ fn held_pieces<E: From<LocalError>>(
 }
 
 /// One more place to fetch to.
-fn push(places: &mut Places, at: *mut u8, len: u32) -> Result<(), LoanError> {
-    if places.push(at, len as usize) { Ok(()) } else { Err(LoanError::Gone) }
+fn push(places: &mut Places, at: *mut u8, len: usize) -> Result<(), LoanError> {
+    if places.push(at, len) { Ok(()) } else { Err(LoanError::Gone) }
 }
 
 impl QpHost<'_> {
@@ -366,22 +373,24 @@ impl Host for QpHost<'_> {
             out.copy_from_slice(bytes[..h.len as usize].get(offset..end).ok_or(LocalError::Length)?);
             return Ok(());
         }
-        pieces(entries(cells, h), offset, out.len(), |s, at| {
+        let done = pieces(entries(cells, h), offset, out.len(), |s, at| {
             let from = self.local(s, Access::empty())?;
             // SAFETY: dma (1): `translate` found `s` inside a live region, and we run under the engine's lock.
             unsafe { dma::load(from, &mut out[at..at + s.len as usize]) };
             Ok(())
-        })
+        });
+        if done.is_err() { self.gather_parts(index, offset, out) } else { done }
     }
     #[inline]
     fn scatter(&mut self, index: u32, offset: u32, data: &[u8]) -> Result<(), LocalError> {
         let h = self.res.sq.header_ref(index);
-        pieces(entries(self.res.sq.cells(index), h), offset, data.len(), |s, at| {
+        let done = pieces(entries(self.res.sq.cells(index), h), offset, data.len(), |s, at| {
             let to = self.local(s, Access::LOCAL_WRITE)?;
             // SAFETY: as in `gather`, with the right to write.
             unsafe { dma::store(to, &data[at..at + s.len as usize]) };
             Ok(())
-        })
+        });
+        if done.is_err() { self.scatter_parts(index, offset, data) } else { done }
     }
     fn check_local(&mut self, index: u32, write: bool) -> Result<(), LocalError> {
         let h = self.res.sq.header_ref(index);
@@ -395,7 +404,11 @@ impl Host for QpHost<'_> {
         }
         let access = if write { Access::LOCAL_WRITE } else { Access::empty() };
         for s in entries(self.res.sq.cells(index), h).filter(|s| s.len > 0) {
-            self.local(s, access)?;
+            self.local(s, access).map(drop).or_else(|e| {
+                let found =
+                    self.tables.mrs.scattered(self.res.pd, s.lkey.raw(), s.addr, s.len.into(), access);
+                found.map(drop).map_err(|_| e)
+            })?;
         }
         Ok(())
     }
@@ -429,14 +442,15 @@ impl Host for QpHost<'_> {
     }
     #[inline]
     fn place_recv(&mut self, offset: u32, data: &[u8]) -> Result<(), LocalError> {
-        let (tables, pd) = (&*self.tables, self.res.pd);
+        let (tables, pd) = (&*self.tables, self.res.recv_pd);
         let place = |s: Sge, at: usize| {
             let to = local(tables, pd, s, Access::LOCAL_WRITE)?;
             // SAFETY: as in `scatter`.
             unsafe { dma::store(to, &data[at..at + s.len as usize]) };
             Ok(())
         };
-        held_pieces(&mut self.res.rq, &self.res.held, offset, data.len(), place)
+        let done = held_pieces(&mut self.res.rq, &self.res.held, offset, data.len(), place);
+        if done.is_err() { self.place_parts(offset, data) } else { done }
     }
     #[inline]
     fn complete_recv(&mut self, done: &RecvDone) {
@@ -494,19 +508,26 @@ impl Host for QpHost<'_> {
         if len == 0 {
             return Ok(());
         }
-        let r = self.tables.mrs.translate(self.res.pd, rkey.raw(), va, len, access);
-        r.map(|_| ()).map_err(|_| RemoteAccessError)
+        match self.tables.mrs.translate(self.res.pd, rkey.raw(), va, len, access) {
+            Ok(_) => Ok(()),
+            Err(_) => {
+                let found = self.tables.mrs.scattered(self.res.pd, rkey.raw(), va, len, access);
+                found.map(|_| ()).map_err(|_| RemoteAccessError)
+            }
+        }
     }
     #[inline]
     fn write_remote(&mut self, rkey: Rkey, va: u64, data: &[u8]) -> Result<(), RemoteAccessError> {
         if data.is_empty() {
             return Ok(());
         }
-        let to = self
-            .tables
-            .mrs
-            .translate(self.res.pd, rkey.raw(), va, data.len() as u64, Access::REMOTE_WRITE)
-            .map_err(|_| RemoteAccessError)?;
+        let (len, access) = (data.len() as u64, Access::REMOTE_WRITE);
+        let Ok(to) = self.tables.mrs.translate(self.res.pd, rkey.raw(), va, len, access) else {
+            return self.each_of_several_remote(rkey, (va, data.len()), access, &mut |to, part, len| {
+                // SAFETY: as below.
+                unsafe { dma::store(to, &data[part..part + len]) };
+            });
+        };
         // SAFETY: dma (1): `translate` found the range inside a live region that peers may write, and we
         // run under the engine's lock.
         unsafe { dma::store(to, data) };
@@ -517,11 +538,13 @@ impl Host for QpHost<'_> {
         if out.is_empty() {
             return Ok(());
         }
-        let from = self
-            .tables
-            .mrs
-            .translate(self.res.pd, rkey.raw(), va, out.len() as u64, Access::REMOTE_READ)
-            .map_err(|_| RemoteAccessError)?;
+        let (len, access) = (out.len() as u64, Access::REMOTE_READ);
+        let Ok(from) = self.tables.mrs.translate(self.res.pd, rkey.raw(), va, len, access) else {
+            return self.each_of_several_remote(rkey, (va, out.len()), access, &mut |from, part, len| {
+                // SAFETY: as below.
+                unsafe { dma::load(from, &mut out[part..part + len]) };
+            });
+        };
         // SAFETY: as in `write_remote`, with the right to read.
         unsafe { dma::load(from, out) };
         Ok(())
@@ -577,6 +600,7 @@ impl Host for QpHost<'_> {
         let mut loan = None;
         // Only the first piece counts.
         let _ = pieces(entries(sq.cells(index), h), offset, max as usize, |s, _| {
+            // What lies in several pieces is sent.
             let at = local(self.tables, *pd, s, Access::empty())?;
             loan = near::lend(near.as_ref(), wish, regions, self.reach.as_ref(), (s, at), own);
             Err::<(), LocalError>(LocalError::Length)
@@ -585,11 +609,12 @@ impl Host for QpHost<'_> {
     }
     fn place_loan(&mut self, offset: u32, loan: &Loan) -> Result<(), LoanError> {
         let Self { res, tables, reach, .. } = self;
-        let QpRes { near, wish, rq, held, pd, .. } = &mut **res;
+        let QpRes { near, wish, rq, held, recv_pd: pd, .. } = &mut **res;
         if let Some(terms) = loan.terms {
             let mut places = Places::default();
-            let place =
-                |s: Sge, _: usize| push(&mut places, local(tables, *pd, s, Access::LOCAL_WRITE)?, s.len);
+            let place = |s: Sge, _: usize| {
+                each_part(tables, *pd, s, Access::LOCAL_WRITE, |to, _, len| push(&mut places, to, len))
+            };
             held_pieces(rq, held, offset, loan.len as usize, place)?;
             // SAFETY: dma (1): as in `scatter`.
             unsafe { near::fetch_process(near.as_ref(), reach.as_mut(), loan, terms, &places) }?;
@@ -600,10 +625,11 @@ impl Host for QpHost<'_> {
         let (mut bracket, from) =
             near::fetch(near.as_ref(), &tables.regions, reach, loan).ok_or(LoanError::Gone)?;
         let place = |s: Sge, at: usize| {
-            let to = local(tables, *pd, s, Access::LOCAL_WRITE)?;
-            // SAFETY: dma (1): `local` found `s` inside a live region of ours, and we run under the engine's lock;
-            // memory of the peer's that is registered here as well is moved by instructions that do not care.
-            unsafe { bracket.read_into(from + at as u64, to, s.len as usize) }.map_err(|_| LoanError::Gone)
+            each_part(tables, *pd, s, Access::LOCAL_WRITE, |to, part, len| {
+                // SAFETY: dma (1): `local` found the part inside a live region of ours, and we run under the engine's
+                // lock; memory of the peer's that is registered here as well is moved by instructions that do not care.
+                unsafe { bracket.read_into(from + (at + part) as u64, to, len) }.map_err(|_| LoanError::Gone)
+            })
         };
         let len = loan.len as usize;
         held_pieces(rq, held, offset, len, place)?;
@@ -614,11 +640,19 @@ impl Host for QpHost<'_> {
         let Self { res, tables, reach, .. } = self;
         let QpRes { near, wish, pd, .. } = &mut **res;
         let to = tables.mrs.translate(*pd, rkey.raw(), va, loan.len.into(), Access::REMOTE_WRITE);
-        let to = to.map_err(|_| LoanError::Remote)?;
+        let to = match to {
+            Ok(to) => to,
+            // What lies in several pieces is not fetched, but sent.
+            Err(_) => {
+                let scattered =
+                    tables.mrs.scattered(*pd, rkey.raw(), va, loan.len.into(), Access::REMOTE_WRITE);
+                return Err(if scattered.is_ok() { LoanError::Gone } else { LoanError::Remote });
+            }
+        };
         let len = loan.len as usize;
         if let Some(terms) = loan.terms {
             let mut places = Places::default();
-            push(&mut places, to, loan.len)?;
+            push(&mut places, to, len)?;
             // SAFETY: dma (1): as in `write_remote`.
             unsafe { near::fetch_process(near.as_ref(), reach.as_mut(), loan, terms, &places) }?;
         } else {
@@ -648,7 +682,9 @@ impl Host for QpHost<'_> {
         // Memory that is granted is read by the request itself.
         let terms = loan.terms.ok_or(LoanError::Bad)?;
         let mut places = Places::default();
-        let place = |s: Sge, _: usize| push(&mut places, local(tables, *pd, s, Access::LOCAL_WRITE)?, s.len);
+        let place = |s: Sge, _: usize| {
+            each_part(tables, *pd, s, Access::LOCAL_WRITE, |to, _, len| push(&mut places, to, len))
+        };
         pieces(entries(sq.cells(index), sq.header_ref(index)), offset, loan.len as usize, place)?;
         // SAFETY: dma (1): as in `scatter`.
         unsafe { near::fetch_process(near.as_ref(), reach.as_mut(), loan, terms, &places) }?;
@@ -699,7 +735,9 @@ fn each_piece<E: From<LocalError>>(
     mut f: impl FnMut(Piece<'_>, usize) -> Result<(), E>,
 ) -> Result<(), E> {
     let access = if write { Access::LOCAL_WRITE } else { Access::empty() };
-    pieces(sges, offset, len, |s, at| f(Piece::Memory(local(tables, pd, s, access)?, s.len as usize), at))
+    pieces(sges, offset, len, |s, at| {
+        each_part(tables, pd, s, access, |place, part, len| f(Piece::Memory(place, len), at + part))
+    })
 }
 
 /// The piece that inline bytes are.

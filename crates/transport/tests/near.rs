@@ -466,3 +466,220 @@ fn without_a_hello_nothing_is_let_in() {
     p.hand_msg(B, &Msg::new(M::Write, B, NUMBER).remote(remote(0), 8).data(8));
     assert_eq!((p.b.host.counted(Count::DroppedPkey), p.b.host.writes), (1, 0));
 }
+
+/// Lets a side send this many messages at most, and returns how many left.
+fn sends_at_most(p: &mut Ways, side: Side, max: usize) -> usize {
+    p.burst = max;
+    let sent = p.send_side(side);
+    p.burst = 64;
+    sent
+}
+
+#[test]
+fn no_more_messages_leave_than_may() {
+    for (small, len) in [(false, 8), (true, 8), (false, 3 * PIECE as u32)] {
+        let mut p = Ways::rc();
+        p.a.host.near.small = small;
+        for _ in 0..8 {
+            p.recv(B, 0, len as usize);
+        }
+        // The peer knows this side, and this side its receive requests.
+        p.send(A, SendOp::Write(remote(0)), 0, 8);
+        p.settle();
+        for _ in 0..8 {
+            p.send(A, SendOp::Send, 0, len);
+        }
+        for max in [1, 3, 0, 2] {
+            assert_eq!(sends_at_most(&mut p, A, max), max, "{len} bytes, small: {small}");
+        }
+    }
+    // Answers are counted, too.
+    let mut p = Ways::rc();
+    p.fill(B, 0, 5 * PIECE);
+    p.send(B, SendOp::Write(remote(PIECE * 5)), 0, 8);
+    p.settle();
+    p.send(A, SendOp::Read(remote(0)), 0, 5 * PIECE as u32);
+    p.send_side(A);
+    p.take_all(B);
+    p.log.clear();
+    p.send(B, SendOp::Write(remote(PIECE * 5)), 0, 8);
+    for (max, sent) in [(1, 1), (2, 2), (0, 0), (3, 3)] {
+        assert_eq!(sends_at_most(&mut p, B, max), sent);
+    }
+    assert_eq!(p.sent_of(B, M::ReadData), 5);
+    p.run();
+    p.expect_bytes(A, 0, 0, 5 * PIECE);
+}
+
+/// A has small SENDs, is known to B, and knows of so many receive requests there.
+fn small(receives: usize) -> Ways {
+    let mut p = Ways::rc();
+    p.a.host.near.small = true;
+    for _ in 0..receives {
+        p.recv(B, 0, 8);
+    }
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.settle();
+    p.expect_sends(&[Success]);
+    p
+}
+
+#[test]
+fn small_sends_are_not_begun_while_draining() {
+    let mut p = small(1);
+    p.state(A, QpState::Sqd);
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    assert_eq!(p.sent_of(A, M::Send), 0);
+    p.state(A, QpState::Rts);
+    p.run();
+    p.expect_sends(&[Success; 2]);
+}
+
+#[test]
+fn small_sends_go_as_far_as_the_peer_has_receive_requests() {
+    let mut p = small(3);
+    for _ in 0..8 {
+        p.queue(A, SendOp::Send, 0, 8);
+    }
+    p.send(A, SendOp::Send, 0, 8);
+    p.send_side(A);
+    assert_eq!(p.sent_of(A, M::Send), 3, "of three that the peer takes");
+    for _ in 0..6 {
+        p.recv(B, 0, 8);
+    }
+    p.run();
+    p.expect_sends(&[Success; 10]);
+    assert_eq!((p.b.host.recvs().len(), p.rnr_naks(B)), (9, 0));
+}
+
+#[test]
+fn a_small_send_to_a_peer_that_is_gone_fails() {
+    let mut p = small(1);
+    p.with(A, |_, qp, host| qp.peer_gone(host));
+    p.send(A, SendOp::Send, 0, 8);
+    p.send_side(A);
+    p.expect_sends(&[Success, WcStatus::RetryExceeded]);
+    assert_eq!(p.sent_of(A, M::Send), 0);
+}
+
+#[test]
+fn a_small_send_that_was_refused_goes_alone() {
+    let mut p = small(0);
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    assert_eq!(p.rnr_naks(B), 1);
+    for _ in 0..4 {
+        p.recv(B, 0, 8);
+        p.send(A, SendOp::Send, 0, 8);
+    }
+    p.log.clear();
+    p.skip();
+    p.skip();
+    p.send_side(A);
+    assert_eq!(p.sent_of(A, M::Send), 1, "whether it is taken shows first");
+    p.recv(B, 0, 8);
+    p.run();
+    p.expect_sends(&[Success; 6]);
+}
+
+#[test]
+fn the_quick_way_is_for_those_whom_nothing_keeps_back() {
+    // Before anything was said, the peer does not know the partition key.
+    let p = Ways::rc();
+    assert_eq!(p.a.qp.lanes(), Lanes::default());
+    let mut p = small(0);
+    assert_eq!(p.a.qp.lanes(), Lanes { sends: true, takes: false }, "the peer has said nothing");
+    // A READ that is not answered.
+    p.send(A, SendOp::Read(remote(0)), 0, 8);
+    p.send_side(A);
+    assert!(!p.a.qp.lanes().sends);
+    p.settle();
+    assert!(p.a.qp.lanes().sends);
+    // One that was refused, and goes alone.
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    assert!(!p.a.qp.lanes().sends, "it waits");
+    p.skip();
+    assert!(!p.a.qp.lanes().sends, "it waits still");
+    p.skip();
+    p.send_side(A);
+    assert!(!p.a.qp.lanes().sends, "it goes alone");
+    p.lose();
+    // Draining, and while an event of it is due.
+    let mut p = small(0);
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send_side(A);
+    p.modify(A, QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() }).unwrap();
+    p.send_side(A);
+    assert!(!p.a.qp.lanes().sends);
+    p.state(A, QpState::Rts);
+    p.send_side(A);
+    assert!(!p.a.qp.lanes().sends, "an event is due");
+    let mut p = small(0);
+    p.state(A, QpState::Sqd);
+    p.send_side(A);
+    assert!(!p.a.qp.lanes().sends, "it does not send");
+    // A peer that is gone.
+    let mut p = small(0);
+    p.with(A, |_, qp, host| qp.peer_gone(host));
+    assert!(!p.a.qp.lanes().sends);
+}
+
+#[test]
+fn a_lane_tells_of_credits() {
+    let mut p = small(0);
+    let credit = |p: &mut Ways| p.a.qp.lane().unwrap().has_credit();
+    assert!(!credit(&mut p), "the peer has no receive request");
+    for _ in 0..2 {
+        p.recv(B, 0, 8);
+    }
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.settle();
+    for left in [true, true, false] {
+        assert_eq!(credit(&mut p), left);
+        if left {
+            p.queue(A, SendOp::Send, 0, 8);
+            assert!(p.send_quick(A));
+        }
+    }
+    p.settle();
+    assert_eq!(p.b.host.recvs().len(), 2);
+}
+
+#[test]
+fn the_quick_way_keeps_what_is_owed_to_the_peer() {
+    let mut p = small(0);
+    for _ in 0..4 {
+        p.recv(A, 0, 8);
+    }
+    p.send(B, SendOp::Write(remote(0)), 0, 8);
+    p.recv(B, 0, 8);
+    p.send(A, SendOp::Send, 0, 8);
+    p.settle();
+    assert!(p.b.qp.lanes().sends && p.b.qp.lane().unwrap().has_credit());
+    // A knows of no receive request: this one is a probe, and finds one. How many there are is told by itself.
+    for _ in 0..8 {
+        p.recv(B, 0, 8);
+    }
+    p.send(A, SendOp::Send, 0, 8);
+    p.send_side(A);
+    p.take_all(B);
+    // B looks once whether there is something to send.
+    p.send_side(B);
+    p.queue(B, SendOp::Send, 0, 8);
+    assert!(p.send_quick(B));
+    assert!(p.b.qp.ack_owed().is_some());
+    p.settle();
+    assert_eq!((p.a.host.recvs().len(), p.b.host.statuses().len()), (1, 2));
+    // A refusal goes before anything else.
+    let mut p = small(0);
+    p.send(B, SendOp::Write(remote(0)), 0, 8);
+    p.settle();
+    p.send(A, SendOp::Send, 0, 8);
+    p.send_side(A);
+    p.take_all(B);
+    assert!(!p.b.qp.lanes().sends);
+    p.send_side(B);
+    assert_eq!(p.rnr_naks(B), 1);
+}

@@ -456,3 +456,38 @@ fn the_adapter_can_force_the_error_state() {
     p.expect_sends(&[WrFlushed]);
     assert!(p.a.qp.next_deadline().is_none());
 }
+
+#[test]
+fn no_answer_leaves_after_an_error_from_outside() {
+    let mut p = Ways::rc();
+    p.send(A, SendOp::Read(remote(0)), 0, 8);
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send_side(A);
+    p.take_all(B);
+    assert!(p.b.qp.wants_transmit());
+    p.state(B, QpState::Error);
+    assert!(!p.b.qp.wants_transmit() && p.b.qp.ack_owed().is_none());
+    assert_eq!((p.send_side(B), p.ack_side(B)), (0, 0));
+}
+
+#[test]
+fn the_refusal_that_brought_the_error_on_leaves_though_the_program_learns_of_it_first() {
+    let mut p = Ways::rc();
+    p.send(A, SendOp::Write(remote(MEMORY)), 0, 8);
+    p.send_side(A);
+    p.take_all(B);
+    assert_eq!(p.b.qp.state(), QpState::Error);
+    p.state(B, QpState::Error);
+    p.send_side(B);
+    assert_eq!(p.nak_codes(B), [NakCode::RemoteAccess]);
+}
+
+#[test]
+fn a_write_of_several_pieces_is_checked_whole_before_the_first_is_written() {
+    let mut p = Ways::rc();
+    let len = 3 * PIECE;
+    p.send(A, SendOp::Write(remote(MEMORY - len + 1)), 0, len as u32);
+    p.settle();
+    p.expect_sends(&[WcStatus::RemoteAccess]);
+    assert_eq!(p.b.host.writes, 0);
+}

@@ -759,3 +759,18 @@ fn naks_of_other_numbers_are_dropped() {
     p.run();
     p.expect_sends(&[Success]);
 }
+
+#[test]
+fn a_timeout_that_is_called_too_early_sends_nothing_again() {
+    let mut p = Ways::rc();
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.send_side(A);
+    let sent = p.log.len();
+    for after in [0, 1] {
+        p.now += after;
+        p.with(A, |now, qp, host| qp.handle_timeout(now, host));
+        assert_eq!((p.send_side(A), p.log.len()), (0, sent));
+    }
+    p.run();
+    p.expect_sends(&[Success]);
+}

@@ -614,3 +614,48 @@ fn loss_slows_a_stream_instead_of_stopping_it() {
     assert!(some > 0.7 * clean, "0.1 %: {some} of {clean}");
     assert!(many > 0.3 * clean, "1 %: {many} of {clean}");
 }
+
+/// Writes so many bytes, all of them under way at once, and has them acknowledged.
+fn write_at_once(p: &mut Pair, bytes: u32) {
+    for _ in 0..bytes / 1024 {
+        p.send(A, SendOp::Write(remote(0)), 0, 1024);
+    }
+    p.run();
+}
+
+#[test]
+fn a_window_grows_by_what_half_of_it_carried_and_by_nothing_less() {
+    let mut p = Pair::rc();
+    p.mark_ce = true;
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.run();
+    p.mark_ce = false;
+    let cut = p.a.qp.window().cwnd_bytes;
+    assert!(cut < 128 << 10 && cut > 20 << 10, "{cut} bytes");
+    for _ in 0..20 {
+        write_at_once(&mut p, cut / 4);
+    }
+    assert_eq!(p.a.qp.window().cwnd_bytes, cut, "a quarter says nothing about the path");
+    for _ in 0..20 {
+        write_at_once(&mut p, cut / 4 * 3);
+    }
+    assert!(p.a.qp.window().cwnd_bytes > cut);
+}
+
+#[test]
+fn what_fills_a_packet_up_is_zeros() {
+    for (op, len) in [(SendOp::Send, 5), (SendOp::Write(remote(0)), 258)] {
+        let mut p = Pair::rc();
+        p.fill(A, 0, 300);
+        p.recv(B, 0, 300);
+        p.send(A, op, 0, len);
+        p.run();
+        for sent in p.wire.iter().filter(|s| s.side == A) {
+            let packet = hca_core::wire::Packet::parse(&sent.bytes).unwrap();
+            let pad = usize::from(packet.bth().pad());
+            assert!(sent.bytes.ends_with(&[0; 3][..pad]), "{op:?}: {:x?}", sent.bytes);
+        }
+        let last = p.wire.iter().rfind(|s| s.side == A).unwrap();
+        assert_ne!(hca_core::wire::Packet::parse(&last.bytes).unwrap().bth().pad(), 0);
+    }
+}

@@ -547,3 +547,144 @@ fn limits_of_the_configuration_are_checked() {
     ));
     assert_eq!(p.a.qp.state(), QpState::Init);
 }
+
+fn draining() -> QpAttr {
+    QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() }
+}
+
+fn drained(p: &Pair) -> usize {
+    p.a.host.done.iter().filter(|d| **d == Done::Event(QpEvent::SqDrained)).count()
+}
+
+#[test]
+fn a_limit_that_changes_while_draining_keeps_the_event() {
+    let mut p = Pair::rc();
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.transmit_side(A);
+    p.modify(A, draining()).unwrap();
+    p.modify(A, QpAttr { state: Some(QpState::Sqd), rnr_retry: Some(3), ..QpAttr::default() }).unwrap();
+    assert_eq!(drained(&p), 0);
+    p.run();
+    assert_eq!(drained(&p), 1);
+}
+
+#[test]
+fn draining_that_was_called_off_is_told_when_it_is_begun_again_only_if_asked_for() {
+    let mut p = Pair::rc();
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.transmit_side(A);
+    p.modify(A, draining()).unwrap();
+    p.state(A, QpState::Rts);
+    p.run();
+    assert_eq!(drained(&p), 0, "it is ready to send");
+    p.state(A, QpState::Sqd);
+    p.run();
+    assert_eq!(drained(&p), 0, "nobody asked");
+}
+
+#[test]
+fn no_answer_leaves_after_an_error_from_outside() {
+    let mut p = Pair::rc();
+    p.deliver(B, &Raw::rc(P::ReadRequest, B, PSN).reth(0, KEY, 600).bytes());
+    p.deliver(B, &Raw::rc(P::WriteOnly, B, PSN + 3).reth(0, KEY, 4).payload(4).bytes());
+    assert!(p.b.qp.wants_transmit());
+    p.state(B, QpState::Error);
+    assert!(!p.b.qp.wants_transmit() && p.b.qp.ack_owed().is_none());
+    p.run();
+    assert!(p.ops(B).is_empty());
+}
+
+#[test]
+fn the_refusal_that_brought_the_error_on_leaves_though_the_program_learns_of_it_first() {
+    let mut p = Pair::rc();
+    p.deliver(B, &Raw::rc(P::WriteOnly, B, PSN).reth(MEMORY as u64, KEY, 4).payload(4).bytes());
+    assert_eq!(p.b.qp.state(), QpState::Error);
+    p.state(B, QpState::Error);
+    p.run();
+    assert_eq!(p.naks(B), [NakCode::RemoteAccess]);
+}
+
+#[test]
+fn an_rnr_retry_that_was_raised_in_sqd_holds_for_the_next_request() {
+    let mut p = Pair::new(&Setup { rnr_retry: 0, srq_b: true, ..Setup::default() });
+    p.state(A, QpState::Sqd);
+    p.modify(A, QpAttr { state: Some(QpState::Sqd), rnr_retry: Some(3), ..QpAttr::default() }).unwrap();
+    p.state(A, QpState::Rts);
+    p.send(A, SendOp::Send, 0, 8);
+    p.transmit();
+    p.turn();
+    p.transmit();
+    p.turn();
+    p.expect_sends(&[]);
+    p.recv(B, 0, 8);
+    p.run();
+    p.expect_sends(&[Success]);
+}
+
+#[test]
+fn a_small_solicited_send_says_so_and_a_write_does_not() {
+    let mut p = Pair::rc();
+    for _ in 0..2 {
+        p.recv(B, 0, 8);
+    }
+    for (op, flags) in [
+        (SendOp::Send, SendFlags::SOLICITED),
+        (SendOp::Send, SendFlags::empty()),
+        (SendOp::Write(remote(0)), SendFlags::SOLICITED),
+    ] {
+        p.post(A, op, 0, 8, flags);
+    }
+    p.run();
+    // What is probed comes after them.
+    let mine = p.wire.iter().filter(|s| s.side == A).take(3);
+    let said: Vec<bool> = mine.map(|s| Packet::parse(&s.bytes).unwrap().bth().solicited()).collect();
+    assert_eq!(said, [true, false, false]);
+}
+
+#[test]
+fn a_second_refusal_of_the_same_packet_within_a_round_trip_sends_nothing_again() {
+    let mut p = Pair::rc();
+    for _ in 0..5 {
+        p.send(A, SendOp::Write(remote(0)), 0, 8);
+    }
+    p.transmit_side(A);
+    let nak = Raw::rc(P::Acknowledge, A, PSN + 1).aeth(Syndrome::Nak(NakCode::PsnSequence)).bytes();
+    for _ in 0..2 {
+        p.deliver(A, &nak);
+        p.transmit_side(A);
+    }
+    let mine: Vec<u32> = p.psns(A).iter().map(|psn| psn.wrapping_sub(PSN) & 0xff_ffff).collect();
+    assert_eq!(mine, [0, 1, 2, 3, 4, 1, 2, 3, 4]);
+}
+
+#[test]
+fn a_refusal_of_a_later_request_is_none_of_an_unanswered_read_before_it() {
+    let mut p = Pair::rc();
+    p.send(A, SendOp::Read(remote(0)), 0, 600);
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.transmit_side(A);
+    // The READ has three PSNs: the first one behind them is not its own.
+    let nak = |psn| Raw::rc(P::Acknowledge, A, psn).aeth(Syndrome::Nak(NakCode::RemoteAccess)).bytes();
+    p.deliver(A, &nak(PSN + 3));
+    assert_eq!(p.a.qp.state(), QpState::Rts);
+    p.expect_sends(&[]);
+    // Of its second packet it is.
+    p.deliver(A, &nak(PSN + 1));
+    assert_eq!(p.a.host.statuses()[0], WcStatus::RemoteAccess);
+}
+
+#[test]
+fn what_the_window_says_is_counted_in_bytes() {
+    let mut p = Pair::new(&Setup { window_bytes: 64 << 10, ..Setup::default() });
+    assert_eq!((p.a.qp.window().cwnd_bytes, p.a.qp.window().inflight_bytes), (64 << 10, 0));
+    p.send(A, SendOp::Write(remote(0)), 0, 4096);
+    p.transmit_side(A);
+    let inflight = p.a.qp.window().inflight_bytes;
+    assert!((4096..8192).contains(&inflight), "{inflight} bytes");
+}
+
+#[test]
+fn a_queue_pair_tells_its_number() {
+    let p = Pair::rc();
+    assert_eq!((p.a.qp.qpn(), p.b.qp.qpn()), (qpn(A), qpn(B)));
+}

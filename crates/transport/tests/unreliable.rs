@@ -1,7 +1,7 @@
 //! Unreliable connection and unreliable datagram.
 mod pair;
 
-use hca_core::wire::{Opcode, PacketOp};
+use hca_core::wire::{BthFlags, Opcode, PacketOp};
 use hca_core::*;
 use hca_transport::*;
 use pair::*;
@@ -228,4 +228,163 @@ fn only_sends_are_datagrams() {
     p.send(A, SendOp::Write(remote(0)), 0, 8);
     p.run();
     p.expect_sends(&[WcStatus::LocalQpOperation]);
+}
+
+/// Lets a side send this many packets at most, and returns those that left, of which it has to tell the number.
+fn sends_at_most(p: &mut Pair, max: usize) -> usize {
+    let mut sink = VecSink::with_room(usize::MAX);
+    let sent = p.a.qp.poll_transmit(Instant::from_nanos(p.now), &mut p.a.host, &mut sink, max);
+    assert_eq!(sent, sink.out.len(), "it told another number");
+    sent
+}
+
+#[test]
+fn no_more_packets_leave_than_may() {
+    for qp_type in [QpType::Rc, QpType::Uc, QpType::Ud] {
+        for len in [8, 1000] {
+            let mut p = Pair::new(&Setup { qp_type, ..Setup::default() });
+            for _ in 0..8 {
+                p.send(A, SendOp::Send, 0, len);
+            }
+            for max in [1, 3, 0, 2] {
+                assert_eq!(sends_at_most(&mut p, max), max, "{qp_type:?}, {len} bytes");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_congestion_notification_counts_among_the_packets_that_may_leave() {
+    for qp_type in [QpType::Rc, QpType::Uc] {
+        let mut p = Pair::new(&Setup { qp_type, ..Setup::default() });
+        p.recv(A, 0, 8);
+        for _ in 0..4 {
+            p.send(A, SendOp::Send, 0, 1000);
+        }
+        p.mark_ce = true;
+        let psn = if qp_type == QpType::Rc { 0xff_fffe } else { 0 };
+        let opcode = if qp_type == QpType::Rc { Opcode::rc(P::SendOnly) } else { Opcode::uc(P::SendOnly) };
+        p.deliver(A, &Raw { opcode, ..Raw::rc(P::SendOnly, A, psn) }.payload(8).bytes());
+        assert_eq!(p.a.host.recvs().len(), 1);
+        assert_eq!(sends_at_most(&mut p, 2), 2, "{qp_type:?}");
+        assert_eq!((p.a.host.counted(Count::CnpSent), sends_at_most(&mut p, 1)), (1, 1), "{qp_type:?}");
+    }
+}
+
+#[test]
+fn marks_of_unreliable_connections_are_answered_and_those_of_datagrams_counted() {
+    let mut p = uc();
+    p.mark_ce = true;
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.run();
+    assert_eq!((p.b.host.counted(Count::CnpSent), p.a.host.counted(Count::CnpReceived)), (1, 1));
+    assert_eq!(p.a.host.counted(Count::CnpSent), 0, "a notification is not answered");
+    let mut p = ud();
+    p.mark_ce = true;
+    p.recv(B, 0, 100);
+    p.send(A, SendOp::Send, 0, 8);
+    p.run();
+    assert_eq!((p.b.host.counted(Count::EcnMarked), p.b.host.counted(Count::CnpSent)), (1, 0));
+    p.mark_ce = false;
+    let mut raw = ud_raw(8);
+    raw.flags |= BthFlags::BECN;
+    p.deliver(B, &raw.bytes());
+    assert_eq!(p.b.host.counted(Count::EcnMarked), 1, "what the peer met is none of here");
+}
+
+#[test]
+fn the_first_psn_is_the_one_that_was_asked_for() {
+    for (mut p, op) in [(uc(), SendOp::Write(remote(0))), (ud(), SendOp::Send)] {
+        p.send(A, op, 0, 8);
+        p.send(A, op, 0, 8);
+        p.run();
+        assert_eq!(p.psns(A), [PSN, PSN + 1], "{op:?}");
+    }
+}
+
+#[test]
+fn a_message_half_sent_keeps_an_unreliable_connection_from_being_drained() {
+    let mut p = uc();
+    p.sink_room = 1;
+    p.send(A, SendOp::Write(remote(0)), 0, 600);
+    p.transmit_side(A);
+    p.modify(A, QpAttr { state: Some(QpState::Sqd), sqd_event: Some(true), ..QpAttr::default() }).unwrap();
+    assert!(!p.a.host.has_event(QpEvent::SqDrained), "two packets are to come");
+    p.transmit_side(A);
+    assert!(!p.a.host.has_event(QpEvent::SqDrained), "one packet is to come");
+    p.transmit_side(A);
+    assert!(p.a.host.has_event(QpEvent::SqDrained));
+}
+
+#[test]
+fn an_unreliable_connection_is_established_once_and_not_when_ready_to_send() {
+    let s = Setup { qp_type: QpType::Uc, ..Setup::default() };
+    let mut p = Pair::reset(&s);
+    p.ready_to_receive(A, &s);
+    p.ready_to_send(A, &s);
+    p.ready_to_receive(B, &s);
+    for _ in 0..2 {
+        p.send(A, SendOp::Write(remote(0)), 0, 8);
+    }
+    p.run();
+    let told =
+        |p: &Pair| p.b.host.done.iter().filter(|d| **d == Done::Event(QpEvent::CommEstablished)).count();
+    assert_eq!(told(&p), 1);
+    let mut p = uc();
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.run();
+    assert_eq!(told(&p), 0);
+}
+
+#[test]
+fn a_request_that_is_posted_behind_a_failed_one_is_flushed_at_once() {
+    let mut p = uc();
+    p.send(A, SendOp::Read(remote(0)), 0, 8);
+    p.run();
+    assert_eq!(p.a.qp.state(), QpState::Sqe);
+    p.send(A, SendOp::Send, 0, 8);
+    p.expect_sends(&[WcStatus::LocalQpOperation, WrFlushed]);
+}
+
+#[test]
+fn only_the_last_packet_of_a_solicited_message_says_so_and_no_write_does() {
+    let mut p = uc();
+    p.recv(B, 0, 600);
+    for (op, flags) in [
+        (SendOp::Send, SendFlags::SOLICITED),
+        (SendOp::Send, SendFlags::empty()),
+        (SendOp::Write(remote(0)), SendFlags::SOLICITED),
+    ] {
+        p.post(A, op, 0, 600, flags);
+    }
+    p.run();
+    let solicited = |s: &Sent| hca_core::wire::Packet::parse(&s.bytes).unwrap().bth().solicited();
+    let said: Vec<bool> = p.wire.iter().map(solicited).collect();
+    assert_eq!(said, [false, false, true, false, false, false, false, false, false]);
+}
+
+#[test]
+fn a_list_of_several_packets_is_checked_before_the_first_one_leaves() {
+    for qp_type in [QpType::Rc, QpType::Uc] {
+        let mut p = Pair::new(&Setup { qp_type, ..Setup::default() });
+        let request =
+            SendRequest { op: SendOp::Write(remote(0)), flags: SendFlags::SIGNALED, len: 600, dest: None };
+        p.post_raw(A, Posted { request, addr: 0, bad: true });
+        p.run();
+        p.expect_sends(&[WcStatus::LocalProtection]);
+        assert!(p.ops(A).is_empty(), "{qp_type:?}");
+    }
+}
+
+#[test]
+fn a_datagram_is_as_long_as_the_ports_mtu_at_most() {
+    let mut p = ud();
+    p.recv(B, 0, 4096 + 40);
+    p.recv(B, 8192, 8192);
+    p.send(A, SendOp::Send, 0, 4096);
+    p.run();
+    p.expect_sends(&[Success]);
+    assert_eq!(p.b.host.recvs()[0].1.byte_len, 4096 + 40);
+    p.deliver(B, &ud_raw(4100).bytes());
+    assert_eq!((p.b.host.recvs().len(), p.b.host.counted(Count::DroppedInvalid)), (1, 1));
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use hca_core::{
     AckTimeout, AddressVector, DeviceError, Gid, Lid, Mtu, Psn, QpAttr, QpState, QpType, Qpn,
-    RNR_RETRY_INFINITE, RnrTimer,
+    RNR_RETRY_INFINITE, RnrTimer, StaticRate,
 };
 
 use crate::{ConnectError, ParseEndpointError};
@@ -189,6 +189,10 @@ pub struct ConnectOptions {
     pub hop_limit: u8,
     /// Flow label, 20 bits; on RoCEv2 entropy for the UDP source port. 0 lets the device choose.
     pub flow_label: u32,
+    /// Service level, 0 to 15; on Ethernet a priority, 0 to 7.
+    pub sl: u8,
+    /// The highest rate of sending, where the path is slower than the port.
+    pub static_rate: StaticRate,
 }
 
 impl Default for ConnectOptions {
@@ -203,6 +207,8 @@ impl Default for ConnectOptions {
             traffic_class: 0,
             hop_limit: 0,
             flow_label: 0,
+            sl: 0,
+            static_rate: StaticRate::UNLIMITED,
         }
     }
 }
@@ -229,6 +235,8 @@ pub(crate) fn steps(
             flow_label: options.flow_label,
             hop_limit: options.hop_limit,
             traffic_class: options.traffic_class,
+            sl: options.sl,
+            static_rate: options.static_rate,
         }),
         path_mtu: Some(options.mtu.map_or(mtu, |wanted| wanted.min(mtu))),
         rq_psn: Some(remote.psn),

@@ -73,7 +73,8 @@ impl DmaMemory<'_> {
 
 /// A function by way of the kernel, or of a server.
 ///
-/// Regions and interrupts are those of vfio: BARs 0 to 5, configuration space 7; MSI-X is kind 2. Ranges have been
+/// Regions and interrupts are those of vfio: BARs 0 to 5, configuration space 7; MSI-X is kind 2, errors of
+/// the bus 3, requests to let go 4. Ranges have been
 /// checked against the region's description.
 pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// Its name for people, and by which it can be opened.
@@ -82,19 +83,26 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     fn region(&self, index: u32) -> Result<Region, FunctionError>;
     fn read(&self, region: &RegionInfo, offset: u64, into: &mut [u8]) -> Result<(), FunctionError>;
     fn write(&self, region: &RegionInfo, offset: u64, data: &[u8]) -> Result<(), FunctionError>;
-    fn msix_vectors(&self) -> Result<u32, FunctionError>;
-    /// Has interrupts from 0 on write to these.
-    fn set_msix(&self, eventfds: &[BorrowedFd<'_>]) -> Result<(), FunctionError>;
-    fn clear_msix(&self) -> Result<(), FunctionError>;
+    /// Interrupts of a kind that there are, and that can write to eventfds.
+    fn irqs(&self, kind: u32) -> Result<u32, FunctionError>;
+    /// Has interrupts of a kind from 0 on write to these.
+    fn set_irqs(&self, kind: u32, eventfds: &[BorrowedFd<'_>]) -> Result<(), FunctionError>;
+    fn clear_irqs(&self, kind: u32) -> Result<(), FunctionError>;
     fn reset(&self) -> Result<(), FunctionError>;
 
     fn dma_limits(&self) -> DmaLimits;
     /// Whether memory may be huge pages that the system has set aside (hugetlbfs). A server must not take these: their
     /// owner can punch holes that nothing fills, so that the server's next access is its end.
     fn takes_huge_pages(&self) -> bool;
+    /// Whether memory may be somebody else's than the library's own ([`DmaMemory::Foreign`]).
+    fn takes_foreign(&self) -> bool;
     fn dma_map(&self, at: Iova, memory: &DmaMemory<'_>, rights: DmaRights) -> Result<(), DmaError>;
     /// Returns when the device can reach it no more.
     fn dma_unmap(&self, at: Iova, len: u64) -> Result<(), DmaError>;
+
+    /// Closes all descriptors of it, whoever holds them. From then on all of the above fails, but for unmapping, as it
+    /// reaches no memory any more.
+    fn let_go(&self) -> Result<(), FunctionError>;
 
     /// How to wake who serves the function, where it may sleep.
     fn waker(&self) -> Option<Waker>;

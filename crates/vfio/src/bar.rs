@@ -85,6 +85,9 @@ impl Bar {
         }
         let at = self.info.offset.checked_add(first).ok_or_else(not_mappable)?;
         self.check_length(&**file, at.saturating_add(last - first))?;
+        // Held until the window is known, so that none is left when the function is let go of.
+        let mut shown = self.function.shown();
+        let shown = shown.as_mut().ok_or_else(|| self.function.was_let_go())?;
         let mapping = Mapping::of_file(file.as_fd(), at, (last - first) as usize, 1);
         let mapping = mapping.map_err(|e| FunctionError::Io {
             name: self.function.name().to_owned(),
@@ -92,7 +95,10 @@ impl Bar {
             source: e.into(),
         })?;
         let owner = (self.function.clone(), self.function.0.windows.clone());
-        Ok(Mmio::new(mapping, (offset - first) as usize, len, owner))
+        let window = Mmio::new(mapping, (offset - first) as usize, len, owner);
+        shown.retain(|held| held.strong_count() > 0);
+        shown.push(window.held());
+        Ok(window)
     }
 
     /// The way to a part of it: mapped where all of the part may be, else by calls.

@@ -267,6 +267,12 @@ pub enum FunctionError {
         /// What is wrong with it.
         source: crate::user::wire::WireError,
     },
+    /// It was let go of.
+    #[error("{name} was let go of: open it again, once it is bound to vfio-pci, or served, again")]
+    LetGo {
+        /// Which function.
+        name: String,
+    },
     /// The server of the function refused, or is gone.
     #[error(transparent)]
     User(#[from] UserError),

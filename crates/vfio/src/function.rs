@@ -4,7 +4,7 @@ use core::fmt;
 use core::ptr::NonNull;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use hca_process::Fork;
 use rustix::event::{EventfdFlags, eventfd};
@@ -15,9 +15,21 @@ use crate::bar::Bar;
 use crate::config::ConfigSpace;
 use crate::dma::{DmaMapping, DmaTable};
 use crate::error::{DmaError, FunctionError, OpenError};
+use crate::mmio::Held;
 use crate::user::UserOptions;
+use crate::user::wire::{IRQ_ERROR, IRQ_MSIX, IRQ_REQUEST};
 use crate::wake::Waker;
 use crate::{linux, user};
+
+/// What tells of a function beside its interrupts: non-blocking eventfds, which count up. `None`: nobody tells of it.
+#[derive(Debug)]
+pub struct Notices {
+    /// The bus has reported an error after which the device can't go on; what it did last is not to be relied on.
+    pub error: Option<OwnedFd>,
+    /// Somebody wants the function back, as who unbinds it from vfio-pci: he waits until it is closed, or until
+    /// [`PciFunction::let_go`], and asks again until then.
+    pub request: Option<OwnedFd>,
+}
 
 /// A PCI function that this process drives. Clones are the same function; it is closed when the last one is gone, and
 /// with it all windows on registers, mappings and arenas.
@@ -35,6 +47,8 @@ pub(crate) struct Inner {
     msix: Mutex<u32>,
     /// Whoever holds a window on registers holds a clone.
     pub(crate) windows: Arc<()>,
+    /// Windows on registers that there are; `None`: the function was let go of.
+    shown: Mutex<Option<Vec<Weak<Held>>>>,
     /// Whose it is.
     pub(crate) fork: Fork,
 }
@@ -73,8 +87,8 @@ impl PciFunction {
             return Err(OpenError::NotPci { name: backend.name().to_owned() });
         }
         let dma = DmaTable::new(&backend.dma_limits());
-        let (msix, windows) = (Mutex::new(0), Arc::new(()));
-        let this = Self(Arc::new(Inner { backend, dma, msix, windows, fork: Fork::new() }));
+        let (msix, windows, shown) = (Mutex::new(0), Arc::new(()), Mutex::new(Some(Vec::new())));
+        let this = Self(Arc::new(Inner { backend, dma, msix, windows, shown, fork: Fork::new() }));
         let config = this.config()?;
         config.set_bus_master(false)?;
         config.set_memory_space(true)?;
@@ -112,7 +126,7 @@ impl PciFunction {
     /// # Errors
     /// It does not say.
     pub fn msix_vectors(&self) -> Result<u32, FunctionError> {
-        self.0.backend.msix_vectors()
+        self.0.backend.irqs(IRQ_MSIX)
     }
 
     /// Has its first `vectors` MSI-X interrupts count up an eventfd each. They are non-blocking: reading one gives how
@@ -130,17 +144,69 @@ impl PciFunction {
         if !(1..=has).contains(&vectors) {
             return Err(FunctionError::Vectors { name: name(), asked: vectors, has });
         }
-        let one = |_| eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let fds: Result<Vec<OwnedFd>, _> = (0..vectors).map(one).collect();
-        let fds = fds.map_err(|e| FunctionError::Io {
-            name: name(),
-            doing: "making eventfds for interrupts",
-            source: e.into(),
-        })?;
+        let fds: Vec<OwnedFd> = (0..vectors).map(|_| self.eventfd()).collect::<Result<_, _>>()?;
         let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        self.0.backend.set_msix(&borrowed)?;
+        self.0.backend.set_irqs(IRQ_MSIX, &borrowed)?;
         *set_up = vectors;
         Ok(fds)
+    }
+    fn eventfd(&self) -> Result<OwnedFd, FunctionError> {
+        let made = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        made.map_err(|e| FunctionError::Io {
+            name: self.name().to_owned(),
+            doing: "making eventfds for interrupts",
+            source: e.into(),
+        })
+    }
+
+    /// Has errors of the bus, and requests to let go of the function, count up an eventfd each.
+    ///
+    /// # Errors
+    /// The system has no descriptors left, or the function is gone.
+    pub fn notices(&self) -> Result<Notices, FunctionError> {
+        let backend = &self.0.backend;
+        let one = |kind| -> Result<Option<OwnedFd>, FunctionError> {
+            if backend.irqs(kind)? == 0 {
+                return Ok(None);
+            }
+            let fd = self.eventfd()?;
+            backend.set_irqs(kind, &[fd.as_fd()])?;
+            Ok(Some(fd))
+        };
+        Ok(Notices { error: one(IRQ_ERROR)?, request: one(IRQ_REQUEST)? })
+    }
+
+    /// Closes the function though clones and windows of it live: whoever wants it back has it then. It reaches no
+    /// memory any more; calls fail ([`FunctionError::LetGo`]), and windows show ordinary memory, which is nobody's. A
+    /// forked child changes nothing by it.
+    ///
+    /// # Errors
+    /// Something could not be taken from under who holds it. All that could be is closed.
+    pub fn let_go(&self) -> Result<(), FunctionError> {
+        // What a child has at these addresses is its own.
+        if self.0.fork.is_child() {
+            return Ok(());
+        }
+        let mut shown = self.shown();
+        let detached = shown.take().into_iter().flatten().filter_map(|held| held.upgrade());
+        let detached = detached.map(|held| held.detach()).fold(Ok(()), Result::and);
+        self.0.backend.let_go()?;
+        detached.map_err(|e| FunctionError::Io {
+            name: self.name().to_owned(),
+            doing: "taking the windows on registers",
+            source: e.into(),
+        })
+    }
+    pub(crate) fn shown(&self) -> MutexGuard<'_, Option<Vec<Weak<Held>>>> {
+        // It is whole between any two of its operations.
+        self.0.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    /// Whether it was let go of.
+    pub fn is_let_go(&self) -> bool {
+        self.shown().is_none()
+    }
+    pub(crate) fn was_let_go(&self) -> FunctionError {
+        FunctionError::LetGo { name: self.name().to_owned() }
     }
 
     /// Has no MSI-X interrupt come any more. Where none is set up it does nothing.
@@ -150,7 +216,7 @@ impl PciFunction {
     pub fn disable_msix(&self) -> Result<(), FunctionError> {
         let mut set_up = self.msix();
         if *set_up != 0 {
-            self.0.backend.clear_msix()?;
+            self.0.backend.clear_irqs(IRQ_MSIX)?;
             *set_up = 0;
         }
         Ok(())
@@ -172,6 +238,11 @@ impl PciFunction {
         // The kernel puts back what stood there before; a server need not.
         config.set_bus_master(false)?;
         config.set_memory_space(true)
+    }
+
+    /// Whether memory that is not from an arena can be mapped ([`dma_map`](Self::dma_map)).
+    pub fn takes_foreign(&self) -> bool {
+        self.0.backend.takes_foreign()
     }
 
     /// Lets the device reach memory that is not from an arena. The mapping is of whole pages, so the device can reach

@@ -9,6 +9,7 @@
 //!  driver   PciFunction ── config(): ConfigSpace          identity, capabilities, bus mastering
 //!              │        ── bar(i): Bar ── map(): Mmio     registers; a window keeps the function open
 //!              │        ── enable_msix(): eventfds
+//!              │        ── notices(), let_go()           errors of the bus; who wants the function back
 //!              │        ── dma_map(): DmaMapping          memory of the program's own (Linux vfio)
 //!              │        ── waker(): Waker                 wakes a server that sleeps (vfio-user)
 //!           DmaArena ──── alloc(): DmaBuf                 memory of the library's own, mapped once, given out in pieces
@@ -23,7 +24,7 @@
 //! until the device can reach it no more, whatever was dropped before. Memory of the program's own is the program's
 //! business, hence the `unsafe` of [`PciFunction::dma_map`].
 //!
-//! What it is not: it has no interrupts but MSI-X, no resets of whole buses, no ports (I/O space), no migration, and it
+//! What it is not: it has no interrupts of devices but MSI-X, no resets of whole buses, no ports (I/O space), no migration, and it
 //! binds no function to vfio-pci; its errors say how that is done.
 //!
 //! ```no_run
@@ -77,7 +78,7 @@ pub use bar::{Bar, Registers};
 pub use config::{Capability, ConfigSpace, MsixCapability};
 pub use dma::DmaMapping;
 pub use error::{DmaError, FunctionError, OpenError, RegionName};
-pub use function::PciFunction;
+pub use function::{Notices, PciFunction};
 pub use iova::Iova;
 pub use mmio::Mmio;
 pub use user::{UserError, UserOptions};

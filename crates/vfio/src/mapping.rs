@@ -97,6 +97,17 @@ impl Mapping {
         }
     }
 
+    /// Has ordinary memory be there instead of the file, which this mapping holds no more. Accesses go on meanwhile.
+    pub(crate) fn detach(&self) -> Result<(), Errno> {
+        let (at, prot) = (self.base.as_ptr().cast(), ProtFlags::READ | ProtFlags::WRITE);
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        // SAFETY: (1) it replaces a mapping of ours by one that is as long, readable and writable; (2) whoever reaches
+        // it does so by accesses that take what comes.
+        unsafe { rustix::mm::mmap_anonymous(at, self.len, prot, flags)? };
+        // SAFETY: (1) the advice changes no content.
+        unsafe { rustix::mm::madvise(at, self.len, Advice::LinuxDontFork) }
+    }
+
     /// Where it begins; for accesses of single words, and by those who hold the mapping.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base

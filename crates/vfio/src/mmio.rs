@@ -33,7 +33,9 @@ use core::ptr::NonNull;
 use core::sync::atomic::fence;
 use core::sync::atomic::{Ordering, compiler_fence};
 use std::any::Any;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+
+use rustix::io::Errno;
 
 use crate::mapping::Mapping;
 
@@ -50,10 +52,17 @@ pub struct Mmio {
     held: Arc<Held>,
 }
 
-struct Held {
+pub(crate) struct Held {
     mapping: Mapping,
     /// What has to stay open for the registers to be there.
     _owner: Box<dyn Any + Send + Sync>,
+}
+
+impl Held {
+    /// Has ordinary memory be in the registers' place.
+    pub(crate) fn detach(&self) -> Result<(), Errno> {
+        self.mapping.detach()
+    }
 }
 
 // SAFETY: (2) no reference is made to what it points at, and registers belong to no thread.
@@ -76,6 +85,11 @@ impl Mmio {
             held: Arc::new(Held { mapping, _owner: Box::new(owner) }),
         };
         whole.part(at, len)
+    }
+
+    /// What it holds, for who takes the registers away from under it.
+    pub(crate) fn held(&self) -> Weak<Held> {
+        Arc::downgrade(&self.held)
     }
 
     /// A window on a part of it.

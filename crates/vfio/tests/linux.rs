@@ -3,12 +3,20 @@
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
-use std::time::Instant;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use hca_vfio::{ArenaOptions, DmaArena, DmaRights, OpenError, PciAddress, PciFunction};
 
 const VARIABLE: &str = "HCA_VFIO_FUNCTION";
 const MIB: &str = "HCA_VFIO_MIB";
+/// One test at a time has the function.
+static FUNCTION: Mutex<()> = Mutex::new(());
+
+fn named() -> PciAddress {
+    let address = std::env::var(VARIABLE).unwrap_or_else(|_| panic!("{VARIABLE} names the function"));
+    address.parse().unwrap()
+}
 
 /// A function that is no function of this machine's is refused whatever the machine has.
 #[test]
@@ -20,8 +28,8 @@ fn a_function_that_is_not_there_is_refused() {
 #[test]
 #[ignore = "needs a function bound to vfio-pci"]
 fn a_function_is_opened_maps_memory_has_interrupts_and_is_reset() {
-    let address = std::env::var(VARIABLE).unwrap_or_else(|_| panic!("{VARIABLE} names the function"));
-    let address: PciAddress = address.parse().unwrap();
+    let _alone = FUNCTION.lock();
+    let address = named();
     let function = PciFunction::open(address).unwrap_or_else(|e| panic!("{e}"));
     let second = PciFunction::open(address);
     assert!(matches!(second, Err(OpenError::Busy { .. })), "{second:?}");
@@ -75,5 +83,48 @@ fn a_function_is_opened_maps_memory_has_interrupts_and_is_reset() {
     assert_eq!(config.vendor_id().unwrap(), ids.0);
     drop((arena, config, function));
     // Nothing of it is left open.
+    PciFunction::open(address).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// Whoever unbinds it waits until it is closed, though everything of it is still held.
+#[test]
+#[ignore = "needs a function bound to vfio-pci, and rights to unbind it"]
+fn a_function_that_is_unbound_under_its_program_is_let_go_of() {
+    let _alone = FUNCTION.lock();
+    let address = named();
+    let function = PciFunction::open(address).unwrap_or_else(|e| panic!("{e}"));
+    let request = function.notices().unwrap().request.expect("the kernel tells of requests");
+    let bars: Vec<_> = (0..6).filter_map(|index| function.bar(index).ok()).collect();
+    let windows = bars.iter().flat_map(|bar| bar.mappable().into_iter().map(move |area| (bar, area)));
+    let windows: Vec<_> = windows.map(|(bar, (at, len))| bar.map(at, len as usize).unwrap()).collect();
+    println!("{} windows", windows.len());
+    let arena = DmaArena::new(&function, ArenaOptions::default());
+    let piece = arena.alloc(4096, 4096).unwrap();
+
+    let unbind = std::thread::spawn(move || {
+        let begun = Instant::now();
+        let driver = format!("/sys/bus/pci/devices/{address}/driver/unbind");
+        std::fs::write(driver, address.to_string()).unwrap();
+        begun.elapsed()
+    });
+    let begun = Instant::now();
+    while rustix::io::read(&request, &mut [0_u8; 8]).is_err() {
+        assert!(begun.elapsed() < Duration::from_secs(20), "the kernel asks for it");
+        std::thread::yield_now();
+    }
+    assert!(!unbind.is_finished(), "it waits");
+    function.let_go().unwrap();
+    println!("unbound in {:?}", unbind.join().unwrap());
+    let driver = std::path::PathBuf::from(format!("/sys/bus/pci/devices/{address}/driver"));
+    assert!(!driver.exists());
+    for window in &windows {
+        window.store32(0, 1);
+        assert_eq!(window.load32(0), 1, "it is ordinary memory");
+    }
+    piece.store(0, &[1; 8]);
+    drop((windows, bars, piece, arena, function));
+
+    // `driver_override` names vfio-pci still.
+    std::fs::write("/sys/bus/pci/drivers_probe", address.to_string()).unwrap();
     PciFunction::open(address).unwrap_or_else(|e| panic!("{e}"));
 }

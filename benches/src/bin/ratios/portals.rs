@@ -14,8 +14,8 @@ use super::{Bench, Fabric, Row, Unit, less, more, rc};
 const PUBLISHED_8: f64 = 5_000.0;
 const PUBLISHED_4K: f64 = 17_700.0;
 const PUBLISHED_RATE: f64 = 110_000.0;
-/// What adaptive progress promises to a program that has stopped calling, in ns: its thread takes over within 2 ms, and
-/// is woken once.
+/// The longest that adaptive progress leaves a program alone that has stopped calling, in ns: its thread takes
+/// over within 2 ms, and is woken once.
 const PROMISED: f64 = 2_000_000.0 + WAKE;
 /// Waking a sleeper on another core, in ns.
 const WAKE: f64 = 18_000.0;

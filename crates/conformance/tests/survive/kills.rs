@@ -10,7 +10,7 @@ use test_support::roles::say;
 use crate::load::{Load, OWN, counters, pattern};
 use crate::{domain, own_domain, peer, start};
 
-/// What a survivor's requests to the dead may take to end: not a quarter of what a silent peer is given, so that only
+/// The time in which a survivor's requests to the dead end: not a quarter of what a silent peer is given, so that only
 /// the news of the death can end them in time.
 const A_SECOND: Duration = Duration::from_secs(1);
 /// When something that has to come is despaired of.

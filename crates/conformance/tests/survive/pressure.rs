@@ -15,7 +15,7 @@ use crate::load::{Load, OWN, counters, pattern};
 use crate::{domain, own_domain, peer, start};
 use test_support::roles::{Helper, hear, say};
 
-/// What a survivor's requests to the dead may take to end, as with any other death.
+/// The time in which a survivor's requests to the dead end, as with any other death.
 const A_SECOND: Duration = Duration::from_secs(1);
 /// When something that has to come is despaired of.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -4,8 +4,8 @@
 //! view of any bytes is a cast that can't fail. Two steps: a *view* accepts any bits; [`Packet::parse`]
 //! checks what one packet alone can show (lengths, opcode, pad count, version) and copies nothing.
 //!
-//! [`PacketBuilder`] writes a packet of any opcode; [`frame`] holds what surrounds it on Ethernet, and [`neighbour`] by
-//! what hosts find each other there.
+//! [`PacketBuilder`] writes a packet of any opcode; [`frame`] holds what surrounds it on Ethernet, [`neighbour`] by
+//! what hosts find each other there, and [`listener`] by what they tell which groups they hear.
 #![forbid(unsafe_code)]
 
 mod aeth;
@@ -25,6 +25,7 @@ pub mod icrc;
 mod imm;
 mod ipv4;
 mod ipv6;
+pub mod listener;
 mod lrh;
 mod mad;
 mod ndp;

@@ -9,19 +9,24 @@
 //! than there are slots, and does not overrun while the thread that hears has something else to do. A command that gets
 //! no answer in time is the end: the adapter is declared dead, and the slot and the mailboxes, which it may still
 //! write, are never used again.
+//!
+//! The adapter may do a command only when it has been lent pages, for which it asks by that same queue. Whoever waits
+//! for a command takes such requests, and sees to them: none waits for a thread that may not have been started, or that
+//! waits for a command itself.
 
 mod error;
 mod mailbox;
 
 use core::time::Duration;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::ThreadId;
 use std::time::Instant;
 
 use hca_prm::{
-    CMD_TYPE, CmdIn, CmdOut, CmdQueueEntry, Command, DeliveryStatus, INLINE_DATA, InitSegment, Layout,
-    MAX_SLOTS, Opcode,
+    CMD_TYPE, CmdIn, CmdOut, CmdQueueEntry, Command, DeliveryStatus, Eqe, EventType, INLINE_DATA,
+    InitSegment, Layout, MAX_SLOTS, Opcode, PagesReqEvent,
 };
 use hca_vfio::mmio::{dma_rmb, doorbell_wmb};
 use hca_vfio::{DmaArena, DmaBuf, FunctionError};
@@ -33,6 +38,7 @@ use crate::eq::Eq;
 use crate::error::OpenError;
 use crate::health::{Death, Health};
 use crate::options::Options;
+use crate::pages::Pages;
 use crate::registers::Registers;
 
 /// Bytes of the queue's memory.
@@ -58,8 +64,14 @@ pub(crate) struct CommandQueue {
     state: Mutex<State>,
     /// A slot was given back, or the adapter has handed one back, or it is dead.
     changed: Condvar,
-    /// Where the adapter tells of commands that are done.
+    /// Memory that is lent to the adapter.
+    pages: Pages,
+    /// Where the adapter tells of commands that are done, and asks for pages.
     told: Mutex<Option<Eq>>,
+    /// Requests for pages that nobody has seen to, in their order.
+    asked: Mutex<VecDeque<Asked>>,
+    /// Held by whoever sees to them.
+    lending: Mutex<()>,
     /// Whether somebody hears that.
     events: AtomicBool,
     /// The thread that hears of them, and can't wait for itself.
@@ -70,6 +82,12 @@ struct State {
     /// Slots that are not in use, a bit each.
     free: u32,
     token: u8,
+}
+
+/// The adapter asks for pages, or (negative) offers some back, as the pages of a function.
+struct Asked {
+    function: u32,
+    pages: i32,
 }
 
 /// Which slots a command may have.
@@ -117,7 +135,10 @@ impl CommandQueue {
             look: options.command_look,
             state: Mutex::new(State { free, token: 0 }),
             changed: Condvar::new(),
+            pages: Pages::new(arena.clone()),
             told: Mutex::new(None),
+            asked: Mutex::default(),
+            lending: Mutex::default(),
             events: AtomicBool::new(false),
             hearer: OnceLock::new(),
         })
@@ -155,7 +176,12 @@ impl CommandQueue {
         Ok(out)
     }
 
-    /// The adapter tells of commands that are done there.
+    /// Pages that the adapter has.
+    pub(crate) fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    /// The adapter tells there of commands that are done, and asks for pages.
     pub(crate) fn set_events(&self, eq: Eq) {
         *self.told() = Some(eq);
     }
@@ -165,10 +191,10 @@ impl CommandQueue {
         eq.map_or(Ok(()), |eq| eq.destroy(self))
     }
     /// Takes what the adapter told of commands, has all who wait look, and arms the queue if there was anything or its
-    /// interrupt came.
+    /// interrupt came. Pages that it asked for are lent by [`lend`](Self::lend).
     pub(crate) fn hear(&self, interrupted: bool) -> Result<(), FunctionError> {
         let mut told = self.told();
-        let any = take_all(&mut told)?;
+        let any = self.take_all(&mut told)?;
         if let Some(eq) = told.as_ref().filter(|_| any || interrupted) {
             eq.arm()?;
         }
@@ -181,6 +207,57 @@ impl CommandQueue {
     fn told(&self) -> MutexGuard<'_, Option<Eq>> {
         // It is whole between any two of its operations.
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+    fn asked(&self) -> MutexGuard<'_, VecDeque<Asked>> {
+        // It is whole between any two of its operations.
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes all events, but not for ever from an adapter that tells without end; whether there were any.
+    fn take_all(&self, told: &mut Option<Eq>) -> Result<bool, FunctionError> {
+        let Some(eq) = told else { return Ok(false) };
+        for taken in 0..MOST_EVENTS {
+            let Some(event) = eq.take()? else { return Ok(taken > 0) };
+            if EventType::from_code(event.get(Eqe::EVENT_TYPE)) == Some(EventType::PageRequest) {
+                let data = PagesReqEvent::from_bytes(&event.get(Eqe::EVENT_DATA));
+                let data = data.expect("an event's data are 28 bytes");
+                let pages = data.get(PagesReqEvent::NUM_PAGES) as i32;
+                self.asked().push_back(Asked { function: data.get(PagesReqEvent::FUNCTION_ID), pages });
+            }
+        }
+        Ok(true)
+    }
+    /// The same by who waits for a command, for whom a function that can't be reached is the adapter's death. Those
+    /// whose events were taken look.
+    fn take_told(&self) {
+        let any = self.take_all(&mut self.told());
+        if any.is_err() {
+            self.health.declare(Death::Unreachable);
+        }
+        if any.unwrap_or(true) {
+            self.wake();
+        }
+    }
+
+    /// Lends the pages that were asked for, and takes back those that were offered, in their order; unless somebody is
+    /// about it, who will see to all.
+    pub(crate) fn lend(&self) {
+        while !self.asked().is_empty() {
+            let lending = match self.lending.try_lock() {
+                Ok(lending) => lending,
+                Err(TryLockError::Poisoned(e)) => e.into_inner(),
+                // Whoever has it looks once more when he has let go of it.
+                Err(TryLockError::WouldBlock) => return,
+            };
+            loop {
+                let next = self.asked().pop_front();
+                let Some(Asked { function, pages }) = next else { break };
+                if let Err(e) = self.pages.change(self, function, pages) {
+                    tracing::error!(%e, pages, "what the adapter asked for was not done");
+                }
+            }
+            drop(lending);
+        }
     }
 
     /// From now on that thread hears of commands that are done, and calls [`wake`](Self::wake).
@@ -232,17 +309,18 @@ impl CommandQueue {
             outputs.leak();
             return Err(CmdError::Function { command, source });
         }
-        if let Err(e) = self.wait(command, slot, deadline) {
+        if let Err(e) = self.wait(command, lane, slot, deadline) {
             inputs.leak();
             outputs.leak();
             return Err(e);
         }
         let outcome = self.read(command, slot, out, &outputs);
         // Its own event may come later, and is the next one's to take.
-        if take_all(&mut self.told()).is_err() {
-            self.health.declare(Death::Unreachable);
-        }
+        self.take_told();
         self.give_slot(slot);
+        if lane == Lane::Usual {
+            self.lend();
+        }
         outcome
     }
 
@@ -303,7 +381,7 @@ impl CommandQueue {
         !CmdQueueEntry::OWNERSHIP.of_row(u32::from_be(word.load(Ordering::Acquire)))
     }
 
-    fn wait(&self, command: Opcode, slot: u32, deadline: Instant) -> Result<(), CmdError> {
+    fn wait(&self, command: Opcode, lane: Lane, slot: u32, deadline: Instant) -> Result<(), CmdError> {
         for _ in 0..LOOKS {
             if self.is_done(slot) {
                 return Ok(());
@@ -311,8 +389,16 @@ impl CommandQueue {
             std::thread::yield_now();
         }
         let mut nap = Duration::from_micros(20);
-        let mut state = self.state();
         loop {
+            // It may wait for pages. Those that bring them do not.
+            if lane == Lane::Usual {
+                self.take_told();
+                self.lend();
+            }
+            if !self.hears() && self.health.look_if_due(&self.registers) {
+                self.wake();
+            }
+            let state = self.state();
             if self.is_done(slot) {
                 return Ok(());
             }
@@ -324,8 +410,7 @@ impl CommandQueue {
             let longest = if self.hears() { self.look } else { nap };
             let sleep = left.min(longest);
             nap = (2 * nap).min(LONGEST_NAP);
-            let woken = self.changed.wait_timeout(state, sleep);
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+            drop(self.changed.wait_timeout(state, sleep));
         }
     }
 
@@ -359,17 +444,6 @@ impl CommandQueue {
         }
         Ok(())
     }
-}
-
-/// Takes all events, but not for ever from an adapter that tells without end; whether there were any.
-fn take_all(told: &mut Option<Eq>) -> Result<bool, FunctionError> {
-    let Some(eq) = told else { return Ok(false) };
-    for taken in 0..MOST_EVENTS {
-        if eq.take()?.is_none() {
-            return Ok(taken > 0);
-        }
-    }
-    Ok(true)
 }
 
 /// The variant of the command in a slot, for the log.

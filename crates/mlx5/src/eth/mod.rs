@@ -2,7 +2,8 @@
 //! kernel does that behind vfio.
 //!
 //! The adapter leads frames by a table of flows: ARP to all and to this port, and ICMPv6 to this port and to the groups
-//! in which its IPv6 addresses are asked for. Everything else on the port is RDMA's, or nobody's.
+//! in which its IPv6 addresses are asked for, also behind options that routers look at, as queries of multicast
+//! listener discovery have. Everything else on the port is RDMA's, or nobody's.
 //!
 //! Who needs a peer's MAC asks and waits ([`Ethernet::find`]); the driver's thread takes frames when the adapter has
 //! said that there are some ([`Ethernet::serve`]), a bounded number each time it has seen to everything else, and
@@ -102,7 +103,7 @@ impl Ethernet {
         }
         let mut made = Made::default();
         let neighbours = Neighbours::new(port.mac(), stations.iter().map(|s| s.ip).collect());
-        match setup::queues(means, port.mac(), &stations, &mut made) {
+        match setup::queues(means, port, &stations, &mut made) {
             Ok((queues, cqn)) => {
                 let state = Mutex::new(State { queues, neighbours, counters: Counters::default() });
                 let called = AtomicBool::new(false);
@@ -139,10 +140,13 @@ impl Ethernet {
         self.state().counters
     }
 
-    /// Tells all neighbours where this port's addresses are, and listens from now on.
+    /// Tells switches which groups this port hears, and all neighbours where its addresses are, and listens from now on.
     fn announce(&self) {
         let mut state = self.state();
-        for frame in state.neighbours.own().map(announcement).collect::<Vec<_>>() {
+        // Who asks because of an announcement is heard by then.
+        let reports = state.neighbours.first_reports();
+        let announcements: Vec<_> = state.neighbours.own().map(announcement).collect();
+        for frame in reports.into_iter().chain(announcements) {
             state.say(&frame);
         }
         state.queues.arm();
@@ -226,6 +230,7 @@ impl State {
         self.queues.poll(|frame| {
             counters.heard += 1;
             answers.extend(neighbours.hear(&frame, now));
+            answers.extend(neighbours.answer_query(&frame));
         });
         for answer in answers {
             self.say(&answer);

@@ -20,7 +20,7 @@ use crate::cmd::{CmdError, CommandQueue};
 use crate::cqe;
 use crate::error::OpenError;
 use crate::mr;
-use crate::port;
+use crate::port::{Port, list_addresses, no_addresses};
 use crate::queue::QueueMemory;
 use crate::shared::SharedCells;
 use crate::uar::Uar;
@@ -34,6 +34,8 @@ const LOG_ENTRY: u32 = 4;
 const FORWARD: u32 = 4;
 /// The part of a flow's criteria that holds: the outer headers.
 const OUTER: u32 = 1;
+/// The protocol of options in front of all others. Adapters may tell it or what follows the options.
+const HOP_BY_HOP: u8 = 0;
 /// Bytes of a buffer: more than the longest frame of these adapters, whatever the port is set to.
 const FRAME_ROOM: usize = 10 << 10;
 
@@ -102,7 +104,7 @@ macro_rules! make {
 /// Makes the queues of a port, and leads frames to them. Returns them, with the number of their completion queue.
 pub(super) fn queues(
     means: &Means<'_>,
-    mac: Mac,
+    port: &Port,
     stations: &[Station],
     made: &mut Made,
 ) -> Result<(Queues<Uar>, u32), Failed> {
@@ -131,7 +133,7 @@ pub(super) fn queues(
     let create = CreateCqIn::new().with(CreateCqIn::CQ_CONTEXT, context);
     let cqn = make!(cmd, made, create, &cq.pages => CreateCqOut::CQN, DestroyCqIn::CQN);
 
-    let sqn = send_queue(means, made, (pdn, domain, cqn), &uar, &send)?;
+    let sqn = send_queue(means, made, (pdn, domain, cqn, port.inline_mode), &uar, &send)?;
     let rqn = receive_queue(means, made, (pdn, cqn), &recv)?;
 
     let parts = Parts {
@@ -149,17 +151,17 @@ pub(super) fn queues(
     let create = CreateTirIn::new().with(CreateTirIn::CTX, tirc);
     let tirn = make!(cmd, made, create, &[] => CreateTirOut::TIRN, DestroyTirIn::TIRN);
     let groups = groups(stations);
-    flows(cmd, made, tirn, mac, &groups)?;
+    flows(cmd, made, tirn, port.mac(), &groups)?;
     let heard: Vec<Mac> = std::iter::once(BROADCAST).chain(groups).collect();
-    port::list_addresses(cmd, AllowedListType::CurrentMcMacAddress, &heard)?;
-    made.push(port::no_addresses(AllowedListType::CurrentMcMacAddress));
+    list_addresses(cmd, AllowedListType::CurrentMcMacAddress, &heard)?;
+    made.push(no_addresses(AllowedListType::CurrentMcMacAddress));
     Ok((queues, cqn))
 }
 
 fn send_queue(
     means: &Means<'_>,
     made: &mut Made,
-    (pdn, domain, cqn): (u32, u32, u32),
+    (pdn, domain, cqn, inline_mode): (u32, u32, u32, u32),
     uar: &Uar,
     memory: &QueueMemory,
 ) -> Result<u32, CmdError> {
@@ -169,6 +171,8 @@ fn send_queue(
     let wq = ring(pdn, LOG_BLOCK, LOG_SEND_BLOCKS, memory).with(Wq::UAR_PAGE, uar.index);
     let context = Sqc::new()
         .with(Sqc::FLUSH_IN_ERROR_EN, true)
+        // Requests carry whole frames.
+        .with(Sqc::MIN_WQE_INLINE_MODE, inline_mode)
         .with(Sqc::TS_FORMAT, means.caps.sq_ts_format)
         .with(Sqc::CQN, cqn)
         .with(Sqc::TIS_LST_SZ, 1)
@@ -241,7 +245,9 @@ fn flows(cmd: &CommandQueue, made: &mut Made, tirn: u32, mac: Mac, groups: &[Mac
     let nic_rx = FlowTableType::NicRx.code();
     let arp: Vec<_> = [BROADCAST, mac].map(|dst| headers(dst, ether_type::ARP, 0)).to_vec();
     let of_ndp = |dst: &Mac| headers(*dst, ether_type::IPV6, NdpMessage::PROTOCOL);
-    let ndp: Vec<_> = std::iter::once(&mac).chain(groups).map(of_ndp).collect();
+    let with_options = |dst: &Mac| headers(*dst, ether_type::IPV6, HOP_BY_HOP);
+    let ndp = std::iter::once(&mac).chain(groups).map(of_ndp);
+    let ndp: Vec<_> = ndp.chain(groups.iter().map(with_options)).collect();
 
     let log_size = (arp.len() + ndp.len()).next_power_of_two().trailing_zeros();
     let context = FlowTableContext::new().with(FlowTableContext::LOG_SIZE, log_size);

@@ -66,7 +66,7 @@ pub(crate) fn context(fixed: &Fixed, log_max_msg: u32, attr: &QpAttr, path: Opti
         .with(Qpc::NEXT_SEND_PSN, attr.sq_psn.map_or(0, |p| p.raw()))
         .with(Qpc::NEXT_RCV_PSN, attr.rq_psn.map_or(0, |p| p.raw()))
         .with(Qpc::REMOTE_QPN, attr.dest_qpn.map_or(0, |q| q.raw()))
-        .with(Qpc::LOG_SRA_MAX, log_up(attr.max_rd_atomic))
+        .with(Qpc::LOG_SRA_MAX, log_down(attr.max_rd_atomic))
         .with(Qpc::LOG_RRA_MAX, log_up(attr.max_dest_rd_atomic));
     // What may be given in later transitions as well is said to be given.
     if let Some(access) = attr.access {
@@ -74,8 +74,10 @@ pub(crate) fn context(fixed: &Fixed, log_max_msg: u32, attr: &QpAttr, path: Opti
         c = c
             .with(Qpc::RRE, access.contains(Access::REMOTE_READ))
             .with(Qpc::RWE, access.contains(Access::REMOTE_WRITE))
-            .with(Qpc::RAE, access.contains(Access::REMOTE_ATOMIC))
-            .with(Qpc::ATOMIC_MODE, AtomicMode::IbSpec.code());
+            .with(Qpc::RAE, access.contains(Access::REMOTE_ATOMIC));
+        if access.contains(Access::REMOTE_ATOMIC) {
+            c.set(Qpc::ATOMIC_MODE, AtomicMode::IbSpec.code());
+        }
     }
     if let Some(timer) = attr.min_rnr_timer {
         optional |= optpar::RNR_TIMEOUT;
@@ -116,9 +118,30 @@ pub(crate) fn complete(attr: &QpAttr, all: &QpAttr) -> QpAttr {
     given
 }
 
-/// As many as asked for at least, as a power of two.
+/// Which optional fields a transition takes, of those that a service has: an adapter refuses others.
+fn allowed(qp_type: QpType, from: QpState, to: QpState) -> u32 {
+    let early = from == QpState::Init;
+    let rights = match qp_type {
+        QpType::Rc => optpar::RRE | optpar::RWE | optpar::RAE,
+        QpType::Uc => optpar::RWE,
+        QpType::Ud => optpar::Q_KEY,
+    };
+    // What a transition needs is always taken: INIT to RTR the timer.
+    let timer = if qp_type == QpType::Rc && !early { optpar::RNR_TIMEOUT } else { 0 };
+    match to {
+        QpState::Init | QpState::Rtr if early => rights | optpar::PKEY_INDEX,
+        QpState::Rts => rights | timer,
+        _ => 0,
+    }
+}
+
+/// As many as asked for at least, as a power of two: what a peer was told that it may do.
 fn log_up(count: Option<u8>) -> u32 {
     u32::from(count.unwrap_or(0).max(1)).next_power_of_two().trailing_zeros()
+}
+/// As many as asked for at most, as a power of two: what a peer has said that it takes.
+fn log_down(count: Option<u8>) -> u32 {
+    count.unwrap_or(0).max(1).ilog2()
 }
 
 /// Gives the command for a transition, to the peer at the end of `path` if there is to be one.
@@ -130,12 +153,13 @@ pub(crate) fn command(
     path: Option<&Path>,
 ) -> Result<(), DeviceError> {
     use QpState::{Error, Init, Reset, Rtr, Rts, Sqe};
-    let (qpc, optional) = context(fixed, hca.caps.log_max_msg, attr, path);
+    let (qpc, given) = context(fixed, hca.caps.log_max_msg, attr, path);
+    let optional = given & allowed(fixed.qp_type, from, to);
     macro_rules! give {
-        ($command:ident, $optional:expr) => {{
+        ($command:ident) => {{
             let input = $command::new()
                 .with($command::QPN, fixed.qpn)
-                .with($command::OPT_PARAM_MASK, $optional)
+                .with($command::OPT_PARAM_MASK, optional)
                 .with($command::QPC, qpc);
             hca.exec(&input).map(drop)
         }};
@@ -143,13 +167,12 @@ pub(crate) fn command(
     match (from, to) {
         (_, Reset) => hca.exec(&Qp2RstIn::new().with(Qp2RstIn::QPN, fixed.qpn)).map(drop),
         (_, Error) => hca.exec(&Qp2ErrIn::new().with(Qp2ErrIn::QPN, fixed.qpn)).map(drop),
-        (Reset, Init) => give!(Rst2InitQpIn, 0),
-        (Init, Init) => give!(Init2InitQpIn, optional),
-        // What it needs is always taken.
-        (Init, Rtr) => give!(Init2RtrQpIn, optional & !optpar::RNR_TIMEOUT),
-        (Rtr, Rts) => give!(Rtr2RtsQpIn, optional),
-        (Rts, Rts) => give!(Rts2RtsQpIn, optional),
-        (Sqe, Rts) => give!(SqErr2RtsQpIn, optional),
+        (Reset, Init) => give!(Rst2InitQpIn),
+        (Init, Init) => give!(Init2InitQpIn),
+        (Init, Rtr) => give!(Init2RtrQpIn),
+        (Rtr, Rts) => give!(Rtr2RtsQpIn),
+        (Rts, Rts) => give!(Rts2RtsQpIn),
+        (Sqe, Rts) => give!(SqErr2RtsQpIn),
         // The interface has a command out of it, and none into it.
         _ => {
             let what = "draining send queues by the state SQD, for which these adapters have no command: \
@@ -203,6 +226,8 @@ mod tests {
             traffic_class: 0,
             flow_label: 0,
             udp_sport: 0,
+            sl: 0,
+            rate: 0,
         }
     }
 
@@ -228,7 +253,8 @@ mod tests {
         assert_eq!((c.get(Qpc::PD), c.get(Qpc::CQN_SND), c.get(Qpc::CQN_RCV)), (5, 6, 7));
         assert_eq!((c.get(Qpc::REMOTE_QPN), c.get(Qpc::MTU), c.get(Qpc::LOG_MSG_MAX)), (0x99, 3, 30));
         assert_eq!((c.get(Qpc::NEXT_RCV_PSN), c.get(Qpc::NEXT_SEND_PSN)), (0x123, 0x456));
-        assert_eq!((c.get(Qpc::LOG_SRA_MAX), c.get(Qpc::LOG_RRA_MAX)), (3, 4));
+        assert_eq!((c.get(Qpc::LOG_SRA_MAX), c.get(Qpc::LOG_RRA_MAX)), (2, 4), "a peer takes 5, and not 8");
+        assert_eq!(c.get(Qpc::ATOMIC_MODE), AtomicMode::IbSpec.code());
         assert_eq!((c.get(Qpc::MIN_RNR_NAK), c.get(Qpc::RETRY_COUNT), c.get(Qpc::RNR_RETRY)), (12, 7, 6));
         assert!(c.get(Qpc::RRE) && !c.get(Qpc::RWE) && c.get(Qpc::RAE));
         let ads = c.get(Qpc::PRIMARY_ADDRESS_PATH);
@@ -256,8 +282,26 @@ mod tests {
     }
 
     #[test]
-    fn counts_are_rounded_up_to_powers_of_two() {
-        assert_eq!([None, Some(0), Some(1), Some(2), Some(3), Some(128)].map(log_up), [0, 0, 0, 1, 2, 7]);
+    fn what_peers_may_do_is_rounded_up_to_powers_of_two_and_what_is_asked_of_them_down() {
+        let counts = [None, Some(0), Some(1), Some(2), Some(3), Some(128)];
+        assert_eq!(counts.map(log_up), [0, 0, 0, 1, 2, 7]);
+        assert_eq!(counts.map(log_down), [0, 0, 0, 1, 1, 7]);
+    }
+
+    #[test]
+    fn a_transition_takes_what_its_service_has() {
+        use QpState::{Init, Reset, Rtr, Rts, Sqe};
+        use QpType::{Rc, Uc, Ud};
+        let rights = optpar::RRE | optpar::RWE | optpar::RAE;
+        let pkey = optpar::PKEY_INDEX;
+        let [init, rtr] = [Init, Rtr].map(|to| [Rc, Uc, Ud].map(|service| allowed(service, Init, to)));
+        assert_eq!(init, [rights | pkey, optpar::RWE | pkey, optpar::Q_KEY | pkey]);
+        assert_eq!(rtr, init);
+        for from in [Rtr, Rts, Sqe] {
+            let rts = [Rc, Uc, Ud].map(|service| allowed(service, from, Rts));
+            assert_eq!(rts, [rights | optpar::RNR_TIMEOUT, optpar::RWE, optpar::Q_KEY], "{from:?}");
+        }
+        assert_eq!(allowed(Rc, Reset, Init), 0, "all of it is needed");
     }
 
     #[test]

@@ -196,11 +196,12 @@ impl Qps {
             send_cqn: send_cq.core.number,
             recv_cqn: recv_cq.core.number,
         };
-        let qpc = new_context(&fixed, &sizes, &memory, uar.index, srq.as_ref());
+        let qpc = new_context(&fixed, &sizes, &memory, uar.index, srq.as_ref())
+            .with(Qpc::TS_FORMAT, hca.caps.qp_ts_format);
         let input = CreateQpIn::new().with(CreateQpIn::QPC, qpc);
         fixed.qpn = hca.exec_with(&input, &memory.pages, &mut [])?.get(CreateQpOut::QPN);
         let mut entry = None;
-        let inserted = self.table().insert_with(|index, generation| {
+        let inserted = self.table().insert_numbered(fixed.qpn, |index, generation| {
             let (handle, qpn) = (QpHandle { index, generation }, Qpn::new(fixed.qpn));
             let shared = srq.as_ref().map(|s| s.core.clone());
             let places = [sizes.blocks, sizes.recvs.max(1)];
@@ -306,7 +307,7 @@ impl Qps {
 
     /// The queue pair of this number, for events.
     pub(crate) fn by_number(&self, qpn: u32) -> Option<QpHandle> {
-        self.table().iter().find(|e| e.fixed.qpn == qpn).map(|e| e.core.handle)
+        self.table().by_number(qpn).map(|e| e.core.handle)
     }
 }
 

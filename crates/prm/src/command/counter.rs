@@ -21,25 +21,11 @@ commands! {
 
     /// Reads a set of counters.
     QUERY_Q_COUNTER => QueryQCounterIn: 0x20 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
         /// They begin anew.
         CLEAR: 0x18 [31],
-        /// All sets together.
-        AGGREGATE: 0x18 [30],
         /// Its number.
         COUNTER_SET_ID: 0x1c [7:0],
     }, QueryQCounterOut: 0x100 {
-        /// WRITEs received.
-        RX_WRITE_REQUESTS: 0x10 [31:0],
-        /// READs received.
-        RX_READ_REQUESTS: 0x18 [31:0],
-        /// Atomics received.
-        RX_ATOMIC_REQUESTS: 0x20 [31:0],
-        /// Dynamic connections received.
-        RX_DCT_CONNECT: 0x28 [31:0],
         /// Packets for which no receive request was there.
         OUT_OF_BUFFER: 0x30 [31:0],
         /// Packets that came too early.
@@ -50,8 +36,6 @@ commands! {
         RNR_NAK_RETRY_ERR: 0x48 [31:0],
         /// Negative acknowledgements of a gap.
         PACKET_SEQ_ERR: 0x50 [31:0],
-        /// Answers that skipped one.
-        IMPLIED_NAK_SEQ_ERR: 0x58 [31:0],
         /// Acknowledgements that did not come in time.
         LOCAL_ACK_TIMEOUT_ERR: 0x60 [31:0],
         /// Requests given up because the receiver was not ready.
@@ -88,47 +72,19 @@ commands! {
         REQ_REMOTE_OPERATION_ERRORS: 0xb0 [31:0],
         /// Requests given up because the peer did not answer.
         REQ_TRANSPORT_RETRIES_EXCEEDED: 0xb4 [31:0],
-        /// Completions that found their queue full.
-        CQ_OVERFLOW: 0xb8 [31:0],
         /// Receive requests flushed.
         RESP_CQE_FLUSH_ERROR: 0xbc [31:0],
         /// Requests flushed.
         REQ_CQE_FLUSH_ERROR: 0xc0 [31:0],
-        /// Packets sent again early.
-        ROCE_ADP_RETRANS: 0xc8 [31:0],
-        /// Timeouts before that.
-        ROCE_ADP_RETRANS_TO: 0xcc [31:0],
-        /// Slow restarts.
-        ROCE_SLOW_RESTART: 0xd0 [31:0],
-        /// Congestion notifications during these.
-        ROCE_SLOW_RESTART_CNPS: 0xd4 [31:0],
-        /// Transitions of these.
-        ROCE_SLOW_RESTART_TRANS: 0xd8 [31:0],
     }
 
     /// Reads the counters of a port.
     QUERY_VPORT_COUNTER => QueryVportCounterIn: 0x20 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The port, from 1.
-        PORT_NUM: 0x08 [19:16],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
-        /// They begin anew.
-        CLEAR: 0x18 [31],
     }, QueryVportCounterOut: 0x210 {
         /// Received in error.
         RECEIVED_ERRORS: 0x10 {TrafficCounter},
-        /// Not sent because of an error.
+        /// Not sent, in error.
         TRANSMIT_ERRORS: 0x20 {TrafficCounter},
-        /// RDMA received.
-        RECEIVED_IB_UNICAST: 0x30 {TrafficCounter},
-        /// RDMA sent.
-        TRANSMITTED_IB_UNICAST: 0x40 {TrafficCounter},
-        /// RDMA multicast received.
-        RECEIVED_IB_MULTICAST: 0x50 {TrafficCounter},
-        /// RDMA multicast sent.
-        TRANSMITTED_IB_MULTICAST: 0x60 {TrafficCounter},
         /// Ethernet broadcast received.
         RECEIVED_ETH_BROADCAST: 0x70 {TrafficCounter},
         /// Ethernet broadcast sent.
@@ -141,8 +97,6 @@ commands! {
         RECEIVED_ETH_MULTICAST: 0xb0 {TrafficCounter},
         /// Ethernet multicast sent.
         TRANSMITTED_ETH_MULTICAST: 0xc0 {TrafficCounter},
-        /// Sent to itself.
-        LOCAL_LOOPBACK: 0xd0 {TrafficCounter},
     }
 }
 

@@ -40,8 +40,6 @@ commands! {
         MODIFY_FIELD_SELECT: 0x0c [31:0],
         /// What it shall be.
         CQ_CONTEXT: 0x10 {Cqc},
-        /// Its new memory is given as a place in registered user memory.
-        CQ_UMEM_VALID: 0x5c [31],
     }, ModifyCqOut: 0x10 {
     }
 }

@@ -35,14 +35,6 @@ commands! {
         EVENT_BITMASK: 0x58 [63:0],
     }
 
-    /// Makes an event, for tests.
-    GEN_EQE => GenEqeIn: 0x50 {
-        /// The event queue.
-        EQ_NUMBER: 0x08 [7:0],
-        /// The event.
-        EQE: 0x10 [u8; 64],
-    }, GenEqeOut: 0x10 {
-    }
 }
 
 #[cfg(test)]

@@ -23,17 +23,6 @@ commands! {
     }, DestroyTisOut: 0x10 {
     }
 
-    /// Changes a transport interface for sending.
-    MODIFY_TIS => ModifyTisIn: 0xc0 {
-        /// Its number.
-        TISN: 0x08 [23:0],
-        /// What is changed.
-        BITMASK: 0x10 [u8; 8],
-        /// What it shall be.
-        CTX: 0x20 {Tisc},
-    }, ModifyTisOut: 0x10 {
-    }
-
     /// Makes a transport interface for receiving (TIR).
     CREATE_TIR => CreateTirIn: 0x110 {
         /// What it shall be.
@@ -148,8 +137,6 @@ commands! {
         SQ_STATE: 0x08 [31:28],
         /// Its number.
         SQN: 0x08 [23:0],
-        /// What is changed.
-        MODIFY_BITMASK: 0x10 [63:0],
         /// What it shall be.
         CTX: 0x20 {Sqc},
     }, ModifySqOut: 0x10 {
@@ -166,10 +153,6 @@ commands! {
 
     /// Makes a table of flows.
     CREATE_FLOW_TABLE => CreateFlowTableIn: 0x40 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
         /// What the table is for: a [`FlowTableType`] code.
         TABLE_TYPE: 0x10 [31:24],
         /// What it shall be.
@@ -181,10 +164,6 @@ commands! {
 
     /// Takes a table of flows away.
     DESTROY_FLOW_TABLE => DestroyFlowTableIn: 0x40 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
         /// What the table is for: a [`FlowTableType`] code.
         TABLE_TYPE: 0x10 [31:24],
         /// Its number.
@@ -194,10 +173,6 @@ commands! {
 
     /// Changes a table of flows.
     MODIFY_FLOW_TABLE => ModifyFlowTableIn: 0x40 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
         /// What is changed: the table that follows it (1), or that of other ports (0x8000).
         MODIFY_FIELD_SELECT: 0x0c [15:0],
         /// What the table is for: a [`FlowTableType`] code.
@@ -211,10 +186,6 @@ commands! {
 
     /// Makes a group of flows in a table, which look at the same fields.
     CREATE_FLOW_GROUP => CreateFlowGroupIn: 0x400 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
         /// What the table is for: a [`FlowTableType`] code.
         TABLE_TYPE: 0x10 [31:24],
         /// The table.
@@ -234,10 +205,6 @@ commands! {
 
     /// Takes a group of flows away.
     DESTROY_FLOW_GROUP => DestroyFlowGroupIn: 0x40 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
         /// What the table is for: a [`FlowTableType`] code.
         TABLE_TYPE: 0x10 [31:24],
         /// The table.
@@ -249,16 +216,10 @@ commands! {
 
     /// Sets a flow. Its destinations follow as [`DestFormat`].
     SET_FLOW_TABLE_ENTRY => SetFteIn: 0x340 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
         /// What the table is for: a [`FlowTableType`] code.
         TABLE_TYPE: 0x10 [31:24],
         /// The table.
         TABLE_ID: 0x14 [23:0],
-        /// Destinations may be tables of a lower level.
-        IGNORE_FLOW_LEVEL: 0x18 [31],
         /// What of a flow that is there is changed.
         MODIFY_ENABLE_MASK: 0x18 [7:0],
         /// Its number.
@@ -270,10 +231,6 @@ commands! {
 
     /// Takes a flow away.
     DELETE_FLOW_TABLE_ENTRY => DeleteFteIn: 0x40 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
         /// What the table is for: a [`FlowTableType`] code.
         TABLE_TYPE: 0x10 [31:24],
         /// The table.
@@ -285,36 +242,13 @@ commands! {
 
     /// Makes a table the first one that frames come to.
     SET_FLOW_TABLE_ROOT => SetFlowTableRootIn: 0x40 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
         /// What the table is for: a [`FlowTableType`] code.
         TABLE_TYPE: 0x10 [31:24],
         /// The table.
         TABLE_ID: 0x14 [23:0],
-        /// The queue pair below it, of IP over InfiniBand.
-        UNDERLAY_QPN: 0x18 [23:0],
     }, SetFlowTableRootOut: 0x10 {
     }
 
-    /// Takes a counter of flows.
-    ALLOC_FLOW_COUNTER => AllocFlowCounterIn: 0x10 {
-        /// How many, as a power of two.
-        FLOW_COUNTER_BULK_LOG_SIZE: 0x0c [12:8],
-        /// How many, in units of 128.
-        FLOW_COUNTER_BULK: 0x0c [7:0],
-    }, AllocFlowCounterOut: 0x10 {
-        /// Its number.
-        FLOW_COUNTER_ID: 0x08 [31:0],
-    }
-
-    /// Gives a counter of flows back.
-    DEALLOC_FLOW_COUNTER => DeallocFlowCounterIn: 0x10 {
-        /// Its number.
-        FLOW_COUNTER_ID: 0x08 [31:0],
-    }, DeallocFlowCounterOut: 0x10 {
-    }
 }
 
 layout! {
@@ -322,45 +256,24 @@ layout! {
 
     /// Context of a transport interface for sending.
     pub struct Tisc: 0xa0 {
-        /// The choice of port is binding.
-        STRICT_LAG_TX_PORT_AFFINITY: 0x00 [31],
-        /// It encrypts.
-        TLS_EN: 0x00 [30],
-        /// Which port of several that act as one sends, from 1; 0 for any.
-        LAG_TX_PORT_AFFINITY: 0x00 [27:24],
-        /// The priority.
-        PRIO: 0x00 [19:16],
         /// The transport domain.
         TRANSPORT_DOMAIN: 0x24 [23:0],
-        /// The queue pair below it, of IP over InfiniBand.
-        UNDERLAY_QPN: 0x28 [23:0],
-        /// The protection domain.
-        PD: 0x2c [23:0],
     }
 
     /// Context of a transport interface for receiving.
     pub struct Tirc: 0xf0 {
         /// Where frames go: to one queue (0), by hash to a list of them (1).
         DISP_TYPE: 0x04 [31:28],
-        /// It decrypts.
-        TLS_EN: 0x04 [27],
-        /// How long frames wait to be joined.
-        LRO_TIMEOUT_PERIOD_USECS: 0x10 [27:12],
-        /// What is joined.
-        PACKET_MERGE_MASK: 0x10 [11:8],
-        /// Bytes of a joined frame, in units of 256.
-        LRO_MAX_IP_PAYLOAD_SIZE: 0x10 [7:0],
         /// The one queue.
         INLINE_RQN: 0x1c [23:0],
         /// The hash is the same for both directions.
         RX_HASH_SYMMETRIC: 0x20 [31],
-        /// Inner headers are looked at.
-        TUNNELED_OFFLOAD_EN: 0x20 [29],
         /// The list of queues.
         INDIRECT_TABLE: 0x20 [23:0],
         /// How the hash is made: not at all (0), by exclusive or (1), as Toeplitz (2).
         RX_HASH_FN: 0x24 [31:28],
-        /// What is not looped back: unicast (1), multicast (2).
+        /// Which of the port's own frames it takes: unicast (1), multicast (2). Linux and DPDK set a bit, whose name says
+        /// otherwise, where frames are to loop back.
         SELF_LB_BLOCK: 0x24 [25:24],
         /// The transport domain.
         TRANSPORT_DOMAIN: 0x24 [23:0],
@@ -368,8 +281,6 @@ layout! {
         RX_HASH_TOEPLITZ_KEY: 0x28 [u8; 40],
         /// What is hashed of the outer headers.
         RX_HASH_FIELD_SELECTOR_OUTER: 0x50 {RxHashFieldSelect},
-        /// What is hashed of the inner headers.
-        RX_HASH_FIELD_SELECTOR_INNER: 0x54 {RxHashFieldSelect},
     }
 
     /// What is hashed.
@@ -384,8 +295,6 @@ layout! {
 
     /// Context of a list of receive queues.
     pub struct Rqtc: 0xf0 {
-        /// What the numbers are of: receive queues (0).
-        LIST_Q_TYPE: 0x14 [26:24],
         /// How many it may have.
         RQT_MAX_SIZE: 0x14 [15:0],
         /// How many it has.
@@ -394,16 +303,8 @@ layout! {
 
     /// Context of a table of flows.
     pub struct FlowTableContext: 0x28 {
-        /// Frames may be given headers.
-        REFORMAT_EN: 0x00 [31],
-        /// Frames may be taken headers from.
-        DECAP_EN: 0x00 [30],
-        /// Its flows end here.
-        TERMINATION_TABLE: 0x00 [28],
         /// Where frames go that no flow is for: on (0), to the table named (1).
         TABLE_MISS_ACTION: 0x00 [27:24],
-        /// The table's level; flows lead to higher ones.
-        LEVEL: 0x00 [23:16],
         /// Flows in it, as a power of two.
         LOG_SIZE: 0x00 [7:0],
         /// The table that frames go to that no flow is for.
@@ -414,18 +315,6 @@ layout! {
     pub struct FteMatchParam: 0x200 {
         /// The headers.
         OUTER_HEADERS: 0x00 {FteMatchSetLyr24},
-        /// Miscellaneous.
-        MISC_PARAMETERS: 0x40 [u8; 64],
-        /// The headers within a tunnel.
-        INNER_HEADERS: 0x80 {FteMatchSetLyr24},
-        /// Miscellaneous, continued.
-        MISC_PARAMETERS_2: 0xc0 [u8; 64],
-        /// Miscellaneous, continued.
-        MISC_PARAMETERS_3: 0x100 [u8; 64],
-        /// Miscellaneous, continued.
-        MISC_PARAMETERS_4: 0x140 [u8; 64],
-        /// Miscellaneous, continued.
-        MISC_PARAMETERS_5: 0x180 [u8; 64],
     }
 
     /// Headers of a frame.
@@ -490,12 +379,6 @@ layout! {
         EXTENDED_DESTINATION: 0x10 [31],
         /// How many destinations follow.
         DESTINATION_LIST_SIZE: 0x10 [23:0],
-        /// How many counters follow them.
-        FLOW_COUNTER_LIST_SIZE: 0x14 [23:0],
-        /// Which headers it gives.
-        PACKET_REFORMAT_ID: 0x18 [31:0],
-        /// Which headers it changes.
-        MODIFY_HEADER_ID: 0x1c [31:0],
         /// Which frames it is for.
         MATCH_VALUE: 0x40 {FteMatchParam},
     }

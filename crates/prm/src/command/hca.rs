@@ -8,28 +8,16 @@ commands! {
 
     /// Makes the function usable; the first command of all.
     ENABLE_HCA => EnableHcaIn: 0x10 {
-        /// The function meant is one of the processor on the adapter.
-        EMBEDDED_CPU_FUNCTION: 0x08 [31],
-        /// The function meant, 0 for the one that the command is given to.
-        FUNCTION_ID: 0x08 [15:0],
     }, EnableHcaOut: 0xc {
     }
 
     /// Makes the function unusable; the last command of all.
     DISABLE_HCA => DisableHcaIn: 0x10 {
-        /// The function meant is one of the processor on the adapter.
-        EMBEDDED_CPU_FUNCTION: 0x08 [31],
-        /// The function meant, 0 for the one that the command is given to.
-        FUNCTION_ID: 0x08 [15:0],
     }, DisableHcaOut: 0xc {
     }
 
     /// Starts the adapter, after its capabilities are set and the pages for that are given.
     INIT_HCA => InitHcaIn: 0x20 {
-        /// The driver's number for this function, where the capabilities ask for one.
-        SW_VHCA_ID: 0x0c [29:16],
-        /// The driver's name for itself, all zero if it has none.
-        SW_OWNER_ID: 0x10 [u32; 4],
     }, InitHcaOut: 0x10 {
     }
 
@@ -38,8 +26,6 @@ commands! {
         /// A [`TeardownProfile`] code.
         PROFILE: 0x08 [15:0],
     }, TeardownHcaOut: 0x10 {
-        /// A forced stop failed.
-        STATE: 0x0c [0],
     }
 
     /// Asks which versions of the interface the adapter speaks.
@@ -60,13 +46,7 @@ commands! {
 
     /// Asks how many pages the adapter wants now; `OP_MOD` is a [`QueryPagesMod`] code.
     QUERY_PAGES => QueryPagesIn: 0x10 {
-        /// The function meant is one of the processor on the adapter.
-        EMBEDDED_CPU_FUNCTION: 0x08 [31],
-        /// The function meant, 0 for the one that the command is given to.
-        FUNCTION_ID: 0x08 [15:0],
     }, QueryPagesOut: 0x10 {
-        /// As in the input.
-        EMBEDDED_CPU_FUNCTION: 0x08 [31],
         /// The function that wants them.
         FUNCTION_ID: 0x08 [15:0],
         /// Pages of 4 KiB that it wants; a negative number gives that many back.
@@ -76,8 +56,6 @@ commands! {
     /// Gives pages to the adapter, or takes them back; `OP_MOD` is a [`ManagePagesMod`] code. The pages' addresses
     /// follow the input when they are given, and the output when they are taken; see [`pas`](crate::pas).
     MANAGE_PAGES => ManagePagesIn: 0x10 {
-        /// The function meant is one of the processor on the adapter.
-        EMBEDDED_CPU_FUNCTION: 0x08 [31],
         /// The function meant, 0 for the one that the command is given to.
         FUNCTION_ID: 0x08 [15:0],
         /// Pages given, or the most to be taken back.
@@ -91,12 +69,6 @@ commands! {
     QUERY_HCA_CAP => QueryHcaCapIn: 0x10 {
         /// The function meant is not the one that the command is given to.
         OTHER_FUNCTION: 0x08 [31],
-        /// The function meant is a virtual one of the processor on the adapter.
-        EC_VF_FUNCTION: 0x08 [30],
-        /// How `FUNCTION_ID` names it.
-        FUNCTION_ID_TYPE: 0x08 [28],
-        /// The other function.
-        FUNCTION_ID: 0x08 [15:0],
     }, QueryHcaCapOut: 0x1010 {
         /// The capabilities, in the layout of their type.
         CAPABILITY: 0x10 [u8; 4096],
@@ -106,12 +78,6 @@ commands! {
     SET_HCA_CAP => SetHcaCapIn: 0x1010 {
         /// The function meant is not the one that the command is given to.
         OTHER_FUNCTION: 0x08 [31],
-        /// The function meant is a virtual one of the processor on the adapter.
-        EC_VF_FUNCTION: 0x08 [30],
-        /// How `FUNCTION_ID` names it.
-        FUNCTION_ID_TYPE: 0x08 [28],
-        /// The other function.
-        FUNCTION_ID: 0x08 [15:0],
         /// The capabilities, in the layout of their type.
         CAPABILITY: 0x10 [u8; 4096],
     }, SetHcaCapOut: 0x10 {
@@ -136,8 +102,6 @@ commands! {
     ACCESS_REG => AccessRegIn: 0x10 {
         /// Which register: a [`RegisterId`](crate::register::RegisterId) code.
         REGISTER_ID: 0x08 [15:0],
-        /// Which instance of it, where there are several.
-        ARGUMENT: 0x0c [31:0],
     }, AccessRegOut: 0x10 {
     }
 
@@ -156,8 +120,6 @@ layout! {
         IEEE_VENDOR_ID: 0x18 [23:0],
         /// The maker's number on the PCI bus.
         VSD_VENDOR_ID: 0x1c [15:0],
-        /// Text of the vendor's.
-        VSD: 0x20 [u8; 208],
         /// The end of that text; its last 16 bytes are the board's name (PSID).
         VSD_CONTD_PSID: 0xf0 [u8; 16],
     }

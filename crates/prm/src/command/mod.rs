@@ -73,9 +73,6 @@ macro_rules! commands {
                 pub struct $input: $input_size, opcode $opcode {
                     /// The operation code.
                     OPCODE: 0x00 [31:16],
-                    /// The user context that the command is given in, 0 for the driver's own; reserved in commands
-                    /// that no user context can give.
-                    UID: 0x00 [15:0],
                     /// A variant of the command.
                     OP_MOD: 0x04 [15:0],
                     $($input_fields)*
@@ -138,8 +135,6 @@ layout! {
     pub struct CmdIn: 0x08 {
         /// The operation code, see [`CmdIn::opcode`].
         OPCODE: 0x00 [31:16],
-        /// The user context that the command is given in.
-        UID: 0x00 [15:0],
         /// A variant of the command.
         OP_MOD: 0x04 [15:0],
     }

@@ -7,27 +7,15 @@ commands! {
 
     /// Makes a queue pair, in state reset. The addresses of its pages follow.
     CREATE_QP => CreateQpIn: 0x110 {
-        /// An extension of the context stands before the pages.
-        QPC_EXT: 0x08 [31],
-        /// The number that it shall have, where the capabilities allow to choose.
-        INPUT_QPN: 0x08 [23:0],
         /// Which optional fields of the context hold, see [`optpar`](crate::optpar).
         OPT_PARAM_MASK: 0x10 [31:0],
-        /// What the peers have agreed on beyond the standard.
-        ECE: 0x14 [31:0],
         /// What it shall be.
         QPC: 0x18 {Qpc},
-        /// Where its memory begins in registered user memory.
-        WQ_UMEM_OFFSET: 0x100 [63:0],
-        /// Which registered user memory.
-        WQ_UMEM_ID: 0x108 [31:0],
         /// Its memory is given as a place in registered user memory.
         WQ_UMEM_VALID: 0x10c [31],
     }, CreateQpOut: 0x10 {
         /// Its number.
         QPN: 0x08 [23:0],
-        /// What the adapter can beyond the standard.
-        ECE: 0x0c [31:0],
     }
 
     /// Takes a queue pair away.
@@ -39,15 +27,11 @@ commands! {
 
     /// Asks how a queue pair is. The addresses of its pages follow the output.
     QUERY_QP => QueryQpIn: 0x10 {
-        /// An extension of the context is asked for.
-        QPC_EXT: 0x08 [31],
         /// Its number.
         QPN: 0x08 [23:0],
     }, QueryQpOut: 0x110 {
         /// Which optional fields of the context hold.
         OPT_PARAM_MASK: 0x10 [31:0],
-        /// What is in use beyond the standard.
-        ECE: 0x14 [31:0],
         /// How it is.
         QPC: 0x18 {Qpc},
     }
@@ -58,13 +42,9 @@ commands! {
         QPN: 0x08 [23:0],
         /// Which optional fields of the context are taken over, see [`optpar`](crate::optpar).
         OPT_PARAM_MASK: 0x10 [31:0],
-        /// What the peers have agreed on beyond the standard.
-        ECE: 0x14 [31:0],
         /// The fields that the transition takes over.
         QPC: 0x18 {Qpc},
     }, Rst2InitQpOut: 0x10 {
-        /// What the adapter can beyond the standard.
-        ECE: 0x0c [31:0],
     }
 
     /// Changes an initialised queue pair.
@@ -73,13 +53,9 @@ commands! {
         QPN: 0x08 [23:0],
         /// Which optional fields of the context are taken over, see [`optpar`](crate::optpar).
         OPT_PARAM_MASK: 0x10 [31:0],
-        /// What the peers have agreed on beyond the standard.
-        ECE: 0x14 [31:0],
         /// The fields that the transition takes over.
         QPC: 0x18 {Qpc},
     }, Init2InitQpOut: 0x10 {
-        /// What the adapter can beyond the standard.
-        ECE: 0x0c [31:0],
     }
 
     /// From initialised to ready to receive.
@@ -88,13 +64,9 @@ commands! {
         QPN: 0x08 [23:0],
         /// Which optional fields of the context are taken over, see [`optpar`](crate::optpar).
         OPT_PARAM_MASK: 0x10 [31:0],
-        /// What the peers have agreed on beyond the standard.
-        ECE: 0x14 [31:0],
         /// The fields that the transition takes over.
         QPC: 0x18 {Qpc},
     }, Init2RtrQpOut: 0x10 {
-        /// What the adapter can beyond the standard.
-        ECE: 0x0c [31:0],
     }
 
     /// From ready to receive to ready to send.
@@ -103,13 +75,9 @@ commands! {
         QPN: 0x08 [23:0],
         /// Which optional fields of the context are taken over, see [`optpar`](crate::optpar).
         OPT_PARAM_MASK: 0x10 [31:0],
-        /// What the peers have agreed on beyond the standard.
-        ECE: 0x14 [31:0],
         /// The fields that the transition takes over.
         QPC: 0x18 {Qpc},
     }, Rtr2RtsQpOut: 0x10 {
-        /// What the adapter can beyond the standard.
-        ECE: 0x0c [31:0],
     }
 
     /// Changes a queue pair that is ready to send.
@@ -118,13 +86,9 @@ commands! {
         QPN: 0x08 [23:0],
         /// Which optional fields of the context are taken over, see [`optpar`](crate::optpar).
         OPT_PARAM_MASK: 0x10 [31:0],
-        /// What the peers have agreed on beyond the standard.
-        ECE: 0x14 [31:0],
         /// The fields that the transition takes over.
         QPC: 0x18 {Qpc},
     }, Rts2RtsQpOut: 0x10 {
-        /// What the adapter can beyond the standard.
-        ECE: 0x0c [31:0],
     }
 
     /// Makes a queue pair ready to send again whose send queue is in error.
@@ -136,17 +100,6 @@ commands! {
         /// The fields that the transition takes over.
         QPC: 0x18 {Qpc},
     }, SqErr2RtsQpOut: 0x10 {
-    }
-
-    /// Makes a queue pair ready to send again whose send queue is drained.
-    SQD_RTS_QP => SqdRtsQpIn: 0x110 {
-        /// The queue pair.
-        QPN: 0x08 [23:0],
-        /// Which optional fields of the context are taken over, see [`optpar`](crate::optpar).
-        OPT_PARAM_MASK: 0x10 [31:0],
-        /// The fields that the transition takes over.
-        QPC: 0x18 {Qpc},
-    }, SqdRtsQpOut: 0x10 {
     }
 
     /// From any state to error: all requests are flushed.
@@ -163,23 +116,6 @@ commands! {
     }, Qp2RstOut: 0x10 {
     }
 
-    /// Lets a queue pair hear a multicast group.
-    ATTACH_TO_MCG => AttachToMcgIn: 0x20 {
-        /// The queue pair.
-        QPN: 0x08 [23:0],
-        /// The group.
-        MULTICAST_GID: 0x10 [u8; 16],
-    }, AttachToMcgOut: 0x10 {
-    }
-
-    /// Ends that.
-    DETACH_FROM_MCG => DetachFromMcgIn: 0x20 {
-        /// The queue pair.
-        QPN: 0x08 [23:0],
-        /// The group.
-        MULTICAST_GID: 0x10 [u8; 16],
-    }, DetachFromMcgOut: 0x10 {
-    }
 }
 
 #[cfg(test)]

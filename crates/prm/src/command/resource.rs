@@ -62,16 +62,8 @@ commands! {
     /// Asks for the keys that are always there.
     QUERY_SPECIAL_CONTEXTS => QuerySpecialContextsIn: 0x10 {
     }, QuerySpecialContextsOut: 0x20 {
-        /// The key whose memory swallows all and yields zeros.
-        DUMP_FILL_MKEY: 0x08 [31:0],
         /// The reserved local key, for addresses of the bus.
         RESD_LKEY: 0x0c [31:0],
-        /// The key whose memory cannot be touched.
-        NULL_MKEY: 0x10 [31:0],
-        /// The key that ends a list of places, where the capability says that it is another than 0x100.
-        TERMINATE_SCATTER_LIST_MKEY: 0x14 [31:0],
-        /// The key whose memory repeats.
-        REPEATED_MKEY: 0x18 [31:0],
     }
 
     /// Sets how long an interrupt waits for more events.

@@ -44,8 +44,6 @@ commands! {
     CREATE_XRC_SRQ => CreateXrcSrqIn: 0x110 {
         /// What it shall be.
         XRC_SRQ_CONTEXT_ENTRY: 0x10 {XrcSrqc},
-        /// Its memory is given as a place in registered user memory.
-        XRC_SRQ_UMEM_VALID: 0x5c [31],
     }, CreateXrcSrqOut: 0x10 {
         /// Its number.
         XRC_SRQN: 0x08 [23:0],
@@ -72,8 +70,6 @@ commands! {
     ARM_XRC_SRQ => ArmXrcSrqIn: 0x10 {
         /// Its number.
         XRC_SRQN: 0x08 [23:0],
-        /// How few.
-        LWM: 0x0c [15:0],
     }, ArmXrcSrqOut: 0x10 {
     }
 

@@ -9,12 +9,6 @@ commands! {
 
     /// Has the firmware answer a management datagram. `OP_MOD` is made of the bits of [`MadIfcIn`].
     MAD_IFC => MadIfcIn: 0x110 {
-        /// Whose identifier it is said to come from.
-        REMOTE_LID: 0x08 [31:16],
-        /// The plane of a port that has several.
-        PLANE_INDEX: 0x08 [15:8],
-        /// The port, from 1.
-        PORT: 0x08 [7:0],
         /// The datagram.
         MAD: 0x10 [u8; 256],
     }, MadIfcOut: 0x110 {
@@ -24,12 +18,6 @@ commands! {
 
     /// Asks how an InfiniBand port is.
     QUERY_HCA_VPORT_CONTEXT => QueryHcaVportContextIn: 0x10 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The port, from 1.
-        PORT_NUM: 0x08 [19:16],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
     }, QueryHcaVportContextOut: 0x210 {
         /// How it is.
         HCA_VPORT_CONTEXT: 0x10 {HcaVportContext},
@@ -39,10 +27,6 @@ commands! {
     MODIFY_HCA_VPORT_CONTEXT => ModifyHcaVportContextIn: 0x210 {
         /// It is another function's.
         OTHER_VPORT: 0x08 [31],
-        /// The port, from 1.
-        PORT_NUM: 0x08 [19:16],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
         /// What it shall be.
         HCA_VPORT_CONTEXT: 0x10 {HcaVportContext},
     }, ModifyHcaVportContextOut: 0x10 {
@@ -50,12 +34,6 @@ commands! {
 
     /// Asks for addresses of an InfiniBand port. GIDs of 16 bytes follow the output.
     QUERY_HCA_VPORT_GID => QueryHcaVportGidIn: 0x10 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The port, from 1.
-        PORT_NUM: 0x08 [19:16],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
         /// Which one; 0xffff for all.
         GID_INDEX: 0x0c [15:0],
     }, QueryHcaVportGidOut: 0x10 {
@@ -65,12 +43,6 @@ commands! {
 
     /// Asks for partition keys of an InfiniBand port. [`VportPkey`] entries follow the output.
     QUERY_HCA_VPORT_PKEY => QueryHcaVportPkeyIn: 0x10 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The port, from 1.
-        PORT_NUM: 0x08 [19:16],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
         /// Which one; 0xffff for all.
         PKEY_INDEX: 0x0c [15:0],
     }, QueryHcaVportPkeyOut: 0x10 {
@@ -78,12 +50,6 @@ commands! {
 
     /// Asks how a function's network interface is.
     QUERY_NIC_VPORT_CONTEXT => QueryNicVportContextIn: 0x10 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
-        /// Which list shall follow: an [`AllowedListType`] code.
-        ALLOWED_LIST_TYPE: 0x0c [26:24],
     }, QueryNicVportContextOut: 0x110 {
         /// How it is, and then the list.
         NIC_VPORT_CONTEXT: 0x10 {NicVportContext},
@@ -91,10 +57,6 @@ commands! {
 
     /// Changes a function's network interface.
     MODIFY_NIC_VPORT_CONTEXT => ModifyNicVportContextIn: 0x200 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
         /// What is changed.
         FIELD_SELECT: 0x0c {NicVportFieldSelect},
         /// What it shall be, and then a list.
@@ -104,10 +66,6 @@ commands! {
 
     /// Asks whether a function's port is up. `OP_MOD` is a [`VportStateMod`] code.
     QUERY_VPORT_STATE => QueryVportStateIn: 0x10 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
     }, QueryVportStateOut: 0x10 {
         /// What it shall be, a [`VportAdmin`] code.
         ADMIN_STATE: 0x0c [7:4],
@@ -117,10 +75,6 @@ commands! {
 
     /// Sets whether a function's port shall be up. `OP_MOD` is a [`VportStateMod`] code.
     MODIFY_VPORT_STATE => ModifyVportStateIn: 0x10 {
-        /// It is another function's.
-        OTHER_VPORT: 0x08 [31],
-        /// The virtual port, 0 for the own one.
-        VPORT_NUMBER: 0x08 [15:0],
         /// What it shall be, a [`VportAdmin`] code.
         ADMIN_STATE: 0x0c [7:4],
     }, ModifyVportStateOut: 0x10 {
@@ -141,8 +95,6 @@ commands! {
     QUERY_ROCE_ADDRESS => QueryRoceAddressIn: 0x10 {
         /// Which one.
         ROCE_ADDRESS_INDEX: 0x08 [31:16],
-        /// The port, from 1.
-        VHCA_PORT_NUM: 0x08 [3:0],
     }, QueryRoceAddressOut: 0x30 {
         /// The address.
         ROCE_ADDRESS: 0x10 {RoceAddr},
@@ -152,13 +104,16 @@ commands! {
     SET_L2_TABLE_ENTRY => SetL2TableEntryIn: 0x40 {
         /// Which entry.
         TABLE_INDEX: 0x14 [23:0],
-        /// `VLAN` holds.
-        VLAN_VALID: 0x1c [12],
-        /// The VLAN.
-        VLAN: 0x1c [11:0],
         /// The address.
         MAC_ADDRESS: 0x20 {MacAddress},
     }, SetL2TableEntryOut: 0x10 {
+    }
+
+    /// Takes an entry of that table away.
+    DELETE_L2_TABLE_ENTRY => DeleteL2TableEntryIn: 0x40 {
+        /// Which entry.
+        TABLE_INDEX: 0x14 [23:0],
+    }, DeleteL2TableEntryOut: 0x10 {
     }
 }
 
@@ -169,16 +124,6 @@ layout! {
     pub struct HcaVportContext: 0x200 {
         /// What is changed, in a change.
         FIELD_SELECT: 0x00 [31:0],
-        /// The subnet manager knows of virtual ports.
-        SM_VIRT_AWARE: 0x20 [31],
-        /// The function may speak of subnet management.
-        HAS_SMI: 0x20 [30],
-        /// The function may send raw frames.
-        HAS_RAW: 0x20 [29],
-        /// Every packet needs a global header.
-        GRH_REQUIRED: 0x20 [28],
-        /// Planes of the port.
-        NUM_PORT_PLANE: 0x20 [23:16],
         /// The link's state, numbered as in a PortInfo: 5 is up.
         PORT_PHYSICAL_STATE: 0x20 [15:12],
         /// What the virtual port follows: down (0), up (1), the link (2).
@@ -197,26 +142,16 @@ layout! {
         CAP_MASK1: 0x40 [31:0],
         /// Which of that is changed, in a change.
         CAP_MASK1_FIELD_SELECT: 0x44 [31:0],
-        /// What the port can do, as in a PortInfo, continued.
-        CAP_MASK2: 0x48 [31:0],
         /// Which of that is changed, in a change.
         CAP_MASK2_FIELD_SELECT: 0x4c [31:0],
         /// The local identifier.
         LID: 0x60 [31:16],
-        /// What was initialised, as in a PortInfo.
-        INIT_TYPE_REPLY: 0x60 [11:8],
-        /// How many of the identifier's lower bits are free.
-        LMC: 0x60 [7:5],
         /// How long an answer may take, as in a PortInfo.
         SUBNET_TIMEOUT: 0x60 [4:0],
         /// The subnet manager's local identifier.
         SM_LID: 0x64 [31:16],
         /// The subnet manager's service level.
         SM_SL: 0x64 [15:12],
-        /// Datagrams that came with another key.
-        QKEY_VIOLATION_COUNTER: 0x68 [31:16],
-        /// Packets that came with another partition key.
-        PKEY_VIOLATION_COUNTER: 0x68 [15:0],
     }
 
     /// A partition key, as [`QueryHcaVportPkeyIn`] gives them.
@@ -235,22 +170,6 @@ layout! {
         DISABLE_UC_LOCAL_LB: 0x00 [1],
         /// RDMA over Ethernet is on.
         ROCE_EN: 0x00 [0],
-        /// A change from elsewhere makes an event.
-        ARM_CHANGE_EVENT: 0x04 [31],
-        /// So does one of the packet size.
-        EVENT_ON_MTU: 0x04 [4],
-        /// So does one of what is received.
-        EVENT_ON_PROMISC_CHANGE: 0x04 [3],
-        /// So does one of the VLANs.
-        EVENT_ON_VLAN_CHANGE: 0x04 [2],
-        /// So does one of the multicast addresses.
-        EVENT_ON_MC_ADDRESS_CHANGE: 0x04 [1],
-        /// So does one of the addresses.
-        EVENT_ON_UC_ADDRESS_CHANGE: 0x04 [0],
-        /// With whom the port is shared.
-        AFFILIATION_CRITERIA: 0x08 [19:16],
-        /// Whose port it is shared with.
-        AFFILIATED_VHCA_ID: 0x08 [15:0],
         /// The largest frame.
         MTU: 0x24 [15:0],
         /// The GUID of the whole adapter.
@@ -259,10 +178,6 @@ layout! {
         PORT_GUID: 0x30 [63:0],
         /// The GUID of the function.
         NODE_GUID: 0x38 [63:0],
-        /// Datagrams that came with another key.
-        QKEY_VIOLATION_COUNTER: 0x68 [31:16],
-        /// All addresses are received.
-        PROMISC_UC: 0xf0 [31],
         /// All multicast addresses are received.
         PROMISC_MC: 0xf0 [30],
         /// Everything is received.
@@ -277,22 +192,12 @@ layout! {
 
     /// What of a function's network interface is changed.
     pub struct NicVportFieldSelect: 0x4 {
-        /// With whom the port is shared.
-        AFFILIATION: 0x00 [13],
         /// `DISABLE_UC_LOCAL_LB`.
         DISABLE_UC_LOCAL_LB: 0x00 [11],
         /// `DISABLE_MC_LOCAL_LB`.
         DISABLE_MC_LOCAL_LB: 0x00 [10],
-        /// `NODE_GUID`.
-        NODE_GUID: 0x00 [9],
-        /// `PORT_GUID`.
-        PORT_GUID: 0x00 [8],
-        /// `MIN_WQE_INLINE_MODE`.
-        MIN_INLINE: 0x00 [7],
         /// `MTU`.
         MTU: 0x00 [6],
-        /// `ARM_CHANGE_EVENT` and what makes one.
-        CHANGE_EVENT: 0x00 [5],
         /// `PROMISC_UC`, `PROMISC_MC`, `PROMISC_ALL`.
         PROMISC: 0x00 [4],
         /// `PERMANENT_ADDRESS`.
@@ -315,10 +220,6 @@ layout! {
     pub struct RoceAddr: 0x20 {
         /// The GID: an IPv6 address, or an IPv4 one as `::ffff:a.b.c.d`.
         SOURCE_L3_ADDRESS: 0x00 [u8; 16],
-        /// `VLAN_ID` holds.
-        VLAN_VALID: 0x10 [28],
-        /// The VLAN.
-        VLAN_ID: 0x10 [27:16],
         /// The Ethernet address, upper part.
         SOURCE_MAC_47_32: 0x10 [15:0],
         /// The Ethernet address, lower part.

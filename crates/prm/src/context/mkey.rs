@@ -12,12 +12,6 @@ layout! {
         FREE: 0x00 [30],
         /// What it translates by: the upper bits of an [`AccessMode`] code.
         ACCESS_MODE_4_2: 0x00 [28:26],
-        /// Writes may pass each other on the bus.
-        RELAXED_ORDERING_WRITE: 0x00 [18],
-        /// A READ's answer waits for writes before it.
-        SMALL_FENCE_ON_RDMA_READ_RESPONSE: 0x00 [16],
-        /// Work requests may change it.
-        UMR_EN: 0x00 [15],
         /// Peers may do atomic operations.
         A: 0x00 [14],
         /// Peers may WRITE.
@@ -30,8 +24,6 @@ layout! {
         LR: 0x00 [10],
         /// What it translates by: the lower bits of an [`AccessMode`] code.
         ACCESS_MODE_1_0: 0x00 [9:8],
-        /// How addresses on the adapter are meant.
-        MA_TRANSLATION_MODE: 0x00 [5:4],
         /// The one queue pair that may use it; 0xffffff for any.
         QPN: 0x04 [31:8],
         /// The key's lowest 8 bits, which the driver chooses.
@@ -40,10 +32,6 @@ layout! {
         LENGTH64: 0x0c [31],
         /// It has signatures.
         BSF_EN: 0x0c [30],
-        /// It is changed in order.
-        SYNC_UMR: 0x0c [29],
-        /// How many signature errors it has seen, modulo two.
-        EXPECTED_SIGERR_COUNT: 0x0c [26],
         /// Peers may invalidate it.
         EN_RINVAL: 0x0c [24],
         /// The protection domain.
@@ -52,25 +40,12 @@ layout! {
         START_ADDR: 0x10 [63:0],
         /// Bytes that it covers.
         LEN: 0x18 [63:0],
-        /// Room for signatures, in units of 16 bytes.
-        BSF_OCTWORD_SIZE: 0x20 [31:0],
         /// Room for the translation, in units of 16 bytes: two pages, or one entry of an indirect key.
         TRANSLATIONS_OCTWORD_SIZE: 0x34 [31:0],
-        /// Reads may pass each other on the bus.
-        RELAXED_ORDERING_READ: 0x38 [6],
         /// Bytes of a page, as a power of two.
         LOG_PAGE_SIZE: 0x38 [5:0],
     }
 
-    /// An entry of an indirect key with entries of any length.
-    pub struct Klm: 0x10 {
-        /// Bytes that it covers.
-        BYTE_COUNT: 0x00 [31:0],
-        /// The key that it leads to.
-        MKEY: 0x04 [31:0],
-        /// The address there.
-        ADDRESS: 0x08 [63:0],
-    }
 }
 
 impl Mkc {

@@ -13,32 +13,12 @@ layout! {
     pub struct Qpc: 0xe8 {
         /// The state: a [`QpState`] code.
         STATE: 0x00 [31:28],
-        /// Which port of several that act as one sends, from 1; 0 for any.
-        LAG_TX_PORT_AFFINITY: 0x00 [27:24],
         /// The service: a [`ServiceType`] code.
         ST: 0x00 [23:16],
-        /// Traffic is kept apart from other queue pairs' on its lane.
-        ISOLATE_VL_TC: 0x00 [13],
         /// Path migration: a [`PathMigration`] code.
         PM_STATE: 0x00 [12:11],
-        /// How the requester counts the responder's credits.
-        REQ_E2E_CREDIT_MODE: 0x00 [9:8],
         /// Work of the host's that the adapter does: tag matching is 1, storage targets 2.
         OFFLOAD_TYPE: 0x00 [7:4],
-        /// What is written beyond a message's end: nothing (0), or up to the end of the cache line (1).
-        END_PADDING_MODE: 0x00 [3:2],
-        /// Work queue entries carry signatures.
-        WQ_SIGNATURE: 0x04 [31],
-        /// Multicast that this queue pair sends does not come back to it.
-        BLOCK_LB_MC: 0x04 [30],
-        /// Writes of 8 bytes are made as one.
-        ATOMIC_LIKE_WRITE_EN: 0x04 [29],
-        /// Fewer packets wait for more.
-        LATENCY_SENSITIVE: 0x04 [28],
-        /// The send queue drains at a signature error.
-        DRAIN_SIGERR: 0x04 [26],
-        /// The ordering bits hold, whatever the peers agreed on.
-        DP_ORDERING_FORCE: 0x04 [24],
         /// The protection domain.
         PD: 0x04 [23:0],
         /// Payload of a packet: an [`MtuCode`](crate::MtuCode).
@@ -53,14 +33,8 @@ layout! {
         NO_SQ: 0x08 [15],
         /// Blocks of 64 bytes in the send queue, as a power of two.
         LOG_SQ_SIZE: 0x08 [14:11],
-        /// How lost packets are sent again.
-        RETRY_MODE: 0x08 [9:8],
         /// What completions' times mean: a free running clock (0), the default (1), the time of day (2).
         TS_FORMAT: 0x08 [7:6],
-        /// The reserved local key may be used.
-        RLKY: 0x08 [4],
-        /// Offloads of the protocol above: none (0), IP over InfiniBand (1).
-        ULP_STATELESS_OFFLOAD_MODE: 0x08 [3:0],
         /// The set of counters that counts this queue pair, see
         /// [`AllocQCounterIn`](crate::command::counter::AllocQCounterIn).
         COUNTER_SET_ID: 0x0c [31:24],
@@ -74,8 +48,6 @@ layout! {
         REMOTE_QPN: 0x14 [23:0],
         /// The path to the peer.
         PRIMARY_ADDRESS_PATH: 0x18 {Ads},
-        /// The path that takes over.
-        SECONDARY_ADDRESS_PATH: 0x44 {Ads},
         /// Every how many packets an acknowledgement is asked for, as a power of two.
         LOG_ACK_REQ_FREQ: 0x70 [31:28],
         /// READs and atomics that may be under way to the peer, as a power of two.
@@ -84,22 +56,10 @@ layout! {
         RETRY_COUNT: 0x70 [18:16],
         /// How often a message is sent again that found the receiver not ready; 7 for without end.
         RNR_RETRY: 0x70 [15:13],
-        /// Fast registration is allowed.
-        FRE: 0x70 [11],
-        /// How often that may still be.
-        CUR_RNR_RETRY: 0x70 [10:8],
-        /// How often a packet may still be sent again.
-        CUR_RETRY_COUNT: 0x70 [7:5],
         /// The packet sequence number to be sent next.
         NEXT_SEND_PSN: 0x78 [23:0],
         /// The completion queue of the send queue.
         CQN_SND: 0x7c [23:0],
-        /// The number that datagrams give as their source, where it is not the queue pair's own.
-        DETH_SQPN: 0x80 [23:0],
-        /// The last packet sequence number that was acknowledged.
-        LAST_ACKED_PSN: 0x88 [23:0],
-        /// The send sequence number.
-        SSN: 0x8c [23:0],
         /// READs and atomics of the peer that may be under way, as a power of two.
         LOG_RRA_MAX: 0x90 [23:21],
         /// Atomic operations that the peer may do: an [`AtomicMode`] code; 0 for none.
@@ -112,20 +72,10 @@ layout! {
         RAE: 0x90 [13],
         /// Where in the first page the work queues begin, in units of 1/64 of a page.
         PAGE_OFFSET: 0x90 [11:6],
-        /// Packets may be put in place out of order.
-        DP_ORDERING_1: 0x90 [3],
-        /// The receive queue waits for others to start it.
-        CD_SLAVE_RECEIVE: 0x90 [2],
-        /// The send queue waits for others to start it.
-        CD_SLAVE_SEND: 0x90 [1],
-        /// This queue pair starts others.
-        CD_MASTER: 0x90 [0],
         /// How long the peer shall wait when no receive request is there, as InfiniBand numbers these times.
         MIN_RNR_NAK: 0x94 [28:24],
         /// The packet sequence number that is expected next.
         NEXT_RCV_PSN: 0x94 [23:0],
-        /// The domain of an extended reliable connection.
-        XRCD: 0x98 [23:0],
         /// The completion queue of the receive queue.
         CQN_RCV: 0x9c [23:0],
         /// Bus address of the doorbell record.
@@ -136,40 +86,20 @@ layout! {
         RQ_TYPE: 0xac [26:24],
         /// The shared receive queue.
         SRQN_RMPN_XRQN: 0xac [23:0],
-        /// The message sequence number received last.
-        RMSN: 0xb0 [23:0],
         /// Blocks of the send queue that the adapter has taken.
         HW_SQ_WQEBB_COUNTER: 0xb4 [31:16],
-        /// Blocks of the send queue that the driver has announced.
-        SW_SQ_WQEBB_COUNTER: 0xb4 [15:0],
         /// Receive requests that the adapter has taken.
         HW_RQ_COUNTER: 0xb8 [31:0],
-        /// Receive requests that the driver has announced.
-        SW_RQ_COUNTER: 0xbc [31:0],
-        /// Data may be scattered into the completion by the size of a request.
-        CGS: 0xc4 [16],
-        /// Short answers lie in the completion, not in memory: 0 never, 0x11 up to 32 bytes, 0x22 up to 64.
-        CS_REQ: 0xc4 [15:8],
-        /// Short messages lie in the completion: 0 never, 1 up to 32 bytes, 2 up to 64.
-        CS_RES: 0xc4 [7:0],
-        /// The key of a dynamic connection.
-        DC_ACCESS_KEY: 0xc8 [63:0],
         /// The doorbell record is given as a place in registered user memory.
         DBR_UMEM_VALID: 0xd0 [28],
     }
 
     /// Address path: how packets reach the peer.
     pub struct Ads: 0x2c {
-        /// Loops back, where the address says so.
-        FL: 0x00 [31],
-        /// Packets may go by any of several ways.
-        FREE_AR: 0x00 [30],
         /// Which partition key packets carry.
         PKEY_INDEX: 0x00 [15:0],
         /// Packets carry a global header. Always so on Ethernet.
         GRH: 0x04 [23],
-        /// The lower bits of the own local identifier.
-        MLID: 0x04 [22:16],
         /// The peer's local identifier; InfiniBand only.
         RLID: 0x04 [15:0],
         /// How long to wait for an acknowledgement: 4.096 us times two to this power.
@@ -186,20 +116,10 @@ layout! {
         FLOW_LABEL: 0x0c [19:0],
         /// The peer's GID, or its IP address.
         RGID_RIP: 0x10 [u8; 16],
-        /// `DSCP` holds, and not what follows from the priority.
-        F_DSCP: 0x20 [27],
-        /// `ECN` holds.
-        F_ECN: 0x20 [26],
-        /// `ETH_PRIO` holds.
-        F_ETH_PRIO: 0x20 [24],
-        /// Congestion bits of the IP header.
-        ECN: 0x20 [23:22],
         /// The class of service in the IP header.
         DSCP: 0x20 [21:16],
         /// The UDP source port, which says which of several ways a packet takes.
         UDP_SPORT: 0x20 [15:0],
-        /// The VLAN tag's drop bit.
-        DEI_CFI: 0x24 [31],
         /// The VLAN tag's priority.
         ETH_PRIO: 0x24 [30:28],
         /// The service level.

@@ -10,10 +10,6 @@ layout! {
     pub struct Eqc: 0x40 {
         /// How it is: an [`EqStatus`] code.
         STATUS: 0x00 [31:28],
-        /// Events may be lost one after the other into the same place (collapsed).
-        EC: 0x00 [18],
-        /// Entries may be overwritten without the queue being in error.
-        OI: 0x00 [17],
         /// Whether it will interrupt: an [`EqSt`] code.
         ST: 0x00 [11:8],
         /// Where in the first page it begins, in units of 1/64 of a page.
@@ -44,20 +40,10 @@ layout! {
         CQE_SZ: 0x00 [23:21],
         /// Completions may be overwritten one by the other in the same place (collapsed).
         CC: 0x00 [20],
-        /// A solicited completion does not wait for more.
-        SCQE_BREAK_MODERATION_EN: 0x00 [18],
         /// Entries may be overwritten without the queue being in error.
         OI: 0x00 [17],
-        /// When the period begins: at the last event (0), at the last completion (1).
-        CQ_PERIOD_MODE: 0x00 [16:15],
-        /// Completions may be compressed.
-        CQE_COMP_EN: 0x00 [14],
-        /// What compressed completions hold.
-        MINI_CQE_RES_FORMAT: 0x00 [13:12],
         /// Whether it will make an event: a [`CqSt`] code.
         ST: 0x00 [11:8],
-        /// Where compressed completions lie.
-        CQE_COMPRESSION_LAYOUT: 0x00 [1:0],
         /// Where in the first page it begins, in units of 1/64 of a page.
         PAGE_OFFSET: 0x08 [11:6],
         /// Entries, as a power of two.
@@ -72,10 +58,6 @@ layout! {
         C_EQN: 0x14 [31:0],
         /// Bytes of a page, as a power of two less 12.
         LOG_PAGE_SIZE: 0x18 [28:24],
-        /// Which completion made the last event.
-        LAST_NOTIFIED_INDEX: 0x20 [23:0],
-        /// Which completion was solicited last.
-        LAST_SOLICIT_INDEX: 0x24 [23:0],
         /// Completions that the driver has taken.
         CONSUMER_COUNTER: 0x28 [23:0],
         /// Completions that the adapter has written.
@@ -86,74 +68,26 @@ layout! {
 
     /// Context of a shared receive queue, in version 0 of the interface; in version 1 it is a [`Rmpc`].
     pub struct Srqc: 0x40 {
-        /// Whether it is good (0) or in error (1).
-        STATE: 0x00 [31:28],
         /// Entries, as a power of two.
         LOG_SRQ_SIZE: 0x00 [27:24],
-        /// Entries carry signatures.
-        WQ_SIGNATURE: 0x04 [31],
-        /// Entries follow each other in a ring, and are no list.
-        CONT_SRQ: 0x04 [30],
-        /// The reserved local key may be used.
-        RLKY: 0x04 [28],
         /// Bytes of an entry, as a power of two less 4.
         LOG_RQ_STRIDE: 0x04 [26:24],
-        /// The domain of extended reliable connections.
-        XRCD: 0x04 [23:0],
         /// Where in the first page it begins, in units of 1/64 of a page.
         PAGE_OFFSET: 0x08 [31:26],
-        /// The completion queue, for extended reliable connections.
-        CQN: 0x08 [23:0],
         /// Bytes of a page, as a power of two less 12.
         LOG_PAGE_SIZE: 0x10 [29:24],
         /// The protection domain.
         PD: 0x18 [23:0],
         /// How few requests make an event; 0 if it is not armed.
         LWM: 0x1c [31:16],
-        /// Requests in it.
-        WQE_CNT: 0x1c [15:0],
         /// Bus address of the doorbell record.
         DBR_ADDR: 0x28 [63:0],
     }
 
     /// Context of a shared receive queue of extended reliable connections.
     pub struct XrcSrqc: 0x40 {
-        /// Whether it is good (0) or in error (1).
-        STATE: 0x00 [31:28],
-        /// Entries, as a power of two.
-        LOG_XRC_SRQ_SIZE: 0x00 [27:24],
-        /// Entries carry signatures.
-        WQ_SIGNATURE: 0x04 [31],
-        /// Entries follow each other in a ring, and are no list.
-        CONT_SRQ: 0x04 [30],
-        /// The reserved local key may be used.
-        RLKY: 0x04 [28],
-        /// Entries have no segment that names the next one.
-        BASIC_CYCLIC_RCV_WQE: 0x04 [27],
-        /// Bytes of an entry, as a power of two less 4.
-        LOG_RQ_STRIDE: 0x04 [26:24],
-        /// The domain of extended reliable connections.
-        XRCD: 0x04 [23:0],
-        /// Where in the first page it begins, in units of 1/64 of a page.
-        PAGE_OFFSET: 0x08 [31:26],
-        /// The doorbell record is given as a place in registered user memory.
-        DBR_UMEM_VALID: 0x08 [24],
-        /// The completion queue.
-        CQN: 0x08 [23:0],
-        /// The user's number is the queue's own.
-        USER_INDEX_EQUAL_XRC_SRQN: 0x10 [31],
-        /// Bytes of a page, as a power of two less 12.
-        LOG_PAGE_SIZE: 0x10 [29:24],
-        /// The user's number for this queue, which completions carry.
-        USER_INDEX: 0x10 [23:0],
         /// The protection domain.
         PD: 0x18 [23:0],
-        /// How few requests make an event; 0 if it is not armed.
-        LWM: 0x1c [31:16],
-        /// Requests in it.
-        WQE_CNT: 0x1c [15:0],
-        /// Bus address of the doorbell record; its lowest two bits are 0.
-        DBR_ADDR: 0x28 [63:0],
     }
 
     /// Context of a receive memory pool: in version 1 of the interface, a shared receive queue.
@@ -170,16 +104,6 @@ layout! {
     pub struct Wq: 0xc0 {
         /// How entries follow each other: a [`WqType`] code.
         WQ_TYPE: 0x00 [31:28],
-        /// Entries carry signatures.
-        WQ_SIGNATURE: 0x00 [27],
-        /// What is written beyond a message's end: nothing (0), or up to the end of the cache line (1).
-        END_PADDING_MODE: 0x00 [26:25],
-        /// The queue waits for others to start it.
-        CD_SLAVE: 0x00 [24],
-        /// Headers go to the second place of a list.
-        HDS_SKIP_FIRST_SGE: 0x04 [31],
-        /// Room for headers.
-        LOG2_HDS_BUF_SIZE: 0x04 [30:28],
         /// Where in the first page it begins, in units of 1/64 of a page.
         PAGE_OFFSET: 0x04 [20:16],
         /// How few requests make an event; 0 if it is not armed.
@@ -204,26 +128,10 @@ layout! {
         DBR_UMEM_VALID: 0x24 [31],
         /// The queue is given as a place in registered user memory.
         WQ_UMEM_VALID: 0x24 [30],
-        /// Strides in an entry, as a power of two less 9.
-        LOG_WQE_NUM_OF_STRIDES: 0x24 [11:8],
-        /// Data begin two bytes into their place.
-        TWO_BYTE_SHIFT_EN: 0x24 [7],
-        /// Bytes of a stride, as a power of two less 6.
-        LOG_WQE_STRIDE_SIZE: 0x24 [2:0],
-        /// The doorbell record's registered user memory.
-        DBR_UMEM_ID: 0x28 [31:0],
-        /// The queue's registered user memory.
-        WQ_UMEM_ID: 0x2c [31:0],
-        /// Where the queue begins in it.
-        WQ_UMEM_OFFSET: 0x30 [63:0],
     }
 
     /// Context of an Ethernet receive queue.
     pub struct Rqc: 0xf0 {
-        /// The reserved local key may be used.
-        RLKY: 0x00 [31],
-        /// Packets wait a while for a receive request.
-        DELAY_DROP_EN: 0x00 [30],
         /// The frame's checksum is delivered as well.
         SCATTER_FCS: 0x00 [29],
         /// VLAN tags are left in place.
@@ -244,42 +152,24 @@ layout! {
         CQN: 0x08 [23:0],
         /// The set of counters.
         COUNTER_SET_ID: 0x0c [31:24],
-        /// The receive memory pool.
-        RMPN: 0x10 [23:0],
         /// The queue.
         WQ: 0x30 {Wq},
     }
 
     /// Context of an Ethernet send queue.
     pub struct Sqc: 0xf0 {
-        /// The reserved local key may be used.
-        RLKY: 0x00 [31],
-        /// This queue starts others.
-        CD_MASTER: 0x00 [30],
-        /// Fast registration is allowed.
-        FRE: 0x00 [29],
         /// Requests are flushed in error.
         FLUSH_IN_ERROR_EN: 0x00 [28],
-        /// A request may send several packets.
-        ALLOW_MULTI_PKT_SEND_WQE: 0x00 [27],
         /// How much of the headers each request must carry.
         MIN_WQE_INLINE_MODE: 0x00 [26:24],
         /// The state: reset (0), ready (1), error (3).
         STATE: 0x00 [23:20],
-        /// Memory keys can be changed.
-        REG_UMR: 0x00 [19],
-        /// Headers may be described by the request.
-        ALLOW_SWP: 0x00 [18],
-        /// What is received is sent.
-        HAIRPIN: 0x00 [17],
         /// What completions' times mean.
         TS_FORMAT: 0x00 [5:4],
         /// The user's number for this queue.
         USER_INDEX: 0x04 [23:0],
         /// The completion queue.
         CQN: 0x08 [23:0],
-        /// The rate.
-        PACKET_PACING_RATE_LIMIT_INDEX: 0x1c [15:0],
         /// How many transport interfaces it has.
         TIS_LST_SZ: 0x20 [31:16],
         /// The transport interface.

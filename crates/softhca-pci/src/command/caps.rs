@@ -1,16 +1,19 @@
 //! Capabilities: what the function offers, and what its driver chose of that.
 //!
 //! Offered is what drivers need and the model does; what it does not do is not offered, so that no driver asks for it.
-//! Work requests that change keys are among that (`UMR_MODIFY_ENTITY_SIZE_DISABLED`): keys are made by commands.
+//! Work requests that change the pages of keys are among that (`UMR_MODIFY_ENTITY_SIZE_DISABLED`): keys are made by
+//! commands.
 
 use hca_prm::caps::{AtomicCaps, EthOffloadCap, FlowTableNicCap, FlowTableProp, HcaCap, PortType, RoceCap};
 use hca_prm::command::hca::{HcaCapType, QueryHcaCapIn, QueryHcaCapOut, SetHcaCapIn};
 use hca_prm::{CmdStatus, Kind, Layout};
 
 use super::resource::{LOG_PDS, LOG_TRANSPORT_DOMAINS, LOG_XRCDS};
-use super::{Output, parse, port};
+use super::{Output, parse};
 use crate::eq::{MAX_EQS, MAX_LOG_EQ_SIZE};
+use crate::eth::flow::MAX_FLOWS;
 use crate::function::{Function, PortKind};
+use crate::port;
 
 /// As powers of two, what a function has at most; those who make the objects hold to it.
 pub(crate) const LOG_QPS: u32 = 12;
@@ -23,7 +26,7 @@ pub(crate) const LOG_MKEYS: u32 = 16;
 /// READs and atomics under way on a queue pair, in each direction.
 pub(crate) const LOG_READS: u32 = 4;
 /// Sets of counters.
-pub(super) const Q_COUNTERS: u32 = 64;
+pub(crate) const Q_COUNTERS: u32 = 64;
 /// As powers of two: Ethernet objects of each kind, and flow counters; receive queues in a list; entries of a queue;
 /// bytes of an entry of a receive queue; bytes of a packet that is cut; addresses of a port.
 pub(crate) const LOG_ETHERNET: u32 = 10;
@@ -31,7 +34,7 @@ pub(crate) const LOG_RQT_SIZE: u32 = 10;
 pub(crate) const LOG_WQ_SIZE: u32 = 14;
 pub(crate) const LOG_RQ_STRIDES: core::ops::RangeInclusive<u32> = 4..=9;
 pub(crate) const LOG_LSO: u32 = 18;
-pub(super) const LOG_MACS: u32 = 7;
+pub(crate) const LOG_MACS: u32 = 7;
 /// Ticks of the clock a millisecond: it counts nanoseconds.
 const CLOCK_KHZ: u32 = 1_000_000;
 /// The port of RoCEv2.
@@ -42,6 +45,11 @@ const ROCE_UDP_PORT: u32 = 4791;
 pub(crate) struct Chosen {
     general: Option<HcaCap>,
     atomic: Option<AtomicCaps>,
+}
+
+/// Whether a queue may ask for this clock. There is one, which runs freely, and no default is offered beside it.
+pub(crate) fn check_clock(format: u32) -> Result<(), CmdStatus> {
+    if format == 0 { Ok(()) } else { Err(CmdStatus::BadParam) }
 }
 
 /// `wish`, as far as it is offered.
@@ -56,7 +64,7 @@ fn within<L: Layout>(wish: &L, offered: &L) -> L {
 }
 
 impl Function {
-    pub(super) fn query_hca_cap(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+    pub(crate) fn query_hca_cap(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
         let command: QueryHcaCapIn = parse(input)?;
         if command.get(QueryHcaCapIn::OTHER_FUNCTION) {
             return Err(CmdStatus::BadParam);
@@ -85,7 +93,7 @@ impl Function {
         out.put(&output)
     }
 
-    pub(super) fn set_hca_cap(&mut self, input: &[u8]) -> Result<(), CmdStatus> {
+    pub(crate) fn set_hca_cap(&mut self, input: &[u8]) -> Result<(), CmdStatus> {
         let command: SetHcaCapIn = parse(input)?;
         let (kind, _) =
             HcaCapType::from_op_mod(command.get(SetHcaCapIn::OP_MOD)).ok_or(CmdStatus::BadParam)?;
@@ -133,7 +141,6 @@ fn offered_general(port: PortKind) -> HcaCap {
         .set(HcaCap::LOG_MAX_RA_RES_QP, LOG_READS)
         .set(HcaCap::LOG_MAX_MSG, 30)
         .set(HcaCap::LOG_MAX_MRW_SZ, 40)
-        .set(HcaCap::LOG_MAX_KLM_LIST_SIZE, 16)
         .set(HcaCap::LOG_PG_SZ, 12)
         .set(HcaCap::MAX_WQE_SZ_SQ, 512)
         .set(HcaCap::MAX_WQE_SZ_RQ, 512);
@@ -145,13 +152,11 @@ fn offered_general(port: PortKind) -> HcaCap {
         .set(HcaCap::CQ_MODERATION, true)
         .set(HcaCap::CQE_VERSION, 1)
         .set(HcaCap::UMR_MODIFY_ENTITY_SIZE_DISABLED, true)
-        .set(HcaCap::UMR_MODIFY_ATOMIC_DISABLED, true)
         .set(HcaCap::UMR_INDIRECT_MKEY_DISABLED, true)
-        .set(HcaCap::UMEM_UID_0, true)
         .set(HcaCap::DRIVER_VERSION, true)
         .set(HcaCap::BF, true)
         .set(HcaCap::LOG_BF_REG_SIZE, 9)
-        .set(HcaCap::UAR_SZ, crate::registers::BAR_BYTES.ilog2() - 20)
+        .set(HcaCap::UAR_SZ, crate::bus::registers::BAR_BYTES.ilog2() - 20)
         .set(HcaCap::LOCAL_CA_ACK_DELAY, 16)
         .set(HcaCap::VPORT_COUNTERS, true)
         .set(HcaCap::NUM_PORTS, 1)
@@ -186,7 +191,6 @@ fn general_of_roce(cap: &mut HcaCap) -> &mut HcaCap {
         .set(HcaCap::LOG_MAX_CURRENT_UC_LIST, LOG_MACS)
         .set(HcaCap::LOG_MAX_CURRENT_MC_LIST, 7)
         .set(HcaCap::LOG_MAX_VLAN_LIST, 7)
-        .set(HcaCap::LOG_MAX_L2_TABLE, 7)
 }
 
 fn offered_atomic() -> AtomicCaps {
@@ -233,7 +237,7 @@ fn offered_flows() -> FlowTableNicCap {
         .with(FlowTableProp::MAX_FT_LEVEL, 64)
         .with(FlowTableProp::LOG_MAX_FT_NUM, LOG_ETHERNET)
         .with(FlowTableProp::LOG_MAX_DESTINATION, 6)
-        .with(FlowTableProp::LOG_MAX_FLOW, 16)
+        .with(FlowTableProp::LOG_MAX_FLOW, MAX_FLOWS.ilog2())
         .with(FlowTableProp::FT_FIELD_SUPPORT, [0xff; 16])
         .with(FlowTableProp::FT_FIELD_BITMASK_SUPPORT, [0xff; 16]);
     FlowTableNicCap::new().with(FlowTableNicCap::FLOW_TABLE_PROPERTIES_NIC_RECEIVE, tables)

@@ -13,7 +13,7 @@ use crate::function::Function;
 /// Versions of the interface that are spoken, a bit each: version 1.
 const ISSI: u32 = 1 << 1;
 /// The maker's number at the IEEE, and on the bus.
-const IEEE_VENDOR: u32 = 0x0002_c903 & 0xff_ffff;
+const IEEE_VENDOR: u32 = 0x02c9;
 const PCI_VENDOR: u32 = 0x15b3;
 /// The board's name.
 const PSID: &[u8; 16] = b"HCA_SOFT00000001";
@@ -73,7 +73,7 @@ impl Function {
         if self.commands.phase != Phase::Enabled {
             return Err(CmdStatus::BadSysState);
         }
-        if self.commands.pages.wanted() > 0 {
+        if self.wanted_pages() > 0 {
             return Err(CmdStatus::NoRes);
         }
         self.commands.phase = Phase::Running;

@@ -8,22 +8,22 @@
 //! A method of a command takes the whole input and the [`Output`], zeroed and as long as the driver has room for. It
 //! puts its layout there, and what follows that; status and syndrome are put there for it.
 
-#[cfg(test)]
-pub(crate) mod bed;
 pub(crate) mod caps;
 mod hca;
-pub(crate) mod link;
 mod pages;
-pub(crate) mod port;
-mod resource;
+pub(crate) mod resource;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod tests_caps;
+#[cfg(test)]
 mod tests_garbage;
 #[cfg(test)]
-mod tests_link;
+mod tests_limits;
 #[cfg(test)]
 mod tests_pages;
+#[cfg(test)]
+mod tests_script;
 
 use std::collections::BTreeMap;
 
@@ -34,6 +34,7 @@ use hca_prm::{
 
 use crate::function::Function;
 use crate::guest::Fault;
+use crate::script::{Held, Turn};
 pub(crate) use pages::Pages;
 pub(crate) use resource::{Numbers, Resources};
 
@@ -67,10 +68,11 @@ pub(crate) struct Commands {
     /// Version of the interface.
     pub(crate) issi: u32,
     pub(crate) pages: Pages,
-    pub(crate) port: port::Port,
+    pub(crate) port: crate::port::Port,
     pub(crate) caps: caps::Chosen,
     /// Slots whose commands wait for pages, a bit each.
     waiting: u32,
+    pub(crate) held: Held,
     /// Slots whose doorbell was rung and that are to be run, a bit each.
     rung: u32,
     /// What commands have cost since the last look.
@@ -86,7 +88,7 @@ impl Commands {
     }
 
     /// What was spent is forgotten, as by a look.
-    #[cfg(test)]
+    #[cfg(any(test, fuzzing))]
     pub(crate) fn refill(&mut self) {
         self.spent = 0;
     }
@@ -116,22 +118,21 @@ impl Output {
         Ok(())
     }
 
-    /// What was put.
-    #[cfg(any(test, fuzzing))]
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes
-    }
-
     /// Bytes that there are.
     pub(crate) fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    fn finish(&mut self, status: CmdStatus) {
+    /// What was put, to be changed.
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn finish(&mut self, status: CmdStatus, syndrome: u32) {
         if status != CmdStatus::Ok {
             self.bytes.fill(0);
         }
-        let head = CmdOut::new().with(CmdOut::STATUS, status.code());
+        let head = CmdOut::new().with(CmdOut::STATUS, status.code()).with(CmdOut::SYNDROME, syndrome);
         // The lengths were checked when the slot was read.
         self.bytes[..CmdOut::SIZE].copy_from_slice(head.as_bytes());
     }
@@ -149,6 +150,8 @@ pub(crate) fn parse<L: Layout>(input: &[u8]) -> Result<L, CmdStatus> {
 enum Undelivered {
     /// It waits for pages, and is run anew when they may be there.
     Waits,
+    /// A script has it wait, or never end.
+    Held,
     /// The driver is told so.
     Status(DeliveryStatus),
     /// The driver can't be told.
@@ -229,12 +232,13 @@ impl Function {
         self.commands.spent += COMMAND_COST + bytes;
         // The command that makes the queue of these events is still waited for by looking.
         let eqn = self.eqs.of_type(EventType::Cmd);
-        let status = match self.run_entry(&mut entry) {
+        let status = match self.run_entry(slot, &mut entry) {
             Ok(()) => DeliveryStatus::Ok,
             Err(Undelivered::Waits) => {
                 self.commands.waiting |= 1 << slot;
                 return Ok(());
             }
+            Err(Undelivered::Held) => return Ok(()),
             Err(Undelivered::Status(status)) => status,
             Err(Undelivered::Fault(fault)) => return Err(fault),
         };
@@ -254,7 +258,7 @@ impl Function {
     }
 
     /// Runs a command; what it puts out lies in the entry and in its mailboxes then.
-    fn run_entry(&mut self, entry: &mut CmdQueueEntry) -> Result<(), Undelivered> {
+    fn run_entry(&mut self, slot: u32, entry: &mut CmdQueueEntry) -> Result<(), Undelivered> {
         if entry.get(CmdQueueEntry::TYPE) != CMD_TYPE {
             return Err(DeliveryStatus::BadDescr.into());
         }
@@ -278,10 +282,17 @@ impl Function {
         let first = entry.get(CmdQueueEntry::OUTPUT_MAILBOX_POINTER);
         self.walk(entry, first, output_len, DeliveryStatus::BadOutPtr, |at, _| places.push(at))?;
 
-        if self.awaits_pages(&input) {
-            return Err(Undelivered::Waits);
-        }
-        let out = self.run(&input, output_len);
+        let out = match self.ask_script(slot, &input) {
+            Turn::Run if self.awaits_pages(&input) => return Err(Undelivered::Waits),
+            Turn::Run => self.run(&input, output_len),
+            Turn::End(status, syndrome) => {
+                let mut out = Output::new(output_len);
+                out.finish(status, syndrome);
+                out
+            }
+            Turn::Undelivered(status) => return Err(status.into()),
+            Turn::Wait | Turn::Silent | Turn::HangUp => return Err(Undelivered::Held),
+        };
         let (head, rest) = out.bytes.split_at(output_len.min(INLINE_DATA));
         let mut inline = [0; INLINE_DATA];
         inline[..head.len()].copy_from_slice(head);
@@ -325,12 +336,16 @@ impl Function {
         let mut out = Output::new(output_len);
         let result = parse::<CmdIn>(input).and_then(|head| {
             let result = self.dispatch(head.opcode(), input, &mut out);
-            if let Err(status) = result {
-                tracing::debug!("{} is refused: {status}", head.opcode());
+            match result {
+                Ok(()) => self.commands.pages.count(head.opcode()),
+                Err(status) => tracing::debug!("{} is refused: {status}", head.opcode()),
             }
             result
         });
-        out.finish(result.err().unwrap_or(CmdStatus::Ok));
+        out.finish(result.err().unwrap_or(CmdStatus::Ok), 0);
+        if let Some(script) = &self.options.script {
+            script.ran(input, out.bytes_mut());
+        }
         out
     }
 

@@ -4,6 +4,10 @@
 //! it runs it asks by events. A command that makes an object for which there is no room waits until the driver has
 //! answered, and fails if there are no pages; others, among them those that bring pages, are done meanwhile. A driver
 //! that hears no such events is not asked.
+//!
+//! A function without pages to spare ([`FunctionOptions::no_spare_pages`](crate::FunctionOptions::no_spare_pages)) keeps
+//! one page for each thing that a command has made, and gives it back when the thing goes. It refuses to make anything
+//! for a driver that hears no such events, but what a driver needs to hear them: event queues and doorbell pages.
 
 use std::collections::BTreeSet;
 
@@ -42,12 +46,22 @@ pub(crate) struct Pages {
     offered: bool,
     /// The driver has said that it has none.
     refused: bool,
+    /// Things that commands have made, as far as they have a page each where there are none to spare.
+    things: usize,
 }
 
 impl Pages {
-    /// How many are missing to be started.
-    pub(crate) fn wanted(&self) -> usize {
-        (BOOT + INIT).saturating_sub(self.held.len())
+    /// A command was done, which may have made something, or taken it away.
+    pub(super) fn count(&mut self, opcode: Opcode) {
+        if makes(opcode) {
+            self.things += 1;
+        } else if takes_away(opcode) {
+            self.things = self.things.saturating_sub(1);
+        }
+    }
+    /// All that commands have made is gone.
+    pub(crate) fn forget_things(&mut self) {
+        self.things = 0;
     }
 
     /// Whether the driver was asked for some and has not answered.
@@ -56,10 +70,20 @@ impl Pages {
     }
 }
 
-/// Pages for objects of so many bytes; `step` is what they are counted in beyond the first ones.
-fn pages_for(bytes: usize, step: usize) -> usize {
-    let pages = bytes.div_ceil(PAGE as usize);
-    BOOT + if pages <= INIT { INIT } else { pages.next_multiple_of(step) }
+/// Whether a command makes something that has a page of its own where there are none to spare.
+fn makes(opcode: Opcode) -> bool {
+    let name = opcode.name().unwrap_or_default();
+    let hears = matches!(opcode, Opcode::CREATE_EQ | Opcode::ALLOC_UAR);
+    opcode == Opcode::SET_FLOW_TABLE_ENTRY
+        || !hears && (name.starts_with("CREATE_") || name.starts_with("ALLOC_"))
+}
+
+/// Whether a command takes such a thing away.
+fn takes_away(opcode: Opcode) -> bool {
+    let name = opcode.name().unwrap_or_default();
+    let hears = matches!(opcode, Opcode::DESTROY_EQ | Opcode::DEALLOC_UAR);
+    opcode == Opcode::DELETE_FLOW_TABLE_ENTRY
+        || !hears && (name.starts_with("DESTROY_") || name.starts_with("DEALLOC_"))
 }
 
 /// Bytes that are kept of what a command makes.
@@ -83,13 +107,42 @@ fn bytes_kept(objects: &Objects) -> usize {
 }
 
 impl Function {
+    /// How many pages are missing for it to be started.
+    pub(super) fn wanted_pages(&self) -> usize {
+        self.pages_for(0, 1).saturating_sub(self.commands.pages.held.len())
+    }
+
+    /// Pages for all that there is, and for `more` bytes; `step` is what they are counted in beyond the first ones.
+    fn pages_for(&self, more: usize, step: usize) -> usize {
+        if self.options.no_spare_pages {
+            let lists = (self.objects.listed_bytes + more).div_ceil(PAGE as usize);
+            return BOOT + self.commands.pages.things + lists;
+        }
+        let pages = (bytes_kept(&self.objects) + more).div_ceil(PAGE as usize);
+        BOOT + if pages <= INIT { INIT } else { pages.next_multiple_of(step) }
+    }
+
+    /// What pages are asked for and given back in multiples of.
+    fn step(&self) -> usize {
+        if self.options.no_spare_pages { 1 } else { STEP }
+    }
+
+    /// Bytes that will be kept of what a command makes.
+    fn bytes_of(&self, opcode: Opcode, input: &[u8]) -> usize {
+        if !self.options.no_spare_pages {
+            return bytes_of(opcode, input);
+        }
+        let list = bytes_of(opcode, input).saturating_sub(MKEY) * usize::from(opcode == Opcode::CREATE_MKEY);
+        if makes(opcode) { PAGE as usize + list } else { 0 }
+    }
+
     pub(super) fn query_pages(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
         let command: QueryPagesIn = parse(input)?;
         let held = self.commands.pages.held.len();
         let wanted = match QueryPagesMod::from_code(command.get(QueryPagesIn::OP_MOD)) {
             Some(QueryPagesMod::Boot) => BOOT.saturating_sub(held),
-            Some(QueryPagesMod::Init) => self.commands.pages.wanted(),
-            Some(QueryPagesMod::Regular) => pages_for(bytes_kept(&self.objects), STEP).saturating_sub(held),
+            Some(QueryPagesMod::Init) => self.wanted_pages(),
+            Some(QueryPagesMod::Regular) => self.pages_for(0, self.step()).saturating_sub(held),
             _ => return Err(CmdStatus::BadParam),
         };
         out.put(&QueryPagesOut::new().with(QueryPagesOut::NUM_PAGES, wanted as u32))
@@ -131,7 +184,7 @@ impl Function {
     /// Gives back what is not needed: nothing of the first ones while objects may be made.
     fn return_pages(&mut self, count: usize, out: &mut Output) -> Result<(), CmdStatus> {
         let running = self.commands.phase == Phase::Running;
-        let needed = if running { pages_for(bytes_kept(&self.objects), STEP) } else { 0 };
+        let needed = if running { self.pages_for(0, self.step()) } else { 0 };
         let pages = &mut self.commands.pages;
         let room = out.len().saturating_sub(ManagePagesOut::SIZE) / pas::ENTRY;
         let back = pages.held.len().saturating_sub(needed).min(count);
@@ -146,14 +199,15 @@ impl Function {
         out.put(&ManagePagesOut::new().with(ManagePagesOut::OUTPUT_NUM_ENTRIES, back as u32))
     }
 
-    /// How many pages are missing for what a command makes; 0 where nobody would be asked for them.
+    /// How many pages are missing for what a command makes; 0 where it is done without them, as nobody would be asked.
     pub(super) fn missing_pages(&self, input: &[u8]) -> usize {
         let Ok(head) = parse::<CmdIn>(input) else { return 0 };
-        let more = bytes_of(head.opcode(), input);
-        if more == 0 || self.commands.phase != Phase::Running || !self.lends_pages() {
+        let more = self.bytes_of(head.opcode(), input);
+        let asks = self.lends_pages() || self.options.no_spare_pages;
+        if more == 0 || self.commands.phase != Phase::Running || !asks {
             return 0;
         }
-        let needed = pages_for(bytes_kept(&self.objects) + more, 1);
+        let needed = self.pages_for(more, 1);
         needed.saturating_sub(self.commands.pages.held.len())
     }
 
@@ -166,11 +220,12 @@ impl Function {
     pub(super) fn awaits_pages(&mut self, input: &[u8]) -> bool {
         let missing = self.missing_pages(input);
         let pages = &self.commands.pages;
-        if missing == 0 || pages.refused || pages.held.len() + missing > MAX_PAGES {
+        let nobody = pages.refused || !self.lends_pages();
+        if missing == 0 || nobody || pages.held.len() + missing > MAX_PAGES {
             return false;
         }
         if !pages.are_asked_for() {
-            let asked = missing.next_multiple_of(STEP).min(MAX_PAGES - pages.held.len());
+            let asked = missing.next_multiple_of(self.step()).min(MAX_PAGES - pages.held.len());
             self.commands.pages.asked = asked;
             self.request_pages(asked as i32);
         }
@@ -189,9 +244,9 @@ impl Function {
         if self.commands.phase != Phase::Running || pending || !self.lends_pages() {
             return;
         }
-        let needed = pages_for(bytes_kept(&self.objects), STEP);
+        let needed = self.pages_for(0, self.step());
         let spare = self.commands.pages.held.len().saturating_sub(needed);
-        if spare >= STEP {
+        if spare >= self.step() {
             self.commands.pages.offered = true;
             self.request_pages(-(spare as i32));
         }

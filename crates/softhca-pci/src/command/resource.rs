@@ -11,14 +11,14 @@ use hca_prm::command::resource::{
 use hca_prm::{CmdStatus, Opcode};
 
 use super::{Output, parse};
-use crate::ethernet::uses::Thing;
+use crate::bus::interrupts::VECTORS;
+use crate::eth::uses::Thing;
 use crate::function::Function;
-use crate::interrupts::VECTORS;
 
 /// As powers of two: protection domains, domains of extended connections, transport domains of a function.
 pub(super) const LOG_PDS: u32 = 10;
 pub(super) const LOG_XRCDS: u32 = 8;
-pub(super) const LOG_TRANSPORT_DOMAINS: u32 = 6;
+pub(super) const LOG_TRANSPORT_DOMAINS: u32 = 10;
 /// The key for addresses of the bus.
 pub(crate) const RESERVED_LKEY: u32 = 0x0000_ff00;
 

@@ -15,10 +15,9 @@ use hca_prm::command::vport::*;
 use hca_prm::register::{Ptys, RegisterId};
 use hca_prm::*;
 
-use super::bed::{Answer, Driver};
+use crate::bed::{Answer, Driver, Server};
+use crate::bus::uar::{FIRST_UAR, PAGE};
 use crate::function::PortKind;
-use crate::path::bed::Server;
-use crate::uar::{FIRST_UAR, PAGE};
 
 fn driver(port: PortKind) -> Driver {
     Driver::new(&Server::new(), 0, port)
@@ -263,7 +262,7 @@ fn a_command_that_can_not_be_done_says_why() {
     assert_eq!(status(d.give(&AllocPdIn::new().as_bytes()[..8], 8)), CmdStatus::BadOutpLen);
     assert_eq!(status(d.give(&DeallocPdIn::new().as_bytes()[..8], 16)), CmdStatus::BadInpLen);
     d.uar();
-    let at = d.alloc(1 << 22);
+    let at = d.alloc(1 << 22, PAGE);
     for (log_size, vector) in [(17, 0), (31, 0), (5, 32), (5, 4095)] {
         assert_eq!(d.try_eq(at, log_size, vector, &[]), Err(CmdStatus::BadParam), "{log_size} {vector}");
     }
@@ -279,7 +278,7 @@ fn there_are_as_many_of_each_as_was_said() {
     }
     assert_eq!((pds, d.command(&AllocPdIn::new())), (1023, Err(CmdStatus::NoRes)));
     while d.command(&AllocUarIn::new()).is_ok() {}
-    let at = d.alloc(PAGE);
+    let at = d.alloc(PAGE, PAGE);
     let eqs = (0..100).take_while(|_| d.try_eq(at, 4, 0, &[]).is_ok()).count();
     assert_eq!((eqs, d.try_eq(at, 4, 0, &[])), (64, Err(CmdStatus::NoRes)));
     d.function.reset();
@@ -432,13 +431,13 @@ fn a_page_that_is_mapped_has_one_event_queue_which_is_armed_there() {
     d.eq_uar = uar;
     let line = d.line(3);
     let mut eq = d.eq(5, 3, &[EventType::Cmd]);
-    let at = d.alloc(PAGE);
+    let at = d.alloc(PAGE, PAGE);
     assert_eq!(d.try_eq(at, 5, 0, &[]), Err(CmdStatus::BadParam), "a second one on that page");
     for (page, result) in [(other, true), (first, true), (first, true), (other + 1, false)] {
         d.eq_uar = page;
         assert_eq!(d.try_eq(at, 5, 0, &[]).is_ok(), result, "{page}");
     }
-    let ring = |d: &Driver, eq: &super::bed::TestEq, slot: usize| {
+    let ring = |d: &Driver, eq: &crate::bed::TestEq, slot: usize| {
         let word = EqDoorbell::new().with(EqDoorbell::EQN, eq.eqn).with(EqDoorbell::CI, eq.read);
         let file = File::from(d.function.pages.file().try_clone_to_owned().unwrap());
         file.write_all_at(word.as_bytes(), u64::from(uar) * PAGE + slot as u64).unwrap();
@@ -511,7 +510,13 @@ fn a_reset_in_the_middle_leaves_a_function_as_new_to_a_driver_that_begins_anew()
         d.command(&AllocPdIn::new()).unwrap();
         assert!(d.event(&mut eq).is_some() && line.count() == 1);
         reset(&mut d);
+        assert_ne!(
+            d.load(0x14) >> 8 & 7,
+            0,
+            "a driver that nobody told of it finds out that it has to recover"
+        );
         d.attach();
+        assert_eq!(d.load(0x14) >> 8 & 7, 0);
         assert_eq!(d.command(&AllocPdIn::new()), Err(CmdStatus::BadSysState));
         assert_eq!(d.event(&mut eq), None, "nobody writes to the old queue");
         d.boot();
@@ -523,7 +528,7 @@ fn a_reset_in_the_middle_leaves_a_function_as_new_to_a_driver_that_begins_anew()
 #[test]
 fn a_function_whose_interface_is_off_runs_no_commands() {
     let mut d = running();
-    d.store(0x14, (super::bed::BASE as u32) | 1 << 8);
+    d.store(0x14, (crate::bed::COMMANDS as u32) | 1 << 8);
     assert_eq!(d.load(0x14) >> 8 & 7, 1, "the driver sees that it is off");
     assert_eq!(d.give(NopIn::new().as_bytes(), 16), Answer::Lost);
     d.attach();
@@ -573,7 +578,7 @@ fn an_ethernet_queue_completes_what_asks_for_it() {
     d.uar();
     let uar = d.uar();
     let mut eq = d.eq(5, 0, &[]);
-    let (ring, sq, records) = (d.alloc(PAGE), d.alloc(PAGE), d.alloc(PAGE));
+    let (ring, sq, records) = (d.alloc(PAGE, PAGE), d.alloc(PAGE, PAGE), d.alloc(PAGE, PAGE));
     for slot in 0..16 {
         d.write(ring + slot * 64 + 63, &[Cqe64::FIRST_OP_OWN]);
     }
@@ -680,8 +685,8 @@ fn a_slot_that_can_not_be_answered_is_not_run_again_until_it_is_written_anew() {
     let mut d = driver(PortKind::InfiniBand);
     d.boot();
     // The queue where it can be read, and not be written.
-    let at = super::bed::BASE - (1 << 20);
-    let copy = d.file.try_clone().unwrap().into();
+    let at = crate::bed::COMMANDS - (1 << 20);
+    let copy = d.commands.file.try_clone().unwrap().into();
     d.function.dma_map(at, 4096, (true, false), Some((copy, 0))).unwrap();
     d.store(0x10, (at >> 32) as u32);
     d.store(0x14, at as u32);

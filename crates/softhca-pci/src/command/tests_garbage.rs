@@ -3,9 +3,8 @@
 use hca_prm::{CMD_TYPE, CmdIfBox, CmdQueueEntry, Opcode};
 use proptest::prelude::*;
 
-use super::bed::{BASE, Driver};
+use crate::bed::{COMMANDS, Driver, Server};
 use crate::function::PortKind;
-use crate::path::bed::Server;
 
 /// What such a driver does.
 #[derive(Clone, Debug)]
@@ -35,7 +34,7 @@ fn offset() -> impl Strategy<Value = u64> {
 fn pointer() -> impl Strategy<Value = u64> {
     prop_oneof![
         Just(0_u64),
-        (0..0x800_u64).prop_map(|n| BASE + n * 1024),
+        (0..0x800_u64).prop_map(|n| COMMANDS + n * 1024),
         any::<u64>(),
         any::<u64>().prop_map(|n| n & !1023)
     ]
@@ -78,7 +77,7 @@ fn do_it(d: &mut Driver, act: &Act) {
                 d.write(Driver::slot_at(0), entry.as_bytes());
                 // A mailbox that names itself.
                 let part = CmdIfBox::new().with(CmdIfBox::NEXT_POINTER, *first);
-                if (BASE..BASE + (1 << 20)).contains(first) {
+                if (COMMANDS..COMMANDS + (1 << 20)).contains(first) {
                     d.write(*first, part.as_bytes());
                 }
             }

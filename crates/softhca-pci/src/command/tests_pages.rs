@@ -6,10 +6,9 @@ use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn};
 use hca_prm::command::resource::{AllocPdIn, AllocPdOut};
 use hca_prm::*;
 
-use super::bed::{Answer, Driver, TestEq};
-use crate::function::PortKind;
-use crate::path::bed::Server;
-use crate::uar::PAGE;
+use crate::bed::{Answer, Driver, Server, TestEq};
+use crate::bus::uar::PAGE;
+use crate::function::{FunctionOptions, PortKind};
 
 /// Where pages lie that are lent at run time.
 const MORE: u64 = 0xa_0000_0000;
@@ -135,4 +134,37 @@ fn who_does_not_hear_of_pages_or_stops_to_hear_of_them_is_not_waited_for() {
     by_slot(&mut d, 4, TeardownHcaIn::new().as_bytes(), 16);
     assert!(matches!(d.answer(3), Answer::Delivered(CmdStatus::BadSysState, _)));
     assert_eq!(d.take_back(100).len(), FIRST);
+}
+
+/// One page for each thing, which comes before it and goes with it.
+#[test]
+fn a_function_without_spare_pages_asks_at_each_command_that_makes_something() {
+    let options = FunctionOptions { no_spare_pages: true, ..FunctionOptions::default() };
+    let mut d = Driver::with(&Server::new(), options);
+    d.boot();
+    d.uar();
+    let domain = || AllocPdIn::new().as_bytes().to_vec();
+    // Nobody could be asked.
+    assert_eq!(by_slot(&mut d, 1, &domain(), AllocPdOut::SIZE), NO_RES);
+    let mut eq = d.eq(7, 0, &[EventType::PageRequest]);
+    assert_eq!(by_slot(&mut d, 1, &domain(), AllocPdOut::SIZE), Answer::Lost);
+    assert_eq!(by_slot(&mut d, 2, &domain(), AllocPdOut::SIZE), Answer::Lost);
+    assert_eq!(asked(&d, &mut eq), [1], "for one at a time");
+    assert!(matches!(lend(&mut d, 0, 1), Answer::Delivered(CmdStatus::Ok, _)));
+    let Answer::Delivered(CmdStatus::Ok, out) = d.answer(1) else { panic!("there is a page for it") };
+    let pd = AllocPdOut::from_bytes(&out).unwrap().get(AllocPdOut::PD);
+    assert_eq!((d.answer(2), asked(&d, &mut eq)), (Answer::Lost, vec![1]));
+    assert!(matches!(lend(&mut d, 1, 1), Answer::Delivered(CmdStatus::Ok, _)));
+    assert!(matches!(d.answer(2), Answer::Delivered(CmdStatus::Ok, _)));
+    // A key, and the pages of its list.
+    assert_eq!(by_slot(&mut d, 3, &key(pd, 3), CreateMkeyOut::SIZE), Answer::Lost);
+    assert_eq!(asked(&d, &mut eq), [4]);
+    assert!(matches!(lend(&mut d, 2, 4), Answer::Delivered(CmdStatus::Ok, _)));
+    let index = index_of(&d.answer(3));
+    d.command(&DestroyMkeyIn::new().with(DestroyMkeyIn::MKEY_INDEX, index)).unwrap();
+    assert_eq!(asked(&d, &mut eq), [-4]);
+    assert_eq!(d.take_back(768).len(), 4);
+    // What is stopped has nothing.
+    d.command(&TeardownHcaIn::new()).unwrap();
+    assert_eq!(d.take_back(768).len(), 18);
 }

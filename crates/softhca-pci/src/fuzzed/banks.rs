@@ -7,9 +7,9 @@ use std::os::unix::fs::FileExt;
 
 use rustix::fs::FallocateFlags;
 
+use crate::bed::sealed;
 use crate::function::Function;
 use crate::guest::PAGE;
-use crate::path::bed::sealed;
 
 /// Banks, and bytes of each.
 pub(super) const BANKS: usize = 6;

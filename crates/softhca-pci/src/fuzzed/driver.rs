@@ -12,18 +12,18 @@ use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut};
 use hca_prm::command::qp::{CreateQpIn, CreateQpOut, Rst2InitQpIn};
 use hca_prm::command::srq::{CreateRmpIn, CreateRmpOut, CreateSrqIn, CreateSrqOut, CreateXrcSrqIn};
 use hca_prm::{
-    AccessMode, Ads, CMD_TYPE, CmdIfBox, CmdOut, CmdQueueEntry, Cqc, Cqe64, DataSeg, EqSt, Eqc, INLINE_DATA,
-    Layout, MAILBOX_DATA, Mkc, Opcode, Qpc, RaddrSeg, Rmpc, RqType, ServiceType, Srqc, Wq, WqType, WqeOpcode,
-    mailboxes,
+    AccessMode, Ads, CmdIfBox, CmdOut, CmdQueueEntry, Cqc, Cqe64, DataSeg, EqSt, Eqc, Layout, Mkc, Opcode,
+    Qpc, RaddrSeg, Rmpc, RqType, ServiceType, Srqc, Wq, WqType, WqeOpcode,
 };
 
 use super::Input;
 use super::banks::{BANK, Banks};
 use super::ethernet::Ethernet;
+use crate::bed::{Queue, Wqe, fill_slot, unwritten};
+use crate::bus::uar::FIRST_UAR;
+use crate::eq::known_events;
 use crate::function::Function;
 use crate::guest::PAGE;
-use crate::path::bed::Wqe;
-use crate::uar::FIRST_UAR;
 
 /// Which bank holds the command slots and mailboxes, and where in it the mailboxes begin.
 pub(super) const COMMANDS: usize = 0;
@@ -33,17 +33,6 @@ const QUEUES: [usize; 2] = [1, 2];
 const DATA: [usize; 3] = [3, 4, 5];
 /// The most pages that an object's list has.
 const MAX_PAGES: u64 = BANK / PAGE;
-
-/// A queue as its driver knows it: its number, where its entries and its record are, and its size.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Queue {
-    pub(super) number: u32,
-    pub(super) at: u64,
-    pub(super) record: u64,
-    pub(super) log_size: u32,
-    /// Entries that were posted, and taken.
-    pub(super) posted: u32,
-}
 
 /// A queue pair as its driver knows it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,7 +55,6 @@ pub(super) struct Driver {
     pub(super) banks: Banks,
     gid: Gid,
     token: u32,
-    mailbox: u64,
     /// Pages that the function was lent.
     lent: u64,
     used: [u64; 2],
@@ -85,13 +73,6 @@ pub(super) fn chosen<T: Copy + Default>(of: &[T], which: u8) -> T {
     if of.is_empty() { T::default() } else { of[usize::from(which) % of.len()] }
 }
 
-/// An entry of a queue that nobody has written.
-fn unwritten(last: u8) -> [u8; 64] {
-    let mut entry = [0; 64];
-    entry[63] = last;
-    entry
-}
-
 impl Driver {
     pub(super) fn new(function: Function, gid: Gid) -> Self {
         let doorbells = function.pages.file().try_clone_to_owned().unwrap().into();
@@ -101,7 +82,6 @@ impl Driver {
             banks: Banks::new(),
             gid,
             token: 1,
-            mailbox: 0,
             lent: 0,
             used: [0; 2],
             pds: Vec::new(),
@@ -157,23 +137,6 @@ impl Driver {
         Banks::at(QUEUES[bank]) + at
     }
 
-    /// A chain of mailboxes; returns the first one's address.
-    fn chain(&mut self, bytes: &[u8]) -> u64 {
-        let count = bytes.len().div_ceil(MAILBOX_DATA);
-        let first = Banks::at(COMMANDS) + MAILBOXES + self.mailbox;
-        for (i, data) in bytes.chunks(MAILBOX_DATA).enumerate() {
-            let at = Banks::at(COMMANDS) + MAILBOXES + self.mailbox;
-            let mut part = CmdIfBox::new();
-            part.as_bytes_mut()[..data.len()].copy_from_slice(data);
-            part.set(CmdIfBox::NEXT_POINTER, if i + 1 == count { 0 } else { at + 1024 })
-                .set(CmdIfBox::BLOCK_NUMBER, i as u32)
-                .set(CmdIfBox::TOKEN, self.token);
-            self.banks.write(at, part.as_bytes());
-            self.mailbox += 1024;
-        }
-        if count == 0 { 0 } else { first }
-    }
-
     /// Gives a command, but for the changes that the input has for it and its slot. Returns the output if it was done.
     pub(super) fn give(
         &mut self,
@@ -188,22 +151,9 @@ impl Driver {
             command[at % len] = byte;
         }
         self.token = self.token % 255 + 1;
-        self.mailbox = 0;
-        let mut inline = [0; INLINE_DATA];
-        let head = command.len().min(INLINE_DATA);
-        inline[..head].copy_from_slice(&command[..head]);
-        let input_box = self.chain(&command[head..]);
-        let output_box = self.chain(&vec![0; mailboxes(output) * MAILBOX_DATA]);
-        let mut entry = CmdQueueEntry::new()
-            .with(CmdQueueEntry::TYPE, CMD_TYPE)
-            .with(CmdQueueEntry::INPUT_LENGTH, command.len() as u32)
-            .with(CmdQueueEntry::INPUT_MAILBOX_POINTER, input_box)
-            .with(CmdQueueEntry::COMMAND_INPUT_INLINE_DATA, inline)
-            .with(CmdQueueEntry::OUTPUT_MAILBOX_POINTER, output_box)
-            .with(CmdQueueEntry::OUTPUT_LENGTH, output as u32)
-            .with(CmdQueueEntry::TOKEN, self.token)
-            .with(CmdQueueEntry::OWNERSHIP, true);
-        entry.sign();
+        let mut mailbox = Banks::at(COMMANDS) + MAILBOXES;
+        let write = |at, bytes: &[u8]| self.banks.write(at, bytes);
+        let mut entry = fill_slot(&command, output, self.token, &mut mailbox, write);
         if how & 0x1c == 0x1c {
             self.lie(input, &mut entry);
         }
@@ -338,7 +288,7 @@ impl Driver {
             .with(Eqc::UAR_PAGE, FIRST_UAR)
             .with(Eqc::INTR, u32::from(what % 4))
             .with(Eqc::ST, if what & 0x80 == 0 { EqSt::Armed.code() } else { 0 });
-        let mask = if what & 0x40 == 0 { u64::MAX } else { 0 };
+        let mask = if what & 0x40 == 0 { known_events() } else { 0 };
         let command = CreateEqIn::new()
             .with(CreateEqIn::EQ_CONTEXT_ENTRY, context)
             .with(CreateEqIn::EVENT_BITMASK, [mask, 0, 0, 0]);
@@ -346,7 +296,7 @@ impl Driver {
             self.made::<CreateEqOut>(input, Opcode::CREATE_EQ, command, Self::pages(at, 64 << log_size));
         let eq = |out: CreateEqOut| {
             let number = out.get(CreateEqOut::EQ_NUMBER);
-            Queue { number, at, record: 0, log_size, posted: 0 }
+            Queue { number, at, record: 0, log_size, count: 0 }
         };
         self.eqs.extend(out.map(eq));
     }
@@ -370,7 +320,7 @@ impl Driver {
             at,
             record,
             log_size,
-            posted: 0,
+            count: 0,
         }));
     }
 
@@ -401,7 +351,7 @@ impl Driver {
         let out = self.made::<CreateQpOut>(input, Opcode::CREATE_QP, command, Self::pages(at, bytes));
         let datagrams = service == ServiceType::Ud;
         self.qps.extend(out.map(|out| {
-            let recv = Queue { number: out.get(CreateQpOut::QPN), at, record, log_size: log_rq, posted: 0 };
+            let recv = Queue { number: out.get(CreateQpOut::QPN), at, record, log_size: log_rq, count: 0 };
             let send = Queue { at: at + rq_bytes, record: record + 4, log_size: log_sq, ..recv };
             Pair { recv, send, datagrams }
         }));
@@ -518,7 +468,7 @@ impl Driver {
                 None
             }
         };
-        self.srqs.extend(number.map(|number| Queue { number, at, record, log_size, posted: 0 }));
+        self.srqs.extend(number.map(|number| Queue { number, at, record, log_size, count: 0 }));
     }
 
     /// A place in memory that a key names, or does not.
@@ -564,16 +514,16 @@ impl Driver {
             let (key, addr, len) = self.place(input);
             wqe = wqe.seg(DataSeg::pointer(len, key, addr));
         }
-        let counter = pair.send.posted as u16;
+        let counter = pair.send.count as u16;
         let bytes = wqe.bytes(pair.send.number, counter);
         let size = 64_u64 << pair.send.log_size;
         for (i, part) in bytes.chunks(64).enumerate() {
             self.banks.write(pair.send.at + (((u64::from(counter) + i as u64) * 64) & (size - 1)), part);
         }
         let send = &mut self.qps[at].send;
-        send.posted = u32::from(counter.wrapping_add(bytes.len().div_ceil(64) as u16));
+        send.count = u32::from(counter.wrapping_add(bytes.len().div_ceil(64) as u16));
         let send = *send;
-        self.banks.write(send.record, &send.posted.to_be_bytes());
+        self.banks.write(send.record, &send.count.to_be_bytes());
         self.ring(which >> 4);
     }
 
@@ -591,12 +541,12 @@ impl Driver {
         let queue = if shared { &mut self.srqs[at] } else { &mut self.qps[at].recv };
         let skip = if shared { 16 } else { 0 };
         for _ in 0..=how >> 1 & 7 {
-            let slot = u64::from(queue.posted & ((1 << queue.log_size) - 1));
+            let slot = u64::from(queue.count & ((1 << queue.log_size) - 1));
             self.banks.write(queue.at + slot * 64 + skip, seg.as_bytes());
             self.banks.write(queue.at + slot * 64 + skip + 16, DataSeg::TERMINATOR.as_bytes());
-            queue.posted = u32::from((queue.posted as u16).wrapping_add(1));
+            queue.count = u32::from((queue.count as u16).wrapping_add(1));
         }
-        self.banks.write(queue.record, &queue.posted.to_be_bytes());
+        self.banks.write(queue.record, &queue.count.to_be_bytes());
     }
 
     /// Rings a doorbell page that is polled.
@@ -614,8 +564,8 @@ impl Driver {
         }) else {
             return;
         };
-        cq.posted = cq.posted.wrapping_add(u32::from(how >> 4));
-        let ci = cq.posted & 0xff_ffff;
+        cq.count = cq.count.wrapping_add(u32::from(how >> 4));
+        let ci = cq.count & 0xff_ffff;
         let word = u32::from(how & 3) << 28 | u32::from(how >> 2 & 1) << 24 | ci;
         self.banks.write(cq.record, &ci.to_be_bytes());
         self.banks.write(cq.record + 4, &word.to_be_bytes());

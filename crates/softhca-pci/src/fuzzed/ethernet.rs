@@ -8,7 +8,8 @@ use hca_prm::command::ethernet::{
 use hca_prm::{CtrlSeg, DataSeg, EthSeg, Layout, Opcode, Rqc, Sqc, Wq, WqType, WqeOpcode};
 
 use super::Input;
-use super::driver::{Driver, Queue, chosen};
+use super::driver::{Driver, chosen};
+use crate::bed::Queue;
 
 /// What it has made.
 #[derive(Debug, Default)]
@@ -87,7 +88,7 @@ impl Driver {
         let command = CreateSqIn::new().with(CreateSqIn::CTX, context);
         let made = self.numbered_layout(input, Opcode::CREATE_SQ, command, Self::pages(at, 64 << log_size));
         let Some(number) = made else { return };
-        self.eth.sqs.push(Queue { number, at, record: record + 4, log_size, posted: 0 });
+        self.eth.sqs.push(Queue { number, at, record: record + 4, log_size, count: 0 });
         let ready = ModifySqIn::new()
             .with(ModifySqIn::SQN, number)
             .with(ModifySqIn::CTX, context.with(Sqc::STATE, 1));
@@ -114,7 +115,7 @@ impl Driver {
         let command = CreateRqIn::new().with(CreateRqIn::CTX, context);
         let made = self.numbered_layout(input, Opcode::CREATE_RQ, command, Self::pages(at, 64 << log_size));
         let Some(number) = made else { return };
-        self.eth.rqs.push(Queue { number, at, record, log_size, posted: 0 });
+        self.eth.rqs.push(Queue { number, at, record, log_size, count: 0 });
         let ready = ModifyRqIn::new()
             .with(ModifyRqIn::RQN, number)
             .with(ModifyRqIn::CTX, Rqc::new().with(Rqc::STATE, 1));
@@ -242,11 +243,11 @@ impl Driver {
         let at = usize::from(which) % self.eth.sqs.len();
         let queue = &mut self.eth.sqs[at];
         for _ in 0..count {
-            let slot = u64::from(queue.posted & ((1 << queue.log_size) - 1));
+            let slot = u64::from(queue.count & ((1 << queue.log_size) - 1));
             self.banks.write(queue.at + slot * 64, &[0, 0, 0, 0, 0, 0, 0, which, 0, 0, 0, 8]);
-            queue.posted = u32::from((queue.posted as u16).wrapping_add(1));
+            queue.count = u32::from((queue.count as u16).wrapping_add(1));
         }
-        self.banks.write(queue.record, &queue.posted.to_be_bytes());
+        self.banks.write(queue.record, &queue.count.to_be_bytes());
         self.ring(which);
     }
 
@@ -310,11 +311,11 @@ impl Driver {
         let bytes = [&ctrl.as_bytes()[..], &bytes].concat();
         let queue = &mut self.eth.sqs[at];
         for block in bytes.chunks(64) {
-            let slot = u64::from(queue.posted & ((1 << queue.log_size) - 1));
+            let slot = u64::from(queue.count & ((1 << queue.log_size) - 1));
             self.banks.write(queue.at + slot * 64, block);
-            queue.posted = u32::from((queue.posted as u16).wrapping_add(1));
+            queue.count = u32::from((queue.count as u16).wrapping_add(1));
         }
-        self.banks.write(queue.record, &queue.posted.to_be_bytes());
+        self.banks.write(queue.record, &queue.count.to_be_bytes());
         self.ring(which);
     }
 
@@ -335,10 +336,10 @@ impl Driver {
         let bytes: Vec<u8> = places.iter().flat_map(|place| *place.as_bytes()).collect();
         let queue = &mut self.eth.rqs[at];
         for _ in 0..=how >> 5 {
-            let slot = u64::from(queue.posted & ((1 << queue.log_size) - 1));
+            let slot = u64::from(queue.count & ((1 << queue.log_size) - 1));
             self.banks.write(queue.at + slot * 64, &bytes);
-            queue.posted = u32::from((queue.posted as u16).wrapping_add(1));
+            queue.count = u32::from((queue.count as u16).wrapping_add(1));
         }
-        self.banks.write(queue.record, &queue.posted.to_be_bytes());
+        self.banks.write(queue.record, &queue.count.to_be_bytes());
     }
 }

@@ -6,8 +6,8 @@ use hca_prm::{Cqe64, CqeOpcode, WqeOpcode};
 use softhca::SoftHca;
 
 use super::banks::has_secret;
+use crate::bed::{BASE, End, LEN, Pair, QpShape, Server, Wqe};
 use crate::function::Function;
-use crate::path::bed::{BASE, End, LEN, Pair, QpShape, Server, Wqe};
 
 /// Bytes of a message.
 const BYTES: usize = 24;

@@ -26,13 +26,13 @@ use hca_fabric::LoopbackNet;
 use hca_prm::{EqDoorbell, InitSegment, NicInterface, Opcode};
 use softhca::{Clock, Limits, Options, Progress, SoftHca};
 
-use crate::directory::SharedDirectory;
-use crate::ethernet::gateway::Gateway;
+use crate::bed::{Queue, Server, sealed};
+use crate::bus::registers::{BAR_BYTES, MSIX_TABLE};
+use crate::bus::uar::FIRST_UAR;
+use crate::eth::gateway::Gateway;
 use crate::function::{Function, FunctionOptions, PortKind};
 use crate::guest::PAGE;
-use crate::path::bed::{Server, sealed};
-use crate::registers::{BAR_BYTES, MSIX_TABLE};
-use crate::uar::FIRST_UAR;
+use crate::port::directory::SharedDirectory;
 
 use banks::{BANK, BANKS, Banks, has_secret};
 use driver::Driver;
@@ -142,7 +142,7 @@ impl Bed {
             Some(Gateway::new([2, 0, 0, 0, 0, 1], "10.0.0.1".parse().expect("an address")));
         let server = Server { hca, directory, completion_entries: Some(COMPLETIONS) };
         let port = if setup & 1 == 0 { PortKind::InfiniBand } else { PortKind::Roce };
-        let function = server.function(FunctionOptions { number: 0, port });
+        let function = server.function(FunctionOptions { port, ..FunctionOptions::default() });
         let honest = Honest::new(&server);
         let room = room(&server.hca);
         let driver = Driver::new(function, server.gid());
@@ -158,7 +158,7 @@ impl Bed {
         }
         self.server.hca.turn();
         while let Some(frame) = self.server.directory.switch().receive(OTHER) {
-            assert!(frame.len() >= 14 && !has_secret(&frame), "a secret has left");
+            assert!(frame.bytes.len() >= 14 && !has_secret(&frame.bytes), "a secret has left");
         }
         while let Some(event) = self.server.hca.poll_event() {
             if !self.driver.function.take_event(event) {
@@ -254,9 +254,9 @@ impl Bed {
     fn events(&mut self, input: &mut Input<'_>) {
         let [which, how] = input.bytes();
         let Some(eq) = self.driver.eqs.get_mut(usize::from(which)) else { return };
-        eq.posted = eq.posted.wrapping_add(u32::from(how >> 1));
+        eq.count = eq.count.wrapping_add(u32::from(how >> 1));
         let word =
-            EqDoorbell::new().with(EqDoorbell::EQN, eq.number).with(EqDoorbell::CI, eq.posted & 0xff_ffff);
+            EqDoorbell::new().with(EqDoorbell::EQN, eq.number).with(EqDoorbell::CI, eq.count & 0xff_ffff);
         let at = if how & 1 == 0 { hca_prm::EQ_ARM } else { hca_prm::EQ_CI } as u64;
         self.driver.function.bar_write(u64::from(FIRST_UAR) * PAGE + at, hca_prm::Layout::as_bytes(&word));
     }
@@ -322,8 +322,7 @@ impl Bed {
     /// A command that names an object of the client's, or of another one.
     fn about_object(&mut self, input: &mut Input<'_>) {
         let [kind, which] = input.bytes();
-        let number =
-            |of: &[driver::Queue]| of.get(usize::from(which & 15)).map_or(which.into(), |q| q.number);
+        let number = |of: &[Queue]| of.get(usize::from(which & 15)).map_or(which.into(), |q| q.number);
         let d = &self.driver;
         let pair = d.qps.get(usize::from(which & 15)).map_or(self.honest.qpn(), |pair| pair.recv.number);
         let (opcode, number) = match kind % 16 {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use rustix::fs::MemfdFlags;
 
 use super::*;
-use crate::path::bed::sealed;
+use crate::bed::sealed;
 
 fn guest() -> (Guest, File) {
     let (mut guest, file) = (Guest::new(), sealed(16 * PAGE));
@@ -123,12 +123,13 @@ fn the_upper_half_of_all_addresses_goes_though_no_number_is_its_end() {
 }
 
 #[test]
-fn a_window_tells_which_addresses_it_shows() {
+fn a_window_tells_of_which_ranges_it_shows_parts() {
     let (guest, _file) = guest();
     let window = guest.window(&[(0x40_000, 0x1000), (0x10_000, 0x800)], true).unwrap();
     assert_eq!(window.len(), 0x1800);
-    assert!(window.touches(0x40_fff, 1) && window.touches(0, u64::MAX) && window.touches(0x10_7ff, 1));
-    assert!(!window.touches(0x10_800, 0x100) && !window.touches(0x41_000, PAGE));
+    assert_eq!(window.ranges().collect::<Vec<_>>(), [0x10_000, 0x40_000]);
+    assert!(window.touches(0x40_000, 1) && window.touches(0, u64::MAX) && window.touches(0x3f_000, 2 * PAGE));
+    assert!(!window.touches(0x14_000, 4 * PAGE) && !window.touches(0x42_000, PAGE));
 }
 
 #[test]
@@ -150,28 +151,6 @@ fn windows_that_threads_make_at_a_time_do_not_take_each_others_place() {
 }
 
 #[test]
-fn one_client_has_only_so_many_mappings() {
-    const PIECES: usize = 64;
-    let (mut guest, _file) = guest();
-    // Three are its ranges.
-    guest.set_part(Part { mappings: PIECES + 3, ..Part::default() });
-    let half: Vec<u8> =
-        (0..PIECES as u64 / 2).flat_map(|i| (0x10_000 + i % 2 * 2 * PAGE).to_be_bytes()).collect();
-    let show = |times: usize| {
-        let pages = half.repeat(times);
-        let len = pages.len() as u64 / 8 * PAGE;
-        guest.window_of_pages(&pages, 12, 0, len, true)
-    };
-    assert!(matches!(show(3), Err(NoWindow::Pieces)));
-    let (first, second) = (show(1).unwrap(), show(1).unwrap());
-    assert!(matches!(guest.window(&[(0x10_000, PAGE), (0x12_000, PAGE)], true), Err(NoWindow::Pieces)));
-    assert!(guest.window(&[(0x10_000, PAGE)], true).is_ok(), "nothing is side by side");
-    drop(first);
-    assert!(guest.window(&[(0x10_000, PAGE), (0x12_000, PAGE)], true).is_ok());
-    drop(second);
-}
-
-#[test]
 fn one_client_has_only_so_many_ranges_and_addresses() {
     let (mut guest, file) = guest();
     let map = |guest: &mut Guest, iova, pages| {
@@ -190,13 +169,6 @@ fn one_client_has_only_so_many_ranges_and_addresses() {
         assert!(guest.read(0x80_000, &mut [0]).is_ok(), "what is mapped stays");
         guest.unmap(0x80_000, 2 * PAGE).unwrap();
     }
-    // What windows show counts as well.
-    let show = |guest: &Guest| guest.window(&[(0x10_000, PAGE), (0x12_000, PAGE)], true);
-    let window = show(&guest).unwrap();
-    assert!(matches!(show(&guest), Err(NoWindow::Pieces)));
-    assert_eq!(map(&mut guest, 0x80_000, 1), Err(Errno::NOSPC));
-    drop(window);
-    assert_eq!(map(&mut guest, 0x80_000, 2), Ok(()));
 }
 
 #[test]
@@ -204,11 +176,15 @@ fn the_parts_of_all_functions_are_no_more_than_the_process_has() {
     for functions in 1..=1024 {
         let n = functions as u64;
         for descriptors in [0, 1024, 4096, 1 << 20, u64::MAX] {
-            let part = Part::of(functions, descriptors);
+            let part = Part::of(functions, descriptors, 64 << 30);
             assert!(part.maps >= FEWEST_MAPS && part.maps <= part.mappings, "{functions} {part:?}");
             assert!(part.mappings * functions <= 49_152 && part.bytes * n <= 32 << 40);
             let descriptors_used = part.maps as u64 * n + 64 * n + 64;
             assert!(part.maps == FEWEST_MAPS || descriptors_used <= descriptors, "{functions} {part:?}");
+            assert!(
+                part.queue_bytes * functions <= 16 << 30 && part.queue_bytes <= 1 << 30,
+                "{functions} {part:?}"
+            );
         }
     }
 }

@@ -187,8 +187,8 @@ fn recv_credits(res: &QpRes) -> Option<u32> {
 #[inline(always)]
 fn place(res: &mut QpRes, tables: &mut Tables, data: LineData<'_>) -> Option<u64> {
     match &mut res.rq {
-        RecvQueue::Own(rq) => place_in(rq, &tables.mrs, res.pd, data),
-        RecvQueue::Shared(srq) => place_in_shared(*srq, tables, res.pd, data),
+        RecvQueue::Own(rq) => place_in(rq, &tables.mrs, res.recv_pd, data),
+        RecvQueue::Shared(srq) => place_in_shared(*srq, tables, res.recv_pd, data),
     }
 }
 

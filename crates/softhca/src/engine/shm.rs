@@ -12,6 +12,7 @@ use super::{
 };
 use crate::clock;
 use crate::doorbell::Doorbell;
+use crate::doze::Doze;
 use crate::near::{self, Piece};
 use crate::patience;
 use crate::qp::{PostedList, QpEntry, QpHost, QpShared, local};
@@ -211,8 +212,14 @@ impl Engine {
 
 impl Core {
     /// One message of a peer on this machine.
-    #[inline]
-    fn receive_message(&mut self, now: Instant, from: Ipv6Addr, message: &[u8], reach: Reach<'_>) -> usize {
+    #[inline(always)]
+    pub(crate) fn receive_message(
+        &mut self,
+        now: Instant,
+        from: Ipv6Addr,
+        message: &[u8],
+        reach: Reach<'_>,
+    ) -> usize {
         let Some(qpn) = hca_transport::dest_of(message) else { return 0 };
         let slot = slot_of(qpn.raw());
         let Some(entry) = self.qps.at_mut(slot).filter(|e| e.machine.qpn() == qpn) else {
@@ -221,6 +228,10 @@ impl Core {
         };
         if !entry.res.peer.is_some_and(|peer| is_at(peer, from)) {
             self.counters.foreign_source += 1;
+            return 0;
+        }
+        if entry.doze != Doze::Awake {
+            self.keep_message(slot, from, message);
             return 0;
         }
         let QpEntry { machine, res, .. } = &mut **entry;

@@ -6,7 +6,9 @@ use std::io;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use rustix::event::{EventfdFlags, eventfd};
 use vfio_bindings::bindings::vfio;
 
 use super::sys;
@@ -14,7 +16,7 @@ use crate::address::PciAddress;
 use crate::backend::{Backend, DmaLimits, DmaMemory, DmaRights, Region, RegionFile};
 use crate::error::{DmaError, FunctionError, OpenError};
 use crate::iova::Iova;
-use crate::user::wire::{DeviceInfo, IRQ_MSIX, MAX_IRQS, RegionInfo};
+use crate::user::wire::{DeviceInfo, IRQ_ERROR, MAX_IRQS, RegionInfo};
 use crate::wake::Waker;
 
 /// By what the function's memory accesses are confined.
@@ -23,6 +25,8 @@ pub(super) trait Iommu: fmt::Debug + Send + Sync {
     /// Returns how many bytes that were.
     fn unmap(&self, iova: u64, len: u64) -> io::Result<u64>;
     fn limits(&self) -> DmaLimits;
+    /// What has to be closed for others to have the function, in this order, after the function itself.
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>>;
 }
 
 /// A function of this machine.
@@ -34,6 +38,10 @@ pub(super) struct LinuxFunction {
     info: DeviceInfo,
     device: Arc<Device>,
     iommu: Box<dyn Iommu>,
+    /// It was let go of: its descriptors are those of an eventfd.
+    gone: AtomicBool,
+    /// What its descriptors become then: whoever reads, writes, maps or controls it is refused.
+    nothing: OwnedFd,
 }
 
 /// The descriptor of a function, which is its regions' file, too.
@@ -66,12 +74,17 @@ impl LinuxFunction {
             regions,
             irq_kinds,
         };
-        Ok(Self { name: format!("vfio://{address}"), info, device: Arc::new(Device(device)), iommu })
+        let nothing = eventfd(0, EventfdFlags::CLOEXEC);
+        let nothing = nothing.map_err(|e| OpenError::Io { doing: "making an eventfd", source: e.into() })?;
+        let (name, device) = (format!("vfio://{address}"), Arc::new(Device(device)));
+        Ok(Self { name, info, device, iommu, gone: AtomicBool::new(false), nothing })
     }
 
     fn io(&self, doing: &'static str) -> impl FnOnce(io::Error) -> FunctionError {
-        let name = self.name.clone();
-        move |source| FunctionError::Io { name, doing, source }
+        let (name, gone) = (self.name.clone(), self.gone.load(Ordering::Acquire));
+        move |source| {
+            if gone { FunctionError::LetGo { name } } else { FunctionError::Io { name, doing, source } }
+        }
     }
 }
 
@@ -106,26 +119,33 @@ impl Backend for LinuxFunction {
         written.map_err(self.io("writing registers"))
     }
 
-    fn msix_vectors(&self) -> Result<u32, FunctionError> {
-        if self.info.irq_kinds <= IRQ_MSIX {
+    fn irqs(&self, kind: u32) -> Result<u32, FunctionError> {
+        if self.info.irq_kinds <= kind {
             return Ok(0);
         }
-        let asked = sys::irq_info(self.device.as_fd(), IRQ_MSIX);
+        let asked = match sys::irq_info(self.device.as_fd(), kind) {
+            // A function that is not on PCI Express reports no errors.
+            Err(e) if kind == IRQ_ERROR && e.raw_os_error() == Some(libc::EINVAL) => return Ok(0),
+            asked => asked,
+        };
         let (flags, count) = asked.map_err(self.io("asking about interrupts"))?;
         let by_eventfd = flags & vfio::VFIO_IRQ_INFO_EVENTFD != 0;
         Ok(if by_eventfd { count.min(MAX_IRQS) } else { 0 })
     }
-    fn set_msix(&self, eventfds: &[BorrowedFd<'_>]) -> Result<(), FunctionError> {
-        sys::set_msix(self.device.as_fd(), eventfds).map_err(self.io("setting interrupts up"))
+    fn set_irqs(&self, kind: u32, eventfds: &[BorrowedFd<'_>]) -> Result<(), FunctionError> {
+        sys::set_irqs(self.device.as_fd(), kind, eventfds).map_err(self.io("setting interrupts up"))
     }
-    fn clear_msix(&self) -> Result<(), FunctionError> {
-        sys::set_msix(self.device.as_fd(), &[]).map_err(self.io("turning interrupts off"))
+    fn clear_irqs(&self, kind: u32) -> Result<(), FunctionError> {
+        sys::set_irqs(self.device.as_fd(), kind, &[]).map_err(self.io("turning interrupts off"))
     }
     fn reset(&self) -> Result<(), FunctionError> {
         sys::reset(self.device.as_fd()).map_err(self.io("the reset"))
     }
 
     fn takes_huge_pages(&self) -> bool {
+        true
+    }
+    fn takes_foreign(&self) -> bool {
         true
     }
     fn dma_limits(&self) -> DmaLimits {
@@ -146,8 +166,21 @@ impl Backend for LinuxFunction {
         match self.iommu.unmap(at.0, len) {
             Ok(bytes) if bytes == len => Ok(()),
             Ok(_) => Err(DmaError::NotMapped { name: self.name.clone(), iova: at.0, bytes: len }),
+            // What was mapped went with the descriptors.
+            Err(_) if self.gone.load(Ordering::Acquire) => Ok(()),
             Err(source) => Err(io(source)),
         }
+    }
+
+    fn let_go(&self) -> Result<(), FunctionError> {
+        self.gone.store(true, Ordering::Release);
+        let all = std::iter::once(self.device.as_fd()).chain(self.iommu.descriptors());
+        let closed = all.map(|fd| sys::hollow(fd, self.nothing.as_fd())).fold(Ok(()), Result::and);
+        closed.map_err(|source| FunctionError::Io {
+            name: self.name.clone(),
+            doing: "closing the descriptors",
+            source,
+        })
     }
 
     fn waker(&self) -> Option<Waker> {
@@ -229,5 +262,72 @@ mod tests {
         assert_eq!(locked_bytes("VmPeak:\t 9 kB\nVmLck:\t      16 kB\nVmPin:\t       4 kB\n"), 20 << 10);
         assert_eq!(locked_bytes("VmLck: x kB\n"), 0);
         assert_eq!(locked_bytes(""), 0);
+    }
+
+    /// What confines nothing, by a socket.
+    #[derive(Debug)]
+    struct Open(OwnedFd);
+    impl Iommu for Open {
+        fn map(&self, _: &sys::Range) -> io::Result<()> {
+            Ok(())
+        }
+        fn unmap(&self, _: u64, _: u64) -> io::Result<u64> {
+            Err(io::ErrorKind::NotConnected.into())
+        }
+        fn limits(&self) -> DmaLimits {
+            DmaLimits { ranges: Vec::new(), page_sizes: 4096, max_mappings: 1 }
+        }
+        fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+            vec![self.0.as_fd()]
+        }
+    }
+
+    /// Whether a socket's other end is closed.
+    fn is_closed(reader: &OwnedFd) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::new(reader, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec::default())).unwrap();
+        fds[0].revents().contains(PollFlags::HUP)
+    }
+
+    #[test]
+    fn letting_go_closes_all_descriptors_though_others_hold_their_numbers() {
+        let [(device_end, device), (iommu_end, iommu)] = [(); 2].map(|()| {
+            let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+            (OwnedFd::from(ours), OwnedFd::from(theirs))
+        });
+        let nothing = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let info = DeviceInfo { can_reset: true, is_pci: true, regions: 9, irq_kinds: 5 };
+        let (device, iommu) = (Arc::new(Device(device)), Box::new(Open(iommu)));
+        let name = "vfio://0000:03:00.0".to_owned();
+        let function = LinuxFunction { name, info, device, iommu, gone: AtomicBool::new(false), nothing };
+        let file = function.device.clone();
+        let unmap = || function.dma_unmap(Iova(0), 4096);
+        assert!(unmap().is_err() && !is_closed(&device_end) && !is_closed(&iommu_end));
+        function.let_go().unwrap();
+        assert!(is_closed(&device_end) && is_closed(&iommu_end));
+        // What the device reached went with them.
+        unmap().unwrap();
+        let region = RegionInfo {
+            argsz: RegionInfo::BYTES,
+            index: 0,
+            read: true,
+            write: true,
+            mmap: false,
+            size: 4096,
+            offset: 0,
+            areas: None,
+        };
+        for refused in [
+            function.read(&region, 0, &mut [0; 4]).err(),
+            function.write(&region, 0, &[0; 4]).err(),
+            function.reset().err(),
+            function.irqs(2).err(),
+            function.set_irqs(2, &[]).err(),
+        ] {
+            assert!(matches!(refused, Some(FunctionError::LetGo { .. })), "{refused:?}");
+        }
+        let page = rustix::param::page_size();
+        assert!(crate::mapping::Mapping::of_file(file.as_fd(), 0, page, 1).is_err(), "it can't be mapped");
     }
 }

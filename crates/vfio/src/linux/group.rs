@@ -1,7 +1,7 @@
 //! The way by container and group.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use vfio_bindings::bindings::vfio;
 
@@ -40,7 +40,7 @@ pub(super) fn open(roots: &Roots, address: PciAddress, group: u32) -> Result<Lin
             _ => OpenError::Io { doing: "opening a function of a group", source: e },
         })?;
     let limits = sys::iommu_info(container.as_fd()).map_err(io("asking what the IOMMU allows"))?;
-    let iommu = Container { info: limits, container, _group: group_fd };
+    let iommu = Container { info: limits, container, group: group_fd };
     LinuxFunction::new(address, device, Box::new(iommu))
 }
 
@@ -61,7 +61,7 @@ fn io(doing: &'static str) -> impl FnOnce(io::Error) -> OpenError {
 struct Container {
     info: Vec<u8>,
     container: OwnedFd,
-    _group: OwnedFd,
+    group: OwnedFd,
 }
 
 impl Iommu for Container {
@@ -73,6 +73,9 @@ impl Iommu for Container {
     }
     fn limits(&self) -> DmaLimits {
         limits(&self.info)
+    }
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.group.as_fd(), self.container.as_fd()]
     }
 }
 

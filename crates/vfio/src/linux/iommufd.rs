@@ -1,7 +1,7 @@
 //! The way by the function's own node and `/dev/iommu`.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use super::device::{Iommu, LinuxFunction, inclusive};
@@ -59,6 +59,9 @@ impl Iommu for AddressSpace {
     }
     fn unmap(&self, iova: u64, len: u64) -> io::Result<u64> {
         sys::ioas_unmap(self.iommufd.as_fd(), self.ioas, iova, len)
+    }
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        vec![self.iommufd.as_fd()]
     }
     fn limits(&self) -> DmaLimits {
         DmaLimits {

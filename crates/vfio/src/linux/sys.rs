@@ -151,17 +151,24 @@ pub(super) fn irq_info(device: BorrowedFd<'_>, index: u32) -> io::Result<(u32, u
     unsafe { call(device, DEVICE_GET_IRQ_INFO, &raw mut info)? };
     Ok((info.flags, info.count))
 }
-/// Has MSI-X interrupts from 0 on write to these, or none at all where there are none.
-pub(super) fn set_msix(device: BorrowedFd<'_>, eventfds: &[BorrowedFd<'_>]) -> io::Result<()> {
+/// Has interrupts of a kind from 0 on write to these, or none at all where there are none.
+pub(super) fn set_irqs(device: BorrowedFd<'_>, kind: u32, eventfds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let count = eventfds.len() as u32;
     let data = if count == 0 { vfio::VFIO_IRQ_SET_DATA_NONE } else { vfio::VFIO_IRQ_SET_DATA_EVENTFD };
-    let (flags, index) = (data | vfio::VFIO_IRQ_SET_ACTION_TRIGGER, vfio::VFIO_PCI_MSIX_IRQ_INDEX);
+    let flags = data | vfio::VFIO_IRQ_SET_ACTION_TRIGGER;
     // The structure's five words, and one for each descriptor.
-    let mut words = vec![20 + 4 * count, flags, index, 0, count];
+    let mut words = vec![20 + 4 * count, flags, kind, 0, count];
     words.extend(eventfds.iter().map(|fd| fd.as_fd().as_raw_fd().cast_unsigned()));
     // SAFETY: (1) `argsz` says what there is.
     unsafe { call(device, DEVICE_SET_IRQS, words.as_mut_ptr())? };
     Ok(())
+}
+/// Closes what a descriptor stands for, though others hold its number: to them it is `nothing` from then on. Calls that
+/// are under way end as they would have.
+pub(super) fn hollow(fd: BorrowedFd<'_>, nothing: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: the number stays that of an open descriptor, and its owner closes it later.
+    let done = unsafe { libc::dup3(nothing.as_raw_fd(), fd.as_raw_fd(), libc::O_CLOEXEC) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 /// Resets a function.
 pub(super) fn reset(device: BorrowedFd<'_>) -> io::Result<()> {
@@ -339,7 +346,7 @@ mod tests {
             device_info(fd).err(),
             region_info(fd, 0).err(),
             irq_info(fd, 2).err(),
-            set_msix(fd, &[fd]).err(),
+            set_irqs(fd, 2, &[fd]).err(),
             reset(fd).err(),
             map(fd, &range).err(),
             unmap(fd, 0, 4096).err(),

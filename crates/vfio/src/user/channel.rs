@@ -73,6 +73,12 @@ impl Channel {
         Self { socket }
     }
 
+    /// Ends the connection, though the channel is still held.
+    pub(crate) fn hang_up(&self) {
+        // One that the other side has ended is ended.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+    }
+
     /// Sends a whole message (header and payload), with descriptors, until `deadline` at most.
     ///
     /// # Errors

@@ -22,9 +22,8 @@ use thiserror::Error;
 
 use super::channel::{Channel, ChannelError, Received};
 use super::wire::{
-    Capabilities, Command, DeviceInfo, DmaMap, DmaUnmap, IRQ_MSIX, IrqAction, IrqData, IrqInfo, Kind,
-    MAX_DESCRIPTORS, MAX_TRANSFER_BYTES, RegionInfo, Reply, Request, SetIrqs, Version, Wake, WireError,
-    refusal,
+    Capabilities, Command, DeviceInfo, DmaMap, DmaUnmap, IrqAction, IrqData, IrqInfo, Kind, MAX_DESCRIPTORS,
+    MAX_TRANSFER_BYTES, RegionInfo, Reply, Request, SetIrqs, Version, Wake, WireError, refusal,
 };
 use crate::backend::{Backend, DmaLimits, DmaMemory, DmaRights, Region, RegionFile};
 use crate::error::{DmaError, FunctionError};
@@ -103,6 +102,12 @@ pub enum UserError {
         /// What happened.
         source: ChannelError,
     },
+    /// The function was let go of. All later calls fail.
+    #[error("the function at {} was let go of: open it again", socket.display())]
+    LetGo {
+        /// The socket.
+        socket: PathBuf,
+    },
     /// It answered something else than was asked. All later calls fail.
     #[error("the server at {} answered {command} wrongly, and is no longer spoken to: {what}", socket.display())]
     Answer {
@@ -125,7 +130,7 @@ fn errno_text(errno: u32) -> String {
 impl UserError {
     /// Whether the server is not spoken to any more.
     pub fn is_final(&self) -> bool {
-        matches!(self, Self::Lost { .. } | Self::Answer { .. })
+        matches!(self, Self::Lost { .. } | Self::Answer { .. } | Self::LetGo { .. })
     }
 }
 
@@ -462,27 +467,27 @@ impl Backend for UserFunction {
         Ok(())
     }
 
-    fn msix_vectors(&self) -> Result<u32, FunctionError> {
-        if self.device.irq_kinds <= IRQ_MSIX {
+    fn irqs(&self, kind: u32) -> Result<u32, FunctionError> {
+        if self.device.irq_kinds <= kind {
             return Ok(0);
         }
-        let info: IrqInfo = self.ask(&Request::GetIrqInfo { index: IRQ_MSIX }, &[], |r, _| match r {
-            Reply::IrqInfo(i) if i.index == IRQ_MSIX => Ok(i),
+        let info: IrqInfo = self.ask(&Request::GetIrqInfo { index: kind }, &[], |r, _| match r {
+            Reply::IrqInfo(i) if i.index == kind => Ok(i),
             _ => Err("it describes other interrupts"),
         })?;
         Ok(if info.eventfd { info.count } else { 0 })
     }
 
-    fn set_msix(&self, eventfds: &[BorrowedFd<'_>]) -> Result<(), FunctionError> {
+    fn set_irqs(&self, kind: u32, eventfds: &[BorrowedFd<'_>]) -> Result<(), FunctionError> {
         let at_a_time = (self.server.max_msg_fds as usize).clamp(1, MAX_DESCRIPTORS);
         let mut start = 0;
         for fds in eventfds.chunks(at_a_time) {
             let count = fds.len() as u32;
             let (action, data) = (IrqAction::Trigger, IrqData::EventFds);
-            let request = Request::SetIrqs(SetIrqs { index: IRQ_MSIX, start, count, action, data });
+            let request = Request::SetIrqs(SetIrqs { index: kind, start, count, action, data });
             if let Err(e) = self.ask(&request, fds, |_, _| Ok(())) {
                 // Some may be set up already; what the first refusal was is what counts.
-                let _ = self.clear_msix();
+                let _ = self.clear_irqs(kind);
                 return Err(e.into());
             }
             start += count;
@@ -490,9 +495,9 @@ impl Backend for UserFunction {
         Ok(())
     }
 
-    fn clear_msix(&self) -> Result<(), FunctionError> {
+    fn clear_irqs(&self, kind: u32) -> Result<(), FunctionError> {
         let (action, data) = (IrqAction::Trigger, IrqData::None);
-        let request = Request::SetIrqs(SetIrqs { index: IRQ_MSIX, start: 0, count: 0, action, data });
+        let request = Request::SetIrqs(SetIrqs { index: kind, start: 0, count: 0, action, data });
         Ok(self.ask(&request, &[], |_, _| Ok(()))?)
     }
 
@@ -501,6 +506,9 @@ impl Backend for UserFunction {
     }
 
     fn takes_huge_pages(&self) -> bool {
+        false
+    }
+    fn takes_foreign(&self) -> bool {
         false
     }
     fn dma_limits(&self) -> DmaLimits {
@@ -530,11 +538,24 @@ impl Backend for UserFunction {
 
     fn dma_unmap(&self, at: Iova, len: u64) -> Result<(), DmaError> {
         let unmap = DmaUnmap { address: at.0, size: len };
-        self.ask(&Request::DmaUnmap(unmap), &[], |r, _| match r {
+        let done = self.ask(&Request::DmaUnmap(unmap), &[], |r, _| match r {
             Reply::DmaUnmap(u) if u == unmap => Ok(()),
             _ => Err("it unmapped something else"),
-        })?;
+        });
+        match done {
+            // A server lets go of a client's memory when the client is gone.
+            Ok(()) | Err(UserError::LetGo { .. }) => {}
+            Err(e) => return Err(e.into()),
+        }
         self.connection().memory.remove(&at.0);
+        Ok(())
+    }
+
+    fn let_go(&self) -> Result<(), FunctionError> {
+        let mut connection = self.connection();
+        connection.dead = Some(UserError::LetGo { socket: self.socket.clone() });
+        // The server hears that its client is gone.
+        connection.channel.hang_up();
         Ok(())
     }
 

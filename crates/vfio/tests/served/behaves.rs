@@ -201,6 +201,67 @@ fn interrupts_count_up_the_eventfd_of_their_vector() {
 }
 
 #[test]
+fn errors_of_the_bus_and_requests_to_let_go_count_up_eventfds_of_their_own() {
+    let server = Server::new();
+    let function = open(&server);
+    let notices = function.notices().unwrap();
+    let (error, request) = (notices.error.unwrap(), notices.request.unwrap());
+    assert_eq!((count(&error), count(&request)), (None, None));
+    server.state().notice(1);
+    server.state().notice(1);
+    assert_eq!((count(&error), count(&request)), (None, Some(2)));
+    server.state().notice(0);
+    assert_eq!((count(&error), count(&request)), (Some(1), None));
+    // One that knows of neither.
+    let server = Server::new();
+    server.state().has_notices = 0;
+    let notices = open(&server).notices().unwrap();
+    assert!(notices.error.is_none() && notices.request.is_none());
+    let server = Server::new();
+    server.state().device.irq_kinds = 3;
+    let notices = open(&server).notices().unwrap();
+    assert!(notices.error.is_none() && notices.request.is_none(), "it has no such kinds");
+}
+
+/// Clones, windows, mappings and memory of it live, and are dropped later.
+#[test]
+fn a_function_that_was_let_go_of_is_closed_whoever_still_has_it() {
+    let mut server = Server::new();
+    let function = open(&server);
+    let clone = function.clone();
+    let bar = function.bar(2).unwrap();
+    let window = bar.map(AREA.offset, 4096).unwrap();
+    let part = window.part(64, 64);
+    let arena = DmaArena::new(&function, ArenaOptions::default());
+    let piece = arena.alloc(4096, 4096).unwrap();
+    window.store64(0, 7);
+    assert_eq!(server.state().sparse_word(AREA.offset), 7_u64.to_ne_bytes());
+
+    clone.let_go().unwrap();
+    server.join();
+    assert!(server.state().closed, "its server hears that the client is gone");
+    // Whoever writes on does no harm, and nobody sees it.
+    window.store64(0, 9);
+    part.store64(8, 9);
+    assert_eq!((window.load64(0), part.load64(8)), (9, 9));
+    assert_eq!(server.state().sparse_word(AREA.offset), 7_u64.to_ne_bytes());
+    piece.store(0, &[1; 8]);
+    let refused = [
+        bar.read32(0).err(),
+        function.bar(0).err(),
+        bar.map(AREA.offset, 4096).err(),
+        function.reset().err(),
+        function.notices().err(),
+    ];
+    for e in refused {
+        let told = e.expect("it is gone").to_string();
+        assert!(told.contains("was let go of") && told.contains("open it again"), "{told}");
+    }
+    drop((piece, arena));
+    function.let_go().unwrap();
+}
+
+#[test]
 fn a_reset_leaves_no_interrupts_and_no_bus_mastering() {
     let server = Server::new();
     let function = open(&server);

@@ -48,6 +48,9 @@ pub(crate) struct State {
     pub(crate) trapped: Vec<u8>,
     pub(crate) sparse: OwnedFd,
     pub(crate) irqs: Vec<Option<OwnedFd>>,
+    /// Interrupts of kinds 3 and 4: errors of the bus, and requests to let go; how many there are of each.
+    pub(crate) notices: [Option<OwnedFd>; 2],
+    pub(crate) has_notices: u32,
     /// How many came with each message.
     pub(crate) irq_batches: Vec<usize>,
     pub(crate) maps: BTreeMap<u64, (DmaMap, OwnedFd)>,
@@ -99,6 +102,8 @@ impl Server {
             trapped: vec![0; TRAPPED_BYTES],
             sparse: file(FILE_OFFSET + SPARSE_BYTES),
             irqs: (0..VECTORS).map(|_| None).collect(),
+            notices: [None, None],
+            has_notices: 1,
             irq_batches: Vec::new(),
             maps: BTreeMap::new(),
             unmaps: 0,
@@ -227,7 +232,11 @@ impl State {
                 channel.send(&Reply::RegionInfo(info).build(id, argsz), &fds, None)
             }
             Request::GetIrqInfo { index } => {
-                let count = if index == 2 { VECTORS } else { 0 };
+                let count = match index {
+                    2 => VECTORS,
+                    3 | 4 => self.has_notices,
+                    _ => 0,
+                };
                 let (maskable, automasked, noresize) = (false, false, false);
                 send(
                     Reply::IrqInfo(IrqInfo { index, count, eventfd: true, maskable, automasked, noresize }),
@@ -298,7 +307,13 @@ impl State {
     }
 
     fn set_irqs(&mut self, s: SetIrqs<'_>, descriptors: Vec<OwnedFd>) {
-        assert_eq!((s.index, s.action), (2, IrqAction::Trigger));
+        assert_eq!(s.action, IrqAction::Trigger);
+        if let 3 | 4 = s.index {
+            assert_eq!((s.start, s.count), (0, 1));
+            self.notices[s.index as usize - 3] = descriptors.into_iter().next();
+            return;
+        }
+        assert_eq!(s.index, 2);
         match s.data {
             IrqData::None => self.irqs.iter_mut().for_each(|i| *i = None),
             IrqData::EventFds => {
@@ -315,6 +330,12 @@ impl State {
     /// Has an interrupt come.
     pub(crate) fn interrupt(&self, vector: usize) {
         let event = self.irqs[vector].as_ref().expect("the interrupt is set up");
+        rustix::io::write(event, &1_u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Has an error of the bus (0) or a request to let go (1) be told.
+    pub(crate) fn notice(&self, which: usize) {
+        let event = self.notices[which].as_ref().expect("it is set up");
         rustix::io::write(event, &1_u64.to_ne_bytes()).unwrap();
     }
 

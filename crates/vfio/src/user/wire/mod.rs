@@ -49,6 +49,10 @@ pub const MAX_AREAS: usize = 256;
 pub const MAX_IRQS: u32 = 2048;
 /// The number of MSI-X among the kinds of interrupts.
 pub const IRQ_MSIX: u32 = 2;
+/// That of errors of the bus that the device can't go on after.
+pub const IRQ_ERROR: u32 = 3;
+/// That of requests to let go of the device.
+pub const IRQ_REQUEST: u32 = 4;
 /// The number of the configuration space among the regions; the six BARs come before it.
 pub const REGION_CONFIG: u32 = 7;
 

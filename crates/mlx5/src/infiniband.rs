@@ -1,0 +1,79 @@
+//! What an InfiniBand port has from the subnet's manager: LID, prefix of its GID, and that it carries packets.
+//!
+//! A physical function's link comes up anew whenever the function is reset, and so each time that it is opened. The
+//! manager sees the port then, and makes it active: until that, it has no LID, and reaches nobody.
+
+use std::time::{Duration, Instant};
+
+use hca_core::{Gid, Lid, Mtu, PortAttr};
+use hca_prm::command::vport::{
+    HcaVportContext, PortState, QueryHcaVportContextIn, QueryHcaVportContextOut, QueryHcaVportGidIn,
+    QueryHcaVportGidOut,
+};
+
+use crate::caps::Caps;
+use crate::cmd::{CmdError, CommandQueue};
+use crate::options::Options;
+use crate::port::oper_mtu;
+
+/// Sleeps while the manager has not been here.
+const NAP: Duration = Duration::from_millis(10);
+
+/// Waits until an InfiniBand port is active, or long enough, which is told: it may become so later.
+pub(crate) fn wait_for_manager(cmd: &CommandQueue, caps: &Caps, options: &Options) -> Result<(), CmdError> {
+    let begun = Instant::now();
+    while !caps.ethernet && !options.manager_wait.is_zero() {
+        let state = state_of(&context(cmd)?);
+        if state == PortState::Active {
+            break;
+        }
+        if begun.elapsed() >= options.manager_wait {
+            tracing::warn!(
+                ms = options.manager_wait.as_millis() as u64,
+                "the InfiniBand port is not active yet, and reaches nobody: it is {state}; {}",
+                match state {
+                    PortState::Init => "see that a subnet manager runs, as opensm",
+                    PortState::Armed => "the subnet manager has begun with it: see its log",
+                    _ => "see that it has a cable, and that the other end is up",
+                }
+            );
+            break;
+        }
+        // The manager decides when; before the event queues are made nothing tells of it.
+        std::thread::sleep(NAP.min(options.manager_wait));
+    }
+    Ok(())
+}
+
+/// What the port has now.
+pub(crate) fn attr(cmd: &CommandQueue) -> Result<PortAttr, CmdError> {
+    let context = context(cmd)?;
+    let mut gid = [0; 16];
+    let input = QueryHcaVportGidIn::new();
+    let answer = cmd.exec_with(&input, &[], &mut gid)?;
+    if answer.get(QueryHcaVportGidOut::GIDS_NUM) == 0 {
+        // The manager has not been here: the default prefix, and the port's own number.
+        gid[..8].copy_from_slice(&[0xfe, 0x80, 0, 0, 0, 0, 0, 0]);
+        gid[8..].copy_from_slice(&context.get(HcaVportContext::PORT_GUID).to_be_bytes());
+    }
+    let mtu = oper_mtu(cmd)?.unwrap_or(2048);
+    let fits = |m: &Mtu| m.bytes() <= mtu;
+    Ok(PortAttr {
+        gid: Gid(gid),
+        lid: Lid::new(context.get(HcaVportContext::LID) as u16),
+        active_mtu: Mtu::ALL.into_iter().rev().find(fits).unwrap_or(Mtu::B256),
+        active: state_of(&context) == PortState::Active,
+    })
+}
+
+fn context(cmd: &CommandQueue) -> Result<HcaVportContext, CmdError> {
+    let answer = cmd.exec(&QueryHcaVportContextIn::new())?;
+    Ok(answer.get(QueryHcaVportContextOut::HCA_VPORT_CONTEXT))
+}
+
+/// The state of the function's own port, or of the adapter's where that says none.
+fn state_of(context: &HcaVportContext) -> PortState {
+    let states = [context.get(HcaVportContext::VPORT_STATE), context.get(HcaVportContext::PORT_STATE)];
+    let said = states.into_iter().filter_map(PortState::from_code).find(|state| *state != PortState::Nop);
+    said.unwrap_or(PortState::Nop)
+}

@@ -1,0 +1,300 @@
+//! When a completion queue makes an event.
+//!
+//! A driver arms a queue with a word of three parts: how many completions it had taken, for which kind of completion it
+//! waits, and two bits that count its events. The word stands in the doorbell record, and is written to the doorbell
+//! page behind that. An event is due as soon as there is a completion of that kind that the driver had not taken and no
+//! event has told of: at once if it is there already, which closes the race between the driver's last look and its
+//! arming. An event disarms; the next one takes a new word. What an event has told of makes no other one, also where
+//! the driver arms before it looks: perftest does so, and takes each event for a completion.
+//!
+//! A doorbell names its queue, whose word counts as a request then. Doorbells of several queues fall onto one place of
+//! a page, so one may be lost. So when any doorbell of a page is rung, the words of all queues of that page are looked
+//! at, and one that has changed counts as a request. The two bits see to it that a request after an event is another
+//! word, unless four events were taken and no completion was. Drivers begin with a word of 0 in the record, and may arm
+//! by that very word; so a new queue's record is given a word that no driver writes ([`UNARMED`]), and what stands
+//! there later is his.
+
+/// Counters of completions have 24 bits.
+const MASK: u32 = 0xff_ffff;
+/// Set where the driver waits for a solicited completion, or one in error.
+const SOLICITED: u32 = 1 << 24;
+
+/// The word of a queue that was never armed.
+pub(crate) const UNARMED: u32 = u32::MAX;
+
+/// Whether the completion counter `at` is beyond `taken`, in serial arithmetic.
+fn beyond(at: u32, taken: u32) -> bool {
+    let ahead = at.wrapping_sub(taken) & MASK;
+    ahead != 0 && ahead <= MASK / 2
+}
+
+/// What is known of a queue's arming.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Arm {
+    /// The word that was taken as a request last.
+    seen: Option<u32>,
+    /// The request that waits.
+    waits: Option<u32>,
+    /// Completions written, and where behind the last one that was solicited or in error.
+    written: u32,
+    urgent: Option<u32>,
+    /// Completions written when the last event was made.
+    told: Option<u32>,
+}
+
+impl Arm {
+    /// The page was rung, by a doorbell that names this queue or not, and the record holds `word`. Whether an event is
+    /// due.
+    pub(crate) fn look(&mut self, word: u32, named: bool) -> bool {
+        if word == UNARMED || self.seen == Some(word) && !named {
+            return false;
+        }
+        self.ask(word)
+    }
+
+    /// The driver asks by this word. Whether an event is due. Who waits for any completion, and has had no event since,
+    /// waits for any still, whatever he asks for.
+    fn ask(&mut self, word: u32) -> bool {
+        self.seen = Some(word);
+        if word & SOLICITED == 0 || self.waits() != Some(false) {
+            self.waits = Some(word);
+        }
+        self.due()
+    }
+
+    /// A completion was written. Whether an event is due.
+    pub(crate) fn wrote(&mut self, urgent: bool) -> bool {
+        self.written = self.written.wrapping_add(1) & MASK;
+        if urgent {
+            self.urgent = Some(self.written);
+        } else if self.urgent.is_some_and(|at| !beyond(self.written, at) && at != self.written) {
+            // So long ago that serial arithmetic ends: no driver waits from before it.
+            self.urgent = None;
+        }
+        self.due()
+    }
+
+    /// Whether it will make an event, and if only for a solicited completion.
+    pub(crate) fn waits(&self) -> Option<bool> {
+        self.waits.map(|word| word & SOLICITED != 0)
+    }
+
+    /// Whether the request that waits has what it waits for.
+    fn due(&mut self) -> bool {
+        let Some(word) = self.waits else { return false };
+        let last = if word & SOLICITED != 0 { self.urgent } else { Some(self.written) };
+        let news = last.filter(|last| self.told.is_none_or(|told| beyond(*last, told)));
+        let due = news.is_some_and(|last| beyond(last, word & MASK));
+        if due {
+            (self.waits, self.told) = (None, Some(self.written));
+        }
+        due
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What a driver, and the adapter, may do next.
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        /// The adapter writes a completion.
+        Write { urgent: bool },
+        /// The driver takes all completions but this many.
+        Take { but: u32 },
+        /// The driver writes the word to the record.
+        Record { solicited: bool },
+        /// The adapter sees a doorbell of the page: the last one of this queue, or that was lost.
+        Rung { lost: bool },
+        /// The driver takes its event, if there is one.
+        Event,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            3 => any::<bool>().prop_map(|urgent| Step::Write { urgent }),
+            2 => (0_u32..3).prop_map(|but| Step::Take { but }),
+            2 => any::<bool>().prop_map(|solicited| Step::Record { solicited }),
+            3 => any::<bool>().prop_map(|lost| Step::Rung { lost }),
+            2 => Just(Step::Event),
+        ];
+        proptest::collection::vec(step, 0..60)
+    }
+
+    /// A driver that keeps the rules, and all completions that ever were.
+    #[derive(Default)]
+    struct Plain {
+        urgent: Vec<bool>,
+        taken: usize,
+        sn: u32,
+        record: u32,
+        /// What the driver armed for and no event was made of: the position, and the kind.
+        armed: Option<(usize, bool)>,
+        /// That of those requests which the adapter has seen and which waits for any completion.
+        any: Option<usize>,
+        /// The word that the adapter saw last.
+        seen: Option<u32>,
+        /// Completions that there were when the last event was made.
+        told: usize,
+        events: u32,
+        /// A doorbell of this queue is on its way.
+        rings: bool,
+        /// Events taken since a completion was.
+        idle_events: u32,
+        /// The record may hold a word that it held before.
+        seen_before: bool,
+    }
+
+    impl Plain {
+        /// Whether an event is owed: a completion that was armed for is there, and no event told of it.
+        fn owed(&self) -> bool {
+            let armed_for = |(from, solicited): (usize, bool)| {
+                self.urgent[from.max(self.told)..].iter().any(|u| *u || !solicited)
+            };
+            self.armed.is_some_and(armed_for) || self.any.is_some_and(|from| armed_for((from, false)))
+        }
+        fn event(&mut self, made: bool) {
+            assert!(!made || self.record != UNARMED, "it was never armed");
+            if made {
+                if self.owed() {
+                    (self.armed, self.any) = (None, None);
+                }
+                (self.told, self.events) = (self.urgent.len(), self.events + 1);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whoever_armed_has_an_event_for_what_came_since_whatever_the_order(
+            start in prop_oneof![Just(0_u32), 0xff_fff0_u32..=0xff_ffff],
+            steps in steps(),
+        ) {
+            let mut arm = Arm::default();
+            let mut plain = Plain { record: UNARMED, ..Plain::default() };
+            // Counters may wrap.
+            arm.written = start;
+            for step in steps.into_iter().chain([Step::Rung { lost: false }]) {
+                match step {
+                    Step::Write { urgent } => {
+                        plain.urgent.push(urgent);
+                        plain.event(arm.wrote(urgent));
+                    }
+                    Step::Take { but } => {
+                        let before = plain.taken;
+                        plain.taken = plain.taken.max(plain.urgent.len().saturating_sub(but as usize));
+                        if plain.taken > before {
+                            plain.idle_events = 0;
+                        }
+                    }
+                    Step::Record { solicited } => {
+                        let ci = start.wrapping_add(plain.taken as u32) & MASK;
+                        plain.record = plain.sn << 28 | u32::from(solicited) << 24 | ci;
+                        plain.armed = Some((plain.taken, solicited));
+                        plain.rings = true;
+                        plain.seen_before = plain.idle_events > 3;
+                    }
+                    Step::Rung { lost } => {
+                        let named = core::mem::take(&mut plain.rings) && !lost;
+                        plain.any = match plain.armed {
+                            Some((from, false)) if named || plain.seen != Some(plain.record) => Some(from),
+                            // Who waits for any completion still does so if he asks for a solicited one.
+                            _ => plain.any,
+                        };
+                        plain.seen = Some(plain.record);
+                        plain.event(arm.look(plain.record, named));
+                        // Another doorbell of the page changes nothing.
+                        prop_assert!(!arm.look(plain.record, false));
+                        let told = !plain.owed() || plain.events > 0;
+                        prop_assert!(told || plain.seen_before, "an event is missing");
+                    }
+                    Step::Event if plain.events > 0 => {
+                        plain.events -= 1;
+                        plain.sn = (plain.sn + 1) & 3;
+                        plain.idle_events += 1;
+                        // He looks at all that there is, and arms anew.
+                        plain.armed = None;
+                    }
+                    Step::Event => {}
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_queue_that_was_never_armed_makes_no_event() {
+        let mut arm = Arm::default();
+        assert!(!arm.look(UNARMED, false) && !arm.wrote(true) && !arm.look(UNARMED, true));
+        assert_eq!(arm.waits(), None);
+        assert!(arm.look(0, false), "by the word that most drivers begin with");
+    }
+
+    #[test]
+    fn an_event_comes_at_once_for_what_is_there_and_once_for_a_word() {
+        let mut arm = Arm::default();
+        assert!(!arm.wrote(false));
+        assert!(arm.look(0, false), "one was written, and none taken");
+        assert!(!arm.wrote(false) && !arm.look(0, false), "no new word");
+        assert!(!arm.look(1 << 28 | 2, false), "both were taken");
+        assert_eq!(arm.waits(), Some(false));
+        assert!(arm.wrote(false));
+        assert_eq!(arm.waits(), None);
+    }
+
+    #[test]
+    fn who_arms_before_he_looks_has_no_second_event_of_the_same() {
+        let mut arm = Arm::default();
+        assert!(!arm.look(0, true) && arm.wrote(false));
+        assert!(!arm.look(1 << 28, true), "the event told of it");
+        assert!(arm.wrote(false), "and not of this one");
+    }
+
+    #[test]
+    fn a_doorbell_that_names_the_queue_asks_even_by_a_word_that_was_seen() {
+        let mut arm = Arm::default();
+        assert!(!arm.wrote(false));
+        assert!(arm.look(0, false), "it may have been armed by that word");
+        assert!(!arm.look(0, false) && arm.waits().is_none());
+        assert!(!arm.look(0, true), "the event told of what there is");
+        assert_eq!(arm.waits(), Some(false));
+        assert!(arm.wrote(false));
+    }
+
+    #[test]
+    fn who_waits_for_any_completion_does_so_until_there_is_an_event() {
+        let mut arm = Arm::default();
+        assert!(!arm.look(0, false) && !arm.look(SOLICITED, false));
+        assert_eq!(arm.waits(), Some(false));
+        assert!(arm.wrote(false));
+        assert_eq!(arm.waits(), None, "an event disarms");
+        assert!(!arm.look(1 << 28 | SOLICITED | 1, false));
+        assert!(arm.wrote(true) && !arm.wrote(true));
+    }
+
+    #[test]
+    fn who_arms_before_he_takes_an_event_waits_for_any_completion_behind_it_too() {
+        let mut arm = Arm::default();
+        assert!(!arm.look(0, true) && arm.wrote(false));
+        // Armed again by the same word, as the event was not taken yet; then it is, and the next word is of another kind.
+        assert!(!arm.look(0, true) && !arm.look(1 << 28 | SOLICITED | 1, true));
+        assert_eq!(arm.waits(), Some(false));
+        assert!(arm.wrote(false));
+        // The other way round the weaker request is forgotten.
+        assert!(!arm.look(2 << 28 | SOLICITED | 2, true) && !arm.look(2 << 28 | 2, true));
+        assert!(arm.wrote(false) && !arm.wrote(true));
+    }
+
+    #[test]
+    fn one_that_waits_for_a_solicited_completion_has_no_event_for_others() {
+        let mut arm = Arm::default();
+        assert!(!arm.look(SOLICITED, false));
+        assert!(!arm.wrote(false));
+        assert!(arm.wrote(true));
+        assert!(!arm.wrote(false));
+        assert!(!arm.look(1 << 28 | SOLICITED | 1, false), "the solicited one was not taken, but told of");
+        assert!(arm.wrote(true));
+    }
+}

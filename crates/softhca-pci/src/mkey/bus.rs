@@ -1,0 +1,201 @@
+//! Keys of the bus's own addresses (access mode PA): a queue pair names by them whatever its client has mapped, at the
+//! addresses at which it is mapped. Drivers in kernels have one a protection domain. Peers can do nothing by them,
+//! whatever rights they were made with.
+//!
+//! The adapter knows regions and no bus. So a range that the client has mapped is a region of it from when a request
+//! first names a place there by such a key, for each protection domain; the keys of the regions that hold the place are
+//! put into the request. What lies in no range stays as it is named, by a key that allows nothing.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use hca_core::{Access, Device, Lkey, MrHandle, MrInit, PdHandle, Sge};
+use softhca::SoftHca;
+
+use super as mkey;
+use crate::guest::{Guest, Window};
+use crate::objects::{Numbered, Objects, gone};
+
+/// Regions that stand for ranges, in all. A range that is beyond is not reached.
+pub(crate) const MAX_RANGES: usize = 16_384;
+
+/// What a key lets its users do, and whose it is.
+type Bank = (PdHandle, bool);
+
+/// What regions are made of, and of which memory.
+type By<'a> = (&'a SoftHca, &'a Guest);
+
+/// A key of the bus's addresses.
+#[derive(Debug)]
+struct BusKey {
+    tag: u8,
+    bank: Bank,
+}
+
+/// A range that the client has mapped, as a region.
+#[derive(Debug)]
+struct Range {
+    window: Window,
+    region: MrHandle,
+    lkey: Lkey,
+    write: bool,
+}
+
+/// The keys of the bus's addresses, and the regions behind them.
+#[derive(Debug, Default)]
+pub(crate) struct Buses {
+    keys: Numbered<BusKey>,
+    banks: HashMap<Bank, BTreeMap<u64, Range>>,
+    pub(crate) ranges: usize,
+}
+
+/// What places in requests are looked up with.
+pub(crate) struct Names<'a> {
+    pub(crate) hca: &'a Arc<SoftHca>,
+    pub(crate) guest: &'a Guest,
+    pub(crate) buses: &'a mut Buses,
+    /// Where requests may change keys.
+    pub(crate) keys: Option<mkey::Keys<'a>>,
+}
+
+impl Names<'_> {
+    /// Puts into a list of places, of which there are `len`, those of regions where they are named by a key of the
+    /// bus's.
+    pub(crate) fn translate(&mut self, pd: PdHandle, list: &mut [Sge], len: &mut usize) {
+        self.buses.translate((self.hca, self.guest), pd, list, len);
+    }
+}
+
+impl Buses {
+    /// How many keys and kinds of keys there are.
+    #[cfg(test)]
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.keys.len(), self.banks.len())
+    }
+
+    fn translate(&mut self, by: By<'_>, pd: PdHandle, list: &mut [Sge], len: &mut usize) {
+        if self.keys.is_empty() || !list[..*len].iter().any(|place| self.bank(pd, place.lkey).is_some()) {
+            return;
+        }
+        let named: Vec<Sge> = list[..*len].to_vec();
+        *len = 0;
+        for (i, place) in named.iter().enumerate() {
+            // Where pieces would take the room of places, these are named as they were, and refused.
+            let room = list.len() - (named.len() - i - 1);
+            let pieces = match self.bank(pd, place.lkey) {
+                Some(bank) => self.pieces(by, bank, *place, room - *len),
+                None => None,
+            };
+            for piece in pieces.unwrap_or_else(|| vec![*place]) {
+                list[*len] = piece;
+                *len += 1;
+            }
+        }
+    }
+
+    /// Where `len` bytes lie that begin with a place, if a queue pair of this protection domain may write to this
+    /// address of the bus's.
+    pub(crate) fn place(&self, pd: PdHandle, place: &Sge, len: usize) -> Option<(&Window, usize)> {
+        let ranges = self.bank(pd, place.lkey).and_then(|bank| self.banks.get(&bank))?;
+        let (at, range) = ranges.range(..=place.addr).next_back()?;
+        let within = (place.addr - at) as usize;
+        let fits = within <= range.window.len() && len <= range.window.len() - within;
+        (range.write && fits).then_some((&range.window, within))
+    }
+
+    /// Whether somebody of this protection domain may write by a key, if it is one of the bus's that the domain has.
+    pub(crate) fn right(&self, pd: PdHandle, lkey: u32) -> Option<bool> {
+        self.bank(pd, Lkey::new(lkey)).map(|(_, may_write)| may_write)
+    }
+
+    /// What a key lets this protection domain do, if it is one of the bus's that the domain has.
+    fn bank(&self, pd: PdHandle, lkey: Lkey) -> Option<Bank> {
+        let key = self.keys.get(&(lkey.raw() >> 8))?;
+        (u32::from(key.tag) == lkey.raw() & 0xff && key.bank.0 == pd).then_some(key.bank)
+    }
+
+    /// What a place is in terms of regions, of which it has one at least and `most` at most; `None` where not all of it
+    /// is mapped.
+    fn pieces(&mut self, by: By<'_>, bank: Bank, place: Sge, most: usize) -> Option<Vec<Sge>> {
+        let (mut addr, mut left, mut pieces) = (place.addr, u64::from(place.len), Vec::new());
+        while left > 0 {
+            let (at, range) = self.range(by, bank, addr)?;
+            let len = left.min(at + range.window.len() as u64 - addr);
+            if pieces.len() == most {
+                return None;
+            }
+            // No longer than the place, whose length is of 32 bits.
+            pieces.push(Sge { addr, len: len as u32, lkey: range.lkey });
+            (addr, left) = (addr.saturating_add(len), left - len);
+        }
+        if pieces.is_empty() { None } else { Some(pieces) }
+    }
+
+    /// The range that holds an address, and where it begins.
+    fn range(&mut self, by: By<'_>, bank: Bank, addr: u64) -> Option<(u64, &Range)> {
+        let (iova, len) = by.1.range_at(addr)?;
+        if self.banks.get(&bank).is_none_or(|ranges| !ranges.contains_key(&iova)) {
+            let range = self.new_range(by, bank, (iova, len))?;
+            self.ranges += 1;
+            self.banks.entry(bank).or_default().insert(iova, range);
+        }
+        let found = self.banks.get(&bank)?.get(&iova)?;
+        Some((iova, found))
+    }
+
+    fn new_range(&self, (hca, guest): By<'_>, bank: Bank, run: (u64, u64)) -> Option<Range> {
+        let (pd, may_write) = bank;
+        if self.ranges >= MAX_RANGES {
+            tracing::warn!(
+                "keys of the bus's addresses have named more ranges than there can be regions for"
+            );
+            return None;
+        }
+        // What the client lets nobody read is reached by nobody.
+        let (window, write) = match guest.window(&[run], may_write) {
+            Ok(window) => (window, may_write),
+            Err(_) => (guest.window(&[run], false).ok()?, false),
+        };
+        let access = if write { Access::LOCAL_WRITE } else { Access::empty() };
+        let init = MrInit { addr: window.addr(), len: window.len(), iova: run.0, access };
+        let (region, index) = mkey::register(hca, pd, &init, 0).ok()?;
+        Some(Range { window, region, lkey: Lkey::new(index << 8), write })
+    }
+
+    /// Takes the regions of ranges back that lie here, in part at least.
+    fn forget(&mut self, hca: &SoftHca, which: impl Fn(&Bank, &Range) -> bool) {
+        for (bank, ranges) in &mut self.banks {
+            for (_, range) in ranges.extract_if(.., |_, range| which(bank, range)) {
+                self.ranges -= 1;
+                gone("region of the bus's", hca.dereg_mr(range.region));
+            }
+        }
+        self.banks.retain(|_, ranges| !ranges.is_empty());
+    }
+}
+
+impl Objects {
+    /// A key of the bus's addresses is made.
+    pub(crate) fn add_bus_key(&mut self, index: u32, tag: u8, bank: Bank) {
+        self.buses.keys.insert(index, BusKey { tag, bank });
+    }
+
+    /// Such a key has gone; another one may have had its number.
+    pub(crate) fn remove_bus_key(&mut self, index: u32) {
+        let Some(key) = self.buses.keys.remove(&index) else { return };
+        if !self.buses.keys.values().any(|other| other.bank == key.bank) {
+            self.buses.forget(&self.hca, |bank, _| *bank == key.bank);
+        }
+    }
+
+    /// All of them have gone.
+    pub(crate) fn remove_bus_keys(&mut self) {
+        self.buses.keys.clear();
+        self.buses.forget(&self.hca, |_, _| true);
+    }
+
+    /// A range goes. When it returns, no such key reaches it any more.
+    pub(crate) fn unmap_range(&mut self, iova: u64, size: u64) {
+        self.buses.forget(&self.hca, |_, range| range.window.touches(iova, size));
+    }
+}

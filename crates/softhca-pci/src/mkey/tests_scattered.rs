@@ -1,0 +1,142 @@
+//! Keys of pages that lie anywhere.
+
+use std::os::unix::fs::FileExt;
+
+use hca_prm::{CqeOpcode, CqeSyndrome, DataSeg, RaddrSeg, WqeOpcode};
+use proptest::prelude::*;
+
+use crate::bed::{BASE, Client, End, LEN, PAGE, Pair, QpShape, Wqe, sealed};
+use crate::qp::tests::{opcode, syndrome};
+
+/// Where the key's bytes begin for its users.
+const START: u64 = 0x77_0000_0123;
+
+/// A key of pages of the client's in this order, from byte 0x123 of the first one on.
+struct Key {
+    key: u32,
+    pages: Vec<u64>,
+    len: u64,
+}
+
+impl Key {
+    fn new(client: &mut Client, order: &[u64]) -> Self {
+        let room = client.alloc(order.len() as u64 * PAGE, PAGE);
+        let pages: Vec<u64> = order.iter().map(|n| room + n * PAGE).collect();
+        let len = pages.len() as u64 * PAGE - 0x200;
+        let key = client.try_mr(&pages, START, len, |context| context).unwrap();
+        Self { key, pages, len }
+    }
+    fn place(&self, at: u64) -> u64 {
+        let at = at + START % PAGE;
+        self.pages[(at / PAGE) as usize] + at % PAGE
+    }
+    fn read(&self, client: &Client, at: u64, len: u64) -> Vec<u8> {
+        (at..at + len).flat_map(|at| client.read(self.place(at), 1)).collect()
+    }
+    fn write(&self, client: &Client, at: u64, bytes: &[u8]) {
+        for (at, byte) in (at..).zip(bytes) {
+            client.write(self.place(at), &[*byte]);
+        }
+    }
+    fn seg(&self, at: u64, len: u64) -> DataSeg {
+        DataSeg::new()
+            .with(DataSeg::LKEY, self.key)
+            .with(DataSeg::ADDR, START + at)
+            .with(DataSeg::BYTE_COUNT, len as u32)
+    }
+    fn remote(&self, at: u64) -> RaddrSeg {
+        RaddrSeg::new().with(RaddrSeg::RADDR, START + at).with(RaddrSeg::RKEY, self.key)
+    }
+}
+
+fn done(p: &mut Pair, wqe: &Wqe) -> CqeOpcode {
+    p.a.post(wqe);
+    opcode(&p.sent())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    #[test]
+    fn every_operation_reaches_scattered_pages_on_both_sides_as_if_they_were_in_one_piece(
+        orders in (Just((0..6_u64).collect::<Vec<_>>()).prop_shuffle(), Just((0..6_u64).collect::<Vec<_>>()).prop_shuffle()),
+        (from, to) in (0_u64..8_000, 0_u64..8_000),
+        len in 1_u64..16_000,
+    ) {
+        let mut p = Pair::new(QpShape::default());
+        let (a, b) = (Key::new(&mut p.a.client, &orders.0), Key::new(&mut p.b.client, &orders.1));
+        let text: Vec<u8> = (0..len).map(|i| (i * 7 / 3) as u8).collect();
+        a.write(&p.a.client, from, &text);
+        prop_assert_eq!(
+            done(&mut p, &Wqe::new(WqeOpcode::RdmaWrite).to(b.remote(to)).seg(a.seg(from, len))),
+            CqeOpcode::Req
+        );
+        prop_assert_eq!(&b.read(&p.b.client, to, len), &text);
+        // Back to another place, by a READ, and there again by a SEND.
+        let back = Wqe::new(WqeOpcode::RdmaRead).to(b.remote(to)).seg(a.seg(to, len));
+        prop_assert_eq!(done(&mut p, &back), CqeOpcode::Req);
+        prop_assert_eq!(&a.read(&p.a.client, to, len), &text);
+        p.b.client.post_recv(&mut p.b.qp, &[b.seg(from, len)]);
+        prop_assert_eq!(done(&mut p, &Wqe::new(WqeOpcode::Send).seg(a.seg(to, len))), CqeOpcode::Req);
+        p.received();
+        prop_assert_eq!(&b.read(&p.b.client, from, len), &text);
+    }
+}
+
+#[test]
+fn the_ends_of_a_key_of_scattered_pages_are_its_ends() {
+    let ends = |p: &mut Pair| (Key::new(&mut p.b.client, &[3, 1, 2, 0]), p.a.mr.seg(0, 8192));
+    let mut p = Pair::new(QpShape::default());
+    let (b, mine) = ends(&mut p);
+    let last = b.len - 8192;
+    assert_eq!(done(&mut p, &Wqe::new(WqeOpcode::RdmaWrite).to(b.remote(last)).seg(mine)), CqeOpcode::Req);
+    p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(b.remote(last + 1)).seg(mine));
+    assert_eq!(syndrome(&p.sent()), CqeSyndrome::RemoteAccessErr);
+    // What would cut a range is refused, and nothing goes.
+    let mut p = Pair::new(QpShape::default());
+    let (b, mine) = ends(&mut p);
+    assert!(p.b.client.function.dma_unmap(BASE, LEN - PAGE).is_err());
+    assert_eq!(done(&mut p, &Wqe::new(WqeOpcode::RdmaWrite).to(b.remote(0)).seg(mine)), CqeOpcode::Req);
+    // A range that goes takes it along, and so does a reset.
+    for reset in [false, true] {
+        let mut p = Pair::new(QpShape::default());
+        let (b, mine) = ends(&mut p);
+        if reset {
+            p.b.client.function.reset();
+        } else {
+            p.b.client.function.release_memory(BASE, LEN);
+        }
+        p.a.post(&Wqe::new(WqeOpcode::RdmaWrite).to(b.remote(0)).seg(mine));
+        assert_ne!(opcode(&p.sent()), CqeOpcode::Req);
+    }
+}
+
+#[test]
+fn half_a_gibibyte_of_scattered_pages_takes_no_mappings_and_its_range_takes_it_along() {
+    const PAGES: u64 = 128 << 10;
+    let mut p = Pair::new(QpShape::default());
+    let End { client, .. } = &mut p.a;
+    // As one of eight functions.
+    client.function.set_part(crate::guest::Part::of(8, u64::MAX, 16 << 30));
+    let more = BASE + LEN;
+    let file = sealed(PAGES * PAGE);
+    let copy = file.try_clone().unwrap().into();
+    client.function.dma_map(more, PAGES * PAGE, (true, true), Some((copy, 0))).unwrap();
+    let pages: Vec<u64> = (0..PAGES).rev().map(|n| more + n * PAGE).collect();
+    let context = |context| context;
+    let key = client.try_mr(&pages, more, PAGES * PAGE, context).unwrap();
+    let beside = client.mr(PAGE);
+    let seg = DataSeg::new()
+        .with(DataSeg::LKEY, key)
+        .with(DataSeg::ADDR, more + PAGE - 4)
+        .with(DataSeg::BYTE_COUNT, 8);
+    file.write_all_at(b"last", PAGES * PAGE - 4).unwrap();
+    file.write_all_at(b"next", (PAGES - 2) * PAGE).unwrap();
+    let to = p.b.mr.remote(0);
+    let write = |seg| Wqe::new(WqeOpcode::RdmaWrite).to(to).seg(seg);
+    assert_eq!(done(&mut p, &write(seg)), CqeOpcode::Req);
+    assert_eq!(p.b.bytes(0, 8), b"lastnext");
+    p.a.client.function.dma_unmap(more, PAGES * PAGE).unwrap();
+    assert_eq!(done(&mut p, &write(beside.seg(0, 8))), CqeOpcode::Req, "other keys stay");
+    p.a.post(&write(seg));
+    assert_eq!(syndrome(&p.sent()), CqeSyndrome::LocalProtErr);
+}

@@ -1,0 +1,470 @@
+//! Objects that commands make: keys, completion queues, queue pairs, shared receive queues.
+//!
+//! Each command is a method of [`Function`], called by the dispatcher in `command` with the whole input and the place
+//! for the output. What it returns becomes the output's status; nothing but `Err` has to be said of a failure.
+//!
+//! Behind each queue pair, shared receive queue and key stands one of the adapter's, in the protection domain that
+//! stands behind the function's. Completion queues are the function's alone: all queue pairs of a function complete
+//! into one queue of the adapter, which is emptied by `cq::complete`, so that one look finds them all.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use hca_core::{
+    AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, CqPort, Device, DeviceError, PdHandle, QpAttr,
+    QpHandle, QpState, SrqHandle,
+};
+use hca_prm::{CmdStatus, CqErrorSyndrome, EventType};
+use softhca::SoftHca;
+
+use crate::bus::registers::Clock;
+use crate::command::caps::LOG_QPS;
+use crate::cq::{self, complete::BATCH};
+use crate::function::Function;
+use crate::guest::{Fault, MOST_QUEUE_BYTES, NoWindow};
+use crate::mkey::{self, bus};
+use crate::port::counters;
+use crate::port::link::Wire;
+use crate::{qp, srq};
+
+/// Entries of the queue into which all queue pairs of a function complete. It is emptied in each look; if it overflows
+/// nevertheless, all queue pairs of the function are in error.
+const COMPLETIONS: u32 = 1 << 17;
+/// Numbers have 24 bits.
+const NUMBERS: u32 = 1 << 24;
+
+/// Bytes of a request in a queue of the adapter's, and of an entry of its list.
+const REQUEST: usize = 64;
+const ENTRY: usize = 16;
+/// Bytes of a key, about.
+const KEY: usize = 512;
+
+// As many queue pairs as are announced have room, however long their send queues are.
+const _: () = assert!(
+    (qp::MAX_HELD_SENDS as usize * (REQUEST + qp::MAX_SGE as usize * ENTRY)) << LOG_QPS <= MOST_QUEUE_BYTES
+);
+
+/// Whether there are fewer than 2^`log_limit` objects of a kind.
+pub(crate) fn has_room(there: usize, log_limit: u32) -> Result<(), CmdStatus> {
+    if there < 1 << log_limit { Ok(()) } else { Err(CmdStatus::NoRes) }
+}
+
+/// What happened to an object, for the event queues.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Raised {
+    /// A completion queue that was armed has something.
+    Completion {
+        /// Its event queue.
+        eqn: u32,
+        /// Its number.
+        cqn: u32,
+    },
+    /// A completion queue is in error.
+    CqError {
+        /// Its number.
+        cqn: u32,
+        /// Why.
+        syndrome: CqErrorSyndrome,
+    },
+    /// Something happened to a queue pair or shared receive queue.
+    Queue {
+        /// What.
+        event: EventType,
+        /// Its number.
+        number: u32,
+    },
+}
+
+/// The queue of the adapter into which all queue pairs of a function complete.
+pub(crate) struct Completions {
+    pub(crate) handle: CqHandle,
+    pub(crate) port: Box<dyn CqPort>,
+    /// Those that were taken last.
+    pub(crate) batch: Box<[Completion]>,
+}
+
+/// Address handles by what they stand for; a datagram carries its address in each request.
+#[derive(Debug, Default)]
+pub(crate) struct Addresses {
+    pub(crate) handles: HashMap<(PdHandle, AddressKey), AhHandle>,
+    /// Datagrams that the adapter has not completed.
+    pub(crate) in_flight: u32,
+}
+
+/// Objects by numbers, which are given out here: nobody chooses them to collide.
+pub(crate) type Numbered<T> = rustc_hash::FxHashMap<u32, T>;
+
+/// An address vector as a key.
+pub(crate) type AddressKey = ([u8; 16], u32, u8, u8);
+
+/// The key of an address vector.
+pub(crate) fn address_key(av: &AddressVector) -> AddressKey {
+    (av.dgid.0, av.flow_label, av.hop_limit, av.traffic_class)
+}
+
+/// The objects of a function.
+pub(crate) struct Objects {
+    pub(crate) hca: Arc<SoftHca>,
+    pub(crate) completions: Option<Completions>,
+    /// Entries of that.
+    pub(crate) completion_entries: u32,
+    pub(crate) mkeys: Numbered<mkey::Mkey>,
+    pub(crate) keys_of: mkey::KeysOf,
+    /// Keys of the bus's own addresses.
+    pub(crate) buses: bus::Buses,
+    /// Where keys belong that nobody may use.
+    pub(crate) nobody: Option<PdHandle>,
+    /// Where queue pairs belong whose driver names no protection domain.
+    pub(crate) unnamed: Option<PdHandle>,
+    pub(crate) cqs: Numbered<cq::Cq>,
+    pub(crate) qps: Numbered<qp::Qp>,
+    pub(crate) watched: qp::watch::Watched,
+    pub(crate) srqs: Numbered<srq::Srq>,
+    /// Queue pairs by the adapter's index.
+    pub(crate) by_index: Numbered<u32>,
+    pub(crate) addresses: Addresses,
+    /// The function's port.
+    pub(crate) wire: Wire,
+    /// By which completions tell when they came.
+    pub(crate) clock: Clock,
+    pub(crate) raised: VecDeque<Raised>,
+    /// Counters of queue pairs.
+    pub(crate) counters: counters::QCounters,
+    /// Completion queues that lost a completion, and whose queue pairs are still to be put in error.
+    pub(crate) failed_cqs: Vec<u32>,
+    last_number: u32,
+    /// Bytes that the adapter's queues have for this function, and may have.
+    queue_bytes: usize,
+    pub(crate) max_queue_bytes: usize,
+    /// Bytes that were let go of, and that nobody has asked about.
+    freed_bytes: usize,
+    /// Bytes of the keys' lists of pages.
+    pub(crate) listed_bytes: usize,
+}
+
+impl std::fmt::Debug for Objects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Objects")
+            .field("mkeys", &self.mkeys.len())
+            .field("cqs", &self.cqs.len())
+            .field("qps", &self.qps.len())
+            .field("srqs", &self.srqs.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Objects {
+    pub(crate) fn new(hca: Arc<SoftHca>, wire: Wire, clock: Clock) -> Self {
+        Self {
+            hca,
+            wire,
+            clock,
+            completions: None,
+            completion_entries: COMPLETIONS,
+            mkeys: Numbered::default(),
+            keys_of: mkey::KeysOf::default(),
+            buses: bus::Buses::default(),
+            nobody: None,
+            unnamed: None,
+            cqs: Numbered::default(),
+            qps: Numbered::default(),
+            watched: qp::watch::Watched::default(),
+            srqs: Numbered::default(),
+            by_index: Numbered::default(),
+            addresses: Addresses::default(),
+            raised: VecDeque::new(),
+            counters: counters::QCounters::default(),
+            failed_cqs: Vec::new(),
+            last_number: 0,
+            queue_bytes: 0,
+            freed_bytes: 0,
+            max_queue_bytes: MOST_QUEUE_BYTES,
+            listed_bytes: 0,
+        }
+    }
+
+    /// The adapter's queue of completions, made when it is first asked for.
+    pub(crate) fn completions(&mut self) -> Result<CqHandle, CmdStatus> {
+        if let Some(c) = &self.completions {
+            return Ok(c.handle);
+        }
+        let (handle, port) = self.hca.create_cq(self.completion_entries).map_err(status)?;
+        let batch = vec![Completion::default(); BATCH].into();
+        self.completions = Some(Completions { handle, port, batch });
+        Ok(handle)
+    }
+
+    /// Counts a queue of this many requests with this many entries each, if there is room.
+    pub(crate) fn count_queue(&mut self, requests: u32, entries: u32) -> Result<usize, CmdStatus> {
+        let bytes = requests as usize * (REQUEST + entries as usize * ENTRY);
+        if bytes > self.max_queue_bytes.saturating_sub(self.queue_bytes) {
+            return Err(CmdStatus::NoRes);
+        }
+        self.queue_bytes += bytes;
+        Ok(bytes)
+    }
+
+    /// A number that no queue of the function has.
+    pub(crate) fn new_number(&mut self) -> Result<u32, CmdStatus> {
+        for _ in 0..NUMBERS {
+            self.last_number = (self.last_number + 1) % NUMBERS;
+            let n = self.last_number;
+            if n != 0 && !self.cqs.contains_key(&n) && !self.srqs.contains_key(&n) {
+                return Ok(n);
+            }
+        }
+        Err(CmdStatus::NoRes)
+    }
+
+    /// A queue that was counted has gone.
+    pub(crate) fn uncount_queue(&mut self, bytes: usize) {
+        self.queue_bytes -= bytes;
+        self.freed_bytes += bytes;
+    }
+
+    /// Takes the oldest event.
+    pub(crate) fn take_raised(&mut self) -> Option<Raised> {
+        self.raised.pop_front()
+    }
+
+    /// Takes an event of the adapter's, if it is of an object of this function. Returns whether it was.
+    pub(crate) fn take_event(&mut self, event: AsyncEvent) -> bool {
+        let (what, qp) = match event {
+            AsyncEvent::CommEstablished(qp) => (EventType::CommEst, qp),
+            AsyncEvent::SqDrained(qp) => (EventType::SqDrained, qp),
+            AsyncEvent::LastWqeReached(qp) => (EventType::SrqLastWqe, qp),
+            AsyncEvent::QpFatal(qp) => (EventType::WqCatasError, qp),
+            AsyncEvent::QpRequestError(qp) => (EventType::WqInvalReqError, qp),
+            AsyncEvent::QpAccessError(qp) => (EventType::WqAccessError, qp),
+            AsyncEvent::SrqLimitReached(srq) => return self.srq_limit_reached(srq),
+            AsyncEvent::CqOverrun(cq) => return self.completions_lost(cq),
+            _ => return false,
+        };
+        let Some(number) = self.number_of(qp) else { return false };
+        if !matches!(what, EventType::CommEst | EventType::SqDrained | EventType::SrqLastWqe)
+            && let Some(qp) = self.qps.get_mut(&number)
+        {
+            qp.send_failed = true;
+        }
+        self.raised.push_back(Raised::Queue { event: what, number });
+        true
+    }
+
+    /// The number of the queue pair that is the adapter's `qp`.
+    pub(crate) fn number_of(&self, qp: QpHandle) -> Option<u32> {
+        let number = *self.by_index.get(&qp.index)?;
+        (self.qps.get(&number)?.handle == qp).then_some(number)
+    }
+
+    fn srq_limit_reached(&mut self, srq: SrqHandle) -> bool {
+        let found = self.srqs.iter_mut().find(|(_, s)| s.handle() == Some(srq));
+        let Some((number, queue)) = found else { return false };
+        queue.limit = 0;
+        self.raised.push_back(Raised::Queue { event: EventType::SrqRqLimit, number: *number });
+        true
+    }
+
+    /// The adapter's own queue has lost completions, and with them the order of all.
+    fn completions_lost(&mut self, cq: CqHandle) -> bool {
+        if self.completions.as_ref().is_none_or(|c| c.handle != cq) {
+            return false;
+        }
+        let all: Vec<u32> = self.cqs.keys().copied().collect();
+        for cqn in all {
+            self.fail_cq(cqn, CqErrorSyndrome::CqOverrun);
+        }
+        self.end_failed();
+        true
+    }
+
+    /// A completion queue can't be written any more.
+    pub(crate) fn fail_cq(&mut self, cqn: u32, syndrome: CqErrorSyndrome) {
+        if let Some(cq) = self.cqs.get_mut(&cqn).filter(|cq| !cq.failed) {
+            cq.failed = true;
+            self.raised.push_back(Raised::CqError { cqn, syndrome });
+            self.failed_cqs.push(cqn);
+        }
+    }
+
+    /// Puts the queue pairs of failed completion queues in error.
+    pub(crate) fn end_failed(&mut self) {
+        while let Some(cqn) = self.failed_cqs.pop() {
+            for qp in self.qps.values_mut().filter(|qp| qp.cq_send == cqn || qp.cq_recv == cqn) {
+                qp.fail(&self.hca);
+            }
+        }
+    }
+
+    /// Destroys all objects, in an order in which none is in use. When it returns, the adapter touches no memory of the
+    /// client's any more.
+    pub(crate) fn destroy_all(&mut self) {
+        self.freed_bytes += self.queue_bytes + self.listed_bytes + self.mkeys.len() * KEY;
+        for (_, qp) in self.qps.drain() {
+            gone("queue pair", self.hca.destroy_qp(qp.handle).map(drop));
+        }
+        self.by_index.clear();
+        self.watched.clear();
+        for (_, srq) in self.srqs.drain() {
+            if let Some(handle) = srq.handle() {
+                gone("shared receive queue", self.hca.destroy_srq(handle));
+            }
+        }
+        self.remove_bus_keys();
+        self.keys_of.clear();
+        for (_, key) in self.mkeys.drain() {
+            key.destroy(&self.hca);
+        }
+        self.forget_addresses();
+        self.cqs.clear();
+        if let Some(c) = self.completions.take() {
+            gone("completion queue", self.hca.destroy_cq(c.handle));
+        }
+        for pd in [self.nobody.take(), self.unnamed.take()].into_iter().flatten() {
+            gone("protection domain", self.hca.dealloc_pd(pd));
+        }
+        self.raised.clear();
+        self.failed_cqs.clear();
+        (self.queue_bytes, self.listed_bytes) = (0, 0);
+    }
+
+    /// Destroys all address handles.
+    pub(crate) fn forget_addresses(&mut self) {
+        for (_, ah) in self.addresses.handles.drain() {
+            gone("address handle", self.hca.destroy_ah(ah));
+        }
+        self.addresses.in_flight = 0;
+    }
+
+    /// Destroys the address handles of a protection domain, which is about to go.
+    pub(crate) fn forget_addresses_of(&mut self, pd: PdHandle) {
+        let hca = &self.hca;
+        self.addresses.handles.retain(|(of, _), ah| {
+            if *of == pd {
+                gone("address handle", hca.destroy_ah(*ah));
+            }
+            *of != pd
+        });
+    }
+
+    /// The ranges of client memory go that begin here: keys and queues that lie in them, even in part, are made invalid.
+    /// When it returns, the adapter touches that memory no more.
+    pub(crate) fn release_memory(&mut self, iova: u64, size: u64) {
+        for qp in self.qps.values_mut().filter(|qp| qp.touches(iova, size)) {
+            qp.fail(&self.hca);
+            qp.memory = None;
+        }
+        for index in self.keys_of.those(iova, size) {
+            if let Some(key) = self.mkeys.get_mut(&index) {
+                key.release(&self.hca);
+            }
+        }
+        self.unmap_range(iova, size);
+        for srq in self.srqs.values_mut().filter(|srq| srq.touches(iova, size)) {
+            srq.memory = None;
+        }
+        let cqs: Vec<u32> =
+            self.cqs.iter().filter(|(_, cq)| cq.touches(iova, size)).map(|(cqn, _)| *cqn).collect();
+        for cqn in cqs {
+            self.fail_cq(cqn, CqErrorSyndrome::CqAccessViolation);
+            if let Some(cq) = self.cqs.get_mut(&cqn) {
+                cq.memory = None;
+            }
+        }
+        self.end_failed();
+    }
+}
+
+impl Function {
+    /// Destroys all objects, in an order in which none is in use. When it returns, the adapter touches no memory of the
+    /// client's any more.
+    pub(crate) fn destroy_objects(&mut self) {
+        self.directory.lock().remove_qps(self.options.number);
+        self.objects.destroy_all();
+    }
+
+    /// Bytes that objects had which have gone since this was asked last.
+    pub(crate) fn take_freed(&mut self) -> usize {
+        std::mem::take(&mut self.objects.freed_bytes)
+    }
+
+    /// As [`Objects::release_memory`], with the events that come of it.
+    pub(crate) fn release_memory(&mut self, iova: u64, size: u64) {
+        self.objects.release_memory(iova, size);
+        self.post_raised();
+    }
+}
+
+impl qp::Qp {
+    /// Puts it in error: what it has under way is flushed.
+    pub(crate) fn fail(&mut self, hca: &SoftHca) {
+        self.send_failed = true;
+        if self.is_inert() {
+            self.inert_state = QpState::Error;
+        } else {
+            let attr = QpAttr { state: Some(QpState::Error), ..QpAttr::default() };
+            gone("queue pair in error", hca.modify_qp(self.handle, &attr));
+        }
+    }
+}
+
+/// Logs what can't be: an object of the adapter that we made does not go.
+pub(crate) fn gone(what: &str, done: Result<(), DeviceError>) {
+    if let Err(e) = done {
+        tracing::error!("the adapter keeps a {what}: {e}");
+    }
+}
+
+/// What a command says of the adapter's refusal.
+pub(crate) fn status(e: DeviceError) -> CmdStatus {
+    tracing::debug!("a command is refused: {e}");
+    match e {
+        DeviceError::LimitReached { .. } | DeviceError::OutOfMemory { .. } => CmdStatus::NoRes,
+        DeviceError::InUse { .. } => CmdStatus::ResBusy,
+        DeviceError::UnknownHandle { .. } => CmdStatus::BadRes,
+        DeviceError::OutOfRange { .. } => CmdStatus::LimErr,
+        DeviceError::Transition(hca_core::TransitionError::Illegal { .. }) => CmdStatus::BadQpState,
+        DeviceError::Transition(_) | DeviceError::NoPath { .. } => CmdStatus::BadParam,
+        _ => CmdStatus::IntErr,
+    }
+}
+
+/// What a command says where memory that it names can't be used.
+pub(crate) fn no_window(e: NoWindow) -> CmdStatus {
+    tracing::debug!("a command is refused: {e}");
+    match e {
+        NoWindow::Fault(_) | NoWindow::Pages => CmdStatus::BadParam,
+    }
+}
+
+impl From<Fault> for CmdStatus {
+    fn from(_: Fault) -> Self {
+        Self::BadParam
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bed::{QpShape, Server};
+
+    #[test]
+    fn queues_that_go_give_their_room_back() {
+        let server = Server::new();
+        let mut c = server.client(0);
+        let (cq, before) = (c.cq(4), c.function.objects.queue_bytes);
+        let srq = c.rmp(4);
+        let qp = c.qp(QpShape::default(), &cq, &cq);
+        assert!(c.function.objects.queue_bytes > before);
+        c.destroy(qp.qpn).unwrap();
+        let (with_srq, objects) = (c.function.objects.queue_bytes, &mut c.function.objects);
+        assert!(with_srq > before);
+        objects.destroy_srq(srq.rmpn, |_| true).unwrap();
+        assert_eq!(objects.queue_bytes, before);
+        // There is an end of it, for queues together.
+        let counted: Vec<usize> = std::iter::from_fn(|| objects.count_queue(1 << 14, 32).ok()).collect();
+        assert!((100..200).contains(&counted.len()), "{}", counted.len());
+        assert_eq!(c.try_qp(QpShape { log_sq: 9, ..QpShape::default() }, &cq, &cq).err(), None);
+        let full = c.function.objects.count_queue(1 << 14, 32);
+        assert_eq!(full, Err(CmdStatus::NoRes));
+    }
+}

@@ -1,0 +1,341 @@
+//! Which addresses of functions stand for the adapter's own.
+//!
+//! All functions of a server share one adapter, which has one address. To their drivers each has its own: GIDs that
+//! the driver chose, or that an InfiniBand port has by itself, and a LID. The directory knows whose they are, so that
+//! one function reaches another by them: on the way out they become the adapter's own GID, on the way in what the
+//! sender is known by. An address that nobody here has goes to the network as it is.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hca_core::{Device, Gid, Lid, QpHandle};
+use softhca::SoftHca;
+
+use crate::eth::gateway::Gateway;
+use crate::eth::switch::Switch;
+use crate::function::FunctionOptions;
+use crate::port::{guid_of, mac_of};
+
+/// Hops that a packet may make whose sender says nothing.
+const DEFAULT_HOP_LIMIT: u8 = 64;
+
+/// A directory that all functions of a server share, and the switch between their Ethernet ports.
+#[derive(Clone, Debug)]
+pub struct SharedDirectory {
+    directory: Arc<Mutex<Directory>>,
+    switch: Arc<Mutex<Switch>>,
+    /// Frames that wait anywhere at the switch.
+    waiting: Arc<AtomicUsize>,
+}
+
+impl SharedDirectory {
+    /// The directory of an adapter with the GID `own`.
+    pub fn new(own: Gid) -> Self {
+        let directory = Directory {
+            own,
+            gids: HashMap::new(),
+            fixed: HashMap::new(),
+            lids: HashMap::new(),
+            qps: HashMap::new(),
+            connections: HashMap::new(),
+            down: HashSet::new(),
+            version: 1,
+            tables: HashMap::new(),
+            marks: HashMap::new(),
+        };
+        let switch = Switch::default();
+        let waiting = switch.waiting.clone();
+        Self { directory: Arc::new(Mutex::new(directory)), switch: Arc::new(Mutex::new(switch)), waiting }
+    }
+
+    /// That of an adapter. Where its network leads out of this process, an address stands for the Ethernet port behind
+    /// which its peers are.
+    pub(crate) fn of(hca: &SoftHca) -> Self {
+        let (own, fabric) = (hca.port().gid, hca.fabric());
+        let this = Self::new(own);
+        // Layers in front of a network are told with it.
+        if fabric.name.rsplit('+').next() != Some("loopback") {
+            this.switch().gateway = Some(Gateway::new(mac_of(guid_of(own, 0)), fabric.local));
+        }
+        this
+    }
+
+    /// Keeps for a function what was fixed of it.
+    pub(crate) fn fix(&self, options: &FunctionOptions) {
+        let mut directory = self.lock();
+        options.fixed.gids().for_each(|gid| directory.fix_gid(gid, options.number));
+        if let Some(mac) = options.fixed.mac {
+            self.switch().fix(options.number, mac);
+        }
+    }
+
+    /// The directory, for as long as the guard lives.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Directory> {
+        self.directory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The switch, for as long as the guard lives. Who takes both takes the directory first.
+    pub(crate) fn switch(&self) -> MutexGuard<'_, Switch> {
+        self.switch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether no frame waits anywhere.
+    pub(crate) fn nothing_waits(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) == 0
+    }
+}
+
+/// Who has which address.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    own: Gid,
+    gids: HashMap<Gid, u16>,
+    /// Whose a GID is whether or not it has it now.
+    fixed: HashMap<Gid, u16>,
+    lids: HashMap<u16, u16>,
+    qps: HashMap<u32, u16>,
+    connections: HashMap<u32, Connection>,
+    /// Functions whose links are down.
+    down: HashSet<u16>,
+    /// Changes with each change of `connections` and of links.
+    version: u64,
+    /// The addresses of each function, as its port's table has them.
+    tables: HashMap<u16, Vec<Gid>>,
+    /// What senders of datagrams have asked for, by who sends to whom.
+    marks: HashMap<(u16, u16), Marks>,
+}
+
+/// What the sender of a datagram has asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// The sender's address; none if there is to be no header.
+    pub(crate) source: Option<Gid>,
+    /// The address that the datagram is sent to.
+    pub(crate) to: Gid,
+    /// Its hop limit.
+    pub(crate) hop_limit: u8,
+}
+
+/// What one function has asked for of its datagrams to another one.
+#[derive(Debug, Default)]
+struct Marks {
+    all: Vec<Mark>,
+    /// The one that goes when there are too many.
+    oldest: usize,
+}
+
+/// As many as a hop limit can number, but for 0, which stands for the usual one.
+const MAX_MARKS: usize = 255;
+
+impl Marks {
+    /// The number of a mark.
+    fn number(&mut self, mark: Mark) -> u8 {
+        let at = self.all.iter().position(|other| *other == mark).unwrap_or_else(|| {
+            if self.all.len() < MAX_MARKS {
+                self.all.push(mark);
+                return self.all.len() - 1;
+            }
+            let at = self.oldest;
+            (self.all[at], self.oldest) = (mark, (at + 1) % MAX_MARKS);
+            at
+        });
+        at as u8 + 1
+    }
+}
+
+/// To whom a queue pair is connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Connection {
+    /// The adapter's name of the queue pair that is connected.
+    pub(crate) handle: QpHandle,
+    /// The queue pair at the other end.
+    pub(crate) remote: u32,
+    /// Whether that has the adapter's own address: it is one of a function here, or nobody's.
+    pub(crate) here: bool,
+}
+
+impl Directory {
+    /// The adapter's own GID.
+    pub(crate) fn own(&self) -> Gid {
+        self.own
+    }
+
+    /// The function with this number has this GID from now on, unless another one has it: none takes another's. Returns
+    /// whether it may use it.
+    #[must_use]
+    pub(crate) fn add_gid(&mut self, gid: Gid, function: u16) -> bool {
+        if self.fixed.get(&gid).is_some_and(|of| *of != function) {
+            return false;
+        }
+        gid == Gid::default() || gid == self.own || *self.gids.entry(gid).or_insert(function) == function
+    }
+
+    /// No other function may have this GID, ever.
+    pub(crate) fn fix_gid(&mut self, gid: Gid, function: u16) {
+        self.fixed.insert(gid, function);
+    }
+
+    /// The function has it no more.
+    pub(crate) fn remove_gid(&mut self, gid: Gid, function: u16) {
+        if self.gids.get(&gid) == Some(&function) {
+            self.gids.remove(&gid);
+        }
+    }
+
+    /// The function has this LID, unless another one has it. Returns whether it has.
+    #[must_use]
+    pub(crate) fn add_lid(&mut self, lid: Lid, function: u16) -> bool {
+        *self.lids.entry(lid.raw()).or_insert(function) == function
+    }
+
+    /// The function has no address any more.
+    pub(crate) fn remove_function(&mut self, function: u16) {
+        self.gids.retain(|_, of| *of != function);
+        self.lids.retain(|_, of| *of != function);
+        self.tables.remove(&function);
+        self.marks.retain(|(from, to), _| *from != function && *to != function);
+    }
+
+    /// The function's port has this address in this place of its table from now on.
+    pub(crate) fn set_address(&mut self, function: u16, index: u32, gid: Gid) {
+        let table = self.tables.entry(function).or_default();
+        if table.len() <= index as usize {
+            table.resize(index as usize + 1, Gid::default());
+        }
+        table[index as usize] = gid;
+    }
+
+    /// What the hop limit of a datagram is to be that a function sends to the queue pair with this number, which is to
+    /// be one of a function here: by it the receiver knows what the sender has asked for. With a header, that has the
+    /// address that stands in place `source` of the sender's table.
+    pub(crate) fn mark(
+        &mut self,
+        (function, to_qp): (u16, u32),
+        source: Option<u32>,
+        to: Gid,
+        hop_limit: u8,
+    ) -> u8 {
+        let Some(receiver) = self.qps.get(&to_qp) else { return hop_limit };
+        let in_table = |index: u32| self.tables.get(&function).and_then(|t| t.get(index as usize)).copied();
+        let named = |index| in_table(index).filter(|gid| *gid != Gid::default());
+        let source = source.map(|index| named(index).unwrap_or_else(|| self.gid_of(function)));
+        let hop_limit = if hop_limit == 0 { DEFAULT_HOP_LIMIT } else { hop_limit };
+        self.marks.entry((function, *receiver)).or_default().number(Mark { source, to, hop_limit })
+    }
+
+    /// What the sender of a datagram has asked for, if it is a function here: by the queue pairs at both ends, and the
+    /// datagram's hop limit.
+    pub(crate) fn marked(&self, (from, to): (u32, u32), hop_limit: u8) -> Option<&Mark> {
+        let marks = self.marks.get(&(*self.qps.get(&from)?, *self.qps.get(&to)?))?;
+        marks.all.get(usize::from(hop_limit).checked_sub(1)?)
+    }
+
+    /// Whether anything is known of the function.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn knows(&self, function: u16) -> bool {
+        let (gids, lids) = (self.gids.values(), self.lids.values());
+        gids.chain(lids).chain(self.qps.values()).any(|of| *of == function)
+    }
+
+    /// The function has this queue pair.
+    pub(crate) fn add_qp(&mut self, qpn: u32, function: u16) {
+        self.qps.insert(qpn, function);
+    }
+
+    /// It has it no more.
+    pub(crate) fn remove_qp(&mut self, qpn: u32) {
+        self.qps.remove(&qpn);
+        self.disconnect(qpn);
+    }
+
+    /// The function has no queue pairs any more.
+    pub(crate) fn remove_qps(&mut self, function: u16) {
+        self.qps.retain(|_, of| *of != function);
+        self.connections.retain(|qpn, _| self.qps.contains_key(qpn));
+        self.version += 1;
+    }
+
+    /// The queue pair is connected from now on. Returned are those of functions here that are connected to it, though
+    /// it is not to them: as all functions have one address, the adapter would take their packets for its peer's.
+    pub(crate) fn connect(&mut self, qpn: u32, connection: Connection) -> Vec<QpHandle> {
+        self.version += 1;
+        self.connections.insert(qpn, connection);
+        let stranger = |(from, c): &(&u32, &Connection)| {
+            c.here && c.remote == qpn && !(connection.here && connection.remote == **from)
+        };
+        self.connections.iter().filter(stranger).map(|(_, c)| c.handle).collect()
+    }
+
+    /// The queue pair is connected no more.
+    pub(crate) fn disconnect(&mut self, qpn: u32) {
+        self.version += u64::from(self.connections.remove(&qpn).is_some());
+    }
+
+    /// The function's link is up, or down.
+    pub(crate) fn set_link(&mut self, function: u16, up: bool) {
+        _ = if up { self.down.remove(&function) } else { self.down.insert(function) };
+        self.version += 1;
+    }
+
+    /// Whether the queue pair is one of a function whose link is down.
+    pub(crate) fn is_cut_off(&self, qpn: u32) -> bool {
+        !self.down.is_empty() && self.qps.get(&qpn).is_some_and(|function| self.down.contains(function))
+    }
+
+    /// Whether whoever here has this GID, or this LID, has a link that is down.
+    pub(crate) fn is_down(&self, gid: Gid, lid: Lid) -> bool {
+        let function = self.gids.get(&gid).or_else(|| self.lids.get(&lid.raw()));
+        function.is_some_and(|function| self.down.contains(function))
+    }
+
+    /// Whether what a queue pair sends is for who it is connected to, unless that has another peer, and no link between
+    /// them is down.
+    pub(crate) fn is_heard(&self, qpn: u32) -> bool {
+        if self.is_cut_off(qpn) {
+            return false;
+        }
+        let Some(connection) = self.connections.get(&qpn).filter(|c| c.here) else { return true };
+        if self.is_cut_off(connection.remote) {
+            return false;
+        }
+        self.connections.get(&connection.remote).is_none_or(|peer| peer.here && peer.remote == qpn)
+    }
+
+    /// Changes whenever connections or links do.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Whether a function here has this address.
+    pub(crate) fn is_here(&self, address: IpAddr) -> bool {
+        let mapped = match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+            IpAddr::V6(v6) => v6,
+        };
+        self.gids.contains_key(&Gid(mapped.octets()))
+    }
+
+    /// By which LID the sender with this queue pair is known, if it is a function here that has one.
+    pub(crate) fn lid_of_qp(&self, qpn: u32) -> Option<u16> {
+        let function = self.qps.get(&qpn)?;
+        self.lids.iter().find(|(_, of)| *of == function).map(|(lid, _)| *lid)
+    }
+
+    /// By which GID a function is known, the lowest of several; by the adapter's own if it has none.
+    fn gid_of(&self, function: u16) -> Gid {
+        let own = self.gids.iter().filter(|(_, of)| **of == function).map(|(gid, _)| *gid);
+        own.min_by_key(|gid| gid.0).unwrap_or(self.own)
+    }
+
+    /// Where packets to this GID go: the adapter's own GID if a function here has it, the GID itself otherwise.
+    pub(crate) fn route_gid(&self, gid: Gid) -> Gid {
+        if self.gids.contains_key(&gid) { self.own } else { gid }
+    }
+
+    /// Where packets to this LID go, if a function here has it.
+    pub(crate) fn route_lid(&self, lid: Lid) -> Option<Gid> {
+        self.lids.contains_key(&lid.raw()).then_some(self.own)
+    }
+}

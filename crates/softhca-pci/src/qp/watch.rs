@@ -1,0 +1,160 @@
+//! Which queue pairs are looked at.
+//!
+//! Those that are awake are looked at each time. One that had nothing to do for some looks dozes: nobody looks at it,
+//! and what comes for it waits in the adapter until it was woken, with the places that its driver has given it by then.
+//! It wakes when a doorbell names it, when something has come for it, and by commands. A doorbell can hide another one
+//! that was written to the same place, and places for a queue pair in error have none; so some that doze are looked at
+//! now and then, all of them soon behind a doorbell, and before the server sleeps.
+
+use hca_core::QpHandle;
+
+use crate::function::Function;
+use crate::objects::Objects;
+use crate::qp::Qp;
+
+/// Looks in vain before a queue pair dozes. In tests they doze most of the time.
+const PATIENCE: u32 = if cfg!(test) { 2 } else { 1024 };
+/// Queue pairs that doze and are looked at in one look, while a doorbell may have been for any of them.
+const SUSPECTS: usize = 16;
+
+/// What is known of a queue pair.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Watch {
+    /// It is in the list of those that are looked at.
+    awake: bool,
+    /// The adapter lets wait what comes for it.
+    dozes: bool,
+    /// Looks since it had something to do.
+    quiet: u32,
+}
+
+/// The queue pairs of a function.
+#[derive(Debug, Default)]
+pub(crate) struct Watched {
+    /// Those that are awake.
+    pub(crate) awake: Vec<u32>,
+    /// Those that the adapter is to wake as soon as their places were taken.
+    roused: Vec<QpHandle>,
+    /// All of them, and which one's turn it is.
+    all: Vec<u32>,
+    next: usize,
+    /// So many from that one on may have had a doorbell that nobody saw.
+    suspects: usize,
+}
+
+impl Watched {
+    pub(crate) fn insert(&mut self, number: u32) {
+        self.all.push(number);
+    }
+    pub(crate) fn remove(&mut self, number: u32) {
+        self.all.retain(|n| *n != number);
+        self.awake.retain(|n| *n != number);
+    }
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+impl Qp {
+    /// It was found to have something to do.
+    pub(crate) fn stirred(&mut self, stirred: bool) -> bool {
+        if stirred {
+            self.watch.quiet = 0;
+        }
+        stirred
+    }
+
+    /// Whether its records say that there is something.
+    fn stirs(&self) -> bool {
+        let Some(memory) = self.memory.as_ref().filter(|_| !self.in_reset) else { return false };
+        let says = |at, known| memory.record.load32(at) as u16 != known;
+        self.sq.is_some() && says(4, self.announced) || self.rq.is_some_and(|rq| says(0, rq.next))
+    }
+
+    /// Whether it has nothing under way.
+    fn is_idle(&self) -> bool {
+        let all_taken = self.memory.is_none() || self.sq.is_none_or(|sq| sq.next == self.announced);
+        self.held == 0 && self.barrier.is_none() && all_taken
+    }
+}
+
+impl Objects {
+    /// A queue pair is looked at from now on.
+    pub(crate) fn rouse(&mut self, number: u32) {
+        let Some(qp) = self.qps.get_mut(&number).filter(|qp| !qp.watch.awake) else { return };
+        if qp.watch.dozes {
+            self.watched.roused.push(qp.handle);
+        }
+        qp.watch = Watch { awake: true, ..Watch::default() };
+        self.watched.awake.push(number);
+    }
+
+    /// A doorbell was rung, which may have hidden another one.
+    pub(crate) fn suspect_all(&mut self) {
+        self.watched.suspects = self.watched.all.len();
+    }
+
+    /// Those that have something waiting for them at the adapter are looked at.
+    pub(crate) fn rouse_called(&mut self) {
+        for handle in self.hca.called(|qp| self.number_of(qp).is_some()) {
+            if let Some(number) = self.number_of(handle) {
+                self.rouse(number);
+            }
+        }
+    }
+
+    /// The places of all that are awake were taken: what has waited for some of them comes.
+    pub(crate) fn wake_roused(&mut self) {
+        for handle in self.watched.roused.drain(..) {
+            self.hca.wake(handle);
+        }
+    }
+
+    /// Looks at those that may have had a doorbell. Returns whether there are any left.
+    pub(crate) fn look_at_suspects(&mut self) -> bool {
+        let count = self.watched.suspects.min(SUSPECTS);
+        self.watched.suspects -= count;
+        self.look_at_dozing(count);
+        count > 0
+    }
+
+    /// Looks at so many that doze. Returns whether one has something to do.
+    pub(crate) fn look_at_dozing(&mut self, count: usize) -> bool {
+        let mut any = false;
+        for _ in 0..count.min(self.watched.all.len()) {
+            self.watched.next = (self.watched.next + 1) % self.watched.all.len();
+            let number = self.watched.all[self.watched.next];
+            if self.qps.get(&number).is_some_and(|qp| !qp.watch.awake && qp.stirs()) {
+                self.rouse(number);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Has those doze that had nothing to do for a while.
+    pub(crate) fn have_idle_ones_doze(&mut self) {
+        let Self { watched, qps, hca, .. } = self;
+        watched.awake.retain(|number| {
+            let Some(qp) = qps.get_mut(number) else { return false };
+            qp.watch.quiet = if qp.is_idle() { qp.watch.quiet + 1 } else { 0 };
+            if qp.watch.quiet < PATIENCE {
+                return true;
+            }
+            let dozes = !qp.is_inert() && hca.doze(qp.handle);
+            if dozes || qp.is_inert() {
+                qp.watch = Watch { dozes, ..Watch::default() };
+                return false;
+            }
+            qp.watch.quiet = 0;
+            true
+        });
+    }
+}
+
+impl Function {
+    /// Looks at so many queue pairs to which nothing has drawn attention. Returns whether one has something to do.
+    pub(crate) fn look_at_dozing(&mut self, count: usize) -> bool {
+        self.objects.look_at_dozing(count)
+    }
+}

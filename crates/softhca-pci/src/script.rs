@@ -1,0 +1,143 @@
+//! For tests: what a function does otherwise than a well one would.
+//!
+//! A driver has to get along with an adapter that refuses, is slow, or says nothing at all. A [`Script`]
+//! in [`FunctionOptions`](crate::FunctionOptions) has a function behave so. It is asked about each command and each
+//! register that is read; where a function has none, nothing is asked. Nobody but tests gives one.
+
+use std::fmt::Debug;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use hca_prm::{CmdIn, CmdStatus, DeliveryStatus, Eqe, EventType, MAX_SLOTS, Opcode};
+use hca_vfio::user::wire::IRQ_MSIX;
+
+use crate::bus::interrupts::VECTORS;
+use crate::command::parse;
+use crate::function::Function;
+
+/// What becomes of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// It is run, as without a script.
+    Run,
+    /// It is not run now. The script is asked again at the next look at the function, a millisecond later at most.
+    Wait,
+    /// It is not run, and ends with this status and this syndrome; all that it puts out besides is zeros.
+    End(CmdStatus, u32),
+    /// It ends as one that was not delivered.
+    Undelivered(DeliveryStatus),
+    /// It is never answered.
+    Silent,
+    /// The server hangs up on the client whose message gave it.
+    HangUp,
+}
+
+/// A command that the driver gave.
+#[derive(Clone, Copy, Debug)]
+pub struct Given<'a> {
+    /// Where it stands in the command queue.
+    pub slot: u32,
+    /// The whole input.
+    pub input: &'a [u8],
+    /// How often the script was asked about it before.
+    pub tries: u32,
+}
+
+impl Given<'_> {
+    /// What it asks for.
+    pub fn opcode(&self) -> Opcode {
+        opcode(self.input)
+    }
+}
+
+/// A facility for tests and fault injection: decides what a function does otherwise than a well one would.
+///
+/// Its methods are called by the server's thread, between two steps of the function. Each may be left out: a script
+/// without any changes nothing.
+pub trait Script: Debug + Send + Sync {
+    /// Says what becomes of a command, before it is run.
+    fn command(&self, _given: &Given<'_>) -> Turn {
+        Turn::Run
+    }
+    /// Sees a command that was run, and may change its output, which begins with a status.
+    fn ran(&self, _input: &[u8], _output: &mut [u8]) {}
+    /// Sees what the client reads of the configuration space, and may change it.
+    fn config_read(&self, _offset: u64, _bytes: &mut [u8]) {}
+    /// Sees what the client writes to the configuration space, before it is done.
+    fn config_write(&self, _offset: u64, _bytes: &[u8]) {}
+    /// Sees what the client reads of BAR 0 by messages, and may change it.
+    fn bar_read(&self, _offset: u64, _bytes: &mut [u8]) {}
+    /// An event that the function tells though nothing has happened. Asked at each look, until there are no more.
+    fn event(&self) -> Option<Eqe> {
+        None
+    }
+    /// How many interrupts of a kind, a number of `vfio`'s, the client is told of: MSI-X vectors alone.
+    fn interrupts(&self, kind: u32) -> u32 {
+        if kind == IRQ_MSIX { VECTORS as u32 } else { 0 }
+    }
+    /// Gets the eventfd of the first interrupt of a kind other than MSI-X, which the client gives or takes back.
+    fn listen(&self, _kind: u32, _eventfd: Option<OwnedFd>) {}
+    /// Hears that the function was reset.
+    fn reset(&self) {}
+    /// Hears that the client has gone.
+    fn left(&self) {}
+}
+
+/// Commands that a script has wait.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    /// A bit for each slot.
+    slots: u32,
+    tries: [u32; MAX_SLOTS],
+}
+
+fn opcode(input: &[u8]) -> Opcode {
+    parse::<CmdIn>(input).map_or(Opcode(0), |head| head.opcode())
+}
+
+impl Function {
+    fn script(&self) -> Option<Arc<dyn Script>> {
+        self.options.script.clone()
+    }
+
+    /// What becomes of a command; of one that waits that is noted.
+    pub(crate) fn ask_script(&mut self, slot: u32, input: &[u8]) -> Turn {
+        let Some(script) = self.script() else { return Turn::Run };
+        let held = &mut self.commands.held;
+        let tries = &mut held.tries[slot as usize];
+        let turn = script.command(&Given { slot, input, tries: *tries });
+        if turn == Turn::Wait {
+            *tries += 1;
+            held.slots |= 1 << slot;
+        } else {
+            *tries = 0;
+        }
+        self.hung_up |= turn == Turn::HangUp;
+        turn
+    }
+
+    /// Tells events that a script makes up, and asks it again about commands that wait. Returns whether there were any
+    /// that did not go on waiting.
+    pub(crate) fn look_at_script(&mut self) -> bool {
+        let Some(script) = self.script() else { return false };
+        let mut any = false;
+        while let Some(event) = script.event() {
+            any = true;
+            if let Some(kind) = EventType::from_code(event.get(Eqe::EVENT_TYPE)) {
+                self.raise(kind, event);
+            }
+        }
+        let held = std::mem::take(&mut self.commands.held.slots);
+        if held != 0 {
+            self.run_commands(held);
+            any |= self.commands.held.slots != held;
+        }
+        any
+    }
+
+    /// Interrupts of a kind, as the client is told.
+    pub(crate) fn interrupts_of(&self, kind: u32) -> u32 {
+        let own = if kind == IRQ_MSIX { VECTORS as u32 } else { 0 };
+        self.options.script.as_ref().map_or(own, |script| script.interrupts(kind))
+    }
+}

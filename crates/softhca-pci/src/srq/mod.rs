@@ -1,0 +1,294 @@
+//! Shared receive queues: those of version 1 of the interface (receive memory pools), of version 0, and of extended
+//! reliable connections. The latter are accepted, and nothing is received into them, as there are no such connections.
+//!
+//! A shared receive queue is a list: each entry names the next one. It begins with entry 0, and the driver appends what
+//! it has taken back, so the adapter follows the list as far as the record counts.
+
+#[cfg(test)]
+mod tests;
+
+use hca_core::{Device, PdHandle, RecvPort, SrqHandle, SrqInit};
+use hca_prm::command::srq::{
+    ArmRqIn, ArmXrcSrqIn, CreateRmpIn, CreateRmpOut, CreateSrqIn, CreateSrqOut, CreateXrcSrqIn,
+    CreateXrcSrqOut, DestroyRmpIn, DestroySrqIn, DestroyXrcSrqIn, ModifyRmpIn, QueryRmpIn, QueryRmpOut,
+    QuerySrqIn, QuerySrqOut, QueryXrcSrqIn, QueryXrcSrqOut,
+};
+use hca_prm::{CmdStatus, RmpState, Rmpc, Srqc, Wq, WqType, XrcSrqc};
+
+use crate::command::caps::{LOG_SRQ_SIZE, LOG_SRQS};
+use crate::command::{Output, parse};
+use crate::function::Function;
+use crate::guest::{Guest, Window};
+use crate::objects::{Objects, gone, has_room, no_window, status};
+
+/// Bytes of an entry, as powers of two.
+const LOG_STRIDES: core::ops::RangeInclusive<u32> = 5..=9;
+/// Bytes of a doorbell record.
+const RECORD: u64 = 4;
+
+/// What a shared receive queue was made as.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Kind {
+    /// A receive memory pool.
+    Pool(Rmpc),
+    /// A queue of version 0.
+    Plain(Srqc),
+    /// A queue of extended connections.
+    Extended(XrcSrqc),
+}
+
+/// Where a queue lies, in terms that its layouts share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    log_size: u32,
+    log_stride: u32,
+    log_page: u32,
+    page_offset: u32,
+    record: u64,
+}
+
+/// The client memory of a shared receive queue.
+#[derive(Debug)]
+pub(crate) struct SrqMemory {
+    pub(crate) list: Window,
+    pub(crate) record: Window,
+}
+
+/// The adapter's queue.
+pub(crate) struct Adapters {
+    pub(crate) handle: SrqHandle,
+    pub(crate) port: Box<dyn RecvPort>,
+    counted: usize,
+}
+
+/// A shared receive queue.
+pub(crate) struct Srq {
+    pub(crate) kind: Kind,
+    pub(crate) pd: PdHandle,
+    /// None of those that nothing is received into.
+    pub(crate) adapters: Option<Adapters>,
+    pub(crate) memory: Option<SrqMemory>,
+    pub(crate) log_size: u32,
+    pub(crate) log_stride: u32,
+    /// Requests taken, and the entry that is the next one.
+    pub(crate) taken: u16,
+    pub(crate) next: u16,
+    /// Entries that were taken for queue pairs that went before they used them.
+    pub(crate) again: Vec<u16>,
+    /// The event is made when fewer are left; 0: not armed.
+    pub(crate) limit: u32,
+}
+
+impl Srq {
+    pub(crate) fn touches(&self, iova: u64, size: u64) -> bool {
+        self.memory.as_ref().is_some_and(|m| m.list.touches(iova, size) || m.record.touches(iova, size))
+    }
+    pub(crate) fn handle(&self) -> Option<SrqHandle> {
+        self.adapters.as_ref().map(|a| a.handle)
+    }
+}
+
+impl Shape {
+    fn of_pool(context: &Rmpc) -> Result<Self, CmdStatus> {
+        let wq = context.get(Rmpc::WQ);
+        let unsupported = wq.get(Wq::WQ_TYPE) != WqType::LinkedList.code()
+            || wq.get(Wq::DBR_UMEM_VALID)
+            || wq.get(Wq::WQ_UMEM_VALID)
+            || context.get(Rmpc::BASIC_CYCLIC_RCV_WQE);
+        if unsupported {
+            return Err(CmdStatus::BadParam);
+        }
+        Ok(Self {
+            log_size: wq.get(Wq::LOG_WQ_SZ),
+            log_stride: wq.get(Wq::LOG_WQ_STRIDE),
+            log_page: wq.get(Wq::LOG_WQ_PG_SZ) + 12,
+            page_offset: wq.get(Wq::PAGE_OFFSET),
+            record: wq.get(Wq::DBR_ADDR),
+        })
+    }
+    fn of_plain(context: &Srqc) -> Self {
+        Self {
+            log_size: context.get(Srqc::LOG_SRQ_SIZE),
+            log_stride: context.get(Srqc::LOG_RQ_STRIDE) + 4,
+            log_page: context.get(Srqc::LOG_PAGE_SIZE) + 12,
+            page_offset: context.get(Srqc::PAGE_OFFSET),
+            record: context.get(Srqc::DBR_ADDR),
+        }
+    }
+
+    fn memory(&self, guest: &Guest, pas: &[u8]) -> Result<SrqMemory, CmdStatus> {
+        let fits = self.log_size <= LOG_SRQ_SIZE
+            && LOG_STRIDES.contains(&self.log_stride)
+            && self.log_page <= 62
+            && self.record.is_multiple_of(RECORD);
+        if !fits {
+            return Err(CmdStatus::BadParam);
+        }
+        let first = u64::from(self.page_offset) << (self.log_page - 6);
+        let bytes = 1 << (self.log_size + self.log_stride);
+        Ok(SrqMemory {
+            list: guest.window_of_pages(pas, self.log_page, first, bytes, false).map_err(no_window)?,
+            record: guest.window(&[(self.record, RECORD)], false).map_err(no_window)?,
+        })
+    }
+}
+
+impl Objects {
+    /// Makes a shared receive queue.
+    pub(crate) fn create_srq(
+        &mut self,
+        guest: &Guest,
+        pd: PdHandle,
+        kind: Kind,
+        pas: &[u8],
+    ) -> Result<u32, CmdStatus> {
+        has_room(self.srqs.len(), LOG_SRQS)?;
+        let shape = match &kind {
+            Kind::Pool(context) => Some(Shape::of_pool(context)?),
+            Kind::Plain(context) => Some(Shape::of_plain(context)),
+            Kind::Extended(_) => None,
+        };
+        let number = self.new_number()?;
+        let memory = shape.map(|shape| shape.memory(guest, pas)).transpose()?;
+        let (log_size, log_stride) = shape.map_or((0, 5), |s| (s.log_size, s.log_stride));
+        let adapters = if shape.is_some() {
+            let init = SrqInit { max_wr: 1 << log_size, max_sge: (1 << (log_stride - 4)) - 1 };
+            let counted = self.count_queue(init.max_wr, init.max_sge)?;
+            match self.hca.create_srq(pd, &init) {
+                Ok((handle, port)) => Some(Adapters { handle, port, counted }),
+                Err(e) => {
+                    self.uncount_queue(counted);
+                    return Err(status(e));
+                }
+            }
+        } else {
+            None
+        };
+        let again = Vec::new();
+        let srq =
+            Srq { kind, pd, adapters, memory, log_size, log_stride, taken: 0, next: 0, again, limit: 0 };
+        self.srqs.insert(number, srq);
+        Ok(number)
+    }
+
+    pub(super) fn destroy_srq(&mut self, number: u32, is: impl Fn(&Kind) -> bool) -> Result<(), CmdStatus> {
+        let srq = self.srqs.get(&number).filter(|srq| is(&srq.kind)).ok_or(CmdStatus::BadRes)?;
+        if let Some(handle) = srq.handle() {
+            self.hca.destroy_srq(handle).map_err(status)?;
+        }
+        let adapters = self.srqs.remove(&number).and_then(|srq| srq.adapters);
+        self.uncount_queue(adapters.map_or(0, |a| a.counted));
+        Ok(())
+    }
+
+    /// Arms the event that is made when fewer requests are left.
+    pub(crate) fn arm_srq(&mut self, guest: &Guest, number: u32, limit: u32) -> Result<(), CmdStatus> {
+        self.take_requests_of_srq(guest, number);
+        let srq = self.srqs.get_mut(&number).ok_or(CmdStatus::BadRes)?;
+        if limit > 1 << srq.log_size {
+            return Err(CmdStatus::BadParam);
+        }
+        srq.limit = limit;
+        match srq.handle() {
+            Some(handle) => self.hca.set_srq_limit(handle, limit).map_err(status),
+            None => Ok(()),
+        }
+    }
+
+    /// Has entries that went with a queue pair be taken again.
+    pub(crate) fn give_back(&mut self, number: u32, lost: &[u64]) {
+        if let Some(srq) = self.srqs.get_mut(&number) {
+            srq.again.extend(lost.iter().map(|id| *id as u16));
+        } else if !lost.is_empty() {
+            gone("request of a shared receive queue", Ok(()));
+        }
+    }
+}
+
+fn is_pool(kind: &Kind) -> bool {
+    matches!(kind, Kind::Pool(_))
+}
+fn is_plain(kind: &Kind) -> bool {
+    matches!(kind, Kind::Plain(_))
+}
+fn is_extended(kind: &Kind) -> bool {
+    matches!(kind, Kind::Extended(_))
+}
+
+impl Function {
+    fn pd(&self, number: u32) -> Result<PdHandle, CmdStatus> {
+        self.resources.pd(number).ok_or(CmdStatus::BadRes)
+    }
+
+    pub(crate) fn create_srq(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let context = parse::<CreateSrqIn>(input)?.get(CreateSrqIn::SRQ_CONTEXT_ENTRY);
+        let pd = self.pd(context.get(Srqc::PD))?;
+        let pas = &input[CreateSrqIn::SIZE..];
+        let number = self.objects.create_srq(&self.guest, pd, Kind::Plain(context), pas)?;
+        out.put(&CreateSrqOut::new().with(CreateSrqOut::SRQN, number))
+    }
+    pub(crate) fn destroy_srq(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
+        self.objects.destroy_srq(parse::<DestroySrqIn>(input)?.get(DestroySrqIn::SRQN), is_plain)
+    }
+    pub(crate) fn query_srq(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let number = parse::<QuerySrqIn>(input)?.get(QuerySrqIn::SRQN);
+        let srq = self.objects.srqs.get(&number).ok_or(CmdStatus::BadRes)?;
+        let Kind::Plain(context) = srq.kind else { return Err(CmdStatus::BadRes) };
+        let context = context.with(Srqc::LWM, srq.limit);
+        out.put(&QuerySrqOut::new().with(QuerySrqOut::SRQ_CONTEXT_ENTRY, context))
+    }
+    pub(crate) fn arm_rq(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
+        let command: ArmRqIn = parse(input)?;
+        self.objects.arm_srq(&self.guest, command.get(ArmRqIn::SRQ_NUMBER), command.get(ArmRqIn::LWM))
+    }
+
+    pub(crate) fn create_xrc_srq(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let context = parse::<CreateXrcSrqIn>(input)?.get(CreateXrcSrqIn::XRC_SRQ_CONTEXT_ENTRY);
+        let pd = self.pd(context.get(XrcSrqc::PD))?;
+        let number = self.objects.create_srq(&self.guest, pd, Kind::Extended(context), &[])?;
+        out.put(&CreateXrcSrqOut::new().with(CreateXrcSrqOut::XRC_SRQN, number))
+    }
+    pub(crate) fn destroy_xrc_srq(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
+        self.objects.destroy_srq(parse::<DestroyXrcSrqIn>(input)?.get(DestroyXrcSrqIn::XRC_SRQN), is_extended)
+    }
+    pub(crate) fn query_xrc_srq(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let number = parse::<QueryXrcSrqIn>(input)?.get(QueryXrcSrqIn::XRC_SRQN);
+        let srq = self.objects.srqs.get(&number).ok_or(CmdStatus::BadRes)?;
+        let Kind::Extended(context) = srq.kind else { return Err(CmdStatus::BadRes) };
+        out.put(&QueryXrcSrqOut::new().with(QueryXrcSrqOut::XRC_SRQ_CONTEXT_ENTRY, context))
+    }
+    pub(crate) fn arm_xrc_srq(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
+        let command: ArmXrcSrqIn = parse(input)?;
+        self.objects.arm_srq(&self.guest, command.get(ArmXrcSrqIn::XRC_SRQN), 0)
+    }
+
+    pub(crate) fn create_rmp(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let context = parse::<CreateRmpIn>(input)?.get(CreateRmpIn::CTX);
+        let pd = self.pd(context.get(Rmpc::WQ).get(Wq::PD))?;
+        let pas = &input[CreateRmpIn::SIZE..];
+        let number = self.objects.create_srq(&self.guest, pd, Kind::Pool(context), pas)?;
+        out.put(&CreateRmpOut::new().with(CreateRmpOut::RMPN, number))
+    }
+    pub(crate) fn modify_rmp(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
+        let command: ModifyRmpIn = parse(input)?;
+        let number = command.get(ModifyRmpIn::RMPN);
+        let srq = self.objects.srqs.get(&number).filter(|srq| is_pool(&srq.kind));
+        srq.ok_or(CmdStatus::BadRes)?;
+        if command.get(ModifyRmpIn::LWM) {
+            let limit = command.get(ModifyRmpIn::CTX).get(Rmpc::WQ).get(Wq::LWM);
+            self.objects.arm_srq(&self.guest, number, limit)?;
+        }
+        Ok(())
+    }
+    pub(crate) fn destroy_rmp(&mut self, input: &[u8], _out: &mut Output) -> Result<(), CmdStatus> {
+        self.objects.destroy_srq(parse::<DestroyRmpIn>(input)?.get(DestroyRmpIn::RMPN), is_pool)
+    }
+    pub(crate) fn query_rmp(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
+        let number = parse::<QueryRmpIn>(input)?.get(QueryRmpIn::RMPN);
+        let srq = self.objects.srqs.get(&number).ok_or(CmdStatus::BadRes)?;
+        let Kind::Pool(context) = srq.kind else { return Err(CmdStatus::BadRes) };
+        let wq = context.get(Rmpc::WQ).with(Wq::LWM, srq.limit).with(Wq::HW_COUNTER, srq.taken.into());
+        let context = context.with(Rmpc::STATE, RmpState::Rdy.code()).with(Rmpc::WQ, wq);
+        out.put(&QueryRmpOut::new().with(QueryRmpOut::RMP_CONTEXT, context))
+    }
+}

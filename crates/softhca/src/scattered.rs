@@ -1,0 +1,123 @@
+//! Memory in pieces that a region shows as one range.
+//!
+//! Invariants:
+//! 1. Addresses alone are kept here: nothing is read or written through this type.
+#![allow(unsafe_code)] // `Send` and `Sync`, with their argument
+
+use core::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Pieces of memory side by side, for [`SoftHca::reg_scattered`](crate::SoftHca::reg_scattered). Those that follow each
+/// other in memory are joined, so that a list of pages costs no more than its gaps.
+#[derive(Debug)]
+pub struct Scattered {
+    /// Where each piece begins in the whole, and in memory.
+    starts: Vec<(usize, NonNull<u8>)>,
+    len: usize,
+    /// The piece that was found last: most accesses are to it, or to the next one.
+    last: AtomicUsize,
+}
+
+// SAFETY: (1)
+unsafe impl Send for Scattered {}
+// SAFETY: (1)
+unsafe impl Sync for Scattered {}
+
+impl Scattered {
+    /// Of pieces, each with its length. `None`: there is none, one is empty, or they are longer than addresses go.
+    pub fn new(pieces: impl IntoIterator<Item = (NonNull<u8>, usize)>) -> Option<Self> {
+        let mut starts: Vec<(usize, NonNull<u8>)> = Vec::new();
+        let (mut len, mut end) = (0_usize, 0_usize);
+        for (at, piece) in pieces {
+            if starts.is_empty() || at.addr().get() != end {
+                starts.push((len, at));
+            }
+            end = at.addr().get().checked_add(piece).filter(|_| piece > 0)?;
+            len = len.checked_add(piece)?;
+        }
+        starts.shrink_to_fit();
+        (len > 0).then_some(Self { starts, len, last: AtomicUsize::new(0) })
+    }
+
+    /// Bytes of the whole.
+    #[allow(clippy::len_without_is_empty)] // it never is
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Where the byte at `offset` is in memory, and how many follow it there, itself counted.
+    ///
+    /// # Panics
+    /// The whole is not as long.
+    pub fn at(&self, offset: usize) -> (NonNull<u8>, usize) {
+        assert!(offset < self.len, "{offset} of {} bytes", self.len);
+        let last = self.last.load(Ordering::Relaxed);
+        let holds = |i: usize| self.starts[i].0 <= offset && offset < self.end(i);
+        let found = if holds(last) {
+            last
+        } else if last + 1 < self.starts.len() && holds(last + 1) {
+            last + 1
+        } else {
+            // The first one begins at 0.
+            self.starts.partition_point(|(start, _)| *start <= offset) - 1
+        };
+        self.last.store(found, Ordering::Relaxed);
+        let (start, at) = self.starts[found];
+        let skip = offset - start;
+        // Within the piece, so it is not 0 either.
+        let place = at.map_addr(|a| a.saturating_add(skip));
+        (place, self.end(found) - offset)
+    }
+
+    /// Goes through the parts of `len` bytes from `offset` on that lie in one piece each.
+    ///
+    /// # Panics
+    /// The whole is not as long.
+    pub fn parts(&self, offset: usize, len: usize) -> impl Iterator<Item = (NonNull<u8>, usize)> {
+        let mut done = 0;
+        core::iter::from_fn(move || {
+            let (at, room) = (done < len).then(|| self.at(offset + done))?;
+            let part = room.min(len - done);
+            done += part;
+            Some((at, part))
+        })
+    }
+
+    fn end(&self, piece: usize) -> usize {
+        self.starts.get(piece + 1).map_or(self.len, |(start, _)| *start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_stand_side_by_side_and_those_that_follow_each_other_are_one() {
+        let mut memory = [0_u8; 100];
+        let base = NonNull::from(&mut memory[..]).cast::<u8>();
+        let piece = |at: usize, len: usize| (base.map_addr(|a| a.saturating_add(at)), len);
+        let pieces = [piece(50, 10), piece(0, 5), piece(5, 15), piece(90, 1)];
+        let all = Scattered::new(pieces).unwrap();
+        assert_eq!((all.len(), all.starts.len()), (31, 3));
+        let place = |offset| {
+            let (at, room) = all.at(offset);
+            (at.addr().get() - base.addr().get(), room)
+        };
+        // In any order, whatever was found last.
+        for (offset, found) in [
+            (30, (90, 1)),
+            (0, (50, 10)),
+            (9, (59, 1)),
+            (10, (0, 20)),
+            (29, (19, 1)),
+            (12, (2, 18)),
+            (30, (90, 1)),
+        ] {
+            assert_eq!(place(offset), found, "{offset}");
+        }
+        let parts: Vec<usize> = all.parts(8, 23).map(|(_, len)| len).collect();
+        assert_eq!(parts, [2, 20, 1]);
+        assert!(Scattered::new([]).is_none() && Scattered::new([piece(0, 0)]).is_none());
+    }
+}
