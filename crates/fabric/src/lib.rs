@@ -18,6 +18,12 @@
 //! | `uring` | UDP sockets driven by io_uring |
 #![deny(unsafe_code)]
 
+#[cfg(doc)]
+#[doc = include_str!("../DESIGN.md")]
+pub mod design {}
+#[cfg(doc)]
+#[doc = include_str!("shm/DESIGN.md")]
+pub mod design_shm {}
 #[cfg(not(loom))]
 mod auto;
 mod batch;

@@ -56,6 +56,9 @@
 //! | `probe` | where two CPUs stand to each other, which every latency depends on (feature `cli`) |
 #![forbid(unsafe_code)]
 
+#[cfg(doc)]
+#[doc = include_str!("../DESIGN.md")]
+pub mod design {}
 #[cfg(feature = "cli")]
 pub mod cli;
 #[cfg(feature = "cli")]

@@ -50,6 +50,9 @@
 //! | `error` | [`JobError`] |
 #![deny(unsafe_code)]
 
+#[cfg(doc)]
+#[doc = include_str!("../DESIGN.md")]
+pub mod design {}
 mod card;
 mod desk;
 mod environment;

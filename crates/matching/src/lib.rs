@@ -64,6 +64,9 @@
 //! | [`atomic`] | the 18 operations on the 14 types, on bytes; `x87` for long double |
 #![forbid(unsafe_code)]
 
+#[cfg(doc)]
+#[doc = include_str!("../DESIGN.md")]
+pub mod design {}
 pub mod atomic;
 mod chains;
 mod counter;

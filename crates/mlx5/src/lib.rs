@@ -56,6 +56,9 @@
 //! [`PciFunction`]: hca_vfio::PciFunction
 #![deny(unsafe_code)]
 
+#[cfg(doc)]
+#[doc = include_str!("../DESIGN.md")]
+pub mod design {}
 mod ah;
 mod caps;
 mod cmd;

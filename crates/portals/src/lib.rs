@@ -62,6 +62,9 @@
 //! | `error` | [`Error`], beneath the faces' own codes |
 #![deny(unsafe_code)]
 
+#[cfg(doc)]
+#[doc = include_str!("../DESIGN.md")]
+pub mod design {}
 mod error;
 mod job;
 mod lock;

@@ -44,6 +44,9 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(doc)]
+#[doc = include_str!("../DESIGN.md")]
+pub mod design {}
 #[cfg(any(test, fuzzing))]
 #[cfg_attr(fuzzing, allow(dead_code, unused_imports))]
 mod bed;

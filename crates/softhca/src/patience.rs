@@ -22,7 +22,7 @@
 //!
 //! Looks are counted by thread, whatever it looks at; what is found, or posted, begins the count again. These are all
 //! figures of the adapter's waits but that of the lock (`hca_turn_lock`), which may be held for microseconds only.
-//! `placement` in `benches` measures them against others, and ARCHITECTURE.md has the table.
+//! `placement` in `benches` measures them against others, and DESIGN.md has the table.
 
 use core::cell::Cell;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};

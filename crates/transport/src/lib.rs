@@ -26,6 +26,9 @@
 
 extern crate alloc;
 
+#[cfg(doc)]
+#[doc = include_str!("../DESIGN.md")]
+pub mod design {}
 mod build;
 mod completer;
 mod connection;

@@ -55,6 +55,9 @@
 //! | `wake` | [`Waker`], and its other half for servers |
 #![deny(unsafe_code)]
 
+#[cfg(doc)]
+#[doc = include_str!("../DESIGN.md")]
+pub mod design {}
 mod address;
 mod arena;
 mod backend;
