@@ -32,6 +32,7 @@ use crate::objects::Objects;
 use crate::port::directory::SharedDirectory;
 use crate::port::fixed::Fixed;
 use crate::port::link::{Link, Wire};
+use crate::port::rate::Frames;
 use crate::script::Script;
 
 /// What kind of port a function has.
@@ -112,6 +113,8 @@ pub struct Function {
     pub(crate) objects: Objects,
     pub(crate) ethernet: Ethernet,
     pub(crate) link: Link,
+    /// Where the rate is fixed at which it sends.
+    pub(crate) frames: Option<Frames>,
 }
 
 impl std::fmt::Debug for Function {
@@ -132,9 +135,13 @@ impl Function {
     ) -> std::io::Result<Self> {
         let registers = Registers::new();
         directory.fix(&options);
+        let frames = options.fixed.rate.map(Frames::new);
+        let mut objects =
+            Objects::new(hca.clone(), Wire::of(&options, &hca, &Link::default()), registers.clock());
+        objects.pace = frames.as_ref().map(|frames| frames.pace.clone());
         Ok(Self {
             config: Config::new(options.port),
-            objects: Objects::new(hca.clone(), Wire::of(&options, &hca, &Link::default()), registers.clock()),
+            objects,
             options,
             directory,
             interrupts: Interrupts::new(),
@@ -148,6 +155,7 @@ impl Function {
             eqs: Eqs::default(),
             ethernet: Ethernet::default(),
             link: Link::default(),
+            frames,
             hca,
         })
     }

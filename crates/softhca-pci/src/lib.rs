@@ -76,6 +76,7 @@ pub use function::{Function, FunctionOptions, PortKind, UnknownPort};
 pub use fuzzed::served_function;
 pub use port::directory::SharedDirectory;
 pub use port::fixed::{Fixed, FixedError};
+pub use port::rate::{NoRate, Rate};
 pub use script::{Given, Script, Turn};
 pub use served::Served;
 pub use server::{ServeError, Server, ServerOptions, Stopper};

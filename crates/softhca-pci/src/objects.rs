@@ -15,7 +15,7 @@ use hca_core::{
     QpHandle, QpState, SrqHandle,
 };
 use hca_prm::{CmdStatus, CqErrorSyndrome, EventType};
-use softhca::SoftHca;
+use softhca::{Pace, SoftHca};
 
 use crate::bus::registers::Clock;
 use crate::command::caps::LOG_QPS;
@@ -125,6 +125,8 @@ pub(crate) struct Objects {
     pub(crate) addresses: Addresses,
     /// The function's port.
     pub(crate) wire: Wire,
+    /// What limits the rate of its queue pairs.
+    pub(crate) pace: Option<Arc<Pace>>,
     /// By which completions tell when they came.
     pub(crate) clock: Clock,
     pub(crate) raised: VecDeque<Raised>,
@@ -158,6 +160,7 @@ impl Objects {
         Self {
             hca,
             wire,
+            pace: None,
             clock,
             completions: None,
             completion_entries: COMPLETIONS,

@@ -297,7 +297,8 @@ impl Server {
             Some(true)
         } else {
             let limit = if ticks { Some(tick) } else { None };
-            let timeout = self.hca.next_deadline().into_iter().chain(limit).min();
+            let frames = self.slots.iter().filter_map(|slot| slot.function.as_ref()?.frames_leave_in()).min();
+            let timeout = self.hca.next_deadline().into_iter().chain(limit).chain(frames).min();
             self.look_at_sockets(timeout)
         };
         for slot in self.slots.iter().filter(|slot| slot.client.as_ref().is_some_and(|c| c.wakes)) {

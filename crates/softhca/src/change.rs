@@ -101,7 +101,8 @@ impl Engine {
                 machine.use_messages(messages);
             }
             machine.modify(now, attr, &mut QpHost::new(res, tables, ahs))?;
-            res.shared.near.store(machine.uses_messages(), Ordering::Relaxed);
+            let near = machine.uses_messages() && res.pace.is_none();
+            res.shared.near.store(near, Ordering::Relaxed);
             let reset = attr.state == Some(QpState::Reset);
             if reset {
                 let purge = reset_purge(res);

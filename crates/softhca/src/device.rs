@@ -447,6 +447,7 @@ impl Engine {
             word: 0,
             words: 0,
             guesses: crate::grants::Guesses::default(),
+            pace: None,
             counts: [0; hca_transport::Count::COUNT],
         };
         let entry = QpEntry { machine, res, ready: false, ack_since: None, timer: None, doze: Doze::Awake };

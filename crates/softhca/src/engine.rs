@@ -17,6 +17,7 @@ use crate::counters::EngineCounters;
 use crate::doorbell::Doorbell;
 use crate::doze::{Doze, Dozers};
 use crate::grants::TakingBack;
+use crate::pace::Paced;
 use crate::qp::{QpEntry, QpHost, QpShared};
 use crate::slab::Slab;
 use crate::sync::{Arc, Ordering};
@@ -36,6 +37,10 @@ const TURN_PACKETS: usize = 512;
 const FEW: usize = 2;
 /// Packets a queue pair sends before the next one has its turn.
 const BURST_PACKETS: usize = 64;
+/// Bytes of a packet, by which the burst of a queue pair with a pace is counted.
+const PACED_PACKET: u64 = 4096;
+/// How long behind its turn to send such a queue pair's timer is looked at.
+const PACED_TIMER: Duration = Duration::from_micros(100);
 /// QPNs are `generation << SLOT_BITS | slot + FIRST_QPN`: 0 and 1 are the management queue pairs'.
 const SLOT_BITS: u32 = 17;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
@@ -97,12 +102,14 @@ pub(crate) struct Core {
     pub(crate) ahs: Slab<Ah>,
     pub(crate) counters: EngineCounters,
     /// Queue pairs that want to send, each once.
-    ready: VecDeque<u32>,
+    pub(crate) ready: VecDeque<u32>,
     /// As many of these, from the first on, were brought into an order by their paths, and have their turn before
     /// others.
     ready_grouped: usize,
     /// As many of these as the network took nothing of when they were tried last.
     ready_blocked: usize,
+    /// Those that want to send and wait until their pace has room; `ready` is set of them.
+    pub(crate) paced: Paced,
     /// Queue pairs that owe an acknowledgement, each once.
     acks: Vec<u32>,
     /// As `ready_blocked`.
@@ -178,6 +185,7 @@ impl Engine {
                 ready: VecDeque::with_capacity(64),
                 ready_grouped: 0,
                 ready_blocked: 0,
+                paced: Paced::default(),
                 acks: Vec::with_capacity(64),
                 acks_blocked: 0,
                 timers: BinaryHeap::with_capacity(64),
@@ -269,7 +277,8 @@ impl Engine {
     /// When the next turn is due even if nothing happens: at once where something is to be sent that was not tried yet.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         let timer = self.core.timers.peek().map(|t| t.0.0);
-        [timer, self.fabric.next_deadline(), self.sends_at(), self.takes_back_at()]
+        let paced = self.core.paced.opens_at();
+        [timer, paced, self.fabric.next_deadline(), self.sends_at(), self.takes_back_at()]
             .into_iter()
             .flatten()
             .min()
@@ -297,6 +306,7 @@ impl Engine {
     fn transmit(&mut self, now: Instant) -> bool {
         let mut spent = 0;
         self.core.ready_blocked = 0;
+        self.core.resume_paced(now);
         while !self.core.ready.is_empty() && spent < TURN_BYTES {
             let before = self.tx.len_bytes();
             let (full, by_messages) = self.core.transmit_round(now, &mut self.tx, &mut *self.fabric);
@@ -507,6 +517,13 @@ impl Core {
             if entry.timer != Some(at) {
                 continue;
             }
+            if let Some(pace) = entry.res.pace.as_ref().filter(|_| entry.ready) {
+                // No answer is late to what its pace holds back.
+                let later = pace.opens_at().max(now) + PACED_TIMER;
+                entry.timer = Some(later);
+                self.timers.push(Reverse((later, slot)));
+                continue;
+            }
             entry.timer = None;
             if entry.machine.next_deadline().is_some_and(|d| d <= now) {
                 let QpEntry { machine, res, .. } = &mut **entry;
@@ -532,16 +549,25 @@ impl Core {
             let Some(slot) = self.ready.pop_front() else { break };
             self.ready_grouped -= 1;
             let Some(entry) = self.qps.at_mut(slot) else { continue };
+            let mut burst = BURST_PACKETS;
+            if let Some(pace) = &entry.res.pace {
+                let room = pace.room(now);
+                if room == 0 {
+                    self.paced.wait(slot, pace);
+                    continue;
+                }
+                burst = (room / PACED_PACKET).clamp(1, BURST_PACKETS as u64) as usize;
+            }
             entry.ready = false;
             if entry.machine.uses_messages() {
-                by_messages += self.transmit_messages(now, slot, fabric);
+                by_messages += self.transmit_messages(now, slot, burst, fabric);
                 continue;
             }
             let QpEntry { machine, res, .. } = &mut **entry;
-            let path = res.path;
+            let (path, before) = (res.path, tx.len_bytes());
             let mut host = QpHost::new(res, &mut self.tables, &self.ahs);
             let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false };
-            let sent = machine.poll_transmit(now, &mut host, &mut sink, BURST_PACKETS);
+            let sent = machine.poll_transmit(now, &mut host, &mut sink, burst);
             if sent > 0
                 && !sink.full
                 && machine.ack_owed().is_some()
@@ -550,6 +576,9 @@ impl Core {
                 entry.ack_since = entry.ack_since.map(|_| LISTED);
             }
             let full = sink.full;
+            if let Some(pace) = &entry.res.pace {
+                pace.spend_of_queue_pair(now, tx.len_bytes() - before);
+            }
             self.counters.tx_packets += sent as u64;
             self.settle(slot);
             if full {
@@ -682,6 +711,7 @@ impl Core {
     pub(crate) fn forget(&mut self, slot: u32) {
         self.ready.retain(|s| *s != slot);
         self.acks.retain(|s| *s != slot);
+        self.paced.forget(slot);
         self.dozers.forget(slot);
         (self.ready_grouped, self.ready_blocked, self.acks_blocked) = (0, 0, 0);
     }

@@ -29,6 +29,7 @@
 //! | `doze` | queue pairs whose owner is called when something comes |
 //! | `offload`, `runs` | Portals engines of the layer above, which whoever turned the adapter runs |
 //! | `events`, `notify` | asynchronous events, and the descriptors that waiters sleep on |
+//! | `pace` | limits of the rate at which queue pairs send together |
 //! | `patience` | when a thread that looks in vain gives way |
 //! | `ring`, `dma` | shared rings; copies on memory that others change |
 #![deny(unsafe_code)]
@@ -73,6 +74,8 @@ mod offload;
 #[cfg(not(loom))]
 mod options;
 #[cfg(not(loom))]
+mod pace;
+#[cfg(not(loom))]
 mod patience;
 #[cfg(not(loom))]
 mod ports;
@@ -98,6 +101,8 @@ mod tables;
 pub use device::SoftHca;
 #[cfg(not(loom))]
 pub use options::{Clock, Limits, Options, Progress, UnknownProgress};
+#[cfg(not(loom))]
+pub use pace::Pace;
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub use patience::{Patience, as_one_look};

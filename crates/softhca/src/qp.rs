@@ -22,6 +22,7 @@ use crate::dma;
 use crate::doorbell::{Link, Ringer};
 use crate::doze::Doze;
 use crate::near::{self, LocalList, Near, Piece, Wish};
+use crate::pace::Pace;
 use crate::ring::{Cell, Consumer, Header};
 use crate::sync::{Arc, AtomicBool, AtomicU32};
 use crate::tables::{Ah, Tables};
@@ -154,6 +155,8 @@ pub(crate) struct QpRes {
     pub(crate) words: u32,
     /// Keys that its peer asked for and that never were.
     pub(crate) guesses: crate::grants::Guesses,
+    /// The rate at which it sends, where that is limited.
+    pub(crate) pace: Option<Arc<Pace>>,
     /// What was counted for it alone.
     pub(crate) counts: [u64; Count::COUNT],
 }
@@ -570,7 +573,10 @@ impl Host for QpHost<'_> {
 
     #[inline]
     fn direct(&mut self, index: u32, request: &SendRequest, behind: bool) -> Direct {
-        let Some(reach) = &mut self.reach else { return Direct::Unable };
+        // What does not leave by messages is not counted.
+        let Some(reach) = self.reach.as_mut().filter(|_| self.res.pace.is_none()) else {
+            return Direct::Unable;
+        };
         let QpRes { near, wish, sq, pd, .. } = &mut *self.res;
         let list = RequestList { sq, index, tables: self.tables, pd: *pd };
         let what = (&request.op, request.len);
@@ -585,9 +591,9 @@ impl Host for QpHost<'_> {
     }
     fn lend(&mut self, index: u32, offset: u32, max: u32) -> Option<Loan> {
         let own = self.own_word();
-        let QpRes { near, wish, sq, pd, .. } = &mut *self.res;
+        let QpRes { near, wish, sq, pd, pace, .. } = &mut *self.res;
         let h = sq.header_ref(index);
-        if h.inline {
+        if h.inline || pace.is_some() {
             return None;
         }
         let regions = &self.tables.regions;
@@ -666,7 +672,7 @@ impl Host for QpHost<'_> {
         Ok(())
     }
     fn lend_remote(&mut self, rkey: Rkey, va: u64, max: u32) -> Option<Loan> {
-        if max < near::PROCESS_READ_MIN {
+        if max < near::PROCESS_READ_MIN || self.res.pace.is_some() {
             return None;
         }
         let own = self.own_word();

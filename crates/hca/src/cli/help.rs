@@ -181,6 +181,8 @@ Examples:
                                   with an Ethernet port, for RoCE
   hca serve --port roce --pci /tmp/a.sock,mac=02:00:00:00:00:01,ip=10.0.0.1
                                   whose driver can have no other addresses
+  hca serve --pci /tmp/a.sock,rate=2.5G
+                                  one that sends 2.5 Gbit/s at most
 
 A line for each function says when clients may come. A client is another driver that speaks vfio-user, or QEMU 10.1 or \
 later, with its memory in a memory-backend-memfd with share=on, and

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use softhca_pci::Fixed;
+use softhca_pci::{Fixed, NoRate};
 
-/// A socket, with what is fixed of its function: `PATH[,mac=…][,ip=…]…`.
+/// A socket, with what is fixed of its function: `PATH[,mac=…][,ip=…]…[,rate=…]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciSocket {
     pub path: PathBuf,
@@ -18,7 +18,7 @@ pub enum PciSocketError {
     #[error("there is no path: write it first, as in /tmp/a.sock,ip=10.0.0.5")]
     NoPath,
     #[error(
-        "`{0}` is none of mac=ADDRESS and ip=ADDRESS, which may follow the path; a path itself has no commas"
+        "`{0}` is none of mac=ADDRESS, ip=ADDRESS and rate=RATE, which may follow the path; a path itself has no commas"
     )]
     Unknown(String),
     #[error("mac={0} is no Ethernet address: write six bytes, as in mac=02:00:00:00:00:01")]
@@ -27,6 +27,8 @@ pub enum PciSocketError {
         "ip={0} is no IP address: write one without a prefix length, as in ip=10.0.0.5 or ip=2001:db8::5"
     )]
     Ip(String),
+    #[error("rate={0}: {1}")]
+    Rate(String, NoRate),
     #[error("{0}= is there twice: a function has one")]
     Twice(&'static str),
 }
@@ -46,6 +48,10 @@ impl FromStr for PciSocket {
                 }
                 Some(("ip", ip)) => {
                     fixed.ips.push(ip.parse().map_err(|_| PciSocketError::Ip(ip.to_owned()))?);
+                }
+                Some(("rate", rate)) => {
+                    let read = rate.parse().map_err(|e| PciSocketError::Rate(rate.to_owned(), e))?;
+                    once("rate", fixed.rate.replace(read).is_none())?;
                 }
                 _ => return Err(PciSocketError::Unknown(part.to_owned())),
             }
@@ -71,11 +77,13 @@ mod tests {
 
     #[test]
     fn a_socket_says_what_is_fixed_of_its_function() {
-        let read: PciSocket = "/tmp/a.sock,mac=02:00:00:aa:BB:01,ip=10.0.0.5,ip=2001:db8::5".parse().unwrap();
+        let read: PciSocket =
+            "/tmp/a.sock,mac=02:00:00:aa:BB:01,ip=10.0.0.5,ip=2001:db8::5,rate=2.5G".parse().unwrap();
         assert_eq!(read.path, PathBuf::from("/tmp/a.sock"));
         assert_eq!(read.fixed.mac, Some([2, 0, 0, 0xaa, 0xbb, 1]));
         let ips = ["10.0.0.5", "2001:db8::5"].map(|ip| ip.parse::<std::net::IpAddr>().unwrap());
         assert_eq!(read.fixed.ips, ips);
+        assert_eq!(read.fixed.rate, Some("2500M".parse().unwrap()));
         assert_eq!("a".parse(), Ok(PciSocket { path: "a".into(), fixed: Fixed::default() }));
     }
 
@@ -97,9 +105,11 @@ mod tests {
         for ip in ["", "10.0.0.5/24", "10.0.0", "host"] {
             assert!(said(&format!("a,ip={ip}")).contains("ip=10.0.0.5"), "{ip}");
         }
+        assert!(said("a,rate=fast").contains("rate=fast: it is no rate"));
+        assert!(said("a,rate=1M,rate=2M").contains("rate= is there twice"));
         assert!(said("a,mac=02:00:00:00:00:01,mac=02:00:00:00:00:01").contains("mac= is there twice"));
         for unknown in ["a,", "a,mtu=9000", "a,b.sock", "a,ip"] {
-            assert!(said(unknown).contains("mac=ADDRESS and ip=ADDRESS"), "{unknown}");
+            assert!(said(unknown).contains("mac=ADDRESS, ip=ADDRESS and rate=RATE"), "{unknown}");
         }
     }
 }

@@ -12,11 +12,13 @@ mod wqe;
 
 use std::fs::File;
 use std::sync::Arc;
+#[cfg(test)]
+use std::sync::atomic::AtomicU64;
 
 use hca_core::{Device, Gid};
 use hca_fabric::LoopbackNet;
 use rustix::fs::{MemfdFlags, SealFlags};
-use softhca::{Options, Progress, SoftHca};
+use softhca::{Clock, Options, Progress, SoftHca};
 
 use crate::function::{Function, FunctionOptions};
 use crate::port::directory::SharedDirectory;
@@ -24,9 +26,9 @@ use crate::port::directory::SharedDirectory;
 #[cfg(test)]
 pub(crate) use driver::{Answer, COMMANDS};
 pub(crate) use driver::{Driver, TestEq, fill_slot};
-#[cfg(test)]
-pub(crate) use queues::ClientSrq;
 pub(crate) use queues::{Client, ClientCq, ClientQp, End, Pair, QpShape, Queue, pages, unwritten};
+#[cfg(test)]
+pub(crate) use queues::{ClientMr, ClientSrq};
 pub(crate) use wqe::Wqe;
 
 /// Where a driver's memory begins for the function, and the length of a client's.
@@ -58,8 +60,18 @@ impl Server {
 
     /// That of the host with this address in a network.
     pub(crate) fn at(net: &LoopbackNet, addr: &str) -> Self {
+        Self::with(net, addr, Clock::Monotonic)
+    }
+
+    /// The same by a clock in nanoseconds that a test sets.
+    #[cfg(test)]
+    pub(crate) fn by_clock(net: &LoopbackNet, addr: &str, clock: Arc<AtomicU64>) -> Self {
+        Self::with(net, addr, Clock::Virtual(clock))
+    }
+
+    fn with(net: &LoopbackNet, addr: &str, clock: Clock) -> Self {
         let fabric = net.attach(addr.parse().unwrap());
-        let options = Options { progress: Progress::Inline, ..Options::default() };
+        let options = Options { progress: Progress::Inline, clock, ..Options::default() };
         let hca = SoftHca::open(Box::new(fabric), options).unwrap();
         let directory = SharedDirectory::new(hca.port().gid);
         Self { hca, directory, completion_entries: None }

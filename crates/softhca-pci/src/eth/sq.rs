@@ -3,6 +3,8 @@
 //! What is not understood, or names what the queue may not reach, is reported as hardware does: by a completion with an
 //! error, and the queue is in error. Those behind it are flushed where the driver asked for that.
 
+use core::time::Duration;
+
 use hca_core::PdHandle;
 use hca_prm::command::ethernet::{CreateSqIn, CreateSqOut, ModifySqIn, QuerySqOut};
 use hca_prm::{
@@ -310,11 +312,20 @@ impl Function {
             self.take_frames_of(sqn, &mut left, &mut bytes);
         }
         self.post_raised();
-        true
+        // Those that wait for their rate are nothing to do.
+        left < BUDGET || self.frames.is_none()
+    }
+
+    /// How long until frames may leave that wait for the function's rate, if there are any.
+    pub(crate) fn frames_leave_in(&self) -> Option<Duration> {
+        let frames = self.frames.as_ref()?;
+        let waits = self.ethernet.sqs.values().any(|sq| sq.rung && sq.state == READY);
+        waits.then(|| frames.opens_in(self.hca.now()))
     }
 
     fn take_frames_of(&mut self, sqn: u32, left: &mut usize, bytes: &mut usize) {
-        let Self { ethernet, objects, guest, directory, options, .. } = self;
+        let Self { ethernet, objects, guest, directory, options, frames: limit, hca, .. } = self;
+        let now = hca.now();
         let Some(sq) = ethernet.sqs.get_mut(sqn) else { return };
         // The page is shared with queues of RDMA, whose doorbells say nothing of this one.
         let Some(end) = sq.announced(guest).filter(|end| *end != sq.taken) else {
@@ -324,6 +335,9 @@ impl Function {
         let (addresses, mut switch) = (directory.lock(), directory.switch());
         let largest = switch.largest(options.number);
         while *left > 0 && *bytes > 0 {
+            if sq.state == READY && limit.as_mut().is_some_and(|limit| !limit.may_leave(now)) {
+                break;
+            }
             let Some(wqe) = sq.next(guest, end) else {
                 sq.rung = false;
                 break;
@@ -346,6 +360,9 @@ impl Function {
                         continue;
                     }
                     ethernet.seen.count_sent(&destination(frame), frame.len());
+                    if let Some(limit) = limit {
+                        limit.left(now, frame.len());
+                    }
                     let copies = switch.send(options.number, frame, &|address| addresses.is_here(address));
                     *left = left.saturating_sub(copies);
                 }

@@ -106,7 +106,7 @@ fn frames_from_an_address_that_is_not_the_senders_are_dropped_and_counted() {
 #[test]
 fn nobody_has_an_address_that_was_fixed_of_a_function_that_is_not_there_yet() {
     let server = Server::new();
-    let fixed = Fixed { mac: Some(MAC), ips: vec!["10.0.0.9".parse().unwrap()] };
+    let fixed = Fixed { mac: Some(MAC), ips: vec!["10.0.0.9".parse().unwrap()], rate: None };
     server.function(FunctionOptions { number: 2, fixed, ..FunctionOptions::default() });
     let [mut a, mut b] = [0, 1].map(|number| Port::new(&server, number));
     ask_for(&mut b, &[MAC]).unwrap();
@@ -124,7 +124,7 @@ fn nobody_has_an_address_that_was_fixed_of_a_function_that_is_not_there_yet() {
 fn a_driver_can_have_no_ip_addresses_but_those_that_were_fixed() {
     let server = Server::new();
     let ips = ["10.0.0.5", "2001:db8::1"].map(|ip| ip.parse().unwrap()).to_vec();
-    let [mut a, mut b] = ports(&server, Fixed { mac: Some(MAC), ips });
+    let [mut a, mut b] = ports(&server, Fixed { mac: Some(MAC), ips, rate: None });
     for allowed in ["10.0.0.5", "2001:db8::1", "fe80::ff:fe00:9", "::"] {
         assert_eq!(set_gid(&mut a, allowed, MAC), Ok(()), "{allowed}");
     }

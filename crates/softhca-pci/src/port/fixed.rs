@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use hca_core::Gid;
 
 use crate::function::PortKind;
+use crate::port::rate::Rate;
 use crate::port::{guid_of, mac_of};
 use crate::server::ServeError;
 
@@ -18,6 +19,9 @@ pub struct Fixed {
     /// The only IP addresses that a RoCE port's table of addresses may have, beside the link-local one of its Ethernet
     /// address. No other function of the server may have them. If there are none, the driver may choose.
     pub ips: Vec<IpAddr>,
+    /// The most that it sends a second: requests of RDMA, what is sent again of them, answers to READs and atomics, and
+    /// Ethernet frames, together. Acknowledgements are not counted. None, if it may send what there is.
+    pub rate: Option<Rate>,
 }
 
 /// Why something can't be fixed of a function.

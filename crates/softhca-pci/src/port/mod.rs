@@ -7,10 +7,13 @@ pub(crate) mod counters;
 pub(crate) mod directory;
 pub(crate) mod fixed;
 pub(crate) mod link;
+pub(crate) mod rate;
 #[cfg(test)]
 mod tests_counters;
 #[cfg(test)]
 mod tests_link;
+#[cfg(test)]
+mod tests_rate;
 
 use hca_core::{Gid, Lid};
 use hca_prm::command::counter::{AllocQCounterOut, DeallocQCounterIn, QueryQCounterIn, QueryQCounterOut};

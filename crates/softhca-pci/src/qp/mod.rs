@@ -285,6 +285,9 @@ impl Objects {
             self.uncount_queue(counted);
             status(e)
         })?;
+        if let Some(pace) = &self.pace {
+            self.hca.set_pace(ports.handle, pace.clone());
+        }
         let qpn = ports.qpn.raw();
         let qp = Qp {
             handle: ports.handle,

@@ -265,7 +265,9 @@ impl Core {
         let now = self.now;
         let Some(entry) = self.qps.get_mut(qp.index, qp.generation) else { return false };
         let QpEntry { machine, res, .. } = &mut **entry;
-        let Some(path) = res.path.filter(|_| machine.may_send_messages()) else { return false };
+        // What a pace may hold up is for a turn.
+        let may = res.pace.is_none() && machine.may_send_messages();
+        let Some(path) = res.path.filter(|_| may) else { return false };
         res.sq.refresh();
         let (tables, ahs) = (&mut self.tables, &self.ahs);
         let sent = shm.send_messages(now, path, |tx, reach| {
@@ -300,7 +302,13 @@ impl Core {
 
     /// Lets a queue pair send messages; returns the bytes that left.
     #[inline]
-    pub(super) fn transmit_messages(&mut self, now: Instant, slot: u32, fabric: &mut dyn Fabric) -> usize {
+    pub(super) fn transmit_messages(
+        &mut self,
+        now: Instant,
+        slot: u32,
+        burst: usize,
+        fabric: &mut dyn Fabric,
+    ) -> usize {
         let Some(entry) = self.qps.at_mut(slot) else { return 0 };
         let QpEntry { machine, res, .. } = &mut **entry;
         let (Some(path), Some(shm)) = (res.path, fabric.shm()) else { return 0 };
@@ -308,7 +316,7 @@ impl Core {
         let sent = shm.send_messages(now, path, |tx, reach| {
             let mut sink = MessageSink { tx, full: false };
             let mut host = QpHost::new(res, tables, ahs).reaching(reach);
-            machine.poll_transmit(now, &mut host, &mut sink, BURST_PACKETS);
+            machine.poll_transmit(now, &mut host, &mut sink, burst);
             sink.tx.bytes() + core::mem::take(&mut host.res.wish.moved)
         });
         if sent.is_none() {
@@ -317,6 +325,9 @@ impl Core {
             res.link = shm.link_of(path);
         }
         let wishes = res.wish.is_any();
+        if let (Some(pace), Some(sent)) = (&res.pace, sent) {
+            pace.spend_of_queue_pair(now, sent);
+        }
         if machine.ack_owed().is_none() {
             entry.ack_since = entry.ack_since.map(|_| LISTED);
         }
