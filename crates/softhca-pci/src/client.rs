@@ -79,6 +79,8 @@ pub(crate) struct Client {
     writes_many: bool,
     /// Whether the client has what it needs to wake the server.
     pub(crate) wakes: bool,
+    /// A message was done in part, and waits for the rest.
+    put_off: bool,
 }
 
 impl AsFd for Client {
@@ -98,12 +100,18 @@ impl Client {
             can_wake: false,
             writes_many: false,
             wakes: false,
+            put_off: false,
         }
     }
 
     /// Whether a reply waits for the client to read.
     pub(crate) fn is_full(&self) -> bool {
         !self.outgoing.is_empty()
+    }
+
+    /// Whether a message was done in part.
+    pub(crate) fn is_put_off(&self) -> bool {
+        self.put_off
     }
 
     /// Whether nobody has the other end any more, though there may be messages of his.
@@ -122,8 +130,12 @@ impl Client {
             }
             any = true;
             let message = std::mem::take(&mut self.incoming);
-            let descriptors = std::mem::take(&mut self.descriptors);
-            self.message(function, sleeper, &message, descriptors)?;
+            self.put_off = !self.message(function, sleeper, &message)?;
+            if self.put_off {
+                // Its descriptors are still there, too.
+                self.incoming = message;
+                break;
+            }
             self.send()?;
         }
         Ok(any)
@@ -200,33 +212,33 @@ impl Client {
         Ok(())
     }
 
-    /// Does what a whole message asks for, and lays the reply out.
-    fn message(
-        &mut self,
-        function: &mut Function,
-        sleeper: &Sleeper,
-        message: &[u8],
-        descriptors: Vec<OwnedFd>,
-    ) -> Result<(), Ended> {
+    /// Does what a whole message asks for, and lays the reply out. `false`: a piece of it, and the rest is to be done in
+    /// further calls.
+    fn message(&mut self, function: &mut Function, sleeper: &Sleeper, message: &[u8]) -> Result<bool, Ended> {
         let header = message.first_chunk().expect("a message has a header");
         let header = Header::parse(header)?;
         let Kind::Command { no_reply } = header.kind else {
             // Nothing is asked of clients, so no reply means anything.
-            return Ok(());
+            self.descriptors.clear();
+            return Ok(true);
         };
         let request = match Request::parse(header.command, &message[HEADER_BYTES..]) {
             Ok(request) => request,
             Err(e) => {
                 tracing::debug!("a message is refused: {e}");
                 let errno = if matches!(e, WireError::Command { .. }) { Errno::NOSYS } else { Errno::INVAL };
+                self.descriptors.clear();
                 self.refuse(&header, errno, no_reply);
-                return Ok(());
+                return Ok(true);
             }
         };
         if !self.agreed && !matches!(request, Request::Version(_)) {
             return Err(Ended::NoVersion);
         }
-        let mut buffer = Vec::new();
+        if takes_long(function, &request) {
+            return Ok(false);
+        }
+        let (mut buffer, descriptors) = (Vec::new(), std::mem::take(&mut self.descriptors));
         let answer = self.answer(function, sleeper, &request, descriptors, &mut buffer);
         if function.hung_up {
             return Err(Ended::Script);
@@ -246,7 +258,7 @@ impl Client {
                 self.refuse(&header, errno, no_reply);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn refuse(&mut self, header: &Header, errno: Errno, no_reply: bool) {
@@ -337,6 +349,20 @@ impl Client {
         capabilities.write_multiple = self.writes_many;
         capabilities.hca_wake = self.can_wake;
         Ok(Reply::Version(Version { major: 0, minor: 0, capabilities }))
+    }
+}
+
+/// Does a piece of what would take a request long, whose keys are taken back one by one. Returns whether there is more.
+fn takes_long(function: &mut Function, request: &Request<'_>) -> bool {
+    match request {
+        Request::DmaUnmap(unmap) => function.release_piece(unmap.address, unmap.size),
+        Request::RegionWrite { region: REGION_CONFIG, offset, data } => {
+            function.release_piece_before(*offset, data)
+        }
+        Request::RegionWriteMulti(writes) => writes
+            .iter()
+            .any(|w| w.region == REGION_CONFIG && function.release_piece_before(w.offset, &w.data)),
+        _ => false,
     }
 }
 

@@ -35,6 +35,9 @@ use crate::port::link::{Link, Wire};
 use crate::port::rate::Frames;
 use crate::script::Script;
 
+/// Keys that are taken back in one look where their memory goes.
+const KEYS_A_LOOK: usize = 64;
+
 /// What kind of port a function has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum PortKind {
@@ -229,6 +232,18 @@ impl Function {
     /// Ranges that the client may map.
     pub(crate) fn max_dma_maps(&self) -> u32 {
         self.guest.max_maps()
+    }
+
+    /// Takes a piece of the keys back that [`dma_unmap`](Self::dma_unmap) of this range would. Returns whether there are
+    /// more, which would take it long.
+    pub(crate) fn release_piece(&mut self, iova: u64, size: u64) -> bool {
+        // What is refused takes nothing back.
+        self.guest.check_unmap(iova, size).is_ok() && self.objects.release_keys(iova, size, KEYS_A_LOOK)
+    }
+
+    /// The same of what a write to the configuration space would take back, as it switches bus mastering off.
+    pub(crate) fn release_piece_before(&mut self, offset: u64, data: &[u8]) -> bool {
+        self.config.ends_bus_mastering(offset, data) && self.release_piece(0, u64::MAX)
     }
 
     /// Takes client memory back. When it returns, nothing touches it any more.

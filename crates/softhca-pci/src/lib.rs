@@ -60,6 +60,7 @@ mod function;
 #[cfg(any(test, fuzzing))]
 mod fuzzed;
 mod guest;
+mod leaving;
 mod look;
 mod mkey;
 mod objects;

@@ -22,6 +22,7 @@ use crate::command::caps::LOG_QPS;
 use crate::cq::{self, complete::BATCH};
 use crate::function::Function;
 use crate::guest::{Fault, MOST_QUEUE_BYTES, NoWindow};
+use crate::leaving::Leaving;
 use crate::mkey::{self, bus};
 use crate::port::counters;
 use crate::port::link::Wire;
@@ -37,7 +38,7 @@ const NUMBERS: u32 = 1 << 24;
 const REQUEST: usize = 64;
 const ENTRY: usize = 16;
 /// Bytes of a key, about.
-const KEY: usize = 512;
+pub(crate) const KEY: usize = 512;
 
 // As many queue pairs as are announced have room, however long their send queues are.
 const _: () = assert!(
@@ -110,6 +111,8 @@ pub(crate) struct Objects {
     pub(crate) completion_entries: u32,
     pub(crate) mkeys: Numbered<mkey::Mkey>,
     pub(crate) keys_of: mkey::KeysOf,
+    /// What resets have left.
+    pub(crate) leaving: Leaving,
     /// Keys of the bus's own addresses.
     pub(crate) buses: bus::Buses,
     /// Where keys belong that nobody may use.
@@ -139,7 +142,7 @@ pub(crate) struct Objects {
     queue_bytes: usize,
     pub(crate) max_queue_bytes: usize,
     /// Bytes that were let go of, and that nobody has asked about.
-    freed_bytes: usize,
+    pub(crate) freed_bytes: usize,
     /// Bytes of the keys' lists of pages.
     pub(crate) listed_bytes: usize,
 }
@@ -166,6 +169,7 @@ impl Objects {
             completion_entries: COMPLETIONS,
             mkeys: Numbered::default(),
             keys_of: mkey::KeysOf::default(),
+            leaving: Leaving::default(),
             buses: bus::Buses::default(),
             nobody: None,
             unnamed: None,
@@ -301,7 +305,7 @@ impl Objects {
     /// Destroys all objects, in an order in which none is in use. When it returns, the adapter touches no memory of the
     /// client's any more.
     pub(crate) fn destroy_all(&mut self) {
-        self.freed_bytes += self.queue_bytes + self.listed_bytes + self.mkeys.len() * KEY;
+        self.freed_bytes += self.queue_bytes + self.listed_bytes;
         for (_, qp) in self.qps.drain() {
             gone("queue pair", self.hca.destroy_qp(qp.handle).map(drop));
         }
@@ -313,17 +317,14 @@ impl Objects {
             }
         }
         self.remove_bus_keys();
-        self.keys_of.clear();
-        for (_, key) in self.mkeys.drain() {
-            key.destroy(&self.hca);
-        }
+        self.leaving.add_keys(std::mem::take(&mut self.mkeys), std::mem::take(&mut self.keys_of));
         self.forget_addresses();
         self.cqs.clear();
         if let Some(c) = self.completions.take() {
             gone("completion queue", self.hca.destroy_cq(c.handle));
         }
         for pd in [self.nobody.take(), self.unnamed.take()].into_iter().flatten() {
-            gone("protection domain", self.hca.dealloc_pd(pd));
+            self.leaving.add_domain(pd);
         }
         self.raised.clear();
         self.failed_cqs.clear();
@@ -356,11 +357,7 @@ impl Objects {
             qp.fail(&self.hca);
             qp.memory = None;
         }
-        for index in self.keys_of.those(iova, size) {
-            if let Some(key) = self.mkeys.get_mut(&index) {
-                key.release(&self.hca);
-            }
-        }
+        self.release_keys(iova, size, usize::MAX);
         self.unmap_range(iova, size);
         for srq in self.srqs.values_mut().filter(|srq| srq.touches(iova, size)) {
             srq.memory = None;

@@ -262,6 +262,12 @@ impl Server {
                 worked |= slot.guarded(step);
             }
         }
+        for slot in &mut self.slots {
+            worked |= slot.guarded(Function::give_back);
+            if slot.client.as_ref().is_some_and(Client::is_put_off) {
+                worked |= slot.serve();
+            }
+        }
         worked |= self.hca.turn();
         worked
     }
@@ -519,7 +525,7 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
 
     use hca_fabric::LoopbackNet;
-    use hca_vfio::user::wire::Request;
+    use hca_vfio::user::wire::{DmaUnmap, Request};
     use softhca::{Options, Progress};
 
     use super::*;
@@ -621,5 +627,35 @@ mod tests {
         assert!(ask(&mut bed, &mut b) > 0);
         let mut next = bed.client("a");
         assert!(ask(&mut bed, &mut next) > 0);
+    }
+
+    /// Gives the first slot a function whose driver has made so many keys of its memory.
+    fn give_keys(bed: &mut Bed, count: usize) {
+        let function = bed.server.slots[0].function.as_mut().unwrap();
+        let (hca, directory) = (function.hca.clone(), function.directory.clone());
+        let mut client = crate::bed::Server { hca, directory, completion_entries: None }.client(0);
+        for _ in 0..count {
+            client.mr(64);
+        }
+        std::mem::swap(function, &mut client.function);
+    }
+
+    #[test]
+    fn whoever_takes_memory_with_many_keys_back_waits_and_nobody_else_does() {
+        let mut bed = Bed::new("keys");
+        let (mut a, mut b) = (bed.client("a"), bed.client("b"));
+        give_keys(&mut bed, 300);
+        let unmap = DmaUnmap { address: crate::bed::BASE, size: crate::bed::LEN };
+        a.write_all(&Request::DmaUnmap(unmap).build(2, false)).unwrap();
+        let (mut turns, mut told) = (0, false);
+        while !told {
+            b.write_all(&Request::DeviceGetInfo.build(3, false)).unwrap();
+            bed.server.look_at_sockets(Some(Duration::ZERO));
+            assert!(reads(&mut b) > 0, "the other one is served meanwhile");
+            bed.server.turn();
+            turns += 1;
+            told = a.read(&mut [0; 4096]).is_ok_and(|n| n > 0);
+        }
+        assert!(turns > 300 / 64 / LOOKS as usize, "{turns} turns");
     }
 }

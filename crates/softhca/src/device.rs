@@ -506,6 +506,7 @@ unsafe impl Device for SoftHca {
                 Counter { name: "portals_runs", value: self.shared.attention.runs() },
                 Counter { name: "queue_pairs", value: e.core.qps.len().into() },
                 Counter { name: "memory_regions", value: t.mrs.live().into() },
+                Counter { name: "protection_domains", value: t.pds.len().into() },
             ]);
             e.fabric.counters(&mut out);
         });

@@ -144,6 +144,13 @@ impl Config {
         self.get16(COMMAND) & BUS_MASTER != 0
     }
 
+    /// Whether this write would take that from it.
+    pub(crate) fn ends_bus_mastering(&self, offset: u64, data: &[u8]) -> bool {
+        let byte = (COMMAND as u64).checked_sub(offset).and_then(|at| data.get(usize::try_from(at).ok()?));
+        let stops = byte.is_some_and(|byte| u16::from(*byte) & BUS_MASTER == 0);
+        self.bus_master() && stops
+    }
+
     /// Whether all vectors are masked.
     pub(crate) fn msix_masked(&self) -> bool {
         self.get16(MSIX + 2) & (MSIX_ENABLE | MSIX_FUNCTION_MASK) == MSIX_ENABLE | MSIX_FUNCTION_MASK
@@ -221,5 +228,22 @@ mod tests {
         c.write(MSIX as u64 + 2, &(MSIX_ENABLE | MSIX_FUNCTION_MASK).to_le_bytes());
         assert!(c.msix_masked());
         assert_eq!(read::<2>(&c, MSIX as u64 + 2) & 0x7ff, VECTORS as u64 - 1);
+    }
+
+    #[test]
+    fn a_write_that_ends_bus_mastering_is_known_before_it_is_done() {
+        let mut config = Config::new(PortKind::Roce);
+        assert!(!config.ends_bus_mastering(4, &[0, 0]), "there is none");
+        config.write(4, &[6, 0]);
+        for (offset, data) in [(4, &[2_u8, 0][..]), (4, &[0]), (0, &[0; 8]), (3, &[0, 0xfb])] {
+            assert!(config.ends_bus_mastering(offset, data), "{offset} {data:?}");
+            let mut after = Config::new(PortKind::Roce);
+            after.write(4, &[6, 0]);
+            after.write(offset, data);
+            assert!(!after.bus_master());
+        }
+        for (offset, data) in [(4, &[4_u8, 0][..]), (5, &[0]), (0, &[0; 4]), (4, &[]), (u64::MAX, &[0])] {
+            assert!(!config.ends_bus_mastering(offset, data), "{offset} {data:?}");
+        }
     }
 }

@@ -140,9 +140,7 @@ impl Function {
     /// Gives all of them back; objects are gone by now.
     pub(crate) fn free_resources(&mut self) {
         for handle in self.resources.pds.values() {
-            if let Err(e) = self.hca.dealloc_pd(*handle) {
-                tracing::error!("a protection domain stays: {e}");
-            }
+            self.objects.leaving.add_domain(*handle);
         }
         self.resources = Resources::default();
         self.pages.clear();

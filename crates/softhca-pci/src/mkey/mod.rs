@@ -14,7 +14,7 @@ mod tests_scattered;
 #[cfg(test)]
 mod tests_umr;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map};
 
 use hca_core::{Access, Device, MrHandle, MrInit, PdHandle};
 use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, QueryMkeyIn, QueryMkeyOut};
@@ -169,12 +169,12 @@ impl KeysOf {
         }
     }
     /// Those of the ranges that begin here.
-    pub(crate) fn those(&self, iova: u64, size: u64) -> Vec<u32> {
-        let ranges = self.0.range(iova..).take_while(|(range, _)| **range - iova < size);
-        ranges.flat_map(|(_, keys)| keys.iter().copied()).collect()
+    fn those(&self, iova: u64, size: u64) -> impl Iterator<Item = u32> {
+        let ranges = self.0.range(iova..).take_while(move |(range, _)| **range - iova < size);
+        ranges.flat_map(|(_, keys)| keys.iter().copied())
     }
-    pub(crate) fn clear(&mut self) {
-        self.0.clear();
+    pub(crate) fn into_ranges(self) -> btree_map::IntoIter<u64, FxHashSet<u32>> {
+        self.0.into_iter()
     }
 }
 
@@ -247,6 +247,7 @@ impl Objects {
         command: &CreateMkeyIn,
         pas: &[u8],
     ) -> Result<u32, CmdStatus> {
+        self.give_back_for_a_key();
         has_room(self.mkeys.len(), LOG_MKEYS)?;
         let context = command.get(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
         let tag = context.get(Mkc::MKEY_7_0) as u8;
@@ -279,6 +280,17 @@ impl Objects {
         let listed = pas.len();
         self.mkeys.insert(index, Mkey { region: Some(region), memory, ranges, pd, context, listed });
         Ok(index)
+    }
+
+    /// Makes keys invalid that name parts of ranges that begin here, so many at most. Returns whether there are more.
+    pub(crate) fn release_keys(&mut self, iova: u64, size: u64, most: usize) -> bool {
+        let some: Vec<u32> = self.keys_of.those(iova, size).take(most).collect();
+        for index in some {
+            let Some(key) = self.mkeys.get_mut(&index) else { continue };
+            key.release(&self.hca);
+            self.keys_of.remove(&std::mem::take(&mut key.ranges), index);
+        }
+        self.keys_of.those(iova, size).next().is_some()
     }
 
     /// Destroys a key.
