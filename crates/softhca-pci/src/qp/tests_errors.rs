@@ -459,8 +459,10 @@ fn a_function_that_is_reset_leaves_nothing_in_the_adapter() {
     p.a.post(&Wqe::new(WqeOpcode::Send).inline(&[1; 8]));
     p.look();
     p.a.client.function.reset();
+    while p.a.client.function.give_back() {}
     assert_eq!((count(&p, "queue_pairs"), count(&p, "memory_regions")), (before.0 - 1, before.1 - 1));
     p.b.client.function.disconnect();
+    while p.b.client.function.give_back() {}
     assert_eq!((count(&p, "queue_pairs"), count(&p, "memory_regions")), (0, 0));
     p.look();
 }
