@@ -192,6 +192,10 @@ impl<N: Fabric> Fabric for AutoFabric<N> {
         self.network.send(now, batch);
     }
 
+    fn sends_in_place_from(&self) -> Option<u32> {
+        self.network.sends_in_place_from()
+    }
+
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
         let Some(shm) = &mut self.shm else { return self.network.recv(now, budget, sink) };
         let mut questions = 0;

@@ -3,9 +3,12 @@
 use hca_core::wire::ICRC_BYTES;
 
 use crate::PathId;
+use crate::lent::Lent;
 
 /// Segments of one train at most: what UDP_SEGMENT takes.
 const MAX_SEGMENTS: usize = 64;
+/// What is lent of a packet is rarely less than this.
+const LENT_BYTES: usize = 1024;
 /// Bytes of one train at most: what fits one UDP datagram before it is cut.
 const MAX_TRAIN_BYTES: usize = 65_000;
 
@@ -45,6 +48,8 @@ pub struct TxBatch {
     open: usize,
     /// A packet of this many bytes (ICRC included) is reserved behind `used`.
     reserved: Option<(PathId, usize)>,
+    /// The payloads that lie elsewhere, in the order of their packets.
+    lent: Vec<Lent>,
     /// One bit each to flip after the ICRC is on: (byte in the batch, bit).
     flips: Vec<(usize, u8)>,
 }
@@ -59,6 +64,7 @@ impl TxBatch {
             sent: 0,
             open: 0,
             reserved: None,
+            lent: Vec::with_capacity(bytes / LENT_BYTES),
             flips: Vec::new(),
         }
     }
@@ -79,11 +85,25 @@ impl TxBatch {
     #[inline]
     pub fn reserve(&mut self, path: PathId, len: usize) -> Option<&mut [u8]> {
         let total = len + ICRC_BYTES;
-        if self.buf.len() - self.used < total {
+        if self.room() < total {
             return None;
         }
         self.reserved = Some((path, total));
         Some(&mut self.buf[self.used..self.used + len])
+    }
+
+    /// Whether a packet of `len` bytes begins a train that the end of the batch may cut short. It leaves whole with the
+    /// next batch, and a call for a part of it costs as much.
+    #[inline]
+    pub fn cuts_short(&self, path: PathId, len: usize) -> bool {
+        let (room, total) = (self.room(), len + ICRC_BYTES);
+        room < MAX_TRAIN_BYTES && !self.joins(path, total) && self.used > 0 && room < train_bytes(total)
+    }
+
+    /// Whether a packet of `total` bytes becomes a part of the last train.
+    #[inline]
+    fn joins(&self, path: PathId, total: usize) -> bool {
+        self.open > 0 && self.trains.last().is_some_and(|t| t.path == path && total <= t.segment)
     }
 
     /// Appends the packet last reserved.
@@ -95,17 +115,57 @@ impl TxBatch {
         let (path, total) = self.reserved.take().expect("a packet was reserved");
         let start = self.used;
         self.used += total;
-        if self.open > 0
-            && let Some(t) = self.trains.last_mut()
-            && t.path == path
-            && total <= t.segment
-        {
+        if self.joins(path, total) {
+            let t = self.trains.last_mut().expect("it is open");
             t.len += total;
             self.open = if total < t.segment { 0 } else { self.open - 1 };
             return;
         }
-        self.open = (MAX_TRAIN_BYTES / total).min(MAX_SEGMENTS).saturating_sub(1);
+        self.open = segments(total).saturating_sub(1);
         self.trains.push(Train { path, start, len: total, segment: total });
+    }
+
+    /// Appends the packet last reserved, of which `len` bytes from `at` on are those at `from`. They are read when the
+    /// batch is sent, or [taken in](Self::take_in). Only for a fabric that
+    /// [sends from there](crate::Fabric::sends_in_place_from).
+    ///
+    /// # Safety
+    /// Until the batch is empty or taken in, the bytes at `from` can be read, and nobody writes them.
+    ///
+    /// # Panics
+    /// If none is reserved, or it has no such bytes, or `len` is no multiple of 4.
+    #[inline]
+    #[allow(unsafe_code)]
+    pub unsafe fn commit_lent(&mut self, at: usize, from: *const u8, len: usize) {
+        let (_, total) = self.reserved.expect("a packet was reserved");
+        assert!(at + len + ICRC_BYTES == total && len.is_multiple_of(4), "{len} bytes at {at} of {total}");
+        // SAFETY: our caller's.
+        self.lent.push(unsafe { Lent::new(self.used + at, from, len) });
+        self.commit();
+    }
+    /// Copies what lies elsewhere, so that nothing is read there any more.
+    #[inline]
+    pub fn take_in(&mut self) {
+        if self.lent.is_empty() {
+            return;
+        }
+        for lent in self.lent.drain(..) {
+            let bytes = lent.bytes();
+            self.buf[lent.at..lent.at + bytes.len()].copy_from_slice(bytes);
+        }
+    }
+    /// Whether payloads lie elsewhere.
+    pub fn is_lent(&self) -> bool {
+        !self.lent.is_empty()
+    }
+    /// What lies elsewhere of a train.
+    #[inline]
+    pub(crate) fn lent(&self, train: &Train) -> &[Lent] {
+        lent_of(&self.lent, train)
+    }
+    /// The bytes of a train, and what lies elsewhere of it.
+    pub(crate) fn parts_mut(&mut self, train: &Train) -> (&mut [u8], &[Lent]) {
+        (&mut self.buf[train.start..train.start + train.len], lent_of(&self.lent, train))
     }
 
     /// The trains that wait to be sent, oldest first.
@@ -168,6 +228,7 @@ impl TxBatch {
             self.trains.clear();
             self.sent = 0;
             self.open = 0;
+            self.lent.clear();
             self.flips.clear();
         }
     }
@@ -194,7 +255,30 @@ impl TxBatch {
     }
 }
 
+/// Packets of `total` bytes that one train takes.
+#[inline]
+fn segments(total: usize) -> usize {
+    (MAX_TRAIN_BYTES / total).min(MAX_SEGMENTS)
+}
+
+/// Their bytes.
+#[inline]
+fn train_bytes(total: usize) -> usize {
+    segments(total) * total
+}
+
+/// Those of `lent`, which are in order, that lie in a train.
+#[inline]
+fn lent_of<'a>(lent: &'a [Lent], train: &Train) -> &'a [Lent] {
+    if lent.is_empty() {
+        return lent;
+    }
+    let before = |end: usize| lent.partition_point(|l| l.at < end);
+    &lent[before(train.start)..before(train.start + train.len)]
+}
+
 #[cfg(test)]
+#[allow(unsafe_code)] // payloads are lent
 mod tests {
     use super::*;
 
@@ -236,6 +320,45 @@ mod tests {
             push(&mut b, 1, 4124);
         }
         assert_eq!(b.trains()[0].packets(), 15);
+    }
+
+    #[test]
+    fn what_is_lent_belongs_to_its_train_until_it_is_taken_in() {
+        let payload = [7; 16];
+        let mut b = TxBatch::with_capacity(4096);
+        let lend = |b: &mut TxBatch| {
+            b.reserve(PathId(1), 28).unwrap().fill(1);
+            // SAFETY: the payload outlives the batch, and nobody writes it.
+            unsafe { b.commit_lent(12, payload.as_ptr(), 16) };
+        };
+        lend(&mut b);
+        lend(&mut b);
+        push(&mut b, 2, 28);
+        lend(&mut b);
+        let trains = b.trains().to_vec();
+        let at = |t: &Train| b.lent(t).iter().map(|l| l.at).collect::<Vec<_>>();
+        assert_eq!(trains.iter().map(at).collect::<Vec<_>>(), [vec![12, 44], vec![], vec![108]]);
+        assert_eq!(b.bytes(&trains[2])[12..28], [1; 16], "it is not copied");
+        b.take_in();
+        assert!(trains.iter().all(|t| b.lent(t).is_empty()));
+        assert_eq!(b.bytes(&trains[2])[..28], [[1; 12].as_slice(), &[7; 16]].concat());
+        lend(&mut b);
+        b.advance(b.trains().len());
+        assert!(b.lent.is_empty(), "what was sent is not lent any more");
+    }
+
+    #[test]
+    fn a_train_that_the_end_would_cut_short_is_left_for_the_next_batch() {
+        let mut b = TxBatch::with_capacity(192 << 10);
+        let mut packets = 0;
+        while !b.cuts_short(PathId(1), 4120) {
+            b.reserve(PathId(1), 4120).unwrap();
+            b.commit();
+            packets += 1;
+        }
+        assert_eq!(packets, 3 * 15);
+        assert!(!b.cuts_short(PathId(2), 20), "a train of short ones has room");
+        assert!(!TxBatch::with_capacity(48).cuts_short(PathId(1), 20), "an empty batch has no more to give");
     }
 
     #[test]

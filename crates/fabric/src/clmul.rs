@@ -139,6 +139,18 @@ impl Clmul {
         unsafe { residual(self.0, flow, ident, packet) }
     }
 
+    /// The CRC's register behind a packet's headers and its payload, but without the step over 4 bytes of 0 that ends
+    /// it. `head` is the headers and 4 bytes of 0; both are multiples of 4, and the payload has more than two blocks.
+    /// The whole packet has `bytes` bytes, its ICRC included.
+    ///
+    /// # Panics
+    /// When `head` is shorter than a BTH and an ICRC, or the payload than a block.
+    #[inline]
+    pub(crate) fn in_two(self, flow: &FlowCrc, ident: u16, bytes: usize, head: &[u8], payload: &[u8]) -> u32 {
+        // SAFETY: (1): `self` shows that the CPU has what `in_two` is compiled for.
+        unsafe { in_two(self.0, flow, ident, bytes, head, payload) }
+    }
+
     /// Puts the ICRC on each packet of a train: `segment` bytes each, the last one may be shorter, all of them
     /// multiples of 4. The first has this Identification.
     ///
@@ -154,6 +166,14 @@ impl Clmul {
 #[target_feature(enable = "pclmulqdq,sse4.1")]
 fn residual(width: Width, flow: &FlowCrc, ident: u16, packet: &[u8]) -> u32 {
     Start::new(width, flow, packet.len()).residual(ident, packet)
+}
+
+#[target_feature(enable = "pclmulqdq,sse4.1")]
+fn in_two(width: Width, flow: &FlowCrc, ident: u16, bytes: usize, head: &[u8], payload: &[u8]) -> u32 {
+    let register = !Start::new(width, flow, bytes).residual(ident, head);
+    // What precedes the payload counts as if it were added to the first bytes of it.
+    let first = load(payload.first_chunk().expect("a block"));
+    !longer(width, _mm_xor_si128(first, _mm_cvtsi32_si128(register as i32)), payload)
 }
 
 #[target_feature(enable = "pclmulqdq,sse4.1")]

@@ -214,6 +214,11 @@ pub trait Fabric: Send {
     /// Sends all waiting trains, ICRCs put on, in order for each path. What the network can't take now
     /// stays in the batch; what it refuses for good is lost, and counted.
     fn send(&mut self, now: Instant, batch: &mut TxBatch);
+    /// The least payload of a packet that is worth being [lent](TxBatch::commit_lent) and not copied; `None`: this fabric
+    /// takes whole packets only.
+    fn sends_in_place_from(&self) -> Option<u32> {
+        None
+    }
     /// Gives packets that arrived to `sink`, at most the budget (a train may exceed it by its rest).
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome;
     /// When the fabric itself needs a call although nothing arrives (a delay layer).
@@ -254,6 +259,9 @@ impl<F: Fabric + ?Sized> Fabric for Box<F> {
     }
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
         (**self).send(now, batch);
+    }
+    fn sends_in_place_from(&self) -> Option<u32> {
+        (**self).sends_in_place_from()
     }
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
         (**self).recv(now, budget, sink)

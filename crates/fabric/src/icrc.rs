@@ -14,7 +14,7 @@
 use core::net::IpAddr;
 
 use hca_core::Gid;
-use hca_core::wire::{Bth, Grh, ICRC_BYTES, ROCEV2_PORT};
+use hca_core::wire::{Bth, Grh, ICRC_BYTES, ImmDt, ROCEV2_PORT, Reth};
 
 use crate::clmul::Clmul;
 
@@ -22,6 +22,10 @@ use crate::clmul::Clmul;
 pub(crate) const POLY: u32 = 0xedb8_8320;
 /// From here on crc32fast's vector code is quicker than tables.
 const VECTOR_BYTES: usize = 64;
+/// Shorter payloads that lie elsewhere than their headers are left to the tables.
+const MIN_PIECE: usize = 32;
+/// The headers of a WRITE with immediate data, which are the longest before a payload.
+const MAX_HEADERS: usize = Bth::BYTES + size_of::<Reth>() + size_of::<ImmDt>();
 /// Bytes of ones, IPv4 header and UDP header.
 const PREFIX_V4: usize = 8 + 20 + 8;
 /// Bytes of ones, IPv6 header and UDP header.
@@ -343,23 +347,51 @@ impl Icrc {
         }
     }
 
+    /// Puts the ICRC onto a packet (BTH to ICRC) whose bytes from `at` to its ICRC are `payload`, and lie elsewhere.
+    /// They are a multiple of 4.
+    ///
+    /// # Panics
+    /// When there are fewer than a BTH before `at`, or more than the headers of a SEND or WRITE.
+    pub(crate) fn seal_in_two(
+        &mut self,
+        flow: &FlowCrc,
+        ident: u16,
+        packet: &mut [u8],
+        at: usize,
+        payload: &[u8],
+    ) {
+        let (head, tail) = (&packet[..at], at + payload.len());
+        let icrc = match self.clmul {
+            Some(clmul) if at.is_multiple_of(4) && payload.len() > MIN_PIECE => {
+                // What stands behind the headers as their ICRC is 0.
+                let mut first = [0; MAX_HEADERS + ICRC_BYTES];
+                first[..at].copy_from_slice(head);
+                let first = &first[..at + ICRC_BYTES];
+                !advance4(clmul.in_two(flow, ident, packet.len(), first, payload), [0; 4])
+            }
+            _ => {
+                let c = self.register(flow, ident, tail, head);
+                !register_of(c, payload)
+            }
+        };
+        packet[tail..].copy_from_slice(&icrc.to_le_bytes());
+    }
+
     /// The ICRC of a packet whose transport bytes (BTH to padding) are `packet`, by tables and crc32fast.
     fn icrc(&mut self, flow: &FlowCrc, ident: u16, packet: &[u8]) -> u32 {
-        let (bth, rest) = packet.split_first_chunk::<{ Bth::BYTES }>().expect("a packet has a BTH");
-        let mut c = flow.base ^ self.lengths(packet.len(), flow.head);
+        !self.register(flow, ident, packet.len(), packet)
+    }
+
+    /// The CRC's register behind the first of a packet's `len` transport bytes, which begin with its BTH.
+    fn register(&mut self, flow: &FlowCrc, ident: u16, len: usize, first: &[u8]) -> u32 {
+        let (bth, rest) = first.split_first_chunk::<{ Bth::BYTES }>().expect("a packet has a BTH");
+        let mut c = flow.base ^ self.lengths(len, flow.head);
         if flow.head == Head::Ipv4 {
             c ^= ident_part(ident);
         }
         c = advance8(c, [bth[0], bth[1], bth[2], bth[3], 0xff, bth[5], bth[6], bth[7]]);
         c = advance4(c, [bth[8], bth[9], bth[10], bth[11]]);
-        if rest.len() < VECTOR_BYTES {
-            return !advance(c, rest);
-        }
-        // crc32fast takes a tail of less than 16 bytes byte by byte.
-        let (wide, tail) = rest.split_at(rest.len() & !15);
-        let mut wide_crc = crc32fast::Hasher::new_with_initial(!c);
-        wide_crc.update(wide);
-        !advance(!wide_crc.finalize(), tail)
+        register_of(c, rest)
     }
 
     /// The one Identification (and "don't fragment") that makes a packet right whose ICRC, computed
@@ -399,6 +431,19 @@ impl Icrc {
         }
         slot.1
     }
+}
+
+/// The CRC's register behind these bytes.
+#[inline]
+fn register_of(c: u32, bytes: &[u8]) -> u32 {
+    if bytes.len() < VECTOR_BYTES {
+        return advance(c, bytes);
+    }
+    // crc32fast takes a tail of less than 16 bytes byte by byte.
+    let (wide, tail) = bytes.split_at(bytes.len() & !15);
+    let mut wide_crc = crc32fast::Hasher::new_with_initial(!c);
+    wide_crc.update(wide);
+    advance(!wide_crc.finalize(), tail)
 }
 
 #[inline]
@@ -534,6 +579,24 @@ mod tests {
                     prop_assert!(body.iter().enumerate().all(|(i, b)| *b == byte.wrapping_add((at + i) as u8)));
                     prop_assert_eq!(u32::from_le_bytes(*tail), plain.icrc(ident.wrapping_add(k as u16), body));
                 }
+            }
+        }
+
+        #[test]
+        fn a_packet_in_two_places_gets_the_icrc_of_a_whole_one(
+            v6: bool, src: u128, dst: u128, port: u16, ident: u16, headers in 3_usize..=8, at in 0_usize..64,
+            words in 1_usize..1100, bytes in proptest::collection::vec(any::<u8>(), 36 + 4 * 1100 + 64..=36 + 4 * 1100 + 64),
+        ) {
+            let (src, dst) = (ip(v6, src), ip(v6, dst));
+            let (plain, flow) = (IpFlow::new(src, dst, port).unwrap(), FlowCrc::new(src, dst, port).unwrap());
+            let (head, payload) = (&bytes[..4 * headers], &bytes[36 + at..][..4 * words]);
+            for mut icrc in Icrc::every() {
+                let mut packet = [head, &vec![0x77; 4 * words + ICRC_BYTES]].concat();
+                icrc.seal_in_two(&flow, ident, &mut packet, head.len(), payload);
+                let sealed = u32::from_le_bytes(*packet.last_chunk().unwrap());
+                prop_assert_eq!(sealed, plain.icrc(ident, &[head, payload].concat()));
+                let hole = &packet[head.len()..packet.len() - ICRC_BYTES];
+                prop_assert!(packet.starts_with(head) && hole.iter().all(|b| *b == 0x77), "nothing else is written");
             }
         }
 

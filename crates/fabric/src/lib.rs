@@ -10,6 +10,7 @@
 //! | `clmul` | the ICRC by carry-less multiplication, where the CPU has it |
 //! | `capture` | a tap that writes pcapng |
 //! | `faulty` | a layer of loss, duplication, reordering, delay and corruption, by seed |
+//! | `lent` | payloads that are sent from where they lie |
 //! | `loopback` | a network inside of the process, for tests |
 //! | `netlink` | what the kernel knows of interfaces, routes, neighbours and sockets |
 //! | `raw` | Ethernet frames over packet sockets, RoCEv2 and RoCEv1 |
@@ -35,6 +36,7 @@ mod faulty;
 mod flow;
 mod icrc;
 mod ident;
+mod lent;
 mod loopback;
 mod netlink;
 mod open;

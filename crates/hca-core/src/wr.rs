@@ -177,6 +177,9 @@ bitflags::bitflags! {
         const FENCE = 1 << 1;
         /// The receive completion raises a solicited event.
         const SOLICITED = 1 << 2;
+        /// Nobody, neither the program nor a peer, writes the memory that the request reads until it completes. A
+        /// device may then send it from where it lies; without the promise it may have to copy it first.
+        const STABLE = 1 << 3;
     }
 }
 

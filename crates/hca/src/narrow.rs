@@ -33,6 +33,9 @@ impl Fabric for Narrow {
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
         self.inner.send(now, batch);
     }
+    fn sends_in_place_from(&self) -> Option<u32> {
+        self.inner.sends_in_place_from()
+    }
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
         self.inner.recv(now, budget, sink)
     }

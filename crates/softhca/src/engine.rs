@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use hca_core::wire::Packet;
 use hca_core::{AhHandle, Instant, QpHandle, QpState, QpType, Qpn};
 use hca_fabric::{Fabric, PathId, RxBudget, RxPacket, TxBatch};
-use hca_transport::{RxMeta, TxSink};
+use hca_transport::{InPlace, RxMeta, TxSink};
 use hca_turn_lock::Barrier;
 
 use crate::clock;
@@ -29,7 +29,7 @@ mod shm;
 use shm::MessageSink;
 
 /// Bytes of packets gathered before they are handed to the fabric.
-const BATCH_BYTES: usize = 192 << 10;
+const BATCH_BYTES: usize = 256 << 10;
 /// What a turn receives and sends at most.
 const TURN_BYTES: usize = 256 << 10;
 const TURN_PACKETS: usize = 512;
@@ -137,8 +137,11 @@ struct Sink<'a> {
     path: Option<PathId>,
     ahs: &'a Slab<Ah>,
     full: bool,
+    /// The network, which may take payloads from where they lie.
+    fabric: Option<&'a dyn Fabric>,
 }
 
+#[allow(unsafe_code)] // a packet is lent its payload
 impl TxSink for Sink<'_> {
     #[inline]
     fn reserve(&mut self, to: Option<AhHandle>, len: usize) -> Option<&mut [u8]> {
@@ -147,13 +150,25 @@ impl TxSink for Sink<'_> {
             Some(ah) => self.ahs.get(ah.index, ah.generation).map(|a| a.path),
         };
         let path = path.expect("a queue pair that sends has a path");
-        let room = self.batch.reserve(path, len);
+        let room = if self.batch.cuts_short(path, len) { None } else { self.batch.reserve(path, len) };
         self.full = room.is_none();
         room
     }
     #[inline]
     fn commit(&mut self) {
         self.batch.commit();
+    }
+    #[inline]
+    fn in_place_from(&self) -> Option<u32> {
+        self.fabric?.sends_in_place_from()
+    }
+    #[inline]
+    fn commit_in_place(&mut self, at: usize, payload: InPlace) {
+        let from = core::ptr::with_exposed_provenance(payload.addr);
+        // SAFETY: `QpHost::in_place` found it in a live region for this very packet, and its request is STABLE. We run
+        // under the engine's lock, which deregistration takes, and before it is given back, and before a completion is
+        // shown, `Engine::send` has the batch sent or taken in.
+        unsafe { self.batch.commit_lent(at, from, payload.len as usize) };
     }
 }
 
@@ -298,6 +313,8 @@ impl Engine {
     fn send(&mut self, now: Instant) {
         if !self.tx.is_empty() {
             self.fabric.send(now, &mut self.tx);
+            // What waits may wait for longer than its memory stays.
+            self.tx.take_in();
         }
     }
 
@@ -566,7 +583,7 @@ impl Core {
             let QpEntry { machine, res, .. } = &mut **entry;
             let (path, before) = (res.path, tx.len_bytes());
             let mut host = QpHost::new(res, &mut self.tables, &self.ahs);
-            let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false };
+            let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false, fabric: Some(&*fabric) };
             let sent = machine.poll_transmit(now, &mut host, &mut sink, burst);
             if sent > 0
                 && !sink.full
@@ -613,7 +630,7 @@ impl Core {
         let QpEntry { machine, res, .. } = &mut **entry;
         let path = res.path;
         let mut host = QpHost::new(res, &mut self.tables, &self.ahs);
-        let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false };
+        let mut sink = Sink { batch: tx, path, ahs: &self.ahs, full: false, fabric: None };
         let sent = if machine.uses_messages() {
             let (Some(path), Some(shm)) = (path, fabric.shm()) else { return Ack::None };
             let acked = shm.send_messages(now, path, |tx, _| {

@@ -14,7 +14,7 @@ use hca_core::{
 };
 use hca_fabric::{LinkId, PathId, Places, Reach};
 use hca_transport::{
-    AtomicOp, Count, Direct, Host, Lane, Lanes, Loan, LoanError, LocalError, Qp, QpEvent, RecvDone,
+    AtomicOp, Count, Direct, Host, InPlace, Lane, Lanes, Loan, LoanError, LocalError, Qp, QpEvent, RecvDone,
     RemoteAccessError, SMALL_BYTES, SendRequest, UdTarget,
 };
 
@@ -383,6 +383,18 @@ impl Host for QpHost<'_> {
             Ok(())
         });
         if done.is_err() { self.gather_parts(index, offset, out) } else { done }
+    }
+    #[inline]
+    fn in_place(&mut self, index: u32, offset: u32, len: u32) -> Option<InPlace> {
+        let h = self.res.sq.header_ref(index);
+        if h.inline || !h.flags.contains(SendFlags::STABLE) {
+            return None;
+        }
+        let s = entries(self.res.sq.cells(index), h).next()?;
+        s.len.checked_sub(offset).filter(|room| *room >= len)?;
+        let s = Sge { addr: s.addr.wrapping_add(offset.into()), len, lkey: s.lkey };
+        let from = self.local(s, Access::empty()).ok()?;
+        Some(InPlace { addr: from.expose_provenance(), len })
     }
     #[inline]
     fn scatter(&mut self, index: u32, offset: u32, data: &[u8]) -> Result<(), LocalError> {

@@ -4,7 +4,7 @@ use bytemuck::Pod;
 use hca_core::AhHandle;
 use hca_core::wire::{AtomicEth, Bth, Opcode};
 
-use crate::TxSink;
+use crate::{Host, LocalError, TxSink};
 
 /// The opcode byte of a CNP.
 pub(crate) const CNP: Opcode = Opcode::CNP;
@@ -44,6 +44,30 @@ impl Ext {
 #[inline]
 pub(crate) const fn pad(len: usize) -> u8 {
     (len.wrapping_neg() & 3) as u8
+}
+
+/// Sends the `len` bytes of a request's list from `offset` on, behind these headers: from where they lie, if they may be
+/// and the message has more packets, or as a copy. `Ok(false)`: the sink has no room.
+#[inline]
+pub(crate) fn send_packet<H: Host, T: TxSink>(
+    (index, offset, len, alone): (u32, u32, u32, bool),
+    bth: &Bth,
+    ext: &Ext,
+    host: &mut H,
+    tx: &mut T,
+) -> Result<bool, LocalError> {
+    let long = !alone && tx.in_place_from().is_some_and(|least| len >= least) && pad(len as usize) == 0;
+    let place = if long { host.in_place(index, offset, len) } else { None };
+    let Some(body) = reserve_packet(tx, None, bth, ext, len as usize) else { return Ok(false) };
+    if let Some(place) = place {
+        tx.commit_in_place(Bth::BYTES + ext.len, place);
+        return Ok(true);
+    }
+    if len > 0 {
+        host.gather(index, offset, body)?;
+    }
+    tx.commit();
+    Ok(true)
 }
 
 /// Reserves a packet, writes its headers and padding, and returns where its payload of `payload` bytes

@@ -3,7 +3,7 @@
 use hca_core::wire::{AtomicEth, Be32, Be64, BthFlags, Ieth, ImmDt, PacketOp, Reth};
 use hca_core::{MAX_MESSAGE_BYTES, Psn, RemoteAddr, SendFlags, SendOp, WcStatus};
 
-use crate::build::{Ext, pad, reserve_packet};
+use crate::build::{Ext, pad, reserve_packet, send_packet};
 use crate::connection::Path;
 use crate::inflight::Kind;
 use crate::window::packet_cost;
@@ -110,12 +110,7 @@ pub(crate) fn emit<H: Host, T: TxSink>(
         flags |= BthFlags::SOLICITED;
     }
     let bth = path.bth(op, flags, pad(len as usize), psn);
-    let Some(body) = reserve_packet(tx, None, &bth, &ext, len as usize) else { return Ok(false) };
-    if len > 0 {
-        host.gather(index, offset, body).map_err(local_status)?;
-    }
-    tx.commit();
-    Ok(true)
+    send_packet((index, offset, len, current.packets == 1), &bth, &ext, host, tx).map_err(local_status)
 }
 
 pub(crate) fn reth(remote: RemoteAddr, len: u32) -> Reth {

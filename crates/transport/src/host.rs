@@ -29,6 +29,15 @@ pub struct UdTarget {
     pub qkey: Qkey,
 }
 
+/// Bytes of a message where they lie. The transport does not look at them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InPlace {
+    /// Their address, as the adapter has it.
+    pub addr: usize,
+    /// How many they are.
+    pub len: u32,
+}
+
 /// A local key does not (any more) cover an entry of a scatter/gather list with the right needed,
 /// or a list is too short for what is to be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,6 +218,12 @@ pub trait Host {
     /// # Errors
     /// A key does not allow it; `out` then holds anything.
     fn gather(&mut self, index: u32, offset: u32, out: &mut [u8]) -> Result<(), LocalError>;
+    /// Where `len` bytes of a request's local list lie from `offset` on, if they are one piece that nobody writes
+    /// before the request completes: they may be sent from there. `None` is always right, and asks for
+    /// [`gather`](Self::gather).
+    fn in_place(&mut self, _index: u32, _offset: u32, _len: u32) -> Option<InPlace> {
+        None
+    }
     /// Places bytes of a response into a request's local list, from `offset` on.
     ///
     /// # Errors
@@ -333,4 +348,13 @@ pub trait TxSink {
     fn reserve(&mut self, to: Option<AhHandle>, len: usize) -> Option<&mut [u8]>;
     /// The packet last reserved is complete and to be sent.
     fn commit(&mut self);
+    /// The least payload that is better sent from where it lies; `None`: none is.
+    fn in_place_from(&self) -> Option<u32> {
+        None
+    }
+    /// As [`commit`](Self::commit) of a packet whose bytes from `at` on are `payload`, and were not written. Only where
+    /// [`in_place_from`](Self::in_place_from) tells so is it called.
+    fn commit_in_place(&mut self, _at: usize, _payload: InPlace) {
+        unreachable!("this sink has every payload copied");
+    }
 }

@@ -8,7 +8,7 @@
 use hca_core::wire::{BthFlags, PacketOp};
 use hca_core::{Instant, Psn, SendFlags, SendOp, WcStatus};
 
-use crate::build::{Ext, pad, reserve_packet};
+use crate::build::{Ext, pad, send_packet};
 use crate::connection::Path;
 use crate::emit::{Current, Extent, check, emit, extent, reth};
 use crate::inflight::{Inflight, Kind, Unanswered};
@@ -77,8 +77,8 @@ pub(crate) struct Requester {
     ready: bool,
     /// Something is to be sent, but waits for an input.
     blocked: bool,
-    /// Packets and cost since the last packet that asked for an acknowledgement, and how many packets
-    /// there may be.
+    /// Packets and cost since the last packet that asked for an acknowledgement, and how many packets there may be of
+    /// messages of one packet each: of those a short queue holds few.
     unasked_packets: u32,
     unasked_cost: u32,
     max_unasked: u32,
@@ -310,11 +310,10 @@ impl Requester {
                 Some(remote) => (PacketOp::WriteOnly, Ext::one(&reth(remote, request.len))),
             };
             let bth = path.bth(op, flags, pad(request.len as usize), self.next_psn);
-            let Some(body) = reserve_packet(tx, None, &bth, &ext, request.len as usize) else { break };
-            if request.len > 0 && host.gather(self.next_index, 0, body).is_err() {
+            if !matches!(send_packet((self.next_index, 0, request.len, true), &bth, &ext, host, tx), Ok(true))
+            {
                 break;
             }
-            tx.commit();
             if ask {
                 self.asked_at(self.next_psn.add(1), now);
             }
@@ -418,7 +417,8 @@ impl Requester {
         ends && (current.packets > 1
             || current.request.flags.contains(SendFlags::SIGNALED)
             || takes_last_credit())
-            || self.unasked_packets >= self.max_unasked
+            || self.unasked_packets
+                >= if current.packets > 1 { MAX_UNASKED_PACKETS } else { self.max_unasked }
             || self.unasked_cost * 4 >= self.window.units()
             || self.cur_psn.add(packets) == self.sent_psn
             || self.refused

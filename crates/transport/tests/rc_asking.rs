@@ -75,6 +75,16 @@ fn a_quarter_of_the_send_queue_asks_once_unsignalled_as_it_may_be() {
 }
 
 #[test]
+fn a_short_queue_of_long_messages_asks_with_every_32nd_packet() {
+    let mut p = Pair::new(&Setup { max_send_wr: 8, ..Setup::default() });
+    p.post(A, SendOp::Write(remote(0)), 0, 256 * 70, QUIET);
+    p.run();
+    p.expect_sends(&[Success]);
+    let asks: Vec<usize> = asked(&p).iter().enumerate().filter(|a| *a.1).map(|a| a.0).collect();
+    assert_eq!(asks, [31, 63, 69]);
+}
+
+#[test]
 fn a_quarter_of_the_window_asks() {
     let mut p = Pair::new(&Setup { window_bytes: 8 << 10, ..Setup::default() });
     for _ in 0..30 {

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use hca_core::Sge;
+use hca_core::{SendFlags, Sge};
 
 use crate::ah::AddressHandle;
 use crate::buf::{Buf, FrozenBuf};
@@ -114,12 +114,14 @@ pub struct Entries<'a> {
     count: usize,
     len: u64,
     foreign: Option<usize>,
+    /// Some of the memory may be written meanwhile.
+    shared: bool,
 }
 
 impl<'a> Entries<'a> {
     pub(crate) fn new(pd: &'a Arc<PdCore>, sges: &'a mut Vec<Sge>, room: usize) -> Self {
         sges.clear();
-        Self { pd, sges, room, count: 0, len: 0, foreign: None }
+        Self { pd, sges, room, count: 0, len: 0, foreign: None, shared: false }
     }
 
     #[inline]
@@ -146,6 +148,11 @@ impl<'a> Entries<'a> {
     /// Bytes of the list.
     pub(crate) fn bytes(&self) -> u64 {
         self.len
+    }
+    /// What the request's flags say of the memory: that of buffers is nobody's to write while they are posted.
+    #[inline]
+    pub(crate) fn promise(&self) -> SendFlags {
+        if self.shared { SendFlags::empty() } else { SendFlags::STABLE }
     }
     /// The first entry that belongs to another protection domain.
     pub(crate) fn foreign(&self) -> Option<usize> {
@@ -251,6 +258,7 @@ impl Entry for SharedRange {
     type Shell = ();
     #[inline]
     fn add_to(&self, entries: &mut Entries<'_>) {
+        entries.shared = true;
         entries.push(self.region(), self.addr(), self.len());
     }
     #[inline]

@@ -63,6 +63,7 @@ impl SendSide {
         if let Err(error) = check(head, &entries, &self.pd) {
             return Err((local, error));
         }
+        let flags = head.flags | entries.promise();
         if !self.poster.has_room() {
             return Err((local, PostErrorKind::QueueFull { depth: self.depth }.into()));
         }
@@ -79,7 +80,7 @@ impl SendSide {
         });
         let payload = L::inline(&shell).map_or(Payload::Sges(&self.sges), Payload::Inline);
         let dest = head.peer.as_ref().map(crate::ah::UdPeer::dest);
-        let wr = SendWr { wr_id, op: head.op.op(), flags: head.flags, payload, dest };
+        let wr = SendWr { wr_id, op: head.op.op(), flags, payload, dest };
         // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
         let posted =
             unsafe { if NOW { self.port.post_now(&wr) } else { self.port.post(&[wr]).map_err(|e| e.kind) } };

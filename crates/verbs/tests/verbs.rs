@@ -103,6 +103,27 @@ fn a_signalled_completion_gives_back_all_unsignalled_buffers_before_it() {
 }
 
 #[test]
+fn memory_of_buffers_is_promised_to_stay_as_it_is_and_that_of_shared_regions_is_not() {
+    let mut p = pair();
+    let mr = p.pd.alloc_shared(64, Access::REMOTE_WRITE).unwrap();
+    let frozen = buf(&p.pd, b"frozen").freeze();
+    let mut promised = |local: Vec<Part>| {
+        let before = p.fake.faults.stable.load(Relaxed);
+        p.a.post_send(SendRequest::write(local, mr.remote())).unwrap();
+        assert_eq!(p.cq.poll(&mut p.wcs).len(), 1);
+        p.fake.faults.stable.load(Relaxed) - before
+    };
+    assert_eq!(promised(vec![buf(&p.pd, b"mine").into(), frozen.clone().into()]), 1);
+    assert_eq!(promised(vec![buf(&p.pd, b"mine").into(), mr.range(..4).into(), frozen.into()]), 0);
+    let before = p.fake.faults.stable.load(Relaxed);
+    p.a.post_send(SendRequest::write(mr.range(8..12), mr.remote())).unwrap();
+    p.a.post_send(SendRequest::write((mr.range(8..12), buf(&p.pd, b"mine")), mr.remote())).unwrap();
+    assert_eq!(p.fake.faults.stable.load(Relaxed), before);
+    p.a.post_send(SendRequest::write(buf(&p.pd, b"mine"), mr.remote())).unwrap();
+    assert_eq!(p.fake.faults.stable.load(Relaxed), before + 1);
+}
+
+#[test]
 fn a_queue_that_would_never_be_freed_is_refused() {
     let mut p = pair();
     let mr = p.pd.alloc_shared(8, Access::REMOTE_WRITE).unwrap();

@@ -8,6 +8,8 @@
 mod counters;
 #[cfg(test)]
 mod full;
+#[cfg(test)]
+mod gathered;
 mod path;
 #[cfg(test)]
 mod refusals;
@@ -39,6 +41,10 @@ const RX_SLOTS: usize = 8;
 const BUSY_CALLS: u32 = 4;
 /// A datagram with this many packets or more says that more may follow.
 const LARGE_TRAIN: usize = 4;
+
+/// Payloads of so many bytes are sent from where they lie (`docs/decisions/one-copy-on-send.md`): of smaller ones the
+/// kernel's work for one more piece costs what the copy does.
+const IN_PLACE_FROM: u32 = 4096;
 
 /// Settings of a [`UdpFabric`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,8 +241,16 @@ impl Fabric for UdpFabric {
     }
 
     fn send(&mut self, now: Instant, batch: &mut TxBatch) {
+        if self.tap.is_some() {
+            batch.take_in();
+        }
         self.sender.send(now, batch, &mut self.counters, &mut self.tap);
         self.rx.attr.notes.extend(self.sender.note.take());
+    }
+
+    fn sends_in_place_from(&self) -> Option<u32> {
+        // A tap sees whole packets.
+        (self.sender.cuts && self.tap.is_none()).then_some(IN_PLACE_FROM)
     }
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {

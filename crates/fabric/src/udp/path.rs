@@ -10,8 +10,9 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::sys;
 use crate::icrc::{FlowCrc, Icrc};
+use crate::lent::Lent;
 use crate::paths::{FIRST_PORT, PathKey, PathTable, chance, is_link_local, scoped};
-use crate::{PathError, PathId};
+use crate::{PathError, PathId, Train, TxBatch};
 
 /// Ports that are tried before a path falls back to the shared socket.
 const PORT_TRIES: u16 = 256;
@@ -73,9 +74,27 @@ impl TxPath {
     pub(crate) fn seal(&self, icrc: &mut Icrc, ident: u16, segment: usize, bytes: &mut [u8]) {
         icrc.seal(&self.crc, ident, segment, bytes);
     }
+    /// The same of a train of which these payloads lie elsewhere.
+    pub(crate) fn seal_lent(&self, icrc: &mut Icrc, ident: u16, train: &Train, batch: &mut TxBatch) {
+        let (bytes, lent) = batch.parts_mut(train);
+        let mut lent = lent.iter().peekable();
+        for (k, packet) in bytes.chunks_mut(train.segment).enumerate() {
+            let at = train.start + k * train.segment;
+            let ident = ident.wrapping_add(k as u16);
+            match lent.next_if(|l| l.at < at + packet.len()) {
+                Some(l) => icrc.seal_in_two(&self.crc, ident, packet, l.at - at, l.bytes()),
+                None => icrc.seal(&self.crc, ident, packet.len(), packet),
+            }
+        }
+    }
     /// Destination and control messages for a datagram of segments of this size (0: one packet).
     #[inline]
-    pub(crate) fn datagram<'a>(&'a self, bytes: &'a [u8], segment: usize) -> sys::TxDatagram<'a> {
+    pub(crate) fn datagram<'a>(
+        &'a self,
+        bytes: &'a [u8],
+        lent: (usize, &'a [Lent]),
+        segment: usize,
+    ) -> sys::TxDatagram<'a> {
         let mut control = sys::TxControl::new();
         if segment != 0 {
             control.segment(segment);
@@ -86,7 +105,7 @@ impl TxPath {
             control.header(self.key.peer.is_ipv6(), self.key.traffic_class, self.key.hop_limit);
             Some(&self.addr)
         };
-        sys::TxDatagram { bytes, to, control }
+        sys::TxDatagram { bytes, lent, to, control }
     }
 }
 

@@ -14,7 +14,7 @@ pub(super) const BUDGET: RxBudget = RxBudget { packets: 1024, bytes: 1 << 20 };
 
 /// Send calls that can be told apart.
 #[derive(Clone, Copy)]
-enum Call {
+pub(super) enum Call {
     /// One packet on a connected socket.
     Packet,
     /// One train, or one packet with control messages.
@@ -77,7 +77,7 @@ impl Ends {
         let path = a.open_path(&AddressVector { dgid, ..AddressVector::default() }).unwrap();
         Self { a, b, path, batch: TxBatch::with_capacity(1 << 20) }
     }
-    fn new(salt: u32) -> Self {
+    pub(super) fn new(salt: u32) -> Self {
         let mut ends = Self::between(open(2 * salt), open(2 * salt + 1));
         // The receiver knows the flow's numbers.
         ends.put(0, 1, 20);
@@ -95,11 +95,11 @@ impl Ends {
     pub(super) fn send(&mut self) {
         self.a.send(NOW, &mut self.batch);
     }
-    fn send_refused(&mut self, calls: &[Call], errno: i32) {
+    pub(super) fn send_refused(&mut self, calls: &[Call], errno: i32) {
         let (a, batch) = (&mut self.a, &mut self.batch);
         refusing(calls, errno, move || a.send(NOW, batch));
     }
-    fn receive(&mut self, count: usize) -> Vec<Vec<u8>> {
+    pub(super) fn receive(&mut self, count: usize) -> Vec<Vec<u8>> {
         let mut got = Vec::new();
         // Loopback delivers before the send call returns.
         for _ in 0..count + 8 {

@@ -18,6 +18,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::OpenError;
+use crate::lent::Lent;
 
 /// Bytes of one receive buffer: the longest UDP datagram, before GRO takes it apart.
 pub(crate) const RX_BUFFER_BYTES: usize = 65_536;
@@ -25,6 +26,8 @@ pub(crate) const RX_BUFFER_BYTES: usize = 65_536;
 const CONTROL_BYTES: usize = 128;
 /// Datagrams of one send call at most.
 pub(crate) const TX_BATCH: usize = 16;
+/// Pieces of one send call that take no allocation: each packet of a batch that is lent its payload has two.
+const TX_PIECES: usize = 1024;
 /// Bytes of an address as the kernel writes it.
 pub(crate) const NAME_BYTES: usize = size_of::<libc::sockaddr_in6>();
 
@@ -304,13 +307,32 @@ impl TxControl {
 #[derive(Clone, Copy)]
 pub(crate) struct TxDatagram<'a> {
     pub(crate) bytes: &'a [u8],
+    /// What lies elsewhere of it: it begins at this byte of its batch.
+    pub(crate) lent: (usize, &'a [Lent]),
     pub(crate) to: Option<&'a socket2::SockAddr>,
     pub(crate) control: TxControl,
 }
 
+impl TxDatagram<'_> {
+    /// Appends the pieces that the kernel is to gather, and returns how many they are.
+    #[inline]
+    fn pieces(&self, out: &mut Vec<libc::iovec>) -> usize {
+        let piece = |b: &[u8]| libc::iovec { iov_base: b.as_ptr().cast_mut().cast(), iov_len: b.len() };
+        let (start, lent) = self.lent;
+        let (before, mut from) = (out.len(), 0);
+        for l in lent {
+            let at = l.at - start;
+            out.extend([piece(&self.bytes[from..at]), piece(l.bytes())]);
+            from = at + l.bytes().len();
+        }
+        out.push(piece(&self.bytes[from..]));
+        out.len() - before
+    }
+}
+
 /// Headers for send calls of one or several datagrams; all pointers are set anew for each call.
 pub(crate) struct TxHeaders {
-    iovecs: [libc::iovec; TX_BATCH],
+    iovecs: Vec<libc::iovec>,
     headers: [libc::mmsghdr; TX_BATCH],
 }
 // SAFETY: (1) the pointers left over from a call are never followed: each call sets its own first.
@@ -318,21 +340,20 @@ unsafe impl Send for TxHeaders {}
 
 impl TxHeaders {
     pub(crate) fn new() -> Box<Self> {
-        // SAFETY: (4) zeros are valid for both.
-        Box::new(unsafe { zeroed() })
+        // SAFETY: (4) zeros are valid.
+        let headers = unsafe { zeroed() };
+        Box::new(Self { iovecs: Vec::with_capacity(TX_PIECES), headers })
     }
 
     /// Points the first headers at these datagrams (at most [`TX_BATCH`]). They hold pointers into
     /// `datagrams` then, to be followed only while that borrow lasts.
     fn prepare<'a>(&mut self, datagrams: impl Iterator<Item = &'a TxDatagram<'a>>) -> usize {
         let mut count = 0;
-        for (i, d) in datagrams.take(TX_BATCH).enumerate() {
-            count = i + 1;
-            self.iovecs[i] =
-                libc::iovec { iov_base: d.bytes.as_ptr().cast_mut().cast(), iov_len: d.bytes.len() };
-            let h = &mut self.headers[i].msg_hdr;
-            h.msg_iov = &raw mut self.iovecs[i];
-            h.msg_iovlen = 1;
+        self.iovecs.clear();
+        for (h, d) in self.headers.iter_mut().zip(datagrams) {
+            count += 1;
+            let h = &mut h.msg_hdr;
+            h.msg_iovlen = d.pieces(&mut self.iovecs) as _;
             h.msg_name = d.to.map_or(std::ptr::null_mut(), |a| a.as_ptr().cast_mut().cast());
             h.msg_namelen = d.to.map_or(0, socket2::SockAddr::len);
             h.msg_control = if d.control.len == 0 {
@@ -342,6 +363,13 @@ impl TxHeaders {
             };
             h.msg_controllen = d.control.len as _;
             h.msg_flags = 0;
+        }
+        let mut pieces = self.iovecs.as_mut_ptr();
+        for h in &mut self.headers[..count] {
+            h.msg_hdr.msg_iov = pieces;
+            #[allow(clippy::unnecessary_cast, reason = "the C library decides over the type")]
+            let behind = h.msg_hdr.msg_iovlen as usize;
+            pieces = pieces.wrapping_add(behind);
         }
         count
     }

@@ -211,7 +211,12 @@ impl Sender {
     #[inline]
     pub(crate) fn seal(&mut self, train: &Train, ahead: usize, batch: &mut TxBatch) {
         let path = self.paths.get(train.path).expect("the caller looked");
-        path.seal(&mut self.icrc, path.ident(ahead), train.segment, batch.bytes_mut(train));
+        let ident = path.ident(ahead);
+        if batch.lent(train).is_empty() {
+            path.seal(&mut self.icrc, ident, train.segment, batch.bytes_mut(train));
+        } else {
+            path.seal_lent(&mut self.icrc, ident, train, batch);
+        }
         batch.apply_flips(train);
     }
 
@@ -224,7 +229,7 @@ impl Sender {
     ) -> (std::os::fd::BorrowedFd<'a>, TxDatagram<'a>) {
         let path = self.paths.get(train.path).expect("the caller looked");
         let segment = if train.is_single() { 0 } else { train.segment };
-        (self.paths.socket_of(path), path.datagram(batch.bytes(train), segment))
+        (self.paths.socket_of(path), path.datagram(batch.bytes(train), (0, &[]), segment))
     }
 
     #[inline]
@@ -234,15 +239,19 @@ impl Sender {
         if count == 1
             && trains[0].is_single()
             && let Some(socket) = path.own_socket()
+            && batch.lent(&trains[0]).is_empty()
         {
             return sys::send_one(socket.as_fd(), batch.bytes(&trains[0])).map(|()| 1);
         }
-        let datagram = |t: &Train| path.datagram(batch.bytes(t), if t.is_single() { 0 } else { t.segment });
+        let datagram = |t: &Train| {
+            let lent = (t.start, batch.lent(t));
+            path.datagram(batch.bytes(t), lent, if t.is_single() { 0 } else { t.segment })
+        };
         let fd = self.paths.socket_of(path);
         if count == 1 {
             return self.headers.send(fd, &[datagram(&trains[0])]);
         }
-        let mut datagrams: [TxDatagram<'_>; TX_BATCH] = [path.datagram(&[], 0); TX_BATCH];
+        let mut datagrams: [TxDatagram<'_>; TX_BATCH] = [path.datagram(&[], (0, &[]), 0); TX_BATCH];
         for (d, t) in datagrams.iter_mut().zip(&trains[..count]) {
             *d = datagram(t);
         }
@@ -334,6 +343,7 @@ impl Sender {
         counters: &mut Counters,
         tap: &mut Option<Box<dyn Tap>>,
     ) -> Step {
+        batch.take_in();
         self.paths.make_certain(train.path);
         let count = train.packets().min(TX_BATCH);
         let part = Train { len: train.len.min(count * train.segment), ..train };
@@ -344,9 +354,9 @@ impl Sender {
                 path.seal(&mut self.icrc, path.ident(ahead), train.segment, packet);
             }
             batch.apply_flips(&part);
-            let mut datagrams: [TxDatagram<'_>; TX_BATCH] = [path.datagram(&[], 0); TX_BATCH];
+            let mut datagrams: [TxDatagram<'_>; TX_BATCH] = [path.datagram(&[], (0, &[]), 0); TX_BATCH];
             for (d, packet) in datagrams.iter_mut().zip(batch.bytes(&part).chunks(train.segment)) {
-                *d = path.datagram(packet, 0);
+                *d = path.datagram(packet, (0, &[]), 0);
             }
             counters.send_calls += 1;
             match self.headers.send(self.paths.socket_of(path), &datagrams[..count]) {

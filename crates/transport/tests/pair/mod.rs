@@ -77,6 +77,8 @@ pub struct MockHost {
     pub atomics: u32,
     pub writes: u32,
     pub near: Near,
+    /// Lists may be sent from where they lie, by their place in `mem`.
+    pub stays: bool,
 }
 
 /// Says what becomes of a request (index, request, behind) on the peer's memory.
@@ -137,6 +139,7 @@ impl MockHost {
             atomics: 0,
             writes: 0,
             near: Near::default(),
+            stays: false,
         }
     }
     fn at(index: u32) -> usize {
@@ -205,6 +208,10 @@ impl Host for MockHost {
         let at = p.addr + offset as usize;
         out.copy_from_slice(&self.mem[at..at + out.len()]);
         Ok(())
+    }
+    fn in_place(&mut self, index: u32, offset: u32, len: u32) -> Option<InPlace> {
+        let at = self.local(index).ok()?.addr + offset as usize;
+        self.stays.then_some(InPlace { addr: at, len })
     }
     fn scatter(&mut self, index: u32, offset: u32, data: &[u8]) -> Result<(), LocalError> {
         let p = self.local(index)?;
@@ -398,6 +405,7 @@ pub type Script = Box<dyn FnMut(Side, usize, &Packet<'_>) -> Fate>;
 pub struct Setup {
     pub qp_type: QpType,
     pub mtu: Mtu,
+    pub max_send_wr: u32,
     pub psn_a: u32,
     pub psn_b: u32,
     pub window_bytes: u32,
@@ -415,6 +423,7 @@ impl Default for Setup {
         Self {
             qp_type: QpType::Rc,
             mtu: Mtu::B256,
+            max_send_wr: 128,
             psn_a: 0xff_fffd,
             psn_b: 0xff_fffe,
             window_bytes: 128 << 10,
@@ -470,7 +479,7 @@ impl Pair {
                 qp_type: setup.qp_type,
                 qpn: qpn(side),
                 max_rd_atomic_limit: 16,
-                max_send_wr: 128,
+                max_send_wr: setup.max_send_wr,
                 window_bytes: setup.window_bytes,
                 port_mtu: Mtu::B4096,
             }),

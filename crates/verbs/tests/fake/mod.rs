@@ -30,6 +30,8 @@ pub struct Faults {
     /// Completion queues have no descriptor.
     pub no_descriptor: AtomicBool,
     pub turns: AtomicU32,
+    /// Send requests whose memory nobody writes.
+    pub stable: AtomicU32,
 }
 
 pub struct Fake {
@@ -610,6 +612,8 @@ unsafe impl SendPort for FakePort {
                 Payload::Sges(sges) => Ok(sges.to_vec()),
                 Payload::Inline(bytes) => Err(bytes.to_vec()),
             };
+            let stable = wr.flags.contains(SendFlags::STABLE);
+            self.shared.faults.stable.fetch_add(stable.into(), Ordering::Relaxed);
             qp.sq.push_back(Posted { wr_id: wr.wr_id, op: wr.op, flags: wr.flags, payload, dest: wr.dest });
         }
         Ok(())

@@ -1,0 +1,35 @@
+//! Payloads that are sent from where they lie.
+//!
+//! Invariant:
+//! 1. Who lends memory to a batch leaves it readable and unwritten until the batch is empty or has taken it in; both
+//!    drop what was lent. So for as long as a [`Lent`] lives, its bytes are as a shared slice has to be.
+#![allow(unsafe_code)]
+
+use core::slice;
+
+/// A payload that lies elsewhere than its packet.
+pub(crate) struct Lent {
+    /// Where its bytes belong in the batch.
+    pub(crate) at: usize,
+    from: *const u8,
+    len: usize,
+}
+// SAFETY: (1) the memory is only read, and by whoever has the batch.
+unsafe impl Send for Lent {}
+// SAFETY: as above.
+unsafe impl Sync for Lent {}
+
+impl Lent {
+    /// # Safety
+    /// (1) holds for `len` bytes at `from`.
+    #[inline]
+    pub(crate) unsafe fn new(at: usize, from: *const u8, len: usize) -> Self {
+        Self { at, from, len }
+    }
+    /// Its bytes.
+    #[inline]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        // SAFETY: (1)
+        unsafe { slice::from_raw_parts(self.from, self.len) }
+    }
+}
