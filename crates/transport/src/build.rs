@@ -48,7 +48,7 @@ pub(crate) const fn pad(len: usize) -> u8 {
 
 /// Sends the `len` bytes of a request's list from `offset` on, behind these headers: from where they lie, if they may be
 /// and the message has more packets, or as a copy. `Ok(false)`: the sink has no room.
-#[inline]
+#[inline(always)]
 pub(crate) fn send_packet<H: Host, T: TxSink>(
     (index, offset, len, alone): (u32, u32, u32, bool),
     bth: &Bth,
