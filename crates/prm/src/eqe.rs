@@ -69,7 +69,7 @@ impl Eqe {
     #[inline]
     #[must_use]
     pub const fn sw_owner(counter: u32, log_size: u32) -> bool {
-        counter >> log_size & 1 != 0
+        crate::Cqe64::sw_owner(counter, log_size)
     }
 
     /// An event of this type.

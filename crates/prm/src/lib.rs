@@ -107,3 +107,5 @@ pub fn layouts() -> impl Iterator<Item = &'static LayoutInfo> {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_values;

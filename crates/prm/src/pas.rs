@@ -8,8 +8,6 @@ use crate::layout::TooShort;
 /// Bytes of an entry.
 pub const ENTRY: usize = 8;
 
-/// Bits of a translation entry that are not the address.
-pub const ACCESS_MASK: u64 = 0x7;
 /// The adapter may read through this entry.
 pub const READ: u64 = 1;
 /// The adapter may write through this entry.

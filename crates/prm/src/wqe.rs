@@ -241,8 +241,6 @@ pub mod mkey_mask {
     pub const PD: u64 = 1 << 7;
     /// `EN_RINVAL`.
     pub const EN_RINVAL: u64 = 1 << 8;
-    /// `EXPECTED_SIGERR_COUNT`.
-    pub const EN_SIGERR: u64 = 1 << 9;
     /// `BSF_EN`.
     pub const BSF_EN: u64 = 1 << 12;
     /// `MKEY_7_0`.
@@ -259,8 +257,6 @@ pub mod mkey_mask {
     pub const RW: u64 = 1 << 20;
     /// `A`.
     pub const A: u64 = 1 << 21;
-    /// `SMALL_FENCE_ON_RDMA_READ_RESPONSE`.
-    pub const SMALL_FENCE: u64 = 1 << 23;
     /// `RELAXED_ORDERING_WRITE`.
     pub const RELAXED_ORDERING_WRITE: u64 = 1 << 25;
     /// `FREE`.

@@ -101,8 +101,4 @@ impl AtomicCaps {
     pub const COMPARE_SWAP: u32 = 1 << 0;
     /// FETCH ADD in `ATOMIC_OPERATIONS`.
     pub const FETCH_ADD: u32 = 1 << 1;
-    /// Masked COMPARE SWAP in `ATOMIC_OPERATIONS`.
-    pub const MASKED_COMPARE_SWAP: u32 = 1 << 2;
-    /// Masked FETCH ADD in `ATOMIC_OPERATIONS`.
-    pub const MASKED_FETCH_ADD: u32 = 1 << 3;
 }

@@ -57,16 +57,10 @@ pub mod modify {
     pub const COUNT: u32 = 1 << 1;
     /// `OI`.
     pub const OVERRUN: u32 = 1 << 2;
-    /// `CQ_PERIOD_MODE`.
-    pub const PERIOD_MODE: u32 = 1 << 4;
 }
 
 /// What of a completion queue is changed by a move.
 pub mod resize {
     /// `LOG_CQ_SIZE`.
     pub const LOG_SIZE: u32 = 1 << 0;
-    /// `PAGE_OFFSET`.
-    pub const PG_OFFSET: u32 = 1 << 1;
-    /// `LOG_PAGE_SIZE`.
-    pub const PG_SIZE: u32 = 1 << 2;
 }

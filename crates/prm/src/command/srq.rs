@@ -115,8 +115,6 @@ commands! {
 impl ArmRqIn {
     /// The number is that of a shared receive queue.
     pub const SRQ: u32 = 1;
-    /// The number is that of an extended shared receive queue.
-    pub const XRQ: u32 = 2;
 }
 
 impl ArmXrcSrqIn {

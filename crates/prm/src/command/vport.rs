@@ -231,13 +231,6 @@ layout! {
     }
 }
 
-impl MadIfcIn {
-    /// In `OP_MOD`: the datagram's key is not checked.
-    pub const IGNORE_MKEY: u32 = 1 << 0;
-    /// In `OP_MOD`: the datagram's key of the baseboard manager is not checked.
-    pub const IGNORE_BKEY: u32 = 1 << 1;
-}
-
 macro_rules! mac {
     ($layout:ident, $upper:ident, $lower:ident) => {
         impl $layout {
