@@ -132,6 +132,19 @@ fn requests_carry_acknowledgements_along() {
 }
 
 #[test]
+fn no_more_messages_leave_than_are_asked_for_the_first_of_all_included() {
+    let mut p = Ways::rc();
+    p.burst = 1;
+    p.send(A, SendOp::Send, 0, 8);
+    p.send(A, SendOp::Send, 0, 8);
+    for kinds in [&[M::Hello][..], &[M::Hello, M::Send], &[M::Hello, M::Send, M::Send]] {
+        assert!(p.a.qp.wants_transmit());
+        p.send_side(A);
+        assert_eq!(p.kinds(A), kinds);
+    }
+}
+
+#[test]
 fn a_fence_waits_for_reads_and_atomics_only() {
     let fenced = SendFlags::SIGNALED | SendFlags::FENCE;
     for (before, waits) in [

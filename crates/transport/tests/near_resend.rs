@@ -91,7 +91,8 @@ fn a_request_that_was_blocked_and_is_begun_along_with_an_answer_goes_on() {
     p.send(B, SendOp::Read(remote(0)), 600_000, 8);
     p.send_side(B);
     p.take_all(A);
-    p.burst = 2;
+    // The answer, the Hello, and a piece.
+    p.burst = 3;
     p.send_side(A);
     assert_eq!(p.sent_of(A, M::Write), 1);
     assert!(p.a.qp.wants_transmit(), "the rest of it");
@@ -433,7 +434,8 @@ fn a_second_refusal_of_the_same_request_may_come_amid_its_next_try() {
         p.recv(B, 200_000, len as usize);
     }
     // The first piece of its next try is in, as a refusal comes that an earlier copy brought on.
-    p.burst = 1;
+    // The Hello, and a piece.
+    p.burst = 2;
     p.send_side(A);
     p.take_all(B);
     assert!(p.b.host.held.is_some());

@@ -269,6 +269,7 @@ impl Requester {
             }
             tx.commit();
             self.greeted = true;
+            return Step::Sent;
         }
         if kind.is_answered() {
             self.ask(now, path, done, &request, tx)
