@@ -434,8 +434,7 @@ fn a_second_refusal_of_the_same_request_may_come_amid_its_next_try() {
         p.recv(B, 200_000, len as usize);
     }
     // The first piece of its next try is in, as a refusal comes that an earlier copy brought on.
-    // The Hello, and a piece.
-    p.burst = 2;
+    p.burst = 1;
     p.send_side(A);
     p.take_all(B);
     assert!(p.b.host.held.is_some());
@@ -658,7 +657,8 @@ fn an_answer_that_finds_nobody_costs_no_receive_request() {
     p.recv(B, 200_000, 3 * PIECE);
     p.fill(A, 0, 3 * PIECE);
     p.send(A, SendOp::Send, 0, 3 * PIECE as u32);
-    p.burst = 1;
+    // The Hello, and a piece.
+    p.burst = 2;
     p.send_side(A);
     p.take_all(B);
     assert!(p.b.host.held.is_some());
