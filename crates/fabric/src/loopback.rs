@@ -6,6 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hca_core::wire::ICRC_BYTES;
@@ -56,6 +57,8 @@ struct QueueState {
 
 #[derive(Default)]
 struct Queue {
+    /// Frames wait, or the receiver is armed. Changed under the lock.
+    stirred: AtomicBool,
     state: Mutex<QueueState>,
     event: OnceLock<OwnedFd>,
 }
@@ -83,6 +86,8 @@ impl Queue {
         frame.bytes.extend_from_slice(train);
         state.bytes += train.len();
         state.frames.push_back(frame);
+        // Release: pairs with the Acquire in `recv`.
+        self.stirred.store(true, Ordering::Release);
         if state.armed {
             state.armed = false;
             state.signalled = true;
@@ -321,6 +326,9 @@ impl Fabric for LoopbackFabric {
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
         let mut outcome = RxOutcome::default();
+        if !self.queue.stirred.load(Ordering::Acquire) {
+            return outcome;
+        }
         let mut bytes = 0;
         let queue = Arc::clone(&self.queue);
         loop {
@@ -336,7 +344,10 @@ impl Fabric for LoopbackFabric {
                 outcome.more = !state.frames.is_empty();
                 return outcome;
             }
-            let Some(mut frame) = state.frames.pop_front() else { return outcome };
+            let Some(mut frame) = state.frames.pop_front() else {
+                queue.stirred.store(false, Ordering::Relaxed);
+                return outcome;
+            };
             state.bytes -= frame.bytes.len();
             drop(state);
             bytes += frame.bytes.len();
@@ -360,6 +371,7 @@ impl Fabric for LoopbackFabric {
         }
         // Without a descriptor nobody could be woken.
         state.armed = self.queue.event().is_some();
+        self.queue.stirred.store(true, Ordering::Release);
         !state.armed
     }
 

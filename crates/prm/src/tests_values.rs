@@ -105,6 +105,8 @@ fn signatures_of_mailboxes_cover_their_control_part_and_then_all() {
     data[7] = 0x11;
     let mut mailbox = CmdIfBox::new().with(CmdIfBox::MAILBOX_DATA, data).with(CmdIfBox::BLOCK_NUMBER, 3);
     mailbox.set(CmdIfBox::TOKEN, 0x5a);
+    // Whatever stood in place of the signature.
+    mailbox.set(CmdIfBox::CTRL_SIGNATURE, 0x77);
     mailbox.sign_ctrl();
     let xor = |bytes: &[u8]| bytes.iter().fold(0, |sum, byte| sum ^ byte);
     // Behind the data come 64 bytes, whose last two are the signatures: of those before them, and of all.

@@ -26,6 +26,7 @@ use crate::tables::{Ah, Tables};
 mod lines;
 mod shm;
 
+pub(crate) use shm::Look;
 use shm::MessageSink;
 
 /// Bytes of packets gathered before they are handed to the fabric.
@@ -54,8 +55,6 @@ const MAX_PIECES: usize = (64 << 20) / 64 / TURN_PACKETS + 1;
 
 /// Turns in a row at most that look at shared memory alone: where it is alone, and where there is another network.
 const SHORT_TURNS: (u32, u32) = (128, 16);
-/// Looks at the rings in a turn that finds nothing.
-const LOOKS: u32 = 4;
 /// Messages of one line that a turn takes from a ring before it looks at other things.
 const TURN_LINES: usize = 64;
 
@@ -224,8 +223,9 @@ impl Engine {
         let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
         let received = self.receive(now, budget);
         let fired = self.core.fire_timers(now);
-        let sent = self.transmit(now);
-        let acked = self.flush_acks(now, acks);
+        self.core.resume_paced(now);
+        let sent = !self.core.ready.is_empty() && self.transmit(now);
+        let acked = !self.core.acks.is_empty() && self.flush_acks(now, acks);
         self.send(now);
         self.conclude();
         rang | received | fired | sent | acked
@@ -255,17 +255,23 @@ impl Engine {
     /// Shows what a turn did: what peers may reach no more is taken back before a completion tells so, and behind a
     /// completion queue that overran goes what its queue pairs allowed. Where a peer is within, nothing is waited for
     /// here: the completions that depend on it are kept until a later turn finds it out.
+    #[inline]
     pub(crate) fn conclude(&mut self) {
         self.take_back();
-        self.core.finish(self.core.now);
-        self.take_back();
+        self.conclude_completions();
     }
     /// As [`conclude`](Self::conclude), where nothing was done but requests completed.
     #[inline(always)]
     fn conclude_completions(&mut self) {
         if self.core.tables.has_fresh() {
-            self.conclude();
+            self.conclude_fresh();
         }
+    }
+    #[inline(never)]
+    fn conclude_fresh(&mut self) {
+        self.take_back();
+        self.core.finish(self.core.now);
+        self.take_back();
     }
     /// Who waits for more than memory is waited for by the next turn: it looks at everything.
     pub(crate) fn next_turn_is_whole(&mut self) {
@@ -323,7 +329,6 @@ impl Engine {
     fn transmit(&mut self, now: Instant) -> bool {
         let mut spent = 0;
         self.core.ready_blocked = 0;
-        self.core.resume_paced(now);
         while !self.core.ready.is_empty() && spent < TURN_BYTES {
             let before = self.tx.len_bytes();
             let (full, by_messages) = self.core.transmit_round(now, &mut self.tx, &mut *self.fabric);
@@ -525,11 +530,8 @@ impl Core {
 
     fn fire_timers(&mut self, now: Instant) -> bool {
         let mut fired = false;
-        while let Some(&Reverse((at, slot))) = self.timers.peek() {
-            if at > now {
-                break;
-            }
-            self.timers.pop();
+        while self.timers.peek().is_some_and(|t| t.0.0 <= now) {
+            let Some(Reverse((at, slot))) = self.timers.pop() else { break };
             let Some(entry) = self.qps.at_mut(slot) else { continue };
             if entry.timer != Some(at) {
                 continue;

@@ -9,7 +9,7 @@ use hca_turn_lock::{Guard, INNER, TurnLock};
 
 use crate::cq::epoll_of;
 use crate::doorbell::Doorbell;
-use crate::engine::{AckRule, Engine};
+use crate::engine::{AckRule, Engine, Look};
 use crate::events::Events;
 use crate::fork::Fork;
 use crate::notify::TimerFd;
@@ -172,8 +172,29 @@ impl Shared {
             patience::in_vain();
             return Some(0);
         };
+        let look = turn.look(&self.bell);
+        if look != Look::Nothing || self.attention.is_wanted() {
+            return self.poller_works(turn, look, cq, out, is_last);
+        }
+        if turn.unlock() {
+            self.catch_up();
+        }
+        self.note_look(is_last);
+        patience::in_vain();
+        None
+    }
+    /// The turn of who polls, where there is something to do.
+    #[inline(never)]
+    fn poller_works(
+        &self,
+        mut turn: Guard<'_, Engine, INNER>,
+        look: Look,
+        cq: CqHandle,
+        out: &mut [Completion],
+        is_last: bool,
+    ) -> Option<usize> {
         let poll = Poll::begin(&mut turn, cq, out);
-        let worked = self.any_turn(poll.engine, self.poll_acks);
+        let worked = self.turn_as(look, poll.engine, self.poll_acks);
         let taken = poll.end();
         self.give_back_of(turn, Some(cq));
         self.note_look(is_last);
@@ -233,7 +254,17 @@ impl Shared {
 
     #[inline(always)]
     fn any_turn(&self, e: &mut Engine, acks: AckRule) -> bool {
-        let short = if e.has_shm { e.short_turn(&self.bell, acks) } else { None };
+        let look = e.look(&self.bell);
+        self.turn_as(look, e, acks)
+    }
+    #[inline(always)]
+    fn turn_as(&self, look: Look, e: &mut Engine, acks: AckRule) -> bool {
+        let short = match look {
+            Look::Nothing => Some(false),
+            Look::Ring(ring) => e.lines_turn(ring, acks),
+            Look::Near => e.near_turn(acks),
+            Look::All => None,
+        };
         short.unwrap_or_else(|| self.whole_turn(e, self.time.now(), acks))
     }
     /// A turn that looks at everything.

@@ -98,7 +98,7 @@ impl CompletionQueue {
     /// }
     /// # Ok(()) }
     /// ```
-    #[inline]
+    #[inline(always)]
     pub fn poll<'w>(&mut self, wcs: &'w mut Completions) -> Wcs<'w> {
         self.fill(wcs);
         wcs.iter_mut()
@@ -231,7 +231,11 @@ impl CompletionQueue {
         if self.cq.shared.epoch.load(Ordering::Acquire) != self.epoch {
             self.take_over_changes();
         }
-        for i in 0..n {
+        if n == 0 && self.gone.is_empty() { 0 } else { self.take_all(n, wcs) }
+    }
+    #[inline(never)]
+    fn take_all(&mut self, count: usize, wcs: &mut Completions) -> usize {
+        for i in 0..count {
             self.take(i, wcs);
         }
         if !self.gone.is_empty() {

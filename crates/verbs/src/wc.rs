@@ -61,9 +61,12 @@ impl Completions {
     #[inline]
     pub fn clear(&mut self) {
         self.records.clear();
-        self.parts.clear();
+        if !self.parts.is_empty() {
+            self.parts.clear();
+        }
     }
     /// The completions of the last poll, oldest first. Buffers that were taken out are gone.
+    #[inline]
     pub fn iter_mut(&mut self) -> Wcs<'_> {
         Wcs { records: self.records.iter(), raw: &self.raw, parts: &mut self.parts, taken: 0 }
     }
@@ -107,6 +110,7 @@ impl<'a> Iterator for Wcs<'a> {
         self.taken = parts_end;
         Some(Wc { id, context, completion: c, parts })
     }
+    #[inline]
     fn size_hint(&self) -> (usize, Option<usize>) {
         self.records.size_hint()
     }

@@ -35,7 +35,7 @@ impl Bells {
         Caller::new(self.bits.clone(), self.board.window(), bit)
     }
     /// Whether a producer has called.
-    #[inline]
+    #[inline(always)]
     pub(super) fn rung(&self) -> bool {
         self.bits.word(SUMMARY_AT).load(Ordering::Relaxed) != 0
     }

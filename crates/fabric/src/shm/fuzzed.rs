@@ -283,7 +283,7 @@ impl Bed {
         let honest = c.map(|slot| LinkId::new(self.a.links.token(slot)));
         let Self { heard, outbox, peer, .. } = self;
         let mut sink = Quick { honest, heard, peer: *peer, outbox, refuses, offered: 0, taken: 0 };
-        let found = self.a.look(1 + refuses as u32, max, &mut sink);
+        let found = self.a.look().map(|ring| self.a.take_lines(ring, max, &mut sink));
         let Quick { offered, taken, .. } = sink;
         assert!(taken <= max && offered <= taken + 1, "{taken} of {offered} were taken, of {max} at most");
         let Some(found) = found else { return assert_eq!(offered, 0) };

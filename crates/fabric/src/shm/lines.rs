@@ -69,7 +69,11 @@ impl LineData<'_> {
     }
 }
 
-/// What [`ShmFabric::look`] found.
+/// A ring that has something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found(u32);
+
+/// What [`ShmFabric::take_lines`] took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lines {
     /// Messages taken.
@@ -124,44 +128,38 @@ impl ShmFabric {
         Some(LineTx { link, counters: &mut self.counters, local: &self.local, sent: 0 })
     }
 
-    /// Looks at the rings that are polled, so many times over, and takes messages of one line from the first one that
-    /// has something, up to `max`, until another record stands in the way. If several have something it is another one
-    /// each time. `None`: there is nothing. What no peer of this kind writes is left to [`recv_all`](Self::recv_all).
+    /// Looks at the rings that are polled, and names the first one that has something. If several have, it is another
+    /// one each time. `None`: there is nothing.
     #[inline(always)]
-    pub fn look<S: LineSink>(&mut self, times: u32, max: usize, sink: &mut S) -> Option<Lines> {
+    pub fn look(&mut self) -> Option<Found> {
         if self.is_blind() {
             return None;
         }
-        let &[slot] = &self.polled[..] else { return self.look_at_many(times, max, sink) };
-        let rx = self.links.get(slot)?.rx.as_ref()?;
-        if !(0..times).any(|_| rx.has_record()) {
-            return None;
-        }
-        Some(self.recv_lines(slot, max, sink))
+        let &[slot] = &self.polled[..] else { return self.look_at_many() };
+        self.links.get(slot)?.rx.as_ref()?.has_record().then_some(Found(slot))
     }
     #[inline(never)]
-    fn look_at_many<S: LineSink>(&mut self, times: u32, max: usize, sink: &mut S) -> Option<Lines> {
+    fn look_at_many(&mut self) -> Option<Found> {
         let count = self.polled.len();
-        for _ in 0..times {
-            for _ in 0..count {
-                if self.look_at >= count {
-                    self.look_at = 0;
-                }
-                let slot = self.polled[self.look_at];
-                self.look_at += 1;
-                if let Some(Link { rx: Some(rx), .. }) = self.links.get(slot)
-                    && rx.has_record()
-                {
-                    return Some(self.recv_lines(slot, max, sink));
-                }
+        for _ in 0..count {
+            if self.look_at >= count {
+                self.look_at = 0;
+            }
+            let slot = self.polled[self.look_at];
+            self.look_at += 1;
+            if let Some(Link { rx: Some(rx), .. }) = self.links.get(slot)
+                && rx.has_record()
+            {
+                return Some(Found(slot));
             }
         }
         None
     }
 
-    /// Takes messages of one line from a ring that has something.
+    /// Takes messages of one line from a ring that has something, up to `max`, until another record stands in the way.
+    /// What no peer of this kind writes is left to [`recv_all`](Self::recv_all).
     #[inline(never)]
-    fn recv_lines<S: LineSink>(&mut self, slot: u32, max: usize, sink: &mut S) -> Lines {
+    pub fn take_lines<S: LineSink>(&mut self, Found(slot): Found, max: usize, sink: &mut S) -> Lines {
         let mut found = Lines { taken: 0, other: false };
         let Some(link) = self.links.get_mut(slot) else { return found };
         let from = LinkId::new(link.token(slot));
@@ -199,7 +197,7 @@ impl ShmFabric {
         found
     }
     /// Whether something else than rings is to be looked at.
-    #[inline]
+    #[inline(always)]
     pub fn is_called(&self) -> bool {
         self.bells.rung() || self.ended > 0
     }

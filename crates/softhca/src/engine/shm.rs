@@ -3,12 +3,11 @@
 use core::net::{IpAddr, Ipv6Addr};
 
 use hca_core::{Access, AhHandle, Instant, Payload, QpHandle, SendFlags, SendWr};
-use hca_fabric::{Fabric, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
+use hca_fabric::{Fabric, Found, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
 use hca_transport::{Direct, TxSink};
 
 use super::{
-    AckRule, BURST_PACKETS, Core, Engine, LISTED, LOOKS, MAX_PIECES, TURN_BYTES, TURN_LINES, TURN_PACKETS,
-    slot_of,
+    AckRule, BURST_PACKETS, Core, Engine, LISTED, MAX_PIECES, TURN_BYTES, TURN_LINES, TURN_PACKETS, slot_of,
 };
 use crate::clock;
 use crate::doorbell::Doorbell;
@@ -34,6 +33,18 @@ impl TxSink for MessageSink<'_, '_> {
     fn commit(&mut self) {
         self.tx.commit();
     }
+}
+
+/// What a turn has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    Nothing,
+    /// Something stands in this ring.
+    Ring(Found),
+    /// Something else is to be done for peers on this machine.
+    Near,
+    /// Everything is to be looked at.
+    All,
 }
 
 /// What comes by shared memory.
@@ -82,43 +93,58 @@ impl Engine {
         self.conclude();
     }
 
-    /// A turn for shared memory alone, with the time of the turn before, if nothing else waits: what comes by other
-    /// ways is found by every so manyth turn, and by each that comes some time after the last whole one. `None`: a
-    /// whole turn is due.
-    #[inline]
-    pub(crate) fn short_turn(&mut self, bell: &Doorbell<QpShared>, acks: AckRule) -> Option<bool> {
+    /// Looks what a turn has to do, which nothing may come before. It costs a few words that others set: what comes by
+    /// other ways than shared memory is found by every so manyth turn, and by each that comes some time after the last
+    /// whole one.
+    #[inline(always)]
+    pub(crate) fn look(&mut self, bell: &Doorbell<QpShared>) -> Look {
         if self.short_turns == 0
             || !bell.is_empty()
             || !self.tx.is_empty()
             || self.real_time && clock::ticks().wrapping_sub(self.whole_at) > patience::of_short_turns()
         {
-            self.short_turns = self.short_turns_in_a_row;
-            self.whole_at = clock::ticks();
-            return None;
+            return self.begin_short_turns();
         }
         self.short_turns -= 1;
-        let shm = self.fabric.shm()?;
-        self.core.turn += 1;
-        if let Some(found) = shm.look(LOOKS, TURN_LINES, &mut self.core) {
-            if found.taken == 0 {
-                return self.medium_turn(acks);
-            }
-            self.after_lines(found.taken, acks);
-            return Some(true);
+        let Some(shm) = self.fabric.shm() else { return Look::All };
+        if let Some(ring) = shm.look() {
+            return Look::Ring(ring);
         }
         if !shm.polls_rings() {
             self.short_turns = 0;
-            return None;
+            return Look::All;
         }
-        if self.core.ready.is_empty() && self.core.acks.is_empty() && !shm.is_called() {
-            return self.real_time.then_some(false);
+        if !(self.core.ready.is_empty() && self.core.acks.is_empty()) || shm.is_called() {
+            return Look::Near;
         }
-        self.medium_turn(acks)
+        if self.real_time { Look::Nothing } else { Look::All }
+    }
+    /// A whole turn is due; short ones follow.
+    #[inline(never)]
+    fn begin_short_turns(&mut self) -> Look {
+        if self.has_shm {
+            self.short_turns = self.short_turns_in_a_row;
+            self.whole_at = clock::ticks();
+        }
+        Look::All
     }
 
-    /// A turn for shared memory alone that finds something else than messages of one line.
+    /// A turn for shared memory alone that begins with the messages of one line in a ring. `None`: a whole turn is due.
+    #[inline(always)]
+    pub(crate) fn lines_turn(&mut self, ring: Found, acks: AckRule) -> Option<bool> {
+        self.core.turn += 1;
+        let found = self.fabric.shm()?.take_lines(ring, TURN_LINES, &mut self.core);
+        if found.taken == 0 {
+            return self.near_turn(acks);
+        }
+        self.after_lines(found.taken, acks);
+        Some(true)
+    }
+
+    /// A turn for shared memory alone, with the time of the turn before. `None`: a whole turn is due.
     #[inline(never)]
-    fn medium_turn(&mut self, acks: AckRule) -> Option<bool> {
+    pub(crate) fn near_turn(&mut self, acks: AckRule) -> Option<bool> {
+        self.core.turn += 1;
         let now = self.core.now;
         let budget = RxBudget { packets: TURN_PACKETS, bytes: TURN_BYTES };
         let received = self.receive_shm(now, budget) > 0;

@@ -43,8 +43,10 @@ fn fill(f: &mut ShmFabric, path: PathId) {
 
 #[test]
 fn who_sleeps_beside_a_full_ring_is_called_as_soon_as_there_is_room() {
-    let takes: [fn(&mut ShmFabric) -> usize; 2] =
-        [|b| recv(b, &mut Vec::new()), |b| b.look(1, 100_000, &mut All).map_or(0, |found| found.taken)];
+    let takes: [fn(&mut ShmFabric) -> usize; 2] = [
+        |b| recv(b, &mut Vec::new()),
+        |b| b.look().map(|ring| b.take_lines(ring, 100_000, &mut All)).map_or(0, |found| found.taken),
+    ];
     for (packets, take) in [(true, takes[0]), (false, takes[0]), (false, takes[1])] {
         let (mut a, mut b, to_b) = met();
         for round in 0..3 {

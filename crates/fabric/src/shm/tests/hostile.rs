@@ -52,7 +52,7 @@ fn a_peer_that_writes_garbage_into_its_memory_is_dropped_and_the_others_stay() {
             outbox.word(i * 4).store(rng.next_u32(), Ordering::Relaxed);
             if i % 97 == 0 {
                 send(&mut a, to_b, &[packet(i as u32, 40)]);
-                a.look(2, 1000, &mut Whole::new(rng.next_u32()));
+                a.look().map(|ring| a.take_lines(ring, 1000, &mut Whole::new(rng.next_u32())));
                 recv(&mut a, &mut got[0]);
             }
         }
@@ -60,7 +60,7 @@ fn a_peer_that_writes_garbage_into_its_memory_is_dropped_and_the_others_stay() {
         let start = Clock::now();
         while counter(&a, "peers_dropped_garbage") == 0 {
             send(&mut a, to_b, &full);
-            a.look(2, 1000, &mut Whole::new(rng.next_u32()));
+            a.look().map(|ring| a.take_lines(ring, 1000, &mut Whole::new(rng.next_u32())));
             recv(&mut a, &mut got[0]);
             assert!(start.elapsed() < Duration::from_secs(10), "seed {seed}");
         }
@@ -164,7 +164,7 @@ fn a_line_is_taken_whole_or_left_whatever_word_it_begins_with() {
             for (i, word) in marked(index).into_iter().enumerate() {
                 outbox.word(at + 4 + i * 4).store(word, Ordering::Relaxed);
             }
-            assert_eq!(a.look(2, 10, &mut sink), None, "nothing is there yet");
+            assert_eq!(a.look().map(|ring| a.take_lines(ring, 10, &mut sink)), None, "nothing is there yet");
             // Nothing stands behind it: no word, or that of a record of the lap before.
             let next = index + 1 + len.saturating_sub(60).div_ceil(64);
             let of_before = record_word(next, lines, 4, 12 + rng.next_u32() % 49).wrapping_sub(1 << 16);
@@ -175,7 +175,7 @@ fn a_line_is_taken_whole_or_left_whatever_word_it_begins_with() {
                 // Not of this lap, nor of the one before.
                 let other = 2 + rng.next_u32() % 0xfff0;
                 outbox.word(at).store(word.wrapping_add(other << 16), Ordering::Release);
-                assert_eq!(a.look(2, 10, &mut sink), None);
+                assert_eq!(a.look().map(|ring| a.take_lines(ring, 10, &mut sink)), None);
                 a.recv_all(now(), budget, &mut sink);
                 assert_eq!((counter(&a, "peers_dropped_garbage"), sink.long.pop()), (1, None));
                 dropped += 1;
@@ -183,7 +183,7 @@ fn a_line_is_taken_whole_or_left_whatever_word_it_begins_with() {
             }
             outbox.word(at).store(word, Ordering::Release);
             let is_line = kind == 4 && (12..=60).contains(&len);
-            let found = a.look(2, 10, &mut sink).expect("it is of this lap");
+            let found = a.look().map(|ring| a.take_lines(ring, 10, &mut sink)).expect("it is of this lap");
             if found.taken > 0 {
                 assert!(is_line);
                 assert_eq!(
@@ -207,7 +207,7 @@ fn a_line_is_taken_whole_or_left_whatever_word_it_begins_with() {
             long += 1;
             index = next;
         }
-        assert_eq!(a.look(2, 10, &mut sink), None);
+        assert_eq!(a.look().map(|ring| a.take_lines(ring, 10, &mut sink)), None);
         assert!(sink.offered.is_empty() && sink.long.is_empty());
     }
     assert!(cfg!(miri) || (quick > 1000 && long > 100 && dropped > 10), "{quick} {long} {dropped}");
