@@ -184,7 +184,7 @@ impl Shared {
         None
     }
     /// The turn of who polls, where there is something to do.
-    #[inline(never)]
+    #[inline(always)]
     fn poller_works(
         &self,
         mut turn: Guard<'_, Engine, INNER>,

@@ -233,7 +233,7 @@ impl CompletionQueue {
         }
         if n == 0 && self.gone.is_empty() { 0 } else { self.take_all(n, wcs) }
     }
-    #[inline(never)]
+    #[inline(always)]
     fn take_all(&mut self, count: usize, wcs: &mut Completions) -> usize {
         for i in 0..count {
             self.take(i, wcs);
