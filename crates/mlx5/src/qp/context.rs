@@ -45,7 +45,7 @@ pub(crate) fn state_of(code: u32) -> Option<QpState> {
         S::Rts => QpState::Rts,
         S::SqEr => QpState::Sqe,
         S::Err => QpState::Error,
-        S::Sqd => QpState::Sqd,
+        S::Sqd | S::SqDraining => QpState::Sqd,
         _ => return None,
     })
 }
@@ -307,8 +307,9 @@ mod tests {
     #[test]
     fn every_state_but_suspended_has_a_name_of_ours() {
         use QpState::*;
-        let states = [0, 1, 2, 3, 4, 6, 7].map(|code| state_of(code).unwrap());
-        assert_eq!(states, [Reset, Init, Rtr, Rts, Sqe, Error, Sqd]);
-        assert_eq!((state_of(9), state_of(5), state_of(15)), (None, None, None));
+        let states = [0, 1, 2, 3, 4, 5, 6, 7].map(|code| state_of(code).unwrap());
+        // One that drains is one that is drained, to programs.
+        assert_eq!(states, [Reset, Init, Rtr, Rts, Sqe, Sqd, Error, Sqd]);
+        assert_eq!((state_of(9), state_of(8), state_of(15)), (None, None, None));
     }
 }
