@@ -24,7 +24,9 @@ fn serve_as(functions: usize, how: ServerOptions) -> Served {
 }
 /// The function; a client that has just gone leaves it free.
 fn function(served: &Served, number: usize) -> PciFunction {
-    PciFunction::connect(&served.sockets()[number], UserOptions::default()).unwrap()
+    // Many tests share the CPUs, so a server that is well may be late.
+    let options = UserOptions::default().deadline(Duration::from_secs(60));
+    PciFunction::connect(&served.sockets()[number], options).unwrap()
 }
 fn open(served: &Served, number: usize) -> Arc<Mlx5> {
     Mlx5::open(function(served, number), Options::default()).unwrap()
