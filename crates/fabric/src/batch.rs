@@ -7,7 +7,7 @@ use crate::lent::Lent;
 
 /// Segments of one train at most: what UDP_SEGMENT takes.
 const MAX_SEGMENTS: usize = 64;
-/// What is lent of a packet is rarely less than this.
+/// The payload of a packet that is lent is rarely shorter than this.
 const LENT_BYTES: usize = 1024;
 /// Bytes of one train at most: what fits one UDP datagram before it is cut.
 const MAX_TRAIN_BYTES: usize = 65_000;
@@ -158,12 +158,12 @@ impl TxBatch {
     pub fn is_lent(&self) -> bool {
         !self.lent.is_empty()
     }
-    /// What lies elsewhere of a train.
+    /// The payloads of a train that lie elsewhere.
     #[inline]
     pub(crate) fn lent(&self, train: &Train) -> &[Lent] {
         lent_of(&self.lent, train)
     }
-    /// The bytes of a train, and what lies elsewhere of it.
+    /// The bytes of a train, and its payloads that lie elsewhere.
     pub(crate) fn parts_mut(&mut self, train: &Train) -> (&mut [u8], &[Lent]) {
         (&mut self.buf[train.start..train.start + train.len], lent_of(&self.lent, train))
     }
@@ -267,7 +267,7 @@ fn train_bytes(total: usize) -> usize {
     segments(total) * total
 }
 
-/// Those of `lent`, which are in order, that lie in a train.
+/// The payloads of a train, among all of `lent`, which are in order.
 #[inline]
 fn lent_of<'a>(lent: &'a [Lent], train: &Train) -> &'a [Lent] {
     if lent.is_empty() {

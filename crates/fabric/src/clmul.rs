@@ -171,7 +171,7 @@ fn residual(width: Width, flow: &FlowCrc, ident: u16, packet: &[u8]) -> u32 {
 #[target_feature(enable = "pclmulqdq,sse4.1")]
 fn in_two(width: Width, flow: &FlowCrc, ident: u16, bytes: usize, head: &[u8], payload: &[u8]) -> u32 {
     let register = !Start::new(width, flow, bytes).residual(ident, head);
-    // What precedes the payload counts as if it were added to the first bytes of it.
+    // The headers' register counts as if it were added to the payload's first bytes.
     let first = load(payload.first_chunk().expect("a block"));
     !longer(width, _mm_xor_si128(first, _mm_cvtsi32_si128(register as i32)), payload)
 }

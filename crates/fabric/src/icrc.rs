@@ -363,7 +363,7 @@ impl Icrc {
         let (head, tail) = (&packet[..at], at + payload.len());
         let icrc = match self.clmul {
             Some(clmul) if at.is_multiple_of(4) && payload.len() > MIN_PIECE => {
-                // What stands behind the headers as their ICRC is 0.
+                // Zeros stand behind the headers, in place of an ICRC.
                 let mut first = [0; MAX_HEADERS + ICRC_BYTES];
                 first[..at].copy_from_slice(head);
                 let first = &first[..at + ICRC_BYTES];

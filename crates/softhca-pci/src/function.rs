@@ -32,7 +32,7 @@ use crate::objects::Objects;
 use crate::port::directory::SharedDirectory;
 use crate::port::fixed::Fixed;
 use crate::port::link::{Link, Wire};
-use crate::port::rate::Frames;
+use crate::port::rate::FrameRate;
 use crate::script::Script;
 
 /// Keys that are taken back in one look where their memory goes.
@@ -116,8 +116,8 @@ pub struct Function {
     pub(crate) objects: Objects,
     pub(crate) ethernet: Ethernet,
     pub(crate) link: Link,
-    /// Where the rate is fixed at which it sends.
-    pub(crate) frames: Option<Frames>,
+    /// What its Ethernet frames have of the rate at which it may send, where that is fixed.
+    pub(crate) frame_rate: Option<FrameRate>,
 }
 
 impl std::fmt::Debug for Function {
@@ -138,10 +138,10 @@ impl Function {
     ) -> std::io::Result<Self> {
         let registers = Registers::new();
         directory.fix(&options);
-        let frames = options.fixed.rate.map(Frames::new);
+        let frame_rate = options.fixed.rate.map(FrameRate::new);
         let mut objects =
             Objects::new(hca.clone(), Wire::of(&options, &hca, &Link::default()), registers.clock());
-        objects.pace = frames.as_ref().map(|frames| frames.pace.clone());
+        objects.pace = frame_rate.as_ref().map(|rate| rate.pace.clone());
         Ok(Self {
             config: Config::new(options.port),
             objects,
@@ -158,7 +158,7 @@ impl Function {
             eqs: Eqs::default(),
             ethernet: Ethernet::default(),
             link: Link::default(),
-            frames,
+            frame_rate,
             hca,
         })
     }

@@ -101,14 +101,14 @@ pub(crate) struct Core {
     pub(crate) ahs: Slab<Ah>,
     pub(crate) counters: EngineCounters,
     /// Queue pairs that want to send, each once.
-    pub(crate) ready: VecDeque<u32>,
+    ready: VecDeque<u32>,
     /// As many of these, from the first on, were brought into an order by their paths, and have their turn before
     /// others.
     ready_grouped: usize,
     /// As many of these as the network took nothing of when they were tried last.
     ready_blocked: usize,
-    /// Those that want to send and wait until their pace has room; `ready` is set of them.
-    pub(crate) paced: Paced,
+    /// Queue pairs that want to send and wait until their pace has room; their `ready` is set.
+    paced: Paced,
     /// Queue pairs that owe an acknowledgement, each once.
     acks: Vec<u32>,
     /// As `ready_blocked`.
@@ -255,23 +255,19 @@ impl Engine {
     /// Shows what a turn did: what peers may reach no more is taken back before a completion tells so, and behind a
     /// completion queue that overran goes what its queue pairs allowed. Where a peer is within, nothing is waited for
     /// here: the completions that depend on it are kept until a later turn finds it out.
-    #[inline]
     pub(crate) fn conclude(&mut self) {
         self.take_back();
-        self.conclude_completions();
+        if self.core.tables.has_fresh() {
+            self.core.finish(self.core.now);
+            self.take_back();
+        }
     }
     /// As [`conclude`](Self::conclude), where nothing was done but requests completed.
     #[inline(always)]
     fn conclude_completions(&mut self) {
         if self.core.tables.has_fresh() {
-            self.conclude_fresh();
+            self.conclude();
         }
-    }
-    #[inline(never)]
-    fn conclude_fresh(&mut self) {
-        self.take_back();
-        self.core.finish(self.core.now);
-        self.take_back();
     }
     /// Who waits for more than memory is waited for by the next turn: it looks at everything.
     pub(crate) fn next_turn_is_whole(&mut self) {
@@ -525,6 +521,14 @@ impl Core {
             res.sq.refresh();
             let now = self.now;
             machine.handle_posted(now, &mut QpHost::new(res, &mut self.tables, &self.ahs));
+        }
+    }
+
+    /// Queue pairs whose pace may have room again have their turn, behind those that have it now.
+    #[inline]
+    fn resume_paced(&mut self, now: Instant) {
+        if self.paced.opens_at().is_some() {
+            self.ready.extend(self.paced.take_due(now));
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use hca_core::{Instant, QpHandle};
 
 use crate::device::SoftHca;
-use crate::engine::{Core, Engine};
+use crate::engine::Engine;
 
 const NS_PER_S: u128 = 1_000_000_000;
 /// Bytes that may leave at once behind a pause, at any rate.
@@ -55,7 +55,7 @@ impl Pace {
         u64::try_from(ns).unwrap_or(u64::MAX)
     }
 
-    /// Bytes that may be sent now. Of a packet that is longer the rest is owed.
+    /// Bytes that may be sent now. A packet that is longer leaves whole, and its rest delays the next one.
     pub fn room(&self, now: Instant) -> u64 {
         let ahead_ns = self.sent_by_ns.load(Ordering::Relaxed).saturating_sub(now.as_nanos());
         let left_ns = self.burst_ns.saturating_sub(ahead_ns);
@@ -63,9 +63,8 @@ impl Pace {
         u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 
-    /// When there is room for some bytes again, if there is none now.
+    /// When there is room for a byte again, if there is none now.
     pub fn opens_at(&self) -> Instant {
-        // A packet's worth, so that nobody wakes for a byte.
         let opens_ns = self.sent_by_ns.load(Ordering::Relaxed).saturating_sub(self.burst_ns);
         Instant::from_nanos(opens_ns.saturating_add(self.ns_of(1).max(1)))
     }
@@ -126,16 +125,6 @@ impl Paced {
     /// A queue pair has gone.
     pub(crate) fn forget(&mut self, slot: u32) {
         self.waiting.retain(|s| *s != slot);
-    }
-}
-
-impl Core {
-    /// Queue pairs whose pace may have room again have their turn, behind those that have it now.
-    #[inline]
-    pub(crate) fn resume_paced(&mut self, now: Instant) {
-        if self.paced.opens_at().is_some() {
-            self.ready.extend(self.paced.take_due(now));
-        }
     }
 }
 

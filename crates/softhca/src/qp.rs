@@ -1,6 +1,7 @@
 //! What a queue pair has beside its transport machine: rings, keys, completions; and how the machine
 //! reaches them.
 
+mod lists;
 mod parts;
 
 use core::mem::MaybeUninit;
@@ -9,8 +10,8 @@ use core::ops::{Deref, DerefMut};
 
 use hca_core::wire::Packet;
 use hca_core::{
-    Access, AhHandle, AsyncEvent, Completion, FlatOp, Lkey, Payload, PdHandle, Qkey, QpCap, QpHandle, QpType,
-    Qpn, Rkey, SendFlags, SendOp, Sge, UdDest, WcOpcode, WcStatus,
+    Access, AhHandle, AsyncEvent, Completion, FlatOp, Lkey, PdHandle, Qkey, QpCap, QpHandle, QpType, Qpn,
+    Rkey, SendFlags, SendOp, Sge, UdDest, WcOpcode, WcStatus,
 };
 use hca_fabric::{LinkId, PathId, Places, Reach};
 use hca_transport::{
@@ -21,11 +22,13 @@ use hca_transport::{
 use crate::dma;
 use crate::doorbell::{Link, Ringer};
 use crate::doze::Doze;
-use crate::near::{self, LocalList, Near, Piece, Wish};
+use crate::near::{self, Near, Wish};
 use crate::pace::Pace;
 use crate::ring::{Cell, Consumer, Header};
 use crate::sync::{Arc, AtomicBool, AtomicU32};
 use crate::tables::{Ah, Tables};
+pub(crate) use lists::PostedList;
+use lists::RequestList;
 use parts::each_part;
 
 /// The header of a send queue slot, one cache line. The first cell of a datagram's slot is its destination.
@@ -725,79 +728,6 @@ impl Host for QpHost<'_> {
     fn count(&mut self, what: Count) {
         self.tables.counts[what as usize] += 1;
         self.res.counts[what as usize] += 1;
-    }
-}
-
-/// The local list of a request that is queued.
-struct RequestList<'a> {
-    sq: &'a Consumer<SendHeader>,
-    index: u32,
-    tables: &'a Tables,
-    pd: PdHandle,
-}
-
-/// The local list of a request that is not queued.
-pub(crate) struct PostedList<'a> {
-    pub(crate) payload: Payload<'a>,
-    pub(crate) tables: &'a Tables,
-    pub(crate) pd: PdHandle,
-}
-
-/// Goes through a list's pieces in `offset .. offset + len`, translated.
-#[inline]
-fn each_piece<E: From<LocalError>>(
-    (tables, pd): (&Tables, PdHandle),
-    sges: impl Iterator<Item = Sge>,
-    (offset, len): (u32, usize),
-    write: bool,
-    mut f: impl FnMut(Piece<'_>, usize) -> Result<(), E>,
-) -> Result<(), E> {
-    let access = if write { Access::LOCAL_WRITE } else { Access::empty() };
-    pieces(sges, offset, len, |s, at| {
-        each_part(tables, pd, s, access, |place, part, len| f(Piece::Memory(place, len), at + part))
-    })
-}
-
-/// The piece that inline bytes are.
-#[inline]
-fn inline_piece(bytes: &[u8], offset: u32, len: usize) -> Result<Piece<'_>, LocalError> {
-    let offset = offset as usize;
-    bytes.get(offset..offset + len).map(Piece::Inline).ok_or(LocalError::Length)
-}
-
-impl LocalList for RequestList<'_> {
-    #[inline]
-    fn each<E: From<LocalError>>(
-        &self,
-        offset: u32,
-        len: usize,
-        write: bool,
-        mut f: impl FnMut(Piece<'_>, usize) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let h = self.sq.header_ref(self.index);
-        let cells = self.sq.cells(self.index);
-        if h.inline {
-            return f(inline_piece(bytemuck::cast_slice(list(cells, h)), offset, len)?, 0);
-        }
-        each_piece((self.tables, self.pd), entries(cells, h), (offset, len), write, f)
-    }
-}
-
-impl LocalList for PostedList<'_> {
-    #[inline]
-    fn each<E: From<LocalError>>(
-        &self,
-        offset: u32,
-        len: usize,
-        write: bool,
-        mut f: impl FnMut(Piece<'_>, usize) -> Result<(), E>,
-    ) -> Result<(), E> {
-        match self.payload {
-            Payload::Inline(bytes) => f(inline_piece(bytes, offset, len)?, 0),
-            Payload::Sges(sges) => {
-                each_piece((self.tables, self.pd), sges.iter().copied(), (offset, len), write, f)
-            }
-        }
     }
 }
 

@@ -73,7 +73,7 @@ impl LineData<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found(u32);
 
-/// What [`ShmFabric::take_lines`] took.
+/// The messages that [`ShmFabric::take_lines`] took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lines {
     /// Messages taken.
@@ -157,7 +157,7 @@ impl ShmFabric {
     }
 
     /// Takes messages of one line from a ring that has something, up to `max`, until another record stands in the way.
-    /// What no peer of this kind writes is left to [`recv_all`](Self::recv_all).
+    /// Records that no such peer writes are left to [`recv_all`](Self::recv_all).
     #[inline(never)]
     pub fn take_lines<S: LineSink>(&mut self, Found(slot): Found, max: usize, sink: &mut S) -> Lines {
         let mut found = Lines { taken: 0, other: false };

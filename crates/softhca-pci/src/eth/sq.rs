@@ -313,18 +313,18 @@ impl Function {
         }
         self.post_raised();
         // Those that wait for their rate are nothing to do.
-        left < BUDGET || self.frames.is_none()
+        left < BUDGET || self.frame_rate.is_none()
     }
 
     /// How long until frames may leave that wait for the function's rate, if there are any.
     pub(crate) fn frames_leave_in(&self) -> Option<Duration> {
-        let frames = self.frames.as_ref()?;
+        let rate = self.frame_rate.as_ref()?;
         let waits = self.ethernet.sqs.values().any(|sq| sq.rung && sq.state == READY);
-        waits.then(|| frames.opens_in(self.hca.now()))
+        waits.then(|| rate.opens_in(self.hca.now()))
     }
 
     fn take_frames_of(&mut self, sqn: u32, left: &mut usize, bytes: &mut usize) {
-        let Self { ethernet, objects, guest, directory, options, frames: limit, hca, .. } = self;
+        let Self { ethernet, objects, guest, directory, options, frame_rate, hca, .. } = self;
         let now = hca.now();
         let Some(sq) = ethernet.sqs.get_mut(sqn) else { return };
         // The page is shared with queues of RDMA, whose doorbells say nothing of this one.
@@ -335,7 +335,7 @@ impl Function {
         let (addresses, mut switch) = (directory.lock(), directory.switch());
         let largest = switch.largest(options.number);
         while *left > 0 && *bytes > 0 {
-            if sq.state == READY && limit.as_mut().is_some_and(|limit| !limit.may_leave(now)) {
+            if sq.state == READY && frame_rate.as_mut().is_some_and(|rate| !rate.may_leave(now)) {
                 break;
             }
             let Some(wqe) = sq.next(guest, end) else {
@@ -360,8 +360,8 @@ impl Function {
                         continue;
                     }
                     ethernet.seen.count_sent(&destination(frame), frame.len());
-                    if let Some(limit) = limit {
-                        limit.left(now, frame.len());
+                    if let Some(rate) = frame_rate {
+                        rate.left(now, frame.len());
                     }
                     let copies = switch.send(options.number, frame, &|address| addresses.is_here(address));
                     *left = left.saturating_sub(copies);

@@ -72,7 +72,7 @@ impl fmt::Display for Rate {
 
 /// The Ethernet side of a function whose rate is fixed; its queue pairs have the same pace at the adapter.
 #[derive(Debug)]
-pub(crate) struct Frames {
+pub(crate) struct FrameRate {
     pub(crate) pace: Arc<Pace>,
     /// Bytes that frames have sent more than queue pairs, since both wanted to.
     ahead: i64,
@@ -80,7 +80,7 @@ pub(crate) struct Frames {
     counted: u64,
 }
 
-impl Frames {
+impl FrameRate {
     pub(crate) fn new(rate: Rate) -> Self {
         Self { pace: Arc::new(Pace::new(rate.0)), ahead: 0, counted: 0 }
     }
