@@ -27,9 +27,9 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `server`, `client` | [`Server`]: sockets, messages, the loop; who may be slow, and who dies |
+//! | `server` | [`Server`]: sockets, the loop; who may be slow, and who dies |
 //! | `function` | [`Function`]: the parts, their order, reset |
-//! | `bus` | configuration space; MSI-X; BAR 0; doorbell pages that the client maps, and that are polled |
+//! | `bus` | what messages ask of a function; configuration space; MSI-X; BAR 0; doorbell pages that the client maps, and that are polled |
 //! | `guest` | the client's memory: maps, checked copies, windows |
 //! | `command` | slots, mailboxes, and what each command does |
 //! | `qp`, `cq`, `srq`, `mkey` | objects as commands make them, each with its part of the data path and its tests |
@@ -51,7 +51,6 @@ pub mod design {}
 #[cfg_attr(fuzzing, allow(dead_code, unused_imports))]
 mod bed;
 mod bus;
-mod client;
 mod command;
 mod cq;
 mod eq;

@@ -6,23 +6,21 @@
 //! and, where a client has doorbell pages and can't wake anybody, for a millisecond at most.
 
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hca_core::Device;
 use hca_process::Fork;
-use hca_vfio::user::Sleeper;
+use hca_vfio::user::serve::{Connection, Ended, ListenError, Listener};
+use hca_vfio::user::{ChannelError, Sleeper};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use softhca::{SoftHca, as_one_look};
 use thiserror::Error;
 
-use crate::client::{Client, Ended};
 use crate::function::{Function, FunctionOptions, PortKind};
 use crate::guest::Part;
 use crate::port::directory::SharedDirectory;
@@ -87,26 +85,9 @@ pub enum ServeError {
         /// Why.
         why: FixedError,
     },
-    /// Somebody serves there already.
-    #[error("{}: another server listens there; stop it, or name another path", path.display())]
-    InUse {
-        /// The socket's path.
-        path: PathBuf,
-    },
-    /// Something else is there.
-    #[error("{}: there is something that is no socket; remove it, or name another path", path.display())]
-    NoSocket {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The socket can't be made.
-    #[error("{}: listening there: {source}{}", path.display(), hca_core::remedy(source))]
-    Listen {
-        /// The socket's path.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    /// Nobody can listen at a socket's path.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     /// The system refuses something else.
     #[error("{doing}: {source}{}", hca_core::remedy(source))]
     System {
@@ -120,12 +101,11 @@ pub enum ServeError {
 /// A socket with the function behind it.
 #[derive(Debug)]
 struct Slot {
-    path: PathBuf,
-    listener: UnixListener,
+    listener: Listener,
     /// None where it broke down, and could not be replaced.
     function: Option<Function>,
     part: Part,
-    client: Option<Client>,
+    client: Option<Connection>,
     sleeper: Sleeper,
     /// A client that has gone may still have the sleeper's descriptors.
     worn: bool,
@@ -134,15 +114,12 @@ struct Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // The socket's file and the client are the parent's.
+        // The client is the parent's.
         if self.fork.is_child() {
             return;
         }
         if let Some(function) = self.function.take() {
             dismiss(function);
-        }
-        if let Err(e) = std::fs::remove_file(&self.path) {
-            tracing::warn!("{}: the socket stays: {e}", self.path.display());
         }
     }
 }
@@ -204,10 +181,9 @@ impl Server {
                 .map_err(system("making doorbell pages"))?;
             function.set_part(part);
             let sleeper = Sleeper::new().map_err(system("making an eventfd"))?;
-            let listener = listen(path)?;
-            let (path, fork) = (path.clone(), Fork::new());
-            let function = Some(function);
-            slots.push(Slot { path, listener, function, part, client: None, sleeper, worn: false, fork });
+            let listener = Listener::bind(path)?;
+            let (function, fork) = (Some(function), Fork::new());
+            slots.push(Slot { listener, function, part, client: None, sleeper, worn: false, fork });
         }
         Ok(Self { hca, slots, stop, patience, trimmer: Trimmer::default() })
     }
@@ -264,7 +240,7 @@ impl Server {
         }
         for slot in &mut self.slots {
             worked |= slot.guarded(Function::give_back);
-            if slot.client.as_ref().is_some_and(Client::is_put_off) {
+            if slot.client.as_ref().is_some_and(Connection::is_put_off) {
                 worked |= slot.serve();
             }
         }
@@ -294,7 +270,7 @@ impl Server {
         let mut ticks = false;
         for slot in &self.slots {
             let (Some(client), Some(function)) = (&slot.client, &slot.function) else { continue };
-            let told = client.wakes && slot.sleeper.announce();
+            let told = client.wakes() && slot.sleeper.announce();
             ticks |= !told && function.pages.polled() > 0;
             ticks |= function.options().script.is_some();
         }
@@ -307,7 +283,7 @@ impl Server {
             let timeout = self.hca.next_deadline().into_iter().chain(limit).chain(frames).min();
             self.look_at_sockets(timeout)
         };
-        for slot in self.slots.iter().filter(|slot| slot.client.as_ref().is_some_and(|c| c.wakes)) {
+        for slot in self.slots.iter().filter(|slot| slot.client.as_ref().is_some_and(Connection::wakes)) {
             slot.sleeper.awake();
         }
         worked
@@ -406,7 +382,7 @@ impl Slot {
         let Some(broken) = self.function.take() else { return };
         tracing::error!(
             "{}: the function has panicked, and is as new: please report what was printed, with what its client did",
-            self.path.display()
+            self.listener.path().display()
         );
         (self.client, self.worn) = (None, true);
         let (hca, directory, options) =
@@ -417,7 +393,9 @@ impl Slot {
                 function.set_part(self.part);
                 self.function = Some(function);
             }
-            Err(e) => tracing::error!("{}: there is no function any more: {e}", self.path.display()),
+            Err(e) => {
+                tracing::error!("{}: there is no function any more: {e}", self.listener.path().display());
+            }
         }
     }
 
@@ -426,7 +404,7 @@ impl Slot {
     fn serve(&mut self) -> bool {
         let (Some(client), Some(function)) = (&mut self.client, &mut self.function) else { return false };
         let sleeper = &self.sleeper;
-        let Ok(served) = catch_unwind(AssertUnwindSafe(|| client.serve(function, sleeper))) else {
+        let Ok(served) = catch_unwind(AssertUnwindSafe(|| client.serve(function, Some(sleeper)))) else {
             self.break_down();
             return true;
         };
@@ -441,10 +419,10 @@ impl Slot {
         if self.client.take().is_none() {
             return;
         }
-        if matches!(ended, Ended::Closed) {
-            tracing::info!("{}: {ended}", self.path.display());
+        if ended.is_closed() {
+            tracing::info!("{}: {ended}", self.listener.path().display());
         } else {
-            tracing::warn!("{}: {ended}; it is hung up on", self.path.display());
+            tracing::warn!("{}: {ended}; it is hung up on", self.listener.path().display());
         }
         self.guarded(Function::disconnect);
         self.worn = true;
@@ -466,22 +444,22 @@ impl Slot {
 
     /// Takes a client, unless there is one.
     fn accept(&mut self) {
-        let Ok((socket, _)) = self.listener.accept() else { return };
+        let Some(socket) = self.listener.accept() else { return };
         if self.client.as_ref().is_some_and(|client| !client.has_hung_up()) {
-            tracing::warn!("{}: a second client is hung up on", self.path.display());
+            tracing::warn!("{}: a second client is hung up on", self.listener.path().display());
             return;
         }
         // What the one before has left unread would change what is reset now.
-        self.end(&Ended::Closed);
+        self.end(&ChannelError::Closed.into());
         if let Err(e) = self.renew() {
             tracing::error!(
                 "{}: a client is hung up on, as what the one before shared with the server can't be replaced: {e}",
-                self.path.display()
+                self.listener.path().display()
             );
             return;
         }
-        tracing::info!("{}: a client is here", self.path.display());
-        self.client = Some(Client::new(socket.into()));
+        tracing::info!("{}: a client is here", self.listener.path().display());
+        self.client = Some(Connection::new(socket));
     }
 }
 
@@ -499,30 +477,10 @@ fn memory_bytes() -> u64 {
     (info.totalram as u64).saturating_mul(info.mem_unit.into())
 }
 
-/// Listens at a path, where a socket may be that a dead server has left.
-fn listen(path: &Path) -> Result<UnixListener, ServeError> {
-    let here = path.to_path_buf();
-    if let Ok(found) = std::fs::symlink_metadata(path) {
-        if !found.file_type().is_socket() {
-            return Err(ServeError::NoSocket { path: here });
-        }
-        match UnixStream::connect(path) {
-            Ok(_) => return Err(ServeError::InUse { path: here }),
-            Err(e) if e.kind() == std::io::ErrorKind::ConnectionRefused => {
-                let removed = std::fs::remove_file(path);
-                removed.map_err(|source| ServeError::Listen { path: here.clone(), source })?;
-            }
-            Err(source) => return Err(ServeError::Listen { path: here, source }),
-        }
-    }
-    let listener = UnixListener::bind(path);
-    let ready = listener.and_then(|l| l.set_nonblocking(true).map(|()| l));
-    ready.map_err(|source| ServeError::Listen { path: here, source })
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::{ErrorKind, Read, Write};
+    use std::os::unix::net::UnixStream;
 
     use hca_fabric::LoopbackNet;
     use hca_vfio::user::wire::{DmaUnmap, Request};

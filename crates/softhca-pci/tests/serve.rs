@@ -9,6 +9,7 @@ use std::time::Duration;
 use hca_fabric::LoopbackNet;
 use hca_prm::command::hca::{EnableHcaIn, QueryIssiIn};
 use hca_prm::{CMD_TYPE, CmdQueueEntry, CmdStatus};
+use hca_vfio::user::serve::ListenError;
 use hca_vfio::user::wire::{Capabilities, HEADER_BYTES, Header, Kind, MultiWrite, Request, Version};
 use hca_vfio::{ArenaOptions, DmaArena, DmaBuf, PciFunction, UserOptions};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -387,12 +388,12 @@ fn a_path_that_can_not_be_served_is_refused_with_its_reason() {
     let served = Served::new("paths");
     let open = |paths: &[PathBuf]| Server::open(adapter(), paths, PortKind::Roce).unwrap_err();
     assert!(matches!(open(&[]), ServeError::Functions(0)));
-    assert!(matches!(open(&[served.socket("a")]), ServeError::InUse { .. }));
+    assert!(matches!(open(&[served.socket("a")]), ServeError::Listen(ListenError::InUse { .. })));
     let file = served.folder.join("file");
     std::fs::write(&file, "text").unwrap();
-    assert!(matches!(open(std::slice::from_ref(&file)), ServeError::NoSocket { .. }));
+    assert!(matches!(open(std::slice::from_ref(&file)), ServeError::Listen(ListenError::NoSocket { .. })));
     std::fs::remove_file(&file).unwrap();
-    assert!(matches!(open(&["/nowhere/x.sock".into()]), ServeError::Listen { .. }));
+    assert!(matches!(open(&["/nowhere/x.sock".into()]), ServeError::Listen(ListenError::System { .. })));
     // What a dead server left is in nobody's way.
     let left = served.folder.join("left");
     drop(std::os::unix::net::UnixListener::bind(&left).unwrap());

@@ -298,7 +298,7 @@ impl Driver {
     /// Listens to a vector.
     pub(crate) fn line(&mut self, vector: usize) -> Line {
         let fd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
-        self.function.interrupts.listen(vector, vec![fd.try_clone().unwrap()]).unwrap();
+        self.function.interrupts.listen(vector, vec![fd.try_clone().ok()]).unwrap();
         Line(fd)
     }
 }

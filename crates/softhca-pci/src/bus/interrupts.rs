@@ -74,29 +74,29 @@ impl Interrupts {
         }
     }
 
-    /// Sets the eventfds of vectors from `first` on.
+    /// Sets the eventfds of vectors from `first` on, or takes them away.
     ///
     /// # Errors
     /// One of them is no eventfd, or the system has nothing to signal them by. Then nothing is set.
-    pub(crate) fn listen(&mut self, first: usize, eventfds: Vec<OwnedFd>) -> Result<(), Errno> {
-        for eventfd in &eventfds {
+    pub(crate) fn listen(&mut self, first: usize, eventfds: Vec<Option<OwnedFd>>) -> Result<(), Errno> {
+        for eventfd in eventfds.iter().flatten() {
             // Not even stat tells that these are of any kind, other than files, pipes and sockets.
             if FileType::from_raw_mode(fstat(eventfd)?.st_mode) != FileType::Unknown {
                 tracing::warn!("a descriptor for an interrupt was refused: it is no eventfd");
                 return Err(Errno::INVAL);
             }
         }
-        if self.signals.is_none() && !eventfds.is_empty() {
+        if self.signals.is_none() && eventfds.iter().any(Option::is_some) {
             self.signals = Some(Signals::new()?);
         }
         for (i, eventfd) in eventfds.into_iter().enumerate() {
-            self.set(first + i, Some(eventfd));
+            self.set(first + i, eventfd);
         }
         Ok(())
     }
 
     /// Sets a vector's eventfd, or takes it away.
-    pub(crate) fn set(&mut self, vector: usize, eventfd: Option<OwnedFd>) {
+    fn set(&mut self, vector: usize, eventfd: Option<OwnedFd>) {
         if let Some(v) = self.vectors.get_mut(vector) {
             v.eventfd = eventfd;
             self.deliver(vector);
@@ -188,7 +188,7 @@ mod tests {
     fn what_is_fired_while_masked_is_pending_and_comes_when_unmasked() {
         let (fd, line) = line();
         let mut i = Interrupts::new();
-        i.listen(9, vec![fd]).unwrap();
+        i.listen(9, vec![Some(fd)]).unwrap();
         i.fire(9);
         assert!(came(&line), "an entry that nobody wrote masks nothing");
         i.mask(9, true);
@@ -212,7 +212,7 @@ mod tests {
         let (copy, theirs) = (line.try_clone().unwrap(), line.try_clone().unwrap());
         std::thread::spawn(move || {
             let mut i = Interrupts::new();
-            i.listen(3, vec![copy]).unwrap();
+            i.listen(3, vec![Some(copy)]).unwrap();
             i.fire(3);
             // The client has the same flags, and changes them.
             let flags = fcntl_getfl(&theirs).unwrap();
@@ -233,7 +233,7 @@ mod tests {
         let line = eventfd(0, EventfdFlags::empty()).unwrap();
         let (stop, fired) = (AtomicBool::new(false), AtomicU32::new(0));
         let mut i = Interrupts::new();
-        i.listen(3, vec![line.try_clone().unwrap()]).unwrap();
+        i.listen(3, vec![line.try_clone().ok()]).unwrap();
         let set = |flag: bool| {
             let flags = fcntl_getfl(&line).unwrap() - OFlags::NONBLOCK;
             fcntl_setfl(&line, if flag { flags | OFlags::NONBLOCK } else { flags }).unwrap();
@@ -277,13 +277,13 @@ mod tests {
         for fd in [pipe.into(), file, socket.into()] {
             let (good, line) = line();
             let mut i = Interrupts::new();
-            assert_eq!(i.listen(0, vec![good, fd]), Err(Errno::INVAL));
+            assert_eq!(i.listen(0, vec![Some(good), Some(fd)]), Err(Errno::INVAL));
             i.fire(0);
             assert!(!came(&line), "nothing was set");
         }
         let mut i = Interrupts::new();
         let (fd, line) = line();
-        i.listen(0, vec![fd]).unwrap();
+        i.listen(0, vec![Some(fd)]).unwrap();
         i.fire(0);
         assert!(came(&line));
     }
@@ -292,7 +292,7 @@ mod tests {
     fn an_entry_of_the_table_masks_once_it_was_written() {
         let (fd, line) = line();
         let mut i = Interrupts::new();
-        i.listen(1, vec![fd]).unwrap();
+        i.listen(1, vec![Some(fd)]).unwrap();
         assert_eq!(i.table_byte(16 + 12), 1, "as the standard has it after a reset");
         for (at, byte) in [0xff_u8, 0xe0, 0xe0, 0xfe].into_iter().enumerate() {
             i.write_table_byte(16 + at as u64, byte);
@@ -311,7 +311,7 @@ mod tests {
         i.fire(2);
         i.fire(VECTORS as u32);
         i.fire(u32::MAX);
-        i.listen(2, vec![fd]).unwrap();
+        i.listen(2, vec![Some(fd)]).unwrap();
         assert!(came(&line));
         i.set(VECTORS, None);
         assert_eq!((i.table_byte(1 << 40), i.pending_byte(u64::MAX)), (0, 0));

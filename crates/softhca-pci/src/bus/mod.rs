@@ -5,3 +5,4 @@ pub(crate) mod pci;
 pub(crate) mod registers;
 mod signal;
 pub(crate) mod uar;
+mod vfio_user;

@@ -26,6 +26,15 @@ pub struct Received {
     pub descriptors: Vec<OwnedFd>,
 }
 
+/// What has come of a message.
+#[derive(Debug, Default)]
+pub(super) struct Incoming {
+    header: [u8; HEADER_BYTES],
+    header_bytes: usize,
+    payload: Vec<u8>,
+    descriptors: Vec<OwnedFd>,
+}
+
 /// Why no message was sent or came.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -92,28 +101,17 @@ impl Channel {
         descriptors: &[BorrowedFd<'_>],
         deadline: Option<Instant>,
     ) -> Result<(), ChannelError> {
-        assert!(descriptors.len() <= MAX_DESCRIPTORS, "{} descriptors", descriptors.len());
         let mut rest = message;
         let mut with = descriptors;
         while !rest.is_empty() {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-            let mut control = SendAncillaryBuffer::new(&mut space);
-            if !with.is_empty() {
-                let taken = control.push(SendAncillaryMessage::ScmRights(with));
-                assert!(taken, "there is room for all that may come");
+            let sent = self.send_some(rest, with)?;
+            if sent == 0 {
+                self.wait(PollFlags::OUT, deadline)?;
+                continue;
             }
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            match sendmsg(&self.socket, &[IoSlice::new(rest)], &mut control, flags) {
-                Ok(sent) => {
-                    rest = &rest[sent..];
-                    // They travel with the first byte.
-                    with = &[];
-                }
-                Err(Errno::AGAIN) => self.wait(PollFlags::OUT, deadline)?,
-                Err(Errno::INTR) => {}
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(ChannelError::Closed),
-                Err(errno) => return Err(ChannelError::Socket { doing: "sending a message", errno }),
-            }
+            rest = &rest[sent..];
+            // They travel with the first byte.
+            with = &[];
         }
         Ok(())
     }
@@ -123,53 +121,91 @@ impl Channel {
     /// # Errors
     /// The other side is gone or silent, what came is no message, or the system refuses.
     pub fn recv(&self, deadline: Option<Instant>) -> Result<Received, ChannelError> {
-        let mut descriptors = Vec::new();
-        let mut header = [0; HEADER_BYTES];
-        let mut at = 0;
-        while at < HEADER_BYTES {
-            at += self.some(&mut header[at..], &mut descriptors, deadline)?;
+        let mut incoming = Incoming::default();
+        loop {
+            if let Some(received) = self.recv_some(&mut incoming)? {
+                return Ok(received);
+            }
+            self.wait(PollFlags::IN, deadline)?;
         }
-        let header = Header::parse(&header)?;
-        let mut payload = Vec::new();
-        while payload.len() < header.payload_bytes {
-            const STEP: usize = 64 << 10;
-            let at = payload.len();
-            payload.resize(header.payload_bytes.min(at + STEP), 0);
-            let came = self.some(&mut payload[at..], &mut descriptors, deadline)?;
-            payload.truncate(at + came);
-        }
-        Ok(Received { header, payload, descriptors })
     }
 
-    /// Takes some bytes, one at least.
-    fn some(
-        &self,
-        into: &mut [u8],
-        descriptors: &mut Vec<OwnedFd>,
-        deadline: Option<Instant>,
-    ) -> Result<usize, ChannelError> {
+    /// Sends the first bytes of what is left of a message, without waiting. Returns how many left; 0: the socket is full.
+    ///
+    /// # Panics
+    /// If there are more descriptors than [`MAX_DESCRIPTORS`].
+    pub(super) fn send_some(&self, rest: &[u8], with: &[BorrowedFd<'_>]) -> Result<usize, ChannelError> {
+        assert!(with.len() <= MAX_DESCRIPTORS, "{} descriptors", with.len());
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !with.is_empty() {
+            let taken = control.push(SendAncillaryMessage::ScmRights(with));
+            assert!(taken, "there is room for all that may come");
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         loop {
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+            match sendmsg(&self.socket, &[IoSlice::new(rest)], &mut control, flags) {
+                Ok(sent) => return Ok(sent),
+                Err(Errno::AGAIN) => return Ok(0),
+                Err(Errno::INTR) => {}
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(ChannelError::Closed),
+                Err(errno) => return Err(ChannelError::Socket { doing: "sending a message", errno }),
+            }
+        }
+    }
+
+    /// Takes what has come of a message, without waiting. Returns the message once it is whole.
+    pub(super) fn recv_some(&self, incoming: &mut Incoming) -> Result<Option<Received>, ChannelError> {
+        while incoming.header_bytes < HEADER_BYTES {
+            let room = &mut incoming.header[incoming.header_bytes..];
+            let Some(came) = self.some(room, &mut incoming.descriptors)? else { return Ok(None) };
+            incoming.header_bytes += came;
+        }
+        let header = Header::parse(&incoming.header)?;
+        // Never beyond this message, whose descriptors come with its bytes; and no more room than comes.
+        while incoming.payload.len() < header.payload_bytes {
+            const STEP: usize = 64 << 10;
+            let at = incoming.payload.len();
+            incoming.payload.resize(header.payload_bytes.min(at + STEP), 0);
+            let came = self.some(&mut incoming.payload[at..], &mut incoming.descriptors);
+            incoming.payload.truncate(at + came.as_ref().map_or(0, |came| came.unwrap_or(0)));
+            if came?.is_none() {
+                return Ok(None);
+            }
+        }
+        let Incoming { payload, descriptors, .. } = core::mem::take(incoming);
+        Ok(Some(Received { header, payload, descriptors }))
+    }
+
+    /// Takes some bytes, one at least. `None`: there are none.
+    fn some(&self, into: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<Option<usize>, ChannelError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let message = loop {
             match recvmsg(&self.socket, &mut [IoSliceMut::new(into)], &mut control, flags) {
-                Ok(message) => {
-                    for m in control.drain() {
-                        if let RecvAncillaryMessage::ScmRights(fds) = m {
-                            descriptors.extend(fds);
-                        }
-                    }
-                    if message.flags.contains(ReturnFlags::CTRUNC) || descriptors.len() > MAX_DESCRIPTORS {
-                        return Err(ChannelError::Descriptors);
-                    }
-                    return if message.bytes == 0 { Err(ChannelError::Closed) } else { Ok(message.bytes) };
-                }
-                Err(Errno::AGAIN) => self.wait(PollFlags::IN, deadline)?,
+                Ok(message) => break message,
+                Err(Errno::AGAIN) => return Ok(None),
                 Err(Errno::INTR) => {}
                 Err(Errno::CONNRESET) => return Err(ChannelError::Closed),
                 Err(errno) => return Err(ChannelError::Socket { doing: "receiving a message", errno }),
             }
+        };
+        for part in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = part {
+                descriptors.extend(fds);
+            }
         }
+        if message.flags.contains(ReturnFlags::CTRUNC) || descriptors.len() > MAX_DESCRIPTORS {
+            return Err(ChannelError::Descriptors);
+        }
+        if message.bytes == 0 { Err(ChannelError::Closed) } else { Ok(Some(message.bytes)) }
+    }
+
+    /// Whether nobody has the other end any more, though there may be messages of theirs.
+    pub(super) fn has_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        poll(&mut fds, Some(&Timespec::default())).is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }
 
     /// Sleeps until the socket is ready, which the end of the other side is, too.

@@ -1,11 +1,11 @@
 //! Functions that a server offers at a socket: vfio-user.
 //!
-//! [`PciFunction::connect`](crate::PciFunction::connect) is the client. For a server this module has what is not the
-//! client's alone: the messages ([`wire`]), the [`Channel`] that carries them with their descriptors, and the
-//! [`Sleeper`].
+//! [`PciFunction::connect`](crate::PciFunction::connect) is the client, [`serve`] the server. Both have the messages
+//! ([`wire`]), the [`Channel`] that carries them with their descriptors, and the [`Sleeper`].
 
 mod channel;
 mod client;
+pub mod serve;
 pub mod wire;
 
 pub use crate::wake::Sleeper;

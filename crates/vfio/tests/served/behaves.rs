@@ -477,11 +477,7 @@ fn transfers_as_long_as_any_may_be_go_through_a_socket_that_holds_less() {
 #[test]
 fn a_server_that_can_be_woken_is_and_one_that_can_not_is_left_alone() {
     let server = Server::new();
-    {
-        let mut state = server.state();
-        state.capabilities = capabilities(|c| c.hca_wake = true);
-        state.sleeper = Some(Sleeper::new().unwrap());
-    }
+    server.state().sleeper = Some(Sleeper::new().unwrap());
     let function = open(&server);
     let waker = function.waker().unwrap();
     let woken = || {

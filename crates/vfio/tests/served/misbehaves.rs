@@ -3,14 +3,14 @@
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use hca_vfio::user::ChannelError;
 use hca_vfio::user::wire::{Command, RegionInfo, Reply, Request, WireError, refusal};
+use hca_vfio::user::{ChannelError, Sleeper};
 use hca_vfio::{
     ArenaOptions, DmaArena, DmaError, FunctionError, OpenError, PciFunction, UserError, UserOptions,
 };
 use proptest::prelude::*;
 
-use super::behaves::{capabilities, open};
+use super::behaves::open;
 use super::server::{AREA, Instead, Server, file, reply_bytes};
 
 /// Far beyond what any of these calls takes.
@@ -251,7 +251,7 @@ fn a_version_that_is_not_spoken_and_capabilities_that_are_none_are_refused() {
 fn a_waker_that_is_none_is_refused() {
     let told = |wake: [u32; 4], fds: fn() -> Vec<OwnedFd>| {
         let server = Server::new();
-        server.state().capabilities = capabilities(|c| c.hca_wake = true);
+        server.state().sleeper = Some(Sleeper::new().unwrap());
         let payload: Vec<u8> = wake.iter().flat_map(|w| w.to_ne_bytes()).collect();
         server.hook(move |r| match r.header.command {
             0xff01 => Instead::Raw(reply_bytes(r, &payload), fds()),

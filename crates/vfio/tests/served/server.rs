@@ -2,19 +2,20 @@
 //! and memory that it reaches by the descriptors that it is given. It can be told to misbehave.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
+use hca_vfio::user::serve::{Answer, Function, MappedRegion, Region, Session};
 use hca_vfio::user::wire::{
-    Area, Capabilities, Command, DeviceInfo, DmaMap, IrqAction, IrqData, IrqInfo, RegionInfo, Reply, Request,
-    SetIrqs, Version, Wake, refusal,
+    Area, Capabilities, Command, DeviceInfo, DmaMap, DmaUnmap, IRQ_ERROR, IRQ_MSIX, IRQ_REQUEST,
+    REGION_CONFIG,
 };
 use hca_vfio::user::{Channel, ChannelError, Received, Sleeper};
-use rustix::io::{pread, pwrite};
+use rustix::io::{Errno, pread, pwrite};
 
 /// BAR 0: trapped.
 pub(crate) const TRAPPED_BYTES: usize = 4096;
@@ -179,6 +180,7 @@ fn pieces(channel: &Channel, pieces: &[(Vec<u8>, Vec<OwnedFd>)]) -> Result<(), C
 }
 
 fn serve(channel: &Channel, state: &Mutex<State>) {
+    let mut session = Session::new();
     loop {
         let received = match channel.recv(None) {
             Ok(r) => r,
@@ -197,7 +199,7 @@ fn serve(channel: &Channel, state: &Mutex<State>) {
         let mut state = state.lock().unwrap();
         let instead = state.hook.as_mut().map_or(Instead::Proper, |h| h(&received));
         let sent = match instead {
-            Instead::Proper => state.proper(channel, received),
+            Instead::Proper => state.proper(channel, &mut session, received),
             Instead::Raw(bytes, fds) => pieces(channel, &[(bytes, fds)]),
             Instead::Pieces(all) => pieces(channel, &all),
             Instead::Last(bytes) => {
@@ -213,117 +215,93 @@ fn serve(channel: &Channel, state: &Mutex<State>) {
     }
 }
 
+impl Function for State {
+    fn info(&self) -> DeviceInfo {
+        self.device
+    }
+    fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+    fn region(&self, index: u32) -> Region<'_> {
+        match index {
+            0 => Region { bytes: TRAPPED_BYTES as u64, mapped: None },
+            2 => {
+                let (file, offset, areas) = (self.sparse.as_fd(), FILE_OFFSET, vec![AREA]);
+                Region { bytes: SPARSE_BYTES, mapped: Some(MappedRegion { file, offset, areas }) }
+            }
+            REGION_CONFIG => Region { bytes: self.config.len() as u64, mapped: None },
+            _ => Region::default(),
+        }
+    }
+    fn read(&mut self, index: u32, offset: u64, into: &mut [u8]) {
+        into.copy_from_slice(&self.bytes(index)[offset as usize..][..into.len()]);
+    }
+    fn write(&mut self, index: u32, offset: u64, data: &[u8]) {
+        self.bytes(index)[offset as usize..][..data.len()].copy_from_slice(data);
+    }
+    fn interrupts(&self, kind: u32) -> u32 {
+        match kind {
+            IRQ_MSIX => VECTORS,
+            IRQ_ERROR | IRQ_REQUEST => self.has_notices,
+            _ => 0,
+        }
+    }
+    fn listen(&mut self, kind: u32, first: u32, eventfds: Vec<Option<OwnedFd>>) -> Result<(), Errno> {
+        let all = match kind {
+            IRQ_MSIX => &mut self.irqs[..],
+            _ => core::slice::from_mut(&mut self.notices[(kind - IRQ_ERROR) as usize]),
+        };
+        if kind == IRQ_MSIX && eventfds.iter().all(Option::is_some) {
+            self.irq_batches.push(eventfds.len());
+        }
+        for (irq, eventfd) in all[first as usize..].iter_mut().zip(eventfds) {
+            *irq = eventfd;
+        }
+        Ok(())
+    }
+    fn fire(&mut self, _kind: u32, _interrupt: u32) {
+        panic!("the client asks for none");
+    }
+    fn mask(&mut self, _kind: u32, _interrupt: u32, _masked: bool) {
+        panic!("the client masks none");
+    }
+    fn dma_map(&mut self, map: &DmaMap, file: Option<OwnedFd>) -> Result<(), Errno> {
+        self.maps.insert(map.address, (*map, file.ok_or(Errno::INVAL)?));
+        Ok(())
+    }
+    fn dma_unmap(&mut self, unmap: &DmaUnmap) -> Result<(), Errno> {
+        let (map, _) = self.maps.remove(&unmap.address).ok_or(Errno::NOENT)?;
+        assert_eq!(map.size, unmap.size);
+        self.unmaps += 1;
+        Ok(())
+    }
+    fn reset(&mut self) {
+        self.resets += 1;
+    }
+}
+
 impl State {
-    fn proper(&mut self, channel: &Channel, received: Received) -> Result<(), ChannelError> {
-        let (id, command) = (received.header.id, received.header.command);
-        let Received { payload, descriptors, .. } = received;
-        let request = Request::parse(command, &payload).unwrap_or_else(|e| panic!("command {command}: {e}"));
-        let send = |reply: Reply<'_>, room| channel.send(&reply.build(id, room), &[], None);
-        let refuse = |errno| channel.send(&refusal(id, command, errno), &[], None);
-        match request {
-            Request::Version(_) => {
-                let capabilities = self.capabilities;
-                send(Reply::Version(Version { major: 0, minor: 0, capabilities }), 0)
-            }
-            Request::DeviceGetInfo => send(Reply::DeviceInfo(self.device), 0),
-            Request::GetRegionInfo { index, argsz } => {
-                let (info, file) = self.region(index);
-                let fds: Vec<BorrowedFd<'_>> = file.into_iter().collect();
-                channel.send(&Reply::RegionInfo(info).build(id, argsz), &fds, None)
-            }
-            Request::GetIrqInfo { index } => {
-                let count = match index {
-                    2 => VECTORS,
-                    3 | 4 => self.has_notices,
-                    _ => 0,
-                };
-                let (maskable, automasked, noresize) = (false, false, false);
-                send(
-                    Reply::IrqInfo(IrqInfo { index, count, eventfd: true, maskable, automasked, noresize }),
-                    0,
-                )
-            }
-            Request::SetIrqs(s) => {
-                self.set_irqs(s, descriptors);
-                send(Reply::SetIrqs, 0)
-            }
-            Request::DmaMap(map) => match <[OwnedFd; 1]>::try_from(descriptors) {
-                Ok([fd]) => {
-                    self.maps.insert(map.address, (map, fd));
-                    send(Reply::DmaMap, 0)
-                }
-                Err(_) => refuse(22),
-            },
-            Request::DmaUnmap(unmap) => match self.maps.remove(&unmap.address) {
-                Some((map, _)) if map.size == unmap.size => {
-                    self.unmaps += 1;
-                    send(Reply::DmaUnmap(unmap), 0)
-                }
-                _ => refuse(2),
-            },
-            Request::RegionRead { region, offset, count } => {
-                let data = self.bytes(region)[offset as usize..][..count as usize].to_vec();
-                send(Reply::RegionRead { region, offset, data: &data }, 0)
-            }
-            Request::RegionWrite { region, offset, data } => {
-                let count = data.len() as u32;
-                self.bytes(region)[offset as usize..][..data.len()].copy_from_slice(data);
-                send(Reply::RegionWrite { region, offset, count }, 0)
-            }
-            Request::DeviceReset => {
-                self.resets += 1;
-                send(Reply::DeviceReset, 0)
-            }
-            Request::HcaWake => {
-                let sleeper = self.sleeper.as_ref().expect("it was offered");
-                let reply = Reply::HcaWake(Wake { word: Some(0) });
-                channel.send(&reply.build(id, 0), &sleeper.descriptors(), None)
-            }
-            other => panic!("{other:?}"),
+    /// Answers as a server does that is well.
+    fn proper(
+        &mut self,
+        channel: &Channel,
+        session: &mut Session,
+        mut received: Received,
+    ) -> Result<(), ChannelError> {
+        let sleeper = self.sleeper.take();
+        let answer = session.answer(self, sleeper.as_ref(), &mut received);
+        self.sleeper = sleeper;
+        match answer.unwrap_or_else(|e| panic!("{e}")) {
+            Answer::Reply { bytes, descriptors } => pieces(channel, &[(bytes, descriptors)]),
+            other => panic!("a client waits for replies: {other:?}"),
         }
     }
 
     fn bytes(&mut self, region: u32) -> &mut [u8] {
         match region {
             0 => &mut self.trapped,
-            7 => &mut self.config,
+            REGION_CONFIG => &mut self.config,
             other => panic!("region {other} is trapped"),
-        }
-    }
-
-    fn region(&self, index: u32) -> (RegionInfo, Option<BorrowedFd<'_>>) {
-        let (argsz, offset) = (RegionInfo::BYTES, 0);
-        let plain =
-            RegionInfo { argsz, index, read: true, write: true, mmap: false, size: 0, offset, areas: None };
-        match index {
-            0 => (RegionInfo { size: TRAPPED_BYTES as u64, ..plain }, None),
-            2 => {
-                let (size, offset, areas) = (SPARSE_BYTES, FILE_OFFSET, Some(vec![AREA]));
-                (RegionInfo { mmap: true, size, offset, areas, ..plain }, Some(self.sparse.as_fd()))
-            }
-            7 => (RegionInfo { size: self.config.len() as u64, ..plain }, None),
-            _ => (plain, None),
-        }
-    }
-
-    fn set_irqs(&mut self, s: SetIrqs<'_>, descriptors: Vec<OwnedFd>) {
-        assert_eq!(s.action, IrqAction::Trigger);
-        if let 3 | 4 = s.index {
-            assert_eq!((s.start, s.count), (0, 1));
-            self.notices[s.index as usize - 3] = descriptors.into_iter().next();
-            return;
-        }
-        assert_eq!(s.index, 2);
-        match s.data {
-            IrqData::None => self.irqs.iter_mut().for_each(|i| *i = None),
-            IrqData::EventFds => {
-                assert_eq!(descriptors.len() as u32, s.count);
-                self.irq_batches.push(descriptors.len());
-                for (at, fd) in (s.start as usize..).zip(descriptors) {
-                    self.irqs[at] = Some(fd);
-                }
-            }
-            IrqData::Bools(_) => panic!("nobody asks for that"),
         }
     }
 

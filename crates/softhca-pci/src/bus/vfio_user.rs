@@ -1,0 +1,113 @@
+//! The function as its client's messages find it.
+
+use std::os::fd::OwnedFd;
+
+use hca_vfio::user::serve::{MappedRegion, Region};
+use hca_vfio::user::wire::{
+    Area, Capabilities, DmaMap, DmaUnmap, IRQ_MSIX, MAX_DESCRIPTORS, REGION_CONFIG, Request,
+};
+use rustix::io::Errno;
+
+use crate::bus::pci::CONFIG_BYTES;
+use crate::bus::registers::{BAR_BYTES, MAPPED_FROM};
+use crate::function::Function;
+
+/// What one message may read or write.
+const MAX_TRANSFER: u32 = 64 << 10;
+/// The region of the registers and the doorbell pages.
+const REGION_BAR: u32 = 0;
+
+impl hca_vfio::user::serve::Function for Function {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::default();
+        capabilities.max_msg_fds = MAX_DESCRIPTORS as u32;
+        capabilities.max_data_xfer_size = MAX_TRANSFER;
+        capabilities.max_dma_maps = self.max_dma_maps();
+        capabilities.write_multiple = true;
+        capabilities
+    }
+
+    fn region(&self, index: u32) -> Region<'_> {
+        match index {
+            REGION_BAR => {
+                let areas = vec![Area { offset: MAPPED_FROM, size: BAR_BYTES - MAPPED_FROM }];
+                let mapped = MappedRegion { file: self.pages.file(), offset: 0, areas };
+                Region { bytes: BAR_BYTES, mapped: Some(mapped) }
+            }
+            REGION_CONFIG => Region { bytes: CONFIG_BYTES as u64, mapped: None },
+            _ => Region::default(),
+        }
+    }
+
+    fn read(&mut self, index: u32, offset: u64, into: &mut [u8]) {
+        match index {
+            REGION_BAR => self.bar_read(offset, into),
+            _ => self.config_read(offset, into),
+        }
+    }
+
+    fn write(&mut self, index: u32, offset: u64, data: &[u8]) {
+        match index {
+            REGION_BAR => self.bar_write(offset, data),
+            _ => self.config_write(offset, data),
+        }
+    }
+
+    fn interrupts(&self, kind: u32) -> u32 {
+        self.interrupts_of(kind)
+    }
+
+    fn listen(&mut self, kind: u32, first: u32, eventfds: Vec<Option<OwnedFd>>) -> Result<(), Errno> {
+        if kind == IRQ_MSIX {
+            return self.interrupts.listen(first as usize, eventfds);
+        }
+        if let (Some(script), Some(eventfd)) = (&self.options.script, eventfds.into_iter().next()) {
+            script.listen(kind, eventfd);
+        }
+        Ok(())
+    }
+
+    fn fire(&mut self, kind: u32, interrupt: u32) {
+        if kind == IRQ_MSIX {
+            self.interrupts.fire(interrupt);
+        }
+    }
+
+    fn mask(&mut self, kind: u32, interrupt: u32, masked: bool) {
+        if kind == IRQ_MSIX {
+            self.interrupts.mask(interrupt as usize, masked);
+        }
+    }
+
+    fn dma_map(&mut self, map: &DmaMap, file: Option<OwnedFd>) -> Result<(), Errno> {
+        let file = file.map(|file| (file, map.offset));
+        self.dma_map(map.address, map.size, (map.read, map.write), file)
+    }
+
+    fn dma_unmap(&mut self, unmap: &DmaUnmap) -> Result<(), Errno> {
+        self.dma_unmap(unmap.address, unmap.size)
+    }
+
+    fn reset(&mut self) {
+        self.reset();
+    }
+
+    /// Takes keys back one by one, where their memory goes.
+    fn prepare(&mut self, request: &Request<'_>) -> bool {
+        match request {
+            Request::DmaUnmap(unmap) => self.release_piece(unmap.address, unmap.size),
+            Request::RegionWrite { region: REGION_CONFIG, offset, data } => {
+                self.release_piece_before(*offset, data)
+            }
+            Request::RegionWriteMulti(writes) => writes
+                .iter()
+                .any(|w| w.region == REGION_CONFIG && self.release_piece_before(w.offset, &w.data)),
+            _ => false,
+        }
+    }
+
+    /// A script has it hang up.
+    fn hangs_up(&self) -> bool {
+        self.hung_up
+    }
+}

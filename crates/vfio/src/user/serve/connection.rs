@@ -1,0 +1,148 @@
+//! A session over a socket, for a loop that never waits.
+//!
+//! A message that has not come whole stays where it is until the rest comes, and while a reply has not left whole
+//! nothing more is read, so a client that dawdles keeps nobody waiting but itself.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::session::NoVersion;
+use super::{Answer, Function, Session};
+use crate::user::channel::Incoming;
+use crate::user::{Channel, ChannelError, Received, Sleeper};
+
+/// Messages that are seen to in one go.
+const BUDGET: usize = 16;
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Ended {
+    /// The client has gone, what came is no message, or the socket is of no more use.
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    /// What came first was no version.
+    #[error(transparent)]
+    NoVersion(#[from] NoVersion),
+    /// The function hangs up ([`Function::hangs_up`]).
+    #[error("the function hangs up")]
+    Function,
+}
+
+impl Ended {
+    /// Whether the client has closed the connection.
+    pub fn is_closed(&self) -> bool {
+        matches!(self, Self::Channel(ChannelError::Closed))
+    }
+}
+
+/// A reply that has not left whole.
+#[derive(Debug)]
+struct Outgoing {
+    bytes: Vec<u8>,
+    sent: usize,
+    descriptors: Vec<OwnedFd>,
+}
+
+/// A client's connection.
+#[derive(Debug)]
+pub struct Connection {
+    channel: Channel,
+    session: Session,
+    incoming: Incoming,
+    outgoing: Option<Outgoing>,
+    /// A message that was done in part, and waits for the rest.
+    put_off: Option<Received>,
+}
+
+impl AsFd for Connection {
+    /// The socket, to be waited on.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.channel.as_fd()
+    }
+}
+
+impl Connection {
+    /// Takes a socket that was accepted.
+    pub fn new(socket: OwnedFd) -> Self {
+        Self {
+            channel: Channel::new(socket),
+            session: Session::new(),
+            incoming: Incoming::default(),
+            outgoing: None,
+            put_off: None,
+        }
+    }
+
+    /// Whether a reply waits for the client to read: the socket is to be waited on until it can be written.
+    pub fn is_full(&self) -> bool {
+        self.outgoing.is_some()
+    }
+
+    /// Whether a message was done in part: [`serve`](Self::serve) is to be called again.
+    pub fn is_put_off(&self) -> bool {
+        self.put_off.is_some()
+    }
+
+    /// Whether the client has what it needs to wake the server.
+    pub fn wakes(&self) -> bool {
+        self.session.wakes()
+    }
+
+    /// Whether nobody has the other end any more, though there may be messages of theirs.
+    pub fn has_hung_up(&self) -> bool {
+        self.channel.has_hung_up()
+    }
+
+    /// Sees to what has come, 16 messages at most. Returns whether there were any.
+    ///
+    /// # Errors
+    /// The connection has come to its end.
+    pub fn serve(&mut self, function: &mut impl Function, sleeper: Option<&Sleeper>) -> Result<bool, Ended> {
+        self.send()?;
+        for served in 0..BUDGET {
+            if self.is_full() {
+                return Ok(served > 0);
+            }
+            let whole = match self.put_off.take() {
+                Some(message) => Some(message),
+                None => self.channel.recv_some(&mut self.incoming)?,
+            };
+            let Some(mut message) = whole else { return Ok(served > 0) };
+            let answer = self.session.answer(function, sleeper, &mut message)?;
+            if function.hangs_up() {
+                return Err(Ended::Function);
+            }
+            match answer {
+                Answer::Later => {
+                    self.put_off = Some(message);
+                    return Ok(true);
+                }
+                Answer::Nothing => {}
+                Answer::Reply { bytes, descriptors } => {
+                    self.outgoing = Some(Outgoing { bytes, sent: 0, descriptors });
+                    self.send()?;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends what can leave.
+    fn send(&mut self) -> Result<(), ChannelError> {
+        while let Some(reply) = &mut self.outgoing {
+            let with: Vec<BorrowedFd<'_>> = match reply.sent {
+                0 => reply.descriptors.iter().map(AsFd::as_fd).collect(),
+                _ => Vec::new(),
+            };
+            let sent = self.channel.send_some(&reply.bytes[reply.sent..], &with)?;
+            if sent == 0 {
+                return Ok(());
+            }
+            reply.sent += sent;
+            if reply.sent == reply.bytes.len() {
+                self.outgoing = None;
+            }
+        }
+        Ok(())
+    }
+}

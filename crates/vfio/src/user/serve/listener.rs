@@ -1,0 +1,99 @@
+//! The socket's place in the file system.
+
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use hca_process::Fork;
+use thiserror::Error;
+
+/// Why nobody listens at a path.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ListenError {
+    /// Somebody serves there already.
+    #[error("{}: another server listens there; stop it, or name another path", path.display())]
+    InUse {
+        /// The socket's path.
+        path: PathBuf,
+    },
+    /// Something else is there.
+    #[error("{}: there is something that is no socket; remove it, or name another path", path.display())]
+    NoSocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The socket can't be made.
+    #[error("{}: listening there: {source}{}", path.display(), hca_core::remedy(source))]
+    System {
+        /// The socket's path.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+}
+
+/// A socket at a path. Its file goes when it is dropped, but not by a child of fork, whose it is not.
+#[derive(Debug)]
+pub struct Listener {
+    path: PathBuf,
+    socket: UnixListener,
+    fork: Fork,
+}
+
+impl AsFd for Listener {
+    /// The socket, to be waited on: a client is there when it is readable.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Listener {
+    /// Listens at a path, where a socket may be that a dead server has left.
+    ///
+    /// # Errors
+    /// Somebody listens there, something else is there, or the system refuses.
+    pub fn bind(path: &Path) -> Result<Self, ListenError> {
+        let here = path.to_path_buf();
+        let system = |source| ListenError::System { path: here.clone(), source };
+        if let Ok(found) = std::fs::symlink_metadata(path) {
+            if !found.file_type().is_socket() {
+                return Err(ListenError::NoSocket { path: here });
+            }
+            match UnixStream::connect(path) {
+                Ok(_) => return Err(ListenError::InUse { path: here }),
+                Err(e) if e.kind() == ErrorKind::ConnectionRefused => {
+                    std::fs::remove_file(path).map_err(system)?;
+                }
+                Err(source) => return Err(system(source)),
+            }
+        }
+        let socket = UnixListener::bind(path).map_err(system)?;
+        let this = Self { path: here.clone(), socket, fork: Fork::new() };
+        this.socket.set_nonblocking(true).map_err(system)?;
+        Ok(this)
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes the next client, if there is one; never waits.
+    pub fn accept(&self) -> Option<OwnedFd> {
+        self.socket.accept().ok().map(|(socket, _)| socket.into())
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if self.fork.is_child() {
+            return;
+        }
+        if let Err(e) = std::fs::remove_file(&self.path) {
+            tracing::warn!("{}: the socket stays: {e}", self.path.display());
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! What each message of one client asks of a function, and the reply.
+
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+
+use super::{Function, Region};
+use crate::user::wire::{
+    Capabilities, Header, IRQ_MSIX, IrqAction, IrqData, IrqInfo, Kind, MAX_DESCRIPTORS, MultiWrite,
+    RegionInfo, Reply, Request, SetIrqs, Version, Wake, WireError, refusal,
+};
+use crate::user::{Received, Sleeper};
+
+/// Writes of one message; more than QEMU collects.
+const MAX_WRITES: usize = 256;
+/// Descriptors of one message that QEMU gives: it refuses a server that takes more, whatever QEMU itself offers.
+const USUAL_DESCRIPTORS: u32 = 16;
+
+/// What becomes of a message.
+#[derive(Debug)]
+pub enum Answer {
+    /// A piece of it was done: the same message is to be given again, when others had their turn.
+    Later,
+    /// It is done, and asks for no reply.
+    Nothing,
+    /// It is done, or refused.
+    Reply {
+        /// The whole message.
+        bytes: Vec<u8>,
+        /// The descriptors that travel with it.
+        descriptors: Vec<OwnedFd>,
+    },
+}
+
+/// The first message was no version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the first message has to be VERSION")]
+pub struct NoVersion;
+
+/// One client's part of a conversation: what it has agreed on.
+#[derive(Debug, Default)]
+pub struct Session {
+    /// None before the client's VERSION has come.
+    agreed: Option<Capabilities>,
+    wakes: bool,
+}
+
+impl Session {
+    /// A client that has not said anything.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether the client has what it needs to wake the server.
+    pub fn wakes(&self) -> bool {
+        self.wakes
+    }
+
+    /// Does what a message asks for. Its descriptors are taken where it is done.
+    ///
+    /// # Errors
+    /// The client's first message is no version: it is to be hung up on.
+    pub fn answer(
+        &mut self,
+        function: &mut impl Function,
+        sleeper: Option<&Sleeper>,
+        message: &mut Received,
+    ) -> Result<Answer, NoVersion> {
+        let Received { header, payload, descriptors } = message;
+        let Kind::Command { no_reply } = header.kind else {
+            // Nothing is asked of clients, so no reply means anything.
+            descriptors.clear();
+            return Ok(Answer::Nothing);
+        };
+        let request = match Request::parse(header.command, payload) {
+            Ok(request) => request,
+            Err(e) => {
+                tracing::debug!("a message is refused: {e}");
+                descriptors.clear();
+                let errno = if matches!(e, WireError::Command { .. }) { Errno::NOSYS } else { Errno::INVAL };
+                return Ok(refuse(header, errno, no_reply));
+            }
+        };
+        if self.agreed.is_none() && !matches!(request, Request::Version(_)) {
+            return Err(NoVersion);
+        }
+        if function.prepare(&request) {
+            return Ok(Answer::Later);
+        }
+        let mut buffer = Vec::new();
+        let came = core::mem::take(descriptors);
+        Ok(match self.reply(function, sleeper, &request, came, &mut buffer) {
+            Ok(_) if no_reply => Answer::Nothing,
+            Ok((reply, descriptors)) => {
+                let room = if let Request::GetRegionInfo { argsz, .. } = request { argsz } else { 0 };
+                Answer::Reply { bytes: reply.build(header.id, room), descriptors }
+            }
+            Err(errno) => {
+                tracing::debug!("{} is refused: {errno}", request.command());
+                refuse(header, errno, no_reply)
+            }
+        })
+    }
+
+    fn reply<'b>(
+        &mut self,
+        function: &mut impl Function,
+        sleeper: Option<&Sleeper>,
+        request: &Request<'_>,
+        descriptors: Vec<OwnedFd>,
+        buffer: &'b mut Vec<u8>,
+    ) -> Result<(Reply<'b>, Vec<OwnedFd>), Errno> {
+        let agreed = self.agreed.unwrap_or_default();
+        let reply = match request {
+            Request::Version(theirs) => self.version(theirs, function.capabilities(), sleeper.is_some())?,
+            Request::DmaMap(map) => {
+                function.dma_map(map, descriptors.into_iter().next())?;
+                Reply::DmaMap
+            }
+            Request::DmaUnmap(unmap) => {
+                function.dma_unmap(unmap)?;
+                Reply::DmaUnmap(*unmap)
+            }
+            Request::DeviceGetInfo => Reply::DeviceInfo(function.info()),
+            Request::GetRegionInfo { index, .. } => return region_info(function, *index),
+            Request::GetIrqInfo { index } => Reply::IrqInfo(irq_info(function, *index)?),
+            Request::SetIrqs(set) => {
+                set_irqs(function, set, descriptors)?;
+                Reply::SetIrqs
+            }
+            &Request::RegionRead { region, offset, count } => {
+                check(function, &agreed, region, offset, count as usize)?;
+                buffer.resize(count as usize, 0);
+                function.read(region, offset, buffer);
+                Reply::RegionRead { region, offset, data: buffer }
+            }
+            &Request::RegionWrite { region, offset, data } => {
+                write(function, &agreed, region, offset, data)?;
+                Reply::RegionWrite { region, offset, count: data.len() as u32 }
+            }
+            Request::RegionWriteMulti(writes) if agreed.write_multiple => {
+                write_all(function, &agreed, writes)?;
+                Reply::RegionWriteMulti { count: writes.len() as u64 }
+            }
+            Request::DeviceReset if function.info().can_reset => {
+                function.reset();
+                Reply::DeviceReset
+            }
+            Request::HcaWake if agreed.hca_wake => {
+                let descriptors =
+                    sleeper.ok_or(Errno::NOSYS)?.descriptors().map(|fd| fd.try_clone_to_owned());
+                let [event, word] = descriptors.map(|fd| fd.map_err(|_| Errno::MFILE));
+                let descriptors = vec![event?, word?];
+                self.wakes = true;
+                return Ok((Reply::HcaWake(Wake { word: Some(0) }), descriptors));
+            }
+            _ => return Err(Errno::NOSYS),
+        };
+        Ok((reply, Vec::new()))
+    }
+
+    fn version(
+        &mut self,
+        theirs: &Version,
+        ours: Capabilities,
+        can_be_woken: bool,
+    ) -> Result<Reply<'static>, Errno> {
+        if theirs.major != 0 {
+            return Err(Errno::PROTONOSUPPORT);
+        }
+        let usual = theirs.capabilities.max_msg_fds.clamp(USUAL_DESCRIPTORS, MAX_DESCRIPTORS as u32);
+        let capabilities = Capabilities {
+            max_msg_fds: ours.max_msg_fds.min(usual),
+            write_multiple: ours.write_multiple && theirs.capabilities.write_multiple,
+            hca_wake: can_be_woken && theirs.capabilities.hca_wake,
+            ..ours
+        };
+        self.agreed = Some(capabilities);
+        Ok(Reply::Version(Version { major: 0, minor: 0, capabilities }))
+    }
+}
+
+fn refuse(header: &Header, errno: Errno, no_reply: bool) -> Answer {
+    if no_reply {
+        return Answer::Nothing;
+    }
+    let bytes = refusal(header.id, header.command, errno.raw_os_error() as u32).to_vec();
+    Answer::Reply { bytes, descriptors: Vec::new() }
+}
+
+fn region(function: &impl Function, index: u32) -> Result<Region<'_>, Errno> {
+    if index < function.info().regions { Ok(function.region(index)) } else { Err(Errno::INVAL) }
+}
+
+/// What a region is, with the descriptor of its part that may be mapped.
+fn region_info(function: &impl Function, index: u32) -> Result<(Reply<'static>, Vec<OwnedFd>), Errno> {
+    let Region { bytes, mapped } = region(function, index)?;
+    let there = bytes > 0;
+    let (mmap, offset) = (mapped.is_some(), mapped.as_ref().map_or(0, |m| m.offset));
+    let file = mapped.as_ref().map(|m| m.file.try_clone_to_owned().map_err(|_| Errno::MFILE)).transpose()?;
+    let areas = mapped.map(|m| m.areas);
+    let info = RegionInfo { argsz: 0, index, read: there, write: there, mmap, size: bytes, offset, areas };
+    Ok((Reply::RegionInfo(info), file.into_iter().collect()))
+}
+
+fn irq_info(function: &impl Function, index: u32) -> Result<IrqInfo, Errno> {
+    if index >= function.info().irq_kinds {
+        return Err(Errno::INVAL);
+    }
+    let (count, msix) = (function.interrupts(index), index == IRQ_MSIX);
+    let eventfd = count > 0 || msix;
+    Ok(IrqInfo { index, count, eventfd, maskable: msix, automasked: false, noresize: false })
+}
+
+fn set_irqs(function: &mut impl Function, set: &SetIrqs<'_>, eventfds: Vec<OwnedFd>) -> Result<(), Errno> {
+    let &SetIrqs { index, start, count, action, data } = set;
+    let all = if index < function.info().irq_kinds { function.interrupts(index) } else { 0 };
+    if index >= function.info().irq_kinds || start.checked_add(count).is_none_or(|end| end > all) {
+        return Err(Errno::INVAL);
+    }
+    let chosen = (0..count).filter(|i| match data {
+        IrqData::Bools(bools) => bools.get(*i as usize).is_some_and(|b| *b != 0),
+        _ => true,
+    });
+    match (action, data) {
+        (IrqAction::Trigger, IrqData::EventFds) if eventfds.is_empty() => {
+            function.listen(index, start, none(count))
+        }
+        (IrqAction::Trigger, IrqData::EventFds) if eventfds.len() != count as usize => Err(Errno::INVAL),
+        (IrqAction::Trigger, IrqData::EventFds) => {
+            function.listen(index, start, eventfds.into_iter().map(Some).collect())
+        }
+        (IrqAction::Trigger, IrqData::None) if count == 0 => function.listen(index, 0, none(all)),
+        (IrqAction::Trigger, _) => {
+            chosen.for_each(|i| function.fire(index, start + i));
+            Ok(())
+        }
+        (_, IrqData::EventFds) => Err(Errno::INVAL),
+        (action, _) => {
+            chosen.for_each(|i| function.mask(index, start + i, action == IrqAction::Mask));
+            Ok(())
+        }
+    }
+}
+
+fn none(count: u32) -> Vec<Option<OwnedFd>> {
+    (0..count).map(|_| None).collect()
+}
+
+/// Whether a transfer lies within its region, and is no longer than was agreed.
+fn check(
+    function: &impl Function,
+    agreed: &Capabilities,
+    index: u32,
+    offset: u64,
+    count: usize,
+) -> Result<(), Errno> {
+    let bytes = region(function, index)?.bytes;
+    let within = offset.checked_add(count as u64).is_some_and(|end| end <= bytes);
+    if within && count <= agreed.max_data_xfer_size as usize { Ok(()) } else { Err(Errno::INVAL) }
+}
+
+fn write(
+    function: &mut impl Function,
+    agreed: &Capabilities,
+    index: u32,
+    offset: u64,
+    data: &[u8],
+) -> Result<(), Errno> {
+    check(function, agreed, index, offset, data.len())?;
+    function.write(index, offset, data);
+    Ok(())
+}
+
+fn write_all(
+    function: &mut impl Function,
+    agreed: &Capabilities,
+    writes: &[MultiWrite],
+) -> Result<(), Errno> {
+    if writes.len() > MAX_WRITES {
+        return Err(Errno::INVAL);
+    }
+    writes.iter().try_for_each(|w| {
+        let data = w.data.get(..w.count as usize).ok_or(Errno::INVAL)?;
+        write(function, agreed, w.region, w.offset, data)
+    })
+}
