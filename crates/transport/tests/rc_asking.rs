@@ -85,6 +85,19 @@ fn a_short_queue_of_long_messages_asks_with_every_32nd_packet() {
 }
 
 #[test]
+fn a_short_queue_of_small_messages_asks_with_each_quarter_of_it() {
+    let mut p = Pair::new(&Setup { max_send_wr: 16, ..Setup::default() });
+    for _ in 0..10 {
+        write(&mut p, QUIET);
+    }
+    p.transmit_side(A);
+    let asks: Vec<usize> = asked(&p).iter().enumerate().filter(|a| *a.1).map(|a| a.0).collect();
+    assert_eq!(asks, [3, 7]);
+    p.run();
+    p.expect_sends(&[Success; 10]);
+}
+
+#[test]
 fn a_quarter_of_the_window_asks() {
     let mut p = Pair::new(&Setup { window_bytes: 8 << 10, ..Setup::default() });
     for _ in 0..30 {
