@@ -59,7 +59,7 @@ impl SrqCore {
             handle,
             number,
             places: (0..=depth).map(place).collect(),
-            freed: CachePadded(AtomicU32::new(0)),
+            freed: CachePadded::new(AtomicU32::new(0)),
             gone: AtomicBool::new(false),
         }
     }

@@ -63,8 +63,8 @@ pub(crate) struct Sleeper {
 impl Sleeper {
     pub(crate) fn new(progress: Progress) -> Result<Self, DeviceError> {
         Ok(Self {
-            turns: CachePadded(AtomicU64::new(0)),
-            mode: CachePadded(AtomicU32::new(ACTIVE)),
+            turns: CachePadded::new(AtomicU64::new(0)),
+            mode: CachePadded::new(AtomicU32::new(ACTIVE)),
             asleep: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             kick: if progress == Progress::Inline { None } else { Some(EventFd::new()?) },

@@ -80,8 +80,8 @@ pub(crate) fn ring<H: Header>(depth: u32, cells: usize) -> (Producer<H>, Consume
         cells_per_slot: cells,
         mask: slots - 1,
         depth,
-        head: CachePadded(AtomicU32::new(0)),
-        tail: CachePadded(AtomicU32::new(0)),
+        head: CachePadded::new(AtomicU32::new(0)),
+        tail: CachePadded::new(AtomicU32::new(0)),
     });
     (Producer { ring: ring.clone(), tail: 0, head: 0 }, Consumer { ring, head: 0, tail: 0 })
 }

@@ -12,7 +12,9 @@
 use std::sync::PoisonError;
 
 use crate::barrier::Barrier;
-use crate::sync::{AtomicU32, CachePadded, Mutex, MutexGuard, Ordering, yield_now};
+use crossbeam_utils::CachePadded;
+
+use crate::sync::{AtomicU32, Mutex, MutexGuard, Ordering, yield_now};
 
 /// The list, and who uses it.
 pub struct Exclusion<T> {
@@ -59,7 +61,7 @@ impl<T> Exclusion<T> {
             barrier: Barrier::of_system(),
             list: Mutex::new(list),
             version: AtomicU32::new(0),
-            inside: CachePadded(AtomicU32::new(0)),
+            inside: CachePadded::new(AtomicU32::new(0)),
         }
     }
 

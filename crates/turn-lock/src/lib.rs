@@ -34,7 +34,8 @@ mod barrier;
 mod exclusion;
 mod sync;
 #[doc(hidden)]
-pub use sync::{CachePadded, UnsafeCell};
+pub use crossbeam_utils::CachePadded;
+pub use sync::UnsafeCell;
 mod thread_word;
 mod turn_lock;
 

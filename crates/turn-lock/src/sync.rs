@@ -22,18 +22,6 @@ pub(crate) fn sleep(_: core::time::Duration) {
     yield_now();
 }
 
-/// A value on cache lines of its own (two, since adjacent lines are fetched in pairs).
-#[derive(Debug, Default)]
-#[repr(align(128))]
-pub struct CachePadded<T>(pub T);
-
-impl<T> core::ops::Deref for CachePadded<T> {
-    type Target = T;
-    fn deref(&self) -> &T {
-        &self.0
-    }
-}
-
 /// `core::cell::UnsafeCell` with the closure face that loom's cell has.
 #[cfg(not(loom))]
 #[derive(Debug)]

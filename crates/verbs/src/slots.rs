@@ -115,8 +115,8 @@ impl<T> RingSlots<T> {
             stride,
             heads: (0..capacity).map(|_| UnsafeCell::new(Head::default())).collect(),
             parts: cells(capacity * stride),
-            posted: CachePadded(AtomicU64::new(0)),
-            freed: CachePadded(AtomicU64::new(0)),
+            posted: CachePadded::new(AtomicU64::new(0)),
+            freed: CachePadded::new(AtomicU64::new(0)),
             taken: AtomicU64::new(0),
         });
         let poster = RingPoster { slots: Arc::clone(&slots), next: 0, freed: 0 };
@@ -281,7 +281,7 @@ impl<T> PoolSlots<T> {
             stride,
             slots: (0..depth).map(slot).collect(),
             parts: cells(depth as usize * stride),
-            freed: CachePadded(AtomicU32::new(0)),
+            freed: CachePadded::new(AtomicU32::new(0)),
         });
         let poster = PoolPoster { slots: Arc::clone(&slots), free: u32::from(depth > 0) };
         (slots, poster)

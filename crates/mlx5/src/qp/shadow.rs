@@ -74,7 +74,7 @@ impl Shadow {
         // As if the request before the first one had ended, and stood everywhere.
         let none = || AtomicU64::new(Note::new(u32::MAX, 0, 0, 0).0);
         let place = |_| Place { wr_id: AtomicU64::new(0), note: none() };
-        Self { places: Masked::new((0..places).map(place)), ended: CachePadded(none()) }
+        Self { places: Masked::new((0..places).map(place)), ended: CachePadded::new(none()) }
     }
 
     /// The number of the oldest request that has not ended, or of the next one if all have.
