@@ -19,11 +19,11 @@
 #![allow(unsafe_code)]
 
 use core::ptr::NonNull;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 
 use hca_dma as dma;
 use rustix::fs::SealFlags;
@@ -35,26 +35,24 @@ use softhca::Scattered;
 pub(crate) const PAGE: u64 = 4096;
 /// What the system says of a file of hugetlbfs (`statfs`).
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
-/// Mappings of this process that all clients of a server may have at one time: the system limits those of a process
-/// (`vm.max_map_count`, 65,530), and the server needs some itself.
+/// Mappings of this process that all clients of a server may have at one time, one for each file: the system limits those
+/// of a process (`vm.max_map_count`, 65,530), and the server needs some itself.
 const ALL_MAPPINGS: usize = 48 << 10;
+/// Ranges that all clients may map, and that one may: each is an entry of some 64 bytes in a table. Behind an IOMMU of its
+/// own a guest maps page by page, so that these are 16 GiB, and 4 GiB.
+const ALL_RANGES: usize = 4 << 20;
+const MOST_RANGES: usize = 1 << 20;
 /// Addresses of this process that they may have: a quarter of what x86-64 and 64-bit ARM have.
 const ALL_BYTES: u64 = 32 << 40;
 /// Bytes that the adapter's queues may have for one function, and that they may have whatever the others' have. All have
 /// a quarter of the machine's memory.
 pub(crate) const MOST_QUEUE_BYTES: usize = 1 << 30;
 const FEWEST_QUEUE_BYTES: usize = 16 << 20;
-/// Descriptors that are not for memory: the server's and the adapter's, and those of each function: sockets, doorbells,
-/// interrupts, and what comes with one message.
-const OWN_DESCRIPTORS: u64 = 64;
-const FUNCTION_DESCRIPTORS: u64 = 64;
-/// Ranges that each client may map however few descriptors there are.
-const FEWEST_MAPS: usize = 32;
 
 /// A function's part of what the process has for all clients: however much one takes, the others have theirs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// Ranges that the client may map, each with a descriptor of its own.
+    /// Ranges that the client may map.
     pub(crate) maps: usize,
     /// Mappings of this process.
     pub(crate) mappings: usize,
@@ -65,17 +63,13 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// The part of one of so many functions, where the process may have so many descriptors, and the machine has so many
-    /// bytes of memory.
-    pub(crate) fn of(functions: usize, descriptors: u64, memory: u64) -> Self {
+    /// The part of one of so many functions, where the machine has so many bytes of memory.
+    pub(crate) fn of(functions: usize, memory: u64) -> Self {
         let n = functions.max(1);
-        let others = OWN_DESCRIPTORS + FUNCTION_DESCRIPTORS * n as u64;
-        let each = usize::try_from(descriptors.saturating_sub(others) / n as u64).unwrap_or(usize::MAX);
-        let mappings = ALL_MAPPINGS / n;
         let queue_bytes = usize::try_from(memory / 4 / n as u64).unwrap_or(usize::MAX);
         Self {
-            maps: each.max(FEWEST_MAPS).min(mappings),
-            mappings,
+            maps: (ALL_RANGES / n).min(MOST_RANGES),
+            mappings: ALL_MAPPINGS / n,
             bytes: ALL_BYTES / n as u64,
             queue_bytes: queue_bytes.clamp(FEWEST_QUEUE_BYTES, MOST_QUEUE_BYTES),
         }
@@ -85,7 +79,7 @@ impl Part {
 impl Default for Part {
     /// That of a function alone.
     fn default() -> Self {
-        Self::of(1, u64::MAX, u64::MAX)
+        Self::of(1, u64::MAX)
     }
 }
 
@@ -110,10 +104,20 @@ pub(crate) enum NoWindow {
     Pages,
 }
 
-/// A range of addresses of this process that shows parts of files.
+/// A file of a client's, and how it is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct FileId {
+    device: u64,
+    inode: u64,
+    write: bool,
+}
+
+/// A range of addresses of this process that shows a file of a client's, from `offset` on.
 struct Mapping {
     base: NonNull<u8>,
     len: usize,
+    id: FileId,
+    offset: u64,
     _counted: Counted,
 }
 
@@ -167,24 +171,30 @@ impl Drop for Mapping {
 
 impl fmt::Debug for Mapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes", self.len)
+        write!(f, "{} bytes at {:#x} of {:?}", self.len, self.offset, self.id)
     }
 }
 
 impl Mapping {
     fn of_file(
         file: BorrowedFd<'_>,
+        id: FileId,
         offset: u64,
         len: usize,
-        write: bool,
         counted: Counted,
     ) -> Result<Self, Errno> {
-        let prot = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        let prot = if id.write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         let nowhere = core::ptr::null_mut();
         // SAFETY: a new mapping at an address that the kernel chooses changes no memory of ours.
         let base = unsafe { rustix::mm::mmap(nowhere, len, prot, MapFlags::SHARED, file, offset)? };
         let base = NonNull::new(base.cast()).expect("the kernel maps nothing at 0 by itself");
-        Ok(Self { base, len, _counted: counted })
+        Ok(Self { base, len, id, offset, _counted: counted })
+    }
+
+    /// Where a part of the file is in it.
+    fn at(&self, offset: u64, len: usize) -> Option<usize> {
+        let at = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
+        (at <= self.len && len <= self.len - at).then_some(at)
     }
 }
 
@@ -193,23 +203,17 @@ impl Mapping {
 struct Map {
     len: u64,
     rights: (bool, bool),
-    memory: Option<Arc<Mapping>>,
+    /// The mapping of its file, and where it begins in it.
+    memory: Option<(Arc<Mapping>, usize)>,
 }
 
 /// A part of a mapped range.
 struct Piece<'a> {
     memory: &'a Arc<Mapping>,
-    /// Where the range begins for the client, and the part in it.
-    range: u64,
-    at: u64,
+    addr: NonNull<u8>,
     len: u64,
-}
-
-impl Piece<'_> {
-    fn addr(&self) -> NonNull<u8> {
-        // Within the mapping, as who made this has found it there.
-        self.memory.base.map_addr(|a| a.saturating_add(self.at as usize))
-    }
+    /// Where the range begins for the client, and where it ends.
+    range: (u64, u64),
 }
 
 /// All memory that the client has mapped for a function.
@@ -217,6 +221,7 @@ impl Piece<'_> {
 pub(crate) struct Guest {
     bus_master: bool,
     maps: BTreeMap<u64, Map>,
+    files: HashMap<FileId, Weak<Mapping>>,
     part: Part,
     used: Arc<Used>,
 }
@@ -257,29 +262,55 @@ impl Guest {
         if self.overlapping(iova, size).next().is_some() {
             return Err(Errno::EXIST);
         }
-        let used_up = || {
-            tracing::warn!(
-                size,
-                "memory of a client was refused: its function's part of the server's {} mappings, {} TiB or descriptors is \
-                 used up; use fewer and larger ranges, or a server with fewer functions",
-                ALL_MAPPINGS,
-                ALL_BYTES >> 40
-            );
-            Errno::NOSPC
-        };
         if self.maps.len() >= self.part.maps {
-            return Err(used_up());
+            return Err(used_up(size));
         }
         let memory = match file {
             Some((file, offset)) if rights.0 || rights.1 => {
                 let len = usize::try_from(size).map_err(|_| Errno::NOMEM)?;
-                let counted = Counted::new(1, len, self.part, &self.used).ok_or_else(used_up)?;
-                Some(memory_of(file, offset, len, rights.1, counted)?)
+                Some(self.memory_of(&file, offset, len, rights.1)?)
             }
             _ => None,
         };
         self.maps.insert(iova, Map { len: size, rights, memory });
         Ok(())
+    }
+
+    /// Where a part of a client's file is mapped. A file is mapped once, as a whole: parts of it that a client maps one by
+    /// one cost entries in the table. Where the whole does not fit into what the client may have, the part alone is.
+    fn memory_of(
+        &mut self,
+        file: &OwnedFd,
+        offset: u64,
+        len: usize,
+        write: bool,
+    ) -> Result<(Arc<Mapping>, usize), Errno> {
+        let stat = rustix::fs::fstat(file)?;
+        // Types differ between machines.
+        #[allow(clippy::unnecessary_cast)]
+        let id = FileId { device: stat.st_dev as u64, inode: stat.st_ino as u64, write };
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let lies_in_it = offset.checked_add(len as u64).is_some_and(|end| end <= size);
+        if !offset.is_multiple_of(PAGE) || !lies_in_it {
+            tracing::warn!(offset, len, size, "memory of a client was refused: it does not lie in its file");
+            return Err(Errno::INVAL);
+        }
+        if let Some(mapping) = self.files.get(&id).and_then(Weak::upgrade)
+            && let Some(at) = mapping.at(offset, len)
+        {
+            return Ok((mapping, at));
+        }
+        check_file(file)?;
+        let whole = usize::try_from(size & !(PAGE - 1)).unwrap_or(usize::MAX);
+        let map = |offset, len| {
+            let counted = Counted::new(1, len, self.part, &self.used).ok_or_else(|| used_up(len as u64))?;
+            Mapping::of_file(file.as_fd(), id, offset, len, counted).map(Arc::new)
+        };
+        let mapping = map(0, whole).or_else(|_| map(offset, len))?;
+        self.files.retain(|_, file| file.strong_count() > 0);
+        self.files.insert(id, Arc::downgrade(&mapping));
+        let at = mapping.at(offset, len).expect("it was mapped");
+        Ok((mapping, at))
     }
 
     /// Whether all that lies in a range can be unmapped: ranges go as a whole.
@@ -303,6 +334,7 @@ impl Guest {
     /// Unmaps everything.
     pub(crate) fn clear(&mut self) {
         self.maps.clear();
+        self.files.clear();
     }
 
     fn overlapping(&self, iova: u64, size: u64) -> impl Iterator<Item = (u64, &Map)> {
@@ -317,40 +349,73 @@ impl Guest {
         (iova - at < map.len).then_some((*at, map.len))
     }
 
-    /// The part of a range that lies in one mapping.
-    fn piece(&self, iova: u64, len: u64, write: bool) -> Result<Piece<'_>, Fault> {
-        let fault = Fault { iova, len };
-        let (at, map) = self.maps.range(..=iova).next_back().ok_or(fault)?;
+    /// The part of a range that was found to hold an address, up to `end`.
+    fn piece<'a>(
+        &self,
+        (at, map): (&u64, &'a Map),
+        iova: u64,
+        end: u64,
+        need: (bool, bool),
+    ) -> Option<Piece<'a>> {
         let within = iova - at;
-        let memory = map.memory.as_ref().filter(|_| within < map.len && self.bus_master).ok_or(fault)?;
-        if (write && !map.rights.1) || (!write && !map.rights.0) {
-            return Err(fault);
-        }
-        Ok(Piece { memory, range: *at, at: within, len: len.min(map.len - within) })
+        let (memory, first) = map.memory.as_ref().filter(|_| within < map.len && self.bus_master)?;
+        let may = (map.rights.0 || !need.0) && (map.rights.1 || !need.1);
+        // Within the mapping, as the range is.
+        let addr = memory.base.map_addr(|a| a.saturating_add(first + within as usize));
+        let (len, range) = ((end - iova).min(map.len - within), (*at, at + map.len));
+        may.then_some(Piece { memory, addr, len, range })
     }
 
+    /// Goes through the pieces of what is mapped in which `len` bytes lie; `need` are the rights that they are to have.
     fn each(
         &self,
         iova: u64,
+        len: u64,
+        need: (bool, bool),
+        mut f: impl FnMut(Piece<'_>),
+    ) -> Result<(), Fault> {
+        let fault = Fault { iova, len };
+        let end = iova.checked_add(len).ok_or(fault)?;
+        let mut next = iova;
+        let mut go_on = |next: u64, found| {
+            let piece = self.piece(found, next, end, need).ok_or(fault)?;
+            let len = piece.len;
+            f(piece);
+            Ok(next + len)
+        };
+        if next < end {
+            next = go_on(next, self.maps.range(..=next).next_back().ok_or(fault)?)?;
+        }
+        if next < end {
+            for found in self.maps.range(next..end) {
+                if *found.0 != next {
+                    break;
+                }
+                next = go_on(next, found)?;
+            }
+        }
+        if next == end { Ok(()) } else { Err(fault) }
+    }
+
+    /// The same, with the part of the whole that each piece is.
+    fn each_part(
+        &self,
+        iova: u64,
         len: usize,
-        write: bool,
+        need: (bool, bool),
         mut f: impl FnMut(*mut u8, core::ops::Range<usize>),
     ) -> Result<(), Fault> {
-        iova.checked_add(len as u64).ok_or(Fault { iova, len: len as u64 })?;
         let mut done = 0;
-        while done < len {
-            let piece = self.piece(iova + done as u64, (len - done) as u64, write)?;
-            // Within the mapping: `piece` found it there.
-            let from = piece.addr().as_ptr();
-            f(from, done..done + piece.len as usize);
-            done += piece.len as usize;
-        }
-        Ok(())
+        self.each(iova, len as u64, need, |piece| {
+            let part = done..done + piece.len as usize;
+            done = part.end;
+            f(piece.addr.as_ptr(), part);
+        })
     }
 
     /// Copies client memory.
     pub(crate) fn read(&self, iova: u64, into: &mut [u8]) -> Result<(), Fault> {
-        self.each(iova, into.len(), false, |from, range| {
+        self.each_part(iova, into.len(), (true, false), |from, range| {
             // SAFETY: (1), (2): `each` found the range mapped, and readable.
             unsafe { dma::load(from, &mut into[range]) };
         })
@@ -358,7 +423,7 @@ impl Guest {
 
     /// Copies to client memory.
     pub(crate) fn write(&self, iova: u64, bytes: &[u8]) -> Result<(), Fault> {
-        self.each(iova, bytes.len(), true, |to, range| {
+        self.each_part(iova, bytes.len(), (false, true), |to, range| {
             // SAFETY: (1), (2): `each` found the range mapped, and writable.
             unsafe { dma::store(to, &bytes[range]) };
         })
@@ -371,7 +436,7 @@ impl Guest {
         if !iova.is_multiple_of(4) {
             return Err(fault);
         }
-        self.each(iova, 4, true, |to, _| {
+        self.each_part(iova, 4, (false, true), |to, _| {
             // Pairs with the client's look at this word, behind which it reads the rest.
             // SAFETY: (1), (2) mapped and writable; aligned, as mappings begin at pages of both; (3).
             unsafe { dma::store(to, &value.to_be_bytes()) };
@@ -382,16 +447,12 @@ impl Guest {
     pub(crate) fn window(&self, runs: &[(u64, u64)], write: bool) -> Result<Window, NoWindow> {
         let mut pieces = Vec::with_capacity(runs.len());
         let mut shown = Shown::default();
-        for &(mut iova, mut len) in runs {
-            iova.checked_add(len).ok_or(Fault { iova, len })?;
-            while len > 0 {
-                // What is written is read as well.
-                self.piece(iova, len, false)?;
-                let piece = self.piece(iova, len, write)?;
-                (iova, len) = (iova + piece.len, len - piece.len);
-                pieces.push((piece.addr(), piece.len as usize));
+        for &(iova, len) in runs {
+            // What is written is read as well.
+            self.each(iova, len, (true, write), |piece| {
+                pieces.push((piece.addr, piece.len as usize));
                 shown.add(&piece);
-            }
+            })?;
         }
         let memory = Arc::new(Scattered::new(pieces).ok_or(NoWindow::Pages)?);
         let (addr, in_one) = memory.at(0);
@@ -415,15 +476,20 @@ impl Guest {
     }
 }
 
-/// Maps a client's file, if it can't make accesses to it end in signals.
-fn memory_of(
-    file: OwnedFd,
-    offset: u64,
-    len: usize,
-    write: bool,
-    counted: Counted,
-) -> Result<Arc<Mapping>, Errno> {
-    let sealed = rustix::fs::fcntl_get_seals(&file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+#[cold]
+fn used_up(size: u64) -> Errno {
+    tracing::warn!(
+        size,
+        "memory of a client was refused: its function's part of the server's {ALL_RANGES} ranges, {ALL_MAPPINGS} files or \
+         {} TiB is used up; use fewer and larger ranges, or a server with fewer functions",
+        ALL_BYTES >> 40
+    );
+    Errno::NOSPC
+}
+
+/// Whether accesses to a client's file can't end in signals.
+fn check_file(file: &OwnedFd) -> Result<(), Errno> {
+    let sealed = rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     if !sealed {
         tracing::warn!(
             "memory of a client was refused: its file could be cut while it is used here, as it is not sealed against \
@@ -431,7 +497,7 @@ fn memory_of(
         );
         return Err(Errno::PERM);
     }
-    if rustix::fs::fstatfs(&file)?.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC {
+    if rustix::fs::fstatfs(file)?.f_type as u64 & 0xffff_ffff == HUGETLBFS_MAGIC {
         tracing::warn!(
             "memory of a client was refused: it is of hugetlbfs, whose pages can be taken away while they are used here, \
              with no others to fill the hole; use ordinary memory, which has huge pages by itself where the system has \
@@ -439,13 +505,7 @@ fn memory_of(
         );
         return Err(Errno::OPNOTSUPP);
     }
-    let end = offset.checked_add(len as u64).ok_or(Errno::INVAL)?;
-    let size = rustix::fs::fstat(&file)?.st_size;
-    if !offset.is_multiple_of(PAGE) || u64::try_from(size).is_ok_and(|size| size < end) {
-        tracing::warn!(offset, len, size, "memory of a client was refused: it does not lie in its file");
-        return Err(Errno::INVAL);
-    }
-    Ok(Arc::new(Mapping::of_file(file.as_fd(), offset, len, write, counted)?))
+    Ok(())
 }
 
 /// The runs of addresses that a list of pages makes, joined where one follows the other.
@@ -474,22 +534,40 @@ fn runs_of(pas: &[u8], log_page: u32, first: u64, len: u64) -> Option<Vec<(u64, 
     Some(runs)
 }
 
-/// The ranges that a window shows parts of: where each begins for the client, and what keeps it mapped.
+/// What a window shows: the ranges of which it shows parts, joined where one follows the other, and what keeps them
+/// mapped.
 #[derive(Debug, Default)]
 struct Shown {
-    ranges: Vec<(u64, Arc<Mapping>)>,
+    /// Where each begins for the client, and where it ends.
+    ranges: Vec<(u64, u64)>,
+    memories: Vec<Arc<Mapping>>,
 }
 
 impl Shown {
     fn add(&mut self, piece: &Piece<'_>) {
-        if self.ranges.last().is_none_or(|(range, _)| *range != piece.range) {
-            self.ranges.push((piece.range, piece.memory.clone()));
+        match self.ranges.last_mut() {
+            Some(last) if last.0 <= piece.range.0 && piece.range.1 <= last.1 => {}
+            Some(last) if last.1 == piece.range.0 => last.1 = piece.range.1,
+            _ => self.ranges.push(piece.range),
+        }
+        if self.memories.last().is_none_or(|last| !Arc::ptr_eq(last, piece.memory)) {
+            self.memories.push(piece.memory.clone());
         }
     }
     fn sorted(mut self) -> Self {
-        self.ranges.sort_unstable_by_key(|(range, _)| *range);
-        self.ranges.dedup_by_key(|(range, _)| *range);
+        self.ranges.sort_unstable();
+        // Ranges lie apart, or are the same, or follow each other.
+        self.ranges.dedup_by(|next, last| {
+            let joined = next.0 <= last.1;
+            if joined {
+                last.1 = last.1.max(next.1);
+            }
+            joined
+        });
         self.ranges.shrink_to_fit();
+        self.memories.sort_unstable_by_key(|memory| memory.base);
+        self.memories.dedup_by_key(|memory| memory.base);
+        self.memories.shrink_to_fit();
         self
     }
 }
@@ -530,16 +608,18 @@ impl Window {
         self.scattered.as_ref()
     }
 
-    /// Where the ranges begin of which it shows parts.
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = u64> {
-        self.shown.ranges.iter().map(|(range, _)| *range)
+    /// The ranges of which it shows parts, in order, joined where one follows the other: where each begins for the
+    /// client, and where it ends.
+    pub(crate) fn ranges(&self) -> &[(u64, u64)] {
+        &self.shown.ranges
     }
 
-    /// Whether a range of which it shows a part is mapped from an address in this range of the client's on. Ranges are
-    /// unmapped as a whole.
+    /// Whether a range of which it shows a part lies in this one of the client's, at least in part. Ranges are unmapped as
+    /// a whole.
     pub(crate) fn touches(&self, iova: u64, size: u64) -> bool {
-        let first = self.shown.ranges.partition_point(|(range, _)| *range < iova);
-        self.shown.ranges.get(first).is_some_and(|(range, _)| *range - iova < size)
+        let first = self.shown.ranges.partition_point(|(_, end)| *end <= iova);
+        // The highest half of all addresses ends where no number does.
+        self.shown.ranges.get(first).is_some_and(|(begin, _)| *begin < iova.saturating_add(size))
     }
 
     /// Where `len` bytes at `at` are, which lie in one piece.

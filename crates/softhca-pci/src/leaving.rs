@@ -4,15 +4,14 @@
 //! keys name memory that nobody reaches any more, so it may take its time to deregister them: a function may have 65,536,
 //! and others of the server wait while one is reset. Protection domains go behind their keys.
 
+use std::collections::VecDeque;
 use std::collections::hash_map::IntoValues;
-use std::collections::{VecDeque, btree_map};
 
 use hca_core::{Device, PdHandle};
-use rustc_hash::FxHashSet;
 use softhca::SoftHca;
 
 use crate::function::Function;
-use crate::mkey::{KeysOf, Mkey};
+use crate::mkey::{Cells, KeysOf, Mkey};
 use crate::objects::{KEY, Numbered, Objects, gone};
 
 /// Keys that are given back in one look.
@@ -24,17 +23,17 @@ const A_KEY: usize = 2;
 #[derive(Debug, Default)]
 pub(crate) struct Leaving {
     keys: VecDeque<IntoValues<u32, Mkey>>,
-    ranges: VecDeque<btree_map::IntoIter<u64, FxHashSet<u32>>>,
+    cells: VecDeque<Cells>,
     domains: Vec<PdHandle>,
 }
 
 impl Leaving {
     /// Keys whose queue pairs are gone.
-    pub(crate) fn add_keys(&mut self, keys: Numbered<Mkey>, of_ranges: KeysOf) {
+    pub(crate) fn add_keys(&mut self, keys: Numbered<Mkey>, of: KeysOf) {
         if !keys.is_empty() {
             self.keys.push_back(keys.into_values());
         }
-        self.ranges.push_back(of_ranges.into_ranges());
+        self.cells.push_back(of.into_cells());
     }
 
     /// A protection domain in which nothing is but such keys.
@@ -43,7 +42,7 @@ impl Leaving {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.keys.is_empty() && self.ranges.is_empty() && self.domains.is_empty()
+        self.keys.is_empty() && self.cells.is_empty() && self.domains.is_empty()
     }
 
     /// Gives so many keys back, at most. Returns how many.
@@ -61,9 +60,9 @@ impl Leaving {
             }
         }
         for _ in given..most {
-            let Some(ranges) = self.ranges.front_mut() else { break };
-            if ranges.next().is_none() {
-                self.ranges.pop_front();
+            let Some(cells) = self.cells.front_mut() else { break };
+            if cells.next().is_none() {
+                self.cells.pop_front();
             }
         }
         if self.keys.is_empty() {

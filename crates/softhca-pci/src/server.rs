@@ -17,7 +17,6 @@ use hca_vfio::user::serve::{Connection, Ended, ListenError, Listener};
 use hca_vfio::user::{ChannelError, Sleeper};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
 use softhca::{SoftHca, as_one_look};
 use thiserror::Error;
 
@@ -171,8 +170,7 @@ impl Server {
         let directory = SharedDirectory::of(&hca);
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| system("making an eventfd")(e.into()))?;
-        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let part = Part::of(paths.len(), descriptors, memory_bytes());
+        let part = Part::of(paths.len(), memory_bytes());
         let mut slots = Vec::with_capacity(paths.len());
         let all_fixed = fixed.into_iter().chain(std::iter::repeat_with(Fixed::default));
         for ((number, path), fixed) in (0..).zip(paths).zip(all_fixed) {

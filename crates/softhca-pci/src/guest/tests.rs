@@ -49,6 +49,8 @@ fn nothing_is_reached_beyond_what_is_mapped_or_without_bus_mastering_or_against_
         assert!(guest.write(iova, &byte).is_err(), "{iova:#x}");
         assert!(guest.window(&[(iova, 2)], false).is_err(), "{iova:#x}");
     }
+    assert!(guest.window(&[(0x10_000, 0x32_000)], false).is_err(), "there is a gap between its ends");
+    assert!(guest.write(0x17_ffe, &[0; 0x28_010]).is_err());
     assert!(guest.window(&[], false).is_err());
     guest.map(0x80_000, PAGE, (true, false), Some((file.try_clone().unwrap().into(), 0))).unwrap();
     assert!(guest.read(0x80_000, &mut byte).is_ok() && guest.write(0x80_000, &byte).is_err());
@@ -127,7 +129,9 @@ fn a_window_tells_of_which_ranges_it_shows_parts() {
     let (guest, _file) = guest();
     let window = guest.window(&[(0x40_000, 0x1000), (0x10_000, 0x800)], true).unwrap();
     assert_eq!(window.len(), 0x1800);
-    assert_eq!(window.ranges().collect::<Vec<_>>(), [0x10_000, 0x40_000]);
+    assert_eq!(window.ranges(), [(0x10_000, 0x14_000), (0x40_000, 0x42_000)]);
+    let joined = guest.window(&[(0x14_000, PAGE), (0x10_000, PAGE)], false).unwrap();
+    assert_eq!(joined.ranges(), [(0x10_000, 0x18_000)]);
     assert!(window.touches(0x40_000, 1) && window.touches(0, u64::MAX) && window.touches(0x3f_000, 2 * PAGE));
     assert!(!window.touches(0x14_000, 4 * PAGE) && !window.touches(0x42_000, PAGE));
 }
@@ -150,42 +154,110 @@ fn windows_that_threads_make_at_a_time_do_not_take_each_others_place() {
     });
 }
 
+/// What the client uses of its part: mappings and bytes.
+fn used(guest: &Guest) -> (usize, u64) {
+    (guest.used.mappings.load(Ordering::Relaxed), guest.used.bytes.load(Ordering::Relaxed))
+}
+
+fn map(guest: &mut Guest, file: &File, iova: u64, (page, pages): (u64, u64)) -> Result<(), Errno> {
+    let copy = file.try_clone().unwrap().into();
+    guest.map(iova, pages * PAGE, (true, true), Some((copy, page * PAGE)))
+}
+
 #[test]
-fn one_client_has_only_so_many_ranges_and_addresses() {
-    let (mut guest, file) = guest();
-    let map = |guest: &mut Guest, iova, pages| {
-        let copy = file.try_clone().unwrap().into();
-        guest.map(iova, pages * PAGE, (true, true), Some((copy, 0)))
-    };
+fn one_client_has_only_so_many_ranges_files_and_addresses() {
+    let (mut guest, _file) = guest();
+    assert_eq!(used(&guest), (1, 16 * PAGE));
     let parts = [
-        Part { mappings: 4, ..Part::default() },
+        Part { mappings: 2, ..Part::default() },
         Part { maps: 4, ..Part::default() },
-        Part { bytes: 12 * PAGE, ..Part::default() },
+        Part { bytes: 18 * PAGE, ..Part::default() },
     ];
     for part in parts {
         guest.set_part(part);
-        map(&mut guest, 0x80_000, 2).unwrap();
-        assert_eq!(map(&mut guest, 0x90_000, 1), Err(Errno::NOSPC), "{part:?}");
+        let more = [sealed(2 * PAGE), sealed(2 * PAGE)];
+        map(&mut guest, &more[0], 0x80_000, (0, 2)).unwrap();
+        assert_eq!(map(&mut guest, &more[1], 0x90_000, (0, 1)), Err(Errno::NOSPC), "{part:?}");
         assert!(guest.read(0x80_000, &mut [0]).is_ok(), "what is mapped stays");
         guest.unmap(0x80_000, 2 * PAGE).unwrap();
+        assert_eq!(used(&guest), (1, 16 * PAGE));
     }
+}
+
+#[test]
+fn a_file_is_mapped_once_however_many_of_its_pages_are() {
+    let (mut guest, file) = (Guest::new(), sealed(64 * PAGE));
+    guest.set_bus_master(true);
+    for page in 0..64 {
+        map(&mut guest, &file, (63 - page) * PAGE, (page, 1)).unwrap();
+    }
+    assert_eq!((used(&guest), guest.files.len()), ((1, 64 * PAGE), 1));
+    file.write_all_at(b"last", 0).unwrap();
+    file.write_all_at(b"first", 63 * PAGE).unwrap();
+    let window = guest.window(&[(0, 64 * PAGE)], true).unwrap();
+    assert_eq!((window.ranges(), window.shown.memories.len()), (&[(0, 64 * PAGE)][..], 1));
+    let mut seen = [0; 5];
+    window.load(63 * PAGE as usize, &mut seen[..4]);
+    assert_eq!(&seen[..4], b"last");
+    guest.read(0, &mut seen).unwrap();
+    assert_eq!(&seen, b"first");
+    // What is unmapped is out of reach, though its file is mapped.
+    guest.unmap(5 * PAGE, PAGE).unwrap();
+    assert!(guest.read(5 * PAGE, &mut seen).is_err() && guest.window(&[(0, 6 * PAGE)], false).is_err());
+    assert!(guest.read(4 * PAGE, &mut seen).is_ok() && guest.read(6 * PAGE, &mut seen).is_ok());
+    guest.unmap(0, 64 * PAGE).unwrap();
+    assert_eq!(used(&guest), (1, 64 * PAGE), "the window shows it");
+    drop(window);
+    assert_eq!((used(&guest), guest.read(0, &mut seen).is_err()), ((0, 0), true));
+}
+
+#[test]
+fn a_file_that_does_not_fit_as_a_whole_or_has_grown_is_mapped_in_parts() {
+    let (mut guest, file) = (Guest::new(), sealed(64 * PAGE));
+    guest.set_bus_master(true);
+    guest.set_part(Part { bytes: 8 * PAGE, ..Part::default() });
+    for page in [3, 9] {
+        map(&mut guest, &file, page * PAGE, (page, 2)).unwrap();
+    }
+    assert_eq!(used(&guest), (2, 4 * PAGE));
+    guest.write(9 * PAGE, b"ninth").unwrap();
+    guest.write(3 * PAGE, b"third").unwrap();
+    let mut seen = [0; 5];
+    for (page, told) in [(3, b"third"), (9, b"ninth")] {
+        file.read_exact_at(&mut seen, page * PAGE).unwrap();
+        assert_eq!(&seen, told);
+    }
+    let window = guest.window(&[(9 * PAGE, PAGE), (3 * PAGE, PAGE)], true).unwrap();
+    assert_eq!(window.shown.memories.len(), 2);
+    guest.unmap(0, 64 * PAGE).unwrap();
+    drop(window);
+    assert_eq!(used(&guest), (0, 0));
+
+    guest.set_part(Part::default());
+    map(&mut guest, &sealed(PAGE), 5 * PAGE, (0, 1)).unwrap();
+    assert_eq!(guest.files.len(), 1, "nobody has the other one");
+    guest.unmap(5 * PAGE, PAGE).unwrap();
+    map(&mut guest, &file, 0, (0, 1)).unwrap();
+    rustix::fs::ftruncate(&file, 128 * PAGE).unwrap();
+    map(&mut guest, &file, PAGE, (127, 1)).unwrap();
+    map(&mut guest, &file, 2 * PAGE, (1, 1)).unwrap();
+    assert_eq!(used(&guest), (2, 192 * PAGE));
+    guest.write(PAGE, b"grown").unwrap();
+    file.read_exact_at(&mut seen, 127 * PAGE).unwrap();
+    assert_eq!(&seen, b"grown");
 }
 
 #[test]
 fn the_parts_of_all_functions_are_no_more_than_the_process_has() {
     for functions in 1..=1024 {
-        let n = functions as u64;
-        for descriptors in [0, 1024, 4096, 1 << 20, u64::MAX] {
-            let part = Part::of(functions, descriptors, 64 << 30);
-            assert!(part.maps >= FEWEST_MAPS && part.maps <= part.mappings, "{functions} {part:?}");
-            assert!(part.mappings * functions <= 49_152 && part.bytes * n <= 32 << 40);
-            let descriptors_used = part.maps as u64 * n + 64 * n + 64;
-            assert!(part.maps == FEWEST_MAPS || descriptors_used <= descriptors, "{functions} {part:?}");
-            assert!(
-                part.queue_bytes * functions <= 16 << 30 && part.queue_bytes <= 1 << 30,
-                "{functions} {part:?}"
-            );
-        }
+        let part = Part::of(functions, 64 << 30);
+        assert!(part.maps >= part.mappings && part.maps <= 1 << 20, "{functions} {part:?}");
+        assert!(part.maps * functions <= 4 << 20 && part.mappings * functions <= 49_152);
+        assert!(part.bytes * functions as u64 <= 32 << 40, "{functions} {part:?}");
+        assert!(
+            part.queue_bytes * functions <= 16 << 30 && part.queue_bytes <= 1 << 30,
+            "{functions} {part:?}"
+        );
     }
 }
 

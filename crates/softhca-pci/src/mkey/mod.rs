@@ -15,6 +15,8 @@ mod tests_scattered;
 mod tests_umr;
 
 use std::collections::{BTreeMap, btree_map};
+use std::iter::Flatten;
+use std::ops::RangeInclusive;
 
 use hca_core::{Access, Device, MrHandle, MrInit, PdHandle};
 use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, QueryMkeyIn, QueryMkeyOut};
@@ -38,8 +40,6 @@ const OCTWORD: usize = 2 * pas::ENTRY;
 pub(crate) struct Mkey {
     region: Option<MrHandle>,
     memory: Option<Window>,
-    /// Where the ranges of client memory begin that it names parts of.
-    ranges: Box<[u64]>,
     pd: PdHandle,
     context: Mkc,
     /// Bytes of its list of pages.
@@ -147,34 +147,53 @@ impl Keys<'_> {
     }
 }
 
-/// Which keys name parts of which ranges of client memory: a range that goes takes its keys with it, and nobody looks
-/// at others.
+/// Which keys name parts of which client memory: memory that goes takes its keys with it, and nobody looks at others.
+///
+/// Addresses are cut into cells, of 4 KiB, 8 KiB and so on. Joined ranges of which a key names parts are in one or two
+/// cells, of the least size that they fit into.
 #[derive(Debug, Default)]
-pub(crate) struct KeysOf(BTreeMap<u64, FxHashSet<u32>>);
+pub(crate) struct KeysOf {
+    /// By the logarithm of their size.
+    sizes: BTreeMap<u32, BTreeMap<u64, FxHashSet<u32>>>,
+}
+
+/// The keys of cells, cell by cell.
+pub(crate) type Cells = Flatten<btree_map::IntoValues<u32, BTreeMap<u64, FxHashSet<u32>>>>;
 
 impl KeysOf {
-    fn add(&mut self, ranges: &[u64], key: u32) {
-        for range in ranges {
-            self.0.entry(*range).or_default().insert(key);
+    /// The cells in which a range lies, and their size.
+    fn cells(&(begin, end): &(u64, u64)) -> (u32, RangeInclusive<u64>) {
+        let log = (end - begin).checked_next_power_of_two().map_or(63, u64::ilog2).max(12);
+        (log, begin >> log..=(end - 1) >> log)
+    }
+    fn add(&mut self, ranges: &[(u64, u64)], key: u32) {
+        for (log, cells) in ranges.iter().map(Self::cells) {
+            let of_size = self.sizes.entry(log).or_default();
+            for cell in cells {
+                of_size.entry(cell).or_default().insert(key);
+            }
         }
     }
-    fn remove(&mut self, ranges: &[u64], key: u32) {
-        for range in ranges {
-            if let Some(keys) = self.0.get_mut(range) {
-                keys.remove(&key);
-                if keys.is_empty() {
-                    self.0.remove(range);
+    fn remove(&mut self, ranges: &[(u64, u64)], key: u32) {
+        for (log, cells) in ranges.iter().map(Self::cells) {
+            let Some(of_size) = self.sizes.get_mut(&log) else { continue };
+            for cell in cells {
+                let btree_map::Entry::Occupied(mut keys) = of_size.entry(cell) else { continue };
+                keys.get_mut().remove(&key);
+                if keys.get().is_empty() {
+                    keys.remove();
                 }
             }
         }
     }
-    /// Those of the ranges that begin here.
-    fn those(&self, iova: u64, size: u64) -> impl Iterator<Item = u32> {
-        let ranges = self.0.range(iova..).take_while(move |(range, _)| **range - iova < size);
-        ranges.flat_map(|(_, keys)| keys.iter().copied())
+    /// Those that may name parts of a range, and maybe others near by; some more than once.
+    fn near(&self, iova: u64, size: u64) -> impl Iterator<Item = u32> {
+        let last = iova.saturating_add(size.saturating_sub(1));
+        let cells = self.sizes.iter().flat_map(move |(log, cells)| cells.range(iova >> log..=last >> log));
+        cells.flat_map(|(_, keys)| keys.iter().copied())
     }
-    pub(crate) fn into_ranges(self) -> btree_map::IntoIter<u64, FxHashSet<u32>> {
-        self.0.into_iter()
+    pub(crate) fn into_cells(self) -> Cells {
+        self.sizes.into_values().flatten()
     }
 }
 
@@ -275,22 +294,30 @@ impl Objects {
             self.add_bus_key(index, tag, (pd, context.get(Mkc::LW)));
         }
         self.listed_bytes += pas.len();
-        let ranges: Box<[u64]> = memory.iter().flat_map(Window::ranges).collect();
-        self.keys_of.add(&ranges, index);
+        if let Some(window) = &memory {
+            self.keys_of.add(window.ranges(), index);
+        }
         let listed = pas.len();
-        self.mkeys.insert(index, Mkey { region: Some(region), memory, ranges, pd, context, listed });
+        self.mkeys.insert(index, Mkey { region: Some(region), memory, pd, context, listed });
         Ok(index)
     }
 
-    /// Makes keys invalid that name parts of ranges that begin here, so many at most. Returns whether there are more.
+    /// Makes keys invalid that name parts of ranges that lie here, so many at most. Returns whether there are more.
     pub(crate) fn release_keys(&mut self, iova: u64, size: u64, most: usize) -> bool {
-        let some: Vec<u32> = self.keys_of.those(iova, size).take(most).collect();
+        let some: Vec<u32> = self.keys_in(iova, size).take(most).collect();
         for index in some {
             let Some(key) = self.mkeys.get_mut(&index) else { continue };
+            if let Some(window) = &key.memory {
+                self.keys_of.remove(window.ranges(), index);
+            }
             key.release(&self.hca);
-            self.keys_of.remove(&std::mem::take(&mut key.ranges), index);
         }
-        self.keys_of.those(iova, size).next().is_some()
+        self.keys_in(iova, size).next().is_some()
+    }
+
+    fn keys_in(&self, iova: u64, size: u64) -> impl Iterator<Item = u32> {
+        let touches = move |key: &Mkey| key.memory.as_ref().is_some_and(|window| window.touches(iova, size));
+        self.keys_of.near(iova, size).filter(move |index| self.mkeys.get(index).is_some_and(touches))
     }
 
     /// Destroys a key.
@@ -298,7 +325,9 @@ impl Objects {
         let key = self.mkeys.remove(&index).ok_or(CmdStatus::BadRes)?;
         self.listed_bytes -= key.listed;
         self.remove_bus_key(index);
-        self.keys_of.remove(&key.ranges, index);
+        if let Some(window) = &key.memory {
+            self.keys_of.remove(window.ranges(), index);
+        }
         key.destroy(&self.hca);
         Ok(())
     }

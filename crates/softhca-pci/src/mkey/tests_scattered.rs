@@ -6,6 +6,7 @@ use hca_prm::{CqeOpcode, CqeSyndrome, DataSeg, RaddrSeg, WqeOpcode};
 use proptest::prelude::*;
 
 use crate::bed::{BASE, Client, End, LEN, PAGE, Pair, QpShape, Wqe, sealed};
+use crate::mkey::KeysOf;
 use crate::qp::tests::{opcode, syndrome};
 
 /// Where the key's bytes begin for its users.
@@ -116,7 +117,7 @@ fn half_a_gibibyte_of_scattered_pages_takes_no_mappings_and_its_range_takes_it_a
     let mut p = Pair::new(QpShape::default());
     let End { client, .. } = &mut p.a;
     // As one of eight functions.
-    client.function.set_part(crate::guest::Part::of(8, u64::MAX, 16 << 30));
+    client.function.set_part(crate::guest::Part::of(8, 16 << 30));
     let more = BASE + LEN;
     let file = sealed(PAGES * PAGE);
     let copy = file.try_clone().unwrap().into();
@@ -139,4 +140,88 @@ fn half_a_gibibyte_of_scattered_pages_takes_no_mappings_and_its_range_takes_it_a
     assert_eq!(done(&mut p, &write(beside.seg(0, 8))), CqeOpcode::Req, "other keys stay");
     p.a.post(&write(seg));
     assert_eq!(syndrome(&p.sent()), CqeSyndrome::LocalProtErr);
+}
+
+#[test]
+fn half_a_gibibyte_that_is_mapped_page_by_page_is_one_key_and_any_page_that_goes_takes_it_along() {
+    const PAGES: u64 = 128 << 10;
+    let mut p = Pair::new(QpShape::default());
+    let End { client, .. } = &mut p.a;
+    client.function.set_part(crate::guest::Part::of(8, 16 << 30));
+    let more = BASE + LEN;
+    let file = sealed(PAGES * PAGE);
+    for page in 0..PAGES {
+        // As an IOMMU has them: side by side for the function, in the other order in memory.
+        let copy = file.try_clone().unwrap().into();
+        let (iova, offset) = (more + page * PAGE, (PAGES - 1 - page) * PAGE);
+        client.function.dma_map(iova, PAGE, (true, true), Some((copy, offset))).unwrap();
+    }
+    let pages: Vec<u64> = (0..PAGES).map(|n| more + n * PAGE).collect();
+    let key = client.try_mr(&pages, more, PAGES * PAGE, |context| context).unwrap();
+    let beside = client.mr(PAGE);
+    let seg = DataSeg::new()
+        .with(DataSeg::LKEY, key)
+        .with(DataSeg::ADDR, more + PAGE - 4)
+        .with(DataSeg::BYTE_COUNT, 8);
+    file.write_all_at(b"last", PAGES * PAGE - 4).unwrap();
+    file.write_all_at(b"next", (PAGES - 2) * PAGE).unwrap();
+    let to = p.b.mr.remote(0);
+    let write = |seg| Wqe::new(WqeOpcode::RdmaWrite).to(to).seg(seg);
+    assert_eq!(done(&mut p, &write(seg)), CqeOpcode::Req);
+    assert_eq!(p.b.bytes(0, 8), b"lastnext");
+    p.a.client.function.dma_unmap(more + 70_000 * PAGE, PAGE).unwrap();
+    assert_eq!(done(&mut p, &write(beside.seg(0, 8))), CqeOpcode::Req, "other keys stay");
+    p.a.post(&write(seg));
+    assert_eq!(syndrome(&p.sent()), CqeSyndrome::LocalProtErr);
+}
+
+#[test]
+fn a_range_that_goes_leaves_the_keys_of_the_one_beside_it() {
+    let mut p = Pair::new(QpShape::default());
+    let End { client, .. } = &mut p.a;
+    let file = sealed(6 * PAGE);
+    let keys = [0, 3].map(|first| {
+        let at = BASE + LEN + first * PAGE;
+        let copy = file.try_clone().unwrap().into();
+        client.function.dma_map(at, 3 * PAGE, (true, true), Some((copy, first * PAGE))).unwrap();
+        (at, client.try_mr(&[at], at, PAGE, |context| context).unwrap())
+    });
+    let to = p.b.mr.remote(0);
+    let write = |(at, key)| {
+        let seg =
+            DataSeg::new().with(DataSeg::LKEY, key).with(DataSeg::ADDR, at).with(DataSeg::BYTE_COUNT, 8);
+        Wqe::new(WqeOpcode::RdmaWrite).to(to).seg(seg)
+    };
+    p.a.client.function.dma_unmap(keys[0].0, 3 * PAGE).unwrap();
+    assert_eq!(done(&mut p, &write(keys[1])), CqeOpcode::Req);
+    p.a.post(&write(keys[0]));
+    assert_eq!(syndrome(&p.sent()), CqeSyndrome::LocalProtErr);
+}
+
+proptest! {
+    /// Against a plain list: every key that names a part of memory that goes is near.
+    #[test]
+    fn the_keys_of_a_range_are_found_whatever_their_sizes(
+        keys in prop::collection::vec((0_u64..1 << 20, 1_u64..1 << 14), 1..40),
+        gone in prop::collection::vec(any::<bool>(), 40),
+        (at, len) in (0_u64..1 << 20, 1_u64..1 << 16),
+    ) {
+        let mut of = KeysOf::default();
+        let ranges: Vec<(u64, u64)> = keys.iter().map(|(at, len)| (at * PAGE, (at + len) * PAGE)).collect();
+        for (key, range) in (0..).zip(&ranges) {
+            of.add(&[*range], key);
+        }
+        for ((key, range), _) in (0..).zip(&ranges).zip(&gone).filter(|(_, gone)| **gone) {
+            of.remove(&[*range], key);
+        }
+        let (begin, end) = (at * PAGE, (at + len) * PAGE);
+        let near: Vec<u32> = of.near(begin, end - begin).collect();
+        for ((key, range), gone) in (0..).zip(&ranges).zip(&gone) {
+            let named = range.0 < end && begin < range.1;
+            prop_assert!(near.contains(&key) || *gone || !named, "{key}");
+            prop_assert!(!near.contains(&key) || !gone);
+        }
+        let all: std::collections::HashSet<u32> = of.near(0, u64::MAX).collect();
+        prop_assert_eq!(all.len(), (0..keys.len()).filter(|i| !gone[*i]).count());
+    }
 }
