@@ -120,14 +120,6 @@ codes! {
         Invalid = 15 "nothing: the entry was never written",
     }
 
-    /// Where the data of a short message are.
-    pub enum CqeFormat {
-        NoInline = 0 "in memory",
-        Inline32 = 1 "in the first 32 bytes of the entry",
-        Inline64 = 2 "in the 64 bytes before the entry",
-        Compressed = 3 "nowhere: this entry holds several completions",
-    }
-
     /// Why a request failed.
     pub enum CqeSyndrome {
         LocalLengthErr = 0x01 "local length error",

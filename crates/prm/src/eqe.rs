@@ -130,22 +130,6 @@ codes! {
         Guid = 8 "its GUIDs",
         ClientRereg = 9 "the subnet manager wants all clients to register again",
     }
-
-    /// Subtypes of a general event.
-    pub enum GeneralSubtype {
-        DelayDropTimeout = 0x1 "packets have waited too long for a receive request",
-        PciPowerChange = 0x5 "the power of the slot has changed",
-        FwLivePatch = 0x7 "the firmware was patched",
-        PciSyncForFwUpdate = 0x8 "all functions are to be reset for an update",
-    }
-
-    /// What the number in an event is of.
-    pub enum EventQueueType {
-        Qp = 0 "a queue pair",
-        Rq = 1 "a receive queue",
-        Sq = 2 "a send queue",
-        Dct = 6 "the target of a dynamic connection",
-    }
 }
 
 impl EventType {
