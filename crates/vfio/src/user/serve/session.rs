@@ -13,8 +13,10 @@ use crate::user::{Received, Sleeper};
 
 /// Writes of one message; more than QEMU collects.
 const MAX_WRITES: usize = 256;
-/// Descriptors of one message that QEMU gives: it refuses a server that takes more, whatever QEMU itself offers.
+/// Descriptors of one message, and ranges, that QEMU knows: it refuses a server that names more than it names itself, or
+/// than these.
 const USUAL_DESCRIPTORS: u32 = 16;
+const USUAL_RANGES: u32 = 65_535;
 
 /// What becomes of a message.
 #[derive(Debug)]
@@ -168,9 +170,10 @@ impl Session {
         if theirs.major != 0 {
             return Err(Errno::PROTONOSUPPORT);
         }
-        let usual = theirs.capabilities.max_msg_fds.clamp(USUAL_DESCRIPTORS, MAX_DESCRIPTORS as u32);
+        let descriptors = theirs.capabilities.max_msg_fds.clamp(USUAL_DESCRIPTORS, MAX_DESCRIPTORS as u32);
         let capabilities = Capabilities {
-            max_msg_fds: ours.max_msg_fds.min(usual),
+            max_msg_fds: ours.max_msg_fds.min(descriptors),
+            max_dma_maps: ours.max_dma_maps.min(theirs.capabilities.max_dma_maps.max(USUAL_RANGES)),
             write_multiple: ours.write_multiple && theirs.capabilities.write_multiple,
             hca_wake: can_be_woken && theirs.capabilities.hca_wake,
             ..ours

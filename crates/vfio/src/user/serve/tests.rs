@@ -49,6 +49,7 @@ impl Function for Plain {
         Capabilities {
             max_msg_fds: 64,
             max_data_xfer_size: 32,
+            max_dma_maps: 100_000,
             write_multiple: true,
             ..Capabilities::default()
         }
@@ -173,21 +174,23 @@ fn nothing_is_done_before_a_version_is_agreed_on() {
     assert_eq!(function.resets, 0);
 }
 
+/// What the server names to a client.
+fn named(change: impl FnOnce(&mut Capabilities)) -> Capabilities {
+    let reply = ask(&mut Session::new(), &mut plain(), &version(change)).unwrap();
+    let Reply::Version(version) = Reply::parse(Command::Version.code(), &reply).unwrap() else { panic!() };
+    version.capabilities
+}
+
 #[test]
 fn both_sides_name_what_both_can_do() {
     let mut function = plain();
-    let mut told = |change: fn(&mut Capabilities)| {
-        let reply = ask(&mut Session::new(), &mut function, &version(change)).unwrap();
-        let Reply::Version(version) = Reply::parse(Command::Version.code(), &reply).unwrap() else {
-            panic!()
-        };
-        version.capabilities
-    };
-    assert_eq!((told(|_| ()).max_msg_fds, told(|_| ()).max_data_xfer_size), (64, 32));
-    assert_eq!((told(|c| c.max_msg_fds = 1).max_msg_fds, told(|c| c.max_msg_fds = 20).max_msg_fds), (16, 20));
+    assert_eq!((named(|_| ()).max_msg_fds, named(|_| ()).max_data_xfer_size), (64, 32));
+    assert_eq!([1, 20].map(|theirs| named(|c| c.max_msg_fds = theirs).max_msg_fds), [16, 20]);
+    let ranges = [100, 80_000, 200_000].map(|theirs| named(|c| c.max_dma_maps = theirs).max_dma_maps);
+    assert_eq!(ranges, [65_535, 80_000, 100_000]);
     let many = |c: &mut Capabilities| c.write_multiple = true;
-    assert_eq!((told(|_| ()).write_multiple, told(many).write_multiple), (false, true));
-    assert!(!told(|_| ()).hca_wake, "there is no sleeper");
+    assert_eq!((named(|_| ()).write_multiple, named(many).write_multiple), (false, true));
+    assert!(!named(|_| ()).hca_wake, "there is no sleeper");
     let write = MultiWrite { region: 0, offset: 0, data: [0; 8], count: 4 };
     for (change, outcome) in [((|_| ()) as fn(&mut Capabilities), Err(NOSYS)), (many, Ok(()))] {
         let mut session = Session::new();
