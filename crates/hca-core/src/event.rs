@@ -118,7 +118,11 @@ mod tests {
         for _ in 0..EventQueue::MAX_EVENTS {
             assert!(q.push(AsyncEvent::PortActive).is_empty());
         }
-        assert_eq!((q.pop(), q.dropped()), (Some(AsyncEvent::PortActive), 1));
+        assert_eq!((q.pop(), q.dropped(), q.is_empty()), (Some(AsyncEvent::PortActive), 1, false));
+        for _ in 0..3 {
+            assert!(q.push(AsyncEvent::PortActive).is_empty());
+        }
+        assert_eq!(q.dropped(), 3);
     }
 
     #[test]

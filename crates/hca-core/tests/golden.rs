@@ -134,6 +134,18 @@ fn every_icrc_is_the_one_on_the_wire_and_a_flipped_bit_is_seen() {
         let frame = Frame::parse(&bytes).unwrap();
         assert_eq!(frame.icrc.to_le_bytes()[..], row.hex("icrc").unwrap(), "{}", row.name());
         assert_eq!(frame.icrc, frame.expected_icrc(), "{}", row.name());
+        let ident = match frame.network {
+            Network::V4(h) => (h.flags_offset.get() == 0x4000).then_some(h.ident.get()),
+            Network::V6(_) => Some(0),
+        };
+        if let Some(ident) = ident {
+            assert_eq!(frame.flow().icrc(ident, frame.packet.bytes()), frame.icrc, "{}", row.name());
+        }
+        let (mut written, mut kept) = (Vec::new(), Vec::new());
+        frame.head().write(frame.packet.bytes(), &mut written);
+        let payload = [frame.packet.bytes(), &frame.icrc.to_le_bytes()].concat();
+        frame.head().write_with_icrc(&payload, &mut kept);
+        assert_eq!(kept, written, "{}", row.name());
         let last = bytes.len() - 5;
         bytes[last] ^= 1;
         assert!(!Frame::parse(&bytes).unwrap().icrc_ok(), "{}", row.name());

@@ -98,3 +98,43 @@ fn instants_count_nanoseconds_and_stay_within_their_range() {
     );
     assert_eq!((at + Duration::MAX).as_nanos(), u64::MAX);
 }
+
+#[test]
+fn a_frame_is_as_long_as_ip_carries_and_no_longer() {
+    use hca_core::wire::frame::{Frame, FrameHead};
+    let head = FrameHead::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), 0xc000).unwrap();
+    let most = usize::from(u16::MAX) - 20 - 8;
+    let mut frame = Vec::new();
+    head.write_with_icrc(&vec![0; most], &mut frame);
+    assert_eq!(frame.len(), 14 + usize::from(u16::MAX));
+    let longer = std::panic::catch_unwind(|| head.write_with_icrc(&vec![0; most + 1], &mut Vec::new()));
+    assert!(longer.is_err());
+    // One that has no room for a CRC is refused by what it would need.
+    let mut short = Vec::new();
+    head.write_with_icrc(&[0; 3], &mut short);
+    assert_eq!(Frame::parse(&short).unwrap_err().to_string(), "frame ends after 3 bytes, but its ICRC needs 16");
+}
+
+#[test]
+fn an_encoded_count_that_stands_for_no_credits_is_taken_for_the_most() {
+    use hca_core::wire::Syndrome;
+    assert_eq!([29, 30, 31, 255].map(Syndrome::credits), [24_576, 32_768, 32_768, 32_768]);
+}
+
+#[test]
+fn memory_of_a_device_says_how_long_it_is() {
+    let mut bytes = [0_u8; 8];
+    let addr = core::ptr::NonNull::from(&mut bytes[0]);
+    for len in [0, 1, 8] {
+        // SAFETY: nobody uses it before `bytes` goes.
+        #[allow(unsafe_code)]
+        let memory = unsafe { DmaMemory::new(addr, len, Box::new(())) };
+        assert_eq!((memory.len(), memory.is_empty(), memory.addr()), (len, len == 0, addr));
+    }
+}
+
+#[test]
+fn a_local_route_header_of_another_version_says_so() {
+    let header: &hca_core::wire::Lrh = bytemuck::from_bytes(&[0x35, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!((header.vl(), header.version()), (3, 5));
+}
