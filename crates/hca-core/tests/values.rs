@@ -112,7 +112,10 @@ fn a_frame_is_as_long_as_ip_carries_and_no_longer() {
     // One that has no room for a CRC is refused by what it would need.
     let mut short = Vec::new();
     head.write_with_icrc(&[0; 3], &mut short);
-    assert_eq!(Frame::parse(&short).unwrap_err().to_string(), "frame ends after 3 bytes, but its ICRC needs 16");
+    assert_eq!(
+        Frame::parse(&short).unwrap_err().to_string(),
+        "frame ends after 3 bytes, but its ICRC needs 16"
+    );
 }
 
 #[test]

@@ -746,6 +746,20 @@ fn a_peer_gone_during_an_rnr_wait_is_not_waited_for() {
 }
 
 #[test]
+fn responses_of_other_numbers_are_dropped_while_one_is_waited_for() {
+    let mut p = Ways::rc();
+    p.send(A, SendOp::FetchAdd { remote: remote(0), add: 1 }, 0, 8);
+    p.send_side(A);
+    for number in [NUMBER - 1, NUMBER + 1, NUMBER.wrapping_add(0x8000)] {
+        p.hand_msg(A, &Msg::new(M::Original, A, number).data(8));
+    }
+    p.expect_sends(&[]);
+    assert_eq!(p.a.host.counted(Count::DroppedPsn), 3);
+    p.run();
+    p.expect_sends(&[Success]);
+}
+
+#[test]
 fn naks_of_other_numbers_are_dropped() {
     let mut p = Ways::rc();
     p.send(A, SendOp::Write(remote(0)), 0, 8);

@@ -133,6 +133,8 @@ fn a_lost_packet_is_nakked_once_and_sent_again_from_there() {
     p.expect_sends(&[Success]);
     p.expect_bytes(B, 4096, 0, 2000);
     assert_eq!(p.naks(B), [NakCode::PsnSequence]);
+    let again = p.ops(A).len() - 8;
+    assert_eq!(p.a.host.counted(Count::Retransmitted), again as u64);
     let psns: Vec<u32> = (0..8).chain(2..8).map(|i| (PSN + i) & 0xff_ffff).collect();
     assert_eq!(p.psns(A), psns);
     assert!(p.now < 100_000, "recovered without a timer");
