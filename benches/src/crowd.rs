@@ -105,7 +105,11 @@ impl Drop for Peers {
     }
 }
 
-fn pair(pd: &Pd, cq: &CompletionQueue) -> Result<QueuePair<Rc>, Failure> {
+/// A queue pair with room for one request each way.
+///
+/// # Errors
+/// A limit of the device.
+pub fn pair(pd: &Pd, cq: &CompletionQueue) -> Result<QueuePair<Rc>, Failure> {
     let qp = pd.qp::<Rc>(cq).max_send_wr(1).max_recv_wr(1).max_send_sge(1).max_recv_sge(1);
     Ok(qp.max_inline(0).build()?)
 }
