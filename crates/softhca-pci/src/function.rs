@@ -241,9 +241,11 @@ impl Function {
         self.guest.check_unmap(iova, size).is_ok() && self.objects.release_keys(iova, size, KEYS_A_LOOK)
     }
 
-    /// The same of what a write to the configuration space would take back, as it switches bus mastering off.
-    pub(crate) fn release_piece_before(&mut self, offset: u64, data: &[u8]) -> bool {
+    /// Does a piece of what a write to the configuration space would do, as it switches bus mastering off or resets the
+    /// function. Returns whether there is more.
+    pub(crate) fn piece_before(&mut self, offset: u64, data: &[u8]) -> bool {
         self.config.ends_bus_mastering(offset, data) && self.release_piece(0, u64::MAX)
+            || self.config.resets(offset, data) && self.destroy_piece()
     }
 
     /// Takes client memory back. When it returns, nothing touches it any more.

@@ -31,6 +31,8 @@ use crate::{qp, srq};
 /// Entries of the queue into which all queue pairs of a function complete. It is emptied in each look; if it overflows
 /// nevertheless, all queue pairs of the function are in error.
 const COMPLETIONS: u32 = 1 << 17;
+/// Queue pairs that are destroyed in one look where all objects go.
+const QUEUE_PAIRS_A_LOOK: usize = 64;
 /// Numbers have 24 bits.
 const NUMBERS: u32 = 1 << 24;
 
@@ -302,13 +304,21 @@ impl Objects {
         }
     }
 
+    /// Destroys so many queue pairs, at most, before all objects are. Returns whether there are more.
+    fn destroy_some(&mut self, most: usize) -> bool {
+        let some: Vec<u32> = self.qps.keys().copied().take(most).collect();
+        for qp in some.iter().filter_map(|number| self.qps.remove(number)) {
+            self.by_index.remove(&qp.handle.index);
+            gone("queue pair", self.hca.destroy_qp(qp.handle).map(drop));
+        }
+        !self.qps.is_empty()
+    }
+
     /// Destroys all objects, in an order in which none is in use. When it returns, the adapter touches no memory of the
     /// client's any more.
     pub(crate) fn destroy_all(&mut self) {
         self.freed_bytes += self.queue_bytes + self.listed_bytes;
-        for (_, qp) in self.qps.drain() {
-            gone("queue pair", self.hca.destroy_qp(qp.handle).map(drop));
-        }
+        self.destroy_some(usize::MAX);
         self.by_index.clear();
         self.watched.clear();
         for (_, srq) in self.srqs.drain() {
@@ -380,6 +390,12 @@ impl Function {
     pub(crate) fn destroy_objects(&mut self) {
         self.directory.lock().remove_qps(self.options.number);
         self.objects.destroy_all();
+    }
+
+    /// Does a piece of what [`destroy_objects`](Self::destroy_objects) is about to do, which would take long where there
+    /// are thousands of queue pairs. Returns whether there is more.
+    pub(crate) fn destroy_piece(&mut self) -> bool {
+        self.objects.destroy_some(QUEUE_PAIRS_A_LOOK)
     }
 
     /// Bytes that objects had which have gone since this was asked last.

@@ -106,6 +106,8 @@ struct Slot {
     part: Part,
     client: Option<Connection>,
     sleeper: Sleeper,
+    /// A client has gone, and what its function has of it is being destroyed.
+    leaving: bool,
     /// A client that has gone may still have the sleeper's descriptors.
     worn: bool,
     fork: Fork,
@@ -181,7 +183,16 @@ impl Server {
             let sleeper = Sleeper::new().map_err(system("making an eventfd"))?;
             let listener = Listener::bind(path)?;
             let (function, fork) = (Some(function), Fork::new());
-            slots.push(Slot { listener, function, part, client: None, sleeper, worn: false, fork });
+            slots.push(Slot {
+                listener,
+                function,
+                part,
+                client: None,
+                sleeper,
+                leaving: false,
+                worn: false,
+                fork,
+            });
         }
         Ok(Self { hca, slots, stop, patience, trimmer: Trimmer::default() })
     }
@@ -237,7 +248,7 @@ impl Server {
             }
         }
         for slot in &mut self.slots {
-            worked |= slot.guarded(Function::give_back);
+            worked |= slot.guarded(Function::give_back) | slot.leave();
             if slot.client.as_ref().is_some_and(Connection::is_put_off) {
                 worked |= slot.serve();
             }
@@ -382,7 +393,7 @@ impl Slot {
             "{}: the function has panicked, and is as new: please report what was printed, with what its client did",
             self.listener.path().display()
         );
-        (self.client, self.worn) = (None, true);
+        (self.client, self.leaving, self.worn) = (None, false, true);
         let (hca, directory, options) =
             (broken.hca.clone(), broken.directory.clone(), broken.options().clone());
         dismiss(broken);
@@ -422,10 +433,21 @@ impl Slot {
         } else {
             tracing::warn!("{}: {ended}; it is hung up on", self.listener.path().display());
         }
-        self.guarded(Function::disconnect);
-        self.worn = true;
-        // Where that fails now it is tried again when the next client comes.
-        let _ = self.renew();
+        (self.leaving, self.worn) = (true, true);
+        self.leave();
+    }
+
+    /// Does a piece of what makes a function as new whose client has gone. Returns whether there was any.
+    fn leave(&mut self) -> bool {
+        if !self.leaving {
+            return false;
+        }
+        if !self.guarded(Function::destroy_piece) && std::mem::take(&mut self.leaving) {
+            self.guarded(Function::disconnect);
+            // Where that fails now it is tried again when the next client comes.
+            let _ = self.renew();
+        }
+        true
     }
 
     /// Makes sure that no client before shares anything with the next one: neither doorbells, nor what wakes the
@@ -440,15 +462,20 @@ impl Slot {
         Ok(())
     }
 
-    /// Takes a client, unless there is one.
+    /// Takes a client, unless there is one. While the function is not as new who comes waits.
     fn accept(&mut self) {
+        if self.client.as_ref().is_some_and(Connection::has_hung_up) {
+            // What it has left unread would change what is reset now.
+            self.end(&ChannelError::Closed.into());
+        }
+        if self.leaving {
+            return;
+        }
         let Some(socket) = self.listener.accept() else { return };
-        if self.client.as_ref().is_some_and(|client| !client.has_hung_up()) {
+        if self.client.is_some() {
             tracing::warn!("{}: a second client is hung up on", self.listener.path().display());
             return;
         }
-        // What the one before has left unread would change what is reset now.
-        self.end(&ChannelError::Closed.into());
         if let Err(e) = self.renew() {
             tracing::error!(
                 "{}: a client is hung up on, as what the one before shared with the server can't be replaced: {e}",
@@ -594,6 +621,69 @@ mod tests {
             client.mr(64);
         }
         std::mem::swap(function, &mut client.function);
+    }
+
+    /// Gives the first slot a function whose driver has made so many queue pairs.
+    fn give_queue_pairs(bed: &mut Bed, count: usize) {
+        let function = bed.server.slots[0].function.as_mut().unwrap();
+        let (hca, directory) = (function.hca.clone(), function.directory.clone());
+        let server = crate::bed::Server { hca, directory, completion_entries: None };
+        let mut client = crate::bed::Client::new(&server, FunctionOptions::default(), 16 << 20);
+        let cq = client.cq(4);
+        for _ in 0..count {
+            client.qp(crate::bed::QpShape::default(), &cq, &cq);
+        }
+        std::mem::swap(function, &mut client.function);
+    }
+
+    /// Turns until there is an answer, or `over`; the other one is served meanwhile. Returns how often.
+    fn turns_until(
+        bed: &mut Bed,
+        b: &mut UnixStream,
+        mut over: impl FnMut(&mut Bed) -> bool,
+    ) -> (usize, usize) {
+        let (mut turns, mut most, mut left) = (0, 0, queue_pairs(bed));
+        while !over(bed) {
+            b.write_all(&Request::DeviceGetInfo.build(3, false)).unwrap();
+            bed.server.look_at_sockets(Some(Duration::ZERO));
+            assert!(reads(b) > 0, "the other one is served meanwhile");
+            bed.server.turn();
+            let now = queue_pairs(bed);
+            (turns, most, left) = (turns + 1, most.max(left - now), now);
+        }
+        (turns, most)
+    }
+    fn queue_pairs(bed: &Bed) -> usize {
+        bed.server.slots[0].function.as_ref().unwrap().objects.qps.len()
+    }
+
+    #[test]
+    fn a_function_with_many_queue_pairs_is_reset_and_let_go_of_while_others_are_served() {
+        // By message, by configuration space, by command, and as its client goes.
+        for (n, name) in ["reset", "flr", "gone"].iter().enumerate() {
+            let mut bed = Bed::new(name);
+            let (mut a, mut b) = (bed.client("a"), bed.client("b"));
+            give_queue_pairs(&mut bed, 1000);
+            match n {
+                0 => a.write_all(&Request::DeviceReset.build(2, false)).unwrap(),
+                1 => {
+                    let at = crate::bus::pci::EXPRESS as u64 + 8;
+                    let write = Request::RegionWrite { region: 7, offset: at, data: &[0x10, 0xa0] };
+                    a.write_all(&write.build(2, false)).unwrap();
+                }
+                _ => drop(a.shutdown(std::net::Shutdown::Both)),
+            }
+            let (turns, most) = turns_until(&mut bed, &mut b, |bed| queue_pairs(bed) == 0);
+            assert!(turns > 1000 / 64 / (LOOKS as usize + 1), "{name}: {turns} turns");
+            assert!(most <= 64 * (LOOKS as usize + 1), "{name}: {most} queue pairs in one turn");
+            bed.look();
+            if n < 2 {
+                assert!(reads(&mut a) > 0, "{name}: it is answered");
+            } else {
+                assert!(bed.server.slots[0].client.is_none());
+                bed.client("a");
+            }
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ const COMMAND: usize = 0x04;
 const BAR0: usize = 0x10;
 const POWER: usize = 0x40;
 const MSIX: usize = 0x48;
-const EXPRESS: usize = 0x60;
+pub(crate) const EXPRESS: usize = 0x60;
 /// Capabilities: a list from here.
 const FIRST: usize = POWER;
 
@@ -126,15 +126,12 @@ impl Config {
 
     /// Writes the bits that can be written.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> ConfigEffect {
-        let mut effect = ConfigEffect::None;
+        let effect = if self.resets(offset, data) { ConfigEffect::Reset } else { ConfigEffect::None };
         for (i, byte) in data.iter().enumerate() {
             let Some(at) = usize::try_from(offset).ok().and_then(|o| o.checked_add(i)) else { break };
             let Some(old) = self.bytes.get(at).copied() else { break };
             let mask = self.writable[at];
             self.bytes[at] = old & !mask | byte & mask;
-            if at == EXPRESS + 0x09 && u16::from(*byte) << 8 & FUNCTION_RESET != 0 {
-                effect = ConfigEffect::Reset;
-            }
         }
         effect
     }
@@ -149,6 +146,13 @@ impl Config {
         let byte = (COMMAND as u64).checked_sub(offset).and_then(|at| data.get(usize::try_from(at).ok()?));
         let stops = byte.is_some_and(|byte| u16::from(*byte) & BUS_MASTER == 0);
         self.bus_master() && stops
+    }
+
+    /// Whether this write would reset the function.
+    pub(crate) fn resets(&self, offset: u64, data: &[u8]) -> bool {
+        let at = (EXPRESS as u64 + 0x09).checked_sub(offset).and_then(|at| usize::try_from(at).ok());
+        let byte = at.and_then(|at| data.get(at));
+        byte.is_some_and(|byte| u16::from(*byte) << 8 & FUNCTION_RESET != 0)
     }
 
     /// Whether all vectors are masked.

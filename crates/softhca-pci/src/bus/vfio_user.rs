@@ -92,16 +92,15 @@ impl hca_vfio::user::serve::Function for Function {
         self.reset();
     }
 
-    /// Takes keys back one by one, where their memory goes.
+    /// Takes keys back where their memory goes, and destroys queue pairs where all go, so many at a time.
     fn prepare(&mut self, request: &Request<'_>) -> bool {
         match request {
             Request::DmaUnmap(unmap) => self.release_piece(unmap.address, unmap.size),
-            Request::RegionWrite { region: REGION_CONFIG, offset, data } => {
-                self.release_piece_before(*offset, data)
+            Request::RegionWrite { region: REGION_CONFIG, offset, data } => self.piece_before(*offset, data),
+            Request::RegionWriteMulti(writes) => {
+                writes.iter().any(|w| w.region == REGION_CONFIG && self.piece_before(w.offset, &w.data))
             }
-            Request::RegionWriteMulti(writes) => writes
-                .iter()
-                .any(|w| w.region == REGION_CONFIG && self.release_piece_before(w.offset, &w.data)),
+            Request::DeviceReset => self.destroy_piece(),
             _ => false,
         }
     }

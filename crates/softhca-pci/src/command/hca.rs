@@ -5,7 +5,7 @@ use hca_prm::command::hca::{
     TeardownHcaIn, TeardownProfile,
 };
 use hca_prm::register::RegisterId;
-use hca_prm::{CmdStatus, Opcode};
+use hca_prm::{CmdIn, CmdStatus, Opcode};
 
 use super::{Commands, Output, Phase, parse};
 use crate::function::Function;
@@ -15,6 +15,11 @@ const ISSI: u32 = 1 << 1;
 /// The maker's number at the IEEE, and on the bus.
 const IEEE_VENDOR: u32 = 0x02c9;
 const PCI_VENDOR: u32 = 0x15b3;
+fn teardown_profile(input: &[u8]) -> Result<TeardownProfile, CmdStatus> {
+    let profile = parse::<TeardownHcaIn>(input)?.get(TeardownHcaIn::PROFILE);
+    TeardownProfile::from_code(profile).ok_or(CmdStatus::BadParam)
+}
+
 /// The board's name.
 const PSID: &[u8; 16] = b"HCA_SOFT00000001";
 
@@ -82,17 +87,23 @@ impl Function {
     }
 
     fn teardown(&mut self, input: &[u8]) -> Result<(), CmdStatus> {
-        let profile = parse::<TeardownHcaIn>(input)?.get(TeardownHcaIn::PROFILE);
-        match TeardownProfile::from_code(profile) {
-            Some(TeardownProfile::GracefulClose | TeardownProfile::ForceClose) => {
+        match teardown_profile(input)? {
+            TeardownProfile::GracefulClose | TeardownProfile::ForceClose => {
                 self.stop();
                 self.commands.phase = Phase::Enabled;
                 Ok(())
             }
             // The register of the network interface stops at any time.
-            Some(TeardownProfile::PrepareFastTeardown) => Ok(()),
+            TeardownProfile::PrepareFastTeardown => Ok(()),
             _ => Err(CmdStatus::BadParam),
         }
+    }
+
+    /// Whether a command destroys all objects, and would be done now.
+    pub(super) fn ends_all(&self, input: &[u8]) -> bool {
+        let is_teardown = parse::<CmdIn>(input).is_ok_and(|head| head.opcode() == Opcode::TEARDOWN_HCA);
+        let ends = |profile| matches!(profile, TeardownProfile::GracefulClose | TeardownProfile::ForceClose);
+        is_teardown && self.commands.phase == Phase::Running && teardown_profile(input).is_ok_and(ends)
     }
 
     pub(super) fn access_register(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {

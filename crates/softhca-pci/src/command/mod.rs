@@ -284,6 +284,12 @@ impl Function {
 
         let out = match self.ask_script(slot, &input) {
             Turn::Run if self.awaits_pages(&input) => return Err(Undelivered::Waits),
+            Turn::Run if self.ends_all(&input) && self.destroy_piece() => {
+                // The next look goes on.
+                self.commands.rung |= 1 << slot;
+                self.commands.spent = BUDGET;
+                return Err(Undelivered::Held);
+            }
             Turn::Run => self.run(&input, output_len),
             Turn::End(status, syndrome) => {
                 let mut out = Output::new(output_len);

@@ -9,7 +9,8 @@ use hca_prm::command::srq::*;
 use hca_prm::*;
 
 use super::caps;
-use crate::bed::{BASE, Client, LEN, PAGE, Pair, QpShape, Server, Wqe, pages};
+use crate::bed::{Answer, BASE, Client, LEN, PAGE, Pair, QpShape, Server, Wqe, pages};
+use crate::function::FunctionOptions;
 use crate::qp::tests::opcode;
 
 fn client() -> Client {
@@ -238,4 +239,25 @@ fn keys_say_what_they_were_made_with() {
     let out = c.command(&command).unwrap();
     let context = out.get(QueryMkeyOut::MEMORY_KEY_MKEY_ENTRY);
     assert_eq!((context.get(Mkc::LEN), context.get(Mkc::A), context.get(Mkc::RW)), (PAGE, false, true));
+}
+
+#[test]
+fn what_is_torn_down_with_many_queue_pairs_goes_bit_by_bit_and_is_answered_behind_the_last() {
+    let mut c = Client::new(&Server::new(), FunctionOptions::default(), 16 << 20);
+    let cq = c.cq(4);
+    for _ in 0..200 {
+        c.qp(QpShape::default(), &cq, &cq);
+    }
+    let refused = TeardownHcaIn::new().with(TeardownHcaIn::PROFILE, 77);
+    assert_eq!(c.command(&refused), Err(CmdStatus::BadParam));
+    assert_eq!(c.function.objects.qps.len(), 200, "what is refused destroys nothing");
+    let mut answer = c.give(TeardownHcaIn::new().as_bytes(), 16);
+    let mut left = vec![c.function.objects.qps.len()];
+    while answer == Answer::Lost {
+        assert!(c.function.look());
+        left.push(c.function.objects.qps.len());
+        answer = c.answer(0);
+    }
+    assert_eq!(left, [136, 72, 8, 0]);
+    assert!(matches!(answer, Answer::Delivered(CmdStatus::Ok, _)));
 }
