@@ -37,6 +37,8 @@ use crate::script::Script;
 
 /// Keys that are taken back in one look where their memory goes.
 const KEYS_A_LOOK: usize = 64;
+/// Ranges that are unmapped in one look.
+const RANGES_A_LOOK: usize = 4096;
 
 /// What kind of port a function has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -234,9 +236,14 @@ impl Function {
         self.guest.max_maps()
     }
 
-    /// Takes a piece of the keys back that [`dma_unmap`](Self::dma_unmap) of this range would. Returns whether there are
-    /// more, which would take it long.
-    pub(crate) fn release_piece(&mut self, iova: u64, size: u64) -> bool {
+    /// Does a piece of what [`dma_unmap`](Self::dma_unmap) of this range would, where many keys or ranges lie in it.
+    /// Returns whether there is more.
+    pub(crate) fn unmap_piece(&mut self, iova: u64, size: u64) -> bool {
+        self.release_piece(iova, size) || self.guest.unmap(iova, size, RANGES_A_LOOK) == Ok(true)
+    }
+
+    /// The same of the keys alone.
+    fn release_piece(&mut self, iova: u64, size: u64) -> bool {
         // What is refused takes nothing back.
         self.guest.check_unmap(iova, size).is_ok() && self.objects.release_keys(iova, size, KEYS_A_LOOK)
     }
@@ -255,7 +262,7 @@ impl Function {
     pub fn dma_unmap(&mut self, iova: u64, size: u64) -> Result<(), Errno> {
         self.guest.check_unmap(iova, size)?;
         self.release_memory(iova, size);
-        self.guest.unmap(iova, size)
+        self.guest.unmap(iova, size, usize::MAX).map(drop)
     }
 
     /// Reads the configuration space.
@@ -318,6 +325,11 @@ impl Function {
         self.commands.pages.forget_things();
         self.forget_requests();
         self.free_resources();
+    }
+
+    /// Does a piece of what [`disconnect`](Self::disconnect) is about to do. Returns whether there is more.
+    pub(crate) fn disconnect_piece(&mut self) -> bool {
+        self.destroy_piece() || self.guest.unmap(0, u64::MAX, RANGES_A_LOOK) == Ok(true)
     }
 
     /// The client has gone: what [`reset`](Self::reset) does, its memory and eventfds are let go of, and the doorbell

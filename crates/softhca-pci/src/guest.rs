@@ -236,6 +236,12 @@ impl Guest {
         self.part = part;
     }
 
+    /// Ranges that the client has mapped.
+    #[cfg(test)]
+    pub(crate) fn ranges(&self) -> usize {
+        self.maps.len()
+    }
+
     /// Ranges that the client may map.
     pub(crate) fn max_maps(&self) -> u32 {
         u32::try_from(self.part.maps).unwrap_or(u32::MAX)
@@ -317,18 +323,18 @@ impl Guest {
     pub(crate) fn check_unmap(&self, iova: u64, size: u64) -> Result<(), Errno> {
         // The highest half of all addresses ends where no number does.
         let end = iova.saturating_add(size);
-        let cut = self.overlapping(iova, size).any(|(at, map)| at < iova || at + map.len > end);
+        let last = self.maps.range(..end).next_back().filter(|(at, _)| **at >= iova);
+        let mut ends = self.before(iova).into_iter().chain(last);
+        let cut = ends.any(|(at, map)| *at < iova || at + map.len > end);
         if cut { Err(Errno::INVAL) } else { Ok(()) }
     }
 
-    /// Unmaps all that lies in a range.
-    pub(crate) fn unmap(&mut self, iova: u64, size: u64) -> Result<(), Errno> {
+    /// Unmaps so many ranges, at most, of those that lie in a range. Returns whether there are more.
+    pub(crate) fn unmap(&mut self, iova: u64, size: u64, most: usize) -> Result<bool, Errno> {
         self.check_unmap(iova, size)?;
-        let found: Vec<u64> = self.overlapping(iova, size).map(|(at, _)| at).collect();
-        for at in found {
-            self.maps.remove(&at);
-        }
-        Ok(())
+        let range = iova..iova.saturating_add(size);
+        let gone = self.maps.extract_if(range.clone(), |_, _| true).take(most).count();
+        Ok(gone == most && self.maps.range(range).next().is_some())
     }
 
     /// Unmaps everything.
@@ -339,8 +345,12 @@ impl Guest {
 
     fn overlapping(&self, iova: u64, size: u64) -> impl Iterator<Item = (u64, &Map)> {
         let end = iova.saturating_add(size);
-        let before = self.maps.range(..iova).next_back().filter(|(at, map)| **at + map.len > iova);
-        before.into_iter().chain(self.maps.range(iova..end)).map(|(at, map)| (*at, map))
+        self.before(iova).into_iter().chain(self.maps.range(iova..end)).map(|(at, map)| (*at, map))
+    }
+
+    /// The range that begins before an address and goes beyond it.
+    fn before(&self, iova: u64) -> Option<(&u64, &Map)> {
+        self.maps.range(..iova).next_back().filter(|(at, map)| **at + map.len > iova)
     }
 
     /// The range that is mapped where an address lies: where it begins, and its length.

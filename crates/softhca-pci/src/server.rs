@@ -442,7 +442,7 @@ impl Slot {
         if !self.leaving {
             return false;
         }
-        if !self.guarded(Function::destroy_piece) && std::mem::take(&mut self.leaving) {
+        if !self.guarded(Function::disconnect_piece) && std::mem::take(&mut self.leaving) {
             self.guarded(Function::disconnect);
             // Where that fails now it is tried again when the next client comes.
             let _ = self.renew();
@@ -636,19 +636,40 @@ mod tests {
         std::mem::swap(function, &mut client.function);
     }
 
-    /// Turns until there is an answer, or `over`; the other one is served meanwhile. Returns how often.
-    fn turns_until(
-        bed: &mut Bed,
-        b: &mut UnixStream,
-        mut over: impl FnMut(&mut Bed) -> bool,
-    ) -> (usize, usize) {
-        let (mut turns, mut most, mut left) = (0, 0, queue_pairs(bed));
-        while !over(bed) {
+    #[test]
+    fn many_ranges_are_unmapped_while_others_are_served() {
+        const RANGES: u64 = 20_000;
+        for gone in [false, true] {
+            let mut bed = Bed::new(if gone { "ranges-gone" } else { "ranges" });
+            let (mut a, mut b) = (bed.client("a"), bed.client("b"));
+            let ranges = |bed: &Bed| bed.server.slots[0].function.as_ref().unwrap().guest.ranges();
+            let function = bed.server.slots[0].function.as_mut().unwrap();
+            for n in 0..RANGES {
+                function.dma_map(n << 12, 1 << 12, (true, true), None).unwrap();
+            }
+            if gone {
+                a.shutdown(std::net::Shutdown::Both).unwrap();
+            } else {
+                let unmap = DmaUnmap { address: 0, size: RANGES << 12 };
+                a.write_all(&Request::DmaUnmap(unmap).build(2, false)).unwrap();
+            }
+            let (turns, most) = turns_until_none(&mut bed, &mut b, ranges);
+            assert!(turns > 1 && most <= 4096 * (LOOKS as usize + 1), "{turns} turns, {most} ranges in one");
+            bed.look();
+            assert!(gone || reads(&mut a) > 0, "it is answered");
+        }
+    }
+
+    /// Turns until none of something are left, while the other client is served. Returns how many turns that took, and
+    /// how many went in one of them at most.
+    fn turns_until_none(bed: &mut Bed, b: &mut UnixStream, count: impl Fn(&Bed) -> usize) -> (usize, usize) {
+        let (mut turns, mut most, mut left) = (0, 0, count(bed));
+        while left > 0 {
             b.write_all(&Request::DeviceGetInfo.build(3, false)).unwrap();
             bed.server.look_at_sockets(Some(Duration::ZERO));
             assert!(reads(b) > 0, "the other one is served meanwhile");
             bed.server.turn();
-            let now = queue_pairs(bed);
+            let now = count(bed);
             (turns, most, left) = (turns + 1, most.max(left - now), now);
         }
         (turns, most)
@@ -673,7 +694,7 @@ mod tests {
                 }
                 _ => drop(a.shutdown(std::net::Shutdown::Both)),
             }
-            let (turns, most) = turns_until(&mut bed, &mut b, |bed| queue_pairs(bed) == 0);
+            let (turns, most) = turns_until_none(&mut bed, &mut b, queue_pairs);
             assert!(turns > 1000 / 64 / (LOOKS as usize + 1), "{name}: {turns} turns");
             assert!(most <= 64 * (LOOKS as usize + 1), "{name}: {most} queue pairs in one turn");
             bed.look();

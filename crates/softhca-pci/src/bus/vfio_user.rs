@@ -92,10 +92,10 @@ impl hca_vfio::user::serve::Function for Function {
         self.reset();
     }
 
-    /// Takes keys back where their memory goes, and destroys queue pairs where all go, so many at a time.
+    /// Takes keys and ranges back where memory goes, and destroys queue pairs where all go, so many at a time.
     fn prepare(&mut self, request: &Request<'_>) -> bool {
         match request {
-            Request::DmaUnmap(unmap) => self.release_piece(unmap.address, unmap.size),
+            Request::DmaUnmap(unmap) => self.unmap_piece(unmap.address, unmap.size),
             Request::RegionWrite { region: REGION_CONFIG, offset, data } => self.piece_before(*offset, data),
             Request::RegionWriteMulti(writes) => {
                 writes.iter().any(|w| w.region == REGION_CONFIG && self.piece_before(w.offset, &w.data))
