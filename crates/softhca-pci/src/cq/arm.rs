@@ -12,7 +12,8 @@
 //! at, and one that has changed counts as a request. The two bits see to it that a request after an event is another
 //! word, unless four events were taken and no completion was. Drivers begin with a word of 0 in the record, and may arm
 //! by that very word; so a new queue's record is given a word that no driver writes ([`UNARMED`]), and what stands
-//! there later is his.
+//! there later is his. Of two words that a driver writes between two looks the second alone is seen, as it has taken the
+//! place of the first: whoever asks for any completion and then at once for a solicited one may hear of that alone.
 
 /// Counters of completions have 24 bits.
 const MASK: u32 = 0xff_ffff;
