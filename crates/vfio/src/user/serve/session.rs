@@ -83,15 +83,19 @@ impl Session {
                 return Ok(refuse(header, errno, no_reply));
             }
         };
-        if self.agreed.is_none() && !matches!(request, Request::Version(_)) {
-            return Err(NoVersion);
+        let is_version = matches!(request, Request::Version(_));
+        let agreed = self.agreed.or(is_version.then(Capabilities::default)).ok_or(NoVersion)?;
+        if let Err(errno) = check(function, &agreed, &request) {
+            tracing::debug!("{} is refused: {errno}", request.command());
+            descriptors.clear();
+            return Ok(refuse(header, errno, no_reply));
         }
         if function.prepare(&request) {
             return Ok(Answer::Later);
         }
         let mut buffer = Vec::new();
         let came = core::mem::take(descriptors);
-        Ok(match self.reply(function, sleeper, &request, came, &mut buffer) {
+        Ok(match self.reply(function, (&agreed, sleeper), &request, came, &mut buffer) {
             Ok(_) if no_reply => Answer::Nothing,
             Ok((reply, descriptors)) => {
                 let room = if let Request::GetRegionInfo { argsz, .. } = request { argsz } else { 0 };
@@ -107,12 +111,11 @@ impl Session {
     fn reply<'b>(
         &mut self,
         function: &mut impl Function,
-        sleeper: Option<&Sleeper>,
+        (agreed, sleeper): (&Capabilities, Option<&Sleeper>),
         request: &Request<'_>,
         descriptors: Vec<OwnedFd>,
         buffer: &'b mut Vec<u8>,
     ) -> Result<(Reply<'b>, Vec<OwnedFd>), Errno> {
-        let agreed = self.agreed.unwrap_or_default();
         let reply = match request {
             Request::Version(theirs) => self.version(theirs, function.capabilities(), sleeper.is_some())?,
             Request::DmaMap(map) => {
@@ -131,20 +134,21 @@ impl Session {
                 Reply::SetIrqs
             }
             &Request::RegionRead { region, offset, count } => {
-                check(function, &agreed, region, offset, count as usize)?;
                 buffer.resize(count as usize, 0);
                 function.read(region, offset, buffer);
                 Reply::RegionRead { region, offset, data: buffer }
             }
             &Request::RegionWrite { region, offset, data } => {
-                write(function, &agreed, region, offset, data)?;
+                function.write(region, offset, data);
                 Reply::RegionWrite { region, offset, count: data.len() as u32 }
             }
-            Request::RegionWriteMulti(writes) if agreed.write_multiple => {
-                write_all(function, &agreed, writes)?;
+            Request::RegionWriteMulti(writes) => {
+                for w in writes {
+                    function.write(w.region, w.offset, written(w)?);
+                }
                 Reply::RegionWriteMulti { count: writes.len() as u64 }
             }
-            Request::DeviceReset if function.info().can_reset => {
+            Request::DeviceReset => {
                 function.reset();
                 Reply::DeviceReset
             }
@@ -250,8 +254,27 @@ fn none(count: u32) -> Vec<Option<OwnedFd>> {
     (0..count).map(|_| None).collect()
 }
 
+/// Whether a request that does much is one that can be done, before anything of it is.
+fn check(function: &impl Function, agreed: &Capabilities, request: &Request<'_>) -> Result<(), Errno> {
+    match request {
+        &Request::RegionRead { region, offset, count } => {
+            check_transfer(function, agreed, region, offset, count as usize)
+        }
+        &Request::RegionWrite { region, offset, data } => {
+            check_transfer(function, agreed, region, offset, data.len())
+        }
+        Request::RegionWriteMulti(_) if !agreed.write_multiple => Err(Errno::NOSYS),
+        Request::RegionWriteMulti(writes) if writes.len() > MAX_WRITES => Err(Errno::INVAL),
+        Request::RegionWriteMulti(writes) => writes
+            .iter()
+            .try_for_each(|w| check_transfer(function, agreed, w.region, w.offset, written(w)?.len())),
+        Request::DeviceReset if !function.info().can_reset => Err(Errno::NOSYS),
+        _ => Ok(()),
+    }
+}
+
 /// Whether a transfer lies within its region, and is no longer than was agreed.
-fn check(
+fn check_transfer(
     function: &impl Function,
     agreed: &Capabilities,
     index: u32,
@@ -263,28 +286,7 @@ fn check(
     if within && count <= agreed.max_data_xfer_size as usize { Ok(()) } else { Err(Errno::INVAL) }
 }
 
-fn write(
-    function: &mut impl Function,
-    agreed: &Capabilities,
-    index: u32,
-    offset: u64,
-    data: &[u8],
-) -> Result<(), Errno> {
-    check(function, agreed, index, offset, data.len())?;
-    function.write(index, offset, data);
-    Ok(())
-}
-
-fn write_all(
-    function: &mut impl Function,
-    agreed: &Capabilities,
-    writes: &[MultiWrite],
-) -> Result<(), Errno> {
-    if writes.len() > MAX_WRITES {
-        return Err(Errno::INVAL);
-    }
-    writes.iter().try_for_each(|w| {
-        let data = w.data.get(..w.count as usize).ok_or(Errno::INVAL)?;
-        write(function, agreed, w.region, w.offset, data)
-    })
+/// The bytes that one of several writes writes.
+fn written(write: &MultiWrite) -> Result<&[u8], Errno> {
+    write.data.get(..write.count as usize).ok_or(Errno::INVAL)
 }

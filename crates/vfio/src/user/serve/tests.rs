@@ -27,6 +27,8 @@ struct Plain {
     /// Pieces that each request takes before it is done.
     pieces: u32,
     left: u32,
+    /// What it was asked to prepare.
+    prepared: Vec<Command>,
     hangs_up: bool,
 }
 
@@ -105,7 +107,8 @@ impl Function for Plain {
     fn reset(&mut self) {
         self.resets += 1;
     }
-    fn prepare(&mut self, _request: &Request<'_>) -> bool {
+    fn prepare(&mut self, request: &Request<'_>) -> bool {
+        self.prepared.push(request.command());
         self.left = self.left.checked_sub(1).unwrap_or(self.pieces);
         self.left > 0
     }
@@ -217,12 +220,35 @@ fn transfers_lie_within_their_region_and_are_as_long_as_was_agreed() {
     let one = MultiWrite { region: 0, offset: 60, data: [3; 8], count: 4 };
     let mut all = |writes| ask(&mut session, &mut function, &Request::RegionWriteMulti(writes)).map(drop);
     assert_eq!(all(vec![one; 256]), Ok(()));
-    assert_eq!((all(vec![one; 257]), all(vec![MultiWrite { offset: 61, ..one }])), (Err(INVAL), Err(INVAL)));
+    let beyond = MultiWrite { offset: 61, ..one };
+    assert_eq!((all(vec![one; 257]), all(vec![beyond])), (Err(INVAL), Err(INVAL)));
+    let first = MultiWrite { offset: 0, data: [9; 8], ..one };
+    assert_eq!(all(vec![first, beyond]), Err(INVAL));
+    assert_eq!(function.bar[0], 0, "what is refused writes nothing");
     let read = Request::RegionRead { region: 0, offset: 56, count: 8 };
     let reply = ask(&mut session, &mut function, &read).unwrap();
     let data = &[1, 1, 1, 1, 3, 3, 3, 3];
     let told = Reply::RegionRead { region: 0, offset: 56, data };
     assert_eq!(Reply::parse(Command::RegionRead.code(), &reply).unwrap(), told);
+}
+
+#[test]
+fn nothing_is_prepared_for_a_request_that_is_refused() {
+    let mut function = plain();
+    let mut session = Session::new();
+    ask(&mut session, &mut function, &version(|_| ())).unwrap();
+    function.prepared.clear();
+    let write = MultiWrite { region: 0, offset: 0, data: [0; 8], count: 4 };
+    for (refused, errno) in [
+        (Request::RegionWriteMulti(vec![write]), NOSYS),
+        (Request::RegionWrite { region: 7, offset: 250, data: &[0; 8] }, INVAL),
+        (Request::RegionRead { region: 0, offset: 0, count: 33 }, INVAL),
+    ] {
+        assert_eq!(ask(&mut session, &mut function, &refused), Err(errno), "{refused:?}");
+    }
+    assert!(function.prepared.is_empty(), "{:?}", function.prepared);
+    ask(&mut session, &mut function, &Request::DeviceReset).unwrap();
+    assert_eq!(function.prepared, [Command::DeviceReset]);
 }
 
 #[test]
