@@ -198,4 +198,18 @@ mod tests {
         assert!(matches!(list.by_rank(Rank(2)), Err(DirectoryError::Rank { rank: Rank(2) })));
         assert!(list.by_process(Nid(7), Pid(9)).is_err());
     }
+
+    #[test]
+    fn the_number_of_an_address_is_its_own_or_a_digest_of_all_of_it() {
+        let gid = |text: &str| Gid::from_ip(text.parse().unwrap());
+        assert_eq!(nid_of(gid("10.1.2.3")), Nid(0x0a01_0203));
+        let addresses = ["fe80::1", "fe80::2", "fe80::1:0:0:1", "fd00::1", "fd00::2", "fd00::1:0:0:1"];
+        let numbers: Vec<Nid> = addresses.iter().map(|a| nid_of(gid(a))).collect();
+        for (i, number) in numbers.iter().enumerate() {
+            assert!(!numbers[..i].contains(number) && number.0 != u32::MAX, "{}", addresses[i]);
+        }
+        // Halves that are the same do not take each other away.
+        let alike = ["1:2:3:4:1:2:3:4", "5:6:7:8:5:6:7:8"].map(|a| nid_of(gid(a)));
+        assert!(alike[0] != alike[1] && !numbers.contains(&alike[0]));
+    }
 }

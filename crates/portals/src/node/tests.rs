@@ -162,6 +162,44 @@ fn interface(node: &Node) -> (Ni, MdHandle, CtHandle) {
 }
 
 #[test]
+fn a_node_says_what_it_was_opened_as() {
+    let bed = Bed::new(|o| NodeOptions { jid: Jid(4), uid: Uid(6), receive_slots: 30, send_slots: 9, ..o });
+    let node = &bed.node;
+    assert_eq!((node.rank(), node.jid(), node.uid()), (Some(Rank(0)), Jid(4), Uid(6)));
+    assert!(!node.is_offloaded());
+    // A piece is named by 16 bytes.
+    assert_eq!((node.max_pieces(), node.max_exchange()), (EAGER as u32 / 16, EAGER as u32));
+    let one = |receive_slots, send_slots| {
+        NodeOptions { receive_slots, send_slots, ..node.options().clone() }.slot_bytes()
+    };
+    assert!(one(1, 0) >= EAGER as u64);
+    assert_eq!((one(30, 9), one(0, 3)), (39 * one(1, 0), 3 * one(0, 1)));
+    let (first, second) = (node.draw(), node.draw());
+    assert!(first != second && first > 1 && second > 1);
+    let before = node.now();
+    bed.sim.run_for(Duration::from_millis(3)).unwrap();
+    assert_eq!(node.now().since(before), Duration::from_millis(3));
+    let alone = Bed::new(|o| NodeOptions { rank: None, ..o });
+    assert_eq!(alone.node.rank(), None);
+}
+
+#[test]
+fn nodes_that_are_opened_together_find_each_other_by_rank() {
+    let sim = Sim::new(1);
+    (0..3).for_each(|_| drop(sim.add_node()));
+    let contexts: Vec<Context> = (0..3).map(|n| sim.node(n).context().clone()).collect();
+    let options = NodeOptions { eager_bytes: EAGER, offload: false, seed: Some(1), ..NodeOptions::default() };
+    let nodes = Node::open_all(&contexts, &options).unwrap();
+    assert_eq!(nodes.len(), 3);
+    for (n, node) in (0..).zip(&nodes) {
+        assert_eq!(node.rank(), Some(Rank(n)));
+        for (other, of) in (0..).zip(&nodes) {
+            assert_eq!(node.options().directory.by_rank(Rank(other)).unwrap(), of.card());
+        }
+    }
+}
+
+#[test]
 fn a_hello_whose_address_is_not_its_senders_is_a_strangers() {
     let bed = Bed::new(|options| options);
     let (there, other, here) = (bed.gid(THERE), bed.gid(2), bed.gid(0));
