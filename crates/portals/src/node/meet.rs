@@ -173,8 +173,9 @@ impl State {
         let wait = (FIRST_HELLO * (1 << meeting.tries.min(10))).min(SLOWEST_HELLO);
         meeting.tries += 1;
         meeting.next = now + wait;
+        let until = meeting.deadline.since(now);
         self.net.ports.send_hello(to.clone(), meeting.datagrams, &hello.to_bytes());
-        self.wake_in(wait);
+        self.wake_in(wait.min(until));
     }
     /// A hello came.
     #[cold]
@@ -445,8 +446,8 @@ impl State {
                 return self.say_hello(peer);
             }
             Stage::Meeting(meeting) => {
-                let at = if meeting.step == Step::Here { meeting.next } else { meeting.deadline };
-                let wait = at.since(now);
+                let hello = if meeting.step == Step::Here { meeting.next } else { meeting.deadline };
+                let wait = hello.min(meeting.deadline).since(now);
                 return self.wake_in(wait);
             }
             Stage::Up => {}

@@ -17,7 +17,7 @@ use gated::{Call, Gate, Gated, Opens};
 
 use super::directory::nid_of;
 use super::hello::{Hello, Identity};
-use super::peer::{Out, Peer, WINDOW};
+use super::peer::{Out, Peer, Stage, WINDOW};
 use super::post::NOTHING;
 use super::{Card, Listed, Node, NodeOptions, State};
 use crate::v4::{
@@ -301,6 +301,36 @@ fn a_peer_that_asks_for_more_than_its_window_is_let_go() {
         assert_eq!((bed.node.counts().malformed, bed.node.connections()), (1, 0));
         assert!(bed.node.holdings().is_at_rest(), "{:?}", bed.node.holdings());
     }
+}
+
+#[test]
+fn a_process_that_does_not_answer_is_greeted_ever_more_seldom_and_given_up_at_its_time() {
+    let bed = Bed::new(|o| NodeOptions { connect_timeout: Duration::from_secs(4), ..o });
+    let to = bed.list();
+    let (ni, md, ct) = interface(&bed.node);
+    ni.put(&Put { ack_req: AckReq::Ack, ..Put::new(md, 8, to, 0) }).unwrap();
+    let begin = bed.node.now();
+    let (mut greeted, mut failed) = (Vec::new(), None);
+    while failed.is_none() {
+        bed.sim.run_for(Duration::from_millis(1)).unwrap();
+        (0..4).for_each(|_| _ = bed.node.progress());
+        let since = bed.node.now().since(begin).as_millis();
+        assert!(since < 10_000, "it waits for ever");
+        let tries = bed.node.with(|state| match state.net.peers.iter().flatten().next().map(|p| &p.stage) {
+            Some(Stage::Meeting(meeting)) => meeting.tries as usize,
+            _ => greeted.len(),
+        });
+        assert!(tries <= greeted.len() + 1, "two at a time");
+        if tries > greeted.len() {
+            greeted.push(since);
+        }
+        failed = (ni.ct_get(ct).unwrap().failure == 1).then_some(since);
+    }
+    let waits: Vec<u128> = greeted.windows(2).map(|two| two[1] - two[0]).collect();
+    let doubled = [20, 40, 80, 160, 320, 640, 1000, 1000];
+    let near = |is: u128, by: u128| (by - 2..by + 10).contains(&is);
+    assert!(waits.len() == 8 && waits.iter().zip(doubled).all(|(is, by)| near(*is, by)), "{waits:?}");
+    assert!(near(failed.unwrap(), 4000), "{failed:?}");
 }
 
 #[test]
