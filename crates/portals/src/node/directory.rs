@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(Card::from_bytes(&bytes), Some(card));
         assert_eq!(Card::from_bytes(&bytes[1..]), None);
         let mut bad = bytes;
-        bad[24] = 1;
+        bad[24..28].copy_from_slice(&(1_u32 << 24).to_be_bytes());
         assert_eq!(Card::from_bytes(&bad), None);
     }
 

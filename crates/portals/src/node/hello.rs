@@ -157,6 +157,12 @@ mod tests {
                 bad[at] ^= 0x80;
                 assert_eq!(Hello::parse(&bad), None, "byte {at}");
             }
+            // Numbers of queue pairs and packets have 24 bits.
+            for at in [48, 52, 56] {
+                let mut bad = bytes;
+                bad[at..at + 4].copy_from_slice(&(1_u32 << 24).to_be_bytes());
+                assert_eq!(Hello::parse(&bad), None, "byte {at}");
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use hca_core::{Completion, Gid, Instant, Mtu, Psn, QpType, Qpn, RemoteAddr, Rkey};
-use hca_matching::{AckRequest, Header, Jid, NiFail, Operation, Pid, Rank, Uid};
+use hca_matching::{AckRequest, Header, Jid, NiFail, Operation, Pid, Rank, Response, ResponseKind, Uid};
 use hca_sim::Sim;
 use hca_verbs::{ConnectOptions, Context, Endpoint, Grh, Rc};
 
@@ -20,6 +20,7 @@ use super::hello::{Hello, Identity};
 use super::peer::{Out, Peer, Stage, WINDOW};
 use super::post::NOTHING;
 use super::{Card, Listed, Node, NodeOptions, State};
+use crate::Memory;
 use crate::v4::{
     AckReq, CtHandle, EventKind, Get, Limits, ListKind, Md, MdHandle, MdOptions, Me, MeOptions, Ni,
     NiOptions, Process, PtOptions, Put,
@@ -276,6 +277,70 @@ fn long_puts_beyond_their_senders_window_are_dropped() {
         assert!(dropped.eq(WINDOW + 1..=WINDOW + BEYOND), "those are told so");
     });
     assert_eq!(bed.node.counts().malformed, 0);
+}
+
+/// A node that has asked something of a process which is only what it says, its counter and the memory for what comes.
+fn asked(operation: Operation) -> (Bed, Ni, CtHandle, Memory) {
+    let bed = Bed::new(|o| o);
+    let to = bed.list();
+    bed.meet(&bed.hello(1, 1, 20));
+    let ni =
+        Ni::init(&bed.node, NiOptions::MATCHING | NiOptions::PHYSICAL, None, &Limits::default()).unwrap();
+    let (ct, memory) = (ni.ct_alloc().unwrap(), bed.node.alloc(64).unwrap());
+    let options = MdOptions::EVENT_CT_REPLY | MdOptions::EVENT_CT_ACK;
+    let md = ni.md_bind(&Md { options, ct: Some(ct), ..Md::new(memory.clone()) }).unwrap();
+    match operation {
+        Operation::Get => ni.get(&Get::new(md, 8, to, 0)).unwrap(),
+        _ => ni.put(&Put { ack_req: AckReq::Ack, ..Put::new(md, 8, to, 0) }).unwrap(),
+    }
+    (bed, ni, ct, memory)
+}
+
+/// The peer answers an operation of this node, by the number that it has or by another one.
+fn answers(bed: &Bed, response: &Response, data: usize, to_another: bool) {
+    bed.node.with(|state| {
+        let peer = only(state);
+        let flying = &mut state.peer(peer).flying;
+        let token = (0..u32::MAX).find(|token| flying.get_mut(*token).is_some()).unwrap();
+        state.hear_response(peer, token + u32::from(to_another), response, &vec![0x77; data]);
+    });
+}
+
+#[test]
+fn an_answer_that_does_not_go_with_its_operation_ends_the_connection_and_writes_nothing() {
+    use Operation::{Get, Put};
+    use ResponseKind::{Ack, Reply};
+    for (operation, kind, mlength, data, to_another) in [
+        (Get, Ack, 8, 0, false),
+        (Get, Reply, 9, 9, false),
+        (Get, Reply, 8, 7, false),
+        (Get, Reply, 7, 8, false),
+        (Get, Reply, 8, 8, true),
+        (Put, Reply, 8, 8, false),
+        (Put, Reply, 0, 0, false),
+        (Put, Ack, 9, 0, false),
+        (Put, Ack, 8, 8, false),
+    ] {
+        let case = (operation, kind, mlength, data, to_another);
+        let (bed, ni, ct, memory) = asked(operation);
+        answers(&bed, &Response { kind, fail: NiFail::Ok, mlength, offset: 0 }, data, to_another);
+        assert_eq!((bed.node.counts().malformed, bed.node.connections()), (1, 0), "{case:?}");
+        bed.sim.run_for(Duration::from_millis(1)).unwrap();
+        (0..4).for_each(|_| _ = bed.node.progress());
+        let count = ni.ct_get(ct).unwrap();
+        assert_eq!((count.success, count.failure), (0, 1), "{case:?}: it failed as its peer was let go");
+        let mut seen = [0xff; 64];
+        memory.read_at(0, &mut seen);
+        assert_eq!(seen, [0; 64], "{case:?}");
+    }
+    for (operation, kind, data) in [(Get, Reply, 8), (Put, Ack, 0)] {
+        let (bed, ni, ct, memory) = asked(operation);
+        answers(&bed, &Response { kind, fail: NiFail::Ok, mlength: 8, offset: 0 }, data, false);
+        assert_eq!((bed.node.counts().malformed, ni.ct_get(ct).unwrap().success), (0, 1), "{operation:?}");
+        let mut seen = [0; 8];
+        memory.read_at(0, &mut seen);
+        assert_eq!(seen, [if data > 0 { 0x77 } else { 0 }; 8], "{operation:?}");
+    }
 }
 
 /// Its answers would fill this node's memory: short ones in the backlog, long ones as memory that is lent for ever.
