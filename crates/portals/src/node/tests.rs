@@ -279,6 +279,30 @@ fn long_puts_beyond_their_senders_window_are_dropped() {
     assert_eq!(bed.node.counts().malformed, 0);
 }
 
+#[test]
+fn operations_that_no_message_has_room_for_are_refused() {
+    let bed = Bed::new(|o| o);
+    let to = bed.list();
+    let ni =
+        Ni::init(&bed.node, NiOptions::MATCHING | NiOptions::PHYSICAL, None, &Limits::default()).unwrap();
+    let bind = |options| ni.md_bind(&Md { options, ..Md::new(bed.node.alloc(1024).unwrap()) }).unwrap();
+    let (plain, volatile) = (bind(MdOptions::empty()), bind(MdOptions::VOLATILE));
+    let put =
+        |md, length, pt_index| ni.put(&Put::new(md, length, to, pt_index)).map_err(|error| error.to_string());
+    let (most, eager) = (u32::from(u16::MAX), EAGER as u64);
+    assert_eq!((put(plain, 8, most), put(plain, 8, 0)), (Ok(()), Ok(())));
+    let refused = put(plain, 8, most + 1).unwrap_err();
+    assert!(refused.contains("pt_index") && refused.contains("65535"), "{refused}");
+    // Longer ones are fetched, but for those whose bytes may change as soon as the call returns.
+    assert_eq!([eager, eager + 1].map(|length| put(plain, length, 0)), [Ok(()), Ok(())]);
+    assert_eq!(put(volatile, eager, 0), Ok(()));
+    let refused = put(volatile, eager + 1, 0).unwrap_err();
+    assert!(refused.contains("length") && refused.contains("64"), "{refused}");
+    bed.node.with(|state| state.device_failed(&"it is gone"));
+    let refused = put(plain, 8, 0).unwrap_err();
+    assert!(refused.contains("device"), "{refused}");
+}
+
 /// A node that has asked something of a process which is only what it says, its counter and the memory for what comes.
 fn asked(operation: Operation) -> (Bed, Ni, CtHandle, Memory) {
     let bed = Bed::new(|o| o);
