@@ -55,6 +55,8 @@ impl From<PortKind> for ServerOptions {
 }
 /// Turns between two looks at the sockets while there is something to do.
 const TURNS_A_LOOK: u32 = 32;
+/// Turns behind a message with a look at the sockets each: who has had an answer often asks for more, and waits for it.
+const TALK: u32 = 32;
 /// Looks at everything in vain before a client that shares the CPU may run: a client on another CPU that answers at
 /// once has answered by then. With one look messages to a client on this CPU take a quarter longer, with more all of
 /// them do.
@@ -209,13 +211,18 @@ impl Server {
     pub fn run(&mut self) {
         let mut idle_since: Option<Instant> = None;
         let mut tick = FIRST_TICK;
-        let mut turns = 0_u32;
+        let (mut turns, mut talks) = (0_u32, 0_u32);
         loop {
             let mut worked = self.turn();
             turns = turns.wrapping_add(1);
-            if turns.is_multiple_of(TURNS_A_LOOK) {
+            let is_look = turns.is_multiple_of(TURNS_A_LOOK);
+            if is_look || talks > 0 {
                 let Some(messages) = self.look_at_sockets(Some(Duration::ZERO)) else { return };
-                worked |= messages | self.look_at_dozing(DOZING_A_LOOK);
+                talks = if messages { TALK } else { talks.saturating_sub(1) };
+                worked |= messages;
+            }
+            if is_look {
+                worked |= self.look_at_dozing(DOZING_A_LOOK);
             }
             if worked {
                 (idle_since, tick) = (None, FIRST_TICK);
