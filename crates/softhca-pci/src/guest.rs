@@ -313,7 +313,9 @@ impl Guest {
             Mapping::of_file(file.as_fd(), id, offset, len, counted).map(Arc::new)
         };
         let mapping = map(0, whole).or_else(|_| map(offset, len))?;
-        self.files.retain(|_, file| file.strong_count() > 0);
+        if self.files.len() > 2 * self.used.mappings.load(Ordering::Relaxed) {
+            self.files.retain(|_, file| file.strong_count() > 0);
+        }
         self.files.insert(id, Arc::downgrade(&mapping));
         let at = mapping.at(offset, len).expect("it was mapped");
         Ok((mapping, at))

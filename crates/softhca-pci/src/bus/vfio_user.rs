@@ -14,8 +14,9 @@ use crate::function::Function;
 
 /// What one message may read or write.
 const MAX_TRANSFER: u32 = 64 << 10;
-/// The region of the registers and the doorbell pages.
+/// The region of the registers and the doorbell pages, and its part that clients may map.
 const REGION_BAR: u32 = 0;
+const DOORBELL_PAGES: Area = Area { offset: MAPPED_FROM, size: BAR_BYTES - MAPPED_FROM };
 
 impl hca_vfio::user::serve::Function for Function {
     fn capabilities(&self) -> Capabilities {
@@ -30,8 +31,7 @@ impl hca_vfio::user::serve::Function for Function {
     fn region(&self, index: u32) -> Region<'_> {
         match index {
             REGION_BAR => {
-                let areas = vec![Area { offset: MAPPED_FROM, size: BAR_BYTES - MAPPED_FROM }];
-                let mapped = MappedRegion { file: self.pages.file(), offset: 0, areas };
+                let mapped = MappedRegion { file: self.pages.file(), offset: 0, areas: &[DOORBELL_PAGES] };
                 Region { bytes: BAR_BYTES, mapped: Some(mapped) }
             }
             REGION_CONFIG => Region { bytes: CONFIG_BYTES as u64, mapped: None },

@@ -238,8 +238,12 @@ fn a_file_that_does_not_fit_as_a_whole_or_has_grown_is_mapped_in_parts() {
     assert_eq!(used(&guest), (0, 0));
 
     guest.set_part(Part::default());
+    for _ in 0..20 {
+        map(&mut guest, &sealed(PAGE), 5 * PAGE, (0, 1)).unwrap();
+        assert!(guest.files.len() <= 3, "nobody has the other ones");
+        unmap(&mut guest, 5 * PAGE, PAGE).unwrap();
+    }
     map(&mut guest, &sealed(PAGE), 5 * PAGE, (0, 1)).unwrap();
-    assert_eq!(guest.files.len(), 1, "nobody has the other one");
     unmap(&mut guest, 5 * PAGE, PAGE).unwrap();
     map(&mut guest, &file, 0, (0, 1)).unwrap();
     rustix::fs::ftruncate(&file, 128 * PAGE).unwrap();

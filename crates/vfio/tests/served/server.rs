@@ -226,7 +226,7 @@ impl Function for State {
         match index {
             0 => Region { bytes: TRAPPED_BYTES as u64, mapped: None },
             2 => {
-                let (file, offset, areas) = (self.sparse.as_fd(), FILE_OFFSET, vec![AREA]);
+                let (file, offset, areas) = (self.sparse.as_fd(), FILE_OFFSET, &[AREA]);
                 Region { bytes: SPARSE_BYTES, mapped: Some(MappedRegion { file, offset, areas }) }
             }
             REGION_CONFIG => Region { bytes: self.config.len() as u64, mapped: None },

@@ -44,7 +44,7 @@ pub struct MappedRegion<'a> {
     /// Where in the file the region begins.
     pub offset: u64,
     /// The areas of the region.
-    pub areas: Vec<Area>,
+    pub areas: &'a [Area],
 }
 
 /// A PCI function behind a socket. Each method is what a message asks for; a refusal is a number of the operating system.

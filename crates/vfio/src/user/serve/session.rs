@@ -205,7 +205,7 @@ fn region_info(function: &impl Function, index: u32) -> Result<(Reply<'static>, 
     let there = bytes > 0;
     let (mmap, offset) = (mapped.is_some(), mapped.as_ref().map_or(0, |m| m.offset));
     let file = mapped.as_ref().map(|m| m.file.try_clone_to_owned().map_err(|_| Errno::MFILE)).transpose()?;
-    let areas = mapped.map(|m| m.areas);
+    let areas = mapped.map(|m| m.areas.to_vec());
     let info = RegionInfo { argsz: 0, index, read: there, write: there, mmap, size: bytes, offset, areas };
     Ok((Reply::RegionInfo(info), file.into_iter().collect()))
 }
