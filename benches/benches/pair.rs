@@ -4,15 +4,15 @@
 use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use hca::perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
 use hca::{Completions, ConnectOptions, Inline, Rc, SendRequest, open_exactly};
 use hca_benches::floor::{self, Floor};
+use hca_perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
 
 /// Floors are measured for so long.
 const FLOOR_TIME: Duration = Duration::from_millis(200);
 
 fn main() {
-    hca::perf::peer_if_asked();
+    hca_perf::peer_if_asked();
     floor::far_side_if_asked();
     let mut criterion = Criterion::default()
         .warm_up_time(Duration::from_millis(200))

@@ -3,7 +3,7 @@
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use hca::cli::Failure;
+use hca_perf::Failure;
 
 /// How long a process may take to end.
 const LAST_WORDS: Duration = Duration::from_secs(5);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use hca::cli::Failure;
+use hca_perf::Failure;
 
 /// Every function that is counted begins with this.
 pub const MARK: &str = "counted_";

@@ -4,11 +4,11 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use hca::cli::Failure;
 use hca::{
     CompletionQueue, Completions, ConnectOptions, Context, DeviceUrl, Endpoint, Opened, Pd, QueuePair, Rc,
     open_exactly,
 };
+use hca_perf::Failure;
 use softhca::Progress;
 
 use crate::child::{serve_if_asked, wait_for_end};

@@ -1,6 +1,6 @@
 //! Ours between two processes, through the safe verbs, timed in batches: this process, and a child that it starts.
 //!
-//! [`hca::perf::Pair`] looks at the clock for each message, which is right for microseconds. Times of a cache line or
+//! [`hca_perf::Pair`] looks at the clock for each message, which is right for microseconds. Times of a cache line or
 //! two are measured here, and what `hca perf` does not measure: lines that the target's CPU owns, memory beyond the
 //! caches.
 //!
@@ -10,12 +10,12 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use hca::cli::Failure;
 use hca::{
     Buf, CompletionQueue, Completions, ConnectOptions, DeviceUrl, Endpoint, FrozenBuf, Inline, Opened, Pd,
     QueuePair, Rc, RemoteMr, SendRequest, SharedMr, open_exactly,
 };
 use hca_core::Access;
+use hca_perf::Failure;
 
 use crate::batches::{median_ns, median_of, per_second};
 use crate::child::serve_if_asked;
@@ -347,7 +347,7 @@ impl Duo {
     /// # Errors
     /// A device can't be opened, or the process not be started.
     pub fn start(device: &DeviceUrl, cpus: (usize, usize), kind: Kind, size: usize) -> Result<Self, Failure> {
-        hca::probe::pin(cpus.0)?;
+        hca_perf::probe::pin(cpus.0)?;
         let shared = Shared::new()?;
         let mut child = Command::new(std::env::current_exe()?)
             .args([CHILD_COMMAND, &device.to_string(), &cpus.1.to_string(), &shared.fd().to_string()])
@@ -612,7 +612,7 @@ pub fn child_if_asked() {
 fn serve(args: &[String]) -> Result<(), Failure> {
     end_with_starter()?;
     let [device, cpu, fd, kind, span, size] = args else { return Err("six arguments".into()) };
-    hca::probe::pin(cpu.parse()?)?;
+    hca_perf::probe::pin(cpu.parse()?)?;
     let (kind, shared) = (Kind::of_args(kind, span.parse()?), Shared::open(fd.parse()?)?);
     let mut side = Side::new(&device.parse()?, kind, size.parse()?)?;
     let mut input = BufReader::new(std::io::stdin());

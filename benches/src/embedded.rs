@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use hca::cli::Failure;
 use hca::{
     CompletionQueue, Completions, ConnectOptions, DeviceUrl, FrozenBuf, Opened, QueuePair, Rc, RemoteMr,
     SendRequest, SharedMr, open_exactly,
 };
 use hca_core::Access;
+use hca_perf::Failure;
 
 use crate::batches::per_second;
 use crate::duo::aligned;

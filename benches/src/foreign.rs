@@ -8,9 +8,9 @@
 
 use std::ptr::NonNull;
 
-use hca::cli::Failure;
 use hca::{Pd, SharedMr};
 use hca_core::Access;
+use hca_perf::Failure;
 
 const PAGE_BYTES: usize = 4096;
 

@@ -4,9 +4,9 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use hca::cli::Failure;
 use hca::{CompletionQueue, ConnectOptions, Context, DeviceUrl, Endpoint, QueuePair, Rc, open_exactly};
 use hca_core::Qpn;
+use hca_perf::Failure;
 
 use crate::child::serve_if_asked;
 

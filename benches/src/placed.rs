@@ -9,12 +9,12 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
-use hca::cli::Failure;
 use hca::{
     Buf, CompletionQueue, Completions, ConnectOptions, DeviceUrl, Endpoint, FrozenBuf, Inline, Opened,
     QueuePair, Rc, RemoteMr, SendRequest, SharedMr, open_exactly,
 };
 use hca_core::Access;
+use hca_perf::Failure;
 use rustix::time::{ClockId, clock_gettime};
 use softhca::{Patience, Progress};
 
@@ -256,7 +256,7 @@ pub fn child_if_asked() {
 
 fn hog(args: &[String]) -> Result<(), Failure> {
     end_with_starter()?;
-    hca::probe::pin(args[0].parse()?)?;
+    hca_perf::probe::pin(args[0].parse()?)?;
     loop {
         std::hint::black_box(());
     }
@@ -268,7 +268,7 @@ fn talk(args: &[String]) -> Result<(), Failure> {
     let ([looks, looks_in_company, hold_percent, shy], wait_ns, thread_ns) = serde_json::from_str(figures)?;
     let built_in = Patience::default();
     Patience { looks, looks_in_company, hold_percent, shy, wait_ns, thread_ns, ..built_in }.set();
-    hca::probe::pin(cpu.parse()?)?;
+    hca_perf::probe::pin(cpu.parse()?)?;
     let (load, wait) = (Load::from_str(load, false)?, Wait::from_str(wait, false)?);
     let time = Duration::from_nanos(time.parse()?);
     let mut side = Side::new(&device.parse()?, load, wait)?;

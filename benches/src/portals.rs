@@ -1,12 +1,12 @@
 //! Two Portals nodes in this process, for what is counted and timed part by part.
 
-use hca::cli::Failure;
 use hca::portals::v4::{
     EqHandle, Limits, ListKind, Md, MdHandle, MdOptions, Me, MeOptions, Ni, NiOptions, Process, PtOptions,
     Put, Source,
 };
 use hca::portals::{Card, Memory, Node, NodeOptions};
 use hca::{Opened, open_exactly};
+use hca_perf::Failure;
 
 /// The portal that messages name, and their match bits.
 const PORTAL: u32 = 3;

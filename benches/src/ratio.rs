@@ -2,8 +2,8 @@
 
 use core::fmt;
 
-use hca::cli::Failure;
-use hca::probe::{Placement, placement};
+use hca_perf::Failure;
+use hca_perf::probe::{Placement, placement};
 
 /// Pairs of one placement that a ratio is the median of.
 pub const WANTED_PAIRS: usize = 7;

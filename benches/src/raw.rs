@@ -5,13 +5,13 @@
 //! 1. Receive requests name a region that outlives the queues, by places that nothing else uses; it is never read.
 #![allow(unsafe_code)]
 
-use hca::cli::Failure;
 use hca::raw::{RawCq, RawQp, RawSrq, sge};
 use hca::{ConnectOptions, Endpoint, Opened, SharedMr, open_exactly};
 use hca_core::{
     Access, Completion, Payload, Psn, QpCap, QpType, RecvWr, RemoteAddr, SendFlags, SendOp, SendWr, SrqInit,
     WcOpcode, WcStatus,
 };
+use hca_perf::Failure;
 
 /// Receive requests of an end.
 const REQUESTS: u64 = 64;

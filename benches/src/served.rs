@@ -7,8 +7,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use hca::DeviceUrl;
-use hca::cli::Failure;
 use hca_fabric::LoopbackNet;
+use hca_perf::Failure;
 use softhca::{Options, Progress, SoftHca};
 use softhca_pci::{PortKind, Served, ServerOptions};
 

@@ -9,11 +9,11 @@ use std::ops::Range;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use hca::cli::Failure;
 use hca::{
     Buf, CompletionQueue, Completions, ConnectOptions, DeviceUrl, Endpoint, Inline, Opened, Pd, QueuePair,
     Rc, SendRequest, open_exactly,
 };
+use hca_perf::Failure;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use softhca::Progress;
 
@@ -78,7 +78,7 @@ impl Turns {
     /// # Errors
     /// A device can't be opened, or the process not be started.
     pub fn start(device: &DeviceUrl, cpus: (usize, usize), count: usize) -> Result<Self, Failure> {
-        hca::probe::pin(cpus.0)?;
+        hca_perf::probe::pin(cpus.0)?;
         raise_descriptors(2 * count + SPARE_DESCRIPTORS);
         let opened = open_exactly(device)?;
         let pd = opened.context().alloc_pd()?;
@@ -269,7 +269,7 @@ pub fn child_if_asked() {
 fn serve(args: &[String]) -> Result<(), Failure> {
     end_with_starter()?;
     let [device, cpu, fd] = args else { return Err("three arguments".into()) };
-    hca::probe::pin(cpu.parse()?)?;
+    hca_perf::probe::pin(cpu.parse()?)?;
     let shared = Shared::open(fd.parse()?)?;
     raise_descriptors(usize::MAX);
     let mut url: DeviceUrl = device.parse()?;

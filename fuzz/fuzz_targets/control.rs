@@ -3,7 +3,10 @@
 #![cfg_attr(fuzzing, no_main)]
 
 #[cfg(fuzzing)]
-libfuzzer_sys::fuzz_target!(|data: &[u8]| hca::perf::fuzz_control(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    hca_perf::fuzz_control(data);
+    hca_cli::fuzz_ping_pong(data);
+});
 
 #[cfg(not(fuzzing))]
 fn main() {}

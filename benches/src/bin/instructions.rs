@@ -14,7 +14,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, presets};
-use hca::cli::Failure;
 use hca::{
     Buf, CompletionQueue, Completions, ConnectOptions, Inline, OfferedBy, Opened, Pd, QueuePair, Rc,
     RemoteMr, SendBatch, SendRequest, open_exactly,
@@ -28,6 +27,7 @@ use hca_core::Access;
 use hca_core::wire::{ICRC_BYTES, Packet};
 use hca_fabric::MeasuredIcrc;
 use hca_matching::AckRequest;
+use hca_perf::Failure;
 use softhca::Patience;
 
 /// How much a count may differ from its record.

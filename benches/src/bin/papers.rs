@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Parser, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
-use hca::cli::Failure;
-use hca::probe;
 use hca_benches::portals::{End, ends};
 use hca_benches::ratio::median;
 use hca_benches::ticks;
 use hca_matching::instrument::{self, Part};
+use hca_perf::Failure;
+use hca_perf::probe;
 
 const SOURCE: &str = "\
 K. Pedretti, R. Brightwell, \"A NIC-offload Implementation of Portals for Quadrics QsNet\", 2004: Tables 1 and 2, in us; two hosts

@@ -12,13 +12,13 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use hca::DeviceUrl;
-use hca::cli::Failure;
-use hca::perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
 use hca_benches::args::seconds;
 use hca_benches::duo::{self, Duo, Kind};
 use hca_benches::peers::{Over, Peer, PeerError, Runs, What, leash_if_asked};
 use hca_benches::plot::{Bar, plot};
 use hca_benches::ratio::{Better, Ratio, Sample, Target, interleave, plain, summary, verdict};
+use hca_perf::Failure;
+use hca_perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -190,7 +190,7 @@ impl Row {
 
 fn main() -> ExitCode {
     leash_if_asked();
-    hca::perf::peer_if_asked();
+    hca_perf::peer_if_asked();
     duo::child_if_asked();
     match all(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,

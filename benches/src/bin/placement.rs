@@ -13,9 +13,9 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use hca::DeviceUrl;
-use hca::cli::Failure;
 use hca_benches::args::seconds;
 use hca_benches::placed::{self, Job, Load, Outcome, Setting, Wait};
+use hca_perf::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use softhca::{Patience, Progress};
 
@@ -255,7 +255,7 @@ fn rows(args: &Args) -> Vec<Row> {
 }
 
 fn all(args: &Args) -> Result<(), Failure> {
-    let [a, b, ..] = *hca::probe::cpus() else { return Err("two CPUs are needed".into()) };
+    let [a, b, ..] = *hca_perf::probe::cpus() else { return Err("two CPUs are needed".into()) };
     let rows = rows(args);
     if rows.is_empty() {
         return Err("nothing of that is measured: no wait has such a setting, or reads over shared memory or inline were asked for".into());

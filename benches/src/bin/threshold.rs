@@ -8,9 +8,9 @@
 use std::time::Duration;
 
 use hca::DeviceUrl;
-use hca::cli::Failure;
 use hca_benches::duo::{self, Duo, ForeignOp, Kind};
 use hca_benches::ratio::{interleave, summary};
+use hca_perf::Failure;
 
 const COLD_BYTES: usize = 256 << 20;
 const TIME: Duration = Duration::from_millis(60);

@@ -131,7 +131,7 @@ pub fn run_across(
     time: Duration,
     netns: Option<&str>,
 ) -> io::Result<Figures> {
-    hca::probe::pin(near)?;
+    hca_perf::probe::pin(near)?;
     let shared = match floor {
         Floor::Cache(_) => Shared::with_lines(cache::LINES)?,
         Floor::HandOver => Shared::with_lines(hand_over::LINES)?,
@@ -165,7 +165,7 @@ pub fn far_side_if_asked() {
     end_with_starter().expect("the system ends a process with its starter");
     let mut number = || args.next().and_then(|a| a.parse::<u32>().ok()).expect("a number");
     let (cpu, fd) = (number(), number());
-    hca::probe::pin(cpu as usize).expect("the CPU exists");
+    hca_perf::probe::pin(cpu as usize).expect("the CPU exists");
     if let Some(path) = args.next() {
         let namespace = File::open(path).expect("the starter keeps its namespace");
         let kind = Some(LinkNameSpaceType::Network);

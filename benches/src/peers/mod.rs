@@ -114,7 +114,7 @@ impl fmt::Display for What {
             _ if self.is_bandwidth() => "bandwidth",
             _ => "rate",
         };
-        f.pad(&format!("{op} {} {kind}", hca::perf::bytes_text(self.size())))
+        f.pad(&format!("{op} {} {kind}", hca_perf::bytes_text(self.size())))
     }
 }
 

@@ -67,7 +67,7 @@ pub fn leash_if_asked() {
     }
     let cpu = args.next().and_then(|a| a.into_string().ok());
     let cpu: Option<usize> = cpu.filter(|c| c != ANY_CPU).map(|c| c.parse().expect("a CPU's number"));
-    let tied = end_with_starter().and_then(|()| cpu.map_or(Ok(()), hca::probe::pin));
+    let tied = end_with_starter().and_then(|()| cpu.map_or(Ok(()), hca_perf::probe::pin));
     let program = args.next().expect("a program");
     // Where it succeeds nothing comes back.
     let why = tied.err().unwrap_or_else(|| Command::new(&program).args(args).exec());

@@ -1,7 +1,7 @@
 //! RDMA anywhere: open a device by name, and talk verbs over standard RoCEv2 to it, on any Linux machine.
 //!
-//! This is the crate that programs add. It opens devices ([`open`]) and re-exports the verbs; the `hca`
-//! command is its binary.
+//! This is the crate that programs add. It opens devices ([`open`]) and re-exports the verbs. The command `hca` is the
+//! crate `hca-cli`, and what it measures is `hca-perf`.
 //!
 //! ```
 //! let context = hca::open("loopback://story?progress=inline")?;
@@ -30,20 +30,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! All features but `tokio` are on by default. A program that wants no command line in its build names what it uses,
-//! as `hca = { version = "0.1", default-features = false, features = ["udp"] }`:
-//!
 //! | feature | what it brings |
 //! |---|---|
-//! | `udp` | `udp://` and `auto://`: RoCEv2 over UDP sockets; with `shm`, `auto://` takes shared memory with peers on this machine |
-//! | `uring` | `uring://`: the same through io_uring |
-//! | `shm` | `shm://`: the processes of this machine, through shared memory |
-//! | `raw` | `raw://`: frames on an Ethernet interface |
-//! | `loopback` | `loopback://`: networks inside the process |
-//! | `vfio` | `vfio://` and `vfio-user://`: ConnectX adapters of this machine, and those that a server offers |
-//! | `pci` | `hca serve`: the adapter as PCI functions, with `cli` |
+//! | `uring`, on by default | `uring://`: UDP through io_uring |
 //! | `portals` | [`portals`]: Portals 3.3 and 4.3 |
-//! | `cli` | the `hca` command and the measurements behind it, with what they need (clap, plotters, …); brings `loopback`, `portals` and `udp` |
+//! | `vfio` | `vfio://` and `vfio-user://`: ConnectX adapters of this machine, and those that a server offers |
 //! | `tokio` | `AsyncCq`: a completion queue on a tokio runtime |
 //!
 //! | module | what it holds |
@@ -52,36 +43,11 @@
 //! | `narrow` | a network with a smaller path MTU (`mtu=`) |
 //! | `open` | [`open`], `HCA_DEVICE`, and which device a name becomes |
 //! | [`verbs`], [`core`](mod@core) | the crates below, for programs that need more than the re-exports |
-//! | `cli`, `devinfo`, `pingpong`, `perf`, `run`, `serve`, `trace`, `interrupt`, `warnings` | the command, Ctrl-C, and what the library warns of (feature `cli`) |
-//! | `probe` | where two CPUs stand to each other, which every latency depends on (feature `cli`) |
 #![forbid(unsafe_code)]
 
-#[cfg(doc)]
-#[doc = include_str!("../DESIGN.md")]
-pub mod design {}
-#[cfg(feature = "cli")]
-pub mod cli;
-#[cfg(feature = "cli")]
-mod devinfo;
-#[cfg(feature = "cli")]
-mod interrupt;
 mod narrow;
 mod open;
-#[cfg(feature = "cli")]
-pub mod perf;
-#[cfg(feature = "cli")]
-mod pingpong;
-#[cfg(feature = "cli")]
-pub mod probe;
-#[cfg(feature = "cli")]
-mod run;
-#[cfg(all(feature = "cli", feature = "pci"))]
-mod serve;
-#[cfg(feature = "cli")]
-mod trace;
 mod url;
-#[cfg(feature = "cli")]
-mod warnings;
 
 pub use hca_core as core;
 pub use hca_verbs as verbs;

@@ -18,13 +18,13 @@ use std::time::Duration;
 use clap::{Parser, ValueEnum};
 use comfy_table::{CellAlignment, Table, presets};
 use hca::DeviceUrl;
-use hca::cli::Failure;
-use hca::perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
 use hca_benches::args::seconds;
 use hca_benches::floor::{self, Figures, Floor};
 use hca_benches::plot::{Bar, plot};
 use hca_benches::ratio::{Better, Ratio, Sample, Target, WANTED_PAIRS, interleave, plain, verdict};
 use hca_benches::{crowd, duo, idle, served, turns};
+use hca_perf::Failure;
+use hca_perf::{Case, Limit, Op, Pair, Phase, Service, Setup, Size};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -182,7 +182,7 @@ impl Bench {
 }
 
 fn main() -> ExitCode {
-    hca::perf::peer_if_asked();
+    hca_perf::peer_if_asked();
     floor::far_side_if_asked();
     idle::child_if_asked();
     duo::child_if_asked();
@@ -257,7 +257,7 @@ fn bar(row: &Row, m: &Ratio) -> Option<Bar> {
 
 /// A figure that has no floor.
 fn single(value: f64) -> Ratio {
-    let placement = hca::probe::Placement::Unknown;
+    let placement = hca_perf::probe::Placement::Unknown;
     Ratio { median: value, low: value, high: value, ours: value, floor: 1.0, pairs: 1, placement }
 }
 

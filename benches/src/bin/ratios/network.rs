@@ -1,10 +1,10 @@
 //! Packets over UDP and raw Ethernet, and what an adapter costs that nobody uses.
 
-use hca::cli::Failure;
-use hca::perf::{Op, Pair, Setup};
 use hca_benches::floor::{self, Floor};
 use hca_benches::idle;
 use hca_benches::ratio::{Ratio, summary};
+use hca_perf::Failure;
+use hca_perf::{Op, Pair, Setup};
 use test_support::namespaces::Wire;
 
 use super::{Bench, Row, Unit, less, more, rc, single};

@@ -3,10 +3,10 @@
 use std::cell::RefCell;
 
 use hca::DeviceUrl;
-use hca::cli::Failure;
-use hca::perf::portals::{Case, Nodes, Settings};
-use hca::perf::{Limit, Op, Pair, Phase, Setup};
 use hca_benches::ratio::{Ratio, summary};
+use hca_perf::Failure;
+use hca_perf::portals::{Case, Nodes, Settings};
+use hca_perf::{Limit, Op, Pair, Phase, Setup};
 
 use super::{Bench, Fabric, Row, Unit, less, more, rc};
 
@@ -130,7 +130,7 @@ fn has_computed(b: &Bench, fabric: Fabric) -> Result<Option<Ratio>, Failure> {
 
 /// A put past other entries, beside one without, in ns.
 fn behind(b: &Bench, fabric: Fabric) -> Result<Option<Ratio>, Failure> {
-    use hca::perf::portals::{Before, Entries};
+    use hca_perf::portals::{Before, Entries};
     let (mut two, mut alone) = (Two::start(b, fabric)?, Two::start(b, fabric)?);
     let case = Case::new(Op::Put, 8);
     let past = Case { before: Some(Before { count: 1000, entries: Entries::Wildcard }), ..case };

@@ -4,8 +4,6 @@ use std::cell::RefCell;
 use std::convert::Infallible;
 use std::hint::black_box;
 
-use hca::cli::Failure;
-use hca::perf::Op;
 use hca::{Buf, Pd};
 use hca_benches::batches::per_second;
 use hca_benches::crowd::Peers;
@@ -13,6 +11,8 @@ use hca_benches::duo::{Duo, ForeignOp, Kind, aligned};
 use hca_benches::floor::{Floor, cache};
 use hca_benches::ratio::{Ratio, summary};
 use hca_benches::turns::{Order, Turns};
+use hca_perf::Failure;
+use hca_perf::Op;
 
 use super::network::crowd;
 use super::{Bench, Row, Unit, less, more, rc};

@@ -3,8 +3,6 @@
 
 use std::time::Instant;
 
-use hca::cli::Failure;
-use hca::perf::{Op, Pair, Setup};
 use hca::{ConnectOptions, open_exactly};
 use hca_benches::crowd::pair;
 use hca_benches::embedded::Embedded;
@@ -12,6 +10,8 @@ use hca_benches::floor::{Floor, pages};
 use hca_benches::ratio::{Ratio, summary};
 use hca_benches::served::Functions;
 use hca_core::Access;
+use hca_perf::Failure;
+use hca_perf::{Op, Pair, Setup};
 
 use super::{Bench, Row, Unit, less, more, rc};
 

@@ -11,7 +11,6 @@
 //! | `HCA_RXE_DEVICE` | the adapter of ours |
 //! | `HCA_RXE_SECONDS` | how long tests of [`lossy`] last; 10 unless given |
 //! | `HCA_RXE_SEED` | what they draw |
-#![cfg(all(feature = "udp", feature = "raw"))]
 
 mod clean;
 mod datagrams;

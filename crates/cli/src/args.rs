@@ -1,0 +1,421 @@
+//! The command line: what can be asked for, and how each part ends.
+
+mod help;
+pub(crate) mod pci;
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use hca::{DeviceUrl, FaultSpec};
+use hca_perf::plan::{DEFAULT_SIZES, Layer, Memory, Op, Service, Size};
+use hca_perf::portals::{DEFAULT_DEPTHS, Depths, Eager, Entries};
+use hca_perf::{CONTROL_PORT, DEFAULT_MEMORY, PEER_COMMAND, PeerArgs, interrupt, peer};
+use softhca::Progress;
+
+use self::help::{
+    DEVICES, EXAMPLES, EXIT_CODES, PERF_EXAMPLES, PINGPONG_EXAMPLES, RUN_EXAMPLES, RUN_EXIT_CODES,
+    SERVE_EXAMPLES, TRACE_EXAMPLES, TRACE_EXIT_CODES,
+};
+use crate::{devinfo, perf, pingpong, run, serve, trace, warnings};
+
+/// RDMA anywhere: a software host channel adapter, verbs over RoCEv2.
+#[derive(Debug, Parser)]
+#[command(name = "hca", version, about, after_help = EXIT_CODES,
+    after_long_help = format!("{EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Shows what a device is and can: limits, port, what its fabric found, counters
+    #[command(after_long_help = format!("{DEVICES}\n\n{EXIT_CODES}"))]
+    Devinfo(DevinfoArgs),
+    /// Measures latency, bandwidth and message rate between two processes
+    #[command(after_long_help = format!("{PERF_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
+    Perf(Box<PerfArgs>),
+    /// Looks into Portals: why a message does not match
+    #[command(subcommand)]
+    Portals(PortalsCommand),
+    /// Bounces messages with another host; speaks the exchange of ibv_rc_pingpong and its sisters
+    #[command(after_long_help = format!("{PINGPONG_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
+    Pingpong(PingpongArgs),
+    /// Starts the processes of a job here, which find each other by hca-job, or by MPI
+    #[command(after_long_help = format!("{RUN_EXAMPLES}\n\n{DEVICES}\n\n{RUN_EXIT_CODES}"))]
+    Run(RunArgs),
+    /// Serves the software adapter as ConnectX PCI functions at vfio-user sockets
+    #[command(after_long_help = format!("{SERVE_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
+    Serve(ServeArgs),
+    /// The process that outlives `run` when that is killed
+    #[command(name = run::guard::COMMAND, hide = true)]
+    RunGuard,
+    /// The other process of a measurement
+    #[command(name = PEER_COMMAND, hide = true)]
+    Peer(PeerArgs),
+}
+
+/// `hca portals`.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum PortalsCommand {
+    /// Tells each message's way through match lists: which entries were asked, which took it, and why not
+    #[command(after_long_help = format!("{TRACE_EXAMPLES}\n\n{TRACE_EXIT_CODES}"))]
+    Trace(TraceArgs),
+}
+
+/// `hca portals trace`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct TraceArgs {
+    /// A scenario file; - is standard input (default: the scenarios that come with the command)
+    pub file: Option<PathBuf>,
+    /// Scenarios that come with the command, by name
+    #[arg(long, value_name = "NAME,..", value_delimiter = ',', conflicts_with = "file")]
+    pub scenario: Vec<String>,
+    /// List these scenarios
+    #[arg(long, conflicts_with_all = ["file", "scenario"])]
+    pub list: bool,
+    /// Print one JSON object a line of the scenario, and nothing else
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Where the device comes from, for every command.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct DeviceArgs {
+    /// The device to use, as udp://127.0.0.2 (default: HCA_DEVICE, then auto://; for perf udp://)
+    #[arg(long, value_name = "URL")]
+    pub device: Option<DeviceUrl>,
+    /// What carries the packets, on an address that is chosen
+    #[arg(long, value_enum, conflicts_with = "device")]
+    pub fabric: Option<FabricName>,
+    /// Who does the adapter's work: inline, thread or adaptive
+    #[arg(long, value_name = "MODE")]
+    pub progress: Option<Progress>,
+    /// Faults of the network, as loss=0.01,seed=7
+    #[arg(long, value_name = "KEY=VALUE,..")]
+    pub fault: Option<FaultSpec>,
+    /// Write every frame of this end to a file that Wireshark opens
+    #[arg(long, value_name = "FILE.pcapng")]
+    pub capture: Option<PathBuf>,
+}
+
+/// Fabrics that need no address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FabricName {
+    /// UDP sockets.
+    Udp,
+    /// UDP through io_uring, or through plain sockets where the kernel has none.
+    Uring,
+    /// Shared memory between processes of this machine.
+    Shm,
+    /// Ethernet frames on the loopback interface.
+    Raw,
+}
+
+/// `hca devinfo`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DevinfoArgs {
+    /// The device (default: HCA_DEVICE, then auto://)
+    pub url: Option<DeviceUrl>,
+    /// The same, as other commands take it
+    #[arg(long, value_name = "URL", conflicts_with = "url")]
+    pub device: Option<DeviceUrl>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Write every frame to a file that Wireshark opens
+    #[arg(long, value_name = "FILE.pcapng")]
+    pub capture: Option<PathBuf>,
+}
+
+/// `hca perf`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PerfArgs {
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Programming interface to measure
+    #[arg(long, value_enum, default_value_t = Layer::Verbs)]
+    pub layer: Layer,
+    /// Operations to measure (default: all of the layer)
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub op: Vec<Op>,
+    /// Transport services to measure
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Service::Rc])]
+    pub service: Vec<Service>,
+    /// Message sizes, as 8,4096,64K,4M (default: ten from 8 to 4M; an atomic has 8 bytes)
+    #[arg(long, value_delimiter = ',', default_values_t = DEFAULT_SIZES, hide_default_value = true)]
+    pub size: Vec<Size>,
+    /// Portals: puts past so many other entries, in place of sizes (alone: 0 to 100000)
+    #[arg(long, value_name = "ENTRIES,..", num_args = 0..=1, default_missing_value = DEFAULT_DEPTHS)]
+    pub depth: Option<Depths>,
+    /// Portals: which entries these are
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Entries::Exact, Entries::Wildcard])]
+    pub entries: Vec<Entries>,
+    /// Portals: whether the adapter matches, or the program's calls do (default: on)
+    #[arg(long, value_enum)]
+    pub offload: Option<Switch>,
+    /// Portals: the longest message that goes with its header; of several, each has its rows
+    #[arg(long, value_delimiter = ',', value_name = "BYTES")]
+    pub eager: Vec<Eager>,
+    /// Seconds for each row
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.8")]
+    pub duration: Duration,
+    /// Print one JSON object a row, and nothing else, to standard output
+    #[arg(long)]
+    pub json: bool,
+    /// Draw latency and bandwidth against size
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+    /// Be the peer of a measurement that another host starts with --connect
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = control_address, conflicts_with_all = ["connect", "plot", "json"])]
+    pub listen: Option<SocketAddr>,
+    /// Measure against a host that runs --listen
+    #[arg(long, value_name = "ADDR[:PORT]", value_parser = control_address)]
+    pub connect: Option<SocketAddr>,
+    /// With --listen: end after one measurement
+    #[arg(long, requires = "listen")]
+    pub once: bool,
+    /// With --listen: memory that one measurement may take here
+    #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MEMORY)]
+    pub memory: Memory,
+    /// The device of the peer process (default: the same fabric on an address of its own)
+    #[arg(long, value_name = "URL", conflicts_with_all = ["listen", "connect"])]
+    pub peer_device: Option<DeviceUrl>,
+    /// Run the peer process in this network namespace: a name of `ip netns`, or a path
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["listen", "connect"])]
+    pub peer_netns: Option<String>,
+    /// Leave the processes unbound instead of binding each to a CPU of its own
+    #[arg(long)]
+    pub no_pin: bool,
+}
+
+impl PerfArgs {
+    /// What does not go together, if anything.
+    fn misuse(&self) -> Option<&'static str> {
+        let of_portals = self.depth.is_some() || self.offload.is_some() || !self.eager.is_empty();
+        if self.layer == Layer::Verbs && of_portals && self.listen.is_none() {
+            return Some("--depth, --offload and --eager are of Portals: add --layer portals");
+        }
+        if self.layer == Layer::Portals && self.service != [Service::Rc] {
+            return Some("Portals goes over reliable connections: leave --service away");
+        }
+        (self.depth.is_some() && !self.op.iter().all(|&op| op == Op::Put))
+            .then_some("--depth measures puts: leave --op away")
+    }
+}
+
+/// Whether something is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    /// It is.
+    On,
+    /// It is not.
+    Off,
+}
+
+/// `hca pingpong`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PingpongArgs {
+    /// Transport service
+    #[arg(value_enum)]
+    pub service: Service,
+    /// The host that waits; left out: this one waits
+    #[arg(conflicts_with = "server")]
+    pub host: Option<String>,
+    /// Wait for the other end (as when HOST is left out)
+    #[arg(long)]
+    pub server: bool,
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// TCP port of the exchange; 0 takes a free one to wait on
+    #[arg(short, long, default_value_t = pingpong::DEFAULT_PORT)]
+    pub port: u16,
+    /// Address to wait on for the exchange (default: the device's own)
+    #[arg(long, value_name = "ADDR", conflicts_with = "host")]
+    pub bind: Option<std::net::IpAddr>,
+    /// Bytes a message (default: 4096; ud: 1024, or the path MTU if that is less)
+    #[arg(short, long)]
+    pub size: Option<Size>,
+    /// Messages in each direction
+    #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub iters: u32,
+    /// Path MTU in bytes (rc and uc)
+    #[arg(short, long, default_value = "1024", value_parser = path_mtu)]
+    pub mtu: hca_core::Mtu,
+    /// Receive requests to keep posted
+    #[arg(short, long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=16384))]
+    pub rx_depth: u32,
+    /// GID index, for command lines of ibv_*_pingpong; a device has one GID, so only 0 is taken
+    #[arg(short, long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=0))]
+    pub gid_idx: u32,
+    /// Validate received bytes, which ibv_*_pingpong send, too; with -c they zero the first byte of each page
+    #[arg(short, long)]
+    pub chk: bool,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hca run`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Processes to start
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub processes: u32,
+    /// The device of each process, by HCA_DEVICE, as auto:// or shm://lab
+    #[arg(long, value_name = "URL")]
+    pub device: Option<DeviceUrl>,
+    /// End the job if it takes longer
+    #[arg(long, value_name = "SECONDS", value_parser = long_seconds)]
+    pub timeout: Option<Duration>,
+    /// How long processes that are told to end have until they are killed
+    #[arg(long, value_name = "SECONDS", value_parser = long_seconds, default_value = "5")]
+    pub grace: Duration,
+    /// Begin each line with its rank in brackets (default: several processes on a terminal)
+    #[arg(long, overrides_with = "no_prefix")]
+    pub prefix: bool,
+    /// Leave lines as they are
+    #[arg(long)]
+    pub no_prefix: bool,
+    /// Give the processes a variable of the environment; may be given again
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    pub env: Vec<(String, String)>,
+    /// The program, and what it is given
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    pub command: Vec<OsString>,
+}
+
+/// `hca serve`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Serve a function at this socket; may be given again. Behind it may stand what is fixed of an Ethernet port: its
+    /// address (mac=), and the only IP addresses that it may have (ip=, which may be there several times)
+    #[arg(long, value_name = "SOCKET[,mac=ADDRESS][,ip=ADDRESS]", required = true)]
+    pub pci: Vec<pci::PciSocket>,
+    /// The adapter behind the functions (default: HCA_DEVICE, then loopback://)
+    #[arg(long, value_name = "URL")]
+    pub device: Option<DeviceUrl>,
+    /// What port the functions have: ib or roce
+    #[arg(long, value_name = "KIND", default_value_t)]
+    pub port: softhca_pci::PortKind,
+    /// Have the functions ask for pages at each command that makes something, to test drivers
+    #[arg(long)]
+    pub no_spare_pages: bool,
+}
+
+/// Runs the command of this process's arguments.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // Both take signals by themselves: one passes them on, the other takes none.
+    match &cli.command {
+        Command::Run(args) => return run::run(args),
+        Command::RunGuard => {
+            run::guard::guard();
+            return ExitCode::SUCCESS;
+        }
+        _ => {}
+    }
+    warnings::listen();
+    // The peer is told to stop by the process that started it.
+    let is_peer = matches!(cli.command, Command::Peer(_));
+    if let Command::Perf(args) = &cli.command
+        && let Some(why) = args.misuse()
+    {
+        Cli::command().error(ErrorKind::ArgumentConflict, why).exit();
+    }
+    interrupt::listen(is_peer);
+    let result = match cli.command {
+        Command::Devinfo(args) => devinfo::devinfo(&args),
+        Command::Perf(args) => perf::perf(&args),
+        Command::Portals(PortalsCommand::Trace(args)) => match trace::trace(&args) {
+            Ok(trace::Ended::Otherwise) => return ExitCode::from(3),
+            Err(e) if e.is::<trace::TraceError>() => {
+                eprintln!("hca: {e}");
+                return ExitCode::from(2);
+            }
+            other => other.map(|_| ()),
+        },
+        Command::Pingpong(args) => pingpong::pingpong(&args),
+        Command::Serve(args) => serve::serve(&args),
+        Command::Run(_) | Command::RunGuard => unreachable!("they have returned"),
+        Command::Peer(args) => peer::serve_standard_streams(&args),
+    };
+    match (interrupt::exit_code(), result) {
+        (Some(code), _) if !is_peer => ExitCode::from(code),
+        (_, Ok(())) => ExitCode::SUCCESS,
+        (_, Err(e)) => {
+            eprintln!("hca: {e}");
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let refuse = || format!("`{text}` is no time from 0.02 to 3600 seconds");
+    let s = text.parse::<f64>().map_err(|_| refuse())?;
+    if (0.02..=3600.0).contains(&s) { Ok(Duration::from_secs_f64(s)) } else { Err(refuse()) }
+}
+
+fn long_seconds(text: &str) -> Result<Duration, String> {
+    let refuse = || format!("`{text}` is no time from 0.02 to 1000000 seconds");
+    let s = text.parse::<f64>().map_err(|_| refuse())?;
+    if (0.02..=1e6).contains(&s) { Ok(Duration::from_secs_f64(s)) } else { Err(refuse()) }
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err(format!("`{text}` is no variable: write NAME=VALUE")),
+    }
+}
+
+fn path_mtu(text: &str) -> Result<hca_core::Mtu, String> {
+    let refuse = || format!("`{text}` is no path MTU: use 256, 512, 1024, 2048 or 4096");
+    text.parse().ok().and_then(hca_core::Mtu::from_bytes).ok_or_else(refuse)
+}
+
+fn control_address(text: &str) -> Result<SocketAddr, String> {
+    let bare = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).unwrap_or(text);
+    text.parse()
+        .or_else(|_| bare.parse().map(|ip| SocketAddr::new(ip, CONTROL_PORT)))
+        .map_err(|_| format!("`{text}` is no address: write an IP address, or ADDRESS:PORT"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_help_with_exit_codes_and_the_devices() {
+        let mut command = Cli::command();
+        for name in ["devinfo", "perf", "pingpong", "run", "serve"] {
+            let help = command.find_subcommand_mut(name).unwrap().render_long_help().to_string();
+            assert!(help.contains("130") && help.contains("udp://ADDRESS"), "{name}: {help}");
+        }
+        let perf = command.find_subcommand_mut("perf").unwrap().render_long_help().to_string();
+        for field in hca_perf::FIELDS.split_whitespace() {
+            assert!(perf.contains(field), "the help does not document {field}");
+        }
+    }
+
+    #[test]
+    fn control_addresses_take_a_port_or_the_usual_one() {
+        assert_eq!(control_address("10.0.0.1").unwrap(), "10.0.0.1:18516".parse().unwrap());
+        assert_eq!(control_address("10.0.0.1:99").unwrap(), "10.0.0.1:99".parse().unwrap());
+        assert_eq!(control_address("::1").unwrap(), "[::1]:18516".parse().unwrap());
+        assert_eq!(control_address("[::1]:7").unwrap(), "[::1]:7".parse().unwrap());
+        assert!(control_address("host").unwrap_err().contains("host"));
+    }
+}

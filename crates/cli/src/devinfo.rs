@@ -1,0 +1,116 @@
+//! `hca devinfo`: what a device is and can.
+
+use hca::{DeviceUrl, Opened, Options, Target, device_from_environment, open_exactly};
+use hca_core::DeviceAttr;
+use hca_perf::Failure;
+use serde_json::{Map, Value, json};
+
+use crate::args::DevinfoArgs;
+
+/// Runs the command.
+pub(crate) fn devinfo(args: &DevinfoArgs) -> Result<(), Failure> {
+    let named = match args.url.as_ref().or(args.device.as_ref()) {
+        Some(url) => Some(url.clone()),
+        None => device_from_environment()?,
+    };
+    let url = named.unwrap_or(DeviceUrl { target: Target::Auto(None), options: Options::default() });
+    let over = Options { capture: args.capture.clone(), ..Options::default() };
+    let opened = open_exactly(&DeviceUrl { options: url.options.overridden_by(over), ..url })?;
+    if args.json {
+        println!("{}", as_json(&opened));
+    } else {
+        print!("{}", as_text(&opened));
+    }
+    Ok(())
+}
+
+/// The limits, by name.
+fn limits(attr: &DeviceAttr) -> [(&'static str, u64); 14] {
+    [
+        ("max_qp", attr.max_qp.into()),
+        ("max_qp_wr", attr.max_qp_wr.into()),
+        ("max_sge", attr.max_sge.into()),
+        ("max_inline", attr.max_inline.into()),
+        ("max_cq", attr.max_cq.into()),
+        ("max_cqe", attr.max_cqe.into()),
+        ("max_mr", attr.max_mr.into()),
+        ("max_mr_bytes", attr.max_mr_bytes),
+        ("max_pd", attr.max_pd.into()),
+        ("max_ah", attr.max_ah.into()),
+        ("max_srq", attr.max_srq.into()),
+        ("max_srq_wr", attr.max_srq_wr.into()),
+        ("max_rd_atomic", attr.max_rd_atomic.into()),
+        ("foreign_memory", attr.foreign_memory.into()),
+    ]
+}
+
+fn as_json(opened: &Opened) -> Value {
+    let device = opened.device();
+    let (attr, port, fabric) = (device.attr(), device.port(), opened.fabric_attr());
+    let limits: Map<String, Value> = limits(attr).into_iter().map(|(k, v)| (k.into(), v.into())).collect();
+    let counters: Map<String, Value> =
+        device.counters().into_iter().map(|c| (c.name.into(), c.value.into())).collect();
+    let (buffer, notes) = fabric.map(|f| (f.recv_buffer_bytes, f.notes)).unzip();
+    let notes: Map<String, Value> =
+        notes.unwrap_or_default().into_iter().map(|(k, v)| (k.into(), v.into())).collect();
+    json!({
+        "device": opened.url().to_string(),
+        "name": attr.name,
+        "fabric": opened.fabric(),
+        "progress": opened.progress().to_string(),
+        "atomics": format!("{:?}", attr.atomics).to_lowercase(),
+        "portals_on_adapter": device.portals().is_some(),
+        "limits": limits,
+        "port": {
+            "gid": port.gid.to_string(),
+            "lid": port.lid.raw(),
+            "active_mtu": port.active_mtu.bytes(),
+            "active": port.active,
+        },
+        "recv_buffer_bytes": buffer,
+        "notes": notes,
+        "counters": counters,
+    })
+}
+
+fn as_text(opened: &Opened) -> String {
+    use std::fmt::Write;
+    let device = opened.device();
+    let (attr, port, fabric) = (device.attr(), device.port(), opened.fabric_attr());
+    let mut out = String::new();
+    let mut line = |name: &str, value: &dyn std::fmt::Display| {
+        writeln!(out, "  {name:<22}{value}").expect("a string takes everything");
+    };
+    line("device", opened.url());
+    line("name", &attr.name);
+    line("fabric", &opened.fabric());
+    line("progress", &opened.progress());
+    line("atomics", &format!("{:?}", attr.atomics).to_lowercase());
+    line(
+        "portals",
+        &if device.portals().is_some() { "matched on the adapter" } else { "matched by the program" },
+    );
+    line("", &"");
+    line("port", &if port.active { "active" } else { "down" });
+    line("gid", &port.gid);
+    line("lid", &port.lid);
+    line("active_mtu", &port.active_mtu.bytes());
+    if let Some(fabric) = fabric {
+        line("recv_buffer_bytes", &fabric.recv_buffer_bytes);
+        for (what, note) in &fabric.notes {
+            line(what, note);
+        }
+    }
+    line("", &"");
+    for (name, value) in limits(attr) {
+        line(name, &value);
+    }
+    line("", &"");
+    let counters = device.counters();
+    let counted: Vec<_> = counters.iter().filter(|c| c.value > 0).collect();
+    for c in &counted {
+        line(c.name, &c.value);
+    }
+    line("counters", &format!("{} more at 0 (--json lists all)", counters.len() - counted.len()));
+    out.lines().map(|l| l.trim_end().to_owned() + "\n").collect()
+}

@@ -1,0 +1,5 @@
+//! The `hca` command.
+
+fn main() -> std::process::ExitCode {
+    hca_cli::main()
+}

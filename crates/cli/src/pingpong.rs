@@ -1,0 +1,414 @@
+//! `hca pingpong`: bounces messages with another host, as `ibv_rc_pingpong`, `ibv_uc_pingpong` and
+//! `ibv_ud_pingpong` do, so that either end may be that program on another vendor's adapter.
+//!
+//! Both ends post `rx_depth` receive requests, learn of each other over TCP ([`exchange`]), and then bounce: the
+//! client sends first, and each end sends the next message once its last one has completed and the
+//! other's has arrived.
+
+pub(crate) mod exchange;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzed;
+
+use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use hca::{Opened, Target, open_exactly};
+use hca_core::{Access, AddressVector, AsyncEvent, Mtu, Qkey, QpType};
+use hca_perf::interrupt::{SLICE, interrupted, unless_interrupted};
+use hca_perf::{Failure, Service};
+use hca_verbs::{
+    Buf, CompletionQueue, Completions, ConnectOptions, Connected, Endpoint, FrozenBuf, OfferedBy, Pd,
+    QueuePair, Rc, SendRequest, Service as VerbsService, Uc, Ud, UdPeer, WcError, ops,
+};
+use thiserror::Error;
+
+use self::exchange::Dest;
+use crate::args::PingpongArgs;
+use crate::perf::device_or;
+
+/// TCP port of the exchange in `ibv_*_pingpong`.
+pub(crate) const DEFAULT_PORT: u16 = 18515;
+/// The Q_Key of `ibv_ud_pingpong`.
+const QKEY: Qkey = Qkey::new(0x1111_1111);
+/// What `ibv_*_pingpong` fills its buffer with.
+const PATTERN: u8 = 0x7b;
+/// With `-c` they zero the first byte of each page of so many bytes.
+const PAGE: usize = 4096;
+/// Bytes before each datagram.
+const GRH_BYTES: usize = 40;
+/// Message size of `ibv_rc_pingpong` and `ibv_uc_pingpong`.
+const DEFAULT_SIZE: u64 = 4096;
+/// Message size of `ibv_ud_pingpong`, whose help says 2048: that was until 2019.
+const DEFAULT_UD_SIZE: u64 = 1024;
+/// Nothing moved for so long: the other end is gone, or (uc, ud) a message is lost.
+const STALL: Duration = Duration::from_secs(10);
+
+/// Why two ends do not bounce.
+#[derive(Debug, Error)]
+enum PingpongError {
+    #[error(
+        "no one waits at {host}:{port}: {source}; start `hca pingpong {service} --server` or ibv_{service}_pingpong there first, and give the address and --port that it waits on"
+    )]
+    Connect { host: String, port: u16, service: Service, source: std::io::Error },
+    #[error(
+        "{address} can't be listened on: {source}; end the other program that has it, or give both ends another --port; an address of this machine can be chosen with --bind"
+    )]
+    Listen { address: SocketAddr, source: std::io::Error },
+    #[error("a datagram carries at most {mtu} bytes here: give both ends --size {mtu} or less")]
+    TooLong { mtu: u32 },
+    #[error("nothing came for {STALL:?} after {received} of {iters} messages: {advice}")]
+    Stalled { received: u32, iters: u32, advice: &'static str },
+    #[error(
+        "{source}; the other end may use another path MTU ({mtu} here, --mtu) or another --size: give both ends the same"
+    )]
+    Completion { source: WcError, mtu: u32 },
+    #[error("a message of {len} bytes came, not {size}: give both ends the same --size")]
+    Size { len: u32, size: u32 },
+    #[error(
+        "byte {at} of message {message} is {found:#04x}, not {PATTERN:#04x}: it was damaged on the way, or the other end is no ibv_*_pingpong or `hca pingpong`, which fill messages so; leave --chk away then"
+    )]
+    Data { at: usize, message: u32, found: u8 },
+}
+
+/// Runs the command.
+pub(crate) fn pingpong(args: &PingpongArgs) -> Result<(), Failure> {
+    let opened = open_exactly(&device_or(&args.device, Target::Auto(None))?)?;
+    if let Some(note) = opened.stand_in() {
+        eprintln!("note: {note}");
+    }
+    let done = match args.service {
+        Service::Rc => connected::<Rc>(args, &opened),
+        Service::Uc => connected::<Uc>(args, &opened),
+        Service::Ud => datagrams(args, &opened),
+    };
+    opened.finish_capture()?;
+    done
+}
+
+/// What both kinds of service share: queues, buffers, counts.
+struct Bounce<S: VerbsService> {
+    qp: QueuePair<S>,
+    cq: CompletionQueue,
+    source: FrozenBuf,
+    /// Receive buffers that are not posted.
+    free: Vec<Buf>,
+    size: u32,
+    rx_depth: usize,
+    /// Path MTU of this end in bytes.
+    mtu: u32,
+    /// Whether received bytes are checked.
+    chk: bool,
+}
+
+impl<S: VerbsService> Bounce<S> {
+    fn new(args: &PingpongArgs, pd: &Pd, size: u64, headroom: usize, mtu: u32) -> Result<Self, Failure> {
+        let depth = args.rx_depth;
+        let cq = pd.context().create_cq(depth + 1)?;
+        let builder = pd.qp::<S>(&cq).max_send_wr(1).max_recv_wr(depth).max_send_sge(1).max_recv_sge(1);
+        let qp = builder.access(Access::empty()).build()?;
+        let mut source = pd.alloc(size as usize)?;
+        source.fill(PATTERN);
+        if args.chk {
+            source.iter_mut().step_by(PAGE).for_each(|first| *first = 0);
+        }
+        let free = pd.alloc_many(depth as usize, size as usize + headroom)?;
+        let (source, size, rx_depth) = (source.freeze(), size as u32, depth as usize);
+        let mut bounce = Self { qp, cq, source, free, size, rx_depth, mtu, chk: args.chk };
+        bounce.post_receives()?;
+        Ok(bounce)
+    }
+
+    fn post_receives(&mut self) -> Result<(), Failure> {
+        let mut batch = self.qp.recv_batch();
+        for buf in self.free.drain(..) {
+            batch.post_recv(buf).map_err(|refused| refused.error)?;
+        }
+        Ok(())
+    }
+
+    /// Bounces `iters` messages in each direction; returns how long it took.
+    fn run(
+        &mut self,
+        iters: u32,
+        first: bool,
+        headroom: u32,
+        mut send: impl FnMut(&mut QueuePair<S>, FrozenBuf) -> Result<(), Failure>,
+    ) -> Result<Duration, Failure> {
+        let mut wcs = Completions::with_capacity(16);
+        let (mut sent, mut received) = (0, 0);
+        // What the next send waits for: the last one's completion, and the other end's message.
+        let (mut sending, mut waiting) = (false, true);
+        if first {
+            send(&mut self.qp, self.source.clone())?;
+            sending = true;
+        }
+        let begin = Instant::now();
+        let mut moved = begin;
+        while (received < iters || sent < iters) && !interrupted() {
+            let mut any = false;
+            for wc in self.cq.poll(&mut wcs) {
+                any = true;
+                let mut wc = wc.ok().map_err(|source| PingpongError::Completion { source, mtu: self.mtu })?;
+                if wc.opcode.is_recv() {
+                    if wc.byte_len != self.size + headroom {
+                        let len = wc.byte_len.saturating_sub(headroom);
+                        return Err(PingpongError::Size { len, size: self.size }.into());
+                    }
+                    received += 1;
+                    let buf = wc.take_buf().expect("a receive request has its buffer");
+                    if self.chk {
+                        check(&buf[headroom as usize..], received)?;
+                    }
+                    self.free.push(buf);
+                    waiting = false;
+                } else {
+                    sent += 1;
+                    sending = false;
+                }
+                if sent < iters && !sending && !waiting {
+                    send(&mut self.qp, self.source.clone())?;
+                    (sending, waiting) = (true, true);
+                }
+            }
+            if self.free.len() * 2 > self.rx_depth {
+                self.post_receives()?;
+            }
+            if any {
+                moved = Instant::now();
+            } else if moved.elapsed() > STALL {
+                let advice = match S::TYPE {
+                    QpType::Rc => "see what the other end printed",
+                    QpType::Uc => {
+                        "this service loses messages, or the other end uses another path MTU (--mtu), size or count; start both again"
+                    }
+                    QpType::Ud => {
+                        "this service loses messages, or the other end uses another size or count; start both again"
+                    }
+                };
+                return Err(PingpongError::Stalled { received, iters, advice }.into());
+            }
+        }
+        Ok(begin.elapsed())
+    }
+}
+
+/// Fails unless the bytes are those with which all ends fill their messages.
+fn check(bytes: &[u8], message: u32) -> Result<(), PingpongError> {
+    // The other end zeroed bytes only if it checks, too.
+    let wrong = |(at, found): &(usize, &u8)| **found != PATTERN && (at % PAGE != 0 || **found != 0);
+    let found = bytes.iter().enumerate().find(wrong);
+    found.map_or(Ok(()), |(at, &found)| Err(PingpongError::Data { at, message, found }))
+}
+
+/// RC and UC.
+fn connected<S: Connected>(args: &PingpongArgs, opened: &Opened) -> Result<(), Failure>
+where
+    ops::Send: OfferedBy<S>,
+    ops::Write: OfferedBy<S>,
+{
+    let pd = opened.context().alloc_pd()?;
+    let size = args.size.map_or(DEFAULT_SIZE, |s| s.bytes());
+    let mut bounce: Bounce<S> = Bounce::new(args, &pd, size, 0, args.mtu.bytes())?;
+    let own = bounce.qp.endpoint();
+    let control = bounce.qp.control();
+    let (theirs, client) = learn(args, opened, &own, &|theirs: &Dest| {
+        let options = ConnectOptions { mtu: Some(args.mtu), rd_atomic: Some(1), ..ConnectOptions::default() };
+        let remote = Endpoint {
+            service: S::TYPE,
+            qpn: theirs.qpn(),
+            psn: theirs.psn(),
+            mtu: Mtu::B4096,
+            rd_atomic: 1,
+            gid: theirs.gid(),
+            lid: theirs.lid(),
+        };
+        Ok(control.connect(&remote, &options)?)
+    })?;
+    let took = bounce.run(args.iters, client, 0, |qp, source| Ok(qp.send(source).map_err(|r| r.error)?));
+    let took = took.inspect_err(|_| tell_events(opened))?;
+    finish(args, &own, &theirs, size, took);
+    linger(&mut bounce.cq);
+    Ok(())
+}
+
+/// UD.
+fn datagrams(args: &PingpongArgs, opened: &Opened) -> Result<(), Failure> {
+    let pd = opened.context().alloc_pd()?;
+    let mtu = opened.mtu().bytes();
+    let size = args.size.map_or(DEFAULT_UD_SIZE.min(mtu.into()), |s| s.bytes());
+    if size > mtu.into() {
+        return Err(PingpongError::TooLong { mtu }.into());
+    }
+    let mut bounce: Bounce<Ud> = Bounce::new(args, &pd, size, GRH_BYTES, mtu)?;
+    let own = bounce.qp.endpoint();
+    let control = bounce.qp.control();
+    let (theirs, client) = learn(args, opened, &own, &|_: &Dest| Ok(control.activate(QKEY)?))?;
+    let av = AddressVector { dgid: theirs.gid(), dlid: theirs.lid(), ..AddressVector::default() };
+    let peer: UdPeer = pd.create_ah(&av)?.peer(theirs.qpn(), QKEY);
+    let took = bounce.run(args.iters, client, GRH_BYTES as u32, |qp, source| {
+        Ok(qp.post_send(SendRequest::send(source).to(&peer)).map_err(|r| r.error)?)
+    });
+    let took = took.inspect_err(|_| tell_events(opened))?;
+    finish(args, &own, &theirs, size, took);
+    Ok(())
+}
+
+/// Learns of the other end over TCP and has `connect` make the queue pair ready at the right moment.
+/// Also returns whether this end is the client.
+fn learn(
+    args: &PingpongArgs,
+    opened: &Opened,
+    own: &Endpoint,
+    connect: &dyn Fn(&Dest) -> Result<(), Failure>,
+) -> Result<(Dest, bool), Failure> {
+    let dest = Dest::of(own);
+    if !args.json {
+        println!("  local address:  {}", describe(&dest));
+    }
+    let theirs = match &args.host {
+        Some(host) => {
+            let mut stream = dial(args, host)?;
+            let theirs = exchange::client(&mut stream, dest, exchange::LIMIT)?;
+            connect(&theirs)?;
+            theirs
+        }
+        None => exchange::server(&mut accept(args, opened, own)?, dest, exchange::LIMIT, connect)?,
+    };
+    if !args.json {
+        println!("  remote address: {}", describe(&theirs));
+    }
+    Ok((theirs, args.host.is_some()))
+}
+
+/// Calls the other end; the stream's reads return after a slice of time.
+fn dial(args: &PingpongArgs, host: &str) -> Result<TcpStream, PingpongError> {
+    let (port, service) = (args.port, args.service);
+    let refuse = |source| PingpongError::Connect { host: host.to_owned(), port, service, source };
+    let called = host.to_owned();
+    let call = move || -> std::io::Result<TcpStream> {
+        let mut last = std::io::ErrorKind::AddrNotAvailable.into();
+        for address in (called.as_str(), port).to_socket_addrs()? {
+            match TcpStream::connect_timeout(&address, STALL) {
+                Ok(stream) => return Ok(stream),
+                Err(e) => last = e,
+            }
+        }
+        Err(last)
+    };
+    let answer = unless_interrupted(call).unwrap_or(Err(std::io::ErrorKind::Interrupted.into()));
+    let stream = answer.map_err(refuse)?;
+    stream.set_read_timeout(Some(SLICE)).map_err(refuse)?;
+    Ok(stream)
+}
+
+/// Waits for the other end on the device's own address, which the other end has to reach anyway, or on all addresses
+/// where the device's is none of the kernel's, and says where: on standard error, so that `--json` has standard output
+/// to itself. The stream's reads return after a slice of time.
+fn accept(args: &PingpongArgs, opened: &Opened, own: &Endpoint) -> Result<TcpStream, Failure> {
+    // An adapter behind vfio has addresses that the kernel does not know.
+    let device = opened.soft().map(|_| own.gid.ip());
+    let service = args.service;
+    let chosen = args.bind.or(device).unwrap_or(Ipv6Addr::UNSPECIFIED.into());
+    let address = SocketAddr::new(chosen, args.port);
+    let refuse = |source| PingpongError::Listen { address, source };
+    let listener = TcpListener::bind(address).map_err(refuse)?;
+    listener.set_nonblocking(true).map_err(refuse)?;
+    let here = listener.local_addr().map_err(refuse)?;
+    let known = Some(here.ip()).filter(|ip| !ip.is_unspecified()).or(device);
+    let host = known.map_or_else(|| "THIS-HOST".to_owned(), |ip| ip.to_string());
+    let port = if here.port() == DEFAULT_PORT { String::new() } else { format!(" --port {}", here.port()) };
+    eprintln!("waiting on {here}; start `hca pingpong {service} {host}{port}`, or ibv_{service}_pingpong");
+    loop {
+        match listener.accept() {
+            Ok((stream, from)) => {
+                eprintln!("called by {from}");
+                stream.set_nonblocking(false).map_err(refuse)?;
+                stream.set_read_timeout(Some(SLICE)).map_err(refuse)?;
+                return Ok(stream);
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock && !interrupted() => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(e) => return Err(refuse(e).into()),
+        }
+    }
+}
+
+fn describe(dest: &Dest) -> String {
+    format!(
+        "LID 0x{:04x}, QPN 0x{:06x}, PSN 0x{:06x}, GID {}",
+        dest.lid().raw(),
+        dest.qpn().raw(),
+        dest.psn().raw(),
+        dest.gid()
+    )
+}
+
+fn finish(args: &PingpongArgs, own: &Endpoint, theirs: &Dest, size: u64, took: Duration) {
+    if interrupted() {
+        return;
+    }
+    let (seconds, iters) = (took.as_secs_f64(), f64::from(args.iters));
+    let bytes = size * u64::from(args.iters) * 2;
+    if args.json {
+        let row = serde_json::json!({
+            "service": args.service,
+            "size": size,
+            "iters": args.iters,
+            "seconds": seconds,
+            "usec_per_iter": seconds * 1e6 / iters,
+            "mbit_per_s": bytes as f64 * 8.0 / seconds / 1e6,
+            "local_gid": own.gid.to_string(),
+            "remote_gid": theirs.gid().to_string(),
+        });
+        println!("{row}");
+        return;
+    }
+    println!("{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec", bytes as f64 * 8.0 / seconds / 1e6);
+    println!("{} iters in {seconds:.2} seconds = {:.2} usec/iter", args.iters, seconds * 1e6 / iters);
+}
+
+/// Says what the device noticed that no completion tells.
+fn tell_events(opened: &Opened) {
+    while let Some(event) = opened.context().poll_event() {
+        let what = match event {
+            // That is how every conversation begins.
+            AsyncEvent::CommEstablished(_) => continue,
+            AsyncEvent::QpRequestError(_) => "the other end sent a request that does not fit this queue pair",
+            AsyncEvent::QpAccessError(_) => "the other end was refused access",
+            AsyncEvent::QpFatal(_) => "the queue pair met an error that no request can report",
+            AsyncEvent::CqOverrun(_) => "the completion queue was full",
+            AsyncEvent::PortAddressChanged => "the port has another LID or GID",
+            _ => "the device reports",
+        };
+        eprintln!("event: {what} ({event:?})");
+    }
+}
+
+/// Stays a moment to acknowledge again what the other end might not have heard.
+fn linger(cq: &mut CompletionQueue) {
+    let mut wcs = Completions::with_capacity(1);
+    // Nothing more completes; the waiting itself turns the device.
+    let _ = cq.wait(&mut wcs, Some(Duration::from_millis(100)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_the_pattern_but_for_the_first_bytes_of_pages_of_an_end_that_checks() {
+        let mut bytes = vec![PATTERN; 3 * PAGE + 5];
+        check(&bytes, 1).unwrap();
+        for at in [0, PAGE, 3 * PAGE] {
+            bytes[at] = 0;
+        }
+        check(&bytes, 1).unwrap();
+        for (at, found) in [(0, 1), (1, 0), (PAGE - 1, 0), (PAGE, 0x7c), (3 * PAGE + 4, 0)] {
+            let mut wrong = bytes.clone();
+            wrong[at] = found;
+            let said = check(&wrong, 9).unwrap_err().to_string();
+            assert!(said.contains(&format!("byte {at} of message 9 is {found:#04x}, not 0x7b")), "{said}");
+        }
+    }
+}

@@ -1,0 +1,556 @@
+//! `hca run`: starts the processes of a job on this machine, serves PMI-1 to them, and sees all of them end.
+//!
+//! Each process leads a process group of its own. One that has ended is not reaped before the end of the job: for so
+//! long its number stands for its group, and a signal reaches nobody else. What a group has left is killed at the end.
+//! A process that left its group is on its own. Where this process is killed, wherever it stands, its [`guard`] ends
+//! the groups, and each process that it started is killed with its main thread, which starts them.
+//!
+//! The main thread waits for signals, processes and times, and never writes: [`output`] has threads for that.
+
+pub(crate) mod guard;
+mod output;
+
+use std::io::{self, IsTerminal};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hca::DEVICE_VARIABLE;
+use hca_job::JobError;
+use hca_job::server::{Abort, Event, NotPmi, Server};
+use hca_job::tether::tether;
+use hca_perf::interrupt::is_ignored;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, FdFlags, fcntl_setfd};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+use thiserror::Error;
+
+use self::guard::Guard;
+use self::output::{Bell, Outputs, Sources, Stream};
+use crate::args::RunArgs;
+
+/// What a shell ends with when it finds no program.
+const NOT_FOUND: u8 = 127;
+/// What `timeout` ends with.
+const TIMED_OUT: u8 = 124;
+/// How long words of this process have to be read, once it is to end at once.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Why a job was not started, or is not seen to its end.
+#[derive(Debug, Error)]
+enum RunError {
+    #[error("{program:?} can't be started: {source}; give its path, or the name of a program in PATH")]
+    Program { program: std::ffi::OsString, source: io::Error },
+    #[error(
+        "rank {rank} can't be started: {source}; `ulimit -u` and `ulimit -n` show what may be in the way"
+    )]
+    Start { rank: u32, source: io::Error },
+    #[error("the processes can't be watched: {0}")]
+    Watch(#[source] io::Error),
+    #[error(transparent)]
+    Job(#[from] JobError),
+}
+
+impl RunError {
+    fn code(&self) -> u8 {
+        if matches!(self, Self::Program { .. }) { NOT_FOUND } else { 1 }
+    }
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &RunArgs) -> ExitCode {
+    let started = Wakes::new().and_then(|wakes| Ok((Voice::new(&wakes)?, wakes)));
+    let (voice, wakes) = match started {
+        Ok(both) => both,
+        Err(e) => {
+            eprintln!("hca: {}", RunError::Watch(e));
+            return ExitCode::FAILURE;
+        }
+    };
+    match Running::start(args, wakes, voice.clone()).and_then(Running::see_the_end) {
+        Ok(code) => ExitCode::from(code),
+        Err(e) => {
+            voice.say(&e);
+            voice.0.wait_idle(args.grace);
+            ExitCode::from(e.code())
+        }
+    }
+}
+
+/// What this process says by itself, on standard error, in turn with what it passes on.
+#[derive(Clone)]
+struct Voice(Stream);
+
+impl Voice {
+    fn new(wakes: &Wakes) -> io::Result<Self> {
+        Ok(Self(Stream::start("hca-run-errors", io::stderr(), &wakes.room, &wakes.idle)?))
+    }
+
+    fn say(&self, words: &dyn std::fmt::Display) {
+        self.0.push(format!("hca: {words}\n").into_bytes());
+    }
+}
+
+/// A process of the job.
+struct Process {
+    rank: u32,
+    child: Child,
+    /// Its number, and its group's.
+    pid: Pid,
+    ended: Option<End>,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Code(i32),
+    Signal(i32),
+}
+
+/// Why all processes are ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Cause {
+    /// One failed.
+    Failed(u32, End),
+    /// One asked for it.
+    Abort(Abort),
+    /// This process was told to end.
+    Told(i32),
+    /// The limit.
+    TimedOut,
+}
+
+impl Cause {
+    /// What this process ends with.
+    fn code(&self) -> u8 {
+        match self {
+            Self::Failed(_, End::Code(code)) => code_of(*code),
+            Self::Failed(_, End::Signal(signal)) | Self::Told(signal) => ((128 + signal) & 0xff) as u8,
+            Self::Abort(abort) => code_of(abort.code),
+            Self::TimedOut => TIMED_OUT,
+        }
+    }
+}
+
+/// An exit code that tells of a failure.
+fn code_of(code: i32) -> u8 {
+    if (1..=255).contains(&code) { code as u8 } else { 1 }
+}
+
+/// What wakes this process.
+struct Wakes {
+    /// Those that end this process.
+    signals: Vec<(i32, UnixStream)>,
+    child: UnixStream,
+    /// The server has heard something.
+    heard: Bell,
+    /// All output is passed on.
+    idle: Bell,
+    /// For the thread that reads output: there is room for more.
+    room: Bell,
+}
+
+impl Wakes {
+    fn new() -> io::Result<Self> {
+        let on = |signal| -> io::Result<UnixStream> {
+            let (read, write) = UnixStream::pair()?;
+            read.set_nonblocking(true)?;
+            signal_hook::low_level::pipe::register(signal, write)?;
+            Ok(read)
+        };
+        let mut signals = Vec::new();
+        // Who started this under `nohup` wants it to go on.
+        for signal in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|s| *s != SIGHUP || !is_ignored(*s)) {
+            signals.push((signal, on(signal)?));
+        }
+        let (heard, idle, room) = (Bell::new()?, Bell::new()?, Bell::new()?);
+        Ok(Self { signals, child: on(SIGCHLD)?, heard, idle, room })
+    }
+
+    /// Waits for something, until then; the signals that came to end this process.
+    fn wait(&self, until: Option<Instant>) -> io::Result<Vec<i32>> {
+        let left = until.map(|u| u.saturating_duration_since(Instant::now()));
+        let left = left.map(|l| Timespec::try_from(l).unwrap_or(Timespec { tv_sec: 1 << 30, tv_nsec: 0 }));
+        let others = [self.child.as_fd(), self.heard.as_fd(), self.idle.as_fd()];
+        let sources = self.signals.iter().map(|(_, fd)| fd.as_fd()).chain(others);
+        let mut fds: Vec<_> = sources.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        match poll(&mut fds, left.as_ref()) {
+            Err(Errno::INTR) => return Ok(Vec::new()),
+            done => done?,
+        };
+        let mut told = Vec::new();
+        for (at, fd) in fds.iter().enumerate() {
+            // One byte a signal, and eight of a counter.
+            let ready = fd.revents().contains(PollFlags::IN);
+            let came = if ready { rustix::io::read(fd, &mut [0; 8]).unwrap_or(0) } else { 0 };
+            if let Some((signal, _)) = self.signals.get(at) {
+                told.extend(std::iter::repeat_n(*signal, came));
+            }
+        }
+        Ok(told)
+    }
+}
+
+/// A job that runs.
+struct Running {
+    processes: Vec<Process>,
+    /// None once all processes have ended.
+    server: Option<Server>,
+    guard: Guard,
+    outputs: Option<Outputs>,
+    wakes: Wakes,
+    voice: Voice,
+    /// What the server has heard.
+    heard: Arc<Mutex<Vec<Event>>>,
+    cause: Option<Cause>,
+    /// How many signals told this process to end.
+    told: u32,
+    /// The job took too long.
+    late: bool,
+    grace: Duration,
+    /// When all are ended for taking too long.
+    limit: Option<Instant>,
+    /// When those are killed that were told to end.
+    kill_at: Option<Instant>,
+}
+
+impl Running {
+    fn start(args: &RunArgs, wakes: Wakes, voice: Voice) -> Result<Self, RunError> {
+        let guard = Guard::start().map_err(RunError::Watch)?;
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let name = format!("hca-{}-{:x}", std::process::id(), nanoseconds());
+        let server = Server::start(args.processes, &name, {
+            let (heard, wake) = (heard.clone(), wakes.heard.clone());
+            move |event| {
+                heard.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+                wake.ring();
+            }
+        })?;
+        let several = args.processes > 1;
+        let prefix = args.prefix || !args.no_prefix && several && io::stdout().is_terminal();
+        let mut running = Self {
+            processes: Vec::new(),
+            server: Some(server),
+            guard,
+            outputs: None,
+            wakes,
+            voice,
+            heard,
+            cause: None,
+            told: 0,
+            late: false,
+            grace: args.grace,
+            limit: None,
+            kill_at: None,
+        };
+        // A single process may as well have this one's own streams.
+        let mut sources =
+            (several || prefix).then(|| running.sources()).transpose().map_err(RunError::Watch)?;
+        for rank in 0..args.processes {
+            if let Err(e) = running.start_one(rank, args, sources.as_mut().map(|s| (s, prefix))) {
+                running.signal_all(Signal::KILL);
+                running.bury();
+                return Err(e);
+            }
+        }
+        let (room, idle) = (running.wakes.room.clone(), running.wakes.idle.clone());
+        let outputs = sources.map(|s| s.pass_on(&room, &idle)).transpose();
+        running.outputs = outputs.map_err(RunError::Watch)?;
+        running.limit = args.timeout.map(|t| Instant::now() + t);
+        Ok(running)
+    }
+
+    /// Sources of output that go to this process's streams.
+    fn sources(&self) -> io::Result<Sources> {
+        let (room, idle) = (&self.wakes.room, &self.wakes.idle);
+        Ok(Sources::new(Stream::start("hca-run-lines", io::stdout(), room, idle)?, self.voice.0.clone()))
+    }
+
+    fn start_one(
+        &mut self,
+        rank: u32,
+        args: &RunArgs,
+        sources: Option<(&mut Sources, bool)>,
+    ) -> Result<(), RunError> {
+        let failed = |source| RunError::Start { rank, source };
+        let seat = self.server.as_ref().expect("the job begins").seat(rank)?;
+        // The next process is started when this one has it, and it is closed here.
+        fcntl_setfd(&seat, FdFlags::empty()).map_err(|e| failed(e.into()))?;
+        let (program, rest) = args.command.split_first().expect("clap asks for a program");
+        let mut command = Command::new(program);
+        command.args(rest).process_group(0);
+        for name in ["PMI_PORT", "PMI_ID", "PMI_SPAWNED", hca_job::JOB_VARIABLE] {
+            command.env_remove(name);
+        }
+        command.env("PMI_FD", seat.as_raw_fd().to_string());
+        command.env("PMI_RANK", rank.to_string()).env("PMI_SIZE", args.processes.to_string());
+        if let Some(device) = &args.device {
+            command.env(DEVICE_VARIABLE, device.to_string());
+        }
+        command.envs(args.env.iter().map(|(name, value)| (name, value)));
+        // In a group of its own nobody reads a terminal.
+        if rank > 0 || io::stdin().is_terminal() {
+            command.stdin(Stdio::null());
+        }
+        if sources.is_some() {
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        }
+        tether(&mut command, self.guard.pipe());
+        let mut child = command.spawn().map_err(|source| match source.raw_os_error() {
+            Some(code)
+                if [Errno::AGAIN, Errno::NOMEM, Errno::MFILE, Errno::NFILE]
+                    .iter()
+                    .any(|e| e.raw_os_error() == code) =>
+            {
+                failed(source)
+            }
+            _ => RunError::Program { program: program.clone(), source },
+        })?;
+        let pid = Pid::from_raw(child.id() as i32).expect("a process has a number");
+        if let Some((sources, prefix)) = sources {
+            let out = child.stdout.take().expect("its output is a pipe");
+            let err = child.stderr.take().expect("its errors are a pipe");
+            sources.add(prefix.then_some(rank), out.into(), err.into()).map_err(failed)?;
+        }
+        self.processes.push(Process { rank, child, pid, ended: None });
+        Ok(())
+    }
+
+    /// Sees all processes end; what this one ends with.
+    fn see_the_end(mut self) -> Result<u8, RunError> {
+        let done = self.watch();
+        if done.is_err() {
+            self.signal_all(Signal::KILL);
+        }
+        self.bury();
+        done.map_err(RunError::Watch)?;
+        Ok(self.cause.map_or(0, |cause| cause.code()))
+    }
+
+    fn watch(&mut self) -> io::Result<()> {
+        while self.look()? {
+            let until = [self.limit, self.kill_at].into_iter().flatten().min();
+            for signal in self.wakes.wait(until)? {
+                self.told(signal);
+            }
+            if self.limit.is_some_and(|at| at <= Instant::now()) {
+                (self.limit, self.late) = (None, true);
+                self.end_all(Cause::TimedOut, Signal::TERM);
+            }
+            if self.kill_at.is_some_and(|at| at <= Instant::now()) {
+                self.kill_at = None;
+                for late in self.processes.iter().filter(|p| p.ended.is_none()) {
+                    let (rank, grace) = (late.rank, self.grace);
+                    self.voice.say(&format_args!("rank {rank} did not end within {grace:?}, and is killed"));
+                }
+                self.signal_all(Signal::KILL);
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks who has ended, and who asked to end all; false once nobody is left.
+    fn look(&mut self) -> io::Result<bool> {
+        let mut failed = None;
+        let mut ended = Vec::new();
+        for process in self.processes.iter_mut().filter(|p| p.ended.is_none()) {
+            let how = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+            let Some(status) = waitid(WaitId::Pid(process.pid), how)? else { continue };
+            let end = match status.terminating_signal() {
+                Some(signal) => End::Signal(signal),
+                None => End::Code(status.exit_status().unwrap_or(1)),
+            };
+            process.ended = Some(end);
+            ended.push(process.rank);
+            // Of several that are found at once, one that a signal ended was hardly ended by the failure of others.
+            if end != End::Code(0) && !matches!(failed, Some((_, End::Signal(_)))) {
+                let by_signal = matches!(end, End::Signal(_));
+                failed = failed.filter(|_| !by_signal).or(Some((process.rank, end)));
+            }
+        }
+        self.hear();
+        if let Some((rank, end)) = failed {
+            self.end_all(Cause::Failed(rank, end), Signal::TERM);
+        }
+        // Behind all looks: who waits for one that has ended hears of it now, and fails, too.
+        let server = self.server.iter();
+        server.for_each(|server| ended.iter().for_each(|rank| server.ended(*rank)));
+        Ok(self.processes.iter().any(|p| p.ended.is_none()))
+    }
+
+    /// Does what the server has heard of.
+    fn hear(&mut self) {
+        let heard = std::mem::take(&mut *self.heard.lock().unwrap_or_else(PoisonError::into_inner));
+        for event in heard {
+            match event {
+                Event::Abort(abort) => self.end_all(Cause::Abort(abort), Signal::TERM),
+                Event::NotPmi(NotPmi { rank, line, fault }) => self.voice.say(&format_args!(
+                    "rank {rank} does not speak PMI-1, and is out of the job, whose barriers fail from now on: it said {line:?} on the descriptor that PMI_FD names, and {fault}; see that nothing else writes there, and that its program takes PMI-1"
+                )),
+                _ => {}
+            }
+        }
+    }
+
+    /// This process was told to end: so are all others, and killed if it is told again.
+    fn told(&mut self, signal: i32) {
+        self.told += 1;
+        if self.told > 1 {
+            self.kill_at = None;
+            self.signal_all(Signal::KILL);
+        } else {
+            let pass_on = match signal {
+                SIGINT => Signal::INT,
+                SIGHUP => Signal::HUP,
+                _ => Signal::TERM,
+            };
+            // It counts even where a process failed before: they are told what this one was told.
+            self.cause.get_or_insert(Cause::Told(signal));
+            self.signal_all(pass_on);
+            self.kill_at.get_or_insert(Instant::now() + self.grace);
+        }
+    }
+
+    /// Ends all, for the first cause only.
+    fn end_all(&mut self, cause: Cause, by: Signal) {
+        if self.cause.is_some() {
+            return;
+        }
+        let others = self.processes.iter().filter(|p| p.ended.is_none()).count();
+        let all = if others > 0 { "; all others are ended" } else { "" };
+        let say = |words: std::fmt::Arguments<'_>| self.voice.say(&words);
+        match &cause {
+            Cause::Failed(rank, End::Code(code)) => {
+                say(format_args!("rank {rank} ended with exit code {code}{all}"));
+            }
+            Cause::Failed(rank, End::Signal(signal)) => {
+                say(format_args!("rank {rank} was ended by signal {signal}{}{all}", named(*signal)));
+            }
+            Cause::Abort(a) => {
+                say(format_args!("rank {} aborted the job with code {}: {}", a.rank, a.code, a.message));
+            }
+            Cause::TimedOut => {
+                say(format_args!("the job takes longer than --timeout allows; all processes are ended"));
+            }
+            Cause::Told(_) => {}
+        }
+        self.cause = Some(cause);
+        self.signal_all(by);
+        self.kill_at = Some(Instant::now() + self.grace);
+    }
+
+    /// Signals all groups; one whose leader has ended may have others, and one that is empty takes no harm.
+    fn signal_all(&self, signal: Signal) {
+        for process in &self.processes {
+            let _ = kill_process_group(process.pid, signal);
+        }
+    }
+
+    /// The end: what groups have left is killed, processes are reaped, and output is passed on.
+    fn bury(&mut self) {
+        for process in self.processes.iter().filter(|p| p.ended.is_some()) {
+            let _ = kill_process_group(process.pid, Signal::KILL);
+        }
+        for process in &mut self.processes {
+            // Nothing can be done for one that can't be waited for.
+            let _ = process.child.wait();
+        }
+        self.guard.dismiss();
+        // It hears first what processes said before their end.
+        self.server = None;
+        self.hear();
+        self.voice.0.tell_when_idle();
+        self.outputs.iter().for_each(Outputs::end);
+        self.pass_on_the_rest();
+    }
+
+    /// Waits until all output is passed on, as long as its reader wants. Once this process is told to end, or the job
+    /// takes too long, the reader has a limit.
+    fn pass_on_the_rest(&mut self) {
+        let grace = if self.told > 1 { self.grace.min(LAST_WORDS) } else { self.grace };
+        let mut give_up = (self.told > 0 || self.late).then(|| Instant::now() + grace);
+        while !self.all_is_passed_on() {
+            let now = Instant::now();
+            if give_up.is_some_and(|at| at <= now) {
+                return self.drop_the_rest();
+            }
+            if self.limit.is_some_and(|at| at <= now) {
+                self.limit = None;
+                self.cause.get_or_insert(Cause::TimedOut);
+                give_up.get_or_insert(now + self.grace);
+            }
+            let Ok(told) = self.wakes.wait([self.limit, give_up].into_iter().flatten().min()) else { return };
+            for signal in told {
+                self.cause.get_or_insert(Cause::Told(signal));
+                self.told += 1;
+                let limit = if self.told > 1 { now } else { now + self.grace };
+                give_up = Some(give_up.map_or(limit, |at| at.min(limit)));
+            }
+        }
+    }
+
+    fn all_is_passed_on(&self) -> bool {
+        self.voice.0.waiting() == 0 && self.outputs.iter().all(Outputs::are_over)
+    }
+
+    /// Says so where that is read.
+    fn drop_the_rest(&self) {
+        let waiting = self.outputs.as_ref().map_or(0, Outputs::waiting);
+        if self.voice.0.waiting() == 0 && waiting > 0 {
+            let words =
+                "of the processes' output are dropped, since nobody reads this command's standard output";
+            self.voice.say(&format_args!("at least {waiting} bytes {words}"));
+            self.voice.0.wait_idle(LAST_WORDS);
+        }
+    }
+}
+
+/// The name of a signal, in brackets.
+fn named(signal: i32) -> &'static str {
+    match signal {
+        1 => " (SIGHUP)",
+        2 => " (SIGINT)",
+        3 => " (SIGQUIT)",
+        4 => " (SIGILL)",
+        6 => " (SIGABRT)",
+        7 => " (SIGBUS)",
+        8 => " (SIGFPE)",
+        9 => " (SIGKILL)",
+        11 => " (SIGSEGV)",
+        13 => " (SIGPIPE)",
+        15 => " (SIGTERM)",
+        _ => "",
+    }
+}
+
+/// What tells jobs of one process number apart.
+fn nanoseconds() -> u128 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_nanos()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exit_codes_are_those_of_a_shell() {
+        for (cause, code) in [
+            (Cause::Failed(0, End::Code(3)), 3),
+            (Cause::Failed(0, End::Signal(11)), 139),
+            (Cause::Told(SIGINT), 130),
+            (Cause::Told(SIGTERM), 143),
+            (Cause::Told(SIGHUP), 129),
+            (Cause::TimedOut, 124),
+            (Cause::Abort(Abort { rank: 0, code: 7, message: "".into() }), 7),
+            (Cause::Abort(Abort { rank: 0, code: 0, message: "".into() }), 1),
+            (Cause::Abort(Abort { rank: 0, code: -1, message: "".into() }), 1),
+            (Cause::Abort(Abort { rank: 0, code: 256, message: "".into() }), 1),
+        ] {
+            assert_eq!(cause.code(), code, "{cause:?}");
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Signals that end the command: soon, with their exit codes, and with all files whole.
+
+use super::*;
+
+/// Presses Ctrl-C once, which ends the command soon, with 130.
+pub(super) fn ended_by_ctrl_c(child: Child) -> Output {
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let (ended, came) = std::sync::mpsc::channel();
+    std::thread::spawn(move || ended.send(child.wait_with_output().unwrap()));
+    let out = came.recv_timeout(std::time::Duration::from_secs(5)).unwrap_or_else(|_| {
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        let said = came.recv().unwrap();
+        panic!("it goes on after Ctrl-C: {}{}", text(&said.stdout), text(&said.stderr));
+    });
+    assert_eq!(out.status.code(), Some(130), "{}", text(&out.stderr));
+    out
+}
+
+/// A file of packets that ends where a block of it ends.
+pub(super) fn is_whole_capture(file: &Scratch) -> bool {
+    let bytes = std::fs::read(&file.0).unwrap();
+    let mut rest = &bytes[..];
+    while let Some(len) = rest.get(4..8) {
+        let len = u32::from_le_bytes(len.try_into().unwrap()) as usize;
+        let Some(behind) = rest.get(len..) else { return false };
+        rest = behind;
+    }
+    rest.is_empty() && !bytes.is_empty()
+}
+
+#[test]
+fn ctrl_c_ends_a_pingpong_whose_server_is_silent() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port().to_string();
+    let capture = Scratch::new("silent-server.pcapng");
+    let args = ["pingpong", "rc", "127.0.0.1", "--port", &port, "--capture", capture.path()];
+    let client = hca(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Once its address has come, it waits for ours.
+    let mut stream = silent.accept().unwrap().0;
+    stream.read_exact(&mut [0; 50]).unwrap();
+    ended_by_ctrl_c(client);
+    assert!(is_whole_capture(&capture));
+}
+
+#[test]
+fn ctrl_c_ends_a_pingpong_whose_client_is_silent() {
+    let (server, at, mut said) = pingpong_server(&["rc"]);
+    let _silent = std::net::TcpStream::connect(at).unwrap();
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.starts_with("called by"), "{line}");
+    ended_by_ctrl_c(server);
+}
+
+#[test]
+fn ctrl_c_ends_a_listener_whose_client_is_silent() {
+    let (child, address, mut said) = listener();
+    let _silent = std::net::TcpStream::connect(address).unwrap();
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.starts_with("measuring with"), "{line}");
+    ended_by_ctrl_c(child);
+}
+
+#[test]
+fn ctrl_c_ends_a_listener_in_the_middle_of_a_measurement() {
+    let capture = Scratch::new("listener.pcapng");
+    let (child, address, said) = listener_with(&["--once", "--capture", capture.path()]);
+    let args = ["perf", "--connect", &address, "--op", "send", "--size", "8", "--duration", "60"];
+    let client = hca(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    // Packets are there once it measures: more than one buffer of them has been written.
+    while std::fs::metadata(&capture.0).map_or(0, |m| m.len()) < 10_000 {
+        std::thread::yield_now();
+    }
+    ended_by_ctrl_c(child);
+    assert!(is_whole_capture(&capture));
+    let told = client.wait_with_output().unwrap();
+    assert_eq!(told.status.code(), Some(1));
+    assert!(text(&told.stderr).contains("Ctrl-C"), "{}", text(&told.stderr));
+    drop(said);
+}
+
+#[test]
+fn ctrl_c_ends_a_measurement_whose_listener_is_silent() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let capture = Scratch::new("silent-listener.pcapng");
+    let args = ["perf", "--connect", &address, "--capture", capture.path()];
+    let child = hca(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // It waits for the answer to its first line.
+    let mut stream = BufReader::new(silent.accept().unwrap().0);
+    stream.read_line(&mut String::new()).unwrap();
+    ended_by_ctrl_c(child);
+    assert!(is_whole_capture(&capture));
+}
+
+#[test]
+fn ctrl_c_ends_both_processes_with_130() {
+    let capture = Scratch::new("ctrl-c.pcapng");
+    let child =
+        hca(&["perf", "--op", "send", "--size", "8", "--duration", "60", "--capture", capture.path()])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+    // It measures once its peer runs.
+    let children = format!("/proc/{0}/task/{0}/children", child.id());
+    let peer = loop {
+        let list = std::fs::read_to_string(&children).unwrap();
+        if let Some(first) = list.split_whitespace().next() {
+            break first.to_owned();
+        }
+        std::thread::yield_now();
+    };
+    ended_by_ctrl_c(child);
+    assert!(is_whole_capture(&capture));
+    assert!(!std::path::Path::new(&format!("/proc/{peer}")).exists(), "the peer is gone");
+}
+
+fn ignores_sighup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap();
+    u64::from_str_radix(ignored.trim(), 16).unwrap() & 1 != 0
+}
+
+#[test]
+fn signals_that_end_the_command_leave_no_socket_files() {
+    let folder = std::env::temp_dir().join(format!("hca-{}-signals", std::process::id()));
+    std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700).create(&folder).unwrap();
+    let in_folder = || std::fs::read_dir(&folder).unwrap().count();
+    let device = format!("shm://signals?dir={}", folder.display());
+    let both = [(rustix::process::Signal::TERM, 143), (rustix::process::Signal::HUP, 129)];
+    // Whoever started the tests may have SIGHUP ignored (nohup), which the command heeds.
+    for (signal, code) in both.into_iter().take(if ignores_sighup() { 1 } else { 2 }) {
+        let (mut server, ..) = pingpong_server(&["rc", "--device", &device, "--bind", "127.0.0.1"]);
+        assert_eq!(in_folder(), 1, "the adapter's socket");
+        rustix::process::kill_process(rustix::process::Pid::from_child(&server), signal).unwrap();
+        let status = server.wait().unwrap();
+        assert_eq!((status.code(), in_folder()), (Some(code), 0), "{signal:?} at a ping-pong: {status}");
+        let socket = folder.join("serve.sock");
+        let args = ["serve", "--pci", socket.to_str().unwrap()];
+        let mut server = hca(&args).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        rustix::process::kill_process(rustix::process::Pid::from_child(&server), signal).unwrap();
+        let status = server.wait().unwrap();
+        assert_eq!((status.code(), in_folder()), (Some(code), 0), "{signal:?} at a server: {status}");
+    }
+    std::fs::remove_dir(&folder).unwrap();
+}

@@ -1,0 +1,265 @@
+//! Portals between processes of a job: by `hca run`, by `mpiexec.hydra`, over shared memory and UDP, and a process that
+//! dies.
+
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hca::portals::v4::*;
+use hca::portals::{Node, NodeOptions};
+use hca_job::{Job, Settings};
+
+/// What the process of a job does, when it is this binary, and on which device.
+const MODE: &str = "HCA_TEST_MODE";
+const DEVICE: &str = "HCA_TEST_DEVICE";
+
+const PATIENCE: Duration = Duration::from_secs(40);
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs this binary in each process of a job.
+fn job(launcher: &mut Command, device: &str, mode: &str) -> Output {
+    launcher.arg(std::env::current_exe().unwrap());
+    launcher.args(["--exact", "process_of_a_job", "--ignored", "--nocapture"]);
+    launcher.env_remove("HCA_DEVICE").env(MODE, mode).env(DEVICE, device);
+    launcher.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    launcher.output().unwrap()
+}
+
+fn hca_run(size: u32) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hca"));
+    command.args(["run", "--timeout", "60", "-n", &size.to_string()]);
+    command
+}
+
+fn all_are_done(out: &Output, size: u32) {
+    let said = text(&out.stdout);
+    assert!(out.status.success(), "{said}{}", text(&out.stderr));
+    assert_eq!(said.matches("all is there\n").count(), size as usize, "{said}");
+}
+
+/// What a rank sends to another: as many bytes as are neither all eager nor all lent, and tell the two apart.
+fn bytes(from: u32, to: u32, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i as u32).wrapping_mul(7) as u8 ^ (from * 16 + to) as u8).collect()
+}
+
+const SHORT: usize = 100;
+const LONG: usize = 100_000;
+
+struct Here {
+    job: Arc<Job>,
+    ni: Ni,
+    eq: EqHandle,
+    pt: u32,
+}
+
+impl Here {
+    fn join() -> Self {
+        let job = Arc::new(Job::from_env_with(Settings { timeout: Duration::from_secs(50) }).unwrap());
+        let context = hca::open(&std::env::var(DEVICE).unwrap()).unwrap();
+        let node = Node::join(&context, &job, NodeOptions::default()).unwrap();
+        let options = NiOptions::MATCHING | NiOptions::LOGICAL;
+        let ni = Ni::init(&node, options, None, &Limits::default()).unwrap();
+        let eq = ni.eq_alloc(1024).unwrap();
+        let pt = ni.pt_alloc(PtOptions::empty(), Some(eq), Some(4)).unwrap();
+        Self { job, ni, eq, pt }
+    }
+    fn rank(&self) -> u32 {
+        self.job.rank()
+    }
+    fn others(&self) -> impl Iterator<Item = u32> {
+        let mine = self.rank();
+        (0..self.job.size()).filter(move |&rank| rank != mine)
+    }
+    /// The next event of a kind; others are told of in `seen`.
+    fn event(&self, kind: EventKind) -> Event {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let (got, _) = self.ni.eq_poll(&[self.eq], Some(left)).unwrap().expect("an event in time");
+            if got.event.kind == kind {
+                return got.event;
+            }
+        }
+    }
+}
+
+/// Every process puts a short and a long message to every other one, and adds to a counter of each.
+fn all_to_all() {
+    let here = Here::join();
+    let size = here.job.size() as usize;
+    let inbox = here.ni.alloc(size * (SHORT + LONG)).unwrap();
+    let counter = here.ni.alloc(8).unwrap();
+    let ct = here.ni.ct_alloc().unwrap();
+    let place = |rank: u32, len: usize| {
+        let start = rank as usize * (SHORT + LONG) + if len == SHORT { 0 } else { SHORT };
+        start..start + len
+    };
+    for from in here.others() {
+        for len in [SHORT, LONG] {
+            let me = Me {
+                match_id: Source::logical(Some(Rank(from))),
+                match_bits: len as u64,
+                options: MeOptions::OP_PUT
+                    | MeOptions::USE_ONCE
+                    | MeOptions::EVENT_LINK_DISABLE
+                    | MeOptions::EVENT_UNLINK_DISABLE,
+                ..Me::new(inbox.slice(place(from, len)))
+            };
+            here.ni.me_append(here.pt, &me, ListKind::Priority, 0).unwrap();
+        }
+    }
+    let me = Me {
+        match_bits: 1,
+        ct: Some(ct),
+        options: MeOptions::OP_PUT
+            | MeOptions::EVENT_CT_COMM
+            | MeOptions::EVENT_COMM_DISABLE
+            | MeOptions::EVENT_LINK_DISABLE,
+        ..Me::new(&counter)
+    };
+    here.ni.me_append(here.pt, &me, ListKind::Priority, 0).unwrap();
+    here.job.barrier().unwrap();
+
+    let acks = here.ni.ct_alloc().unwrap();
+    for to in here.others() {
+        for len in [LONG, SHORT] {
+            let source = here.ni.alloc(len).unwrap();
+            source.write_at(0, &bytes(here.rank(), to, len));
+            let md = Md { ct: Some(acks), options: MdOptions::EVENT_CT_ACK, ..Md::new(&source) };
+            let md = here.ni.md_bind(&md).unwrap();
+            let target = Process::logical(Rank(to));
+            let put = Put {
+                match_bits: len as u64,
+                ack_req: AckReq::Ct,
+                ..Put::new(md, len as u64, target, here.pt)
+            };
+            here.ni.put(&put).unwrap();
+        }
+        let one = here.ni.alloc(8).unwrap();
+        one.store_u64(0, u64::from(here.rank()) + 1);
+        let md = here.ni.md_bind(&Md::new(&one)).unwrap();
+        let put = Put { match_bits: 1, ..Put::new(md, 8, Process::logical(Rank(to)), here.pt) };
+        here.ni.atomic(&put, AtomicOp::Sum, Datatype::U64).unwrap();
+    }
+    for _ in 0..2 * (size - 1) {
+        let event = here.event(EventKind::Put);
+        let (from, len) = (event.initiator.rank().0, event.mlength as usize);
+        assert_eq!((event.ni_fail_type, event.match_bits), (NiFail::Ok, len as u64));
+        let mut got = vec![0; len];
+        inbox.read_at(place(from, len).start, &mut got);
+        assert!(got == bytes(from, here.rank(), len), "{len} bytes of rank {from}");
+    }
+    let wanted = size as u64 - 1;
+    let (count, _) = here.ni.ct_poll(&[(ct, wanted)], Some(PATIENCE)).unwrap().expect("counts in time");
+    assert_eq!((count.success, count.failure), (wanted, 0));
+    let sum: u64 = here.others().map(|rank| u64::from(rank) + 1).sum();
+    assert_eq!(counter.load_u64(0), sum);
+    let (count, _) = here.ni.ct_poll(&[(acks, 2 * wanted)], Some(PATIENCE)).unwrap().expect("counts in time");
+    assert_eq!((count.success, count.failure), (2 * wanted, 0));
+    assert_eq!(here.ni.node().connections(), size - 1);
+    here.job.barrier().unwrap();
+    println!("all is there");
+    here.job.finalize().unwrap();
+}
+
+/// Rank 1 dies with messages of the others under way to it; they hear of it, and go on with each other.
+fn one_dies() {
+    let here = Here::join();
+    let inbox = here.ni.alloc(LONG).unwrap();
+    let options = MeOptions::OP_PUT | MeOptions::OP_GET | MeOptions::EVENT_LINK_DISABLE;
+    let me = Me { ignore_bits: u64::MAX, options, ..Me::new(&inbox) };
+    here.ni.me_append(here.pt, &me, ListKind::Priority, 0).unwrap();
+    here.job.barrier().unwrap();
+    if here.rank() == 1 {
+        // It hears one message, and is gone as by a kill: nothing is said goodbye to.
+        here.event(EventKind::Put);
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+    }
+    let eq = here.ni.eq_alloc(1024).unwrap();
+    let md = here.ni.md_bind(&Md { eq: Some(eq), ..Md::new(&inbox) }).unwrap();
+    let dead = Process::logical(Rank(1));
+    let failed = |event: &Event| event.ni_fail_type == NiFail::Undeliverable;
+    here.ni.put(&Put { ack_req: AckReq::Ack, ..Put::new(md, 8, dead, here.pt) }).unwrap();
+    let until = Instant::now() + PATIENCE;
+    loop {
+        assert!(Instant::now() < until, "nobody says that rank 1 is gone");
+        here.ni.get(&Get::new(md, 8, dead, here.pt)).unwrap();
+        let got = here.ni.eq_wait(eq).unwrap();
+        if failed(&got.event) {
+            break;
+        }
+    }
+    // The third one is there as before.
+    let other = Process::logical(Rank(2 - here.rank()));
+    let eq = here.ni.eq_alloc(16).unwrap();
+    let md = here.ni.md_bind(&Md { eq: Some(eq), ..Md::new(&inbox) }).unwrap();
+    here.ni.get(&Get::new(md, LONG as u64, other, here.pt)).unwrap();
+    let (got, _) = here.ni.eq_poll(&[eq], Some(PATIENCE)).unwrap().expect("a reply in time");
+    assert_eq!((got.event.kind, got.event.ni_fail_type), (EventKind::Reply, NiFail::Ok));
+    println!("rank {} goes on", here.rank());
+    // Whoever is done waits until the other has fetched its bytes, too.
+    here.event(EventKind::Get);
+    std::process::exit(0);
+}
+
+#[test]
+#[ignore = "needs a launcher: other tests start it as a process of a job"]
+fn process_of_a_job() {
+    match std::env::var(MODE).unwrap().as_str() {
+        "all to all" => all_to_all(),
+        "one dies" => one_dies(),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn two_processes_find_each_other_and_talk() {
+    for device in ["auto://", "udp://"] {
+        all_are_done(&job(&mut hca_run(2), device, "all to all"), 2);
+    }
+}
+
+#[test]
+fn eight_processes_find_each_other_and_talk() {
+    for device in ["auto://", "udp://"] {
+        all_are_done(&job(&mut hca_run(8), device, "all to all"), 8);
+    }
+}
+
+#[test]
+#[ignore = "needs mpiexec.hydra, of the package mpich"]
+fn processes_of_another_launcher_find_each_other_and_talk() {
+    for device in ["auto://", "udp://"] {
+        let mut hydra = Command::new("mpiexec.hydra");
+        all_are_done(&job(hydra.args(["-n", "4"]), device, "all to all"), 4);
+    }
+}
+
+#[test]
+fn a_process_that_dies_is_undeliverable_and_the_others_go_on() {
+    for device in ["auto://", "udp://"] {
+        // No launcher, which would end the others.
+        let folder = std::env::temp_dir().join(format!("hca-dies-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let start = |rank: u32| {
+            let mut process = Command::new(std::env::current_exe().unwrap());
+            let url = format!("file://{}?rank={rank}&size=3&id={}", folder.display(), &device[..3]);
+            process.args(["--exact", "process_of_a_job", "--ignored", "--nocapture"]);
+            process.env_remove("HCA_DEVICE").env("HCA_JOB", url).env(MODE, "one dies").env(DEVICE, device);
+            process.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        let processes = [0, 1, 2].map(start);
+        for (rank, process) in processes.into_iter().enumerate() {
+            let out = process.wait_with_output().unwrap();
+            let said = format!("{device}: {}{}", text(&out.stdout), text(&out.stderr));
+            match rank {
+                1 => assert_eq!(out.status.code(), None, "{said}"),
+                _ => assert!(said.contains(&format!("rank {rank} goes on\n")), "{said}"),
+            }
+        }
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}

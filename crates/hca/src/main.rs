@@ -1,5 +1,0 @@
-//! The `hca` command.
-
-fn main() -> std::process::ExitCode {
-    hca::cli::run()
-}

@@ -1,0 +1,87 @@
+//! Signals that ask the command to end: Ctrl-C, SIGTERM, and SIGHUP of a terminal that goes. The first one has it end
+//! in order, with all that it leaves in folders removed; a second one ends it at once.
+//!
+//! Whatever waits does so in short slices, and looks here between them.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
+
+/// How long anything waits without looking whether Ctrl-C was pressed.
+pub const SLICE: Duration = Duration::from_millis(50);
+
+/// The signal that came; 0: none.
+static TOLD: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
+
+/// The signal that asked the command to end.
+fn told() -> Option<u8> {
+    let signal = TOLD.get()?.load(Ordering::Relaxed);
+    u8::try_from(signal).ok().filter(|signal| *signal != 0)
+}
+
+/// Whether Ctrl-C was pressed, or another signal asked to end: loops end, and the command too.
+#[inline]
+pub fn interrupted() -> bool {
+    told().is_some()
+}
+
+/// What the command ends with if a signal asked it to: 130 for Ctrl-C.
+pub fn exit_code() -> Option<u8> {
+    told().map(|signal| 128 + signal)
+}
+
+/// Listens for signals. A second one ends the process at once, unless this process `outlives` Ctrl-C: the peer of a
+/// measurement is told to stop by the process that started it.
+pub fn listen(outlives: bool) {
+    let signals: &[i32] = match outlives {
+        true => &[SIGINT],
+        // Who started this under `nohup` wants it to go on.
+        false if is_ignored(SIGHUP) => &[SIGINT, SIGTERM],
+        false => &[SIGINT, SIGTERM, SIGHUP],
+    };
+    if let Err(e) = signals.iter().try_for_each(|signal| listen_for(*signal, outlives)) {
+        eprintln!("hca: Ctrl-C will end this abruptly: {e}");
+    }
+}
+
+fn listen_for(signal: i32, outlives: bool) -> io::Result<()> {
+    let told = TOLD.get_or_init(Arc::default);
+    if !outlives {
+        // Any second one, of whatever kind: what is registered first is looked at first.
+        static CAME: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+        let came = CAME.get_or_init(Arc::default);
+        flag::register_conditional_shutdown(signal, 128 + signal, came.clone())?;
+        flag::register(signal, came.clone())?;
+    }
+    flag::register_usize(signal, told.clone(), signal as usize).map(drop)
+}
+
+/// Whether a signal was ignored already when this process was started.
+pub fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|l| l.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 != 0)
+}
+
+/// What a call yields that can't be given up on by itself, as one that asks a name server; `None` once Ctrl-C was
+/// pressed. The call is then left to a thread that ends with the process.
+pub fn unless_interrupted<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (done, came) = channel();
+    std::thread::spawn(move || {
+        // Nobody listens any more after Ctrl-C.
+        let _ = done.send(call());
+    });
+    loop {
+        match came.recv_timeout(SLICE) {
+            Ok(value) => return Some(value),
+            Err(RecvTimeoutError::Timeout) if !interrupted() => {}
+            Err(_) => return None,
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Measures devices between two processes: latency, bandwidth and message rate of verbs and of Portals.
+//!
+//! `hca perf` prints what this crate measures; benches set it beside floors. A program that measures calls
+//! [`peer_if_asked`] first of all, then [`Pair::start`], which starts the program once more as the other side.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`plan`] | operations, services, sizes: the rows |
+//! | `control`, `channel` | what the two processes tell each other, and by which way |
+//! | [`portals`] | the same of Portals: rows, a side, what each of the two does |
+//! | `side` | one side's queue pair and memory, through the safe verbs |
+//! | `run` | the measuring side; [`Pair`] starts it |
+//! | [`peer`] | the side that answers |
+//! | `json` | [`Row`]: what one row measured |
+//! | [`probe`] | where two CPUs stand to each other, which every latency depends on |
+//! | [`interrupt`] | Ctrl-C and other signals, which end what is measured |
+//! | `fuzzed` | what the fuzz target of the control protocol does, in tests and under the fuzzer only |
+#![forbid(unsafe_code)]
+
+#[cfg(doc)]
+#[doc = include_str!("../DESIGN.md")]
+pub mod design {}
+
+mod channel;
+mod control;
+#[cfg(any(test, fuzzing))]
+mod fuzzed;
+pub mod interrupt;
+mod json;
+pub mod peer;
+pub mod plan;
+pub mod portals;
+pub mod probe;
+mod run;
+mod side;
+
+use std::time::Duration;
+
+use clap::Parser;
+
+pub use control::Phase;
+#[cfg(fuzzing)]
+pub use fuzzed::control as fuzz_control;
+pub use json::{FIELDS, Row};
+pub use peer::PeerArgs;
+pub use plan::{Case, Layer, Memory, Op, Plan, Service, Size, bytes_text};
+pub use run::{Limit, Measured, Pair, PairError, Setup, device_at};
+
+/// The error of a measurement that could not be made, or of a command: says what to do about it.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// The hidden command that makes a process the peer of a measurement.
+pub const PEER_COMMAND: &str = "__peer";
+/// TCP port of the control channel between hosts.
+pub const CONTROL_PORT: u16 = 18516;
+/// Time for a row, unless another is asked for.
+pub const DEFAULT_DURATION: Duration = Duration::from_millis(800);
+
+/// Memory that one measurement may take of a listener, unless another limit is given.
+pub const DEFAULT_MEMORY: Memory = Memory(512 << 20);
+
+/// Becomes the peer of a measurement if this process was started as one by [`Pair::start`]. To be called
+/// first in `main` of every program that measures.
+pub fn peer_if_asked() {
+    if std::env::args().nth(1).as_deref() == Some(PEER_COMMAND) {
+        let done = peer::serve_standard_streams(&PeerArgs::parse_from(std::env::args_os().skip(1)));
+        if let Err(e) = &done {
+            eprintln!("peer: {e}");
+        }
+        std::process::exit(i32::from(done.is_err()));
+    }
+}
