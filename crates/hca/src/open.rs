@@ -1,26 +1,15 @@
 //! Devices by name.
 
-#[cfg(feature = "loopback")]
 use std::collections::HashMap;
-#[cfg(any(feature = "udp", feature = "uring", feature = "raw", feature = "loopback"))]
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use hca_core::{Device, DeviceError, Mtu};
-#[cfg(all(feature = "udp", feature = "shm"))]
-use hca_fabric::AutoFabric;
-#[cfg(feature = "loopback")]
-use hca_fabric::LoopbackNet;
-#[cfg(feature = "udp")]
-use hca_fabric::UdpFabric;
-use hca_fabric::{Capture, Fabric, FabricAttr, Faulty, OpenError as FabricError, ShmError, Tap};
-#[cfg(feature = "raw")]
-use hca_fabric::{RawFabric, RawOptions};
-#[cfg(feature = "shm")]
-use hca_fabric::{ShmFabric, ShmOptions};
-#[cfg(any(feature = "udp", feature = "uring"))]
-use hca_fabric::{UdpOptions, interface_index};
+use hca_fabric::{
+    AutoFabric, Capture, Fabric, FabricAttr, Faulty, LoopbackNet, OpenError as FabricError, RawFabric,
+    RawOptions, ShmError, ShmFabric, ShmOptions, Tap, UdpFabric, UdpOptions, interface_index,
+};
 #[cfg(feature = "uring")]
 use hca_fabric::{UringFabric, UringOptions};
 #[cfg(feature = "vfio")]
@@ -32,9 +21,7 @@ use softhca::{Progress, SoftHca};
 use thiserror::Error;
 
 use crate::narrow::Narrow;
-use crate::url::{DeviceUrl, Target, UrlError};
-#[cfg(feature = "shm")]
-use crate::url::{Options, Users};
+use crate::url::{DeviceUrl, Options, Target, UrlError, Users};
 
 /// The environment variable whose value takes the place of what [`open`] is given.
 pub const DEVICE_VARIABLE: &str = "HCA_DEVICE";
@@ -43,7 +30,6 @@ pub const DEVICE_VARIABLE: &str = "HCA_DEVICE";
 const LOOPBACK_TRIES: u32 = 4096;
 
 /// The interface on which every machine can choose among addresses.
-#[cfg(feature = "raw")]
 const LOOPBACK_INTERFACE: &str = "lo";
 
 /// Why a device was not opened.
@@ -229,21 +215,15 @@ fn open_function(url: &DeviceUrl) -> Result<Opened, OpenError> {
 /// The network that a name asks for, and the name with its address.
 fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
     match &url.target {
-        #[cfg(feature = "udp")]
         Target::Auto(None) => first_free(&|ip| auto(ip, url), url, &|ip| Target::Auto(Some(ip))),
-        #[cfg(feature = "udp")]
         Target::Auto(Some(ip)) => at(&|ip| auto(ip, url), *ip, url.clone()),
-        #[cfg(feature = "udp")]
         Target::Udp(None) => first_free(&|ip| udp(ip, url), url, &|ip| Target::Udp(Some(ip))),
-        #[cfg(feature = "udp")]
         Target::Udp(Some(ip)) => at(&|ip| udp(ip, url), *ip, url.clone()),
         #[cfg(feature = "uring")]
         Target::Uring(None) => first_free(&|ip| uring(ip, url), url, &|ip| Target::Uring(Some(ip))),
         #[cfg(feature = "uring")]
         Target::Uring(Some(ip)) => at(&|ip| uring(ip, url), *ip, url.clone()),
-        #[cfg(feature = "shm")]
         Target::Shm(domain) => shm(domain, url),
-        #[cfg(feature = "raw")]
         Target::Raw { interface, options } => {
             let place = |ip| RawOptions { ip: Some(ip), ..*options };
             let target = |ip| Target::Raw { interface: interface.clone(), options: place(ip) };
@@ -258,53 +238,30 @@ fn bare_fabric(url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenErro
                 Err(source) => Err(OpenError::Fabric { url: Box::new(url.clone()), source }),
             }
         }
-        #[cfg(feature = "loopback")]
         Target::Loopback(name) => Ok((Box::new(loopback(name)), url.clone())),
         Target::Vfio { .. } | Target::VfioUser { .. } => {
             unreachable!("an adapter behind vfio has a network of its own")
         }
-        #[cfg(not(all(
-            feature = "udp",
-            feature = "uring",
-            feature = "shm",
-            feature = "raw",
-            feature = "loopback"
-        )))]
-        missing => {
-            let feature = match missing {
-                Target::Auto(_) | Target::Udp(_) => "udp",
-                Target::Uring(_) => "uring",
-                Target::Shm(_) => "shm",
-                Target::Raw { .. } => "raw",
-                Target::Loopback(_) => "loopback",
-                Target::Vfio { .. } | Target::VfioUser { .. } => "vfio",
-            };
-            Err(OpenError::NotBuilt { url: Box::new(url.clone()), feature })
-        }
+        #[cfg(not(feature = "uring"))]
+        Target::Uring(_) => Err(OpenError::NotBuilt { url: Box::new(url.clone()), feature: "uring" }),
     }
 }
 
 /// Opens a network on an address.
-#[cfg(any(feature = "udp", feature = "uring", feature = "raw"))]
 type Opener<'a> = &'a dyn Fn(IpAddr) -> Result<Box<dyn Fabric>, FabricError>;
 
-#[cfg(feature = "udp")]
 fn udp(ip: IpAddr, url: &DeviceUrl) -> Result<Box<dyn Fabric>, FabricError> {
     Ok(Box::new(UdpFabric::open(ip, &udp_options(url)?)?))
 }
 
-#[cfg(any(feature = "udp", feature = "uring"))]
 fn udp_options(url: &DeviceUrl) -> Result<UdpOptions, FabricError> {
     let interface = url.options.interface.as_deref().map_or(Ok(0), interface_index)?;
     Ok(UdpOptions { interface, ..UdpOptions::default() })
 }
 
 /// UDP, and shared memory with peers on this machine. Faults, captures and a narrow path are of packets: with one of
-/// them, and without the feature `shm`, nobody finds this device by shared memory, and all its peers are reached by
-/// UDP.
-#[cfg(feature = "udp")]
+/// them, nobody finds this device by shared memory, and all its peers are reached by UDP.
 fn auto(ip: IpAddr, url: &DeviceUrl) -> Result<Box<dyn Fabric>, FabricError> {
-    #[cfg(feature = "shm")]
     if all_messages(&url.options) {
         let shm = shm_options(&url.options);
         return Ok(Box::new(AutoFabric::open(ip, &udp_options(url)?, &shm)?));
@@ -320,12 +277,10 @@ fn uring(ip: IpAddr, url: &DeviceUrl) -> Result<Box<dyn Fabric>, FabricError> {
 }
 
 /// Whether nothing is asked for that is of packets.
-#[cfg(feature = "shm")]
 fn all_messages(options: &Options) -> bool {
     options.fault.is_none() && options.capture.is_none() && options.mtu.is_none()
 }
 
-#[cfg(feature = "shm")]
 fn shm_options(options: &Options) -> ShmOptions {
     let settings = options.shm.as_deref().cloned().unwrap_or_default();
     ShmOptions {
@@ -338,7 +293,6 @@ fn shm_options(options: &Options) -> ShmOptions {
     }
 }
 
-#[cfg(feature = "shm")]
 fn shm(domain: &str, url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
     match ShmFabric::open(domain, &shm_options(&url.options)) {
         Ok(fabric) => Ok((Box::new(fabric), url.clone())),
@@ -346,12 +300,10 @@ fn shm(domain: &str, url: &DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), Op
     }
 }
 
-#[cfg(feature = "raw")]
 fn raw(interface: &str, options: &RawOptions) -> Result<Box<dyn Fabric>, FabricError> {
     Ok(Box::new(RawFabric::open(interface, options)?))
 }
 
-#[cfg(any(feature = "udp", feature = "uring"))]
 fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, DeviceUrl), OpenError> {
     match open(ip) {
         Ok(fabric) => Ok((fabric, url)),
@@ -360,7 +312,6 @@ fn at(open: Opener<'_>, ip: IpAddr, url: DeviceUrl) -> Result<(Box<dyn Fabric>, 
 }
 
 /// The first loopback address from 127.0.0.2 on that nobody has.
-#[cfg(any(feature = "udp", feature = "uring", feature = "raw"))]
 fn first_free(
     open: Opener<'_>,
     url: &DeviceUrl,
@@ -379,7 +330,6 @@ fn first_free(
 }
 
 /// The next address of the loopback network of this name in this process.
-#[cfg(feature = "loopback")]
 fn loopback(name: &str) -> impl Fabric + use<> {
     static NETS: Mutex<Option<HashMap<String, (LoopbackNet, u32)>>> = Mutex::new(None);
     let mut nets = NETS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -464,21 +414,13 @@ impl Opened {
     }
 }
 
-#[cfg(all(test, not(all(feature = "udp", feature = "uring", feature = "raw", feature = "loopback"))))]
+#[cfg(all(test, not(feature = "uring")))]
 mod tests {
     use super::*;
 
     #[test]
     fn a_device_that_was_not_built_names_its_feature() {
-        let built = [
-            ("auto://", "udp", cfg!(feature = "udp")),
-            ("uring://", "uring", cfg!(feature = "uring")),
-            ("raw://eth0", "raw", cfg!(feature = "raw")),
-            ("loopback://x", "loopback", cfg!(feature = "loopback")),
-        ];
-        for (name, feature, _) in built.into_iter().filter(|b| !b.2) {
-            let Err(e) = open_exactly(&name.parse().unwrap()) else { panic!("{name} is opened") };
-            assert!(e.to_string().contains(&format!("`{feature}`")), "{e}");
-        }
+        let Err(e) = open_exactly(&"uring://".parse().unwrap()) else { panic!("uring:// is opened") };
+        assert!(e.to_string().contains("`uring`"), "{e}");
     }
 }
