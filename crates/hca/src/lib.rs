@@ -59,3 +59,18 @@ pub use open::{
     DEVICE_VARIABLE, OpenError, Opened, device_from_environment, open, open_device, open_exactly,
 };
 pub use url::{DeviceUrl, FaultSpec, Options, PciOptions, ShmSettings, Target, UrlError, Users};
+
+/// The programs of the guide, compiled and run as tests.
+#[cfg(doctest)]
+mod guide {
+    #[doc = include_str!("../../../docs/guide/first-program.md")]
+    mod first_program {}
+    #[doc = include_str!("../../../docs/guide/verbs.md")]
+    mod verbs {}
+    #[doc = include_str!("../../../docs/guide/portals.md")]
+    mod portals {}
+    #[doc = include_str!("../../../docs/guide/faults.md")]
+    mod faults {}
+    #[doc = include_str!("../../../docs/guide/adding-a-device.md")]
+    mod adding_a_device {}
+}

@@ -31,3 +31,8 @@ pub use sim::{Actor, Node, Outcome, Sim, SimBuilder, Step, report_panics_only};
 pub use trace::{Event, FrameTag, Loss};
 pub use violation::Violation;
 pub use workload::{Report, Workload};
+
+/// The programs of the guide, compiled and run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/guide/simulator.md")]
+mod guide {}
