@@ -167,6 +167,12 @@ macro_rules! __for_each_check {
                 objects_come_and_go_without_end,
                 many_queue_pairs_are_told_apart,
                 memory_of_the_device_is_zeroed;
+            shown: the_gid_table_holds_the_ports_gid_and_fits_its_link,
+                requests_are_counted_by_operation,
+                what_a_queue_pair_did_is_counted_for_it_alone_and_stays_in_the_sum,
+                queue_pairs_are_listed_with_their_peers,
+                completions_have_times_of_the_devices_clock,
+                an_event_names_the_object_that_it_is_about;
             progress: one_sided_operations_need_nothing_of_the_targets_program,
                 a_posted_write_lands_though_nobody_polls,
                 a_program_that_spins_on_its_memory_turns_the_device,

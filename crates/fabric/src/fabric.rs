@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
 use thiserror::Error;
 
-use crate::{RoceVersion, TxBatch};
+use crate::{FabricLink, RoceVersion, TxBatch};
 
 /// Names a path to a peer within one fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,6 +23,8 @@ pub struct FabricAttr {
     pub max_mtu: Mtu,
     /// Bytes that a receiver of this kind buffers, and so the most that a sender keeps in flight to one peer.
     pub recv_buffer_bytes: usize,
+    /// What carries its packets.
+    pub link: FabricLink,
     /// What was found out at run time, for people: (what, what it is, and the remedy where it could be better).
     pub notes: Vec<(&'static str, String)>,
 }

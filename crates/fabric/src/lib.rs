@@ -14,6 +14,7 @@
 //! | `loopback` | a network inside of the process, for tests |
 //! | `netlink` | what the kernel knows of interfaces, routes, neighbours and sockets |
 //! | `raw` | Ethernet frames over packet sockets, RoCEv2 and RoCEv1 |
+//! | `link` | the interface below a fabric, and its speed |
 //! | `shm` | rings in memory that processes of one machine share |
 //! | `udp` | plain UDP sockets |
 //! | `uring` | UDP sockets driven by io_uring |
@@ -37,6 +38,7 @@ mod flow;
 mod icrc;
 mod ident;
 mod lent;
+mod link;
 mod loopback;
 mod netlink;
 mod open;
@@ -56,6 +58,7 @@ pub use fabric::*;
 pub use faulty::{FaultPlan, FaultPlanError, Faults, Faulty, Script, Verdict};
 #[doc(hidden)]
 pub use icrc::MeasuredIcrc;
+pub use link::FabricLink;
 pub use loopback::{LoopbackFabric, LoopbackNet};
 pub use open::OpenError;
 pub use paths::PORTS_PER_PEER;

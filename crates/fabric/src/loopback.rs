@@ -17,7 +17,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::flow::{Checked, RxFlows};
 use crate::icrc::{FlowCrc, Icrc};
 use crate::{
-    Direction, Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TapFrame, TxBatch,
+    Direction, Fabric, FabricAttr, FabricLink, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap,
+    TapFrame, TxBatch,
 };
 
 /// Bytes that a queue holds; what comes beyond is dropped.
@@ -127,6 +128,7 @@ impl LoopbackNet {
                 local: addr,
                 max_mtu: Mtu::B4096,
                 recv_buffer_bytes: QUEUE_BYTES / 2,
+                link: FabricLink::none(),
                 notes: Vec::new(),
             },
             net: self.clone(),

@@ -15,9 +15,9 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 
 use crate::{
-    Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, DeviceError, Gid, Lid, Lkey, MrHandle,
-    Mtu, PdHandle, PortalsOffload, PostError, PostErrorKind, QpAttr, QpCap, QpHandle, QpInit, QpState, Qpn,
-    RecvWr, Rkey, SendWr, SrqHandle,
+    Access, AddressVector, AhHandle, AsyncEvent, Completion, CqHandle, DeviceClock, DeviceError, GidEntry,
+    GidType, LinkLayer, Lkey, MrHandle, PdHandle, PortAttr, PortalsOffload, PostError, PostErrorKind, QpAttr,
+    QpCap, QpHandle, QpInfo, QpInit, QpState, Qpn, RecvWr, Rkey, SendWr, SrqHandle,
 };
 
 /// An adapter. Object-safe; the control path.
@@ -45,8 +45,30 @@ pub unsafe trait Device: Send + Sync {
     fn attr(&self) -> &DeviceAttr;
     /// The port (an adapter has one).
     fn port(&self) -> PortAttr;
+    /// The port's GID table: entries that are in use, by index. A device that has no table of its own has one entry,
+    /// the port's GID.
+    fn gids(&self) -> Vec<GidEntry> {
+        let port = self.port();
+        let kind = if port.link_layer == LinkLayer::InfiniBand { GidType::Ib } else { GidType::RoceV2 };
+        vec![GidEntry { index: 0, gid: port.gid, kind, interface: None }]
+    }
     /// A snapshot of all counters, by name. Names are only ever added.
     fn counters(&self) -> Vec<Counter>;
+    /// A snapshot of one queue pair's own counters, by the names that [`counters`](Self::counters) has for the sums.
+    ///
+    /// # Errors
+    /// The queue pair is unknown, or the device counts nothing by queue pair.
+    fn qp_counters(&self, _qp: QpHandle) -> Result<Vec<Counter>, DeviceError> {
+        Err(DeviceError::Unsupported { what: "counters by queue pair" })
+    }
+    /// All queue pairs, by their place in the device's table. Empty where the device keeps no such list.
+    fn queue_pairs(&self) -> Vec<QpInfo> {
+        Vec::new()
+    }
+    /// The device's clock, which time stamps of completions are read from; `None` where there is none.
+    fn clock(&self) -> Option<DeviceClock> {
+        None
+    }
 
     /// Creates a protection domain.
     ///
@@ -260,6 +282,12 @@ pub unsafe trait CqPort: Send {
     /// Fills `out` from its start with the oldest completions and returns how many. A device that is
     /// turned by its callers does a turn when the queue is empty.
     fn poll(&mut self, out: &mut [Completion]) -> usize;
+    /// As [`poll`](Self::poll), with the device's time at which each completion was written, in ticks of
+    /// [`Device::clock`]: `at[i]` is that of `out[i]`. As many are filled in as both have room for. `None`: the device
+    /// has no such times, and nothing was polled.
+    fn poll_with_times(&mut self, _out: &mut [Completion], _at: &mut [u64]) -> Option<usize> {
+        None
+    }
     /// Asks for one notification. A completion that came before the call need not raise it: poll
     /// once more after arming, and only then wait. A notification without a completion is legal.
     fn arm(&mut self, notify: Notify);
@@ -421,19 +449,6 @@ pub struct DeviceAttr {
     pub atomics: AtomicScope,
     /// Whether any memory of the process can be registered, or only what `alloc_memory` gave.
     pub foreign_memory: bool,
-}
-
-/// State of the port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PortAttr {
-    /// Its GID.
-    pub gid: Gid,
-    /// Its LID; 0 on RoCE.
-    pub lid: Lid,
-    /// The largest path MTU that its link carries.
-    pub active_mtu: Mtu,
-    /// Whether packets can go.
-    pub active: bool,
 }
 
 /// A named counter's value.

@@ -36,6 +36,40 @@ pub enum AsyncEvent {
     DeviceFatal,
 }
 
+/// What an event is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EventObject {
+    /// A queue pair.
+    Qp(QpHandle),
+    /// A completion queue.
+    Cq(CqHandle),
+    /// A shared receive queue.
+    Srq(SrqHandle),
+    /// The port.
+    Port,
+    /// The device as a whole.
+    Device,
+}
+
+impl AsyncEvent {
+    /// The object that the event is about.
+    pub const fn object(&self) -> EventObject {
+        match *self {
+            Self::CqOverrun(cq) => EventObject::Cq(cq),
+            Self::CommEstablished(qp)
+            | Self::SqDrained(qp)
+            | Self::LastWqeReached(qp)
+            | Self::QpFatal(qp)
+            | Self::QpRequestError(qp)
+            | Self::QpAccessError(qp) => EventObject::Qp(qp),
+            Self::SrqLimitReached(srq) => EventObject::Srq(srq),
+            Self::PortActive | Self::PortError | Self::PortAddressChanged => EventObject::Port,
+            Self::DeviceFatal => EventObject::Device,
+        }
+    }
+}
+
 /// Events on their way from a device to the program, and the wakers of those who wait for them.
 ///
 /// A device keeps it behind a lock of its own, and calls the wakers that it gets from here once it holds no lock: a

@@ -11,7 +11,8 @@
 //! | `wr` | [`SendWr`], [`RecvWr`], [`Sge`]: what a program posts |
 //! | `wc` | [`Completion`] and all completion statuses |
 //! | `qp` | queue pair states, attributes and the legal transitions |
-//! | `event` | [`AsyncEvent`], and the [`EventQueue`] of a device |
+//! | `event` | [`AsyncEvent`] and the [`EventObject`] that it is about; the [`EventQueue`] of a device |
+//! | `port` | [`PortAttr`], [`GidEntry`], [`QpInfo`], [`DeviceClock`]: what a device shows |
 //! | `device` | [`Device`] (control path) and its ports (data path) |
 //! | `portals` | [`PortalsEngine`], which a device that offers it runs itself |
 //!
@@ -27,6 +28,7 @@ mod device;
 mod error;
 mod event;
 mod num;
+mod port;
 mod portals;
 mod qp;
 mod time;
@@ -38,6 +40,7 @@ pub use device::*;
 pub use error::*;
 pub use event::*;
 pub use num::*;
+pub use port::*;
 pub use portals::*;
 pub use qp::*;
 pub use time::*;

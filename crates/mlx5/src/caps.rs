@@ -11,6 +11,8 @@ use crate::mr::LOG_MAX_BYTES;
 const PORT_ETHERNET: u32 = 1;
 /// `WQE_INLINE_MODE` of an adapter whose port says it.
 const PORT_SAYS: u32 = 1;
+/// A clock that tells the time of day is all that is offered; 0 is a free-running one, 2 both.
+const REAL_TIME_ONLY: u32 = 1;
 /// `ATOMIC_REQ_8B_ENDIANNESS_MODE` for operands in the host's byte order.
 const HOST_ORDER: u32 = 1;
 
@@ -73,6 +75,8 @@ pub(crate) struct Caps {
     pub(crate) qp_ts_format: u32,
     /// Rates that it can be limited to, a bit for each of its numbers.
     pub(crate) rates: u32,
+    /// Ticks in a millisecond of the clock that completions are stamped from, where that runs freely.
+    pub(crate) clock_khz: Option<u32>,
     /// Whether the port says how much of the headers Ethernet requests carry in themselves.
     pub(crate) port_says_inline: bool,
     /// Whether it can be kept from hearing its own frames: single ones, and those to groups.
@@ -127,6 +131,12 @@ impl Caps {
     }
 
     fn of(used: &HcaCap, roce: &RoceCap, atomic: bool) -> Self {
+        let qp_clocks = if used.get(HcaCap::ROCE) {
+            roce.get(RoceCap::QP_TS_FORMAT)
+        } else {
+            used.get(HcaCap::SQ_TS_FORMAT)
+        };
+        let runs_freely = qp_clocks != REAL_TIME_ONLY;
         Self {
             log_max_qp: used.get(HcaCap::LOG_MAX_QP).min(24),
             // The counters of work queues have 16 bits, of which one tells full from empty.
@@ -157,11 +167,9 @@ impl Caps {
             ethernet_queues: used.get(HcaCap::ETH_NET_OFFLOADS) && used.get(HcaCap::NIC_FLOW_TABLE),
             sq_ts_format: ts_format(used.get(HcaCap::SQ_TS_FORMAT)),
             rq_ts_format: ts_format(used.get(HcaCap::RQ_TS_FORMAT)),
-            qp_ts_format: ts_format(if used.get(HcaCap::ROCE) {
-                roce.get(RoceCap::QP_TS_FORMAT)
-            } else {
-                used.get(HcaCap::SQ_TS_FORMAT)
-            }),
+            // That of completions: the free-running clock, where it is offered.
+            qp_ts_format: if runs_freely { 0 } else { ts_format(qp_clocks) },
+            clock_khz: Some(used.get(HcaCap::DEVICE_FREQUENCY_KHZ)).filter(|khz| runs_freely && *khz > 0),
             rates: used.get(HcaCap::STAT_RATE_SUPPORT),
             port_says_inline: false,
             local_loopback: [used.get(HcaCap::DISABLE_LOCAL_LB_UC), used.get(HcaCap::DISABLE_LOCAL_LB_MC)],

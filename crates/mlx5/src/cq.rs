@@ -273,7 +273,18 @@ impl Entries {
     }
 
     /// Takes entries of any kind. The first `n` completions were filled in, and there is room for another.
-    fn take_any(&mut self, out: &mut [Completion], mut n: usize) -> usize {
+    #[inline]
+    fn take_any(&mut self, out: &mut [Completion], n: usize) -> usize {
+        self.take_noting(out, n, |_, _| ())
+    }
+    /// The same; `note` is given each entry that became a completion, with the place of that.
+    #[inline]
+    fn take_noting(
+        &mut self,
+        out: &mut [Completion],
+        mut n: usize,
+        mut note: impl FnMut(usize, &Cqe<'_>),
+    ) -> usize {
         // Not for ever, whatever is written meanwhile.
         for _ in 0..self.ring.blocks() {
             let Some(cqe) = self.next() else { break };
@@ -284,7 +295,10 @@ impl Entries {
                 Kind::Sent => self.senders.find(cqe.qpn()).and_then(|qp| Self::sent(qp, &cqe, &mut out[n])),
                 _ => self.failed(&cqe, &mut out[n]),
             };
-            n += usize::from(done.is_some());
+            if done.is_some() {
+                note(n, &cqe);
+                n += 1;
+            }
             self.next = self.next.wrapping_add(1);
             if n == out.len() {
                 break;
@@ -384,6 +398,10 @@ impl<B: Bell> CqPoller<B> {
     /// Polls, with a new copy of the list where there is one.
     #[cold]
     fn poll_anew(&mut self, out: &mut [Completion]) -> usize {
+        self.poll_noting(out, |_, _| ())
+    }
+    /// The same; `note` as in [`Entries::take_noting`].
+    fn poll_noting(&mut self, out: &mut [Completion], note: impl FnMut(usize, &Cqe<'_>)) -> usize {
         let _inside = loop {
             if let Some(inside) = self.core.members.enter(self.version) {
                 break inside;
@@ -393,7 +411,7 @@ impl<B: Bell> CqPoller<B> {
         if self.dead && self.entries.next().is_none() {
             return self.entries.end_all(out);
         }
-        self.entries.take_any(out, 0)
+        self.entries.take_noting(out, 0, note)
     }
     /// As `poll`, from inside, where the first entry is there and is of no send request that succeeded.
     #[inline(never)]
@@ -468,6 +486,20 @@ unsafe impl<B: Bell> CqPort for CqPoller<B> {
         let qp = self.entries.senders.find_at_once(cqe.qpn());
         let done = qp.and_then(|qp| Entries::sent(qp, &cqe, first)).is_some();
         self.poll_on(out, done)
+    }
+
+    fn poll_with_times(&mut self, out: &mut [Completion], at: &mut [u64]) -> Option<usize> {
+        let room = out.len().min(at.len());
+        // Of what no entry tells of, on an adapter that is dead, there is no time.
+        at[..room].fill(0);
+        if room == 0 {
+            return Some(0);
+        }
+        let n = self.poll_noting(&mut out[..room], |i, cqe| at[i] = cqe.time());
+        if n == 0 && !self.dead {
+            self.poll_in_vain(&mut []);
+        }
+        Some(n)
     }
 
     fn arm(&mut self, notify: Notify) {
@@ -574,7 +606,7 @@ impl Cqs {
         let core = self.table().find(index, generation)?.core.clone();
         let yields = uar.is_served();
         let poller = CqPoller::new(core, uar, yields);
-        Ok((CqHandle { index, generation }, Box::new(CqOf { poller, _hca: hca.clone() })))
+        Ok((CqHandle { index, generation }, Box::new(CqOf { poller, hca: hca.clone() })))
     }
 
     pub(crate) fn destroy(&self, hca: &Arc<Hca>, cq: CqHandle) -> Result<(), DeviceError> {
@@ -639,7 +671,7 @@ pub(crate) fn max_cqe(caps: &Caps) -> u32 {
 /// The port: the poller, and the adapter that runs as long.
 struct CqOf {
     poller: CqPoller<Uar>,
-    _hca: Arc<Hca>,
+    hca: Arc<Hca>,
 }
 
 #[allow(unsafe_code)] // handed on
@@ -648,6 +680,10 @@ unsafe impl CqPort for CqOf {
     #[inline]
     fn poll(&mut self, out: &mut [Completion]) -> usize {
         self.poller.poll(out)
+    }
+    fn poll_with_times(&mut self, out: &mut [Completion], at: &mut [u64]) -> Option<usize> {
+        self.hca.caps.clock_khz?;
+        self.poller.poll_with_times(out, at)
     }
     fn arm(&mut self, notify: Notify) {
         self.poller.arm(notify);

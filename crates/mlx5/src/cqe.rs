@@ -99,6 +99,10 @@ impl<'a> Cqe<'a> {
         rows(&self.words[2][1]) as u32
     }
 
+    /// When it was written, of a request that succeeded; 0 of one that did not, whose entry has no time.
+    pub(crate) fn time(&self) -> u64 {
+        if matches!(self.kind(), Kind::Sent | Kind::Received) { rows(&self.words[3][0]) } else { 0 }
+    }
     /// How a request that failed did so.
     #[cold]
     pub(crate) fn status(&self) -> WcStatus {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use hca_core::{
     AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqPort, Device, DeviceAttr,
-    DeviceError, DmaMemory, MrHandle, MrInit, MrKeys, PdHandle, PortAttr, QpAttr, QpHandle, QpInit, QpPorts,
-    QpStatus, RecvPort, SrqHandle, SrqInit,
+    DeviceClock, DeviceError, DmaMemory, GidEntry, MrHandle, MrInit, MrKeys, PdHandle, PortAttr, QpAttr,
+    QpHandle, QpInfo, QpInit, QpPorts, QpStatus, RecvPort, SrqHandle, SrqInit,
 };
 use hca_vfio::PciFunction;
 
@@ -18,7 +18,7 @@ use crate::error::OpenError;
 use crate::hca::Hca;
 use crate::health::Death;
 use crate::options::Options;
-use crate::{cq, memory, qp, srq};
+use crate::{counters, cq, memory, qp, srq};
 
 /// Turns in vain before the CPU is given to others.
 const LOOKS: u32 = 2;
@@ -127,7 +127,18 @@ unsafe impl Device for Mlx5 {
             all.push(counter("neighbour_frames_sent", c.said));
             all.push(counter("neighbour_frames_not_sent", c.unsaid));
         }
+        counters::read(&self.hca, &mut all);
         all
+    }
+    fn gids(&self) -> Vec<GidEntry> {
+        self.hca.port.gids()
+    }
+    fn queue_pairs(&self) -> Vec<QpInfo> {
+        self.hca.qps.list()
+    }
+    fn clock(&self) -> Option<DeviceClock> {
+        let khz = self.hca.caps.clock_khz?;
+        Some(DeviceClock { khz, now: self.hca.registers.timer().ok()? })
     }
 
     fn alloc_pd(&self) -> Result<PdHandle, DeviceError> {

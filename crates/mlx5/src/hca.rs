@@ -21,6 +21,7 @@ use hca_vfio::{ArenaOptions, Bar, DmaArena, FunctionError, PciFunction};
 use crate::ah::Ahs;
 use crate::caps::Caps;
 use crate::cmd::{CmdError, CommandQueue};
+use crate::counters::CounterSet;
 use crate::cq::Cqs;
 use crate::error::OpenError;
 use crate::eth::{Ethernet, Found, Means};
@@ -133,6 +134,8 @@ pub(crate) struct Core {
     pub(crate) caps: Caps,
     /// Its port.
     pub(crate) port: Port,
+    /// The counters of its queue pairs.
+    pub(crate) counter_set: CounterSet,
     /// By what peers of an Ethernet port are found, where it can.
     pub(crate) ethernet: Option<Ethernet>,
     neighbour_timeout: Duration,
@@ -196,6 +199,7 @@ impl Core {
             let entries = options.event_queue_entries;
             let eqs = Eqs::open(&cmd, arena, uars.events(), &caps, entries, interrupts.len() as u32)
                 .map_err(|e| e.open(&name))?;
+            let counter_set = CounterSet::open(&cmd).map_err(failed)?;
             let port = Port::open(&cmd, &caps, options, &name)?;
             let means =
                 Means { cmd: &cmd, arena, caps: &caps, uars: &uars, eqn: eqs.completion_numbers()[0] };
@@ -204,13 +208,14 @@ impl Core {
             if caps.driver_version {
                 cmd.exec(&driver_version()).map_err(failed)?;
             }
-            Ok((eqs, port, ethernet))
+            Ok((eqs, port, ethernet, counter_set))
         })();
-        let (eqs, port, ethernet) = opened.inspect_err(|_| link.forsake(&cmd))?;
+        let (eqs, port, ethernet, counter_set) = opened.inspect_err(|_| link.forsake(&cmd))?;
         let this = Self {
             health,
             uars,
             port,
+            counter_set,
             ethernet,
             neighbour_timeout: options.neighbour_timeout,
             link: Mutex::new(link),
@@ -392,6 +397,7 @@ impl Core {
         let let_go = self.let_go_of_port();
         // Whatever came of that: the link is not only this function's.
         self.link().restore(&self.cmd).and(let_go)?;
+        self.counter_set.close(&self.cmd)?;
         self.cmd.close_events()?;
         self.uars.close(&self.cmd)?;
         let stop = TeardownHcaIn::new().with(TeardownHcaIn::PROFILE, TeardownProfile::GracefulClose.code());

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use hca_core::{Gid, Lid, Mtu, PortAttr};
+use hca_core::{Gid, Lid, LinkLayer, Mtu, PortAttr};
 use hca_prm::command::vport::{
     HcaVportContext, PortState, QueryHcaVportContextIn, QueryHcaVportContextOut, QueryHcaVportGidIn,
     QueryHcaVportGidOut,
@@ -15,6 +15,7 @@ use crate::caps::Caps;
 use crate::cmd::{CmdError, CommandQueue};
 use crate::options::Options;
 use crate::port::oper_mtu;
+use crate::speed;
 
 /// Sleeps while the manager has not been here.
 const NAP: Duration = Duration::from_millis(10);
@@ -63,6 +64,8 @@ pub(crate) fn attr(cmd: &CommandQueue) -> Result<PortAttr, CmdError> {
         lid: Lid::new(context.get(HcaVportContext::LID) as u16),
         active_mtu: Mtu::ALL.into_iter().rev().find(fits).unwrap_or(Mtu::B256),
         active: state_of(&context) == PortState::Active,
+        link_layer: LinkLayer::InfiniBand,
+        link: speed::now(cmd, false)?,
     })
 }
 

@@ -62,6 +62,7 @@ pub mod design {}
 mod ah;
 mod caps;
 mod cmd;
+mod counters;
 mod cq;
 mod cqe;
 mod device;
@@ -87,6 +88,7 @@ mod queue;
 mod registers;
 mod serve;
 mod shared;
+mod speed;
 mod srq;
 mod sync;
 mod table;

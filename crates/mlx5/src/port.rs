@@ -9,7 +9,9 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hca_core::wire::neighbour::{Mac, Station, usable};
-use hca_core::{AddressVector, DeviceError, Gid, Lid, Mtu, PortAttr, Qpn, StaticRate};
+use hca_core::{
+    AddressVector, DeviceError, Gid, GidEntry, GidType, Lid, LinkLayer, Mtu, PortAttr, Qpn, StaticRate,
+};
 use hca_prm::command::hca::{AccessRegIn, AccessRegMod};
 use hca_prm::command::vport::{
     AllowedListType, DeleteL2TableEntryIn, MacAddress, ModifyNicVportContextIn, NicVportContext,
@@ -24,6 +26,7 @@ use crate::cmd::{CmdError, CommandQueue};
 use crate::error::OpenError;
 use crate::infiniband;
 use crate::options::Options;
+use crate::speed;
 
 /// What a frame has beside an IP packet: addresses and type, a VLAN tag, and the checksum.
 pub(crate) const FRAME_OVERHEAD: u32 = 22;
@@ -209,15 +212,28 @@ impl Port {
     }
     /// It is up, or down. Returns whether it was not.
     pub(crate) fn set_active(&self, active: bool) -> bool {
-        core::mem::replace(&mut self.lock().active, active) != active
+        let mut attr = self.lock();
+        attr.link = attr.link.filter(|_| active);
+        core::mem::replace(&mut attr.active, active) != active
     }
-    /// Asks again for what the subnet's manager may have changed: LID, GID and state.
+    /// Asks again for what may have changed: the link's speed, and what the subnet's manager gives, LID, GID and state.
     pub(crate) fn refresh(&self, cmd: &CommandQueue) -> Result<(), CmdError> {
-        if !self.ethernet {
+        if self.ethernet {
+            let now = speed::now(cmd, true)?;
+            self.lock().link = now;
+        } else {
             let now = infiniband::attr(cmd)?;
             *self.lock() = now;
         }
         Ok(())
+    }
+    /// Its table of addresses: on InfiniBand the one that is used.
+    pub(crate) fn gids(&self) -> Vec<GidEntry> {
+        let of = |(index, gid, kind)| GidEntry { index, gid, kind, interface: None };
+        if self.ethernet {
+            return self.gids.iter().zip(0..).map(|(gid, i)| of((i, *gid, GidType::RoceV2))).collect();
+        }
+        vec![of((0, self.attr().gid, GidType::Ib))]
     }
     /// Takes the addresses of a RoCE port back, before the adapter is stopped.
     pub(crate) fn close(&self, cmd: &CommandQueue) -> Result<(), CmdError> {
@@ -480,7 +496,8 @@ fn roce_attr(cmd: &CommandQueue, nic: &NicVportContext) -> Result<PortAttr, CmdE
         Err(e) => return Err(e),
     };
     let active_mtu = Mtu::largest_for_link(link).unwrap_or(Mtu::B256);
-    Ok(PortAttr { gid: Gid::default(), lid: Lid::new(0), active_mtu, active })
+    let (gid, lid, link_layer) = (Gid::default(), Lid::new(0), LinkLayer::Ethernet);
+    Ok(PortAttr { gid, lid, active_mtu, active, link_layer, link: speed::now(cmd, true)? })
 }
 
 #[cfg(test)]
@@ -489,10 +506,14 @@ mod tests {
 
     const MAC: [u8; 6] = [2, 0xa, 0xb, 0xc, 0xd, 0xe];
 
+    fn attr(gid: Gid, lid: Lid, link_layer: LinkLayer) -> PortAttr {
+        PortAttr { gid, lid, active_mtu: Mtu::B1024, active: true, link_layer, link: None }
+    }
+
     fn roce(ips: &[&str], neighbours: &[(&str, [u8; 6])]) -> Port {
         let gid = |s: &str| Gid::from_ip(s.parse().unwrap());
         let gids = std::iter::once(link_local(MAC)).chain(ips.iter().map(|ip| gid(ip))).collect();
-        let attr = PortAttr { gid: Gid::default(), lid: Lid::new(0), active_mtu: Mtu::B1024, active: true };
+        let attr = attr(Gid::default(), Lid::new(0), LinkLayer::Ethernet);
         let neighbours = neighbours.iter().map(|(ip, mac)| (gid(ip), *mac)).collect();
         let (attr, lids) = (Mutex::new(attr), HashMap::new());
         let (rates, in_mac_table, inline_mode, number) = (0, false, 0, 0);
@@ -535,7 +556,7 @@ mod tests {
     #[test]
     fn a_peers_lid_is_that_of_its_address_vector_or_of_the_port_or_of_the_table() {
         let gid = |s: &str| Gid::from_ip(s.parse().unwrap());
-        let attr = PortAttr { gid: gid("fe80::1"), lid: Lid::new(3), active_mtu: Mtu::B1024, active: true };
+        let attr = attr(gid("fe80::1"), Lid::new(3), LinkLayer::InfiniBand);
         let port = Port {
             ethernet: false,
             attr: Mutex::new(attr),

@@ -22,6 +22,19 @@ impl Registers {
     pub(crate) fn get(&self, field: Field<InitSegment, u32>) -> Result<u32, FunctionError> {
         self.row(field.offset()).map(|row| field.of_row(row))
     }
+    /// The adapter's free-running clock.
+    pub(crate) fn timer(&self) -> Result<u64, FunctionError> {
+        let (high, low) = (InitSegment::INTERNAL_TIMER_H, InitSegment::INTERNAL_TIMER_L);
+        let mut before = self.get(high)?;
+        loop {
+            let (time, after) = (self.get(low)?, self.get(high)?);
+            // The lower half may have gone around between the two.
+            if before == after {
+                return Ok(u64::from(after) << 32 | u64::from(time));
+            }
+            before = after;
+        }
+    }
     /// Writes a row.
     pub(crate) fn set_row(&self, offset: usize, row: u32) -> Result<(), FunctionError> {
         self.0.write32_be(offset as u64, row)

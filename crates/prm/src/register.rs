@@ -72,6 +72,8 @@ layout! {
         IB_LINK_WIDTH_ADMIN: 0x1c [31:16],
         /// Speeds of InfiniBand that may be used.
         IB_PROTO_ADMIN: 0x1c [15:0],
+        /// The speed of Ethernet in use, by the newer numbers.
+        EXT_ETH_PROTO_OPER: 0x20 [31:0],
         /// The speed of Ethernet in use.
         ETH_PROTO_OPER: 0x24 [31:0],
         /// The width of InfiniBand in use.

@@ -7,7 +7,8 @@ use std::os::fd::BorrowedFd;
 use hca_core::wire::{Bth, ICRC_BYTES};
 use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
 use hca_fabric::{
-    Direction, Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TapFrame, TxBatch,
+    Direction, Fabric, FabricAttr, FabricLink, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap,
+    TapFrame, TxBatch,
 };
 
 use crate::SimNet;
@@ -59,6 +60,7 @@ impl SimFabric {
             local: inner.ip(node),
             max_mtu: Mtu::B4096,
             recv_buffer_bytes: RECV_BUFFER_BYTES,
+            link: FabricLink::none(),
             notes: Vec::new(),
         };
         drop(inner);

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex};
 use hca_core::wire::{Bth, BthFlags, Opcode, PacketOp};
 use hca_core::{
     AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqPort, Device, DeviceAttr,
-    DeviceError, DmaMemory, Gid, Instant, Lid, MrHandle, MrInit, MrKeys, Mtu, PdHandle, Pkey, PortAttr, Psn,
-    QpAttr, QpHandle, QpInit, QpPorts, QpStatus, Qpn, RecvPort, SrqHandle, SrqInit,
+    DeviceError, DmaMemory, Gid, Instant, Lid, LinkLayer, MrHandle, MrInit, MrKeys, Mtu, PdHandle, Pkey,
+    PortAttr, Psn, QpAttr, QpHandle, QpInit, QpPorts, QpStatus, Qpn, RecvPort, SrqHandle, SrqInit,
 };
 use hca_fabric::{Fabric, RxBudget, TxBatch};
 
@@ -106,7 +106,14 @@ unsafe impl Device for Echo {
     }
     fn port(&self) -> PortAttr {
         let ip = self.inner.lock().unwrap().fabric.attr().local;
-        PortAttr { gid: Gid::from_ip(ip), lid: Lid::new(0), active_mtu: Mtu::B4096, active: true }
+        PortAttr {
+            gid: Gid::from_ip(ip),
+            lid: Lid::new(0),
+            active_mtu: Mtu::B4096,
+            active: true,
+            link_layer: LinkLayer::Unspecified,
+            link: None,
+        }
     }
     fn counters(&self) -> Vec<Counter> {
         Vec::new()

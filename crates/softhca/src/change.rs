@@ -146,6 +146,7 @@ impl Engine {
         let entry =
             self.core.qps.remove(qp.index, qp.generation).ok_or_else(|| unknown("queue pair", qp.index))?;
         let mut res = entry.res;
+        self.core.tables.ops_of_the_gone.add_all(&res.ops);
         res.shared.state.store(DESTROYED, Ordering::SeqCst);
         if let Some(peer) = res.listed {
             self.core.near_qps.remove(&(peer, qp.index));

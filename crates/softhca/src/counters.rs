@@ -1,8 +1,8 @@
 //! What the engine counts, by name.
 
-use hca_core::Counter;
 use hca_core::wire::ParseError;
-use hca_transport::Count;
+use hca_core::{Counter, WcOpcode};
+use hca_transport::{Count, Served};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct EngineCounters {
@@ -14,6 +14,75 @@ pub(crate) struct EngineCounters {
     unknown_opcode: u64,
     version: u64,
     payload_length: u64,
+}
+
+/// Requests that succeeded, by operation, and the bytes of their messages: the queue pair's own, and those of its peer
+/// that it served. What a peer on this machine does straight on this side's memory, the peer alone counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OpCounts([Done; KINDS]);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Done {
+    requests: u64,
+    bytes: u64,
+}
+
+/// Those of [`WcOpcode`], and behind them those of [`Served`].
+const KINDS: usize = FIRST_SERVED + 3;
+const FIRST_SERVED: usize = WcOpcode::RecvRdmaWithImm as usize + 1;
+const SERVED_WRITE: usize = FIRST_SERVED + Served::Write as usize;
+const SERVED_READ: usize = FIRST_SERVED + Served::Read as usize;
+const SERVED_ATOMIC: usize = FIRST_SERVED + Served::Atomic as usize;
+
+impl OpCounts {
+    /// A request of this side, or a message that a receive request took.
+    #[inline(always)]
+    pub(crate) fn completed(&mut self, opcode: WcOpcode, bytes: u32) {
+        self.add(opcode as usize, bytes);
+    }
+    /// An operation of the peer.
+    #[inline(always)]
+    pub(crate) fn served(&mut self, what: Served, bytes: u32) {
+        self.add(FIRST_SERVED + what as usize, bytes);
+    }
+    #[inline(always)]
+    fn add(&mut self, kind: usize, bytes: u32) {
+        let done = &mut self.0[kind];
+        done.requests += 1;
+        done.bytes += u64::from(bytes);
+    }
+    /// Adds those of another queue pair.
+    pub(crate) fn add_all(&mut self, other: &Self) {
+        for (to, from) in self.0.iter_mut().zip(&other.0) {
+            to.requests += from.requests;
+            to.bytes += from.bytes;
+        }
+    }
+    /// All of them, with their names.
+    pub(crate) fn named(&self, out: &mut Vec<Counter>) {
+        let of = |kinds: &[usize]| {
+            let done = kinds.iter().map(|kind| self.0[*kind]);
+            done.fold((0, 0), |sum, done| (sum.0 + done.requests, sum.1 + done.bytes))
+        };
+        use WcOpcode::{CompSwap, FetchAdd, RdmaRead, RdmaWrite, Recv, Send};
+        let both = [
+            (["tx_send_requests", "tx_send_bytes"], of(&[Send as usize])),
+            (["tx_write_requests", "tx_write_bytes"], of(&[RdmaWrite as usize])),
+            (["tx_read_requests", "tx_read_bytes"], of(&[RdmaRead as usize])),
+            (["rx_send_requests", "rx_send_bytes"], of(&[Recv as usize])),
+            (["rx_write_requests", "rx_write_bytes"], of(&[SERVED_WRITE])),
+            (["rx_read_requests", "rx_read_bytes"], of(&[SERVED_READ])),
+        ];
+        for ([requests, bytes], (count, sum)) in both {
+            out.push(Counter { name: requests, value: count });
+            out.push(Counter { name: bytes, value: sum });
+        }
+        let atomics = [
+            ("tx_atomic_requests", of(&[CompSwap as usize, FetchAdd as usize]).0),
+            ("rx_atomic_requests", of(&[SERVED_ATOMIC]).0),
+        ];
+        out.extend(atomics.map(|(name, value)| Counter { name, value }));
+    }
 }
 
 /// Names of [`Count`]'s kinds, in order.

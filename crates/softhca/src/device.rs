@@ -8,13 +8,14 @@ use std::thread::JoinHandle;
 
 use hca_core::{
     Access, AddressVector, AhHandle, AsyncEvent, AtomicScope, Counter, CqHandle, CqPort, Device, DeviceAttr,
-    DeviceError, DmaMemory, Gid, Lid, MrHandle, MrInit, MrKeys, PdHandle, PortAttr, PortalsOffload, QpAttr,
-    QpHandle, QpInit, QpPorts, QpStatus, QpType, Qpn, RecvPort, SrqHandle, SrqInit,
+    DeviceError, DmaMemory, Gid, GidEntry, Lid, MrHandle, MrInit, MrKeys, PdHandle, PortAttr, PortalsOffload,
+    QpAttr, QpHandle, QpInfo, QpInit, QpPorts, QpStatus, QpType, Qpn, RecvPort, SrqHandle, SrqInit,
 };
-use hca_fabric::{Fabric, FabricAttr, PathError, PathId};
+use hca_fabric::{Fabric, FabricAttr, FabricLink, PathError, PathId};
 use hca_transport::{Qp, QpConfig};
 use hca_turn_lock::Barrier;
 
+use crate::counters::OpCounts;
 use crate::cq::{CqEntry, CqShared};
 use crate::doze::Doze;
 use crate::engine::{AckRule, Engine, SPARED_SLOTS, qpn_of};
@@ -134,19 +135,6 @@ impl SoftHca {
             return self.opened_on.clone();
         }
         self.shared.control(|e| e.fabric.attr().clone())
-    }
-    /// What the transport has counted for one queue pair, by the names that [`Device::counters`] has for all together.
-    /// Nothing of one that is not there.
-    pub fn qp_counters(&self, qp: QpHandle) -> Vec<Counter> {
-        let mut out = Vec::new();
-        if !self.shared.fork.is_child() {
-            self.shared.control(|e| {
-                if let Some(entry) = e.core.qps.get(qp.index, qp.generation) {
-                    crate::counters::named(&entry.res.counts, &mut out);
-                }
-            });
-        }
-        out
     }
     /// Registers memory as [`Device::reg_mr`] does, with a key whose lowest byte is `tag`: for what has handed the
     /// choice of that byte to a program of its own. A tag that is chosen again for a slot of the table revives the old
@@ -291,7 +279,15 @@ fn describe(fabric: &FabricAttr, l: &Limits) -> (DeviceAttr, PortAttr) {
         foreign_memory: true,
     };
     let gid = Gid::from_ip(fabric.local);
-    (attr, PortAttr { gid, lid: Lid::new(0), active_mtu: fabric.max_mtu, active: true })
+    let port = PortAttr {
+        gid,
+        lid: Lid::new(0),
+        active_mtu: fabric.max_mtu,
+        active: true,
+        link_layer: fabric.link.layer,
+        link: fabric.link.speed,
+    };
+    (attr, port)
 }
 
 pub(crate) fn unknown(what: &'static str, handle: u32) -> DeviceError {
@@ -449,6 +445,7 @@ impl Engine {
             guesses: crate::grants::Guesses::default(),
             pace: None,
             counts: [0; hca_transport::Count::COUNT],
+            ops: OpCounts::default(),
         };
         let entry = QpEntry { machine, res, ready: false, ack_since: None, timer: None, doze: Doze::Awake };
         self.core.qps.insert(Box::new(entry)).expect("a vacant slot was seen");
@@ -492,6 +489,10 @@ unsafe impl Device for SoftHca {
     fn port(&self) -> PortAttr {
         self.shared.port
     }
+    fn gids(&self) -> Vec<GidEntry> {
+        let FabricLink { kind, interface, .. } = self.opened_on.link.clone();
+        vec![GidEntry { index: 0, gid: self.shared.port.gid, kind, interface }]
+    }
     fn counters(&self) -> Vec<Counter> {
         let mut out = Vec::new();
         if self.shared.fork.is_child() {
@@ -500,6 +501,9 @@ unsafe impl Device for SoftHca {
         self.shared.control(|e| {
             let t = &e.core.tables;
             e.core.counters.list(&t.counts, &mut out);
+            let mut ops = t.ops_of_the_gone;
+            e.core.qps.iter().for_each(|(_, qp)| ops.add_all(&qp.res.ops));
+            ops.named(&mut out);
             out.extend([
                 Counter { name: "completions", value: t.completions },
                 Counter { name: "events_dropped", value: t.events.dropped() },
@@ -511,6 +515,22 @@ unsafe impl Device for SoftHca {
             e.fabric.counters(&mut out);
         });
         out
+    }
+    fn qp_counters(&self, qp: QpHandle) -> Result<Vec<Counter>, DeviceError> {
+        self.shared.fork.check()?;
+        self.shared.control(|e| {
+            let entry = e.core.qps.get(qp.index, qp.generation).ok_or(unknown("queue pair", qp.index))?;
+            let mut out = Vec::new();
+            crate::counters::named(&entry.res.counts, &mut out);
+            entry.res.ops.named(&mut out);
+            Ok(out)
+        })
+    }
+    fn queue_pairs(&self) -> Vec<QpInfo> {
+        if self.shared.fork.is_child() {
+            return Vec::new();
+        }
+        self.shared.control(|e| e.core.qps.iter().map(|(_, entry)| entry.info()).collect())
     }
 
     fn alloc_pd(&self) -> Result<PdHandle, DeviceError> {

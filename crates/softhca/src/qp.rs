@@ -10,15 +10,16 @@ use core::ops::{Deref, DerefMut};
 
 use hca_core::wire::Packet;
 use hca_core::{
-    Access, AhHandle, AsyncEvent, Completion, FlatOp, Lkey, PdHandle, Qkey, QpCap, QpHandle, QpType, Qpn,
-    Rkey, SendFlags, SendOp, Sge, UdDest, WcOpcode, WcStatus,
+    Access, AhHandle, AsyncEvent, Completion, FlatOp, Lkey, PdHandle, Qkey, QpCap, QpHandle, QpInfo, QpType,
+    Qpn, Rkey, SendFlags, SendOp, Sge, UdDest, WcOpcode, WcStatus,
 };
 use hca_fabric::{LinkId, PathId, Places, Reach};
 use hca_transport::{
     AtomicOp, Count, Direct, Host, InPlace, Lane, Lanes, Loan, LoanError, LocalError, Qp, QpEvent, RecvDone,
-    RemoteAccessError, SMALL_BYTES, SendRequest, UdTarget,
+    RemoteAccessError, SMALL_BYTES, SendRequest, Served, UdTarget,
 };
 
+use crate::counters::OpCounts;
 use crate::dma;
 use crate::doorbell::{Link, Ringer};
 use crate::doze::Doze;
@@ -162,6 +163,7 @@ pub(crate) struct QpRes {
     pub(crate) pace: Option<Arc<Pace>>,
     /// What was counted for it alone.
     pub(crate) counts: [u64; Count::COUNT],
+    pub(crate) ops: OpCounts,
 }
 
 /// A queue pair's machine, and what is known of its quick ways until something else touches it.
@@ -225,6 +227,21 @@ pub(crate) struct QpEntry {
     /// The engine's timers hold an entry for it at this time.
     pub(crate) timer: Option<hca_core::Instant>,
     pub(crate) doze: Doze,
+}
+
+impl QpEntry {
+    /// What a list of all queue pairs tells of it.
+    pub(crate) fn info(&self) -> QpInfo {
+        let attr = self.machine.attr();
+        QpInfo {
+            handle: self.res.shared.handle,
+            qpn: self.machine.qpn(),
+            qp_type: self.machine.qp_type(),
+            state: self.machine.state(),
+            dest_qpn: attr.dest_qpn,
+            dest_gid: attr.av.map(|av| av.dgid),
+        }
+    }
 }
 
 /// The [`Host`] of one queue pair: its own resources and the adapter's tables.
@@ -436,6 +453,9 @@ impl Host for QpHost<'_> {
         assert_eq!(index, sq.head(), "send requests complete in order");
         let h = *sq.header_ref(index);
         sq.release(index.wrapping_add(1));
+        if status == WcStatus::Success {
+            self.res.ops.completed(h.op.wc_opcode(), h.len);
+        }
         if status == WcStatus::Success && !h.flags.contains(SendFlags::SIGNALED) {
             return;
         }
@@ -481,6 +501,9 @@ impl Host for QpHost<'_> {
             solicited: done.solicited,
             ..self.recv_completion(done.status, done.opcode)
         };
+        if done.status == WcStatus::Success {
+            self.res.ops.completed(done.opcode, done.byte_len);
+        }
         self.release_held();
         self.complete(self.res.recv_cq, c);
     }
@@ -723,6 +746,10 @@ impl Host for QpHost<'_> {
             QpEvent::RequestError => AsyncEvent::QpRequestError(qp),
             QpEvent::AccessError => AsyncEvent::QpAccessError(qp),
         });
+    }
+    #[inline]
+    fn served(&mut self, what: Served, bytes: u32) {
+        self.res.ops.served(what, bytes);
     }
     #[inline]
     fn count(&mut self, what: Count) {

@@ -5,6 +5,7 @@ use hca_core::{AsyncEvent, Completion, CqHandle, PdHandle, QpHandle, Sge, SrqHan
 use hca_fabric::PathId;
 use hca_transport::Count;
 
+use crate::counters::OpCounts;
 use crate::cq::CqEntry;
 use crate::events::Events;
 use crate::mr::MrTable;
@@ -93,6 +94,8 @@ pub(crate) struct Tables {
     pub(crate) cqs: Slab<CqEntry>,
     pub(crate) srqs: Slab<SrqEntry>,
     pub(crate) counts: [u64; Count::COUNT],
+    /// What queue pairs did that are gone.
+    pub(crate) ops_of_the_gone: OpCounts,
     pub(crate) completions: u64,
     pub(crate) events: Arc<Events>,
     /// Memory of peers on this machine.
@@ -122,6 +125,7 @@ impl Tables {
             cqs,
             srqs,
             counts: [0; Count::COUNT],
+            ops_of_the_gone: OpCounts::default(),
             completions: 0,
             events,
             regions: Regions::default(),

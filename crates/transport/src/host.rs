@@ -204,6 +204,21 @@ impl Count {
     pub const COUNT: usize = 20;
 }
 
+/// An operation of the peer's that no receive request tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Served {
+    /// RDMA WRITE, with or without immediate.
+    Write,
+    /// RDMA READ.
+    Read,
+    /// An atomic operation.
+    Atomic,
+}
+
+/// Bytes that an atomic operation is on.
+pub(crate) const ATOMIC_BYTES: u32 = 8;
+
 /// What a queue pair borrows from its adapter: its queues, its memory, its completions.
 ///
 /// Send requests are named by a free-running index (`u32`, wrapping); the valid ones are those from
@@ -334,6 +349,10 @@ pub trait Host {
         Err(LoanError::Gone)
     }
 
+    /// An operation of the peer's on this side's memory, new and allowed: it was carried out, or is being answered.
+    /// Counts, and does nothing else.
+    #[inline]
+    fn served(&mut self, _what: Served, _bytes: u32) {}
     /// Raises an event.
     fn event(&mut self, event: QpEvent);
     /// Counts.

@@ -5,7 +5,7 @@
 use hca_core::wire::{Packet, PacketOp};
 use hca_core::{Access, MAX_MESSAGE_BYTES, Qpn, RecvExtra, Rkey, WcOpcode, WcStatus};
 
-use crate::{Host, LocalError, RecvDone};
+use crate::{Host, LocalError, RecvDone, Served};
 
 /// The message under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -267,6 +267,7 @@ fn finish_send<H: Host>(packet: &Packet<'_>, byte_len: u32, host: &mut H) -> Res
 }
 
 fn finish_write<H: Host>(packet: &Packet<'_>, byte_len: u32, host: &mut H) -> Accepted {
+    host.served(Served::Write, byte_len);
     let Some(imm) = packet.imm() else { return DONE };
     host.complete_recv(&RecvDone {
         status: WcStatus::Success,

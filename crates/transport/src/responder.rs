@@ -11,7 +11,7 @@ use crate::build::{Ext, pad, reserve_packet};
 use crate::connection::{Path, aeth};
 use crate::executed::{Deed, Executed, History, Read, Repeat};
 use crate::inbound::{Fault, Inbound, is_send_or_write, recv_status};
-use crate::{AckOwed, AtomicOp, Count, Host, QpEvent, TxSink};
+use crate::{ATOMIC_BYTES, AckOwed, AtomicOp, Count, Host, QpEvent, Served, TxSink};
 
 /// Repeated READs and atomics of one connection that were never asked for the first time, before it ends. A healthy
 /// requester sends none; whoever guesses keys has so many guesses, none of which tells anything.
@@ -200,11 +200,15 @@ impl Responder {
             return Err(self.refuse(psn, NakCode::InvalidRequest, None, host));
         }
         let done = match op {
-            PacketOp::ReadRequest => {
-                read_request(path, packet, host).map(|r| (Deed::Read(r), path.packets(r.len)))
-            }
+            PacketOp::ReadRequest => read_request(path, packet, host).map(|r| {
+                host.served(Served::Read, r.len);
+                (Deed::Read(r), path.packets(r.len))
+            }),
             PacketOp::CompareSwap | PacketOp::FetchAdd => {
-                atomic_request(path, op, packet, host).map(|original| (Deed::Atomic { original }, 1))
+                atomic_request(path, op, packet, host).map(|original| {
+                    host.served(Served::Atomic, ATOMIC_BYTES);
+                    (Deed::Atomic { original }, 1)
+                })
             }
             _ => Err(NakCode::InvalidRequest),
         };

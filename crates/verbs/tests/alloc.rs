@@ -98,7 +98,15 @@ unsafe impl Device for Echo {
         &self.attr
     }
     fn port(&self) -> PortAttr {
-        PortAttr { gid: Gid::default(), lid: Lid::default(), active_mtu: Mtu::B1024, active: true }
+        let (gid, lid) = (Gid::default(), Lid::default());
+        PortAttr {
+            gid,
+            lid,
+            active_mtu: Mtu::B1024,
+            active: true,
+            link_layer: LinkLayer::Unspecified,
+            link: None,
+        }
     }
     fn counters(&self) -> Vec<Counter> {
         Vec::new()

@@ -34,7 +34,7 @@ use hca_core::{
     QpType, Qpn, RecvPort, RecvWr, RemoteAddr, Rkey, RnrTimer, SendFlags, SendOp, SendPort, SendWr, Sge,
     SrqHandle, SrqInit, UdDest, WcOpcode, WcStatus,
 };
-use hca_fabric::FabricAttr;
+use hca_fabric::{FabricAttr, FabricLink};
 use softhca::{Clock, Limits, Options, Progress, SoftHca};
 
 use arena::{AREAS, Area, Arena, register};
@@ -145,6 +145,7 @@ impl Bed {
             local,
             max_mtu: mtu,
             recv_buffer_bytes: 64 << 10,
+            link: FabricLink::none(),
             notes: Vec::new(),
         };
         let clock = Arc::new(AtomicU64::new(1));

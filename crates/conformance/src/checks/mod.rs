@@ -12,6 +12,7 @@ pub(crate) mod progress;
 pub(crate) mod qp_states;
 pub(crate) mod rdma;
 pub(crate) mod send_recv;
+pub(crate) mod shown;
 pub(crate) mod srq;
 pub(crate) mod uc;
 pub(crate) mod ud;

@@ -24,7 +24,7 @@ use std::io;
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
+use hca_core::{AddressVector, Counter, GidType, Instant, Mtu, Qpn};
 use rustix::net::RecvFlags;
 use socket2::{Domain, Socket, Type};
 
@@ -32,7 +32,9 @@ use crate::flow::FlowCounts;
 use crate::netlink::Netlink;
 use crate::udp::Counters;
 use crate::udp::sys::set_option;
-use crate::{Fabric, FabricAttr, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
+use crate::{
+    Fabric, FabricAttr, FabricLink, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
+};
 use counters::RawCounters;
 use frame::{Shown, Source};
 use neighbours::Neighbours;
@@ -140,11 +142,16 @@ impl RawFabric {
         notes.push(("receive ring", format!("{} frames in {} bytes", shape.slots(), shape.bytes())));
         let source = Source { version: options.version, local, mac: place.mac, vlan: options.vlan };
         let sender = open_sender(&place, source, netlink, &mut notes)?;
+        let kind = match options.version {
+            RoceVersion::V1 => GidType::RoceV1,
+            RoceVersion::V2 => GidType::RoceV2,
+        };
         let attr = FabricAttr {
             name: "raw".to_owned(),
             local,
             max_mtu: Mtu::largest_for_link(place.mtu).unwrap_or(Mtu::B256),
             recv_buffer_bytes: queue_bytes.min(shape.slots() * BYTES_A_SLOT),
+            link: FabricLink::of(Some(interface.to_owned()), kind),
             notes,
         };
         Ok(Self {

@@ -25,7 +25,7 @@ use super::ring::{Barrier, Consumer, MAX_RING_LINES, MIN_RING_LINES, Record, out
 use super::rx::{PacketsOnly, ShmSink};
 use super::{ShmError, memory, process, proof};
 use crate::icrc::Icrc;
-use crate::{Fabric, FabricAttr, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
+use crate::{Fabric, FabricAttr, FabricLink, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
 
 /// Rings that are polled each turn, once the others were parked, which each [`TICK`] does.
 pub(super) const HOT_RINGS: usize = 8;
@@ -315,6 +315,7 @@ fn attr(
         max_mtu: Mtu::B4096,
         // Several queue pairs share a ring, and small packets leave most of their lines empty.
         recv_buffer_bytes: ring_bytes / 2,
+        link: FabricLink::none(),
         notes,
     }
 }

@@ -22,11 +22,13 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use hca_core::wire::ROCEV2_PORT;
-use hca_core::{AddressVector, Counter, Instant, Mtu, Qpn};
+use hca_core::{AddressVector, Counter, GidType, Instant, Mtu, Qpn};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::paths::{is_link_local, scoped};
-use crate::{Fabric, FabricAttr, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch};
+use crate::{
+    Fabric, FabricAttr, FabricLink, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
+};
 pub(crate) use counters::{Counters, counters};
 pub(crate) use path::Paths;
 pub(crate) use rx::Receiver;
@@ -126,7 +128,8 @@ impl RxSocket {
             notes.push(("link mtu", format!("{link} bytes")));
             Mtu::largest_for_link(link).unwrap_or(Mtu::B256)
         });
-        let attr = FabricAttr { name: name.to_owned(), local, max_mtu, recv_buffer_bytes, notes };
+        let link = FabricLink::of(sys::interface_name(local, interface), GidType::RoceV2);
+        let attr = FabricAttr { name: name.to_owned(), local, max_mtu, recv_buffer_bytes, link, notes };
         Ok(Self { socket, attr, interface })
     }
 

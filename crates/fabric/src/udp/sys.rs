@@ -449,10 +449,7 @@ pub fn interface_index(name: &str) -> Result<u32, OpenError> {
     if index != 0 {
         return Ok(index);
     }
-    // SAFETY: the name ends in a zero.
-    let text =
-        |name: &Name| unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
-    let mut known: Vec<String> = interfaces().iter().map(|(name, ..)| text(name)).collect();
+    let mut known: Vec<String> = interfaces().iter().map(|(name, ..)| text_of(name)).collect();
     known.sort_unstable();
     known.dedup();
     Err(OpenError::NoInterface { name: name.to_owned(), known })
@@ -466,9 +463,9 @@ pub(crate) fn interfaces_of(local: IpAddr) -> Vec<u32> {
     indices.filter(|index| *index != 0).collect()
 }
 
-/// The MTU of the interface that an address belongs to: of the one that has it, or of the loopback
-/// interface whose network contains it. `interface` is the index of the one that is meant, or 0.
-pub(crate) fn link_mtu(local: IpAddr, interface: u32) -> Option<u32> {
+/// The interface that an address belongs to: the one that has it, or the loopback interface whose network contains it.
+/// `interface` is the index of the one that is meant, or 0.
+fn interface_with(local: IpAddr, interface: u32) -> Option<Name> {
     let all = interfaces();
     // SAFETY: the name ends in a zero.
     let index = |name: &Name| index_of(unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) });
@@ -477,7 +474,22 @@ pub(crate) fn link_mtu(local: IpAddr, interface: u32) -> Option<u32> {
     };
     let around =
         |(_, addr, loopback): &&(Name, IpAddr, bool)| *loopback && addr.is_loopback() && local.is_loopback();
-    let &(name, ..) = all.iter().find(exact).or_else(|| all.iter().find(around))?;
+    all.iter().find(exact).or_else(|| all.iter().find(around)).map(|(name, ..)| *name)
+}
+
+fn text_of(name: &Name) -> String {
+    // SAFETY: the name ends in a zero.
+    unsafe { std::ffi::CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned()
+}
+
+/// The name of the interface that an address belongs to; `interface` as for [`link_mtu`].
+pub(crate) fn interface_name(local: IpAddr, interface: u32) -> Option<String> {
+    interface_with(local, interface).as_ref().map(text_of)
+}
+
+/// The MTU of the interface that an address belongs to; `interface` is the index of the one that is meant, or 0.
+pub(crate) fn link_mtu(local: IpAddr, interface: u32) -> Option<u32> {
+    let name = interface_with(local, interface)?;
     let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None)
         .or_else(|_| socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::DGRAM, None))
         .ok()?;
@@ -530,5 +542,6 @@ mod tests {
         let exact = link_mtu(Ipv4Addr::LOCALHOST.into(), 0);
         assert!(exact.is_some());
         assert_eq!(link_mtu(Ipv4Addr::new(127, 9, 8, 7).into(), 0), exact);
+        assert_eq!(interface_name(Ipv4Addr::new(127, 9, 8, 7).into(), 0).as_deref(), Some("lo"));
     }
 }

@@ -24,6 +24,7 @@ pub(crate) struct Fixed {
     pub(crate) pdn: u32,
     pub(crate) send_cqn: u32,
     pub(crate) recv_cqn: u32,
+    pub(crate) counter_set: u32,
 }
 
 /// A service, in the adapter's numbers.
@@ -60,6 +61,7 @@ pub(crate) fn context(fixed: &Fixed, log_max_msg: u32, attr: &QpAttr, path: Opti
         .with(Qpc::PD, fixed.pdn)
         .with(Qpc::CQN_SND, fixed.send_cqn)
         .with(Qpc::CQN_RCV, fixed.recv_cqn)
+        .with(Qpc::COUNTER_SET_ID, fixed.counter_set)
         .with(Qpc::LOG_ACK_REQ_FREQ, LOG_ACK_REQ_FREQ)
         .with(Qpc::RETRY_COUNT, attr.retry_cnt.unwrap_or(0).into())
         .with(Qpc::RNR_RETRY, attr.rnr_retry.unwrap_or(0).into())
@@ -213,7 +215,8 @@ mod tests {
 
     use super::*;
 
-    const FIXED: Fixed = Fixed { qpn: 0x43, qp_type: QpType::Rc, pdn: 5, send_cqn: 6, recv_cqn: 7 };
+    const FIXED: Fixed =
+        Fixed { qpn: 0x43, qp_type: QpType::Rc, pdn: 5, send_cqn: 6, recv_cqn: 7, counter_set: 9 };
 
     fn path() -> Path {
         Path {
@@ -251,6 +254,7 @@ mod tests {
         assert_eq!(optional, optpar::RRE | optpar::RWE | optpar::RAE | optpar::RNR_TIMEOUT);
         assert_eq!((c.get(Qpc::ST), c.get(Qpc::PM_STATE)), (0, 3));
         assert_eq!((c.get(Qpc::PD), c.get(Qpc::CQN_SND), c.get(Qpc::CQN_RCV)), (5, 6, 7));
+        assert_eq!(c.get(Qpc::COUNTER_SET_ID), 9);
         assert_eq!((c.get(Qpc::REMOTE_QPN), c.get(Qpc::MTU), c.get(Qpc::LOG_MSG_MAX)), (0x99, 3, 30));
         assert_eq!((c.get(Qpc::NEXT_RCV_PSN), c.get(Qpc::NEXT_SEND_PSN)), (0x123, 0x456));
         assert_eq!((c.get(Qpc::LOG_SRA_MAX), c.get(Qpc::LOG_RRA_MAX)), (2, 4), "a peer takes 5, and not 8");

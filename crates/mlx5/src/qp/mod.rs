@@ -17,8 +17,8 @@ pub(crate) mod wqe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hca_core::{
-    DeviceError, PdHandle, PostError, PostErrorKind, QpAttr, QpCap, QpHandle, QpInit, QpPorts, QpState,
-    QpStatus, Qpn, RecvPort, RecvWr, SendPort, SendWr,
+    DeviceError, PdHandle, PostError, PostErrorKind, QpAttr, QpCap, QpHandle, QpInfo, QpInit, QpPorts,
+    QpState, QpStatus, Qpn, RecvPort, RecvWr, SendPort, SendWr,
 };
 use hca_prm::command::qp::{CreateQpIn, CreateQpOut, DestroyQpIn, QueryQpIn, QueryQpOut};
 use hca_prm::{PathMigration, Qpc, RqType};
@@ -195,6 +195,7 @@ impl Qps {
             pdn,
             send_cqn: send_cq.core.number,
             recv_cqn: recv_cq.core.number,
+            counter_set: hca.counter_set.id(),
         };
         let qpc = new_context(&fixed, &sizes, &memory, uar.index, srq.as_ref())
             .with(Qpc::TS_FORMAT, hca.caps.qp_ts_format);
@@ -276,6 +277,23 @@ impl Qps {
             entry.core.show(Some(to));
         }
         Ok(())
+    }
+
+    /// All of them, with the states that programs put them in.
+    pub(crate) fn list(&self) -> Vec<QpInfo> {
+        let all: Vec<_> = self.table().iter().cloned().collect();
+        let info = |entry: &Arc<Entry>| {
+            let attr = *entry.attr();
+            Some(QpInfo {
+                handle: entry.core.handle,
+                qpn: entry.core.qpn,
+                qp_type: entry.core.qp_type,
+                state: entry.core.life().state()?,
+                dest_qpn: attr.dest_qpn,
+                dest_gid: attr.av.map(|av| av.dgid),
+            })
+        };
+        all.iter().filter_map(info).collect()
     }
 
     pub(crate) fn query(&self, hca: &Arc<Hca>, qp: QpHandle) -> Result<QpStatus, DeviceError> {

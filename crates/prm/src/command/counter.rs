@@ -26,6 +26,12 @@ commands! {
         /// Its number.
         COUNTER_SET_ID: 0x1c [7:0],
     }, QueryQCounterOut: 0x100 {
+        /// WRITE requests received.
+        RX_WRITE_REQUESTS: 0x10 [31:0],
+        /// READ requests received.
+        RX_READ_REQUESTS: 0x18 [31:0],
+        /// Atomic requests received.
+        RX_ATOMIC_REQUESTS: 0x20 [31:0],
         /// Packets for which no receive request was there.
         OUT_OF_BUFFER: 0x30 [31:0],
         /// Packets that came too early.
@@ -85,6 +91,10 @@ commands! {
         RECEIVED_ERRORS: 0x10 {TrafficCounter},
         /// Not sent, in error.
         TRANSMIT_ERRORS: 0x20 {TrafficCounter},
+        /// InfiniBand received.
+        RECEIVED_IB_UNICAST: 0x30 {TrafficCounter},
+        /// InfiniBand sent.
+        TRANSMITTED_IB_UNICAST: 0x40 {TrafficCounter},
         /// Ethernet broadcast received.
         RECEIVED_ETH_BROADCAST: 0x70 {TrafficCounter},
         /// Ethernet broadcast sent.

@@ -1,12 +1,11 @@
 //! Counters of queue pairs, by the set that each of them names.
 //!
 //! What the adapter counts for each queue pair is fetched when somebody asks; what completes in error is counted as it
-//! is shown. Requests received are not counted, as the adapter tells neither of them nor of answers that skipped one:
-//! these stay 0.
+//! is shown. Answers that skipped one are not told of by the adapter, and stay 0.
 
 use std::collections::BTreeMap;
 
-use hca_core::Counter;
+use hca_core::{Counter, Device};
 use hca_prm::command::counter::QueryQCounterOut as Set;
 use hca_prm::{CqeSyndrome, Field};
 
@@ -14,7 +13,10 @@ use crate::objects::Objects;
 use crate::qp::Qp;
 
 /// What the adapter calls its counters, and which each of them is here.
-const FETCHED: [(&str, Field<Set, u32>); 9] = [
+const FETCHED: [(&str, Field<Set, u32>); 12] = [
+    ("rx_write_requests", Set::RX_WRITE_REQUESTS),
+    ("rx_read_requests", Set::RX_READ_REQUESTS),
+    ("rx_atomic_requests", Set::RX_ATOMIC_REQUESTS),
     ("rx_dropped_no_recv", Set::OUT_OF_BUFFER),
     ("rnr_nak_sent", Set::OUT_OF_BUFFER),
     ("nak_sequence_sent", Set::OUT_OF_SEQUENCE),
@@ -90,7 +92,7 @@ impl Objects {
     pub(crate) fn counters_of(&mut self, set: u32, again: bool) -> Set {
         let Self { qps, hca, counters, .. } = self;
         for qp in qps.values_mut().filter(|qp| qp.counter_set() == set && !qp.is_inert()) {
-            counters.fetch(qp, &hca.qp_counters(qp.handle));
+            counters.fetch(qp, &hca.qp_counters(qp.handle).unwrap_or_default());
         }
         let mut told = counters.0.get(&set).copied().unwrap_or_default();
         let ends = FINAL.iter().map(|field| told.get(*field)).fold(0, u32::wrapping_add);
@@ -105,7 +107,7 @@ impl Objects {
     pub(crate) fn leave_counters(&mut self, qpn: u32) {
         let Self { qps, hca, counters, .. } = self;
         if let Some(qp) = qps.get_mut(&qpn).filter(|qp| !qp.is_inert()) {
-            counters.fetch(qp, &hca.qp_counters(qp.handle));
+            counters.fetch(qp, &hca.qp_counters(qp.handle).unwrap_or_default());
         }
     }
 }

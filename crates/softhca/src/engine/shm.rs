@@ -180,6 +180,7 @@ impl Engine {
         };
         let near = res.near.as_ref()?;
         shm.reach(|mut reach| near.touch(&mut reach, &wr.op, &piece))?;
+        res.ops.completed(wr.op.wc_opcode(), len);
         if wr.flags.contains(SendFlags::SIGNALED) {
             let byte_len = if fetches { len } else { 0 };
             core.tables.complete_shown(res.send_cq, wr.wr_id, qp, wr.op.wc_opcode(), byte_len);
@@ -208,6 +209,7 @@ impl Engine {
             return false;
         }
         wish.moved = 0;
+        res.ops.completed(wr.op.wc_opcode(), len);
         if wr.flags.contains(SendFlags::SIGNALED) {
             let byte_len = if wr.op.is_read_or_atomic() { len } else { 0 };
             core.tables.complete_plain(res.send_cq, wr.wr_id, qp, wr.op.wc_opcode(), byte_len);

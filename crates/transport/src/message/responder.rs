@@ -12,7 +12,7 @@ use super::{
 use crate::connection::Path;
 use crate::inbound::{Fault, Inbound, place, recv_status};
 use crate::responder::Fatal;
-use crate::{AckOwed, AtomicOp, Count, Host, Loan, LoanError, RecvDone, TxSink};
+use crate::{ATOMIC_BYTES, AckOwed, AtomicOp, Count, Host, Loan, LoanError, RecvDone, Served, TxSink};
 
 /// A READ or atomic whose response has not left.
 #[derive(Clone, Copy, Debug)]
@@ -406,6 +406,7 @@ impl Responder {
             return Ok(MORE);
         }
         self.inbound = Inbound::Idle;
+        host.served(Served::Write, len);
         if imm {
             self.taken = self.taken.wrapping_add(1);
             host.complete_recv(&received(WcOpcode::RecvRdmaWithImm, len, RecvExtra::Imm(head.extra), head));
@@ -435,6 +436,7 @@ impl Responder {
                 }
                 host.check_remote(remote.rkey, remote.addr, len.into(), Access::REMOTE_READ)
                     .map_err(|_| Fault::Access)?;
+                host.served(Served::Read, len);
                 Answer::Read { remote, len, sent: 0, lent: Lent::Not }
             }
             Op::CompareSwap | Op::FetchAdd => {
@@ -451,8 +453,9 @@ impl Responder {
                 } else {
                     AtomicOp::CompareSwap { compare: second, swap: first }
                 };
-                let original = host.atomic_remote(remote.rkey, remote.addr, op);
-                Answer::Atomic { original: original.map_err(|_| Fault::Access)? }
+                let original = host.atomic_remote(remote.rkey, remote.addr, op).map_err(|_| Fault::Access)?;
+                host.served(Served::Atomic, ATOMIC_BYTES);
+                Answer::Atomic { original }
             }
             _ => return Err(Fault::Invalid),
         };

@@ -446,7 +446,14 @@ unsafe impl Device for Fake {
     }
     fn port(&self) -> PortAttr {
         let gid = Gid::from(Ipv4Addr::new(127, 0, 0, 9));
-        PortAttr { gid, lid: Lid::default(), active_mtu: Mtu::B4096, active: true }
+        PortAttr {
+            gid,
+            lid: Lid::default(),
+            active_mtu: Mtu::B4096,
+            active: true,
+            link_layer: LinkLayer::Unspecified,
+            link: None,
+        }
     }
     fn counters(&self) -> Vec<Counter> {
         vec![Counter { name: "turns", value: self.faults.turns.load(Ordering::Relaxed).into() }]

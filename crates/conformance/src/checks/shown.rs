@@ -1,0 +1,165 @@
+//! What a device shows of itself: its link, its GID table, its counters, its queue pairs and its clock.
+
+use hca_core::{
+    AsyncEvent, Completion, Counter, DeviceError, EventObject, GidType, LinkLayer, Notify, QpHandle, QpType,
+    RemoteAddr, Rkey, SendOp,
+};
+
+use crate::Bed;
+use crate::node::Node;
+use crate::qp::{Conn, Pair, connect};
+
+/// A counter's value; `None` where the device has none of the name.
+fn value(of: &[Counter], name: &str) -> Option<u64> {
+    of.iter().find(|c| c.name == name).map(|c| c.value)
+}
+
+pub(crate) fn the_gid_table_holds_the_ports_gid_and_fits_its_link(bed: &dyn Bed) {
+    for node in Node::open::<2>(bed) {
+        let (port, gids) = (node.dev().port(), node.dev().gids());
+        assert!(gids.iter().any(|entry| entry.gid == port.gid), "{port:?} {gids:?}");
+        assert!(gids.windows(2).all(|pair| pair[0].index < pair[1].index), "{gids:?}");
+        let is_ib = port.link_layer == LinkLayer::InfiniBand;
+        assert!(gids.iter().all(|entry| (entry.kind == GidType::Ib) == is_ib), "{port:?} {gids:?}");
+        if let Some(link) = port.link {
+            assert!(link.mbps > 0 && link.lanes != Some(0), "{link:?}");
+            assert_ne!(port.link_layer, LinkLayer::Unspecified, "a speed is one of a link");
+        }
+    }
+}
+
+pub(crate) fn requests_are_counted_by_operation(bed: &dyn Bed) {
+    let p = Pair::rc(bed);
+    let (before_a, before_b) = (p.a.node.dev().counters(), p.b.node.dev().counters());
+    for id in 0..3 {
+        p.b.recv(id, &[p.mb.sge(0, 64)]);
+        p.a.send(id, SendOp::Send, &[p.ma.sge(0, 10)]);
+        p.a.send_cq.ok(id);
+        p.b.recv_cq.ok(id);
+    }
+    let to = p.mb.remote(0);
+    let ops =
+        [SendOp::Write(to), SendOp::Write(to), SendOp::Read(to), SendOp::FetchAdd { remote: to, add: 1 }];
+    for (id, op) in (10..).zip(ops) {
+        p.a.send(id, op, &[p.ma.sge(0, 8)]);
+        p.a.send_cq.ok(id);
+    }
+    let expected = [
+        ("send_requests", 3),
+        ("send_bytes", 30),
+        ("write_requests", 2),
+        ("write_bytes", 16),
+        ("read_requests", 1),
+        ("read_bytes", 8),
+        ("atomic_requests", 1),
+    ];
+    let grown = |before: &[Counter], after: &[Counter], name: &str| {
+        Some(value(after, name)? - value(before, name).expect("names are only ever added"))
+    };
+    let (after_a, after_b) = (p.a.node.dev().counters(), p.b.node.dev().counters());
+    for (name, count) in expected {
+        if let Some(sent) = grown(&before_a, &after_a, &format!("tx_{name}")) {
+            assert_eq!(sent, count, "tx_{name}");
+        }
+        // What one adapter does straight on the other's memory is counted by the first alone.
+        if let Some(served) = grown(&before_b, &after_b, &format!("rx_{name}")) {
+            let may_be_direct = !name.starts_with("send");
+            assert!(served == count || (may_be_direct && served < count), "rx_{name}: {served} of {count}");
+        }
+    }
+    for qp in [p.a.handle, p.b.handle] {
+        let dev = if qp == p.a.handle { p.a.node.dev() } else { p.b.node.dev() };
+        let of_all = dev.counters();
+        match dev.qp_counters(qp) {
+            Ok(own) => {
+                let names = own.iter().filter(|c| value(&of_all, c.name).is_none());
+                assert_eq!(names.count(), 0, "its names are those of the device");
+                assert!(own.iter().all(|c| Some(c.value) <= value(&of_all, c.name)), "{own:?}");
+            }
+            Err(DeviceError::Unsupported { .. }) => {}
+            Err(e) => panic!("{e}"),
+        }
+    }
+}
+
+pub(crate) fn what_a_queue_pair_did_is_counted_for_it_alone_and_stays_in_the_sum(bed: &dyn Bed) {
+    let [a, b] = Node::open(bed);
+    let (busy, idle) = (Pair::between(&a, &b, Conn::default()), Pair::between(&a, &b, Conn::default()));
+    for id in 0..5 {
+        busy.b.recv(id, &[busy.mb.sge(0, 64)]);
+        busy.a.send(id, SendOp::Send, &[busy.ma.sge(0, 7)]);
+        busy.a.send_cq.ok(id);
+    }
+    let sends = |qp: QpHandle| match a.dev().qp_counters(qp) {
+        Ok(own) => value(&own, "tx_send_requests"),
+        Err(DeviceError::Unsupported { .. }) => None,
+        Err(e) => panic!("{e}"),
+    };
+    let Some(own) = sends(busy.a.handle) else { return };
+    assert_eq!((own, sends(idle.a.handle)), (5, Some(0)));
+    let sum = || value(&a.dev().counters(), "tx_send_requests").expect("a device that counts by queue pair");
+    let (before, gone) = (sum(), busy.a.handle);
+    drop(busy);
+    assert_eq!(sum(), before, "what a queue pair did that is gone");
+    assert!(matches!(a.dev().qp_counters(gone), Err(DeviceError::UnknownHandle { .. })));
+}
+
+pub(crate) fn queue_pairs_are_listed_with_their_peers(bed: &dyn Bed) {
+    let [a, b] = Node::open(bed);
+    let conn = Conn::default();
+    let (qa, qb) = (a.qp(&conn), b.qp(&conn));
+    let listed = |qp: QpHandle| a.dev().queue_pairs().into_iter().find(|info| info.handle == qp);
+    let Some(fresh) = listed(qa.handle) else {
+        assert!(a.dev().queue_pairs().is_empty(), "a device that lists some lists all");
+        return;
+    };
+    assert_eq!((fresh.qpn, fresh.qp_type, fresh.dest_qpn), (qa.qpn, QpType::Rc, None));
+    assert_eq!(fresh.state, a.dev().query_qp(qa.handle).unwrap().state);
+    connect(&conn, &qa, &qb);
+    let connected = listed(qa.handle).expect("it was there");
+    assert_eq!(connected.dest_qpn, Some(qb.qpn));
+    assert_eq!(connected.dest_gid, Some(b.dev().port().gid));
+    assert_eq!(connected.state, a.dev().query_qp(qa.handle).unwrap().state);
+    let gone = qa.handle;
+    drop(qa);
+    assert!(listed(gone).is_none());
+}
+
+pub(crate) fn completions_have_times_of_the_devices_clock(bed: &dyn Bed) {
+    let p = Pair::rc(bed);
+    let poll =
+        |out: &mut [Completion], at: &mut [u64]| p.a.send_cq.with_port(|port| port.poll_with_times(out, at));
+    let (mut out, mut at) = ([Completion::default(); 4], [0; 4]);
+    let Some(before) = p.a.node.dev().clock() else {
+        assert_eq!(poll(&mut out, &mut at), None, "times without a clock mean nothing");
+        return;
+    };
+    let mut times = Vec::new();
+    for id in 0..3 {
+        p.a.send(id, SendOp::Write(p.mb.remote(0)), &[p.ma.sge(0, 8)]);
+        p.a.node.world.wait("a completion with its time", || {
+            let n = poll(&mut out, &mut at).expect("a device with a clock has times");
+            times.extend_from_slice(&at[..n]);
+            (n > 0).then(|| assert_eq!((n, out[0].wr_id), (1, id)))
+        });
+    }
+    let after = p.a.node.dev().clock().expect("it had one");
+    assert_eq!(after.khz, before.khz);
+    let in_order = times.is_sorted() && before.now <= times[0] && times[2] <= after.now;
+    assert!(in_order, "{before:?} {times:?} {after:?}");
+    // The other ways to poll go on as before.
+    p.a.send_cq.arm(Notify::Any);
+    p.assert_works();
+}
+
+pub(crate) fn an_event_names_the_object_that_it_is_about(bed: &dyn Bed) {
+    let p = Pair::rc(bed);
+    let wrong = RemoteAddr { rkey: Rkey::new(0x1357_9bdf), ..p.mb.remote(0) };
+    p.a.send(1, SendOp::Write(wrong), &[p.ma.sge(0, 8)]);
+    p.a.send_cq.next();
+    let about = p.a.node.world.wait("an event of the refused access", || {
+        let event = p.b.node.dev().poll_event()?;
+        matches!(event, AsyncEvent::QpAccessError(_)).then(|| event.object())
+    });
+    assert_eq!(about, EventObject::Qp(p.b.handle));
+}

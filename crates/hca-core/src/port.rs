@@ -1,0 +1,178 @@
+//! What a device tells about its port, its clock and its queue pairs beside limits and counters.
+
+use core::fmt;
+use core::time::Duration;
+
+use crate::{Gid, Lid, Mtu, QpHandle, QpState, QpType, Qpn};
+
+/// State of the port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortAttr {
+    /// Its GID.
+    pub gid: Gid,
+    /// Its LID; 0 on RoCE.
+    pub lid: Lid,
+    /// The largest path MTU that its link carries.
+    pub active_mtu: Mtu,
+    /// Whether packets can go.
+    pub active: bool,
+    /// What the link below the port is.
+    pub link_layer: LinkLayer,
+    /// The link's speed and width now; `None` where the link has none (shared memory, a loopback interface), is down,
+    /// or nobody tells.
+    pub link: Option<LinkSpeed>,
+}
+
+/// The kind of link below a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LinkLayer {
+    /// None: packets stay within the process or the machine's memory.
+    Unspecified,
+    /// InfiniBand.
+    InfiniBand,
+    /// Ethernet: the port speaks RoCE.
+    Ethernet,
+}
+
+impl fmt::Display for LinkLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Unspecified => "unspecified",
+            Self::InfiniBand => "InfiniBand",
+            Self::Ethernet => "Ethernet",
+        })
+    }
+}
+
+/// The speed of a link, and the lanes that it is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LinkSpeed {
+    /// Data rate of all lanes together, in Mbit/s.
+    pub mbps: u32,
+    /// The width: 1, 2, 4, 8 or 12 lanes; `None` where it is not told.
+    pub lanes: Option<u8>,
+}
+
+/// As in `100 Gbit/s (4X of 25 Gbit/s)`.
+impl fmt::Display for LinkSpeed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        rate(f, self.mbps)?;
+        match self.lanes {
+            Some(lanes) if lanes > 0 => {
+                write!(f, " ({lanes}X of ")?;
+                rate(f, self.mbps / u32::from(lanes))?;
+                f.write_str(")")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn rate(f: &mut fmt::Formatter<'_>, mbps: u32) -> fmt::Result {
+    match mbps {
+        ..1000 => write!(f, "{mbps} Mbit/s"),
+        _ => write!(f, "{} Gbit/s", f64::from(mbps) / 1000.0),
+    }
+}
+
+/// An entry of a port's GID table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// Its place in the table.
+    pub index: u32,
+    /// The GID.
+    pub gid: Gid,
+    /// What packets from it are.
+    pub kind: GidType,
+    /// The network interface that has the address; `None` where there is none, as behind vfio.
+    pub interface: Option<String>,
+}
+
+/// What packets that are sent from a GID are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GidType {
+    /// InfiniBand.
+    Ib,
+    /// RoCE over Ethernet frames.
+    RoceV1,
+    /// RoCE over UDP.
+    RoceV2,
+}
+
+impl fmt::Display for GidType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ib => "IB",
+            Self::RoceV1 => "RoCE v1",
+            Self::RoceV2 => "RoCE v2",
+        })
+    }
+}
+
+/// A queue pair in a list of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpInfo {
+    /// Its handle.
+    pub handle: QpHandle,
+    /// Its number on the wire.
+    pub qpn: Qpn,
+    /// Its service.
+    pub qp_type: QpType,
+    /// Its state.
+    pub state: QpState,
+    /// The peer's queue pair, of one that is connected.
+    pub dest_qpn: Option<Qpn>,
+    /// The peer's GID, of one that is connected.
+    pub dest_gid: Option<Gid>,
+}
+
+/// The clock of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceClock {
+    /// Ticks in a millisecond.
+    pub khz: u32,
+    /// The time now, in ticks since some moment.
+    pub now: u64,
+}
+
+impl DeviceClock {
+    /// How long before [`now`](Self::now) a time stamp was taken; zero for one that is not before it.
+    pub fn since(&self, at: u64) -> Duration {
+        let ticks = self.now.wrapping_sub(at);
+        // A time that is later than now: the clock was read before the completion came.
+        if ticks > u64::MAX / 2 { Duration::ZERO } else { self.span(ticks) }
+    }
+    /// The time that so many ticks take.
+    pub fn span(&self, ticks: u64) -> Duration {
+        let nanos = u128::from(ticks) * 1_000_000 / u128::from(self.khz.max(1));
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_speed_is_told_with_its_lanes_where_they_are_known() {
+        let told = |mbps, lanes| LinkSpeed { mbps, lanes }.to_string();
+        assert_eq!(told(100_000, Some(4)), "100 Gbit/s (4X of 25 Gbit/s)");
+        assert_eq!(told(2500, None), "2.5 Gbit/s");
+        assert_eq!(told(100, None), "100 Mbit/s");
+        assert_eq!(told(1000, Some(0)), "1 Gbit/s", "lanes that nobody counted");
+    }
+
+    #[test]
+    fn ticks_are_a_time_by_the_clocks_frequency() {
+        let clock = DeviceClock { khz: 156_250, now: 1_000 };
+        assert_eq!(clock.span(156_250), Duration::from_millis(1));
+        assert_eq!(clock.since(1_000 - 5), Duration::from_nanos(32));
+        assert_eq!(clock.since(1_001), Duration::ZERO);
+        assert_eq!(
+            DeviceClock { khz: 1, now: 1 }.since(u64::MAX),
+            Duration::from_millis(2),
+            "it went around"
+        );
+        assert_eq!(DeviceClock { khz: 0, now: 0 }.span(u64::MAX), Duration::from_nanos(u64::MAX));
+    }
+}
