@@ -183,7 +183,7 @@ pub unsafe trait Device: Send + Sync {
     /// Whether the program's calls alone move the device: nothing happens between them, and nobody is woken.
     /// Hardware, and an adapter with a thread or in a simulator, returns `false`.
     fn needs_turns(&self) -> bool;
-    /// How long until the device needs a turn even if nothing happens; `None`: it does not.
+    /// The time until the device needs a turn even if nothing happens; `None` if it needs none.
     fn next_deadline(&self) -> Option<Duration>;
     /// The descriptor that becomes readable when the device needs a turn, or has an asynchronous
     /// event, while nobody turns it. `None` only where there is no descriptor.
@@ -217,7 +217,7 @@ pub unsafe trait SendPort: Send {
     /// Takes one request and rings, which a device may do in one go.
     ///
     /// # Safety
-    /// As [`post`](Self::post).
+    /// Like [`post`](Self::post).
     ///
     /// # Errors
     /// Why it is refused.
@@ -250,7 +250,7 @@ pub unsafe trait RecvPort: Send {
     /// Takes one request and rings, which a device may do in one go.
     ///
     /// # Safety
-    /// As [`post`](Self::post).
+    /// Like [`post`](Self::post).
     ///
     /// # Errors
     /// Why it is refused.
@@ -262,7 +262,7 @@ pub unsafe trait RecvPort: Send {
     }
 }
 
-/// Which completions an armed queue notifies of.
+/// The completions that an armed queue notifies of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Notify {
     /// The next one.
@@ -282,7 +282,7 @@ pub unsafe trait CqPort: Send {
     /// Fills `out` from its start with the oldest completions and returns how many. A device that is
     /// turned by its callers does a turn when the queue is empty.
     fn poll(&mut self, out: &mut [Completion]) -> usize;
-    /// As [`poll`](Self::poll), with the device's time at which each completion was written, in ticks of
+    /// Like [`poll`](Self::poll), with the device's time at which each completion was written, in ticks of
     /// [`Device::clock`]: `at[i]` is that of `out[i]`. As many are filled in as both have room for. `None`: the device
     /// has no such times, and nothing was polled.
     fn poll_with_times(&mut self, _out: &mut [Completion], _at: &mut [u64]) -> Option<usize> {
@@ -308,13 +308,13 @@ pub unsafe trait CqPort: Send {
     }
 }
 
-/// What creating a queue pair yields.
+/// The ports and names of a new queue pair.
 pub struct QpPorts {
-    /// Its handle.
+    /// The handle.
     pub handle: QpHandle,
-    /// Its number on the wire.
+    /// The queue pair number.
     pub qpn: Qpn,
-    /// What was granted.
+    /// The granted capabilities.
     pub cap: QpCap,
     /// The send queue.
     pub send: Box<dyn SendPort>,
@@ -333,7 +333,7 @@ pub struct QpStatus {
     pub cap: QpCap,
 }
 
-/// What a shared receive queue is created with.
+/// The initial attributes of a shared receive queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SrqInit {
     /// Outstanding requests.
@@ -351,18 +351,18 @@ pub struct MrInit {
     pub len: usize,
     /// The address by which requests name the first byte; usually `addr`.
     pub iova: u64,
-    /// What may be done with it.
+    /// The permitted accesses.
     pub access: Access,
 }
 
 /// A registered region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MrKeys {
-    /// Its handle.
+    /// The handle.
     pub handle: MrHandle,
-    /// For scatter/gather entries.
+    /// The key for local scatter/gather entries.
     pub lkey: Lkey,
-    /// For peers.
+    /// The key for peers.
     pub rkey: Rkey,
 }
 
@@ -401,7 +401,7 @@ unsafe impl Send for DmaMemory {}
 // SAFETY: as above; a shared `DmaMemory` only tells its address.
 unsafe impl Sync for DmaMemory {}
 
-/// How far an atomic operation is atomic.
+/// The scope within which an atomic operation is atomic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AtomicScope {
     /// No atomics.
@@ -417,7 +417,7 @@ pub enum AtomicScope {
 pub struct DeviceAttr {
     /// A name for people.
     pub name: String,
-    /// What carries the packets: `udp`, `uring`, `loopback`, …
+    /// The network that carries the packets: `udp`, `uring`, `loopback`, …
     pub fabric: String,
     /// Queue pairs.
     pub max_qp: u32,
@@ -445,7 +445,7 @@ pub struct DeviceAttr {
     pub max_srq_wr: u32,
     /// READs and atomics that a queue pair may have outstanding, on either side.
     pub max_rd_atomic: u8,
-    /// How far atomics are atomic.
+    /// The scope within which atomics are atomic.
     pub atomics: AtomicScope,
     /// Whether any memory of the process can be registered, or only what `alloc_memory` gave.
     pub foreign_memory: bool,
@@ -454,7 +454,7 @@ pub struct DeviceAttr {
 /// A named counter's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counter {
-    /// What it counts, as `part_thing`.
+    /// The name, as `part_thing`.
     pub name: &'static str,
     /// Since the device was opened.
     pub value: u64,

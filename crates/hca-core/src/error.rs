@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::{QpAttrMask, QpState, QpType};
 
-/// Why a control call was refused.
+/// An error of the control path.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DeviceError {
@@ -13,9 +13,9 @@ pub enum DeviceError {
         "no room for another {what}: the device's limit is {limit}; destroy one, or open the device with a larger limit"
     )]
     LimitReached {
-        /// What was to be created.
+        /// The kind of object.
         what: &'static str,
-        /// How many there may be.
+        /// The device's limit.
         limit: u64,
     },
     /// A number asked for lies beyond what the device reports in its attributes.
@@ -23,7 +23,7 @@ pub enum DeviceError {
     OutOfRange {
         /// The argument.
         what: &'static str,
-        /// Its value.
+        /// The given value.
         value: u64,
         /// The least.
         min: u64,
@@ -43,7 +43,7 @@ pub enum DeviceError {
     InUse {
         /// Kind of object.
         what: &'static str,
-        /// How many users.
+        /// The number of objects that use it.
         users: u64,
     },
     /// The completion queue has a Portals engine.
@@ -66,7 +66,7 @@ pub enum DeviceError {
     /// The device can't do this at all.
     #[error("this device does not support {what}")]
     Unsupported {
-        /// What was asked for.
+        /// The requested feature or size.
         what: &'static str,
     },
     /// The address can't be reached from this device.
@@ -82,7 +82,7 @@ pub enum DeviceError {
         "{bytes} bytes of memory can't be had; ask for less, or raise the limit of the process or container"
     )]
     OutOfMemory {
-        /// What was asked for.
+        /// The requested feature or size.
         bytes: u64,
     },
     /// The adapter refused a command.
@@ -90,32 +90,32 @@ pub enum DeviceError {
     Refused {
         /// The command's name in the adapter's manual.
         command: &'static str,
-        /// What the status means.
+        /// The meaning of the status.
         reason: &'static str,
         /// The status.
         status: u32,
-        /// Where the adapter found the fault, in its own terms; its makers know what it means.
+        /// The adapter's own code for the fault; its manufacturer documents it.
         syndrome: u32,
-        /// What helps.
+        /// The remedy.
         remedy: &'static str,
     },
     /// The device has failed for good.
     #[error("the device is dead: {why}; close it, and open it again, which resets it")]
     Dead {
-        /// What was found.
+        /// The reason.
         why: &'static str,
     },
     /// The operating system refused.
     #[error("{doing}: {source}{}", remedy(source))]
     Io {
-        /// What was being done, with its object.
+        /// The operation and its object.
         doing: &'static str,
         /// The reason it gave.
         source: std::io::Error,
     },
 }
 
-/// Why a queue pair can't go from one state to another.
+/// An error of a queue pair's state transition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum TransitionError {
@@ -136,7 +136,7 @@ pub enum TransitionError {
         from: QpState,
         /// The state asked for.
         to: QpState,
-        /// What has to be given.
+        /// The attributes that are missing.
         missing: QpAttrMask,
     },
     /// Attributes were given that can't change in this transition.
@@ -146,7 +146,7 @@ pub enum TransitionError {
         from: QpState,
         /// The state asked for.
         to: QpState,
-        /// What has to be left out.
+        /// The attributes that this transition does not take.
         unexpected: QpAttrMask,
     },
     /// An attribute's value is out of range.
@@ -154,18 +154,18 @@ pub enum TransitionError {
     Value {
         /// The attribute.
         what: &'static str,
-        /// Its value.
+        /// The given value.
         value: u64,
         /// The most.
         max: u64,
     },
 }
 
-/// Why a work request was not taken.
+/// The reason why a work request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PostErrorKind {
-    /// As many requests as the queue is deep are outstanding.
+    /// The queue is full: as many requests are outstanding as it has entries.
     #[error("the queue is full: {depth} requests are outstanding; poll completions first")]
     QueueFull {
         /// Depth of the queue.
@@ -238,7 +238,7 @@ pub enum PostErrorKind {
 pub struct PostError {
     /// The requests before this index were taken, this one and those behind it not.
     pub accepted: usize,
-    /// Why it was refused.
+    /// The reason.
     pub kind: PostErrorKind,
 }
 

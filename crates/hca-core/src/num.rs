@@ -388,7 +388,7 @@ macro_rules! handle {
         pub struct $name {
             /// Slot in the device's table.
             pub index: u32,
-            /// How often the slot had been used before.
+            /// The number of earlier uses of the slot.
             pub generation: u32,
         }
         impl fmt::Display for $name {

@@ -8,13 +8,13 @@ use crate::{Gid, Lid, Mtu, QpHandle, QpState, QpType, Qpn};
 /// State of the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PortAttr {
-    /// Its GID.
+    /// The GID of the port.
     pub gid: Gid,
-    /// Its LID; 0 on RoCE.
+    /// The LID of the port; 0 on RoCE.
     pub lid: Lid,
     /// The largest path MTU that its link carries.
     pub active_mtu: Mtu,
-    /// Whether packets can go.
+    /// Whether the port carries packets.
     pub active: bool,
     /// What the link below the port is.
     pub link_layer: LinkLayer,
@@ -112,9 +112,9 @@ impl fmt::Display for GidType {
 /// A queue pair in a list of all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpInfo {
-    /// Its handle.
+    /// The handle.
     pub handle: QpHandle,
-    /// Its number on the wire.
+    /// The queue pair number.
     pub qpn: Qpn,
     /// Its service.
     pub qp_type: QpType,

@@ -6,8 +6,8 @@ use std::sync::Weak;
 
 use crate::{CqHandle, DeviceError};
 
-/// What a device runs of a Portals layer, as an adapter with a processor of its own runs a program that was loaded onto
-/// it.
+/// A part of a Portals layer that the device runs, as an adapter with its own processor runs a program that was loaded
+/// onto it.
 ///
 /// It has a completion queue of its own, which the device was told when the engine was
 /// [attached](PortalsOffload::attach). The layer polls that queue in its own calls, too, so an engine that finds itself

@@ -38,7 +38,7 @@ pub enum QpState {
 }
 
 bitflags::bitflags! {
-    /// Which remote operations (and, for regions, local writes) are allowed.
+    /// The permitted remote operations (and, for regions, local writes).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct Access: u8 {
         /// The adapter may write here on behalf of local requests (receive, READ, atomics).
@@ -60,7 +60,7 @@ pub struct AddressVector {
     /// The peer's GID; on RoCEv2 its IP address. Zero on InfiniBand: packets go by the LID alone, without a global
     /// header (GRH), as is enough within a subnet.
     pub dgid: Gid,
-    /// On InfiniBand the peer's LID; 0 on RoCE, and where the device is to find it by the GID.
+    /// The peer's LID on InfiniBand; 0 on RoCE, and where the device must find it by the GID.
     pub dlid: Lid,
     /// Flow label, 20 bits; on RoCEv2 entropy for the UDP source port. 0 lets the device choose, for a connection by
     /// the queue pair's number.
@@ -77,7 +77,7 @@ pub struct AddressVector {
     pub static_rate: StaticRate,
 }
 
-/// What a queue pair is created with.
+/// The initial attributes of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub struct QpInit {
     /// Service.
@@ -119,7 +119,7 @@ pub struct QpAttr {
     pub state: Option<QpState>,
     /// Partition key.
     pub pkey: Option<Pkey>,
-    /// What the peer may do (RC, UC).
+    /// The operations that the peer may execute (RC, UC).
     pub access: Option<Access>,
     /// Queue key (UD).
     pub qkey: Option<Qkey>,
@@ -137,7 +137,7 @@ pub struct QpAttr {
     pub max_rd_atomic: Option<u8>,
     /// READs and atomics that the peer may have outstanding here (RC).
     pub max_dest_rd_atomic: Option<u8>,
-    /// What an RNR NAK tells the peer to wait (RC).
+    /// The time that an RNR NAK tells the peer to wait (RC).
     pub min_rnr_timer: Option<RnrTimer>,
     /// Local ACK timeout (RC).
     pub timeout: Option<AckTimeout>,
@@ -187,7 +187,7 @@ bitflags::bitflags! {
 }
 
 impl QpAttr {
-    /// Which fields are given (the state left out).
+    /// The set of given fields, without the state.
     pub fn mask(&self) -> QpAttrMask {
         use QpAttrMask as M;
         let given = [

@@ -4,11 +4,11 @@ use thiserror::Error;
 
 use crate::{QpHandle, Qpn, Rkey};
 
-/// How a work request ended: all statuses of the IBA.
+/// The status of a completed work request: all statuses of the IBA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Error)]
 #[repr(u8)]
 pub enum WcStatus {
-    /// It was carried out.
+    /// The request was executed.
     #[default]
     #[error("success")]
     Success = 0,
@@ -77,7 +77,7 @@ pub enum WcStatus {
     General = 21,
 }
 
-/// Which operation a completion is for.
+/// The operation of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum WcOpcode {
     /// SEND, of any kind.
@@ -104,7 +104,7 @@ impl WcOpcode {
     }
 }
 
-/// What came with a received message beside its bytes.
+/// Data that a received message carries beside its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum RecvExtra {
     /// Nothing.
@@ -119,13 +119,13 @@ pub enum RecvExtra {
 /// The end of one work request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
-    /// As posted.
+    /// The id that was posted.
     pub wr_id: u64,
     /// The queue pair, index and generation (QPNs are reused, this is not).
     pub qp: QpHandle,
-    /// How it ended. Unless it is success, only `wr_id`, `qp` and `opcode` mean anything beside it.
+    /// The status. Unless it is success, only `wr_id`, `qp` and `opcode` are valid beside it.
     pub status: WcStatus,
-    /// What it was.
+    /// The operation.
     pub opcode: WcOpcode,
     /// Bytes received or read; on UD the 40 bytes of GRH are counted.
     pub byte_len: u32,

@@ -14,7 +14,7 @@ pub struct Sge {
     pub lkey: Lkey,
 }
 
-/// Where an RDMA operation goes at the peer.
+/// The target of an RDMA operation at the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RemoteAddr {
@@ -52,7 +52,7 @@ pub enum SendOp {
     FetchAdd {
         /// The word.
         remote: RemoteAddr,
-        /// What to add, modulo 2^64.
+        /// The number to add, modulo 2^64.
         add: u64,
     },
 }
@@ -208,13 +208,13 @@ pub struct UdDest {
 pub struct SendWr<'a> {
     /// Comes back in the completion.
     pub wr_id: u64,
-    /// What to do.
+    /// The operation.
     pub op: SendOp,
-    /// How.
+    /// The flags.
     pub flags: SendFlags,
     /// Local memory.
     pub payload: Payload<'a>,
-    /// Where to; for UD only.
+    /// The destination; for UD only.
     pub dest: Option<UdDest>,
 }
 
@@ -223,7 +223,7 @@ pub struct SendWr<'a> {
 pub struct RecvWr<'a> {
     /// Comes back in the completion.
     pub wr_id: u64,
-    /// Where the message is placed, in order. On UD its first 40 bytes take the GRH.
+    /// The buffers for the message, in order. On UD the first 40 bytes hold the GRH.
     pub sges: &'a [Sge],
 }
 

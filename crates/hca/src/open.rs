@@ -32,7 +32,7 @@ const LOOPBACK_TRIES: u32 = 4096;
 /// The interface on which every machine can choose among addresses.
 const LOOPBACK_INTERFACE: &str = "lo";
 
-/// Why a device was not opened.
+/// An error of opening a device.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -126,10 +126,10 @@ pub fn open(name: &str) -> Result<Context, OpenError> {
     Ok(open_device(name)?.context().clone())
 }
 
-/// As [`open`], with the adapter beside the context.
+/// Like [`open`], with the adapter beside the context.
 ///
 /// # Errors
-/// As [`open`].
+/// Like [`open`].
 pub fn open_device(name: &str) -> Result<Opened, OpenError> {
     match device_from_environment()? {
         Some(url) => open_exactly(&url),
@@ -358,11 +358,11 @@ fn capture(path: &Path) -> Result<(PathBuf, SharedCapture), OpenError> {
 }
 
 impl Opened {
-    /// Its name, the address included.
+    /// The device's name, with the address that was chosen.
     pub fn url(&self) -> &DeviceUrl {
         &self.url
     }
-    /// What programs work with.
+    /// The context: the root of all verbs objects of this device.
     pub fn context(&self) -> &Context {
         &self.context
     }
@@ -374,12 +374,13 @@ impl Opened {
     pub fn soft(&self) -> Option<&Arc<SoftHca>> {
         self.soft.as_ref()
     }
-    /// What carries its packets: `auto`, `udp`, `uring`, `shm`, `raw`, `loopback`; `roce` or `infiniband` of an adapter
-    /// behind vfio.
+    /// The network that carries the packets: `auto`, `udp`, `uring`, `shm`, `raw`, `loopback`; `roce` or `infiniband`
+    /// of an adapter behind vfio.
     pub fn fabric(&self) -> &str {
         &self.fabric_name
     }
-    /// Why something else carries its packets than its name asks for, if so: `uring://` on a kernel without io_uring.
+    /// The reason why the device uses another network than its name says, if it does: `uring://` on a kernel without
+    /// io_uring.
     pub fn stand_in(&self) -> Option<String> {
         let mut notes = self.fabric_attr()?.notes.into_iter();
         notes.find(|(what, _)| *what == "io_uring").map(|(what, note)| format!("{what}: {note}"))
@@ -390,7 +391,7 @@ impl Opened {
         let count = |name| counters.iter().find(|c| c.name == name).map(|c| c.value);
         count("paths_by_shm").zip(count("paths_by_udp"))
     }
-    /// What the network of an adapter in software is, and what was found out about it.
+    /// The attributes of a software adapter's network.
     pub fn fabric_attr(&self) -> Option<FabricAttr> {
         self.soft.as_ref().map(|soft| soft.fabric())
     }

@@ -41,13 +41,13 @@ const MAX_WAIT: u32 = 3600;
 /// A value may hold any character as `%XX`; it has to for `&`, `%` and space.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceUrl {
-    /// What carries the packets, and where the device stands.
+    /// The network that carries the packets, and the address of the device.
     pub target: Target,
-    /// How it is set up.
+    /// The options of the device.
     pub options: Options,
 }
 
-/// What carries the packets, and where the device stands.
+/// The network that carries the packets, and the address of the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// The default: RoCEv2 over UDP sockets, and shared memory between queue pairs of the service RC where the peer is
@@ -86,7 +86,7 @@ pub enum Target {
     },
 }
 
-/// What an adapter behind vfio is told, since no kernel knows its addresses or sees to its port.
+/// Options of an adapter behind vfio, whose addresses and port no kernel manages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PciOptions {
     /// `ip=ADDRESS,…`: addresses of its own, beside the link-local one (Ethernet).
@@ -105,7 +105,7 @@ pub struct PciOptions {
     pub wait: Option<Duration>,
 }
 
-/// Set-up of a device; `None` leaves the device's default.
+/// Options of a device; `None` selects the device's default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// `progress=inline|thread|adaptive`.
@@ -125,7 +125,7 @@ pub struct Options {
     pub interface: Option<String>,
 }
 
-/// Set-up of shared memory; `None` leaves the fabric's default.
+/// Options of shared memory; `None` selects the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShmSettings {
     /// `dir=FOLDER`: the folder that holds the sockets by which processes find each other.
@@ -141,12 +141,12 @@ pub struct ShmSettings {
     pub process_vm: Option<ProcessVm>,
 }
 
-/// Whose processes are taken for peers over shared memory.
+/// The users whose processes are accepted as peers over shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Users {
-    /// Those of the same user.
+    /// Processes of the same user.
     Own,
-    /// Those of any user.
+    /// Processes of any user.
     Any,
 }
 
@@ -162,14 +162,14 @@ impl FaultSpec {
     }
 }
 
-/// Why a name is not a device's.
+/// An error of parsing a device name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum UrlError {
     /// No `://`.
     #[error("`{url}` is not a device name: write SCHEME://, for example auto:// or udp://127.0.0.2")]
     NoScheme {
-        /// What was given.
+        /// The given text.
         url: String,
     },
     /// The scheme is unknown.
@@ -178,9 +178,9 @@ pub enum UrlError {
          loopback://NAME, vfio://FUNCTION or vfio-user://SOCKET"
     )]
     UnknownScheme {
-        /// What was given.
+        /// The given text.
         url: String,
-        /// Its scheme.
+        /// The scheme.
         scheme: String,
     },
     /// The address does not parse.
@@ -188,17 +188,17 @@ pub enum UrlError {
         "`{address}` in `{url}` is no IP address: write one of this machine, as in {scheme}://127.0.0.2 or {scheme}://[::1]"
     )]
     Address {
-        /// What was given.
+        /// The given text.
         url: String,
-        /// Its scheme.
+        /// The scheme.
         scheme: &'static str,
-        /// Its address.
+        /// The address.
         address: String,
     },
     /// The scheme takes no address, or needs a name.
     #[error("`{url}`: {rule}")]
     Place {
-        /// What was given.
+        /// The given text.
         url: String,
         /// The rule, and what to write.
         rule: &'static str,
@@ -210,13 +210,13 @@ pub enum UrlError {
          neigh=, lid=, raise= or wait="
     )]
     UnknownOption {
-        /// Its name.
+        /// The name of the option.
         option: String,
     },
     /// The option is there twice.
     #[error("option `{option}` is given twice: leave one out")]
     Repeated {
-        /// Its name.
+        /// The name of the option.
         option: String,
     },
     /// The faults do not parse.
@@ -227,9 +227,9 @@ pub enum UrlError {
     Value {
         /// The option's name.
         option: &'static str,
-        /// What was given.
+        /// The given text.
         value: String,
-        /// What it takes.
+        /// The permitted values.
         rule: &'static str,
     },
 }

@@ -98,7 +98,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
         self.cap.max_inline = bytes;
         self
     }
-    /// What the connected peer may do to regions whose keys it has; everything unless given. Without
+    /// The operations that the connected peer may execute on regions whose keys it has; all unless given. Without
     /// meaning for datagrams.
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;

@@ -10,7 +10,7 @@ use hca_core::{
 
 use crate::{ConnectError, ParseEndpointError};
 
-/// One end of a connection, as the other end has to know it: plain data, to be exchanged by any means
+/// The data that one end of a connection must know of the other: plain data, to be exchanged by any means
 /// that the program has. It prints and parses as one line of text.
 ///
 /// ```
@@ -25,7 +25,7 @@ use crate::{ConnectError, ParseEndpointError};
 pub struct Endpoint {
     /// Service of the queue pair.
     pub service: QpType,
-    /// Its number.
+    /// The queue pair number.
     pub qpn: Qpn,
     /// The first PSN that it sends.
     pub psn: Psn,
@@ -33,9 +33,9 @@ pub struct Endpoint {
     pub mtu: Mtu,
     /// READs and atomics that it serves at once.
     pub rd_atomic: u8,
-    /// Its port.
+    /// The GID of its port.
     pub gid: Gid,
-    /// Its port's LID on an InfiniBand subnet; 0 on RoCE, where it is left out of the text.
+    /// The LID of its port on an InfiniBand subnet; 0 on RoCE, where the text omits it.
     #[cfg_attr(feature = "serde", serde(skip_serializing_if = "is_zero"))]
     pub lid: Lid,
 }
@@ -157,12 +157,12 @@ const DEFAULT_TIMEOUT: AckTimeout = AckTimeout::new(19);
 /// How often it then tries again: as often as the field counts.
 const DEFAULT_RETRY_CNT: u8 = 7;
 
-/// How a connection behaves. The defaults suit most programs.
+/// The settings of a connection. The defaults suit most programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectOptions {
     /// Path MTU; it is cut to what both ports carry, which is taken if `None`.
     pub mtu: Option<Mtu>,
-    /// How long to wait for an acknowledgement (RC); 2.1 s unless given.
+    /// The timeout for an acknowledgement (RC); 2.1 s unless given.
     ///
     /// With seven retries a request fails after 17 s at the earliest. Processes stand still for long without being
     /// dead: a CPU quota that is used up stops a container again and again, a busy machine runs others first, a
@@ -173,12 +173,12 @@ pub struct ConnectOptions {
     /// adapter in silicon has no other timer for a lost last packet; where its network loses packets, 14 (67 ms) or so
     /// recovers sooner, and gives up sooner. A peer that dies on this machine is noticed at once over shared memory.
     pub timeout: AckTimeout,
-    /// How often to retry after that, 0 to 7 (RC); 7 unless given.
+    /// The number of retries after a timeout, 0 to 7 (RC); 7 unless given.
     pub retry_cnt: u8,
-    /// How often to retry while the peer has no receive request, 0 to 7 (RC). 7 is for ever, and is taken
+    /// The number of retries while the peer has no receive request, 0 to 7 (RC). 7 is for ever, and is taken
     /// unless given: a peer may be slow in posting receives.
     pub rnr_retry: u8,
-    /// How long a peer is told to wait when there is no receive request here (RC); 0.64 ms unless given.
+    /// The time that a peer is told to wait when this side has no receive request (RC); 0.64 ms unless given.
     pub min_rnr_timer: RnrTimer,
     /// READs and atomics that this side has outstanding (RC); it is cut to what both sides serve, which is
     /// taken if `None`.

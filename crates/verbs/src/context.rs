@@ -39,7 +39,7 @@ impl Context {
         Self::with_seed(device, RandomState::new().hash_one(std::process::id()))
     }
 
-    /// As [`new`](Self::new), with a seed for the initial packet sequence numbers: under a simulator
+    /// Like [`new`](Self::new), with a seed for the initial packet sequence numbers: under a simulator
     /// a run repeats exactly.
     pub fn with_seed(device: Arc<dyn Device>, seed: u64) -> Self {
         let ctx = Ctx { device, fork: Fork::new(), psn: AtomicU64::new(seed) };
@@ -50,11 +50,11 @@ impl Context {
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.ctx.device
     }
-    /// Its limits and abilities.
+    /// The limits and capabilities of the device.
     pub fn attr(&self) -> &DeviceAttr {
         self.ctx.device.attr()
     }
-    /// Its port.
+    /// The port of the device.
     pub fn port(&self) -> PortAttr {
         self.ctx.device.port()
     }
@@ -62,7 +62,7 @@ impl Context {
     pub fn counters(&self) -> Vec<Counter> {
         self.ctx.device.counters()
     }
-    /// One counter; `None` if the device has none of this name.
+    /// The value of a counter; `None` if the device has none of this name.
     pub fn counter(&self, name: &str) -> Option<u64> {
         self.counters().into_iter().find(|c| c.name == name).map(|c| c.value)
     }

@@ -71,7 +71,7 @@ impl CompletionQueue {
         })
     }
 
-    /// Its name, which another thread can build queue pairs with.
+    /// A reference with which another thread can build queue pairs.
     pub fn reference(&self) -> CqRef {
         self.cq.clone()
     }
@@ -79,7 +79,7 @@ impl CompletionQueue {
     pub fn handle(&self) -> CqHandle {
         self.cq.handle()
     }
-    /// Its entries.
+    /// The number of entries.
     pub fn depth(&self) -> u32 {
         self.cq.depth()
     }
@@ -118,7 +118,7 @@ impl CompletionQueue {
         self.wait_for(wcs, Notify::Any, timeout)
     }
 
-    /// As [`wait`](Self::wait), but sleeping at once, and on through completions that are not solicited (errors are).
+    /// Like [`wait`](Self::wait), but sleeping at once, and on through completions that are not solicited (errors are).
     /// Those that are there when it is called, or when it wakes up, are yielded whatever they are.
     ///
     /// # Errors
@@ -189,7 +189,7 @@ impl CompletionQueue {
         wcs.iter_mut()
     }
 
-    /// As [`next`](Self::next), for futures written by hand: fills `wcs`, or has the task woken when
+    /// Like [`next`](Self::next), for futures written by hand: fills `wcs`, or has the task woken when
     /// there is something to fill it with.
     pub fn poll_next(&mut self, cx: &mut TaskContext<'_>, wcs: &mut Completions) -> Poll<()> {
         if self.fill(wcs) > 0 {
@@ -343,7 +343,7 @@ impl CqRef {
     pub fn handle(&self) -> CqHandle {
         self.shared.handle
     }
-    /// Its entries.
+    /// The number of entries.
     pub fn depth(&self) -> u32 {
         self.shared.depth
     }

@@ -6,7 +6,7 @@ use core::time::Duration;
 use hca_core::{DeviceError, PostErrorKind, QpHandle, QpType, WcOpcode, WcStatus};
 use thiserror::Error;
 
-/// Why memory was not given out or registered.
+/// An error of memory allocation or registration.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MemoryError {
@@ -18,7 +18,7 @@ pub enum MemoryError {
         "this device ({device}) can't reach memory of the program's own; take it from `Pd::alloc` or `Pd::alloc_shared`"
     )]
     ForeignMemory {
-        /// Its name.
+        /// The device's name.
         device: String,
     },
     /// A region of no bytes.
@@ -38,15 +38,15 @@ pub enum MemoryError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("range {start}..{end} of {len} bytes")]
 pub struct RangeError {
-    /// Where it begins.
+    /// The start of the range.
     pub start: usize,
-    /// Where it ends.
+    /// The end of the range.
     pub end: usize,
     /// Bytes of the memory.
     pub len: usize,
 }
 
-/// Why a queue pair was not built.
+/// An error of building a queue pair.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BuildError {
@@ -61,7 +61,7 @@ pub enum BuildError {
     CqDepth {
         /// `send` or `receive`.
         side: &'static str,
-        /// Its entries.
+        /// The number of entries.
         depth: u32,
         /// Entries that other queues have reserved.
         reserved: u32,
@@ -73,7 +73,7 @@ pub enum BuildError {
     OutOfRange {
         /// The setting.
         what: &'static str,
-        /// Its value.
+        /// The given value.
         value: u32,
         /// The least.
         min: u32,
@@ -90,7 +90,7 @@ pub enum BuildError {
     },
 }
 
-/// Why a queue pair was not connected.
+/// An error of connecting a queue pair.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConnectError {
@@ -110,7 +110,7 @@ pub enum ConnectError {
     Reset,
 }
 
-/// Why waiting ended without a completion or event.
+/// The reason why a wait ended without a completion or event.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum WaitError {
@@ -125,7 +125,7 @@ pub enum WaitError {
     Io(#[from] std::io::Error),
 }
 
-/// Why a request was not taken.
+/// The reason why a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PostRefusal {
@@ -137,7 +137,7 @@ pub enum PostRefusal {
         "entry {entry} of the list belongs to another protection domain than the queue pair; take its memory from the queue pair's own"
     )]
     ForeignPd {
-        /// Its place in the list.
+        /// The index of the entry.
         entry: usize,
     },
     /// An address handle of another protection domain.
@@ -177,7 +177,7 @@ pub enum PostRefusal {
 pub struct Refused<R> {
     /// The request, as it was given.
     pub request: R,
-    /// Why.
+    /// The reason.
     pub error: PostRefusal,
 }
 
@@ -198,16 +198,16 @@ impl<R> std::error::Error for Refused<R> {}
 pub struct WcError {
     /// The request's id.
     pub id: u64,
-    /// Its queue pair.
+    /// The queue pair.
     pub qp: QpHandle,
-    /// What it was.
+    /// The operation.
     pub opcode: WcOpcode,
-    /// How it ended.
+    /// The status.
     pub status: WcStatus,
 }
 
 impl WcError {
-    /// What a program, or its author, can do about it.
+    /// The remedy, for a program or its author.
     pub const fn advice(&self) -> &'static str {
         match self.status {
             WcStatus::Success => "nothing is wrong",

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use hca_core::{AddressVector, Gid};
 
-/// Who sent a datagram, by which path: the global route header before its payload. On RoCEv2 over IPv6
+/// The global route header before the payload of a datagram, which names sender and path. On RoCEv2 over IPv6
 /// that is the IP header; over IPv4 the IP header lies in the last 20 of the 40 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grh {
@@ -19,7 +19,7 @@ pub struct Grh {
 }
 
 impl Grh {
-    /// Its length, before every datagram.
+    /// The length in bytes, before every datagram.
     pub const BYTES: usize = 40;
 
     /// Reads it; `None` if the bytes are the header of neither version.

@@ -37,7 +37,7 @@ impl SharedMr {
     pub fn len(&self) -> usize {
         self.region.len()
     }
-    /// What peers and requests may do.
+    /// The accesses that peers and requests may make.
     pub fn access(&self) -> Access {
         self.region.access()
     }
@@ -46,7 +46,7 @@ impl SharedMr {
         self.region.keys().handle
     }
 
-    /// What a peer needs to reach all of it.
+    /// The address and key with which a peer accesses the whole region.
     pub fn remote(&self) -> RemoteMr {
         let addr = self.region.base().addr().get() as u64;
         RemoteMr { addr, rkey: self.region.keys().rkey, len: self.len() as u64 }
@@ -134,7 +134,7 @@ impl SharedMr {
         }
     }
 
-    /// As [`wait_until`](Self::wait_until), for at most `timeout`.
+    /// Like [`wait_until`](Self::wait_until), for at most `timeout`.
     ///
     /// # Errors
     /// Nothing that satisfies `done` came in time.
@@ -205,11 +205,11 @@ impl SharedRange {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
-    /// Where it begins in its region.
+    /// The offset in the region.
     pub fn offset(&self) -> usize {
         self.start
     }
-    /// Its region.
+    /// The region.
     pub fn mr(&self) -> SharedMr {
         SharedMr { region: Arc::clone(&self.region) }
     }
@@ -227,11 +227,11 @@ impl SharedRange {
         let (start, end) = bounds(range, self.len);
         Self { region: Arc::clone(&self.region), start: self.start + start, len: end - start }
     }
-    /// What a peer needs to reach it.
+    /// The address and key with which a peer accesses the part.
     pub fn remote(&self) -> RemoteMr {
         RemoteMr { addr: self.addr(), rkey: self.region.keys().rkey, len: self.len as u64 }
     }
-    /// As [`SharedMr::read_at`], from the part's start.
+    /// Like [`SharedMr::read_at`], from the part's start.
     ///
     /// # Panics
     /// The bytes do not lie inside.
@@ -240,7 +240,7 @@ impl SharedRange {
     pub fn read_at(&self, offset: usize, out: &mut [u8]) {
         self.region.bytes().read(self.at(offset, out.len()), out);
     }
-    /// As [`SharedMr::write_at`], from the part's start.
+    /// Like [`SharedMr::write_at`], from the part's start.
     ///
     /// # Panics
     /// The bytes do not lie inside.
@@ -249,7 +249,7 @@ impl SharedRange {
     pub fn write_at(&self, offset: usize, data: &[u8]) {
         self.region.bytes().write(self.at(offset, data.len()), data);
     }
-    /// As [`SharedMr::load_u64`], from the part's start.
+    /// Like [`SharedMr::load_u64`], from the part's start.
     ///
     /// # Panics
     /// The word is not aligned to 8 bytes, or does not lie inside.
@@ -258,7 +258,7 @@ impl SharedRange {
     pub fn load_u64(&self, offset: usize) -> u64 {
         self.region.bytes().load(self.at(offset, 8))
     }
-    /// As [`SharedMr::store_u64`], from the part's start.
+    /// Like [`SharedMr::store_u64`], from the part's start.
     ///
     /// # Panics
     /// The word is not aligned to 8 bytes, or does not lie inside.
@@ -315,7 +315,7 @@ impl RemoteMr {
     pub fn range(&self, range: impl RangeBounds<usize>) -> Self {
         self.try_range(range).unwrap_or_else(|error| panic!("{error}"))
     }
-    /// As [`range`](Self::range), for what a peer has a say in: its memory's length, or the range.
+    /// Like [`range`](Self::range), for what a peer has a say in: its memory's length, or the range.
     ///
     /// # Errors
     /// The range does not lie inside.

@@ -15,7 +15,7 @@ use crate::pd::PdCore;
 use crate::region::Region;
 use crate::slots::{SlotReader, SlotWriter};
 
-/// One local entry of a request, whatever its kind: for lists that are put together at run time, and
+/// A local entry of a request, of any kind: for lists that are built at run time, and
 /// what a completion gives back.
 #[derive(Debug)]
 pub enum Part {

@@ -96,7 +96,7 @@ impl Pd {
     /// `count` buffers of `len` bytes each, as by [`alloc`](Self::alloc).
     ///
     /// # Errors
-    /// As [`alloc`](Self::alloc); those made so far are given back.
+    /// Like [`alloc`](Self::alloc); those made so far are given back.
     pub fn alloc_many(&self, count: usize, len: usize) -> Result<Vec<Buf>, MemoryError> {
         (0..count).map(|_| self.alloc(len)).collect()
     }

@@ -44,12 +44,12 @@ impl<S: Service> QueuePair<S> {
     pub fn split(self) -> (SendQueue<S>, RecvQueue<S>) {
         (self.sq, self.rq)
     }
-    /// Its control, to be used elsewhere.
+    /// A handle that controls the queue pair, for use elsewhere.
     pub fn control(&self) -> QpControl<S> {
         self.sq.control.clone()
     }
 
-    /// As [`SendQueue::post_send`].
+    /// Like [`SendQueue::post_send`].
     ///
     /// # Errors
     /// As there.
@@ -60,11 +60,11 @@ impl<S: Service> QueuePair<S> {
     ) -> Result<(), Refused<SendRequest<O, L>>> {
         self.sq.post_send(request)
     }
-    /// As [`SendQueue::batch`].
+    /// Like [`SendQueue::batch`].
     pub fn batch(&mut self) -> SendBatch<'_, S> {
         self.sq.batch()
     }
-    /// As [`RecvQueue::post_recv`].
+    /// Like [`RecvQueue::post_recv`].
     ///
     /// # Errors
     /// As there.
@@ -72,7 +72,7 @@ impl<S: Service> QueuePair<S> {
     pub fn post_recv<L: ScatterList>(&mut self, local: L) -> Result<(), Refused<L>> {
         self.rq.post_recv(local)
     }
-    /// As [`RecvQueue::post_recv_id`].
+    /// Like [`RecvQueue::post_recv_id`].
     ///
     /// # Errors
     /// As there.
@@ -80,7 +80,7 @@ impl<S: Service> QueuePair<S> {
     pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
         self.rq.post_recv_id(id, local)
     }
-    /// As [`RecvQueue::batch`].
+    /// Like [`RecvQueue::batch`].
     pub fn recv_batch(&mut self) -> RecvBatch<'_> {
         self.rq.batch()
     }
@@ -91,7 +91,7 @@ where
     ops::Send: OfferedBy<S>,
     ops::Write: OfferedBy<S>,
 {
-    /// As [`SendQueue::send`].
+    /// Like [`SendQueue::send`].
     ///
     /// # Errors
     /// As there.
@@ -99,7 +99,7 @@ where
     pub fn send<L: GatherList>(&mut self, local: L) -> Result<(), Refused<L>> {
         self.sq.send(local)
     }
-    /// As [`SendQueue::send_inline`].
+    /// Like [`SendQueue::send_inline`].
     ///
     /// # Errors
     /// As there.
@@ -107,7 +107,7 @@ where
     pub fn send_inline<'a>(&mut self, bytes: &'a [u8]) -> Result<(), Refused<Inline<'a>>> {
         self.sq.send_inline(bytes)
     }
-    /// As [`SendQueue::write`].
+    /// Like [`SendQueue::write`].
     ///
     /// # Errors
     /// As there.
@@ -118,7 +118,7 @@ where
 }
 
 impl QueuePair<Rc> {
-    /// As [`SendQueue::read`].
+    /// Like [`SendQueue::read`].
     ///
     /// # Errors
     /// As there.
@@ -129,7 +129,7 @@ impl QueuePair<Rc> {
 }
 
 impl QueuePair<Ud> {
-    /// As [`SendQueue::send_to`].
+    /// Like [`SendQueue::send_to`].
     ///
     /// # Errors
     /// As there.
@@ -194,7 +194,7 @@ impl<S: Service> SendQueue<S> {
         SendBatch { queue: self, posted: 0 }
     }
 
-    /// Its control.
+    /// The handle that controls the queue pair.
     pub fn control(&self) -> &QpControl<S> {
         &self.control
     }
@@ -218,7 +218,7 @@ where
     /// Posts a plain SEND, signalled, id 0.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send).
+    /// Like [`post_send`](Self::post_send).
     #[inline]
     #[allow(clippy::result_large_err)]
     pub fn send<L: GatherList>(&mut self, local: L) -> Result<(), Refused<L>> {
@@ -227,7 +227,7 @@ where
     /// Posts a plain SEND of bytes that are copied at once.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send).
+    /// Like [`post_send`](Self::post_send).
     #[inline]
     #[allow(clippy::result_large_err)]
     pub fn send_inline<'a>(&mut self, bytes: &'a [u8]) -> Result<(), Refused<Inline<'a>>> {
@@ -236,7 +236,7 @@ where
     /// Posts a plain RDMA WRITE, signalled, id 0.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send).
+    /// Like [`post_send`](Self::post_send).
     #[inline]
     #[allow(clippy::result_large_err)]
     pub fn write<L: GatherList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L>> {
@@ -248,7 +248,7 @@ impl SendQueue<Rc> {
     /// Posts a plain RDMA READ, signalled, id 0.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send).
+    /// Like [`post_send`](Self::post_send).
     #[inline]
     #[allow(clippy::result_large_err)]
     pub fn read<L: ScatterList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L>> {
@@ -260,7 +260,7 @@ impl SendQueue<Ud> {
     /// Posts a plain datagram, signalled, id 0.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send).
+    /// Like [`post_send`](Self::post_send).
     #[inline]
     #[allow(clippy::result_large_err)]
     pub fn send_to<L: GatherList>(&mut self, local: L, peer: &UdPeer) -> Result<(), Refused<L>> {
@@ -284,7 +284,7 @@ impl<S: Service> SendBatch<'_, S> {
     /// Posts a request.
     ///
     /// # Errors
-    /// As [`SendQueue::post_send`]; the requests before it are posted.
+    /// Like [`SendQueue::post_send`]; the requests before it are posted.
     #[inline]
     #[allow(clippy::result_large_err)]
     pub fn post_send<O: OfferedBy<S>, L: GatherList>(
@@ -339,7 +339,7 @@ impl<S: Service> RecvQueue<S> {
     pub fn post_recv<L: ScatterList>(&mut self, local: L) -> Result<(), Refused<L>> {
         self.post_recv_id(0, local)
     }
-    /// As [`post_recv`](Self::post_recv), with an id.
+    /// Like [`post_recv`](Self::post_recv), with an id.
     ///
     /// # Errors
     /// As there.
@@ -351,7 +351,7 @@ impl<S: Service> RecvQueue<S> {
     pub fn batch(&mut self) -> RecvBatch<'_> {
         RecvBatch { side: self.side.as_mut(), posted: 0 }
     }
-    /// Its control.
+    /// The handle that controls the queue pair.
     pub fn control(&self) -> &QpControl<S> {
         &self.control
     }
@@ -376,12 +376,12 @@ impl<'a> RecvBatch<'a> {
     /// Posts a request.
     ///
     /// # Errors
-    /// As [`RecvQueue::post_recv`]; the requests before it are posted.
+    /// Like [`RecvQueue::post_recv`]; the requests before it are posted.
     #[inline]
     pub fn post_recv<L: ScatterList>(&mut self, local: L) -> Result<(), Refused<L>> {
         self.post_recv_id(0, local)
     }
-    /// As [`post_recv`](Self::post_recv), with an id.
+    /// Like [`post_recv`](Self::post_recv), with an id.
     ///
     /// # Errors
     /// As there.
@@ -422,7 +422,7 @@ fn post_recv<const NOW: bool, L: ScatterList>(
     side.post::<NOW, _>(id, local).map_err(|(request, error)| Refused { request, error })
 }
 
-/// What controls a queue pair: its states and attributes. Cheap to clone; it keeps the queue pair alive.
+/// A handle that controls the states and attributes of a queue pair. Cheap to clone; it keeps the queue pair alive.
 pub struct QpControl<S: Service> {
     inner: Arc<QpInner>,
     service: PhantomData<fn() -> S>,
@@ -435,7 +435,7 @@ impl<S: Service> Clone for QpControl<S> {
 }
 
 impl<S: Service> QpControl<S> {
-    /// Its number on the wire.
+    /// The queue pair number.
     pub fn qpn(&self) -> Qpn {
         self.inner.endpoint.qpn
     }
@@ -451,7 +451,7 @@ impl<S: Service> QpControl<S> {
     pub fn cap(&self) -> QpCap {
         self.inner.cap
     }
-    /// What the far end has to know of it.
+    /// The data that the peer must know to connect.
     pub fn endpoint(&self) -> Endpoint {
         self.inner.endpoint
     }

@@ -108,11 +108,11 @@ impl RawCq {
     pub fn arm(&mut self, notify: Notify) {
         self.port.arm(notify);
     }
-    /// Where notifications go, beside the descriptor.
+    /// Sets the waker that notifications wake, beside the descriptor.
     pub fn set_waker(&mut self, waker: &Waker) {
         self.port.set_waker(waker);
     }
-    /// How long a waiter does well to poll before it sleeps.
+    /// The time that a waiter should poll before it sleeps.
     pub fn look_before_sleep(&self) -> Duration {
         self.port.look_before_sleep()
     }
@@ -168,7 +168,7 @@ impl RawSrq {
     /// Posts requests and tells the device.
     ///
     /// # Safety
-    /// As [`RawQp::post_recv`].
+    /// Like [`RawQp::post_recv`].
     ///
     /// # Errors
     /// The first request that is refused, and why; those before it are posted.
@@ -262,11 +262,11 @@ impl RawQp {
     pub fn handle(&self) -> QpHandle {
         self.handle
     }
-    /// Its number on the wire.
+    /// The queue pair number.
     pub fn qpn(&self) -> Qpn {
         self.qpn
     }
-    /// What was granted.
+    /// The granted capabilities.
     pub fn cap(&self) -> QpCap {
         self.cap
     }
@@ -322,7 +322,7 @@ impl RawQp {
     /// Posts one send request, which the device may leave until it is [told](Self::ring).
     ///
     /// # Safety
-    /// As [`post_send`](Self::post_send).
+    /// Like [`post_send`](Self::post_send).
     ///
     /// # Errors
     /// Why it is refused.
@@ -337,7 +337,7 @@ impl RawQp {
     /// Posts one send request and tells the device, which may do it at once.
     ///
     /// # Safety
-    /// As [`post_send`](Self::post_send).
+    /// Like [`post_send`](Self::post_send).
     ///
     /// # Errors
     /// Why it is refused.

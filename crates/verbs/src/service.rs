@@ -4,7 +4,7 @@ use hca_core::QpType;
 
 /// A transport service: [`Rc`], [`Uc`] or [`Ud`].
 pub trait Service: sealed::Sealed + Send + Sync + 'static {
-    /// Its number.
+    /// The queue pair number.
     const TYPE: QpType;
 }
 

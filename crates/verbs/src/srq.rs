@@ -47,7 +47,7 @@ impl Srq {
         Ok(Self { side, srq: SrqRef { inner: Arc::new(inner) } })
     }
 
-    /// Its name, which another thread can build queue pairs with.
+    /// A reference with which another thread can build queue pairs.
     pub fn reference(&self) -> SrqRef {
         self.srq.clone()
     }
@@ -55,7 +55,7 @@ impl Srq {
     pub fn handle(&self) -> SrqHandle {
         self.srq.inner.handle
     }
-    /// What it was created with.
+    /// The attributes of its creation.
     pub fn init(&self) -> SrqInit {
         self.srq.inner.init
     }
@@ -72,7 +72,7 @@ impl Srq {
     pub fn post_recv<L: ScatterList>(&mut self, local: L) -> Result<(), Refused<L>> {
         self.post_recv_id(0, local)
     }
-    /// As [`post_recv`](Self::post_recv), with an id.
+    /// Like [`post_recv`](Self::post_recv), with an id.
     ///
     /// # Errors
     /// As there.

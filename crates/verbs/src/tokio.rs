@@ -78,7 +78,7 @@ impl AsyncCq {
     pub fn into_inner(self) -> CompletionQueue {
         self.cq
     }
-    /// Its name, which another task can build queue pairs with.
+    /// A reference with which another task can build queue pairs.
     pub fn reference(&self) -> crate::CqRef {
         self.cq.reference()
     }
@@ -103,6 +103,6 @@ fn register(cq: &mut CompletionQueue) -> Result<AsyncFd<OwnedFd>, WaitError> {
 pub struct NotAsync {
     /// The queue, as it was given.
     pub cq: CompletionQueue,
-    /// Why.
+    /// The reason.
     pub error: WaitError,
 }

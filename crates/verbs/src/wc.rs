@@ -156,7 +156,7 @@ impl<'a> Wc<'a> {
         if self.status == WcStatus::Success { Ok(self) } else { Err(self.failure()) }
     }
 
-    /// What went wrong, if anything did.
+    /// The error, if the request failed.
     pub fn error(&self) -> Option<WcError> {
         (self.status != WcStatus::Success).then(|| self.failure())
     }

@@ -16,7 +16,7 @@ pub struct Aeth {
 }
 const _: () = assert!(size_of::<Aeth>() == 4 && align_of::<Aeth>() == 1);
 
-/// Why a responder refuses a request.
+/// The reason of a NAK.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum NakCode {

@@ -16,7 +16,7 @@ pub struct ArpPacket {
     protocol: Be16,
     hardware_len: u8,
     protocol_len: u8,
-    /// What it is: [`REQUEST`](Self::REQUEST) or [`REPLY`](Self::REPLY).
+    /// The operation: [`REQUEST`](Self::REQUEST) or [`REPLY`](Self::REPLY).
     pub operation: Be16,
     /// The sender's MAC.
     pub sender_mac: [u8; 6],
@@ -30,7 +30,7 @@ const _: () = assert!(size_of::<ArpPacket>() == 28 && align_of::<ArpPacket>() ==
 impl ArpPacket {
     /// Bytes on the wire.
     pub const BYTES: usize = 28;
-    /// Who has the target's address?
+    /// A request for the MAC of the target's address.
     pub const REQUEST: u16 = 1;
     /// The sender has its address.
     pub const REPLY: u16 = 2;

@@ -23,7 +23,7 @@ const _: () = assert!(size_of::<AtomicEth>() == 28 && align_of::<AtomicEth>() ==
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct AtomicAckEth {
-    /// What the word held before.
+    /// The previous value of the word.
     pub original: Be64,
 }
 const _: () = assert!(size_of::<AtomicAckEth>() == 8 && align_of::<AtomicAckEth>() == 1);

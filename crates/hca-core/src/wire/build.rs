@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{Pkey, Psn, Qpn};
 
-/// Why a packet can't be built.
+/// An error of building a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum BuildError {

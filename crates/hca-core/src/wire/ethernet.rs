@@ -12,7 +12,7 @@ pub struct EthernetHeader {
     pub dst: [u8; 6],
     /// Source address.
     pub src: [u8; 6],
-    /// What follows; see [`ether_type`].
+    /// The type of the payload; see [`ether_type`].
     pub ether_type: Be16,
 }
 const _: () = assert!(size_of::<EthernetHeader>() == 14 && align_of::<EthernetHeader>() == 1);
@@ -23,7 +23,7 @@ const _: () = assert!(size_of::<EthernetHeader>() == 14 && align_of::<EthernetHe
 pub struct VlanTag {
     /// Priority (3 bits), drop eligible (1 bit), VLAN identifier (12 bits).
     tci: Be16,
-    /// What follows; see [`ether_type`].
+    /// The type of the payload; see [`ether_type`].
     pub ether_type: Be16,
 }
 const _: () = assert!(size_of::<VlanTag>() == 4 && align_of::<VlanTag>() == 1);

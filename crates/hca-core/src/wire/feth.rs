@@ -14,7 +14,7 @@ pub struct Feth {
 const _: () = assert!(size_of::<Feth>() == 4 && align_of::<Feth>() == 1);
 
 bitflags::bitflags! {
-    /// How far flushed data has to have got: the placement type.
+    /// The placement type of a FLUSH: how far the data must have got.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
     pub struct Placement: u8 {
         /// Visible to every reader of the memory.
@@ -24,7 +24,7 @@ bitflags::bitflags! {
     }
 }
 
-/// What is flushed: the selectivity level.
+/// The selectivity level of a FLUSH: which data is flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Selectivity {
@@ -39,15 +39,15 @@ const SEL: u32 = 0x30;
 const SEL_SHIFT: u32 = 4;
 
 impl Feth {
-    /// What to flush, and how far.
+    /// A header of this selectivity and placement.
     pub const fn new(selectivity: Selectivity, placement: Placement) -> Self {
         Self { bits: Be32::new((selectivity as u32) << SEL_SHIFT | placement.bits() as u32) }
     }
-    /// How far; unknown bits are kept.
+    /// The placement type; unknown bits are kept.
     pub const fn placement(&self) -> Placement {
         Placement::from_bits_retain((self.bits.get() & PLT) as u8)
     }
-    /// What; `None` where the value is reserved.
+    /// The selectivity level; `None` if the value is reserved.
     pub const fn selectivity(&self) -> Option<Selectivity> {
         match (self.bits.get() & SEL) >> SEL_SHIFT {
             0 => Some(Selectivity::Range),

@@ -31,14 +31,14 @@ use super::{
 /// VLAN tags that a frame may carry.
 pub const MAX_VLAN_TAGS: usize = 2;
 
-/// Why bytes are not a RoCEv2 frame.
+/// An error of parsing a RoCEv2 frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FrameError {
     /// A header, or what it says to follow, is cut off.
     #[error("frame ends after {len} bytes, but its {what} needs {need}")]
     Short {
-        /// What is cut off.
+        /// The header that is truncated.
         what: &'static str,
         /// Bytes there.
         len: usize,
@@ -51,9 +51,9 @@ pub enum FrameError {
     /// The version field of the IP header does not fit the EtherType.
     #[error("IP version {version} in a frame of EtherType {ether_type:#06x}")]
     IpVersion {
-        /// Of the frame.
+        /// The EtherType of the frame.
         ether_type: u16,
-        /// In the header.
+        /// The version in the header.
         version: u8,
     },
     /// An IPv4 header of another length than 20 bytes; RoCEv2 carries no options.
@@ -71,9 +71,9 @@ pub enum FrameError {
     /// IP and UDP do not agree on the length.
     #[error("UDP length {udp} in an IP payload of {ip} bytes")]
     UdpLength {
-        /// As UDP says.
+        /// The length in the UDP header.
         udp: usize,
-        /// As IP says.
+        /// The payload length in the IP header.
         ip: usize,
     },
     /// The transport packet is malformed.
@@ -228,7 +228,7 @@ fn parse_ipv4<'a>(rest: &mut &'a [u8]) -> Result<(Network<'a>, u8, usize), Frame
     Ok((Network::V4(h), h.protocol, payload))
 }
 
-/// As [`parse_ipv4`].
+/// Like [`parse_ipv4`].
 fn parse_ipv6<'a>(rest: &mut &'a [u8]) -> Result<(Network<'a>, u8, usize), FrameError> {
     let h: &Ipv6Header = take(rest, "IPv6 header")?;
     if h.version() != 6 {
@@ -290,7 +290,7 @@ impl FrameHead {
         self.write_parts(packet, &icrc.to_le_bytes(), out);
     }
 
-    /// As [`write`](Self::write), with an ICRC that stands at the end of `payload` already and is left
+    /// Like [`write`](Self::write), with an ICRC that stands at the end of `payload` already and is left
     /// as it is.
     ///
     /// # Panics

@@ -15,7 +15,7 @@ pub struct Grh {
     version_class_flow: VersionClassFlow,
     /// Bytes behind this header, the ICRC included.
     pub pay_len: Be16,
-    /// What follows: [`Grh::NEXT_IBA`] where it is a BTH.
+    /// The next header: [`Grh::NEXT_IBA`] for a BTH.
     pub next_header: u8,
     /// Hop limit.
     pub hop_limit: u8,
@@ -61,11 +61,11 @@ impl Grh {
     pub const fn flow_label(&self) -> u32 {
         self.version_class_flow.flow_label()
     }
-    /// Where the packet comes from.
+    /// The source GID.
     pub const fn sgid(&self) -> Gid {
         Gid(self.sgid)
     }
-    /// Where the packet goes.
+    /// The destination GID.
     pub const fn dgid(&self) -> Gid {
         Gid(self.dgid)
     }

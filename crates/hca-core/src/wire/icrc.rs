@@ -9,7 +9,7 @@ use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Bth, ICRC_BYTES, ROCEV2_PORT};
 
-/// What the ICRC needs to know of the IP and UDP headers of a flow.
+/// The IP and UDP header fields of a flow that the ICRC covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IpFlow {
     /// IPv4 without options, DF set, not a fragment.
@@ -55,7 +55,7 @@ impl IpFlow {
         self.icrc_with_flags(ident, DF, packet)
     }
 
-    /// As [`icrc`](Self::icrc), with the 16 bits of IPv4 flags and fragment offset given.
+    /// Like [`icrc`](Self::icrc), with the 16 bits of IPv4 flags and fragment offset given.
     pub fn icrc_with_flags(&self, ident: u16, flags: u16, packet: &[u8]) -> u32 {
         let mut head = [0xff_u8; 8 + 40 + 8 + Bth::BYTES];
         let udp_len = (8 + packet.len() + ICRC_BYTES) as u16;

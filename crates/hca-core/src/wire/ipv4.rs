@@ -22,7 +22,7 @@ pub struct Ipv4Header {
     pub flags_offset: Be16,
     /// Time to live.
     pub ttl: u8,
-    /// What follows; 17 is UDP.
+    /// The next header; 17 is UDP.
     pub protocol: u8,
     /// Checksum of this header.
     pub checksum: Be16,

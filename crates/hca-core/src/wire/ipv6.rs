@@ -15,7 +15,7 @@ pub struct Ipv6Header {
     version_class_flow: VersionClassFlow,
     /// Bytes behind this header.
     pub payload_len: Be16,
-    /// What follows; 17 is UDP.
+    /// The next header; 17 is UDP.
     pub next_header: u8,
     /// Hop limit.
     pub hop_limit: u8,

@@ -91,7 +91,7 @@ pub struct Query {
 }
 
 impl Query {
-    /// What a frame asks; `None` if it is no such frame, or one that is to be passed over.
+    /// Parses a frame; `None` if it is another frame, or one to ignore.
     pub fn parse(frame: &[u8]) -> Option<Self> {
         let (ethernet, rest) = frame.split_at_checked(size_of::<EthernetHeader>())?;
         let ethernet: EthernetHeader = bytemuck::pod_read_unaligned(ethernet);

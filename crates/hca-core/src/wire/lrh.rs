@@ -20,7 +20,7 @@ pub struct Lrh {
 }
 const _: () = assert!(size_of::<Lrh>() == 8 && align_of::<Lrh>() == 1);
 
-/// Which header follows an [`Lrh`].
+/// The header that follows an [`Lrh`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum NextHeader {
@@ -66,7 +66,7 @@ impl Lrh {
     pub const fn sl(&self) -> u8 {
         self.sl_lnh >> HIGH
     }
-    /// What follows.
+    /// The next header.
     pub const fn next(&self) -> NextHeader {
         match self.sl_lnh & LNH {
             0 => NextHeader::Raw,
@@ -75,7 +75,7 @@ impl Lrh {
             _ => NextHeader::Grh,
         }
     }
-    /// Where the packet goes on this subnet.
+    /// The destination LID.
     pub const fn dlid(&self) -> Lid {
         Lid::new(self.dlid.get())
     }
@@ -83,7 +83,7 @@ impl Lrh {
     pub const fn words(&self) -> u16 {
         self.pkt_len.get() & PKT_LEN
     }
-    /// Where the packet comes from on this subnet.
+    /// The source LID.
     pub const fn slid(&self) -> Lid {
         Lid::new(self.slid.get())
     }

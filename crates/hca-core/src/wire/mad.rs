@@ -18,7 +18,7 @@ pub struct MadHeader {
     r_method: u8,
     /// Status of a response.
     pub status: Be16,
-    /// As the class has it (directed routes: hop pointer and hop count).
+    /// A field that the class defines (directed routes: hop pointer and hop count).
     pub class_specific: Be16,
     /// Transaction; a response bears that of its request.
     pub tid: Be64,

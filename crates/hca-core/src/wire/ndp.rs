@@ -10,13 +10,13 @@ use super::{Be16, Be32, checksum};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct NdpMessage {
-    /// What it is: [`SOLICITATION`](Self::SOLICITATION) or [`ADVERTISEMENT`](Self::ADVERTISEMENT).
+    /// The message type: [`SOLICITATION`](Self::SOLICITATION) or [`ADVERTISEMENT`](Self::ADVERTISEMENT).
     pub kind: u8,
     /// 0.
     pub code: u8,
     /// Over the pseudo header and the whole message: [`NdpMessage::checksum_of`].
     pub checksum: Be16,
-    /// Of an advertisement: router, [`SOLICITED`](Self::SOLICITED), [`OVERRIDE`](Self::OVERRIDE).
+    /// Flags of an advertisement: router, [`SOLICITED`](Self::SOLICITED), [`OVERRIDE`](Self::OVERRIDE).
     pub flags: Be32,
     target: [u8; 16],
 }
@@ -26,7 +26,7 @@ const _: () = assert!(size_of::<NdpMessage>() == 24 && align_of::<NdpMessage>() 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct LinkAddressOption {
-    /// Whose it is: [`SOURCE`](Self::SOURCE) or [`TARGET`](Self::TARGET).
+    /// The owner of the address: [`SOURCE`](Self::SOURCE) or [`TARGET`](Self::TARGET).
     pub kind: u8,
     /// Units of 8 bytes: 1.
     units: u8,
@@ -56,13 +56,13 @@ impl NdpMessage {
     pub const PROTOCOL: u8 = 58;
     /// The hop limit that it is sent with, and must arrive with: it has passed no router.
     pub const HOP_LIMIT: u8 = 255;
-    /// Who has the target's address?
+    /// A request for the MAC of the target's address.
     pub const SOLICITATION: u8 = 135;
     /// The target is at this MAC.
     pub const ADVERTISEMENT: u8 = 136;
-    /// It answers a solicitation.
+    /// The advertisement answers a solicitation.
     pub const SOLICITED: u32 = 1 << 30;
-    /// What was known before is replaced.
+    /// The advertisement replaces earlier knowledge.
     pub const OVERRIDE: u32 = 1 << 29;
 
     /// A message; its checksum is 0.
@@ -70,7 +70,7 @@ impl NdpMessage {
         let (checksum, flags) = (Be16::new(0), Be32::new(flags));
         Self { kind, code: 0, checksum, flags, target: target.octets() }
     }
-    /// Whose MAC it is about.
+    /// The address whose MAC the message is about.
     pub const fn target(&self) -> Ipv6Addr {
         Ipv6Addr::from_octets(self.target)
     }

@@ -29,16 +29,16 @@ pub const ALL_NODES: (Mac, Ipv6Addr) = ([0x33, 0x33, 0, 0, 0, 1], Ipv6Addr::new(
 /// An interface with an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Station {
-    /// Of the interface.
+    /// The MAC of the interface.
     pub mac: Mac,
     /// The address.
     pub ip: IpAddr,
 }
 
-/// What a frame says.
+/// A message of ARP or neighbour discovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// Who has an address?
+    /// A request for the MAC of an address.
     Question {
         /// The address.
         wanted: IpAddr,
@@ -49,9 +49,9 @@ pub enum Message {
     Statement {
         /// The station.
         of: Station,
-        /// It replaces what was known before.
+        /// Whether it replaces earlier knowledge.
         replaces: bool,
-        /// It answers a question.
+        /// Whether it answers a request.
         solicited: bool,
     },
 }
@@ -94,7 +94,7 @@ pub fn announcement(of: Station) -> Vec<u8> {
 }
 
 impl Message {
-    /// What a frame says; `None` if it is no such frame, or one that is to be passed over.
+    /// Parses a frame; `None` if it is another frame, or one to ignore.
     pub fn parse(frame: &[u8]) -> Option<Self> {
         let (ethernet, rest) = split::<EthernetHeader>(frame)?;
         match ethernet.ether_type.get() {

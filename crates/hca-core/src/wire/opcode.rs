@@ -141,7 +141,7 @@ impl Opcode {
     pub const fn op(self) -> Option<PacketOp> {
         if self.0 == 0x81 { None } else { PacketOp::from_bits(self.0 & 0x1f) }
     }
-    /// Which headers follow the BTH, and where. `None`: no packet has this opcode.
+    /// The headers behind the BTH and their offsets; `None` if the opcode is undefined.
     #[inline]
     pub const fn layout(self) -> Option<&'static Layout> {
         let l = &LAYOUTS[self.0 as usize];
@@ -159,7 +159,7 @@ impl core::fmt::Debug for Opcode {
     }
 }
 
-/// Where the extended headers of an opcode stand: offsets from the start of the BTH, 0 for absent.
+/// The offsets of an opcode's extended headers from the start of the BTH; 0 for absent ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Bytes from the BTH up to the payload; 0 marks an opcode that does not exist.

@@ -7,7 +7,7 @@ use super::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, Ieth, ImmDt, Layout, Opcode, Rdeth, Reth, Xrceth,
 };
 
-/// Why bytes are not a transport packet.
+/// An error of parsing a transport packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ParseError {
