@@ -43,7 +43,7 @@ const DEFAULT_UD_SIZE: u64 = 1024;
 /// Nothing moved for so long: the other end is gone, or (uc, ud) a message is lost.
 const STALL: Duration = Duration::from_secs(10);
 
-/// Why two ends do not bounce.
+/// The reason why two ends do not bounce.
 #[derive(Debug, Error)]
 enum PingpongError {
     #[error(

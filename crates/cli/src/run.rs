@@ -40,7 +40,7 @@ const TIMED_OUT: u8 = 124;
 /// How long words of this process have to be read, once it is to end at once.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Why a job was not started, or is not seen to its end.
+/// The reason why a job was not started, or is not seen to its end.
 #[derive(Debug, Error)]
 enum RunError {
     #[error("{program:?} can't be started: {source}; give its path, or the name of a program in PATH")]
@@ -99,7 +99,7 @@ impl Voice {
 struct Process {
     rank: u32,
     child: Child,
-    /// Its number, and its group's.
+    /// The number, and its group's.
     pid: Pid,
     ended: Option<End>,
 }
@@ -111,7 +111,7 @@ enum End {
     Signal(i32),
 }
 
-/// Why all processes are ended.
+/// The reason why all processes are ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Cause {
     /// One failed.

@@ -27,7 +27,7 @@ use crate::{
 
 /// The queue pair of general management.
 const GSI: u32 = 1;
-/// Its Q_Key.
+/// The Q_Key.
 const GSI_QKEY: u32 = 0x8001_0000;
 const SEND_ONLY: Opcode = Opcode::ud(PacketOp::SendOnly);
 /// Version of the performance class.
@@ -57,7 +57,7 @@ impl AutoFabric {
         Self::beside(UdpFabric::open(local, udp)?, shm)
     }
 
-    /// As [`open`](Self::open), beside a UDP end that is open: the name in shared memory says which.
+    /// Like [`open`](Self::open), beside a UDP end that is open: the name in shared memory says which.
     pub(crate) fn beside(udp: UdpFabric, shm: &ShmOptions) -> Result<Self, OpenError> {
         let local = udp.attr().local;
         // The same address may stand on two interfaces, which are two adapters.

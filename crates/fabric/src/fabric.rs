@@ -17,7 +17,7 @@ pub struct PathId(pub u32);
 pub struct FabricAttr {
     /// `auto`, `udp`, `uring`, `shm`, `raw`, `loopback`, `sim`, with layers in front (`capture+udp`).
     pub name: String,
-    /// Its address.
+    /// The address.
     pub local: IpAddr,
     /// The largest path MTU that the link carries.
     pub max_mtu: Mtu,
@@ -29,7 +29,7 @@ pub struct FabricAttr {
     pub notes: Vec<(&'static str, String)>,
 }
 
-/// Why a path can't be opened.
+/// An error of opening a path.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PathError {
@@ -68,16 +68,16 @@ pub enum PathError {
     ForeignUser {
         /// The peer.
         peer: IpAddr,
-        /// Its user.
+        /// The user.
         uid: u32,
     },
     /// Too many paths.
     #[error("{0} paths are open, which is the limit")]
     Limit(usize),
-    /// The operating system refused.
+    /// The operating system refused the call.
     #[error("{doing}: {source}{}", hca_core::remedy(source))]
     Io {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
         /// The reason.
         source: std::io::Error,
@@ -188,7 +188,7 @@ pub trait Tap: Send {
 
 /// A network, seen from one address.
 pub trait Fabric: Send {
-    /// What it is.
+    /// The kind.
     fn attr(&self) -> &FabricAttr;
     /// Opens a path that no queue pair has to itself, such as an address handle's.
     ///

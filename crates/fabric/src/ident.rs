@@ -45,9 +45,9 @@ impl Mark {
 pub(crate) struct Host {
     /// The last number of that flow of it which others followed.
     mark: Option<Mark>,
-    /// Its flows share one counter.
+    /// The flows share one counter.
     shared: bool,
-    /// Its numbers follow no rule.
+    /// The numbers follow no rule.
     ruleless: bool,
     /// The last packet with "don't fragment" otherwise than `may_fragment` says, if the last first packet of a flow was
     /// one.

@@ -26,7 +26,7 @@ impl Lent {
     pub(crate) unsafe fn new(at: usize, from: *const u8, len: usize) -> Self {
         Self { at, from, len }
     }
-    /// Its bytes.
+    /// The bytes.
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: (1)

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use thiserror::Error;
 
-/// Why a fabric can't be opened.
+/// An error of opening a fabric.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -35,10 +35,10 @@ pub enum OpenError {
         /// The reason.
         source: io::Error,
     },
-    /// The operating system refused.
+    /// The operating system refused the call.
     #[error("{doing} for {local}: {source}{}", hca_core::remedy(source))]
     Io {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
         /// For which address.
         local: IpAddr,
@@ -57,7 +57,7 @@ pub enum OpenError {
     /// There is no such interface.
     #[error("there is no interface {name}; this machine has {}", .known.join(", "))]
     NoInterface {
-        /// What was given.
+        /// The given value.
         name: String,
         /// Those that there are.
         known: Vec<String>,
@@ -65,15 +65,15 @@ pub enum OpenError {
     /// The interface is down.
     #[error("the interface {name} is down: `ip link set {name} up` brings it up")]
     InterfaceDown {
-        /// Its name.
+        /// The name.
         name: String,
     },
     /// The interface carries no Ethernet frames.
     #[error("the interface {name} carries no Ethernet frames (hardware type {kind}); udp:// works over it")]
     NotEthernet {
-        /// Its name.
+        /// The name.
         name: String,
-        /// Its hardware type, as in ARPHRD_ETHER.
+        /// The hardware type, as in ARPHRD_ETHER.
         kind: u16,
     },
     /// The interface has no address that would do.
@@ -81,15 +81,15 @@ pub enum OpenError {
         "the interface {name} has no address yet: `ip address add ADDRESS/PREFIX dev {name}` gives it one"
     )]
     NoAddress {
-        /// Its name.
+        /// The name.
         name: String,
     },
     /// The address is not one of the interface's.
     #[error("the interface {name} has no address {address}: give one of {}", list(.has))]
     NotOnInterface {
-        /// Its name.
+        /// The name.
         name: String,
-        /// What was given.
+        /// The given value.
         address: IpAddr,
         /// Those that it has.
         has: Vec<IpAddr>,

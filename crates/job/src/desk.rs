@@ -57,7 +57,7 @@ pub enum PmiFault {
     /// It is about nothing that PMI-1 knows.
     #[error("PMI-1 has no such question")]
     Unknown,
-    /// Its sender waits for the answer to an earlier question, at a barrier.
+    /// The sender waits for the answer to an earlier question, at a barrier.
     #[error("its sender waits at a barrier, and may not ask before that is answered")]
     Waiting,
 }
@@ -69,7 +69,7 @@ pub struct Abort {
     pub rank: u32,
     /// The exit code that it wants.
     pub code: i32,
-    /// Its words.
+    /// The words.
     pub message: Box<str>,
 }
 
@@ -80,9 +80,9 @@ enum Seat {
     Empty,
     /// Its process is in the job.
     Taken,
-    /// Its process waits at the barrier.
+    /// The process waits at the barrier.
     Waiting,
-    /// Its process left or ended.
+    /// The process left or ended.
     Left,
 }
 
@@ -100,7 +100,7 @@ pub(crate) struct Desk {
     abort: Option<Abort>,
 }
 
-/// Why a process gets no seat, as it is told.
+/// The reason why a process gets no seat, as it is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoSeat {
     /// It does not greet.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// Why a call on a job did not do what it says.
+/// The reason why a call on a job did not do what it says.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum JobError {
@@ -24,7 +24,7 @@ pub enum JobError {
     /// A variable, or a part of a rendezvous, is missing.
     #[error("{name} is missing beside {beside}: the launcher has to give both")]
     Missing {
-        /// What is missing.
+        /// The missing part.
         name: &'static str,
         /// What asks for it.
         beside: &'static str,
@@ -77,7 +77,7 @@ pub enum JobError {
     Folder {
         /// The folder or file.
         path: PathBuf,
-        /// What was under way.
+        /// The operation.
         doing: Doing,
         /// What the system said.
         source: io::Error,
@@ -85,7 +85,7 @@ pub enum JobError {
     /// A connection broke.
     #[error("the connection to the launcher broke while {doing}: {source}")]
     Connection {
-        /// What was under way.
+        /// The operation.
         doing: Doing,
         /// What the system said.
         source: io::Error,
@@ -93,7 +93,7 @@ pub enum JobError {
     /// The launcher, or rank 0, closed the connection.
     #[error("the launcher closed the connection while {doing}: it has ended, or ends the job")]
     Closed {
-        /// What was under way.
+        /// The operation.
         doing: Doing,
     },
     /// The other side did not answer in time.
@@ -101,7 +101,7 @@ pub enum JobError {
         "nothing was heard for {timeout:?} while {doing}; a process may hang, or may not have been started: give more time by HCA_JOB_TIMEOUT, in seconds"
     )]
     TimedOut {
-        /// What was under way.
+        /// The operation.
         doing: Doing,
         /// The limit.
         timeout: Duration,
@@ -115,7 +115,7 @@ pub enum JobError {
         first: u32,
         /// How many did not.
         missing: u32,
-        /// How many there are.
+        /// The number.
         size: u32,
         /// The limit.
         timeout: Duration,
@@ -123,7 +123,7 @@ pub enum JobError {
     /// A line is none of PMI-1, or not the one that belongs there.
     #[error("the launcher said {line:?} while {doing}: {fault}; does it speak PMI-1?")]
     Line {
-        /// What was under way.
+        /// The operation.
         doing: Doing,
         /// The line, or how it begins.
         line: Box<str>,
@@ -133,11 +133,11 @@ pub enum JobError {
     /// The launcher refused.
     #[error("the launcher refused while {doing}, with code {code}: {message}")]
     Refused {
-        /// What was under way.
+        /// The operation.
         doing: Doing,
-        /// Its code.
+        /// The code.
         code: i64,
-        /// Its words.
+        /// The words.
         message: Box<str>,
     },
     /// The launcher speaks another version.
@@ -220,9 +220,9 @@ pub enum JobError {
     Aborted {
         /// Which.
         rank: u32,
-        /// Its code.
+        /// The code.
         code: i32,
-        /// Its words.
+        /// The words.
         message: Box<str>,
     },
     /// A barrier can't come about, as a process has ended or left.
@@ -236,7 +236,7 @@ pub enum JobError {
         "{present} processes have not left the job after {timeout:?}; they lose their server when this one, rank 0, ends: have all call `finalize`"
     )]
     StillPresent {
-        /// How many.
+        /// The number.
         present: u32,
         /// The limit.
         timeout: Duration,
@@ -244,7 +244,7 @@ pub enum JobError {
     /// The system refused a thread or a descriptor.
     #[error("the system gives no {what} to serve the job: {source}")]
     System {
-        /// What was asked for.
+        /// The requested value.
         what: &'static str,
         /// What it said.
         source: io::Error,
@@ -276,18 +276,18 @@ pub enum LineFault {
     /// A value is missing.
     #[error("it lacks {key}=")]
     Lacks {
-        /// Its key.
+        /// The key.
         key: &'static str,
     },
     /// A value is no number, or none that can be.
     #[error("{key}= has no possible value")]
     Value {
-        /// Its key.
+        /// The key.
         key: &'static str,
     },
 }
 
-/// What was under way.
+/// The operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Doing {

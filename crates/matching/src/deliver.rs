@@ -70,7 +70,7 @@ pub struct Landing {
 // Larger ones are copied by calls.
 const _: () = assert!(size_of::<Verdict>() <= 128);
 
-/// Why an entry does not take a message, for [`Interface::explain`].
+/// The reason why an entry does not take a message, for [`Interface::explain`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
     /// The match bits differ.
@@ -81,7 +81,7 @@ pub enum Reason {
     User,
     /// It has no memory.
     NoMemory,
-    /// Its memory takes no more operations.
+    /// The memory takes no more operations.
     Inactive,
     /// It would have to be cut off, and may not.
     TooLong,

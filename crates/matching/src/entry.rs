@@ -76,7 +76,7 @@ pub enum Threshold {
 pub struct Region {
     /// Where it begins. The engine adds offsets to it for events and does nothing else with it.
     pub start: u64,
-    /// Its bytes.
+    /// The bytes.
     pub length: u64,
     /// What it takes and what is told of that.
     pub options: Options,
@@ -120,7 +120,7 @@ pub struct Entry {
     pub uid: Option<Uid>,
     /// Whether it leaves the list when its memory leaves it.
     pub unlink: bool,
-    /// Its memory; an entry without any (3.3, until one is attached) takes nothing.
+    /// The memory; an entry without any (3.3, until one is attached) takes nothing.
     pub region: Option<Region>,
 }
 

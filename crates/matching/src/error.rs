@@ -2,7 +2,7 @@
 
 use crate::atomic::{AtomicOp, Datatype};
 
-/// Why a call was refused; nothing has changed then. Where an argument is at fault, it is named.
+/// The reason why a call was refused; nothing has changed then. Where an argument is at fault, it is named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -27,7 +27,7 @@ pub enum Error {
     /// All portals are allocated.
     #[error("all {limit} portals are allocated")]
     PtFull {
-        /// How many there are.
+        /// The number.
         limit: u32,
     },
     /// Flow control tells of itself by an event.
@@ -60,7 +60,7 @@ pub enum Error {
     TooLarge {
         /// The argument.
         argument: &'static str,
-        /// What was given.
+        /// The given value.
         value: u64,
         /// What would do.
         limit: u64,

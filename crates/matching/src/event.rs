@@ -78,9 +78,9 @@ pub struct Event {
     pub pt_index: u32,
     /// Who asked for it.
     pub initiator: Process,
-    /// Its user.
+    /// The user.
     pub uid: Uid,
-    /// Its job.
+    /// The job.
     pub jid: Jid,
     /// The message's match bits.
     pub match_bits: u64,

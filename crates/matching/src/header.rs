@@ -12,9 +12,9 @@ pub struct Header {
     pub ack: AckRequest,
     /// Who it is.
     pub initiator: Process,
-    /// Its user, as the trusted layers below tell it.
+    /// The user, as the trusted layers below tell it.
     pub uid: Uid,
-    /// Its job, likewise.
+    /// The job, likewise.
     pub jid: Jid,
     /// The portal.
     pub pt_index: u32,

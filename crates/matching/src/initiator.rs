@@ -29,7 +29,7 @@ pub(crate) struct Bound {
 #[derive(Debug, PartialEq)]
 #[must_use = "its memory descriptors wait for `Interface::sent` and `Interface::answered`"]
 pub struct Flight {
-    /// What was asked for.
+    /// The requested value.
     pub transfer: Transfer,
     link: u64,
 }

@@ -36,7 +36,7 @@ bitflags! {
 pub struct Md {
     /// Where it begins; the engine adds offsets to it for events.
     pub start: u64,
-    /// Its bytes.
+    /// The bytes.
     pub length: u64,
     /// What is told of its operations.
     pub options: MdOptions,
@@ -63,7 +63,7 @@ pub struct Transfer {
     pub ack: AckRequest,
     /// To whom.
     pub target: Process,
-    /// Its portal.
+    /// The portal.
     pub pt_index: u32,
     /// The entry of its access control list (3.3).
     pub ac_index: u32,

@@ -55,7 +55,7 @@ impl CounterSet {
             Err(e) => Err(e),
         }
     }
-    /// Its number in the contexts of queue pairs.
+    /// The number in the contexts of queue pairs.
     pub(crate) fn id(self) -> u32 {
         self.0.unwrap_or(0)
     }

@@ -38,9 +38,9 @@ const VAIN_POLLS: u32 = 4;
 #[derive(Clone)]
 struct Member {
     qp: Arc<QpCore>,
-    /// Its send requests complete here.
+    /// The send requests complete here.
     sends: bool,
-    /// Its receive requests do.
+    /// The receive requests do.
     recvs: bool,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct CqCore {
     log_size: u32,
     ring: Ring,
     record: SharedCells,
-    /// Its version counts the adapter's death as well.
+    /// The version counts the adapter's death as well.
     members: Exclusion<Vec<Member>>,
     dead: AtomicBool,
     /// Events that came: part of what arms the queue.

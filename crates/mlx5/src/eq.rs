@@ -29,7 +29,7 @@ pub(crate) struct Eq {
     uar: EventUar,
 }
 
-/// Why an event queue can't be made.
+/// An error of making an event queue.
 pub(crate) enum EqError {
     Memory(DmaError),
     Command(CmdError),
@@ -83,7 +83,7 @@ impl Eq {
         }
     }
 
-    /// Its number, which completion queues name.
+    /// The number, which completion queues name.
     pub(crate) fn number(&self) -> u32 {
         self.eqn
     }

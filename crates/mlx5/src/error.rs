@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use crate::cmd::CmdError;
 
-/// Why an adapter can't be opened.
+/// An error of opening an adapter.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -18,21 +18,21 @@ pub enum OpenError {
          those that there are"
     )]
     NotConnectX {
-        /// Which function.
+        /// The function.
         name: String,
         /// Who made it.
         vendor: u16,
         /// Which one it is.
         device: u16,
     },
-    /// Its firmware speaks another command interface.
+    /// The firmware speaks another command interface.
     #[error(
         "the firmware of {name} has command interface {found}, and this driver speaks 5: it serves ConnectX-4 and later"
     )]
     Interface {
-        /// Which function.
+        /// The function.
         name: String,
-        /// What was found.
+        /// The found value.
         found: u32,
     },
     /// It does not know the interface version that the driver needs.
@@ -40,7 +40,7 @@ pub enum OpenError {
         "{name} does not speak version 1 of the interface (ISSI), only those of mask {supported:#x}: update its firmware"
     )]
     Issi {
-        /// Which function.
+        /// The function.
         name: String,
         /// Versions that it speaks, a bit each.
         supported: u32,
@@ -50,7 +50,7 @@ pub enum OpenError {
         "{name} says that its command queue has 2^{log_size} slots at 2^{log_stride} bytes, which can't be"
     )]
     CommandQueue {
-        /// Which function.
+        /// The function.
         name: String,
         /// Slots, as a power of two.
         log_size: u32,
@@ -60,18 +60,18 @@ pub enum OpenError {
     /// The firmware does not get ready.
     #[error("the firmware of {name} is still starting after {ms} ms: wait, or power-cycle the adapter")]
     Starting {
-        /// Which function.
+        /// The function.
         name: String,
         /// How long it was waited for.
         ms: u128,
     },
-    /// Its registers read as ones only.
+    /// The registers read as ones only.
     #[error(
         "the registers of {name} read as ones for {ms} ms, as those of a function that is off the bus: see the system's log \
          for errors of its bus, and power-cycle the machine if `lspci` does not show it"
     )]
     Gone {
-        /// Which function.
+        /// The function.
         name: String,
         /// How long it was waited for.
         ms: u128,
@@ -79,9 +79,9 @@ pub enum OpenError {
     /// It lacks something that the driver can't do without.
     #[error("{name} lacks {what}, which this driver needs: {remedy}")]
     Lacks {
-        /// Which function.
+        /// The function.
         name: String,
-        /// What is missing.
+        /// The missing part.
         what: &'static str,
         /// What to do.
         remedy: &'static str,
@@ -89,7 +89,7 @@ pub enum OpenError {
     /// An option does not fit the adapter.
     #[error("the option `{option}` does not fit {name}: {why}")]
     Option {
-        /// Which function.
+        /// The function.
         name: String,
         /// The option.
         option: &'static str,
@@ -99,7 +99,7 @@ pub enum OpenError {
     /// A command failed.
     #[error("starting {name}: {source}")]
     Command {
-        /// Which function.
+        /// The function.
         name: String,
         /// Which, and why.
         source: CmdError,
@@ -107,15 +107,15 @@ pub enum OpenError {
     /// The function can't be used.
     #[error(transparent)]
     Function(#[from] FunctionError),
-    /// Memory can't be had, or not be mapped.
+    /// Memory cannot be allocated or mapped.
     #[error(transparent)]
     Memory(#[from] DmaError),
-    /// The operating system refused.
+    /// The operating system refused the call.
     #[error("{doing}: {source}{}", hca_core::remedy(source))]
     Io {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
 }

@@ -132,7 +132,7 @@ pub(crate) struct Core {
     pub(crate) health: Arc<Health>,
     /// What it can do.
     pub(crate) caps: Caps,
-    /// Its port.
+    /// The port.
     pub(crate) port: Port,
     /// The counters of its queue pairs.
     pub(crate) counter_set: CounterSet,

@@ -23,7 +23,7 @@ use crate::registers::Registers;
 /// How often in a row the health counter may be found as it was.
 const MAX_MISSES: u32 = 5;
 
-/// Why an adapter is taken for dead.
+/// The reason why an adapter is taken for dead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Death {
@@ -34,7 +34,7 @@ pub enum Death {
     },
     /// The firmware says that it is unwell, and asks for a reset.
     Syndrome {
-        /// Its code, a [`HealthSyndrome`].
+        /// The code, a [`HealthSyndrome`].
         syndrome: u32,
         /// More of the same, of the firmware's own.
         extended: u32,

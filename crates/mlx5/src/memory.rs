@@ -35,7 +35,7 @@ impl Lent {
 
 /// Memory that was lent, as the adapter sees it.
 pub(crate) struct Found {
-    /// Its first byte.
+    /// The first byte.
     pub(crate) iova: u64,
     /// Where the piece that it is in begins and ends.
     pub(crate) piece: (u64, u64),

@@ -57,7 +57,7 @@ impl Pds {
         Ok(())
     }
 
-    /// Its number on the adapter, for an object that will belong to it: [`release`](Self::release) takes that back.
+    /// The number on the adapter, for an object that will belong to it: [`release`](Self::release) takes that back.
     pub(crate) fn acquire(&self, pd: PdHandle) -> Result<u32, DeviceError> {
         let mut table = self.table();
         let found = table.find_mut(pd.index, pd.generation)?;

@@ -78,9 +78,9 @@ pub(crate) struct Port {
     /// Whether it is an Ethernet port.
     pub(crate) ethernet: bool,
     attr: Mutex<PortAttr>,
-    /// Its addresses on Ethernet, in the order of the table. That of an InfiniBand port is the manager's to change.
+    /// The addresses on Ethernet, in the order of the table. That of an InfiniBand port is the manager's to change.
     gids: Vec<Gid>,
-    /// Its MAC, on Ethernet.
+    /// The MAC, on Ethernet.
     mac: [u8; 6],
     /// Peers' MACs that the program gave, by GID.
     neighbours: HashMap<Gid, [u8; 6]>,
@@ -206,7 +206,7 @@ impl Port {
         // It is whole between any two of its operations.
         self.attr.lock().unwrap_or_else(PoisonError::into_inner)
     }
-    /// Its attributes now.
+    /// The attributes now.
     pub(crate) fn attr(&self) -> PortAttr {
         *self.lock()
     }
@@ -252,14 +252,14 @@ impl Port {
         Ok(())
     }
 
-    /// Its addresses on Ethernet; `None` on InfiniBand.
+    /// The addresses on Ethernet; `None` on InfiniBand.
     pub(crate) fn stations(&self) -> Option<Vec<Station>> {
         self.ethernet.then(|| self.gids.iter().map(|gid| self.station(*gid)).collect())
     }
     fn station(&self, gid: Gid) -> Station {
         Station { mac: self.mac, ip: gid.ip() }
     }
-    /// Its MAC, on Ethernet.
+    /// The MAC, on Ethernet.
     pub(crate) fn mac(&self) -> Mac {
         self.mac
     }

@@ -31,7 +31,7 @@ impl<T> Table<T> {
     pub(crate) fn insert(&mut self, value: T) -> Result<(u32, u32), DeviceError> {
         self.insert_with(|_, _| value)
     }
-    /// As [`insert`](Self::insert), of an object that has to know its index and generation.
+    /// Like [`insert`](Self::insert), of an object that has to know its index and generation.
     pub(crate) fn insert_with(
         &mut self,
         make: impl FnOnce(u32, u32) -> T,
@@ -45,7 +45,7 @@ impl<T> Table<T> {
         slot.value = Some(make(index, slot.generation));
         Ok((index, slot.generation))
     }
-    /// As [`insert_with`](Self::insert_with), of an object that the adapter knows by a number.
+    /// Like [`insert_with`](Self::insert_with), of an object that the adapter knows by a number.
     pub(crate) fn insert_numbered(
         &mut self,
         number: u32,
@@ -100,7 +100,7 @@ impl<T> Table<T> {
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|s| s.value.as_ref())
     }
-    /// How many there are.
+    /// The number.
     pub(crate) fn len(&self) -> u32 {
         (self.slots.len() - self.free.len()) as u32
     }

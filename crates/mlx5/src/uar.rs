@@ -19,7 +19,7 @@ use crate::options::Options;
 /// A doorbell page that is mapped. Clones are the same page.
 #[derive(Clone, Debug)]
 pub(crate) struct Uar {
-    /// Its number, for contexts of queues.
+    /// The number, for contexts of queues.
     pub(crate) index: u32,
     /// Of send queues: two that take turns.
     sends: [Register<u64>; 2],

@@ -33,7 +33,7 @@ const KEEPALIVE_COUNT: u32 = 3;
 /// In place of a time: this end owes an answer.
 const OUR_TURN: u64 = u64::MAX;
 
-/// Why the two processes lost each other.
+/// The reason why the two processes lost each other.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub(super) enum ControlError {
@@ -61,7 +61,7 @@ pub(super) enum ControlError {
     Garbled {
         /// What came, its begin.
         line: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// Another version.

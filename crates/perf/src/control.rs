@@ -32,7 +32,7 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "EndpointFields")]
 pub(super) struct Endpoint {
-    /// Its queue pair.
+    /// The queue pair.
     pub(super) qp: hca_verbs::Endpoint,
     /// Memory that it lets the other side reach.
     pub(super) window: RemoteMr,
@@ -154,7 +154,7 @@ pub(super) enum FromPeer {
     },
     /// Answer to `Prepare`: the peer serves until `Stop`.
     Ready {
-        /// Its queue pair.
+        /// The queue pair.
         endpoint: Endpoint,
     },
     /// Answer to `Node`.

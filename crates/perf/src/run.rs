@@ -97,7 +97,7 @@ impl Measured {
     }
 }
 
-/// Why two processes could not be set up for measuring.
+/// The reason why two processes could not be set up for measuring.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PairError {

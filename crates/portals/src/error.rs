@@ -6,14 +6,14 @@ use hca_verbs::{ConnectError, MemoryError};
 
 use crate::DirectoryError;
 
-/// Why a node can't be opened.
+/// An error of opening a node.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The device.
     #[error("opening a Portals node: {0}")]
     Device(#[from] DeviceError),
-    /// Its memory.
+    /// An error of allocating its memory.
     #[error("memory for messages: {0}")]
     Memory(#[from] MemoryError),
     /// A receive request was refused.
@@ -21,7 +21,7 @@ pub enum OpenError {
     Post(#[from] hca_core::PostErrorKind),
 }
 
-/// Why a call was refused; nothing has changed then. Each face turns it into its own return code.
+/// The reason why a call was refused; nothing has changed then. Each interface maps it to its own return code.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -31,10 +31,10 @@ pub enum Error {
     /// There is no such process.
     #[error("target {target:?} is no process of this interface")]
     Target {
-        /// What was given.
+        /// The given value.
         target: Process,
     },
-    /// Where a process is can't be found.
+    /// The directory does not find the process.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
     /// An interface of this kind is open on the node.
@@ -56,7 +56,7 @@ pub enum Error {
     Argument {
         /// The argument.
         argument: &'static str,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
     /// A connection can't be made.
@@ -74,9 +74,9 @@ pub enum Error {
     /// The operating system refused to wait.
     #[error("{doing}: {source}")]
     Io {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// Why it failed.
+        /// The reason.
         source: std::io::Error,
     },
 }

@@ -8,7 +8,7 @@ use hca_verbs::Context;
 
 use crate::{Card, Directory, DirectoryError, Node, NodeOptions, OpenError};
 
-/// Why a node can't join its job.
+/// An error of joining a job.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
@@ -18,12 +18,12 @@ pub enum JoinError {
     /// The other processes can't be told of it, or not be waited for.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// What rank 0 published can't be read.
+    /// The data that rank 0 published is invalid.
     #[error(
         "rank 0 of the job published {length} bytes, which are no node's card: do all processes run the same version?"
     )]
     Card {
-        /// How many bytes.
+        /// The number of bytes.
         length: usize,
     },
     /// The system gives no random numbers.

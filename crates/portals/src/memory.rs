@@ -147,7 +147,7 @@ impl Pieces {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// How many pieces.
+    /// The number of pieces.
     pub fn count(&self) -> usize {
         match &self.0 {
             Kind::One(_) => 1,
@@ -158,7 +158,7 @@ impl Pieces {
     pub fn is_vector(&self) -> bool {
         matches!(self.0, Kind::Many(_))
     }
-    /// Where events tell that it begins: the address of the first piece.
+    /// The start address that events report: the address of the first piece.
     pub fn addr(&self) -> u64 {
         match &self.0 {
             Kind::One(memory) => memory.addr(),

@@ -53,7 +53,7 @@ impl NiCore {
     pub(crate) fn set_face(&self, face: Weak<dyn Any + Send + Sync>) {
         self.look(|ni| ni.face = Some(face));
     }
-    /// What was granted.
+    /// The granted limits.
     pub(crate) fn limits(&self) -> Limits {
         self.look(|ni| *ni.engine.limits())
     }

@@ -18,7 +18,7 @@ pub enum Step {
         entry: EntryHandle,
         /// The list on which it stands.
         list: ListKind,
-        /// Why it does not take it.
+        /// The reason why the entry does not take the message.
         refuses: Option<Reason>,
     },
     /// No entry takes it.
@@ -29,11 +29,11 @@ pub enum Step {
         entry: EntryHandle,
         /// The list on which it stood.
         list: ListKind,
-        /// Where in its memory.
+        /// The offset in the entry's memory.
         offset: u64,
         /// Bytes moved.
         mlength: u64,
-        /// How it ended.
+        /// The result.
         fail: NiFail,
     },
 }

@@ -94,7 +94,7 @@ pub(crate) struct Request<'a> {
     pub(crate) operand: &'a [u8],
 }
 
-/// Why a message can't be read.
+/// An error of reading a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WireError {
     /// It ends before its fields do.

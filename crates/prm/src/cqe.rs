@@ -120,7 +120,7 @@ codes! {
         Invalid = 15 "nothing: the entry was never written",
     }
 
-    /// Why a request failed.
+    /// The reason why a request failed.
     pub enum CqeSyndrome {
         LocalLengthErr = 0x01 "local length error",
         LocalQpOpErr = 0x02 "local queue pair operation error",
@@ -137,7 +137,7 @@ codes! {
         RemoteAbortedErr = 0x22 "remote aborted",
     }
 
-    /// Why a completion queue is in error, see [`CqError`](crate::CqError).
+    /// The reason why a completion queue is in error, see [`CqError`](crate::CqError).
     pub enum CqErrorSyndrome {
         CqOverrun = 0x1 "it has overflowed",
         CqAccessViolation = 0x2 "its memory cannot be written",

@@ -89,7 +89,7 @@ codes! {
         SwReset = 7 "the driver resets the firmware",
     }
 
-    /// Why the firmware is unwell: [`SYND`](HealthBuffer::SYND).
+    /// The reason why the firmware is unwell: [`SYND`](HealthBuffer::SYND).
     pub enum HealthSyndrome {
         FwInternalErr = 0x1 "internal error of the firmware",
         DeadIrisc = 0x7 "one of the adapter's processors does not answer",

@@ -83,7 +83,7 @@ impl Fork {
 }
 
 impl Default for Fork {
-    /// As [`Fork::new`].
+    /// Like [`Fork::new`].
     fn default() -> Self {
         Self::new()
     }

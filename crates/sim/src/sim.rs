@@ -583,15 +583,15 @@ pub struct Node {
 }
 
 impl Node {
-    /// Its number, from 0.
+    /// The number, from 0.
     pub fn index(&self) -> usize {
         self.index
     }
-    /// Its address.
+    /// The address.
     pub fn address(&self) -> IpAddr {
         self.sim.net().address(self.index)
     }
-    /// Its adapter.
+    /// The adapter.
     ///
     /// # Panics
     /// While the node is down.
@@ -599,7 +599,7 @@ impl Node {
         let nodes = self.sim.inner.nodes.borrow();
         nodes[self.index].device.clone().expect("the node has crashed; restart it first")
     }
-    /// Its adapter behind verbs, with initial PSNs that the seed decides.
+    /// The adapter behind verbs, with initial PSNs that the seed decides.
     ///
     /// # Panics
     /// While the node is down.

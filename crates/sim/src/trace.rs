@@ -24,7 +24,7 @@ pub struct FrameTag {
     pub opcode: Opcode,
     /// Destination queue pair.
     pub qpn: Qpn,
-    /// Its packet sequence number.
+    /// The packet sequence number.
     pub psn: Psn,
     /// Bytes from BTH to ICRC.
     pub len: usize,
@@ -67,7 +67,7 @@ impl fmt::Display for FrameTag {
     }
 }
 
-/// Why a frame did not arrive.
+/// The reason why a frame did not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Loss {

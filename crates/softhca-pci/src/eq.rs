@@ -122,7 +122,7 @@ impl Eq {
     }
 }
 
-/// Why an event was not written.
+/// The reason why an event was not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unwritten {
     /// The client has not read what is there.

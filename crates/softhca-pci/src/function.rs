@@ -51,7 +51,7 @@ pub enum PortKind {
 }
 
 impl PortKind {
-    /// Its name on the command line.
+    /// The name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::InfiniBand => "ib",
@@ -81,9 +81,9 @@ pub struct UnknownPort;
 /// What a function is.
 #[derive(Clone, Debug, Default)]
 pub struct FunctionOptions {
-    /// Its number among the functions of its adapter, from 0; its LID is one more.
+    /// The number among the functions of its adapter, from 0; its LID is one more.
     pub number: u16,
-    /// Its port.
+    /// The port.
     pub port: PortKind,
     /// Whether it asks its driver for pages at every command that makes something, and at none for more than one. An
     /// adapter in silicon may ask at any command; others than this one have pages to spare most of the time, which

@@ -93,7 +93,7 @@ pub(crate) struct Fault {
     pub(crate) len: u64,
 }
 
-/// Why there is no window.
+/// The reason why there is no window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoWindow {
     /// A part is out of reach.
@@ -610,7 +610,7 @@ impl Window {
         self.write
     }
 
-    /// Its first byte, for the adapter's own accesses; good as long as the window lives.
+    /// The first byte, for the adapter's own accesses; good as long as the window lives.
     pub(crate) fn addr(&self) -> NonNull<u8> {
         self.addr
     }

@@ -57,23 +57,23 @@ pub(crate) fn has_room(there: usize, log_limit: u32) -> Result<(), CmdStatus> {
 pub(crate) enum Raised {
     /// A completion queue that was armed has something.
     Completion {
-        /// Its event queue.
+        /// The event queue.
         eqn: u32,
-        /// Its number.
+        /// The number.
         cqn: u32,
     },
     /// A completion queue is in error.
     CqError {
-        /// Its number.
+        /// The number.
         cqn: u32,
-        /// Why.
+        /// The reason.
         syndrome: CqErrorSyndrome,
     },
     /// Something happened to a queue pair or shared receive queue.
     Queue {
         /// What.
         event: EventType,
-        /// Its number.
+        /// The number.
         number: u32,
     },
 }
@@ -403,7 +403,7 @@ impl Function {
         std::mem::take(&mut self.objects.freed_bytes)
     }
 
-    /// As [`Objects::release_memory`], with the events that come of it.
+    /// Like [`Objects::release_memory`], with the events that come of it.
     pub(crate) fn release_memory(&mut self, iova: u64, size: u64) {
         self.objects.release_memory(iova, size);
         self.post_raised();

@@ -34,7 +34,7 @@ pub struct ServerOptions {
     pub port: PortKind,
     /// How long there is nothing to do before the thread sleeps; 50 us unless told.
     pub patience: Duration,
-    /// As [`FunctionOptions::no_spare_pages`]; not unless told.
+    /// Like [`FunctionOptions::no_spare_pages`]; not unless told.
     pub no_spare_pages: bool,
     /// What an operator has fixed of each function, in their order; nothing of those for which there is no entry.
     pub fixed: Vec<Fixed>,
@@ -71,7 +71,7 @@ const LAST_TICK: Duration = Duration::from_millis(1);
 /// Functions of one server.
 const MAX_FUNCTIONS: usize = 1024;
 
-/// Why a server does not serve.
+/// The reason why a server does not serve.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServeError {
@@ -83,7 +83,7 @@ pub enum ServeError {
     Fixed {
         /// The function's socket.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         why: FixedError,
     },
     /// Nobody can listen at a socket's path.
@@ -92,9 +92,9 @@ pub enum ServeError {
     /// The system refuses something else.
     #[error("{doing}: {source}{}", hca_core::remedy(source))]
     System {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
 }

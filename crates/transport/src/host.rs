@@ -99,7 +99,7 @@ pub struct Loan {
     pub terms: Option<[u64; 2]>,
 }
 
-/// Why what was lent could not be fetched.
+/// The reason why what was lent could not be fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoanError {
     /// The request's own list does not take it.

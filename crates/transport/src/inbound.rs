@@ -33,7 +33,7 @@ pub(crate) enum Inbound {
     },
 }
 
-/// Why a packet of a message can't be carried out.
+/// The reason why a packet of a message can't be carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// Opcode sequence or length against the rules.

@@ -18,7 +18,7 @@ use crate::{Count, Host, QpEvent, TxSink};
 pub struct QpConfig {
     /// Service.
     pub qp_type: QpType,
-    /// Its number.
+    /// The number.
     pub qpn: Qpn,
     /// READs and atomics outstanding at most, on either side; `max_rd_atomic` and
     /// `max_dest_rd_atomic` beyond it are refused.
@@ -58,7 +58,7 @@ pub struct WindowStats {
     pub inflight_bytes: u32,
     /// Smoothed round trip; 0 before the first sample.
     pub srtt_ns: u64,
-    /// Its variation.
+    /// The variation.
     pub rttvar_ns: u64,
 }
 
@@ -92,7 +92,7 @@ pub struct Qp {
     drain_event: bool,
     /// The event of the first packet in RTR was raised.
     established: bool,
-    /// Its next connection goes by messages.
+    /// The next connection goes by messages.
     by_messages: bool,
 }
 
@@ -120,11 +120,11 @@ impl Qp {
     pub fn uses_messages(&self) -> bool {
         matches!(self.service, Service::Local(_))
     }
-    /// Its service.
+    /// The service.
     pub fn qp_type(&self) -> QpType {
         self.config.qp_type
     }
-    /// Its number.
+    /// The number.
     pub fn qpn(&self) -> Qpn {
         self.config.qpn
     }
@@ -138,7 +138,7 @@ impl Qp {
     pub(crate) fn awaits_drain(&self) -> bool {
         self.drain_event
     }
-    /// Its state.
+    /// The state.
     pub fn state(&self) -> QpState {
         self.state
     }

@@ -16,7 +16,7 @@ pub(crate) use loom::{
     thread::yield_now,
 };
 
-/// As [`std::thread::sleep`].
+/// Like [`std::thread::sleep`].
 #[cfg(loom)]
 pub(crate) fn sleep(_: core::time::Duration) {
     yield_now();
@@ -35,12 +35,12 @@ impl<T> UnsafeCell<T> {
         Self(core::cell::UnsafeCell::new(v))
     }
     #[inline(always)]
-    /// Its address, to be read.
+    /// The address, to be read.
     pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
         f(self.0.get())
     }
     #[inline(always)]
-    /// Its address, to be written.
+    /// The address, to be written.
     pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
         f(self.0.get())
     }

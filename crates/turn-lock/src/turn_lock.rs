@@ -165,7 +165,7 @@ impl<T, const LEVEL: usize> Guard<'_, T, LEVEL> {
             None => lock.give_back(),
         }
     }
-    /// As [`unlock`](Self::unlock), and makes nobody the favourite: by guests.
+    /// Like [`unlock`](Self::unlock), and makes nobody the favourite: by guests.
     #[must_use = "somebody may have left word"]
     #[inline]
     pub fn unlock_unfavoured(self) -> bool {
@@ -455,7 +455,7 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         }
         self.free()
     }
-    /// As [`give_back`](Self::give_back), and favours nobody.
+    /// Like [`give_back`](Self::give_back), and favours nobody.
     #[inline(always)]
     fn free(&self) -> bool {
         match self.state.compare_exchange(HELD, FREE, Ordering::Release, Ordering::Relaxed) {

@@ -226,16 +226,16 @@ impl Drop for DmaBuf {
 }
 
 impl DmaBuf {
-    /// Its address for the device.
+    /// The address for the device.
     pub fn iova(&self) -> Iova {
         Iova(self.chunk.iova.0 + self.at as u64)
     }
-    /// Its address here: for those who hand it to a device as raw memory, and by the rules for such.
+    /// The address here: for those who hand it to a device as raw memory, and by the rules for such.
     pub fn addr(&self) -> NonNull<u8> {
         let base = self.chunk.memory.base();
         NonNull::new(base.as_ptr().wrapping_add(self.at)).expect("within the mapping, which is not at 0")
     }
-    /// Its length: whole pages.
+    /// The length: whole pages.
     pub fn len(&self) -> usize {
         self.len
     }

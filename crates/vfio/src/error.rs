@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::address::PciAddress;
 use crate::user::UserError;
 
-/// Why a function can't be opened.
+/// An error of opening a function.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -18,13 +18,13 @@ pub enum OpenError {
         "`{given}` is no PCI address: take domain:bus:device.function, as in 0000:03:00.0 (`lspci -D` lists them)"
     )]
     Address {
-        /// What was given.
+        /// The given value.
         given: String,
     },
     /// There is no such function.
     #[error("there is no PCI function {address} on this machine: `lspci -D` lists those that there are")]
     NoFunction {
-        /// Which one.
+        /// The one that was given.
         address: PciAddress,
     },
     /// Nothing stands between the function and the machine's memory.
@@ -34,7 +34,7 @@ pub enum OpenError {
          reboot"
     )]
     NoIommu {
-        /// Which function.
+        /// The function.
         address: PciAddress,
     },
     /// Another driver has the function, or none.
@@ -46,7 +46,7 @@ pub enum OpenError {
         unbind(*address, bound_to.as_deref())
     )]
     NotBound {
-        /// Which function.
+        /// The function.
         address: PciAddress,
         /// The driver that has it.
         bound_to: Option<String>,
@@ -60,9 +60,9 @@ pub enum OpenError {
         first = others.first().map_or_else(|| "ADDRESS".to_owned(), |(a, _)| a.clone())
     )]
     GroupNotViable {
-        /// Which function.
+        /// The function.
         address: PciAddress,
-        /// Its group.
+        /// The group.
         group: u32,
         /// The other functions, and the driver that has each.
         others: Vec<(String, String)>,
@@ -70,7 +70,7 @@ pub enum OpenError {
     /// There is no node for the group or for vfio itself.
     #[error("there is no {}: load the driver with `modprobe {module}`, as root", path.display())]
     NoNode {
-        /// Which node.
+        /// The device node.
         path: PathBuf,
         /// The module that makes it.
         module: &'static str,
@@ -83,13 +83,13 @@ pub enum OpenError {
         path.display()
     )]
     NoRights {
-        /// Which node.
+        /// The device node.
         path: PathBuf,
         /// Whose it is.
         uid: u32,
-        /// Its group's number.
+        /// The group's number.
         gid: u32,
-        /// Its permissions.
+        /// The permissions.
         mode: u32,
         /// Who this process is.
         me: u32,
@@ -97,7 +97,7 @@ pub enum OpenError {
     /// Another process has the function.
     #[error("{} is open in another process: `fuser -v {}` tells which; end it", path.display(), path.display())]
     Busy {
-        /// Which node.
+        /// The device node.
         path: PathBuf,
     },
     /// Interrupts of the function could not be confined.
@@ -108,7 +108,7 @@ pub enum OpenError {
          allow_unsafe_interrupts=1`), as root"
     )]
     NoInterruptRemapping {
-        /// Which function.
+        /// The function.
         address: PciAddress,
     },
     /// The kernel's vfio is not as it is expected.
@@ -116,13 +116,13 @@ pub enum OpenError {
         "the kernel's vfio lacks {what}, which every kernel since 4.0 has: is it built in (CONFIG_VFIO_IOMMU_TYPE1)?"
     )]
     Kernel {
-        /// What is missing.
+        /// The missing part.
         what: &'static str,
     },
     /// What was opened is something else.
     #[error("{name} is a device, but no PCI function")]
     NotPci {
-        /// Which one.
+        /// The one that was given.
         name: String,
     },
     /// A socket or its server.
@@ -131,12 +131,12 @@ pub enum OpenError {
     /// The function itself does not answer as one.
     #[error(transparent)]
     Function(#[from] FunctionError),
-    /// The operating system refused.
+    /// The operating system refused the call.
     #[error("{doing}: {source}{}", remedy(source))]
     Io {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
 }
@@ -151,7 +151,7 @@ fn others_text(others: &[(String, String)]) -> String {
     others.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// Why something can't be done with a function that is open.
+/// The reason why something can't be done with a function that is open.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FunctionError {
@@ -160,7 +160,7 @@ pub enum FunctionError {
         "BAR {index} of {name} is not there: functions have BARs 0 to 5, and the upper half of a long one is none"
     )]
     NoBar {
-        /// Which function.
+        /// The function.
         name: String,
         /// Which BAR.
         index: u8,
@@ -170,13 +170,13 @@ pub enum FunctionError {
         "{bytes} bytes at {offset:#x} of {region} of {name} are not possible: it has {size:#x} bytes, and accesses are aligned"
     )]
     Range {
-        /// Which function.
+        /// The function.
         name: String,
-        /// Which region.
+        /// The region.
         region: RegionName,
         /// Where.
         offset: u64,
-        /// How many.
+        /// The number.
         bytes: u64,
         /// The region's length.
         size: u64,
@@ -184,9 +184,9 @@ pub enum FunctionError {
     /// The region can't be written, or not be read.
     #[error("{region} of {name} can't be {what}")]
     Right {
-        /// Which function.
+        /// The function.
         name: String,
-        /// Which region.
+        /// The region.
         region: RegionName,
         /// `read` or `written`.
         what: &'static str,
@@ -198,9 +198,9 @@ pub enum FunctionError {
         areas_text(areas)
     )]
     NotMappable {
-        /// Which function.
+        /// The function.
         name: String,
-        /// Which region.
+        /// The region.
         region: RegionName,
         /// Where.
         offset: u64,
@@ -212,9 +212,9 @@ pub enum FunctionError {
     /// The file behind a part of a BAR is shorter than its server says.
     #[error("the file that the server of {name} gives for {region} ends at {has:#x}, before {needs:#x}")]
     ShortFile {
-        /// Which function.
+        /// The function.
         name: String,
-        /// Which region.
+        /// The region.
         region: RegionName,
         /// Where the part ends.
         needs: u64,
@@ -226,17 +226,17 @@ pub enum FunctionError {
         "memory space of {name} can't be switched off while {windows} windows on its registers are held: drop them"
     )]
     StillMapped {
-        /// Which function.
+        /// The function.
         name: String,
-        /// How many.
+        /// The number.
         windows: usize,
     },
     /// So many interrupts are not possible.
     #[error("{asked} MSI-X vectors of {name} are not possible: take 1 to {has}")]
     Vectors {
-        /// Which function.
+        /// The function.
         name: String,
-        /// What was asked for.
+        /// The requested value.
         asked: u32,
         /// What there is.
         has: u32,
@@ -244,9 +244,9 @@ pub enum FunctionError {
     /// They are set up already.
     #[error("MSI-X of {name} is set up already, with {vectors} vectors: disable it first")]
     VectorsInUse {
-        /// Which function.
+        /// The function.
         name: String,
-        /// How many.
+        /// The number.
         vectors: u32,
     },
     /// The function can't be reset by itself.
@@ -254,36 +254,36 @@ pub enum FunctionError {
         "{name} can't be reset by itself: it has no function level reset, and shares its bus with others"
     )]
     NoReset {
-        /// Which function.
+        /// The function.
         name: String,
     },
     /// It says something of itself that can't be.
     #[error("{name} describes {what} in a way that can't be: {source}")]
     Description {
-        /// Which function.
+        /// The function.
         name: String,
         /// What.
         what: &'static str,
-        /// What is wrong with it.
+        /// The reason.
         source: crate::user::wire::WireError,
     },
     /// It was let go of.
     #[error("{name} was let go of: open it again, once it is bound to vfio-pci, or served, again")]
     LetGo {
-        /// Which function.
+        /// The function.
         name: String,
     },
     /// The server of the function refused, or is gone.
     #[error(transparent)]
     User(#[from] UserError),
-    /// The operating system refused.
+    /// The operating system refused the call.
     #[error("{doing} of {name}: {source}{}", remedy(source))]
     Io {
-        /// Which function.
+        /// The function.
         name: String,
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
 }
@@ -314,7 +314,7 @@ impl core::fmt::Display for RegionName {
     }
 }
 
-/// Why memory can't be had, or can't be given to a function.
+/// The reason why memory can't be had, or can't be given to a function.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum DmaError {
@@ -323,7 +323,7 @@ pub enum DmaError {
         "a piece of {bytes} bytes, aligned to {align}: take 1 byte at least, and a power of two from 1 to {max_align}"
     )]
     Size {
-        /// What was asked for.
+        /// The requested value.
         bytes: usize,
         /// The alignment.
         align: usize,
@@ -336,7 +336,7 @@ pub enum DmaError {
          none; take memory from a DmaArena"
     )]
     Foreign {
-        /// Which function.
+        /// The function.
         name: String,
         /// Where the memory lies.
         addr: usize,
@@ -348,9 +348,9 @@ pub enum DmaError {
         "no {bytes} bytes of device addresses are left for {name}: the IOMMU allows {allowed:#x} in all; unmap something"
     )]
     Addresses {
-        /// Which function.
+        /// The function.
         name: String,
-        /// What was asked for.
+        /// The requested value.
         bytes: u64,
         /// What the IOMMU allows.
         allowed: u64,
@@ -360,7 +360,7 @@ pub enum DmaError {
         "{name} has {limit} mappings for DMA, which is all that it may have: unmap something, or map larger pieces"
     )]
     Mappings {
-        /// Which function.
+        /// The function.
         name: String,
         /// The limit.
         limit: u32,
@@ -373,7 +373,7 @@ pub enum DmaError {
         (locked + needed).div_ceil(1024)
     )]
     Memlock {
-        /// Which function.
+        /// The function.
         name: String,
         /// What the mapping needs.
         needed: u64,
@@ -385,17 +385,17 @@ pub enum DmaError {
     /// No memory.
     #[error("{bytes} bytes of memory can't be had: {doing}: {source}{}", remedy(source))]
     Memory {
-        /// How many.
+        /// The number.
         bytes: usize,
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
     /// There is no such mapping.
     #[error("{name} has no mapping of {bytes} bytes at device address {iova:#x}")]
     NotMapped {
-        /// Which function.
+        /// The function.
         name: String,
         /// The address.
         iova: u64,
@@ -405,14 +405,14 @@ pub enum DmaError {
     /// The server of the function refused, or is gone.
     #[error(transparent)]
     User(#[from] UserError),
-    /// The operating system refused.
+    /// The operating system refused the call.
     #[error("{doing} {name}: {source}{}", remedy(source))]
     Io {
-        /// Which function.
+        /// The function.
         name: String,
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
 }

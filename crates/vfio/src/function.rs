@@ -100,7 +100,7 @@ impl PciFunction {
         self.0.backend.name()
     }
 
-    /// Its configuration space.
+    /// The configuration space.
     ///
     /// # Errors
     /// It does not describe one.

@@ -112,7 +112,7 @@ impl Mapping {
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
-    /// Its length.
+    /// The length.
     pub(crate) fn len(&self) -> usize {
         self.len
     }

@@ -12,7 +12,7 @@ pub(crate) struct PciSocket {
     pub fixed: Fixed,
 }
 
-/// Why that can't be understood.
+/// The reason why that can't be understood.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PciSocketError {
     #[error("there is no path: write it first, as in /tmp/a.sock,ip=10.0.0.5")]

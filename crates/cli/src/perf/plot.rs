@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use super::table::label;
 
-/// Why a plot was not drawn.
+/// The reason why a plot was not drawn.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub(super) enum PlotError {

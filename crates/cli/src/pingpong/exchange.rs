@@ -32,7 +32,7 @@ pub(crate) struct Dest {
     gid: Gid,
 }
 
-/// Why the two ends did not learn of each other.
+/// The reason why the two ends did not learn of each other.
 #[derive(Debug, Error)]
 pub(crate) enum ExchangeError {
     /// The connection broke.

@@ -62,7 +62,7 @@ const BUILT_IN: [(&str, &str, &str); 9] = [
     ),
 ];
 
-/// Why nothing was traced.
+/// The reason why nothing was traced.
 #[derive(Debug, Error)]
 pub(crate) enum TraceError {
     /// The file can't be read.
@@ -82,7 +82,7 @@ pub(crate) enum TraceError {
     /// There is no such scenario.
     #[error("there is no scenario `{name}`; there are: {known}")]
     Name {
-        /// What was asked for.
+        /// The requested value.
         name: String,
         /// What there is.
         known: String,

@@ -112,7 +112,7 @@ pub(super) enum Expect {
     Operation,
 }
 
-/// Why a text is no scenario.
+/// The reason why a text is no scenario.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{name}:{line}: {why}")]
 pub(crate) struct ScenarioError {

@@ -229,7 +229,7 @@ impl Draw {
         Some(request)
     }
 
-    /// As [`batch`](Self::batch), behind others.
+    /// Like [`batch`](Self::batch), behind others.
     fn batch_behind(&mut self, side: Side, pair: usize, n: usize, before: &[Request]) -> Vec<Request> {
         let taken = before.iter().filter(|r| r.op.consumes_recv()).count();
         let mut requests = self.batch(side, pair, n);

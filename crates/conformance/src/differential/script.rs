@@ -24,7 +24,7 @@ pub(super) mod slot {
     pub(crate) const VICTIMS: core::ops::Range<usize> = 5..8;
     /// In another protection domain.
     pub(crate) const STRANGE: usize = 8;
-    /// How many there are.
+    /// The number.
     pub(crate) const COUNT: usize = 9;
 }
 

@@ -90,7 +90,7 @@ impl FaultPlan {
     }
 }
 
-/// Why a text is not a fault plan.
+/// The reason why a text is not a fault plan.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum FaultPlanError {

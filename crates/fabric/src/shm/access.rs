@@ -248,7 +248,7 @@ impl<'a> Reach<'a> {
     pub(super) fn processes_mut(&mut self) -> &mut Processes {
         &mut self.mapped.processes
     }
-    /// As [`ShmFabric::access`].
+    /// Like [`ShmFabric::access`].
     ///
     /// # Errors
     /// As there.

@@ -36,7 +36,7 @@ pub(super) struct Terms<'a> {
     pub(super) qp_word: u64,
 }
 
-/// Why an access does not go ahead.
+/// The reason why an access does not go ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stale {
     Generation,

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 /// The process that connected, or that listened when this side connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerCred {
-    /// Its number in our PID namespace; 0: it has none there. (So no type of numbers that are never 0 serves here.)
+    /// The number in our PID namespace; 0: it has none there. (So no type of numbers that are never 0 serves here.)
     pub(super) pid: i32,
     /// Its user, by the number that our user namespace has for him.
     pub(super) uid: u32,

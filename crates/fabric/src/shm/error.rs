@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use hca_core::remedy;
 use thiserror::Error;
 
-/// Why a [`ShmFabric`](super::ShmFabric) can't be opened.
+/// An error of opening a [`ShmFabric`](super::ShmFabric).
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ShmError {
@@ -16,7 +16,7 @@ pub enum ShmError {
          shm://lab"
     )]
     Domain {
-        /// What was given.
+        /// The given value.
         domain: String,
     },
     /// The folder can't hold the sockets.
@@ -24,13 +24,13 @@ pub enum ShmError {
     Folder {
         /// The folder.
         folder: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
     /// The folder can't be read or written.
     #[error("{doing} in the socket folder {}: {source}{}", folder.display(), folder_remedy(source))]
     FolderIo {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
         /// The folder.
         folder: PathBuf,
@@ -54,21 +54,21 @@ pub enum ShmError {
     /// The size of a ring.
     #[error("a ring of {bytes} bytes: take a power of two from 64 KiB to 64 MiB")]
     Ring {
-        /// What was asked for.
+        /// The requested value.
         bytes: usize,
     },
     /// Shared memory can't be had.
     #[error("{bytes} bytes of shared memory can't be had: {source}{}", memory_remedy(source))]
     Memory {
-        /// How many.
+        /// The number.
         bytes: usize,
         /// The reason.
         source: io::Error,
     },
-    /// The operating system refused.
+    /// The operating system refused the call.
     #[error("{doing}: {source}{}", remedy(source))]
     Io {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
         /// The reason.
         source: io::Error,

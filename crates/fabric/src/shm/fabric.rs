@@ -321,7 +321,7 @@ fn attr(
 }
 
 impl ShmFabric {
-    /// As [`Fabric::recv`], with messages.
+    /// Like [`Fabric::recv`], with messages.
     #[inline]
     pub fn recv_all<S: ShmSink>(&mut self, now: Instant, budget: RxBudget, sink: &mut S) -> RxOutcome {
         self.now = now;
@@ -344,7 +344,7 @@ impl ShmFabric {
         }
         self.poll_rings(budget, sink)
     }
-    /// As [`recv_now`](Self::recv_now), where a simulation decides when, and how much.
+    /// Like [`recv_now`](Self::recv_now), where a simulation decides when, and how much.
     #[cold]
     fn recv_by_chance<S: ShmSink>(&mut self, budget: RxBudget, sink: &mut S) -> RxOutcome {
         let Some(chance) = self.chance.as_mut().filter(|c| !c.is_killed()) else {

@@ -115,7 +115,7 @@ pub enum Notice {
         link: LinkId,
         /// The key.
         key: u32,
-        /// Its name here.
+        /// The name here.
         grant: GrantId,
         /// What is granted.
         granted: Granted,
@@ -169,7 +169,7 @@ pub enum Notice {
     },
 }
 
-/// Why something was not asked for or granted.
+/// The reason why something was not asked for or granted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GrantError {
@@ -205,17 +205,17 @@ pub enum GrantError {
     /// Another adapter of this process has granted it.
     #[error("the memory is granted by another adapter of this process")]
     Elsewhere,
-    /// The operating system refused.
+    /// The operating system refused the call.
     #[error("{doing}: {source}")]
     Io {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
         /// The reason.
         source: io::Error,
     },
 }
 
-/// Why a direct access does not go ahead.
+/// The reason why a direct access does not go ahead.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
     /// There is no such grant.
@@ -232,7 +232,7 @@ pub enum Denied {
     },
 }
 
-/// Why a piece was not moved. Nothing was changed.
+/// The reason why a piece was not moved. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AccessError {
     /// It is not within the region.

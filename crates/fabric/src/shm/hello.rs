@@ -58,7 +58,7 @@ pub(super) struct Greeting {
     pub(super) nonce: u64,
 }
 
-/// Why something received is no message.
+/// The reason why something received is no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum HelloFault {
     /// It is something else.

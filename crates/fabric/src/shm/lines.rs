@@ -38,7 +38,7 @@ impl LineMessage {
         (line[0], line[1]) = (pair(0, head[0]), pair(head[1], head[2]));
         Self { line, len }
     }
-    /// Its data, to be written.
+    /// The data, to be written.
     #[inline]
     pub fn data_mut(&mut self) -> &mut [u8] {
         &mut bytemuck::cast_slice_mut(&mut self.line[2..])[..self.len]

@@ -84,7 +84,7 @@ struct PeerMemory {
     board: Window,
 }
 
-/// Why a peer is not taken.
+/// The reason why a peer is not taken.
 #[derive(Debug, thiserror::Error)]
 enum Unwanted {
     #[error("{0}")]

@@ -407,7 +407,7 @@ pub(super) struct LineView<'a> {
 
 #[cfg(not(loom))]
 impl LineView<'_> {
-    /// Its word of eight bytes, of eight.
+    /// The word of eight bytes, of eight.
     #[inline(always)]
     pub(super) fn word<const N: usize>(self) -> u64 {
         const { assert!(N < LINE / 8) };
@@ -499,7 +499,7 @@ pub(super) fn create_sparse(
     Ok((fd, Segment(Arc::new(mapping))))
 }
 
-/// Why a peer's memory is not mapped.
+/// An error of mapping a peer's memory.
 #[cfg(not(loom))]
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MemoryFault {

@@ -70,7 +70,7 @@ pub struct ProcessLoan {
     pub terms: LoanTerms,
 }
 
-/// Why what was lent was not fetched. What stands at the places is anything then.
+/// The reason why what was lent was not fetched. What stands at the places is anything then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FetchError {
     /// It is out of reach, or was taken back: it is to come by the ring.

@@ -98,7 +98,7 @@ impl ShmFabric {
         let begun = self.begin_revoke(key);
         self.wait_for(begun)
     }
-    /// As [`revoke`](Self::revoke), but only begins. From now on no access by that key begins.
+    /// Like [`revoke`](Self::revoke), but only begins. From now on no access by that key begins.
     pub fn begin_revoke(&mut self, key: u32) -> TakeBack {
         self.end_loans(key);
         match self.grants.slot_of(key) {
@@ -120,7 +120,7 @@ impl ShmFabric {
         let begun = self.begin_withdraw_qp_word(peer, slot, word)?;
         Ok(self.wait_for(begun))
     }
-    /// As [`withdraw_qp_word`](Self::withdraw_qp_word), but only begins. From now on no access under the old word
+    /// Like [`withdraw_qp_word`](Self::withdraw_qp_word), but only begins. From now on no access under the old word
     /// begins.
     ///
     /// # Errors

@@ -200,7 +200,7 @@ impl Barrier {
     }
 }
 
-/// Why a packet was not taken.
+/// The reason why a packet was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// The ring is full.

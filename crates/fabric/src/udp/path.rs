@@ -27,7 +27,7 @@ const PROBE: &[u8] = b"ident";
 /// One outgoing flow.
 pub(crate) struct TxPath {
     key: PathKey,
-    /// Its own connected socket; `None`: it goes by the shared, unconnected one.
+    /// The own connected socket; `None`: it goes by the shared, unconnected one.
     socket: Option<Socket>,
     addr: SockAddr,
     pub(crate) src_port: u16,

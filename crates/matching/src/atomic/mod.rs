@@ -177,7 +177,7 @@ impl Datatype {
     }
 }
 
-/// Why [`apply`] did nothing.
+/// The reason why [`apply`] did nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AtomicError {
@@ -200,7 +200,7 @@ pub enum AtomicError {
     Length {
         /// Which slice.
         argument: &'static str,
-        /// Its bytes.
+        /// The bytes.
         length: usize,
         /// The type.
         ty: Datatype,

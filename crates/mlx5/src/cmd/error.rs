@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::health::Death;
 
-/// Why a command was not done.
+/// The reason why a command was not done.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CmdError {
@@ -85,7 +85,7 @@ pub enum CmdError {
     Function {
         /// Which command.
         command: Opcode,
-        /// Why.
+        /// The reason.
         source: FunctionError,
     },
     /// There is no memory for its mailboxes.
@@ -93,7 +93,7 @@ pub enum CmdError {
     Memory {
         /// Which command.
         command: Opcode,
-        /// Why.
+        /// The reason.
         source: DmaError,
     },
 }

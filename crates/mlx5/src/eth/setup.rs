@@ -39,7 +39,7 @@ const HOP_BY_HOP: u8 = 0;
 /// Bytes of a buffer: more than the longest frame of these adapters, whatever the port is set to.
 const FRAME_ROOM: usize = 10 << 10;
 
-/// Why the queues can't be made.
+/// An error of making the queues.
 pub(super) enum Failed {
     Memory(DmaError),
     Command(CmdError),

@@ -127,7 +127,7 @@ pub(crate) struct Written {
     /// Blocks that it takes.
     pub(crate) blocks: u16,
     pub(crate) opcode: WqeOpcode,
-    /// Its first 8 bytes, as rows: what goes to the doorbell page.
+    /// The first 8 bytes, as rows: what goes to the doorbell page.
     pub(crate) bell: u64,
 }
 

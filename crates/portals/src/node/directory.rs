@@ -11,16 +11,16 @@ use hca_verbs::Context;
 use super::{Node, NodeOptions};
 use crate::OpenError;
 
-/// Where a node is found: what others need to speak to it.
+/// The address of a node: everything that other nodes need to connect to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Card {
-    /// Its node number: its IPv4 address, or a digest of its GID.
+    /// The node number: the IPv4 address, or a digest of the GID.
     pub nid: Nid,
-    /// Its process number.
+    /// The process number.
     pub pid: Pid,
-    /// Its device's address.
+    /// The GID of the device.
     pub gid: Gid,
-    /// Its device's LID on an InfiniBand subnet; 0 on RoCE.
+    /// The LID of the device on an InfiniBand subnet; 0 on RoCE.
     pub lid: Lid,
     /// The queue pair that takes its datagrams.
     pub datagrams: Qpn,
@@ -30,7 +30,7 @@ impl Card {
     /// Bytes that [`to_bytes`](Self::to_bytes) gives.
     pub const BYTES: usize = 30;
 
-    /// As bytes to be published.
+    /// The bytes to publish.
     pub fn to_bytes(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
         out[..4].copy_from_slice(&self.nid.0.to_be_bytes());
@@ -51,7 +51,7 @@ impl Card {
     }
 }
 
-/// Why a process was not found.
+/// An error of looking a process up.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryError {
@@ -72,12 +72,12 @@ pub enum DirectoryError {
     /// Who would know can't be asked.
     #[error("asking for a process's address: {source}")]
     Asking {
-        /// Why.
+        /// The reason.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
-/// Where other processes are found. Asked once a process, on first use; it may wait.
+/// A directory of the other processes. Each process is looked up once, on first use; the call may wait.
 pub trait Directory: Send + Sync {
     /// How many ranks there are; `None` if there are no ranks.
     fn size(&self) -> Option<u32>;

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::Node;
 
-/// What is under way on a node, and what it has taken for that.
+/// The operations in progress on a node, and their resources.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
@@ -18,7 +18,7 @@ pub struct Holdings {
     pub fetches: usize,
     /// Memory that peers fetch from.
     pub lendings: usize,
-    /// What waits to be posted.
+    /// The requests that wait to be posted.
     pub backlog: usize,
     /// Send slots that are not free, and those that connections know to have.
     pub slots: usize,
@@ -44,7 +44,7 @@ impl Node {
     pub fn sleeps(&self) -> u64 {
         self.inner.sleeps.load(Ordering::Relaxed)
     }
-    /// What it holds now.
+    /// The present operations and their resources.
     #[doc(hidden)]
     pub fn holdings(&self) -> Holdings {
         self.with(|state| {

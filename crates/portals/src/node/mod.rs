@@ -374,7 +374,7 @@ impl Node {
     pub fn rank(&self) -> Option<Rank> {
         Some(self.inner.identity.rank).filter(|&rank| rank != NO_RANK)
     }
-    /// Its job.
+    /// The job.
     pub fn jid(&self) -> Jid {
         self.inner.identity.jid
     }

@@ -81,7 +81,7 @@ pub(super) struct Lending {
     pub(super) delivery: Delivery,
 }
 
-/// What waits to be posted.
+/// The requests that wait to be posted.
 pub(super) enum Out {
     /// An operation; its token.
     Request(u32),

@@ -13,7 +13,7 @@ use super::ni::Ni;
 use crate::lock::Lock;
 use crate::node::NiState;
 
-/// What is called with each event of a queue ([`Ni::eq_alloc`]).
+/// A handler, called with each event of a queue ([`Ni::eq_alloc`]).
 pub type EqHandler = Box<dyn FnMut(&Ni, &Got) + Send>;
 
 /// The queues of an interface, and those of them that have a handler.
@@ -46,7 +46,7 @@ pub struct EqDump {
     pub handled: bool,
 }
 
-/// Why a wait ended.
+/// The reason why a wait ended.
 enum Woken {
     Event(usize, Got),
     /// A queue with a handler has events.

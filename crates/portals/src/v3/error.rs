@@ -10,7 +10,7 @@ use crate::DirectoryError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum ReturnCode {
-    /// It was done.
+    /// Success.
     Ok = 0,
     /// An index beyond the access control list.
     AcIndexInvalid = 1,
@@ -132,7 +132,7 @@ impl fmt::Display for ReturnCode {
     }
 }
 
-/// Why a call was refused; nothing has changed then.
+/// The reason why a call was refused; nothing has changed then.
 #[derive(Debug, thiserror::Error)]
 #[error("{call}: {source} ({code}; {})", code.advice())]
 pub struct Error {
@@ -150,7 +150,7 @@ impl Error {
     pub fn call(&self) -> &'static str {
         self.call
     }
-    /// What was refused, and why.
+    /// The cause.
     pub fn cause(&self) -> &crate::Error {
         &self.source
     }

@@ -6,7 +6,7 @@ use super::error::ReturnCode;
 use super::handle::{MdHandle, NiHandle, ProcessId};
 use super::md::MdState;
 
-/// What happened (`ptl_event_kind_t`, `PTL_EVENT_*`), in the C interface's order.
+/// The kind of an event (`ptl_event_kind_t`, `PTL_EVENT_*`), in the C interface's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventKind {
     /// A get began here.
@@ -27,7 +27,7 @@ pub enum EventKind {
     ReplyEnd,
     /// Sending began.
     SendStart,
-    /// What was sent may be changed again.
+    /// The sent memory may be changed again.
     SendEnd,
     /// A put was acknowledged.
     Ack,
@@ -58,7 +58,7 @@ impl EventKind {
 /// An event (`ptl_event_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What happened (`type`).
+    /// The kind (`type`).
     pub kind: EventKind,
     /// At the target, who asked for the operation; at the initiator, whom it was asked of.
     pub initiator: ProcessId,
@@ -79,19 +79,19 @@ pub struct Event {
     pub offset: u64,
     /// The descriptor.
     pub md_handle: MdHandle,
-    /// Its values right after this event.
+    /// The values of the descriptor right after this event.
     pub md: MdState,
     /// The message's 64 bits.
     pub hdr_data: u64,
     /// The same in the events of one operation, `UNLINK` included if that operation used the descriptor up.
     pub link: u64,
-    /// How it ended.
+    /// The result.
     pub ni_fail_type: NiFail,
     /// Counts the events of the queue, lost ones too.
     pub sequence: u64,
 }
 
-/// What is taken from a queue.
+/// An event that was taken from a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Got {
     /// The event.

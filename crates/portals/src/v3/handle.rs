@@ -59,9 +59,9 @@ impl From<NiHandle> for AnyHandle {
 /// A process (`ptl_process_id_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessId {
-    /// Its node.
+    /// The node.
     pub nid: Nid,
-    /// Its number on that node.
+    /// The process number on that node.
     pub pid: Pid,
 }
 
@@ -80,7 +80,7 @@ impl fmt::Display for ProcessId {
     }
 }
 
-/// Whose messages an entry takes (`match_id`); `None` is any (`PTL_NID_ANY`, `PTL_PID_ANY`, `PTL_UID_ANY`,
+/// The sources whose messages an entry takes (`match_id`); `None` is any (`PTL_NID_ANY`, `PTL_PID_ANY`, `PTL_UID_ANY`,
 /// `PTL_JID_ANY`).
 ///
 /// The C interface selects on node and process alone, and leaves users and jobs to the access control list; the paper

@@ -16,7 +16,7 @@ bitflags! {
         const OP_GET = 1 << 1;
         /// The message says where in the memory; without, each message goes behind the last one.
         const MANAGE_REMOTE = 1 << 2;
-        /// What is too long is cut off; without, the next entry is asked.
+        /// A message that is too long is truncated; without this option, the next entry is compared.
         const TRUNCATE = 1 << 3;
         /// No acknowledgement is sent, whoever asks for one.
         const ACK_DISABLE = 1 << 4;
@@ -42,11 +42,11 @@ pub struct Md {
     /// With [`MAX_SIZE`](MdOptions::MAX_SIZE), where messages go one behind the other: as soon as fewer bytes are left
     /// it is inactive, so that what it takes next surely fits.
     pub max_size: u64,
-    /// What it takes and tells.
+    /// The options.
     pub options: MdOptions,
     /// The program's own, for its events.
     pub user_ptr: u64,
-    /// Where its events go; `None`: nowhere (`PTL_EQ_NONE`).
+    /// The event queue; `None` for no events (`PTL_EQ_NONE`).
     pub eq: Option<EqHandle>,
 }
 
@@ -109,15 +109,15 @@ pub struct MdState {
     pub start: u64,
     /// Bytes.
     pub length: u64,
-    /// How many operations it still takes.
+    /// The number of operations that it still takes.
     pub threshold: Threshold,
     /// As in [`Md`]; 0 without [`MAX_SIZE`](MdOptions::MAX_SIZE).
     pub max_size: u64,
-    /// Its options.
+    /// The options.
     pub options: MdOptions,
     /// The program's own.
     pub user_ptr: u64,
-    /// Where its events go.
+    /// The event queue.
     pub eq: Option<EqHandle>,
 }
 
@@ -144,7 +144,7 @@ pub enum Unlink {
     Unlink,
 }
 
-/// Where an entry goes (`ptl_ins_pos_t`): beside another one, or at an end of the list.
+/// The position of a new entry (`ptl_ins_pos_t`): beside another one, or at an end of the list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Position {
     /// Before it, or at the front (`PTL_INS_BEFORE`).

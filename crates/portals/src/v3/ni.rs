@@ -14,7 +14,7 @@ use crate::ni::NiCore;
 use crate::node::Kind;
 use crate::trace::Trace;
 
-/// How much an interface holds (`ptl_ni_limits_t`).
+/// The limits of an interface (`ptl_ni_limits_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Match entries, of all lists.
@@ -79,7 +79,7 @@ impl Limits {
     }
 }
 
-/// What an interface counts (`ptl_sr_index_t`).
+/// A status register of an interface (`ptl_sr_index_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum StatusRegister {
@@ -168,7 +168,7 @@ impl Ni {
         inner.core.set_face(Arc::downgrade(&face));
         Ok(Self { inner })
     }
-    /// What was granted (`actual` of `PtlNIInit`).
+    /// The granted limits (`actual` of `PtlNIInit`).
     pub fn limits(&self) -> Limits {
         self.inner.limits
     }
@@ -217,7 +217,7 @@ impl Ni {
         }
         Ok(self.inner.id)
     }
-    /// Its own handle.
+    /// The handle of the interface.
     pub fn ni_handle(&self) -> NiHandle {
         self.inner.id
     }

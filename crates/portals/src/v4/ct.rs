@@ -31,7 +31,7 @@ impl Ni {
         };
         free().map_err(|e| Error::new("PtlCTFree", e))
     }
-    /// What it has counted, after what has come.
+    /// The present value, after progress.
     ///
     /// # Errors
     /// `PTL_ARG_INVALID`.

@@ -68,11 +68,11 @@ impl ReturnCode {
         Self::Aborted,
     ];
 
-    /// Its number in C.
+    /// The number in C.
     pub const fn as_c(self) -> i32 {
         self as i32
     }
-    /// Its name in C.
+    /// The name in C.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ok => "PTL_OK",
@@ -118,7 +118,7 @@ impl fmt::Display for ReturnCode {
     }
 }
 
-/// Why a call was refused; nothing has changed then.
+/// The reason why a call was refused; nothing has changed then.
 #[derive(Debug, thiserror::Error)]
 #[error("{call}: {source}: {code}: {}", .code.advice())]
 pub struct Error {
@@ -136,7 +136,7 @@ impl Error {
     pub fn call(&self) -> &'static str {
         self.call
     }
-    /// What is behind the code.
+    /// The cause behind the code.
     pub fn reason(&self) -> &crate::Error {
         &self.source
     }

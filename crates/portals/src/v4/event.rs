@@ -5,7 +5,7 @@ use hca_matching::{self as engine, ListKind, NiFail, Process, Uid};
 
 use super::ReturnCode;
 
-/// What happened, numbered as in the interface. (`PTL_EVENT_*`)
+/// The kind of an event, numbered as in the interface. (`PTL_EVENT_*`)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum EventKind {
@@ -28,7 +28,7 @@ pub enum EventKind {
     FetchAtomicOverflow = 7,
     /// A reply's bytes are in the memory descriptor.
     Reply = 8,
-    /// What was sent may be changed.
+    /// The sent memory may be changed.
     Send = 9,
     /// An acknowledgement came.
     Ack = 10,
@@ -78,7 +78,7 @@ impl EventKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[doc(alias = "ptl_event_t")]
 pub struct Event {
-    /// What happened (`type`).
+    /// The kind (`type`).
     pub kind: EventKind,
     /// The address of the operation's first byte here. In a vector: the address of its first piece and the offset into
     /// the whole, so that the offset is always `start` less [`Pieces::addr`](crate::Pieces::addr).
@@ -95,7 +95,7 @@ pub struct Event {
     pub mlength: u64,
     /// The offset that the initiator asked for; of `Reply` and `Ack`, the one that was used.
     pub remote_offset: u64,
-    /// Who began the operation; of events of one's own operations, their target.
+    /// The initiator of the operation; for the node's own operations, their target.
     pub initiator: Process,
     /// The user that began it.
     pub uid: Uid,
@@ -105,9 +105,9 @@ pub struct Event {
     pub ptl_list: ListKind,
     /// How the operation ended.
     pub ni_fail_type: NiFail,
-    /// Of atomic operations: which.
+    /// The operation of an atomic.
     pub atomic_operation: Option<AtomicOp>,
-    /// Of atomic operations: on which type.
+    /// The type of an atomic.
     pub atomic_type: Option<Datatype>,
 }
 
@@ -118,7 +118,7 @@ impl Event {
     }
 }
 
-/// What is taken from an event queue.
+/// An event that was taken from an event queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Got {
     /// The event.

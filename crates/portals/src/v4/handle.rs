@@ -56,13 +56,13 @@ handle! { /// Names an entry of an interface without matching.
 handle! { /// Names an entry of an interface with matching.
 #[doc(alias = "ptl_handle_me_t")] MeHandle, EntryHandle }
 impl MeHandle {
-    /// As the steps of a [trace](crate::trace) name it.
+    /// The handle as the steps of a [trace](crate::trace) name it.
     pub fn traced(self) -> hca_matching::EntryHandle {
         self.raw
     }
 }
 impl LeHandle {
-    /// As the steps of a [trace](crate::trace) name it.
+    /// The handle as the steps of a [trace](crate::trace) name it.
     pub fn traced(self) -> hca_matching::EntryHandle {
         self.raw
     }

@@ -5,7 +5,7 @@ use hca_matching::Limits as Raw;
 use super::Features;
 use crate::wire;
 
-/// What an interface holds and how long its messages are: what is asked for in [`Ni::init`](super::Ni::init), and what
+/// The limits of an interface: those that are requested in [`Ni::init`](super::Ni::init), and those that
 /// was granted in [`Ni::limits`](super::Ni::limits).
 ///
 /// What is asked for is granted as far as it goes; nothing is set aside for it. The fields of the second half follow

@@ -13,11 +13,11 @@ use crate::Pieces;
 pub struct Md {
     /// The bytes (`start`, `length`, `PTL_IOVEC`).
     pub memory: Pieces,
-    /// What is told of its operations.
+    /// The options.
     pub options: MdOptions,
-    /// Where its events go; `None` is `PTL_EQ_NONE`.
+    /// The event queue; `None` is `PTL_EQ_NONE`.
     pub eq: Option<EqHandle>,
-    /// What counts them; `None` is `PTL_CT_NONE`.
+    /// The counting event; `None` is `PTL_CT_NONE`.
     pub ct: Option<CtHandle>,
 }
 
@@ -34,11 +34,11 @@ impl Md {
 pub struct Le {
     /// The bytes (`start`, `length`, `PTL_IOVEC`).
     pub memory: Pieces,
-    /// What counts its operations; `None` is `PTL_CT_NONE`.
+    /// The counting event of its operations; `None` is `PTL_CT_NONE`.
     pub ct: Option<CtHandle>,
     /// The user that may send to it; `None` is `PTL_UID_ANY`.
     pub uid: Option<Uid>,
-    /// What it takes, and what is told of that.
+    /// The options: accepted operations and reported events.
     pub options: LeOptions,
 }
 
@@ -55,11 +55,11 @@ impl Le {
 pub struct Me {
     /// The bytes (`start`, `length`, `PTL_IOVEC`).
     pub memory: Pieces,
-    /// What counts its operations; `None` is `PTL_CT_NONE`.
+    /// The counting event of its operations; `None` is `PTL_CT_NONE`.
     pub ct: Option<CtHandle>,
     /// The user that may send to it, which is asked after the match; `None` is `PTL_UID_ANY`.
     pub uid: Option<Uid>,
-    /// What it takes, and what is told of that.
+    /// The options: accepted operations and reported events.
     pub options: MeOptions,
     /// The processes whose messages it matches.
     pub match_id: Source,

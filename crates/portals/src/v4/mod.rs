@@ -132,13 +132,13 @@ pub enum AckReq {
     #[default]
     #[doc(alias = "PTL_NO_ACK_REQ")]
     None = 0,
-    /// One that tells what became of it, by an `Ack` event.
+    /// An acknowledgement by an `Ack` event.
     #[doc(alias = "PTL_ACK_REQ")]
     Ack = 1,
-    /// One that is counted, without an event.
+    /// An acknowledgement that is counted, without an event.
     #[doc(alias = "PTL_CT_ACK_REQ")]
     Ct = 2,
-    /// One that says that the target is done with it, whatever became of it; it is counted, without an event.
+    /// An acknowledgement that the target has finished, whatever the result; it is counted, without an event.
     #[doc(alias = "PTL_OC_ACK_REQ")]
     Oc = 3,
 }
@@ -155,7 +155,7 @@ impl AckReq {
     }
 }
 
-/// What an interface counts of what went wrong, numbered as in the interface.
+/// A status register of an interface, which counts failures, numbered as in the interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[doc(alias = "ptl_sr_index_t")]

@@ -17,7 +17,7 @@ use super::{AckReq, CtHandle, Error, MdHandle, Ni};
 pub struct Put {
     /// The memory that is sent.
     pub md: MdHandle,
-    /// Where in it.
+    /// The offset in the descriptor.
     pub local_offset: u64,
     /// Bytes.
     pub length: u64,
@@ -29,11 +29,11 @@ pub struct Put {
     pub pt_index: u32,
     /// The bits that the entry there must match.
     pub match_bits: u64,
-    /// Where in the entry's memory, unless that is managed there.
+    /// The offset in the entry's memory, unless the target manages it.
     pub remote_offset: u64,
     /// Comes back in the events here.
     pub user_ptr: u64,
-    /// For the event there.
+    /// The header data for the event at the target.
     pub hdr_data: u64,
 }
 
@@ -60,7 +60,7 @@ impl Put {
 pub struct Get {
     /// The memory that the bytes come to.
     pub md: MdHandle,
-    /// Where in it.
+    /// The offset in the descriptor.
     pub local_offset: u64,
     /// Bytes.
     pub length: u64,
@@ -70,7 +70,7 @@ pub struct Get {
     pub pt_index: u32,
     /// The bits that the entry there must match.
     pub match_bits: u64,
-    /// Where in the entry's memory, unless that is managed there.
+    /// The offset in the entry's memory, unless the target manages it.
     pub remote_offset: u64,
     /// Comes back in the events here.
     pub user_ptr: u64,
@@ -97,11 +97,11 @@ impl Get {
 pub struct Fetch {
     /// The memory that what was there before comes to.
     pub get_md: MdHandle,
-    /// Where in it.
+    /// The offset in the descriptor.
     pub local_get_offset: u64,
     /// The memory that is sent.
     pub put_md: MdHandle,
-    /// Where in it.
+    /// The offset in the descriptor.
     pub local_put_offset: u64,
     /// Bytes.
     pub length: u64,
@@ -111,11 +111,11 @@ pub struct Fetch {
     pub pt_index: u32,
     /// The bits that the entry there must match.
     pub match_bits: u64,
-    /// Where in the entry's memory, unless that is managed there.
+    /// The offset in the entry's memory, unless the target manages it.
     pub remote_offset: u64,
     /// Comes back in the events here.
     pub user_ptr: u64,
-    /// For the event there.
+    /// The header data for the event at the target.
     pub hdr_data: u64,
 }
 

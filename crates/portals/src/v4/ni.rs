@@ -86,7 +86,7 @@ impl Ni {
         Self { inner }
     }
 
-    /// What was granted.
+    /// The granted limits.
     pub fn limits(&self) -> &Limits {
         &self.inner.limits
     }
@@ -106,7 +106,7 @@ impl Ni {
     pub fn alloc(&self, len: usize) -> Result<Memory, Error> {
         self.node().alloc(len).map_err(|e| Error::new("alloc", e.into()))
     }
-    /// What it has counted, after what has come.
+    /// The present value, after progress.
     #[doc(alias = "PtlNIStatus")]
     pub fn status(&self, register: StatusRegister) -> u64 {
         self.node().progress();
@@ -178,7 +178,7 @@ impl Ni {
         let is_new = self.read(|ni| ni.set_map(map));
         if is_new { Ok(()) } else { error(crate::Error::MapSet) }
     }
-    /// Which process has which rank. Without a [`set_map`](Self::set_map), the node's directory is asked about its job,
+    /// The processes by rank. Without a [`set_map`](Self::set_map), the node's directory is asked about its job,
     /// and may have to wait for an answer.
     ///
     /// # Errors

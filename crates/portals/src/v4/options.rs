@@ -23,7 +23,7 @@ bitflags! {
 }
 
 bitflags! {
-    /// What an interface can do beyond what all can. ([`Limits::features`](super::Limits::features))
+    /// Optional features of an interface. ([`Limits::features`](super::Limits::features))
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Features: u32 {
         /// Entries may cover memory that can't be accessed.

@@ -8,13 +8,13 @@ commands! {
     /// Takes a set of counters for queue pairs.
     ALLOC_Q_COUNTER => AllocQCounterIn: 0x10 {
     }, AllocQCounterOut: 0x10 {
-        /// Its number.
+        /// The number.
         COUNTER_SET_ID: 0x08 [7:0],
     }
 
     /// Gives a set of counters back.
     DEALLOC_Q_COUNTER => DeallocQCounterIn: 0x10 {
-        /// Its number.
+        /// The number.
         COUNTER_SET_ID: 0x08 [7:0],
     }, DeallocQCounterOut: 0x10 {
     }
@@ -23,7 +23,7 @@ commands! {
     QUERY_Q_COUNTER => QueryQCounterIn: 0x20 {
         /// They begin anew.
         CLEAR: 0x18 [31],
-        /// Its number.
+        /// The number.
         COUNTER_SET_ID: 0x1c [7:0],
     }, QueryQCounterOut: 0x100 {
         /// WRITE requests received.

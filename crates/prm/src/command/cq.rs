@@ -12,20 +12,20 @@ commands! {
         /// Its memory is given as a place in registered user memory.
         CQ_UMEM_VALID: 0x5c [31],
     }, CreateCqOut: 0x10 {
-        /// Its number.
+        /// The number.
         CQN: 0x08 [23:0],
     }
 
     /// Takes a completion queue away.
     DESTROY_CQ => DestroyCqIn: 0x10 {
-        /// Its number.
+        /// The number.
         CQN: 0x08 [23:0],
     }, DestroyCqOut: 0x10 {
     }
 
     /// Asks how a completion queue is. The addresses of its pages follow the output.
     QUERY_CQ => QueryCqIn: 0x10 {
-        /// Its number.
+        /// The number.
         CQN: 0x08 [23:0],
     }, QueryCqOut: 0x110 {
         /// How it is.
@@ -34,7 +34,7 @@ commands! {
 
     /// Changes a completion queue, or moves it to other memory (`OP_MOD` [`ModifyCqIn::RESIZE`]), whose pages follow.
     MODIFY_CQ => ModifyCqIn: 0x110 {
-        /// Its number.
+        /// The number.
         CQN: 0x08 [23:0],
         /// What is changed, see [`modify`]; of a move, [`resize`].
         MODIFY_FIELD_SELECT: 0x0c [31:0],

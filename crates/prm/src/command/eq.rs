@@ -13,20 +13,20 @@ commands! {
         /// queue themselves.
         EVENT_BITMASK: 0x58 [u64; 4],
     }, CreateEqOut: 0x10 {
-        /// Its number.
+        /// The number.
         EQ_NUMBER: 0x08 [7:0],
     }
 
     /// Takes an event queue away.
     DESTROY_EQ => DestroyEqIn: 0x10 {
-        /// Its number.
+        /// The number.
         EQ_NUMBER: 0x08 [7:0],
     }, DestroyEqOut: 0x10 {
     }
 
     /// Asks how an event queue is. The addresses of its pages follow the output.
     QUERY_EQ => QueryEqIn: 0x10 {
-        /// Its number.
+        /// The number.
         EQ_NUMBER: 0x08 [7:0],
     }, QueryEqOut: 0x110 {
         /// How it is.

@@ -12,13 +12,13 @@ commands! {
         /// What it shall be.
         CTX: 0x20 {Tisc},
     }, CreateTisOut: 0x10 {
-        /// Its number.
+        /// The number.
         TISN: 0x08 [23:0],
     }
 
     /// Takes a transport interface for sending (TIS) away.
     DESTROY_TIS => DestroyTisIn: 0x10 {
-        /// Its number.
+        /// The number.
         TISN: 0x08 [23:0],
     }, DestroyTisOut: 0x10 {
     }
@@ -28,20 +28,20 @@ commands! {
         /// What it shall be.
         CTX: 0x20 {Tirc},
     }, CreateTirOut: 0x10 {
-        /// Its number.
+        /// The number.
         TIRN: 0x08 [23:0],
     }
 
     /// Takes a transport interface for receiving (TIR) away.
     DESTROY_TIR => DestroyTirIn: 0x10 {
-        /// Its number.
+        /// The number.
         TIRN: 0x08 [23:0],
     }, DestroyTirOut: 0x10 {
     }
 
     /// Changes a transport interface for receiving.
     MODIFY_TIR => ModifyTirIn: 0x110 {
-        /// Its number.
+        /// The number.
         TIRN: 0x08 [23:0],
         /// What is changed.
         BITMASK: 0x10 [u8; 8],
@@ -55,20 +55,20 @@ commands! {
         /// What it shall be.
         RQT_CONTEXT: 0x20 {Rqtc},
     }, CreateRqtOut: 0x10 {
-        /// Its number.
+        /// The number.
         RQTN: 0x08 [23:0],
     }
 
     /// Takes a list of receive queues away.
     DESTROY_RQT => DestroyRqtIn: 0x10 {
-        /// Its number.
+        /// The number.
         RQTN: 0x08 [23:0],
     }, DestroyRqtOut: 0x10 {
     }
 
     /// Changes a list of receive queues; their numbers follow, 4 bytes each.
     MODIFY_RQT => ModifyRqtIn: 0x110 {
-        /// Its number.
+        /// The number.
         RQTN: 0x08 [23:0],
         /// What is changed.
         BITMASK: 0x10 [u8; 8],
@@ -82,13 +82,13 @@ commands! {
         /// What it shall be.
         CTX: 0x20 {Rqc},
     }, CreateRqOut: 0x10 {
-        /// Its number.
+        /// The number.
         RQN: 0x08 [23:0],
     }
 
     /// Takes a receive queue (RQ) away.
     DESTROY_RQ => DestroyRqIn: 0x10 {
-        /// Its number.
+        /// The number.
         RQN: 0x08 [23:0],
     }, DestroyRqOut: 0x10 {
     }
@@ -97,7 +97,7 @@ commands! {
     MODIFY_RQ => ModifyRqIn: 0x110 {
         /// The state that it has now.
         RQ_STATE: 0x08 [31:28],
-        /// Its number.
+        /// The number.
         RQN: 0x08 [23:0],
         /// What is changed.
         MODIFY_BITMASK: 0x10 [63:0],
@@ -108,7 +108,7 @@ commands! {
 
     /// Asks how a receive queue is.
     QUERY_RQ => QueryRqIn: 0x10 {
-        /// Its number.
+        /// The number.
         RQN: 0x08 [23:0],
     }, QueryRqOut: 0x110 {
         /// How it is.
@@ -120,13 +120,13 @@ commands! {
         /// What it shall be.
         CTX: 0x20 {Sqc},
     }, CreateSqOut: 0x10 {
-        /// Its number.
+        /// The number.
         SQN: 0x08 [23:0],
     }
 
     /// Takes a send queue (SQ) away.
     DESTROY_SQ => DestroySqIn: 0x10 {
-        /// Its number.
+        /// The number.
         SQN: 0x08 [23:0],
     }, DestroySqOut: 0x10 {
     }
@@ -135,7 +135,7 @@ commands! {
     MODIFY_SQ => ModifySqIn: 0x110 {
         /// The state that it has now.
         SQ_STATE: 0x08 [31:28],
-        /// Its number.
+        /// The number.
         SQN: 0x08 [23:0],
         /// What it shall be.
         CTX: 0x20 {Sqc},
@@ -144,7 +144,7 @@ commands! {
 
     /// Asks how a send queue is.
     QUERY_SQ => QuerySqIn: 0x10 {
-        /// Its number.
+        /// The number.
         SQN: 0x08 [23:0],
     }, QuerySqOut: 0x110 {
         /// How it is.
@@ -158,7 +158,7 @@ commands! {
         /// What it shall be.
         FLOW_TABLE_CONTEXT: 0x18 {FlowTableContext},
     }, CreateFlowTableOut: 0x10 {
-        /// Its number.
+        /// The number.
         TABLE_ID: 0x08 [23:0],
     }
 
@@ -166,7 +166,7 @@ commands! {
     DESTROY_FLOW_TABLE => DestroyFlowTableIn: 0x40 {
         /// What the table is for: a [`FlowTableType`] code.
         TABLE_TYPE: 0x10 [31:24],
-        /// Its number.
+        /// The number.
         TABLE_ID: 0x14 [23:0],
     }, DestroyFlowTableOut: 0x10 {
     }
@@ -177,7 +177,7 @@ commands! {
         MODIFY_FIELD_SELECT: 0x0c [15:0],
         /// What the table is for: a [`FlowTableType`] code.
         TABLE_TYPE: 0x10 [31:24],
-        /// Its number.
+        /// The number.
         TABLE_ID: 0x14 [23:0],
         /// What it shall be.
         FLOW_TABLE_CONTEXT: 0x18 {FlowTableContext},
@@ -190,16 +190,16 @@ commands! {
         TABLE_TYPE: 0x10 [31:24],
         /// The table.
         TABLE_ID: 0x14 [23:0],
-        /// Its first flow.
+        /// The first flow.
         START_FLOW_INDEX: 0x1c [31:0],
-        /// Its last flow.
+        /// The last flow.
         END_FLOW_INDEX: 0x24 [31:0],
         /// Which parts of the criteria hold: the outer headers (1), miscellaneous (2), the inner headers (4).
         MATCH_CRITERIA_ENABLE: 0x3c [7:0],
         /// Which bits are looked at.
         MATCH_CRITERIA: 0x40 {FteMatchParam},
     }, CreateFlowGroupOut: 0x10 {
-        /// Its number.
+        /// The number.
         GROUP_ID: 0x08 [23:0],
     }
 
@@ -209,7 +209,7 @@ commands! {
         TABLE_TYPE: 0x10 [31:24],
         /// The table.
         TABLE_ID: 0x14 [23:0],
-        /// Its number.
+        /// The number.
         GROUP_ID: 0x18 [31:0],
     }, DestroyFlowGroupOut: 0x10 {
     }
@@ -222,7 +222,7 @@ commands! {
         TABLE_ID: 0x14 [23:0],
         /// What of a flow that is there is changed.
         MODIFY_ENABLE_MASK: 0x18 [7:0],
-        /// Its number.
+        /// The number.
         FLOW_INDEX: 0x20 [31:0],
         /// What it shall be.
         FLOW_CONTEXT: 0x40 {FlowContext},
@@ -235,7 +235,7 @@ commands! {
         TABLE_TYPE: 0x10 [31:24],
         /// The table.
         TABLE_ID: 0x14 [23:0],
-        /// Its number.
+        /// The number.
         FLOW_INDEX: 0x20 [31:0],
     }, DeleteFteOut: 0x10 {
     }
@@ -369,7 +369,7 @@ layout! {
 
     /// What a flow does. Its destinations follow.
     pub struct FlowContext: 0x300 {
-        /// Its group.
+        /// The group.
         GROUP_ID: 0x04 [31:0],
         /// What completions carry.
         FLOW_TAG: 0x08 [23:0],
@@ -387,7 +387,7 @@ layout! {
     pub struct DestFormat: 0x8 {
         /// What it is: a [`DestinationType`] code.
         DESTINATION_TYPE: 0x00 [31:24],
-        /// Its number.
+        /// The number.
         DESTINATION_ID: 0x00 [23:0],
     }
 }

@@ -14,20 +14,20 @@ commands! {
         /// Its memory is given as a place in registered user memory.
         WQ_UMEM_VALID: 0x10c [31],
     }, CreateQpOut: 0x10 {
-        /// Its number.
+        /// The number.
         QPN: 0x08 [23:0],
     }
 
     /// Takes a queue pair away.
     DESTROY_QP => DestroyQpIn: 0x10 {
-        /// Its number.
+        /// The number.
         QPN: 0x08 [23:0],
     }, DestroyQpOut: 0x10 {
     }
 
     /// Asks how a queue pair is. The addresses of its pages follow the output.
     QUERY_QP => QueryQpIn: 0x10 {
-        /// Its number.
+        /// The number.
         QPN: 0x08 [23:0],
     }, QueryQpOut: 0x110 {
         /// Which optional fields of the context hold.

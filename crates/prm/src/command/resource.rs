@@ -6,13 +6,13 @@ commands! {
     /// Takes a doorbell page (UAR).
     ALLOC_UAR => AllocUarIn: 0x10 {
     }, AllocUarOut: 0x10 {
-        /// Its number: the page lies at this many times 4 KiB in BAR 0.
+        /// The number: the page lies at this many times 4 KiB in BAR 0.
         UAR: 0x08 [23:0],
     }
 
     /// Gives a doorbell page back.
     DEALLOC_UAR => DeallocUarIn: 0x10 {
-        /// Its number.
+        /// The number.
         UAR: 0x08 [23:0],
     }, DeallocUarOut: 0x10 {
     }
@@ -20,13 +20,13 @@ commands! {
     /// Takes a protection domain.
     ALLOC_PD => AllocPdIn: 0x10 {
     }, AllocPdOut: 0x10 {
-        /// Its number.
+        /// The number.
         PD: 0x08 [23:0],
     }
 
     /// Gives a protection domain back.
     DEALLOC_PD => DeallocPdIn: 0x10 {
-        /// Its number.
+        /// The number.
         PD: 0x08 [23:0],
     }, DeallocPdOut: 0x10 {
     }
@@ -34,13 +34,13 @@ commands! {
     /// Takes a domain of extended reliable connections.
     ALLOC_XRCD => AllocXrcdIn: 0x10 {
     }, AllocXrcdOut: 0x10 {
-        /// Its number.
+        /// The number.
         XRCD: 0x08 [23:0],
     }
 
     /// Gives a domain of extended reliable connections back.
     DEALLOC_XRCD => DeallocXrcdIn: 0x10 {
-        /// Its number.
+        /// The number.
         XRCD: 0x08 [23:0],
     }, DeallocXrcdOut: 0x10 {
     }
@@ -48,13 +48,13 @@ commands! {
     /// Takes a transport domain: what keeps the Ethernet queues of several users apart.
     ALLOC_TRANSPORT_DOMAIN => AllocTransportDomainIn: 0x10 {
     }, AllocTransportDomainOut: 0x10 {
-        /// Its number.
+        /// The number.
         TRANSPORT_DOMAIN: 0x08 [23:0],
     }
 
     /// Gives a transport domain back.
     DEALLOC_TRANSPORT_DOMAIN => DeallocTransportDomainIn: 0x10 {
-        /// Its number.
+        /// The number.
         TRANSPORT_DOMAIN: 0x08 [23:0],
     }, DeallocTransportDomainOut: 0x10 {
     }

@@ -11,20 +11,20 @@ commands! {
         /// What it shall be.
         SRQ_CONTEXT_ENTRY: 0x10 {Srqc},
     }, CreateSrqOut: 0x10 {
-        /// Its number.
+        /// The number.
         SRQN: 0x08 [23:0],
     }
 
     /// Takes a shared receive queue away.
     DESTROY_SRQ => DestroySrqIn: 0x10 {
-        /// Its number.
+        /// The number.
         SRQN: 0x08 [23:0],
     }, DestroySrqOut: 0x10 {
     }
 
     /// Asks how a shared receive queue is. The addresses of its pages follow the output.
     QUERY_SRQ => QuerySrqIn: 0x10 {
-        /// Its number.
+        /// The number.
         SRQN: 0x08 [23:0],
     }, QuerySrqOut: 0x110 {
         /// How it is.
@@ -33,7 +33,7 @@ commands! {
 
     /// Arms a shared receive queue: an event when it has few requests left. `OP_MOD` is [`ArmRqIn::SRQ`].
     ARM_RQ => ArmRqIn: 0x10 {
-        /// Its number.
+        /// The number.
         SRQ_NUMBER: 0x08 [23:0],
         /// How few.
         LWM: 0x0c [15:0],
@@ -45,13 +45,13 @@ commands! {
         /// What it shall be.
         XRC_SRQ_CONTEXT_ENTRY: 0x10 {XrcSrqc},
     }, CreateXrcSrqOut: 0x10 {
-        /// Its number.
+        /// The number.
         XRC_SRQN: 0x08 [23:0],
     }
 
     /// Takes a shared receive queue of extended reliable connections away.
     DESTROY_XRC_SRQ => DestroyXrcSrqIn: 0x10 {
-        /// Its number.
+        /// The number.
         XRC_SRQN: 0x08 [23:0],
     }, DestroyXrcSrqOut: 0x10 {
     }
@@ -59,7 +59,7 @@ commands! {
     /// Asks how a shared receive queue of extended reliable connections is. The addresses of its pages follow the
     /// output.
     QUERY_XRC_SRQ => QueryXrcSrqIn: 0x10 {
-        /// Its number.
+        /// The number.
         XRC_SRQN: 0x08 [23:0],
     }, QueryXrcSrqOut: 0x110 {
         /// How it is.
@@ -68,7 +68,7 @@ commands! {
 
     /// Arms a shared receive queue of extended reliable connections. `OP_MOD` is [`ArmXrcSrqIn::XRC_SRQ`].
     ARM_XRC_SRQ => ArmXrcSrqIn: 0x10 {
-        /// Its number.
+        /// The number.
         XRC_SRQN: 0x08 [23:0],
     }, ArmXrcSrqOut: 0x10 {
     }
@@ -78,7 +78,7 @@ commands! {
         /// What it shall be.
         CTX: 0x20 {Rmpc},
     }, CreateRmpOut: 0x10 {
-        /// Its number.
+        /// The number.
         RMPN: 0x08 [23:0],
     }
 
@@ -86,7 +86,7 @@ commands! {
     MODIFY_RMP => ModifyRmpIn: 0x110 {
         /// The state that it has now.
         RMP_STATE: 0x08 [31:28],
-        /// Its number.
+        /// The number.
         RMPN: 0x08 [23:0],
         /// `LWM` of the queue is changed.
         LWM: 0x14 [0],
@@ -97,14 +97,14 @@ commands! {
 
     /// Takes a receive memory pool away.
     DESTROY_RMP => DestroyRmpIn: 0x10 {
-        /// Its number.
+        /// The number.
         RMPN: 0x08 [23:0],
     }, DestroyRmpOut: 0x10 {
     }
 
     /// Asks how a receive memory pool is. The addresses of its pages follow the output.
     QUERY_RMP => QueryRmpIn: 0x10 {
-        /// Its number.
+        /// The number.
         RMPN: 0x08 [23:0],
     }, QueryRmpOut: 0x110 {
         /// How it is.

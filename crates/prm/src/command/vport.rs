@@ -82,7 +82,7 @@ commands! {
 
     /// Sets an address of a RoCE port.
     SET_ROCE_ADDRESS => SetRoceAddressIn: 0x30 {
-        /// Which one.
+        /// The one that was given.
         ROCE_ADDRESS_INDEX: 0x08 [31:16],
         /// The port, from 1.
         VHCA_PORT_NUM: 0x08 [3:0],
@@ -93,7 +93,7 @@ commands! {
 
     /// Asks for an address of a RoCE port.
     QUERY_ROCE_ADDRESS => QueryRoceAddressIn: 0x10 {
-        /// Which one.
+        /// The one that was given.
         ROCE_ADDRESS_INDEX: 0x08 [31:16],
     }, QueryRoceAddressOut: 0x30 {
         /// The address.
@@ -210,9 +210,9 @@ layout! {
 
     /// An Ethernet address.
     pub struct MacAddress: 0x8 {
-        /// Its upper part.
+        /// The upper part.
         MAC_ADDR_47_32: 0x00 [15:0],
-        /// Its lower part.
+        /// The lower part.
         MAC_ADDR_31_0: 0x04 [31:0],
     }
 

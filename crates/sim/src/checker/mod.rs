@@ -26,7 +26,7 @@ pub enum Breach {
     Unknown {
         /// As completed.
         wr_id: u64,
-        /// Its status.
+        /// The status.
         status: WcStatus,
     },
     /// A completion before that of an earlier request.
@@ -34,7 +34,7 @@ pub enum Breach {
     OutOfOrder {
         /// As completed.
         wr_id: u64,
-        /// Its status.
+        /// The status.
         status: WcStatus,
         /// Which should have completed.
         earlier: u64,
@@ -52,7 +52,7 @@ pub enum Breach {
     NotFlushed {
         /// As completed.
         wr_id: u64,
-        /// Its status.
+        /// The status.
         status: WcStatus,
         /// The failure.
         first: WcStatus,
@@ -62,7 +62,7 @@ pub enum Breach {
     Unfinished {
         /// The oldest.
         wr_id: u64,
-        /// How many.
+        /// The number.
         count: usize,
     },
     /// A message arrived that is not the next one.
@@ -109,7 +109,7 @@ pub enum Breach {
         at: usize,
         /// What it should be.
         expected: u8,
-        /// What it is.
+        /// The kind.
         found: u8,
     },
 }

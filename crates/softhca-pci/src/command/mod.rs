@@ -146,7 +146,7 @@ pub(crate) fn parse<L: Layout>(input: &[u8]) -> Result<L, CmdStatus> {
     Ok(layout)
 }
 
-/// Why a slot was not run.
+/// The reason why a slot was not run.
 enum Undelivered {
     /// It waits for pages, and is run anew when they may be there.
     Waits,

@@ -53,7 +53,7 @@ pub(super) struct Rq {
     taken: u16,
 }
 
-/// Why a frame did not fill a request.
+/// The reason why a frame did not fill a request.
 enum Unfilled {
     /// There is none.
     Nothing,

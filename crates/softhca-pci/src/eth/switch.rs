@@ -147,7 +147,7 @@ impl Switch {
         }
     }
 
-    /// Its driver asks for these addresses, beside its own.
+    /// The driver asks for these addresses, beside its own.
     pub(crate) fn ask_for(&mut self, function: u16, mut macs: Vec<Mac>) {
         macs.sort_unstable();
         macs.dedup();
@@ -161,13 +161,13 @@ impl Switch {
         }
     }
 
-    /// Its driver wants to hear these groups, and no others.
+    /// The driver wants to hear these groups, and no others.
     pub(crate) fn hear_groups(&mut self, function: u16, groups: Vec<Mac>) {
         if let Some(port) = self.ports.get_mut(&function) {
             port.groups = Some(groups.into_iter().collect());
         }
     }
-    /// Its driver wants to hear all groups, or those that it lists.
+    /// The driver wants to hear all groups, or those that it lists.
     pub(crate) fn hear_all_groups(&mut self, function: u16, all: bool) {
         if let Some(port) = self.ports.get_mut(&function) {
             port.all_groups = all;

@@ -114,7 +114,7 @@ pub(crate) struct Mark {
     pub(crate) source: Option<Gid>,
     /// The address that the datagram is sent to.
     pub(crate) to: Gid,
-    /// Its hop limit.
+    /// The hop limit.
     pub(crate) hop_limit: u8,
 }
 

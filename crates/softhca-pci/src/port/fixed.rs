@@ -24,7 +24,7 @@ pub struct Fixed {
     pub rate: Option<Rate>,
 }
 
-/// Why something can't be fixed of a function.
+/// The reason why something can't be fixed of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FixedError {

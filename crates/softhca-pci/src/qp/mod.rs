@@ -67,7 +67,7 @@ pub(crate) enum Service {
 /// Where a work queue lies in its queue pair's memory, and how far it was taken.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WorkQueue {
-    /// Its first byte.
+    /// The first byte.
     pub(crate) at: usize,
     /// Blocks or requests, as a power of two.
     pub(crate) log_size: u32,

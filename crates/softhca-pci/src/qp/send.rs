@@ -35,7 +35,7 @@ const MAX_ADDRESSES: usize = 1024;
 pub(crate) struct SendId {
     /// The counter of its first block.
     pub(crate) counter: u16,
-    /// Its operation, as the driver gave it.
+    /// The operation, as the driver gave it.
     pub(crate) opcode: u8,
     /// Whether its success is reported.
     pub(crate) signaled: bool,

@@ -12,7 +12,7 @@ pub(crate) fn syndrome(cqe: &Cqe64) -> CqeSyndrome {
     assert!(matches!(opcode(cqe), CqeOpcode::ReqErr | CqeOpcode::RespErr), "{cqe:?}");
     CqeSyndrome::from_code(error.get(ErrCqe::SYNDROME)).unwrap()
 }
-/// Its counter, and that of an error.
+/// The counter, and that of an error.
 pub(crate) fn counter(cqe: &Cqe64) -> u32 {
     cqe.get(Cqe64::WQE_COUNTER)
 }

@@ -18,7 +18,7 @@ use super::wire::{HEADER_BYTES, Header, MAX_DESCRIPTORS, WireError};
 /// A message that came.
 #[derive(Debug)]
 pub struct Received {
-    /// Its header.
+    /// The header.
     pub header: Header,
     /// What follows it.
     pub payload: Vec<u8>,
@@ -35,7 +35,7 @@ pub(super) struct Incoming {
     descriptors: Vec<OwnedFd>,
 }
 
-/// Why no message was sent or came.
+/// The reason why no message was sent or came.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ChannelError {
@@ -51,12 +51,12 @@ pub enum ChannelError {
     /// More descriptors came with a message than it may have.
     #[error("more than {MAX_DESCRIPTORS} descriptors came with one message")]
     Descriptors,
-    /// The operating system refused.
+    /// The operating system refused the call.
     #[error("{doing}: {}{}", std::io::Error::from(*errno), hca_core::remedy(&std::io::Error::from(*errno)))]
     Socket {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// Why.
+        /// The reason.
         errno: Errno,
     },
 }

@@ -56,7 +56,7 @@ impl UserOptions {
     }
 }
 
-/// Why a server can't be spoken to, or what it refused.
+/// The reason why a server can't be spoken to, or what it refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum UserError {
@@ -69,7 +69,7 @@ pub enum UserError {
     Connect {
         /// The socket.
         socket: PathBuf,
-        /// Why.
+        /// The reason.
         errno: Errno,
     },
     /// It speaks another version.
@@ -79,7 +79,7 @@ pub enum UserError {
         socket: PathBuf,
         /// The version's first number.
         major: u16,
-        /// Its second.
+        /// The second.
         minor: u16,
     },
     /// It refused one call; others may succeed.

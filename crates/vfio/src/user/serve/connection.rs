@@ -13,7 +13,7 @@ use crate::user::{Channel, ChannelError, Received, Sleeper};
 /// Messages that are seen to in one go.
 const BUDGET: usize = 16;
 
-/// Why a connection ends.
+/// The reason why a connection ends.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Ended {

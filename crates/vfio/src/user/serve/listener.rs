@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use hca_process::Fork;
 use thiserror::Error;
 
-/// Why nobody listens at a path.
+/// The reason why nobody listens at a path.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ListenError {
@@ -30,7 +30,7 @@ pub enum ListenError {
     System {
         /// The socket's path.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
 }

@@ -30,7 +30,7 @@ const IRQ_KINDS: u32 = 5;
 /// A region of a function.
 #[derive(Debug, Default)]
 pub struct Region<'a> {
-    /// Its length; 0: the function has none.
+    /// The length; 0: the function has none.
     pub bytes: u64,
     /// What of it a client may map; the rest is reached by messages.
     pub mapped: Option<MappedRegion<'a>>,

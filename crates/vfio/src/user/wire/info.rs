@@ -38,7 +38,7 @@ impl DeviceInfo {
 pub struct Area {
     /// Where in the region it begins.
     pub offset: u64,
-    /// Its length.
+    /// The length.
     pub size: u64,
 }
 
@@ -47,7 +47,7 @@ pub struct Area {
 pub struct RegionInfo {
     /// Bytes that a reply needs to say all of it. More than came: the areas did not.
     pub argsz: u32,
-    /// Its number.
+    /// The number.
     pub index: u32,
     /// Whether it can be read.
     pub read: bool,
@@ -55,7 +55,7 @@ pub struct RegionInfo {
     pub write: bool,
     /// Whether it can be mapped, at least in part.
     pub mmap: bool,
-    /// Its length; 0: there is no such region.
+    /// The length; 0: there is no such region.
     pub size: u64,
     /// Where in its file it begins, for mapping.
     pub offset: u64,
@@ -149,7 +149,7 @@ fn areas(payload: &[u8], first: u32) -> Result<Option<Vec<Area>>, WireError> {
 pub struct IrqInfo {
     /// The kind's number.
     pub index: u32,
-    /// How many there are.
+    /// The number.
     pub count: u32,
     /// Whether they can be eventfds.
     pub eventfd: bool,

@@ -16,18 +16,18 @@ pub struct DmaMap {
     pub write: bool,
     /// Where in the descriptor's file it begins.
     pub offset: u64,
-    /// Its address for the device.
+    /// The address for the device.
     pub address: u64,
-    /// Its length.
+    /// The length.
     pub size: u64,
 }
 
 /// Memory that the device may no longer reach once the reply is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaUnmap {
-    /// Its address for the device.
+    /// The address for the device.
     pub address: u64,
-    /// Its length.
+    /// The length.
     pub size: u64,
 }
 
@@ -60,7 +60,7 @@ pub struct SetIrqs<'a> {
     pub index: u32,
     /// The first of the range.
     pub start: u32,
-    /// How many.
+    /// The number.
     pub count: u32,
     /// What is done.
     pub action: IrqAction,
@@ -140,14 +140,14 @@ pub enum Request<'a> {
     },
     /// The server reads the client's memory.
     DmaRead {
-        /// Its address for the device.
+        /// The address for the device.
         address: u64,
         /// How many bytes.
         count: u32,
     },
     /// The server writes the client's memory.
     DmaWrite {
-        /// Its address for the device.
+        /// The address for the device.
         address: u64,
         /// What.
         data: &'a [u8],
@@ -438,14 +438,14 @@ pub enum Reply<'a> {
     },
     /// What the client's memory holds.
     DmaRead {
-        /// Its address for the device.
+        /// The address for the device.
         address: u64,
         /// What stands there.
         data: &'a [u8],
     },
     /// What was written to the client's memory.
     DmaWrite {
-        /// Its address for the device.
+        /// The address for the device.
         address: u64,
         /// How many bytes.
         count: u32,
@@ -454,7 +454,7 @@ pub enum Reply<'a> {
     DeviceReset,
     /// How many of several writes were done.
     RegionWriteMulti {
-        /// How many.
+        /// The number.
         count: u64,
     },
     /// How to wake the server.

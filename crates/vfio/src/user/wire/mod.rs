@@ -85,7 +85,7 @@ pub enum WireError {
     /// No command that is known.
     #[error("command {code} is not known")]
     Command {
-        /// Its number.
+        /// The number.
         code: u16,
     },
     /// A count that does not fit what comes with it, or is beyond what is possible.
@@ -103,13 +103,13 @@ pub enum WireError {
     Value {
         /// Which field.
         what: &'static str,
-        /// Its value.
+        /// The value.
         value: u64,
     },
     /// The capabilities are no JSON object, or one of them is not of its kind.
     #[error("the capability `{name}` is not of its kind in the version's JSON")]
     Capability {
-        /// Which one.
+        /// The one that was given.
         name: &'static str,
     },
     /// The chain of a region's capabilities leads out of the message or in circles.
@@ -181,11 +181,11 @@ impl Command {
     pub fn from_code(code: u16) -> Option<Self> {
         Self::ALL.into_iter().find(|c| c.code() == code)
     }
-    /// Its number.
+    /// The number.
     pub fn code(self) -> u16 {
         self as u16
     }
-    /// Its name in the protocol's own words.
+    /// The name in the protocol's own words.
     pub fn name(self) -> &'static str {
         match self {
             Self::Version => "VERSION",
@@ -242,7 +242,7 @@ pub struct Header {
     pub id: u16,
     /// The command's number, which need not be one that is known.
     pub command: u16,
-    /// What it is.
+    /// The kind.
     pub kind: Kind,
     /// Bytes that follow.
     pub payload_bytes: usize,
