@@ -34,19 +34,19 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Shows what a device is and can: limits, port, what its fabric found, counters
+    /// Shows a device: limits, port, network, counters
     #[command(after_long_help = format!("{DEVICES}\n\n{EXIT_CODES}"))]
     Devinfo(DevinfoArgs),
     /// Measures latency, bandwidth and message rate between two processes
     #[command(after_long_help = format!("{PERF_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
     Perf(Box<PerfArgs>),
-    /// Looks into Portals: why a message does not match
+    /// Shows how Portals messages match
     #[command(subcommand)]
     Portals(PortalsCommand),
-    /// Bounces messages with another host; speaks the exchange of ibv_rc_pingpong and its sisters
+    /// Exchanges messages with another host, compatible with ibv_rc_pingpong and its siblings
     #[command(after_long_help = format!("{PINGPONG_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
     Pingpong(PingpongArgs),
-    /// Starts the processes of a job here, which find each other by hca-job, or by MPI
+    /// Starts the processes of a job on this machine; they find each other by PMI-1 (hca-job, MPI)
     #[command(after_long_help = format!("{RUN_EXAMPLES}\n\n{DEVICES}\n\n{RUN_EXIT_CODES}"))]
     Run(RunArgs),
     /// Serves the software adapter as ConnectX PCI functions at vfio-user sockets
@@ -63,7 +63,7 @@ enum Command {
 /// `hca portals`.
 #[derive(Clone, Debug, Subcommand)]
 pub(crate) enum PortalsCommand {
-    /// Tells each message's way through match lists: which entries were asked, which took it, and why not
+    /// Shows which entries each message was compared with, which entry took it, and why the others did not
     #[command(after_long_help = format!("{TRACE_EXAMPLES}\n\n{TRACE_EXIT_CODES}"))]
     Trace(TraceArgs),
 }
@@ -71,15 +71,15 @@ pub(crate) enum PortalsCommand {
 /// `hca portals trace`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TraceArgs {
-    /// A scenario file; - is standard input (default: the scenarios that come with the command)
+    /// A scenario file; - is standard input (default: the built-in scenarios)
     pub file: Option<PathBuf>,
-    /// Scenarios that come with the command, by name
+    /// Built-in scenarios, by name
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', conflicts_with = "file")]
     pub scenario: Vec<String>,
-    /// List these scenarios
+    /// List the built-in scenarios
     #[arg(long, conflicts_with_all = ["file", "scenario"])]
     pub list: bool,
-    /// Print one JSON object a line of the scenario, and nothing else
+    /// Print one JSON object for each line of the scenario, and nothing else
     #[arg(long)]
     pub json: bool,
 }
@@ -90,16 +90,16 @@ pub(crate) struct DeviceArgs {
     /// The device to use, as udp://127.0.0.2 (default: HCA_DEVICE, then auto://; for perf udp://)
     #[arg(long, value_name = "URL")]
     pub device: Option<DeviceUrl>,
-    /// What carries the packets, on an address that is chosen
+    /// The network to use; the address is chosen
     #[arg(long, value_enum, conflicts_with = "device")]
     pub fabric: Option<FabricName>,
-    /// Who does the adapter's work: inline, thread or adaptive
+    /// Progress mode, which says who runs the adapter: inline, thread or adaptive
     #[arg(long, value_name = "MODE")]
     pub progress: Option<Progress>,
     /// Faults of the network, as loss=0.01,seed=7
     #[arg(long, value_name = "KEY=VALUE,..")]
     pub fault: Option<FaultSpec>,
-    /// Write every frame of this end to a file that Wireshark opens
+    /// Write every frame of this end to a pcapng file, for Wireshark
     #[arg(long, value_name = "FILE.pcapng")]
     pub capture: Option<PathBuf>,
 }
@@ -128,7 +128,7 @@ pub(crate) struct DevinfoArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Write every frame to a file that Wireshark opens
+    /// Write every frame to a pcapng file, for Wireshark
     #[arg(long, value_name = "FILE.pcapng")]
     pub capture: Option<PathBuf>,
 }
@@ -151,22 +151,22 @@ pub(crate) struct PerfArgs {
     /// Message sizes, as 8,4096,64K,4M (default: ten from 8 to 4M; an atomic has 8 bytes)
     #[arg(long, value_delimiter = ',', default_values_t = DEFAULT_SIZES, hide_default_value = true)]
     pub size: Vec<Size>,
-    /// Portals: puts past so many other entries, in place of sizes (alone: 0 to 100000)
+    /// Portals: measure puts behind so many other entries, instead of sizes (alone: 0 to 100000)
     #[arg(long, value_name = "ENTRIES,..", num_args = 0..=1, default_missing_value = DEFAULT_DEPTHS)]
     pub depth: Option<Depths>,
-    /// Portals: which entries these are
+    /// Portals: the kind of these entries
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Entries::Exact, Entries::Wildcard])]
     pub entries: Vec<Entries>,
-    /// Portals: whether the adapter matches, or the program's calls do (default: on)
+    /// Portals: on if the adapter matches, off if the program's calls match (default: on)
     #[arg(long, value_enum)]
     pub offload: Option<Switch>,
-    /// Portals: the longest message that goes with its header; of several, each has its rows
+    /// Portals: the longest message that is sent with its header; several values give several rows
     #[arg(long, value_delimiter = ',', value_name = "BYTES")]
     pub eager: Vec<Eager>,
     /// Seconds for each row
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "0.8")]
     pub duration: Duration,
-    /// Print one JSON object a row, and nothing else, to standard output
+    /// Print one JSON object for each row, and nothing else, to standard output
     #[arg(long)]
     pub json: bool,
     /// Draw latency and bandwidth against size
@@ -181,7 +181,7 @@ pub(crate) struct PerfArgs {
     /// With --listen: end after one measurement
     #[arg(long, requires = "listen")]
     pub once: bool,
-    /// With --listen: memory that one measurement may take here
+    /// With --listen: the memory that one measurement may use here
     #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_MEMORY)]
     pub memory: Memory,
     /// The device of the peer process (default: the same fabric on an address of its own)
@@ -225,10 +225,10 @@ pub(crate) struct PingpongArgs {
     /// Transport service
     #[arg(value_enum)]
     pub service: Service,
-    /// The host that waits; left out: this one waits
+    /// The host that waits; without it, this end waits
     #[arg(conflicts_with = "server")]
     pub host: Option<String>,
-    /// Wait for the other end (as when HOST is left out)
+    /// Wait for the other end (as without HOST)
     #[arg(long)]
     pub server: bool,
     /// The device.
@@ -240,7 +240,7 @@ pub(crate) struct PingpongArgs {
     /// Address to wait on for the exchange (default: the device's own)
     #[arg(long, value_name = "ADDR", conflicts_with = "host")]
     pub bind: Option<std::net::IpAddr>,
-    /// Bytes a message (default: 4096; ud: 1024, or the path MTU if that is less)
+    /// Message size in bytes (default: 4096; ud: 1024, or the path MTU if that is less)
     #[arg(short, long)]
     pub size: Option<Size>,
     /// Messages in each direction
@@ -255,7 +255,7 @@ pub(crate) struct PingpongArgs {
     /// GID index, for command lines of ibv_*_pingpong; a device has one GID, so only 0 is taken
     #[arg(short, long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=0))]
     pub gid_idx: u32,
-    /// Validate received bytes, which ibv_*_pingpong send, too; with -c they zero the first byte of each page
+    /// Validate received bytes, also those of ibv_*_pingpong, which with -c zero the first byte of each page
     #[arg(short, long)]
     pub chk: bool,
     /// Print one JSON object instead of text
@@ -269,25 +269,25 @@ pub(crate) struct RunArgs {
     /// Processes to start
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub processes: u32,
-    /// The device of each process, by HCA_DEVICE, as auto:// or shm://lab
+    /// The device of each process, passed as HCA_DEVICE, for example auto:// or shm://lab
     #[arg(long, value_name = "URL")]
     pub device: Option<DeviceUrl>,
-    /// End the job if it takes longer
+    /// End the job after this time
     #[arg(long, value_name = "SECONDS", value_parser = long_seconds)]
     pub timeout: Option<Duration>,
-    /// How long processes that are told to end have until they are killed
+    /// Time between TERM and KILL for processes that must end
     #[arg(long, value_name = "SECONDS", value_parser = long_seconds, default_value = "5")]
     pub grace: Duration,
     /// Begin each line with its rank in brackets (default: several processes on a terminal)
     #[arg(long, overrides_with = "no_prefix")]
     pub prefix: bool,
-    /// Leave lines as they are
+    /// Print lines unchanged
     #[arg(long)]
     pub no_prefix: bool,
-    /// Give the processes a variable of the environment; may be given again
+    /// Set an environment variable of the processes; may be repeated
     #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
     pub env: Vec<(String, String)>,
-    /// The program, and what it is given
+    /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
     pub command: Vec<OsString>,
 }
@@ -295,17 +295,17 @@ pub(crate) struct RunArgs {
 /// `hca serve`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Serve a function at this socket; may be given again. Behind it may stand what is fixed of an Ethernet port: its
-    /// address (mac=), and the only IP addresses that it may have (ip=, which may be there several times)
-    #[arg(long, value_name = "SOCKET[,mac=ADDRESS][,ip=ADDRESS]", required = true)]
+    /// Serve a function at this socket; may be repeated. For an Ethernet port, mac= fixes its address, ip= the IP
+    /// addresses that it may use (may be repeated); rate= limits what it sends, as 2.5G in bits a second
+    #[arg(long, value_name = "SOCKET[,mac=ADDRESS][,ip=ADDRESS][,rate=RATE]", required = true)]
     pub pci: Vec<pci::PciSocket>,
     /// The adapter behind the functions (default: HCA_DEVICE, then loopback://)
     #[arg(long, value_name = "URL")]
     pub device: Option<DeviceUrl>,
-    /// What port the functions have: ib or roce
+    /// The kind of the functions' ports: ib or roce
     #[arg(long, value_name = "KIND", default_value_t)]
     pub port: softhca_pci::PortKind,
-    /// Have the functions ask for pages at each command that makes something, to test drivers
+    /// Make each command that creates an object request pages, to test drivers
     #[arg(long)]
     pub no_spare_pages: bool,
 }

@@ -8,9 +8,9 @@ pub(super) const EXIT_CODES: &str =
 
 pub(super) const DEVICES: &str = "\
 Devices:
-  auto://ADDRESS      as udp://, and shared memory by itself where the peer of a
-                      reliable connection is an auto:// device of this user on
-                      this machine (default, but for perf: udp://)
+  auto://ADDRESS      as udp://; shared memory if the peer of a reliable
+                      connection is an auto:// device of this user on this
+                      machine (default, except for perf: udp://)
   udp://ADDRESS       RoCEv2 over UDP sockets, bound to ADDRESS, port 4791
   uring://ADDRESS     the same through io_uring, or plain sockets (with a note)
                       where the kernel has none; without ADDRESS a free loopback
@@ -26,9 +26,9 @@ Devices:
 
 Options of a device, as ?option=value, joined by &:
   progress=inline|thread|adaptive
-                      who does the adapter's work
-  acks=eager|lazy     progress=inline: whether a message that was polled is
-                      acknowledged at once, or with the answer or next call
+                      progress mode: who runs the adapter
+  acks=eager|lazy     progress=inline: acknowledge a polled message at once, or
+                      with the answer or the next call
   mtu=BYTES           a network with a smaller path MTU
   capture=FILE.pcapng
                       every frame is written to a file that Wireshark opens
@@ -36,15 +36,15 @@ Options of a device, as ?option=value, joined by &:
                       faults of the network: P from 0 to 1; tx.loss, rx.loss for
                       one direction; delays as 10us or 2ms
   dir=FOLDER          shm://: sockets there, for containers that share it
-  users=own|any       shm://: whose processes are peers
+  users=own|any       shm://: the users whose processes are peers
   ring=BYTES          shm://, auto://: 64K to 64M, to each peer
   isolated=yes|no     shm://, auto://: no memory but the rings is shared
   process_vm=yes|no|any
-                      shm://, auto://: whether long messages out of the
-                      program's own memory are fetched from its process; any:
-                      also where Yama asks
+                      shm://, auto://: whether peers fetch long messages in
+                      the program's own memory from its process; any: also
+                      where Yama restricts that
 
-The environment variable HCA_DEVICE takes the place of a device that is not given.";
+The environment variable HCA_DEVICE names the device if none is given.";
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -57,7 +57,7 @@ Examples:
   hca perf --layer portals      the same of Portals
   hca portals trace             why a message does not match
   hca pingpong rc --server      against ibv_rc_pingpong on another host
-  hca run -n 4 ./program        four processes that know each other
+  hca run -n 4 ./program        four processes of one job
   hca serve --pci /tmp/a.sock   the adapter as a PCI function, for a
                                 virtual machine";
 
@@ -69,7 +69,7 @@ Examples:
   hca perf --fault loss=0.01,seed=7 --capture lossy.pcapng
   hca perf --layer portals --fabric shm
   hca perf --layer portals --depth 0,1000,100000
-                                      what entries before the right one cost
+                                      the cost of entries before the right one
   hca perf --layer portals --op put --eager 1K,4K,16K --size 512,2K,8K,32K
   hca perf --layer portals --offload off --op put-ack
   hca perf --device raw://v0 --peer-netns far --peer-device raw://v1
@@ -77,32 +77,31 @@ Examples:
   hca perf --connect 10.0.0.1         (second host)
 
 Latency is one way (half of a round trip) for send and write, and from post to completion for read and atomic. With \
---layer portals it is one way for put (half of a round trip, each side told by an event), and from the call to the event \
-for put-ack, get and atomic (fetch-add of as many words as the size has). Streams of short puts are acknowledged every \
-64th, and the target takes the event of each.
+--layer portals it is one way for put (half of a round trip, with an event on each side), and from the call to the event \
+for put-ack, get and atomic (fetch-add of as many words as the size has). In streams of short puts every 64th put is \
+acknowledged, and the target takes each event.
 
-gb_per_s is 10^9 bytes of payload a second. A write of more than 8 bytes is timed with an 8-byte flag written behind it, \
-since the order inside one long write is not promised.
+gb_per_s is 10^9 bytes of payload a second. A write of more than 8 bytes is timed with an 8-byte flag written after it, \
+since the order within one long write is undefined.
 
 Fields of --json, one object a row, only ever added to:
   fabric service op layer size p50_ns p99_ns p999_ns mean_ns max_ns gb_per_s
   msgs_per_s count errors progress placement cpu peer_cpu offload eager_bytes
   depth entries
 
-The last four are null but for --layer portals, and depth and entries but for --depth. placement says how the CPUs of \
-both processes stood: near, far, mixed (it changed), unknown. Compare only rows of one placement.
+The last four are null except with --layer portals, and depth and entries are null except with --depth. placement is the \
+distance of the CPUs of both processes: near, far, mixed (it changed), unknown. Compare rows of one placement only.
 
---listen serves one host after the other, and gives up on one that is silent, in the middle of a measurement too.";
+--listen serves one host after the other, and drops a host that is silent, even in the middle of a measurement.";
 
 pub(super) const TRACE_EXAMPLES: &str = "\
 Examples:
-  hca portals trace                             all scenarios that come with
-                                                the command
+  hca portals trace                             all built-in scenarios
   hca portals trace --scenario unexpected
-  hca portals trace my-lists.txt                one's own
+  hca portals trace my-lists.txt                your own scenario
   hca portals trace --json - < my-lists.txt
 
-A scenario is a text, a statement a line; # begins a comment:
+A scenario is a text of one statement a line; # begins a comment:
   portal 4                                      flow-control, only-use-once,
                                                 only-truncate, events=COUNT
   post inbox portal=4 bits=0x10 ignore=0xf      list=priority|overflow, uid=,
@@ -127,16 +126,16 @@ Fields of --json, one object a line of the scenario, only ever added to:
   outcome (fail entry mlength offset text wanted expected)
   events (event entry mlength text)
 
-All of it happens in this process. In the table, - is an entry that was asked and did not take the message, = the one that \
-did; > is what its sender hears, ! an event at the target.";
+Everything runs in this process. In the table, - is an entry that was compared and did not take the message, = the entry \
+that took it, > the result at the sender, ! an event at the target.";
 
 pub(super) const TRACE_EXIT_CODES: &str = "\
-Exit codes: 0 success, 1 failed, 2 wrong usage or a scenario that is none, 3 a message ended otherwise than its line \
+Exit codes: 0 success, 1 failed, 2 wrong usage or an invalid scenario, 3 a message ended otherwise than its line \
 expects, 130 ended by Ctrl-C, 143 by TERM, 129 by HUP.";
 
 pub(super) const PINGPONG_EXAMPLES: &str = "\
 Examples:
-  hca pingpong rc --server                  says where it waits, as
+  hca pingpong rc --server                  prints its address, for example
                                             127.0.0.2:18515; then, beside it:
   hca pingpong rc 127.0.0.2
 
@@ -147,7 +146,7 @@ Examples:
   hca pingpong ud 10.0.0.2 --device udp://10.0.0.1 --size 1024
                                             against ibv_ud_pingpong -g 1 -s 1024
 
-The end that waits does so on its device's own address, and says which on standard error. Both ends need the same size and \
+The waiting end listens on the address of its device, and prints it to standard error. Both ends need the same size and \
 iters.";
 
 pub(super) const RUN_EXAMPLES: &str = "\
@@ -157,39 +156,39 @@ Examples:
   hca run -n 8 --timeout 60 --env RUST_LOG=debug -- ./program
 
 Each process finds the others by PMI-1 (PMI_FD, PMI_RANK, PMI_SIZE), as under mpiexec. Rank 0 reads this command's \
-standard input where that is no terminal; the others have none. Name a device that each can open: auto://, udp://, \
-shm://lab; an address serves one only.
+standard input if that is no terminal; the others have none. Name a device that every process can open: auto://, udp://, \
+shm://lab; a device with an address serves one process only.
 
-When one process fails, all others are told to end (TERM), and killed after --grace; so all are at Ctrl-C. When this \
-command is killed, they end, too.
+When one process fails, all others get TERM, and KILL after --grace. Ctrl-C does the same to all. When this command is \
+killed, they end, too.
 
-Output comes line by line. Its reader may take any time until this command is told to end, and has --grace then.";
+Output is passed on line by line. Its reader may take any time until this command must end, and then has --grace.";
 
 pub(super) const RUN_EXIT_CODES: &str = "\
-Exit codes: 0 all processes succeeded; that of the first that failed, 128 and its number if a signal ended it; 124 after \
---timeout, 127 if the program can't be started, 1 failed otherwise, 2 wrong usage, 130 ended by Ctrl-C, 143 by TERM, 129 by \
+Exit codes: 0 all processes succeeded; otherwise the code of the first that failed, 128 plus the number of the signal that \
+ended it; 124 after --timeout, 127 if the program cannot be started, 1 failed otherwise, 2 wrong usage, 130 ended by Ctrl-C, 143 by TERM, 129 by \
 HUP.";
 
 pub(super) const SERVE_EXAMPLES: &str = "\
 Examples:
   hca serve --pci /tmp/a.sock --pci /tmp/b.sock
-                                  two functions, which reach each other
+                                  two functions that reach each other
   hca serve --pci /tmp/a.sock --device udp://10.0.0.1
-                                  one that reaches other hosts, too
+                                  a function that reaches other hosts, too
   hca serve --pci /tmp/a.sock --port roce
                                   with an Ethernet port, for RoCE
   hca serve --port roce --pci /tmp/a.sock,mac=02:00:00:00:00:01,ip=10.0.0.1
-                                  whose driver can have no other addresses
+                                  the driver may use no other addresses
   hca serve --pci /tmp/a.sock,rate=2.5G
-                                  one that sends 2.5 Gbit/s at most
+                                  it sends 2.5 Gbit/s at most
 
-A line for each function says when clients may come. A client is another driver that speaks vfio-user, or QEMU 10.1 or \
-later, with its memory in a memory-backend-memfd with share=on, and
+The command prints a line for each function when clients may connect. A client is a driver that speaks vfio-user, or QEMU \
+10.1 or later with its memory in a memory-backend-memfd with share=on, and
   -device '{\"driver\":\"vfio-user-pci\",\"rombar\":0,
             \"socket\":{\"type\":\"unix\",\"path\":\"/tmp/a.sock\"}}'
 
-Each socket has one client at a time; when it goes, the next one finds the function as new. All functions share the adapter \
-and its address. Without a device they reach each other only (loopback://). Ctrl-C ends it.";
+Each socket has one client at a time; the next client finds the function reset. All functions share the adapter and its \
+address. Without a device they reach each other only (loopback://). Ctrl-C ends the server.";
 
 #[cfg(test)]
 mod tests {
