@@ -94,7 +94,7 @@ fn inside_one_process(c: &mut Criterion) {
     let mut buf = [0; 64];
     c.bench_function("floor: receive call, empty", |b| b.iter(|| socket.recv(&mut buf).is_err()));
 
-    let window = pd.alloc_shared(64, hca::core::Access::REMOTE_WRITE).expect("memory");
+    let window = pd.alloc_shared(64, hca::Access::REMOTE_WRITE).expect("memory");
     let mut group = c.benchmark_group("a batch of 32 writes to itself");
     // The doorbell sends, so a post without it is what the queue costs.
     for (name, rung, completed) in

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use hca::core::{Device, DeviceError};
+use hca::hca_core::{Device, DeviceError};
 use hca::{Completions, ConnectOptions, Context, QueuePair, Rc};
 use hca_mlx5::{Death, Mlx5, Options};
 use hca_vfio::{PciFunction, UserOptions};

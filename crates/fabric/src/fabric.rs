@@ -8,6 +8,8 @@ use thiserror::Error;
 
 use crate::{FabricLink, RoceVersion, TxBatch};
 
+hca_core::debug_as_display!(PathError);
+
 /// Names a path to a peer within one fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PathId(pub u32);
@@ -30,7 +32,7 @@ pub struct FabricAttr {
 }
 
 /// An error of opening a path.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum PathError {
     /// The peer's address is of the other IP version.

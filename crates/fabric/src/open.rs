@@ -5,8 +5,10 @@ use std::net::IpAddr;
 
 use thiserror::Error;
 
+hca_core::debug_as_display!(OpenError);
+
 /// An error of opening a fabric.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// Another process or adapter has the address.

@@ -4,8 +4,24 @@ use thiserror::Error;
 
 use crate::{QpAttrMask, QpState, QpType};
 
+/// Has `Debug` of error types print what `Display` does. A `main` that returns a `Result` prints its error by `Debug`, as
+/// `unwrap` and `expect` do, and people read the advice in it only so.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! debug_as_display {
+    ($($t:ty),+ $(,)?) => {$(
+        impl ::std::fmt::Debug for $t {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                ::std::fmt::Display::fmt(self, f)
+            }
+        }
+    )+};
+}
+
+debug_as_display!(DeviceError, TransitionError, PostErrorKind, PostError);
+
 /// An error of the control path.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// A table is full.
@@ -116,7 +132,7 @@ pub enum DeviceError {
 }
 
 /// An error of a queue pair's state transition.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum TransitionError {
     /// There is no such transition.
@@ -162,7 +178,7 @@ pub enum TransitionError {
 }
 
 /// The reason why a work request was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PostErrorKind {
     /// The queue is full: as many requests are outstanding as it has entries.
@@ -233,7 +249,7 @@ pub enum PostErrorKind {
 }
 
 /// A batch that was not taken as a whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[error("work request {accepted} of the batch: {kind}")]
 pub struct PostError {
     /// The requests before this index were taken, this one and those behind it not.

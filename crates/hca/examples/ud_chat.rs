@@ -5,8 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use hca::core::Qkey;
-use hca::{Completions, Endpoint, Inline, Ud};
+use hca::{Completions, Endpoint, Inline, Qkey, Ud};
 
 type Failure = Box<dyn std::error::Error>;
 const NAMES: [&str; 3] = ["Ada", "Grace", "Lynn"];

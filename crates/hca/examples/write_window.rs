@@ -3,7 +3,7 @@
 
 use std::sync::mpsc::channel;
 
-use hca::core::Access;
+use hca::Access;
 use hca::{Completions, ConnectOptions, Endpoint, Inline, Rc, RemoteMr, SendRequest};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;

@@ -42,14 +42,14 @@
 //! | `url` | [`DeviceUrl`]: the grammar of device names |
 //! | `narrow` | a network with a smaller path MTU (`mtu=`) |
 //! | `open` | [`open`], `HCA_DEVICE`, and which device a name becomes |
-//! | [`verbs`], [`core`](mod@core) | the crates below, for programs that need more than the re-exports |
+//! | [`verbs`], [`hca_core`] | the crates below, for programs that need more than the re-exports |
 #![forbid(unsafe_code)]
 
 mod narrow;
 mod open;
 mod url;
 
-pub use hca_core as core;
+pub use hca_core;
 pub use hca_verbs as verbs;
 pub use hca_verbs::*;
 #[cfg(feature = "portals")]

@@ -23,6 +23,8 @@ use thiserror::Error;
 use crate::narrow::Narrow;
 use crate::url::{DeviceUrl, Options, Target, UrlError, Users};
 
+hca_core::debug_as_display!(OpenError);
+
 /// The environment variable whose value takes the place of what [`open`] is given.
 pub const DEVICE_VARIABLE: &str = "HCA_DEVICE";
 
@@ -33,7 +35,7 @@ const LOOPBACK_TRIES: u32 = 4096;
 const LOOPBACK_INTERFACE: &str = "lo";
 
 /// An error of opening a device.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The name is wrong.

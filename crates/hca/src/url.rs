@@ -12,6 +12,8 @@ use hca_fabric::{FaultPlan, FaultPlanError, ProcessVm, RawOptions, RoceVersion};
 use softhca::Progress;
 use thiserror::Error;
 
+hca_core::debug_as_display!(UrlError);
+
 /// The longest wait for a port that a name can ask for, in seconds.
 const MAX_WAIT: u32 = 3600;
 
@@ -163,7 +165,7 @@ impl FaultSpec {
 }
 
 /// An error of parsing a device name.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum UrlError {
     /// No `://`.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 /// The reason why a call on a job did not do what it says.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum JobError {
     /// A variable of the environment, or a part of a rendezvous, has a wrong value.
@@ -249,6 +249,13 @@ pub enum JobError {
         /// What it said.
         source: io::Error,
     },
+}
+
+/// As `Display`: what a `main` that returns it prints.
+impl fmt::Debug for JobError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// What is wrong with a line.

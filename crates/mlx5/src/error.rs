@@ -8,8 +8,10 @@ use thiserror::Error;
 
 use crate::cmd::CmdError;
 
+hca_core::debug_as_display!(OpenError);
+
 /// An error of opening an adapter.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The function is none of these adapters'.

@@ -6,8 +6,10 @@ use hca_verbs::{ConnectError, MemoryError};
 
 use crate::DirectoryError;
 
+hca_core::debug_as_display!(OpenError, Error);
+
 /// An error of opening a node.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The device.
@@ -22,7 +24,7 @@ pub enum OpenError {
 }
 
 /// The reason why a call was refused; nothing has changed then. Each interface maps it to its own return code.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument, a state or a limit.

@@ -8,8 +8,10 @@ use hca_verbs::Context;
 
 use crate::{Card, Directory, DirectoryError, Node, NodeOptions, OpenError};
 
+hca_core::debug_as_display!(JoinError);
+
 /// An error of joining a job.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinError {
     /// The node can't be opened.

@@ -261,7 +261,10 @@ impl CompletionQueue {
         };
         // A queue pair that is dropped at this moment frees what it took from a shared queue.
         let Some(id) = id else { return stray(completion, "outstanding request") };
-        wcs.records.push(Record { raw, id, context: entry.context, parts_end: wcs.parts.len() });
+        let context = entry.context;
+        // From here on it is the program's number, not that of the slot.
+        wcs.raw[raw].wr_id = id;
+        wcs.records.push(Record { raw, context, parts_end: wcs.parts.len() });
     }
 
     #[inline(always)]

@@ -6,8 +6,19 @@ use core::time::Duration;
 use hca_core::{DeviceError, PostErrorKind, QpHandle, QpType, WcOpcode, WcStatus};
 use thiserror::Error;
 
+hca_core::debug_as_display!(
+    MemoryError,
+    RangeError,
+    BuildError,
+    ConnectError,
+    WaitError,
+    PostRefusal,
+    WcError,
+    ParseEndpointError,
+);
+
 /// An error of memory allocation or registration.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// The device refused.
@@ -35,7 +46,7 @@ pub enum MemoryError {
 }
 
 /// A range does not lie inside of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[error("range {start}..{end} of {len} bytes")]
 pub struct RangeError {
     /// The start of the range.
@@ -47,7 +58,7 @@ pub struct RangeError {
 }
 
 /// An error of building a queue pair.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// The device refused.
@@ -91,7 +102,7 @@ pub enum BuildError {
 }
 
 /// An error of connecting a queue pair.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum ConnectError {
     /// The device refused.
@@ -111,7 +122,7 @@ pub enum ConnectError {
 }
 
 /// The reason why a wait ended without a completion or event.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum WaitError {
     /// Nothing came in time.
@@ -126,7 +137,7 @@ pub enum WaitError {
 }
 
 /// The reason why a request was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum PostRefusal {
     /// The rules of the queue.
@@ -183,7 +194,7 @@ pub struct Refused<R> {
 
 impl<R> fmt::Debug for Refused<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Refused").field("error", &self.error).finish_non_exhaustive()
+        self.error.fmt(f)
     }
 }
 impl<R> fmt::Display for Refused<R> {
@@ -192,9 +203,14 @@ impl<R> fmt::Display for Refused<R> {
     }
 }
 impl<R> std::error::Error for Refused<R> {}
+impl<R> From<Refused<R>> for PostRefusal {
+    fn from(refused: Refused<R>) -> Self {
+        refused.error
+    }
+}
 
 /// A completion that is no success.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct WcError {
     /// The request's id.
     pub id: u64,
@@ -243,7 +259,7 @@ impl fmt::Display for WcError {
 impl std::error::Error for WcError {}
 
 /// A line that is no [`Endpoint`](crate::Endpoint).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
 #[error(
     "not an endpoint: {what} is missing or malformed; the form is rc,qpn=0x12,psn=0x3,mtu=1024,rd=16,gid=::ffff:127.0.0.1"
 )]

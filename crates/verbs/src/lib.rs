@@ -213,3 +213,11 @@ pub use srq::{Srq, SrqRef};
 #[cfg(feature = "tokio")]
 pub use tokio::{AsyncCq, NotAsync};
 pub use wc::{Completions, Wc, Wcs};
+
+// What the methods above take and return, so that one `use` is enough.
+pub use hca_core::{
+    Access, AckTimeout, AddressVector, AsyncEvent, AtomicScope, Completion, Counter, DeviceAttr, DeviceError,
+    Gid, Lid, Mtu, Notify, Pkey, PortAttr, PostErrorKind, Psn, Qkey, QpAttr, QpCap, QpHandle, QpState,
+    QpStatus, QpType, Qpn, RNR_RETRY_INFINITE, RecvExtra, Rkey, RnrTimer, SrqInit, StaticRate,
+    TransitionError, WcOpcode, WcStatus,
+};

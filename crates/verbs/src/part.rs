@@ -92,16 +92,27 @@ impl fmt::Debug for Inline<'_> {
 
 /// A local list that a request reads from: a [`Buf`], the [`First`] bytes of one, a [`FrozenBuf`], a
 /// [`SharedRange`], a [`Part`]; tuples, arrays and `Vec`s of them; [`Inline`] bytes; `()` for none.
+///
+/// What comes back of a list from a refused request is its [`Back`](Self::Back): itself, but `()` for [`Inline`] bytes,
+/// which the program has still. So `?` hands such a refusal on from a function that returns `Box<dyn Error>`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be sent from",
-    note = "a local list is a `Buf`, `FrozenBuf`, `SharedRange`, `Part`, a tuple, array or `Vec` of them, or `Inline` bytes"
+    label = "not a local list",
+    note = "a local list is a `Buf`, `FrozenBuf`, `SharedRange`, `Part`, a tuple, array or `Vec` of them, or `Inline` bytes",
+    note = "bytes of the program's own are copied: by `send_inline(&bytes)`, by `Inline(&bytes)`, or into a `Buf` by `copy_from_slice`"
 )]
-pub trait GatherList: sealed::List {}
+pub trait GatherList: sealed::List {
+    /// What comes back of it from a refused request: all that it owned.
+    type Back: 'static;
+    /// What it owns.
+    fn back(self) -> Self::Back;
+}
 
 /// A local list that a request writes into (receive, READ, atomics): a [`Buf`], the [`First`] bytes of
 /// one, or a [`SharedRange`]; tuples, arrays and `Vec`s of them; `()` for none.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` can't be received into",
+    label = "not a list that a request may write",
     note = "a list to receive, READ or do atomics into is made of `Buf`s and `SharedRange`s: nothing that is frozen or inline"
 )]
 pub trait ScatterList: GatherList {}
@@ -163,16 +174,27 @@ impl<'a> Entries<'a> {
 /// A slot while it is filled.
 pub struct Filling<'a, 'b>(pub(crate) &'a mut SlotWriter<'b, Held>);
 
-/// A slot while it is emptied.
-pub struct Emptying<'a, 'b>(pub(crate) &'a mut SlotReader<'b, Held>);
+/// The parts of a list, as they come back.
+pub struct Emptying<'a>(pub(crate) &'a mut dyn Iterator<Item = Part>);
 
-impl Iterator for Emptying<'_, '_> {
-    type Item = Part;
-    fn next(&mut self) -> Option<Part> {
-        self.0.find_map(|held| match held {
+impl Emptying<'_> {
+    /// Has a list put together again from the slot that holds it.
+    pub(crate) fn slot<R>(
+        slot: &mut SlotReader<'_, Held>,
+        restore: impl FnOnce(&mut Emptying<'_>) -> R,
+    ) -> R {
+        let mut parts = slot.filter_map(|held| match held {
             Held::Part(part) => Some(part),
             Held::Ah(_) => None,
-        })
+        });
+        restore(&mut Emptying(&mut parts))
+    }
+}
+
+impl Iterator for Emptying<'_> {
+    type Item = Part;
+    fn next(&mut self) -> Option<Part> {
+        self.0.next()
     }
 }
 
@@ -180,12 +202,15 @@ pub(crate) mod sealed {
     use super::{Emptying, Entries, Filling, Part};
 
     /// A local list.
-    pub trait List: Sized {
+    #[diagnostic::on_unimplemented(message = "`{Self}` is no local list", label = "not a local list")]
+    pub trait List: Sized + Unpin {
         /// What of it stays outside of the slot.
-        type Shell;
+        type Shell: Unpin;
         fn describe(&self, entries: &mut Entries<'_>);
         fn store(self, slot: &mut Filling<'_, '_>) -> Self::Shell;
-        fn restore(shell: Self::Shell, slot: &mut Emptying<'_, '_>) -> Self;
+        fn restore(shell: Self::Shell, slot: &mut Emptying<'_>) -> Self;
+        /// Gives all that it owns to `sink`.
+        fn give(self, sink: &mut dyn FnMut(Part));
         /// Bytes to copy instead of a list.
         #[inline]
         fn inline(_: &Self::Shell) -> Option<&[u8]> {
@@ -194,9 +219,15 @@ pub(crate) mod sealed {
     }
 
     /// One entry of a list.
-    pub trait Entry: Sized {
+    #[diagnostic::on_unimplemented(
+        message = "`{Self}` is no entry of a local list",
+        label = "this is not registered memory",
+        note = "the entries of a list are `Buf`s, `First`s, `FrozenBuf`s, `SharedRange`s and `Part`s, which `Pd::alloc` and `Pd::alloc_shared` give",
+        note = "bytes of the program's own are copied: by `Inline(&bytes)`, or into a `Buf` by `copy_from_slice`"
+    )]
+    pub trait Entry: Sized + Unpin + 'static {
         /// What of it stays outside of the slot.
-        type Shell;
+        type Shell: Unpin;
         fn add_to(&self, entries: &mut Entries<'_>);
         fn into_part(self) -> (Part, Self::Shell);
         /// # Panics
@@ -297,7 +328,7 @@ fn store_one<E: Entry>(entry: E, slot: &mut Filling<'_, '_>) -> E::Shell {
     shell
 }
 
-fn restore_one<E: Entry>(shell: E::Shell, slot: &mut Emptying<'_, '_>) -> E {
+fn restore_one<E: Entry>(shell: E::Shell, slot: &mut Emptying<'_>) -> E {
     E::from_part(slot.next().expect("the slot holds as many parts as were stored"), shell)
 }
 
@@ -313,16 +344,29 @@ macro_rules! single {
             fn store(self, slot: &mut Filling<'_, '_>) -> Self::Shell {
                 store_one(self, slot)
             }
-            fn restore(shell: Self::Shell, slot: &mut Emptying<'_, '_>) -> Self {
+            fn restore(shell: Self::Shell, slot: &mut Emptying<'_>) -> Self {
                 restore_one(shell, slot)
             }
+            fn give(self, sink: &mut dyn FnMut(Part)) {
+                sink(self.into_part().0);
+            }
         }
-        impl GatherList for $t {}
+        impl GatherList for $t {
+    type Back = Self;
+    fn back(self) -> Self {
+        self
+    }
+}
     )*};
 }
 single!(Buf, First, FrozenBuf, SharedRange, Part);
 
 /// Entries that a request may write into.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` can't be received into",
+    label = "not memory that a request may write",
+    note = "the entries of a list to receive, READ or do atomics into are `Buf`s, `First`s and `SharedRange`s: nothing that is frozen, inline, or not registered"
+)]
 pub trait Writable: Entry {}
 impl Writable for Buf {}
 impl Writable for First {}
@@ -340,11 +384,19 @@ impl<E: Entry<Shell = ()>, const N: usize> List for [E; N] {
     fn store(self, slot: &mut Filling<'_, '_>) {
         self.into_iter().for_each(|e| store_one(e, slot));
     }
-    fn restore((): (), slot: &mut Emptying<'_, '_>) -> Self {
+    fn restore((): (), slot: &mut Emptying<'_>) -> Self {
         std::array::from_fn(|_| restore_one((), slot))
     }
+    fn give(self, sink: &mut dyn FnMut(Part)) {
+        self.into_iter().for_each(|e| sink(e.into_part().0));
+    }
 }
-impl<E: Entry<Shell = ()>, const N: usize> GatherList for [E; N] {}
+impl<E: Entry<Shell = ()>, const N: usize> GatherList for [E; N] {
+    type Back = Self;
+    fn back(self) -> Self {
+        self
+    }
+}
 impl<E: Writable<Shell = ()>, const N: usize> ScatterList for [E; N] {}
 
 impl<E: Entry<Shell = ()>> List for Vec<E> {
@@ -356,12 +408,20 @@ impl<E: Entry<Shell = ()>> List for Vec<E> {
         self.drain(..).for_each(|e| store_one(e, slot));
         self
     }
-    fn restore(mut shell: Self, slot: &mut Emptying<'_, '_>) -> Self {
+    fn restore(mut shell: Self, slot: &mut Emptying<'_>) -> Self {
         shell.extend(slot.map(|part| E::from_part(part, ())));
         shell
     }
+    fn give(self, sink: &mut dyn FnMut(Part)) {
+        self.into_iter().for_each(|e| sink(e.into_part().0));
+    }
 }
-impl<E: Entry<Shell = ()>> GatherList for Vec<E> {}
+impl<E: Entry<Shell = ()>> GatherList for Vec<E> {
+    type Back = Self;
+    fn back(self) -> Self {
+        self
+    }
+}
 impl<E: Writable<Shell = ()>> ScatterList for Vec<E> {}
 
 macro_rules! tuples {
@@ -377,12 +437,21 @@ macro_rules! tuples {
                 let ($($t,)+) = self;
                 ($(store_one($t, slot),)+)
             }
-            fn restore(shell: Self::Shell, slot: &mut Emptying<'_, '_>) -> Self {
+            fn restore(shell: Self::Shell, slot: &mut Emptying<'_>) -> Self {
                 let ($($t,)+) = shell;
                 ($(restore_one($t, slot),)+)
             }
+            fn give(self, sink: &mut dyn FnMut(Part)) {
+                let ($($t,)+) = self;
+                $(sink($t.into_part().0);)+
+            }
         }
-        impl<$($t: Entry),+> GatherList for ($($t,)+) {}
+        impl<$($t: Entry),+> GatherList for ($($t,)+) {
+    type Back = Self;
+    fn back(self) -> Self {
+        self
+    }
+}
         impl<$($t: Writable),+> ScatterList for ($($t,)+) {}
     )*};
 }
@@ -401,9 +470,13 @@ impl List for () {
     type Shell = ();
     fn describe(&self, _: &mut Entries<'_>) {}
     fn store(self, _: &mut Filling<'_, '_>) {}
-    fn restore((): (), _: &mut Emptying<'_, '_>) {}
+    fn restore((): (), _: &mut Emptying<'_>) {}
+    fn give(self, _: &mut dyn FnMut(Part)) {}
 }
-impl GatherList for () {}
+impl GatherList for () {
+    type Back = ();
+    fn back(self) {}
+}
 impl ScatterList for () {}
 
 impl List for Inline<'_> {
@@ -416,12 +489,16 @@ impl List for Inline<'_> {
     fn store(self, _: &mut Filling<'_, '_>) -> Self {
         self
     }
-    fn restore(shell: Self, _: &mut Emptying<'_, '_>) -> Self {
+    fn restore(shell: Self, _: &mut Emptying<'_>) -> Self {
         shell
     }
+    fn give(self, _: &mut dyn FnMut(Part)) {}
     #[inline]
     fn inline(shell: &Self) -> Option<&[u8]> {
         Some(shell.0)
     }
 }
-impl GatherList for Inline<'_> {}
+impl GatherList for Inline<'_> {
+    type Back = ();
+    fn back(self) {}
+}

@@ -47,7 +47,7 @@ impl SendSide {
         Self { port, poster, pd, sges, max_sge, depth, unsignaled: 0 }
     }
 
-    /// Posts one request, and rings if it is to be known `NOW`.
+    /// Posts one request, and rings if it is to be known `NOW`; returns what of its list stays outside of the slot.
     ///
     /// # Errors
     /// The list comes back, with the reason.
@@ -56,7 +56,7 @@ impl SendSide {
         &mut self,
         head: &Head,
         local: L,
-    ) -> Result<(), (L, PostRefusal)> {
+    ) -> Result<L::Shell, (L, PostRefusal)> {
         let signaled = head.flags.contains(SendFlags::SIGNALED);
         let mut entries = Entries::new(&self.pd, &mut self.sges, self.max_sge);
         local.describe(&mut entries);
@@ -85,11 +85,11 @@ impl SendSide {
         let posted =
             unsafe { if NOW { self.port.post_now(&wr) } else { self.port.post(&[wr]).map_err(|e| e.kind) } };
         if let Err(refused) = posted {
-            let local = L::restore(shell, &mut Emptying(&mut self.poster.retract()));
+            let local = Emptying::slot(&mut self.poster.retract(), |parts| L::restore(shell, parts));
             return Err((local, refused.into()));
         }
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
-        Ok(())
+        Ok(shell)
     }
 
     #[inline]
@@ -145,7 +145,7 @@ impl RecvSide {
         let posted =
             unsafe { if NOW { self.port.post_now(&wr) } else { self.port.post(&[wr]).map_err(|e| e.kind) } };
         if let Err(refused) = posted {
-            let local = L::restore(shell, &mut Emptying(&mut self.poster.retract(wr_id)));
+            let local = Emptying::slot(&mut self.poster.retract(wr_id), |parts| L::restore(shell, parts));
             return Err((local, refused.into()));
         }
         Ok(())

@@ -18,7 +18,7 @@ use crate::request::SendRequest;
 use crate::service::{Connected, OfferedBy, Rc, Service, Ud, ops};
 use crate::slots::{RecvSlots, RingSlots};
 use crate::srq::SrqInner;
-use crate::{ConnectError, Refused, sync};
+use crate::{ConnectError, PostRefusal, Refused, sync};
 
 /// A queue pair of service `S`. Built by [`Pd::qp`](crate::Pd::qp), connected by
 /// [`connect`](QpControl::connect) or, as a datagram one, by [`activate`](QpControl::activate).
@@ -96,7 +96,7 @@ where
     /// # Errors
     /// As there.
     #[inline]
-    pub fn send<L: GatherList>(&mut self, local: L) -> Result<(), Refused<L>> {
+    pub fn send<L: GatherList>(&mut self, local: L) -> Result<(), Refused<L::Back>> {
         self.sq.send(local)
     }
     /// Like [`SendQueue::send_inline`].
@@ -104,7 +104,7 @@ where
     /// # Errors
     /// As there.
     #[inline]
-    pub fn send_inline<'a>(&mut self, bytes: &'a [u8]) -> Result<(), Refused<Inline<'a>>> {
+    pub fn send_inline(&mut self, bytes: &[u8]) -> Result<(), PostRefusal> {
         self.sq.send_inline(bytes)
     }
     /// Like [`SendQueue::write`].
@@ -112,7 +112,7 @@ where
     /// # Errors
     /// As there.
     #[inline]
-    pub fn write<L: GatherList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L>> {
+    pub fn write<L: GatherList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L::Back>> {
         self.sq.write(local, remote)
     }
 }
@@ -123,7 +123,7 @@ impl QueuePair<Rc> {
     /// # Errors
     /// As there.
     #[inline]
-    pub fn read<L: ScatterList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L>> {
+    pub fn read<L: ScatterList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L::Back>> {
         self.sq.read(local, remote)
     }
 }
@@ -134,7 +134,7 @@ impl QueuePair<Ud> {
     /// # Errors
     /// As there.
     #[inline]
-    pub fn send_to<L: GatherList>(&mut self, local: L, peer: &UdPeer) -> Result<(), Refused<L>> {
+    pub fn send_to<L: GatherList>(&mut self, local: L, peer: &UdPeer) -> Result<(), Refused<L::Back>> {
         self.sq.send_to(local, peer)
     }
 }
@@ -153,7 +153,7 @@ impl<S: Service> fmt::Debug for QueuePair<S> {
 
 /// The sending half of a queue pair. One thread at a time posts.
 pub struct SendQueue<S: Service> {
-    side: SendSide,
+    pub(crate) side: SendSide,
     control: QpControl<S>,
 }
 
@@ -171,7 +171,7 @@ impl<S: Service> SendQueue<S> {
     ) -> Result<(), Refused<SendRequest<O, L>>> {
         let SendRequest { head, local, .. } = request;
         match self.side.post::<true, _>(&head, local) {
-            Ok(()) => Ok(()),
+            Ok(_) => Ok(()),
             Err((local, error)) => Err(Refused { request: SendRequest::from_parts(head, local), error }),
         }
     }
@@ -204,9 +204,9 @@ impl<S: Service> SendQueue<S> {
     fn post_plain<O: OfferedBy<S>, L: GatherList>(
         &mut self,
         request: SendRequest<O, L>,
-    ) -> Result<(), Refused<L>> {
+    ) -> Result<(), Refused<L::Back>> {
         self.post_send(request)
-            .map_err(|Refused { request, error }| Refused { request: request.into_local(), error })
+            .map_err(|Refused { request, error }| Refused { request: request.into_local().back(), error })
     }
 }
 
@@ -221,17 +221,16 @@ where
     /// Like [`post_send`](Self::post_send).
     #[inline]
     #[allow(clippy::result_large_err)]
-    pub fn send<L: GatherList>(&mut self, local: L) -> Result<(), Refused<L>> {
+    pub fn send<L: GatherList>(&mut self, local: L) -> Result<(), Refused<L::Back>> {
         self.post_plain(SendRequest::send(local))
     }
-    /// Posts a plain SEND of bytes that are copied at once.
+    /// Posts a plain SEND of bytes that are copied at once, so nothing has to come back.
     ///
     /// # Errors
     /// Like [`post_send`](Self::post_send).
     #[inline]
-    #[allow(clippy::result_large_err)]
-    pub fn send_inline<'a>(&mut self, bytes: &'a [u8]) -> Result<(), Refused<Inline<'a>>> {
-        self.post_plain(SendRequest::send(Inline(bytes)))
+    pub fn send_inline(&mut self, bytes: &[u8]) -> Result<(), PostRefusal> {
+        self.post_plain(SendRequest::send(Inline(bytes))).map_err(|refused| refused.error)
     }
     /// Posts a plain RDMA WRITE, signalled, id 0.
     ///
@@ -239,7 +238,7 @@ where
     /// Like [`post_send`](Self::post_send).
     #[inline]
     #[allow(clippy::result_large_err)]
-    pub fn write<L: GatherList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L>> {
+    pub fn write<L: GatherList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L::Back>> {
         self.post_plain(SendRequest::write(local, remote))
     }
 }
@@ -251,7 +250,7 @@ impl SendQueue<Rc> {
     /// Like [`post_send`](Self::post_send).
     #[inline]
     #[allow(clippy::result_large_err)]
-    pub fn read<L: ScatterList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L>> {
+    pub fn read<L: ScatterList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L::Back>> {
         self.post_plain(SendRequest::read(local, remote))
     }
 }
@@ -263,7 +262,7 @@ impl SendQueue<Ud> {
     /// Like [`post_send`](Self::post_send).
     #[inline]
     #[allow(clippy::result_large_err)]
-    pub fn send_to<L: GatherList>(&mut self, local: L, peer: &UdPeer) -> Result<(), Refused<L>> {
+    pub fn send_to<L: GatherList>(&mut self, local: L, peer: &UdPeer) -> Result<(), Refused<L::Back>> {
         self.post_plain(SendRequest::send(local).to(peer))
     }
 }
@@ -293,7 +292,7 @@ impl<S: Service> SendBatch<'_, S> {
     ) -> Result<(), Refused<SendRequest<O, L>>> {
         // Its head stays where it was put together: in a stream a copy costs more than the request.
         match self.queue.side.post::<false, _>(&request.head, request.local) {
-            Ok(()) => {
+            Ok(_) => {
                 self.posted += 1;
                 Ok(())
             }
@@ -424,7 +423,7 @@ fn post_recv<const NOW: bool, L: ScatterList>(
 
 /// A handle that controls the states and attributes of a queue pair. Cheap to clone; it keeps the queue pair alive.
 pub struct QpControl<S: Service> {
-    inner: Arc<QpInner>,
+    pub(crate) inner: Arc<QpInner>,
     service: PhantomData<fn() -> S>,
 }
 

@@ -90,6 +90,8 @@ impl AsRef<crate::CqRef> for AsyncCq {
     }
 }
 
+hca_core::debug_as_display!(NotAsync);
+
 fn register(cq: &mut CompletionQueue) -> Result<AsyncFd<OwnedFd>, WaitError> {
     let fd = cq.wait_fd()?.try_clone_to_owned()?;
     // SAFETY: (1).
@@ -98,7 +100,7 @@ fn register(cq: &mut CompletionQueue) -> Result<AsyncFd<OwnedFd>, WaitError> {
 }
 
 /// A completion queue that no runtime can wait for comes back.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[error("{error}")]
 pub struct NotAsync {
     /// The queue, as it was given.

@@ -26,7 +26,6 @@ pub struct Completions {
 #[derive(Clone, Copy)]
 pub(crate) struct Record {
     pub(crate) raw: usize,
-    pub(crate) id: u64,
     pub(crate) context: u64,
     pub(crate) parts_end: usize,
 }
@@ -103,12 +102,12 @@ impl<'a> Iterator for Wcs<'a> {
     type Item = Wc<'a>;
     #[inline]
     fn next(&mut self) -> Option<Wc<'a>> {
-        let &Record { raw, id, context, parts_end } = self.records.next()?;
+        let &Record { raw, context, parts_end } = self.records.next()?;
         let c = &self.raw[raw];
         let (parts, rest) = std::mem::take(&mut self.parts).split_at_mut(parts_end - self.taken);
         self.parts = rest;
         self.taken = parts_end;
-        Some(Wc { id, context, completion: c, parts })
+        Some(Wc { id: c.wr_id, context, completion: c, parts })
     }
     #[inline]
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -126,7 +125,7 @@ impl fmt::Debug for Wcs<'_> {
 /// all earlier requests that were not signalled.
 ///
 /// How it ended and what it brought are fields of the device's [`Completion`], to which it derefs: `wc.status`,
-/// `wc.opcode`, `wc.byte_len`. Its `wr_id` there is the queue pair's own; the program's number is [`id`](Self::id).
+/// `wc.opcode`, `wc.byte_len`. Its `wr_id` there is the program's number, as [`id`](Self::id) is.
 #[derive(Debug)]
 pub struct Wc<'a> {
     /// The request's id, as posted.

@@ -726,3 +726,34 @@ fn what_is_promised_of_threads_holds() {
     send::<raw::RawCq>();
     send::<raw::RawSrq>();
 }
+
+/// As a program writes it: `?`, with bytes that live in the function.
+#[test]
+fn a_refusal_of_inline_bytes_is_handed_on_out_of_the_function_that_has_them() {
+    fn greet(qp: &mut QueuePair<Rc>, n: u32) -> Result<(), Box<dyn std::error::Error>> {
+        let bytes = n.to_be_bytes();
+        qp.send_inline(&bytes)?;
+        qp.send(Inline(&bytes))?;
+        Ok(())
+    }
+    let mut p = pair();
+    greet(&mut p.a, 7).unwrap();
+    p.fake.faults.refuse_post.store(true, Relaxed);
+    let error = greet(&mut p.a, 7).unwrap_err();
+    assert_eq!(format!("{error:?}"), "the queue was destroyed; build a new one");
+}
+
+#[test]
+fn the_number_of_a_completion_is_the_programs_under_both_names() {
+    let mut p = pair();
+    p.b.post_recv_id(70, p.pd.alloc(16).unwrap()).unwrap();
+    p.b.post_recv_id(71, p.pd.alloc(16).unwrap()).unwrap();
+    for id in [90, 91] {
+        p.a.post_send(SendRequest::send(Inline(b"x")).id(id)).unwrap();
+    }
+    let numbers: Vec<_> = p.cq.poll(&mut p.wcs).map(|wc| (wc.id, wc.wr_id)).collect();
+    assert_eq!(numbers.len(), 4);
+    for number in [70, 71, 90, 91] {
+        assert!(numbers.contains(&(number, number)), "{numbers:?}");
+    }
+}

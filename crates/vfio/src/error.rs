@@ -9,8 +9,10 @@ use thiserror::Error;
 use crate::address::PciAddress;
 use crate::user::UserError;
 
+hca_core::debug_as_display!(OpenError, FunctionError, DmaError);
+
 /// An error of opening a function.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// What was given is no address of a PCI function.
@@ -152,7 +154,7 @@ fn others_text(others: &[(String, String)]) -> String {
 }
 
 /// The reason why something can't be done with a function that is open.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum FunctionError {
     /// There is no such BAR, or it has no memory.
@@ -315,7 +317,7 @@ impl core::fmt::Display for RegionName {
 }
 
 /// The reason why memory can't be had, or can't be given to a function.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum DmaError {
     /// Nothing was asked for, or more than there can be.

@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use hca_core::remedy;
 use thiserror::Error;
 
+hca_core::debug_as_display!(ShmError);
+
 /// An error of opening a [`ShmFabric`](super::ShmFabric).
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum ShmError {
     /// The domain's name does not fit a socket's.

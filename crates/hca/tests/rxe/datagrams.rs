@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use hca::core::{AddressVector, Mtu, Qkey, Qpn};
+use hca::{AddressVector, Mtu, Qkey, Qpn};
 use hca::{Completions, SendRequest, Ud};
 
 use crate::peer::{Peer, variable};

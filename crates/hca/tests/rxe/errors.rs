@@ -1,7 +1,7 @@
 //! What ends connections, and what makes them wait.
 
 use hca::Rc;
-use hca::core::{RemoteAddr, Rkey, WcStatus};
+use hca::hca_core::{RemoteAddr, Rkey, WcStatus};
 
 use crate::world::{Done, GUARD, Kind, Request, Setup, Side, World, remote_region};
 

@@ -4,7 +4,9 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use hca::core::{Access, AckTimeout, Gid, Lid, Mtu, Psn, QpType, Qpn, RemoteAddr, Rkey, RnrTimer, SrqInit};
+use hca::hca_core::{
+    Access, AckTimeout, Gid, Lid, Mtu, Psn, QpType, Qpn, RemoteAddr, Rkey, RnrTimer, SrqInit,
+};
 use hca::{
     CompletionQueue, Completions, ConnectOptions, Connected, Context, Endpoint, OfferedBy, Pd, QueuePair, Rc,
     RemoteMr, SendRequest, Service, SharedMr, SharedRange, Srq, Uc, ops,

@@ -10,8 +10,10 @@ use thiserror::Error;
 
 use crate::health::Death;
 
+hca_core::debug_as_display!(CmdError);
+
 /// The reason why a command was not done.
-#[derive(Debug, Error)]
+#[derive(Error)]
 #[non_exhaustive]
 pub enum CmdError {
     /// The firmware refused it.

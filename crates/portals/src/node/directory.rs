@@ -11,6 +11,8 @@ use hca_verbs::Context;
 use super::{Node, NodeOptions};
 use crate::OpenError;
 
+hca_core::debug_as_display!(DirectoryError);
+
 /// The address of a node: everything that other nodes need to connect to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Card {
@@ -52,7 +54,7 @@ impl Card {
 }
 
 /// An error of looking a process up.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryError {
     /// There is none of this rank.

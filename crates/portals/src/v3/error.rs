@@ -6,6 +6,8 @@ use hca_matching::Error as Refusal;
 
 use crate::DirectoryError;
 
+hca_core::debug_as_display!(Error);
+
 /// The return codes of 3.3 (`PTL_*`), in the order of the C interface's reference implementation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -133,7 +135,7 @@ impl fmt::Display for ReturnCode {
 }
 
 /// The reason why a call was refused; nothing has changed then.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{call}: {source} ({code}; {})", code.advice())]
 pub struct Error {
     call: &'static str,

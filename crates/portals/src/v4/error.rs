@@ -6,6 +6,8 @@ use hca_matching::Error as Refused;
 
 use crate::DirectoryError;
 
+hca_core::debug_as_display!(Error);
+
 /// The return codes of 4.3, numbered as there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -119,7 +121,7 @@ impl fmt::Display for ReturnCode {
 }
 
 /// The reason why a call was refused; nothing has changed then.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{call}: {source}: {code}: {}", .code.advice())]
 pub struct Error {
     call: &'static str,

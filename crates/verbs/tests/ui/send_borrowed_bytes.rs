@@ -1,0 +1,7 @@
+use hca_verbs::*;
+
+fn main() {}
+
+fn misuse(qp: &mut QueuePair<Rc>, bytes: &[u8]) {
+    qp.send(bytes).unwrap();
+}
