@@ -69,6 +69,25 @@
 //!   moved by the future itself, which is then polled without end; with the feature `tokio`, `AsyncCq` sleeps on
 //!   the device's descriptor instead.
 //!
+//! # Requests as futures
+//!
+//! A [`Reactor`] shares one completion queue among any number of tasks: [`AsyncQp`]s are built on it, whose requests are
+//! futures that give their list back, and whose messages are awaited, one by one or as a stream.
+//!
+//! ```
+//! # use hca_verbs::*;
+//! # async fn example(pd: &Pd, reactor: &Reactor, remote: &Endpoint, table: RemoteMr) -> Result<(), Box<dyn std::error::Error>> {
+//! let qp = pd.qp::<Rc>(reactor).build_async(reactor)?;
+//! qp.post_recvs(pd.alloc_many(16, 4096)?)?;
+//! qp.connect(remote, &ConnectOptions::default())?;
+//! let entry = qp.read(pd.alloc(64)?, table.try_range(128..192)?).await?;
+//! let entry = qp.send(entry).await?;
+//! println!("{:?} was answered by {:?}", &entry[..], &qp.recv().await?[..]);
+//! # Ok(()) }
+//! ```
+//!
+//! A future that is dropped leaves its request to the queue, and what it owned to [`AsyncQp::reclaim`].
+//!
 //! # Four programs
 //!
 //! One buffer to many peers:
@@ -136,6 +155,8 @@
 //! | [`Context`], [`Pd`], [`AddressHandle`], [`UdPeer`], [`CqRef`], [`SrqRef`], [`QpControl`] | yes | yes | clones are the same object |
 //! | [`Buf`], [`FrozenBuf`], [`Part`], [`SharedMr`], [`SharedRange`] | yes | yes | [`SharedMr`] is written through `&self`, by atomics |
 //! | [`RemoteMr`], [`Endpoint`], [`SendRequest`], [`Completions`], [`Wc`] | yes | yes | data |
+//! | [`Reactor`], [`AsyncQp`], [`AsyncSrq`] | yes | yes | clones are the same object |
+//! | [`Request`], [`Message`] | yes | yes | a future each task may have; [`Driver`] is one task's |
 //! | [`QueuePair`], [`SendQueue`], [`RecvQueue`], [`Srq`], [`CompletionQueue`], batches, and those of [`raw`] | yes | no | one thread at a time; the two halves and the completion queue may be used by three |
 //!
 //! # Dropping, forgetting, forking
@@ -165,6 +186,7 @@
 //! | `post`, `slots` | how it is posted, and where it stays meanwhile |
 //! | `qp`, `builder`, `connect`, `srq`, `ah` | queues, and what connects them |
 //! | `cq`, `wc`, `grh`, `wait`, `tokio` | completions |
+//! | `reactor` | requests as futures |
 //! | [`raw`] | `unsafe` posting on the program's own memory |
 #![deny(unsafe_code)]
 
@@ -183,6 +205,7 @@ mod pd;
 mod post;
 mod qp;
 pub mod raw;
+mod reactor;
 mod region;
 mod request;
 mod service;
@@ -207,6 +230,10 @@ pub use mr::{RemoteMr, SharedMr, SharedRange};
 pub use part::{First, GatherList, Inline, Part, ScatterList};
 pub use pd::Pd;
 pub use qp::{QpControl, QueuePair, RecvBatch, RecvQueue, SendBatch, SendQueue};
+pub use reactor::{
+    AsyncBatch, AsyncQp, AsyncSrq, Driver, Failed, Message, Messages, Reactor, Ready, Receive, Reclaim,
+    Request, RequestError, Unclaimed,
+};
 pub use request::SendRequest;
 pub use service::{Connected, OfferedBy, Rc, Service, Uc, Ud, ops};
 pub use srq::{Srq, SrqRef};

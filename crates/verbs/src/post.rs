@@ -96,6 +96,11 @@ impl SendSide {
     pub(crate) fn ring(&mut self) {
         self.port.ring();
     }
+
+    /// Whether a request has room.
+    pub(crate) fn has_room(&mut self) -> bool {
+        self.poster.has_room()
+    }
 }
 
 /// The posting end of a receive queue, a queue pair's own or a shared one.

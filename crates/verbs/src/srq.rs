@@ -1,7 +1,7 @@
 //! Shared receive queues.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 
 use hca_core::{DeviceError, SrqHandle, SrqInit};
 
@@ -9,6 +9,7 @@ use crate::part::{Held, ScatterList};
 use crate::pd::PdCore;
 use crate::post::RecvSide;
 use crate::qp::RecvBatch;
+use crate::reactor::Home;
 use crate::slots::{PoolSlots, RecvPoster};
 use crate::{BuildError, Refused, sync};
 
@@ -36,13 +37,15 @@ pub(crate) struct SrqInner {
     pub(crate) handle: SrqHandle,
     pub(crate) init: SrqInit,
     pub(crate) slots: sync::Arc<PoolSlots<Held>>,
+    /// Where messages that tasks have done with go, if it is an [`AsyncSrq`](crate::AsyncSrq).
+    pub(crate) home: OnceLock<Weak<dyn Home>>,
 }
 
 impl Srq {
     pub(crate) fn create(pd: &Arc<PdCore>, init: SrqInit) -> Result<Self, DeviceError> {
         let (handle, port) = pd.ctx.device.create_srq(pd.handle, &init)?;
         let (slots, poster) = PoolSlots::create(init.max_wr, init.max_sge as usize);
-        let inner = SrqInner { pd: Arc::clone(pd), handle, init, slots };
+        let inner = SrqInner { pd: Arc::clone(pd), handle, init, slots, home: OnceLock::new() };
         let side = RecvSide::new(port, RecvPoster::Shared(poster), Arc::clone(pd), init.max_wr, init.max_sge);
         Ok(Self { side, srq: SrqRef { inner: Arc::new(inner) } })
     }

@@ -5,7 +5,9 @@
 //!    the registration is dropped.
 #![allow(unsafe_code)]
 
+use std::future::poll_fn;
 use std::os::fd::{AsFd, OwnedFd};
+use std::task::{Context as TaskContext, Poll, ready};
 
 use ::tokio::io::Interest;
 use ::tokio::io::unix::AsyncFd;
@@ -14,7 +16,7 @@ use thiserror::Error;
 
 use crate::wait::wait_readable;
 use crate::wc::Wcs;
-use crate::{CompletionQueue, Completions, WaitError};
+use crate::{CompletionQueue, Completions, Reactor, WaitError};
 
 /// A completion queue whose device is turned by a tokio task: no adapter thread is needed, and no
 /// thread blocks. Everything goes by the device's one descriptor.
@@ -45,29 +47,8 @@ impl AsyncCq {
     /// # Errors
     /// The runtime is shutting down, or the operating system refused to look at the descriptor.
     pub async fn next<'w>(&mut self, wcs: &'w mut Completions) -> Result<Wcs<'w>, WaitError> {
-        if self.cq.fill(wcs) > 0 {
-            return Ok(wcs.iter_mut());
-        }
-        loop {
-            self.cq.arm(Notify::Any);
-            if self.cq.fill(wcs) > 0 {
-                return Ok(wcs.iter_mut());
-            }
-            let mut ready = self.fd.readable().await?;
-            if self.cq.fill(wcs) > 0 {
-                return Ok(wcs.iter_mut());
-            }
-            // The runtime hears of edges only. While the descriptor stays readable there will be none,
-            // so its readiness is kept and the device turned again; else it is cleared.
-            let level = ready.try_io(|fd| {
-                let readable = wait_readable(fd.as_fd(), Some(std::time::Duration::ZERO))?;
-                readable.then_some(()).ok_or_else(|| std::io::ErrorKind::WouldBlock.into())
-            });
-            if let Ok(result) = level {
-                result?;
-                ::tokio::task::yield_now().await;
-            }
-        }
+        poll_fn(|cx| poll_completions(&mut self.cq, &self.fd, cx, wcs)).await?;
+        Ok(wcs.iter_mut())
     }
 
     /// The queue: to poll without waiting, and to build queue pairs on.
@@ -91,6 +72,65 @@ impl AsRef<crate::CqRef> for AsyncCq {
 }
 
 hca_core::debug_as_display!(NotAsync);
+
+/// Fills `wcs`, or has the task woken when there is something to fill it with.
+fn poll_completions(
+    cq: &mut CompletionQueue,
+    fd: &AsyncFd<OwnedFd>,
+    cx: &mut TaskContext<'_>,
+    wcs: &mut Completions,
+) -> Poll<Result<(), WaitError>> {
+    if cq.fill(wcs) > 0 {
+        return Poll::Ready(Ok(()));
+    }
+    loop {
+        cq.arm(Notify::Any);
+        if cq.fill(wcs) > 0 {
+            return Poll::Ready(Ok(()));
+        }
+        let mut guard = ready!(fd.poll_read_ready(cx))?;
+        if cq.fill(wcs) > 0 {
+            return Poll::Ready(Ok(()));
+        }
+        // The runtime hears of edges only. While the descriptor stays readable there will be none,
+        // so its readiness is kept and the device turned again; else it is cleared.
+        let level = guard.try_io(|fd| {
+            let readable = wait_readable(fd.as_fd(), Some(std::time::Duration::ZERO))?;
+            readable.then_some(()).ok_or_else(|| std::io::ErrorKind::WouldBlock.into())
+        });
+        if let Ok(result) = level {
+            result?;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+    }
+}
+
+impl Reactor {
+    /// Shares a completion queue, and spawns its driver as a task of the current runtime. It sleeps on the device's
+    /// descriptor, so no adapter thread is needed.
+    ///
+    /// # Errors
+    /// The device has no descriptor, or the runtime can't take it; the queue comes back.
+    ///
+    /// # Panics
+    /// There is no current runtime, or its I/O is off.
+    #[allow(clippy::result_large_err)] // the queue comes back by value
+    pub fn spawn(mut cq: CompletionQueue) -> Result<Self, NotAsync> {
+        let fd = match register(&mut cq) {
+            Ok(fd) => fd,
+            Err(error) => return Err(NotAsync { cq, error }),
+        };
+        let (reactor, driver) = Self::new(cq);
+        ::tokio::spawn(async move {
+            let drive = poll_fn(|cx| driver.drive(cx, |cq, wcs, cx| poll_completions(cq, &fd, cx, wcs)));
+            if let Err(error) = drive.await {
+                tracing::error!(%error, "a reactor's driver ends: its tasks hear of no completion any more");
+            }
+        });
+        Ok(reactor)
+    }
+}
 
 fn register(cq: &mut CompletionQueue) -> Result<AsyncFd<OwnedFd>, WaitError> {
     let fd = cq.wait_fd()?.try_clone_to_owned()?;

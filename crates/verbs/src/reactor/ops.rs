@@ -1,0 +1,282 @@
+//! Requests in flight that a future waits for: one that completes finds its future's waker, one whose future is dropped
+//! keeps what it owns until somebody asks for it.
+
+use std::mem;
+use std::task::{Poll, Waker};
+
+use hca_core::{QpHandle, WcOpcode, WcStatus};
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Ending {
+    pub(super) qp: QpHandle,
+    pub(super) opcode: WcOpcode,
+    pub(super) status: WcStatus,
+}
+
+/// A request whose future was dropped: its number as the program gave it, and what it gives back.
+pub(super) struct Abandoned<P> {
+    pub(super) id: u64,
+    pub(super) ending: Ending,
+    pub(super) parts: Vec<P>,
+}
+
+/// The requests of one send queue, each by the number that its completion carries.
+pub(super) struct Ops<P> {
+    slots: Vec<Slot<P>>,
+    free: Vec<u32>,
+    /// Requests whose futures were dropped, and that have not completed.
+    abandoned: u32,
+}
+
+struct Slot<P> {
+    /// Counts the requests that had this slot, so that none is taken for another.
+    generation: u32,
+    state: State,
+    /// The program's number.
+    id: u64,
+    /// What the request gives back. Its room is used again by the slot's next request.
+    parts: Vec<P>,
+}
+
+enum State {
+    Free,
+    Waiting(Option<Waker>),
+    Abandoned,
+    Done(Ending),
+}
+
+impl<P> Ops<P> {
+    pub(super) fn with_capacity(count: usize) -> Self {
+        Self { slots: Vec::with_capacity(count), free: Vec::with_capacity(count), abandoned: 0 }
+    }
+
+    /// A number for a request that is about to be posted.
+    pub(super) fn begin(&mut self, id: u64) -> u64 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            // A future that is not polled keeps its slot, so there may be more of them than the queue has places.
+            self.slots.push(Slot { generation: 0, state: State::Free, id: 0, parts: Vec::with_capacity(1) });
+            self.slots.len() as u32 - 1
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.state = State::Waiting(None);
+        slot.id = id;
+        u64::from(slot.generation) << 32 | u64::from(index)
+    }
+
+    /// The request was refused, or its future has taken all.
+    pub(super) fn end(&mut self, key: u64) {
+        if let Some(slot) = self.slot(key) {
+            slot.state = State::Free;
+            slot.parts.clear();
+            self.free.push(key as u32);
+        }
+    }
+
+    /// A completion came. Its future is to be woken; one that was dropped leaves what it owned; of a number that is
+    /// nobody's the parts come back untouched.
+    pub(super) fn complete<I: Iterator<Item = P>>(
+        &mut self,
+        key: u64,
+        ending: Ending,
+        parts: I,
+        wakers: &mut Vec<Waker>,
+    ) -> Option<Abandoned<P>> {
+        let Some(slot) = self.slot(key) else {
+            return Some(Abandoned { id: key, ending, parts: parts.collect() });
+        };
+        match mem::replace(&mut slot.state, State::Done(ending)) {
+            State::Waiting(waker) => {
+                slot.parts.extend(parts);
+                wakers.extend(waker);
+                None
+            }
+            State::Abandoned => {
+                let abandoned = Abandoned { id: slot.id, ending, parts: parts.collect() };
+                self.abandoned -= 1;
+                self.end(key);
+                Some(abandoned)
+            }
+            // It has completed before, or is nobody's.
+            before @ (State::Free | State::Done(_)) => {
+                slot.state = before;
+                Some(Abandoned { id: key, ending, parts: parts.collect() })
+            }
+        }
+    }
+
+    /// How the request ended; until it has, `waker` is kept for its completion.
+    pub(super) fn poll(&mut self, key: u64, waker: &Waker) -> Poll<Ending> {
+        let slot = self.slot(key).expect("a request keeps its slot until its future is done");
+        match &mut slot.state {
+            State::Done(ending) => Poll::Ready(*ending),
+            State::Waiting(kept) => {
+                match kept {
+                    Some(kept) => kept.clone_from(waker),
+                    None => *kept = Some(waker.clone()),
+                }
+                Poll::Pending
+            }
+            State::Free | State::Abandoned => unreachable!("the slot is its future's"),
+        }
+    }
+
+    /// What a request that has ended gives back. [`end`](Self::end) follows.
+    pub(super) fn take_parts(&mut self, key: u64) -> impl Iterator<Item = P> {
+        self.slot(key).expect("it has ended").parts.drain(..)
+    }
+
+    /// Its future is dropped: what it owned comes back now if it has ended, or when it completes.
+    pub(super) fn abandon(&mut self, key: u64) -> Option<Abandoned<P>> {
+        let slot = self.slot(key)?;
+        match mem::replace(&mut slot.state, State::Abandoned) {
+            State::Done(ending) => {
+                let abandoned = Abandoned { id: slot.id, ending, parts: mem::take(&mut slot.parts) };
+                self.end(key);
+                Some(abandoned)
+            }
+            _ => {
+                self.abandoned += 1;
+                None
+            }
+        }
+    }
+
+    /// Requests whose futures were dropped, and that have not completed.
+    pub(super) fn abandoned(&self) -> u32 {
+        self.abandoned
+    }
+
+    /// The tasks of all requests that have not completed.
+    pub(super) fn all(&mut self, wakers: &mut Vec<Waker>) {
+        for slot in &mut self.slots {
+            if let State::Waiting(waker) = &mut slot.state {
+                wakers.extend(waker.take());
+            }
+        }
+    }
+
+    fn slot(&mut self, key: u64) -> Option<&mut Slot<P>> {
+        let (index, generation) = (key as u32 as usize, (key >> 32) as u32);
+        self.slots
+            .get_mut(index)
+            .filter(|slot| slot.generation == generation && !matches!(slot.state, State::Free))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    pub(super) const ENDING: Ending = Ending {
+        qp: QpHandle { index: 1, generation: 1 },
+        opcode: WcOpcode::Send,
+        status: WcStatus::Success,
+    };
+
+    #[test]
+    fn a_request_that_was_abandoned_leaves_what_it_owned_and_its_slot() {
+        let (mut ops, mut wakers) = (Ops::with_capacity(1), Vec::new());
+        let first = ops.begin(70);
+        assert!(ops.poll(first, Waker::noop()).is_pending());
+        assert!(ops.abandon(first).is_none());
+        assert_eq!(ops.abandoned(), 1);
+        let left = ops.complete(first, ENDING, ["a", "b"].into_iter(), &mut wakers).unwrap();
+        assert_eq!((left.id, left.parts, ops.abandoned()), (70, vec!["a", "b"], 0));
+        assert!(wakers.is_empty(), "nobody waits");
+        let second = ops.begin(71);
+        assert_eq!((second as u32, second == first), (first as u32, false), "the same slot, another request");
+        assert_eq!(
+            ops.complete(first, ENDING, ["c"].into_iter(), &mut wakers).unwrap().id,
+            first,
+            "a stale number"
+        );
+        assert!(ops.complete(second, ENDING, ["d"].into_iter(), &mut wakers).is_none());
+        let left = ops.abandon(second).unwrap();
+        assert_eq!((left.id, left.parts), (71, vec!["d"]), "what has completed and was not taken");
+    }
+}
+
+/// Run by `RUSTFLAGS="--cfg loom" cargo test -p hca-verbs --lib --release loom_`.
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use std::task::Wake;
+
+    use loom::sync::atomic::{AtomicBool, Ordering};
+    use loom::sync::{Arc, Mutex};
+    use loom::thread;
+
+    use super::*;
+
+    const ENDING: Ending = Ending {
+        qp: QpHandle { index: 1, generation: 1 },
+        opcode: WcOpcode::Send,
+        status: WcStatus::Success,
+    };
+
+    struct Flag(AtomicBool);
+    impl Wake for Flag {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.store(true, Ordering::Release);
+        }
+    }
+
+    /// A future that was told to wait is woken, however its polls and the completion meet.
+    #[test]
+    fn loom_a_completion_wakes_the_waker_of_the_last_poll() {
+        loom::model(|| {
+            let ops = Arc::new(Mutex::new(Ops::<u32>::with_capacity(1)));
+            let key = ops.lock().unwrap().begin(0);
+            let reactor = {
+                let ops = Arc::clone(&ops);
+                thread::spawn(move || {
+                    let mut wakers = Vec::new();
+                    let left = ops.lock().unwrap().complete(key, ENDING, std::iter::once(7), &mut wakers);
+                    // Outside of the lock, as the reactor does it.
+                    wakers.into_iter().for_each(Waker::wake);
+                    assert!(left.is_none());
+                })
+            };
+            // The task moves between two polls: each has a waker of its own.
+            let flags = [(); 2].map(|()| std::sync::Arc::new(Flag(AtomicBool::new(false))));
+            let mut last = None;
+            for flag in &flags {
+                let waker = Waker::from(std::sync::Arc::clone(flag));
+                if ops.lock().unwrap().poll(key, &waker).is_ready() {
+                    last = None;
+                    break;
+                }
+                last = Some(flag);
+            }
+            reactor.join().unwrap();
+            if let Some(flag) = last {
+                assert!(flag.0.load(Ordering::Acquire), "told to wait, and never woken");
+            }
+            let mut ops = ops.lock().unwrap();
+            assert!(ops.poll(key, Waker::noop()).is_ready());
+            assert_eq!(ops.take_parts(key).collect::<Vec<_>>(), [7]);
+        });
+    }
+
+    /// What a dropped future owned is left once, by its drop or by its completion.
+    #[test]
+    fn loom_a_dropped_future_leaves_its_parts_once() {
+        loom::model(|| {
+            let ops = Arc::new(Mutex::new(Ops::<u32>::with_capacity(1)));
+            let key = ops.lock().unwrap().begin(0);
+            let reactor = {
+                let ops = Arc::clone(&ops);
+                thread::spawn(move || {
+                    let left = ops.lock().unwrap().complete(key, ENDING, std::iter::once(7), &mut Vec::new());
+                    left.map_or(0, |left| left.parts.len())
+                })
+            };
+            let by_drop = ops.lock().unwrap().abandon(key).map_or(0, |left| left.parts.len());
+            assert_eq!(by_drop + reactor.join().unwrap(), 1);
+            let mut ops = ops.lock().unwrap();
+            assert_eq!(ops.abandoned(), 0);
+            assert_eq!(ops.begin(1) as u32, key as u32, "its slot is free");
+        });
+    }
+}

@@ -1,0 +1,484 @@
+//! A queue pair whose requests are futures.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+
+use hca_core::{PostErrorKind, WcStatus};
+
+use super::message::{Arrived, Home, Receive};
+use super::ops::{Abandoned, Ending, Ops};
+use super::request::{Ready, Reclaim, Request, RequestError, Unclaimed};
+use super::waiters::Waiters;
+use super::{Core, Messages, Reactor, Route, lock};
+use crate::ah::UdPeer;
+use crate::mr::RemoteMr;
+use crate::part::sealed::List;
+use crate::part::{GatherList, Part, ScatterList};
+use crate::qp::{QpControl, QueuePair, RecvQueue, SendQueue};
+use crate::request::SendRequest;
+use crate::service::{Connected, OfferedBy, Rc, Service, Ud, ops};
+use crate::{BuildError, QpBuilder, Refused, Wc, WcError};
+
+/// A queue pair on a [`Reactor`]: requests are futures, received messages are awaited. From
+/// [`QpBuilder::build_async`]. Cheap to clone; any number of tasks use it at once. It derefs to its [control](QpControl),
+/// which connects it.
+///
+/// **Cancelling.** A future of a request that is dropped leaves the request to the queue. What it owned comes back by
+/// [`try_reclaim`](Self::try_reclaim) and [`reclaim`](Self::reclaim) once the request has completed. As many such
+/// leftovers are kept as both queues are deep; the oldest go to where their memory came from then. [`recv`](Self::recv)
+/// and [`ready`](Self::ready) may be cancelled at any time: no message is lost.
+///
+/// **Order.** Requests are posted in the order in which their futures are first polled, as far as there is room. Who
+/// waits for room is served in order of coming, but not before those that come while there is some.
+///
+/// **Receive requests** are the program's to post, by [`post_recvs`](Self::post_recvs); each is posted anew when its
+/// [`Message`](super::Message) is dropped.
+pub struct AsyncQp<S: Service> {
+    pub(super) handle: Arc<Handle<S>>,
+}
+
+/// What the clones of a queue pair and its futures hold on to.
+pub(super) struct Handle<S: Service> {
+    pub(super) lane: Arc<Lane<S>>,
+    pub(super) reactor: Reactor,
+    control: QpControl<S>,
+}
+
+/// A queue pair as its completions reach it.
+pub(super) struct Lane<S: Service> {
+    pub(super) send: Mutex<SendHalf<S>>,
+    pub(super) recv: Mutex<RecvHalf<S>>,
+    unclaimed: Mutex<Leftovers>,
+    home: Option<Arc<dyn Home>>,
+}
+
+pub(super) struct SendHalf<S: Service> {
+    /// `None` once the last handle is gone.
+    queue: Option<SendQueue<S>>,
+    pub(super) ops: Ops<Part>,
+    pub(super) room: Waiters,
+    pub(super) driverless: bool,
+}
+
+pub(super) struct RecvHalf<S: Service> {
+    /// `None` once the last handle is gone.
+    queue: Option<RecvQueue<S>>,
+    pub(super) arrived: VecDeque<Arrived>,
+    /// The first receive that went wrong: no message comes after it.
+    pub(super) failed: Option<WcError>,
+    pub(super) waiters: Waiters,
+    pub(super) driverless: bool,
+}
+
+/// What requests gave back that no future waited for.
+struct Leftovers {
+    kept: VecDeque<Unclaimed>,
+    max: usize,
+    waiters: Waiters,
+}
+
+impl<S: Service> QpBuilder<'_, S> {
+    /// Builds a queue pair whose completions, of both queues, go to a reactor: each request is a future.
+    ///
+    /// # Errors
+    /// As [`build`](Self::build).
+    pub fn build_async(self, reactor: &Reactor) -> Result<AsyncQp<S>, BuildError> {
+        let qp = self.send_cq(reactor).recv_cq(reactor).build()?;
+        Ok(AsyncQp { handle: Arc::new(Handle::new(qp, reactor.clone())) })
+    }
+}
+
+impl<S: Service> Handle<S> {
+    fn new(qp: QueuePair<S>, reactor: Reactor) -> Self {
+        let (control, cap) = (qp.control(), qp.cap());
+        let home = control.inner.srq.as_ref().and_then(|srq| srq.home.get()).and_then(|home| home.upgrade());
+        let recv_depth = if control.inner.srq.is_some() { 0 } else { cap.max_recv_wr as usize };
+        let (send, recv) = qp.split();
+        let send = SendHalf {
+            queue: Some(send),
+            ops: Ops::with_capacity(cap.max_send_wr as usize),
+            room: Waiters::default(),
+            driverless: false,
+        };
+        let recv = RecvHalf {
+            queue: Some(recv),
+            arrived: VecDeque::with_capacity(recv_depth),
+            failed: None,
+            waiters: Waiters::default(),
+            driverless: false,
+        };
+        let max = cap.max_send_wr as usize + recv_depth.max(1);
+        let unclaimed = Leftovers { kept: VecDeque::new(), max, waiters: Waiters::default() };
+        let lane =
+            Lane { send: Mutex::new(send), recv: Mutex::new(recv), unclaimed: Mutex::new(unclaimed), home };
+        let lane = Arc::new(lane);
+        reactor.core().attach(control.handle(), Arc::clone(&lane) as Arc<dyn Route>);
+        Self { lane, reactor, control }
+    }
+
+    pub(super) fn core(&self) -> &Core {
+        self.reactor.core()
+    }
+}
+
+impl<S: Service> Drop for Handle<S> {
+    fn drop(&mut self) {
+        // The device's queue pair goes with its halves and control, wherever the lane is kept still.
+        let send = lock(&self.lane.send).queue.take();
+        let mut half = lock(&self.lane.recv);
+        let recv = half.queue.take();
+        half.arrived.clear();
+        drop(half);
+        drop((send, recv));
+        self.core().detach(self.control.handle());
+    }
+}
+
+impl<S: Service> Route for Lane<S> {
+    fn completed(&self, mut wc: Wc<'_>, wakers: &mut Vec<Waker>) {
+        if wc.opcode.is_recv() {
+            return self.received(wc, wakers);
+        }
+        let ending = Ending { qp: wc.qp, opcode: wc.opcode, status: wc.status };
+        let mut half = lock(&self.send);
+        let left = half.ops.complete(wc.id, ending, wc.take_parts(), wakers);
+        wakers.extend(half.room.next_waker());
+        drop(half);
+        if let Some(left) = left {
+            wakers.extend(self.leave(left.into()));
+        }
+    }
+
+    fn close(&self, wakers: &mut Vec<Waker>) {
+        let mut send = lock(&self.send);
+        send.driverless = true;
+        send.ops.all(wakers);
+        send.room.all(wakers);
+        drop(send);
+        let mut recv = lock(&self.recv);
+        recv.driverless = true;
+        recv.waiters.all(wakers);
+        drop(recv);
+        lock(&self.unclaimed).waiters.all(wakers);
+    }
+}
+
+impl<S: Service> Lane<S> {
+    fn received(&self, mut wc: Wc<'_>, wakers: &mut Vec<Waker>) {
+        if let Some(error) = wc.error() {
+            let parts = wc.take_parts().collect();
+            wakers.extend(self.leave(Unclaimed {
+                id: wc.id,
+                opcode: wc.opcode,
+                result: Err(error.into()),
+                parts,
+            }));
+            let mut half = lock(&self.recv);
+            half.failed.get_or_insert(error);
+            half.waiters.all(wakers);
+            return;
+        }
+        let arrived = Arrived::new(&mut wc);
+        let mut half = lock(&self.recv);
+        if half.queue.is_some() {
+            half.arrived.push_back(arrived);
+            wakers.extend(half.waiters.next_waker());
+        }
+    }
+
+    /// Keeps what no future waits for, and says who does.
+    pub(super) fn leave(&self, left: Unclaimed) -> Option<Waker> {
+        let mut unclaimed = lock(&self.unclaimed);
+        let oldest = if unclaimed.kept.len() == unclaimed.max { unclaimed.kept.pop_front() } else { None };
+        unclaimed.kept.push_back(left);
+        let waker = unclaimed.waiters.next_waker();
+        drop(unclaimed);
+        // Its memory goes back without the lock.
+        drop(oldest);
+        waker
+    }
+
+    /// The oldest leftover.
+    pub(super) fn reclaim(&self) -> Option<Unclaimed> {
+        lock(&self.unclaimed).kept.pop_front()
+    }
+    pub(super) fn with_reclaimers<R>(
+        &self,
+        f: impl FnOnce(&mut VecDeque<Unclaimed>, &mut Waiters) -> R,
+    ) -> R {
+        let mut unclaimed = lock(&self.unclaimed);
+        let Leftovers { kept, waiters, .. } = &mut *unclaimed;
+        f(kept, waiters)
+    }
+}
+
+/// The number that a posted request completes under, and what of its list stays outside of the queue.
+pub(super) type Posted<L> = (u64, <L as List>::Shell);
+
+impl<S: Service> SendHalf<S> {
+    /// Posts a request, which completes under the number that is returned, and rings if it is to be known `NOW`.
+    pub(super) fn post<const NOW: bool, O: OfferedBy<S>, L: GatherList>(
+        &mut self,
+        request: SendRequest<O, L>,
+    ) -> Result<Posted<L>, Refused<SendRequest<O, L>>> {
+        let Some(queue) = &mut self.queue else {
+            return Err(Refused { request, error: PostErrorKind::Destroyed.into() });
+        };
+        let (SendRequest { mut head, local, .. }, id) = (request.signaled(true), 0);
+        let id = std::mem::replace(&mut head.id, id);
+        let key = self.ops.begin(id);
+        head.id = key;
+        queue.side.post::<NOW, _>(&head, local).map(|shell| (key, shell)).map_err(|(local, error)| {
+            self.ops.end(key);
+            head.id = id;
+            Refused { request: SendRequest::from_parts(head, local), error }
+        })
+    }
+    pub(super) fn has_room(&mut self) -> bool {
+        self.queue.as_mut().is_none_or(|queue| queue.side.has_room())
+    }
+}
+
+impl<S: Service> Home for Lane<S> {
+    fn post_recv(&self, buf: crate::Buf) -> Result<(), Refused<crate::Buf>> {
+        match &mut lock(&self.recv).queue {
+            Some(queue) => queue.post_recv(buf),
+            None => Err(Refused { request: buf, error: PostErrorKind::Destroyed.into() }),
+        }
+    }
+}
+
+impl<S: Service> AsyncQp<S> {
+    /// A request as a future: it waits for room in the queue, posts, and waits for the completion. Its list comes back.
+    /// Requests are always signalled.
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// # async fn example(qp: &AsyncQp<Rc>, buf: Buf, remote: RemoteMr) -> Result<(), Box<dyn std::error::Error>> {
+    /// let buf = qp.request(SendRequest::write(buf, remote).imm(7)).await?;
+    /// let word = qp.request(SendRequest::fetch_add(buf.first(8), remote, 1)).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn request<O: OfferedBy<S>, L: GatherList>(&self, request: SendRequest<O, L>) -> Request<S, O, L> {
+        Request::new(&self.handle, request)
+    }
+
+    /// Posts a request now; its future waits for the completion.
+    ///
+    /// # Errors
+    /// It is not taken, and comes back: the queue is full or in a state that takes none, the list is too
+    /// long or of another protection domain, the remote range too short.
+    #[allow(clippy::result_large_err)] // the request comes back by value, unallocated
+    pub fn try_request<O: OfferedBy<S>, L: GatherList>(
+        &self,
+        request: SendRequest<O, L>,
+    ) -> Result<Request<S, O, L>, Refused<SendRequest<O, L>>> {
+        let posted = lock(&self.handle.lane.send).post::<true, O, L>(request)?;
+        Ok(Request::posted(&self.handle, posted))
+    }
+
+    /// Posts many requests by one doorbell; each has a future of its own. The queue is locked until `post` returns.
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// # async fn example(qp: &AsyncQp<Rc>, parts: Vec<Buf>, to: RemoteMr) -> Result<(), Box<dyn std::error::Error>> {
+    /// let writes = qp.batch(|batch| -> Result<Vec<_>, PostRefusal> {
+    ///     let at = |i: usize| to.try_range(i * 4096..).unwrap_or_default();
+    ///     parts.into_iter().enumerate().map(|(i, part)| Ok(batch.post(SendRequest::write(part, at(i)))?)).collect()
+    /// })?;
+    /// for write in writes {
+    ///     write.await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn batch<R>(&self, post: impl FnOnce(&mut AsyncBatch<'_, S>) -> R) -> R {
+        let mut half = lock(&self.handle.lane.send);
+        let mut batch = AsyncBatch { handle: &self.handle, half: &mut half, posted: false };
+        post(&mut batch)
+    }
+
+    /// Waits until the send queue has room for a request. Another task may take it first.
+    pub fn ready(&self) -> Ready<S> {
+        Ready::new(&self.handle)
+    }
+
+    /// Posts a receive request.
+    ///
+    /// # Errors
+    /// It is not taken, and its buffer comes back: the queue is full or in a state that takes none, the buffer is of
+    /// another protection domain, or a shared receive queue is used.
+    pub fn post_recv(&self, buf: crate::Buf) -> Result<(), Refused<crate::Buf>> {
+        self.handle.lane.post_recv(buf)
+    }
+    /// Posts receive requests.
+    ///
+    /// # Errors
+    /// As [`post_recv`](Self::post_recv), for the first that is not taken; those before it are posted.
+    pub fn post_recvs(&self, bufs: impl IntoIterator<Item = crate::Buf>) -> Result<(), Refused<crate::Buf>> {
+        bufs.into_iter().try_for_each(|buf| self.post_recv(buf))
+    }
+
+    /// The next message. Cancelled, it leaves the message to the next call.
+    ///
+    /// # Errors
+    /// A receive request went wrong, and all messages before it were taken; or the reactor's driver is gone.
+    pub fn recv(&self) -> Receive<S> {
+        Receive::new(&self.handle)
+    }
+    /// The next message, if there is one.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    pub fn try_recv(&self) -> Result<Option<super::Message>, RequestError> {
+        self.handle.core().try_turn();
+        self.handle.take_message()
+    }
+    /// The messages as they come, as a stream. It ends after its first error.
+    pub fn messages(&self) -> Messages<S> {
+        Messages::new(&self.handle)
+    }
+
+    /// What the oldest request gave back whose future was dropped, or a receive request that went wrong.
+    pub fn try_reclaim(&self) -> Option<Unclaimed> {
+        self.handle.core().try_turn();
+        self.handle.lane.reclaim()
+    }
+    /// As [`try_reclaim`](Self::try_reclaim); waits for a request whose future was dropped to complete. `None` if there is
+    /// none.
+    pub fn reclaim(&self) -> Reclaim<S> {
+        Reclaim::new(&self.handle)
+    }
+
+    /// Its reactor.
+    pub fn reactor(&self) -> &Reactor {
+        &self.handle.reactor
+    }
+}
+
+impl<S: Connected> AsyncQp<S>
+where
+    ops::Send: OfferedBy<S>,
+    ops::Write: OfferedBy<S>,
+{
+    /// SEND: the list comes back when the peer has acknowledged it (RC), or it has left (UC).
+    pub fn send<L: GatherList>(&self, local: L) -> Request<S, ops::Send, L> {
+        self.request(SendRequest::send(local))
+    }
+    /// RDMA WRITE to the beginning of `remote`.
+    pub fn write<L: GatherList>(&self, local: L, remote: RemoteMr) -> Request<S, ops::Write, L> {
+        self.request(SendRequest::write(local, remote))
+    }
+}
+
+impl AsyncQp<Rc> {
+    /// RDMA READ from the beginning of `remote`, as many bytes as the list has.
+    pub fn read<L: ScatterList>(&self, local: L, remote: RemoteMr) -> Request<Rc, ops::Read, L> {
+        self.request(SendRequest::read(local, remote))
+    }
+    /// Adds to the word at the beginning of `remote`. Its old value comes back in the 8 bytes of the list, in this
+    /// machine's byte order.
+    pub fn fetch_add<L: ScatterList>(
+        &self,
+        local: L,
+        remote: RemoteMr,
+        add: u64,
+    ) -> Request<Rc, ops::Atomic, L> {
+        self.request(SendRequest::fetch_add(local, remote, add))
+    }
+    /// Makes the word at the beginning of `remote` `swap` if it is `compare`. Its old value comes back in the 8 bytes of
+    /// the list, in this machine's byte order.
+    pub fn compare_swap<L: ScatterList>(
+        &self,
+        local: L,
+        remote: RemoteMr,
+        compare: u64,
+        swap: u64,
+    ) -> Request<Rc, ops::Atomic, L> {
+        self.request(SendRequest::compare_swap(local, remote, compare, swap))
+    }
+}
+
+impl AsyncQp<Ud> {
+    /// Sends a datagram; the list comes back when it has left.
+    pub fn send_to<L: GatherList>(&self, local: L, peer: &UdPeer) -> Request<Ud, ops::Datagram, L> {
+        self.request(SendRequest::send(local).to(peer))
+    }
+}
+
+impl<S: Service> Clone for AsyncQp<S> {
+    fn clone(&self) -> Self {
+        Self { handle: Arc::clone(&self.handle) }
+    }
+}
+impl<S: Service> Deref for AsyncQp<S> {
+    type Target = QpControl<S>;
+    fn deref(&self) -> &QpControl<S> {
+        &self.handle.control
+    }
+}
+impl<S: Service> fmt::Debug for AsyncQp<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.handle.control.fmt(f)
+    }
+}
+
+/// Requests that are told to the device by one doorbell. See [`AsyncQp::batch`].
+pub struct AsyncBatch<'a, S: Service> {
+    handle: &'a Arc<Handle<S>>,
+    half: &'a mut SendHalf<S>,
+    posted: bool,
+}
+
+impl<S: Service> AsyncBatch<'_, S> {
+    /// Posts a request; its future waits for the completion.
+    ///
+    /// # Errors
+    /// As [`AsyncQp::try_request`]; the requests before it are posted.
+    #[allow(clippy::result_large_err)]
+    pub fn post<O: OfferedBy<S>, L: GatherList>(
+        &mut self,
+        request: SendRequest<O, L>,
+    ) -> Result<Request<S, O, L>, Refused<SendRequest<O, L>>> {
+        let posted = self.half.post::<false, O, L>(request)?;
+        self.posted = true;
+        Ok(Request::posted(self.handle, posted))
+    }
+}
+
+impl<S: Service> Drop for AsyncBatch<'_, S> {
+    fn drop(&mut self) {
+        if let Some(queue) = self.half.queue.as_mut().filter(|_| self.posted) {
+            queue.side.ring();
+        }
+    }
+}
+impl<S: Service> fmt::Debug for AsyncBatch<'_, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncBatch").finish_non_exhaustive()
+    }
+}
+
+impl From<Abandoned<Part>> for Unclaimed {
+    fn from(left: Abandoned<Part>) -> Self {
+        let Abandoned { id, ending, parts } = left;
+        Self { id, opcode: ending.opcode, result: ending.result(id).map_err(RequestError::from), parts }
+    }
+}
+
+impl Ending {
+    /// What a program makes of it.
+    pub(super) fn result(self, id: u64) -> Result<(), WcError> {
+        let Self { qp, opcode, status } = self;
+        if status == WcStatus::Success { Ok(()) } else { Err(WcError { id, qp, opcode, status }) }
+    }
+}
+
+impl<S: Service> Handle<S> {
+    /// Where a message's buffer is posted anew.
+    pub(super) fn home(&self) -> Arc<dyn Home> {
+        self.lane.home.clone().unwrap_or_else(|| Arc::clone(&self.lane) as Arc<dyn Home>)
+    }
+}

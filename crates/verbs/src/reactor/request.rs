@@ -1,0 +1,335 @@
+//! A request as a future.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context as TaskContext, Poll, Waker};
+
+use hca_core::{PostErrorKind, WcOpcode};
+use thiserror::Error;
+
+use super::lock;
+use super::qp::{Handle, Posted};
+use super::waiters::Ticket;
+use crate::part::{Emptying, GatherList, Part};
+use crate::request::SendRequest;
+use crate::service::{OfferedBy, Service};
+use crate::{PostRefusal, WcError};
+
+/// A request as a future: it posts when there is room, and its list comes back when the request has completed. From
+/// [`AsyncQp::send`](super::AsyncQp::send) and its like. Dropped, it leaves the request to its queue, and what it owned
+/// to [`AsyncQp::reclaim`](super::AsyncQp::reclaim).
+#[must_use = "a request is posted when its future is polled"]
+pub struct Request<S: Service, O, L: GatherList> {
+    handle: Arc<Handle<S>>,
+    state: State<O, L>,
+    ticket: Ticket,
+    /// The queue was looked at since the request was posted, or found no room.
+    looked: bool,
+}
+
+enum State<O, L: GatherList> {
+    Unposted(SendRequest<O, L>),
+    InFlight { key: u64, id: u64, shell: L::Shell },
+    Done,
+}
+
+impl<S: Service, O, L: GatherList> Request<S, O, L> {
+    pub(super) fn new(handle: &Arc<Handle<S>>, request: SendRequest<O, L>) -> Self {
+        Self {
+            handle: Arc::clone(handle),
+            state: State::Unposted(request),
+            ticket: Ticket::default(),
+            looked: false,
+        }
+    }
+    pub(super) fn posted(handle: &Arc<Handle<S>>, (key, shell): Posted<L>) -> Self {
+        let state = State::InFlight { key, id: 0, shell };
+        Self { handle: Arc::clone(handle), state, ticket: Ticket::default(), looked: false }
+    }
+}
+
+impl<S: Service, O: OfferedBy<S>, L: GatherList> Request<S, O, L> {
+    /// Posts the request, or has the task woken when there is room.
+    fn post(&mut self, waker: &Waker) -> Poll<Result<(), Failed<L::Back>>> {
+        loop {
+            let State::Unposted(request) = std::mem::replace(&mut self.state, State::Done) else {
+                unreachable!("it is unposted")
+            };
+            let id = request.head.id;
+            let mut half = lock(&self.handle.lane.send);
+            if half.driverless {
+                return Poll::Ready(Err(Failed::new(request, RequestError::Driverless)));
+            }
+            match half.post::<true, O, L>(request) {
+                Ok((key, shell)) => {
+                    half.room.served(&mut self.ticket);
+                    self.state = State::InFlight { key, id, shell };
+                    self.looked = false;
+                    return Poll::Ready(Ok(()));
+                }
+                Err(refused)
+                    if matches!(refused.error, PostRefusal::Queue(PostErrorKind::QueueFull { .. })) =>
+                {
+                    self.state = State::Unposted(refused.request);
+                    half.room.wait(&mut self.ticket, waker);
+                }
+                Err(refused) => {
+                    half.room.served(&mut self.ticket);
+                    return Poll::Ready(Err(Failed::new(refused.request, refused.error.into())));
+                }
+            }
+            drop(half);
+            if std::mem::replace(&mut self.looked, true) {
+                return Poll::Pending;
+            }
+            // Perhaps some have completed.
+            self.handle.core().try_turn();
+        }
+    }
+
+    fn finish(&mut self, waker: &Waker) -> Poll<Result<L, Failed<L::Back>>> {
+        let State::InFlight { key, id, .. } = self.state else { panic!("polled after it was ready") };
+        // What completes at once need not wake a task.
+        if !std::mem::replace(&mut self.looked, true) {
+            self.handle.core().try_turn();
+        }
+        let mut half = lock(&self.handle.lane.send);
+        let ending = match half.ops.poll(key, waker) {
+            Poll::Ready(ending) => ending,
+            Poll::Pending if half.driverless => {
+                drop(half);
+                return Poll::Ready(Err(Failed { local: None, error: RequestError::Driverless }));
+            }
+            Poll::Pending => return Poll::Pending,
+        };
+        let State::InFlight { shell, .. } = std::mem::replace(&mut self.state, State::Done) else {
+            unreachable!("it was in flight")
+        };
+        let local = L::restore(shell, &mut Emptying(&mut half.ops.take_parts(key)));
+        half.ops.end(key);
+        drop(half);
+        Poll::Ready(match ending.result(id) {
+            Ok(()) => Ok(local),
+            Err(error) => Err(Failed { local: Some(local.back()), error: error.into() }),
+        })
+    }
+}
+
+impl<S: Service, O: OfferedBy<S>, L: GatherList> Future for Request<S, O, L> {
+    type Output = Result<L, Failed<L::Back>>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        if let State::Unposted(_) = this.state {
+            match this.post(cx.waker()) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(failed)) => return Poll::Ready(Err(failed)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        this.finish(cx.waker())
+    }
+}
+
+impl<S: Service, O, L: GatherList> Drop for Request<S, O, L> {
+    fn drop(&mut self) {
+        let lane = &self.handle.lane;
+        let left = match std::mem::replace(&mut self.state, State::Done) {
+            State::Done => return,
+            State::InFlight { key, .. } => lock(&lane.send).ops.abandon(key).map(Unclaimed::from),
+            State::Unposted(request) => {
+                let next = lock(&lane.send).room.leave(&mut self.ticket);
+                next.into_iter().for_each(Waker::wake);
+                let (id, opcode) = (request.head.id, request.head.op.wc_opcode());
+                let mut parts = Vec::new();
+                request.into_local().give(&mut |part| parts.push(part));
+                Some(Unclaimed { id, opcode, result: Err(RequestError::Cancelled), parts })
+            }
+        };
+        let waker = left.and_then(|left| lane.leave(left));
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl<S: Service, O, L: GatherList> fmt::Debug for Request<S, O, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = match &self.state {
+            State::Unposted(_) => "not posted",
+            State::InFlight { .. } => "in flight",
+            State::Done => "done",
+        };
+        f.debug_struct("Request").field("state", &state).finish_non_exhaustive()
+    }
+}
+
+/// Waits until a send queue has room. From [`AsyncQp::ready`](super::AsyncQp::ready).
+#[must_use = "a future waits when it is polled"]
+pub struct Ready<S: Service> {
+    handle: Arc<Handle<S>>,
+    ticket: Ticket,
+}
+
+impl<S: Service> Ready<S> {
+    pub(super) fn new(handle: &Arc<Handle<S>>) -> Self {
+        Self { handle: Arc::clone(handle), ticket: Ticket::default() }
+    }
+}
+
+impl<S: Service> Future for Ready<S> {
+    type Output = Result<(), RequestError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let this = self.get_mut();
+        for looked in [false, true] {
+            let mut half = lock(&this.handle.lane.send);
+            if half.driverless {
+                return Poll::Ready(Err(RequestError::Driverless));
+            }
+            if half.has_room() {
+                half.room.served(&mut this.ticket);
+                return Poll::Ready(Ok(()));
+            }
+            half.room.wait(&mut this.ticket, cx.waker());
+            drop(half);
+            if !looked {
+                this.handle.core().try_turn();
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl<S: Service> Drop for Ready<S> {
+    fn drop(&mut self) {
+        let next = lock(&self.handle.lane.send).room.leave(&mut self.ticket);
+        next.into_iter().for_each(Waker::wake);
+    }
+}
+impl<S: Service> fmt::Debug for Ready<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ready").finish_non_exhaustive()
+    }
+}
+
+/// The next leftover of a queue pair. From [`AsyncQp::reclaim`](super::AsyncQp::reclaim).
+#[must_use = "a future waits when it is polled"]
+pub struct Reclaim<S: Service> {
+    handle: Arc<Handle<S>>,
+    ticket: Ticket,
+}
+
+impl<S: Service> Reclaim<S> {
+    pub(super) fn new(handle: &Arc<Handle<S>>) -> Self {
+        Self { handle: Arc::clone(handle), ticket: Ticket::default() }
+    }
+}
+
+impl<S: Service> Future for Reclaim<S> {
+    type Output = Option<Unclaimed>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let Self { handle, ticket } = self.get_mut();
+        handle.core().try_turn();
+        // Asked first: one that completes after this is woken for.
+        let waiting = {
+            let half = lock(&handle.lane.send);
+            half.ops.abandoned() > 0 && !half.driverless
+        };
+        handle.lane.with_reclaimers(|kept, waiters| match kept.pop_front() {
+            None if waiting => {
+                waiters.wait(ticket, cx.waker());
+                Poll::Pending
+            }
+            left => {
+                waiters.served(ticket);
+                Poll::Ready(left)
+            }
+        })
+    }
+}
+
+impl<S: Service> Drop for Reclaim<S> {
+    fn drop(&mut self) {
+        let next = self.handle.lane.with_reclaimers(|_, waiters| waiters.leave(&mut self.ticket));
+        next.into_iter().for_each(Waker::wake);
+    }
+}
+impl<S: Service> fmt::Debug for Reclaim<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reclaim").finish_non_exhaustive()
+    }
+}
+
+/// What a request gave back that no future waited for: its future was dropped, or a receive request went wrong.
+#[derive(Debug)]
+pub struct Unclaimed {
+    /// The request's number, as given to [`SendRequest::id`].
+    pub id: u64,
+    /// What it was.
+    pub opcode: WcOpcode,
+    /// How it ended; [`RequestError::Cancelled`] if it was never posted.
+    pub result: Result<(), RequestError>,
+    /// What it owned, in the order in which it was posted.
+    pub parts: Vec<Part>,
+}
+
+impl Unclaimed {
+    /// The buffers among what it owned.
+    pub fn into_bufs(self) -> impl Iterator<Item = crate::Buf> {
+        self.parts.into_iter().filter_map(|part| part.into_buf().ok())
+    }
+}
+
+/// Why a request of an [`AsyncQp`](super::AsyncQp) did not do what it says.
+#[derive(Clone, Copy, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// It was not taken.
+    #[error(transparent)]
+    Refused(#[from] PostRefusal),
+    /// It was taken, and went wrong.
+    #[error(transparent)]
+    Failed(#[from] WcError),
+    /// Its future was dropped before it was posted.
+    #[error("the request was cancelled before it was posted")]
+    Cancelled,
+    /// Nobody polls the completion queue any more.
+    #[error(
+        "the reactor's driver was dropped, so no completion arrives; keep its task until all queue pairs are gone"
+    )]
+    Driverless,
+}
+
+/// A request went wrong; what it owned comes back.
+pub struct Failed<B> {
+    /// What the local list owned; `None` where the device has it still, as its driver is gone.
+    pub local: Option<B>,
+    /// Why.
+    pub error: RequestError,
+}
+
+impl<B> Failed<B> {
+    fn new<O, L: GatherList<Back = B>>(request: SendRequest<O, L>, error: RequestError) -> Self {
+        Self { local: Some(request.into_local().back()), error }
+    }
+}
+impl<B> From<Failed<B>> for RequestError {
+    fn from(failed: Failed<B>) -> Self {
+        failed.error
+    }
+}
+impl<B> fmt::Debug for Failed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+impl<B> fmt::Display for Failed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.error, f)
+    }
+}
+impl<B> std::error::Error for Failed<B> {}
+
+hca_core::debug_as_display!(RequestError);
