@@ -45,7 +45,7 @@ async fn echo(pd: Pd, mut cq: AsyncCq, mut qp: QueuePair<Rc>) -> Result<(), Fail
 async fn ask(pd: Pd, mut cq: AsyncCq, mut qp: QueuePair<Rc>) -> Result<(), Failure> {
     let mut wcs = Completions::default();
     for n in 0..MESSAGES {
-        qp.send_inline(&n.to_ne_bytes()).map_err(|r| r.error)?;
+        qp.send_inline(&n.to_ne_bytes())?;
         let mut answered = false;
         while !answered {
             for wc in cq.next(&mut wcs).await?.filter(|wc| wc.opcode.is_recv()) {
