@@ -4,6 +4,8 @@
 //! in base64 (RFC 4648 §5, without padding) and cut into parts. The first part says how many there are and how many
 //! bytes the card has: `c1-PARTS-BYTES-TEXT`.
 
+use data_encoding::BASE64URL_NOPAD;
+
 /// Bytes of the longest card.
 pub const MAX_CARD_BYTES: usize = 64 * 1024;
 /// Bytes of the longest value that is made. A whole line has to fit the 1,024 bytes that launchers read, with the
@@ -14,8 +16,6 @@ pub(crate) const MIN_VALUE_BYTES: usize = 64;
 /// Bytes of the longest key that is made, of a card of the last rank: `hca-4294967295-65535`.
 pub(crate) const KEY_BYTES: usize = 24;
 
-const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-
 /// The key of a part.
 pub(crate) fn key(rank: u32, part: usize) -> String {
     format!("hca-{rank}-{part}")
@@ -23,7 +23,7 @@ pub(crate) fn key(rank: u32, part: usize) -> String {
 
 /// The values of a card, none longer than `limit`, which is at least [`MIN_VALUE_BYTES`].
 pub(crate) fn split(card: &[u8], limit: usize) -> Vec<String> {
-    let text = encode(card);
+    let text = BASE64URL_NOPAD.encode(card);
     let limit = limit.min(MAX_PART_BYTES);
     // Room for the head at its longest: `c1-65535-65536-`.
     let first = (limit - 16).min(text.len());
@@ -65,41 +65,8 @@ impl Joined {
 
     /// The card, if the parts make one.
     pub(crate) fn card(self) -> Option<Vec<u8>> {
-        decode(&self.text).filter(|card| card.len() == self.bytes)
+        BASE64URL_NOPAD.decode(self.text.as_bytes()).ok().filter(|card| card.len() == self.bytes)
     }
-}
-
-fn encode(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for three in bytes.chunks(3) {
-        let word = (0..3).fold(0u32, |w, i| w << 8 | u32::from(*three.get(i).unwrap_or(&0)));
-        for sixth in 0..=three.len() {
-            text.push(char::from(ALPHABET[(word >> (18 - 6 * sixth) & 63) as usize]));
-        }
-    }
-    text
-}
-
-fn decode(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 2);
-    for four in text.as_bytes().chunks(4) {
-        let mut word = 0u32;
-        for i in 0..4 {
-            let sixth = match four.get(i) {
-                Some(b) => ALPHABET.iter().position(|a| a == b)? as u32,
-                None => 0,
-            };
-            word = word << 6 | sixth;
-        }
-        let [_, made @ ..] = word.to_be_bytes();
-        // One letter alone holds no byte; what stands behind the last byte is zero.
-        let len = four.len().checked_sub(1).filter(|&l| l > 0)?;
-        if made[len..].iter().any(|&b| b != 0) {
-            return None;
-        }
-        bytes.extend_from_slice(&made[..len]);
-    }
-    Some(bytes)
 }
 
 #[cfg(test)]
@@ -121,20 +88,11 @@ mod tests {
 
     #[test]
     fn the_letters_are_those_of_rfc_4648() {
-        // RFC 4648 §10.
-        for (bytes, text) in [
-            (&b""[..], ""),
-            (b"f", "Zg"),
-            (b"fo", "Zm8"),
-            (b"foo", "Zm9v"),
-            (b"foob", "Zm9vYg"),
-            (b"fooba", "Zm9vYmE"),
-            (b"foobar", "Zm9vYmFy"),
-        ] {
-            assert_eq!(encode(bytes), text);
-            assert_eq!(decode(text).as_deref(), Some(bytes));
-        }
-        assert_eq!(encode(&[0xff, 0xef, 0xbe]), "_---");
+        // RFC 4648 §10, and the two letters that are of file names.
+        let letters = |card: &[u8]| split(card, MAX_PART_BYTES);
+        assert_eq!(letters(b"foobar"), ["c1-1-6-Zm9vYmFy"]);
+        assert_eq!(letters(b"fooba"), ["c1-1-5-Zm9vYmE"]);
+        assert_eq!(letters(&[0xff, 0xef, 0xbe]), ["c1-1-3-_---"]);
     }
 
     #[test]
@@ -168,7 +126,7 @@ mod tests {
             assert_eq!(join(&[value.to_owned()]), None, "{value}");
         }
         assert_eq!(join(&["c1-2-3-Zm9".to_owned(), "v".repeat(4000)]), None);
-        let whole = |bytes: usize| format!("c1-1-{bytes}-{}", encode(&vec![7; bytes]));
+        let whole = |bytes: usize| format!("c1-1-{bytes}-{}", BASE64URL_NOPAD.encode(&vec![7; bytes]));
         assert!(join(&[whole(MAX_CARD_BYTES)]).is_some() && join(&[whole(MAX_CARD_BYTES + 1)]).is_none());
         assert_eq!(join(&["c1-2-3-Zm9v".to_owned(), String::new()]), None);
     }
