@@ -16,6 +16,7 @@ use hca::{
 use hca_perf::Failure;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use softhca::Progress;
+use test_support::random::Rng;
 
 use crate::batches::median_ns;
 use crate::child::{serve_if_asked, wait_for_end};
@@ -276,7 +277,8 @@ fn serve(args: &[String]) -> Result<(), Failure> {
     // Who has a thousand adapters turns those that it uses.
     url.options.progress = Some(Progress::Inline);
     url.options.lazy_acks = Some(true);
-    let mut peers = Peers { all: Vec::new(), wcs: Completions::default(), back: Vec::new(), random: SEED };
+    let mut peers =
+        Peers { all: Vec::new(), wcs: Completions::default(), back: Vec::new(), random: Rng::new(SEED) };
     let mut burst = 0;
     for line in std::io::stdin().lines() {
         let line = line?;
@@ -302,7 +304,7 @@ struct Peers {
     all: Vec<Peer>,
     wcs: Completions,
     back: Vec<Buf>,
-    random: u64,
+    random: Rng,
 }
 
 impl Peers {
@@ -343,22 +345,14 @@ impl Peers {
 }
 
 /// Another order, which does not begin where this one ends.
-fn draw(order: &mut [usize], random: &mut u64) {
+fn draw(order: &mut [usize], random: &mut Rng) {
     let Some(&last) = order.last() else { return };
     for i in (1..order.len()).rev() {
-        order.swap(i, below(random, i + 1));
+        order.swap(i, random.below(i + 1));
     }
     if order[0] == last {
         order.swap(0, order.len() - 1);
     }
-}
-
-/// A number below `n`, by splitmix64.
-fn below(random: &mut u64, n: usize) -> usize {
-    *random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let z = (*random ^ (*random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    ((u128::from(z ^ (z >> 31)) * n as u128) >> 64) as usize
 }
 
 /// How many more adapters this process has descriptors for, beside so many.
@@ -387,7 +381,7 @@ mod tests {
 
     #[test]
     fn each_order_holds_everybody_once_and_nobody_twice_in_a_row() {
-        let (mut order, mut random): (Vec<usize>, u64) = ((0..10).collect(), SEED);
+        let (mut order, mut random) = ((0..10).collect::<Vec<_>>(), Rng::new(SEED));
         let mut seen = std::collections::HashSet::new();
         for _ in 0..1000 {
             let last = order[9];
@@ -403,7 +397,7 @@ mod tests {
 
     #[test]
     fn one_peer_is_in_any_order() {
-        let (mut order, mut random) = (vec![3], SEED);
+        let (mut order, mut random) = (vec![3], Rng::new(SEED));
         draw(&mut order, &mut random);
         assert_eq!(order, [3]);
     }

@@ -306,6 +306,8 @@ fn host(hosts: &mut [(IpAddr, Host)], src: IpAddr) -> &mut Host {
 mod tests {
     use core::time::Duration;
 
+    use test_support::random::Rng;
+
     use super::*;
 
     const SRC: [u8; 4] = [10, 0, 0, 1];
@@ -477,20 +479,17 @@ mod tests {
     #[test]
     fn a_host_without_a_rule_is_found_by_three_packets_and_may_mend() {
         let mut p = Pair::new();
-        let mut random = 0x1234_5678_u32;
-        let mut next = move || {
-            random = random.wrapping_mul(0x915f_77f5).wrapping_add(0x3c6e_f35f);
-            (random >> 16) as u16
-        };
-        let lost = (0..1000).filter(|_| matches!(p.number(next()), Checked::Odd(_))).count();
+        let mut random = Rng::new(0x1234_5678);
+        let lost =
+            (0..1000).filter(|_| matches!(p.number(random.next_u32() as u16), Checked::Odd(_))).count();
         assert!(lost <= 2, "{lost} of 1000 packets were refused");
         assert_eq!(p.ruleless(), 1);
         // It is the host's, not the flow's; damage of one bit is still none that passes, as "don't fragment" counts.
         p.turn_to(PORT + 1);
         for _ in 0..100 {
-            let ident = next();
+            let ident = random.next_u32() as u16;
             p.datagram([ident]);
-            let mut bad = p.long(next(), 2048);
+            let mut bad = p.long(random.next_u32() as u16, 2048);
             for (at, bit) in [(173, 3), (1834, 6)] {
                 bad[at] ^= 1 << bit;
                 assert!(matches!(p.give(&bad), Checked::Bad(_)));
@@ -537,27 +536,21 @@ mod tests {
     /// One and two flipped bits anywhere, in packets of many lengths, on flows of all kinds that are known.
     #[test]
     fn no_flipped_bit_nor_two_pass_on_a_known_flow() {
-        let mut random = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut below = move |n: usize| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            (random >> 16) as usize % n
-        };
+        let mut random = Rng::new(0x9e37_79b9_7f4a_7c15);
         for (len, flips) in (16..4116)
             .step_by(52)
             .flat_map(|len| (0..100).map(move |_| (len, None)))
             .chain([(2048, Some([(173, 3), (1834, 6)]))])
         {
             let mut p = Pair::new();
-            let start = below(1 << 16) as u16;
+            let start = random.below(1 << 16) as u16;
             p.datagram([start]);
-            let ident = start.wrapping_add(1 + below(4) as u16);
+            let ident = start.wrapping_add(1 + random.below(4) as u16);
             let packet = p.long(ident, len);
             let mut anywhere = || {
                 // The BTH's fifth byte is not covered.
-                let at = below(len - 1);
-                (at + usize::from(at >= 4), below(8))
+                let at = random.below(len - 1);
+                (at + usize::from(at >= 4), random.below(8))
             };
             let flips = flips.unwrap_or_else(|| [anywhere(), anywhere()]);
             let [one, other] = flips;
