@@ -290,8 +290,10 @@ impl Objects {
         let Self { qps, watched, cqs, srqs, raised, failed_cqs, by_index, hca, buses, counters, .. } = self;
         let (wire, times) = (self.wire, Times::of(self.clock));
         let mut names = Names { hca, guest, buses, keys: None };
-        for (number, srq) in srqs {
-            any |= crate::qp::recv::take_shared(*number, srq, &mut names, raised);
+        for number in &watched.shared {
+            if let Some(srq) = srqs.get_mut(number) {
+                any |= crate::qp::recv::take_shared(*number, srq, &mut names, raised);
+            }
         }
         let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index, counters, wire, times };
         for number in &watched.awake {

@@ -351,7 +351,7 @@ impl Objects {
         self.leave_counters(qpn);
         let qp = self.qps.remove(&qpn).ok_or(CmdStatus::BadRes)?;
         self.by_index.remove(&qp.handle.index);
-        self.watched.remove(qpn);
+        self.watched.remove(qpn, &qp, &mut self.srqs);
         let lost = self.hca.destroy_qp(qp.handle).map_err(status)?;
         self.uncount_queue(qp.counted);
         if let Some(srq) = qp.srq {

@@ -92,6 +92,7 @@ pub(crate) fn byte_count(seg: &DataSeg) -> u32 {
 
 /// Takes the new requests of a queue pair's own receive queue. Returns whether there were any.
 pub(crate) fn take(qp: &mut Qp, names: &mut Names<'_>, shown: &mut Shown<'_>) -> bool {
+    qp.watch.more = false;
     let (Some(memory), Some(rq), false) = (&qp.memory, &mut qp.rq, qp.in_reset) else { return false };
     let posted = memory.record.load32(0) as u16;
     let first = rq.next;
@@ -105,15 +106,20 @@ pub(crate) fn take(qp: &mut Qp, names: &mut Names<'_>, shown: &mut Shown<'_>) ->
         return shown.ruin(qp, EventType::WqCatasError);
     }
     if let Some(port) = &mut qp.recv {
+        qp.watch.more = usize::from(claimed) > BUDGET;
         for _ in 0..usize::from(claimed).min(BUDGET) {
             let slot = usize::from(rq.next) & ((1 << rq.log_size) - 1);
             let (mut list, _) = List::read(queue, rq.at + (slot << rq.log_stride), 1 << rq.log_stride, 0);
             names.translate(qp.pd, &mut list.sges, &mut list.len);
             match list.post(&mut **port, rq.next.into()) {
                 Ok(true) => rq.next = rq.next.wrapping_add(1),
-                Ok(false) => break,
+                Ok(false) => {
+                    qp.watch.more = false;
+                    break;
+                }
                 Err(e) => {
                     tracing::debug!("a receive request is refused: {e}");
+                    qp.watch.more = false;
                     return shown.ruin(qp, EventType::WqCatasError);
                 }
             }
@@ -150,6 +156,7 @@ pub(crate) fn take_shared(
     names: &mut Names<'_>,
     raised: &mut VecDeque<Raised>,
 ) -> bool {
+    srq.more = false;
     let (Some(memory), Some(adapters)) = (&srq.memory, &mut srq.adapters) else { return false };
     let entries = 1_usize << srq.log_size;
     let pd = srq.pd;
@@ -176,15 +183,19 @@ pub(crate) fn take_shared(
     }
     let claimed = usize::from((memory.record.load32(0) as u16).wrapping_sub(srq.taken));
     let catastrophe = claimed > entries;
+    srq.more = claimed > BUDGET && !catastrophe;
     if !catastrophe {
         for _ in 0..claimed.min(BUDGET) {
             let index = srq.next & (entries - 1) as u16;
             let (list, head) = entry(index);
             match list.post(&mut *adapters.port, index.into()) {
                 Ok(true) => {}
-                Ok(false) => break,
+                Ok(false) => {
+                    srq.more = false;
+                    break;
+                }
                 Err(e) => {
-                    refused = Some(e);
+                    (refused, srq.more) = (Some(e), false);
                     break;
                 }
             }

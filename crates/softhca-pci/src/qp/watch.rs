@@ -1,16 +1,17 @@
 //! Which queue pairs are looked at.
 //!
-//! Those that are awake are looked at each time. One that had nothing to do for some looks dozes: nobody looks at it,
-//! and what comes for it waits in the adapter until it was woken, with the places that its driver has given it by then.
-//! It wakes when a doorbell names it, when something has come for it, and by commands. A doorbell can hide another one
+//! Those that are awake are looked at each time, and so are the shared receive queues of these. One that had nothing to
+//! do for some looks dozes: nobody looks at it, and what comes for it waits in the adapter until it was woken, with the
+//! places that its driver has given it, or its shared queue, by then. It wakes when a doorbell names it, when something has come for it, and by commands. A doorbell can hide another one
 //! that was written to the same place, and places for a queue pair in error have none; so some that doze are looked at
 //! now and then, all of them soon behind a doorbell, and before the server sleeps.
 
 use hca_core::QpHandle;
 
 use crate::function::Function;
-use crate::objects::Objects;
+use crate::objects::{Numbered, Objects};
 use crate::qp::Qp;
+use crate::srq::Srq;
 
 /// Looks in vain before a queue pair dozes. In tests they doze most of the time.
 const PATIENCE: u32 = if cfg!(test) { 2 } else { 1024 };
@@ -26,6 +27,8 @@ pub(crate) struct Watch {
     dozes: bool,
     /// Looks since it had something to do.
     quiet: u32,
+    /// It has been given more places than were taken in the last look.
+    pub(crate) more: bool,
 }
 
 /// The queue pairs of a function.
@@ -33,6 +36,8 @@ pub(crate) struct Watch {
 pub(crate) struct Watched {
     /// Those that are awake.
     pub(crate) awake: Vec<u32>,
+    /// The shared receive queues of these.
+    pub(crate) shared: Vec<u32>,
     /// Those that the adapter is to wake as soon as their places were taken.
     roused: Vec<QpHandle>,
     /// All of them, and which one's turn it is.
@@ -46,9 +51,29 @@ impl Watched {
     pub(crate) fn insert(&mut self, number: u32) {
         self.all.push(number);
     }
-    pub(crate) fn remove(&mut self, number: u32) {
+    /// A queue pair that is awake takes places from a shared receive queue.
+    fn wake_shared(&mut self, number: u32, srqs: &mut Numbered<Srq>) {
+        let Some(srq) = srqs.get_mut(&number) else { return };
+        if srq.awake == 0 {
+            self.shared.push(number);
+        }
+        srq.awake += 1;
+    }
+    /// Such a queue pair dozes, or has gone.
+    fn forget_shared(shared: &mut Vec<u32>, number: u32, srqs: &mut Numbered<Srq>) {
+        let Some(srq) = srqs.get_mut(&number) else { return };
+        srq.awake -= 1;
+        if srq.awake == 0 {
+            shared.retain(|n| *n != number);
+        }
+    }
+    /// A queue pair has gone.
+    pub(crate) fn remove(&mut self, number: u32, qp: &Qp, srqs: &mut Numbered<Srq>) {
         self.all.retain(|n| *n != number);
         self.awake.retain(|n| *n != number);
+        if let Some(srq) = qp.srq.filter(|_| qp.watch.awake) {
+            Self::forget_shared(&mut self.shared, srq, srqs);
+        }
     }
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
@@ -87,6 +112,9 @@ impl Objects {
         }
         qp.watch = Watch { awake: true, ..Watch::default() };
         self.watched.awake.push(number);
+        if let Some(srq) = qp.srq {
+            self.watched.wake_shared(srq, &mut self.srqs);
+        }
     }
 
     /// A doorbell was rung, which may have hidden another one.
@@ -103,11 +131,19 @@ impl Objects {
         }
     }
 
-    /// The places of all that are awake were taken: what has waited for some of them comes.
+    /// Places of all that are awake were taken: what has waited for some of them comes, once they have all that they
+    /// were given.
     pub(crate) fn wake_roused(&mut self) {
-        for handle in self.watched.roused.drain(..) {
-            self.hca.wake(handle);
-        }
+        let Self { watched, qps, srqs, by_index, hca, .. } = self;
+        watched.roused.retain(|handle| {
+            let qp = by_index.get(&handle.index).and_then(|number| qps.get(number));
+            let shared = |qp: &Qp| qp.srq.and_then(|number| srqs.get(&number)).is_some_and(|srq| srq.more);
+            let more = qp.is_some_and(|qp| qp.handle == *handle && (qp.watch.more || shared(qp)));
+            if !more {
+                hca.wake(*handle);
+            }
+            more
+        });
     }
 
     /// Looks at those that may have had a doorbell. Returns whether there are any left.
@@ -134,7 +170,8 @@ impl Objects {
 
     /// Has those doze that had nothing to do for a while.
     pub(crate) fn have_idle_ones_doze(&mut self) {
-        let Self { watched, qps, hca, .. } = self;
+        let Self { watched, qps, srqs, hca, .. } = self;
+        let shared = &mut watched.shared;
         watched.awake.retain(|number| {
             let Some(qp) = qps.get_mut(number) else { return false };
             qp.watch.quiet = if qp.is_idle() { qp.watch.quiet + 1 } else { 0 };
@@ -144,6 +181,9 @@ impl Objects {
             let dozes = !qp.is_inert() && hca.doze(qp.handle);
             if dozes || qp.is_inert() {
                 qp.watch = Watch { dozes, ..Watch::default() };
+                if let Some(srq) = qp.srq {
+                    Watched::forget_shared(shared, srq, srqs);
+                }
                 return false;
             }
             qp.watch.quiet = 0;

@@ -77,6 +77,10 @@ pub(crate) struct Srq {
     pub(crate) again: Vec<u16>,
     /// The event is made when fewer are left; 0: not armed.
     pub(crate) limit: u32,
+    /// Queue pairs of it that are awake: while there are any it is looked at.
+    pub(crate) awake: u32,
+    /// There are more requests than were taken in the last look.
+    pub(crate) more: bool,
 }
 
 impl Srq {
@@ -164,9 +168,20 @@ impl Objects {
         } else {
             None
         };
-        let again = Vec::new();
-        let srq =
-            Srq { kind, pd, adapters, memory, log_size, log_stride, taken: 0, next: 0, again, limit: 0 };
+        let srq = Srq {
+            kind,
+            pd,
+            adapters,
+            memory,
+            log_size,
+            log_stride,
+            taken: 0,
+            next: 0,
+            again: Vec::new(),
+            limit: 0,
+            awake: 0,
+            more: false,
+        };
         self.srqs.insert(number, srq);
         Ok(number)
     }
