@@ -44,7 +44,8 @@ pub(crate) const KEY: usize = 512;
 
 // As many queue pairs as are announced have room, however long their send queues are.
 const _: () = assert!(
-    (qp::MAX_HELD_SENDS as usize * (REQUEST + qp::MAX_SGE as usize * ENTRY)) << LOG_QPS <= MOST_QUEUE_BYTES
+    (qp::MAX_HELD_SENDS as usize * (REQUEST + qp::MAX_SEND_SGE as usize * ENTRY)) << LOG_QPS
+        <= MOST_QUEUE_BYTES
 );
 
 /// Whether there are fewer than 2^`log_limit` objects of a kind.
@@ -128,6 +129,8 @@ pub(crate) struct Objects {
     /// Queue pairs by the adapter's index.
     pub(crate) by_index: Numbered<u32>,
     pub(crate) addresses: Addresses,
+    /// Where a request is read to.
+    pub(crate) room: Box<qp::send::Room>,
     /// The function's port.
     pub(crate) wire: Wire,
     /// What limits the rate of its queue pairs.
@@ -181,6 +184,7 @@ impl Objects {
             srqs: Numbered::default(),
             by_index: Numbered::default(),
             addresses: Addresses::default(),
+            room: Box::default(),
             raised: VecDeque::new(),
             counters: counters::QCounters::default(),
             failed_cqs: Vec::new(),

@@ -40,7 +40,7 @@ use crate::tables::{Ah, Pd, SrqEntry, Tables};
 const MAX_WR: u32 = 32_768;
 /// The longest completion queue: what many queues of the longest kind complete into.
 const MAX_CQE: u32 = 1 << 22;
-const MAX_SGE: u32 = 32;
+const MAX_SGE: u32 = 64;
 const MAX_INLINE: u32 = 1024;
 const MAX_RD_ATOMIC: u8 = 128;
 /// ECN-capable transport, codepoint 0: what an address vector without a traffic class is sent with.

@@ -18,6 +18,8 @@ use crate::port;
 /// As powers of two, what a function has at most; those who make the objects hold to it.
 pub(crate) const LOG_QPS: u32 = 12;
 pub(crate) const LOG_QP_SIZE: u32 = 14;
+/// Bytes of the longest receive request.
+pub(crate) const RECV_WQE: u32 = 512;
 pub(crate) const LOG_CQS: u32 = 12;
 pub(crate) const LOG_CQ_SIZE: u32 = 16;
 pub(crate) const LOG_SRQS: u32 = 10;
@@ -143,7 +145,7 @@ fn offered_general(port: PortKind) -> HcaCap {
         .set(HcaCap::LOG_MAX_MRW_SZ, 40)
         .set(HcaCap::LOG_PG_SZ, 12)
         .set(HcaCap::MAX_WQE_SZ_SQ, 512)
-        .set(HcaCap::MAX_WQE_SZ_RQ, 512);
+        .set(HcaCap::MAX_WQE_SZ_RQ, RECV_WQE);
     cap.set(HcaCap::RC, true)
         .set(HcaCap::UC, true)
         .set(HcaCap::UD, true)

@@ -72,6 +72,8 @@ fn queues_are_as_long_as_is_announced_and_no_longer() {
         let done = make_qp(&mut c, context, (64 << rq) + (64 << sq));
         assert_eq!(done.is_ok(), expected, "{done:?}");
     }
+    let stride = context.with(Qpc::LOG_RQ_STRIDE, caps::RECV_WQE.ilog2() + 1 - 4);
+    assert_eq!(make_qp(&mut c, stride, 8 * u64::from(caps::RECV_WQE) + (64 << 4)), Err(CmdStatus::LimErr));
     let rmp = |c: &mut Client, log: u32| {
         let wq = Wq::new()
             .with(Wq::WQ_TYPE, WqType::LinkedList.code())

@@ -324,6 +324,7 @@ impl Objects {
             by_index,
             hca,
             addresses,
+            room,
             buses,
             counters,
             mkeys,
@@ -334,7 +335,7 @@ impl Objects {
         let mut shown = Shown { hca, cqs, raised, failed_cqs, by_index, counters, wire, times };
         for number in &watched.awake {
             if let Some(qp) = qps.get_mut(number) {
-                let taken = send::take(qp, addresses, directory, &mut names, &mut shown);
+                let taken = send::take(qp, room, addresses, directory, &mut names, &mut shown);
                 any |= qp.stirred(taken);
             }
         }

@@ -48,9 +48,12 @@ use crate::srq::Srq;
 use aside::Aside;
 
 /// Requests of a send queue that the adapter holds at one time; the others wait in the client's memory.
-pub(crate) const MAX_HELD_SENDS: u32 = 256;
-/// Entries in a request's list, and bytes in a request of the adapter's, which are as many; more are set aside.
-pub(crate) const MAX_SGE: u32 = 32;
+pub(crate) const MAX_HELD_SENDS: u32 = 128;
+/// Places that a request lists, at most: as many as there is room for beside the control segment.
+pub(crate) const MAX_SEND_SGE: u32 = hca_prm::MAX_WQE_DS - 1;
+/// Places that a receive request lists, at most.
+pub(crate) const MAX_RECV_SGE: u32 = caps::RECV_WQE / 16;
+/// Bytes in a request of the adapter's; more are set aside.
 pub(crate) const MAX_INLINE: u32 = 512;
 /// Bytes of a doorbell record.
 const RECORD: u64 = 8;
@@ -190,7 +193,10 @@ impl Shape {
         let at = rq.map_or(0, |rq| rq.bytes());
         let sq = WorkQueue { at, log_size: context.get(Qpc::LOG_SQ_SIZE), log_stride: log_bb, next: 0 };
         let sq = (!context.get(Qpc::NO_SQ)).then_some(sq);
-        if sq.is_some_and(|q| q.log_size > LOG_QP_SIZE) || rq.is_some_and(|q| q.log_size > LOG_QP_SIZE) {
+        let too_long = |q: WorkQueue| q.log_size > LOG_QP_SIZE;
+        if sq.is_some_and(too_long)
+            || rq.is_some_and(|q| too_long(q) || q.log_stride > caps::RECV_WQE.ilog2())
+        {
             return Err(CmdStatus::LimErr);
         }
         Ok(Self { sq, rq, shared: rq_type == RqType::Srq })
@@ -222,8 +228,8 @@ impl Shape {
         QpCap {
             max_send_wr: held,
             max_recv_wr: self.rq.map_or(0, |q| 1 << q.log_size),
-            max_send_sge: MAX_SGE.min(room / 16),
-            max_recv_sge: self.rq.map_or(0, |q| (1 << (q.log_stride - 4)).min(MAX_SGE)),
+            max_send_sge: MAX_SEND_SGE.min(room / 16),
+            max_recv_sge: self.rq.map_or(0, |q| 1 << (q.log_stride - 4)),
             max_inline: MAX_INLINE.min(room),
         }
     }

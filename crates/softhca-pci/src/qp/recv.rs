@@ -10,11 +10,9 @@ use crate::cq::complete::{Shown, error_entry};
 use crate::guest::{Guest, Window};
 use crate::mkey::bus::Names;
 use crate::objects::{Numbered, Objects, Raised};
-use crate::qp::{MAX_SGE, Qp};
+use crate::qp::{MAX_RECV_SGE, Qp};
 use crate::srq::Srq;
 
-/// Bytes of the longest receive request.
-const MAX_RECV_WQE: usize = 16 << 7;
 /// Requests of one queue that are taken in one look.
 const BUDGET: usize = 512;
 /// Bytes of a place in a list.
@@ -22,7 +20,7 @@ const SEG: usize = DataSeg::SIZE;
 
 /// The places that a request lists.
 pub(crate) struct List {
-    sges: [Sge; MAX_SGE as usize],
+    sges: [Sge; MAX_RECV_SGE as usize],
     len: usize,
 }
 
@@ -35,9 +33,9 @@ impl List {
             queue.load(at + place, &mut seg);
             seg
         };
-        let mut list = Self { sges: [Sge::default(); MAX_SGE as usize], len: 0 };
+        let mut list = Self { sges: [Sge::default(); MAX_RECV_SGE as usize], len: 0 };
         let head = segment(0);
-        for place in (skip..bytes.min(MAX_RECV_WQE)).step_by(SEG).take(list.sges.len()) {
+        for place in (skip..bytes).step_by(SEG).take(list.sges.len()) {
             let seg = DataSeg::from_array(if place == 0 { head } else { segment(place) });
             if seg.is_terminator() {
                 break;

@@ -4,7 +4,7 @@ use hca_core::{Lkey, Sge};
 use hca_prm::{CqeSyndrome, DataSeg, InlineSeg};
 
 use super::recv::byte_count;
-use super::{MAX_INLINE, MAX_SGE};
+use super::{MAX_INLINE, MAX_SEND_SGE};
 
 /// The byte counter's bits of an inline segment.
 const INLINE_MASK: u32 = 0x3ff;
@@ -12,7 +12,7 @@ const INLINE_MASK: u32 = 0x3ff;
 const WRONG: CqeSyndrome = CqeSyndrome::LocalQpOpErr;
 
 /// The places that a request lists.
-pub(crate) type Places = [Sge; MAX_SGE as usize];
+pub(crate) type Places = [Sge; MAX_SEND_SGE as usize];
 
 /// What is left of a request.
 #[derive(Clone, Copy, Debug)]

@@ -21,7 +21,7 @@ use crate::guest::Window;
 use crate::mkey::bus::Names;
 use crate::objects::{Addresses, address_key};
 use crate::port::directory::Directory;
-use crate::qp::{Barrier, MAX_SGE, Qp, Service, WorkQueue, destination, named};
+use crate::qp::{Barrier, MAX_SEND_SGE, Qp, Service, WorkQueue, destination, named};
 
 /// Bytes of the longest request.
 const MAX_WQE: usize = hca_prm::MAX_WQE_DS as usize * WQE_DS_UNIT;
@@ -55,9 +55,15 @@ impl SendId {
 }
 
 /// Where a request is read to, and the places that it lists.
-struct Room {
+pub(crate) struct Room {
     bytes: [u8; MAX_WQE],
     sges: Places,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self { bytes: [0; MAX_WQE], sges: [Sge::default(); MAX_SEND_SGE as usize] }
+    }
 }
 
 /// A request as it was read.
@@ -264,6 +270,7 @@ pub(crate) fn note(qp: &mut Qp) -> bool {
 /// Takes the requests that were noted of a queue pair's send queue. Returns whether there were any.
 pub(crate) fn take(
     qp: &mut Qp,
+    room: &mut Room,
     addresses: &mut Addresses,
     directory: &mut Directory,
     names: &mut Names<'_>,
@@ -277,11 +284,10 @@ pub(crate) fn take(
     if usize::from(posted.wrapping_sub(sq.next)) > 1 << sq.log_size {
         return shown.ruin(qp, EventType::WqCatasError);
     }
-    let mut room = Room { bytes: [0; MAX_WQE], sges: [Sge::default(); MAX_SGE as usize] };
     let mut posts = false;
     for _ in 0..BUDGET {
         let Some(sq) = qp.sq.filter(|sq| sq.next != posted) else { break };
-        match take_one(qp, &sq, &mut room, addresses, directory, names, shown) {
+        match take_one(qp, &sq, room, addresses, directory, names, shown) {
             Ok(Step::Taken) => posts |= qp.held > 0,
             Ok(Step::Waits) => break,
             Err(()) => return shown.ruin(qp, EventType::WqCatasError),

@@ -42,6 +42,12 @@ fn meaning(list: &[Seg], memory: &[u8]) -> Vec<u8> {
     list.iter().flat_map(bytes).collect()
 }
 
+/// Places alone, as many as there is room for.
+fn places() -> impl Strategy<Value = Vec<Seg>> {
+    let place = (0..MEMORY - 60, 1_u32..60).prop_map(|(from, len)| Seg::Place(from, len));
+    proptest::collection::vec(place, 30..=LONGEST / DataSeg::SIZE)
+}
+
 fn list() -> impl Strategy<Value = Vec<Seg>> {
     let bytes = prop_oneof![0_usize..5, 0_usize..70, 0_usize..900];
     let seg = prop_oneof![
@@ -70,7 +76,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
     fn a_message_is_what_its_segments_mean_one_after_the_other(
-        kinds in proptest::collection::vec((0_usize..5, list()), 1..MESSAGES),
+        kinds in proptest::collection::vec((0_usize..5, prop_oneof![3 => list(), 1 => places()]), 1..MESSAGES),
         pause in 0_usize..MESSAGES,
     ) {
         for st in [ServiceType::Rc, ServiceType::Ud] {
@@ -113,4 +119,36 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn a_request_lists_as_many_places_as_it_has_room_for() {
+    let shape = QpShape { log_sq: 8, ..QpShape::default() };
+    let mut p = Pair::new(shape);
+    let memory: Vec<u8> = (0..MEMORY).map(|i| (i * 11 + i / 256) as u8).collect();
+    let place = |i: u64| (64 * i, 1 + i as u32 % 7);
+    let all = |from: &[u8], count: u64| -> Vec<u8> {
+        (0..count).map(place).flat_map(|(at, len)| from[at as usize..][..len as usize].to_vec()).collect()
+    };
+    let listed = |wqe: Wqe, p: &Pair, count: u64| {
+        (0..count).map(place).fold(wqe, |wqe, (at, len)| wqe.seg(p.a.mr.seg(at, len)))
+    };
+    // What stands before the places: the control segment, and where the peer's memory is.
+    let (send, remote) = (u64::from(hca_prm::MAX_WQE_DS) - 1, u64::from(hca_prm::MAX_WQE_DS) - 2);
+    p.a.fill(0, &memory);
+    p.b.recv(0, MESSAGE as u32);
+    p.a.post(&listed(Wqe::new(WqeOpcode::Send), &p, send));
+    assert_eq!(opcode(&p.received()), CqeOpcode::RespSend);
+    assert_eq!(p.b.bytes(0, all(&memory, send).len()), all(&memory, send));
+    p.sent();
+    let to = p.b.mr.remote(MESSAGE);
+    p.a.post(&listed(Wqe::new(WqeOpcode::RdmaWrite).to(to), &p, remote));
+    assert_eq!(opcode(&p.sent()), CqeOpcode::Req);
+    let written = all(&memory, remote);
+    assert_eq!(p.b.bytes(MESSAGE, written.len()), written);
+    // What was written comes back to where it was read from, one place after the other.
+    p.a.fill(0, &[0; MEMORY as usize]);
+    p.a.post(&listed(Wqe::new(WqeOpcode::RdmaRead).to(to), &p, remote));
+    assert_eq!(opcode(&p.sent()), CqeOpcode::Req);
+    assert_eq!(all(&p.a.bytes(0, MEMORY as usize), remote), written);
 }
