@@ -18,6 +18,7 @@
 //!    `hca_dma`, whose invariants hold by 1 and 2; no reference to plain bytes of it is ever made.
 #![allow(unsafe_code)]
 
+use core::num::NonZeroUsize;
 use core::ptr::NonNull;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -29,7 +30,7 @@ use hca_dma as dma;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
-use softhca::Scattered;
+use softhca::{Pieces, Scattered};
 
 /// Bytes of the pages in which memory is mapped.
 pub(crate) const PAGE: u64 = 4096;
@@ -42,6 +43,8 @@ const ALL_MAPPINGS: usize = 48 << 10;
 /// own a guest maps page by page, so that these are 16 GiB, and 4 GiB.
 const ALL_RANGES: usize = 4 << 20;
 const MOST_RANGES: usize = 1 << 20;
+/// Ranges that lie apart and of which one window shows parts. Drivers behind an IOMMU have a region's pages side by side.
+const MOST_APART: usize = if cfg!(test) { 1 << 10 } else { 1 << 17 };
 /// Addresses of this process that they may have: a quarter of what x86-64 and 64-bit ARM have.
 const ALL_BYTES: u64 = 32 << 40;
 /// Bytes that the adapter's queues may have for one function, and that they may have whatever the others' have. All have
@@ -102,6 +105,9 @@ pub(crate) enum NoWindow {
     /// The pages are fewer than the length needs, or lie where pages can't begin.
     #[error("the list of pages does not fit what is to be mapped")]
     Pages,
+    /// The pages are of more ranges that lie apart than one window shows.
+    #[error("the pages are of more than {MOST_APART} ranges that lie apart: map memory side by side")]
+    Apart,
 }
 
 /// A file of a client's, and how it is mapped.
@@ -224,6 +230,67 @@ pub(crate) struct Guest {
     files: HashMap<FileId, Weak<Mapping>>,
     part: Part,
     used: Arc<Used>,
+    /// What is put together bit by bit.
+    making: Option<Making>,
+}
+
+/// The pages that a command lists (addresses in big endian, 8 bytes each), and which bytes of them are meant.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PageList<'a> {
+    pub(crate) pas: &'a [u8],
+    pub(crate) log_page: u32,
+    /// Bytes of the first page that are before what is meant.
+    pub(crate) first: u64,
+    pub(crate) len: u64,
+    /// Whether it is for writing.
+    pub(crate) write: bool,
+}
+
+/// A window of listed pages in the making.
+#[derive(Debug, Default)]
+struct Making {
+    /// Pages that were taken from the list, bytes that are in the others, and how many before them are not meant.
+    taken: usize,
+    left: u64,
+    skip: u64,
+    /// Of the pages that were taken what is still to be found: an address, and bytes.
+    run: (u64, u64),
+    shown: Shown,
+}
+
+impl Making {
+    fn new(list: &PageList<'_>) -> Result<Self, NoWindow> {
+        let &PageList { pas, log_page, first, len, .. } = list;
+        let page = 1_u64.checked_shl(log_page).filter(|_| log_page < 63);
+        let page = page.filter(|page| *page >= PAGE && first < *page && len > 0).ok_or(NoWindow::Pages)?;
+        let needed = first.checked_add(len).ok_or(NoWindow::Pages)?.div_ceil(page);
+        if (pas.len() / hca_prm::pas::ENTRY) as u64 >= needed {
+            Ok(Self { left: len, skip: first, ..Self::default() })
+        } else {
+            Err(NoWindow::Pages)
+        }
+    }
+
+    /// Takes pages of the list as long as one follows the other, so many at most. Returns how many.
+    fn take(&mut self, list: &PageList<'_>, most: usize) -> Option<usize> {
+        let before = self.taken;
+        let pages = hca_prm::pas::iter(&list.pas[before * hca_prm::pas::ENTRY..]);
+        for address in pages.take(most) {
+            // The lowest bits can be permissions; pages begin at multiples of 4 KiB at least.
+            let at = (address & !(PAGE - 1)).checked_add(self.skip)?;
+            let bytes = ((1 << list.log_page) - self.skip).min(self.left);
+            let (from, run) = self.run;
+            if run > 0 && from.checked_add(run) != Some(at) {
+                break;
+            }
+            self.run = if run > 0 { (from, run + bytes) } else { (at, bytes) };
+            (self.skip, self.left, self.taken) = (0, self.left - bytes, self.taken + 1);
+            if self.left == 0 {
+                break;
+            }
+        }
+        Some(self.taken - before)
+    }
 }
 
 impl Guest {
@@ -249,6 +316,9 @@ impl Guest {
 
     /// Whether the function may reach memory at all.
     pub(crate) fn set_bus_master(&mut self, on: bool) {
+        if self.bus_master != on {
+            self.making = None;
+        }
         self.bus_master = on;
     }
 
@@ -334,6 +404,9 @@ impl Guest {
     /// Unmaps so many ranges, at most, of those that lie in a range. Returns whether there are more.
     pub(crate) fn unmap(&mut self, iova: u64, size: u64, most: usize) -> Result<bool, Errno> {
         self.check_unmap(iova, size)?;
+        if self.making.as_ref().is_some_and(|making| making.shown.touches(iova, size)) {
+            self.making = None;
+        }
         let range = iova..iova.saturating_add(size);
         let gone = self.maps.extract_if(range.clone(), |_, _| true).take(most).count();
         Ok(gone == most && self.maps.range(range).next().is_some())
@@ -343,6 +416,7 @@ impl Guest {
     pub(crate) fn clear(&mut self) {
         self.maps.clear();
         self.files.clear();
+        self.making = None;
     }
 
     fn overlapping(&self, iova: u64, size: u64) -> impl Iterator<Item = (u64, &Map)> {
@@ -379,13 +453,19 @@ impl Guest {
     }
 
     /// Goes through the pieces of what is mapped in which `len` bytes lie; `need` are the rights that they are to have.
-    fn each(
+    fn each(&self, iova: u64, len: u64, need: (bool, bool), f: impl FnMut(Piece<'_>)) -> Result<(), Fault> {
+        self.some(iova, len, need, usize::MAX, f).map(drop)
+    }
+
+    /// The same of so many pieces at most. Returns how many bytes they are.
+    fn some(
         &self,
         iova: u64,
         len: u64,
         need: (bool, bool),
+        most: usize,
         mut f: impl FnMut(Piece<'_>),
-    ) -> Result<(), Fault> {
+    ) -> Result<u64, Fault> {
         let fault = Fault { iova, len };
         let end = iova.checked_add(len).ok_or(fault)?;
         let mut next = iova;
@@ -399,14 +479,15 @@ impl Guest {
             next = go_on(next, self.maps.range(..=next).next_back().ok_or(fault)?)?;
         }
         if next < end {
-            for found in self.maps.range(next..end) {
+            for found in self.maps.range(next..end).take(most - 1) {
                 if *found.0 != next {
-                    break;
+                    return Err(fault);
                 }
                 next = go_on(next, found)?;
             }
         }
-        if next == end { Ok(()) } else { Err(fault) }
+        // Where nothing is mapped behind it there is no further piece.
+        if next == end || self.maps.range(next..end).next().is_some() { Ok(next - iova) } else { Err(fault) }
     }
 
     /// The same, with the part of the whole that each piece is.
@@ -457,24 +538,15 @@ impl Guest {
 
     /// Shows `runs` (addresses and lengths) side by side.
     pub(crate) fn window(&self, runs: &[(u64, u64)], write: bool) -> Result<Window, NoWindow> {
-        let mut pieces = Vec::with_capacity(runs.len());
         let mut shown = Shown::default();
         for &(iova, len) in runs {
             // What is written is read as well.
-            self.each(iova, len, (true, write), |piece| {
-                pieces.push((piece.addr, piece.len as usize));
-                shown.add(&piece);
-            })?;
+            self.each(iova, len, (true, write), |piece| shown.add(&piece))?;
         }
-        let memory = Arc::new(Scattered::new(pieces).ok_or(NoWindow::Pages)?);
-        let (addr, in_one) = memory.at(0);
-        let len = memory.len();
-        let scattered = (in_one < len).then_some(memory);
-        Ok(Window { addr, scattered, len, write, shown: shown.sorted() })
+        shown.finish(write)
     }
 
-    /// Shows `len` bytes of the pages that a command lists (addresses in big endian, 8 bytes each), from `first` bytes
-    /// into the first page on.
+    /// Shows pages that a command lists side by side.
     pub(crate) fn window_of_pages(
         &self,
         pas: &[u8],
@@ -483,8 +555,70 @@ impl Guest {
         len: u64,
         write: bool,
     ) -> Result<Window, NoWindow> {
-        let runs = runs_of(pas, log_page, first, len).ok_or(NoWindow::Pages)?;
-        self.window(&runs, write)
+        let list = PageList { pas, log_page, first, len, write };
+        let mut making = Making::new(&list)?;
+        self.make(&mut making, &list, usize::MAX)?;
+        making.shown.finish(write)
+    }
+
+    /// The same bit by bit: looks so many pages and pieces of memory up, and returns `None` while there are more. The list
+    /// has to be the same each time. What is unmapped meanwhile has it begin anew.
+    pub(crate) fn window_bit_by_bit(
+        &mut self,
+        list: &PageList<'_>,
+        most: usize,
+    ) -> Result<Option<Window>, NoWindow> {
+        let mut making = match self.making.take() {
+            Some(making) => making,
+            None => Making::new(list)?,
+        };
+        if self.make(&mut making, list, most)? {
+            self.making = Some(making);
+            return Ok(None);
+        }
+        making.shown.finish(list.write).map(Some)
+    }
+
+    /// Whether something is put together.
+    #[cfg(test)]
+    pub(crate) fn is_making(&self) -> bool {
+        self.making.is_some()
+    }
+
+    /// Nothing is put together any more.
+    pub(crate) fn forget_making(&mut self) {
+        self.making = None;
+    }
+
+    /// Looks so many pages and pieces up. Returns whether there are more.
+    fn make(&self, making: &mut Making, list: &PageList<'_>, most: usize) -> Result<bool, NoWindow> {
+        let mut steps = most;
+        loop {
+            if making.run.1 == 0 {
+                if making.left == 0 {
+                    return Ok(false);
+                }
+                steps -= making.take(list, steps).ok_or(NoWindow::Pages)?;
+            }
+            if steps == 0 {
+                return Ok(true);
+            }
+            let (iova, len) = making.run;
+            let (shown, mut found) = (&mut making.shown, 0);
+            // What is written is read as well.
+            let done = self.some(iova, len, (true, list.write), steps, |piece| {
+                shown.add(&piece);
+                found += 1;
+            })?;
+            if shown.ranges.len() > MOST_APART {
+                return Err(NoWindow::Apart);
+            }
+            making.run = (iova + done, len - done);
+            steps -= found;
+            if steps == 0 {
+                return Ok(making.run.1 > 0 || making.left > 0);
+            }
+        }
     }
 }
 
@@ -520,67 +654,58 @@ fn check_file(file: &OwnedFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The runs of addresses that a list of pages makes, joined where one follows the other.
-fn runs_of(pas: &[u8], log_page: u32, first: u64, len: u64) -> Option<Vec<(u64, u64)>> {
-    let page = 1_u64.checked_shl(log_page).filter(|_| log_page < 63)?;
-    if page < PAGE || first >= page || len == 0 {
-        return None;
-    }
-    let needed = first.checked_add(len)?.div_ceil(page);
-    let pages = hca_prm::pas::iter(pas);
-    if (pages.len() as u64) < needed {
-        return None;
-    }
-    let mut runs: Vec<(u64, u64)> = Vec::new();
-    let (mut skip, mut left) = (first, len);
-    for address in pages.take(needed as usize) {
-        // The lowest bits can be permissions; pages begin at multiples of 4 KiB at least.
-        let at = (address & !(PAGE - 1)).checked_add(skip)?;
-        let bytes = (page - skip).min(left);
-        match runs.last_mut() {
-            Some((from, run)) if from.checked_add(*run) == Some(at) => *run += bytes,
-            _ => runs.push((at, bytes)),
-        }
-        (skip, left) = (0, left - bytes);
-    }
-    Some(runs)
-}
-
-/// What a window shows: the ranges of which it shows parts, joined where one follows the other, and what keeps them
-/// mapped.
+/// What a window is to show.
 #[derive(Debug, Default)]
 struct Shown {
-    /// Where each begins for the client, and where it ends.
+    pieces: Pieces,
+    /// The pieces are longer than addresses go.
+    too_long: bool,
+    /// The ranges of which it shows parts, joined where one follows the other: where each begins for the client, and where
+    /// it ends.
     ranges: Vec<(u64, u64)>,
-    memories: Vec<Arc<Mapping>>,
+    /// What keeps them mapped, by its address, and which of these was the last.
+    memories: BTreeMap<NonZeroUsize, Arc<Mapping>>,
+    last: Option<NonZeroUsize>,
 }
 
 impl Shown {
     fn add(&mut self, piece: &Piece<'_>) {
+        self.too_long |= self.pieces.push(piece.addr, piece.len as usize).is_none();
         match self.ranges.last_mut() {
             Some(last) if last.0 <= piece.range.0 && piece.range.1 <= last.1 => {}
             Some(last) if last.1 == piece.range.0 => last.1 = piece.range.1,
             _ => self.ranges.push(piece.range),
         }
-        if self.memories.last().is_none_or(|last| !Arc::ptr_eq(last, piece.memory)) {
-            self.memories.push(piece.memory.clone());
+        let base = Some(piece.memory.base.addr());
+        if let Some(new) = base.filter(|_| self.last != base) {
+            self.memories.insert(new, piece.memory.clone());
+            self.last = base;
         }
     }
-    fn sorted(mut self) -> Self {
-        self.ranges.sort_unstable();
+
+    /// Whether it shows a part of a range that lies here, at least in part.
+    fn touches(&self, iova: u64, size: u64) -> bool {
+        let end = iova.saturating_add(size);
+        self.ranges.iter().any(|range| range.0 < end && iova < range.1)
+    }
+
+    fn finish(self, write: bool) -> Result<Window, NoWindow> {
+        let Self { pieces, too_long, mut ranges, memories, .. } = self;
+        ranges.sort_unstable();
         // Ranges lie apart, or are the same, or follow each other.
-        self.ranges.dedup_by(|next, last| {
+        ranges.dedup_by(|next, last| {
             let joined = next.0 <= last.1;
             if joined {
                 last.1 = last.1.max(next.1);
             }
             joined
         });
-        self.ranges.shrink_to_fit();
-        self.memories.sort_unstable_by_key(|memory| memory.base);
-        self.memories.dedup_by_key(|memory| memory.base);
-        self.memories.shrink_to_fit();
-        self
+        let memory = Arc::new(pieces.finish().filter(|_| !too_long).ok_or(NoWindow::Pages)?);
+        let (addr, in_one) = memory.at(0);
+        let len = memory.len();
+        let scattered = (in_one < len).then_some(memory);
+        let (ranges, memories) = (ranges.into(), memories.into_values().collect());
+        Ok(Window { addr, scattered, len, write, ranges, _memories: memories })
     }
 }
 
@@ -592,7 +717,11 @@ pub(crate) struct Window {
     scattered: Option<Arc<Scattered>>,
     len: usize,
     write: bool,
-    shown: Shown,
+    /// The ranges of which it shows parts, in order, joined where one follows the other: where each begins for the client,
+    /// and where it ends.
+    ranges: Box<[(u64, u64)]>,
+    /// What keeps them mapped.
+    _memories: Box<[Arc<Mapping>]>,
 }
 
 // SAFETY: an address in mappings that it keeps; the memory is reached as (3) says, from any thread.
@@ -623,15 +752,15 @@ impl Window {
     /// The ranges of which it shows parts, in order, joined where one follows the other: where each begins for the
     /// client, and where it ends.
     pub(crate) fn ranges(&self) -> &[(u64, u64)] {
-        &self.shown.ranges
+        &self.ranges
     }
 
     /// Whether a range of which it shows a part lies in this one of the client's, at least in part. Ranges are unmapped as
     /// a whole.
     pub(crate) fn touches(&self, iova: u64, size: u64) -> bool {
-        let first = self.shown.ranges.partition_point(|(_, end)| *end <= iova);
+        let first = self.ranges.partition_point(|(_, end)| *end <= iova);
         // The highest half of all addresses ends where no number does.
-        self.shown.ranges.get(first).is_some_and(|(begin, _)| *begin < iova.saturating_add(size))
+        self.ranges.get(first).is_some_and(|(begin, _)| *begin < iova.saturating_add(size))
     }
 
     /// Where `len` bytes at `at` are, which lie in one piece.

@@ -453,6 +453,7 @@ pub(crate) fn no_window(e: NoWindow) -> CmdStatus {
     tracing::debug!("a command is refused: {e}");
     match e {
         NoWindow::Fault(_) | NoWindow::Pages => CmdStatus::BadParam,
+        NoWindow::Apart => CmdStatus::NoRes,
     }
 }
 

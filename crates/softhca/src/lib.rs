@@ -107,4 +107,4 @@ pub use pace::Pace;
 #[doc(hidden)]
 pub use patience::{Patience, as_one_look};
 #[cfg(not(loom))]
-pub use scattered::Scattered;
+pub use scattered::{Pieces, Scattered};

@@ -7,6 +7,40 @@
 use core::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// Pieces of memory that come one by one, for [`Scattered`].
+#[derive(Debug, Default)]
+pub struct Pieces {
+    /// Where each begins in the whole, and in memory.
+    starts: Vec<(usize, NonNull<u8>)>,
+    len: usize,
+    /// Where the last one ends in memory.
+    end: usize,
+}
+
+// SAFETY: (1)
+unsafe impl Send for Pieces {}
+// SAFETY: (1)
+unsafe impl Sync for Pieces {}
+
+impl Pieces {
+    /// Puts a piece behind the others. `None`: it is empty, or all are longer than addresses go.
+    pub fn push(&mut self, at: NonNull<u8>, piece: usize) -> Option<()> {
+        let len = self.len.checked_add(piece)?;
+        if self.starts.is_empty() || at.addr().get() != self.end {
+            self.starts.push((self.len, at));
+        }
+        self.end = at.addr().get().checked_add(piece).filter(|_| piece > 0)?;
+        self.len = len;
+        Some(())
+    }
+
+    /// All of them side by side. `None`: there are none.
+    pub fn finish(mut self) -> Option<Scattered> {
+        self.starts.shrink_to_fit();
+        (self.len > 0).then_some(Scattered { starts: self.starts, len: self.len, last: AtomicUsize::new(0) })
+    }
+}
+
 /// Pieces of memory side by side, for [`SoftHca::reg_scattered`](crate::SoftHca::reg_scattered). Those that follow each
 /// other in memory are joined, so that a list of pages costs no more than its gaps.
 #[derive(Debug)]
@@ -26,17 +60,11 @@ unsafe impl Sync for Scattered {}
 impl Scattered {
     /// Of pieces, each with its length. `None`: there is none, one is empty, or they are longer than addresses go.
     pub fn new(pieces: impl IntoIterator<Item = (NonNull<u8>, usize)>) -> Option<Self> {
-        let mut starts: Vec<(usize, NonNull<u8>)> = Vec::new();
-        let (mut len, mut end) = (0_usize, 0_usize);
+        let mut all = Pieces::default();
         for (at, piece) in pieces {
-            if starts.is_empty() || at.addr().get() != end {
-                starts.push((len, at));
-            }
-            end = at.addr().get().checked_add(piece).filter(|_| piece > 0)?;
-            len = len.checked_add(piece)?;
+            all.push(at, piece)?;
         }
-        starts.shrink_to_fit();
-        (len > 0).then_some(Self { starts, len, last: AtomicUsize::new(0) })
+        all.finish()
     }
 
     /// Bytes of the whole.

@@ -171,7 +171,12 @@ impl Driver {
         let mut bytes = input.as_bytes().to_vec();
         bytes.resize(C::SIZE + list.len() * pas::ENTRY, 0);
         pas::write(list, &mut bytes[C::SIZE..]).unwrap();
-        match self.give(&bytes, C::Output::SIZE + room) {
+        let mut answer = self.give(&bytes, C::Output::SIZE + room);
+        // One that is done bit by bit.
+        while answer == Answer::Lost && self.function.look_at_commands() {
+            answer = self.answer(0);
+        }
+        match answer {
             Answer::Delivered(CmdStatus::Ok, out) => {
                 let mut layout = C::Output::zeroed();
                 layout.as_bytes_mut().copy_from_slice(&out[..C::Output::SIZE]);

@@ -33,7 +33,7 @@ use hca_prm::{
 };
 
 use crate::function::Function;
-use crate::guest::Fault;
+use crate::guest::{Fault, Window};
 use crate::script::{Held, Turn};
 pub(crate) use pages::Pages;
 pub(crate) use resource::{Numbers, Resources};
@@ -46,6 +46,8 @@ const MAX_OUTPUT: usize = 256 << 10;
 /// command. Beyond it, slots whose doorbell was rung wait, and each look runs one.
 const BUDGET: usize = 16 << 20;
 const COMMAND_COST: usize = 64 << 10;
+/// Mailboxes of an input that are read in one look.
+const BOXES_A_LOOK: usize = 1024;
 // A doorbell has a bit for each slot.
 const _: () = assert!(MAX_SLOTS == u32::BITS as usize);
 
@@ -77,8 +79,24 @@ pub(crate) struct Commands {
     rung: u32,
     /// What commands have cost since the last look.
     spent: usize,
+    /// The command that is done bit by bit.
+    long: Option<Long>,
+    /// The memory of a key that is about to be made.
+    pub(crate) window: Option<Result<Window, CmdStatus>>,
     /// Slots that could not be answered, as they were: they are not run again as long as they are the same.
     lost: BTreeMap<u32, CmdQueueEntry>,
+}
+
+/// A command that is done bit by bit: while it is, no other one of its function's is.
+#[derive(Debug)]
+struct Long {
+    slot: u32,
+    /// The slot as it was read.
+    entry: CmdQueueEntry,
+    /// What was read of the input, and how many mailboxes that are, and where the next one is.
+    input: Vec<u8>,
+    boxes: usize,
+    next: u64,
 }
 
 impl Commands {
@@ -196,7 +214,9 @@ impl Function {
 
     fn run_rung(&mut self) {
         while self.commands.rung != 0 && self.commands.spent < BUDGET {
-            let slot = self.commands.rung.trailing_zeros();
+            let rung = |slot: &u32| self.commands.rung & 1 << slot != 0;
+            let long = self.commands.long.as_ref().map(|long| long.slot).filter(rung);
+            let slot = long.unwrap_or(self.commands.rung.trailing_zeros());
             self.commands.rung &= !(1 << slot);
             let open = self.registers.nic_interface == NicInterface::Full.code();
             if open && let Err(fault) = self.run_slot(slot) {
@@ -271,26 +291,23 @@ impl Function {
         if !(CmdOut::SIZE..=MAX_OUTPUT).contains(&output_len) {
             return Err(DeliveryStatus::BadOutpLen.into());
         }
-        let mut input = entry.get(CmdQueueEntry::COMMAND_INPUT_INLINE_DATA).to_vec();
-        let first = entry.get(CmdQueueEntry::INPUT_MAILBOX_POINTER);
-        let pointer = DeliveryStatus::BadInPtr;
-        self.walk(entry, first, input_len, pointer, |_, part| {
-            input.extend_from_slice(&part.get(CmdIfBox::MAILBOX_DATA));
-        })?;
-        input.truncate(input_len);
+        let mut long = self.read_input(slot, entry, input_len)?;
+        if long.boxes < mailboxes(input_len) {
+            return Err(self.go_on(long));
+        }
+        long.input.truncate(input_len);
         let mut places = Vec::new();
         let first = entry.get(CmdQueueEntry::OUTPUT_MAILBOX_POINTER);
-        self.walk(entry, first, output_len, DeliveryStatus::BadOutPtr, |at, _| places.push(at))?;
+        self.walk(entry, first, 0..mailboxes(output_len), DeliveryStatus::BadOutPtr, |at, _| {
+            places.push(at)
+        })?;
 
-        let out = match self.ask_script(slot, &input) {
-            Turn::Run if self.awaits_pages(&input) => return Err(Undelivered::Waits),
-            Turn::Run if self.ends_all(&input) && self.destroy_piece() => {
-                // The next look goes on.
-                self.commands.rung |= 1 << slot;
-                self.commands.spent = BUDGET;
-                return Err(Undelivered::Held);
-            }
-            Turn::Run => self.run(&input, output_len),
+        let input = &long.input;
+        let out = match self.ask_script(slot, input) {
+            Turn::Run if self.awaits_pages(input) => return Err(Undelivered::Waits),
+            Turn::Run if self.ends_all(input) && self.destroy_piece() => return Err(self.go_on(long)),
+            Turn::Run if self.make_piece(input) => return Err(self.go_on(long)),
+            Turn::Run => self.run(input, output_len),
             Turn::End(status, syndrome) => {
                 let mut out = Output::new(output_len);
                 out.finish(status, syndrome);
@@ -309,17 +326,51 @@ impl Function {
         Ok(())
     }
 
-    /// Follows a chain of mailboxes as far as `len` bytes of a command need it.
+    /// Reads a command's input: so much of it as may be read in one look, behind what was read of it before.
+    fn read_input(
+        &mut self,
+        slot: u32,
+        entry: &CmdQueueEntry,
+        input_len: usize,
+    ) -> Result<Long, Undelivered> {
+        let same = |long: &Long| long.slot == slot && long.entry.as_bytes() == entry.as_bytes();
+        let mut long = match self.commands.long.take().filter(same) {
+            Some(long) => long,
+            None => {
+                self.guest.forget_making();
+                let input = entry.get(CmdQueueEntry::COMMAND_INPUT_INLINE_DATA).to_vec();
+                let next = entry.get(CmdQueueEntry::INPUT_MAILBOX_POINTER);
+                Long { slot, entry: *entry, input, boxes: 0, next }
+            }
+        };
+        let boxes = long.boxes..mailboxes(input_len).min(long.boxes + BOXES_A_LOOK);
+        long.boxes = boxes.end;
+        let input = &mut long.input;
+        long.next = self.walk(entry, long.next, boxes, DeliveryStatus::BadInPtr, |_, part| {
+            input.extend_from_slice(&part.get(CmdIfBox::MAILBOX_DATA));
+        })?;
+        Ok(long)
+    }
+
+    /// The next look goes on with a command.
+    fn go_on(&mut self, long: Long) -> Undelivered {
+        self.commands.rung |= 1 << long.slot;
+        self.commands.spent = BUDGET;
+        self.commands.long = Some(long);
+        Undelivered::Held
+    }
+
+    /// Follows a chain of mailboxes from the one at `at` on, which has the first of these numbers. Returns where the one
+    /// behind them is.
     fn walk(
         &self,
         entry: &CmdQueueEntry,
-        first: u64,
-        len: usize,
+        mut at: u64,
+        blocks: core::ops::Range<usize>,
         pointer: DeliveryStatus,
         mut each: impl FnMut(u64, &CmdIfBox),
-    ) -> Result<(), Undelivered> {
-        let mut at = first;
-        for block in 0..mailboxes(len) as u32 {
+    ) -> Result<u64, Undelivered> {
+        for block in blocks {
             if at == 0 || !at.is_multiple_of(MAILBOX_ALIGN) {
                 return Err(pointer.into());
             }
@@ -328,13 +379,13 @@ impl Function {
             if part.get(CmdIfBox::TOKEN) != entry.get(CmdQueueEntry::TOKEN) {
                 return Err(DeliveryStatus::TokErr.into());
             }
-            if part.get(CmdIfBox::BLOCK_NUMBER) != block {
+            if part.get(CmdIfBox::BLOCK_NUMBER) as usize != block {
                 return Err(DeliveryStatus::BadBlkNum.into());
             }
             each(at, &part);
             at = part.get(CmdIfBox::NEXT_POINTER);
         }
-        Ok(())
+        Ok(at)
     }
 
     /// Does what an input asks for.

@@ -199,7 +199,7 @@ fn a_file_is_mapped_once_however_many_of_its_pages_are() {
     file.write_all_at(b"last", 0).unwrap();
     file.write_all_at(b"first", 63 * PAGE).unwrap();
     let window = guest.window(&[(0, 64 * PAGE)], true).unwrap();
-    assert_eq!((window.ranges(), window.shown.memories.len()), (&[(0, 64 * PAGE)][..], 1));
+    assert_eq!((window.ranges(), window._memories.len()), (&[(0, 64 * PAGE)][..], 1));
     let mut seen = [0; 5];
     window.load(63 * PAGE as usize, &mut seen[..4]);
     assert_eq!(&seen[..4], b"last");
@@ -232,7 +232,7 @@ fn a_file_that_does_not_fit_as_a_whole_or_has_grown_is_mapped_in_parts() {
         assert_eq!(&seen, told);
     }
     let window = guest.window(&[(9 * PAGE, PAGE), (3 * PAGE, PAGE)], true).unwrap();
-    assert_eq!(window.shown.memories.len(), 2);
+    assert_eq!(window._memories.len(), 2);
     unmap(&mut guest, 0, 64 * PAGE).unwrap();
     drop(window);
     assert_eq!(used(&guest), (0, 0));
@@ -300,4 +300,21 @@ proptest! {
         prop_assert_eq!(byte[0], !seen[seen.len() - 1]);
         prop_assert!(guest.window_of_pages(&pages[8..], 12, first, len - first, true).is_err());
     }
+}
+
+#[test]
+fn a_window_shows_only_so_many_ranges_that_lie_apart() {
+    let (mut guest, file) = (Guest::new(), sealed(PAGE));
+    guest.set_bus_master(true);
+    for n in 0..=MOST_APART as u64 {
+        let copy = file.try_clone().unwrap().into();
+        guest.map(2 * n * PAGE, PAGE, (true, true), Some((copy, 0))).unwrap();
+    }
+    let list = |count: usize| -> Vec<u8> {
+        (0..count as u64).rev().flat_map(|n| (2 * n * PAGE).to_be_bytes()).collect()
+    };
+    let shown = guest.window_of_pages(&list(MOST_APART), 12, 0, MOST_APART as u64 * PAGE, true).unwrap();
+    assert_eq!(shown.ranges().len(), MOST_APART);
+    let one_more = guest.window_of_pages(&list(MOST_APART + 1), 12, 0, (MOST_APART as u64 + 1) * PAGE, true);
+    assert_eq!(one_more.err(), Some(NoWindow::Apart));
 }

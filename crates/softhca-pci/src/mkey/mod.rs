@@ -20,20 +20,24 @@ use std::ops::RangeInclusive;
 
 use hca_core::{Access, Device, MrHandle, MrInit, PdHandle};
 use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut, DestroyMkeyIn, QueryMkeyIn, QueryMkeyOut};
-use hca_prm::{AccessMode, CmdStatus, CqeSyndrome, Mkc, UmrCtrlSeg, mkey_mask, pas};
+use hca_prm::{AccessMode, CmdIn, CmdStatus, CqeSyndrome, Mkc, Opcode, UmrCtrlSeg, mkey_mask, pas};
 use rustc_hash::FxHashSet;
 use softhca::SoftHca;
 
 use crate::command::caps::LOG_MKEYS;
 use crate::command::{Output, Resources, parse};
 use crate::function::Function;
-use crate::guest::{Guest, Window};
+use crate::guest::{PageList, Window};
 use crate::objects::{Numbered, Objects, gone, has_room, no_window, status};
 
 /// Bytes of the largest page of a key, as a power of two.
 const MAX_LOG_PAGE: u32 = 62;
 /// Two entries of a list of pages.
 const OCTWORD: usize = 2 * pas::ENTRY;
+/// Pages and pieces of memory of a key that are looked up in one look.
+const PIECES_A_LOOK: usize = 16 << 10;
+/// Cells in which the ranges of one key are noted, about, where it has more ranges.
+const MOST_CELLS: u64 = 1024;
 
 /// A memory key.
 #[derive(Debug)]
@@ -150,7 +154,8 @@ impl Keys<'_> {
 /// Which keys name parts of which client memory: memory that goes takes its keys with it, and nobody looks at others.
 ///
 /// Addresses are cut into cells, of 4 KiB, 8 KiB and so on. Joined ranges of which a key names parts are in one or two
-/// cells, of the least size that they fit into.
+/// cells, of the least size that they fit into. Where there are very many the key is in the cells of one size in which they
+/// lie.
 #[derive(Debug, Default)]
 pub(crate) struct KeysOf {
     /// By the logarithm of their size.
@@ -161,13 +166,24 @@ pub(crate) struct KeysOf {
 pub(crate) type Cells = Flatten<btree_map::IntoValues<u32, BTreeMap<u64, FxHashSet<u32>>>>;
 
 impl KeysOf {
-    /// The cells in which a range lies, and their size.
-    fn cells(&(begin, end): &(u64, u64)) -> (u32, RangeInclusive<u64>) {
-        let log = (end - begin).checked_next_power_of_two().map_or(63, u64::ilog2).max(12);
-        (log, begin >> log..=(end - 1) >> log)
+    /// The cells in which ranges lie that are in order, and their sizes; some more than once.
+    fn cells(ranges: &[(u64, u64)]) -> impl Iterator<Item = (u32, RangeInclusive<u64>)> {
+        let size = |bytes: u64| bytes.checked_next_power_of_two().map_or(63, u64::ilog2).max(12);
+        let span = |(begin, end): (u64, u64)| end - begin;
+        let all = ranges.first().zip(ranges.last()).map_or((0, 0), |(first, last)| (first.0, last.1));
+        let coarse = size(span(all) / MOST_CELLS);
+        let many = ranges.len() as u64 > MOST_CELLS;
+        let mut noted = None;
+        ranges.iter().filter_map(move |&range| {
+            let log = if many { coarse } else { size(span(range)) };
+            let cells = range.0 >> log..=(range.1 - 1) >> log;
+            let new = !many || noted != Some(*cells.end()) || cells.start() != cells.end();
+            noted = Some(*cells.end());
+            new.then_some((log, cells))
+        })
     }
     fn add(&mut self, ranges: &[(u64, u64)], key: u32) {
-        for (log, cells) in ranges.iter().map(Self::cells) {
+        for (log, cells) in Self::cells(ranges) {
             let of_size = self.sizes.entry(log).or_default();
             for cell in cells {
                 of_size.entry(cell).or_default().insert(key);
@@ -175,7 +191,7 @@ impl KeysOf {
         }
     }
     fn remove(&mut self, ranges: &[(u64, u64)], key: u32) {
-        for (log, cells) in ranges.iter().map(Self::cells) {
+        for (log, cells) in Self::cells(ranges) {
             let Some(of_size) = self.sizes.get_mut(&log) else { continue };
             for cell in cells {
                 let btree_map::Entry::Occupied(mut keys) = of_size.entry(cell) else { continue };
@@ -258,10 +274,10 @@ impl Objects {
         register(&self.hca, pd, &MrInit { addr, len: 1, iova: u64::MAX - 1, access: Access::empty() }, tag)
     }
 
-    /// Makes a key; `pas` follows the command's layout.
-    pub(crate) fn create_mkey(
+    /// Makes a key over a window; `pas` follows the command's layout.
+    fn create_mkey(
         &mut self,
-        guest: &Guest,
+        window: Option<Result<Window, CmdStatus>>,
         pd: PdHandle,
         command: &CreateMkeyIn,
         pas: &[u8],
@@ -283,7 +299,7 @@ impl Objects {
             Some(AccessMode::Mtt) if context.get(Mkc::LENGTH64) => return Err(CmdStatus::BadParam),
             Some(AccessMode::Mtt) if len == 0 => (None, self.reserve(tag)?),
             Some(AccessMode::Mtt) => {
-                let window = window(guest, command, &context, pas)?;
+                let window = window.ok_or(CmdStatus::IntErr)??;
                 let shown = (context.get(Mkc::START_ADDR), access(&context));
                 let registered = register_window(&self.hca, pd, &window, shown, tag)?;
                 (Some(window), registered)
@@ -333,27 +349,46 @@ impl Objects {
     }
 }
 
-/// The pages of a key side by side.
-fn window(guest: &Guest, command: &CreateMkeyIn, context: &Mkc, pas: &[u8]) -> Result<Window, CmdStatus> {
+/// The pages that a key lists, if it translates by such a list.
+fn listed<'a>(command: &CreateMkeyIn, pas: &'a [u8]) -> Result<Option<PageList<'a>>, CmdStatus> {
+    let context = command.get(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY);
     let (log_page, start, len) =
         (context.get(Mkc::LOG_PAGE_SIZE), context.get(Mkc::START_ADDR), context.get(Mkc::LEN));
+    if context.access_mode() != AccessMode::Mtt.code() || len == 0 {
+        return Ok(None);
+    }
     if log_page > MAX_LOG_PAGE || start.checked_add(len).is_none() {
         return Err(CmdStatus::BadParam);
     }
     let entries = command.get(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE) as usize;
-    let listed = entries.checked_mul(OCTWORD).and_then(|bytes| pas.get(..bytes.min(pas.len())));
-    let listed = listed.ok_or(CmdStatus::BadInpLen)?;
-    let access = access(context);
+    let pas = entries.checked_mul(OCTWORD).and_then(|bytes| pas.get(..bytes.min(pas.len())));
+    let pas = pas.ok_or(CmdStatus::BadInpLen)?;
+    let access = access(&context);
     let write = access.intersects(Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC);
-    guest.window_of_pages(listed, log_page, start & ((1 << log_page) - 1), len, write).map_err(no_window)
+    let first = start & ((1 << log_page) - 1);
+    Ok(Some(PageList { pas, log_page, first, len, write }))
 }
 
 impl Function {
+    /// Looks up a piece of the memory that a key would have which this command makes. Returns whether there is more.
+    pub(crate) fn make_piece(&mut self, input: &[u8]) -> bool {
+        let is_one = parse::<CmdIn>(input).is_ok_and(|head| head.opcode() == Opcode::CREATE_MKEY);
+        let Some(command) = is_one.then(|| parse::<CreateMkeyIn>(input).ok()).flatten() else { return false };
+        let made = match listed(&command, &input[CreateMkeyIn::SIZE..]) {
+            Ok(None) => return false,
+            Ok(Some(list)) => self.guest.window_bit_by_bit(&list, PIECES_A_LOOK).map_err(no_window),
+            Err(status) => Err(status),
+        };
+        self.commands.window = made.transpose();
+        self.commands.window.is_none()
+    }
+
     pub(crate) fn create_mkey(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus> {
         let command: CreateMkeyIn = parse(input)?;
         let number = command.get(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY).get(Mkc::PD);
         let pd = self.resources.pd(number).ok_or(CmdStatus::BadRes)?;
-        let index = self.objects.create_mkey(&self.guest, pd, &command, &input[CreateMkeyIn::SIZE..])?;
+        let window = self.commands.window.take();
+        let index = self.objects.create_mkey(window, pd, &command, &input[CreateMkeyIn::SIZE..])?;
         out.put(&CreateMkeyOut::new().with(CreateMkeyOut::MKEY_INDEX, index))
     }
 

@@ -2,10 +2,12 @@
 
 use std::os::unix::fs::FileExt;
 
-use hca_prm::{CqeOpcode, CqeSyndrome, DataSeg, RaddrSeg, WqeOpcode};
+use hca_prm::command::hca::{QueryIssiIn, QueryIssiOut};
+use hca_prm::command::mkey::{CreateMkeyIn, CreateMkeyOut};
+use hca_prm::{AccessMode, CmdStatus, CqeOpcode, CqeSyndrome, DataSeg, Mkc, RaddrSeg, WqeOpcode};
 use proptest::prelude::*;
 
-use crate::bed::{BASE, Client, End, LEN, PAGE, Pair, QpShape, Wqe, sealed};
+use crate::bed::{Answer, BASE, Client, End, LEN, PAGE, Pair, QpShape, Wqe, sealed};
 use crate::mkey::KeysOf;
 use crate::qp::tests::{opcode, syndrome};
 
@@ -173,6 +175,95 @@ fn half_a_gibibyte_that_is_mapped_page_by_page_is_one_key_and_any_page_that_goes
     assert_eq!(done(&mut p, &write(beside.seg(0, 8))), CqeOpcode::Req, "other keys stay");
     p.a.post(&write(seg));
     assert_eq!(syndrome(&p.sent()), CqeSyndrome::LocalProtErr);
+}
+
+/// A client with as many pages as are looked up in five looks, in a range of their own, and the command that makes a key of
+/// them in the other order.
+fn long_key() -> (Pair, Vec<u8>) {
+    const PAGES: u64 = 40 << 10;
+    let mut p = Pair::new(QpShape::default());
+    let End { client, .. } = &mut p.a;
+    let (more, file) = (BASE + LEN, sealed(PAGES * PAGE));
+    client.function.dma_map(more, PAGES * PAGE, (true, true), Some((file.into(), 0))).unwrap();
+    let mut context = Mkc::new()
+        .with(Mkc::PD, client.pd)
+        .with(Mkc::LR, true)
+        .with(Mkc::LW, true)
+        .with(Mkc::QPN, Mkc::ANY_QPN)
+        .with(Mkc::START_ADDR, more)
+        .with(Mkc::LEN, PAGES * PAGE)
+        .with(Mkc::LOG_PAGE_SIZE, 12);
+    context.set_access_mode(AccessMode::Mtt);
+    let command = CreateMkeyIn::new()
+        .with(CreateMkeyIn::TRANSLATIONS_OCTWORD_ACTUAL_SIZE, (PAGES / 2) as u32)
+        .with(CreateMkeyIn::MEMORY_KEY_MKEY_ENTRY, context);
+    let pages = (0..PAGES).rev().flat_map(|n| (more + n * PAGE).to_be_bytes());
+    let input = command.as_bytes().iter().copied().chain(pages).collect();
+    (p, input)
+}
+
+#[test]
+fn a_key_of_many_pages_is_made_bit_by_bit_and_other_commands_wait() {
+    let (mut p, input) = long_key();
+    let driver = &mut p.a.client;
+    assert_eq!(driver.give(&input, CreateMkeyOut::SIZE), Answer::Lost);
+    let query = QueryIssiIn::new();
+    driver.put(1, query.as_bytes(), QueryIssiOut::SIZE);
+    driver.store(0x18, 2);
+    // A doorbell is as good as a look here.
+    let mut looks = 2;
+    while driver.answer(0) == Answer::Lost {
+        assert_eq!(driver.answer(1), Answer::Lost);
+        assert!(driver.function.look());
+        looks += 1;
+    }
+    // The list is read in one look, and a fifth of it looked up in each.
+    assert_eq!(looks, 5);
+    assert!(matches!(driver.answer(0), Answer::Delivered(CmdStatus::Ok, _)));
+    driver.function.look();
+    assert!(matches!(driver.answer(1), Answer::Delivered(CmdStatus::Ok, _)));
+    assert!(!driver.function.look_at_commands());
+}
+
+#[test]
+fn memory_that_goes_while_a_key_of_it_is_made_is_not_the_keys() {
+    for reset in [true, false] {
+        let (mut p, input) = long_key();
+        let driver = &mut p.a.client;
+        let other = BASE + (1 << 40);
+        driver.function.dma_map(other, PAGE, (true, true), Some((sealed(PAGE).into(), 0))).unwrap();
+        assert_eq!(driver.give(&input, CreateMkeyOut::SIZE), Answer::Lost);
+        // What the key has no part of makes no difference.
+        driver.function.dma_unmap(other, PAGE).unwrap();
+        assert!(driver.function.guest.is_making());
+        if reset {
+            driver.function.reset();
+        } else {
+            driver.function.dma_unmap(BASE + LEN, (40 << 10) * PAGE).unwrap();
+        }
+        assert!(!driver.function.guest.is_making());
+        driver.function.look();
+        let answer = driver.answer(0);
+        let refused = matches!(answer, Answer::Delivered(CmdStatus::BadParam, _));
+        assert!(if reset { answer == Answer::Lost } else { refused }, "{answer:?}");
+        assert!(!driver.function.look_at_commands());
+    }
+}
+
+#[test]
+fn a_key_of_very_many_ranges_is_noted_in_few_cells() {
+    let mut of = KeysOf::default();
+    let ranges: Vec<(u64, u64)> =
+        (0..5000).map(|n| (BASE + 3 * n * PAGE, BASE + (3 * n + 1) * PAGE)).collect();
+    of.add(&[(BASE, BASE + PAGE)], 1);
+    of.add(&ranges, 2);
+    let cells: usize = of.sizes.values().map(std::collections::BTreeMap::len).sum();
+    assert!((500..=1030).contains(&cells), "{cells}");
+    for (begin, end) in &ranges {
+        assert!(of.near(*begin, end - begin).any(|key| key == 2));
+    }
+    of.remove(&ranges, 2);
+    assert_eq!(of.near(0, u64::MAX).collect::<Vec<_>>(), [1]);
 }
 
 #[test]
