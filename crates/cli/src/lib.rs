@@ -1,10 +1,10 @@
-//! The `hca` command as a library: its binary calls [`main`], and nothing else is meant for programs.
+//! The `hca` command as a library for its binary, which calls [`main`]; programs use nothing else.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | `args` | the command line and its help, and how each command ends |
+//! | `args` | the command line, its help, and exit codes |
 //! | `devinfo`, `perf`, `pingpong`, `run`, `serve`, `trace` | the commands |
-//! | `warnings` | what the library warns of, on standard error |
+//! | `warnings` | the library's warnings, on standard error |
 #![forbid(unsafe_code)]
 
 mod args;

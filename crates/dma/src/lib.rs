@@ -4,10 +4,10 @@
 //! undefined behaviour, and so do two sizes of atomics on the same bytes. All crates of the project that touch such
 //! memory by ranges of bytes do it by the functions here.
 //!
-//! What holds for all of them: an aligned piece of 1, 2, 4 or 8 bytes is moved by one access, so that others see it
-//! whole. Inside of a longer copy nothing is promised.
+//! Every function moves an aligned piece of 1, 2, 4 or 8 bytes by one access, so that others see it as a whole. The
+//! order within a longer copy is undefined.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `copies` | copies of any length, the quickest way for each |
 //! | `word` | the accesses that they are made of: assembly, volatile words, bytes under Miri |

@@ -1,7 +1,7 @@
-//! How RoCEv2 packets travel. A [`Fabric`] sends trains of packets and yields what arrived, with the
-//! invariant CRC put on and checked here, since only here the IP header is known.
+//! Networks that carry RoCEv2 packets. A [`Fabric`] sends trains of packets and returns received packets.
+//! It adds and checks the invariant CRC, since only a fabric knows the IP header.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | `auto` | UDP, and shared memory where a peer is found on this machine |
 //! | `batch` | packets to send, gathered into trains |
@@ -10,9 +10,9 @@
 //! | `clmul` | the ICRC by carry-less multiplication, where the CPU has it |
 //! | `capture` | a tap that writes pcapng |
 //! | `faulty` | a layer of loss, duplication, reordering, delay and corruption, by seed |
-//! | `lent` | payloads that are sent from where they lie |
-//! | `loopback` | a network inside of the process, for tests |
-//! | `netlink` | what the kernel knows of interfaces, routes, neighbours and sockets |
+//! | `lent` | payloads that are sent without a copy into the train |
+//! | `loopback` | a network inside the process, for tests |
+//! | `netlink` | the kernel's interfaces, routes, neighbours and sockets |
 //! | `raw` | Ethernet frames over packet sockets, RoCEv2 and RoCEv1 |
 //! | `link` | the interface below a fabric, and its speed |
 //! | `shm` | rings in memory that processes of one machine share |

@@ -1,20 +1,20 @@
-//! The vocabulary of an InfiniBand host channel adapter (HCA): its numbers, its wire formats, its
-//! work requests and completions, the states of its queue pairs, and the [`Device`] traits behind
-//! which an adapter in software and an adapter in silicon look alike.
+//! Types of an InfiniBand host channel adapter (HCA): numbers, wire formats, work requests and
+//! completions, states of queue pairs, and the [`Device`] traits, which the software adapter and
+//! drivers for hardware implement.
 //!
 //! This crate does no I/O, starts no thread, reads no clock and draws no random number.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | [`wire`] | every header, byte by byte; parsing, building, ICRC and VCRC |
 //! | `num` | [`Qpn`], [`Psn`], [`Lkey`], [`Rkey`], [`Gid`], [`Mtu`], timers: the field's numbers as types |
-//! | `wr` | [`SendWr`], [`RecvWr`], [`Sge`]: what a program posts |
+//! | `wr` | [`SendWr`], [`RecvWr`], [`Sge`]: the requests that a program posts |
 //! | `wc` | [`Completion`] and all completion statuses |
 //! | `qp` | queue pair states, attributes and the legal transitions |
 //! | `event` | [`AsyncEvent`] and the [`EventObject`] that it is about; the [`EventQueue`] of a device |
 //! | `port` | [`PortAttr`], [`GidEntry`], [`QpInfo`], [`DeviceClock`]: what a device shows |
 //! | `device` | [`Device`] (control path) and its ports (data path) |
-//! | `portals` | [`PortalsEngine`], which a device that offers it runs itself |
+//! | `portals` | [`PortalsEngine`]: a Portals layer's engine, which a device may run |
 //!
 //! ```
 //! use hca_core::{Psn, Mtu};

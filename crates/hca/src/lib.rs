@@ -1,7 +1,7 @@
-//! RDMA anywhere: open a device by name, and talk verbs over standard RoCEv2 to it, on any Linux machine.
+//! RDMA on any Linux machine: opens a device by name, for verbs and Portals over standard RoCEv2.
 //!
-//! This is the crate that programs add. It opens devices ([`open`]) and re-exports the verbs. The command `hca` is the
-//! crate `hca-cli`, and what it measures is `hca-perf`.
+//! Programs add this crate. It opens devices ([`open`]) and re-exports the verbs. The command `hca` is the crate
+//! `hca-cli`; its measurements are the crate `hca-perf`.
 //!
 //! ```
 //! let context = hca::open("loopback://story?progress=inline")?;
@@ -11,7 +11,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Portals messages go over the same devices:
+//! Portals runs over the same devices:
 //!
 #![cfg_attr(feature = "portals", doc = "```")]
 #![cfg_attr(not(feature = "portals"), doc = "```ignore")]
@@ -30,18 +30,18 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! | feature | what it brings |
+//! | feature | adds |
 //! |---|---|
 //! | `uring`, on by default | `uring://`: UDP through io_uring |
 //! | `portals` | [`portals`]: Portals 3.3 and 4.3 |
-//! | `vfio` | `vfio://` and `vfio-user://`: ConnectX adapters of this machine, and those that a server offers |
+//! | `vfio` | `vfio://` and `vfio-user://`: ConnectX adapters of this machine, and functions of `hca serve` |
 //! | `tokio` | `AsyncCq`: a completion queue on a tokio runtime |
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `url` | [`DeviceUrl`]: the grammar of device names |
 //! | `narrow` | a network with a smaller path MTU (`mtu=`) |
-//! | `open` | [`open`], `HCA_DEVICE`, and which device a name becomes |
+//! | `open` | [`open`], `HCA_DEVICE`, from a name to a device |
 //! | [`verbs`], [`hca_core`] | the crates below, for programs that need more than the re-exports |
 #![forbid(unsafe_code)]
 

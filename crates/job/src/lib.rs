@@ -1,7 +1,7 @@
-//! How the processes of a job find each other.
+//! Jobs: how processes that were started together find each other.
 //!
-//! A job is a number of processes that were started together. Each has a rank, knows how many there are, tells the
-//! others one card (a few bytes of its choice: mostly the address of its adapter), and can read the card of any other.
+//! Each process of a job has a rank, knows the number of processes, publishes one card (a few bytes of its choice,
+//! mostly the address of its adapter), and can read the card of any other process.
 //!
 //! ```
 //! use hca_job::Job;
@@ -18,18 +18,18 @@
 //!
 //! [`Job::from_env`] takes the first of these that the environment names:
 //!
-//! | variables | what | who gives them |
+//! | variables | kind of job | set by |
 //! |---|---|---|
 //! | `PMI_FD`, `PMI_RANK`, `PMI_SIZE` | PMI-1 on an inherited descriptor | `hca run`, `mpiexec.hydra`, Slurm's `srun --mpi=pmi2` |
 //! | `PMI_PORT`, `PMI_ID` | PMI-1 over TCP | `mpiexec.hydra -pmi-port` |
-//! | `HCA_JOB` | `file:///DIR?rank=R&size=N&id=NAME` or `tcp://HOST:PORT?rank=R&size=N&id=NAME` | whoever starts the processes by hand |
+//! | `HCA_JOB` | `file:///DIR?rank=R&size=N&id=NAME` or `tcp://HOST:PORT?rank=R&size=N&id=NAME` | the user, who starts the processes by hand |
 //! | none | one process, rank 0 of 1 | |
 //!
-//! `HCA_JOB_TIMEOUT` is how many seconds a call waits at most ([`Settings::timeout`]).
+//! `HCA_JOB_TIMEOUT` is the limit of each call in seconds ([`Settings::timeout`]).
 //!
-//! A card is asked for when it is wanted, so nothing is kept for a rank that nobody speaks to. All calls take
-//! `&self` and may come from several threads; PMI-1 answers one question at a time, so a card that is asked for while
-//! another thread waits at a fence comes behind it.
+//! A card is requested when it is needed, so nothing is stored for ranks without communication. All calls take `&self`
+//! and may come from several threads. PMI-1 answers one question at a time, so a request for a card waits while another
+//! thread waits at a fence.
 //!
 //! What it does not do: processes that come later, or again, are refused; a job is started as a whole. Nothing is
 //! encrypted: who reaches the rendezvous of a job can take part in it.

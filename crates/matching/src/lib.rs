@@ -1,12 +1,11 @@
-//! Portals matching as a pure machine: what a network interface's target side decides about a message, for the
-//! users of Portals 3.3 and of Portals 4.3, and what both see of it: events, counts, triggered operations.
+//! Portals matching as a state machine without I/O, for Portals 3.3 and 4.3: the decision of a network interface's
+//! target side about a message, and its effects: events, counts, triggered operations.
 //!
-//! An [`Interface`] holds a portal table with its lists, event queues and counting events. A message is
-//! shown to it by its [`Header`]; [`Interface::deliver`] says which [`Entry`] takes it, and where its bytes
-//! go. The caller moves the bytes, in its own time and by its own means, and says so by
-//! [`Interface::complete`], which posts the events and yields what the initiator is to hear. No byte of a
-//! message passes through here, no clock is read, nothing is drawn at random (the one seed is an argument).
-//! The same machine therefore runs above verbs, within an adapter, and in a simulator.
+//! An [`Interface`] holds a portal table with its lists, event queues and counting events. [`Interface::deliver`]
+//! takes the [`Header`] of a message, and returns the [`Entry`] that takes the message and the place for its bytes. The
+//! caller moves the bytes and calls [`Interface::complete`], which posts the events and returns the response for the
+//! initiator. No byte of a message passes through this crate; it reads no clock and draws no random number (the seed is
+//! an argument). So the same state machine runs above verbs, in an adapter, and in a simulator.
 //!
 //! ```
 //! use hca_matching::*;
@@ -30,7 +29,7 @@
 //! # Ok::<(), Error>(())
 //! ```
 //!
-//! # One engine, two faces
+//! # One engine, two interfaces
 //!
 //! What differs between the two interfaces is a setting:
 //!

@@ -16,13 +16,12 @@
 //!  function    PciFunction: registers, DMA memory, interrupts (Linux vfio, or a vfio-user server)
 //! ```
 //!
-//! A thread of the driver's own sleeps on the interrupts. It lends the adapter pages that it asks for, wakes who waits
-//! for a completion or an event, and looks at the adapter's health once a second. A program that polls needs it for
-//! nothing.
+//! A thread of the driver sleeps on the interrupts. It gives the adapter the pages that it requests, wakes threads that
+//! wait for a completion or an event, and checks the adapter's health once a second. A polling program does not need
+//! it.
 //!
-//! An adapter that does not answer, or says that it is unwell, is declared dead: everything that is asked of it after
-//! that fails at once with the reason, and what it may still reach stays untouched until the function is reset or
-//! closed.
+//! An adapter that does not answer, or reports a fatal health state, is declared dead: all later calls fail at once
+//! with the reason, and memory that it may still access is not reused until the function is reset or closed.
 //!
 //! What it is not: no Ethernet for programs, no memory windows, no dynamic connections, no multicast, one port.
 //!

@@ -1,20 +1,20 @@
 //! Measures devices between two processes: latency, bandwidth and message rate of verbs and of Portals.
 //!
-//! `hca perf` prints what this crate measures; benches set it beside floors. A program that measures calls
-//! [`peer_if_asked`] first of all, then [`Pair::start`], which starts the program once more as the other side.
+//! `hca perf` prints the results; benches compare them with floors. A program that measures first calls
+//! [`peer_if_asked`], then [`Pair::start`], which starts the program once more as the other side.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | [`plan`] | operations, services, sizes: the rows |
-//! | `control`, `channel` | what the two processes tell each other, and by which way |
-//! | [`portals`] | the same of Portals: rows, a side, what each of the two does |
+//! | `control`, `channel` | the control protocol of the two processes, and its connection |
+//! | [`portals`] | the same for Portals |
 //! | `side` | one side's queue pair and memory, through the safe verbs |
 //! | `run` | the measuring side; [`Pair`] starts it |
 //! | [`peer`] | the side that answers |
-//! | `json` | [`Row`]: what one row measured |
-//! | [`probe`] | where two CPUs stand to each other, which every latency depends on |
-//! | [`interrupt`] | Ctrl-C and other signals, which end what is measured |
-//! | `fuzzed` | what the fuzz target of the control protocol does, in tests and under the fuzzer only |
+//! | `json` | [`Row`]: the results of one row |
+//! | [`probe`] | the distance of two CPUs, which every latency depends on |
+//! | [`interrupt`] | Ctrl-C and other signals, which end a measurement |
+//! | `fuzzed` | the fuzz target of the control protocol, in tests and under the fuzzer only |
 #![forbid(unsafe_code)]
 
 #[cfg(doc)]

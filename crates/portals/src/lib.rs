@@ -1,11 +1,11 @@
 //! Portals 3.3 and 4.3 over any [`Device`](hca_core::Device): messages that find their buffer by match bits, events,
 //! counting events and triggered operations.
 //!
-//! A program opens a device elsewhere, puts a [`Node`] on it, and opens interfaces on the node by one of the two faces,
-//! each with its own names, handles and return codes: [`v4`] for Portals 4.3, [`v3`] for Portals 3.3. Where the device
-//! can match ([`Device::portals`](hca_core::Device::portals)), a put to a posted entry lands in its buffer, with its
-//! event, while the target program computes and calls nothing; otherwise the program's own calls do that work. Nothing
-//! else differs.
+//! A program opens a device elsewhere, creates a [`Node`] on it, and opens network interfaces on the node. Each version
+//! has its own module, with its own names, handles and return codes: [`v4`] for Portals 4.3, [`v3`] for Portals 3.3. If
+//! the device can match ([`Device::portals`](hca_core::Device::portals)), a put to a posted entry lands in its buffer,
+//! with its event, while the target program computes and makes no calls; otherwise the program's own calls do that
+//! work. There is no other difference.
 //!
 //! ```
 //! use portals::{Node, NodeOptions, v4};
@@ -39,27 +39,28 @@
 //!
 //! # Memory
 //!
-//! Messages go to and come from [`Memory`], registered once ([`Node::alloc`]); descriptors and entries hold parts of
-//! it, or a vector of parts ([`Pieces`]). Peers may write there at any time, so it is never a slice.
+//! Messages are sent from and received into [`Memory`], which is registered once ([`Node::alloc`]). Descriptors and
+//! entries hold parts of it, or a vector of parts ([`Pieces`]). Peers may write to it at any time, so it is never a
+//! slice.
 //!
 //! # Finding each other
 //!
-//! [`Node::join`] makes a node one of the processes of a job (PMI-1 under `hca run`, `mpiexec.hydra` or Slurm; a
-//! folder; an address). Without a job, a program gives each node a [`Directory`] of the others' [`Card`]s.
+//! [`Node::join`] makes a node a process of a job (PMI-1 under `hca run`, `mpiexec.hydra` or Slurm; a folder; an
+//! address). Without a job, a program gives each node a [`Directory`] of the others' [`Card`]s.
 //!
 //! # Modules
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | [`v4`], [`v3`] | the two faces |
+//! | [`v4`], [`v3`] | the interfaces of Portals 4.3 and 3.3 |
 //! | `node` | [`Node`]: connections, messages, protocols, waiting |
 //! | `job` | a node as a process of a job |
-//! | `ni` | what both faces do with an interface |
+//! | `ni` | the parts of a network interface that both versions share |
 //! | `memory` | [`Memory`], [`Pieces`] |
-//! | `wire` | what nodes say to each other |
-//! | [`trace`] | each message's way through the lists |
-//! | `lock` | the lock of a node, at which work can be left |
-//! | `error` | [`Error`], beneath the faces' own codes |
+//! | `wire` | the messages between nodes |
+//! | [`trace`] | the path of each message through the lists |
+//! | `lock` | the lock of a node, where other threads can leave work |
+//! | `error` | [`Error`], behind the return codes of both versions |
 #![deny(unsafe_code)]
 
 #[cfg(doc)]

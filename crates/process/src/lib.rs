@@ -1,5 +1,4 @@
-//! What a library has to know of the process that it is in: whether that was forked off, and how large its files may
-//! be.
+//! Properties of the process for libraries: whether it is a forked child, and the limit of file sizes.
 //!
 //! ```
 //! use hca_process::Fork;
@@ -15,10 +14,10 @@
 //! drop(Socket(Fork::new()));
 //! ```
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | `fork` | [`Fork`], by which a drop knows whether it runs in a forked child |
-//! | `file` | [`memory_file`], which no limit of file sizes turns into a signal |
+//! | `fork` | [`Fork`], which tells a drop whether it runs in a forked child |
+//! | `file` | [`memory_file`], which returns an error instead of a signal beyond the limit of file sizes |
 #![deny(unsafe_code)]
 
 mod file;

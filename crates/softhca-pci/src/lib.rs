@@ -1,4 +1,4 @@
-//! The software adapter as a PCI function: a model of a ConnectX adapter, which drivers that know the real one can use.
+//! The software adapter as a PCI function: a model of a ConnectX adapter, for drivers that know the real adapter.
 //!
 //! A client (a virtual machine, or a driver in another process) connects to a socket, finds a PCI function behind it,
 //! and hands its memory over. The function has the registers, commands, queues and doorbells of the adapter's
@@ -19,11 +19,11 @@
 //! ```
 //!
 //! One thread does everything for all functions of a server, so there are no locks. A [`Function`] is a state machine:
-//! what it does it does in calls, and it waits for nothing.
+//! it works in calls and never waits.
 //!
-//! A client is not trusted. What it writes is read once, and checked before it is believed; what it can break is its
-//! own function. Bus mastering is checked before its memory is touched. When it goes, or resets its function, all that
-//! the function had is destroyed, and the next one finds it as new.
+//! A client is not trusted. The server reads what a client writes once, and checks it before it uses it; a client can
+//! break its own function only. Bus mastering is checked before the client's memory is accessed. When the client leaves
+//! or resets its function, everything of the function is destroyed, and the next client finds the function reset.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -3,7 +3,7 @@
 //!
 //! One single-threaded engine owns all state: queue pairs (each with a pure transport machine of
 //! `hca-transport`), keys, completion queues, timers. A turn of the engine takes doorbells and packets,
-//! fires timers, sends, and shows completions. Who turns it is [`Progress`].
+//! fires timers, sends packets, and writes completions. [`Progress`] says which thread turns the engine.
 //!
 //! ```
 //! use hca_core::Device;
@@ -17,20 +17,20 @@
 //! # Ok::<(), hca_core::DeviceError>(())
 //! ```
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
 //! | `device`, `change` | opening, and the control path; changing and destroying queue pairs |
 //! | `ports` | the data path: posting and polling |
-//! | `engine` | the turn; in `engine::shm` what concerns peers on this machine |
+//! | `engine` | the turn; `engine::shm` handles peers on this machine |
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
-//! | `scattered` | the pieces of regions that lie in several |
-//! | `near`, `grants` | direct access to the memory of peers on this machine; what they are granted here |
-//! | `progress`, `doorbell` | who turns, and how others tell it |
-//! | `doze` | queue pairs whose owner is called when something comes |
-//! | `offload`, `runs` | Portals engines of the layer above, which whoever turned the adapter runs |
+//! | `scattered` | regions of several pieces |
+//! | `near`, `grants` | direct access to peers' memory on this machine; regions that peers were granted |
+//! | `progress`, `doorbell` | progress modes, and doorbells to the thread that turns |
+//! | `doze` | idle queue pairs, whose owner is called when a message arrives |
+//! | `offload`, `runs` | Portals engines of the layer above, which the turning thread runs |
 //! | `events`, `notify` | asynchronous events, and the descriptors that waiters sleep on |
-//! | `pace` | limits of the rate at which queue pairs send together |
-//! | `patience` | when a thread that looks in vain gives way |
+//! | `pace` | rate limits of groups of queue pairs |
+//! | `patience` | when a waiting thread spins, yields or sleeps |
 //! | `ring`, `dma` | shared rings; copies on memory that others change |
 #![deny(unsafe_code)]
 // Under loom only the primitives that threads share are built, and explored.

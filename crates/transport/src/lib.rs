@@ -3,23 +3,23 @@
 //!
 //! A [`Qp`] takes inputs by `handle_*` (a packet, posted requests, a timeout) and yields outputs by
 //! `poll_*` (a packet to send) and [`Qp::next_deadline`]. It does no I/O, reads no clock, draws no
-//! random number and stores no payload: it names requests by index and asks the [`Host`] that it is
-//! lent to move bytes. Completions and events go straight to the host, which saves a queue a
-//! connection. The same code runs under every fabric, the simulator, the fuzzers and miri.
+//! random number and stores no payload: it names requests by index and calls its [`Host`] to move
+//! bytes. Completions and events go directly to the host, which saves a queue for each connection.
+//! The same code runs under every fabric, the simulator, the fuzzers and miri.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! |---|---|
-//! | `qp` | [`Qp`]: states, transitions, who gets which input |
-//! | `host` | [`Host`] and [`TxSink`]: what a queue pair borrows |
+//! | `qp` | [`Qp`]: states, transitions, dispatch of inputs |
+//! | `host` | [`Host`] and [`TxSink`]: the environment of a queue pair |
 //! | `connection` | one reliable connection: both directions, the path, congestion notifications |
-//! | `requester`, `completer` | sending, going back, probes and timeouts; what answers do |
+//! | `requester`, `completer` | sending, retransmission, probes and timeouts; handling of responses |
 //! | `emit` | the packets of a send request |
-//! | `responder`, `executed` | PSN checks, READ and atomic responses, NAKs; what may be asked for again |
-//! | `inflight` | the messages that a requester has under way |
-//! | `inbound` | a SEND or WRITE as it comes in, for RC and UC |
+//! | `responder`, `executed` | PSN checks, READ and atomic responses, NAKs; executed READs that may be repeated |
+//! | `inflight` | the outstanding messages of a requester |
+//! | `inbound` | reassembly of a SEND or WRITE, for RC and UC |
 //! | `message` | RC between adapters of one machine, by messages instead of packets |
 //! | `uc`, `ud` | the unreliable services |
-//! | `window`, `rtt` | how much may be in flight; the measured round trip |
+//! | `window`, `rtt` | the send window; the measured round trip |
 //! | `build`, `psn` | packets in place; PSN arithmetic |
 #![no_std]
 #![forbid(unsafe_code)]

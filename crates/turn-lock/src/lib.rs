@@ -1,9 +1,9 @@
-//! A lock that its usual thread takes and gives back by plain stores, and at which who only wants work done leaves word
-//! instead of waiting.
+//! A lock that its usual thread takes and releases by plain stores, and at which other threads may leave a note for the
+//! holder instead of waiting.
 //!
-//! It is made for what one thread uses nearly always and another now and then: an adapter's engine, a Portals node. A
-//! thread that had it often enough in a row becomes its *favourite* and pays no locked instruction from then on; who
-//! else comes pays for both, once, by a barrier on all processors ([`Barrier`]).
+//! It suits data that one thread uses nearly always and other threads rarely: an adapter's engine, a Portals node. A
+//! thread that took the lock often enough in a row becomes its *favourite* and runs no locked instruction from then on.
+//! Another thread pays for both, once, by a barrier on all processors ([`Barrier`]).
 //!
 //! ```
 //! use hca_turn_lock::{INNER, TurnLock};

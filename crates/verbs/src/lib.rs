@@ -1,8 +1,8 @@
 //! Safe verbs over any [`Device`](hca_core::Device): queue pairs, completion queues, registered memory.
 //!
-//! A program opens a device elsewhere, hands it to a [`Context`], and needs no `unsafe` from there on:
-//! posting a buffer moves it into the queue, its completion gives it back, and whatever is dropped, forgotten
-//! or cancelled, nothing dangles. The names are those of the InfiniBand specification.
+//! A program opens a device elsewhere and passes it to a [`Context`]. From there on it needs no `unsafe`:
+//! posting a buffer moves it into the queue, and its completion returns it. Nothing dangles, whatever the program
+//! drops, forgets or cancels. The names are those of the InfiniBand specification.
 //!
 //! ```
 //! use hca_verbs::*;
@@ -46,28 +46,29 @@
 //! | SEND and WRITE from | yes | yes | yes |
 //! | receive, READ and atomics into | yes | no | yes |
 //!
-//! Local lists mix them: `(header, body.clone(), window.range(..64))`. [`Inline`] bytes are copied as they
-//! are posted, and belong to the program again at once. Memory that the program brings itself is registered by
-//! [`Pd::register`], where the device can.
+//! Local lists mix them: `(header, body.clone(), window.range(..64))`. A post copies [`Inline`] bytes, so the
+//! program may reuse them at once. [`Pd::register`] registers memory of the program's own, where the device supports
+//! that.
 //!
-//! **What others see.** Of WRITEs into a [`SharedMr`]: an aligned one of up to 8 bytes is seen whole; those
-//! of one queue pair are seen in their order; inside of a longer one nothing is promised. A completion or a
-//! received message makes all earlier data visible, and so does a word read by
-//! [`SharedMr::load_u64`] or [`wait_until`](SharedMr::wait_until) for what was written before it.
+//! **Visibility.** WRITEs into a [`SharedMr`]: an aligned WRITE of up to 8 bytes appears as a whole; WRITEs of one
+//! queue pair appear in order; the order within a longer WRITE is undefined. A completion or a received message makes
+//! all earlier data visible. A word that [`SharedMr::load_u64`] or [`wait_until`](SharedMr::wait_until) reads makes
+//! everything visible that was written before that word.
 //!
-//! **Unsignalled requests** report only failures. Their buffers come back with the next completion of the same send
-//! queue; a queue that only has such requests would never be freed, and the request that would cause that is refused.
+//! **Unsignalled requests** report only failures. The next completion of the same send queue returns their buffers. A
+//! queue of unsignalled requests only would never be freed, so the request that would fill it is refused.
 //!
 //! # Completion queues
 //!
-//! A queue pair reserves its depths on its completion queues (a shared receive queue its own, once), so they can't
-//! overrun; [`BuildError::CqDepth`] says what is missing. Three faces of the same queue fill the same [`Completions`]:
+//! A queue pair reserves its depths on its completion queues (a shared receive queue reserves its own once), so these
+//! cannot overrun; [`BuildError::CqDepth`] says how many entries are missing. Three calls fill the same
+//! [`Completions`]:
 //!
 //! - [`poll`](CompletionQueue::poll) never waits, and allocates and locks nothing.
 //! - [`wait`](CompletionQueue::wait) blocks on the device's descriptor and turns the device itself.
-//! - [`next`](CompletionQueue::next) is a future for any runtime. A device without a thread (`progress=inline`) is
-//!   moved by the future itself, which is then polled without end; with the feature `tokio`, `AsyncCq` sleeps on
-//!   the device's descriptor instead.
+//! - [`next`](CompletionQueue::next) is a future for any runtime. For a device without a thread (`progress=inline`) the
+//!   future turns the device, so it makes its runtime poll it again and again; with the feature `tokio`, `AsyncCq`
+//!   sleeps on the device's descriptor instead.
 //!
 //! # Requests as futures
 //!

@@ -1,9 +1,8 @@
-//! A PCI function that a program drives by itself: its configuration space, its registers, memory that it may reach,
-//! its interrupts.
+//! PCI functions for drivers in user space: configuration space, registers, DMA memory, interrupts.
 //!
-//! Behind one face, [`PciFunction`], there are two kinds. A function of this machine comes by Linux's vfio; one that
-//! another process offers at a socket comes by vfio-user, without any hardware, privileges or virtual machine. A driver
-//! does not see which it has.
+//! [`PciFunction`] has two kinds: a function of this machine, by Linux's vfio, and a function that another process
+//! serves at a socket (vfio-user), which needs no hardware, privileges or virtual machine. A driver does not see the
+//! difference.
 //!
 //! ```text
 //!  driver   PciFunction ── config(): ConfigSpace          identity, capabilities, bus mastering
