@@ -25,7 +25,7 @@ use crate::ratio::median;
 /// The first argument of a process that talks.
 const TALK_COMMAND: &str = "__placed";
 /// The first argument of a process that only computes.
-const HOG_COMMAND: &str = "__hog";
+const COMPUTE_COMMAND: &str = "__compute";
 /// How long any message may take, also where each costs a slice of the scheduler's.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Messages of a stream that are under way at most: so many, and of long ones fewer, so that the caches hold their
@@ -141,7 +141,7 @@ impl Outcome {
     }
 }
 
-/// Has a pair on each of these pairs of CPUs do the same at once, beside a program that computes on each CPU of `hogs`.
+/// Has a pair on each of these pairs of CPUs do the same at once, beside a program that computes on each CPU of `computing`.
 /// Latencies are those of the pair that fares worst.
 ///
 /// # Errors
@@ -150,11 +150,11 @@ pub fn run(
     device: &DeviceUrl,
     job: &Job,
     pairs: &[(usize, usize)],
-    hogs: &[usize],
+    computing: &[usize],
 ) -> Result<Outcome, Failure> {
-    let hogs = hogs
+    let computing = computing
         .iter()
-        .map(|&cpu| Talker::start(&[HOG_COMMAND.into(), cpu.to_string()]))
+        .map(|&cpu| Talker::start(&[COMPUTE_COMMAND.into(), cpu.to_string()]))
         .collect::<Result<Vec<_>, _>>()?;
     let mut talkers = Vec::new();
     for &(near, far) in pairs {
@@ -182,7 +182,7 @@ pub fn run(
         all.rate += 1e9 * count as f64 / elapsed.max(1) as f64;
         all.cpus += cpu as f64 / elapsed.max(1) as f64 + their_cpu as f64 / their_elapsed.max(1) as f64;
     }
-    drop(hogs);
+    drop(computing);
     Ok(all)
 }
 
@@ -216,7 +216,7 @@ impl Talker {
         args.push(name(&|| job.wait.to_possible_value()));
         args.push(job.time.as_nanos().to_string());
         let p = job.setting.patience;
-        let counts = [p.looks, p.looks_in_company, p.hold_percent, p.shy];
+        let counts = [p.looks, p.looks_in_company, p.hold_percent, p.sleep_factor];
         args.push(serde_json::to_string(&(counts, p.wait_ns, p.thread_ns))?);
         Self::start(&args)
     }
@@ -251,10 +251,10 @@ impl Drop for Talker {
 /// process was started for.
 pub fn child_if_asked() {
     serve_if_asked(TALK_COMMAND, "placed", talk);
-    serve_if_asked(HOG_COMMAND, "placed", hog);
+    serve_if_asked(COMPUTE_COMMAND, "placed", compute);
 }
 
-fn hog(args: &[String]) -> Result<(), Failure> {
+fn compute(args: &[String]) -> Result<(), Failure> {
     end_with_starter()?;
     hca_perf::probe::pin(args[0].parse()?)?;
     loop {
@@ -265,9 +265,10 @@ fn hog(args: &[String]) -> Result<(), Failure> {
 fn talk(args: &[String]) -> Result<(), Failure> {
     end_with_starter()?;
     let [device, cpu, near, load, wait, time, figures] = args else { return Err("seven arguments".into()) };
-    let ([looks, looks_in_company, hold_percent, shy], wait_ns, thread_ns) = serde_json::from_str(figures)?;
+    let ([looks, looks_in_company, hold_percent, sleep_factor], wait_ns, thread_ns) =
+        serde_json::from_str(figures)?;
     let built_in = Patience::default();
-    Patience { looks, looks_in_company, hold_percent, shy, wait_ns, thread_ns, ..built_in }.set();
+    Patience { looks, looks_in_company, hold_percent, sleep_factor, wait_ns, thread_ns, ..built_in }.set();
     hca_perf::probe::pin(cpu.parse()?)?;
     let (load, wait) = (Load::from_str(load, false)?, Wait::from_str(wait, false)?);
     let time = Duration::from_nanos(time.parse()?);

@@ -3,7 +3,7 @@
 //!
 //! | bytes | what they say |
 //! |---|---|
-//! | 0 | bit 0: the face; bit 1: without match criteria; bits 2 and 3: which portals have flow control |
+//! | 0 | bit 0: the version; bit 1: without match criteria; bits 2 and 3: which portals have flow control |
 //!
 //! Then come calls: a byte that says which, and the bytes that its arguments take. An input that ends within a call has
 //! zeros there.
@@ -115,7 +115,7 @@ struct Begun {
 
 struct World {
     ni: Interface,
-    face: Face,
+    version: Version,
     matching: bool,
     entries: Vec<EntryHandle>,
     mds: Vec<MdHandle>,
@@ -130,9 +130,9 @@ struct World {
 
 impl World {
     fn new(flags: u8) -> Self {
-        let face = if flags & 1 == 0 { Face::V4 } else { Face::V3 };
+        let version = if flags & 1 == 0 { Version::V4 } else { Version::V3 };
         let matching = flags & 2 == 0;
-        let config = Config { face, matching, limits: LIMITS, seed: 7, tells_released: true };
+        let config = Config { version, matching, limits: LIMITS, seed: 7, reports_released: true };
         let mut ni = Interface::new(config);
         let eqs = vec![ni.eq_alloc(EVENTS).unwrap(), ni.eq_alloc(1).unwrap()];
         for (pt, eq) in [eqs[0], eqs[0], eqs[1]].into_iter().enumerate() {
@@ -143,7 +143,7 @@ impl World {
         let cts = vec![ni.ct_alloc().unwrap(), ni.ct_alloc().unwrap()];
         Self {
             ni,
-            face,
+            version,
             matching,
             entries: Vec::new(),
             mds: Vec::new(),
@@ -299,7 +299,7 @@ impl World {
                 let test = (kind & 4 != 0).then(|| input.handle(&self.eqs, EqHandle::from_bits));
                 let _ = self.ni.md_update(md, (kind & 8 == 0).then_some(region), test);
             }
-            2 if self.face == Face::V3 => self.has_made(|ni| ni.md_bind_region(region)),
+            2 if self.version == Version::V3 => self.has_made(|ni| ni.md_bind_region(region)),
             _ => {
                 let Region { start, length, eq, ct, .. } = region;
                 let options = MdOptions::from_bits_truncate(region.options.bits());

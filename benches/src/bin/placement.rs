@@ -109,7 +109,7 @@ impl Placement {
             Self::Together => vec![(a, a)],
         }
     }
-    fn hogs(self, (a, b): (usize, usize)) -> Vec<usize> {
+    fn computing(self, (a, b): (usize, usize)) -> Vec<usize> {
         if self == Self::Computing { vec![a, b] } else { Vec::new() }
     }
 }
@@ -123,8 +123,8 @@ fn name(choice: &impl ValueEnum) -> String {
 fn settings(wait: Wait, progress: Progress) -> Vec<Setting> {
     let built_in = Patience::default();
     let setting = |name, patience| Setting { name, patience };
-    let polling = |name, looks, looks_in_company, shy| {
-        setting(name, Patience { looks, looks_in_company, shy, ..built_in })
+    let polling = |name, looks, looks_in_company, sleep_factor| {
+        setting(name, Patience { looks, looks_in_company, sleep_factor, ..built_in })
     };
     let hold = |name, hold_percent| setting(name, Patience { hold_percent, ..built_in });
     let waiting = |name, us: u64| setting(name, Patience { wait_ns: us * 1000, ..built_in });
@@ -138,8 +138,8 @@ fn settings(wait: Wait, progress: Progress) -> Vec<Setting> {
             polling("yield each 64", 64, 64, 0),
             polling("yield each 256", 256, 256, 0),
             polling("64, in company 1", 64, 1, 0),
-            polling("64, in company 8, hogs", 64, 8, built_in.shy),
-            polling("256, in company 1, hogs", 256, 1, built_in.shy),
+            polling("64, in company 8, beside computing", 64, 8, built_in.sleep_factor),
+            polling("256, in company 1, beside computing", 256, 1, built_in.sleep_factor),
             hold("hold 100 %", 100),
             hold("hold 400 %", 400),
         ]),
@@ -288,8 +288,8 @@ fn all(args: &Args) -> Result<(), Failure> {
     for _ in 0..args.rounds {
         for (row, outcomes) in rows.iter().zip(&mut outcomes) {
             bar.set_message(row.names().join(" "));
-            let (pairs, hogs) = (row.placement.pairs((a, b)), row.placement.hogs((a, b)));
-            match placed::run(&row.fabric.device(), &row.job, &pairs, &hogs) {
+            let (pairs, computing) = (row.placement.pairs((a, b)), row.placement.computing((a, b)));
+            match placed::run(&row.fabric.device(), &row.job, &pairs, &computing) {
                 Ok(outcome) => outcomes.push(outcome),
                 Err(e) => eprintln!("left out: {}: {e}", row.names().join(" ")),
             }

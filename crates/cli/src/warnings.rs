@@ -13,30 +13,30 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Lines that are shown of each [`SPELL`].
+/// Lines that are shown of each [`WINDOW`].
 const LINES: u32 = 20;
-const SPELL: Duration = Duration::from_secs(10);
+const WINDOW: Duration = Duration::from_secs(10);
 
 /// Has warnings and errors of the library told from now on.
 pub(crate) fn listen() {
-    let listener = Warnings(Mutex::new(Spell { begun: Instant::now(), seen: 0 }));
+    let listener = Warnings(Mutex::new(Window { begun: Instant::now(), seen: 0 }));
     // Somebody else listens: that is as well.
     let _ = tracing::subscriber::set_global_default(listener);
 }
 
-struct Warnings(Mutex<Spell>);
+struct Warnings(Mutex<Window>);
 
 /// How many there were lately.
-struct Spell {
+struct Window {
     begun: Instant,
     seen: u32,
 }
 
-impl Spell {
+impl Window {
     /// One more; what is to be said, if anything.
     fn take(&mut self, now: Instant, line: String) -> Vec<String> {
         let mut said = Vec::new();
-        if now.saturating_duration_since(self.begun) >= SPELL {
+        if now.saturating_duration_since(self.begun) >= WINDOW {
             let left_out = self.seen.saturating_sub(LINES);
             if left_out > 0 {
                 said.push(format!("{left_out} more were left out"));
@@ -104,13 +104,13 @@ mod tests {
     #[test]
     fn of_many_warnings_in_a_short_time_the_first_are_told_and_how_many_were_not() {
         let begun = Instant::now();
-        let mut spell = Spell { begun, seen: 0 };
-        let told: usize = (0..100).map(|i| spell.take(begun, i.to_string()).len()).sum();
+        let mut window = Window { begun, seen: 0 };
+        let told: usize = (0..100).map(|i| window.take(begun, i.to_string()).len()).sum();
         assert_eq!(told, LINES as usize);
-        let later = begun + SPELL;
-        assert_eq!(spell.take(later, "again".into()), ["80 more were left out", "again"]);
-        assert_eq!(spell.take(later, "once more".into()), ["once more"]);
-        assert_eq!(spell.take(later + SPELL, "later".into()), ["later"], "none was left out");
+        let later = begun + WINDOW;
+        assert_eq!(window.take(later, "again".into()), ["80 more were left out", "again"]);
+        assert_eq!(window.take(later, "once more".into()), ["once more"]);
+        assert_eq!(window.take(later + WINDOW, "later".into()), ["later"], "none was left out");
     }
 
     #[test]

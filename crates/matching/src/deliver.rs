@@ -12,8 +12,8 @@ use crate::list::{List, Search};
 use crate::post::one_less;
 use crate::unexpected::Waiting;
 use crate::{
-    ALIGN_BYTES, EntryHandle, EqHandle, Event, EventKind, Face, Header, Interface, ListKind, MdHandle,
-    NiFail, Operation, Options, PortalOptions, Region, Response, Threshold,
+    ALIGN_BYTES, EntryHandle, EqHandle, Event, EventKind, Header, Interface, ListKind, MdHandle, NiFail,
+    Operation, Options, PortalOptions, Region, Response, Threshold, Version,
 };
 
 /// What is to be done with a message.
@@ -156,9 +156,9 @@ impl Interface {
         if choice.index == NONE {
             return Err(self.reject(header, choice.fail));
         }
-        match self.config.face {
-            Face::V4 => self.take(header, choice),
-            Face::V3 => self.begin_v3(header, choice),
+        match self.config.version {
+            Version::V4 => self.take(header, choice),
+            Version::V3 => self.begin_v3(header, choice),
         }
     }
     /// Tells each entry that is asked, in order, whether it would take a message (`None`) or why not, up to the one
@@ -171,7 +171,7 @@ impl Interface {
                 let posted = self.entries.at(index);
                 let criteria = &posted.entry.criteria;
                 let judgement = match (criteria.bits ^ header.match_bits) & !criteria.ignore {
-                    0 => judge(self.config.face, posted, header),
+                    0 => judge(self.config.version, posted, header),
                     _ => Judgement::Pass(Reason::Bits),
                 };
                 let (reason, ends) = match judgement {
@@ -206,7 +206,7 @@ impl Interface {
         portal.pending -= 1;
         let (eq, ct) = (region.eq.or(portal.eq), region.ct);
         let mlength = if fail == NiFail::Ok { landing.mlength } else { 0 };
-        if self.config.face == Face::V3 {
+        if self.config.version == Version::V3 {
             self.end_v3(header, landing, mlength, fail);
         } else if let Some(queue) = eq.and_then(|eq| self.eqs.get_mut(eq.0)) {
             let quiet = options.contains(Options::EVENT_COMM_DISABLE)
@@ -294,7 +294,7 @@ impl Interface {
             NiFail::OpViolation => self.status.operation_violations += 1,
             _ => self.status.dropped += 1,
         }
-        if self.config.face == Face::V3 && matches!(fail, NiFail::PermViolation | NiFail::OpViolation) {
+        if self.config.version == Version::V3 && matches!(fail, NiFail::PermViolation | NiFail::OpViolation) {
             self.status.dropped += 1;
         }
         header.response(fail, 0, 0, false)
@@ -302,7 +302,7 @@ impl Interface {
     /// The entry that a message is for.
     #[inline(never)]
     fn choose(&mut self, header: &Header) -> Choice {
-        if self.config.face == Face::V3 && !self.acl.is_empty() && !self.is_admitted(header) {
+        if self.config.version == Version::V3 && !self.acl.is_empty() && !self.is_admitted(header) {
             return Choice::failed(NiFail::PermViolation);
         }
         let Ok(portal) = self.portal(header.pt_index) else { return Choice::failed(NiFail::Dropped) };
@@ -330,7 +330,7 @@ impl Interface {
         let mut search = list.search(header.match_bits, header.initiator.packed());
         let index = list.next(&self.nodes, &mut search)?;
         // Most messages are for the first one whose bits and source match.
-        match judge(self.config.face, self.entries.at(index), header) {
+        match judge(self.config.version, self.entries.at(index), header) {
             Judgement::Take { offset, mlength } => {
                 Some(Choice { index, fail: NiFail::Ok, list: kind, offset, mlength })
             }
@@ -341,7 +341,7 @@ impl Interface {
     #[cold]
     fn look_on(&self, list: &List, kind: ListKind, header: &Header, mut search: Search) -> Option<Choice> {
         while let Some(index) = list.next(&self.nodes, &mut search) {
-            match judge(self.config.face, self.entries.at(index), header) {
+            match judge(self.config.version, self.entries.at(index), header) {
                 Judgement::Take { offset, mlength } => {
                     return Some(Choice { index, fail: NiFail::Ok, list: kind, offset, mlength });
                 }
@@ -457,9 +457,9 @@ impl Interface {
         }
         if std::mem::take(&mut posted.detaching) {
             let (md, reserved) = (posted.md.take(), posted.unlink_reserved);
-            let kind = match self.config.face {
-                Face::V3 => EventKind::Unlink,
-                Face::V4 => EventKind::AutoUnlink,
+            let kind = match self.config.version {
+                Version::V3 => EventKind::Unlink,
+                Version::V4 => EventKind::AutoUnlink,
             };
             self.tell_end(index, kind, md, reserved);
             if let Some(md) = md {
@@ -608,7 +608,7 @@ impl Event {
 
 /// Whether an entry whose match bits agree takes a message.
 #[inline(always)]
-fn judge(face: Face, posted: &Posted, header: &Header) -> Judgement {
+fn judge(version: Version, posted: &Posted, header: &Header) -> Judgement {
     use Judgement::{Fail, Pass};
     let criteria = &posted.entry.criteria;
     if !criteria.source.includes(header.initiator) {
@@ -629,7 +629,7 @@ fn judge(face: Face, posted: &Posted, header: &Header) -> Judgement {
         return Pass(Reason::TooLong);
     }
     // From here on it matches: 3.3 still asks the next one, 4.3 does not.
-    let refuse = |reason| if face == Face::V3 { Pass(reason) } else { Fail(reason) };
+    let refuse = |reason| if version == Version::V3 { Pass(reason) } else { Fail(reason) };
     if posted.entry.uid.is_some_and(|uid| uid != header.uid) {
         return refuse(Reason::Permission);
     }

@@ -7,7 +7,7 @@ use crate::{Criteria, CtHandle, EntryHandle, EqHandle, Uid};
 
 bitflags! {
     /// The options of an entry's memory: those of 4.3's list entries and of 3.3's memory descriptors, each in the
-    /// sense in which its absence is the commoner case here. A face turns its users' words into these.
+    /// sense in which its absence is the commoner case here. The interfaces of both versions translate their options into these.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub struct Options: u32 {
         /// Puts and atomics are taken.

@@ -1,9 +1,9 @@
-//! The initiator's half of what the faces share: memory descriptors, and the events and counts of what they send.
+//! The initiator's half that both versions share: memory descriptors, and events and counts of sent messages.
 
 use crate::post::one_less;
 use crate::{
-    AckRequest, Error, Event, EventKind, Face, Interface, Jid, ListKind, Md, MdHandle, MdOptions, NiFail,
-    Operation, Options, Region, Response, ResponseKind, Threshold, Transfer, Uid,
+    AckRequest, Error, Event, EventKind, Interface, Jid, ListKind, Md, MdHandle, MdOptions, NiFail,
+    Operation, Options, Region, Response, ResponseKind, Threshold, Transfer, Uid, Version,
 };
 
 /// A memory descriptor.
@@ -127,7 +127,7 @@ impl Interface {
         if transfer.is_answered() {
             *self.md_pending(transfer.answer_md()) += 1;
         }
-        if self.config.face == Face::V3 && transfer.operation.writes() {
+        if self.config.version == Version::V3 && transfer.operation.writes() {
             self.begin_v3_send(transfer, link);
         }
         Ok(Flight { transfer: *transfer, link })
@@ -136,7 +136,7 @@ impl Interface {
     /// and its end in one, for messages that [carry](Flight::is_sent) bytes.
     #[inline]
     pub fn sent_at_once(&mut self, transfer: &Transfer) {
-        if self.config.face == Face::V3 {
+        if self.config.version == Version::V3 {
             let flight = self.begin(transfer).expect("it was checked");
             return self.sent(&flight, NiFail::Ok);
         }
@@ -156,7 +156,7 @@ impl Interface {
     #[inline]
     pub fn takes_answer(&self, flight: &Flight) -> bool {
         let is_active = |md| self.md_region(md).is_ok_and(|region| region.threshold != Threshold::Count(0));
-        self.config.face == Face::V4 || is_active(flight.transfer.answer_md())
+        self.config.version == Version::V4 || is_active(flight.transfer.answer_md())
     }
     /// What came back for a message, or that nothing will ([`NiFail::Undeliverable`]). For messages that
     /// [expect](Flight::is_answered) it.
@@ -177,7 +177,7 @@ impl Interface {
     pub fn forget(&mut self, flight: &Flight) {
         let md = flight.transfer.answer_md();
         *self.md_pending(md) -= 1;
-        if self.config.face == Face::V3 {
+        if self.config.version == Version::V3 {
             self.settle_md(md);
         }
     }
@@ -185,7 +185,7 @@ impl Interface {
     /// One completion: its event and its count.
     #[inline]
     fn told(&mut self, flight: &Flight, md: MdHandle, end: End, counted: MdOptions, has_bytes: bool) {
-        if self.config.face == Face::V3 {
+        if self.config.version == Version::V3 {
             return self.told_v3(flight, md, end);
         }
         *self.md_pending(md) -= 1;

@@ -17,9 +17,9 @@ use crate::{
     Released, Source, Transfer, Uid,
 };
 
-/// Which of the two interfaces' rules an [`Interface`] follows where they are not an entry's own.
+/// The Portals version whose rules an [`Interface`] follows, where an entry does not set them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Face {
+pub enum Version {
     /// Portals 3.3: start and end events; an entry that may not take a message is passed by; an access control list.
     V3,
     /// Portals 4.3: single events; an entry that matches and may not take a message ends the search.
@@ -27,7 +27,7 @@ pub enum Face {
     V4,
 }
 
-/// How much an interface holds. [`Limits::grant`] answers what was asked for.
+/// The limits of an interface. [`Limits::grant`] returns the limits that a request gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Entries, on all lists together.
@@ -117,25 +117,31 @@ impl Limits {
     }
 }
 
-/// How an [`Interface`] is made.
+/// The settings of a new [`Interface`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Whose rules it follows.
-    pub face: Face,
+    /// The Portals version.
+    pub version: Version,
     /// Whether entries have match criteria. Without, an entry takes whatever comes to its portal.
     pub matching: bool,
-    /// What is asked for.
+    /// The requested limits.
     pub limits: Limits,
     /// Draws the hash by which entries are found: a number that peers do not know.
     pub seed: u64,
-    /// Whether [`Interface::released`] tells which entries and memory descriptors are gone. Who asks for it takes all
-    /// of them, as they are kept until then.
-    pub tells_released: bool,
+    /// Whether [`Interface::released`] lists the entries and memory descriptors that are gone. The caller must take the
+    /// whole list, which grows until then.
+    pub reports_released: bool,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { face: Face::V4, matching: true, limits: Limits::default(), seed: 0, tells_released: false }
+        Self {
+            version: Version::V4,
+            matching: true,
+            limits: Limits::default(),
+            seed: 0,
+            reports_released: false,
+        }
     }
 }
 
@@ -291,7 +297,7 @@ impl Interface {
     }
     /// The next entry or memory descriptor that is gone for good, in the order in which they went: unlinked, used up
     /// with nothing of it under way and no header waiting whose bytes it holds, or never linked as waiting headers used
-    /// it up. Nothing unless [`Config::tells_released`] asks for it.
+    /// it up. Nothing unless [`Config::reports_released`] asks for it.
     #[inline]
     pub fn released(&mut self) -> Option<Released> {
         self.released.pop_front()
@@ -313,13 +319,13 @@ impl Interface {
         self.mds.get(md.0).is_some()
     }
     pub(crate) fn remove_entry(&mut self, index: u32) {
-        if self.config.tells_released {
+        if self.config.reports_released {
             self.released.push_back(Released::Entry(EntryHandle(self.entries.key_at(index))));
         }
         self.entries.remove(index);
     }
     pub(crate) fn remove_md(&mut self, md: Key) {
-        if self.config.tells_released {
+        if self.config.reports_released {
             self.released.push_back(Released::Md(MdHandle(md)));
         }
         self.mds.remove(md.index());
@@ -482,7 +488,7 @@ impl Interface {
             let (value, limit) = (u64::from(count), u64::from(limit));
             return Err(Error::TooLarge { argument: "count", value, limit });
         }
-        let queue = EventQueue::new(count.max(1) as usize, self.config.face == Face::V3);
+        let queue = EventQueue::new(count.max(1) as usize, self.config.version == Version::V3);
         let limit = self.eqs.limit();
         self.eqs.insert(queue).map(EqHandle).ok_or(Error::NoSpace { what: "event queues", limit })
     }

@@ -10,7 +10,7 @@
 //! ```
 //! use hca_matching::*;
 //!
-//! let mut ni = Interface::new(Config { face: Face::V4, ..Config::default() });
+//! let mut ni = Interface::new(Config { version: Version::V4, ..Config::default() });
 //! let eq = ni.eq_alloc(64)?;
 //! let pt = ni.pt_alloc(PortalOptions::empty(), Some(eq), None)?;
 //! let criteria = Criteria { bits: 7, ..Criteria::ANY };
@@ -41,8 +41,8 @@
 //! | too long | passes on unless asked otherwise | truncated unless asked otherwise | [`Options::NO_TRUNCATE`] |
 //! | how often | a threshold, `max_size` | once or for ever, `min_free` | [`Region::threshold`], [`Region::min_free`] |
 //! | when used up | both may stay or go | gone | [`Region::unlink`], [`Entry::unlink`] |
-//! | an entry that matches but has no right for it | the next one is asked | the message fails | [`Face`] |
-//! | events | pairs, each to be left out | one | [`Face`], [`Options`] |
+//! | an entry that matches but has no right for it | the next one is asked | the message fails | [`Version`] |
+//! | events | pairs, each to be left out | one | [`Version`], [`Options`] |
 //! | event queue | the memory descriptor's | the portal's | [`Region::eq`], else the portal's |
 //! | access control | a list, by the message's index | the entry's user | [`Interface::set_acl`], [`Entry::uid`] |
 //!
@@ -93,6 +93,6 @@ pub use handle::{CtHandle, EntryHandle, EqHandle, MdHandle, Released};
 pub use header::{AckRequest, Header, NiFail, Operation, Response, ResponseKind};
 pub use id::{Criteria, Jid, Nid, Pid, Process, Rank, Source, Uid};
 pub use initiator::Flight;
-pub use interface::{Acl, Config, Face, Interface, Limits, PortalOptions, Status};
+pub use interface::{Acl, Config, Interface, Limits, PortalOptions, Status, Version};
 pub use post::SearchOp;
 pub use request::{Count, Md, MdOptions, Transfer, Triggered};

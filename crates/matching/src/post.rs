@@ -5,8 +5,8 @@ use crate::entry::Posted;
 use crate::initiator::MdSlot;
 use crate::unexpected::{Claim, Waiting};
 use crate::{
-    Criteria, Entry, EntryHandle, EqHandle, Error, Event, EventKind, Face, Header, Interface, ListKind,
-    MdHandle, NiFail, Operation, Options, Place, PortalOptions, Region, Threshold,
+    Criteria, Entry, EntryHandle, EqHandle, Error, Event, EventKind, Header, Interface, ListKind, MdHandle,
+    NiFail, Operation, Options, Place, PortalOptions, Region, Threshold, Version,
 };
 
 /// What a search does with what it finds.
@@ -53,7 +53,7 @@ impl Interface {
         portal.list_mut(list).insert(&mut self.nodes, key.index(), &entry.criteria, before);
         self.entries.at_mut(key.index()).linked = true;
         let region = entry.region.as_ref().filter(|r| !r.options.contains(Options::EVENT_LINK_DISABLE));
-        if let (Face::V4, Some(region)) = (self.config.face, region) {
+        if let (Version::V4, Some(region)) = (self.config.version, region) {
             let event = Event {
                 pt_index,
                 list,
@@ -138,7 +138,7 @@ impl Interface {
     /// # Errors
     /// [`Error::Handle`]; [`Error::InUse`] if one is attached; [`Error::NoSpace`]; [`Error::Options`] in 4.3.
     pub fn attach(&mut self, entry: EntryHandle, region: Region) -> Result<MdHandle, Error> {
-        if self.config.face == Face::V4 {
+        if self.config.version == Version::V4 {
             return Err(Error::Options { argument: "entry", why: "an entry has its memory from the start" });
         }
         let posted =
@@ -261,16 +261,16 @@ impl Interface {
     }
     fn check_entry(&self, pt_index: u32, list: ListKind, entry: &Entry) -> Result<(), Error> {
         let bad = |why| Err(Error::Options { argument: "options", why });
-        if self.config.face == Face::V3 && list == ListKind::Overflow {
+        if self.config.version == Version::V3 && list == ListKind::Overflow {
             return Err(Error::Options { argument: "list", why: "3.3 has no overflow list" });
         }
         if !self.config.matching && entry.criteria != Criteria::ANY {
             return Err(Error::Options { argument: "criteria", why: "the interface does not match" });
         }
         let Some(region) = &entry.region else {
-            return match self.config.face {
-                Face::V3 => Ok(()),
-                Face::V4 => {
+            return match self.config.version {
+                Version::V3 => Ok(()),
+                Version::V4 => {
                     Err(Error::Options { argument: "region", why: "an entry has its memory from the start" })
                 }
             };

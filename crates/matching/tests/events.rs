@@ -514,8 +514,8 @@ fn messages_that_lie_are_counted_and_refused() {
 
 #[test]
 fn what_its_caller_rejects_is_counted_and_answered() {
-    for (face, dropped) in [(Face::V4, 1), (Face::V3, 2)] {
-        let mut rig = Rig::with(Config { face, ..Config::default() }, PortalOptions::empty(), 8);
+    for (version, dropped) in [(Version::V4, 1), (Version::V3, 2)] {
+        let mut rig = Rig::with(Config { version, ..Config::default() }, PortalOptions::empty(), 8);
         let asks = Header { ack: AckRequest::Full, ..rig.put(8) };
         let response = rig.ni.reject(&asks, NiFail::OpViolation);
         assert_eq!(

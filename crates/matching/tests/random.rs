@@ -51,16 +51,17 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(face: Face, seed: u64) -> Self {
+    fn new(version: Version, seed: u64) -> Self {
         let limits = Limits { max_unexpected_headers: HEADERS, ..Limits::default() };
-        let mut ni = Interface::new(Config { face, limits, seed, tells_released: true, ..Config::default() });
+        let mut ni =
+            Interface::new(Config { version, limits, seed, reports_released: true, ..Config::default() });
         let eqs: Vec<_> = PORTALS.iter().map(|_| ni.eq_alloc(EVENTS).unwrap()).collect();
         for (&flow_control, &eq) in PORTALS.iter().zip(&eqs) {
             let options = if flow_control { PortalOptions::FLOWCTRL } else { PortalOptions::empty() };
             ni.pt_alloc(options, Some(eq), None).unwrap();
         }
         let ct = ni.ct_alloc().unwrap();
-        let model = Model::new(face, &PORTALS, EVENTS as usize, HEADERS as usize);
+        let model = Model::new(version, &PORTALS, EVENTS as usize, HEADERS as usize);
         let draw = Draw(Rng::new(seed));
         Self {
             draw,
@@ -127,7 +128,7 @@ impl Pair {
             _ => Threshold::Infinite,
         };
         let ct = draw.one_in(2).then_some(self.ct);
-        let unlink = self.model.face == Face::V4 || draw.one_in(2);
+        let unlink = self.model.version == Version::V4 || draw.one_in(2);
         let (start, user_ptr) = (draw.below(1 << 40), draw.below(1000));
         Region { start, length, options, threshold, min_free, user_ptr, eq: None, ct, unlink }
     }
@@ -155,14 +156,14 @@ impl Pair {
     }
 
     fn insert(&mut self) {
-        let bare = self.model.face == Face::V3 && self.draw.one_in(3);
+        let bare = self.model.version == Version::V3 && self.draw.one_in(3);
         let criteria = self.criteria();
         let region = (!bare).then(|| self.region());
         let uid = self.draw.one_in(8).then(|| Uid(self.draw.below(2) as u32));
-        let unlink = self.model.face == Face::V4 || self.draw.one_in(2);
+        let unlink = self.model.version == Version::V4 || self.draw.one_in(2);
         let entry = Entry { criteria, uid, unlink, region };
         let pt = self.draw.below(2) as usize;
-        let v4 = self.model.face == Face::V4;
+        let v4 = self.model.version == Version::V4;
         let mut list = if v4 && self.draw.one_in(2) { ListKind::Overflow } else { ListKind::Priority };
         let posted = &self.model.posted;
         let beside = self.draw.below(posted.len().max(1) as u64) as usize;
@@ -311,7 +312,7 @@ impl Pair {
                 };
                 assert_eq!(self.ni.unlink(handle), self.model.unlink(handle));
             }
-            25..31 if self.model.face == Face::V4 => self.search(),
+            25..31 if self.model.version == Version::V4 => self.search(),
             25..31 => self.memory(),
             31 => {
                 let pt = self.draw.below(2);
@@ -346,17 +347,17 @@ impl Pair {
     }
 }
 
-fn run(face: Face) {
+fn run(version: Version) {
     let number = |name, default: u64| std::env::var(name).map_or(default, |n| n.parse().unwrap());
     // A million for the two of them.
     let steps = number("HCA_MATCHING_STEPS", 500_000);
     let first = number("HCA_MATCHING_SEED", 1);
     // Fresh ones now and then, as a portal that is disabled or a queue that is full hides much.
     for (seed, _) in (first..).zip(0..steps.div_ceil(2_000)) {
-        let mut pair = Pair::new(face, seed);
+        let mut pair = Pair::new(version, seed);
         for step in 0..steps.min(2_000) {
             let result = std::panic::catch_unwind(AssertUnwindSafe(|| pair.step()));
-            assert!(result.is_ok(), "{face:?}: HCA_MATCHING_SEED={seed} HCA_MATCHING_STEPS={}", step + 1);
+            assert!(result.is_ok(), "{version:?}: HCA_MATCHING_SEED={seed} HCA_MATCHING_STEPS={}", step + 1);
         }
         while !pair.flights.is_empty() {
             pair.complete();
@@ -367,10 +368,10 @@ fn run(face: Face) {
 
 #[test]
 fn an_interface_of_4_3_does_as_its_model_for_many_random_steps() {
-    run(Face::V4);
+    run(Version::V4);
 }
 
 #[test]
 fn an_interface_of_3_3_does_as_its_model_for_many_random_steps() {
-    run(Face::V3);
+    run(Version::V3);
 }

@@ -6,8 +6,8 @@ use ListKind::{Overflow, Priority};
 use hca_matching::*;
 use rig::*;
 
-fn rig(face: Face) -> Rig {
-    Rig::with(Config { face, tells_released: true, ..Config::default() }, PortalOptions::empty(), 64)
+fn rig(version: Version) -> Rig {
+    Rig::with(Config { version, reports_released: true, ..Config::default() }, PortalOptions::empty(), 64)
 }
 
 fn released(rig: &mut Rig) -> Vec<Released> {
@@ -37,7 +37,7 @@ const ACK: Response = Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlen
 
 #[test]
 fn a_used_up_entry_is_released_when_nothing_on_it_is_under_way() {
-    let mut rig = rig(Face::V4);
+    let mut rig = rig(Version::V4);
     let entry = rig.append(Priority, Region { threshold: Threshold::Count(2), ..region(64, OP) });
     let (first, second) = (rig.begin(rig.put(8)), rig.begin(rig.put(8)));
     let _ = rig.end(second);
@@ -50,7 +50,7 @@ fn a_used_up_entry_is_released_when_nothing_on_it_is_under_way() {
 
 #[test]
 fn a_used_up_entry_of_the_overflow_list_is_released_with_the_last_header_whose_bytes_it_holds() {
-    let mut rig = rig(Face::V4);
+    let mut rig = rig(Version::V4);
     let holder = rig.append(Overflow, region(64, OP | Options::USE_ONCE));
     rig.send(rig.put(8)).unwrap();
     assert_eq!(released(&mut rig), []);
@@ -62,7 +62,7 @@ fn a_used_up_entry_of_the_overflow_list_is_released_with_the_last_header_whose_b
 
 #[test]
 fn an_entry_that_found_bytes_still_coming_is_released_when_they_are_there() {
-    let mut rig = rig(Face::V4);
+    let mut rig = rig(Version::V4);
     let holder = rig.append(Overflow, region(64, OP));
     let delivery = rig.begin(rig.put(8));
     let finder = rig.append(Priority, region(64, OP | Options::USE_ONCE));
@@ -75,7 +75,7 @@ fn an_entry_that_found_bytes_still_coming_is_released_when_they_are_there() {
 
 #[test]
 fn what_is_unlinked_is_released() {
-    let mut rig = rig(Face::V3);
+    let mut rig = rig(Version::V3);
     let bare =
         |rig: &mut Rig, unlink| rig.ni.append(rig.pt, Priority, Entry::bare(Criteria::ANY, unlink)).unwrap();
     let (first, second, third) = (bare(&mut rig, true), bare(&mut rig, true), bare(&mut rig, false));
@@ -92,7 +92,7 @@ fn what_is_unlinked_is_released() {
 #[test]
 fn an_attached_descriptor_that_is_used_up_is_released_with_or_without_its_entry() {
     for unlink in [true, false] {
-        let mut rig = rig(Face::V3);
+        let mut rig = rig(Version::V3);
         let entry = rig.ni.append(rig.pt, Priority, Entry::bare(Criteria::ANY, unlink)).unwrap();
         let md = rig.ni.attach(entry, Region { threshold: Threshold::Count(1), ..region(8, OP) }).unwrap();
         rig.send(rig.put(8)).unwrap();
@@ -104,7 +104,7 @@ fn an_attached_descriptor_that_is_used_up_is_released_with_or_without_its_entry(
 
 #[test]
 fn a_bound_descriptor_is_released_with_its_last_completion_or_by_its_program() {
-    let mut rig = rig(Face::V3);
+    let mut rig = rig(Version::V3);
     let region = Region { threshold: Threshold::Count(2), ..region(8, OP) };
     let (ends, stays) = (rig.ni.md_bind_region(region).unwrap(), rig.ni.md_bind_region(region).unwrap());
     let transfer = put(&rig, ends);
@@ -128,7 +128,7 @@ fn nothing_is_kept_for_who_does_not_ask_what_was_released() {
 
 #[test]
 fn handles_of_a_kind_have_small_indices_that_are_used_again() {
-    let mut rig = rig(Face::V4);
+    let mut rig = rig(Version::V4);
     let entries = [0, 1, 2].map(|_| rig.append(Priority, region(8, OP)));
     assert_eq!(entries.map(EntryHandle::index), [0, 1, 2]);
     rig.ni.unlink(entries[1]).unwrap();
@@ -142,7 +142,7 @@ fn handles_of_a_kind_have_small_indices_that_are_used_again() {
 
 #[test]
 fn lengths_of_queues_and_what_fired_can_be_asked_without_taking() {
-    let mut rig = rig(Face::V4);
+    let mut rig = rig(Version::V4);
     rig.append(Priority, region(64, OP));
     (0..3).for_each(|_| assert!(rig.send(rig.put(8)).is_ok()));
     assert_eq!(rig.ni.eq_len(rig.eq), Ok(3));

@@ -1,4 +1,4 @@
-//! What calls are refused for, beneath the faces' own codes.
+//! Errors of calls, behind the return codes of both versions.
 
 use hca_core::DeviceError;
 use hca_matching::Process;

@@ -3,7 +3,7 @@
 //! It is outside of the lock of the adapter that the node is on, which is posted to and polled while it is held; what
 //! waits for the adapter, or for peers, is done when it is given back (`node/errand.rs`). A program's thread that uses
 //! the node takes it by [`Lock::lock`], and may become its favourite. Who comes for the adapter
-//! ([`Lock::lock_or_leave_word`], [`Lock::try_lock`]) is a guest: an adapter's thread that stands in while the program
+//! ([`Lock::lock_or_notify_holder`], [`Lock::try_lock`]) is a guest: an adapter's thread that stands in while the program
 //! computes is not favoured, so the program, once it is back, does not have to turn it out. A lock that is taken in
 //! these ways alone, as a handler's, has no favourite.
 
@@ -29,8 +29,8 @@ impl<T> Lock<T> {
     }
     /// Takes it as a guest, or leaves word for who holds it, be it this thread: [`Guard::unlock`] will say so. Never
     /// waits.
-    pub(crate) fn lock_or_leave_word(&self) -> Option<Guard<'_, T>> {
-        self.0.lock_or_leave_word().map(|guard| Guard { guard, is_guest: true })
+    pub(crate) fn lock_or_notify_holder(&self) -> Option<Guard<'_, T>> {
+        self.0.lock_or_notify_holder().map(|guard| Guard { guard, is_guest: true })
     }
 }
 

@@ -1,4 +1,4 @@
-//! What both faces do with an interface of a node: calls on its engine, under the node's lock, and waiting.
+//! The parts of a network interface that both versions share: calls on its engine, under the node's lock, and waiting.
 
 use std::any::Any;
 use std::sync::{Arc, Weak};
@@ -45,13 +45,13 @@ impl NiCore {
         })?;
         Ok(Self { node: node.clone(), kind })
     }
-    /// The face's object of an interface that is open, for who opens it once more.
-    pub(crate) fn face_of(node: &Node, kind: Kind) -> Option<Arc<dyn Any + Send + Sync>> {
-        node.with(|state| state.ni_slot(kind.index()).as_ref()?.face.as_ref()?.upgrade())
+    /// The version's own object of an open interface, for another call that opens it.
+    pub(crate) fn object_of(node: &Node, kind: Kind) -> Option<Arc<dyn Any + Send + Sync>> {
+        node.with(|state| state.ni_slot(kind.index()).as_ref()?.object.as_ref()?.upgrade())
     }
-    /// Keeps the face's object for [`face_of`](Self::face_of).
-    pub(crate) fn set_face(&self, face: Weak<dyn Any + Send + Sync>) {
-        self.look(|ni| ni.face = Some(face));
+    /// Stores the version's own object for [`object_of`](Self::object_of).
+    pub(crate) fn set_object(&self, object: Weak<dyn Any + Send + Sync>) {
+        self.look(|ni| ni.object = Some(object));
     }
     /// The granted limits.
     pub(crate) fn limits(&self) -> Limits {

@@ -8,7 +8,7 @@
 //! | the yield took | so on this CPU there is | the next one comes |
 //! |---|---|---|
 //! | less than [`SWITCH_NS`] | nobody | after so many looks again |
-//! | less than [`HOG_NS`] | somebody who gives way, too, and may be the one that is waited for | after [`looks_in_company`](Patience::looks_in_company) |
+//! | less than [`COMPUTE_NS`] | somebody who gives way, too, and may be the one that is waited for | after [`looks_in_company`](Patience::looks_in_company) |
 //! | more | somebody who computes, and gives nothing back | after half as much time as was lost, more or less |
 //!
 //! More or less: a random share of all that was lost. Two that poll on one CPU may take each other for one who
@@ -17,7 +17,7 @@
 //!
 //! Who waits and may sleep looks for a while first, since looks cost less than a sleep and a wake-up that follow at
 //! once. The adapter's thread does so, too, but not beside somebody who computes, where a sleeper that is woken runs at
-//! once and one that yielded does not: there it sleeps without a look for [`shy`](Patience::shy) times as long as was
+//! once and one that yielded does not: there it sleeps without a look for [`sleep_factor`](Patience::sleep_factor) times as long as was
 //! lost.
 //!
 //! Looks are counted by thread, whatever it looks at; what is found, or posted, begins the count again. These are all
@@ -34,7 +34,7 @@ use crate::clock::monotonic_ns;
 /// Two switches of a CPU between threads take longer, a yield to nobody less.
 const SWITCH_NS: u64 = 1_000;
 /// A thread that polls, too, gives way before.
-const HOG_NS: u64 = 200_000;
+const COMPUTE_NS: u64 = 200_000;
 
 /// The figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub struct Patience {
     pub hold_percent: u32,
     /// For how many times as long as a yield to somebody who computes took, the adapter's thread sleeps without a look
     /// before; 0 takes nobody for one who computes.
-    pub shy: u32,
+    pub sleep_factor: u32,
     /// How long a blocking wait looks before it sleeps.
     pub wait_ns: u64,
     /// How long the adapter's thread does, since it last had something to do.
@@ -62,7 +62,7 @@ impl Patience {
         looks: 64,
         looks_in_company: 1,
         hold_percent: 50,
-        shy: 25,
+        sleep_factor: 25,
         wait_ns: 50_000,
         thread_ns: 50_000,
         short_ticks: 1 << 19,
@@ -73,7 +73,7 @@ impl Patience {
         IN_FORCE.looks.store(self.looks, Ordering::Relaxed);
         IN_FORCE.looks_in_company.store(self.looks_in_company, Ordering::Relaxed);
         IN_FORCE.hold_percent.store(self.hold_percent, Ordering::Relaxed);
-        IN_FORCE.shy.store(self.shy, Ordering::Relaxed);
+        IN_FORCE.sleep_factor.store(self.sleep_factor, Ordering::Relaxed);
         IN_FORCE.wait_ns.store(self.wait_ns, Ordering::Relaxed);
         IN_FORCE.thread_ns.store(self.thread_ns, Ordering::Relaxed);
         IN_FORCE.short_ticks.store(self.short_ticks, Ordering::Relaxed);
@@ -91,7 +91,7 @@ struct InForce {
     looks: AtomicU32,
     looks_in_company: AtomicU32,
     hold_percent: AtomicU32,
-    shy: AtomicU32,
+    sleep_factor: AtomicU32,
     wait_ns: AtomicU64,
     thread_ns: AtomicU64,
     short_ticks: AtomicU64,
@@ -105,7 +105,7 @@ impl InForce {
             looks: AtomicU32::new(p.looks),
             looks_in_company: AtomicU32::new(p.looks_in_company),
             hold_percent: AtomicU32::new(p.hold_percent),
-            shy: AtomicU32::new(p.shy),
+            sleep_factor: AtomicU32::new(p.sleep_factor),
             wait_ns: AtomicU64::new(p.wait_ns),
             thread_ns: AtomicU64::new(p.thread_ns),
             short_ticks: AtomicU64::new(p.short_ticks),
@@ -122,7 +122,7 @@ struct Looks {
     /// But not before this time.
     not_before_ns: Cell<u64>,
     /// Until then a sleep comes without looks before.
-    shy_until_ns: Cell<u64>,
+    sleep_early_until_ns: Cell<u64>,
     /// It is within a look of many.
     within: Cell<bool>,
 }
@@ -133,7 +133,7 @@ thread_local! {
             in_vain: Cell::new(0),
             limit: Cell::new(Patience::BUILT_IN.looks),
             not_before_ns: Cell::new(0),
-            shy_until_ns: Cell::new(0),
+            sleep_early_until_ns: Cell::new(0),
             within: Cell::new(false),
         }
     };
@@ -194,8 +194,8 @@ pub(crate) fn of_a_wait() -> Duration {
 
 /// How long the adapter's thread, which calls this, looks since it last had something to do.
 pub(crate) fn of_the_thread() -> Duration {
-    let shy = MINE.with(|l| l.is_shy());
-    Duration::from_nanos(if shy { 0 } else { IN_FORCE.thread_ns.load(Ordering::Relaxed) })
+    let sleep_factor = MINE.with(|l| l.sleeps_early());
+    Duration::from_nanos(if sleep_factor { 0 } else { IN_FORCE.thread_ns.load(Ordering::Relaxed) })
 }
 
 impl Looks {
@@ -226,25 +226,25 @@ impl Looks {
 
     /// Who else is on this CPU, by the time that a yield took.
     fn judge(&self, figures: &InForce, lost: u64, now: u64) {
-        let shy = u64::from(figures.shy.load(Ordering::Relaxed));
+        let sleep_factor = u64::from(figures.sleep_factor.load(Ordering::Relaxed));
         if lost < SWITCH_NS {
             // Nobody.
-        } else if lost < HOG_NS || shy == 0 {
+        } else if lost < COMPUTE_NS || sleep_factor == 0 {
             self.limit.set(figures.looks_in_company.load(Ordering::Relaxed));
         } else {
             let percent = u64::from(figures.hold_percent.load(Ordering::Relaxed));
             self.not_before_ns.set(now + lost * percent / 100 * share(now) / 128);
-            self.shy_until_ns.set(now + lost * shy);
+            self.sleep_early_until_ns.set(now + lost * sleep_factor);
         }
     }
 
     /// Whether somebody computes on this CPU.
-    fn is_shy(&self) -> bool {
-        let until = self.shy_until_ns.get();
+    fn sleeps_early(&self) -> bool {
+        let until = self.sleep_early_until_ns.get();
         if until != 0 && monotonic_ns() >= until {
-            self.shy_until_ns.set(0);
+            self.sleep_early_until_ns.set(0);
         }
-        self.shy_until_ns.get() != 0
+        self.sleep_early_until_ns.get() != 0
     }
 }
 
@@ -265,7 +265,7 @@ mod tests {
             in_vain: Cell::new(0),
             limit: Cell::new(LOOKS),
             not_before_ns: Cell::new(0),
-            shy_until_ns: Cell::new(0),
+            sleep_early_until_ns: Cell::new(0),
             within: Cell::new(false),
         }
     }
@@ -275,7 +275,7 @@ mod tests {
     fn judged(figures: Patience, lost: u64, now: u64) -> (u32, u64, u64) {
         let looks = fresh();
         looks.judge(&InForce::new(figures), lost, now);
-        (looks.limit.get(), looks.not_before_ns.get(), looks.shy_until_ns.get())
+        (looks.limit.get(), looks.not_before_ns.get(), looks.sleep_early_until_ns.get())
     }
 
     #[test]
@@ -308,12 +308,12 @@ mod tests {
     #[test]
     fn a_yield_to_nobody_changes_nothing() {
         assert_eq!(judged(Patience::BUILT_IN, SWITCH_NS - 1, 7_000), (LOOKS, 0, 0));
-        assert!(!fresh().is_shy());
+        assert!(!fresh().sleeps_early());
     }
 
     #[test]
     fn in_company_looks_are_fewer_until_it_has_gone() {
-        for lost in [SWITCH_NS, HOG_NS - 1] {
+        for lost in [SWITCH_NS, COMPUTE_NS - 1] {
             assert_eq!(judged(Patience::BUILT_IN, lost, 7_000), (IN_COMPANY, 0, 0), "{lost}");
         }
         // Whatever the next yield finds, it is judged anew.
@@ -333,12 +333,12 @@ mod tests {
             while monotonic_ns() < begin + SWITCH_NS {}
         });
         // On a busy machine it may have taken longer.
-        assert!(looks.limit.get() == IN_COMPANY || looks.shy_until_ns.get() > 0, "it found nobody");
+        assert!(looks.limit.get() == IN_COMPANY || looks.sleep_early_until_ns.get() > 0, "it found nobody");
     }
 
     #[test]
     fn beside_one_who_computes_there_is_no_yield_for_a_random_share_of_what_was_lost() {
-        for lost in [HOG_NS, 4_000_000, 3_600_000_000_000] {
+        for lost in [COMPUTE_NS, 4_000_000, 3_600_000_000_000] {
             const TIMES: u64 = 1000;
             let nows = (1..=TIMES).map(|i| i * 1_234_567);
             let mut holds: Vec<u64> = nows
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn the_figures_say_that_nobody_computes_or_that_there_is_no_yield() {
-        let nobody = Patience { shy: 0, ..Patience::BUILT_IN };
+        let nobody = Patience { sleep_factor: 0, ..Patience::BUILT_IN };
         assert_eq!(judged(nobody, 4_000_000, 7_000), (IN_COMPANY, 0, 0));
         let never = Patience { looks: u32::MAX, ..Patience::BUILT_IN };
         let looks = fresh();
@@ -371,11 +371,11 @@ mod tests {
         let (looks, none) = (Duration::from_nanos(Patience::BUILT_IN.thread_ns), Duration::ZERO);
         assert_eq!(of_the_thread(), looks);
         // For ever, so that it is not over before the test looks.
-        MINE.with(|l| l.shy_until_ns.set(u64::MAX));
+        MINE.with(|l| l.sleep_early_until_ns.set(u64::MAX));
         assert_eq!([of_the_thread(), of_the_thread()], [none; 2]);
-        MINE.with(|l| l.shy_until_ns.set(monotonic_ns()));
+        MINE.with(|l| l.sleep_early_until_ns.set(monotonic_ns()));
         assert_eq!(of_the_thread(), looks);
-        assert_eq!(MINE.with(|l| l.shy_until_ns.get()), 0);
+        assert_eq!(MINE.with(|l| l.sleep_early_until_ns.get()), 0);
     }
 
     #[test]
@@ -384,7 +384,7 @@ mod tests {
         const SLICE_NS: u64 = 4_000_000;
         let pair = [fresh(), fresh()];
         let (mut now, mut lost, mut rounds) = (1, SLICE_NS, 0);
-        while lost >= HOG_NS {
+        while lost >= COMPUTE_NS {
             let one = &pair[rounds % 2];
             one.judge(&IN_FORCE, lost, now);
             lost = (one.not_before_ns.get() - now).min(SLICE_NS);

@@ -239,7 +239,7 @@ impl Shared {
             entry.note_poller();
         }
         if turn.unlock() {
-            self.engine.turn_or_leave_word(|e| self.turn_posted(e));
+            self.engine.turn_or_notify_holder(|e| self.turn_posted(e));
         }
         self.attention.wake_now();
         self.run_due(polled);
@@ -247,7 +247,7 @@ impl Shared {
     #[cold]
     #[inline(never)]
     fn catch_up(&self) {
-        self.engine.turn_or_leave_word(|e| self.turn_posted(e));
+        self.engine.turn_or_notify_holder(|e| self.turn_posted(e));
         self.attention.wake_now();
         self.run_due(None);
     }

@@ -12,9 +12,9 @@
 //! let mut guard = work.lock();
 //! guard.push(3);
 //! // Who comes meanwhile goes again, and knows that the holder will look once more.
-//! assert!(work.lock_or_leave_word().is_none());
+//! assert!(work.lock_or_notify_holder().is_none());
 //! assert!(guard.unlock(), "word was left");
-//! assert_eq!(work.turn_or_leave_word(|v| v.drain(..).sum::<u32>()), Some(6));
+//! assert_eq!(work.turn_or_notify_holder(|v| v.drain(..).sum::<u32>()), Some(6));
 //! ```
 //!
 //! # Levels

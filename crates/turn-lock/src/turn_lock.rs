@@ -154,7 +154,7 @@ impl<T, const LEVEL: usize> Guard<'_, T, LEVEL> {
         self.lock.value.with_mut(|p| f(unsafe { &mut (*p).value }))
     }
     /// Gives the lock back, to who waits for it if somebody does. Returns whether word was left, and nobody waits who
-    /// is told of it: then [`TurnLock::turn_or_leave_word`] or its like is due.
+    /// is told of it: then [`TurnLock::turn_or_notify_holder`] or its like is due.
     #[must_use = "somebody may have left word"]
     #[inline(always)]
     pub fn unlock(self) -> bool {
@@ -232,9 +232,9 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
     /// Runs `f` if nobody holds the lock, and again while word was left meanwhile; else leaves word, so
     /// that the holder runs its own once more. `None`: another holder does the work. Never waits.
     #[inline]
-    pub fn turn_or_leave_word<R>(&self, mut f: impl FnMut(&mut T) -> R) -> Option<R> {
+    pub fn turn_or_notify_holder<R>(&self, mut f: impl FnMut(&mut T) -> R) -> Option<R> {
         let mut result = None;
-        while let Some(mut guard) = self.lock_or_leave_word() {
+        while let Some(mut guard) = self.lock_or_notify_holder() {
             result = Some(guard.run(&mut f));
             if !guard.unlock() {
                 break;
@@ -246,7 +246,7 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
     /// The lock, if nobody holds it; else leaves word: [`Guard::unlock`] will tell its holder, who may be this thread.
     /// Never waits.
     #[inline]
-    pub fn lock_or_leave_word(&self) -> Option<Guard<'_, T, LEVEL>> {
+    pub fn lock_or_notify_holder(&self) -> Option<Guard<'_, T, LEVEL>> {
         loop {
             match self.lock_once() {
                 Ok(guard) => return Some(guard),
@@ -303,7 +303,7 @@ impl<T, const LEVEL: usize> TurnLock<T, LEVEL> {
         let mut guard = self.lock();
         let r = guard.run(f);
         if guard.unlock_unfavoured() {
-            self.turn_or_leave_word(again);
+            self.turn_or_notify_holder(again);
         }
         r
     }

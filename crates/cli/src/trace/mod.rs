@@ -1,4 +1,4 @@
-//! `hca portals trace`: the way of messages through match lists, told step by step.
+//! `hca portals trace`: the path of messages through match lists, step by step.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -7,8 +7,8 @@
 //! | `told` | what comes out |
 
 mod play;
+mod record;
 mod scenario;
-mod told;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -19,8 +19,8 @@ use thiserror::Error;
 
 use crate::args::TraceArgs;
 use play::Stage;
+use record::Record;
 use scenario::{Scenario, ScenarioError};
-use told::Told;
 
 /// Bytes of a file, at most.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -123,9 +123,9 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<Ended, Failure> {
         }
         let all = played(scenario, number, args.json)?;
         if !args.json {
-            println!("{}", told::table(&all));
+            println!("{}", record::table(&all));
         }
-        if all.iter().any(Told::is_unexpected) {
+        if all.iter().any(Record::is_unexpected) {
             ended = Ended::Otherwise;
         }
     }
@@ -133,19 +133,19 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<Ended, Failure> {
 }
 
 /// Plays a scenario. What refuses a line is an error of the scenario; with `json` each line is printed as it is played.
-fn played(scenario: &Scenario, number: usize, json: bool) -> Result<Vec<Told>, Failure> {
+fn played(scenario: &Scenario, number: usize, json: bool) -> Result<Vec<Record>, Failure> {
     let mut stage = Stage::new(scenario, number)?;
     let mut all = Vec::new();
     for statement in &scenario.statements {
-        let told = stage.play(statement).map_err(|e| match e.downcast::<ScenarioError>() {
+        let record = stage.play(statement).map_err(|e| match e.downcast::<ScenarioError>() {
             Ok(wrong) => Failure::from(TraceError::Scenario(*wrong)),
             Err(other) => other,
         })?;
         if json {
-            println!("{}", serde_json::to_string(&told).expect("what is told has string keys"));
+            println!("{}", serde_json::to_string(&record).expect("a record has string keys"));
         }
-        if statement.what.is_message() || !told.events.is_empty() || !json {
-            all.push(told);
+        if statement.what.is_message() || !record.events.is_empty() || !json {
+            all.push(record);
         }
     }
     Ok(all)
@@ -191,13 +191,13 @@ fn read(path: &PathBuf) -> Result<(String, String), TraceError> {
 mod tests {
     use super::*;
 
-    fn play(text: &str) -> Vec<Told> {
+    fn play(text: &str) -> Vec<Record> {
         static NUMBER: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(1000);
         let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         played(&Scenario::parse("test", text).unwrap(), number, false).unwrap()
     }
-    fn why(told: &Told) -> Vec<(&str, &str)> {
-        told.compared.iter().map(|c| (c.entry.as_str(), c.why.as_str())).collect()
+    fn why(record: &Record) -> Vec<(&str, &str)> {
+        record.compared.iter().map(|c| (c.entry.as_str(), c.why.as_str())).collect()
     }
 
     #[test]
@@ -205,8 +205,8 @@ mod tests {
         for (number, (name, _, text)) in BUILT_IN.iter().enumerate() {
             let scenario = Scenario::parse(name, text).unwrap();
             let all = played(&scenario, number, false).unwrap();
-            assert!(!all.iter().any(Told::is_unexpected), "{name}:\n{}", told::table(&all));
-            let messages = || all.iter().filter_map(|told| told.outcome.as_ref());
+            assert!(!all.iter().any(Record::is_unexpected), "{name}:\n{}", record::table(&all));
+            let messages = || all.iter().filter_map(|record| record.outcome.as_ref());
             assert!(
                 messages().all(|outcome| outcome.expected.is_some()),
                 "{name} expects nothing of a message"
@@ -220,13 +220,13 @@ mod tests {
              post short portal=4 bits=7 length=4 options=put,no-truncate\npost wild portal=4 ignore=0xff\n\
              post behind portal=4 bits=7\nput portal=4 bits=7";
         let all = play(text);
-        let told = all.last().unwrap();
-        let said = why(told);
+        let record = all.last().unwrap();
+        let said = why(record);
         assert_eq!(said[0], ("bits", "bits differ in 0x10"));
         assert!(said[1].0 == "from" && said[1].1.starts_with("the message is from a"), "{said:?}");
         assert_eq!(said[2], ("short", "8 B do not fit, and it does not truncate"));
         assert_eq!((said[3], said.len()), (("wild", "takes it"), 4), "no entry behind it is asked");
-        assert_eq!(told.outcome.as_ref().unwrap().text, "8 B at offset 0 of wild");
+        assert_eq!(record.outcome.as_ref().unwrap().text, "8 B at offset 0 of wild");
     }
 
     #[test]
@@ -248,14 +248,14 @@ mod tests {
     fn what_is_not_as_expected_is_marked() {
         let all = play("portal 4\nput portal=4 expect=ok");
         assert!(all[1].is_unexpected());
-        assert!(told::table(&all).contains("NOT AS EXPECTED: ok"));
+        assert!(record::table(&all).contains("NOT AS EXPECTED: ok"));
     }
 
     #[test]
     fn the_table_is_aligned_from_line_to_line() {
         let text = "portal 4\npost a_rather_long_name portal=4 bits=0xffff_ffff\npost e portal=4 bits=7\n\
              put portal=4 bits=7\nput portal=4 bits=7";
-        let table = told::table(&play(text));
+        let table = record::table(&play(text));
         let ends: Vec<_> = table.lines().filter_map(|line| line.find("priority")).collect();
         assert_eq!(ends.len(), 4, "{table}");
         assert!(ends.iter().all(|at| *at == ends[0]), "{table}");

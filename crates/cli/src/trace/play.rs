@@ -13,11 +13,11 @@ use ::portals::{Listed, Memory, Nid, Node, NodeOptions, Pid};
 use hca::{Opened, open_exactly};
 use hca_perf::Failure;
 
+use super::record::{Compared, Happened, Outcome, Record};
 use super::scenario::{
     EntryOption, Expect, FIRST_SENDER, From, Kind, Message, PortalOption, Post, Scenario, ScenarioError,
     Statement, What, Wrong,
 };
-use super::told::{Compared, Happened, Outcome, Told};
 
 /// How long a message may take inside this process.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -57,9 +57,9 @@ impl<'a> Stage<'a> {
         let net = format!("loopback://portals-trace-{number}?progress=inline");
         let target = process(&net, &cards, None)?;
         let steps = Arc::new(Mutex::new(Vec::new()));
-        let told = Arc::clone(&steps);
+        let log = Arc::clone(&steps);
         target.ni.set_trace(Some(Trace::new(move |step| {
-            told.lock().unwrap_or_else(PoisonError::into_inner).push(*step);
+            log.lock().unwrap_or_else(PoisonError::into_inner).push(*step);
         })));
         let first = process(&net, &cards, None)?;
         let senders = BTreeMap::from([(FIRST_SENDER.to_owned(), first)]);
@@ -68,8 +68,8 @@ impl<'a> Stage<'a> {
     }
 
     /// Does what the next statement says.
-    pub(super) fn play(&mut self, statement: &Statement) -> Result<Told, Failure> {
-        let mut told = Told::new(&self.scenario.name, statement);
+    pub(super) fn play(&mut self, statement: &Statement) -> Result<Record, Failure> {
+        let mut record = Record::new(&self.scenario.name, statement);
         let done = match &statement.what {
             What::Sender { name, uid } => self.sender(name, *uid),
             What::Portal { index, options, events } => self.portal(*index, options, *events),
@@ -83,7 +83,7 @@ impl<'a> Stage<'a> {
                 self.disabled.insert(*index);
                 Ok(self.target.ni.pt_disable(*index)?)
             }
-            What::Message(message) => self.message(message, &mut told),
+            What::Message(message) => self.message(message, &mut record),
         };
         // What a call of the interface refuses is the line's fault; all else is not.
         done.map_err(|e: Failure| match e.downcast::<::portals::v4::Error>() {
@@ -94,8 +94,8 @@ impl<'a> Stage<'a> {
             }),
             Err(other) => other,
         })?;
-        told.events = self.happened()?;
-        Ok(told)
+        record.events = self.happened()?;
+        Ok(record)
     }
 
     fn sender(&mut self, name: &str, uid: Option<u32>) -> Result<(), Failure> {
@@ -154,7 +154,7 @@ impl<'a> Stage<'a> {
         Ok(self.target.ni.me_unlink(posted.expect("the reader knows it").handle)?)
     }
 
-    fn message(&mut self, message: &Message, told: &mut Told) -> Result<(), Failure> {
+    fn message(&mut self, message: &Message, record: &mut Record) -> Result<(), Failure> {
         self.steps().clear();
         let event = self.send(message)?;
         let steps = std::mem::take(&mut *self.steps());
@@ -165,14 +165,14 @@ impl<'a> Stage<'a> {
             if let Step::Asked { entry, list, refuses } = *step
                 && !closed
             {
-                told.compared.push(self.compared(message, sender, entry, list, refuses));
+                record.compared.push(self.compared(message, sender, entry, list, refuses));
             }
         }
         let landed = steps.iter().rev().find_map(|step| match *step {
             Step::Done { entry, list, offset, mlength, .. } => Some((entry, list, offset, mlength)),
             _ => None,
         });
-        told.outcome = Some(self.outcome(message, &event, landed, closed));
+        record.outcome = Some(self.outcome(message, &event, landed, closed));
         Ok(())
     }
     /// Sends a message and waits for what its sender hears.

@@ -58,7 +58,7 @@ pub(crate) struct Portal {
 }
 
 pub(crate) struct Model {
-    pub(crate) face: Face,
+    pub(crate) version: Version,
     pub(crate) portals: Vec<Portal>,
     /// In the order of their lists, both lists of all portals.
     pub(crate) posted: Vec<Posted>,
@@ -75,7 +75,7 @@ fn has(region: &Region, option: Options) -> bool {
 }
 
 impl Model {
-    pub(crate) fn new(face: Face, flow_control: &[bool], events: usize, max_headers: usize) -> Self {
+    pub(crate) fn new(version: Version, flow_control: &[bool], events: usize, max_headers: usize) -> Self {
         let portal = |&flow_control: &bool| Portal {
             flow_control,
             disabled: false,
@@ -87,7 +87,7 @@ impl Model {
             },
         };
         Self {
-            face,
+            version,
             portals: flow_control.iter().map(portal).collect(),
             posted: Vec::new(),
             waiting: Vec::new(),
@@ -190,7 +190,7 @@ impl Model {
             return;
         }
         let Some(region) = entry.region else { return };
-        if self.face == Face::V4 && !has(&region, Options::EVENT_LINK_DISABLE) {
+        if self.version == Version::V4 && !has(&region, Options::EVENT_LINK_DISABLE) {
             let event = Event {
                 pt_index: pt as u32,
                 list,
@@ -413,7 +413,7 @@ impl Model {
                     _ => Options::OP_PUT | Options::OP_GET,
                 };
                 let wrong_user = p.entry.uid.is_some_and(|uid| uid != h.uid);
-                if (wrong_user || !has(region, needs)) && self.face == Face::V3 {
+                if (wrong_user || !has(region, needs)) && self.version == Version::V3 {
                     continue;
                 }
                 if wrong_user {
@@ -500,7 +500,7 @@ impl Model {
         }
         let md = p.md;
         self.in_flight.push(flight);
-        if self.face == Face::V3 && !has(&region, Options::EVENT_START_DISABLE) {
+        if self.version == Version::V3 && !has(&region, Options::EVENT_START_DISABLE) {
             let kind = match h.operation {
                 Operation::Put | Operation::Atomic(..) => EventKind::PutStart,
                 Operation::Get => EventKind::GetStart,
@@ -538,8 +538,8 @@ impl Model {
         let (region, list, md, pt) = (p.entry.region.unwrap(), p.list, p.md, p.pt);
         let mlength = if fail == NiFail::Ok { f.mlength } else { 0 };
         let operation = f.header.operation;
-        let (kind, tells) = match self.face {
-            Face::V4 => (
+        let (kind, tells) = match self.version {
+            Version::V4 => (
                 match operation {
                     Operation::Put => EventKind::Put,
                     Operation::Get => EventKind::Get,
@@ -549,7 +549,7 @@ impl Model {
                 !has(&region, Options::EVENT_COMM_DISABLE)
                     && (fail != NiFail::Ok || !has(&region, Options::EVENT_SUCCESS_DISABLE)),
             ),
-            Face::V3 => (
+            Version::V3 => (
                 match operation {
                     Operation::Put | Operation::Atomic(..) => EventKind::PutEnd,
                     Operation::Get => EventKind::GetEnd,
@@ -593,7 +593,7 @@ impl Model {
         if std::mem::take(&mut p.ending) {
             p.keeps_unlink = false;
             let md = p.md.take();
-            let kind = if self.face == Face::V3 { EventKind::Unlink } else { EventKind::AutoUnlink };
+            let kind = if self.version == Version::V3 { EventKind::Unlink } else { EventKind::AutoUnlink };
             self.tell_end(at, kind, md);
             if !self.posted[at].leaving {
                 self.posted[at].entry.region = None;

@@ -17,7 +17,8 @@ impl Rig {
         Self::with(Config::default(), PortalOptions::empty(), 64)
     }
     pub(crate) fn v3() -> Self {
-        let mut rig = Self::with(Config { face: Face::V3, ..Config::default() }, PortalOptions::empty(), 64);
+        let mut rig =
+            Self::with(Config { version: Version::V3, ..Config::default() }, PortalOptions::empty(), 64);
         rig.ni.pt_free(rig.pt).unwrap();
         rig.pt = rig.ni.pt_alloc(PortalOptions::empty(), None, None).unwrap();
         rig

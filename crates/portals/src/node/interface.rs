@@ -14,7 +14,7 @@ use super::peer::Flying;
 use crate::memory::Pieces;
 use crate::trace::Trace;
 
-/// Which of a node's interfaces: those of the two faces do not hear each other.
+/// The kind of a node's interface; interfaces of the two versions do not exchange messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     /// 4.3.
@@ -58,14 +58,14 @@ pub(crate) struct NiState {
     /// It is being closed: it takes nothing, and begins nothing.
     closing: bool,
     /// What the program has of it, for when it opens it once more.
-    pub(crate) face: Option<Weak<dyn Any + Send + Sync>>,
+    pub(crate) object: Option<Weak<dyn Any + Send + Sync>>,
     /// Which of several queues or counts is asked first: the one behind that which had something last.
     pub(crate) turn: usize,
 }
 
 impl NiState {
     pub(crate) fn new(kind: Kind, config: Config, size: Option<u32>) -> Self {
-        let engine = Interface::new(Config { tells_released: true, ..config });
+        let engine = Interface::new(Config { reports_released: true, ..config });
         Self {
             engine,
             kind,
@@ -78,7 +78,7 @@ impl NiState {
             trace: None,
             bundles: 0,
             closing: false,
-            face: None,
+            object: None,
             turn: 0,
         }
     }

@@ -475,7 +475,7 @@ impl Inner {
     #[cold]
     fn catch_up(&self, errands: &mut Vec<Errand>) -> bool {
         loop {
-            let Some(mut state) = self.state.lock_or_leave_word() else { return false };
+            let Some(mut state) = self.state.lock_or_notify_holder() else { return false };
             for done in self.take_done() {
                 if let Err(error) = state.conclude(done) {
                     tracing::warn!(%error, "a Portals peer can't be connected to");

@@ -269,7 +269,7 @@ impl Ni {
         }
     }
     fn run_handler(&self, handled: &Handled) {
-        while let Some(mut handler) = handled.handler.lock_or_leave_word() {
+        while let Some(mut handler) = handled.handler.lock_or_notify_holder() {
             let running = Running::new(&handled.running);
             // A queue that was freed gives none.
             while let Ok(Some(got)) = self.inner.core.look(|ni| self.take(ni, handled.eq)) {

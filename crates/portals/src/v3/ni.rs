@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use hca_matching::{Acl, Config, Face, Jid, Limits as EngineLimits, Source, Uid};
+use hca_matching::{Acl, Config, Jid, Limits as EngineLimits, Source, Uid, Version};
 
 use super::eq::Queues;
 use super::error::{Error, ReturnCode};
@@ -142,15 +142,19 @@ impl Ni {
             return Err(crate::Error::PidInUse { asked, node: own });
         }
         let limits = desired.granted(node);
-        let config =
-            Config { face: Face::V3, limits: limits.to_engine(), seed: node.draw(), ..Config::default() };
+        let config = Config {
+            version: Version::V3,
+            limits: limits.to_engine(),
+            seed: node.draw(),
+            ..Config::default()
+        };
         loop {
             match NiCore::open(node, Kind::V3, config) {
                 Err(crate::Error::InterfaceOpen) => {}
                 Ok(core) => return Self::new(core, limits),
                 Err(error) => return Err(error),
             }
-            if let Some(inner) = NiCore::face_of(node, Kind::V3).and_then(|face| face.downcast().ok()) {
+            if let Some(inner) = NiCore::object_of(node, Kind::V3).and_then(|object| object.downcast().ok()) {
                 return Ok(Self { inner });
             }
             // Another thread is opening or closing it.
@@ -164,8 +168,8 @@ impl Ni {
         core.with(|ni| ni.engine.set_acl(0, Some(own_user)))?;
         let id = NiHandle(NEXT.fetch_add(1, Ordering::Relaxed));
         let inner = Arc::new(Inner { core, id, queues: Queues::default(), limits });
-        let face: Arc<dyn Any + Send + Sync> = inner.clone();
-        inner.core.set_face(Arc::downgrade(&face));
+        let object: Arc<dyn Any + Send + Sync> = inner.clone();
+        inner.core.set_object(Arc::downgrade(&object));
         Ok(Self { inner })
     }
     /// The granted limits (`actual` of `PtlNIInit`).

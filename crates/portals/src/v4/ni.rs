@@ -4,7 +4,7 @@ use std::any::Any;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use hca_matching::{Config, Face, Nid, Pid, Process, Rank, Uid};
+use hca_matching::{Config, Nid, Pid, Process, Rank, Uid, Version};
 
 use super::{Error, Limits, NiHandle, NiOptions, StatusRegister};
 use crate::ni::NiCore;
@@ -63,14 +63,16 @@ impl Ni {
         let kind = Kind::V4 { matching, logical };
         let seed = node.options().seed.unwrap_or_else(|| RandomState::new().hash_one(kind.index()));
         let limits = desired.to_engine();
-        let config = Config { face: Face::V4, matching, limits, seed, ..Config::default() };
+        let config = Config { version: Version::V4, matching, limits, seed, ..Config::default() };
         loop {
             match NiCore::open(node, kind, config) {
                 Err(crate::Error::InterfaceOpen) => {}
                 Ok(core) => return Ok(Self::new(core, desired, matching)),
                 Err(error) => return Err(error),
             }
-            if let Some(inner) = NiCore::face_of(node, kind).and_then(|face| face.downcast::<Inner>().ok()) {
+            if let Some(inner) =
+                NiCore::object_of(node, kind).and_then(|object| object.downcast::<Inner>().ok())
+            {
                 return Ok(Self { inner });
             }
             // Another thread is opening or closing it.
@@ -81,8 +83,8 @@ impl Ni {
         let eager_bytes = core.node().options().eager_bytes;
         let limits = desired.granted(&core.limits(), eager_bytes);
         let inner = Arc::new(Inner { core, handle: NiHandle::next(), limits, matching });
-        let face: Arc<dyn Any + Send + Sync> = inner.clone();
-        inner.core.set_face(Arc::downgrade(&face));
+        let object: Arc<dyn Any + Send + Sync> = inner.clone();
+        inner.core.set_object(Arc::downgrade(&object));
         Self { inner }
     }
 

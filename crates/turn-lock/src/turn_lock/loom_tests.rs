@@ -26,7 +26,7 @@ fn no_posted_work_is_left_lying() {
         let posted = Arc::new(AtomicU32::new(0));
         let turn = |lock: &Lock<INNER>, posted: &AtomicU32| {
             posted.fetch_add(1, Ordering::AcqRel);
-            lock.turn_or_leave_word(|done| *done += posted.swap(0, Ordering::AcqRel));
+            lock.turn_or_notify_holder(|done| *done += posted.swap(0, Ordering::AcqRel));
         };
         let threads: Vec<_> = (0..2)
             .map(|_| {
@@ -51,7 +51,7 @@ fn a_favourite_and_who_takes_it_back_are_never_both_inside() {
         let posted = Arc::new(AtomicU32::new(0));
         let turn = |lock: &Lock<INNER>, posted: &AtomicU32| {
             posted.fetch_add(1, Ordering::AcqRel);
-            lock.turn_or_leave_word(|done| *done += posted.swap(0, Ordering::AcqRel));
+            lock.turn_or_notify_holder(|done| *done += posted.swap(0, Ordering::AcqRel));
         };
         turn(&lock, &posted);
         let other = {
@@ -89,9 +89,9 @@ struct Nested {
 impl Nested {
     fn turn(&self) {
         self.posted.fetch_add(1, Ordering::AcqRel);
-        self.outer.turn_or_leave_word(|done| {
+        self.outer.turn_or_notify_holder(|done| {
             *done += self.posted.swap(0, Ordering::AcqRel);
-            self.inner.turn_or_leave_word(|turns| *turns += 1);
+            self.inner.turn_or_notify_holder(|turns| *turns += 1);
         });
     }
 }
@@ -100,13 +100,13 @@ impl Nested {
 fn of_nested_favours_the_outer_one_is_taken_back() {
     nested(3, |both| {
         both.posted.fetch_add(1, Ordering::AcqRel);
-        both.outer.turn_or_leave_word(|done| *done += both.posted.swap(0, Ordering::AcqRel));
+        both.outer.turn_or_notify_holder(|done| *done += both.posted.swap(0, Ordering::AcqRel));
     });
 }
 
 #[test]
 fn of_nested_favours_the_inner_one_is_taken_back() {
-    nested(2, |both| _ = both.inner.turn_or_leave_word(|turns| *turns += 1));
+    nested(2, |both| _ = both.inner.turn_or_notify_holder(|turns| *turns += 1));
 }
 
 #[test]
@@ -119,14 +119,14 @@ fn of_nested_favours_both_are_taken_back() {
 fn waited_for(lock: fn() -> Lock<INNER>) {
     model_of_three_switches().check(move || {
         let (lock, posted) = (Arc::new(lock()), Arc::new(AtomicU32::new(0)));
-        lock.turn_or_leave_word(|n| *n += 1);
+        lock.turn_or_notify_holder(|n| *n += 1);
         let take = |posted: &AtomicU32| posted.swap(0, Ordering::AcqRel);
         let other = {
             let (lock, posted) = (lock.clone(), posted.clone());
             loom::thread::spawn(move || lock.with(|n| *n += 1, |n| *n += take(&posted)))
         };
         posted.fetch_add(1, Ordering::AcqRel);
-        lock.turn_or_leave_word(|n| *n += take(&posted));
+        lock.turn_or_notify_holder(|n| *n += take(&posted));
         lock.with(|n| *n += 1, |n| *n += take(&posted));
         other.join().unwrap();
         assert_eq!(posted.load(Ordering::Acquire), 0);
@@ -149,7 +149,7 @@ fn who_waits_for_a_favourite_has_its_turn_and_no_posted_work_is_left_lying() {
 fn a_favour_is_taken_back_by_who_does_not_wait() {
     model_of_three_switches().check(|| {
         let lock = Arc::new(favouring::<OUTER>());
-        lock.turn_or_leave_word(|n| *n += 1);
+        lock.turn_or_notify_holder(|n| *n += 1);
         let other = {
             let lock = lock.clone();
             loom::thread::spawn(move || {

@@ -10,7 +10,7 @@ fn try_with<T, R, const LEVEL: usize>(lock: &TurnLock<T, LEVEL>, f: impl FnOnce(
     let mut guard = lock.try_lock()?;
     let result = f(&mut guard);
     if guard.unlock() {
-        lock.turn_or_leave_word(|_| ());
+        lock.turn_or_notify_holder(|_| ());
     }
     Some(result)
 }
@@ -24,7 +24,7 @@ fn is_favoured<T, const LEVEL: usize>(lock: &TurnLock<T, LEVEL>) -> bool {
 fn favoured<const LEVEL: usize>() -> Option<TurnLock<u32, LEVEL>> {
     let lock = TurnLock::new(0);
     for _ in 0..FAVOUR.0 {
-        lock.turn_or_leave_word(|n| *n += 1);
+        lock.turn_or_notify_holder(|n| *n += 1);
     }
     is_favoured(&lock).then_some(lock)
 }
@@ -37,11 +37,11 @@ fn who_turns_often_is_favoured_until_another_comes() {
     std::thread::scope(|s| s.spawn(other).join().unwrap());
     assert!(!is_favoured(&lock));
     for _ in 0..FAVOUR.0 {
-        lock.turn_or_leave_word(|n| *n += 1);
+        lock.turn_or_notify_holder(|n| *n += 1);
     }
     assert!(!is_favoured(&lock), "it takes more turns now");
     for _ in 0..FAVOUR.0 {
-        lock.turn_or_leave_word(|n| *n += 1);
+        lock.turn_or_notify_holder(|n| *n += 1);
     }
     assert!(is_favoured(&lock));
 }
@@ -50,11 +50,11 @@ fn who_turns_often_is_favoured_until_another_comes() {
 fn a_favourite_within_its_turn_leaves_word_for_itself() {
     let Some(lock) = favoured::<INNER>() else { return };
     let mut turns = 0;
-    let result = lock.turn_or_leave_word(|n| {
+    let result = lock.turn_or_notify_holder(|n| {
         turns += 1;
         assert_eq!(try_with(&lock, |_| ()), None, "it is inside");
         if turns == 1 {
-            assert_eq!(lock.turn_or_leave_word(|_| unreachable!("it is inside")), None::<()>);
+            assert_eq!(lock.turn_or_notify_holder(|_| unreachable!("it is inside")), None::<()>);
         }
         *n
     });
@@ -77,7 +77,7 @@ fn is_handed_to_who_waits(lock: &TurnLock<u32, INNER>) {
         guard.run(|n| *n += 1);
         assert!(!guard.unlock(), "nobody left word");
         // Whether it is there still or not depends on how fast that one is.
-        let word = lock.turn_or_leave_word(|n| assert!(*n % 2 == 0, "it was before who waited")).is_none();
+        let word = lock.turn_or_notify_holder(|n| assert!(*n % 2 == 0, "it was before who waited")).is_none();
         let told = waits.join().unwrap();
         assert!(!told || word);
     });
@@ -97,10 +97,10 @@ fn a_lock_that_was_left_to_who_waits_is_nobody_elses_and_keeps_word() {
     let guard = lock.lock();
     // As by one who waits and does not run now.
     let held = lock.state.load(Ordering::Relaxed);
-    assert!(lock.ask_or_take(held).is_none() && lock.lock_or_leave_word().is_none());
+    assert!(lock.ask_or_take(held).is_none() && lock.lock_or_notify_holder().is_none());
     assert!(!guard.unlock(), "who waits is told");
     for _ in 0..2 {
-        assert!(lock.try_lock().is_none() && lock.lock_or_leave_word().is_none());
+        assert!(lock.try_lock().is_none() && lock.lock_or_notify_holder().is_none());
     }
     let guard = lock.ask_or_take(lock.state.load(Ordering::Relaxed)).expect("it was left to this one");
     assert!(guard.unlock(), "word was left");
@@ -116,7 +116,7 @@ fn who_waits_has_its_turn_beside_those_who_never_stop() {
         for _ in 0..2 {
             s.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    _ = lock.turn_or_leave_word(|n| *n += 1);
+                    _ = lock.turn_or_notify_holder(|n| *n += 1);
                 }
             });
         }
@@ -128,7 +128,7 @@ fn who_waits_has_its_turn_beside_those_who_never_stop() {
 #[test]
 fn a_favourite_within_another_lock_of_the_level_enters_nevertheless() {
     let (Some(one), Some(two)) = (favoured::<INNER>(), favoured::<INNER>()) else { return };
-    let sum = try_with(&one, |a| two.turn_or_leave_word(|b| *a + *b));
+    let sum = try_with(&one, |a| two.turn_or_notify_holder(|b| *a + *b));
     assert_eq!(sum, Some(Some(2 * FAVOUR.0)));
     assert!(is_favoured(&one) && !is_favoured(&two));
 }
@@ -136,7 +136,7 @@ fn a_favourite_within_another_lock_of_the_level_enters_nevertheless() {
 #[test]
 fn a_favourite_is_within_one_lock_of_each_level() {
     let (Some(outer), Some(inner)) = (favoured::<OUTER>(), favoured::<INNER>()) else { return };
-    let sum = try_with(&outer, |a| inner.turn_or_leave_word(|b| *a + *b));
+    let sum = try_with(&outer, |a| inner.turn_or_notify_holder(|b| *a + *b));
     assert_eq!(sum, Some(Some(2 * FAVOUR.0)));
     assert!(is_favoured(&outer) && is_favoured(&inner));
 }
@@ -155,7 +155,7 @@ fn a_favourite_in_turn_of_two_locks_of_a_level_stays_that_of_both() {
 fn a_guest_is_never_favoured() {
     let lock = TurnLock::<_, OUTER>::new(0_u32);
     for _ in 0..2 * FAVOUR.0 {
-        assert!(!lock.lock_or_leave_word().unwrap().unlock_unfavoured());
+        assert!(!lock.lock_or_notify_holder().unwrap().unlock_unfavoured());
         lock.with(|_| (), |_| ());
     }
     assert!(!is_favoured(&lock));
@@ -169,9 +169,9 @@ fn a_favourite_within_its_turn_is_told_of_the_word_that_another_left() {
         s.spawn(|| assert!(lock.try_lock().is_none(), "it is inside"));
     });
     std::thread::scope(|s| {
-        s.spawn(|| assert!(lock.lock_or_leave_word().is_none(), "it is inside"));
+        s.spawn(|| assert!(lock.lock_or_notify_holder().is_none(), "it is inside"));
     });
-    assert!(lock.lock_or_leave_word().is_none(), "also for itself, which holds it as anybody by now");
+    assert!(lock.lock_or_notify_holder().is_none(), "also for itself, which holds it as anybody by now");
     assert!(guard.unlock());
     assert!(!is_favoured(&lock));
     assert!(!lock.lock().unlock(), "it was told once");
@@ -197,10 +197,10 @@ fn two_favourites_that_have_work_for_each_other_do_not_wait() {
     for own in 0..2 {
         let (locks, meeting, done) = (locks.clone(), meeting.clone(), done.clone());
         std::thread::spawn(move || {
-            (0..FAVOUR.0).for_each(|_| _ = locks[own].turn_or_leave_word(|n| *n += 1));
+            (0..FAVOUR.0).for_each(|_| _ = locks[own].turn_or_notify_holder(|n| *n += 1));
             let guard = locks[own].lock();
             meeting.wait();
-            assert!(locks[1 - own].lock_or_leave_word().is_none(), "the other is inside");
+            assert!(locks[1 - own].lock_or_notify_holder().is_none(), "the other is inside");
             meeting.wait();
             done.send(guard.unlock()).unwrap();
         });
@@ -216,7 +216,7 @@ fn the_next_thread_has_the_word_of_one_that_ended() {
     let lock = TurnLock::<_, INNER>::new(0_u32);
     for _ in 0..8 {
         std::thread::scope(|s| {
-            s.spawn(|| (0..2 * FAVOUR.0).for_each(|_| _ = lock.turn_or_leave_word(|n| *n += 1)));
+            s.spawn(|| (0..2 * FAVOUR.0).for_each(|_| _ = lock.turn_or_notify_holder(|n| *n += 1)));
         });
     }
     assert_eq!(lock.with(|n| *n, |_| ()), 16 * FAVOUR.0);

@@ -1,4 +1,4 @@
-//! What is told of each statement: as a table, and as JSON.
+//! The record of each statement: as a table, and as JSON.
 
 use ::portals::trace::Reason;
 use ::portals::v4::ListKind;
@@ -10,7 +10,7 @@ use super::scenario::{Statement, What};
 
 /// What a statement brought about; one object a line with `--json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Told {
+pub(super) struct Record {
     /// The scenario, or the file.
     pub(super) scenario: String,
     /// The line, from 1 on.
@@ -59,7 +59,7 @@ pub(super) struct Happened {
     pub(super) text: String,
 }
 
-impl Told {
+impl Record {
     pub(super) fn new(scenario: &str, statement: &Statement) -> Self {
         Self {
             scenario: scenario.to_owned(),
@@ -93,22 +93,22 @@ impl Happened {
 }
 
 /// Lays a whole scenario out: a line a statement, and under it what it met, in columns that are the same for all.
-pub(super) fn table(all: &[Told]) -> String {
+pub(super) fn table(all: &[Record]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_header(["", "entry", "list", "match bits", "ignored", "from", "what"]);
     let row = |first: &str, last: &str| [first, "", "", "", "", "", last].map(str::to_owned);
     let mut rows = 0;
     let mut marks = Vec::new();
-    for told in all {
-        marks.push((rows, told));
-        for c in &told.compared {
+    for record in all {
+        marks.push((rows, record));
+        for c in &record.compared {
             let sign = if c.takes { "=" } else { "-" };
             let (bits, ignore) = (format!("{:#x}", c.bits), format!("{:#x}", c.ignore));
             table.add_row([sign, &c.entry, &c.list, &bits, &ignore, &c.from, &c.why]);
             rows += 1;
         }
-        if let Some(outcome) = &told.outcome {
+        if let Some(outcome) = &record.outcome {
             let missed = match (&outcome.wanted, outcome.expected) {
                 (Some(wanted), Some(false)) => format!("  NOT AS EXPECTED: {wanted}"),
                 _ => String::new(),
@@ -116,7 +116,7 @@ pub(super) fn table(all: &[Told]) -> String {
             table.add_row(row(">", &format!("{}{missed}", outcome.text)));
             rows += 1;
         }
-        for event in &told.events {
+        for event in &record.events {
             table.add_row(row("!", &format!("{}: {}", event.event, event.text)));
             rows += 1;
         }
@@ -125,9 +125,9 @@ pub(super) fn table(all: &[Told]) -> String {
     let lines: Vec<_> = text.lines().map(str::trim_end).collect();
     let mut out = String::new();
     out.push_str(lines[0]);
-    for (at, (from, told)) in marks.iter().enumerate() {
+    for (at, (from, record)) in marks.iter().enumerate() {
         let to = marks.get(at + 1).map_or(rows, |next| next.0);
-        out.push_str(&format!("\n{:>4}  {}", told.line, told.statement));
+        out.push_str(&format!("\n{:>4}  {}", record.line, record.statement));
         for line in &lines[1 + from..1 + to] {
             out.push('\n');
             out.push_str(line);
