@@ -17,7 +17,7 @@ impl Default for Ran {
 }
 
 impl Ran {
-    /// None so far.
+    /// A record of no check so far.
     #[must_use]
     pub fn new() -> Self {
         Self { last: Instant::now(), total: Duration::ZERO }

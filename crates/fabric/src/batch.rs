@@ -26,7 +26,7 @@ pub struct Train {
 }
 
 impl Train {
-    /// Packets in it.
+    /// The number of packets in this train.
     pub fn packets(&self) -> usize {
         if self.is_single() { 1 } else { (self.len as u32).div_ceil(self.segment as u32) as usize }
     }

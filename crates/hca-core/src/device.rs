@@ -342,7 +342,7 @@ pub struct SrqInit {
     pub max_sge: u32,
 }
 
-/// Memory to register.
+/// The memory region to be registered.
 #[derive(Clone, Copy, Debug)]
 pub struct MrInit {
     /// First byte.
@@ -355,7 +355,7 @@ pub struct MrInit {
     pub access: Access,
 }
 
-/// A registered region.
+/// The handle and the keys of a registered region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MrKeys {
     /// The handle.
@@ -382,11 +382,11 @@ impl DmaMemory {
     pub unsafe fn new(addr: NonNull<u8>, len: usize, owner: Box<dyn Send + Sync>) -> Self {
         Self { addr, len, _owner: owner }
     }
-    /// First byte.
+    /// The address of the first byte.
     pub fn addr(&self) -> NonNull<u8> {
         self.addr
     }
-    /// Bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }

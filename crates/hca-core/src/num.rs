@@ -42,7 +42,7 @@ macro_rules! number {
             pub const fn new(raw: $t) -> Self {
                 Self(raw & $mask)
             }
-            /// The bare number.
+            /// The number as an integer.
             pub const fn raw(self) -> $t {
                 self.0
             }
@@ -238,7 +238,7 @@ impl Mtu {
     /// All of them, ascending.
     pub const ALL: [Self; 5] = [Self::B256, Self::B512, Self::B1024, Self::B2048, Self::B4096];
 
-    /// Bytes of payload.
+    /// The bytes of payload in a full packet.
     pub const fn bytes(self) -> u32 {
         128 << self as u8
     }
@@ -292,7 +292,7 @@ impl AckTimeout {
     pub const fn new(encoded: u8) -> Self {
         Self(encoded & 31)
     }
-    /// The encoded value.
+    /// The value as packets and attributes encode it.
     pub const fn encoding(self) -> u8 {
         self.0
     }
@@ -319,7 +319,7 @@ impl RnrTimer {
     pub const fn new(encoded: u8) -> Self {
         Self(encoded & 31)
     }
-    /// The encoded value.
+    /// The value as packets and attributes encode it.
     pub const fn encoding(self) -> u8 {
         self.0
     }
@@ -354,7 +354,7 @@ impl StaticRate {
     pub const fn new(encoded: u8) -> Self {
         Self(encoded & 63)
     }
-    /// The encoded value.
+    /// The value as packets and attributes encode it.
     pub const fn encoding(self) -> u8 {
         self.0
     }

@@ -114,7 +114,7 @@ enum OpCode {
 }
 
 impl FlatOp {
-    /// From an operation.
+    /// The packed form of an operation.
     #[inline(always)]
     pub const fn new(op: &SendOp) -> Self {
         let none = RemoteAddr { addr: 0, rkey: Rkey::new(0) };
@@ -130,7 +130,7 @@ impl FlatOp {
         };
         Self { addr: remote.addr, first, second, rkey: remote.rkey, code }
     }
-    /// The operation.
+    /// The operation, unpacked again.
     #[inline(always)]
     pub const fn op(&self) -> SendOp {
         let (remote, data) = (self.remote(), self.first as u32);

@@ -368,7 +368,7 @@ impl Opened {
     pub fn context(&self) -> &Context {
         &self.context
     }
-    /// The adapter.
+    /// The adapter as the device trait.
     pub fn device(&self) -> &Arc<dyn Device> {
         self.context.device()
     }

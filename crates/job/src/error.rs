@@ -294,7 +294,7 @@ pub enum LineFault {
     },
 }
 
-/// The operation.
+/// The operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Doing {

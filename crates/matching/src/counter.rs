@@ -76,7 +76,7 @@ impl Interface {
         self.cts.remove(ct.0.index());
         Ok(())
     }
-    /// The counts.
+    /// The counts of a counting event.
     ///
     /// # Errors
     /// [`Error::Handle`].

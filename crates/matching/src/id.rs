@@ -89,7 +89,7 @@ impl Source {
             None => Self::ANY,
         }
     }
-    /// One process.
+    /// The source that is one process.
     pub const fn exactly(process: Process) -> Self {
         Self { packed: process.0, mask: u64::MAX }
     }

@@ -287,7 +287,7 @@ impl Interface {
             aborted: false,
         }
     }
-    /// What was granted.
+    /// The limits that were granted.
     pub fn limits(&self) -> &Limits {
         &self.config.limits
     }
@@ -394,7 +394,7 @@ impl Interface {
         }));
         Ok(pt_index)
     }
-    /// Frees a portal.
+    /// Frees an index of the portal table.
     ///
     /// # Errors
     /// [`Error::PtIndex`], or [`Error::InUse`] while entries, headers or operations are there.

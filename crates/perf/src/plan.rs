@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// The longest message that is measured: 1 GiB.
 const MAX_SIZE: u64 = 1 << 30;
 
-/// An operation.
+/// An operation that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Op {
@@ -54,7 +54,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// A programming interface.
+/// A programming interface that is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Layer {
@@ -82,7 +82,7 @@ impl fmt::Display for Layer {
     }
 }
 
-/// A transport service.
+/// A transport service that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Service {

@@ -90,7 +90,7 @@ impl Measured {
         let latencies = Histogram::new_with_bounds(1, MAX_LATENCY_NS, 3).expect("the bounds are legal");
         Self { latencies, messages: 0, errors: 0, elapsed: Duration::ZERO }
     }
-    /// Messages a second.
+    /// The rate in messages a second.
     pub fn rate(&self) -> f64 {
         let seconds = self.elapsed.as_secs_f64();
         if seconds > 0.0 { self.messages as f64 / seconds } else { 0.0 }
@@ -273,7 +273,7 @@ impl Pair {
         }
     }
 
-    /// Does one measurement.
+    /// Measures one phase of one case.
     ///
     /// # Errors
     /// The peer or a device can't go on.

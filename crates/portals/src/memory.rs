@@ -33,7 +33,7 @@ impl Memory {
         Ok(Self(unsafe { pd.register(addr, len, Access::REMOTE_READ)? }.range(..)))
     }
 
-    /// Bytes.
+    /// The length in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.0.len()
@@ -81,7 +81,7 @@ impl Memory {
     pub fn write_at(&self, offset: usize, data: &[u8]) {
         self.0.write_at(offset, data);
     }
-    /// All bytes, copied.
+    /// A copy of all bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut out = vec![0; self.len()];
         self.read_at(0, &mut out);

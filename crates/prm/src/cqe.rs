@@ -105,7 +105,7 @@ impl Cqe64 {
 }
 
 codes! {
-    /// What completes.
+    /// The kind of what completes.
     pub enum CqeOpcode {
         Req = 0 "a request of the send queue",
         RespWrImm = 1 "a receive request, by RDMA WRITE with immediate",

@@ -80,7 +80,7 @@ impl Eqe {
 }
 
 codes! {
-    /// What happened.
+    /// The kind of what happened.
     pub enum EventType {
         Comp = 0x00 "a completion queue has something",
         PathMig = 0x01 "a path has migrated",

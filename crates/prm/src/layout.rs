@@ -623,7 +623,7 @@ macro_rules! layout {
                 &mut self.0
             }
 
-            /// What `field` holds.
+            /// The value that `field` holds.
             #[inline(always)]
             #[must_use]
             pub fn get<V: $crate::Value>(&self, field: $crate::Field<Self, V>) -> V {

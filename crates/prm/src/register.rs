@@ -4,7 +4,7 @@ use crate::codes::codes;
 use crate::layout;
 
 codes! {
-    /// Which register.
+    /// The register that an access names.
     pub enum RegisterId {
         Pcap = 0x5001 "capabilities of a port (PCAP)",
         Pmlp = 0x5002 "the port's lanes (PMLP)",

@@ -71,7 +71,7 @@ fn make() -> Option<*mut AtomicU32> {
 pub struct Fork(&'static AtomicU32);
 
 impl Fork {
-    /// Remembers this process.
+    /// A mark of the process that calls this.
     pub fn new() -> Self {
         Self(word())
     }

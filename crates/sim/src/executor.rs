@@ -198,7 +198,7 @@ fn current() -> Rc<Executor> {
         .expect("this is to be called from a task or an actor of a running simulation")
 }
 
-/// The virtual time.
+/// The virtual time of the simulation.
 ///
 /// # Panics
 /// Outside of a simulation.
@@ -273,7 +273,7 @@ pub async fn timeout<F: Future>(time: Duration, future: F) -> Result<F::Output, 
     .await
 }
 
-/// Future of [`sleep`].
+/// The future that [`sleep`] returns.
 #[derive(Debug)]
 pub struct Sleep {
     until: Instant,

@@ -168,7 +168,7 @@ impl SimNet {
     pub(crate) fn clock(&self) -> &Arc<AtomicU64> {
         &self.clock
     }
-    /// The virtual time.
+    /// The virtual time of the network.
     pub fn now(&self) -> Instant {
         Instant::from_nanos(self.clock.load(Ordering::Relaxed))
     }

@@ -28,7 +28,7 @@ impl Rng {
     pub fn fork(&mut self) -> Self {
         Self::new(self.next_u64())
     }
-    /// 64 random bits.
+    /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         let s = &mut self.s;
         let out = s[1].wrapping_mul(5).rotate_left(7).wrapping_mul(9);
@@ -62,7 +62,7 @@ impl Rng {
     pub fn chance(&mut self, p: f64) -> bool {
         p > 0.0 && ((self.next_u64() >> 11) as f64) < p * (1u64 << 53) as f64
     }
-    /// One of several.
+    /// One of several values.
     ///
     /// # Panics
     /// If there are none.

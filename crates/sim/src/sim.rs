@@ -222,11 +222,11 @@ impl Sim {
         }
     }
 
-    /// The seed.
+    /// The seed of this run.
     pub fn seed(&self) -> u64 {
         self.inner.seed
     }
-    /// The network.
+    /// The network between the nodes.
     pub fn net(&self) -> &SimNet {
         &self.inner.net
     }
@@ -234,7 +234,7 @@ impl Sim {
     pub fn stats(&self) -> NetStats {
         self.inner.net.stats()
     }
-    /// The virtual time.
+    /// The virtual time of the simulation.
     pub fn now(&self) -> Instant {
         self.inner.net.now()
     }
@@ -587,11 +587,11 @@ impl Node {
     pub fn index(&self) -> usize {
         self.index
     }
-    /// The address.
+    /// The address of the node.
     pub fn address(&self) -> IpAddr {
         self.sim.net().address(self.index)
     }
-    /// The adapter.
+    /// The adapter of the node.
     ///
     /// # Panics
     /// While the node is down.

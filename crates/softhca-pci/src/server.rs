@@ -199,7 +199,7 @@ impl Server {
         Ok(Self { hca, slots, stop, patience, trimmer: Trimmer::default() })
     }
 
-    /// What stops it.
+    /// A handle that stops this server from another thread.
     ///
     /// # Errors
     /// The system has no descriptors left.

@@ -36,7 +36,7 @@ const SWITCH_NS: u64 = 1_000;
 /// A thread that polls, too, gives way before.
 const COMPUTE_NS: u64 = 200_000;
 
-/// The figures.
+/// The figures of spinning, yielding and sleeping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
     /// Looks in vain before a yield; `u32::MAX` for never.

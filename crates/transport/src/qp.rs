@@ -80,7 +80,7 @@ pub(crate) enum Service {
     Ud(Datagram),
 }
 
-/// A queue pair.
+/// A queue pair as a state machine.
 #[derive(Debug)]
 pub struct Qp {
     config: QpConfig,
@@ -120,11 +120,11 @@ impl Qp {
     pub fn uses_messages(&self) -> bool {
         matches!(self.service, Service::Local(_))
     }
-    /// The service.
+    /// The service of the queue pair.
     pub fn qp_type(&self) -> QpType {
         self.config.qp_type
     }
-    /// The number.
+    /// The number of the queue pair.
     pub fn qpn(&self) -> Qpn {
         self.config.qpn
     }
@@ -138,7 +138,7 @@ impl Qp {
     pub(crate) fn awaits_drain(&self) -> bool {
         self.drain_event
     }
-    /// The state.
+    /// The state of the queue pair.
     pub fn state(&self) -> QpState {
         self.state
     }
@@ -657,7 +657,7 @@ impl Qp {
             self.enter_error(host);
         }
     }
-    /// The send window.
+    /// The send window, for counters.
     pub fn window(&self) -> WindowStats {
         match &self.service {
             Service::Rc(c) => c.requester.stats(),

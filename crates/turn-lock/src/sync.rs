@@ -30,7 +30,7 @@ pub struct UnsafeCell<T>(core::cell::UnsafeCell<T>);
 
 #[cfg(not(loom))]
 impl<T> UnsafeCell<T> {
-    /// Over a value.
+    /// A cell that holds this value.
     pub const fn new(v: T) -> Self {
         Self(core::cell::UnsafeCell::new(v))
     }

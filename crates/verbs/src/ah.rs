@@ -25,11 +25,11 @@ impl AddressHandle {
         Ok(Self { inner: Arc::new(Inner { pd: Arc::clone(pd), handle, av: *av }) })
     }
 
-    /// The path.
+    /// The path that the handle stands for.
     pub fn av(&self) -> &AddressVector {
         &self.inner.av
     }
-    /// The device's handle.
+    /// The handle that the device knows.
     pub fn handle(&self) -> AhHandle {
         self.inner.handle
     }

@@ -46,7 +46,7 @@ impl Context {
         Self { ctx: Arc::new(ctx) }
     }
 
-    /// The device.
+    /// The device of this context.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.ctx.device
     }
@@ -58,7 +58,7 @@ impl Context {
     pub fn port(&self) -> PortAttr {
         self.ctx.device.port()
     }
-    /// All counters.
+    /// All counters of the device.
     pub fn counters(&self) -> Vec<Counter> {
         self.ctx.device.counters()
     }

@@ -75,7 +75,7 @@ impl CompletionQueue {
     pub fn reference(&self) -> CqRef {
         self.cq.clone()
     }
-    /// The device's handle.
+    /// The handle that the device knows.
     pub fn handle(&self) -> CqHandle {
         self.cq.handle()
     }
@@ -342,7 +342,7 @@ impl AsRef<Self> for CqRef {
 }
 
 impl CqRef {
-    /// The device's handle.
+    /// The handle that the device knows.
     pub fn handle(&self) -> CqHandle {
         self.shared.handle
     }

@@ -32,7 +32,7 @@ impl SharedMr {
         Self { region: Arc::new(region) }
     }
 
-    /// Bytes.
+    /// The length in bytes.
     #[allow(clippy::len_without_is_empty)] // a region has at least one
     pub fn len(&self) -> usize {
         self.region.len()
@@ -41,7 +41,7 @@ impl SharedMr {
     pub fn access(&self) -> Access {
         self.region.access()
     }
-    /// The device's handle.
+    /// The handle that the device knows.
     pub fn handle(&self) -> MrHandle {
         self.region.keys().handle
     }
@@ -197,7 +197,7 @@ impl SharedRange {
     pub(crate) fn into_region(self) -> Option<Region> {
         Arc::into_inner(self.region)
     }
-    /// Bytes.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -209,7 +209,7 @@ impl SharedRange {
     pub fn offset(&self) -> usize {
         self.start
     }
-    /// The region.
+    /// The region that the part lies in.
     pub fn mr(&self) -> SharedMr {
         SharedMr { region: Arc::clone(&self.region) }
     }

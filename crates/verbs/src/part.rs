@@ -73,7 +73,7 @@ impl First {
     pub(crate) fn new(buf: Buf, len: usize) -> Self {
         Self { buf, len }
     }
-    /// The whole buffer.
+    /// The whole buffer of this part.
     pub fn into_buf(self) -> Buf {
         self.buf
     }
@@ -201,7 +201,7 @@ impl Iterator for Emptying<'_> {
 pub(crate) mod sealed {
     use super::{Emptying, Entries, Filling, Part};
 
-    /// A local list.
+    /// A local list of a request.
     #[diagnostic::on_unimplemented(message = "`{Self}` is no local list", label = "not a local list")]
     pub trait List: Sized + Unpin {
         /// What of it stays outside of the slot.

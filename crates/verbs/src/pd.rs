@@ -56,7 +56,7 @@ impl Pd {
     pub fn context(&self) -> Context {
         Context { ctx: Arc::clone(&self.core.ctx) }
     }
-    /// The device's handle.
+    /// The handle that the device knows.
     pub fn handle(&self) -> PdHandle {
         self.core.handle
     }

@@ -280,7 +280,7 @@ pub struct SendBatch<'a, S: Service> {
 }
 
 impl<S: Service> SendBatch<'_, S> {
-    /// Posts a request.
+    /// Posts a request to the send queue.
     ///
     /// # Errors
     /// Like [`SendQueue::post_send`]; the requests before it are posted.
@@ -372,7 +372,7 @@ impl<'a> RecvBatch<'a> {
     pub(crate) fn of(side: &'a mut RecvSide) -> Self {
         Self { side: Some(side), posted: 0 }
     }
-    /// Posts a request.
+    /// Posts a request to the receive queue.
     ///
     /// # Errors
     /// Like [`RecvQueue::post_recv`]; the requests before it are posted.
@@ -455,7 +455,7 @@ impl<S: Service> QpControl<S> {
         self.inner.endpoint
     }
 
-    /// State and attributes.
+    /// The state and the attributes of the queue pair.
     ///
     /// # Errors
     /// The device refused.

@@ -87,7 +87,7 @@ struct CqOwner {
 }
 
 impl RawCq {
-    /// Creates it.
+    /// Creates the queue on a device.
     ///
     /// # Errors
     /// The device's limits.
@@ -96,7 +96,7 @@ impl RawCq {
         let (handle, port) = ctx.device.create_cq(depth)?;
         Ok(Self { port, owner: Arc::new(CqOwner { ctx, handle }) })
     }
-    /// The device's handle.
+    /// The handle that the device knows.
     pub fn handle(&self) -> CqHandle {
         self.owner.handle
     }
@@ -152,7 +152,7 @@ struct SrqOwner {
 }
 
 impl RawSrq {
-    /// Creates it.
+    /// Creates the queue on a device.
     ///
     /// # Errors
     /// The device's limits.
@@ -161,7 +161,7 @@ impl RawSrq {
         let (handle, port) = pd.ctx.device.create_srq(pd.handle, init)?;
         Ok(Self { port, owner: Arc::new(SrqOwner { pd, handle }) })
     }
-    /// The device's handle.
+    /// The handle that the device knows.
     pub fn handle(&self) -> SrqHandle {
         self.owner.handle
     }
@@ -266,7 +266,7 @@ impl RawQp {
     pub fn qpn(&self) -> Qpn {
         self.qpn
     }
-    /// The granted capabilities.
+    /// The capabilities that were granted.
     pub fn cap(&self) -> QpCap {
         self.cap
     }
@@ -297,7 +297,7 @@ impl RawQp {
         }
         Ok(())
     }
-    /// State and attributes.
+    /// The state and the attributes of the queue pair.
     ///
     /// # Errors
     /// The device refused.

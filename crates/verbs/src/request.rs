@@ -75,7 +75,7 @@ impl<O, L> SendRequest<O, L> {
         self.head.flags |= SendFlags::SOLICITED;
         self
     }
-    /// The local list.
+    /// The local list of the request.
     pub fn local(&self) -> &L {
         &self.local
     }

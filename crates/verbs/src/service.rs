@@ -51,10 +51,10 @@ pub mod ops {
     /// SEND to any peer.
     #[derive(Debug)]
     pub enum Datagram {}
-    /// RDMA WRITE.
+    /// The operation RDMA WRITE, of RC and UC.
     #[derive(Debug)]
     pub enum Write {}
-    /// RDMA READ.
+    /// The operation RDMA READ, of RC.
     #[derive(Debug)]
     pub enum Read {}
     /// Compare and swap, fetch and add.

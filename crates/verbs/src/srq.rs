@@ -54,7 +54,7 @@ impl Srq {
     pub fn reference(&self) -> SrqRef {
         self.srq.clone()
     }
-    /// The device's handle.
+    /// The handle that the device knows.
     pub fn handle(&self) -> SrqHandle {
         self.srq.inner.handle
     }

@@ -270,7 +270,7 @@ impl DmaBuf {
     pub fn load(&self, at: usize, out: &mut [u8]) {
         self.chunk.memory.load(self.check(at, out.len()), out);
     }
-    /// Makes bytes 0.
+    /// Sets bytes to 0, from `at` on.
     pub fn zero(&self, at: usize, len: usize) {
         self.chunk.memory.zero(self.check(at, len), len);
     }

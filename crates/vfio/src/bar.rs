@@ -44,7 +44,7 @@ impl Bar {
         Ok(Self { function: function.clone(), index, info, file })
     }
 
-    /// Bytes of it.
+    /// The size in bytes.
     pub fn size(&self) -> u64 {
         self.info.size
     }

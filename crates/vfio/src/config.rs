@@ -77,42 +77,42 @@ impl ConfigSpace {
         self.function.0.backend.write(&self.region, at, data)
     }
 
-    /// Reads a byte.
+    /// Reads a byte at an offset.
     ///
     /// # Errors
     /// It lies outside, or the function is gone; so with all the others, which are aligned as well.
     pub fn read8(&self, offset: u16) -> Result<u8, FunctionError> {
         self.read(offset).map(u8::from_le_bytes)
     }
-    /// Reads 2 bytes.
+    /// Reads 2 bytes at an offset.
     ///
     /// # Errors
     /// As [`read8`](Self::read8).
     pub fn read16(&self, offset: u16) -> Result<u16, FunctionError> {
         self.read(offset).map(u16::from_le_bytes)
     }
-    /// Reads 4 bytes.
+    /// Reads 4 bytes at an offset.
     ///
     /// # Errors
     /// As [`read8`](Self::read8).
     pub fn read32(&self, offset: u16) -> Result<u32, FunctionError> {
         self.read(offset).map(u32::from_le_bytes)
     }
-    /// Writes a byte.
+    /// Writes a byte at an offset.
     ///
     /// # Errors
     /// As [`read8`](Self::read8).
     pub fn write8(&self, offset: u16, v: u8) -> Result<(), FunctionError> {
         self.write(offset, &v.to_le_bytes())
     }
-    /// Writes 2 bytes.
+    /// Writes 2 bytes at an offset.
     ///
     /// # Errors
     /// As [`read8`](Self::read8).
     pub fn write16(&self, offset: u16, v: u16) -> Result<(), FunctionError> {
         self.write(offset, &v.to_le_bytes())
     }
-    /// Writes 4 bytes.
+    /// Writes 4 bytes at an offset.
     ///
     /// # Errors
     /// As [`read8`](Self::read8).
@@ -159,7 +159,7 @@ impl ConfigSpace {
     pub fn set_bus_master(&self, on: bool) -> Result<(), FunctionError> {
         self.set_command(COMMAND_MASTER, on)
     }
-    /// Whether it may.
+    /// Whether the function may access memory by itself.
     ///
     /// # Errors
     /// The function is gone.

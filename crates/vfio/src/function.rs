@@ -100,7 +100,7 @@ impl PciFunction {
         self.0.backend.name()
     }
 
-    /// The configuration space.
+    /// The configuration space of the function.
     ///
     /// # Errors
     /// It does not describe one.

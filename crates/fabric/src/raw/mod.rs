@@ -59,7 +59,7 @@ const BYTES_A_SLOT: usize = 1024;
 /// Any protocol, for a packet socket.
 const ETH_P_ALL: u16 = 3;
 
-/// Which RoCE.
+/// The version of RoCE that frames are of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RoceVersion {
     /// EtherType 0x8915 and a GRH: one Ethernet only.

@@ -343,7 +343,7 @@ impl Bracket<'_> {
         if at.addr() & 7 == 0 { Ok(at) } else { Err(AccessError::Alignment) }
     }
 
-    /// Writes a slice.
+    /// Writes a slice into the region, from `offset` on.
     ///
     /// # Errors
     /// As [`AccessError`] says; nothing was written then.

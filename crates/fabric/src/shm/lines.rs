@@ -58,7 +58,7 @@ impl LineData<'_> {
     pub fn len(&self) -> usize {
         self.len
     }
-    /// Copies it.
+    /// Copies the message to where its receiver wants it.
     ///
     /// # Safety
     /// That of [`hca_dma::store`], for as many bytes from `to`.

@@ -165,11 +165,11 @@ impl SharedPages {
         (within <= inner.len && len <= inner.len - within).then_some(Self(inner))
     }
 
-    /// The first byte.
+    /// The address of the first byte.
     pub fn addr(&self) -> NonNull<u8> {
         self.0.base
     }
-    /// Bytes: whole pages.
+    /// The length in bytes, which is of whole pages.
     pub fn len(&self) -> usize {
         self.0.len
     }

@@ -28,7 +28,7 @@ enum Taken {
     Some,
 }
 
-/// Takes what arrives.
+/// Takes what arrives over shared memory.
 pub trait ShmSink {
     /// A packet.
     fn packet(&mut self, packet: &RxPacket<'_>);

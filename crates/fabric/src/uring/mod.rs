@@ -32,7 +32,7 @@ pub struct UringOptions {
     pub single_thread: bool,
 }
 
-/// RoCEv2 over io_uring.
+/// A fabric of RoCEv2 over UDP sockets, through io_uring.
 pub struct UringFabric {
     // Before the socket that it receives from: dropped first.
     ring: Ring,

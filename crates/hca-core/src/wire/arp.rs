@@ -35,7 +35,7 @@ impl ArpPacket {
     /// The sender has its address.
     pub const REPLY: u16 = 2;
 
-    /// A packet.
+    /// A packet of this operation between these addresses.
     pub const fn new(
         operation: u16,
         (sender_mac, sender_ip): ([u8; 6], Ipv4Addr),
@@ -63,7 +63,7 @@ impl ArpPacket {
     pub const fn sender_ip(&self) -> Ipv4Addr {
         Ipv4Addr::from_octets(self.sender_ip)
     }
-    /// The target's address.
+    /// The IP address of the target.
     pub const fn target_ip(&self) -> Ipv4Addr {
         Ipv4Addr::from_octets(self.target_ip)
     }

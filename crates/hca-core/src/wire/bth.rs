@@ -69,7 +69,7 @@ impl Bth {
         self.se_m_pad_tver = self.se_m_pad_tver & !MIG_REQ | if mig_req { MIG_REQ } else { 0 };
         self
     }
-    /// The operation code.
+    /// The operation code of the packet.
     #[inline]
     pub const fn opcode(&self) -> Opcode {
         Opcode::new(self.opcode)
@@ -93,12 +93,12 @@ impl Bth {
     pub const fn version(&self) -> u8 {
         self.se_m_pad_tver & TVER
     }
-    /// Partition key.
+    /// The partition key of the packet.
     #[inline]
     pub const fn pkey(&self) -> Pkey {
         Pkey::new(self.pkey.get())
     }
-    /// Destination queue pair.
+    /// The number of the destination queue pair.
     #[inline]
     pub const fn dest_qp(&self) -> Qpn {
         Qpn::new(self.dest_qp.get())
@@ -116,7 +116,7 @@ impl Bth {
     pub const fn becn(&self) -> bool {
         self.fecn_becn & BECN != 0
     }
-    /// Packet sequence number.
+    /// The packet sequence number (PSN).
     #[inline]
     pub const fn psn(&self) -> Psn {
         Psn::new(self.psn.get())

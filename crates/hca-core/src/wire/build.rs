@@ -113,7 +113,7 @@ impl<'a> PacketBuilder<'a> {
         self.mig_req = mig_req;
         self
     }
-    /// The partition key.
+    /// Sets the partition key of the BTH.
     #[must_use]
     pub fn pkey(mut self, pkey: Pkey) -> Self {
         self.pkey = pkey;
@@ -139,7 +139,7 @@ impl<'a> PacketBuilder<'a> {
         /// The key to invalidate.
         ieth: Ieth,
     }
-    /// Immediate data.
+    /// Adds immediate data to the packet.
     #[must_use]
     pub fn imm(mut self, data: u32) -> Self {
         self.imm = Some(ImmDt { data: Be32::new(data) });

@@ -62,7 +62,7 @@ impl VlanTag {
     pub const fn vid(&self) -> u16 {
         self.tci.get() & VID
     }
-    /// Priority, 3 bits.
+    /// The priority of the frame, 3 bits.
     pub const fn priority(&self) -> u8 {
         (self.tci.get() >> PCP_SHIFT) as u8
     }

@@ -53,7 +53,7 @@ impl Grh {
     pub const fn version(&self) -> u8 {
         self.version_class_flow.version()
     }
-    /// Traffic class.
+    /// The traffic class, 8 bits.
     pub const fn traffic_class(&self) -> u8 {
         self.version_class_flow.traffic_class()
     }
@@ -61,11 +61,11 @@ impl Grh {
     pub const fn flow_label(&self) -> u32 {
         self.version_class_flow.flow_label()
     }
-    /// The source GID.
+    /// The GID of the source.
     pub const fn sgid(&self) -> Gid {
         Gid(self.sgid)
     }
-    /// The destination GID.
+    /// The GID of the destination.
     pub const fn dgid(&self) -> Gid {
         Gid(self.dgid)
     }

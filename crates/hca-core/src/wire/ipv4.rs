@@ -75,11 +75,11 @@ impl Ipv4Header {
     pub const fn is_fragment(&self) -> bool {
         self.flags_offset.get() & (MORE_FRAGMENTS | OFFSET) != 0
     }
-    /// Source address.
+    /// The address of the source.
     pub const fn src(&self) -> Ipv4Addr {
         Ipv4Addr::from_octets(self.src)
     }
-    /// Destination address.
+    /// The address of the destination.
     pub const fn dst(&self) -> Ipv4Addr {
         Ipv4Addr::from_octets(self.dst)
     }

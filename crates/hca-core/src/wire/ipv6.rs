@@ -58,11 +58,11 @@ impl Ipv6Header {
     pub const fn flow_label(&self) -> u32 {
         self.version_class_flow.flow_label()
     }
-    /// Source address.
+    /// The address of the source.
     pub const fn src(&self) -> Ipv6Addr {
         Ipv6Addr::from_octets(self.src)
     }
-    /// Destination address.
+    /// The address of the destination.
     pub const fn dst(&self) -> Ipv6Addr {
         Ipv6Addr::from_octets(self.dst)
     }

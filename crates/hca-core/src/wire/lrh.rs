@@ -54,7 +54,7 @@ impl Lrh {
             slid: Be16::new(slid.raw()),
         }
     }
-    /// Virtual lane.
+    /// The virtual lane, 4 bits.
     pub const fn vl(&self) -> u8 {
         self.vl_lver >> HIGH
     }
@@ -62,11 +62,11 @@ impl Lrh {
     pub const fn version(&self) -> u8 {
         self.vl_lver & LOW
     }
-    /// Service level.
+    /// The service level, 4 bits.
     pub const fn sl(&self) -> u8 {
         self.sl_lnh >> HIGH
     }
-    /// The next header.
+    /// The header that follows this one.
     pub const fn next(&self) -> NextHeader {
         match self.sl_lnh & LNH {
             0 => NextHeader::Raw,
@@ -75,7 +75,7 @@ impl Lrh {
             _ => NextHeader::Grh,
         }
     }
-    /// The destination LID.
+    /// The LID of the destination.
     pub const fn dlid(&self) -> Lid {
         Lid::new(self.dlid.get())
     }
@@ -83,7 +83,7 @@ impl Lrh {
     pub const fn words(&self) -> u16 {
         self.pkt_len.get() & PKT_LEN
     }
-    /// The source LID.
+    /// The LID of the source.
     pub const fn slid(&self) -> Lid {
         Lid::new(self.slid.get())
     }

@@ -31,7 +31,7 @@ pub struct MadHeader {
 }
 const _: () = assert!(size_of::<MadHeader>() == 24 && align_of::<MadHeader>() == 1);
 
-/// Management classes.
+/// The management classes of MADs.
 pub mod mgmt_class {
     /// Subnet management, routed by LID.
     pub const SUBN_LID_ROUTED: u8 = 0x01;

@@ -43,7 +43,7 @@ impl LinkAddressOption {
     /// The MAC of the message's target.
     pub const TARGET: u8 = 2;
 
-    /// An option.
+    /// An option of this kind that holds a MAC.
     pub const fn new(kind: u8, mac: [u8; 6]) -> Self {
         Self { kind, units: 1, mac }
     }

@@ -98,12 +98,12 @@ impl Opcode {
     /// Congestion notification packet of RoCEv2.
     pub const CNP: Self = Self(0x81);
 
-    /// Any byte.
+    /// The operation code of any byte.
     #[inline]
     pub const fn new(raw: u8) -> Self {
         Self(raw)
     }
-    /// The byte.
+    /// The byte of the operation code.
     #[inline]
     pub const fn raw(self) -> u8 {
         self.0

@@ -73,7 +73,7 @@ impl<'a> Packet<'a> {
     pub fn bth(&self) -> &'a Bth {
         view(self.bytes, 0)
     }
-    /// The operation code.
+    /// The operation code of the packet.
     #[inline]
     pub fn opcode(&self) -> Opcode {
         self.bth().opcode()

@@ -53,7 +53,7 @@ pub struct Settings {
 pub struct Eager(u32);
 
 impl Eager {
-    /// In bytes.
+    /// The limit in bytes.
     pub fn bytes(self) -> u64 {
         self.0.into()
     }

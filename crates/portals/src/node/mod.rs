@@ -374,7 +374,7 @@ impl Node {
     pub fn rank(&self) -> Option<Rank> {
         Some(self.inner.identity.rank).filter(|&rank| rank != NO_RANK)
     }
-    /// The job.
+    /// The number of the node's job.
     pub fn jid(&self) -> Jid {
         self.inner.identity.jid
     }
@@ -386,7 +386,7 @@ impl Node {
     pub fn is_offloaded(&self) -> bool {
         self.inner.offloaded
     }
-    /// The device.
+    /// The device that the node runs on.
     pub fn context(&self) -> &Context {
         &self.inner.context
     }
@@ -394,7 +394,7 @@ impl Node {
     pub fn options(&self) -> &NodeOptions {
         &self.inner.options
     }
-    /// What it counted.
+    /// The counters of this node.
     pub fn counts(&self) -> Counts {
         self.with(|state| state.counts)
     }

@@ -152,7 +152,7 @@ impl Error {
     pub fn call(&self) -> &'static str {
         self.call
     }
-    /// The cause.
+    /// The cause of this return code.
     pub fn cause(&self) -> &crate::Error {
         &self.source
     }

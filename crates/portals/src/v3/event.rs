@@ -55,7 +55,7 @@ impl EventKind {
     }
 }
 
-/// An event (`ptl_event_t`).
+/// An event of an event queue (`ptl_event_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     /// The kind (`type`).

@@ -56,7 +56,7 @@ impl From<NiHandle> for AnyHandle {
     }
 }
 
-/// A process (`ptl_process_id_t`).
+/// The address of a process (`ptl_process_id_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ProcessId {
     /// The node.

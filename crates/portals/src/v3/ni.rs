@@ -230,7 +230,7 @@ impl Ni {
     pub fn uid(&self) -> Uid {
         self.node().uid()
     }
-    /// This process.
+    /// The address of this process.
     #[doc(alias = "PtlGetId")]
     pub fn id(&self) -> ProcessId {
         let card = self.node().card();

@@ -3,7 +3,7 @@
 use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Names an interface.
+/// The handle of a network interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[doc(alias = "ptl_handle_ni_t")]
 pub struct NiHandle(NonZeroU64);

@@ -88,7 +88,7 @@ impl Ni {
         Self { inner }
     }
 
-    /// The granted limits.
+    /// The limits that were granted.
     pub fn limits(&self) -> &Limits {
         &self.inner.limits
     }
@@ -124,7 +124,7 @@ impl Ni {
     pub fn is_logical(&self) -> bool {
         self.inner.core.kind().is_logical()
     }
-    /// Whether entries match.
+    /// Whether the interface matches messages by their bits.
     pub fn is_matching(&self) -> bool {
         self.inner.matching
     }

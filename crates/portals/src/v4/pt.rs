@@ -29,7 +29,7 @@ impl Ni {
         };
         alloc().map_err(|e| Error::new("PtlPTAlloc", e))
     }
-    /// Frees a portal.
+    /// Frees an index of the portal table.
     ///
     /// # Errors
     /// `PTL_ARG_INVALID`; `PTL_IN_USE` while it has entries, headers wait at it, or operations are under way.

@@ -5,7 +5,7 @@ use crate::layout;
 layout! {
     list LAYOUTS;
 
-    /// General capabilities.
+    /// The general capabilities of an adapter.
     pub struct HcaCap: 0x100 {
         /// Entries of a shared receive queue.
         LOG_MAX_SRQ_SZ: 0x10 [31:24],
@@ -188,7 +188,7 @@ impl HcaCap {
 }
 
 crate::codes::codes! {
-    /// What ports are.
+    /// The kind of an adapter's ports.
     pub enum PortType {
         Ib = 0 "InfiniBand",
         Eth = 1 "Ethernet",

@@ -25,7 +25,7 @@ layout! {
         ROCE_ADDRESS_TABLE_SIZE: 0x1c [15:0],
     }
 
-    /// Capabilities of atomics.
+    /// The capabilities of atomic operations.
     pub struct AtomicCaps: 0x100 {
         /// In which byte order the operands of 8 bytes are in memory: the host's (1), big-endian (0).
         ATOMIC_REQ_8B_ENDIANNESS_MODE: 0x08 [31:30],
@@ -37,7 +37,7 @@ layout! {
         ATOMIC_SIZE_QP: 0x14 [15:0],
     }
 
-    /// Capabilities of Ethernet.
+    /// The capabilities of Ethernet offloads.
     pub struct EthOffloadCap: 0x100 {
         /// Checksums are made and checked.
         CSUM_CAP: 0x00 [31],

@@ -283,7 +283,7 @@ layout! {
         RX_HASH_FIELD_SELECTOR_OUTER: 0x50 {RxHashFieldSelect},
     }
 
-    /// What is hashed.
+    /// The fields of packets that are hashed.
     pub struct RxHashFieldSelect: 0x4 {
         /// IPv4 (0) or IPv6 (1).
         L3_PROT_TYPE: 0x00 [31],

@@ -149,7 +149,7 @@ layout! {
 }
 
 impl CmdIn {
-    /// The operation code.
+    /// The operation code of the command.
     #[must_use]
     pub fn opcode(&self) -> Opcode {
         Opcode(self.get(Self::OPCODE) as u16)

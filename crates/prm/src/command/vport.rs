@@ -208,7 +208,7 @@ layout! {
         ROCE_EN: 0x00 [1],
     }
 
-    /// An Ethernet address.
+    /// An entry that holds an Ethernet address.
     pub struct MacAddress: 0x8 {
         /// The upper part.
         MAC_ADDR_47_32: 0x00 [15:0],
@@ -234,7 +234,7 @@ layout! {
 macro_rules! mac {
     ($layout:ident, $upper:ident, $lower:ident) => {
         impl $layout {
-            /// The Ethernet address.
+            /// The Ethernet address of the entry.
             #[must_use]
             pub fn mac(&self) -> [u8; 6] {
                 let [_, _, a, b] = self.get(Self::$upper).to_be_bytes();
@@ -285,13 +285,13 @@ codes! {
         Follow = 2 "as the link is",
     }
 
-    /// Which RoCE.
+    /// The version of RoCE of a GID.
     pub enum RoceVersion {
         V1 = 0 "frames with a type of their own",
         V2 = 2 "UDP",
     }
 
-    /// Which IP.
+    /// The version of IP of a GID.
     pub enum RoceL3Type {
         Ipv4 = 0 "IPv4",
         Ipv6 = 1 "IPv6",

@@ -69,7 +69,7 @@ impl Stream {
         }
         Err(Breach::NotDelivered { number, arrived: self.arrived })
     }
-    /// Messages that arrived.
+    /// The number of messages that arrived.
     pub fn count(&self) -> u64 {
         self.arrived
     }
@@ -107,7 +107,7 @@ impl Datagrams {
             all.push(print);
         }
     }
-    /// A message arrived.
+    /// Records that a message arrived.
     ///
     /// # Errors
     /// It was never sent like this, or arrived too often.
@@ -130,7 +130,7 @@ impl Datagrams {
         }
         Ok(())
     }
-    /// Messages that arrived.
+    /// The number of messages that arrived.
     pub fn count(&self) -> u64 {
         self.arrived
     }

@@ -43,7 +43,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// An empty queue.
+    /// The ledger of an empty queue.
     pub fn new(order: Order) -> Self {
         Self { order, entries: VecDeque::new(), failed: None, lossy: false }
     }

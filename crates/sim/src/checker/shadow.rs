@@ -26,7 +26,7 @@ impl Shadow {
     pub fn bytes(&self, range: Range<usize>) -> &[u8] {
         &self.bytes[range]
     }
-    /// The program wrote.
+    /// Records what the program wrote itself.
     ///
     /// # Panics
     /// If it lies outside of the memory.

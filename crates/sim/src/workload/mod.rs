@@ -57,7 +57,7 @@ impl Workload {
     pub fn new() -> Self {
         Self::default()
     }
-    /// Prints every event.
+    /// Prints every event as it happens.
     #[must_use]
     pub fn print_trace(mut self, on: bool) -> Self {
         self.trace = on;
@@ -83,7 +83,7 @@ impl Workload {
         self
     }
 
-    /// Runs a seed.
+    /// Runs the workload of a seed.
     ///
     /// # Errors
     /// A promise was broken.

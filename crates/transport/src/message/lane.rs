@@ -73,7 +73,7 @@ impl Lane<'_> {
         let (number, done) = (self.0.requester.next_number(), self.0.responder.expected());
         [PLAIN | self.0.path.dest_qpn.raw() << 8, u32::from(number) | u32::from(done) << 16, 0]
     }
-    /// It was sent.
+    /// Records that the plain message was sent.
     #[inline]
     pub fn sent(&mut self, now: Instant) {
         self.0.requester.sent_plain(now);

@@ -282,7 +282,7 @@ impl AsyncSrq {
     pub fn post_recv(&self, buf: Buf) -> Result<(), Refused<Buf>> {
         self.home.post_recv(buf)
     }
-    /// Posts receive requests.
+    /// Posts several receive requests.
     ///
     /// # Errors
     /// As [`Srq::post_recv`], for the first that is not taken; those before it are posted.

@@ -313,7 +313,7 @@ impl<S: Service> AsyncQp<S> {
     pub fn post_recv(&self, buf: crate::Buf) -> Result<(), Refused<crate::Buf>> {
         self.handle.lane.post_recv(buf)
     }
-    /// Posts receive requests.
+    /// Posts several receive requests.
     ///
     /// # Errors
     /// As [`post_recv`](Self::post_recv), for the first that is not taken; those before it are posted.
@@ -352,7 +352,7 @@ impl<S: Service> AsyncQp<S> {
         Reclaim::new(&self.handle)
     }
 
-    /// Its reactor.
+    /// The reactor that drives this queue pair.
     pub fn reactor(&self) -> &Reactor {
         &self.handle.reactor
     }

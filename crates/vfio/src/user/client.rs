@@ -48,7 +48,7 @@ impl Default for UserOptions {
 }
 
 impl UserOptions {
-    /// With another deadline.
+    /// Sets another deadline for answers.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;

@@ -43,7 +43,7 @@ struct Outgoing {
     descriptors: Vec<OwnedFd>,
 }
 
-/// A client's connection.
+/// The server's end of a client's connection.
 #[derive(Debug)]
 pub struct Connection {
     channel: Channel,

@@ -76,7 +76,7 @@ impl Listener {
         Ok(this)
     }
 
-    /// Where it listens.
+    /// The path of the socket.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -89,7 +89,7 @@ pub struct Wake {
     pub word: Option<u64>,
 }
 
-/// What is asked.
+/// A request of a client or of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Request<'a> {
@@ -400,7 +400,7 @@ fn multi(r: &mut Reader<'_>) -> Result<Vec<MultiWrite>, WireError> {
     (0..claimed).map(entry).collect()
 }
 
-/// What is answered.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Reply<'a> {

@@ -120,7 +120,7 @@ pub enum WireError {
     },
 }
 
-/// The commands.
+/// The commands of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
 #[non_exhaustive]
@@ -181,7 +181,7 @@ impl Command {
     pub fn from_code(code: u16) -> Option<Self> {
         Self::ALL.into_iter().find(|c| c.code() == code)
     }
-    /// The number.
+    /// The number of the command.
     pub fn code(self) -> u16 {
         self as u16
     }
