@@ -8,7 +8,7 @@
 //! | the server, in a loop | [`Function::look_at_requests`] of all, [`Function::look_at_places`] of all, [`Function::carry_out`] of all | `uar` (doorbells) and `path` |
 //! | `registers`, for a write of the command doorbell | `Function::run_commands` | `command` |
 //! | `command`, by operation code | `Function::create_cq` and the like: `(&mut self, input: &[u8], out: &mut Output) -> Result<(), CmdStatus>` | `command/*` and `objects/*` |
-//! | here and `registers`, for each doorbell that was rung | `Function::rung` | `path` |
+//! | here and `registers`, for each completion queue that was armed | `Function::armed` | `cq` |
 //! | `objects`, `path` | `Function::post_event`, `Function::raise` | `eq` |
 //! | here, for a range of client memory that goes | `Function::release_memory`, then `Guest::unmap` | `objects`, `guest` |
 //! | here, at reset and teardown | `Function::destroy_objects` | `objects` |
@@ -199,10 +199,10 @@ impl Function {
                 self.eq_doorbell(doorbell, arm);
             }
         }
-        for at in 0..self.pages.polled() {
+        for at in 0..self.pages.begin_look() {
             if let Some((uar, cqn)) = self.pages.take_armed(at) {
                 any = true;
-                self.rung(uar, Some(cqn));
+                self.armed(uar, cqn);
             }
             let named = |queue| {
                 self.objects.rouse(queue);
@@ -210,7 +210,7 @@ impl Function {
             };
             if let Some(uar) = self.pages.take_rung(at, named) {
                 any = true;
-                self.rung(uar, None);
+                self.objects.suspect_all();
                 self.ethernet_rung(uar);
             }
         }

@@ -17,11 +17,9 @@ use crate::function::Function;
 use crate::objects::Raised;
 
 impl Function {
-    /// A doorbell of this page was rung, and may name the completion queue that it arms: has armed ones make the events
-    /// that are due. Requests are found by the next look.
-    pub(crate) fn rung(&mut self, uar: u32, armed: Option<u32>) {
-        self.objects.look_at_arms(uar, armed);
-        self.objects.suspect_all();
+    /// A completion queue was armed by a doorbell of this page: has armed ones make the events that are due.
+    pub(crate) fn armed(&mut self, uar: u32, cqn: u32) {
+        self.objects.look_at_arms(uar, cqn);
         self.post_raised();
     }
 

@@ -123,6 +123,7 @@ pub(crate) struct Objects {
     /// Where queue pairs belong whose driver names no protection domain.
     pub(crate) unnamed: Option<PdHandle>,
     pub(crate) cqs: Numbered<cq::Cq>,
+    pub(crate) arms: cq::arms::Arms,
     pub(crate) qps: Numbered<qp::Qp>,
     pub(crate) watched: qp::watch::Watched,
     pub(crate) srqs: Numbered<srq::Srq>,
@@ -179,6 +180,7 @@ impl Objects {
             nobody: None,
             unnamed: None,
             cqs: Numbered::default(),
+            arms: cq::arms::Arms::default(),
             qps: Numbered::default(),
             watched: qp::watch::Watched::default(),
             srqs: Numbered::default(),
@@ -334,6 +336,7 @@ impl Objects {
         self.leaving.add_keys(std::mem::take(&mut self.mkeys), std::mem::take(&mut self.keys_of));
         self.forget_addresses();
         self.cqs.clear();
+        self.arms = cq::arms::Arms::default();
         if let Some(c) = self.completions.take() {
             gone("completion queue", self.hca.destroy_cq(c.handle));
         }

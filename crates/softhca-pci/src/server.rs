@@ -290,6 +290,9 @@ impl Server {
             ticks |= !told && function.pages.polled() > 0;
             ticks |= function.options().script.is_some();
         }
+        for function in self.slots.iter_mut().filter_map(|slot| slot.function.as_mut()) {
+            function.pages.look_at_all();
+        }
         let dozing = if tick == FIRST_TICK { usize::MAX } else { DOZING_A_TICK };
         let worked = if self.look_at_dozing(dozing) | self.turn() {
             Some(true)

@@ -157,7 +157,7 @@ impl Client {
     pub(crate) fn arm(&mut self, cq: &ClientCq, solicited: bool) {
         let word = (cq.sn & 3) << 28 | u32::from(solicited) << 24 | cq.ci & 0xff_ffff;
         self.write(cq.record + 4, &word.to_be_bytes());
-        self.driver.function.rung(self.uar, Some(cq.cqn));
+        self.driver.function.armed(self.uar, cq.cqn);
     }
 
     /// Takes an event: its type and data.
@@ -369,7 +369,7 @@ impl Client {
     }
     pub(crate) fn announce(&mut self, qp: &ClientQp) {
         self.write(qp.record + 4, &u32::from(qp.sq_pi).to_be_bytes());
-        self.driver.function.rung(self.uar, None);
+        self.driver.function.objects.suspect_all();
     }
     pub(crate) fn post_send(&mut self, qp: &mut ClientQp, wqe: &Wqe) -> u16 {
         let counter = self.put_send(qp, wqe);

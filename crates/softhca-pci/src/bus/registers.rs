@@ -227,7 +227,10 @@ impl Function {
                 self.ethernet.rouse(queue);
             }
             let number = |bytes: &[u8]| bytes.try_into().map(u32::from_be_bytes).ok();
-            self.rung(uar, named.and_then(number).map(|n| n & 0xff_ffff));
+            if let Some(cqn) = named.and_then(number) {
+                self.armed(uar, cqn & 0xff_ffff);
+            }
+            self.objects.suspect_all();
             self.ethernet_rung(uar);
         }
     }

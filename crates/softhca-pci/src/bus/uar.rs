@@ -6,6 +6,9 @@
 //! writing zero, and says that this page was rung, and which completion queue was armed: what is to be done stands in
 //! the doorbell records, so that two doorbells in one place lose nothing.
 //!
+//! A program has some pages, and most programs are idle. So pages that were rung lately are looked at each time, and of
+//! the others some in turn; all are before the server sleeps.
+//!
 //! Invariants of the unsafe code:
 //!
 //! 1. `base` is a mapping of `BAR_BYTES` bytes, shared, readable and writable, from `new` to `drop`.
@@ -31,8 +34,11 @@ pub(crate) const PAGE: u64 = 4096;
 pub(crate) const FIRST_UAR: u32 = 16;
 /// Doorbell pages that a function gives out at one time.
 pub(crate) const MAX_UARS: u32 = 2048;
-/// Where in a page doorbells are: that of completion queues, and the send doorbells with two buffers each.
-const SLOTS: [usize; 9] = [0x20, 0x800, 0x900, 0xa00, 0xb00, 0xc00, 0xd00, 0xe00, 0xf00];
+/// Where in a page send doorbells are, with two buffers each.
+const SEND_SLOTS: [usize; 8] = [0x800, 0x900, 0xa00, 0xb00, 0xc00, 0xd00, 0xe00, 0xf00];
+/// Looks in vain before a page is quiet, and how many of those that are quiet are looked at each time.
+const PATIENCE: u32 = 1024;
+const QUIET_A_LOOK: usize = 16;
 
 /// Where event queues are armed and told how far they were read, if their page is polled. The second comes first: who
 /// has written both has read on and not armed again, or has armed last, and is interrupted once too often at worst.
@@ -44,8 +50,14 @@ pub(crate) struct DoorbellPages {
     base: NonNull<c_void>,
     /// Whether each is given out, from [`FIRST_UAR`] on.
     given: Vec<bool>,
-    /// Those that are polled.
-    polled: Vec<u32>,
+    /// Those that are polled, with the looks since each was rung: first those that are looked at each time.
+    polled: Vec<(u32, u32)>,
+    busy: usize,
+    /// Which of the others is the next one, and whether all of them are.
+    next: usize,
+    all: bool,
+    /// Those that are to be looked at now.
+    due: Vec<u32>,
     /// Those of them that an event queue is on.
     listening: Vec<u32>,
 }
@@ -74,6 +86,10 @@ impl DoorbellPages {
             base,
             given: vec![false; MAX_UARS as usize],
             polled: Vec::new(),
+            busy: 0,
+            next: 0,
+            all: false,
+            due: Vec::new(),
             listening: Vec::new(),
         })
     }
@@ -81,7 +97,7 @@ impl DoorbellPages {
     /// Has the next look at them panic.
     #[cfg(test)]
     pub(crate) fn sabotage(&mut self) {
-        self.polled.push(0);
+        self.polled.push((0, 0));
     }
 
     /// The file, which is as long as the BAR.
@@ -95,10 +111,10 @@ impl DoorbellPages {
         self.given[at] = true;
         let uar = FIRST_UAR + at as u32;
         if uar != FIRST_UAR {
-            for slot in SLOTS {
+            for slot in SEND_SLOTS.into_iter().chain([CQ_DOORBELL]) {
                 self.word(uar, slot).store(0, Ordering::Relaxed);
             }
-            self.polled.push(uar);
+            self.polled.push((uar, 0));
         }
         Some(uar)
     }
@@ -109,7 +125,10 @@ impl DoorbellPages {
             return false;
         }
         self.given[(uar - FIRST_UAR) as usize] = false;
-        self.polled.retain(|polled| *polled != uar);
+        if let Some(at) = self.polled.iter().position(|polled| polled.0 == uar) {
+            self.polled.remove(at);
+            self.busy -= usize::from(at < self.busy);
+        }
         self.mute(uar);
         true
     }
@@ -167,7 +186,47 @@ impl DoorbellPages {
     pub(crate) fn clear(&mut self) {
         self.given.fill(false);
         self.polled.clear();
+        self.busy = 0;
         self.listening.clear();
+    }
+
+    /// Has all pages be looked at the next time.
+    pub(crate) fn look_at_all(&mut self) {
+        self.all = true;
+    }
+
+    /// Begins a look. Returns how many pages are to be looked at.
+    pub(crate) fn begin_look(&mut self) -> usize {
+        let quiet = self.polled.len() - self.busy;
+        let count = if std::mem::take(&mut self.all) { quiet } else { quiet.min(QUIET_A_LOOK) };
+        self.due.clear();
+        self.due.extend(self.polled[..self.busy].iter().map(|(uar, _)| *uar));
+        for _ in 0..count {
+            self.next = (self.next + 1) % quiet;
+            self.due.push(self.polled[self.busy + self.next].0);
+        }
+        let mut at = 0;
+        while at < self.busy {
+            self.polled[at].1 += 1;
+            if self.polled[at].1 > PATIENCE {
+                self.busy -= 1;
+                self.polled.swap(at, self.busy);
+            } else {
+                at += 1;
+            }
+        }
+        self.due.len()
+    }
+
+    /// A page was rung.
+    fn stirred(&mut self, uar: u32) {
+        if let Some(at) = self.polled.iter().position(|polled| polled.0 == uar) {
+            self.polled[at].1 = 0;
+            if at >= self.busy {
+                self.polled.swap(at, self.busy);
+                self.busy += 1;
+            }
+        }
     }
 
     /// How many pages are polled.
@@ -175,34 +234,36 @@ impl DoorbellPages {
         self.polled.len()
     }
 
-    /// Takes the doorbell by which completion queues are armed from the polled page number `at`. Returns the page, and
+    /// Takes the doorbell by which completion queues are armed from page number `at` of this look. Returns the page, and
     /// the queue that it names.
-    pub(crate) fn take_armed(&self, at: usize) -> Option<(u32, u32)> {
-        let uar = *self.polled.get(at)?;
+    pub(crate) fn take_armed(&mut self, at: usize) -> Option<(u32, u32)> {
+        let uar = *self.due.get(at)?;
         let word = self.word(uar, CQ_DOORBELL);
         if word.load(Ordering::Relaxed) == 0 {
             return None;
         }
         // Acquire: as in `take_rung`.
         let bytes = word.swap(0, Ordering::Acquire).to_ne_bytes();
+        self.stirred(uar);
         Some((uar, CqDoorbell::from_array(bytes).get(CqDoorbell::CQN)))
     }
 
-    /// Takes the doorbells of the polled page number `at`, and names the queues that they are of. Returns the page if
-    /// there were any.
-    pub(crate) fn take_rung(&self, at: usize, mut named: impl FnMut(u32)) -> Option<u32> {
-        let uar = *self.polled.get(at)?;
+    /// Takes the send doorbells of page number `at` of this look, and names the queues that they are of. Returns the page
+    /// if there were any.
+    pub(crate) fn take_rung(&mut self, at: usize, mut named: impl FnMut(u32)) -> Option<u32> {
+        let uar = *self.due.get(at)?;
         let mut rung = false;
-        for slot in SLOTS {
+        for slot in SEND_SLOTS {
             let word = self.word(uar, slot);
             if word.load(Ordering::Relaxed) != 0 {
                 // Acquire: what the client wrote to its memory before it rang is seen behind this.
                 let bytes = word.swap(0, Ordering::Acquire).to_ne_bytes();
-                if slot != CQ_DOORBELL {
-                    named(queue_of(bytes));
-                }
+                named(queue_of(bytes));
                 rung = true;
             }
+        }
+        if rung {
+            self.stirred(uar);
         }
         rung.then_some(uar)
     }
@@ -239,7 +300,7 @@ pub(crate) fn queue_of(doorbell: [u8; 8]) -> u32 {
 
 /// Whether a doorbell at this place in a page announces work or arms a completion queue.
 pub(crate) fn is_doorbell(offset: u64) -> bool {
-    SLOTS.iter().any(|slot| *slot as u64 == offset)
+    SEND_SLOTS.iter().chain([&CQ_DOORBELL]).any(|slot| *slot as u64 == offset)
 }
 
 #[cfg(test)]
@@ -253,8 +314,10 @@ mod tests {
             (pages.alloc().unwrap(), pages.alloc().unwrap(), pages.alloc().unwrap());
         assert_eq!((trapped, first, second), (FIRST_UAR, FIRST_UAR + 1, FIRST_UAR + 2));
         assert_eq!(pages.polled(), 2, "the first page is trapped");
-        pages.word(second, 0x20).store(1, Ordering::Relaxed);
+        pages.word(second, 0x800).store(1, Ordering::Relaxed);
         pages.word(second, 0x900).store(1, Ordering::Relaxed);
+        assert_eq!(pages.begin_look(), 2);
+        pages.due.sort_unstable();
         assert_eq!(
             [pages.take_rung(0, drop), pages.take_rung(1, drop), pages.take_rung(1, drop)],
             [None, Some(second), None]
@@ -267,6 +330,7 @@ mod tests {
         let (_, uar) = (pages.alloc(), pages.alloc().unwrap());
         let doorbell = CqDoorbell::new().with(CqDoorbell::CMD_SN, 1).with(CqDoorbell::CQN, 0x1234);
         pages.word(uar, 0x20).store(u64::from_ne_bytes(*doorbell.as_bytes()), Ordering::Relaxed);
+        pages.begin_look();
         assert_eq!((pages.take_armed(0), pages.take_armed(0)), (Some((uar, 0x1234)), None));
         assert_eq!(pages.take_rung(0, drop), None);
     }
@@ -303,10 +367,45 @@ mod tests {
         pages.word(uar, 0x800).store(7, Ordering::Relaxed);
         assert!(pages.free(uar));
         assert!(!pages.free(uar) && !pages.free(3) && !pages.free(u32::MAX));
-        assert_eq!(pages.alloc(), Some(uar));
+        assert_eq!((pages.alloc(), pages.begin_look()), (Some(uar), 1));
         assert_eq!(pages.take_rung(0, drop), None);
         while pages.alloc().is_some() {}
         assert_eq!(pages.polled(), MAX_UARS as usize - 1, "as many as there are, and no more");
+    }
+
+    #[test]
+    fn of_many_pages_those_that_were_rung_lately_are_looked_at_each_time_and_the_others_in_turn() {
+        const PAGES: u32 = 200;
+        let mut pages = DoorbellPages::new().unwrap();
+        let all: Vec<u32> = (0..=PAGES).filter_map(|_| pages.alloc()).collect();
+        let ring = |pages: &DoorbellPages, uar| pages.word(uar, 0x800).store(1, Ordering::Relaxed);
+        // Looks until it is found.
+        let looks = |pages: &mut DoorbellPages, uar: u32| {
+            (1_u32..)
+                .find(|_| (0..pages.begin_look()).any(|at| pages.take_rung(at, drop) == Some(uar)))
+                .unwrap()
+        };
+        let most = PAGES.div_ceil(QUIET_A_LOOK as u32);
+        for uar in [all[7], all[PAGES as usize], all[100]] {
+            ring(&pages, uar);
+            assert!((1..=most).contains(&looks(&mut pages, uar)));
+            ring(&pages, uar);
+            assert_eq!(looks(&mut pages, uar), 1, "it was rung lately");
+        }
+        assert_eq!((pages.busy, pages.begin_look()), (3, 3 + QUIET_A_LOOK));
+        // One that goes is not looked at, whichever it is.
+        assert!(pages.free(all[7]) && pages.free(all[20]));
+        assert_eq!((pages.busy, pages.polled()), (2, PAGES as usize - 2));
+        // Quiet ones are found at once before the server sleeps.
+        for _ in 0..=PATIENCE {
+            pages.begin_look();
+        }
+        assert_eq!((pages.busy, pages.begin_look()), (0, QUIET_A_LOOK));
+        for uar in [all[1], all[100]] {
+            ring(&pages, uar);
+            pages.look_at_all();
+            assert_eq!(looks(&mut pages, uar), 1);
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! the driver arms before it looks: perftest does so, and takes each event for a completion.
 //!
 //! A doorbell names its queue, whose word counts as a request then. Doorbells of several queues fall onto one place of
-//! a page, so one may be lost. So when any doorbell of a page is rung, the words of all queues of that page are looked
+//! a page, so one may be lost. So when a queue of a page is armed, the words of all queues of that page are looked
 //! at, and one that has changed counts as a request. The two bits see to it that a request after an event is another
 //! word, unless four events were taken and no completion was. Drivers begin with a word of 0 in the record, and may arm
 //! by that very word; so a new queue's record is given a word that no driver writes ([`UNARMED`]), and what stands

@@ -25,6 +25,8 @@ use crate::srq::Srq;
 /// Completions that are taken at one time, and how often in one look.
 pub(crate) const BATCH: usize = 64;
 const BATCHES: usize = 8;
+/// Completion queues that are looked at in one look because another doorbell may have hidden theirs.
+const ARMS_A_LOOK: usize = 64;
 /// How often the adapter is asked before what it has completed counts as taken.
 const ROUNDS: usize = 4096;
 
@@ -261,19 +263,37 @@ impl Objects {
         n
     }
 
-    /// A doorbell of this page was rung, and may name a completion queue: has those that were armed make the events
-    /// that are due.
-    pub(crate) fn look_at_arms(&mut self, uar: u32, named: Option<u32>) {
-        for (cqn, cq) in self.cqs.iter_mut().filter(|(_, cq)| cq.uar == uar) {
-            if cq.rung(named == Some(*cqn)) {
-                self.raised.push_back(Raised::Completion { eqn: cq.eqn, cqn: *cqn });
-            }
+    /// A doorbell of this page was rung that arms this completion queue: has it, and others whose doorbells it may have
+    /// hidden, make the events that are due.
+    pub(crate) fn look_at_arms(&mut self, uar: u32, named: u32) {
+        if self.cqs.get(&named).is_some_and(|cq| cq.uar == uar) {
+            self.look_at_arm(named, true);
+        }
+        self.arms.suspect(uar);
+        self.look_at_suspected_arms();
+    }
+
+    /// Looks whether some of those are armed whose doorbell another one may have hidden. Returns whether there were any.
+    fn look_at_suspected_arms(&mut self) -> bool {
+        let mut any = false;
+        for _ in 0..ARMS_A_LOOK {
+            let Some(cqn) = self.arms.next_suspect() else { break };
+            self.look_at_arm(cqn, false);
+            any = true;
+        }
+        any
+    }
+
+    fn look_at_arm(&mut self, cqn: u32, named: bool) {
+        let Some(cq) = self.cqs.get_mut(&cqn) else { return };
+        if cq.rung(named) {
+            self.raised.push_back(Raised::Completion { eqn: cq.eqn, cqn });
         }
     }
 
     /// Looks how many requests each send queue has announced. Returns whether there are new ones.
     pub(crate) fn note_requests(&mut self) -> bool {
-        let mut any = self.look_at_suspects();
+        let mut any = self.look_at_suspects() | self.look_at_suspected_arms();
         for number in &self.watched.awake {
             if let Some(qp) = self.qps.get_mut(number) {
                 let noted = send::note(qp);

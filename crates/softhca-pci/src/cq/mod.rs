@@ -1,6 +1,7 @@
 //! Completion queues.
 
 pub(crate) mod arm;
+pub(crate) mod arms;
 pub(crate) mod complete;
 #[cfg(test)]
 mod tests;
@@ -171,6 +172,7 @@ impl Objects {
             arm: Arm::default(),
             context,
         };
+        self.arms.insert(cq.uar, cqn);
         self.cqs.insert(cqn, cq);
         Ok(cqn)
     }
@@ -183,7 +185,9 @@ impl Objects {
         if self.qps.values().any(|qp| qp.cq_send == cqn || qp.cq_recv == cqn) {
             return Err(CmdStatus::ResBusy);
         }
-        self.cqs.remove(&cqn);
+        if let Some(cq) = self.cqs.remove(&cqn) {
+            self.arms.remove(cq.uar, cqn);
+        }
         Ok(())
     }
 
