@@ -299,7 +299,7 @@ impl Function {
         let mut places = Vec::new();
         let first = entry.get(CmdQueueEntry::OUTPUT_MAILBOX_POINTER);
         self.walk(entry, first, 0..mailboxes(output_len), DeliveryStatus::BadOutPtr, |at, _| {
-            places.push(at)
+            places.push(at);
         })?;
 
         let input = &long.input;
