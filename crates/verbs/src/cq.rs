@@ -33,11 +33,10 @@ pub struct CompletionQueue {
     cq: CqRef,
     /// The changes that were taken over from `CqShared`.
     epoch: u64,
-    entries: Vec<Option<Entry>>,
+    /// Where the requests of queue pairs are found; vacant places bear [`Entry::NOBODY`].
+    entries: Vec<Entry>,
     index: HashMap<QpHandle, usize, BuildHasherDefault<HandleHasher>>,
     vacant: Vec<usize>,
-    /// Queue pairs to forget once the completions in hand are taken.
-    gone: Vec<QpHandle>,
     /// Where the last completion's queue pair was found.
     last: usize,
 }
@@ -66,7 +65,6 @@ impl CompletionQueue {
             entries: Vec::new(),
             index: HashMap::default(),
             vacant: Vec::new(),
-            gone: Vec::new(),
             last: 0,
         })
     }
@@ -222,34 +220,36 @@ impl CompletionQueue {
     }
 
     /// Empties `wcs` and fills it; returns how many.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fill(&mut self, wcs: &mut Completions) -> usize {
         wcs.clear();
         let n = self.port.poll(&mut wcs.raw);
         // Acquire: pairs with the Release in `CqShared::change`. After the poll, so that a queue pair
         // whose completion came is known.
         if self.cq.shared.epoch.load(Ordering::Acquire) != self.epoch {
-            self.take_over_changes();
+            return self.take_all_after_changes(n, wcs);
         }
-        if n == 0 && self.gone.is_empty() { 0 } else { self.take_all(n, wcs) }
+        if n == 0 { 0 } else { self.take_all(n, wcs) }
     }
-    #[inline(always)]
-    fn take_all(&mut self, count: usize, wcs: &mut Completions) -> usize {
-        for i in 0..count {
-            self.take(i, wcs);
-        }
-        if !self.gone.is_empty() {
-            self.forget_gone();
-        }
-        wcs.records.len()
+    #[inline(never)]
+    fn take_all(&mut self, n: usize, wcs: &mut Completions) -> usize {
+        (0..n).for_each(|i| self.take(i, wcs));
+        wcs.count
+    }
+    #[cold]
+    fn take_all_after_changes(&mut self, n: usize, wcs: &mut Completions) -> usize {
+        let gone = self.take_over_changes();
+        self.take_all(n, wcs);
+        self.forget(gone);
+        wcs.count
     }
 
     /// Finds the request of a completion and takes its buffers back.
     #[inline(always)]
     fn take(&mut self, raw: usize, wcs: &mut Completions) {
-        let completion = &wcs.raw[raw];
+        let Completions { raw: completions, records, count, parts } = wcs;
+        let completion = &completions[raw];
         let Some(entry) = self.entry(completion.qp) else { return stray(completion, "queue pair") };
-        let parts = &mut wcs.parts;
         let keep = |held| match held {
             Held::Ah(_) => {}
             part => parts.push(Some(part)),
@@ -263,16 +263,17 @@ impl CompletionQueue {
         let Some(id) = id else { return stray(completion, "outstanding request") };
         let context = entry.context;
         // From here on it is the program's number, not that of the slot.
-        wcs.raw[raw].wr_id = id;
-        wcs.records.push(Record { raw, context, parts_end: wcs.parts.len() });
+        completions[raw].wr_id = id;
+        records[*count] = Record { raw, context, parts_end: parts.len() };
+        *count += 1;
     }
 
     #[inline(always)]
     fn entry(&mut self, qp: QpHandle) -> Option<&mut Entry> {
-        if !matches!(self.entries.get(self.last), Some(Some(entry)) if entry.qp == qp) {
+        if self.entries.get(self.last).is_none_or(|entry| entry.qp != qp) {
             self.look_up(qp)?;
         }
-        self.entries.get_mut(self.last)?.as_mut()
+        self.entries.get_mut(self.last)
     }
     #[inline(never)]
     fn look_up(&mut self, qp: QpHandle) -> Option<()> {
@@ -280,32 +281,34 @@ impl CompletionQueue {
         Some(())
     }
 
-    #[cold]
-    fn take_over_changes(&mut self) {
+    /// Learns of the queue pairs that came. Returns those that went, to be [forgotten](Self::forget) once the
+    /// completions in hand are taken.
+    fn take_over_changes(&mut self) -> Vec<QpHandle> {
         let mut changes = self.cq.shared.changes();
         self.epoch = self.cq.shared.epoch.load(Ordering::Relaxed);
         let taken = changes.as_mut().map(std::mem::take).unwrap_or_default();
         drop(changes);
+        let mut gone = Vec::new();
         for (qp, change) in taken {
             // One that went may have done so after the completions in hand were polled.
             let Some(entry) = change else {
-                self.gone.push(qp);
+                gone.push(qp);
                 continue;
             };
             let i = self.vacant.pop().unwrap_or_else(|| {
-                self.entries.push(None);
+                self.entries.push(Entry::NOBODY);
                 self.entries.len() - 1
             });
-            self.entries[i] = Some(entry);
+            self.entries[i] = entry;
             self.index.insert(qp, i);
         }
+        gone
     }
 
-    #[cold]
-    fn forget_gone(&mut self) {
-        for qp in self.gone.drain(..) {
+    fn forget(&mut self, gone: Vec<QpHandle>) {
+        for qp in gone {
             if let Some(i) = self.index.remove(&qp) {
-                self.entries[i] = None;
+                self.entries[i] = Entry::NOBODY;
                 self.vacant.push(i);
             }
         }
@@ -383,6 +386,12 @@ pub(crate) struct Entry {
     pub(crate) context: u64,
     pub(crate) send: Option<RingTaker<Held>>,
     pub(crate) recv: Option<RecvTaker<Held>>,
+}
+
+impl Entry {
+    /// Of no queue pair: no device has a table of so many.
+    const NOBODY: Self =
+        Self { qp: QpHandle { index: u32::MAX, generation: u32::MAX }, context: 0, send: None, recv: None };
 }
 
 #[derive(Default)]

@@ -130,12 +130,13 @@ pub struct Entries<'a> {
 }
 
 impl<'a> Entries<'a> {
+    #[inline(always)]
     pub(crate) fn new(pd: &'a Arc<PdCore>, sges: &'a mut Vec<Sge>, room: usize) -> Self {
         sges.clear();
         Self { pd, sges, room, count: 0, len: 0, foreign: None, shared: false }
     }
 
-    #[inline]
+    #[inline(always)]
     fn push(&mut self, region: &Arc<Region>, addr: u64, len: usize) {
         if !Arc::ptr_eq(&region.pd, self.pd) {
             self.foreign.get_or_insert(self.count);
@@ -149,23 +150,27 @@ impl<'a> Entries<'a> {
     }
 
     /// Entries of the list.
+    #[inline(always)]
     pub(crate) fn count(&self) -> usize {
         self.count
     }
     /// Entries that a list may have.
+    #[inline(always)]
     pub(crate) fn room(&self) -> usize {
         self.room
     }
     /// Bytes of the list.
+    #[inline(always)]
     pub(crate) fn bytes(&self) -> u64 {
         self.len
     }
     /// What the request's flags say of the memory: that of buffers is nobody's to write while they are posted.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn promise(&self) -> SendFlags {
         if self.shared { SendFlags::empty() } else { SendFlags::STABLE }
     }
     /// The first entry that belongs to another protection domain.
+    #[inline(always)]
     pub(crate) fn foreign(&self) -> Option<usize> {
         self.foreign
     }
@@ -212,7 +217,7 @@ pub(crate) mod sealed {
         /// Gives all that it owns to `sink`.
         fn give(self, sink: &mut dyn FnMut(Part));
         /// Bytes to copy instead of a list.
-        #[inline]
+        #[inline(always)]
         fn inline(_: &Self::Shell) -> Option<&[u8]> {
             None
         }
@@ -239,11 +244,11 @@ use sealed::{Entry, List};
 
 impl Entry for Buf {
     type Shell = ();
-    #[inline]
+    #[inline(always)]
     fn add_to(&self, entries: &mut Entries<'_>) {
         entries.push(self.region(), self.as_ptr().addr() as u64, self.len());
     }
-    #[inline]
+    #[inline(always)]
     fn into_part(self) -> (Part, ()) {
         (Part::Buf(self), ())
     }
@@ -254,11 +259,11 @@ impl Entry for Buf {
 
 impl Entry for First {
     type Shell = usize;
-    #[inline]
+    #[inline(always)]
     fn add_to(&self, entries: &mut Entries<'_>) {
         entries.push(self.buf.region(), self.buf.as_ptr().addr() as u64, self.len);
     }
-    #[inline]
+    #[inline(always)]
     fn into_part(self) -> (Part, usize) {
         (Part::Buf(self.buf), self.len)
     }
@@ -269,11 +274,11 @@ impl Entry for First {
 
 impl Entry for FrozenBuf {
     type Shell = ();
-    #[inline]
+    #[inline(always)]
     fn add_to(&self, entries: &mut Entries<'_>) {
         entries.push(self.region(), self.as_ptr().addr() as u64, self.len());
     }
-    #[inline]
+    #[inline(always)]
     fn into_part(self) -> (Part, ()) {
         (Part::Frozen(self), ())
     }
@@ -287,12 +292,12 @@ impl Entry for FrozenBuf {
 
 impl Entry for SharedRange {
     type Shell = ();
-    #[inline]
+    #[inline(always)]
     fn add_to(&self, entries: &mut Entries<'_>) {
         entries.shared = true;
         entries.push(self.region(), self.addr(), self.len());
     }
-    #[inline]
+    #[inline(always)]
     fn into_part(self) -> (Part, ()) {
         (Part::Shared(self), ())
     }
@@ -321,7 +326,7 @@ impl Entry for Part {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn store_one<E: Entry>(entry: E, slot: &mut Filling<'_, '_>) -> E::Shell {
     let (part, shell) = entry.into_part();
     slot.0.push(Held::Part(part));
@@ -336,11 +341,11 @@ macro_rules! single {
     ($($t:ty),*) => {$(
         impl List for $t {
             type Shell = <$t as Entry>::Shell;
-            #[inline]
+            #[inline(always)]
             fn describe(&self, entries: &mut Entries<'_>) {
                 Entry::add_to(self, entries);
             }
-            #[inline]
+            #[inline(always)]
             fn store(self, slot: &mut Filling<'_, '_>) -> Self::Shell {
                 store_one(self, slot)
             }
@@ -481,11 +486,11 @@ impl ScatterList for () {}
 
 impl List for Inline<'_> {
     type Shell = Self;
-    #[inline]
+    #[inline(always)]
     fn describe(&self, entries: &mut Entries<'_>) {
         entries.len += self.0.len() as u64;
     }
-    #[inline]
+    #[inline(always)]
     fn store(self, _: &mut Filling<'_, '_>) -> Self {
         self
     }
@@ -493,7 +498,7 @@ impl List for Inline<'_> {
         shell
     }
     fn give(self, _: &mut dyn FnMut(Part)) {}
-    #[inline]
+    #[inline(always)]
     fn inline(shell: &Self) -> Option<&[u8]> {
         Some(shell.0)
     }

@@ -13,14 +13,15 @@
 use std::sync::Arc;
 
 use hca_core::{
-    MAX_MESSAGE_BYTES, Payload, PostErrorKind, RecvPort, RecvWr, SendFlags, SendPort, SendWr, Sge,
+    FlatOp, MAX_MESSAGE_BYTES, Payload, PostErrorKind, RecvPort, RecvWr, SendFlags, SendPort, SendWr, Sge,
 };
 
-use crate::PostRefusal;
+use crate::ah::UdPeer;
 use crate::part::{Emptying, Entries, Filling, GatherList, Held, ScatterList};
 use crate::pd::PdCore;
 use crate::request::Head;
 use crate::slots::{RecvPoster, RingPoster};
+use crate::{PostRefusal, Refused, SendRequest};
 
 /// The posting end of a send queue.
 pub(crate) struct SendSide {
@@ -50,46 +51,63 @@ impl SendSide {
     /// Posts one request, and rings if it is to be known `NOW`; returns what of its list stays outside of the slot.
     ///
     /// # Errors
-    /// The list comes back, with the reason.
-    #[inline]
+    /// The request comes back, with the reason.
+    #[inline(always)]
     pub(crate) fn post<const NOW: bool, L: GatherList>(
         &mut self,
-        head: &Head,
+        head: Head,
         local: L,
-    ) -> Result<L::Shell, (L, PostRefusal)> {
-        let signaled = head.flags.contains(SendFlags::SIGNALED);
+    ) -> Result<L::Shell, (Head, L, PostRefusal)> {
+        // In parts, which stay in registers, and most of which are known where a request is put together.
+        let Head { id, op, flags, remote_len, peer } = head;
+        let refuse = |local, error, peer| Err((Head { id, op, flags, remote_len, peer }, local, error));
+        let signaled = flags.contains(SendFlags::SIGNALED);
         let mut entries = Entries::new(&self.pd, &mut self.sges, self.max_sge);
         local.describe(&mut entries);
-        if let Err(error) = check(head, &entries, &self.pd) {
-            return Err((local, error));
+        if let Err(error) = check(&op, remote_len, peer.as_ref(), &entries, &self.pd) {
+            return refuse(local, error, peer);
         }
-        let flags = head.flags | entries.promise();
+        let promise = entries.promise();
         if !self.poster.has_room() {
-            return Err((local, PostErrorKind::QueueFull { depth: self.depth }.into()));
+            return refuse(local, PostErrorKind::QueueFull { depth: self.depth }.into(), peer);
         }
         if !signaled && self.unsignaled + 1 >= self.depth {
             let run = self.unsignaled + 1;
-            return Err((local, PostRefusal::NeverSignaled { run, depth: self.depth }));
+            return refuse(local, PostRefusal::NeverSignaled { run, depth: self.depth }, peer);
         }
-        let (wr_id, shell) = self.poster.put(head.id, |slot| {
+        let (wr_id, shell) = self.poster.put(id, |slot| {
             let shell = local.store(&mut Filling(slot));
-            if let Some(peer) = &head.peer {
+            if let Some(peer) = &peer {
                 slot.push(Held::Ah(peer.ah.clone()));
             }
             shell
         });
         let payload = L::inline(&shell).map_or(Payload::Sges(&self.sges), Payload::Inline);
-        let dest = head.peer.as_ref().map(crate::ah::UdPeer::dest);
-        let wr = SendWr { wr_id, op: head.op.op(), flags, payload, dest };
+        let dest = peer.as_ref().map(UdPeer::dest);
+        let wr = SendWr { wr_id, op: op.op(), flags: flags | promise, payload, dest };
         // SAFETY: (1), (2), (3): the parts lie in the slot until the request is refused or completes.
         let posted =
             unsafe { if NOW { self.port.post_now(&wr) } else { self.port.post(&[wr]).map_err(|e| e.kind) } };
         if let Err(refused) = posted {
             let local = Emptying::slot(&mut self.poster.retract(), |parts| L::restore(shell, parts));
-            return Err((local, refused.into()));
+            return refuse(local, refused.into(), peer);
         }
         self.unsignaled = if signaled { 0 } else { self.unsignaled + 1 };
         Ok(shell)
+    }
+    /// The same, of a whole request.
+    ///
+    /// # Errors
+    /// It comes back, with the reason.
+    #[inline(always)]
+    #[allow(clippy::result_large_err)] // the request comes back by value, unallocated
+    pub(crate) fn post_request<const NOW: bool, O, L: GatherList>(
+        &mut self,
+        SendRequest { head, local, .. }: SendRequest<O, L>,
+    ) -> Result<(), Refused<SendRequest<O, L>>> {
+        let posted = self.post::<NOW, L>(head, local).map(|_| ());
+        posted
+            .map_err(|(head, local, error)| Refused { request: SendRequest::from_parts(head, local), error })
     }
 
     #[inline]
@@ -130,7 +148,7 @@ impl RecvSide {
     ///
     /// # Errors
     /// The list comes back, with the reason.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn post<const NOW: bool, L: ScatterList>(
         &mut self,
         id: u64,
@@ -163,7 +181,7 @@ impl RecvSide {
 }
 
 /// What every list has to obey.
-#[inline]
+#[inline(always)]
 fn check_list(entries: &Entries<'_>) -> Result<(), PostRefusal> {
     if let Some(entry) = entries.foreign() {
         return Err(PostRefusal::ForeignPd { entry });
@@ -179,16 +197,22 @@ fn check_list(entries: &Entries<'_>) -> Result<(), PostRefusal> {
 }
 
 /// What a send request has to obey beside the rules that the device knows.
-#[inline]
-fn check(head: &Head, entries: &Entries<'_>, pd: &Arc<PdCore>) -> Result<(), PostRefusal> {
+#[inline(always)]
+fn check(
+    op: &FlatOp,
+    remote_len: Option<u64>,
+    peer: Option<&UdPeer>,
+    entries: &Entries<'_>,
+    pd: &Arc<PdCore>,
+) -> Result<(), PostRefusal> {
     check_list(entries)?;
-    if let Some(room) = head.remote_len
+    if let Some(room) = remote_len
         && entries.bytes() > room
     {
         return Err(PostRefusal::RemoteTooShort { len: entries.bytes(), room });
     }
-    if head.op.is_atomic() {
-        let remote = head.op.remote();
+    if op.is_atomic() {
+        let remote = op.remote();
         if entries.bytes() != 8 {
             return Err(PostErrorKind::AtomicLength { len: entries.bytes() }.into());
         }
@@ -196,7 +220,7 @@ fn check(head: &Head, entries: &Entries<'_>, pd: &Arc<PdCore>) -> Result<(), Pos
             return Err(PostRefusal::Misaligned { addr: remote.addr });
         }
     }
-    match &head.peer {
+    match peer {
         Some(peer) if !peer.ah.is_of(pd) => Err(PostRefusal::ForeignAh),
         _ => Ok(()),
     }

@@ -53,7 +53,7 @@ impl<S: Service> QueuePair<S> {
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn post_send<O: OfferedBy<S>, L: GatherList>(
         &mut self,
         request: SendRequest<O, L>,
@@ -68,7 +68,7 @@ impl<S: Service> QueuePair<S> {
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn post_recv<L: ScatterList>(&mut self, local: L) -> Result<(), Refused<L>> {
         self.rq.post_recv(local)
     }
@@ -76,7 +76,7 @@ impl<S: Service> QueuePair<S> {
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
         self.rq.post_recv_id(id, local)
     }
@@ -95,7 +95,7 @@ where
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn send<L: GatherList>(&mut self, local: L) -> Result<(), Refused<L::Back>> {
         self.sq.send(local)
     }
@@ -103,7 +103,7 @@ where
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn send_inline(&mut self, bytes: &[u8]) -> Result<(), PostRefusal> {
         self.sq.send_inline(bytes)
     }
@@ -111,7 +111,7 @@ where
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn write<L: GatherList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L::Back>> {
         self.sq.write(local, remote)
     }
@@ -122,7 +122,7 @@ impl QueuePair<Rc> {
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn read<L: ScatterList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L::Back>> {
         self.sq.read(local, remote)
     }
@@ -133,7 +133,7 @@ impl QueuePair<Ud> {
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn send_to<L: GatherList>(&mut self, local: L, peer: &UdPeer) -> Result<(), Refused<L::Back>> {
         self.sq.send_to(local, peer)
     }
@@ -163,17 +163,13 @@ impl<S: Service> SendQueue<S> {
     /// # Errors
     /// It is not taken, and comes back: the queue is full or in a state that takes none, the list is too
     /// long or of another protection domain, the remote range too short.
-    #[inline]
+    #[inline(always)]
     #[allow(clippy::result_large_err)] // the request comes back by value, unallocated
     pub fn post_send<O: OfferedBy<S>, L: GatherList>(
         &mut self,
         request: SendRequest<O, L>,
     ) -> Result<(), Refused<SendRequest<O, L>>> {
-        let SendRequest { head, local, .. } = request;
-        match self.side.post::<true, _>(&head, local) {
-            Ok(_) => Ok(()),
-            Err((local, error)) => Err(Refused { request: SendRequest::from_parts(head, local), error }),
-        }
+        self.side.post_request::<true, O, L>(request)
     }
 
     /// Begins a batch: many requests, one doorbell.
@@ -199,7 +195,7 @@ impl<S: Service> SendQueue<S> {
         &self.control
     }
 
-    #[inline]
+    #[inline(always)]
     #[allow(clippy::result_large_err)]
     fn post_plain<O: OfferedBy<S>, L: GatherList>(
         &mut self,
@@ -219,7 +215,7 @@ where
     ///
     /// # Errors
     /// Like [`post_send`](Self::post_send).
-    #[inline]
+    #[inline(always)]
     #[allow(clippy::result_large_err)]
     pub fn send<L: GatherList>(&mut self, local: L) -> Result<(), Refused<L::Back>> {
         self.post_plain(SendRequest::send(local))
@@ -228,7 +224,7 @@ where
     ///
     /// # Errors
     /// Like [`post_send`](Self::post_send).
-    #[inline]
+    #[inline(always)]
     pub fn send_inline(&mut self, bytes: &[u8]) -> Result<(), PostRefusal> {
         self.post_plain(SendRequest::send(Inline(bytes))).map_err(|refused| refused.error)
     }
@@ -236,7 +232,7 @@ where
     ///
     /// # Errors
     /// Like [`post_send`](Self::post_send).
-    #[inline]
+    #[inline(always)]
     #[allow(clippy::result_large_err)]
     pub fn write<L: GatherList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L::Back>> {
         self.post_plain(SendRequest::write(local, remote))
@@ -248,7 +244,7 @@ impl SendQueue<Rc> {
     ///
     /// # Errors
     /// Like [`post_send`](Self::post_send).
-    #[inline]
+    #[inline(always)]
     #[allow(clippy::result_large_err)]
     pub fn read<L: ScatterList>(&mut self, local: L, remote: RemoteMr) -> Result<(), Refused<L::Back>> {
         self.post_plain(SendRequest::read(local, remote))
@@ -260,7 +256,7 @@ impl SendQueue<Ud> {
     ///
     /// # Errors
     /// Like [`post_send`](Self::post_send).
-    #[inline]
+    #[inline(always)]
     #[allow(clippy::result_large_err)]
     pub fn send_to<L: GatherList>(&mut self, local: L, peer: &UdPeer) -> Result<(), Refused<L::Back>> {
         self.post_plain(SendRequest::send(local).to(peer))
@@ -284,22 +280,15 @@ impl<S: Service> SendBatch<'_, S> {
     ///
     /// # Errors
     /// Like [`SendQueue::post_send`]; the requests before it are posted.
-    #[inline]
+    #[inline(always)]
     #[allow(clippy::result_large_err)]
     pub fn post_send<O: OfferedBy<S>, L: GatherList>(
         &mut self,
         request: SendRequest<O, L>,
     ) -> Result<(), Refused<SendRequest<O, L>>> {
-        // Its head stays where it was put together: in a stream a copy costs more than the request.
-        match self.queue.side.post::<false, _>(&request.head, request.local) {
-            Ok(_) => {
-                self.posted += 1;
-                Ok(())
-            }
-            Err((local, error)) => {
-                Err(Refused { request: SendRequest::from_parts(request.head, local), error })
-            }
-        }
+        self.queue.side.post_request::<false, O, L>(request)?;
+        self.posted += 1;
+        Ok(())
     }
     /// Tells the device, and how many requests were posted.
     pub fn ring(self) -> usize {
@@ -334,7 +323,7 @@ impl<S: Service> RecvQueue<S> {
     /// # Errors
     /// It is not taken, and its list comes back: the queue is full or in a state that takes none, the
     /// list is too long or of another protection domain, or a shared receive queue is used.
-    #[inline]
+    #[inline(always)]
     pub fn post_recv<L: ScatterList>(&mut self, local: L) -> Result<(), Refused<L>> {
         self.post_recv_id(0, local)
     }
@@ -342,7 +331,7 @@ impl<S: Service> RecvQueue<S> {
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
         post_recv::<true, _>(self.side.as_mut(), id, local)
     }
@@ -376,7 +365,7 @@ impl<'a> RecvBatch<'a> {
     ///
     /// # Errors
     /// Like [`RecvQueue::post_recv`]; the requests before it are posted.
-    #[inline]
+    #[inline(always)]
     pub fn post_recv<L: ScatterList>(&mut self, local: L) -> Result<(), Refused<L>> {
         self.post_recv_id(0, local)
     }
@@ -384,7 +373,7 @@ impl<'a> RecvBatch<'a> {
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn post_recv_id<L: ScatterList>(&mut self, id: u64, local: L) -> Result<(), Refused<L>> {
         post_recv::<false, _>(self.side.as_deref_mut(), id, local)?;
         self.posted += 1;
@@ -409,7 +398,7 @@ impl fmt::Debug for RecvBatch<'_> {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn post_recv<const NOW: bool, L: ScatterList>(
     side: Option<&mut RecvSide>,
     id: u64,

@@ -50,7 +50,7 @@ impl<O, L> SendRequest<O, L> {
 
     /// A number of the program's own, which the completion carries; 0 unless given.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn id(mut self, id: u64) -> Self {
         self.head.id = id;
         self
@@ -58,7 +58,7 @@ impl<O, L> SendRequest<O, L> {
     /// Whether a success is reported (a failure always is); yes unless given. The buffers of an
     /// unsignalled request come back with the next completion of its queue.
     #[must_use]
-    #[inline]
+    #[inline(always)]
     pub fn signaled(mut self, yes: bool) -> Self {
         self.head.flags.set(SendFlags::SIGNALED, yes);
         self
@@ -93,7 +93,7 @@ impl<O, L> SendRequest<O, L> {
 
 impl<L: GatherList> SendRequest<ops::Send, L> {
     /// SEND: into a receive request of the peer.
-    #[inline]
+    #[inline(always)]
     pub fn send(local: L) -> Self {
         Self::new(SendOp::Send, None, local)
     }
@@ -127,7 +127,7 @@ impl<L: GatherList> SendRequest<ops::Datagram, L> {
 
 impl<L: GatherList> SendRequest<ops::Write, L> {
     /// RDMA WRITE: to the beginning of `remote`.
-    #[inline]
+    #[inline(always)]
     pub fn write(local: L, remote: RemoteMr) -> Self {
         Self::new(SendOp::Write(remote.target()), Some(remote.len), local)
     }
@@ -141,7 +141,7 @@ impl<L: GatherList> SendRequest<ops::Write, L> {
 
 impl<L: ScatterList> SendRequest<ops::Read, L> {
     /// RDMA READ: from the beginning of `remote`, as many bytes as the local list has.
-    #[inline]
+    #[inline(always)]
     pub fn read(local: L, remote: RemoteMr) -> Self {
         Self::new(SendOp::Read(remote.target()), Some(remote.len), local)
     }
@@ -150,14 +150,14 @@ impl<L: ScatterList> SendRequest<ops::Read, L> {
 impl<L: ScatterList> SendRequest<ops::Atomic, L> {
     /// Compares the word at the beginning of `remote` with `compare`, and makes it `swap` if they are
     /// equal. Its old value comes back into the 8 bytes of the local list, in this machine's byte order.
-    #[inline]
+    #[inline(always)]
     pub fn compare_swap(local: L, remote: RemoteMr, compare: u64, swap: u64) -> Self {
         let op = SendOp::CompareSwap { remote: remote.target(), compare, swap };
         Self::new(op, Some(remote.len), local)
     }
     /// Adds to the word at the beginning of `remote`. Its old value comes back into the 8 bytes of the
     /// local list, in this machine's byte order.
-    #[inline]
+    #[inline(always)]
     pub fn fetch_add(local: L, remote: RemoteMr, add: u64) -> Self {
         Self::new(SendOp::FetchAdd { remote: remote.target(), add }, Some(remote.len), local)
     }

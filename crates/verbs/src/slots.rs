@@ -25,6 +25,7 @@
 #![allow(unsafe_code)]
 
 use core::mem::MaybeUninit;
+use core::ops::RangeInclusive;
 
 use crate::sync::{Arc, AtomicU32, AtomicU64, CachePadded, Ordering, UnsafeCell};
 
@@ -142,6 +143,19 @@ impl<T> RingSlots<T> {
         // SAFETY: (5).
         unsafe { self.heads.get_unchecked((seq & self.mask) as usize) }
     }
+
+    /// Moves the values of slots out, by the taker, who has marked them as taken.
+    #[inline(never)]
+    fn empty(&self, seqs: RangeInclusive<u64>, mut sink: impl FnMut(T)) {
+        for seq in seqs {
+            // SAFETY: (2): our caller's, as it found them posted by Acquire.
+            let head = self.head_of(seq).with(|p| unsafe { *p });
+            for cell in self.cells_of(seq).iter().take(head.parts as usize) {
+                // SAFETY: (2) as above; (3) it holds a value, and each slot is gone through once.
+                sink(cell.with(|p| unsafe { (*p).assume_init_read() }));
+            }
+        }
+    }
 }
 
 impl<T> Drop for RingSlots<T> {
@@ -165,7 +179,7 @@ pub(crate) struct RingPoster<T> {
 
 impl<T> RingPoster<T> {
     /// Whether a slot is free. Looks at the other end's counter only if none seems to be.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn has_room(&mut self) -> bool {
         if self.next - self.freed < u64::from(self.slots.depth) {
             return true;
@@ -177,7 +191,7 @@ impl<T> RingPoster<T> {
 
     /// Fills the next slot, which [`has_room`](Self::has_room) found free, and returns the number by
     /// which the taker finds it, with what `fill` returned.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn put<R>(&mut self, id: u64, fill: impl FnOnce(&mut SlotWriter<'_, T>) -> R) -> (u64, R) {
         assert!(self.next - self.freed < u64::from(self.slots.depth), "no free slot");
         let seq = self.next;
@@ -216,7 +230,7 @@ impl<T> RingTaker<T> {
     /// Gives all values up to and with those of request `seq` to `sink`, and returns the request's
     /// id; `None` if no such request is outstanding.
     #[inline(always)]
-    pub(crate) fn take(&mut self, seq: u64, mut sink: impl FnMut(T)) -> Option<u64> {
+    pub(crate) fn take(&mut self, seq: u64, sink: impl FnMut(T)) -> Option<u64> {
         let slots = &*self.slots;
         if seq >= self.posted {
             // Acquire: pairs with the Release in `RingPoster::put`.
@@ -226,21 +240,14 @@ impl<T> RingTaker<T> {
             return None;
         }
         slots.taken.store(seq + 1, Ordering::Relaxed);
-        let mut at = core::mem::replace(&mut self.head, seq + 1);
-        let id = loop {
-            // SAFETY: (2): below `posted`, which we loaded by Acquire, and not below `freed`.
-            let head = slots.head_of(at).with(|p| unsafe { *p });
-            for cell in slots.cells_of(at).iter().take(head.parts as usize) {
-                // SAFETY: (2) as above; (3) it holds a value, and each slot is gone through once.
-                sink(cell.with(|p| unsafe { (*p).assume_init_read() }));
-            }
-            if at == seq {
-                break head.id;
-            }
-            at += 1;
-        };
+        let first = core::mem::replace(&mut self.head, seq + 1);
+        // SAFETY: (2): below `posted`, which we loaded by Acquire, and not below `freed`.
+        let Head { id, parts } = slots.head_of(seq).with(|p| unsafe { *p });
+        if first != seq || parts > 0 {
+            slots.empty(first..=seq, sink);
+        }
         // Release: pairs with the Acquire in `RingPoster::has_room`.
-        slots.freed.store(self.head, Ordering::Release);
+        slots.freed.store(seq + 1, Ordering::Release);
         Some(id)
     }
 }
@@ -348,7 +355,7 @@ pub(crate) struct PoolPoster<T> {
 
 impl<T> PoolPoster<T> {
     /// Whether a slot is free.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn has_room(&mut self) -> bool {
         if self.free == 0 {
             // Acquire: pairs with the Release in `PoolSlots::take`.
@@ -359,7 +366,7 @@ impl<T> PoolPoster<T> {
 
     /// Fills a slot, which [`has_room`](Self::has_room) found free, and returns the number by which
     /// a taker finds it, with what `fill` returned.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn put<R>(&mut self, id: u64, fill: impl FnOnce(&mut SlotWriter<'_, T>) -> R) -> (u64, R) {
         let index = self.free.checked_sub(1).expect("a slot is free");
         let slot = &self.slots.slots[index as usize];
@@ -417,7 +424,7 @@ pub(crate) enum RecvPoster<T> {
 
 impl<T> RecvPoster<T> {
     /// Whether a slot is free.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn has_room(&mut self) -> bool {
         match self {
             Self::Own(ring) => ring.has_room(),
@@ -426,7 +433,7 @@ impl<T> RecvPoster<T> {
     }
     /// Fills a slot, which [`has_room`](Self::has_room) found free, and returns the number by which a taker
     /// finds it, with what `fill` returned.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn put<R>(&mut self, id: u64, fill: impl FnOnce(&mut SlotWriter<'_, T>) -> R) -> (u64, R) {
         match self {
             Self::Own(ring) => ring.put(id, fill),
@@ -451,7 +458,7 @@ pub(crate) enum RecvTaker<T> {
 impl<T> RecvTaker<T> {
     /// Gives the values of request `wr_id` to `sink`, and returns the request's id; `None` if no such
     /// request is outstanding.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn take(&mut self, wr_id: u64, sink: impl FnMut(T)) -> Option<u64> {
         match self {
             Self::Own(ring) => ring.take(wr_id, sink),

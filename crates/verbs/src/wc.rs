@@ -18,12 +18,14 @@ use crate::pd::Pd;
 /// dropped. It grows when a completion gives back more buffers than ever before, and never shrinks.
 pub struct Completions {
     pub(crate) raw: Box<[Completion]>,
-    pub(crate) records: Vec<Record>,
+    /// As many as there are raw ones, of which [`count`](Self::count) are of the last poll.
+    pub(crate) records: Box<[Record]>,
+    pub(crate) count: usize,
     pub(crate) parts: Vec<Option<Held>>,
 }
 
 /// One completion: which of the raw ones, and where its parts end.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Record {
     pub(crate) raw: usize,
     pub(crate) context: u64,
@@ -40,7 +42,8 @@ impl Completions {
         let count = count.max(1);
         Self {
             raw: vec![Completion::default(); count].into_boxed_slice(),
-            records: Vec::with_capacity(count),
+            records: vec![Record::default(); count].into_boxed_slice(),
+            count: 0,
             parts: Vec::with_capacity(parts),
         }
     }
@@ -50,24 +53,28 @@ impl Completions {
     }
     /// Completions that the last poll yielded.
     pub fn len(&self) -> usize {
-        self.records.len()
+        self.count
     }
     /// Whether the last poll yielded none.
     pub fn is_empty(&self) -> bool {
-        self.records.is_empty()
+        self.count == 0
     }
     /// Drops what it holds.
-    #[inline]
+    #[inline(always)]
     pub fn clear(&mut self) {
-        self.records.clear();
+        self.count = 0;
         if !self.parts.is_empty() {
-            self.parts.clear();
+            self.drop_parts();
         }
+    }
+    #[inline(never)]
+    fn drop_parts(&mut self) {
+        self.parts.clear();
     }
     /// The completions of the last poll, oldest first. Buffers that were taken out are gone.
     #[inline]
     pub fn iter_mut(&mut self) -> Wcs<'_> {
-        Wcs { records: self.records.iter(), raw: &self.raw, parts: &mut self.parts, taken: 0 }
+        Wcs { records: self.records[..self.count].iter(), raw: &self.raw, parts: &mut self.parts, taken: 0 }
     }
 }
 

@@ -231,7 +231,8 @@ impl<S: Service> SendHalf<S> {
         let id = std::mem::replace(&mut head.id, id);
         let key = self.ops.begin(id);
         head.id = key;
-        queue.side.post::<NOW, _>(&head, local).map(|shell| (key, shell)).map_err(|(local, error)| {
+        let posted = queue.side.post::<NOW, _>(head, local).map(|shell| (key, shell));
+        posted.map_err(|(mut head, local, error)| {
             self.ops.end(key);
             head.id = id;
             Refused { request: SendRequest::from_parts(head, local), error }
