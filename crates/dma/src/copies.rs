@@ -144,7 +144,7 @@ pub unsafe fn load(from: *const u8, out: &mut [u8]) {
 ///
 /// # Safety
 /// (1) for `from .. from + len`, which is read, and `to .. to + len`, which is written; no byte is in both.
-#[inline]
+#[inline(always)]
 pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize, caching: Caching) {
     if len == 8 && (to.addr() | from.addr()) & 7 == 0 {
         // SAFETY: our caller's (1).
@@ -156,6 +156,14 @@ pub unsafe fn copy(to: *mut u8, from: *const u8, len: usize, caching: Caching) {
         fence(Ordering::Acquire);
         return;
     }
+    // SAFETY: our caller's (1).
+    unsafe { copy_bytes(to, from, len, caching) };
+}
+
+/// # Safety
+/// As [`copy`].
+#[inline(never)]
+unsafe fn copy_bytes(to: *mut u8, from: *const u8, len: usize, caching: Caching) {
     if len <= FEW_BYTES {
         fence(Ordering::Release);
         // SAFETY: our caller's (1).
@@ -195,12 +203,20 @@ unsafe fn copy_few(to: *mut u8, from: *const u8, len: usize) {
 ///
 /// # Safety
 /// As [`store`].
-#[inline]
+#[inline(always)]
 pub unsafe fn store_as(to: *mut u8, data: &[u8], caching: Caching) {
     // SAFETY: our caller's (1).
     if unsafe { store_word(to, data) } {
         return;
     }
+    // SAFETY: our caller's (1).
+    unsafe { store_bytes(to, data, caching) };
+}
+
+/// # Safety
+/// As [`store`].
+#[inline(never)]
+unsafe fn store_bytes(to: *mut u8, data: &[u8], caching: Caching) {
     if data.len() <= FEW_BYTES {
         // SAFETY: our caller's (1).
         return unsafe { store(to, data) };

@@ -20,11 +20,12 @@ use crate::cq::{CqEntry, CqShared};
 use crate::doze::Doze;
 use crate::engine::{AckRule, Engine, SPARED_SLOTS, qpn_of};
 use crate::events::Events;
+use crate::glance::Glance;
 use crate::grants::outcome;
 use crate::mr::MrTable;
 use crate::near::Wish;
 use crate::options::{Limits, Options, Progress, Time};
-use crate::ports::{MAX_CONNECTED_MESSAGE, QpRecvPort, QpSendPort, SoftCq, SrqPort};
+use crate::ports::{MAX_CONNECTED_MESSAGE, QpRecvPort, QpSendPort, SendQueue, SoftCq, SrqPort};
 use crate::progress::{self, Sleeper};
 use crate::qp::{Held, Machine, QpEntry, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader};
 use crate::random::Random;
@@ -455,8 +456,7 @@ impl Engine {
             srq.users += 1;
         }
         self.use_pd(pd)?.users += 1;
-        let send = QpSendPort {
-            hca: hca.clone(),
+        let queue = SendQueue {
             qp: qp_shared,
             ring: send_ring,
             qp_type: init.qp_type,
@@ -469,6 +469,7 @@ impl Engine {
             },
             may_be_near: self.has_shm && init.qp_type == QpType::Rc && hca.progress != Progress::Thread,
         };
+        let send = QpSendPort { hca: hca.clone(), queue };
         Ok(QpPorts { handle, qpn, cap, send: Box::new(send), recv })
     }
 }
@@ -606,6 +607,7 @@ unsafe impl Device for SoftHca {
             waiting: false,
             has_waker: false,
             is_last_look: false,
+            glance: Glance::default(),
         };
         Ok((handle, Box::new(port)))
     }

@@ -20,7 +20,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `device`, `change` | opening, and the control path; changing and destroying queue pairs |
-//! | `ports` | the data path: posting and polling |
+//! | `ports`, `glance` | the data path: posting and polling; what an empty poll checks |
 //! | `engine` | the turn; `engine::shm` handles peers on this machine |
 //! | `qp`, `cq`, `mr`, `tables` | queue pairs, completion queues, regions and keys, the rest |
 //! | `scattered` | regions of several pieces |
@@ -59,6 +59,8 @@ mod engine;
 mod events;
 #[cfg(not(loom))]
 mod fork;
+#[cfg(not(loom))]
+mod glance;
 #[cfg(not(loom))]
 mod grants;
 #[cfg(not(loom))]

@@ -4,14 +4,15 @@
 use core::time::Duration;
 use std::collections::HashMap;
 
-use hca_core::{Access, Instant, Qpn, RemoteAddr, Rkey, SendOp, Sge};
+use hca_core::{Access, Instant, Qpn, RemoteAddr, Rkey, SendOp, Sge, WcOpcode};
 use hca_fabric::{
     Bracket, Denied, FetchError, GrantId, Granted, LinkId, LoanTerms, MAX_BRACKET_BYTES, MAX_QP_WORDS,
     Places, ProcessLoan, QpGuard, Reach, ShmFabric,
 };
-use hca_transport::{AtomicOp, Direct, Loan, LoanError, LocalError};
+use hca_transport::{Direct, Loan, LoanError, LocalError};
 
 use crate::engine::slot_of;
+use crate::qp::RequestList;
 
 /// A longer request waits until those before it are done, instead of going as messages.
 const WORTH_WAITING: u32 = 32 << 10;
@@ -191,8 +192,8 @@ struct Guard {
 pub(crate) struct Near {
     pub(crate) link: LinkId,
     guard: Option<Guard>,
-    /// The region that was used last.
-    last: Option<Region>,
+    /// The way to the region that was used last.
+    lane: Option<Lane>,
     /// The key that the peer was asked for and has not answered.
     asked: Option<u32>,
     /// The peer refused this queue pair something while it has no guard.
@@ -201,7 +202,7 @@ pub(crate) struct Near {
 
 impl Near {
     pub(crate) fn new(link: LinkId) -> Self {
-        Self { link, guard: None, last: None, asked: None, refused: None }
+        Self { link, guard: None, lane: None, asked: None, refused: None }
     }
     /// The peer answered the question for this key, and told the word of its queue pair.
     pub(crate) fn answered(&mut self, key: u32, granted: Option<(QpGuard, u64)>, now: Instant) {
@@ -211,6 +212,7 @@ impl Near {
         if let Some((qp, word)) = granted.filter(|(_, word)| *word != 0) {
             let access = Access::from_bits_truncate(word as u8).intersection(RIGHTS);
             self.guard = Some(Guard { qp, pd: (word >> 8) as u32 & 0xff_ffff, access });
+            self.lane = None;
         }
         self.refused = self.guard.is_none().then(|| Refusal::after(self.refused, now));
     }
@@ -233,46 +235,133 @@ impl Near {
             }
         }
     }
-    /// The region of a key, if all is there that an access to it needs. `Err`: whether to ask for it.
+    /// The way to the region of a key, if all is there that an access to it needs. `Err`: whether to ask for it.
     #[inline]
-    fn find(&mut self, key: u32, regions: &Regions) -> Result<(Region, Guard), bool> {
-        let region = match self.last {
-            Some(region) if region.key == key => region,
-            _ => match regions.asked.get(&(self.link, key)) {
-                Some(Answer::Granted(region)) => *self.last.insert(*region),
-                Some(Answer::Refused(refusal)) => return Err(regions.is_over(refusal)),
-                None => return Err(true),
-            },
+    fn find(&mut self, key: u32, regions: &Regions) -> Result<Lane, bool> {
+        if let Some(lane) = self.lane.filter(|lane| lane.region.key == key) {
+            return Ok(lane);
+        }
+        let region = match regions.asked.get(&(self.link, key)) {
+            Some(Answer::Granted(region)) => *region,
+            Some(Answer::Refused(refusal)) => return Err(regions.is_over(refusal)),
+            None => return Err(true),
         };
         let asks = || self.refused.is_none_or(|refusal| regions.is_over(&refusal));
-        self.guard.map(|guard| (region, guard)).ok_or_else(asks)
+        let guard = self.guard.ok_or_else(asks)?;
+        Ok(*self.lane.insert(Lane { region, guard }))
+    }
+    /// The way to the region that was used last.
+    #[inline(always)]
+    pub(crate) fn lane(&self) -> Option<&Lane> {
+        self.lane.as_ref()
     }
 }
 
-impl Near {
-    /// Does a request in one go, on the region that was used last. `None`: nothing was done, and
-    /// [`carry_out`] is to find out why.
+/// The way to a peer's region by way of its queue pair: where it is, how far it reaches, with which rights, and as long
+/// as what on the peer's board. A bracket finds out whether that still stands there.
+#[derive(Clone, Copy)]
+pub(crate) struct Lane {
+    region: Region,
+    guard: Guard,
+}
+
+impl Lane {
+    /// Where in the region an access begins, if this is the way to it. One that begins before the region begins far
+    /// behind it here, and the bracket refuses that.
     #[inline(always)]
-    pub(crate) fn touch(&self, reach: &mut Reach<'_>, op: &SendOp, piece: &Piece<'_>) -> Option<()> {
-        let (region, guard, (remote, right)) = (self.last.as_ref()?, self.guard.as_ref()?, target(op)?);
-        let allowed =
-            region.key == remote.rkey.raw() && region.pd == guard.pd && guard.access.contains(right);
-        if !allowed {
-            return None;
+    pub(crate) fn place(&self, remote: RemoteAddr, right: Access) -> Option<u64> {
+        let Self { region, guard } = self;
+        let is = region.key == remote.rkey.raw() && region.pd == guard.pd && guard.access.contains(right);
+        is.then(|| remote.addr.wrapping_sub(region.iova))
+    }
+    /// Begins an access. `None`: [`carry_out`] is to find out why not.
+    #[inline(always)]
+    pub(crate) fn enter<'a>(&self, shm: &'a mut ShmFabric) -> Option<Bracket<'a>> {
+        shm.try_access(self.region.grant, &self.guard.qp)
+    }
+}
+
+/// An operation on a peer's memory.
+pub(crate) trait Op {
+    /// The right to it.
+    const RIGHT: Access;
+    /// Data comes back.
+    const FETCHES: bool;
+    /// Where it is done; `None` for another operation.
+    fn remote(op: &SendOp) -> Option<RemoteAddr>;
+    /// Whether a request of one piece may have this length.
+    #[inline(always)]
+    fn takes(len: u32) -> bool {
+        len > 0
+    }
+    /// As its completion reports it.
+    fn opcode(op: &SendOp) -> WcOpcode;
+    /// Does it. A request whose local side does not hold, or that the peer has to judge, changes nothing.
+    fn carry_out(op: &SendOp, bracket: &mut Bracket<'_>, at: u64, piece: &Piece<'_>) -> Result<(), Stop>;
+}
+
+/// WRITE.
+pub(crate) struct Write;
+/// READ.
+pub(crate) struct Read;
+/// Atomic operations.
+pub(crate) struct Atomic;
+
+impl Op for Write {
+    const RIGHT: Access = Access::REMOTE_WRITE;
+    const FETCHES: bool = false;
+    #[inline(always)]
+    fn remote(op: &SendOp) -> Option<RemoteAddr> {
+        if let SendOp::Write(remote) = op { Some(*remote) } else { None }
+    }
+    #[inline(always)]
+    fn opcode(_: &SendOp) -> WcOpcode {
+        WcOpcode::RdmaWrite
+    }
+    #[inline(always)]
+    fn carry_out(_: &SendOp, bracket: &mut Bracket<'_>, at: u64, piece: &Piece<'_>) -> Result<(), Stop> {
+        write(bracket, at, piece)
+    }
+}
+
+impl Op for Read {
+    const RIGHT: Access = Access::REMOTE_READ;
+    const FETCHES: bool = true;
+    #[inline(always)]
+    fn remote(op: &SendOp) -> Option<RemoteAddr> {
+        if let SendOp::Read(remote) = op { Some(*remote) } else { None }
+    }
+    #[inline(always)]
+    fn opcode(_: &SendOp) -> WcOpcode {
+        WcOpcode::RdmaRead
+    }
+    #[inline(always)]
+    fn carry_out(_: &SendOp, bracket: &mut Bracket<'_>, at: u64, piece: &Piece<'_>) -> Result<(), Stop> {
+        read(bracket, at, piece)
+    }
+}
+
+impl Op for Atomic {
+    const RIGHT: Access = Access::REMOTE_ATOMIC;
+    const FETCHES: bool = true;
+    #[inline(always)]
+    fn remote(op: &SendOp) -> Option<RemoteAddr> {
+        match op {
+            SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. } => Some(*remote),
+            _ => None,
         }
-        // What begins before the region begins far behind it here, and the bracket refuses that.
-        let at = remote.addr.wrapping_sub(region.iova);
-        let mut bracket = reach.access(region.grant, &guard.qp).ok()?;
-        let done = match *op {
-            SendOp::Write(_) => write(&mut bracket, at, piece),
-            SendOp::Read(_) => read(&mut bracket, at, piece),
-            SendOp::CompareSwap { compare, swap, .. } => {
-                give(&bracket.compare_swap(at, compare, swap).ok()?.to_ne_bytes(), piece)
-            }
-            SendOp::FetchAdd { add, .. } => give(&bracket.fetch_add(at, add).ok()?.to_ne_bytes(), piece),
-            _ => return None,
-        };
-        done.ok()
+    }
+    #[inline(always)]
+    fn takes(len: u32) -> bool {
+        len == 8
+    }
+    #[inline(always)]
+    fn opcode(op: &SendOp) -> WcOpcode {
+        op.wc_opcode()
+    }
+    #[inline(always)]
+    fn carry_out(op: &SendOp, bracket: &mut Bracket<'_>, at: u64, piece: &Piece<'_>) -> Result<(), Stop> {
+        give(&atomic(bracket, at, op)?.to_ne_bytes(), piece)
     }
 }
 
@@ -305,21 +394,6 @@ impl Piece<'_> {
             Self::Inline(bytes) => bytes.len(),
         }
     }
-}
-
-/// The local side of a request.
-pub(crate) trait LocalList {
-    /// Calls `f` with each piece of `offset .. offset + len`, and where it begins within that.
-    ///
-    /// # Errors
-    /// A local key does not allow it, or `f` fails.
-    fn each<E: From<LocalError>>(
-        &self,
-        offset: u32,
-        len: usize,
-        write: bool,
-        f: impl FnMut(Piece<'_>, usize) -> Result<(), E>,
-    ) -> Result<(), E>;
 }
 
 /// Why a piece was not moved.
@@ -461,7 +535,7 @@ pub(crate) fn carry_out(
     wish: &mut Wish,
     regions: &Regions,
     reach: &mut Reach<'_>,
-    list: &impl LocalList,
+    list: &RequestList<'_>,
     (op, len): (&SendOp, u32),
     behind: bool,
 ) -> Direct {
@@ -473,7 +547,7 @@ pub(crate) fn carry_out(
         wish.key = Some(key);
         return Direct::Unable;
     };
-    let (region, guard) = match near.find(key, regions) {
+    let Lane { region, guard } = match near.find(key, regions) {
         Ok(found) => found,
         Err(ask) => {
             wish.key = ask.then_some(key).or(wish.key);
@@ -491,11 +565,11 @@ pub(crate) fn carry_out(
     let done = match reach.access(region.grant, &guard.qp) {
         Ok(bracket) => move_piece(bracket, at, &mut wish.offset, list, (op, len)),
         Err(Denied::QueuePair { .. }) => {
-            near.guard = None;
+            (near.guard, near.lane) = (None, None);
             Err(Stop::Remote)
         }
         Err(_) => {
-            near.last = None;
+            near.lane = None;
             Err(Stop::Remote)
         }
     };
@@ -523,7 +597,7 @@ fn move_piece(
     mut bracket: Bracket<'_>,
     at: u64,
     offset: &mut u32,
-    list: &impl LocalList,
+    list: &RequestList<'_>,
     (op, len): (&SendOp, u32),
 ) -> Result<usize, Stop> {
     let whole = len;
@@ -559,10 +633,12 @@ fn move_piece(
             holds(&piece, i, true)?;
             read(&mut bracket, begin + i as u64, &piece)
         })?,
-        SendOp::CompareSwap { compare, swap, .. } => {
-            atomic(&mut bracket, at, AtomicOp::CompareSwap { compare, swap }, list)?;
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
+            // The local side is checked first, as the operation can't be taken back.
+            list.each::<Stop>(0, 8, true, |_, _| Ok(()))?;
+            let original = atomic(&mut bracket, at, op)?.to_ne_bytes();
+            list.each(0, 8, true, |piece, i| give(&original[i..i + piece.len()], &piece))?;
         }
-        SendOp::FetchAdd { add, .. } => atomic(&mut bracket, at, AtomicOp::FetchAdd { add }, list)?,
         _ => return Err(Stop::Remote),
     }
     *offset += len as u32;
@@ -591,19 +667,15 @@ fn read(bracket: &mut Bracket<'_>, from: u64, piece: &Piece<'_>) -> Result<(), S
     }
 }
 
-/// The local side is checked first, as the operation can't be taken back.
-#[allow(unsafe_code)] // as above
-fn atomic(bracket: &mut Bracket<'_>, at: u64, op: AtomicOp, list: &impl LocalList) -> Result<(), Stop> {
-    list.each::<Stop>(0, 8, true, |_, _| Ok(()))?;
-    let original = match op {
-        AtomicOp::CompareSwap { compare, swap } => bracket.compare_swap(at, compare, swap),
-        AtomicOp::FetchAdd { add } => bracket.fetch_add(at, add),
+/// The word's old value.
+#[inline(always)]
+fn atomic(bracket: &mut Bracket<'_>, at: u64, op: &SendOp) -> Result<u64, Stop> {
+    let original = match *op {
+        SendOp::CompareSwap { compare, swap, .. } => bracket.compare_swap(at, compare, swap),
+        SendOp::FetchAdd { add, .. } => bracket.fetch_add(at, add),
+        _ => return Err(Stop::Remote),
     };
-    let original = original.map_err(|_| Stop::Remote)?.to_ne_bytes();
-    list.each(0, 8, true, |piece, i| {
-        let end = i + piece.len();
-        give(&original[i..end], &piece)
-    })
+    original.map_err(|_| Stop::Remote)
 }
 
 /// Loads the bytes of a piece, which are as many as `out` has.

@@ -158,25 +158,31 @@ pub fn as_one_look(look: impl FnOnce() -> bool) -> bool {
 }
 
 /// This thread has found something, or done something.
-#[inline]
+#[inline(always)]
 pub(crate) fn found() {
     MINE.with(|l| l.in_vain.set(0));
 }
 
 /// This thread has looked in vain.
-#[inline]
+#[inline(always)]
 pub(crate) fn in_vain() {
-    MINE.with(|l| {
+    let is_enough = MINE.with(|l| {
         let n = l.in_vain.get() + 1;
         l.in_vain.set(n);
-        if n >= l.limit.get() {
-            l.yield_if_due();
-        }
+        n >= l.limit.get()
     });
+    if is_enough {
+        yield_if_due();
+    }
+}
+#[cold]
+#[inline(never)]
+fn yield_if_due() {
+    MINE.with(Looks::yield_if_due);
 }
 
 /// This thread has looked, and found something or not.
-#[inline]
+#[inline(always)]
 pub(crate) fn note(found_something: bool) {
     if found_something { found() } else { in_vain() }
 }
@@ -199,8 +205,6 @@ pub(crate) fn of_the_thread() -> Duration {
 }
 
 impl Looks {
-    #[cold]
-    #[inline(never)]
     fn yield_if_due(&self) {
         if !self.within.get() {
             self.give_way(&IN_FORCE, yield_now);

@@ -10,22 +10,29 @@ use hca_core::{
     PostErrorKind, QpState, QpType, RecvPort, RecvWr, SendFlags, SendOp, SendPort, SendWr, UdDest,
 };
 
-use hca_fabric::{LINE_DATA_BYTES, MAX_BRACKET_BYTES};
+use hca_fabric::LINE_DATA_BYTES;
 use hca_turn_lock::{Barrier, Inside};
 
 use crate::cq::{CqShared, epoll_of};
 use crate::engine::{DESTROYED, decode_state, encode_state};
 use crate::fork::Fork;
+use crate::glance::Glance;
+use crate::near;
 use crate::options::Progress;
 use crate::patience;
 use crate::qp::{QpShared, RecvHeader, SendHeader, dest_to_cell, offers, sge_to_cell};
 use crate::ring::{Cell, Consumer, Full, Producer};
-use crate::shared::Shared;
+use crate::shared::{EngineGuard, Shared};
 use crate::sync::{Arc, Ordering};
 
-/// A send queue.
+/// The port of a send queue.
 pub(crate) struct QpSendPort {
     pub(crate) hca: Arc<Shared>,
+    pub(crate) queue: SendQueue,
+}
+
+/// A send queue, as who posts has it.
+pub(crate) struct SendQueue {
     pub(crate) qp: Arc<QpShared>,
     pub(crate) ring: Producer<SendHeader>,
     pub(crate) qp_type: QpType,
@@ -33,15 +40,15 @@ pub(crate) struct QpSendPort {
     pub(crate) max_inline: u32,
     /// The longest message.
     pub(crate) max_message: u64,
-    /// Its peer may be on this machine.
+    /// Its peer may be on this machine, and who posts has the engine do what it can do at once.
     pub(crate) may_be_near: bool,
 }
 
-impl QpSendPort {
+impl SendQueue {
     /// Checks a request against the queue pair's limits; returns its length, its entries, and whether it is inline.
     #[inline]
-    fn check(&self, wr: &SendWr<'_>) -> Result<(u64, u8, bool), PostErrorKind> {
-        if self.hca.fork.is_child() {
+    fn check(&self, hca: &Shared, wr: &SendWr<'_>) -> Result<(u64, u8, bool), PostErrorKind> {
+        if hca.fork.is_child() {
             return Err(PostErrorKind::Destroyed);
         }
         let state = self.qp.state.load(Ordering::Relaxed);
@@ -83,20 +90,10 @@ impl QpSendPort {
         Ok((len, sges, inline))
     }
 
+    /// Queues a request.
     #[inline(never)]
-    fn push(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        let (len, sges, inline) = self.check(wr)?;
-        // What is done at once on a peer's memory is not queued.
-        if self.may_be_near && self.qp.near.load(Ordering::Relaxed) && self.ring.is_all_published() {
-            match wr.op {
-                SendOp::Write(_) | SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }
-                    if len as usize <= MAX_BRACKET_BYTES && self.hca.do_at_once(&self.qp, wr, len as u32) =>
-                {
-                    return Ok(());
-                }
-                _ => {}
-            }
-        }
+    fn push(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        let (len, sges, inline) = self.check(hca, wr)?;
         let header = SendHeader {
             wr_id: wr.wr_id,
             op: FlatOp::new(&wr.op),
@@ -113,76 +110,118 @@ impl QpSendPort {
         pushed.map_err(|_| PostErrorKind::QueueFull { depth: self.ring.depth() })
     }
 
-    /// Sends a small request of one piece before it is queued, or does one on the peer's memory, if nothing keeps it
-    /// back and nothing is wrong with it. `false`: it is to be looked at, and queued.
+    /// Tells the engine of the requests that were queued.
+    #[inline]
+    fn ring(&mut self, hca: &Shared) {
+        if self.may_be_near && self.ring.is_all_published() {
+            return;
+        }
+        self.ring.publish();
+        hca.posted(&self.qp);
+    }
+    /// Queues a request, and tells the engine if it is to be known `NOW`.
+    #[inline(never)]
+    fn post_queued<const NOW: bool>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        self.push(hca, wr)?;
+        if NOW {
+            self.ring(hca);
+        }
+        Ok(())
+    }
+    /// The same by who has the engine, which did not do it at once.
+    #[inline(never)]
+    fn post_queued_with<const NOW: bool>(
+        &mut self,
+        hca: &Shared,
+        wr: &SendWr<'_>,
+        mut engine: EngineGuard<'_>,
+    ) -> Result<(), PostErrorKind> {
+        let pushed = self.push(hca, wr);
+        if NOW && pushed.is_ok() {
+            self.ring.publish();
+            hca.turn_once(&mut engine, Some(self.qp.handle));
+        }
+        hca.give_back(engine);
+        pushed
+    }
+
+    /// Whether requests may be done as they are posted.
     #[inline(always)]
-    fn at_once(&mut self, wr: &SendWr<'_>) -> bool {
+    fn is_near(&self) -> bool {
+        self.may_be_near && self.qp.near.load(Ordering::Relaxed)
+    }
+    /// Posts a request of a connection by messages: the engine does it at once, or it is queued.
+    #[inline(always)]
+    fn post_near<const NOW: bool>(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
+        match wr.op {
+            SendOp::Write(_) => self.access::<near::Write, NOW>(hca, wr),
+            SendOp::Read(_) => self.access::<near::Read, NOW>(hca, wr),
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => self.access::<near::Atomic, NOW>(hca, wr),
+            // SENDs of a batch leave by the doorbell, all of them in one turn.
+            SendOp::Send if NOW => self.send(hca, wr),
+            _ => self.post_queued::<NOW>(hca, wr),
+        }
+    }
+
+    /// A request on the peer's memory: done at once, if nothing before it is under way.
+    #[inline(never)]
+    fn access<O: near::Op, const NOW: bool>(
+        &mut self,
+        hca: &Shared,
+        wr: &SendWr<'_>,
+    ) -> Result<(), PostErrorKind> {
+        let fits = match wr.payload {
+            Payload::Inline(bytes) => bytes.len() <= self.max_inline as usize,
+            Payload::Sges(sges) => sges.len() <= self.max_sge as usize,
+        };
+        let may = fits && wr.dest.is_none() && self.ring.is_released() && !hca.fork.is_child();
+        let Some(mut engine) = (if may { hca.engine_to_post() } else { None }) else {
+            return self.post_queued::<NOW>(hca, wr);
+        };
+        if engine.access::<O>(self.qp.handle, wr).is_none() {
+            return self.post_queued_with::<NOW>(hca, wr, engine);
+        }
+        hca.give_back(engine);
+        Ok(())
+    }
+
+    /// A SEND: a small one leaves by a line as it is queued, if nothing keeps it back.
+    #[inline(never)]
+    fn send(&mut self, hca: &Shared, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
         let (len, inline) = match wr.payload {
             Payload::Inline(bytes) if bytes.len() <= self.max_inline as usize => (bytes.len(), true),
             Payload::Sges(&[entry]) if self.max_sge > 0 => (entry.len as usize, false),
-            _ => return false,
+            _ => return self.post_queued::<true>(hca, wr),
         };
-        let may = wr.dest.is_none()
-            && len <= MAX_BRACKET_BYTES
-            && self.qp.near.load(Ordering::Relaxed)
-            && !self.hca.fork.is_child()
+        let may = len <= LINE_DATA_BYTES
+            && wr.dest.is_none()
+            && !wr.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED)
+            && !hca.fork.is_child()
             && self.ring.is_all_published();
-        if !may {
-            return false;
-        }
-        match wr.op {
-            SendOp::Send => len <= LINE_DATA_BYTES && self.send_at_once(wr, len as u32, inline),
-            SendOp::Write(_) => self.touch_at_once(wr, len as u32),
-            SendOp::Read(_) if !inline && self.qp_type == QpType::Rc => self.touch_at_once(wr, len as u32),
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if !inline && len == 8 => {
-                self.qp_type == QpType::Rc && self.touch_at_once(wr, 8)
-            }
-            _ => false,
-        }
-    }
-
-    /// Does a request on a peer's memory.
-    #[inline(always)]
-    fn touch_at_once(&mut self, wr: &SendWr<'_>, len: u32) -> bool {
-        if len == 0 {
-            return false;
-        }
-        let Some(mut turn) = self.hca.engine_to_post() else { return false };
-        let done = turn.touch(self.qp.handle, wr, len).is_some();
-        self.hca.give_back(turn);
-        done
-    }
-
-    /// Sends a small SEND by a line.
-    #[inline(always)]
-    fn send_at_once(&mut self, wr: &SendWr<'_>, len: u32, inline: bool) -> bool {
-        let plain = !wr.flags.intersects(SendFlags::FENCE | SendFlags::SOLICITED);
-        let ring = &mut self.ring;
-        if !(plain && self.hca.progress != Progress::Thread && ring.has_room()) {
-            return false;
-        }
-        let Some(mut turn) = self.hca.engine_to_post() else { return false };
-        let sent = match turn.send_line(&self.hca.bell, self.qp.handle, wr.payload, len) {
-            Some(sent) => {
-                let (wr_id, sges, flags) = (wr.wr_id, u8::from(!inline), wr.flags);
-                let header = SendHeader {
-                    wr_id,
-                    op: FlatOp::new(&SendOp::Send),
-                    dest: false,
-                    len,
-                    sges,
-                    inline,
-                    flags,
-                };
-                queue(ring, header, wr.payload).expect("there is room");
-                ring.publish();
-                sent.queued();
-                true
-            }
-            None => false,
+        let Some(mut engine) = (if may { hca.engine_to_post() } else { None }) else {
+            return self.post_queued::<true>(hca, wr);
         };
-        self.hca.give_back(turn);
-        sent
+        let header = SendHeader {
+            wr_id: wr.wr_id,
+            op: FlatOp::new(&SendOp::Send),
+            dest: false,
+            len: len as u32,
+            sges: u8::from(!inline),
+            inline,
+            flags: wr.flags,
+        };
+        let filled = match wr.payload {
+            Payload::Inline(bytes) => self.ring.push_bytes(header, bytes).is_ok(),
+            Payload::Sges(&[entry]) => self.ring.push_one(header, sge_to_cell(entry)).is_ok(),
+            Payload::Sges(_) => false,
+        };
+        let show = &mut self.ring;
+        if !(filled && engine.send_line(&hca.bell, self.qp.handle, wr.payload, len as u32, show)) {
+            self.ring.empty_unpublished();
+            return self.post_queued_with::<true>(hca, wr, engine);
+        }
+        hca.give_back(engine);
+        Ok(())
     }
 }
 
@@ -195,7 +234,7 @@ fn queue(ring: &mut Producer<SendHeader>, header: SendHeader, payload: Payload<'
     }
 }
 
-impl QpSendPort {
+impl SendQueue {
     fn push_datagram(&mut self, header: SendHeader, payload: Payload<'_>, dest: UdDest) -> Result<(), Full> {
         let dest = core::iter::once(dest_to_cell(dest));
         match payload {
@@ -226,36 +265,23 @@ fn batch<W>(wrs: &[W], mut push: impl FnMut(&W) -> Result<(), PostErrorKind>) ->
     Ok(())
 }
 
-// SAFETY: (1) a list and inline bytes are copied into the ring's slot, or used up by `at_once`, which returns behind
-// that. (2) A refusal comes before the ring's end is moved. (3) The engine takes requests from the ring in order, its
+// SAFETY: (1) a list and inline bytes are copied into the ring's slot, or used up by `access` and `send`, which return
+// behind that. (2) A refusal comes before the ring's end is moved. (3) The engine takes requests from the ring in order, its
 // machine ends them in order, and looks at a request's list no more once the completion is appended.
 unsafe impl SendPort for QpSendPort {
     #[inline]
     unsafe fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<(), PostError> {
-        batch(wrs, |wr| {
-            // SENDs leave by the doorbell, all of them in one turn.
-            if self.may_be_near && !wr.op.consumes_recv() && self.at_once(wr) {
-                return Ok(());
-            }
-            self.push(wr)
-        })
+        let Self { hca, queue } = self;
+        let near = queue.is_near();
+        batch(wrs, |wr| if near { queue.post_near::<false>(hca, wr) } else { queue.push(hca, wr) })
     }
-    #[inline]
     fn ring(&mut self) {
-        if self.may_be_near && self.ring.is_all_published() {
-            return;
-        }
-        self.ring.publish();
-        self.hca.posted(&self.qp);
+        self.queue.ring(&self.hca);
     }
     #[inline]
     unsafe fn post_now(&mut self, wr: &SendWr<'_>) -> Result<(), PostErrorKind> {
-        if self.may_be_near && self.at_once(wr) {
-            return Ok(());
-        }
-        self.push(wr)?;
-        self.ring();
-        Ok(())
+        let Self { hca, queue } = self;
+        if queue.is_near() { queue.post_near::<true>(hca, wr) } else { queue.post_queued::<true>(hca, wr) }
     }
 }
 
@@ -312,7 +338,7 @@ unsafe impl RecvPort for QpRecvPort {
         self.check().map_err(|kind| PostError { accepted: 0, kind })?;
         batch(wrs, |wr| push_recv(&mut self.ring, self.max_sge, wr))
     }
-    #[inline]
+    #[inline(always)]
     fn ring(&mut self) {
         // Pairs with the barrier in `Core::show_state`: either the engine, which shows ERROR and then looks at the
         // queue, finds the requests, or we see ERROR and ring for them to be flushed.
@@ -365,24 +391,50 @@ pub(crate) struct SoftCq {
     pub(crate) has_waker: bool,
     /// It was armed for its waker alone: the next poll is the last one before a sleep.
     pub(crate) is_last_look: bool,
+    pub(crate) glance: Glance,
 }
 
 impl SoftCq {
+    /// Takes what stands in the ring, whose end was looked at just now.
     #[inline(always)]
     fn take(&mut self, out: &mut [Completion]) -> usize {
-        if self.ring.refresh() == self.ring.head() {
-            return 0;
-        }
         if self.shared.poller.enter(self.ring_version).map(Inside::stay).is_none() {
             self.enter_anew();
         }
-        let taken = self.ring.copy_headers(out);
-        self.ring.release(self.ring.head().wrapping_add(taken as u32));
+        let taken = self.ring.take_headers(out);
         drop(self.shared.poller.inside());
         if taken > 0 {
             self.waits_no_more();
         }
         taken
+    }
+    #[inline(never)]
+    fn take_or_turn(&mut self, out: &mut [Completion]) -> usize {
+        let n = self.take(out);
+        // It may have been taken out meanwhile.
+        if n == 0 {
+            return self.turn(out);
+        }
+        patience::found();
+        n
+    }
+    /// Turns the engine where the ring is empty, and takes what that brings.
+    #[inline(never)]
+    fn turn(&mut self, out: &mut [Completion]) -> usize {
+        if out.is_empty() {
+            return 0;
+        }
+        let is_last = core::mem::take(&mut self.is_last_look);
+        match self.hca.poller_turn(self.handle, out, is_last, &mut self.glance) {
+            None => 0,
+            // Another turned, or this queue was not as empty.
+            Some(0) if self.ring.refresh() == self.ring.head() => 0,
+            Some(0) => self.take(out),
+            Some(n) => {
+                self.waits_no_more();
+                n
+            }
+        }
     }
 
     /// Comes in, and goes on where the ring begins now: completions were taken out of it.
@@ -413,7 +465,7 @@ impl Drop for SoftCq {
 
 // SAFETY: (1) the engine appends one completion a request, as it ends; slots of the ring are yielded once. (2) The ring
 // hands slots over by Release and Acquire, behind what was placed; what is filled into `out` at once, this thread has
-// placed itself, or found under the engine's lock. (3) `copy_headers` takes no more than `out` has room for, and
+// placed itself, or found under the engine's lock. (3) `take_headers` takes no more than `out` has room for, and
 // neither does `poller_turn`, which is given the same slice.
 unsafe impl CqPort for SoftCq {
     #[inline]
@@ -421,21 +473,10 @@ unsafe impl CqPort for SoftCq {
         if self.hca.fork.is_child() {
             return 0;
         }
-        let n = self.take(out);
-        if n > 0 || out.is_empty() {
-            patience::found();
-            return n;
+        if self.ring.refresh() != self.ring.head() {
+            return self.take_or_turn(out);
         }
-        let is_last = core::mem::take(&mut self.is_last_look);
-        match self.hca.poller_turn(self.handle, out, is_last) {
-            None => 0,
-            // Another turned, or this queue was not as empty.
-            Some(0) => self.take(out),
-            Some(n) => {
-                self.waits_no_more();
-                n
-            }
-        }
+        if self.hca.is_quiet(&mut self.glance) { 0 } else { self.turn(out) }
     }
     fn arm(&mut self, notify: Notify) {
         if self.hca.fork.is_child() {
@@ -450,6 +491,7 @@ unsafe impl CqPort for SoftCq {
         }
         if self.wait.is_none() && self.has_waker {
             self.is_last_look = true;
+            self.glance.forget();
             self.hca.program_sleeps();
         }
     }

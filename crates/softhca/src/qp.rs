@@ -28,8 +28,7 @@ use crate::pace::Pace;
 use crate::ring::{Cell, Consumer, Header};
 use crate::sync::{Arc, AtomicBool, AtomicU32};
 use crate::tables::{Ah, Tables};
-pub(crate) use lists::PostedList;
-use lists::RequestList;
+pub(crate) use lists::RequestList;
 use parts::each_part;
 
 /// The header of a send queue slot, one cache line. The first cell of a datagram's slot is its destination.
@@ -193,6 +192,11 @@ impl Machine {
     #[inline(always)]
     pub(crate) fn lane_to_take(&mut self) -> Option<Lane<'_>> {
         if self.lanes().takes { self.qp.lane() } else { None }
+    }
+    /// Whether requests on the peer's memory may be done as they are posted, whenever none is under way.
+    #[inline(always)]
+    pub(crate) fn accesses_at_once(&mut self) -> bool {
+        self.lanes().accesses
     }
     /// Its lanes have changed.
     #[inline]

@@ -141,7 +141,7 @@ impl<H: Header> Producer<H> {
     }
     /// Fills the next slot: header, and its first cell, of which a slot must have one.
     #[cfg(not(loom))]
-    #[inline]
+    #[inline(always)]
     pub(crate) fn push_one(&mut self, header: H, cell: Cell) -> Result<(), Full> {
         if !self.has_room() {
             return Err(Full);
@@ -193,7 +193,13 @@ impl<H: Header> Producer<H> {
             self.ring.headers[slot].with(|p| unsafe { (*p).assume_init_ref() })
         })
     }
-    /// Takes back all slots that were not handed over, oldest first.
+    /// Takes back all slots that were not handed over.
+    #[cfg(not(loom))]
+    pub(crate) fn empty_unpublished(&mut self) {
+        // Relaxed: only the producer stores it.
+        self.tail = self.ring.tail.load(Ordering::Relaxed);
+    }
+    /// The same, and what they held, oldest first.
     #[cfg(not(loom))]
     pub(crate) fn take_unpublished(&mut self) -> Vec<H> {
         // Relaxed: only the producer stores it.
@@ -203,7 +209,7 @@ impl<H: Header> Producer<H> {
         // `tail`.
         let read = |index| header(index).with(|p| unsafe { (*p).assume_init() });
         let taken = (0..self.tail.wrapping_sub(published)).map(|i| read(published.wrapping_add(i))).collect();
-        self.tail = published;
+        self.empty_unpublished();
         taken
     }
     /// Takes the slots out that `keep` says no to, of those that were handed over and not released; the others stay in
@@ -349,25 +355,21 @@ impl<H: Header> Consumer<H> {
             Some((header, cell.map(|cell| cell.with(|p| *p))))
         }
     }
-    /// Copies the headers of the oldest slots to `out`, as many as there are and it takes; returns how many.
-    /// The slots stay as they are.
+    /// Moves the headers of the oldest slots that were seen to `out`, as many as there are and it takes; returns how
+    /// many. The slots go back to the producer.
     #[cfg(not(loom))]
-    #[inline]
-    pub(crate) fn copy_headers(&self, out: &mut [H]) -> usize {
+    #[inline(always)]
+    pub(crate) fn take_headers(&mut self, out: &mut [H]) -> usize {
+        let ring = &*self.ring;
         let count = (self.tail.wrapping_sub(self.head) as usize).min(out.len());
-        let first = (self.head & self.ring.mask) as usize;
-        if let [one] = &mut out[..count] {
-            // SAFETY: as below.
-            *one = self.ring.headers[first].with(|p| unsafe { (*p).assume_init() });
-            return 1;
+        let mut index = self.head;
+        for out in &mut out[..count] {
+            let slot = (index & ring.mask) as usize;
+            // SAFETY: (2) slots `head .. tail` are ours, (3) and were written.
+            *out = ring.headers[slot].with(|p| unsafe { (*p).assume_init() });
+            index = index.wrapping_add(1);
         }
-        let (left, right) = out[..count].split_at_mut(count.min(self.ring.headers.len() - first));
-        for (out, from) in [(left, first), (right, 0)] {
-            let from: *const H = self.ring.headers[from..from + out.len()].as_ptr().cast();
-            // SAFETY: (2) slots `head .. tail` are ours, (3) and were written; our `UnsafeCell` has the layout
-            // of its content; `out` is memory of the caller's.
-            unsafe { out.as_mut_ptr().copy_from_nonoverlapping(from, out.len()) };
-        }
+        self.release(index);
         count
     }
     /// Gives all slots before `head` back to the producer, which [`refresh`](Self::refresh) must have seen; `look` is

@@ -4,7 +4,7 @@ use core::time::Duration;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
-use hca_core::{Completion, CqHandle, DeviceAttr, DeviceError, Instant, PortAttr, QpHandle, SendWr};
+use hca_core::{Completion, CqHandle, DeviceAttr, DeviceError, Instant, PortAttr, QpHandle};
 use hca_turn_lock::{Guard, INNER, TurnLock};
 
 use crate::cq::epoll_of;
@@ -12,6 +12,7 @@ use crate::doorbell::Doorbell;
 use crate::engine::{AckRule, Engine, Look};
 use crate::events::Events;
 use crate::fork::Fork;
+use crate::glance::Glance;
 use crate::notify::TimerFd;
 use crate::offload::Attached;
 use crate::options::{Progress, Time};
@@ -19,10 +20,15 @@ use crate::patience;
 use crate::progress::Sleeper;
 use crate::qp::QpShared;
 use crate::runs::{Attention, NEVER};
-use crate::sync::{Arc, AtomicU64, Mutex, Ordering};
+use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
+
+/// The engine, held.
+pub(crate) type EngineGuard<'a> = Guard<'a, Engine, INNER>;
 
 pub(crate) struct Shared {
     engine: TurnLock<Engine, INNER>,
+    /// How often somebody had the engine for more than a look; stored by who has it.
+    changes: AtomicU32,
     pub(crate) bell: Doorbell<QpShared>,
     pub(crate) time: Time,
     pub(crate) progress: Progress,
@@ -126,6 +132,7 @@ impl Shared {
         let (bell, fork, engines) = (Doorbell::new(), Fork::new(), Mutex::new(Vec::new()));
         Ok(Self {
             engine,
+            changes: AtomicU32::new(0),
             bell,
             time,
             progress,
@@ -162,7 +169,13 @@ impl Shared {
     /// completions that it takes at once, or that there is no need to look at the queue again. `out` must not be empty.
     /// `is_last`: the caller sleeps if it finds nothing, and only the adapter's thread wakes it.
     #[inline(always)]
-    pub(crate) fn poller_turn(&self, cq: CqHandle, out: &mut [Completion], is_last: bool) -> Option<usize> {
+    pub(crate) fn poller_turn(
+        &self,
+        cq: CqHandle,
+        out: &mut [Completion],
+        is_last: bool,
+        glance: &mut Glance,
+    ) -> Option<usize> {
         if self.progress == Progress::Thread {
             patience::in_vain();
             return None;
@@ -172,10 +185,14 @@ impl Shared {
             patience::in_vain();
             return Some(0);
         };
+        if glance.take_spent() {
+            turn.next_turn_is_whole();
+        }
         let look = turn.look(&self.bell);
         if look != Look::Nothing || self.attention.is_wanted() {
             return self.poller_works(turn, look, cq, out, is_last);
         }
+        glance.renew(&mut turn, self.changes.load(Ordering::Relaxed));
         if turn.unlock() {
             self.catch_up();
         }
@@ -183,11 +200,33 @@ impl Shared {
         patience::in_vain();
         None
     }
+    /// Whether a poll that finds its queue empty may leave it at that: nobody is to be seen to, and the engine's turn
+    /// would find nothing.
+    #[inline(always)]
+    pub(crate) fn is_quiet(&self, glance: &mut Glance) -> bool {
+        // Acquire: pairs with the Release in `note_change`.
+        let quiet = glance.is_quiet(self.changes.load(Ordering::Acquire))
+            && self.bell.is_empty()
+            && !self.attention.is_wanted();
+        if quiet {
+            self.note_program_turn();
+            patience::in_vain();
+        }
+        quiet
+    }
+    /// By who has the engine for more than a look, before it is given back: what pollers know of it is to be looked at
+    /// again.
+    #[inline(always)]
+    fn note_change(&self) {
+        let changes = self.changes.load(Ordering::Relaxed).wrapping_add(1);
+        // Release: pairs with the Acquire in `is_quiet`.
+        self.changes.store(changes, Ordering::Release);
+    }
     /// The turn of who polls, where there is something to do.
     #[inline(always)]
     fn poller_works(
         &self,
-        mut turn: Guard<'_, Engine, INNER>,
+        mut turn: EngineGuard<'_>,
         look: Look,
         cq: CqHandle,
         out: &mut [Completion],
@@ -215,13 +254,14 @@ impl Shared {
 
     /// Gives the engine back behind a post, and does what others posted who found it held.
     #[inline(always)]
-    pub(crate) fn give_back(&self, turn: Guard<'_, Engine, INNER>) {
+    pub(crate) fn give_back(&self, turn: EngineGuard<'_>) {
         self.give_back_of(turn, None);
         self.note_post();
     }
     /// Gives the engine back, and does what others posted who found it held. `polled`: the queue that the caller polls.
     #[inline(always)]
-    fn give_back_of(&self, turn: Guard<'_, Engine, INNER>, polled: Option<CqHandle>) {
+    fn give_back_of(&self, turn: EngineGuard<'_>, polled: Option<CqHandle>) {
+        self.note_change();
         if self.attention.is_wanted() {
             return self.give_back_attentively(turn, polled);
         }
@@ -232,7 +272,7 @@ impl Shared {
     /// Where somebody may sleep, or an engine is to be run.
     #[cold]
     #[inline(never)]
-    fn give_back_attentively(&self, mut turn: Guard<'_, Engine, INNER>, polled: Option<CqHandle>) {
+    fn give_back_attentively(&self, mut turn: EngineGuard<'_>, polled: Option<CqHandle>) {
         let e = &mut *turn;
         self.keep_waiters(e);
         if let Some(entry) = polled.and_then(|cq| e.core.tables.cqs.get_mut(cq.index, cq.generation)) {
@@ -294,28 +334,23 @@ impl Shared {
         self.note_post();
     }
 
-    /// Does a request at once on a peer's memory. `false`: nothing was done, and it is to be queued.
-    #[inline]
-    pub(crate) fn do_at_once(&self, qp: &QpShared, wr: &SendWr<'_>, len: u32) -> bool {
-        patience::found();
-        self.with_engine(|e| e.do_at_once(qp.handle, wr, len)) == Some(true)
-    }
-
     /// The engine, if nobody else has it, for who posts something; to be [given back](Self::give_back).
     #[inline(always)]
-    pub(crate) fn engine_to_post(&self) -> Option<Guard<'_, Engine, INNER>> {
+    pub(crate) fn engine_to_post(&self) -> Option<EngineGuard<'_>> {
         patience::found();
         self.engine.try_lock()
     }
 
+    /// Does what a queue pair's owner, who runs this, has posted.
     #[inline]
-    fn turn_once(&self, e: &mut Engine, caller: Option<QpHandle>) {
+    pub(crate) fn turn_once(&self, e: &mut Engine, caller: Option<QpHandle>) {
         if !e.has_shm || !e.send_at_once(&self.bell, caller) {
             e.turn_posted(self.time.now(), &self.bell, caller);
         }
     }
     /// What others posted who found the engine held.
     fn turn_posted(&self, e: &mut Engine) {
+        self.note_change();
         self.turn_once(e, None);
         self.keep_waiters(e);
     }
@@ -353,6 +388,7 @@ impl Shared {
     /// As [`control`](Self::control); tells whether Portals engines were run behind it.
     pub(crate) fn control_and_run<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> (R, bool) {
         let f = |e: &mut Engine| {
+            self.note_change();
             let r = f(e);
             self.keep_waiters(e);
             r
@@ -374,6 +410,7 @@ impl Shared {
 
     #[cold]
     fn prepare(&self, e: &mut Engine) {
+        self.note_change();
         e.next_turn_is_whole();
         if let Some(wait) = self.wait.get() {
             wait.prepare(e, &self.time, &self.attention);

@@ -64,11 +64,17 @@ impl<T> Slab<T> {
     }
     #[inline]
     pub(crate) fn get(&self, index: u32, generation: u32) -> Option<&T> {
-        self.slots.get(index as usize).filter(|s| s.generation == generation)?.value.as_ref()
+        match self.slots.get(index as usize) {
+            Some(Slot { generation: g, value: Some(value) }) if *g == generation => Some(value),
+            _ => None,
+        }
     }
     #[inline]
     pub(crate) fn get_mut(&mut self, index: u32, generation: u32) -> Option<&mut T> {
-        self.slots.get_mut(index as usize).filter(|s| s.generation == generation)?.value.as_mut()
+        match self.slots.get_mut(index as usize) {
+            Some(Slot { generation: g, value: Some(value) }) if *g == generation => Some(value),
+            _ => None,
+        }
     }
     pub(crate) fn remove(&mut self, index: u32, generation: u32) -> Option<T> {
         let slot = self.slots.get_mut(index as usize).filter(|s| s.generation == generation)?;

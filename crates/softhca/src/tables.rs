@@ -167,16 +167,25 @@ impl Tables {
         self.complete_with(cq, || plain(wr_id, qp, opcode, len));
     }
 
-    /// As [`complete_plain`](Self::complete_plain), and shows it to the poller, unless others are to be shown before or
-    /// there is no room: then that is due.
+    /// As [`complete_plain`](Self::complete_plain), and shows it to the poller. `false`: others are to be shown before
+    /// it, or there is no room; that is due.
     #[inline(always)]
-    pub(crate) fn complete_shown(&mut self, cq: u32, wr_id: u64, qp: QpHandle, opcode: WcOpcode, len: u32) {
+    pub(crate) fn complete_shown(
+        &mut self,
+        cq: u32,
+        wr_id: u64,
+        qp: QpHandle,
+        opcode: WcOpcode,
+        len: u32,
+    ) -> bool {
         let c = plain(wr_id, qp, opcode, len);
-        if self.cqs.at_mut(cq).is_some_and(|entry| entry.show(&c)) {
+        let shown = self.cqs.at_mut(cq).is_some_and(|entry| entry.show(&c));
+        if shown {
             self.completions += 1;
         } else {
             self.push_completion(cq, c);
         }
+        shown
     }
 
     /// Makes a completion where it goes, so that it is not copied.

@@ -273,6 +273,11 @@ impl ShmFabric {
         }
         result
     }
+    /// As [`access`](Self::access), for who comes again by that where it does not go ahead.
+    #[inline(always)]
+    pub fn try_access(&mut self, grant: GrantId, guard: &QpGuard) -> Option<Bracket<'_>> {
+        self.grants.mapped.access(grant, guard).ok()
+    }
     /// Begins an access to a peer's region, of at most [`MAX_BRACKET_BYTES`].
     ///
     /// # Errors
@@ -372,7 +377,7 @@ impl Bracket<'_> {
     ///
     /// # Safety
     /// `from .. from + len` is mapped and readable for the call, and no part of the region.
-    #[inline]
+    #[inline(always)]
     pub unsafe fn write_from(&mut self, offset: u64, from: *const u8, len: usize) -> Result<(), AccessError> {
         let (to, caching) = self.at(offset, len, Access::REMOTE_WRITE)?;
         // SAFETY: as in `write`, and our caller's.

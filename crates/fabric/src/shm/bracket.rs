@@ -67,7 +67,7 @@ pub(super) fn enter(
 }
 
 /// Ends an access.
-#[inline]
+#[inline(always)]
 pub(super) fn leave(in_use: &OwnWord) {
     // Release: all copies are done for who sees this. Pairs with the Acquire in `seen`.
     in_use.store(0, Ordering::Release);

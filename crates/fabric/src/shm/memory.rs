@@ -62,6 +62,13 @@ impl Drop for Mapping {
 }
 
 #[cfg(not(loom))]
+#[cold]
+#[inline(never)]
+fn outside(at: usize, len: usize, of: usize) -> ! {
+    panic!("{len} bytes at {at} of {of}");
+}
+
+#[cfg(not(loom))]
 fn layout(len: usize) -> std::alloc::Layout {
     std::alloc::Layout::from_size_align(len, 128).expect("a size of some megabytes")
 }
@@ -97,19 +104,21 @@ impl Mapping {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn at(&self, at: usize, len: usize) -> *mut u8 {
-        assert!(at <= self.len && len <= self.len - at, "{len} bytes at {at} of {}", self.len);
-        // SAFETY: (1) and the line above.
+        if at > self.len || len > self.len - at {
+            outside(at, len, self.len);
+        }
+        // SAFETY: (1) and the lines above.
         unsafe { self.base.as_ptr().add(at) }
     }
-    #[inline]
+    #[inline(always)]
     fn word(&self, at: usize) -> &AtomicU32 {
         assert!(at.is_multiple_of(4));
         // SAFETY: (1) four bytes at a multiple of 4, alive as long as `self`.
         unsafe { AtomicU32::from_ptr(self.at(at, 4).cast()) }
     }
-    #[inline]
+    #[inline(always)]
     fn word64(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8));
         // SAFETY: (1) eight bytes at a multiple of 8, alive as long as `self`.
@@ -222,7 +231,7 @@ impl Window {
         Lines::new(&self.0, at, count)
     }
     /// A word of eight bytes; under loom the first four of them.
-    #[inline]
+    #[inline(always)]
     pub(super) fn word64(&self, at: usize, order: Ordering) -> u64 {
         #[cfg(not(loom))]
         return self.0.word64(at).load(order);
@@ -234,7 +243,7 @@ impl Window {
     pub(super) fn populate(&self, at: usize, len: usize) -> io::Result<()> {
         self.0.populate(at, len, false)
     }
-    #[inline]
+    #[inline(always)]
     pub(super) fn word(&self, at: usize, order: Ordering) -> u32 {
         self.0.word(at).load(order)
     }
@@ -283,6 +292,11 @@ impl Word {
 pub(super) struct OwnWord(Word);
 
 impl OwnWord {
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub(super) fn load(&self, order: Ordering) -> u32 {
+        self.0.get().load(order)
+    }
     #[inline]
     pub(super) fn store(&self, value: u32, order: Ordering) {
         self.0.get().store(value, order);
@@ -301,6 +315,7 @@ impl PeerWord {
 
 /// The lines of a ring: a power of two of them, reached by an index that runs free, without a check each time.
 #[cfg(not(loom))]
+#[derive(Clone)]
 pub(super) struct Lines {
     /// `mask + 1` lines from here on lie within the mapping (1), which `_of` keeps.
     first: NonNull<[u64; LINE / 8]>,

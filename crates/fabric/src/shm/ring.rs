@@ -467,6 +467,12 @@ impl Producer {
     }
 }
 
+/// Whether a record with this tag stands in the line of this index.
+#[inline(always)]
+pub(super) fn has_record(ring: &Lines, index: u32, tag: u32) -> bool {
+    ring.word(index, Ordering::Relaxed) >> TAG_SHIFT == tag
+}
+
 /// A record, copied out of the ring.
 #[repr(align(64))]
 pub(super) struct Record {
@@ -595,9 +601,19 @@ impl Consumer {
     }
 
     /// Whether a record is there, unless it is garbage.
-    #[inline]
+    #[inline(always)]
     pub(super) fn has_record(&self) -> bool {
-        self.ring.word(self.head, Ordering::Relaxed) >> TAG_SHIFT == self.tag
+        has_record(&self.ring, self.head, self.tag)
+    }
+    /// Where the next record will stand, and the tag that its word will have.
+    #[inline]
+    pub(super) fn next(&self) -> (u32, u32) {
+        (self.head, self.tag)
+    }
+    /// The ring, to be looked at.
+    #[cfg(not(loom))]
+    pub(super) fn ring(&self) -> Lines {
+        self.ring.clone()
     }
     /// Looks at the next record. A line stays where it is until [`pass_line`](Self::pass_line), and whatever else
     /// stands there is for [`take`](Self::take).

@@ -11,7 +11,7 @@ use crate::dma;
 use crate::doorbell::Doorbell;
 use crate::mr::MrTable;
 use crate::qp::{QpEntry, QpRes, QpShared, RecvHeader, RecvQueue, SendHeader, cell_to_sge, list, local};
-use crate::ring::Consumer;
+use crate::ring::{Consumer, Producer};
 use crate::tables::Tables;
 
 /// Short turns with messages between two looks at the acknowledgements that are owed, while the program is likely to
@@ -32,8 +32,8 @@ impl Engine {
         self.conclude_completions();
     }
 
-    /// Sends a plain SEND that is not queued yet, if nothing is to be sent before it. Its caller queues it then, and
-    /// has that [noted](SentLine::queued) before the engine does anything else. `None`: nothing was done.
+    /// Sends a plain SEND that stands in the send queue behind all that was shown to the engine, if nothing is to be
+    /// sent before it, and shows it. `false`: nothing was done.
     #[inline(always)]
     pub(crate) fn send_line(
         &mut self,
@@ -41,22 +41,13 @@ impl Engine {
         qp: QpHandle,
         payload: Payload<'_>,
         len: u32,
-    ) -> Option<SentLine<'_>> {
+        queue: &mut Producer<SendHeader>,
+    ) -> bool {
         if !self.core.ready.is_empty() || !bell.is_empty() {
-            return None;
+            return false;
         }
-        self.core.send_line(qp, self.fabric.shm()?, payload, len)
-    }
-}
-
-/// A SEND that has left, and is to be queued.
-#[must_use]
-pub(crate) struct SentLine<'a>(&'a mut Consumer<SendHeader>);
-
-impl SentLine<'_> {
-    #[inline(always)]
-    pub(crate) fn queued(self) {
-        self.0.refresh();
+        let Some(shm) = self.fabric.shm() else { return false };
+        self.core.send_line(qp, shm, (payload, len), queue).is_some()
     }
 }
 
@@ -105,9 +96,9 @@ impl Core {
         &mut self,
         qp: QpHandle,
         shm: &mut ShmFabric,
-        payload: Payload<'_>,
-        len: u32,
-    ) -> Option<SentLine<'_>> {
+        (payload, len): (Payload<'_>, u32),
+        queue: &mut Producer<SendHeader>,
+    ) -> Option<()> {
         let QpEntry { machine, res, ack_since, timer, .. } =
             &mut **self.qps.get_mut(qp.index, qp.generation)?;
         let mut lane = machine.lane_to_send()?;
@@ -121,13 +112,14 @@ impl Core {
             return None;
         }
         tx.call();
+        queue.publish();
+        res.sq.refresh();
         lane.sent(self.now);
         tell_along(&mut lane, res, ack_since);
         if is_due_before(timer, &lane) {
             self.settle(qp.index);
         }
-        // It was there just now.
-        Some(SentLine(&mut self.qps.at_mut(qp.index)?.res.sq))
+        Some(())
     }
 
     /// Sends plain SENDs from a queue pair's send queue. `true`: nothing is left of what was posted.

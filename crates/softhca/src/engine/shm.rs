@@ -3,8 +3,8 @@
 use core::net::{IpAddr, Ipv6Addr};
 
 use hca_core::{Access, AhHandle, Instant, Payload, QpHandle, SendFlags, SendWr};
-use hca_fabric::{Fabric, Found, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
-use hca_transport::{Direct, TxSink};
+use hca_fabric::{Fabric, Found, Glance, Reach, RxBudget, RxPacket, ShmFabric, ShmSink, ShmTx};
+use hca_transport::TxSink;
 
 use super::{
     AckRule, BURST_PACKETS, Core, Engine, LISTED, MAX_PIECES, TURN_BYTES, TURN_LINES, TURN_PACKETS, slot_of,
@@ -14,7 +14,7 @@ use crate::doorbell::Doorbell;
 use crate::doze::Doze;
 use crate::near::{self, Piece};
 use crate::patience;
-use crate::qp::{PostedList, QpEntry, QpHost, QpShared, local};
+use crate::qp::{QpEntry, QpHost, QpShared, local};
 
 /// Gives a queue pair's messages to a ring.
 pub(super) struct MessageSink<'a, 'b> {
@@ -119,6 +119,19 @@ impl Engine {
         }
         if self.real_time { Look::Nothing } else { Look::All }
     }
+    /// Short turns until a whole one is due, and when the last one began, in ticks.
+    #[inline]
+    pub(crate) fn short_turns_left(&self) -> (u32, u64) {
+        (self.short_turns, self.whole_at)
+    }
+    /// Brings a poller's glance up to where the engine stands, whose turn has nothing to do.
+    #[inline]
+    pub(crate) fn renew_glance(&mut self, glance: &mut Option<Glance>) {
+        match self.fabric.shm() {
+            Some(shm) if self.real_time => shm.renew_glance(glance),
+            _ => *glance = None,
+        }
+    }
     /// A whole turn is due; short ones follow.
     #[inline(never)]
     fn begin_short_turns(&mut self) -> Look {
@@ -159,63 +172,36 @@ impl Engine {
         (received || self.real_time).then_some(received)
     }
 
-    /// Does a request of one piece on a peer's memory that was not queued, if nothing was posted before it that is not
-    /// done, and if all is well with it. `None`: nothing was done.
+    /// Does a request of one piece on a peer's memory that is not queued, by who finds the send queue empty, if all is
+    /// well with it. `None`: nothing was done, and it is to be queued.
     #[inline(always)]
-    pub(crate) fn touch(&mut self, qp: QpHandle, wr: &SendWr<'_>, len: u32) -> Option<()> {
+    pub(crate) fn access<O: near::Op>(&mut self, qp: QpHandle, wr: &SendWr<'_>) -> Option<()> {
         let shm = self.fabric.shm()?;
         let core = &mut self.core;
         let QpEntry { machine, res, .. } = &mut **core.qps.get_mut(qp.index, qp.generation)?;
-        if !machine.is_idle_near() || res.sq.published() != res.sq.head() {
+        let lane = if machine.accesses_at_once() { res.near.as_ref()?.lane()? } else { return None };
+        let at = lane.place(O::remote(&wr.op)?, O::RIGHT)?;
+        let (piece, len) = match wr.payload {
+            Payload::Inline(bytes) if !O::FETCHES => (Piece::Inline(bytes), bytes.len()),
+            Payload::Sges(&[entry]) if O::takes(entry.len) => {
+                let access = if O::FETCHES { Access::LOCAL_WRITE } else { Access::empty() };
+                let len = entry.len as usize;
+                (Piece::Memory(local(&core.tables, res.pd, entry, access).ok()?, len), len)
+            }
+            _ => return None,
+        };
+        if !O::takes(len as u32) {
             return None;
         }
-        let fetches = wr.op.is_read_or_atomic();
-        let piece = match wr.payload {
-            Payload::Inline(bytes) => Piece::Inline(bytes),
-            Payload::Sges(&[entry]) => {
-                let access = if fetches { Access::LOCAL_WRITE } else { Access::empty() };
-                Piece::Memory(local(&core.tables, res.pd, entry, access).ok()?, len as usize)
-            }
-            Payload::Sges(_) => return None,
-        };
-        let near = res.near.as_ref()?;
-        shm.reach(|mut reach| near.touch(&mut reach, &wr.op, &piece))?;
-        res.ops.completed(wr.op.wc_opcode(), len);
+        O::carry_out(&wr.op, &mut lane.enter(shm)?, at, &piece).ok()?;
+        res.ops.completed(O::opcode(&wr.op), len as u32);
         if wr.flags.contains(SendFlags::SIGNALED) {
-            let byte_len = if fetches { len } else { 0 };
-            core.tables.complete_shown(res.send_cq, wr.wr_id, qp, wr.op.wc_opcode(), byte_len);
-            self.conclude_completions();
+            let byte_len = if O::FETCHES { len as u32 } else { 0 };
+            if !core.tables.complete_shown(res.send_cq, wr.wr_id, qp, O::opcode(&wr.op), byte_len) {
+                self.conclude();
+            }
         }
         Some(())
-    }
-
-    /// Does a request on a peer's memory that was not queued, if nothing was posted before it that is not done.
-    #[inline]
-    pub(crate) fn do_at_once(&mut self, qp: QpHandle, wr: &SendWr<'_>, len: u32) -> bool {
-        let Some(shm) = self.fabric.shm() else { return false };
-        let core = &mut self.core;
-        let Some(entry) = core.qps.get_mut(qp.index, qp.generation) else { return false };
-        let QpEntry { machine, res, .. } = &mut **entry;
-        if !machine.is_idle_near() || res.near.is_none() || res.sq.published() != res.sq.head() {
-            return false;
-        }
-        let tables = &core.tables;
-        let list = PostedList { payload: wr.payload, tables, pd: res.pd };
-        let (near, wish) = (res.near.as_mut(), &mut res.wish);
-        let done = shm.reach(|mut reach| {
-            near::carry_out(near, wish, &tables.regions, &mut reach, &list, (&wr.op, len), false)
-        });
-        if done != Direct::Done {
-            return false;
-        }
-        wish.moved = 0;
-        res.ops.completed(wr.op.wc_opcode(), len);
-        if wr.flags.contains(SendFlags::SIGNALED) {
-            let byte_len = if wr.op.is_read_or_atomic() { len } else { 0 };
-            core.tables.complete_plain(res.send_cq, wr.wr_id, qp, wr.op.wc_opcode(), byte_len);
-            self.conclude_completions();
-        }
-        true
     }
 
     /// Sends what a queue pair just posted by messages, if nothing else is to be done before. `false`: a turn is due.

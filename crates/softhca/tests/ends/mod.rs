@@ -229,9 +229,12 @@ pub fn connect_labelled(
     }
 }
 
-/// Posts a short SEND.
+/// Posts a short SEND, and tells the adapter by the same call.
 pub fn send(qp: &mut Qp, flags: SendFlags) {
-    post(qp, &[SendOp::Send], flags);
+    let payload = Payload::Inline(b"message");
+    let wr = SendWr { wr_id: 1, op: SendOp::Send, flags, payload, dest: None };
+    // SAFETY: inline data names no memory.
+    unsafe { qp.send.post_now(&wr) }.unwrap();
 }
 
 /// Posts short requests with the same bytes, in one go.

@@ -12,6 +12,7 @@
 mod completions;
 #[path = "../ends/mod.rs"]
 mod ends;
+mod polls;
 
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use core::task::Waker;

@@ -22,6 +22,8 @@ pub struct Lanes {
     pub sends: bool,
     /// Plain SENDs of the peer are taken as they come, and the requests that they say to be done are completed.
     pub takes: bool,
+    /// Requests on the peer's memory may be done as they are posted, whenever none is under way.
+    pub accesses: bool,
 }
 
 /// The quick way of a connection by messages.
@@ -38,10 +40,14 @@ impl Qp {
     /// Which ways are quick now.
     pub fn lanes(&self) -> Lanes {
         match self.service() {
-            Service::Local(m) if self.state() == QpState::Rts && !self.awaits_drain() => Lanes {
-                sends: m.requester.is_open() && m.responder.is_silent(),
-                takes: m.requester.is_plain() && m.responder.is_silent() && m.responder.is_open(),
-            },
+            Service::Local(m) if self.state() == QpState::Rts => {
+                let silent = m.responder.is_silent() && !self.awaits_drain();
+                Lanes {
+                    sends: m.requester.is_open() && silent,
+                    takes: m.requester.is_plain() && silent && m.responder.is_open(),
+                    accesses: m.requester.is_clear(),
+                }
+            }
             _ => Lanes::default(),
         }
     }

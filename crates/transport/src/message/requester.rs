@@ -159,7 +159,12 @@ impl Requester {
     /// Whether nothing was begun, and nothing keeps the next request back.
     #[inline]
     pub(crate) fn is_idle(&self) -> bool {
-        self.is_drained() && !self.ready && !self.gone && !self.away && self.rnr_until == NEVER
+        self.is_drained() && self.is_clear()
+    }
+    /// Whether nothing keeps back a request that is posted when none is under way.
+    #[inline]
+    pub(super) fn is_clear(&self) -> bool {
+        self.current.is_none() && !self.ready && !self.gone && !self.away && self.rnr_until == NEVER
     }
     #[inline]
     pub(crate) fn posted(&mut self) {
