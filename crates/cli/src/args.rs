@@ -1,5 +1,7 @@
 //! The command line: what can be asked for, and how each part ends.
 
+#[cfg(test)]
+mod documents;
 mod help;
 pub(crate) mod pci;
 
