@@ -188,6 +188,11 @@ pub unsafe trait Device: Send + Sync {
     /// The descriptor that becomes readable when the device needs a turn, or has an asynchronous
     /// event, while nobody turns it. `None` only where there is no descriptor.
     fn wait_fd(&self) -> Option<BorrowedFd<'_>>;
+    /// The descriptor that becomes readable when the device needs a turn while nobody turns it. Asynchronous events do
+    /// not count, so that who does not take them can sleep on it. `None` where the device moves itself, or has none.
+    fn turn_fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// The capability to run Portals engines itself, where it has it.
     fn portals(&self) -> Option<&dyn PortalsOffload> {
@@ -301,6 +306,9 @@ pub unsafe trait CqPort: Send {
     /// # Errors
     /// The system has no descriptors left, or the device has none (in the simulator).
     fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError>;
+    /// Whoever waits for this queue sleeps on [`Device::turn_fd`] from now on, and is told by the waker alone: an armed
+    /// queue keeps that descriptor true, as [`wait_fd`](Self::wait_fd) is.
+    fn wait_by_waker(&mut self) {}
     /// How long a waiter does well to poll before it sleeps: about what a sleep and a wake-up cost, where its own polls
     /// move the device.
     fn look_before_sleep(&self) -> Duration {

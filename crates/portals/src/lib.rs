@@ -83,4 +83,4 @@ pub use job::JoinError;
 pub use memory::{Memory, Pieces};
 #[doc(hidden)]
 pub use node::Holdings;
-pub use node::{Card, Counts, Directory, DirectoryError, Listed, Node, NodeOptions};
+pub use node::{Card, Counts, Directory, DirectoryError, Listed, Node, NodeOptions, Signal};

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::sync::{Arc, Weak};
+use std::task::{Context as TaskContext, Poll};
 use std::time::Duration;
 
 use hca_matching::{
@@ -295,6 +296,25 @@ impl NiCore {
             // The next one is asked first then.
             ni.turn = found.map_or(ni.turn, |(which, _)| which + 1);
             Ok(found)
+        })
+    }
+    /// As [`eq_poll`](Self::eq_poll) of one queue, for a future.
+    pub(crate) fn poll_eq(&self, cx: &mut TaskContext<'_>, eq: EqHandle) -> Poll<Result<Got, Error>> {
+        self.node.poll_ready(cx, |state| {
+            let ni = state.ni(self.ni());
+            Ok(ni.engine.eq_poll(&[eq], 0)?.map(|(_, got)| got))
+        })
+    }
+    /// As [`ct_poll`](Self::ct_poll) of one counting event, for a future.
+    pub(crate) fn poll_ct(
+        &self,
+        cx: &mut TaskContext<'_>,
+        ct: CtHandle,
+        test: u64,
+    ) -> Poll<Result<Count, Error>> {
+        self.node.poll_ready(cx, |state| {
+            let ni = state.ni(self.ni());
+            Ok(ni.engine.ct_poll(&[(ct, test)], 0)?.map(|(_, count)| count))
         })
     }
     /// Waits until `ready` yields something of the interface.

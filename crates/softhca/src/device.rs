@@ -606,6 +606,7 @@ unsafe impl Device for SoftHca {
             wait: None,
             waiting: false,
             has_waker: false,
+            by_waker: false,
             is_last_look: false,
             glance: Glance::default(),
         };
@@ -752,6 +753,11 @@ unsafe impl Device for SoftHca {
     fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
         self.shared.fork.check().ok()?;
         self.shared.wait_fd().ok()
+    }
+
+    fn turn_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.fork.check().ok().filter(|()| self.shared.progress != Progress::Thread)?;
+        self.shared.turn_fd().ok()
     }
 
     fn portals(&self) -> Option<&dyn PortalsOffload> {

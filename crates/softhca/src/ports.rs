@@ -389,6 +389,8 @@ pub(crate) struct SoftCq {
     pub(crate) waiting: bool,
     /// It has a waker.
     pub(crate) has_waker: bool,
+    /// Who waits sleeps on the adapter's descriptor, and is told by the waker.
+    pub(crate) by_waker: bool,
     /// It was armed for its waker alone: the next poll is the last one before a sleep.
     pub(crate) is_last_look: bool,
     pub(crate) glance: Glance,
@@ -483,13 +485,13 @@ unsafe impl CqPort for SoftCq {
             return;
         }
         self.shared.arm(notify);
-        if self.wait.is_some() && self.hca.progress != Progress::Thread {
+        if (self.wait.is_some() || self.by_waker) && self.hca.progress != Progress::Thread {
             if !core::mem::replace(&mut self.waiting, true) {
                 self.hca.attention.add_waiter();
             }
             self.hca.prepare_wait();
         }
-        if self.wait.is_none() && self.has_waker {
+        if self.wait.is_none() && !self.by_waker && self.has_waker {
             self.is_last_look = true;
             self.glance.forget();
             self.hca.program_sleeps();
@@ -501,6 +503,9 @@ unsafe impl CqPort for SoftCq {
         }
         self.has_waker = true;
         self.shared.set_waker(waker);
+    }
+    fn wait_by_waker(&mut self) {
+        self.by_waker = true;
     }
     fn wait_fd(&mut self) -> Result<BorrowedFd<'_>, DeviceError> {
         self.hca.fork.check()?;

@@ -5,15 +5,17 @@ use std::future::poll_fn;
 use std::hash::BuildHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Poll, Wake, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use hca_core::{AsyncEvent, Counter, Device, DeviceAttr, DeviceError, PortAttr, Psn};
+use hca_core::{
+    AsyncEvent, Counter, Device, DeviceAttr, DeviceClock, DeviceError, EventObject, GidEntry, PortAttr, Psn,
+    QpInfo,
+};
 use hca_process::Fork;
 
+use crate::events::Events;
 use crate::pd::Pd;
-use crate::wait::{deadline, wait_readable};
-use crate::{CompletionQueue, MemoryError, WaitError};
+use crate::{CompletionChannel, CompletionQueue, MemoryError, WaitError};
 
 /// A device that is in use: where protection domains and completion queues come from. Cheap to clone.
 ///
@@ -31,6 +33,7 @@ pub(crate) struct Ctx {
     fork: Fork,
     /// Where initial PSNs come from.
     psn: AtomicU64,
+    pub(crate) events: Events,
 }
 
 impl Context {
@@ -42,7 +45,7 @@ impl Context {
     /// Like [`new`](Self::new), with a seed for the initial packet sequence numbers: under a simulator
     /// a run repeats exactly.
     pub fn with_seed(device: Arc<dyn Device>, seed: u64) -> Self {
-        let ctx = Ctx { device, fork: Fork::new(), psn: AtomicU64::new(seed) };
+        let ctx = Ctx { device, fork: Fork::new(), psn: AtomicU64::new(seed), events: Events::default() };
         Self { ctx: Arc::new(ctx) }
     }
 
@@ -57,6 +60,18 @@ impl Context {
     /// The port of the device.
     pub fn port(&self) -> PortAttr {
         self.ctx.device.port()
+    }
+    /// The port's GID table.
+    pub fn gids(&self) -> Vec<GidEntry> {
+        self.ctx.device.gids()
+    }
+    /// All queue pairs of the device, also those of other contexts on it; empty where the device lists none.
+    pub fn queue_pairs(&self) -> Vec<QpInfo> {
+        self.ctx.device.queue_pairs()
+    }
+    /// The device's clock, which [`CompletionQueue::poll_with_times`] reads; `None` where it has none.
+    pub fn clock(&self) -> Option<DeviceClock> {
+        self.ctx.device.clock()
     }
     /// All counters of the device.
     pub fn counters(&self) -> Vec<Counter> {
@@ -84,6 +99,14 @@ impl Context {
         CompletionQueue::create(Arc::clone(&self.ctx), depth)
     }
 
+    /// Creates a completion channel: one descriptor for any number of completion queues.
+    ///
+    /// # Errors
+    /// The system has no descriptors left.
+    pub fn create_channel(&self) -> Result<CompletionChannel, DeviceError> {
+        CompletionChannel::create(Arc::clone(&self.ctx))
+    }
+
     /// Lets the device do a piece of its work on this thread; whether it did anything. A program that
     /// waits for its own memory to change calls this in the loop ([`SharedMr::wait_until`] does).
     ///
@@ -94,7 +117,19 @@ impl Context {
 
     /// Takes the oldest asynchronous event.
     pub fn poll_event(&self) -> Option<AsyncEvent> {
-        self.ctx.device.poll_event()
+        self.ctx.events.poll(&*self.ctx.device, None)
+    }
+    /// Takes the oldest asynchronous event about one object; those about others stay for whoever asks.
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// # use hca_core::EventObject;
+    /// fn has_peer(context: &Context, qp: &QueuePair<Rc>) -> bool {
+    ///     context.poll_event_of(EventObject::Qp(qp.handle())).is_some()
+    /// }
+    /// ```
+    pub fn poll_event_of(&self, object: EventObject) -> Option<AsyncEvent> {
+        self.ctx.events.poll(&*self.ctx.device, Some(object))
     }
 
     /// Waits for an asynchronous event; for ever without a `timeout`.
@@ -102,45 +137,29 @@ impl Context {
     /// # Errors
     /// Nothing came in time, or the operating system refused to wait.
     pub fn wait_event(&self, timeout: Option<Duration>) -> Result<AsyncEvent, WaitError> {
-        let device = &*self.ctx.device;
-        let deadline = deadline(timeout);
-        loop {
-            device.turn();
-            let fd = device.wait_fd();
-            if fd.is_none() {
-                THREAD_WAKER.with(|waker| device.set_event_waker(waker));
-            }
-            if let Some(event) = device.poll_event() {
-                return Ok(event);
-            }
-            let left = deadline.map(|d| d.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
-                return Err(WaitError::TimedOut(timeout.unwrap_or_default()));
-            }
-            // Asked for behind the descriptor, this has the device make that readable when a turn is due.
-            let left = left.into_iter().chain(device.next_deadline()).min();
-            match (fd, left) {
-                (Some(fd), left) => drop(wait_readable(fd, left)?),
-                (None, Some(left)) => std::thread::park_timeout(left),
-                (None, None) => std::thread::park(),
-            }
-        }
+        self.ctx.events.wait(&*self.ctx.device, None, timeout)
+    }
+    /// As [`wait_event`](Self::wait_event), for one about one object: any number of threads wait side by side, each for
+    /// its own.
+    ///
+    /// # Errors
+    /// Nothing came in time, or the operating system refused to wait.
+    pub fn wait_event_of(
+        &self,
+        object: EventObject,
+        timeout: Option<Duration>,
+    ) -> Result<AsyncEvent, WaitError> {
+        self.ctx.events.wait(&*self.ctx.device, Some(object), timeout)
     }
 
     /// The next asynchronous event, for any runtime. As [`CompletionQueue::next`] it moves a device that
     /// nobody else moves.
     pub async fn next_event(&self) -> AsyncEvent {
-        let device = &*self.ctx.device;
-        poll_fn(|cx| {
-            device.turn();
-            device.set_event_waker(cx.waker());
-            let event = device.poll_event();
-            if event.is_none() && device.needs_turns() {
-                cx.waker().wake_by_ref();
-            }
-            event.map_or(Poll::Pending, Poll::Ready)
-        })
-        .await
+        poll_fn(|cx| self.ctx.events.poll_next(&*self.ctx.device, None, cx)).await
+    }
+    /// As [`next_event`](Self::next_event), for one about one object.
+    pub async fn next_event_of(&self, object: EventObject) -> AsyncEvent {
+        poll_fn(|cx| self.ctx.events.poll_next(&*self.ctx.device, Some(object), cx)).await
     }
 }
 
@@ -173,16 +192,4 @@ impl Ctx {
             _ => Ok(()),
         }
     }
-}
-
-/// Unparks a thread.
-struct Unpark(std::thread::Thread);
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-thread_local! {
-    /// That of the current thread: one and the same for all its waits, so that a device keeps it once.
-    static THREAD_WAKER: Waker = Waker::from(Arc::new(Unpark(std::thread::current())));
 }

@@ -7,7 +7,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context as TaskContext, Poll};
+use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use hca_core::{Completion, CqHandle, CqPort, DeviceError, Notify, QpHandle, SrqHandle};
@@ -16,7 +16,7 @@ use crate::context::Ctx;
 use crate::part::Held;
 use crate::slots::{RecvTaker, RingTaker};
 use crate::wait::{deadline, wait_readable};
-use crate::wc::{Record, Wcs};
+use crate::wc::{Record, Wc, Wcs};
 use crate::{BuildError, Completions, WaitError};
 
 /// Looks of a wait between two at the clock.
@@ -39,6 +39,8 @@ pub struct CompletionQueue {
     vacant: Vec<usize>,
     /// Where the last completion's queue pair was found.
     last: usize,
+    /// Where notifications go, if it is on a channel.
+    channel: Option<Waker>,
 }
 
 /// Names a completion queue, to build queue pairs on. Cheap to clone.
@@ -66,6 +68,7 @@ impl CompletionQueue {
             index: HashMap::default(),
             vacant: Vec::new(),
             last: 0,
+            channel: None,
         })
     }
 
@@ -207,7 +210,51 @@ impl CompletionQueue {
     /// Asks for one notification, on the descriptor and the waker. A completion that came before does
     /// not raise it: poll once more after arming, and only then wait.
     pub fn arm(&mut self, notify: Notify) {
+        if let Some(channel) = &self.channel {
+            // A future may have put its own in this place.
+            self.port.set_waker(channel);
+        }
         self.port.arm(notify);
+    }
+    /// Has notifications go to a channel.
+    pub(crate) fn notify_by(&mut self, channel: Waker) {
+        self.port.wait_by_waker();
+        self.channel = Some(channel);
+    }
+
+    /// As [`poll`](Self::poll), with the times at which the device wrote the completions, in ticks of
+    /// [`Context::clock`](crate::Context::clock). A time is 0 for a request that failed.
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// fn ages(context: &Context, cq: &mut CompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
+    ///     let (mut wcs, mut times) = (Completions::default(), Vec::new());
+    ///     for (wc, at) in cq.poll_with_times(&mut wcs, &mut times)? {
+    ///         let clock = context.clock().expect("it gave a time");
+    ///         println!("{}: {:?} ago", wc.id, clock.since(at));
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
+    /// # Errors
+    /// The device has no clock; nothing was polled.
+    pub fn poll_with_times<'w>(
+        &mut self,
+        wcs: &'w mut Completions,
+        times: &'w mut Vec<u64>,
+    ) -> Result<impl Iterator<Item = (Wc<'w>, u64)> + use<'w>, DeviceError> {
+        wcs.clear();
+        times.clear();
+        times.resize(wcs.raw.len(), 0);
+        let none = DeviceError::Unsupported { what: "time stamps of completions: its device has no clock" };
+        let n = self.port.poll_with_times(&mut wcs.raw, times).ok_or(none)?;
+        self.take_polled(n, wcs);
+        // A completion of a queue pair that is being dropped has no record.
+        for (i, record) in wcs.records.iter().enumerate() {
+            times[i] = times[record.raw];
+        }
+        Ok(wcs.iter_mut().zip(times.iter().copied()))
     }
 
     /// One descriptor for event loops: readable when an armed notification was raised or the device
@@ -224,6 +271,11 @@ impl CompletionQueue {
     pub(crate) fn fill(&mut self, wcs: &mut Completions) -> usize {
         wcs.clear();
         let n = self.port.poll(&mut wcs.raw);
+        self.take_polled(n, wcs)
+    }
+    /// Makes completions of the first `n` raw ones; returns how many.
+    #[inline(always)]
+    fn take_polled(&mut self, n: usize, wcs: &mut Completions) -> usize {
         // Acquire: pairs with the Release in `CqShared::change`. After the poll, so that a queue pair
         // whose completion came is known.
         if self.cq.shared.epoch.load(Ordering::Acquire) != self.epoch {

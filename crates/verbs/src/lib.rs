@@ -186,7 +186,8 @@
 //! | `part`, `request`, `service` | what is posted, and which service offers it |
 //! | `post`, `slots` | how it is posted, and where it stays meanwhile |
 //! | `qp`, `builder`, `connect`, `srq`, `ah` | queues, and what connects them |
-//! | `cq`, `wc`, `grh`, `wait`, `tokio` | completions |
+//! | `cq`, `channel`, `wc`, `grh`, `wait`, `tokio` | completions |
+//! | `events` | asynchronous events, by the objects that they are about |
 //! | `reactor` | requests as futures |
 //! | [`raw`] | `unsafe` posting on the program's own memory |
 #![deny(unsafe_code)]
@@ -195,10 +196,12 @@ mod ah;
 mod arena;
 mod buf;
 mod builder;
+mod channel;
 mod connect;
 mod context;
 mod cq;
 mod error;
+mod events;
 mod grh;
 mod mr;
 mod part;
@@ -222,6 +225,7 @@ mod wc;
 pub use ah::{AddressHandle, UdPeer};
 pub use buf::{Buf, FrozenBuf, SplitInto};
 pub use builder::QpBuilder;
+pub use channel::CompletionChannel;
 pub use connect::{ConnectOptions, Endpoint};
 pub use context::Context;
 pub use cq::{CompletionQueue, CqRef};

@@ -112,6 +112,10 @@ impl RawCq {
     pub fn set_waker(&mut self, waker: &Waker) {
         self.port.set_waker(waker);
     }
+    /// Has whoever waits sleep on [`Device::turn_fd`](hca_core::Device::turn_fd), told by the waker alone.
+    pub fn wait_by_waker(&mut self) {
+        self.port.wait_by_waker();
+    }
     /// The time that a waiter should poll before it sleeps.
     pub fn look_before_sleep(&self) -> Duration {
         self.port.look_before_sleep()

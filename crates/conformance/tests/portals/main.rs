@@ -19,6 +19,7 @@ mod put;
 #[path = "../softhca/raw.rs"]
 mod raw;
 mod triggered;
+mod waits;
 
 use bed::Bed;
 use beds::Net;
@@ -184,6 +185,15 @@ checks! { $
         waiting_takes_successes_and_failures_together,
         waiting_on_several_says_which_and_ends_with_its_time,
         ct_wait_waits_for_the_peer,
+    }
+    waits {
+        a_future_yields_the_event_that_its_task_is_woken_for,
+        a_future_that_is_dropped_takes_no_event,
+        futures_of_several_queues_each_yield_their_own,
+        a_future_yields_a_count_that_is_reached,
+        who_awaits_is_told_of_an_abort_and_of_a_queue_that_is_freed,
+        a_descriptor_is_readable_when_there_is_an_event,
+        futures_and_the_descriptor_work_on_tokio,
     }
     triggered {
         a_triggered_put_leaves_when_the_count_is_reached,

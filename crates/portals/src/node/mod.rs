@@ -11,6 +11,7 @@ mod meet;
 mod peer;
 mod ports;
 mod post;
+mod signal;
 mod slab;
 mod target;
 #[cfg(test)]
@@ -44,6 +45,8 @@ use hello::{Identity, NO_RANK};
 use leave::{Departures, Leaving};
 use peer::Peer;
 use ports::{Came, Ports};
+pub use signal::Signal;
+use signal::{Reactor, Signals};
 
 /// How a node is opened. The defaults suit most programs.
 #[derive(Clone)]
@@ -144,6 +147,10 @@ struct Inner {
     /// The device runs the node.
     offloaded: bool,
     fds: OnceLock<Fds>,
+    /// Descriptors of event loops.
+    signals: Signals,
+    /// Who wakes futures.
+    reactor: OnceLock<Reactor>,
     /// What errands are done with.
     maker: Maker,
     /// Errands that are done, and are to be concluded by whoever has the lock next.
@@ -155,6 +162,9 @@ struct Inner {
     /// The process that opened it.
     fork: Fork,
 }
+
+/// The bit of [`State::waiters`] that says that signals are to be told; the others count.
+const ARMED: u32 = 1 << 31;
 
 /// What waiters sleep on.
 struct Fds {
@@ -330,6 +340,8 @@ impl Node {
             cq,
             offloaded: offload.is_some(),
             fds: OnceLock::new(),
+            signals: Signals::default(),
+            reactor: OnceLock::new(),
             maker,
             done: Mutex::default(),
             any_done: AtomicBool::new(false),
@@ -654,10 +666,16 @@ impl State {
     fn take_errands(&mut self) -> Vec<Errand> {
         if self.errands.is_empty() { Vec::new() } else { std::mem::take(&mut self.errands) }
     }
-    /// How many waiters are to be woken.
+    /// How many waiters are to be woken, and whether signals are to be told ([`ARMED`]), which is asked for anew then.
     #[inline]
     fn take_found(&mut self) -> u32 {
-        if self.waiters > 0 && std::mem::take(&mut self.found) { self.waiters } else { 0 }
+        if self.waiters > 0 && std::mem::take(&mut self.found) { self.take_waiters() } else { 0 }
+    }
+    #[cold]
+    fn take_waiters(&mut self) -> u32 {
+        let waiters = self.waiters;
+        self.waiters &= !ARMED;
+        waiters
     }
     /// A number that nobody guesses.
     fn random(&mut self) -> u64 {

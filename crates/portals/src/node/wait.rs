@@ -7,7 +7,7 @@ use std::time::Duration;
 use hca_core::{Instant, Notify};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::{Fds, Inner, Node, State};
+use super::{ARMED, Fds, Inner, Node, State};
 use crate::Error;
 
 impl Node {
@@ -117,8 +117,12 @@ impl Inner {
     /// Wakes waiters.
     #[cold]
     pub(super) fn wake(&self, waiters: u32) {
-        if let Some(fds) = self.fds.get() {
-            let _ = rustix::io::write(&fds.found, &u64::from(waiters).to_ne_bytes());
+        let asleep = waiters & !ARMED;
+        if let Some(fds) = self.fds.get().filter(|_| asleep > 0) {
+            let _ = rustix::io::write(&fds.found, &u64::from(asleep).to_ne_bytes());
+        }
+        if waiters & ARMED != 0 {
+            self.tell_signals();
         }
     }
     /// Wakes all waiters, for an abort.

@@ -1,5 +1,6 @@
 //! Event queues: taking events, waiting for them, and having them handled.
 
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -188,6 +189,19 @@ impl Ni {
     #[doc(alias = "PtlEQWait_timeout")]
     pub fn eq_wait_timeout(&self, eq: EqHandle, timeout: Duration) -> Result<Option<Got>, Error> {
         Ok(self.wait("PtlEQWait_timeout", "eq", &[eq], Some(timeout))?.map(|(_, got)| got))
+    }
+    /// The next event, for any runtime: a thread of the node wakes the task. A future that is dropped takes no event.
+    /// Handlers of other queues do not run meanwhile.
+    ///
+    /// # Errors
+    /// As [`eq_wait`](Self::eq_wait); `PTL_FAIL` also if the thread can't be started.
+    pub async fn eq_next(&self, eq: EqHandle) -> Result<Got, Error> {
+        let call = "PtlEQWait";
+        self.check(call, "eq", eq.ni)?;
+        let kind = self.inner.core.kind().index();
+        let got =
+            poll_fn(|cx| self.node().poll_ready(cx, |state| Ok(self.take(state.ni(kind), eq.raw)?))).await;
+        got.map_err(|refused| Error::new(call, refused))
     }
     /// Takes an event of one of several queues and says of which, waiting for so long at most, or for ever by `None`
     /// (`PTL_TIME_FOREVER`); `None` is `PTL_EQ_EMPTY`. All queues get their turn.

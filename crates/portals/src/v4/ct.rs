@@ -1,5 +1,6 @@
 //! Counting events.
 
+use std::future::poll_fn;
 use std::time::Duration;
 
 use hca_matching::Count;
@@ -53,6 +54,15 @@ impl Ni {
             Ok(reached) => Ok(reached.expect("it waits for ever").1),
             Err(e) => Err(Error::new("PtlCTWait", e)),
         }
+    }
+    /// The count once successes and failures together are `test`, for any runtime: a thread of the node wakes the task.
+    ///
+    /// # Errors
+    /// As [`ct_wait`](Self::ct_wait); `PTL_FAIL` also if the thread can't be started.
+    pub async fn ct_reached(&self, ct: CtHandle, test: u64) -> Result<Count, Error> {
+        let raw = ct.of(self.handle(), "ct").map_err(|e| Error::new("PtlCTWait", e))?;
+        let count = poll_fn(|cx| self.inner.core.poll_ct(cx, raw, test)).await;
+        count.map_err(|e| Error::new("PtlCTWait", e))
     }
     /// Waits until one of several counting events has reached the test beside it, successes and failures together, for
     /// `timeout` at most (`None` is `PTL_TIME_FOREVER`); says what it counts, and which one it is. `None` is

@@ -1,5 +1,6 @@
 //! Event queues.
 
+use std::future::poll_fn;
 use std::time::Duration;
 
 use super::{EqHandle, Error, Got, Ni, ReturnCode, with_raw};
@@ -50,6 +51,16 @@ impl Ni {
             Ok(got) => Ok(Got::of_got(&got.expect("it waits for ever").1)),
             Err(e) => Err(Error::new("PtlEQWait", e)),
         }
+    }
+    /// The next event, for any runtime: a thread of the node wakes the task. A future that is dropped takes no event.
+    /// Program loops on descriptors use [`Node::signal`](crate::Node::signal) instead.
+    ///
+    /// # Errors
+    /// As [`eq_wait`](Self::eq_wait); `PTL_FAIL` also if the thread can't be started.
+    pub async fn eq_next(&self, eq: EqHandle) -> Result<Got, Error> {
+        let raw = eq.of(self.handle(), "eq").map_err(|e| Error::new("PtlEQWait", e))?;
+        let got = poll_fn(|cx| self.inner.core.poll_eq(cx, raw)).await;
+        got.map(|got| Got::of_got(&got)).map_err(|e| Error::new("PtlEQWait", e))
     }
     /// Waits for an event of one of several queues, for `timeout` at most (`None` is `PTL_TIME_FOREVER`), takes it, and
     /// says of which queue it is; `None` is `PTL_EQ_EMPTY`.
