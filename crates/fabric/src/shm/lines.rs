@@ -155,7 +155,7 @@ impl ShmFabric {
         match glance {
             Some(glance) if glance.link == token => (glance.next, glance.tag) = (next, tag),
             _ => {
-                *glance = Some(Glance { link: token, ring: rx.ring(), next, tag, calls: self.bells.calls() })
+                *glance = Some(Glance { link: token, ring: rx.ring(), next, tag, calls: self.bells.calls() });
             }
         }
     }
