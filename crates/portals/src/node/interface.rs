@@ -301,3 +301,78 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use hca_matching::{Jid, Md, Uid};
+
+    use super::*;
+
+    const RANKS: Kind = Kind::V4 { matching: true, logical: true };
+    const NUMBERS: Kind = Kind::V4 { matching: true, logical: false };
+
+    fn open(kind: Kind, size: Option<u32>) -> NiState {
+        NiState::new(kind, Config::default(), size)
+    }
+    fn identity(nid: u32, pid: u32, rank: Rank) -> Identity {
+        Identity { nid: Nid(nid), pid: Pid(pid), rank, uid: Uid(0), jid: Jid(0), incarnation: 1 }
+    }
+
+    /// Messages name them so.
+    #[test]
+    fn each_kind_of_interface_has_a_number() {
+        let v4 = |matching, logical| Kind::V4 { matching, logical };
+        let kinds = [v4(false, false), v4(false, true), v4(true, false), v4(true, true), Kind::V3];
+        assert_eq!(kinds.map(Kind::index), [0, 1, 2, 3, 4]);
+        assert_eq!(kinds.len(), Kind::COUNT);
+    }
+
+    #[test]
+    fn a_map_says_who_has_a_rank_and_is_set_once() {
+        let (a, b) = ((Nid(1), Pid(2)), (Nid(3), Pid(4)));
+        let mut ni = open(RANKS, None);
+        let called = |ni: &NiState, identity| ni.process_of(&identity).map(|process| process.rank().0);
+        assert_eq!(ni.process(Process::logical(Rank(0))), None, "the job knows");
+        assert_eq!(called(&ni, identity(1, 2, Rank(7))), Some(7));
+        assert_eq!(called(&ni, identity(1, 2, NO_RANK)), None);
+        ni.last = Some((Process::logical(Rank(0)), 5));
+        assert!(ni.set_map(vec![b, a, b]));
+        assert_eq!(ni.last, None, "another process has that rank now");
+        assert!(!ni.set_map(vec![a]));
+        let processes = [0, 1, 2, 3].map(|rank| ni.process(Process::logical(Rank(rank))));
+        assert_eq!(processes, [Some(b), Some(a), Some(b), None]);
+        // Its own rank where the map has it there, else the first.
+        assert_eq!([0, 1, 2, 3].map(|rank| called(&ni, identity(3, 4, Rank(rank)))), [0, 0, 2, 0].map(Some));
+        assert_eq!(called(&ni, identity(1, 2, Rank(0))), Some(1));
+        assert_eq!(called(&ni, identity(1, 4, Rank(0))), None);
+    }
+
+    #[test]
+    fn targets_are_in_range_of_the_map_or_of_the_job() {
+        let in_range = |ni: &NiState| [1, 2, 3].map(|rank| ni.in_range(Process::logical(Rank(rank))));
+        let mut ni = open(RANKS, Some(2));
+        assert_eq!(in_range(&ni), [true, false, false]);
+        ni.set_map(vec![(Nid(1), Pid(2)); 3]);
+        assert_eq!(in_range(&ni), [true, true, false]);
+        assert_eq!(in_range(&open(RANKS, None)), [true; 3]);
+        let numbers = open(NUMBERS, Some(0));
+        let process = Process::physical(Nid(9), Pid(9));
+        assert!(numbers.in_range(process));
+        assert_eq!(numbers.process(process), Some((Nid(9), Pid(9))));
+        assert_eq!(numbers.process_of(&identity(9, 9, Rank(1))), Some(process));
+    }
+
+    #[test]
+    fn a_descriptor_is_volatile_until_another_has_its_place() {
+        let mut ni = open(NUMBERS, None);
+        let mds: Vec<MdHandle> = (0..4).map(|_| ni.engine.md_bind(Md::default()).unwrap()).collect();
+        let volatile = |ni: &NiState| mds.iter().map(|md| ni.is_volatile(*md)).collect::<Vec<_>>();
+        ni.set_md_volatile(mds[3], false);
+        assert!(ni.volatile_mds.is_empty(), "there is none");
+        ni.set_md_volatile(mds[2], true);
+        ni.set_md_volatile(mds[0], true);
+        assert_eq!(volatile(&ni), [true, false, true, false]);
+        ni.set_md_volatile(mds[2], false);
+        assert_eq!(volatile(&ni), [true, false, false, false]);
+    }
+}

@@ -176,3 +176,33 @@ impl State {
         self.errands.extend(Held::of_pieces(memory).map(Errand::LetGo));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn who_waits_for_a_departure_goes_on_behind_the_next() {
+        let departures = Departures::default();
+        departures.tell();
+        departures.tell();
+        assert_eq!(departures.count(), 2);
+        // One has come meanwhile.
+        departures.wait_beyond(1);
+        let told = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| {
+                departures.wait_beyond(2);
+                assert!(told.load(Ordering::Relaxed), "it was not waited for");
+            });
+            // Time to do so too early.
+            (0..1000).take_while(|_| !waits.is_finished()).for_each(|_| thread::yield_now());
+            told.store(true, Ordering::Relaxed);
+            departures.tell();
+        });
+        assert_eq!(departures.count(), 3);
+    }
+}

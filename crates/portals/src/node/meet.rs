@@ -106,10 +106,6 @@ impl State {
         if let Some(&peer) = self.by_process.get(&(card.nid, card.pid)) {
             return Ok((peer, None));
         }
-        // What a count sets off can't wait for the directory.
-        if !self.in_after && !self.may_meet && self.stale.contains(&(card.nid, card.pid)) {
-            return Err(Error::Target { target });
-        }
         let of_ni = self.nis[ni as usize].as_ref().expect("its interface is open");
         let rank = of_ni.rank_of(target).filter(|_| of_ni.map.is_none()).unwrap_or(NO_RANK);
         let identity = match (card.nid, card.pid) == (self.identity.nid, self.identity.pid) {
@@ -119,9 +115,9 @@ impl State {
         let (peer, errand) = self.new_peer(identity, card, None);
         Ok((peer, Some(errand)))
     }
-    fn new_peer(&mut self, identity: Identity, card: Card, hello: Option<Hello>) -> (u32, Errand) {
+    pub(super) fn new_peer(&mut self, identity: Identity, card: Card, hello: Option<Hello>) -> (u32, Errand) {
         let to = AddressVector { dgid: card.gid, dlid: card.lid, ..AddressVector::default() };
-        let psn = Psn::new(self.random() as u32 & 0xff_ffff);
+        let psn = Psn::new(self.random() as u32);
         let now = self.clock.now();
         let meeting = Meeting {
             datagrams: card.datagrams,
@@ -304,7 +300,7 @@ impl State {
     /// # Errors
     /// A peer can't be connected to, and is let go.
     pub(super) fn conclude(&mut self, done: Done) -> Result<(), Error> {
-        let concluded = match done {
+        match done {
             Done::Made { which, made: Ok(made) } => self.made(which, made),
             Done::Made { which, made: Err(error) } => self.not_made(which, error),
             Done::Reset { which, qp, result } => self.back(which, qp, result, Self::go_on_behind_reset),
@@ -319,11 +315,7 @@ impl State {
                 }
                 Ok(())
             }
-        };
-        if !self.ready.is_empty() {
-            self.post_backlogs();
         }
-        concluded
     }
     /// The peer that an errand was for, if it is still there.
     fn of(&mut self, which: Which) -> Option<&mut Peer> {
@@ -429,9 +421,6 @@ impl State {
             if self.net.peers[peer as usize].is_some() {
                 self.look_after(peer, now);
             }
-        }
-        if !self.ready.is_empty() {
-            self.post_backlogs();
         }
         true
     }

@@ -285,7 +285,7 @@ impl Node {
             rank: options.rank.unwrap_or(NO_RANK),
             uid: options.uid,
             jid: options.jid,
-            incarnation: mix(seed ^ 0x6e6f_6465),
+            incarnation: incarnation_of(seed),
         };
         let card =
             Card { nid: identity.nid, pid, gid: port.gid, lid: port.lid, datagrams: ports.datagrams() };
@@ -699,6 +699,11 @@ impl State {
     fn datagrams(&self) -> Qpn {
         self.net.ports.datagrams()
     }
+}
+
+/// Of a node that draws its numbers from this seed: none of those numbers.
+fn incarnation_of(seed: u64) -> u64 {
+    mix(seed ^ 0x6e6f_6465)
 }
 
 fn mix(mut z: u64) -> u64 {

@@ -137,6 +137,8 @@ pub(super) struct Peer {
     pub(super) replies: u32,
     pub(super) lendings: Slab<Lending>,
     pub(super) backlog: VecDeque<Out>,
+    /// Answers in the backlog.
+    pub(super) answers: u32,
     /// Operations for which the window has no place yet.
     pub(super) waiting: VecDeque<Flying>,
     /// Something was posted that the device was not told of.
@@ -171,6 +173,7 @@ impl Peer {
             replies: 0,
             lendings: Slab::new(WINDOW),
             backlog: VecDeque::new(),
+            answers: 0,
             waiting: VecDeque::new(),
             unrung: false,
             blocked: false,

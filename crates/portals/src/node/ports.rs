@@ -34,7 +34,7 @@ const SLOT_BATCH: usize = 16;
 /// A `wr_id` of a datagram queue pair: the slot, with this bit.
 const DATAGRAM: u64 = 1 << 63;
 /// The Q_Key of nodes' datagrams.
-const QKEY: Qkey = Qkey::new(0x5054_4c53);
+pub(super) const QKEY: Qkey = Qkey::new(0x5054_4c53);
 /// The longest READ.
 pub(super) const MAX_READ: u64 = 1 << 30;
 /// Entries of a request's list.
@@ -43,6 +43,14 @@ pub(super) const MAX_SGE: usize = 4;
 /// Bytes of a slot that a message leaves from or arrives in.
 pub(super) fn bytes_of_slot(eager_bytes: usize) -> usize {
     eager_bytes.saturating_add(MAX_HEAD).next_multiple_of(64)
+}
+
+/// Places of the completion queue, and how many of them are for requests of connected queue pairs.
+fn places(receive_slots: u32, max_cqe: u32) -> (u32, u32) {
+    // Beside the receive slots, datagrams that come and hellos that leave, with room to spare.
+    let others = receive_slots + 3 * DATAGRAM_SLOTS as u32;
+    let budget = max_cqe.saturating_sub(others).min(16 << 10);
+    (others + budget, budget)
 }
 
 /// What a completion is of.
@@ -120,8 +128,8 @@ impl Ports {
         let attr = context.attr().clone();
         let pd = context.alloc_pd()?;
         let slots = options.receive_slots.clamp(16, attr.max_srq_wr);
-        let budget = (attr.max_cqe.saturating_sub(slots + 3 * DATAGRAM_SLOTS as u32)).min(16 << 10);
-        let cq = RawCq::create(context, slots + 3 * DATAGRAM_SLOTS as u32 + budget)?;
+        let (depth, budget) = places(slots, attr.max_cqe);
+        let cq = RawCq::create(context, depth)?;
         let srq = RawSrq::create(&pd, &SrqInit { max_wr: slots, max_sge: 1 })?;
         let cap = QpCap {
             max_send_wr: options.send_depth.clamp(8, attr.max_qp_wr),
@@ -368,5 +376,40 @@ impl Received {
     pub(super) fn as_bytes(&self) -> &[u8] {
         // SAFETY: (1), (3): made from a completion, and dropped before its slot is posted again.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
+    }
+}
+
+#[cfg(test)]
+impl Ports {
+    /// Receive slots that were looked at, and are still to be posted.
+    pub(super) fn used_slots(&self) -> &[u32] {
+        &self.used
+    }
+    /// Has the queue of hellos fail, by a request for memory that nobody has.
+    pub(super) fn fail_hellos(&mut self, to: AddressHandle) {
+        let sges = [Sge { addr: 0, len: 8, lkey: Lkey::new(u32::MAX) }];
+        let wr = SendWr {
+            wr_id: 0,
+            op: SendOp::Send,
+            flags: SendFlags::SIGNALED,
+            payload: Payload::Sges(&sges),
+            dest: Some(UdDest { ah: to.handle(), qpn: Qpn::new(1), qkey: QKEY }),
+        };
+        // SAFETY: the key names no memory, so that the device refuses the list.
+        unsafe { self.datagrams.as_mut().expect("it is here").post_send_now(&wr) }.expect("it has room");
+        self.sent_to.push_back(to);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_have_the_places_of_the_completion_queue_that_are_left() {
+        assert_eq!(places(512, 1 << 20), (512 + 192 + (16 << 10), 16 << 10));
+        assert_eq!(places(512, 1000), (1000, 1000 - 512 - 192));
+        assert_eq!(places(512, 704), (704, 0));
+        assert_eq!(places(512, 100), (704, 0));
     }
 }

@@ -175,6 +175,7 @@ impl State {
     #[cold]
     pub(super) fn wait_for_room(&mut self, peer: u32, out: Out) {
         let of = self.net.peers[peer as usize].as_mut().expect("a peer that is there");
+        of.answers += u32::from(out.is_answer());
         of.backlog.push_back(out);
         self.block(peer);
     }
@@ -215,15 +216,9 @@ impl State {
         let mut data = vec![0; body.len()];
         body.write(&mut data);
         self.wait_for_room(peer, Out::Response { token, response: *response, data });
-        self.keep_within_window(peer);
-    }
-    /// A node asks for no more than the window at once; who does is not let to fill this one's memory.
-    pub(super) fn keep_within_window(&mut self, peer: u32) {
-        if self.peer(peer).backlog.len() > 4 * WINDOW as usize && self.peer(peer).is_up() {
-            let answers = self.peer(peer).backlog.iter().filter(|out| out.is_answer()).count();
-            if answers > 2 * WINDOW as usize {
-                self.malformed(peer, &"more operations than the window has");
-            }
+        // A node asks for no more than the window at once; who does is not let to fill this one's memory.
+        if self.peer(peer).answers > WINDOW {
+            self.malformed(peer, &"more operations than the window has");
         }
     }
 
@@ -308,17 +303,20 @@ impl State {
             self.net.peers.get_mut(peer as usize).and_then(Option::as_mut).filter(|p| p.is_up())
         {
             let Some(out) = of.backlog.pop_front() else { return self.let_wait(peer) };
+            let answers = u32::from(out.is_answer());
             if let Some(out) = self.try_post(peer, out) {
                 self.peer(peer).backlog.push_front(out);
                 return self.block(peer);
             }
+            self.peer(peer).answers -= answers;
         }
     }
 }
 
 impl Out {
+    /// Whether the peer waits for it, in whose window its operation has a place.
     fn is_answer(&self) -> bool {
-        matches!(self, Self::Response { .. } | Self::Lent { .. } | Self::Fetched { .. } | Self::Read { .. })
+        matches!(self, Self::Response { .. })
     }
 }
 

@@ -92,4 +92,16 @@ mod tests {
         assert!(slab.is_empty());
         assert_eq!(slab.remove(b), None);
     }
+
+    #[test]
+    fn a_place_that_has_had_all_its_tokens_begins_anew_and_not_with_0() {
+        let mut slab = Slab::new(1);
+        let first = slab.insert('a');
+        slab.remove(first);
+        slab.slots[0].0 = u32::MAX >> INDEX_BITS;
+        let last = slab.insert('b');
+        assert_eq!((last >> INDEX_BITS, slab.remove(last)), (u32::MAX >> INDEX_BITS, Some('b')));
+        assert_eq!(slab.insert('c'), first);
+        assert_eq!(slab.remove(first), Some('c'));
+    }
 }

@@ -226,20 +226,24 @@ mod tests {
         let bytes = [response.as_bytes(), &from].concat();
         let Ok(Message::ResponseLent(.., pieces)) = Message::parse(&bytes) else { panic!() };
         let sge = |addr, len| Sge { addr, len, lkey: Lkey::new(3) };
+        let cut = |to: &[Sge], len| -> Vec<_> {
+            (reads(pieces, to, len).iter())
+                .map(|(from, to)| {
+                    (from.at.addr, from.len, to.iter().map(|s| (s.addr, s.len)).collect::<Vec<_>>())
+                })
+                .collect()
+        };
         let to = [sge(1, 4), sge(2000, 0), sge(11, 1), sge(21, 1), sge(31, 1), sge(41, 33)];
-        let cut = reads(pieces, &to, 38);
-        let told: Vec<_> = (cut.iter())
-            .map(|(from, to)| {
-                (from.at.addr, from.len, to.iter().map(|s| (s.addr, s.len)).collect::<Vec<_>>())
-            })
-            .collect();
         assert_eq!(
-            told,
+            cut(&to, 38),
             [
                 (100, 7, vec![(1, 4), (11, 1), (21, 1), (31, 1)]),
                 (107, 3, vec![(41, 3)]),
                 (500, 28, vec![(44, 28)])
             ]
         );
+        // The last piece here is longer than what is left there.
+        let to = [sge(1, 4), sge(11, 36)];
+        assert_eq!(cut(&to, 40), [(100, 10, vec![(1, 4), (11, 6)]), (500, 30, vec![(17, 30)])]);
     }
 }

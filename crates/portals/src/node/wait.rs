@@ -98,7 +98,7 @@ impl Node {
 }
 
 impl Inner {
-    fn fds(&self) -> Result<&Fds, Error> {
+    pub(super) fn fds(&self) -> Result<&Fds, Error> {
         if let Some(fds) = self.fds.get() {
             return Ok(fds);
         }
@@ -131,8 +131,6 @@ impl Inner {
         let waiters = state.waiters;
         let wanted = state.unlock();
         self.after_unlock(wanted, Vec::new());
-        if waiters > 0 {
-            self.wake(waiters);
-        }
+        self.wake(waiters);
     }
 }

@@ -1,4 +1,5 @@
-//! A device that holds up calls until it is told to go on, as one does whose peer's address is still to be asked for.
+//! A device that holds up calls until it is told to go on, as one does whose peer's address is still to be asked for,
+//! that refuses calls, and that tells with what it was called.
 //!
 //! Invariants of the unsafe code:
 //! 1. All is handed on in the same words to a device that keeps the promises.
@@ -37,14 +38,31 @@ struct State {
     /// The next such call is held up.
     closed: Option<Call>,
     held: bool,
+    /// The next such call is refused.
+    refused: Option<Call>,
     /// All calls that have begun.
     calls: Vec<Call>,
+    /// Where paths lead, and what queue pairs were told, one after the other.
+    paths: Vec<AddressVector>,
+    attrs: Vec<QpAttr>,
 }
 
 impl Gate {
     /// The next such call is held up.
     pub(super) fn close(&self, call: Call) {
         self.state.lock().unwrap().closed = Some(call);
+    }
+    /// The next such call is refused.
+    pub(super) fn refuse(&self, call: Call) {
+        self.state.lock().unwrap().refused = Some(call);
+    }
+    /// Where the last path leads.
+    pub(super) fn path(&self) -> AddressVector {
+        *self.state.lock().unwrap().paths.last().expect("there is one")
+    }
+    /// What a queue pair was told last, of those attributes of which `f` yields something.
+    pub(super) fn told<R>(&self, f: impl FnMut(&QpAttr) -> Option<R>) -> Option<R> {
+        self.state.lock().unwrap().attrs.iter().rev().find_map(f)
     }
     /// Returns when a call is held up.
     pub(super) fn wait(&self) {
@@ -60,14 +78,19 @@ impl Gate {
     pub(super) fn calls(&self, call: Call) -> usize {
         self.state.lock().unwrap().calls.iter().filter(|&&of| of == call).count()
     }
-    fn pass(&self, call: Call) {
+    fn pass(&self, call: Call) -> Result<(), DeviceError> {
         let mut state = self.state.lock().unwrap();
         state.calls.push(call);
+        if state.refused == Some(call) {
+            state.refused = None;
+            return Err(DeviceError::LimitReached { what: "whatever is asked for", limit: 0 });
+        }
         if state.closed == Some(call) {
             (state.closed, state.held) = (None, true);
             self.changed.notify_all();
             drop(self.changed.wait_while(state, |state| state.held).unwrap());
         }
+        Ok(())
     }
 }
 
@@ -88,23 +111,25 @@ pub(super) struct Gated {
 // SAFETY: (1)
 unsafe impl Device for Gated {
     fn create_ah(&self, pd: PdHandle, av: &AddressVector) -> Result<AhHandle, DeviceError> {
-        self.gate.pass(Call::CreateAh);
+        self.gate.state.lock().unwrap().paths.push(*av);
+        self.gate.pass(Call::CreateAh)?;
         self.of.create_ah(pd, av)
     }
     fn create_qp(&self, pd: PdHandle, init: &QpInit) -> Result<QpPorts, DeviceError> {
-        self.gate.pass(Call::CreateQp);
+        self.gate.pass(Call::CreateQp)?;
         self.of.create_qp(pd, init)
     }
     fn modify_qp(&self, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {
-        self.gate.pass(Call::ModifyQp);
+        self.gate.state.lock().unwrap().attrs.push(attr.clone());
+        self.gate.pass(Call::ModifyQp)?;
         self.of.modify_qp(qp, attr)
     }
     fn destroy_qp(&self, qp: QpHandle) -> Result<Vec<u64>, DeviceError> {
-        self.gate.pass(Call::DestroyQp);
+        self.gate.pass(Call::DestroyQp)?;
         self.of.destroy_qp(qp)
     }
     fn dereg_mr(&self, mr: MrHandle) -> Result<(), DeviceError> {
-        self.gate.pass(Call::DeregMr);
+        self.gate.pass(Call::DeregMr)?;
         self.of.dereg_mr(mr)
     }
 
