@@ -650,10 +650,8 @@ fn is_legal_atomic(header: &Header, limit: u64) -> bool {
 
 /// Whether locally managed memory has less room left than it is to have.
 #[inline(always)]
-fn is_full(region: &Region, offset: u64) -> bool {
-    region.min_free > 0
-        && region.options.contains(Options::MANAGE_LOCAL)
-        && region.length.saturating_sub(offset) < region.min_free
+pub(crate) fn is_full(region: &Region, offset: u64) -> bool {
+    region.options.contains(Options::MANAGE_LOCAL) && region.length.saturating_sub(offset) < region.min_free
 }
 
 #[inline(always)]

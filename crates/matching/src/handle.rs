@@ -175,6 +175,26 @@ mod tests {
     }
 
     #[test]
+    fn a_place_has_a_trillion_handles_before_the_first_comes_again() {
+        let mut slab = Slab::new(1);
+        let handles = [1, 2, 3].map(|generation| {
+            let key = slab.insert('a').unwrap();
+            assert_eq!((key.index(), key.generation()), (0, generation));
+            assert_eq!(format!("{:?}", EqHandle(key)), format!("EqHandle(0.{generation})"));
+            slab.remove(0);
+            key
+        });
+        assert_eq!(LAST_GENERATION, (1 << 40) - 2);
+        slab.slots[0].key = Key::new(0, LAST_GENERATION);
+        let last = slab.insert('b').unwrap();
+        assert_eq!(slab.get(last), Some(&'b'));
+        slab.remove(0);
+        assert_eq!(slab.insert('c'), Some(handles[0]));
+        // Of no handle's bits are all set: they stand for none.
+        assert_ne!(Key::new(MAX_OBJECTS - 1, LAST_GENERATION), EqHandle::from_bits(0).0);
+    }
+
+    #[test]
     fn a_made_up_handle_is_refused() {
         let slab: Slab<u8> = Slab::new(4);
         for bits in [0, 1, 1 << 24, u64::MAX] {

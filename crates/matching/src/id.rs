@@ -198,6 +198,22 @@ mod tests {
     }
 
     #[test]
+    fn a_process_is_the_node_and_the_number_that_it_was_made_of() {
+        let process = Process::physical(Nid(3), Pid(9));
+        assert_eq!((process.nid(), process.pid(), Process::logical(Rank(5)).rank()), (Nid(3), Pid(9), Rank(5)));
+    }
+
+    #[test]
+    fn criteria_of_one_process_and_all_bits_are_exact() {
+        let exact = Criteria::exactly(Process::physical(Nid(3), Pid(9)), 5);
+        let node = Source::physical(Some(Nid(3)), None);
+        assert!(exact.is_exact());
+        for other in [Criteria { ignore: 1, ..exact }, Criteria { source: node, ..exact }, Criteria::ANY] {
+            assert!(!other.is_exact(), "{other:?}");
+        }
+    }
+
+    #[test]
     fn ignored_bits_do_not_count() {
         let criteria = Criteria { bits: 0xf0, ignore: 0x0f, ..Criteria::ANY };
         let header = |match_bits| Header { match_bits, ..Header::default() };

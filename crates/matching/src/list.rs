@@ -328,6 +328,8 @@ mod tests {
         let mut model = Model::new();
         let mut rng = test_support::random::Rng::new(7);
         let mut draw = move |n: usize| rng.below(n);
+        // In either half of the word.
+        let bits = [0, 1, 2 << 40, 3 << 40 | 1];
         for step in 0..20_000 {
             if model.plain.len() > 100 && draw(2) == 0 || model.plain.len() > 200 {
                 let at = draw(model.plain.len());
@@ -335,11 +337,11 @@ mod tests {
             } else {
                 let process = Process::physical(Nid(draw(3) as u32), Pid(draw(3) as u32));
                 let criteria = match draw(4) {
-                    0 | 1 => Criteria::exactly(process, draw(4) as u64),
-                    2 => Criteria { source: Source::ANY, ..Criteria::exactly(process, draw(4) as u64) },
+                    0 | 1 => Criteria::exactly(process, bits[draw(4)]),
+                    2 => Criteria { source: Source::ANY, ..Criteria::exactly(process, bits[draw(4)]) },
                     _ => Criteria {
                         source: Source::physical(Some(process.nid()), None),
-                        bits: draw(4) as u64,
+                        bits: bits[draw(4)],
                         ignore: [0, 1, 3 << 40, u64::MAX][draw(4)],
                         ..Criteria::ANY
                     },
@@ -349,7 +351,7 @@ mod tests {
                 let at = if step % 3 == 0 { draw(len + 1) } else { len.min(3) };
                 model.insert(criteria, at);
             }
-            let (bits, from) = (draw(4) as u64, Process::physical(Nid(draw(3) as u32), Pid(draw(3) as u32)));
+            let (bits, from) = (bits[draw(4)], Process::physical(Nid(draw(3) as u32), Pid(draw(3) as u32)));
             assert_eq!(model.found(bits, from), model.wanted(bits, from), "step {step}");
         }
     }

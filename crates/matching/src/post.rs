@@ -1,6 +1,7 @@
 //! What a target's program does to its lists: appending and inserting, searching, unlinking, and the memory
 //! descriptors of 3.3.
 
+use crate::deliver::is_full;
 use crate::entry::Posted;
 use crate::initiator::MdSlot;
 use crate::unexpected::{Claim, Waiting};
@@ -334,7 +335,7 @@ impl Interface {
             if moves {
                 posted.offset += length.min(region.length - posted.offset);
             }
-            let full = moves && region.min_free > 0 && region.length - posted.offset < region.min_free;
+            let full = moves && is_full(&region, posted.offset);
             let last = full || uses == Threshold::Count(0);
             posted.pending += 1;
             (posted.detaching, posted.auto_unlinked) = (last, last);

@@ -401,3 +401,54 @@ fn logical_addresses_match_by_rank() {
     }
     assert_eq!(rig.send(Header { initiator: Process::logical(Rank(4)), ..rig.put(1) }), Err(NiFail::Dropped));
 }
+
+#[test]
+fn fetching_atomics_have_a_limit_of_their_own() {
+    let (op, ty) = (AtomicOp::Sum, Datatype::U8);
+    let limits = Limits { max_atomic_size: 16, max_fetch_atomic_size: 8, ..Limits::default() };
+    let mut rig = Rig::with(Config { limits, ..Config::default() }, PortalOptions::empty(), 64);
+    rig.append(ListKind::Priority, region(64, OP));
+    for (operation, length, is_legal) in [
+        (Operation::Atomic(op, ty), 16, true),
+        (Operation::Atomic(op, ty), 17, false),
+        (Operation::FetchAtomic(op, ty), 8, true),
+        (Operation::FetchAtomic(op, ty), 9, false),
+    ] {
+        let taken = rig.send(rig.header(operation, length)).map(|(_, _, mlength)| mlength);
+        let wanted = if is_legal { Ok(length) } else { Err(NiFail::OpViolation) };
+        assert_eq!(taken, wanted, "{operation:?}");
+    }
+}
+
+/// Headers that wait are found by criteria with wildcards by each half of their bits and of their source.
+#[test]
+fn a_search_looks_at_all_bits_that_count() {
+    let mut rig = Rig::new();
+    rig.append(ListKind::Overflow, region(64, OP | Options::MANAGE_LOCAL));
+    let of = |n: u32, bit: u32| n >> bit & 1;
+    let bits = |n| u64::from(of(n, 0)) | u64::from(of(n, 1)) << 32;
+    let process = |n| Process::physical(Nid(of(n, 2)), Pid(of(n, 3)));
+    for n in 0..16 {
+        let header = Header { match_bits: bits(n), initiator: process(n), hdr_data: n.into(), ..rig.put(1) };
+        rig.send(header).unwrap();
+    }
+    let _ = rig.events();
+    for n in 0..16 {
+        let criteria = Criteria { ignore: 1 << 63, ..Criteria::exactly(process(n), bits(n)) };
+        let entry = Entry::new(criteria, region(8, OP | Options::USE_ONCE));
+        rig.ni.search(rig.pt, &entry, SearchOp::Only).unwrap();
+        let found: Vec<_> = rig.events().iter().map(|event| (event.kind, event.hdr_data)).collect();
+        assert_eq!(found, [(EventKind::Search, n.into())]);
+    }
+}
+
+#[test]
+#[should_panic(expected = "a delivery of this interface")]
+fn a_delivery_of_another_interface_is_told_as_such() {
+    let (mut one, mut other) = (Rig::new(), Rig::new());
+    for rig in [&mut one, &mut other] {
+        rig.append(ListKind::Priority, region(64, OP));
+    }
+    let delivery = one.begin(one.put(8));
+    let _ = other.end(delivery);
+}

@@ -452,3 +452,87 @@ fn atomics_reach_an_interface_of_3_3_as_puts_and_exchanges() {
     rig.send(rig.header(Operation::Swap(AtomicOp::Swap, Datatype::U64), 8)).unwrap();
     assert_eq!(rig.kinds(), [GetPutStart, GetPutEnd]);
 }
+
+#[test]
+fn an_acknowledgement_is_told_though_ends_are_not() {
+    let mut rig = Rig::v3();
+    let region = md(&rig, 8, OP | Options::EVENT_START_DISABLE | Options::EVENT_END_DISABLE);
+    let md = rig.ni.md_bind_region(region).unwrap();
+    let flight = rig.ni.begin(&put_of(&rig, md)).unwrap();
+    rig.ni.sent(&flight, NiFail::Ok);
+    assert_eq!(rig.kinds(), []);
+    rig.ni.answered(&flight, &Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 8, offset: 0 });
+    assert_eq!(rig.kinds(), [Ack]);
+}
+
+fn put_of(rig: &Rig, md: MdHandle) -> Transfer {
+    Transfer {
+        operation: Operation::Put,
+        md,
+        local_offset: 0,
+        reply: None,
+        length: 8,
+        ack: AckRequest::Full,
+        target: HERE,
+        pt_index: rig.pt,
+        ac_index: 0,
+        match_bits: 0,
+        remote_offset: 0,
+        user_ptr: 0,
+        hdr_data: 0,
+        operand: [0; 32],
+    }
+}
+
+#[test]
+fn the_end_of_a_bound_descriptor_is_told_with_the_last_operation_on_it() {
+    let mut rig = Rig::v3();
+    let region = Region { threshold: Threshold::Count(2), user_ptr: 77, unlink: true, ..md(&rig, 8, OP) };
+    let md = rig.ni.md_bind_region(region).unwrap();
+    // Links are counted over all operations.
+    let me = entry(&mut rig, Criteria::ANY, false);
+    rig.ni.attach(me, region).unwrap();
+    rig.send(rig.put(8)).unwrap();
+    let _ = rig.events();
+    let flight = rig.ni.begin(&put_of(&rig, md)).unwrap();
+    rig.ni.sent(&flight, NiFail::Ok);
+    rig.ni.answered(&flight, &Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 8, offset: 0 });
+    let events = rig.events();
+    let ack = events.iter().find(|event| event.kind == Ack).expect("it is told");
+    let last = events.last().unwrap();
+    assert_eq!((last.kind, last.user_ptr, last.md, last.link), (Unlink, 77, Some(md), ack.link));
+    assert_ne!(last.link, 0);
+}
+
+#[test]
+fn remotely_managed_memory_is_never_too_full() {
+    let mut rig = Rig::v3();
+    let me = entry(&mut rig, Criteria::ANY, false);
+    let region = Region { min_free: 16, unlink: true, ..md(&rig, 8, OP) };
+    rig.ni.attach(me, region).unwrap();
+    for _ in 0..2 {
+        assert_eq!(rig.send(rig.put(8)), Ok((me, 0, 8)));
+    }
+}
+
+#[test]
+fn access_control_has_entries_and_portals_up_to_their_limits() {
+    let limits = Limits { max_ac_index: 3, max_pt_index: 5, ..Limits::default() };
+    let mut ni = Interface::new(Config { face: Face::V3, limits, ..Config::default() });
+    let acl = |pt_index| Some(Acl { source: Source::ANY, uid: None, jid: None, pt_index: Some(pt_index) });
+    assert_eq!(ni.set_acl(3, acl(5)), Ok(()));
+    assert_eq!(ni.set_acl(4, None), Err(Error::TooLarge { argument: "ac_index", value: 4, limit: 3 }));
+    assert_eq!(ni.set_acl(3, acl(6)), Err(Error::PtIndex { pt_index: 6 }));
+}
+
+#[test]
+fn an_update_names_a_queue_that_is_not_there() {
+    let mut rig = Rig::v3();
+    let region = md(&rig, 8, OP);
+    let md = rig.ni.md_bind_region(region).unwrap();
+    let stale = rig.ni.eq_alloc(1).unwrap();
+    rig.ni.eq_free(stale).unwrap();
+    let new = Region { length: 4, ..region };
+    assert_eq!(rig.ni.md_update(md, Some(new), Some(stale)), Err(Error::Handle { argument: "test" }));
+    assert_eq!(rig.ni.md_region(md), Ok(region));
+}

@@ -790,3 +790,60 @@ fn a_timeout_that_is_called_too_early_sends_nothing_again() {
     p.run();
     p.expect_sends(&[Success]);
 }
+
+/// Each post by the quick way is one more that waits, and no sign of life.
+#[test]
+fn a_silent_peer_is_given_up_at_its_time_though_more_is_posted() {
+    let s = Setup { timeout: 12, retry_cnt: 0, ..Setup::default() };
+    let patience = 4096 << 12;
+    let mut p = Ways::new(&s);
+    (0..2).for_each(|_| _ = p.recv(B, 0, 8));
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.settle();
+    let begin = p.now;
+    p.queue(A, SendOp::Send, 0, 8);
+    assert!(p.send_quick(A));
+    p.lose();
+    assert!(p.skip(), "the timer looks first");
+    assert_eq!(p.now - begin, RESEND_NS);
+    p.now += patience / 2;
+    p.queue(A, SendOp::Send, 0, 8);
+    assert!(p.send_quick(A));
+    p.lose();
+    while p.a.qp.state() != QpState::Error {
+        assert!(p.skip());
+        p.lose();
+    }
+    assert_eq!(p.now - begin, RESEND_NS + patience);
+    p.expect_sends(&[Success, WcStatus::RetryExceeded, WrFlushed]);
+}
+
+#[test]
+fn a_message_that_is_refused_while_it_leaves_begins_anew_and_takes_one_receive_request() {
+    let mut p = Ways::rc();
+    p.fill(A, 0, 3 * PIECE);
+    p.send(A, SendOp::Send, 0, 3 * PIECE as u32);
+    // The Hello and the first piece.
+    p.burst = 2;
+    p.send_side(A);
+    p.take_all(B);
+    p.send_side(B);
+    assert_eq!(p.rnr_naks(B), 1);
+    p.take_all(A);
+    p.burst = 64;
+    p.recv(B, 100_000, 3 * PIECE);
+    p.run();
+    p.expect_sends(&[Success]);
+    p.expect_bytes(B, 100_000, 0, 3 * PIECE);
+    assert_eq!((p.b.host.recvs().len(), p.b.host.counted(Count::DroppedPsn)), (1, 0));
+    // Each of two more is known to find a receive request.
+    (0..2).for_each(|_| _ = p.recv(B, 0, 8));
+    p.send(A, SendOp::Write(remote(0)), 0, 8);
+    p.settle();
+    let before = p.sent_of(A, M::Send);
+    (0..2).for_each(|_| _ = p.send(A, SendOp::Send, 0, 8));
+    p.send_side(A);
+    assert_eq!(p.sent_of(A, M::Send) - before, 2);
+    p.run();
+    p.expect_sends(&[Success; 4]);
+}

@@ -308,3 +308,27 @@ mod long_double {
         assert_eq!(run(AtomicOp::Swap, Datatype::LongDouble, &target, &message, &[]), message);
     }
 }
+
+/// As the x87 has it: a difference with what is not a number is that, sign and all.
+#[test]
+fn what_is_not_a_number_keeps_its_sign() {
+    use super::number::Real;
+    for sign_exponent in [0x7fff, 0xffff] {
+        let nan = X87 { sign_exponent, significand: 3 << 62 };
+        for result in [X87::ONE.minus(nan), nan.minus(X87::ONE)] {
+            assert_eq!((result.sign_exponent, result.significand), (sign_exponent, 3 << 62));
+        }
+    }
+    // Of two, the quiet one; else that with more bits; else the positive one. The result is quiet.
+    let nan = |sign_exponent, significand: u64| X87 { sign_exponent, significand: 1 << 63 | significand };
+    let (quiet, signals) = (nan(0xffff, 1 << 62), nan(0x7fff, (1 << 62) - 1));
+    for (a, b, wanted) in [
+        (quiet, signals, quiet),
+        (nan(0x7fff, 1), nan(0xffff, 2), nan(0xffff, 1 << 62 | 2)),
+        (nan(0x7fff, 2), nan(0xffff, 2), nan(0x7fff, 1 << 62 | 2)),
+    ] {
+        for result in [a.plus(b), b.plus(a)] {
+            assert_eq!((result.sign_exponent, result.significand), (wanted.sign_exponent, wanted.significand));
+        }
+    }
+}

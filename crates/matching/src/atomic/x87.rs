@@ -49,15 +49,11 @@ impl X87 {
             return INDEFINITE;
         }
         let quiet = |x: Self| Self { significand: x.significand | QUIET_BIT, ..x };
-        let signals = |x: Self| x.significand & QUIET_BIT == 0;
         match (self.nan(), other.nan()) {
             (true, false) => quiet(self),
             (false, true) => quiet(other),
             (false, false) => INDEFINITE,
-            // A quiet one before a signalling one, else the one with more bits, else the positive one.
-            (true, true) if signals(self) != signals(other) => {
-                quiet(if signals(self) { other } else { self })
-            }
+            // The one with more bits, which a quiet one has before a signalling one; else the positive one.
             (true, true) => {
                 let rank = |x: Self| (x.significand, !x.negative());
                 quiet(if rank(self) >= rank(other) { self } else { other })
@@ -108,12 +104,9 @@ impl X87 {
     }
 }
 
-/// Shifts to the right; the last bit tells whether ones were lost.
+/// Shifts to the right; the last bit tells whether ones were lost, unless all were: they are less than rounding looks at.
 fn shifted(word: u128, by: u32) -> u128 {
-    match word.checked_shr(by) {
-        Some(result) => result | u128::from(result << by != word),
-        None => u128::from(word != 0),
-    }
+    word.checked_shr(by).map_or(0, |result| result | u128::from(result << by != word))
 }
 
 impl Cell for X87 {

@@ -120,7 +120,7 @@ unsafe impl Device for Gated {
         self.of.create_qp(pd, init)
     }
     fn modify_qp(&self, qp: QpHandle, attr: &QpAttr) -> Result<(), DeviceError> {
-        self.gate.state.lock().unwrap().attrs.push(attr.clone());
+        self.gate.state.lock().unwrap().attrs.push(*attr);
         self.gate.pass(Call::ModifyQp)?;
         self.of.modify_qp(qp, attr)
     }

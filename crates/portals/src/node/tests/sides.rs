@@ -1,7 +1,5 @@
 //! What initiators and targets make of messages, each by itself.
 
-use std::slice;
-
 use super::super::Kind;
 use super::*;
 use crate::v3;
@@ -23,8 +21,9 @@ fn piece(len: u64) -> [u8; 16] {
 fn hears(node: &Node, ni: u8, token: u32, header: &Header, lent: Option<u64>) {
     let head = Head::request(ni, token, header, &[0; 32], lent.is_some());
     let pieces = lent.map(piece);
-    let behind: &[[u8; 16]] = pieces.as_ref().map_or(&[], slice::from_ref);
-    node.with(|state| state.heard(only(state), &[head.as_bytes(), behind.as_flattened()].concat()));
+    node.with(|state| {
+        state.heard(only(state), &[head.as_bytes(), pieces.as_slice().as_flattened()].concat())
+    });
 }
 fn long(operation: Operation, length: u64) -> Header {
     Header { operation, ack: AckRequest::Full, length, ..Header::default() }

@@ -109,12 +109,8 @@ fn all_waiters_are_woken_once() {
         assert!(fcntl_getfd(fd).unwrap().contains(FdFlags::CLOEXEC));
     }
     let words = || (0..).take_while(|_| read(&fds.found, &mut [0; 8]).is_ok()).count();
-    let has = |waiters, found| {
-        node.with(|state| {
-            (state.waiters, state.found) = (waiters, found);
-            // The word is left when the lock is given back.
-        })
-    };
+    // The word is left when the lock is given back.
+    let has = |waiters, found| node.with(|state| (state.waiters, state.found) = (waiters, found));
     has(3, true);
     assert_eq!(words(), 3);
     has(3, false);
