@@ -63,4 +63,4 @@ pub const ROCEV2_PORT: u16 = 4791;
 /// Bytes of the invariant CRC at the end of every packet.
 pub const ICRC_BYTES: usize = 4;
 /// Headers from BTH to the last extended header take at most this many bytes.
-pub const MAX_HEADER_BYTES: usize = 12 + 4 + 8 + 28 + 4;
+pub const MAX_HEADER_BYTES: usize = 56;

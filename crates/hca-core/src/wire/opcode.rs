@@ -297,3 +297,34 @@ const fn layout(raw: u8) -> Layout {
     );
     l
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::MAX_HEADER_BYTES;
+
+    #[test]
+    fn an_opcode_is_its_service_and_its_operation() {
+        assert_eq!(Opcode::rc(PacketOp::SendOnly).raw(), 0x04);
+        assert_eq!(Opcode::uc(PacketOp::WriteOnly).raw(), 0x2a);
+        assert_eq!(Opcode::ud(PacketOp::SendOnlyImm).raw(), 0x65);
+        assert_eq!(Opcode::uc(PacketOp::WriteOnly).kind(), Some(TransportKind::Uc));
+        assert_eq!(Opcode::ud(PacketOp::SendOnlyImm).kind(), Some(TransportKind::Ud));
+        assert_eq!((Opcode::CNP.kind(), Opcode::CNP.op()), (Some(TransportKind::Cnp), None));
+        for raw in (0x80..0xa0).filter(|&raw| raw != 0x81) {
+            assert_eq!(Opcode::new(raw).kind(), None, "{raw:#x}");
+        }
+    }
+
+    #[test]
+    fn an_opcode_is_printed_as_far_as_it_means_something() {
+        let printed = [0x04, 0x81, 0x18, 0xff].map(|raw| format!("{:?}", Opcode::new(raw)));
+        assert_eq!(printed, ["Rc::SendOnly", "Cnp", "Rc", "Opcode(0xff)"]);
+    }
+
+    #[test]
+    fn all_headers_fit_the_most_that_there_are() {
+        let bytes = (0..=u8::MAX).filter_map(|raw| Opcode::new(raw).layout());
+        assert!(bytes.map(|layout| usize::from(layout.header_bytes)).max().unwrap() <= MAX_HEADER_BYTES);
+    }
+}

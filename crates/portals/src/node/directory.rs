@@ -210,6 +210,8 @@ mod tests {
         for (i, number) in numbers.iter().enumerate() {
             assert!(!numbers[..i].contains(number) && number.0 != u32::MAX, "{}", addresses[i]);
         }
+        // Of one that would be the wildcard's, another.
+        assert_eq!(nid_of(gid("fd00::e93d:7ae0:bd54:757d")), Nid(u32::MAX - 1));
         // Halves that are the same do not take each other away.
         let alike = ["1:2:3:4:1:2:3:4", "5:6:7:8:5:6:7:8"].map(|a| nid_of(gid(a)));
         assert!(alike[0] != alike[1] && !numbers.contains(&alike[0]));
