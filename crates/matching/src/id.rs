@@ -200,7 +200,10 @@ mod tests {
     #[test]
     fn a_process_is_the_node_and_the_number_that_it_was_made_of() {
         let process = Process::physical(Nid(3), Pid(9));
-        assert_eq!((process.nid(), process.pid(), Process::logical(Rank(5)).rank()), (Nid(3), Pid(9), Rank(5)));
+        assert_eq!(
+            (process.nid(), process.pid(), Process::logical(Rank(5)).rank()),
+            (Nid(3), Pid(9), Rank(5))
+        );
     }
 
     #[test]

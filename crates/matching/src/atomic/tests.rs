@@ -328,7 +328,10 @@ fn what_is_not_a_number_keeps_its_sign() {
         (nan(0x7fff, 2), nan(0xffff, 2), nan(0x7fff, 1 << 62 | 2)),
     ] {
         for result in [a.plus(b), b.plus(a)] {
-            assert_eq!((result.sign_exponent, result.significand), (wanted.sign_exponent, wanted.significand));
+            assert_eq!(
+                (result.sign_exponent, result.significand),
+                (wanted.sign_exponent, wanted.significand)
+            );
         }
     }
 }
