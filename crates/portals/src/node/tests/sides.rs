@@ -22,7 +22,7 @@ fn hears(node: &Node, ni: u8, token: u32, header: &Header, lent: Option<u64>) {
     let head = Head::request(ni, token, header, &[0; 32], lent.is_some());
     let pieces = lent.map(piece);
     node.with(|state| {
-        state.heard(only(state), &[head.as_bytes(), pieces.as_slice().as_flattened()].concat())
+        state.heard(only(state), &[head.as_bytes(), pieces.as_slice().as_flattened()].concat());
     });
 }
 fn long(operation: Operation, length: u64) -> Header {
