@@ -518,7 +518,7 @@ fn remotely_managed_memory_is_never_too_full() {
 #[test]
 fn access_control_has_entries_and_portals_up_to_their_limits() {
     let limits = Limits { max_ac_index: 3, max_pt_index: 5, ..Limits::default() };
-    let mut ni = Interface::new(Config { face: Face::V3, limits, ..Config::default() });
+    let mut ni = Interface::new(Config { version: Version::V3, limits, ..Config::default() });
     let acl = |pt_index| Some(Acl { source: Source::ANY, uid: None, jid: None, pt_index: Some(pt_index) });
     assert_eq!(ni.set_acl(3, acl(5)), Ok(()));
     assert_eq!(ni.set_acl(4, None), Err(Error::TooLarge { argument: "ac_index", value: 4, limit: 3 }));
