@@ -1,6 +1,7 @@
 //! What two queue pairs have to know of each other.
 
 use std::fmt;
+use std::io::{Read, Write};
 use std::str::FromStr;
 
 use hca_core::{
@@ -8,7 +9,7 @@ use hca_core::{
     RNR_RETRY_INFINITE, RnrTimer, StaticRate,
 };
 
-use crate::{ConnectError, ParseEndpointError};
+use crate::{ConnectError, ExchangeError, ParseEndpointError};
 
 /// The data that one end of a connection must know of the other: plain data, to be exchanged by any means
 /// that the program has. It prints and parses as one line of text.
@@ -67,6 +68,54 @@ impl Endpoint {
     /// The path to its port, as datagrams take it that name their sender.
     pub fn av(&self) -> AddressVector {
         AddressVector { dgid: self.gid, dlid: self.lid, ..AddressVector::default() }
+    }
+
+    /// Tells the far end of a stream of this endpoint, and hears of the far end's: both call this on one stream each, as
+    /// TCP or a socket pair. What follows on the stream is the program's.
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// # fn example(qp: &QueuePair<Rc>) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut stream = std::net::TcpStream::connect("server:7471")?;
+    /// let remote = qp.endpoint().exchange(&mut stream)?;
+    /// qp.connect(&remote, &ConnectOptions::default())?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The stream, or a line that is no endpoint.
+    pub fn exchange<S: Read + Write + ?Sized>(&self, stream: &mut S) -> Result<Self, ExchangeError> {
+        stream.write_all(format!("{self}\n").as_bytes())?;
+        stream.flush()?;
+        let mut line = Line::default();
+        loop {
+            let mut byte = [0];
+            stream.read_exact(&mut byte)?;
+            if let Some(endpoint) = line.push(byte[0]) {
+                return endpoint;
+            }
+        }
+    }
+
+    /// As [`exchange`](Self::exchange), on a stream of tokio's.
+    ///
+    /// # Errors
+    /// As there.
+    #[cfg(feature = "tokio")]
+    pub async fn exchange_async<S>(&self, stream: &mut S) -> Result<Self, ExchangeError>
+    where
+        S: ::tokio::io::AsyncRead + ::tokio::io::AsyncWrite + Unpin + ?Sized,
+    {
+        use ::tokio::io::{AsyncReadExt, AsyncWriteExt};
+        stream.write_all(format!("{self}\n").as_bytes()).await?;
+        stream.flush().await?;
+        let mut line = Line::default();
+        loop {
+            let byte = stream.read_u8().await?;
+            if let Some(endpoint) = line.push(byte) {
+                return endpoint;
+            }
+        }
     }
 
     /// Fails if no queue pair of a program is there.
@@ -149,6 +198,28 @@ impl FromStr for Endpoint {
             return Err(ParseEndpointError { what: "the end of the line" });
         }
         Self { service, qpn, psn, mtu, rd_atomic, gid: Gid(gid.octets()), lid }.checked()
+    }
+}
+
+/// A line of a stream that is an endpoint, as far as it was read.
+#[derive(Default)]
+struct Line(Vec<u8>);
+
+impl Line {
+    /// Bytes of the longest endpoint, with some to spare.
+    const MAX: usize = 160;
+
+    /// Takes a byte; the endpoint, where it ends the line.
+    fn push(&mut self, byte: u8) -> Option<Result<Endpoint, ExchangeError>> {
+        if byte == b'\n' {
+            let line = String::from_utf8_lossy(&self.0);
+            return Some(line.parse().map_err(ExchangeError::from));
+        }
+        if self.0.len() == Self::MAX {
+            return Some(Err(ParseEndpointError { what: "the end of the line" }.into()));
+        }
+        self.0.push(byte);
+        None
     }
 }
 

@@ -15,6 +15,7 @@ hca_core::debug_as_display!(
     PostRefusal,
     WcError,
     ParseEndpointError,
+    ExchangeError,
 );
 
 /// An error of memory allocation or registration.
@@ -257,6 +258,18 @@ impl fmt::Display for WcError {
     }
 }
 impl std::error::Error for WcError {}
+
+/// An error of telling each other's endpoints over a stream.
+#[derive(Error)]
+#[non_exhaustive]
+pub enum ExchangeError {
+    /// The stream ended or failed.
+    #[error("exchanging endpoints: {0}; do both ends call `exchange` on the same stream?")]
+    Io(#[from] std::io::Error),
+    /// The far end sent no endpoint.
+    #[error("exchanging endpoints: {0}")]
+    Parse(#[from] ParseEndpointError),
+}
 
 /// A line that is no [`Endpoint`](crate::Endpoint).
 #[derive(Clone, Copy, PartialEq, Eq, Error)]

@@ -222,7 +222,7 @@ mod tokio;
 mod wait;
 mod wc;
 
-pub use ah::{AddressHandle, UdPeer};
+pub use ah::{AddressHandle, AhCache, UdPeer};
 pub use buf::{Buf, FrozenBuf, SplitInto};
 pub use builder::QpBuilder;
 pub use channel::CompletionChannel;
@@ -236,8 +236,8 @@ pub use part::{First, GatherList, Inline, Part, ScatterList};
 pub use pd::Pd;
 pub use qp::{QpControl, QueuePair, RecvBatch, RecvQueue, SendBatch, SendQueue};
 pub use reactor::{
-    AsyncBatch, AsyncQp, AsyncSrq, Driver, Failed, Message, Messages, Reactor, Ready, Receive, Reclaim,
-    Request, RequestError, Unclaimed,
+    AsyncBatch, AsyncQp, AsyncSrq, Drain, Driver, Failed, Message, Messages, Reactor, Ready, Receive,
+    Reclaim, Request, RequestError, Unclaimed,
 };
 pub use request::SendRequest;
 pub use service::{Connected, OfferedBy, Rc, Service, Uc, Ud, ops};

@@ -111,16 +111,12 @@ impl Reactor {
     /// descriptor, so no adapter thread is needed.
     ///
     /// # Errors
-    /// The device has no descriptor, or the runtime can't take it; the queue comes back.
+    /// The device has no descriptor, or the runtime can't take it.
     ///
     /// # Panics
     /// There is no current runtime, or its I/O is off.
-    #[allow(clippy::result_large_err)] // the queue comes back by value
-    pub fn spawn(mut cq: CompletionQueue) -> Result<Self, NotAsync> {
-        let fd = match register(&mut cq) {
-            Ok(fd) => fd,
-            Err(error) => return Err(NotAsync { cq, error }),
-        };
+    pub fn spawn(mut cq: CompletionQueue) -> Result<Self, WaitError> {
+        let fd = register(&mut cq)?;
         let (reactor, driver) = Self::new(cq);
         ::tokio::spawn(async move {
             let drive = poll_fn(|cx| driver.drive(cx, |cq, wcs, cx| poll_completions(cq, &fd, cx, wcs)));

@@ -351,3 +351,42 @@ fn messages_of_many_queue_pairs_go_back_to_their_shared_receive_queue() {
     }
     assert_eq!(srq.outstanding(), 2);
 }
+
+#[test]
+fn a_drain_ends_when_all_that_was_posted_has_come_back() {
+    let w = world();
+    w.hold(true);
+    let sent = w.a.try_request(SendRequest::send(w.buf(b"flushed"))).unwrap();
+    w.a.post_recvs(w.pd.alloc_many(3, 16).unwrap()).unwrap();
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut drain = Box::pin(w.a.drain().unwrap());
+    assert!(drain.as_mut().poll(&mut TaskContext::from_waker(&waker)).is_pending());
+    w.release();
+    assert!(matches!(poll_once(pin!(sent)), Poll::Ready(Err(Failed { local: Some(_), .. }))));
+    assert!(woken.0.load(SeqCst));
+    assert!(matches!(poll_once(drain.as_mut()), Poll::Ready(Ok(()))));
+    let bufs = std::iter::from_fn(|| w.a.try_reclaim()).flat_map(Unclaimed::into_bufs).count();
+    assert_eq!((bufs, w.a.outstanding()), (3, (0, 0)));
+}
+
+#[test]
+fn who_only_asks_for_room_keeps_nobody_from_it() {
+    let w = world();
+    w.hold(true);
+    let held: Vec<_> = (0..4).map(|_| w.a.try_request(SendRequest::send(w.buf(b"full"))).unwrap()).collect();
+    let mut ready = Box::pin(w.a.ready());
+    assert!(poll_once(ready.as_mut()).is_pending());
+    let woken = Arc::new(Woken::default());
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut refused = Box::pin(w.a.write(w.buf(b"too long"), RemoteMr::default()));
+    let mut waiting = Box::pin(w.a.send(w.buf(b"wait")));
+    assert!(poll_once(refused.as_mut()).is_ready(), "it is refused before there is room");
+    assert!(waiting.as_mut().poll(&mut TaskContext::from_waker(&waker)).is_pending());
+    drop(held);
+    w.release();
+    assert!(matches!(poll_once(ready.as_mut()), Poll::Ready(Ok(()))));
+    assert!(woken.0.load(SeqCst), "`ready` posts nothing");
+    assert!(poll_once(waiting.as_mut()).is_pending(), "the peer has no receive request left");
+    assert_eq!(w.a.outstanding().0, 1, "it is posted");
+}

@@ -33,7 +33,7 @@ use crate::{CompletionQueue, Completions, CqRef, Wc};
 pub(crate) use message::Home;
 pub use message::{AsyncSrq, Message, Messages, Receive};
 pub use qp::{AsyncBatch, AsyncQp};
-pub use request::{Failed, Ready, Reclaim, Request, RequestError, Unclaimed};
+pub use request::{Drain, Failed, Ready, Reclaim, Request, RequestError, Unclaimed};
 
 /// Completions that one poll of the queue takes.
 const BATCH: usize = 32;

@@ -10,7 +10,7 @@ use hca_core::{PostErrorKind, WcStatus};
 
 use super::message::{Arrived, Home, Receive};
 use super::ops::{Abandoned, Ending, Ops};
-use super::request::{Ready, Reclaim, Request, RequestError, Unclaimed};
+use super::request::{Drain, Ready, Reclaim, Request, RequestError, Unclaimed};
 use super::waiters::Waiters;
 use super::{Core, Messages, Reactor, Route, lock};
 use crate::ah::UdPeer;
@@ -121,6 +121,12 @@ impl<S: Service> Handle<S> {
 
     pub(super) fn core(&self) -> &Core {
         self.reactor.core()
+    }
+
+    /// Requests of its own that are posted and have not come back.
+    pub(super) fn outstanding(&self) -> (u32, u32) {
+        let (send, recv) = self.control.outstanding();
+        (send, if self.control.inner.srq.is_some() { 0 } else { recv })
     }
 }
 
@@ -351,6 +357,17 @@ impl<S: Service> AsyncQp<S> {
     /// none.
     pub fn reclaim(&self) -> Reclaim<S> {
         Reclaim::new(&self.handle)
+    }
+
+    /// Ends the queue pair in good order: moves it to the error state at once; the future waits until all that was posted has
+    /// completed. Messages that came before are still [received](Self::recv), and buffers of what was flushed
+    /// [reclaimed](Self::reclaim). Of a shared receive queue nothing is waited for.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub fn drain(&self) -> Result<Drain<S>, crate::DeviceError> {
+        self.to_error()?;
+        Ok(Drain::new(&self.handle))
     }
 
     /// The reactor that drives this queue pair.

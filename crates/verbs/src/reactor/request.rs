@@ -76,7 +76,10 @@ impl<S: Service, O: OfferedBy<S>, L: GatherList> Request<S, O, L> {
                     half.room.wait(&mut self.ticket, waker);
                 }
                 Err(refused) => {
-                    half.room.served(&mut self.ticket);
+                    // The place that it was woken for is the next one's.
+                    let next = half.room.leave(&mut self.ticket);
+                    drop(half);
+                    next.into_iter().for_each(Waker::wake);
                     return Poll::Ready(Err(Failed::new(refused.request, refused.error.into())));
                 }
             }
@@ -188,7 +191,10 @@ impl<S: Service> Future for Ready<S> {
                 return Poll::Ready(Err(RequestError::Driverless));
             }
             if half.has_room() {
-                half.room.served(&mut this.ticket);
+                // It takes no place: the next one that waits for it may.
+                let next = half.room.leave(&mut this.ticket);
+                drop(half);
+                next.into_iter().for_each(Waker::wake);
                 return Poll::Ready(Ok(()));
             }
             half.room.wait(&mut this.ticket, cx.waker());
@@ -259,6 +265,56 @@ impl<S: Service> Drop for Reclaim<S> {
 impl<S: Service> fmt::Debug for Reclaim<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Reclaim").finish_non_exhaustive()
+    }
+}
+
+/// Waits until a queue pair has nothing outstanding. From [`AsyncQp::drain`](super::AsyncQp::drain).
+#[must_use = "a future waits when it is polled"]
+pub struct Drain<S: Service> {
+    handle: Arc<Handle<S>>,
+    sends: Ticket,
+    recvs: Ticket,
+}
+
+impl<S: Service> Drain<S> {
+    pub(super) fn new(handle: &Arc<Handle<S>>) -> Self {
+        Self { handle: Arc::clone(handle), sends: Ticket::default(), recvs: Ticket::default() }
+    }
+}
+
+impl<S: Service> Future for Drain<S> {
+    type Output = Result<(), RequestError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
+        let Self { handle, sends, recvs } = self.get_mut();
+        for looked in [false, true] {
+            lock(&handle.lane.send).room.wait(sends, cx.waker());
+            lock(&handle.lane.recv).waiters.wait(recvs, cx.waker());
+            let (send, recv) = handle.outstanding();
+            if (send, recv) == (0, 0) {
+                return Poll::Ready(Ok(()));
+            }
+            if lock(&handle.lane.send).driverless {
+                return Poll::Ready(Err(RequestError::Driverless));
+            }
+            if !looked {
+                handle.core().try_turn();
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl<S: Service> Drop for Drain<S> {
+    fn drop(&mut self) {
+        let sends = lock(&self.handle.lane.send).room.leave(&mut self.sends);
+        let recvs = lock(&self.handle.lane.recv).waiters.leave(&mut self.recvs);
+        sends.into_iter().chain(recvs).for_each(Waker::wake);
+    }
+}
+impl<S: Service> fmt::Debug for Drain<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Drain").finish_non_exhaustive()
     }
 }
 
