@@ -39,7 +39,7 @@
 //! | | [`Buf`] | [`FrozenBuf`] | [`SharedMr`] |
 //! |---|---|---|---|
 //! | from | [`Pd::alloc`] | [`Buf::freeze`] | [`Pd::alloc_shared`] |
-//! | peers reach it | no | no | as its [`Access`](hca_core::Access) says |
+//! | peers reach it | no | no | as its [`Access`] says |
 //! | the program sees | `&mut [u8]` while it holds it | `&[u8]`, always | copies and atomics |
 //! | posting | moves it; its completion gives it back | takes a clone | takes a [`range`](SharedMr::range) |
 //! | parts | [`split_at`](Buf::split_at), [`split_into`](Buf::split_into), [`join`](Buf::join) | [`slice`](FrozenBuf::slice) | `range` |
