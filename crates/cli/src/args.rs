@@ -16,19 +16,20 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use hca::{DeviceUrl, FaultSpec};
 use hca_perf::plan::{DEFAULT_SIZES, Layer, Memory, Op, Service, Size};
 use hca_perf::portals::{DEFAULT_DEPTHS, Depths, Eager, Entries};
-use hca_perf::{CONTROL_PORT, DEFAULT_MEMORY, PEER_COMMAND, PeerArgs, interrupt, peer};
+use hca_perf::{CONTROL_PORT, DEFAULT_MEMORY, Failure, PEER_COMMAND, PeerArgs, interrupt, peer};
 use softhca::Progress;
 
 use self::help::{
-    DEVICES, EXAMPLES, EXIT_CODES, PERF_EXAMPLES, PINGPONG_EXAMPLES, RUN_EXAMPLES, RUN_EXIT_CODES,
-    SERVE_EXAMPLES, TRACE_EXAMPLES, TRACE_EXIT_CODES,
+    COMPLETIONS_EXAMPLES, DEVICES, DEVINFO_EXAMPLES, EXAMPLES, EXIT_CODES, LIST_EXAMPLES, MAN_EXAMPLES,
+    NAMES, PERF_EXAMPLES, PING_EXAMPLES, PINGPONG_EXAMPLES, RUN_EXAMPLES, RUN_EXIT_CODES, SERVE_EXAMPLES,
+    SHOWN_EXIT_CODES, STAT_EXAMPLES, TRACE_EXAMPLES, TRACE_EXIT_CODES,
 };
-use crate::{devinfo, perf, pingpong, run, serve, trace, warnings};
+use crate::{devinfo, list, perf, ping, pingpong, run, serve, stat, trace, warnings};
 
 /// RDMA anywhere: a software host channel adapter, verbs over RoCEv2.
 #[derive(Debug, Parser)]
 #[command(name = "hca", version, about, after_help = EXIT_CODES,
-    after_long_help = format!("{EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
+    after_long_help = format!("{EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -36,23 +37,47 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Shows a device: limits, port, network, counters
+    /// Lists devices that can be opened here, and says why others cannot
+    #[command(after_long_help = format!("{LIST_EXAMPLES}\n\n{SHOWN_EXIT_CODES}"))]
+    List(ListArgs),
+    /// Tells whether a host is reached, by which way, and the time of a round trip
+    #[command(after_long_help = format!("{PING_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
+    Ping(PingArgs),
+    /// Shows the counters of running adapters of this user, by process and queue pair
+    #[command(after_long_help = format!("{STAT_EXAMPLES}\n\n{SHOWN_EXIT_CODES}"))]
+    Stat(StatArgs),
+    /// Explains the names of devices and their options
     #[command(after_long_help = format!("{DEVICES}\n\n{EXIT_CODES}"))]
+    Devices,
+    /// Writes the completions of a shell to standard output
+    #[command(after_long_help = format!("{COMPLETIONS_EXAMPLES}\n\n{EXIT_CODES}"))]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Writes manual pages to a folder
+    #[command(after_long_help = format!("{MAN_EXAMPLES}\n\n{EXIT_CODES}"))]
+    Man {
+        /// The folder, which is made if it is not there
+        folder: PathBuf,
+    },
+    /// Shows a device: limits, port, network, counters
+    #[command(after_long_help = format!("{DEVINFO_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
     Devinfo(DevinfoArgs),
     /// Measures latency, bandwidth and message rate between two processes
-    #[command(after_long_help = format!("{PERF_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
+    #[command(after_long_help = format!("{PERF_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
     Perf(Box<PerfArgs>),
     /// Shows how Portals messages match
     #[command(subcommand)]
     Portals(PortalsCommand),
     /// Exchanges messages with another host, compatible with ibv_rc_pingpong and its siblings
-    #[command(after_long_help = format!("{PINGPONG_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
+    #[command(after_long_help = format!("{PINGPONG_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
     Pingpong(PingpongArgs),
     /// Starts the processes of a job on this machine; they find each other by PMI-1 (hca-job, MPI)
-    #[command(after_long_help = format!("{RUN_EXAMPLES}\n\n{DEVICES}\n\n{RUN_EXIT_CODES}"))]
+    #[command(after_long_help = format!("{RUN_EXAMPLES}\n\n{NAMES}\n\n{RUN_EXIT_CODES}"))]
     Run(RunArgs),
     /// Serves the software adapter as ConnectX PCI functions at vfio-user sockets
-    #[command(after_long_help = format!("{SERVE_EXAMPLES}\n\n{DEVICES}\n\n{EXIT_CODES}"))]
+    #[command(after_long_help = format!("{SERVE_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
     Serve(ServeArgs),
     /// The process that outlives `run` when that is killed
     #[command(name = run::guard::COMMAND, hide = true)]
@@ -89,7 +114,7 @@ pub(crate) struct TraceArgs {
 /// Where the device comes from, for every command.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct DeviceArgs {
-    /// The device to use, as udp://127.0.0.2 (default: HCA_DEVICE, then auto://; for perf udp://)
+    /// The device, as udp://127.0.0.2 (default: HCA_DEVICE, then as `hca help devices` says)
     #[arg(long, value_name = "URL")]
     pub device: Option<DeviceUrl>,
     /// The network to use; the address is chosen
@@ -122,17 +147,57 @@ pub(crate) enum FabricName {
 /// `hca devinfo`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct DevinfoArgs {
-    /// The device (default: HCA_DEVICE, then auto://)
+    /// The device, as before there was --device
+    #[arg(hide = true, conflicts_with_all = ["device", "fabric"])]
     pub url: Option<DeviceUrl>,
-    /// The same, as other commands take it
-    #[arg(long, value_name = "URL", conflicts_with = "url")]
-    pub device: Option<DeviceUrl>,
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
-    /// Write every frame to a pcapng file, for Wireshark
-    #[arg(long, value_name = "FILE.pcapng")]
-    pub capture: Option<PathBuf>,
+}
+
+/// `hca list`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Print one JSON array
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hca ping`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PingArgs {
+    /// The host, which runs `hca perf --listen`
+    #[arg(value_name = "ADDR[:PORT]", value_parser = control_address)]
+    pub address: SocketAddr,
+    /// The device.
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `hca stat`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct StatArgs {
+    /// Show figures of a second, again and again, as top does
+    #[arg(long)]
+    pub watch: bool,
+    /// With --watch: seconds between two looks
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1", requires = "watch")]
+    pub interval: Duration,
+    /// With --watch: end after so many looks
+    #[arg(long, value_name = "N", requires = "watch")]
+    pub count: Option<u32>,
+    /// Show this process only
+    #[arg(long, value_name = "PID")]
+    pub pid: Option<u32>,
+    /// Print one JSON object; with --watch, one for each look
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `hca perf`.
@@ -150,7 +215,7 @@ pub(crate) struct PerfArgs {
     /// Transport services to measure
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Service::Rc])]
     pub service: Vec<Service>,
-    /// Message sizes, as 8,4096,64K,4M (default: ten from 8 to 4M; an atomic has 8 bytes)
+    /// Message sizes (default: 8,64,256,1K,4K,16K,64K,256K,1M,4M; an atomic has 8 bytes)
     #[arg(long, value_delimiter = ',', default_values_t = DEFAULT_SIZES, hide_default_value = true)]
     pub size: Vec<Size>,
     /// Portals: measure puts behind so many other entries, instead of sizes (alone: 0 to 100000)
@@ -207,6 +272,15 @@ impl PerfArgs {
         if self.layer == Layer::Portals && self.service != [Service::Rc] {
             return Some("Portals goes over reliable connections: leave --service away");
         }
+        let has_of = |layer| self.op.iter().any(|op| !op.is_of(self.layer) && op.is_of(layer));
+        if self.layer == Layer::Verbs && has_of(Layer::Portals) {
+            return Some("put, put-ack and get are of Portals: add --layer portals");
+        }
+        if self.layer == Layer::Portals && has_of(Layer::Verbs) {
+            return Some(
+                "send, write and read are of verbs: leave --layer portals away, or choose other operations",
+            );
+        }
         (self.depth.is_some() && !self.op.iter().all(|&op| op == Op::Put))
             .then_some("--depth measures puts: leave --op away")
     }
@@ -227,12 +301,15 @@ pub(crate) struct PingpongArgs {
     /// Transport service
     #[arg(value_enum)]
     pub service: Service,
-    /// The host that waits; without it, this end waits
-    #[arg(conflicts_with = "server")]
+    /// The host that waits, as ibv_*_pingpong take it
+    #[arg(hide = true, conflicts_with_all = ["listen", "connect"])]
     pub host: Option<String>,
-    /// Wait for the other end (as without HOST)
-    #[arg(long)]
-    pub server: bool,
+    /// Wait for the other end (as without --connect)
+    #[arg(long, alias = "server", conflicts_with = "connect")]
+    pub listen: bool,
+    /// Connect to the host that waits
+    #[arg(long, value_name = "HOST")]
+    pub connect: Option<String>,
     /// The device.
     #[command(flatten)]
     pub device: DeviceArgs,
@@ -240,7 +317,7 @@ pub(crate) struct PingpongArgs {
     #[arg(short, long, default_value_t = pingpong::DEFAULT_PORT)]
     pub port: u16,
     /// Address to wait on for the exchange (default: the device's own)
-    #[arg(long, value_name = "ADDR", conflicts_with = "host")]
+    #[arg(long, value_name = "ADDR", conflicts_with_all = ["host", "connect"])]
     pub bind: Option<std::net::IpAddr>,
     /// Message size in bytes (default: 4096; ud: 1024, or the path MTU if that is less)
     #[arg(short, long)]
@@ -271,9 +348,9 @@ pub(crate) struct RunArgs {
     /// Processes to start
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub processes: u32,
-    /// The device of each process, passed as HCA_DEVICE, for example auto:// or shm://lab
-    #[arg(long, value_name = "URL")]
-    pub device: Option<DeviceUrl>,
+    /// The device of each process, passed as HCA_DEVICE.
+    #[command(flatten)]
+    pub device: DeviceArgs,
     /// End the job after this time
     #[arg(long, value_name = "SECONDS", value_parser = long_seconds)]
     pub timeout: Option<Duration>,
@@ -301,9 +378,9 @@ pub(crate) struct ServeArgs {
     /// addresses that it may use (may be repeated); rate= limits what it sends, as 2.5G in bits a second
     #[arg(long, value_name = "SOCKET[,mac=ADDRESS][,ip=ADDRESS][,rate=RATE]", required = true)]
     pub pci: Vec<pci::PciSocket>,
-    /// The adapter behind the functions (default: HCA_DEVICE, then loopback://)
-    #[arg(long, value_name = "URL")]
-    pub device: Option<DeviceUrl>,
+    /// The adapter behind the functions.
+    #[command(flatten)]
+    pub device: DeviceArgs,
     /// The kind of the functions' ports: ib or roce
     #[arg(long, value_name = "KIND", default_value_t)]
     pub port: softhca_pci::PortKind,
@@ -333,30 +410,56 @@ pub fn main() -> ExitCode {
         Cli::command().error(ErrorKind::ArgumentConflict, why).exit();
     }
     interrupt::listen(is_peer);
+    let shown = |any: Result<bool, Failure>| any.map(|any| if any { None } else { Some(NOTHING) });
+    let plain = |done: Result<(), Failure>| done.map(|()| None);
     let result = match cli.command {
-        Command::Devinfo(args) => devinfo::devinfo(&args),
-        Command::Perf(args) => perf::perf(&args),
+        Command::List(args) => shown(list::list(&args)),
+        Command::Stat(args) => shown(stat::stat(&args)),
+        Command::Ping(args) => plain(ping::ping(&args)),
+        Command::Devices => {
+            println!("{DEVICES}");
+            Ok(None)
+        }
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "hca", &mut std::io::stdout());
+            Ok(None)
+        }
+        Command::Man { folder } => plain(man(&folder)),
+        Command::Devinfo(args) => plain(devinfo::devinfo(&args)),
+        Command::Perf(args) => plain(perf::perf(&args)),
         Command::Portals(PortalsCommand::Trace(args)) => match trace::trace(&args) {
             Ok(trace::Ended::Otherwise) => return ExitCode::from(3),
             Err(e) if e.is::<trace::TraceError>() => {
                 eprintln!("hca: {e}");
                 return ExitCode::from(2);
             }
-            other => other.map(|_| ()),
+            other => other.map(|_| None),
         },
-        Command::Pingpong(args) => pingpong::pingpong(&args),
-        Command::Serve(args) => serve::serve(&args),
+        Command::Pingpong(args) => plain(pingpong::pingpong(&args)),
+        Command::Serve(args) => plain(serve::serve(&args)),
         Command::Run(_) | Command::RunGuard => unreachable!("they have returned"),
-        Command::Peer(args) => peer::serve_standard_streams(&args),
+        Command::Peer(args) => plain(peer::serve_standard_streams(&args)),
     };
     match (interrupt::exit_code(), result) {
         (Some(code), _) if !is_peer => ExitCode::from(code),
-        (_, Ok(())) => ExitCode::SUCCESS,
+        (_, Ok(None)) => ExitCode::SUCCESS,
+        (_, Ok(Some(code))) => ExitCode::from(code),
         (_, Err(e)) => {
             eprintln!("hca: {e}");
             ExitCode::from(1)
         }
     }
+}
+
+/// Exit code of a command that has nothing to show.
+const NOTHING: u8 = 3;
+
+/// Writes a page of each command.
+fn man(folder: &std::path::Path) -> Result<(), Failure> {
+    let said = |e: std::io::Error| format!("{}: {e}; name a folder that can be written", folder.display());
+    std::fs::create_dir_all(folder).map_err(said)?;
+    clap_mangen::generate_to(Cli::command(), folder).map_err(said)?;
+    Ok(())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -400,11 +503,14 @@ mod tests {
     }
 
     #[test]
-    fn every_command_has_help_with_exit_codes_and_the_devices() {
+    fn every_command_has_help_with_exit_codes_and_one_explains_devices() {
         let mut command = Cli::command();
-        for name in ["devinfo", "perf", "pingpong", "run", "serve"] {
+        for name in ["devinfo", "perf", "pingpong", "run", "serve", "ping", "devices"] {
             let help = command.find_subcommand_mut(name).unwrap().render_long_help().to_string();
-            assert!(help.contains("130") && help.contains("udp://ADDRESS"), "{name}: {help}");
+            assert!(help.contains("130"), "{name}: {help}");
+            let explains = help.contains("udp://ADDRESS ");
+            assert_eq!(explains, name == "devices", "devices are explained in one place: {name}");
+            assert!(explains || help.contains("hca help devices"), "{name}: {help}");
         }
         let perf = command.find_subcommand_mut("perf").unwrap().render_long_help().to_string();
         for field in hca_perf::FIELDS.split_whitespace() {

@@ -1,21 +1,17 @@
 //! `hca devinfo`: what a device is and can.
 
-use hca::{DeviceUrl, Opened, Options, Target, device_from_environment, open_exactly};
+use hca::{Opened, Target, open_exactly};
 use hca_core::DeviceAttr;
 use hca_perf::Failure;
 use serde_json::{Map, Value, json};
 
-use crate::args::DevinfoArgs;
+use crate::args::{DeviceArgs, DevinfoArgs};
+use crate::perf::device_or;
 
 /// Runs the command.
 pub(crate) fn devinfo(args: &DevinfoArgs) -> Result<(), Failure> {
-    let named = match args.url.as_ref().or(args.device.as_ref()) {
-        Some(url) => Some(url.clone()),
-        None => device_from_environment()?,
-    };
-    let url = named.unwrap_or(DeviceUrl { target: Target::Auto(None), options: Options::default() });
-    let over = Options { capture: args.capture.clone(), ..Options::default() };
-    let opened = open_exactly(&DeviceUrl { options: url.options.overridden_by(over), ..url })?;
+    let named = DeviceArgs { device: args.url.clone().or(args.device.device.clone()), ..args.device.clone() };
+    let opened = open_exactly(&device_or(&named, Target::Auto(None))?)?;
     if args.json {
         println!("{}", as_json(&opened));
     } else {
@@ -53,6 +49,9 @@ fn as_json(opened: &Opened) -> Value {
     let (buffer, notes) = fabric.map(|f| (f.recv_buffer_bytes, f.notes)).unzip();
     let notes: Map<String, Value> =
         notes.unwrap_or_default().into_iter().map(|(k, v)| (k.into(), v.into())).collect();
+    let gids: Vec<Value> = (device.gids().into_iter())
+        .map(|e| json!({ "index": e.index, "gid": e.gid.to_string(), "type": e.kind.to_string(), "interface": e.interface }))
+        .collect();
     json!({
         "device": opened.url().to_string(),
         "name": attr.name,
@@ -66,6 +65,10 @@ fn as_json(opened: &Opened) -> Value {
             "lid": port.lid.raw(),
             "active_mtu": port.active_mtu.bytes(),
             "active": port.active,
+            "link_layer": port.link_layer.to_string(),
+            "speed_mbps": port.link.map(|link| link.mbps),
+            "width": port.link.and_then(|link| link.lanes),
+            "gids": gids,
         },
         "recv_buffer_bytes": buffer,
         "notes": notes,
@@ -82,7 +85,6 @@ fn as_text(opened: &Opened) -> String {
         writeln!(out, "  {name:<22}{value}").expect("a string takes everything");
     };
     line("device", opened.url());
-    line("name", &attr.name);
     line("fabric", &opened.fabric());
     line("progress", &opened.progress());
     line("atomics", &format!("{:?}", attr.atomics).to_lowercase());
@@ -92,13 +94,18 @@ fn as_text(opened: &Opened) -> String {
     );
     line("", &"");
     line("port", &if port.active { "active" } else { "down" });
-    line("gid", &port.gid);
+    line("link_layer", &port.link_layer);
+    line("link", &port.link.map_or("no speed is told".to_owned(), |link| link.to_string()));
+    for entry in device.gids() {
+        let on = entry.interface.map_or(String::new(), |name| format!(", {name}"));
+        line(&format!("gid[{}]", entry.index), &format!("{} ({}{on})", entry.gid, entry.kind));
+    }
     line("lid", &port.lid);
     line("active_mtu", &port.active_mtu.bytes());
     if let Some(fabric) = fabric {
         line("recv_buffer_bytes", &fabric.recv_buffer_bytes);
         for (what, note) in &fabric.notes {
-            line(what, note);
+            line(&what.replace(' ', "_"), note);
         }
     }
     line("", &"");

@@ -3,16 +3,19 @@
 //! | module | contents |
 //! |---|---|
 //! | `args` | the command line, its help, and exit codes |
-//! | `devinfo`, `perf`, `pingpong`, `run`, `serve`, `trace` | the commands |
+//! | `devinfo`, `list`, `perf`, `ping`, `pingpong`, `run`, `serve`, `stat`, `trace` | the commands |
 //! | `warnings` | the library's warnings, on standard error |
 #![forbid(unsafe_code)]
 
 mod args;
 mod devinfo;
+mod list;
 mod perf;
+mod ping;
 mod pingpong;
 mod run;
 mod serve;
+mod stat;
 mod trace;
 mod warnings;
 

@@ -34,7 +34,7 @@ pub(crate) fn perf(args: &PerfArgs) -> Result<(), Failure> {
 }
 
 /// The device that the arguments name; `None` leaves the choice.
-fn device(args: &DeviceArgs) -> Result<Option<DeviceUrl>, Failure> {
+pub(crate) fn device(args: &DeviceArgs) -> Result<Option<DeviceUrl>, Failure> {
     let by_fabric = args.fabric.map(|fabric| {
         let target = match fabric {
             FabricName::Udp => Target::Udp(None),
@@ -52,13 +52,21 @@ fn device(args: &DeviceArgs) -> Result<Option<DeviceUrl>, Failure> {
 }
 
 /// What the arguments set beside the device's name.
-fn overrides(args: &DeviceArgs) -> Options {
+pub(crate) fn overrides(args: &DeviceArgs) -> Options {
     Options {
         progress: args.progress,
         fault: args.fault.clone(),
         capture: args.capture.clone(),
         ..Options::default()
     }
+}
+
+/// The device that the arguments describe, if they say anything of it; `None` leaves it to the environment.
+pub(crate) fn device_if_said(args: &DeviceArgs) -> Result<Option<DeviceUrl>, Failure> {
+    let DeviceArgs { device, fabric, progress, fault, capture } = args;
+    let says =
+        device.is_some() || fabric.is_some() || progress.is_some() || fault.is_some() || capture.is_some();
+    says.then(|| device_or(args, Target::Auto(None))).transpose()
 }
 
 /// The device that the arguments describe: named, or this one.

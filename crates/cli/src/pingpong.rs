@@ -47,7 +47,7 @@ const STALL: Duration = Duration::from_secs(10);
 #[derive(Debug, Error)]
 enum PingpongError {
     #[error(
-        "no one waits at {host}:{port}: {source}; start `hca pingpong {service} --server` or ibv_{service}_pingpong there first, and give the address and --port that it waits on"
+        "no one waits at {host}:{port}: {source}; start `hca pingpong {service} --listen` or ibv_{service}_pingpong there first, and give the address and --port that it waits on"
     )]
     Connect { host: String, port: u16, service: Service, source: std::io::Error },
     #[error(
@@ -265,7 +265,7 @@ fn learn(
     if !args.json {
         println!("  local address:  {}", describe(&dest));
     }
-    let theirs = match &args.host {
+    let theirs = match args.connect.as_ref().or(args.host.as_ref()) {
         Some(host) => {
             let mut stream = dial(args, host)?;
             let theirs = exchange::client(&mut stream, dest, exchange::LIMIT)?;
@@ -277,7 +277,7 @@ fn learn(
     if !args.json {
         println!("  remote address: {}", describe(&theirs));
     }
-    Ok((theirs, args.host.is_some()))
+    Ok((theirs, args.connect.is_some() || args.host.is_some()))
 }
 
 /// Calls the other end; the stream's reads return after a slice of time.

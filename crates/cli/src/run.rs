@@ -32,6 +32,7 @@ use thiserror::Error;
 use self::guard::Guard;
 use self::output::{Bell, Outputs, Sources, Stream};
 use crate::args::RunArgs;
+use crate::perf::device_if_said;
 
 /// What a shell ends with when it finds no program.
 const NOT_FOUND: u8 = 127;
@@ -71,7 +72,14 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match Running::start(args, wakes, voice.clone()).and_then(Running::see_the_end) {
+    let device = match device_if_said(&args.device) {
+        Ok(device) => device.map(|url| url.to_string()),
+        Err(e) => {
+            eprintln!("hca: {e}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match Running::start(args, device, wakes, voice.clone()).and_then(Running::see_the_end) {
         Ok(code) => ExitCode::from(code),
         Err(e) => {
             voice.say(&e);
@@ -198,6 +206,8 @@ impl Wakes {
 /// A job that runs.
 struct Running {
     processes: Vec<Process>,
+    /// What processes are given as their device, if the arguments say anything of one.
+    device: Option<String>,
     /// None once all processes have ended.
     server: Option<Server>,
     guard: Guard,
@@ -219,7 +229,7 @@ struct Running {
 }
 
 impl Running {
-    fn start(args: &RunArgs, wakes: Wakes, voice: Voice) -> Result<Self, RunError> {
+    fn start(args: &RunArgs, device: Option<String>, wakes: Wakes, voice: Voice) -> Result<Self, RunError> {
         let guard = Guard::start().map_err(RunError::Watch)?;
         let heard = Arc::new(Mutex::new(Vec::new()));
         let name = format!("hca-{}-{:x}", std::process::id(), nanoseconds());
@@ -234,6 +244,7 @@ impl Running {
         let prefix = args.prefix || !args.no_prefix && several && io::stdout().is_terminal();
         let mut running = Self {
             processes: Vec::new(),
+            device,
             server: Some(server),
             guard,
             outputs: None,
@@ -288,8 +299,8 @@ impl Running {
         }
         command.env("PMI_FD", seat.as_raw_fd().to_string());
         command.env("PMI_RANK", rank.to_string()).env("PMI_SIZE", args.processes.to_string());
-        if let Some(device) = &args.device {
-            command.env(DEVICE_VARIABLE, device.to_string());
+        if let Some(device) = &self.device {
+            command.env(DEVICE_VARIABLE, device);
         }
         command.envs(args.env.iter().map(|(name, value)| (name, value)));
         // In a group of its own nobody reads a terminal.

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use hca::{DeviceUrl, device_from_environment, open_exactly};
+use hca::{DeviceUrl, Target, open_exactly};
 use hca_perf::Failure;
 use hca_perf::interrupt::{SLICE, interrupted};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -12,17 +12,14 @@ use softhca::Progress;
 use softhca_pci::{PortKind, Server, ServerOptions};
 
 use crate::args::ServeArgs;
+use crate::perf::device_or;
 
 /// What is served where nothing is named: functions that reach each other, and nobody else.
-const DEFAULT_DEVICE: &str = "loopback://served";
+const DEFAULT_NETWORK: &str = "served";
 
 /// Serves until Ctrl-C.
 pub(crate) fn serve(args: &ServeArgs) -> Result<(), Failure> {
-    let mut url: DeviceUrl = match (&args.device, device_from_environment()?) {
-        (Some(url), _) => url.clone(),
-        (None, Some(url)) => url,
-        (None, None) => DEFAULT_DEVICE.parse()?,
-    };
+    let mut url = device_or(&args.device, Target::Loopback(DEFAULT_NETWORK.to_owned()))?;
     // The server's thread does the adapter's work, with that of the functions.
     if url.options.progress.is_some_and(|p| p != Progress::Inline) {
         return Err("the server moves the adapter itself: leave progress= away".into());

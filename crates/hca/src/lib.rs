@@ -47,6 +47,7 @@
 
 mod narrow;
 mod open;
+pub mod stat;
 mod url;
 
 pub use hca_core;

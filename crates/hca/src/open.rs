@@ -179,6 +179,7 @@ pub fn open_exactly(url: &DeviceUrl) -> Result<Opened, OpenError> {
     let device = SoftHca::open(fabric, settings)
         .map_err(|source| OpenError::Device { url: Box::new(url.clone()), source })?;
     let context = Context::new(Arc::clone(&device) as Arc<dyn Device>);
+    crate::stat::show(url.to_string(), context.device());
     Ok(Opened { url, soft: Some(device), context, fabric_name, capture })
 }
 
@@ -206,6 +207,7 @@ fn open_function(url: &DeviceUrl) -> Result<Opened, OpenError> {
         .map_err(|source| OpenError::Adapter { url: Box::new(url.clone()), source: source.into() })?;
     let fabric_name = device.attr().fabric.clone();
     let context = Context::new(device as Arc<dyn Device>);
+    crate::stat::show(url.to_string(), context.device());
     Ok(Opened { url: url.clone(), soft: None, context, fabric_name, capture: None })
 }
 

@@ -6,11 +6,65 @@
 pub(super) const EXIT_CODES: &str =
     "Exit codes: 0 success, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 by TERM, 129 by HUP.";
 
+pub(super) const SHOWN_EXIT_CODES: &str = "\
+Exit codes: 0 something was shown, 3 there is nothing to show, 1 failed, 2 wrong usage, 130 ended by Ctrl-C, 143 by TERM, \
+129 by HUP.";
+
+pub(super) const NAMES: &str = "`hca help devices` explains the names of devices and their options.";
+
+pub(super) const DEVINFO_EXAMPLES: &str = "\
+Examples:
+  hca devinfo                       the default device, auto://
+  hca devinfo --device udp://10.0.0.1 --json
+  hca devinfo --fabric shm --progress thread";
+
+pub(super) const LIST_EXAMPLES: &str = "\
+Examples:
+  hca list
+  hca list --json | jq '.[] | select(.opens)'
+
+Each device is opened and closed, except adapters behind vfio, which opening would reset.";
+
+pub(super) const PING_EXAMPLES: &str = "\
+Examples:
+  hca perf --listen 10.0.0.1        on the other host, then here:
+  hca ping 10.0.0.1
+  hca ping 10.0.0.1 --device udp://10.0.0.2 --json
+
+A round trip is two messages of 8 bytes on a reliable connection.";
+
+pub(super) const STAT_EXAMPLES: &str = "\
+Examples:
+  hca stat                          sums since each device was opened
+  hca stat --watch                  figures of a second; Ctrl-C ends
+  hca stat --pid 4711 --json
+
+tx counts the requests of this side, rx those that it served. Requests that a peer on this machine carries out on this \
+side's memory are counted by that peer alone. MB are 10^6 bytes of payload in both directions.
+
+A process shows its adapters at a socket in $XDG_RUNTIME_DIR/hca or /tmp/hca-UID, which only its user can open. \
+HCA_STAT=off in its environment leaves the socket out.";
+
+pub(super) const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  hca completions bash > ~/.local/share/bash-completion/completions/hca
+  hca completions fish > ~/.config/fish/completions/hca.fish";
+
+pub(super) const MAN_EXAMPLES: &str = "\
+Examples:
+  hca man ~/.local/share/man/man1   then: man hca-perf";
+
 pub(super) const DEVICES: &str = "\
+A command takes the device of --device, else the network of --fabric, else the
+device that the environment variable HCA_DEVICE names, else auto://. Two commands
+have another default. hca perf: udp://, so that its figures are of the network
+and compare from run to run. hca serve: loopback://, so that its functions reach
+each other only.
+
 Devices:
   auto://ADDRESS      as udp://; shared memory if the peer of a reliable
                       connection is an auto:// device of this user on this
-                      machine (default, except for perf: udp://)
+                      machine
   udp://ADDRESS       RoCEv2 over UDP sockets, bound to ADDRESS, port 4791
   uring://ADDRESS     the same through io_uring, or plain sockets (with a note)
                       where the kernel has none; without ADDRESS a free loopback
@@ -42,9 +96,7 @@ Options of a device, as ?option=value, joined by &:
   process_vm=yes|no|any
                       shm://, auto://: whether peers fetch long messages in
                       the program's own memory from its process; any: also
-                      where Yama restricts that
-
-The environment variable HCA_DEVICE names the device if none is given.";
+                      where Yama restricts that";
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -56,7 +108,10 @@ Examples:
   hca perf --connect 10.0.0.1
   hca perf --layer portals      the same of Portals
   hca portals trace             why a message does not match
-  hca pingpong rc --server      against ibv_rc_pingpong on another host
+  hca list                      devices that can be opened here
+  hca ping 10.0.0.1             whether it is reached, and by which way
+  hca stat --watch              live counters of running adapters
+  hca pingpong rc --listen      against ibv_rc_pingpong on another host
   hca run -n 4 ./program        four processes of one job
   hca serve --pci /tmp/a.sock   the adapter as a PCI function, for a
                                 virtual machine";
@@ -135,15 +190,15 @@ expects, 130 ended by Ctrl-C, 143 by TERM, 129 by HUP.";
 
 pub(super) const PINGPONG_EXAMPLES: &str = "\
 Examples:
-  hca pingpong rc --server                  prints its address, for example
+  hca pingpong rc --listen                  prints its address, for example
                                             127.0.0.2:18515; then, beside it:
-  hca pingpong rc 127.0.0.2
+  hca pingpong rc --connect 127.0.0.2
 
-  hca pingpong rc --server --device udp://10.0.0.1
+  hca pingpong rc --listen --device udp://10.0.0.1
                                             then, on another host:
   ibv_rc_pingpong -g 1 10.0.0.1             (the index of a RoCEv2 GID)
 
-  hca pingpong ud 10.0.0.2 --device udp://10.0.0.1 --size 1024
+  hca pingpong ud --connect 10.0.0.2 --device udp://10.0.0.1 --size 1024
                                             against ibv_ud_pingpong -g 1 -s 1024
 
 The waiting end listens on the address of its device, and prints it to standard error. Both ends need the same size and \
@@ -196,7 +251,7 @@ mod tests {
 
     use super::super::{Cli, run};
 
-    const WIDTHS: [usize; 2] = [80, 100];
+    const WIDTHS: [usize; 3] = [80, 100, 120];
 
     /// The long help of each command that is shown, as a terminal of this width shows it.
     fn all(width: usize) -> Vec<(String, String)> {
@@ -245,6 +300,13 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn the_help_of_perf_fits_two_screens() {
+        let (_, help) = all(80).into_iter().find(|(name, _)| name == "perf").expect("it is there");
+        let lines = help.lines().count();
+        assert!(lines <= 100, "{lines} lines of 80 columns:\n{help}");
     }
 
     #[test]

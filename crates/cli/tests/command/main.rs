@@ -78,6 +78,11 @@ fn wrong_usage_is_exit_code_2_and_says_what_to_write() {
         (&["perf", "--duration", "0"], "0.02"),
         (&["perf", "--op", "swap"], "atomic"),
         (&["perf", "--depth"], "--layer portals"),
+        (&["perf", "--op", "get"], "--layer portals"),
+        (&["perf", "--layer", "portals", "--op", "send"], "choose other"),
+        (&["pingpong", "rc", "--listen", "--connect", "127.0.0.1"], "--connect"),
+        (&["stat", "--interval", "2"], "--watch"),
+        (&["ping", "somewhere"], "IP address"),
         (&["perf", "--layer", "portals", "--depth", "2000000"], "1000000"),
         (&["perf", "--layer", "portals", "--depth", "1", "--op", "get"], "--op away"),
         (&["perf", "--layer", "portals", "--service", "ud"], "--service away"),
@@ -105,11 +110,10 @@ fn what_can_not_be_done_is_exit_code_1_and_says_what_to_do() {
         (&["perf", "--device", "loopback://x"], "udp://"),
         (&["perf", "--connect", "127.0.0.1:1"], "--listen"),
         (&["perf", "--service", "ud", "--op", "read"], "choose other"),
-        (&["perf", "--layer", "portals", "--op", "send"], "choose other"),
         (&["devinfo", "shm://a/b"], "shm://lab"),
         (&["devinfo", "shm://lab?dir=/nonexistent"], "mkdir"),
         (&["perf", "--device", "udp://[::1]"], "--peer-device"),
-        (&["pingpong", "rc", "127.0.0.1", "--port", "1"], "--server"),
+        (&["pingpong", "rc", "--connect", "127.0.0.1", "--port", "1"], "--listen"),
         (&["pingpong", "ud", "127.0.0.1", "--size", "8192"], "--size"),
         (&["devinfo", "--capture", "/nonexistent/x.pcapng"], "/nonexistent/x.pcapng"),
     ] {
@@ -132,6 +136,64 @@ fn the_environment_names_the_device_and_is_blamed_if_it_is_wrong() {
 fn devinfo_takes_its_device_as_other_commands_do() {
     let info = &json_lines(&run(&["devinfo", "--json", "--device", "loopback://named?progress=inline"]))[0];
     assert_eq!(info["fabric"], "loopback");
+}
+
+#[test]
+fn devinfo_takes_the_words_of_other_commands_and_the_one_of_before() {
+    for args in [&["devinfo", "--json", "--fabric", "shm"][..], &["devinfo", "--json", "shm://lab"]] {
+        let info = &json_lines(&run(args))[0];
+        assert_eq!((&info["fabric"], &info["port"]["gids"][0]["type"]), (&"shm".into(), &"RoCE v2".into()));
+    }
+    let info = &json_lines(&run(&["devinfo", "--json", "--device", "udp://", "--progress", "thread"]))[0];
+    assert_eq!((&info["progress"], &info["port"]["gids"][0]["interface"]), (&"thread".into(), &"lo".into()));
+}
+
+#[test]
+fn list_tells_what_opens_and_why_the_rest_does_not() {
+    let devices = json_lines(&run(&["list", "--json"])).remove(0);
+    let of = |name: &str| devices.as_array().unwrap().iter().find(|d| d["device"] == name).cloned();
+    assert_eq!(of("auto://").expect("it is listed")["opens"], true);
+    let bad = devices.as_array().unwrap().iter().filter(|d| d["opens"] == false);
+    assert!(bad.into_iter().all(|d| !d["why"].as_str().unwrap().is_empty()), "{devices}");
+}
+
+#[test]
+fn stat_shows_a_running_adapter_by_process_and_queue_pair() {
+    let mut waits = hca(&["pingpong", "rc", "--listen", "--port", "0", "--device", "udp://"])
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    // It says where it waits once its queue pair is made.
+    let mut said = String::new();
+    BufReader::new(waits.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    let pid = waits.id().to_string();
+    let shown = json_lines(&run(&["stat", "--json", "--pid", &pid])).remove(0);
+    let device = &shown["processes"][0]["devices"][0];
+    assert!(device["device"].as_str().unwrap().starts_with("udp://127."), "{shown}");
+    assert_eq!(
+        (&device["queue_pairs"][0]["service"], &device["counters"]["queue_pairs"]),
+        (&"rc".into(), &1.into())
+    );
+    let watched = run(&["stat", "--watch", "--count", "2", "--interval", "0.05", "--pid", &pid]);
+    let watched = text(&watched.stdout);
+    assert!(watched.contains("tx SEND/s") && watched.contains("RC 0x"), "{watched}");
+    waits.kill().unwrap();
+    waits.wait().unwrap();
+    let out = run(&["stat", "--pid", &pid]);
+    assert_eq!(out.status.code(), Some(3), "{}", text(&out.stdout));
+}
+
+#[test]
+fn completions_and_manual_pages_are_made() {
+    for shell in ["bash", "zsh", "fish"] {
+        let out = run(&["completions", shell]);
+        assert!(out.status.success() && text(&out.stdout).contains("pingpong"), "{shell}");
+    }
+    let folder = Scratch::new("man");
+    assert!(run(&["man", folder.path()]).status.success());
+    assert!(std::fs::read_to_string(folder.0.join("hca-perf.1")).unwrap().contains(".TH"));
+    std::fs::remove_dir_all(&folder.0).unwrap();
 }
 
 #[test]
@@ -519,7 +581,7 @@ fn a_stranger_at_the_listener_is_named() {
 
 /// The end of a ping-pong that waits, where it does, and what it says (which has to be kept open while it runs).
 fn pingpong_server(args: &[&str]) -> (Child, std::net::SocketAddr, BufReader<ChildStderr>) {
-    let mut child = hca(&[&["pingpong"], args, &["--server", "--port", "0"]].concat())
+    let mut child = hca(&[&["pingpong"], args, &["--listen", "--port", "0"]].concat())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
