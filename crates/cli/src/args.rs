@@ -37,12 +37,30 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Shows a device: limits, port, network, counters
+    #[command(after_long_help = format!("{DEVINFO_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
+    Devinfo(DevinfoArgs),
     /// Lists devices that can be opened here, and says why others cannot
     #[command(after_long_help = format!("{LIST_EXAMPLES}\n\n{SHOWN_EXIT_CODES}"))]
     List(ListArgs),
+    /// Measures latency, bandwidth and message rate between two processes
+    #[command(after_long_help = format!("{PERF_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
+    Perf(Box<PerfArgs>),
     /// Tells whether a host is reached, by which way, and the time of a round trip
     #[command(after_long_help = format!("{PING_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
     Ping(PingArgs),
+    /// Exchanges messages with another host, compatible with ibv_rc_pingpong and its siblings
+    #[command(after_long_help = format!("{PINGPONG_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
+    Pingpong(PingpongArgs),
+    /// Shows how Portals messages match
+    #[command(subcommand)]
+    Portals(PortalsCommand),
+    /// Starts the processes of a job on this machine; they find each other by PMI-1 (hca-job, MPI)
+    #[command(after_long_help = format!("{RUN_EXAMPLES}\n\n{NAMES}\n\n{RUN_EXIT_CODES}"))]
+    Run(RunArgs),
+    /// Serves the software adapter as ConnectX PCI functions at vfio-user sockets
+    #[command(after_long_help = format!("{SERVE_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
+    Serve(ServeArgs),
     /// Shows the counters of running adapters of this user, by process and queue pair
     #[command(after_long_help = format!("{STAT_EXAMPLES}\n\n{SHOWN_EXIT_CODES}"))]
     Stat(StatArgs),
@@ -61,24 +79,6 @@ enum Command {
         /// The folder, which is made if it is not there
         folder: PathBuf,
     },
-    /// Shows a device: limits, port, network, counters
-    #[command(after_long_help = format!("{DEVINFO_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
-    Devinfo(DevinfoArgs),
-    /// Measures latency, bandwidth and message rate between two processes
-    #[command(after_long_help = format!("{PERF_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
-    Perf(Box<PerfArgs>),
-    /// Shows how Portals messages match
-    #[command(subcommand)]
-    Portals(PortalsCommand),
-    /// Exchanges messages with another host, compatible with ibv_rc_pingpong and its siblings
-    #[command(after_long_help = format!("{PINGPONG_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
-    Pingpong(PingpongArgs),
-    /// Starts the processes of a job on this machine; they find each other by PMI-1 (hca-job, MPI)
-    #[command(after_long_help = format!("{RUN_EXAMPLES}\n\n{NAMES}\n\n{RUN_EXIT_CODES}"))]
-    Run(RunArgs),
-    /// Serves the software adapter as ConnectX PCI functions at vfio-user sockets
-    #[command(after_long_help = format!("{SERVE_EXAMPLES}\n\n{NAMES}\n\n{EXIT_CODES}"))]
-    Serve(ServeArgs),
     /// The process that outlives `run` when that is killed
     #[command(name = run::guard::COMMAND, hide = true)]
     RunGuard,
@@ -131,16 +131,12 @@ pub(crate) struct DeviceArgs {
     pub capture: Option<PathBuf>,
 }
 
-/// Fabrics that need no address.
+/// Fabrics that need no address; `hca help devices` explains them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FabricName {
-    /// UDP sockets.
     Udp,
-    /// UDP through io_uring, or through plain sockets where the kernel has none.
     Uring,
-    /// Shared memory between processes of this machine.
     Shm,
-    /// Ethernet frames on the loopback interface.
     Raw,
 }
 
@@ -371,6 +367,14 @@ pub(crate) struct RunArgs {
     pub command: Vec<OsString>,
 }
 
+impl RunArgs {
+    /// What does not go together, if anything.
+    fn misuse(&self) -> Option<&'static str> {
+        (self.device.capture.is_some() && self.processes > 1)
+            .then_some("each process would write the same file: start one with --capture, or name no file")
+    }
+}
+
 /// `hca serve`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -392,6 +396,14 @@ pub(crate) struct ServeArgs {
 /// Runs the command of this process's arguments.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
+    let misuse = match &cli.command {
+        Command::Perf(args) => args.misuse(),
+        Command::Run(args) => args.misuse(),
+        _ => None,
+    };
+    if let Some(why) = misuse {
+        Cli::command().error(ErrorKind::ArgumentConflict, why).exit();
+    }
     // Both take signals by themselves: one passes them on, the other takes none.
     match &cli.command {
         Command::Run(args) => return run::run(args),
@@ -404,11 +416,6 @@ pub fn main() -> ExitCode {
     warnings::listen();
     // The peer is told to stop by the process that started it.
     let is_peer = matches!(cli.command, Command::Peer(_));
-    if let Command::Perf(args) = &cli.command
-        && let Some(why) = args.misuse()
-    {
-        Cli::command().error(ErrorKind::ArgumentConflict, why).exit();
-    }
     interrupt::listen(is_peer);
     let shown = |any: Result<bool, Failure>| any.map(|any| if any { None } else { Some(NOTHING) });
     let plain = |done: Result<(), Failure>| done.map(|()| None);
@@ -417,8 +424,10 @@ pub fn main() -> ExitCode {
         Command::Stat(args) => shown(stat::stat(&args)),
         Command::Ping(args) => plain(ping::ping(&args)),
         Command::Devices => {
-            println!("{DEVICES}");
-            Ok(None)
+            let mut command = Cli::command();
+            command.build();
+            let devices = command.find_subcommand_mut("devices").expect("it has run");
+            plain(devices.print_long_help().map_err(Failure::from))
         }
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "hca", &mut std::io::stdout());

@@ -102,14 +102,18 @@ fn as_text(opened: &Opened) -> String {
     }
     line("lid", &port.lid);
     line("active_mtu", &port.active_mtu.bytes());
-    if let Some(fabric) = fabric {
-        line("recv_buffer_bytes", &fabric.recv_buffer_bytes);
-        for (what, note) in &fabric.notes {
-            line(&what.replace(' ', "_"), note);
-        }
+    let (buffer, notes) = fabric.map(|f| (f.recv_buffer_bytes, f.notes)).unzip();
+    let notes = notes.unwrap_or_default();
+    // A note says the same, and what to do.
+    let is_noted = |name: &str| notes.iter().any(|(what, _)| *what == name);
+    if let Some(bytes) = buffer.filter(|_| !is_noted("receive buffer")) {
+        line("receive_buffer", &format!("{bytes} bytes"));
+    }
+    for (what, note) in &notes {
+        line(&what.replace(' ', "_"), note);
     }
     line("", &"");
-    for (name, value) in limits(attr) {
+    for (name, value) in limits(attr).into_iter().filter(|(name, _)| !is_noted(&name.replace('_', " "))) {
         line(name, &value);
     }
     line("", &"");
@@ -118,6 +122,7 @@ fn as_text(opened: &Opened) -> String {
     for c in &counted {
         line(c.name, &c.value);
     }
-    line("counters", &format!("{} more at 0 (--json lists all)", counters.len() - counted.len()));
+    let (rest, more) = (counters.len() - counted.len(), if counted.is_empty() { "" } else { "more " });
+    line("counters", &format!("{rest} {more}at 0 (--json lists all)"));
     out.lines().map(|l| l.trim_end().to_owned() + "\n").collect()
 }

@@ -36,7 +36,7 @@ pub(crate) fn list(args: &ListArgs) -> Result<bool, Failure> {
     if args.json {
         println!("{}", Value::from_iter(found.iter().map(as_json)));
     } else {
-        println!("{}", table(&found));
+        println!("{}", as_text(&found));
     }
     Ok(found.iter().any(|found| found.is.is_ok()))
 }
@@ -51,7 +51,9 @@ fn opened(url: &str) -> Found {
             let link =
                 port.link.map_or(port.link_layer.to_string(), |link| format!("{}, {link}", port.link_layer));
             Open { gid: port.gid.to_string(), link: link + &note, mtu: Some(port.active_mtu.bytes()) }
-        });
+        })
+        // The name stands beside it.
+        .map_err(|why| why.strip_prefix(&format!("{url}: ")).map_or_else(|| why.clone(), str::to_owned));
     Found { url: url.to_owned(), is }
 }
 
@@ -84,20 +86,23 @@ fn names_in(folder: &str) -> Vec<String> {
     names
 }
 
-fn table(found: &[Found]) -> Table {
-    let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(["DEVICE", "OPENS", "GID", "MTU", "LINK, OR WHY NOT"]);
+/// A table of those that open, then one of those that do not.
+fn as_text(found: &[Found]) -> String {
+    let (mut open, mut others) = (Table::new(), Table::new());
+    open.load_preset(presets::NOTHING).set_header(["DEVICE", "MTU", "GID", "LINK"]);
+    others.load_preset(presets::NOTHING).set_header(["NOT OPENED", "WHY"]);
     for Found { url, is } in found {
         match is {
             Ok(Open { gid, link, mtu }) => {
-                table.add_row([url, "yes", gid, &mtu.map_or(String::new(), |m| m.to_string()), link]);
+                open.add_row([url, &mtu.map_or(String::new(), |mtu| mtu.to_string()), gid, link]);
             }
             Err(why) => {
-                table.add_row([url, "no", "", "", why]);
+                others.add_row([url, why]);
             }
         }
     }
-    table
+    let tables = [open, others].into_iter().filter(|table| !table.is_empty());
+    tables.map(|table| table.trim_fmt()).collect::<Vec<_>>().join("\n\n")
 }
 
 fn as_json(Found { url, is }: &Found) -> Value {

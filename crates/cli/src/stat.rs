@@ -1,13 +1,14 @@
 //! `hca stat`: the counters of this user's running adapters.
 
 use std::collections::HashMap;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use comfy_table::{CellAlignment, Table, presets};
 use hca::stat::{DeviceStat, ProcessStat, QpStat, running};
 use hca_perf::Failure;
 use hca_perf::interrupt::{SLICE, interrupted};
+use rustix::termios::tcgetwinsize;
 use serde_json::{Map, Value, json};
 
 use crate::args::StatArgs;
@@ -30,7 +31,7 @@ pub(crate) fn stat(args: &StatArgs) -> Result<bool, Failure> {
         } else if processes.is_empty() {
             println!("no process of this user has an adapter open");
         } else {
-            println!("{}", table(&processes, None));
+            println!("{}", fitting(&processes, None, size().map(|size| size.0)));
         }
         return Ok(!processes.is_empty());
     }
@@ -48,9 +49,8 @@ fn asked_for(args: &StatArgs) -> Result<Vec<ProcessStat>, Failure> {
 /// Shows the table again and again, until Ctrl-C.
 fn watch(args: &StatArgs) -> Result<(), Failure> {
     let mut out = std::io::stdout();
-    let is_terminal = out.is_terminal();
     // A screen of its own, which the one before comes back behind.
-    let _screen = (is_terminal && !args.json).then(Screen::open).transpose()?;
+    let _screen = (size().is_some() && !args.json).then(Screen::open).transpose()?;
     let mut before: Option<(Instant, Vec<ProcessStat>)> = None;
     let mut rounds = 0;
     while !interrupted() && args.count.is_none_or(|count| rounds < count) {
@@ -62,12 +62,15 @@ fn watch(args: &StatArgs) -> Result<(), Failure> {
             let passed = before.as_ref().map(|(at, before)| (now - *at, &before[..]));
             let head =
                 format!("hca stat: {} processes, every {:?}; Ctrl-C ends", processes.len(), args.interval);
-            let shown = format!("{head}\n\n{}\n", table(&processes, passed));
-            if is_terminal {
+            let size = size();
+            let shown = format!("{head}\n\n{}", fitting(&processes, passed, size.map(|size| size.0)));
+            match size {
                 // To the upper left corner, each line to its end, and nothing below.
-                write!(out, "\x1b[H{}\x1b[J", shown.replace('\n', "\x1b[K\r\n"))?;
-            } else {
-                write!(out, "{shown}")?;
+                Some((_, height)) => {
+                    let lines = cut(&shown, height).join("\x1b[K\r\n");
+                    write!(out, "\x1b[H{lines}\x1b[J")?;
+                }
+                None => writeln!(out, "{shown}")?,
             }
         }
         out.flush()?;
@@ -95,41 +98,100 @@ impl Drop for Screen {
     }
 }
 
-/// What one queue pair, or all of a device together, have counted.
-type Count<'a> = Box<dyn Fn(&str) -> u64 + 'a>;
+/// Columns and lines of the terminal; `None` if standard output is none.
+fn size() -> Option<(usize, usize)> {
+    let size = tcgetwinsize(std::io::stdout()).ok()?;
+    // Some know nothing of their size.
+    let or = |told: u16, usual| if told == 0 { usual } else { usize::from(told) };
+    Some((or(size.ws_col, 80), or(size.ws_row, 24)))
+}
 
-/// A row for each device, and below it one for each of its queue pairs. With what there was a while before, figures are
-/// those of a second.
-fn table(processes: &[ProcessStat], before: Option<(Duration, &[ProcessStat])>) -> Table {
+/// The lines that fit, the last of which tells of the others.
+fn cut(text: &str, height: usize) -> Vec<String> {
+    let lines: Vec<_> = text.lines().map(str::to_owned).collect();
+    if lines.len() <= height {
+        return lines;
+    }
+    let kept = height.saturating_sub(1);
+    let rest = format!("{} more lines; --pid shows one process", lines.len() - kept);
+    lines.into_iter().take(kept).chain([rest]).collect()
+}
+
+/// Which columns a table has.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Requests by operation; else one sum of each side.
+    by_operation: bool,
+    /// Peers of queue pairs.
+    has_peers: bool,
+}
+
+/// From the widest to the narrowest.
+const SHAPES: [Shape; 3] = [
+    Shape { by_operation: true, has_peers: true },
+    Shape { by_operation: false, has_peers: true },
+    Shape { by_operation: false, has_peers: false },
+];
+
+/// The first table that fits, or the narrowest.
+fn fitting(
+    processes: &[ProcessStat],
+    before: Option<(Duration, &[ProcessStat])>,
+    width: Option<usize>,
+) -> String {
+    let mut tables = SHAPES.map(|shape| table(processes, before, shape)).into_iter();
+    let fits = |table: &String| table.lines().all(|l| width.is_none_or(|width| l.chars().count() <= width));
+    let narrowest = tables.next_back().expect("there are three");
+    tables.find(fits).unwrap_or(narrowest)
+}
+
+/// A row for each process, one for each of its devices, and one for each of their queue pairs. With what there was a
+/// while before, figures are those of a second.
+fn table(processes: &[ProcessStat], before: Option<(Duration, &[ProcessStat])>, shape: Shape) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     let unit = if before.is_some() { "/s" } else { "" };
-    let mut head: Vec<String> = ["PID", "DEVICE / QP", "STATE", "PEER"].map(str::to_owned).to_vec();
-    for (side, _) in COLUMNS {
-        head.extend(["SEND", "WRITE", "READ", "ATOMIC"].map(|op| format!("{side} {op}{unit}")));
+    let names: &[&str] = if shape.by_operation { &["SEND", "WRITE", "READ", "ATOMIC"] } else { &["REQ"] };
+    let mut head = vec!["PROCESS\n DEVICE, QP".to_owned(), "\nSTATE".to_owned()];
+    if shape.has_peers {
+        head.push("\nPEER".to_owned());
     }
-    head.extend([format!("MB{unit}"), "RESENT".to_owned()]);
+    let first = head.len();
+    for (side, _) in COLUMNS {
+        head.extend(names.iter().map(|name| format!("{side}{unit}\n{name}")));
+    }
+    head.extend([format!("{}\nMB", unit.trim_start()), "\nRESENT".to_owned()]);
     table.set_header(head);
     let old = before.map(|(passed, processes)| (passed, index(processes)));
+    let row = |first: [String; 3], figures: Vec<String>| -> Vec<String> {
+        let [name, state, peer] = first;
+        let peer = shape.has_peers.then_some(peer);
+        [name, state].into_iter().chain(peer).chain(figures).collect()
+    };
     for process in processes {
+        table.add_row([format!("{} {}", process.pid, process.name)]);
         for device in &process.devices {
-            let place = format!("{} {}", process.name, short(&device.url));
-            let whole: Count<'_> = Box::new(|name| device.counter(name));
-            let row = [process.pid.to_string(), place, String::new(), String::new()];
-            add(&mut table, row, &whole, (process.pid, &device.url, None), old.as_ref());
+            let name = [format!(" {}", short(&device.url)), String::new(), String::new()];
+            let key = (process.pid, device.url.as_str(), None);
+            table.add_row(row(name, figures(&|name| device.counter(name), key, old.as_ref(), shape)));
             for qp in &device.queue_pairs {
-                let own: Count<'_> = Box::new(|name| qp.counter(name));
-                let peer = qp.peer.as_ref().map_or(String::new(), |(qpn, gid)| format!("{qpn:#08x} {gid}"));
+                let peer = qp.peer.as_ref().map_or(String::new(), |(qpn, gid)| {
+                    format!("{qpn:#08x} {}", gid.strip_prefix("::ffff:").unwrap_or(gid))
+                });
                 let name = format!("  {} {:#08x}", qp.service.to_uppercase(), qp.qpn);
-                let row = [String::new(), name, qp.state.to_uppercase(), peer];
-                add(&mut table, row, &own, (process.pid, &device.url, Some(qp.qpn)), old.as_ref());
+                let key = (process.pid, device.url.as_str(), Some(qp.qpn));
+                let figures = figures(&|name| qp.counter(name), key, old.as_ref(), shape);
+                table.add_row(row([name, qp.state.to_uppercase(), peer], figures));
             }
         }
     }
-    for column in table.column_iter_mut().skip(4) {
-        column.set_cell_alignment(CellAlignment::Right);
+    for (at, column) in table.column_iter_mut().enumerate() {
+        column.set_padding((0, 1));
+        if at >= first {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
     }
-    table
+    table.trim_fmt()
 }
 
 /// Of which process, device and queue pair.
@@ -150,7 +212,8 @@ fn index(processes: &[ProcessStat]) -> HashMap<Key<'_>, &[(String, u64)]> {
     all
 }
 
-fn add(table: &mut Table, first: [String; 4], now: &Count<'_>, key: Key<'_>, old: Option<&Old<'_>>) {
+/// What is shown of counters: sums, or what was counted in a second.
+fn figures(now: &dyn Fn(&str) -> u64, key: Key<'_>, old: Option<&Old<'_>>, shape: Shape) -> Vec<String> {
     let was = |name: &str| {
         let counters = old.and_then(|(_, all)| all.get(&key));
         counters.and_then(|all| all.iter().find(|(of, _)| of == name)).map_or(0, |c| c.1)
@@ -162,13 +225,30 @@ fn add(table: &mut Table, first: [String; 4], now: &Count<'_>, key: Key<'_>, old
         Some((_, false)) => 0.0,
         Some((seconds, true)) => now(name).saturating_sub(was(name)) as f64 / seconds,
     };
-    let mut row = first.to_vec();
+    let mut figures = Vec::new();
     for (_, names) in COLUMNS {
-        row.extend(names.map(|name| format!("{:.0}", figure(name))));
+        if shape.by_operation {
+            figures.extend(names.map(|name| short_number(figure(name))));
+        } else {
+            figures.push(short_number(names.iter().map(|name| figure(name)).sum()));
+        }
     }
-    row.push(format!("{:.1}", BYTES.iter().map(|name| figure(name)).sum::<f64>() / 1e6));
-    row.push(now("retransmitted").to_string());
-    table.add_row(row);
+    figures.push(format!("{:.1}", BYTES.iter().map(|name| figure(name)).sum::<f64>() / 1e6));
+    figures.push(short_number(now("retransmitted") as f64));
+    figures
+}
+
+/// A count in five characters at most, until 10^15.
+fn short_number(count: f64) -> String {
+    let (mut count, mut unit) = (count.round(), 0);
+    if count < 1e5 {
+        return format!("{count:.0}");
+    }
+    while count >= 9999.5 && unit < 4 {
+        count /= 1e3;
+        unit += 1;
+    }
+    format!("{count:.0}{}", ["", "k", "M", "G", "T"][unit])
 }
 
 /// A device's name without its options.
@@ -223,14 +303,48 @@ mod tests {
 
     #[test]
     fn a_table_has_sums_and_then_figures_of_a_second() {
-        let sums = table(&[process(4000)], None).to_string();
-        assert!(sums.contains("server udp://127.0.0.2 ") && sums.contains("RC 0x000007"), "{sums}");
-        assert!(sums.contains("4000") && sums.contains("4.0") && sums.contains("::ffff:127.0.0.3"), "{sums}");
+        let sums = fitting(&[process(4000)], None, None);
+        assert!(sums.contains("5 server\n udp://127.0.0.2 ") && sums.contains("  RC 0x000007"), "{sums}");
+        assert!(
+            sums.contains("4000") && sums.contains("4.0") && sums.contains("0x000009 127.0.0.3"),
+            "{sums}"
+        );
         let before = [process(3000)];
-        let rates = table(&[process(4000)], Some((Duration::from_secs(2), &before))).to_string();
-        assert!(rates.contains("tx SEND/s") && rates.contains(" 500 ") && rates.contains("0.5"), "{rates}");
-        let fresh = table(&[process(4000)], Some((Duration::from_secs(2), &[]))).to_string();
+        let rates = fitting(&[process(4000)], Some((Duration::from_secs(2), &before)), None);
+        assert!(rates.contains("tx/s") && rates.contains(" 500 ") && rates.contains("0.5"), "{rates}");
+        let fresh = fitting(&[process(4000)], Some((Duration::from_secs(2), &[])), None);
         assert!(!fresh.contains("2000"), "nothing is known of the second before: {fresh}");
+    }
+
+    #[test]
+    fn a_table_has_the_columns_that_fit() {
+        for (width, by_operation, has_peers) in [(120, true, true), (80, false, true), (55, false, false)] {
+            let table = fitting(&[process(123_456_789)], None, Some(width));
+            assert!(table.lines().all(|line| line.chars().count() <= width), "{width}:\n{table}");
+            assert_eq!(table.contains("ATOMIC"), by_operation, "{width}:\n{table}");
+            assert_eq!(table.contains("PEER"), has_peers, "{width}:\n{table}");
+            assert!(table.contains("123M"), "{width}:\n{table}");
+        }
+    }
+
+    #[test]
+    fn numbers_stay_short() {
+        for (count, text) in [
+            (0.0, "0"),
+            (99_999.0, "99999"),
+            (100_000.0, "100k"),
+            (9_999_499.0, "9999k"),
+            (9_999_500.0, "10M"),
+            (12e12, "12T"),
+        ] {
+            assert_eq!(short_number(count), text);
+        }
+    }
+
+    #[test]
+    fn a_screen_ends_with_the_number_of_lines_that_do_not_fit() {
+        assert_eq!(cut("a\nb\nc", 3), ["a", "b", "c"]);
+        assert_eq!(cut("a\nb\nc", 2), ["a", "2 more lines; --pid shows one process"]);
     }
 
     #[test]

@@ -42,6 +42,7 @@
 //! | `url` | [`DeviceUrl`]: the grammar of device names |
 //! | `narrow` | a network with a smaller path MTU (`mtu=`) |
 //! | `open` | [`open`], `HCA_DEVICE`, from a name to a device |
+//! | [`stat`] | counters of running adapters, shown to their own user |
 //! | [`verbs`], [`hca_core`] | the crates below, for programs that need more than the re-exports |
 #![forbid(unsafe_code)]
 

@@ -112,7 +112,9 @@ pub(crate) fn show(url: String, device: &Arc<dyn Device>) {
 /// The user's folder of sockets, which is made if it is not there.
 fn folder() -> io::Result<PathBuf> {
     let uid = getuid().as_raw();
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir());
+    // After a change of user, the variable may name the folder of the one before.
+    let is_own = |folder: &PathBuf| folder.metadata().is_ok_and(|is| is.is_dir() && is.uid() == uid);
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(is_own);
     let folder = runtime.map_or_else(|| format!("/tmp/hca-{uid}").into(), |folder| folder.join("hca"));
     private(&folder, uid)?;
     Ok(folder)

@@ -40,7 +40,9 @@ Examples:
   hca stat --pid 4711 --json
 
 tx counts the requests of this side, rx those that it served. Requests that a peer on this machine carries out on this \
-side's memory are counted by that peer alone. MB are 10^6 bytes of payload in both directions.
+side's memory are counted by that peer alone. MB are 10^6 bytes of payload in both directions, RESENT the packets that \
+were retransmitted since the device was opened. A narrow terminal has requests of all operations in one column, and \
+--json all counters.
 
 A process shows its adapters at a socket in $XDG_RUNTIME_DIR/hca or /tmp/hca-UID, which only its user can open. \
 HCA_STAT=off in its environment leaves the socket out.";
@@ -55,11 +57,11 @@ Examples:
   hca man ~/.local/share/man/man1   then: man hca-perf";
 
 pub(super) const DEVICES: &str = "\
-A command takes the device of --device, else the network of --fabric, else the
-device that the environment variable HCA_DEVICE names, else auto://. Two commands
-have another default. hca perf: udp://, so that its figures are of the network
-and compare from run to run. hca serve: loopback://, so that its functions reach
-each other only.
+A command takes the device of --device, else the network of --fabric, else the device that the environment variable \
+HCA_DEVICE names, else auto://.
+
+Two commands have another default. hca perf: udp://, so that its figures are of the network and compare from run to \
+run. hca serve: loopback://, so that its functions reach each other only.
 
 Devices:
   auto://ADDRESS      as udp://; shared memory if the peer of a reliable
@@ -303,10 +305,11 @@ mod tests {
     }
 
     #[test]
-    fn the_help_of_perf_fits_two_screens() {
-        let (_, help) = all(80).into_iter().find(|(name, _)| name == "perf").expect("it is there");
+    fn the_short_help_of_perf_fits_two_screens() {
+        let mut perf = Cli::command().find_subcommand("perf").expect("it is there").clone().term_width(80);
+        let help = perf.render_help().to_string();
         let lines = help.lines().count();
-        assert!(lines <= 100, "{lines} lines of 80 columns:\n{help}");
+        assert!(lines <= 60, "{lines} lines of 80 columns:\n{help}");
     }
 
     #[test]

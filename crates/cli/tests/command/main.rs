@@ -82,6 +82,7 @@ fn wrong_usage_is_exit_code_2_and_says_what_to_write() {
         (&["perf", "--layer", "portals", "--op", "send"], "choose other"),
         (&["pingpong", "rc", "--listen", "--connect", "127.0.0.1"], "--connect"),
         (&["stat", "--interval", "2"], "--watch"),
+        (&["run", "-n", "2", "--capture", "a.pcapng", "true"], "same file"),
         (&["ping", "somewhere"], "IP address"),
         (&["perf", "--layer", "portals", "--depth", "2000000"], "1000000"),
         (&["perf", "--layer", "portals", "--depth", "1", "--op", "get"], "--op away"),
@@ -109,6 +110,7 @@ fn what_can_not_be_done_is_exit_code_1_and_says_what_to_do() {
         (&["devinfo", "udp://192.0.2.1"][..], "ip address"),
         (&["perf", "--device", "loopback://x"], "udp://"),
         (&["perf", "--connect", "127.0.0.1:1"], "--listen"),
+        (&["ping", "127.0.0.1:1"], "hca perf --listen"),
         (&["perf", "--service", "ud", "--op", "read"], "choose other"),
         (&["devinfo", "shm://a/b"], "shm://lab"),
         (&["devinfo", "shm://lab?dir=/nonexistent"], "mkdir"),
@@ -158,6 +160,18 @@ fn list_tells_what_opens_and_why_the_rest_does_not() {
 }
 
 #[test]
+fn ping_tells_the_way_the_path_mtu_and_the_round_trip() {
+    let (mut listens, address, _said) = listener_with(&["--once"]);
+    let told = &json_lines(&run(&["ping", &address, "--device", "udp://?mtu=1024", "--json"]))[0];
+    assert_eq!(
+        (&told["way"], &told["path_mtu"], &told["address"]),
+        (&"udp".into(), &1024.into(), &"127.0.0.1".into())
+    );
+    assert!(told["round_trips"].as_u64() > Some(0) && told["round_trip_p50_ns"].as_u64() > Some(0), "{told}");
+    assert!(listens.wait().unwrap().success());
+}
+
+#[test]
 fn stat_shows_a_running_adapter_by_process_and_queue_pair() {
     let mut waits = hca(&["pingpong", "rc", "--listen", "--port", "0", "--device", "udp://"])
         .stderr(Stdio::piped())
@@ -177,7 +191,7 @@ fn stat_shows_a_running_adapter_by_process_and_queue_pair() {
     );
     let watched = run(&["stat", "--watch", "--count", "2", "--interval", "0.05", "--pid", &pid]);
     let watched = text(&watched.stdout);
-    assert!(watched.contains("tx SEND/s") && watched.contains("RC 0x"), "{watched}");
+    assert!(watched.contains("tx/s") && watched.contains("RC 0x"), "{watched}");
     waits.kill().unwrap();
     waits.wait().unwrap();
     let out = run(&["stat", "--pid", &pid]);
@@ -206,7 +220,7 @@ fn devinfo_tells_limits_port_and_counters() {
     assert!(info["recv_buffer_bytes"].as_u64().unwrap() > 0, "{info}");
     let plain = run(&["devinfo"]);
     let plain = text(&plain.stdout);
-    for part in ["auto://127.0.0.", "max_qp", "gid", "active_mtu", "recv_buffer_bytes"] {
+    for part in ["auto://127.0.0.", "max_qp", "gid", "active_mtu", "receive_buffer"] {
         assert!(plain.contains(part), "{plain}");
     }
 }
