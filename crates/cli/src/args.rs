@@ -6,6 +6,7 @@ mod help;
 pub(crate) mod pci;
 
 use std::ffi::OsString;
+use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -429,10 +430,7 @@ pub fn main() -> ExitCode {
             let devices = command.find_subcommand_mut("devices").expect("it has run");
             plain(devices.print_long_help().map_err(Failure::from))
         }
-        Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "hca", &mut std::io::stdout());
-            Ok(None)
-        }
+        Command::Completions { shell } => plain(completions(shell)),
         Command::Man { folder } => plain(man(&folder)),
         Command::Devinfo(args) => plain(devinfo::devinfo(&args)),
         Command::Perf(args) => plain(perf::perf(&args)),
@@ -462,6 +460,17 @@ pub fn main() -> ExitCode {
 
 /// Exit code of a command that has nothing to show.
 const NOTHING: u8 = 3;
+
+/// Writes the completions of a shell, without commands that are hidden.
+fn completions(shell: clap_complete::Shell) -> Result<(), Failure> {
+    let all = Cli::command();
+    let subcommands = all.get_subcommands().filter(|command| !command.is_hide_set());
+    let mut shown =
+        clap::Command::new("hca").version(env!("CARGO_PKG_VERSION")).subcommands(subcommands.cloned());
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut shown, "hca", &mut script);
+    Ok(std::io::stdout().write_all(&script)?)
+}
 
 /// Writes a page of each command.
 fn man(folder: &std::path::Path) -> Result<(), Failure> {

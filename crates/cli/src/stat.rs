@@ -60,8 +60,11 @@ fn watch(args: &StatArgs) -> Result<(), Failure> {
             writeln!(out, "{}", as_json(&processes))?;
         } else {
             let passed = before.as_ref().map(|(at, before)| (now - *at, &before[..]));
-            let head =
-                format!("hca stat: {} processes, every {:?}; Ctrl-C ends", processes.len(), args.interval);
+            let head = format!(
+                "{} processes with adapters, every {:?}; Ctrl-C ends",
+                processes.len(),
+                args.interval
+            );
             let size = size();
             let shown = format!("{head}\n\n{}", fitting(&processes, passed, size.map(|size| size.0)));
             match size {

@@ -202,7 +202,9 @@ fn stat_shows_a_running_adapter_by_process_and_queue_pair() {
 fn completions_and_manual_pages_are_made() {
     for shell in ["bash", "zsh", "fish"] {
         let out = run(&["completions", shell]);
-        assert!(out.status.success() && text(&out.stdout).contains("pingpong"), "{shell}");
+        let script = text(&out.stdout);
+        assert!(out.status.success() && script.contains("pingpong"), "{shell}");
+        assert!(!script.contains("run-guard"), "{shell} offers a hidden command");
     }
     let folder = Scratch::new("man");
     assert!(run(&["man", folder.path()]).status.success());
