@@ -29,7 +29,9 @@ pub(crate) fn stat(args: &StatArgs) -> Result<bool, Failure> {
         if args.json {
             println!("{}", as_json(&processes));
         } else if processes.is_empty() {
-            println!("no process of this user has an adapter open");
+            let whose =
+                args.pid.map_or("no process of this user".to_owned(), |pid| format!("no process {pid}"));
+            println!("{whose} shows an adapter");
         } else {
             println!("{}", fitting(&processes, None, size().map(|size| size.0)));
         }

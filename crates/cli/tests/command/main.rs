@@ -195,7 +195,10 @@ fn stat_shows_a_running_adapter_by_process_and_queue_pair() {
     waits.kill().unwrap();
     waits.wait().unwrap();
     let out = run(&["stat", "--pid", &pid]);
-    assert_eq!(out.status.code(), Some(3), "{}", text(&out.stdout));
+    assert_eq!(
+        (out.status.code(), text(&out.stdout)),
+        (Some(3), format!("no process {pid} shows an adapter\n"))
+    );
 }
 
 #[test]
