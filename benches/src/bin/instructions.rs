@@ -10,13 +10,15 @@
 use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
+use std::pin::{Pin, pin};
 use std::process::ExitCode;
+use std::task::{Context as TaskContext, Poll, Waker};
 use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, presets};
 use hca::{
-    Buf, CompletionQueue, Completions, ConnectOptions, Inline, OfferedBy, Opened, Pd, QueuePair, Rc,
-    RemoteMr, SendBatch, SendRequest, open_exactly,
+    AsyncQp, Buf, CompletionQueue, Completions, ConnectOptions, Driver, Inline, OfferedBy, Opened, Pd,
+    QueuePair, Rc, Reactor, RemoteMr, SendBatch, SendRequest, open_exactly,
 };
 use hca_benches::cost::{Counts, Verdict, count, judge, parse, render};
 use hca_benches::matching::{Initiator, Target};
@@ -49,7 +51,7 @@ const UDP: &str = "udp://?progress=inline&acks=lazy";
 /// A case: its name, and what prepares and runs it.
 type Case = (&'static str, fn());
 
-const CASES: [Case; 29] = [
+const CASES: [Case; 31] = [
     ("packet_parse", packet_parse),
     ("icrc_64", || icrc(64)),
     ("icrc_4096", || icrc(4096)),
@@ -65,6 +67,8 @@ const CASES: [Case; 29] = [
     ("shm_burst_8", || rc_burst(SHM)),
     ("shm_write_8", shm_write),
     ("shm_writes_8", shm_writes),
+    ("async_shm_ping_8", async_shm_ping),
+    ("async_shm_write_8", async_shm_write),
     ("shm_read_8", shm_read),
     ("shm_fetch_add", shm_fetch_add),
     ("shm_poll_empty", || poll_empty(SHM)),
@@ -399,6 +403,105 @@ fn shm_write_once(a: &mut End, b: &mut End, target: RemoteMr) {
     while a.cq.poll(&mut a.wcs).next().is_none() {
         b.opened.context().turn();
     }
+}
+
+/// An end of a connection whose requests are futures. No runtime is counted: tasks are polled until they are ready, by a
+/// waker that does nothing.
+struct AsyncEnd {
+    opened: Opened,
+    pd: Pd,
+    driver: Driver,
+    qp: AsyncQp<Rc>,
+}
+
+fn async_ends(device: &str) -> (AsyncEnd, AsyncEnd) {
+    let make = || -> Result<_, Failure> {
+        let opened = open_exactly(&device.parse()?)?;
+        let pd = opened.context().alloc_pd()?;
+        let (reactor, driver) = Reactor::new(opened.context().create_cq(1024)?);
+        let qp = pd.qp::<Rc>(&reactor).max_send_wr(512).max_recv_wr(512).build_async(&reactor)?;
+        Ok(AsyncEnd { opened, pd, driver, qp })
+    };
+    let connect = || -> Result<_, Failure> {
+        let (a, b) = (make()?, make()?);
+        a.qp.connect(&b.qp.endpoint(), &ConnectOptions::default())?;
+        b.qp.connect(&a.qp.endpoint(), &ConnectOptions::default())?;
+        Ok((a, b))
+    };
+    connect().expect("a connection within a process can always be made")
+}
+
+fn ready<F: Future>(future: F, mut meanwhile: impl FnMut()) -> F::Output {
+    let (mut future, mut cx) = (pin!(future), TaskContext::from_waker(Waker::noop()));
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut cx) {
+            return output;
+        }
+        meanwhile();
+    }
+}
+
+/// As `shm_write`, by a future.
+fn async_shm_write() {
+    let (a, b) = async_ends(SHM);
+    let memory = b.pd.alloc_shared(4096, Access::REMOTE_WRITE).expect("there is memory");
+    let target = memory.remote().range(64..72);
+    let mut driver = a.driver;
+    let mut meet = || {
+        drive(&mut driver);
+        b.opened.context().turn();
+    };
+    for _ in 0..100_000 {
+        ready(a.qp.write(Inline(&[7; 8]), target), &mut meet).expect("all succeed");
+    }
+    for _ in 0..ROUNDS {
+        counted_async_shm_write(&a.qp, target);
+    }
+}
+
+#[inline(never)]
+fn counted_async_shm_write(qp: &AsyncQp<Rc>, target: RemoteMr) {
+    ready(qp.write(Inline(&[7; 8]), target), || panic!("it is done as it is posted")).expect("all succeed");
+}
+
+/// As `shm_ping`, by futures: each message is sent and awaited, its buffer posted anew. All are signalled.
+fn async_shm_ping() {
+    let (mut a, mut b) = async_ends(SHM);
+    for end in [&a, &b] {
+        end.qp.post_recvs(end.pd.alloc_many(64, 8).expect("there is memory")).expect("the queue has room");
+    }
+    for _ in 0..2 * BURST {
+        async_shm_ping_once(&mut a, &mut b);
+    }
+    for _ in 0..ROUNDS {
+        counted_async_shm_ping(&mut a, &mut b);
+    }
+}
+
+#[inline(never)]
+fn counted_async_shm_ping(a: &mut AsyncEnd, b: &mut AsyncEnd) {
+    async_shm_ping_once(a, b);
+}
+
+fn async_shm_ping_once(a: &mut AsyncEnd, b: &mut AsyncEnd) {
+    async_one_way(a, b);
+    async_one_way(b, a);
+}
+
+fn async_one_way(from: &mut AsyncEnd, to: &mut AsyncEnd) {
+    let mut cx = TaskContext::from_waker(Waker::noop());
+    let mut sent = pin!(from.qp.send(Inline(&[7; 8])));
+    let mut done = sent.as_mut().poll(&mut cx).is_ready();
+    let message = ready(to.qp.recv(), || drive(&mut to.driver));
+    drop(message.expect("all succeed"));
+    while !done {
+        drive(&mut from.driver);
+        done = sent.as_mut().poll(&mut cx).is_ready();
+    }
+}
+
+fn drive(driver: &mut Driver) {
+    let _ = Pin::new(driver).poll(&mut TaskContext::from_waker(Waker::noop()));
 }
 
 /// A READ of 8 bytes straight from a peer's memory: posted, and its completion polled.

@@ -35,7 +35,8 @@
 //! | `uring`, on by default | `uring://`: UDP through io_uring |
 //! | `portals` | [`portals`]: Portals 3.3 and 4.3 |
 //! | `vfio` | `vfio://` and `vfio-user://`: ConnectX adapters of this machine, and functions of `hca serve` |
-//! | `tokio` | `AsyncCq`: a completion queue on a tokio runtime |
+//! | `tokio` | `Reactor::spawn` and `AsyncCq`: completion queues on a tokio runtime |
+//! | `bytes`, `memmap2` | [`Pd::adopt`] takes memory of these crates |
 //!
 //! | module | contents |
 //! |---|---|
@@ -43,6 +44,7 @@
 //! | `narrow` | a network with a smaller path MTU (`mtu=`) |
 //! | `open` | [`open`], `HCA_DEVICE`, from a name to a device |
 //! | [`stat`] | counters of running adapters, shown to their own user |
+//! | [`job`] | [`Job`]: the processes that `hca run` started together |
 //! | [`verbs`], [`hca_core`] | the crates below, for programs that need more than the re-exports |
 #![forbid(unsafe_code)]
 
@@ -52,6 +54,8 @@ pub mod stat;
 mod url;
 
 pub use hca_core;
+pub use hca_job as job;
+pub use hca_job::{Job, JobError};
 pub use hca_verbs as verbs;
 pub use hca_verbs::*;
 #[cfg(feature = "portals")]

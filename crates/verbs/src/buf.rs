@@ -88,6 +88,18 @@ impl Buf {
         FrozenBuf { whole: Arc::new(self), addr, len }
     }
 
+    /// The owner of the program's own memory, as it was given to [`Pd::adopt`](crate::Pd::adopt).
+    ///
+    /// # Errors
+    /// These bytes are not all that was adopted, or no `T`, or the device does not let go of them: they come back. Parts
+    /// are put together by [`join`](Self::join) first.
+    pub fn into_owner<T: 'static>(self) -> Result<T, Self> {
+        let whole = self.addr == self.region.base() && self.len == self.region.len();
+        let (mut region, addr, len) = self.into_raw();
+        let owner = Arc::get_mut(&mut region).filter(|_| whole).and_then(Region::take_owner);
+        owner.ok_or_else(|| Self::new(region, addr, len))
+    }
+
     /// Posts only the first `len` bytes; the whole buffer comes back.
     ///
     /// # Panics
@@ -203,10 +215,26 @@ impl FrozenBuf {
     /// has it.
     ///
     /// # Errors
-    /// It has other owners; this one comes back.
+    /// It has other owners, or is of [`Pd::adopt_frozen`](crate::Pd::adopt_frozen), which nobody may write; it comes back.
     pub fn try_unfreeze(self) -> Result<Buf, Self> {
+        if self.region().access().is_empty() {
+            return Err(self);
+        }
         let Self { whole, addr, len } = self;
         Arc::try_unwrap(whole).map_err(|whole| Self { whole, addr, len })
+    }
+}
+
+impl FrozenBuf {
+    /// The owner of the program's own memory, as it was given to [`Pd::adopt_frozen`](crate::Pd::adopt_frozen), if this
+    /// is the only owner of all of it.
+    ///
+    /// # Errors
+    /// It has other owners, or is no `T`, or the device does not let go of it: it comes back.
+    pub fn into_owner<T: 'static>(self) -> Result<T, Self> {
+        let Self { whole, addr, len } = self;
+        let whole = Arc::try_unwrap(whole).map_err(|whole| Self { whole, addr, len })?;
+        whole.into_owner().map_err(|whole| Self { whole: Arc::new(whole), addr, len })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use hca_core::{Access, DeviceError, Pkey, Psn, Qkey, QpAttr, QpCap, QpInit, QpPorts, QpState};
 
@@ -240,6 +241,7 @@ impl<'a, S: Service> QpBuilder<'a, S> {
             send_cq: (send_cq, send_need),
             recv_cq: (recv_cq, recv_need),
             srq: self.srq.as_ref().map(|srq| Arc::clone(&srq.inner)),
+            last_wqe_reached: AtomicBool::new(false),
         };
         (inner, send_side, recv_side)
     }

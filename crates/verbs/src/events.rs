@@ -39,6 +39,15 @@ impl Events {
 
     /// Takes the oldest event, of one object where one is named.
     pub(crate) fn poll(&self, device: &dyn Device, wanted: Option<EventObject>) -> Option<AsyncEvent> {
+        self.take_first(device, |event| fits(wanted, event))
+    }
+    /// Takes the given event; all others stay in their order. Whether the event was there.
+    pub(crate) fn take(&self, device: &dyn Device, wanted: AsyncEvent) -> bool {
+        self.take_first(device, |event| *event == wanted).is_some()
+    }
+
+    /// Takes the oldest event that is wanted.
+    fn take_first(&self, device: &dyn Device, wanted: impl Fn(&AsyncEvent) -> bool) -> Option<AsyncEvent> {
         let mut kept = self.lock();
         let mut woken = Vec::new();
         while let Some(event) = device.poll_event() {
@@ -49,7 +58,7 @@ impl Events {
             kept.events.push_back(event);
             woken.extend(kept.waiters.extract_if(.., |(of, _)| fits(*of, &event)));
         }
-        let at = kept.events.iter().position(|event| fits(wanted, event));
+        let at = kept.events.iter().position(wanted);
         let found = at.and_then(|at| kept.events.remove(at));
         drop(kept);
         // Whoever is woken may ask at once.

@@ -192,6 +192,7 @@
 //! | [`raw`] | `unsafe` posting on the program's own memory |
 #![deny(unsafe_code)]
 
+mod adopt;
 mod ah;
 mod arena;
 mod buf;
@@ -222,6 +223,7 @@ mod tokio;
 mod wait;
 mod wc;
 
+pub use adopt::{FrozenBytes, NotAdopted, OwnedBytes};
 pub use ah::{AddressHandle, AhCache, UdPeer};
 pub use buf::{Buf, FrozenBuf, SplitInto};
 pub use builder::QpBuilder;

@@ -4,8 +4,12 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
-use hca_core::{Access, DeviceError, PostErrorKind, Qkey, QpAttr, QpCap, QpHandle, QpState, QpStatus, Qpn};
+use hca_core::{
+    Access, AsyncEvent, DeviceError, PostErrorKind, Qkey, QpAttr, QpCap, QpHandle, QpState, QpStatus, Qpn,
+};
 
 use crate::ah::UdPeer;
 use crate::connect::{ConnectOptions, Endpoint, steps};
@@ -18,7 +22,11 @@ use crate::request::SendRequest;
 use crate::service::{Connected, OfferedBy, Rc, Service, Ud, ops};
 use crate::slots::{RecvSlots, RingSlots};
 use crate::srq::SrqInner;
-use crate::{ConnectError, PostRefusal, Refused, sync};
+use crate::wait::deadline;
+use crate::{CompletionQueue, Completions, ConnectError, PostRefusal, Refused, WaitError, Wc, sync};
+
+/// How long a drain waits for completions between two looks for its event.
+const EVENT_LOOK: Duration = Duration::from_millis(1);
 
 /// A queue pair of service `S`. Built by [`Pd::qp`](crate::Pd::qp), connected by
 /// [`connect`](QpControl::connect) or, as a datagram one, by [`activate`](QpControl::activate).
@@ -473,6 +481,69 @@ impl<S: Service> QpControl<S> {
         self.inner.set_error()
     }
 
+    /// Ends a queue pair in good order: moves it to the error state, and gives each completion of `cq` to `each` until
+    /// all of this queue pair's have come, with their buffers. Completions of other queue pairs on `cq` are given as well.
+    /// With a shared receive queue it also waits for [`AsyncEvent::LastWqeReached`], after which the queue pair takes no
+    /// request from it; no other thread may take events meanwhile, and other events stay to be taken. Where the two
+    /// queues complete on two completion queues, it is called for each.
+    ///
+    /// ```
+    /// # use hca_verbs::*;
+    /// # fn example(qp: &QueuePair<Rc>, cq: &mut CompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut bufs = Vec::new();
+    /// qp.drain(cq, None, |mut wc| bufs.extend(wc.take_bufs()))?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The device refused, or not all came in time.
+    pub fn drain(
+        &self,
+        cq: &mut CompletionQueue,
+        timeout: Option<Duration>,
+        mut each: impl FnMut(Wc<'_>),
+    ) -> Result<(), WaitError> {
+        let (inner, deadline) = (&*self.inner, deadline(timeout));
+        let ctx = &inner.pd.ctx;
+        inner.set_error()?;
+        let is_of = |shared: &Arc<CqShared>| Arc::ptr_eq(shared, &cq.as_ref().shared);
+        let (sends, recvs) = (is_of(&inner.send_cq.0), is_of(&inner.recv_cq.0));
+        let event = AsyncEvent::LastWqeReached(inner.handle);
+        let mut wcs = Completions::default();
+        loop {
+            // The event comes once; a drain that is called again knows of it.
+            if ctx.events.take(&*ctx.device, event) {
+                inner.last_wqe_reached.store(true, Ordering::Relaxed);
+            }
+            let last_reached =
+                inner.srq.is_none() || !recvs || inner.last_wqe_reached.load(Ordering::Relaxed);
+            let polled = cq.poll(&mut wcs);
+            let none = polled.len() == 0;
+            polled.for_each(&mut each);
+            let (send, recv) = self.outstanding();
+            // Requests of a shared queue are others' as well: the event came before this look at the queue, which was
+            // empty.
+            let left = sends && send > 0 || recvs && inner.srq.is_none() && recv > 0;
+            if last_reached && none && !left {
+                return Ok(());
+            }
+            if !none {
+                continue;
+            }
+            let time = deadline.map(|d| d.saturating_duration_since(Instant::now()));
+            if time == Some(Duration::ZERO) {
+                return Err(WaitError::TimedOut(timeout.unwrap_or_default()));
+            }
+            // The event wakes nobody who waits for completions.
+            let look = if last_reached { time } else { Some(time.unwrap_or(EVENT_LOOK).min(EVENT_LOOK)) };
+            match cq.wait(&mut wcs, look) {
+                Ok(polled) => polled.for_each(&mut each),
+                Err(WaitError::TimedOut(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// Send and receive requests that are posted and have not come back by a poll. With a shared receive
     /// queue, those of the whole shared queue.
     pub fn outstanding(&self) -> (u32, u32) {
@@ -537,6 +608,8 @@ pub(crate) struct QpInner {
     pub(crate) send_cq: (Arc<CqShared>, Need),
     pub(crate) recv_cq: (Arc<CqShared>, Need),
     pub(crate) srq: Option<Arc<SrqInner>>,
+    /// A drain has taken the event that the shared receive queue is given up.
+    pub(crate) last_wqe_reached: AtomicBool,
 }
 
 impl QpInner {

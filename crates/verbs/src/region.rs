@@ -14,9 +14,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use hca_core::{Access, DeviceError, DmaMemory, Lkey, MrInit, MrKeys};
 
+use crate::adopt::Owner;
 use crate::arena::FreeRanges;
 use crate::pd::PdCore;
 use crate::shared::SharedBytes;
+
+/// The owner of a region's bytes.
+pub(crate) enum Memory {
+    Dma(#[allow(dead_code)] DmaMemory), // held, never read
+    Program(Owner),
+}
 
 /// A registered region.
 pub(crate) struct Region {
@@ -24,7 +31,7 @@ pub(crate) struct Region {
     keys: MrKeys,
     bytes: SharedBytes,
     access: Access,
-    memory: Option<DmaMemory>,
+    memory: Option<Memory>,
     /// What is free of it, if parts of it are given out.
     free: Option<Mutex<FreeRanges>>,
     /// The device has let go already.
@@ -38,7 +45,7 @@ impl Region {
         let addr = memory.addr();
         // SAFETY: (1), (2): `memory` is held by the region and let go after `dereg_mr`; `DmaMemory` is
         // zeroed and nobody else's.
-        unsafe { Self::register(pd, addr, len, access, Some(memory)) }
+        unsafe { Self::register(pd, addr, len, access, Some(Memory::Dma(memory))) }
     }
 
     /// Registers memory.
@@ -51,7 +58,7 @@ impl Region {
         addr: NonNull<u8>,
         len: usize,
         access: Access,
-        memory: Option<DmaMemory>,
+        memory: Option<Memory>,
     ) -> Result<Self, DeviceError> {
         let init = MrInit { addr, len, iova: addr.addr().get() as u64, access };
         // SAFETY: as the caller promised.
@@ -105,6 +112,24 @@ impl Region {
         if let Some(free) = &self.free {
             let start = addr.addr().get() - self.base().addr().get();
             free.lock().unwrap_or_else(PoisonError::into_inner).give_back(start, len);
+        }
+    }
+
+    /// Holds the owner of the bytes from here on.
+    pub(crate) fn hold(&mut self, memory: Memory) {
+        self.memory = Some(memory);
+    }
+
+    /// Takes the keys back, and gives the program's own owner of the bytes out. `None`: the owner is no `T`, or the device
+    /// does not let go; the region is as it was.
+    pub(crate) fn take_owner<T: 'static>(&mut self) -> Option<T> {
+        let is_t = matches!(&self.memory, Some(Memory::Program(owner)) if owner.is::<T>());
+        if !is_t || self.pd.ctx.forked() || self.revoke().is_err() {
+            return None;
+        }
+        match self.memory.take() {
+            Some(Memory::Program(owner)) => owner.into_inner(),
+            _ => None,
         }
     }
 

@@ -1,0 +1,99 @@
+//! A hundred connections, each a task, on one completion queue an end.
+
+use std::time::Duration;
+
+use hca::{
+    Access, AsyncQp, AsyncSrq, ConnectOptions, Opened, Pd, Rc, Reactor, RemoteMr, SharedMr, SrqInit,
+    open_device,
+};
+
+const CONNECTIONS: usize = 100;
+const ROUNDS: u64 = 20;
+/// What a test waits for at most; a machine may be busy with much else.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+struct End {
+    opened: Opened,
+    pd: Pd,
+    reactor: Reactor,
+}
+
+fn end(url: &str) -> End {
+    let opened = open_device(url).unwrap();
+    let pd = opened.context().alloc_pd().unwrap();
+    let reactor = Reactor::spawn(opened.context().create_cq(8192).unwrap()).unwrap();
+    End { opened, pd, reactor }
+}
+
+/// Answers each message with its own bytes, until the far end is gone.
+async fn echo(pd: Pd, qp: AsyncQp<Rc>) {
+    while let Ok(message) = qp.recv().await {
+        let mut answer = pd.alloc(message.len()).unwrap();
+        answer.copy_from_slice(&message);
+        drop(message);
+        if qp.send(answer).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Asks, reads a word of the far end, and adds to it.
+async fn ask(pd: Pd, qp: AsyncQp<Rc>, n: u64, word: RemoteMr) {
+    let mut buf = pd.alloc(8).unwrap();
+    for round in 0..ROUNDS {
+        buf.copy_from_slice(&(n << 32 | round).to_ne_bytes());
+        let (sent, answer) = tokio::join!(qp.send(buf), qp.recv());
+        buf = sent.unwrap();
+        assert_eq!(answer.unwrap()[..], buf[..], "connection {n}, round {round}");
+        buf = qp.read(buf, word).await.unwrap();
+        assert_eq!(buf[..], round.to_ne_bytes(), "connection {n}");
+        buf = qp.fetch_add(buf, word, 1).await.unwrap();
+        assert_eq!(buf[..], round.to_ne_bytes(), "connection {n}");
+    }
+}
+
+async fn hundred(url: &str) {
+    let (server, client) = (end(url), end(url));
+    let words = CONNECTIONS * 8;
+    let access = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    let mr: SharedMr = server.pd.alloc_shared(words, access).unwrap();
+    let srq = AsyncSrq::new(server.pd.create_srq(SrqInit { max_wr: 256, max_sge: 1 }).unwrap());
+    srq.post_recvs(server.pd.alloc_many(256, 64).unwrap()).unwrap();
+    let mut tasks = tokio::task::JoinSet::new();
+    for n in 0..CONNECTIONS {
+        let s = server.pd.qp::<Rc>(&server.reactor).max_send_wr(8).srq(&srq);
+        let s = s.build_async(&server.reactor).unwrap();
+        let c = client.pd.qp::<Rc>(&client.reactor).max_send_wr(8).max_recv_wr(8);
+        let c = c.build_async(&client.reactor).unwrap();
+        c.post_recvs(client.pd.alloc_many(4, 64).unwrap()).unwrap();
+        s.connect(&c.endpoint(), &ConnectOptions::default()).unwrap();
+        c.connect(&s.endpoint(), &ConnectOptions::default()).unwrap();
+        tokio::spawn(echo(server.pd.clone(), s));
+        tasks.spawn(ask(client.pd.clone(), c, n as u64, mr.remote().range(n * 8..n * 8 + 8)));
+    }
+    let all = tokio::time::timeout(PATIENCE, async {
+        while let Some(task) = tasks.join_next().await {
+            task.unwrap();
+        }
+    });
+    all.await.expect("all connections end");
+    for n in 0..CONNECTIONS {
+        assert_eq!(mr.load_u64(n * 8), ROUNDS);
+    }
+    drop(client.opened);
+}
+
+#[tokio::test]
+async fn a_hundred_connections_share_one_completion_queue_on_a_device_with_a_thread() {
+    hundred("auto://").await;
+}
+
+#[tokio::test]
+async fn a_hundred_connections_share_one_completion_queue_over_udp() {
+    hundred("udp://?progress=inline").await;
+}
+
+#[tokio::test]
+async fn a_hundred_connections_share_one_completion_queue_over_shared_memory() {
+    hundred("shm://hundred?progress=inline").await;
+}
