@@ -464,7 +464,8 @@ fn counted_async_shm_write(qp: &AsyncQp<Rc>, target: RemoteMr) {
     ready(qp.write(Inline(&[7; 8]), target), || panic!("it is done as it is posted")).expect("all succeed");
 }
 
-/// As `shm_ping`, by futures: each message is sent and awaited, its buffer posted anew. All are signalled.
+/// As `shm_ping`, by futures: each message is sent and awaited, its buffer posted anew. All are signalled, so that the
+/// acknowledgement of each message and turns of both drivers are counted.
 fn async_shm_ping() {
     let (mut a, mut b) = async_ends(SHM);
     for end in [&a, &b] {
@@ -491,13 +492,19 @@ fn async_shm_ping_once(a: &mut AsyncEnd, b: &mut AsyncEnd) {
 fn async_one_way(from: &mut AsyncEnd, to: &mut AsyncEnd) {
     let mut cx = TaskContext::from_waker(Waker::noop());
     let mut sent = pin!(from.qp.send(Inline(&[7; 8])));
-    let mut done = sent.as_mut().poll(&mut cx).is_ready();
-    let message = ready(to.qp.recv(), || drive(&mut to.driver));
-    drop(message.expect("all succeed"));
-    while !done {
+    let mut done = sent.as_mut().poll(&mut cx);
+    // Both take part in meeting each other, and in a message's way.
+    let mut both = || {
+        drive(&mut to.driver);
         drive(&mut from.driver);
-        done = sent.as_mut().poll(&mut cx).is_ready();
+    };
+    drop(ready(to.qp.recv(), &mut both).expect("all succeed"));
+    while done.is_pending() {
+        both();
+        done = sent.as_mut().poll(&mut cx);
     }
+    let Poll::Ready(sent) = done else { unreachable!("the loop ends when it is ready") };
+    sent.expect("all succeed");
 }
 
 fn drive(driver: &mut Driver) {
