@@ -109,10 +109,11 @@ pub(crate) fn rc_read_and_write_take_lists(bed: &dyn Bed) {
     let [a, b] = Node::open(bed);
     let max = a.dev().attr().max_sge;
     let cap = QpCap { max_send_sge: max, ..QpCap::default() };
-    let p = Pair::between(&a, &b, Conn { cap, ..Conn::default() });
-    let bytes = pattern(12, 8192);
+    let p = Pair::between(&a, &b, Conn { cap, mem_bytes: 32 << 10, ..Conn::default() });
+    let bytes = pattern(12, 16384);
     p.ma.write(0, &bytes);
-    let pieces: Vec<(usize, usize)> = (0..max as usize).map(|i| (8000 - 230 * i, 1 + i * 37 % 200)).collect();
+    let pieces: Vec<(usize, usize)> =
+        (0..max as usize).map(|i| (16000 - 230 * i, 1 + i * 37 % 200)).collect();
     let list: Vec<Sge> = pieces.iter().map(|&(o, l)| p.ma.sge(o, l)).collect();
     let joined: Vec<u8> = pieces.iter().flat_map(|&(o, l)| bytes[o..o + l].to_vec()).collect();
     p.a.send(1, SendOp::Write(p.mb.remote(1)), &list);

@@ -87,12 +87,12 @@ pub(crate) fn rc_gathers_and_scatters_lists_in_order(bed: &dyn Bed) {
     let [a, b] = Node::open(bed);
     let max = a.dev().attr().max_sge.min(b.dev().attr().max_sge);
     let cap = QpCap { max_send_sge: max, max_recv_sge: max, ..QpCap::default() };
-    let p = Pair::between(&a, &b, Conn { cap, ..Conn::default() });
-    let bytes = pattern(9, 8192);
+    let p = Pair::between(&a, &b, Conn { cap, mem_bytes: 32 << 10, ..Conn::default() });
+    let bytes = pattern(9, 16384);
     p.ma.write(0, &bytes);
     // Pieces of odd lengths, back to front in memory, one of them empty.
     let pieces = |n: usize, from: usize| -> Vec<(usize, usize)> {
-        (0..n).map(|i| (8000 - 200 * (i + 1), if i == 1 { 0 } else { from + i * 5 % 90 })).collect()
+        (0..n).map(|i| (16000 - 200 * (i + 1), if i == 1 { 0 } else { from + i * 5 % 90 })).collect()
     };
     for (round, (ns, nr)) in
         [(1, max as usize), (max as usize, 1), (5, 3), (max as usize, max as usize)].into_iter().enumerate()

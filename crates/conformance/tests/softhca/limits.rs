@@ -45,7 +45,7 @@ fn fill<T>(limit: u32, mut create: impl FnMut() -> Result<T, DeviceError>) -> Ve
 fn the_limits_are_those_that_programs_count_on() {
     let hca = open(Limits::default());
     let a = hca.attr();
-    assert_eq!((a.max_qp, a.max_mr, a.max_qp_wr, a.max_sge), (65_536, 1 << 20, 32_768, 32));
+    assert_eq!((a.max_qp, a.max_mr, a.max_qp_wr, a.max_sge), (65_536, 1 << 20, 32_768, 64));
     assert!(a.max_inline >= 1024 && a.max_srq_wr >= 32_768 && a.max_cqe >= 32_768);
     assert_eq!(a.atomics, hca_core::AtomicScope::Cpu);
 }

@@ -21,6 +21,7 @@ mod wait;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -137,7 +138,8 @@ pub struct Node {
 }
 
 struct Inner {
-    state: Lock<State>,
+    /// A forked child leaves it alone (see the drop).
+    state: ManuallyDrop<Lock<State>>,
     card: Card,
     identity: Identity,
     options: NodeOptions,
@@ -332,7 +334,7 @@ impl Node {
             dead: false,
         };
         let inner = Arc::new(Inner {
-            state: Lock::new(state),
+            state: ManuallyDrop::new(Lock::new(state)),
             card,
             identity,
             context: context.clone(),
@@ -524,8 +526,8 @@ impl Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // What a forked child has inherited is its parent's: another thread of the parent's may even have held the
-        // lock.
+        // A forked child leaks the state: a thread of its parent may have held the lock at the fork, and have changed a
+        // part of the state by half.
         if self.fork.is_child() {
             return;
         }
@@ -537,6 +539,11 @@ impl Drop for Inner {
         let mut state = self.state.lock();
         state.close();
         drop(state);
+        // SAFETY: the state is not used again.
+        #[allow(unsafe_code)]
+        unsafe {
+            ManuallyDrop::drop(&mut self.state);
+        }
     }
 }
 
