@@ -80,6 +80,7 @@ fn watch(args: &StatArgs) -> Result<(), Failure> {
         }
         out.flush()?;
         before = Some((now, processes));
+        // The pause between two rounds, in slices, so that Ctrl-C ends it soon.
         while now.elapsed() < args.interval && !interrupted() {
             std::thread::sleep(SLICE.min(args.interval.saturating_sub(now.elapsed())));
         }

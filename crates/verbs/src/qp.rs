@@ -204,7 +204,7 @@ impl<S: Service> SendQueue<S> {
     }
 
     #[inline(always)]
-    #[allow(clippy::result_large_err)]
+    #[allow(clippy::result_large_err)] // the request comes back by value, unallocated
     fn post_plain<O: OfferedBy<S>, L: GatherList>(
         &mut self,
         request: SendRequest<O, L>,

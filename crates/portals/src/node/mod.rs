@@ -540,7 +540,7 @@ impl Drop for Inner {
         state.close();
         drop(state);
         // SAFETY: the state is not used again.
-        #[allow(unsafe_code)]
+        #[allow(unsafe_code)] // a child must be able to leave the state undropped
         unsafe {
             ManuallyDrop::drop(&mut self.state);
         }

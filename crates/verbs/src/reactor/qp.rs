@@ -455,7 +455,7 @@ impl<S: Service> AsyncBatch<'_, S> {
     ///
     /// # Errors
     /// As [`AsyncQp::try_request`]; the requests before it are posted.
-    #[allow(clippy::result_large_err)]
+    #[allow(clippy::result_large_err)] // the request comes back by value, unallocated
     pub fn post<O: OfferedBy<S>, L: GatherList>(
         &mut self,
         request: SendRequest<O, L>,
