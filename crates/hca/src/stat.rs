@@ -1,15 +1,15 @@
 //! Counters of running adapters, shown to their own user.
 //!
-//! A process that opens a device listens at a socket in the user's runtime folder, by one thread that sleeps until
-//! somebody asks. Whoever asks is told the counters of that moment, in lines of text; between two questions nothing is
-//! counted, written or sent for it. The folder belongs to the user alone, and who asks is the same user, or is not
-//! answered. `HCA_STAT=off` in the environment leaves the socket out.
+//! A process that opens a device listens at an abstract UNIX socket, `hca-stat/UID/PID`, by one thread that sleeps
+//! between two questions. The answer is the counters of that moment, in lines of text; the data path does nothing for
+//! it. Both sides check the user of the other side, so another user gets no answer and can give none. The kernel frees
+//! the name when the process ends. `HCA_STAT=off` in the environment leaves the socket and the thread out.
 
-use std::fs::{self, DirBuilder, read_dir};
+use std::collections::BTreeSet;
+use std::fs;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub const STAT_VARIABLE: &str = "HCA_STAT";
 const MAX_QUEUE_PAIRS: usize = 1024;
 /// Bytes that a process tells at most.
 const MAX_ANSWER: u64 = 16 << 20;
-/// How long a reader, or who answers, may take.
+/// How long one side waits for the other.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A process with adapters.
@@ -54,7 +54,7 @@ pub struct DeviceStat {
 pub struct QpStat {
     /// Its number.
     pub qpn: u32,
-    /// Its service and its state.
+    /// Its service.
     pub service: String,
     /// Its state.
     pub state: String,
@@ -104,68 +104,21 @@ pub(crate) fn show(url: String, device: &Arc<dyn Device>) {
     devices.retain(|(_, device)| device.strong_count() > 0);
     devices.push((url, Arc::downgrade(device)));
     drop(shown);
-    if is_new && let Ok(listener) = folder().and_then(|folder| listen(&folder, pid)) {
-        let _ = std::thread::Builder::new().name("hca-stat".into()).spawn(move || answer(&listener, pid));
+    if is_new && let Ok(listener) = listen(pid) {
+        let _ = hca_process::spawn("hca-stat", move || answer(&listener, pid));
     }
 }
 
-/// The user's folder of sockets, which is made if it is not there.
-fn folder() -> io::Result<PathBuf> {
-    let uid = getuid().as_raw();
-    // After a change of user, the variable may name the folder of the one before.
-    let is_own = |folder: &PathBuf| folder.metadata().is_ok_and(|is| is.is_dir() && is.uid() == uid);
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(is_own);
-    let folder = runtime.map_or_else(|| format!("/tmp/hca-{uid}").into(), |folder| folder.join("hca"));
-    private(&folder, uid)?;
-    Ok(folder)
+/// What the names of this user's sockets begin with.
+fn prefix() -> String {
+    format!("hca-stat/{}/", getuid().as_raw())
 }
 
-/// Makes a folder that is the user's alone, or refuses one that is not.
-fn private(folder: &Path, uid: u32) -> io::Result<()> {
-    match DirBuilder::new().mode(0o700).create(folder) {
-        Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e),
-        _ => {}
-    }
-    let is = fs::symlink_metadata(folder)?;
-    if is.is_dir() && is.uid() == uid && is.mode() & 0o077 == 0 {
-        return Ok(());
-    }
-    let text = format!("{} is no folder of this user alone: remove it", folder.display());
-    Err(io::Error::new(ErrorKind::PermissionDenied, text))
-}
-
-/// The sockets in a folder, without those of processes that are gone, which are removed.
-fn sockets(folder: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut living = Vec::new();
-    for entry in read_dir(folder)?.flatten() {
-        let path = entry.path();
-        if path.extension().is_none_or(|ending| ending != "sock") {
-            continue;
-        }
-        let pid = path.file_stem().and_then(|stem| stem.to_str()?.split('-').next()?.parse::<u32>().ok());
-        let is_there = pid.is_some_and(|pid| Path::new(&format!("/proc/{pid}")).exists());
-        // A process of another namespace has no number here, and answers; one that is gone refuses.
-        let refuses = |e: io::Error| e.kind() == ErrorKind::ConnectionRefused;
-        if !is_there && UnixStream::connect(&path).is_err_and(refuses) {
-            let _ = fs::remove_file(&path);
-        } else {
-            living.push(path);
-        }
-    }
-    living.sort();
-    Ok(living)
-}
-
-fn listen(folder: &Path, pid: u32) -> io::Result<UnixListener> {
-    sockets(folder)?;
+fn listen(pid: u32) -> io::Result<UnixListener> {
+    // A process of another namespace may have the same number, and another user may have taken a name.
     for n in 0..16 {
-        // Processes of several namespaces may have one number.
-        let name = if n == 0 { format!("{pid}.sock") } else { format!("{pid}-{n}.sock") };
-        let path = folder.join(name);
-        if UnixStream::connect(&path).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused) {
-            let _ = fs::remove_file(&path);
-        }
-        match UnixListener::bind(&path) {
+        let name = format!("{}{pid}-{n}", prefix());
+        match UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?) {
             Err(e) if e.kind() == ErrorKind::AddrInUse => {}
             other => return other,
         }
@@ -173,17 +126,24 @@ fn listen(folder: &Path, pid: u32) -> io::Result<UnixListener> {
     Err(ErrorKind::AddrInUse.into())
 }
 
-/// Answers who asks, for as long as the process lives.
+/// The names of this user's sockets, from the text of `/proc/net/unix`, once each.
+fn names(sockets: &str) -> BTreeSet<&str> {
+    let prefix = prefix();
+    let names = sockets.lines().filter_map(|line| line.split_whitespace().nth(7)?.strip_prefix('@'));
+    names.filter(|name| name.starts_with(&prefix)).collect()
+}
+
+/// Answers each question, for as long as the process lives.
 fn answer(listener: &UnixListener, pid: u32) {
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
-            // Nothing is left to take it with, which passes.
+            // No descriptor is left; the pause keeps the thread from spinning until there is one.
             std::thread::sleep(Duration::from_millis(100));
             continue;
         };
         let is_own = socket_peercred(&stream).is_ok_and(|peer| peer.uid == getuid());
         if is_own && stream.set_write_timeout(Some(PATIENCE)).is_ok() {
-            // Who went away has what came before.
+            // A client that has gone away needs no answer.
             let _ = tell(&stream, pid);
         }
     }
@@ -225,18 +185,20 @@ fn tell_device(text: &mut String, url: &str, device: &dyn Device) {
     }
 }
 
-/// All processes of this user that have adapters, with their counters now. What dead processes left behind is removed.
+/// The processes of this user and this network namespace that have adapters, with their counters now.
 ///
 /// # Errors
-/// The folder of sockets is not this user's alone, or can't be read.
+/// `/proc/net/unix` can't be read.
 pub fn running() -> io::Result<Vec<ProcessStat>> {
-    Ok(sockets(&folder()?)?.iter().filter_map(|path| ask(path).ok().flatten()).collect())
+    let sockets = fs::read("/proc/net/unix")?;
+    let sockets = String::from_utf8_lossy(&sockets);
+    Ok(names(&sockets).into_iter().filter_map(|name| ask(name).ok().flatten()).collect())
 }
 
-fn ask(path: &Path) -> io::Result<Option<ProcessStat>> {
-    let stream = UnixStream::connect(path)?;
+fn ask(name: &str) -> io::Result<Option<ProcessStat>> {
+    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    // Nobody else can make a socket in the folder; who answers is the same user all the same.
+    // Any user can take a name.
     if socket_peercred(&stream)?.uid != getuid() {
         return Ok(None);
     }
@@ -306,29 +268,31 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_others_may_read_is_refused() {
-        let folder = std::env::temp_dir().join(format!("hca-stat-test-{}", std::process::id()));
-        let uid = getuid().as_raw();
-        private(&folder, uid).unwrap();
-        private(&folder, uid).unwrap();
-        assert!(private(&folder, uid + 1).is_err(), "it is another's");
-        fs::set_permissions(&folder, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        assert_eq!(private(&folder, uid).unwrap_err().kind(), ErrorKind::PermissionDenied);
-        fs::remove_dir(&folder).unwrap();
+    fn names_of_this_user_alone_are_asked_and_once_each() {
+        let own = prefix();
+        let line = |name: &str| format!("0000000000000000: 00000002 00000000 00010000 0001 01 1 {name}\n");
+        let text = [
+            "@hca-stat/4294967294/7-0",
+            &format!("@{own}9-0"),
+            &format!("@{own}9-0"),
+            "/run/x.sock",
+            "",
+            "@",
+        ];
+        let text: String = text.iter().map(|name| line(name)).collect();
+        assert_eq!(names(&text), BTreeSet::from([&*format!("{own}9-0")]));
+        assert_eq!(names("Num       RefCount Protocol Flags    Type St Inode Path\n"), BTreeSet::new());
     }
 
     #[test]
-    fn sockets_of_the_dead_are_removed_and_others_stay() {
-        let folder = std::env::temp_dir().join(format!("hca-stat-dead-{}", std::process::id()));
-        private(&folder, getuid().as_raw()).unwrap();
-        let (dead, other) = (folder.join("4194305.sock"), folder.join("note.txt"));
-        drop(UnixListener::bind(&dead).unwrap());
-        fs::write(&other, "kept").unwrap();
-        let living = listen(&folder, std::process::id()).unwrap();
-        assert!(!dead.exists() && other.exists());
-        assert_eq!(sockets(&folder).unwrap().len(), 1);
-        drop(living);
-        fs::remove_dir_all(&folder).unwrap();
+    fn a_name_that_is_taken_is_followed_by_the_next() {
+        let pid = 4_194_305;
+        let (a, b) = (listen(pid).unwrap(), listen(pid).unwrap());
+        let name = |listener: &UnixListener| {
+            let addr = listener.local_addr().unwrap();
+            String::from_utf8(addr.as_abstract_name().unwrap().to_vec()).unwrap()
+        };
+        assert_eq!((name(&a), name(&b)), (format!("{}{pid}-0", prefix()), format!("{}{pid}-1", prefix())));
     }
 
     #[test]

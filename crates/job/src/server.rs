@@ -159,9 +159,7 @@ impl Server {
             lost: Vec::new(),
         };
         let theirs = shared.clone();
-        let thread = thread::Builder::new()
-            .name("hca-job".to_owned())
-            .spawn(move || floor.serve(&theirs))
+        let thread = hca_process::spawn("hca-job", move || floor.serve(&theirs))
             .map_err(|source| JobError::System { what: "thread", source })?;
         Ok(Self { shared, size, thread: Some(thread), fork: Fork::new() })
     }

@@ -42,7 +42,7 @@ impl House {
         let leave = Arc::new(AtomicBool::new(false));
         let (core, rung, left) = (core.clone(), bell.clone(), leave.clone());
         let run = move || run(&core, &rung, &left, &signals);
-        let thread = std::thread::Builder::new().name("hca-mlx5".to_owned()).spawn(run)?;
+        let thread = hca_process::spawn("hca-mlx5", run)?;
         Ok(Self { bell, leave, own: thread.thread().id(), thread: Mutex::new(Some(thread)) })
     }
 

@@ -1,4 +1,4 @@
-//! Properties of the process for libraries: whether it is a forked child, and the limit of file sizes.
+//! What libraries need of their process: whether it is a forked child, the limit of file sizes, threads without signals.
 //!
 //! ```
 //! use hca_process::Fork;
@@ -18,10 +18,13 @@
 //! |---|---|
 //! | `fork` | [`Fork`], which tells a drop whether it runs in a forked child |
 //! | `file` | [`memory_file`], which returns an error instead of a signal beyond the limit of file sizes |
+//! | `thread` | [`spawn`], which starts a thread that takes none of the program's signals |
 #![deny(unsafe_code)]
 
 mod file;
 mod fork;
+mod thread;
 
 pub use file::{check_file_len, memory_file};
 pub use fork::Fork;
+pub use thread::spawn;

@@ -113,9 +113,8 @@ impl SoftHca {
         )?);
         let thread = if threaded {
             let s = shared.clone();
-            let builder = std::thread::Builder::new().name("hca-progress".into());
             let io = |source| DeviceError::Io { doing: "starting the adapter's thread", source };
-            Some(builder.spawn(move || progress::run(&s)).map_err(io)?)
+            Some(hca_process::spawn("hca-progress", move || progress::run(&s)).map_err(io)?)
         } else {
             None
         };

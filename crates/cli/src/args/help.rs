@@ -44,7 +44,7 @@ side's memory are counted by that peer alone. MB are 10^6 bytes of payload in bo
 were retransmitted since the device was opened. A narrow terminal has requests of all operations in one column, and \
 --json all counters.
 
-A process shows its adapters at a socket in $XDG_RUNTIME_DIR/hca or /tmp/hca-UID, which only its user can open. \
+A process shows its adapters to its own user, at an abstract UNIX socket, in its network namespace. \
 HCA_STAT=off in its environment leaves the socket out.";
 
 pub(super) const COMPLETIONS_EXAMPLES: &str = "\

@@ -539,8 +539,9 @@ impl Drop for Inner {
         let mut state = self.state.lock();
         state.close();
         drop(state);
+        // A forked child leaves the state undropped, which is why the state is dropped by hand.
         // SAFETY: the state is not used again.
-        #[allow(unsafe_code)] // a child must be able to leave the state undropped
+        #[allow(unsafe_code)]
         unsafe {
             ManuallyDrop::drop(&mut self.state);
         }

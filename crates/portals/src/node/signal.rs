@@ -155,9 +155,7 @@ impl Reactor {
             .map_err(|e| Error::Io { doing: "creating a descriptor to be kicked by", source: e.into() })?;
         let shared = Arc::new(Shared { wakers: Mutex::default(), kick, closed: AtomicBool::new(false) });
         let (node, own) = (Arc::downgrade(inner), (Arc::clone(&fds), Arc::clone(&shared)));
-        std::thread::Builder::new()
-            .name("portals-wake".into())
-            .spawn(move || run(&node, &own.0, &own.1))
+        hca_process::spawn("portals-wake", move || run(&node, &own.0, &own.1))
             .map_err(|source| Error::Io { doing: "starting the thread that wakes futures", source })?;
         Ok(Self { fds, shared })
     }

@@ -1,0 +1,66 @@
+//! Threads of libraries.
+#![allow(unsafe_code)] // the mask of signals
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::thread::{Builder, JoinHandle};
+
+/// Signals that a fault of the thread's own raises. Blocked, they would end the process without its handler.
+const FAULTS: [libc::c_int; 6] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT];
+
+/// Starts a thread of a library: it has a name, and takes none of the program's signals.
+///
+/// A signal to the process goes to any thread that does not block it. A program that waits for signals in one thread
+/// blocks them in all others, which it can't do for a thread that a library started before.
+///
+/// # Errors
+/// The system starts no more threads.
+pub fn spawn<T: Send + 'static>(
+    name: &str,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    let (mut all, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+    // SAFETY: the sets are this function's own, and sigfillset and pthread_sigmask write them before they are read. A
+    // thread inherits the mask of the thread that starts it, which has its own back afterwards.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        for fault in FAULTS {
+            libc::sigdelset(all.as_mut_ptr(), fault);
+        }
+        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr());
+        let thread = Builder::new().name(name.to_owned()).spawn(run);
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut());
+        thread
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The signals that this thread blocks, a bit each.
+    fn blocked() -> u64 {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap();
+        u64::from_str_radix(mask.trim(), 16).unwrap()
+    }
+    fn bit(signal: libc::c_int) -> u64 {
+        1 << (signal - 1)
+    }
+
+    #[test]
+    fn a_librarys_thread_takes_no_signals_but_those_of_its_own_faults() {
+        let before = blocked();
+        let theirs = spawn("named", || (blocked(), std::thread::current().name().map(str::to_owned)));
+        let (mask, name) = theirs.unwrap().join().unwrap();
+        for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGUSR1, libc::SIGALRM, libc::SIGCHLD]
+        {
+            assert_ne!(mask & bit(signal), 0, "signal {signal}");
+        }
+        for fault in FAULTS {
+            assert_eq!(mask & bit(fault), 0, "signal {fault}");
+        }
+        assert_eq!((name.as_deref(), blocked()), (Some("named"), before));
+    }
+}
