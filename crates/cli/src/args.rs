@@ -260,7 +260,7 @@ pub(crate) struct PerfArgs {
 }
 
 impl PerfArgs {
-    /// What does not go together, if anything.
+    /// The error of arguments that exclude each other, if there is one.
     fn misuse(&self) -> Option<&'static str> {
         let of_portals = self.depth.is_some() || self.offload.is_some() || !self.eager.is_empty();
         if self.layer == Layer::Verbs && of_portals && self.listen.is_none() {
@@ -369,7 +369,7 @@ pub(crate) struct RunArgs {
 }
 
 impl RunArgs {
-    /// What does not go together, if anything.
+    /// The error of arguments that exclude each other, if there is one.
     fn misuse(&self) -> Option<&'static str> {
         (self.device.capture.is_some() && self.processes > 1)
             .then_some("each process would write the same file: start one with --capture, or name no file")

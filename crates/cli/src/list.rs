@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::args::ListArgs;
 
-/// Who makes the adapters that vfio:// drives.
+/// The PCI vendor of the adapters that vfio:// drives.
 const VENDOR: &str = "0x15b3";
 /// PCI functions of this class are networks.
 const NETWORK_CLASS: &str = "0x02";

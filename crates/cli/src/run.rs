@@ -206,7 +206,7 @@ impl Wakes {
 /// A job that runs.
 struct Running {
     processes: Vec<Process>,
-    /// What processes are given as their device, if the arguments say anything of one.
+    /// The device name of each process, if the arguments name a device.
     device: Option<String>,
     /// None once all processes have ended.
     server: Option<Server>,

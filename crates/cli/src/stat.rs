@@ -218,7 +218,7 @@ fn index(processes: &[ProcessStat]) -> HashMap<Key<'_>, &[(String, u64)]> {
     all
 }
 
-/// What is shown of counters: sums, or what was counted in a second.
+/// The figures of counters: sums, or counts of a second.
 fn figures(now: &dyn Fn(&str) -> u64, key: Key<'_>, old: Option<&Old<'_>>, shape: Shape) -> Vec<String> {
     let was = |name: &str| {
         let counters = old.and_then(|(_, all)| all.get(&key));

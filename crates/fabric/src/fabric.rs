@@ -25,7 +25,7 @@ pub struct FabricAttr {
     pub max_mtu: Mtu,
     /// Bytes that a receiver of this kind buffers, and so the most that a sender keeps in flight to one peer.
     pub recv_buffer_bytes: usize,
-    /// What carries its packets.
+    /// The link that carries the fabric's packets.
     pub link: FabricLink,
     /// What was found out at run time, for people: (what, what it is, and the remedy where it could be better).
     pub notes: Vec<(&'static str, String)>,

@@ -1,4 +1,4 @@
-//! What lies below a fabric: the kind of link, the network interface, and its speed.
+//! The link below a fabric: its kind, its network interface and its speed.
 
 use std::fs::read_to_string;
 use std::path::Path;
@@ -7,12 +7,12 @@ use hca_core::{GidType, LinkLayer, LinkSpeed};
 
 use crate::interface_index;
 
-/// What carries a fabric's packets.
+/// The link that carries a fabric's packets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FabricLink {
     /// The kind of link.
     pub layer: LinkLayer,
-    /// What its packets are.
+    /// The type of its packets.
     pub kind: GidType,
     /// The network interface that has the fabric's address.
     pub interface: Option<String>,
@@ -38,7 +38,7 @@ impl FabricLink {
 fn speed(interface: &str) -> Option<LinkSpeed> {
     let folder = Path::new("/sys/class/net").join(interface);
     let told = |file: &str| read_to_string(folder.join(file)).ok();
-    // What is mounted there may be the view of another network namespace, which may have one of the same name.
+    // The mounted folder may belong to another network namespace, which may have an interface of the same name.
     let index: u32 = told("ifindex")?.trim().parse().ok()?;
     if interface_index(interface).ok() != Some(index) {
         return None;

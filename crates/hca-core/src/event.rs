@@ -36,7 +36,7 @@ pub enum AsyncEvent {
     DeviceFatal,
 }
 
-/// What an event is about.
+/// The object of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EventObject {

@@ -1,4 +1,4 @@
-//! What a device tells about its port, its clock and its queue pairs beside limits and counters.
+//! Properties of a device's port, clock and queue pairs beside limits and counters.
 
 use core::fmt;
 use core::time::Duration;
@@ -16,7 +16,7 @@ pub struct PortAttr {
     pub active_mtu: Mtu,
     /// Whether the port carries packets.
     pub active: bool,
-    /// What the link below the port is.
+    /// The link below the port.
     pub link_layer: LinkLayer,
     /// The link's speed and width now; `None` where the link has none (shared memory, a loopback interface), is down,
     /// or nobody tells.
@@ -82,13 +82,13 @@ pub struct GidEntry {
     pub index: u32,
     /// The GID.
     pub gid: Gid,
-    /// What packets from it are.
+    /// The type of packets from this GID.
     pub kind: GidType,
     /// The network interface that has the address; `None` where there is none, as behind vfio.
     pub interface: Option<String>,
 }
 
-/// What packets that are sent from a GID are.
+/// The type of packets that are sent from a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GidType {
     /// InfiniBand.

@@ -109,7 +109,7 @@ pub(crate) fn show(url: String, device: &Arc<dyn Device>) {
     }
 }
 
-/// What the names of this user's sockets begin with.
+/// The prefix of the names of this user's sockets.
 fn prefix() -> String {
     format!("hca-stat/{}/", getuid().as_raw())
 }
@@ -206,7 +206,7 @@ fn ask(name: &str) -> io::Result<Option<ProcessStat>> {
     Ok(parse(&lines.collect::<io::Result<Vec<_>>>()?))
 }
 
-/// What a process told; `None` if it did not tell all.
+/// The process of an answer; `None` for an answer that was cut off.
 fn parse(lines: &[String]) -> Option<ProcessStat> {
     let mut process = ProcessStat::default();
     for line in lines {

@@ -2,7 +2,7 @@
 
 use hca::*;
 
-/// What the calls take and return has names at the root.
+/// The types that calls take and return are at the root of the crate.
 type Named = (
     (
         Access,

@@ -9,7 +9,7 @@ use hca::{
 
 const CONNECTIONS: usize = 100;
 const ROUNDS: u64 = 20;
-/// What a test waits for at most; a machine may be busy with much else.
+/// The longest wait of a test; other programs may keep the machine busy.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 struct End {

@@ -1,4 +1,4 @@
-//! What the adapter itself counts: of all queue pairs together, in one set, and of its port.
+//! Counters of the adapter: one set for all queue pairs, and those of the port.
 
 use hca_core::Counter;
 use hca_prm::Field;
@@ -69,7 +69,7 @@ impl CounterSet {
     }
 }
 
-/// What the adapter tells now. What it refuses to tell, as a virtual function's port, is left out.
+/// The adapter's counters now. Counters that the adapter refuses, as of a virtual function's port, are left out.
 pub(crate) fn read(hca: &Hca, out: &mut Vec<Counter>) {
     if let Some(set) = hca.counter_set.read(hca) {
         out.extend(OF_QUEUE_PAIRS.map(|(name, field)| Counter { name, value: set.get(field).into() }));

@@ -654,7 +654,7 @@ fn check_file(file: &OwnedFd) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What a window is to show.
+/// The contents of a window.
 #[derive(Debug, Default)]
 struct Shown {
     pieces: Pieces,
@@ -720,7 +720,7 @@ pub(crate) struct Window {
     /// The ranges of which it shows parts, in order, joined where one follows the other: where each begins for the client,
     /// and where it ends.
     ranges: Box<[(u64, u64)]>,
-    /// What keeps them mapped.
+    /// The owner of the mapping.
     _memories: Box<[Arc<Mapping>]>,
 }
 

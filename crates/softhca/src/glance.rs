@@ -1,4 +1,4 @@
-//! What a poll in vain looks at, without the engine's lock: a few words that others set.
+//! The few words that an empty poll reads, without the engine's lock.
 //!
 //! A poller that found nothing to do under the lock knows where the next message will come, and that nothing waits to
 //! be done. That stays so until somebody has the engine for more than a look, which is counted

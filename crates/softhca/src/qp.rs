@@ -234,7 +234,7 @@ pub(crate) struct QpEntry {
 }
 
 impl QpEntry {
-    /// What a list of all queue pairs tells of it.
+    /// Its entry in the list of all queue pairs.
     pub(crate) fn info(&self) -> QpInfo {
         let attr = self.machine.attr();
         QpInfo {

@@ -94,7 +94,7 @@ pub(crate) struct Tables {
     pub(crate) cqs: Slab<CqEntry>,
     pub(crate) srqs: Slab<SrqEntry>,
     pub(crate) counts: [u64; Count::COUNT],
-    /// What queue pairs did that are gone.
+    /// The counts of destroyed queue pairs.
     pub(crate) ops_of_the_gone: OpCounts,
     pub(crate) completions: u64,
     pub(crate) events: Arc<Events>,

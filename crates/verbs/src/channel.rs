@@ -97,7 +97,7 @@ impl Shared {
     }
 }
 
-/// What a device wakes for one queue.
+/// The waker of one queue.
 struct Named {
     shared: Arc<Shared>,
     cq: CqHandle,

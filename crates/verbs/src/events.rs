@@ -23,7 +23,7 @@ pub(crate) struct Events(Mutex<Kept>);
 #[derive(Default)]
 struct Kept {
     events: VecDeque<AsyncEvent>,
-    /// Who waits, and for which object's; `None`: any.
+    /// The waiters, each with the object whose events it waits for; `None`: any.
     waiters: Vec<(Option<EventObject>, Waker)>,
 }
 
@@ -61,7 +61,7 @@ impl Events {
         let at = kept.events.iter().position(wanted);
         let found = at.and_then(|at| kept.events.remove(at));
         drop(kept);
-        // Whoever is woken may ask at once.
+        // A woken task may ask at once.
         woken.into_iter().for_each(|(_, waker)| waker.wake());
         found
     }
@@ -141,7 +141,7 @@ impl Events {
     }
 }
 
-/// What a thread sleeps on that waits for an event: the device's descriptor, and one that wakers raise.
+/// The descriptors on which a thread waits for an event: the device's, and one that wakers raise.
 struct Told<'a> {
     device: Option<BorrowedFd<'a>>,
     raised: Arc<Raised>,

@@ -248,7 +248,7 @@ pub use srq::{Srq, SrqRef};
 pub use tokio::{AsyncCq, NotAsync};
 pub use wc::{Completions, Wc, Wcs};
 
-// What the methods above take and return, so that one `use` is enough.
+// The types that the methods above take and return, so that one `use` is enough.
 pub use hca_core::{
     Access, AckTimeout, AddressVector, AsyncEvent, AtomicScope, Completion, Counter, DeviceAttr, DeviceError,
     Gid, Lid, Mtu, Notify, Pkey, PortAttr, PostErrorKind, Psn, Qkey, QpAttr, QpCap, QpHandle, QpState,

@@ -104,7 +104,7 @@ impl fmt::Debug for Inline<'_> {
 pub trait GatherList: sealed::List {
     /// What comes back of it from a refused request: all that it owned.
     type Back: 'static;
-    /// What it owns.
+    /// The parts that it owns.
     fn back(self) -> Self::Back;
 }
 

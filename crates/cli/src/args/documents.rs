@@ -26,10 +26,10 @@ fn documents() -> Vec<PathBuf> {
     found
 }
 
-/// What follows the command's name, if a line of a block is a call of it: as `hca`, or as `cargo run`.
+/// The arguments of a call of the command in a line of a block, as `hca` or as `cargo run`; `None` for another line.
 fn call(line: &str) -> Option<&str> {
     let line = line.trim().trim_start_matches("$ ").trim_start_matches("sudo ");
-    // What follows is a comment, or the shell's.
+    // The rest of the line is a comment, or the shell's.
     let line =
         [" #", " <", " >", " |", " &"].iter().fold(line, |line, end| line.split(end).next().unwrap_or(line));
     let rest = match line.strip_prefix("cargo run") {
@@ -78,7 +78,7 @@ fn calls(text: &str) -> Vec<(&str, bool)> {
             found.extend(line.split('`').skip(1).step_by(2).filter_map(call).map(|call| (call, false)));
         }
     }
-    // What is left open is not written out.
+    // A call with a placeholder is not parsed.
     found.retain(|(call, _)| !call.contains(['…', '[']) && !call.contains("..."));
     found
 }

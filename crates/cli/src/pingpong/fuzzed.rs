@@ -5,10 +5,10 @@ use std::io::{self, Read, Write};
 
 use super::exchange::{self, Dest};
 
-/// What this end of a ping-pong is.
+/// The endpoint of this end of a ping-pong.
 const OWN: &[u8] = b"0000:000011:000007:00000000000000000000ffff7f000001\0";
 
-/// What one end hears, in pieces; what it says is dropped.
+/// A stream that yields the input in pieces, and drops all writes.
 struct Heard<'a>(&'a [u8]);
 
 impl Read for Heard<'_> {

@@ -1,4 +1,4 @@
-//! What a device shows of itself: its link, its GID table, its counters, its queue pairs and its clock.
+//! Checks of the link, the GID table, the counters, the queue pairs and the clock that a device shows.
 
 use hca_core::{
     AsyncEvent, Completion, Counter, DeviceError, EventObject, GidType, LinkLayer, Notify, QpHandle, QpType,
@@ -61,7 +61,7 @@ pub(crate) fn requests_are_counted_by_operation(bed: &dyn Bed) {
         if let Some(sent) = grown(&before_a, &after_a, &format!("tx_{name}")) {
             assert_eq!(sent, count, "tx_{name}");
         }
-        // What one adapter does straight on the other's memory is counted by the first alone.
+        // Direct access to a peer's memory is counted by the initiator alone.
         if let Some(served) = grown(&before_b, &after_b, &format!("rx_{name}")) {
             let may_be_direct = !name.starts_with("send");
             assert!(served == count || (may_be_direct && served < count), "rx_{name}: {served} of {count}");

@@ -151,7 +151,7 @@ struct Inner {
     fds: OnceLock<Fds>,
     /// Descriptors of event loops.
     signals: Signals,
-    /// Who wakes futures.
+    /// The thread that wakes futures.
     reactor: OnceLock<Reactor>,
     /// What errands are done with.
     maker: Maker,

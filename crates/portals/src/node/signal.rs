@@ -89,7 +89,7 @@ impl SignalFds {
     }
 }
 
-/// What the device wakes when the node's completion queue has something.
+/// The waker of the node's completion queue.
 struct TellAll(Weak<Inner>);
 
 impl Wake for TellAll {
@@ -134,7 +134,7 @@ pub(super) struct Reactor {
     shared: Arc<Shared>,
 }
 
-/// What the thread and the futures share.
+/// The state that the thread and the futures share.
 struct Shared {
     wakers: Mutex<Vec<Waker>>,
     /// Has the thread look anew.

@@ -1,4 +1,4 @@
-//! What is received: messages as values, whose buffers are posted anew when they are dropped.
+//! Received messages as values, whose buffers are posted anew when they are dropped.
 
 use std::fmt;
 use std::future::Future;

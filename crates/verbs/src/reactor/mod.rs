@@ -68,7 +68,7 @@ const BUDGET: u32 = 8;
 /// woken through its runtime. Between posting and completion nothing is allocated once a connection is warm. The first
 /// poll of a request's future looks at the queue, so what completes at once (shared memory, WRITEs of a peer on this
 /// machine) wakes nobody. `benches/instructions.toml` holds the figures: `async_shm_write_8` beside `shm_write_8`.
-/// Who wants the last nanosecond polls the [`CompletionQueue`] itself.
+/// A program that wants the last nanosecond polls the [`CompletionQueue`] itself.
 #[derive(Clone)]
 pub struct Reactor {
     owner: Arc<Owner>,
@@ -79,7 +79,7 @@ struct Owner {
     core: Arc<Core>,
 }
 
-/// What a reactor and its driver share.
+/// The state that a reactor and its driver share.
 pub(crate) struct Core {
     turn: Mutex<Turn>,
     cq: CqRef,
@@ -94,7 +94,7 @@ pub(crate) struct Core {
     driverless: AtomicBool,
 }
 
-/// What one poller at a time uses.
+/// The state of the poller, one at a time.
 struct Turn {
     cq: CompletionQueue,
     wcs: Completions,

@@ -35,7 +35,7 @@ struct Slot<P> {
     state: State,
     /// The program's number.
     id: u64,
-    /// What the request gives back. Its room is used again by the slot's next request.
+    /// The parts that the request gives back. The slot's next request uses their room again.
     parts: Vec<P>,
 }
 
@@ -122,7 +122,7 @@ impl<P> Ops<P> {
         }
     }
 
-    /// What a request that has ended gives back. [`end`](Self::end) follows.
+    /// The parts of a request that has ended. [`end`](Self::end) follows.
     pub(super) fn take_parts(&mut self, key: u64) -> impl Iterator<Item = P> {
         self.slot(key).expect("it has ended").parts.drain(..)
     }
@@ -259,7 +259,7 @@ mod loom_tests {
         });
     }
 
-    /// What a dropped future owned is left once, by its drop or by its completion.
+    /// The parts of a dropped future are left once, by its drop or by its completion.
     #[test]
     fn loom_a_dropped_future_leaves_its_parts_once() {
         loom::model(|| {

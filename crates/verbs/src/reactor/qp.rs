@@ -40,7 +40,7 @@ pub struct AsyncQp<S: Service> {
     pub(super) handle: Arc<Handle<S>>,
 }
 
-/// What the clones of a queue pair and its futures hold on to.
+/// The state that the clones of a queue pair and its futures share.
 pub(super) struct Handle<S: Service> {
     pub(super) lane: Arc<Lane<S>>,
     pub(super) reactor: Reactor,
@@ -73,7 +73,7 @@ pub(super) struct RecvHalf<S: Service> {
     pub(super) driverless: bool,
 }
 
-/// What requests gave back that no future waited for.
+/// The parts of requests that no future waited for.
 struct Leftovers {
     kept: VecDeque<Unclaimed>,
     max: usize,
@@ -487,7 +487,7 @@ impl From<Abandoned<Part>> for Unclaimed {
 }
 
 impl Ending {
-    /// What a program makes of it.
+    /// The program's result.
     pub(super) fn result(self, id: u64) -> Result<(), WcError> {
         let Self { qp, opcode, status } = self;
         if status == WcStatus::Success { Ok(()) } else { Err(WcError { id, qp, opcode, status }) }

@@ -94,7 +94,7 @@ impl<S: Service, O: OfferedBy<S>, L: GatherList> Request<S, O, L> {
 
     fn finish(&mut self, waker: &Waker) -> Poll<Result<L, Failed<L::Back>>> {
         let State::InFlight { key, id, .. } = self.state else { panic!("polled after it was ready") };
-        // What completes at once need not wake a task.
+        // A request that completes at once wakes no task.
         if !std::mem::replace(&mut self.looked, true) {
             self.handle.core().try_turn();
         }
@@ -318,16 +318,16 @@ impl<S: Service> fmt::Debug for Drain<S> {
     }
 }
 
-/// What a request gave back that no future waited for: its future was dropped, or a receive request went wrong.
+/// The parts of a request that no future waited for: its future was dropped, or a receive request failed.
 #[derive(Debug)]
 pub struct Unclaimed {
     /// The request's number, as given to [`SendRequest::id`].
     pub id: u64,
-    /// What it was.
+    /// Its operation.
     pub opcode: WcOpcode,
     /// How it ended; [`RequestError::Cancelled`] if it was never posted.
     pub result: Result<(), RequestError>,
-    /// What it owned, in the order in which it was posted.
+    /// The parts that it owned, in the order in which they were posted.
     pub parts: Vec<Part>,
 }
 
@@ -360,7 +360,7 @@ pub enum RequestError {
 
 /// A request went wrong; what it owned comes back.
 pub struct Failed<B> {
-    /// What the local list owned; `None` where the device has it still, as its driver is gone.
+    /// The parts of the local list; `None` while the device has them, as the driver is gone.
     pub local: Option<B>,
     /// Why.
     pub error: RequestError,
