@@ -14,25 +14,6 @@ fn released(rig: &mut Rig) -> Vec<Released> {
     std::iter::from_fn(|| rig.ni.released()).collect()
 }
 
-fn put(rig: &Rig, md: MdHandle) -> Transfer {
-    Transfer {
-        operation: Operation::Put,
-        md,
-        local_offset: 0,
-        reply: None,
-        length: 8,
-        ack: AckRequest::Full,
-        target: HERE,
-        pt_index: rig.pt,
-        ac_index: 0,
-        match_bits: 0,
-        remote_offset: 0,
-        user_ptr: 0,
-        hdr_data: 0,
-        operand: [0; 32],
-    }
-}
-
 const ACK: Response = Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 8, offset: 0 };
 
 #[test]
@@ -107,7 +88,7 @@ fn a_bound_descriptor_is_released_with_its_last_completion_or_by_its_program() {
     let mut rig = rig(Version::V3);
     let region = Region { threshold: Threshold::Count(2), ..region(8, OP) };
     let (ends, stays) = (rig.ni.md_bind_region(region).unwrap(), rig.ni.md_bind_region(region).unwrap());
-    let transfer = put(&rig, ends);
+    let transfer = rig.outgoing_put(ends);
     let flight = rig.ni.begin(&transfer).unwrap();
     rig.ni.sent(&flight, NiFail::Ok);
     assert!(rig.ni.has_md(ends) && released(&mut rig).is_empty());
@@ -152,7 +133,7 @@ fn lengths_of_queues_and_what_fired_can_be_asked_without_taking() {
     let ct = rig.ni.ct_alloc().unwrap();
     let md = rig.ni.md_bind(Md { length: 8, ..Md::default() }).unwrap();
     assert!(rig.ni.fired_is_empty());
-    let transfer = put(&rig, md);
+    let transfer = rig.outgoing_put(md);
     rig.ni.trigger(ct, 0, Triggered::Transfer(transfer)).unwrap();
     assert!(!rig.ni.fired_is_empty());
     assert_eq!(rig.ni.fired(), Some(transfer));

@@ -458,30 +458,11 @@ fn an_acknowledgement_is_told_though_ends_are_not() {
     let mut rig = Rig::v3();
     let region = md(&rig, 8, OP | Options::EVENT_START_DISABLE | Options::EVENT_END_DISABLE);
     let md = rig.ni.md_bind_region(region).unwrap();
-    let flight = rig.ni.begin(&put_of(&rig, md)).unwrap();
+    let flight = rig.ni.begin(&rig.outgoing_put(md)).unwrap();
     rig.ni.sent(&flight, NiFail::Ok);
     assert_eq!(rig.kinds(), []);
     rig.ni.answered(&flight, &Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 8, offset: 0 });
     assert_eq!(rig.kinds(), [Ack]);
-}
-
-fn put_of(rig: &Rig, md: MdHandle) -> Transfer {
-    Transfer {
-        operation: Operation::Put,
-        md,
-        local_offset: 0,
-        reply: None,
-        length: 8,
-        ack: AckRequest::Full,
-        target: HERE,
-        pt_index: rig.pt,
-        ac_index: 0,
-        match_bits: 0,
-        remote_offset: 0,
-        user_ptr: 0,
-        hdr_data: 0,
-        operand: [0; 32],
-    }
 }
 
 #[test]
@@ -494,7 +475,7 @@ fn the_end_of_a_bound_descriptor_is_told_with_the_last_operation_on_it() {
     rig.ni.attach(me, region).unwrap();
     rig.send(rig.put(8)).unwrap();
     let _ = rig.events();
-    let flight = rig.ni.begin(&put_of(&rig, md)).unwrap();
+    let flight = rig.ni.begin(&rig.outgoing_put(md)).unwrap();
     rig.ni.sent(&flight, NiFail::Ok);
     rig.ni.answered(&flight, &Response { kind: ResponseKind::Ack, fail: NiFail::Ok, mlength: 8, offset: 0 });
     let events = rig.events();

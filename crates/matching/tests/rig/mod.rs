@@ -51,6 +51,25 @@ impl Rig {
     pub(crate) fn put(&self, length: u64) -> Header {
         self.header(Operation::Put, length)
     }
+    /// A put of 8 bytes from a descriptor to the portal, with an acknowledgement.
+    pub(crate) fn outgoing_put(&self, md: MdHandle) -> Transfer {
+        Transfer {
+            operation: Operation::Put,
+            md,
+            local_offset: 0,
+            reply: None,
+            length: 8,
+            ack: AckRequest::Full,
+            target: HERE,
+            pt_index: self.pt,
+            ac_index: 0,
+            match_bits: 0,
+            remote_offset: 0,
+            user_ptr: 0,
+            hdr_data: 0,
+            operand: [0; 32],
+        }
+    }
     /// Delivers and completes a message: entry, offset and length, or how it failed.
     pub(crate) fn send(&mut self, header: Header) -> Result<(EntryHandle, u64, u64), NiFail> {
         match self.ni.deliver(&Header { ack: AckRequest::Full, ..header }) {
