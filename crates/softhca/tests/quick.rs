@@ -49,10 +49,11 @@ fn the_first_poll_behind_a_message_finds_it_however_many_were_in_vain() {
             }
             a.recv();
             send(&mut b.rc, SendFlags::SIGNALED);
-            let came = (0..1000).find(|_| a.cq.poll(&mut one) == 1);
-            // The adapter's thread may have the engine, and take it in the poller's place.
-            let at_once = came == Some(0) || progress == Progress::Adaptive && came.is_some();
-            assert!(at_once, "{progress}, round {round}: {came:?}");
+            let at_once = a.cq.poll(&mut one) == 1;
+            // The adapter's thread may have the engine, for as long as the system keeps it from its CPU, and take the
+            // message in the poller's place.
+            let came = at_once || progress == Progress::Adaptive && a.next(&*b.device).is_some();
+            assert!(came, "{progress}, round {round}");
             b.next(&*a.device).expect("the SEND completes");
         }
         a.close();
