@@ -317,7 +317,9 @@ fn accept(args: &PingpongArgs, opened: &Opened, own: &Endpoint) -> Result<TcpStr
     let known = Some(here.ip()).filter(|ip| !ip.is_unspecified()).or(device);
     let host = known.map_or_else(|| "THIS-HOST".to_owned(), |ip| ip.to_string());
     let port = if here.port() == DEFAULT_PORT { String::new() } else { format!(" --port {}", here.port()) };
-    eprintln!("waiting on {here}; start `hca pingpong {service} {host}{port}`, or ibv_{service}_pingpong");
+    eprintln!(
+        "waiting on {here}; start `hca pingpong {service} --connect {host}{port}`, or ibv_{service}_pingpong"
+    );
     loop {
         match listener.accept() {
             Ok((stream, from)) => {

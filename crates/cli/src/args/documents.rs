@@ -1,4 +1,4 @@
-//! The command lines that documents and helps show are understood.
+//! The command lines and the names of devices that documents and helps show are understood.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -97,6 +97,37 @@ fn every_call_of_the_command_in_a_document_is_understood() {
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
     assert!(count > 60, "only {count} calls were found");
+}
+
+/// Names of devices in a text, without kinds alone (`shm://`) and those that hold placeholders.
+fn devices(text: &str) -> impl Iterator<Item = &str> {
+    let schemes = ["auto", "udp", "uring", "shm", "raw", "loopback", "vfio", "vfio-user"];
+    let words = text.split(|c: char| c.is_whitespace() || "`'\"()<>|".contains(c));
+    let words =
+        words.map(|word| word.trim_start_matches("HCA_DEVICE=").trim_end_matches(['.', ',', ';', ':']));
+    words.filter(move |word| {
+        let (scheme, rest) = word.split_once("://").unwrap_or_default();
+        let has_placeholder = |part: &str| part.len() > 1 && part.chars().all(|c| c.is_ascii_uppercase());
+        schemes.contains(&scheme)
+            && !rest.is_empty()
+            && !rest.contains(['…', '[', '$', '{'])
+            && !rest.split(|c: char| !c.is_ascii_alphabetic()).any(has_placeholder)
+    })
+}
+
+#[test]
+fn every_name_of_a_device_in_a_document_is_understood() {
+    let (mut faults, mut count) = (Vec::new(), 0);
+    for document in documents() {
+        let text = std::fs::read_to_string(&document).unwrap();
+        for device in devices(&text) {
+            count += 1;
+            let error = device.parse::<hca::DeviceUrl>().err();
+            faults.extend(error.map(|why| format!("{}: {device}: {why}", document.display())));
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+    assert!(count > 30, "only {count} names were found");
 }
 
 #[test]
