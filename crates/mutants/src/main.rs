@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use survivors::{Judged, Survivors};
+use survivors::{Judged, Survivors, known_as};
 use work::Work;
 
 /// Tries the mutants of what the list of survivors says is judged, and compares those that no test notices with the list.
@@ -34,6 +34,9 @@ struct Args {
     /// Only files that match, as cargo-mutants matches them; may be repeated.
     #[arg(long)]
     file: Vec<String>,
+    /// Only mutants with this in their name, as the list writes it; may be repeated.
+    #[arg(long)]
+    name: Vec<String>,
     /// Builds none alone: mutants of what the compiler evaluates that no test notices at run time count as missed.
     #[arg(long)]
     quick: bool,
@@ -68,10 +71,14 @@ fn judge(args: &Args) -> Result<bool, String> {
     let mut good = true;
     for judged in &judged {
         let files = if args.file.is_empty() { &judged.files } else { &args.file };
-        let all = list::of_files(&root, &judged.package, files)?;
+        let mut all = list::of_files(&root, &judged.package, files)?;
+        all.retain(|mutant| args.name.is_empty() || has_any(&known_as(&mutant.name), &args.name));
+        if all.is_empty() {
+            continue;
+        }
         let missed =
             Work::new(&root, &root.join(&args.output), judged, &all, args.jobs)?.judge(args.quick)?;
-        let (new, gone) = survivors.compare(&all, &missed);
+        let (new, gone) = survivors.compare(&all, &missed, args.name.is_empty());
         if !gone.is_empty() {
             println!(
                 "noticed now, to be taken from {} (--update):\n{}",
@@ -89,6 +96,10 @@ fn judge(args: &Args) -> Result<bool, String> {
         }
     }
     Ok(good)
+}
+
+fn has_any(name: &str, parts: &[String]) -> bool {
+    parts.iter().any(|part| name.contains(part.as_str()))
 }
 
 /// A bar, for those who watch.

@@ -1,6 +1,6 @@
 //! The list of mutants that no test notices.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use crate::list::Mutant;
@@ -57,8 +57,14 @@ impl Survivors {
     }
 
     /// Which of those that were missed the list lacks, and which of its lines about what was tried are gone. The same
-    /// change in several places of a function is as many lines.
-    pub(crate) fn compare(&self, tried: &[Mutant], missed: &[usize]) -> (Vec<String>, Vec<String>) {
+    /// change in several places of a function is as many lines. `whole_files`: all mutants of their files were tried, so
+    /// that a line of which none is left is gone, too.
+    pub(crate) fn compare(
+        &self,
+        tried: &[Mutant],
+        missed: &[usize],
+        whole_files: bool,
+    ) -> (Vec<String>, Vec<String>) {
         let mut listed = HashMap::<&str, isize>::new();
         for line in self.lines.iter().filter(|line| is_mutant(line)) {
             *listed.entry(line).or_default() += 1;
@@ -71,10 +77,14 @@ impl Survivors {
                 _ => new.push(tried[mutant].name.clone()),
             }
         }
-        let files: std::collections::HashSet<_> = tried.iter().map(|mutant| mutant.file.as_str()).collect();
+        let about = |known: &str| match whole_files {
+            true => known.split(": ").next().unwrap_or("").to_owned(),
+            false => known.to_owned(),
+        };
+        let tried: HashSet<_> = tried.iter().map(|mutant| about(&known_as(&mutant.name))).collect();
         let mut gone: Vec<_> = listed
             .into_iter()
-            .filter(|(line, _)| line.split(": ").next().is_some_and(|file| files.contains(file)))
+            .filter(|(line, _)| tried.contains(&about(line)))
             .flat_map(|(line, count)| std::iter::repeat_n(line.to_owned(), count.max(0) as usize))
             .collect();
         gone.sort();
@@ -126,10 +136,11 @@ mod tests {
         assert_eq!(survivors.judged[0].manifest(), "crates/p/Cargo.toml");
         let tried =
             mutants(&["a.rs:3:4: replace + with - in f", "a.rs:5:6: replace + with - in f", "a.rs:7:8: x"]);
-        let (new, gone) = survivors.compare(&tried, &[0, 1]);
+        let (new, gone) = survivors.compare(&tried, &[0, 1], true);
         assert_eq!(new, ["a.rs:5:6: replace + with - in f"]);
         // What was not tried is not gone.
         assert_eq!(gone, ["a.rs: replace == with != in g"]);
+        assert!(survivors.compare(&tried, &[0, 1], false).1.is_empty(), "its name was not tried");
         survivors.remove(&gone);
         assert!(!survivors.lines.contains(&gone[0]));
         assert_eq!(survivors.lines.len(), list.lines().count() - 1);

@@ -1,8 +1,9 @@
 //! One package: builds its mutants and tries them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fs;
+use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -25,6 +26,8 @@ pub(crate) struct Work<'a> {
     target: PathBuf,
     /// The folder for the lists of outcomes.
     lists: PathBuf,
+    /// What became of each mutant, as it is found.
+    outcomes: File,
     jobs: usize,
     begun: Instant,
 }
@@ -51,6 +54,8 @@ impl<'a> Work<'a> {
         let begun = Instant::now();
         let lists = output.join(&judged.package);
         fs::create_dir_all(&lists).map_err(|e| format!("{} can't be made: {e}", lists.display()))?;
+        let path = lists.join("outcomes");
+        let outcomes = File::create(&path).map_err(|e| format!("{} can't be made: {e}", path.display()))?;
         let mut texts = BTreeMap::new();
         for mutant in all {
             if !texts.contains_key(mutant.file.as_str()) {
@@ -62,7 +67,7 @@ impl<'a> Work<'a> {
             }
         }
         let tree = Tree::new(root, output.join("tree"), &judged.manifest(), &texts)?;
-        Ok(Self { judged, all, texts, tree, target: output.join("build"), lists, jobs, begun })
+        Ok(Self { judged, all, texts, tree, target: output.join("build"), lists, outcomes, jobs, begun })
     }
 
     /// The mutants that no test notices, by their places in the list of all.
@@ -168,6 +173,14 @@ impl<'a> Work<'a> {
         format!("{:016x}", hasher.finish())
     }
 
+    /// Writes what became of a mutant behind the others, so that a run which is ended early has told what it found.
+    fn note(&self, mutant: usize, outcome: Outcome) {
+        let line = format!("{outcome:?}\t{}\n", self.all[mutant].name);
+        if let Err(e) = (&self.outcomes).write_all(line.as_bytes()) {
+            eprintln!("the outcomes can't be written: {e}");
+        }
+    }
+
     /// Tries all; those that took too long once more, alone.
     fn run_all(&self, trials: &Trials, numbers: &[Number]) -> HashMap<usize, Outcome> {
         let bar = crate::bar("mutants");
@@ -179,6 +192,7 @@ impl<'a> Work<'a> {
                 scope.spawn(|| {
                     while let Some(number) = numbers.get(next.fetch_add(1, Relaxed)) {
                         let outcome = trials.run(number.number, number.place, HASTE);
+                        self.note(number.mutant, outcome);
                         outcomes.lock().expect("no panics").insert(number.mutant, outcome);
                         if !matches!(outcome, Outcome::Caught | Outcome::CaughtByTime) {
                             bar.set_message(format!("{} missed", missed.fetch_add(1, Relaxed) + 1));
@@ -192,7 +206,9 @@ impl<'a> Work<'a> {
         let mut outcomes = outcomes.into_inner().expect("no panics");
         for number in numbers {
             if outcomes[&number.mutant] == Outcome::TooLong {
-                outcomes.insert(number.mutant, by_time(trials.run(number.number, number.place, PATIENCE)));
+                let outcome = by_time(trials.run(number.number, number.place, PATIENCE));
+                self.note(number.mutant, outcome);
+                outcomes.insert(number.mutant, outcome);
             }
         }
         outcomes
@@ -219,6 +235,7 @@ impl<'a> Work<'a> {
                 Ok(Built::Refused(_)) | Err(_) => Outcome::Unviable,
             };
             self.tree.write(file, text.as_bytes())?;
+            self.note(mutant, outcome);
             outcomes.insert(mutant, outcome);
             bar.inc(1);
         }
