@@ -51,6 +51,11 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut TaskContext::from_waker(Waker::noop()))
 }
 
+/// Polls a future once, as by a task that is told when it is woken.
+fn poll_by<F: Future>(future: Pin<&mut F>, woken: &Arc<Woken>) -> Poll<F::Output> {
+    future.poll(&mut TaskContext::from_waker(&Waker::from(Arc::clone(woken))))
+}
+
 struct World {
     fake: Arc<Fake>,
     pd: Pd,
@@ -125,14 +130,15 @@ fn a_request_that_is_dropped_in_flight_gives_its_buffer_back_by_reclaim() {
     drop(sent);
     assert!(w.a.try_reclaim().is_none(), "the device has it still");
     let (mut first, mut second) = (pin!(w.a.reclaim()), pin!(w.a.reclaim()));
-    assert!(poll_once(first.as_mut()).is_pending() && poll_once(second.as_mut()).is_pending());
+    let woken = Arc::new(Woken::default());
+    assert!(poll_once(first.as_mut()).is_pending() && poll_by(second.as_mut(), &woken).is_pending());
     w.release();
+    assert!(w.b.try_recv().unwrap().is_some(), "the message was sent all the same");
+    assert!(woken.0.load(SeqCst), "nothing is left that the second could wait for");
     let Poll::Ready(Some(left)) = poll_once(first.as_mut()) else { panic!("it has completed") };
     assert_eq!((left.id, left.opcode, left.result), (70, WcOpcode::Send, Ok(())));
     assert_eq!(*left.into_bufs().next().unwrap(), *b"dropped");
     assert!(matches!(poll_once(second.as_mut()), Poll::Ready(None)), "nothing else was dropped");
-    let message = w.b.try_recv().unwrap().unwrap();
-    assert_eq!(*message, *b"dropped", "the message was sent all the same");
 }
 
 #[test]
@@ -368,6 +374,31 @@ fn a_drain_ends_when_all_that_was_posted_has_come_back() {
     assert!(matches!(poll_once(drain.as_mut()), Poll::Ready(Ok(()))));
     let bufs = std::iter::from_fn(|| w.a.try_reclaim()).flat_map(Unclaimed::into_bufs).count();
     assert_eq!((bufs, w.a.outstanding()), (3, (0, 0)));
+}
+
+#[test]
+fn a_drain_takes_nobodys_place_or_message() {
+    let w = world();
+    let build = || w.pd.qp::<Rc>(&w.reactor).max_send_wr(1).max_recv_wr(1).build_async(&w.reactor).unwrap();
+    let (near, far) = (build(), build());
+    near.connect(&far.endpoint(), &ConnectOptions::default()).unwrap();
+    far.connect(&near.endpoint(), &ConnectOptions::default()).unwrap();
+    far.post_recv(w.pd.alloc(16).unwrap()).unwrap();
+    w.hold(true);
+    let _last = near.try_request(SendRequest::send(Inline(b"last"))).unwrap();
+    let _flushed = far.try_request(SendRequest::send(Inline(b"full"))).unwrap();
+    let mut drain = pin!(far.drain().unwrap());
+    assert!(poll_once(drain.as_mut()).is_pending());
+    let [room, message] = [(); 2].map(|()| Arc::new(Woken::default()));
+    let (mut send, mut recv) = (pin!(far.send(Inline(b"wait"))), pin!(far.recv()));
+    assert!(poll_by(send.as_mut(), &room).is_pending() && poll_by(recv.as_mut(), &message).is_pending());
+    w.release();
+    assert!(w.a.try_recv().unwrap().is_none(), "it has all completions handed out");
+    assert!(message.0.load(SeqCst), "the message is there for who waits for it");
+    assert!(room.0.load(SeqCst), "the place is there for who waits for it");
+    let Poll::Ready(Ok(message)) = poll_once(recv) else { panic!("it has come") };
+    assert_eq!(*message, *b"last");
+    assert!(matches!(poll_once(drain), Poll::Ready(Ok(()))));
 }
 
 #[test]

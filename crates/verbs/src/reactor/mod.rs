@@ -207,7 +207,11 @@ impl fmt::Debug for Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.core.driverless.store(true, Ordering::Release);
+        {
+            // Under the lock: a queue pair that comes sees it, or is seen below.
+            let _changes = lock(&self.core.changes);
+            self.core.driverless.store(true, Ordering::Release);
+        }
         let (mut wakers, mut turn) = (Vec::new(), lock(&self.core.turn));
         turn.take_over(&self.core);
         turn.routes.values().for_each(|route| route.close(&mut wakers));
@@ -238,7 +242,10 @@ impl Core {
             match next(cq, wcs, cx) {
                 Poll::Ready(Ok(())) => self.hand_out(turn),
                 Poll::Ready(Err(e)) => return Poll::Ready(Err(e)),
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => {
+                    turn.settle(self);
+                    return Poll::Pending;
+                }
             }
         }
         cx.waker().wake_by_ref();
@@ -247,14 +254,20 @@ impl Core {
 
     /// Looks at the queue once, unless somebody is at it.
     pub(crate) fn try_turn(&self) {
-        let mut turn = match self.turn.try_lock() {
-            Ok(turn) => turn,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
+        let Some(mut turn) = self.free_turn() else { return };
         let Turn { cq, wcs, .. } = &mut *turn;
         if cq.fill(wcs) > 0 {
             self.hand_out(turn);
+        } else {
+            turn.settle(self);
+        }
+    }
+    /// The poller's state, unless somebody has it.
+    fn free_turn(&self) -> Option<MutexGuard<'_, Turn>> {
+        match self.turn.try_lock() {
+            Ok(turn) => Some(turn),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 
@@ -288,19 +301,25 @@ impl Core {
 
     /// A queue pair's completions go to `route` from now on.
     pub(crate) fn attach(&self, qp: QpHandle, route: Arc<dyn Route>) {
-        self.change(qp, Some(Arc::clone(&route)));
-        if self.driverless() {
+        if self.change(qp, Some(Arc::clone(&route))) {
             route.close(&mut Vec::new());
         }
     }
-    /// The device yields no completion of the queue pair any more.
+    /// The device yields no completion of the queue pair any more. It is forgotten at once, as perhaps nothing completes
+    /// any more; where somebody has the poller's state, by the next turn.
     pub(crate) fn detach(&self, qp: QpHandle) {
         self.change(qp, None);
+        if let Some(mut turn) = self.free_turn() {
+            turn.settle(self);
+        }
     }
-    fn change(&self, qp: QpHandle, route: Option<Arc<dyn Route>>) {
-        lock(&self.changes).push((qp, route));
+    /// Whether the driver is gone, which takes over no change any more.
+    fn change(&self, qp: QpHandle, route: Option<Arc<dyn Route>>) -> bool {
+        let mut changes = lock(&self.changes);
+        changes.push((qp, route));
         // Release: pairs with the Acquire in `take_over`.
         self.changed.store(true, Ordering::Release);
+        self.driverless()
     }
     /// Whether nobody drives it any more.
     pub(crate) fn driverless(&self) -> bool {
@@ -322,6 +341,14 @@ impl Turn {
                 // One that went may have done so after the completions in hand were polled.
                 None => self.gone.push(qp),
             }
+        }
+    }
+
+    /// With no completion in hand.
+    fn settle(&mut self, core: &Core) {
+        if core.changed.load(Ordering::Acquire) {
+            self.take_over(core);
+            self.forget_gone();
         }
     }
 

@@ -6,7 +6,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 
-use hca_core::{PostErrorKind, WcStatus};
+use hca_core::{PostErrorKind, QpHandle, WcStatus};
 
 use super::message::{Arrived, Home, Receive};
 use super::ops::{Abandoned, Ending, Ops};
@@ -43,8 +43,15 @@ pub struct AsyncQp<S: Service> {
 /// The state that the clones of a queue pair and its futures share.
 pub(super) struct Handle<S: Service> {
     pub(super) lane: Arc<Lane<S>>,
-    pub(super) reactor: Reactor,
     control: QpControl<S>,
+    /// Behind the control: the device's queue pair goes first.
+    attached: Attached,
+}
+
+/// The place of a queue pair among those of a reactor.
+struct Attached {
+    reactor: Reactor,
+    qp: QpHandle,
 }
 
 /// A queue pair as its completions reach it.
@@ -60,6 +67,8 @@ pub(super) struct SendHalf<S: Service> {
     queue: Option<SendQueue<S>>,
     pub(super) ops: Ops<Part>,
     pub(super) room: Waiters,
+    /// Tasks that wait for all to come back. They take no place, so each completion wakes all of them.
+    pub(super) drains: Waiters,
     pub(super) driverless: bool,
 }
 
@@ -70,6 +79,8 @@ pub(super) struct RecvHalf<S: Service> {
     /// The first receive that went wrong: no message comes after it.
     pub(super) failed: Option<WcError>,
     pub(super) waiters: Waiters,
+    /// As those of the send half.
+    pub(super) drains: Waiters,
     pub(super) driverless: bool,
 }
 
@@ -101,6 +112,7 @@ impl<S: Service> Handle<S> {
             queue: Some(send),
             ops: Ops::with_capacity(cap.max_send_wr as usize),
             room: Waiters::default(),
+            drains: Waiters::default(),
             driverless: false,
         };
         let recv = RecvHalf {
@@ -108,6 +120,7 @@ impl<S: Service> Handle<S> {
             arrived: VecDeque::with_capacity(recv_depth),
             failed: None,
             waiters: Waiters::default(),
+            drains: Waiters::default(),
             driverless: false,
         };
         let max = cap.max_send_wr as usize + recv_depth.max(1);
@@ -115,12 +128,13 @@ impl<S: Service> Handle<S> {
         let lane =
             Lane { send: Mutex::new(send), recv: Mutex::new(recv), unclaimed: Mutex::new(unclaimed), home };
         let lane = Arc::new(lane);
-        reactor.core().attach(control.handle(), Arc::clone(&lane) as Arc<dyn Route>);
-        Self { lane, reactor, control }
+        let attached = Attached { reactor, qp: control.handle() };
+        attached.reactor.core().attach(attached.qp, Arc::clone(&lane) as Arc<dyn Route>);
+        Self { lane, control, attached }
     }
 
     pub(super) fn core(&self) -> &Core {
-        self.reactor.core()
+        self.attached.reactor.core()
     }
 
     /// Requests of its own that are posted and have not come back.
@@ -139,7 +153,12 @@ impl<S: Service> Drop for Handle<S> {
         half.arrived.clear();
         drop(half);
         drop((send, recv));
-        self.core().detach(self.control.handle());
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.reactor.core().detach(self.qp);
     }
 }
 
@@ -152,10 +171,11 @@ impl<S: Service> Route for Lane<S> {
         let mut half = lock(&self.send);
         let left = half.ops.complete(wc.id, ending, wc.take_parts(), wakers);
         wakers.extend(half.room.next_waker());
+        half.drains.all(wakers);
+        // Under the lock: who sees that no abandoned request is in flight finds what each has left.
+        let oldest = left.and_then(|left| self.keep(left.into(), wakers));
         drop(half);
-        if let Some(left) = left {
-            wakers.extend(self.leave(left.into()));
-        }
+        drop(oldest);
     }
 
     fn close(&self, wakers: &mut Vec<Waker>) {
@@ -163,10 +183,12 @@ impl<S: Service> Route for Lane<S> {
         send.driverless = true;
         send.ops.all(wakers);
         send.room.all(wakers);
+        send.drains.all(wakers);
         drop(send);
         let mut recv = lock(&self.recv);
         recv.driverless = true;
         recv.waiters.all(wakers);
+        recv.drains.all(wakers);
         drop(recv);
         lock(&self.unclaimed).waiters.all(wakers);
     }
@@ -176,15 +198,11 @@ impl<S: Service> Lane<S> {
     fn received(&self, mut wc: Wc<'_>, wakers: &mut Vec<Waker>) {
         if let Some(error) = wc.error() {
             let parts = wc.take_parts().collect();
-            wakers.extend(self.leave(Unclaimed {
-                id: wc.id,
-                opcode: wc.opcode,
-                result: Err(error.into()),
-                parts,
-            }));
+            self.leave(Unclaimed { id: wc.id, opcode: wc.opcode, result: Err(error.into()), parts }, wakers);
             let mut half = lock(&self.recv);
             half.failed.get_or_insert(error);
             half.waiters.all(wakers);
+            half.drains.all(wakers);
             return;
         }
         let arrived = Arrived::new(&mut wc);
@@ -192,19 +210,22 @@ impl<S: Service> Lane<S> {
         if half.queue.is_some() {
             half.arrived.push_back(arrived);
             wakers.extend(half.waiters.next_waker());
+            half.drains.all(wakers);
         }
     }
 
-    /// Keeps what no future waits for, and says who does.
-    pub(super) fn leave(&self, left: Unclaimed) -> Option<Waker> {
+    /// Keeps what no future waits for, and adds all tasks that ask for such: those that find nothing may have nothing to
+    /// wait for any more.
+    pub(super) fn leave(&self, left: Unclaimed, wakers: &mut Vec<Waker>) {
+        drop(self.keep(left, wakers));
+    }
+    /// As [`leave`](Self::leave); the oldest goes where there are too many, its memory without a lock.
+    fn keep(&self, left: Unclaimed, wakers: &mut Vec<Waker>) -> Option<Unclaimed> {
         let mut unclaimed = lock(&self.unclaimed);
         let oldest = if unclaimed.kept.len() == unclaimed.max { unclaimed.kept.pop_front() } else { None };
         unclaimed.kept.push_back(left);
-        let waker = unclaimed.waiters.next_waker();
-        drop(unclaimed);
-        // Its memory goes back without the lock.
-        drop(oldest);
-        waker
+        unclaimed.waiters.all(wakers);
+        oldest
     }
 
     /// The oldest leftover.
@@ -372,7 +393,7 @@ impl<S: Service> AsyncQp<S> {
 
     /// The reactor that drives this queue pair.
     pub fn reactor(&self) -> &Reactor {
-        &self.handle.reactor
+        &self.handle.attached.reactor
     }
 }
 

@@ -151,8 +151,11 @@ impl<S: Service, O, L: GatherList> Drop for Request<S, O, L> {
                 Some(Unclaimed { id, opcode, result: Err(RequestError::Cancelled), parts })
             }
         };
-        let waker = left.and_then(|left| lane.leave(left));
-        waker.into_iter().for_each(Waker::wake);
+        let mut wakers = Vec::new();
+        if let Some(left) = left {
+            lane.leave(left, &mut wakers);
+        }
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -288,8 +291,8 @@ impl<S: Service> Future for Drain<S> {
     fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
         let Self { handle, sends, recvs } = self.get_mut();
         for looked in [false, true] {
-            lock(&handle.lane.send).room.wait(sends, cx.waker());
-            lock(&handle.lane.recv).waiters.wait(recvs, cx.waker());
+            lock(&handle.lane.send).drains.wait(sends, cx.waker());
+            lock(&handle.lane.recv).drains.wait(recvs, cx.waker());
             let (send, recv) = handle.outstanding();
             if (send, recv) == (0, 0) {
                 return Poll::Ready(Ok(()));
@@ -307,9 +310,8 @@ impl<S: Service> Future for Drain<S> {
 
 impl<S: Service> Drop for Drain<S> {
     fn drop(&mut self) {
-        let sends = lock(&self.handle.lane.send).room.leave(&mut self.sends);
-        let recvs = lock(&self.handle.lane.recv).waiters.leave(&mut self.recvs);
-        sends.into_iter().chain(recvs).for_each(Waker::wake);
+        lock(&self.handle.lane.send).drains.served(&mut self.sends);
+        lock(&self.handle.lane.recv).drains.served(&mut self.recvs);
     }
 }
 impl<S: Service> fmt::Debug for Drain<S> {

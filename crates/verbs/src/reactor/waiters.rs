@@ -52,7 +52,9 @@ impl Waiters {
 
     /// All tasks, which have to be woken.
     pub(super) fn all(&mut self, wakers: &mut Vec<Waker>) {
-        wakers.extend(self.queue.drain(..).map(|entry| entry.1));
+        if !self.queue.is_empty() {
+            wakers.extend(self.queue.drain(..).map(|entry| entry.1));
+        }
     }
 }
 
