@@ -14,6 +14,7 @@ use hca_fabric::{
 use hca_fabric::{UringFabric, UringOptions};
 #[cfg(feature = "vfio")]
 use hca_mlx5::Mlx5;
+use hca_process::PerProcess;
 use hca_verbs::Context;
 #[cfg(feature = "vfio")]
 use hca_vfio::{PciFunction, UserOptions};
@@ -335,9 +336,8 @@ fn first_free(
 
 /// The next address of the loopback network of this name in this process.
 fn loopback(name: &str) -> impl Fabric + use<> {
-    static NETS: Mutex<Option<HashMap<String, (LoopbackNet, u32)>>> = Mutex::new(None);
-    let mut nets = NETS.lock().unwrap_or_else(PoisonError::into_inner);
-    let nets = nets.get_or_insert_default();
+    static NETS: PerProcess<Mutex<HashMap<String, (LoopbackNet, u32)>>> = PerProcess::new();
+    let mut nets = NETS.get().lock().unwrap_or_else(PoisonError::into_inner);
     let (net, used) = nets.entry(name.to_owned()).or_insert_with(|| (LoopbackNet::new(), 0));
     *used += 1;
     net.attach(IpAddr::V4((u32::from(Ipv4Addr::new(10, 0, 0, 0)) + *used).into()))

@@ -6,15 +6,17 @@
 //! the name when the process ends. `HCA_STAT=off` in the environment leaves the socket and the thread out.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
+use std::{fs, mem};
 
 use hca_core::{Counter, Device};
+use hca_process::PerProcess;
 use rustix::net::sockopt::socket_peercred;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::getuid;
 
 /// The environment variable that switches this off.
@@ -81,31 +83,33 @@ fn value(counters: &[(String, u64)], name: &str) -> u64 {
 }
 
 /// The devices that a process shows.
+#[derive(Default)]
 struct Shown {
-    pid: u32,
     devices: Vec<(String, Weak<dyn Device>)>,
+    /// A thread answers, or could not be started.
+    is_told: bool,
 }
 
-static SHOWN: Mutex<Option<Shown>> = Mutex::new(None);
+/// A forked child has none of its parent's threads, and its own devices.
+static SHOWN: PerProcess<Mutex<Shown>> = PerProcess::new();
+
+fn shown() -> MutexGuard<'static, Shown> {
+    // It is whole between any two of its operations.
+    SHOWN.get().lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Shows a device that was opened. Where that is not possible, it is not shown, and works.
 pub(crate) fn show(url: String, device: &Arc<dyn Device>) {
     if std::env::var_os(STAT_VARIABLE).is_some_and(|value| value == "off") {
         return;
     }
-    let pid = std::process::id();
-    let mut shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    // A forked child has none of its parent's threads, and its own devices.
-    let is_new = shown.as_ref().is_none_or(|shown| shown.pid != pid);
-    if is_new {
-        *shown = Some(Shown { pid, devices: Vec::new() });
-    }
-    let devices = &mut shown.as_mut().expect("made above").devices;
-    devices.retain(|(_, device)| device.strong_count() > 0);
-    devices.push((url, Arc::downgrade(device)));
+    let mut shown = shown();
+    shown.devices.retain(|(_, device)| device.strong_count() > 0);
+    shown.devices.push((url, Arc::downgrade(device)));
+    let is_told = mem::replace(&mut shown.is_told, true);
     drop(shown);
-    if is_new && let Ok(listener) = listen(pid) {
-        let _ = hca_process::spawn("hca-stat", move || answer(&listener, pid));
+    if !is_told && let Ok(listener) = listen(std::process::id()) {
+        let _ = hca_process::spawn("hca-stat", move || answer(&listener));
     }
 }
 
@@ -134,7 +138,7 @@ fn names(sockets: &str) -> BTreeSet<&str> {
 }
 
 /// Answers each question, for as long as the process lives.
-fn answer(listener: &UnixListener, pid: u32) {
+fn answer(listener: &UnixListener) {
     for stream in listener.incoming() {
         let Ok(stream) = stream else {
             // No descriptor is left; the pause keeps the thread from spinning until there is one.
@@ -144,19 +148,18 @@ fn answer(listener: &UnixListener, pid: u32) {
         let is_own = socket_peercred(&stream).is_ok_and(|peer| peer.uid == getuid());
         if is_own && stream.set_write_timeout(Some(PATIENCE)).is_ok() {
             // A client that has gone away needs no answer.
-            let _ = tell(&stream, pid);
+            let _ = tell(&stream);
         }
     }
 }
 
-fn tell(mut stream: &UnixStream, pid: u32) -> io::Result<()> {
-    let devices: Vec<_> = {
-        let shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        let all = shown.as_ref().filter(|shown| shown.pid == pid).map(|shown| shown.devices.iter());
-        all.into_iter().flatten().filter_map(|(url, device)| Some((url.clone(), device.upgrade()?))).collect()
-    };
+fn tell(mut stream: &UnixStream) -> io::Result<()> {
+    let open = |(url, device): &(String, Weak<dyn Device>)| Some((url.clone(), device.upgrade()?));
+    let devices: Vec<_> = shown().devices.iter().filter_map(open).collect();
     let name = fs::read_to_string("/proc/self/comm").unwrap_or_default();
-    let mut text = format!("process\t{pid}\t{}\n", name.trim_end());
+    // A process's name may be anything.
+    let name = name.trim_end_matches('\n').replace(char::is_control, "?");
+    let mut text = format!("process\t{}\t{name}\n", std::process::id());
     for (url, device) in devices {
         tell_device(&mut text, &url, &*device);
     }
@@ -195,8 +198,19 @@ pub fn running() -> io::Result<Vec<ProcessStat>> {
     Ok(names(&sockets).into_iter().filter_map(|name| ask(name).ok().flatten()).collect())
 }
 
+/// A connection, if there is room for one: who blocks waits for ever where nobody accepts any, as in a process that is
+/// stopped, or in one of another user that has taken the name.
+fn connect(name: &str) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+    let stream = UnixStream::from(socket);
+    stream.set_nonblocking(false)?;
+    Ok(stream)
+}
+
 fn ask(name: &str) -> io::Result<Option<ProcessStat>> {
-    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+    let stream = connect(name)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     // Any user can take a name.
     if socket_peercred(&stream)?.uid != getuid() {
@@ -293,6 +307,22 @@ mod tests {
             String::from_utf8(addr.as_abstract_name().unwrap().to_vec()).unwrap()
         };
         assert_eq!((name(&a), name(&b)), (format!("{}{pid}-0", prefix()), format!("{}{pid}-1", prefix())));
+    }
+
+    #[test]
+    fn who_accepts_nobody_is_not_waited_for() {
+        let name = format!("{}full-{}", prefix(), std::process::id());
+        let socket =
+            socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
+        rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+        rustix::net::listen(&socket, 0).unwrap();
+        let waiting = connect(&name).unwrap();
+        let (told, asked) = std::sync::mpsc::channel();
+        let second = std::thread::spawn(move || told.send(connect(&name).map_err(|e| e.kind())));
+        let refused = asked.recv_timeout(Duration::from_secs(60)).expect("it waits");
+        assert_eq!(refused.unwrap_err(), ErrorKind::WouldBlock);
+        second.join().unwrap().unwrap();
+        drop((waiting, socket));
     }
 
     #[test]

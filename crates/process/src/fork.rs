@@ -5,6 +5,7 @@
 //!
 //! Invariants:
 //! 1. [`WORD`] is null, or points to a word that is mapped for ever, aligned, and only accessed by atomics.
+//! 2. The pointer of a [`PerProcess`] is null, or is that of a box that is never freed, and read only.
 #![allow(unsafe_code)] // memory that the kernel wipes in a forked child
 
 use core::ptr::null_mut;
@@ -79,6 +80,54 @@ impl Fork {
     #[inline]
     pub fn is_child(self) -> bool {
         self.0.load(Ordering::Relaxed) != HERE
+    }
+}
+
+/// A static value that a forked child has anew: at the fork another thread of the parent may have been changing the
+/// parent's, or have held a lock within it, which nobody gives back in the child.
+///
+/// ```
+/// use std::sync::Mutex;
+///
+/// static NAMES: hca_process::PerProcess<Mutex<Vec<String>>> = hca_process::PerProcess::new();
+/// NAMES.get().lock().unwrap().push("one".into());
+/// ```
+#[derive(Debug)]
+pub struct PerProcess<T>(AtomicPtr<(Fork, T)>);
+
+impl<T> PerProcess<T> {
+    /// A place for the value, which is made by its first use.
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(null_mut()))
+    }
+}
+
+impl<T: Default + Send + Sync + 'static> PerProcess<T> {
+    /// This process's value. It is made once, and lives as long as the process.
+    pub fn get(&self) -> &'static T {
+        let mut made: Option<Box<(Fork, T)>> = None;
+        loop {
+            // Acquire: pairs with the Release below, behind which the value is whole.
+            let known = self.0.load(Ordering::Acquire);
+            // SAFETY: (2)
+            if let Some((fork, value)) = unsafe { known.as_ref() }
+                && !fork.is_child()
+            {
+                return value;
+            }
+            let new = Box::into_raw(made.take().unwrap_or_else(|| Box::new((Fork::new(), T::default()))));
+            if self.0.compare_exchange(known, new, Ordering::Release, Ordering::Relaxed).is_err() {
+                // SAFETY: another thread was quicker, and nobody has the address of this box.
+                made = Some(unsafe { Box::from_raw(new) });
+            }
+        }
+    }
+}
+
+impl<T> Default for PerProcess<T> {
+    /// Like [`PerProcess::new`].
+    fn default() -> Self {
+        Self::new()
     }
 }
 

@@ -16,7 +16,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `fork` | [`Fork`], which tells a drop whether it runs in a forked child |
+//! | `fork` | [`Fork`], which tells a drop whether it runs in a forked child; [`PerProcess`], a static that a child has anew |
 //! | `file` | [`memory_file`], which returns an error instead of a signal beyond the limit of file sizes |
 //! | `thread` | [`spawn`], which starts a thread that takes none of the program's signals |
 #![deny(unsafe_code)]
@@ -26,5 +26,5 @@ mod fork;
 mod thread;
 
 pub use file::{check_file_len, memory_file};
-pub use fork::Fork;
+pub use fork::{Fork, PerProcess};
 pub use thread::spawn;

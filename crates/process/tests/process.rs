@@ -4,7 +4,9 @@
 //! 1. Children of this process, which has one thread, may do anything; they end by `_exit`.
 #![allow(unsafe_code)] // `fork`, with `_exit` in its child
 
-use hca_process::{Fork, memory_file};
+use std::sync::Mutex;
+
+use hca_process::{Fork, PerProcess, memory_file};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -42,6 +44,20 @@ fn children_are_told_apart_over_generations() {
     assert!(!first.is_child() && !Fork::new().is_child());
 }
 
+fn a_child_has_statics_of_its_own_whatever_lock_was_held_at_the_fork() {
+    static LIST: PerProcess<Mutex<Vec<u32>>> = PerProcess::new();
+    let mut held = LIST.get().lock().unwrap();
+    held.push(1);
+    in_child("a child", || {
+        LIST.get().try_lock().expect("its parent's lock is not its own").push(2);
+        assert_eq!(*LIST.get().try_lock().unwrap(), [2]);
+        let _held = LIST.get().try_lock().unwrap();
+        in_child("a grandchild", || assert!(LIST.get().try_lock().unwrap().is_empty()));
+    });
+    drop(held);
+    assert_eq!(*LIST.get().lock().unwrap(), [1]);
+}
+
 fn a_file_beyond_the_limit_is_an_error_and_no_signal() {
     let make = |len| memory_file("hca-test", MemfdFlags::empty(), len);
     let limit = getrlimit(Resource::Fsize);
@@ -57,6 +73,8 @@ fn a_file_beyond_the_limit_is_an_error_and_no_signal() {
 fn main() {
     children_are_told_apart_over_generations();
     println!("children are told apart over generations: ok");
+    a_child_has_statics_of_its_own_whatever_lock_was_held_at_the_fork();
+    println!("a child has statics of its own, whatever lock was held at the fork: ok");
     a_file_beyond_the_limit_is_an_error_and_no_signal();
     println!("a file beyond the limit is an error and no signal: ok");
 }

@@ -16,7 +16,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use hca_process::{Fork, memory_file};
+use hca_process::{Fork, PerProcess, memory_file};
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -30,14 +30,14 @@ pub(super) const PAGE: usize = 4096;
 pub(super) const HUGE: usize = 2 << 20;
 
 /// Allocations that live, by address. It is one for the process, as its address space is: a region may be registered
-/// with another adapter than the one whose memory it is.
-static LIVE: Mutex<BTreeMap<usize, Weak<Inner>>> = Mutex::new(BTreeMap::new());
+/// with another adapter than the one whose memory it is. A forked child has none of its parent's.
+static LIVE: PerProcess<Mutex<BTreeMap<usize, Weak<Inner>>>> = PerProcess::new();
 /// Their number, and of those that are being made.
 static COUNT: AtomicU32 = AtomicU32::new(0);
 
 fn live() -> MutexGuard<'static, BTreeMap<usize, Weak<Inner>>> {
     // The map is whole between any two of its operations.
-    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+    LIVE.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Memory of this process that peers may be given: whole pages, zeroed at first, there from the beginning.
