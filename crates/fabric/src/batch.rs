@@ -1,9 +1,13 @@
 //! Packets to send, gathered into trains: equal sizes to one path, the last one shorter.
+//!
+//! The packets of a train have the top byte of the destination's number in common: where processes share an address, the
+//! kernel gives a train to one of them as a whole.
 
 use hca_core::wire::ICRC_BYTES;
 
 use crate::PathId;
 use crate::lent::Lent;
+use crate::share::SLOT_BYTE;
 
 /// Segments of one train at most: what UDP_SEGMENT takes.
 const MAX_SEGMENTS: usize = 64;
@@ -106,16 +110,23 @@ impl TxBatch {
         self.open > 0 && self.trains.last().is_some_and(|t| t.path == path && total <= t.segment)
     }
 
+    /// Whether the packet at `start`, which has been written, and the last train are for one slot.
+    #[inline]
+    fn is_for_same_slot(&self, start: usize) -> bool {
+        let last = self.trains.last().map_or(start, |t| t.start);
+        self.buf[start + SLOT_BYTE] == self.buf[last + SLOT_BYTE]
+    }
+
     /// Appends the packet last reserved.
     ///
     /// # Panics
-    /// If none is reserved.
+    /// If none is reserved, or it has fewer bytes than a BTH.
     #[inline]
     pub fn commit(&mut self) {
         let (path, total) = self.reserved.take().expect("a packet was reserved");
         let start = self.used;
         self.used += total;
-        if self.joins(path, total) {
+        if self.joins(path, total) && self.is_for_same_slot(start) {
             let t = self.trains.last_mut().expect("it is open");
             t.len += total;
             self.open = if total < t.segment { 0 } else { self.open - 1 };
@@ -283,8 +294,20 @@ mod tests {
     use super::*;
 
     fn push(b: &mut TxBatch, path: u32, len: usize) {
-        b.reserve(PathId(path), len).unwrap().fill(len as u8);
+        let room = b.reserve(PathId(path), len).unwrap();
+        room.fill(len as u8);
+        room[SLOT_BYTE] = 0;
         b.commit();
+    }
+
+    #[test]
+    fn a_packet_for_another_slot_begins_a_train() {
+        let mut b = TxBatch::with_capacity(4096);
+        for slot in [1, 1, 2, 2, 1] {
+            b.reserve(PathId(1), 20).unwrap()[SLOT_BYTE] = slot;
+            b.commit();
+        }
+        assert_eq!(b.trains().iter().map(Train::packets).collect::<Vec<_>>(), [2, 2, 1]);
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub struct FabricAttr {
     pub max_mtu: Mtu,
     /// Bytes that a receiver of this kind buffers, and so the most that a sender keeps in flight to one peer.
     pub recv_buffer_bytes: usize,
+    /// The top byte of the numbers of all queue pairs, where several processes share the address.
+    pub qpn_slot: Option<u8>,
     /// The link that carries the fabric's packets.
     pub link: FabricLink,
     /// What was found out at run time, for people: (what, what it is, and the remedy where it could be better).

@@ -13,6 +13,7 @@
 //! | `lent` | payloads that are sent without a copy into the train |
 //! | `loopback` | a network inside the process, for tests |
 //! | `netlink` | the kernel's interfaces, routes, neighbours and sockets |
+//! | `share` | one UDP address for several processes |
 //! | `raw` | Ethernet frames over packet sockets, RoCEv2 and RoCEv1 |
 //! | `link` | the interface below a fabric, and its speed |
 //! | `shm` | rings in memory that processes of one machine share |
@@ -32,6 +33,7 @@ mod batch;
 mod capture;
 #[cfg_attr(not(target_arch = "x86_64"), path = "clmul_none.rs")]
 mod clmul;
+mod cred;
 mod fabric;
 mod faulty;
 mod flow;
@@ -44,6 +46,7 @@ mod netlink;
 mod open;
 mod paths;
 mod raw;
+mod share;
 mod shm;
 mod sync;
 mod udp;
@@ -63,6 +66,7 @@ pub use loopback::{LoopbackFabric, LoopbackNet};
 pub use open::OpenError;
 pub use paths::PORTS_PER_PEER;
 pub use raw::{RawFabric, RawOptions, RoceVersion};
+pub use share::MAX_SLOTS;
 #[cfg(fuzzing)]
 pub use shm::shm_peer;
 #[cfg(not(loom))]

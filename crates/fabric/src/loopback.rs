@@ -128,6 +128,7 @@ impl LoopbackNet {
                 local: addr,
                 max_mtu: Mtu::B4096,
                 recv_buffer_bytes: QUEUE_BYTES / 2,
+                qpn_slot: None,
                 link: FabricLink::none(),
                 notes: Vec::new(),
             },

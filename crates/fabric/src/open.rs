@@ -13,10 +13,46 @@ hca_core::debug_as_display!(OpenError);
 pub enum OpenError {
     /// Another process or adapter has the address.
     #[error(
-        "address in use: another adapter stands on {0}, port 4791; one address serves one adapter, so take another \
-         address of this machine (on loopback any of 127.0.0.2, 127.0.0.3, …)"
+        "address in use: another adapter stands on {0}, port 4791; take another address of this machine (on loopback any \
+         of 127.0.0.2, 127.0.0.3, …), or have all processes share it (share=yes)"
     )]
     InUse(IpAddr),
+    /// All slots of a shared address are taken.
+    #[error(
+        "all {slots} processes that share {local} are there: end one, or let the first one make more slots \
+         (share=NUMBER, up to {})",
+        crate::MAX_SLOTS
+    )]
+    SlotsTaken {
+        /// The address.
+        local: IpAddr,
+        /// Processes that may share it.
+        slots: usize,
+    },
+    /// The processes that share the address let no other one join.
+    #[error(
+        "the processes that share {local} do not answer, after {} s: {} made its sockets, and those that hold them may be \
+         stopped", .after.as_secs(), process(*.maker)
+    )]
+    NoAnswer {
+        /// The address.
+        local: IpAddr,
+        /// The process that made the sockets; 0: not known here.
+        maker: i32,
+        /// The time that was waited.
+        after: std::time::Duration,
+    },
+    /// Another user's process has the name of the shared address.
+    #[error(
+        "a process of user {uid} has taken the name by which processes of this user share {local}: it is none of theirs, \
+         and has to end"
+    )]
+    NameTaken {
+        /// The address.
+        local: IpAddr,
+        /// The user.
+        uid: u32,
+    },
     /// No interface has the address.
     #[error("no interface of this machine has the address {0}; `ip address` lists those that can be used")]
     NotLocal(IpAddr),
@@ -104,6 +140,10 @@ pub enum OpenError {
         /// The address.
         address: IpAddr,
     },
+}
+
+fn process(pid: i32) -> String {
+    if pid == 0 { "an unknown process".to_owned() } else { format!("process {pid}") }
 }
 
 fn list(addresses: &[IpAddr]) -> String {

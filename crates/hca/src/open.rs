@@ -261,7 +261,8 @@ fn udp(ip: IpAddr, url: &DeviceUrl) -> Result<Box<dyn Fabric>, FabricError> {
 
 fn udp_options(url: &DeviceUrl) -> Result<UdpOptions, FabricError> {
     let interface = url.options.interface.as_deref().map_or(Ok(0), interface_index)?;
-    Ok(UdpOptions { interface, ..UdpOptions::default() })
+    let slots = url.options.share.unwrap_or_default();
+    Ok(UdpOptions { interface, slots, ..UdpOptions::default() })
 }
 
 /// UDP, and shared memory with peers on this machine. Faults, captures and a narrow path are of packets: with one of
@@ -326,7 +327,7 @@ fn first_free(
     let first = u32::from(Ipv4Addr::new(127, 0, 0, 2));
     for ip in (first..first + LOOPBACK_TRIES).map(|n| IpAddr::V4(n.into())) {
         match open(ip) {
-            Err(FabricError::InUse(_)) => {}
+            Err(FabricError::InUse(_) | FabricError::SlotsTaken { .. }) => {}
             Ok(fabric) => return Ok((fabric, name(ip))),
             Err(source) => return Err(OpenError::Fabric { url: Box::new(name(ip)), source }),
         }

@@ -8,12 +8,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hca_core::{Gid, Lid, Mtu};
-use hca_fabric::{FaultPlan, FaultPlanError, ProcessVm, RawOptions, RoceVersion};
+use hca_fabric::{FaultPlan, FaultPlanError, MAX_SLOTS, ProcessVm, RawOptions, RoceVersion};
 use softhca::Progress;
 use thiserror::Error;
 
 hca_core::debug_as_display!(UrlError);
 
+/// Processes that may share an address, unless a name says how many.
+const SHARED_BY: u16 = 64;
 /// The longest wait for a port that a name can ask for, in seconds.
 const MAX_WAIT: u32 = 3600;
 
@@ -27,6 +29,7 @@ const MAX_WAIT: u32 = 3600;
 /// udp://[fe80::2%eth0]                        an interface's link-local address; `%` and the interface may be left out
 ///                                             where no other one has the address
 /// udp://                                      UDP sockets on a free loopback address
+/// udp://10.0.0.2?share=yes                    UDP sockets at an address that other processes of this user open, too
 /// uring://127.0.0.2?progress=inline           io_uring; the calling thread does the adapter's work
 /// shm://lab                                   shared memory: the processes of this machine that name this domain
 /// shm://lab?dir=/run/lab                      the same, between containers that share this folder
@@ -123,6 +126,9 @@ pub struct Options {
     pub mtu: Option<Mtu>,
     /// `dir=`, `users=`, `ring=`, `isolated=` and `process_vm=`, for `shm://`; `auto://` takes the last three.
     pub shm: Option<Box<ShmSettings>>,
+    /// `share=yes|no|NUMBER`: how many processes of this user may open the same address, each with an adapter of its own;
+    /// 0 for none but this one. The first process at the address decides. For `udp://` and `uring://`.
+    pub share: Option<u16>,
     /// `%INTERFACE` behind a link-local address: the interface that it is one of.
     pub interface: Option<String>,
 }
@@ -309,6 +315,9 @@ impl FromStr for DeviceUrl {
                 "progress=, fault= and capture= belong to the software adapter; leave them out here",
             ));
         }
+        if options.share.is_some() && !matches!(target, Target::Udp(_) | Target::Uring(_)) {
+            return Err(rule("share= belongs to udp://ADDRESS and uring://ADDRESS; leave it out here"));
+        }
         match (&options.shm, &target) {
             (None, _) | (_, Target::Shm(_)) => {}
             (Some(shm), Target::Auto(_)) if shm.dir.is_none() && shm.users.is_none() => {}
@@ -364,6 +373,7 @@ impl fmt::Display for DeviceUrl {
             o.fault.as_ref().map(|s| format!("fault={}", encode(&s.0))),
             o.capture.as_ref().map(|c| format!("capture={}", encode(&c.to_string_lossy()))),
             o.mtu.map(|m| format!("mtu={}", m.bytes())),
+            o.share.map(|n| format!("share={}", share_name(n))),
             shm.dir.as_ref().map(|d| format!("dir={}", encode(&d.to_string_lossy()))),
             shm.users.map(|u| format!("users={}", if u == Users::Any { "any" } else { "own" })),
             shm.ring.map(|r| format!("ring={r}")),
@@ -394,6 +404,7 @@ impl Options {
                 }
                 "capture" => options.capture.replace(value.into()).is_some(),
                 "mtu" => options.mtu.replace(parse_mtu(&value)?).is_some(),
+                "share" => options.share.replace(parse_share(&value)?).is_some(),
                 "dir" if value.is_empty() => {
                     let rule = "give the folder that the processes share, as in dir=/run/lab";
                     return Err(UrlError::Value { option: "dir", value, rule });
@@ -426,6 +437,7 @@ impl Options {
             capture: over.capture.or(self.capture),
             mtu: over.mtu.or(self.mtu),
             shm: over.shm.or(self.shm),
+            share: over.share.or(self.share),
             interface: over.interface.or(self.interface),
         }
     }
@@ -522,6 +534,26 @@ impl PciOptions {
             self.raise.map(|yes| format!("raise={}", if yes { "yes" } else { "no" })),
             self.wait.map(|wait| format!("wait={}", wait.as_secs())),
         ]
+    }
+}
+
+fn parse_share(value: &str) -> Result<u16, UrlError> {
+    match value {
+        "yes" => Ok(SHARED_BY),
+        "no" => Ok(0),
+        n => n.parse().ok().filter(|n| (1..=MAX_SLOTS).contains(n)).ok_or_else(|| UrlError::Value {
+            option: "share",
+            value: value.to_owned(),
+            rule: "use yes (64 processes), no, or the number of processes, 1 to 250",
+        }),
+    }
+}
+
+fn share_name(processes: u16) -> String {
+    match processes {
+        0 => "no".to_owned(),
+        SHARED_BY => "yes".to_owned(),
+        n => n.to_string(),
     }
 }
 

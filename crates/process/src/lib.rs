@@ -1,4 +1,5 @@
-//! What libraries need of their process: whether it is a forked child, the limit of file sizes, threads without signals.
+//! What libraries need of their process: whether it is a forked child, descriptors that children do not keep, the limit of
+//! file sizes, threads without signals.
 //!
 //! ```
 //! use hca_process::Fork;
@@ -16,15 +17,18 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | `children` | [`NotInChildren`], descriptors that a forked child does not keep |
 //! | `fork` | [`Fork`], which tells a drop whether it runs in a forked child; [`PerProcess`], a static that a child has anew |
 //! | `file` | [`memory_file`], which returns an error instead of a signal beyond the limit of file sizes |
 //! | `thread` | [`spawn`], which starts a thread that takes none of the program's signals |
 #![deny(unsafe_code)]
 
+mod children;
 mod file;
 mod fork;
 mod thread;
 
+pub use children::NotInChildren;
 pub use file::{check_file_len, memory_file};
 pub use fork::{Fork, PerProcess};
 pub use thread::spawn;

@@ -4,9 +4,11 @@
 //! 1. Children of this process, which has one thread, may do anything; they end by `_exit`.
 #![allow(unsafe_code)] // `fork`, with `_exit` in its child
 
+use std::os::fd::AsFd;
 use std::sync::Mutex;
 
-use hca_process::{Fork, PerProcess, memory_file};
+use hca_process::{Fork, NotInChildren, PerProcess, memory_file};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -70,7 +72,29 @@ fn a_file_beyond_the_limit_is_an_error_and_no_signal() {
     assert!(make(1 << 20).is_ok());
 }
 
+fn descriptors_that_are_registered_lead_nowhere_in_a_child() {
+    let open = || eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let (kept, given_up, no_longer) = (open(), open(), open());
+    let registered = NotInChildren::new(&[given_up.as_fd()]);
+    drop(NotInChildren::new(&[no_longer.as_fd()]));
+    in_child("a child with a registered descriptor", || {
+        for fd in [&kept, &given_up, &no_longer] {
+            rustix::io::write(fd, &1_u64.to_ne_bytes()).unwrap();
+        }
+        // Its number is taken.
+        assert_ne!(std::os::fd::AsRawFd::as_raw_fd(&open()), std::os::fd::AsRawFd::as_raw_fd(&given_up));
+    });
+    let count = |fd| {
+        let mut bytes = [0; 8];
+        rustix::io::read(fd, &mut bytes).map(|_| u64::from_ne_bytes(bytes))
+    };
+    assert_eq!((count(&kept), count(&given_up), count(&no_longer)), (Ok(1), Err(Errno::AGAIN), Ok(1)));
+    drop(registered);
+}
+
 fn main() {
+    descriptors_that_are_registered_lead_nowhere_in_a_child();
+    println!("descriptors that are registered lead nowhere in a child: ok");
     children_are_told_apart_over_generations();
     println!("children are told apart over generations: ok");
     a_child_has_statics_of_its_own_whatever_lock_was_held_at_the_fork();

@@ -60,6 +60,7 @@ impl SimFabric {
             local: inner.ip(node),
             max_mtu: Mtu::B4096,
             recv_buffer_bytes: RECV_BUFFER_BYTES,
+            qpn_slot: None,
             link: FabricLink::none(),
             notes: Vec::new(),
         };

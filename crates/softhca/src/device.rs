@@ -18,7 +18,7 @@ use hca_turn_lock::Barrier;
 use crate::counters::OpCounts;
 use crate::cq::{CqEntry, CqShared};
 use crate::doze::Doze;
-use crate::engine::{AckRule, Engine, SPARED_SLOTS, qpn_of};
+use crate::engine::{AckRule, Engine, MAX_QPS, SPARED_SLOTS, qpn_of};
 use crate::events::Events;
 use crate::glance::Glance;
 use crate::grants::outcome;
@@ -75,7 +75,7 @@ impl SoftHca {
         }
         let l = options.limits;
         for (what, value, max) in
-            [("queue pair limit", l.qps, 65_536), ("memory region limit", l.mrs, 1 << 24)]
+            [("queue pair limit", l.qps, MAX_QPS), ("memory region limit", l.mrs, 1 << 24)]
         {
             in_range(what, value, 1, max)?;
         }
@@ -97,7 +97,9 @@ impl SoftHca {
             Slab::new(l.srqs),
             events.clone(),
         );
-        let qps = Slab::beginning_at(l.qps, first_generation, SPARED_SLOTS);
+        // Without generations in their numbers all are used once before one is used again.
+        let spared = if opened_on.qpn_slot.is_some() { l.qps as usize } else { SPARED_SLOTS };
+        let qps = Slab::beginning_at(l.qps, first_generation, spared);
         let mut engine = Engine::new(fabric, qps, tables, Slab::new(l.ahs));
         engine.real_time = !virtual_time;
         let calls = engine.core.dozers.calls.clone();
@@ -400,7 +402,7 @@ impl Engine {
             return Err(limit("queue pair", &self.core.qps));
         };
         let handle = QpHandle { index, generation };
-        let qpn = qpn_of(index, generation);
+        let qpn = qpn_of(index, self.fabric.attr().qpn_slot.map_or(generation, u32::from));
         let cells = (cap.max_send_sge as usize).max((cap.max_inline as usize).div_ceil(size_of::<Cell>()))
             + usize::from(init.qp_type == QpType::Ud);
         let (send_ring, sq) = ring::<SendHeader>(cap.max_send_wr, cells);

@@ -42,12 +42,15 @@ const BURST_PACKETS: usize = 64;
 const PACED_PACKET: u64 = 4096;
 /// How long behind its turn to send such a queue pair's timer is looked at.
 const PACED_TIMER: Duration = Duration::from_micros(100);
-/// QPNs are `generation << SLOT_BITS | slot + FIRST_QPN`: 0 and 1 are the management queue pairs'.
-const SLOT_BITS: u32 = 17;
+/// QPNs are `generation << SLOT_BITS | slot + FIRST_QPN`: 0 and 1 are the management queue pairs'. Where processes share
+/// an address, the fabric's slot stands in the place of the generation.
+const SLOT_BITS: u32 = 16;
 const SLOT_MASK: u32 = (1 << SLOT_BITS) - 1;
 const FIRST_QPN: u32 = 2;
+/// Queue pairs at most.
+pub(crate) const MAX_QPS: u32 = (1 << SLOT_BITS) - FIRST_QPN;
 /// Queue pairs that go before the slot of one is used again, so that packets under way to it find nobody. Slots of
-/// that many cost 64 KiB; a number comes again 128 times as late.
+/// that many cost 64 KiB; a number comes again 256 times as late.
 pub(crate) const SPARED_SLOTS: usize = 4096;
 
 /// Pieces of a turn's size in which the largest ring is taken, with all packets as small as can be.

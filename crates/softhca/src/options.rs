@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hca_core::Instant;
 
 use crate::clock::monotonic_ns;
+use crate::engine::MAX_QPS;
 
 /// Who turns the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -90,7 +91,7 @@ impl Time {
 /// How many objects of each kind an adapter holds at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Queue pairs, up to 65,536.
+    /// Queue pairs, up to 65,534: of 16 bits of a number two are the management queue pairs'.
     pub qps: u32,
     /// Completion queues.
     pub cqs: u32,
@@ -105,7 +106,7 @@ pub struct Limits {
 }
 impl Default for Limits {
     fn default() -> Self {
-        Self { qps: 65_536, cqs: 65_536, srqs: 65_536, mrs: 1 << 20, pds: 65_536, ahs: 65_536 }
+        Self { qps: MAX_QPS, cqs: 65_536, srqs: 65_536, mrs: 1 << 20, pds: 65_536, ahs: 65_536 }
     }
 }
 

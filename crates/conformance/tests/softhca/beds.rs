@@ -23,6 +23,10 @@ pub(crate) enum Net {
     Udp,
     /// The same through io_uring, or plain sockets where the kernel has none.
     Uring,
+    /// UDP sockets of adapters that share one address.
+    Shared,
+    /// The same through io_uring.
+    SharedUring,
     /// UDP sockets, and shared memory between queue pairs of the service RC, both ends in this process.
     Auto,
     /// Rings in shared memory, both ends in this process.
@@ -68,6 +72,7 @@ impl Bed for SoftBed {
     fn open(&self, n: usize) -> Vec<Arc<dyn Device>> {
         let loopback = LoopbackNet::new();
         let domain = format!("conformance.{}", std::process::id());
+        let mut shared = None;
         (0..n)
             .map(|i| {
                 let last = i as u8 + 1;
@@ -94,6 +99,24 @@ impl Bed for SoftBed {
                         Box::new(ShmFabric::open(&domain, &options).expect("it opens"))
                     }
                     Net::Uring => uring(),
+                    Net::Shared | Net::SharedUring => {
+                        let options = UdpOptions { slots: 16, ..UdpOptions::default() };
+                        let open = |a| match self.net {
+                            Net::Shared => {
+                                UdpFabric::open(a, &options).map(|f| Box::new(f) as Box<dyn Fabric>)
+                            }
+                            _ => UringFabric::open_or_udp(
+                                a,
+                                &UringOptions { udp: options, ..UringOptions::default() },
+                            ),
+                        };
+                        let fabric = match shared {
+                            None => on_own_address(open),
+                            Some(a) => open(a).expect("the address has room"),
+                        };
+                        shared = Some(fabric.attr().local);
+                        fabric
+                    }
                 };
                 self.open_one(fabric, i as u64)
             })
@@ -114,7 +137,9 @@ impl Bed for SoftBed {
                 IpAddr::from(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 250)).into()
             }
             // Addresses of tests end in 2 to 251.
-            Net::Udp | Net::Uring | Net::Auto => Ipv4Addr::new(127, 255, 0, 253).into(),
+            Net::Udp | Net::Uring | Net::Auto | Net::Shared | Net::SharedUring => {
+                Ipv4Addr::new(127, 255, 0, 253).into()
+            }
         })
     }
 }

@@ -23,6 +23,9 @@ suite!(uring_inline, SoftBed::new(Net::Uring, Progress::Inline));
 suite!(uring_thread, SoftBed::new(Net::Uring, Progress::Thread));
 suite!(uring_adaptive, SoftBed::new(Net::Uring, Progress::Adaptive));
 
+suite!(shared_inline, SoftBed::new(Net::Shared, Progress::Inline));
+suite!(shared_adaptive, SoftBed::new(Net::SharedUring, Progress::Adaptive));
+
 suite!(auto_inline, SoftBed::new(Net::Auto, Progress::Inline));
 suite!(auto_thread, SoftBed::new(Net::Auto, Progress::Thread));
 suite!(auto_adaptive, SoftBed::new(Net::Auto, Progress::Adaptive));

@@ -151,6 +151,7 @@ impl RawFabric {
             local,
             max_mtu: Mtu::largest_for_link(place.mtu).unwrap_or(Mtu::B256),
             recv_buffer_bytes: queue_bytes.min(shape.slots() * BYTES_A_SLOT),
+            qpn_slot: None,
             link: FabricLink::of(Some(interface.to_owned()), kind),
             notes,
         };

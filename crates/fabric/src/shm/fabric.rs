@@ -315,6 +315,7 @@ fn attr(
         max_mtu: Mtu::B4096,
         // Several queue pairs share a ring, and small packets leave most of their lines empty.
         recv_buffer_bytes: ring_bytes / 2,
+        qpn_slot: None,
         link: FabricLink::none(),
         notes,
     }

@@ -35,7 +35,6 @@ mod chance;
 #[cfg(not(loom))]
 mod counters;
 #[cfg(not(loom))]
-mod cred;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]

@@ -22,7 +22,7 @@ use rustix::net::{
 };
 
 use super::ShmError;
-use super::cred::PeerCred;
+use crate::cred::PeerCred;
 use crate::netlink::Netlink;
 
 const MAX_DOMAIN: usize = 32;

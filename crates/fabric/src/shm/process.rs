@@ -32,7 +32,6 @@ use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
 
 use super::access::Reach;
 use super::chance::Refusable;
-use super::cred::PeerCred;
 use super::fabric::{ProcessVm, ShmFabric};
 use super::grant::{GrantError, LinkId, Notice};
 use super::grants::{Bits, LOAN_WORDS_AT, QP_WORDS_AT};
@@ -42,6 +41,7 @@ use super::name::random;
 use super::note::Note;
 use super::pages::PAGE;
 use super::{MAX_LOAN_PLACES, MAX_QP_WORDS};
+use crate::cred::PeerCred;
 
 /// Words on the board that say of keys whether what was lent by them still is; several keys share one.
 const LOAN_WORDS: u32 = (PAGE / 4) as u32;

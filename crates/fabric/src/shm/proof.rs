@@ -20,11 +20,11 @@ use std::time::Duration;
 
 use hca_core::{AddressVector, Instant};
 
-use super::cred::PeerCred;
 use super::fabric::ShmFabric;
 use super::hello::{self, Greeting, Kind};
 use super::link::{Stage, tell};
 use super::name::random;
+use crate::cred::PeerCred;
 use crate::{PathError, PathId};
 
 /// When a question is asked again; each time it is twice as long.

@@ -14,6 +14,7 @@ mod path;
 #[cfg(test)]
 mod refusals;
 mod rx;
+mod shared;
 pub(crate) mod sys;
 mod tx;
 
@@ -26,12 +27,14 @@ use hca_core::{AddressVector, Counter, GidType, Instant, Mtu, Qpn};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::paths::{is_link_local, scoped};
+use crate::share::Share;
 use crate::{
     Fabric, FabricAttr, FabricLink, OpenError, PathError, PathId, RxBudget, RxOutcome, RxPacket, Tap, TxBatch,
 };
 pub(crate) use counters::{Counters, counters};
 pub(crate) use path::Paths;
 pub(crate) use rx::Receiver;
+pub(crate) use shared::Shared;
 pub(crate) use tx::Refusal;
 pub(crate) use tx::Sender;
 #[cfg(feature = "io-uring")]
@@ -60,12 +63,15 @@ pub struct UdpOptions {
     /// The [index](crate::interface_index) of the interface that a link-local address is one of; 0 takes the one that
     /// has the address. Peers at link-local addresses are on the same interface. Other addresses need none.
     pub interface: u32,
+    /// How many processes of this user may share the address, up to [`MAX_SLOTS`](crate::MAX_SLOTS); 0: it is this
+    /// adapter's alone. The first process at the address decides.
+    pub slots: u16,
 }
 
 impl Default for UdpOptions {
-    /// 8 MiB, 1024 flows with a socket of their own, segmentation on.
+    /// 8 MiB, 1024 flows with a socket of their own, segmentation on, an address of its own.
     fn default() -> Self {
-        Self { recv_buffer: 8 << 20, max_paths: 1024, segmentation: true, interface: 0 }
+        Self { recv_buffer: 8 << 20, max_paths: 1024, segmentation: true, interface: 0, slots: 0 }
     }
 }
 
@@ -75,6 +81,8 @@ pub(crate) struct RxSocket {
     pub(crate) attr: FabricAttr,
     /// The interface of a link-local address; 0: it is none.
     pub(crate) interface: u32,
+    /// What belongs to it where the address is shared.
+    pub(crate) shared: Option<Box<Shared>>,
 }
 
 /// The interface that a link-local address is one of, and 0 for other addresses.
@@ -99,20 +107,28 @@ impl RxSocket {
         }
         let interface = interface_of(local, options.interface)?;
         let io = |doing| move |source| OpenError::Io { doing, local, source };
-        let domain = if local.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
-        let socket = Socket::new(domain, Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP))
-            .map_err(io("opening a UDP socket"))?;
-        socket.bind(&scoped(local, ROCEV2_PORT, interface).into()).map_err(|e| match e.kind() {
-            io::ErrorKind::AddrInUse => OpenError::InUse(local),
-            io::ErrorKind::AddrNotAvailable => OpenError::NotLocal(local),
-            _ => io("binding port 4791")(e),
-        })?;
         let mut notes = Vec::new();
-        if local.is_ipv6() {
-            // Linux's soft RoCE and adapters leave UDP's checksum at 0, as the ICRC covers more.
-            sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)
-                .map_err(io("allowing packets without a UDP checksum"))?;
-        }
+        let joined = match options.slots {
+            0 => None,
+            slots => {
+                match Share::join(local, interface, slots, &|in_group| bound(local, interface, in_group)) {
+                    Err(OpenError::Unsupported { what, source }) => {
+                        notes.push((
+                            "shared address",
+                            format!(
+                                "no, this adapter's alone: {what} is missing or forbidden here ({source})"
+                            ),
+                        ));
+                        None
+                    }
+                    joined => Some(joined?),
+                }
+            }
+        };
+        let (socket, shared) = match joined {
+            Some((share, socket)) => (socket, Some(Box::new(Shared::new(share)))),
+            None => (bound(local, interface, false)?, None),
+        };
         if let Err(e) = sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_GRO, 1) {
             notes.push(("receive merging", format!("off ({e}): trains arrive packet by packet")));
         }
@@ -129,8 +145,29 @@ impl RxSocket {
             Mtu::largest_for_link(link).unwrap_or(Mtu::B256)
         });
         let link = FabricLink::of(sys::interface_name(local, interface), GidType::RoceV2);
-        let attr = FabricAttr { name: name.to_owned(), local, max_mtu, recv_buffer_bytes, link, notes };
-        Ok(Self { socket, attr, interface })
+        let qpn_slot = shared.as_ref().map(|s| s.share.slot());
+        notes.extend(shared.as_ref().map(|s| ("shared address", s.describe())));
+        let attr =
+            FabricAttr { name: name.to_owned(), local, max_mtu, recv_buffer_bytes, qpn_slot, link, notes };
+        Ok(Self { socket, attr, interface, shared })
+    }
+
+    /// Has the descriptor that is waited for tell of this one too, where the address is shared.
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>) -> Result<(), OpenError> {
+        let Some(shared) = &self.shared else { return Ok(()) };
+        let local = self.attr.local;
+        shared.share.watch(fd).map_err(|e| OpenError::Io {
+            doing: "watching the sockets of a shared address",
+            local,
+            source: e.into(),
+        })
+    }
+
+    /// To be called before a sleep.
+    pub(crate) fn prepare_wait(&mut self) {
+        if let Some(shared) = &mut self.shared {
+            shared.share.prepare_wait();
+        }
     }
 
     /// Has the hop limit of each datagram told, or not.
@@ -148,7 +185,32 @@ impl RxSocket {
     pub(crate) fn counters(&self, out: &mut Vec<Counter>) {
         let value = sys::dropped(self.socket.as_fd()).unwrap_or(0);
         out.push(Counter { name: "rx_kernel_drops", value });
+        if let Some(shared) = &self.shared {
+            shared.share.counters(out);
+        }
     }
+}
+
+/// A socket at the port of RoCEv2, by itself or in a group of sockets of this user.
+fn bound(local: IpAddr, interface: u32, in_group: bool) -> Result<Socket, OpenError> {
+    let io = |doing| move |source| OpenError::Io { doing, local, source };
+    let domain = if local.is_ipv6() { Domain::IPV6 } else { Domain::IPV4 };
+    let socket = Socket::new(domain, Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP))
+        .map_err(io("opening a UDP socket"))?;
+    if in_group {
+        socket.set_reuse_port(true).map_err(io("sharing a port"))?;
+    }
+    socket.bind(&scoped(local, ROCEV2_PORT, interface).into()).map_err(|e| match e.kind() {
+        io::ErrorKind::AddrInUse => OpenError::InUse(local),
+        io::ErrorKind::AddrNotAvailable => OpenError::NotLocal(local),
+        _ => io("binding port 4791")(e),
+    })?;
+    if local.is_ipv6() {
+        // Linux's soft RoCE and adapters leave UDP's checksum at 0, as the ICRC covers more.
+        sys::set_option(socket.as_fd(), libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1)
+            .map_err(io("allowing packets without a UDP checksum"))?;
+    }
+    Ok(socket)
 }
 
 /// Asks for a receive buffer and returns how many bytes of packets it holds.
@@ -192,6 +254,7 @@ impl UdpFabric {
     /// The address is in use, is not of this machine, or the system refuses sockets.
     pub fn open(local: IpAddr, options: &UdpOptions) -> Result<Self, OpenError> {
         let rx = RxSocket::open(local, options, "udp")?;
+        rx.watch(rx.socket.as_fd())?;
         let paths = Paths::open(local, rx.interface, options.max_paths).map_err(|source| OpenError::Io {
             doing: "opening the send socket",
             local,
@@ -257,6 +320,43 @@ impl Fabric for UdpFabric {
     }
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
+        let Some(mut shared) = self.rx.shared.take() else { return self.recv_own(now, budget, sink) };
+        let mut outcome = self.recv_own(now, budget, &mut shared.share.only_own(sink));
+        let Self { receiver, counters, tap, .. } = self;
+        outcome.packets += shared.look(now, receiver, counters, tap, sink);
+        self.rx.shared = Some(shared);
+        outcome
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.sender.retry_at
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.rx.shared.as_ref().map_or(self.rx.socket.as_fd(), |s| s.share.wait_fd()))
+    }
+
+    fn prepare_wait(&mut self) -> bool {
+        self.rx.prepare_wait();
+        false
+    }
+
+    fn counters(&self, out: &mut Vec<Counter>) {
+        self.counters.append(out);
+        append_shared(&self.receiver, &self.sender, out);
+        self.rx.counters(out);
+    }
+
+    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
+        self.rx.tell_hop_limit(tap.is_some());
+        self.tap = tap;
+    }
+}
+
+impl UdpFabric {
+    /// Gives the packets of the own socket to the sink.
+    #[inline]
+    fn recv_own(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
         let mut outcome = RxOutcome::default();
         let mut bytes = 0;
         loop {
@@ -293,25 +393,6 @@ impl Fabric for UdpFabric {
                 return outcome;
             }
         }
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.sender.retry_at
-    }
-
-    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.rx.socket.as_fd())
-    }
-
-    fn counters(&self, out: &mut Vec<Counter>) {
-        self.counters.append(out);
-        append_shared(&self.receiver, &self.sender, out);
-        self.rx.counters(out);
-    }
-
-    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
-        self.rx.tell_hop_limit(tap.is_some());
-        self.tap = tap;
     }
 }
 

@@ -117,6 +117,7 @@ impl Ends {
 
 pub(super) fn packet(number: u32, len: usize) -> Vec<u8> {
     let mut p: Vec<u8> = (0..len).map(|i| (i as u32).wrapping_mul(7).wrapping_add(number) as u8).collect();
+    p[5] = 0;
     p[8..12].copy_from_slice(&number.to_be_bytes());
     p
 }

@@ -49,6 +49,27 @@ pub(crate) fn set_option(fd: BorrowedFd<'_>, level: i32, name: i32, value: i32) 
     if r == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Has the kernel choose among the sockets of this one's group, which share an address and port, by what a program
+/// returns for a datagram: the index of a socket in the order in which they were bound.
+///
+/// # Errors
+/// The kernel refuses it.
+pub(crate) fn steer(fd: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Result<()> {
+    let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
+    // SAFETY: (1) the kernel reads the program, which lives for the call, and copies it.
+    let r = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const program).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    if r == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Datagrams that the kernel dropped at a socket since it was opened, for want of buffer.
 pub(crate) fn dropped(fd: BorrowedFd<'_>) -> Option<u64> {
     const SK_MEMINFO_DROPS: usize = 8;

@@ -52,6 +52,7 @@ impl UringFabric {
         let rx = RxSocket::open(local, &options.udp, "uring")?;
         let ring = Ring::open(rx.socket.as_fd(), options.single_thread)
             .map_err(|(what, source)| OpenError::Unsupported { what, source })?;
+        rx.watch(ring.fd())?;
         let paths = Paths::open(local, rx.interface, options.udp.max_paths)
             .map_err(|source| OpenError::Io { doing: "opening the send socket", local, source })?;
         Ok(Self {
@@ -162,6 +163,46 @@ impl Fabric for UringFabric {
     }
 
     fn recv(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
+        let Some(mut shared) = self.rx.shared.take() else { return self.recv_own(now, budget, sink) };
+        let mut outcome = self.recv_own(now, budget, &mut shared.share.only_own(sink));
+        let Self { receiver, counters, tap, .. } = self;
+        outcome.packets += shared.look(now, receiver, counters, tap, sink);
+        self.rx.shared = Some(shared);
+        outcome
+    }
+
+    fn next_deadline(&self) -> Option<Instant> {
+        self.sender.retry_at
+    }
+
+    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.rx.shared.as_ref().map_or(self.ring.fd(), |s| s.share.wait_fd()))
+    }
+
+    fn prepare_wait(&mut self) -> bool {
+        self.rx.prepare_wait();
+        self.ring.poll()
+    }
+
+    fn counters(&self, out: &mut Vec<Counter>) {
+        let mut counters = self.counters;
+        counters.recv_calls += self.ring.recv_calls;
+        counters.recv_errors += self.ring.recv_errors;
+        counters.append(out);
+        append_shared(&self.receiver, &self.sender, out);
+        self.rx.counters(out);
+    }
+
+    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
+        self.rx.tell_hop_limit(tap.is_some());
+        self.tap = tap;
+    }
+}
+
+impl UringFabric {
+    /// Gives the packets of the own socket to the sink.
+    #[inline]
+    fn recv_own(&mut self, now: Instant, budget: RxBudget, sink: &mut dyn FnMut(&RxPacket<'_>)) -> RxOutcome {
         let mut outcome = RxOutcome::default();
         let mut bytes = 0;
         self.ring.poll();
@@ -186,31 +227,5 @@ impl Fabric for UringFabric {
                 }
             }
         }
-    }
-
-    fn next_deadline(&self) -> Option<Instant> {
-        self.sender.retry_at
-    }
-
-    fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.ring.fd())
-    }
-
-    fn prepare_wait(&mut self) -> bool {
-        self.ring.poll()
-    }
-
-    fn counters(&self, out: &mut Vec<Counter>) {
-        let mut counters = self.counters;
-        counters.recv_calls += self.ring.recv_calls;
-        counters.recv_errors += self.ring.recv_errors;
-        counters.append(out);
-        append_shared(&self.receiver, &self.sender, out);
-        self.rx.counters(out);
-    }
-
-    fn set_tap(&mut self, tap: Option<Box<dyn Tap>>) {
-        self.rx.tell_hop_limit(tap.is_some());
-        self.tap = tap;
     }
 }

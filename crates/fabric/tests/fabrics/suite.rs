@@ -27,9 +27,10 @@ pub(crate) fn av(peer: IpAddr) -> AddressVector {
     AddressVector { dgid: Gid::from_ip(peer), ..AddressVector::default() }
 }
 
-/// A packet of `len` bytes whose content tells its number.
+/// A packet of `len` bytes whose content tells its number. All are for the queue pairs of one slot.
 pub(crate) fn packet(number: u32, len: usize) -> Vec<u8> {
     let mut p: Vec<u8> = (0..len).map(|i| (i as u32).wrapping_mul(7).wrapping_add(number) as u8).collect();
+    p[5] = 0;
     p[8..12].copy_from_slice(&number.to_be_bytes());
     p
 }

@@ -10,15 +10,15 @@ use rustix::io::Errno;
 
 /// The process that connected, or that listened when this side connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PeerCred {
+pub(crate) struct PeerCred {
     /// The number in our PID namespace; 0: it has none there. (So no type of numbers that are never 0 serves here.)
-    pub(super) pid: i32,
+    pub(crate) pid: i32,
     /// Its user, by the number that our user namespace has for him.
-    pub(super) uid: u32,
+    pub(crate) uid: u32,
 }
 
 impl PeerCred {
-    pub(super) fn of(socket: &OwnedFd) -> rustix::io::Result<Self> {
+    pub(crate) fn of(socket: &OwnedFd) -> rustix::io::Result<Self> {
         let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
         let mut len = size_of::<libc::ucred>() as libc::socklen_t;
         // SAFETY: (1)

@@ -1,0 +1,65 @@
+//! What a fabric over UDP receives at a shared address beside the packets of its own socket.
+
+use std::os::fd::AsFd;
+
+use hca_core::Instant;
+
+use super::counters::Counters;
+use super::rx::Receiver;
+use super::sys::RxSlots;
+use crate::share::{Desk, Share};
+use crate::{RxPacket, Tap};
+
+/// A place at a shared address, with a buffer for what comes to the desk.
+pub(crate) struct Shared {
+    pub(crate) share: Share,
+    slots: RxSlots,
+}
+
+impl Shared {
+    pub(super) fn new(share: Share) -> Self {
+        Self { share, slots: RxSlots::new(1) }
+    }
+
+    /// For people: the place.
+    pub(super) fn describe(&self) -> String {
+        let (slot, slots) = (self.share.slot(), self.share.slots());
+        format!("slot {slot} of {slots}: this process's queue pair numbers begin with {slot:#04x}")
+    }
+
+    /// Where they are due, gives the packets at the desk, and those that others handed on, to the sink. Returns how many
+    /// it were.
+    #[inline]
+    pub(crate) fn look(
+        &mut self,
+        now: Instant,
+        receiver: &mut Receiver,
+        counters: &mut Counters,
+        tap: &mut Option<Box<dyn Tap>>,
+        sink: &mut dyn FnMut(&RxPacket<'_>),
+    ) -> usize {
+        match self.share.desk_if_due(now) {
+            None => 0,
+            Some(desk) => self.look_now(now, &desk, receiver, (counters, tap), sink),
+        }
+    }
+
+    #[cold]
+    fn look_now(
+        &mut self,
+        now: Instant,
+        desk: &Desk,
+        receiver: &mut Receiver,
+        (counters, tap): (&mut Counters, &mut Option<Box<dyn Tap>>),
+        sink: &mut dyn FnMut(&RxPacket<'_>),
+    ) -> usize {
+        let (mut packets, mut datagrams) = (0, 0);
+        while datagrams < Desk::DATAGRAMS && self.slots.recv_one(desk.as_fd()).is_ok() {
+            datagrams += 1;
+            let Some(datagram) = self.slots.datagram(0) else { continue };
+            packets += receiver.deliver(now, &datagram, counters, tap, sink);
+        }
+        self.share.count_desk(datagrams as u64);
+        packets + self.share.strays(receiver.local, sink)
+    }
+}

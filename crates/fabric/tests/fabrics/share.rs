@@ -1,0 +1,401 @@
+//! One address for several processes.
+//!
+//! Invariants:
+//! 1. A forked child of a process with threads makes system calls only.
+#![allow(unsafe_code)] // `fork`
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::time::{Duration, Instant as Clock};
+
+use hca_core::{Instant, Qpn};
+use hca_fabric::{Fabric, OpenError, RxPacket, TxBatch, UdpFabric, UdpOptions};
+use test_support::namespaces::Namespace;
+use test_support::random::Rng;
+use test_support::roles::{Helper, hear, role, say};
+
+use crate::suite::{BUDGET, at_free_address, av, counter, now, packet, put, receive};
+
+/// The test that other processes run.
+const MEMBER: &str = "share::a_member";
+
+fn options(slots: u16) -> UdpOptions {
+    UdpOptions { slots, ..UdpOptions::default() }
+}
+
+fn join(at: IpAddr, slots: u16) -> Result<UdpFabric, OpenError> {
+    UdpFabric::open(at, &options(slots))
+}
+
+/// The first one at an address that nobody has.
+fn first(salt: u32, slots: u16) -> UdpFabric {
+    at_free_address(salt, |addr| join(addr, slots))
+}
+
+fn slot(fabric: &dyn Fabric) -> u8 {
+    fabric.attr().qpn_slot.expect("its address is shared")
+}
+
+/// A packet to a queue pair.
+fn packet_to(qpn: u32, number: u32, len: usize) -> Vec<u8> {
+    let mut p = packet(number, len);
+    p[4..8].copy_from_slice(&qpn.to_be_bytes());
+    p
+}
+
+/// A packet to a queue pair of a slot.
+fn to_slot(slot: u8, number: u32, len: usize) -> Vec<u8> {
+    packet_to(u32::from(slot) << 16 | 7, number, len)
+}
+
+/// Sends packets from `a` to an address, all by one batch.
+fn send(a: &mut dyn Fabric, to: IpAddr, packets: &[Vec<u8>]) {
+    let path = a.open_path(&av(to)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 20);
+    for p in packets {
+        put(&mut batch, path, p);
+    }
+    while !batch.is_empty() {
+        a.send(now(), &mut batch);
+    }
+    a.close_path(path);
+}
+
+/// A time for each call, so that a fabric looks at all that it has.
+fn later(n: u64) -> Instant {
+    Instant::from_nanos(n * 10_000_000)
+}
+
+/// What comes within two seconds, of all sockets, until there are so many.
+fn receive_all(fabric: &mut dyn Fabric, count: usize) -> Vec<Vec<u8>> {
+    let mut got = Vec::new();
+    let deadline = Clock::now() + Duration::from_secs(2);
+    let mut n = 1;
+    while got.len() < count && Clock::now() < deadline {
+        n += 1;
+        fabric.recv(later(n), BUDGET, &mut |p: &RxPacket<'_>| got.push(p.bytes.to_vec()));
+    }
+    got
+}
+
+fn packets_go_to_their_slots(mut a: UdpFabric) {
+    let at = a.attr().local;
+    let (mut b, mut c) = (join(at, 1).unwrap(), join(at, 1).unwrap());
+    let slots = [&a, &b, &c].map(|f| slot(f));
+    assert!(slots.iter().all(|s| *s < 16), "the first one said how many: {slots:?}");
+    assert!(slots[0] != slots[1] && slots[1] != slots[2] && slots[0] != slots[2], "{slots:?}");
+    // Trains of packets for all three in turns, of the sizes that would make one train.
+    let packets: Vec<_> = (0..60).map(|n| to_slot(slots[n as usize / 5 % 3], n, 512)).collect();
+    send(&mut a, at, &packets);
+    for (i, f) in [&mut a, &mut b, &mut c].into_iter().enumerate() {
+        let mine: Vec<_> = packets.iter().filter(|p| p[5] == slots[i]).cloned().collect();
+        assert_eq!(receive(f, mine.len()), mine);
+        assert_eq!((counter(f, "strays_handed_on"), counter(f, "icrc_errors")), (0, 0));
+    }
+}
+
+#[test]
+fn packets_go_to_their_slots_over_ipv4() {
+    packets_go_to_their_slots(first(201, 16));
+}
+
+#[test]
+#[ignore = "needs root: it makes a network namespace"]
+fn packets_go_to_their_slots_at_the_one_loopback_address_of_ipv6() {
+    let namespace = Namespace::new().unwrap();
+    namespace.within(|| packets_go_to_their_slots(join(Ipv6Addr::LOCALHOST.into(), 16).unwrap()));
+}
+
+#[test]
+fn what_is_of_no_process_comes_to_one_of_them_by_the_desk() {
+    let mut a = first(202, 4);
+    let at = a.attr().local;
+    let mut b = join(at, 4).unwrap();
+    let packets: Vec<_> = [0, 1, 0xff_ffff, 0x04_0000, 0xfe_0000].map(|qpn| packet_to(qpn, qpn, 64)).into();
+    send(&mut a, at, &packets);
+    let mut got = receive_all(&mut b, packets.len());
+    assert_eq!(counter(&b, "desk_datagrams"), 5);
+    got.sort();
+    let mut all = packets.clone();
+    all.sort();
+    assert_eq!(got, all);
+    assert_eq!(receive(&mut a, 0), Vec::<Vec<u8>>::new());
+}
+
+#[test]
+fn a_train_of_another_sender_for_two_slots_is_handed_on() {
+    let mut a = first(203, 8);
+    let at = a.attr().local;
+    let mut b = join(at, 8).unwrap();
+    // A sender that knows nothing of slots: its train is for both.
+    let mut sender = at_free_address(204, |addr| UdpFabric::open(addr, &options(0)));
+    let path = sender.open_path(&av(at)).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 16);
+    (0..4).for_each(|n| put(&mut batch, path, &to_slot(slot(&a), n, 256)));
+    let train = batch.trains()[0];
+    assert_eq!((batch.trains().len(), train.packets()), (1, 4));
+    for n in [1, 3] {
+        batch.bytes_mut(&train)[n * train.segment + 5] = slot(&b);
+    }
+    sender.send(now(), &mut batch);
+    let mine = receive_all(&mut a, 2);
+    let theirs = receive_all(&mut b, 2);
+    assert_eq!((mine.len(), theirs.len()), (2, 2));
+    assert_eq!(counter(&a, "strays_handed_on") + counter(&b, "strays_handed_on"), 2);
+}
+
+#[test]
+fn all_slots_taken_is_an_error_and_one_that_was_left_is_taken_again() {
+    let a = first(205, 2);
+    let at = a.attr().local;
+    let b = join(at, 2).unwrap();
+    let taken = join(at, 2).err().expect("there are two");
+    assert!(matches!(taken, OpenError::SlotsTaken { slots: 2, .. }), "{taken}");
+    assert!(taken.to_string().contains("all 2 processes that share 127."), "{taken}");
+    let left = slot(&b);
+    drop(b);
+    let again = join(at, 2).unwrap();
+    assert_eq!(slot(&again), left);
+    // The last one frees the address.
+    drop((a, again));
+    drop(UdpFabric::open(at, &options(0)).expect("nobody has the address"));
+}
+
+#[test]
+fn an_address_is_shared_or_somebodys_alone() {
+    let alone = at_free_address(206, |addr| UdpFabric::open(addr, &options(0)));
+    let at = alone.attr().local;
+    let refused = join(at, 4).err().expect("it is taken");
+    assert!(matches!(refused, OpenError::InUse(_)), "{refused}");
+    drop(alone);
+    let _shared = join(at, 4).unwrap();
+    let refused = UdpFabric::open(at, &options(0)).err().expect("it is taken");
+    assert!(matches!(refused, OpenError::InUse(_)) && refused.to_string().contains("share=yes"), "{refused}");
+}
+
+#[test]
+fn what_was_for_a_process_before_does_not_reach_the_next_one_in_its_slot() {
+    let a = first(207, 2);
+    let at = a.attr().local;
+    let b = join(at, 2).unwrap();
+    let (left, mut sender) = (slot(&b), at_free_address(208, |addr| UdpFabric::open(addr, &options(0))));
+    drop(b);
+    // Nobody receives them, but others hold the socket.
+    send(&mut sender, at, &[to_slot(left, 1, 64), to_slot(left, 2, 64)]);
+    let mut c = join(at, 2).unwrap();
+    send(&mut sender, at, &[to_slot(left, 3, 64)]);
+    assert_eq!((slot(&c), receive(&mut c, 1)), (left, vec![to_slot(left, 3, 64)]));
+}
+
+/// Whether a member answers. It is asked again: a flow of a new process may have the port of one that is gone, and is
+/// known again after some packets.
+fn answers(a: &mut dyn Fabric, number: u32, to: u8) -> bool {
+    let at = a.attr().local;
+    let mut ping = to_slot(to, number, 64);
+    ping[12..16].copy_from_slice(&(u32::from(slot(a)) << 16 | 9).to_be_bytes());
+    ping[16..20].copy_from_slice(&number.to_be_bytes());
+    let deadline = Clock::now() + Duration::from_secs(20);
+    while Clock::now() < deadline {
+        send(a, at, std::slice::from_ref(&ping));
+        let again = Clock::now() + Duration::from_millis(50);
+        while Clock::now() < again {
+            let mut heard = false;
+            a.recv(now(), BUDGET, &mut |p| heard |= p.bytes[16..20] == number.to_be_bytes());
+            if heard {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+    }
+    false
+}
+
+/// Members that are killed at any instant, others that come: each that lives gets its packets, and no others.
+fn kills(rounds: usize) {
+    let mut a = first(209, 16);
+    let at = a.attr().local.to_string();
+    let begin = || Helper::start(MEMBER, "echo", &at, None);
+    let mut random = Rng::new(rounds as u64);
+    let mut members: Vec<(Helper, Option<u8>)> = (0..5).map(|_| (begin(), None)).collect();
+    for round in 0..rounds {
+        let victim = random.below(members.len());
+        let (member, known) = members.swap_remove(victim);
+        // Some of them while they join.
+        if known.is_some() || random.one_in(2) {
+            member.kill();
+        } else {
+            members.push((member, known));
+        }
+        while members.len() < 5 {
+            members.push((begin(), None));
+        }
+        for (i, (member, slot)) in members.iter_mut().enumerate() {
+            // One is left to join while others are asked.
+            if slot.is_none() && i > 0 {
+                *slot = Some(member.line().parse().unwrap());
+            }
+            if let Some(slot) = *slot {
+                assert!(
+                    answers(&mut a, (round * 8 + i) as u32, slot),
+                    "round {round}: slot {slot} is silent"
+                );
+            }
+        }
+        let mut slots: Vec<_> = members.iter().filter_map(|m| m.1).chain([slot(&a)]).collect();
+        slots.sort_unstable();
+        assert!(slots.windows(2).all(|w| w[0] != w[1]), "round {round}: {slots:?}");
+    }
+    for (member, _) in members {
+        member.kill();
+    }
+    assert_eq!((counter(&a, "strays_handed_on"), counter(&a, "strays_lost")), (0, 0));
+}
+
+#[test]
+fn members_that_are_killed_are_missed_by_nobody() {
+    kills(20);
+}
+
+#[test]
+#[ignore = "needs minutes"]
+fn a_thousand_members_that_are_killed_are_missed_by_nobody() {
+    kills(1000);
+}
+
+#[test]
+fn after_all_were_killed_at_once_the_next_one_begins_anew() {
+    let a = first(210, 8);
+    let at = a.attr().local;
+    let mut members: Vec<_> = (0..4).map(|_| Helper::start(MEMBER, "echo", &at.to_string(), None)).collect();
+    for member in &mut members {
+        member.line();
+    }
+    drop(a);
+    for member in &mut members {
+        member.child.kill().unwrap();
+    }
+    for mut member in members {
+        member.child.wait().unwrap();
+    }
+    // Another number of slots shows that the sockets are new ones.
+    let mut b = join(at, 3).unwrap();
+    assert!(b.attr().notes.iter().any(|n| n.1.contains("of 3:")), "{:?}", b.attr().notes);
+    let mine = slot(&b);
+    send(&mut b, at, &[to_slot(mine, 1, 64)]);
+    assert_eq!(receive(&mut b, 1).len(), 1);
+}
+
+#[test]
+fn a_member_that_stands_still_keeps_nobody_from_joining() {
+    let a = first(211, 8);
+    let at = a.attr().local;
+    let mut still = Helper::start(MEMBER, "echo", &at.to_string(), None);
+    still.line();
+    let stop = |signal| {
+        let pid = rustix::process::Pid::from_child(&still.child);
+        rustix::process::kill_process(pid, signal).unwrap();
+    };
+    stop(rustix::process::Signal::STOP);
+    for _ in 0..5 {
+        drop(join(at, 8).unwrap());
+    }
+    // Where all stand still, the error says so.
+    drop(a);
+    let refused = join(at, 8).err().expect("nobody answers");
+    assert!(matches!(refused, OpenError::NoAnswer { .. }), "{refused}");
+    assert!(refused.to_string().contains(&format!("process {}", std::process::id())), "{refused}");
+    stop(rustix::process::Signal::CONT);
+    drop(join(at, 8).unwrap());
+    still.kill();
+}
+
+#[test]
+fn sixty_four_join_at_once() {
+    let a = first(212, 64);
+    let at = a.attr().local;
+    drop(a);
+    let mut members: Vec<_> =
+        (0..64).map(|_| Helper::start(MEMBER, "echo", &format!("{at}"), None)).collect();
+    let mut slots: Vec<u8> = members.iter_mut().map(|m| m.line().parse().unwrap()).collect();
+    slots.sort_unstable();
+    assert!(slots.windows(2).all(|w| w[0] != w[1]), "{slots:?}");
+    for member in members {
+        member.kill();
+    }
+}
+
+#[test]
+fn a_forked_child_keeps_no_socket_of_the_address() {
+    let a = first(214, 4);
+    let at = a.attr().local;
+    let mut member = Helper::start(MEMBER, "forks", &at.to_string(), None);
+    let child = rustix::process::Pid::from_raw(member.line().parse().unwrap()).unwrap();
+    member.kill();
+    drop(a);
+    // The child lives, and the address is nobody's.
+    rustix::process::test_kill_process(child).unwrap();
+    drop(UdpFabric::open(at, &options(0)).expect("nobody has the address"));
+    rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
+}
+
+#[test]
+fn too_few_descriptors_are_named() {
+    let a = first(213, 64);
+    let mut member = Helper::start(MEMBER, "poor", &a.attr().local.to_string(), None);
+    let said = member.line();
+    assert!(said.contains("ulimit -n"), "{said}");
+    member.kill();
+}
+
+#[test]
+#[ignore = "needs another test to start it"]
+fn a_member() {
+    let Some((what, argument)) = role() else { return };
+    let at: IpAddr = argument.parse().unwrap();
+    if what == "poor" {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(40), ..limit }).unwrap();
+        say(join(at, 64).err().expect("there is no room"));
+        hear();
+        return;
+    }
+    let joined = join(at, 64);
+    let mut fabric = joined.unwrap_or_else(|e| panic!("{e}"));
+    if what == "forks" {
+        // SAFETY: (1)
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: (1). Should nobody end this process, the signal does.
+            unsafe {
+                libc::alarm(20);
+                libc::pause();
+                libc::_exit(0);
+            }
+        }
+        say(child);
+    }
+    say(slot(&fabric));
+    let path = fabric.open_path_of(&av(at), Some(Qpn::new(7))).unwrap();
+    let mut batch = TxBatch::with_capacity(1 << 16);
+    let own = slot(&fabric);
+    // Until this process is killed, or the one that started it ends.
+    loop {
+        fabric.recv(now(), BUDGET, &mut |p| {
+            assert_eq!(p.bytes[5], own, "another slot's packet");
+            let to = u32::from_be_bytes(p.bytes[12..16].try_into().unwrap());
+            let mut answer = p.bytes.to_vec();
+            answer[4..8].copy_from_slice(&to.to_be_bytes());
+            put(&mut batch, path, &answer);
+        });
+        if batch.is_empty() {
+            let fd = fabric.wait_fd().unwrap();
+            let mut watched = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
+            let second = rustix::time::Timespec { tv_sec: 1, tv_nsec: 0 };
+            let _ = rustix::event::poll(&mut watched, Some(&second));
+            if std::os::unix::process::parent_id() == 1 {
+                return;
+            }
+        }
+        fabric.send(now(), &mut batch);
+    }
+}
