@@ -78,14 +78,14 @@ impl AsyncEvent {
 pub struct EventQueue {
     events: VecDeque<AsyncEvent>,
     dropped: u64,
-    waiters: Vec<Waker>,
+    waiters: WakerSet,
 }
 
 impl EventQueue {
     /// Events that wait at most; the oldest are dropped beyond it, and counted.
     pub const MAX_EVENTS: usize = 4096;
-    /// Wakers that wait at most. Beyond it the one that has waited longest is woken, and may ask again.
-    pub const MAX_WAITERS: usize = 1024;
+    /// Wakers that wait at most, as in every [`WakerSet`].
+    pub const MAX_WAITERS: usize = WakerSet::MAX;
 
     /// Appends an event. Returned is who waited for it, each to be woken.
     #[must_use = "each is to be woken"]
@@ -95,7 +95,7 @@ impl EventQueue {
             self.dropped += 1;
         }
         self.events.push_back(event);
-        core::mem::take(&mut self.waiters)
+        self.waiters.take()
     }
     /// Takes the oldest event.
     pub fn pop(&mut self) -> Option<AsyncEvent> {
@@ -116,13 +116,37 @@ impl EventQueue {
         if !self.events.is_empty() {
             return Some(waker.clone());
         }
-        if self.waiters.iter().any(|w| w.will_wake(waker)) {
+        self.waiters.add(waker)
+    }
+}
+
+/// The wakers of those who wait for the same thing, each once. One whose future was dropped stays until the next
+/// [`take`](Self::take), so there is a limit.
+#[derive(Debug, Default)]
+pub struct WakerSet(Vec<Waker>);
+
+impl WakerSet {
+    /// Wakers that wait at most. Beyond it the one that has waited longest is woken, and may ask again.
+    pub const MAX: usize = 1024;
+
+    /// Adds a waker. Returned is one that has to give its place, to be woken once no lock is held.
+    #[must_use = "it is to be woken"]
+    pub fn add(&mut self, waker: &Waker) -> Option<Waker> {
+        if self.0.iter().any(|w| w.will_wake(waker)) {
             return None;
         }
-        let full = self.waiters.len() == Self::MAX_WAITERS;
-        let longest = full.then(|| self.waiters.remove(0));
-        self.waiters.push(waker.clone());
+        let longest = (self.0.len() == Self::MAX).then(|| self.0.remove(0));
+        self.0.push(waker.clone());
         longest
+    }
+    /// Takes all, each to be woken once no lock is held.
+    #[must_use = "each is to be woken"]
+    pub fn take(&mut self) -> Vec<Waker> {
+        core::mem::take(&mut self.0)
+    }
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 

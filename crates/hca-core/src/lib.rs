@@ -11,7 +11,7 @@
 //! | `wr` | [`SendWr`], [`RecvWr`], [`Sge`]: the requests that a program posts |
 //! | `wc` | [`Completion`] and all completion statuses |
 //! | `qp` | queue pair states, attributes and the legal transitions |
-//! | `event` | [`AsyncEvent`] and the [`EventObject`] that it is about; the [`EventQueue`] of a device |
+//! | `event` | [`AsyncEvent`] and the [`EventObject`] that it is about; the [`EventQueue`] of a device; [`WakerSet`] |
 //! | `port` | [`PortAttr`], [`GidEntry`], [`QpInfo`], [`DeviceClock`]: what a device shows |
 //! | `device` | [`Device`] (control path) and its ports (data path) |
 //! | `portals` | [`PortalsEngine`]: a Portals layer's engine, which a device may run |

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use hca_core::{CqHandle, DeviceError};
+use hca_core::{CqHandle, DeviceError, WakerSet};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -68,7 +68,7 @@ struct State {
     /// Queues with a notification that nobody took, each once.
     named: VecDeque<CqHandle>,
     /// Tasks that wait for one.
-    tasks: Vec<Waker>,
+    tasks: WakerSet,
 }
 
 impl Shared {
@@ -83,7 +83,7 @@ impl Shared {
         }
         state.named.push_back(cq);
         let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
-        let tasks = std::mem::take(&mut state.tasks);
+        let tasks = state.tasks.take();
         drop(state);
         tasks.into_iter().for_each(Waker::wake);
     }
@@ -134,7 +134,7 @@ impl CompletionChannel {
         cq.notify_by(Waker::from(Arc::new(named)));
     }
 
-    /// Takes the oldest queue that was named and that nobody took; never waits. Where the program's calls move the
+    /// Takes the oldest queue that was named and that nobody took, though it may have gone since; never waits. Where the program's calls move the
     /// device, this is one of them.
     pub fn poll(&self) -> Option<CqHandle> {
         self.shared.take().or_else(|| {
@@ -171,11 +171,8 @@ impl CompletionChannel {
         if let Some(cq) = self.poll() {
             return Poll::Ready(cq);
         }
-        let mut state = self.shared.lock();
-        if !state.tasks.iter().any(|task| task.will_wake(cx.waker())) {
-            state.tasks.push(cx.waker().clone());
-        }
-        drop(state);
+        let longest = self.shared.lock().tasks.add(cx.waker());
+        longest.into_iter().for_each(Waker::wake);
         if let Some(cq) = self.shared.take() {
             return Poll::Ready(cq);
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::time::Duration;
 
-use hca_core::Notify;
+use hca_core::{Notify, WakerSet};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::time::{
@@ -52,6 +52,8 @@ impl SignalFds {
         }
         let fds = Arc::new(Self { epoll, told, timer });
         let mut signals = locked(&inner.signals);
+        // Signals that have gone, where nothing was told since.
+        signals.retain(|fds| fds.strong_count() > 0);
         let is_first = signals.is_empty();
         signals.push(Arc::downgrade(&fds));
         drop(signals);
@@ -136,7 +138,7 @@ pub(super) struct Reactor {
 
 /// The state that the thread and the futures share.
 struct Shared {
-    wakers: Mutex<Vec<Waker>>,
+    wakers: Mutex<WakerSet>,
     /// Has the thread look anew.
     kick: OwnedFd,
     closed: AtomicBool,
@@ -160,10 +162,8 @@ impl Reactor {
         Ok(Self { fds, shared })
     }
     fn register(&self, waker: &Waker) {
-        let mut wakers = locked(&self.shared.wakers);
-        if !wakers.iter().any(|w| w.will_wake(waker)) {
-            wakers.push(waker.clone());
-        }
+        let longest = locked(&self.shared.wakers).add(waker);
+        longest.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -193,7 +193,7 @@ fn run(node: &Weak<Inner>, fds: &SignalFds, shared: &Shared) {
         let Some(inner) = node.upgrade() else { return };
         let node = Node { inner };
         node.with(|state| state.progress() | state.run_timers());
-        let wakers = std::mem::take(&mut *locked(&shared.wakers));
+        let wakers = locked(&shared.wakers).take();
         wakers.into_iter().for_each(Waker::wake);
     }
 }
