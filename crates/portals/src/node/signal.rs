@@ -92,7 +92,7 @@ impl SignalFds {
 }
 
 /// The waker of the node's completion queue.
-struct TellAll(Weak<Inner>);
+pub(super) struct TellAll(pub(super) Weak<Inner>);
 
 impl Wake for TellAll {
     fn wake(self: Arc<Self>) {

@@ -6,6 +6,7 @@ mod gated;
 mod meets;
 mod room;
 mod sides;
+mod signals;
 mod waits;
 
 use std::sync::{Arc, Mutex};

@@ -13,7 +13,7 @@ use crate::Error;
 use crate::v4::{CtEvent, ReturnCode};
 
 /// Two nodes, which the program moves.
-fn nodes(with: impl Fn(NodeOptions) -> NodeOptions) -> [Node; 2] {
+pub(super) fn nodes(with: impl Fn(NodeOptions) -> NodeOptions) -> [Node; 2] {
     let net = LoopbackNet::new();
     let cards = Arc::new(Mutex::new(Listed::default()));
     [1, 2].map(|n| {
@@ -40,7 +40,7 @@ fn sleeps(node: &Node, count: u64) {
     }
 }
 
-fn waiters(node: &Node) -> u32 {
+pub(super) fn waiters(node: &Node) -> u32 {
     node.with(|state| state.waiters)
 }
 
