@@ -144,7 +144,7 @@ impl WakerSet {
     pub fn take(&mut self) -> Vec<Waker> {
         core::mem::take(&mut self.0)
     }
-    /// Whether nobody waits.
+    /// Whether there is no waker to call.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
