@@ -120,7 +120,8 @@ mod tests {
 
     #[test]
     fn the_corpus_holds_what_honest_ends_say_and_what_is_refused() {
-        for (name, seed) in seeds() {
+        // What fuzzing found may be neither.
+        for (name, seed) in seeds().into_iter().filter(|(name, _)| !name.starts_with("found-")) {
             let bad = name.starts_with("bad-");
             let understood = |line: &[u8]| {
                 let line = [line, b"\n"].concat();
